@@ -1,0 +1,23 @@
+# Everything comes from distribution packages (Debian 12, Ubuntu 24.04); nothing is downloaded.
+# deploy/packages.txt names the packages; a miss here says so.
+
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+find_package(Threads REQUIRED)
+
+macro(tessera_require package)
+  find_package(${package} ${ARGN})
+  if(NOT ${package}_FOUND)
+    message(FATAL_ERROR "${package} was not found. deploy/install-packages installs what the build needs.")
+  endif()
+endmacro()
+
+tessera_require(Protobuf)
+tessera_require(gRPC CONFIG)
+tessera_require(absl CONFIG)
+tessera_require(prometheus-cpp CONFIG)
+tessera_require(spdlog CONFIG)
+if(TESSERA_TESTS)
+  tessera_require(GTest)
+endif()
+
+find_program(TESSERA_GRPC_PLUGIN grpc_cpp_plugin REQUIRED)

@@ -1,0 +1,100 @@
+// Attention over lanes: the one entry point that the daemon's RPC door, the client's mapped door,
+// tests and benchmarks all call.
+//
+//   logit = scale * q.k            (then softcap * tanh(logit / softcap) where a soft-cap is set)
+//   visible: position <= query position if causal; position > query position - window if windowed
+//   output = sum softmax(logit) * v,  lse = ln sum exp(logit), the learned sink included in both
+//
+// A lane with nothing visible and no sink gives output 0 and lse = -infinity, the neutral element
+// of merging.
+//
+// Determinism: a lane is split into parts of kPartEntries entries that never cross a segment, and
+// the tail is a part of its own. Parts are computed independently and merged in lane order, so the
+// result depends on the LaneView and the implementation alone: never on threads, batch or door.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "kernels/format/lane_view.h"
+
+namespace tessera::kernels {
+
+inline constexpr std::uint32_t kPartEntries = 2048;
+static_assert(kPartEntries % kTileEntries == 0);
+
+// One layer's attention, as registered with the model. Refused at registration, never here, if the
+// engine does not serve it.
+struct LayerGeometry {
+  std::uint32_t query_heads = 0;  // a multiple of kv_heads; query head h reads kv head h / group
+  std::uint32_t kv_heads = 0;
+  std::uint32_t head_dim = 0;
+  ElementType type = ElementType::kBf16;  // of K, V and Q
+  float scale = 0;                        // usually 1 / sqrt(head_dim)
+  std::uint32_t sliding_window = 0;       // 0: none; w: the newest w positions, the query's included
+  float logit_softcap = 0;                // 0: none
+  const float* sinks = nullptr;           // query_heads natural-log logits, or null
+
+  std::uint32_t group() const { return query_heads / kv_heads; }
+};
+
+// One (sequence, kv head). The pointers name the whole sequence's rows of this layer; the kernel
+// picks the group of `kv_head`. Nothing may alias.
+struct AttendItem {
+  const LaneView* lane = nullptr;
+  std::uint32_t kv_head = 0;
+  std::uint32_t queries = 1;               // n_q
+  std::uint64_t first_query_position = 0;  // query i stands at first_query_position + i
+  const void* query = nullptr;             // [queries][query_heads][head_dim], geometry.type
+  void* output = nullptr;                  // the same shape, AttendBatch::output_type
+  float* lse = nullptr;                    // [queries][query_heads], natural log; may be null
+};
+
+struct AttendBatch {
+  LayerGeometry geometry;
+  bool causal = true;
+  ElementType output_type = ElementType::kFp32;
+  std::span<const AttendItem> items;
+};
+
+enum class AttendStatus : std::uint8_t {
+  kOk,
+  kBadTile,           // a tile offset outside its arena: the lane changed under a revoked reader
+  kWorkspaceTooSmall  // the caller's bug: see AttendWorkspaceBytes
+};
+
+struct AttendResult {
+  AttendStatus status = AttendStatus::kOk;
+  std::string_view implementation;  // written by the code that ran, so that tests can tell
+  std::uint32_t item = 0;           // the first item at fault, where status is not kOk
+};
+
+// Runs `task(context, i)` for every i in [0, tasks), in any order, on any threads, and returns when
+// all are done. The caller owns the threads; kernels start none.
+class Executor {
+ public:
+  using Task = void (*)(void* context, std::uint32_t index);
+  virtual ~Executor() = default;
+  virtual void ParallelFor(std::uint32_t tasks, Task task, void* context) = 0;
+};
+
+class InlineExecutor final : public Executor {
+ public:
+  void ParallelFor(std::uint32_t tasks, Task task, void* context) override {
+    for (std::uint32_t i = 0; i < tasks; ++i) task(context, i);
+  }
+};
+
+class Implementation;  // reference, avx2, avx512: see implementation.h
+
+// Scratch that Attend needs for this batch: partial results and per-task buffers. Depends on the
+// shapes only; a caller that keeps the buffer allocates nothing while decoding.
+std::size_t AttendWorkspaceBytes(const AttendBatch& batch);
+
+// Thread-safe; touches only what the batch names and the workspace (64-byte aligned).
+AttendResult Attend(const Implementation& implementation, const AttendBatch& batch,
+                    std::span<std::byte> workspace, Executor& executor);
+
+}  // namespace tessera::kernels

@@ -1,0 +1,31 @@
+// The list of implementations of the kernel operations, and the choice among them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "kernels/dispatch/attend.h"
+
+namespace tessera::kernels {
+
+// In the order of preference, best last: reference, avx2, avx512. Those that this build or this
+// machine cannot run are listed too: supported() tells, and reason() says why not.
+std::span<const Implementation* const> Implementations();
+
+// Null where no implementation has that name.
+const Implementation* FindImplementation(std::string_view name);
+
+// The fastest one this machine supports. Decided once from CPUID.
+const Implementation& BestImplementation();
+
+std::string_view ImplementationName(const Implementation& implementation);
+bool ImplementationSupported(const Implementation& implementation);
+
+// The index of the first element of `rows` that may not enter a tile, or -1: NaN, infinity, or a
+// magnitude of at least 2^63, whose square would overflow fp32 sums.
+std::int64_t FirstUnusable(const Implementation& implementation, const void* elements,
+                           std::size_t count, ElementType type);
+
+}  // namespace tessera::kernels
