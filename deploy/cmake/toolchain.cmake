@@ -24,6 +24,10 @@ target_compile_options(tessera_warnings INTERFACE
 if(TESSERA_WERROR)
   target_compile_options(tessera_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # GCC 12 reports overlaps inside std::string that cannot happen (GCC bug 105651).
+  target_compile_options(tessera_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
+endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   target_compile_options(tessera_warnings INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow -Wthread-safety>)

@@ -1,0 +1,206 @@
+#include "daemon/base/log.h"
+
+#include <array>
+#include <cmath>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "daemon/base/strings.h"
+#include "daemon/base/utf8.h"
+#include "spdlog/logger.h"
+#include "spdlog/pattern_formatter.h"
+#include "spdlog/sinks/base_sink.h"
+
+namespace tessera {
+namespace {
+
+struct LevelRow {
+  LogLevel level;
+  std::string_view name;
+  spdlog::level::level_enum spdlog_level;
+};
+
+// The names are the ones spdlog prints for %l.
+constexpr std::array<LevelRow, 5> kLevels = {{
+    {LogLevel::kDebug, "debug", spdlog::level::debug},
+    {LogLevel::kInfo, "info", spdlog::level::info},
+    {LogLevel::kWarning, "warning", spdlog::level::warn},
+    {LogLevel::kError, "error", spdlog::level::err},
+    {LogLevel::kOff, "off", spdlog::level::off},
+}};
+
+const LevelRow& RowOf(LogLevel level) { return kLevels[static_cast<std::size_t>(level)]; }
+
+// One fwrite per event: stderr is unbuffered, so an event is one write(2).
+class StreamSink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  explicit StreamSink(std::FILE* stream) : stream_(stream) {}
+
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    std::fwrite(line.data(), 1, line.size(), stream_);
+  }
+  void flush_() override { std::fflush(stream_); }
+
+ private:
+  std::FILE* const stream_;
+};
+
+// The text of a string field inside double quotes, valid JSON and safe on a terminal: a logfmt
+// reader undoes the same escapes.
+void AppendQuoted(std::string& out, std::string_view text) {
+  const std::size_t dropped =
+      text.size() > kMaxLoggedString ? text.size() - kMaxLoggedString : std::size_t{0};
+  std::string_view rest = text.substr(0, kMaxLoggedString);
+  out += '"';
+  while (!rest.empty()) {
+    const std::size_t length = Utf8SequenceLength(rest);
+    const unsigned char first = static_cast<unsigned char>(rest[0]);
+    if (length == 0) {
+      out += "\\ufffd";
+      rest.remove_prefix(1);
+      continue;
+    }
+    if (first == '"' || first == '\\') {
+      out += '\\';
+      out += rest[0];
+    } else if (first == '\n') {
+      out += "\\n";
+    } else if (first < 0x20 || first == 0x7f) {
+      constexpr std::string_view kHex = "0123456789abcdef";
+      out += "\\u00";
+      out += kHex[first >> 4];
+      out += kHex[first & 15];
+    } else {
+      out += rest.substr(0, length);
+    }
+    rest.remove_prefix(length);
+  }
+  if (dropped > 0) Append(out, "... (", dropped, " more bytes)");
+  out += '"';
+}
+
+// A text value needs no quotes when nothing in it could be taken for the end of it.
+bool IsPlainWord(std::string_view text) {
+  if (text.empty() || text.size() > kMaxLoggedString) return false;
+  for (const char c : text) {
+    if (c <= ' ' || c > '~' || c == '"' || c == '=' || c == '\\') return false;
+  }
+  return true;
+}
+
+void AppendDouble(std::string& out, double value, LogFormat format) {
+  if (!std::isfinite(value)) {  // JSON has no word for these
+    const std::string_view word = std::isnan(value) ? "nan" : (value > 0 ? "inf" : "-inf");
+    if (format == LogFormat::kJson) {
+      Append(out, "\"", word, "\"");
+    } else {
+      Append(out, word);
+    }
+    return;
+  }
+  Append(out, value);
+}
+
+void AppendValue(std::string& out, const LogField::Value& value, LogFormat format) {
+  if (const auto* text = std::get_if<std::string_view>(&value)) {
+    if (format == LogFormat::kText && IsPlainWord(*text)) {
+      out += *text;
+    } else {
+      AppendQuoted(out, *text);
+    }
+  } else if (const auto* real = std::get_if<double>(&value)) {
+    AppendDouble(out, *real, format);
+  } else if (const auto* flag = std::get_if<bool>(&value)) {
+    out += *flag ? "true" : "false";
+  } else if (const auto* number = std::get_if<std::int64_t>(&value)) {
+    Append(out, *number);
+  } else {
+    Append(out, std::get<std::uint64_t>(value));
+  }
+}
+
+template <typename Row>
+std::string JoinNames(const Row& rows) {
+  std::string names;
+  for (const auto& row : rows) Append(names, names.empty() ? "" : ", ", row.name);
+  return names;
+}
+
+struct FormatRow {
+  LogFormat format;
+  std::string_view name;
+};
+constexpr std::array<FormatRow, 2> kFormats = {{
+    {LogFormat::kText, "text"},
+    {LogFormat::kJson, "json"},
+}};
+
+std::unique_ptr<spdlog::logger> MakeLogger(const LogOptions& options) {
+  auto logger =
+      std::make_unique<spdlog::logger>("tessera", std::make_shared<StreamSink>(options.stream));
+  constexpr auto kUtc = spdlog::pattern_time_type::utc;
+  logger->set_formatter(std::make_unique<spdlog::pattern_formatter>(
+      options.format == LogFormat::kJson
+          ? R"({"time":"%Y-%m-%dT%H:%M:%S.%eZ","level":"%l","event":%v})"
+          : "%Y-%m-%dT%H:%M:%S.%eZ %l %v",
+      kUtc, "\n"));
+  logger->set_level(RowOf(options.level).spdlog_level);
+  logger->flush_on(spdlog::level::debug);
+  return logger;
+}
+
+}  // namespace
+
+std::string_view LogLevelName(LogLevel level) { return RowOf(level).name; }
+
+std::string_view LogFormatName(LogFormat format) {
+  return kFormats[static_cast<std::size_t>(format)].name;
+}
+
+absl::StatusOr<LogLevel> ParseLogLevel(std::string_view name) {
+  for (const LevelRow& row : kLevels) {
+    if (row.name == name) return row.level;
+  }
+  return absl::InvalidArgumentError(
+      Concat("\"", name, "\" is not a log level: one of ", JoinNames(kLevels)));
+}
+
+absl::StatusOr<LogFormat> ParseLogFormat(std::string_view name) {
+  for (const FormatRow& row : kFormats) {
+    if (row.name == name) return row.format;
+  }
+  return absl::InvalidArgumentError(
+      Concat("\"", name, "\" is not a log format: one of ", JoinNames(kFormats)));
+}
+
+Logger::Logger(const LogOptions& options)
+    : level_(options.level), format_(options.format), logger_(MakeLogger(options)) {}
+
+Logger::~Logger() = default;
+
+void Logger::Write(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) {
+  std::string line;
+  if (format_ == LogFormat::kJson) {
+    AppendQuoted(line, event);
+    for (const LogField& field : fields) {
+      line += ',';
+      AppendQuoted(line, field.key);
+      line += ':';
+      AppendValue(line, field.value, format_);
+    }
+  } else {
+    line = event;
+    for (const LogField& field : fields) {
+      Append(line, " ", field.key, "=");
+      AppendValue(line, field.value, format_);
+    }
+  }
+  logger_->log(RowOf(level).spdlog_level, spdlog::string_view_t(line.data(), line.size()));
+}
+
+}  // namespace tessera

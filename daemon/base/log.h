@@ -1,0 +1,99 @@
+// Structured logs: one event a line, a constant event text, and the variable parts as fields.
+//
+//   logger.Log(LogLevel::kInfo, "session attached", {{"session", id.value()}, {"pid", pid}});
+//
+//   2026-03-01T10:20:30.123Z info session attached session=7 pid=4242
+//   {"time":"2026-03-01T10:20:30.123Z","level":"info","event":"session attached","session":7,...}
+//
+// Invariants: an event is one line and one write, whatever its fields contain (control characters
+// and bytes that are not UTF-8 are escaped), so a peer's strings can neither forge a line nor tear
+// one. Field strings longer than kMaxLoggedString are cut and say so.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <cstdio>
+#include <initializer_list>
+#include <memory>
+#include <string_view>
+#include <variant>
+
+#include "absl/status/statusor.h"
+
+namespace spdlog {
+class logger;
+}
+
+namespace tessera {
+
+enum class LogLevel : std::uint8_t { kDebug, kInfo, kWarning, kError, kOff };
+enum class LogFormat : std::uint8_t { kText, kJson };
+
+std::string_view LogLevelName(LogLevel level);     // "debug", "info", "warning", "error", "off"
+std::string_view LogFormatName(LogFormat format);  // "text", "json"
+
+// INVALID_ARGUMENT names the text and the names there are.
+absl::StatusOr<LogLevel> ParseLogLevel(std::string_view name);
+absl::StatusOr<LogFormat> ParseLogFormat(std::string_view name);
+
+inline constexpr std::size_t kMaxLoggedString = 2048;  // bytes
+
+// One key and value; views only, alive for the duration of the Log call. Keys are literals in
+// snake_case with the unit last ("wait_seconds"), and never "time", "level" or "event".
+struct LogField {
+  using Value = std::variant<std::string_view, std::int64_t, std::uint64_t, double, bool>;
+
+  LogField(std::string_view key, std::string_view value) : key(key), value(value) {}
+  LogField(std::string_view key, const char* value) : key(key), value(std::string_view(value)) {}
+  template <typename T>
+  requires std::integral<T> || std::floating_point<T> LogField(std::string_view key, T value)
+      : key(key), value(Widen(value)) {}
+
+  std::string_view key;
+  Value value;
+
+ private:
+  template <typename T>
+  static Value Widen(T value) {
+    if constexpr (std::same_as<T, bool>) {
+      return value;
+    } else if constexpr (std::floating_point<T>) {
+      return static_cast<double>(value);
+    } else if constexpr (std::signed_integral<T>) {
+      return static_cast<std::int64_t>(value);
+    } else {
+      return static_cast<std::uint64_t>(value);
+    }
+  }
+};
+
+struct LogOptions {
+  LogLevel level = LogLevel::kInfo;
+  LogFormat format = LogFormat::kText;
+  std::FILE* stream = stderr;  // not owned; outlives the logger
+};
+
+// Passed by reference to whoever logs; main owns it. Thread-safe.
+class Logger {
+ public:
+  explicit Logger(const LogOptions& options);
+  ~Logger();
+  Logger(const Logger&) = delete;
+  Logger& operator=(const Logger&) = delete;
+
+  bool Enabled(LogLevel level) const { return level >= level_ && level < LogLevel::kOff; }
+
+  // Costs one comparison when `level` is not enabled.
+  void Log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields = {}) {
+    if (Enabled(level)) Write(level, event, fields);
+  }
+
+ private:
+  void Write(LogLevel level, std::string_view event, std::initializer_list<LogField> fields);
+
+  const LogLevel level_;
+  const LogFormat format_;
+  const std::unique_ptr<spdlog::logger> logger_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,40 @@
+#include "daemon/platform/fd.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace tessera {
+
+void Fd::Close() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+absl::Status ErrnoStatus(std::string_view what) {
+  const int error = errno;
+  return absl::ErrnoToStatus(error, what);
+}
+
+absl::Status DuplicateFd(int fd, Fd* duplicate) {
+  *duplicate = Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  return duplicate->valid() ? absl::OkStatus() : ErrnoStatus(absl::StrCat("duplicate of fd ", fd));
+}
+
+int CountOpenFds() {
+  DIR* dir = ::opendir("/proc/self/fd");
+  if (dir == nullptr) return -1;
+  int count = 0;
+  while (const dirent* entry = ::readdir(dir)) {
+    if (entry->d_name[0] != '.') ++count;
+  }
+  ::closedir(dir);
+  return count - 1;  // the one that listed them
+}
+
+}  // namespace tessera

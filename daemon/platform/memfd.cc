@@ -1,0 +1,116 @@
+#include "daemon/platform/memfd.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+namespace tessera {
+
+namespace {
+
+int Protection(Access access) {
+  return access == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
+}
+
+}  // namespace
+
+AddressRange::AddressRange(AddressRange&& other) noexcept
+    : base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+AddressRange& AddressRange::operator=(AddressRange&& other) noexcept {
+  if (this != &other) {
+    if (base_ != nullptr) ::munmap(base_, bytes_);
+    base_ = std::exchange(other.base_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+  }
+  return *this;
+}
+
+AddressRange::~AddressRange() {
+  if (base_ != nullptr) ::munmap(base_, bytes_);
+}
+
+absl::StatusOr<AddressRange> AddressRange::Reserve(std::uint64_t bytes) {
+  void* base = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) {
+    return ErrnoStatus(absl::StrCat("reserving ", bytes, " bytes of address space"));
+  }
+  // Not in core dumps: the range is mostly holes, and what is mapped may be a whole pool.
+  ::madvise(base, bytes, MADV_DONTDUMP);
+  return AddressRange(static_cast<std::byte*>(base), bytes);
+}
+
+absl::StatusOr<AddressRange> AddressRange::Map(int fd, std::uint64_t bytes, Access access) {
+  void* base = ::mmap(nullptr, bytes, Protection(access), MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) {
+    return ErrnoStatus(absl::StrCat("mapping ", bytes, " bytes of shared memory"));
+  }
+  ::madvise(base, bytes, MADV_DONTDUMP);
+  return AddressRange(static_cast<std::byte*>(base), bytes);
+}
+
+absl::Status AddressRange::MapAt(std::uint64_t offset, int fd, std::uint64_t bytes, Access access) {
+  if (offset > bytes_ || bytes > bytes_ - offset) {
+    return absl::OutOfRangeError(absl::StrCat("mapping [", offset, ", ", offset + bytes,
+                                              ") outside a range of ", bytes_, " bytes"));
+  }
+  void* at = ::mmap(base_ + offset, bytes, Protection(access), MAP_SHARED | MAP_FIXED, fd, 0);
+  if (at == MAP_FAILED) {
+    return ErrnoStatus(absl::StrCat("mapping ", bytes, " bytes of shared memory"));
+  }
+  ::madvise(at, bytes, MADV_DONTDUMP);
+  ::madvise(at, bytes, MADV_HUGEPAGE);  // fewer TLB misses where shmem huge pages are allowed
+  return absl::OkStatus();
+}
+
+absl::Status AddressRange::Reset(std::uint64_t offset, std::uint64_t bytes) {
+  void* at = ::mmap(base_ + offset, bytes, PROT_READ,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  return at == MAP_FAILED ? ErrnoStatus("unmapping shared memory") : absl::OkStatus();
+}
+
+absl::StatusOr<Memfd> Memfd::Create(std::string_view name, std::uint64_t bytes) {
+  Fd fd(::memfd_create(std::string(name).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd.valid()) return ErrnoStatus(absl::StrCat("memfd_create(", name, ")"));
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    return ErrnoStatus(absl::StrCat("sizing ", name, " to ", bytes, " bytes"));
+  }
+  return Memfd(std::move(fd), bytes);
+}
+
+absl::Status Memfd::Prefault() {
+  if (::fallocate(fd_.get(), 0, 0, static_cast<off_t>(bytes_)) != 0) {
+    return ErrnoStatus(absl::StrCat("allocating ", bytes_, " bytes of shared memory"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Memfd::Seal(SealFor who) {
+  int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  if (who == SealFor::kDaemonWrites) seals |= F_SEAL_FUTURE_WRITE;
+  if (::fcntl(fd_.get(), F_ADD_SEALS, seals) != 0) return ErrnoStatus("sealing shared memory");
+  return absl::OkStatus();
+}
+
+std::uint64_t PageBytes() { return static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)); }
+
+int CountMappings() {
+  std::FILE* maps = std::fopen("/proc/self/maps", "re");
+  if (maps == nullptr) return -1;
+  int lines = 0;
+  for (int c = std::fgetc(maps); c != EOF; c = std::fgetc(maps)) lines += c == '\n';
+  std::fclose(maps);
+  return lines;
+}
+
+}  // namespace tessera

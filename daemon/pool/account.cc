@@ -1,0 +1,71 @@
+#include "daemon/pool/account.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/bytes.h"
+
+namespace tessera::pool {
+
+std::string_view TagName(MemoryTag tag) {
+  switch (tag) {
+    case MemoryTag::kTiles:
+      return "tiles";
+    case MemoryTag::kTables:
+      return "tables";
+    case MemoryTag::kSnapshots:
+      return "snapshots";
+    case MemoryTag::kSequences:
+      return "sequences";
+    case MemoryTag::kTails:
+      return "tails";
+    case MemoryTag::kStaging:
+      return "staging";
+    case MemoryTag::kPoolExtents:
+      return "pool_extents";
+    case MemoryTag::kDirectoryExtents:
+      return "directory_extents";
+  }
+  return "unknown";
+}
+
+absl::StatusOr<Charge> Account::Reserve(MemoryTag tag, std::uint64_t bytes) {
+  const std::uint64_t before = used_.fetch_add(bytes, std::memory_order_relaxed);
+  if (limit_bytes_ != 0 && (bytes > limit_bytes_ || before > limit_bytes_ - bytes)) {
+    used_.fetch_sub(bytes, std::memory_order_relaxed);
+    return absl::ResourceExhaustedError(absl::StrCat(
+        name_, ": ", FormatBytes(bytes), " asked for ", TagName(tag), ", ", FormatBytes(before),
+        " used of a limit of ", FormatBytes(limit_bytes_),
+        "; free sequences, or raise the limit"));
+  }
+  by_tag_[static_cast<std::size_t>(tag)].fetch_add(bytes, std::memory_order_relaxed);
+  return Charge(this, tag, bytes);
+}
+
+void Account::Return(MemoryTag tag, std::uint64_t bytes) {
+  by_tag_[static_cast<std::size_t>(tag)].fetch_sub(bytes, std::memory_order_relaxed);
+  used_.fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+Charge::Charge(Charge&& other) noexcept
+    : account_(std::exchange(other.account_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      tag_(other.tag_) {}
+
+Charge& Charge::operator=(Charge&& other) noexcept {
+  if (this != &other) {
+    Reset();
+    account_ = std::exchange(other.account_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+    tag_ = other.tag_;
+  }
+  return *this;
+}
+
+void Charge::Reset() {
+  if (account_ != nullptr) account_->Return(tag_, bytes_);
+  account_ = nullptr;
+  bytes_ = 0;
+}
+
+}  // namespace tessera::pool

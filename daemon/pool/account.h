@@ -1,0 +1,84 @@
+// Who holds how many bytes, and what for. An Account counts; a Charge is a move-only claim on it
+// that is given back by its destructor, so no path can forget to.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace tessera::pool {
+
+// What the bytes are for. Names are metric labels.
+enum class MemoryTag : std::uint8_t {
+  kTiles,
+  kTables,       // tile tables
+  kSnapshots,
+  kSequences,    // sequence blocks
+  kTails,
+  kStaging,
+  kPoolExtents,       // physical, charged to the node
+  kDirectoryExtents,  // physical, charged to the node
+};
+inline constexpr std::size_t kMemoryTags = 8;
+std::string_view TagName(MemoryTag tag);
+
+class Charge;
+
+// Thread-safe. Outlives every Charge on it.
+class Account {
+ public:
+  // `limit_bytes` 0: unlimited.
+  Account(std::string name, std::uint64_t limit_bytes)
+      : name_(std::move(name)), limit_bytes_(limit_bytes) {}
+  Account(const Account&) = delete;
+  Account& operator=(const Account&) = delete;
+
+  // RESOURCE_EXHAUSTED with asked, used, limit and what would help.
+  absl::StatusOr<Charge> Reserve(MemoryTag tag, std::uint64_t bytes);
+
+  const std::string& name() const { return name_; }
+  std::uint64_t limit_bytes() const { return limit_bytes_; }
+  std::uint64_t used_bytes() const { return used_.load(std::memory_order_relaxed); }
+  std::uint64_t used_bytes(MemoryTag tag) const {
+    return by_tag_[static_cast<std::size_t>(tag)].load(std::memory_order_relaxed);
+  }
+
+ private:
+  friend class Charge;
+  void Return(MemoryTag tag, std::uint64_t bytes);
+
+  const std::string name_;
+  const std::uint64_t limit_bytes_;
+  // used_ == sum of by_tag_ == sum of live Charges, whenever nobody is in a call.
+  std::atomic<std::uint64_t> used_{0};
+  std::array<std::atomic<std::uint64_t>, kMemoryTags> by_tag_{};
+};
+
+class Charge {
+ public:
+  Charge() = default;
+  Charge(Charge&& other) noexcept;
+  Charge& operator=(Charge&& other) noexcept;
+  Charge(const Charge&) = delete;
+  Charge& operator=(const Charge&) = delete;
+  ~Charge() { Reset(); }
+
+  std::uint64_t bytes() const { return bytes_; }
+  void Reset();
+
+ private:
+  friend class Account;
+  Charge(Account* account, MemoryTag tag, std::uint64_t bytes)
+      : account_(account), bytes_(bytes), tag_(tag) {}
+
+  Account* account_ = nullptr;
+  std::uint64_t bytes_ = 0;
+  MemoryTag tag_ = MemoryTag::kTiles;
+};
+
+}  // namespace tessera::pool

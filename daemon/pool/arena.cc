@@ -1,0 +1,59 @@
+#include "daemon/pool/arena.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/bytes.h"
+#include "daemon/base/check.h"
+
+namespace tessera::pool {
+
+absl::StatusOr<Arena> Arena::Create(const Options& options) {
+  TESSERA_CHECK(options.extent_bytes % PageBytes() == 0 && options.extent_bytes > 0,
+                "an extent is whole pages");
+  TESSERA_CHECK(options.limit_bytes % options.extent_bytes == 0 && options.limit_bytes > 0,
+                "an arena is whole extents");
+  absl::StatusOr<AddressRange> range = AddressRange::Reserve(options.limit_bytes);
+  if (!range.ok()) return range.status();
+  return Arena(options, *std::move(range));
+}
+
+absl::StatusOr<std::uint32_t> Arena::Grow() {
+  std::uint32_t index = 0;
+  while (index < slots_.size() && slots_[index].extent) ++index;
+  const std::uint64_t offset = index * options_.extent_bytes;
+  if (offset >= options_.limit_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the arena holds all its ", live_, " extents of ",
+                     FormatBytes(options_.extent_bytes), "; its limit is ",
+                     FormatBytes(options_.limit_bytes)));
+  }
+  absl::StatusOr<Charge> charge = options_.node->Reserve(options_.tag, options_.extent_bytes);
+  if (!charge.ok()) return charge.status();
+  absl::StatusOr<std::unique_ptr<Extent>> extent =
+      options_.source->Create(range_, offset, options_.extent_bytes);
+  if (!extent.ok()) return extent.status();
+  if (index == slots_.size()) slots_.emplace_back();
+  Slot& slot = slots_[index];
+  slot.extent = *std::move(extent);
+  slot.charge = *std::move(charge);
+  ++slot.generation;
+  ++live_;
+  return index;
+}
+
+void Arena::Shrink(std::uint32_t index) {
+  TESSERA_CHECK(generation(index) != 0, "only an extent that is there can go");
+  Slot& slot = slots_[index];
+  TESSERA_CHECK(range_.Reset(index * options_.extent_bytes, options_.extent_bytes).ok(),
+                "resetting mapped addresses cannot fail");
+  slot.extent.reset();
+  slot.charge.Reset();
+  --live_;
+}
+
+int Arena::fd(std::uint32_t index) const {
+  return generation(index) == 0 ? -1 : slots_[index].extent->fd();
+}
+
+}  // namespace tessera::pool

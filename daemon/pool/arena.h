@@ -1,0 +1,62 @@
+// A growing run of extents in one range of addresses, so that an offset into the arena means the
+// same place to daemon and worker. Extents come and go whole.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/platform/memfd.h"
+#include "daemon/pool/account.h"
+#include "daemon/pool/extents.h"
+
+namespace tessera::pool {
+
+// Not thread-safe: the Pool that owns it locks.
+class Arena {
+ public:
+  struct Options {
+    std::uint64_t extent_bytes;
+    std::uint64_t limit_bytes;  // address space; whole extents
+    Account* node;              // physical memory is charged here
+    MemoryTag tag;
+    ExtentSource* source;
+  };
+  static absl::StatusOr<Arena> Create(const Options& options);
+
+  // Adds an extent at the lowest free place and returns its index.
+  absl::StatusOr<std::uint32_t> Grow();
+  // Gives an extent back. Nothing may live in it.
+  void Shrink(std::uint32_t index);
+
+  std::byte* data() const { return range_.data(); }
+  std::uint64_t extent_bytes() const { return options_.extent_bytes; }
+  std::uint64_t limit_bytes() const { return options_.limit_bytes; }
+  std::uint32_t extents() const { return live_; }
+  // Places used so far; some may be empty.
+  std::uint32_t places() const { return static_cast<std::uint32_t>(slots_.size()); }
+  // 0 where the place is empty.
+  std::uint32_t generation(std::uint32_t index) const {
+    return index < slots_.size() && slots_[index].extent ? slots_[index].generation : 0;
+  }
+  // -1 where the place is empty.
+  int fd(std::uint32_t index) const;
+
+ private:
+  struct Slot {
+    std::unique_ptr<Extent> extent;
+    Charge charge;
+    std::uint32_t generation = 0;
+  };
+  Arena(const Options& options, AddressRange range)
+      : options_(options), range_(std::move(range)) {}
+
+  Options options_;
+  AddressRange range_;
+  std::vector<Slot> slots_;
+  std::uint32_t live_ = 0;
+};
+
+}  // namespace tessera::pool

@@ -1,0 +1,133 @@
+#include "daemon/pool/pool.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/bytes.h"
+#include "daemon/base/check.h"
+
+namespace tessera::pool {
+
+void Block::Reset() {
+  if (pool_ == nullptr) return;
+  pool_->Free(offset_, charge_.bytes());
+  pool_ = nullptr;
+  charge_.Reset();
+}
+
+absl::StatusOr<std::unique_ptr<Pool>> Pool::Create(const Options& options) {
+  absl::StatusOr<Arena> arena = Arena::Create(options.arena);
+  if (!arena.ok()) return arena.status();
+  std::unique_ptr<Pool> pool(new Pool(options, *std::move(arena)));
+  if (options.reserve_first_slab) {
+    MutexLock lock(pool->mutex_);
+    if (absl::Status status = pool->GrowLocked(); !status.ok()) return status;
+    pool->slabs_.ReserveFirstSlab(0);
+  }
+  return pool;
+}
+
+Pool::Pool(const Options& options, Arena arena)
+    : options_(options),
+      arena_(std::move(arena)),
+      slabs_(options.arena.extent_bytes, options.slab_bytes) {}
+
+Pool::~Pool() {
+  TESSERA_CHECK(slabs_.objects() == 0, "every block goes before its pool");
+}
+
+absl::Status Pool::GrowLocked() {
+  absl::StatusOr<std::uint32_t> index = arena_.Grow();
+  if (!index.ok()) return index.status();
+  slabs_.AddExtent(*index);
+  if (options_.observer != nullptr) {
+    options_.observer->ExtentChanged(*index, arena_.generation(*index));
+  }
+  return absl::OkStatus();
+}
+
+void Pool::ShrinkLocked() {
+  if (!options_.shrink) return;
+  // One idle extent stays, so that a load around an extent's border does not map and unmap.
+  const std::uint64_t spare = std::uint64_t{arena_.extents()} * arena_.extent_bytes() -
+                              slabs_.used_bytes();
+  if (spare < 2 * arena_.extent_bytes()) return;
+  const std::optional<std::uint32_t> index = slabs_.IdleExtent();
+  if (!index.has_value()) return;
+  slabs_.RemoveExtent(*index);
+  if (options_.observer != nullptr) options_.observer->ExtentChanged(*index, 0);
+  arena_.Shrink(*index);
+}
+
+absl::StatusOr<std::uint64_t> Pool::AllocateLocked(std::uint64_t object_bytes) {
+  std::optional<std::uint64_t> offset = slabs_.Allocate(object_bytes);
+  if (!offset.has_value()) {
+    if (absl::Status status = GrowLocked(); !status.ok()) return status;
+    offset = slabs_.Allocate(object_bytes);
+    TESSERA_CHECK(offset.has_value(), "a fresh extent has a free slab");
+  }
+  return *offset;
+}
+
+absl::StatusOr<Block> Pool::Allocate(std::uint64_t bytes, Fit fit, MemoryTag tag) {
+  absl::StatusOr<std::vector<Block>> blocks = AllocateMany(1, bytes, fit, tag);
+  if (!blocks.ok()) return blocks.status();
+  return std::move(blocks->front());
+}
+
+absl::StatusOr<std::vector<Block>> Pool::AllocateMany(std::size_t count, std::uint64_t bytes,
+                                                      Fit fit, MemoryTag tag) {
+  const std::uint64_t object_bytes = Slabs::RoundUp(bytes, fit);
+  if (object_bytes > options_.slab_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("an object of ", FormatBytes(bytes), " does not fit a slab of ",
+                     FormatBytes(options_.slab_bytes)));
+  }
+  std::vector<Block> blocks;
+  blocks.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    absl::StatusOr<Charge> charge = options_.tenant->Reserve(tag, object_bytes);
+    if (!charge.ok()) return charge.status();  // the blocks so far go back by themselves
+    absl::StatusOr<std::uint64_t> offset;
+    {
+      MutexLock lock(mutex_);
+      offset = AllocateLocked(object_bytes);
+    }
+    if (!offset.ok()) return offset.status();
+    blocks.push_back(Block(this, *offset, *std::move(charge)));
+  }
+  return blocks;
+}
+
+void Pool::Free(std::uint64_t offset, std::uint64_t bytes) {
+  MutexLock lock(mutex_);
+  slabs_.Free(offset, bytes);
+  ShrinkLocked();
+}
+
+absl::Status Pool::ExportExtent(std::uint32_t index, Fd* fd, std::uint32_t* generation) {
+  MutexLock lock(mutex_);
+  *generation = arena_.generation(index);
+  if (*generation == 0) {
+    return absl::NotFoundError(absl::StrCat("extent ", index, " is not there; ", arena_.extents(),
+                                            " extents are"));
+  }
+  return DuplicateFd(arena_.fd(index), fd);
+}
+
+std::uint32_t Pool::extents() const {
+  MutexLock lock(mutex_);
+  return arena_.extents();
+}
+
+std::uint64_t Pool::used_bytes() const {
+  MutexLock lock(mutex_);
+  return slabs_.used_bytes();
+}
+
+void Pool::Validate() const {
+  MutexLock lock(mutex_);
+  slabs_.Validate();
+}
+
+}  // namespace tessera::pool

@@ -1,0 +1,112 @@
+// One arena of one device for one tenant, with its slabs and its books: where tiles, tables and
+// snapshots live. Grows by whole extents when it must, gives idle ones back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/pool/account.h"
+#include "daemon/pool/arena.h"
+#include "daemon/pool/slabs.h"
+
+namespace tessera::pool {
+
+class Pool;
+
+// One object in a pool: 64-byte aligned, charged to its tag and tenant, given back by the
+// destructor. Whoever lets readers see it must retire it through an epoch before it is destroyed.
+class Block {
+ public:
+  Block() = default;
+  Block(Block&& other) noexcept
+      : pool_(std::exchange(other.pool_, nullptr)),
+        offset_(other.offset_),
+        charge_(std::move(other.charge_)) {}
+  Block& operator=(Block&& other) noexcept {
+    if (this != &other) {
+      Reset();
+      pool_ = std::exchange(other.pool_, nullptr);
+      offset_ = other.offset_;
+      charge_ = std::move(other.charge_);
+    }
+    return *this;
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  ~Block() { Reset(); }
+
+  bool valid() const { return pool_ != nullptr; }
+  std::uint64_t offset() const { return offset_; }
+  std::uint64_t bytes() const { return charge_.bytes(); }
+  std::byte* data() const;
+  void Reset();
+
+ private:
+  friend class Pool;
+  Block(Pool* pool, std::uint64_t offset, Charge charge)
+      : pool_(pool), offset_(offset), charge_(std::move(charge)) {}
+
+  Pool* pool_ = nullptr;
+  std::uint64_t offset_ = 0;
+  Charge charge_;
+};
+
+// Thread-safe. Outlives its Blocks.
+class Pool {
+ public:
+  // Told, under the pool's lock, of every extent that came (generation > 0) or went (0).
+  class Observer {
+   public:
+    virtual ~Observer() = default;
+    virtual void ExtentChanged(std::uint32_t index, std::uint32_t generation) = 0;
+  };
+  struct Options {
+    Arena::Options arena;
+    std::uint64_t slab_bytes;
+    Account* tenant;               // objects are charged here
+    Observer* observer = nullptr;
+    bool reserve_first_slab = false;
+    bool shrink = true;            // false: extents stay for good (the directory)
+  };
+  static absl::StatusOr<std::unique_ptr<Pool>> Create(const Options& options);
+  ~Pool();
+
+  // RESOURCE_EXHAUSTED: the tenant's quota, the node's memory or the arena's end.
+  absl::StatusOr<Block> Allocate(std::uint64_t bytes, Fit fit, MemoryTag tag);
+  // All of them or none.
+  absl::StatusOr<std::vector<Block>> AllocateMany(std::size_t count, std::uint64_t bytes, Fit fit,
+                                                  MemoryTag tag);
+
+  // A descriptor of the extent for a worker. NOT_FOUND where the place is empty.
+  absl::Status ExportExtent(std::uint32_t index, Fd* fd, std::uint32_t* generation);
+
+  std::byte* data() const { return arena_.data(); }
+  std::uint64_t limit_bytes() const { return arena_.limit_bytes(); }
+  std::uint64_t extent_bytes() const { return arena_.extent_bytes(); }
+  std::uint32_t extents() const;
+  std::uint64_t used_bytes() const;
+  void Validate() const;
+
+ private:
+  friend class Block;
+  Pool(const Options& options, Arena arena);
+  void Free(std::uint64_t offset, std::uint64_t bytes);
+  absl::StatusOr<std::uint64_t> AllocateLocked(std::uint64_t object_bytes)
+      TESSERA_REQUIRES(mutex_);
+  absl::Status GrowLocked() TESSERA_REQUIRES(mutex_);
+  void ShrinkLocked() TESSERA_REQUIRES(mutex_);
+
+  const Options options_;
+  mutable Mutex mutex_;
+  Arena arena_;  // its address range is constant; the rest under mutex_
+  Slabs slabs_ TESSERA_GUARDED_BY(mutex_);
+};
+
+inline std::byte* Block::data() const { return pool_->data() + offset_; }
+
+}  // namespace tessera::pool

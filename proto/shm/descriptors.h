@@ -1,0 +1,57 @@
+// The descriptor socket: a Unix stream socket beside the gRPC one, over which a session fetches the
+// file descriptors of its mappings and which it keeps open as the second witness of its life.
+//
+// The client sends Opening once, then any number of Requests; the daemon answers each with one
+// Answer, which carries a file descriptor (SCM_RIGHTS) exactly where code is kOk.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::shm {
+
+inline constexpr std::uint64_t kDescriptorMagic = 0x5445535346445331;  // "TESSFDS1"
+
+enum class DescriptorKind : std::uint32_t {
+  kOpening = 0,    // answers the opening; carries the session's eventfd for wakes
+  kDirectory = 1,  // index: directory extent; read-only
+  kPool = 2,       // index: pool extent; read-only
+  kControl = 3,    // index 0; read-write
+  kStaging = 4,    // index 0; read-write
+  kTail = 5,       // index: tail extent of this session; read-write
+};
+
+enum class DescriptorCode : std::uint32_t {
+  kOk = 0,
+  kBadOpening = 1,   // magic, version or fingerprint differ
+  kUnknownNonce = 2, // no session waits with this nonce: used, expired or never issued
+  kNoSuchIndex = 3,
+  kBadRequest = 4,
+  kExhausted = 5,    // no memory for it: a quota or the node's
+};
+
+struct DescriptorOpening {
+  std::uint64_t magic;
+  std::uint32_t protocol_version;
+  std::uint32_t reserved;
+  std::uint64_t layout_fingerprint;
+  std::uint64_t session_id;
+  std::uint64_t nonce;
+};
+static_assert(sizeof(DescriptorOpening) == 40);
+
+struct DescriptorRequest {
+  DescriptorKind kind;
+  std::uint32_t index;
+};
+static_assert(sizeof(DescriptorRequest) == 8);
+
+struct DescriptorAnswer {
+  DescriptorCode code;
+  DescriptorKind kind;
+  std::uint32_t index;
+  std::uint32_t generation;  // of a pool extent
+  std::uint64_t bytes;       // to map
+};
+static_assert(sizeof(DescriptorAnswer) == 24);
+
+}  // namespace tessera::shm

@@ -1,0 +1,200 @@
+// The mapped protocol: every struct that daemon and worker share through memory.
+//
+// Rules: offsets and indices, never pointers; fixed sizes, asserted; every word that two processes
+// touch while it changes is a lock-free 64- or 32-bit atomic. Any change of a struct changes the
+// fingerprint, and any change of meaning bumps kProtocolVersion: a client of another build is then
+// refused at Hello with both values named, never misread.
+//
+// Who writes what:
+//   DirectoryHeader, SequenceBlock, Snapshot, tile tables, tiles   daemon   (worker: read-only)
+//   ControlPage, tail rings, staging arena                         worker   (daemon: hostile input)
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/format/dense_tile.h"
+
+namespace tessera::shm {
+
+inline constexpr std::uint32_t kProtocolVersion = 1;
+
+inline constexpr std::uint64_t kDirectoryMagic = 0x5445535344495231;  // "TESSDIR1"
+inline constexpr std::uint64_t kControlMagic = 0x5445535343544c31;    // "TESSCTL1"
+inline constexpr std::uint32_t kSnapshotMagic = 0x54534e50;           // "TSNP"
+
+inline constexpr std::uint32_t kReaderSlots = 64;        // per session
+inline constexpr std::uint32_t kCommitSlots = 4096;      // decoding sequences per session
+inline constexpr std::uint32_t kMaxPoolExtents = 16384;  // 1 TiB of 64 MiB extents
+inline constexpr std::uint32_t kMaxDirectoryExtents = 4096;
+inline constexpr std::uint32_t kObjectAlignment = 64;    // of everything in pool and directory
+inline constexpr std::uint32_t kMaxSegments = 4096;      // per lane
+inline constexpr std::uint32_t kMaxLanes = 16384;        // per sequence
+
+using Word = std::atomic<std::uint64_t>;
+using HalfWord = std::atomic<std::uint32_t>;
+static_assert(Word::is_always_lock_free && HalfWord::is_always_lock_free);
+static_assert(sizeof(Word) == 8 && sizeof(HalfWord) == 4);
+
+// ---- Directory ---------------------------------------------------------------------------------
+
+// At offset 0 of directory extent 0. One directory per tenant.
+struct DirectoryHeader {
+  std::uint64_t magic;
+  std::uint32_t protocol_version;
+  std::uint32_t header_bytes;
+  std::uint64_t layout_fingerprint;
+  std::uint64_t instance;  // of the daemon process
+  std::uint64_t directory_extent_bytes;
+  std::uint64_t pool_extent_bytes;
+  std::uint64_t directory_limit_bytes;  // address space to reserve for each
+  std::uint64_t pool_limit_bytes;
+
+  // The tenant's epoch. A reader stores it in its slot and re-loads it: see pin.h.
+  alignas(64) Word epoch;
+  // Bumped after any change of the two fields below; a reader that sees the value it has mapped for
+  // looks no further.
+  alignas(64) Word mapping_version;
+  HalfWord directory_extents;  // extents [0, n) exist; the directory never shrinks
+  std::uint32_t reserved1;
+
+  // Pool extent i: 0 where absent; else a generation, new each time the place is filled again.
+  alignas(64) HalfWord pool_extent_generation[kMaxPoolExtents];
+};
+static_assert(offsetof(DirectoryHeader, epoch) == 64);
+static_assert(offsetof(DirectoryHeader, mapping_version) == 128);
+static_assert(offsetof(DirectoryHeader, directory_extents) == 136);
+static_assert(offsetof(DirectoryHeader, pool_extent_generation) == 192);
+static_assert(sizeof(DirectoryHeader) == 192 + 4 * kMaxPoolExtents);
+
+// One per sequence, in the directory, followed by `lanes` lane words (layer-major: the lanes of
+// layer 0 first). `version` changes after any lane word has: a reader that pinned an epoch and sees
+// the version it resolved at may go on using what it resolved.
+struct SequenceBlock {
+  Word sequence_id;  // 0 once the sequence is gone
+  Word version;
+  HalfWord state;            // SequenceBlockState
+  HalfWord tail_generation;  // 0: no tail rings; else that of the rings handed out last
+  std::uint32_t lanes;
+  std::uint32_t layers;
+  Word next_position;  // of the worker's next query; written by policies that move positions
+  // Ring rows of tokens before this one may be overwritten: the daemon has absorbed them, and no
+  // reader looks at them any more. A worker writes token t only where t < ring_start + capacity.
+  Word ring_start;
+  std::uint64_t reserved[2];
+};
+static_assert(offsetof(SequenceBlock, state) == 16);
+static_assert(offsetof(SequenceBlock, next_position) == 32);
+static_assert(offsetof(SequenceBlock, ring_start) == 40);
+static_assert(sizeof(SequenceBlock) == 64);
+
+enum SequenceBlockState : std::uint32_t { kSequenceLive = 1, kSequenceFailed = 2, kSequenceGone = 3 };
+
+// A lane word: [63:40] generation, [39:0] directory offset of the snapshot in units of 64 bytes.
+struct LaneWord {
+  static constexpr std::uint64_t Pack(std::uint64_t generation, std::uint64_t snapshot_offset) {
+    return (generation << 40) | (snapshot_offset / kObjectAlignment);
+  }
+  static constexpr std::uint64_t Offset(std::uint64_t word) {
+    return (word & ((std::uint64_t{1} << 40) - 1)) * kObjectAlignment;
+  }
+  static constexpr std::uint64_t Generation(std::uint64_t word) { return word >> 40; }
+};
+
+// ---- Snapshot ----------------------------------------------------------------------------------
+
+// The immutable description of a lane, in the directory, followed by `segment_count` SegmentRefs.
+struct Snapshot {
+  std::uint32_t magic;
+  std::uint32_t segment_count;
+  std::uint64_t entries;     // in all segments
+  std::uint64_t tail_start;  // the first token that lives in the tail ring
+  std::uint64_t reserved;
+};
+static_assert(sizeof(Snapshot) == 32);
+
+struct SegmentRef {
+  std::uint64_t tile_table;      // pool offset of the table of 64-bit tile offsets
+  std::uint64_t first_position;  // position of entry 0; consecutive under the dense strategy
+  std::uint64_t strategy;        // pool offset; 0: the identity strategy
+  std::uint32_t entries;         // of the segment that this snapshot shows
+  std::uint8_t format;           // kernels::TileFormat
+  std::uint8_t reserved[3];
+};
+static_assert(offsetof(SegmentRef, entries) == 24);
+static_assert(sizeof(SegmentRef) == 32);
+
+// ---- Control page ------------------------------------------------------------------------------
+
+// A reader slot's word: 0 free; kPinRevoked; else the pinned epoch + 1, shifted left by one.
+struct alignas(64) ReaderSlot {
+  Word word;
+};
+
+// One memfd per session, written by the worker.
+struct ControlPage {
+  std::uint64_t magic;
+  std::uint32_t protocol_version;
+  std::uint32_t reserved0;
+  std::uint64_t layout_fingerprint;
+
+  // 1 while the daemon sleeps and wants a wake on the next full tile; the worker takes the 1 with an
+  // exchange and then signals the session's eventfd. So a wake costs one system call per full tile
+  // at most, and none while the daemon is awake.
+  alignas(64) HalfWord wake;
+  HalfWord reserved1;
+  Word ring_full_waits;  // how often a step had to wait for ring space; a figure, nothing more
+
+  alignas(64) ReaderSlot readers[kReaderSlots];
+
+  // Commit slot s: tokens that every layer of the decoding sequence holds, [63:48] tail generation
+  // (low 16 bits), [47:0] token count. Stored with release order by end_step.
+  alignas(64) Word commits[kCommitSlots];
+};
+static_assert(offsetof(ControlPage, wake) == 64);
+static_assert(offsetof(ControlPage, readers) == 128);
+static_assert(offsetof(ControlPage, commits) == 128 + 64 * kReaderSlots);
+static_assert(sizeof(ControlPage) == 128 + 64 * kReaderSlots + 8 * kCommitSlots);
+
+struct CommitWord {
+  static constexpr std::uint64_t kTokenMask = (std::uint64_t{1} << 48) - 1;
+  static constexpr std::uint64_t Pack(std::uint32_t tail_generation, std::uint64_t tokens) {
+    return (static_cast<std::uint64_t>(tail_generation & 0xffffu) << 48) | (tokens & kTokenMask);
+  }
+  static constexpr std::uint64_t Tokens(std::uint64_t word) { return word & kTokenMask; }
+  static constexpr bool Matches(std::uint64_t word, std::uint32_t tail_generation) {
+    return (word >> 48) == (tail_generation & 0xffffu);
+  }
+};
+
+// ---- Fingerprint -------------------------------------------------------------------------------
+
+namespace internal {
+constexpr std::uint64_t Mix(std::uint64_t hash, std::uint64_t value) {
+  for (int i = 0; i < 8; ++i) {
+    hash = (hash ^ ((value >> (8 * i)) & 0xff)) * 0x100000001b3;  // FNV-1a
+  }
+  return hash;
+}
+constexpr std::uint64_t Fingerprint() {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  const std::uint64_t facts[] = {
+      kProtocolVersion, sizeof(DirectoryHeader), offsetof(DirectoryHeader, epoch),
+      offsetof(DirectoryHeader, mapping_version), offsetof(DirectoryHeader, pool_extent_generation),
+      sizeof(SequenceBlock), offsetof(SequenceBlock, version), offsetof(SequenceBlock, state),
+      offsetof(SequenceBlock, tail_generation), offsetof(SequenceBlock, next_position),
+      offsetof(SequenceBlock, ring_start),
+      sizeof(Snapshot), offsetof(Snapshot, tail_start), sizeof(SegmentRef),
+      offsetof(SegmentRef, entries), offsetof(SegmentRef, format), sizeof(ControlPage),
+      offsetof(ControlPage, readers), offsetof(ControlPage, commits), kReaderSlots, kCommitSlots,
+      kObjectAlignment, kernels::kTileEntries,
+      kernels::DenseTile{128, kernels::ElementType::kBf16}.value_offset(1)};
+  for (std::uint64_t fact : facts) hash = Mix(hash, fact);
+  return hash;
+}
+}  // namespace internal
+
+inline constexpr std::uint64_t kLayoutFingerprint = internal::Fingerprint();
+
+}  // namespace tessera::shm

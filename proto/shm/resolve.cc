@@ -1,0 +1,65 @@
+#include "proto/shm/resolve.h"
+
+#include <cstring>
+
+namespace tessera::shm {
+
+namespace {
+
+bool TableFits(const SegmentRef& ref, const MappedArena& pool) {
+  const std::uint64_t tiles =
+      (std::uint64_t{ref.entries} + kernels::kTileEntries - 1) / kernels::kTileEntries;
+  return ref.tile_table % sizeof(std::uint64_t) == 0 &&
+         pool.Holds(ref.tile_table, tiles * sizeof(std::uint64_t)) &&
+         kernels::IsTileFormat(ref.format);
+}
+
+}  // namespace
+
+ResolveStatus ResolveLane(std::uint64_t lane_word, const MappedArena& directory,
+                          const MappedArena& pool, std::vector<kernels::SegmentView>& segments,
+                          ResolvedLane& lane) {
+  lane = ResolvedLane{};
+  if (lane_word == 0) return ResolveStatus::kNoSnapshot;
+  const std::uint64_t offset = LaneWord::Offset(lane_word);
+  if (!directory.Holds(offset, sizeof(Snapshot))) return ResolveStatus::kOutOfBounds;
+  Snapshot snapshot;
+  std::memcpy(&snapshot, directory.base + offset, sizeof snapshot);
+  if (snapshot.magic != kSnapshotMagic || snapshot.segment_count > kMaxSegments ||
+      !directory.Holds(offset + sizeof(Snapshot),
+                       std::uint64_t{snapshot.segment_count} * sizeof(SegmentRef))) {
+    return ResolveStatus::kOutOfBounds;
+  }
+  const std::byte* refs = directory.base + offset + sizeof(Snapshot);
+  for (std::uint32_t i = 0; i < snapshot.segment_count; ++i) {
+    SegmentRef ref;
+    std::memcpy(&ref, refs + i * sizeof(SegmentRef), sizeof ref);
+    if (!TableFits(ref, pool)) return ResolveStatus::kOutOfBounds;
+    segments.push_back({
+        .arena = pool.base,
+        .arena_bytes = pool.bytes,
+        .tile_offsets = reinterpret_cast<const std::uint64_t*>(pool.base + ref.tile_table),
+        .first_position = ref.first_position,
+        .entries = ref.entries,
+        .format = static_cast<kernels::TileFormat>(ref.format),
+    });
+  }
+  lane = {.entries = snapshot.entries,
+          .tail_start = snapshot.tail_start,
+          .segments = snapshot.segment_count};
+  return ResolveStatus::kOk;
+}
+
+const Word* LaneWords(const MappedArena& directory, std::uint64_t block_offset,
+                      const SequenceBlock** block) {
+  if (block_offset % kObjectAlignment != 0 ||
+      !directory.Holds(block_offset, sizeof(SequenceBlock))) {
+    return nullptr;
+  }
+  *block = reinterpret_cast<const SequenceBlock*>(directory.base + block_offset);
+  const std::uint64_t words = block_offset + sizeof(SequenceBlock);
+  if (!directory.Holds(words, std::uint64_t{(*block)->lanes} * sizeof(Word))) return nullptr;
+  return reinterpret_cast<const Word*>(directory.base + words);
+}
+
+}  // namespace tessera::shm

@@ -1,0 +1,107 @@
+#include "daemon/base/mutex.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <deque>
+#include <thread>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+class Counter {
+ public:
+  void Add() TESSERA_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    ++value_;
+  }
+  int value() TESSERA_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return value_;
+  }
+
+ private:
+  Mutex mutex_;
+  int value_ TESSERA_GUARDED_BY(mutex_) = 0;
+};
+
+TEST(Mutex, ExcludesOthers) {
+  Counter counter;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&counter] {
+      for (int i = 0; i < 10000; ++i) counter.Add();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(counter.value(), 40000);
+}
+
+TEST(Mutex, TryLockFailsWhileHeldElsewhere) {
+  Mutex mutex;
+  mutex.Lock();
+  bool taken = true;
+  std::thread other([&] {
+    taken = mutex.TryLock();
+    if (taken) mutex.Unlock();
+  });
+  other.join();
+  EXPECT_FALSE(taken);
+  mutex.Unlock();
+}
+
+TEST(MutexLock, KnowsWhichMutexItHolds) {
+  Mutex mine;
+  Mutex other;
+  MutexLock lock(mine);
+  EXPECT_TRUE(lock.Holds(mine));
+  EXPECT_FALSE(lock.Holds(other));
+}
+
+// Items go through a bounded queue in order: a lost wake-up would hang, a broken wait would tear.
+TEST(CondVar, HandsOverInOrder) {
+  struct {
+    Mutex mutex;
+    CondVar changed;
+    std::deque<int> items TESSERA_GUARDED_BY(mutex);
+  } queue;
+  constexpr int kItems = 20000;
+  std::thread producer([&queue] {
+    for (int i = 0; i < kItems; ++i) {
+      MutexLock lock(queue.mutex);
+      while (queue.items.size() >= 4) queue.changed.Wait(queue.mutex);
+      queue.items.push_back(i);
+      queue.changed.NotifyAll();
+    }
+  });
+  for (int i = 0; i < kItems; ++i) {
+    MutexLock lock(queue.mutex);
+    while (queue.items.empty()) queue.changed.Wait(queue.mutex);
+    ASSERT_EQ(queue.items.front(), i);
+    queue.items.pop_front();
+    queue.changed.NotifyAll();
+  }
+  producer.join();
+}
+
+TEST(CondVar, WaitUntilGivesUpAtTheDeadlineHoldingTheLock) {
+  Mutex mutex;
+  CondVar never;
+  const SystemClock clock;
+  const Clock::TimePoint deadline = clock.Now() + std::chrono::milliseconds(5);
+  mutex.Lock();
+  while (never.WaitUntil(mutex, deadline)) {
+  }
+  EXPECT_GE(clock.Now(), deadline);
+  bool taken = true;
+  std::thread([&] {
+    taken = mutex.TryLock();
+    if (taken) mutex.Unlock();
+  }).join();
+  EXPECT_FALSE(taken);
+  mutex.Unlock();
+}
+
+}  // namespace
+}  // namespace tessera
