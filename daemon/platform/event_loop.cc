@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "daemon/base/strings.h"
 
 namespace tessera {
 
@@ -42,7 +42,7 @@ absl::Status EventLoop::Watch(int fd, Handler handler) {
   event.events = EPOLLIN | EPOLLRDHUP;
   event.data.u64 = token;
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-    return ErrnoStatus(absl::StrCat("watching fd ", fd));
+    return ErrnoStatus(Concat("watching fd ", fd));
   }
   tokens_[fd] = token;
   watched_[token] = std::make_shared<Watched>(Watched{fd, std::move(handler)});

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "absl/strings/str_cat.h"
+#include "daemon/base/strings.h"
 
 namespace tessera {
 
@@ -18,12 +18,12 @@ void Fd::Close() {
 
 absl::Status ErrnoStatus(std::string_view what) {
   const int error = errno;
-  return absl::ErrnoToStatus(error, what);
+  return absl::ErrnoToStatus(error, absl::string_view(what.data(), what.size()));
 }
 
 absl::Status DuplicateFd(int fd, Fd* duplicate) {
   *duplicate = Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  return duplicate->valid() ? absl::OkStatus() : ErrnoStatus(absl::StrCat("duplicate of fd ", fd));
+  return duplicate->valid() ? absl::OkStatus() : ErrnoStatus(Concat("duplicate of fd ", fd));
 }
 
 int CountOpenFds() {

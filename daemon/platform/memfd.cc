@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "daemon/base/strings.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -43,7 +43,7 @@ AddressRange::~AddressRange() {
 absl::StatusOr<AddressRange> AddressRange::Reserve(std::uint64_t bytes) {
   void* base = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) {
-    return ErrnoStatus(absl::StrCat("reserving ", bytes, " bytes of address space"));
+    return ErrnoStatus(Concat("reserving ", bytes, " bytes of address space"));
   }
   // Not in core dumps: the range is mostly holes, and what is mapped may be a whole pool.
   ::madvise(base, bytes, MADV_DONTDUMP);
@@ -53,7 +53,7 @@ absl::StatusOr<AddressRange> AddressRange::Reserve(std::uint64_t bytes) {
 absl::StatusOr<AddressRange> AddressRange::Map(int fd, std::uint64_t bytes, Access access) {
   void* base = ::mmap(nullptr, bytes, Protection(access), MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) {
-    return ErrnoStatus(absl::StrCat("mapping ", bytes, " bytes of shared memory"));
+    return ErrnoStatus(Concat("mapping ", bytes, " bytes of shared memory"));
   }
   ::madvise(base, bytes, MADV_DONTDUMP);
   return AddressRange(static_cast<std::byte*>(base), bytes);
@@ -61,12 +61,12 @@ absl::StatusOr<AddressRange> AddressRange::Map(int fd, std::uint64_t bytes, Acce
 
 absl::Status AddressRange::MapAt(std::uint64_t offset, int fd, std::uint64_t bytes, Access access) {
   if (offset > bytes_ || bytes > bytes_ - offset) {
-    return absl::OutOfRangeError(absl::StrCat("mapping [", offset, ", ", offset + bytes,
+    return absl::OutOfRangeError(Concat("mapping [", offset, ", ", offset + bytes,
                                               ") outside a range of ", bytes_, " bytes"));
   }
   void* at = ::mmap(base_ + offset, bytes, Protection(access), MAP_SHARED | MAP_FIXED, fd, 0);
   if (at == MAP_FAILED) {
-    return ErrnoStatus(absl::StrCat("mapping ", bytes, " bytes of shared memory"));
+    return ErrnoStatus(Concat("mapping ", bytes, " bytes of shared memory"));
   }
   ::madvise(at, bytes, MADV_DONTDUMP);
   ::madvise(at, bytes, MADV_HUGEPAGE);  // fewer TLB misses where shmem huge pages are allowed
@@ -81,16 +81,16 @@ absl::Status AddressRange::Reset(std::uint64_t offset, std::uint64_t bytes) {
 
 absl::StatusOr<Memfd> Memfd::Create(std::string_view name, std::uint64_t bytes) {
   Fd fd(::memfd_create(std::string(name).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.valid()) return ErrnoStatus(absl::StrCat("memfd_create(", name, ")"));
+  if (!fd.valid()) return ErrnoStatus(Concat("memfd_create(", name, ")"));
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
-    return ErrnoStatus(absl::StrCat("sizing ", name, " to ", bytes, " bytes"));
+    return ErrnoStatus(Concat("sizing ", name, " to ", bytes, " bytes"));
   }
   return Memfd(std::move(fd), bytes);
 }
 
 absl::Status Memfd::Prefault() {
   if (::fallocate(fd_.get(), 0, 0, static_cast<off_t>(bytes_)) != 0) {
-    return ErrnoStatus(absl::StrCat("allocating ", bytes_, " bytes of shared memory"));
+    return ErrnoStatus(Concat("allocating ", bytes_, " bytes of shared memory"));
   }
   return absl::OkStatus();
 }

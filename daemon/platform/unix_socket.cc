@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "absl/strings/str_cat.h"
+#include "daemon/base/strings.h"
 
 namespace tessera {
 
@@ -18,7 +18,7 @@ absl::StatusOr<sockaddr_un> Address(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() > MaxUnixPath()) {
-    return absl::InvalidArgumentError(absl::StrCat("socket path \"", path, "\" has ", path.size(),
+    return absl::InvalidArgumentError(Concat("socket path \"", path, "\" has ", path.size(),
                                                    " bytes; the limit is ", MaxUnixPath()));
   }
   std::memcpy(address.sun_path, path.data(), path.size());
@@ -36,10 +36,10 @@ absl::StatusOr<Fd> ListenUnix(const std::string& path, unsigned mode, bool non_b
   if (!socket.valid()) return ErrnoStatus("socket");
   ::unlink(path.c_str());
   if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&*address), sizeof *address) != 0) {
-    return ErrnoStatus(absl::StrCat("binding ", path));
+    return ErrnoStatus(Concat("binding ", path));
   }
-  if (::chmod(path.c_str(), mode) != 0) return ErrnoStatus(absl::StrCat("setting mode of ", path));
-  if (::listen(socket.get(), 128) != 0) return ErrnoStatus(absl::StrCat("listening on ", path));
+  if (::chmod(path.c_str(), mode) != 0) return ErrnoStatus(Concat("setting mode of ", path));
+  if (::listen(socket.get(), 128) != 0) return ErrnoStatus(Concat("listening on ", path));
   return socket;
 }
 
@@ -50,7 +50,7 @@ absl::StatusOr<Fd> ConnectUnix(const std::string& path) {
   if (!socket.valid()) return ErrnoStatus("socket");
   if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&*address), sizeof *address) != 0) {
     return absl::UnavailableError(
-        ErrnoStatus(absl::StrCat("connecting to ", path)).message());
+        ErrnoStatus(Concat("connecting to ", path)).message());
   }
   return socket;
 }

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "daemon/base/bytes.h"
+#include "daemon/base/strings.h"
 
 namespace tessera::pool {
 
@@ -33,7 +33,7 @@ absl::StatusOr<Charge> Account::Reserve(MemoryTag tag, std::uint64_t bytes) {
   const std::uint64_t before = used_.fetch_add(bytes, std::memory_order_relaxed);
   if (limit_bytes_ != 0 && (bytes > limit_bytes_ || before > limit_bytes_ - bytes)) {
     used_.fetch_sub(bytes, std::memory_order_relaxed);
-    return absl::ResourceExhaustedError(absl::StrCat(
+    return absl::ResourceExhaustedError(Concat(
         name_, ": ", FormatBytes(bytes), " asked for ", TagName(tag), ", ", FormatBytes(before),
         " used of a limit of ", FormatBytes(limit_bytes_),
         "; free sequences, or raise the limit"));

@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "daemon/base/bytes.h"
 #include "daemon/base/check.h"
+#include "daemon/base/strings.h"
 
 namespace tessera::pool {
 
@@ -24,7 +24,7 @@ absl::StatusOr<std::uint32_t> Arena::Grow() {
   const std::uint64_t offset = index * options_.extent_bytes;
   if (offset >= options_.limit_bytes) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("the arena holds all its ", live_, " extents of ",
+        Concat("the arena holds all its ", live_, " extents of ",
                      FormatBytes(options_.extent_bytes), "; its limit is ",
                      FormatBytes(options_.limit_bytes)));
   }

@@ -46,18 +46,24 @@ std::vector<Epochs::Blocker> Epochs::BlockersOf(std::uint64_t epoch) {
 }
 
 void Epochs::Retire(Garbage garbage, std::uint64_t bytes) {
+  bool started_waiting = false;
   {
     MutexLock lock(mutex_);
-    const std::uint64_t retired = epoch_->fetch_add(1, std::memory_order_seq_cst);
+    const std::uint64_t retired = options_.epoch->fetch_add(1, std::memory_order_seq_cst);
     std::vector<Blocker> blockers = BlockersOf(retired);
     if (!blockers.empty()) {
       waiting_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-      waiting_.push_back({std::move(garbage), bytes, clock_->Now() + pin_limit_,
+      started_waiting = waiting_.empty();
+      waiting_.push_back({std::move(garbage), bytes, options_.clock->Now() + options_.pin_limit,
                           std::move(blockers)});
-      return;
+      garbage = nullptr;
     }
   }
-  std::move(garbage)();
+  if (garbage) {
+    std::move(garbage)();
+  } else if (started_waiting && options_.on_waiting) {
+    options_.on_waiting();
+  }
 }
 
 void Epochs::Thin(Batch& batch, Clock::TimePoint now) {
@@ -77,7 +83,7 @@ std::optional<Clock::Duration> Epochs::Collect() {
   {
     MutexLock lock(mutex_);
     if (waiting_.empty()) return std::nullopt;
-    const Clock::TimePoint now = clock_->Now();
+    const Clock::TimePoint now = options_.clock->Now();
     for (auto it = waiting_.begin(); it != waiting_.end();) {
       const auto next = std::next(it);
       Thin(*it, now);

@@ -18,6 +18,7 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -40,11 +41,18 @@ class Epochs {
   // What is to be destroyed: usually a closure that owns Blocks and segment references.
   using Garbage = absl::AnyInvocable<void() &&>;
 
-  Epochs(shm::Word* epoch, const Clock* clock, Clock::Duration pin_limit)
-      : epoch_(epoch), clock_(clock), pin_limit_(pin_limit) {}
+  struct Options {
+    shm::Word* epoch;
+    const Clock* clock;
+    Clock::Duration pin_limit;
+    // Called, outside the lock, when something starts to wait and nothing did: whoever calls
+    // Collect on a timer learns that there is a reason to.
+    std::function<void()> on_waiting;
+  };
+  explicit Epochs(Options options) : options_(std::move(options)) {}
   ~Epochs();
 
-  const shm::Word& epoch() const { return *epoch_; }
+  const shm::Word& epoch() const { return *options_.epoch; }
 
   void AddSource(std::shared_ptr<PinSource> source);
   // The source's pins count no more, from now on.
@@ -78,9 +86,7 @@ class Epochs {
   std::vector<Blocker> BlockersOf(std::uint64_t epoch) TESSERA_REQUIRES(mutex_);
   void Thin(Batch& batch, Clock::TimePoint now) TESSERA_REQUIRES(mutex_);
 
-  shm::Word* const epoch_;
-  const Clock* const clock_;
-  const Clock::Duration pin_limit_;
+  const Options options_;
   mutable Mutex mutex_;
   std::vector<std::shared_ptr<PinSource>> sources_ TESSERA_GUARDED_BY(mutex_);
   std::list<Batch> waiting_ TESSERA_GUARDED_BY(mutex_);

@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "daemon/base/bytes.h"
 #include "daemon/base/check.h"
+#include "daemon/base/strings.h"
 
 namespace tessera::pool {
 
@@ -80,7 +80,7 @@ absl::StatusOr<std::vector<Block>> Pool::AllocateMany(std::size_t count, std::ui
   const std::uint64_t object_bytes = Slabs::RoundUp(bytes, fit);
   if (object_bytes > options_.slab_bytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("an object of ", FormatBytes(bytes), " does not fit a slab of ",
+        Concat("an object of ", FormatBytes(bytes), " does not fit a slab of ",
                      FormatBytes(options_.slab_bytes)));
   }
   std::vector<Block> blocks;
@@ -109,7 +109,7 @@ absl::Status Pool::ExportExtent(std::uint32_t index, Fd* fd, std::uint32_t* gene
   MutexLock lock(mutex_);
   *generation = arena_.generation(index);
   if (*generation == 0) {
-    return absl::NotFoundError(absl::StrCat("extent ", index, " is not there; ", arena_.extents(),
+    return absl::NotFoundError(Concat("extent ", index, " is not there; ", arena_.extents(),
                                             " extents are"));
   }
   return DuplicateFd(arena_.fd(index), fd);

@@ -9,8 +9,9 @@
 // of merging.
 //
 // Determinism: a lane is split into parts of kPartEntries entries that never cross a segment, and
-// the tail is a part of its own. Parts are computed independently and merged in lane order, so the
-// result depends on the LaneView and the implementation alone: never on threads, batch or door.
+// the tail is a part of its own (parts, if it spans more than 64 tiles). Parts are computed
+// independently and merged in lane order, so the result depends on the LaneView and the
+// implementation alone: never on threads, batch or door.
 #pragma once
 
 #include <cstddef>
@@ -19,26 +20,13 @@
 #include <string_view>
 
 #include "kernels/format/lane_view.h"
+#include "kernels/format/layer_geometry.h"
+#include "kernels/format/part.h"
 
 namespace tessera::kernels {
 
 inline constexpr std::uint32_t kPartEntries = 2048;
-static_assert(kPartEntries % kTileEntries == 0);
-
-// One layer's attention, as registered with the model. Refused at registration, never here, if the
-// engine does not serve it.
-struct LayerGeometry {
-  std::uint32_t query_heads = 0;  // a multiple of kv_heads; query head h reads kv head h / group
-  std::uint32_t kv_heads = 0;
-  std::uint32_t head_dim = 0;
-  ElementType type = ElementType::kBf16;  // of K, V and Q
-  float scale = 0;                        // usually 1 / sqrt(head_dim)
-  std::uint32_t sliding_window = 0;       // 0: none; w: the newest w positions, the query's included
-  float logit_softcap = 0;                // 0: none
-  const float* sinks = nullptr;           // query_heads natural-log logits, or null
-
-  std::uint32_t group() const { return query_heads / kv_heads; }
-};
+static_assert(kPartEntries == kMaxPartRuns * kTileEntries);
 
 // One (sequence, kv head). The pointers name the whole sequence's rows of this layer; the kernel
 // picks the group of `kv_head`. Nothing may alias.
@@ -61,8 +49,10 @@ struct AttendBatch {
 
 enum class AttendStatus : std::uint8_t {
   kOk,
-  kBadTile,           // a tile offset outside its arena: the lane changed under a revoked reader
-  kWorkspaceTooSmall  // the caller's bug: see AttendWorkspaceBytes
+  kBadTile,           // a tile outside its arena or of another format, or a tail longer than its
+                      // ring: the lane changed under a revoked reader. The item's output and lse
+                      // are then partly written or not at all; other items are complete.
+  kWorkspaceTooSmall  // the caller's bug, as is a misaligned one: see AttendWorkspaceBytes
 };
 
 struct AttendResult {

@@ -11,7 +11,8 @@
 namespace tessera::kernels {
 
 // In the order of preference, best last: reference, avx2, avx512. Those that this build or this
-// machine cannot run are listed too: supported() tells, and reason() says why not.
+// machine cannot run are listed too: ImplementationSupported tells, ImplementationReason says why
+// not. Calling an operation of an unsupported one is a bug and aborts.
 std::span<const Implementation* const> Implementations();
 
 // Null where no implementation has that name.
@@ -22,8 +23,9 @@ const Implementation& BestImplementation();
 
 std::string_view ImplementationName(const Implementation& implementation);
 bool ImplementationSupported(const Implementation& implementation);
+std::string_view ImplementationReason(const Implementation& implementation);  // empty if supported
 
-// The index of the first element of `rows` that may not enter a tile, or -1: NaN, infinity, or a
+// The index of the first of `elements` that may not enter a tile, or -1: NaN, infinity, or a
 // magnitude of at least 2^63, whose square would overflow fp32 sums.
 std::int64_t FirstUnusable(const Implementation& implementation, const void* elements,
                            std::size_t count, ElementType type);

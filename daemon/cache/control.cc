@@ -1,0 +1,46 @@
+#include "daemon/cache/control.h"
+
+#include <new>
+#include <utility>
+
+namespace tessera::cache {
+
+absl::StatusOr<std::shared_ptr<Control>> Control::Create() {
+  const std::uint64_t page = PageBytes();
+  const std::uint64_t bytes = (sizeof(shm::ControlPage) + page - 1) / page * page;
+  absl::StatusOr<Memfd> memory = Memfd::Create("tessera-control", bytes);
+  if (!memory.ok()) return memory.status();
+  if (absl::Status status = memory->Prefault(); !status.ok()) return status;
+  if (absl::Status status = memory->Seal(SealFor::kWorkerWrites); !status.ok()) return status;
+  absl::StatusOr<AddressRange> mapping =
+      AddressRange::Map(memory->fd(), bytes, Access::kReadWrite);
+  if (!mapping.ok()) return mapping.status();
+  absl::StatusOr<Event> event = Event::Create();
+  if (!event.ok()) return event.status();
+  return std::shared_ptr<Control>(
+      new Control(*std::move(memory), *std::move(mapping), *std::move(event)));
+}
+
+Control::Control(Memfd memory, AddressRange mapping, Event wake_event)
+    : memory_(std::move(memory)),
+      mapping_(std::move(mapping)),
+      wake_event_(std::move(wake_event)),
+      page_(new (mapping_.data()) shm::ControlPage) {
+  page_->magic = shm::kControlMagic;
+  page_->protocol_version = shm::kProtocolVersion;
+  page_->layout_fingerprint = shm::kLayoutFingerprint;
+  AskForWake();
+}
+
+std::shared_ptr<pool::PinSource> Control::Pins(const std::shared_ptr<Control>& control) {
+  struct Held {
+    pool::PinSource pins;
+    std::shared_ptr<Control> control;
+  };
+  auto held = std::make_shared<Held>();
+  held->pins = {.slots = control->page_->readers, .count = shm::kReaderSlots};
+  held->control = control;
+  return {held, &held->pins};
+}
+
+}  // namespace tessera::cache

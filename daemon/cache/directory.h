@@ -1,0 +1,71 @@
+// The tenant's directory: the mapped index by which readers find everything else. Owns the epoch
+// word, the extent tables, sequence blocks and snapshots; all host memory, whatever the device.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "daemon/pool/pool.h"
+#include "proto/shm/layout.h"
+#include "proto/shm/resolve.h"
+
+namespace tessera::cache {
+
+class Directory {
+ public:
+  struct Options {
+    std::uint64_t extent_bytes;
+    std::uint64_t limit_bytes;
+    std::uint64_t instance;
+    pool::Account* node;
+    pool::Account* tenant;
+    pool::ExtentSource* source;
+    std::function<void()> on_extent_gone;  // under the pool's lock: signal, do not act
+  };
+  static absl::StatusOr<std::unique_ptr<Directory>> Create(const Options& options);
+
+  // Told of the data pool's extents; give it to that pool. The pool's figures are written once.
+  pool::Pool::Observer* pool_observer() { return &pool_observer_; }
+  void DescribePool(std::uint64_t extent_bytes, std::uint64_t limit_bytes);
+
+  shm::Word* epoch() { return &header_->epoch; }
+  pool::Pool& pool() { return *pool_; }
+  const shm::DirectoryHeader& header() const { return *header_; }
+  // Changes whenever a worker that has mapped everything has something to unmap or to map.
+  std::uint64_t mapping_version() const { return header_->mapping_version.load(); }
+  shm::MappedArena mapped() const { return {pool_->data(), pool_->limit_bytes()}; }
+
+  // A zeroed block for `lanes` lanes; RESOURCE_EXHAUSTED.
+  absl::StatusOr<pool::Block> AllocateSequenceBlock(std::uint32_t lanes);
+  absl::StatusOr<pool::Block> AllocateSnapshot(std::uint32_t segments);
+
+ private:
+  class OwnObserver final : public pool::Pool::Observer {
+   public:
+    void ExtentChanged(std::uint32_t index, std::uint32_t generation) override;
+    Directory* directory = nullptr;
+  };
+  class PoolObserver final : public pool::Pool::Observer {
+   public:
+    void ExtentChanged(std::uint32_t index, std::uint32_t generation) override;
+    Directory* directory = nullptr;
+  };
+  Directory() = default;
+
+  std::function<void()> on_extent_gone_;
+  OwnObserver own_observer_;
+  PoolObserver pool_observer_;
+  std::unique_ptr<pool::Pool> pool_;
+  shm::DirectoryHeader* header_ = nullptr;
+};
+
+// The smallest slab that holds the header; extents are whole slabs.
+inline constexpr std::uint64_t kDirectorySlabBytes = 256 * 1024;
+static_assert(sizeof(shm::DirectoryHeader) <= kDirectorySlabBytes);
+static_assert(sizeof(shm::SequenceBlock) + 8 * shm::kMaxLanes <= kDirectorySlabBytes);
+static_assert(sizeof(shm::Snapshot) + sizeof(shm::SegmentRef) * shm::kMaxSegments <=
+              kDirectorySlabBytes);
+
+}  // namespace tessera::cache

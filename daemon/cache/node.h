@@ -1,0 +1,63 @@
+// Everything the daemon holds: the node's memory budget and its tenants. Constant after start, so
+// finding a tenant takes no lock.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/base/ids.h"
+#include "daemon/cache/tenant.h"
+#include "daemon/pool/account.h"
+
+namespace tessera::cache {
+
+class Node {
+ public:
+  struct TenantOptions {
+    std::string name;
+    std::string token;
+    std::uint64_t hard_limit_bytes = 0;
+  };
+  struct Options {
+    std::uint64_t memory_bytes = 0;  // of all pools, directories, tails and staging arenas
+    std::string device = "cpu";
+    std::vector<TenantOptions> tenants;
+    // The rest of each tenant's options: id, name, token and limits are filled in.
+    Tenant::Options tenant_template;
+    std::uint32_t max_sessions = 0;
+  };
+  static absl::StatusOr<std::unique_ptr<Node>> Create(const Options& options);
+
+  const Options& options() const { return options_; }
+  std::uint64_t instance() const { return instance_; }
+  const pool::Account& account() const { return account_; }
+  const std::vector<std::unique_ptr<Tenant>>& tenants() const { return tenants_; }
+
+  // PERMISSION_DENIED where no tenant has this token.
+  absl::StatusOr<Tenant*> TenantByToken(std::string_view token) const;
+  // By an id that a tenant handed out (session, sequence or model); null where there is none.
+  Tenant* TenantOf(std::uint64_t id) const;
+  Tenant* TenantByName(std::string_view name) const;
+
+  // RESOURCE_EXHAUSTED beyond max_sessions, of all tenants together.
+  absl::Status AdmitSession();
+  void SessionEnded();
+  std::uint32_t sessions() const { return sessions_.load(std::memory_order_relaxed); }
+
+ private:
+  explicit Node(const Options& options);
+
+  const Options options_;
+  const std::uint64_t instance_;
+  pool::Account account_;
+  std::unique_ptr<pool::ExtentSource> pool_source_;
+  std::unique_ptr<pool::ExtentSource> directory_source_;
+  std::atomic<std::uint32_t> sessions_{0};
+  std::vector<std::unique_ptr<Tenant>> tenants_;
+};
+
+}  // namespace tessera::cache

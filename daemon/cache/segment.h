@@ -1,0 +1,56 @@
+// A run of a lane's entries that share one strategy. Owns its tiles and their table; shared between
+// sequences by reference count, never copied.
+//
+// Invariants:
+//   tiles and table only ever grow, and only while one lane holds the segment open;
+//   table[i] == tiles[i].offset() for every i, written before any snapshot shows an entry of it;
+//   rows at and beyond the count a snapshot shows may change, rows below it never do.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "daemon/pool/pool.h"
+#include "kernels/format/dense_tile.h"
+
+namespace tessera::cache {
+
+// A segment longer than this is closed and the next one opened.
+inline constexpr std::uint32_t kMaxSegmentEntries = 65536;
+
+class Segment {
+ public:
+  Segment(kernels::DenseTile tile, std::uint64_t first_position)
+      : tile_(tile), first_position_(first_position) {}
+
+  kernels::DenseTile tile() const { return tile_; }
+  std::uint64_t first_position() const { return first_position_; }
+  std::uint64_t table_offset() const { return table_.offset(); }
+  std::uint64_t tile_bytes() const { return tiles_.size() * tile_.bytes(); }
+  std::size_t tiles() const { return tiles_.size(); }
+
+  // What AddTiles(n) would need: more tiles, and a larger table where the present one is full.
+  bool TableHolds(std::size_t tiles) const { return tiles <= table_.bytes() / sizeof(std::uint64_t); }
+  static std::uint64_t TableBytes(std::size_t tiles);
+
+  // Takes tiles over. Where the table must grow, `larger_table` replaces it and the old one is
+  // returned, to be retired: readers of older snapshots still use it.
+  pool::Block AddTiles(std::vector<pool::Block> tiles, pool::Block larger_table);
+
+  std::byte* Key(std::uint32_t entry) const {
+    return tiles_[entry / kernels::kTileEntries].data() +
+           tile_.key_offset(entry % kernels::kTileEntries);
+  }
+  std::byte* Value(std::uint32_t entry) const {
+    return tiles_[entry / kernels::kTileEntries].data() +
+           tile_.value_offset(entry % kernels::kTileEntries);
+  }
+
+ private:
+  const kernels::DenseTile tile_;
+  const std::uint64_t first_position_;
+  std::vector<pool::Block> tiles_;
+  pool::Block table_;
+};
+
+}  // namespace tessera::cache

@@ -1,0 +1,226 @@
+#include "daemon/cache/sequence.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/base/check.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::cache {
+
+std::uint64_t Sequence::Replaced::bytes() const {
+  std::uint64_t sum = 0;
+  for (const pool::Block& block : blocks) sum += block.bytes();
+  for (const std::shared_ptr<Segment>& segment : segments) {
+    if (segment.use_count() == 1) sum += segment->tile_bytes();
+  }
+  return sum;
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Create(const TenantMemory& memory,
+                                                           SequenceId id,
+                                                           std::shared_ptr<const Model> model,
+                                                           SessionId owner) {
+  absl::StatusOr<pool::Block> block = memory.directory->AllocateSequenceBlock(model->lanes());
+  if (!block.ok()) return block.status();
+  return std::shared_ptr<Sequence>(
+      new Sequence(memory, id, std::move(model), owner, *std::move(block)));
+}
+
+Sequence::Sequence(const TenantMemory& memory, SequenceId id, std::shared_ptr<const Model> model,
+                   SessionId owner, pool::Block block)
+    : memory_(memory),
+      id_(id),
+      model_(std::move(model)),
+      block_(std::make_shared<pool::Block>(std::move(block))),
+      block_offset_(block_->offset()),
+      owner_(owner.value()),
+      lanes_(model_->lanes()) {
+  shm::SequenceBlock& shown = this->block();
+  shown.lanes = model_->lanes();
+  shown.layers = model_->layers();
+  shown.state.store(shm::kSequenceLive);
+  shown.version.store(1);
+  shown.sequence_id.store(id_.value());
+}
+
+Sequence::~Sequence() { Free(); }
+
+shm::SequenceBlock& Sequence::block() const {
+  return *reinterpret_cast<shm::SequenceBlock*>(block_->data());
+}
+
+shm::Word* Sequence::lane_words() const {
+  return reinterpret_cast<shm::Word*>(block_->data() + sizeof(shm::SequenceBlock));
+}
+
+bool Sequence::failed() const {
+  MutexLock lock(mutex_);
+  return !failure_.empty();
+}
+
+absl::Status Sequence::Usable() const {
+  if (freed_) return absl::NotFoundError(Concat(id_.ToString(), " has been freed"));
+  if (!failure_.empty()) {
+    return absl::FailedPreconditionError(Concat(id_.ToString(), " has failed: ", failure_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Sequence::Fail(std::string why) {
+  failure_ = std::move(why);
+  block().state.store(shm::kSequenceFailed);
+  block().version.fetch_add(1);
+  memory_.counters->sequences_failed.fetch_add(1, std::memory_order_relaxed);
+  DropTail();
+  return absl::DataLossError(Concat(id_.ToString(), " has failed: ", failure_));
+}
+
+std::uint64_t Sequence::TokensInSegments() const {
+  std::uint64_t tokens = lanes_.front().tail_start;
+  for (const Lane& lane : lanes_) tokens = std::min(tokens, lane.tail_start);
+  return tokens;
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceId id, SessionId owner) {
+  absl::StatusOr<std::shared_ptr<Sequence>> child = Create(memory_, id, model_, owner);
+  if (!child.ok()) return child.status();
+  MutexLock lock(mutex_);
+  if (absl::Status status = Usable(); !status.ok()) return status;
+  absl::StatusOr<std::uint64_t> committed = CommittedLocked();
+  if (!committed.ok()) return committed.status();
+  const std::uint64_t in_segments = TokensInSegments();
+
+  MutexLock child_lock((*child)->mutex_);
+  if (absl::Status status = (*child)->CopyLanesOf(*this, in_segments); !status.ok()) return status;
+  for (Lane& lane : lanes_) lane.open = false;
+  if (const std::shared_ptr<const TailHandle> tail = this->tail();
+      tail != nullptr && *committed > in_segments) {
+    const TailRows rows(model_->layout(), tail->region().data(), in_segments);
+    Replaced replaced;
+    const AppendSpan span = {0, model_->layers(), in_segments, *committed - in_segments};
+    if (absl::Status status = (*child)->AppendLocked(span, rows, replaced); !status.ok()) {
+      // Values the child may not hold the parent may not hold either.
+      return status.code() == absl::StatusCode::kDataLoss
+                 ? Fail(std::string((*child)->failure_))
+                 : status;
+    }
+    (*child)->FinishPublication(std::move(replaced));
+  }
+  return child;
+}
+
+absl::Status Sequence::CopyLanesOf(const Sequence& parent, std::uint64_t tokens) {
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {
+    lanes_[i].segments = parent.lanes_[i].segments;
+    lanes_[i].entries = parent.lanes_[i].entries;
+    lanes_[i].tail_start = parent.lanes_[i].tail_start;
+  }
+  return CutLanes(tokens);
+}
+
+absl::Status Sequence::Truncate(std::uint64_t tokens) {
+  MutexLock lock(mutex_);
+  if (absl::Status status = Usable(); !status.ok()) return status;
+  absl::StatusOr<std::uint64_t> held = CommittedLocked();
+  if (!held.ok()) return held.status();
+  if (tokens > *held) {
+    return absl::OutOfRangeError(Concat(id_.ToString(), " holds ", *held,
+                                              " tokens; it cannot be truncated to ", tokens));
+  }
+  if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
+  return CutLanes(tokens);
+}
+
+// Every lane keeps its first `tokens` tokens (all of them where it has no more), and is published
+// anew. Under the dense strategy entry e of a lane is token e.
+absl::Status Sequence::CutLanes(std::uint64_t tokens) {
+  std::vector<pool::Block> snapshots;
+  for (const Lane& lane : lanes_) {
+    absl::StatusOr<pool::Block> snapshot =
+        memory_.directory->AllocateSnapshot(static_cast<std::uint32_t>(lane.segments.size()));
+    if (!snapshot.ok()) return snapshot.status();
+    snapshots.push_back(*std::move(snapshot));
+  }
+  Replaced replaced;
+  for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
+    Lane& lane = lanes_[i];
+    while (lane.entries > tokens) {
+      HeldSegment& last = lane.segments.back();
+      const std::uint64_t before = lane.entries - last.entries;
+      lane.open = false;  // rows beyond the cut are still shown to readers of older snapshots
+      if (before >= tokens) {
+        lane.entries = before;
+        replaced.segments.push_back(std::move(last.segment));
+        lane.segments.pop_back();
+      } else {
+        last.entries = static_cast<std::uint32_t>(tokens - before);
+        lane.entries = tokens;
+      }
+    }
+    lane.tail_start = std::min(lane.tail_start, tokens);
+    PublishLane(i, std::move(snapshots[i]), replaced);
+  }
+  FinishPublication(std::move(replaced));
+  return absl::OkStatus();
+}
+
+void Sequence::Free() {
+  MutexLock lock(mutex_);
+  if (std::exchange(freed_, true)) return;
+  DropTail();
+  block().state.store(shm::kSequenceGone);
+  block().sequence_id.store(0);
+  Replaced replaced;
+  for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
+    lane_words()[i].store(0);
+    if (lanes_[i].snapshot.valid()) replaced.blocks.push_back(std::move(lanes_[i].snapshot));
+    for (HeldSegment& held : lanes_[i].segments) {
+      replaced.segments.push_back(std::move(held.segment));
+    }
+  }
+  lanes_.clear();
+  // The block goes with the last of its holders: this sequence, and the epoch's closure.
+  FinishPublication(std::move(replaced), [block = block_]() {});
+}
+
+std::shared_ptr<const TailHandle> Sequence::tail() const {
+  MutexLock lock(tail_mutex_);
+  return tail_;
+}
+
+Sequence::Description Sequence::Describe(bool lanes) const {
+  MutexLock lock(mutex_);
+  Description description = {.id = id_, .owner = owner()};
+  if (freed_) return description;
+  description.failed = !failure_.empty();
+  description.failure = failure_;
+  const std::uint64_t in_segments = TokensInSegments();
+  std::uint64_t committed = in_segments;
+  if (const std::shared_ptr<const TailHandle> tail = this->tail()) {
+    description.decoding = true;
+    // For looking only: a count that cannot be is shown as none.
+    const std::uint64_t claimed = tail->CommittedTokens().value_or(in_segments);
+    if (claimed >= in_segments && claimed - in_segments <= model_->layout().ring_capacity()) {
+      committed = claimed;
+    }
+  }
+  description.tokens = committed;
+  for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
+    for (std::uint32_t head = 0; head < model_->layout().kv_heads(layer); ++head) {
+      const Lane& lane = lanes_[model_->layout().lane(layer, head)];
+      description.tile_bytes += lane.tile_bytes();
+      for (const HeldSegment& held : lane.segments) {
+        if (held.segment.use_count() > 1) description.shared_tile_bytes += held.segment->tile_bytes();
+      }
+      if (!lanes) continue;
+      description.lanes.push_back({layer, head, lane.entries,
+                                   committed > lane.tail_start ? committed - lane.tail_start : 0,
+                                   static_cast<std::uint32_t>(lane.segments.size()),
+                                   lane.tile_bytes()});
+    }
+  }
+  return description;
+}
+
+}  // namespace tessera::cache

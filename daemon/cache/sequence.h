@@ -1,0 +1,220 @@
+// One request's KV: its lanes, its tail while it decodes, and the block by which readers find them.
+//
+// Every change follows the same three steps: reserve everything the change needs, fill memory that
+// no reader can see, then publish: lane words first, the block's version after them. What was
+// published before is retired through the tenant's epoch.
+//
+// Thread-safe. Locks: `mutex_` for everything that changes; `tail_mutex_` for the tail handle alone,
+// so that a reader never waits for an append. Order: mutex_, then tail_mutex_, then the pool's.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/base/ids.h"
+#include "daemon/base/mutex.h"
+#include "daemon/cache/control.h"
+#include "daemon/cache/lane.h"
+#include "daemon/cache/model.h"
+#include "daemon/cache/row_reader.h"
+#include "daemon/cache/tail.h"
+#include "daemon/cache/tenant_memory.h"
+
+namespace tessera::cache {
+
+// The open tail of a decoding sequence: rings and committed count, both in the worker's hands.
+class TailHandle {
+ public:
+  TailHandle(TailRegion region, std::shared_ptr<Control> control, std::uint32_t commit_slot,
+             std::uint32_t generation, std::shared_ptr<pool::Block> block)
+      : region_(std::move(region)),
+        control_(std::move(control)),
+        block_(std::move(block)),
+        commit_slot_(commit_slot),
+        generation_(generation) {}
+
+  const TailRegion& region() const { return region_; }
+  std::uint32_t commit_slot() const { return commit_slot_; }
+  std::uint32_t generation() const { return generation_; }
+  const Control* control() const { return control_.get(); }
+
+  // The worker's word, once; nothing where it belongs to an earlier tail (nothing committed yet).
+  std::optional<std::uint64_t> CommittedTokens() const;
+
+  // Lets the worker overwrite ring rows before `token`. No effect once closed.
+  void PublishRingStart(std::uint64_t token);
+  void Close();
+
+ private:
+  TailRegion region_;
+  const std::shared_ptr<Control> control_;
+  const std::shared_ptr<pool::Block> block_;
+  const std::uint32_t commit_slot_;
+  const std::uint32_t generation_;
+  Mutex mutex_;
+  bool closed_ TESSERA_GUARDED_BY(mutex_) = false;
+};
+
+class Sequence : public std::enable_shared_from_this<Sequence> {
+ public:
+  static absl::StatusOr<std::shared_ptr<Sequence>> Create(const TenantMemory& memory,
+                                                          SequenceId id,
+                                                          std::shared_ptr<const Model> model,
+                                                          SessionId owner);
+  ~Sequence();
+
+  SequenceId id() const { return id_; }
+  const Model& model() const { return *model_; }
+  std::uint64_t directory_offset() const { return block_offset_; }
+  // The session whose end frees it. An atomic of its own: asking never waits for an append.
+  SessionId owner() const { return SessionId(owner_.load()); }
+  void set_owner(SessionId owner) { owner_.store(owner.value()); }
+
+  // Appends `tokens` rows to layers [first_layer, first_layer + layers). `first_token` must be what
+  // they hold. A tail that is open is absorbed and closed first. Returns the tokens that every
+  // layer holds then. DATA_LOSS where a value is not usable: the sequence is FAILED.
+  struct AppendSpan {
+    std::uint32_t first_layer = 0;
+    std::uint32_t layers = 0;
+    std::uint64_t first_token = 0;
+    std::uint64_t tokens = 0;
+  };
+  absl::StatusOr<std::uint64_t> Append(const AppendSpan& span, const RowReader& rows);
+
+  // A new sequence that shares this one's segments. This one's open segment is frozen.
+  absl::StatusOr<std::shared_ptr<Sequence>> Fork(SequenceId id, SessionId owner);
+
+  absl::Status Truncate(std::uint64_t tokens);
+
+  // Starts decoding through the mapping. An open tail is closed first.
+  struct OpenedTail {
+    std::uint32_t extent;
+    std::uint64_t extent_bytes;
+    std::uint64_t offset;
+    std::uint32_t generation;
+    std::uint64_t tokens;
+  };
+  absl::StatusOr<OpenedTail> OpenTail(TailMemory& memory, std::shared_ptr<Control> control,
+                                      std::uint32_t commit_slot);
+  // Absorbs everything committed and gives the rings back. No effect without a tail. Where the pool
+  // has no room the tail stays open and nothing is lost.
+  absl::Status CloseTail();
+  // Moves whole tiles' worth of committed tokens from the tail into segments. Returns how many
+  // tokens moved.
+  absl::StatusOr<std::uint64_t> AbsorbFullTiles();
+
+  // Readers see it gone; its memory goes when they have moved on. The sequence refuses everything
+  // from now on. Idempotent.
+  void Free();
+
+  // The tail as a reader may use it, or null. Take it after pinning and before the lane words.
+  std::shared_ptr<const TailHandle> tail() const;
+  bool decoding() const { return tail() != nullptr; }
+  bool failed() const;
+
+  struct LaneDescription {
+    std::uint32_t layer;
+    std::uint32_t kv_head;
+    std::uint64_t entries;
+    std::uint64_t tail_entries;
+    std::uint32_t segments;
+    std::uint64_t tile_bytes;
+  };
+  struct Description {
+    SequenceId id;
+    SessionId owner;
+    bool failed = false;
+    std::string failure;
+    std::uint64_t tokens = 0;  // committed tail tokens included
+    bool decoding = false;
+    std::uint64_t tile_bytes = 0;
+    std::uint64_t shared_tile_bytes = 0;
+    std::vector<LaneDescription> lanes;
+  };
+  Description Describe(bool lanes) const;
+
+ private:
+  // What one lane needs to take an append: reserved first, used after every lane has its own.
+  struct Growth {
+    std::shared_ptr<Segment> segment;
+    bool fresh;                   // not yet in the lane's list
+    std::uint32_t first_entry;    // of the rows that go in
+    std::uint32_t count;
+    std::vector<pool::Block> tiles;
+    pool::Block table;
+  };
+  struct LanePlan {
+    std::uint32_t lane;
+    std::uint32_t layer;
+    std::uint32_t kv_head;
+    std::vector<Growth> growths;
+    pool::Block snapshot;
+  };
+  // What a publication replaces, on its way to the epoch.
+  struct Replaced {
+    std::vector<pool::Block> blocks;
+    std::vector<std::shared_ptr<Segment>> segments;
+    std::uint64_t bytes() const;
+  };
+
+  Sequence(const TenantMemory& memory, SequenceId id, std::shared_ptr<const Model> model,
+           SessionId owner, pool::Block block);
+
+  shm::SequenceBlock& block() const;
+  shm::Word* lane_words() const;
+
+  absl::Status Usable() const TESSERA_REQUIRES(mutex_);
+  absl::Status Fail(std::string why) TESSERA_REQUIRES(mutex_);
+  std::uint64_t TokensInSegments() const TESSERA_REQUIRES(mutex_);
+
+  // sequence_append.cc
+  absl::Status AppendLocked(const AppendSpan& span, const RowReader& rows,
+                            Replaced& replaced) TESSERA_REQUIRES(mutex_);
+  absl::StatusOr<LanePlan> Plan(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t tokens)
+      TESSERA_REQUIRES(mutex_);
+  absl::Status ReserveGrowth(Growth& growth);
+  absl::Status Fill(LanePlan& plan, const RowReader& rows, std::uint64_t first_token,
+                    Replaced& replaced) TESSERA_REQUIRES(mutex_);
+  absl::Status CheckRows(const LanePlan& plan, const std::byte* rows, std::uint32_t count,
+                         std::uint64_t first_token, const char* what) TESSERA_REQUIRES(mutex_);
+  void Commit(LanePlan& plan, std::uint64_t tokens, Replaced& replaced) TESSERA_REQUIRES(mutex_);
+  void PublishLane(std::uint32_t lane, pool::Block snapshot, Replaced& replaced)
+      TESSERA_REQUIRES(mutex_);
+  // After the lane words: bumps the version and sends what was replaced to the epoch.
+  void FinishPublication(Replaced replaced, pool::Epochs::Garbage also = nullptr)
+      TESSERA_REQUIRES(mutex_);
+
+  // sequence_tail.cc
+  absl::StatusOr<std::uint64_t> CommittedLocked() TESSERA_REQUIRES(mutex_);
+  absl::Status AbsorbLocked(std::uint64_t upto) TESSERA_REQUIRES(mutex_);
+  absl::Status CloseTailLocked() TESSERA_REQUIRES(mutex_);
+  void DropTail() TESSERA_REQUIRES(mutex_);
+
+  // sequence.cc
+  absl::Status CopyLanesOf(const Sequence& parent, std::uint64_t tokens)
+      TESSERA_REQUIRES(mutex_, parent.mutex_);
+  absl::Status CutLanes(std::uint64_t tokens) TESSERA_REQUIRES(mutex_);
+
+  const TenantMemory memory_;
+  const SequenceId id_;
+  const std::shared_ptr<const Model> model_;
+  const std::shared_ptr<pool::Block> block_;  // retired by Free, shared with tail handles
+  const std::uint64_t block_offset_;
+  std::atomic<std::uint64_t> owner_;
+
+  mutable Mutex mutex_;
+  std::vector<Lane> lanes_ TESSERA_GUARDED_BY(mutex_);
+  std::uint32_t tail_generation_ TESSERA_GUARDED_BY(mutex_) = 0;
+  bool freed_ TESSERA_GUARDED_BY(mutex_) = false;
+  std::string failure_ TESSERA_GUARDED_BY(mutex_);  // empty: live
+
+  mutable Mutex tail_mutex_;
+  std::shared_ptr<TailHandle> tail_ TESSERA_GUARDED_BY(tail_mutex_);
+};
+
+}  // namespace tessera::cache

@@ -1,0 +1,199 @@
+// How rows enter a sequence: plan and reserve for every lane, then fill, then publish.
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "daemon/base/check.h"
+#include "daemon/base/strings.h"
+#include "daemon/cache/sequence.h"
+#include "kernels/dispatch/implementation.h"
+
+namespace tessera::cache {
+
+using kernels::kTileEntries;
+
+absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const RowReader& rows) {
+  MutexLock lock(mutex_);
+  if (absl::Status status = Usable(); !status.ok()) return status;
+  TESSERA_CHECK(span.layers > 0 && span.first_layer + span.layers <= model_->layers(),
+                "the caller checked the layers");
+  if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
+  for (std::uint32_t layer = span.first_layer; layer < span.first_layer + span.layers; ++layer) {
+    const std::uint64_t held = lanes_[model_->layout().lane(layer, 0)].tail_start;
+    if (held != span.first_token) {
+      return absl::OutOfRangeError(Concat("first_token is ", span.first_token, "; layer ",
+                                                layer, " of ", id_.ToString(), " holds ", held,
+                                                " tokens"));
+    }
+  }
+  Replaced replaced;
+  if (absl::Status status = AppendLocked(span, rows, replaced); !status.ok()) return status;
+  FinishPublication(std::move(replaced));
+  memory_.counters->tokens_appended.fetch_add(span.first_layer == 0 ? span.tokens : 0,
+                                              std::memory_order_relaxed);
+  return TokensInSegments();
+}
+
+absl::Status Sequence::AppendLocked(const AppendSpan& span, const RowReader& rows,
+                                    Replaced& replaced) {
+  std::vector<LanePlan> plans;
+  for (std::uint32_t layer = span.first_layer; layer < span.first_layer + span.layers; ++layer) {
+    for (std::uint32_t head = 0; head < model_->layout().kv_heads(layer); ++head) {
+      absl::StatusOr<LanePlan> plan = Plan(layer, head, span.tokens);
+      if (!plan.ok()) return plan.status();
+      plans.push_back(*std::move(plan));
+    }
+  }
+  for (LanePlan& plan : plans) {
+    if (absl::Status status = Fill(plan, rows, span.first_token, replaced); !status.ok()) {
+      return status;
+    }
+  }
+  for (LanePlan& plan : plans) Commit(plan, span.tokens, replaced);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Sequence::LanePlan> Sequence::Plan(std::uint32_t layer, std::uint32_t kv_head,
+                                                  std::uint64_t tokens) {
+  LanePlan plan = {.lane = model_->layout().lane(layer, kv_head), .layer = layer,
+                   .kv_head = kv_head};
+  const Lane& lane = lanes_[plan.lane];
+  std::uint64_t position = lane.tail_start;
+  std::size_t segments = lane.segments.size();
+  if (lane.open && lane.segments.back().entries < kMaxSegmentEntries) {
+    const HeldSegment& last = lane.segments.back();
+    const std::uint32_t count = static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(tokens, kMaxSegmentEntries - last.entries));
+    plan.growths.push_back({last.segment, false, last.entries, count, {}, {}});
+    tokens -= count;
+    position += count;
+  }
+  while (tokens > 0) {
+    const std::uint32_t count =
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(tokens, kMaxSegmentEntries));
+    plan.growths.push_back({std::make_shared<Segment>(model_->layout().tile(layer), position), true,
+                            0, count, {}, {}});
+    tokens -= count;
+    position += count;
+    ++segments;
+  }
+  for (Growth& growth : plan.growths) {
+    if (absl::Status status = ReserveGrowth(growth); !status.ok()) return status;
+  }
+  absl::StatusOr<pool::Block> snapshot =
+      memory_.directory->AllocateSnapshot(static_cast<std::uint32_t>(segments));
+  if (!snapshot.ok()) return snapshot.status();
+  plan.snapshot = *std::move(snapshot);
+  return plan;
+}
+
+absl::Status Sequence::ReserveGrowth(Growth& growth) {
+  const Segment& segment = *growth.segment;
+  const std::size_t needed = (growth.first_entry + growth.count + kTileEntries - 1) / kTileEntries;
+  if (needed > segment.tiles()) {
+    absl::StatusOr<std::vector<pool::Block>> tiles =
+        memory_.pool->AllocateMany(needed - segment.tiles(), segment.tile().bytes(),
+                                   pool::Fit::kExact, pool::MemoryTag::kTiles);
+    if (!tiles.ok()) return tiles.status();
+    growth.tiles = *std::move(tiles);
+  }
+  if (!segment.TableHolds(needed)) {
+    absl::StatusOr<pool::Block> table = memory_.pool->Allocate(
+        Segment::TableBytes(needed), pool::Fit::kRounded, pool::MemoryTag::kTables);
+    if (!table.ok()) return table.status();
+    growth.table = *std::move(table);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Sequence::Fill(LanePlan& plan, const RowReader& rows, std::uint64_t first_token,
+                            Replaced& replaced) {
+  std::uint64_t done = 0;
+  for (Growth& growth : plan.growths) {
+    memory_.counters->tiles_written.fetch_add(growth.tiles.size(), std::memory_order_relaxed);
+    pool::Block old = growth.segment->AddTiles(std::move(growth.tiles), std::move(growth.table));
+    if (old.valid()) replaced.blocks.push_back(std::move(old));
+    for (std::uint32_t entry = growth.first_entry; entry < growth.first_entry + growth.count;) {
+      const std::uint32_t run = std::min(kTileEntries - entry % kTileEntries,
+                                         growth.first_entry + growth.count - entry);
+      std::byte* key = growth.segment->Key(entry);
+      std::byte* value = growth.segment->Value(entry);
+      rows.Copy(plan.layer, plan.kv_head, done, run, key, value);
+      // What was copied is judged, never the source: the worker may still be writing there.
+      absl::Status status = CheckRows(plan, key, run, first_token + done, "K");
+      if (status.ok()) status = CheckRows(plan, value, run, first_token + done, "V");
+      if (!status.ok()) return status;
+      entry += run;
+      done += run;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Sequence::CheckRows(const LanePlan& plan, const std::byte* rows, std::uint32_t count,
+                                 std::uint64_t first_token, const char* what) {
+  const kernels::DenseTile tile = model_->layout().tile(plan.layer);
+  const std::int64_t at = kernels::FirstUnusable(*memory_.kernels, rows,
+                                                 std::size_t{count} * tile.head_dim, tile.type);
+  if (at < 0) return absl::OkStatus();
+  return Fail(Concat(what, " of layer ", plan.layer, ", kv head ", plan.kv_head, ", token ",
+                           first_token + at / tile.head_dim, ", channel ", at % tile.head_dim,
+                           " is not finite, or its magnitude is 2^63 or more"));
+}
+
+void Sequence::Commit(LanePlan& plan, std::uint64_t tokens, Replaced& replaced) {
+  Lane& lane = lanes_[plan.lane];
+  for (Growth& growth : plan.growths) {
+    if (growth.fresh) {
+      lane.segments.push_back({std::move(growth.segment), growth.count});
+    } else {
+      lane.segments.back().entries += growth.count;
+    }
+  }
+  lane.open = lane.open || !plan.growths.empty();
+  lane.entries += tokens;
+  lane.tail_start += tokens;
+  PublishLane(plan.lane, std::move(plan.snapshot), replaced);
+}
+
+void Sequence::PublishLane(std::uint32_t index, pool::Block block, Replaced& replaced) {
+  Lane& lane = lanes_[index];
+  const shm::Snapshot header = {.magic = shm::kSnapshotMagic,
+                                .segment_count = static_cast<std::uint32_t>(lane.segments.size()),
+                                .entries = lane.entries,
+                                .tail_start = lane.tail_start,
+                                .reserved = 0};
+  std::byte* at = block.data();
+  std::memcpy(at, &header, sizeof header);
+  at += sizeof header;
+  for (const HeldSegment& held : lane.segments) {
+    const shm::SegmentRef ref = {
+        .tile_table = held.segment->table_offset(),
+        .first_position = held.segment->first_position(),
+        .strategy = 0,
+        .entries = held.entries,
+        .format = static_cast<std::uint8_t>(kernels::DenseFormat(held.segment->tile().type)),
+        .reserved = {}};
+    std::memcpy(at, &ref, sizeof ref);
+    at += sizeof ref;
+  }
+  if (lane.snapshot.valid()) replaced.blocks.push_back(std::move(lane.snapshot));
+  lane.snapshot = std::move(block);
+  lane_words()[index].store(shm::LaneWord::Pack(++lane.generation, lane.snapshot.offset()));
+  memory_.counters->snapshots_published.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Sequence::FinishPublication(Replaced replaced, pool::Epochs::Garbage also) {
+  if (!freed_) block().next_position.store(TokensInSegments());
+  block().version.fetch_add(1);
+  const std::uint64_t bytes = replaced.bytes();
+  if (bytes == 0 && !also && replaced.segments.empty()) return;
+  memory_.epochs->Retire(
+      [replaced = std::move(replaced), also = std::move(also)]() mutable {
+        if (also) std::move(also)();
+      },
+      bytes);
+}
+
+}  // namespace tessera::cache

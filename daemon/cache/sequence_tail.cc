@@ -1,0 +1,144 @@
+// The tail of a decoding sequence: opened, absorbed tile by tile, closed.
+
+#include <optional>
+#include <utility>
+
+#include "daemon/base/strings.h"
+#include "daemon/cache/sequence.h"
+
+namespace tessera::cache {
+
+std::optional<std::uint64_t> TailHandle::CommittedTokens() const {
+  const std::uint64_t word = control_->CommitWord(commit_slot_);
+  if (!shm::CommitWord::Matches(word, generation_)) return std::nullopt;
+  return shm::CommitWord::Tokens(word);
+}
+
+void TailHandle::PublishRingStart(std::uint64_t token) {
+  MutexLock lock(mutex_);
+  if (closed_) return;
+  shm::Word& shown = reinterpret_cast<shm::SequenceBlock*>(block_->data())->ring_start;
+  // Epochs may drain out of order; the start only moves on.
+  if (token > shown.load()) shown.store(token);
+}
+
+void TailHandle::Close() {
+  MutexLock lock(mutex_);
+  closed_ = true;
+}
+
+absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory,
+                                                        std::shared_ptr<Control> control,
+                                                        std::uint32_t commit_slot) {
+  MutexLock lock(mutex_);
+  if (absl::Status status = Usable(); !status.ok()) return status;
+  if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
+  const std::uint64_t tokens = TokensInSegments();
+  for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
+    const std::uint64_t held = lanes_[model_->layout().lane(layer, 0)].tail_start;
+    if (held != tokens) {
+      return absl::FailedPreconditionError(
+          Concat("layer ", layer, " of ", id_.ToString(), " holds ", held,
+                       " tokens where another holds ", tokens,
+                       "; append the missing layers before decoding"));
+    }
+  }
+  absl::StatusOr<TailRegion> region = memory.Allocate(model_->layout().tail_bytes());
+  if (!region.ok()) return region.status();
+  ++tail_generation_;
+  // The commit word counts from the low 16 bits of the generation, which must not read as "none".
+  if ((tail_generation_ & 0xffffu) == 0) ++tail_generation_;
+  const OpenedTail opened = {region->extent(), region->extent_bytes(), region->offset(),
+                             tail_generation_, tokens};
+  block().ring_start.store(tokens);
+  {
+    MutexLock tail_lock(tail_mutex_);
+    tail_ = std::make_shared<TailHandle>(*std::move(region), std::move(control), commit_slot,
+                                         tail_generation_, block_);
+  }
+  block().tail_generation.store(tail_generation_);
+  block().version.fetch_add(1);
+  return opened;
+}
+
+// The tokens the sequence holds, the committed ones of the tail included. A count that cannot be
+// fails the sequence: its worker lies, or has lost its mind.
+absl::StatusOr<std::uint64_t> Sequence::CommittedLocked() {
+  const std::uint64_t in_segments = TokensInSegments();
+  const std::shared_ptr<const TailHandle> tail = this->tail();
+  if (tail == nullptr) return in_segments;
+  const std::optional<std::uint64_t> committed = tail->CommittedTokens();
+  if (!committed.has_value()) return in_segments;
+  const std::uint64_t limit = in_segments + model_->layout().ring_capacity();
+  if (*committed < in_segments || *committed > limit) {
+    return Fail(Concat("its committed count is ", *committed, "; possible are ", in_segments,
+                             " to ", limit));
+  }
+  return *committed;
+}
+
+absl::Status Sequence::AbsorbLocked(std::uint64_t upto) {
+  const std::uint64_t from = TokensInSegments();
+  std::shared_ptr<TailHandle> tail;
+  {
+    MutexLock lock(tail_mutex_);
+    tail = tail_;
+  }
+  const TailRows rows(model_->layout(), tail->region().data(), from);
+  Replaced replaced;
+  const AppendSpan span = {0, model_->layers(), from, upto - from};
+  if (absl::Status status = AppendLocked(span, rows, replaced); !status.ok()) return status;
+  // Readers pinned before may still look at the ring rows: they are free once the epoch drains.
+  FinishPublication(std::move(replaced), [weak = std::weak_ptr<TailHandle>(tail), upto]() {
+    if (const std::shared_ptr<TailHandle> held = weak.lock()) held->PublishRingStart(upto);
+  });
+  memory_.counters->tail_tokens_absorbed.fetch_add(upto - from, std::memory_order_relaxed);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::uint64_t> Sequence::AbsorbFullTiles() {
+  MutexLock lock(mutex_);
+  if (freed_ || !failure_.empty() || tail() == nullptr) return std::uint64_t{0};
+  absl::StatusOr<std::uint64_t> committed = CommittedLocked();
+  if (!committed.ok()) return committed.status();
+  const std::uint64_t from = TokensInSegments();
+  const std::uint64_t tokens =
+      (*committed - from) / kernels::kTileEntries * kernels::kTileEntries;
+  if (tokens == 0) return tokens;
+  if (absl::Status status = AbsorbLocked(from + tokens); !status.ok()) return status;
+  return tokens;
+}
+
+absl::Status Sequence::CloseTail() {
+  MutexLock lock(mutex_);
+  if (freed_ || !failure_.empty()) return absl::OkStatus();
+  return CloseTailLocked();
+}
+
+absl::Status Sequence::CloseTailLocked() {
+  if (tail() == nullptr) return absl::OkStatus();
+  absl::StatusOr<std::uint64_t> committed = CommittedLocked();
+  if (!committed.ok()) return committed.status();
+  if (*committed > TokensInSegments()) {
+    if (absl::Status status = AbsorbLocked(*committed); !status.ok()) return status;
+  }
+  DropTail();
+  return absl::OkStatus();
+}
+
+// Whatever was not absorbed is gone with it.
+void Sequence::DropTail() {
+  std::shared_ptr<TailHandle> tail;
+  {
+    MutexLock lock(tail_mutex_);
+    tail = std::exchange(tail_, nullptr);
+  }
+  if (tail == nullptr) return;
+  tail->Close();
+  block().tail_generation.store(0);
+  block().version.fetch_add(1);
+  // The rings may still be read by whoever is pinned; the region goes back when they have moved on.
+  memory_.epochs->Retire([tail = std::move(tail)]() mutable { tail = nullptr; }, 0);
+}
+
+}  // namespace tessera::cache

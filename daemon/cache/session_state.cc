@@ -1,0 +1,146 @@
+#include "daemon/cache/session_state.h"
+
+#include <utility>
+
+#include "daemon/base/strings.h"
+#include "proto/shm/layout.h"
+
+namespace tessera::cache {
+
+absl::StatusOr<std::unique_ptr<Staging>> Staging::Create(std::uint64_t bytes, pool::Account& node,
+                                                         pool::Account& tenant) {
+  absl::StatusOr<pool::Charge> tenant_charge = tenant.Reserve(pool::MemoryTag::kStaging, bytes);
+  if (!tenant_charge.ok()) return tenant_charge.status();
+  absl::StatusOr<pool::Charge> node_charge = node.Reserve(pool::MemoryTag::kStaging, bytes);
+  if (!node_charge.ok()) return node_charge.status();
+  absl::StatusOr<Memfd> memory = Memfd::Create("tessera-staging", bytes);
+  if (!memory.ok()) return memory.status();
+  if (absl::Status status = memory->Prefault(); !status.ok()) return status;
+  if (absl::Status status = memory->Seal(SealFor::kWorkerWrites); !status.ok()) return status;
+  absl::StatusOr<AddressRange> mapping =
+      AddressRange::Map(memory->fd(), bytes, Access::kReadOnly);
+  if (!mapping.ok()) return mapping.status();
+  std::unique_ptr<Staging> staging(new Staging());
+  staging->memory_ = *std::move(memory);
+  staging->mapping_ = *std::move(mapping);
+  staging->node_charge_ = *std::move(node_charge);
+  staging->tenant_charge_ = *std::move(tenant_charge);
+  return staging;
+}
+
+absl::StatusOr<const std::byte*> Staging::Range(std::uint64_t offset, std::uint64_t bytes) const {
+  if (offset > mapping_.bytes() || bytes > mapping_.bytes() - offset) {
+    return absl::OutOfRangeError(Concat("staging offset ", offset, " with ", bytes,
+                                              " bytes does not fit the staging arena of ",
+                                              mapping_.bytes(), " bytes"));
+  }
+  return mapping_.data() + offset;
+}
+
+absl::StatusOr<std::shared_ptr<SessionState>> SessionState::Create(const Options& options) {
+  absl::StatusOr<std::shared_ptr<Control>> control = Control::Create();
+  if (!control.ok()) return control.status();
+  std::shared_ptr<SessionState> session(new SessionState(options));
+  session->pins_ = Control::Pins(*control);
+  session->control_ = *std::move(control);
+  session->tails_ = TailMemory::Create({.extent_bytes = options.tail_extent_bytes,
+                                        .node = options.node,
+                                        .tenant = options.tenant});
+  return session;
+}
+
+bool SessionState::TakeNonce(std::uint64_t nonce) {
+  MutexLock lock(mutex_);
+  return nonce == options_.nonce && !std::exchange(nonce_used_, true);
+}
+
+bool SessionState::mapped() const {
+  MutexLock lock(mutex_);
+  return nonce_used_;
+}
+
+absl::StatusOr<const Staging*> SessionState::staging() {
+  MutexLock lock(mutex_);
+  if (staging_ == nullptr) {
+    absl::StatusOr<std::unique_ptr<Staging>> created =
+        Staging::Create(options_.staging_bytes, *options_.node, *options_.tenant);
+    if (!created.ok()) return created.status();
+    staging_ = *std::move(created);
+  }
+  return staging_.get();
+}
+
+absl::StatusOr<const std::byte*> SessionState::StagingRange(std::uint64_t offset,
+                                                            std::uint64_t bytes) const {
+  MutexLock lock(mutex_);
+  if (staging_ == nullptr) {
+    return absl::FailedPreconditionError(
+        "the session has not fetched its staging arena; send the tensor inline");
+  }
+  return staging_->Range(offset, bytes);
+}
+
+void SessionState::Own(SequenceId sequence) {
+  MutexLock lock(mutex_);
+  owned_.insert(sequence);
+}
+
+void SessionState::Disown(SequenceId sequence) {
+  MutexLock lock(mutex_);
+  owned_.erase(sequence);
+}
+
+std::vector<SequenceId> SessionState::Owned() const {
+  MutexLock lock(mutex_);
+  return {owned_.begin(), owned_.end()};
+}
+
+absl::StatusOr<std::uint32_t> SessionState::TakeCommitSlot(
+    const std::shared_ptr<Sequence>& sequence) {
+  MutexLock lock(mutex_);
+  std::uint32_t slot;
+  if (const auto it = decoding_.find(sequence->id()); it != decoding_.end()) {
+    slot = it->second.slot;
+  } else if (!free_slots_.empty()) {
+    slot = free_slots_.back();
+    free_slots_.pop_back();
+  } else if (next_slot_ < shm::kCommitSlots) {
+    slot = next_slot_++;
+  } else {
+    return absl::ResourceExhaustedError(
+        Concat("the session decodes ", decoding_.size(), " sequences; the limit is ",
+                     shm::kCommitSlots));
+  }
+  decoding_[sequence->id()] = {slot, sequence};
+  control_->page().commits[slot].store(0, std::memory_order_release);
+  return slot;
+}
+
+void SessionState::ReturnCommitSlot(SequenceId sequence) {
+  MutexLock lock(mutex_);
+  const auto it = decoding_.find(sequence);
+  if (it == decoding_.end()) return;
+  free_slots_.push_back(it->second.slot);
+  decoding_.erase(it);
+}
+
+std::vector<std::shared_ptr<Sequence>> SessionState::Decoding() const {
+  std::vector<std::shared_ptr<Sequence>> sequences;
+  MutexLock lock(mutex_);
+  sequences.reserve(decoding_.size());
+  for (const auto& [id, slot] : decoding_) {
+    if (std::shared_ptr<Sequence> sequence = slot.sequence.lock()) {
+      sequences.push_back(std::move(sequence));
+    }
+  }
+  return sequences;
+}
+
+std::uint64_t SessionState::TakeRingFullWaits() {
+  const std::uint64_t now = control_->page().ring_full_waits.load(std::memory_order_relaxed);
+  MutexLock lock(mutex_);
+  const std::uint64_t before = std::exchange(ring_full_waits_, now);
+  return now > before ? now - before : 0;
+}
+
+}  // namespace tessera::cache

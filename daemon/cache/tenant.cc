@@ -1,0 +1,339 @@
+#include "daemon/cache/tenant.h"
+
+#include <thread>
+#include <utility>
+
+#include "daemon/base/check.h"
+#include "daemon/base/random.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::cache {
+
+namespace {
+
+constexpr std::uint64_t kPoolSlabBytes = 1024 * 1024;
+constexpr std::uint32_t kOwnReaderSlots = 256;
+// Address space for a directory: blocks and snapshots of far more lanes than a node can hold.
+constexpr std::uint32_t kDirectoryExtents = 4096;
+static_assert(kDirectoryExtents <= shm::kMaxDirectoryExtents);
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
+  std::unique_ptr<Tenant> tenant(new Tenant(options));
+  absl::StatusOr<std::unique_ptr<Directory>> directory = Directory::Create(
+      {.extent_bytes = options.directory_extent_bytes,
+       .limit_bytes = options.directory_extent_bytes * kDirectoryExtents,
+       .instance = options.instance,
+       .node = options.node,
+       .tenant = &tenant->account_,
+       .source = options.directory_source,
+       .on_extent_gone = options.on_attention});
+  if (!directory.ok()) return directory.status();
+  tenant->directory_ = *std::move(directory);
+  absl::StatusOr<std::unique_ptr<pool::Pool>> pool =
+      pool::Pool::Create({.arena = {.extent_bytes = options.pool_extent_bytes,
+                                    .limit_bytes = options.pool_limit_bytes,
+                                    .node = options.node,
+                                    .tag = pool::MemoryTag::kPoolExtents,
+                                    .source = options.pool_source},
+                          .slab_bytes = kPoolSlabBytes,
+                          .tenant = &tenant->account_,
+                          .observer = tenant->directory_->pool_observer()});
+  if (!pool.ok()) return pool.status();
+  tenant->pool_ = *std::move(pool);
+  tenant->directory_->DescribePool(options.pool_extent_bytes, options.pool_limit_bytes);
+  tenant->epochs_ =
+      std::make_unique<pool::Epochs>(pool::Epochs::Options{.epoch = tenant->directory_->epoch(),
+                                                           .clock = options.clock,
+                                                           .pin_limit = options.pin_limit,
+                                                           .on_waiting = options.on_attention});
+  tenant->epochs_->AddSource(tenant->own_pins_);
+  tenant->memory_ = {tenant->directory_.get(), tenant->pool_.get(), tenant->epochs_.get(),
+                     options.kernels, &tenant->counters_};
+  return tenant;
+}
+
+Tenant::Tenant(const Options& options)
+    : options_(options),
+      account_(Concat("tenant ", options.name), options.hard_limit_bytes),
+      own_slots_(new shm::ReaderSlot[kOwnReaderSlots]()) {
+  own_pins_ = std::make_shared<pool::PinSource>(
+      pool::PinSource{own_slots_.get(), kOwnReaderSlots, /*revocable=*/false});
+}
+
+Tenant::~Tenant() {
+  for (const std::shared_ptr<SessionState>& session : Sessions()) EndSession(session->id());
+  MutexLock lock(mutex_);
+  for (auto& [id, sequence] : sequences_) sequence->Free();
+  sequences_.clear();
+}
+
+std::uint64_t Tenant::NextId() {
+  // The tenant is part of the id, so that ids are unique on the node and a lookup by id touches
+  // one tenant only.
+  return (options_.id.value() << 48) | next_id_.fetch_add(1, std::memory_order_relaxed);
+}
+
+// ---- sessions
+
+absl::StatusOr<std::shared_ptr<SessionState>> Tenant::OpenSession(const NewSession& hello) {
+  absl::StatusOr<std::shared_ptr<SessionState>> session =
+      SessionState::Create({.id = SessionId(NextId()),
+                            .secret = NewSecret64(),
+                            .nonce = NewSecret64(),
+                            .worker_name = hello.worker_name,
+                            .group = hello.group,
+                            .rank = hello.rank,
+                            .staging_bytes = options_.staging_bytes,
+                            .tail_extent_bytes = options_.tail_extent_bytes,
+                            .node = options_.node,
+                            .tenant = &account_,
+                            .attached = options_.clock->Now()});
+  if (!session.ok()) return session.status();
+  epochs_->AddSource((*session)->pins());
+  MutexLock lock(mutex_);
+  sessions_[(*session)->id()] = *session;
+  return session;
+}
+
+void Tenant::EndSession(SessionId id) {
+  std::shared_ptr<SessionState> session;
+  {
+    MutexLock lock(mutex_);
+    const auto it = sessions_.find(id);
+    if (it == sessions_.end()) return;
+    session = std::move(it->second);
+    sessions_.erase(it);
+  }
+  // Pins first: what the sequences give back need not wait for a reader that is gone.
+  epochs_->RemoveSource(session->pins().get());
+  for (SequenceId sequence : session->Owned()) (void)FreeSequence(sequence);
+  counters_.tail_full_waits.fetch_add(session->TakeRingFullWaits(), std::memory_order_relaxed);
+}
+
+absl::StatusOr<std::shared_ptr<SessionState>> Tenant::FindSession(SessionId id,
+                                                                  std::uint64_t secret) const {
+  MutexLock lock(mutex_);
+  const auto it = sessions_.find(id);
+  if (it == sessions_.end() || it->second->options().secret != secret) {
+    return absl::UnauthenticatedError(
+        Concat(id.ToString(), " is not attached here, or its key is wrong"));
+  }
+  return it->second;
+}
+
+std::vector<std::shared_ptr<SessionState>> Tenant::Sessions() const {
+  std::vector<std::shared_ptr<SessionState>> sessions;
+  MutexLock lock(mutex_);
+  for (const auto& [id, session] : sessions_) sessions.push_back(session);
+  return sessions;
+}
+
+// ---- models
+
+absl::StatusOr<std::shared_ptr<const Model>> Tenant::RegisterModel(ModelSpec spec) {
+  absl::StatusOr<Model> model =
+      Model::Create(ModelId(NextId()), std::move(spec), options_.ring_tiles);
+  if (!model.ok()) return model.status();
+  MutexLock lock(mutex_);
+  for (const auto& [id, known] : models_) {
+    if (known->spec().name != model->spec().name) continue;
+    if (known->spec() == model->spec()) return known;
+    return absl::AlreadyExistsError(
+        Concat("model \"", known->spec().name,
+                     "\" is registered with another geometry; choose another name"));
+  }
+  if (models_.size() >= options_.max_models) {
+    return absl::ResourceExhaustedError(Concat("tenant ", name(), " has ", models_.size(),
+                                                     " models; the limit is ",
+                                                     options_.max_models));
+  }
+  auto shared = std::make_shared<const Model>(*std::move(model));
+  models_[shared->id()] = shared;
+  return shared;
+}
+
+absl::StatusOr<std::shared_ptr<const Model>> Tenant::FindModel(ModelId id) const {
+  MutexLock lock(mutex_);
+  const auto it = models_.find(id);
+  if (it == models_.end()) return absl::NotFoundError(Concat("no ", id.ToString()));
+  return it->second;
+}
+
+// ---- sequences
+
+absl::Status Tenant::AdmitSequence(const std::shared_ptr<Sequence>& sequence,
+                                   SessionState& session) {
+  MutexLock lock(mutex_);
+  if (sequences_.size() >= options_.max_sequences) {
+    return absl::ResourceExhaustedError(Concat("tenant ", name(), " has ", sequences_.size(),
+                                                     " sequences; the limit is ",
+                                                     options_.max_sequences));
+  }
+  // A session that ended while this call ran would never free it.
+  if (!sessions_.contains(session.id())) {
+    return absl::UnauthenticatedError(Concat(session.id().ToString(), " has ended"));
+  }
+  session.Own(sequence->id());
+  sequences_[sequence->id()] = sequence;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Tenant::CreateSequence(SessionState& session,
+                                                                 ModelId model_id) {
+  absl::StatusOr<std::shared_ptr<const Model>> model = FindModel(model_id);
+  if (!model.ok()) return model.status();
+  absl::StatusOr<std::shared_ptr<Sequence>> sequence =
+      Sequence::Create(memory_, SequenceId(NextId()), *model, session.id());
+  if (!sequence.ok()) return sequence.status();
+  if (absl::Status status = AdmitSequence(*sequence, session); !status.ok()) return status;
+  return sequence;
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Tenant::Fork(SessionState& session, SequenceId parent) {
+  absl::StatusOr<std::shared_ptr<Sequence>> from = FindSequence(parent);
+  if (!from.ok()) return from.status();
+  absl::StatusOr<std::shared_ptr<Sequence>> child =
+      (*from)->Fork(SequenceId(NextId()), session.id());
+  if (!child.ok()) return child.status();
+  if (absl::Status status = AdmitSequence(*child, session); !status.ok()) return status;
+  return child;
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Tenant::FindSequence(SequenceId id) const {
+  MutexLock lock(mutex_);
+  const auto it = sequences_.find(id);
+  if (it == sequences_.end()) return absl::NotFoundError(Concat("no ", id.ToString()));
+  return it->second;
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Tenant::FindOwned(const SessionState& session,
+                                                            SequenceId id) const {
+  absl::StatusOr<std::shared_ptr<Sequence>> sequence = FindSequence(id);
+  if (!sequence.ok()) return sequence;
+  if ((*sequence)->owner() != session.id()) {
+    return absl::FailedPreconditionError(
+        Concat(id.ToString(), " is owned by ", (*sequence)->owner().ToString(), ", not by ",
+                     session.id().ToString(), "; hand it over, or fork it"));
+  }
+  return sequence;
+}
+
+absl::Status Tenant::Handover(SequenceId id, SessionState& from, SessionId to) {
+  absl::StatusOr<std::shared_ptr<Sequence>> sequence = FindOwned(from, id);
+  if (!sequence.ok()) return sequence.status();
+  if (absl::Status status = (*sequence)->CloseTail(); !status.ok()) return status;
+  from.ReturnCommitSlot(id);
+  MutexLock lock(mutex_);
+  const auto receiver = sessions_.find(to);
+  if (receiver == sessions_.end()) {
+    return absl::NotFoundError(Concat("no ", to.ToString(), " to hand ", id.ToString(),
+                                            " over to"));
+  }
+  if (!sequences_.contains(id)) return absl::NotFoundError(Concat("no ", id.ToString()));
+  from.Disown(id);
+  (*sequence)->set_owner(to);
+  receiver->second->Own(id);
+  return absl::OkStatus();
+}
+
+absl::Status Tenant::FreeSequence(SequenceId id) {
+  std::shared_ptr<Sequence> sequence;
+  {
+    MutexLock lock(mutex_);
+    const auto it = sequences_.find(id);
+    if (it == sequences_.end()) return absl::NotFoundError(Concat("no ", id.ToString()));
+    sequence = std::move(it->second);
+    sequences_.erase(it);
+    if (const auto owner = sessions_.find(sequence->owner()); owner != sessions_.end()) {
+      owner->second->Disown(id);
+      owner->second->ReturnCommitSlot(id);
+    }
+  }
+  sequence->Free();
+  return absl::OkStatus();
+}
+
+std::vector<std::shared_ptr<Sequence>> Tenant::Sequences() const {
+  std::vector<std::shared_ptr<Sequence>> sequences;
+  MutexLock lock(mutex_);
+  for (const auto& [id, sequence] : sequences_) sequences.push_back(sequence);
+  return sequences;
+}
+
+std::size_t Tenant::sequence_count() const {
+  MutexLock lock(mutex_);
+  return sequences_.size();
+}
+
+// ---- tails
+
+absl::StatusOr<std::vector<Tenant::TailPlace>> Tenant::OpenTails(
+    SessionState& session, const std::vector<SequenceId>& ids) {
+  std::vector<TailPlace> places;
+  absl::Status failed = absl::OkStatus();
+  for (SequenceId id : ids) {
+    absl::StatusOr<std::shared_ptr<Sequence>> sequence = FindOwned(session, id);
+    if (!sequence.ok()) {
+      failed = sequence.status();
+      break;
+    }
+    // The old tail goes first: its commit slot is the one that is taken again.
+    failed = (*sequence)->CloseTail();
+    if (!failed.ok()) break;
+    absl::StatusOr<std::uint32_t> slot = session.TakeCommitSlot(*sequence);
+    if (!slot.ok()) {
+      failed = slot.status();
+      break;
+    }
+    absl::StatusOr<Sequence::OpenedTail> tail =
+        (*sequence)->OpenTail(session.tails(), session.control(), *slot);
+    if (!tail.ok()) {
+      session.ReturnCommitSlot(id);
+      failed = tail.status();
+      break;
+    }
+    places.push_back({id, *slot, *tail});
+  }
+  if (failed.ok()) return places;
+  for (const TailPlace& place : places) (void)CloseTails(session, {place.sequence});
+  return failed;
+}
+
+absl::StatusOr<std::vector<std::uint64_t>> Tenant::CloseTails(SessionState& session,
+                                                              const std::vector<SequenceId>& ids) {
+  std::vector<std::uint64_t> tokens;
+  for (SequenceId id : ids) {
+    absl::StatusOr<std::shared_ptr<Sequence>> sequence = FindOwned(session, id);
+    if (!sequence.ok()) return sequence.status();
+    if (absl::Status status = (*sequence)->CloseTail(); !status.ok()) return status;
+    session.ReturnCommitSlot(id);
+    tokens.push_back((*sequence)->Describe(/*lanes=*/false).tokens);
+  }
+  return tokens;
+}
+
+// ---- the daemon's own readers
+
+Tenant::Reader::Reader(Tenant& tenant) : slot_(nullptr), word_(0) {
+  const shm::Word& epoch = tenant.epochs_->epoch();
+  for (std::uint32_t i = static_cast<std::uint32_t>(
+           std::hash<std::thread::id>{}(std::this_thread::get_id()));
+       ; ++i) {
+    shm::Word& slot = tenant.own_slots_[i % kOwnReaderSlots].word;
+    std::uint64_t expected = shm::kPinFree;
+    // Claimed with a pin on the epoch of this moment, then pinned properly.
+    if (slot.compare_exchange_strong(expected, shm::PinWord(epoch.load()))) {
+      slot_ = &slot;
+      word_ = shm::Pin(slot, epoch);
+      return;
+    }
+  }
+}
+
+Tenant::Reader::~Reader() {
+  TESSERA_CHECK(shm::Unpin(*slot_, word_), "the daemon's own readers are never revoked");
+}
+
+}  // namespace tessera::cache

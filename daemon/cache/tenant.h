@@ -1,0 +1,142 @@
+// A security and quota domain: its memory, its models, its sequences and its sessions. Nothing here
+// is shared with another tenant; no call of one waits for a call of another.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/ids.h"
+#include "daemon/base/mutex.h"
+#include "daemon/cache/directory.h"
+#include "daemon/cache/model.h"
+#include "daemon/cache/sequence.h"
+#include "daemon/cache/session_state.h"
+#include "daemon/cache/tenant_memory.h"
+#include "daemon/pool/epochs.h"
+#include "daemon/pool/pool.h"
+
+namespace tessera::cache {
+
+class Tenant {
+ public:
+  struct Options {
+    TenantId id;
+    std::string name;
+    std::string token;
+    std::uint64_t hard_limit_bytes = 0;  // 0: the node's limit alone
+    std::uint64_t pool_extent_bytes = 0;
+    std::uint64_t pool_limit_bytes = 0;  // address space; whole extents
+    std::uint64_t directory_extent_bytes = 0;
+    std::uint64_t instance = 0;
+    std::uint32_t ring_tiles = 0;
+    std::uint64_t staging_bytes = 0;
+    std::uint64_t tail_extent_bytes = 0;
+    std::uint32_t max_models = 0;
+    std::uint32_t max_sequences = 0;
+    Clock::Duration pin_limit{};
+    pool::Account* node = nullptr;
+    pool::ExtentSource* pool_source = nullptr;       // the device's
+    pool::ExtentSource* directory_source = nullptr;  // always host memory
+    const kernels::Implementation* kernels = nullptr;
+    const Clock* clock = nullptr;
+    // Something starts to wait for readers, or an extent went: the event loop should look.
+    std::function<void()> on_attention;
+  };
+  static absl::StatusOr<std::unique_ptr<Tenant>> Create(const Options& options);
+  ~Tenant();
+
+  const Options& options() const { return options_; }
+  const std::string& name() const { return options_.name; }
+  const pool::Account& account() const { return account_; }
+  Directory& directory() { return *directory_; }
+  pool::Pool& pool() { return *pool_; }
+  pool::Epochs& epochs() { return *epochs_; }
+  TenantCounters& counters() { return counters_; }
+
+  // ---- sessions
+  struct NewSession {
+    std::string worker_name;
+    std::string group;
+    std::uint32_t rank = 0;
+  };
+  absl::StatusOr<std::shared_ptr<SessionState>> OpenSession(const NewSession& hello);
+  // Frees what the session owns and forgets it. Idempotent.
+  void EndSession(SessionId id);
+  // UNAUTHENTICATED where the session is unknown or the secret wrong.
+  absl::StatusOr<std::shared_ptr<SessionState>> FindSession(SessionId id,
+                                                            std::uint64_t secret) const;
+  std::vector<std::shared_ptr<SessionState>> Sessions() const;
+
+  // ---- models
+  absl::StatusOr<std::shared_ptr<const Model>> RegisterModel(ModelSpec spec);
+  absl::StatusOr<std::shared_ptr<const Model>> FindModel(ModelId id) const;
+
+  // ---- sequences
+  absl::StatusOr<std::shared_ptr<Sequence>> CreateSequence(SessionState& session, ModelId model);
+  absl::StatusOr<std::shared_ptr<Sequence>> Fork(SessionState& session, SequenceId parent);
+  absl::StatusOr<std::shared_ptr<Sequence>> FindSequence(SequenceId id) const;
+  absl::Status Handover(SequenceId id, SessionState& from, SessionId to);
+  // NOT_FOUND where there is none.
+  absl::Status FreeSequence(SequenceId id);
+  std::vector<std::shared_ptr<Sequence>> Sequences() const;
+  std::size_t sequence_count() const;
+
+  // All or none of them get tail rings of `session`, which must own them.
+  struct TailPlace {
+    SequenceId sequence;
+    std::uint32_t commit_slot;
+    Sequence::OpenedTail tail;
+  };
+  absl::StatusOr<std::vector<TailPlace>> OpenTails(SessionState& session,
+                                                   const std::vector<SequenceId>& ids);
+  // Returns the tokens each sequence holds then. Stops at the first that cannot be closed.
+  absl::StatusOr<std::vector<std::uint64_t>> CloseTails(SessionState& session,
+                                                        const std::vector<SequenceId>& ids);
+
+  // A slot for the daemon's own reads; blocks nobody, never revoked.
+  class Reader {
+   public:
+    explicit Reader(Tenant& tenant);
+    ~Reader();
+    Reader(const Reader&) = delete;
+    Reader& operator=(const Reader&) = delete;
+
+   private:
+    shm::Word* slot_;
+    std::uint64_t word_;
+  };
+
+ private:
+  explicit Tenant(const Options& options);
+  std::uint64_t NextId();
+  absl::Status AdmitSequence(const std::shared_ptr<Sequence>& sequence, SessionState& session);
+  absl::StatusOr<std::shared_ptr<Sequence>> FindOwned(const SessionState& session,
+                                                      SequenceId id) const;
+
+  const Options options_;
+  pool::Account account_;
+  TenantCounters counters_;
+  std::unique_ptr<Directory> directory_;
+  std::unique_ptr<pool::Pool> pool_;
+  std::unique_ptr<pool::Epochs> epochs_;
+  TenantMemory memory_{};
+  std::shared_ptr<pool::PinSource> own_pins_;
+  std::unique_ptr<shm::ReaderSlot[]> own_slots_;
+  std::atomic<std::uint64_t> next_id_{1};
+
+  mutable Mutex mutex_;
+  absl::flat_hash_map<SessionId, std::shared_ptr<SessionState>> sessions_
+      TESSERA_GUARDED_BY(mutex_);
+  absl::flat_hash_map<ModelId, std::shared_ptr<const Model>> models_ TESSERA_GUARDED_BY(mutex_);
+  absl::flat_hash_map<SequenceId, std::shared_ptr<Sequence>> sequences_
+      TESSERA_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera::cache

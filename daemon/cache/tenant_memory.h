@@ -1,0 +1,33 @@
+// What every sequence of a tenant works with. The tenant owns all of it and outlives its sequences.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "daemon/cache/directory.h"
+#include "daemon/pool/epochs.h"
+#include "daemon/pool/pool.h"
+#include "kernels/dispatch/implementation.h"
+
+namespace tessera::cache {
+
+// Counts since start; each is a metric of its own.
+struct TenantCounters {
+  std::atomic<std::uint64_t> tokens_appended{0};       // by Append, over all layers once
+  std::atomic<std::uint64_t> tail_tokens_absorbed{0};  // from tails into segments
+  std::atomic<std::uint64_t> tiles_written{0};
+  std::atomic<std::uint64_t> snapshots_published{0};
+  std::atomic<std::uint64_t> sequences_failed{0};
+  std::atomic<std::uint64_t> attend_requests{0};
+  std::atomic<std::uint64_t> tail_full_waits{0};
+};
+
+struct TenantMemory {
+  Directory* directory;
+  pool::Pool* pool;
+  pool::Epochs* epochs;
+  const kernels::Implementation* kernels;
+  TenantCounters* counters;
+};
+
+}  // namespace tessera::cache

@@ -1,0 +1,101 @@
+#include "daemon/config/address.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include <charconv>
+
+#include "absl/status/status.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::config {
+namespace {
+
+absl::Status BadAddress(std::string_view text, std::string_view why) {
+  return absl::InvalidArgumentError(Concat("\"", text, "\" is not an address: ", why));
+}
+
+bool IsIpv6(const std::string& host) {
+  in6_addr address;
+  return inet_pton(AF_INET6, host.c_str(), &address) == 1;
+}
+
+// Letters, digits, '-', '.' and '_': host names and IPv4 addresses.
+bool IsHostName(std::string_view host) {
+  for (const char c : host) {
+    const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    const bool digit = c >= '0' && c <= '9';
+    if (!letter && !digit && c != '-' && c != '.' && c != '_') return false;
+  }
+  return !host.empty() && host.size() <= 253;
+}
+
+}  // namespace
+
+std::string HostPort::ToString() const {
+  const bool brackets = host.find(':') != std::string::npos;
+  return Concat(brackets ? "[" : "", host, brackets ? "]" : "", ":", port);
+}
+
+bool HostPort::IsLoopback() const {
+  if (host == "localhost") return true;
+  in6_addr six;
+  if (inet_pton(AF_INET6, host.c_str(), &six) == 1) return IN6_IS_ADDR_LOOPBACK(&six) != 0;
+  in_addr four;
+  return inet_pton(AF_INET, host.c_str(), &four) == 1 && ntohl(four.s_addr) >> 24 == 127;
+}
+
+std::string ListenAddress::ToString() const {
+  return is_unix() ? Concat("unix:", unix_path) : tcp.ToString();
+}
+
+absl::StatusOr<HostPort> ParseHostPort(std::string_view text) {
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos) return BadAddress(text, "expected host:port");
+  std::string_view host = text.substr(0, colon);
+  const std::string_view port_text = text.substr(colon + 1);
+
+  HostPort address;
+  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
+    address.host = std::string(host.substr(1, host.size() - 2));
+    if (!IsIpv6(address.host)) return BadAddress(text, "no IPv6 address in the brackets");
+  } else {
+    address.host = std::string(host);
+    if (host.empty()) return BadAddress(text, "the host is missing (0.0.0.0 is every interface)");
+    if (host.find(':') != std::string_view::npos) {
+      return BadAddress(text, "write IPv6 addresses in brackets, as in [::1]:9000");
+    }
+    if (!IsHostName(host)) return BadAddress(text, "not a host name");
+  }
+  const char* const end = port_text.data() + port_text.size();
+  const auto parsed = std::from_chars(port_text.data(), end, address.port);
+  if (port_text.empty() || parsed.ec != std::errc() || parsed.ptr != end) {
+    return BadAddress(text, Concat("the port \"", port_text, "\" is not from 0 to 65535"));
+  }
+  return address;
+}
+
+absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text) {
+  constexpr std::string_view kScheme = "unix:";
+  if (!text.starts_with(kScheme)) {
+    if (text.starts_with("unix-abstract:") || text.starts_with("/")) {
+      return BadAddress(text, "write a Unix socket as unix:PATH");
+    }
+    const absl::StatusOr<HostPort> tcp = ParseHostPort(text);
+    if (!tcp.ok()) return tcp.status();
+    return ListenAddress{.unix_path = "", .tcp = *tcp};
+  }
+  std::string_view path = text.substr(kScheme.size());
+  if (path.starts_with("//")) path.remove_prefix(2);  // unix:///run/x is unix:/run/x
+  if (path.empty()) return BadAddress(text, "the path is missing");
+  if (path.size() > kMaxUnixPath) {
+    return BadAddress(
+        text, Concat("the path has ", path.size(), " bytes, the system's limit is ", kMaxUnixPath));
+  }
+  if (path.find('\0') != std::string_view::npos) {
+    return BadAddress(text, "the path has a zero byte in it");
+  }
+  return ListenAddress{.unix_path = std::string(path), .tcp = {}};
+}
+
+}  // namespace tessera::config

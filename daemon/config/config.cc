@@ -1,0 +1,57 @@
+#include "daemon/config/config.h"
+
+#include <charconv>
+
+#include "absl/status/status.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::config {
+
+std::string DeviceChoice::ToString() const {
+  switch (kind) {
+    case Kind::kAuto:
+      return "auto";
+    case Kind::kCpu:
+      return "cpu";
+    case Kind::kCuda:
+      return Concat("cuda:", ordinal);
+  }
+  return "unknown";
+}
+
+absl::StatusOr<DeviceChoice> ParseDevice(std::string_view text) {
+  using Kind = DeviceChoice::Kind;
+  if (text == "auto") return DeviceChoice{.kind = Kind::kAuto};
+  if (text == "cpu") return DeviceChoice{.kind = Kind::kCpu};
+  constexpr std::string_view kCuda = "cuda:";
+  if (text.starts_with(kCuda)) {
+    DeviceChoice device{.kind = Kind::kCuda};
+    const char* const end = text.data() + text.size();
+    const auto parsed = std::from_chars(text.data() + kCuda.size(), end, device.ordinal);
+    if (parsed.ec == std::errc() && parsed.ptr == end && device.ordinal < 1024) return device;
+  }
+  return absl::InvalidArgumentError(
+      Concat("\"", text, "\" is not a device: auto, cpu or cuda:N with N below 1024"));
+}
+
+std::vector<std::string> Warnings(const Config& config) {
+  std::vector<std::string> warnings;
+  for (const ListenAddress& address : config.listen) {
+    if (address.is_unix() || address.tcp.IsLoopback()) continue;
+    for (const Tenant& tenant : config.tenants) {
+      if (!tenant.token.empty()) continue;
+      warnings.push_back(Concat("listen: ", address.ToString(), " is open to the network, and ",
+                                "tenant \"", tenant.name, "\" has no token: anyone may attach"));
+    }
+    if (config.admin_over_tcp) {
+      warnings.push_back(Concat("admin_over_tcp: whoever reaches ", address.ToString(),
+                                " may evict sequences and drain the daemon"));
+    }
+  }
+  if ((config.unix_socket_mode & 0007) != 0) {
+    warnings.push_back("unix_socket_mode: every user of this machine may reach the Unix sockets");
+  }
+  return warnings;
+}
+
+}  // namespace tessera::config

@@ -1,0 +1,74 @@
+// The daemon's configuration as the daemon uses it: plain, typed, complete and valid. Built by
+// LoadConfig; the fields, their units and limits are documented in proto/tessera/v1/config.proto.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/base/bytes.h"
+#include "daemon/base/log.h"
+#include "daemon/config/address.h"
+
+namespace tessera::config {
+
+struct DeviceChoice {
+  enum class Kind : std::uint8_t { kAuto, kCpu, kCuda };
+  Kind kind = Kind::kAuto;
+  std::uint32_t ordinal = 0;  // of a CUDA device
+
+  std::string ToString() const;  // "auto", "cpu", "cuda:1"
+  friend bool operator==(const DeviceChoice&, const DeviceChoice&) = default;
+};
+absl::StatusOr<DeviceChoice> ParseDevice(std::string_view text);
+
+struct Tenant {
+  std::string name;
+  std::string token;       // what Hello must present, wherever it came from; empty: nothing
+  std::string token_file;  // where it came from, if not from the configuration itself
+  std::uint64_t soft_limit_bytes = 0;
+  std::uint64_t hard_limit_bytes = 0;
+
+  friend bool operator==(const Tenant&, const Tenant&) = default;
+};
+
+// The initialisers are the defaults. Where 0 means "derived" (pool_bytes and the tenants' limits),
+// a loaded Config holds the derived value.
+struct Config {
+  std::vector<ListenAddress> listen = {{.unix_path = "/run/tessera/tesserad.sock", .tcp = {}}};
+  std::uint32_t unix_socket_mode = 0660;
+  bool admin_over_tcp = false;
+  std::optional<HostPort> metrics_address = HostPort{.host = "127.0.0.1", .port = 9464};
+
+  DeviceChoice device;
+  std::uint64_t pool_bytes = 0;
+  std::uint64_t pool_extent_bytes = 64 * kMiB;
+  std::uint64_t staging_bytes = 64 * kMiB;  // per session
+  std::uint32_t tail_ring_tiles = 4;
+  std::uint64_t tail_extent_bytes = 16 * kMiB;
+  std::uint64_t directory_extent_bytes = 2 * kMiB;
+
+  std::uint32_t max_sessions = 64;
+  std::uint32_t max_sequences_per_tenant = 65536;
+  std::uint32_t max_models_per_tenant = 64;
+  std::uint64_t max_message_bytes = 16 * kMiB;
+
+  std::uint32_t compactor_threads = 1;
+  std::chrono::milliseconds pin_limit{2000};
+  std::chrono::milliseconds drain_limit{10000};
+
+  LogLevel log_level = LogLevel::kInfo;
+  LogFormat log_format = LogFormat::kText;
+  std::vector<Tenant> tenants = {{.name = "default"}};
+
+  friend bool operator==(const Config&, const Config&) = default;
+};
+
+// What is allowed but seldom meant, one sentence each, for the log at start.
+std::vector<std::string> Warnings(const Config& config);
+
+}  // namespace tessera::config

@@ -1,0 +1,174 @@
+#include "daemon/config/convert.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <charconv>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "daemon/base/check.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::config {
+namespace {
+
+using tessera::v1::DaemonConfig;
+using tessera::v1::TenantConfig;
+
+// `status` with the field's name before its message.
+absl::Status InField(std::string_view field, const absl::Status& status) {
+  return absl::Status(status.code(), Concat(field, ": ", status.message()));
+}
+
+absl::StatusOr<std::uint32_t> ParseMode(std::string_view text) {
+  std::uint32_t mode = 0;
+  const char* const end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, mode, 8);
+  if (parsed.ec != std::errc() || parsed.ptr != end || text.empty() || mode > 07777) {
+    return absl::InvalidArgumentError(
+        Concat("\"", text, "\" is not an octal file mode such as 0660"));
+  }
+  return mode;
+}
+
+std::string FormatMode(std::uint32_t mode) {
+  std::string text = "0000";
+  for (std::size_t i = 0; i < 4; ++i) text[3 - i] = static_cast<char>('0' + (mode >> 3 * i & 7));
+  return text;
+}
+
+Tenant TenantFromMessage(const TenantConfig& message) {
+  return {.name = message.name(),
+          .token = message.token(),
+          .token_file = message.token_file(),
+          .soft_limit_bytes = message.soft_limit_bytes(),
+          .hard_limit_bytes = message.hard_limit_bytes()};
+}
+
+// Fields whose text has a grammar of its own: addresses, device, mode, log level and format.
+absl::Status ParsedFromMessage(const DaemonConfig& message, Config& config) {
+  if (message.listen_size() > 0) config.listen.clear();
+  for (const std::string& text : message.listen()) {
+    auto address = ParseListenAddress(text);
+    if (!address.ok()) return InField("listen", address.status());
+    config.listen.push_back(*std::move(address));
+  }
+  // Parses `text` by `parse` into `out`, if the field is there.
+  const auto parsed = [](bool present, std::string_view field, std::string_view text,
+                         const auto& parse, auto& out) -> absl::Status {
+    if (!present) return absl::OkStatus();
+    auto value = parse(text);
+    if (!value.ok()) return InField(field, value.status());
+    out = *std::move(value);
+    return absl::OkStatus();
+  };
+  if (message.has_metrics_address() && message.metrics_address().empty()) {
+    config.metrics_address.reset();
+  } else if (absl::Status status =
+                 parsed(message.has_metrics_address(), "metrics_address", message.metrics_address(),
+                        ParseHostPort, config.metrics_address);
+             !status.ok()) {
+    return status;
+  }
+  for (const absl::Status& status : {
+           parsed(message.has_unix_socket_mode(), "unix_socket_mode", message.unix_socket_mode(),
+                  ParseMode, config.unix_socket_mode),
+           parsed(message.has_device(), "device", message.device(), ParseDevice, config.device),
+           parsed(message.has_log_level(), "log_level", message.log_level(), ParseLogLevel,
+                  config.log_level),
+           parsed(message.has_log_format(), "log_format", message.log_format(), ParseLogFormat,
+                  config.log_format),
+       }) {
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status FromJson(std::string_view json, DaemonConfig* message) {
+  google::protobuf::util::JsonParseOptions options;
+  options.ignore_unknown_fields = false;
+  const auto status =
+      google::protobuf::util::JsonStringToMessage({json.data(), json.size()}, message, options);
+  if (status.ok()) return absl::OkStatus();
+  return absl::InvalidArgumentError(Concat(status.message()));
+}
+
+std::string ToJson(const DaemonConfig& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = true;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  const auto status = google::protobuf::util::MessageToJsonString(message, &json, options);
+  TESSERA_CHECK(status.ok(), Concat("DaemonConfig to JSON: ", status.message()));
+  return json;
+}
+
+absl::StatusOr<Config> FromMessage(const DaemonConfig& message) {
+  Config config;
+  if (absl::Status status = ParsedFromMessage(message, config); !status.ok()) return status;
+
+  const auto set = [](bool present, const auto& value, auto& out) {
+    if (present) out = std::decay_t<decltype(out)>(value);
+  };
+  set(message.has_admin_over_tcp(), message.admin_over_tcp(), config.admin_over_tcp);
+  set(message.has_pool_bytes(), message.pool_bytes(), config.pool_bytes);
+  set(message.has_pool_extent_bytes(), message.pool_extent_bytes(), config.pool_extent_bytes);
+  set(message.has_staging_bytes(), message.staging_bytes(), config.staging_bytes);
+  set(message.has_tail_ring_tiles(), message.tail_ring_tiles(), config.tail_ring_tiles);
+  set(message.has_tail_extent_bytes(), message.tail_extent_bytes(), config.tail_extent_bytes);
+  set(message.has_directory_extent_bytes(), message.directory_extent_bytes(),
+      config.directory_extent_bytes);
+  set(message.has_max_sessions(), message.max_sessions(), config.max_sessions);
+  set(message.has_max_sequences_per_tenant(), message.max_sequences_per_tenant(),
+      config.max_sequences_per_tenant);
+  set(message.has_max_models_per_tenant(), message.max_models_per_tenant(),
+      config.max_models_per_tenant);
+  set(message.has_max_message_bytes(), message.max_message_bytes(), config.max_message_bytes);
+  set(message.has_compactor_threads(), message.compactor_threads(), config.compactor_threads);
+  set(message.has_pin_limit_ms(), message.pin_limit_ms(), config.pin_limit);
+  set(message.has_drain_limit_ms(), message.drain_limit_ms(), config.drain_limit);
+
+  if (message.tenants_size() > 0) config.tenants.clear();
+  for (const TenantConfig& tenant : message.tenants()) {
+    config.tenants.push_back(TenantFromMessage(tenant));
+  }
+  return config;
+}
+
+DaemonConfig ToMessage(const Config& config) {
+  DaemonConfig message;
+  for (const ListenAddress& address : config.listen) message.add_listen(address.ToString());
+  message.set_unix_socket_mode(FormatMode(config.unix_socket_mode));
+  message.set_admin_over_tcp(config.admin_over_tcp);
+  message.set_metrics_address(config.metrics_address ? config.metrics_address->ToString() : "");
+  message.set_device(config.device.ToString());
+  message.set_pool_bytes(config.pool_bytes);
+  message.set_pool_extent_bytes(config.pool_extent_bytes);
+  message.set_staging_bytes(config.staging_bytes);
+  message.set_tail_ring_tiles(config.tail_ring_tiles);
+  message.set_tail_extent_bytes(config.tail_extent_bytes);
+  message.set_directory_extent_bytes(config.directory_extent_bytes);
+  message.set_max_sessions(config.max_sessions);
+  message.set_max_sequences_per_tenant(config.max_sequences_per_tenant);
+  message.set_max_models_per_tenant(config.max_models_per_tenant);
+  message.set_max_message_bytes(config.max_message_bytes);
+  message.set_compactor_threads(config.compactor_threads);
+  message.set_pin_limit_ms(static_cast<std::uint32_t>(config.pin_limit.count()));
+  message.set_drain_limit_ms(static_cast<std::uint32_t>(config.drain_limit.count()));
+  message.set_log_level(std::string(LogLevelName(config.log_level)));
+  message.set_log_format(std::string(LogFormatName(config.log_format)));
+  for (const Tenant& tenant : config.tenants) {
+    TenantConfig* out = message.add_tenants();
+    out->set_name(tenant.name);
+    out->set_token(tenant.token_file.empty() ? tenant.token : "");
+    out->set_token_file(tenant.token_file);
+    out->set_soft_limit_bytes(tenant.soft_limit_bytes);
+    out->set_hard_limit_bytes(tenant.hard_limit_bytes);
+  }
+  return message;
+}
+
+}  // namespace tessera::config

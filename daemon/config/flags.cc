@@ -1,0 +1,237 @@
+#include "daemon/config/flags.h"
+
+#include <google/protobuf/descriptor.h>
+
+#include <array>
+#include <charconv>
+#include <limits>
+
+#include "absl/status/status.h"
+#include "daemon/base/bytes.h"
+#include "daemon/base/check.h"
+#include "daemon/base/strings.h"
+#include "daemon/config/convert.h"
+
+namespace tessera::config {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using tessera::v1::DaemonConfig;
+
+struct FlagRow {
+  std::string_view flag;
+  std::string_view value;  // what stands for the value in --help
+  const char* field;       // of DaemonConfig
+  std::string_view help;
+};
+
+// One row per field that a flag can set: all but the tenants. Types come from the message.
+constexpr std::array<FlagRow, 20> kRows = {{
+    {"listen", "ADDRESS", "listen",
+     "unix:PATH or host:port; repeat it or separate by commas for more than one"},
+    {"unix-socket-mode", "MODE", "unix_socket_mode", "octal file mode of the Unix sockets"},
+    {"admin-over-tcp", "BOOL", "admin_over_tcp", "serve the admin service over TCP too"},
+    {"metrics", "HOST:PORT", "metrics_address", "where Prometheus scrapes; empty: no metrics"},
+    {"device", "DEVICE", "device", "auto, cpu or cuda:N"},
+    {"pool-bytes", "BYTES", "pool_bytes",
+     "all tenants' pools together, e.g. 8GiB; 0: half of the device's memory"},
+    {"pool-extent-bytes", "BYTES", "pool_extent_bytes", "a pool grows and shrinks by this much"},
+    {"staging-bytes", "BYTES", "staging_bytes", "staging arena of one session, at most"},
+    {"tail-ring-tiles", "N", "tail_ring_tiles", "tiles in a lane's tail ring, a power of two"},
+    {"tail-extent-bytes", "BYTES", "tail_extent_bytes", "a session's tails grow by this much"},
+    {"directory-extent-bytes", "BYTES", "directory_extent_bytes",
+     "a tenant's directory grows by this much"},
+    {"max-sessions", "N", "max_sessions", "sessions attached at a time"},
+    {"max-sequences-per-tenant", "N", "max_sequences_per_tenant", "sequences held at a time"},
+    {"max-models-per-tenant", "N", "max_models_per_tenant", "models registered"},
+    {"max-message-bytes", "BYTES", "max_message_bytes", "one gRPC message, either way"},
+    {"compactor-threads", "N", "compactor_threads", "threads that encode and generate strategies"},
+    {"pin-limit-ms", "MS", "pin_limit_ms", "a reader's pin older than this is revoked"},
+    {"drain-limit-ms", "MS", "drain_limit_ms", "a draining daemon waits this long for sessions"},
+    {"log-level", "LEVEL", "log_level", "debug, info, warning, error or off"},
+    {"log-format", "FORMAT", "log_format", "text or json, on stderr"},
+}};
+
+const FlagRow* FindRow(std::string_view flag) {
+  for (const FlagRow& row : kRows) {
+    if (row.flag == flag) return &row;
+  }
+  return nullptr;
+}
+
+const FieldDescriptor* FieldOf(const FlagRow& row) {
+  const FieldDescriptor* field = DaemonConfig::descriptor()->FindFieldByName(row.field);
+  TESSERA_CHECK(field != nullptr, row.field);
+  return field;
+}
+
+absl::Status BadValue(const FlagRow& row, std::string_view why) {
+  return absl::InvalidArgumentError(Concat("--", row.flag, ": ", why));
+}
+
+void AddCommaSeparated(std::string_view value, const FieldDescriptor* field, DaemonConfig& out) {
+  while (true) {
+    const std::size_t comma = value.find(',');
+    out.GetReflection()->AddString(&out, field, std::string(Trim(value.substr(0, comma))));
+    if (comma == std::string_view::npos) return;
+    value.remove_prefix(comma + 1);
+  }
+}
+
+absl::Status SetField(const FlagRow& row, std::string_view value, DaemonConfig& out) {
+  const FieldDescriptor* field = FieldOf(row);
+  const google::protobuf::Reflection* reflection = out.GetReflection();
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_STRING:
+      if (field->is_repeated()) {
+        AddCommaSeparated(value, field, out);
+      } else {
+        reflection->SetString(&out, field, std::string(value));
+      }
+      return absl::OkStatus();
+    case FieldDescriptor::CPPTYPE_BOOL:
+      if (value != "true" && value != "false") {
+        return BadValue(row, Concat("\"", value, "\" is not true or false"));
+      }
+      reflection->SetBool(&out, field, value == "true");
+      return absl::OkStatus();
+    case FieldDescriptor::CPPTYPE_UINT32: {
+      std::uint32_t number = 0;
+      const char* const end = value.data() + value.size();
+      const auto parsed = std::from_chars(value.data(), end, number);
+      if (value.empty() || parsed.ec != std::errc() || parsed.ptr != end) {
+        return BadValue(row, Concat("\"", value, "\" is not a whole number from 0 to ",
+                                    std::numeric_limits<std::uint32_t>::max()));
+      }
+      reflection->SetUInt32(&out, field, number);
+      return absl::OkStatus();
+    }
+    case FieldDescriptor::CPPTYPE_UINT64: {
+      const absl::StatusOr<std::uint64_t> bytes = ParseBytes(value);
+      if (!bytes.ok()) return BadValue(row, AsStringView(bytes.status().message()));
+      reflection->SetUInt64(&out, field, *bytes);
+      return absl::OkStatus();
+    }
+    default:
+      break;
+  }
+  CheckFailed(__FILE__, __LINE__, "flag of a type that has no syntax", row.flag);
+}
+
+// The default of a field as --help shows it.
+std::string DefaultText(const FlagRow& row, const DaemonConfig& defaults) {
+  const FieldDescriptor* field = FieldOf(row);
+  const google::protobuf::Reflection* reflection = defaults.GetReflection();
+  if (field->is_repeated()) return reflection->GetRepeatedString(defaults, field, 0);
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_STRING:
+      return reflection->GetString(defaults, field);
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return reflection->GetBool(defaults, field) ? "true" : "false";
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return Concat(reflection->GetUInt32(defaults, field));
+    case FieldDescriptor::CPPTYPE_UINT64: {
+      const std::uint64_t bytes = reflection->GetUInt64(defaults, field);
+      return bytes == 0 ? "0" : FormatBytes(bytes);
+    }
+    default:
+      break;
+  }
+  CheckFailed(__FILE__, __LINE__, "flag of a type that has no syntax", row.flag);
+}
+
+// One argument, split at '='. `next` is the one after it, taken as the value where there is no '='.
+struct Argument {
+  std::string_view name;
+  std::optional<std::string_view> value;
+};
+
+absl::StatusOr<Argument> Split(std::string_view argument) {
+  if (argument == "-h") return Argument{"help", std::nullopt};
+  if (!argument.starts_with("--") || argument.size() == 2) {
+    return absl::InvalidArgumentError(
+        Concat("\"", argument, "\" is not a flag (--help lists them)"));
+  }
+  argument.remove_prefix(2);
+  const std::size_t equals = argument.find('=');
+  if (equals == std::string_view::npos) return Argument{argument, std::nullopt};
+  return Argument{argument.substr(0, equals), argument.substr(equals + 1)};
+}
+
+std::optional<Flags::Action> ActionOf(std::string_view name) {
+  if (name == "help") return Flags::Action::kHelp;
+  if (name == "version") return Flags::Action::kVersion;
+  if (name == "print-config") return Flags::Action::kPrintConfig;
+  return std::nullopt;
+}
+
+}  // namespace
+
+absl::StatusOr<Flags> ParseFlags(std::span<const std::string_view> args) {
+  Flags flags;
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    absl::StatusOr<Argument> argument = Split(args[i]);
+    if (!argument.ok()) return argument.status();
+    const std::string_view name = argument->name;
+
+    if (const auto action = ActionOf(name); action.has_value()) {
+      if (argument->value.has_value()) {
+        return absl::InvalidArgumentError(Concat("--", name, " takes no value"));
+      }
+      flags.action = *action;
+      if (*action != Flags::Action::kPrintConfig) return flags;
+      continue;
+    }
+    const FlagRow* row = FindRow(name);
+    if (row == nullptr && name != "config") {
+      return absl::InvalidArgumentError(Concat("--", name, " is not a flag (--help lists them)"));
+    }
+    if (!argument->value.has_value()) {
+      if (i + 1 == args.size()) {
+        return absl::InvalidArgumentError(Concat("--", name, " needs a value"));
+      }
+      argument->value = args[++i];
+    }
+    if (row == nullptr) {
+      if (flags.config_file.has_value()) {
+        return absl::InvalidArgumentError(Concat("--config is there twice: \"", *flags.config_file,
+                                                 "\" and \"", *argument->value, "\""));
+      }
+      flags.config_file = std::string(*argument->value);
+    } else if (absl::Status status = SetField(*row, *argument->value, flags.overrides);
+               !status.ok()) {
+      return status;
+    }
+  }
+  return flags;
+}
+
+void MergeFlags(const DaemonConfig& overrides, DaemonConfig& message) {
+  if (overrides.listen_size() > 0) message.clear_listen();
+  message.MergeFrom(overrides);
+}
+
+std::string HelpText() {
+  std::string text =
+      "tesserad: the daemon that holds the KV memory of this node's inference workers\n\n"
+      "Usage: tesserad [--config FILE] [flags]\n\n"
+      "A flag overrides the same field of the file. Byte counts take 4096, 512MiB, 8GiB, 1.5G.\n\n";
+  const auto line = [&text](std::string_view left, std::string_view help) {
+    constexpr std::size_t kColumn = 34;
+    Append(text, "  ", left);
+    text.append(left.size() < kColumn ? kColumn - left.size() : 1, ' ');
+    Append(text, help, "\n");
+  };
+  line("--config=FILE", "JSON of tessera.v1.DaemonConfig; tenants are set there");
+  const DaemonConfig defaults = ToMessage(Config{});
+  for (const FlagRow& row : kRows) {
+    line(Concat("--", row.flag, "=", row.value),
+         Concat(row.help, " (default ", DefaultText(row, defaults), ")"));
+  }
+  line("--print-config", "print the effective configuration as JSON and exit");
+  line("--version", "print the version and exit");
+  line("--help, -h", "print this and exit");
+  return text;
+}
+
+}  // namespace tessera::config

@@ -1,0 +1,37 @@
+// The limits of the configuration, one place: validation refuses by them and the comments of
+// config.proto name them (a test compares).
+#pragma once
+
+#include <cstdint>
+
+#include "daemon/base/bytes.h"
+
+namespace tessera::config {
+
+// What a CUDA device can export is a multiple of this, and huge pages have this size.
+inline constexpr std::uint64_t kExtentUnit = 2 * kMiB;
+
+struct Range {
+  std::uint64_t min;
+  std::uint64_t max;
+};
+
+inline constexpr Range kPoolExtentBytes = {kExtentUnit, 16 * kGiB};
+inline constexpr Range kStagingBytes = {kExtentUnit, 64 * kGiB};
+inline constexpr Range kTailRingTiles = {2, 64};
+inline constexpr Range kTailExtentBytes = {kExtentUnit, 16 * kGiB};
+inline constexpr Range kDirectoryExtentBytes = {kExtentUnit, kGiB};
+inline constexpr Range kMaxSessions = {1, 4096};
+inline constexpr Range kMaxSequencesPerTenant = {1, 1048576};
+inline constexpr Range kMaxModelsPerTenant = {1, 4096};
+inline constexpr Range kMaxMessageBytes = {64 * kKiB, 2147483647};  // gRPC counts in int
+inline constexpr Range kCompactorThreads = {1, 256};
+inline constexpr Range kPinLimitMs = {10, 600'000};
+inline constexpr Range kDrainLimitMs = {0, 3'600'000};
+inline constexpr Range kTenants = {1, 256};
+
+inline constexpr std::size_t kMaxTenantName = 63;  // characters
+inline constexpr std::size_t kMaxToken = 256;      // characters
+inline constexpr std::size_t kMaxConfigFile = kMiB;
+
+}  // namespace tessera::config

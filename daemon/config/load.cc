@@ -1,0 +1,117 @@
+#include "daemon/config/load.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "daemon/base/strings.h"
+#include "daemon/base/version.h"
+#include "daemon/config/convert.h"
+#include "daemon/config/flags.h"
+#include "daemon/config/limits.h"
+#include "daemon/platform/memory_limit.h"
+
+namespace tessera::config {
+namespace {
+
+absl::StatusOr<std::string> ReadFile(const std::string& path, std::size_t limit) {
+  const auto close = [](std::FILE* file) { std::fclose(file); };
+  const std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(path.c_str(), "rbe"), close);
+  if (file == nullptr) {
+    return absl::ErrnoToStatus(errno, Concat("cannot open \"", path, "\""));
+  }
+  std::string text(limit + 1, '\0');
+  errno = 0;
+  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
+  if (std::ferror(file.get()) != 0) {
+    return absl::ErrnoToStatus(errno, Concat("cannot read \"", path, "\""));
+  }
+  if (text.size() > limit) {
+    return absl::InvalidArgumentError(
+        Concat("\"", path, "\" has more than ", limit, " bytes, the limit"));
+  }
+  return text;
+}
+
+absl::Status ReadTokenFiles(Config& config) {
+  for (Tenant& tenant : config.tenants) {
+    if (tenant.token_file.empty()) continue;
+    const std::string field = Concat("token_file of tenant \"", tenant.name, "\"");
+    if (!tenant.token.empty()) {
+      return absl::InvalidArgumentError(Concat(field, ": there is a token too; give one of them"));
+    }
+    const absl::StatusOr<std::string> text = ReadFile(tenant.token_file, 4 * kMaxToken);
+    if (!text.ok()) {
+      return absl::Status(text.status().code(), Concat(field, ": ", text.status().message()));
+    }
+    tenant.token = std::string(Trim(*text));
+    // An empty file is a secret that is not there yet, and must not become "no token needed".
+    if (tenant.token.empty()) {
+      return absl::InvalidArgumentError(Concat(field, ": \"", tenant.token_file, "\" is empty"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Config> EffectiveConfig(const Flags& flags, const MemoryOf& memory_of) {
+  tessera::v1::DaemonConfig message;
+  if (flags.config_file.has_value()) {
+    const absl::StatusOr<std::string> json = ReadFile(*flags.config_file, kMaxConfigFile);
+    if (!json.ok()) {
+      return absl::Status(json.status().code(), Concat("--config: ", json.status().message()));
+    }
+    if (absl::Status status = FromJson(*json, &message); !status.ok()) {
+      return absl::Status(status.code(),
+                          Concat("--config: \"", *flags.config_file, "\": ", status.message()));
+    }
+  }
+  MergeFlags(flags.overrides, message);
+  absl::StatusOr<Config> config = FromMessage(message);
+  if (!config.ok()) return config;
+  if (absl::Status status = ReadTokenFiles(*config); !status.ok()) return status;
+
+  const absl::StatusOr<DeviceMemory> memory = memory_of(config->device);
+  if (!memory.ok()) {
+    return absl::Status(memory.status().code(), Concat("device: \"", config->device.ToString(),
+                                                       "\": ", memory.status().message()));
+  }
+  if (absl::Status status = ResolveDefaults(*memory, *config); !status.ok()) return status;
+  if (absl::Status status = Validate(*config, *memory); !status.ok()) return status;
+  return config;
+}
+
+}  // namespace
+
+absl::StatusOr<DeviceMemory> HostMemoryOf(const DeviceChoice& choice) {
+  if (choice.kind == DeviceChoice::Kind::kCuda) {
+    return absl::FailedPreconditionError("this build or this node has no CUDA device");
+  }
+  absl::StatusOr<MemoryLimit> limit = DetectMemoryLimit();
+  if (!limit.ok()) return limit.status();
+  return DeviceMemory{.bytes = limit->bytes, .source = std::move(limit->source)};
+}
+
+absl::StatusOr<Invocation> LoadConfig(std::span<const std::string_view> args,
+                                      const MemoryOf& memory_of) {
+  absl::StatusOr<Flags> flags = ParseFlags(args);
+  if (!flags.ok()) return flags.status();
+  if (flags->action == Flags::Action::kHelp) {
+    return Invocation{.config = {}, .print = HelpText()};
+  }
+  if (flags->action == Flags::Action::kVersion) {
+    return Invocation{.config = {}, .print = Concat("tesserad ", Version(), "\n")};
+  }
+  absl::StatusOr<Config> config = EffectiveConfig(*flags, memory_of);
+  if (!config.ok()) return config.status();
+  Invocation invocation{.config = *std::move(config), .print = std::nullopt};
+  if (flags->action == Flags::Action::kPrintConfig) {
+    invocation.print = PrintConfig(invocation.config);
+  }
+  return invocation;
+}
+
+std::string PrintConfig(const Config& config) { return ToJson(ToMessage(config)); }
+
+}  // namespace tessera::config

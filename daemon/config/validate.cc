@@ -1,0 +1,202 @@
+#include "daemon/config/validate.h"
+
+#include <bit>
+#include <initializer_list>
+#include <set>
+#include <string_view>
+
+#include "daemon/base/strings.h"
+#include "daemon/config/limits.h"
+
+namespace tessera::config {
+namespace {
+
+// "67108864 (64.0 MiB)"
+std::string Exact(std::uint64_t bytes) { return Concat(bytes, " (", FormatBytes(bytes), ")"); }
+
+absl::Status Refuse(std::string_view field, std::string_view why) {
+  return absl::InvalidArgumentError(Concat(field, ": ", why));
+}
+
+absl::Status CheckRange(std::string_view field, std::uint64_t value, Range range) {
+  if (value >= range.min && value <= range.max) return absl::OkStatus();
+  return Refuse(field, Concat(value, " is not from ", range.min, " to ", range.max));
+}
+
+absl::Status CheckMultiple(std::string_view field, std::uint64_t value, std::string_view unit_name,
+                           std::uint64_t unit) {
+  if (value % unit == 0) return absl::OkStatus();
+  return Refuse(field, Concat(Exact(value), " is not a multiple of ", unit_name, Exact(unit),
+                              "; the next lower one is ", value - value % unit));
+}
+
+absl::Status CheckExtent(std::string_view field, std::uint64_t value, Range range) {
+  absl::Status status = CheckRange(field, value, range);
+  if (status.ok()) status = CheckMultiple(field, value, "", kExtentUnit);
+  return status;
+}
+
+// The first that is not OK. All are evaluated; they are cheap.
+absl::Status First(std::initializer_list<absl::Status> statuses) {
+  for (const absl::Status& status : statuses) {
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPool(const Config& config, const DeviceMemory& memory) {
+  if (config.pool_bytes > memory.bytes) {
+    return Refuse("pool_bytes",
+                  Concat(Exact(config.pool_bytes), " is more than the memory there is, ",
+                         Exact(memory.bytes), " by ", memory.source));
+  }
+  if (config.pool_bytes < config.pool_extent_bytes) {
+    return Refuse("pool_bytes", Concat(Exact(config.pool_bytes), " is less than one extent, ",
+                                       "pool_extent_bytes ", Exact(config.pool_extent_bytes)));
+  }
+  return CheckMultiple("pool_bytes", config.pool_bytes, "pool_extent_bytes ",
+                       config.pool_extent_bytes);
+}
+
+absl::Status CheckAddresses(const Config& config) {
+  if (config.listen.empty()) return Refuse("listen", "there is no address to listen on");
+  std::set<std::string> seen;
+  for (const ListenAddress& address : config.listen) {
+    const bool any_port = !address.is_unix() && address.tcp.port == 0;
+    if (!any_port && !seen.insert(address.ToString()).second) {
+      return Refuse("listen", Concat("\"", address.ToString(), "\" is there twice"));
+    }
+  }
+  if (config.metrics_address.has_value() && config.metrics_address->port != 0 &&
+      seen.contains(config.metrics_address->ToString())) {
+    return Refuse("metrics_address", Concat("\"", config.metrics_address->ToString(),
+                                            "\" is a listen address already"));
+  }
+  // A mode without the owner's bits would lock out whoever started the daemon.
+  if (config.unix_socket_mode > 0777 || (config.unix_socket_mode & 0600) != 0600) {
+    return Refuse("unix_socket_mode",
+                  "it must be from 0600 to 0777 and let the owner read and write");
+  }
+  return absl::OkStatus();
+}
+
+bool IsTenantName(std::string_view name) {
+  if (name.empty() || name.size() > kMaxTenantName) return false;
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    const char c = name[i];
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
+    const bool inner = i > 0 && (c == '-' || c == '_' || c == '.');
+    if (!plain && !inner) return false;
+  }
+  return true;
+}
+
+absl::Status CheckToken(std::string_view field, std::string_view token) {
+  if (token.size() > kMaxToken) {
+    return Refuse(field,
+                  Concat("the token has ", token.size(), " characters, the limit is ", kMaxToken));
+  }
+  for (const char c : token) {
+    if (c <= ' ' || c > '~') {
+      return Refuse(field, "the token may only have printable ASCII characters, without spaces");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTenant(const std::string& field, const Tenant& tenant, const Config& config) {
+  if (!IsTenantName(tenant.name)) {
+    return Refuse(Concat(field, ".name"),
+                  Concat("\"", tenant.name, "\" is not 1 to ", kMaxTenantName,
+                         " of a-z, 0-9, '-', '_' and '.', the first a letter or digit"));
+  }
+  if (absl::Status status = CheckToken(Concat(field, ".token"), tenant.token); !status.ok()) {
+    return status;
+  }
+  if (tenant.hard_limit_bytes > config.pool_bytes) {
+    return Refuse(Concat(field, ".hard_limit_bytes"),
+                  Concat(Exact(tenant.hard_limit_bytes), " of tenant \"", tenant.name,
+                         "\" is more than pool_bytes, ", Exact(config.pool_bytes)));
+  }
+  if (tenant.soft_limit_bytes > tenant.hard_limit_bytes) {
+    return Refuse(Concat(field, ".soft_limit_bytes"),
+                  Concat(Exact(tenant.soft_limit_bytes), " of tenant \"", tenant.name,
+                         "\" is more than its hard_limit_bytes, ", Exact(tenant.hard_limit_bytes)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTenants(const Config& config) {
+  if (absl::Status status = CheckRange("tenants: their number", config.tenants.size(), kTenants);
+      !status.ok()) {
+    return status;
+  }
+  for (std::size_t i = 0; i < config.tenants.size(); ++i) {
+    const Tenant& tenant = config.tenants[i];
+    const std::string field = Concat("tenants[", i, "]");
+    if (absl::Status status = CheckTenant(field, tenant, config); !status.ok()) return status;
+    for (std::size_t j = 0; j < i; ++j) {
+      if (config.tenants[j].name == tenant.name) {
+        return Refuse(Concat(field, ".name"),
+                      Concat("\"", tenant.name, "\" is the name of tenants[", j, "] too"));
+      }
+      if (config.tenants[j].token == tenant.token) {
+        return Refuse(
+            Concat(field, ".token"),
+            Concat("tenants \"", config.tenants[j].name, "\" and \"", tenant.name,
+                   tenant.token.empty() ? "\" both have no token" : "\" have the same token"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ResolveDefaults(const DeviceMemory& memory, Config& config) {
+  if (config.pool_bytes == 0 && config.pool_extent_bytes > 0) {
+    const std::uint64_t half = memory.bytes / 2;
+    config.pool_bytes = half - half % config.pool_extent_bytes;
+    if (config.pool_bytes == 0) {
+      return Refuse(
+          "pool_bytes",
+          Concat("half of the memory there is, ", Exact(memory.bytes), " by ", memory.source,
+                 ", is less than one extent, pool_extent_bytes ", Exact(config.pool_extent_bytes)));
+    }
+  }
+  for (Tenant& tenant : config.tenants) {
+    if (tenant.hard_limit_bytes == 0) tenant.hard_limit_bytes = config.pool_bytes;
+    if (tenant.soft_limit_bytes == 0) tenant.soft_limit_bytes = tenant.hard_limit_bytes;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Validate(const Config& config, const DeviceMemory& memory) {
+  const auto tiles = config.tail_ring_tiles;
+  const auto milliseconds = [](std::chrono::milliseconds time) {
+    return static_cast<std::uint64_t>(time.count());
+  };
+  return First({
+      CheckAddresses(config),
+      CheckExtent("pool_extent_bytes", config.pool_extent_bytes, kPoolExtentBytes),
+      CheckExtent("staging_bytes", config.staging_bytes, kStagingBytes),
+      CheckExtent("tail_extent_bytes", config.tail_extent_bytes, kTailExtentBytes),
+      CheckExtent("directory_extent_bytes", config.directory_extent_bytes, kDirectoryExtentBytes),
+      CheckRange("tail_ring_tiles", tiles, kTailRingTiles),
+      std::has_single_bit(tiles)
+          ? absl::OkStatus()
+          : Refuse("tail_ring_tiles", Concat(tiles, " is not a power of two")),
+      CheckRange("max_sessions", config.max_sessions, kMaxSessions),
+      CheckRange("max_sequences_per_tenant", config.max_sequences_per_tenant,
+                 kMaxSequencesPerTenant),
+      CheckRange("max_models_per_tenant", config.max_models_per_tenant, kMaxModelsPerTenant),
+      CheckRange("max_message_bytes", config.max_message_bytes, kMaxMessageBytes),
+      CheckRange("compactor_threads", config.compactor_threads, kCompactorThreads),
+      CheckRange("pin_limit_ms", milliseconds(config.pin_limit), kPinLimitMs),
+      CheckRange("drain_limit_ms", milliseconds(config.drain_limit), kDrainLimitMs),
+      config.pool_extent_bytes > 0 ? CheckPool(config, memory) : absl::OkStatus(),
+      CheckTenants(config),
+  });
+}
+
+}  // namespace tessera::config

@@ -1,0 +1,27 @@
+// What this CPU and its operating system let us run.
+#pragma once
+
+#include "kernels/format/operations.h"
+
+namespace tessera::kernels {
+
+// An instruction set counts only where the operating system also saves its registers.
+struct CpuFeatures {
+  bool avx2 = false;
+  bool fma = false;
+  bool f16c = false;
+  bool avx512f = false;
+  bool avx512bw = false;
+  bool avx512dq = false;
+  bool avx512vl = false;
+  bool os_saves_avx = false;
+  bool os_saves_avx512 = false;
+};
+
+// Asks CPUID and XGETBV; all false on other architectures.
+CpuFeatures DetectCpuFeatures();
+
+Support Avx2Support(const CpuFeatures& features);
+Support Avx512Support(const CpuFeatures& features);
+
+}  // namespace tessera::kernels

@@ -1,0 +1,32 @@
+// What the vector vocabularies share. Internal linkage throughout: see README.md.
+#pragma once
+
+// Forced inlining keeps vector arguments in registers in every build, and keeps ISA code out of
+// functions that the linker could merge with baseline ones.
+#define TESSERA_SIMD static inline __attribute__((always_inline))
+
+// Loops over registers: an array of vectors lives in registers only when its loops are unrolled.
+#if defined(__clang__)
+#define TESSERA_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define TESSERA_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace tessera::kernels {
+namespace {
+
+// 2^f for |f| <= 1/2: the polynomial through 2^f at the Chebyshev points, relative error 2.6e-9
+// before rounding. The constant term is exactly 1.
+template <class Simd>
+TESSERA_SIMD typename Simd::Floats Exp2Fraction(typename Simd::Floats f) {
+  auto power = Simd::Splat(0.000154614447f);
+  power = Simd::MultiplyAdd(power, f, Simd::Splat(0.00134004282f));
+  power = Simd::MultiplyAdd(power, f, Simd::Splat(0.00961805668f));
+  power = Simd::MultiplyAdd(power, f, Simd::Splat(0.0555032723f));
+  power = Simd::MultiplyAdd(power, f, Simd::Splat(0.240226509f));
+  power = Simd::MultiplyAdd(power, f, Simd::Splat(0.693147207f));
+  return Simd::MultiplyAdd(power, f, Simd::Splat(1.0f));
+}
+
+}  // namespace
+}  // namespace tessera::kernels

@@ -1,0 +1,78 @@
+#include "kernels/dispatch/implementation.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "kernels/cpu/features.h"
+#include "kernels/cpu/operations.h"
+#include "kernels/dispatch/implementation_table.h"
+#include "kernels/reference/attend_part.h"
+
+namespace tessera::kernels {
+namespace {
+
+struct Table {
+  explicit Table(const CpuFeatures& features)
+      : reference("reference", ReferenceOperations(), {.supported = true}),
+        avx2("avx2", Avx2Operations(), Avx2Support(features)),
+        avx512("avx512", Avx512Operations(), Avx512Support(features)),
+        list{&reference, &avx2, &avx512} {}
+
+  Implementation reference;
+  Implementation avx2;
+  Implementation avx512;
+  const Implementation* list[3];
+};
+
+const Table& TheTable() {
+  static const Table table(DetectCpuFeatures());
+  return table;
+}
+
+}  // namespace
+
+const Operations& Implementation::operations() const {
+  if (!support_.supported) [[unlikely]] {
+    std::fprintf(stderr, "kernels: implementation %.*s cannot run here: %.*s\n",
+                 static_cast<int>(name_.size()), name_.data(),
+                 static_cast<int>(support_.reason.size()), support_.reason.data());
+    std::abort();
+  }
+  return operations_;
+}
+
+std::span<const Implementation* const> Implementations() { return TheTable().list; }
+
+const Implementation* FindImplementation(std::string_view name) {
+  for (const Implementation* implementation : Implementations()) {
+    if (implementation->name() == name) return implementation;
+  }
+  return nullptr;
+}
+
+const Implementation& BestImplementation() {
+  const Implementation* best = nullptr;
+  for (const Implementation* implementation : Implementations()) {
+    if (implementation->supported()) best = implementation;
+  }
+  return *best;  // the reference always is
+}
+
+std::string_view ImplementationName(const Implementation& implementation) {
+  return implementation.name();
+}
+
+bool ImplementationSupported(const Implementation& implementation) {
+  return implementation.supported();
+}
+
+std::string_view ImplementationReason(const Implementation& implementation) {
+  return implementation.reason();
+}
+
+std::int64_t FirstUnusable(const Implementation& implementation, const void* elements,
+                           std::size_t count, ElementType type) {
+  return implementation.operations().first_unusable(elements, count, type);
+}
+
+}  // namespace tessera::kernels

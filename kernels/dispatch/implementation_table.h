@@ -1,0 +1,29 @@
+// What an Implementation is, for the files of this folder only.
+#pragma once
+
+#include <string_view>
+
+#include "kernels/dispatch/implementation.h"
+#include "kernels/format/operations.h"
+
+namespace tessera::kernels {
+
+class Implementation {
+ public:
+  Implementation(std::string_view name, const Operations& operations, Support support)
+      : name_(name), operations_(operations), support_(support) {}
+
+  std::string_view name() const { return name_; }
+  bool supported() const { return support_.supported; }
+  std::string_view reason() const { return support_.reason; }
+
+  // Aborts, naming the reason, where this machine cannot run it: better than an illegal instruction.
+  const Operations& operations() const;
+
+ private:
+  std::string_view name_;
+  const Operations& operations_;
+  Support support_;
+};
+
+}  // namespace tessera::kernels

@@ -1,0 +1,72 @@
+#include "daemon/config/address.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "daemon/base/strings.h"
+
+namespace tessera::config {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(HostPort, RoundTrips) {
+  for (const char* text : {"127.0.0.1:9464", "localhost:0", "[::1]:65535", "node-7.example_x:1"}) {
+    const auto address = ParseHostPort(text);
+    ASSERT_TRUE(address.ok()) << address.status();
+    EXPECT_EQ(address->ToString(), text);
+  }
+  EXPECT_EQ(ParseHostPort("[::1]:80")->host, "::1");
+  EXPECT_EQ(ParseHostPort("a:80")->port, 80);
+}
+
+TEST(HostPort, RefusesByName) {
+  for (const char* text : {"",        ":",        "9464",           "host",
+                           "host:",   ":9464",    "host:65536",     "host:-1",
+                           "host:+1", "host:1x",  "host: 1",        "::1:80",
+                           "[::1]",   "[]:80",    "[::g]:80",       "[127.0.0.1]:80",
+                           "ho st:1", "host/x:1", "http://host:80", "host:99999999999999999999"}) {
+    const auto address = ParseHostPort(text);
+    ASSERT_FALSE(address.ok()) << text << " -> " << address->ToString();
+    EXPECT_EQ(address.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(address.status().message()), HasSubstr(Concat("\"", text, "\"")));
+  }
+}
+
+TEST(HostPort, KnowsLoopback) {
+  for (const char* text : {"localhost:1", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1"}) {
+    EXPECT_TRUE(ParseHostPort(text)->IsLoopback()) << text;
+  }
+  for (const char* text : {"0.0.0.0:1", "[::]:1", "10.0.0.1:1", "128.0.0.1:1", "example.org:1"}) {
+    EXPECT_FALSE(ParseHostPort(text)->IsLoopback()) << text;
+  }
+}
+
+TEST(ListenAddress, TakesUnixAndTcp) {
+  EXPECT_EQ(ParseListenAddress("unix:/run/x.sock")->unix_path, "/run/x.sock");
+  EXPECT_EQ(ParseListenAddress("unix:///run/x.sock")->ToString(), "unix:/run/x.sock");
+  EXPECT_EQ(ParseListenAddress("unix:x.sock")->unix_path, "x.sock");
+  EXPECT_FALSE(ParseListenAddress("[::1]:50051")->is_unix());
+  EXPECT_EQ(ParseListenAddress("[::1]:50051")->ToString(), "[::1]:50051");
+}
+
+TEST(ListenAddress, UnixPathsHaveTheSystemsLimit) {
+  EXPECT_TRUE(ParseListenAddress(Concat("unix:", std::string(kMaxUnixPath, 'x'))).ok());
+  const auto too_long = ParseListenAddress(Concat("unix:", std::string(kMaxUnixPath + 1, 'x')));
+  ASSERT_FALSE(too_long.ok());
+  EXPECT_THAT(std::string(too_long.status().message()),
+              HasSubstr("has 108 bytes, the system's limit is 107"));
+}
+
+TEST(ListenAddress, RefusesOtherSchemes) {
+  for (const std::string text :
+       {"", "unix:", "unix://", "/run/x.sock", "unix-abstract:x", "tcp://x", "x"}) {
+    EXPECT_FALSE(ParseListenAddress(text).ok()) << text;
+  }
+  EXPECT_FALSE(ParseListenAddress(std::string_view("unix:/a\0b", 9)).ok());
+}
+
+}  // namespace
+}  // namespace tessera::config

@@ -1,0 +1,108 @@
+// The comments of config.proto name the defaults and limits that the code has.
+#include <gmock/gmock.h>
+#include <google/protobuf/descriptor.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <regex>
+#include <string>
+
+#include "daemon/base/strings.h"
+#include "daemon/config/convert.h"
+#include "daemon/config/limits.h"
+
+namespace tessera::config {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+
+// The comment block above each field of DaemonConfig, its lines joined.
+std::map<std::string, std::string> FieldComments() {
+  std::ifstream file(TESSERA_CONFIG_PROTO);
+  EXPECT_TRUE(file) << TESSERA_CONFIG_PROTO;
+  const std::regex field(R"(^  (?:optional|repeated) \w+ (\w+) = \d+;$)");
+  std::map<std::string, std::string> comments;
+  std::string comment;
+  for (std::string line; std::getline(file, line) && line != "}";) {
+    std::smatch match;
+    if (std::regex_match(line, match, field)) {
+      comments[match[1]] = comment;
+      comment.clear();
+    } else if (const std::string_view text = Trim(line); text.starts_with("//")) {
+      Append(comment, " ", Trim(text.substr(2)));
+    } else {
+      comment.clear();
+    }
+  }
+  return comments;
+}
+
+// The value of each field as JSON writes it on one line, 64-bit numbers without their quotes.
+std::string DefaultOf(const google::protobuf::FieldDescriptor* field) {
+  const auto message = ToMessage(Config{});
+  const auto* reflection = message.GetReflection();
+  using google::protobuf::FieldDescriptor;
+  if (field->is_repeated()) {
+    return Concat("[\"", reflection->GetRepeatedString(message, field, 0), "\"]");
+  }
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return reflection->GetBool(message, field) ? "true" : "false";
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return Concat(reflection->GetUInt32(message, field));
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return Concat(reflection->GetUInt64(message, field));
+    default:
+      return Concat("\"", reflection->GetString(message, field), "\"");
+  }
+}
+
+TEST(Documentation, EveryCommentNamesTheDefault) {
+  const auto comments = FieldComments();
+  const auto* descriptor = tessera::v1::DaemonConfig::descriptor();
+  ASSERT_EQ(comments.size(), static_cast<std::size_t>(descriptor->field_count()));
+  for (int i = 0; i < descriptor->field_count(); ++i) {
+    const auto* field = descriptor->field(i);
+    if (field->name() == "tenants") continue;
+    EXPECT_THAT(comments.at(field->name()), EndsWith(Concat("Default: ", DefaultOf(field))))
+        << field->name();
+  }
+}
+
+TEST(Documentation, CommentsNameTheLimits) {
+  const auto comments = FieldComments();
+  const std::map<std::string, Range> plain = {
+      {"tail_ring_tiles", kTailRingTiles},
+      {"max_sessions", kMaxSessions},
+      {"max_sequences_per_tenant", kMaxSequencesPerTenant},
+      {"max_models_per_tenant", kMaxModelsPerTenant},
+      {"max_message_bytes", kMaxMessageBytes},
+      {"compactor_threads", kCompactorThreads},
+      {"pin_limit_ms", kPinLimitMs},
+      {"drain_limit_ms", kDrainLimitMs},
+  };
+  for (const auto& [field, range] : plain) {
+    EXPECT_THAT(comments.at(field), HasSubstr(Concat("from ", range.min, " to ", range.max, ".")))
+        << field;
+  }
+  const auto whole = [](std::uint64_t bytes) {  // "64.0 MiB" as "64 MiB"
+    return std::regex_replace(FormatBytes(bytes), std::regex("\\.0 "), " ");
+  };
+  const std::map<std::string, Range> extents = {
+      {"pool_extent_bytes", kPoolExtentBytes},
+      {"staging_bytes", kStagingBytes},
+      {"tail_extent_bytes", kTailExtentBytes},
+      {"directory_extent_bytes", kDirectoryExtentBytes},
+  };
+  for (const auto& [field, range] : extents) {
+    EXPECT_THAT(comments.at(field),
+                HasSubstr(Concat("a multiple of ", whole(kExtentUnit), ", from ", whole(range.min),
+                                 " to ", whole(range.max), ".")))
+        << field;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::config

@@ -1,0 +1,127 @@
+#include "daemon/config/flags.h"
+
+#include <gmock/gmock.h>
+#include <google/protobuf/descriptor.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "daemon/base/bytes.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::config {
+namespace {
+
+using tessera::v1::DaemonConfig;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+absl::StatusOr<Flags> Parse(std::initializer_list<std::string_view> args) {
+  return ParseFlags(std::vector<std::string_view>(args));
+}
+
+std::string ErrorOf(std::initializer_list<std::string_view> args) {
+  const auto flags = Parse(args);
+  if (flags.ok()) return "(no error)";
+  EXPECT_EQ(flags.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(flags.status().message());
+}
+
+TEST(Flags, TakeBothForms) {
+  const auto flags = Parse({"--device=cpu", "--pool-bytes", "512MiB", "--config", "a.json"});
+  ASSERT_TRUE(flags.ok()) << flags.status();
+  EXPECT_EQ(flags->overrides.device(), "cpu");
+  EXPECT_EQ(flags->overrides.pool_bytes(), 512 * kMiB);
+  EXPECT_EQ(flags->config_file, "a.json");
+  EXPECT_EQ(flags->action, Flags::Action::kRun);
+}
+
+TEST(Flags, WhatIsNotGivenStaysAbsent) {
+  const auto flags = Parse({"--metrics="});
+  ASSERT_TRUE(flags.ok()) << flags.status();
+  EXPECT_TRUE(flags->overrides.has_metrics_address());
+  EXPECT_FALSE(flags->overrides.has_pool_bytes());
+  EXPECT_FALSE(flags->config_file.has_value());
+}
+
+TEST(Flags, ListenRepeatsAndSplits) {
+  const auto flags = Parse({"--listen=unix:/a, unix:/b", "--listen", "localhost:1"});
+  ASSERT_TRUE(flags.ok()) << flags.status();
+  EXPECT_THAT(flags->overrides.listen(), ElementsAre("unix:/a", "unix:/b", "localhost:1"));
+}
+
+TEST(Flags, TheLastOfAScalarWins) {
+  EXPECT_EQ(Parse({"--log-level=debug", "--log-level=error"})->overrides.log_level(), "error");
+}
+
+TEST(Flags, Actions) {
+  EXPECT_EQ(Parse({"--help"})->action, Flags::Action::kHelp);
+  EXPECT_EQ(Parse({"-h"})->action, Flags::Action::kHelp);
+  EXPECT_EQ(Parse({"--version"})->action, Flags::Action::kVersion);
+  EXPECT_EQ(Parse({"--print-config", "--device=cpu"})->action, Flags::Action::kPrintConfig);
+  EXPECT_EQ(Parse({"--help", "--nonsense"})->action, Flags::Action::kHelp);
+}
+
+TEST(Flags, ErrorsNameTheArgument) {
+  EXPECT_THAT(ErrorOf({"--pool-byte=1"}), HasSubstr("--pool-byte is not a flag"));
+  EXPECT_THAT(ErrorOf({"serve"}), HasSubstr("\"serve\" is not a flag"));
+  EXPECT_THAT(ErrorOf({"--"}), HasSubstr("\"--\" is not a flag"));
+  EXPECT_THAT(ErrorOf({"--device"}), HasSubstr("--device needs a value"));
+  EXPECT_THAT(ErrorOf({"--help=yes"}), HasSubstr("--help takes no value"));
+  EXPECT_THAT(ErrorOf({"--config=a", "--config=b"}), HasSubstr("\"a\" and \"b\""));
+  EXPECT_THAT(ErrorOf({"--pool-bytes=many"}), HasSubstr("--pool-bytes: \"many\""));
+  EXPECT_THAT(ErrorOf({"--max-sessions=4294967296"}), HasSubstr("4294967295"));
+  EXPECT_THAT(ErrorOf({"--max-sessions="}), HasSubstr("--max-sessions: \"\""));
+  EXPECT_THAT(ErrorOf({"--max-sessions=-1"}), HasSubstr("\"-1\""));
+  EXPECT_THAT(ErrorOf({"--admin-over-tcp=1"}), HasSubstr("\"1\" is not true or false"));
+}
+
+TEST(Flags, MergeReplacesListsAndKeepsWhatIsNotOverridden) {
+  DaemonConfig file;
+  file.add_listen("unix:/file");
+  file.set_device("cpu");
+  file.set_max_sessions(3);
+  file.add_tenants()->set_name("a");
+  MergeFlags(Parse({"--listen=unix:/flag", "--max-sessions=0"})->overrides, file);
+  EXPECT_THAT(file.listen(), ElementsAre("unix:/flag"));
+  EXPECT_EQ(file.device(), "cpu");
+  EXPECT_EQ(file.max_sessions(), 0u);
+  EXPECT_EQ(file.tenants_size(), 1);
+
+  MergeFlags(DaemonConfig(), file);
+  EXPECT_THAT(file.listen(), ElementsAre("unix:/flag"));
+}
+
+// Whoever adds a field to the message adds its flag, and --help shows it with its default.
+TEST(Flags, EveryFieldButTenantsHasAFlagWithHelp) {
+  const std::string help = HelpText();
+  const auto* descriptor = DaemonConfig::descriptor();
+  for (int i = 0; i < descriptor->field_count(); ++i) {
+    const auto* field = descriptor->field(i);
+    if (field->name() == "tenants") continue;
+    std::string flag = field->name() == "metrics_address" ? "metrics" : field->name();
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    const std::size_t at = help.find(Concat("  --", flag, "="));
+    ASSERT_NE(at, std::string::npos) << flag << " is not in --help";
+    EXPECT_THAT(help.substr(at, help.find('\n', at) - at), HasSubstr("(default "));
+
+    const std::string value =
+        field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_BOOL ? "true" : "7";
+    const auto flags = Parse({Concat("--", flag, "=", value)});
+    ASSERT_TRUE(flags.ok()) << flags.status();
+    const auto* reflection = flags->overrides.GetReflection();
+    EXPECT_TRUE(field->is_repeated() ? reflection->FieldSize(flags->overrides, field) == 1
+                                     : reflection->HasField(flags->overrides, field))
+        << flag << " sets another field";
+  }
+  for (const char* flag : {"--config", "--print-config", "--version", "--help"}) {
+    EXPECT_THAT(help, HasSubstr(flag));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::config

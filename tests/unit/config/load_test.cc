@@ -1,0 +1,185 @@
+#include "daemon/config/load.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "daemon/base/strings.h"
+#include "daemon/base/version.h"
+#include "daemon/config/limits.h"
+
+namespace tessera::config {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+namespace fs = std::filesystem;
+
+absl::StatusOr<DeviceMemory> EightGiB(const DeviceChoice&) {
+  return DeviceMemory{.bytes = 8 * kGiB, .source = "the test"};
+}
+
+class LoadConfigTest : public ::testing::Test {
+ protected:
+  LoadConfigTest() {
+    std::string name = (fs::temp_directory_path() / "load_config_XXXXXX").string();
+    directory_ = mkdtemp(name.data());
+  }
+  ~LoadConfigTest() override { fs::remove_all(directory_); }
+
+  std::string Write(const std::string& name, std::string_view text) {
+    std::ofstream(directory_ / name, std::ios::binary) << text;
+    return (directory_ / name).string();
+  }
+
+  absl::StatusOr<Invocation> Load(std::vector<std::string> args) {
+    const std::vector<std::string_view> views(args.begin(), args.end());
+    return LoadConfig(views, EightGiB);
+  }
+
+  absl::StatusOr<Invocation> LoadJson(std::string_view json, std::vector<std::string> args = {}) {
+    args.insert(args.begin(), Concat("--config=", Write("config.json", json)));
+    return Load(args);
+  }
+
+  std::string ErrorOfJson(std::string_view json) {
+    const auto loaded = LoadJson(json);
+    return loaded.ok() ? "(no error)" : std::string(loaded.status().message());
+  }
+
+  fs::path directory_;
+};
+
+TEST_F(LoadConfigTest, WithoutArgumentsGivesTheDefaults) {
+  const auto loaded = Load({});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  Config expected;
+  expected.pool_bytes = 4 * kGiB;
+  expected.tenants[0].soft_limit_bytes = 4 * kGiB;
+  expected.tenants[0].hard_limit_bytes = 4 * kGiB;
+  EXPECT_EQ(loaded->config, expected);
+  EXPECT_FALSE(loaded->print.has_value());
+}
+
+TEST_F(LoadConfigTest, FlagsGoOverTheFile) {
+  const auto loaded = LoadJson(
+      R"({"device": "cpu", "pool_bytes": 1073741824, "maxSessions": 7, "metrics_address": "",
+          "listen": ["unix:/file"], "tenants": [{"name": "a", "token": "t"}]})",
+      {"--pool-bytes=512MiB", "--listen=unix:/flag", "--metrics=localhost:1"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  const Config& config = loaded->config;
+  EXPECT_EQ(config.device.ToString(), "cpu");
+  EXPECT_EQ(config.pool_bytes, 512 * kMiB);
+  EXPECT_EQ(config.max_sessions, 7u);
+  EXPECT_EQ(config.metrics_address->ToString(), "localhost:1");
+  ASSERT_EQ(config.listen.size(), 1u);
+  EXPECT_EQ(config.listen[0].ToString(), "unix:/flag");
+  ASSERT_EQ(config.tenants.size(), 1u);
+  EXPECT_EQ(config.tenants[0].token, "t");
+}
+
+TEST_F(LoadConfigTest, NoMetricsAddressMeansNoMetrics) {
+  EXPECT_FALSE(Load({"--metrics="})->config.metrics_address.has_value());
+}
+
+TEST_F(LoadConfigTest, JsonIsStrictAndErrorsNameTheField) {
+  EXPECT_THAT(ErrorOfJson(R"({"pool_bites": 1})"),
+              AllOf(HasSubstr("config.json"), HasSubstr("pool_bites")));
+  EXPECT_THAT(ErrorOfJson(R"({"tenants": [{"name": "a", "quota": 1}]})"), HasSubstr("quota"));
+  EXPECT_THAT(ErrorOfJson(R"({"max_sessions": "many"})"), HasSubstr("max_sessions"));
+  EXPECT_THAT(ErrorOfJson(R"({"max_sessions": -1})"), HasSubstr("max_sessions"));
+  EXPECT_THAT(ErrorOfJson(R"({"device": 3})"), HasSubstr("device"));
+  EXPECT_THAT(ErrorOfJson(R"({"listen": [{"path": "/x"}]})"), HasSubstr("listen"));
+  for (const char* broken : {"", "{", "[]", "{} x", "{\"device\": \"cpu\",,}", "null", "\xff"}) {
+    EXPECT_FALSE(LoadJson(broken).ok()) << broken;
+  }
+}
+
+TEST_F(LoadConfigTest, TextsAreParsedAndErrorsNameTheField) {
+  EXPECT_THAT(ErrorOfJson(R"({"listen": ["nowhere"]})"), HasSubstr("listen: \"nowhere\""));
+  EXPECT_THAT(ErrorOfJson(R"({"metrics_address": "x:y"})"), HasSubstr("metrics_address: \"x:y\""));
+  EXPECT_THAT(ErrorOfJson(R"({"device": "gpu"})"), HasSubstr("device: \"gpu\""));
+  EXPECT_THAT(ErrorOfJson(R"({"device": "cuda:x"})"), HasSubstr("device: \"cuda:x\""));
+  EXPECT_THAT(ErrorOfJson(R"({"log_level": "loud"})"), HasSubstr("log_level: \"loud\""));
+  EXPECT_THAT(ErrorOfJson(R"({"log_format": "xml"})"), HasSubstr("log_format: \"xml\""));
+  for (const char* mode : {"", "0688", "rw", "-660", "0o660", "660 ", "777777"}) {
+    EXPECT_THAT(ErrorOfJson(Concat(R"({"unix_socket_mode": ")", mode, "\"}")),
+                HasSubstr("unix_socket_mode: "))
+        << mode;
+  }
+  EXPECT_EQ(Load({"--unix-socket-mode=600"})->config.unix_socket_mode, 0600u);
+}
+
+TEST_F(LoadConfigTest, FilesThatCannotBeReadAreNamed) {
+  const std::string missing = (directory_ / "missing.json").string();
+  const auto loaded = Load({Concat("--config=", missing)});
+  EXPECT_EQ(loaded.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(loaded.status().message()),
+              AllOf(HasSubstr("--config"), HasSubstr(missing)));
+  EXPECT_FALSE(Load({Concat("--config=", directory_.string())}).ok()) << "a directory";
+  EXPECT_THAT(ErrorOfJson(std::string(kMaxConfigFile + 1, ' ')),
+              HasSubstr("more than 1048576 bytes"));
+}
+
+TEST_F(LoadConfigTest, TokensMayComeFromFiles) {
+  const std::string file = Write("token", "  s3cret\n");
+  const std::string json = Concat(R"({"tenants": [{"name": "a", "token_file": ")", file, "\"}]}");
+  const auto loaded = LoadJson(json, {"--print-config"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.tenants.at(0).token, "s3cret");
+  EXPECT_THAT(*loaded->print, AllOf(HasSubstr(file), Not(HasSubstr("s3cret"))));
+}
+
+TEST_F(LoadConfigTest, TokenFilesThatGiveNoTokenAreRefused) {
+  const auto error = [this](const std::string& file, std::string_view token) {
+    return ErrorOfJson(Concat(R"({"tenants": [{"name": "a", "token_file": ")", file,
+                              R"(", "token": ")", token, "\"}]}"));
+  };
+  EXPECT_THAT(error(Write("empty", " \n"), ""), HasSubstr("token_file of tenant \"a\""));
+  EXPECT_THAT(error((directory_ / "none").string(), ""), HasSubstr("token_file of tenant \"a\""));
+  EXPECT_THAT(error(Write("token", "x"), "y"), HasSubstr("there is a token too"));
+  EXPECT_THAT(error(Write("long", std::string(5000, 'x')), ""), HasSubstr("limit"));
+}
+
+TEST_F(LoadConfigTest, AMissingDeviceIsNamed) {
+  const auto loaded = LoadConfig(std::vector<std::string_view>{"--device=cuda:3"});
+  EXPECT_EQ(loaded.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(loaded.status().message()), HasSubstr("\"cuda:3\""));
+}
+
+TEST_F(LoadConfigTest, TheHostsMemoryIsTheDefaultsMeasure) {
+  const auto loaded = LoadConfig(std::vector<std::string_view>{"--pool-extent-bytes=2MiB"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  const auto memory = HostMemoryOf({});
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_GT(loaded->config.pool_bytes, 0u);
+  EXPECT_LE(loaded->config.pool_bytes, memory->bytes / 2);
+  EXPECT_GT(loaded->config.pool_bytes + 2 * kMiB, memory->bytes / 2);
+}
+
+TEST_F(LoadConfigTest, APoolLargerThanThisMachineIsRefused) {
+  const auto loaded = LoadConfig(std::vector<std::string_view>{"--pool-bytes=1048576T"});
+  EXPECT_THAT(std::string(loaded.status().message()),
+              AllOf(HasSubstr("pool_bytes: 1152921504606846976"), HasSubstr("memory there is")));
+}
+
+TEST_F(LoadConfigTest, HelpAndVersionNeedNoValidConfiguration) {
+  const auto version = Load({"--config=/nonexistent", "--version"});
+  ASSERT_TRUE(version.ok()) << version.status();
+  EXPECT_EQ(*version->print, Concat("tesserad ", Version(), "\n"));
+  EXPECT_THAT(*Load({"--help"})->print, HasSubstr("Usage: tesserad"));
+}
+
+TEST_F(LoadConfigTest, PrintConfigRefusesAnInvalidOne) {
+  EXPECT_FALSE(Load({"--max-sessions=0", "--print-config"}).ok());
+}
+
+}  // namespace
+}  // namespace tessera::config

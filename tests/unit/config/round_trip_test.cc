@@ -1,0 +1,148 @@
+// --print-config prints what LoadConfig reads back to the same Config, whatever the Config.
+#include <gmock/gmock.h>
+#include <google/protobuf/descriptor.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "daemon/base/strings.h"
+#include "daemon/config/convert.h"
+#include "daemon/config/limits.h"
+#include "daemon/config/load.h"
+
+namespace tessera::config {
+namespace {
+
+constexpr std::uint64_t kMemory = 512 * kGiB;
+
+absl::StatusOr<DeviceMemory> Memory(const DeviceChoice&) {
+  return DeviceMemory{.bytes = kMemory, .source = "the test"};
+}
+
+class Generator {
+ public:
+  Generator(std::uint64_t seed, const std::string& token_file)
+      : random_(seed), token_file_(token_file) {}
+
+  Config Next() {
+    Config config;
+    config.listen.clear();
+    for (std::uint64_t i = 0, count = In({1, 3}); i < count; ++i)
+      config.listen.push_back(Listen(i));
+    config.unix_socket_mode = 0600 | static_cast<std::uint32_t>(In({0, 0177}));
+    config.admin_over_tcp = Coin();
+    config.metrics_address = HostPort{.host = "::1", .port = Port()};
+    if (Coin()) config.metrics_address.reset();
+    config.device.kind = static_cast<DeviceChoice::Kind>(In({0, 2}));
+    if (config.device.kind == DeviceChoice::Kind::kCuda) config.device.ordinal = Small({0, 1023});
+    config.pool_extent_bytes = kExtentUnit * In({1, 64});
+    config.pool_bytes = config.pool_extent_bytes * In({1, kMemory / config.pool_extent_bytes});
+    config.staging_bytes = kExtentUnit * In({1, 1000});
+    config.tail_ring_tiles = 2u << In({0, 5});
+    config.tail_extent_bytes = kExtentUnit * In({1, 100});
+    config.directory_extent_bytes = kExtentUnit * In({1, 100});
+    config.max_sessions = Small(kMaxSessions);
+    config.max_sequences_per_tenant = Small(kMaxSequencesPerTenant);
+    config.max_models_per_tenant = Small(kMaxModelsPerTenant);
+    config.max_message_bytes = In(kMaxMessageBytes);
+    config.compactor_threads = Small(kCompactorThreads);
+    config.pin_limit = std::chrono::milliseconds(In(kPinLimitMs));
+    config.drain_limit = std::chrono::milliseconds(In(kDrainLimitMs));
+    config.log_level = static_cast<LogLevel>(In({0, 4}));
+    config.log_format = static_cast<LogFormat>(In({0, 1}));
+    config.tenants.clear();
+    for (std::uint64_t i = 0, count = In({1, 4}); i < count; ++i) {
+      config.tenants.push_back(NextTenant(i, config.pool_bytes));
+    }
+    return config;
+  }
+
+ private:
+  std::uint64_t In(Range range) {
+    return std::uniform_int_distribution<std::uint64_t>(range.min, range.max)(random_);
+  }
+  std::uint32_t Small(Range range) { return static_cast<std::uint32_t>(In(range)); }
+  bool Coin() { return In({0, 1}) == 1; }
+  std::uint16_t Port() { return static_cast<std::uint16_t>(In({10000, 65535})); }
+
+  ListenAddress Listen(std::uint64_t i) {
+    if (Coin()) return {.unix_path = Concat("/run/with \"quotes\"/", i, ".sock"), .tcp = {}};
+    return {.unix_path = "", .tcp = {.host = Concat("host-", i), .port = Port()}};
+  }
+
+  Tenant NextTenant(std::uint64_t i, std::uint64_t pool_bytes) {
+    Tenant tenant{.name = Concat("tenant-", i)};
+    tenant.hard_limit_bytes = In({1, pool_bytes});
+    tenant.soft_limit_bytes = In({1, tenant.hard_limit_bytes});
+    if (i == 0) {
+      tenant.token_file = token_file_;
+      tenant.token = "from-the-file";
+    } else if (i > 1) {  // one tenant may have none
+      tenant.token = Concat("t", i);
+      for (std::uint64_t k = In({0, 60}); k > 0; --k) {
+        tenant.token += static_cast<char>(In({'!', '~'}));
+      }
+    }
+    return tenant;
+  }
+
+  std::mt19937_64 random_;
+  std::string token_file_;
+};
+
+class RoundTripTest : public ::testing::Test {
+ protected:
+  RoundTripTest() {
+    std::string name = (std::filesystem::temp_directory_path() / "round_trip_XXXXXX").string();
+    directory_ = mkdtemp(name.data());
+    std::ofstream(directory_ / "token") << "from-the-file\n";
+  }
+  ~RoundTripTest() override { std::filesystem::remove_all(directory_); }
+
+  absl::StatusOr<Invocation> Reload(const std::string& json) {
+    const std::string path = (directory_ / "config.json").string();
+    std::ofstream(path) << json;
+    return LoadConfig(std::vector<std::string_view>{"--config", path, "--print-config"}, Memory);
+  }
+
+  std::filesystem::path directory_;
+};
+
+TEST_F(RoundTripTest, RandomConfigs) {
+  const auto seed = std::random_device{}();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  Generator generator(seed, (directory_ / "token").string());
+  for (int i = 0; i < 300; ++i) {
+    const Config config = generator.Next();
+    const std::string json = PrintConfig(config);
+    const auto reloaded = Reload(json);
+    ASSERT_TRUE(reloaded.ok()) << reloaded.status() << "\n" << json;
+    ASSERT_EQ(reloaded->config, config) << json;
+    ASSERT_EQ(*reloaded->print, json);
+  }
+}
+
+// The effective configuration has every field in it, those with default values too.
+TEST_F(RoundTripTest, DefaultsArePrintedInFull) {
+  const auto loaded = LoadConfig(std::vector<std::string_view>{"--print-config"}, Memory);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  for (const auto* descriptor :
+       {tessera::v1::DaemonConfig::descriptor(), tessera::v1::TenantConfig::descriptor()}) {
+    for (int i = 0; i < descriptor->field_count(); ++i) {
+      EXPECT_THAT(*loaded->print,
+                  testing::HasSubstr(Concat("\"", descriptor->field(i)->name(), "\":")));
+    }
+  }
+  const auto reloaded = Reload(*loaded->print);
+  ASSERT_TRUE(reloaded.ok()) << reloaded.status();
+  EXPECT_EQ(reloaded->config, loaded->config);
+}
+
+}  // namespace
+}  // namespace tessera::config

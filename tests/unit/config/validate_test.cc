@@ -1,0 +1,239 @@
+#include "daemon/config/validate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <initializer_list>
+#include <string>
+
+#include "daemon/base/strings.h"
+#include "daemon/config/limits.h"
+
+namespace tessera::config {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const DeviceMemory kMemory = {.bytes = 8 * kGiB, .source = "the test"};
+
+Config Resolved() {
+  Config config;
+  EXPECT_TRUE(ResolveDefaults(kMemory, config).ok());
+  return config;
+}
+
+std::string ErrorAfter(const std::function<void(Config&)>& change) {
+  Config config = Resolved();
+  change(config);
+  const absl::Status status = Validate(config, kMemory);
+  if (status.ok()) return "(no error)";
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  return std::string(status.message());
+}
+
+TEST(ResolveDefaults, ThePoolIsHalfOfTheMemoryInWholeExtents) {
+  Config config;
+  ASSERT_TRUE(ResolveDefaults({.bytes = 5 * kGiB + 7, .source = ""}, config).ok());
+  EXPECT_EQ(config.pool_bytes, 40 * 64 * kMiB);
+  EXPECT_EQ(config.tenants.at(0).hard_limit_bytes, config.pool_bytes);
+  EXPECT_EQ(config.tenants.at(0).soft_limit_bytes, config.pool_bytes);
+}
+
+TEST(ResolveDefaults, GivenValuesStay) {
+  Config config;
+  config.pool_bytes = kGiB;
+  config.tenants = {{.name = "a", .hard_limit_bytes = 5 * kMiB},
+                    {.name = "b", .token = "t", .soft_limit_bytes = 3 * kMiB}};
+  ASSERT_TRUE(ResolveDefaults(kMemory, config).ok());
+  EXPECT_EQ(config.pool_bytes, kGiB);
+  EXPECT_EQ(config.tenants[0].soft_limit_bytes, 5 * kMiB);
+  EXPECT_EQ(config.tenants[1].soft_limit_bytes, 3 * kMiB);
+  EXPECT_EQ(config.tenants[1].hard_limit_bytes, kGiB);
+}
+
+TEST(ResolveDefaults, TooLittleMemoryForOneExtentSaysSo) {
+  Config config;
+  const absl::Status status = ResolveDefaults({.bytes = 100 * kMiB, .source = "x"}, config);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("pool_bytes"), HasSubstr("100.0 MiB"), HasSubstr("64.0 MiB")));
+}
+
+TEST(Validate, DefaultsAreValid) { EXPECT_TRUE(Validate(Resolved(), kMemory).ok()); }
+
+TEST(Validate, APoolLargerThanTheMemoryNamesBoth) {
+  EXPECT_THAT(ErrorAfter([](Config& config) { config.pool_bytes = 16 * kGiB; }),
+              AllOf(HasSubstr("pool_bytes: 17179869184 (16.0 GiB)"),
+                    HasSubstr("8589934592 (8.0 GiB) by the test")));
+}
+
+TEST(Validate, AllOfTheMemoryIsAllowed) {
+  EXPECT_EQ(ErrorAfter([](Config& config) { config.pool_bytes = 8 * kGiB; }), "(no error)");
+}
+
+TEST(Validate, ThePoolIsWholeExtents) {
+  EXPECT_THAT(ErrorAfter([](Config& config) { config.pool_bytes = kGiB + 1; }),
+              AllOf(HasSubstr("pool_bytes: 1073741825"), HasSubstr("pool_extent_bytes 67108864"),
+                    HasSubstr("the next lower one is 1073741824")));
+  EXPECT_THAT(ErrorAfter([](Config& config) { config.pool_bytes = 32 * kMiB; }),
+              HasSubstr("less than one extent"));
+}
+
+struct RangeRow {
+  const char* field;
+  Range range;
+  std::function<void(Config&, std::uint64_t)> set;
+};
+
+template <typename T>
+std::function<void(Config&, std::uint64_t)> Setter(T Config::*member) {
+  return [member](Config& config, std::uint64_t value) { config.*member = T(value); };
+}
+
+// Both ends of every range are allowed, and one beyond them is refused with field, value and range.
+TEST(Validate, EveryRangeHoldsExactly) {
+  const RangeRow rows[] = {
+      {"pool_extent_bytes", kPoolExtentBytes, Setter(&Config::pool_extent_bytes)},
+      {"staging_bytes", kStagingBytes, Setter(&Config::staging_bytes)},
+      {"tail_ring_tiles", kTailRingTiles, Setter(&Config::tail_ring_tiles)},
+      {"tail_extent_bytes", kTailExtentBytes, Setter(&Config::tail_extent_bytes)},
+      {"directory_extent_bytes", kDirectoryExtentBytes, Setter(&Config::directory_extent_bytes)},
+      {"max_sessions", kMaxSessions, Setter(&Config::max_sessions)},
+      {"max_sequences_per_tenant", kMaxSequencesPerTenant,
+       Setter(&Config::max_sequences_per_tenant)},
+      {"max_models_per_tenant", kMaxModelsPerTenant, Setter(&Config::max_models_per_tenant)},
+      {"max_message_bytes", kMaxMessageBytes, Setter(&Config::max_message_bytes)},
+      {"compactor_threads", kCompactorThreads, Setter(&Config::compactor_threads)},
+      {"pin_limit_ms", kPinLimitMs, Setter(&Config::pin_limit)},
+      {"drain_limit_ms", kDrainLimitMs, Setter(&Config::drain_limit)},
+  };
+  const DeviceMemory plenty = {.bytes = kTiB, .source = "the test"};
+  for (const RangeRow& row : rows) {
+    SCOPED_TRACE(row.field);
+    for (const std::uint64_t value : {row.range.min, row.range.max}) {
+      Config config;
+      config.pool_bytes = 64 * kGiB;  // a multiple of every extent tried
+      row.set(config, value);
+      ASSERT_TRUE(ResolveDefaults(plenty, config).ok());
+      EXPECT_TRUE(Validate(config, plenty).ok()) << Validate(config, plenty);
+    }
+    for (const std::uint64_t value : {row.range.min - 1, row.range.max + 1}) {
+      if (row.range.min == 0 && value == row.range.min - 1) continue;
+      EXPECT_THAT(ErrorAfter([&](Config& config) { row.set(config, value); }),
+                  HasSubstr(Concat(row.field, ": ", value, " is not from ", row.range.min, " to ",
+                                   row.range.max)));
+    }
+  }
+}
+
+TEST(Validate, ExtentsAreMultiplesOfTwoMebibytes) {
+  for (const auto member : {&Config::pool_extent_bytes, &Config::staging_bytes,
+                            &Config::tail_extent_bytes, &Config::directory_extent_bytes}) {
+    EXPECT_THAT(ErrorAfter([&](Config& config) { config.*member = 3 * kMiB; }),
+                AllOf(HasSubstr("3145728 (3.0 MiB) is not a multiple of 2097152 (2.0 MiB)"),
+                      HasSubstr("the next lower one is 2097152")));
+  }
+}
+
+TEST(Validate, TheRingIsAPowerOfTwo) {
+  for (const std::uint32_t tiles : {3u, 6u, 63u}) {
+    EXPECT_THAT(ErrorAfter([&](Config& config) { config.tail_ring_tiles = tiles; }),
+                HasSubstr(Concat("tail_ring_tiles: ", tiles, " is not a power of two")));
+  }
+}
+
+TEST(Validate, SocketModesKeepTheOwnerIn) {
+  for (const std::uint32_t mode : {0u, 0060u, 0477u, 01777u}) {
+    EXPECT_THAT(ErrorAfter([&](Config& config) { config.unix_socket_mode = mode; }),
+                HasSubstr("unix_socket_mode"));
+  }
+}
+
+TEST(Validate, AddressesAreThereAndDiffer) {
+  const ListenAddress tcp = {.unix_path = "", .tcp = {.host = "localhost", .port = 9000}};
+  const ListenAddress any = {.unix_path = "", .tcp = {.host = "localhost", .port = 0}};
+  EXPECT_THAT(ErrorAfter([](Config& config) { config.listen.clear(); }), HasSubstr("listen: "));
+  EXPECT_THAT(ErrorAfter([&](Config& config) {
+                config.listen = {tcp, tcp};
+              }),
+              HasSubstr("\"localhost:9000\" is there twice"));
+  EXPECT_THAT(ErrorAfter([&](Config& config) {
+                config.listen = {tcp};
+                config.metrics_address = tcp.tcp;
+              }),
+              HasSubstr("metrics_address: \"localhost:9000\""));
+  EXPECT_EQ(ErrorAfter([&](Config& config) {
+              config.listen = {any, any};
+              config.metrics_address = any.tcp;
+            }),
+            "(no error)");
+}
+
+TEST(Validate, TenantsHaveNamesOfTheirOwn) {
+  const auto error = [](std::string name) {
+    return ErrorAfter([&](Config& config) { config.tenants.at(0).name = name; });
+  };
+  for (const char* good : {"a", "0", "team-a_b.c", "a23456789012345678901234567890"}) {
+    EXPECT_EQ(error(good), "(no error)") << good;
+  }
+  for (const std::string bad : {"", "A", "-a", ".a", "a b", "a\n", "\xc3\xa4", "a\"b"}) {
+    EXPECT_THAT(error(bad), HasSubstr("tenants[0].name: ")) << bad;
+  }
+  EXPECT_EQ(error(std::string(kMaxTenantName, 'a')), "(no error)");
+  EXPECT_THAT(error(std::string(kMaxTenantName + 1, 'a')), HasSubstr("tenants[0].name: "));
+  EXPECT_THAT(ErrorAfter([](Config& config) {
+                config.tenants = {{.name = "a", .token = "1"}, {.name = "a", .token = "2"}};
+              }),
+              HasSubstr("tenants[1].name: \"a\" is the name of tenants[0] too"));
+}
+
+TEST(Validate, ThereAreTenantsButNotTooMany) {
+  EXPECT_THAT(ErrorAfter([](Config& config) { config.tenants.clear(); }),
+              HasSubstr("tenants: their number: 0 is not from 1 to 256"));
+}
+
+TEST(Validate, TokensDifferAndAreNeverQuoted) {
+  const auto error = [](const std::string& token) {
+    return ErrorAfter([&](Config& config) {
+      config.tenants = {{.name = "a", .token = token}, {.name = "b", .token = token}};
+    });
+  };
+  EXPECT_THAT(error(""), HasSubstr("\"a\" and \"b\" both have no token"));
+  EXPECT_THAT(error("hunter2"),
+              AllOf(HasSubstr("\"a\" and \"b\" have the same token"), Not(HasSubstr("hunter2"))));
+  for (const std::string bad : {"hunter 2", "hunter\n2", "hunt\xc3\xa4r"}) {
+    EXPECT_THAT(error(bad), AllOf(HasSubstr("tenants[0].token: "), Not(HasSubstr("hunt"))));
+  }
+  EXPECT_THAT(error(std::string(kMaxToken + 1, 'z')),
+              AllOf(HasSubstr("has 257 characters, the limit is 256"), Not(HasSubstr("zz"))));
+}
+
+TEST(Validate, TenantLimitsFitIntoEachOther) {
+  EXPECT_THAT(ErrorAfter([](Config& config) { config.tenants[0].hard_limit_bytes = 5 * kGiB; }),
+              AllOf(HasSubstr("tenants[0].hard_limit_bytes: 5368709120 (5.0 GiB) of tenant \"defa"),
+                    HasSubstr("pool_bytes, 4294967296 (4.0 GiB)")));
+  EXPECT_THAT(ErrorAfter([](Config& config) { config.tenants[0].hard_limit_bytes = kGiB; }),
+              HasSubstr("tenants[0].soft_limit_bytes: "));
+}
+
+TEST(Warnings, NameTheOpenDoor) {
+  Config config = Resolved();
+  EXPECT_TRUE(Warnings(config).empty());
+  config.listen.push_back({.unix_path = "", .tcp = {.host = "127.0.0.1", .port = 1}});
+  EXPECT_TRUE(Warnings(config).empty());
+  config.listen.push_back({.unix_path = "", .tcp = {.host = "0.0.0.0", .port = 1}});
+  EXPECT_THAT(Warnings(config), testing::ElementsAre(HasSubstr("\"default\" has no token")));
+  config.tenants[0].token = "t";
+  EXPECT_TRUE(Warnings(config).empty());
+  config.admin_over_tcp = true;
+  EXPECT_THAT(Warnings(config), testing::ElementsAre(HasSubstr("admin_over_tcp")));
+  config.listen.pop_back();
+  config.unix_socket_mode = 0666;
+  EXPECT_THAT(Warnings(config), testing::ElementsAre(HasSubstr("unix_socket_mode")));
+}
+
+}  // namespace
+}  // namespace tessera::config
