@@ -21,7 +21,9 @@ void Directory::OwnObserver::ExtentChanged(std::uint32_t index, std::uint32_t ge
 void Directory::PoolObserver::ExtentChanged(std::uint32_t index, std::uint32_t generation) {
   directory->header_->pool_extent_generation[index].store(generation);
   directory->header_->mapping_version.fetch_add(1);
-  if (generation == 0 && directory->on_extent_gone_) directory->on_extent_gone_();
+  if (generation != 0) return;
+  directory->extents_gone_.fetch_add(1);
+  if (directory->on_extent_gone_) directory->on_extent_gone_();
 }
 
 absl::StatusOr<std::unique_ptr<Directory>> Directory::Create(const Options& options) {

@@ -2,6 +2,7 @@
 // word, the extent tables, sequence blocks and snapshots; all host memory, whatever the device.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -33,8 +34,8 @@ class Directory {
   shm::Word* epoch() { return &header_->epoch; }
   pool::Pool& pool() { return *pool_; }
   const shm::DirectoryHeader& header() const { return *header_; }
-  // Changes whenever a worker that has mapped everything has something to unmap or to map.
-  std::uint64_t mapping_version() const { return header_->mapping_version.load(); }
+  // How many extents of the data pool have gone since start.
+  std::uint64_t extents_gone() const { return extents_gone_.load(); }
   shm::MappedArena mapped() const { return {pool_->data(), pool_->limit_bytes()}; }
 
   // A zeroed block for `lanes` lanes; RESOURCE_EXHAUSTED.
@@ -55,6 +56,7 @@ class Directory {
   Directory() = default;
 
   std::function<void()> on_extent_gone_;
+  std::atomic<std::uint64_t> extents_gone_{0};
   OwnObserver own_observer_;
   PoolObserver pool_observer_;
   std::unique_ptr<pool::Pool> pool_;

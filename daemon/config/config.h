@@ -58,6 +58,7 @@ struct Config {
   std::uint64_t max_message_bytes = 16 * kMiB;
 
   std::uint32_t compactor_threads = 1;
+  std::chrono::milliseconds compactor_linger{0};
   std::chrono::milliseconds pin_limit{2000};
   std::chrono::milliseconds drain_limit{10000};
 

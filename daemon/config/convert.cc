@@ -128,6 +128,7 @@ absl::StatusOr<Config> FromMessage(const DaemonConfig& message) {
       config.max_models_per_tenant);
   set(message.has_max_message_bytes(), message.max_message_bytes(), config.max_message_bytes);
   set(message.has_compactor_threads(), message.compactor_threads(), config.compactor_threads);
+  set(message.has_compactor_linger_ms(), message.compactor_linger_ms(), config.compactor_linger);
   set(message.has_pin_limit_ms(), message.pin_limit_ms(), config.pin_limit);
   set(message.has_drain_limit_ms(), message.drain_limit_ms(), config.drain_limit);
 
@@ -156,6 +157,7 @@ DaemonConfig ToMessage(const Config& config) {
   message.set_max_models_per_tenant(config.max_models_per_tenant);
   message.set_max_message_bytes(config.max_message_bytes);
   message.set_compactor_threads(config.compactor_threads);
+  message.set_compactor_linger_ms(static_cast<std::uint32_t>(config.compactor_linger.count()));
   message.set_pin_limit_ms(static_cast<std::uint32_t>(config.pin_limit.count()));
   message.set_drain_limit_ms(static_cast<std::uint32_t>(config.drain_limit.count()));
   message.set_log_level(std::string(LogLevelName(config.log_level)));

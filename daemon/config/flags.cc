@@ -26,7 +26,7 @@ struct FlagRow {
 };
 
 // One row per field that a flag can set: all but the tenants. Types come from the message.
-constexpr std::array<FlagRow, 20> kRows = {{
+constexpr std::array<FlagRow, 21> kRows = {{
     {"listen", "ADDRESS", "listen",
      "unix:PATH or host:port; repeat it or separate by commas for more than one"},
     {"unix-socket-mode", "MODE", "unix_socket_mode", "octal file mode of the Unix sockets"},
@@ -46,6 +46,8 @@ constexpr std::array<FlagRow, 20> kRows = {{
     {"max-models-per-tenant", "N", "max_models_per_tenant", "models registered"},
     {"max-message-bytes", "BYTES", "max_message_bytes", "one gRPC message, either way"},
     {"compactor-threads", "N", "compactor_threads", "threads that encode and generate strategies"},
+    {"compactor-linger-ms", "MS", "compactor_linger_ms",
+     "how long the compactor stays awake without work"},
     {"pin-limit-ms", "MS", "pin_limit_ms", "a reader's pin older than this is revoked"},
     {"drain-limit-ms", "MS", "drain_limit_ms", "a draining daemon waits this long for sessions"},
     {"log-level", "LEVEL", "log_level", "debug, info, warning, error or off"},

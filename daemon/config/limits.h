@@ -26,6 +26,7 @@ inline constexpr Range kMaxSequencesPerTenant = {1, 1048576};
 inline constexpr Range kMaxModelsPerTenant = {1, 4096};
 inline constexpr Range kMaxMessageBytes = {64 * kKiB, 2147483647};  // gRPC counts in int
 inline constexpr Range kCompactorThreads = {1, 256};
+inline constexpr Range kCompactorLingerMs = {0, 60'000};
 inline constexpr Range kPinLimitMs = {10, 600'000};
 inline constexpr Range kDrainLimitMs = {0, 3'600'000};
 inline constexpr Range kTenants = {1, 256};

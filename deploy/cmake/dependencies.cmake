@@ -7,7 +7,8 @@ find_package(Threads REQUIRED)
 macro(tessera_require package)
   find_package(${package} ${ARGN})
   if(NOT ${package}_FOUND)
-    message(FATAL_ERROR "${package} was not found. deploy/install-packages installs what the build needs.")
+    message(FATAL_ERROR
+      "${package} was not found. deploy/install-packages installs what the build needs.")
   endif()
 endmacro()
 

@@ -17,6 +17,7 @@ function(tessera_library name)
 endfunction()
 
 # tessera_test(NAME SOURCES... LINK libs... [LABELS ...] [TIMEOUT s]): one GoogleTest binary.
+# It writes its cases to test-results/NAME.xml, where tests/run counts them.
 function(tessera_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
@@ -25,7 +26,11 @@ function(tessera_test name)
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
-  add_test(NAME ${name} COMMAND ${name})
+  if(TESSERA_SANITIZE)  # instrumented code is several times slower
+    math(EXPR ARG_TIMEOUT "${ARG_TIMEOUT} * 5")
+  endif()
+  add_test(NAME ${name}
+    COMMAND ${name} --gtest_output=xml:${CMAKE_BINARY_DIR}/test-results/${name}.xml)
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
   if(ARG_LABELS)
     set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}")

@@ -20,7 +20,10 @@ endif()
 # Warnings for our own code only; generated code and system headers are not ours to fix.
 add_library(tessera_warnings INTERFACE)
 target_compile_options(tessera_warnings INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wundef -Wshadow=local -Wno-missing-field-initializers>)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wundef -Wno-missing-field-initializers>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  target_compile_options(tessera_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wshadow=local>)
+endif()
 if(TESSERA_WERROR)
   target_compile_options(tessera_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
@@ -29,8 +32,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   target_compile_options(tessera_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-  target_compile_options(tessera_warnings INTERFACE
-    $<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow -Wthread-safety>)
+  target_compile_options(tessera_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wthread-safety>)
 endif()
 
 if(TESSERA_SANITIZE)
@@ -62,5 +64,6 @@ endif()
 if(TESSERA_HAVE_CUDA)
   message(STATUS "CUDA device: built for architectures ${TESSERA_CUDA_ARCHITECTURES}")
 else()
-  message(STATUS "CUDA device: not built (TESSERA_CUDA=${TESSERA_CUDA}, no toolkit found or asked for)")
+  message(STATUS
+    "CUDA device: not built (TESSERA_CUDA=${TESSERA_CUDA}, no toolkit found or asked for)")
 endif()

@@ -66,9 +66,19 @@ TESSERA_SIMD Span VisibleRows(const RowRun& run, const QueryRow& row) {
   return {static_cast<int>(run.row_begin + begin), static_cast<int>(run.row_begin + end)};
 }
 
-TESSERA_SIMD void Prefetch(const std::byte* from, std::size_t bytes) {
-  for (std::size_t offset = 0; offset < bytes; offset += 64) {
-    __builtin_prefetch(from + offset, 0, 3);
+#ifndef KICK
+#define KICK 256
+#define KPAGE 4096
+#define PFL 3
+#define CHUNK 8
+#endif
+// Asks for the head of each page that [begin, begin + bytes) of the next tile enters: enough to
+// walk the page tables and to set the hardware's stream prefetcher off, which then outruns any
+// software prefetch of every line.
+TESSERA_SIMD void StartStreams(const std::byte* next, std::size_t begin, std::size_t bytes) {
+  if (next == nullptr) return;
+  for (std::size_t page = (begin + KPAGE-1) / KPAGE * KPAGE; page < begin + bytes; page += KPAGE) {
+    for (std::size_t line = 0; line < KICK; line += 64) __builtin_prefetch(next + page + line, 0, PFL);
   }
 }
 
@@ -112,10 +122,8 @@ TESSERA_SIMD void DotTile(const TileView& tile, Span live, const std::byte* next
     typename Simd::Floats blocks[kRows][kBlocks];
     TESSERA_UNROLL for (int b = 0; b < kBlocks; ++b) {
       const int first = base + b * kRowsAtOnce;
-      if (next_keys != nullptr) {
-        Prefetch(next_keys + static_cast<std::size_t>(first) * tile.row_bytes,
-                 kRowsAtOnce * tile.row_bytes);
-      }
+      StartStreams(next_keys, static_cast<std::size_t>(first) * tile.row_bytes,
+                   kRowsAtOnce * tile.row_bytes);
       typename Simd::Floats block[kRows];
       if (first < live.end && first + kRowsAtOnce > live.begin) {
         DotBlocks<kType, kRows>(tile, live, first, queries, block);
@@ -176,38 +184,51 @@ TESSERA_SIMD void WeighRow(const Logits& logits, Span visible, int head_dim, flo
   Simd::Store(sums, sum);
 }
 
-// output[n] += weights[n] x V over the rows of `live`.
+// output[n] += weights[n] x V over the rows of `live`, one block of channels.
+template <ElementType kType, int kRows, int kPairs>
+TESSERA_SIMD void AddValueBlock(const TileView& tile, Span live, int c,
+                                const float (*weights)[kTileRows], float* output) {
+  typename Simd::Floats sum[kRows][2 * kPairs];
+  TESSERA_UNROLL for (int n = 0; n < kRows; ++n) {
+    TESSERA_UNROLL for (int i = 0; i < 2 * kPairs; ++i) {
+      sum[n][i] = Simd::Load(output + n * tile.head_dim + c + i * Simd::kLanes);
+    }
+  }
+  const std::byte* values =
+      tile.values + static_cast<std::size_t>(live.begin) * tile.row_bytes + c * kElementBytes<kType>;
+  for (int r = live.begin; r < live.end; ++r, values += tile.row_bytes) {
+    TESSERA_UNROLL for (int p = 0; p < kPairs; ++p) {
+      const auto pair =
+          Simd::template LoadPair<kType>(values + p * kPairChannels * kElementBytes<kType>);
+      TESSERA_UNROLL for (int n = 0; n < kRows; ++n) {
+        const auto weight = Simd::Splat(weights[n][r]);
+        sum[n][2 * p] = Simd::MultiplyAdd(weight, pair.a, sum[n][2 * p]);
+        sum[n][2 * p + 1] = Simd::MultiplyAdd(weight, pair.b, sum[n][2 * p + 1]);
+      }
+    }
+  }
+  TESSERA_UNROLL for (int n = 0; n < kRows; ++n) {
+    TESSERA_UNROLL for (int i = 0; i < 2 * kPairs; ++i) {
+      Simd::Store(output + n * tile.head_dim + c + i * Simd::kLanes, sum[n][i]);
+    }
+  }
+}
+
+// output[n] += weights[n] x V over the rows of `live`, a few rows at a time, so that V is read in
+// almost the order of its addresses.
 template <ElementType kType, int kRows>
 TESSERA_SIMD void AddValues(const TileView& tile, Span live, const std::byte* next_values,
                             const float (*weights)[kTileRows], float* output) {
   constexpr int kPairs = 2;
-  for (int c = 0; c < tile.head_dim; c += kPairs * kPairChannels) {
-    typename Simd::Floats sum[kRows][2 * kPairs];
-    TESSERA_UNROLL for (int n = 0; n < kRows; ++n) {
-      TESSERA_UNROLL for (int i = 0; i < 2 * kPairs; ++i) {
-        sum[n][i] = Simd::Load(output + n * tile.head_dim + c + i * Simd::kLanes);
-      }
-    }
-    for (int r = live.begin; r < live.end; ++r) {
-      const std::size_t offset =
-          static_cast<std::size_t>(r) * tile.row_bytes + c * kElementBytes<kType>;
-      if (next_values != nullptr) {
-        Prefetch(next_values + offset, kPairs * kPairChannels * kElementBytes<kType>);
-      }
-      TESSERA_UNROLL for (int p = 0; p < kPairs; ++p) {
-        const auto pair = Simd::template LoadPair<kType>(
-            tile.values + offset + p * kPairChannels * kElementBytes<kType>);
-        TESSERA_UNROLL for (int n = 0; n < kRows; ++n) {
-          const auto weight = Simd::Splat(weights[n][r]);
-          sum[n][2 * p] = Simd::MultiplyAdd(weight, pair.a, sum[n][2 * p]);
-          sum[n][2 * p + 1] = Simd::MultiplyAdd(weight, pair.b, sum[n][2 * p + 1]);
-        }
-      }
-    }
-    TESSERA_UNROLL for (int n = 0; n < kRows; ++n) {
-      TESSERA_UNROLL for (int i = 0; i < 2 * kPairs; ++i) {
-        Simd::Store(output + n * tile.head_dim + c + i * Simd::kLanes, sum[n][i]);
-      }
+  constexpr int kChunk = CHUNK;
+  for (int first = 0; first < kTileRows; first += kChunk) {
+    StartStreams(next_values, static_cast<std::size_t>(first) * tile.row_bytes,
+                 kChunk * tile.row_bytes);
+    const Span chunk = {first > live.begin ? first : live.begin,
+                        first + kChunk < live.end ? first + kChunk : live.end};
+    if (chunk.begin >= chunk.end) continue;
+    for (int c = 0; c < tile.head_dim; c += kPairs * kPairChannels) {
+      AddValueBlock<kType, kRows, kPairs>(tile, chunk, c, weights, output);
     }
   }
 }

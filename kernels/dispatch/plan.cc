@@ -35,7 +35,7 @@ void ForEachPart(const LaneView& lane, const PositionRange& visible, Add add) {
     }
   }
   const TailView& tail = lane.tail;
-  if (tail.end == tail.begin || !visible.Meets(tail.begin, tail.end - tail.begin)) return;
+  if (!visible.Meets(tail.begin, tail.end - tail.begin)) return;
   const std::uint64_t end_tile = (tail.end - 1) / kTileEntries + 1;
   for (std::uint64_t tile = tail.begin / kTileEntries; tile < end_tile; tile += kMaxPartRuns) {
     const std::uint64_t tiles = std::min<std::uint64_t>(kMaxPartRuns, end_tile - tile);

@@ -23,7 +23,7 @@ struct PositionRange {
   std::uint64_t end = 0;
 
   bool Meets(std::uint64_t first, std::uint64_t count) const {
-    return first < end && (first >= begin || begin - first < count);
+    return count != 0 && first < end && (first >= begin || begin - first < count);
   }
 };
 

@@ -10,6 +10,17 @@
 namespace tessera {
 namespace {
 
+bool OtherThreadCanLock(Mutex& mutex) {
+  bool locked = false;
+  std::thread([&] {
+    if (mutex.TryLock()) {
+      locked = true;
+      mutex.Unlock();
+    }
+  }).join();
+  return locked;
+}
+
 class Counter {
  public:
   void Add() TESSERA_EXCLUDES(mutex_) {
@@ -41,14 +52,9 @@ TEST(Mutex, ExcludesOthers) {
 TEST(Mutex, TryLockFailsWhileHeldElsewhere) {
   Mutex mutex;
   mutex.Lock();
-  bool taken = true;
-  std::thread other([&] {
-    taken = mutex.TryLock();
-    if (taken) mutex.Unlock();
-  });
-  other.join();
-  EXPECT_FALSE(taken);
+  EXPECT_FALSE(OtherThreadCanLock(mutex));
   mutex.Unlock();
+  EXPECT_TRUE(OtherThreadCanLock(mutex));
 }
 
 TEST(MutexLock, KnowsWhichMutexItHolds) {
@@ -94,13 +100,9 @@ TEST(CondVar, WaitUntilGivesUpAtTheDeadlineHoldingTheLock) {
   while (never.WaitUntil(mutex, deadline)) {
   }
   EXPECT_GE(clock.Now(), deadline);
-  bool taken = true;
-  std::thread([&] {
-    taken = mutex.TryLock();
-    if (taken) mutex.Unlock();
-  }).join();
-  EXPECT_FALSE(taken);
+  EXPECT_FALSE(OtherThreadCanLock(mutex));
   mutex.Unlock();
+  EXPECT_TRUE(OtherThreadCanLock(mutex));
 }
 
 }  // namespace

@@ -52,6 +52,7 @@ class Generator {
     config.max_models_per_tenant = Small(kMaxModelsPerTenant);
     config.max_message_bytes = In(kMaxMessageBytes);
     config.compactor_threads = Small(kCompactorThreads);
+    config.compactor_linger = std::chrono::milliseconds(In(kCompactorLingerMs));
     config.pin_limit = std::chrono::milliseconds(In(kPinLimitMs));
     config.drain_limit = std::chrono::milliseconds(In(kDrainLimitMs));
     config.log_level = static_cast<LogLevel>(In({0, 4}));

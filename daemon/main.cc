@@ -1,0 +1,187 @@
+// tesserad: wiring only. Reads the configuration, builds the layers bottom up, serves until it is
+// told to stop, and takes them down top first.
+
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/base/scheduler.h"
+#include "daemon/base/strings.h"
+#include "daemon/base/version.h"
+#include "daemon/cache/node.h"
+#include "daemon/compaction/tail_absorber.h"
+#include "daemon/config/load.h"
+#include "daemon/metrics/metrics.h"
+#include "daemon/serving/server.h"
+#include "kernels/dispatch/implementation.h"
+
+namespace tessera {
+namespace {
+
+// SIGTERM and SIGINT drain; a second one stops at once. Blocked in every thread and taken by one.
+class StopSignals {
+ public:
+  StopSignals() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGTERM);
+    sigaddset(&set_, SIGINT);
+    sigaddset(&set_, SIGUSR1);  // raised by the Drain RPC
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+  }
+  int Wait() const {
+    int signal = 0;
+    while (sigwait(&set_, &signal) != 0) {
+    }
+    return signal;
+  }
+
+ private:
+  sigset_t set_;
+};
+
+absl::StatusOr<std::unique_ptr<cache::Node>> BuildNode(const config::Config& config,
+                                                       const kernels::Implementation& kernels,
+                                                       const Clock& clock,
+                                                       std::function<void()> on_attention) {
+  cache::Node::Options options;
+  options.memory_bytes = config.pool_bytes;
+  options.device = "cpu";
+  options.max_sessions = config.max_sessions;
+  for (const config::Tenant& tenant : config.tenants) {
+    options.tenants.push_back({.name = tenant.name,
+                               .token = tenant.token,
+                               .hard_limit_bytes = tenant.hard_limit_bytes});
+  }
+  options.tenant_template.pool_extent_bytes = config.pool_extent_bytes;
+  options.tenant_template.directory_extent_bytes = config.directory_extent_bytes;
+  options.tenant_template.ring_tiles = config.tail_ring_tiles;
+  options.tenant_template.staging_bytes = config.staging_bytes;
+  options.tenant_template.tail_extent_bytes = config.tail_extent_bytes;
+  options.tenant_template.max_models = config.max_models_per_tenant;
+  options.tenant_template.max_sequences = config.max_sequences_per_tenant;
+  options.tenant_template.pin_limit = config.pin_limit;
+  options.tenant_template.kernels = &kernels;
+  options.tenant_template.clock = &clock;
+  options.tenant_template.on_attention = std::move(on_attention);
+  return cache::Node::Create(options);
+}
+
+serving::Server::Options ServerOptions(const config::Config& config) {
+  serving::Server::Options options;
+  for (const config::ListenAddress& address : config.listen) {
+    if (address.is_unix()) {
+      options.unix_doors.push_back({address.unix_path, config.unix_socket_mode});
+    } else {
+      options.tcp_doors.push_back(address.tcp.ToString());
+    }
+  }
+  if (config.metrics_address.has_value()) {
+    options.metrics_address = config.metrics_address->ToString();
+  }
+  options.drain_limit = config.drain_limit;
+  return options;
+}
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "tesserad: %s\n", std::string(AsStringView(status.message())).c_str());
+  return 1;
+}
+
+int Serve(const config::Config& config, const StopSignals& signals) {
+  Logger logger({.level = config.log_level, .format = config.log_format});
+  for (const std::string& warning : config::Warnings(config)) {
+    logger.Log(LogLevel::kWarning, warning);
+  }
+  const SystemClock clock;
+  const kernels::Implementation& kernels = kernels::BestImplementation();
+  metrics::Metrics metrics({.version = std::string(Version()),
+                            .device = "cpu",
+                            .isa = std::string(kernels::ImplementationName(kernels))});
+
+  // The server first, for its lock on the socket path: a second daemon must fail before it takes
+  // any memory.
+  serving::Services services{.metrics = &metrics,
+                             .logger = &logger,
+                             .clock = &clock,
+                             .kernels = &kernels,
+                             .started = clock.Now(),
+                             .max_message_bytes = config.max_message_bytes,
+                             .admin_over_tcp = config.admin_over_tcp};
+  const serving::Server::Options server_options = ServerOptions(config);
+  absl::StatusOr<std::unique_ptr<serving::Server>> server =
+      serving::Server::Create(services, server_options);
+  if (!server.ok()) return Fail(server.status());
+
+  absl::StatusOr<std::unique_ptr<cache::Node>> node =
+      BuildNode(config, kernels, clock, [&server] {
+        if (*server != nullptr) (*server)->Attention();
+      });
+  if (!node.ok()) return Fail(node.status());
+  auto scheduler = std::make_unique<ThreadScheduler>(config.compactor_threads);
+  compaction::TailAbsorber absorber({.scheduler = scheduler.get(),
+                                     .logger = &logger,
+                                     .clock = &clock,
+                                     .linger = config.compactor_linger});
+  services.node = node->get();
+  services.scheduler = scheduler.get();
+  services.absorber = &absorber;
+
+  std::atomic<std::uint64_t> requested_limit_ms{0};
+  (*server)->set_drain_request([&requested_limit_ms](std::uint64_t limit_ms) {
+    requested_limit_ms.store(limit_ms);
+    ::kill(::getpid(), SIGUSR1);
+  });
+  if (absl::Status status = (*server)->Start(); !status.ok()) return Fail(status);
+  for (const config::ListenAddress& address : config.listen) {
+    logger.Log(LogLevel::kInfo, "serving",
+               {{"address", address.ToString()},
+                {"device", "cpu"},
+                {"kernels", kernels::ImplementationName(kernels)},
+                {"pool_bytes", config.pool_bytes}});
+  }
+
+  const int signal = signals.Wait();
+  std::chrono::milliseconds limit = config.drain_limit;
+  if (signal == SIGUSR1 && requested_limit_ms.load() != 0) {
+    limit = std::chrono::milliseconds(requested_limit_ms.load());
+  }
+  logger.Log(LogLevel::kInfo, "draining", {{"limit_ms", limit.count()}});
+  std::thread impatient([&signals, &logger] {
+    signals.Wait();
+    logger.Log(LogLevel::kWarning, "told twice: stopping at once");
+    std::_Exit(0);
+  });
+  impatient.detach();
+  (*server)->Drain(limit);
+  scheduler.reset();  // sessions end on its threads: after this, nothing touches the node
+  server->reset();
+  logger.Log(LogLevel::kInfo, "stopped");
+  return 0;
+}
+
+int Main(int argc, char** argv) {
+  const StopSignals signals;  // before any thread, so that all inherit the mask
+  const std::vector<std::string_view> args(argv + 1, argv + argc);
+  absl::StatusOr<config::Invocation> invocation = config::LoadConfig(args);
+  if (!invocation.ok()) return Fail(invocation.status());
+  if (invocation->print.has_value()) {
+    std::fputs(invocation->print->c_str(), stdout);
+    return 0;
+  }
+  return Serve(invocation->config, signals);
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) { return tessera::Main(argc, argv); }

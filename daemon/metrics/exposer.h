@@ -1,0 +1,31 @@
+// The HTTP server that answers GET /metrics.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "daemon/metrics/metrics.h"
+
+namespace tessera::metrics {
+
+class Exposer {
+ public:
+  // Listens on `address`, "host:port"; port 0 takes any free one. ALREADY_EXISTS where the port is
+  // in use, else what the system said, with the address. `metrics` outlives the exposer.
+  static absl::StatusOr<std::unique_ptr<Exposer>> Start(const std::string& address,
+                                                        const Metrics& metrics);
+  ~Exposer();
+  Exposer(const Exposer&) = delete;
+  Exposer& operator=(const Exposer&) = delete;
+
+  std::uint16_t port() const;
+
+ private:
+  class Impl;
+  explicit Exposer(std::unique_ptr<Impl> impl);
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera::metrics

@@ -1,0 +1,118 @@
+// The daemon's metrics: the counters, and the register of components that report state.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "daemon/base/mutex.h"
+#include "daemon/metrics/collector.h"
+#include "daemon/metrics/instruments.h"
+#include "daemon/metrics/names.h"
+
+namespace tessera::metrics {
+
+enum class SessionEnd : std::uint8_t {
+  kClosed,   // the worker ended its stream
+  kLost,     // the connection went away: the worker died or the network did
+  kRefused,  // the worker broke the protocol
+  kEvicted,  // an operator ended it
+  kDrained,  // the daemon was told to drain, or stops
+};
+template <>
+inline constexpr std::array<std::string_view, 5> kLabelValues<SessionEnd> = {
+    "closed", "lost", "refused", "evicted", "drained"};
+
+enum class AppendDoor : std::uint8_t { kRpc, kTail };
+template <>
+inline constexpr std::array<std::string_view, 2> kLabelValues<AppendDoor> = {"rpc", "tail"};
+
+// Attention through the mapping runs in the worker, where the daemon cannot count it.
+enum class AttendDoor : std::uint8_t { kRpc };
+template <>
+inline constexpr std::array<std::string_view, 1> kLabelValues<AttendDoor> = {"rpc"};
+
+// One RPC method. Handlers look theirs up once, at start.
+class RpcMethod {
+ public:
+  void Finished(absl::StatusCode code, std::chrono::nanoseconds duration);
+
+ private:
+  friend class Metrics;
+  static constexpr std::size_t kCodes = 17;  // OK to UNAUTHENTICATED
+
+  void Visit(Visitor& visitor, std::string_view method) const;
+
+  std::array<std::atomic<std::uint64_t>, kCodes> codes_{};
+  DurationHistogram duration_;
+};
+
+struct BuildInfo {
+  std::string version;
+  std::string device;
+  std::string isa;  // the kernels that were chosen: "avx2", "avx512", ...
+};
+
+// Thread-safe. Outlives whatever registered with it and every exposer that shows it.
+class Metrics {
+ public:
+  explicit Metrics(BuildInfo build);
+  ~Metrics();
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
+
+  Counter sessions_total{kSessionsTotal};
+  CounterBy<SessionEnd> session_ends_total{kSessionEndsTotal};
+  CounterBy<AppendDoor> tokens_appended_total{kTokensAppendedTotal};
+  Counter tiles_encoded_total{kTilesEncodedTotal};
+  Counter tail_full_waits_total{kTailFullWaitsTotal};
+  Counter snapshots_published_total{kSnapshotsPublishedTotal};
+  Counter pins_revoked_total{kPinsRevokedTotal};
+  Counter sequences_failed_total{kSequencesFailedTotal};
+  CounterBy<AttendDoor> attend_requests_total{kAttendRequestsTotal};
+
+  // The same object for the same name, for as long as the Metrics live. Takes a lock.
+  RpcMethod& Rpc(std::string_view method) TESSERA_EXCLUDES(mutex_);
+
+  // Ends the registration when destroyed; by then no scrape is in the collector any more.
+  class Registration {
+   public:
+    Registration() = default;
+    Registration(Registration&& other) noexcept
+        : metrics_(std::exchange(other.metrics_, nullptr)), collector_(other.collector_) {}
+    Registration& operator=(Registration&& other) noexcept;
+    ~Registration() { Reset(); }
+    void Reset();
+
+   private:
+    friend class Metrics;
+    Registration(Metrics* metrics, const Collector* collector)
+        : metrics_(metrics), collector_(collector) {}
+
+    Metrics* metrics_ = nullptr;
+    const Collector* collector_ = nullptr;
+  };
+  [[nodiscard]] Registration Register(const Collector& collector) TESSERA_EXCLUDES(mutex_);
+
+  // Shows every sample there is to `visitor`: one scrape.
+  void Visit(Visitor& visitor) const TESSERA_EXCLUDES(mutex_);
+
+ private:
+  void Unregister(const Collector* collector) TESSERA_EXCLUDES(mutex_);
+
+  const BuildInfo build_;
+  mutable Mutex mutex_;
+  std::vector<const Collector*> collectors_ TESSERA_GUARDED_BY(mutex_);
+  std::map<std::string, std::unique_ptr<RpcMethod>, std::less<>> methods_
+      TESSERA_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera::metrics

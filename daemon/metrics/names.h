@@ -1,0 +1,94 @@
+// Every metric there is. Dashboards and alerts use these names: renaming one breaks them.
+#pragma once
+
+#include <vector>
+
+#include "daemon/metrics/description.h"
+
+namespace tessera::metrics {
+
+// Gauges: state that a component reports when scraped (see Collector).
+
+inline constexpr Description<3> kPoolBytes = {
+    "tessera_pool_bytes",
+    "Bytes of a tenant's pool on a device: used by objects, free in it, and the limit.",
+    Kind::kGauge,
+    {"tenant", "device", "state"}};
+inline constexpr std::string_view kPoolUsed = "used";  // values of the label "state"
+inline constexpr std::string_view kPoolFree = "free";
+inline constexpr std::string_view kPoolLimit = "limit";
+
+inline constexpr Description<2> kPoolUsedBytes = {
+    "tessera_pool_used_bytes",
+    "Bytes of a tenant's pools by what they hold (the memory tag).",
+    Kind::kGauge,
+    {"tenant", "tag"}};
+inline constexpr Description<2> kPoolExtents = {"tessera_pool_extents",
+                                                "Extents that a tenant's pool has now.",
+                                                Kind::kGauge,
+                                                {"tenant", "device"}};
+inline constexpr Description<0> kSessions = {
+    "tessera_sessions", "Sessions attached now.", Kind::kGauge, {}};
+inline constexpr Description<1> kSequences = {
+    "tessera_sequences", "Sequences held now.", Kind::kGauge, {"tenant"}};
+inline constexpr Description<1> kDecodingSequences = {
+    "tessera_decoding_sequences",
+    "Sequences that have a tail now, because a worker decodes them.",
+    Kind::kGauge,
+    {"tenant"}};
+inline constexpr Description<0> kEpochRetiredBytes = {
+    "tessera_epoch_retired_bytes",
+    "Bytes retired and not yet freed, since a reader may still see them.",
+    Kind::kGauge,
+    {}};
+inline constexpr Description<3> kBuildInfo = {"tessera_build_info",
+                                              "Always 1; the labels say what runs here.",
+                                              Kind::kGauge,
+                                              {"version", "device", "isa"}};
+
+// Counters and histograms: events, counted where they happen (see Metrics).
+
+inline constexpr Description<0> kSessionsTotal = {
+    "tessera_sessions_total", "Sessions that attached.", Kind::kCounter, {}};
+inline constexpr Description<1> kSessionEndsTotal = {
+    "tessera_session_ends_total", "Sessions that ended, by why.", Kind::kCounter, {"reason"}};
+inline constexpr Description<1> kTokensAppendedTotal = {
+    "tessera_tokens_appended_total",
+    "Tokens committed to sequences, by the door they came through.",
+    Kind::kCounter,
+    {"door"}};
+inline constexpr Description<0> kTilesEncodedTotal = {
+    "tessera_tiles_encoded_total", "Tiles encoded into segments.", Kind::kCounter, {}};
+inline constexpr Description<0> kTailFullWaitsTotal = {
+    "tessera_tail_full_waits_total",
+    "Times that decoding had to wait because a tail ring was full.",
+    Kind::kCounter,
+    {}};
+inline constexpr Description<0> kSnapshotsPublishedTotal = {
+    "tessera_snapshots_published_total", "Lane snapshots published.", Kind::kCounter, {}};
+inline constexpr Description<0> kPinsRevokedTotal = {
+    "tessera_pins_revoked_total", "Overdue pins taken from readers.", Kind::kCounter, {}};
+inline constexpr Description<0> kSequencesFailedTotal = {
+    "tessera_sequences_failed_total",
+    "Sequences marked FAILED because of values that cannot be served.",
+    Kind::kCounter,
+    {}};
+inline constexpr Description<1> kAttendRequestsTotal = {
+    "tessera_attend_requests_total",
+    "Attend calls that the daemon computed, by the door they came through.",
+    Kind::kCounter,
+    {"door"}};
+inline constexpr Description<2> kRpcRequestsTotal = {"tessera_rpc_requests_total",
+                                                     "RPCs finished, by method and status code.",
+                                                     Kind::kCounter,
+                                                     {"method", "code"}};
+inline constexpr Description<1> kRpcDurationSeconds = {
+    "tessera_rpc_duration_seconds",
+    "Time from receiving an RPC to its answer, in seconds.",
+    Kind::kHistogram,
+    {"method"}};
+
+// All of the above, for tests and documentation.
+std::vector<DescriptionView> AllMetrics();
+
+}  // namespace tessera::metrics

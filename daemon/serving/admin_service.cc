@@ -1,0 +1,132 @@
+#include "daemon/serving/admin_service.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "daemon/base/strings.h"
+#include "daemon/pool/epochs.h"
+#include "daemon/serving/describe.h"
+#include "daemon/serving/status.h"
+
+namespace tessera::serving {
+
+absl::Status AdminService::Admit(const grpc::ServerContext& context) const {
+  if (services_.admin_over_tcp || context.peer().rfind("unix:", 0) == 0) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      Concat("admin calls come over the Unix socket; this one came from ", context.peer(),
+             ". admin_over_tcp in the configuration allows it"));
+}
+
+template <typename Act>
+grpc::Status AdminService::Serve(const char* method, const grpc::ServerContext& context, Act act) {
+  const Clock::TimePoint begun = services_.clock->Now();
+  absl::Status status = Admit(context);
+  if (status.ok()) status = act();
+  services_.metrics->Rpc(method).Finished(status.code(), services_.clock->Now() - begun);
+  return ToGrpc(status);
+}
+
+grpc::Status AdminService::ListSessions(grpc::ServerContext* context,
+                                        const v1::ListSessionsRequest*,
+                                        v1::ListSessionsResponse* response) {
+  return Serve("ListSessions", *context, [&] {
+    for (const std::unique_ptr<cache::Tenant>& tenant : services_.node->tenants()) {
+      for (const std::shared_ptr<cache::SessionState>& session : tenant->Sessions()) {
+        v1::SessionInfo& info = *response->add_sessions();
+        info.set_session_id(session->id().value());
+        info.set_tenant(tenant->name());
+        info.set_worker_name(session->options().worker_name);
+        info.set_group(session->options().group);
+        info.set_rank(session->options().rank);
+        info.set_age_seconds(std::chrono::duration<double>(services_.clock->Now() -
+                                                           session->options().attached)
+                                 .count());
+        info.set_sequences(static_cast<std::uint32_t>(session->Owned().size()));
+        info.set_decoding_sequences(static_cast<std::uint32_t>(session->Decoding().size()));
+        info.set_pinned_slots(pool::Epochs::Pinned(*session->pins()));
+        info.set_mapped(session->mapped());
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status AdminService::ListSequences(grpc::ServerContext* context,
+                                         const v1::ListSequencesRequest* request,
+                                         v1::ListSequencesResponse* response) {
+  return Serve("ListSequences", *context, [&]() -> absl::Status {
+    constexpr std::size_t kDefaultLimit = 1000;
+    const std::size_t limit = request->limit() == 0 ? kDefaultLimit : request->limit();
+    if (!request->tenant().empty() && services_.node->TenantByName(request->tenant()) == nullptr) {
+      return absl::NotFoundError(Concat("no tenant \"", request->tenant(), "\""));
+    }
+    std::vector<std::pair<const cache::Tenant*, std::shared_ptr<cache::Sequence>>> all;
+    for (const std::unique_ptr<cache::Tenant>& tenant : services_.node->tenants()) {
+      if (!request->tenant().empty() && tenant->name() != request->tenant()) continue;
+      for (std::shared_ptr<cache::Sequence>& sequence : tenant->Sequences()) {
+        all.emplace_back(tenant.get(), std::move(sequence));
+      }
+    }
+    response->set_total(all.size());
+    std::sort(all.begin(), all.end(),
+              [](const auto& a, const auto& b) { return a.second->id() > b.second->id(); });
+    if (all.size() > limit) all.resize(limit);
+    for (const auto& [tenant, sequence] : all) {
+      const cache::Sequence::Description description = sequence->Describe(/*lanes=*/false);
+      v1::SequenceInfo& info = *response->add_sequences();
+      info.set_sequence_id(sequence->id().value());
+      info.set_tenant(tenant->name());
+      info.set_owner_session_id(description.owner.value());
+      info.set_model(sequence->model().spec().name);
+      info.set_policy("dense");
+      info.set_state(description.failed ? v1::SEQUENCE_STATE_FAILED : v1::SEQUENCE_STATE_LIVE);
+      info.set_tokens(description.tokens);
+      info.set_decoding(description.decoding);
+      info.set_tile_bytes(description.tile_bytes);
+    }
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status AdminService::Evict(grpc::ServerContext* context, const v1::EvictRequest* request,
+                                 v1::EvictResponse*) {
+  return Serve("Evict", *context, [&]() -> absl::Status {
+    const SequenceId id(request->sequence_id());
+    cache::Tenant* tenant = services_.node->TenantOf(id.value());
+    if (tenant == nullptr) return absl::NotFoundError(Concat("no ", id.ToString()));
+    return tenant->FreeSequence(id);
+  });
+}
+
+grpc::Status AdminService::SetPolicy(grpc::ServerContext* context,
+                                     const v1::SetPolicyRequest* request,
+                                     v1::SetPolicyResponse*) {
+  return Serve("SetPolicy", *context, [&]() -> absl::Status {
+    return absl::UnimplementedError(Concat("changing the policy to \"", request->policy(),
+                                           "\" is not part of this version"));
+  });
+}
+
+grpc::Status AdminService::Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
+                                 v1::DrainResponse* response) {
+  return Serve("Drain", *context, [&] {
+    response->set_sessions(static_cast<std::uint32_t>(connections_.size()));
+    drain_(request->limit_ms());
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status AdminService::NodeStats(grpc::ServerContext* context, const v1::NodeStatsRequest*,
+                                     v1::StatsResponse* response) {
+  return Serve("NodeStats", *context, [&] {
+    FillNodeStats(services_, *response);
+    for (const std::unique_ptr<cache::Tenant>& tenant : services_.node->tenants()) {
+      FillTenantStats(*tenant, *response->add_tenants());
+    }
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace tessera::serving

@@ -1,0 +1,277 @@
+#include "daemon/serving/attach.h"
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/base/mutex.h"
+#include "daemon/base/strings.h"
+#include "daemon/serving/status.h"
+#include "proto/shm/layout.h"
+
+namespace tessera::serving {
+
+namespace {
+
+constexpr int kMaxTailsPerRequest = 4096;
+
+absl::Status CheckHello(const v1::Hello& hello) {
+  if (hello.protocol_version() != shm::kProtocolVersion) {
+    return absl::FailedPreconditionError(
+        Concat("the client speaks protocol version ", hello.protocol_version(),
+               ", this daemon version ", shm::kProtocolVersion, "; install matching versions"));
+  }
+  if (hello.layout_fingerprint() != 0 && hello.layout_fingerprint() != shm::kLayoutFingerprint) {
+    return absl::FailedPreconditionError(
+        Concat("the client maps layout ", hello.layout_fingerprint(), ", this daemon has layout ",
+               shm::kLayoutFingerprint, "; rebuild the client, or attach without mapping"));
+  }
+  constexpr std::size_t kMaxName = 128;
+  for (const std::string* name : {&hello.worker_name(), &hello.group()}) {
+    if (name->size() > kMaxName) {
+      return absl::InvalidArgumentError(
+          Concat("a worker or group name has ", name->size(), " bytes; the limit is ", kMaxName));
+    }
+  }
+  if (hello.group_size() > 1 && hello.rank() >= hello.group_size()) {
+    return absl::InvalidArgumentError(Concat("rank is ", hello.rank(), " in a group of ",
+                                             hello.group_size()));
+  }
+  return absl::OkStatus();
+}
+
+// Lives from the call's start to OnDone; the connections hold it through `Link`, which OnDone
+// severs, so a push to a stream that is gone goes nowhere.
+class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse> {
+ public:
+  Reactor(const AttachDoor& door, grpc::CallbackServerContext* context)
+      : door_(door), context_(context) {
+    StartRead(&request_);
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      return Finished(context_->IsCancelled() ? metrics::SessionEnd::kLost
+                                              : metrics::SessionEnd::kClosed,
+                      absl::OkStatus());
+    }
+    const absl::Status status = Handle();
+    if (!status.ok()) return Finished(metrics::SessionEnd::kRefused, status);
+    StartRead(&request_);
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) return;  // OnReadDone or OnCancel ends the session
+    MutexLock lock(mutex_);
+    writes_.pop_front();
+    if (!writes_.empty() && !finished_) StartWrite(&writes_.front());
+  }
+
+  void OnCancel() override { Finished(metrics::SessionEnd::kLost, absl::OkStatus()); }
+
+  void OnDone() override {
+    link_->Sever();
+    delete this;
+  }
+
+ private:
+  class Link final : public Lease {
+   public:
+    explicit Link(Reactor* reactor) : reactor_(reactor) {}
+    void Push(v1::AttachResponse message) override {
+      MutexLock lock(mutex_);
+      if (reactor_ != nullptr) reactor_->Write(std::move(message));
+    }
+    void Cut(const absl::Status& why) override {
+      MutexLock lock(mutex_);
+      if (reactor_ != nullptr) reactor_->FinishOnce(why);
+    }
+    void Sever() {
+      MutexLock lock(mutex_);
+      reactor_ = nullptr;
+    }
+
+   private:
+    Mutex mutex_;
+    Reactor* reactor_ TESSERA_GUARDED_BY(mutex_);
+  };
+
+  void Write(v1::AttachResponse message) {
+    MutexLock lock(mutex_);
+    if (finished_) return;
+    writes_.push_back(std::move(message));
+    if (writes_.size() == 1) StartWrite(&writes_.front());
+  }
+
+  void FinishOnce(const absl::Status& why) {
+    {
+      MutexLock lock(mutex_);
+      if (std::exchange(finished_, true)) return;
+    }
+    Finish(ToGrpc(why));
+  }
+
+  void Finished(metrics::SessionEnd reason, const absl::Status& why) {
+    // OnCancel may run beside OnReadDone. Where it comes before the session has its id, the next
+    // read fails and ends the session.
+    const SessionId id(session_id_.load());
+    if (id.valid()) door_.connections->End(id, reason, why);
+    FinishOnce(why);
+  }
+
+  absl::Status Handle() {
+    if (request_.has_hello()) return Greet(request_.hello());
+    if (session_ == nullptr) {
+      return absl::FailedPreconditionError("the first message of Attach must be Hello");
+    }
+    if (request_.has_open_tails()) {
+      OpenTails(request_.open_tails());
+      return absl::OkStatus();
+    }
+    if (request_.has_close_tails()) {
+      CloseTails(request_.close_tails());
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError("an Attach message of a kind this daemon does not know");
+  }
+
+  absl::Status Greet(const v1::Hello& hello) {
+    if (session_ != nullptr) {
+      return absl::FailedPreconditionError("Hello comes once; this stream is attached already");
+    }
+    Services& services = *door_.services;
+    if (services.draining.load()) {
+      return absl::UnavailableError("the daemon drains and takes no new sessions");
+    }
+    if (absl::Status status = CheckHello(hello); !status.ok()) return status;
+    absl::StatusOr<cache::Tenant*> tenant = services.node->TenantByToken(hello.tenant_token());
+    if (!tenant.ok()) return tenant.status();
+    if (absl::Status status = services.node->AdmitSession(); !status.ok()) return status;
+    absl::StatusOr<std::shared_ptr<cache::SessionState>> session = (*tenant)->OpenSession(
+        {.worker_name = hello.worker_name(), .group = hello.group(), .rank = hello.rank()});
+    if (!session.ok()) {
+      services.node->SessionEnded();
+      return session.status();
+    }
+    tenant_ = *tenant;
+    session_ = *std::move(session);
+    session_id_.store(session_->id().value());
+    v1::AttachResponse response;
+    FillWelcome(hello, *response.mutable_welcome());
+    // Registered before the answer, so that whatever the worker does next finds the session there.
+    door_.connections->Opened(*tenant_, session_, link_);
+    Write(std::move(response));
+    return absl::OkStatus();
+  }
+
+  void FillWelcome(const v1::Hello& hello, v1::Welcome& welcome) {
+    const Services& services = *door_.services;
+    const cache::Tenant::Options& options = tenant_->options();
+    welcome.mutable_session()->set_session_id(session_->id().value());
+    welcome.mutable_session()->set_secret(session_->options().secret);
+    welcome.set_instance(services.node->instance());
+    welcome.set_nonce(session_->options().nonce);
+    welcome.set_descriptor_socket(door_.descriptor_socket);
+    welcome.set_tenant(tenant_->name());
+    welcome.set_device(services.node->options().device);
+    welcome.set_staging_bytes(options.staging_bytes);
+    welcome.set_tail_ring_tiles(options.ring_tiles);
+    welcome.set_directory_extent_bytes(options.directory_extent_bytes);
+    welcome.set_pool_extent_bytes(options.pool_extent_bytes);
+    welcome.set_protocol_version(shm::kProtocolVersion);
+    welcome.set_layout_fingerprint(shm::kLayoutFingerprint);
+    welcome.set_max_message_bytes(services.max_message_bytes);
+    const bool same_daemon = hello.previous_instance() == services.node->instance();
+    for (std::uint64_t id : hello.sequence_ids()) {
+      if (!same_daemon || !tenant_->FindSequence(SequenceId(id)).ok()) {
+        welcome.add_gone_sequence_ids(id);
+      }
+    }
+  }
+
+  static absl::StatusOr<std::vector<SequenceId>> Ids(
+      const google::protobuf::RepeatedField<std::uint64_t>& ids) {
+    if (ids.size() > kMaxTailsPerRequest) {
+      return absl::InvalidArgumentError(
+          Concat(ids.size(), " sequences in one request; the limit is ", kMaxTailsPerRequest));
+    }
+    std::vector<SequenceId> result;
+    for (std::uint64_t id : ids) result.push_back(SequenceId(id));
+    return result;
+  }
+
+  void OpenTails(const v1::OpenTails& asked) {
+    v1::AttachResponse response;
+    v1::TailsOpened& opened = *response.mutable_tails_opened();
+    opened.set_request_id(asked.request_id());
+    absl::StatusOr<std::vector<cache::Tenant::TailPlace>> places =
+        std::vector<cache::Tenant::TailPlace>();
+    absl::StatusOr<std::vector<SequenceId>> ids = Ids(asked.sequence_ids());
+    if (ids.ok()) {
+      places = tenant_->OpenTails(*session_, *ids);
+    } else {
+      places = ids.status();
+    }
+    if (!places.ok()) {
+      opened.set_code(static_cast<int>(places.status().code()));
+      opened.set_error(std::string(AsStringView(places.status().message())));
+    } else {
+      for (const cache::Tenant::TailPlace& place : *places) {
+        v1::TailPlace& tail = *opened.add_tails();
+        tail.set_sequence_id(place.sequence.value());
+        tail.set_extent(place.tail.extent);
+        tail.set_extent_bytes(place.tail.extent_bytes);
+        tail.set_offset(place.tail.offset);
+        tail.set_commit_slot(place.commit_slot);
+        tail.set_generation(place.tail.generation);
+        tail.set_tokens(place.tail.tokens);
+      }
+    }
+    Write(std::move(response));
+  }
+
+  void CloseTails(const v1::CloseTails& asked) {
+    v1::AttachResponse response;
+    v1::TailsClosed& closed = *response.mutable_tails_closed();
+    closed.set_request_id(asked.request_id());
+    absl::StatusOr<std::vector<SequenceId>> ids = Ids(asked.sequence_ids());
+    absl::StatusOr<std::vector<std::uint64_t>> tokens =
+        ids.ok() ? tenant_->CloseTails(*session_, *ids)
+                 : absl::StatusOr<std::vector<std::uint64_t>>(ids.status());
+    if (!tokens.ok()) {
+      closed.set_code(static_cast<int>(tokens.status().code()));
+      closed.set_error(std::string(AsStringView(tokens.status().message())));
+    } else {
+      for (std::uint64_t count : *tokens) closed.add_tokens(count);
+    }
+    for (std::uint32_t extent : session_->tails().ReleaseIdle()) {
+      closed.add_released_extents(extent);
+    }
+    Write(std::move(response));
+  }
+
+  const AttachDoor door_;
+  grpc::CallbackServerContext* const context_;
+  const std::shared_ptr<Link> link_ = std::make_shared<Link>(this);
+  v1::AttachRequest request_;
+  // Set by Greet, used by the reading callbacks only; everybody else uses the id.
+  cache::Tenant* tenant_ = nullptr;
+  std::shared_ptr<cache::SessionState> session_;
+  std::atomic<std::uint64_t> session_id_{0};
+  Mutex mutex_;
+  std::deque<v1::AttachResponse> writes_ TESSERA_GUARDED_BY(mutex_);
+  bool finished_ TESSERA_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace
+
+grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* NewAttachReactor(
+    const AttachDoor& door, grpc::CallbackServerContext* context) {
+  return new Reactor(door, context);
+}
+
+}  // namespace tessera::serving

@@ -1,0 +1,29 @@
+// Who calls: from a request's session key to the tenant and the session behind it.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "daemon/cache/node.h"
+#include "tessera/v1/common.pb.h"
+
+namespace tessera::serving {
+
+struct Caller {
+  cache::Tenant* tenant;
+  std::shared_ptr<cache::SessionState> session;
+};
+
+inline absl::StatusOr<Caller> FindCaller(const cache::Node& node, const v1::SessionKey& key) {
+  cache::Tenant* tenant = node.TenantOf(key.session_id());
+  if (tenant == nullptr) {
+    return absl::UnauthenticatedError("session " + std::to_string(key.session_id()) +
+                                      " is not attached here, or its key is wrong");
+  }
+  absl::StatusOr<std::shared_ptr<cache::SessionState>> session =
+      tenant->FindSession(SessionId(key.session_id()), key.secret());
+  if (!session.ok()) return session.status();
+  return Caller{tenant, *std::move(session)};
+}
+
+}  // namespace tessera::serving

@@ -1,0 +1,40 @@
+// The border between protobuf messages and our own types: what crosses it is checked here, once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/cache/model.h"
+#include "daemon/cache/session_state.h"
+#include "tessera/v1/common.pb.h"
+
+namespace tessera::serving {
+
+absl::StatusOr<cache::ModelSpec> ToModelSpec(const v1::ModelGeometry& geometry);
+
+// INVALID_ARGUMENT where it is none of ours; `what` names the field.
+absl::StatusOr<kernels::ElementType> ToElementType(v1::DType dtype, std::string_view what);
+v1::DType ToDType(kernels::ElementType type);
+
+// What a request's tensor must look like. A dimension of 0 is free (but at least 1).
+struct TensorRule {
+  std::string_view name;
+  kernels::ElementType type;
+  std::vector<std::uint64_t> shape;
+  std::string_view layout;  // "[layers][tokens][kv_heads][head_dim]", for the message
+};
+
+// The bytes of a tensor that obeys the rule, and its real shape. Inline bytes belong to the
+// request; staging bytes to the worker, who may be writing there: copy before use.
+struct TensorBytes {
+  const std::byte* data;
+  std::vector<std::uint64_t> shape;
+  std::uint64_t bytes;
+};
+absl::StatusOr<TensorBytes> Resolve(const v1::Tensor& tensor, const TensorRule& rule,
+                                    const cache::SessionState& session);
+
+}  // namespace tessera::serving

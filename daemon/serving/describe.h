@@ -1,0 +1,25 @@
+// What the daemon tells of itself, for Describe, Stats, the admin's lists and the metrics.
+#pragma once
+
+#include "daemon/metrics/metrics.h"
+#include "daemon/serving/services.h"
+#include "tessera/v1/admin.pb.h"
+#include "tessera/v1/tessera.pb.h"
+
+namespace tessera::serving {
+
+void DescribeSequence(const cache::Sequence& sequence, bool lanes, v1::DescribeResponse& out);
+void FillNodeStats(const Services& services, v1::StatsResponse& out);
+void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out);
+
+// The state of the cache, sampled when it is scraped.
+class NodeCollector final : public metrics::Collector {
+ public:
+  explicit NodeCollector(const cache::Node& node) : node_(node) {}
+  void Collect(metrics::Visitor& visitor) const override;
+
+ private:
+  const cache::Node& node_;
+};
+
+}  // namespace tessera::serving

@@ -1,0 +1,42 @@
+// One peer on the descriptor socket. Everything it sends is hostile until the nonce has proved that
+// it is an attached session; a peer that breaks the protocol, or does not read its answers, is cut.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "daemon/cache/node.h"
+#include "daemon/platform/fd.h"
+#include "daemon/platform/unix_socket.h"
+#include "proto/shm/descriptors.h"
+
+namespace tessera::serving {
+
+class DescriptorConnection {
+ public:
+  explicit DescriptorConnection(Fd socket) : socket_(std::move(socket)) {}
+
+  int fd() const { return socket_.get(); }
+
+  // Reads what there is. After the opening is complete and right, returns the session (once). Null:
+  // not yet. An error: cut the connection.
+  absl::StatusOr<std::shared_ptr<cache::SessionState>> ReadOpening(const cache::Node& node);
+  // Reads and answers requests of an opened connection.
+  absl::Status ServeRequests(cache::Tenant& tenant, cache::SessionState& session);
+
+ private:
+  // True where `bytes_` holds `wanted` bytes now.
+  absl::StatusOr<bool> Fill(std::size_t wanted);
+  absl::Status Answer(const shm::DescriptorAnswer& answer, int fd);
+  absl::Status Serve(const shm::DescriptorRequest& request, cache::Tenant& tenant,
+                     cache::SessionState& session);
+
+  Fd socket_;
+  std::array<std::byte, sizeof(shm::DescriptorOpening)> buffer_{};
+  std::size_t filled_ = 0;
+};
+
+}  // namespace tessera::serving

@@ -1,0 +1,151 @@
+#include "daemon/serving/server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/server_builder.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <thread>
+#include <utility>
+
+#include "daemon/base/strings.h"
+
+namespace tessera::serving {
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Create(Services& services,
+                                                       const Options& options) {
+  std::unique_ptr<Server> server(new Server(services, options));
+  if (absl::Status status = server->LockPaths(); !status.ok()) return status;
+  absl::StatusOr<std::unique_ptr<Watcher>> watcher =
+      Watcher::Create(services, server->connections_);
+  if (!watcher.ok()) return watcher.status();
+  server->watcher_ = *std::move(watcher);
+  server->connections_.set_watcher(server->watcher_.get());
+  return server;
+}
+
+Server::Server(Services& services, const Options& options)
+    : services_(services), options_(options), connections_(services) {}
+
+Server::~Server() {
+  Drain(Clock::Duration::zero());
+  watcher_.reset();
+  exposer_.reset();
+  registration_.Reset();
+  for (const UnixDoor& door : options_.unix_doors) ::unlink(DescriptorPath(door.path).c_str());
+}
+
+absl::Status Server::LockPaths() {
+  for (const UnixDoor& door : options_.unix_doors) {
+    const std::filesystem::path folder = std::filesystem::path(door.path).parent_path();
+    std::error_code error;
+    if (!folder.empty()) std::filesystem::create_directories(folder, error);
+    absl::StatusOr<LockFile> lock = LockFile::Acquire(LockPath(door.path));
+    if (absl::IsAlreadyExists(lock.status())) {
+      return absl::AlreadyExistsError(Concat("the socket ", door.path,
+                                             " is served by a live daemon: ",
+                                             AsStringView(lock.status().message()),
+                                             ". Stop it, or listen elsewhere (--listen)"));
+    }
+    if (!lock.ok()) return lock.status();
+    struct stat found {};
+    if (::stat(door.path.c_str(), &found) == 0 && !S_ISSOCK(found.st_mode)) {
+      return absl::AlreadyExistsError(
+          Concat(door.path, " exists and is not a socket; it is left alone"));
+    }
+    locks_.push_back(*std::move(lock));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Server::StartGrpc() {
+  const std::string descriptor_socket =
+      options_.unix_doors.empty() ? "" : DescriptorPath(options_.unix_doors.front().path);
+  worker_service_ = std::make_unique<WorkerService>(
+      AttachDoor{&services_, &connections_, descriptor_socket});
+  admin_service_ = std::make_unique<AdminService>(services_, connections_, drain_request_);
+
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a port in use is an error, not a share
+  builder.SetMaxReceiveMessageSize(static_cast<int>(services_.max_message_bytes));
+  builder.SetMaxSendMessageSize(static_cast<int>(services_.max_message_bytes));
+  std::vector<int> unix_ports(options_.unix_doors.size(), 0);
+  tcp_ports_.assign(options_.tcp_doors.size(), 0);
+  for (std::size_t i = 0; i < options_.unix_doors.size(); ++i) {
+    builder.AddListeningPort("unix:" + options_.unix_doors[i].path,
+                             grpc::InsecureServerCredentials(), &unix_ports[i]);
+  }
+  for (std::size_t i = 0; i < options_.tcp_doors.size(); ++i) {
+    builder.AddListeningPort(options_.tcp_doors[i], grpc::InsecureServerCredentials(),
+                             &tcp_ports_[i]);
+  }
+  builder.RegisterService(worker_service_.get());
+  builder.RegisterService(admin_service_.get());
+  // gRPC makes its sockets world-accessible; nobody may connect before the mode is right.
+  const mode_t before = ::umask(0177);
+  grpc_ = builder.BuildAndStart();
+  ::umask(before);
+  for (std::size_t i = 0; i < options_.tcp_doors.size(); ++i) {
+    if (tcp_ports_[i] == 0) {
+      return absl::AlreadyExistsError(Concat("cannot listen on ", options_.tcp_doors[i],
+                                             ": the port is in use, or the address is not here"));
+    }
+  }
+  for (std::size_t i = 0; i < options_.unix_doors.size(); ++i) {
+    const UnixDoor& door = options_.unix_doors[i];
+    if (unix_ports[i] == 0) {
+      return absl::UnavailableError(Concat("cannot listen on unix:", door.path,
+                                           ": is its folder there and writable?"));
+    }
+    if (::chmod(door.path.c_str(), door.mode) != 0) {
+      return ErrnoStatus(Concat("setting the mode of ", door.path));
+    }
+  }
+  if (grpc_ == nullptr) return absl::UnavailableError("gRPC did not start");
+  return absl::OkStatus();
+}
+
+absl::Status Server::Start() {
+  for (const UnixDoor& door : options_.unix_doors) {
+    absl::Status status = watcher_->Listen(DescriptorPath(door.path), door.mode);
+    if (!status.ok()) return status;
+  }
+  collector_ = std::make_unique<NodeCollector>(*services_.node);
+  registration_ = services_.metrics->Register(*collector_);
+  if (!options_.metrics_address.empty()) {
+    absl::StatusOr<std::unique_ptr<metrics::Exposer>> exposer =
+        metrics::Exposer::Start(options_.metrics_address, *services_.metrics);
+    if (!exposer.ok()) return exposer.status();
+    exposer_ = *std::move(exposer);
+  }
+  watcher_->Start();
+  return StartGrpc();
+}
+
+void Server::Drain(Clock::Duration limit) {
+  MutexLock lock(drain_mutex_);
+  if (std::exchange(drained_, true)) return;
+  services_.draining.store(true);
+  if (grpc_ == nullptr) return;
+  if (grpc::HealthCheckServiceInterface* health = grpc_->GetHealthCheckService()) {
+    health->SetServingStatus(false);
+  }
+  v1::AttachResponse message;
+  message.mutable_draining()->set_limit_ms(
+      std::chrono::duration_cast<std::chrono::milliseconds>(limit).count());
+  connections_.Broadcast(message);
+  const Clock::TimePoint deadline = services_.clock->Now() + limit;
+  connections_.WaitUntilNone(deadline);
+  connections_.EndAll(metrics::SessionEnd::kDrained,
+                      absl::UnavailableError("the daemon has been told to stop"));
+  // Streams are cut above; what is left are calls in flight.
+  grpc_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
+  grpc_->Wait();
+}
+
+}  // namespace tessera::serving

@@ -1,0 +1,88 @@
+// The daemon as a whole: its doors, its leases, its threads, from start to drained exit.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/server.h>
+
+#include "absl/status/statusor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/metrics/exposer.h"
+#include "daemon/platform/lock_file.h"
+#include "daemon/serving/admin_service.h"
+#include "daemon/serving/connections.h"
+#include "daemon/serving/describe.h"
+#include "daemon/serving/services.h"
+#include "daemon/serving/watcher.h"
+#include "daemon/serving/worker_service.h"
+
+namespace tessera::serving {
+
+class Server {
+ public:
+  struct UnixDoor {
+    std::string path;
+    unsigned mode;
+  };
+  struct Options {
+    std::vector<UnixDoor> unix_doors;
+    std::vector<std::string> tcp_doors;  // "host:port"
+    std::string metrics_address;         // empty: none
+    Clock::Duration drain_limit{};
+  };
+
+  // Listens. ALREADY_EXISTS where a live daemon holds a socket path; names the address that failed.
+  // `services.node` is not yet needed: Attention() may be called before Serve.
+  static absl::StatusOr<std::unique_ptr<Server>> Create(Services& services,
+                                                        const Options& options);
+  ~Server();
+
+  // Something in the cache wants the event loop's attention. Thread-safe.
+  void Attention() { watcher_->Attention(); }
+
+  // Opens the doors and starts the threads.
+  absl::Status Start();
+
+  // Refuses new sessions, tells the workers, and returns when the last one has gone or the limit
+  // (0: the configured one) has passed; what is left is cut then. Idempotent, thread-safe.
+  void Drain(Clock::Duration limit);
+
+  // Ports of the TCP doors as they were bound.
+  const std::vector<int>& tcp_ports() const { return tcp_ports_; }
+  std::uint16_t metrics_port() const { return exposer_ == nullptr ? 0 : exposer_->port(); }
+
+  // Called by the Drain RPC; main waits on its own.
+  void set_drain_request(std::function<void(std::uint64_t)> request) {
+    drain_request_ = std::move(request);
+  }
+
+ private:
+  Server(Services& services, const Options& options);
+  absl::Status LockPaths();
+  absl::Status StartGrpc();
+
+  Services& services_;
+  const Options options_;
+  std::vector<LockFile> locks_;
+  Connections connections_;
+  std::unique_ptr<Watcher> watcher_;
+  std::unique_ptr<NodeCollector> collector_;
+  metrics::Metrics::Registration registration_;
+  std::unique_ptr<metrics::Exposer> exposer_;
+  std::function<void(std::uint64_t)> drain_request_;
+  std::unique_ptr<WorkerService> worker_service_;
+  std::unique_ptr<AdminService> admin_service_;
+  std::unique_ptr<grpc::Server> grpc_;
+  std::vector<int> tcp_ports_;
+  Mutex drain_mutex_;
+  bool drained_ TESSERA_GUARDED_BY(drain_mutex_) = false;
+};
+
+// Where the descriptor socket of a gRPC socket stands.
+inline std::string DescriptorPath(const std::string& unix_path) { return unix_path + ".fd"; }
+inline std::string LockPath(const std::string& unix_path) { return unix_path + ".lock"; }
+
+}  // namespace tessera::serving

@@ -1,0 +1,32 @@
+// What every handler works with. Built by main, outlives the server.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/base/scheduler.h"
+#include "daemon/cache/node.h"
+#include "daemon/compaction/tail_absorber.h"
+#include "daemon/metrics/metrics.h"
+#include "kernels/dispatch/implementation.h"
+
+namespace tessera::serving {
+
+struct Services {
+  cache::Node* node;
+  compaction::TailAbsorber* absorber;
+  Scheduler* scheduler;
+  metrics::Metrics* metrics;
+  Logger* logger;
+  const Clock* clock;
+  const kernels::Implementation* kernels;
+  Clock::TimePoint started;
+  std::uint64_t max_message_bytes;
+  bool admin_over_tcp = false;
+  std::atomic<bool> draining{false};
+};
+
+}  // namespace tessera::serving

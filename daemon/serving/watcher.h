@@ -1,0 +1,81 @@
+// The daemon's one waiting thread: descriptor sockets, wake events of sessions, and the timer of
+// readers that memory waits for. Idle, it sleeps in one epoll_wait without a timeout.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/cache/node.h"
+#include "daemon/platform/event_loop.h"
+#include "daemon/serving/descriptor_connection.h"
+#include "daemon/serving/services.h"
+
+namespace tessera::serving {
+
+class Watcher {
+ public:
+  // Called on the watcher's thread.
+  struct Listener {
+    virtual ~Listener() = default;
+    // The session's descriptor socket hung up: its process is gone, or broke the protocol.
+    virtual void WitnessLost(SessionId session) = 0;
+    // Extents of the tenant's pool went: its mapped sessions should unmap them.
+    virtual void PoolShrunk(cache::Tenant& tenant) = 0;
+  };
+
+  static absl::StatusOr<std::unique_ptr<Watcher>> Create(Services& services, Listener& listener);
+  ~Watcher();
+
+  // Before Start: a descriptor socket to accept on.
+  absl::Status Listen(const std::string& path, unsigned mode);
+  void Start();
+
+  // Thread-safe, any time after Start.
+  void AddSession(std::shared_ptr<cache::SessionState> session);
+  void RemoveSession(SessionId session);
+  // Something waits for readers, or an extent went.
+  void Attention() { wake_.Signal(); }
+
+ private:
+  using Command = absl::AnyInvocable<void() &&>;
+  struct Watched {
+    std::shared_ptr<cache::SessionState> session;
+    std::unique_ptr<DescriptorConnection> witness;
+  };
+
+  Watcher(Services& services, Listener& listener, EventLoop loop, Event wake);
+  void Run();
+  void Post(Command command);
+  void RunCommands();
+  void Accept(int listening);
+  void Serve(int fd, EventLoop::Ready ready);
+  void DropUnopened(int fd);
+  void ServeWitness(SessionId id, EventLoop::Ready ready);
+  void TellOfShrunkPools();
+  // Returns how long until the next look.
+  std::optional<absl::Duration> CollectAll();
+
+  Services& services_;
+  Listener& listener_;
+  EventLoop loop_;
+  Event wake_;
+  std::atomic<bool> stopping_{false};
+  std::vector<Fd> listening_;
+  std::unordered_map<int, std::unique_ptr<DescriptorConnection>> unopened_;
+  std::unordered_map<SessionId, Watched> sessions_;
+  std::unordered_map<const cache::Tenant*, std::uint64_t> told_;  // extents gone, last told of
+  Mutex mutex_;
+  std::vector<Command> commands_ TESSERA_GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+}  // namespace tessera::serving

@@ -1,0 +1,213 @@
+#include "daemon/serving/worker_service.h"
+
+#include <utility>
+
+#include "daemon/base/strings.h"
+#include "daemon/base/version.h"
+#include "daemon/serving/attend.h"
+#include "daemon/serving/convert.h"
+#include "daemon/serving/describe.h"
+#include "daemon/serving/status.h"
+
+namespace tessera::serving {
+
+template <typename Request, typename Response>
+grpc::Status WorkerService::Serve(metrics::RpcMethod& method, const Request& request,
+                                  Response& response, Handler<Request, Response> handler) {
+  const Clock::TimePoint begun = services_.clock->Now();
+  absl::StatusOr<Caller> caller = FindCaller(*services_.node, request.session());
+  absl::Status status = caller.status();
+  if (caller.ok()) status = (this->*handler)(*caller, request, response);
+  method.Finished(status.code(), services_.clock->Now() - begun);
+  return ToGrpc(status);
+}
+
+namespace {
+
+absl::Status NotBuilt(std::string_view what) {
+  return absl::UnimplementedError(Concat(what, " is not part of this version"));
+}
+
+absl::Status CheckPolicy(const std::string& policy) {
+  if (policy.empty() || policy == "dense") return absl::OkStatus();
+  return absl::UnimplementedError(Concat("policy \"", policy,
+                                         "\" is not part of this version; it serves \"dense\""));
+}
+
+}  // namespace
+
+// ---- models and sequences
+
+absl::Status WorkerService::HandleRegisterModel(const Caller& caller,
+                                                const v1::RegisterModelRequest& request,
+                                                v1::RegisterModelResponse& response) {
+  absl::StatusOr<cache::ModelSpec> spec = ToModelSpec(request.model());
+  if (!spec.ok()) return spec.status();
+  absl::StatusOr<std::shared_ptr<const cache::Model>> model =
+      caller.tenant->RegisterModel(*std::move(spec));
+  if (!model.ok()) return model.status();
+  response.set_model_id((*model)->id().value());
+  return absl::OkStatus();
+}
+
+absl::Status WorkerService::HandleCreateSequence(const Caller& caller,
+                                                 const v1::CreateSequenceRequest& request,
+                                                 v1::CreateSequenceResponse& response) {
+  if (services_.draining.load()) {
+    return absl::UnavailableError("the daemon drains and takes no new sequences");
+  }
+  if (absl::Status status = CheckPolicy(request.policy()); !status.ok()) return status;
+  absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
+      caller.tenant->CreateSequence(*caller.session, ModelId(request.model_id()));
+  if (!sequence.ok()) return sequence.status();
+  response.set_sequence_id((*sequence)->id().value());
+  response.set_directory_offset((*sequence)->directory_offset());
+  return absl::OkStatus();
+}
+
+absl::Status WorkerService::HandleFork(const Caller& caller, const v1::ForkRequest& request,
+                                       v1::ForkResponse& response) {
+  absl::StatusOr<std::shared_ptr<cache::Sequence>> child =
+      caller.tenant->Fork(*caller.session, SequenceId(request.parent_id()));
+  if (!child.ok()) return child.status();
+  response.set_sequence_id((*child)->id().value());
+  response.set_directory_offset((*child)->directory_offset());
+  response.set_tokens((*child)->Describe(/*lanes=*/false).tokens);
+  return absl::OkStatus();
+}
+
+absl::Status WorkerService::HandleTruncate(const Caller& caller,
+                                           const v1::TruncateRequest& request,
+                                           v1::TruncateResponse&) {
+  absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
+      caller.tenant->FindSequence(SequenceId(request.sequence_id()));
+  if (!sequence.ok()) return sequence.status();
+  return (*sequence)->Truncate(request.tokens());
+}
+
+absl::Status WorkerService::HandleHandover(const Caller& caller,
+                                           const v1::HandoverRequest& request,
+                                           v1::HandoverResponse&) {
+  return caller.tenant->Handover(SequenceId(request.sequence_id()), *caller.session,
+                                 SessionId(request.to_session_id()));
+}
+
+absl::Status WorkerService::HandleFree(const Caller& caller, const v1::FreeRequest& request,
+                                       v1::FreeResponse& response) {
+  std::uint64_t freed = 0;
+  for (std::uint64_t id : request.sequence_ids()) {
+    freed += caller.tenant->FreeSequence(SequenceId(id)).ok();
+  }
+  response.set_freed(freed);
+  response.set_unknown(request.sequence_ids_size() - freed);
+  return absl::OkStatus();
+}
+
+// ---- KV in, attention out
+
+absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendRequest& request,
+                                         v1::AppendResponse& response) {
+  absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
+      caller.tenant->FindSequence(SequenceId(request.sequence_id()));
+  if (!sequence.ok()) return sequence.status();
+  const cache::Model& model = (*sequence)->model();
+  if (request.first_layer() >= model.layers()) {
+    return absl::InvalidArgumentError(Concat("first_layer is ", request.first_layer(),
+                                             "; the model has ", model.layers(), " layers"));
+  }
+  const std::uint32_t left = model.layers() - request.first_layer();
+  const std::uint32_t layers = request.layers() == 0 ? left : request.layers();
+  if (layers > left) {
+    return absl::InvalidArgumentError(Concat("layers is ", layers, " from first_layer ",
+                                             request.first_layer(), "; the model has ",
+                                             model.layers(), " layers"));
+  }
+  const kernels::LayerGeometry geometry = model.geometry(request.first_layer());
+  for (std::uint32_t i = 1; i < layers; ++i) {
+    const kernels::LayerGeometry other = model.geometry(request.first_layer() + i);
+    if (other.kv_heads != geometry.kv_heads || other.head_dim != geometry.head_dim) {
+      return absl::InvalidArgumentError(
+          Concat("layers ", request.first_layer(), " and ", request.first_layer() + i,
+                 " differ in kv heads or head_dim; append them apart"));
+    }
+  }
+  TensorRule rule = {.name = "key",
+                     .type = model.spec().type,
+                     .shape = {layers, 0, geometry.kv_heads, geometry.head_dim},
+                     .layout = "[layers][tokens][kv_heads][head_dim]"};
+  absl::StatusOr<TensorBytes> key = Resolve(request.key(), rule, *caller.session);
+  if (!key.ok()) return key.status();
+  rule.name = "value";
+  rule.shape[1] = key->shape[1];
+  absl::StatusOr<TensorBytes> value = Resolve(request.value(), rule, *caller.session);
+  if (!value.ok()) return value.status();
+
+  const cache::TensorRows rows(
+      key->data, value->data,
+      {.first_layer = request.first_layer(),
+       .tokens = key->shape[1],
+       .kv_heads = geometry.kv_heads,
+       .row_bytes = geometry.head_dim * kernels::ElementBytes(geometry.type)});
+  absl::StatusOr<std::uint64_t> tokens =
+      (*sequence)->Append({.first_layer = request.first_layer(),
+                           .layers = layers,
+                           .first_token = request.first_token(),
+                           .tokens = key->shape[1]},
+                          rows);
+  if (!tokens.ok()) return tokens.status();
+  response.set_tokens(*tokens);
+  return absl::OkStatus();
+}
+
+absl::Status WorkerService::HandleAttend(const Caller& caller, const v1::AttendRequest& request,
+                                         v1::AttendResponse& response) {
+  return serving::Attend(services_, caller, request, response);
+}
+
+// ---- engines that come later
+
+absl::Status WorkerService::HandleCompress(const Caller&, const v1::CompressRequest&,
+                                           v1::CompressResponse&) {
+  return NotBuilt("compression");
+}
+absl::Status WorkerService::HandleSelect(const Caller&, const v1::SelectRequest&,
+                                         v1::SelectResponse&) {
+  return NotBuilt("block selection");
+}
+absl::Status WorkerService::HandlePublish(const Caller&, const v1::PublishRequest&,
+                                          v1::PublishResponse&) {
+  return NotBuilt("prefix publishing");
+}
+absl::Status WorkerService::HandleMatch(const Caller&, const v1::MatchRequest&,
+                                        v1::MatchResponse&) {
+  return NotBuilt("prefix matching");
+}
+absl::Status WorkerService::HandleOffload(const Caller&, const v1::OffloadRequest&,
+                                          v1::OffloadResponse&) {
+  return NotBuilt("offload to a lower tier");
+}
+absl::Status WorkerService::HandleRestore(const Caller&, const v1::RestoreRequest&,
+                                          v1::RestoreResponse&) {
+  return NotBuilt("restore from a lower tier");
+}
+
+// ---- looking
+
+absl::Status WorkerService::HandleDescribe(const Caller& caller,
+                                           const v1::DescribeRequest& request,
+                                           v1::DescribeResponse& response) {
+  absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
+      caller.tenant->FindSequence(SequenceId(request.sequence_id()));
+  if (!sequence.ok()) return sequence.status();
+  DescribeSequence(**sequence, request.lanes(), response);
+  return absl::OkStatus();
+}
+
+absl::Status WorkerService::HandleStats(const Caller& caller, const v1::StatsRequest&,
+                                        v1::StatsResponse& response) {
+  FillNodeStats(services_, response);
+  FillTenantStats(*caller.tenant, *response.add_tenants());
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::serving

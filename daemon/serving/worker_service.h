@@ -1,0 +1,68 @@
+// The worker's contract: one thin handler per RPC. Find the caller, convert, act, convert back.
+#pragma once
+
+#include <functional>
+#include <string_view>
+
+#include "daemon/serving/attach.h"
+#include "daemon/serving/caller.h"
+#include "daemon/serving/services.h"
+#include "tessera/v1/tessera.grpc.pb.h"
+
+namespace tessera::serving {
+
+// Attach lives on callbacks (a stream may stay open for days); the rest on gRPC's own threads.
+using WorkerServiceBase = v1::Tessera::WithCallbackMethod_Attach<v1::Tessera::Service>;
+
+class WorkerService final : public WorkerServiceBase {
+ public:
+  explicit WorkerService(const AttachDoor& door) : door_(door), services_(*door.services) {}
+
+  grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* Attach(
+      grpc::CallbackServerContext* context) override {
+    return NewAttachReactor(door_, context);
+  }
+
+  template <typename Request, typename Response>
+  using Handler = absl::Status (WorkerService::*)(const Caller&, const Request&, Response&);
+
+#define TESSERA_RPC(Method)                                                               \
+  grpc::Status Method(grpc::ServerContext*, const v1::Method##Request* request,           \
+                      v1::Method##Response* response) override {                          \
+    return Serve(method_##Method##_, *request, *response, &WorkerService::Handle##Method); \
+  }                                                                                       \
+  absl::Status Handle##Method(const Caller& caller, const v1::Method##Request& request,   \
+                              v1::Method##Response& response);                            \
+  metrics::RpcMethod& method_##Method##_ = services_.metrics->Rpc(#Method);
+
+ private:
+  const AttachDoor door_;
+  Services& services_;
+
+ public:
+  TESSERA_RPC(RegisterModel)
+  TESSERA_RPC(CreateSequence)
+  TESSERA_RPC(Fork)
+  TESSERA_RPC(Truncate)
+  TESSERA_RPC(Handover)
+  TESSERA_RPC(Free)
+  TESSERA_RPC(Append)
+  TESSERA_RPC(Compress)
+  TESSERA_RPC(Select)
+  TESSERA_RPC(Attend)
+  TESSERA_RPC(Publish)
+  TESSERA_RPC(Match)
+  TESSERA_RPC(Offload)
+  TESSERA_RPC(Restore)
+  TESSERA_RPC(Describe)
+  TESSERA_RPC(Stats)
+#undef TESSERA_RPC
+
+ private:
+  // What every call has in common: who calls, how long it took, how it ended.
+  template <typename Request, typename Response>
+  grpc::Status Serve(metrics::RpcMethod& method, const Request& request, Response& response,
+                     Handler<Request, Response> handler);
+};
+
+}  // namespace tessera::serving

@@ -1,0 +1,64 @@
+#include "daemon/metrics/exposition.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+
+namespace tessera::metrics {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(Exposition, IsPrometheusText) {
+  Metrics metrics({.version = "0.1.0", .device = "cpu", .isa = "avx512"});
+  metrics.tokens_appended_total.Increment(AppendDoor::kTail, 96);
+  metrics.Rpc("Append").Finished(absl::StatusCode::kOk, std::chrono::microseconds(300));
+  const std::string text = ExpositionText(metrics);
+  EXPECT_THAT(text, HasSubstr("# HELP tessera_tokens_appended_total Tokens committed"));
+  EXPECT_THAT(text, HasSubstr("# TYPE tessera_tokens_appended_total counter\n"
+                              "tessera_tokens_appended_total{door=\"rpc\"} 0\n"
+                              "tessera_tokens_appended_total{door=\"tail\"} 96\n"));
+  EXPECT_THAT(text, HasSubstr("tessera_build_info{version=\"0.1.0\",device=\"cpu\",isa=\"avx512\"} "
+                              "1\n"));
+  EXPECT_THAT(text, HasSubstr("# TYPE tessera_rpc_duration_seconds histogram\n"));
+  EXPECT_THAT(text, HasSubstr("tessera_rpc_duration_seconds_count{method=\"Append\"} 1\n"));
+  EXPECT_THAT(
+      text, HasSubstr("tessera_rpc_duration_seconds_bucket{method=\"Append\",le=\"0.00025\"} 0\n"));
+  EXPECT_THAT(
+      text, HasSubstr("tessera_rpc_duration_seconds_bucket{method=\"Append\",le=\"0.0005\"} 1\n"));
+  EXPECT_THAT(text,
+              HasSubstr("tessera_rpc_duration_seconds_bucket{method=\"Append\",le=\"+Inf\"} 1\n"));
+}
+
+struct TwoPools final : Collector {
+  void Collect(Visitor& visitor) const override {
+    visitor.Add(kPoolExtents, 2, "a", "cpu");
+    visitor.Add(kPoolExtents, 3, "b\"\n", "cpu");
+    visitor.Add(kPoolExtents, 4, "a", "cpu");
+  }
+};
+
+TEST(Exposition, SumsASeriesThatIsReportedTwiceAndEscapesLabels) {
+  Metrics metrics({});
+  const TwoPools pools;
+  const auto registration = metrics.Register(pools);
+  const std::string text = ExpositionText(metrics);
+  EXPECT_THAT(text, HasSubstr("# TYPE tessera_pool_extents gauge\n"
+                              "tessera_pool_extents{tenant=\"a\",device=\"cpu\"} 6\n"
+                              "tessera_pool_extents{tenant=\"b\\\"\\n\",device=\"cpu\"} 3\n"));
+}
+
+TEST(Exposition, AFamilyIsThereOnce) {
+  Metrics metrics({});
+  const std::string text = ExpositionText(metrics);
+  const std::string help = "# HELP tessera_session_ends_total";
+  const std::size_t first = text.find(help);
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_THAT(text.substr(first + 1), Not(HasSubstr(help)));
+}
+
+}  // namespace
+}  // namespace tessera::metrics

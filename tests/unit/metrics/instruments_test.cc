@@ -1,0 +1,87 @@
+#include "daemon/metrics/instruments.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "daemon/metrics/metrics.h"
+
+namespace tessera::metrics {
+namespace {
+
+using std::chrono::nanoseconds;
+
+struct KeepHistogram final : Visitor {
+  void AddSample(const DescriptionView&, std::span<const std::string_view>, double) override {}
+  void AddHistogram(const DescriptionView&, std::span<const std::string_view>,
+                    const HistogramSample& sample) override {
+    buckets.assign(sample.buckets.begin(), sample.buckets.end());
+    sum = sample.sum;
+  }
+  std::vector<HistogramSample::Bucket> buckets;
+  double sum = 0;
+};
+
+TEST(Counter, LosesNothingBetweenThreads) {
+  Counter counter(kTilesEncodedTotal);
+  CounterBy<AppendDoor> by_door(kTokensAppendedTotal);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 10000; ++i) {
+        counter.Increment();
+        by_door.Increment(i % 2 == 0 ? AppendDoor::kRpc : AppendDoor::kTail, 3);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(counter.value(), 40000u);
+  EXPECT_EQ(by_door.value(AppendDoor::kRpc), 60000u);
+  EXPECT_EQ(by_door.value(AppendDoor::kTail), 60000u);
+}
+
+// Against counting the observations one by one.
+TEST(DurationHistogram, BucketsAreCumulativeAndInclusive) {
+  const auto seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  DurationHistogram histogram;
+  std::vector<std::int64_t> observed(DurationHistogram::kBounds.begin(),
+                                     DurationHistogram::kBounds.end());
+  for (int i = 0; i < 1000; ++i)
+    observed.push_back(static_cast<std::int64_t>(random() >> (random() % 40 + 24)));
+  double sum = 0;
+  for (const std::int64_t value : observed) {
+    histogram.Observe(nanoseconds(value));
+    sum += static_cast<double>(value) / 1e9;
+  }
+  KeepHistogram kept;
+  histogram.Visit(kept, kRpcDurationSeconds.view(), {});
+  ASSERT_EQ(kept.buckets.size(), DurationHistogram::kBounds.size() + 1);
+  for (const auto& bucket : kept.buckets) {
+    const auto expected = std::count_if(observed.begin(), observed.end(), [&](std::int64_t value) {
+      return static_cast<double>(value) / 1e9 <= bucket.upper_bound;
+    });
+    EXPECT_EQ(bucket.cumulative_count, static_cast<std::uint64_t>(expected)) << bucket.upper_bound;
+  }
+  EXPECT_TRUE(std::isinf(kept.buckets.back().upper_bound));
+  EXPECT_NEAR(kept.sum, sum, 1e-9 * sum);
+}
+
+TEST(DurationHistogram, AClockThatWentBackCountsAsNoTime) {
+  DurationHistogram histogram;
+  histogram.Observe(nanoseconds(-5));
+  KeepHistogram kept;
+  histogram.Visit(kept, kRpcDurationSeconds.view(), {});
+  EXPECT_EQ(kept.buckets.front().cumulative_count, 1u);
+  EXPECT_EQ(kept.sum, 0);
+}
+
+}  // namespace
+}  // namespace tessera::metrics

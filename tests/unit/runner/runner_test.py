@@ -1,0 +1,98 @@
+"""The counting of tests/run: what each kind of ending counts as."""
+
+import pathlib
+import sys
+import unittest
+import xml.etree.ElementTree as ElementTree
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+sys.dont_write_bytecode = True
+
+import run_ctest  # noqa: E402
+
+
+def gtest(name):
+    return run_ctest.Entry(name, [f"/b/{name}", f"--gtest_output=xml:/b/{name}.xml"], "b")
+
+
+def script(name):
+    return run_ctest.Entry(name, ["/usr/bin/python3", f"{name}.py"], "b")
+
+
+def junit(*cases):
+    return ElementTree.fromstring(f"<testsuite>{''.join(cases)}</testsuite>")
+
+
+PASSED_CASE = '<testcase classname="S" name="Good" status="run" result="completed"/>'
+FAILED_CASE = ('<testcase classname="S" name="Bad" status="run" result="completed">'
+               '<failure message="x"/></testcase>')
+SKIPPED_CASE = ('<testcase classname="S" name="NoGpu" status="run" result="skipped">'
+                '<skipped message="no GPU"/></testcase>')
+DISABLED_CASE = '<testcase classname="S" name="DISABLED_x" status="notrun" result="suppressed"/>'
+
+
+def cases(*xml):
+    return ElementTree.fromstring(
+        f"<testsuites><testsuite name='S'>{''.join(xml)}</testsuite></testsuites>")
+
+
+class Counting(unittest.TestCase):
+    def count(self, entry, outcome, root=None):
+        tally = run_ctest.count([entry], {entry.name: outcome} if outcome else {}, lambda _: root)
+        return (tally.passed, tally.failed, tally.skipped)
+
+    def test_cases_count_one_each(self):
+        root = cases(PASSED_CASE, PASSED_CASE, SKIPPED_CASE, DISABLED_CASE)
+        self.assertEqual(self.count(gtest("t"), "passed", root), (2, 0, 2))
+
+    def test_failed_cases_are_not_counted_twice(self):
+        root = cases(PASSED_CASE, FAILED_CASE, FAILED_CASE)
+        self.assertEqual(self.count(gtest("t"), "Failed", root), (1, 2, 0))
+
+    def test_a_crash_without_xml_is_one_failure(self):
+        self.assertEqual(self.count(gtest("t"), "SEGFAULT", None), (0, 1, 0))
+
+    def test_a_crash_after_good_cases_is_one_failure_more(self):
+        self.assertEqual(self.count(gtest("t"), "Timeout", cases(PASSED_CASE)), (1, 1, 0))
+
+    def test_a_program_that_says_it_passed_and_shows_nothing_failed(self):
+        self.assertEqual(self.count(gtest("t"), "passed", None), (0, 1, 0))
+        self.assertEqual(self.count(gtest("t"), "passed", cases()), (0, 1, 0))
+
+    def test_an_entry_that_ctest_never_ran_failed(self):
+        self.assertEqual(self.count(gtest("t"), None, None), (0, 1, 0))
+        self.assertEqual(self.count(script("s"), None), (0, 1, 0))
+
+    def test_a_skipped_program_is_one_skip(self):
+        self.assertEqual(self.count(gtest("t"), "skipped", None), (0, 0, 1))
+
+    def test_scripts_count_one_each(self):
+        self.assertEqual(self.count(script("s"), "passed"), (1, 0, 0))
+        self.assertEqual(self.count(script("s"), "skipped"), (0, 0, 1))
+        self.assertEqual(self.count(script("s"), "Failed"), (0, 1, 0))
+
+    def test_failures_name_the_case_and_the_command(self):
+        tally = run_ctest.count([gtest("t")], {"t": "Failed"}, lambda _: cases(FAILED_CASE))
+        self.assertEqual(tally.failures, [("t: S.Bad", "/b/t --gtest_filter='S.Bad'")])
+
+
+class JUnit(unittest.TestCase):
+    def test_outcomes(self):
+        root = junit(
+            '<testcase name="good" status="run"/>',
+            '<testcase name="bad" status="fail"><failure message="SEGFAULT"/></testcase>',
+            '<testcase name="skip" status="notrun"><skipped message="SKIP_RETURN_CODE=77"/>'
+            '</testcase>',
+            '<testcase name="off" status="disabled"><skipped message="Disabled"/></testcase>',
+            '<testcase name="gone" status="notrun">'
+            '<skipped message="Unable to find executable"/></testcase>')
+        self.assertEqual(run_ctest.outcomes_of(root), {
+            "good": "passed", "bad": "SEGFAULT", "skip": "skipped", "off": "skipped",
+            "gone": "Unable to find executable"})
+
+    def test_no_file_is_no_outcome(self):
+        self.assertEqual(run_ctest.outcomes_of(None), {})
+
+
+if __name__ == "__main__":
+    unittest.main()
