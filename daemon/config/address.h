@@ -1,6 +1,7 @@
 // Addresses as they are written in the configuration.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>

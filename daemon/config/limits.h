@@ -2,6 +2,7 @@
 // config.proto name them (a test compares).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "daemon/base/bytes.h"

@@ -7,20 +7,8 @@
 #include "daemon/serving/attend.h"
 #include "daemon/serving/convert.h"
 #include "daemon/serving/describe.h"
-#include "daemon/serving/status.h"
 
 namespace tessera::serving {
-
-template <typename Request, typename Response>
-grpc::Status WorkerService::Serve(metrics::RpcMethod& method, const Request& request,
-                                  Response& response, Handler<Request, Response> handler) {
-  const Clock::TimePoint begun = services_.clock->Now();
-  absl::StatusOr<Caller> caller = FindCaller(*services_.node, request.session());
-  absl::Status status = caller.status();
-  if (caller.ok()) status = (this->*handler)(*caller, request, response);
-  method.Finished(status.code(), services_.clock->Now() - begun);
-  return ToGrpc(status);
-}
 
 namespace {
 

@@ -7,6 +7,7 @@
 #include "daemon/serving/attach.h"
 #include "daemon/serving/caller.h"
 #include "daemon/serving/services.h"
+#include "daemon/serving/status.h"
 #include "tessera/v1/tessera.grpc.pb.h"
 
 namespace tessera::serving {
@@ -64,5 +65,16 @@ class WorkerService final : public WorkerServiceBase {
   grpc::Status Serve(metrics::RpcMethod& method, const Request& request, Response& response,
                      Handler<Request, Response> handler);
 };
+
+template <typename Request, typename Response>
+grpc::Status WorkerService::Serve(metrics::RpcMethod& method, const Request& request,
+                                  Response& response, Handler<Request, Response> handler) {
+  const Clock::TimePoint begun = services_.clock->Now();
+  absl::StatusOr<Caller> caller = FindCaller(*services_.node, request.session());
+  absl::Status status = caller.status();
+  if (caller.ok()) status = (this->*handler)(*caller, request, response);
+  method.Finished(status.code(), services_.clock->Now() - begun);
+  return ToGrpc(status);
+}
 
 }  // namespace tessera::serving

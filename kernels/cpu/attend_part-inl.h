@@ -66,19 +66,24 @@ TESSERA_SIMD Span VisibleRows(const RowRun& run, const QueryRow& row) {
   return {static_cast<int>(run.row_begin + begin), static_cast<int>(run.row_begin + end)};
 }
 
-#ifndef KICK
-#define KICK 256
-#define KPAGE 4096
-#define PFL 3
+#ifndef NS
+#define NS 64
+#define NL 3
+#define FS 100000
+#define FL 2
 #define CHUNK 8
+#define KICKN 0
 #endif
-// Asks for the head of each page that [begin, begin + bytes) of the next tile enters: enough to
-// walk the page tables and to set the hardware's stream prefetcher off, which then outruns any
-// software prefetch of every line.
-TESSERA_SIMD void StartStreams(const std::byte* next, std::size_t begin, std::size_t bytes) {
-  if (next == nullptr) return;
-  for (std::size_t page = (begin + KPAGE-1) / KPAGE * KPAGE; page < begin + bytes; page += KPAGE) {
-    for (std::size_t line = 0; line < KICK; line += 64) __builtin_prefetch(next + page + line, 0, PFL);
+struct Ahead { const std::byte* near; const std::byte* far; };
+TESSERA_SIMD void StartStreams(Ahead a, std::size_t begin, std::size_t bytes) {
+  if (a.near != nullptr && NS <= 4096) {
+    for (std::size_t o = begin; o < begin + bytes; o += NS) __builtin_prefetch(a.near + o, 0, NL);
+  }
+  if (a.far != nullptr && FS <= 4096) {
+    for (std::size_t o = (begin + FS-1) / FS * FS; o < begin + bytes; o += FS) {
+     __builtin_prefetch(a.far + o, 0, FL);
+     for (int k=1;k<KICKN;++k) __builtin_prefetch(a.far + o+64*k, 0, FL);
+     }
   }
 }
 
@@ -115,7 +120,7 @@ TESSERA_SIMD void DotBlocks(const TileView& tile, Span live, int first, const fl
 
 // Fills weights[n][...] with q.k for the rows of `live`; what it writes elsewhere has no meaning.
 template <ElementType kType, int kRows>
-TESSERA_SIMD void DotTile(const TileView& tile, Span live, const std::byte* next_keys,
+TESSERA_SIMD void DotTile(const TileView& tile, Span live, Ahead next_keys,
                           const float* queries, float (*weights)[kTileRows]) {
   constexpr int kBlocks = Simd::kLanes / kRowsAtOnce;
   for (int base = 0; base < kTileRows; base += Simd::kLanes) {
@@ -217,7 +222,7 @@ TESSERA_SIMD void AddValueBlock(const TileView& tile, Span live, int c,
 // output[n] += weights[n] x V over the rows of `live`, a few rows at a time, so that V is read in
 // almost the order of its addresses.
 template <ElementType kType, int kRows>
-TESSERA_SIMD void AddValues(const TileView& tile, Span live, const std::byte* next_values,
+TESSERA_SIMD void AddValues(const TileView& tile, Span live, Ahead next_values,
                             const float (*weights)[kTileRows], float* output) {
   constexpr int kPairs = 2;
   constexpr int kChunk = CHUNK;
@@ -242,7 +247,7 @@ struct PartContext {
 
 // One tile for query rows [first, first + kRows). `next` is the tile to prefetch, or null.
 template <ElementType kType, int kRows>
-static void AttendTile(const PartContext& context, const RowRun& run, const std::byte* next,
+static void AttendTile(const PartContext& context, const RowRun& run, Ahead next,
                        std::uint32_t first) {
   const AttendPart& part = *context.part;
   const int head_dim = static_cast<int>(part.head_dim);
@@ -269,7 +274,7 @@ static void AttendTile(const PartContext& context, const RowRun& run, const std:
     WeighRow(context.logits, visible[n], head_dim, scratch.weights[n],
              context.partial->max + first + n, scratch.sums[first + n], output + n * head_dim);
   }
-  AddValues<kType, kRows>(tile, live, next == nullptr ? nullptr : next + kTileRows * row_bytes,
+  AddValues<kType, kRows>(tile, live, Ahead{next.near == nullptr ? nullptr : next.near + kTileRows * row_bytes,next.far == nullptr ? nullptr : next.far + kTileRows * row_bytes},
                           scratch.weights, output);
 }
 
@@ -314,7 +319,7 @@ static void AttendRuns(const PartContext& context) {
   const AttendPart& part = *context.part;
   Begin<kType>(context);
   for (std::uint32_t i = 0; i < part.run_count; ++i) {
-    const std::byte* next = i + 1 < part.run_count ? part.runs[i + 1].tile : nullptr;
+    Ahead next = {i + 1 < part.run_count ? part.runs[i + 1].tile : nullptr, i + 2 < part.run_count ? part.runs[i + 2].tile : nullptr};
     for (std::uint32_t row = 0; row < part.row_count;) {
       const std::uint32_t left = part.row_count - row;
       if (Simd::kRowGroup >= 4 && left >= 4) {
@@ -327,7 +332,7 @@ static void AttendRuns(const PartContext& context) {
         AttendTile<kType, 1>(context, part.runs[i], next, row);
         row += 1;
       }
-      next = nullptr;  // once per tile is enough
+      next = Ahead{};  // once per tile is enough
     }
   }
   Finish<kType>(context);

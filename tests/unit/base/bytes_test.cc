@@ -10,6 +10,7 @@
 #include <string>
 
 #include "daemon/base/strings.h"
+#include "tests/fakes/seed.h"
 
 namespace tessera {
 namespace {
@@ -27,7 +28,7 @@ TEST(FormatBytes, WritesOneDecimal) {
 }
 
 TEST(FormatBytes, IsWithinHalfATenthOfTheUnit) {
-  const auto seed = std::random_device{}();
+  const std::uint64_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);
   for (int i = 0; i < 2000; ++i) {
@@ -65,7 +66,7 @@ TEST(ParseBytes, RefusesTheRestByName) {
 }
 
 TEST(ParseBytes, ReadsBackEveryWholeNumberOfUnits) {
-  const auto seed = std::random_device{}();
+  const std::uint64_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);
   const std::string units = "KMGTPE";

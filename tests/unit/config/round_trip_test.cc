@@ -15,6 +15,7 @@
 #include "daemon/config/convert.h"
 #include "daemon/config/limits.h"
 #include "daemon/config/load.h"
+#include "tests/fakes/seed.h"
 
 namespace tessera::config {
 namespace {
@@ -116,7 +117,7 @@ class RoundTripTest : public ::testing::Test {
 };
 
 TEST_F(RoundTripTest, RandomConfigs) {
-  const auto seed = std::random_device{}();
+  const std::uint64_t seed = TestSeed();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   Generator generator(seed, (directory_ / "token").string());
   for (int i = 0; i < 300; ++i) {

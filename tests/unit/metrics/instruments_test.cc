@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "daemon/metrics/metrics.h"
+#include "tests/fakes/seed.h"
 
 namespace tessera::metrics {
 namespace {
@@ -48,7 +49,7 @@ TEST(Counter, LosesNothingBetweenThreads) {
 
 // Against counting the observations one by one.
 TEST(DurationHistogram, BucketsAreCumulativeAndInclusive) {
-  const auto seed = std::random_device{}();
+  const std::uint64_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);
   DurationHistogram histogram;

@@ -1,0 +1,77 @@
+#include "client/cli/admin.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
+#include <chrono>
+
+#include "daemon/base/strings.h"
+
+namespace tessera::cli {
+
+const char kDefaultAddress[] = "unix:/run/tessera/tesserad.sock";
+
+namespace {
+
+template <typename Response, typename Call>
+absl::StatusOr<Response> Run(const std::string& address, Call call) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
+  Response response;
+  const grpc::Status status = call(&context, &response);
+  if (status.ok()) return response;
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    return absl::UnavailableError(Concat("no daemon answers at ", address, " (",
+                                         status.error_message(),
+                                         "). Is tesserad running? --address names another"));
+  }
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+}  // namespace
+
+Admin::Admin(const std::string& address) : address_(address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt("grpc.enable_http_proxy", 0);
+  stub_ = v1::TesseraAdmin::NewStub(
+      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
+}
+
+absl::StatusOr<v1::StatsResponse> Admin::Stats() {
+  return Run<v1::StatsResponse>(address_, [&](auto* context, auto* response) {
+    return stub_->NodeStats(context, {}, response);
+  });
+}
+
+absl::StatusOr<v1::ListSessionsResponse> Admin::Sessions() {
+  return Run<v1::ListSessionsResponse>(address_, [&](auto* context, auto* response) {
+    return stub_->ListSessions(context, {}, response);
+  });
+}
+
+absl::StatusOr<v1::ListSequencesResponse> Admin::Sequences(std::uint32_t limit) {
+  v1::ListSequencesRequest request;
+  request.set_limit(limit);
+  return Run<v1::ListSequencesResponse>(address_, [&](auto* context, auto* response) {
+    return stub_->ListSequences(context, request, response);
+  });
+}
+
+absl::Status Admin::Evict(std::uint64_t sequence) {
+  v1::EvictRequest request;
+  request.set_sequence_id(sequence);
+  return Run<v1::EvictResponse>(address_, [&](auto* context, auto* response) {
+           return stub_->Evict(context, request, response);
+         })
+      .status();
+}
+
+absl::StatusOr<v1::DrainResponse> Admin::Drain(std::uint64_t limit_ms) {
+  v1::DrainRequest request;
+  request.set_limit_ms(limit_ms);
+  return Run<v1::DrainResponse>(address_, [&](auto* context, auto* response) {
+    return stub_->Drain(context, request, response);
+  });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,30 @@
+// The operator's calls, with errors a person can act on.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "tessera/v1/admin.grpc.pb.h"
+
+namespace tessera::cli {
+
+// "unix:/run/tessera/tesserad.sock"
+extern const char kDefaultAddress[];
+
+class Admin {
+ public:
+  explicit Admin(const std::string& address);
+
+  absl::StatusOr<v1::StatsResponse> Stats();
+  absl::StatusOr<v1::ListSessionsResponse> Sessions();
+  absl::StatusOr<v1::ListSequencesResponse> Sequences(std::uint32_t limit);
+  absl::Status Evict(std::uint64_t sequence);
+  absl::StatusOr<v1::DrainResponse> Drain(std::uint64_t limit_ms);
+
+ private:
+  const std::string address_;
+  std::unique_ptr<v1::TesseraAdmin::Stub> stub_;
+};
+
+}  // namespace tessera::cli

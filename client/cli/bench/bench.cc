@@ -1,0 +1,70 @@
+#include "client/cli/bench/bench.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "client/cli/command.h"
+#include "client/cli/run.h"
+
+namespace tessera::cli {
+
+namespace bench {
+namespace {
+constexpr Benchmark kBenchmarks[] = {
+    {"attend", "dense attention against a plain streaming read of the same memory", RunAttend},
+    {"overhead", "what the daemon adds where the kernel costs nothing", RunOverhead},
+};
+
+std::string List() {
+  std::string out;
+  for (const Benchmark& benchmark : kBenchmarks) {
+    Append(out, "  ", benchmark.name, std::string(12 - benchmark.name.size(), ' '), benchmark.what,
+           "\n");
+  }
+  return out;
+}
+}  // namespace
+
+void Progress(std::string_view text) {
+  const bool screen = ::isatty(STDERR_FILENO) != 0;
+  std::fprintf(stderr, screen ? "\r\x1b[K%.*s" : "%.*s\n", static_cast<int>(text.size()),
+               text.data());
+  std::fflush(stderr);
+}
+
+void ProgressDone() {
+  if (::isatty(STDERR_FILENO) != 0) std::fputs("\r\x1b[K", stderr);
+}
+
+}  // namespace bench
+
+int RunBench(std::span<const std::string_view> args) {
+  return RunWithFlags(
+      Flags(Concat("Usage: tessera bench NAME [--quick] [--json]\n\n"
+                   "Figures are ratios measured in one run; absolute times differ by machine.\n\n",
+                   bench::List()),
+            {{"quick", "", "finish within 40 s on two cores", ""},
+             {"json", "", "one JSON object instead of the table", ""},
+             {"threads", "N", "threads of the kernels; 0: one per core", "0"}}),
+      args, [](const Flags& flags) -> absl::Status {
+        absl::StatusOr<std::uint64_t> threads = flags.Number("threads", 0, 1024);
+        if (!threads.ok()) return threads.status();
+        if (flags.positional().size() != 1) {
+          return absl::InvalidArgumentError(Concat("name one benchmark:\n", bench::List()));
+        }
+        for (const bench::Benchmark& benchmark : bench::kBenchmarks) {
+          if (benchmark.name != flags.positional()[0]) continue;
+          absl::StatusOr<bench::Report> report = benchmark.run(
+              {.quick = flags.Has("quick"), .threads = static_cast<std::uint32_t>(*threads)});
+          bench::ProgressDone();
+          if (!report.ok()) return report.status();
+          std::fputs((flags.Has("json") ? report->Json() : report->Text()).c_str(), stdout);
+          return absl::OkStatus();
+        }
+        return absl::InvalidArgumentError(Concat("no benchmark \"", flags.positional()[0],
+                                                 "\"; there are:\n", bench::List()));
+      });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,29 @@
+// The benchmarks of `tessera bench`.
+#pragma once
+
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "client/cli/bench/report.h"
+
+namespace tessera::cli::bench {
+
+struct Options {
+  bool quick = false;           // within 40 s on two cores
+  std::uint32_t threads = 0;    // 0: one per core
+};
+
+struct Benchmark {
+  std::string_view name;
+  std::string_view what;
+  absl::StatusOr<Report> (*run)(const Options& options);
+};
+
+absl::StatusOr<Report> RunAttend(const Options& options);
+absl::StatusOr<Report> RunOverhead(const Options& options);
+
+// A line of progress on stderr, overwritten by the next where stderr is a terminal.
+void Progress(std::string_view text);
+void ProgressDone();
+
+}  // namespace tessera::cli::bench

@@ -1,0 +1,42 @@
+// What a benchmark says: rows that are ratios within one run, as a table and as JSON.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera::cli::bench {
+
+enum class Goal : std::uint8_t { kAtLeast, kAtMost };
+
+struct Row {
+  std::string name;
+  double value = 0;
+  std::string unit;
+  std::string baseline;         // the row it is compared with; empty: none
+  std::optional<double> ratio;  // to the baseline, as the goal is worded
+  std::optional<double> goal;
+  Goal sense = Goal::kAtLeast;
+  bool goal_is_on_ratio = true;  // else on the value
+
+  // Nothing where there is no goal.
+  std::optional<bool> Holds() const;
+};
+
+struct Report {
+  std::string name;
+  std::vector<Row> rows;
+  std::vector<std::string> notes;  // how it was measured; what could not be
+
+  void Add(Row row) { rows.push_back(std::move(row)); }
+  std::string Text() const;
+  std::string Json() const;
+};
+
+// "Intel(R) Xeon(R) ..., 2 cores, avx512"
+std::string Machine();
+
+double Median(std::vector<double> values);
+double Percentile(std::vector<double> values, double share);
+
+}  // namespace tessera::cli::bench

@@ -1,0 +1,41 @@
+// Threads for kernels: a fixed team that shares the tasks of one ParallelFor.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kernels/dispatch/attend.h"
+
+namespace tessera::cli::bench {
+
+// The caller's thread is one of the team. Tasks are taken one by one, so that an uneven split or a
+// busy core costs one task at most.
+class ThreadTeam final : public kernels::Executor {
+ public:
+  explicit ThreadTeam(std::uint32_t threads);
+  ~ThreadTeam() override;
+  std::uint32_t threads() const { return static_cast<std::uint32_t>(members_.size()) + 1; }
+  void ParallelFor(std::uint32_t tasks, Task task, void* context) override;
+
+ private:
+  void Member();
+  void Work();
+
+  std::mutex mutex_;
+  std::condition_variable start_;
+  std::condition_variable done_;
+  std::uint64_t round_ = 0;
+  std::uint32_t working_ = 0;
+  bool stopping_ = false;
+  Task task_ = nullptr;
+  void* context_ = nullptr;
+  std::uint32_t tasks_ = 0;
+  std::atomic<std::uint32_t> next_{0};
+  std::vector<std::thread> members_;
+};
+
+}  // namespace tessera::cli::bench

@@ -1,0 +1,23 @@
+// A subcommand of `tessera`, and the list of them.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace tessera::cli {
+
+struct Command {
+  std::string_view name;
+  std::string_view summary;
+  // Returns the exit status; prints its own errors.
+  int (*run)(std::span<const std::string_view> args);
+};
+
+int RunStatus(std::span<const std::string_view> args);
+int RunTop(std::span<const std::string_view> args);
+int RunEvict(std::span<const std::string_view> args);
+int RunDrain(std::span<const std::string_view> args);
+int RunWorker(std::span<const std::string_view> args);
+int RunBench(std::span<const std::string_view> args);
+
+}  // namespace tessera::cli

@@ -1,0 +1,53 @@
+// tessera: the operator's and the curious engineer's command.
+
+#include <cstdio>
+#include <string_view>
+#include <vector>
+
+#include "client/cli/command.h"
+#include "daemon/base/version.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr Command kCommands[] = {
+    {"status", "what a daemon holds, once", RunStatus},
+    {"top", "the same, live", RunTop},
+    {"evict", "free a sequence, whoever owns it", RunEvict},
+    {"drain", "let a daemon finish and exit", RunDrain},
+    {"worker", "a small worker that decodes through a daemon and checks every result", RunWorker},
+    {"bench", "measure; 'tessera bench' lists what", RunBench},
+};
+
+int Usage(std::FILE* out, int code) {
+  std::fprintf(out, "tessera %.*s\n\nUsage: tessera COMMAND [flags]\n\n",
+               static_cast<int>(Version().size()), Version().data());
+  for (const Command& command : kCommands) {
+    std::fprintf(out, "  %-8.*s  %.*s\n", static_cast<int>(command.name.size()),
+                 command.name.data(), static_cast<int>(command.summary.size()),
+                 command.summary.data());
+  }
+  std::fprintf(out, "\n'tessera COMMAND --help' lists a command's flags.\n");
+  return code;
+}
+
+int Main(int argc, char** argv) {
+  const std::vector<std::string_view> args(argv + 1, argv + argc);
+  if (args.empty()) return Usage(stderr, 2);
+  if (args[0] == "--help" || args[0] == "-h" || args[0] == "help") return Usage(stdout, 0);
+  if (args[0] == "--version") {
+    std::printf("%.*s\n", static_cast<int>(Version().size()), Version().data());
+    return 0;
+  }
+  for (const Command& command : kCommands) {
+    if (command.name == args[0]) return command.run(std::span(args).subspan(1));
+  }
+  std::fprintf(stderr, "tessera: no command \"%.*s\"\n\n", static_cast<int>(args[0].size()),
+               args[0].data());
+  return Usage(stderr, 2);
+}
+
+}  // namespace
+}  // namespace tessera::cli
+
+int main(int argc, char** argv) { return tessera::cli::Main(argc, argv); }

@@ -1,0 +1,7 @@
+#include "kernels/cuda/attend_kernels.cuh"
+
+namespace tessera::kernels::cuda {
+
+const AttendVariant kAttendFp32Dim64[1] = {FmaVariant<64>()};
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,187 @@
+#include "kernels/cuda/host_batch.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cuda/lane_index.h"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+constexpr std::uint64_t RoundUp(std::uint64_t value, std::uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+// What the device does not get to see. It judges tile offsets and tail lengths itself.
+bool CanBePacked(const LaneView& lane, ElementType type) {
+  if (lane.tail.ring_tiles == 0 && lane.tail.begin != lane.tail.end) return false;
+  return std::all_of(lane.segments, lane.segments + lane.segment_count,
+                     [&](const SegmentView& s) { return s.format == DenseFormat(type); });
+}
+
+}  // namespace
+
+HostBatchImage::HostBatchImage(const HostBatch& batch, std::uint64_t extent_bytes)
+    : batch_(batch),
+      extent_bytes_(extent_bytes),
+      tile_{.head_dim = batch.geometry.head_dim, .type = batch.geometry.type},
+      output_row_bytes_(std::uint64_t{batch.geometry.query_heads} * batch.geometry.head_dim *
+                        ElementBytes(batch.output_type)),
+      next_(extent_bytes),
+      bad_item_(static_cast<std::uint32_t>(batch.items.size())) {
+  MeasurePool();
+  pool_.resize(std::uint64_t{extents_ - 1} * extent_bytes_);
+  next_ = extent_bytes_;
+  const std::uint64_t query_row_bytes =
+      std::uint64_t{batch.geometry.query_heads} * tile_.row_bytes();
+  limits_ = {.batch = static_cast<std::uint32_t>(batch.items.size()), .queries = 0, .works = 0};
+  for (std::uint32_t i = 0; i < batch.items.size(); ++i) {
+    const HostItem& item = batch.items[i];
+    if (!CanBePacked(*item.lane, tile_.type)) bad_item_ = std::min(bad_item_, i);
+    lanes_.push_back(i < bad_item_ ? PackLane(*item.lane) : PackedLane{});
+    const auto* rows = static_cast<const std::byte*>(item.query);
+    queries_.insert(queries_.end(), rows, rows + item.queries * query_row_bytes);
+    rows_ += item.queries;
+    limits_.queries = std::max(limits_.queries, item.queries);
+  }
+}
+
+// Runs the allocations of all items, to know how many extents they take.
+void HostBatchImage::MeasurePool() {
+  for (const HostItem& item : batch_.items) {
+    for (std::uint32_t s = 0; s < item.lane->segment_count; ++s) {
+      const std::uint32_t tiles = TilesOf(item.lane->segments[s].entries);
+      Allocate(std::uint64_t{tiles} * 8);
+      for (std::uint32_t t = 0; t < tiles; ++t) Allocate(tile_.bytes());
+    }
+  }
+  extents_ = static_cast<std::uint32_t>((next_ + extent_bytes_ - 1) / extent_bytes_);
+}
+
+std::uint64_t HostBatchImage::Allocate(std::uint64_t bytes) {
+  const std::uint64_t rounded = RoundUp(bytes, kTileAlignment);
+  if (next_ / extent_bytes_ != (next_ + rounded - 1) / extent_bytes_) {
+    next_ = RoundUp(next_, extent_bytes_);
+  }
+  const std::uint64_t offset = next_;
+  next_ += rounded;
+  return offset;
+}
+
+std::byte* HostBatchImage::PoolAt(std::uint64_t offset) {
+  const std::uint64_t place = offset / extent_bytes_;
+  return pool_.data() + (extents_ - 1 - place) * extent_bytes_ + offset % extent_bytes_;
+}
+
+void HostBatchImage::PackTile(const SegmentView& segment, std::uint64_t host_offset,
+                              std::uint64_t table_word) {
+  std::uint64_t offset = Allocate(tile_.bytes());
+  if (host_offset > segment.arena_bytes || tile_.bytes() > segment.arena_bytes - host_offset) {
+    offset = std::uint64_t{extents_} * extent_bytes_;  // as wrong on the device as on the host
+  } else if (host_offset % kTileAlignment != 0) {
+    offset += host_offset % kTileAlignment;
+  } else {
+    std::memcpy(PoolAt(offset), segment.arena + host_offset, tile_.bytes());
+  }
+  std::memcpy(PoolAt(table_word), &offset, sizeof offset);
+}
+
+SegmentSpec HostBatchImage::PackSegment(const SegmentView& segment) {
+  const std::uint32_t tiles = TilesOf(segment.entries);
+  const std::uint64_t table = Allocate(std::uint64_t{tiles} * 8);
+  for (std::uint32_t t = 0; t < tiles; ++t) {
+    PackTile(segment, segment.tile_offsets[t], table + std::uint64_t{t} * 8);
+  }
+  return {.tile_table = table,
+          .first_position = segment.first_position,
+          .entries = segment.entries,
+          .format = segment.format};
+}
+
+HostBatchImage::PackedLane HostBatchImage::PackLane(const LaneView& lane) {
+  PackedLane packed;
+  for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
+    packed.segments.push_back(PackSegment(lane.segments[s]));
+  }
+  packed.has_tail = lane.tail.ring_tiles != 0;
+  packed.tail_offset = tails_.size();
+  if (packed.has_tail) {
+    const std::byte* ring = lane.tail.ring;
+    tails_.insert(tails_.end(), ring, ring + lane.tail.ring_tiles * tile_.bytes());
+  }
+  return packed;
+}
+
+StepStatus HostBatchImage::WriteStep(std::uint64_t pool_address, std::uint64_t tails_address) {
+  const std::uint32_t kv_heads = batch_.geometry.kv_heads;
+  StepShape shape = {.batch = limits_.batch,
+                     .layers = 1,
+                     .lanes = limits_.batch * kv_heads,
+                     .segments = 0,
+                     .extents = extents_};
+  for (const PackedLane& lane : lanes_) {
+    shape.segments += static_cast<std::uint32_t>(lane.segments.size());
+  }
+  step_storage_.resize(StepBytes(shape) + 16);
+  const auto base = reinterpret_cast<std::uintptr_t>(step_storage_.data());
+  step_ = std::span(step_storage_).subspan(RoundUp(base, 16) - base, StepBytes(shape));
+
+  StepWriter writer(step_, shape);
+  std::vector<std::uint64_t> bases(extents_, 0);
+  for (std::uint32_t place = 1; place < extents_; ++place) {
+    bases[place] = pool_address + (extents_ - 1 - place) * extent_bytes_;
+  }
+  writer.SetExtents(bases, extent_bytes_);
+  writer.BeginLayer(kv_heads, batch_.geometry.type);
+  std::uint32_t row = 0;
+  for (std::uint32_t i = 0; i < limits_.batch; ++i) {
+    const HostItem& item = batch_.items[i];
+    const bool has_tail = lanes_[i].has_tail;
+    writer.SetSequence(i, {.committed = has_tail ? item.lane->tail.end : 0,
+                           .first_query_position = item.first_query_position,
+                           .appended = 0,
+                           .queries = item.queries,
+                           .first_append_row = 0,
+                           .first_query_row = row});
+    for (std::uint32_t head = 0; head < kv_heads; ++head) {
+      if (head != item.kv_head) {
+        writer.AddLane({}, {});
+        continue;
+      }
+      TailSpec tail;
+      if (has_tail) {
+        tail = {.ring = tails_address + lanes_[i].tail_offset,
+                .ring_tiles = item.lane->tail.ring_tiles,
+                .begin = item.lane->tail.begin};
+      }
+      writer.AddLane(lanes_[i].segments, tail);
+    }
+    row += item.queries;
+  }
+  limits_.works = writer.max_works();
+  return writer.Finish();
+}
+
+void HostBatchImage::Scatter(std::span<const std::byte> output, std::span<const float> lse) const {
+  const LayerGeometry& geometry = batch_.geometry;
+  const std::uint64_t head_bytes =
+      std::uint64_t{geometry.head_dim} * ElementBytes(batch_.output_type);
+  std::uint64_t first_row = 0;
+  for (std::uint32_t i = 0; i < batch_.items.size(); ++i) {
+    const HostItem& item = batch_.items[i];
+    const std::uint32_t first_head = item.kv_head * geometry.group();
+    for (std::uint32_t q = 0; q < item.queries && i < bad_item_; ++q) {
+      const std::uint64_t in_item = q * output_row_bytes_ + first_head * head_bytes;
+      std::memcpy(static_cast<std::byte*>(item.output) + in_item,
+                  output.data() + first_row * output_row_bytes_ + in_item,
+                  geometry.group() * head_bytes);
+      if (item.lse == nullptr) continue;
+      const std::uint64_t head = std::uint64_t{q} * geometry.query_heads + first_head;
+      std::copy_n(lse.data() + first_row * geometry.query_heads + head, geometry.group(),
+                  item.lse + head);
+    }
+    first_row += item.queries;
+  }
+}
+
+}  // namespace tessera::kernels::cuda

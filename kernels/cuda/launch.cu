@@ -1,0 +1,129 @@
+#include "kernels/cuda/launch.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <span>
+
+#include "kernels/cuda/launch_attend.h"
+#include "kernels/cuda/merge.cuh"
+#include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/tuning.h"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+__global__ void MergeKernel(const __grid_constant__ AttendParams params) { Merge(params); }
+__global__ void AppendKernel(const __grid_constant__ AppendParams params) { AppendRow(params); }
+__global__ void WriteRowsKernel(const __grid_constant__ WriteRowsParams params) {
+  WriteRow(params);
+}
+__global__ void FindUnusableKernel(const __grid_constant__ FindUnusableParams params) {
+  FindUnusableInRow(params);
+}
+
+constexpr std::uint32_t kRowThreads = 64;  // a K row and a V row of 512 bytes
+
+std::span<const AttendVariant> Variants(ElementType type, std::uint32_t head_dim) {
+  const std::span<const AttendVariant> all[] = {
+      kAttendBf16Dim64, kAttendBf16Dim128, kAttendBf16Dim256,
+      kAttendFp16Dim64, kAttendFp16Dim128, kAttendFp16Dim256,
+      kAttendFp32Dim64, kAttendFp32Dim128, kAttendFp32Dim256};
+  for (std::span<const AttendVariant> variants : all) {
+    if (variants[0].type == type && variants[0].head_dim == head_dim) return variants;
+  }
+  return {};
+}
+
+cudaError_t PrepareVariants(std::span<const AttendVariant> variants, std::uint32_t shared_bytes) {
+  for (const AttendVariant& variant : variants) {
+    if (variant.shared_bytes > shared_bytes) continue;  // LaunchAttend refuses it
+    if (const cudaError_t error = variant.prepare(); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+// The narrowest kernel that takes all query rows at once, else the widest.
+const AttendVariant& Narrowest(std::span<const AttendVariant> variants, std::uint32_t columns) {
+  for (const AttendVariant& variant : variants) {
+    if (variant.columns >= columns) return variant;
+  }
+  return variants.back();
+}
+
+}  // namespace
+
+cudaError_t PrepareDevice(int device, DeviceLimits* limits) {
+  int multiprocessors = 0;
+  int shared_bytes = 0;
+  cudaError_t error =
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error != cudaSuccess) return error;
+  error = cudaSetDevice(device);
+  if (error != cudaSuccess) return error;
+  *limits = {.multiprocessors = static_cast<std::uint32_t>(multiprocessors),
+             .shared_bytes_per_block = static_cast<std::uint32_t>(shared_bytes)};
+  for (const ElementType type : {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32}) {
+    for (const std::uint32_t head_dim : kHeadDims) {
+      error = PrepareVariants(Variants(type, head_dim), limits->shared_bytes_per_block);
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+cudaError_t UploadStep(const std::byte* image, std::uint64_t bytes, std::byte* device_image,
+                       cudaStream_t stream) {
+  return cudaMemcpyAsync(device_image, image, bytes, cudaMemcpyHostToDevice, stream);
+}
+
+cudaError_t LaunchAttend(const DeviceLimits& device, const AttendCall& call, cudaStream_t stream) {
+  if (!AttendCallProblem(call).empty()) return cudaErrorInvalidValue;
+  const AttendParams params = MakeAttendParams(call);
+  const AttendVariant& variant =
+      Narrowest(Variants(call.geometry.type, call.geometry.head_dim), params.max_columns);
+  if (variant.shared_bytes > device.shared_bytes_per_block) return cudaErrorInvalidConfiguration;
+  if (call.limits.batch == 0) return cudaSuccess;
+  const std::uint32_t blocks = std::clamp<std::uint32_t>(
+      call.limits.works, 1, device.multiprocessors * kBlocksPerMultiprocessor);
+  const cudaError_t error = variant.launch(params, blocks, stream);
+  if (error != cudaSuccess) return error;
+  const dim3 rows(params.query_heads, call.limits.queries, call.limits.batch);
+  MergeKernel<<<rows, params.head_dim, 0, stream>>>(params);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchAppend(const AppendParams& params, cudaStream_t stream) {
+  if (!RowsProblem(params.key, params.value, params.row_stride, params.row_bytes).empty() ||
+      params.step == nullptr || params.fault == nullptr || params.max_batch > 65535) {
+    return cudaErrorInvalidValue;
+  }
+  if (params.max_batch == 0 || params.max_appended == 0) return cudaSuccess;
+  const dim3 rows(params.max_appended * params.kv_heads, params.max_batch);
+  AppendKernel<<<rows, kRowThreads, 0, stream>>>(params);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchWriteRows(const WriteRowsParams& params, cudaStream_t stream) {
+  if (!RowsProblem(params.key, params.value, params.row_stride, params.row_bytes).empty() ||
+      params.targets == nullptr || params.fault == nullptr || params.kv_heads > 65535) {
+    return cudaErrorInvalidValue;
+  }
+  if (params.rows == 0 || params.kv_heads == 0) return cudaSuccess;
+  WriteRowsKernel<<<dim3(params.rows, params.kv_heads), kRowThreads, 0, stream>>>(params);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchFindUnusable(const FindUnusableParams& params, cudaStream_t stream) {
+  if (!RowsProblem(params.key, params.value, params.row_stride, params.row_bytes).empty() ||
+      params.found == nullptr || params.kv_heads > 65535) {
+    return cudaErrorInvalidValue;
+  }
+  if (params.rows == 0 || params.kv_heads == 0) return cudaSuccess;
+  FindUnusableKernel<<<dim3(params.rows, params.kv_heads), kRowThreads, 0, stream>>>(params);
+  return cudaGetLastError();
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,43 @@
+// Launching the kernels: checks, grids, shared memory. Every call is asynchronous on the stream of
+// the current device, synchronises nothing, allocates nothing and may be captured into a graph.
+//
+//   who calls                what                      who reads the result
+//   worker, begin_step       UploadStep                the kernels of the step
+//   worker, each layer       LaunchAppend, then        the next layer; `fault` after the step
+//                            LaunchAttend
+//   daemon, bulk rows        LaunchFindUnusable,       the daemon, before it publishes
+//                            LaunchWriteRows
+//
+// cudaErrorInvalidValue: a call that AttendCallProblem or RowsProblem names the fault of; nothing
+// was launched.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/params.h"
+
+namespace tessera::kernels::cuda {
+
+// What the kernels must know of a GPU.
+struct DeviceLimits {
+  std::uint32_t multiprocessors = 0;
+  std::uint32_t shared_bytes_per_block = 0;  // opt-in
+};
+
+// Once per process and device, before the first launch or capture: lets the kernels use their
+// shared memory. cudaErrorInvalidConfiguration where the GPU has less of it than the head_dim needs.
+cudaError_t PrepareDevice(int device, DeviceLimits* limits);
+
+cudaError_t UploadStep(const std::byte* image, std::uint64_t bytes, std::byte* device_image,
+                       cudaStream_t stream);
+
+cudaError_t LaunchAttend(const DeviceLimits& device, const AttendCall& call, cudaStream_t stream);
+
+cudaError_t LaunchAppend(const AppendParams& params, cudaStream_t stream);
+cudaError_t LaunchWriteRows(const WriteRowsParams& params, cudaStream_t stream);
+cudaError_t LaunchFindUnusable(const FindUnusableParams& params, cudaStream_t stream);
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,33 @@
+// The attention kernels of one element type and head_dim, each in a file of its own: nvcc takes
+// them one by one, and in parallel. For launch.cu only.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/params.h"
+
+namespace tessera::kernels::cuda {
+
+struct AttendVariant {
+  ElementType type;
+  std::uint32_t head_dim;
+  std::uint32_t columns;  // query rows of one block
+  std::uint32_t shared_bytes;
+  cudaError_t (*prepare)();
+  cudaError_t (*launch)(const AttendParams& params, std::uint32_t blocks_x, cudaStream_t stream);
+};
+
+// Smaller number of columns first.
+extern const AttendVariant kAttendBf16Dim64[2];
+extern const AttendVariant kAttendBf16Dim128[2];
+extern const AttendVariant kAttendBf16Dim256[2];
+extern const AttendVariant kAttendFp16Dim64[2];
+extern const AttendVariant kAttendFp16Dim128[2];
+extern const AttendVariant kAttendFp16Dim256[2];
+extern const AttendVariant kAttendFp32Dim64[1];
+extern const AttendVariant kAttendFp32Dim128[1];
+extern const AttendVariant kAttendFp32Dim256[1];
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,89 @@
+#include "kernels/cuda/params.h"
+
+#include "kernels/format/dense_tile.h"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+constexpr float kLog2E = 1.44269504088896340736f;
+
+bool Aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 == 0; }
+
+std::uint64_t StateFloats(const LayerGeometry& geometry, const StepLimits& limits) {
+  return std::uint64_t{limits.works} * limits.queries * geometry.group() * 2;
+}
+
+}  // namespace
+
+std::uint64_t AttendScratchBytes(const LayerGeometry& geometry, const StepLimits& limits) {
+  // Both numbers of floats are rounded up to whole cache lines.
+  const std::uint64_t states = (StateFloats(geometry, limits) + 31) / 32 * 32;
+  return 4 * (states + StateFloats(geometry, limits) / 2 * geometry.head_dim);
+}
+
+std::string_view AttendCallProblem(const AttendCall& call) {
+  const LayerGeometry& g = call.geometry;
+  if (!IsHeadDim(g.head_dim)) return "head_dim is none of 64, 128, 256";
+  if (!IsElementType(static_cast<std::uint8_t>(g.type))) return "unknown element type";
+  if (!IsElementType(static_cast<std::uint8_t>(call.output_type))) return "unknown output type";
+  if (g.kv_heads == 0 || g.query_heads == 0 || g.query_heads % g.kv_heads != 0) {
+    return "query_heads is no multiple of kv_heads";
+  }
+  if (call.limits.queries == 0) return "no queries";
+  if (call.limits.batch > 65535 || call.limits.queries > 65535) {
+    return "more than 65535 sequences or queries";  // a grid's y and z
+  }
+  if (call.step == nullptr || call.query == nullptr || call.output == nullptr ||
+      call.fault == nullptr) {
+    return "a null address";
+  }
+  if (!Aligned(call.step) || !Aligned(call.query) || !Aligned(call.output) ||
+      !Aligned(call.scratch)) {
+    return "an address that is not 16-byte aligned";
+  }
+  if (call.query_stride % 8 != 0) return "query_stride is no multiple of 8 elements";
+  if (call.scratch_bytes < AttendScratchBytes(g, call.limits)) return "too little scratch";
+  return {};
+}
+
+AttendParams MakeAttendParams(const AttendCall& call) {
+  const LayerGeometry& g = call.geometry;
+  const std::uint64_t packed = std::uint64_t{g.query_heads} * g.head_dim;
+  const std::uint64_t states = (StateFloats(g, call.limits) + 31) / 32 * 32;
+  const bool capped = g.logit_softcap > 0;
+  return {
+      .step = call.step,
+      .query = static_cast<const std::byte*>(call.query),
+      .output = static_cast<std::byte*>(call.output),
+      .lse = call.lse,
+      .sinks = g.sinks,
+      .states = static_cast<float*>(call.scratch),
+      .outputs = static_cast<float*>(call.scratch) + states,
+      .fault = call.fault,
+      .query_stride = call.query_stride != 0 ? call.query_stride : packed,
+      .output_stride = call.output_stride != 0 ? call.output_stride : packed,
+      .layer = call.layer,
+      .query_heads = g.query_heads,
+      .group = g.group(),
+      .head_dim = g.head_dim,
+      .max_batch = call.limits.batch,
+      .max_columns = call.limits.queries * g.group(),
+      .max_works = call.limits.works,
+      .window = g.sliding_window,
+      .causal = call.causal ? 1u : 0u,
+      .logit_scale = capped ? g.scale / g.logit_softcap : g.scale * kLog2E,
+      .logit_cap = capped ? g.logit_softcap * kLog2E : 0,
+      .output_type = call.output_type,
+  };
+}
+
+std::string_view RowsProblem(const void* key, const void* value, std::uint64_t row_stride,
+                             std::uint32_t row_bytes) {
+  if (key == nullptr || value == nullptr) return "a null address";
+  if (!Aligned(key) || !Aligned(value)) return "rows that are not 16-byte aligned";
+  if (row_stride % 16 != 0) return "a row stride that is no multiple of 16 bytes";
+  if (row_bytes == 0 || row_bytes % 16 != 0) return "rows that are no multiple of 16 bytes";
+  return {};
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,134 @@
+// What the kernels are launched with: plain structs, passed by value and kept by a captured graph.
+// Everything that changes from step to step is in the step image instead.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "kernels/cuda/step_view.h"
+#include "kernels/cuda/target.h"
+#include "kernels/format/element.h"
+#include "kernels/format/layer_geometry.h"
+
+namespace tessera::kernels::cuda {
+
+// The most that a step may hold; grids and scratch are sized by it when a graph is captured.
+struct StepLimits {
+  std::uint32_t batch = 0;
+  std::uint32_t queries = 1;   // of one sequence
+  std::uint32_t appended = 1;  // of one sequence
+  std::uint32_t works = 0;     // parts of all lanes of one layer: StepWriter::max_works()
+};
+
+// ---- Attention ---------------------------------------------------------------------------------
+
+struct AttendCall {
+  LayerGeometry geometry;  // `sinks` is a device address
+  bool causal = true;
+  ElementType output_type = ElementType::kFp32;
+  std::uint32_t layer = 0;
+  StepLimits limits;
+  // Device addresses, 16-byte aligned. Rows are those that StepSequence::first_query_row counts.
+  const std::byte* step = nullptr;
+  const void* query = nullptr;     // [row][query_heads][head_dim], geometry.type
+  std::uint64_t query_stride = 0;  // elements between rows; 0: query_heads * head_dim
+  void* output = nullptr;          // likewise, output_type
+  std::uint64_t output_stride = 0;
+  float* lse = nullptr;  // [row][query_heads]; may be null
+  void* scratch = nullptr;
+  std::uint64_t scratch_bytes = 0;
+  std::uint64_t* fault = nullptr;  // kNoFault, or the lowest FaultWord since it was reset
+};
+
+// Bytes of `scratch`: the partial results of every work item of a layer.
+std::uint64_t AttendScratchBytes(const LayerGeometry& geometry, const StepLimits& limits);
+
+// Empty, or why the call cannot be launched.
+std::string_view AttendCallProblem(const AttendCall& call);
+
+struct AttendParams {
+  const std::byte* step;
+  const std::byte* query;
+  std::byte* output;
+  float* lse;
+  const float* sinks;
+  float* states;   // [work][max_columns][2]: maximum in log2 units, sum
+  float* outputs;  // [work][max_columns][head_dim], unnormalised; unwritten where the sum is 0
+  std::uint64_t* fault;
+  std::uint64_t query_stride;
+  std::uint64_t output_stride;
+  std::uint32_t layer;
+  std::uint32_t query_heads;
+  std::uint32_t group;
+  std::uint32_t head_dim;
+  std::uint32_t max_batch;
+  std::uint32_t max_columns;
+  std::uint32_t max_works;
+  std::uint32_t window;
+  std::uint32_t causal;
+  float logit_scale;  // log2 units; under a soft-cap: scale / softcap
+  float logit_cap;    // softcap in log2 units; 0: none
+  ElementType output_type;
+};
+
+AttendParams MakeAttendParams(const AttendCall& call);
+
+// ---- New rows ----------------------------------------------------------------------------------
+
+// Writes the step's new K and V rows of a layer into the tail rings.
+struct AppendParams {
+  const std::byte* step;
+  const std::byte* key;    // [row][kv_heads][head_dim]
+  const std::byte* value;  // likewise
+  std::uint64_t* fault;
+  std::uint64_t row_stride;  // bytes between rows
+  std::uint32_t layer;
+  std::uint32_t row_bytes;  // of one head
+  std::uint32_t kv_heads;
+  std::uint32_t max_batch;
+  std::uint32_t max_appended;
+};
+
+// Where the rows of one kv head go.
+struct DenseTarget {
+  std::uint64_t tile_table;  // pool offset of the segment's table
+  std::uint32_t first_entry;
+  std::uint32_t reserved;
+};
+static_assert(sizeof(DenseTarget) == 16);
+
+// Writes consecutive rows, [row][kv_heads][head_dim] in the staging arena, into dense tiles.
+struct WriteRowsParams {
+  DeviceArena arena;
+  const DenseTarget* targets;  // [kv_heads], on the device
+  const std::byte* key;
+  const std::byte* value;
+  std::uint64_t* fault;
+  std::uint64_t row_stride;  // bytes between rows
+  std::uint32_t layer;       // named by a fault
+  std::uint32_t row_bytes;
+  std::uint32_t kv_heads;
+  std::uint32_t rows;
+};
+
+// Looks for NaN, infinity and magnitudes of at least 2^63.
+struct FindUnusableParams {
+  const std::byte* key;
+  const std::byte* value;
+  std::uint64_t* found;  // kNoneUnusable, or the lowest UnusableWord
+  std::uint64_t row_stride;
+  std::uint64_t first_token;  // of row 0
+  std::uint32_t layer;
+  std::uint32_t row_bytes;
+  std::uint32_t kv_heads;
+  std::uint32_t rows;
+  ElementType type;
+};
+
+// What AppendParams, WriteRowsParams and FindUnusableParams ask of rows: 16-byte alignment of
+// addresses and strides, rows of whole 16-byte chunks. Empty, or the problem.
+std::string_view RowsProblem(const void* key, const void* value, std::uint64_t row_stride,
+                             std::uint32_t row_bytes);
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,179 @@
+// The StepView on the device: what the kernels of one step read instead of asking the host.
+//
+// begin_step writes an image of it (step_writer.h) and uploads it in one copy; every kernel of the
+// step is then launched with the image's address alone, in stream order or from a captured graph.
+// Offsets inside the image are in its header, so the next step may be larger or smaller without a
+// new capture.
+//
+//   StepHeader | StepSequence[batch] | StepLayer[layers] | works | StepLane[] | StepSegment[]
+//              | extent bases
+//
+//   works          u32[], per layer lanes + 1 running counts of parts: lane i owns the work items
+//                  [works[i], works[i + 1]) of the layer, one per part, the tail's last
+//   extent bases   u64[extents]: device address of each pool extent, 0 where there is none
+//
+// Lane i of a layer belongs to sequence i / kv_heads and to kv head i % kv_heads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/target.h"
+
+namespace tessera::kernels::cuda {
+
+inline constexpr std::uint64_t kStepMagic = 0x5445535353544550;  // "TESSSTEP"
+
+// A pool as the device sees it. Extents need not be contiguous: memory imported by CUDA IPC is not,
+// and places may be empty. An offset is extent index x extent_bytes + offset in the extent, and no
+// object crosses extents.
+struct DeviceArena {
+  std::uint64_t extent_bases = 0;  // device address of u64[extents]
+  std::uint64_t extent_bytes = 0;
+  std::uint32_t extents = 0;
+  std::uint32_t reserved = 0;
+};
+static_assert(sizeof(DeviceArena) == 24);
+
+struct StepHeader {
+  std::uint64_t magic;
+  std::uint64_t bytes;  // of the image
+  std::uint32_t batch;
+  std::uint32_t layers;
+  std::uint64_t sequences_offset;
+  std::uint64_t layers_offset;
+  std::uint64_t works_offset;
+  std::uint64_t lanes_offset;
+  std::uint64_t segments_offset;
+  std::uint64_t extents_offset;
+  std::uint64_t extent_bytes;
+  std::uint32_t extents;
+  std::uint32_t reserved[11];
+};
+static_assert(offsetof(StepHeader, sequences_offset) == 24);
+static_assert(offsetof(StepHeader, extents) == 80);
+static_assert(sizeof(StepHeader) == 128);
+
+// What changes from one step to the next even where no snapshot did. A captured graph may advance
+// these words on the device: kernels read them when they run.
+struct StepSequence {
+  std::uint64_t committed;             // tokens that every layer held before this step
+  std::uint64_t first_query_position;  // query i stands at first_query_position + i
+  std::uint32_t appended;              // new tokens per layer in this step
+  std::uint32_t queries;               // query tokens in this step
+  std::uint32_t first_append_row;      // of the rows [row][kv_heads][head_dim] that hold them
+  std::uint32_t first_query_row;       // of the rows [row][query_heads][head_dim]
+};
+static_assert(sizeof(StepSequence) == 32);
+
+struct StepLayer {
+  std::uint32_t kv_heads;
+  std::uint32_t first_lane;  // among all lanes of the image
+};
+static_assert(sizeof(StepLayer) == 8);
+
+struct StepLane {
+  std::uint32_t first_segment;  // among all segments of the image
+  std::uint32_t segment_count;
+  std::uint64_t tail_ring;   // device address of the ring's first tile; 0: no tail
+  std::uint64_t tail_begin;  // the first token in the ring
+  std::uint32_t ring_tiles;
+  std::uint32_t segment_parts;  // parts of all segments
+};
+static_assert(sizeof(StepLane) == 32);
+
+struct StepSegment {
+  std::uint64_t tile_table;  // pool offset of u64[ceil(entries / 32)]
+  std::uint64_t first_position;
+  std::uint32_t entries;
+  std::uint32_t first_part;  // parts of the lane's earlier segments
+};
+static_assert(sizeof(StepSegment) == 24);
+
+// Reads an image, on the host or on the device.
+class StepReader {
+ public:
+  TESSERA_HOST_DEVICE explicit StepReader(const std::byte* image) : image_(image) {}
+
+  TESSERA_HOST_DEVICE const StepHeader& header() const {
+    return *reinterpret_cast<const StepHeader*>(image_);
+  }
+  // False where the image was never written, or the layer is none of its.
+  TESSERA_HOST_DEVICE bool Holds(std::uint32_t layer) const {
+    return header().magic == kStepMagic && layer < header().layers;
+  }
+  TESSERA_HOST_DEVICE const StepSequence& sequence(std::uint32_t index) const {
+    return At<StepSequence>(header().sequences_offset)[index];
+  }
+  TESSERA_HOST_DEVICE const StepLayer& layer(std::uint32_t index) const {
+    return At<StepLayer>(header().layers_offset)[index];
+  }
+  TESSERA_HOST_DEVICE std::uint32_t lanes(std::uint32_t layer_index) const {
+    return header().batch * layer(layer_index).kv_heads;
+  }
+  // lanes + 1 running counts. Each earlier layer has one more count than lanes.
+  TESSERA_HOST_DEVICE const std::uint32_t* works(std::uint32_t layer_index) const {
+    return At<std::uint32_t>(header().works_offset) + layer(layer_index).first_lane + layer_index;
+  }
+  TESSERA_HOST_DEVICE const StepLane& lane(std::uint32_t layer_index, std::uint32_t index) const {
+    return At<StepLane>(header().lanes_offset)[layer(layer_index).first_lane + index];
+  }
+  TESSERA_HOST_DEVICE const StepSegment* segments(const StepLane& lane) const {
+    return At<StepSegment>(header().segments_offset) + lane.first_segment;
+  }
+  TESSERA_HOST_DEVICE DeviceArena arena() const {
+    return {.extent_bases = reinterpret_cast<std::uint64_t>(image_ + header().extents_offset),
+            .extent_bytes = header().extent_bytes,
+            .extents = header().extents};
+  }
+
+ private:
+  template <class T>
+  TESSERA_HOST_DEVICE const T* At(std::uint64_t offset) const {
+    return reinterpret_cast<const T*>(image_ + offset);
+  }
+  const std::byte* image_;
+};
+
+// A fault that a kernel met: the lowest word wins, so what is reported does not depend on timing.
+//   [63:48] 0   [47:32] layer   [31:8] lane of the layer   [7:0] FaultKind
+enum class FaultKind : std::uint8_t {
+  kBadTile = 1,   // a tile or table outside the pool's extents
+  kBadTail = 2,   // a tail longer than its ring, or tokens before its begin, or no ring to append to
+  kBadStep = 3,   // no image, a layer that it lacks, or more work than the scratch holds
+};
+
+inline constexpr std::uint64_t kNoFault = ~std::uint64_t{0};
+
+struct FaultWord {
+  TESSERA_HOST_DEVICE static constexpr std::uint64_t Pack(FaultKind kind, std::uint32_t layer,
+                                                          std::uint32_t lane) {
+    return (static_cast<std::uint64_t>(layer & 0xffffu) << 32) |
+           (static_cast<std::uint64_t>(lane & 0xffffffu) << 8) | static_cast<std::uint64_t>(kind);
+  }
+  static constexpr FaultKind Kind(std::uint64_t word) {
+    return static_cast<FaultKind>(word & 0xff);
+  }
+  static constexpr std::uint32_t Layer(std::uint64_t word) { return (word >> 32) & 0xffff; }
+  static constexpr std::uint32_t Lane(std::uint64_t word) { return (word >> 8) & 0xffffff; }
+};
+
+// The first row that holds an element which may not enter a tile; rows are ordered by layer, then
+// token, then head, K before V.
+//   [63:48] layer   [47:17] token   [16:1] kv head   [0] 1: of V
+inline constexpr std::uint64_t kNoneUnusable = ~std::uint64_t{0};
+
+struct UnusableWord {
+  TESSERA_HOST_DEVICE static constexpr std::uint64_t Pack(std::uint32_t layer, std::uint64_t token,
+                                                          std::uint32_t head, bool value) {
+    return (static_cast<std::uint64_t>(layer & 0xffffu) << 48) |
+           ((token & 0x7fffffffu) << 17) | (static_cast<std::uint64_t>(head & 0xffffu) << 1) |
+           (value ? 1u : 0u);
+  }
+  static constexpr std::uint32_t Layer(std::uint64_t word) { return word >> 48; }
+  static constexpr std::uint64_t Token(std::uint64_t word) { return (word >> 17) & 0x7fffffff; }
+  static constexpr std::uint32_t Head(std::uint64_t word) { return (word >> 1) & 0xffff; }
+  static constexpr bool IsValue(std::uint64_t word) { return (word & 1) != 0; }
+};
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,142 @@
+#include "kernels/cuda/step_writer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cuda/lane_index.h"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+constexpr std::uint64_t kSectionAlignment = 16;
+
+StepHeader LayOut(const StepShape& shape) {
+  StepHeader header = {};
+  std::uint64_t offset = sizeof(StepHeader);
+  const auto section = [&offset](std::uint64_t count, std::uint64_t bytes) {
+    const std::uint64_t start = offset;
+    offset = (offset + count * bytes + kSectionAlignment - 1) / kSectionAlignment *
+             kSectionAlignment;
+    return start;
+  };
+  header.sequences_offset = section(shape.batch, sizeof(StepSequence));
+  header.layers_offset = section(shape.layers, sizeof(StepLayer));
+  header.works_offset =
+      section(std::uint64_t{shape.lanes} + shape.layers, sizeof(std::uint32_t));
+  header.lanes_offset = section(shape.lanes, sizeof(StepLane));
+  header.segments_offset = section(shape.segments, sizeof(StepSegment));
+  header.extents_offset = section(shape.extents, sizeof(std::uint64_t));
+  header.magic = kStepMagic;
+  header.bytes = offset;
+  header.batch = shape.batch;
+  header.layers = shape.layers;
+  header.extents = shape.extents;
+  return header;
+}
+
+}  // namespace
+
+std::uint64_t StepBytes(const StepShape& shape) { return LayOut(shape).bytes; }
+
+StepWriter::StepWriter(std::span<std::byte> image, const StepShape& shape)
+    : image_(image), shape_(shape) {
+  const StepHeader header = LayOut(shape);
+  if (image.size() < header.bytes ||
+      reinterpret_cast<std::uintptr_t>(image.data()) % kSectionAlignment != 0) {
+    Fail(StepStatus::kImageTooSmall);
+    return;
+  }
+  bytes_ = header.bytes;
+  std::memset(image.data(), 0, header.bytes);
+  std::memcpy(image.data(), &header, sizeof header);
+  At<StepHeader>(0)->magic = 0;  // until Finish: a kernel that reads a half-written image stops
+}
+
+void StepWriter::SetExtents(std::span<const std::uint64_t> bases, std::uint64_t extent_bytes) {
+  if (status_ != StepStatus::kOk) return;
+  if (bases.size() != shape_.extents) return Fail(StepStatus::kIncomplete);
+  auto* header = At<StepHeader>(0);
+  header->extent_bytes = extent_bytes;
+  std::copy(bases.begin(), bases.end(), At<std::uint64_t>(header->extents_offset));
+}
+
+void StepWriter::SetSequence(std::uint32_t index, const StepSequence& sequence) {
+  if (status_ != StepStatus::kOk) return;
+  if (index >= shape_.batch) return Fail(StepStatus::kIncomplete);
+  At<StepSequence>(At<StepHeader>(0)->sequences_offset)[index] = sequence;
+}
+
+void StepWriter::BeginLayer(std::uint32_t kv_heads, ElementType type) {
+  if (status_ != StepStatus::kOk) return;
+  const std::uint64_t due = std::uint64_t{lanes_} + std::uint64_t{shape_.batch} * kv_heads;
+  if (layers_ == shape_.layers || lanes_ != lanes_due_ || due > shape_.lanes || kv_heads == 0) {
+    return Fail(StepStatus::kIncomplete);
+  }
+  At<StepLayer>(At<StepHeader>(0)->layers_offset)[layers_] = {.kv_heads = kv_heads,
+                                                              .first_lane = lanes_};
+  At<std::uint32_t>(At<StepHeader>(0)->works_offset)[lanes_ + layers_] = 0;
+  ++layers_;
+  lanes_due_ = static_cast<std::uint32_t>(due);
+  format_ = DenseFormat(type);
+  works_ = 0;
+}
+
+bool StepWriter::TableFits(const SegmentSpec& segment) {
+  const StepHeader& header = *At<StepHeader>(0);
+  const DeviceArena arena = {
+      .extent_bases = reinterpret_cast<std::uint64_t>(image_.data() + header.extents_offset),
+      .extent_bytes = header.extent_bytes,
+      .extents = header.extents};
+  return ResolveObject(arena, segment.tile_table, std::uint64_t{TilesOf(segment.entries)} * 8,
+                       8) != 0;
+}
+
+void StepWriter::AddLane(std::span<const SegmentSpec> segments, const TailSpec& tail) {
+  if (status_ != StepStatus::kOk) return;
+  if (lanes_ == lanes_due_ || segments.size() > shape_.segments - segments_) {
+    return Fail(StepStatus::kIncomplete);
+  }
+  if (tail.ring != 0 && (tail.ring_tiles == 0 || tail.ring % kTileAlignment != 0)) {
+    return Fail(StepStatus::kBadTail);
+  }
+  const StepHeader& header = *At<StepHeader>(0);
+  std::uint32_t parts = 0;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    const SegmentSpec& segment = segments[i];
+    if (segment.format != format_ || (segment.entries != 0 && !TableFits(segment))) {
+      return Fail(StepStatus::kBadSegment);
+    }
+    At<StepSegment>(header.segments_offset)[segments_ + i] = {
+        .tile_table = segment.tile_table,
+        .first_position = segment.first_position,
+        .entries = segment.entries,
+        .first_part = parts};
+    parts += PartsOf(segment.entries);
+  }
+  const StepLane lane = {.first_segment = segments_,
+                         .segment_count = static_cast<std::uint32_t>(segments.size()),
+                         .tail_ring = tail.ring,
+                         .tail_begin = tail.begin,
+                         .ring_tiles = tail.ring_tiles,
+                         .segment_parts = parts};
+  At<StepLane>(header.lanes_offset)[lanes_] = lane;
+  segments_ += lane.segment_count;
+  works_ += PartsOf(lane);
+  max_works_ = std::max(max_works_, works_);
+  // Layer l's counts begin at its first lane + l, and lane i's end is one further.
+  At<std::uint32_t>(header.works_offset)[lanes_ + layers_] = works_;
+  ++lanes_;
+}
+
+StepStatus StepWriter::Finish() {
+  if (status_ != StepStatus::kOk) return status_;
+  if (layers_ != shape_.layers || lanes_ != shape_.lanes || lanes_ != lanes_due_ ||
+      segments_ > shape_.segments) {
+    Fail(StepStatus::kIncomplete);
+    return status_;
+  }
+  At<StepHeader>(0)->magic = kStepMagic;
+  return StepStatus::kOk;
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,91 @@
+// Writes the image of a StepView. Allocates nothing; the caller owns the (pinned) memory and the
+// upload.
+//
+//   StepWriter writer(memory, {.batch = 2, .layers = 32, .lanes = 512, ...});
+//   writer.SetExtents(...); writer.SetSequence(0, ...); writer.SetSequence(1, ...);
+//   for each layer: writer.BeginLayer(kv_heads, type);
+//                   for each sequence, for each kv head: writer.AddLane(...);
+//   if (writer.Finish() == StepStatus::kOk) upload the first writer.bytes() bytes
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/cuda/step_view.h"
+#include "kernels/format/dense_tile.h"
+
+namespace tessera::kernels::cuda {
+
+struct StepShape {
+  std::uint32_t batch = 0;
+  std::uint32_t layers = 0;
+  std::uint32_t lanes = 0;  // of all layers: sum of batch * kv_heads
+  std::uint32_t segments = 0;  // of all lanes
+  std::uint32_t extents = 0;
+};
+
+std::uint64_t StepBytes(const StepShape& shape);
+
+enum class StepStatus : std::uint8_t {
+  kOk,
+  kImageTooSmall,  // less memory than StepBytes, or not 16-byte aligned
+  kIncomplete,     // fewer or more layers, lanes or segments than the shape says
+  kBadSegment,     // a table outside the extents, or tiles of another format than the layer's
+  kBadTail,        // a ring without tiles, or misaligned
+};
+
+struct SegmentSpec {
+  std::uint64_t tile_table = 0;  // pool offset
+  std::uint64_t first_position = 0;
+  std::uint32_t entries = 0;
+  TileFormat format = TileFormat::kDenseBf16;
+};
+
+struct TailSpec {
+  std::uint64_t ring = 0;  // device address; 0: no tail
+  std::uint32_t ring_tiles = 0;
+  std::uint64_t begin = 0;
+};
+
+class StepWriter {
+ public:
+  StepWriter(std::span<std::byte> image, const StepShape& shape);
+
+  // Before any lane. Bases are device addresses, 0 where a place is empty.
+  void SetExtents(std::span<const std::uint64_t> bases, std::uint64_t extent_bytes);
+  void SetSequence(std::uint32_t index, const StepSequence& sequence);
+  void BeginLayer(std::uint32_t kv_heads, ElementType type);
+  void AddLane(std::span<const SegmentSpec> segments, const TailSpec& tail);
+
+  // The first thing that went wrong. Then the image must not be used.
+  StepStatus Finish();
+
+  std::uint64_t bytes() const { return bytes_; }
+  // The most work items of a layer: what StepLimits::works must cover.
+  std::uint32_t max_works() const { return max_works_; }
+
+ private:
+  template <class T>
+  T* At(std::uint64_t offset) {
+    return reinterpret_cast<T*>(image_.data() + offset);
+  }
+  void Fail(StepStatus status) {
+    if (status_ == StepStatus::kOk) status_ = status;
+  }
+  bool TableFits(const SegmentSpec& segment);
+
+  std::span<std::byte> image_;
+  StepShape shape_;
+  std::uint64_t bytes_ = 0;
+  StepStatus status_ = StepStatus::kOk;
+  TileFormat format_ = TileFormat::kDenseBf16;
+  std::uint32_t layers_ = 0;
+  std::uint32_t lanes_ = 0;
+  std::uint32_t lanes_due_ = 0;  // at the end of the layer begun last
+  std::uint32_t segments_ = 0;
+  std::uint32_t works_ = 0;  // of the layer begun last
+  std::uint32_t max_works_ = 0;
+};
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,13 @@
+// Marks functions that run on host and device. These headers compile with any C++20 compiler, so
+// that the arithmetic of the kernels is tested where there is no GPU.
+#pragma once
+
+#if defined(__CUDACC__)
+#define TESSERA_HOST_DEVICE __host__ __device__
+#define TESSERA_DEVICE __device__ __forceinline__
+#define TESSERA_UNROLL _Pragma("unroll")
+#else
+#define TESSERA_HOST_DEVICE
+#define TESSERA_DEVICE inline
+#define TESSERA_UNROLL
+#endif

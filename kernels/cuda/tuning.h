@@ -1,0 +1,50 @@
+// The numbers of the CUDA kernels, apart from their code. None was chosen by measurement: they come
+// from the arithmetic given beside each.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::kernels::cuda {
+
+// Entries of a part: the unit that one block attends over and that merges with others. Part of the
+// definition of the result (another value rounds differently), so it is one constant for all GPUs.
+// 512 entries of bf16 at head_dim 128 are 256 KiB, about 7 us of one Hopper multiprocessor's share
+// of memory bandwidth, far above the cost of starting a part; 8 K entries x 8 kv heads make 128
+// parts, about one per multiprocessor; a partial result of 8 columns is 1.6 % of what it summarises.
+inline constexpr std::uint32_t kSplitEntries = 512;
+
+// Entries that a warp takes through the tensor cores at once: the M of m16n8k16.
+inline constexpr std::uint32_t kSliceEntries = 16;
+// Query rows (query x head of the group) per tensor-core tile: the N of m16n8k16.
+inline constexpr std::uint32_t kTileColumns = 8;
+
+struct MmaTuning {
+  std::uint32_t warps;          // each works through its own slices; also shapes the result
+  std::uint32_t stages;         // slices in flight per warp, the one computed on included
+  std::uint32_t blocks_per_sm;  // what __launch_bounds__ promises
+};
+
+// 64 KiB of shared memory per block in each case, so that three blocks fit a multiprocessor of
+// sm_90 and sm_100 (228 KiB), two of sm_80 (164 KiB), and one of sm_86, sm_89 and sm_120 (100 KiB).
+// Two warps at 256: with four, one block would fill a multiprocessor and leave nothing to overlap.
+constexpr MmaTuning MmaTuningFor(std::uint32_t head_dim) {
+  if (head_dim == 64) return {.warps = 4, .stages = 4, .blocks_per_sm = 3};
+  if (head_dim == 128) return {.warps = 4, .stages = 2, .blocks_per_sm = 3};
+  return {.warps = 2, .stages = 2, .blocks_per_sm = 3};
+}
+
+struct FmaTuning {
+  std::uint32_t warps;
+  std::uint32_t stages;  // whole tiles
+};
+
+// At 256 two stages would need 128 KiB for K and V alone.
+constexpr FmaTuning FmaTuningFor(std::uint32_t head_dim) {
+  return {.warps = 4, .stages = head_dim == 256 ? 1u : 2u};
+}
+
+// Blocks launched per multiprocessor, at most: enough that uneven parts even out, few enough that a
+// captured launch with little to do ends at once. Does not shape the result.
+inline constexpr std::uint32_t kBlocksPerMultiprocessor = 8;
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,28 @@
+// The CUDA kernels, launched as kernels/cuda/launch.cu does but on the emulated machine.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/host_batch.h"
+#include "kernels/cuda/params.h"
+
+namespace tessera::tests {
+
+struct EmulatedGrid {
+  std::uint32_t blocks_x = 4;
+  std::uint32_t column_tiles = 0;  // 0: as the launcher chooses; 1 or 2: forced (bf16, fp16)
+  std::uint64_t seed = 1;
+};
+
+void EmulateAttend(const kernels::cuda::AttendCall& call, const EmulatedGrid& grid);
+void EmulateAppend(const kernels::cuda::AppendParams& params, std::uint64_t seed);
+void EmulateWriteRows(const kernels::cuda::WriteRowsParams& params, std::uint64_t seed);
+void EmulateFindUnusable(const kernels::cuda::FindUnusableParams& params, std::uint64_t seed);
+
+// Packs a batch, runs it, scatters the results. Returns the fault word.
+std::uint64_t EmulateHostBatch(const kernels::cuda::HostBatch& batch, const EmulatedGrid& grid);
+
+// The lane that FindLane finds, asked by one warp.
+std::uint32_t EmulateFindLane(const std::uint32_t* works, std::uint32_t lanes, std::uint32_t work);
+
+}  // namespace tessera::tests

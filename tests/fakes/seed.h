@@ -1,0 +1,61 @@
+// Seeds of random tests: fresh on every run, printed, and settable by TESSERA_TEST_SEED so that a
+// failure can be run again. The only place where tests read the environment.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "gtest/gtest.h"
+
+namespace tessera {
+
+// The seed of the running test case. Recorded in its XML result, printed for the log.
+inline std::uint64_t TestSeed() {
+  const char* given = std::getenv("TESSERA_TEST_SEED");
+  std::random_device device;
+  const std::uint64_t seed = given != nullptr
+                                 ? std::strtoull(given, nullptr, 0)
+                                 : (std::uint64_t{device()} << 32) ^ device();
+  std::printf("TESSERA_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  std::fflush(stdout);
+  testing::Test::RecordProperty("seed", std::to_string(seed));
+  return seed;
+}
+
+// Random numbers with the few shapes that tests want.
+class TestRandom {
+ public:
+  explicit TestRandom(std::uint64_t seed = TestSeed()) : engine_(seed) {}
+
+  std::uint64_t Bits() { return engine_(); }
+  // In [low, high].
+  std::uint64_t Between(std::uint64_t low, std::uint64_t high) {
+    return std::uniform_int_distribution<std::uint64_t>(low, high)(engine_);
+  }
+  std::uint64_t Below(std::uint64_t bound) { return Between(0, bound - 1); }
+  bool OneIn(std::uint64_t n) { return Below(n) == 0; }
+  template <typename Container>
+  auto& Pick(Container& items) {
+    return items[Below(items.size())];
+  }
+  // A number at or near a border: 0, small, a power of two and its neighbours, or the largest.
+  std::uint64_t Border() {
+    switch (Below(4)) {
+      case 0:
+        return Below(3);
+      case 1:
+        return ~std::uint64_t{0} - Below(3);
+      case 2:
+        return (std::uint64_t{1} << Below(64)) + Below(3) - 1;
+      default:
+        return Bits();
+    }
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,167 @@
+#include "daemon/platform/memfd.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "daemon/platform/unix_socket.h"
+#include "gtest/gtest.h"
+#include "tests/fakes/hostile_mapping.h"
+#include "tests/fakes/peer_process.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::uint64_t kBytes = 64 * 1024;
+
+AddressRange MustReserve(std::uint64_t bytes) {
+  absl::StatusOr<AddressRange> range = AddressRange::Reserve(bytes);
+  EXPECT_TRUE(range.ok()) << range.status();
+  return *std::move(range);
+}
+
+Memfd MustCreate(std::uint64_t bytes = kBytes) {
+  absl::StatusOr<Memfd> memory = Memfd::Create("test", bytes);
+  EXPECT_TRUE(memory.ok()) << memory.status();
+  return *std::move(memory);
+}
+
+bool ReadsZero(const std::byte* at, std::uint64_t bytes) {
+  for (std::uint64_t i = 0; i < bytes; ++i) {
+    if (at[i] != std::byte{0}) return false;
+  }
+  return true;
+}
+
+// What a child got when it tried everything on a descriptor that was passed to it.
+MappingReport TryInPeer(const Memfd& memory) {
+  PeerProcess peer([](int socket) {
+    std::uint64_t bytes = 0;
+    Fd passed;
+    if (!ReceiveMessage(socket, std::as_writable_bytes(std::span(&bytes, 1)), &passed).ok()) {
+      return 1;
+    }
+    const MappingReport report = TryEverything(passed.get(), bytes);
+    return SendMessage(socket, std::as_bytes(std::span(report))).ok() ? 0 : 2;
+  });
+  const std::uint64_t bytes = memory.bytes();
+  EXPECT_TRUE(SendMessage(peer.socket(), std::as_bytes(std::span(&bytes, 1)), memory.fd()).ok());
+  MappingReport report{};
+  EXPECT_TRUE(ReceiveMessage(peer.socket(), std::as_writable_bytes(std::span(report))).ok());
+  EXPECT_EQ(peer.Wait(), 0);
+  return report;
+}
+
+TEST(Memfd, WhatTheDaemonWritesNobodyElseCanChangeInAnyWay) {
+  Memfd memory = MustCreate();
+  ASSERT_TRUE(memory.Prefault().ok());
+  AddressRange range = MustReserve(kBytes);
+  ASSERT_TRUE(range.MapAt(0, memory.fd(), kBytes, Access::kReadWrite).ok());
+  ASSERT_TRUE(memory.Seal(SealFor::kDaemonWrites).ok());
+  std::memset(range.data(), 7, kBytes);
+  const MappingReport report = TryInPeer(memory);
+  for (std::size_t i = 0; i < report.size(); ++i) {
+    EXPECT_EQ(report[i], kMappingAttempts[i].daemon_writes)
+        << kMappingAttempts[i].name << ": " << std::strerror(report[i]);
+  }
+  for (std::uint64_t i = 0; i < kBytes; ++i) ASSERT_EQ(range.data()[i], std::byte{7}) << i;
+  std::memset(range.data(), 8, kBytes);  // the daemon's mapping still takes writes
+  EXPECT_EQ(range.data()[kBytes - 1], std::byte{8});
+}
+
+TEST(Memfd, WhatTheWorkerWritesKeepsItsSize) {
+  Memfd memory = MustCreate();
+  ASSERT_TRUE(memory.Prefault().ok());
+  ASSERT_TRUE(memory.Seal(SealFor::kWorkerWrites).ok());
+  absl::StatusOr<AddressRange> range =
+      AddressRange::Map(memory.fd(), kBytes, Access::kReadOnly);
+  ASSERT_TRUE(range.ok()) << range.status();
+  const MappingReport report = TryInPeer(memory);
+  for (std::size_t i = 0; i < report.size(); ++i) {
+    EXPECT_EQ(report[i], kMappingAttempts[i].worker_writes)
+        << kMappingAttempts[i].name << ": " << std::strerror(report[i]);
+  }
+  // Every page is still there to be read: nothing faults.
+  EXPECT_TRUE(ReadsZero(range->data(), kBytes));  // the last attempt to write was undone by none
+}
+
+TEST(AddressRange, ReadsZerosWhereNothingIsMapped) {
+  AddressRange range = MustReserve(4 * kBytes);
+  EXPECT_TRUE(ReadsZero(range.data(), range.bytes()));
+  Memfd memory = MustCreate();
+  ASSERT_TRUE(range.MapAt(kBytes, memory.fd(), kBytes, Access::kReadWrite).ok());
+  std::memset(range.data() + kBytes, 1, kBytes);
+  EXPECT_TRUE(ReadsZero(range.data(), kBytes));
+  EXPECT_TRUE(ReadsZero(range.data() + 2 * kBytes, 2 * kBytes));
+  ASSERT_TRUE(range.Reset(kBytes, kBytes).ok());
+  EXPECT_TRUE(ReadsZero(range.data(), range.bytes()));
+}
+
+TEST(AddressRange, AFailedMappingLeavesThePlaceReadable) {
+  Memfd memory = MustCreate();
+  ASSERT_TRUE(memory.Seal(SealFor::kDaemonWrites).ok());
+  AddressRange range = MustReserve(2 * kBytes);
+  const absl::Status status = range.MapAt(0, memory.fd(), kBytes, Access::kReadWrite);
+  ASSERT_FALSE(status.ok());
+  EXPECT_TRUE(ReadsZero(range.data(), range.bytes()));  // would fault in a hole
+  ASSERT_TRUE(range.MapAt(0, memory.fd(), kBytes, Access::kReadOnly).ok());
+}
+
+TEST(AddressRange, RefusesWhatLiesOutside) {
+  AddressRange range = MustReserve(2 * kBytes);
+  Memfd memory = MustCreate(4 * kBytes);
+  for (const auto& [offset, bytes] : {std::pair<std::uint64_t, std::uint64_t>{0, 3 * kBytes},
+                                      {kBytes, 2 * kBytes},
+                                      {3 * kBytes, kBytes},
+                                      {~std::uint64_t{0} - 4095, 2 * 4096}}) {
+    EXPECT_EQ(range.MapAt(offset, memory.fd(), bytes, Access::kReadOnly).code(),
+              absl::StatusCode::kOutOfRange)
+        << offset << " + " << bytes;
+  }
+}
+
+TEST(AddressRange, CameAndWentLeavesNoMappingBehind) {
+  const int before = CountMappings();
+  const int fds = CountOpenFds();
+  for (int i = 0; i < 20; ++i) {
+    AddressRange range = MustReserve(8 * kBytes);
+    Memfd memory = MustCreate();
+    for (std::uint64_t at = 0; at < 8; ++at) {
+      ASSERT_TRUE(range.MapAt(at * kBytes, memory.fd(), kBytes, Access::kReadWrite).ok());
+    }
+    for (std::uint64_t at = 0; at < 8; at += 2) {
+      ASSERT_TRUE(range.Reset(at * kBytes, kBytes).ok());
+    }
+    AddressRange moved = std::move(range);
+    EXPECT_FALSE(range.valid());
+  }
+  EXPECT_LE(CountMappings(), before + 2);  // the heap may have grown
+  EXPECT_EQ(CountOpenFds(), fds);
+}
+
+TEST(AddressRange, AResetPlaceMergesWithItsNeighbours) {
+  constexpr std::uint64_t kPlaces = 64;
+  AddressRange range = MustReserve(kPlaces * kBytes);
+  Memfd memory = MustCreate();
+  const int before = CountMappings();
+  for (std::uint64_t at = 0; at < kPlaces; at += 2) {
+    ASSERT_TRUE(range.MapAt(at * kBytes, memory.fd(), kBytes, Access::kReadWrite).ok());
+  }
+  for (std::uint64_t at = 0; at < kPlaces; at += 2) {
+    ASSERT_TRUE(range.Reset(at * kBytes, kBytes).ok());
+  }
+  // Or else a pool that grows and shrinks for weeks would run into the limit of mappings.
+  EXPECT_LE(CountMappings(), before + 2);
+}
+
+TEST(Memfd, ASizeThatCannotBeIsAnErrorThatNamesIt) {
+  const absl::StatusOr<Memfd> memory = Memfd::Create("huge", ~std::uint64_t{0});
+  ASSERT_FALSE(memory.ok());
+  EXPECT_NE(memory.status().ToString().find("huge"), std::string::npos) << memory.status();
+}
+
+}  // namespace
+}  // namespace tessera
