@@ -58,9 +58,8 @@ absl::StatusOr<std::unique_ptr<cache::Node>> BuildNode(const config::Config& con
   options.device = "cpu";
   options.max_sessions = config.max_sessions;
   for (const config::Tenant& tenant : config.tenants) {
-    options.tenants.push_back({.name = tenant.name,
-                               .token = tenant.token,
-                               .hard_limit_bytes = tenant.hard_limit_bytes});
+    options.tenants.push_back(
+        {.name = tenant.name, .token = tenant.token, .hard_limit_bytes = tenant.hard_limit_bytes});
   }
   options.tenant_template.pool_extent_bytes = config.pool_extent_bytes;
   options.tenant_template.directory_extent_bytes = config.directory_extent_bytes;
@@ -122,10 +121,9 @@ int Serve(const config::Config& config, const StopSignals& signals) {
       serving::Server::Create(services, server_options);
   if (!server.ok()) return Fail(server.status());
 
-  absl::StatusOr<std::unique_ptr<cache::Node>> node =
-      BuildNode(config, kernels, clock, [&server] {
-        if (*server != nullptr) (*server)->Attention();
-      });
+  absl::StatusOr<std::unique_ptr<cache::Node>> node = BuildNode(config, kernels, clock, [&server] {
+    if (*server != nullptr) (*server)->Attention();
+  });
   if (!node.ok()) return Fail(node.status());
   auto scheduler = std::make_unique<ThreadScheduler>(config.compactor_threads);
   compaction::TailAbsorber absorber({.scheduler = scheduler.get(),
@@ -142,12 +140,15 @@ int Serve(const config::Config& config, const StopSignals& signals) {
     ::kill(::getpid(), SIGUSR1);
   });
   if (absl::Status status = (*server)->Start(); !status.ok()) return Fail(status);
-  for (const config::ListenAddress& address : config.listen) {
+  for (const std::string& address : (*server)->addresses()) {
     logger.Log(LogLevel::kInfo, "serving",
-               {{"address", address.ToString()},
+               {{"address", address},
                 {"device", "cpu"},
                 {"kernels", kernels::ImplementationName(kernels)},
                 {"pool_bytes", config.pool_bytes}});
+  }
+  if ((*server)->metrics_port() != 0) {
+    logger.Log(LogLevel::kInfo, "metrics", {{"port", (*server)->metrics_port()}});
   }
 
   const int signal = signals.Wait();

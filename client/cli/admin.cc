@@ -60,9 +60,10 @@ absl::StatusOr<v1::ListSequencesResponse> Admin::Sequences(std::uint32_t limit) 
 absl::Status Admin::Evict(std::uint64_t sequence) {
   v1::EvictRequest request;
   request.set_sequence_id(sequence);
-  return Run<v1::EvictResponse>(address_, [&](auto* context, auto* response) {
-           return stub_->Evict(context, request, response);
-         })
+  return Run<v1::EvictResponse>(address_,
+                                [&](auto* context, auto* response) {
+                                  return stub_->Evict(context, request, response);
+                                })
       .status();
 }
 

@@ -78,8 +78,8 @@ absl::StatusOr<std::uint64_t> Flags::Number(std::string_view name, std::uint64_t
   const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
   if (result.ec != std::errc() || result.ptr != text.data() + text.size() || value < min ||
       value > max) {
-    return absl::InvalidArgumentError(
-        Concat("--", name, " is \"", text, "\"; it must be a whole number from ", min, " to ", max));
+    return absl::InvalidArgumentError(Concat(
+        "--", name, " is \"", text, "\"; it must be a whole number from ", min, " to ", max));
   }
   return value;
 }

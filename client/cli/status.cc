@@ -159,24 +159,24 @@ std::string RenderJson(const Look& look) {
 }
 
 int RunStatus(std::span<const std::string_view> args) {
-  return RunWithFlags(
-      Flags("Usage: tessera status [--json] [--address=ADDRESS]\n\n"
-            "Shows what a daemon holds: memory, tenants, sessions, sequences.",
-            {{"address", "ADDRESS", "the daemon", kDefaultAddress},
-             {"json", "", "one JSON object instead of tables", ""},
-             {"sequences", "N", "how many sequences to list", "20"}}),
-      args, [](const Flags& flags) -> absl::Status {
-        absl::StatusOr<std::uint64_t> rows = flags.Number("sequences", 0, 100000);
-        if (!rows.ok()) return rows.status();
-        Admin admin(flags.Get("address"));
-        absl::StatusOr<Look> look =
-            TakeLook(admin, static_cast<std::uint32_t>(std::max<std::uint64_t>(*rows, 1)));
-        if (!look.ok()) return look.status();
-        const std::string text =
-            flags.Has("json") ? RenderJson(*look) : RenderText(*look, nullptr, 0, *rows);
-        std::fputs(text.c_str(), stdout);
-        return absl::OkStatus();
-      });
+  return RunWithFlags(Flags("Usage: tessera status [--json] [--address=ADDRESS]\n\n"
+                            "Shows what a daemon holds: memory, tenants, sessions, sequences.",
+                            {{"address", "ADDRESS", "the daemon", kDefaultAddress},
+                             {"json", "", "one JSON object instead of tables", ""},
+                             {"sequences", "N", "how many sequences to list", "20"}}),
+                      args, [](const Flags& flags) -> absl::Status {
+                        absl::StatusOr<std::uint64_t> rows = flags.Number("sequences", 0, 100000);
+                        if (!rows.ok()) return rows.status();
+                        Admin admin(flags.Get("address"));
+                        absl::StatusOr<Look> look = TakeLook(
+                            admin, static_cast<std::uint32_t>(std::max<std::uint64_t>(*rows, 1)));
+                        if (!look.ok()) return look.status();
+                        const std::string text = flags.Has("json")
+                                                     ? RenderJson(*look)
+                                                     : RenderText(*look, nullptr, 0, *rows);
+                        std::fputs(text.c_str(), stdout);
+                        return absl::OkStatus();
+                      });
 }
 
 int RunEvict(std::span<const std::string_view> args) {
@@ -186,7 +186,8 @@ int RunEvict(std::span<const std::string_view> args) {
             {{"address", "ADDRESS", "the daemon", kDefaultAddress}}),
       args, [](const Flags& flags) -> absl::Status {
         if (flags.positional().empty()) {
-          return absl::InvalidArgumentError("name at least one sequence; 'tessera status' lists them");
+          return absl::InvalidArgumentError(
+              "name at least one sequence; 'tessera status' lists them");
         }
         Admin admin(flags.Get("address"));
         for (const std::string& text : flags.positional()) {

@@ -56,13 +56,12 @@ absl::Status Watch(const Flags& flags) {
 }  // namespace
 
 int RunTop(std::span<const std::string_view> args) {
-  return RunWithFlags(
-      Flags("Usage: tessera top [--address=ADDRESS]\n\n"
-            "Shows a daemon live: pools, tenants, sessions, sequences and rates.",
-            {{"address", "ADDRESS", "the daemon", kDefaultAddress},
-             {"interval-ms", "MS", "between two looks", "1000"},
-             {"rounds", "N", "looks to take; 0: until stopped", "0"}}),
-      args, Watch);
+  return RunWithFlags(Flags("Usage: tessera top [--address=ADDRESS]\n\n"
+                            "Shows a daemon live: pools, tenants, sessions, sequences and rates.",
+                            {{"address", "ADDRESS", "the daemon", kDefaultAddress},
+                             {"interval-ms", "MS", "between two looks", "1000"},
+                             {"rounds", "N", "looks to take; 0: until stopped", "0"}}),
+                      args, Watch);
 }
 
 }  // namespace tessera::cli

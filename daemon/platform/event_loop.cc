@@ -2,6 +2,7 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,7 +28,10 @@ void Event::Signal() const { SignalEvent(fd_.get()); }
 
 void Event::Drain() const {
   std::uint64_t count;
-  [[maybe_unused]] const ssize_t n = ::read(fd_.get(), &count, sizeof count);
+  iovec io{&count, sizeof count};
+  // Whoever else holds the event shares its file flags and may have cleared O_NONBLOCK: the wish
+  // not to wait must come with the call.
+  [[maybe_unused]] const ssize_t n = ::preadv2(fd_.get(), &io, 1, -1, RWF_NOWAIT);
 }
 
 absl::StatusOr<EventLoop> EventLoop::Create() {

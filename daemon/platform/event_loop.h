@@ -14,7 +14,8 @@
 
 namespace tessera {
 
-// An eventfd: Signal from any thread or process that holds it; Drain by the one that waits.
+// An eventfd: Signal from any thread or process that holds it; Drain by the one that waits. Drain
+// never blocks, whatever another holder does to the event.
 class Event {
  public:
   static absl::StatusOr<Event> Create();

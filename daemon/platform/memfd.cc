@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -20,6 +21,15 @@ namespace {
 
 int Protection(Access access) {
   return access == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
+}
+
+// Zeros that cost nothing, at `at` with MAP_FIXED. Not in core dumps, like everything that is mapped
+// into a range; the same flags everywhere let the kernel merge a reset place with its neighbours.
+void* MapNothing(std::byte* at, std::uint64_t bytes, int flags) {
+  void* base =
+      ::mmap(at, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
+  if (base != MAP_FAILED) ::madvise(base, bytes, MADV_DONTDUMP);
+  return base;
 }
 
 }  // namespace
@@ -41,12 +51,10 @@ AddressRange::~AddressRange() {
 }
 
 absl::StatusOr<AddressRange> AddressRange::Reserve(std::uint64_t bytes) {
-  void* base = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* base = MapNothing(nullptr, bytes, 0);
   if (base == MAP_FAILED) {
     return ErrnoStatus(Concat("reserving ", bytes, " bytes of address space"));
   }
-  // Not in core dumps: the range is mostly holes, and what is mapped may be a whole pool.
-  ::madvise(base, bytes, MADV_DONTDUMP);
   return AddressRange(static_cast<std::byte*>(base), bytes);
 }
 
@@ -66,7 +74,11 @@ absl::Status AddressRange::MapAt(std::uint64_t offset, int fd, std::uint64_t byt
   }
   void* at = ::mmap(base_ + offset, bytes, Protection(access), MAP_SHARED | MAP_FIXED, fd, 0);
   if (at == MAP_FAILED) {
-    return ErrnoStatus(Concat("mapping ", bytes, " bytes of shared memory"));
+    const absl::Status status = ErrnoStatus(Concat("mapping ", bytes, " bytes of shared memory"));
+    // Older kernels unmap the place before they find that the mapping is not allowed. A hole would
+    // fault, and another mapping of the process could land in it.
+    (void)Reset(offset, bytes);
+    return status;
   }
   ::madvise(at, bytes, MADV_DONTDUMP);
   ::madvise(at, bytes, MADV_HUGEPAGE);  // fewer TLB misses where shmem huge pages are allowed
@@ -74,8 +86,7 @@ absl::Status AddressRange::MapAt(std::uint64_t offset, int fd, std::uint64_t byt
 }
 
 absl::Status AddressRange::Reset(std::uint64_t offset, std::uint64_t bytes) {
-  void* at = ::mmap(base_ + offset, bytes, PROT_READ,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  void* at = MapNothing(base_ + offset, bytes, MAP_FIXED);
   return at == MAP_FAILED ? ErrnoStatus("unmapping shared memory") : absl::OkStatus();
 }
 
@@ -89,7 +100,8 @@ absl::StatusOr<Memfd> Memfd::Create(std::string_view name, std::uint64_t bytes) 
 }
 
 absl::Status Memfd::Prefault() {
-  if (::fallocate(fd_.get(), 0, 0, static_cast<off_t>(bytes_)) != 0) {
+  while (::fallocate(fd_.get(), 0, 0, static_cast<off_t>(bytes_)) != 0) {
+    if (errno == EINTR) continue;  // a signal came while pages were cleared
     return ErrnoStatus(Concat("allocating ", bytes_, " bytes of shared memory"));
   }
   return absl::OkStatus();

@@ -40,9 +40,9 @@ grpc::Status AdminService::ListSessions(grpc::ServerContext* context,
         info.set_worker_name(session->options().worker_name);
         info.set_group(session->options().group);
         info.set_rank(session->options().rank);
-        info.set_age_seconds(std::chrono::duration<double>(services_.clock->Now() -
-                                                           session->options().attached)
-                                 .count());
+        info.set_age_seconds(
+            std::chrono::duration<double>(services_.clock->Now() - session->options().attached)
+                .count());
         info.set_sequences(static_cast<std::uint32_t>(session->Owned().size()));
         info.set_decoding_sequences(static_cast<std::uint32_t>(session->Decoding().size()));
         info.set_pinned_slots(pool::Epochs::Pinned(*session->pins()));
@@ -101,11 +101,10 @@ grpc::Status AdminService::Evict(grpc::ServerContext* context, const v1::EvictRe
 }
 
 grpc::Status AdminService::SetPolicy(grpc::ServerContext* context,
-                                     const v1::SetPolicyRequest* request,
-                                     v1::SetPolicyResponse*) {
+                                     const v1::SetPolicyRequest* request, v1::SetPolicyResponse*) {
   return Serve("SetPolicy", *context, [&]() -> absl::Status {
-    return absl::UnimplementedError(Concat("changing the policy to \"", request->policy(),
-                                           "\" is not part of this version"));
+    return absl::UnimplementedError(
+        Concat("changing the policy to \"", request->policy(), "\" is not part of this version"));
   });
 }
 

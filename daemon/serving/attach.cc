@@ -38,8 +38,8 @@ absl::Status CheckHello(const v1::Hello& hello) {
     }
   }
   if (hello.group_size() > 1 && hello.rank() >= hello.group_size()) {
-    return absl::InvalidArgumentError(Concat("rank is ", hello.rank(), " in a group of ",
-                                             hello.group_size()));
+    return absl::InvalidArgumentError(
+        Concat("rank is ", hello.rank(), " in a group of ", hello.group_size()));
   }
   return absl::OkStatus();
 }
@@ -55,9 +55,9 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
 
   void OnReadDone(bool ok) override {
     if (!ok) {
-      return Finished(context_->IsCancelled() ? metrics::SessionEnd::kLost
-                                              : metrics::SessionEnd::kClosed,
-                      absl::OkStatus());
+      return Finished(
+          context_->IsCancelled() ? metrics::SessionEnd::kLost : metrics::SessionEnd::kClosed,
+          absl::OkStatus());
     }
     const absl::Status status = Handle();
     if (!status.ok()) return Finished(metrics::SessionEnd::kRefused, status);
@@ -175,7 +175,10 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     welcome.mutable_session()->set_secret(session_->options().secret);
     welcome.set_instance(services.node->instance());
     welcome.set_nonce(session_->options().nonce);
-    welcome.set_descriptor_socket(door_.descriptor_socket);
+    // Memory is mapped by peers on this node; whoever came over TCP works through RPC.
+    if (context_->peer().rfind("unix:", 0) == 0) {
+      welcome.set_descriptor_socket(door_.descriptor_socket);
+    }
     welcome.set_tenant(tenant_->name());
     welcome.set_device(services.node->options().device);
     welcome.set_staging_bytes(options.staging_bytes);

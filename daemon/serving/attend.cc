@@ -34,13 +34,13 @@ absl::Status TakeQuery(const v1::AttendItem& asked, const Caller& caller, std::u
                        Item& item) {
   const cache::Model& model = item.sequence->model();
   const kernels::LayerGeometry geometry = model.geometry(layer);
-  absl::StatusOr<TensorBytes> query = Resolve(
-      asked.query(),
-      {.name = "query",
-       .type = geometry.type,
-       .shape = {0, geometry.query_heads, geometry.head_dim},
-       .layout = "[queries][query_heads][head_dim]"},
-      *caller.session);
+  absl::StatusOr<TensorBytes> query =
+      Resolve(asked.query(),
+              {.name = "query",
+               .type = geometry.type,
+               .shape = {0, geometry.query_heads, geometry.head_dim},
+               .layout = "[queries][query_heads][head_dim]"},
+              *caller.session);
   if (!query.ok()) return query.status();
   constexpr std::uint64_t kMaxQueries = 65536;
   if (query->shape[0] > kMaxQueries) {
@@ -63,8 +63,7 @@ absl::Status ResolveLanes(cache::Tenant& tenant, std::uint32_t layer, Item& item
   const shm::MappedArena directory = tenant.directory().mapped();
   const shm::MappedArena pool = {tenant.pool().data(), tenant.pool().limit_bytes()};
   const shm::SequenceBlock* block = nullptr;
-  const shm::Word* words =
-      shm::LaneWords(directory, item.sequence->directory_offset(), &block);
+  const shm::Word* words = shm::LaneWords(directory, item.sequence->directory_offset(), &block);
   if (words == nullptr || block->sequence_id.load() != item.sequence->id().value()) {
     return absl::NotFoundError(Concat(item.sequence->id().ToString(), " has been freed"));
   }
@@ -75,8 +74,8 @@ absl::Status ResolveLanes(cache::Tenant& tenant, std::uint32_t layer, Item& item
     const std::uint64_t word = words[layout.lane(layer, head)].load();
     if (shm::ResolveLane(word, directory, pool, item.segments, resolved[head]) ==
         shm::ResolveStatus::kOutOfBounds) {
-      return absl::InternalError(Concat("the snapshot of ", item.sequence->id().ToString(),
-                                        " is out of bounds"));
+      return absl::InternalError(
+          Concat("the snapshot of ", item.sequence->id().ToString(), " is out of bounds"));
     }
   }
   for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
@@ -88,10 +87,8 @@ absl::Status ResolveLanes(cache::Tenant& tenant, std::uint32_t layer, Item& item
     if (committed.has_value() && *committed > lane.tail_start &&
         *committed - lane.tail_start <= layout.ring_capacity()) {
       const shm::TailRing ring = layout.ring(item.tail->region().data(), layer, head);
-      view.tail = {.ring = ring.base,
-                   .ring_tiles = ring.tiles,
-                   .begin = lane.tail_start,
-                   .end = *committed};
+      view.tail = {
+          .ring = ring.base, .ring_tiles = ring.tiles, .begin = lane.tail_start, .end = *committed};
       item.tokens = std::max(item.tokens, *committed);
     }
     item.lanes.push_back(view);
@@ -127,9 +124,8 @@ absl::StatusOr<std::vector<Item>> FindItems(const Caller& caller,
         caller.tenant->FindSequence(SequenceId(request.items(i).sequence_id()));
     if (!sequence.ok()) return sequence.status();
     if ((*sequence)->failed()) {
-      return absl::FailedPreconditionError(
-          Concat((*sequence)->id().ToString(), " has failed: ",
-                 (*sequence)->Describe(/*lanes=*/false).failure));
+      return absl::FailedPreconditionError(Concat((*sequence)->id().ToString(), " has failed: ",
+                                                  (*sequence)->Describe(/*lanes=*/false).failure));
     }
     items[i].sequence = *std::move(sequence);
   }
@@ -145,9 +141,9 @@ absl::Status SetPosition(const v1::AttendItem& asked, Item& item) {
   if (asked.has_first_query_position()) {
     item.first_position = asked.first_query_position();
   } else if (item.queries > item.tokens) {
-    return absl::InvalidArgumentError(
-        Concat("query has ", item.queries, " rows, ", item.sequence->id().ToString(), " ",
-               item.tokens, " tokens; name first_query_position"));
+    return absl::InvalidArgumentError(Concat("query has ", item.queries, " rows, ",
+                                             item.sequence->id().ToString(), " ", item.tokens,
+                                             " tokens; name first_query_position"));
   } else {
     item.first_position = item.tokens - item.queries;
   }
@@ -183,9 +179,10 @@ absl::Status Attend(const Services& services, const Caller& caller,
         ToElementType(request.output_dtype(), "output_dtype");
     if (!type.ok()) return type.status();
     if (*type != model.spec().type && *type != kernels::ElementType::kFp32) {
-      return absl::InvalidArgumentError(
-          Concat("output_dtype is ", kernels::ElementName(*type), "; served are fp32 and the "
-                 "model's ", kernels::ElementName(model.spec().type)));
+      return absl::InvalidArgumentError(Concat("output_dtype is ", kernels::ElementName(*type),
+                                               "; served are fp32 and the "
+                                               "model's ",
+                                               kernels::ElementName(model.spec().type)));
     }
     batch.output_type = *type;
   }
@@ -230,9 +227,8 @@ absl::Status Attend(const Services& services, const Caller& caller,
   }
   batch.items = kernel_items;
   kernels::InlineExecutor executor;
-  const kernels::AttendResult result =
-      kernels::Attend(*services.kernels, batch, Workspace(kernels::AttendWorkspaceBytes(batch)),
-                      executor);
+  const kernels::AttendResult result = kernels::Attend(
+      *services.kernels, batch, Workspace(kernels::AttendWorkspaceBytes(batch)), executor);
   if (result.status != kernels::AttendStatus::kOk) {
     return absl::InternalError(Concat("attention stopped with code ",
                                       static_cast<int>(result.status), " at item ", result.item));

@@ -33,18 +33,18 @@ void Connections::End(SessionId id, metrics::SessionEnd reason, const absl::Stat
   entry.lease->Cut(cut);
   watcher_->RemoveSession(id);
   services_.metrics->session_ends_total.Increment(reason);
-  services_.logger->Log(LogLevel::kInfo, "session ended",
-                        {{"session", id.value()},
-                         {"reason", metrics::kLabelValues<metrics::SessionEnd>[static_cast<
-                                        std::size_t>(reason)]}});
+  services_.logger->Log(
+      LogLevel::kInfo, "session ended",
+      {{"session", id.value()},
+       {"reason", metrics::kLabelValues<metrics::SessionEnd>[static_cast<std::size_t>(reason)]}});
   // Off the path of other workers' calls, ahead of everything else in the background.
-  services_.scheduler->Submit("end-session", JobPriority::kTails,
-                              [this, id, tenant = entry.tenant,
-                               session = std::move(entry.session)]() mutable {
-                                session.reset();
-                                tenant->EndSession(id);
-                                services_.node->SessionEnded();
-                              });
+  services_.scheduler->Submit(
+      "end-session", JobPriority::kTails,
+      [this, id, tenant = entry.tenant, session = std::move(entry.session)]() mutable {
+        session.reset();
+        tenant->EndSession(id);
+        services_.node->SessionEnded();
+      });
 }
 
 std::vector<Connections::Entry> Connections::All() const {

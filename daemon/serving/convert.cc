@@ -96,9 +96,8 @@ absl::StatusOr<TensorBytes> Resolve(const v1::Tensor& tensor, const TensorRule& 
           Concat(rule.name, " has shape ", ShapeText(tensor.shape()), ", more bytes than 2^64"));
     }
   }
-  const std::uint64_t given =
-      tensor.data_case() == v1::Tensor::kStaging ? tensor.staging().bytes()
-                                                 : tensor.inline_().size();
+  const std::uint64_t given = tensor.data_case() == v1::Tensor::kStaging ? tensor.staging().bytes()
+                                                                         : tensor.inline_().size();
   if (given != bytes) {
     return absl::InvalidArgumentError(Concat(rule.name, " carries ", given, " bytes; its shape ",
                                              ShapeText(tensor.shape()), " needs ", bytes));

@@ -39,6 +39,7 @@ void DescribeSequence(const cache::Sequence& sequence, bool lanes, v1::DescribeR
   out.set_decoding(description.decoding);
   out.set_tile_bytes(description.tile_bytes);
   out.set_shared_tile_bytes(description.shared_tile_bytes);
+  out.set_directory_offset(sequence.directory_offset());
   for (const cache::Sequence::LaneDescription& lane : description.lanes) {
     v1::LaneDescription& shown = *out.add_lane();
     shown.set_layer(lane.layer);

@@ -42,8 +42,7 @@ absl::StatusOr<std::shared_ptr<cache::SessionState>> DescriptorConnection::ReadO
   std::memcpy(&opening, buffer_.data(), sizeof opening);
   filled_ = 0;
   shm::DescriptorAnswer answer = {.kind = DescriptorKind::kOpening};
-  if (opening.magic != shm::kDescriptorMagic ||
-      opening.protocol_version != shm::kProtocolVersion ||
+  if (opening.magic != shm::kDescriptorMagic || opening.protocol_version != shm::kProtocolVersion ||
       opening.layout_fingerprint != shm::kLayoutFingerprint) {
     answer.code = DescriptorCode::kBadOpening;
     (void)Answer(answer, -1);
@@ -91,8 +90,8 @@ absl::Status DescriptorConnection::Serve(const shm::DescriptorRequest& request,
   switch (request.kind) {
     case DescriptorKind::kDirectory:
     case DescriptorKind::kPool: {
-      pool::Pool& pool = request.kind == DescriptorKind::kPool ? tenant.pool()
-                                                               : tenant.directory().pool();
+      pool::Pool& pool =
+          request.kind == DescriptorKind::kPool ? tenant.pool() : tenant.directory().pool();
       if (!pool.ExportExtent(request.index, &owned, &answer.generation).ok()) {
         return refuse(DescriptorCode::kNoSuchIndex);
       }

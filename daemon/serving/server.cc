@@ -15,8 +15,7 @@
 
 namespace tessera::serving {
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Create(Services& services,
-                                                       const Options& options) {
+absl::StatusOr<std::unique_ptr<Server>> Server::Create(Services& services, const Options& options) {
   std::unique_ptr<Server> server(new Server(services, options));
   if (absl::Status status = server->LockPaths(); !status.ok()) return status;
   absl::StatusOr<std::unique_ptr<Watcher>> watcher =
@@ -45,10 +44,9 @@ absl::Status Server::LockPaths() {
     if (!folder.empty()) std::filesystem::create_directories(folder, error);
     absl::StatusOr<LockFile> lock = LockFile::Acquire(LockPath(door.path));
     if (absl::IsAlreadyExists(lock.status())) {
-      return absl::AlreadyExistsError(Concat("the socket ", door.path,
-                                             " is served by a live daemon: ",
-                                             AsStringView(lock.status().message()),
-                                             ". Stop it, or listen elsewhere (--listen)"));
+      return absl::AlreadyExistsError(Concat(
+          "the socket ", door.path, " is served by a live daemon: ",
+          AsStringView(lock.status().message()), ". Stop it, or listen elsewhere (--listen)"));
     }
     if (!lock.ok()) return lock.status();
     struct stat found {};
@@ -64,14 +62,15 @@ absl::Status Server::LockPaths() {
 absl::Status Server::StartGrpc() {
   const std::string descriptor_socket =
       options_.unix_doors.empty() ? "" : DescriptorPath(options_.unix_doors.front().path);
-  worker_service_ = std::make_unique<WorkerService>(
-      AttachDoor{&services_, &connections_, descriptor_socket});
+  worker_service_ =
+      std::make_unique<WorkerService>(AttachDoor{&services_, &connections_, descriptor_socket});
   admin_service_ = std::make_unique<AdminService>(services_, connections_, drain_request_);
 
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a port in use is an error, not a share
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT,
+                             0);  // a port in use is an error, not a share
   builder.SetMaxReceiveMessageSize(static_cast<int>(services_.max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(services_.max_message_bytes));
   std::vector<int> unix_ports(options_.unix_doors.size(), 0);
@@ -99,8 +98,8 @@ absl::Status Server::StartGrpc() {
   for (std::size_t i = 0; i < options_.unix_doors.size(); ++i) {
     const UnixDoor& door = options_.unix_doors[i];
     if (unix_ports[i] == 0) {
-      return absl::UnavailableError(Concat("cannot listen on unix:", door.path,
-                                           ": is its folder there and writable?"));
+      return absl::UnavailableError(
+          Concat("cannot listen on unix:", door.path, ": is its folder there and writable?"));
     }
     if (::chmod(door.path.c_str(), door.mode) != 0) {
       return ErrnoStatus(Concat("setting the mode of ", door.path));
@@ -108,6 +107,16 @@ absl::Status Server::StartGrpc() {
   }
   if (grpc_ == nullptr) return absl::UnavailableError("gRPC did not start");
   return absl::OkStatus();
+}
+
+std::vector<std::string> Server::addresses() const {
+  std::vector<std::string> addresses;
+  for (const UnixDoor& door : options_.unix_doors) addresses.push_back("unix:" + door.path);
+  for (std::size_t i = 0; i < options_.tcp_doors.size(); ++i) {
+    const std::string& asked = options_.tcp_doors[i];
+    addresses.push_back(Concat(asked.substr(0, asked.rfind(':')), ":", tcp_ports_[i]));
+  }
+  return addresses;
 }
 
 absl::Status Server::Start() {

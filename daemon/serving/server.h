@@ -1,12 +1,12 @@
 // The daemon as a whole: its doors, its leases, its threads, from start to drained exit.
 #pragma once
 
+#include <grpcpp/server.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <grpcpp/server.h>
 
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
@@ -36,8 +36,7 @@ class Server {
 
   // Listens. ALREADY_EXISTS where a live daemon holds a socket path; names the address that failed.
   // `services.node` is not yet needed: Attention() may be called before Serve.
-  static absl::StatusOr<std::unique_ptr<Server>> Create(Services& services,
-                                                        const Options& options);
+  static absl::StatusOr<std::unique_ptr<Server>> Create(Services& services, const Options& options);
   ~Server();
 
   // Something in the cache wants the event loop's attention. Thread-safe.
@@ -50,8 +49,8 @@ class Server {
   // (0: the configured one) has passed; what is left is cut then. Idempotent, thread-safe.
   void Drain(Clock::Duration limit);
 
-  // Ports of the TCP doors as they were bound.
-  const std::vector<int>& tcp_ports() const { return tcp_ports_; }
+  // Where it listens, ports as they were bound: "unix:PATH", "host:port".
+  std::vector<std::string> addresses() const;
   std::uint16_t metrics_port() const { return exposer_ == nullptr ? 0 : exposer_->port(); }
 
   // Called by the Drain RPC; main waits on its own.

@@ -25,10 +25,7 @@ absl::StatusOr<std::unique_ptr<Watcher>> Watcher::Create(Services& services, Lis
 }
 
 Watcher::Watcher(Services& services, Listener& listener, EventLoop loop, Event wake)
-    : services_(services),
-      listener_(listener),
-      loop_(std::move(loop)),
-      wake_(std::move(wake)) {}
+    : services_(services), listener_(listener), loop_(std::move(loop)), wake_(std::move(wake)) {}
 
 Watcher::~Watcher() {
   stopping_.store(true);
@@ -101,13 +98,12 @@ void Watcher::AddSession(std::shared_ptr<cache::SessionState> session) {
   Post([this, session = std::move(session)]() mutable {
     const int fd = session->control()->wake_event().fd();
     const SessionId id = session->id();
-    const absl::Status watched =
-        loop_.Watch(fd, [this, id](EventLoop::Ready) {
-          const auto it = sessions_.find(id);
-          if (it == sessions_.end()) return;
-          it->second.session->control()->wake_event().Drain();
-          services_.absorber->Wake(it->second.session);
-        });
+    const absl::Status watched = loop_.Watch(fd, [this, id](EventLoop::Ready) {
+      const auto it = sessions_.find(id);
+      if (it == sessions_.end()) return;
+      it->second.session->control()->wake_event().Drain();
+      services_.absorber->Wake(it->second.session);
+    });
     if (!watched.ok()) {
       services_.logger->Log(LogLevel::kError, "session cannot be watched",
                             {{"session", id.value()}, {"error", AsStringView(watched.message())}});

@@ -18,8 +18,8 @@ absl::Status NotBuilt(std::string_view what) {
 
 absl::Status CheckPolicy(const std::string& policy) {
   if (policy.empty() || policy == "dense") return absl::OkStatus();
-  return absl::UnimplementedError(Concat("policy \"", policy,
-                                         "\" is not part of this version; it serves \"dense\""));
+  return absl::UnimplementedError(
+      Concat("policy \"", policy, "\" is not part of this version; it serves \"dense\""));
 }
 
 }  // namespace
@@ -64,8 +64,7 @@ absl::Status WorkerService::HandleFork(const Caller& caller, const v1::ForkReque
   return absl::OkStatus();
 }
 
-absl::Status WorkerService::HandleTruncate(const Caller& caller,
-                                           const v1::TruncateRequest& request,
+absl::Status WorkerService::HandleTruncate(const Caller& caller, const v1::TruncateRequest& request,
                                            v1::TruncateResponse&) {
   absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
       caller.tenant->FindSequence(SequenceId(request.sequence_id()));
@@ -73,8 +72,7 @@ absl::Status WorkerService::HandleTruncate(const Caller& caller,
   return (*sequence)->Truncate(request.tokens());
 }
 
-absl::Status WorkerService::HandleHandover(const Caller& caller,
-                                           const v1::HandoverRequest& request,
+absl::Status WorkerService::HandleHandover(const Caller& caller, const v1::HandoverRequest& request,
                                            v1::HandoverResponse&) {
   return caller.tenant->Handover(SequenceId(request.sequence_id()), *caller.session,
                                  SessionId(request.to_session_id()));
@@ -136,12 +134,11 @@ absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendR
        .tokens = key->shape[1],
        .kv_heads = geometry.kv_heads,
        .row_bytes = geometry.head_dim * kernels::ElementBytes(geometry.type)});
-  absl::StatusOr<std::uint64_t> tokens =
-      (*sequence)->Append({.first_layer = request.first_layer(),
-                           .layers = layers,
-                           .first_token = request.first_token(),
-                           .tokens = key->shape[1]},
-                          rows);
+  absl::StatusOr<std::uint64_t> tokens = (*sequence)->Append({.first_layer = request.first_layer(),
+                                                              .layers = layers,
+                                                              .first_token = request.first_token(),
+                                                              .tokens = key->shape[1]},
+                                                             rows);
   if (!tokens.ok()) return tokens.status();
   response.set_tokens(*tokens);
   return absl::OkStatus();
@@ -181,8 +178,7 @@ absl::Status WorkerService::HandleRestore(const Caller&, const v1::RestoreReques
 
 // ---- looking
 
-absl::Status WorkerService::HandleDescribe(const Caller& caller,
-                                           const v1::DescribeRequest& request,
+absl::Status WorkerService::HandleDescribe(const Caller& caller, const v1::DescribeRequest& request,
                                            v1::DescribeResponse& response) {
   absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
       caller.tenant->FindSequence(SequenceId(request.sequence_id()));

@@ -27,13 +27,13 @@ class WorkerService final : public WorkerServiceBase {
   template <typename Request, typename Response>
   using Handler = absl::Status (WorkerService::*)(const Caller&, const Request&, Response&);
 
-#define TESSERA_RPC(Method)                                                               \
-  grpc::Status Method(grpc::ServerContext*, const v1::Method##Request* request,           \
-                      v1::Method##Response* response) override {                          \
+#define TESSERA_RPC(Method)                                                                \
+  grpc::Status Method(grpc::ServerContext*, const v1::Method##Request* request,            \
+                      v1::Method##Response* response) override {                           \
     return Serve(method_##Method##_, *request, *response, &WorkerService::Handle##Method); \
-  }                                                                                       \
-  absl::Status Handle##Method(const Caller& caller, const v1::Method##Request& request,   \
-                              v1::Method##Response& response);                            \
+  }                                                                                        \
+  absl::Status Handle##Method(const Caller& caller, const v1::Method##Request& request,    \
+                              v1::Method##Response& response);                             \
   metrics::RpcMethod& method_##Method##_ = services_.metrics->Rpc(#Method);
 
  private:

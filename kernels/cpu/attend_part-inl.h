@@ -33,15 +33,15 @@ struct Span {
 };
 
 struct Scratch {
-  alignas(64) float queries[kMaxPartRows * kMaxHeadDim];      // as LoadPair orders them
-  alignas(64) float sums[kMaxPartRows][Simd::kLanes];         // one running sum per lane
-  alignas(64) float weights[Simd::kRowGroup][kTileRows];      // logits first, then weights
+  alignas(64) float queries[kMaxPartRows * kMaxHeadDim];  // as LoadPair orders them
+  alignas(64) float sums[kMaxPartRows][Simd::kLanes];     // one running sum per lane
+  alignas(64) float weights[Simd::kRowGroup][kTileRows];  // logits first, then weights
 };
 
 // The part's constants in the units that the inner loops want.
 struct Logits {
-  float multiplier;    // to log2 units, or to multiples of the cap
-  float cap_log2;      // 0: no soft-cap
+  float multiplier;  // to log2 units, or to multiples of the cap
+  float cap_log2;    // 0: no soft-cap
 };
 
 struct TileView {
@@ -66,24 +66,39 @@ TESSERA_SIMD Span VisibleRows(const RowRun& run, const QueryRow& row) {
   return {static_cast<int>(run.row_begin + begin), static_cast<int>(run.row_begin + end)};
 }
 
-#ifndef NS
-#define NS 64
-#define NL 3
-#define FS 100000
-#define FL 2
-#define CHUNK 8
-#define KICKN 0
-#endif
-struct Ahead { const std::byte* near; const std::byte* far; };
-TESSERA_SIMD void StartStreams(Ahead a, std::size_t begin, std::size_t bytes) {
-  if (a.near != nullptr && NS <= 4096) {
-    for (std::size_t o = begin; o < begin + bytes; o += NS) __builtin_prefetch(a.near + o, 0, NL);
+// The tiles that come next (null at the end of a part), or one half of them.
+struct Upcoming {
+  const std::byte* first;
+  const std::byte* second;
+
+  TESSERA_MEMBER Upcoming From(std::size_t offset) const {
+    return {first == nullptr ? nullptr : first + offset,
+            second == nullptr ? nullptr : second + offset};
   }
-  if (a.far != nullptr && FS <= 4096) {
-    for (std::size_t o = (begin + FS-1) / FS * FS; o < begin + bytes; o += FS) {
-     __builtin_prefetch(a.far + o, 0, FL);
-     for (int k=1;k<KICKN;++k) __builtin_prefetch(a.far + o+64*k, 0, FL);
-     }
+};
+
+// Prefetches bytes [begin, begin + bytes) of the next tile into L2, line by line. Of the tile
+// after that only the head of each page: enough to walk the page tables and to start the
+// hardware's stream prefetcher, which alone has enough requests in flight to saturate DRAM.
+// README.md has the measurements.
+TESSERA_SIMD void Prefetch(const Upcoming& upcoming, std::size_t begin, std::size_t bytes) {
+  constexpr std::size_t kLine = 64;
+  constexpr std::size_t kPage = 4096;
+  constexpr std::size_t kPageHead = 4 * kLine;
+  constexpr int kRead = 0;
+  constexpr int kIntoL2 = 2;
+  if (upcoming.first != nullptr) {
+    for (std::size_t at = begin; at < begin + bytes; at += kLine) {
+      __builtin_prefetch(upcoming.first + at, kRead, kIntoL2);
+    }
+  }
+  if (upcoming.second != nullptr) {
+    for (std::size_t page = (begin + kPage - 1) / kPage * kPage; page < begin + bytes;
+         page += kPage) {
+      for (std::size_t at = page; at < page + kPageHead; at += kLine) {
+        __builtin_prefetch(upcoming.second + at, kRead, kIntoL2);
+      }
+    }
   }
 }
 
@@ -120,15 +135,15 @@ TESSERA_SIMD void DotBlocks(const TileView& tile, Span live, int first, const fl
 
 // Fills weights[n][...] with q.k for the rows of `live`; what it writes elsewhere has no meaning.
 template <ElementType kType, int kRows>
-TESSERA_SIMD void DotTile(const TileView& tile, Span live, Ahead next_keys,
+TESSERA_SIMD void DotTile(const TileView& tile, Span live, const Upcoming& keys,
                           const float* queries, float (*weights)[kTileRows]) {
   constexpr int kBlocks = Simd::kLanes / kRowsAtOnce;
   for (int base = 0; base < kTileRows; base += Simd::kLanes) {
     typename Simd::Floats blocks[kRows][kBlocks];
     TESSERA_UNROLL for (int b = 0; b < kBlocks; ++b) {
       const int first = base + b * kRowsAtOnce;
-      StartStreams(next_keys, static_cast<std::size_t>(first) * tile.row_bytes,
-                   kRowsAtOnce * tile.row_bytes);
+      Prefetch(keys, static_cast<std::size_t>(first) * tile.row_bytes,
+               kRowsAtOnce * tile.row_bytes);
       typename Simd::Floats block[kRows];
       if (first < live.end && first + kRowsAtOnce > live.begin) {
         DotBlocks<kType, kRows>(tile, live, first, queries, block);
@@ -199,8 +214,8 @@ TESSERA_SIMD void AddValueBlock(const TileView& tile, Span live, int c,
       sum[n][i] = Simd::Load(output + n * tile.head_dim + c + i * Simd::kLanes);
     }
   }
-  const std::byte* values =
-      tile.values + static_cast<std::size_t>(live.begin) * tile.row_bytes + c * kElementBytes<kType>;
+  const std::byte* values = tile.values + static_cast<std::size_t>(live.begin) * tile.row_bytes +
+                            c * kElementBytes<kType>;
   for (int r = live.begin; r < live.end; ++r, values += tile.row_bytes) {
     TESSERA_UNROLL for (int p = 0; p < kPairs; ++p) {
       const auto pair =
@@ -222,13 +237,12 @@ TESSERA_SIMD void AddValueBlock(const TileView& tile, Span live, int c,
 // output[n] += weights[n] x V over the rows of `live`, a few rows at a time, so that V is read in
 // almost the order of its addresses.
 template <ElementType kType, int kRows>
-TESSERA_SIMD void AddValues(const TileView& tile, Span live, Ahead next_values,
+TESSERA_SIMD void AddValues(const TileView& tile, Span live, const Upcoming& values,
                             const float (*weights)[kTileRows], float* output) {
   constexpr int kPairs = 2;
-  constexpr int kChunk = CHUNK;
+  constexpr int kChunk = 8;
   for (int first = 0; first < kTileRows; first += kChunk) {
-    StartStreams(next_values, static_cast<std::size_t>(first) * tile.row_bytes,
-                 kChunk * tile.row_bytes);
+    Prefetch(values, static_cast<std::size_t>(first) * tile.row_bytes, kChunk * tile.row_bytes);
     const Span chunk = {first > live.begin ? first : live.begin,
                         first + kChunk < live.end ? first + kChunk : live.end};
     if (chunk.begin >= chunk.end) continue;
@@ -245,9 +259,9 @@ struct PartContext {
   Logits logits;
 };
 
-// One tile for query rows [first, first + kRows). `next` is the tile to prefetch, or null.
+// One tile for query rows [first, first + kRows).
 template <ElementType kType, int kRows>
-static void AttendTile(const PartContext& context, const RowRun& run, Ahead next,
+static void AttendTile(const PartContext& context, const RowRun& run, const Upcoming& upcoming,
                        std::uint32_t first) {
   const AttendPart& part = *context.part;
   const int head_dim = static_cast<int>(part.head_dim);
@@ -268,14 +282,14 @@ static void AttendTile(const PartContext& context, const RowRun& run, Ahead next
                          .head_dim = head_dim};
   Scratch& scratch = *context.scratch;
   float* output = context.partial->output + first * part.head_dim;
-  DotTile<kType, kRows>(tile, live, next, scratch.queries + first * part.head_dim,
+  DotTile<kType, kRows>(tile, live, upcoming, scratch.queries + first * part.head_dim,
                         scratch.weights);
   for (int n = 0; n < kRows; ++n) {
     WeighRow(context.logits, visible[n], head_dim, scratch.weights[n],
              context.partial->max + first + n, scratch.sums[first + n], output + n * head_dim);
   }
-  AddValues<kType, kRows>(tile, live, Ahead{next.near == nullptr ? nullptr : next.near + kTileRows * row_bytes,next.far == nullptr ? nullptr : next.far + kTileRows * row_bytes},
-                          scratch.weights, output);
+  AddValues<kType, kRows>(tile, live, upcoming.From(kTileRows * row_bytes), scratch.weights,
+                          output);
 }
 
 template <ElementType kType>
@@ -314,25 +328,29 @@ static void Finish(const PartContext& context) {
   }
 }
 
+TESSERA_SIMD const std::byte* TileOf(const AttendPart& part, std::uint32_t run) {
+  return run < part.run_count ? part.runs[run].tile : nullptr;
+}
+
 template <ElementType kType>
 static void AttendRuns(const PartContext& context) {
   const AttendPart& part = *context.part;
   Begin<kType>(context);
   for (std::uint32_t i = 0; i < part.run_count; ++i) {
-    Ahead next = {i + 1 < part.run_count ? part.runs[i + 1].tile : nullptr, i + 2 < part.run_count ? part.runs[i + 2].tile : nullptr};
+    Upcoming upcoming = {TileOf(part, i + 1), TileOf(part, i + 2)};
     for (std::uint32_t row = 0; row < part.row_count;) {
       const std::uint32_t left = part.row_count - row;
       if (Simd::kRowGroup >= 4 && left >= 4) {
-        AttendTile<kType, Simd::kRowGroup>(context, part.runs[i], next, row);
+        AttendTile<kType, Simd::kRowGroup>(context, part.runs[i], upcoming, row);
         row += 4;
       } else if (left >= 2) {
-        AttendTile<kType, 2>(context, part.runs[i], next, row);
+        AttendTile<kType, 2>(context, part.runs[i], upcoming, row);
         row += 2;
       } else {
-        AttendTile<kType, 1>(context, part.runs[i], next, row);
+        AttendTile<kType, 1>(context, part.runs[i], upcoming, row);
         row += 1;
       }
-      next = Ahead{};  // once per tile is enough
+      upcoming = {};  // once per tile is enough
     }
   }
   Finish<kType>(context);

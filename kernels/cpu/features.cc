@@ -43,7 +43,7 @@ CpuFeatures DetectCpuFeatures() {
   if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return features;
   features.fma = Bit(ecx, 12);
   features.f16c = Bit(ecx, 29);
-  if (Bit(ecx, 27)) {  // OSXSAVE
+  if (Bit(ecx, 27)) {                              // OSXSAVE
     constexpr std::uint64_t kAvxStates = 0x06;     // xmm, ymm
     constexpr std::uint64_t kAvx512States = 0xe6;  // and opmask, zmm 0-15 upper halves, zmm 16-31
     const std::uint64_t saved = SavedStates();
@@ -69,12 +69,13 @@ Support Avx2Support(const CpuFeatures& features) {
 
 Support Avx512Support(const CpuFeatures& features) {
   const Support avx2 = Avx2Support(features);
-  return AllOf({{avx2.supported, avx2.reason},
-                {features.avx512f, "the CPU has no AVX-512F"},
-                {features.avx512bw, "the CPU has no AVX-512BW"},
-                {features.avx512dq, "the CPU has no AVX-512DQ"},
-                {features.avx512vl, "the CPU has no AVX-512VL"},
-                {features.os_saves_avx512, "the operating system does not save AVX-512 registers"}});
+  return AllOf(
+      {{avx2.supported, avx2.reason},
+       {features.avx512f, "the CPU has no AVX-512F"},
+       {features.avx512bw, "the CPU has no AVX-512BW"},
+       {features.avx512dq, "the CPU has no AVX-512DQ"},
+       {features.avx512vl, "the CPU has no AVX-512VL"},
+       {features.os_saves_avx512, "the operating system does not save AVX-512 registers"}});
 }
 
 }  // namespace tessera::kernels

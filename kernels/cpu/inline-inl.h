@@ -3,7 +3,8 @@
 
 // Forced inlining keeps vector arguments in registers in every build, and keeps ISA code out of
 // functions that the linker could merge with baseline ones.
-#define TESSERA_SIMD static inline __attribute__((always_inline))
+#define TESSERA_MEMBER inline __attribute__((always_inline))
+#define TESSERA_SIMD static TESSERA_MEMBER
 
 // Loops over registers: an array of vectors lives in registers only when its loops are unrolled.
 #if defined(__clang__)

@@ -70,8 +70,8 @@ struct Simd {
   template <ElementType kType>
   TESSERA_SIMD Pair InOrder(Pair pair) {
     if constexpr (kType != ElementType::kBf16) return pair;
-    const Floats low = _mm256_unpacklo_ps(pair.a, pair.b);    // channels 0-3 and 8-11
-    const Floats high = _mm256_unpackhi_ps(pair.a, pair.b);   // channels 4-7 and 12-15
+    const Floats low = _mm256_unpacklo_ps(pair.a, pair.b);   // channels 0-3 and 8-11
+    const Floats high = _mm256_unpackhi_ps(pair.a, pair.b);  // channels 4-7 and 12-15
     return {_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
   }
 
@@ -85,8 +85,8 @@ struct Simd {
   }
 
   TESSERA_SIMD Floats Visible(Floats value, int first, int begin, int end) {
-    const __m256i lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
-                                          _mm256_set1_epi32(first));
+    const __m256i lane =
+        _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(first));
     const __m256i inside = _mm256_and_si256(_mm256_cmpgt_epi32(lane, _mm256_set1_epi32(begin - 1)),
                                             _mm256_cmpgt_epi32(_mm256_set1_epi32(end), lane));
     return _mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), value, _mm256_castsi256_ps(inside));
@@ -97,10 +97,10 @@ struct Simd {
     const Floats tiny = _mm256_cmp_ps(x, Splat(-126.0f), _CMP_LT_OQ);
     x = Max(Splat(-126.0f), x);
     const Floats whole = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m256i exponent = _mm256_slli_epi32(
-        _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23);
-    const Floats power = Multiply(Exp2Fraction<Simd>(Subtract(x, whole)),
-                                  _mm256_castsi256_ps(exponent));
+    const __m256i exponent =
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23);
+    const Floats power =
+        Multiply(Exp2Fraction<Simd>(Subtract(x, whole)), _mm256_castsi256_ps(exponent));
     return _mm256_andnot_ps(tiny, power);
   }
 
@@ -115,9 +115,8 @@ struct Simd {
   }
   TESSERA_SIMD int FirstAtLeast32(const std::byte* from, std::uint32_t limit) {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-    const __m256i large =
-        _mm256_cmpgt_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)),
-                           _mm256_set1_epi32(static_cast<int>(limit - 1)));
+    const __m256i large = _mm256_cmpgt_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)),
+                                             _mm256_set1_epi32(static_cast<int>(limit - 1)));
     const auto mask = static_cast<std::uint32_t>(_mm256_movemask_epi8(large));
     return mask == 0 ? -1 : __builtin_ctz(mask) / 4;
   }

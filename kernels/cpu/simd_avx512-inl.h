@@ -66,8 +66,7 @@ struct Simd {
   template <ElementType kType>
   TESSERA_SIMD Pair InOrder(Pair pair) {
     if constexpr (kType != ElementType::kBf16) return pair;
-    const __m512i low =
-        _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     const __m512i high =
         _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
     return {_mm512_permutex2var_ps(pair.a, low, pair.b),
@@ -95,9 +94,9 @@ struct Simd {
 
   // value where begin <= first + lane < end, -infinity elsewhere.
   TESSERA_SIMD Floats Visible(Floats value, int first, int begin, int end) {
-    const __m512i lane = _mm512_add_epi32(
-        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-        _mm512_set1_epi32(first));
+    const __m512i lane =
+        _mm512_add_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                         _mm512_set1_epi32(first));
     const __mmask16 inside = _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(begin)) &
                              _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(end));
     return _mm512_mask_blend_ps(inside, _mm512_set1_ps(-__builtin_inff()), value);
@@ -114,8 +113,7 @@ struct Simd {
   // are at least `limit`, or -1.
   static constexpr int kVectorBytes = 64;
   TESSERA_SIMD int FirstAtLeast16(const std::byte* from, std::uint16_t limit) {
-    const __m512i magnitude =
-        _mm512_and_si512(_mm512_loadu_si512(from), _mm512_set1_epi16(0x7fff));
+    const __m512i magnitude = _mm512_and_si512(_mm512_loadu_si512(from), _mm512_set1_epi16(0x7fff));
     const std::uint32_t large = _mm512_cmpge_epu16_mask(
         magnitude, _mm512_set1_epi16(static_cast<short>(limit)));  // NOLINT: the intrinsic's type
     return large == 0 ? -1 : __builtin_ctz(large);

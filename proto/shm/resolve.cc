@@ -31,10 +31,14 @@ ResolveStatus ResolveLane(std::uint64_t lane_word, const MappedArena& directory,
     return ResolveStatus::kOutOfBounds;
   }
   const std::byte* refs = directory.base + offset + sizeof(Snapshot);
+  const std::size_t before = segments.size();
   for (std::uint32_t i = 0; i < snapshot.segment_count; ++i) {
     SegmentRef ref;
     std::memcpy(&ref, refs + i * sizeof(SegmentRef), sizeof ref);
-    if (!TableFits(ref, pool)) return ResolveStatus::kOutOfBounds;
+    if (!TableFits(ref, pool)) {
+      segments.resize(before);
+      return ResolveStatus::kOutOfBounds;
+    }
     segments.push_back({
         .arena = pool.base,
         .arena_bytes = pool.bytes,

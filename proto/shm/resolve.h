@@ -35,7 +35,8 @@ struct ResolvedLane {
   std::uint32_t segments = 0;
 };
 
-// Appends the lane's segments to `segments`. Copies the snapshot first, then checks the copy.
+// Appends the lane's segments to `segments`, or nothing where the answer is not kOk. Copies the
+// snapshot first, then checks the copy.
 ResolveStatus ResolveLane(std::uint64_t lane_word, const MappedArena& directory,
                           const MappedArena& pool, std::vector<kernels::SegmentView>& segments,
                           ResolvedLane& lane);

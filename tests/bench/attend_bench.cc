@@ -252,7 +252,7 @@ void RegisterAll() {
       benchmark::RegisterBenchmark(
           name.c_str(), [=](benchmark::State& s) { DenseAttention(s, implementation, type); })
           ->ArgNames({"D", "G", "threads", "MiB", "huge"})
-          ->ArgsProduct({{128}, {1, 4, 8}, {1, 2}, {1, 16, 1536}, {0, 1}})
+          ->ArgsProduct({{128}, {1, 4, 8}, {1, 2}, {1, 16, 640, 1536}, {0, 1}})
           ->UseManualTime()
           ->Unit(benchmark::kMillisecond);
     }

@@ -160,17 +160,14 @@ std::vector<Mistake> AppendMistakes() {
       BadAppend("no dtype",
                 [](auto& r, World&) { r.mutable_value()->set_dtype(v1::DTYPE_UNSPECIFIED); },
                 StatusCode::INVALID_ARGUMENT, {"value", "dtype 0", "BF16"}),
-      BadAppend("wrong head count",
-                [](auto& r, World&) { r.mutable_key()->set_shape(2, 3); },
+      BadAppend("wrong head count", [](auto& r, World&) { r.mutable_key()->set_shape(2, 3); },
                 StatusCode::INVALID_ARGUMENT, {"key has shape [2, 3, 3, 64]", "[2, any, 2, 64]"}),
-      BadAppend("wrong head_dim",
-                [](auto& r, World&) { r.mutable_key()->set_shape(3, 128); },
+      BadAppend("wrong head_dim", [](auto& r, World&) { r.mutable_key()->set_shape(3, 128); },
                 StatusCode::INVALID_ARGUMENT, {"128", "[2, any, 2, 64]"}),
       BadAppend("missing dimension",
                 [](auto& r, World&) { r.mutable_key()->mutable_shape()->RemoveLast(); },
                 StatusCode::INVALID_ARGUMENT, {"key has shape [2, 3, 2]"}),
-      BadAppend("no tokens",
-                [](auto& r, World&) { r.mutable_key()->set_shape(1, 0); },
+      BadAppend("no tokens", [](auto& r, World&) { r.mutable_key()->set_shape(1, 0); },
                 StatusCode::INVALID_ARGUMENT, {"[2, 0, 2, 64]"}),
       BadAppend("K and V of different length",
                 [](auto& r, World&) { *r.mutable_value() = SmallRows(2, 4, 9); },
@@ -181,21 +178,16 @@ std::vector<Mistake> AppendMistakes() {
       BadAppend("a shape whose bytes overflow",
                 [](auto& r, World&) { r.mutable_key()->set_shape(1, ~std::uint64_t{0}); },
                 StatusCode::INVALID_ARGUMENT, {"2^64"}),
-      BadAppend("first_layer beyond the model",
-                [](auto& r, World&) { r.set_first_layer(2); }, StatusCode::INVALID_ARGUMENT,
-                {"first_layer is 2", "2 layers"}),
-      BadAppend("layers beyond the model",
-                [](auto& r, World&) { r.set_layers(3); }, StatusCode::INVALID_ARGUMENT,
-                {"layers is 3", "2 layers"}),
-      BadAppend("a gap",
-                [](auto& r, World&) { r.set_first_token(6); }, StatusCode::OUT_OF_RANGE,
+      BadAppend("first_layer beyond the model", [](auto& r, World&) { r.set_first_layer(2); },
+                StatusCode::INVALID_ARGUMENT, {"first_layer is 2", "2 layers"}),
+      BadAppend("layers beyond the model", [](auto& r, World&) { r.set_layers(3); },
+                StatusCode::INVALID_ARGUMENT, {"layers is 3", "2 layers"}),
+      BadAppend("a gap", [](auto& r, World&) { r.set_first_token(6); }, StatusCode::OUT_OF_RANGE,
                 {"first_token is 6", "holds 5"}),
-      BadAppend("an overlap",
-                [](auto& r, World&) { r.set_first_token(4); }, StatusCode::OUT_OF_RANGE,
-                {"first_token is 4", "holds 5"}),
-      BadAppend("no such sequence",
-                [](auto& r, World&) { r.set_sequence_id(12345); }, StatusCode::NOT_FOUND,
-                {"sequence 12345"}),
+      BadAppend("an overlap", [](auto& r, World&) { r.set_first_token(4); },
+                StatusCode::OUT_OF_RANGE, {"first_token is 4", "holds 5"}),
+      BadAppend("no such sequence", [](auto& r, World&) { r.set_sequence_id(12345); },
+                StatusCode::NOT_FOUND, {"sequence 12345"}),
       BadAppend("a sequence of another tenant",
                 [](auto& r, World& w) { r.set_sequence_id(w.foreign_sequence); },
                 StatusCode::NOT_FOUND, {"sequence"}),
@@ -250,11 +242,10 @@ std::vector<Mistake> AttendMistakes() {
       BadAttend("wrong query heads",
                 [](auto& r, World&) { r.mutable_items(0)->mutable_query()->set_shape(1, 5); },
                 StatusCode::INVALID_ARGUMENT, {"[1, 5, 64]", "[any, 4, 64]"}),
-      BadAttend("query of another dtype",
-                [](auto& r, World&) {
-                  r.mutable_items(0)->mutable_query()->set_dtype(v1::DTYPE_FP16);
-                },
-                StatusCode::INVALID_ARGUMENT, {"query is fp16", "bf16"}),
+      BadAttend(
+          "query of another dtype",
+          [](auto& r, World&) { r.mutable_items(0)->mutable_query()->set_dtype(v1::DTYPE_FP16); },
+          StatusCode::INVALID_ARGUMENT, {"query is fp16", "bf16"}),
       BadAttend("an output type that is not served",
                 [](auto& r, World&) { r.set_output_dtype(v1::DTYPE_FP16); },
                 StatusCode::INVALID_ARGUMENT, {"output_dtype is fp16", "bf16"}),
@@ -285,17 +276,17 @@ std::vector<Mistake> ModelAndSequenceMistakes() {
       BadModel("no layers", [](auto& m) { m.clear_layers(); }, StatusCode::INVALID_ARGUMENT,
                {"0 layers", "1 to 1024"}),
       BadModel("a head_dim that is not served",
-               [](auto& m) { m.mutable_layers(1)->set_head_dim(96); },
-               StatusCode::INVALID_ARGUMENT, {"layer 1", "96", "64, 128 and 256"}),
-      BadModel("heads that do not divide",
-               [](auto& m) { m.mutable_layers(0)->set_query_heads(5); },
+               [](auto& m) { m.mutable_layers(1)->set_head_dim(96); }, StatusCode::INVALID_ARGUMENT,
+               {"layer 1", "96", "64, 128 and 256"}),
+      BadModel("heads that do not divide", [](auto& m) { m.mutable_layers(0)->set_query_heads(5); },
                StatusCode::INVALID_ARGUMENT, {"layer 0", "query_heads 5", "kv_heads 2"}),
       BadModel("K and V of different width",
                [](auto& m) { m.mutable_layers(0)->set_value_head_dim(128); },
                StatusCode::UNIMPLEMENTED, {"value_head_dim 128", "head_dim 64"}),
-      BadModel("a scale that is no number",
-               [](auto& m) { m.mutable_layers(0)->set_scale(std::numeric_limits<float>::quiet_NaN()); },
-               StatusCode::INVALID_ARGUMENT, {"scale is nan"}),
+      BadModel(
+          "a scale that is no number",
+          [](auto& m) { m.mutable_layers(0)->set_scale(std::numeric_limits<float>::quiet_NaN()); },
+          StatusCode::INVALID_ARGUMENT, {"scale is nan"}),
       BadModel("too few sinks", [](auto& m) { m.mutable_layers(0)->add_sinks(1); },
                StatusCode::INVALID_ARGUMENT, {"1 sinks", "4"}),
       BadModel("a known name with another geometry",
@@ -311,7 +302,8 @@ std::vector<Mistake> ModelAndSequenceMistakes() {
          v1::CreateSequenceResponse response;
          return w.worker->CreateSequence(request, &response);
        },
-       StatusCode::NOT_FOUND, {"model 777"}},
+       StatusCode::NOT_FOUND,
+       {"model 777"}},
       {"a policy of a later version",
        [](World& w) {
          v1::CreateSequenceRequest request;
@@ -320,7 +312,8 @@ std::vector<Mistake> ModelAndSequenceMistakes() {
          v1::CreateSequenceResponse response;
          return w.worker->CreateSequence(request, &response);
        },
-       StatusCode::UNIMPLEMENTED, {"mosaickv", "dense"}},
+       StatusCode::UNIMPLEMENTED,
+       {"mosaickv", "dense"}},
       {"truncating to more than there is",
        [](World& w) {
          v1::TruncateRequest request;
@@ -329,7 +322,8 @@ std::vector<Mistake> ModelAndSequenceMistakes() {
          v1::TruncateResponse response;
          return w.worker->Truncate(request, &response);
        },
-       StatusCode::OUT_OF_RANGE, {"holds 5", "to 6"}},
+       StatusCode::OUT_OF_RANGE,
+       {"holds 5", "to 6"}},
       {"forking another tenant's sequence",
        [](World& w) {
          v1::ForkRequest request;
@@ -337,7 +331,8 @@ std::vector<Mistake> ModelAndSequenceMistakes() {
          v1::ForkResponse response;
          return w.worker->Fork(request, &response);
        },
-       StatusCode::NOT_FOUND, {"sequence"}},
+       StatusCode::NOT_FOUND,
+       {"sequence"}},
       {"handing over to nobody",
        [](World& w) {
          v1::HandoverRequest request;
@@ -346,7 +341,8 @@ std::vector<Mistake> ModelAndSequenceMistakes() {
          v1::HandoverResponse response;
          return w.worker->Handover(request, &response);
        },
-       StatusCode::NOT_FOUND, {"session 4242"}},
+       StatusCode::NOT_FOUND,
+       {"session 4242"}},
   };
 }
 
@@ -358,8 +354,7 @@ std::vector<Mistake> HelloMistakes() {
                StatusCode::FAILED_PRECONDITION,
                {"version " + std::to_string(shm::kProtocolVersion + 1), "version " + version}),
       BadHello("another layout", [](auto& h) { h.set_layout_fingerprint(12345); },
-               StatusCode::FAILED_PRECONDITION,
-               {"12345", std::to_string(shm::kLayoutFingerprint)}),
+               StatusCode::FAILED_PRECONDITION, {"12345", std::to_string(shm::kLayoutFingerprint)}),
       BadHello("an unknown token", [](auto& h) { h.set_tenant_token("guess"); },
                StatusCode::PERMISSION_DENIED, {"token"}),
       BadHello("a long name", [](auto& h) { h.set_worker_name(std::string(129, 'x')); },
@@ -380,7 +375,8 @@ std::vector<Mistake> HelloMistakes() {
          stream->Write(request);
          return stream->Finish();
        },
-       StatusCode::FAILED_PRECONDITION, {"Hello"}},
+       StatusCode::FAILED_PRECONDITION,
+       {"Hello"}},
   };
 }
 
@@ -415,9 +411,9 @@ TEST_F(BadInput, Hello) { Check(HelloMistakes()); }
 // Values that are not usable fail their sequence, by name, and nothing else.
 TEST_F(BadInput, UnusableValuesFailTheirSequenceAlone) {
   const std::string before = world_.Describe(world_.sequence).SerializeAsString();
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
-                          std::numeric_limits<float>::infinity(),
-                          -std::numeric_limits<float>::infinity(), 1e19f}) {
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+        -std::numeric_limits<float>::infinity(), 1e19f}) {
     SCOPED_TRACE(bad);
     const std::uint64_t victim = World::Create(*world_.worker, world_.model);
     v1::AppendRequest request = world_.GoodAppend(0, 7);
@@ -480,53 +476,6 @@ TEST_F(BadInput, DescriptorSocket) {
   Fd first = std::move(worker.descriptor_socket());
   ASSERT_TRUE(worker.OpenDescriptors().ok());  // the transport works; the answer refuses
   EXPECT_FALSE(worker.Fetch(shm::DescriptorKind::kControl, 0).ok());
-}
-
-TEST(BadStart, SocketOfALiveDaemon) {
-  const std::unique_ptr<DaemonProcess> daemon = DaemonProcess::Start({});
-  ASSERT_NE(daemon, nullptr);
-  const fakes::FinishedDaemon second = fakes::RunDaemonToEnd(
-      {"--listen=" + daemon->address(), "--pool-bytes=64MiB", "--metrics="});
-  EXPECT_EQ(second.exit_code, 1);
-  EXPECT_THAT(second.output, HasSubstr(daemon->socket_path()));
-  EXPECT_THAT(second.output, HasSubstr("live daemon"));
-  EXPECT_THAT(second.output, HasSubstr(std::to_string(daemon->pid())));
-  // The first one is unharmed.
-  RawWorker worker(daemon->Connect());
-  EXPECT_TRUE(worker.Attach().ok());
-}
-
-TEST(BadStart, SocketOfADeadDaemonIsTakenOver) {
-  const std::string folder = fakes::MakeTemporaryFolder();
-  std::unique_ptr<DaemonProcess> daemon = DaemonProcess::Start({.folder = folder});
-  ASSERT_NE(daemon, nullptr);
-  daemon->Kill(SIGKILL);
-  daemon.reset();
-  daemon = DaemonProcess::Start({.folder = folder});
-  ASSERT_NE(daemon, nullptr);
-  RawWorker worker(daemon->Connect());
-  EXPECT_TRUE(worker.Attach().ok());
-}
-
-TEST(BadStart, PoolLargerThanMemory) {
-  const fakes::FinishedDaemon daemon =
-      fakes::RunDaemonToEnd({"--pool-bytes=900000GiB", "--listen=unix:/tmp/never.sock"});
-  EXPECT_EQ(daemon.exit_code, 1);
-  EXPECT_THAT(daemon.output, HasSubstr("pool_bytes"));
-}
-
-TEST(BadStart, MalformedConfig) {
-  const std::string folder = fakes::MakeTemporaryFolder();
-  const std::string path = folder + "/config.json";
-  for (const char* text : {"{", "{\"pool_bytez\": 1}", "{\"device\": \"tpu\"}", "[]"}) {
-    SCOPED_TRACE(text);
-    std::FILE* file = std::fopen(path.c_str(), "w");
-    std::fputs(text, file);
-    std::fclose(file);
-    const fakes::FinishedDaemon daemon = fakes::RunDaemonToEnd({"--config=" + path});
-    EXPECT_EQ(daemon.exit_code, 1);
-    EXPECT_THAT(daemon.output, testing::AnyOf(HasSubstr(path), HasSubstr("tpu")));
-  }
 }
 
 }  // namespace

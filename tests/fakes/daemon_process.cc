@@ -54,8 +54,10 @@ std::unique_ptr<DaemonProcess> DaemonProcess::Start(const Options& options) {
   const bool owns_folder = options.folder.empty();
   const std::string folder = owns_folder ? MakeTemporaryFolder() : options.folder;
   std::vector<std::string> args = {"--listen=unix:" + folder + "/tesserad.sock",
-                                   "--pool-bytes=" + options.pool_bytes, "--metrics=",
-                                   "--staging-bytes=4MiB", "--tail-extent-bytes=2MiB",
+                                   "--pool-bytes=" + options.pool_bytes,
+                                   "--metrics=",
+                                   "--staging-bytes=4MiB",
+                                   "--tail-extent-bytes=2MiB",
                                    "--pool-extent-bytes=16MiB"};
   if (!options.config_json.empty()) {
     const std::string path = folder + "/config.json";
@@ -126,8 +128,8 @@ int DaemonProcess::WaitForExit(int seconds) {
 int DaemonProcess::OpenFds() const {
   int count = 0;
   std::error_code error;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(
-           "/proc/" + std::to_string(pid_) + "/fd", error)) {
+  for ([[maybe_unused]] const auto& entry :
+       std::filesystem::directory_iterator("/proc/" + std::to_string(pid_) + "/fd", error)) {
     ++count;
   }
   return error ? -1 : count;

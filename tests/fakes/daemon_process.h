@@ -2,14 +2,13 @@
 // that goes with it, on a Unix socket in there, killed at the latest with the object.
 #pragma once
 
+#include <grpcpp/channel.h>
 #include <sys/types.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <grpcpp/channel.h>
 
 namespace tessera::fakes {
 
@@ -18,8 +17,8 @@ class DaemonProcess {
   struct Options {
     std::vector<std::string> flags;  // beside the socket, and over these defaults:
     std::string pool_bytes = "512MiB";
-    std::string folder;              // empty: a fresh temporary one
-    std::string config_json;         // written to a file and passed as --config
+    std::string folder;       // empty: a fresh temporary one
+    std::string config_json;  // written to a file and passed as --config
   };
   // Null where it does not serve within 20 s; what it printed is in the test's output then.
   static std::unique_ptr<DaemonProcess> Start(const Options& options);

@@ -71,6 +71,7 @@ struct Fiber {
   Operand operand;
   std::vector<Copy> open_group;
   std::deque<std::vector<Copy>> groups;
+  std::vector<Copy> landed;  // waited for, but no barrier has shown them to other threads yet
   std::unique_ptr<std::byte[]> stack;
 };
 
@@ -121,7 +122,8 @@ class Machine {
   void RunBlock();
   void Resume(std::uint32_t thread);
   void SwitchToScheduler(Fiber& fiber);
-  bool Release();
+  bool RunWarp(std::uint32_t first);
+  bool ReleaseBlock();
   bool ReleaseWarp(std::uint32_t first);
   void Execute(Operation operation, std::uint32_t first);
 
@@ -176,35 +178,62 @@ void Machine::RunBlock() {
     fiber.started = fiber.done = false;
     fiber.waiting = Operation::kNone;
   }
-  std::vector<std::uint32_t> runnable;
+  std::vector<std::uint32_t> warps(fibers_.size() / kWarpLanes);
+  for (std::uint32_t i = 0; i < warps.size(); ++i) warps[i] = i * kWarpLanes;
   for (;;) {
-    runnable.clear();
-    for (std::uint32_t i = 0; i < fibers_.size(); ++i) {
-      if (!fibers_[i].done && fibers_[i].waiting == Operation::kNone) runnable.push_back(i);
-    }
-    std::shuffle(runnable.begin(), runnable.end(), random_);
-    for (std::uint32_t thread : runnable) Resume(thread);
+    std::shuffle(warps.begin(), warps.end(), random_);
+    bool any = false;
+    for (std::uint32_t first : warps) any |= RunWarp(first);
     const bool all_done = std::all_of(fibers_.begin(), fibers_.end(),
                                       [](const Fiber& fiber) { return fiber.done; });
     if (all_done) return;
-    Require(Release(), "threads wait for others that will not come");
+    Require(any || ReleaseBlock(), "threads wait for others that will not come");
   }
 }
 
-// Lets warps and the block go on where everybody has arrived.
-bool Machine::Release() {
+// Lets a warp go on for a while, often as far as it can without the others. False where it cannot.
+bool Machine::RunWarp(std::uint32_t first) {
+  std::uint32_t order[kWarpLanes];
+  for (std::uint32_t i = 0; i < kWarpLanes; ++i) order[i] = first + i;
   bool any = false;
-  for (std::uint32_t first = 0; first < fibers_.size(); first += kWarpLanes) {
-    any |= ReleaseWarp(first);
-  }
-  if (any) return true;
-  for (const Fiber& fiber : fibers_) {
-    if (fiber.waiting != Operation::kSyncBlock) return false;
-  }
-  for (Fiber& fiber : fibers_) fiber.waiting = Operation::kNone;
+  do {
+    std::shuffle(order, order + kWarpLanes, random_);
+    bool ran = ReleaseWarp(first);
+    for (std::uint32_t thread : order) {
+      if (fibers_[thread].done || fibers_[thread].waiting != Operation::kNone) continue;
+      Resume(thread);
+      ran = true;
+    }
+    if (!ran) return any;
+    any = true;
+  } while (random_() % 1024 != 0);
   return true;
 }
 
+void ShowLanded(Fiber& fiber) {
+  for (const Copy& copy : fiber.landed) {
+    if (copy.source != nullptr) {
+      std::memcpy(copy.target, copy.source, 16);
+    } else {
+      std::memset(copy.target, 0, 16);
+    }
+  }
+  fiber.landed.clear();
+}
+
+// Lets the block go on where everybody has arrived.
+bool Machine::ReleaseBlock() {
+  for (const Fiber& fiber : fibers_) {
+    if (fiber.waiting != Operation::kSyncBlock) return false;
+  }
+  for (Fiber& fiber : fibers_) {
+    ShowLanded(fiber);
+    fiber.waiting = Operation::kNone;
+  }
+  return true;
+}
+
+// Carries out the operation that a whole warp has arrived at.
 bool Machine::ReleaseWarp(std::uint32_t first) {
   const Operation operation = fibers_[first].waiting;
   if (operation == Operation::kNone || operation == Operation::kSyncBlock) return false;
@@ -310,7 +339,9 @@ void Machine::Execute(Operation operation, std::uint32_t first) {
   switch (operation) {
     case Operation::kNone:
     case Operation::kSyncBlock:
+      return;
     case Operation::kSyncWarp:
+      for (std::uint32_t l = 0; l < kWarpLanes; ++l) ShowLanded(lanes[l]);
       return;
     case Operation::kBallot:
     case Operation::kShuffle:
@@ -342,13 +373,8 @@ void Machine::Run() {
 }
 
 void CompleteOldest(Fiber& fiber) {
-  for (const Copy& copy : fiber.groups.front()) {
-    if (copy.source != nullptr) {
-      std::memcpy(copy.target, copy.source, 16);
-    } else {
-      std::memset(copy.target, 0, 16);
-    }
-  }
+  fiber.landed.insert(fiber.landed.end(), fiber.groups.front().begin(),
+                      fiber.groups.front().end());
   fiber.groups.pop_front();
 }
 

@@ -92,20 +92,18 @@ absl::StatusOr<RawWorker::Descriptor> RawWorker::Fetch(shm::DescriptorKind kind,
   absl::Status status = SendMessage(socket_.get(), std::as_bytes(std::span(&request, 1)));
   if (!status.ok()) return status;
   Descriptor descriptor{};
-  status = ReceiveMessage(socket_.get(),
-                          std::as_writable_bytes(std::span(&descriptor.answer, 1)),
+  status = ReceiveMessage(socket_.get(), std::as_writable_bytes(std::span(&descriptor.answer, 1)),
                           &descriptor.fd);
   if (!status.ok()) return status;
   return descriptor;
 }
 
-#define TESSERA_CALL(Method)                                                            \
-  grpc::Status RawWorker::Method(v1::Method##Request request,                           \
-                                 v1::Method##Response* response) {                      \
-    if (!request.has_session()) *request.mutable_session() = key();                     \
-    grpc::ClientContext context;                                                        \
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));  \
-    return stub_->Method(&context, request, response);                                  \
+#define TESSERA_CALL(Method)                                                                    \
+  grpc::Status RawWorker::Method(v1::Method##Request request, v1::Method##Response* response) { \
+    if (!request.has_session()) *request.mutable_session() = key();                             \
+    grpc::ClientContext context;                                                                \
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));          \
+    return stub_->Method(&context, request, response);                                          \
   }
 TESSERA_CALL(RegisterModel)
 TESSERA_CALL(CreateSequence)

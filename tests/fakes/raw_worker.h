@@ -2,12 +2,12 @@
 // well-behaved client never would.
 #pragma once
 
+#include <grpcpp/client_context.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <grpcpp/client_context.h>
 
 #include "daemon/platform/fd.h"
 #include "daemon/platform/memfd.h"

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <random>
 
 #include "gtest/gtest.h"
@@ -38,7 +39,7 @@ class TestRandom {
   bool OneIn(std::uint64_t n) { return Below(n) == 0; }
   template <typename Container>
   auto& Pick(Container& items) {
-    return items[Below(items.size())];
+    return items[Below(std::size(items))];
   }
   // A number at or near a border: 0, small, a power of two and its neighbours, or the largest.
   std::uint64_t Border() {

@@ -5,6 +5,8 @@
 // checksum, attention with one query head per kv head, attention with four. A row's value is the
 // median over rounds, its ratio the median of the ratio within a round.
 
+#include "kernels/dispatch/attend.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -19,7 +21,6 @@
 #include "daemon/base/bytes.h"
 #include "daemon/base/strings.h"
 #include "daemon/platform/memfd.h"
-#include "kernels/dispatch/attend.h"
 #include "kernels/dispatch/implementation.h"
 
 namespace tessera::cli::bench {
@@ -39,8 +40,7 @@ double SecondsOf(const auto& act) {
 // Lanes of dense tiles in one shared mapping, lane after lane, tiles in order.
 class WorkingSet {
  public:
-  static absl::StatusOr<std::unique_ptr<WorkingSet>> Create(std::uint64_t bytes,
-                                                            ThreadTeam& team) {
+  static absl::StatusOr<std::unique_ptr<WorkingSet>> Create(std::uint64_t bytes, ThreadTeam& team) {
     std::unique_ptr<WorkingSet> set(new WorkingSet());
     set->tiles_per_lane_ = static_cast<std::uint32_t>(bytes / kKvHeads / kTile.bytes());
     const std::uint64_t total = set->bytes();
@@ -144,9 +144,8 @@ class Attention {
     void* start = workspace_.data();
     std::size_t space = workspace_.size();
     std::align(64, space - 64, start, space);
-    const kernels::AttendResult result =
-        kernels::Attend(kernels::BestImplementation(), batch_,
-                        {static_cast<std::byte*>(start), space}, team);
+    const kernels::AttendResult result = kernels::Attend(
+        kernels::BestImplementation(), batch_, {static_cast<std::byte*>(start), space}, team);
     return result.status == kernels::AttendStatus::kOk
                ? absl::OkStatus()
                : absl::InternalError("the attention kernel refused the benchmark's lanes");

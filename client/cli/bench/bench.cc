@@ -62,8 +62,8 @@ int RunBench(std::span<const std::string_view> args) {
           std::fputs((flags.Has("json") ? report->Json() : report->Text()).c_str(), stdout);
           return absl::OkStatus();
         }
-        return absl::InvalidArgumentError(Concat("no benchmark \"", flags.positional()[0],
-                                                 "\"; there are:\n", bench::List()));
+        return absl::InvalidArgumentError(
+            Concat("no benchmark \"", flags.positional()[0], "\"; there are:\n", bench::List()));
       });
 }
 

@@ -9,8 +9,8 @@
 namespace tessera::cli::bench {
 
 struct Options {
-  bool quick = false;           // within 40 s on two cores
-  std::uint32_t threads = 0;    // 0: one per core
+  bool quick = false;         // within 40 s on two cores
+  std::uint32_t threads = 0;  // 0: one per core
 };
 
 struct Benchmark {

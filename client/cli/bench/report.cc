@@ -48,11 +48,11 @@ std::string Report::Text() const {
                {"holds", Align::kLeft}});
   for (const Row& row : rows) {
     const std::optional<bool> holds = row.Holds();
-    table.Add({row.name, Figure(row.value), row.unit, row.baseline.empty() ? "-" : row.baseline,
-               row.ratio ? Figure(*row.ratio) : "-",
-               row.goal ? Concat(row.sense == Goal::kAtLeast ? ">= " : "<= ", Figure(*row.goal))
-                        : "-",
-               holds ? (*holds ? "yes" : "NO") : "-"});
+    table.Add(
+        {row.name, Figure(row.value), row.unit, row.baseline.empty() ? "-" : row.baseline,
+         row.ratio ? Figure(*row.ratio) : "-",
+         row.goal ? Concat(row.sense == Goal::kAtLeast ? ">= " : "<= ", Figure(*row.goal)) : "-",
+         holds ? (*holds ? "yes" : "NO") : "-"});
   }
   std::string out = Concat("bench ", name, "   ", Machine(), "\n\n", table.Render());
   if (!notes.empty()) out += "\n";
@@ -61,17 +61,17 @@ std::string Report::Text() const {
 }
 
 std::string Report::Json() const {
-  std::string out = Concat("{\"name\": ", JsonString(name), ", \"machine\": ",
-                           JsonString(Machine()), ", \"rows\": [");
+  std::string out = Concat("{\"name\": ", JsonString(name),
+                           ", \"machine\": ", JsonString(Machine()), ", \"rows\": [");
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Row& row = rows[i];
-    Append(out, i == 0 ? "" : ", ", "{\"name\": ", JsonString(row.name), ", \"value\": ",
-           JsonNumber(row.value), ", \"unit\": ", JsonString(row.unit), ", \"baseline\": ",
-           row.baseline.empty() ? "null" : JsonString(row.baseline), ", \"ratio\": ",
-           row.ratio ? JsonNumber(*row.ratio) : "null");
+    Append(out, i == 0 ? "" : ", ", "{\"name\": ", JsonString(row.name),
+           ", \"value\": ", JsonNumber(row.value), ", \"unit\": ", JsonString(row.unit),
+           ", \"baseline\": ", row.baseline.empty() ? "null" : JsonString(row.baseline),
+           ", \"ratio\": ", row.ratio ? JsonNumber(*row.ratio) : "null");
     if (row.goal) {
-      Append(out, ", \"goal\": ", JsonNumber(*row.goal), ", \"holds\": ",
-             *row.Holds() ? "true" : "false");
+      Append(out, ", \"goal\": ", JsonNumber(*row.goal),
+             ", \"holds\": ", *row.Holds() ? "true" : "false");
     }
     out += "}";
   }
@@ -92,7 +92,8 @@ std::string Machine() {
   for (std::string line; std::getline(cpuinfo, line);) {
     if (line.rfind("model name", 0) != 0) continue;
     const std::size_t colon = line.find(':');
-    if (colon != std::string::npos) model = std::string(Trim(std::string_view(line).substr(colon + 1)));
+    if (colon != std::string::npos)
+      model = std::string(Trim(std::string_view(line).substr(colon + 1)));
     break;
   }
   return Concat(model, ", ", std::thread::hardware_concurrency(), " cores, kernels ",

@@ -21,8 +21,8 @@ __attribute__((target("avx512f"))) std::uint64_t ReadAvx512(const std::byte* dat
     }
   }
   alignas(64) std::uint64_t words[8];
-  _mm512_store_si512(words, _mm512_xor_si512(_mm512_xor_si512(sum[0], sum[1]),
-                                             _mm512_xor_si512(sum[2], sum[3])));
+  _mm512_store_si512(
+      words, _mm512_xor_si512(_mm512_xor_si512(sum[0], sum[1]), _mm512_xor_si512(sum[2], sum[3])));
   std::uint64_t all = 0;
   for (std::uint64_t word : words) all |= word;
   return all;

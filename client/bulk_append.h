@@ -1,0 +1,30 @@
+// Bulk append: cutting a run of tokens into requests, through the staging arena or inline.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "client/sequence.h"
+#include "client/sequence_state.h"
+#include "client/session.h"
+
+namespace tessera::client {
+
+// The tokens that every layer holds then. See Sequence::Append.
+absl::StatusOr<std::uint64_t> BulkAppend(Session& session, SequenceState& sequence,
+                                         const AppendTensors& tensors);
+
+// Asks the daemon what the sequence holds, after a call whose outcome is unknown.
+absl::Status RefreshTokens(Session& session, SequenceState& sequence);
+
+// How a run of layers x tokens is cut so that no piece has more than `most` bytes: whole tokens of
+// all layers where one fits, else layer by layer.
+struct PieceShape {
+  std::uint32_t layers = 0;
+  std::uint64_t tokens = 0;
+};
+// 0 tokens where not even one token of one layer fits.
+PieceShape ShapePieces(std::uint32_t layers, std::uint64_t tokens, std::uint64_t token_bytes,
+                       std::uint64_t most);
+
+}  // namespace tessera::client

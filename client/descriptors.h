@@ -1,0 +1,55 @@
+// Where a session gets the file descriptors of its mappings: the descriptor socket, or a test.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/platform/fd.h"
+#include "proto/shm/descriptors.h"
+
+namespace tessera::client {
+
+struct Descriptor {
+  Fd fd;
+  std::uint64_t bytes = 0;       // to map
+  std::uint32_t generation = 0;  // of a pool extent
+};
+
+// Thread-safe.
+class DescriptorSource {
+ public:
+  virtual ~DescriptorSource() = default;
+  // NOT_FOUND where there is no such extent (any more).
+  virtual absl::StatusOr<Descriptor> Fetch(shm::DescriptorKind kind, std::uint32_t index) = 0;
+  // Signals the session's wake event: one system call.
+  virtual void SignalWake() = 0;
+  // Fetches in flight fail, and so do later ones. Idempotent.
+  virtual void Shutdown() = 0;
+};
+
+// A connection to the daemon's descriptor socket. Kept open, it is the second witness of the
+// session's life.
+class DescriptorSocket final : public DescriptorSource {
+ public:
+  static absl::StatusOr<std::unique_ptr<DescriptorSocket>> Open(const std::string& path,
+                                                                std::uint64_t session_id,
+                                                                std::uint64_t nonce);
+
+  absl::StatusOr<Descriptor> Fetch(shm::DescriptorKind kind, std::uint32_t index) override;
+  void SignalWake() override;
+  void Shutdown() override;
+
+ private:
+  explicit DescriptorSocket(Fd socket) : socket_(std::move(socket)) {}
+  absl::StatusOr<Descriptor> Receive(const shm::DescriptorRequest& request)
+      TESSERA_REQUIRES(mutex_);
+
+  const Fd socket_;
+  Fd wake_;
+  Mutex mutex_;  // one question and its answer at a time
+};
+
+}  // namespace tessera::client

@@ -1,0 +1,16 @@
+// The transport that product code uses.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/transport.h"
+
+namespace tessera::client {
+
+// "unix:PATH" or "HOST:PORT". INVALID_ARGUMENT for anything else.
+absl::StatusOr<std::unique_ptr<Connector>> NewGrpcConnector(const std::string& address);
+
+}  // namespace tessera::client

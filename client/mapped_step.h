@@ -1,0 +1,104 @@
+// A step through mapped memory: one reader slot, the pin in it, and the scratch it keeps.
+//
+// Begin pins and resolves; rows go straight into the tail rings; attention runs here, in the
+// worker, on the mapped tiles. No system call between Begin and End, none in them either unless
+// memory was added, a ring is full, or the daemon sleeps and a tile has filled.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/mapped_door.h"
+#include "client/session.h"
+#include "client/step.h"
+#include "client/step_batch.h"
+#include "client/surroundings.h"
+#include "kernels/dispatch/attend.h"
+
+namespace tessera::client {
+
+class MappedStep final : public StepEngine {
+ public:
+  // Both outlive the step.
+  MappedStep(MappedDoor& door, const Surroundings& surroundings, std::uint32_t slot);
+
+  // Errors give the slot back; so does the end of the step, whichever it is.
+  absl::Status Begin(Session& session, std::span<const std::shared_ptr<SequenceState>> sequences,
+                     const StepOptions& options);
+
+  absl::Status Append(std::uint32_t layer, std::span<const std::byte> key,
+                      std::span<const std::byte> value) override;
+  absl::Status Attend(std::uint32_t layer, const StepTensors& tensors) override;
+  absl::Status AppendAndAttend(std::uint32_t layer, const StepTensors& tensors) override;
+  absl::Status End(std::span<const std::uint32_t> accepted) override;
+  bool open() const override { return open_; }
+  void Abandon() override;
+
+ private:
+  // What a look at a pinned batch finds.
+  enum class Finding {
+    kReady,        // pinned and resolved
+    kNewMapping,   // extents came or went: map them first
+    kTailGone,     // the daemon has closed this tail: open another
+    kRingFull,     // no space for the new tokens yet
+    kRevoked,      // the pin was taken back already
+    kGone,         // freed, evicted or of another session
+    kFailed,       // the daemon has marked it FAILED
+    kBroken,       // a snapshot that cannot be
+  };
+  struct Look {
+    Finding finding = Finding::kReady;
+    std::size_t item = 0;  // the one at fault
+  };
+
+  absl::Status PrepareBatch(Session& session,
+                            std::span<const std::shared_ptr<SequenceState>> sequences,
+                            const StepOptions& options);
+  absl::Status BeginPinned(Session& session, const StepOptions& options);
+  absl::Status OpenTails(Session& session);
+  // Inside the gate. Stays pinned only where it is kReady.
+  Look PinAndLook(std::uint64_t session);
+  Finding LookAt(StepItem& item, std::uint64_t session);
+  bool Resolve(SequenceState& sequence, const shm::Word* lane_words);
+  absl::Status Unready(Session& session, const Look& look) const;
+  absl::Status WaitForRing(const StepItem& item, Clock::TimePoint deadline, Clock::Duration waited,
+                           Clock::Duration& pause);
+
+  // Inside the gate.
+  bool StillPinned() const;
+  absl::Status AppendRows(std::uint32_t layer, std::span<const std::byte> key,
+                          std::span<const std::byte> value);
+  absl::Status AttendRows(std::uint32_t layer, const StepTensors& tensors);
+  absl::Status Commit(std::span<const std::uint32_t> accepted);
+
+  absl::Status Aborted();
+  absl::Status LeaseLost();
+  void Finish();
+
+  MappedDoor& door_;
+  const Surroundings& surroundings_;
+  const std::uint32_t slot_;
+
+  bool open_ = false;
+  bool pinned_ = false;
+  std::uint64_t pin_ = 0;  // the word in the reader slot
+  Session* session_ = nullptr;
+  kernels::Executor* executor_ = nullptr;
+  kernels::InlineExecutor inline_executor_;
+  StepBatch batch_;
+
+  struct FreeAligned {
+    void operator()(std::byte* bytes) const;
+  };
+  std::vector<kernels::AttendItem> attend_items_;
+  std::unique_ptr<std::byte, FreeAligned> workspace_;
+  std::size_t workspace_bytes_ = 0;
+  std::vector<Tails::Commit> commits_;
+  std::vector<SequenceId> without_tail_;
+  std::vector<std::size_t> first_segments_;  // per lane, while resolving
+};
+
+}  // namespace tessera::client

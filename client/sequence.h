@@ -1,0 +1,74 @@
+// A worker's handle of one sequence.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "client/model.h"
+#include "daemon/base/ids.h"
+#include "tessera/v1/tessera.pb.h"
+
+namespace tessera::client {
+
+class Core;
+class Session;
+struct SequenceState;
+
+// K and V of a run of tokens, [layers][tokens][kv_heads][head_dim] in the model's type.
+struct AppendTensors {
+  std::span<const std::byte> key;
+  std::span<const std::byte> value;
+  std::uint64_t tokens = 0;
+  std::uint32_t first_layer = 0;
+  std::uint32_t layers = 0;  // 0: all from first_layer on; they must have the same shape
+  bool end_of_prompt = false;
+};
+
+// Move-only. One thread at a time; other sequences may be used on other threads. A sequence that is
+// in a step takes no other call until the step has ended (FAILED_PRECONDITION).
+//
+// The destructor frees the sequence, if the daemon still holds it for this worker.
+class Sequence {
+ public:
+  Sequence() = default;
+  Sequence(Sequence&&) noexcept = default;
+  Sequence& operator=(Sequence&& other) noexcept;
+  ~Sequence();
+
+  bool valid() const { return state_ != nullptr; }
+  SequenceId id() const;
+  // Committed tokens, as this worker knows them.
+  std::uint64_t tokens() const;
+
+  // Appends in bulk, in as many pieces as the staging arena or the largest message asks for. All
+  // of it, or nothing: the pieces before one that failed are taken back (unless other layers are
+  // ahead, when the message says how far this one got). Returns the tokens that every layer holds
+  // then. A sequence that decodes stops decoding; the
+  // next BeginStep starts it again.
+  absl::StatusOr<std::uint64_t> Append(const AppendTensors& tensors);
+
+  // A new sequence with the same committed tokens.
+  absl::StatusOr<Sequence> Fork();
+  // Keeps the first `tokens` tokens. OUT_OF_RANGE where there are fewer.
+  absl::Status Truncate(std::uint64_t tokens);
+  // Gives the tail rings back: for sequences that will not decode for a while.
+  absl::Status Park();
+  absl::StatusOr<v1::DescribeResponse> Describe(bool lanes = false) const;
+  // Gives the sequence to another session of the tenant, which adopts it by its id. The handle is
+  // spent then.
+  absl::Status Handover(SessionId to);
+  // Spends the handle. Idempotent at the daemon: OK where it is gone already.
+  absl::Status Free();
+
+ private:
+  friend class Worker;
+  Sequence(std::shared_ptr<Core> core, std::shared_ptr<SequenceState> state);
+
+  std::shared_ptr<Core> core_;
+  std::shared_ptr<SequenceState> state_;
+};
+
+}  // namespace tessera::client

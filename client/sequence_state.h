@@ -1,0 +1,105 @@
+// What the client knows of one sequence. Used by one thread at a time: whoever holds its Use.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/model.h"
+#include "client/tails.h"
+#include "daemon/base/ids.h"
+#include "daemon/base/strings.h"
+#include "kernels/format/lane_view.h"
+
+namespace tessera::client {
+
+// Lanes as resolved at one version of the sequence's block. Good for as long as the block shows
+// that version to a reader that has pinned.
+struct ResolvedLanes {
+  std::uint64_t session = 0;  // serial of the session whose mapping the pointers lead into
+  std::uint64_t version = 0;  // 0: nothing resolved
+  std::vector<kernels::SegmentView> segments;
+  std::vector<kernels::LaneView> lanes;
+};
+
+struct SequenceState {
+  SequenceState(SequenceId sequence, std::shared_ptr<const BoundModel> bound,
+                std::uint64_t offset, std::uint64_t held)
+      : id(sequence), model(std::move(bound)), directory_offset(offset), tokens(held) {}
+
+  const SequenceId id;
+  const std::shared_ptr<const BoundModel> model;
+  const std::uint64_t directory_offset;
+  std::atomic<bool> in_use{false};
+  std::atomic<bool> gone{false};   // lost with the daemon or session that held it
+  std::atomic<bool> ended{false};  // freed or handed over: the handle is spent
+
+  // Everything below belongs to the holder of the Use.
+  std::uint64_t tokens;  // that every layer holds, as far as this client knows
+  // Per layer, where layers are appended apart and do not hold the same; else empty.
+  std::vector<std::uint64_t> layer_tokens;
+  bool uncertain = false;  // a call's outcome is unknown: ask the daemon before counting on
+  Tail tail;
+  ResolvedLanes resolved;
+
+  std::uint64_t TokensOf(std::uint32_t layer) const {
+    return layer_tokens.empty() ? tokens : layer_tokens[layer];
+  }
+  void SetTokens(std::uint64_t held) {
+    tokens = held;
+    layer_tokens.clear();
+  }
+  void Grow(std::uint32_t first_layer, std::uint32_t layers, std::uint64_t count) {
+    if (layers == model->layers() && layer_tokens.empty()) {
+      tokens += count;
+      return;
+    }
+    if (layer_tokens.empty()) layer_tokens.assign(model->layers(), tokens);
+    for (std::uint32_t i = first_layer; i < first_layer + layers; ++i) layer_tokens[i] += count;
+    const auto [least, most] = std::minmax_element(layer_tokens.begin(), layer_tokens.end());
+    tokens = *least;
+    if (*least == *most) layer_tokens.clear();
+  }
+};
+
+// Proof that this thread alone works on the sequence.
+class SequenceUse {
+ public:
+  static absl::StatusOr<SequenceUse> Take(const std::shared_ptr<SequenceState>& state) {
+    if (state->gone.load(std::memory_order_acquire)) {
+      return absl::NotFoundError(
+          Concat(state->id.ToString(), " is gone with the daemon or session that held it"));
+    }
+    if (state->ended.load(std::memory_order_acquire)) {
+      return absl::NotFoundError(Concat(state->id.ToString(), " was freed or handed over"));
+    }
+    if (state->in_use.exchange(true, std::memory_order_acquire)) {
+      return absl::FailedPreconditionError(
+          Concat(state->id.ToString(), " is in use by a step or another call; a sequence takes ",
+                 "one at a time"));
+    }
+    return SequenceUse(state);
+  }
+
+  SequenceUse(SequenceUse&& other) noexcept = default;
+  SequenceUse& operator=(SequenceUse&& other) noexcept {
+    std::swap(state_, other.state_);
+    return *this;
+  }
+  ~SequenceUse() {
+    if (state_ != nullptr) state_->in_use.store(false, std::memory_order_release);
+  }
+
+  SequenceState& operator*() const { return *state_; }
+  SequenceState* operator->() const { return state_.get(); }
+
+ private:
+  explicit SequenceUse(std::shared_ptr<SequenceState> state) : state_(std::move(state)) {}
+  std::shared_ptr<SequenceState> state_;
+};
+
+}  // namespace tessera::client

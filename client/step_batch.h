@@ -1,0 +1,60 @@
+// The sequences of one step, and the checks that both doors make.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/sequence_state.h"
+#include "client/step.h"
+
+namespace tessera::client {
+
+struct StepItem {
+  SequenceUse sequence;
+  std::uint64_t base;        // tokens committed when the step began
+  std::uint32_t new_tokens;
+  std::uint64_t first_row;   // of its tokens in the step's tensors
+};
+
+// Kept and used again, so that a step allocates nothing once its batch has been seen.
+class StepBatch {
+ public:
+  // Takes the use of every sequence. Errors leave the batch empty.
+  absl::Status Take(std::span<const std::shared_ptr<SequenceState>> sequences,
+                    const StepOptions& options);
+  void Release();
+
+  std::vector<StepItem>& items() { return items_; }
+  const std::vector<StepItem>& items() const { return items_; }
+  const BoundModel& model() const { return *model_; }
+  std::uint64_t rows() const { return rows_; }
+  bool empty() const { return items_.empty(); }
+
+  bool appended(std::uint32_t layer) const { return appended_[layer]; }
+  void MarkAppended(std::uint32_t layer) { appended_[layer] = true; }
+  bool AppendedAny() const;
+
+  absl::Status CheckAppend(std::uint32_t layer, std::span<const std::byte> key,
+                           std::span<const std::byte> value) const;
+  absl::Status CheckAttend(std::uint32_t layer, const StepTensors& tensors) const;
+  // That every layer was appended and that `accepted` fits.
+  absl::Status CheckEnd(std::span<const std::uint32_t> accepted) const;
+
+ private:
+  absl::Status CheckLayer(std::uint32_t layer) const;
+  std::string MissingLayers() const;
+
+  std::vector<StepItem> items_;
+  const BoundModel* model_ = nullptr;
+  std::uint64_t rows_ = 0;
+  std::vector<bool> appended_;  // per layer
+};
+
+// INVALID_ARGUMENT where the output type is neither fp32 nor the model's.
+absl::Status CheckOutputType(kernels::ElementType type, const BoundModel& model);
+
+}  // namespace tessera::client

@@ -1,0 +1,195 @@
+// Every metric, driven off zero through a real daemon and read back over HTTP. A metric that
+// nothing can move is a metric that lies.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <map>
+#include <memory>
+#include <regex>
+#include <string>
+
+#include "kernels/format/element.h"
+#include "proto/shm/pin.h"
+#include "tests/fakes/daemon_process.h"
+#include "tests/fakes/http_get.h"
+#include "tests/fakes/raw_mapping.h"
+#include "tests/fakes/raw_worker.h"
+
+namespace tessera {
+namespace {
+
+using fakes::DaemonProcess;
+using fakes::RawMapping;
+using fakes::RawWorker;
+
+class Metrics : public testing::Test {
+ protected:
+  void SetUp() override {
+    daemon_ = DaemonProcess::Start({.flags = {"--metrics=127.0.0.1:0", "--pin-limit-ms=100"}});
+    ASSERT_NE(daemon_, nullptr);
+    std::smatch match;
+    const std::string log = daemon_->Log();
+    ASSERT_TRUE(std::regex_search(log, match, std::regex("metrics port=([0-9]+)"))) << log;
+    port_ = static_cast<std::uint16_t>(std::stoi(match[1]));
+    worker_ = std::make_unique<RawWorker>(daemon_->Connect());
+    ASSERT_TRUE(worker_->Attach().ok());
+    ASSERT_TRUE(worker_->OpenDescriptors().ok());
+    v1::RegisterModelRequest request;
+    *request.mutable_model() = fakes::SmallModel();
+    v1::RegisterModelResponse response;
+    ASSERT_TRUE(worker_->RegisterModel(request, &response).ok());
+    model_ = response.model_id();
+  }
+
+  std::uint64_t NewSequence(int tokens) {
+    v1::CreateSequenceRequest create;
+    create.set_model_id(model_);
+    v1::CreateSequenceResponse created;
+    EXPECT_TRUE(worker_->CreateSequence(create, &created).ok());
+    v1::AppendRequest append;
+    append.set_sequence_id(created.sequence_id());
+    *append.mutable_key() = fakes::SmallRows(2, tokens, 1);
+    *append.mutable_value() = fakes::SmallRows(2, tokens, 2);
+    v1::AppendResponse appended;
+    EXPECT_TRUE(worker_->Append(append, &appended).ok());
+    return created.sequence_id();
+  }
+
+  // Sum over the series of a metric whose labels contain `labels`.
+  double Value(const std::string& metric, const std::string& labels = "") {
+    const std::string text = fakes::HttpGet(port_, "/metrics");
+    const std::regex line("(^|\n)" + metric + "(\\{([^}]*)\\})? ([-+0-9.eE]+)");
+    double sum = 0;
+    for (std::sregex_iterator it(text.begin(), text.end(), line), end; it != end; ++it) {
+      if ((*it)[3].str().find(labels) != std::string::npos) sum += std::stod((*it)[4]);
+    }
+    return sum;
+  }
+  // The daemon works in the background: asks again until it is so, a bounded number of times; each
+  // answer costs it a scrape, so this waits without sleeping.
+  bool Becomes(const std::string& metric, const std::string& labels,
+               const std::function<bool(double)>& good) {
+    for (int i = 0; i < 5000; ++i) {
+      if (good(Value(metric, labels))) return true;
+    }
+    return false;
+  }
+  static bool Positive(double value) { return value > 0; }
+
+  std::unique_ptr<DaemonProcess> daemon_;
+  std::unique_ptr<RawWorker> worker_;
+  std::uint16_t port_ = 0;
+  std::uint64_t model_ = 0;
+};
+
+TEST_F(Metrics, StateOfPoolsAndSequences) {
+  EXPECT_EQ(Value("tessera_sequences"), 0);
+  NewSequence(100);
+  EXPECT_EQ(Value("tessera_build_info"), 1);
+  EXPECT_EQ(Value("tessera_sessions"), 1);
+  EXPECT_EQ(Value("tessera_sessions_total"), 1);
+  EXPECT_EQ(Value("tessera_sequences", "tenant=\"default\""), 1);
+  // 4 lanes of 4 tiles of 32 rows x 64 channels x 2 bytes, K and V.
+  EXPECT_EQ(Value("tessera_pool_used_bytes", "tag=\"tiles\""), 4 * 4 * 8192);
+  EXPECT_GT(Value("tessera_pool_used_bytes", "tag=\"snapshots\""), 0);
+  EXPECT_GT(Value("tessera_pool_used_bytes", "tag=\"tables\""), 0);
+  EXPECT_GT(Value("tessera_pool_used_bytes", "tag=\"sequences\""), 0);
+  EXPECT_GT(Value("tessera_pool_bytes", "state=\"used\""), 4 * 4 * 8192);
+  EXPECT_GT(Value("tessera_pool_bytes", "state=\"free\""), 0);
+  EXPECT_EQ(Value("tessera_pool_bytes", "state=\"limit\""), 512.0 * 1024 * 1024);
+  EXPECT_EQ(Value("tessera_pool_extents"), 1);
+}
+
+TEST_F(Metrics, AppendsAttendsAndCalls) {
+  const std::uint64_t sequence = NewSequence(70);
+  EXPECT_EQ(Value("tessera_tokens_appended_total", "door=\"rpc\""), 70);
+  EXPECT_EQ(Value("tessera_tiles_encoded_total"), 4 * 3);
+  EXPECT_EQ(Value("tessera_snapshots_published_total"), 4);
+  v1::AttendRequest attend;
+  attend.add_items()->set_sequence_id(sequence);
+  v1::Tensor& query = *attend.mutable_items(0)->mutable_query();
+  query.set_dtype(v1::DTYPE_BF16);
+  for (int dimension : {1, 4, 64}) query.add_shape(dimension);
+  query.set_inline_(std::string(4 * 64 * 2, '\0'));
+  v1::AttendResponse response;
+  ASSERT_TRUE(worker_->Attend(attend, &response).ok());
+  EXPECT_EQ(Value("tessera_attend_requests_total", "door=\"rpc\""), 1);
+  attend.set_layer(9);
+  EXPECT_FALSE(worker_->Attend(attend, &response).ok());
+  EXPECT_EQ(Value("tessera_rpc_requests_total", "code=\"INVALID_ARGUMENT\",method=\"Attend\"") +
+                Value("tessera_rpc_requests_total", "method=\"Attend\",code=\"INVALID_ARGUMENT\""),
+            1);
+  EXPECT_EQ(Value("tessera_rpc_duration_seconds_count", "method=\"Attend\""), 2);
+  EXPECT_GT(Value("tessera_rpc_duration_seconds_sum", "method=\"Attend\""), 0);
+}
+
+TEST_F(Metrics, TailsAndTheirAbsorption) {
+  const std::uint64_t sequence = NewSequence(10);
+  const std::unique_ptr<RawMapping> mapping = RawMapping::Map(*worker_);
+  ASSERT_NE(mapping, nullptr);
+  ASSERT_TRUE(mapping->OpenTail(sequence));
+  EXPECT_EQ(Value("tessera_decoding_sequences"), 1);
+  EXPECT_GT(Value("tessera_pool_used_bytes", "tag=\"tails\""), 0);
+  mapping->control().ring_full_waits.fetch_add(3);
+  EXPECT_EQ(Value("tessera_tail_full_waits_total"), 3);
+  // 40 tokens of zeros are committed; closing the tail absorbs them.
+  mapping->Commit(50);
+  EXPECT_EQ(worker_->CloseTails({sequence}).tokens(0), 50);
+  EXPECT_EQ(Value("tessera_tokens_appended_total", "door=\"tail\""), 40);
+  EXPECT_EQ(Value("tessera_decoding_sequences"), 0);
+}
+
+TEST_F(Metrics, FailedSequences) {
+  const std::uint64_t sequence = NewSequence(10);
+  const std::unique_ptr<RawMapping> mapping = RawMapping::Map(*worker_);
+  ASSERT_NE(mapping, nullptr);
+  ASSERT_TRUE(mapping->OpenTail(sequence));
+  const std::uint16_t nan = kernels::FloatToBf16(std::numeric_limits<float>::quiet_NaN());
+  shm::LaneLayout layout(kernels::ElementType::kBf16, worker_->welcome().tail_ring_tiles(),
+                         {{2, 64}, {2, 64}});
+  std::memcpy(layout.ring(mapping->tail_region(), 1, 0).Key(12), &nan, sizeof nan);
+  mapping->Commit(15);
+  const v1::TailsClosed closed = worker_->CloseTails({sequence});
+  EXPECT_NE(closed.code(), 0);
+  EXPECT_THAT(closed.error(), testing::HasSubstr("K of layer 1, kv head 0, token 12"));
+  EXPECT_EQ(Value("tessera_sequences_failed_total"), 1);
+}
+
+TEST_F(Metrics, RetiredMemoryAndRevokedPins) {
+  const std::unique_ptr<RawMapping> mapping = RawMapping::Map(*worker_);
+  ASSERT_NE(mapping, nullptr);
+  // A reader that never moves on, pinned at the first epoch.
+  mapping->control().readers[5].word.store(shm::PinWord(1));
+  const std::uint64_t sequence = NewSequence(100);
+  v1::FreeRequest free;
+  free.add_sequence_ids(sequence);
+  v1::FreeResponse freed;
+  ASSERT_TRUE(worker_->Free(free, &freed).ok());
+  EXPECT_GT(Value("tessera_epoch_retired_bytes"), 0);
+  EXPECT_TRUE(Becomes("tessera_pins_revoked_total", "", Positive));
+  EXPECT_TRUE(Becomes("tessera_epoch_retired_bytes", "", [](double v) { return v == 0; }));
+  EXPECT_EQ(mapping->control().readers[5].word.load(), shm::kPinRevoked);
+}
+
+TEST_F(Metrics, EndsOfSessionsByReason) {
+  worker_->Leave();
+  EXPECT_TRUE(Becomes("tessera_session_ends_total", "reason=\"closed\"", Positive));
+  EXPECT_TRUE(Becomes("tessera_sessions", "", [](double v) { return v == 0; }));
+  // A worker whose descriptor socket hangs up is gone.
+  ASSERT_TRUE(worker_->Attach().ok());
+  ASSERT_TRUE(worker_->OpenDescriptors().ok());
+  worker_->descriptor_socket().Close();
+  EXPECT_TRUE(Becomes("tessera_session_ends_total", "reason=\"lost\"", Positive));
+  EXPECT_EQ(worker_->Leave().error_code(), grpc::StatusCode::UNAVAILABLE);
+  // One that breaks the protocol is refused.
+  ASSERT_TRUE(worker_->Attach().ok());
+  RawWorker second(daemon_->Connect());
+  ASSERT_TRUE(second.Attach().ok());
+  EXPECT_TRUE(Becomes("tessera_sessions", "", [](double v) { return v == 2; }));
+}
+
+}  // namespace
+}  // namespace tessera

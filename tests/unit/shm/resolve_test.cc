@@ -1,0 +1,261 @@
+#include "proto/shm/resolve.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/dispatch/attend.h"
+#include "kernels/dispatch/implementation.h"
+#include "tests/fakes/seed.h"
+
+namespace tessera::shm {
+namespace {
+
+// Memory of exactly that size, so that AddressSanitizer sees the first byte beyond it.
+class Memory {
+ public:
+  explicit Memory(std::uint64_t bytes)
+      : data_(static_cast<std::byte*>(std::aligned_alloc(64, bytes)), &std::free), bytes_(bytes) {
+    std::memset(data_.get(), 0, bytes);
+  }
+  MappedArena arena() const { return {data_.get(), bytes_}; }
+  std::byte* at(std::uint64_t offset) { return data_.get() + offset; }
+  std::uint64_t bytes() const { return bytes_; }
+  template <typename T>
+  void Put(std::uint64_t offset, const T& value) {
+    ASSERT_LE(offset + sizeof value, bytes_);
+    std::memcpy(at(offset), &value, sizeof value);
+  }
+  void Randomise(TestRandom& random) {
+    for (std::uint64_t i = 0; i < bytes_; i += 8) {
+      const std::uint64_t word = random.OneIn(3) ? random.Border() : random.Bits();
+      std::memcpy(at(i), &word, 8);
+    }
+  }
+
+ private:
+  std::unique_ptr<std::byte, void (*)(void*)> data_;
+  std::uint64_t bytes_;
+};
+
+Snapshot GoodSnapshot(std::uint32_t segments) {
+  return {.magic = kSnapshotMagic,
+          .segment_count = segments,
+          .entries = 40,
+          .tail_start = 40,
+          .reserved = 0};
+}
+
+SegmentRef GoodRef() {
+  return {.tile_table = 64,
+          .first_position = 0,
+          .strategy = 0,
+          .entries = 40,
+          .format = static_cast<std::uint8_t>(kernels::TileFormat::kDenseBf16),
+          .reserved = {}};
+}
+
+class ResolveLaneTest : public testing::Test {
+ protected:
+  ResolveStatus Resolve(std::uint64_t word) {
+    return ResolveLane(word, directory_.arena(), pool_.arena(), segments_, lane_);
+  }
+  Memory directory_{4096};
+  Memory pool_{4096};
+  std::vector<kernels::SegmentView> segments_;
+  ResolvedLane lane_;
+};
+
+TEST_F(ResolveLaneTest, AnEmptyLaneHasNoSnapshot) {
+  EXPECT_EQ(Resolve(0), ResolveStatus::kNoSnapshot);
+  EXPECT_EQ(lane_.segments, 0u);
+}
+
+TEST_F(ResolveLaneTest, ShowsWhatTheSnapshotSaysAfterWhatWasThere) {
+  directory_.Put(128, GoodSnapshot(2));
+  SegmentRef second = GoodRef();
+  second.tile_table = 128;
+  second.first_position = 40;
+  second.entries = 7;
+  directory_.Put(128 + sizeof(Snapshot), GoodRef());
+  directory_.Put(128 + sizeof(Snapshot) + sizeof(SegmentRef), second);
+  segments_.resize(3);
+  ASSERT_EQ(Resolve(LaneWord::Pack(1, 128)), ResolveStatus::kOk);
+  ASSERT_EQ(segments_.size(), 5u);
+  EXPECT_EQ(lane_.segments, 2u);
+  EXPECT_EQ(lane_.entries, 40u);
+  EXPECT_EQ(lane_.tail_start, 40u);
+  EXPECT_EQ(reinterpret_cast<const std::byte*>(segments_[4].tile_offsets), pool_.at(128));
+  EXPECT_EQ(segments_[4].first_position, 40u);
+  EXPECT_EQ(segments_[4].entries, 7u);
+  EXPECT_EQ(segments_[4].arena_bytes, pool_.bytes());
+}
+
+TEST_F(ResolveLaneTest, EveryFieldBeyondItsBorderIsRefusedAndNothingIsAdded) {
+  const auto refused = [&](const Snapshot& snapshot, const SegmentRef& ref, std::uint64_t at) {
+    directory_.Put(at, snapshot);
+    if (at + sizeof(Snapshot) + sizeof(SegmentRef) <= directory_.bytes()) {
+      directory_.Put(at + sizeof(Snapshot), GoodRef());
+    }
+    if (at + sizeof(Snapshot) + 2 * sizeof(SegmentRef) <= directory_.bytes()) {
+      directory_.Put(at + sizeof(Snapshot) + sizeof(SegmentRef), ref);
+    }
+    segments_.assign(1, {});
+    const bool out = Resolve(LaneWord::Pack(1, at)) == ResolveStatus::kOutOfBounds;
+    return out && segments_.size() == 1 && lane_.segments == 0;
+  };
+  Snapshot snapshot = GoodSnapshot(2);
+  SegmentRef ref = GoodRef();
+  EXPECT_FALSE(refused(snapshot, ref, 64));
+  snapshot.magic ^= 1;
+  EXPECT_TRUE(refused(snapshot, ref, 64));
+  for (std::uint32_t count : {kMaxSegments + 1, 0x80000000u, 0xffffffffu, 127u}) {
+    EXPECT_TRUE(refused(GoodSnapshot(count), ref, 64)) << count;
+  }
+  EXPECT_TRUE(refused(GoodSnapshot(2), ref, directory_.bytes() - 64));  // refs beyond the end
+  for (std::uint64_t table :
+       {std::uint64_t{1}, std::uint64_t{4}, pool_.bytes() - 8, pool_.bytes(), ~std::uint64_t{0},
+        ~std::uint64_t{7}, std::uint64_t{1} << 63}) {
+    ref = GoodRef();
+    ref.tile_table = table;
+    EXPECT_TRUE(refused(GoodSnapshot(2), ref, 64)) << table;
+  }
+  ref = GoodRef();
+  ref.tile_table = pool_.bytes() - 16;
+  EXPECT_FALSE(refused(GoodSnapshot(2), ref, 64));  // two tiles just fit
+  for (std::uint32_t entries : {65u, 0x80000000u, 0xffffffffu, 0xffffffe1u}) {
+    ref.entries = entries;
+    EXPECT_TRUE(refused(GoodSnapshot(2), ref, 64)) << entries;
+  }
+  for (int format : {0, 4, 255}) {
+    ref = GoodRef();
+    ref.format = static_cast<std::uint8_t>(format);
+    EXPECT_TRUE(refused(GoodSnapshot(2), ref, 64)) << format;
+  }
+  for (std::uint64_t at : {directory_.bytes(), directory_.bytes() + 64, std::uint64_t{1} << 45}) {
+    segments_.clear();
+    EXPECT_EQ(Resolve(LaneWord::Pack(1, at)), ResolveStatus::kOutOfBounds) << at;
+  }
+}
+
+// Reads everything that the views claim to be readable, as a kernel would.
+std::uint64_t Follow(const std::vector<kernels::SegmentView>& segments) {
+  std::uint64_t sum = 0;
+  for (const kernels::SegmentView& segment : segments) {
+    const std::uint64_t tiles = (std::uint64_t{segment.entries} + 31) / 32;
+    for (std::uint64_t t = 0; t < tiles; ++t) sum += segment.tile_offsets[t];
+  }
+  return sum;
+}
+
+TEST_F(ResolveLaneTest, RandomBytesNeverLeadOutOfTheMappings) {
+  TestRandom random;
+  std::uint64_t sum = 0;
+  int resolved = 0;
+  for (int round = 0; round < 20000; ++round) {
+    if (round % 50 == 0) {
+      directory_.Randomise(random);
+      pool_.Randomise(random);
+    }
+    const std::uint64_t at = random.Below(directory_.bytes() / 64) * 64;
+    // Plausible at first, then a few words are replaced by borders.
+    const auto count = static_cast<std::uint32_t>(random.Below(5));
+    directory_.Put(std::min(at, directory_.bytes() - sizeof(Snapshot)), GoodSnapshot(count));
+    for (std::uint32_t i = 0; i < count; ++i) {
+      SegmentRef ref = GoodRef();
+      if (random.OneIn(3)) ref.tile_table = random.Border() & (random.OneIn(2) ? 0xff8 : ~0ull);
+      if (random.OneIn(3)) ref.entries = static_cast<std::uint32_t>(random.Border());
+      if (random.OneIn(5)) ref.format = static_cast<std::uint8_t>(random.Bits());
+      if (random.OneIn(2)) ref.first_position = random.Border();
+      const std::uint64_t place = at + sizeof(Snapshot) + i * sizeof(SegmentRef);
+      if (place + sizeof ref <= directory_.bytes()) directory_.Put(place, ref);
+    }
+    segments_.clear();
+    const std::uint64_t word =
+        random.OneIn(4) ? random.Border() : LaneWord::Pack(random.Bits(), at);
+    if (Resolve(word) == ResolveStatus::kOk) {
+      ++resolved;
+      ASSERT_EQ(segments_.size(), lane_.segments);
+      sum += Follow(segments_);
+    }
+  }
+  EXPECT_GT(resolved, 100);
+  RecordProperty("sum", static_cast<int>(sum));
+}
+
+// The same, on to the kernel: whatever the tile tables hold, attention stays inside or says that
+// the tile is bad.
+TEST_F(ResolveLaneTest, AttentionOverHostileTablesStaysInside) {
+  TestRandom random;
+  Memory pool(128 * 1024);
+  const kernels::LayerGeometry geometry = {.query_heads = 1,
+                                           .kv_heads = 1,
+                                           .head_dim = 64,
+                                           .type = kernels::ElementType::kBf16,
+                                           .scale = 0.125f};
+  std::vector<std::uint16_t> query(64, 0x3f80);
+  std::vector<float> output(64);
+  float lse = 0;
+  int bad = 0, good = 0;
+  for (int round = 0; round < 2000; ++round) {
+    if (round % 20 == 0) pool.Randomise(random);
+    SegmentRef ref = GoodRef();
+    ref.entries = static_cast<std::uint32_t>(random.Between(1, 400));
+    ref.tile_table = random.Below(pool.bytes() / 8) * 8;
+    for (std::uint64_t t = 0; t < 16; ++t) {
+      const std::uint64_t offset = random.OneIn(10)
+                                       ? random.Border()
+                                       : random.Below((pool.bytes() - 8192) / 64) * 64;
+      const std::uint64_t place = ref.tile_table + 8 * t;
+      if (place + 8 <= pool.bytes()) pool.Put(place, offset);
+    }
+    directory_.Put(64, GoodSnapshot(1));
+    directory_.Put(64 + sizeof(Snapshot), ref);
+    segments_.clear();
+    if (ResolveLane(LaneWord::Pack(1, 64), directory_.arena(), pool.arena(), segments_, lane_) !=
+        ResolveStatus::kOk) {
+      continue;
+    }
+    const kernels::LaneView view = {.segments = segments_.data(), .segment_count = lane_.segments};
+    const kernels::AttendItem item = {.lane = &view,
+                                      .first_query_position = random.Below(500),
+                                      .query = query.data(),
+                                      .output = output.data(),
+                                      .lse = &lse};
+    const kernels::AttendBatch batch = {.geometry = geometry, .items = {&item, 1}};
+    Memory workspace((kernels::AttendWorkspaceBytes(batch) + 63) / 64 * 64);
+    kernels::InlineExecutor executor;
+    const kernels::AttendResult result =
+        kernels::Attend(kernels::BestImplementation(), batch,
+                        {workspace.at(0), workspace.bytes()}, executor);
+    (result.status == kernels::AttendStatus::kOk ? good : bad) += 1;
+  }
+  EXPECT_GT(good, 0);
+  EXPECT_GT(bad, 0);
+}
+
+TEST(LaneWords, ABlockThatDoesNotFitIsRefused) {
+  Memory directory(4096);
+  const SequenceBlock* block = nullptr;
+  const auto lanes = [&](std::uint64_t offset, std::uint32_t count) {
+    auto* shown = reinterpret_cast<SequenceBlock*>(directory.at(offset));
+    shown->lanes = count;
+    return LaneWords(directory.arena(), offset, &block);
+  };
+  EXPECT_EQ(reinterpret_cast<const std::byte*>(lanes(64, 8)), directory.at(128));
+  EXPECT_EQ(reinterpret_cast<const std::byte*>(block), directory.at(64));
+  EXPECT_NE(lanes(4096 - 128, 8), nullptr);
+  EXPECT_EQ(lanes(4096 - 128, 9), nullptr);
+  EXPECT_NE(lanes(4096 - 64, 0), nullptr);
+  EXPECT_EQ(lanes(64, 0xffffffff), nullptr);
+  for (std::uint64_t offset : {std::uint64_t{4096}, std::uint64_t{4096 + 64}, std::uint64_t{1},
+                               std::uint64_t{65}, ~std::uint64_t{0}, ~std::uint64_t{63}}) {
+    EXPECT_EQ(LaneWords(directory.arena(), offset, &block), nullptr) << offset;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::shm
