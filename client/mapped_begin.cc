@@ -21,7 +21,7 @@ constexpr Clock::Duration kLongestPause = std::chrono::milliseconds(5);
 }  // namespace
 
 absl::Status MappedStep::Begin(Session& session,
-                               std::span<const std::shared_ptr<SequenceState>> sequences,
+                               std::span<Sequence* const> sequences,
                                const StepOptions& options) {
   absl::Status status = PrepareBatch(session, sequences, options);
   if (status.ok()) status = BeginPinned(session, options);
@@ -35,7 +35,7 @@ absl::Status MappedStep::Begin(Session& session,
 }
 
 absl::Status MappedStep::PrepareBatch(Session& session,
-                                      std::span<const std::shared_ptr<SequenceState>> sequences,
+                                      std::span<Sequence* const> sequences,
                                       const StepOptions& options) {
   session_ = &session;
   executor_ = options.executor != nullptr ? options.executor : &inline_executor_;

@@ -25,6 +25,8 @@ absl::StatusOr<std::unique_ptr<MappedDoor>> MappedDoor::Open(
   return door;
 }
 
+MappedDoor::MappedDoor(std::unique_ptr<DescriptorSource> source) : source_(std::move(source)) {}
+
 MappedDoor::~MappedDoor() = default;
 
 absl::Status MappedDoor::MapControl() {

@@ -54,7 +54,7 @@ class MappedDoor {
   void Close();
 
  private:
-  explicit MappedDoor(std::unique_ptr<DescriptorSource> source) : source_(std::move(source)) {}
+  explicit MappedDoor(std::unique_ptr<DescriptorSource> source);
   absl::Status MapControl();
 
   Gate gate_;

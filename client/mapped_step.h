@@ -26,7 +26,7 @@ class MappedStep final : public StepEngine {
   MappedStep(MappedDoor& door, const Surroundings& surroundings, std::uint32_t slot);
 
   // Errors give the slot back; so does the end of the step, whichever it is.
-  absl::Status Begin(Session& session, std::span<const std::shared_ptr<SequenceState>> sequences,
+  absl::Status Begin(Session& session, std::span<Sequence* const> sequences,
                      const StepOptions& options);
 
   absl::Status Append(std::uint32_t layer, std::span<const std::byte> key,
@@ -55,7 +55,7 @@ class MappedStep final : public StepEngine {
   };
 
   absl::Status PrepareBatch(Session& session,
-                            std::span<const std::shared_ptr<SequenceState>> sequences,
+                            std::span<Sequence* const> sequences,
                             const StepOptions& options);
   absl::Status BeginPinned(Session& session, const StepOptions& options);
   absl::Status OpenTails(Session& session);

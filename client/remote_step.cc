@@ -22,7 +22,7 @@ void FillTensor(v1::Tensor& tensor, const BoundModel& model, std::uint32_t layer
 
 }  // namespace
 
-absl::Status RemoteStep::Begin(std::span<const std::shared_ptr<SequenceState>> sequences,
+absl::Status RemoteStep::Begin(std::span<Sequence* const> sequences,
                                const StepOptions& options) {
   absl::Status status = batch_.Take(sequences, options);
   if (!status.ok()) return status;

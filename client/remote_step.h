@@ -20,7 +20,7 @@ class RemoteStep final : public StepEngine {
   explicit RemoteStep(std::shared_ptr<Session> session) : session_(std::move(session)) {}
   ~RemoteStep() override { Abandon(); }
 
-  absl::Status Begin(std::span<const std::shared_ptr<SequenceState>> sequences,
+  absl::Status Begin(std::span<Sequence* const> sequences,
                      const StepOptions& options);
 
   absl::Status Append(std::uint32_t layer, std::span<const std::byte> key,

@@ -60,11 +60,15 @@ class Sequence {
   // Gives the sequence to another session of the tenant, which adopts it by its id. The handle is
   // spent then.
   absl::Status Handover(SessionId to);
-  // Spends the handle. Idempotent at the daemon: OK where it is gone already.
+  // Spends the handle, unless it fails. OK where the sequence is gone already.
   absl::Status Free();
+
+  // For this library's own files.
+  const std::shared_ptr<SequenceState>& state() const { return state_; }
 
  private:
   friend class Worker;
+  absl::Status Release();
   Sequence(std::shared_ptr<Core> core, std::shared_ptr<SequenceState> state);
 
   std::shared_ptr<Core> core_;

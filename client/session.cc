@@ -111,16 +111,20 @@ absl::Status Session::ReadUntilEnd() {
 
 void Session::Handle(v1::AttachResponse message) {
   switch (message.message_case()) {
-    case v1::AttachResponse::kTailsOpened:
-      return Answer(message.tails_opened().request_id(), std::move(message));
-    case v1::AttachResponse::kTailsClosed:
+    case v1::AttachResponse::kTailsOpened: {
+      const std::uint64_t request = message.tails_opened().request_id();
+      return Answer(request, std::move(message));
+    }
+    case v1::AttachResponse::kTailsClosed: {
       // Here and in order: the place of a dropped extent may be filled anew by the next answer.
       if (door_ != nullptr) {
         for (std::uint32_t extent : message.tails_closed().released_extents()) {
           door_->tails().Release(extent);
         }
       }
-      return Answer(message.tails_closed().request_id(), std::move(message));
+      const std::uint64_t request = message.tails_closed().request_id();
+      return Answer(request, std::move(message));
+    }
     case v1::AttachResponse::kPoolChanged:
       if (door_ != nullptr) door_->DropGoneExtents();
       return;

@@ -29,7 +29,7 @@ absl::Status CheckOutputType(kernels::ElementType type, const BoundModel& model)
                                            kernels::ElementName(model.type())));
 }
 
-absl::Status StepBatch::Take(std::span<const std::shared_ptr<SequenceState>> sequences,
+absl::Status StepBatch::Take(std::span<Sequence* const> sequences,
                              const StepOptions& options) {
   if (sequences.empty()) return absl::InvalidArgumentError("a step needs at least one sequence");
   const std::span<const std::uint32_t> each = options.new_tokens_each;
@@ -38,12 +38,12 @@ absl::Status StepBatch::Take(std::span<const std::shared_ptr<SequenceState>> seq
                                              sequences.size(), " sequences"));
   }
   absl::Status status = absl::OkStatus();
-  model_ = sequences.front()->model.get();
+  model_ = sequences.front()->state()->model.get();
   rows_ = 0;
   items_.reserve(sequences.size());
   for (std::size_t i = 0; i < sequences.size() && status.ok(); ++i) {
     const std::uint32_t count = each.empty() ? options.new_tokens : each[i];
-    absl::StatusOr<SequenceUse> use = SequenceUse::Take(sequences[i]);
+    absl::StatusOr<SequenceUse> use = SequenceUse::Take(sequences[i]->state());
     if (!use.ok()) {
       status = use.status();
     } else if ((*use)->model.get() != model_) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/sequence.h"
 #include "client/sequence_state.h"
 #include "client/step.h"
 
@@ -24,7 +25,7 @@ struct StepItem {
 class StepBatch {
  public:
   // Takes the use of every sequence. Errors leave the batch empty.
-  absl::Status Take(std::span<const std::shared_ptr<SequenceState>> sequences,
+  absl::Status Take(std::span<Sequence* const> sequences,
                     const StepOptions& options);
   void Release();
 

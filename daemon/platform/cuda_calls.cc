@@ -131,8 +131,7 @@ class LoadedCuda final : public CudaCalls {
   CudaResult Release(std::uint64_t handle) override { return Answer(driver_.release(handle)); }
 
   CudaResult ExportFd(std::uint64_t handle, int* fd) override {
-    return Answer(
-        driver_.export_handle(fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    return Answer(driver_.export_handle(fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
   }
   CudaResult ImportFd(int device, int fd, std::uint64_t* handle) override {
     if (CudaResult result = Answer(cudaSetDevice(device)); !result.ok()) return result;
@@ -185,8 +184,7 @@ class LoadedCuda final : public CudaCalls {
     if (CudaResult result = Answer(cudaSetDevice(device)); !result.ok()) return result;
     cudaIpcMemHandle_t exported;
     static_assert(sizeof exported == sizeof *handle);
-    const cudaError_t error =
-        cudaIpcGetMemHandle(&exported, reinterpret_cast<void*>(address));
+    const cudaError_t error = cudaIpcGetMemHandle(&exported, reinterpret_cast<void*>(address));
     if (error == cudaSuccess) std::memcpy(handle->data(), &exported, sizeof exported);
     return Answer(error);
   }

@@ -45,7 +45,7 @@ class CudaCalls {
   // Virtual memory management: physical memory, addresses, and mapping one at the other.
   virtual CudaResult Create(int device, std::uint64_t bytes, std::uint64_t* handle) = 0;
   virtual CudaResult Release(std::uint64_t handle) = 0;
-  virtual CudaResult ExportFd(std::uint64_t handle, int* fd) = 0;  // a new descriptor
+  virtual CudaResult ExportFd(std::uint64_t handle, int* fd) = 0;              // a new descriptor
   virtual CudaResult ImportFd(int device, int fd, std::uint64_t* handle) = 0;  // keeps no fd
   virtual CudaResult Reserve(std::uint64_t bytes, std::uint64_t alignment,
                              DeviceAddress* address) = 0;

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <utility>
 
-#include "daemon/base/strings.h"
 #include "daemon/base/check.h"
+#include "daemon/base/strings.h"
 
 namespace tessera {
 
@@ -21,24 +21,21 @@ absl::Status CudaStatus(const CudaResult& result, std::string_view what) {
                                      : absl::InternalError(message);
 }
 
-std::string At(int device, std::uint64_t bytes) {
-  return Concat(bytes, " bytes of cuda:", device);
-}
+std::string At(int device, std::uint64_t bytes) { return Concat(bytes, " bytes of cuda:", device); }
 
 absl::Status CheckSize(std::string_view what, std::uint64_t bytes) {
   if (bytes != 0 && bytes % kCudaGranularity == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(Concat(what, " of ", bytes,
-                                                 " bytes of device memory is no multiple of ",
-                                                 kCudaGranularity, " bytes"));
+                                           " bytes of device memory is no multiple of ",
+                                           kCudaGranularity, " bytes"));
 }
 
 absl::Status CheckPlace(const CudaRange& range, std::uint64_t offset, std::uint64_t bytes) {
   if (absl::Status status = CheckSize("a size", bytes); !status.ok()) return status;
   if (offset % kCudaGranularity != 0) return CheckSize("an offset", offset);
   if (offset > range.bytes() || bytes > range.bytes() - offset) {
-    return absl::OutOfRangeError(Concat("device memory of ", bytes, " bytes at offset ",
-                                              offset, " of a range of ", range.bytes(),
-                                              " bytes"));
+    return absl::OutOfRangeError(Concat("device memory of ", bytes, " bytes at offset ", offset,
+                                        " of a range of ", range.bytes(), " bytes"));
   }
   return absl::OkStatus();
 }
@@ -48,7 +45,7 @@ std::string TryDescriptors(CudaCalls& calls, const CudaDeviceInfo& info) {
   if (!info.exports_fds) return "the driver says it cannot export descriptors";
   if (info.granularity == 0 || kCudaGranularity % info.granularity != 0) {
     return Concat("its granularity of ", info.granularity, " bytes does not divide ",
-                        kCudaGranularity);
+                  kCudaGranularity);
   }
   auto range = CudaRange::Reserve(calls, info.ordinal, kCudaGranularity);
   if (!range.ok()) return std::string(range.status().message());
@@ -155,8 +152,7 @@ absl::Status CudaMemory::MapInto(CudaRange& range, std::uint64_t offset, std::ui
   ++range.mapped_;
   if (CudaResult result = calls_->SetAccess(device_, address, bytes, access); !result.ok()) {
     return CudaStatus(result, Concat("making ", At(device_, bytes), " at offset ", offset,
-                                           access == Access::kReadOnly ? " readable"
-                                                                       : " writable"));
+                                     access == Access::kReadOnly ? " readable" : " writable"));
   }
   return absl::OkStatus();
 }
@@ -214,8 +210,7 @@ absl::StatusOr<CudaMemory> CudaMemory::ImportFd(CudaRange& range, std::uint64_t 
   memory.device_ = range.device_;
   const CudaResult result = range.calls_.ImportFd(range.device_, fd, &memory.handle_);
   if (!result.ok()) {
-    return CudaStatus(result, Concat("importing ", At(range.device_, bytes), " from fd ",
-                                           fd));
+    return CudaStatus(result, Concat("importing ", At(range.device_, bytes), " from fd ", fd));
   }
   memory.kind_ = Kind::kMapped;
   if (absl::Status status = memory.MapInto(range, offset, bytes, access); !status.ok()) {
@@ -225,8 +220,7 @@ absl::StatusOr<CudaMemory> CudaMemory::ImportFd(CudaRange& range, std::uint64_t 
 }
 
 absl::StatusOr<CudaMemory> CudaMemory::ImportIpc(CudaCalls& calls, int device,
-                                                 const CudaIpcHandle& handle,
-                                                 std::uint64_t bytes) {
+                                                 const CudaIpcHandle& handle, std::uint64_t bytes) {
   if (absl::Status status = CheckSize("a size", bytes); !status.ok()) return status;
   CudaMemory memory;
   memory.calls_ = &calls;

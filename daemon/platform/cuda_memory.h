@@ -106,8 +106,7 @@ class CudaMemory {
 
  private:
   enum class Kind : std::uint8_t { kNone, kMapped, kAllocated, kImportedIpc };
-  absl::Status MapInto(CudaRange& range, std::uint64_t offset, std::uint64_t bytes,
-                       Access access);
+  absl::Status MapInto(CudaRange& range, std::uint64_t offset, std::uint64_t bytes, Access access);
   void Swap(CudaMemory& other) noexcept;
 
   Kind kind_ = Kind::kNone;

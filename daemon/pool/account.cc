@@ -30,14 +30,17 @@ std::string_view TagName(MemoryTag tag) {
 }
 
 absl::StatusOr<Charge> Account::Reserve(MemoryTag tag, std::uint64_t bytes) {
-  const std::uint64_t before = used_.fetch_add(bytes, std::memory_order_relaxed);
-  if (limit_bytes_ != 0 && (bytes > limit_bytes_ || before > limit_bytes_ - bytes)) {
-    used_.fetch_sub(bytes, std::memory_order_relaxed);
-    return absl::ResourceExhaustedError(Concat(
-        name_, ": ", FormatBytes(bytes), " asked for ", TagName(tag), ", ", FormatBytes(before),
-        " used of a limit of ", FormatBytes(limit_bytes_),
-        "; free sequences, or raise the limit"));
-  }
+  // Never above the limit, not even for a moment: a request that cannot fit would make others fail
+  // that do.
+  std::uint64_t before = used_.load(std::memory_order_relaxed);
+  do {
+    if (limit_bytes_ != 0 && (bytes > limit_bytes_ || before > limit_bytes_ - bytes)) {
+      return absl::ResourceExhaustedError(Concat(
+          name_, ": ", FormatBytes(bytes), " asked for ", TagName(tag), ", ", FormatBytes(before),
+          " used of a limit of ", FormatBytes(limit_bytes_),
+          "; free sequences, or raise the limit"));
+    }
+  } while (!used_.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed));
   by_tag_[static_cast<std::size_t>(tag)].fetch_add(bytes, std::memory_order_relaxed);
   return Charge(this, tag, bytes);
 }

@@ -77,12 +77,13 @@ absl::StatusOr<Block> Pool::Allocate(std::uint64_t bytes, Fit fit, MemoryTag tag
 
 absl::StatusOr<std::vector<Block>> Pool::AllocateMany(std::size_t count, std::uint64_t bytes,
                                                       Fit fit, MemoryTag tag) {
-  const std::uint64_t object_bytes = Slabs::RoundUp(bytes, fit);
-  if (object_bytes > options_.slab_bytes) {
+  // The size as it was asked for comes first: rounding one near 2^64 would wrap around.
+  if (bytes > options_.slab_bytes || Slabs::RoundUp(bytes, fit) > options_.slab_bytes) {
     return absl::InvalidArgumentError(
         Concat("an object of ", FormatBytes(bytes), " does not fit a slab of ",
                      FormatBytes(options_.slab_bytes)));
   }
+  const std::uint64_t object_bytes = Slabs::RoundUp(bytes, fit);
   std::vector<Block> blocks;
   blocks.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {

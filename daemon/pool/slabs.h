@@ -28,7 +28,7 @@ class Slabs {
  public:
   Slabs(std::uint64_t extent_bytes, std::uint64_t slab_bytes);
 
-  // The bytes an object of that size really takes.
+  // The bytes an object of that size really takes. `bytes` is at most half of 2^64.
   static std::uint64_t RoundUp(std::uint64_t bytes, Fit fit);
   std::uint64_t slab_bytes() const { return slab_bytes_; }
 

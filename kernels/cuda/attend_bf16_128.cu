@@ -3,6 +3,6 @@
 namespace tessera::kernels::cuda {
 
 const AttendVariant kAttendBf16Dim128[2] = {MmaVariant<ElementType::kBf16, 128, 1>(),
-                                         MmaVariant<ElementType::kBf16, 128, 2>()};
+                                            MmaVariant<ElementType::kBf16, 128, 2>()};
 
 }  // namespace tessera::kernels::cuda

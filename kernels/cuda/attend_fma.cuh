@@ -36,9 +36,8 @@ TESSERA_DEVICE void BeginFmaPart(const AttendParams& params, const StepSequence&
                                  FmaState<Shape>& state) {
   TESSERA_UNROLL
   for (std::uint32_t c = 0; c < Shape::kWarpColumns; ++c) {
-    state.visible[c] =
-        VisibleToColumn(params, sequence, work.part,
-                        first_column + gpu::Warp() * Shape::kWarpColumns + c);
+    state.visible[c] = VisibleToColumn(params, sequence, work.part,
+                                       first_column + gpu::Warp() * Shape::kWarpColumns + c);
     state.maximum[c] = gpu::NegativeInfinity();
     state.sum[c] = 0;
   }
@@ -52,8 +51,8 @@ TESSERA_DEVICE void BeginFmaPart(const AttendParams& params, const StepSequence&
        i += Shape::kThreads) {
     const std::uint32_t column = first_column + i / Shape::kHeadDim;
     const bool live = column < sequence.queries * params.group;
-    query[i] = live ? reinterpret_cast<const float*>(QueryRowOf(
-                          params, sequence, work.kv_head, column, 4))[i % Shape::kHeadDim]
+    query[i] = live ? reinterpret_cast<const float*>(QueryRowOf(params, sequence, work.kv_head,
+                                                                column, 4))[i % Shape::kHeadDim]
                     : 0;
   }
 }
@@ -70,8 +69,8 @@ TESSERA_DEVICE void FetchTile(const AttendParams& params, const PartTiles& tiles
     const std::byte* source = tile + row * Shape::kRowBytes + chunk * kChunkBytes;
     std::byte* place = shared + SwizzledOffset(row, chunk, Shape::kRowBytes);
     gpu::CopyChunk(place, read ? source : params.step, read);
-    gpu::CopyChunk(place + Shape::kHalfBytes,
-                   read ? source + Shape::kHalfBytes : params.step, read);
+    gpu::CopyChunk(place + Shape::kHalfBytes, read ? source + Shape::kHalfBytes : params.step,
+                   read);
   }
 }
 
@@ -137,9 +136,8 @@ TESSERA_DEVICE void AccumulateTile(const std::byte* stage, const std::byte* shar
 }
 
 template <class Shape>
-TESSERA_DEVICE void AttendTiles(const AttendParams& params, const PartTiles& tiles,
-                                EntryRange live, EntryRange mine, std::byte* shared,
-                                FmaState<Shape>& state) {
+TESSERA_DEVICE void AttendTiles(const AttendParams& params, const PartTiles& tiles, EntryRange live,
+                                EntryRange mine, std::byte* shared, FmaState<Shape>& state) {
   constexpr std::uint32_t kStages = Shape::kTuning.stages;
   const std::uint32_t first = live.begin / kTileEntries;
   const std::uint32_t last = live.empty() ? first : (live.end - 1) / kTileEntries + 1;
@@ -207,8 +205,7 @@ TESSERA_DEVICE void AttendFma(const AttendParams& params) {
   static_assert(kTile.value_offset(0) == Shape::kHalfBytes);
   for (std::uint32_t index = gpu::BlockX(); index < works; index += gpu::GridX()) {
     const Work work = LocateWork(params, step, index);
-    const StepSequence& sequence =
-        step.sequence(work.lane / step.layer(params.layer).kv_heads);
+    const StepSequence& sequence = step.sequence(work.lane / step.layer(params.layer).kv_heads);
     PartTiles tiles;
     const bool found = tiles.Find(step.arena(), work.part, kTile.bytes());
     if (!found && gpu::Lane() == 0) Report(params, FaultKind::kBadTile, work);
@@ -218,12 +215,12 @@ TESSERA_DEVICE void AttendFma(const AttendParams& params) {
     }
     FmaState<Shape> state;
     BeginFmaPart<Shape>(params, sequence, work, first_column, shared, state);
-    gpu::SyncBlock();
+    // The first tile's barrier shows the query to all.
     // Warps may disagree on `found`; none may miss a barrier, so only what they read differs.
-    AttendTiles<Shape>(params, tiles, work.part.entries,
-                       found ? work.part.entries : EntryRange{}, shared, state);
+    AttendTiles<Shape>(params, tiles, work.part.entries, found ? work.part.entries : EntryRange{},
+                       shared, state);
+    // From registers: shared memory has been free since the last tile's barrier.
     StoreFmaResult<Shape>(params, sequence, work, first_column, state);
-    gpu::SyncBlock();
   }
 }
 

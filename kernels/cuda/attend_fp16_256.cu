@@ -3,6 +3,6 @@
 namespace tessera::kernels::cuda {
 
 const AttendVariant kAttendFp16Dim256[2] = {MmaVariant<ElementType::kFp16, 256, 1>(),
-                                         MmaVariant<ElementType::kFp16, 256, 2>()};
+                                            MmaVariant<ElementType::kFp16, 256, 2>()};
 
 }  // namespace tessera::kernels::cuda

@@ -3,6 +3,6 @@
 namespace tessera::kernels::cuda {
 
 const AttendVariant kAttendFp16Dim64[2] = {MmaVariant<ElementType::kFp16, 64, 1>(),
-                                         MmaVariant<ElementType::kFp16, 64, 2>()};
+                                           MmaVariant<ElementType::kFp16, 64, 2>()};
 
 }  // namespace tessera::kernels::cuda

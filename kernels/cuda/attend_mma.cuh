@@ -38,8 +38,7 @@ TESSERA_DEVICE void BeginPart(const AttendParams& params, const StepSequence& se
     const std::uint32_t tile_column = first_column + t * kTileColumns;
     const std::uint32_t column = tile_column + OperandBColumn(gpu::Lane());
     const bool live = column < sequence.queries * params.group;
-    const std::byte* row =
-        live ? QueryRowOf(params, sequence, work.kv_head, column, 2) : nullptr;
+    const std::byte* row = live ? QueryRowOf(params, sequence, work.kv_head, column, 2) : nullptr;
     TESSERA_UNROLL
     for (std::uint32_t s = 0; s < Shape::kSteps; ++s) {
       TESSERA_UNROLL
@@ -78,8 +77,8 @@ TESSERA_DEVICE void FetchSlice(const AttendParams& params, const PartTiles& tile
     std::byte* place = shared + SwizzledOffset(row, chunk, Shape::kRowBytes);
     // A source that is not read must still be an address: the step image will do.
     gpu::CopyChunk(place, read ? source : params.step, read);
-    gpu::CopyChunk(place + Shape::kSliceBytes,
-                   read ? source + layout.value_offset(0) : params.step, read);
+    gpu::CopyChunk(place + Shape::kSliceBytes, read ? source + layout.value_offset(0) : params.step,
+                   read);
   }
 }
 
@@ -121,15 +120,21 @@ TESSERA_DEVICE float SumOverRows(float value) {
   return value;
 }
 
-// One step of the online softmax for column tile t: scores become weights 2^(x - maximum), and what
-// was accumulated is scaled to the new maximum. Scaling by one is skipped, which changes no bit.
-template <class Shape>
+// Weights are 2^(x - maximum + shift). fp16 ends at 2^-24: with weights up to 2^15 instead of 1,
+// what a long tail of small ones adds up to is not lost.
+template <ElementType kType>
+TESSERA_HOST_DEVICE constexpr float WeightShift() {
+  return kType == ElementType::kFp16 ? 15.0f : 0.0f;
+}
+
+// One step of the online softmax for column tile t: scores become weights, and what was accumulated
+// is scaled to the new maximum. Scaling by one is skipped, which changes no bit.
+template <ElementType kType, class Shape>
 TESSERA_DEVICE void WeighSlice(const AttendParams& params, std::uint32_t entry, std::uint32_t t,
                                MmaState<Shape>& state, float (&scores)[4]) {
   TESSERA_UNROLL
   for (std::uint32_t i = 0; i < 4; ++i) {
-    const bool seen =
-        state.visible[t][i % 2].Contains(entry + AccumulatorRow(gpu::Lane(), i));
+    const bool seen = state.visible[t][i % 2].Contains(entry + AccumulatorRow(gpu::Lane(), i));
     scores[i] = seen ? LogitOf(params, scores[i]) : gpu::NegativeInfinity();
   }
   float factor[2];
@@ -137,8 +142,9 @@ TESSERA_DEVICE void WeighSlice(const AttendParams& params, std::uint32_t entry, 
   for (std::uint32_t c = 0; c < 2; ++c) {
     const float before = state.maximum[t][c];
     const float next = gpu::Max(before, MaxOverRows(gpu::Max(scores[c], scores[c + 2])));
-    const float reference = next == gpu::NegativeInfinity() ? 0 : next;
-    factor[c] = gpu::Exp2(before - reference);
+    const float finite = next == gpu::NegativeInfinity() ? 0 : next;
+    const float reference = finite - WeightShift<kType>();
+    factor[c] = gpu::Exp2(before - finite);
     scores[c] = gpu::Exp2(scores[c] - reference);
     scores[c + 2] = gpu::Exp2(scores[c + 2] - reference);
     state.sum[t][c] = state.sum[t][c] * factor[c] + (scores[c] + scores[c + 2]);
@@ -160,7 +166,7 @@ TESSERA_DEVICE void AttendSlice(const AttendParams& params, const std::byte* sli
   std::uint32_t weights[Shape::kColumnTiles][2];
   TESSERA_UNROLL
   for (std::uint32_t t = 0; t < Shape::kColumnTiles; ++t) {
-    WeighSlice<Shape>(params, entry, t, state, scores[t]);
+    WeighSlice<kType, Shape>(params, entry, t, state, scores[t]);
     // From accumulator (row = entry) to B operand (k = entry): two 8 x 8 transpositions.
     weights[t][0] = gpu::TransposeMatrix(gpu::PackPair<kType>(scores[t][0], scores[t][1]));
     weights[t][1] = gpu::TransposeMatrix(gpu::PackPair<kType>(scores[t][2], scores[t][3]));
@@ -185,8 +191,7 @@ TESSERA_DEVICE void AttendSlices(const AttendParams& params, const PartTiles& ti
                                  EntryRange live, std::byte* shared, MmaState<Shape>& state) {
   constexpr std::uint32_t kAhead = Shape::kTuning.stages - 1;
   const std::uint32_t first = live.begin / Shape::kStageEntries;
-  const std::uint32_t last =
-      live.empty() ? first : (live.end - 1) / Shape::kStageEntries + 1;
+  const std::uint32_t last = live.empty() ? first : (live.end - 1) / Shape::kStageEntries + 1;
   const auto entry_of = [](std::uint32_t stage) {
     return stage * Shape::kStageEntries + gpu::Warp() * kSliceEntries;
   };
@@ -213,11 +218,11 @@ TESSERA_DEVICE void AttendSlices(const AttendParams& params, const PartTiles& ti
 }
 
 // Leaves this warp's result in shared memory: its output in its own stages, its state behind them.
-template <class Shape>
+template <ElementType kType, class Shape>
 TESSERA_DEVICE void LeaveResult(const MmaState<Shape>& state, std::byte* shared) {
   auto* output = reinterpret_cast<float*>(shared + gpu::Warp() * Shape::kWarpBytes);
-  auto* states = reinterpret_cast<float*>(shared + Shape::kStateOffset) +
-                 gpu::Warp() * Shape::kColumns * 2;
+  auto* states =
+      reinterpret_cast<float*>(shared + Shape::kStateOffset) + gpu::Warp() * Shape::kColumns * 2;
   TESSERA_UNROLL
   for (std::uint32_t t = 0; t < Shape::kColumnTiles; ++t) {
     TESSERA_UNROLL
@@ -225,7 +230,7 @@ TESSERA_DEVICE void LeaveResult(const MmaState<Shape>& state, std::byte* shared)
       const float sum = SumOverRows(state.sum[t][i]);
       const std::uint32_t column = t * kTileColumns + AccumulatorColumn(gpu::Lane(), i);
       if (gpu::Lane() < 4) {
-        states[column * 2] = state.maximum[t][i];
+        states[column * 2] = state.maximum[t][i] - WeightShift<kType>();
         states[column * 2 + 1] = sum;
       }
     }
@@ -292,8 +297,7 @@ TESSERA_DEVICE void AttendMma(const AttendParams& params) {
   constexpr DenseTile kTile = {.head_dim = kHeadDim, .type = kType};
   for (std::uint32_t index = gpu::BlockX(); index < works; index += gpu::GridX()) {
     const Work work = LocateWork(params, step, index);
-    const StepSequence& sequence =
-        step.sequence(work.lane / step.layer(params.layer).kv_heads);
+    const StepSequence& sequence = step.sequence(work.lane / step.layer(params.layer).kv_heads);
     PartTiles tiles;
     const bool found = tiles.Find(step.arena(), work.part, kTile.bytes());
     if (!found && gpu::Lane() == 0) Report(params, FaultKind::kBadTile, work);
@@ -306,7 +310,7 @@ TESSERA_DEVICE void AttendMma(const AttendParams& params) {
     // Warps may disagree on `found`; none may miss the barriers below.
     AttendSlices<kType, Shape>(params, tiles, found ? work.part.entries : EntryRange{},
                                shared + gpu::Warp() * Shape::kWarpBytes, state);
-    LeaveResult<Shape>(state, shared);
+    LeaveResult<kType, Shape>(state, shared);
     gpu::SyncBlock();
     StoreResult<Shape>(params, sequence, work, first_column, shared);
     gpu::SyncBlock();

@@ -31,8 +31,7 @@ TESSERA_HOST_DEVICE constexpr std::uint32_t SwizzledOffset(std::uint32_t row, st
 TESSERA_HOST_DEVICE constexpr std::uint32_t AccumulatorRow(std::uint32_t lane, std::uint32_t i) {
   return lane / 4 + i / 2 * 8;
 }
-TESSERA_HOST_DEVICE constexpr std::uint32_t AccumulatorColumn(std::uint32_t lane,
-                                                              std::uint32_t i) {
+TESSERA_HOST_DEVICE constexpr std::uint32_t AccumulatorColumn(std::uint32_t lane, std::uint32_t i) {
   return lane % 4 * 2 + i % 2;
 }
 
@@ -45,12 +44,8 @@ TESSERA_HOST_DEVICE constexpr std::uint32_t OperandBColumn(std::uint32_t lane) {
 // The row address that each lane gives to ldmatrix.x4, as entry of the slice and chunk (of 8
 // channels) beyond the first. The four matrices land in the four registers of an A operand: rows
 // 0-7 and 8-15 at k 0-7, then at k 8-15.
-TESSERA_HOST_DEVICE constexpr std::uint32_t KeyMatrixEntry(std::uint32_t lane) {
-  return lane % 16;
-}
-TESSERA_HOST_DEVICE constexpr std::uint32_t KeyMatrixChunk(std::uint32_t lane) {
-  return lane / 16;
-}
+TESSERA_HOST_DEVICE constexpr std::uint32_t KeyMatrixEntry(std::uint32_t lane) { return lane % 16; }
+TESSERA_HOST_DEVICE constexpr std::uint32_t KeyMatrixChunk(std::uint32_t lane) { return lane / 16; }
 // For V the rows of A are channels and k is the entry: stored the other way round, hence read with
 // .trans, and the second and third matrix change places.
 TESSERA_HOST_DEVICE constexpr std::uint32_t ValueMatrixEntry(std::uint32_t lane) {

@@ -1,11 +1,10 @@
-#include "kernels/cuda/host_adapter.h"
-
 #include <cuda_runtime.h>
 
 #include <cstddef>
 #include <span>
 #include <vector>
 
+#include "kernels/cuda/host_adapter.h"
 #include "kernels/cuda/launch.h"
 
 namespace tessera::kernels::cuda {
@@ -18,8 +17,8 @@ class Errors {
  public:
   bool Try(cudaError_t error, const char* what) {
     if (error == cudaSuccess || !text_.empty()) return text_.empty();
-    text_ = std::string(what) + ": " + cudaGetErrorName(error) + " (" +
-            cudaGetErrorString(error) + ")";
+    text_ =
+        std::string(what) + ": " + cudaGetErrorName(error) + " (" + cudaGetErrorString(error) + ")";
     return false;
   }
   bool ok() const { return text_.empty(); }
@@ -74,7 +73,7 @@ class GpuAdapter final : public HostAdapter {
   GpuAdapter(int device, const DeviceLimits& limits) : device_(device), limits_(limits) {}
 
   HostAttendResult Attend(const HostBatch& batch) override {
-    if (batch.items.empty()) return {};
+    if (batch.items.empty()) return {.implementation = "cuda"};
     Errors errors;
     errors.Try(cudaSetDevice(device_), "choosing the device");
     HostBatchImage image(batch, kExtentBytes);
@@ -130,14 +129,15 @@ class GpuAdapter final : public HostAdapter {
     fault_word.Download(&fault, sizeof fault, errors);
     if (!errors.ok()) return Failed(errors);
     image.Scatter(outputs, sums);
+    HostAttendResult result = {.implementation = "cuda"};
     if (fault != kNoFault) {
-      return {.status = HostAttendStatus::kBadLane,
-              .item = image.ItemOfLane(FaultWord::Lane(fault))};
+      result.status = HostAttendStatus::kBadLane;
+      result.item = image.ItemOfLane(FaultWord::Lane(fault));
+    } else if (image.HasBadItem()) {
+      result.status = HostAttendStatus::kBadLane;
+      result.item = image.bad_item();
     }
-    if (image.HasBadItem()) {
-      return {.status = HostAttendStatus::kBadLane, .item = image.bad_item()};
-    }
-    return {};
+    return result;
   }
 
   const int device_;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "kernels/cuda/host_batch.h"
 
@@ -20,6 +21,7 @@ enum class HostAttendStatus : std::uint8_t {
 struct HostAttendResult {
   HostAttendStatus status = HostAttendStatus::kOk;
   std::uint32_t item = 0;
+  std::string_view implementation;  // "cuda", written where the GPU's results were fetched
   std::string error;
 };
 

@@ -34,7 +34,7 @@ HostBatchImage::HostBatchImage(const HostBatch& batch, std::uint64_t extent_byte
   next_ = extent_bytes_;
   const std::uint64_t query_row_bytes =
       std::uint64_t{batch.geometry.query_heads} * tile_.row_bytes();
-  limits_ = {.batch = static_cast<std::uint32_t>(batch.items.size()), .queries = 0, .works = 0};
+  limits_ = {.batch = static_cast<std::uint32_t>(batch.items.size()), .queries = 1, .works = 0};
   for (std::uint32_t i = 0; i < batch.items.size(); ++i) {
     const HostItem& item = batch.items[i];
     if (!CanBePacked(*item.lane, tile_.type)) bad_item_ = std::min(bad_item_, i);

@@ -63,9 +63,8 @@ TESSERA_HOST_DEVICE constexpr EntryRange VisibleEntries(std::uint64_t base, Entr
   const std::uint64_t from = visible.begin > base ? visible.begin - base : 0;
   const std::uint64_t to = visible.end > base ? visible.end - base : 0;
   const std::uint32_t end = to < live.end ? static_cast<std::uint32_t>(to) : live.end;
-  const std::uint32_t begin = from > live.begin
-                                  ? (from < end ? static_cast<std::uint32_t>(from) : end)
-                                  : live.begin;
+  const std::uint32_t begin =
+      from > live.begin ? (from < end ? static_cast<std::uint32_t>(from) : end) : live.begin;
   return {.begin = begin, .end = end > begin ? end : begin};
 }
 
@@ -150,8 +149,7 @@ TESSERA_HOST_DEVICE inline PartRef LocateTail(const StepLane& lane, const StepSe
 TESSERA_HOST_DEVICE inline PartRef LocatePart(const StepReader& step, const StepLane& lane,
                                               const StepSequence& sequence, std::uint32_t part,
                                               VisibleRule rule) {
-  const Positions visible =
-      VisibleFromAll(sequence.first_query_position, sequence.queries, rule);
+  const Positions visible = VisibleFromAll(sequence.first_query_position, sequence.queries, rule);
   if (part >= lane.segment_parts) return LocateTail(lane, sequence, visible);
   const StepSegment* segments = step.segments(lane);
   const StepSegment& segment = segments[FindSegment(segments, lane.segment_count, part)];
@@ -159,9 +157,9 @@ TESSERA_HOST_DEVICE inline PartRef LocatePart(const StepReader& step, const Step
   const std::uint32_t left = segment.entries - first;
   PartRef located;
   located.base_position = segment.first_position + first;
-  located.entries = VisibleEntries(
-      located.base_position, {.begin = 0, .end = left < kSplitEntries ? left : kSplitEntries},
-      visible);
+  located.entries =
+      VisibleEntries(located.base_position,
+                     {.begin = 0, .end = left < kSplitEntries ? left : kSplitEntries}, visible);
   located.tile_table = segment.tile_table + std::uint64_t{first / kTileEntries} * 8;
   return located;
 }

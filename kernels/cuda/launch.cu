@@ -1,10 +1,9 @@
-#include "kernels/cuda/launch.h"
-
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <span>
 
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/launch_attend.h"
 #include "kernels/cuda/merge.cuh"
 #include "kernels/cuda/rows.cuh"
@@ -26,9 +25,8 @@ constexpr std::uint32_t kRowThreads = 64;  // a K row and a V row of 512 bytes
 
 std::span<const AttendVariant> Variants(ElementType type, std::uint32_t head_dim) {
   const std::span<const AttendVariant> all[] = {
-      kAttendBf16Dim64, kAttendBf16Dim128, kAttendBf16Dim256,
-      kAttendFp16Dim64, kAttendFp16Dim128, kAttendFp16Dim256,
-      kAttendFp32Dim64, kAttendFp32Dim128, kAttendFp32Dim256};
+      kAttendBf16Dim64,  kAttendBf16Dim128, kAttendBf16Dim256, kAttendFp16Dim64, kAttendFp16Dim128,
+      kAttendFp16Dim256, kAttendFp32Dim64,  kAttendFp32Dim128, kAttendFp32Dim256};
   for (std::span<const AttendVariant> variants : all) {
     if (variants[0].type == type && variants[0].head_dim == head_dim) return variants;
   }

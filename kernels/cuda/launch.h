@@ -28,7 +28,8 @@ struct DeviceLimits {
 };
 
 // Once per process and device, before the first launch or capture: lets the kernels use their
-// shared memory. cudaErrorInvalidConfiguration where the GPU has less of it than the head_dim needs.
+// shared memory. cudaErrorInvalidConfiguration where the GPU has less of it than the head_dim
+// needs.
 cudaError_t PrepareDevice(int device, DeviceLimits* limits);
 
 cudaError_t UploadStep(const std::byte* image, std::uint64_t bytes, std::byte* device_image,

@@ -32,7 +32,7 @@ TESSERA_DEVICE void StoreOutput(const AttendParams& params, std::uint64_t index,
 }
 
 struct Merged {
-  float output = 0;   // of this thread's channel, normalised
+  float output = 0;    // of this thread's channel, normalised
   float log2_sum = 0;  // -infinity: the neutral element
 };
 
@@ -69,10 +69,9 @@ TESSERA_DEVICE void Merge(const AttendParams& params) {
   const StepSequence& sequence = step.sequence(index);
   if (query >= sequence.queries) return;
   const std::uint32_t* works = step.works(params.layer);
-  const std::uint32_t lane =
-      index * step.layer(params.layer).kv_heads + head / params.group;
-  const float sink = params.sinks == nullptr ? gpu::NegativeInfinity()
-                                             : params.sinks[head] * kMergeLog2E;
+  const std::uint32_t lane = index * step.layer(params.layer).kv_heads + head / params.group;
+  const float sink =
+      params.sinks == nullptr ? gpu::NegativeInfinity() : params.sinks[head] * kMergeLog2E;
   const Merged merged = MergeParts(params, works[lane], works[lane + 1],
                                    query * params.group + head % params.group, sink);
   const std::uint64_t row = sequence.first_query_row + std::uint64_t{query};

@@ -54,7 +54,7 @@ struct AttendParams {
   float* lse;
   const float* sinks;
   float* states;   // [work][max_columns][2]: maximum in log2 units, sum
-  float* outputs;  // [work][max_columns][head_dim], unnormalised; unwritten where the sum is 0
+  float* outputs;  // [work][max_columns][head_dim], unnormalised
   std::uint64_t* fault;
   std::uint64_t query_stride;
   std::uint64_t output_stride;

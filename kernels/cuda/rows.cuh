@@ -47,14 +47,13 @@ TESSERA_DEVICE void AppendRow(const AppendParams& params) {
   if (lane.tail_ring == 0 || ordinal < lane.tail_begin ||
       !RingHolds(lane.tail_begin, ordinal + 1, lane.ring_tiles)) {
     if (gpu::Thread() == 0) {
-      gpu::AtomicMin(params.fault,
-                     FaultWord::Pack(FaultKind::kBadTail, params.layer, lane_index));
+      gpu::AtomicMin(params.fault, FaultWord::Pack(FaultKind::kBadTail, params.layer, lane_index));
     }
     return;
   }
   const std::uint64_t tile_bytes = std::uint64_t{2} * kTileEntries * params.row_bytes;
-  auto* tile = reinterpret_cast<std::byte*>(
-      lane.tail_ring + RingSlot(ordinal, lane.ring_tiles) * tile_bytes);
+  auto* tile = reinterpret_cast<std::byte*>(lane.tail_ring +
+                                            RingSlot(ordinal, lane.ring_tiles) * tile_bytes);
   const std::uint64_t source =
       (std::uint64_t{sequence.first_append_row} + token) * params.row_stride +
       std::uint64_t{head} * params.row_bytes;
@@ -72,18 +71,17 @@ TESSERA_DEVICE void WriteRow(const WriteRowsParams& params) {
   const std::uint64_t word =
       ResolveObject(params.arena, target.tile_table + entry / kTileEntries * 8, 8, 8);
   const std::uint64_t tile =
-      word == 0 ? 0
-                : ResolveObject(params.arena,
-                                gpu::LoadOnce(reinterpret_cast<const std::uint64_t*>(word)),
-                                tile_bytes, kTileAlignment);
+      word == 0
+          ? 0
+          : ResolveObject(params.arena, gpu::LoadOnce(reinterpret_cast<const std::uint64_t*>(word)),
+                          tile_bytes, kTileAlignment);
   if (tile == 0) {
     if (gpu::Thread() == 0) {
       gpu::AtomicMin(params.fault, FaultWord::Pack(FaultKind::kBadTile, params.layer, head));
     }
     return;
   }
-  const std::uint64_t source =
-      row * params.row_stride + std::uint64_t{head} * params.row_bytes;
+  const std::uint64_t source = row * params.row_stride + std::uint64_t{head} * params.row_bytes;
   CopyRow(params.key + source, params.value + source, params.row_bytes,
           reinterpret_cast<std::byte*>(tile), static_cast<std::uint32_t>(entry % kTileEntries));
 }
@@ -106,8 +104,7 @@ TESSERA_HOST_DEVICE constexpr bool WordIsUnusable(ElementType type, std::uint32_
 TESSERA_DEVICE void FindUnusableInRow(const FindUnusableParams& params) {
   const std::uint32_t row = gpu::BlockX();
   const std::uint32_t head = gpu::BlockY();
-  const std::uint64_t source =
-      row * params.row_stride + std::uint64_t{head} * params.row_bytes;
+  const std::uint64_t source = row * params.row_stride + std::uint64_t{head} * params.row_bytes;
   const std::uint32_t chunks = params.row_bytes / sizeof(gpu::Chunk);
   bool bad_key = false;
   bool bad_value = false;
@@ -122,8 +119,8 @@ TESSERA_DEVICE void FindUnusableInRow(const FindUnusableParams& params) {
     (of_value ? bad_value : bad_key) |= bad;
   }
   if (!bad_key && !bad_value) return;
-  gpu::AtomicMin(params.found, UnusableWord::Pack(params.layer, params.first_token + row, head,
-                                                  !bad_key));
+  gpu::AtomicMin(params.found,
+                 UnusableWord::Pack(params.layer, params.first_token + row, head, !bad_key));
 }
 
 }  // namespace tessera::kernels::cuda

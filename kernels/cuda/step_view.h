@@ -138,9 +138,9 @@ class StepReader {
 // A fault that a kernel met: the lowest word wins, so what is reported does not depend on timing.
 //   [63:48] 0   [47:32] layer   [31:8] lane of the layer   [7:0] FaultKind
 enum class FaultKind : std::uint8_t {
-  kBadTile = 1,   // a tile or table outside the pool's extents
-  kBadTail = 2,   // a tail longer than its ring, or tokens before its begin, or no ring to append to
-  kBadStep = 3,   // no image, a layer that it lacks, or more work than the scratch holds
+  kBadTile = 1,  // a tile or table outside the pool's extents
+  kBadTail = 2,  // a tail longer than its ring, or tokens before its begin, or no ring to append to
+  kBadStep = 3,  // no image, a layer that it lacks, or more work than the scratch holds
 };
 
 inline constexpr std::uint64_t kNoFault = ~std::uint64_t{0};
@@ -166,9 +166,8 @@ inline constexpr std::uint64_t kNoneUnusable = ~std::uint64_t{0};
 struct UnusableWord {
   TESSERA_HOST_DEVICE static constexpr std::uint64_t Pack(std::uint32_t layer, std::uint64_t token,
                                                           std::uint32_t head, bool value) {
-    return (static_cast<std::uint64_t>(layer & 0xffffu) << 48) |
-           ((token & 0x7fffffffu) << 17) | (static_cast<std::uint64_t>(head & 0xffffu) << 1) |
-           (value ? 1u : 0u);
+    return (static_cast<std::uint64_t>(layer & 0xffffu) << 48) | ((token & 0x7fffffffu) << 17) |
+           (static_cast<std::uint64_t>(head & 0xffffu) << 1) | (value ? 1u : 0u);
   }
   static constexpr std::uint32_t Layer(std::uint64_t word) { return word >> 48; }
   static constexpr std::uint64_t Token(std::uint64_t word) { return (word >> 17) & 0x7fffffff; }

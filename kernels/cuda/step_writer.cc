@@ -15,14 +15,13 @@ StepHeader LayOut(const StepShape& shape) {
   std::uint64_t offset = sizeof(StepHeader);
   const auto section = [&offset](std::uint64_t count, std::uint64_t bytes) {
     const std::uint64_t start = offset;
-    offset = (offset + count * bytes + kSectionAlignment - 1) / kSectionAlignment *
-             kSectionAlignment;
+    offset =
+        (offset + count * bytes + kSectionAlignment - 1) / kSectionAlignment * kSectionAlignment;
     return start;
   };
   header.sequences_offset = section(shape.batch, sizeof(StepSequence));
   header.layers_offset = section(shape.layers, sizeof(StepLayer));
-  header.works_offset =
-      section(std::uint64_t{shape.lanes} + shape.layers, sizeof(std::uint32_t));
+  header.works_offset = section(std::uint64_t{shape.lanes} + shape.layers, sizeof(std::uint32_t));
   header.lanes_offset = section(shape.lanes, sizeof(StepLane));
   header.segments_offset = section(shape.segments, sizeof(StepSegment));
   header.extents_offset = section(shape.extents, sizeof(std::uint64_t));
@@ -87,8 +86,8 @@ bool StepWriter::TableFits(const SegmentSpec& segment) {
       .extent_bases = reinterpret_cast<std::uint64_t>(image_.data() + header.extents_offset),
       .extent_bytes = header.extent_bytes,
       .extents = header.extents};
-  return ResolveObject(arena, segment.tile_table, std::uint64_t{TilesOf(segment.entries)} * 8,
-                       8) != 0;
+  return ResolveObject(arena, segment.tile_table, std::uint64_t{TilesOf(segment.entries)} * 8, 8) !=
+         0;
 }
 
 void StepWriter::AddLane(std::span<const SegmentSpec> segments, const TailSpec& tail) {

@@ -20,7 +20,7 @@ namespace tessera::kernels::cuda {
 struct StepShape {
   std::uint32_t batch = 0;
   std::uint32_t layers = 0;
-  std::uint32_t lanes = 0;  // of all layers: sum of batch * kv_heads
+  std::uint32_t lanes = 0;     // of all layers: sum of batch * kv_heads
   std::uint32_t segments = 0;  // of all lanes
   std::uint32_t extents = 0;
 };

@@ -10,7 +10,8 @@ namespace tessera::kernels::cuda {
 // definition of the result (another value rounds differently), so it is one constant for all GPUs.
 // 512 entries of bf16 at head_dim 128 are 256 KiB, about 7 us of one Hopper multiprocessor's share
 // of memory bandwidth, far above the cost of starting a part; 8 K entries x 8 kv heads make 128
-// parts, about one per multiprocessor; a partial result of 8 columns is 1.6 % of what it summarises.
+// parts, about one per multiprocessor; a partial result of 8 columns is 1.6 % of what it
+// summarises.
 inline constexpr std::uint32_t kSplitEntries = 512;
 
 // Entries that a warp takes through the tensor cores at once: the M of m16n8k16.

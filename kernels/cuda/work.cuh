@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "kernels/cuda/fragment.h"
 #include "kernels/cuda/gpu.cuh"
@@ -46,12 +47,11 @@ class PartTiles {
     const std::uint32_t last = (part.entries.end - 1) / kTileEntries;
     bool bad = false;
     if (gpu::Lane() >= first && gpu::Lane() <= last) {
-      const std::uint64_t entry = ResolveObject(
-          arena, part.tile_table + gpu::Lane() * sizeof(std::uint64_t), sizeof(std::uint64_t),
-          sizeof(std::uint64_t));
+      const std::uint64_t entry =
+          ResolveObject(arena, part.tile_table + gpu::Lane() * sizeof(std::uint64_t),
+                        sizeof(std::uint64_t), sizeof(std::uint64_t));
       if (entry != 0) {
-        const std::uint64_t offset =
-            gpu::LoadOnce(reinterpret_cast<const std::uint64_t*>(entry));
+        const std::uint64_t offset = gpu::LoadOnce(reinterpret_cast<const std::uint64_t*>(entry));
         tile_ = ResolveObject(arena, offset, tile_bytes, kTileAlignment);
       }
       bad = tile_ == 0;
@@ -98,9 +98,9 @@ TESSERA_DEVICE Work LocateWork(const AttendParams& params, const StepReader& ste
   work.lane = FindLane(works, step.lanes(params.layer), index);
   const std::uint32_t kv_heads = step.layer(params.layer).kv_heads;
   work.kv_head = work.lane % kv_heads;
-  work.part = LocatePart(step, step.lane(params.layer, work.lane),
-                         step.sequence(work.lane / kv_heads), index - works[work.lane],
-                         {.causal = params.causal != 0, .window = params.window});
+  work.part =
+      LocatePart(step, step.lane(params.layer, work.lane), step.sequence(work.lane / kv_heads),
+                 index - works[work.lane], {.causal = params.causal != 0, .window = params.window});
   return work;
 }
 
@@ -120,10 +120,13 @@ TESSERA_DEVICE std::uint32_t CountWorks(const AttendParams& params, const StepRe
   return 0;
 }
 
-// The logit in log2 units.
+// The logit in log2 units, saturated to the finite range: a product that overflowed makes its entry
+// win and not the sum NaN. NaN itself stays.
 TESSERA_DEVICE float LogitOf(const AttendParams& params, float product) {
+  constexpr float kLargest = std::numeric_limits<float>::max();
   const float scaled = product * params.logit_scale;
-  return params.logit_cap > 0 ? params.logit_cap * gpu::Tanh(scaled) : scaled;
+  const float logit = params.logit_cap > 0 ? params.logit_cap * gpu::Tanh(scaled) : scaled;
+  return logit > kLargest ? kLargest : (logit < -kLargest ? -kLargest : logit);
 }
 
 // What the query of a column sees of a part; nothing for the columns beyond the last.

@@ -107,18 +107,17 @@ void EmulateAppend(const AppendParams& params, std::uint64_t seed) {
 }
 
 void EmulateWriteRows(const WriteRowsParams& params, std::uint64_t seed) {
-  EmulateGpu(
-      {.blocks_x = params.rows, .blocks_y = params.kv_heads, .threads = 64, .seed = seed},
-      [&] { WriteRow(params); });
+  EmulateGpu({.blocks_x = params.rows, .blocks_y = params.kv_heads, .threads = 64, .seed = seed},
+             [&] { WriteRow(params); });
 }
 
 void EmulateFindUnusable(const FindUnusableParams& params, std::uint64_t seed) {
-  EmulateGpu(
-      {.blocks_x = params.rows, .blocks_y = params.kv_heads, .threads = 64, .seed = seed},
-      [&] { FindUnusableInRow(params); });
+  EmulateGpu({.blocks_x = params.rows, .blocks_y = params.kv_heads, .threads = 64, .seed = seed},
+             [&] { FindUnusableInRow(params); });
 }
 
 std::uint64_t EmulateHostBatch(const HostBatch& batch, const EmulatedGrid& grid) {
+  if (batch.items.empty()) return kNoFault;
   HostBatchImage image(batch, std::uint64_t{1} << 18);
   const DeviceMemory pool(image.pool());
   const DeviceMemory tails(image.tails());
@@ -142,16 +141,15 @@ std::uint64_t EmulateHostBatch(const HostBatch& batch, const EmulatedGrid& grid)
                  .scratch_bytes = scratch.bytes().size(),
                  .fault = &fault},
                 grid);
-  image.Scatter(output.bytes(), {reinterpret_cast<const float*>(lse.data()),
-                                 image.lse_bytes() / sizeof(float)});
+  image.Scatter(output.bytes(),
+                {reinterpret_cast<const float*>(lse.data()), image.lse_bytes() / sizeof(float)});
   if (!image.HasBadItem()) return fault;
   const std::uint64_t packing =
       FaultWord::Pack(FaultKind::kBadTile, 0, image.bad_item() * batch.geometry.kv_heads);
   return std::min(fault, packing);
 }
 
-std::uint32_t EmulateFindLane(const std::uint32_t* works, std::uint32_t lanes,
-                              std::uint32_t work) {
+std::uint32_t EmulateFindLane(const std::uint32_t* works, std::uint32_t lanes, std::uint32_t work) {
   std::uint32_t found = 0;
   EmulateGpu({.threads = 32, .seed = work}, [&] { found = FindLane(works, lanes, work); });
   return found;

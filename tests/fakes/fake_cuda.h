@@ -2,9 +2,10 @@
 // writes down every call, and fails the call it is told to fail.
 #pragma once
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <cstdint>
-#include <fcntl.h>
 #include <map>
 #include <string>
 #include <utility>

@@ -184,8 +184,8 @@ void Machine::RunBlock() {
     std::shuffle(warps.begin(), warps.end(), random_);
     bool any = false;
     for (std::uint32_t first : warps) any |= RunWarp(first);
-    const bool all_done = std::all_of(fibers_.begin(), fibers_.end(),
-                                      [](const Fiber& fiber) { return fiber.done; });
+    const bool all_done =
+        std::all_of(fibers_.begin(), fibers_.end(), [](const Fiber& fiber) { return fiber.done; });
     if (all_done) return;
     Require(any || ReleaseBlock(), "threads wait for others that will not come");
   }
@@ -283,8 +283,8 @@ void ExecuteTranspose(Fiber* lanes) {
     }
   }
   for (std::uint32_t l = 0; l < kWarpLanes; ++l) {
-    lanes[l].operand.integer = matrix[l % 4 * 2][l / 4] |
-                               static_cast<std::uint32_t>(matrix[l % 4 * 2 + 1][l / 4]) << 16;
+    lanes[l].operand.integer =
+        matrix[l % 4 * 2][l / 4] | static_cast<std::uint32_t>(matrix[l % 4 * 2 + 1][l / 4]) << 16;
   }
 }
 
@@ -373,8 +373,7 @@ void Machine::Run() {
 }
 
 void CompleteOldest(Fiber& fiber) {
-  fiber.landed.insert(fiber.landed.end(), fiber.groups.front().begin(),
-                      fiber.groups.front().end());
+  fiber.landed.insert(fiber.landed.end(), fiber.groups.front().begin(), fiber.groups.front().end());
   fiber.groups.pop_front();
 }
 

@@ -2,9 +2,9 @@
 // kernels/cuda/gpu.cuh only declares for other compilers than nvcc.
 //
 // Every GPU thread is a fiber. They run one at a time, in an order drawn from the seed, each until
-// its next warp or block operation, and a warp often runs on while the others stand still: code that
-// lacks a barrier reads what was not written yet, or what was overwritten already.
-// Beyond what the PTX documentation promises, nothing is kind:
+// its next warp or block operation, and a warp often runs on while the others stand still: code
+// that lacks a barrier reads what was not written yet, or what was overwritten already. Beyond what
+// the PTX documentation promises, nothing is kind:
 //   - shared memory starts as NaN in every block
 //   - cp.async destroys its target at once and fills it only at the first warp or block barrier
 //     after its thread has waited for it

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 
+#include "client/cli/bench/decode_loop.h"
 #include "client/cli/command.h"
 #include "client/cli/run.h"
 
@@ -46,12 +47,19 @@ int RunBench(std::span<const std::string_view> args) {
                    bench::List()),
             {{"quick", "", "finish within 40 s on two cores", ""},
              {"json", "", "one JSON object instead of the table", ""},
+             {"address", "ADDRESS", "for decode-loop: the daemon", ""},
+             {"steps", "N", "for decode-loop: steps", "1000"},
              {"threads", "N", "threads of the kernels; 0: one per core", "0"}}),
       args, [](const Flags& flags) -> absl::Status {
         absl::StatusOr<std::uint64_t> threads = flags.Number("threads", 0, 1024);
         if (!threads.ok()) return threads.status();
         if (flags.positional().size() != 1) {
           return absl::InvalidArgumentError(Concat("name one benchmark:\n", bench::List()));
+        }
+        // Not a benchmark: the program whose system calls `overhead` counts.
+        if (flags.positional()[0] == "decode-loop") {
+          absl::StatusOr<std::uint64_t> steps = flags.Number("steps", 1, 1'000'000);
+          return steps.ok() ? bench::RunDecodeLoop(flags.Get("address"), *steps) : steps.status();
         }
         for (const bench::Benchmark& benchmark : bench::kBenchmarks) {
           if (benchmark.name != flags.positional()[0]) continue;

@@ -22,8 +22,8 @@ constexpr std::uint64_t kPoison = 0xdeadbeefdeadbeef;
 constexpr std::uint32_t kReaders = 3;
 constexpr std::uint32_t kWords = 16;
 constexpr std::uint64_t kObjects = 32;
-constexpr std::uint64_t kPinsOfEachReader = 300;
-constexpr std::uint64_t kPublications = 3000;
+constexpr std::uint64_t kPinsOfEachReader = 1000;
+constexpr std::uint64_t kPublications = 5000;
 
 // Objects of plain memory where no reader is ever revoked, so that ThreadSanitizer proves the order
 // of every access; of atomics where revoked readers rightly look at what is being overwritten.

@@ -73,10 +73,11 @@ class Problem {
       std::fill(buffers.output.begin(), buffers.output.end(), NAN);
       std::fill(buffers.lse.begin(), buffers.lse.end(), NAN);
     }
-    return EmulateHostBatch(
-        {.geometry = geometry_, .causal = causal_, .output_type = ElementType::kFp32,
-         .items = items},
-        grid);
+    return EmulateHostBatch({.geometry = geometry_,
+                             .causal = causal_,
+                             .output_type = ElementType::kFp32,
+                             .items = items},
+                            grid);
   }
 
   void ExpectRight() {
@@ -90,6 +91,15 @@ class Problem {
     std::vector<std::uint32_t> bits(floats.size());
     std::memcpy(bits.data(), floats.data(), floats.size() * sizeof(float));
     return bits;
+  }
+
+  // Every element of an item's queries.
+  void SetQuery(std::size_t item, float value) {
+    std::vector<std::byte>& query = buffers_[item].query;
+    const std::size_t bytes = kernels::ElementBytes(geometry_.type);
+    for (std::size_t i = 0; i < query.size(); i += bytes) {
+      StoreElement(geometry_.type, value, query.data() + i);
+    }
   }
 
   std::vector<HostItem>& items() { return items_; }
@@ -112,14 +122,14 @@ class Problem {
       const std::uint64_t row = std::uint64_t{query} * geometry_.query_heads + head;
       const kernels::DenseTile tile = {.head_dim = geometry_.head_dim, .type = geometry_.type};
       std::vector<double> expected(geometry_.head_dim);
-      const kernels::OracleAnswer answer = kernels::AttendByDefinition(
-          {.geometry = &geometry_,
-           .lane = item.lane,
-           .row = buffers_[i].query.data() + row * tile.row_bytes(),
-           .query_head = head,
-           .position = item.first_query_position + query,
-           .causal = causal_},
-          expected.data());
+      const kernels::OracleAnswer answer =
+          kernels::AttendByDefinition({.geometry = &geometry_,
+                                       .lane = item.lane,
+                                       .row = buffers_[i].query.data() + row * tile.row_bytes(),
+                                       .query_head = head,
+                                       .position = item.first_query_position + query,
+                                       .causal = causal_},
+                                      expected.data());
       const double logit_error = answer.logit_mass * (geometry_.head_dim + 8) * 0x1p-24;
       const double bound = answer.value_peak * (WeightError() + 4 * logit_error) + 1e-30;
       for (std::uint32_t c = 0; c < geometry_.head_dim; ++c) {
@@ -178,7 +188,7 @@ TEST_P(EveryVariant, AgreesWithTheDefinition) {
 TEST_P(EveryVariant, AgreesWithEveryRuleOfALayer) {
   const std::uint64_t seed = FreshSeed();
   SCOPED_TRACE(seed);
-  const std::vector<float> sinks = {0.5f, -3.0f, 2.0f, 0.0f, 1.0f};
+  const std::vector<float> sinks = {0.5f, -INFINITY, 200.0f, 0.0f, -200.0f};
   LayerGeometry geometry = Geometry(GetParam().type, GetParam().head_dim, 1, 5);
   geometry.sliding_window = 100;
   geometry.logit_softcap = 3;
@@ -187,6 +197,7 @@ TEST_P(EveryVariant, AgreesWithEveryRuleOfALayer) {
     Problem problem(geometry, causal, seed);
     problem.Add({.segments = {600}, .tail = 40, .ring_tiles = 3}, 7, 0);
     problem.Add({.segments = {10, 20}, .tail = 64, .ring_tiles = 3}, 3, 0);
+    problem.Add({}, 1, 0);  // nothing but the sinks
     ASSERT_EQ(problem.Run({.seed = seed}), kNoFault);
     problem.ExpectRight();
   }
@@ -197,17 +208,14 @@ std::string VariantName(const ::testing::TestParamInfo<Variant>& info) {
          std::to_string(info.param.head_dim);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cuda, EveryVariant,
-                         ::testing::Values(Variant{ElementType::kBf16, 64},
-                                           Variant{ElementType::kBf16, 128},
-                                           Variant{ElementType::kBf16, 256},
-                                           Variant{ElementType::kFp16, 64},
-                                           Variant{ElementType::kFp16, 128},
-                                           Variant{ElementType::kFp16, 256},
-                                           Variant{ElementType::kFp32, 64},
-                                           Variant{ElementType::kFp32, 128},
-                                           Variant{ElementType::kFp32, 256}),
-                         VariantName);
+INSTANTIATE_TEST_SUITE_P(
+    Cuda, EveryVariant,
+    ::testing::Values(Variant{ElementType::kBf16, 64}, Variant{ElementType::kBf16, 128},
+                      Variant{ElementType::kBf16, 256}, Variant{ElementType::kFp16, 64},
+                      Variant{ElementType::kFp16, 128}, Variant{ElementType::kFp16, 256},
+                      Variant{ElementType::kFp32, 64}, Variant{ElementType::kFp32, 128},
+                      Variant{ElementType::kFp32, 256}),
+    VariantName);
 
 TEST(Attend, AgreesWithTheDefinitionOnRandomShapes) {
   const std::uint64_t seed = FreshSeed();
@@ -273,8 +281,8 @@ TEST_P(EveryType, BitsOfAQueryDoNotDependOnTheOtherQueries) {
     item = all;
     item.queries = 1;
     item.first_query_position += q;
-    item.query = static_cast<const std::byte*>(all.query) +
-                 q * 2 * 64 * kernels::ElementBytes(GetParam());
+    item.query =
+        static_cast<const std::byte*>(all.query) + q * 2 * 64 * kernels::ElementBytes(GetParam());
     problem.Run({.seed = seed + q});
     const std::vector<std::uint32_t> alone = problem.Bits(0);
     EXPECT_TRUE(std::equal(alone.begin(), alone.begin() + 2 * 64, together.begin() + q * 2 * 64))
@@ -320,6 +328,23 @@ TEST_P(EveryType, NanInASeenRowReachesTheResult) {
 
 std::string TypeName(const ::testing::TestParamInfo<ElementType>& info) {
   return kernels::ElementName(info.param);
+}
+
+// One entry outweighs each of 4,000 others by 2^26, beyond what fp16 resolves beside 1; together
+// they still are 6e-5 of the whole, and all of the output.
+TEST_P(EveryType, ManySmallWeightsAddUp) {
+  LayerGeometry geometry = Geometry(GetParam(), 64, 1, 1);
+  geometry.scale = 18.0f / 64;
+  Problem problem(geometry, true, 1);
+  problem.Add({.segments = {4000}, .tail = 1, .ring_tiles = 2}, 1, 0);
+  const kernels::DenseTile tile = {.head_dim = 64, .type = GetParam()};
+  problem.lane(0).SetEveryElement(tile, 0, 1);
+  problem.lane(0).SetNewestElement(tile, 1, 0);
+  problem.SetQuery(0, 1);
+  ASSERT_EQ(problem.Run({}), kNoFault);
+  const double small = 4000 * std::exp(-18.0);
+  const float got = std::bit_cast<float>(problem.Bits(0)[5]);
+  EXPECT_NEAR(got, small / (1 + small), small / 200);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cuda, EveryType,

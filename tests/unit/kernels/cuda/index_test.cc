@@ -45,8 +45,7 @@ TEST_F(Index, VisibleEntriesAreThoseThatTheRuleLetsThrough) {
     for (std::uint32_t e = 0; e < 110; ++e) {
       bool any = false;
       for (std::uint32_t q = 0; q < queries; ++q) {
-        const bool seen =
-            e >= live.begin && e < live.end && IsVisible(base + e, first + q, rule);
+        const bool seen = e >= live.begin && e < live.end && IsVisible(base + e, first + q, rule);
         any |= seen;
         // The kernel cuts each query's range out of what all see together.
         ASSERT_EQ(VisibleEntries(base, all, VisibleFrom(first + q, rule)).Contains(e), seen)
@@ -61,8 +60,7 @@ TEST_F(Index, VisibleRangesStandTheLargestPositions) {
   const std::uint64_t far = std::uint64_t{1} << 62;
   const EntryRange live = {.begin = 0, .end = 512};
   EXPECT_TRUE(VisibleEntries(far, live, VisibleFrom(5, {.causal = true})).empty());
-  EXPECT_TRUE(
-      VisibleEntries(5, live, VisibleFrom(far, {.causal = true, .window = 1000})).empty());
+  EXPECT_TRUE(VisibleEntries(5, live, VisibleFrom(far, {.causal = true, .window = 1000})).empty());
   EXPECT_EQ(VisibleEntries(far, live, VisibleFrom(far + 9, {.causal = true})).end, 10u);
   EXPECT_EQ(VisibleEntries(far, live, VisibleFrom(0, {.causal = false})).end, 512u);
 }
@@ -170,8 +168,8 @@ TEST_F(Index, PartsCoverEveryEntryOnce) {
       ASSERT_TRUE(ref.sound);
       ASSERT_TRUE(ref.tail || ref.entries.end <= kSplitEntries);
       for (std::uint32_t e = ref.entries.begin; e < ref.entries.end; ++e) {
-        const std::uint64_t where = ref.tail ? (ref.ring_slot + e / 32) % ref.ring_tiles
-                                             : ref.tile_table + e / 32 * 8;
+        const std::uint64_t where =
+            ref.tail ? (ref.ring_slot + e / 32) % ref.ring_tiles : ref.tile_table + e / 32 * 8;
         found.push_back({ref.base_position + e, where, e % 32});
       }
     }

@@ -92,7 +92,30 @@ class RandomLane {
   kernels::SegmentView& segment(std::size_t index) { return segments_[index]; }
   std::uint64_t tokens() const { return view_.tail.end; }
 
+  // Every channel of every K row of the segments, and of every V row.
+  void SetEveryElement(kernels::DenseTile tile, float key, float value) {
+    for (std::size_t s = 0; s < segments_.size(); ++s) {
+      for (std::uint32_t e = 0; e < segments_[s].entries; ++e) {
+        SetRows(tile, arena_.data() + tables_[s][e / 32], e % 32, key, value);
+      }
+    }
+  }
+  // The tail's newest token.
+  void SetNewestElement(kernels::DenseTile tile, float key, float value) {
+    const std::uint64_t token = view_.tail.end - 1;
+    SetRows(tile, ring_.data() + token / 32 % view_.tail.ring_tiles * tile.bytes(),
+            static_cast<std::uint32_t>(token % 32), key, value);
+  }
+
  private:
+  static void SetRows(kernels::DenseTile tile, std::byte* at, std::uint32_t row, float key,
+                      float value) {
+    for (std::uint32_t c = 0; c < tile.head_dim; ++c) {
+      const std::size_t element = c * kernels::ElementBytes(tile.type);
+      StoreElement(tile.type, key, at + tile.key_offset(row) + element);
+      StoreElement(tile.type, value, at + tile.value_offset(row) + element);
+    }
+  }
   void FillEntry(std::mt19937_64& random, std::byte* tile, std::uint64_t row) {
     const auto r = static_cast<std::uint32_t>(row);
     FillRow(tile_, random, tile + tile_.key_offset(r));

@@ -51,8 +51,7 @@ TEST(WriteRows, RowsLandInTheTilesOfTheirHeads) {
   for (std::uint32_t h = 0; h < kHeads; ++h) {
     for (std::uint32_t r = 0; r < kRows; ++r) {
       const std::uint32_t entry = targets[h].first_entry + r;
-      std::byte* at =
-          expected.data()->bytes + places[h * kTiles + entry / 32] - extent_bytes;
+      std::byte* at = expected.data()->bytes + places[h * kTiles + entry / 32] - extent_bytes;
       const std::uint64_t source = r * stride + h * row_bytes;
       std::memcpy(at + tile.key_offset(entry % 32), key.data()->bytes + source, row_bytes);
       std::memcpy(at + tile.value_offset(entry % 32), value.data()->bytes + source, row_bytes);
@@ -110,8 +109,8 @@ TEST_P(FindUnusableTest, NamesTheFirstRow) {
       tests::StoreElement(type, bad[random() % bad.size()],
                           rows[of].data()->bytes + (row * kHeads + head) * row_bytes +
                               random() % 64 * ElementBytes(type));
-      expected = std::min(expected, UnusableWord::Pack(4, 1000 + row,
-                                                       static_cast<std::uint32_t>(head), of == 1));
+      expected = std::min(
+          expected, UnusableWord::Pack(4, 1000 + row, static_cast<std::uint32_t>(head), of == 1));
     }
     std::uint64_t found = kNoneUnusable;
     tests::EmulateFindUnusable({.key = rows[0].data()->bytes,

@@ -38,15 +38,17 @@ class StepWriterTest : public ::testing::Test {
 };
 
 TEST_F(StepWriterTest, LayersMayDifferInHeads) {
-  const StepShape shape = {.batch = 2, .layers = 3, .lanes = 2 * (1 + 4 + 2), .segments = 14,
-                           .extents = 1};
+  const StepShape shape = {
+      .batch = 2, .layers = 3, .lanes = 2 * (1 + 4 + 2), .segments = 14, .extents = 1};
   StepWriter writer = Begin(shape);
   std::uint32_t tag = 0;
   for (const std::uint32_t heads : {1u, 4u, 2u}) {
     writer.BeginLayer(heads, ElementType::kFp16);
     for (std::uint32_t lane = 0; lane < 2 * heads; ++lane, ++tag) {
-      const SegmentSpec segment = {.tile_table = 8, .first_position = tag,
-                                   .entries = tag * 100, .format = TileFormat::kDenseFp16};
+      const SegmentSpec segment = {.tile_table = 8,
+                                   .first_position = tag,
+                                   .entries = tag * 100,
+                                   .format = TileFormat::kDenseFp16};
       writer.AddLane({&segment, 1}, {.ring = tag % 2 * 64, .ring_tiles = 4, .begin = tag});
     }
   }
@@ -112,8 +114,7 @@ TEST_F(StepWriterTest, RefusesSegmentsAndTailsThatNoKernelMayFollow) {
     return writer.Finish();
   };
   EXPECT_EQ(status({.entries = 32}, {}), StepStatus::kOk);
-  EXPECT_EQ(status({.entries = 32, .format = TileFormat::kDenseFp16}, {}),
-            StepStatus::kBadSegment);
+  EXPECT_EQ(status({.entries = 32, .format = TileFormat::kDenseFp16}, {}), StepStatus::kBadSegment);
   EXPECT_EQ(status({.tile_table = 4, .entries = 32}, {}), StepStatus::kBadSegment);
   EXPECT_EQ(status({.tile_table = kExtentBytes, .entries = 32}, {}), StepStatus::kBadSegment);
   EXPECT_EQ(status({.tile_table = kExtentBytes - 8, .entries = 33}, {}), StepStatus::kBadSegment);
@@ -204,13 +205,20 @@ TEST(Step, AppendingToAFullRingIsAFaultAndWritesNothing) {
     StepWriter writer({BytesOf(image), StepBytes(shape)}, shape);
     writer.SetSequence(0, {.committed = committed, .appended = 1});
     writer.BeginLayer(1, ElementType::kBf16);
-    writer.AddLane({}, {.ring = AddressOf(ring), .ring_tiles = 1,
-                        .begin = committed == 0 ? 1ull : 0ull});
+    writer.AddLane(
+        {}, {.ring = AddressOf(ring), .ring_tiles = 1, .begin = committed == 0 ? 1ull : 0ull});
     ASSERT_EQ(writer.Finish(), StepStatus::kOk);
     std::uint64_t fault = kNoFault;
-    tests::EmulateAppend({.step = BytesOf(image), .key = BytesOf(rows), .value = BytesOf(rows),
-                          .fault = &fault, .row_stride = 128, .layer = 0, .row_bytes = 128,
-                          .kv_heads = 1, .max_batch = 1, .max_appended = 1},
+    tests::EmulateAppend({.step = BytesOf(image),
+                          .key = BytesOf(rows),
+                          .value = BytesOf(rows),
+                          .fault = &fault,
+                          .row_stride = 128,
+                          .layer = 0,
+                          .row_bytes = 128,
+                          .kv_heads = 1,
+                          .max_batch = 1,
+                          .max_appended = 1},
                          1);
     EXPECT_EQ(fault, FaultWord::Pack(FaultKind::kBadTail, 0, 0));
     for (const Line& line : ring) ASSERT_EQ(line.bytes[0], std::byte{0});
@@ -229,8 +237,8 @@ TEST(Step, AnImageBeyondTheCapturedLimitsIsAFault) {
   writer.BeginLayer(1, ElementType::kFp32);
   for (int b = 0; b < 2; ++b) writer.AddLane({}, {.ring = AddressOf(ring), .ring_tiles = 1});
   ASSERT_EQ(writer.Finish(), StepStatus::kOk);
-  const LayerGeometry geometry = {.query_heads = 1, .kv_heads = 1, .head_dim = 64,
-                                  .type = ElementType::kFp32, .scale = 1};
+  const LayerGeometry geometry = {
+      .query_heads = 1, .kv_heads = 1, .head_dim = 64, .type = ElementType::kFp32, .scale = 1};
   const StepLimits enough = {.batch = 2, .queries = 2, .works = 2};
   for (const StepLimits& limits : {enough, StepLimits{.batch = 1, .queries = 2, .works = 2},
                                    StepLimits{.batch = 2, .queries = 1, .works = 2},

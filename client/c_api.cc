@@ -1,0 +1,305 @@
+// The C interface on top of the C++ one.
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/tessera.h"
+#include "client/worker.h"
+#include "daemon/base/strings.h"
+#include "daemon/base/version.h"
+
+namespace client = tessera::client;
+
+struct tessera_worker {
+  std::unique_ptr<client::Worker> worker;
+};
+struct tessera_model {
+  client::Model model;
+};
+struct tessera_sequence {
+  client::Sequence sequence;
+};
+
+namespace {
+
+// The caller's threads, as an executor.
+class CallbackExecutor final : public tessera::kernels::Executor {
+ public:
+  CallbackExecutor(tessera_parallel_for parallel_for, void* context)
+      : parallel_for_(parallel_for), context_(context) {}
+  void ParallelFor(std::uint32_t tasks, Task task, void* context) override {
+    parallel_for_(context_, tasks, task, context);
+  }
+
+ private:
+  tessera_parallel_for parallel_for_;
+  void* context_;
+};
+
+}  // namespace
+
+struct tessera_step {
+  std::optional<CallbackExecutor> executor;  // before the step, which uses it
+  client::Step step;
+};
+
+namespace {
+
+tessera_code Report(const absl::Status& status, tessera_error* error) {
+  const auto code = static_cast<tessera_code>(status.code());
+  if (error == nullptr) return code;
+  error->code = code;
+  const std::string_view message = tessera::AsStringView(status.message());
+  const std::size_t length = std::min(message.size(), sizeof error->message - 1);
+  std::memcpy(error->message, message.data(), length);
+  error->message[length] = '\0';
+  return code;
+}
+
+// The caller's struct in this library's size: what an older header did not have is as in `defaults`.
+template <typename Struct>
+Struct Adopt(const Struct* given, Struct defaults) {
+  if (given == nullptr) return defaults;
+  std::memcpy(&defaults, given, std::min(given->struct_size, sizeof(Struct)));
+  return defaults;
+}
+
+std::string Text(const char* text) { return text == nullptr ? "" : text; }
+
+std::span<const std::byte> Bytes(const void* data, std::size_t size) {
+  return {static_cast<const std::byte*>(data), size};
+}
+
+client::StepTensors ToStepTensors(const tessera_step_tensors* given) {
+  const tessera_step_tensors tensors = Adopt(given, tessera_step_tensors TESSERA_STEP_TENSORS_INIT);
+  return {.key = Bytes(tensors.key, tensors.key_bytes),
+          .value = Bytes(tensors.value, tensors.key_bytes),
+          .query = Bytes(tensors.query, tensors.query_bytes),
+          .output = {static_cast<std::byte*>(tensors.output), tensors.output_bytes},
+          .lse = {tensors.lse, tensors.lse == nullptr ? 0 : tensors.lse_count},
+          .output_type = static_cast<client::ElementType>(tensors.output_type),
+          .causal = tensors.causal != 0};
+}
+
+tessera_code Hand(absl::StatusOr<client::Sequence> sequence, tessera_sequence** out,
+                  tessera_error* error) {
+  if (sequence.ok()) *out = new tessera_sequence{*std::move(sequence)};
+  return Report(sequence.status(), error);
+}
+
+}  // namespace
+
+extern "C" {
+
+uint32_t tessera_abi_version(void) { return TESSERA_ABI_VERSION; }
+
+const char* tessera_version(void) { return tessera::Version().data(); }
+
+// ---- worker
+
+tessera_code tessera_attach(const tessera_attach_options* options, tessera_worker** worker,
+                            tessera_error* error) {
+  const tessera_attach_options given =
+      Adopt(options, tessera_attach_options TESSERA_ATTACH_OPTIONS_INIT);
+  client::AttachOptions attach;
+  if (given.address != nullptr) attach.address = given.address;
+  attach.tenant_token = Text(given.tenant_token);
+  attach.worker_name = Text(given.worker_name);
+  attach.group = Text(given.group);
+  attach.rank = given.rank;
+  attach.group_size = given.group_size;
+  attach.map_memory = given.map_memory != 0;
+  attach.reattach.automatic = given.reattach_automatic != 0;
+  attach.attach_timeout = std::chrono::milliseconds(given.attach_timeout_ms);
+  attach.rpc_timeout = std::chrono::milliseconds(given.rpc_timeout_ms);
+  attach.reattach.give_up_after = std::chrono::milliseconds(given.reattach_timeout_ms);
+  absl::StatusOr<std::unique_ptr<client::Worker>> attached =
+      client::Worker::Attach(std::move(attach));
+  if (attached.ok()) *worker = new tessera_worker{*std::move(attached)};
+  return Report(attached.status(), error);
+}
+
+void tessera_detach(tessera_worker* worker) { delete worker; }
+
+tessera_code tessera_status(const tessera_worker* worker, tessera_error* error) {
+  return Report(worker->worker->status(), error);
+}
+
+tessera_code tessera_reattach(tessera_worker* worker, size_t* gone, tessera_error* error) {
+  const absl::StatusOr<client::ReattachReport> report = worker->worker->Reattach();
+  if (report.ok() && gone != nullptr) *gone = report->gone.size();
+  return Report(report.status(), error);
+}
+
+int tessera_is_mapped(const tessera_worker* worker) { return worker->worker->mapped(); }
+
+int tessera_is_draining(const tessera_worker* worker) { return worker->worker->draining(); }
+
+uint64_t tessera_session_id(const tessera_worker* worker) {
+  return worker->worker->session_id().value();
+}
+
+// ---- models
+
+tessera_code tessera_register_model(tessera_worker* worker, const tessera_model_options* options,
+                                    tessera_model** model, tessera_error* error) {
+  const tessera_model_options given =
+      Adopt(options, tessera_model_options TESSERA_MODEL_OPTIONS_INIT);
+  client::ModelGeometry geometry;
+  geometry.name = Text(given.name);
+  geometry.type = static_cast<client::ElementType>(given.type);
+  geometry.rope.theta = given.rope_theta;
+  geometry.rope.interleaved = given.rope_interleaved != 0;
+  for (std::size_t i = 0; i < given.layer_count; ++i) {
+    const tessera_layer& layer = given.layers[i];
+    geometry.layers.push_back({.query_heads = layer.query_heads,
+                               .kv_heads = layer.kv_heads,
+                               .head_dim = layer.head_dim,
+                               .scale = layer.scale,
+                               .sliding_window = layer.sliding_window,
+                               .logit_softcap = layer.logit_softcap});
+    if (layer.sinks != nullptr) {
+      geometry.layers.back().sinks.assign(layer.sinks, layer.sinks + layer.query_heads);
+    }
+  }
+  absl::StatusOr<client::Model> registered = worker->worker->RegisterModel(geometry);
+  if (registered.ok()) *model = new tessera_model{*std::move(registered)};
+  return Report(registered.status(), error);
+}
+
+void tessera_model_destroy(tessera_model* model) { delete model; }
+
+// ---- sequences
+
+tessera_code tessera_sequence_create(tessera_worker* worker, const tessera_model* model,
+                                     const char* policy, tessera_sequence** sequence,
+                                     tessera_error* error) {
+  return Hand(worker->worker->CreateSequence(model->model, Text(policy)), sequence, error);
+}
+
+tessera_code tessera_sequence_adopt(tessera_worker* worker, const tessera_model* model,
+                                    uint64_t sequence_id, tessera_sequence** sequence,
+                                    tessera_error* error) {
+  return Hand(worker->worker->Adopt(model->model, tessera::SequenceId(sequence_id)), sequence,
+              error);
+}
+
+void tessera_sequence_destroy(tessera_sequence* sequence) { delete sequence; }
+
+uint64_t tessera_sequence_id(const tessera_sequence* sequence) {
+  return sequence->sequence.id().value();
+}
+
+uint64_t tessera_sequence_tokens(const tessera_sequence* sequence) {
+  return sequence->sequence.tokens();
+}
+
+tessera_code tessera_sequence_append(tessera_sequence* sequence, const tessera_append* append,
+                                     uint64_t* tokens, tessera_error* error) {
+  const tessera_append given = Adopt(append, tessera_append TESSERA_APPEND_INIT);
+  const absl::StatusOr<std::uint64_t> held =
+      sequence->sequence.Append({.key = Bytes(given.key, given.bytes),
+                                 .value = Bytes(given.value, given.bytes),
+                                 .tokens = given.tokens,
+                                 .first_layer = given.first_layer,
+                                 .layers = given.layers,
+                                 .end_of_prompt = given.end_of_prompt != 0});
+  if (held.ok() && tokens != nullptr) *tokens = *held;
+  return Report(held.status(), error);
+}
+
+tessera_code tessera_sequence_fork(tessera_sequence* sequence, tessera_sequence** child,
+                                   tessera_error* error) {
+  return Hand(sequence->sequence.Fork(), child, error);
+}
+
+tessera_code tessera_sequence_truncate(tessera_sequence* sequence, uint64_t tokens,
+                                       tessera_error* error) {
+  return Report(sequence->sequence.Truncate(tokens), error);
+}
+
+tessera_code tessera_sequence_park(tessera_sequence* sequence, tessera_error* error) {
+  return Report(sequence->sequence.Park(), error);
+}
+
+tessera_code tessera_sequence_handover(tessera_sequence* sequence, uint64_t to_session_id,
+                                       tessera_error* error) {
+  return Report(sequence->sequence.Handover(tessera::SessionId(to_session_id)), error);
+}
+
+tessera_code tessera_sequence_describe(const tessera_sequence* sequence,
+                                       tessera_sequence_info* info, tessera_error* error) {
+  const absl::StatusOr<tessera::v1::DescribeResponse> found = sequence->sequence.Describe();
+  if (found.ok()) {
+    const tessera_sequence_info full = {
+        .struct_size = info->struct_size,
+        .tokens = found->tokens(),
+        .tile_bytes = found->tile_bytes(),
+        .shared_tile_bytes = found->shared_tile_bytes(),
+        .decoding = found->decoding(),
+        .failed = found->state() == tessera::v1::SEQUENCE_STATE_FAILED};
+    std::memcpy(info, &full, std::min(info->struct_size, sizeof full));
+  }
+  return Report(found.status(), error);
+}
+
+// ---- decode
+
+tessera_code tessera_step_begin(tessera_worker* worker, tessera_sequence* const* sequences,
+                                size_t count, const tessera_step_options* options,
+                                tessera_step** step, tessera_error* error) {
+  const tessera_step_options given =
+      Adopt(options, tessera_step_options TESSERA_STEP_OPTIONS_INIT);
+  std::vector<client::Sequence*> batch;
+  for (std::size_t i = 0; i < count; ++i) batch.push_back(&sequences[i]->sequence);
+  auto begun = std::make_unique<tessera_step>();
+  if (given.parallel_for != nullptr) {
+    begun->executor.emplace(given.parallel_for, given.parallel_context);
+  }
+  client::StepOptions step_options;
+  step_options.new_tokens = given.new_tokens;
+  if (given.new_tokens_each != nullptr) {
+    step_options.new_tokens_each = {given.new_tokens_each, count};
+  }
+  step_options.timeout = std::chrono::milliseconds(given.timeout_ms);
+  step_options.executor = begun->executor.has_value() ? &*begun->executor : nullptr;
+  absl::StatusOr<client::Step> opened = worker->worker->BeginStep(batch, step_options);
+  if (opened.ok()) {
+    begun->step = *std::move(opened);
+    *step = begun.release();
+  }
+  return Report(opened.status(), error);
+}
+
+tessera_code tessera_step_append(tessera_step* step, uint32_t layer,
+                                 const tessera_step_tensors* tensors, tessera_error* error) {
+  const client::StepTensors given = ToStepTensors(tensors);
+  return Report(step->step.Append(layer, given.key, given.value), error);
+}
+
+tessera_code tessera_step_attend(tessera_step* step, uint32_t layer,
+                                 const tessera_step_tensors* tensors, tessera_error* error) {
+  return Report(step->step.Attend(layer, ToStepTensors(tensors)), error);
+}
+
+tessera_code tessera_step_append_and_attend(tessera_step* step, uint32_t layer,
+                                            const tessera_step_tensors* tensors,
+                                            tessera_error* error) {
+  return Report(step->step.AppendAndAttend(layer, ToStepTensors(tensors)), error);
+}
+
+tessera_code tessera_step_end(tessera_step* step, const uint32_t* accepted, size_t count,
+                              tessera_error* error) {
+  if (accepted == nullptr) return Report(step->step.End(), error);
+  return Report(step->step.End({accepted, count}), error);
+}
+
+void tessera_step_destroy(tessera_step* step) { delete step; }
+
+}  // extern "C"

@@ -1,0 +1,68 @@
+#include "client/cli/bench/local_daemon.h"
+
+#include <fcntl.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+
+#include "daemon/base/strings.h"
+
+namespace tessera::cli::bench {
+
+std::string BinaryFolder() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+}
+
+absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(
+    const std::vector<std::string>& flags) {
+  std::string folder = std::filesystem::temp_directory_path() / "tessera-bench-XXXXXX";
+  if (::mkdtemp(folder.data()) == nullptr) {
+    return absl::InternalError(Concat("no temporary folder ", folder));
+  }
+  std::vector<std::string> args = {BinaryFolder() + "/tesserad",
+                                   Concat("--listen=unix:", folder, "/tesserad.sock"), "--metrics=",
+                                   "--pool-bytes=1GiB", "--log-level=error"};
+  args.insert(args.end(), flags.begin(), flags.end());
+  std::vector<char*> raw;
+  for (std::string& arg : args) raw.push_back(arg.data());
+  raw.push_back(nullptr);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::execv(raw[0], raw.data());
+    ::_exit(127);
+  }
+  if (pid < 0) return absl::InternalError("no process for the benchmark's daemon");
+  std::unique_ptr<LocalDaemon> daemon(new LocalDaemon(pid, folder));
+  const auto channel = grpc::CreateChannel(daemon->address(), grpc::InsecureChannelCredentials());
+  if (!channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(15))) {
+    return absl::UnavailableError(Concat(args[0], " did not serve within 15 s"));
+  }
+  return daemon;
+}
+
+LocalDaemon::~LocalDaemon() {
+  ::kill(pid_, SIGKILL);
+  ::waitpid(pid_, nullptr, 0);
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
+}
+
+double LocalDaemon::CpuSeconds() const {
+  double nanoseconds = 0;
+  std::error_code error;
+  for (const auto& task :
+       std::filesystem::directory_iterator(Concat("/proc/", pid_, "/task"), error)) {
+    double on_cpu = 0;
+    if (std::ifstream(task.path() / "schedstat") >> on_cpu) nanoseconds += on_cpu;
+  }
+  return nanoseconds * 1e-9;
+}
+
+}  // namespace tessera::cli::bench

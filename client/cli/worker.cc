@@ -1,0 +1,247 @@
+// tessera worker: a small worker that prefills, decodes and forks through a daemon with a synthetic
+// model, and compares what comes back with attention over a copy of its own.
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "client/cli/admin.h"
+#include "client/cli/bench/report.h"
+#include "client/cli/command.h"
+#include "client/cli/run.h"
+#include "client/cli/synthetic.h"
+#include "client/cli/table.h"
+#include "client/worker.h"
+#include "daemon/base/bytes.h"
+
+namespace tessera::cli {
+
+namespace {
+
+// bf16 K, V, Q and probabilities: what dense attention may differ by from double precision.
+constexpr double kTolerance = 0.02;
+
+struct Plan {
+  std::string address;
+  std::string name;
+  std::string token;
+  bool mapped = true;
+  std::uint64_t sequences = 0;
+  std::uint64_t prompt = 0;
+  std::uint64_t steps = 0;
+  std::uint64_t check_every = 0;
+  std::uint64_t seed = 0;
+};
+
+absl::StatusOr<Plan> ReadPlan(const Flags& flags) {
+  Plan plan;
+  plan.address = flags.Get("address");
+  plan.name = flags.Get("name");
+  plan.token = flags.Get("token");
+  const std::string& door = flags.Get("door");
+  if (door != "mapped" && door != "rpc") {
+    return absl::InvalidArgumentError(
+        Concat("--door is \"", door, "\"; there are mapped and rpc"));
+  }
+  plan.mapped = door == "mapped";
+  struct Number {
+    const char* name;
+    std::uint64_t* place;
+    std::uint64_t min;
+    std::uint64_t max;
+  };
+  for (const Number& number : {Number{"sequences", &plan.sequences, 1, 256},
+                               Number{"prompt", &plan.prompt, 1, 100000},
+                               Number{"steps", &plan.steps, 1, 100000},
+                               Number{"check-every", &plan.check_every, 1, 100000},
+                               Number{"seed", &plan.seed, 0, ~std::uint64_t{0}}}) {
+    absl::StatusOr<std::uint64_t> value = flags.Number(number.name, number.min, number.max);
+    if (!value.ok()) return value.status();
+    *number.place = *value;
+  }
+  return plan;
+}
+
+// What the run showed.
+struct Outcome {
+  std::uint64_t prefilled = 0;
+  std::uint64_t decoded = 0;
+  std::uint64_t checks = 0;
+  std::uint64_t retries = 0;
+  double worst_error = 0;
+  std::vector<double> step_us;
+  std::string tile_bytes;
+};
+
+class SyntheticWorker {
+ public:
+  SyntheticWorker(const Plan& plan, client::Worker& worker) : plan_(plan), worker_(worker) {}
+
+  absl::Status Run(Outcome& outcome) {
+    absl::StatusOr<client::Model> model = worker_.RegisterModel(shape_.Geometry());
+    if (!model.ok()) return model.status();
+    for (std::uint64_t i = 0; i < plan_.sequences; ++i) {
+      absl::StatusOr<client::Sequence> sequence = worker_.CreateSequence(*model);
+      if (!sequence.ok()) return sequence.status();
+      sequences_.push_back(*std::move(sequence));
+      truths_.emplace_back(shape_, plan_.seed * 1000 + i);
+      if (absl::Status status = Prefill(i, outcome); !status.ok()) return status;
+    }
+    absl::Status status = Decode(plan_.steps, outcome);
+    if (!status.ok()) return status;
+    // A fork shares its parent's segments and goes its own way.
+    absl::StatusOr<client::Sequence> fork = sequences_.front().Fork();
+    if (!fork.ok()) return fork.status();
+    sequences_.push_back(*std::move(fork));
+    truths_.push_back(truths_.front().Fork(plan_.seed * 1000 + 999));
+    status = Decode(std::max<std::uint64_t>(1, plan_.steps / 8), outcome);
+    if (!status.ok()) return status;
+    absl::StatusOr<v1::DescribeResponse> description = sequences_.back().Describe();
+    if (!description.ok()) return description.status();
+    outcome.tile_bytes = Concat(FormatBytes(description->tile_bytes()), ", ",
+                                FormatBytes(description->shared_tile_bytes()), " of it shared");
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Prefill(std::uint64_t i, Outcome& outcome) {
+    truths_[i].Grow(plan_.prompt);
+    const std::vector<std::uint16_t> key = truths_[i].KeysOfAllLayers(0, plan_.prompt);
+    const std::vector<std::uint16_t> value = truths_[i].ValuesOfAllLayers(0, plan_.prompt);
+    outcome.prefilled += plan_.prompt;
+    return sequences_[i]
+        .Append({.key = BytesOf(key), .value = BytesOf(value), .tokens = plan_.prompt})
+        .status();
+  }
+
+  absl::Status Decode(std::uint64_t steps, Outcome& outcome) {
+    for (std::uint64_t step = 0; step < steps; ++step) {
+      for (SyntheticSequence& truth : truths_) truth.Grow(1);
+      absl::Status status;
+      do {
+        const auto begun = std::chrono::steady_clock::now();
+        status = OneStep();
+        outcome.step_us.push_back(
+            std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begun)
+                .count());
+        outcome.retries += absl::IsAborted(status);
+      } while (absl::IsAborted(status));  // the daemon took the pin back: the same step again
+      if (!status.ok()) return status;
+      outcome.decoded += sequences_.size();
+      if (step % plan_.check_every != 0 && step + 1 != steps) continue;
+      if (absl::Status checked = Check(outcome); !checked.ok()) return checked;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status OneStep() {
+    std::vector<client::Sequence*> batch;
+    for (client::Sequence& sequence : sequences_) batch.push_back(&sequence);
+    absl::StatusOr<client::Step> step = worker_.BeginStep(batch);
+    if (!step.ok()) return step.status();
+    outputs_.assign(shape_.layers, std::vector<float>(batch.size() * shape_.query_row()));
+    for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+      Gather(layer);
+      absl::Status status = step->AppendAndAttend(layer, {.key = BytesOf(key_),
+                                                          .value = BytesOf(value_),
+                                                          .query = BytesOf(query_),
+                                                          .output = WritableBytesOf(outputs_[layer])});
+      if (!status.ok()) return status;
+    }
+    return step->End();
+  }
+
+  // The batch's rows of one layer, as a model would compute them.
+  void Gather(std::uint32_t layer) {
+    key_.clear();
+    value_.clear();
+    query_.clear();
+    for (const SyntheticSequence& truth : truths_) {
+      const std::uint64_t token = truth.tokens() - 1;
+      const auto add = [](std::vector<std::uint16_t>& to, const auto& from) {
+        to.insert(to.end(), from.begin(), from.end());
+      };
+      add(key_, truth.Key(layer, token, 1));
+      add(value_, truth.Value(layer, token, 1));
+      add(query_, truth.Query(layer, token));
+    }
+  }
+
+  absl::Status Check(Outcome& outcome) {
+    for (std::size_t i = 0; i < truths_.size(); ++i) {
+      for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+        const double error = truths_[i].Error(
+            layer, truths_[i].tokens() - 1,
+            std::span(outputs_[layer]).subspan(i * shape_.query_row(), shape_.query_row()));
+        ++outcome.checks;
+        outcome.worst_error = error <= outcome.worst_error ? outcome.worst_error : error;
+        if (!(error <= kTolerance)) {
+          return absl::DataLossError(Concat("layer ", layer, " of sequence ", i, " at token ",
+                                            truths_[i].tokens() - 1, " is off by ", error,
+                                            " of the largest output; allowed is ", kTolerance));
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  const Plan& plan_;
+  client::Worker& worker_;
+  const SyntheticShape shape_;
+  std::vector<client::Sequence> sequences_;
+  std::vector<SyntheticSequence> truths_;
+  std::vector<std::uint16_t> key_, value_, query_;
+  std::vector<std::vector<float>> outputs_;  // per layer
+};
+
+std::string Render(const Plan& plan, const Outcome& outcome, bool mapped) {
+  const auto count = [](std::uint64_t value) { return Concat(value); };
+  Table table({{"worker " + plan.name, Align::kLeft}, {"", Align::kLeft}});
+  table.Add({"door", mapped ? "mapped memory: attention runs in this process" : "RPC"});
+  table.Add({"prefilled", Concat(outcome.prefilled, " tokens in ", plan.sequences, " sequences")});
+  table.Add({"decoded", Concat(outcome.decoded, " tokens, with a fork along the way")});
+  table.Add({"step", Concat("median ", Fixed(bench::Median(outcome.step_us), 0), " us, p99 ",
+                            Fixed(bench::Percentile(outcome.step_us, 0.99), 0), " us")});
+  table.Add({"retried steps", count(outcome.retries)});
+  table.Add({"the fork holds", outcome.tile_bytes});
+  table.Add({"checked", Concat(outcome.checks, " outputs against double precision: worst error ",
+                               Fixed(outcome.worst_error, 5), ", allowed ", Fixed(kTolerance, 2))});
+  return table.Render();
+}
+
+}  // namespace
+
+int RunWorker(std::span<const std::string_view> args) {
+  return RunWithFlags(
+      Flags("Usage: tessera worker [--address=ADDRESS] [flags]\n\n"
+            "Prefills, decodes and forks sequences of a synthetic model (4 layers, 8 query and 2 kv\n"
+            "heads, head_dim 128, bf16) and checks the attention that comes back.",
+            {{"address", "ADDRESS", "the daemon", kDefaultAddress},
+             {"name", "NAME", "shown in tessera status", "demo"},
+             {"token", "TOKEN", "of the tenant", ""},
+             {"door", "mapped|rpc", "through mapped memory, or by RPC alone", "mapped"},
+             {"sequences", "N", "decoded as one batch", "4"},
+             {"prompt", "N", "tokens prefilled per sequence", "512"},
+             {"steps", "N", "tokens decoded per sequence", "128"},
+             {"check-every", "N", "steps between two checks", "16"},
+             {"seed", "N", "of the synthetic model", "1"}}),
+      args, [](const Flags& flags) -> absl::Status {
+        absl::StatusOr<Plan> plan = ReadPlan(flags);
+        if (!plan.ok()) return plan.status();
+        absl::StatusOr<std::unique_ptr<client::Worker>> worker =
+            client::Worker::Attach({.address = plan->address,
+                                    .tenant_token = plan->token,
+                                    .worker_name = plan->name,
+                                    .map_memory = plan->mapped});
+        if (!worker.ok()) return worker.status();
+        Outcome outcome;
+        absl::Status status = SyntheticWorker(*plan, **worker).Run(outcome);
+        if (!status.ok()) return status;
+        std::fputs(Render(*plan, outcome, (*worker)->mapped()).c_str(), stdout);
+        return absl::OkStatus();
+      });
+}
+
+}  // namespace tessera::cli

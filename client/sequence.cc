@@ -1,0 +1,140 @@
+#include "client/sequence.h"
+
+#include <utility>
+
+#include "client/bulk_append.h"
+#include "client/core.h"
+#include "client/sequence_state.h"
+#include "client/session.h"
+#include "daemon/base/check.h"
+
+namespace tessera::client {
+
+namespace {
+
+// What nearly every call needs: the session, and the sequence to itself.
+struct Hold {
+  std::shared_ptr<Session> session;
+  SequenceUse use;
+};
+
+absl::StatusOr<Hold> Take(const std::shared_ptr<Core>& core,
+                          const std::shared_ptr<SequenceState>& state) {
+  TESSERA_CHECK(state != nullptr, "a call through an empty sequence handle");
+  absl::StatusOr<SequenceUse> use = SequenceUse::Take(state);
+  if (!use.ok()) return use.status();
+  absl::StatusOr<std::shared_ptr<Session>> session = core->session();
+  if (!session.ok()) return session.status();
+  return Hold{*std::move(session), *std::move(use)};
+}
+
+}  // namespace
+
+Sequence::Sequence(std::shared_ptr<Core> core, std::shared_ptr<SequenceState> state)
+    : core_(std::move(core)), state_(std::move(state)) {}
+
+Sequence& Sequence::operator=(Sequence&& other) noexcept {
+  if (this != &other) {
+    (void)Release();
+    core_ = std::move(other.core_);
+    state_ = std::move(other.state_);
+  }
+  return *this;
+}
+
+Sequence::~Sequence() { (void)Release(); }
+
+SequenceId Sequence::id() const { return state_ == nullptr ? SequenceId() : state_->id; }
+
+std::uint64_t Sequence::tokens() const { return state_ == nullptr ? 0 : state_->tokens; }
+
+absl::StatusOr<std::uint64_t> Sequence::Append(const AppendTensors& tensors) {
+  absl::StatusOr<Hold> hold = Take(core_, state_);
+  if (!hold.ok()) return hold.status();
+  return BulkAppend(*hold->session, *hold->use, tensors);
+}
+
+absl::StatusOr<Sequence> Sequence::Fork() {
+  absl::StatusOr<Hold> hold = Take(core_, state_);
+  if (!hold.ok()) return hold.status();
+  v1::ForkRequest request;
+  v1::ForkResponse response;
+  request.set_parent_id(state_->id.value());
+  if (absl::Status status = hold->session->Call(request, response); !status.ok()) return status;
+  auto child =
+      std::make_shared<SequenceState>(SequenceId(response.sequence_id()), state_->model,
+                                      response.directory_offset(), response.tokens());
+  core_->AddSequence(child);
+  return Sequence(core_, std::move(child));
+}
+
+absl::Status Sequence::Truncate(std::uint64_t tokens) {
+  absl::StatusOr<Hold> hold = Take(core_, state_);
+  if (!hold.ok()) return hold.status();
+  v1::TruncateRequest request;
+  v1::TruncateResponse response;
+  request.set_sequence_id(state_->id.value());
+  request.set_tokens(tokens);
+  if (absl::Status status = hold->session->Call(request, response); !status.ok()) return status;
+  state_->tail = Tail();
+  state_->SetTokens(tokens);
+  return absl::OkStatus();
+}
+
+absl::Status Sequence::Park() {
+  absl::StatusOr<Hold> hold = Take(core_, state_);
+  if (!hold.ok()) return hold.status();
+  if (state_->tail.session != hold->session->serial()) return absl::OkStatus();
+  const SequenceId ids[] = {state_->id};
+  absl::StatusOr<v1::TailsClosed> closed = hold->session->CloseTails(ids);
+  if (!closed.ok()) return closed.status();
+  state_->tail = Tail();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::DescribeResponse> Sequence::Describe(bool lanes) const {
+  // Asks, and touches nothing that a step uses: allowed at any time.
+  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  if (!session.ok()) return session.status();
+  if (state_->gone) return SequenceUse::Take(state_).status();
+  v1::DescribeRequest request;
+  v1::DescribeResponse response;
+  request.set_sequence_id(state_->id.value());
+  request.set_lanes(lanes);
+  if (absl::Status status = (*session)->Call(request, response); !status.ok()) return status;
+  return response;
+}
+
+absl::Status Sequence::Handover(SessionId to) {
+  absl::StatusOr<Hold> hold = Take(core_, state_);
+  if (!hold.ok()) return hold.status();
+  v1::HandoverRequest request;
+  v1::HandoverResponse response;
+  request.set_sequence_id(state_->id.value());
+  request.set_to_session_id(to.value());
+  if (absl::Status status = hold->session->Call(request, response); !status.ok()) return status;
+  state_->tail = Tail();
+  state_->ended = true;
+  return absl::OkStatus();
+}
+
+absl::Status Sequence::Free() {
+  if (state_ == nullptr || state_->ended || state_->gone) return absl::OkStatus();
+  absl::StatusOr<Hold> hold = Take(core_, state_);
+  if (!hold.ok()) return hold.status();
+  absl::Status status = Release();
+  if (!status.ok()) state_->ended = false;
+  return status;
+}
+
+absl::Status Sequence::Release() {
+  if (state_ == nullptr || state_->ended.exchange(true) || state_->gone) return absl::OkStatus();
+  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  if (!session.ok()) return session.status();  // freed with the session
+  v1::FreeRequest request;
+  v1::FreeResponse response;
+  request.add_sequence_ids(state_->id.value());
+  return (*session)->Call(request, response);
+}
+
+}  // namespace tessera::client

@@ -1,0 +1,244 @@
+/* The C interface of the Tessera client library. See README.md for the words and the thread rules.
+ *
+ * Every call that can fail returns a tessera_code, TESSERA_OK on success, and writes a message to
+ * `error` where one is given. Handles are opaque; a handle that a failed call would have returned
+ * is left as it was. Strings are UTF-8 and NUL-terminated. NULL for an optional pointer means none.
+ *
+ * Structs of options start with their own size, so that a program built against an older header
+ * goes on working: use the *_INIT macros, then set what differs.
+ */
+#ifndef TESSERA_CLIENT_TESSERA_H_
+#define TESSERA_CLIENT_TESSERA_H_
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define TESSERA_API __attribute__((visibility("default")))
+#else
+#define TESSERA_API
+#endif
+
+/* Changes only where a program built against an older header would break. */
+#define TESSERA_ABI_VERSION 1
+TESSERA_API uint32_t tessera_abi_version(void);
+/* The release, "0.1.0". */
+TESSERA_API const char* tessera_version(void);
+
+/* The numbers are those of gRPC. */
+typedef enum tessera_code {
+  TESSERA_OK = 0,
+  TESSERA_CANCELLED = 1,
+  TESSERA_UNKNOWN = 2,
+  TESSERA_INVALID_ARGUMENT = 3,
+  TESSERA_DEADLINE_EXCEEDED = 4,
+  TESSERA_NOT_FOUND = 5,
+  TESSERA_ALREADY_EXISTS = 6,
+  TESSERA_PERMISSION_DENIED = 7,
+  TESSERA_RESOURCE_EXHAUSTED = 8,
+  TESSERA_FAILED_PRECONDITION = 9,
+  TESSERA_ABORTED = 10, /* of a step: nothing was committed, do it again */
+  TESSERA_OUT_OF_RANGE = 11,
+  TESSERA_UNIMPLEMENTED = 12,
+  TESSERA_INTERNAL = 13,
+  TESSERA_UNAVAILABLE = 14, /* the lease is lost: reattach */
+  TESSERA_DATA_LOSS = 15,
+  TESSERA_UNAUTHENTICATED = 16
+} tessera_code;
+
+/* Of one call; the caller's memory. Longer messages are cut. */
+typedef struct tessera_error {
+  tessera_code code;
+  char message[1020];
+} tessera_error;
+
+typedef enum tessera_type { TESSERA_BF16 = 1, TESSERA_FP16 = 2, TESSERA_FP32 = 3 } tessera_type;
+
+typedef struct tessera_worker tessera_worker;
+typedef struct tessera_model tessera_model;
+typedef struct tessera_sequence tessera_sequence;
+typedef struct tessera_step tessera_step;
+
+/* ---- worker ------------------------------------------------------------------------------- */
+
+typedef struct tessera_attach_options {
+  size_t struct_size;
+  const char* address;        /* "unix:PATH" or "HOST:PORT"; NULL: the default socket */
+  const char* tenant_token;   /* NULL: the tenant configured without one */
+  const char* worker_name;    /* for people */
+  const char* group;          /* tensor-parallel group */
+  uint32_t rank;
+  uint32_t group_size;
+  int32_t map_memory;         /* 0: everything through RPC */
+  int32_t reattach_automatic; /* 1: attach again, unasked, when the lease is lost */
+  uint64_t attach_timeout_ms;
+  uint64_t rpc_timeout_ms;
+  uint64_t reattach_timeout_ms;
+} tessera_attach_options;
+#define TESSERA_ATTACH_OPTIONS_INIT \
+  { sizeof(tessera_attach_options), NULL, NULL, NULL, NULL, 0, 0, 1, 0, 10000, 60000, 60000 }
+
+TESSERA_API tessera_code tessera_attach(const tessera_attach_options* options,
+                                        tessera_worker** worker, tessera_error* error);
+/* Frees the worker's sequences in the daemon. Handles that are left answer UNAVAILABLE; destroy
+ * them all the same. NULL is allowed, as in every *_destroy. */
+TESSERA_API void tessera_detach(tessera_worker* worker);
+/* TESSERA_OK while attached; else TESSERA_UNAVAILABLE with the reason. */
+TESSERA_API tessera_code tessera_status(const tessera_worker* worker, tessera_error* error);
+/* Attaches again after the lease was lost. `gone` (optional) receives how many sequences are gone;
+ * their handles answer TESSERA_NOT_FOUND. */
+TESSERA_API tessera_code tessera_reattach(tessera_worker* worker, size_t* gone,
+                                          tessera_error* error);
+TESSERA_API int tessera_is_mapped(const tessera_worker* worker);
+TESSERA_API int tessera_is_draining(const tessera_worker* worker);
+TESSERA_API uint64_t tessera_session_id(const tessera_worker* worker);
+
+/* ---- models ------------------------------------------------------------------------------- */
+
+typedef struct tessera_layer {
+  uint32_t query_heads; /* a multiple of kv_heads */
+  uint32_t kv_heads;
+  uint32_t head_dim;       /* 64, 128 or 256 */
+  float scale;             /* 0: 1 / sqrt(head_dim) */
+  uint32_t sliding_window; /* 0: none */
+  float logit_softcap;     /* 0: none */
+  const float* sinks;      /* query_heads of them, or NULL */
+} tessera_layer;
+
+typedef struct tessera_model_options {
+  size_t struct_size;
+  const char* name;
+  tessera_type type; /* of K, V and Q */
+  const tessera_layer* layers;
+  size_t layer_count;
+  double rope_theta; /* 0: no rotary positions */
+  int32_t rope_interleaved;
+} tessera_model_options;
+#define TESSERA_MODEL_OPTIONS_INIT \
+  { sizeof(tessera_model_options), NULL, TESSERA_BF16, NULL, 0, 0, 0 }
+
+TESSERA_API tessera_code tessera_register_model(tessera_worker* worker,
+                                                const tessera_model_options* options,
+                                                tessera_model** model, tessera_error* error);
+TESSERA_API void tessera_model_destroy(tessera_model* model);
+
+/* ---- sequences ---------------------------------------------------------------------------- */
+
+/* `policy`: NULL or a name. */
+TESSERA_API tessera_code tessera_sequence_create(tessera_worker* worker,
+                                                 const tessera_model* model, const char* policy,
+                                                 tessera_sequence** sequence,
+                                                 tessera_error* error);
+/* A sequence that another session has handed over to this one. */
+TESSERA_API tessera_code tessera_sequence_adopt(tessera_worker* worker,
+                                                const tessera_model* model, uint64_t sequence_id,
+                                                tessera_sequence** sequence,
+                                                tessera_error* error);
+/* Frees the sequence in the daemon, unless it was handed over, and the handle. */
+TESSERA_API void tessera_sequence_destroy(tessera_sequence* sequence);
+TESSERA_API uint64_t tessera_sequence_id(const tessera_sequence* sequence);
+TESSERA_API uint64_t tessera_sequence_tokens(const tessera_sequence* sequence);
+
+typedef struct tessera_append {
+  size_t struct_size;
+  const void* key; /* [layers][tokens][kv_heads][head_dim], the model's type */
+  const void* value;
+  size_t bytes; /* of each */
+  uint64_t tokens;
+  uint32_t first_layer;
+  uint32_t layers; /* 0: all from first_layer on */
+  int32_t end_of_prompt;
+} tessera_append;
+#define TESSERA_APPEND_INIT \
+  { sizeof(tessera_append), NULL, NULL, 0, 0, 0, 0, 0 }
+
+/* In bulk. `tokens` (optional) receives what every layer holds then. */
+TESSERA_API tessera_code tessera_sequence_append(tessera_sequence* sequence,
+                                                 const tessera_append* append, uint64_t* tokens,
+                                                 tessera_error* error);
+TESSERA_API tessera_code tessera_sequence_fork(tessera_sequence* sequence,
+                                               tessera_sequence** child, tessera_error* error);
+TESSERA_API tessera_code tessera_sequence_truncate(tessera_sequence* sequence, uint64_t tokens,
+                                                   tessera_error* error);
+TESSERA_API tessera_code tessera_sequence_park(tessera_sequence* sequence, tessera_error* error);
+TESSERA_API tessera_code tessera_sequence_handover(tessera_sequence* sequence,
+                                                   uint64_t to_session_id, tessera_error* error);
+
+typedef struct tessera_sequence_info {
+  size_t struct_size; /* set by the caller */
+  uint64_t tokens;
+  uint64_t tile_bytes;
+  uint64_t shared_tile_bytes;
+  int32_t decoding;
+  int32_t failed;
+} tessera_sequence_info;
+TESSERA_API tessera_code tessera_sequence_describe(const tessera_sequence* sequence,
+                                                   tessera_sequence_info* info,
+                                                   tessera_error* error);
+
+/* ---- decode ------------------------------------------------------------------------------- */
+
+/* Calls task(task_context, i) for every i below `tasks`, on any threads, and returns when all are
+ * done. */
+typedef void (*tessera_parallel_for)(void* context, uint32_t tasks,
+                                     void (*task)(void* task_context, uint32_t index),
+                                     void* task_context);
+
+typedef struct tessera_step_options {
+  size_t struct_size;
+  uint32_t new_tokens;             /* of each sequence */
+  const uint32_t* new_tokens_each; /* or one count per sequence */
+  uint64_t timeout_ms;             /* for space in the tail rings */
+  tessera_parallel_for parallel_for; /* NULL: the calling thread alone */
+  void* parallel_context;
+} tessera_step_options;
+#define TESSERA_STEP_OPTIONS_INIT \
+  { sizeof(tessera_step_options), 1, NULL, 1000, NULL, NULL }
+
+/* Dense rows, token after token, sequence after sequence: [batch][new tokens][heads][head_dim]. */
+typedef struct tessera_step_tensors {
+  size_t struct_size;
+  const void* key; /* kv heads, the model's type */
+  const void* value;
+  size_t key_bytes; /* of key and of value, each */
+  const void* query; /* query heads, the model's type */
+  size_t query_bytes;
+  void* output; /* query heads, output_type */
+  size_t output_bytes;
+  float* lse; /* [batch][new tokens][query heads], or NULL */
+  size_t lse_count;
+  tessera_type output_type; /* TESSERA_FP32 or the model's */
+  int32_t causal;
+} tessera_step_tensors;
+#define TESSERA_STEP_TENSORS_INIT \
+  { sizeof(tessera_step_tensors), NULL, NULL, 0, NULL, 0, NULL, 0, NULL, 0, TESSERA_FP32, 1 }
+
+TESSERA_API tessera_code tessera_step_begin(tessera_worker* worker,
+                                            tessera_sequence* const* sequences, size_t count,
+                                            const tessera_step_options* options,
+                                            tessera_step** step, tessera_error* error);
+TESSERA_API tessera_code tessera_step_append(tessera_step* step, uint32_t layer,
+                                             const tessera_step_tensors* tensors,
+                                             tessera_error* error);
+TESSERA_API tessera_code tessera_step_attend(tessera_step* step, uint32_t layer,
+                                             const tessera_step_tensors* tensors,
+                                             tessera_error* error);
+TESSERA_API tessera_code tessera_step_append_and_attend(tessera_step* step, uint32_t layer,
+                                                        const tessera_step_tensors* tensors,
+                                                        tessera_error* error);
+/* Commits; `accepted` is NULL (all) or one count per sequence. Destroy the step afterwards. */
+TESSERA_API tessera_code tessera_step_end(tessera_step* step, const uint32_t* accepted,
+                                          size_t count, tessera_error* error);
+/* A step that has not ended commits nothing. */
+TESSERA_API void tessera_step_destroy(tessera_step* step);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* TESSERA_CLIENT_TESSERA_H_ */

@@ -1,0 +1,184 @@
+#include "client/worker.h"
+
+#include <utility>
+#include <vector>
+
+#include "client/attend_rpc.h"
+#include "client/core.h"
+#include "client/grpc_transport.h"
+#include "client/mapped_step.h"
+#include "client/remote_step.h"
+#include "client/sequence_state.h"
+#include "client/session.h"
+#include "daemon/base/check.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::client {
+
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Attach(AttachOptions options) {
+  absl::StatusOr<std::unique_ptr<Connector>> connector = NewGrpcConnector(options.address);
+  if (!connector.ok()) return connector.status();
+  return Attach(std::move(options), *std::move(connector));
+}
+
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Attach(AttachOptions options,
+                                                       std::unique_ptr<Connector> connector) {
+  auto core = std::make_shared<Core>(std::move(options), std::move(connector));
+  if (absl::Status status = core->Attach(); !status.ok()) return status;
+  return std::unique_ptr<Worker>(new Worker(std::move(core)));
+}
+
+Worker::~Worker() { core_->Detach(); }
+
+absl::StatusOr<Model> Worker::RegisterModel(const ModelGeometry& geometry) {
+  absl::StatusOr<std::shared_ptr<ModelRecord>> record = core_->RegisterModel(geometry);
+  if (!record.ok()) return record.status();
+  return Model(*std::move(record));
+}
+
+absl::StatusOr<Sequence> Worker::CreateSequence(const Model& model, const std::string& policy) {
+  TESSERA_CHECK(model.valid(), "a model handle that no RegisterModel returned");
+  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  if (!session.ok()) return session.status();
+  const std::shared_ptr<const BoundModel> bound = model.record_->bound();
+  v1::CreateSequenceRequest request;
+  v1::CreateSequenceResponse response;
+  request.set_model_id(bound->id().value());
+  request.set_policy(policy);
+  if (absl::Status status = (*session)->Call(request, response); !status.ok()) return status;
+  auto state = std::make_shared<SequenceState>(SequenceId(response.sequence_id()), bound,
+                                               response.directory_offset(), 0);
+  core_->AddSequence(state);
+  return Sequence(core_, std::move(state));
+}
+
+absl::StatusOr<Sequence> Worker::Adopt(const Model& model, SequenceId sequence) {
+  TESSERA_CHECK(model.valid(), "a model handle that no RegisterModel returned");
+  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  if (!session.ok()) return session.status();
+  v1::DescribeRequest request;
+  v1::DescribeResponse response;
+  request.set_sequence_id(sequence.value());
+  if (absl::Status status = (*session)->Call(request, response); !status.ok()) return status;
+  const std::shared_ptr<const BoundModel> bound = model.record_->bound();
+  if (response.model_id() != bound->id().value()) {
+    return absl::InvalidArgumentError(Concat(sequence.ToString(), " is of model ",
+                                             response.model_id(), ", not of ",
+                                             bound->id().ToString()));
+  }
+  if (SessionId(response.owner_session_id()) != (*session)->id()) {
+    return absl::FailedPreconditionError(
+        Concat(sequence.ToString(), " is owned by session ", response.owner_session_id(),
+               ", not by this one, ", (*session)->id().ToString(), "; have it handed over"));
+  }
+  auto state = std::make_shared<SequenceState>(sequence, bound, response.directory_offset(),
+                                               response.tokens());
+  core_->AddSequence(state);
+  return Sequence(core_, std::move(state));
+}
+
+absl::StatusOr<Step> Worker::BeginStep(std::span<Sequence* const> sequences,
+                                       const StepOptions& options) {
+  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  if (!session.ok()) return session.status();
+  for (const Sequence* sequence : sequences) {
+    TESSERA_CHECK(sequence != nullptr && sequence->valid(), "a step of an empty sequence handle");
+  }
+  absl::Status status;
+  std::shared_ptr<StepEngine> engine;
+  if (MappedDoor* door = (*session)->door()) {
+    absl::StatusOr<MappedStep*> step = door->TakeStep((*session)->surroundings());
+    status = step.status();
+    if (step.ok()) {
+      status = (*step)->Begin(**session, sequences, options);
+      engine = std::shared_ptr<StepEngine>(*session, *step);  // kept alive by the session
+    }
+  } else {
+    auto step = std::make_shared<RemoteStep>(*session);
+    status = step->Begin(sequences, options);
+    engine = std::move(step);
+  }
+  if (!status.ok()) return status;
+  return Step(std::move(engine));
+}
+
+absl::Status Worker::AttendRpc(std::uint32_t layer, std::span<const AttendQuery> queries,
+                               const AttendOptions& options) {
+  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  if (!session.ok()) return session.status();
+  if (queries.empty()) {
+    return absl::InvalidArgumentError("the batch has no queries; at least one is needed");
+  }
+  const BoundModel& model = *queries.front().sequence->state_->model;
+  if (layer >= model.layers()) {
+    return absl::InvalidArgumentError(
+        Concat("layer is ", layer, "; the model has ", model.layers(), " layers"));
+  }
+  if (absl::Status status = CheckOutputType(options.output_type, model); !status.ok()) {
+    return status;
+  }
+  const kernels::LayerGeometry& geometry = model.geometry(layer);
+  std::vector<AttendRow> rows;
+  for (const AttendQuery& query : queries) {
+    const std::uint64_t heads = std::uint64_t{query.queries} * geometry.query_heads;
+    const std::uint64_t elements = heads * geometry.head_dim;
+    const std::uint64_t query_bytes = elements * kernels::ElementBytes(model.type());
+    const std::uint64_t output_bytes = elements * kernels::ElementBytes(options.output_type);
+    if (query.queries == 0 || query.query.size() != query_bytes ||
+        query.output.size() != output_bytes ||
+        (!query.lse.empty() && query.lse.size() != heads)) {
+      return absl::InvalidArgumentError(
+          Concat("query of ", query.sequence->id().ToString(), ": ", query.query.size(),
+                 " bytes of query, ", query.output.size(), " of output, ", query.lse.size(),
+                 " lse values; [", query.queries, "][", geometry.query_heads, "][",
+                 geometry.head_dim, "] needs ", query_bytes, ", ", output_bytes, " and ", heads,
+                 " (or no lse)"));
+    }
+    rows.push_back({.sequence = query.sequence->id(),
+                    .queries = query.queries,
+                    .query = query.query,
+                    .output = query.output,
+                    .lse = query.lse,
+                    .first_query_position = query.first_query_position});
+  }
+  return AttendByRpc(**session, {.model = &model,
+                                 .layer = layer,
+                                 .output_type = options.output_type,
+                                 .causal = options.causal,
+                                 .rows = rows});
+}
+
+absl::StatusOr<v1::StatsResponse> Worker::Stats() {
+  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  if (!session.ok()) return session.status();
+  v1::StatsRequest request;
+  v1::StatsResponse response;
+  if (absl::Status status = (*session)->Call(request, response); !status.ok()) return status;
+  return response;
+}
+
+absl::StatusOr<ReattachReport> Worker::Reattach() { return core_->Reattach(); }
+
+absl::Status Worker::status() const { return core_->session().status(); }
+
+bool Worker::mapped() const {
+  const absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  return session.ok() && (*session)->door() != nullptr;
+}
+
+bool Worker::draining() const {
+  const absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  return session.ok() && (*session)->draining();
+}
+
+SessionId Worker::session_id() const {
+  const absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  return session.ok() ? (*session)->id() : SessionId();
+}
+
+v1::Welcome Worker::welcome() const {
+  const absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  return session.ok() ? (*session)->welcome() : v1::Welcome();
+}
+
+}  // namespace tessera::client

@@ -1,0 +1,48 @@
+// The CPU implementations as subjects of the conformance suite.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/dispatch/attend.h"
+#include "kernels/dispatch/implementation.h"
+#include "tests/contract/attend_conformance.h"
+
+namespace tessera::kernels {
+namespace {
+
+class CpuSubject final : public AttendSubject {
+ public:
+  explicit CpuSubject(const Implementation& implementation) : implementation_(implementation) {}
+
+  std::string_view name() const override { return ImplementationName(implementation_); }
+  bool supported() const override { return ImplementationSupported(implementation_); }
+  std::string reason() const override {
+    return std::string(ImplementationReason(implementation_));
+  }
+  ErrorBound bound(ElementType) const override {
+    return name() == "reference" ? kReferenceErrorBound : kCpuErrorBound;
+  }
+  bool rows_are_independent() const override { return true; }
+
+  // In a workspace of exactly the size asked for, so that AddressSanitizer guards its end.
+  AttendResult Run(const AttendBatch& batch, Executor& executor) override {
+    const Buffer workspace(AttendWorkspaceBytes(batch));
+    return Attend(implementation_, batch, {workspace.data(), workspace.size()}, executor);
+  }
+
+ private:
+  const Implementation& implementation_;
+};
+
+std::vector<std::shared_ptr<AttendSubject>> Subjects() {
+  std::vector<std::shared_ptr<AttendSubject>> subjects;
+  for (const Implementation* implementation : Implementations()) {
+    subjects.push_back(std::make_shared<CpuSubject>(*implementation));
+  }
+  return subjects;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, AttendConformance, testing::ValuesIn(Subjects()), SubjectName);
+
+}  // namespace
+}  // namespace tessera::kernels

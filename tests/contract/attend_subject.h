@@ -1,0 +1,33 @@
+// An implementation of attention as the conformance suite sees it: the CPU ones call Attend, one
+// for another device uploads the host lanes, launches and copies back.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "kernels/dispatch/attend.h"
+#include "kernels/format/error_bound.h"
+
+namespace tessera::kernels {
+
+class AttendSubject {
+ public:
+  virtual ~AttendSubject() = default;
+
+  // What AttendResult::implementation must say when this one has run.
+  virtual std::string_view name() const = 0;
+
+  // Where this machine or build cannot run it, its tests are skipped with the reason.
+  virtual bool supported() const = 0;
+  virtual std::string reason() const = 0;
+
+  virtual ErrorBound bound(ElementType type) const = 0;
+
+  // True where a query row has the same bits whatever other rows are computed with it.
+  virtual bool rows_are_independent() const = 0;
+
+  virtual AttendResult Run(const AttendBatch& batch, Executor& executor) = 0;
+};
+
+}  // namespace tessera::kernels

@@ -1,0 +1,282 @@
+// Memory runs out at every allocation that an operation makes, one after another: the operation
+// answers RESOURCE_EXHAUSTED, and nothing has changed.
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/fakes/faulty_extents.h"
+#include "tests/fakes/seed.h"
+#include "tests/unit/cache/world.h"
+
+namespace tessera::cache {
+namespace {
+
+using Stamps = std::vector<std::uint64_t>;
+
+constexpr std::uint64_t kLimit = 4 * 1024 * 1024;
+
+class Exhaustion : public testing::Test {
+ protected:
+  // Leaves exactly `bytes` of the tenant's quota free, for as long as the result lives.
+  std::vector<pool::Block> Squeeze(std::uint64_t bytes) {
+    std::vector<pool::Block> fillers;
+    pool::Pool& pool = world_.tenant().pool();
+    std::uint64_t surplus = kLimit - world_.tenant().account().used_bytes() - bytes;
+    while (surplus > 0) {
+      const std::uint64_t filler = std::min<std::uint64_t>(surplus, 512 * 1024) / 64 * 64;
+      if (filler == 0) break;
+      fillers.push_back(*pool.Allocate(filler, pool::Fit::kExact, pool::MemoryTag::kTiles));
+      surplus -= filler;
+    }
+    return fillers;
+  }
+
+  // Tries the operation with more and more room until it works. Returns at how many places it was
+  // refused, as the differing answers tell.
+  int Sweep(const std::function<absl::Status()>& operation) {
+    std::map<std::string, int> refusals;
+    for (std::uint64_t room = 0; room < kLimit; room += 64) {
+      world_.tenant().epochs().Collect();
+      const std::uint64_t used = world_.tenant().account().used_bytes();
+      absl::Status status;
+      {
+        const std::vector<pool::Block> fillers = Squeeze(room);
+        status = operation();
+      }
+      world_.tenant().epochs().Collect();
+      world_.Validate();
+      if (status.ok()) return static_cast<int>(refusals.size());
+      EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+      EXPECT_NE(status.ToString().find("asked"), std::string::npos) << status;
+      EXPECT_EQ(world_.tenant().account().used_bytes(), used) << status << " with room " << room;
+      EXPECT_EQ(Shown(), "") << status << " with room " << room;
+      if (HasFailure()) return -1;
+      ++refusals[status.ToString().substr(0, status.ToString().find(" used of"))];
+    }
+    ADD_FAILURE() << "it never worked";
+    return -1;
+  }
+
+  std::string Shown() {
+    for (const auto& [sequence, stamps] : shown_) {
+      const absl::StatusOr<SequenceView> view = ReadSequence(world_.tenant(), *sequence);
+      if (!view.ok()) return view.status().ToString();
+      const std::string wrong = Differs(*view, *model_, std::vector<Stamps>(2, stamps));
+      if (!wrong.empty()) return wrong;
+    }
+    return "";
+  }
+
+  std::shared_ptr<Sequence> Filled(std::uint64_t tokens) {
+    std::shared_ptr<Sequence> sequence = world_.NewSequence(worker_.session(), *model_);
+    Stamps& stamps = shown_[sequence];
+    stamps = NewStamps(tokens);
+    if (tokens > 0) {
+      EXPECT_TRUE(AppendAll(*sequence, 0, stamps).ok());
+    }
+    return sequence;
+  }
+  // Writes and commits `tokens` through a tail.
+  void Decoded(const std::shared_ptr<Sequence>& sequence, std::uint64_t tokens) {
+    Stamps& stamps = shown_[sequence];
+    const TestWorker::OpenTail tail = *worker_.Open(*sequence);
+    for (std::uint64_t stamp : NewStamps(tokens)) {
+      worker_.Write(*sequence, tail, stamps.size(), stamp);
+      stamps.push_back(stamp);
+    }
+    worker_.Commit(tail, stamps.size());
+    EXPECT_EQ(Shown(), "");
+  }
+  void EndAll() {
+    shown_.clear();
+    world_.tenant().EndSession(worker_.session().id());
+    world_.ExpectBaseline();
+  }
+
+  FaultyExtents extents_;
+  World world_{World::Options{.tenant_limit = kLimit, .ring_tiles = 4, .pool_source = &extents_}};
+  std::shared_ptr<const Model> model_ = world_.Register(SmallModel("two", 2, 1));
+  TestWorker worker_{world_.tenant(), world_.OpenSession()};
+  std::map<std::shared_ptr<Sequence>, Stamps> shown_;
+};
+
+TEST_F(Exhaustion, OfCreate) {
+  EXPECT_GE(Sweep([&] {
+              return world_.tenant().CreateSequence(worker_.session(), model_->id()).status();
+            }),
+            1);
+  EXPECT_EQ(world_.tenant().sequence_count(), 1u);
+  EndAll();
+}
+
+TEST_F(Exhaustion, OfAppendToAnEmptySequence) {
+  const auto sequence = Filled(0);
+  const Stamps stamps = NewStamps(70);
+  EXPECT_GE(Sweep([&] { return AppendAll(*sequence, 0, stamps).status(); }), 3);
+  shown_[sequence] = stamps;
+  EXPECT_EQ(Shown(), "");
+  EndAll();
+}
+
+// The last tile has room, then comes more than the table holds.
+TEST_F(Exhaustion, OfAppendToAnOpenSegment) {
+  const auto sequence = Filled(8 * 32 - 5);
+  const Stamps stamps = NewStamps(40);
+  EXPECT_GE(Sweep([&] { return AppendAll(*sequence, 8 * 32 - 5, stamps).status(); }), 3);
+  shown_[sequence].insert(shown_[sequence].end(), stamps.begin(), stamps.end());
+  EXPECT_EQ(Shown(), "");
+  EndAll();
+}
+
+TEST_F(Exhaustion, OfForkWithATail) {
+  const auto parent = Filled(50);
+  Decoded(parent, 40);
+  std::shared_ptr<Sequence> child;
+  EXPECT_GE(Sweep([&] {
+              auto forked = world_.tenant().Fork(worker_.session(), parent->id());
+              if (forked.ok()) child = *forked;
+              return forked.status();
+            }),
+            4);
+  shown_[child] = shown_[parent];
+  EXPECT_EQ(Shown(), "");
+  EXPECT_TRUE(parent->decoding());
+  EndAll();
+}
+
+// A fork that failed has not frozen its parent: the open segment goes on being filled.
+TEST_F(Exhaustion, OfForkLeavesTheParentsOpenSegmentOpen) {
+  const auto parent = Filled(50);
+  Decoded(parent, 10);
+  {
+    // Enough for the child's block and first snapshots, not for the tile that the tail needs.
+    const std::vector<pool::Block> fillers = Squeeze(1024);
+    EXPECT_EQ(world_.tenant().Fork(worker_.session(), parent->id()).status().code(),
+              absl::StatusCode::kResourceExhausted);
+  }
+  ASSERT_TRUE(world_.tenant().CloseTails(worker_.session(), {parent->id()}).ok());
+  for (const Sequence::LaneDescription& lane : parent->Describe(true).lanes) {
+    EXPECT_EQ(lane.segments, 1u);
+  }
+  EndAll();
+}
+
+TEST_F(Exhaustion, OfTruncate) {
+  const auto sequence = Filled(100);
+  EXPECT_GE(Sweep([&] { return sequence->Truncate(33); }), 1);
+  shown_[sequence].resize(33);
+  EXPECT_EQ(Shown(), "");
+  EndAll();
+}
+
+TEST_F(Exhaustion, OfTruncateLeavesTheTailOpen) {
+  const auto sequence = Filled(100);
+  Decoded(sequence, 60);
+  EXPECT_GE(Sweep([&] {
+              const absl::Status status = sequence->Truncate(120);
+              EXPECT_EQ(sequence->decoding(), !status.ok());
+              return status;
+            }),
+            2);
+  shown_[sequence].resize(120);
+  EXPECT_EQ(Shown(), "");
+  EndAll();
+}
+
+TEST_F(Exhaustion, OfOpeningATail) {
+  const auto sequence = Filled(10);
+  EXPECT_GE(Sweep([&] { return worker_.Open(*sequence).status(); }), 1);
+  EXPECT_TRUE(sequence->decoding());
+  EndAll();
+}
+
+TEST_F(Exhaustion, OfAbsorbing) {
+  const auto sequence = Filled(20);
+  Decoded(sequence, 70);
+  EXPECT_GE(Sweep([&] { return sequence->AbsorbFullTiles().status(); }), 2);
+  EXPECT_TRUE(sequence->decoding());
+  EXPECT_EQ(worker_.Block(*sequence).ring_start.load(), 84u);
+  EXPECT_EQ(Shown(), "");
+  EndAll();
+}
+
+TEST_F(Exhaustion, OfClosingATail) {
+  const auto sequence = Filled(20);
+  Decoded(sequence, 70);
+  EXPECT_GE(Sweep([&] {
+              const absl::Status status =
+                  world_.tenant().CloseTails(worker_.session(), {sequence->id()}).status();
+              EXPECT_EQ(sequence->decoding(), !status.ok());
+              return status;
+            }),
+            2);
+  EXPECT_EQ(Shown(), "");
+  EndAll();
+}
+
+TEST_F(Exhaustion, OfHandingOver) {
+  const auto sequence = Filled(20);
+  const auto other = world_.OpenSession();
+  Decoded(sequence, 30);
+  EXPECT_GE(Sweep([&] {
+              return world_.tenant().Handover(sequence->id(), worker_.session(), other->id());
+            }),
+            2);
+  EXPECT_EQ(sequence->owner(), other->id());
+  world_.tenant().EndSession(other->id());
+  EndAll();
+}
+
+// All or none of a batch of tails.
+TEST_F(Exhaustion, OfOpeningManyTails) {
+  std::vector<SequenceId> ids;
+  std::vector<std::shared_ptr<Sequence>> sequences;
+  for (int i = 0; i < 6; ++i) {
+    sequences.push_back(Filled(5));
+    ids.push_back(sequences.back()->id());
+  }
+  // An extent holds one region: 2 layers x 4 tiles x 8 KiB. One idle extent always stays, so it is
+  // there from the start.
+  ASSERT_TRUE(worker_.Open(*sequences[0]).ok());
+  ASSERT_TRUE(world_.tenant().CloseTails(worker_.session(), {ids[0]}).ok());
+  EXPECT_GE(Sweep([&] {
+              const auto places = world_.tenant().OpenTails(worker_.session(), ids);
+              for (const auto& sequence : sequences) {
+                EXPECT_EQ(sequence->decoding(), places.ok());
+              }
+              (void)worker_.session().tails().ReleaseIdle();
+              return places.status();
+            }),
+            1);
+  EndAll();
+}
+
+TEST_F(Exhaustion, OfTheDeviceAtEachExtent) {
+  const auto sequence = Filled(40);
+  const Stamps stamps = NewStamps(5000);  // 157 tiles of 8 KiB in each lane: three extents
+  for (std::uint64_t allowed = 0;; ++allowed) {
+    extents_.Allow(allowed);
+    const std::uint64_t used = world_.tenant().account().used_bytes();
+    const absl::StatusOr<std::uint64_t> appended = AppendAll(*sequence, 40, stamps);
+    world_.tenant().epochs().Collect();
+    world_.Validate();
+    if (appended.ok()) {
+      EXPECT_GE(allowed, 2u);
+      break;
+    }
+    EXPECT_EQ(appended.status().code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(world_.tenant().account().used_bytes(), used);
+    EXPECT_EQ(Shown(), "");
+    ASSERT_LT(allowed, 10u);
+  }
+  shown_[sequence].insert(shown_[sequence].end(), stamps.begin(), stamps.end());
+  EXPECT_EQ(Shown(), "");
+  EndAll();
+}
+
+}  // namespace
+}  // namespace tessera::cache

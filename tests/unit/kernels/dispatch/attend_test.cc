@@ -1,0 +1,124 @@
+// What Attend promises beside its numbers; those are the business of tests/contract.
+#include "kernels/dispatch/attend.h"
+
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/dispatch/implementation.h"
+
+namespace tessera::kernels {
+namespace {
+
+constexpr std::uint32_t kDim = 64;
+
+struct Free {
+  void operator()(std::byte* bytes) const { std::free(bytes); }
+};
+using Memory = std::unique_ptr<std::byte[], Free>;
+
+Memory Aligned(std::size_t bytes) {
+  return Memory(static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
+}
+
+struct OneTail {
+  OneTail() : ring(DenseTile{kDim, ElementType::kBf16}.bytes()), query(2 * kDim), output(kDim) {
+    lane.tail = {.ring = ring.data(), .ring_tiles = 1, .begin = 0, .end = 3};
+    item = {.lane = &lane, .query = query.data(), .output = output.data()};
+    batch.geometry = {.query_heads = 1, .kv_heads = 1, .head_dim = kDim, .scale = 1};
+    batch.items = {&item, 1};
+  }
+
+  std::vector<std::byte> ring;
+  std::vector<std::byte> query;
+  std::vector<float> output;
+  LaneView lane;
+  AttendItem item;
+  AttendBatch batch;
+  InlineExecutor executor;
+};
+
+TEST(Attend, WorkspaceOfExactlyTheSizeAskedForIsEnough) {
+  OneTail one;
+  const std::size_t bytes = AttendWorkspaceBytes(one.batch);
+  const Memory memory = Aligned(bytes + 64);
+  const Implementation& best = BestImplementation();
+  EXPECT_EQ(Attend(best, one.batch, {memory.get(), bytes}, one.executor).status,
+            AttendStatus::kOk);
+  EXPECT_EQ(Attend(best, one.batch, {memory.get(), bytes - 1}, one.executor).status,
+            AttendStatus::kWorkspaceTooSmall);
+  EXPECT_EQ(Attend(best, one.batch, {memory.get() + 8, bytes}, one.executor).status,
+            AttendStatus::kWorkspaceTooSmall);
+}
+
+TEST(Attend, EmptyBatchTouchesNothing) {
+  AttendBatch batch;
+  batch.geometry = {.query_heads = 1, .kv_heads = 1, .head_dim = kDim};
+  InlineExecutor executor;
+  EXPECT_EQ(AttendWorkspaceBytes(batch), 0u);
+  const AttendResult result = Attend(BestImplementation(), batch, {}, executor);
+  EXPECT_EQ(result.status, AttendStatus::kOk);
+}
+
+// Parts that no query sees cost no task, or a long lane under a short window would cost as much
+// as under none.
+TEST(Attend, SkipsWhatNoQuerySees) {
+  struct CountingExecutor final : Executor {
+    void ParallelFor(std::uint32_t n, Task task, void* context) override {
+      tasks = n;
+      for (std::uint32_t i = 0; i < n; ++i) task(context, i);
+    }
+    std::uint32_t tasks = 0;
+  } executor;
+  const DenseTile tile{kDim, ElementType::kBf16};
+  const std::vector<std::byte> arena(tile.bytes());
+  constexpr std::uint32_t kEntries = 8 * kPartEntries;
+  const std::vector<std::uint64_t> offsets(kEntries / kTileEntries, 0);  // one tile, many times
+  const SegmentView segment = {.arena = arena.data(),
+                               .arena_bytes = arena.size(),
+                               .tile_offsets = offsets.data(),
+                               .entries = kEntries};
+  OneTail one;
+  one.lane = {.segments = &segment, .segment_count = 1};
+  one.item.first_query_position = kEntries - 1;
+
+  struct Case {
+    std::uint32_t window;
+    std::uint64_t position;
+    std::uint32_t tasks;
+  };
+  for (const Case& c : {Case{0, kEntries - 1, 8}, Case{kPartEntries, kEntries - 1, 1},
+                        Case{kPartEntries + 1, kEntries - 1, 2}, Case{0, 0, 1},
+                        Case{0, kPartEntries, 2}, Case{1, kPartEntries, 1}}) {
+    one.batch.geometry.sliding_window = c.window;
+    one.item.first_query_position = c.position;
+    const std::size_t bytes = AttendWorkspaceBytes(one.batch);
+    const Memory memory = Aligned(bytes);
+    ASSERT_EQ(Attend(BestImplementation(), one.batch, {memory.get(), bytes}, executor).status,
+              AttendStatus::kOk);
+    EXPECT_EQ(executor.tasks, c.tasks) << "window " << c.window << " position " << c.position;
+  }
+}
+
+TEST(Implementations, AreListedAndFound) {
+  ASSERT_FALSE(Implementations().empty());
+  EXPECT_EQ(ImplementationName(*Implementations().front()), "reference");
+  EXPECT_TRUE(ImplementationSupported(*Implementations().front()));
+  for (const Implementation* implementation : Implementations()) {
+    EXPECT_EQ(FindImplementation(ImplementationName(*implementation)), implementation);
+    EXPECT_EQ(ImplementationSupported(*implementation),
+              ImplementationReason(*implementation).empty());
+    if (ImplementationSupported(*implementation)) continue;
+    OneTail one;
+    const std::size_t bytes = AttendWorkspaceBytes(one.batch);
+    const Memory memory = Aligned(bytes);
+    EXPECT_DEATH(Attend(*implementation, one.batch, {memory.get(), bytes}, one.executor),
+                 "cannot run here");
+  }
+  EXPECT_EQ(FindImplementation("none"), nullptr);
+  EXPECT_TRUE(ImplementationSupported(BestImplementation()));
+}
+
+}  // namespace
+}  // namespace tessera::kernels
