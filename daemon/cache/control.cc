@@ -3,6 +3,8 @@
 #include <new>
 #include <utility>
 
+#include "daemon/base/strings.h"
+
 namespace tessera::cache {
 
 absl::StatusOr<std::shared_ptr<Control>> Control::Create() {
@@ -30,6 +32,45 @@ Control::Control(Memfd memory, AddressRange mapping, Event wake_event)
   page_->protocol_version = shm::kProtocolVersion;
   page_->layout_fingerprint = shm::kLayoutFingerprint;
   AskForWake();
+}
+
+CommitSlot& CommitSlot::operator=(CommitSlot&& other) noexcept {
+  if (this != &other) {
+    Reset();
+    control_ = std::exchange(other.control_, nullptr);
+    index_ = other.index_;
+  }
+  return *this;
+}
+
+std::uint64_t CommitSlot::Load() const {
+  return control_->page_->commits[index_].load(std::memory_order_acquire);
+}
+
+void CommitSlot::Reset() {
+  if (control_ == nullptr) return;
+  {
+    MutexLock lock(control_->mutex_);
+    control_->free_slots_.push_back(index_);
+  }
+  control_ = nullptr;
+}
+
+absl::StatusOr<CommitSlot> Control::TakeCommitSlot() {
+  MutexLock lock(mutex_);
+  std::uint32_t slot;
+  if (!free_slots_.empty()) {
+    slot = free_slots_.back();
+    free_slots_.pop_back();
+  } else if (next_slot_ < shm::kCommitSlots) {
+    slot = next_slot_++;
+  } else {
+    return absl::ResourceExhaustedError(
+        Concat("the session decodes ", next_slot_, " sequences; the limit is ",
+               shm::kCommitSlots));
+  }
+  page_->commits[slot].store(0, std::memory_order_release);
+  return CommitSlot(shared_from_this(), slot);
 }
 
 std::shared_ptr<pool::PinSource> Control::Pins(const std::shared_ptr<Control>& control) {

@@ -4,8 +4,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "daemon/base/mutex.h"
 #include "daemon/platform/event_loop.h"
 #include "daemon/platform/memfd.h"
 #include "daemon/pool/epochs.h"
@@ -13,7 +16,35 @@
 
 namespace tessera::cache {
 
-class Control {
+class Control;
+
+// The place of one committed count, held by one tail. Given back by the destructor: never before
+// the last reader of that tail has gone, so that nobody takes another sequence's count for its own.
+class CommitSlot {
+ public:
+  CommitSlot() = default;
+  CommitSlot(CommitSlot&& other) noexcept
+      : control_(std::exchange(other.control_, nullptr)), index_(other.index_) {}
+  CommitSlot& operator=(CommitSlot&& other) noexcept;
+  CommitSlot(const CommitSlot&) = delete;
+  CommitSlot& operator=(const CommitSlot&) = delete;
+  ~CommitSlot() { Reset(); }
+
+  std::uint32_t index() const { return index_; }
+  // The worker's word, as it is now.
+  std::uint64_t Load() const;
+
+ private:
+  friend class Control;
+  CommitSlot(std::shared_ptr<Control> control, std::uint32_t index)
+      : control_(std::move(control)), index_(index) {}
+  void Reset();
+  std::shared_ptr<Control> control_;
+  std::uint32_t index_ = 0;
+};
+
+// Thread-safe.
+class Control : public std::enable_shared_from_this<Control> {
  public:
   static absl::StatusOr<std::shared_ptr<Control>> Create();
 
@@ -23,20 +54,25 @@ class Control {
   // The reader slots, kept mapped by the returned pointer.
   static std::shared_ptr<pool::PinSource> Pins(const std::shared_ptr<Control>& control);
 
-  std::uint64_t CommitWord(std::uint32_t slot) const {
-    return page_->commits[slot].load(std::memory_order_acquire);
-  }
+  // A free slot; its word reads "nothing committed". RESOURCE_EXHAUSTED beyond kCommitSlots.
+  absl::StatusOr<CommitSlot> TakeCommitSlot();
   // The daemon is about to sleep: the next full tile shall signal wake_event.
-  void AskForWake() { page_->wake.store(1, std::memory_order_seq_cst); }
+  // An exchange, not a store: it reads what a worker's own exchange left, and so sees every commit
+  // that was made before it.
+  void AskForWake() { page_->wake.exchange(1, std::memory_order_seq_cst); }
   void CancelWake() { page_->wake.store(0, std::memory_order_seq_cst); }
 
  private:
+  friend class CommitSlot;
   Control(Memfd memory, AddressRange mapping, Event wake_event);
 
   Memfd memory_;
   AddressRange mapping_;
   Event wake_event_;
   shm::ControlPage* page_;
+  Mutex mutex_;
+  std::vector<std::uint32_t> free_slots_ TESSERA_GUARDED_BY(mutex_);
+  std::uint32_t next_slot_ TESSERA_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace tessera::cache

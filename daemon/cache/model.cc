@@ -62,6 +62,11 @@ absl::Status CheckWhole(const ModelSpec& spec) {
     return absl::InvalidArgumentError(Concat("the model has ", spec.layers.size(),
                                                    " layers; allowed are 1 to ", kMaxLayers));
   }
+  if (!kernels::IsElementType(static_cast<std::uint8_t>(spec.type))) {
+    return absl::InvalidArgumentError(Concat("the model's element type is ",
+                                             static_cast<std::uint32_t>(spec.type),
+                                             "; served are bf16 (1), fp16 (2) and fp32 (3)"));
+  }
   if (spec.delimiter_token_ids.size() > kMaxDelimiters) {
     return absl::InvalidArgumentError(Concat(spec.delimiter_token_ids.size(),
                                                    " delimiter tokens; the limit is ",

@@ -37,14 +37,7 @@ class Segment {
   // returned, to be retired: readers of older snapshots still use it.
   pool::Block AddTiles(std::vector<pool::Block> tiles, pool::Block larger_table);
 
-  std::byte* Key(std::uint32_t entry) const {
-    return tiles_[entry / kernels::kTileEntries].data() +
-           tile_.key_offset(entry % kernels::kTileEntries);
-  }
-  std::byte* Value(std::uint32_t entry) const {
-    return tiles_[entry / kernels::kTileEntries].data() +
-           tile_.value_offset(entry % kernels::kTileEntries);
-  }
+  std::byte* TileData(std::size_t tile) const { return tiles_[tile].data(); }
 
  private:
   const kernels::DenseTile tile_;

@@ -93,7 +93,6 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceId id, SessionI
 
   MutexLock child_lock((*child)->mutex_);
   if (absl::Status status = (*child)->CopyLanesOf(*this, in_segments); !status.ok()) return status;
-  for (Lane& lane : lanes_) lane.open = false;
   if (const std::shared_ptr<const TailHandle> tail = this->tail();
       tail != nullptr && *committed > in_segments) {
     const TailRows rows(model_->layout(), tail->region().data(), in_segments);
@@ -107,6 +106,7 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceId id, SessionI
     }
     (*child)->FinishPublication(std::move(replaced));
   }
+  for (Lane& lane : lanes_) lane.open = false;  // shared from now on
   return child;
 }
 
@@ -116,7 +116,10 @@ absl::Status Sequence::CopyLanesOf(const Sequence& parent, std::uint64_t tokens)
     lanes_[i].entries = parent.lanes_[i].entries;
     lanes_[i].tail_start = parent.lanes_[i].tail_start;
   }
-  return CutLanes(tokens);
+  absl::StatusOr<std::vector<pool::Block>> snapshots = ReserveSnapshots(0);
+  if (!snapshots.ok()) return snapshots.status();
+  CutLanes(tokens, *std::move(snapshots));
+  return absl::OkStatus();
 }
 
 absl::Status Sequence::Truncate(std::uint64_t tokens) {
@@ -128,20 +131,33 @@ absl::Status Sequence::Truncate(std::uint64_t tokens) {
     return absl::OutOfRangeError(Concat(id_.ToString(), " holds ", *held,
                                               " tokens; it cannot be truncated to ", tokens));
   }
+  // Reserved before the tail goes: a truncation that is refused leaves the sequence decoding.
+  const std::size_t of_tail =
+      decoding() ? 1 + model_->layout().ring_capacity() / kMaxSegmentEntries : 0;
+  absl::StatusOr<std::vector<pool::Block>> snapshots = ReserveSnapshots(of_tail);
+  if (!snapshots.ok()) return snapshots.status();
   if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
-  return CutLanes(tokens);
+  CutLanes(tokens, *std::move(snapshots));
+  return absl::OkStatus();
+}
+
+// One for each lane, with room for that many segments more than it has.
+absl::StatusOr<std::vector<pool::Block>> Sequence::ReserveSnapshots(std::size_t more_segments) {
+  std::vector<pool::Block> snapshots;
+  for (const Lane& lane : lanes_) {
+    const std::size_t segments =
+        std::min<std::size_t>(lane.segments.size() + more_segments, shm::kMaxSegments);
+    absl::StatusOr<pool::Block> snapshot =
+        memory_.directory->AllocateSnapshot(static_cast<std::uint32_t>(segments));
+    if (!snapshot.ok()) return snapshot.status();
+    snapshots.push_back(*std::move(snapshot));
+  }
+  return snapshots;
 }
 
 // Every lane keeps its first `tokens` tokens (all of them where it has no more), and is published
 // anew. Under the dense strategy entry e of a lane is token e.
-absl::Status Sequence::CutLanes(std::uint64_t tokens) {
-  std::vector<pool::Block> snapshots;
-  for (const Lane& lane : lanes_) {
-    absl::StatusOr<pool::Block> snapshot =
-        memory_.directory->AllocateSnapshot(static_cast<std::uint32_t>(lane.segments.size()));
-    if (!snapshot.ok()) return snapshot.status();
-    snapshots.push_back(*std::move(snapshot));
-  }
+void Sequence::CutLanes(std::uint64_t tokens, std::vector<pool::Block> snapshots) {
   Replaced replaced;
   for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
     Lane& lane = lanes_[i];
@@ -162,7 +178,6 @@ absl::Status Sequence::CutLanes(std::uint64_t tokens) {
     PublishLane(i, std::move(snapshots[i]), replaced);
   }
   FinishPublication(std::move(replaced));
-  return absl::OkStatus();
 }
 
 void Sequence::Free() {

@@ -30,18 +30,15 @@ namespace tessera::cache {
 // The open tail of a decoding sequence: rings and committed count, both in the worker's hands.
 class TailHandle {
  public:
-  TailHandle(TailRegion region, std::shared_ptr<Control> control, std::uint32_t commit_slot,
-             std::uint32_t generation, std::shared_ptr<pool::Block> block)
+  TailHandle(TailRegion region, CommitSlot commit_slot, std::uint32_t generation,
+             std::shared_ptr<pool::Block> block)
       : region_(std::move(region)),
-        control_(std::move(control)),
+        commit_slot_(std::move(commit_slot)),
         block_(std::move(block)),
-        commit_slot_(commit_slot),
         generation_(generation) {}
 
   const TailRegion& region() const { return region_; }
-  std::uint32_t commit_slot() const { return commit_slot_; }
   std::uint32_t generation() const { return generation_; }
-  const Control* control() const { return control_.get(); }
 
   // The worker's word, once; nothing where it belongs to an earlier tail (nothing committed yet).
   std::optional<std::uint64_t> CommittedTokens() const;
@@ -51,10 +48,9 @@ class TailHandle {
   void Close();
 
  private:
-  TailRegion region_;
-  const std::shared_ptr<Control> control_;
+  const TailRegion region_;
+  const CommitSlot commit_slot_;
   const std::shared_ptr<pool::Block> block_;
-  const std::uint32_t commit_slot_;
   const std::uint32_t generation_;
   Mutex mutex_;
   bool closed_ TESSERA_GUARDED_BY(mutex_) = false;
@@ -76,7 +72,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   void set_owner(SessionId owner) { owner_.store(owner.value()); }
 
   // Appends `tokens` rows to layers [first_layer, first_layer + layers). `first_token` must be what
-  // they hold. A tail that is open is absorbed and closed first. Returns the tokens that every
+  // they hold. A tail that is open is absorbed and closed first, and stays closed where the append
+  // is refused. Returns the tokens that every
   // layer holds then. DATA_LOSS where a value is not usable: the sequence is FAILED.
   struct AppendSpan {
     std::uint32_t first_layer = 0;
@@ -96,11 +93,11 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::uint32_t extent;
     std::uint64_t extent_bytes;
     std::uint64_t offset;
+    std::uint32_t commit_slot;
     std::uint32_t generation;
     std::uint64_t tokens;
   };
-  absl::StatusOr<OpenedTail> OpenTail(TailMemory& memory, std::shared_ptr<Control> control,
-                                      std::uint32_t commit_slot);
+  absl::StatusOr<OpenedTail> OpenTail(TailMemory& memory, Control& control);
   // Absorbs everything committed and gives the rings back. No effect without a tail. Where the pool
   // has no room the tail stays open and nothing is lost.
   absl::Status CloseTail();
@@ -147,6 +144,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::uint32_t count;
     std::vector<pool::Block> tiles;
     pool::Block table;
+    // The tile of an entry: the segment's, or one that is reserved for it.
+    std::byte* TileOf(std::uint32_t entry) const;
   };
   struct LanePlan {
     std::uint32_t lane;
@@ -178,8 +177,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::StatusOr<LanePlan> Plan(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t tokens)
       TESSERA_REQUIRES(mutex_);
   absl::Status ReserveGrowth(Growth& growth);
-  absl::Status Fill(LanePlan& plan, const RowReader& rows, std::uint64_t first_token,
-                    Replaced& replaced) TESSERA_REQUIRES(mutex_);
+  absl::Status Fill(const LanePlan& plan, const RowReader& rows, std::uint64_t first_token)
+      TESSERA_REQUIRES(mutex_);
   absl::Status CheckRows(const LanePlan& plan, const std::byte* rows, std::uint32_t count,
                          std::uint64_t first_token, const char* what) TESSERA_REQUIRES(mutex_);
   void Commit(LanePlan& plan, std::uint64_t tokens, Replaced& replaced) TESSERA_REQUIRES(mutex_);
@@ -198,7 +197,10 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // sequence.cc
   absl::Status CopyLanesOf(const Sequence& parent, std::uint64_t tokens)
       TESSERA_REQUIRES(mutex_, parent.mutex_);
-  absl::Status CutLanes(std::uint64_t tokens) TESSERA_REQUIRES(mutex_);
+  absl::StatusOr<std::vector<pool::Block>> ReserveSnapshots(std::size_t more_segments)
+      TESSERA_REQUIRES(mutex_);
+  void CutLanes(std::uint64_t tokens, std::vector<pool::Block> snapshots)
+      TESSERA_REQUIRES(mutex_);
 
   const TenantMemory memory_;
   const SequenceId id_;

@@ -46,9 +46,7 @@ absl::Status Sequence::AppendLocked(const AppendSpan& span, const RowReader& row
     }
   }
   for (LanePlan& plan : plans) {
-    if (absl::Status status = Fill(plan, rows, span.first_token, replaced); !status.ok()) {
-      return status;
-    }
+    if (absl::Status status = Fill(plan, rows, span.first_token); !status.ok()) return status;
   }
   for (LanePlan& plan : plans) Commit(plan, span.tokens, replaced);
   return absl::OkStatus();
@@ -107,18 +105,25 @@ absl::Status Sequence::ReserveGrowth(Growth& growth) {
   return absl::OkStatus();
 }
 
-absl::Status Sequence::Fill(LanePlan& plan, const RowReader& rows, std::uint64_t first_token,
-                            Replaced& replaced) {
+std::byte* Sequence::Growth::TileOf(std::uint32_t entry) const {
+  const std::size_t tile = entry / kTileEntries;
+  const std::size_t present = segment->tiles();
+  return tile < present ? segment->TileData(tile) : tiles[tile - present].data();
+}
+
+// Writes rows that no snapshot shows: the free rows of the last tile, and tiles that the segment
+// does not have yet. Where a value is not usable nothing of the segment has changed.
+absl::Status Sequence::Fill(const LanePlan& plan, const RowReader& rows,
+                            std::uint64_t first_token) {
+  const kernels::DenseTile tile = model_->layout().tile(plan.layer);
   std::uint64_t done = 0;
-  for (Growth& growth : plan.growths) {
-    memory_.counters->tiles_written.fetch_add(growth.tiles.size(), std::memory_order_relaxed);
-    pool::Block old = growth.segment->AddTiles(std::move(growth.tiles), std::move(growth.table));
-    if (old.valid()) replaced.blocks.push_back(std::move(old));
+  for (const Growth& growth : plan.growths) {
     for (std::uint32_t entry = growth.first_entry; entry < growth.first_entry + growth.count;) {
-      const std::uint32_t run = std::min(kTileEntries - entry % kTileEntries,
-                                         growth.first_entry + growth.count - entry);
-      std::byte* key = growth.segment->Key(entry);
-      std::byte* value = growth.segment->Value(entry);
+      const std::uint32_t row = entry % kTileEntries;
+      const std::uint32_t run =
+          std::min(kTileEntries - row, growth.first_entry + growth.count - entry);
+      std::byte* key = growth.TileOf(entry) + tile.key_offset(row);
+      std::byte* value = growth.TileOf(entry) + tile.value_offset(row);
       rows.Copy(plan.layer, plan.kv_head, done, run, key, value);
       // What was copied is judged, never the source: the worker may still be writing there.
       absl::Status status = CheckRows(plan, key, run, first_token + done, "K");
@@ -145,6 +150,9 @@ absl::Status Sequence::CheckRows(const LanePlan& plan, const std::byte* rows, st
 void Sequence::Commit(LanePlan& plan, std::uint64_t tokens, Replaced& replaced) {
   Lane& lane = lanes_[plan.lane];
   for (Growth& growth : plan.growths) {
+    memory_.counters->tiles_written.fetch_add(growth.tiles.size(), std::memory_order_relaxed);
+    pool::Block old = growth.segment->AddTiles(std::move(growth.tiles), std::move(growth.table));
+    if (old.valid()) replaced.blocks.push_back(std::move(old));
     if (growth.fresh) {
       lane.segments.push_back({std::move(growth.segment), growth.count});
     } else {

@@ -9,7 +9,7 @@
 namespace tessera::cache {
 
 std::optional<std::uint64_t> TailHandle::CommittedTokens() const {
-  const std::uint64_t word = control_->CommitWord(commit_slot_);
+  const std::uint64_t word = commit_slot_.Load();
   if (!shm::CommitWord::Matches(word, generation_)) return std::nullopt;
   return shm::CommitWord::Tokens(word);
 }
@@ -27,9 +27,7 @@ void TailHandle::Close() {
   closed_ = true;
 }
 
-absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory,
-                                                        std::shared_ptr<Control> control,
-                                                        std::uint32_t commit_slot) {
+absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory, Control& control) {
   MutexLock lock(mutex_);
   if (absl::Status status = Usable(); !status.ok()) return status;
   if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
@@ -45,16 +43,18 @@ absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory,
   }
   absl::StatusOr<TailRegion> region = memory.Allocate(model_->layout().tail_bytes());
   if (!region.ok()) return region.status();
+  absl::StatusOr<CommitSlot> slot = control.TakeCommitSlot();
+  if (!slot.ok()) return slot.status();
   ++tail_generation_;
   // The commit word counts from the low 16 bits of the generation, which must not read as "none".
   if ((tail_generation_ & 0xffffu) == 0) ++tail_generation_;
   const OpenedTail opened = {region->extent(), region->extent_bytes(), region->offset(),
-                             tail_generation_, tokens};
+                             slot->index(), tail_generation_, tokens};
   block().ring_start.store(tokens);
   {
     MutexLock tail_lock(tail_mutex_);
-    tail_ = std::make_shared<TailHandle>(*std::move(region), std::move(control), commit_slot,
-                                         tail_generation_, block_);
+    tail_ = std::make_shared<TailHandle>(*std::move(region), *std::move(slot), tail_generation_,
+                                         block_);
   }
   block().tail_generation.store(tail_generation_);
   block().version.fetch_add(1);

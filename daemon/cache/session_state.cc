@@ -1,5 +1,6 @@
 #include "daemon/cache/session_state.h"
 
+#include <iterator>
 #include <utility>
 
 #include "daemon/base/strings.h"
@@ -95,43 +96,24 @@ std::vector<SequenceId> SessionState::Owned() const {
   return {owned_.begin(), owned_.end()};
 }
 
-absl::StatusOr<std::uint32_t> SessionState::TakeCommitSlot(
-    const std::shared_ptr<Sequence>& sequence) {
+void SessionState::AddDecoding(const std::shared_ptr<Sequence>& sequence) {
   MutexLock lock(mutex_);
-  std::uint32_t slot;
-  if (const auto it = decoding_.find(sequence->id()); it != decoding_.end()) {
-    slot = it->second.slot;
-  } else if (!free_slots_.empty()) {
-    slot = free_slots_.back();
-    free_slots_.pop_back();
-  } else if (next_slot_ < shm::kCommitSlots) {
-    slot = next_slot_++;
-  } else {
-    return absl::ResourceExhaustedError(
-        Concat("the session decodes ", decoding_.size(), " sequences; the limit is ",
-                     shm::kCommitSlots));
-  }
-  decoding_[sequence->id()] = {slot, sequence};
-  control_->page().commits[slot].store(0, std::memory_order_release);
-  return slot;
+  decoding_[sequence->id()] = sequence;
 }
 
-void SessionState::ReturnCommitSlot(SequenceId sequence) {
-  MutexLock lock(mutex_);
-  const auto it = decoding_.find(sequence);
-  if (it == decoding_.end()) return;
-  free_slots_.push_back(it->second.slot);
-  decoding_.erase(it);
-}
-
-std::vector<std::shared_ptr<Sequence>> SessionState::Decoding() const {
+std::vector<std::shared_ptr<Sequence>> SessionState::Decoding() {
   std::vector<std::shared_ptr<Sequence>> sequences;
   MutexLock lock(mutex_);
   sequences.reserve(decoding_.size());
-  for (const auto& [id, slot] : decoding_) {
-    if (std::shared_ptr<Sequence> sequence = slot.sequence.lock()) {
+  for (auto it = decoding_.begin(); it != decoding_.end();) {
+    const auto next = std::next(it);
+    std::shared_ptr<Sequence> sequence = it->second.lock();
+    if (sequence != nullptr && sequence->decoding()) {
       sequences.push_back(std::move(sequence));
+    } else {
+      decoding_.erase(it);
     }
+    it = next;
   }
   return sequences;
 }

@@ -77,11 +77,9 @@ class SessionState {
   void Disown(SequenceId sequence);
   std::vector<SequenceId> Owned() const;
 
-  // A place for a committed count; its word reads "nothing committed". RESOURCE_EXHAUSTED beyond
-  // kCommitSlots decoding sequences.
-  absl::StatusOr<std::uint32_t> TakeCommitSlot(const std::shared_ptr<Sequence>& sequence);
-  void ReturnCommitSlot(SequenceId sequence);
-  std::vector<std::shared_ptr<Sequence>> Decoding() const;
+  // Sequences whose tails lie in this session's memory. Those that have closed theirs drop out.
+  void AddDecoding(const std::shared_ptr<Sequence>& sequence);
+  std::vector<std::shared_ptr<Sequence>> Decoding();
 
   // How often a step of this worker found its ring full since the last call; a hostile count does
   // no more than raise a figure.
@@ -95,17 +93,11 @@ class SessionState {
   std::shared_ptr<pool::PinSource> pins_;
   std::shared_ptr<TailMemory> tails_;
 
-  struct DecodingSlot {
-    std::uint32_t slot;
-    std::weak_ptr<Sequence> sequence;
-  };
   mutable Mutex mutex_;
   bool nonce_used_ TESSERA_GUARDED_BY(mutex_) = false;
   std::unique_ptr<Staging> staging_ TESSERA_GUARDED_BY(mutex_);
   absl::flat_hash_set<SequenceId> owned_ TESSERA_GUARDED_BY(mutex_);
-  absl::flat_hash_map<SequenceId, DecodingSlot> decoding_ TESSERA_GUARDED_BY(mutex_);
-  std::vector<std::uint32_t> free_slots_ TESSERA_GUARDED_BY(mutex_);
-  std::uint32_t next_slot_ TESSERA_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<SequenceId, std::weak_ptr<Sequence>> decoding_ TESSERA_GUARDED_BY(mutex_);
   std::uint64_t ring_full_waits_ TESSERA_GUARDED_BY(mutex_) = 0;
 };
 

@@ -108,7 +108,7 @@ void Tenant::EndSession(SessionId id) {
   }
   // Pins first: what the sequences give back need not wait for a reader that is gone.
   epochs_->RemoveSource(session->pins().get());
-  for (SequenceId sequence : session->Owned()) (void)FreeSequence(sequence);
+  for (SequenceId sequence : session->Owned()) (void)FreeIfOwned(sequence, id);
   counters_.tail_full_waits.fetch_add(session->TakeRingFullWaits(), std::memory_order_relaxed);
 }
 
@@ -224,7 +224,6 @@ absl::Status Tenant::Handover(SequenceId id, SessionState& from, SessionId to) {
   absl::StatusOr<std::shared_ptr<Sequence>> sequence = FindOwned(from, id);
   if (!sequence.ok()) return sequence.status();
   if (absl::Status status = (*sequence)->CloseTail(); !status.ok()) return status;
-  from.ReturnCommitSlot(id);
   MutexLock lock(mutex_);
   const auto receiver = sessions_.find(to);
   if (receiver == sessions_.end()) {
@@ -238,17 +237,21 @@ absl::Status Tenant::Handover(SequenceId id, SessionState& from, SessionId to) {
   return absl::OkStatus();
 }
 
-absl::Status Tenant::FreeSequence(SequenceId id) {
+absl::Status Tenant::FreeSequence(SequenceId id) { return FreeIfOwned(id, SessionId()); }
+
+// By `owner` alone, where that is valid: what it has just handed over is no longer its own.
+absl::Status Tenant::FreeIfOwned(SequenceId id, SessionId owner) {
   std::shared_ptr<Sequence> sequence;
   {
     MutexLock lock(mutex_);
     const auto it = sequences_.find(id);
-    if (it == sequences_.end()) return absl::NotFoundError(Concat("no ", id.ToString()));
+    if (it == sequences_.end() || (owner.valid() && it->second->owner() != owner)) {
+      return absl::NotFoundError(Concat("no ", id.ToString()));
+    }
     sequence = std::move(it->second);
     sequences_.erase(it);
-    if (const auto owner = sessions_.find(sequence->owner()); owner != sessions_.end()) {
-      owner->second->Disown(id);
-      owner->second->ReturnCommitSlot(id);
+    if (const auto session = sessions_.find(sequence->owner()); session != sessions_.end()) {
+      session->second->Disown(id);
     }
   }
   sequence->Free();
@@ -279,22 +282,14 @@ absl::StatusOr<std::vector<Tenant::TailPlace>> Tenant::OpenTails(
       failed = sequence.status();
       break;
     }
-    // The old tail goes first: its commit slot is the one that is taken again.
-    failed = (*sequence)->CloseTail();
-    if (!failed.ok()) break;
-    absl::StatusOr<std::uint32_t> slot = session.TakeCommitSlot(*sequence);
-    if (!slot.ok()) {
-      failed = slot.status();
-      break;
-    }
     absl::StatusOr<Sequence::OpenedTail> tail =
-        (*sequence)->OpenTail(session.tails(), session.control(), *slot);
+        (*sequence)->OpenTail(session.tails(), *session.control());
     if (!tail.ok()) {
-      session.ReturnCommitSlot(id);
       failed = tail.status();
       break;
     }
-    places.push_back({id, *slot, *tail});
+    session.AddDecoding(*sequence);
+    places.push_back({id, *tail});
   }
   if (failed.ok()) return places;
   for (const TailPlace& place : places) (void)CloseTails(session, {place.sequence});
@@ -308,7 +303,6 @@ absl::StatusOr<std::vector<std::uint64_t>> Tenant::CloseTails(SessionState& sess
     absl::StatusOr<std::shared_ptr<Sequence>> sequence = FindOwned(session, id);
     if (!sequence.ok()) return sequence.status();
     if (absl::Status status = (*sequence)->CloseTail(); !status.ok()) return status;
-    session.ReturnCommitSlot(id);
     tokens.push_back((*sequence)->Describe(/*lanes=*/false).tokens);
   }
   return tokens;

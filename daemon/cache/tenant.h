@@ -91,7 +91,6 @@ class Tenant {
   // All or none of them get tail rings of `session`, which must own them.
   struct TailPlace {
     SequenceId sequence;
-    std::uint32_t commit_slot;
     Sequence::OpenedTail tail;
   };
   absl::StatusOr<std::vector<TailPlace>> OpenTails(SessionState& session,
@@ -117,6 +116,7 @@ class Tenant {
   explicit Tenant(const Options& options);
   std::uint64_t NextId();
   absl::Status AdmitSequence(const std::shared_ptr<Sequence>& sequence, SessionState& session);
+  absl::Status FreeIfOwned(SequenceId id, SessionId owner);
   absl::StatusOr<std::shared_ptr<Sequence>> FindOwned(const SessionState& session,
                                                       SequenceId id) const;
 

@@ -229,7 +229,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
         tail.set_extent(place.tail.extent);
         tail.set_extent_bytes(place.tail.extent_bytes);
         tail.set_offset(place.tail.offset);
-        tail.set_commit_slot(place.commit_slot);
+        tail.set_commit_slot(place.tail.commit_slot);
         tail.set_generation(place.tail.generation);
         tail.set_tokens(place.tail.tokens);
       }

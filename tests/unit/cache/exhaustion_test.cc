@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,18 +22,12 @@ constexpr std::uint64_t kLimit = 4 * 1024 * 1024;
 
 class Exhaustion : public testing::Test {
  protected:
-  // Leaves exactly `bytes` of the tenant's quota free, for as long as the result lives.
-  std::vector<pool::Block> Squeeze(std::uint64_t bytes) {
-    std::vector<pool::Block> fillers;
-    pool::Pool& pool = world_.tenant().pool();
-    std::uint64_t surplus = kLimit - world_.tenant().account().used_bytes() - bytes;
-    while (surplus > 0) {
-      const std::uint64_t filler = std::min<std::uint64_t>(surplus, 512 * 1024) / 64 * 64;
-      if (filler == 0) break;
-      fillers.push_back(*pool.Allocate(filler, pool::Fit::kExact, pool::MemoryTag::kTiles));
-      surplus -= filler;
-    }
-    return fillers;
+  // Leaves exactly `bytes` of the tenant's quota free, for as long as the result lives. The account
+  // is the tenant's own business, hence the cast; the tag is one that tenants do not use.
+  pool::Charge Squeeze(std::uint64_t bytes) {
+    auto& account = const_cast<pool::Account&>(world_.tenant().account());
+    return *account.Reserve(pool::MemoryTag::kPoolExtents,
+                            kLimit - account.used_bytes() - bytes);
   }
 
   // Tries the operation with more and more room until it works. Returns at how many places it was
@@ -44,7 +39,7 @@ class Exhaustion : public testing::Test {
       const std::uint64_t used = world_.tenant().account().used_bytes();
       absl::Status status;
       {
-        const std::vector<pool::Block> fillers = Squeeze(room);
+        const pool::Charge rest = Squeeze(room);
         status = operation();
       }
       world_.tenant().epochs().Collect();
@@ -72,7 +67,7 @@ class Exhaustion : public testing::Test {
   }
 
   std::shared_ptr<Sequence> Filled(std::uint64_t tokens) {
-    std::shared_ptr<Sequence> sequence = world_.NewSequence(worker_.session(), *model_);
+    std::shared_ptr<Sequence> sequence = world_.NewSequence(worker_->session(), *model_);
     Stamps& stamps = shown_[sequence];
     stamps = NewStamps(tokens);
     if (tokens > 0) {
@@ -83,34 +78,35 @@ class Exhaustion : public testing::Test {
   // Writes and commits `tokens` through a tail.
   void Decoded(const std::shared_ptr<Sequence>& sequence, std::uint64_t tokens) {
     Stamps& stamps = shown_[sequence];
-    const TestWorker::OpenTail tail = *worker_.Open(*sequence);
+    const TestWorker::OpenTail tail = *worker_->Open(*sequence);
     for (std::uint64_t stamp : NewStamps(tokens)) {
-      worker_.Write(*sequence, tail, stamps.size(), stamp);
+      worker_->Write(*sequence, tail, stamps.size(), stamp);
       stamps.push_back(stamp);
     }
-    worker_.Commit(tail, stamps.size());
+    worker_->Commit(tail, stamps.size());
     EXPECT_EQ(Shown(), "");
   }
-  void EndAll() {
+  // After the body, whose sequences are gone then.
+  void TearDown() override {
     shown_.clear();
-    world_.tenant().EndSession(worker_.session().id());
+    world_.tenant().EndSession(worker_->session().id());
+    worker_.reset();
     world_.ExpectBaseline();
   }
 
   FaultyExtents extents_;
   World world_{World::Options{.tenant_limit = kLimit, .ring_tiles = 4, .pool_source = &extents_}};
   std::shared_ptr<const Model> model_ = world_.Register(SmallModel("two", 2, 1));
-  TestWorker worker_{world_.tenant(), world_.OpenSession()};
+  std::optional<TestWorker> worker_{std::in_place, world_.tenant(), world_.OpenSession()};
   std::map<std::shared_ptr<Sequence>, Stamps> shown_;
 };
 
 TEST_F(Exhaustion, OfCreate) {
   EXPECT_GE(Sweep([&] {
-              return world_.tenant().CreateSequence(worker_.session(), model_->id()).status();
+              return world_.tenant().CreateSequence(worker_->session(), model_->id()).status();
             }),
             1);
   EXPECT_EQ(world_.tenant().sequence_count(), 1u);
-  EndAll();
 }
 
 TEST_F(Exhaustion, OfAppendToAnEmptySequence) {
@@ -119,7 +115,6 @@ TEST_F(Exhaustion, OfAppendToAnEmptySequence) {
   EXPECT_GE(Sweep([&] { return AppendAll(*sequence, 0, stamps).status(); }), 3);
   shown_[sequence] = stamps;
   EXPECT_EQ(Shown(), "");
-  EndAll();
 }
 
 // The last tile has room, then comes more than the table holds.
@@ -129,7 +124,6 @@ TEST_F(Exhaustion, OfAppendToAnOpenSegment) {
   EXPECT_GE(Sweep([&] { return AppendAll(*sequence, 8 * 32 - 5, stamps).status(); }), 3);
   shown_[sequence].insert(shown_[sequence].end(), stamps.begin(), stamps.end());
   EXPECT_EQ(Shown(), "");
-  EndAll();
 }
 
 TEST_F(Exhaustion, OfForkWithATail) {
@@ -137,7 +131,7 @@ TEST_F(Exhaustion, OfForkWithATail) {
   Decoded(parent, 40);
   std::shared_ptr<Sequence> child;
   EXPECT_GE(Sweep([&] {
-              auto forked = world_.tenant().Fork(worker_.session(), parent->id());
+              auto forked = world_.tenant().Fork(worker_->session(), parent->id());
               if (forked.ok()) child = *forked;
               return forked.status();
             }),
@@ -145,7 +139,6 @@ TEST_F(Exhaustion, OfForkWithATail) {
   shown_[child] = shown_[parent];
   EXPECT_EQ(Shown(), "");
   EXPECT_TRUE(parent->decoding());
-  EndAll();
 }
 
 // A fork that failed has not frozen its parent: the open segment goes on being filled.
@@ -154,15 +147,14 @@ TEST_F(Exhaustion, OfForkLeavesTheParentsOpenSegmentOpen) {
   Decoded(parent, 10);
   {
     // Enough for the child's block and first snapshots, not for the tile that the tail needs.
-    const std::vector<pool::Block> fillers = Squeeze(1024);
-    EXPECT_EQ(world_.tenant().Fork(worker_.session(), parent->id()).status().code(),
+    const pool::Charge rest = Squeeze(1024);
+    EXPECT_EQ(world_.tenant().Fork(worker_->session(), parent->id()).status().code(),
               absl::StatusCode::kResourceExhausted);
   }
-  ASSERT_TRUE(world_.tenant().CloseTails(worker_.session(), {parent->id()}).ok());
+  ASSERT_TRUE(world_.tenant().CloseTails(worker_->session(), {parent->id()}).ok());
   for (const Sequence::LaneDescription& lane : parent->Describe(true).lanes) {
     EXPECT_EQ(lane.segments, 1u);
   }
-  EndAll();
 }
 
 TEST_F(Exhaustion, OfTruncate) {
@@ -170,7 +162,6 @@ TEST_F(Exhaustion, OfTruncate) {
   EXPECT_GE(Sweep([&] { return sequence->Truncate(33); }), 1);
   shown_[sequence].resize(33);
   EXPECT_EQ(Shown(), "");
-  EndAll();
 }
 
 TEST_F(Exhaustion, OfTruncateLeavesTheTailOpen) {
@@ -184,14 +175,12 @@ TEST_F(Exhaustion, OfTruncateLeavesTheTailOpen) {
             2);
   shown_[sequence].resize(120);
   EXPECT_EQ(Shown(), "");
-  EndAll();
 }
 
 TEST_F(Exhaustion, OfOpeningATail) {
   const auto sequence = Filled(10);
-  EXPECT_GE(Sweep([&] { return worker_.Open(*sequence).status(); }), 1);
+  EXPECT_GE(Sweep([&] { return worker_->Open(*sequence).status(); }), 1);
   EXPECT_TRUE(sequence->decoding());
-  EndAll();
 }
 
 TEST_F(Exhaustion, OfAbsorbing) {
@@ -199,9 +188,8 @@ TEST_F(Exhaustion, OfAbsorbing) {
   Decoded(sequence, 70);
   EXPECT_GE(Sweep([&] { return sequence->AbsorbFullTiles().status(); }), 2);
   EXPECT_TRUE(sequence->decoding());
-  EXPECT_EQ(worker_.Block(*sequence).ring_start.load(), 84u);
+  EXPECT_EQ(worker_->Block(*sequence).ring_start.load(), 84u);
   EXPECT_EQ(Shown(), "");
-  EndAll();
 }
 
 TEST_F(Exhaustion, OfClosingATail) {
@@ -209,13 +197,12 @@ TEST_F(Exhaustion, OfClosingATail) {
   Decoded(sequence, 70);
   EXPECT_GE(Sweep([&] {
               const absl::Status status =
-                  world_.tenant().CloseTails(worker_.session(), {sequence->id()}).status();
+                  world_.tenant().CloseTails(worker_->session(), {sequence->id()}).status();
               EXPECT_EQ(sequence->decoding(), !status.ok());
               return status;
             }),
             2);
   EXPECT_EQ(Shown(), "");
-  EndAll();
 }
 
 TEST_F(Exhaustion, OfHandingOver) {
@@ -223,12 +210,11 @@ TEST_F(Exhaustion, OfHandingOver) {
   const auto other = world_.OpenSession();
   Decoded(sequence, 30);
   EXPECT_GE(Sweep([&] {
-              return world_.tenant().Handover(sequence->id(), worker_.session(), other->id());
+              return world_.tenant().Handover(sequence->id(), worker_->session(), other->id());
             }),
             2);
   EXPECT_EQ(sequence->owner(), other->id());
   world_.tenant().EndSession(other->id());
-  EndAll();
 }
 
 // All or none of a batch of tails.
@@ -241,18 +227,17 @@ TEST_F(Exhaustion, OfOpeningManyTails) {
   }
   // An extent holds one region: 2 layers x 4 tiles x 8 KiB. One idle extent always stays, so it is
   // there from the start.
-  ASSERT_TRUE(worker_.Open(*sequences[0]).ok());
-  ASSERT_TRUE(world_.tenant().CloseTails(worker_.session(), {ids[0]}).ok());
+  ASSERT_TRUE(worker_->Open(*sequences[0]).ok());
+  ASSERT_TRUE(world_.tenant().CloseTails(worker_->session(), {ids[0]}).ok());
   EXPECT_GE(Sweep([&] {
-              const auto places = world_.tenant().OpenTails(worker_.session(), ids);
+              const auto places = world_.tenant().OpenTails(worker_->session(), ids);
               for (const auto& sequence : sequences) {
                 EXPECT_EQ(sequence->decoding(), places.ok());
               }
-              (void)worker_.session().tails().ReleaseIdle();
+              (void)worker_->session().tails().ReleaseIdle();
               return places.status();
             }),
             1);
-  EndAll();
 }
 
 TEST_F(Exhaustion, OfTheDeviceAtEachExtent) {
@@ -275,7 +260,6 @@ TEST_F(Exhaustion, OfTheDeviceAtEachExtent) {
   }
   shown_[sequence].insert(shown_[sequence].end(), stamps.begin(), stamps.end());
   EXPECT_EQ(Shown(), "");
-  EndAll();
 }
 
 }  // namespace

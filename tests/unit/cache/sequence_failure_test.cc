@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -68,7 +69,7 @@ class SequenceFailure : public testing::TestWithParam<BadValue> {
  protected:
   SequenceFailure()
       : model_(world_.Register(MixedModel("mixed", GetParam().type))),
-        worker_(world_.tenant(), world_.OpenSession()) {}
+        worker_(std::in_place, world_.tenant(), world_.OpenSession()) {}
 
   Place AnyPlace(std::uint64_t tokens) {
     Place place;
@@ -100,7 +101,7 @@ class SequenceFailure : public testing::TestWithParam<BadValue> {
     const Sequence::Description described = sequence.Describe(false);
     EXPECT_TRUE(described.failed);
     EXPECT_NE(described.failure.find(named), std::string::npos) << described.failure;
-    const shm::SequenceBlock& block = worker_.Block(sequence);
+    const shm::SequenceBlock& block = worker_->Block(sequence);
     EXPECT_EQ(block.state.load(), shm::kSequenceFailed);
     EXPECT_EQ(block.tail_generation.load(), 0u);
     // It serves nothing any more, and says why.
@@ -110,39 +111,39 @@ class SequenceFailure : public testing::TestWithParam<BadValue> {
     EXPECT_EQ(sequence.Truncate(0).code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(sequence.Fork(SequenceId(99), SessionId(1)).status().code(),
               absl::StatusCode::kFailedPrecondition);
-    EXPECT_EQ(worker_.Open(sequence).status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(worker_->Open(sequence).status().code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(*sequence.AbsorbFullTiles(), 0u);
   }
-  void EndAll() {
-    world_.tenant().EndSession(worker_.session().id());
-    world_.clock().Advance(kTestPinLimit);
-    world_.tenant().epochs().Collect();
+  // After the body, whose sequences are gone then.
+  void TearDown() override {
+    world_.tenant().EndSession(worker_->session().id());
+    worker_.reset();
     world_.ExpectBaseline();
   }
 
   TestRandom random_;
   World world_{World::Options{.ring_tiles = 4}};
   std::shared_ptr<const Model> model_;
-  TestWorker worker_;
+  std::optional<TestWorker> worker_;
 };
 
 TEST_P(SequenceFailure, OfAnAppendLeavesEverythingElseAlone) {
   for (std::uint64_t held : {0u, 20u, 256u}) {
-    const std::shared_ptr<Sequence> sequence = world_.NewSequence(worker_.session(), *model_);
-    const std::shared_ptr<Sequence> neighbour = world_.NewSequence(worker_.session(), *model_);
+    const std::shared_ptr<Sequence> sequence = world_.NewSequence(worker_->session(), *model_);
+    const std::shared_ptr<Sequence> neighbour = world_.NewSequence(worker_->session(), *model_);
     const Stamps stamps = NewStamps(held);
     const Stamps other = NewStamps(50);
     ASSERT_TRUE(AppendAll(*sequence, 0, stamps).ok());
     ASSERT_TRUE(AppendAll(*neighbour, 0, other).ok());
     const std::shared_ptr<Sequence> fork =
-        *world_.tenant().Fork(worker_.session(), sequence->id());
+        *world_.tenant().Fork(worker_->session(), sequence->id());
     // A few more tokens, so that the open segment is this sequence's alone.
     const Stamps more = NewStamps(held);
     ASSERT_TRUE(AppendAll(*sequence, held, more).ok());
     Stamps all = stamps;
     all.insert(all.end(), more.begin(), more.end());
 
-    shm::Word& slot = worker_.session().control()->page().readers[0].word;
+    shm::Word& slot = worker_->session().control()->page().readers[0].word;
     const std::uint64_t pin = shm::Pin(slot, world_.tenant().epochs().epoch());
     const SequenceView before = *ReadSequence(world_.tenant(), *sequence);
     const std::uint64_t used = world_.tenant().account().used_bytes();
@@ -176,7 +177,6 @@ TEST_P(SequenceFailure, OfAnAppendLeavesEverythingElseAlone) {
     scribbles.clear();
     world_.Validate();
   }
-  EndAll();
 }
 
 // How the daemon meets what a worker wrote into its ring: by absorbing, closing, forking, ...
@@ -186,25 +186,25 @@ TEST_P(SequenceFailure, OfATailNamesTheTokenHoweverItIsMet) {
   for (Meeting meeting : {Meeting::kAbsorb, Meeting::kClose, Meeting::kFork, Meeting::kAppend,
                           Meeting::kTruncate}) {
     const std::uint64_t held = random_.Below(100);
-    const std::shared_ptr<Sequence> sequence = world_.NewSequence(worker_.session(), *model_);
-    const std::shared_ptr<Sequence> neighbour = world_.NewSequence(worker_.session(), *model_);
+    const std::shared_ptr<Sequence> sequence = world_.NewSequence(worker_->session(), *model_);
+    const std::shared_ptr<Sequence> neighbour = world_.NewSequence(worker_->session(), *model_);
     const Stamps stamps = NewStamps(held);
     ASSERT_TRUE(AppendAll(*sequence, 0, stamps).ok());
     ASSERT_TRUE(AppendAll(*neighbour, 0, stamps).ok());
     const std::shared_ptr<Sequence> fork =
-        *world_.tenant().Fork(worker_.session(), sequence->id());
-    const TestWorker::OpenTail tail = *worker_.Open(*sequence);
+        *world_.tenant().Fork(worker_->session(), sequence->id());
+    const TestWorker::OpenTail tail = *worker_->Open(*sequence);
     constexpr std::uint64_t kTokens = 64;
     const Place place = AnyPlace(kTokens);
     for (std::uint64_t i = 0; i < kTokens; ++i) {
-      worker_.Write(*sequence, tail, held + i, NewStamps(1)[0]);
+      worker_->Write(*sequence, tail, held + i, NewStamps(1)[0]);
     }
     const shm::TailRing ring =
         model_->layout().ring(tail.region, place.row.layer, place.row.kv_head);
     Spoil(place.row.kind == RowKind::kKey ? ring.Key(held + place.token)
                                           : ring.Value(held + place.token),
           place.channel, GetParam());
-    worker_.Commit(tail, held + kTokens);
+    worker_->Commit(tail, held + kTokens);
 
     absl::Status status;
     switch (meeting) {
@@ -212,10 +212,10 @@ TEST_P(SequenceFailure, OfATailNamesTheTokenHoweverItIsMet) {
         status = sequence->AbsorbFullTiles().status();
         break;
       case Meeting::kClose:
-        status = world_.tenant().CloseTails(worker_.session(), {sequence->id()}).status();
+        status = world_.tenant().CloseTails(worker_->session(), {sequence->id()}).status();
         break;
       case Meeting::kFork:
-        status = world_.tenant().Fork(worker_.session(), sequence->id()).status();
+        status = world_.tenant().Fork(worker_->session(), sequence->id()).status();
         break;
       case Meeting::kAppend:
         status = AppendAll(*sequence, held + kTokens, NewStamps(3)).status();
@@ -231,7 +231,6 @@ TEST_P(SequenceFailure, OfATailNamesTheTokenHoweverItIsMet) {
     ASSERT_TRUE(world_.tenant().FreeSequence(sequence->id()).ok());
     world_.Validate();
   }
-  EndAll();
 }
 
 // The largest values that are served are served.
@@ -240,14 +239,13 @@ TEST_P(SequenceFailure, StartsNoEarlierThanItMust) {
   fine.bits = fine.type == ElementType::kFp16   ? 0x7bff  // 65504
               : fine.type == ElementType::kBf16 ? 0x5eff  // the one below 2^63
                                                 : 0x5effffff;
-  const std::shared_ptr<Sequence> sequence = world_.NewSequence(worker_.session(), *model_);
+  const std::shared_ptr<Sequence> sequence = world_.NewSequence(worker_->session(), *model_);
   const Place place = AnyPlace(40);
   EXPECT_TRUE(sequence
                   ->Append({0, model_->layers(), 0, 40},
                            SpoiltRows(model_->layout(), NewStamps(40), place, fine))
                   .ok());
   EXPECT_FALSE(sequence->failed());
-  EndAll();
 }
 
 INSTANTIATE_TEST_SUITE_P(Values, SequenceFailure, testing::ValuesIn(kBadValues),

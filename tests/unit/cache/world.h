@@ -296,7 +296,7 @@ class TestWorker {
     Commit(tail, tail.place.tail.generation, tokens);
   }
   void Commit(const OpenTail& tail, std::uint32_t generation, std::uint64_t tokens) {
-    session_->control()->page().commits[tail.place.commit_slot].store(
+    session_->control()->page().commits[tail.place.tail.commit_slot].store(
         shm::CommitWord::Pack(generation, tokens), std::memory_order_release);
   }
   const shm::SequenceBlock& Block(const Sequence& sequence) const {

@@ -1,0 +1,158 @@
+// A worker that does one thing for ever, until somebody kills it: the victim of death_test.
+//
+//   death_worker ADDRESS PHASE_FILE attach|append|step|fork      until killed
+//   death_worker ADDRESS PHASE_FILE stop                         stops itself inside a step, and
+//                                                                goes on when it is continued
+
+#include <signal.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/cli/synthetic.h"
+#include "client/worker.h"
+#include "daemon/base/strings.h"
+#include "tests/e2e/death_phase.h"
+
+namespace tessera {
+namespace {
+
+using cli::BytesOf;
+using cli::SyntheticSequence;
+using cli::SyntheticShape;
+using cli::WritableBytesOf;
+
+constexpr SyntheticShape kShape = {.layers = 4, .query_heads = 4, .kv_heads = 2, .head_dim = 64};
+constexpr std::uint64_t kPrompt = 300;
+
+[[noreturn]] void Die(const absl::Status& status) {
+  std::fprintf(stderr, "death_worker: %s\n", std::string(AsStringView(status.message())).c_str());
+  std::_Exit(1);
+}
+template <typename T>
+T Must(absl::StatusOr<T> value) {
+  if (!value.ok()) Die(value.status());
+  return *std::move(value);
+}
+void Must(const absl::Status& status) {
+  if (!status.ok()) Die(status);
+}
+
+std::unique_ptr<client::Worker> Attach(const std::string& address) {
+  return Must(client::Worker::Attach({.address = address, .worker_name = "victim"}));
+}
+
+void Append(client::Sequence& sequence, const SyntheticSequence& truth, std::uint64_t first,
+            std::uint64_t count) {
+  const std::vector<std::uint16_t> key = truth.KeysOfAllLayers(first, count);
+  const std::vector<std::uint16_t> value = truth.ValuesOfAllLayers(first, count);
+  Must(sequence.Append({.key = BytesOf(key), .value = BytesOf(value), .tokens = count}).status());
+}
+
+// One step of one sequence; `between` runs after the second layer.
+template <typename Between>
+absl::Status OneStep(client::Worker& worker, client::Sequence& sequence,
+                     const SyntheticSequence& truth, std::vector<float>& output, Between between) {
+  client::Sequence* batch[] = {&sequence};
+  absl::StatusOr<client::Step> step = worker.BeginStep(batch);
+  if (!step.ok()) return step.status();
+  const std::uint64_t token = truth.tokens() - 1;
+  output.resize(kShape.query_row());
+  for (std::uint32_t layer = 0; layer < kShape.layers; ++layer) {
+    const std::vector<std::uint16_t> query = truth.Query(layer, token);
+    absl::Status status = step->AppendAndAttend(layer, {.key = BytesOf(truth.Key(layer, token, 1)),
+                                                        .value = BytesOf(truth.Value(layer, token, 1)),
+                                                        .query = BytesOf(query),
+                                                        .output = WritableBytesOf(output)});
+    if (!status.ok()) return status;
+    if (layer == 1) between();
+  }
+  return step->End();
+}
+
+void AttachForEver(const std::string& address, PhaseWord& phase) {
+  for (;;) {
+    const InPhase inside(phase, Phase::kAttach);
+    Attach(address);
+  }
+}
+
+void WorkForEver(const std::string& what, const std::string& address, PhaseWord& phase) {
+  const std::unique_ptr<client::Worker> worker = Attach(address);
+  const client::Model model = Must(worker->RegisterModel(kShape.Geometry()));
+  client::Sequence sequence = Must(worker->CreateSequence(model));
+  SyntheticSequence truth(kShape, 7);
+  truth.Grow(kPrompt);
+  Append(sequence, truth, 0, kPrompt);
+  std::vector<float> output;
+  const auto decode = [&] {
+    truth.Grow(1);
+    absl::Status status;
+    do {
+      status = OneStep(*worker, sequence, truth, output, [] {});
+    } while (absl::IsAborted(status));
+    Must(status);
+  };
+  for (int i = 0; i < 40; ++i) decode();  // an open tail, some of it absorbed
+  for (;;) {
+    if (what == "append") {
+      truth.Grow(200);
+      {
+        const InPhase inside(phase, Phase::kAppend);
+        Append(sequence, truth, truth.tokens() - 200, 200);
+      }
+      if (truth.tokens() > 2000) {
+        Must(sequence.Truncate(kPrompt));
+        truth.Truncate(kPrompt);
+      }
+    } else if (what == "step") {
+      const InPhase inside(phase, Phase::kStep);
+      decode();
+    } else {
+      const InPhase inside(phase, Phase::kFork);
+      client::Sequence child = Must(sequence.Fork());
+    }
+  }
+}
+
+// Exits 0 where the stopped step was ABORTED and the same step, taken again, was right.
+int StopInsideAStep(const std::string& address, PhaseWord& phase) {
+  const std::unique_ptr<client::Worker> worker = Attach(address);
+  const client::Model model = Must(worker->RegisterModel(kShape.Geometry()));
+  client::Sequence sequence = Must(worker->CreateSequence(model));
+  SyntheticSequence truth(kShape, 7);
+  truth.Grow(kPrompt);
+  Append(sequence, truth, 0, kPrompt);
+  truth.Grow(1);
+  std::vector<float> output;
+  const absl::Status stopped = OneStep(*worker, sequence, truth, output, [&] {
+    phase.Set(Phase::kStep);
+    ::raise(SIGSTOP);
+  });
+  if (!absl::IsAborted(stopped)) {
+    std::fprintf(stderr, "the stopped step ended with: %s\n", stopped.ToString().c_str());
+    return 2;
+  }
+  if (sequence.tokens() != kPrompt) return 3;
+  Must(OneStep(*worker, sequence, truth, output, [] {}));
+  const double error = truth.Error(kShape.layers - 1, kPrompt, output);
+  if (!(error < 0.02)) {
+    std::fprintf(stderr, "after the retry the output is off by %g\n", error);
+    return 4;
+  }
+  return sequence.tokens() == kPrompt + 1 ? 0 : 5;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  if (argc != 4) return 64;
+  tessera::PhaseWord phase(argv[2]);
+  const std::string what = argv[3];
+  if (what == "stop") return tessera::StopInsideAStep(argv[1], phase);
+  if (what == "attach") tessera::AttachForEver(argv[1], phase);
+  tessera::WorkForEver(what, argv[1], phase);
+}
