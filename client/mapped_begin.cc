@@ -166,8 +166,10 @@ MappedStep::Finding MappedStep::LookAt(StepItem& item, std::uint64_t session) {
   const shm::SequenceBlock* block = nullptr;
   const shm::Word* words =
       shm::LaneWords(door_.extents().directory(), sequence.directory_offset, &block);
-  if (words == nullptr) return Finding::kBroken;
+  if (block == nullptr) return Finding::kBroken;
+  // First: a block that has been freed may hold anything, its lane count included.
   if (block->sequence_id.load() != sequence.id.value()) return Finding::kGone;
+  if (words == nullptr) return Finding::kBroken;
   if (block->state.load() != shm::kSequenceLive) return Finding::kFailed;
   if (block->tail_generation.load() != sequence.tail.generation) return Finding::kTailGone;
   // The version before the lane words: what changes after it is resolved anew by the next step.
@@ -226,16 +228,18 @@ bool MappedStep::Resolve(SequenceState& sequence, const shm::Word* lane_words) {
 
 absl::Status MappedStep::Unready(Session& session, const Look& look) const {
   const SequenceState& sequence = *batch_.items()[look.item].sequence;
+  // The daemon has the word: what the mapping shows may be the end of the session, whose stream
+  // this client has not seen end yet.
+  v1::DescribeRequest request;
+  v1::DescribeResponse description;
+  request.set_sequence_id(sequence.id.value());
+  absl::Status status = session.Call(request, description);
+  if (!status.ok() && !absl::IsNotFound(status)) return status;
   if (look.finding == Finding::kGone) {
     return absl::NotFoundError(
         Concat(sequence.id.ToString(), " is gone: it was freed, evicted or handed over"));
   }
   if (look.finding == Finding::kFailed) {
-    v1::DescribeRequest request;
-    v1::DescribeResponse description;
-    request.set_sequence_id(sequence.id.value());
-    absl::Status status = session.Call(request, description);
-    if (!status.ok()) return status;
     return absl::FailedPreconditionError(
         Concat(sequence.id.ToString(), " has failed: ", description.failure()));
   }

@@ -39,19 +39,34 @@ absl::Status MappedStep::Append(std::uint32_t layer, std::span<const std::byte> 
 absl::Status MappedStep::Attend(std::uint32_t layer, const StepTensors& tensors) {
   absl::Status status = batch_.CheckAttend(layer, tensors);
   if (!status.ok()) return status;
-  GateHold hold(door_.gate(), slot_);
-  if (!hold) return LeaseLost();
-  return AttendRows(layer, tensors);
+  {
+    GateHold hold(door_.gate(), slot_);
+    if (!hold) return LeaseLost();
+    status = AttendRows(layer, tensors);
+  }
+  return Confirm(status);
 }
 
 absl::Status MappedStep::AppendAndAttend(std::uint32_t layer, const StepTensors& tensors) {
   absl::Status status = batch_.CheckAppend(layer, tensors.key, tensors.value);
   if (status.ok()) status = batch_.CheckAttend(layer, tensors);
   if (!status.ok()) return status;
-  GateHold hold(door_.gate(), slot_);
-  if (!hold) return LeaseLost();
-  status = AppendRows(layer, tensors.key, tensors.value);
-  return status.ok() ? AttendRows(layer, tensors) : status;
+  {
+    GateHold hold(door_.gate(), slot_);
+    if (!hold) return LeaseLost();
+    status = AppendRows(layer, tensors.key, tensors.value);
+    if (status.ok()) status = AttendRows(layer, tensors);
+  }
+  return Confirm(status);
+}
+
+// The pins of a session that has ended protect nothing, and its end may not have been seen here.
+absl::Status MappedStep::Confirm(const absl::Status& status) const {
+  if (!absl::IsInternal(status)) return status;
+  v1::StatsRequest request;
+  v1::StatsResponse response;
+  const absl::Status alive = session_->Call(request, response);
+  return absl::IsUnavailable(alive) ? alive : status;
 }
 
 absl::Status MappedStep::AppendRows(std::uint32_t layer, std::span<const std::byte> key,

@@ -74,6 +74,7 @@ class MappedStep final : public StepEngine {
   absl::Status AttendRows(std::uint32_t layer, const StepTensors& tensors);
   absl::Status Commit(std::span<const std::uint32_t> accepted);
 
+  absl::Status Confirm(const absl::Status& status) const;  // outside the gate
   absl::Status Aborted();
   absl::Status LeaseLost();
   void Finish();

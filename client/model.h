@@ -56,6 +56,8 @@ class BoundModel {
   // says itself.
   static absl::Status Check(const ModelGeometry& geometry);
   BoundModel(ModelId id, const ModelGeometry& geometry, std::uint32_t ring_tiles);
+  BoundModel(const BoundModel&) = delete;  // geometries point into it
+  BoundModel& operator=(const BoundModel&) = delete;
 
   ModelId id() const { return id_; }
   ElementType type() const { return type_; }

@@ -30,8 +30,8 @@ client::ModelGeometry SyntheticShape::Geometry() const {
   client::ModelGeometry geometry;
   geometry.name = Concat("synthetic-", layers, "x", query_heads, "x", kv_heads, "x", head_dim);
   geometry.type = kernels::ElementType::kBf16;
-  geometry.layers.assign(
-      layers, {.query_heads = query_heads, .kv_heads = kv_heads, .head_dim = head_dim});
+  geometry.layers.assign(layers,
+                         {.query_heads = query_heads, .kv_heads = kv_heads, .head_dim = head_dim});
   return geometry;
 }
 
@@ -136,8 +136,8 @@ double SyntheticSequence::Error(std::uint32_t layer, std::uint64_t position,
     for (std::uint32_t c = 0; c < dim; ++c) {
       double truth = 0;
       for (std::uint64_t t = 0; t <= position; ++t) {
-        truth += weights[t] *
-                 double{kernels::Bf16ToFloat(values_[layer][t * shape_.kv_row() + kv + c])};
+        truth +=
+            weights[t] * double{kernels::Bf16ToFloat(values_[layer][t * shape_.kv_row() + kv + c])};
       }
       truth /= sum;
       const double distance = std::fabs(truth - double{output[head * dim + c]});

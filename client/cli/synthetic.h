@@ -19,7 +19,7 @@ struct SyntheticShape {
   std::uint32_t kv_heads = 2;
   std::uint32_t head_dim = 128;
 
-  std::size_t kv_row() const { return std::size_t{kv_heads} * head_dim; }    // elements
+  std::size_t kv_row() const { return std::size_t{kv_heads} * head_dim; }  // elements
   std::size_t query_row() const { return std::size_t{query_heads} * head_dim; }
   std::uint32_t group() const { return query_heads / kv_heads; }
   client::ModelGeometry Geometry() const;

@@ -1,6 +1,8 @@
 // tessera worker: a small worker that prefills, decodes and forks through a daemon with a synthetic
 // model, and compares what comes back with attention over a copy of its own.
 
+#include "client/worker.h"
+
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -13,7 +15,6 @@
 #include "client/cli/run.h"
 #include "client/cli/synthetic.h"
 #include "client/cli/table.h"
-#include "client/worker.h"
 #include "daemon/base/bytes.h"
 
 namespace tessera::cli {
@@ -42,8 +43,7 @@ absl::StatusOr<Plan> ReadPlan(const Flags& flags) {
   plan.token = flags.Get("token");
   const std::string& door = flags.Get("door");
   if (door != "mapped" && door != "rpc") {
-    return absl::InvalidArgumentError(
-        Concat("--door is \"", door, "\"; there are mapped and rpc"));
+    return absl::InvalidArgumentError(Concat("--door is \"", door, "\"; there are mapped and rpc"));
   }
   plan.mapped = door == "mapped";
   struct Number {
@@ -52,11 +52,11 @@ absl::StatusOr<Plan> ReadPlan(const Flags& flags) {
     std::uint64_t min;
     std::uint64_t max;
   };
-  for (const Number& number : {Number{"sequences", &plan.sequences, 1, 256},
-                               Number{"prompt", &plan.prompt, 1, 100000},
-                               Number{"steps", &plan.steps, 1, 100000},
-                               Number{"check-every", &plan.check_every, 1, 100000},
-                               Number{"seed", &plan.seed, 0, ~std::uint64_t{0}}}) {
+  for (const Number& number :
+       {Number{"sequences", &plan.sequences, 1, 256}, Number{"prompt", &plan.prompt, 1, 100000},
+        Number{"steps", &plan.steps, 1, 100000},
+        Number{"check-every", &plan.check_every, 1, 100000},
+        Number{"seed", &plan.seed, 0, ~std::uint64_t{0}}}) {
     absl::StatusOr<std::uint64_t> value = flags.Number(number.name, number.min, number.max);
     if (!value.ok()) return value.status();
     *number.place = *value;
@@ -144,10 +144,11 @@ class SyntheticWorker {
     outputs_.assign(shape_.layers, std::vector<float>(batch.size() * shape_.query_row()));
     for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
       Gather(layer);
-      absl::Status status = step->AppendAndAttend(layer, {.key = BytesOf(key_),
-                                                          .value = BytesOf(value_),
-                                                          .query = BytesOf(query_),
-                                                          .output = WritableBytesOf(outputs_[layer])});
+      absl::Status status =
+          step->AppendAndAttend(layer, {.key = BytesOf(key_),
+                                        .value = BytesOf(value_),
+                                        .query = BytesOf(query_),
+                                        .output = WritableBytesOf(outputs_[layer])});
       if (!status.ok()) return status;
     }
     return step->End();
@@ -217,18 +218,19 @@ std::string Render(const Plan& plan, const Outcome& outcome, bool mapped) {
 
 int RunWorker(std::span<const std::string_view> args) {
   return RunWithFlags(
-      Flags("Usage: tessera worker [--address=ADDRESS] [flags]\n\n"
-            "Prefills, decodes and forks sequences of a synthetic model (4 layers, 8 query and 2 kv\n"
-            "heads, head_dim 128, bf16) and checks the attention that comes back.",
-            {{"address", "ADDRESS", "the daemon", kDefaultAddress},
-             {"name", "NAME", "shown in tessera status", "demo"},
-             {"token", "TOKEN", "of the tenant", ""},
-             {"door", "mapped|rpc", "through mapped memory, or by RPC alone", "mapped"},
-             {"sequences", "N", "decoded as one batch", "4"},
-             {"prompt", "N", "tokens prefilled per sequence", "512"},
-             {"steps", "N", "tokens decoded per sequence", "128"},
-             {"check-every", "N", "steps between two checks", "16"},
-             {"seed", "N", "of the synthetic model", "1"}}),
+      Flags(
+          "Usage: tessera worker [--address=ADDRESS] [flags]\n\n"
+          "Prefills, decodes and forks sequences of a synthetic model (4 layers, 8 query and 2 kv\n"
+          "heads, head_dim 128, bf16) and checks the attention that comes back.",
+          {{"address", "ADDRESS", "the daemon", kDefaultAddress},
+           {"name", "NAME", "shown in tessera status", "demo"},
+           {"token", "TOKEN", "of the tenant", ""},
+           {"door", "mapped|rpc", "through mapped memory, or by RPC alone", "mapped"},
+           {"sequences", "N", "decoded as one batch", "4"},
+           {"prompt", "N", "tokens prefilled per sequence", "512"},
+           {"steps", "N", "tokens decoded per sequence", "128"},
+           {"check-every", "N", "steps between two checks", "16"},
+           {"seed", "N", "of the synthetic model", "1"}}),
       args, [](const Flags& flags) -> absl::Status {
         absl::StatusOr<Plan> plan = ReadPlan(flags);
         if (!plan.ok()) return plan.status();

@@ -83,13 +83,14 @@ std::uint64_t Sequence::TokensInSegments() const {
 }
 
 absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceId id, SessionId owner) {
-  absl::StatusOr<std::shared_ptr<Sequence>> child = Create(memory_, id, model_, owner);
-  if (!child.ok()) return child.status();
+  absl::StatusOr<std::shared_ptr<Sequence>> child;  // outlives the locks
   MutexLock lock(mutex_);
   if (absl::Status status = Usable(); !status.ok()) return status;
   absl::StatusOr<std::uint64_t> committed = CommittedLocked();
   if (!committed.ok()) return committed.status();
   const std::uint64_t in_segments = TokensInSegments();
+  child = Create(memory_, id, model_, owner);
+  if (!child.ok()) return child.status();
 
   MutexLock child_lock((*child)->mutex_);
   if (absl::Status status = (*child)->CopyLanesOf(*this, in_segments); !status.ok()) return status;

@@ -97,6 +97,9 @@ absl::Status Sequence::AbsorbLocked(std::uint64_t upto) {
 }
 
 absl::StatusOr<std::uint64_t> Sequence::AbsorbFullTiles() {
+  // Ring rows absorbed earlier may be free by now: a worker that decodes fast should not have to
+  // wait for the next look of the event loop.
+  memory_.epochs->Collect();
   MutexLock lock(mutex_);
   if (freed_ || !failure_.empty() || tail() == nullptr) return std::uint64_t{0};
   absl::StatusOr<std::uint64_t> committed = CommittedLocked();

@@ -8,38 +8,52 @@
 
 namespace tessera::compaction {
 
-void TailAbsorber::Wake(std::shared_ptr<cache::SessionState> session) {
+namespace {
+constexpr Clock::Duration kBetweenComplaints = std::chrono::seconds(1);
+}
+
+void TailAbsorber::Wake(const std::shared_ptr<cache::SessionState>& session) {
   {
     MutexLock lock(mutex_);
     if (!queued_.insert(session->id()).second) return;
   }
+  Queue(session, options_.clock->Now());
+}
+
+void TailAbsorber::Queue(const std::shared_ptr<cache::SessionState>& session,
+                         Clock::TimePoint idle_since) {
   // Weak: work for a session that ends while it waits is dropped with it.
   options_.scheduler->Submit(
       "absorb-tails", JobPriority::kTails,
-      [this, id = session->id(), weak = std::weak_ptr<cache::SessionState>(session)]() {
-        {
+      [this, id = session->id(), weak = std::weak_ptr<cache::SessionState>(session),
+       idle_since]() {
+        if (const std::shared_ptr<cache::SessionState> held = weak.lock()) {
+          Run(held, idle_since);
+        } else {
           MutexLock lock(mutex_);
           queued_.erase(id);
         }
-        if (const std::shared_ptr<cache::SessionState> held = weak.lock()) Run(*held);
       });
 }
 
-void TailAbsorber::Run(cache::SessionState& session) {
+void TailAbsorber::Run(const std::shared_ptr<cache::SessionState>& session,
+                       Clock::TimePoint idle_since) {
   jobs_run_.fetch_add(1, std::memory_order_relaxed);
-  session.control()->CancelWake();
-  Clock::TimePoint idle_since = options_.clock->Now();
-  for (;;) {
-    if (AbsorbAll(session) > 0) {
-      idle_since = options_.clock->Now();
-      continue;
-    }
-    if (options_.clock->Now() - idle_since >= options_.linger) break;
-    std::this_thread::yield();
+  session->control()->CancelWake();
+  const bool progress = AbsorbAll(*session) > 0;
+  const Clock::TimePoint now = options_.clock->Now();
+  if (progress || now - idle_since < options_.linger) {
+    if (!progress) std::this_thread::yield();
+    Queue(session, progress ? now : idle_since);
+    return;
   }
-  session.control()->AskForWake();
+  {
+    MutexLock lock(mutex_);
+    queued_.erase(session->id());
+  }
+  session->control()->AskForWake();
   // A worker that filled a tile before it could see the wish did not signal: look once more.
-  AbsorbAll(session);
+  AbsorbAll(*session);
 }
 
 std::uint64_t TailAbsorber::AbsorbAll(cache::SessionState& session) {
@@ -48,16 +62,33 @@ std::uint64_t TailAbsorber::AbsorbAll(cache::SessionState& session) {
     absl::StatusOr<std::uint64_t> absorbed = sequence->AbsorbFullTiles();
     if (absorbed.ok()) {
       tokens += *absorbed;
-      continue;
+    } else {
+      Complain(*sequence, session.id(), absorbed.status());
     }
-    // A failed sequence tells its worker through its block; a full pool leaves the tail as it is,
-    // and the worker that waits for ring space signals again.
-    options_.logger->Log(LogLevel::kWarning, "tail not absorbed",
-                         {{"sequence", sequence->id().value()},
-                          {"session", session.id().value()},
-                          {"error", AsStringView(absorbed.status().message())}});
   }
   return tokens;
+}
+
+// A failed sequence tells its worker through its block; a full pool leaves the tail as it is, and
+// the worker that waits for ring space signals again.
+void TailAbsorber::Complain(const cache::Sequence& sequence, SessionId session,
+                            const absl::Status& why) {
+  std::uint64_t unsaid;
+  {
+    const Clock::TimePoint now = options_.clock->Now();
+    MutexLock lock(mutex_);
+    if (complained_.has_value() && now - *complained_ < kBetweenComplaints) {
+      ++unsaid_;
+      return;
+    }
+    complained_ = now;
+    unsaid = std::exchange(unsaid_, 0);
+  }
+  options_.logger->Log(LogLevel::kWarning, "tail not absorbed",
+                       {{"sequence", sequence.id().value()},
+                        {"session", session.value()},
+                        {"error", AsStringView(why.message())},
+                        {"like_this_before", unsaid}});
 }
 
 }  // namespace tessera::compaction

@@ -1,13 +1,16 @@
 // The compactor's first duty: moving full tiles from tails into segments, in the background.
 //
 // A worker that filled a tile while the daemon slept signals its session's wake event; the event
-// loop calls Wake, which queues one job per session. The job absorbs until there is nothing left,
-// asks for the next wake, and looks once more: a tile that filled in between is never lost.
+// loop calls Wake, which queues one job per session. A job makes one pass over the session's tails.
+// Where it found something it queues itself again, behind the other sessions: a worker that commits
+// without end keeps nobody else waiting. Where it did not, it asks for the next wake and looks once
+// more: a tile that filled in between is never lost.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "absl/container/flat_hash_set.h"
 #include "daemon/base/clock.h"
@@ -31,18 +34,26 @@ class TailAbsorber {
   explicit TailAbsorber(const Options& options) : options_(options) {}
 
   // Thread-safe. Cheap where a job for the session already waits.
-  void Wake(std::shared_ptr<cache::SessionState> session);
+  void Wake(const std::shared_ptr<cache::SessionState>& session);
 
   std::uint64_t jobs_run() const { return jobs_run_.load(std::memory_order_relaxed); }
 
  private:
-  void Run(cache::SessionState& session);
+  // `idle_since`: since when the passes have found nothing.
+  void Queue(const std::shared_ptr<cache::SessionState>& session, Clock::TimePoint idle_since);
+  void Run(const std::shared_ptr<cache::SessionState>& session, Clock::TimePoint idle_since);
   std::uint64_t AbsorbAll(cache::SessionState& session);
+  void Complain(const cache::Sequence& sequence, SessionId session, const absl::Status& why);
 
   const Options options_;
   std::atomic<std::uint64_t> jobs_run_{0};
   Mutex mutex_;
+  // Sessions that have a job, waiting or running. One that is running leaves before it asks for the
+  // next wake, so that a signal after that queues the next job.
   absl::flat_hash_set<SessionId> queued_ TESSERA_GUARDED_BY(mutex_);
+  // A worker decides how often a full pool is met: complaints are kept to one a second.
+  std::optional<Clock::TimePoint> complained_ TESSERA_GUARDED_BY(mutex_);
+  std::uint64_t unsaid_ TESSERA_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace tessera::compaction

@@ -83,6 +83,10 @@ absl::Status Server::StartGrpc() {
     builder.AddListeningPort(options_.tcp_doors[i], grpc::InsecureServerCredentials(),
                              &tcp_ports_[i]);
   }
+  // Enough pollers that a call finds one waiting, and none is made and unmade per call.
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 2);
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 16);
   builder.RegisterService(worker_service_.get());
   builder.RegisterService(admin_service_.get());
   // gRPC makes its sockets world-accessible; nobody may connect before the mode is right.

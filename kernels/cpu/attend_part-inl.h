@@ -81,6 +81,9 @@ struct Upcoming {
 // after that only the head of each page: enough to walk the page tables and to start the
 // hardware's stream prefetcher, which alone has enough requests in flight to saturate DRAM.
 // README.md has the measurements.
+//
+// Callers ask in small doses, each behind the loads of the step it belongs to: a core has few
+// requests for lines outstanding, and the loads of the current tile need some of them.
 TESSERA_SIMD void Prefetch(const Upcoming& upcoming, std::size_t begin, std::size_t bytes) {
   constexpr std::size_t kLine = 64;
   constexpr std::size_t kPage = 4096;
@@ -142,14 +145,14 @@ TESSERA_SIMD void DotTile(const TileView& tile, Span live, const Upcoming& keys,
     typename Simd::Floats blocks[kRows][kBlocks];
     TESSERA_UNROLL for (int b = 0; b < kBlocks; ++b) {
       const int first = base + b * kRowsAtOnce;
-      Prefetch(keys, static_cast<std::size_t>(first) * tile.row_bytes,
-               kRowsAtOnce * tile.row_bytes);
       typename Simd::Floats block[kRows];
       if (first < live.end && first + kRowsAtOnce > live.begin) {
         DotBlocks<kType, kRows>(tile, live, first, queries, block);
       } else {
         TESSERA_UNROLL for (int n = 0; n < kRows; ++n) block[n] = Simd::Zero();
       }
+      Prefetch(keys, static_cast<std::size_t>(first) * tile.row_bytes,
+               kRowsAtOnce * tile.row_bytes);
       TESSERA_UNROLL for (int n = 0; n < kRows; ++n) blocks[n][b] = block[n];
     }
     TESSERA_UNROLL for (int n = 0; n < kRows; ++n) {
@@ -241,13 +244,17 @@ TESSERA_SIMD void AddValues(const TileView& tile, Span live, const Upcoming& val
                             const float (*weights)[kTileRows], float* output) {
   constexpr int kPairs = 2;
   constexpr int kChunk = 8;
+  constexpr std::size_t kBlockBytes = kChunk * kPairs * kPairChannels * kElementBytes<kType>;
   for (int first = 0; first < kTileRows; first += kChunk) {
-    Prefetch(values, static_cast<std::size_t>(first) * tile.row_bytes, kChunk * tile.row_bytes);
     const Span chunk = {first > live.begin ? first : live.begin,
                         first + kChunk < live.end ? first + kChunk : live.end};
-    if (chunk.begin >= chunk.end) continue;
+    std::size_t ahead = static_cast<std::size_t>(first) * tile.row_bytes;
     for (int c = 0; c < tile.head_dim; c += kPairs * kPairChannels) {
-      AddValueBlock<kType, kRows, kPairs>(tile, chunk, c, weights, output);
+      if (chunk.begin < chunk.end) {
+        AddValueBlock<kType, kRows, kPairs>(tile, chunk, c, weights, output);
+      }
+      Prefetch(values, ahead, kBlockBytes);
+      ahead += kBlockBytes;
     }
   }
 }

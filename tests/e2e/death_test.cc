@@ -19,11 +19,11 @@
 
 #include "client/cli/synthetic.h"
 #include "client/worker.h"
+#include "tessera/v1/admin.grpc.pb.h"
 #include "tests/e2e/death_phase.h"
 #include "tests/fakes/daemon_process.h"
 #include "tests/fakes/raw_worker.h"
 #include "tests/fakes/seed.h"
-#include "tessera/v1/admin.grpc.pb.h"
 
 namespace tessera {
 namespace {
@@ -226,14 +226,14 @@ TEST_F(Death, KilledWorkersLeaveNothing) {
     }
   });
 
-  std::mt19937_64 random(fakes::TestSeed());
+  std::mt19937_64 random(TestSeed());
   PhaseWord phase(PhaseFile());
   constexpr std::array kKinds = {Phase::kAttach, Phase::kAppend, Phase::kStep, Phase::kFork};
   std::array<int, static_cast<std::size_t>(Phase::kPhases)> died{};
   const auto kill_one = [&](Phase kind) {
     phase.Set(Phase::kBetween);
-    const pid_t pid = SpawnVictim(daemon_->address(), PhaseFile(),
-                                  kPhaseNames[static_cast<std::size_t>(kind)]);
+    const pid_t pid =
+        SpawnVictim(daemon_->address(), PhaseFile(), kPhaseNames[static_cast<std::size_t>(kind)]);
     return KillInside(pid, phase, kind, random);
   };
   // Warm-up: first extents, connections and threads come to stay.
@@ -286,9 +286,10 @@ TEST_F(Death, KilledWorkersLeaveNothing) {
     std::printf(" %s %d,", kPhaseNames[static_cast<std::size_t>(kind)],
                 died[static_cast<std::size_t>(kind)]);
   }
-  std::printf(" between %d; back at the baseline after %.3f s at worst; meanwhile another worker "
-              "decoded %d tokens\n",
-              died[0], worst, decoded.load());
+  std::printf(
+      " between %d; back at the baseline after %.3f s at worst; meanwhile another worker "
+      "decoded %d tokens\n",
+      died[0], worst, decoded.load());
   EXPECT_TRUE(enough());
   EXPECT_EQ(decode_error, "");
   EXPECT_EQ(wrong, 0);
@@ -364,7 +365,7 @@ TEST_F(Death, AKilledDaemonIsNoticedUnmappedAndReplaced) {
   std::uint64_t total_kib = 0;
   meminfo >> word >> total_kib;
   std::unique_ptr<DaemonProcess> successor = DaemonProcess::Start(
-      {.pool_bytes = std::to_string(total_kib / 10 * 6) + "KiB", .folder = folder});
+      {.pool_bytes = std::to_string(total_kib * 6 / 10 / 16384 * 16) + "MiB", .folder = folder});
   ASSERT_NE(successor, nullptr);
   absl::StatusOr<client::ReattachReport> report = worker.worker->Reattach();
   ASSERT_TRUE(report.ok()) << report.status();

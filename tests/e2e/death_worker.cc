@@ -62,10 +62,11 @@ absl::Status OneStep(client::Worker& worker, client::Sequence& sequence,
   output.resize(kShape.query_row());
   for (std::uint32_t layer = 0; layer < kShape.layers; ++layer) {
     const std::vector<std::uint16_t> query = truth.Query(layer, token);
-    absl::Status status = step->AppendAndAttend(layer, {.key = BytesOf(truth.Key(layer, token, 1)),
-                                                        .value = BytesOf(truth.Value(layer, token, 1)),
-                                                        .query = BytesOf(query),
-                                                        .output = WritableBytesOf(output)});
+    absl::Status status =
+        step->AppendAndAttend(layer, {.key = BytesOf(truth.Key(layer, token, 1)),
+                                      .value = BytesOf(truth.Value(layer, token, 1)),
+                                      .query = BytesOf(query),
+                                      .output = WritableBytesOf(output)});
     if (!status.ok()) return status;
     if (layer == 1) between();
   }

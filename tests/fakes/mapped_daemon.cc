@@ -123,7 +123,8 @@ std::uint64_t MappedDaemon::WriteSegment(const Lane& lane, kernels::DenseTile ti
                                          std::uint64_t first, std::uint64_t count,
                                          std::vector<std::uint64_t>& blocks) {
   const std::uint64_t tiles = (count + kTileEntries - 1) / kTileEntries;
-  const std::uint64_t table = pool_->Allocate(tiles * sizeof(std::uint64_t));
+  const std::uint64_t table =
+      pool_->Allocate(std::max<std::uint64_t>(tiles, 1) * sizeof(std::uint64_t));
   blocks.push_back(table);
   const std::size_t row = tile.row_bytes();
   for (std::uint64_t t = 0; t < tiles; ++t) {
@@ -300,6 +301,23 @@ void MappedDaemon::CloseTailOf(std::uint64_t id) {
   CloseTail(*sequences_.at(id));
 }
 
+void MappedDaemon::Cut(Sequence& sequence, std::uint64_t tokens) {
+  for (Lane& lane : sequence.lanes) {
+    if (lane.tokens <= tokens) continue;
+    const std::size_t row = lane.keys.size() / lane.tokens;
+    lane.keys.resize(tokens * row);
+    lane.values.resize(tokens * row);
+    lane.tokens = tokens;
+  }
+  Publish(sequence);
+}
+
+void MappedDaemon::TruncateBehind(std::uint64_t id, std::uint64_t tokens) {
+  std::lock_guard lock(mutex_);
+  CloseTail(*sequences_.at(id));
+  Cut(*sequences_.at(id), tokens);
+}
+
 // ---- sequences
 
 void MappedDaemon::FailSequence(std::uint64_t id, const std::string& why) {
@@ -316,6 +334,7 @@ void MappedDaemon::FreeLocked(std::uint64_t id) {
   const std::unique_ptr<Sequence> sequence = std::move(it->second);
   sequences_.erase(it);
   sequence->tail = std::nullopt;
+  for (const std::shared_ptr<Session>& session : sessions_) session->commit_slots.erase(id);
   block(*sequence).state.store(shm::kSequenceGone);
   block(*sequence).sequence_id.store(0);
   block(*sequence).version.fetch_add(1);

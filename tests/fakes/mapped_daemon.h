@@ -58,8 +58,9 @@ class MappedDaemon {
   std::uint32_t RevokePins();
   void FailSequence(std::uint64_t id, const std::string& why);
   void Evict(std::uint64_t id);
-  // Another worker truncates, say: the tail is closed under the worker that decodes.
+  // As another worker's calls would: the tail is closed under the worker that decodes.
   void CloseTailOf(std::uint64_t id);
+  void TruncateBehind(std::uint64_t id, std::uint64_t tokens);
   void AnnounceDrain(std::uint64_t limit_ms);
   // Ends every stream with this status. With `restart` the next attachment finds another daemon.
   void EndLeases(const absl::Status& why, bool restart);
@@ -167,6 +168,7 @@ class MappedDaemon {
   std::uint64_t CommittedLocked(const Sequence& sequence);
   std::uint64_t AbsorbLocked(Sequence& sequence, std::uint64_t upto);
   void CloseTail(Sequence& sequence);
+  void Cut(Sequence& sequence, std::uint64_t tokens);
   void FreeLocked(std::uint64_t id);
   void Answer(Session& session, const v1::AttachRequest& request);
   absl::Status OpenOne(Session& session, std::uint64_t id, v1::TailPlace& place);

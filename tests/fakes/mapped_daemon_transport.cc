@@ -220,10 +220,18 @@ absl::Status MappedDaemon::OpenOne(Session& session, std::uint64_t id, v1::TailP
     region = static_cast<std::size_t>(free - extent.taken.begin());
     break;
   }
-  const auto [slot, fresh] =
-      session.commit_slots.emplace(id, static_cast<std::uint32_t>(session.commit_slots.size()));
-  session.control->commits[slot->second].store(0);
-  sequence.tail = OpenTail{index, region * bytes, slot->second, ++sequence.last_generation};
+  // The lowest slot that nobody has: given to another as soon as it is free.
+  if (!session.commit_slots.contains(id)) {
+    std::uint32_t lowest = 0;
+    while (std::any_of(session.commit_slots.begin(), session.commit_slots.end(),
+                       [&](const auto& taken) { return taken.second == lowest; })) {
+      ++lowest;
+    }
+    session.commit_slots[id] = lowest;
+  }
+  const std::uint32_t slot = session.commit_slots[id];
+  session.control->commits[slot].store(0);
+  sequence.tail = OpenTail{index, region * bytes, slot, ++sequence.last_generation};
   const std::uint64_t tokens = TokensLocked(sequence);
   block(sequence).ring_start.store(tokens);
   block(sequence).tail_generation.store(sequence.tail->generation);
@@ -232,7 +240,7 @@ absl::Status MappedDaemon::OpenOne(Session& session, std::uint64_t id, v1::TailP
   place.set_extent(index);
   place.set_extent_bytes(session.tails[index].memory.bytes());
   place.set_offset(sequence.tail->offset);
-  place.set_commit_slot(slot->second);
+  place.set_commit_slot(slot);
   place.set_generation(sequence.tail->generation);
   place.set_tokens(tokens);
   return absl::OkStatus();
@@ -367,14 +375,7 @@ absl::Status MappedDaemon::FakeTransport::Call(const v1::TruncateRequest& reques
   if (request.tokens() > daemon_.TokensLocked(**sequence)) {
     return absl::OutOfRangeError("the sequence is shorter");
   }
-  for (Lane& lane : (*sequence)->lanes) {
-    if (lane.tokens <= request.tokens()) continue;
-    const std::size_t row = lane.keys.size() / lane.tokens;
-    lane.keys.resize(request.tokens() * row);
-    lane.values.resize(request.tokens() * row);
-    lane.tokens = request.tokens();
-  }
-  daemon_.Publish(**sequence);
+  daemon_.Cut(**sequence, request.tokens());
   return absl::OkStatus();
 }
 

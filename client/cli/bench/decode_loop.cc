@@ -6,8 +6,9 @@
 
 namespace tessera::cli::bench {
 
-absl::StatusOr<std::unique_ptr<DecodeLoop>> DecodeLoop::Open(const std::string& address) {
-  std::unique_ptr<DecodeLoop> loop(new DecodeLoop());
+absl::StatusOr<std::unique_ptr<DecodeLoop>> DecodeLoop::Open(const std::string& address,
+                                                             std::uint64_t longest) {
+  std::unique_ptr<DecodeLoop> loop(new DecodeLoop(longest));
   absl::StatusOr<std::unique_ptr<client::Worker>> worker =
       client::Worker::Attach({.address = address, .worker_name = "bench"});
   if (!worker.ok()) return worker.status();
@@ -18,11 +19,11 @@ absl::StatusOr<std::unique_ptr<DecodeLoop>> DecodeLoop::Open(const std::string& 
   if (!sequence.ok()) return sequence.status();
   loop->sequence_ = *std::move(sequence);
   SyntheticSequence prompt(kShape, 1);
-  prompt.Grow(32);
-  const std::vector<std::uint16_t> key = prompt.KeysOfAllLayers(0, 32);
-  const std::vector<std::uint16_t> value = prompt.ValuesOfAllLayers(0, 32);
+  prompt.Grow(kPrompt);
+  const std::vector<std::uint16_t> key = prompt.KeysOfAllLayers(0, kPrompt);
+  const std::vector<std::uint16_t> value = prompt.ValuesOfAllLayers(0, kPrompt);
   absl::Status status =
-      loop->sequence_.Append({.key = BytesOf(key), .value = BytesOf(value), .tokens = 32})
+      loop->sequence_.Append({.key = BytesOf(key), .value = BytesOf(value), .tokens = kPrompt})
           .status();
   if (!status.ok()) return status;
   return loop;
@@ -43,8 +44,7 @@ absl::Status DecodeLoop::Step(absl::FunctionRef<void(absl::FunctionRef<void()>)>
   }
   if (!status.ok()) return status;
   if (status = step->End(); !status.ok()) return status;
-  constexpr std::uint64_t kLong = 2048;
-  return sequence_.tokens() < kLong ? absl::OkStatus() : sequence_.Truncate(32);
+  return sequence_.tokens() < longest_ ? absl::OkStatus() : sequence_.Truncate(kPrompt);
 }
 
 v1::AttendRequest DecodeLoop::AttendRequest() const {
@@ -59,7 +59,7 @@ v1::AttendRequest DecodeLoop::AttendRequest() const {
 }
 
 absl::Status RunDecodeLoop(const std::string& address, std::uint64_t steps) {
-  absl::StatusOr<std::unique_ptr<DecodeLoop>> loop = DecodeLoop::Open(address);
+  absl::StatusOr<std::unique_ptr<DecodeLoop>> loop = DecodeLoop::Open(address, ~std::uint64_t{0});
   if (!loop.ok()) return loop.status();
   absl::Status status;
   const auto run = [&](std::uint64_t count) {

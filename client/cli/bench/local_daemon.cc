@@ -27,8 +27,8 @@ absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(
     return absl::InternalError(Concat("no temporary folder ", folder));
   }
   std::vector<std::string> args = {BinaryFolder() + "/tesserad",
-                                   Concat("--listen=unix:", folder, "/tesserad.sock"), "--metrics=",
-                                   "--pool-bytes=1GiB", "--log-level=error"};
+                                   Concat("--listen=unix:", folder, "/tesserad.sock"),
+                                   "--metrics=", "--pool-bytes=1GiB", "--log-level=error"};
   args.insert(args.end(), flags.begin(), flags.end());
   std::vector<char*> raw;
   for (std::string& arg : args) raw.push_back(arg.data());

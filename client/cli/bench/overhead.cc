@@ -27,6 +27,9 @@ namespace tessera::cli::bench {
 
 namespace {
 
+// Tokens at most: attention over them costs next to nothing.
+constexpr std::uint64_t kLongest = DecodeLoop::kPrompt + 64;
+
 double MicrosecondsOf(const auto& act) {
   const auto begun = std::chrono::steady_clock::now();
   act();
@@ -34,8 +37,8 @@ double MicrosecondsOf(const auto& act) {
       .count();
 }
 
-// The baseline of direct_added_us: the same rows into a ring, the same kernel over the same number
-// of entries, in plain memory of this process.
+// The baseline of direct_added_us: the same rows into a ring, the same kernel over a lane of the
+// same shape, in plain memory of this process.
 class PlainCall {
  public:
   explicit PlainCall(const SyntheticShape& shape)
@@ -44,38 +47,53 @@ class PlainCall {
         key_(shape.kv_row(), 0x3c00),
         output_(shape.query_row()),
         lse_(shape.query_heads) {
-    ring_memory_.assign(4 * tile_.bytes() + 64, std::byte{0});
-    void* start = ring_memory_.data();
-    std::size_t space = ring_memory_.size();
-    ring_ = {static_cast<std::byte*>(std::align(64, 64, start, space)), 4, tile_};
+    memory_.assign((kSegmentTiles + kRingTiles) * tile_.bytes() + 64, std::byte{0});
+    void* start = memory_.data();
+    std::size_t space = memory_.size();
+    std::byte* const tiles = static_cast<std::byte*>(std::align(64, 64, start, space));
+    for (std::uint32_t i = 0; i < kSegmentTiles; ++i) offsets_.push_back(i * tile_.bytes());
+    segment_ = {.arena = tiles,
+                .arena_bytes = kSegmentTiles * tile_.bytes(),
+                .tile_offsets = offsets_.data(),
+                .format = kernels::TileFormat::kDenseBf16};
+    ring_ = {tiles + kSegmentTiles * tile_.bytes(), kRingTiles, tile_};
     batch_.geometry = {.query_heads = shape.query_heads,
                        .kv_heads = shape.kv_heads,
                        .head_dim = shape.head_dim,
                        .type = kernels::ElementType::kBf16,
                        .scale = 0.125f};
-    items_ = {{.lane = &lane_,
-               .query = query_.data(),
-               .output = output_.data(),
-               .lse = lse_.data()}};
+    items_ = {
+        {.lane = &lane_, .query = query_.data(), .output = output_.data(), .lse = lse_.data()}};
     batch_.items = items_;
     workspace_.resize(kernels::AttendWorkspaceBytes(batch_) + 64);
   }
 
-  void Run(std::uint64_t begin, std::uint64_t token) {
+  // Token `token` is appended and attends; whole tiles before it are in the segment.
+  void Run(std::uint64_t token) {
+    const std::uint64_t absorbed = token / kernels::kTileEntries * kernels::kTileEntries;
+    segment_.entries = static_cast<std::uint32_t>(absorbed);
     shm::StoreRow(ring_, token, key_.data(), key_.data());
-    lane_.tail = {.ring = ring_.base, .ring_tiles = 4, .begin = begin, .end = token + 1};
+    lane_ = {
+        .segments = &segment_,
+        .segment_count = 1,
+        .tail = {
+            .ring = ring_.base, .ring_tiles = kRingTiles, .begin = absorbed, .end = token + 1}};
     items_[0].first_query_position = token;
     void* start = workspace_.data();
     std::size_t space = workspace_.size();
     std::align(64, space - 64, start, space);
     kernels::InlineExecutor executor;
-    kernels::Attend(kernels::BestImplementation(), batch_,
-                    {static_cast<std::byte*>(start), space}, executor);
+    kernels::Attend(kernels::BestImplementation(), batch_, {static_cast<std::byte*>(start), space},
+                    executor);
   }
 
  private:
+  static constexpr std::uint32_t kSegmentTiles = kLongest / kernels::kTileEntries;
+  static constexpr std::uint32_t kRingTiles = 4;
   kernels::DenseTile tile_;
-  std::vector<std::byte> ring_memory_;
+  std::vector<std::byte> memory_;
+  std::vector<std::uint64_t> offsets_;
+  kernels::SegmentView segment_;
   shm::TailRing ring_;
   kernels::LaneView lane_;
   std::vector<std::uint16_t> query_, key_;
@@ -92,7 +110,7 @@ struct DirectTimes {
 
 // Interleaved, call by call, so that both see the same machine.
 absl::StatusOr<DirectTimes> MeasureDirect(const LocalDaemon& daemon, int steps) {
-  absl::StatusOr<std::unique_ptr<DecodeLoop>> loop = DecodeLoop::Open(daemon.address());
+  absl::StatusOr<std::unique_ptr<DecodeLoop>> loop = DecodeLoop::Open(daemon.address(), kLongest);
   if (!loop.ok()) return loop.status();
   PlainCall plain(DecodeLoop::kShape);
   std::vector<double> direct_us;
@@ -101,8 +119,7 @@ absl::StatusOr<DirectTimes> MeasureDirect(const LocalDaemon& daemon, int steps) 
     const std::uint64_t token = (*loop)->tokens();
     absl::Status status = (*loop)->Step([&](const auto& append_and_attend) {
       direct_us.push_back(MicrosecondsOf(append_and_attend));
-      // As many entries as the tail holds on average: the loop's prompt is short.
-      plain_us.push_back(MicrosecondsOf([&] { plain.Run(token - token % 32, token); }));
+      plain_us.push_back(MicrosecondsOf([&] { plain.Run(token); }));
     });
     if (!status.ok()) return status;
   }
@@ -115,7 +132,7 @@ struct RpcTimes {
 };
 
 absl::StatusOr<RpcTimes> MeasureRpc(const LocalDaemon& daemon, int calls) {
-  absl::StatusOr<std::unique_ptr<DecodeLoop>> loop = DecodeLoop::Open(daemon.address());
+  absl::StatusOr<std::unique_ptr<DecodeLoop>> loop = DecodeLoop::Open(daemon.address(), kLongest);
   if (!loop.ok()) return loop.status();
   const auto channel = grpc::CreateChannel(daemon.address(), grpc::InsecureChannelCredentials());
   const std::unique_ptr<v1::Tessera::Stub> stub = v1::Tessera::NewStub(channel);
@@ -153,7 +170,7 @@ absl::StatusOr<RpcTimes> MeasureRpc(const LocalDaemon& daemon, int calls) {
 
 // A daemon with an attached worker that holds a decoding sequence and does nothing.
 absl::StatusOr<double> MeasureIdle(const LocalDaemon& daemon, int seconds) {
-  absl::StatusOr<std::unique_ptr<DecodeLoop>> loop = DecodeLoop::Open(daemon.address());
+  absl::StatusOr<std::unique_ptr<DecodeLoop>> loop = DecodeLoop::Open(daemon.address(), kLongest);
   if (!loop.ok()) return loop.status();
   for (int i = 0; i < 40; ++i) {
     absl::Status status = (*loop)->Step([](const auto& act) { act(); });
@@ -171,8 +188,8 @@ void AddSystemCalls(const LocalDaemon& daemon, Report& report) {
       CountSystemCalls({BinaryFolder() + "/tessera", "bench", "decode-loop",
                         "--address=" + daemon.address(), Concat("--steps=", kSteps)});
   if (!run.ok()) {
-    report.notes.push_back(Concat("direct_syscalls_per_step could not be counted: ",
-                                  run.status().message()));
+    report.notes.push_back(
+        Concat("direct_syscalls_per_step could not be counted: ", run.status().message()));
     return;
   }
   report.Add({.name = "direct_syscalls_per_step",
@@ -234,8 +251,9 @@ absl::StatusOr<Report> RunOverhead(const Options& options) {
               .goal = 0.1,
               .sense = Goal::kAtMost});
   report.notes.push_back(
-      "direct: one sequence, one layer call at a time (1 query head, 1 kv head, head_dim 64, up to "
-      "32 + 64 entries), against the same kernel and row copy in plain memory; medians");
+      "direct: one layer call at a time (1 sequence, 1 query head, 1 kv head, head_dim 64, 32 to "
+      "96 "
+      "entries), against the same kernel and row copy in plain memory; medians");
   report.notes.push_back(
       "rpc_echo: grpc.health.v1.Health/Check, the emptiest call on the same socket");
   return report;

@@ -41,6 +41,7 @@ MAY_INCLUDE = {
     "daemon": BELOW_SERVING + ("proto/tessera", "daemon/serving"),
     "client": BELOW_CLIENT,
     "client/cli": BELOW_CLIENT + ("client",),
+    "client/examples": BELOW_CLIENT + ("client",),
     "client/worker": BELOW_CLIENT + ("client",),
     "client/python": BELOW_CLIENT + ("client",),
 }

@@ -330,19 +330,30 @@ std::string TypeName(const ::testing::TestParamInfo<ElementType>& info) {
   return kernels::ElementName(info.param);
 }
 
-// One entry outweighs each of 4,000 others by 2^26, beyond what fp16 resolves beside 1; together
-// they still are 6e-5 of the whole, and all of the output.
+TEST_P(EveryType, AQueryBeyondItsWindowSeesNothingOfTheParts) {
+  LayerGeometry geometry = Geometry(GetParam(), 64, 1, 2);
+  geometry.sliding_window = 100;
+  Problem problem(geometry, true, 1);
+  problem.Add({.segments = {600}, .tail = 3, .ring_tiles = 2}, 1, 0);
+  problem.items()[0].first_query_position = 5000;
+  ASSERT_EQ(problem.Run({}), kNoFault);
+  problem.ExpectRight();  // zeros, and an lse of -infinity
+}
+
+// The first entry outweighs each of 512 others by 2^26, beyond what fp16 resolves beside 1;
+// together they still are 8e-6 of the whole, and all of the output. One warp sees the first and a
+// quarter of the others.
 TEST_P(EveryType, ManySmallWeightsAddUp) {
   LayerGeometry geometry = Geometry(GetParam(), 64, 1, 1);
   geometry.scale = 18.0f / 64;
   Problem problem(geometry, true, 1);
-  problem.Add({.segments = {4000}, .tail = 1, .ring_tiles = 2}, 1, 0);
+  problem.Add({.segments = {513}}, 1, 0);
   const kernels::DenseTile tile = {.head_dim = 64, .type = GetParam()};
   problem.lane(0).SetEveryElement(tile, 0, 1);
-  problem.lane(0).SetNewestElement(tile, 1, 0);
+  problem.lane(0).SetFirstElement(tile, 1, 0);
   problem.SetQuery(0, 1);
   ASSERT_EQ(problem.Run({}), kNoFault);
-  const double small = 4000 * std::exp(-18.0);
+  const double small = 512 * std::exp(-18.0);
   const float got = std::bit_cast<float>(problem.Bits(0)[5]);
   EXPECT_NEAR(got, small / (1 + small), small / 200);
 }

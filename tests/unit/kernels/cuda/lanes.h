@@ -100,11 +100,8 @@ class RandomLane {
       }
     }
   }
-  // The tail's newest token.
-  void SetNewestElement(kernels::DenseTile tile, float key, float value) {
-    const std::uint64_t token = view_.tail.end - 1;
-    SetRows(tile, ring_.data() + token / 32 % view_.tail.ring_tiles * tile.bytes(),
-            static_cast<std::uint32_t>(token % 32), key, value);
+  void SetFirstElement(kernels::DenseTile tile, float key, float value) {
+    SetRows(tile, arena_.data() + tables_[0][0], 0, key, value);
   }
 
  private:

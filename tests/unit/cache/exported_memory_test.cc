@@ -1,0 +1,136 @@
+// Everything that a worker is handed, in the hands of another process that tries all it can: the
+// table of mappings, row by row.
+
+#include <fcntl.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/platform/unix_socket.h"
+#include "gtest/gtest.h"
+#include "tests/fakes/hostile_mapping.h"
+#include "tests/fakes/peer_process.h"
+#include "tests/unit/cache/world.h"
+
+namespace tessera::cache {
+namespace {
+
+struct Exported {
+  const char* name;
+  Fd fd;
+  std::uint64_t bytes;
+  bool worker_writes;
+  const std::byte* daemons;  // the daemon's own mapping of it
+};
+
+class ExportedMemory : public testing::Test {
+ protected:
+  void SetUp() override {
+    sequence_ = world_.NewSequence(worker_.session(), *model_);
+    stamps_ = NewStamps(100);
+    ASSERT_TRUE(AppendAll(*sequence_, 0, stamps_).ok());
+    tail_ = *worker_.Open(*sequence_);
+  }
+
+  std::vector<Exported> Everything() {
+    std::vector<Exported> all;
+    Tenant& tenant = world_.tenant();
+    SessionState& session = worker_.session();
+    Fd fd;
+    std::uint32_t generation;
+    std::uint64_t bytes;
+    EXPECT_TRUE(tenant.pool().ExportExtent(0, &fd, &generation).ok());
+    all.push_back({"pool", std::move(fd), kTestPoolExtent, false, tenant.pool().data()});
+    EXPECT_TRUE(tenant.directory().pool().ExportExtent(0, &fd, &generation).ok());
+    all.push_back({"directory", std::move(fd), kTestDirectoryExtent, false,
+                   tenant.directory().mapped().base});
+    EXPECT_TRUE(session.tails().Export(tail_.place.tail.extent, &fd, &bytes).ok());
+    all.push_back({"tails", std::move(fd), bytes, true,
+                   sequence_->tail()->region().data() - tail_.place.tail.offset});
+    EXPECT_TRUE(DuplicateFd((*session.staging())->memory().fd(), &fd).ok());
+    all.push_back({"staging", std::move(fd), kTestStaging, true, *session.StagingRange(0, 1)});
+    EXPECT_TRUE(DuplicateFd(session.control()->memory().fd(), &fd).ok());
+    all.push_back({"control", std::move(fd), session.control()->memory().bytes(), true,
+                   reinterpret_cast<const std::byte*>(&session.control()->page())});
+    return all;
+  }
+
+  World world_;
+  TestWorker worker_{world_.tenant(), world_.OpenSession()};
+  std::shared_ptr<const Model> model_ = world_.Register(SmallModel("m", 1, 1));
+  std::shared_ptr<Sequence> sequence_;
+  std::vector<std::uint64_t> stamps_;
+  TestWorker::OpenTail tail_{};
+};
+
+TEST_F(ExportedMemory, AWorkerProcessCanDoNoMoreThanTheTableSays) {
+  const std::vector<Exported> all = Everything();
+  PeerProcess peer([&](int socket) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      std::uint64_t bytes = 0;
+      Fd passed;
+      if (!ReceiveMessage(socket, std::as_writable_bytes(std::span(&bytes, 1)), &passed).ok()) {
+        return 1;
+      }
+      const MappingReport report = TryEverything(passed.get(), bytes);
+      if (!SendMessage(socket, std::as_bytes(std::span(report))).ok()) return 2;
+    }
+    return 0;
+  });
+  for (const Exported& memory : all) {
+    ASSERT_TRUE(SendMessage(peer.socket(), std::as_bytes(std::span(&memory.bytes, 1)),
+                            memory.fd.get())
+                    .ok());
+    MappingReport report{};
+    ASSERT_TRUE(ReceiveMessage(peer.socket(), std::as_writable_bytes(std::span(report))).ok());
+    for (std::size_t i = 0; i < report.size(); ++i) {
+      const MappingAttempt& attempt = kMappingAttempts[i];
+      EXPECT_EQ(report[i], memory.worker_writes ? attempt.worker_writes : attempt.daemon_writes)
+          << memory.name << ", " << attempt.name << ": " << std::strerror(report[i]);
+    }
+    // Every page of the daemon's mapping is still there.
+    unsigned sum = 0;
+    for (std::uint64_t at = 0; at < memory.bytes; at += 512) {
+      sum += static_cast<unsigned>(memory.daemons[at]);
+    }
+    RecordProperty(memory.name, static_cast<int>(sum));
+  }
+  EXPECT_EQ(peer.Wait(), 0);
+
+  // The daemon serves on: what it published is untouched, and it publishes more.
+  const SequenceView view = *ReadSequence(world_.tenant(), *sequence_);
+  EXPECT_EQ(Differs(view, *model_, {stamps_}), "");
+  const auto another = world_.NewSequence(worker_.session(), *model_);
+  EXPECT_TRUE(AppendAll(*another, 0, NewStamps(500)).ok());
+}
+
+TEST_F(ExportedMemory, SealsAreTheOnesOfTheTable) {
+  for (const Exported& memory : Everything()) {
+    const int fixed = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+    EXPECT_EQ(::fcntl(memory.fd.get(), F_GET_SEALS),
+              memory.worker_writes ? fixed : fixed | F_SEAL_FUTURE_WRITE)
+        << memory.name;
+  }
+}
+
+// A worker that punches holes into its own rings while they are being absorbed harms its own rows:
+// they read as zeros, and the daemon goes on.
+TEST_F(ExportedMemory, HolesInATailReadAsZerosAndNothingFaults) {
+  for (std::uint64_t i = 0; i < 40; ++i) worker_.Write(*sequence_, tail_, 100 + i, 5);
+  worker_.Commit(tail_, 140);
+  Fd fd;
+  std::uint64_t bytes = 0;
+  ASSERT_TRUE(worker_.session().tails().Export(tail_.place.tail.extent, &fd, &bytes).ok());
+  ASSERT_EQ(::fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                        static_cast<off_t>(bytes)),
+            0);
+  EXPECT_EQ(*sequence_->AbsorbFullTiles(), 32u);
+  EXPECT_EQ(sequence_->Describe(false).tokens, 140u);
+  EXPECT_FALSE(sequence_->failed());
+}
+
+}  // namespace
+}  // namespace tessera::cache

@@ -1,0 +1,123 @@
+#include "daemon/cache/model.h"
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/unit/cache/world.h"
+
+namespace tessera::cache {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+ModelSpec Good() {
+  ModelSpec spec = MixedModel("good", kernels::ElementType::kBf16);
+  spec.layers[1].sinks.assign(4, 0.5f);
+  return spec;
+}
+
+struct Refusal {
+  const char* name;
+  std::function<void(ModelSpec&)> spoil;
+  absl::StatusCode code;
+  std::vector<const char*> named;
+};
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+const Refusal kRefusals[] = {
+    {"no_name", [](ModelSpec& m) { m.name.clear(); }, kInvalid, {"name", "0", "128"}},
+    {"long_name", [](ModelSpec& m) { m.name.assign(129, 'x'); }, kInvalid, {"129", "128"}},
+    {"no_layers", [](ModelSpec& m) { m.layers.clear(); }, kInvalid, {"0 layers", "1024"}},
+    {"many_layers", [](ModelSpec& m) { m.layers.resize(1025, m.layers[0]); }, kInvalid,
+     {"1025 layers", "1024"}},
+    {"type_zero", [](ModelSpec& m) { m.type = static_cast<kernels::ElementType>(0); }, kInvalid,
+     {"type", "0"}},
+    {"type_four", [](ModelSpec& m) { m.type = static_cast<kernels::ElementType>(4); }, kInvalid,
+     {"type", "4"}},
+    {"no_kv_heads", [](ModelSpec& m) { m.layers[1].kv_heads = 0; }, kInvalid,
+     {"layer 1", "kv_heads is 0"}},
+    {"many_kv_heads", [](ModelSpec& m) { m.layers[2].kv_heads = 1025; }, kInvalid,
+     {"layer 2", "1025", "1024"}},
+    {"most_kv_heads", [](ModelSpec& m) { m.layers[2].kv_heads = 0xffffffff; }, kInvalid,
+     {"layer 2", "4294967295"}},
+    {"no_query_heads", [](ModelSpec& m) { m.layers[0].query_heads = 0; }, kInvalid,
+     {"layer 0", "query_heads is 0"}},
+    {"many_query_heads", [](ModelSpec& m) { m.layers[0].query_heads = 2048; }, kInvalid,
+     {"layer 0", "2048", "1024"}},
+    {"not_a_multiple", [](ModelSpec& m) { m.layers[2].query_heads = 4; }, kInvalid,
+     {"layer 2", "4", "multiple", "3"}},
+    {"head_dim_zero", [](ModelSpec& m) { m.layers[0].head_dim = 0; }, kInvalid,
+     {"layer 0", "head_dim is 0", "64, 128 and 256"}},
+    {"head_dim_96", [](ModelSpec& m) { m.layers[0].head_dim = 96; }, kInvalid, {"layer 0", "96"}},
+    {"value_width", [](ModelSpec& m) { m.layers[0].value_head_dim = 128; },
+     absl::StatusCode::kUnimplemented, {"layer 0", "128", "64", "not served"}},
+    {"scale_nan", [](ModelSpec& m) { m.layers[1].scale = kNan; }, kInvalid, {"layer 1", "scale"}},
+    {"scale_inf", [](ModelSpec& m) { m.layers[1].scale = kInf; }, kInvalid, {"layer 1", "scale"}},
+    {"scale_negative", [](ModelSpec& m) { m.layers[1].scale = -1; }, kInvalid, {"layer 1", "-1"}},
+    {"softcap_nan", [](ModelSpec& m) { m.layers[1].logit_softcap = kNan; }, kInvalid, {"softcap"}},
+    {"softcap_negative", [](ModelSpec& m) { m.layers[1].logit_softcap = -2; }, kInvalid,
+     {"softcap", "-2"}},
+    {"few_sinks", [](ModelSpec& m) { m.layers[1].sinks.resize(3); }, kInvalid,
+     {"layer 1", "3 sinks", "4"}},
+    {"many_sinks", [](ModelSpec& m) { m.layers[0].sinks.resize(3); }, kInvalid,
+     {"layer 0", "3 sinks", "2"}},
+    {"sink_inf", [](ModelSpec& m) { m.layers[1].sinks[2] = -kInf; }, kInvalid, {"sink", "inf"}},
+    {"delimiters", [](ModelSpec& m) { m.delimiter_token_ids.resize(65537); }, kInvalid,
+     {"65537", "65536"}},
+    {"theta_nan", [](ModelSpec& m) { m.rope_theta = std::nan(""); }, kInvalid, {"theta"}},
+    {"theta_negative", [](ModelSpec& m) { m.rope_theta = -1; }, kInvalid, {"theta", "-1"}},
+    {"factor_inf", [](ModelSpec& m) { m.rope_scaling_factor = HUGE_VAL; }, kInvalid, {"factor"}},
+    {"many_lanes",
+     [](ModelSpec& m) {
+       m.layers.assign(17, {.query_heads = 1024, .kv_heads = 1024, .head_dim = 64});
+     },
+     kInvalid, {"17408 lanes", "16384"}},
+};
+
+class ModelRefusal : public testing::TestWithParam<Refusal> {};
+
+TEST_P(ModelRefusal, NamesTheValueAndTheLimit) {
+  ModelSpec spec = Good();
+  ASSERT_TRUE(Model::Create(ModelId(1), spec, 4).ok());
+  GetParam().spoil(spec);
+  const absl::StatusOr<Model> model = Model::Create(ModelId(1), spec, 4);
+  ASSERT_EQ(model.status().code(), GetParam().code) << model.status();
+  const std::string text = model.status().ToString();
+  for (const char* part : GetParam().named) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, ModelRefusal, testing::ValuesIn(kRefusals),
+                         [](const auto& refusal) { return refusal.param.name; });
+
+TEST(Model, FillsInDefaultsOnce) {
+  const Model model = *Model::Create(ModelId(1), Good(), 4);
+  EXPECT_FLOAT_EQ(model.geometry(0).scale, 0.125f);
+  EXPECT_FLOAT_EQ(model.geometry(1).scale, 1 / std::sqrt(128.0f));
+  EXPECT_EQ(model.spec().layers[0].value_head_dim, 64u);
+  EXPECT_EQ(model.geometry(0).sinks, nullptr);
+  EXPECT_EQ(model.geometry(1).sinks, model.spec().layers[1].sinks.data());
+  // A spec with the defaults spelled out is the same model.
+  const Model again = *Model::Create(ModelId(2), model.spec(), 4);
+  EXPECT_TRUE(again.spec() == model.spec());
+}
+
+TEST(Model, TheLargestThatIsServedIsServed) {
+  ModelSpec spec = Good();
+  spec.layers.assign(16, {.query_heads = 1024, .kv_heads = 1024, .head_dim = 256});
+  spec.name.assign(128, 'x');
+  const absl::StatusOr<Model> model = Model::Create(ModelId(1), spec, 64);
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(model->lanes(), shm::kMaxLanes);
+  EXPECT_EQ(model->layout().tail_bytes(), std::uint64_t{16384} * 64 * 2 * 32 * 512);
+}
+
+}  // namespace
+}  // namespace tessera::cache

@@ -1,0 +1,50 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "client/tessera.h"
+
+extern "C" {
+tessera_code AttachFromC(const char* address, tessera_error* error);
+int InitializersAreRight(void);
+int VersionsAgree(void);
+}
+
+namespace {
+
+TEST(CApi, CompilesAsCAndFillsItsStructs) {
+  EXPECT_TRUE(InitializersAreRight());
+  EXPECT_TRUE(VersionsAgree());
+  EXPECT_EQ(sizeof(tessera_error), 1024u);
+}
+
+TEST(CApi, NamesWhatIsWrong) {
+  tessera_error error;
+  EXPECT_EQ(AttachFromC("nowhere", &error), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(error.code, TESSERA_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(error.message).find("\"nowhere\""), std::string::npos) << error.message;
+  // Longer than the error has room for: cut, and terminated.
+  const std::string endless(4000, 'x');
+  EXPECT_EQ(AttachFromC(endless.c_str(), &error), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(error.message).size(), sizeof error.message - 1);
+  EXPECT_EQ(AttachFromC(endless.c_str(), nullptr), TESSERA_INVALID_ARGUMENT);
+}
+
+TEST(Readme, ShowsTheThirtyLinesThatAreCompiled) {
+  const auto read = [](const char* path) {
+    std::ifstream file(path);
+    EXPECT_TRUE(file.good()) << path;
+    std::stringstream text;
+    text << file.rdbuf();
+    return text.str();
+  };
+  const std::string example = read(TESSERA_CLIENT_FOLDER "/examples/thirty_lines.cc");
+  EXPECT_EQ(std::count(example.begin(), example.end(), '\n'), 30);
+  EXPECT_NE(read(TESSERA_CLIENT_FOLDER "/README.md").find("```cpp\n" + example + "```\n"),
+            std::string::npos);
+}
+
+}  // namespace

@@ -1,0 +1,36 @@
+/* The C interface, as a C compiler sees it. */
+#include "client/tessera.h"
+
+#include <string.h>
+
+/* Attaches to an address where nobody is; returns the code, and the message in `error`. */
+tessera_code AttachFromC(const char* address, tessera_error* error) {
+  tessera_attach_options options = TESSERA_ATTACH_OPTIONS_INIT;
+  tessera_worker* worker = NULL;
+  tessera_code code;
+  options.address = address;
+  options.worker_name = "c";
+  options.attach_timeout_ms = 2000;
+  code = tessera_attach(&options, &worker, error);
+  tessera_detach(worker);
+  return code;
+}
+
+/* Every struct has an initializer that names its own size. */
+int InitializersAreRight(void) {
+  const tessera_attach_options attach = TESSERA_ATTACH_OPTIONS_INIT;
+  const tessera_model_options model = TESSERA_MODEL_OPTIONS_INIT;
+  const tessera_append append = TESSERA_APPEND_INIT;
+  const tessera_step_options step = TESSERA_STEP_OPTIONS_INIT;
+  const tessera_step_tensors tensors = TESSERA_STEP_TENSORS_INIT;
+  return attach.struct_size == sizeof attach && attach.map_memory == 1 &&
+         attach.reattach_timeout_ms == 60000 && model.struct_size == sizeof model &&
+         model.type == TESSERA_BF16 && append.struct_size == sizeof append &&
+         step.struct_size == sizeof step && step.new_tokens == 1 && step.timeout_ms == 1000 &&
+         tensors.struct_size == sizeof tensors && tensors.output_type == TESSERA_FP32 &&
+         tensors.causal == 1;
+}
+
+int VersionsAgree(void) {
+  return tessera_abi_version() == TESSERA_ABI_VERSION && strlen(tessera_version()) >= 5;
+}

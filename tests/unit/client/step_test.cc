@@ -1,0 +1,364 @@
+// Decoding through both doors against plain arrays of all tokens.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "tests/unit/client/decoder.h"
+
+namespace tessera::client {
+namespace {
+
+ModelGeometry SmallModel() {
+  ModelGeometry model;
+  model.name = "small";
+  model.layers.assign(2, {.query_heads = 4, .kv_heads = 2, .head_dim = 64});
+  return model;
+}
+
+enum class Door { kMapped, kRemote };
+
+class DecodeStory : public testing::TestWithParam<Door> {};
+
+// Everything that may happen to a set of sequences, in any order.
+TEST_P(DecodeStory, HoldsWhatWasAppendedWhateverTheDaemonDoes) {
+  TestRandom random;
+  const bool mapped = GetParam() == Door::kMapped;
+  for (int story = 0; story < 4; ++story) {
+    const ModelGeometry geometry = RandomGeometry(random);
+    Decoder decoder(random, geometry, {}, mapped);
+    fakes::MappedDaemon& daemon = *decoder.daemon;
+    decoder.sleeper.meanwhile = [&] {
+      daemon.Absorb();
+      daemon.Collect();
+    };
+    std::vector<std::unique_ptr<Track>> tracks;
+    std::uint64_t aborted = 0;
+    for (int move = 0; move < 150; ++move) {
+      if (tracks.empty() || (tracks.size() < 5 && random.OneIn(15))) {
+        tracks.push_back(std::make_unique<Track>(decoder.NewTrack()));
+      }
+      Track& track = *random.Pick(tracks);
+      switch (random.Below(20)) {
+        case 0:
+          decoder.Prefill(track, random.Between(1, 150));
+          break;
+        case 1:
+          daemon.Absorb();
+          break;
+        case 2:
+          daemon.Collect();
+          break;
+        case 3:
+          daemon.Republish();
+          break;
+        case 4:
+          daemon.DropEmptyExtents();
+          break;
+        case 5: {
+          absl::StatusOr<Sequence> child = track.sequence.Fork();
+          TESSERA_ASSERT_OK(child.status());
+          if (tracks.size() < 6) {
+            tracks.push_back(
+                std::make_unique<Track>(Track{*std::move(child), track.history}));
+          }
+          break;
+        }
+        case 6: {
+          const std::uint64_t keep = random.Between(0, track.history.tokens());
+          TESSERA_ASSERT_OK(track.sequence.Truncate(keep));
+          track.history.Truncate(keep);
+          break;
+        }
+        case 7:
+          TESSERA_ASSERT_OK(track.sequence.Park());
+          break;
+        case 8:
+          if (tracks.size() > 2) tracks.erase(tracks.begin());
+          continue;
+        case 9:
+          daemon.CloseTailOf(track.sequence.id().value());
+          break;
+        default: {
+          std::vector<Track*> batch;
+          for (const auto& each : tracks) {
+            if (random.OneIn(2)) batch.push_back(each.get());
+          }
+          if (batch.empty()) batch.push_back(&track);
+          std::vector<std::uint32_t> counts, accepted;
+          for (std::size_t i = 0; i < batch.size(); ++i) {
+            counts.push_back(static_cast<std::uint32_t>(random.Between(1, 9)));
+            accepted.push_back(static_cast<std::uint32_t>(random.Below(counts.back() + 1)));
+          }
+          if (random.OneIn(2)) accepted.clear();
+          const bool revoke = mapped && random.OneIn(4);
+          const std::uint32_t at = static_cast<std::uint32_t>(random.Below(geometry.layers.size() + 1));
+          const absl::Status status = decoder.RunStep(
+              batch, {.new_tokens_each = counts}, accepted, [&](std::uint32_t layer) {
+                if (random.OneIn(4)) daemon.Absorb();
+                if (random.OneIn(4)) daemon.Republish();
+                if (random.OneIn(4)) daemon.DropEmptyExtents();
+                if (revoke && layer == at) {
+                  EXPECT_EQ(daemon.RevokePins(), 1u);
+                  daemon.Republish();
+                }
+              });
+          if (HasFatalFailure()) return;
+          ASSERT_EQ(status.ok(), !revoke) << status;
+          ASSERT_EQ(absl::IsAborted(status), revoke) << status;
+          aborted += revoke;
+        }
+      }
+      if (HasFatalFailure()) return;
+      ASSERT_EQ(daemon.pins(), 0u);
+      ASSERT_EQ(daemon.TokensOf(track.sequence.id().value()).value_or(0),
+                track.sequence.tokens());
+    }
+    RecordProperty("aborted", static_cast<int>(aborted));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Doors, DecodeStory, testing::Values(Door::kMapped, Door::kRemote),
+                         [](const auto& door) {
+                           return door.param == Door::kMapped ? "Mapped" : "Remote";
+                         });
+
+TEST(Step, SeparateAppendAndAttendSeeWhatTheLayerHolds) {
+  TestRandom random;
+  Decoder decoder(random, SmallModel());
+  Track track = decoder.NewTrack();
+  decoder.Prefill(track, 70);
+  const BoundModel& bound = track.history.model();
+  Sequence* batch[] = {&track.sequence};
+  absl::StatusOr<Step> step = decoder.worker->BeginStep(batch, {.new_tokens = 3});
+  TESSERA_ASSERT_OK(step.status());
+  LayerRows rows(random, bound, 0, 3);
+  TESSERA_ASSERT_OK(step->Attend(0, rows.tensors()));  // nothing appended: the prompt alone
+  track.history.Check(0, 70, 3, true, rows.query.data(), rows.output.data(), rows.lse.data());
+  TESSERA_ASSERT_OK(step->Append(0, rows.key, rows.value));
+  TESSERA_ASSERT_OK(step->Attend(0, rows.tensors()));
+  History with = track.history;
+  with.Append(0, rows.key, rows.value);
+  with.Check(0, 70, 3, true, rows.query.data(), rows.output.data(), rows.lse.data());
+}
+
+TEST(Step, EndNamesTheLayersThatAreMissing) {
+  TestRandom random;
+  ModelGeometry geometry = SmallModel();
+  geometry.layers.assign(6, geometry.layers[0]);
+  Decoder decoder(random, geometry);
+  Track track = decoder.NewTrack();
+  Sequence* batch[] = {&track.sequence};
+  absl::StatusOr<Step> step = decoder.worker->BeginStep(batch);
+  TESSERA_ASSERT_OK(step.status());
+  for (std::uint32_t layer : {1u, 5u}) {
+    LayerRows rows(random, track.history.model(), layer, 1);
+    TESSERA_ASSERT_OK(step->Append(layer, rows.key, rows.value));
+    EXPECT_TRUE(absl::IsFailedPrecondition(step->Append(layer, rows.key, rows.value)));
+  }
+  const absl::Status status = step->End();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_NE(status.ToString().find("missing: 0, 2-4"), std::string::npos) << status;
+  EXPECT_TRUE(step->open());
+  EXPECT_EQ(decoder.daemon->pins(), 1u);
+  step->Abandon();
+  EXPECT_EQ(decoder.daemon->pins(), 0u);
+  EXPECT_EQ(track.sequence.tokens(), 0u);
+}
+
+TEST(Step, RefusesWhatDoesNotFit) {
+  TestRandom random;
+  Decoder decoder(random, SmallModel());
+  Track track = decoder.NewTrack();
+  Track other = decoder.NewTrack();
+  Sequence* batch[] = {&track.sequence};
+  EXPECT_TRUE(absl::IsInvalidArgument(decoder.worker->BeginStep({}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      decoder.worker->BeginStep(batch, {.new_tokens = 0}).status()));
+  // A ring of 4 tiles, of which 31 tokens may be waiting for the rest of theirs.
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      decoder.worker->BeginStep(batch, {.new_tokens = 98}).status()));
+  Sequence* twice[] = {&track.sequence, &track.sequence};
+  EXPECT_TRUE(absl::IsFailedPrecondition(decoder.worker->BeginStep(twice).status()));
+
+  absl::StatusOr<Step> step = decoder.worker->BeginStep(batch);
+  TESSERA_ASSERT_OK(step.status());
+  EXPECT_TRUE(absl::IsFailedPrecondition(decoder.worker->BeginStep(batch).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(track.sequence.Truncate(0)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(track.sequence.Free()));
+  LayerRows rows(random, track.history.model(), 0, 1);
+  const std::span<const std::byte> key(rows.key);
+  EXPECT_TRUE(absl::IsInvalidArgument(step->Append(2, key, rows.value)));
+  const absl::Status small = step->Append(0, key.first(key.size() - 2), rows.value);
+  EXPECT_TRUE(absl::IsInvalidArgument(small));
+  EXPECT_NE(small.ToString().find("key has 254 bytes"), std::string::npos) << small;
+  StepTensors tensors = rows.tensors();
+  tensors.output_type = kernels::ElementType::kFp16;
+  EXPECT_TRUE(absl::IsInvalidArgument(step->AppendAndAttend(0, tensors)));
+  tensors = rows.tensors();
+  tensors.lse = tensors.lse.first(3);
+  EXPECT_TRUE(absl::IsInvalidArgument(step->AppendAndAttend(0, tensors)));
+  for (std::uint32_t layer = 0; layer < 2; ++layer) {
+    TESSERA_ASSERT_OK(step->AppendAndAttend(layer, rows.tensors()));
+  }
+  const std::uint32_t many[] = {2};
+  EXPECT_TRUE(absl::IsInvalidArgument(step->End(many)));
+  TESSERA_ASSERT_OK(step->End());
+  EXPECT_FALSE(step->open());
+  EXPECT_TRUE(absl::IsFailedPrecondition(step->End()));
+}
+
+TEST(Step, SixtyFourMayBeInFlightAndNoMore) {
+  TestRandom random;
+  Decoder decoder(random, SmallModel());
+  std::vector<Track> tracks;
+  std::vector<Step> steps;
+  for (int i = 0; i < 65; ++i) tracks.push_back(decoder.NewTrack());
+  for (int i = 0; i < 64; ++i) {
+    Sequence* batch[] = {&tracks[static_cast<std::size_t>(i)].sequence};
+    absl::StatusOr<Step> step = decoder.worker->BeginStep(batch);
+    TESSERA_ASSERT_OK(step.status());
+    steps.push_back(*std::move(step));
+  }
+  EXPECT_EQ(decoder.daemon->pins(), 64u);
+  Sequence* last[] = {&tracks[64].sequence};
+  EXPECT_TRUE(absl::IsResourceExhausted(decoder.worker->BeginStep(last).status()));
+  steps.pop_back();
+  EXPECT_TRUE(decoder.worker->BeginStep(last).ok());
+}
+
+TEST(Step, AFullRingWaitsForTheDaemonAndThenSaysSo) {
+  TestRandom random;
+  Decoder decoder(random, SmallModel());
+  Track track = decoder.NewTrack();
+  decoder.Prefill(track, 5);
+  for (int i = 0; i < 128; ++i) TESSERA_ASSERT_OK(decoder.RunStep(track));
+  EXPECT_EQ(decoder.daemon->ring_full_waits(), 0u);
+  // Nobody absorbs.
+  const std::uint64_t wakes = decoder.daemon->wakes();
+  const absl::Status status = decoder.RunStep(track, {.timeout = std::chrono::milliseconds(40)});
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_NE(status.ToString().find("tail ring"), std::string::npos);
+  EXPECT_NE(status.ToString().find("128 tokens"), std::string::npos) << status;
+  EXPECT_EQ(decoder.daemon->ring_full_waits(), 1u);
+  EXPECT_GT(decoder.daemon->wakes(), wakes);
+  EXPECT_GE(decoder.sleeper.slept, std::chrono::milliseconds(40));
+  EXPECT_LT(decoder.sleeper.slept, std::chrono::milliseconds(60));
+  // The daemon comes while the step waits.
+  decoder.sleeper.meanwhile = [&] {
+    if (decoder.sleeper.sleeps % 3 == 0) decoder.daemon->Absorb();
+  };
+  for (int i = 0; i < 300; ++i) TESSERA_ASSERT_OK(decoder.RunStep(track));
+  EXPECT_EQ(track.sequence.tokens(), 433u);
+  EXPECT_GT(decoder.daemon->ring_full_waits(), 1u);
+}
+
+TEST(Step, WakesTheDaemonOncePerFullTileAndOnlyWhereItSleeps) {
+  TestRandom random;
+  Decoder decoder(random, SmallModel());
+  Track track = decoder.NewTrack();
+  decoder.Prefill(track, 7);  // tiles fill from where the tail was opened, not from a round number
+  decoder.daemon->AskForWake();
+  for (int i = 0; i < 31; ++i) TESSERA_ASSERT_OK(decoder.RunStep(track));
+  EXPECT_EQ(decoder.daemon->wakes(), 0u);
+  TESSERA_ASSERT_OK(decoder.RunStep(track));
+  EXPECT_EQ(decoder.daemon->wakes(), 1u);
+  EXPECT_FALSE(decoder.daemon->WakeAsked());
+  for (int i = 0; i < 32; ++i) TESSERA_ASSERT_OK(decoder.RunStep(track));
+  EXPECT_EQ(decoder.daemon->wakes(), 1u);  // awake: nobody needs to call it
+  EXPECT_EQ(decoder.daemon->Absorb(), 64u);
+}
+
+TEST(Step, ExtentsComeAndGoUnderASteadyDecode) {
+  TestRandom random;
+  Decoder decoder(random, SmallModel());
+  Track track = decoder.NewTrack();
+  std::uint32_t most = 0;
+  std::uint32_t dropped = 0;
+  for (int round = 0; round < 12; ++round) {
+    Track large = decoder.NewTrack();
+    decoder.Prefill(large, 900);
+    TESSERA_ASSERT_OK(decoder.RunStep(large));
+    decoder.daemon->Republish();
+    TESSERA_ASSERT_OK(decoder.RunStep(track));
+    TESSERA_ASSERT_OK(decoder.RunStep(large));
+    most = std::max(most, decoder.daemon->pool_extents());
+    TESSERA_ASSERT_OK(large.sequence.Free());
+    dropped += decoder.daemon->DropEmptyExtents();
+    TESSERA_ASSERT_OK(decoder.RunStep(track));
+    decoder.daemon->Absorb();
+  }
+  EXPECT_GT(most, 2u);
+  EXPECT_GT(dropped, 10u);
+}
+
+TEST(Step, AFailedSequenceNamesTheDaemonsReason) {
+  TestRandom random;
+  Decoder decoder(random, SmallModel());
+  Track track = decoder.NewTrack();
+  TESSERA_ASSERT_OK(decoder.RunStep(track));
+  decoder.daemon->FailSequence(track.sequence.id().value(), "K of layer 1, token 0 is NaN");
+  const absl::Status status = decoder.RunStep(track);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_NE(status.ToString().find("K of layer 1, token 0 is NaN"), std::string::npos) << status;
+}
+
+TEST(Step, AnEvictedSequenceIsNotFound) {
+  TestRandom random;
+  Decoder decoder(random, SmallModel());
+  Track track = decoder.NewTrack();
+  TESSERA_ASSERT_OK(decoder.RunStep(track));
+  decoder.daemon->Evict(track.sequence.id().value());
+  EXPECT_TRUE(absl::IsNotFound(decoder.RunStep(track)));
+}
+
+TEST(Step, AChangeByAnotherWorkerIsTold) {
+  TestRandom random;
+  Decoder decoder(random, SmallModel());
+  Track track = decoder.NewTrack();
+  for (int i = 0; i < 40; ++i) TESSERA_ASSERT_OK(decoder.RunStep(track));
+  {
+    absl::StatusOr<std::unique_ptr<Worker>> other =
+        Worker::Attach({.address = "fake:daemon"}, decoder.daemon->NewConnector());
+    TESSERA_ASSERT_OK(other.status());
+    absl::StatusOr<Model> model = (*other)->RegisterModel(decoder.model.geometry());
+    TESSERA_ASSERT_OK(model.status());
+    // Not theirs to adopt.
+    EXPECT_TRUE(absl::IsFailedPrecondition(
+        (*other)->Adopt(*model, track.sequence.id()).status()));
+  }
+  decoder.daemon->TruncateBehind(track.sequence.id().value(), 10);
+  track.history.Truncate(10);
+  const absl::Status status = decoder.RunStep(track);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_NE(status.ToString().find("10 tokens"), std::string::npos) << status;
+  EXPECT_EQ(track.sequence.tokens(), 10u);
+  TESSERA_ASSERT_OK(decoder.RunStep(track));
+}
+
+TEST(Step, HandsASequenceOverToAnotherWorker) {
+  TestRandom random;
+  Decoder decoder(random, SmallModel());
+  Track track = decoder.NewTrack();
+  decoder.Prefill(track, 50);
+  TESSERA_ASSERT_OK(decoder.RunStep(track));
+  absl::StatusOr<std::unique_ptr<Worker>> other =
+      Worker::Attach({.address = "fake:daemon"}, decoder.daemon->NewConnector());
+  TESSERA_ASSERT_OK(other.status());
+  absl::StatusOr<Model> model = (*other)->RegisterModel(decoder.model.geometry());
+  TESSERA_ASSERT_OK(model.status());
+  const SequenceId id = track.sequence.id();
+  TESSERA_ASSERT_OK(track.sequence.Handover((*other)->session_id()));
+  EXPECT_TRUE(absl::IsNotFound(decoder.RunStep(track)));
+  absl::StatusOr<Sequence> adopted = (*other)->Adopt(*model, id);
+  TESSERA_ASSERT_OK(adopted.status());
+  EXPECT_EQ(adopted->tokens(), 51u);
+  std::swap(decoder.worker, *other);
+  track.sequence = *std::move(adopted);
+  for (int i = 0; i < 40; ++i) TESSERA_ASSERT_OK(decoder.RunStep(track));
+  std::swap(decoder.worker, *other);
+}
+
+}  // namespace
+}  // namespace tessera::client
