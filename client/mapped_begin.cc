@@ -183,6 +183,7 @@ MappedStep::Finding MappedStep::LookAt(StepItem& item, std::uint64_t session) {
     resolved.version = version;
     resolved.session = session;
   }
+  item.block = block;
   item.base = sequence.tokens;
   const std::uint64_t limit =
       block->ring_start.load() + sequence.model->layout().ring_capacity();

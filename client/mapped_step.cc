@@ -154,17 +154,21 @@ absl::Status MappedStep::End(std::span<const std::uint32_t> accepted) {
 // After the pin has proved good: what was computed from is what was there.
 absl::Status MappedStep::Commit(std::span<const std::uint32_t> accepted) {
   bool tile_filled = false;
+  bool lost_tail = false;
   commits_.clear();
   for (std::size_t i = 0; i < batch_.items().size(); ++i) {
     const StepItem& item = batch_.items()[i];
     const std::uint64_t tokens = item.base + (accepted.empty() ? item.new_tokens : accepted[i]);
     const Tail& tail = item.sequence->tail;
     commits_.push_back({item.sequence->id, &tail, tokens});
+    // Evicted, or closed by another worker's append: nobody would read what is stored here.
+    lost_tail |= item.block->sequence_id.load() != item.sequence->id.value() ||
+                 item.block->tail_generation.load() != tail.generation;
     // The daemon absorbs whole tiles' worth counted from where the tail was opened.
     tile_filled |= (tokens - tail.first_token) / kernels::kTileEntries >
                    (item.base - tail.first_token) / kernels::kTileEntries;
   }
-  if (!door_.tails().Store(commits_)) {
+  if (lost_tail || !door_.tails().Store(commits_)) {
     return absl::AbortedError(
         "a sequence of the step lost its tail while the step ran; nothing was committed");
   }

@@ -19,6 +19,7 @@ struct StepItem {
   std::uint64_t base;        // tokens committed when the step began
   std::uint32_t new_tokens;
   std::uint64_t first_row;   // of its tokens in the step's tensors
+  const shm::SequenceBlock* block = nullptr;  // where memory is mapped
 };
 
 // Kept and used again, so that a step allocates nothing once its batch has been seen.

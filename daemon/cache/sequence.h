@@ -4,8 +4,8 @@
 // no reader can see, then publish: lane words first, the block's version after them. What was
 // published before is retired through the tenant's epoch.
 //
-// Thread-safe. Locks: `mutex_` for everything that changes; `tail_mutex_` for the tail handle alone,
-// so that a reader never waits for an append. Order: mutex_, then tail_mutex_, then the pool's.
+// Thread-safe. Locks: `mutex_` for everything that changes; `tail_mutex_` for the tail handle
+// alone, so that a reader never waits for an append. Order: mutex_, then tail_mutex_, then the pool's.
 #pragma once
 
 #include <atomic>

@@ -17,7 +17,8 @@ class Implementation {
   bool supported() const { return support_.supported; }
   std::string_view reason() const { return support_.reason; }
 
-  // Aborts, naming the reason, where this machine cannot run it: better than an illegal instruction.
+  // Aborts, naming the reason, where this machine cannot run it: better than an illegal
+  // instruction.
   const Operations& operations() const;
 
  private:

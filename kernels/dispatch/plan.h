@@ -39,10 +39,10 @@ struct Cell {
 
 struct Task {
   std::uint32_t cell = 0;
-  std::uint32_t segment = 0;      // or kTailSegment
-  std::uint64_t first_tile = 0;   // of the segment; of the tail: token / 32
-  std::uint32_t tiles = 0;        // 0: nothing visible, the task only merges
-  std::uint64_t partial = 0;      // offset in floats of its maxima, sums and outputs
+  std::uint32_t segment = 0;     // or kTailSegment
+  std::uint64_t first_tile = 0;  // of the segment; of the tail: token / 32
+  std::uint32_t tiles = 0;       // 0: nothing visible, the task only merges
+  std::uint64_t partial = 0;     // offset in floats of its maxima, sums and outputs
 };
 
 struct PlanSize {

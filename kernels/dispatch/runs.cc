@@ -23,8 +23,8 @@ bool ListSegmentRuns(const SegmentView& segment, const Task& task, DenseTile til
                      const PositionRange& visible, RunList& list) {
   for (std::uint64_t t = task.first_tile; t < task.first_tile + task.tiles; ++t) {
     const std::uint64_t entry = t * kTileEntries;
-    const auto rows = static_cast<std::uint32_t>(
-        std::min<std::uint64_t>(kTileEntries, segment.entries - entry));
+    const auto rows =
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(kTileEntries, segment.entries - entry));
     const std::uint64_t position = segment.first_position + entry;
     if (!visible.Meets(position, rows)) continue;
     const std::byte* base = ResolveTile(segment, t, tile.bytes());

@@ -4,8 +4,8 @@
 //   |output - exact| <= (base + per_logit_mass * M) * V + rounding of the output type
 //   |lse - exact|    <= (base + per_logit_mass * M)     + rounding of |lse| to fp32
 //
-// M is the largest scale * sum_c |q_c * k_c| among the entries that the query sees (and the soft-cap
-// where there is one), V the largest |v_c|.
+// M is the largest scale * sum_c |q_c * k_c| among the entries that the query sees (and the
+// soft-cap where there is one), V the largest |v_c|.
 #pragma once
 
 #include "kernels/format/element.h"

@@ -15,10 +15,10 @@ namespace tessera::kernels {
 // kernel checks every offset against `arena_bytes` when it reads it, and reads it once. An offset
 // that does not fit is reported as kBadTile; it never becomes a wild pointer.
 struct SegmentView {
-  const std::byte* arena = nullptr;               // base of the mapping the offsets count from
-  std::uint64_t arena_bytes = 0;                  // readable bytes from `arena`
-  const std::uint64_t* tile_offsets = nullptr;    // ceil(entries / 32) byte offsets
-  std::uint64_t first_position = 0;               // position of entry 0; positions are consecutive
+  const std::byte* arena = nullptr;             // base of the mapping the offsets count from
+  std::uint64_t arena_bytes = 0;                // readable bytes from `arena`
+  const std::uint64_t* tile_offsets = nullptr;  // ceil(entries / 32) byte offsets
+  std::uint64_t first_position = 0;             // position of entry 0; positions are consecutive
   std::uint32_t entries = 0;
   TileFormat format = TileFormat::kDenseBf16;
 };

@@ -14,9 +14,9 @@ struct LayerGeometry {
   std::uint32_t head_dim = 0;
   ElementType type = ElementType::kBf16;  // of K, V and Q
   float scale = 0;                        // usually 1 / sqrt(head_dim)
-  std::uint32_t sliding_window = 0;       // 0: none; w: the newest w positions, the query's included
-  float logit_softcap = 0;                // 0: none
-  const float* sinks = nullptr;           // query_heads natural-log logits, or null
+  std::uint32_t sliding_window = 0;  // 0: none; w: the newest w positions, the query's included
+  float logit_softcap = 0;           // 0: none
+  const float* sinks = nullptr;      // query_heads natural-log logits, or null
 
   std::uint32_t group() const { return query_heads / kv_heads; }
 };

@@ -13,7 +13,7 @@ namespace tessera::kernels {
 struct OracleQuery {
   const LayerGeometry* geometry = nullptr;
   const LaneView* lane = nullptr;
-  const void* row = nullptr;    // head_dim elements
+  const void* row = nullptr;     // head_dim elements
   std::uint32_t query_head = 0;  // picks the sink
   std::uint64_t position = 0;
   bool causal = true;

@@ -1,4 +1,5 @@
-// One element of a row as a double. Rows are bytes in a mapping, so nothing is assumed of alignment.
+// One element of a row as a double. Rows are bytes in a mapping, so nothing is assumed of
+// alignment.
 #pragma once
 
 #include <cstddef>

@@ -89,7 +89,11 @@ static_assert(offsetof(SequenceBlock, next_position) == 32);
 static_assert(offsetof(SequenceBlock, ring_start) == 40);
 static_assert(sizeof(SequenceBlock) == 64);
 
-enum SequenceBlockState : std::uint32_t { kSequenceLive = 1, kSequenceFailed = 2, kSequenceGone = 3 };
+enum SequenceBlockState : std::uint32_t {
+  kSequenceLive = 1,
+  kSequenceFailed = 2,
+  kSequenceGone = 3,
+};
 
 // A lane word: [63:40] generation, [39:0] directory offset of the snapshot in units of 64 bytes.
 struct LaneWord {
@@ -139,9 +143,9 @@ struct ControlPage {
   std::uint32_t reserved0;
   std::uint64_t layout_fingerprint;
 
-  // 1 while the daemon sleeps and wants a wake on the next full tile; the worker takes the 1 with an
-  // exchange and then signals the session's eventfd. So a wake costs one system call per full tile
-  // at most, and none while the daemon is awake.
+  // 1 while the daemon sleeps and wants a wake on the next full tile; the worker takes the 1 with
+  // an exchange and then signals the session's eventfd. So a wake costs one system call per full
+  // tile at most, and none while the daemon is awake.
   alignas(64) HalfWord wake;
   HalfWord reserved1;
   Word ring_full_waits;  // how often a step had to wait for ring space; a figure, nothing more

@@ -5,14 +5,15 @@
 //   attend_bench --benchmark_filter='avx512/D:128/G:4'
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <memory>
 #include <random>
 #include <string>
@@ -147,13 +148,12 @@ struct Shape {
 // Lanes of kLaneEntries entries that fill a mapping, their tiles in shuffled order.
 class Workload {
  public:
-  explicit Workload(const Shape& shape)
-      : shape_(shape), mapping_(shape.bytes, shape.large_pages) {
+  explicit Workload(const Shape& shape) : shape_(shape), mapping_(shape.bytes, shape.large_pages) {
     const DenseTile tile{shape.head_dim, shape.type};
     const std::size_t tiles_per_lane = kLaneEntries / kTileEntries;
     const std::size_t lanes = shape.bytes / (tile.bytes() * tiles_per_lane);
     for (std::size_t t = 0; t < lanes * tiles_per_lane; ++t) offsets_.push_back(t * tile.bytes());
-    if (!getenv("SEQ")) std::shuffle(offsets_.begin(), offsets_.end(), std::mt19937_64(1));
+    std::shuffle(offsets_.begin(), offsets_.end(), std::mt19937_64(1));
 
     const std::uint32_t query_heads = kKvHeads * shape.group;
     query_.resize(query_heads * shape.head_dim * ElementBytes(shape.type));
@@ -252,7 +252,7 @@ void RegisterAll() {
       benchmark::RegisterBenchmark(
           name.c_str(), [=](benchmark::State& s) { DenseAttention(s, implementation, type); })
           ->ArgNames({"D", "G", "threads", "MiB", "huge"})
-          ->ArgsProduct({{128}, {1, 4, 8}, {1, 2}, {1, 16, 640, 1536}, {0, 1}})
+          ->ArgsProduct({{128}, {1, 4, 8}, {1, 2}, {1, 1536}, {0, 1}})
           ->UseManualTime()
           ->Unit(benchmark::kMillisecond);
     }

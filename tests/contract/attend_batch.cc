@@ -35,8 +35,9 @@ double OutputElement(ElementType type, const std::byte* row, std::size_t index) 
 }
 
 TestBatch::TestBatch(const BatchShape& shape, TestRandom& random)
-    : shape_(shape), random_(random), sinks_(std::make_unique<Buffer>(
-                                          shape.geometry.query_heads * sizeof(float))) {
+    : shape_(shape),
+      random_(random),
+      sinks_(std::make_unique<Buffer>(shape.geometry.query_heads * sizeof(float))) {
   auto* sinks = reinterpret_cast<float*>(sinks_->data());
   for (std::uint32_t h = 0; h < shape.geometry.query_heads; ++h) {
     sinks[h] = random.OneIn(8) ? -std::numeric_limits<float>::infinity() : NormalNumber(random);
@@ -121,8 +122,7 @@ void TestBatch::JudgeRow(const AttendSubject& subject, const AttendItem& item, s
        .causal = shape_.causal},
       exact.data());
 
-  const double error =
-      subject.bound(geometry.type).At(answer.logit_mass + geometry.logit_softcap);
+  const double error = subject.bound(geometry.type).At(answer.logit_mass + geometry.logit_softcap);
   const Rounding rounding = RoundingOf(shape_.output_type);
   const auto* output =
       static_cast<const std::byte*>(item.output) + index * RowBytes(shape_.output_type);

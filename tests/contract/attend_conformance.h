@@ -34,8 +34,7 @@ class AttendConformance : public testing::TestWithParam<std::shared_ptr<AttendSu
   TestRandom random_;
 };
 
-inline std::string SubjectName(
-    const testing::TestParamInfo<std::shared_ptr<AttendSubject>>& info) {
+inline std::string SubjectName(const testing::TestParamInfo<std::shared_ptr<AttendSubject>>& info) {
   return std::string(info.param->name());
 }
 

@@ -11,7 +11,6 @@ namespace {
 
 using Lanes = std::vector<std::unique_ptr<TestLane>>;
 
-
 BatchShape Shape(std::uint32_t head_dim, ElementType type, std::uint32_t group,
                  std::uint32_t kv_heads = 1) {
   return {.geometry = {.query_heads = group * kv_heads,
@@ -21,9 +20,7 @@ BatchShape Shape(std::uint32_t head_dim, ElementType type, std::uint32_t group,
                        .scale = 1 / std::sqrt(static_cast<float>(head_dim))}};
 }
 
-ElementType AnyType(TestRandom& random) {
-  return static_cast<ElementType>(random.Between(1, 3));
-}
+ElementType AnyType(TestRandom& random) { return static_cast<ElementType>(random.Between(1, 3)); }
 
 // Options that every shape should meet in some combination.
 void ChooseOptions(BatchShape& shape, TestRandom& random) {
@@ -155,7 +152,7 @@ TEST_P(AttendConformance, NothingVisible) {
     TestLane future(future_shape, random_);
     TestBatch batch(shape, random_);
     batch.Add({&empty, &hollow}, 2, 5);
-    batch.Add({&future, &empty}, 2, 5);    // all of it after the queries
+    batch.Add({&future, &empty}, 2, 5);     // all of it after the queries
     batch.Add({&future, nullptr}, 3, 998);  // only the last query sees one entry
     RunAndJudge(batch);
   }

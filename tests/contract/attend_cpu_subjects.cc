@@ -16,9 +16,7 @@ class CpuSubject final : public AttendSubject {
 
   std::string_view name() const override { return ImplementationName(implementation_); }
   bool supported() const override { return ImplementationSupported(implementation_); }
-  std::string reason() const override {
-    return std::string(ImplementationReason(implementation_));
-  }
+  std::string reason() const override { return std::string(ImplementationReason(implementation_)); }
   ErrorBound bound(ElementType) const override {
     return name() == "reference" ? kReferenceErrorBound : kCpuErrorBound;
   }

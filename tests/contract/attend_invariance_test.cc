@@ -100,10 +100,9 @@ TEST_P(AttendConformance, RowsAreIndependent) {
       AttendItem one = item;
       one.queries = 1;
       one.first_query_position += q;
-      one.query = static_cast<const std::byte*>(item.query) +
-                  q * row * ElementBytes(shape.geometry.type);
-      one.output =
-          static_cast<std::byte*>(item.output) + q * row * ElementBytes(shape.output_type);
+      one.query =
+          static_cast<const std::byte*>(item.query) + q * row * ElementBytes(shape.geometry.type);
+      one.output = static_cast<std::byte*>(item.output) + q * row * ElementBytes(shape.output_type);
       one.lse = item.lse + q * shape.geometry.query_heads;
       batch.AddItem(one);
     }
@@ -193,8 +192,7 @@ TEST_P(AttendConformance, MergesAnyPartition) {
 TEST_P(AttendConformance, RefusesTilesOutsideTheArena) {
   BatchShape shape = RandomShape(random_);
   shape.geometry.sliding_window = 0;  // a tile that no query sees is not looked up
-  const std::uint64_t tile_bytes =
-      DenseTile{shape.geometry.head_dim, shape.geometry.type}.bytes();
+  const std::uint64_t tile_bytes = DenseTile{shape.geometry.head_dim, shape.geometry.type}.bytes();
   const std::uint64_t max = std::numeric_limits<std::uint64_t>::max();
   Fleet fleet(shape, random_);
   TestLane& lane = *fleet.lanes[2];  // item 2

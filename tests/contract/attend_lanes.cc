@@ -12,7 +12,9 @@ namespace {
 
 constexpr std::align_val_t kPage{4096};
 
-std::uint32_t TilesFor(std::uint32_t entries) { return (entries + kTileEntries - 1) / kTileEntries; }
+std::uint32_t TilesFor(std::uint32_t entries) {
+  return (entries + kTileEntries - 1) / kTileEntries;
+}
 
 std::uint32_t SegmentTiles(const LaneShape& shape) {
   std::uint32_t tiles = 0;
@@ -68,8 +70,7 @@ void StoreElement(ElementType type, std::byte* row, std::size_t index, float val
     return;
   }
   const float finite = type == ElementType::kFp16 ? std::clamp(value, -65504.0f, 65504.0f) : value;
-  const std::uint16_t bits =
-      type == ElementType::kBf16 ? FloatToBf16(finite) : FloatToFp16(finite);
+  const std::uint16_t bits = type == ElementType::kBf16 ? FloatToBf16(finite) : FloatToFp16(finite);
   std::memcpy(row + index * 2, &bits, 2);
 }
 

@@ -31,11 +31,11 @@ class Buffer {
 
 // What numbers rows hold.
 enum class Values {
-  kNormal,   // standard normal
-  kLarge,    // normal times 2^12 in keys: logits in the millions
-  kHuge,     // normal times 2^50 in keys where the type can: far beyond any softmax's range
-  kEqual,    // every key the same
-  kZeros,    // zeros of both signs in keys, normal values
+  kNormal,  // standard normal
+  kLarge,   // normal times 2^12 in keys: logits in the millions
+  kHuge,    // normal times 2^50 in keys where the type can: far beyond any softmax's range
+  kEqual,   // every key the same
+  kZeros,   // zeros of both signs in keys, normal values
 };
 
 struct LaneShape {

@@ -17,6 +17,7 @@
 #include "client/cli/bench/syscalls.h"
 #include "client/cli/synthetic.h"
 #include "client/worker.h"
+#include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 #include "kernels/dispatch/attend.h"
 #include "kernels/dispatch/implementation.h"
@@ -65,29 +66,35 @@ class PlainCall {
     items_ = {
         {.lane = &lane_, .query = query_.data(), .output = output_.data(), .lse = lse_.data()}};
     batch_.items = items_;
+    Shape(kLongest - 1);
     workspace_.resize(kernels::AttendWorkspaceBytes(batch_) + 64);
   }
 
   // Token `token` is appended and attends; whole tiles before it are in the segment.
   void Run(std::uint64_t token) {
+    shm::StoreRow(ring_, token, key_.data(), key_.data());
+    Shape(token);
+    void* start = workspace_.data();
+    std::size_t space = workspace_.size();
+    std::align(64, space - 64, start, space);
+    kernels::InlineExecutor executor;
+    const kernels::AttendResult result = kernels::Attend(
+        kernels::BestImplementation(), batch_, {static_cast<std::byte*>(start), space}, executor);
+    TESSERA_CHECK(result.status == kernels::AttendStatus::kOk, "the baseline really attends");
+  }
+
+ private:
+  void Shape(std::uint64_t token) {
     const std::uint64_t absorbed = token / kernels::kTileEntries * kernels::kTileEntries;
     segment_.entries = static_cast<std::uint32_t>(absorbed);
-    shm::StoreRow(ring_, token, key_.data(), key_.data());
     lane_ = {
         .segments = &segment_,
         .segment_count = 1,
         .tail = {
             .ring = ring_.base, .ring_tiles = kRingTiles, .begin = absorbed, .end = token + 1}};
     items_[0].first_query_position = token;
-    void* start = workspace_.data();
-    std::size_t space = workspace_.size();
-    std::align(64, space - 64, start, space);
-    kernels::InlineExecutor executor;
-    kernels::Attend(kernels::BestImplementation(), batch_, {static_cast<std::byte*>(start), space},
-                    executor);
   }
 
- private:
   static constexpr std::uint32_t kSegmentTiles = kLongest / kernels::kTileEntries;
   static constexpr std::uint32_t kRingTiles = 4;
   kernels::DenseTile tile_;

@@ -313,6 +313,25 @@ TEST(Step, AnEvictedSequenceIsNotFound) {
   EXPECT_TRUE(absl::IsNotFound(decoder.RunStep(track)));
 }
 
+TEST(Step, ATailThatIsLostWhileTheStepRunsCommitsNothing) {
+  TestRandom random;
+  Decoder decoder(random, SmallModel());
+  Track track = decoder.NewTrack();
+  for (int i = 0; i < 40; ++i) {
+    const bool close = random.OneIn(2);
+    const absl::Status status = decoder.RunStep(track, {}, {}, [&](std::uint32_t layer) {
+      if (close && layer == 1) decoder.daemon->CloseTailOf(track.sequence.id().value());
+    });
+    ASSERT_EQ(absl::IsAborted(status), close) << status;
+    ASSERT_EQ(decoder.daemon->TokensOf(track.sequence.id().value()), track.history.tokens());
+  }
+  absl::Status status = decoder.RunStep(track, {}, {}, [&](std::uint32_t layer) {
+    if (layer == 1) decoder.daemon->Evict(track.sequence.id().value());
+  });
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+  EXPECT_TRUE(absl::IsNotFound(decoder.RunStep(track)));
+}
+
 TEST(Step, AChangeByAnotherWorkerIsTold) {
   TestRandom random;
   Decoder decoder(random, SmallModel());

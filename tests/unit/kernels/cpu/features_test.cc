@@ -24,19 +24,19 @@ TEST(CpuFeatures, AllSupportsBoth) {
 // Every single feature is necessary for what needs it, and the reason names it.
 TEST(CpuFeatures, EachMissingFeatureIsNamed) {
   struct Case {
-    bool CpuFeatures::* feature;
+    bool CpuFeatures::*feature;
     bool needed_by_avx2;
     const char* named;
   };
-  for (const Case& c : {Case{&CpuFeatures::avx2, true, "AVX2"},
-                        Case{&CpuFeatures::fma, true, "FMA"},
-                        Case{&CpuFeatures::f16c, true, "F16C"},
-                        Case{&CpuFeatures::os_saves_avx, true, "operating system"},
-                        Case{&CpuFeatures::avx512f, false, "AVX-512F"},
-                        Case{&CpuFeatures::avx512bw, false, "AVX-512BW"},
-                        Case{&CpuFeatures::avx512dq, false, "AVX-512DQ"},
-                        Case{&CpuFeatures::avx512vl, false, "AVX-512VL"},
-                        Case{&CpuFeatures::os_saves_avx512, false, "operating system"}}) {
+  for (const Case& c :
+       {Case{&CpuFeatures::avx2, true, "AVX2"}, Case{&CpuFeatures::fma, true, "FMA"},
+        Case{&CpuFeatures::f16c, true, "F16C"},
+        Case{&CpuFeatures::os_saves_avx, true, "operating system"},
+        Case{&CpuFeatures::avx512f, false, "AVX-512F"},
+        Case{&CpuFeatures::avx512bw, false, "AVX-512BW"},
+        Case{&CpuFeatures::avx512dq, false, "AVX-512DQ"},
+        Case{&CpuFeatures::avx512vl, false, "AVX-512VL"},
+        Case{&CpuFeatures::os_saves_avx512, false, "operating system"}}) {
     CpuFeatures features = kAll;
     features.*c.feature = false;
     const Support avx2 = Avx2Support(features);

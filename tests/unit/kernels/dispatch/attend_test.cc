@@ -44,8 +44,7 @@ TEST(Attend, WorkspaceOfExactlyTheSizeAskedForIsEnough) {
   const std::size_t bytes = AttendWorkspaceBytes(one.batch);
   const Memory memory = Aligned(bytes + 64);
   const Implementation& best = BestImplementation();
-  EXPECT_EQ(Attend(best, one.batch, {memory.get(), bytes}, one.executor).status,
-            AttendStatus::kOk);
+  EXPECT_EQ(Attend(best, one.batch, {memory.get(), bytes}, one.executor).status, AttendStatus::kOk);
   EXPECT_EQ(Attend(best, one.batch, {memory.get(), bytes - 1}, one.executor).status,
             AttendStatus::kWorkspaceTooSmall);
   EXPECT_EQ(Attend(best, one.batch, {memory.get() + 8, bytes}, one.executor).status,

@@ -61,8 +61,7 @@ TEST_P(FirstUnusableTest, EveryPattern) {
     for (std::uint32_t bits : patterns) {
       const std::size_t at = random_.Below(kCount);
       Put(type, elements.data(), at, bits);
-      const std::int64_t expected =
-          Usable(Value(type, bits)) ? -1 : static_cast<std::int64_t>(at);
+      const std::int64_t expected = Usable(Value(type, bits)) ? -1 : static_cast<std::int64_t>(at);
       ASSERT_EQ(FirstUnusable(*GetParam(), elements.data(), kCount, type), expected)
           << ElementName(type) << " 0x" << std::hex << bits;
       Put(type, elements.data(), at, 0);
