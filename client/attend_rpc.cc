@@ -24,18 +24,16 @@ absl::Status TakeOutput(const v1::AttendOutput& answer, const AttendRow& row,
   const std::string& bytes = answer.output().inline_();
   const std::size_t lse = std::size_t{row.queries} * query_heads;
   if (bytes.size() != row.output.size() || static_cast<std::size_t>(answer.lse_size()) != lse) {
-    return absl::InternalError(Concat("the daemon answered ", bytes.size(), " bytes and ",
-                                      answer.lse_size(), " lse values for ",
-                                      row.sequence.ToString(), "; wanted are ", row.output.size(),
-                                      " and ", lse));
+    return absl::InternalError(Concat(
+        "the daemon answered ", bytes.size(), " bytes and ", answer.lse_size(), " lse values for ",
+        row.sequence.ToString(), "; wanted are ", row.output.size(), " and ", lse));
   }
   std::memcpy(row.output.data(), bytes.data(), bytes.size());
   if (!row.lse.empty()) std::copy(answer.lse().begin(), answer.lse().end(), row.lse.begin());
   return absl::OkStatus();
 }
 
-absl::Status AttendSome(Session& session, const AttendCall& call,
-                        std::span<const AttendRow> rows) {
+absl::Status AttendSome(Session& session, const AttendCall& call, std::span<const AttendRow> rows) {
   const kernels::LayerGeometry& geometry = call.model->geometry(call.layer);
   v1::AttendRequest request;
   request.set_layer(call.layer);
@@ -57,8 +55,8 @@ absl::Status AttendSome(Session& session, const AttendCall& call,
   v1::AttendResponse response;
   if (absl::Status status = session.Call(request, response); !status.ok()) return status;
   if (response.outputs_size() != static_cast<int>(rows.size())) {
-    return absl::InternalError(Concat(response.outputs_size(), " outputs for ", rows.size(),
-                                      " items"));
+    return absl::InternalError(
+        Concat(response.outputs_size(), " outputs for ", rows.size(), " items"));
   }
   for (std::size_t i = 0; i < rows.size(); ++i) {
     absl::Status status =
@@ -71,9 +69,8 @@ absl::Status AttendSome(Session& session, const AttendCall& call,
 }  // namespace
 
 absl::Status AttendByRpc(Session& session, const AttendCall& call) {
-  const std::uint64_t limit =
-      session.welcome().max_message_bytes() -
-      std::min(kMessageOverhead, session.welcome().max_message_bytes());
+  const std::uint64_t limit = session.welcome().max_message_bytes() -
+                              std::min(kMessageOverhead, session.welcome().max_message_bytes());
   const std::size_t query_heads = call.model->geometry(call.layer).query_heads;
   std::span<const AttendRow> left = call.rows;
   while (!left.empty()) {

@@ -71,10 +71,9 @@ class Bulk {
     }
     const PieceShape shape = ShapePieces(layers_, tensors_.tokens, token_bytes_, most);
     if (shape.tokens != 0) return shape;
-    return absl::ResourceExhaustedError(
-        Concat("K and V of one token of one layer have ", 2 * token_bytes_, " bytes; ",
-               staging_ != nullptr ? "half of the staging arena is " : "the largest message is ",
-               most));
+    return absl::ResourceExhaustedError(Concat(
+        "K and V of one token of one layer have ", 2 * token_bytes_, " bytes; ",
+        staging_ != nullptr ? "half of the staging arena is " : "the largest message is ", most));
   }
 
   absl::Status Send(const Piece& piece) {
@@ -178,10 +177,10 @@ absl::Status CheckBytes(std::string_view what, std::size_t given, const BoundMod
   const kernels::LayerGeometry& geometry = model.geometry(tensors.first_layer);
   std::uint64_t wanted = layers * model.token_bytes(tensors.first_layer);
   if (__builtin_mul_overflow(wanted, tensors.tokens, &wanted) || given != wanted) {
-    return absl::InvalidArgumentError(
-        Concat(what, " has ", given, " bytes; [", layers, " layers][", tensors.tokens,
-               " tokens][", geometry.kv_heads, " kv heads][", geometry.head_dim, "] of ",
-               kernels::ElementName(model.type()), " has ", wanted));
+    return absl::InvalidArgumentError(Concat(what, " has ", given, " bytes; [", layers, " layers][",
+                                             tensors.tokens, " tokens][", geometry.kv_heads,
+                                             " kv heads][", geometry.head_dim, "] of ",
+                                             kernels::ElementName(model.type()), " has ", wanted));
   }
   return absl::OkStatus();
 }
@@ -201,7 +200,8 @@ absl::Status TakeBack(Session& session, SequenceState& sequence, std::uint64_t t
   sequence.uncertain = true;
   return absl::Status(failed.code(), Concat(AsStringView(failed.message()),
                                             "; and what was appended before could not be taken "
-                                            "back: ", AsStringView(truncated.message())));
+                                            "back: ",
+                                            AsStringView(truncated.message())));
 }
 
 }  // namespace
@@ -257,9 +257,9 @@ absl::StatusOr<std::uint64_t> BulkAppend(Session& session, SequenceState& sequen
   if (first_now == first_before || sequence.uncertain || absl::IsDataLoss(status)) return status;
   if (was_even) return TakeBack(session, sequence, before, status);
   // Truncation would cut the layers that were ahead before, too.
-  return absl::Status(status.code(), Concat(AsStringView(status.message()), "; layer ",
-                                            tensors.first_layer, " holds ", first_now,
-                                            " tokens now"));
+  return absl::Status(status.code(),
+                      Concat(AsStringView(status.message()), "; layer ", tensors.first_layer,
+                             " holds ", first_now, " tokens now"));
 }
 
 }  // namespace tessera::client

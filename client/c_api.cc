@@ -62,7 +62,8 @@ tessera_code Report(const absl::Status& status, tessera_error* error) {
   return code;
 }
 
-// The caller's struct in this library's size: what an older header did not have is as in `defaults`.
+// The caller's struct in this library's size: what an older header did not have is as in
+// `defaults`.
 template <typename Struct>
 Struct Adopt(const Struct* given, Struct defaults) {
   if (given == nullptr) return defaults;
@@ -254,8 +255,7 @@ tessera_code tessera_sequence_describe(const tessera_sequence* sequence,
 tessera_code tessera_step_begin(tessera_worker* worker, tessera_sequence* const* sequences,
                                 size_t count, const tessera_step_options* options,
                                 tessera_step** step, tessera_error* error) {
-  const tessera_step_options given =
-      Adopt(options, tessera_step_options TESSERA_STEP_OPTIONS_INIT);
+  const tessera_step_options given = Adopt(options, tessera_step_options TESSERA_STEP_OPTIONS_INIT);
   std::vector<client::Sequence*> batch;
   for (std::size_t i = 0; i < count; ++i) batch.push_back(&sequences[i]->sequence);
   auto begun = std::make_unique<tessera_step>();

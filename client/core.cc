@@ -59,10 +59,10 @@ Core::~Core() { Detach(); }
 absl::Status Core::Attach() {
   const kernels::Implementation* implementation = surroundings_.implementation;
   if (implementation == nullptr || !kernels::ImplementationSupported(*implementation)) {
-    return absl::InvalidArgumentError(
-        Concat("implementation \"", options_.implementation, "\": ",
-               implementation == nullptr ? "there is none of this name"
-                                         : kernels::ImplementationReason(*implementation)));
+    return absl::InvalidArgumentError(Concat("implementation \"", options_.implementation, "\": ",
+                                             implementation == nullptr
+                                                 ? "there is none of this name"
+                                                 : kernels::ImplementationReason(*implementation)));
   }
   {
     MutexLock lock(join_mutex_);
@@ -134,8 +134,8 @@ void Core::LoseSession(const absl::Status& why) {
     detached = stopping_;
     changed_.NotifyAll();
     if (!detached) {
-      const std::string cause = why.ok() ? "the daemon ended the session"
-                                         : std::string(AsStringView(why.message()));
+      const std::string cause =
+          why.ok() ? "the daemon ended the session" : std::string(AsStringView(why.message()));
       lost_ = absl::UnavailableError(Concat("the lease of ", session->id().ToString(), " at ",
                                             options_.address, " is lost: ", cause));
     }
@@ -167,10 +167,9 @@ Core::Outcome Core::AttachNow(Order order) {
         std::chrono::duration_cast<Clock::Duration>(backoff * jitter(random));
     if (surroundings_.clock->Now() + pause - begun > options_.reattach.give_up_after) {
       outcome.status = Prefixed(
-          outcome.status, Concat("gave up after ", outcome.report.attempts, " attempts in ",
-                                 std::chrono::duration<double>(options_.reattach.give_up_after)
-                                     .count(),
-                                 " s: "));
+          outcome.status,
+          Concat("gave up after ", outcome.report.attempts, " attempts in ",
+                 std::chrono::duration<double>(options_.reattach.give_up_after).count(), " s: "));
       return outcome;
     }
     if (!Pause(pause)) {
@@ -265,8 +264,7 @@ absl::Status Core::OpenSession(ReattachReport& report) {
   std::unique_ptr<MappedDoor> door;
   if (options_.map_memory && connector_->local() && !welcome->descriptor_socket().empty() &&
       welcome->device() == "cpu") {
-    absl::StatusOr<std::unique_ptr<DescriptorSource>> source =
-        transport->OpenDescriptors(*welcome);
+    absl::StatusOr<std::unique_ptr<DescriptorSource>> source = transport->OpenDescriptors(*welcome);
     if (!source.ok()) return failed(source.status());
     absl::StatusOr<std::unique_ptr<MappedDoor>> opened =
         MappedDoor::Open(*std::move(source),
@@ -287,8 +285,7 @@ absl::Status Core::OpenSession(ReattachReport& report) {
                                                             .rpc_timeout = options_.rpc_timeout,
                                                             .surroundings = &surroundings_,
                                                             .on_draining = options_.on_draining},
-                                           *welcome, std::move(transport), stream,
-                                           std::move(door));
+                                           *welcome, std::move(transport), stream, std::move(door));
   absl::Status bound = BindModels(*session);
   if (!bound.ok()) return failed(bound);
   MarkGone(*welcome, report);
@@ -356,8 +353,8 @@ absl::StatusOr<std::shared_ptr<ModelRecord>> Core::RegisterModel(const ModelGeom
   auto record = std::make_shared<ModelRecord>(geometry);
   {
     MutexLock record_lock(record->mutex);
-    record->current = std::make_shared<BoundModel>(
-        id, geometry, (*session)->welcome().tail_ring_tiles());
+    record->current =
+        std::make_shared<BoundModel>(id, geometry, (*session)->welcome().tail_ring_tiles());
   }
   models_.push_back(record);
   return record;

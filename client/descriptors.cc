@@ -73,11 +73,9 @@ absl::StatusOr<std::unique_ptr<DescriptorSocket>> DescriptorSocket::Open(const s
                                           .session_id = session_id,
                                           .nonce = nonce};
   MutexLock lock(source->mutex_);
-  absl::Status sent =
-      SendMessage(source->socket_.get(), std::as_bytes(std::span(&opening, 1)));
+  absl::Status sent = SendMessage(source->socket_.get(), std::as_bytes(std::span(&opening, 1)));
   if (!sent.ok()) return sent;
-  absl::StatusOr<Descriptor> wake =
-      source->Receive({.kind = DescriptorKind::kOpening, .index = 0});
+  absl::StatusOr<Descriptor> wake = source->Receive({.kind = DescriptorKind::kOpening, .index = 0});
   if (!wake.ok()) return wake.status();
   source->wake_ = std::move(wake->fd);
   return source;
@@ -94,14 +92,14 @@ absl::StatusOr<Descriptor> DescriptorSocket::Fetch(DescriptorKind kind, std::uin
 absl::StatusOr<Descriptor> DescriptorSocket::Receive(const shm::DescriptorRequest& request) {
   shm::DescriptorAnswer answer;
   Descriptor descriptor;
-  absl::Status received = ReceiveMessage(
-      socket_.get(), std::as_writable_bytes(std::span(&answer, 1)), &descriptor.fd);
+  absl::Status received =
+      ReceiveMessage(socket_.get(), std::as_writable_bytes(std::span(&answer, 1)), &descriptor.fd);
   if (!received.ok()) return received;
   if (absl::Status refused = RefusalOf(request, answer.code); !refused.ok()) return refused;
   if (answer.kind != request.kind || answer.index != request.index || !descriptor.fd.valid()) {
-    return absl::InternalError(Concat("the descriptor socket answered ", KindName(answer.kind),
-                                      " ", answer.index, " to a request for ",
-                                      KindName(request.kind), " ", request.index));
+    return absl::InternalError(Concat("the descriptor socket answered ", KindName(answer.kind), " ",
+                                      answer.index, " to a request for ", KindName(request.kind),
+                                      " ", request.index));
   }
   descriptor.bytes = answer.bytes;
   descriptor.generation = answer.generation;

@@ -13,8 +13,8 @@ using shm::DescriptorKind;
 namespace {
 
 absl::Status Differs(std::string_view what, std::uint64_t mapped, std::uint64_t expected) {
-  return absl::FailedPreconditionError(Concat("the mapped directory has ", what, " ", mapped,
-                                              "; this session expects ", expected));
+  return absl::FailedPreconditionError(
+      Concat("the mapped directory has ", what, " ", mapped, "; this session expects ", expected));
 }
 
 absl::Status CheckHeader(const shm::DirectoryHeader& header, const Extents::Expected& expected) {
@@ -76,8 +76,8 @@ absl::Status Extents::MapHeader(const Expected& expected) {
                         shm::kMaxDirectoryExtents);
   }
   if (status.ok()) {
-    status = CheckLimit("pool", header.pool_limit_bytes, header.pool_extent_bytes,
-                        shm::kMaxPoolExtents);
+    status =
+        CheckLimit("pool", header.pool_limit_bytes, header.pool_extent_bytes, shm::kMaxPoolExtents);
   }
   if (!status.ok()) return status;
 
@@ -111,8 +111,7 @@ absl::Status Extents::Refresh() {
 
 absl::Status Extents::MapDirectory() {
   const std::uint64_t most = directory_.bytes() / directory_extent_bytes_;
-  const std::uint64_t wanted =
-      std::min<std::uint64_t>(header_->directory_extents.load(), most);
+  const std::uint64_t wanted = std::min<std::uint64_t>(header_->directory_extents.load(), most);
   for (; directory_extents_ < wanted; ++directory_extents_) {
     absl::StatusOr<Descriptor> extent =
         source_.Fetch(DescriptorKind::kDirectory, directory_extents_);

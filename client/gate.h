@@ -21,13 +21,15 @@ class Gate {
   // False: closed. Never blocks.
   bool Enter(std::uint32_t lane) {
     lanes_[lane].inside.fetch_add(1, std::memory_order_seq_cst);
-    if (!closed_.load(std::memory_order_seq_cst)) [[likely]] return true;
+    if (!closed_.load(std::memory_order_seq_cst)) [[likely]]
+      return true;
     Leave(lane);
     return false;
   }
   void Leave(std::uint32_t lane) {
     lanes_[lane].inside.fetch_sub(1, std::memory_order_seq_cst);
-    if (closed_.load(std::memory_order_seq_cst)) [[unlikely]] WakeCloser();
+    if (closed_.load(std::memory_order_seq_cst)) [[unlikely]]
+      WakeCloser();
   }
 
   // Turns away whoever comes from now on, and returns when nobody is inside. Not from inside.

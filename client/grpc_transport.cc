@@ -63,9 +63,8 @@ class GrpcTransport final : public Transport {
       // A refused connection is left to the stream itself, which knows the reason.
       if (state != GRPC_CHANNEL_IDLE && state != GRPC_CHANNEL_CONNECTING) break;
       if (!channel_->WaitForStateChange(state, deadline)) {
-        return absl::UnavailableError(
-            Concat("no daemon answers at ", address_, " within ",
-                   std::chrono::duration<double>(timeout).count(), " s"));
+        return absl::UnavailableError(Concat("no daemon answers at ", address_, " within ",
+                                             std::chrono::duration<double>(timeout).count(), " s"));
       }
     }
     return std::make_unique<GrpcAttachStream>(*stub_);
@@ -83,10 +82,10 @@ class GrpcTransport final : public Transport {
       if (beside != path) opened = DescriptorSocket::Open(beside, session, welcome.nonce());
     }
     if (!opened.ok()) {
-      return absl::Status(opened.status().code(),
-                          Concat("mapping memory over the descriptor socket ", path, ": ",
-                                 AsStringView(opened.status().message()),
-                                 "; map_memory=false attaches without"));
+      return absl::Status(
+          opened.status().code(),
+          Concat("mapping memory over the descriptor socket ", path, ": ",
+                 AsStringView(opened.status().message()), "; map_memory=false attaches without"));
     }
     return std::unique_ptr<DescriptorSource>(*std::move(opened));
   }

@@ -20,8 +20,7 @@ constexpr Clock::Duration kLongestPause = std::chrono::milliseconds(5);
 
 }  // namespace
 
-absl::Status MappedStep::Begin(Session& session,
-                               std::span<Sequence* const> sequences,
+absl::Status MappedStep::Begin(Session& session, std::span<Sequence* const> sequences,
                                const StepOptions& options) {
   absl::Status status = PrepareBatch(session, sequences, options);
   if (status.ok()) status = BeginPinned(session, options);
@@ -34,16 +33,14 @@ absl::Status MappedStep::Begin(Session& session,
   return absl::OkStatus();
 }
 
-absl::Status MappedStep::PrepareBatch(Session& session,
-                                      std::span<Sequence* const> sequences,
+absl::Status MappedStep::PrepareBatch(Session& session, std::span<Sequence* const> sequences,
                                       const StepOptions& options) {
   session_ = &session;
   executor_ = options.executor != nullptr ? options.executor : &inline_executor_;
   absl::Status status = batch_.Take(sequences, options);
   if (!status.ok()) return status;
   // Up to 31 committed tokens may wait in the ring for the rest of their tile.
-  const std::uint64_t most =
-      batch_.model().layout().ring_capacity() - (kernels::kTileEntries - 1);
+  const std::uint64_t most = batch_.model().layout().ring_capacity() - (kernels::kTileEntries - 1);
   for (const StepItem& item : batch_.items()) {
     if (item.new_tokens > most) {
       return absl::InvalidArgumentError(
@@ -131,9 +128,11 @@ absl::Status MappedStep::OpenTails(Session& session) {
     sequence.resolved.version = 0;
     if (place.tokens() != sequence.tokens && !sequence.uncertain) {
       // The worker's new rows were computed for other positions: it must know before it goes on.
-      changed = absl::FailedPreconditionError(
-          Concat(sequence.id.ToString(), " holds ", place.tokens(), " tokens where this worker "
-                 "left ", sequence.tokens, ": another one has changed it"));
+      changed =
+          absl::FailedPreconditionError(Concat(sequence.id.ToString(), " holds ", place.tokens(),
+                                               " tokens where this worker "
+                                               "left ",
+                                               sequence.tokens, ": another one has changed it"));
     }
     sequence.SetTokens(place.tokens());
     sequence.uncertain = false;
@@ -185,8 +184,7 @@ MappedStep::Finding MappedStep::LookAt(StepItem& item, std::uint64_t session) {
   }
   item.block = block;
   item.base = sequence.tokens;
-  const std::uint64_t limit =
-      block->ring_start.load() + sequence.model->layout().ring_capacity();
+  const std::uint64_t limit = block->ring_start.load() + sequence.model->layout().ring_capacity();
   return item.base + item.new_tokens <= limit ? Finding::kReady : Finding::kRingFull;
 }
 

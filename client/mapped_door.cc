@@ -44,11 +44,10 @@ absl::Status MappedDoor::MapControl() {
   if (control_->magic != shm::kControlMagic ||
       control_->protocol_version != shm::kProtocolVersion ||
       control_->layout_fingerprint != shm::kLayoutFingerprint) {
-    return absl::FailedPreconditionError(
-        Concat("the control page has magic ", control_->magic, ", version ",
-               control_->protocol_version, ", layout ", control_->layout_fingerprint,
-               "; this client has ", shm::kControlMagic, ", ", shm::kProtocolVersion, ", ",
-               shm::kLayoutFingerprint));
+    return absl::FailedPreconditionError(Concat(
+        "the control page has magic ", control_->magic, ", version ", control_->protocol_version,
+        ", layout ", control_->layout_fingerprint, "; this client has ", shm::kControlMagic, ", ",
+        shm::kProtocolVersion, ", ", shm::kLayoutFingerprint));
   }
   return absl::OkStatus();
 }
@@ -84,8 +83,8 @@ absl::StatusOr<StagingRing*> MappedDoor::staging() {
   if (!staging_refused_.ok()) return staging_refused_;
   absl::StatusOr<Descriptor> arena = source_->Fetch(DescriptorKind::kStaging, 0);
   if (arena.ok() && arena->bytes < staging_bytes_) {
-    arena = absl::InternalError(Concat("the staging arena has ", arena->bytes,
-                                       " bytes; announced were ", staging_bytes_));
+    arena = absl::InternalError(
+        Concat("the staging arena has ", arena->bytes, " bytes; announced were ", staging_bytes_));
   }
   if (!arena.ok()) return staging_refused_ = arena.status();
   absl::StatusOr<AddressRange> mapped =

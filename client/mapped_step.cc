@@ -101,9 +101,8 @@ absl::Status MappedStep::AttendRows(std::uint32_t layer, const StepTensors& tens
   attend_items_.clear();
   for (StepItem& item : batch_.items()) {
     const std::uint64_t end = item.base + (batch_.appended(layer) ? item.new_tokens : 0);
-    float* const lse = tensors.lse.empty()
-                           ? nullptr
-                           : tensors.lse.data() + item.first_row * geometry.query_heads;
+    float* const lse =
+        tensors.lse.empty() ? nullptr : tensors.lse.data() + item.first_row * geometry.query_heads;
     for (std::uint32_t head = 0; head < geometry.kv_heads; ++head) {
       kernels::LaneView& lane = item.sequence->resolved.lanes[layout.lane(layer, head)];
       lane.tail.end = end;
@@ -120,8 +119,8 @@ absl::Status MappedStep::AttendRows(std::uint32_t layer, const StepTensors& tens
                                       .causal = tensors.causal,
                                       .output_type = tensors.output_type,
                                       .items = attend_items_};
-  kernels::AttendResult result = kernels::Attend(
-      *surroundings_.implementation, batch, {workspace_.get(), workspace_bytes_}, *executor_);
+  kernels::AttendResult result = kernels::Attend(*surroundings_.implementation, batch,
+                                                 {workspace_.get(), workspace_bytes_}, *executor_);
   if (result.status == kernels::AttendStatus::kWorkspaceTooSmall) {
     // Twice what is needed: lanes grow, and a steady decode shall not come here again and again.
     workspace_bytes_ = std::bit_ceil(2 * kernels::AttendWorkspaceBytes(batch));

@@ -40,22 +40,21 @@ class MappedStep final : public StepEngine {
  private:
   // What a look at a pinned batch finds.
   enum class Finding {
-    kReady,        // pinned and resolved
-    kNewMapping,   // extents came or went: map them first
-    kTailGone,     // the daemon has closed this tail: open another
-    kRingFull,     // no space for the new tokens yet
-    kRevoked,      // the pin was taken back already
-    kGone,         // freed, evicted or of another session
-    kFailed,       // the daemon has marked it FAILED
-    kBroken,       // a snapshot that cannot be
+    kReady,       // pinned and resolved
+    kNewMapping,  // extents came or went: map them first
+    kTailGone,    // the daemon has closed this tail: open another
+    kRingFull,    // no space for the new tokens yet
+    kRevoked,     // the pin was taken back already
+    kGone,        // freed, evicted or of another session
+    kFailed,      // the daemon has marked it FAILED
+    kBroken,      // a snapshot that cannot be
   };
   struct Look {
     Finding finding = Finding::kReady;
     std::size_t item = 0;  // the one at fault
   };
 
-  absl::Status PrepareBatch(Session& session,
-                            std::span<Sequence* const> sequences,
+  absl::Status PrepareBatch(Session& session, std::span<Sequence* const> sequences,
                             const StepOptions& options);
   absl::Status BeginPinned(Session& session, const StepOptions& options);
   absl::Status OpenTails(Session& session);

@@ -82,13 +82,13 @@ v1::ModelGeometry ToProto(const ModelGeometry& geometry) {
 
 absl::Status BoundModel::Check(const ModelGeometry& geometry) {
   if (!kernels::IsElementType(static_cast<std::uint8_t>(geometry.type))) {
-    return absl::InvalidArgumentError(
-        Concat("the model's type is ", static_cast<int>(geometry.type),
-               "; served are bf16 (1), fp16 (2) and fp32 (3)"));
+    return absl::InvalidArgumentError(Concat("the model's type is ",
+                                             static_cast<int>(geometry.type),
+                                             "; served are bf16 (1), fp16 (2) and fp32 (3)"));
   }
   if (geometry.layers.empty() || geometry.layers.size() > kMaxLayers) {
-    return absl::InvalidArgumentError(Concat("the model has ", geometry.layers.size(),
-                                             " layers; allowed are 1 to ", kMaxLayers));
+    return absl::InvalidArgumentError(
+        Concat("the model has ", geometry.layers.size(), " layers; allowed are 1 to ", kMaxLayers));
   }
   std::uint64_t lanes = 0;
   for (std::size_t i = 0; i < geometry.layers.size(); ++i) {
@@ -96,9 +96,8 @@ absl::Status BoundModel::Check(const ModelGeometry& geometry) {
     lanes += geometry.layers[i].kv_heads;
   }
   if (lanes > shm::kMaxLanes) {
-    return absl::InvalidArgumentError(Concat("the model has ", lanes,
-                                             " lanes (kv heads of all layers); the limit is ",
-                                             shm::kMaxLanes));
+    return absl::InvalidArgumentError(Concat(
+        "the model has ", lanes, " lanes (kv heads of all layers); the limit is ", shm::kMaxLanes));
   }
   return absl::OkStatus();
 }
@@ -116,8 +115,8 @@ BoundModel::BoundModel(ModelId id, const ModelGeometry& geometry, std::uint32_t 
          .head_dim = layer.head_dim,
          .type = geometry.type,
          // The daemon fills the default in the same way: both doors must agree to the bit.
-         .scale = layer.scale != 0 ? layer.scale
-                                   : 1.0f / std::sqrt(static_cast<float>(layer.head_dim)),
+         .scale =
+             layer.scale != 0 ? layer.scale : 1.0f / std::sqrt(static_cast<float>(layer.head_dim)),
          .sliding_window = layer.sliding_window,
          .logit_softcap = layer.logit_softcap,
          .sinks = sinks_[i].empty() ? nullptr : sinks_[i].data()});

@@ -38,7 +38,7 @@ struct Rope {
 };
 
 struct ModelGeometry {
-  std::string name;  // 1 to 128 characters
+  std::string name;                       // 1 to 128 characters
   ElementType type = ElementType::kBf16;  // of K, V and Q
   std::vector<LayerGeometry> layers;
   Rope rope;

@@ -18,9 +18,9 @@ inline constexpr char kDefaultAddress[] = "unix:/run/tessera/tesserad.sock";
 
 // What a worker learns when it has attached again.
 struct ReattachReport {
-  bool same_daemon = false;              // the same process as before, not its successor
+  bool same_daemon = false;  // the same process as before, not its successor
   std::uint32_t attempts = 0;
-  std::vector<SequenceId> gone;          // their handles answer NOT_FOUND from now on
+  std::vector<SequenceId> gone;  // their handles answer NOT_FOUND from now on
 };
 
 struct ReattachPolicy {

@@ -22,8 +22,7 @@ void FillTensor(v1::Tensor& tensor, const BoundModel& model, std::uint32_t layer
 
 }  // namespace
 
-absl::Status RemoteStep::Begin(std::span<Sequence* const> sequences,
-                               const StepOptions& options) {
+absl::Status RemoteStep::Begin(std::span<Sequence* const> sequences, const StepOptions& options) {
   absl::Status status = batch_.Take(sequences, options);
   if (!status.ok()) return status;
   for (const StepItem& item : batch_.items()) {
@@ -86,10 +85,10 @@ absl::Status RemoteStep::Attend(std::uint32_t layer, const StepTensors& tensors)
     rows.push_back(
         {.sequence = item.sequence->id,
          .queries = item.new_tokens,
-         .query = tensors.query.subspan(item.first_row * query_token,
-                                        item.new_tokens * query_token),
-         .output = tensors.output.subspan(item.first_row * output_token,
-                                          item.new_tokens * output_token),
+         .query =
+             tensors.query.subspan(item.first_row * query_token, item.new_tokens * query_token),
+         .output =
+             tensors.output.subspan(item.first_row * output_token, item.new_tokens * output_token),
          .lse = tensors.lse.empty()
                     ? std::span<float>()
                     : tensors.lse.subspan(item.first_row * geometry.query_heads,

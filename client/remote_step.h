@@ -20,8 +20,7 @@ class RemoteStep final : public StepEngine {
   explicit RemoteStep(std::shared_ptr<Session> session) : session_(std::move(session)) {}
   ~RemoteStep() override { Abandon(); }
 
-  absl::Status Begin(std::span<Sequence* const> sequences,
-                     const StepOptions& options);
+  absl::Status Begin(std::span<Sequence* const> sequences, const StepOptions& options);
 
   absl::Status Append(std::uint32_t layer, std::span<const std::byte> key,
                       std::span<const std::byte> value) override;
@@ -32,8 +31,8 @@ class RemoteStep final : public StepEngine {
   void Abandon() override;
 
  private:
-  absl::Status AppendItem(const StepItem& item, std::uint32_t layer,
-                          std::span<const std::byte> key, std::span<const std::byte> value);
+  absl::Status AppendItem(const StepItem& item, std::uint32_t layer, std::span<const std::byte> key,
+                          std::span<const std::byte> value);
   absl::Status TruncateItem(StepItem& item, std::uint64_t tokens);
 
   const std::shared_ptr<Session> session_;

@@ -61,9 +61,8 @@ absl::StatusOr<Sequence> Sequence::Fork() {
   v1::ForkResponse response;
   request.set_parent_id(state_->id.value());
   if (absl::Status status = hold->session->Call(request, response); !status.ok()) return status;
-  auto child =
-      std::make_shared<SequenceState>(SequenceId(response.sequence_id()), state_->model,
-                                      response.directory_offset(), response.tokens());
+  auto child = std::make_shared<SequenceState>(SequenceId(response.sequence_id()), state_->model,
+                                               response.directory_offset(), response.tokens());
   core_->AddSequence(child);
   return Sequence(core_, std::move(child));
 }

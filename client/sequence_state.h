@@ -27,8 +27,8 @@ struct ResolvedLanes {
 };
 
 struct SequenceState {
-  SequenceState(SequenceId sequence, std::shared_ptr<const BoundModel> bound,
-                std::uint64_t offset, std::uint64_t held)
+  SequenceState(SequenceId sequence, std::shared_ptr<const BoundModel> bound, std::uint64_t offset,
+                std::uint64_t held)
       : id(sequence), model(std::move(bound)), directory_offset(offset), tokens(held) {}
 
   const SequenceId id;

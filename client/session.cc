@@ -73,8 +73,8 @@ absl::StatusOr<v1::TailsOpened> Session::OpenTails(std::span<const SequenceId> s
     return Explain(absl::Status(static_cast<absl::StatusCode>(opened.code()), opened.error()));
   }
   if (opened.tails_size() != static_cast<int>(sequences.size())) {
-    return absl::InternalError(Concat(opened.tails_size(), " tails opened; asked for were ",
-                                      sequences.size()));
+    return absl::InternalError(
+        Concat(opened.tails_size(), " tails opened; asked for were ", sequences.size()));
   }
   return std::move(opened);
 }
@@ -92,8 +92,8 @@ absl::StatusOr<v1::TailsClosed> Session::CloseTails(std::span<const SequenceId> 
     return Explain(absl::Status(static_cast<absl::StatusCode>(closed.code()), closed.error()));
   }
   if (closed.tokens_size() != static_cast<int>(sequences.size())) {
-    return absl::InternalError(Concat(closed.tokens_size(), " tails closed; asked for were ",
-                                      sequences.size()));
+    return absl::InternalError(
+        Concat(closed.tokens_size(), " tails closed; asked for were ", sequences.size()));
   }
   return std::move(closed);
 }

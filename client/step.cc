@@ -2,32 +2,34 @@
 
 namespace tessera::client {
 
-namespace {
-
-absl::Status Over() {
+absl::Status Step::Over() const {
+  if (!ended_by_.ok()) return ended_by_;
   return absl::FailedPreconditionError("the step is over; begin another");
 }
 
-}  // namespace
+absl::Status Step::After(absl::Status status) {
+  if (!engine_->open()) {
+    ended_by_ = status;
+    engine_ = nullptr;
+  }
+  return status;
+}
 
 absl::Status Step::Append(std::uint32_t layer, std::span<const std::byte> key,
                           std::span<const std::byte> value) {
-  return open() ? engine_->Append(layer, key, value) : Over();
+  return open() ? After(engine_->Append(layer, key, value)) : Over();
 }
 
 absl::Status Step::Attend(std::uint32_t layer, const StepTensors& tensors) {
-  return open() ? engine_->Attend(layer, tensors) : Over();
+  return open() ? After(engine_->Attend(layer, tensors)) : Over();
 }
 
 absl::Status Step::AppendAndAttend(std::uint32_t layer, const StepTensors& tensors) {
-  return open() ? engine_->AppendAndAttend(layer, tensors) : Over();
+  return open() ? After(engine_->AppendAndAttend(layer, tensors)) : Over();
 }
 
 absl::Status Step::End(std::span<const std::uint32_t> accepted) {
-  if (!open()) return Over();
-  absl::Status status = engine_->End(accepted);
-  if (!engine_->open()) engine_ = nullptr;
-  return status;
+  return open() ? After(engine_->End(accepted)) : Over();
 }
 
 void Step::Abandon() {

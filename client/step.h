@@ -54,7 +54,8 @@ class StepEngine {
 //
 // What Attend wrote counts only once End has returned OK. ABORTED, from any call, means that the
 // daemon took the step's pin back: nothing was committed, and the caller does the same step again
-// from BeginStep. UNAVAILABLE means that the lease is lost.
+// from BeginStep. UNAVAILABLE means that the lease is lost. What ended a step early, all of its
+// later calls answer too, so that End has the last word.
 class Step {
  public:
   Step() = default;
@@ -64,6 +65,7 @@ class Step {
     if (this != &other) {
       Abandon();
       engine_ = std::move(other.engine_);
+      ended_by_ = std::move(other.ended_by_);
     }
     return *this;
   }
@@ -89,7 +91,11 @@ class Step {
   bool open() const { return engine_ != nullptr && engine_->open(); }
 
  private:
+  absl::Status Over() const;
+  absl::Status After(absl::Status status);
+
   std::shared_ptr<StepEngine> engine_;
+  absl::Status ended_by_;
 };
 
 }  // namespace tessera::client

@@ -29,8 +29,7 @@ absl::Status CheckOutputType(kernels::ElementType type, const BoundModel& model)
                                            kernels::ElementName(model.type())));
 }
 
-absl::Status StepBatch::Take(std::span<Sequence* const> sequences,
-                             const StepOptions& options) {
+absl::Status StepBatch::Take(std::span<Sequence* const> sequences, const StepOptions& options) {
   if (sequences.empty()) return absl::InvalidArgumentError("a step needs at least one sequence");
   const std::span<const std::uint32_t> each = options.new_tokens_each;
   if (!each.empty() && each.size() != sequences.size()) {
@@ -109,8 +108,7 @@ absl::Status StepBatch::CheckAttend(std::uint32_t layer, const StepTensors& tens
     status = CheckBytes("output", tensors.output.size(), rows_, geometry.query_heads, geometry,
                         tensors.output_type);
   }
-  if (status.ok() && !tensors.lse.empty() &&
-      tensors.lse.size() != rows_ * geometry.query_heads) {
+  if (status.ok() && !tensors.lse.empty() && tensors.lse.size() != rows_ * geometry.query_heads) {
     status = absl::InvalidArgumentError(Concat("lse has ", tensors.lse.size(), " floats; [", rows_,
                                                " tokens][", geometry.query_heads, " heads] has ",
                                                rows_ * geometry.query_heads));
@@ -120,9 +118,8 @@ absl::Status StepBatch::CheckAttend(std::uint32_t layer, const StepTensors& tens
 
 absl::Status StepBatch::CheckEnd(std::span<const std::uint32_t> accepted) const {
   if (std::find(appended_.begin(), appended_.end(), false) != appended_.end()) {
-    return absl::FailedPreconditionError(
-        Concat("nothing can be committed before every layer is appended; missing: ",
-               MissingLayers()));
+    return absl::FailedPreconditionError(Concat(
+        "nothing can be committed before every layer is appended; missing: ", MissingLayers()));
   }
   if (accepted.empty()) return absl::OkStatus();
   if (accepted.size() != items_.size()) {
@@ -131,9 +128,9 @@ absl::Status StepBatch::CheckEnd(std::span<const std::uint32_t> accepted) const 
   }
   for (std::size_t i = 0; i < accepted.size(); ++i) {
     if (accepted[i] > items_[i].new_tokens) {
-      return absl::InvalidArgumentError(
-          Concat(accepted[i], " tokens of ", items_[i].sequence->id.ToString(),
-                 " accepted; the step has ", items_[i].new_tokens));
+      return absl::InvalidArgumentError(Concat(accepted[i], " tokens of ",
+                                               items_[i].sequence->id.ToString(),
+                                               " accepted; the step has ", items_[i].new_tokens));
     }
   }
   return absl::OkStatus();

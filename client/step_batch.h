@@ -16,9 +16,9 @@ namespace tessera::client {
 
 struct StepItem {
   SequenceUse sequence;
-  std::uint64_t base;        // tokens committed when the step began
+  std::uint64_t base;  // tokens committed when the step began
   std::uint32_t new_tokens;
-  std::uint64_t first_row;   // of its tokens in the step's tensors
+  std::uint64_t first_row;                    // of its tokens in the step's tensors
   const shm::SequenceBlock* block = nullptr;  // where memory is mapped
 };
 
@@ -26,8 +26,7 @@ struct StepItem {
 class StepBatch {
  public:
   // Takes the use of every sequence. Errors leave the batch empty.
-  absl::Status Take(std::span<Sequence* const> sequences,
-                    const StepOptions& options);
+  absl::Status Take(std::span<Sequence* const> sequences, const StepOptions& options);
   void Release();
 
   std::vector<StepItem>& items() { return items_; }

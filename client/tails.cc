@@ -8,8 +8,7 @@ namespace tessera::client {
 
 absl::StatusOr<std::shared_ptr<TailExtent>> Tails::Extent(const Place& place) {
   if (const auto it = extents_.find(place.extent); it != extents_.end()) return it->second;
-  absl::StatusOr<Descriptor> descriptor =
-      source_.Fetch(shm::DescriptorKind::kTail, place.extent);
+  absl::StatusOr<Descriptor> descriptor = source_.Fetch(shm::DescriptorKind::kTail, place.extent);
   if (!descriptor.ok()) return descriptor.status();
   if (descriptor->bytes != place.extent_bytes) {
     return absl::InternalError(Concat("tail extent ", place.extent, " has ", descriptor->bytes,
@@ -34,11 +33,10 @@ absl::StatusOr<Tail> Tails::Open(const Place& place, std::uint64_t session) {
   const std::uint64_t bytes = extent->range.bytes();
   if (place.offset % shm::kObjectAlignment != 0 || place.offset > bytes ||
       place.region_bytes > bytes - place.offset || place.commit_slot >= shm::kCommitSlots) {
-    return absl::InternalError(Concat("the tail of ", place.sequence.ToString(), " at offset ",
-                                      place.offset, " with ", place.region_bytes,
-                                      " bytes and commit slot ", place.commit_slot,
-                                      " does not fit an extent of ", bytes, " bytes and ",
-                                      shm::kCommitSlots, " slots"));
+    return absl::InternalError(
+        Concat("the tail of ", place.sequence.ToString(), " at offset ", place.offset, " with ",
+               place.region_bytes, " bytes and commit slot ", place.commit_slot,
+               " does not fit an extent of ", bytes, " bytes and ", shm::kCommitSlots, " slots"));
   }
   Tail tail = {.session = session,
                .generation = place.generation,
@@ -49,8 +47,8 @@ absl::StatusOr<Tail> Tails::Open(const Place& place, std::uint64_t session) {
   MutexLock lock(commit_mutex_);
   owners_[place.commit_slot] = {place.sequence, place.generation};
   // "Nothing committed yet", whatever a late step of the slot's last owner may have left there.
-  control_.commits[place.commit_slot].store(
-      shm::CommitWord::Pack(place.generation, place.tokens), std::memory_order_release);
+  control_.commits[place.commit_slot].store(shm::CommitWord::Pack(place.generation, place.tokens),
+                                            std::memory_order_release);
   return tail;
 }
 

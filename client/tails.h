@@ -25,7 +25,7 @@ struct TailExtent {
 
 // The open tail of one sequence.
 struct Tail {
-  std::uint64_t session = 0;     // serial of the session it belongs to; 0: no tail
+  std::uint64_t session = 0;  // serial of the session it belongs to; 0: no tail
   std::uint32_t generation = 0;
   std::uint32_t commit_slot = 0;
   std::uint64_t first_token = 0;  // tokens held when it was opened
@@ -74,8 +74,7 @@ class Tails {
     std::uint32_t generation = 0;
     friend bool operator==(const Owner&, const Owner&) = default;
   };
-  absl::StatusOr<std::shared_ptr<TailExtent>> Extent(const Place& place)
-      TESSERA_REQUIRES(mutex_);
+  absl::StatusOr<std::shared_ptr<TailExtent>> Extent(const Place& place) TESSERA_REQUIRES(mutex_);
 
   DescriptorSource& source_;
   shm::ControlPage& control_;

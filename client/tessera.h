@@ -68,10 +68,10 @@ typedef struct tessera_step tessera_step;
 
 typedef struct tessera_attach_options {
   size_t struct_size;
-  const char* address;        /* "unix:PATH" or "HOST:PORT"; NULL: the default socket */
-  const char* tenant_token;   /* NULL: the tenant configured without one */
-  const char* worker_name;    /* for people */
-  const char* group;          /* tensor-parallel group */
+  const char* address;      /* "unix:PATH" or "HOST:PORT"; NULL: the default socket */
+  const char* tenant_token; /* NULL: the tenant configured without one */
+  const char* worker_name;  /* for people */
+  const char* group;        /* tensor-parallel group */
   uint32_t rank;
   uint32_t group_size;
   int32_t map_memory;         /* 0: everything through RPC */
@@ -130,14 +130,12 @@ TESSERA_API void tessera_model_destroy(tessera_model* model);
 /* ---- sequences ---------------------------------------------------------------------------- */
 
 /* `policy`: NULL or a name. */
-TESSERA_API tessera_code tessera_sequence_create(tessera_worker* worker,
-                                                 const tessera_model* model, const char* policy,
-                                                 tessera_sequence** sequence,
+TESSERA_API tessera_code tessera_sequence_create(tessera_worker* worker, const tessera_model* model,
+                                                 const char* policy, tessera_sequence** sequence,
                                                  tessera_error* error);
 /* A sequence that another session has handed over to this one. */
-TESSERA_API tessera_code tessera_sequence_adopt(tessera_worker* worker,
-                                                const tessera_model* model, uint64_t sequence_id,
-                                                tessera_sequence** sequence,
+TESSERA_API tessera_code tessera_sequence_adopt(tessera_worker* worker, const tessera_model* model,
+                                                uint64_t sequence_id, tessera_sequence** sequence,
                                                 tessera_error* error);
 /* Frees the sequence in the daemon, unless it was handed over, and the handle. */
 TESSERA_API void tessera_sequence_destroy(tessera_sequence* sequence);
@@ -161,8 +159,8 @@ typedef struct tessera_append {
 TESSERA_API tessera_code tessera_sequence_append(tessera_sequence* sequence,
                                                  const tessera_append* append, uint64_t* tokens,
                                                  tessera_error* error);
-TESSERA_API tessera_code tessera_sequence_fork(tessera_sequence* sequence,
-                                               tessera_sequence** child, tessera_error* error);
+TESSERA_API tessera_code tessera_sequence_fork(tessera_sequence* sequence, tessera_sequence** child,
+                                               tessera_error* error);
 TESSERA_API tessera_code tessera_sequence_truncate(tessera_sequence* sequence, uint64_t tokens,
                                                    tessera_error* error);
 TESSERA_API tessera_code tessera_sequence_park(tessera_sequence* sequence, tessera_error* error);
@@ -191,9 +189,9 @@ typedef void (*tessera_parallel_for)(void* context, uint32_t tasks,
 
 typedef struct tessera_step_options {
   size_t struct_size;
-  uint32_t new_tokens;             /* of each sequence */
-  const uint32_t* new_tokens_each; /* or one count per sequence */
-  uint64_t timeout_ms;             /* for space in the tail rings */
+  uint32_t new_tokens;               /* of each sequence */
+  const uint32_t* new_tokens_each;   /* or one count per sequence */
+  uint64_t timeout_ms;               /* for space in the tail rings */
   tessera_parallel_for parallel_for; /* NULL: the calling thread alone */
   void* parallel_context;
 } tessera_step_options;
@@ -205,7 +203,7 @@ typedef struct tessera_step_tensors {
   size_t struct_size;
   const void* key; /* kv heads, the model's type */
   const void* value;
-  size_t key_bytes; /* of key and of value, each */
+  size_t key_bytes;  /* of key and of value, each */
   const void* query; /* query heads, the model's type */
   size_t query_bytes;
   void* output; /* query heads, output_type */

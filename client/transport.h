@@ -1,4 +1,5 @@
-// How a session speaks with its daemon. gRPC implements it (grpc_transport.h); tests bring their own.
+// How a session speaks with its daemon. gRPC implements it (grpc_transport.h); tests bring their
+// own.
 #pragma once
 
 #include <memory>

@@ -125,14 +125,12 @@ absl::Status Worker::AttendRpc(std::uint32_t layer, std::span<const AttendQuery>
     const std::uint64_t query_bytes = elements * kernels::ElementBytes(model.type());
     const std::uint64_t output_bytes = elements * kernels::ElementBytes(options.output_type);
     if (query.queries == 0 || query.query.size() != query_bytes ||
-        query.output.size() != output_bytes ||
-        (!query.lse.empty() && query.lse.size() != heads)) {
-      return absl::InvalidArgumentError(
-          Concat("query of ", query.sequence->id().ToString(), ": ", query.query.size(),
-                 " bytes of query, ", query.output.size(), " of output, ", query.lse.size(),
-                 " lse values; [", query.queries, "][", geometry.query_heads, "][",
-                 geometry.head_dim, "] needs ", query_bytes, ", ", output_bytes, " and ", heads,
-                 " (or no lse)"));
+        query.output.size() != output_bytes || (!query.lse.empty() && query.lse.size() != heads)) {
+      return absl::InvalidArgumentError(Concat(
+          "query of ", query.sequence->id().ToString(), ": ", query.query.size(),
+          " bytes of query, ", query.output.size(), " of output, ", query.lse.size(),
+          " lse values; [", query.queries, "][", geometry.query_heads, "][", geometry.head_dim,
+          "] needs ", query_bytes, ", ", output_bytes, " and ", heads, " (or no lse)"));
     }
     rows.push_back({.sequence = query.sequence->id(),
                     .queries = query.queries,

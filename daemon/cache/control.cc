@@ -14,8 +14,7 @@ absl::StatusOr<std::shared_ptr<Control>> Control::Create() {
   if (!memory.ok()) return memory.status();
   if (absl::Status status = memory->Prefault(); !status.ok()) return status;
   if (absl::Status status = memory->Seal(SealFor::kWorkerWrites); !status.ok()) return status;
-  absl::StatusOr<AddressRange> mapping =
-      AddressRange::Map(memory->fd(), bytes, Access::kReadWrite);
+  absl::StatusOr<AddressRange> mapping = AddressRange::Map(memory->fd(), bytes, Access::kReadWrite);
   if (!mapping.ok()) return mapping.status();
   absl::StatusOr<Event> event = Event::Create();
   if (!event.ok()) return event.status();
@@ -66,8 +65,7 @@ absl::StatusOr<CommitSlot> Control::TakeCommitSlot() {
     slot = next_slot_++;
   } else {
     return absl::ResourceExhaustedError(
-        Concat("the session decodes ", next_slot_, " sequences; the limit is ",
-               shm::kCommitSlots));
+        Concat("the session decodes ", next_slot_, " sequences; the limit is ", shm::kCommitSlots));
   }
   page_->commits[slot].store(0, std::memory_order_release);
   return CommitSlot(shared_from_this(), slot);

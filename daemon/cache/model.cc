@@ -56,11 +56,11 @@ absl::Status CheckAttention(std::uint32_t index, const LayerSpec& layer) {
 absl::Status CheckWhole(const ModelSpec& spec) {
   if (spec.name.empty() || spec.name.size() > kMaxNameBytes) {
     return absl::InvalidArgumentError(Concat("the model's name has ", spec.name.size(),
-                                                   " bytes; allowed are 1 to ", kMaxNameBytes));
+                                             " bytes; allowed are 1 to ", kMaxNameBytes));
   }
   if (spec.layers.empty() || spec.layers.size() > kMaxLayers) {
-    return absl::InvalidArgumentError(Concat("the model has ", spec.layers.size(),
-                                                   " layers; allowed are 1 to ", kMaxLayers));
+    return absl::InvalidArgumentError(
+        Concat("the model has ", spec.layers.size(), " layers; allowed are 1 to ", kMaxLayers));
   }
   if (!kernels::IsElementType(static_cast<std::uint8_t>(spec.type))) {
     return absl::InvalidArgumentError(Concat("the model's element type is ",
@@ -69,14 +69,13 @@ absl::Status CheckWhole(const ModelSpec& spec) {
   }
   if (spec.delimiter_token_ids.size() > kMaxDelimiters) {
     return absl::InvalidArgumentError(Concat(spec.delimiter_token_ids.size(),
-                                                   " delimiter tokens; the limit is ",
-                                                   kMaxDelimiters));
+                                             " delimiter tokens; the limit is ", kMaxDelimiters));
   }
   if (!std::isfinite(spec.rope_theta) || spec.rope_theta < 0 ||
       !std::isfinite(spec.rope_scaling_factor)) {
-    return absl::InvalidArgumentError(
-        Concat("rope theta ", spec.rope_theta, ", scaling factor ", spec.rope_scaling_factor,
-                     "; both must be finite, theta not negative"));
+    return absl::InvalidArgumentError(Concat("rope theta ", spec.rope_theta, ", scaling factor ",
+                                             spec.rope_scaling_factor,
+                                             "; both must be finite, theta not negative"));
   }
   return absl::OkStatus();
 }
@@ -97,9 +96,8 @@ absl::StatusOr<Model> Model::Create(ModelId id, ModelSpec spec, std::uint32_t ri
     lanes += layer.kv_heads;
   }
   if (lanes > shm::kMaxLanes) {
-    return absl::InvalidArgumentError(Concat("the model has ", lanes,
-                                                   " lanes (kv heads of all layers); the limit is ",
-                                                   shm::kMaxLanes));
+    return absl::InvalidArgumentError(Concat(
+        "the model has ", lanes, " lanes (kv heads of all layers); the limit is ", shm::kMaxLanes));
   }
   shm::LaneLayout layout(spec.type, ring_tiles, shapes);
   return Model(id, std::move(spec), std::move(layout));

@@ -34,8 +34,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
     absl::StatusOr<std::unique_ptr<Tenant>> created = Tenant::Create(tenant);
     if (!created.ok()) {
       return absl::Status(created.status().code(),
-                          Concat("tenant ", configured.name, ": ",
-                                       created.status().message()));
+                          Concat("tenant ", configured.name, ": ", created.status().message()));
     }
     node->tenants_.push_back(*std::move(created));
   }

@@ -30,7 +30,9 @@ class Segment {
   std::size_t tiles() const { return tiles_.size(); }
 
   // What AddTiles(n) would need: more tiles, and a larger table where the present one is full.
-  bool TableHolds(std::size_t tiles) const { return tiles <= table_.bytes() / sizeof(std::uint64_t); }
+  bool TableHolds(std::size_t tiles) const {
+    return tiles <= table_.bytes() / sizeof(std::uint64_t);
+  }
   static std::uint64_t TableBytes(std::size_t tiles);
 
   // Takes tiles over. Where the table must grow, `larger_table` replaces it and the old one is

@@ -101,9 +101,8 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceId id, SessionI
     const AppendSpan span = {0, model_->layers(), in_segments, *committed - in_segments};
     if (absl::Status status = (*child)->AppendLocked(span, rows, replaced); !status.ok()) {
       // Values the child may not hold the parent may not hold either.
-      return status.code() == absl::StatusCode::kDataLoss
-                 ? Fail(std::string((*child)->failure_))
-                 : status;
+      return status.code() == absl::StatusCode::kDataLoss ? Fail(std::string((*child)->failure_))
+                                                          : status;
     }
     (*child)->FinishPublication(std::move(replaced));
   }
@@ -129,8 +128,8 @@ absl::Status Sequence::Truncate(std::uint64_t tokens) {
   absl::StatusOr<std::uint64_t> held = CommittedLocked();
   if (!held.ok()) return held.status();
   if (tokens > *held) {
-    return absl::OutOfRangeError(Concat(id_.ToString(), " holds ", *held,
-                                              " tokens; it cannot be truncated to ", tokens));
+    return absl::OutOfRangeError(
+        Concat(id_.ToString(), " holds ", *held, " tokens; it cannot be truncated to ", tokens));
   }
   // Reserved before the tail goes: a truncation that is refused leaves the sequence decoding.
   const std::size_t of_tail =
@@ -227,13 +226,13 @@ Sequence::Description Sequence::Describe(bool lanes) const {
       const Lane& lane = lanes_[model_->layout().lane(layer, head)];
       description.tile_bytes += lane.tile_bytes();
       for (const HeldSegment& held : lane.segments) {
-        if (held.segment.use_count() > 1) description.shared_tile_bytes += held.segment->tile_bytes();
+        if (held.segment.use_count() > 1)
+          description.shared_tile_bytes += held.segment->tile_bytes();
       }
       if (!lanes) continue;
-      description.lanes.push_back({layer, head, lane.entries,
-                                   committed > lane.tail_start ? committed - lane.tail_start : 0,
-                                   static_cast<std::uint32_t>(lane.segments.size()),
-                                   lane.tile_bytes()});
+      description.lanes.push_back(
+          {layer, head, lane.entries, committed > lane.tail_start ? committed - lane.tail_start : 0,
+           static_cast<std::uint32_t>(lane.segments.size()), lane.tile_bytes()});
     }
   }
   return description;

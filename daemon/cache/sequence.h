@@ -5,7 +5,8 @@
 // published before is retired through the tenant's epoch.
 //
 // Thread-safe. Locks: `mutex_` for everything that changes; `tail_mutex_` for the tail handle
-// alone, so that a reader never waits for an append. Order: mutex_, then tail_mutex_, then the pool's.
+// alone, so that a reader never waits for an append. Order: mutex_, then tail_mutex_, then the
+// pool's.
 #pragma once
 
 #include <atomic>
@@ -58,8 +59,7 @@ class TailHandle {
 
 class Sequence : public std::enable_shared_from_this<Sequence> {
  public:
-  static absl::StatusOr<std::shared_ptr<Sequence>> Create(const TenantMemory& memory,
-                                                          SequenceId id,
+  static absl::StatusOr<std::shared_ptr<Sequence>> Create(const TenantMemory& memory, SequenceId id,
                                                           std::shared_ptr<const Model> model,
                                                           SessionId owner);
   ~Sequence();
@@ -139,8 +139,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // What one lane needs to take an append: reserved first, used after every lane has its own.
   struct Growth {
     std::shared_ptr<Segment> segment;
-    bool fresh;                   // not yet in the lane's list
-    std::uint32_t first_entry;    // of the rows that go in
+    bool fresh;                 // not yet in the lane's list
+    std::uint32_t first_entry;  // of the rows that go in
     std::uint32_t count;
     std::vector<pool::Block> tiles;
     pool::Block table;
@@ -172,8 +172,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::uint64_t TokensInSegments() const TESSERA_REQUIRES(mutex_);
 
   // sequence_append.cc
-  absl::Status AppendLocked(const AppendSpan& span, const RowReader& rows,
-                            Replaced& replaced) TESSERA_REQUIRES(mutex_);
+  absl::Status AppendLocked(const AppendSpan& span, const RowReader& rows, Replaced& replaced)
+      TESSERA_REQUIRES(mutex_);
   absl::StatusOr<LanePlan> Plan(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t tokens)
       TESSERA_REQUIRES(mutex_);
   absl::Status ReserveGrowth(Growth& growth);
@@ -199,8 +199,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
       TESSERA_REQUIRES(mutex_, parent.mutex_);
   absl::StatusOr<std::vector<pool::Block>> ReserveSnapshots(std::size_t more_segments)
       TESSERA_REQUIRES(mutex_);
-  void CutLanes(std::uint64_t tokens, std::vector<pool::Block> snapshots)
-      TESSERA_REQUIRES(mutex_);
+  void CutLanes(std::uint64_t tokens, std::vector<pool::Block> snapshots) TESSERA_REQUIRES(mutex_);
 
   const TenantMemory memory_;
   const SequenceId id_;

@@ -22,9 +22,8 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const Row
   for (std::uint32_t layer = span.first_layer; layer < span.first_layer + span.layers; ++layer) {
     const std::uint64_t held = lanes_[model_->layout().lane(layer, 0)].tail_start;
     if (held != span.first_token) {
-      return absl::OutOfRangeError(Concat("first_token is ", span.first_token, "; layer ",
-                                                layer, " of ", id_.ToString(), " holds ", held,
-                                                " tokens"));
+      return absl::OutOfRangeError(Concat("first_token is ", span.first_token, "; layer ", layer,
+                                          " of ", id_.ToString(), " holds ", held, " tokens"));
     }
   }
   Replaced replaced;
@@ -54,8 +53,8 @@ absl::Status Sequence::AppendLocked(const AppendSpan& span, const RowReader& row
 
 absl::StatusOr<Sequence::LanePlan> Sequence::Plan(std::uint32_t layer, std::uint32_t kv_head,
                                                   std::uint64_t tokens) {
-  LanePlan plan = {.lane = model_->layout().lane(layer, kv_head), .layer = layer,
-                   .kv_head = kv_head};
+  LanePlan plan = {
+      .lane = model_->layout().lane(layer, kv_head), .layer = layer, .kv_head = kv_head};
   const Lane& lane = lanes_[plan.lane];
   std::uint64_t position = lane.tail_start;
   std::size_t segments = lane.segments.size();
@@ -70,8 +69,12 @@ absl::StatusOr<Sequence::LanePlan> Sequence::Plan(std::uint32_t layer, std::uint
   while (tokens > 0) {
     const std::uint32_t count =
         static_cast<std::uint32_t>(std::min<std::uint64_t>(tokens, kMaxSegmentEntries));
-    plan.growths.push_back({std::make_shared<Segment>(model_->layout().tile(layer), position), true,
-                            0, count, {}, {}});
+    plan.growths.push_back({std::make_shared<Segment>(model_->layout().tile(layer), position),
+                            true,
+                            0,
+                            count,
+                            {},
+                            {}});
     tokens -= count;
     position += count;
     ++segments;
@@ -139,12 +142,12 @@ absl::Status Sequence::Fill(const LanePlan& plan, const RowReader& rows,
 absl::Status Sequence::CheckRows(const LanePlan& plan, const std::byte* rows, std::uint32_t count,
                                  std::uint64_t first_token, const char* what) {
   const kernels::DenseTile tile = model_->layout().tile(plan.layer);
-  const std::int64_t at = kernels::FirstUnusable(*memory_.kernels, rows,
-                                                 std::size_t{count} * tile.head_dim, tile.type);
+  const std::int64_t at =
+      kernels::FirstUnusable(*memory_.kernels, rows, std::size_t{count} * tile.head_dim, tile.type);
   if (at < 0) return absl::OkStatus();
   return Fail(Concat(what, " of layer ", plan.layer, ", kv head ", plan.kv_head, ", token ",
-                           first_token + at / tile.head_dim, ", channel ", at % tile.head_dim,
-                           " is not finite, or its magnitude is 2^63 or more"));
+                     first_token + at / tile.head_dim, ", channel ", at % tile.head_dim,
+                     " is not finite, or its magnitude is 2^63 or more"));
 }
 
 void Sequence::Commit(LanePlan& plan, std::uint64_t tokens, Replaced& replaced) {

@@ -35,10 +35,9 @@ absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory, Cont
   for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
     const std::uint64_t held = lanes_[model_->layout().lane(layer, 0)].tail_start;
     if (held != tokens) {
-      return absl::FailedPreconditionError(
-          Concat("layer ", layer, " of ", id_.ToString(), " holds ", held,
-                       " tokens where another holds ", tokens,
-                       "; append the missing layers before decoding"));
+      return absl::FailedPreconditionError(Concat(
+          "layer ", layer, " of ", id_.ToString(), " holds ", held, " tokens where another holds ",
+          tokens, "; append the missing layers before decoding"));
     }
   }
   absl::StatusOr<TailRegion> region = memory.Allocate(model_->layout().tail_bytes());
@@ -49,7 +48,7 @@ absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory, Cont
   // The commit word counts from the low 16 bits of the generation, which must not read as "none".
   if ((tail_generation_ & 0xffffu) == 0) ++tail_generation_;
   const OpenedTail opened = {region->extent(), region->extent_bytes(), region->offset(),
-                             slot->index(), tail_generation_, tokens};
+                             slot->index(),    tail_generation_,       tokens};
   block().ring_start.store(tokens);
   {
     MutexLock tail_lock(tail_mutex_);
@@ -72,7 +71,7 @@ absl::StatusOr<std::uint64_t> Sequence::CommittedLocked() {
   const std::uint64_t limit = in_segments + model_->layout().ring_capacity();
   if (*committed < in_segments || *committed > limit) {
     return Fail(Concat("its committed count is ", *committed, "; possible are ", in_segments,
-                             " to ", limit));
+                       " to ", limit));
   }
   return *committed;
 }
@@ -105,8 +104,7 @@ absl::StatusOr<std::uint64_t> Sequence::AbsorbFullTiles() {
   absl::StatusOr<std::uint64_t> committed = CommittedLocked();
   if (!committed.ok()) return committed.status();
   const std::uint64_t from = TokensInSegments();
-  const std::uint64_t tokens =
-      (*committed - from) / kernels::kTileEntries * kernels::kTileEntries;
+  const std::uint64_t tokens = (*committed - from) / kernels::kTileEntries * kernels::kTileEntries;
   if (tokens == 0) return tokens;
   if (absl::Status status = AbsorbLocked(from + tokens); !status.ok()) return status;
   return tokens;

@@ -18,8 +18,7 @@ absl::StatusOr<std::unique_ptr<Staging>> Staging::Create(std::uint64_t bytes, po
   if (!memory.ok()) return memory.status();
   if (absl::Status status = memory->Prefault(); !status.ok()) return status;
   if (absl::Status status = memory->Seal(SealFor::kWorkerWrites); !status.ok()) return status;
-  absl::StatusOr<AddressRange> mapping =
-      AddressRange::Map(memory->fd(), bytes, Access::kReadOnly);
+  absl::StatusOr<AddressRange> mapping = AddressRange::Map(memory->fd(), bytes, Access::kReadOnly);
   if (!mapping.ok()) return mapping.status();
   std::unique_ptr<Staging> staging(new Staging());
   staging->memory_ = *std::move(memory);
@@ -32,8 +31,8 @@ absl::StatusOr<std::unique_ptr<Staging>> Staging::Create(std::uint64_t bytes, po
 absl::StatusOr<const std::byte*> Staging::Range(std::uint64_t offset, std::uint64_t bytes) const {
   if (offset > mapping_.bytes() || bytes > mapping_.bytes() - offset) {
     return absl::OutOfRangeError(Concat("staging offset ", offset, " with ", bytes,
-                                              " bytes does not fit the staging arena of ",
-                                              mapping_.bytes(), " bytes"));
+                                        " bytes does not fit the staging arena of ",
+                                        mapping_.bytes(), " bytes"));
   }
   return mapping_.data() + offset;
 }
@@ -44,9 +43,8 @@ absl::StatusOr<std::shared_ptr<SessionState>> SessionState::Create(const Options
   std::shared_ptr<SessionState> session(new SessionState(options));
   session->pins_ = Control::Pins(*control);
   session->control_ = *std::move(control);
-  session->tails_ = TailMemory::Create({.extent_bytes = options.tail_extent_bytes,
-                                        .node = options.node,
-                                        .tenant = options.tenant});
+  session->tails_ = TailMemory::Create(
+      {.extent_bytes = options.tail_extent_bytes, .node = options.node, .tenant = options.tenant});
   return session;
 }
 

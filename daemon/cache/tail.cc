@@ -38,8 +38,7 @@ absl::StatusOr<TailMemory::Extent> TailMemory::NewExtent(std::uint64_t region_by
   if (!memory.ok()) return memory.status();
   if (absl::Status status = memory->Prefault(); !status.ok()) return status;
   if (absl::Status status = memory->Seal(SealFor::kWorkerWrites); !status.ok()) return status;
-  absl::StatusOr<AddressRange> mapping =
-      AddressRange::Map(memory->fd(), bytes, Access::kReadOnly);
+  absl::StatusOr<AddressRange> mapping = AddressRange::Map(memory->fd(), bytes, Access::kReadOnly);
   if (!mapping.ok()) return mapping.status();
   extent.memory = *std::move(memory);
   extent.mapping = *std::move(mapping);

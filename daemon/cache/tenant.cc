@@ -21,14 +21,14 @@ static_assert(kDirectoryExtents <= shm::kMaxDirectoryExtents);
 
 absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
   std::unique_ptr<Tenant> tenant(new Tenant(options));
-  absl::StatusOr<std::unique_ptr<Directory>> directory = Directory::Create(
-      {.extent_bytes = options.directory_extent_bytes,
-       .limit_bytes = options.directory_extent_bytes * kDirectoryExtents,
-       .instance = options.instance,
-       .node = options.node,
-       .tenant = &tenant->account_,
-       .source = options.directory_source,
-       .on_extent_gone = options.on_attention});
+  absl::StatusOr<std::unique_ptr<Directory>> directory =
+      Directory::Create({.extent_bytes = options.directory_extent_bytes,
+                         .limit_bytes = options.directory_extent_bytes * kDirectoryExtents,
+                         .instance = options.instance,
+                         .node = options.node,
+                         .tenant = &tenant->account_,
+                         .source = options.directory_source,
+                         .on_extent_gone = options.on_attention});
   if (!directory.ok()) return directory.status();
   tenant->directory_ = *std::move(directory);
   absl::StatusOr<std::unique_ptr<pool::Pool>> pool =
@@ -142,12 +142,11 @@ absl::StatusOr<std::shared_ptr<const Model>> Tenant::RegisterModel(ModelSpec spe
     if (known->spec() == model->spec()) return known;
     return absl::AlreadyExistsError(
         Concat("model \"", known->spec().name,
-                     "\" is registered with another geometry; choose another name"));
+               "\" is registered with another geometry; choose another name"));
   }
   if (models_.size() >= options_.max_models) {
     return absl::ResourceExhaustedError(Concat("tenant ", name(), " has ", models_.size(),
-                                                     " models; the limit is ",
-                                                     options_.max_models));
+                                               " models; the limit is ", options_.max_models));
   }
   auto shared = std::make_shared<const Model>(*std::move(model));
   models_[shared->id()] = shared;
@@ -168,8 +167,8 @@ absl::Status Tenant::AdmitSequence(const std::shared_ptr<Sequence>& sequence,
   MutexLock lock(mutex_);
   if (sequences_.size() >= options_.max_sequences) {
     return absl::ResourceExhaustedError(Concat("tenant ", name(), " has ", sequences_.size(),
-                                                     " sequences; the limit is ",
-                                                     options_.max_sequences));
+                                               " sequences; the limit is ",
+                                               options_.max_sequences));
   }
   // A session that ended while this call ran would never free it.
   if (!sessions_.contains(session.id())) {
@@ -215,7 +214,7 @@ absl::StatusOr<std::shared_ptr<Sequence>> Tenant::FindOwned(const SessionState& 
   if ((*sequence)->owner() != session.id()) {
     return absl::FailedPreconditionError(
         Concat(id.ToString(), " is owned by ", (*sequence)->owner().ToString(), ", not by ",
-                     session.id().ToString(), "; hand it over, or fork it"));
+               session.id().ToString(), "; hand it over, or fork it"));
   }
   return sequence;
 }
@@ -227,8 +226,8 @@ absl::Status Tenant::Handover(SequenceId id, SessionState& from, SessionId to) {
   MutexLock lock(mutex_);
   const auto receiver = sessions_.find(to);
   if (receiver == sessions_.end()) {
-    return absl::NotFoundError(Concat("no ", to.ToString(), " to hand ", id.ToString(),
-                                            " over to"));
+    return absl::NotFoundError(
+        Concat("no ", to.ToString(), " to hand ", id.ToString(), " over to"));
   }
   if (!sequences_.contains(id)) return absl::NotFoundError(Concat("no ", id.ToString()));
   from.Disown(id);
@@ -312,8 +311,8 @@ absl::StatusOr<std::vector<std::uint64_t>> Tenant::CloseTails(SessionState& sess
 
 Tenant::Reader::Reader(Tenant& tenant) : slot_(nullptr), word_(0) {
   const shm::Word& epoch = tenant.epochs_->epoch();
-  for (std::uint32_t i = static_cast<std::uint32_t>(
-           std::hash<std::thread::id>{}(std::this_thread::get_id()));
+  for (std::uint32_t i =
+           static_cast<std::uint32_t>(std::hash<std::thread::id>{}(std::this_thread::get_id()));
        ; ++i) {
     shm::Word& slot = tenant.own_slots_[i % kOwnReaderSlots].word;
     std::uint64_t expected = shm::kPinFree;

@@ -135,8 +135,7 @@ class Tenant {
   absl::flat_hash_map<SessionId, std::shared_ptr<SessionState>> sessions_
       TESSERA_GUARDED_BY(mutex_);
   absl::flat_hash_map<ModelId, std::shared_ptr<const Model>> models_ TESSERA_GUARDED_BY(mutex_);
-  absl::flat_hash_map<SequenceId, std::shared_ptr<Sequence>> sequences_
-      TESSERA_GUARDED_BY(mutex_);
+  absl::flat_hash_map<SequenceId, std::shared_ptr<Sequence>> sequences_ TESSERA_GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera::cache

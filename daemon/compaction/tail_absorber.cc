@@ -25,8 +25,7 @@ void TailAbsorber::Queue(const std::shared_ptr<cache::SessionState>& session,
   // Weak: work for a session that ends while it waits is dropped with it.
   options_.scheduler->Submit(
       "absorb-tails", JobPriority::kTails,
-      [this, id = session->id(), weak = std::weak_ptr<cache::SessionState>(session),
-       idle_since]() {
+      [this, id = session->id(), weak = std::weak_ptr<cache::SessionState>(session), idle_since]() {
         if (const std::shared_ptr<cache::SessionState> held = weak.lock()) {
           Run(held, idle_since);
         } else {

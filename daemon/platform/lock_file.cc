@@ -20,9 +20,8 @@ absl::StatusOr<LockFile> LockFile::Acquire(const std::string& path) {
     char text[32] = {};
     const ssize_t n = ::pread(fd.get(), text, sizeof text - 1, 0);
     const std::string pid(absl::StripAsciiWhitespace(std::string(text, n > 0 ? n : 0)));
-    return absl::AlreadyExistsError(Concat("the lock file ", path,
-                                                 " is held by a live process",
-                                                 pid.empty() ? "" : Concat(" (pid ", pid, ")")));
+    return absl::AlreadyExistsError(Concat("the lock file ", path, " is held by a live process",
+                                           pid.empty() ? "" : Concat(" (pid ", pid, ")")));
   }
   const std::string pid = Concat(::getpid(), "\n");
   if (::ftruncate(fd.get(), 0) != 0 ||

@@ -23,8 +23,9 @@ int Protection(Access access) {
   return access == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
 }
 
-// Zeros that cost nothing, at `at` with MAP_FIXED. Not in core dumps, like everything that is mapped
-// into a range; the same flags everywhere let the kernel merge a reset place with its neighbours.
+// Zeros that cost nothing, at `at` with MAP_FIXED. Not in core dumps, like everything that is
+// mapped into a range; the same flags everywhere let the kernel merge a reset place with its
+// neighbours.
 void* MapNothing(std::byte* at, std::uint64_t bytes, int flags) {
   void* base =
       ::mmap(at, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
@@ -70,7 +71,7 @@ absl::StatusOr<AddressRange> AddressRange::Map(int fd, std::uint64_t bytes, Acce
 absl::Status AddressRange::MapAt(std::uint64_t offset, int fd, std::uint64_t bytes, Access access) {
   if (offset > bytes_ || bytes > bytes_ - offset) {
     return absl::OutOfRangeError(Concat("mapping [", offset, ", ", offset + bytes,
-                                              ") outside a range of ", bytes_, " bytes"));
+                                        ") outside a range of ", bytes_, " bytes"));
   }
   void* at = ::mmap(base_ + offset, bytes, Protection(access), MAP_SHARED | MAP_FIXED, fd, 0);
   if (at == MAP_FAILED) {

@@ -19,7 +19,7 @@ absl::StatusOr<sockaddr_un> Address(const std::string& path) {
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() > MaxUnixPath()) {
     return absl::InvalidArgumentError(Concat("socket path \"", path, "\" has ", path.size(),
-                                                   " bytes; the limit is ", MaxUnixPath()));
+                                             " bytes; the limit is ", MaxUnixPath()));
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   return address;
@@ -49,8 +49,7 @@ absl::StatusOr<Fd> ConnectUnix(const std::string& path) {
   Fd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!socket.valid()) return ErrnoStatus("socket");
   if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&*address), sizeof *address) != 0) {
-    return absl::UnavailableError(
-        ErrnoStatus(Concat("connecting to ", path)).message());
+    return absl::UnavailableError(ErrnoStatus(Concat("connecting to ", path)).message());
   }
   return socket;
 }

@@ -35,10 +35,10 @@ absl::StatusOr<Charge> Account::Reserve(MemoryTag tag, std::uint64_t bytes) {
   std::uint64_t before = used_.load(std::memory_order_relaxed);
   do {
     if (limit_bytes_ != 0 && (bytes > limit_bytes_ || before > limit_bytes_ - bytes)) {
-      return absl::ResourceExhaustedError(Concat(
-          name_, ": ", FormatBytes(bytes), " asked for ", TagName(tag), ", ", FormatBytes(before),
-          " used of a limit of ", FormatBytes(limit_bytes_),
-          "; free sequences, or raise the limit"));
+      return absl::ResourceExhaustedError(Concat(name_, ": ", FormatBytes(bytes), " asked for ",
+                                                 TagName(tag), ", ", FormatBytes(before),
+                                                 " used of a limit of ", FormatBytes(limit_bytes_),
+                                                 "; free sequences, or raise the limit"));
     }
   } while (!used_.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed));
   by_tag_[static_cast<std::size_t>(tag)].fetch_add(bytes, std::memory_order_relaxed);

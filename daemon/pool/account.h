@@ -16,9 +16,9 @@ namespace tessera::pool {
 // What the bytes are for. Names are metric labels.
 enum class MemoryTag : std::uint8_t {
   kTiles,
-  kTables,       // tile tables
+  kTables,  // tile tables
   kSnapshots,
-  kSequences,    // sequence blocks
+  kSequences,  // sequence blocks
   kTails,
   kStaging,
   kPoolExtents,       // physical, charged to the node

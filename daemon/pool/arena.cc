@@ -23,10 +23,9 @@ absl::StatusOr<std::uint32_t> Arena::Grow() {
   while (index < slots_.size() && slots_[index].extent) ++index;
   const std::uint64_t offset = index * options_.extent_bytes;
   if (offset >= options_.limit_bytes) {
-    return absl::ResourceExhaustedError(
-        Concat("the arena holds all its ", live_, " extents of ",
-                     FormatBytes(options_.extent_bytes), "; its limit is ",
-                     FormatBytes(options_.limit_bytes)));
+    return absl::ResourceExhaustedError(Concat(
+        "the arena holds all its ", live_, " extents of ", FormatBytes(options_.extent_bytes),
+        "; its limit is ", FormatBytes(options_.limit_bytes)));
   }
   absl::StatusOr<Charge> charge = options_.node->Reserve(options_.tag, options_.extent_bytes);
   if (!charge.ok()) return charge.status();

@@ -50,8 +50,7 @@ class Arena {
     Charge charge;
     std::uint32_t generation = 0;
   };
-  Arena(const Options& options, AddressRange range)
-      : options_(options), range_(std::move(range)) {}
+  Arena(const Options& options, AddressRange range) : options_(options), range_(std::move(range)) {}
 
   Options options_;
   AddressRange range_;

@@ -32,9 +32,7 @@ Pool::Pool(const Options& options, Arena arena)
       arena_(std::move(arena)),
       slabs_(options.arena.extent_bytes, options.slab_bytes) {}
 
-Pool::~Pool() {
-  TESSERA_CHECK(slabs_.objects() == 0, "every block goes before its pool");
-}
+Pool::~Pool() { TESSERA_CHECK(slabs_.objects() == 0, "every block goes before its pool"); }
 
 absl::Status Pool::GrowLocked() {
   absl::StatusOr<std::uint32_t> index = arena_.Grow();
@@ -49,8 +47,8 @@ absl::Status Pool::GrowLocked() {
 void Pool::ShrinkLocked() {
   if (!options_.shrink) return;
   // One idle extent stays, so that a load around an extent's border does not map and unmap.
-  const std::uint64_t spare = std::uint64_t{arena_.extents()} * arena_.extent_bytes() -
-                              slabs_.used_bytes();
+  const std::uint64_t spare =
+      std::uint64_t{arena_.extents()} * arena_.extent_bytes() - slabs_.used_bytes();
   if (spare < 2 * arena_.extent_bytes()) return;
   const std::optional<std::uint32_t> index = slabs_.IdleExtent();
   if (!index.has_value()) return;
@@ -79,9 +77,9 @@ absl::StatusOr<std::vector<Block>> Pool::AllocateMany(std::size_t count, std::ui
                                                       Fit fit, MemoryTag tag) {
   // The size as it was asked for comes first: rounding one near 2^64 would wrap around.
   if (bytes > options_.slab_bytes || Slabs::RoundUp(bytes, fit) > options_.slab_bytes) {
-    return absl::InvalidArgumentError(
-        Concat("an object of ", FormatBytes(bytes), " does not fit a slab of ",
-                     FormatBytes(options_.slab_bytes)));
+    return absl::InvalidArgumentError(Concat("an object of ", FormatBytes(bytes),
+                                             " does not fit a slab of ",
+                                             FormatBytes(options_.slab_bytes)));
   }
   const std::uint64_t object_bytes = Slabs::RoundUp(bytes, fit);
   std::vector<Block> blocks;
@@ -110,8 +108,8 @@ absl::Status Pool::ExportExtent(std::uint32_t index, Fd* fd, std::uint32_t* gene
   MutexLock lock(mutex_);
   *generation = arena_.generation(index);
   if (*generation == 0) {
-    return absl::NotFoundError(Concat("extent ", index, " is not there; ", arena_.extents(),
-                                            " extents are"));
+    return absl::NotFoundError(
+        Concat("extent ", index, " is not there; ", arena_.extents(), " extents are"));
   }
   return DuplicateFd(arena_.fd(index), fd);
 }

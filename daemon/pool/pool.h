@@ -68,10 +68,10 @@ class Pool {
   struct Options {
     Arena::Options arena;
     std::uint64_t slab_bytes;
-    Account* tenant;               // objects are charged here
+    Account* tenant;  // objects are charged here
     Observer* observer = nullptr;
     bool reserve_first_slab = false;
-    bool shrink = true;            // false: extents stay for good (the directory)
+    bool shrink = true;  // false: extents stay for good (the directory)
   };
   static absl::StatusOr<std::unique_ptr<Pool>> Create(const Options& options);
   ~Pool();
@@ -96,8 +96,7 @@ class Pool {
   friend class Block;
   Pool(const Options& options, Arena arena);
   void Free(std::uint64_t offset, std::uint64_t bytes);
-  absl::StatusOr<std::uint64_t> AllocateLocked(std::uint64_t object_bytes)
-      TESSERA_REQUIRES(mutex_);
+  absl::StatusOr<std::uint64_t> AllocateLocked(std::uint64_t object_bytes) TESSERA_REQUIRES(mutex_);
   absl::Status GrowLocked() TESSERA_REQUIRES(mutex_);
   void ShrinkLocked() TESSERA_REQUIRES(mutex_);
 

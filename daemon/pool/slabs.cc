@@ -172,7 +172,8 @@ void Slabs::Validate() const {
     std::uint32_t live = 0;
     for (std::uint64_t bits : slab.live_bits) live += std::popcount(bits);
     TESSERA_CHECK(live == slab.live, "live bits and live count agree");
-    TESSERA_CHECK(slab.freed.size() + slab.live == slab.touched, "touched objects are live or free");
+    TESSERA_CHECK(slab.freed.size() + slab.live == slab.touched,
+                  "touched objects are live or free");
     TESSERA_CHECK(slab.listed == (slab.live < slab.capacity), "exactly partial slabs are listed");
     used += slab.live * slab.object_bytes;
     objects += slab.live;

@@ -62,7 +62,7 @@ class Slabs {
     std::uint32_t next = kNone;
     bool reserved = false;
     bool listed = false;
-    std::vector<std::uint16_t> freed;       // indices below `touched` that are free
+    std::vector<std::uint16_t> freed;  // indices below `touched` that are free
     std::vector<std::uint64_t> live_bits;
   };
   struct ExtentState {

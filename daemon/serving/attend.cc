@@ -54,7 +54,8 @@ absl::Status TakeQuery(const v1::AttendItem& asked, const Caller& caller, std::u
 
 // Order matters: the caller has pinned; the tail comes before the lane words, so that whatever is
 // absorbed in between is seen in the segments at least.
-absl::Status ResolveLanes(cache::Tenant& tenant, std::uint32_t layer, Item& item) {
+absl::Status ReadLanes(cache::Tenant& tenant, std::uint32_t layer, const shm::Word* words,
+                       Item& item) {
   const shm::LaneLayout& layout = item.sequence->model().layout();
   item.tail = item.sequence->tail();
   std::optional<std::uint64_t> committed;
@@ -62,11 +63,6 @@ absl::Status ResolveLanes(cache::Tenant& tenant, std::uint32_t layer, Item& item
 
   const shm::MappedArena directory = tenant.directory().mapped();
   const shm::MappedArena pool = {tenant.pool().data(), tenant.pool().limit_bytes()};
-  const shm::SequenceBlock* block = nullptr;
-  const shm::Word* words = shm::LaneWords(directory, item.sequence->directory_offset(), &block);
-  if (words == nullptr || block->sequence_id.load() != item.sequence->id().value()) {
-    return absl::NotFoundError(Concat(item.sequence->id().ToString(), " has been freed"));
-  }
   std::vector<std::size_t> first_segment;
   std::vector<shm::ResolvedLane> resolved(layout.kv_heads(layer));
   for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
@@ -94,6 +90,25 @@ absl::Status ResolveLanes(cache::Tenant& tenant, std::uint32_t layer, Item& item
     item.lanes.push_back(view);
   }
   return absl::OkStatus();
+}
+
+// A tail that closes between the two reads, and rows that are appended after it, would make a lane
+// that never was: new segments, then old ring rows. The version tells, and they are read again.
+absl::Status ResolveLanes(cache::Tenant& tenant, std::uint32_t layer, Item& item) {
+  const shm::SequenceBlock* block = nullptr;
+  const shm::Word* words = shm::LaneWords(tenant.directory().mapped(),
+                                          item.sequence->directory_offset(), &block);
+  for (;;) {
+    if (words == nullptr || block->sequence_id.load() != item.sequence->id().value()) {
+      return absl::NotFoundError(Concat(item.sequence->id().ToString(), " has been freed"));
+    }
+    const std::uint64_t version = block->version.load();
+    if (absl::Status status = ReadLanes(tenant, layer, words, item); !status.ok()) return status;
+    if (block->version.load() == version) return absl::OkStatus();
+    item.segments.clear();
+    item.lanes.clear();
+    item.tokens = 0;
+  }
 }
 
 absl::Status CheckBatch(const v1::AttendRequest& request, const std::vector<Item>& items) {

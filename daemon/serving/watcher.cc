@@ -108,7 +108,6 @@ void Watcher::AddSession(std::shared_ptr<cache::SessionState> session) {
       services_.logger->Log(LogLevel::kError, "session cannot be watched",
                             {{"session", id.value()}, {"error", AsStringView(watched.message())}});
     }
-    // The descriptor socket may have been opened before this command ran.
     sessions_[id].session = std::move(session);
   });
 }
@@ -117,7 +116,7 @@ void Watcher::RemoveSession(SessionId id) {
   Post([this, id] {
     const auto it = sessions_.find(id);
     if (it == sessions_.end()) return;
-    if (it->second.session) loop_.Unwatch(it->second.session->control()->wake_event().fd());
+    loop_.Unwatch(it->second.session->control()->wake_event().fd());
     if (it->second.witness) loop_.Unwatch(it->second.witness->fd());
     sessions_.erase(it);
   });
@@ -154,12 +153,13 @@ void Watcher::Serve(int fd, EventLoop::Ready) {
   }
   if (*session == nullptr) return;
   const SessionId id = (*session)->id();
+  // AddSession was posted before the worker could know its nonce, but may not have run yet.
+  RunCommands();
+  const auto watched = sessions_.find(id);
+  if (watched == sessions_.end()) return DropUnopened(fd);  // the session has ended meanwhile
   loop_.Unwatch(fd);
-  std::unique_ptr<DescriptorConnection> connection = std::move(it->second);
+  watched->second.witness = std::move(it->second);
   unopened_.erase(it);
-  Watched& watched = sessions_[id];
-  if (watched.session == nullptr) watched.session = *session;
-  watched.witness = std::move(connection);
   (void)loop_.Watch(fd, [this, id](EventLoop::Ready ready) { ServeWitness(id, ready); });
 }
 

@@ -22,11 +22,11 @@ enum class DescriptorKind : std::uint32_t {
 
 enum class DescriptorCode : std::uint32_t {
   kOk = 0,
-  kBadOpening = 1,   // magic, version or fingerprint differ
-  kUnknownNonce = 2, // no session waits with this nonce: used, expired or never issued
+  kBadOpening = 1,    // magic, version or fingerprint differ
+  kUnknownNonce = 2,  // no session waits with this nonce: used, expired or never issued
   kNoSuchIndex = 3,
   kBadRequest = 4,
-  kExhausted = 5,    // no memory for it: a quota or the node's
+  kExhausted = 5,  // no memory for it: a quota or the node's
 };
 
 struct DescriptorOpening {

@@ -45,9 +45,7 @@ class LaneLayout {
   }
   std::uint64_t tail_bytes() const { return ring_bytes_; }
   std::uint32_t ring_tiles() const { return ring_tiles_; }
-  std::uint64_t ring_capacity() const {
-    return std::uint64_t{ring_tiles_} * kernels::kTileEntries;
-  }
+  std::uint64_t ring_capacity() const { return std::uint64_t{ring_tiles_} * kernels::kTileEntries; }
   // The ring of one lane in a tail region that starts at `region`.
   TailRing ring(std::byte* region, std::uint32_t layer, std::uint32_t kv_head) const {
     const Layer& at = layers_[layer];

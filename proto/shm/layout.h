@@ -28,9 +28,9 @@ inline constexpr std::uint32_t kReaderSlots = 64;        // per session
 inline constexpr std::uint32_t kCommitSlots = 4096;      // decoding sequences per session
 inline constexpr std::uint32_t kMaxPoolExtents = 16384;  // 1 TiB of 64 MiB extents
 inline constexpr std::uint32_t kMaxDirectoryExtents = 4096;
-inline constexpr std::uint32_t kObjectAlignment = 64;    // of everything in pool and directory
-inline constexpr std::uint32_t kMaxSegments = 4096;      // per lane
-inline constexpr std::uint32_t kMaxLanes = 16384;        // per sequence
+inline constexpr std::uint32_t kObjectAlignment = 64;  // of everything in pool and directory
+inline constexpr std::uint32_t kMaxSegments = 4096;    // per lane
+inline constexpr std::uint32_t kMaxLanes = 16384;      // per sequence
 
 using Word = std::atomic<std::uint64_t>;
 using HalfWord = std::atomic<std::uint32_t>;
@@ -184,15 +184,29 @@ constexpr std::uint64_t Mix(std::uint64_t hash, std::uint64_t value) {
 constexpr std::uint64_t Fingerprint() {
   std::uint64_t hash = 0xcbf29ce484222325;
   const std::uint64_t facts[] = {
-      kProtocolVersion, sizeof(DirectoryHeader), offsetof(DirectoryHeader, epoch),
-      offsetof(DirectoryHeader, mapping_version), offsetof(DirectoryHeader, pool_extent_generation),
-      sizeof(SequenceBlock), offsetof(SequenceBlock, version), offsetof(SequenceBlock, state),
-      offsetof(SequenceBlock, tail_generation), offsetof(SequenceBlock, next_position),
+      kProtocolVersion,
+      sizeof(DirectoryHeader),
+      offsetof(DirectoryHeader, epoch),
+      offsetof(DirectoryHeader, mapping_version),
+      offsetof(DirectoryHeader, pool_extent_generation),
+      sizeof(SequenceBlock),
+      offsetof(SequenceBlock, version),
+      offsetof(SequenceBlock, state),
+      offsetof(SequenceBlock, tail_generation),
+      offsetof(SequenceBlock, next_position),
       offsetof(SequenceBlock, ring_start),
-      sizeof(Snapshot), offsetof(Snapshot, tail_start), sizeof(SegmentRef),
-      offsetof(SegmentRef, entries), offsetof(SegmentRef, format), sizeof(ControlPage),
-      offsetof(ControlPage, readers), offsetof(ControlPage, commits), kReaderSlots, kCommitSlots,
-      kObjectAlignment, kernels::kTileEntries,
+      sizeof(Snapshot),
+      offsetof(Snapshot, tail_start),
+      sizeof(SegmentRef),
+      offsetof(SegmentRef, entries),
+      offsetof(SegmentRef, format),
+      sizeof(ControlPage),
+      offsetof(ControlPage, readers),
+      offsetof(ControlPage, commits),
+      kReaderSlots,
+      kCommitSlots,
+      kObjectAlignment,
+      kernels::kTileEntries,
       kernels::DenseTile{128, kernels::ElementType::kBf16}.value_offset(1)};
   for (std::uint64_t fact : facts) hash = Mix(hash, fact);
   return hash;

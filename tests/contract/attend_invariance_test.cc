@@ -13,6 +13,8 @@
 namespace tessera::kernels {
 namespace {
 
+constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32};
+
 BatchShape RandomShape(TestRandom& random) {
   constexpr std::uint32_t kGroups[] = {1, 2, 3, 4, 8};
   const std::uint32_t group = random.Pick(kGroups);
@@ -47,68 +49,79 @@ struct Fleet {
 };
 
 TEST_P(AttendConformance, SameBitsOnEveryExecutor) {
-  const BatchShape shape = RandomShape(random_);
-  const Fleet fleet(shape, random_);
-  TestBatch batch(shape, random_);
-  for (std::size_t s = 0; s < 3; ++s) batch.Add(fleet.Heads(s), 3);
-  ASSERT_EQ(batch.Run(subject()).status, AttendStatus::kOk);
-  const std::vector<std::byte> expected = batch.OutputBytes();
+  for (ElementType type : kTypes) {
+    BatchShape shape = RandomShape(random_);
+    shape.geometry.type = type;
+    const Fleet fleet(shape, random_);
+    TestBatch batch(shape, random_);
+    for (std::size_t s = 0; s < 3; ++s) batch.Add(fleet.Heads(s), 3);
+    ASSERT_EQ(batch.Run(subject()).status, AttendStatus::kOk);
+    const std::vector<std::byte> expected = batch.OutputBytes();
 
-  ReverseExecutor reverse;
-  ThreadExecutor threads(4);
-  for (Executor* executor : {static_cast<Executor*>(&reverse), static_cast<Executor*>(&threads)}) {
-    batch.Clear();
-    ASSERT_EQ(batch.Run(subject(), *executor).status, AttendStatus::kOk);
-    ASSERT_EQ(batch.OutputBytes(), expected);
+    ReverseExecutor reverse;
+    ThreadExecutor threads(4);
+    for (Executor* executor :
+         {static_cast<Executor*>(&reverse), static_cast<Executor*>(&threads)}) {
+      batch.Clear();
+      ASSERT_EQ(batch.Run(subject(), *executor).status, AttendStatus::kOk);
+      ASSERT_EQ(batch.OutputBytes(), expected);
+    }
   }
 }
 
 TEST_P(AttendConformance, SameBitsInAnyBatch) {
-  const BatchShape shape = RandomShape(random_);
-  const Fleet fleet(shape, random_);
-  TestBatch together(shape, random_);
-  for (std::size_t s = 0; s < 3; ++s) together.Add(fleet.Heads(s), 3);
-  ASSERT_EQ(together.Run(subject()).status, AttendStatus::kOk);
-  const std::vector<std::byte> expected = together.OutputBytes();
-
-  // The same items one by one, in reverse order.
-  const std::vector<AttendItem> items = together.items();
-  together.Clear();
-  for (std::size_t i = items.size(); i > 0; --i) {
-    together.items() = {items[i - 1]};
+  for (ElementType type : kTypes) {
+    BatchShape shape = RandomShape(random_);
+    shape.geometry.type = type;
+    const Fleet fleet(shape, random_);
+    TestBatch together(shape, random_);
+    for (std::size_t s = 0; s < 3; ++s) together.Add(fleet.Heads(s), 3);
     ASSERT_EQ(together.Run(subject()).status, AttendStatus::kOk);
+    const std::vector<std::byte> expected = together.OutputBytes();
+
+    // The same items one by one, in reverse order.
+    const std::vector<AttendItem> items = together.items();
+    together.Clear();
+    for (std::size_t i = items.size(); i > 0; --i) {
+      together.items() = {items[i - 1]};
+      ASSERT_EQ(together.Run(subject()).status, AttendStatus::kOk);
+    }
+    ASSERT_EQ(together.OutputBytes(), expected);
   }
-  ASSERT_EQ(together.OutputBytes(), expected);
 }
 
 // Queries one by one give the bits of all together.
 TEST_P(AttendConformance, RowsAreIndependent) {
   if (!subject().rows_are_independent()) GTEST_SKIP() << "not promised by " << subject().name();
-  const BatchShape shape = RandomShape(random_);
-  const Fleet fleet(shape, random_);
-  TestBatch batch(shape, random_);
-  for (std::size_t s = 0; s < 3; ++s) batch.Add(fleet.Heads(s), 11);
-  ASSERT_EQ(batch.Run(subject()).status, AttendStatus::kOk);
-  const std::vector<std::byte> expected = batch.OutputBytes();
+  for (ElementType type : kTypes) {
+    BatchShape shape = RandomShape(random_);
+    shape.geometry.type = type;
+    const Fleet fleet(shape, random_);
+    TestBatch batch(shape, random_);
+    for (std::size_t s = 0; s < 3; ++s) batch.Add(fleet.Heads(s), 11);
+    ASSERT_EQ(batch.Run(subject()).status, AttendStatus::kOk);
+    const std::vector<std::byte> expected = batch.OutputBytes();
 
-  const std::vector<AttendItem> items = batch.items();
-  const std::size_t row = shape.geometry.query_heads * shape.geometry.head_dim;
-  batch.Clear();
-  batch.items().clear();
-  for (const AttendItem& item : items) {
-    for (std::uint32_t q = 0; q < item.queries; ++q) {
-      AttendItem one = item;
-      one.queries = 1;
-      one.first_query_position += q;
-      one.query =
-          static_cast<const std::byte*>(item.query) + q * row * ElementBytes(shape.geometry.type);
-      one.output = static_cast<std::byte*>(item.output) + q * row * ElementBytes(shape.output_type);
-      one.lse = item.lse + q * shape.geometry.query_heads;
-      batch.AddItem(one);
+    const std::vector<AttendItem> items = batch.items();
+    const std::size_t row = shape.geometry.query_heads * shape.geometry.head_dim;
+    batch.Clear();
+    batch.items().clear();
+    for (const AttendItem& item : items) {
+      for (std::uint32_t q = 0; q < item.queries; ++q) {
+        AttendItem one = item;
+        one.queries = 1;
+        one.first_query_position += q;
+        one.query =
+            static_cast<const std::byte*>(item.query) + q * row * ElementBytes(shape.geometry.type);
+        one.output =
+            static_cast<std::byte*>(item.output) + q * row * ElementBytes(shape.output_type);
+        one.lse = item.lse + q * shape.geometry.query_heads;
+        batch.AddItem(one);
+      }
     }
+    ASSERT_EQ(batch.Run(subject()).status, AttendStatus::kOk);
+    ASSERT_EQ(batch.OutputBytes(), expected);
   }
-  ASSERT_EQ(batch.Run(subject()).status, AttendStatus::kOk);
-  ASSERT_EQ(batch.OutputBytes(), expected);
 }
 
 // The same entries cut into other segments and another tail: the same attention to rounding.

@@ -99,8 +99,8 @@ class ExtentArena {
   void Add(std::uint32_t index) {
     absl::StatusOr<Memfd> memory = Memfd::Create("tessera-fake", extent_bytes_);
     TESSERA_CHECK(memory.ok(), memory.status().ToString());
-    absl::Status mapped = range_.MapAt(index * extent_bytes_, memory->fd(), extent_bytes_,
-                                       Access::kReadWrite);
+    absl::Status mapped =
+        range_.MapAt(index * extent_bytes_, memory->fd(), extent_bytes_, Access::kReadWrite);
     TESSERA_CHECK(mapped.ok(), mapped.ToString());
     absl::Status sealed = memory->Seal(SealFor::kDaemonWrites);
     TESSERA_CHECK(sealed.ok(), sealed.ToString());

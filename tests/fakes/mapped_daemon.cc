@@ -22,17 +22,17 @@ MappedDaemon::~MappedDaemon() { EndLeases(absl::UnavailableError("the test is ov
 
 void MappedDaemon::MakeMemory() {
   header_ready_ = false;
-  directory_ = std::make_unique<ExtentArena>(
-      options_.directory_extent_bytes, 64, [this](std::uint32_t index, std::uint32_t generation) {
-        if (!header_ready_ || generation == 0) return;
-        header().directory_extents.store(index + 1);
-        header().mapping_version.fetch_add(1);
-      });
-  pool_ = std::make_unique<ExtentArena>(
-      options_.pool_extent_bytes, 256, [this](std::uint32_t index, std::uint32_t generation) {
-        header().pool_extent_generation[index].store(generation);
-        header().mapping_version.fetch_add(1);
-      });
+  directory_ = std::make_unique<ExtentArena>(options_.directory_extent_bytes, 64,
+                                             [this](std::uint32_t index, std::uint32_t generation) {
+                                               if (!header_ready_ || generation == 0) return;
+                                               header().directory_extents.store(index + 1);
+                                               header().mapping_version.fetch_add(1);
+                                             });
+  pool_ = std::make_unique<ExtentArena>(options_.pool_extent_bytes, 256,
+                                        [this](std::uint32_t index, std::uint32_t generation) {
+                                          header().pool_extent_generation[index].store(generation);
+                                          header().mapping_version.fetch_add(1);
+                                        });
   TESSERA_CHECK(directory_->Allocate(sizeof(shm::DirectoryHeader)) == 0, "the first block");
   auto* made = new (directory_->at(0)) shm::DirectoryHeader;
   made->magic = shm::kDirectoryMagic;
@@ -154,8 +154,9 @@ void MappedDaemon::PublishLane(Sequence& sequence, std::uint32_t layer, std::uin
   std::vector<shm::SegmentRef> refs;
   for (std::uint64_t first = 0; first < lane.tokens;) {
     const std::uint64_t left = lane.tokens - first;
-    const std::uint64_t count =
-        random_() % 3 == 0 ? left : 1 + random_() % std::min<std::uint64_t>(left, 300);
+    const std::uint64_t count = !options_.cut_segments || random_() % 3 == 0
+                                    ? left
+                                    : 1 + random_() % std::min<std::uint64_t>(left, 300);
     refs.push_back({.tile_table = WriteSegment(lane, tile, first, count, lane.pool_blocks),
                     .first_position = first,
                     .strategy = 0,
@@ -175,8 +176,8 @@ void MappedDaemon::PublishLane(Sequence& sequence, std::uint32_t layer, std::uin
     std::memcpy(directory_->at(lane.snapshot) + sizeof snapshot, refs.data(),
                 refs.size() * sizeof(shm::SegmentRef));
   }
-  auto* words = reinterpret_cast<shm::Word*>(directory_->at(sequence.block) +
-                                             sizeof(shm::SequenceBlock));
+  auto* words =
+      reinterpret_cast<shm::Word*>(directory_->at(sequence.block) + sizeof(shm::SequenceBlock));
   words[index].store(shm::LaneWord::Pack(++lane.generation, lane.snapshot));
 }
 
@@ -237,9 +238,8 @@ std::uint64_t MappedDaemon::CommittedLocked(const Sequence& sequence) {
         session->control->commits[sequence.tail->commit_slot].load(std::memory_order_acquire);
     if (!shm::CommitWord::Matches(word, sequence.tail->generation)) return held;
     const std::uint64_t committed = shm::CommitWord::Tokens(word);
-    TESSERA_CHECK(
-        committed >= held && committed - held <= sequence.model->layout.ring_capacity(),
-        Concat("a committed count of ", committed, " over ", held));
+    TESSERA_CHECK(committed >= held && committed - held <= sequence.model->layout.ring_capacity(),
+                  Concat("a committed count of ", committed, " over ", held));
     return committed;
   }
   return held;
@@ -248,9 +248,8 @@ std::uint64_t MappedDaemon::CommittedLocked(const Sequence& sequence) {
 std::uint64_t MappedDaemon::AbsorbLocked(Sequence& sequence, std::uint64_t upto) {
   const std::uint64_t from = TokensLocked(sequence);
   if (upto == from) return 0;
-  const auto session = std::find_if(sessions_.begin(), sessions_.end(), [&](const auto& s) {
-    return s->id == sequence.owner;
-  });
+  const auto session = std::find_if(sessions_.begin(), sessions_.end(),
+                                    [&](const auto& s) { return s->id == sequence.owner; });
   std::byte* region =
       (*session)->tails[sequence.tail->extent].mapping.data() + sequence.tail->offset;
   const shm::LaneLayout& layout = sequence.model->layout;
@@ -276,8 +275,7 @@ std::uint64_t MappedDaemon::Absorb() {
   for (auto& [id, sequence] : sequences_) {
     if (!sequence->tail.has_value()) continue;
     const std::uint64_t held = TokensLocked(*sequence);
-    const std::uint64_t whole =
-        (CommittedLocked(*sequence) - held) / kTileEntries * kTileEntries;
+    const std::uint64_t whole = (CommittedLocked(*sequence) - held) / kTileEntries * kTileEntries;
     tokens += AbsorbLocked(*sequence, held + whole);
   }
   return tokens;
@@ -340,8 +338,7 @@ void MappedDaemon::FreeLocked(std::uint64_t id) {
   block(*sequence).version.fetch_add(1);
   Retired old;
   for (Lane& lane : sequence->lanes) {
-    old.pool_blocks.insert(old.pool_blocks.end(), lane.pool_blocks.begin(),
-                           lane.pool_blocks.end());
+    old.pool_blocks.insert(old.pool_blocks.end(), lane.pool_blocks.begin(), lane.pool_blocks.end());
     if (lane.snapshot != 0) old.directory_blocks.push_back(lane.snapshot);
   }
   old.directory_blocks.push_back(sequence->block);

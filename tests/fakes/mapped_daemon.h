@@ -37,6 +37,7 @@ class MappedDaemon {
     std::uint64_t max_message_bytes = 64 << 10;
     bool offer_mapping = true;
     bool has_staging = true;
+    bool cut_segments = true;  // at random; else one segment a lane
   };
   explicit MappedDaemon(const Options& options);
   ~MappedDaemon();

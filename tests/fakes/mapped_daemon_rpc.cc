@@ -29,8 +29,7 @@ absl::StatusOr<const std::byte*> MappedDaemon::Bytes(const v1::Tensor& tensor, S
   return reinterpret_cast<const std::byte*>(tensor.inline_().data());
 }
 
-absl::Status MappedDaemon::Append(const v1::AppendRequest& request,
-                                  v1::AppendResponse& response) {
+absl::Status MappedDaemon::Append(const v1::AppendRequest& request, v1::AppendResponse& response) {
   absl::StatusOr<std::shared_ptr<Session>> session = Find(request.session());
   if (!session.ok()) return session.status();
   if (request.ByteSizeLong() > options_.max_message_bytes) {
@@ -57,8 +56,7 @@ absl::Status MappedDaemon::Append(const v1::AppendRequest& request,
     const Lane& lane = sequence.lanes[layout.lane(request.first_layer() + i, 0)];
     if (lane.tokens != request.first_token()) {
       return absl::OutOfRangeError(Concat("layer ", request.first_layer() + i, " holds ",
-                                          lane.tokens, ", first_token is ",
-                                          request.first_token()));
+                                          lane.tokens, ", first_token is ", request.first_token()));
     }
   }
   for (std::uint32_t i = 0; i < request.layers(); ++i) {
@@ -79,8 +77,7 @@ absl::Status MappedDaemon::Append(const v1::AppendRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status MappedDaemon::Attend(const v1::AttendRequest& request,
-                                  v1::AttendResponse& response) {
+absl::Status MappedDaemon::Attend(const v1::AttendRequest& request, v1::AttendResponse& response) {
   absl::StatusOr<std::shared_ptr<Session>> session = Find(request.session());
   if (!session.ok()) return session.status();
   if (request.ByteSizeLong() > options_.max_message_bytes) {
@@ -107,8 +104,8 @@ absl::Status MappedDaemon::Attend(const v1::AttendRequest& request,
         .sinks = sinks.empty() ? nullptr : sinks.data()};
     const auto queries = static_cast<std::uint32_t>(asked.query().shape(0));
     v1::AttendOutput& output = *response.add_outputs();
-    output.mutable_output()->mutable_inline_()->resize(std::size_t{queries} *
-                                                       geometry.query_heads * geometry.head_dim *
+    output.mutable_output()->mutable_inline_()->resize(std::size_t{queries} * geometry.query_heads *
+                                                       geometry.head_dim *
                                                        kernels::ElementBytes(output_type));
     output.mutable_lse()->Resize(static_cast<int>(queries * geometry.query_heads), 0.0f);
     for (std::uint32_t head = 0; head < geometry.kv_heads; ++head) {
@@ -128,10 +125,9 @@ absl::Status MappedDaemon::Attend(const v1::AttendRequest& request,
           .lane = &view,
           .kv_head = head,
           .queries = queries,
-          .first_query_position =
-              asked.has_first_query_position()
-                  ? asked.first_query_position()
-                  : std::max<std::uint64_t>(lane.tokens, queries) - queries,
+          .first_query_position = asked.has_first_query_position()
+                                      ? asked.first_query_position()
+                                      : std::max<std::uint64_t>(lane.tokens, queries) - queries,
           .query = asked.query().inline_().data(),
           .output = output.mutable_output()->mutable_inline_()->data(),
           .lse = output.mutable_lse()->mutable_data()};
@@ -143,8 +139,8 @@ absl::Status MappedDaemon::Attend(const v1::AttendRequest& request,
       std::unique_ptr<std::byte, void (*)(void*)> workspace(
           static_cast<std::byte*>(std::aligned_alloc(64, bytes)), std::free);
       kernels::InlineExecutor executor;
-      const kernels::AttendResult result = kernels::Attend(
-          kernels::BestImplementation(), batch, {workspace.get(), bytes}, executor);
+      const kernels::AttendResult result =
+          kernels::Attend(kernels::BestImplementation(), batch, {workspace.get(), bytes}, executor);
       TESSERA_CHECK(result.status == kernels::AttendStatus::kOk, "attention over the fake's rows");
       for (std::uint64_t offset : blocks) pool_->Free(offset);
     }

@@ -99,8 +99,8 @@ std::shared_ptr<MappedDaemon::Session> MappedDaemon::NewSession(const v1::Hello&
   session->control->layout_fingerprint = shm::kLayoutFingerprint;
   if (options_.has_staging) {
     session->staging_memory = *Memfd::Create("fake-staging", options_.staging_bytes);
-    session->staging_mapping = *AddressRange::Map(session->staging_memory.fd(),
-                                                  options_.staging_bytes, Access::kReadOnly);
+    session->staging_mapping =
+        *AddressRange::Map(session->staging_memory.fd(), options_.staging_bytes, Access::kReadOnly);
   }
   sessions_.push_back(session);
 
@@ -293,8 +293,7 @@ MappedDaemon::FakeTransport::OpenDescriptors(const v1::Welcome& welcome) {
   std::lock_guard lock(daemon_.mutex_);
   absl::StatusOr<std::shared_ptr<Session>> session = daemon_.Find(welcome.session());
   if (!session.ok()) return session.status();
-  return std::unique_ptr<client::DescriptorSource>(
-      std::make_unique<FakeSource>(daemon_, *session));
+  return std::unique_ptr<client::DescriptorSource>(std::make_unique<FakeSource>(daemon_, *session));
 }
 
 // ---- RPCs

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -174,11 +175,14 @@ struct SequenceView {
   std::vector<LaneOf> lanes;
 };
 
-// Resolves as a reader does that has pinned: tail, committed count, then lane words.
-inline absl::StatusOr<SequenceView> ReadSequence(Tenant& tenant, const Sequence& sequence) {
+// Resolves as a reader does that has pinned: tail, committed count, then lane words. Where others
+// change the sequence meanwhile the caller compares the block's version before and after.
+inline absl::StatusOr<SequenceView> ReadSequence(
+    Tenant& tenant, const Sequence& sequence, const std::function<void()>& in_between = nullptr) {
   SequenceView view;
   view.tail = sequence.tail();
   if (view.tail != nullptr) view.committed = view.tail->CommittedTokens().value_or(0);
+  if (in_between) in_between();
   const shm::MappedArena directory = tenant.directory().mapped();
   const shm::MappedArena pool = {tenant.pool().data(), tenant.pool().limit_bytes()};
   const shm::SequenceBlock* block = nullptr;

@@ -16,8 +16,8 @@ std::atomic<std::uint64_t> allocations{0};
 void* Count(std::size_t bytes, std::size_t alignment) {
   allocations.fetch_add(1, std::memory_order_relaxed);
   void* memory = alignment == 0 ? std::malloc(bytes)
-                                : std::aligned_alloc(alignment, (bytes + alignment - 1) /
-                                                                    alignment * alignment);
+                                : std::aligned_alloc(
+                                      alignment, (bytes + alignment - 1) / alignment * alignment);
   if (memory == nullptr) std::abort();
   return memory;
 }

@@ -68,7 +68,8 @@ class BulkAppend : public testing::TestWithParam<Case> {
 TEST_P(BulkAppend, EveryRowArrivesWhereItBelongs) {
   TestRandom random;
   Decoder decoder(random, Uniform(),
-                  {.staging_bytes = 16 << 10, .max_message_bytes = 24 << 10,
+                  {.staging_bytes = 16 << 10,
+                   .max_message_bytes = 24 << 10,
                    .has_staging = GetParam().has_staging},
                   GetParam().map_memory);
   Track track = decoder.NewTrack();
@@ -89,7 +90,8 @@ TEST_P(BulkAppend, EveryRowArrivesWhereItBelongs) {
 TEST_P(BulkAppend, AFailureInTheMiddleChangesNothing) {
   TestRandom random;
   Decoder decoder(random, Uniform(),
-                  {.staging_bytes = 16 << 10, .max_message_bytes = 24 << 10,
+                  {.staging_bytes = 16 << 10,
+                   .max_message_bytes = 24 << 10,
                    .has_staging = GetParam().has_staging},
                   GetParam().map_memory);
   Track track = decoder.NewTrack();
@@ -118,8 +120,7 @@ TEST_P(BulkAppend, NamesWhatDoesNotFit) {
   TestRandom random;
   ModelGeometry geometry = Uniform();
   geometry.layers[3].kv_heads = 1;
-  Decoder decoder(random, geometry, {.has_staging = GetParam().has_staging},
-                  GetParam().map_memory);
+  Decoder decoder(random, geometry, {.has_staging = GetParam().has_staging}, GetParam().map_memory);
   Track track = decoder.NewTrack();
   const std::vector<std::byte> rows(5 * 2 * 64 * 2);
   const auto message = [&](const AppendTensors& tensors) {
@@ -132,11 +133,10 @@ TEST_P(BulkAppend, NamesWhatDoesNotFit) {
   EXPECT_NE(message({.key = rows, .value = rows, .tokens = 1, .first_layer = 5})
                 .find("first_layer is 5; the model has 5"),
             std::string::npos);
-  EXPECT_NE(message({.key = rows, .value = rows, .tokens = 1, .layers = 1})
-                .find("key has 1280 bytes"),
-            std::string::npos);
-  EXPECT_NE(message({.key = rows, .value = rows, .tokens = 0}).find("0 tokens"),
-            std::string::npos);
+  EXPECT_NE(
+      message({.key = rows, .value = rows, .tokens = 1, .layers = 1}).find("key has 1280 bytes"),
+      std::string::npos);
+  EXPECT_NE(message({.key = rows, .value = rows, .tokens = 0}).find("0 tokens"), std::string::npos);
   EXPECT_NE(message({.key = rows, .value = rows, .tokens = ~std::uint64_t{0}, .layers = 1})
                 .find("key has"),
             std::string::npos);
@@ -167,11 +167,13 @@ TEST(BulkAppendThreads, ShareOneStagingArena) {
         for (std::uint32_t layer = 0; layer < 3; ++layer) {
           const std::size_t elements = tokens * LayerRows::KvElements(bound, layer);
           const std::vector<std::byte> rows = RandomRows(own, elements, bound.type());
-          const absl::Status status =
-              track.sequence
-                  .Append({.key = rows, .value = rows, .tokens = tokens, .first_layer = layer,
-                           .layers = 1})
-                  .status();
+          const absl::Status status = track.sequence
+                                          .Append({.key = rows,
+                                                   .value = rows,
+                                                   .tokens = tokens,
+                                                   .first_layer = layer,
+                                                   .layers = 1})
+                                          .status();
           ASSERT_TRUE(status.ok()) << status;
           track.history.Append(layer, rows, rows);
         }

@@ -35,10 +35,10 @@ class FakeSleeper final : public Sleeper {
   FakeClock& clock_;
 };
 
-#define TESSERA_ASSERT_OK(expression)                                   \
-  do {                                                                  \
-    const absl::Status tessera_status = (expression);                   \
-    ASSERT_TRUE(tessera_status.ok()) << tessera_status.ToString();      \
+#define TESSERA_ASSERT_OK(expression)                              \
+  do {                                                             \
+    const absl::Status tessera_status = (expression);              \
+    ASSERT_TRUE(tessera_status.ok()) << tessera_status.ToString(); \
   } while (false)
 
 struct Track {
@@ -158,11 +158,11 @@ class Decoder {
         history.Append(layer, std::span(computed.key).subspan(first * token, counts[i] * token),
                        std::span(computed.value).subspan(first * token, counts[i] * token));
         const std::size_t elements = LayerRows::QueryElements(bound, layer);
-        history.Check(layer, base, counts[i], causal,
-                      computed.query.data() +
-                          first * elements * kernels::ElementBytes(bound.type()),
-                      computed.output.data() + first * elements,
-                      computed.lse.data() + first * bound.geometry(layer).query_heads);
+        history.Check(
+            layer, base, counts[i], causal,
+            computed.query.data() + first * elements * kernels::ElementBytes(bound.type()),
+            computed.output.data() + first * elements,
+            computed.lse.data() + first * bound.geometry(layer).query_heads);
         if (testing::Test::HasFatalFailure()) return absl::OkStatus();
         first += counts[i];
       }

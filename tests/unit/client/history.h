@@ -20,8 +20,7 @@ inline std::vector<std::byte> RandomRows(TestRandom& random, std::size_t element
                                          kernels::ElementType type) {
   std::vector<std::byte> bytes(elements * kernels::ElementBytes(type));
   for (std::size_t i = 0; i < elements; ++i) {
-    const float value =
-        static_cast<float>(static_cast<double>(random.Below(2001)) / 500.0 - 2.0);
+    const float value = static_cast<float>(static_cast<double>(random.Below(2001)) / 500.0 - 2.0);
     const std::uint16_t half = type == kernels::ElementType::kBf16 ? kernels::FloatToBf16(value)
                                                                    : kernels::FloatToFp16(value);
     std::byte* at = bytes.data() + i * kernels::ElementBytes(type);
@@ -53,7 +52,8 @@ class History {
  public:
   explicit History(const ModelGeometry& geometry)
       : bound_(std::make_shared<BoundModel>(ModelId(1), geometry, 4)),
-        keys_(geometry.layers.size()), values_(keys_) {}
+        keys_(geometry.layers.size()),
+        values_(keys_) {}
 
   const BoundModel& model() const { return *bound_; }
   std::uint64_t tokens(std::uint32_t layer = 0) const {
@@ -86,14 +86,14 @@ class History {
       for (std::uint32_t q = 0; q < queries; ++q) {
         for (std::uint32_t g = 0; g < geometry.group(); ++g) {
           const std::size_t row = std::size_t{q} * geometry.query_heads + kv * geometry.group() + g;
-          const kernels::OracleAnswer answer = kernels::AttendByDefinition(
-              {.geometry = &geometry,
-               .lane = &lane.view,
-               .row = query + row * bound_->row_bytes(layer),
-               .query_head = kv * geometry.group() + g,
-               .position = first_position + q,
-               .causal = causal},
-              expected.data());
+          const kernels::OracleAnswer answer =
+              kernels::AttendByDefinition({.geometry = &geometry,
+                                           .lane = &lane.view,
+                                           .row = query + row * bound_->row_bytes(layer),
+                                           .query_head = kv * geometry.group() + g,
+                                           .position = first_position + q,
+                                           .causal = causal},
+                                          expected.data());
           const double bound = 1e-4 * (1 + answer.value_peak);
           for (std::uint32_t c = 0; c < geometry.head_dim; ++c) {
             ASSERT_NEAR(output[row * geometry.head_dim + c], expected[c], bound)

@@ -40,8 +40,7 @@ class Signal {
 
 // A worker with callbacks.
 struct Attached {
-  explicit Attached(fakes::MappedDaemon& daemon, bool automatic = false)
-      : sleeper(clock) {
+  explicit Attached(fakes::MappedDaemon& daemon, bool automatic = false) : sleeper(clock) {
     AttachOptions options;
     options.address = "fake:daemon";
     options.clock = &clock;
@@ -102,7 +101,8 @@ TEST(Lease, LossUnmapsEverythingAtOnceAndNamesTheReason) {
   {
     absl::StatusOr<Step> step = attached.worker->BeginStep(batch);
     TESSERA_ASSERT_OK(step.status());
-    for (std::uint32_t i = 0; i < 2; ++i) TESSERA_ASSERT_OK(step->AppendAndAttend(i, rows.tensors()));
+    for (std::uint32_t i = 0; i < 2; ++i)
+      TESSERA_ASSERT_OK(step->AppendAndAttend(i, rows.tensors()));
     TESSERA_ASSERT_OK(step->End());
   }
   absl::StatusOr<Step> step = attached.worker->BeginStep(batch);

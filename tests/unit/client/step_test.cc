@@ -60,8 +60,7 @@ TEST_P(DecodeStory, HoldsWhatWasAppendedWhateverTheDaemonDoes) {
           absl::StatusOr<Sequence> child = track.sequence.Fork();
           TESSERA_ASSERT_OK(child.status());
           if (tracks.size() < 6) {
-            tracks.push_back(
-                std::make_unique<Track>(Track{*std::move(child), track.history}));
+            tracks.push_back(std::make_unique<Track>(Track{*std::move(child), track.history}));
           }
           break;
         }
@@ -93,17 +92,19 @@ TEST_P(DecodeStory, HoldsWhatWasAppendedWhateverTheDaemonDoes) {
           }
           if (random.OneIn(2)) accepted.clear();
           const bool revoke = mapped && random.OneIn(4);
-          const std::uint32_t at = static_cast<std::uint32_t>(random.Below(geometry.layers.size() + 1));
-          const absl::Status status = decoder.RunStep(
-              batch, {.new_tokens_each = counts}, accepted, [&](std::uint32_t layer) {
-                if (random.OneIn(4)) daemon.Absorb();
-                if (random.OneIn(4)) daemon.Republish();
-                if (random.OneIn(4)) daemon.DropEmptyExtents();
-                if (revoke && layer == at) {
-                  EXPECT_EQ(daemon.RevokePins(), 1u);
-                  daemon.Republish();
-                }
-              });
+          const std::uint32_t at =
+              static_cast<std::uint32_t>(random.Below(geometry.layers.size() + 1));
+          const absl::Status status = decoder.RunStep(batch, {.new_tokens_each = counts}, accepted,
+                                                      [&](std::uint32_t layer) {
+                                                        if (random.OneIn(4)) daemon.Absorb();
+                                                        if (random.OneIn(4)) daemon.Republish();
+                                                        if (random.OneIn(4))
+                                                          daemon.DropEmptyExtents();
+                                                        if (revoke && layer == at) {
+                                                          EXPECT_EQ(daemon.RevokePins(), 1u);
+                                                          daemon.Republish();
+                                                        }
+                                                      });
           if (HasFatalFailure()) return;
           ASSERT_EQ(status.ok(), !revoke) << status;
           ASSERT_EQ(absl::IsAborted(status), revoke) << status;
@@ -112,8 +113,7 @@ TEST_P(DecodeStory, HoldsWhatWasAppendedWhateverTheDaemonDoes) {
       }
       if (HasFatalFailure()) return;
       ASSERT_EQ(daemon.pins(), 0u);
-      ASSERT_EQ(daemon.TokensOf(track.sequence.id().value()).value_or(0),
-                track.sequence.tokens());
+      ASSERT_EQ(daemon.TokensOf(track.sequence.id().value()).value_or(0), track.sequence.tokens());
     }
     RecordProperty("aborted", static_cast<int>(aborted));
   }
@@ -167,6 +167,22 @@ TEST(Step, EndNamesTheLayersThatAreMissing) {
   EXPECT_EQ(track.sequence.tokens(), 0u);
 }
 
+TEST(Step, EndHasTheLastWordOnAStepThatWasRevoked) {
+  TestRandom random;
+  Decoder decoder(random, SmallModel());
+  Track track = decoder.NewTrack();
+  Sequence* batch[] = {&track.sequence};
+  absl::StatusOr<Step> step = decoder.worker->BeginStep(batch);
+  TESSERA_ASSERT_OK(step.status());
+  decoder.daemon->RevokePins();
+  for (std::uint32_t layer = 0; layer < 2; ++layer) {
+    LayerRows rows(random, track.history.model(), layer, 1);
+    EXPECT_TRUE(absl::IsAborted(step->AppendAndAttend(layer, rows.tensors())));
+  }
+  EXPECT_TRUE(absl::IsAborted(step->End()));
+  TESSERA_ASSERT_OK(decoder.RunStep(track));
+}
+
 TEST(Step, RefusesWhatDoesNotFit) {
   TestRandom random;
   Decoder decoder(random, SmallModel());
@@ -174,11 +190,11 @@ TEST(Step, RefusesWhatDoesNotFit) {
   Track other = decoder.NewTrack();
   Sequence* batch[] = {&track.sequence};
   EXPECT_TRUE(absl::IsInvalidArgument(decoder.worker->BeginStep({}).status()));
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      decoder.worker->BeginStep(batch, {.new_tokens = 0}).status()));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(decoder.worker->BeginStep(batch, {.new_tokens = 0}).status()));
   // A ring of 4 tiles, of which 31 tokens may be waiting for the rest of theirs.
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      decoder.worker->BeginStep(batch, {.new_tokens = 98}).status()));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(decoder.worker->BeginStep(batch, {.new_tokens = 98}).status()));
   Sequence* twice[] = {&track.sequence, &track.sequence};
   EXPECT_TRUE(absl::IsFailedPrecondition(decoder.worker->BeginStep(twice).status()));
 
@@ -344,8 +360,7 @@ TEST(Step, AChangeByAnotherWorkerIsTold) {
     absl::StatusOr<Model> model = (*other)->RegisterModel(decoder.model.geometry());
     TESSERA_ASSERT_OK(model.status());
     // Not theirs to adopt.
-    EXPECT_TRUE(absl::IsFailedPrecondition(
-        (*other)->Adopt(*model, track.sequence.id()).status()));
+    EXPECT_TRUE(absl::IsFailedPrecondition((*other)->Adopt(*model, track.sequence.id()).status()));
   }
   decoder.daemon->TruncateBehind(track.sequence.id().value(), 10);
   track.history.Truncate(10);
