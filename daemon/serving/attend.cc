@@ -96,8 +96,8 @@ absl::Status ReadLanes(cache::Tenant& tenant, std::uint32_t layer, const shm::Wo
 // that never was: new segments, then old ring rows. The version tells, and they are read again.
 absl::Status ResolveLanes(cache::Tenant& tenant, std::uint32_t layer, Item& item) {
   const shm::SequenceBlock* block = nullptr;
-  const shm::Word* words = shm::LaneWords(tenant.directory().mapped(),
-                                          item.sequence->directory_offset(), &block);
+  const shm::Word* words =
+      shm::LaneWords(tenant.directory().mapped(), item.sequence->directory_offset(), &block);
   for (;;) {
     if (words == nullptr || block->sequence_id.load() != item.sequence->id().value()) {
       return absl::NotFoundError(Concat(item.sequence->id().ToString(), " has been freed"));

@@ -24,8 +24,8 @@ namespace tessera {
 struct MappingAttempt {
   const char* name;
   int (*run)(int fd, std::uint64_t bytes);  // returns errno, 0 for success
-  int daemon_writes;  // errno expected on memory that only the daemon writes
-  int worker_writes;  // errno expected on memory that the worker writes
+  int daemon_writes;                        // errno expected on memory that only the daemon writes
+  int worker_writes;                        // errno expected on memory that the worker writes
 };
 
 namespace hostile {
@@ -116,8 +116,8 @@ inline constexpr auto kMappingAttempts = std::to_array<MappingAttempt>({
      },
      EPERM, EPERM},
     {"add no seal",
-     [](int fd, std::uint64_t) { return hostile::Result(::fcntl(fd, F_ADD_SEALS, 0) != 0); },
-     EPERM, EPERM},
+     [](int fd, std::uint64_t) { return hostile::Result(::fcntl(fd, F_ADD_SEALS, 0) != 0); }, EPERM,
+     EPERM},
     {"punch a hole",
      [](int fd, std::uint64_t bytes) {
        return hostile::Result(::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
@@ -144,16 +144,14 @@ inline constexpr auto kMappingAttempts = std::to_array<MappingAttempt>({
      EPERM, 0},
     {"reopen and map for writing",
      [](int fd, std::uint64_t) {
-       return hostile::Reopened(fd, O_RDWR, [](int again) {
-         return hostile::Map(again, 4096, PROT_READ | PROT_WRITE);
-       });
+       return hostile::Reopened(
+           fd, O_RDWR, [](int again) { return hostile::Map(again, 4096, PROT_READ | PROT_WRITE); });
      },
      EPERM, 0},
     {"reopen and ftruncate",
      [](int fd, std::uint64_t) {
-       return hostile::Reopened(fd, O_RDWR, [](int again) {
-         return hostile::Result(::ftruncate(again, 4096) != 0);
-       });
+       return hostile::Reopened(
+           fd, O_RDWR, [](int again) { return hostile::Result(::ftruncate(again, 4096) != 0); });
      },
      EPERM, EPERM},
 });

@@ -16,9 +16,8 @@ namespace tessera {
 inline std::uint64_t TestSeed() {
   const char* given = std::getenv("TESSERA_TEST_SEED");
   std::random_device device;
-  const std::uint64_t seed = given != nullptr
-                                 ? std::strtoull(given, nullptr, 0)
-                                 : (std::uint64_t{device()} << 32) ^ device();
+  const std::uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 0)
+                                              : (std::uint64_t{device()} << 32) ^ device();
   std::printf("TESSERA_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
   std::fflush(stdout);
   testing::Test::RecordProperty("seed", std::to_string(seed));

@@ -135,9 +135,9 @@ class Concurrency : public testing::Test {
     }
   }
   void Append(std::uint64_t tokens) {
-    ASSERT_TRUE(now_->sequence
-                    ->Append({0, model_->layers(), tokens_, tokens}, LabelledRows(tokens_, era()))
-                    .ok());
+    ASSERT_TRUE(
+        now_->sequence->Append({0, model_->layers(), tokens_, tokens}, LabelledRows(tokens_, era()))
+            .ok());
     tokens_ += tokens;
     tail_.reset();
   }

@@ -100,8 +100,8 @@ TEST_F(DirectoryTest, ThePoolsExtentsShowWithTheirGenerations) {
   const shm::DirectoryHeader& header = directory_->header();
   for (std::uint32_t round = 1; round <= 3; ++round) {
     const std::uint64_t version = header.mapping_version.load();
-    auto blocks = *(*pool)->AllocateMany(5, kTestPoolExtent, pool::Fit::kExact,
-                                         pool::MemoryTag::kTiles);
+    auto blocks =
+        *(*pool)->AllocateMany(5, kTestPoolExtent, pool::Fit::kExact, pool::MemoryTag::kTiles);
     for (std::uint32_t i = 0; i < 5; ++i) {
       Fd fd;
       std::uint32_t generation = 0;

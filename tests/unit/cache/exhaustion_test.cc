@@ -26,8 +26,7 @@ class Exhaustion : public testing::Test {
   // is the tenant's own business, hence the cast; the tag is one that tenants do not use.
   pool::Charge Squeeze(std::uint64_t bytes) {
     auto& account = const_cast<pool::Account&>(world_.tenant().account());
-    return *account.Reserve(pool::MemoryTag::kPoolExtents,
-                            kLimit - account.used_bytes() - bytes);
+    return *account.Reserve(pool::MemoryTag::kPoolExtents, kLimit - account.used_bytes() - bytes);
   }
 
   // Tries the operation with more and more room until it works. Returns at how many places it was

@@ -81,9 +81,9 @@ TEST_F(ExportedMemory, AWorkerProcessCanDoNoMoreThanTheTableSays) {
     return 0;
   });
   for (const Exported& memory : all) {
-    ASSERT_TRUE(SendMessage(peer.socket(), std::as_bytes(std::span(&memory.bytes, 1)),
-                            memory.fd.get())
-                    .ok());
+    ASSERT_TRUE(
+        SendMessage(peer.socket(), std::as_bytes(std::span(&memory.bytes, 1)), memory.fd.get())
+            .ok());
     MappingReport report{};
     ASSERT_TRUE(ReceiveMessage(peer.socket(), std::as_writable_bytes(std::span(report))).ok());
     for (std::size_t i = 0; i < report.size(); ++i) {

@@ -23,11 +23,16 @@ struct BadValue {
 };
 
 const BadValue kBadValues[] = {
-    {"bf16_nan", ElementType::kBf16, 0x7fc0},    {"bf16_other_nan", ElementType::kBf16, 0xff81},
-    {"bf16_inf", ElementType::kBf16, 0x7f80},    {"bf16_minus_inf", ElementType::kBf16, 0xff80},
-    {"bf16_2_to_63", ElementType::kBf16, 0x5f00}, {"bf16_huge", ElementType::kBf16, 0xff7f},
-    {"fp16_nan", ElementType::kFp16, 0x7e01},    {"fp16_inf", ElementType::kFp16, 0xfc00},
-    {"fp32_nan", ElementType::kFp32, 0x7f800001}, {"fp32_inf", ElementType::kFp32, 0x7f800000},
+    {"bf16_nan", ElementType::kBf16, 0x7fc0},
+    {"bf16_other_nan", ElementType::kBf16, 0xff81},
+    {"bf16_inf", ElementType::kBf16, 0x7f80},
+    {"bf16_minus_inf", ElementType::kBf16, 0xff80},
+    {"bf16_2_to_63", ElementType::kBf16, 0x5f00},
+    {"bf16_huge", ElementType::kBf16, 0xff7f},
+    {"fp16_nan", ElementType::kFp16, 0x7e01},
+    {"fp16_inf", ElementType::kFp16, 0xfc00},
+    {"fp32_nan", ElementType::kFp32, 0x7f800001},
+    {"fp32_inf", ElementType::kFp32, 0x7f800000},
     {"fp32_2_to_63", ElementType::kFp32, 0xdf000000},
 };
 
@@ -150,9 +155,9 @@ TEST_P(SequenceFailure, OfAnAppendLeavesEverythingElseAlone) {
 
     constexpr std::uint64_t kTokens = 300;  // the tile table must grow
     const Place place = AnyPlace(kTokens);
-    const absl::StatusOr<std::uint64_t> appended = sequence->Append(
-        {0, model_->layers(), all.size(), kTokens},
-        SpoiltRows(model_->layout(), NewStamps(kTokens), place, GetParam()));
+    const absl::StatusOr<std::uint64_t> appended =
+        sequence->Append({0, model_->layers(), all.size(), kTokens},
+                         SpoiltRows(model_->layout(), NewStamps(kTokens), place, GetParam()));
     ExpectFailed(*sequence, appended.status(), Named(place, all.size()));
 
     // What was reserved for it went back, and what was published before stays what it was, for
@@ -183,8 +188,8 @@ TEST_P(SequenceFailure, OfAnAppendLeavesEverythingElseAlone) {
 enum class Meeting { kAbsorb, kClose, kFork, kAppend, kTruncate };
 
 TEST_P(SequenceFailure, OfATailNamesTheTokenHoweverItIsMet) {
-  for (Meeting meeting : {Meeting::kAbsorb, Meeting::kClose, Meeting::kFork, Meeting::kAppend,
-                          Meeting::kTruncate}) {
+  for (Meeting meeting :
+       {Meeting::kAbsorb, Meeting::kClose, Meeting::kFork, Meeting::kAppend, Meeting::kTruncate}) {
     const std::uint64_t held = random_.Below(100);
     const std::shared_ptr<Sequence> sequence = world_.NewSequence(worker_->session(), *model_);
     const std::shared_ptr<Sequence> neighbour = world_.NewSequence(worker_->session(), *model_);

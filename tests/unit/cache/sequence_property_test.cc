@@ -22,7 +22,7 @@ struct Known {
   std::vector<Stamps> layers;  // what every lane of the layer holds, the committed tail included
   std::size_t owner;           // index of the session
   std::optional<TestWorker::OpenTail> tail;
-  Stamps written;              // in the ring beyond the committed count
+  Stamps written;  // in the ring beyond the committed count
 
   std::uint64_t Tokens() const {
     std::uint64_t tokens = layers.front().size();
@@ -112,9 +112,9 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     const Stamps stamps = NewStamps(AnyLength());
     Say("append " + std::to_string(stamps.size()) + " tokens to layers " + std::to_string(first) +
         "+" + std::to_string(count) + " of " + Name(*known));
-    const absl::StatusOr<std::uint64_t> tokens = known->sequence->Append(
-        {first, count, held, stamps.size()},
-        StampedRows(known->sequence->model().layout(), stamps));
+    const absl::StatusOr<std::uint64_t> tokens =
+        known->sequence->Append({first, count, held, stamps.size()},
+                                StampedRows(known->sequence->model().layout(), stamps));
     SyncTail(*known);
     if (!fits) {
       return tokens.status().code() == absl::StatusCode::kOutOfRange || Exhausted(tokens.status())
@@ -135,9 +135,8 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     const std::uint64_t first = random_.OneIn(2) ? held + 1 + random_.Below(3) : random_.Border();
     if (first == held) return "";
     Say("append at " + std::to_string(first) + ", which is wrong, to " + Name(*known));
-    const absl::StatusOr<std::uint64_t> tokens =
-        known->sequence->Append({0, 1, first, 3},
-                                StampedRows(known->sequence->model().layout(), NewStamps(3)));
+    const absl::StatusOr<std::uint64_t> tokens = known->sequence->Append(
+        {0, 1, first, 3}, StampedRows(known->sequence->model().layout(), NewStamps(3)));
     SyncTail(*known);
     return tokens.status().code() == absl::StatusCode::kOutOfRange || Exhausted(tokens.status())
                ? ""
@@ -161,9 +160,9 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     known->tail = *tail;
     known->written.clear();
     if (tail->place.tail.tokens != known->Tokens()) return "the tail starts at another token";
-    if (workers_[known->owner]->HasRoom(*known->sequence,
-                                        known->Tokens() +
-                                            known->sequence->model().layout().ring_capacity())) {
+    if (workers_[known->owner]->HasRoom(
+            *known->sequence,
+            known->Tokens() + known->sequence->model().layout().ring_capacity())) {
       return "a fresh ring has more room than it has tiles";
     }
     return "";
@@ -243,8 +242,8 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     Known* known = Any();
     if (known == nullptr) return Create();
     const std::uint64_t held = known->Tokens();
-    const std::uint64_t tokens = random_.OneIn(6) ? held + 1 + random_.Below(10)
-                                                  : random_.Between(0, held);
+    const std::uint64_t tokens =
+        random_.OneIn(6) ? held + 1 + random_.Below(10) : random_.Between(0, held);
     Say("truncate " + Name(*known) + " to " + std::to_string(tokens));
     const absl::Status status = known->sequence->Truncate(tokens);
     SyncTail(*known);
@@ -278,9 +277,8 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     if (known == nullptr) return Create();
     const std::size_t to = random_.Below(workers_.size());
     Say("hand " + Name(*known) + " to session " + std::to_string(to));
-    const absl::Status status =
-        world_.tenant().Handover(known->sequence->id(), workers_[known->owner]->session(),
-                                 workers_[to]->session().id());
+    const absl::Status status = world_.tenant().Handover(
+        known->sequence->id(), workers_[known->owner]->session(), workers_[to]->session().id());
     SyncTail(*known);
     if (!status.ok()) return Refused(status);
     known->owner = to;
@@ -301,8 +299,7 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     }
     Known* known = Any();
     if (known == nullptr) return Create();
-    const std::shared_ptr<SessionState>& session =
-        random_.Pick(workers_)->shared_session();
+    const std::shared_ptr<SessionState>& session = random_.Pick(workers_)->shared_session();
     for (std::uint32_t slot = 0; slot < shm::kReaderSlots; ++slot) {
       shm::Word& word = session->control()->page().readers[slot].word;
       if (word.load() != shm::kPinFree) continue;
@@ -446,13 +443,13 @@ TEST_P(SequenceProperty, ReadersSeeWhatTheOracleHolds) {
   world_.ExpectBaseline();
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Types, SequenceProperty,
-    testing::Values(Setup{"bf16", kernels::ElementType::kBf16, 0, 6000},
-                    Setup{"fp16", kernels::ElementType::kFp16, 0, 3000},
-                    Setup{"fp32", kernels::ElementType::kFp32, 0, 3000},
-                    Setup{"bf16_short_of_memory", kernels::ElementType::kBf16, 1'500'000, 6000}),
-    [](const auto& setup) { return setup.param.name; });
+INSTANTIATE_TEST_SUITE_P(Types, SequenceProperty,
+                         testing::Values(Setup{"bf16", kernels::ElementType::kBf16, 0, 6000},
+                                         Setup{"fp16", kernels::ElementType::kFp16, 0, 3000},
+                                         Setup{"fp32", kernels::ElementType::kFp32, 0, 3000},
+                                         Setup{"bf16_short_of_memory", kernels::ElementType::kBf16,
+                                               1'500'000, 6000}),
+                         [](const auto& setup) { return setup.param.name; });
 
 }  // namespace
 }  // namespace tessera::cache

@@ -1,9 +1,11 @@
 #include "daemon/cache/sequence.h"
 
+#include <map>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -102,6 +104,34 @@ TEST_F(SequenceTest, AppendingNothingChangesNothing) {
   ASSERT_TRUE(AppendAll(*sequence, 0, stamps).ok());
   EXPECT_EQ(*AppendAll(*sequence, 5, {}), 5u);
   EXPECT_EQ(Shown(*sequence, stamps), "");
+}
+
+// A source that another process may be writing is looked at once: a second look could find
+// something else than what was checked.
+TEST_F(SequenceTest, EveryRowOfASourceIsCopiedExactlyOnce) {
+  class CountingRows final : public RowReader {
+   public:
+    explicit CountingRows(const StampedRows& rows) : rows_(rows) {}
+    void Copy(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t first, std::uint32_t count,
+              std::byte* key, std::byte* value) const override {
+      rows_.Copy(layer, kv_head, first, count, key, value);
+      for (std::uint32_t i = 0; i < count; ++i) ++copies[{layer, kv_head, first + i}];
+    }
+    mutable std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>, int> copies;
+
+   private:
+    const StampedRows& rows_;
+  };
+  const auto sequence = world_.NewSequence(worker_->session(), *mixed_);
+  std::uint64_t held = 0;
+  for (std::uint64_t tokens : {7u, 100u, 32u, 500u}) {
+    const StampedRows rows(mixed_->layout(), NewStamps(tokens));
+    const CountingRows counting(rows);
+    ASSERT_TRUE(sequence->Append({0, mixed_->layers(), held, tokens}, counting).ok());
+    EXPECT_EQ(counting.copies.size(), tokens * mixed_->lanes());
+    for (const auto& [row, copies] : counting.copies) ASSERT_EQ(copies, 1);
+    held += tokens;
+  }
 }
 
 // ---- lanes of different length

@@ -157,9 +157,9 @@ class TailTest : public testing::Test {
 
 TEST_F(TailTest, ImpossibleCountsFailTheSequenceWithTheBounds) {
   TestRandom random;
-  for (std::uint64_t count : {std::uint64_t{0}, std::uint64_t{49}, std::uint64_t{50 + 129},
-                              random.Below(50), 179 + random.Below(1000),
-                              shm::CommitWord::kTokenMask}) {
+  for (std::uint64_t count :
+       {std::uint64_t{0}, std::uint64_t{49}, std::uint64_t{50 + 129}, random.Below(50),
+        179 + random.Below(1000), shm::CommitWord::kTokenMask}) {
     Stamps stamps;
     const auto sequence = Decoding(50, stamps);
     worker_->Commit(tail_, count);

@@ -195,8 +195,7 @@ TEST_F(TenantTest, ASessionThatEndsInTheMiddleOfEverythingLeavesNothing) {
     }
     worker.Commit(tail, stamps.size());
     const auto uneven = world_.NewSequence(worker.session(), *model);
-    ASSERT_TRUE(
-        uneven->Append({1, 1, 0, 9}, StampedRows(model->layout(), NewStamps(9))).ok());
+    ASSERT_TRUE(uneven->Append({1, 1, 0, 9}, StampedRows(model->layout(), NewStamps(9))).ok());
     for (std::uint32_t slot = 0; slot < shm::kReaderSlots; ++slot) {
       shm::Pin(worker.session().control()->page().readers[slot].word, tenant().epochs().epoch());
     }
@@ -243,8 +242,7 @@ TEST_F(TenantTest, AHandedOverSequenceIsTheReceiversAlone) {
   EXPECT_EQ(tenant().Handover(sequence->id(), prefill.session(), SessionId(12345)).code(),
             StatusCode::kNotFound);
   EXPECT_EQ(sequence->owner(), prefill.session().id());
-  ASSERT_TRUE(
-      tenant().Handover(sequence->id(), prefill.session(), decode.session().id()).ok());
+  ASSERT_TRUE(tenant().Handover(sequence->id(), prefill.session(), decode.session().id()).ok());
   EXPECT_EQ(sequence->owner(), decode.session().id());
   const absl::Status refused = prefill.Open(*sequence).status();
   EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition);

@@ -32,8 +32,7 @@ inline constexpr Clock::Duration kTestPinLimit = std::chrono::seconds(5);
 inline ModelSpec SmallModel(const std::string& name, std::uint32_t layers, std::uint32_t kv_heads,
                             kernels::ElementType type = kernels::ElementType::kBf16) {
   ModelSpec spec = {.name = name, .type = type};
-  spec.layers.assign(layers,
-                     {.query_heads = 2 * kv_heads, .kv_heads = kv_heads, .head_dim = 64});
+  spec.layers.assign(layers, {.query_heads = 2 * kv_heads, .kv_heads = kv_heads, .head_dim = 64});
   return spec;
 }
 
@@ -231,8 +230,8 @@ inline std::string Differs(const SequenceView& view, const Model& model,
         const std::byte* at = segment.arena + offset;
         const std::uint32_t row = e % kernels::kTileEntries;
         if (!check(at + tile.key_offset(row), at + tile.value_offset(row))) {
-          return where + "token " + std::to_string(token - 1) + " of segment " +
-                 std::to_string(s) + " is another's";
+          return where + "token " + std::to_string(token - 1) + " of segment " + std::to_string(s) +
+                 " is another's";
         }
       }
     }

@@ -181,8 +181,7 @@ TEST_F(TailAbsorberTest, AFullPoolKeepsTheTailAndIsLoggedOnceASecond) {
   cache::World world(cache::World::Options{.tenant_limit = 200 * 1024, .ring_tiles = 4});
   const std::shared_ptr<const cache::Model> model =
       world.Register(cache::SmallModel("small", 1, 1));
-  TailAbsorber absorber(
-      {.scheduler = &scheduler_, .logger = &logger_, .clock = &world_.clock()});
+  TailAbsorber absorber({.scheduler = &scheduler_, .logger = &logger_, .clock = &world_.clock()});
   Decoder decoder(world, *model, 1);
   pool::Block filler =
       *world.tenant().pool().Allocate(200 * 1024 - world.tenant().account().used_bytes() - 4096,
@@ -211,8 +210,8 @@ TEST_F(TailAbsorberTest, ASequenceThatFailsDoesNotStopItsNeighbours) {
   for (std::size_t i = 0; i < 3; ++i) decoder.Step(i, 32);
   // An impossible count, which only this worker could have written.
   const std::uint32_t slot = 1;
-  decoder.session()->control()->page().commits[slot].store(
-      shm::CommitWord::Pack(1, 1'000'000), std::memory_order_release);
+  decoder.session()->control()->page().commits[slot].store(shm::CommitWord::Pack(1, 1'000'000),
+                                                           std::memory_order_release);
   absorber_.Wake(decoder.session());
   scheduler_.RunAll(kJob);
   EXPECT_EQ(decoder.InSegments(0), 32u);
@@ -287,8 +286,7 @@ TEST_F(TailAbsorberTest, NoInterleavingLosesAWake) {
 // The same with real threads: the daemon's between any two instructions of the worker's.
 TEST_F(TailAbsorberTest, NoWakeIsLostBetweenThreads) {
   std::optional<ThreadScheduler> threads(std::in_place, 2);
-  TailAbsorber absorber(
-      {.scheduler = &*threads, .logger = &logger_, .clock = &world_.clock()});
+  TailAbsorber absorber({.scheduler = &*threads, .logger = &logger_, .clock = &world_.clock()});
   Decoder decoder(world_, *model_, 1);
   // One mapping for both sides, as ThreadSanitizer wants it, is in the concurrency test of the
   // cache; here the ring's contents do not matter.

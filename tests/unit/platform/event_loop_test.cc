@@ -38,8 +38,18 @@ TEST(EventLoop, CallsWhoeverIsReady) {
   Event first = MustEvent();
   Event second = MustEvent();
   int firsts = 0, seconds = 0;
-  ASSERT_TRUE(loop.Watch(first.fd(), [&](EventLoop::Ready) { ++firsts; first.Drain(); }).ok());
-  ASSERT_TRUE(loop.Watch(second.fd(), [&](EventLoop::Ready) { ++seconds; second.Drain(); }).ok());
+  ASSERT_TRUE(loop.Watch(first.fd(),
+                         [&](EventLoop::Ready) {
+                           ++firsts;
+                           first.Drain();
+                         })
+                  .ok());
+  ASSERT_TRUE(loop.Watch(second.fd(),
+                         [&](EventLoop::Ready) {
+                           ++seconds;
+                           second.Drain();
+                         })
+                  .ok());
   loop.RunOnce(kNow);
   EXPECT_EQ(firsts + seconds, 0);
   first.Signal();
@@ -84,7 +94,12 @@ TEST(EventLoop, ANumberReusedWithinARoundGetsNoEventOfItsPredecessor) {
     ASSERT_EQ(::dup2(reused.fd(), number), number);
     ASSERT_TRUE(loop.Watch(number, [&](EventLoop::Ready) { ++wrong; }).ok());
   };
-  ASSERT_TRUE(loop.Watch(first.fd(), [&](EventLoop::Ready) { first.Drain(); swap(); }).ok());
+  ASSERT_TRUE(loop.Watch(first.fd(),
+                         [&](EventLoop::Ready) {
+                           first.Drain();
+                           swap();
+                         })
+                  .ok());
   ASSERT_TRUE(loop.Watch(number, [&](EventLoop::Ready) { ++stale; }).ok());
   first.Signal();  // becomes ready first, so its handler runs first
   ASSERT_EQ(::send(theirs.get(), "x", 1, 0), 1);
@@ -106,11 +121,13 @@ TEST(EventLoop, AHandlerMayUnwatchItselfAndOthers) {
   int calls = 0;
   // The first handler that runs removes all, itself included, while its captures are in use.
   for (Event& event : events) {
-    ASSERT_TRUE(loop.Watch(event.fd(), [&loop, &events, &calls](EventLoop::Ready) {
-                      ++calls;
-                      for (Event& each : events) loop.Unwatch(each.fd());
-                      ++calls;
-                    }).ok());
+    ASSERT_TRUE(loop.Watch(event.fd(),
+                           [&loop, &events, &calls](EventLoop::Ready) {
+                             ++calls;
+                             for (Event& each : events) loop.Unwatch(each.fd());
+                             ++calls;
+                           })
+                    .ok());
     event.Signal();
   }
   for (int round = 0; round < 3; ++round) loop.RunOnce(kNow);
@@ -124,11 +141,13 @@ TEST(EventLoop, AHandlerMayWatchMore) {
   std::size_t next = 1;
   std::vector<int> calls(events.size(), 0);
   std::function<void(std::size_t)> watch = [&](std::size_t i) {
-    ASSERT_TRUE(loop.Watch(events[i].fd(), [&, i](EventLoop::Ready) {
-                      events[i].Drain();
-                      ++calls[i];
-                      if (next < events.size()) watch(next++);
-                    }).ok());
+    ASSERT_TRUE(loop.Watch(events[i].fd(),
+                           [&, i](EventLoop::Ready) {
+                             events[i].Drain();
+                             ++calls[i];
+                             if (next < events.size()) watch(next++);
+                           })
+                    .ok());
     events[i].Signal();
   };
   watch(0);
@@ -140,7 +159,12 @@ TEST(EventLoop, TheSameDescriptorTwiceIsAnErrorAndTheFirstStays) {
   EventLoop loop = MustLoop();
   Event event = MustEvent();
   int first = 0, second = 0;
-  ASSERT_TRUE(loop.Watch(event.fd(), [&](EventLoop::Ready) { ++first; event.Drain(); }).ok());
+  ASSERT_TRUE(loop.Watch(event.fd(),
+                         [&](EventLoop::Ready) {
+                           ++first;
+                           event.Drain();
+                         })
+                  .ok());
   EXPECT_FALSE(loop.Watch(event.fd(), [&](EventLoop::Ready) { ++second; }).ok());
   EXPECT_FALSE(loop.Watch(-1, [&](EventLoop::Ready) {}).ok());
   event.Signal();
@@ -155,10 +179,12 @@ TEST(EventLoop, SignalsFromAnotherThreadAreNeverLost) {
   std::atomic<std::uint64_t> posted{0};
   std::uint64_t seen = 0;
   constexpr std::uint64_t kPosts = 20000;
-  ASSERT_TRUE(loop.Watch(event.fd(), [&](EventLoop::Ready) {
-                    event.Drain();
-                    seen = posted.load();
-                  }).ok());
+  ASSERT_TRUE(loop.Watch(event.fd(),
+                         [&](EventLoop::Ready) {
+                           event.Drain();
+                           seen = posted.load();
+                         })
+                  .ok());
   std::thread poster([&] {
     for (std::uint64_t i = 0; i < kPosts; ++i) {
       posted.fetch_add(1);

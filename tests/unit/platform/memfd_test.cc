@@ -76,8 +76,7 @@ TEST(Memfd, WhatTheWorkerWritesKeepsItsSize) {
   Memfd memory = MustCreate();
   ASSERT_TRUE(memory.Prefault().ok());
   ASSERT_TRUE(memory.Seal(SealFor::kWorkerWrites).ok());
-  absl::StatusOr<AddressRange> range =
-      AddressRange::Map(memory.fd(), kBytes, Access::kReadOnly);
+  absl::StatusOr<AddressRange> range = AddressRange::Map(memory.fd(), kBytes, Access::kReadOnly);
   ASSERT_TRUE(range.ok()) << range.status();
   const MappingReport report = TryInPeer(memory);
   for (std::size_t i = 0; i < report.size(); ++i) {

@@ -77,8 +77,8 @@ TEST_F(UnixSocket, PassesADescriptorThatIsCloseOnExec) {
 TEST_F(UnixSocket, APeerThatSendsTooManyDescriptorsLeaksNone) {
   const int before = CountOpenFds();
   // More than the room there is for them, in one message and spread over single bytes.
-  for (std::size_t count : {std::size_t{1}, std::size_t{2}, std::size_t{8}, std::size_t{9},
-                            std::size_t{60}}) {
+  for (std::size_t count :
+       {std::size_t{1}, std::size_t{2}, std::size_t{8}, std::size_t{9}, std::size_t{60}}) {
     SendRaw(left_.get(), "12345678", std::vector<int>(count, left_.get()));
     std::array<std::byte, 8> got;
     Fd passed;

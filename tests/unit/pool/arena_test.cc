@@ -105,8 +105,8 @@ TEST_F(ArenaTest, WhatHasGoneIsReturnedToTheNodeAndTheKernel) {
       if (random.OneIn(2) && present.size() < 6) {
         present.insert(*arena.Grow());
       } else if (!present.empty()) {
-        const std::uint32_t index = *std::next(
-            present.begin(), static_cast<std::ptrdiff_t>(random.Below(present.size())));
+        const std::uint32_t index =
+            *std::next(present.begin(), static_cast<std::ptrdiff_t>(random.Below(present.size())));
         arena.Shrink(index);
         present.erase(index);
       }

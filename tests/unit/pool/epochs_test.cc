@@ -20,8 +20,7 @@ constexpr Clock::Duration kPinLimit = std::chrono::seconds(5);
 // One reader session: its slots, as the worker sees them.
 struct Session {
   std::array<shm::ReaderSlot, kSlots> slots{};
-  std::shared_ptr<PinSource> source =
-      std::make_shared<PinSource>(PinSource{slots.data(), kSlots});
+  std::shared_ptr<PinSource> source = std::make_shared<PinSource>(PinSource{slots.data(), kSlots});
   shm::Word& word(std::uint32_t i) { return slots[i].word; }
 };
 
@@ -41,10 +40,9 @@ class EpochsTest : public testing::Test {
   std::vector<int> freed_;
   Session session_;
   Session other_;
-  Epochs epochs_{{.epoch = &epoch_,
-                  .clock = &clock_,
-                  .pin_limit = kPinLimit,
-                  .on_waiting = [this] { ++attention_; }}};
+  Epochs epochs_{{.epoch = &epoch_, .clock = &clock_, .pin_limit = kPinLimit, .on_waiting = [this] {
+                    ++attention_;
+                  }}};
 };
 
 TEST_F(EpochsTest, NobodyPinnedFreesAtOnce) {

@@ -26,8 +26,8 @@ RandomModel AnyModel(TestRandom& random) {
   model.type = random.Pick(kTypes);
   model.ring_tiles = static_cast<std::uint32_t>(random.Between(2, 5));
   for (std::uint64_t layers = random.Between(1, 6); layers > 0; --layers) {
-    model.shapes.push_back({static_cast<std::uint32_t>(random.Between(1, 4)),
-                            random.Pick(kernels::kHeadDims)});
+    model.shapes.push_back(
+        {static_cast<std::uint32_t>(random.Between(1, 4)), random.Pick(kernels::kHeadDims)});
   }
   return model;
 }

@@ -154,8 +154,8 @@ typename World<Object>::Tally Stress(World<Object>& world, const std::function<v
 
 TEST(PinStress, WhatAPinnedReaderSeesIsNeverFreed) {
   World<PlainObject> world(std::chrono::hours(1));
-  const auto sum =
-      Stress<PlainObject>(world, [&] { world.epochs().Collect(); }, [] { return true; });
+  const auto sum = Stress<PlainObject>(
+      world, [&] { world.epochs().Collect(); }, [] { return true; });
   EXPECT_EQ(sum.revoked, 0u);
   EXPECT_EQ(sum.poison_under_pin, 0u);
   EXPECT_EQ(sum.torn_under_pin, 0u);

@@ -116,9 +116,8 @@ TEST_F(ResolveLaneTest, EveryFieldBeyondItsBorderIsRefusedAndNothingIsAdded) {
     EXPECT_TRUE(refused(GoodSnapshot(count), ref, 64)) << count;
   }
   EXPECT_TRUE(refused(GoodSnapshot(2), ref, directory_.bytes() - 64));  // refs beyond the end
-  for (std::uint64_t table :
-       {std::uint64_t{1}, std::uint64_t{4}, pool_.bytes() - 8, pool_.bytes(), ~std::uint64_t{0},
-        ~std::uint64_t{7}, std::uint64_t{1} << 63}) {
+  for (std::uint64_t table : {std::uint64_t{1}, std::uint64_t{4}, pool_.bytes() - 8, pool_.bytes(),
+                              ~std::uint64_t{0}, ~std::uint64_t{7}, std::uint64_t{1} << 63}) {
     ref = GoodRef();
     ref.tile_table = table;
     EXPECT_TRUE(refused(GoodSnapshot(2), ref, 64)) << table;
@@ -206,9 +205,8 @@ TEST_F(ResolveLaneTest, AttentionOverHostileTablesStaysInside) {
     ref.entries = static_cast<std::uint32_t>(random.Between(1, 400));
     ref.tile_table = random.Below(pool.bytes() / 8) * 8;
     for (std::uint64_t t = 0; t < 16; ++t) {
-      const std::uint64_t offset = random.OneIn(10)
-                                       ? random.Border()
-                                       : random.Below((pool.bytes() - 8192) / 64) * 64;
+      const std::uint64_t offset =
+          random.OneIn(10) ? random.Border() : random.Below((pool.bytes() - 8192) / 64) * 64;
       const std::uint64_t place = ref.tile_table + 8 * t;
       if (place + 8 <= pool.bytes()) pool.Put(place, offset);
     }
@@ -228,9 +226,8 @@ TEST_F(ResolveLaneTest, AttentionOverHostileTablesStaysInside) {
     const kernels::AttendBatch batch = {.geometry = geometry, .items = {&item, 1}};
     Memory workspace((kernels::AttendWorkspaceBytes(batch) + 63) / 64 * 64);
     kernels::InlineExecutor executor;
-    const kernels::AttendResult result =
-        kernels::Attend(kernels::BestImplementation(), batch,
-                        {workspace.at(0), workspace.bytes()}, executor);
+    const kernels::AttendResult result = kernels::Attend(
+        kernels::BestImplementation(), batch, {workspace.at(0), workspace.bytes()}, executor);
     (result.status == kernels::AttendStatus::kOk ? good : bad) += 1;
   }
   EXPECT_GT(good, 0);
