@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "client/mapped_door.h"
 #include "daemon/base/strings.h"
@@ -100,9 +101,8 @@ class Bulk {
       place = *std::move(taken);
       GateHold hold(session_.door()->gate(), Gate::kSharedLane);
       if (!hold) return session_.status();
-      std::byte* const at = session_.door()->staging_data() + place.offset();
-      Copy(piece, tensors_.key, at);
-      Copy(piece, tensors_.value, at + bytes);
+      absl::Status copied = session_.door()->CopyToStaging(List(piece, place.offset(), bytes));
+      if (!copied.ok()) return copied;
       SetStaging(*request.mutable_key(), place.offset(), bytes);
       SetStaging(*request.mutable_value(), place.offset() + bytes, bytes);
     } else {
@@ -135,6 +135,22 @@ class Bulk {
     }
   }
 
+  // Likewise, as copies to K at `offset` of the staging arena and V `bytes` after it.
+  std::span<const MappedDoor::StagingCopy> List(const Piece& piece, std::uint64_t offset,
+                                                std::uint64_t bytes) {
+    const std::uint64_t run = piece.tokens * token_bytes_;
+    copies_.clear();
+    for (const bool of_value : {false, true}) {
+      const std::span<const std::byte> from = of_value ? tensors_.value : tensors_.key;
+      for (std::uint32_t i = 0; i < piece.layers; ++i) {
+        const std::uint64_t first = (piece.layer + i) * tensors_.tokens + piece.token;
+        copies_.push_back(
+            {offset + (of_value ? bytes : 0) + i * run, from.data() + first * token_bytes_, run});
+      }
+    }
+    return copies_;
+  }
+
   static void SetStaging(v1::Tensor& tensor, std::uint64_t offset, std::uint64_t bytes) {
     tensor.mutable_staging()->set_offset(offset);
     tensor.mutable_staging()->set_bytes(bytes);
@@ -146,6 +162,7 @@ class Bulk {
   const std::uint32_t layers_;
   const std::uint64_t token_bytes_;
   StagingRing* staging_ = nullptr;
+  std::vector<MappedDoor::StagingCopy> copies_;
 };
 
 absl::StatusOr<std::uint32_t> CheckLayers(const BoundModel& model, const AppendTensors& tensors) {

@@ -269,6 +269,7 @@ tessera_code tessera_step_begin(tessera_worker* worker, tessera_sequence* const*
   }
   step_options.timeout = std::chrono::milliseconds(given.timeout_ms);
   step_options.executor = begun->executor.has_value() ? &*begun->executor : nullptr;
+  step_options.cuda_stream = given.cuda_stream;
   absl::StatusOr<client::Step> opened = worker->worker->BeginStep(batch, step_options);
   if (opened.ok()) {
     begun->step = *std::move(opened);

@@ -49,6 +49,7 @@ Core::Core(AttachOptions options, std::unique_ptr<Connector> connector)
       system_sleeper_(std::make_unique<SystemSleeper>()) {
   surroundings_.clock = options_.clock != nullptr ? options_.clock : &system_clock_;
   surroundings_.sleeper = options_.sleeper != nullptr ? options_.sleeper : system_sleeper_.get();
+  surroundings_.gpus = options_.gpus != nullptr ? options_.gpus : &GpuPlatform::System();
   surroundings_.implementation = options_.implementation.empty()
                                      ? &kernels::BestImplementation()
                                      : kernels::FindImplementation(options_.implementation);
@@ -247,6 +248,25 @@ absl::StatusOr<v1::Welcome> Core::Greet(Transport& transport,
   return std::move(*response.mutable_welcome());
 }
 
+absl::StatusOr<std::unique_ptr<MappedDoor>> Core::OpenDoor(Transport& transport,
+                                                           const v1::Welcome& welcome) {
+  std::unique_ptr<Gpu> gpu;
+  if (!welcome.device_uuid().empty()) {
+    absl::StatusOr<std::unique_ptr<Gpu>> opened =
+        Gpu::Open(*surroundings_.gpus, welcome.device_uuid());
+    if (!opened.ok()) return opened.status();
+    gpu = *std::move(opened);
+  }
+  absl::StatusOr<std::unique_ptr<DescriptorSource>> source = transport.OpenDescriptors(welcome);
+  if (!source.ok()) return source.status();
+  return MappedDoor::Open({.source = *std::move(source),
+                           .gpu = std::move(gpu),
+                           .expected = {.instance = welcome.instance(),
+                                        .directory_extent_bytes = welcome.directory_extent_bytes(),
+                                        .pool_extent_bytes = welcome.pool_extent_bytes()},
+                           .staging_bytes = welcome.staging_bytes()});
+}
+
 absl::Status Core::OpenSession(ReattachReport& report) {
   std::unique_ptr<Transport> transport = connector_->NewTransport();
   std::shared_ptr<AttachStream> stream;
@@ -262,16 +282,8 @@ absl::Status Core::OpenSession(ReattachReport& report) {
   if (!welcome.ok()) return failed(welcome.status());
 
   std::unique_ptr<MappedDoor> door;
-  if (options_.map_memory && connector_->local() && !welcome->descriptor_socket().empty() &&
-      welcome->device() == "cpu") {
-    absl::StatusOr<std::unique_ptr<DescriptorSource>> source = transport->OpenDescriptors(*welcome);
-    if (!source.ok()) return failed(source.status());
-    absl::StatusOr<std::unique_ptr<MappedDoor>> opened =
-        MappedDoor::Open(*std::move(source),
-                         {.instance = welcome->instance(),
-                          .directory_extent_bytes = welcome->directory_extent_bytes(),
-                          .pool_extent_bytes = welcome->pool_extent_bytes()},
-                         welcome->staging_bytes());
+  if (options_.map_memory && connector_->local() && !welcome->descriptor_socket().empty()) {
+    absl::StatusOr<std::unique_ptr<MappedDoor>> opened = OpenDoor(*transport, *welcome);
     if (!opened.ok()) return failed(opened.status());
     door = *std::move(opened);
   }

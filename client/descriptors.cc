@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <cstring>
 #include <span>
 #include <utility>
 
@@ -96,13 +97,18 @@ absl::StatusOr<Descriptor> DescriptorSocket::Receive(const shm::DescriptorReques
       ReceiveMessage(socket_.get(), std::as_writable_bytes(std::span(&answer, 1)), &descriptor.fd);
   if (!received.ok()) return received;
   if (absl::Status refused = RefusalOf(request, answer.code); !refused.ok()) return refused;
-  if (answer.kind != request.kind || answer.index != request.index || !descriptor.fd.valid()) {
+  const bool by_handle = answer.memory == shm::MemoryKind::kCudaIpc;
+  if (answer.kind != request.kind || answer.index != request.index ||
+      descriptor.fd.valid() == by_handle) {
     return absl::InternalError(Concat("the descriptor socket answered ", KindName(answer.kind), " ",
                                       answer.index, " to a request for ", KindName(request.kind),
                                       " ", request.index));
   }
   descriptor.bytes = answer.bytes;
   descriptor.generation = answer.generation;
+  descriptor.memory = answer.memory;
+  static_assert(sizeof answer.ipc_handle == sizeof descriptor.ipc_handle);
+  std::memcpy(descriptor.ipc_handle.data(), answer.ipc_handle, sizeof answer.ipc_handle);
   return descriptor;
 }
 

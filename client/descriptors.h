@@ -7,15 +7,18 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/platform/cuda_calls.h"
 #include "daemon/platform/fd.h"
 #include "proto/shm/descriptors.h"
 
 namespace tessera::client {
 
 struct Descriptor {
-  Fd fd;
+  Fd fd;                         // not of kCudaIpc
   std::uint64_t bytes = 0;       // to map
   std::uint32_t generation = 0;  // of a pool extent
+  shm::MemoryKind memory = shm::MemoryKind::kHost;
+  CudaIpcHandle ipc_handle = {};  // of kCudaIpc
 };
 
 // Thread-safe.

@@ -53,8 +53,8 @@ absl::Status CheckLimit(std::string_view what, std::uint64_t limit, std::uint64_
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Extents>> Extents::Open(DescriptorSource& source,
-                                                       const Expected& expected) {
-  std::unique_ptr<Extents> extents(new Extents(source));
+                                                       const Expected& expected, Gpu* gpu) {
+  std::unique_ptr<Extents> extents(new Extents(source, gpu));
   if (absl::Status status = extents->MapHeader(expected); !status.ok()) return status;
   return extents;
 }
@@ -83,7 +83,8 @@ absl::Status Extents::MapHeader(const Expected& expected) {
 
   absl::StatusOr<AddressRange> directory = AddressRange::Reserve(header.directory_limit_bytes);
   if (!directory.ok()) return directory.status();
-  absl::StatusOr<AddressRange> pool = AddressRange::Reserve(header.pool_limit_bytes);
+  absl::StatusOr<std::unique_ptr<PoolMapping>> pool =
+      PoolMapping::Reserve(header.pool_limit_bytes, header.pool_extent_bytes, gpu_);
   if (!pool.ok()) return pool.status();
   status = directory->MapAt(0, first->fd.get(), first->bytes, Access::kReadOnly);
   if (!status.ok()) return status;
@@ -92,8 +93,9 @@ absl::Status Extents::MapHeader(const Expected& expected) {
   header_ = reinterpret_cast<const shm::DirectoryHeader*>(directory_.data());
   directory_extent_bytes_ = header_->directory_extent_bytes;
   pool_extent_bytes_ = header_->pool_extent_bytes;
+  pool_limit_bytes_ = header_->pool_limit_bytes;
   MutexLock lock(mutex_);
-  pool_generations_.assign(pool_.bytes() / pool_extent_bytes_, 0);
+  pool_generations_.assign(pool_limit_bytes_ / pool_extent_bytes_, 0);
   return absl::OkStatus();
 }
 
@@ -140,9 +142,7 @@ absl::Status Extents::MapPool() {
     if (extent->bytes != pool_extent_bytes_) {
       return Differs("a pool extent of bytes", extent->bytes, pool_extent_bytes_);
     }
-    absl::Status mapped = pool_.MapAt(std::uint64_t{i} * pool_extent_bytes_, extent->fd.get(),
-                                      extent->bytes, Access::kReadOnly);
-    if (!mapped.ok()) return mapped;
+    if (absl::Status mapped = pool_->Map(i, *extent); !mapped.ok()) return mapped;
     pool_generations_[i] = extent->generation;
   }
   return absl::OkStatus();
@@ -151,7 +151,7 @@ absl::Status Extents::MapPool() {
 absl::Status Extents::DropPoolExtent(std::uint32_t index) {
   if (pool_generations_[index] == 0) return absl::OkStatus();
   pool_generations_[index] = 0;
-  return pool_.Reset(std::uint64_t{index} * pool_extent_bytes_, pool_extent_bytes_);
+  return pool_->Drop(index);
 }
 
 void Extents::DropGone() {
@@ -161,6 +161,11 @@ void Extents::DropGone() {
     // Where it cannot be unmapped it stays mapped, and the next Refresh says why.
     if (now != pool_generations_[i]) (void)DropPoolExtent(i);
   }
+}
+
+void Extents::ListPoolExtents(std::vector<std::uint64_t>& addresses) const {
+  MutexLock lock(mutex_);
+  pool_->ListExtents(addresses);
 }
 
 std::uint32_t Extents::pool_extents_mapped() const {
@@ -174,7 +179,7 @@ void Extents::Unmap() {
   MutexLock lock(mutex_);
   header_ = nullptr;
   directory_ = AddressRange();
-  pool_ = AddressRange();
+  pool_ = nullptr;
   pool_generations_.clear();
 }
 

@@ -14,6 +14,8 @@
 
 #include "absl/status/statusor.h"
 #include "client/descriptors.h"
+#include "client/gpu.h"
+#include "client/mapping.h"
 #include "daemon/base/mutex.h"
 #include "daemon/platform/memfd.h"
 #include "proto/shm/layout.h"
@@ -29,9 +31,10 @@ class Extents {
     std::uint64_t directory_extent_bytes;
     std::uint64_t pool_extent_bytes;
   };
-  // `source` outlives the extents. Maps the first directory extent and checks its header.
+  // `source` and `gpu` outlive the extents; `gpu` is null where the pool is host memory. Maps the
+  // first directory extent and checks its header.
   static absl::StatusOr<std::unique_ptr<Extents>> Open(DescriptorSource& source,
-                                                       const Expected& expected);
+                                                       const Expected& expected, Gpu* gpu);
 
   // Calls below touch the mappings: only inside the gate.
   const shm::DirectoryHeader& header() const { return *header_; }
@@ -45,25 +48,30 @@ class Extents {
   void DropGone();
 
   shm::MappedArena directory() const { return {directory_.data(), directory_.bytes()}; }
-  shm::MappedArena pool() const { return {pool_.data(), pool_.bytes()}; }
+  shm::MappedArena pool() const { return {pool_->base(), pool_limit_bytes_}; }
+  std::uint64_t pool_extent_bytes() const { return pool_extent_bytes_; }
+  // On a GPU: where its extents are.
+  void ListPoolExtents(std::vector<std::uint64_t>& addresses) const;
   std::uint32_t pool_extents_mapped() const;
 
   // Outside the gate, once it is closed.
   void Unmap();
 
  private:
-  explicit Extents(DescriptorSource& source) : source_(source) {}
+  Extents(DescriptorSource& source, Gpu* gpu) : source_(source), gpu_(gpu) {}
   absl::Status MapHeader(const Expected& expected);
   absl::Status MapDirectory() TESSERA_REQUIRES(mutex_);
   absl::Status MapPool() TESSERA_REQUIRES(mutex_);
   absl::Status DropPoolExtent(std::uint32_t index) TESSERA_REQUIRES(mutex_);
 
   DescriptorSource& source_;
+  Gpu* const gpu_;
   AddressRange directory_;
-  AddressRange pool_;
+  std::unique_ptr<PoolMapping> pool_;
   const shm::DirectoryHeader* header_ = nullptr;
   std::uint64_t directory_extent_bytes_ = 0;
   std::uint64_t pool_extent_bytes_ = 0;
+  std::uint64_t pool_limit_bytes_ = 0;
   std::atomic<std::uint64_t> mapped_version_{0};
 
   mutable Mutex mutex_;

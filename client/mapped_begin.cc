@@ -36,7 +36,6 @@ absl::Status MappedStep::Begin(Session& session, std::span<Sequence* const> sequ
 absl::Status MappedStep::PrepareBatch(Session& session, std::span<Sequence* const> sequences,
                                       const StepOptions& options) {
   session_ = &session;
-  executor_ = options.executor != nullptr ? options.executor : &inline_executor_;
   absl::Status status = batch_.Take(sequences, options);
   if (!status.ok()) return status;
   // Up to 31 committed tokens may wait in the ring for the rest of their tile.
@@ -62,6 +61,7 @@ absl::Status MappedStep::BeginPinned(Session& session, const StepOptions& option
       GateHold hold(door_.gate(), slot_);
       if (!hold) return session.status();
       look = PinAndLook(session.serial());
+      if (look.finding == Finding::kReady) return BeginBackend(options);
       if (look.finding == Finding::kNewMapping) {
         if (absl::Status status = door_.extents().Refresh(); !status.ok()) return status;
       } else if (look.finding == Finding::kRingFull && pause == kFirstPause) {
@@ -71,8 +71,6 @@ absl::Status MappedStep::BeginPinned(Session& session, const StepOptions& option
     StepItem& item = batch_.items()[look.item];
     const Clock::Duration waited = surroundings_.clock->Now() - begun;
     switch (look.finding) {
-      case Finding::kReady:
-        return absl::OkStatus();
       case Finding::kNewMapping:
       case Finding::kRevoked:
         break;
@@ -93,6 +91,14 @@ absl::Status MappedStep::BeginPinned(Session& session, const StepOptions& option
         return Unready(session, look);
     }
   }
+}
+
+absl::Status MappedStep::BeginBackend(const StepOptions& options) {
+  absl::Status status = backend_->Begin(batch_, options);
+  if (status.ok()) return status;
+  (void)backend_->Settle(batch_);
+  (void)shm::Unpin(door_.control().readers[slot_].word, pin_);
+  return status;
 }
 
 absl::Status MappedStep::OpenTails(Session& session) {

@@ -1,6 +1,7 @@
 #include "client/mapped_door.h"
 
 #include <bit>
+#include <cstring>
 #include <utility>
 
 #include "client/mapped_step.h"
@@ -12,20 +13,21 @@ using shm::DescriptorKind;
 
 static_assert(shm::kReaderSlots == 64, "a bit each");
 
-absl::StatusOr<std::unique_ptr<MappedDoor>> MappedDoor::Open(
-    std::unique_ptr<DescriptorSource> source, const Extents::Expected& expected,
-    std::uint64_t staging_bytes) {
-  std::unique_ptr<MappedDoor> door(new MappedDoor(std::move(source)));
-  door->staging_bytes_ = staging_bytes;
-  absl::StatusOr<std::unique_ptr<Extents>> extents = Extents::Open(*door->source_, expected);
+absl::StatusOr<std::unique_ptr<MappedDoor>> MappedDoor::Open(Options options) {
+  std::unique_ptr<MappedDoor> door(new MappedDoor(options));
+  absl::StatusOr<std::unique_ptr<Extents>> extents =
+      Extents::Open(*door->source_, options.expected, door->gpu_.get());
   if (!extents.ok()) return extents.status();
   door->extents_ = *std::move(extents);
   if (absl::Status status = door->MapControl(); !status.ok()) return status;
-  door->tails_ = std::make_unique<Tails>(*door->source_, *door->control_);
+  door->tails_ = std::make_unique<Tails>(*door->source_, *door->control_, door->gpu_.get());
   return door;
 }
 
-MappedDoor::MappedDoor(std::unique_ptr<DescriptorSource> source) : source_(std::move(source)) {}
+MappedDoor::MappedDoor(Options& options)
+    : source_(std::move(options.source)),
+      gpu_(std::move(options.gpu)),
+      staging_bytes_(options.staging_bytes) {}
 
 MappedDoor::~MappedDoor() = default;
 
@@ -87,12 +89,27 @@ absl::StatusOr<StagingRing*> MappedDoor::staging() {
         Concat("the staging arena has ", arena->bytes, " bytes; announced were ", staging_bytes_));
   }
   if (!arena.ok()) return staging_refused_ = arena.status();
-  absl::StatusOr<AddressRange> mapped =
-      AddressRange::Map(arena->fd.get(), arena->bytes, Access::kReadWrite);
+  absl::StatusOr<Mapping> mapped = Mapping::Map(*arena, gpu_.get());
   if (!mapped.ok()) return staging_refused_ = mapped.status();
   staging_memory_ = *std::move(mapped);
   staging_ring_ = std::make_unique<StagingRing>(staging_bytes_);
   return staging_ring_.get();
+}
+
+absl::Status MappedDoor::CopyToStaging(std::span<const StagingCopy> copies) {
+  std::byte* const arena = staging_memory_.data();
+  if (gpu_ == nullptr) {
+    for (const StagingCopy& copy : copies) std::memcpy(arena + copy.to, copy.from, copy.bytes);
+    return absl::OkStatus();
+  }
+  MutexLock lock(copy_mutex_);
+  kernels::cuda::Error error;
+  if (copies_ == nullptr) error = gpu_->runtime().NewQueue(&copies_);
+  for (const StagingCopy& copy : copies) {
+    if (error.ok()) error = copies_->Copy(arena + copy.to, copy.from, copy.bytes);
+  }
+  if (error.ok()) error = copies_->Wait();
+  return GpuStatus(error);
 }
 
 void MappedDoor::DropGoneExtents() {
@@ -108,11 +125,13 @@ void MappedDoor::Close() {
     if (staging_ring_ != nullptr) staging_ring_->Close();
   }
   gate_.CloseAndWait();
+  // Nobody is inside, but what steps have launched may still run.
+  if (gpu_ != nullptr) (void)gpu_->runtime().Quiesce();
   extents_->Unmap();
   tails_->Unmap();
   control_ = nullptr;
   control_memory_ = AddressRange();
-  staging_memory_ = AddressRange();
+  staging_memory_ = Mapping();
 }
 
 }  // namespace tessera::client

@@ -9,11 +9,14 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "absl/status/statusor.h"
 #include "client/descriptors.h"
 #include "client/extents.h"
 #include "client/gate.h"
+#include "client/gpu.h"
+#include "client/mapping.h"
 #include "client/staging.h"
 #include "client/tails.h"
 #include "daemon/base/mutex.h"
@@ -27,9 +30,13 @@ struct Surroundings;
 
 class MappedDoor {
  public:
-  static absl::StatusOr<std::unique_ptr<MappedDoor>> Open(std::unique_ptr<DescriptorSource> source,
-                                                          const Extents::Expected& expected,
-                                                          std::uint64_t staging_bytes);
+  struct Options {
+    std::unique_ptr<DescriptorSource> source;
+    std::unique_ptr<Gpu> gpu;  // null: all memory is the host's
+    Extents::Expected expected;
+    std::uint64_t staging_bytes;
+  };
+  static absl::StatusOr<std::unique_ptr<MappedDoor>> Open(Options options);
   ~MappedDoor();
 
   Gate& gate() { return gate_; }
@@ -37,6 +44,7 @@ class MappedDoor {
   Tails& tails() { return *tails_; }
   shm::ControlPage& control() { return *control_; }
   DescriptorSource& source() { return *source_; }
+  Gpu* gpu() { return gpu_.get(); }
 
   // A free reader slot's step; RESOURCE_EXHAUSTED where all are taken. Give it back with Return.
   absl::StatusOr<MappedStep*> TakeStep(const Surroundings& surroundings);
@@ -45,8 +53,13 @@ class MappedDoor {
   // The staging arena, fetched on first use. NOT_FOUND or RESOURCE_EXHAUSTED where the daemon has
   // none to give: tensors then travel inline.
   absl::StatusOr<StagingRing*> staging();
-  // Inside the gate.
-  std::byte* staging_data() const { return staging_memory_.data(); }
+  struct StagingCopy {
+    std::uint64_t to;  // offset in the arena
+    const std::byte* from;
+    std::uint64_t bytes;
+  };
+  // Inside the gate. On a GPU `from` may be host or device memory.
+  absl::Status CopyToStaging(std::span<const StagingCopy> copies);
 
   // Extents of the pool went. On the lease thread.
   void DropGoneExtents();
@@ -54,11 +67,12 @@ class MappedDoor {
   void Close();
 
  private:
-  explicit MappedDoor(std::unique_ptr<DescriptorSource> source);
+  explicit MappedDoor(Options& options);
   absl::Status MapControl();
 
   Gate gate_;
   const std::unique_ptr<DescriptorSource> source_;
+  const std::unique_ptr<Gpu> gpu_;  // outlives what is mapped, and the steps' scratch
   std::unique_ptr<Extents> extents_;
   AddressRange control_memory_;
   shm::ControlPage* control_ = nullptr;
@@ -69,7 +83,9 @@ class MappedDoor {
   bool staging_closed_ TESSERA_GUARDED_BY(staging_mutex_) = false;
   absl::Status staging_refused_ TESSERA_GUARDED_BY(staging_mutex_);
   std::unique_ptr<StagingRing> staging_ring_ TESSERA_GUARDED_BY(staging_mutex_);
-  AddressRange staging_memory_;  // set once before anyone has a place in it
+  Mapping staging_memory_;  // set once before anyone has a place in it
+  Mutex copy_mutex_;
+  std::unique_ptr<kernels::cuda::Queue> copies_ TESSERA_GUARDED_BY(copy_mutex_);
 
   std::atomic<std::uint64_t> taken_slots_{0};  // bit s: reader slot s is in use
   std::array<std::unique_ptr<MappedStep>, shm::kReaderSlots> steps_;

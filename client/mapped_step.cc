@@ -1,27 +1,28 @@
 #include "client/mapped_step.h"
 
-#include <algorithm>
-#include <bit>
-#include <cstdlib>
 #include <utility>
 
-#include "daemon/base/check.h"
+#include "client/gpu_backend.h"
+#include "client/host_backend.h"
 #include "daemon/base/strings.h"
 #include "proto/shm/pin.h"
-#include "proto/shm/tail_ring.h"
 
 namespace tessera::client {
 
 namespace {
 
-constexpr std::size_t kWorkspaceAlignment = 64;
+std::unique_ptr<StepBackend> NewBackend(MappedDoor& door, const Surroundings& surroundings) {
+  if (door.gpu() != nullptr) return std::make_unique<GpuBackend>(*door.gpu(), door.extents());
+  return std::make_unique<HostBackend>(*surroundings.implementation);
+}
 
 }  // namespace
 
-void MappedStep::FreeAligned::operator()(std::byte* bytes) const { std::free(bytes); }
-
 MappedStep::MappedStep(MappedDoor& door, const Surroundings& surroundings, std::uint32_t slot)
-    : door_(door), surroundings_(surroundings), slot_(slot) {}
+    : door_(door),
+      surroundings_(surroundings),
+      slot_(slot),
+      backend_(NewBackend(door, surroundings)) {}
 
 bool MappedStep::StillPinned() const {
   return door_.control().readers[slot_].word.load(std::memory_order_seq_cst) == pin_;
@@ -73,67 +74,19 @@ absl::Status MappedStep::AppendRows(std::uint32_t layer, std::span<const std::by
                                     std::span<const std::byte> value) {
   // A revoked pin no longer keeps the rings from being given away; look before writing there.
   if (!StillPinned()) return Aborted();
-  const BoundModel& model = batch_.model();
-  const shm::LaneLayout& layout = model.layout();
-  const std::size_t row = model.row_bytes(layer);
-  const std::size_t token = model.token_bytes(layer);
-  for (StepItem& item : batch_.items()) {
-    std::byte* const region = item.sequence->tail.region;
-    for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
-      const shm::TailRing ring = layout.ring(region, layer, head);
-      std::size_t at = item.first_row * token + head * row;
-      for (std::uint32_t i = 0; i < item.new_tokens; ++i, at += token) {
-        shm::StoreRow(ring, item.base + i, key.data() + at, value.data() + at);
-      }
-    }
-  }
-  batch_.MarkAppended(layer);
-  return absl::OkStatus();
+  absl::Status status = backend_->Append(batch_, layer, key, value);
+  if (status.ok()) batch_.MarkAppended(layer);
+  return status;
 }
 
 absl::Status MappedStep::AttendRows(std::uint32_t layer, const StepTensors& tensors) {
-  const BoundModel& model = batch_.model();
-  const shm::LaneLayout& layout = model.layout();
-  const kernels::LayerGeometry& geometry = model.geometry(layer);
-  const std::size_t query_token = geometry.query_heads * model.row_bytes(layer);
-  const std::size_t output_token = std::size_t{geometry.query_heads} * geometry.head_dim *
-                                   kernels::ElementBytes(tensors.output_type);
-  attend_items_.clear();
-  for (StepItem& item : batch_.items()) {
-    const std::uint64_t end = item.base + (batch_.appended(layer) ? item.new_tokens : 0);
-    float* const lse =
-        tensors.lse.empty() ? nullptr : tensors.lse.data() + item.first_row * geometry.query_heads;
-    for (std::uint32_t head = 0; head < geometry.kv_heads; ++head) {
-      kernels::LaneView& lane = item.sequence->resolved.lanes[layout.lane(layer, head)];
-      lane.tail.end = end;
-      attend_items_.push_back({.lane = &lane,
-                               .kv_head = head,
-                               .queries = item.new_tokens,
-                               .first_query_position = item.base,
-                               .query = tensors.query.data() + item.first_row * query_token,
-                               .output = tensors.output.data() + item.first_row * output_token,
-                               .lse = lse});
-    }
-  }
-  const kernels::AttendBatch batch = {.geometry = geometry,
-                                      .causal = tensors.causal,
-                                      .output_type = tensors.output_type,
-                                      .items = attend_items_};
-  kernels::AttendResult result = kernels::Attend(*surroundings_.implementation, batch,
-                                                 {workspace_.get(), workspace_bytes_}, *executor_);
-  if (result.status == kernels::AttendStatus::kWorkspaceTooSmall) {
-    // Twice what is needed: lanes grow, and a steady decode shall not come here again and again.
-    workspace_bytes_ = std::bit_ceil(2 * kernels::AttendWorkspaceBytes(batch));
-    workspace_.reset(
-        static_cast<std::byte*>(std::aligned_alloc(kWorkspaceAlignment, workspace_bytes_)));
-    TESSERA_CHECK(workspace_ != nullptr, Concat("no memory for ", workspace_bytes_, " bytes"));
-    result = kernels::Attend(*surroundings_.implementation, batch,
-                             {workspace_.get(), workspace_bytes_}, *executor_);
-  }
-  if (result.status == kernels::AttendStatus::kOk) return absl::OkStatus();
+  const absl::Status status = backend_->Attend(batch_, layer, tensors);
+  return absl::IsDataLoss(status) ? OutOfBounds(status) : status;
+}
+
+absl::Status MappedStep::OutOfBounds(const absl::Status& where) {
   if (!StillPinned()) return Aborted();
-  const StepItem& at = batch_.items()[result.item / geometry.kv_heads];
-  return absl::InternalError(Concat(at.sequence->id.ToString(), ", layer ", layer,
+  return absl::InternalError(Concat(AsStringView(where.message()),
                                     ": a tile is out of bounds or of an unknown format though the "
                                     "step's pin holds"));
 }
@@ -143,9 +96,13 @@ absl::Status MappedStep::End(std::span<const std::uint32_t> accepted) {
   if (!status.ok()) return status;
   GateHold hold(door_.gate(), slot_);
   if (!hold) return LeaseLost();
+  // Before the pin goes: until then it keeps what the kernels read.
+  status = backend_->Settle(batch_);
+  if (absl::IsDataLoss(status)) status = OutOfBounds(status);
+  if (absl::IsAborted(status)) return status;
   pinned_ = false;
   if (!shm::Unpin(door_.control().readers[slot_].word, pin_)) return Aborted();
-  status = Commit(accepted);
+  if (status.ok()) status = Commit(accepted);
   Finish();
   return status;
 }
@@ -182,6 +139,7 @@ absl::Status MappedStep::Commit(std::span<const std::uint32_t> accepted) {
 
 void MappedStep::Abandon() {
   GateHold hold(door_.gate(), slot_);
+  (void)backend_->Settle(batch_);
   // Nothing is committed, so it does not matter whether the pin held.
   if (hold && std::exchange(pinned_, false)) {
     (void)shm::Unpin(door_.control().readers[slot_].word, pin_);
@@ -190,6 +148,7 @@ void MappedStep::Abandon() {
 }
 
 absl::Status MappedStep::Aborted() {
+  (void)backend_->Settle(batch_);
   for (StepItem& item : batch_.items()) item.sequence->resolved.version = 0;
   if (std::exchange(pinned_, false)) {
     (void)shm::Unpin(door_.control().readers[slot_].word, pin_);
@@ -202,6 +161,7 @@ absl::Status MappedStep::Aborted() {
 
 absl::Status MappedStep::LeaseLost() {
   pinned_ = false;  // the slot is unmapped, and its session gone
+  (void)backend_->Settle(batch_);
   const absl::Status reason = session_->status();
   Finish();
   return reason;

@@ -1,8 +1,9 @@
 // A step through mapped memory: one reader slot, the pin in it, and the scratch it keeps.
 //
 // Begin pins and resolves; rows go straight into the tail rings; attention runs here, in the
-// worker, on the mapped tiles. No system call between Begin and End, none in them either unless
-// memory was added, a ring is full, or the daemon sleeps and a tile has filled.
+// worker, on the mapped tiles. On the CPU there is no system call between Begin and End, and none
+// in them either unless memory was added, a ring is full, or the daemon sleeps and a tile has
+// filled. On a GPU the calls in between only launch, and End waits.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +15,9 @@
 #include "client/mapped_door.h"
 #include "client/session.h"
 #include "client/step.h"
+#include "client/step_backend.h"
 #include "client/step_batch.h"
 #include "client/surroundings.h"
-#include "kernels/dispatch/attend.h"
 
 namespace tessera::client {
 
@@ -57,6 +58,8 @@ class MappedStep final : public StepEngine {
   absl::Status PrepareBatch(Session& session, std::span<Sequence* const> sequences,
                             const StepOptions& options);
   absl::Status BeginPinned(Session& session, const StepOptions& options);
+  // Inside the gate, pinned. Where it fails, not pinned any more.
+  absl::Status BeginBackend(const StepOptions& options);
   absl::Status OpenTails(Session& session);
   // Inside the gate. Stays pinned only where it is kReady.
   Look PinAndLook(std::uint64_t session);
@@ -71,6 +74,8 @@ class MappedStep final : public StepEngine {
   absl::Status AppendRows(std::uint32_t layer, std::span<const std::byte> key,
                           std::span<const std::byte> value);
   absl::Status AttendRows(std::uint32_t layer, const StepTensors& tensors);
+  // A lane led out of bounds: under a pin that was taken back, or else it is broken.
+  absl::Status OutOfBounds(const absl::Status& where);
   absl::Status Commit(std::span<const std::uint32_t> accepted);
 
   absl::Status Confirm(const absl::Status& status) const;  // outside the gate
@@ -86,16 +91,9 @@ class MappedStep final : public StepEngine {
   bool pinned_ = false;
   std::uint64_t pin_ = 0;  // the word in the reader slot
   Session* session_ = nullptr;
-  kernels::Executor* executor_ = nullptr;
-  kernels::InlineExecutor inline_executor_;
   StepBatch batch_;
+  const std::unique_ptr<StepBackend> backend_;
 
-  struct FreeAligned {
-    void operator()(std::byte* bytes) const;
-  };
-  std::vector<kernels::AttendItem> attend_items_;
-  std::unique_ptr<std::byte, FreeAligned> workspace_;
-  std::size_t workspace_bytes_ = 0;
   std::vector<Tails::Commit> commits_;
   std::vector<SequenceId> without_tail_;
   std::vector<std::size_t> first_segments_;  // per lane, while resolving

@@ -55,6 +55,7 @@ struct AttachOptions {
   // Not owned; null: the system's.
   const Clock* clock = nullptr;
   Sleeper* sleeper = nullptr;
+  const GpuPlatform* gpus = nullptr;
 };
 
 }  // namespace tessera::client

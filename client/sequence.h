@@ -17,7 +17,8 @@ class Core;
 class Session;
 struct SequenceState;
 
-// K and V of a run of tokens, [layers][tokens][kv_heads][head_dim] in the model's type.
+// K and V of a run of tokens, [layers][tokens][kv_heads][head_dim] in the model's type. Host
+// memory; where the session maps a GPU's memory, of that GPU if you like.
 struct AppendTensors {
   std::span<const std::byte> key;
   std::span<const std::byte> value;

@@ -23,10 +23,17 @@ struct StepOptions {
   Clock::Duration timeout = std::chrono::seconds(1);
   // Runs the parts of each attention call; not owned, null: the calling thread alone.
   kernels::Executor* executor = nullptr;
+  // A cudaStream_t, where the session's memory is a GPU's: the step's kernels run in its order.
+  // Null: on a stream of the step's own, so tensors must be complete before each call.
+  void* cuda_stream = nullptr;
 };
 
 // Dense rows of one layer in the model's type, token after token, sequence after sequence: where
 // every sequence has n new tokens, [batch][n][heads][head_dim].
+//
+// Where the session maps a GPU's memory, all of them are device memory, at multiples of 16 bytes;
+// they must stay as they are until the step's kernels are through with them, and results are there
+// once End has returned (or in the order of StepOptions::cuda_stream).
 struct StepTensors {
   std::span<const std::byte> key;    // kv heads
   std::span<const std::byte> value;  // kv heads

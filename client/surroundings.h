@@ -1,6 +1,7 @@
 // What steps and waits work with; made once per worker, outlives its sessions.
 #pragma once
 
+#include "client/gpu.h"
 #include "daemon/base/clock.h"
 #include "kernels/dispatch/attend.h"
 
@@ -17,6 +18,7 @@ struct Surroundings {
   const Clock* clock = nullptr;
   Sleeper* sleeper = nullptr;
   const kernels::Implementation* implementation = nullptr;
+  const GpuPlatform* gpus = nullptr;
 };
 
 }  // namespace tessera::client

@@ -14,10 +14,9 @@ absl::StatusOr<std::shared_ptr<TailExtent>> Tails::Extent(const Place& place) {
     return absl::InternalError(Concat("tail extent ", place.extent, " has ", descriptor->bytes,
                                       " bytes; announced were ", place.extent_bytes));
   }
-  absl::StatusOr<AddressRange> range =
-      AddressRange::Map(descriptor->fd.get(), descriptor->bytes, Access::kReadWrite);
-  if (!range.ok()) return range.status();
-  auto extent = std::make_shared<TailExtent>(TailExtent{*std::move(range)});
+  absl::StatusOr<Mapping> mapping = Mapping::Map(*descriptor, gpu_);
+  if (!mapping.ok()) return mapping.status();
+  auto extent = std::make_shared<TailExtent>(TailExtent{*std::move(mapping)});
   extents_[place.extent] = extent;
   return extent;
 }
@@ -30,7 +29,7 @@ absl::StatusOr<Tail> Tails::Open(const Place& place, std::uint64_t session) {
     if (!mapped.ok()) return mapped.status();
     extent = *std::move(mapped);
   }
-  const std::uint64_t bytes = extent->range.bytes();
+  const std::uint64_t bytes = extent->mapping.bytes();
   if (place.offset % shm::kObjectAlignment != 0 || place.offset > bytes ||
       place.region_bytes > bytes - place.offset || place.commit_slot >= shm::kCommitSlots) {
     return absl::InternalError(
@@ -42,7 +41,7 @@ absl::StatusOr<Tail> Tails::Open(const Place& place, std::uint64_t session) {
                .generation = place.generation,
                .commit_slot = place.commit_slot,
                .first_token = place.tokens,
-               .region = extent->range.data() + place.offset,
+               .region = extent->mapping.data() + place.offset,
                .extent = std::move(extent)};
   MutexLock lock(commit_mutex_);
   owners_[place.commit_slot] = {place.sequence, place.generation};
@@ -76,9 +75,9 @@ void Tails::Release(std::uint32_t extent) {
 
 void Tails::Unmap() {
   MutexLock lock(mutex_);
-  for (auto& [index, extent] : extents_) extent->range = AddressRange();
+  for (auto& [index, extent] : extents_) extent->mapping = Mapping();
   for (const std::weak_ptr<TailExtent>& old : released_) {
-    if (const std::shared_ptr<TailExtent> extent = old.lock()) extent->range = AddressRange();
+    if (const std::shared_ptr<TailExtent> extent = old.lock()) extent->mapping = Mapping();
   }
   extents_.clear();
   released_.clear();

@@ -12,15 +12,16 @@
 
 #include "absl/status/statusor.h"
 #include "client/descriptors.h"
+#include "client/gpu.h"
+#include "client/mapping.h"
 #include "daemon/base/ids.h"
 #include "daemon/base/mutex.h"
-#include "daemon/platform/memfd.h"
 #include "proto/shm/layout.h"
 
 namespace tessera::client {
 
 struct TailExtent {
-  AddressRange range;
+  Mapping mapping;
 };
 
 // The open tail of one sequence.
@@ -29,15 +30,15 @@ struct Tail {
   std::uint32_t generation = 0;
   std::uint32_t commit_slot = 0;
   std::uint64_t first_token = 0;  // tokens held when it was opened
-  std::byte* region = nullptr;    // ring of lane 0
+  std::byte* region = nullptr;    // ring of lane 0, on the device
   std::shared_ptr<TailExtent> extent;
 };
 
 class Tails {
  public:
-  // Both outlive this.
-  Tails(DescriptorSource& source, shm::ControlPage& control)
-      : source_(source), control_(control), owners_(shm::kCommitSlots) {}
+  // All outlive this; `gpu` is null where rings are host memory.
+  Tails(DescriptorSource& source, shm::ControlPage& control, Gpu* gpu)
+      : source_(source), control_(control), gpu_(gpu), owners_(shm::kCommitSlots) {}
 
   struct Place {
     SequenceId sequence;
@@ -78,6 +79,7 @@ class Tails {
 
   DescriptorSource& source_;
   shm::ControlPage& control_;
+  Gpu* const gpu_;
 
   mutable Mutex mutex_;
   std::unordered_map<std::uint32_t, std::shared_ptr<TailExtent>> extents_

@@ -194,11 +194,15 @@ typedef struct tessera_step_options {
   uint64_t timeout_ms;               /* for space in the tail rings */
   tessera_parallel_for parallel_for; /* NULL: the calling thread alone */
   void* parallel_context;
+  /* A cudaStream_t, where the session maps a GPU's memory; NULL: a stream of the step's own. */
+  void* cuda_stream;
 } tessera_step_options;
 #define TESSERA_STEP_OPTIONS_INIT \
-  { sizeof(tessera_step_options), 1, NULL, 1000, NULL, NULL }
+  { sizeof(tessera_step_options), 1, NULL, 1000, NULL, NULL, NULL }
 
-/* Dense rows, token after token, sequence after sequence: [batch][new tokens][heads][head_dim]. */
+/* Dense rows, token after token, sequence after sequence: [batch][new tokens][heads][head_dim].
+ * Device memory, at multiples of 16 bytes, where the session maps a GPU's; results are then there
+ * once tessera_step_end has returned. */
 typedef struct tessera_step_tensors {
   size_t struct_size;
   const void* key; /* kv heads, the model's type */

@@ -146,6 +146,12 @@ absl::Status Worker::AttendRpc(std::uint32_t layer, std::span<const AttendQuery>
                                  .rows = rows});
 }
 
+absl::StatusOr<Tensor> Worker::NewTensor(std::uint64_t bytes) {
+  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  if (!session.ok()) return session.status();
+  return Tensor::New(*std::move(session), bytes);
+}
+
 absl::StatusOr<v1::StatsResponse> Worker::Stats() {
   absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
   if (!session.ok()) return session.status();

@@ -25,6 +25,7 @@
 #include "client/options.h"
 #include "client/sequence.h"
 #include "client/step.h"
+#include "client/tensor.h"
 #include "client/transport.h"
 #include "tessera/v1/tessera.pb.h"
 
@@ -78,6 +79,9 @@ class Worker {
   // Attention in the daemon, over committed tokens, through either door.
   absl::Status AttendRpc(std::uint32_t layer, std::span<const AttendQuery> queries,
                          const AttendOptions& options = {});
+
+  // Memory that steps of the running attachment take tensors from. (The worker's own will do.)
+  absl::StatusOr<Tensor> NewTensor(std::uint64_t bytes);
 
   absl::StatusOr<v1::StatsResponse> Stats();
 

@@ -4,6 +4,8 @@
 #include <span>
 #include <string_view>
 
+#include "client/gpu.h"
+
 namespace tessera::cli {
 
 struct Command {
@@ -18,6 +20,8 @@ int RunTop(std::span<const std::string_view> args);
 int RunEvict(std::span<const std::string_view> args);
 int RunDrain(std::span<const std::string_view> args);
 int RunWorker(std::span<const std::string_view> args);
+// Likewise, on GPUs of the caller's choice.
+int RunWorkerOn(const client::GpuPlatform& gpus, std::span<const std::string_view> args);
 int RunBench(std::span<const std::string_view> args);
 
 }  // namespace tessera::cli

@@ -75,6 +75,10 @@ struct Outcome {
   std::string tile_bytes;
 };
 
+struct LayerTensors {
+  client::Tensor key, value, query, output;
+};
+
 class SyntheticWorker {
  public:
   SyntheticWorker(const Plan& plan, client::Worker& worker) : plan_(plan), worker_(worker) {}
@@ -142,20 +146,48 @@ class SyntheticWorker {
     absl::StatusOr<client::Step> step = worker_.BeginStep(batch);
     if (!step.ok()) return step.status();
     outputs_.assign(shape_.layers, std::vector<float>(batch.size() * shape_.query_row()));
+    if (absl::Status status = MakeTensors(batch.size()); !status.ok()) return status;
     for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
-      Gather(layer);
-      absl::Status status =
-          step->AppendAndAttend(layer, {.key = BytesOf(key_),
-                                        .value = BytesOf(value_),
-                                        .query = BytesOf(query_),
-                                        .output = WritableBytesOf(outputs_[layer])});
+      LayerTensors& tensors = tensors_[layer];
+      absl::Status status = Gather(layer, tensors);
+      if (status.ok()) {
+        status = step->AppendAndAttend(layer, {.key = tensors.key.bytes(),
+                                               .value = tensors.value.bytes(),
+                                               .query = tensors.query.bytes(),
+                                               .output = tensors.output.bytes()});
+      }
       if (!status.ok()) return status;
     }
-    return step->End();
+    if (absl::Status status = step->End(); !status.ok()) return status;
+    for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+      absl::Status status = tensors_[layer].output.Read(WritableBytesOf(outputs_[layer]));
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  // Each layer has its own, since a GPU may still read those of the layer before.
+  absl::Status MakeTensors(std::size_t batch) {
+    if (batch == tensors_of_batch_) return absl::OkStatus();
+    tensors_.clear();
+    tensors_of_batch_ = batch;
+    for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+      absl::StatusOr<client::Tensor> key = worker_.NewTensor(2 * batch * shape_.kv_row());
+      absl::StatusOr<client::Tensor> value = worker_.NewTensor(2 * batch * shape_.kv_row());
+      absl::StatusOr<client::Tensor> query = worker_.NewTensor(2 * batch * shape_.query_row());
+      absl::StatusOr<client::Tensor> output = worker_.NewTensor(4 * batch * shape_.query_row());
+      for (const absl::Status& status :
+           {key.status(), value.status(), query.status(), output.status()}) {
+        if (!status.ok()) return status;
+      }
+      tensors_.push_back(
+          {*std::move(key), *std::move(value), *std::move(query), *std::move(output)});
+    }
+    return absl::OkStatus();
   }
 
   // The batch's rows of one layer, as a model would compute them.
-  void Gather(std::uint32_t layer) {
+  absl::Status Gather(std::uint32_t layer, LayerTensors& tensors) {
     key_.clear();
     value_.clear();
     query_.clear();
@@ -168,6 +200,9 @@ class SyntheticWorker {
       add(value_, truth.Value(layer, token, 1));
       add(query_, truth.Query(layer, token));
     }
+    absl::Status status = tensors.key.Write(BytesOf(key_));
+    if (status.ok()) status = tensors.value.Write(BytesOf(value_));
+    return status.ok() ? tensors.query.Write(BytesOf(query_)) : status;
   }
 
   absl::Status Check(Outcome& outcome) {
@@ -195,12 +230,16 @@ class SyntheticWorker {
   std::vector<SyntheticSequence> truths_;
   std::vector<std::uint16_t> key_, value_, query_;
   std::vector<std::vector<float>> outputs_;  // per layer
+  std::vector<LayerTensors> tensors_;        // per layer
+  std::size_t tensors_of_batch_ = 0;
 };
 
-std::string Render(const Plan& plan, const Outcome& outcome, bool mapped) {
+std::string Render(const Plan& plan, const Outcome& outcome, bool mapped,
+                   const std::string& device) {
   const auto count = [](std::uint64_t value) { return Concat(value); };
   Table table({{"worker " + plan.name, Align::kLeft}, {"", Align::kLeft}});
   table.Add({"door", mapped ? "mapped memory: attention runs in this process" : "RPC"});
+  table.Add({"device", device});
   table.Add({"prefilled", Concat(outcome.prefilled, " tokens in ", plan.sequences, " sequences")});
   table.Add({"decoded", Concat(outcome.decoded, " tokens, with a fork along the way")});
   table.Add({"step", Concat("median ", Fixed(bench::Median(outcome.step_us), 0), " us, p99 ",
@@ -217,6 +256,10 @@ std::string Render(const Plan& plan, const Outcome& outcome, bool mapped) {
 }  // namespace
 
 int RunWorker(std::span<const std::string_view> args) {
+  return RunWorkerOn(client::GpuPlatform::System(), args);
+}
+
+int RunWorkerOn(const client::GpuPlatform& gpus, std::span<const std::string_view> args) {
   return RunWithFlags(
       Flags(
           "Usage: tessera worker [--address=ADDRESS] [flags]\n\n"
@@ -231,19 +274,22 @@ int RunWorker(std::span<const std::string_view> args) {
            {"steps", "N", "tokens decoded per sequence", "128"},
            {"check-every", "N", "steps between two checks", "16"},
            {"seed", "N", "of the synthetic model", "1"}}),
-      args, [](const Flags& flags) -> absl::Status {
+      args, [&gpus](const Flags& flags) -> absl::Status {
         absl::StatusOr<Plan> plan = ReadPlan(flags);
         if (!plan.ok()) return plan.status();
         absl::StatusOr<std::unique_ptr<client::Worker>> worker =
             client::Worker::Attach({.address = plan->address,
                                     .tenant_token = plan->token,
                                     .worker_name = plan->name,
-                                    .map_memory = plan->mapped});
+                                    .map_memory = plan->mapped,
+                                    .gpus = &gpus});
         if (!worker.ok()) return worker.status();
         Outcome outcome;
         absl::Status status = SyntheticWorker(*plan, **worker).Run(outcome);
         if (!status.ok()) return status;
-        std::fputs(Render(*plan, outcome, (*worker)->mapped()).c_str(), stdout);
+        std::fputs(
+            Render(*plan, outcome, (*worker)->mapped(), (*worker)->welcome().device()).c_str(),
+            stdout);
         return absl::OkStatus();
       });
 }

@@ -46,7 +46,7 @@ absl::StatusOr<std::unique_ptr<Directory>> Directory::Create(const Options& opti
   if (!pool.ok()) return pool.status();
   directory->pool_ = *std::move(pool);
   // Extent memory is zeroed: every word not set here starts at 0.
-  auto* header = new (directory->pool_->data()) shm::DirectoryHeader;
+  auto* header = new (directory->pool_->base()) shm::DirectoryHeader;
   header->magic = shm::kDirectoryMagic;
   header->protocol_version = shm::kProtocolVersion;
   header->header_bytes = sizeof(shm::DirectoryHeader);

@@ -22,7 +22,7 @@ class Directory {
     std::uint64_t instance;
     pool::Account* node;
     pool::Account* tenant;
-    pool::ExtentSource* source;
+    device::MemorySource* source;
     std::function<void()> on_extent_gone;  // under the pool's lock: signal, do not act
   };
   static absl::StatusOr<std::unique_ptr<Directory>> Create(const Options& options);
@@ -36,7 +36,7 @@ class Directory {
   const shm::DirectoryHeader& header() const { return *header_; }
   // How many extents of the data pool have gone since start.
   std::uint64_t extents_gone() const { return extents_gone_.load(); }
-  shm::MappedArena mapped() const { return {pool_->data(), pool_->limit_bytes()}; }
+  shm::MappedArena mapped() const { return {pool_->base(), pool_->limit_bytes()}; }
 
   // A zeroed block for `lanes` lanes; RESOURCE_EXHAUSTED.
   absl::StatusOr<pool::Block> AllocateSequenceBlock(std::uint32_t lanes);

@@ -9,11 +9,7 @@
 namespace tessera::cache {
 
 Node::Node(const Options& options)
-    : options_(options),
-      instance_(NewSecret64()),
-      account_("node", options.memory_bytes),
-      pool_source_(std::make_unique<pool::SharedMemoryExtents>("tessera-pool")),
-      directory_source_(std::make_unique<pool::SharedMemoryExtents>("tessera-directory")) {}
+    : options_(options), instance_(NewSecret64()), account_("node", options.memory_bytes) {}
 
 absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
   std::unique_ptr<Node> node(new Node(options));
@@ -25,8 +21,8 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
     tenant.hard_limit_bytes = configured.hard_limit_bytes;
     tenant.instance = node->instance_;
     tenant.node = &node->account_;
-    tenant.pool_source = node->pool_source_.get();
-    tenant.directory_source = node->directory_source_.get();
+    tenant.device = options.device;
+    tenant.directory_memory = &node->directory_memory_;
     // Address space for everything the node may hold, in whole extents.
     const std::uint64_t extents = std::min<std::uint64_t>(
         options.memory_bytes / tenant.pool_extent_bytes + 1, shm::kMaxPoolExtents);

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/base/ids.h"
 #include "daemon/cache/tenant.h"
+#include "daemon/device/host_memory.h"
 #include "daemon/pool/account.h"
 
 namespace tessera::cache {
@@ -23,8 +24,8 @@ class Node {
     std::uint64_t hard_limit_bytes = 0;
   };
   struct Options {
-    std::uint64_t memory_bytes = 0;  // of all pools, directories, tails and staging arenas
-    std::string device = "cpu";
+    std::uint64_t memory_bytes = 0;    // of all pools, directories, tails and staging arenas
+    device::Device* device = nullptr;  // outlives the node
     std::vector<TenantOptions> tenants;
     // The rest of each tenant's options: id, name, token and limits are filled in.
     Tenant::Options tenant_template;
@@ -54,8 +55,7 @@ class Node {
   const Options options_;
   const std::uint64_t instance_;
   pool::Account account_;
-  std::unique_ptr<pool::ExtentSource> pool_source_;
-  std::unique_ptr<pool::ExtentSource> directory_source_;
+  device::HostMemorySource directory_memory_{"tessera-directory"};
   std::atomic<std::uint32_t> sessions_{0};
   std::vector<std::unique_ptr<Tenant>> tenants_;
 };

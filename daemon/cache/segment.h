@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "daemon/device/device.h"
 #include "daemon/pool/pool.h"
 #include "kernels/format/dense_tile.h"
 
@@ -34,6 +35,11 @@ class Segment {
     return tiles <= table_.bytes() / sizeof(std::uint64_t);
   }
   static std::uint64_t TableBytes(std::size_t tiles);
+
+  // The words that AddTiles of the same will need in the table: all of them where it is a larger
+  // one. To be written before.
+  void ListTableWords(const std::vector<pool::Block>& tiles, const pool::Block& larger_table,
+                      std::vector<device::WordStore>& words) const;
 
   // Takes tiles over. Where the table must grow, `larger_table` replaces it and the old one is
   // returned, to be retired: readers of older snapshots still use it.

@@ -22,7 +22,7 @@
 #include "daemon/cache/control.h"
 #include "daemon/cache/lane.h"
 #include "daemon/cache/model.h"
-#include "daemon/cache/row_reader.h"
+#include "daemon/cache/row_source.h"
 #include "daemon/cache/tail.h"
 #include "daemon/cache/tenant_memory.h"
 
@@ -81,7 +81,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::uint64_t first_token = 0;
     std::uint64_t tokens = 0;
   };
-  absl::StatusOr<std::uint64_t> Append(const AppendSpan& span, const RowReader& rows);
+  absl::StatusOr<std::uint64_t> Append(const AppendSpan& span, const RowSource& rows);
 
   // A new sequence that shares this one's segments. This one's open segment is frozen.
   absl::StatusOr<std::shared_ptr<Sequence>> Fork(SequenceId id, SessionId owner);
@@ -154,6 +154,17 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::vector<Growth> growths;
     pool::Block snapshot;
   };
+  // What a plan brings to the device, many lanes at a time.
+  struct FillBatch {
+    struct Origin {
+      std::uint32_t layer;
+      std::uint32_t kv_head;
+      std::uint64_t first_token;
+    };
+    std::vector<device::RowRun> runs;
+    std::vector<Origin> origins;  // of each run
+    std::vector<device::WordStore> words;
+  };
   // What a publication replaces, on its way to the epoch.
   struct Replaced {
     std::vector<pool::Block> blocks;
@@ -172,15 +183,16 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::uint64_t TokensInSegments() const TESSERA_REQUIRES(mutex_);
 
   // sequence_append.cc
-  absl::Status AppendLocked(const AppendSpan& span, const RowReader& rows, Replaced& replaced)
+  absl::Status AppendLocked(const AppendSpan& span, const RowSource& rows, Replaced& replaced)
       TESSERA_REQUIRES(mutex_);
   absl::StatusOr<LanePlan> Plan(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t tokens)
       TESSERA_REQUIRES(mutex_);
   absl::Status ReserveGrowth(Growth& growth);
-  absl::Status Fill(const LanePlan& plan, const RowReader& rows, std::uint64_t first_token)
-      TESSERA_REQUIRES(mutex_);
-  absl::Status CheckRows(const LanePlan& plan, const std::byte* rows, std::uint32_t count,
-                         std::uint64_t first_token, const char* what) TESSERA_REQUIRES(mutex_);
+  absl::Status Fill(const std::vector<LanePlan>& plans, const RowSource& rows,
+                    std::uint64_t first_token) TESSERA_REQUIRES(mutex_);
+  void AddToBatch(const LanePlan& plan, const RowSource& rows, std::uint64_t first_token,
+                  FillBatch& batch);
+  absl::Status Flush(device::Place source, FillBatch& batch) TESSERA_REQUIRES(mutex_);
   void Commit(LanePlan& plan, std::uint64_t tokens, Replaced& replaced) TESSERA_REQUIRES(mutex_);
   void PublishLane(std::uint32_t lane, pool::Block snapshot, Replaced& replaced)
       TESSERA_REQUIRES(mutex_);

@@ -7,13 +7,17 @@
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 #include "daemon/cache/sequence.h"
-#include "kernels/dispatch/implementation.h"
 
 namespace tessera::cache {
 
 using kernels::kTileEntries;
 
-absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const RowReader& rows) {
+namespace {
+// Bounds the lists of a long prompt; a device takes as many in one launch.
+constexpr std::size_t kRunsAtOnce = 16384;
+}  // namespace
+
+absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const RowSource& rows) {
   MutexLock lock(mutex_);
   if (absl::Status status = Usable(); !status.ok()) return status;
   TESSERA_CHECK(span.layers > 0 && span.first_layer + span.layers <= model_->layers(),
@@ -34,7 +38,7 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const Row
   return TokensInSegments();
 }
 
-absl::Status Sequence::AppendLocked(const AppendSpan& span, const RowReader& rows,
+absl::Status Sequence::AppendLocked(const AppendSpan& span, const RowSource& rows,
                                     Replaced& replaced) {
   std::vector<LanePlan> plans;
   for (std::uint32_t layer = span.first_layer; layer < span.first_layer + span.layers; ++layer) {
@@ -44,9 +48,7 @@ absl::Status Sequence::AppendLocked(const AppendSpan& span, const RowReader& row
       plans.push_back(*std::move(plan));
     }
   }
-  for (LanePlan& plan : plans) {
-    if (absl::Status status = Fill(plan, rows, span.first_token); !status.ok()) return status;
-  }
+  if (absl::Status status = Fill(plans, rows, span.first_token); !status.ok()) return status;
   for (LanePlan& plan : plans) Commit(plan, span.tokens, replaced);
   return absl::OkStatus();
 }
@@ -114,40 +116,60 @@ std::byte* Sequence::Growth::TileOf(std::uint32_t entry) const {
   return tile < present ? segment->TileData(tile) : tiles[tile - present].data();
 }
 
-// Writes rows that no snapshot shows: the free rows of the last tile, and tiles that the segment
-// does not have yet. Where a value is not usable nothing of the segment has changed.
-absl::Status Sequence::Fill(const LanePlan& plan, const RowReader& rows,
+// Writes what no snapshot shows: the free rows of the last tile, tiles that the segment does not
+// have yet, and the words of its table for them. Where a value is not usable, or the device fails,
+// nothing that anybody can see has changed.
+absl::Status Sequence::Fill(const std::vector<LanePlan>& plans, const RowSource& rows,
                             std::uint64_t first_token) {
+  FillBatch batch;
+  for (const LanePlan& plan : plans) {
+    AddToBatch(plan, rows, first_token, batch);
+    if (batch.runs.size() < kRunsAtOnce) continue;
+    if (absl::Status status = Flush(rows.place(), batch); !status.ok()) return status;
+  }
+  return Flush(rows.place(), batch);
+}
+
+void Sequence::AddToBatch(const LanePlan& plan, const RowSource& rows, std::uint64_t first_token,
+                          FillBatch& batch) {
   const kernels::DenseTile tile = model_->layout().tile(plan.layer);
   std::uint64_t done = 0;
   for (const Growth& growth : plan.growths) {
+    growth.segment->ListTableWords(growth.tiles, growth.table, batch.words);
     for (std::uint32_t entry = growth.first_entry; entry < growth.first_entry + growth.count;) {
       const std::uint32_t row = entry % kTileEntries;
-      const std::uint32_t run =
+      const std::uint32_t room =
           std::min(kTileEntries - row, growth.first_entry + growth.count - entry);
-      std::byte* key = growth.TileOf(entry) + tile.key_offset(row);
-      std::byte* value = growth.TileOf(entry) + tile.value_offset(row);
-      rows.Copy(plan.layer, plan.kv_head, done, run, key, value);
-      // What was copied is judged, never the source: the worker may still be writing there.
-      absl::Status status = CheckRows(plan, key, run, first_token + done, "K");
-      if (status.ok()) status = CheckRows(plan, value, run, first_token + done, "V");
-      if (!status.ok()) return status;
-      entry += run;
-      done += run;
+      const RowSpan from = rows.At(plan.layer, plan.kv_head, done, room);
+      std::byte* const target = growth.TileOf(entry);
+      batch.runs.push_back({.key = from.key,
+                            .value = from.value,
+                            .stride = from.stride,
+                            .key_target = target + tile.key_offset(row),
+                            .value_target = target + tile.value_offset(row),
+                            .rows = from.rows,
+                            .row_bytes = static_cast<std::uint32_t>(tile.row_bytes())});
+      batch.origins.push_back({plan.layer, plan.kv_head, first_token + done});
+      entry += from.rows;
+      done += from.rows;
     }
   }
-  return absl::OkStatus();
 }
 
-absl::Status Sequence::CheckRows(const LanePlan& plan, const std::byte* rows, std::uint32_t count,
-                                 std::uint64_t first_token, const char* what) {
-  const kernels::DenseTile tile = model_->layout().tile(plan.layer);
-  const std::int64_t at =
-      kernels::FirstUnusable(*memory_.kernels, rows, std::size_t{count} * tile.head_dim, tile.type);
-  if (at < 0) return absl::OkStatus();
-  return Fail(Concat(what, " of layer ", plan.layer, ", kv head ", plan.kv_head, ", token ",
-                     first_token + at / tile.head_dim, ", channel ", at % tile.head_dim,
-                     " is not finite, or its magnitude is 2^63 or more"));
+absl::Status Sequence::Flush(device::Place source, FillBatch& batch) {
+  const absl::StatusOr<std::optional<device::UnusableRow>> unusable =
+      memory_.device->StoreRows(source, model_->spec().type, batch.runs);
+  if (!unusable.ok()) return unusable.status();
+  if (unusable->has_value()) {
+    const device::UnusableRow& row = **unusable;
+    const FillBatch::Origin& origin = batch.origins[row.run];
+    return Fail(Concat(row.of_value ? "V" : "K", " of layer ", origin.layer, ", kv head ",
+                       origin.kv_head, ", token ", origin.first_token + row.row, ", channel ",
+                       row.channel, " is not finite, or its magnitude is 2^63 or more"));
+  }
+  if (absl::Status status = memory_.device->StoreWords(batch.words); !status.ok()) return status;
+  batch = FillBatch();
+  return absl::OkStatus();
 }
 
 void Sequence::Commit(LanePlan& plan, std::uint64_t tokens, Replaced& replaced) {

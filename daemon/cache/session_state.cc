@@ -8,33 +8,36 @@
 
 namespace tessera::cache {
 
-absl::StatusOr<std::unique_ptr<Staging>> Staging::Create(std::uint64_t bytes, pool::Account& node,
+absl::StatusOr<std::unique_ptr<Staging>> Staging::Create(device::Device& device,
+                                                         std::uint64_t bytes, pool::Account& node,
                                                          pool::Account& tenant) {
+  bytes = device::RoundUp(bytes, device.description().granularity);
   absl::StatusOr<pool::Charge> tenant_charge = tenant.Reserve(pool::MemoryTag::kStaging, bytes);
   if (!tenant_charge.ok()) return tenant_charge.status();
   absl::StatusOr<pool::Charge> node_charge = node.Reserve(pool::MemoryTag::kStaging, bytes);
   if (!node_charge.ok()) return node_charge.status();
-  absl::StatusOr<Memfd> memory = Memfd::Create("tessera-staging", bytes);
+  absl::StatusOr<std::unique_ptr<device::Memory>> memory =
+      device.CreateWorkerMemory("tessera-staging", bytes);
   if (!memory.ok()) return memory.status();
-  if (absl::Status status = memory->Prefault(); !status.ok()) return status;
-  if (absl::Status status = memory->Seal(SealFor::kWorkerWrites); !status.ok()) return status;
-  absl::StatusOr<AddressRange> mapping = AddressRange::Map(memory->fd(), bytes, Access::kReadOnly);
-  if (!mapping.ok()) return mapping.status();
   std::unique_ptr<Staging> staging(new Staging());
   staging->memory_ = *std::move(memory);
-  staging->mapping_ = *std::move(mapping);
+  staging->alignment_ = device.description().row_alignment;
   staging->node_charge_ = *std::move(node_charge);
   staging->tenant_charge_ = *std::move(tenant_charge);
   return staging;
 }
 
 absl::StatusOr<const std::byte*> Staging::Range(std::uint64_t offset, std::uint64_t bytes) const {
-  if (offset > mapping_.bytes() || bytes > mapping_.bytes() - offset) {
+  if (offset > memory_->bytes() || bytes > memory_->bytes() - offset) {
     return absl::OutOfRangeError(Concat("staging offset ", offset, " with ", bytes,
                                         " bytes does not fit the staging arena of ",
-                                        mapping_.bytes(), " bytes"));
+                                        memory_->bytes(), " bytes"));
   }
-  return mapping_.data() + offset;
+  if (offset % alignment_ != 0) {
+    return absl::InvalidArgumentError(Concat("staging offset ", offset, " is no multiple of ",
+                                             alignment_, ", which this device needs"));
+  }
+  return memory_->data() + offset;
 }
 
 absl::StatusOr<std::shared_ptr<SessionState>> SessionState::Create(const Options& options) {
@@ -43,8 +46,10 @@ absl::StatusOr<std::shared_ptr<SessionState>> SessionState::Create(const Options
   std::shared_ptr<SessionState> session(new SessionState(options));
   session->pins_ = Control::Pins(*control);
   session->control_ = *std::move(control);
-  session->tails_ = TailMemory::Create(
-      {.extent_bytes = options.tail_extent_bytes, .node = options.node, .tenant = options.tenant});
+  session->tails_ = TailMemory::Create({.device = options.device,
+                                        .extent_bytes = options.tail_extent_bytes,
+                                        .node = options.node,
+                                        .tenant = options.tenant});
   return session;
 }
 
@@ -62,7 +67,7 @@ absl::StatusOr<const Staging*> SessionState::staging() {
   MutexLock lock(mutex_);
   if (staging_ == nullptr) {
     absl::StatusOr<std::unique_ptr<Staging>> created =
-        Staging::Create(options_.staging_bytes, *options_.node, *options_.tenant);
+        Staging::Create(*options_.device, options_.staging_bytes, *options_.node, *options_.tenant);
     if (!created.ok()) return created.status();
     staging_ = *std::move(created);
   }

@@ -18,7 +18,7 @@
 #include "daemon/cache/control.h"
 #include "daemon/cache/sequence.h"
 #include "daemon/cache/tail.h"
-#include "daemon/platform/memfd.h"
+#include "daemon/device/device.h"
 #include "daemon/pool/account.h"
 
 namespace tessera::cache {
@@ -27,16 +27,18 @@ namespace tessera::cache {
 // that is used from it is copied first.
 class Staging {
  public:
-  static absl::StatusOr<std::unique_ptr<Staging>> Create(std::uint64_t bytes, pool::Account& node,
+  static absl::StatusOr<std::unique_ptr<Staging>> Create(device::Device& device,
+                                                         std::uint64_t bytes, pool::Account& node,
                                                          pool::Account& tenant);
-  const Memfd& memory() const { return memory_; }
-  // OUT_OF_RANGE names offset, length and the arena's size.
+  const device::Memory& memory() const { return *memory_; }
+  // On the device. OUT_OF_RANGE names offset, length and the arena's size, INVALID_ARGUMENT an
+  // offset that the device cannot read rows at.
   absl::StatusOr<const std::byte*> Range(std::uint64_t offset, std::uint64_t bytes) const;
 
  private:
   Staging() = default;
-  Memfd memory_;
-  AddressRange mapping_;
+  std::unique_ptr<device::Memory> memory_;
+  std::uint64_t alignment_ = 1;
   pool::Charge node_charge_;
   pool::Charge tenant_charge_;
 };
@@ -52,6 +54,7 @@ class SessionState {
     std::uint32_t rank = 0;
     std::uint64_t staging_bytes = 0;
     std::uint64_t tail_extent_bytes = 0;
+    device::Device* device = nullptr;
     pool::Account* node = nullptr;
     pool::Account* tenant = nullptr;
     Clock::TimePoint attached;

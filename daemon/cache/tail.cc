@@ -26,22 +26,17 @@ void TailRegion::Reset() {
 }
 
 absl::StatusOr<TailMemory::Extent> TailMemory::NewExtent(std::uint64_t region_bytes) const {
-  const std::uint64_t page = PageBytes();
-  const std::uint64_t bytes =
-      (std::max(region_bytes, options_.extent_bytes) + page - 1) / page * page;
+  const std::uint64_t bytes = device::RoundUp(std::max(region_bytes, options_.extent_bytes),
+                                              options_.device->description().granularity);
   Extent extent;
   absl::StatusOr<pool::Charge> tenant = options_.tenant->Reserve(pool::MemoryTag::kTails, bytes);
   if (!tenant.ok()) return tenant.status();
   absl::StatusOr<pool::Charge> node = options_.node->Reserve(pool::MemoryTag::kTails, bytes);
   if (!node.ok()) return node.status();
-  absl::StatusOr<Memfd> memory = Memfd::Create("tessera-tails", bytes);
+  absl::StatusOr<std::unique_ptr<device::Memory>> memory =
+      options_.device->CreateWorkerMemory("tessera-tails", bytes);
   if (!memory.ok()) return memory.status();
-  if (absl::Status status = memory->Prefault(); !status.ok()) return status;
-  if (absl::Status status = memory->Seal(SealFor::kWorkerWrites); !status.ok()) return status;
-  absl::StatusOr<AddressRange> mapping = AddressRange::Map(memory->fd(), bytes, Access::kReadOnly);
-  if (!mapping.ok()) return mapping.status();
   extent.memory = *std::move(memory);
-  extent.mapping = *std::move(mapping);
   extent.node_charge = *std::move(node);
   extent.tenant_charge = *std::move(tenant);
   extent.region_bytes = region_bytes;
@@ -66,9 +61,9 @@ absl::StatusOr<TailRegion> TailMemory::Allocate(std::uint64_t bytes) {
   TailRegion region;
   region.memory_ = shared_from_this();
   region.extent_ = static_cast<std::uint32_t>(it - extents_.begin());
-  region.extent_bytes_ = it->memory.bytes();
+  region.extent_bytes_ = it->memory->bytes();
   region.offset_ = it->free.back() * bytes;
-  region.data_ = it->mapping.data() + region.offset_;
+  region.data_ = it->memory->data() + region.offset_;
   it->free.pop_back();
   return region;
 }
@@ -79,17 +74,17 @@ void TailMemory::Return(const TailRegion& region) {
   extent.free.push_back(static_cast<std::uint32_t>(region.offset_ / extent.region_bytes));
 }
 
-absl::Status TailMemory::Export(std::uint32_t index, Fd* fd, std::uint64_t* bytes) {
+absl::StatusOr<device::Export> TailMemory::Share(std::uint32_t index) const {
   MutexLock lock(mutex_);
   if (index >= extents_.size() || !extents_[index].present()) {
     return absl::NotFoundError(Concat("no tail extent ", index));
   }
-  *bytes = extents_[index].memory.bytes();
-  return DuplicateFd(extents_[index].memory.fd(), fd);
+  return extents_[index].memory->Share();
 }
 
 std::vector<std::uint32_t> TailMemory::ReleaseIdle() {
   std::vector<std::uint32_t> released;
+  if (options_.device->description().waits_for_importers) return released;
   MutexLock lock(mutex_);
   bool kept = false;
   for (std::uint32_t i = 0; i < extents_.size(); ++i) {

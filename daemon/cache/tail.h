@@ -1,7 +1,7 @@
-// Tail memory of one session: rings for its decoding sequences, in memfds that the worker writes.
+// Tail memory of one session: rings for its decoding sequences, in memory that the worker writes.
 //
-// Everything in here is hostile input. The daemon maps it read-only, copies rows out before it
-// looks at them, and believes no count in it.
+// Everything in here is hostile input. Rows are copied out before they are looked
+// at, and believes no count in it.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
-#include "daemon/platform/memfd.h"
+#include "daemon/device/device.h"
 #include "daemon/pool/account.h"
 
 namespace tessera::cache {
@@ -26,7 +26,7 @@ class TailRegion {
   ~TailRegion() { Reset(); }
 
   bool valid() const { return memory_ != nullptr; }
-  std::byte* data() const { return data_; }  // read-only mapping: never written by the daemon
+  std::byte* data() const { return data_; }  // on the device; never written by the daemon
   std::uint32_t extent() const { return extent_; }
   std::uint64_t extent_bytes() const { return extent_bytes_; }
   std::uint64_t offset() const { return offset_; }
@@ -45,6 +45,7 @@ class TailRegion {
 class TailMemory : public std::enable_shared_from_this<TailMemory> {
  public:
   struct Options {
+    device::Device* device;
     std::uint64_t extent_bytes;  // at least; one region that needs more gets an extent of its size
     pool::Account* node;
     pool::Account* tenant;
@@ -54,10 +55,11 @@ class TailMemory : public std::enable_shared_from_this<TailMemory> {
   }
 
   absl::StatusOr<TailRegion> Allocate(std::uint64_t bytes);
-  // A descriptor of the extent, for the worker.
-  absl::Status Export(std::uint32_t extent, Fd* fd, std::uint64_t* bytes);
-  // Unmaps extents without a region, all but one; returns their indices, for the worker to do
-  // likewise.
+  // What the worker needs to map the extent.
+  absl::StatusOr<device::Export> Share(std::uint32_t extent) const;
+  // Gives back extents without a region, all but one; returns their indices, for the worker to
+  // unmap them, too. None where the device must wait for the worker first: they stay for the
+  // session's next tails.
   std::vector<std::uint32_t> ReleaseIdle();
 
   std::uint32_t extents() const;
@@ -65,14 +67,13 @@ class TailMemory : public std::enable_shared_from_this<TailMemory> {
  private:
   friend class TailRegion;
   struct Extent {
-    Memfd memory;
-    AddressRange mapping;
+    std::unique_ptr<device::Memory> memory;
     pool::Charge node_charge;
     pool::Charge tenant_charge;
     std::uint64_t region_bytes = 0;
     std::uint32_t regions = 0;
     std::vector<std::uint32_t> free;
-    bool present() const { return mapping.valid(); }
+    bool present() const { return memory != nullptr; }
     bool idle() const { return present() && free.size() == regions; }
   };
   explicit TailMemory(const Options& options) : options_(options) {}

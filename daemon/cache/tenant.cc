@@ -27,19 +27,20 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
                          .instance = options.instance,
                          .node = options.node,
                          .tenant = &tenant->account_,
-                         .source = options.directory_source,
+                         .source = options.directory_memory,
                          .on_extent_gone = options.on_attention});
   if (!directory.ok()) return directory.status();
   tenant->directory_ = *std::move(directory);
-  absl::StatusOr<std::unique_ptr<pool::Pool>> pool =
-      pool::Pool::Create({.arena = {.extent_bytes = options.pool_extent_bytes,
-                                    .limit_bytes = options.pool_limit_bytes,
-                                    .node = options.node,
-                                    .tag = pool::MemoryTag::kPoolExtents,
-                                    .source = options.pool_source},
-                          .slab_bytes = kPoolSlabBytes,
-                          .tenant = &tenant->account_,
-                          .observer = tenant->directory_->pool_observer()});
+  absl::StatusOr<std::unique_ptr<pool::Pool>> pool = pool::Pool::Create(
+      {.arena = {.extent_bytes = options.pool_extent_bytes,
+                 .limit_bytes = options.pool_limit_bytes,
+                 .node = options.node,
+                 .tag = pool::MemoryTag::kPoolExtents,
+                 .source = &options.device->pool_memory()},
+       .slab_bytes = kPoolSlabBytes,
+       .tenant = &tenant->account_,
+       .observer = tenant->directory_->pool_observer(),
+       .waits_for_importers = options.device->description().waits_for_importers});
   if (!pool.ok()) return pool.status();
   tenant->pool_ = *std::move(pool);
   tenant->directory_->DescribePool(options.pool_extent_bytes, options.pool_limit_bytes);
@@ -50,7 +51,7 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
                                                            .on_waiting = options.on_attention});
   tenant->epochs_->AddSource(tenant->own_pins_);
   tenant->memory_ = {tenant->directory_.get(), tenant->pool_.get(), tenant->epochs_.get(),
-                     options.kernels, &tenant->counters_};
+                     options.device, &tenant->counters_};
   return tenant;
 }
 
@@ -87,6 +88,7 @@ absl::StatusOr<std::shared_ptr<SessionState>> Tenant::OpenSession(const NewSessi
                             .rank = hello.rank,
                             .staging_bytes = options_.staging_bytes,
                             .tail_extent_bytes = options_.tail_extent_bytes,
+                            .device = options_.device,
                             .node = options_.node,
                             .tenant = &account_,
                             .attached = options_.clock->Now()});

@@ -42,9 +42,8 @@ class Tenant {
     std::uint32_t max_sequences = 0;
     Clock::Duration pin_limit{};
     pool::Account* node = nullptr;
-    pool::ExtentSource* pool_source = nullptr;       // the device's
-    pool::ExtentSource* directory_source = nullptr;  // always host memory
-    const kernels::Implementation* kernels = nullptr;
+    device::Device* device = nullptr;
+    device::MemorySource* directory_memory = nullptr;  // host memory, whatever the device
     const Clock* clock = nullptr;
     // Something starts to wait for readers, or an extent went: the event loop should look.
     std::function<void()> on_attention;

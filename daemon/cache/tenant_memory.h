@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "daemon/cache/directory.h"
+#include "daemon/device/device.h"
 #include "daemon/pool/epochs.h"
 #include "daemon/pool/pool.h"
-#include "kernels/dispatch/implementation.h"
 
 namespace tessera::cache {
 
@@ -26,7 +26,7 @@ struct TenantMemory {
   Directory* directory;
   pool::Pool* pool;
   pool::Epochs* epochs;
-  const kernels::Implementation* kernels;
+  device::Device* device;
   TenantCounters* counters;
 };
 

@@ -69,8 +69,8 @@ absl::StatusOr<std::vector<CudaDeviceInfo>> ListCudaDevices(CudaCalls& calls) {
   return devices;
 }
 
-absl::StatusOr<CudaDevice> ProbeCudaDevice(CudaCalls& calls, int device) {
-  CudaDevice probed;
+absl::StatusOr<ProbedCudaDevice> ProbeCudaDevice(CudaCalls& calls, int device) {
+  ProbedCudaDevice probed;
   if (CudaResult result = calls.DescribeDevice(device, &probed.info); !result.ok()) {
     return CudaStatus(result, Concat("describing cuda:", device));
   }

@@ -38,7 +38,7 @@ inline constexpr std::uint64_t kCudaGranularity = std::uint64_t{2} << 20;
 
 enum class CudaSharing : std::uint8_t { kFileDescriptor, kIpcHandle };
 
-struct CudaDevice {
+struct ProbedCudaDevice {
   CudaDeviceInfo info;
   CudaSharing sharing = CudaSharing::kFileDescriptor;
   std::string why_no_descriptors;  // empty with kFileDescriptor
@@ -48,7 +48,7 @@ struct CudaDevice {
 absl::StatusOr<std::vector<CudaDeviceInfo>> ListCudaDevices(CudaCalls& calls);
 
 // Describes a device and tries out, with one granule, how it can share memory.
-absl::StatusOr<CudaDevice> ProbeCudaDevice(CudaCalls& calls, int device);
+absl::StatusOr<ProbedCudaDevice> ProbeCudaDevice(CudaCalls& calls, int device);
 
 // Contiguous device addresses without memory. Outlives the CudaMemory mapped into it.
 class CudaRange {

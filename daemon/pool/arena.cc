@@ -9,18 +9,18 @@
 namespace tessera::pool {
 
 absl::StatusOr<Arena> Arena::Create(const Options& options) {
-  TESSERA_CHECK(options.extent_bytes % PageBytes() == 0 && options.extent_bytes > 0,
-                "an extent is whole pages");
+  TESSERA_CHECK(options.extent_bytes > 0, "an extent has bytes");
   TESSERA_CHECK(options.limit_bytes % options.extent_bytes == 0 && options.limit_bytes > 0,
                 "an arena is whole extents");
-  absl::StatusOr<AddressRange> range = AddressRange::Reserve(options.limit_bytes);
-  if (!range.ok()) return range.status();
-  return Arena(options, *std::move(range));
+  absl::StatusOr<std::unique_ptr<device::Space>> space =
+      options.source->Reserve(options.limit_bytes);
+  if (!space.ok()) return space.status();
+  return Arena(options, *std::move(space));
 }
 
 absl::StatusOr<std::uint32_t> Arena::Grow() {
   std::uint32_t index = 0;
-  while (index < slots_.size() && slots_[index].extent) ++index;
+  while (index < slots_.size() && slots_[index].memory) ++index;
   const std::uint64_t offset = index * options_.extent_bytes;
   if (offset >= options_.limit_bytes) {
     return absl::ResourceExhaustedError(Concat(
@@ -29,12 +29,12 @@ absl::StatusOr<std::uint32_t> Arena::Grow() {
   }
   absl::StatusOr<Charge> charge = options_.node->Reserve(options_.tag, options_.extent_bytes);
   if (!charge.ok()) return charge.status();
-  absl::StatusOr<std::unique_ptr<Extent>> extent =
-      options_.source->Create(range_, offset, options_.extent_bytes);
-  if (!extent.ok()) return extent.status();
+  absl::StatusOr<std::unique_ptr<device::Memory>> memory =
+      space_->Create(offset, options_.extent_bytes);
+  if (!memory.ok()) return memory.status();
   if (index == slots_.size()) slots_.emplace_back();
   Slot& slot = slots_[index];
-  slot.extent = *std::move(extent);
+  slot.memory = *std::move(memory);
   slot.charge = *std::move(charge);
   ++slot.generation;
   ++live_;
@@ -44,15 +44,9 @@ absl::StatusOr<std::uint32_t> Arena::Grow() {
 void Arena::Shrink(std::uint32_t index) {
   TESSERA_CHECK(generation(index) != 0, "only an extent that is there can go");
   Slot& slot = slots_[index];
-  TESSERA_CHECK(range_.Reset(index * options_.extent_bytes, options_.extent_bytes).ok(),
-                "resetting mapped addresses cannot fail");
-  slot.extent.reset();
+  slot.memory.reset();
   slot.charge.Reset();
   --live_;
-}
-
-int Arena::fd(std::uint32_t index) const {
-  return generation(index) == 0 ? -1 : slots_[index].extent->fd();
 }
 
 }  // namespace tessera::pool

@@ -8,9 +8,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "daemon/platform/memfd.h"
+#include "daemon/device/memory.h"
 #include "daemon/pool/account.h"
-#include "daemon/pool/extents.h"
 
 namespace tessera::pool {
 
@@ -22,7 +21,7 @@ class Arena {
     std::uint64_t limit_bytes;  // address space; whole extents
     Account* node;              // physical memory is charged here
     MemoryTag tag;
-    ExtentSource* source;
+    device::MemorySource* source;
   };
   static absl::StatusOr<Arena> Create(const Options& options);
 
@@ -31,7 +30,12 @@ class Arena {
   // Gives an extent back. Nothing may live in it.
   void Shrink(std::uint32_t index);
 
-  std::byte* data() const { return range_.data(); }
+  // What offsets are counted from: see device::Space.
+  std::byte* base() const { return space_->base(); }
+  // The address of an offset in an extent that is there.
+  std::byte* At(std::uint64_t offset) const {
+    return slots_[offset / options_.extent_bytes].memory->data() + offset % options_.extent_bytes;
+  }
   std::uint64_t extent_bytes() const { return options_.extent_bytes; }
   std::uint64_t limit_bytes() const { return options_.limit_bytes; }
   std::uint32_t extents() const { return live_; }
@@ -39,21 +43,24 @@ class Arena {
   std::uint32_t places() const { return static_cast<std::uint32_t>(slots_.size()); }
   // 0 where the place is empty.
   std::uint32_t generation(std::uint32_t index) const {
-    return index < slots_.size() && slots_[index].extent ? slots_[index].generation : 0;
+    return index < slots_.size() && slots_[index].memory ? slots_[index].generation : 0;
   }
-  // -1 where the place is empty.
-  int fd(std::uint32_t index) const;
+  // Null where the place is empty.
+  const device::Memory* memory(std::uint32_t index) const {
+    return index < slots_.size() ? slots_[index].memory.get() : nullptr;
+  }
 
  private:
   struct Slot {
-    std::unique_ptr<Extent> extent;
+    std::unique_ptr<device::Memory> memory;
     Charge charge;
     std::uint32_t generation = 0;
   };
-  Arena(const Options& options, AddressRange range) : options_(options), range_(std::move(range)) {}
+  Arena(const Options& options, std::unique_ptr<device::Space> space)
+      : options_(options), space_(std::move(space)) {}
 
   Options options_;
-  AddressRange range_;
+  std::unique_ptr<device::Space> space_;  // outlives the memory in its slots
   std::vector<Slot> slots_;
   std::uint32_t live_ = 0;
 };

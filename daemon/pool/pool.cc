@@ -44,17 +44,19 @@ absl::Status Pool::GrowLocked() {
   return absl::OkStatus();
 }
 
-void Pool::ShrinkLocked() {
-  if (!options_.shrink) return;
+// True where an extent went.
+bool Pool::ShrinkLocked() {
+  if (!options_.shrink || !importers_.empty()) return false;
   // One idle extent stays, so that a load around an extent's border does not map and unmap.
   const std::uint64_t spare =
       std::uint64_t{arena_.extents()} * arena_.extent_bytes() - slabs_.used_bytes();
-  if (spare < 2 * arena_.extent_bytes()) return;
+  if (spare < 2 * arena_.extent_bytes()) return false;
   const std::optional<std::uint32_t> index = slabs_.IdleExtent();
-  if (!index.has_value()) return;
+  if (!index.has_value()) return false;
   slabs_.RemoveExtent(*index);
   if (options_.observer != nullptr) options_.observer->ExtentChanged(*index, 0);
   arena_.Shrink(*index);
+  return true;
 }
 
 absl::StatusOr<std::uint64_t> Pool::AllocateLocked(std::uint64_t object_bytes) {
@@ -87,13 +89,10 @@ absl::StatusOr<std::vector<Block>> Pool::AllocateMany(std::size_t count, std::ui
   for (std::size_t i = 0; i < count; ++i) {
     absl::StatusOr<Charge> charge = options_.tenant->Reserve(tag, object_bytes);
     if (!charge.ok()) return charge.status();  // the blocks so far go back by themselves
-    absl::StatusOr<std::uint64_t> offset;
-    {
-      MutexLock lock(mutex_);
-      offset = AllocateLocked(object_bytes);
-    }
+    MutexLock lock(mutex_);
+    absl::StatusOr<std::uint64_t> offset = AllocateLocked(object_bytes);
     if (!offset.ok()) return offset.status();
-    blocks.push_back(Block(this, *offset, *std::move(charge)));
+    blocks.push_back(Block(this, *offset, arena_.At(*offset), *std::move(charge)));
   }
   return blocks;
 }
@@ -104,14 +103,34 @@ void Pool::Free(std::uint64_t offset, std::uint64_t bytes) {
   ShrinkLocked();
 }
 
-absl::Status Pool::ExportExtent(std::uint32_t index, Fd* fd, std::uint32_t* generation) {
+absl::StatusOr<device::Export> Pool::ShareExtent(std::uint32_t index, SessionId importer,
+                                                 std::uint32_t* generation) {
   MutexLock lock(mutex_);
   *generation = arena_.generation(index);
   if (*generation == 0) {
     return absl::NotFoundError(
         Concat("extent ", index, " is not there; ", arena_.extents(), " extents are"));
   }
-  return DuplicateFd(arena_.fd(index), fd);
+  absl::StatusOr<device::Export> share = arena_.memory(index)->Share();
+  if (share.ok() && options_.waits_for_importers) importers_.insert(importer);
+  return share;
+}
+
+void Pool::ImporterGone(SessionId importer) {
+  MutexLock lock(mutex_);
+  if (importers_.erase(importer) == 0) return;
+  while (ShrinkLocked()) {
+  }
+}
+
+device::PoolView Pool::View() const {
+  device::PoolView view = {.extent_bytes = arena_.extent_bytes()};
+  MutexLock lock(mutex_);
+  for (std::uint32_t i = 0; i < arena_.places(); ++i) {
+    const device::Memory* memory = arena_.memory(i);
+    view.extents.push_back(memory == nullptr ? nullptr : memory->data());
+  }
+  return view;
 }
 
 std::uint32_t Pool::extents() const {

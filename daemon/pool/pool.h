@@ -8,8 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
+#include "daemon/base/ids.h"
 #include "daemon/base/mutex.h"
+#include "daemon/device/device.h"
 #include "daemon/pool/account.h"
 #include "daemon/pool/arena.h"
 #include "daemon/pool/slabs.h"
@@ -26,12 +29,14 @@ class Block {
   Block(Block&& other) noexcept
       : pool_(std::exchange(other.pool_, nullptr)),
         offset_(other.offset_),
+        data_(other.data_),
         charge_(std::move(other.charge_)) {}
   Block& operator=(Block&& other) noexcept {
     if (this != &other) {
       Reset();
       pool_ = std::exchange(other.pool_, nullptr);
       offset_ = other.offset_;
+      data_ = other.data_;
       charge_ = std::move(other.charge_);
     }
     return *this;
@@ -43,16 +48,17 @@ class Block {
   bool valid() const { return pool_ != nullptr; }
   std::uint64_t offset() const { return offset_; }
   std::uint64_t bytes() const { return charge_.bytes(); }
-  std::byte* data() const;
+  std::byte* data() const { return data_; }
   void Reset();
 
  private:
   friend class Pool;
-  Block(Pool* pool, std::uint64_t offset, Charge charge)
-      : pool_(pool), offset_(offset), charge_(std::move(charge)) {}
+  Block(Pool* pool, std::uint64_t offset, std::byte* data, Charge charge)
+      : pool_(pool), offset_(offset), data_(data), charge_(std::move(charge)) {}
 
   Pool* pool_ = nullptr;
   std::uint64_t offset_ = 0;
+  std::byte* data_ = nullptr;  // on the device; an extent stays where it is
   Charge charge_;
 };
 
@@ -72,6 +78,8 @@ class Pool {
     Observer* observer = nullptr;
     bool reserve_first_slab = false;
     bool shrink = true;  // false: extents stay for good (the directory)
+    // Extents stay for as long as anybody who was given one has not closed it.
+    bool waits_for_importers = false;
   };
   static absl::StatusOr<std::unique_ptr<Pool>> Create(const Options& options);
   ~Pool();
@@ -82,10 +90,15 @@ class Pool {
   absl::StatusOr<std::vector<Block>> AllocateMany(std::size_t count, std::uint64_t bytes, Fit fit,
                                                   MemoryTag tag);
 
-  // A descriptor of the extent for a worker. NOT_FOUND where the place is empty.
-  absl::Status ExportExtent(std::uint32_t index, Fd* fd, std::uint32_t* generation);
+  // What `importer` needs to map the extent. NOT_FOUND where the place is empty.
+  absl::StatusOr<device::Export> ShareExtent(std::uint32_t index, SessionId importer,
+                                             std::uint32_t* generation);
+  // It has closed everything that it was given.
+  void ImporterGone(SessionId importer);
 
-  std::byte* data() const { return arena_.data(); }
+  // What offsets are counted from; host code may follow it in host memory alone.
+  std::byte* base() const { return arena_.base(); }
+  device::PoolView View() const;
   std::uint64_t limit_bytes() const { return arena_.limit_bytes(); }
   std::uint64_t extent_bytes() const { return arena_.extent_bytes(); }
   std::uint32_t extents() const;
@@ -98,14 +111,13 @@ class Pool {
   void Free(std::uint64_t offset, std::uint64_t bytes);
   absl::StatusOr<std::uint64_t> AllocateLocked(std::uint64_t object_bytes) TESSERA_REQUIRES(mutex_);
   absl::Status GrowLocked() TESSERA_REQUIRES(mutex_);
-  void ShrinkLocked() TESSERA_REQUIRES(mutex_);
+  bool ShrinkLocked() TESSERA_REQUIRES(mutex_);
 
   const Options options_;
   mutable Mutex mutex_;
-  Arena arena_;  // its address range is constant; the rest under mutex_
+  Arena arena_;  // its base and sizes are constant; the rest under mutex_
+  absl::flat_hash_set<SessionId> importers_ TESSERA_GUARDED_BY(mutex_);
   Slabs slabs_ TESSERA_GUARDED_BY(mutex_);
 };
-
-inline std::byte* Block::data() const { return pool_->data() + offset_; }
 
 }  // namespace tessera::pool

@@ -148,6 +148,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
       return absl::UnavailableError("the daemon drains and takes no new sessions");
     }
     if (absl::Status status = CheckHello(hello); !status.ok()) return status;
+    if (absl::Status status = services.device->health(); !status.ok()) return status;
     absl::StatusOr<cache::Tenant*> tenant = services.node->TenantByToken(hello.tenant_token());
     if (!tenant.ok()) return tenant.status();
     if (absl::Status status = services.node->AdmitSession(); !status.ok()) return status;
@@ -180,7 +181,11 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
       welcome.set_descriptor_socket(door_.descriptor_socket);
     }
     welcome.set_tenant(tenant_->name());
-    welcome.set_device(services.node->options().device);
+    const device::Device::Description& device = services.device->description();
+    welcome.set_device(device.name);
+    if (device.uuid.has_value()) {
+      welcome.set_device_uuid(device.uuid->data(), device.uuid->size());
+    }
     welcome.set_staging_bytes(options.staging_bytes);
     welcome.set_tail_ring_tiles(options.ring_tiles);
     welcome.set_directory_extent_bytes(options.directory_extent_bytes);

@@ -30,8 +30,8 @@ struct Item {
   std::vector<kernels::LaneView> lanes;
 };
 
-absl::Status TakeQuery(const v1::AttendItem& asked, const Caller& caller, std::uint32_t layer,
-                       Item& item) {
+absl::Status TakeQuery(const Services& services, const v1::AttendItem& asked, const Caller& caller,
+                       std::uint32_t layer, Item& item) {
   const cache::Model& model = item.sequence->model();
   const kernels::LayerGeometry geometry = model.geometry(layer);
   absl::StatusOr<TensorBytes> query =
@@ -48,7 +48,11 @@ absl::Status TakeQuery(const v1::AttendItem& asked, const Caller& caller, std::u
         Concat("query has ", query->shape[0], " rows; the limit is ", kMaxQueries));
   }
   item.queries = static_cast<std::uint32_t>(query->shape[0]);
-  item.query.assign(query->data, query->data + query->bytes);
+  item.query.resize(query->bytes);
+  if (query->place == device::Place::kDevice) {
+    return services.device->Read(item.query.data(), query->data, query->bytes);
+  }
+  std::memcpy(item.query.data(), query->data, query->bytes);
   return absl::OkStatus();
 }
 
@@ -62,7 +66,7 @@ absl::Status ReadLanes(cache::Tenant& tenant, std::uint32_t layer, const shm::Wo
   if (item.tail != nullptr) committed = item.tail->CommittedTokens();
 
   const shm::MappedArena directory = tenant.directory().mapped();
-  const shm::MappedArena pool = {tenant.pool().data(), tenant.pool().limit_bytes()};
+  const shm::MappedArena pool = {tenant.pool().base(), tenant.pool().limit_bytes()};
   std::vector<std::size_t> first_segment;
   std::vector<shm::ResolvedLane> resolved(layout.kv_heads(layer));
   for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
@@ -128,7 +132,7 @@ absl::Status CheckBatch(const v1::AttendRequest& request, const std::vector<Item
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<Item>> FindItems(const Caller& caller,
+absl::StatusOr<std::vector<Item>> FindItems(const Services& services, const Caller& caller,
                                             const v1::AttendRequest& request) {
   if (request.items().empty()) {
     return absl::InvalidArgumentError("the batch has no items; at least one is needed");
@@ -146,7 +150,7 @@ absl::StatusOr<std::vector<Item>> FindItems(const Caller& caller,
   }
   if (absl::Status status = CheckBatch(request, items); !status.ok()) return status;
   for (int i = 0; i < request.items_size(); ++i) {
-    absl::Status status = TakeQuery(request.items(i), caller, request.layer(), items[i]);
+    absl::Status status = TakeQuery(services, request.items(i), caller, request.layer(), items[i]);
     if (!status.ok()) return status;
   }
   return items;
@@ -165,25 +169,11 @@ absl::Status SetPosition(const v1::AttendItem& asked, Item& item) {
   return absl::OkStatus();
 }
 
-// Scratch of the serving thread; grows to the largest batch it has seen.
-std::span<std::byte> Workspace(std::size_t bytes) {
-  struct Free {
-    void operator()(std::byte* data) const { std::free(data); }
-  };
-  thread_local std::unique_ptr<std::byte[], Free> data;
-  thread_local std::size_t capacity = 0;
-  if (capacity < bytes) {
-    capacity = (bytes + 63) / 64 * 64;
-    data.reset(static_cast<std::byte*>(std::aligned_alloc(64, capacity)));
-  }
-  return {data.get(), capacity};
-}
-
 }  // namespace
 
 absl::Status Attend(const Services& services, const Caller& caller,
                     const v1::AttendRequest& request, v1::AttendResponse& response) {
-  absl::StatusOr<std::vector<Item>> items = FindItems(caller, request);
+  absl::StatusOr<std::vector<Item>> items = FindItems(services, caller, request);
   if (!items.ok()) return items.status();
   const cache::Model& model = items->front().sequence->model();
   kernels::AttendBatch batch = {.geometry = model.geometry(request.layer()),
@@ -241,14 +231,10 @@ absl::Status Attend(const Services& services, const Caller& caller,
     }
   }
   batch.items = kernel_items;
-  kernels::InlineExecutor executor;
-  const kernels::AttendResult result = kernels::Attend(
-      *services.kernels, batch, Workspace(kernels::AttendWorkspaceBytes(batch)), executor);
-  if (result.status != kernels::AttendStatus::kOk) {
-    return absl::InternalError(Concat("attention stopped with code ",
-                                      static_cast<int>(result.status), " at item ", result.item));
-  }
-  response.set_implementation(std::string(result.implementation));
+  absl::StatusOr<std::string_view> implementation =
+      services.device->Attend(batch, caller.tenant->pool().View());
+  if (!implementation.ok()) return implementation.status();
+  response.set_implementation(std::string(*implementation));
   caller.tenant->counters().attend_requests.fetch_add(1, std::memory_order_relaxed);
   return absl::OkStatus();
 }

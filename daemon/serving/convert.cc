@@ -102,10 +102,12 @@ absl::StatusOr<TensorBytes> Resolve(const v1::Tensor& tensor, const TensorRule& 
     return absl::InvalidArgumentError(Concat(rule.name, " carries ", given, " bytes; its shape ",
                                              ShapeText(tensor.shape()), " needs ", bytes));
   }
-  TensorBytes resolved = {nullptr, {tensor.shape().begin(), tensor.shape().end()}, bytes};
+  TensorBytes resolved = {
+      device::Place::kHost, nullptr, {tensor.shape().begin(), tensor.shape().end()}, bytes};
   if (tensor.data_case() == v1::Tensor::kStaging) {
     absl::StatusOr<const std::byte*> data = session.StagingRange(tensor.staging().offset(), bytes);
     if (!data.ok()) return data.status();
+    resolved.place = device::Place::kDevice;
     resolved.data = *data;
   } else {
     resolved.data = reinterpret_cast<const std::byte*>(tensor.inline_().data());

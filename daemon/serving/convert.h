@@ -30,6 +30,7 @@ struct TensorRule {
 // The bytes of a tensor that obeys the rule, and its real shape. Inline bytes belong to the
 // request; staging bytes to the worker, who may be writing there: copy before use.
 struct TensorBytes {
+  device::Place place;  // kDevice: `data` is an address of the device
   const std::byte* data;
   std::vector<std::uint64_t> shape;
   std::uint64_t bytes;

@@ -54,8 +54,8 @@ void DescribeSequence(const cache::Sequence& sequence, bool lanes, v1::DescribeR
 void FillNodeStats(const Services& services, v1::StatsResponse& out) {
   const cache::Node& node = *services.node;
   out.set_version(std::string(Version()));
-  out.set_device(node.options().device);
-  out.set_implementation(std::string(kernels::ImplementationName(*services.kernels)));
+  out.set_device(services.device->description().name);
+  out.set_implementation(services.device->description().kernels);
   out.set_uptime_seconds(
       std::chrono::duration<double>(services.clock->Now() - services.started).count());
   out.set_instance(node.instance());
@@ -92,7 +92,7 @@ void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out) {
 }
 
 void NodeCollector::Collect(metrics::Visitor& visitor) const {
-  const std::string& device = node_.options().device;
+  const std::string& device = node_.options().device->description().name;
   visitor.Add(metrics::kSessions, node_.sessions());
   for (const std::unique_ptr<cache::Tenant>& tenant : node_.tenants()) {
     const std::string& name = tenant->name();

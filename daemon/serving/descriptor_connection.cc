@@ -78,51 +78,63 @@ absl::Status DescriptorConnection::ServeRequests(cache::Tenant& tenant,
   }
 }
 
+absl::Status DescriptorConnection::Discard() {
+  for (;;) {
+    filled_ = 0;
+    absl::StatusOr<bool> complete = Fill(buffer_.size());
+    if (!complete.ok()) return complete.status();
+    if (!*complete) return absl::OkStatus();
+  }
+}
+
+absl::Status DescriptorConnection::Hand(shm::DescriptorAnswer answer, const device::Export& share) {
+  answer.code = DescriptorCode::kOk;
+  answer.bytes = share.bytes;
+  answer.memory = share.kind;
+  static_assert(sizeof answer.ipc_handle == sizeof share.ipc_handle);
+  std::memcpy(answer.ipc_handle, share.ipc_handle.data(), sizeof answer.ipc_handle);
+  return Answer(answer, share.fd.get());
+}
+
 absl::Status DescriptorConnection::Serve(const shm::DescriptorRequest& request,
                                          cache::Tenant& tenant, cache::SessionState& session) {
   shm::DescriptorAnswer answer = {.kind = request.kind, .index = request.index};
-  Fd owned;
-  int fd = -1;
   const auto refuse = [&](DescriptorCode code) {
     answer.code = code;
     return Answer(answer, -1);
   };
+  absl::StatusOr<device::Export> share;
   switch (request.kind) {
     case DescriptorKind::kDirectory:
     case DescriptorKind::kPool: {
       pool::Pool& pool =
           request.kind == DescriptorKind::kPool ? tenant.pool() : tenant.directory().pool();
-      if (!pool.ExportExtent(request.index, &owned, &answer.generation).ok()) {
-        return refuse(DescriptorCode::kNoSuchIndex);
-      }
-      answer.bytes = pool.extent_bytes();
-      fd = owned.get();
+      share = pool.ShareExtent(request.index, session.id(), &answer.generation);
       break;
     }
-    case DescriptorKind::kControl:
+    case DescriptorKind::kControl: {
       if (request.index != 0) return refuse(DescriptorCode::kNoSuchIndex);
-      answer.bytes = session.control()->memory().bytes();
-      fd = session.control()->memory().fd();
-      break;
+      const Memfd& page = session.control()->memory();
+      answer.code = DescriptorCode::kOk;
+      answer.bytes = page.bytes();
+      return Answer(answer, page.fd());
+    }
     case DescriptorKind::kStaging: {
       if (request.index != 0) return refuse(DescriptorCode::kNoSuchIndex);
       absl::StatusOr<const cache::Staging*> staging = session.staging();
       if (!staging.ok()) return refuse(DescriptorCode::kExhausted);
-      answer.bytes = (*staging)->memory().bytes();
-      fd = (*staging)->memory().fd();
+      share = (*staging)->memory().Share();
       break;
     }
     case DescriptorKind::kTail:
-      if (!session.tails().Export(request.index, &owned, &answer.bytes).ok()) {
-        return refuse(DescriptorCode::kNoSuchIndex);
-      }
-      fd = owned.get();
+      share = session.tails().Share(request.index);
       break;
     default:
       return refuse(DescriptorCode::kBadRequest);
   }
-  answer.code = DescriptorCode::kOk;
-  return Answer(answer, fd);
+  if (absl::IsNotFound(share.status())) return refuse(DescriptorCode::kNoSuchIndex);
+  if (!share.ok()) return refuse(DescriptorCode::kExhausted);  // of file descriptors
+  return Hand(answer, *share);
 }
 
 }  // namespace tessera::serving

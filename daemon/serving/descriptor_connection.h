@@ -26,11 +26,14 @@ class DescriptorConnection {
   absl::StatusOr<std::shared_ptr<cache::SessionState>> ReadOpening(const cache::Node& node);
   // Reads and answers requests of an opened connection.
   absl::Status ServeRequests(cache::Tenant& tenant, cache::SessionState& session);
+  // Reads and forgets: the session has ended. An error once the peer has hung up.
+  absl::Status Discard();
 
  private:
   // True where `bytes_` holds `wanted` bytes now.
   absl::StatusOr<bool> Fill(std::size_t wanted);
   absl::Status Answer(const shm::DescriptorAnswer& answer, int fd);
+  absl::Status Hand(shm::DescriptorAnswer answer, const device::Export& share);
   absl::Status Serve(const shm::DescriptorRequest& request, cache::Tenant& tenant,
                      cache::SessionState& session);
 

@@ -140,6 +140,19 @@ absl::Status Server::Start() {
   return StartGrpc();
 }
 
+void Server::RetireDevice(const absl::Status& why) {
+  services_.logger->Log(LogLevel::kError, "device retired",
+                        {{"error", AsStringView(why.message())}});
+  if (grpc_ == nullptr) return;
+  if (grpc::HealthCheckServiceInterface* health = grpc_->GetHealthCheckService()) {
+    health->SetServingStatus(false);
+  }
+  // Not on the failing call's thread: it may hold what the end of a session needs.
+  services_.scheduler->Submit("retire-device", JobPriority::kTails, [this, why] {
+    connections_.EndAll(metrics::SessionEnd::kLost, why);
+  });
+}
+
 void Server::Drain(Clock::Duration limit) {
   MutexLock lock(drain_mutex_);
   if (std::exchange(drained_, true)) return;

@@ -42,6 +42,10 @@ class Server {
   // Something in the cache wants the event loop's attention. Thread-safe.
   void Attention() { watcher_->Attention(); }
 
+  // The device has failed: says so to the health service, and cuts the sessions, whose memory it
+  // was. Thread-safe; the daemon goes on answering.
+  void RetireDevice(const absl::Status& why);
+
   // Opens the doors and starts the threads.
   absl::Status Start();
 

@@ -10,8 +10,8 @@
 #include "daemon/base/scheduler.h"
 #include "daemon/cache/node.h"
 #include "daemon/compaction/tail_absorber.h"
+#include "daemon/device/device.h"
 #include "daemon/metrics/metrics.h"
-#include "kernels/dispatch/implementation.h"
 
 namespace tessera::serving {
 
@@ -22,7 +22,7 @@ struct Services {
   metrics::Metrics* metrics;
   Logger* logger;
   const Clock* clock;
-  const kernels::Implementation* kernels;
+  device::Device* device;
   Clock::TimePoint started;
   std::uint64_t max_message_bytes;
   bool admin_over_tcp = false;

@@ -118,8 +118,28 @@ void Watcher::RemoveSession(SessionId id) {
     if (it == sessions_.end()) return;
     loop_.Unwatch(it->second.session->control()->wake_event().fd());
     if (it->second.witness) loop_.Unwatch(it->second.witness->fd());
+    Watched watched = std::move(it->second);
     sessions_.erase(it);
+    SeeOff(id, std::move(watched));
   });
+}
+
+void Watcher::SeeOff(SessionId id, Watched watched) {
+  if (!services_.device->description().waits_for_importers || watched.witness == nullptr) return;
+  const int fd = watched.witness->fd();
+  departing_[id] = std::move(watched);
+  if (!loop_.Watch(fd, [this, id](EventLoop::Ready) { ServeDeparting(id); }).ok()) {
+    services_.logger->Log(LogLevel::kError, "the memory of an ended session stays until exit",
+                          {{"session", id.value()}});
+  }
+}
+
+void Watcher::ServeDeparting(SessionId id) {
+  const auto it = departing_.find(id);
+  if (it == departing_.end() || it->second.witness->Discard().ok()) return;
+  loop_.Unwatch(it->second.witness->fd());
+  services_.node->TenantOf(id.value())->pool().ImporterGone(id);
+  departing_.erase(it);
 }
 
 // ---- descriptor sockets
@@ -171,7 +191,6 @@ void Watcher::ServeWitness(SessionId id, EventLoop::Ready) {
   const absl::Status status = watched.witness->ServeRequests(*tenant, *watched.session);
   if (status.ok()) return;
   loop_.Unwatch(watched.witness->fd());
-  watched.witness.reset();
   listener_.WitnessLost(id);
 }
 

@@ -60,6 +60,8 @@ class Watcher {
   void Serve(int fd, EventLoop::Ready ready);
   void DropUnopened(int fd);
   void ServeWitness(SessionId id, EventLoop::Ready ready);
+  void SeeOff(SessionId id, Watched watched);
+  void ServeDeparting(SessionId id);
   void TellOfShrunkPools();
   // Returns how long until the next look.
   std::optional<absl::Duration> CollectAll();
@@ -72,6 +74,9 @@ class Watcher {
   std::vector<Fd> listening_;
   std::unordered_map<int, std::unique_ptr<DescriptorConnection>> unopened_;
   std::unordered_map<SessionId, Watched> sessions_;
+  // Sessions that have ended while their workers map memory that must not be given back before they
+  // have closed it: closing the descriptor socket is how they say so.
+  std::unordered_map<SessionId, Watched> departing_;
   std::unordered_map<const cache::Tenant*, std::uint64_t> told_;  // extents gone, last told of
   Mutex mutex_;
   std::vector<Command> commands_ TESSERA_GUARDED_BY(mutex_);

@@ -128,8 +128,12 @@ absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendR
   absl::StatusOr<TensorBytes> value = Resolve(request.value(), rule, *caller.session);
   if (!value.ok()) return value.status();
 
+  if (key->place != value->place) {
+    return absl::InvalidArgumentError(
+        "one of key and value is inline and the other in the staging arena; send both alike");
+  }
   const cache::TensorRows rows(
-      key->data, value->data,
+      key->place, key->data, value->data,
       {.first_layer = request.first_layer(),
        .tokens = key->shape[1],
        .kv_heads = geometry.kv_heads,

@@ -121,6 +121,16 @@ TESSERA_DEVICE float Max(float a, float b) { return fmaxf(a, b); }
 TESSERA_DEVICE std::uint64_t LoadOnce(const std::uint64_t* word) {
   return *reinterpret_cast<const volatile std::uint64_t*>(word);
 }
+// Likewise; each of the four words once.
+TESSERA_DEVICE Chunk LoadChunkOnce(const Chunk* chunk) {
+  Chunk loaded;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(loaded.words[0]), "=r"(loaded.words[1]), "=r"(loaded.words[2]),
+                 "=r"(loaded.words[3])
+               : "l"(chunk)
+               : "memory");
+  return loaded;
+}
 TESSERA_DEVICE void AtomicMin(std::uint64_t* word, std::uint64_t value) {
   atomicMin(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(value));
 }
@@ -171,6 +181,7 @@ inline float Log2(float x) { return std::log2(x); }
 inline float Tanh(float x) { return std::tanh(x); }
 inline float Max(float a, float b) { return std::fmax(a, b); }
 std::uint64_t LoadOnce(const std::uint64_t* word);
+Chunk LoadChunkOnce(const Chunk* chunk);
 void AtomicMin(std::uint64_t* word, std::uint64_t value);
 
 #endif

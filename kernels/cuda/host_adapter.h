@@ -1,14 +1,13 @@
-// Runs a batch of host lanes on a GPU: uploads, launches, downloads. For conformance tests and
-// tools; allocates and synchronises at will. Available in every build; without CUDA it is never
-// supported.
+// Runs a batch of host lanes on a device: uploads, launches, downloads. For conformance tests and
+// tools; allocates and waits at will.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 
 #include "kernels/cuda/host_batch.h"
+#include "kernels/cuda/runtime.h"
 
 namespace tessera::kernels::cuda {
 
@@ -21,17 +20,11 @@ enum class HostAttendStatus : std::uint8_t {
 struct HostAttendResult {
   HostAttendStatus status = HostAttendStatus::kOk;
   std::uint32_t item = 0;
-  std::string_view implementation;  // "cuda", written where the GPU's results were fetched
+  std::uint64_t fault = kNoFault;   // the word that says which item
+  std::string_view implementation;  // written where the device's results were fetched
   std::string error;
 };
 
-class HostAdapter {
- public:
-  virtual ~HostAdapter() = default;
-  virtual HostAttendResult Attend(const HostBatch& batch) = 0;
-
-  // Null, and why, where this build or this machine cannot run CUDA kernels.
-  static std::unique_ptr<HostAdapter> Open(int device, std::string* reason);
-};
+HostAttendResult AttendOnDevice(Runtime& runtime, const HostBatch& batch);
 
 }  // namespace tessera::kernels::cuda

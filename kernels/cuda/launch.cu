@@ -14,14 +14,16 @@ namespace {
 
 __global__ void MergeKernel(const __grid_constant__ AttendParams params) { Merge(params); }
 __global__ void AppendKernel(const __grid_constant__ AppendParams params) { AppendRow(params); }
-__global__ void WriteRowsKernel(const __grid_constant__ WriteRowsParams params) {
-  WriteRow(params);
+__global__ void StoreRowsKernel(const __grid_constant__ StoreRowsParams params) {
+  StoreRun(params);
 }
-__global__ void FindUnusableKernel(const __grid_constant__ FindUnusableParams params) {
-  FindUnusableInRow(params);
+__global__ void StoreWordsKernel(const __grid_constant__ StoreWordsParams params) {
+  StoreWord(params);
 }
 
-constexpr std::uint32_t kRowThreads = 64;  // a K row and a V row of 512 bytes
+constexpr std::uint32_t kRowThreads = 64;   // a K row and a V row of 512 bytes
+constexpr std::uint32_t kRunThreads = 256;  // 16 rows of K and V at once, of 128 elements of bf16
+constexpr std::uint32_t kWordThreads = 128;
 
 std::span<const AttendVariant> Variants(ElementType type, std::uint32_t head_dim) {
   const std::span<const AttendVariant> all[] = {
@@ -72,11 +74,6 @@ cudaError_t PrepareDevice(int device, DeviceLimits* limits) {
   return cudaSuccess;
 }
 
-cudaError_t UploadStep(const std::byte* image, std::uint64_t bytes, std::byte* device_image,
-                       cudaStream_t stream) {
-  return cudaMemcpyAsync(device_image, image, bytes, cudaMemcpyHostToDevice, stream);
-}
-
 cudaError_t LaunchAttend(const DeviceLimits& device, const AttendCall& call, cudaStream_t stream) {
   if (!AttendCallProblem(call).empty()) return cudaErrorInvalidValue;
   const AttendParams params = MakeAttendParams(call);
@@ -104,23 +101,18 @@ cudaError_t LaunchAppend(const AppendParams& params, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t LaunchWriteRows(const WriteRowsParams& params, cudaStream_t stream) {
-  if (!RowsProblem(params.key, params.value, params.row_stride, params.row_bytes).empty() ||
-      params.targets == nullptr || params.fault == nullptr || params.kv_heads > 65535) {
-    return cudaErrorInvalidValue;
-  }
-  if (params.rows == 0 || params.kv_heads == 0) return cudaSuccess;
-  WriteRowsKernel<<<dim3(params.rows, params.kv_heads), kRowThreads, 0, stream>>>(params);
+cudaError_t LaunchStoreRows(const StoreRowsParams& params, cudaStream_t stream) {
+  if (params.count == 0) return cudaSuccess;
+  if (params.runs == nullptr || params.found == nullptr) return cudaErrorInvalidValue;
+  StoreRowsKernel<<<params.count, kRunThreads, 0, stream>>>(params);
   return cudaGetLastError();
 }
 
-cudaError_t LaunchFindUnusable(const FindUnusableParams& params, cudaStream_t stream) {
-  if (!RowsProblem(params.key, params.value, params.row_stride, params.row_bytes).empty() ||
-      params.found == nullptr || params.kv_heads > 65535) {
-    return cudaErrorInvalidValue;
-  }
-  if (params.rows == 0 || params.kv_heads == 0) return cudaSuccess;
-  FindUnusableKernel<<<dim3(params.rows, params.kv_heads), kRowThreads, 0, stream>>>(params);
+cudaError_t LaunchStoreWords(const StoreWordsParams& params, cudaStream_t stream) {
+  if (params.count == 0) return cudaSuccess;
+  if (params.stores == nullptr) return cudaErrorInvalidValue;
+  const std::uint32_t blocks = (params.count + kWordThreads - 1) / kWordThreads;
+  StoreWordsKernel<<<blocks, kWordThreads, 0, stream>>>(params);
   return cudaGetLastError();
 }
 

@@ -2,14 +2,13 @@
 // the current device, synchronises nothing, allocates nothing and may be captured into a graph.
 //
 //   who calls                what                      who reads the result
-//   worker, begin_step       UploadStep                the kernels of the step
 //   worker, each layer       LaunchAppend, then        the next layer; `fault` after the step
 //                            LaunchAttend
-//   daemon, bulk rows        LaunchFindUnusable,       the daemon, before it publishes
-//                            LaunchWriteRows
+//   daemon, rows that come   LaunchStoreRows,          the daemon, before it publishes
+//                            LaunchStoreWords
 //
-// cudaErrorInvalidValue: a call that AttendCallProblem or RowsProblem names the fault of; nothing
-// was launched.
+// runtime.h is what others call; it owns streams and memory. cudaErrorInvalidValue: a call that
+// AttendCallProblem or RowsProblem names the fault of; nothing was launched.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -32,13 +31,10 @@ struct DeviceLimits {
 // needs.
 cudaError_t PrepareDevice(int device, DeviceLimits* limits);
 
-cudaError_t UploadStep(const std::byte* image, std::uint64_t bytes, std::byte* device_image,
-                       cudaStream_t stream);
-
 cudaError_t LaunchAttend(const DeviceLimits& device, const AttendCall& call, cudaStream_t stream);
 
 cudaError_t LaunchAppend(const AppendParams& params, cudaStream_t stream);
-cudaError_t LaunchWriteRows(const WriteRowsParams& params, cudaStream_t stream);
-cudaError_t LaunchFindUnusable(const FindUnusableParams& params, cudaStream_t stream);
+cudaError_t LaunchStoreRows(const StoreRowsParams& params, cudaStream_t stream);
+cudaError_t LaunchStoreWords(const StoreWordsParams& params, cudaStream_t stream);
 
 }  // namespace tessera::kernels::cuda

@@ -71,6 +71,7 @@ AttendParams MakeAttendParams(const AttendCall& call) {
       .max_works = call.limits.works,
       .window = g.sliding_window,
       .causal = call.causal ? 1u : 0u,
+      .appended = call.appended ? 1u : 0u,
       .logit_scale = capped ? g.scale / g.logit_softcap : g.scale * kLog2E,
       .logit_cap = capped ? g.logit_softcap * kLog2E : 0,
       .output_type = call.output_type,

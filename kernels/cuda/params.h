@@ -26,6 +26,7 @@ struct StepLimits {
 struct AttendCall {
   LayerGeometry geometry;  // `sinks` is a device address
   bool causal = true;
+  bool appended = true;  // false: the layer's new tokens are not in the rings yet
   ElementType output_type = ElementType::kFp32;
   std::uint32_t layer = 0;
   StepLimits limits;
@@ -67,6 +68,7 @@ struct AttendParams {
   std::uint32_t max_works;
   std::uint32_t window;
   std::uint32_t causal;
+  std::uint32_t appended;
   float logit_scale;  // log2 units; under a soft-cap: scale / softcap
   float logit_cap;    // softcap in log2 units; 0: none
   ElementType output_type;
@@ -90,43 +92,40 @@ struct AppendParams {
   std::uint32_t max_appended;
 };
 
-// Where the rows of one kv head go.
-struct DenseTarget {
-  std::uint64_t tile_table;  // pool offset of the segment's table
-  std::uint32_t first_entry;
-  std::uint32_t reserved;
-};
-static_assert(sizeof(DenseTarget) == 16);
-
-// Writes consecutive rows, [row][kv_heads][head_dim] in the staging arena, into dense tiles.
-struct WriteRowsParams {
-  DeviceArena arena;
-  const DenseTarget* targets;  // [kv_heads], on the device
-  const std::byte* key;
-  const std::byte* value;
-  std::uint64_t* fault;
-  std::uint64_t row_stride;  // bytes between rows
-  std::uint32_t layer;       // named by a fault
-  std::uint32_t row_bytes;
-  std::uint32_t kv_heads;
+// K and V rows of one lane on their way into one place. Device addresses, multiples of 16.
+struct RowRun {
+  std::uint64_t key;  // of the first source row
+  std::uint64_t value;
+  std::uint64_t stride;        // bytes between source rows
+  std::uint64_t key_target;    // target rows lie one after another
+  std::uint64_t value_target;  // likewise
   std::uint32_t rows;
+  std::uint32_t row_bytes;
 };
+static_assert(sizeof(RowRun) == 48);
 
-// Looks for NaN, infinity and magnitudes of at least 2^63.
-struct FindUnusableParams {
-  const std::byte* key;
-  const std::byte* value;
+// Copies runs of rows, and looks for NaN, infinity and magnitudes of at least 2^63 in what it
+// copies. The source may be changing: every element is read once, and what was read is both judged
+// and stored. Rows are stored whatever they hold; `found` tells.
+struct StoreRowsParams {
+  const RowRun* runs;
   std::uint64_t* found;  // kNoneUnusable, or the lowest UnusableWord
-  std::uint64_t row_stride;
-  std::uint64_t first_token;  // of row 0
-  std::uint32_t layer;
-  std::uint32_t row_bytes;
-  std::uint32_t kv_heads;
-  std::uint32_t rows;
+  std::uint32_t count;
   ElementType type;
 };
 
-// What AppendParams, WriteRowsParams and FindUnusableParams ask of rows: 16-byte alignment of
+struct WordStore {
+  std::uint64_t address;
+  std::uint64_t word;
+};
+static_assert(sizeof(WordStore) == 16);
+
+struct StoreWordsParams {
+  const WordStore* stores;
+  std::uint32_t count;
+};
+
+// What AppendParams asks of its rows, and whoever writes a RowRun should: 16-byte alignment of
 // addresses and strides, rows of whole 16-byte chunks. Empty, or the problem.
 std::string_view RowsProblem(const void* key, const void* value, std::uint64_t row_stride,
                              std::uint32_t row_bytes);

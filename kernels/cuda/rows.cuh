@@ -1,4 +1,4 @@
-// Writing new K and V rows, and looking for elements that may not be kept.
+// Storing new K and V rows, and looking for elements that may not be kept.
 #pragma once
 
 #include <cstdint>
@@ -61,31 +61,6 @@ TESSERA_DEVICE void AppendRow(const AppendParams& params) {
           static_cast<std::uint32_t>(ordinal % kTileEntries));
 }
 
-// Grid: rows, kv_heads.
-TESSERA_DEVICE void WriteRow(const WriteRowsParams& params) {
-  const std::uint32_t row = gpu::BlockX();
-  const std::uint32_t head = gpu::BlockY();
-  const DenseTarget& target = params.targets[head];
-  const std::uint64_t entry = std::uint64_t{target.first_entry} + row;
-  const std::uint64_t tile_bytes = std::uint64_t{2} * kTileEntries * params.row_bytes;
-  const std::uint64_t word =
-      ResolveObject(params.arena, target.tile_table + entry / kTileEntries * 8, 8, 8);
-  const std::uint64_t tile =
-      word == 0
-          ? 0
-          : ResolveObject(params.arena, gpu::LoadOnce(reinterpret_cast<const std::uint64_t*>(word)),
-                          tile_bytes, kTileAlignment);
-  if (tile == 0) {
-    if (gpu::Thread() == 0) {
-      gpu::AtomicMin(params.fault, FaultWord::Pack(FaultKind::kBadTile, params.layer, head));
-    }
-    return;
-  }
-  const std::uint64_t source = row * params.row_stride + std::uint64_t{head} * params.row_bytes;
-  CopyRow(params.key + source, params.value + source, params.row_bytes,
-          reinterpret_cast<std::byte*>(tile), static_cast<std::uint32_t>(entry % kTileEntries));
-}
-
 // Magnitudes whose bits are at least this many are NaN, infinite or at least 2^63. No fp16 number
 // reaches 2^63.
 TESSERA_HOST_DEVICE constexpr std::uint32_t FirstUnusableBits(ElementType type) {
@@ -100,27 +75,33 @@ TESSERA_HOST_DEVICE constexpr bool WordIsUnusable(ElementType type, std::uint32_
   return (word & 0x7fffu) >= limit || (word >> 16 & 0x7fffu) >= limit;
 }
 
-// Grid: rows, kv_heads.
-TESSERA_DEVICE void FindUnusableInRow(const FindUnusableParams& params) {
-  const std::uint32_t row = gpu::BlockX();
-  const std::uint32_t head = gpu::BlockY();
-  const std::uint64_t source = row * params.row_stride + std::uint64_t{head} * params.row_bytes;
-  const std::uint32_t chunks = params.row_bytes / sizeof(gpu::Chunk);
-  bool bad_key = false;
-  bool bad_value = false;
-  for (std::uint32_t i = gpu::Thread(); i < 2 * chunks; i += gpu::Threads()) {
-    const bool of_value = i >= chunks;
-    const auto* chunk =
-        reinterpret_cast<const gpu::Chunk*>((of_value ? params.value : params.key) + source) +
-        (of_value ? i - chunks : i);
+// Grid: runs.
+TESSERA_DEVICE void StoreRun(const StoreRowsParams& params) {
+  const RowRun run = params.runs[gpu::BlockX()];
+  const std::uint32_t chunks = run.row_bytes / sizeof(gpu::Chunk);
+  for (std::uint32_t i = gpu::Thread(); i < 2 * run.rows * chunks; i += gpu::Threads()) {
+    const bool of_value = i >= run.rows * chunks;
+    const std::uint32_t at = of_value ? i - run.rows * chunks : i;
+    const std::uint32_t row = at / chunks;
+    const std::uint32_t chunk = at % chunks;
+    const auto* source = reinterpret_cast<const gpu::Chunk*>((of_value ? run.value : run.key) +
+                                                             std::uint64_t{row} * run.stride);
+    auto* target = reinterpret_cast<gpu::Chunk*>((of_value ? run.value_target : run.key_target) +
+                                                 std::uint64_t{row} * run.row_bytes);
+    const gpu::Chunk copy = gpu::LoadChunkOnce(source + chunk);
     bool bad = false;
     TESSERA_UNROLL
-    for (std::uint32_t w = 0; w < 4; ++w) bad |= WordIsUnusable(params.type, chunk->words[w]);
-    (of_value ? bad_value : bad_key) |= bad;
+    for (std::uint32_t w = 0; w < 4; ++w) bad |= WordIsUnusable(params.type, copy.words[w]);
+    target[chunk] = copy;
+    if (bad) gpu::AtomicMin(params.found, UnusableWord::Pack(gpu::BlockX(), row, of_value));
   }
-  if (!bad_key && !bad_value) return;
-  gpu::AtomicMin(params.found,
-                 UnusableWord::Pack(params.layer, params.first_token + row, head, !bad_key));
+}
+
+// Grid: enough threads for all words.
+TESSERA_DEVICE void StoreWord(const StoreWordsParams& params) {
+  const std::uint32_t i = gpu::BlockX() * gpu::Threads() + gpu::Thread();
+  if (i >= params.count) return;
+  *reinterpret_cast<std::uint64_t*>(params.stores[i].address) = params.stores[i].word;
 }
 
 }  // namespace tessera::kernels::cuda

@@ -158,21 +158,20 @@ struct FaultWord {
   static constexpr std::uint32_t Lane(std::uint64_t word) { return (word >> 8) & 0xffffff; }
 };
 
-// The first row that holds an element which may not enter a tile; rows are ordered by layer, then
-// token, then head, K before V.
-//   [63:48] layer   [47:17] token   [16:1] kv head   [0] 1: of V
+// The first row that may not enter a tile: the lowest run, in it K before V, then the lowest row.
+//   [63:32] run   [31] 1: of V   [30:0] row of the run
 inline constexpr std::uint64_t kNoneUnusable = ~std::uint64_t{0};
 
 struct UnusableWord {
-  TESSERA_HOST_DEVICE static constexpr std::uint64_t Pack(std::uint32_t layer, std::uint64_t token,
-                                                          std::uint32_t head, bool value) {
-    return (static_cast<std::uint64_t>(layer & 0xffffu) << 48) | ((token & 0x7fffffffu) << 17) |
-           (static_cast<std::uint64_t>(head & 0xffffu) << 1) | (value ? 1u : 0u);
+  TESSERA_HOST_DEVICE static constexpr std::uint64_t Pack(std::uint32_t run, std::uint32_t row,
+                                                          bool value) {
+    return (static_cast<std::uint64_t>(run) << 32) | (value ? 1u << 31 : 0u) | (row & 0x7fffffffu);
   }
-  static constexpr std::uint32_t Layer(std::uint64_t word) { return word >> 48; }
-  static constexpr std::uint64_t Token(std::uint64_t word) { return (word >> 17) & 0x7fffffff; }
-  static constexpr std::uint32_t Head(std::uint64_t word) { return (word >> 1) & 0xffff; }
-  static constexpr bool IsValue(std::uint64_t word) { return (word & 1) != 0; }
+  static constexpr std::uint32_t Run(std::uint64_t word) {
+    return static_cast<std::uint32_t>(word >> 32);
+  }
+  static constexpr bool IsValue(std::uint64_t word) { return (word >> 31 & 1) != 0; }
+  static constexpr std::uint32_t Row(std::uint64_t word) { return word & 0x7fffffff; }
 };
 
 }  // namespace tessera::kernels::cuda

@@ -98,9 +98,11 @@ TESSERA_DEVICE Work LocateWork(const AttendParams& params, const StepReader& ste
   work.lane = FindLane(works, step.lanes(params.layer), index);
   const std::uint32_t kv_heads = step.layer(params.layer).kv_heads;
   work.kv_head = work.lane % kv_heads;
+  StepSequence sequence = step.sequence(work.lane / kv_heads);
+  if (params.appended == 0) sequence.appended = 0;
   work.part =
-      LocatePart(step, step.lane(params.layer, work.lane), step.sequence(work.lane / kv_heads),
-                 index - works[work.lane], {.causal = params.causal != 0, .window = params.window});
+      LocatePart(step, step.lane(params.layer, work.lane), sequence, index - works[work.lane],
+                 {.causal = params.causal != 0, .window = params.window});
   return work;
 }
 

@@ -2,9 +2,11 @@
 // file descriptors of its mappings and which it keeps open as the second witness of its life.
 //
 // The client sends Opening once, then any number of Requests; the daemon answers each with one
-// Answer, which carries a file descriptor (SCM_RIGHTS) exactly where code is kOk.
+// Answer, which carries a file descriptor (SCM_RIGHTS) exactly where code is kOk and the memory is
+// not shared by a CUDA IPC handle.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace tessera::shm {
@@ -29,6 +31,14 @@ enum class DescriptorCode : std::uint32_t {
   kExhausted = 5,  // no memory for it: a quota or the node's
 };
 
+// How the memory behind an answer is mapped. On a CUDA device that holds for pools, staging and
+// tails; directory and control page are host memory always.
+enum class MemoryKind : std::uint32_t {
+  kHost = 0,            // a memfd
+  kCudaDescriptor = 1,  // a descriptor for cuMemImportFromShareableHandle
+  kCudaIpc = 2,         // `ipc_handle`, for cudaIpcOpenMemHandle; maps `bytes` from its start
+};
+
 struct DescriptorOpening {
   std::uint64_t magic;
   std::uint32_t protocol_version;
@@ -51,7 +61,11 @@ struct DescriptorAnswer {
   std::uint32_t index;
   std::uint32_t generation;  // of a pool extent
   std::uint64_t bytes;       // to map
+  MemoryKind memory;
+  std::uint32_t reserved;
+  std::byte ipc_handle[64];
 };
-static_assert(sizeof(DescriptorAnswer) == 24);
+static_assert(offsetof(DescriptorAnswer, memory) == 24);
+static_assert(sizeof(DescriptorAnswer) == 96);
 
 }  // namespace tessera::shm

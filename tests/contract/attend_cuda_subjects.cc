@@ -40,17 +40,17 @@ class HostItems {
 
 class CudaSubject final : public AttendSubject {
  public:
-  CudaSubject() : adapter_(cuda::HostAdapter::Open(0, &reason_)) {}
+  CudaSubject() : runtime_(cuda::SystemGpus().Open(0, &reason_)) {}
 
   std::string_view name() const override { return "cuda"; }
-  bool supported() const override { return adapter_ != nullptr; }
+  bool supported() const override { return runtime_ != nullptr; }
   std::string reason() const override { return reason_; }
   ErrorBound bound(ElementType type) const override { return cuda::CudaErrorBound(type); }
   bool rows_are_independent() const override { return true; }
 
   AttendResult Run(const AttendBatch& batch, Executor&) override {
     const HostItems items(batch);
-    const cuda::HostAttendResult result = adapter_->Attend(items.batch());
+    const cuda::HostAttendResult result = AttendOnDevice(*runtime_, items.batch());
     EXPECT_NE(result.status, cuda::HostAttendStatus::kCudaError) << result.error;
     return {.status = result.status == cuda::HostAttendStatus::kOk ? AttendStatus::kOk
                                                                    : AttendStatus::kBadTile,
@@ -60,7 +60,7 @@ class CudaSubject final : public AttendSubject {
 
  private:
   std::string reason_;
-  std::unique_ptr<cuda::HostAdapter> adapter_;
+  std::unique_ptr<cuda::Runtime> runtime_;
 };
 
 class EmulatedSubject final : public AttendSubject {

@@ -27,9 +27,8 @@ std::string ReadAll(const std::string& path) {
   return text.str();
 }
 
-pid_t Spawn(const std::vector<std::string>& args, const std::string& output) {
+pid_t Spawn(std::string binary, const std::vector<std::string>& args, const std::string& output) {
   std::vector<char*> raw;
-  std::string binary = TESSERAD_BINARY;
   raw.push_back(binary.data());
   std::vector<std::string> copies = args;
   for (std::string& arg : copies) raw.push_back(arg.data());
@@ -65,7 +64,8 @@ std::unique_ptr<DaemonProcess> DaemonProcess::Start(const Options& options) {
     args.push_back("--config=" + path);
   }
   args.insert(args.end(), options.flags.begin(), options.flags.end());
-  const pid_t pid = Spawn(args, folder + "/log");
+  const pid_t pid =
+      Spawn(options.binary.empty() ? TESSERAD_BINARY : options.binary, args, folder + "/log");
   std::unique_ptr<DaemonProcess> daemon(new DaemonProcess(pid, folder, owns_folder));
   const auto deadline = std::chrono::system_clock::now() + std::chrono::seconds(20);
   const std::shared_ptr<grpc::Channel> channel = daemon->Connect();
@@ -158,7 +158,7 @@ double DaemonProcess::CpuSeconds() const {
 
 FinishedDaemon RunDaemonToEnd(const std::vector<std::string>& args) {
   const std::string folder = MakeTemporaryFolder();
-  const pid_t pid = Spawn(args, folder + "/log");
+  const pid_t pid = Spawn(TESSERAD_BINARY, args, folder + "/log");
   int status = 0;
   ::waitpid(pid, &status, 0);
   const FinishedDaemon finished = {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status),

@@ -19,6 +19,7 @@ class DaemonProcess {
     std::string pool_bytes = "512MiB";
     std::string folder;       // empty: a fresh temporary one
     std::string config_json;  // written to a file and passed as --config
+    std::string binary;       // empty: tesserad
   };
   // Null where it does not serve within 20 s; what it printed is in the test's output then.
   static std::unique_ptr<DaemonProcess> Start(const Options& options);

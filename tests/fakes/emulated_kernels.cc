@@ -2,10 +2,7 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <limits>
-#include <new>
-#include <vector>
+#include <string_view>
 
 #include "kernels/cuda/attend_fma.cuh"
 #include "kernels/cuda/attend_mma.cuh"
@@ -18,31 +15,6 @@ namespace {
 
 using namespace kernels::cuda;  // NOLINT: a test file
 using kernels::ElementType;
-
-// Fresh memory at an address that is a multiple of 256, of exactly this size, so that
-// AddressSanitizer sees what lies beyond; filled with NaN.
-class DeviceMemory {
- public:
-  explicit DeviceMemory(std::uint64_t bytes)
-      : bytes_(bytes), data_(static_cast<std::byte*>(operator new(bytes, kAlignment))) {
-    std::memset(data_, 0xff, bytes);
-  }
-  explicit DeviceMemory(std::span<const std::byte> content) : DeviceMemory(content.size()) {
-    if (!content.empty()) std::memcpy(data_, content.data(), content.size());
-  }
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-  ~DeviceMemory() { operator delete(data_, kAlignment); }
-
-  std::byte* data() const { return data_; }
-  std::uint64_t address() const { return reinterpret_cast<std::uint64_t>(data_); }
-  std::span<const std::byte> bytes() const { return {data_, bytes_}; }
-
- private:
-  static constexpr std::align_val_t kAlignment{256};
-  std::uint64_t bytes_;
-  std::byte* data_;
-};
 
 template <class Shape, class Body>
 void RunAttend(const AttendParams& params, const EmulatedGrid& grid, Body body) {
@@ -106,47 +78,13 @@ void EmulateAppend(const AppendParams& params, std::uint64_t seed) {
              [&] { AppendRow(params); });
 }
 
-void EmulateWriteRows(const WriteRowsParams& params, std::uint64_t seed) {
-  EmulateGpu({.blocks_x = params.rows, .blocks_y = params.kv_heads, .threads = 64, .seed = seed},
-             [&] { WriteRow(params); });
+void EmulateStoreRows(const StoreRowsParams& params, std::uint64_t seed) {
+  EmulateGpu({.blocks_x = params.count, .threads = 32, .seed = seed}, [&] { StoreRun(params); });
 }
 
-void EmulateFindUnusable(const FindUnusableParams& params, std::uint64_t seed) {
-  EmulateGpu({.blocks_x = params.rows, .blocks_y = params.kv_heads, .threads = 64, .seed = seed},
-             [&] { FindUnusableInRow(params); });
-}
-
-std::uint64_t EmulateHostBatch(const HostBatch& batch, const EmulatedGrid& grid) {
-  if (batch.items.empty()) return kNoFault;
-  HostBatchImage image(batch, std::uint64_t{1} << 18);
-  const DeviceMemory pool(image.pool());
-  const DeviceMemory tails(image.tails());
-  const DeviceMemory queries(image.queries());
-  if (image.WriteStep(pool.address(), tails.address()) != StepStatus::kOk) std::abort();
-  const DeviceMemory step(image.step());
-  const DeviceMemory output(image.output_bytes());
-  const DeviceMemory lse(image.lse_bytes());
-  const DeviceMemory scratch(AttendScratchBytes(batch.geometry, image.limits()));
-  std::uint64_t fault = kNoFault;
-  EmulateAttend({.geometry = batch.geometry,
-                 .causal = batch.causal,
-                 .output_type = batch.output_type,
-                 .layer = 0,
-                 .limits = image.limits(),
-                 .step = step.data(),
-                 .query = queries.data(),
-                 .output = output.data(),
-                 .lse = reinterpret_cast<float*>(lse.data()),
-                 .scratch = scratch.data(),
-                 .scratch_bytes = scratch.bytes().size(),
-                 .fault = &fault},
-                grid);
-  image.Scatter(output.bytes(),
-                {reinterpret_cast<const float*>(lse.data()), image.lse_bytes() / sizeof(float)});
-  if (!image.HasBadItem()) return fault;
-  const std::uint64_t packing =
-      FaultWord::Pack(FaultKind::kBadTile, 0, image.bad_item() * batch.geometry.kv_heads);
-  return std::min(fault, packing);
+void EmulateStoreWords(const StoreWordsParams& params, std::uint64_t seed) {
+  EmulateGpu({.blocks_x = (params.count + 31) / 32, .threads = 32, .seed = seed},
+             [&] { StoreWord(params); });
 }
 
 std::uint32_t EmulateFindLane(const std::uint32_t* works, std::uint32_t lanes, std::uint32_t work) {

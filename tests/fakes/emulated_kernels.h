@@ -16,10 +16,10 @@ struct EmulatedGrid {
 
 void EmulateAttend(const kernels::cuda::AttendCall& call, const EmulatedGrid& grid);
 void EmulateAppend(const kernels::cuda::AppendParams& params, std::uint64_t seed);
-void EmulateWriteRows(const kernels::cuda::WriteRowsParams& params, std::uint64_t seed);
-void EmulateFindUnusable(const kernels::cuda::FindUnusableParams& params, std::uint64_t seed);
+void EmulateStoreRows(const kernels::cuda::StoreRowsParams& params, std::uint64_t seed);
+void EmulateStoreWords(const kernels::cuda::StoreWordsParams& params, std::uint64_t seed);
 
-// Packs a batch, runs it, scatters the results. Returns the fault word.
+// Packs a batch, runs it, scatters the results. Returns the fault word. (emulated_runtime.h)
 std::uint64_t EmulateHostBatch(const kernels::cuda::HostBatch& batch, const EmulatedGrid& grid);
 
 // The lane that FindLane finds, asked by one warp.

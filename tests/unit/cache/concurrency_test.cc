@@ -67,10 +67,11 @@ std::uint64_t LaneLabel(std::uint32_t layer, RowKind kind) {
   return 2 * layer + (kind == RowKind::kValue ? 1 : 0) + 1;
 }
 
-class LabelledRows final : public RowReader {
+class LabelledRows final : public MadeRows {
  public:
-  LabelledRows(std::uint64_t first_token, std::uint64_t era) : first_(first_token), era_(era) {}
-  void Copy(std::uint32_t layer, std::uint32_t, std::uint64_t first, std::uint32_t count,
+  LabelledRows(const shm::LaneLayout& layout, std::uint64_t first_token, std::uint64_t era)
+      : MadeRows(layout), first_(first_token), era_(era) {}
+  void Make(std::uint32_t layer, std::uint32_t, std::uint64_t first, std::uint32_t count,
             std::byte* key, std::byte* value) const override {
     for (std::uint32_t i = 0; i < count; ++i) {
       const std::uint64_t token = first_ + first + i;
@@ -135,9 +136,10 @@ class Concurrency : public testing::Test {
     }
   }
   void Append(std::uint64_t tokens) {
-    ASSERT_TRUE(
-        now_->sequence->Append({0, model_->layers(), tokens_, tokens}, LabelledRows(tokens_, era()))
-            .ok());
+    ASSERT_TRUE(now_->sequence
+                    ->Append({0, model_->layers(), tokens_, tokens},
+                             LabelledRows(model_->layout(), tokens_, era()))
+                    .ok());
     tokens_ += tokens;
     tail_.reset();
   }

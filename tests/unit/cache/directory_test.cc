@@ -26,7 +26,7 @@ class DirectoryTest : public testing::Test {
   }
   pool::Account node_{"node", 0};
   pool::Account tenant_{"tenant", 0};
-  pool::SharedMemoryExtents source_{"test"};
+  device::HostMemorySource source_{"test"};
   int gone_ = 0;
   std::unique_ptr<Directory> directory_;
 };
@@ -103,9 +103,8 @@ TEST_F(DirectoryTest, ThePoolsExtentsShowWithTheirGenerations) {
     auto blocks =
         *(*pool)->AllocateMany(5, kTestPoolExtent, pool::Fit::kExact, pool::MemoryTag::kTiles);
     for (std::uint32_t i = 0; i < 5; ++i) {
-      Fd fd;
       std::uint32_t generation = 0;
-      ASSERT_TRUE((*pool)->ExportExtent(i, &fd, &generation).ok());
+      ASSERT_TRUE((*pool)->ShareExtent(i, SessionId(9), &generation).ok());
       EXPECT_EQ(header.pool_extent_generation[i].load(), generation);
       EXPECT_EQ(generation, i == 0 ? 1 : round);
     }

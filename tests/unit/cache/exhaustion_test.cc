@@ -93,8 +93,9 @@ class Exhaustion : public testing::Test {
     world_.ExpectBaseline();
   }
 
-  FaultyExtents extents_;
-  World world_{World::Options{.tenant_limit = kLimit, .ring_tiles = 4, .pool_source = &extents_}};
+  FaultyDevice device_;
+  FaultyExtents& extents_ = device_.extents;
+  World world_{World::Options{.tenant_limit = kLimit, .ring_tiles = 4, .device = &device_}};
   std::shared_ptr<const Model> model_ = world_.Register(SmallModel("two", 2, 1));
   std::optional<TestWorker> worker_{std::in_place, world_.tenant(), world_.OpenSession()};
   std::map<std::shared_ptr<Sequence>, Stamps> shown_;

@@ -39,19 +39,21 @@ class ExportedMemory : public testing::Test {
     std::vector<Exported> all;
     Tenant& tenant = world_.tenant();
     SessionState& session = worker_.session();
-    Fd fd;
     std::uint32_t generation;
-    std::uint64_t bytes;
-    EXPECT_TRUE(tenant.pool().ExportExtent(0, &fd, &generation).ok());
-    all.push_back({"pool", std::move(fd), kTestPoolExtent, false, tenant.pool().data()});
-    EXPECT_TRUE(tenant.directory().pool().ExportExtent(0, &fd, &generation).ok());
-    all.push_back({"directory", std::move(fd), kTestDirectoryExtent, false,
-                   tenant.directory().mapped().base});
-    EXPECT_TRUE(session.tails().Export(tail_.place.tail.extent, &fd, &bytes).ok());
-    all.push_back({"tails", std::move(fd), bytes, true,
-                   sequence_->tail()->region().data() - tail_.place.tail.offset});
-    EXPECT_TRUE(DuplicateFd((*session.staging())->memory().fd(), &fd).ok());
-    all.push_back({"staging", std::move(fd), kTestStaging, true, *session.StagingRange(0, 1)});
+    const auto add = [&all](const char* name, absl::StatusOr<device::Export> share, bool writable,
+                            const std::byte* base) {
+      ASSERT_TRUE(share.ok()) << share.status();
+      all.push_back({name, std::move(share->fd), share->bytes, writable, base});
+    };
+    add("pool", tenant.pool().ShareExtent(0, session.id(), &generation), false,
+        tenant.pool().base());
+    add("directory", tenant.directory().pool().ShareExtent(0, session.id(), &generation), false,
+        tenant.directory().mapped().base);
+    add("tails", session.tails().Share(tail_.place.tail.extent), true,
+        sequence_->tail()->region().data() - tail_.place.tail.offset);
+    const Staging& staging = **session.staging();
+    add("staging", staging.memory().Share(), true, *session.StagingRange(0, 1));
+    Fd fd;
     EXPECT_TRUE(DuplicateFd(session.control()->memory().fd(), &fd).ok());
     all.push_back({"control", std::move(fd), session.control()->memory().bytes(), true,
                    reinterpret_cast<const std::byte*>(&session.control()->page())});
@@ -121,11 +123,10 @@ TEST_F(ExportedMemory, SealsAreTheOnesOfTheTable) {
 TEST_F(ExportedMemory, HolesInATailReadAsZerosAndNothingFaults) {
   for (std::uint64_t i = 0; i < 40; ++i) worker_.Write(*sequence_, tail_, 100 + i, 5);
   worker_.Commit(tail_, 140);
-  Fd fd;
-  std::uint64_t bytes = 0;
-  ASSERT_TRUE(worker_.session().tails().Export(tail_.place.tail.extent, &fd, &bytes).ok());
-  ASSERT_EQ(::fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-                        static_cast<off_t>(bytes)),
+  const auto share = worker_.session().tails().Share(tail_.place.tail.extent);
+  ASSERT_TRUE(share.ok());
+  ASSERT_EQ(::fallocate(share->fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                        static_cast<off_t>(share->bytes)),
             0);
   EXPECT_EQ(*sequence_->AbsorbFullTiles(), 32u);
   EXPECT_EQ(sequence_->Describe(false).tokens, 140u);

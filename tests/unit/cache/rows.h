@@ -5,10 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <span>
 #include <vector>
 
-#include "daemon/cache/row_reader.h"
+#include "daemon/cache/row_source.h"
 #include "kernels/format/dense_tile.h"
 
 namespace tessera::cache {
@@ -49,13 +50,39 @@ inline bool IsRow(const std::byte* row, std::uint64_t stamp, const RowPlace& pla
   return std::memcmp(row, expected, tile.row_bytes()) == 0;
 }
 
+// Rows that are made when they are asked for.
+class MadeRows : public RowSource {
+ public:
+  explicit MadeRows(const shm::LaneLayout& layout) : layout_(layout) {}
+
+  // Makes K and V rows of consecutive tokens of a lane, one after another.
+  virtual void Make(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t first,
+                    std::uint32_t count, std::byte* key, std::byte* value) const = 0;
+
+  device::Place place() const override { return device::Place::kHost; }
+  RowSpan At(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t first,
+             std::uint32_t count) const override {
+    const std::uint64_t row = layout_.tile(layer).row_bytes();
+    made_.emplace_back(2 * count * row);
+    std::byte* const key = made_.back().data();
+    Make(layer, kv_head, first, count, key, key + count * row);
+    return {key, key + count * row, row, count};
+  }
+
+ protected:
+  const shm::LaneLayout& layout_;
+
+ private:
+  mutable std::deque<std::vector<std::byte>> made_;
+};
+
 // The rows of tokens with these stamps, as a request would bring them.
-class StampedRows final : public RowReader {
+class StampedRows final : public MadeRows {
  public:
   StampedRows(const shm::LaneLayout& layout, std::vector<std::uint64_t> stamps)
-      : layout_(layout), stamps_(std::move(stamps)) {}
+      : MadeRows(layout), stamps_(std::move(stamps)) {}
 
-  void Copy(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t first, std::uint32_t count,
+  void Make(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t first, std::uint32_t count,
             std::byte* key, std::byte* value) const override {
     const kernels::DenseTile tile = layout_.tile(layer);
     for (std::uint32_t i = 0; i < count; ++i) {
@@ -67,7 +94,6 @@ class StampedRows final : public RowReader {
   }
 
  private:
-  const shm::LaneLayout& layout_;
   const std::vector<std::uint64_t> stamps_;
 };
 

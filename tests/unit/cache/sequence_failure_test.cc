@@ -48,13 +48,13 @@ void Spoil(std::byte* row, std::uint32_t channel, const BadValue& bad) {
 }
 
 // Good rows but for one element.
-class SpoiltRows final : public RowReader {
+class SpoiltRows final : public MadeRows {
  public:
   SpoiltRows(const shm::LaneLayout& layout, Stamps stamps, const Place& place, const BadValue& bad)
-      : layout_(layout), good_(layout, std::move(stamps)), place_(place), bad_(bad) {}
-  void Copy(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t first, std::uint32_t count,
+      : MadeRows(layout), good_(layout, std::move(stamps)), place_(place), bad_(bad) {}
+  void Make(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t first, std::uint32_t count,
             std::byte* key, std::byte* value) const override {
-    good_.Copy(layer, kv_head, first, count, key, value);
+    good_.Make(layer, kv_head, first, count, key, value);
     if (layer != place_.row.layer || kv_head != place_.row.kv_head || place_.token < first ||
         place_.token >= first + count) {
       return;
@@ -64,7 +64,6 @@ class SpoiltRows final : public RowReader {
   }
 
  private:
-  const shm::LaneLayout& layout_;
   const StampedRows good_;
   const Place place_;
   const BadValue bad_;

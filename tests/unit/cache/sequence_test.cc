@@ -106,16 +106,17 @@ TEST_F(SequenceTest, AppendingNothingChangesNothing) {
   EXPECT_EQ(Shown(*sequence, stamps), "");
 }
 
-// A source that another process may be writing is looked at once: a second look could find
-// something else than what was checked.
-TEST_F(SequenceTest, EveryRowOfASourceIsCopiedExactlyOnce) {
-  class CountingRows final : public RowReader {
+// A source that another process may be writing is handed to the device once, which reads it once: a
+// second look could find something else than what was checked.
+TEST_F(SequenceTest, EveryRowOfASourceIsAskedForExactlyOnce) {
+  class CountingRows final : public RowSource {
    public:
     explicit CountingRows(const StampedRows& rows) : rows_(rows) {}
-    void Copy(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t first, std::uint32_t count,
-              std::byte* key, std::byte* value) const override {
-      rows_.Copy(layer, kv_head, first, count, key, value);
+    device::Place place() const override { return rows_.place(); }
+    RowSpan At(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t first,
+               std::uint32_t count) const override {
       for (std::uint32_t i = 0; i < count; ++i) ++copies[{layer, kv_head, first + i}];
+      return rows_.At(layer, kv_head, first, count);
     }
     mutable std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>, int> copies;
 

@@ -20,11 +20,13 @@ class SessionStateTest : public testing::Test {
                               .nonce = 222,
                               .staging_bytes = staging_bytes,
                               .tail_extent_bytes = kTestTailExtent,
+                              .device = &device_,
                               .node = &node_,
                               .tenant = &tenant_});
     EXPECT_TRUE(session.ok()) << session.status();
     return *session;
   }
+  device::CpuDevice device_{kernels::BestImplementation()};
   pool::Account node_{"node", 2 * kTestStaging};
   pool::Account tenant_{"tenant", 2 * kTestStaging};
 };
@@ -50,7 +52,7 @@ TEST_F(SessionStateTest, StagingComesWhenItIsFirstAskedForAndGoesWithTheSession)
   EXPECT_EQ(tenant_.used_bytes(pool::MemoryTag::kStaging), kTestStaging);
 
   absl::StatusOr<AddressRange> worker =
-      AddressRange::Map(staging->memory().fd(), kTestStaging, Access::kReadWrite);
+      AddressRange::Map(staging->memory().Share()->fd.get(), kTestStaging, Access::kReadWrite);
   ASSERT_TRUE(worker.ok());
   worker->data()[kTestStaging - 1] = std::byte{42};
   EXPECT_EQ((*session->StagingRange(kTestStaging - 1, 1))[0], std::byte{42});

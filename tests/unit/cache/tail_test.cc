@@ -24,9 +24,11 @@ using Stamps = std::vector<std::uint64_t>;
 class TailMemoryTest : public testing::Test {
  protected:
   std::shared_ptr<TailMemory> Make() {
-    return TailMemory::Create({.extent_bytes = kExtent, .node = &node_, .tenant = &tenant_});
+    return TailMemory::Create(
+        {.device = &device_, .extent_bytes = kExtent, .node = &node_, .tenant = &tenant_});
   }
   static constexpr std::uint64_t kExtent = 64 * 1024;
+  device::CpuDevice device_{kernels::BestImplementation()};
   pool::Account node_{"node", 8 * kExtent};
   pool::Account tenant_{"tenant", 6 * kExtent};
 };
@@ -91,16 +93,16 @@ TEST_F(TailMemoryTest, ARegionKeepsTheMemoryAliveBeyondItsOwner) {
 TEST_F(TailMemoryTest, TheWorkersWritesShowAndTheDaemonCannotWrite) {
   std::shared_ptr<TailMemory> memory = Make();
   TailRegion region = *memory->Allocate(8192);
-  Fd fd;
-  std::uint64_t bytes = 0;
-  ASSERT_TRUE(memory->Export(region.extent(), &fd, &bytes).ok());
-  EXPECT_EQ(bytes, region.extent_bytes());
-  absl::StatusOr<AddressRange> worker = AddressRange::Map(fd.get(), bytes, Access::kReadWrite);
+  const absl::StatusOr<device::Export> share = memory->Share(region.extent());
+  ASSERT_TRUE(share.ok()) << share.status();
+  EXPECT_EQ(share->bytes, region.extent_bytes());
+  absl::StatusOr<AddressRange> worker =
+      AddressRange::Map(share->fd.get(), share->bytes, Access::kReadWrite);
   ASSERT_TRUE(worker.ok());
   worker->data()[region.offset() + 17] = std::byte{99};
   EXPECT_EQ(region.data()[17], std::byte{99});
   for (std::uint32_t index : {1u, 1000u, 0xffffffffu}) {
-    EXPECT_EQ(memory->Export(index, &fd, &bytes).code(), absl::StatusCode::kNotFound);
+    EXPECT_EQ(memory->Share(index).status().code(), absl::StatusCode::kNotFound);
   }
 }
 

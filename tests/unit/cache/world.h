@@ -14,6 +14,8 @@
 #include "daemon/cache/sequence.h"
 #include "daemon/cache/session_state.h"
 #include "daemon/cache/tenant.h"
+#include "daemon/device/cpu_device.h"
+#include "daemon/device/host_memory.h"
 #include "gtest/gtest.h"
 #include "kernels/dispatch/implementation.h"
 #include "proto/shm/pin.h"
@@ -54,31 +56,29 @@ class World {
     std::uint32_t tenants = 1;
     std::uint32_t max_models = 8;
     std::uint32_t max_sequences = 100000;
-    pool::ExtentSource* pool_source = nullptr;  // null: shared memory
+    device::Device* device = nullptr;  // null: the CPU
   };
-  explicit World(const Options& options)
-      : node_("node", options.node_limit), pools_("test-pool"), directories_("test-directory") {
+  explicit World(const Options& options) : node_("node", options.node_limit) {
     for (std::uint32_t i = 0; i < options.tenants; ++i) {
-      absl::StatusOr<std::unique_ptr<Tenant>> tenant = Tenant::Create(
-          {.id = TenantId(i + 1),
-           .name = "tenant-" + std::to_string(i + 1),
-           .hard_limit_bytes = options.tenant_limit,
-           .pool_extent_bytes = kTestPoolExtent,
-           .pool_limit_bytes = 256 * kTestPoolExtent,
-           .directory_extent_bytes = kTestDirectoryExtent,
-           .instance = 42,
-           .ring_tiles = options.ring_tiles,
-           .staging_bytes = kTestStaging,
-           .tail_extent_bytes = kTestTailExtent,
-           .max_models = options.max_models,
-           .max_sequences = options.max_sequences,
-           .pin_limit = kTestPinLimit,
-           .node = &node_,
-           .pool_source = options.pool_source == nullptr ? &pools_ : options.pool_source,
-           .directory_source = &directories_,
-           .kernels = &kernels::BestImplementation(),
-           .clock = &clock_,
-           .on_attention = [this] { attention_.fetch_add(1); }});
+      absl::StatusOr<std::unique_ptr<Tenant>> tenant =
+          Tenant::Create({.id = TenantId(i + 1),
+                          .name = "tenant-" + std::to_string(i + 1),
+                          .hard_limit_bytes = options.tenant_limit,
+                          .pool_extent_bytes = kTestPoolExtent,
+                          .pool_limit_bytes = 256 * kTestPoolExtent,
+                          .directory_extent_bytes = kTestDirectoryExtent,
+                          .instance = 42,
+                          .ring_tiles = options.ring_tiles,
+                          .staging_bytes = kTestStaging,
+                          .tail_extent_bytes = kTestTailExtent,
+                          .max_models = options.max_models,
+                          .max_sequences = options.max_sequences,
+                          .pin_limit = kTestPinLimit,
+                          .node = &node_,
+                          .device = options.device == nullptr ? &cpu_ : options.device,
+                          .directory_memory = &directories_,
+                          .clock = &clock_,
+                          .on_attention = [this] { attention_.fetch_add(1); }});
       EXPECT_TRUE(tenant.ok()) << tenant.status();
       tenants_.push_back(*std::move(tenant));
     }
@@ -154,8 +154,8 @@ class World {
   FakeClock clock_;
   std::atomic<int> attention_{0};
   pool::Account node_;
-  pool::SharedMemoryExtents pools_;
-  pool::SharedMemoryExtents directories_;
+  device::CpuDevice cpu_{kernels::BestImplementation()};
+  device::HostMemorySource directories_{"test-directory"};
   std::vector<std::unique_ptr<Tenant>> tenants_;
 };
 
@@ -183,7 +183,7 @@ inline absl::StatusOr<SequenceView> ReadSequence(
   if (view.tail != nullptr) view.committed = view.tail->CommittedTokens().value_or(0);
   if (in_between) in_between();
   const shm::MappedArena directory = tenant.directory().mapped();
-  const shm::MappedArena pool = {tenant.pool().data(), tenant.pool().limit_bytes()};
+  const shm::MappedArena pool = {tenant.pool().base(), tenant.pool().limit_bytes()};
   const shm::SequenceBlock* block = nullptr;
   const shm::Word* words = shm::LaneWords(directory, sequence.directory_offset(), &block);
   if (words == nullptr || block->sequence_id.load() != sequence.id().value()) {
@@ -316,11 +316,10 @@ class TestWorker {
   std::byte* Map(std::uint32_t extent) {
     AddressRange& range = mappings_[extent];
     if (!range.valid()) {
-      Fd fd;
-      std::uint64_t bytes = 0;
-      const absl::Status status = session_->tails().Export(extent, &fd, &bytes);
-      EXPECT_TRUE(status.ok()) << status;
-      absl::StatusOr<AddressRange> mapped = AddressRange::Map(fd.get(), bytes, Access::kReadWrite);
+      const absl::StatusOr<device::Export> share = session_->tails().Share(extent);
+      EXPECT_TRUE(share.ok()) << share.status();
+      absl::StatusOr<AddressRange> mapped =
+          AddressRange::Map(share->fd.get(), share->bytes, Access::kReadWrite);
       EXPECT_TRUE(mapped.ok()) << mapped.status();
       range = *std::move(mapped);
     }

@@ -12,7 +12,8 @@ LAYERED = ("client", "daemon", "kernels", "proto")
 KERNELS = ("kernels", "kernels/format", "kernels/reference", "kernels/cpu", "kernels/cuda",
            "kernels/dispatch")
 BASE = ("daemon/base", "daemon/platform")
-BELOW_POOL = KERNELS + ("proto/shm",) + BASE + ("daemon/config", "daemon/metrics")
+BELOW_DEVICE = KERNELS + ("proto/shm",) + BASE
+BELOW_POOL = BELOW_DEVICE + ("daemon/config", "daemon/metrics", "daemon/device")
 BELOW_POLICIES = BELOW_POOL + ("daemon/pool", "daemon/tiers", "daemon/cache")
 BELOW_SERVING = BELOW_POLICIES + ("daemon/policies", "daemon/compaction", "daemon/residency")
 BELOW_CLIENT = KERNELS + ("proto/shm", "proto/tessera") + BASE
@@ -31,6 +32,7 @@ MAY_INCLUDE = {
     "daemon/platform": ("daemon/base",),
     "daemon/config": BASE + ("proto/tessera",),
     "daemon/metrics": BASE,
+    "daemon/device": BELOW_DEVICE,
     "daemon/pool": BELOW_POOL,
     "daemon/tiers": BELOW_POOL,
     "daemon/cache": BELOW_POOL + ("daemon/pool", "daemon/tiers"),

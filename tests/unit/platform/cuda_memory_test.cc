@@ -142,7 +142,7 @@ TEST(CudaMemory, SizesAndPlacesAreChecked) {
   EXPECT_THAT(cuda.calls, ElementsAre("Reserve"));
 }
 
-TEST(CudaDevice, PrefersDescriptorsAndLeavesNothing) {
+TEST(ProbedCudaDevice, PrefersDescriptorsAndLeavesNothing) {
   FakeCuda cuda;
   const auto device = ProbeCudaDevice(cuda, 0);
   ASSERT_TRUE(device.ok());
@@ -151,7 +151,7 @@ TEST(CudaDevice, PrefersDescriptorsAndLeavesNothing) {
   EXPECT_EQ(cuda.live(), 0u);
 }
 
-TEST(CudaDevice, FallsBackToIpcAndSaysWhy) {
+TEST(ProbedCudaDevice, FallsBackToIpcAndSaysWhy) {
   FakeCuda refuses;
   refuses.exports_fds = false;
   auto device = ProbeCudaDevice(refuses, 0);
@@ -175,7 +175,7 @@ TEST(CudaDevice, FallsBackToIpcAndSaysWhy) {
   EXPECT_EQ(container.live(), 0u);
 }
 
-TEST(CudaDevice, OneThatCanShareNothingIsAnError) {
+TEST(ProbedCudaDevice, OneThatCanShareNothingIsAnError) {
   FakeCuda cuda;
   cuda.exports_fds = false;
   cuda.fail_at = 2;  // DescribeDevice, Allocate, ExportIpc

@@ -40,21 +40,21 @@ TEST_F(ArenaTest, ExtentsComeAtTheLowestPlaceWithANewGeneration) {
     ASSERT_TRUE(index.ok()) << index.status();
     EXPECT_EQ(*index, i);
     EXPECT_EQ(arena.generation(i), 1u);
-    std::memset(arena.data() + i * kExtent, static_cast<int>(i) + 1, kExtent);
+    std::memset(arena.base() + i * kExtent, static_cast<int>(i) + 1, kExtent);
   }
   arena.Shrink(1);
   EXPECT_EQ(arena.generation(1), 0u);
-  EXPECT_EQ(arena.fd(1), -1);
+  EXPECT_EQ(arena.memory(1), nullptr);
   EXPECT_EQ(arena.extents(), 2u);
   // Readable still: readers of stale offsets never fault.
   for (std::uint64_t at = kExtent; at < 2 * kExtent; ++at) {
-    ASSERT_EQ(arena.data()[at], std::byte{0});
+    ASSERT_EQ(arena.base()[at], std::byte{0});
   }
-  EXPECT_EQ(arena.data()[kExtent - 1], std::byte{1});
-  EXPECT_EQ(arena.data()[2 * kExtent], std::byte{3});
+  EXPECT_EQ(arena.base()[kExtent - 1], std::byte{1});
+  EXPECT_EQ(arena.base()[2 * kExtent], std::byte{3});
   ASSERT_EQ(*arena.Grow(), 1u);
   EXPECT_EQ(arena.generation(1), 2u);
-  EXPECT_EQ(arena.data()[kExtent], std::byte{0});  // fresh memory, not what was there
+  EXPECT_EQ(arena.base()[kExtent], std::byte{0});  // fresh memory, not what was there
 }
 
 TEST_F(ArenaTest, TheLimitAndTheNodeAndTheDeviceEachRefuse) {
@@ -85,13 +85,15 @@ TEST_F(ArenaTest, EveryExtentIsSealedAndOnlyTheDaemonWrites) {
   Arena arena = Make(3);
   for (std::uint32_t i = 0; i < 3; ++i) {
     ASSERT_TRUE(arena.Grow().ok());
-    EXPECT_EQ(::fcntl(arena.fd(i), F_GET_SEALS),
+    const absl::StatusOr<device::Export> share = arena.memory(i)->Share();
+    ASSERT_TRUE(share.ok()) << share.status();
+    EXPECT_EQ(::fcntl(share->fd.get(), F_GET_SEALS),
               F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | F_SEAL_FUTURE_WRITE);
-    const MappingReport report = TryEverything(arena.fd(i), kExtent);
+    const MappingReport report = TryEverything(share->fd.get(), kExtent);
     for (std::size_t at = 0; at < report.size(); ++at) {
       EXPECT_EQ(report[at], kMappingAttempts[at].daemon_writes) << kMappingAttempts[at].name;
     }
-    std::memset(arena.data() + i * kExtent, 9, kExtent);
+    std::memset(arena.base() + i * kExtent, 9, kExtent);
   }
 }
 

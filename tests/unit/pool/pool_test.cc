@@ -94,7 +94,7 @@ TEST_F(PoolTest, HoldsWhatWasWrittenThroughAnyGrowthAndShrinkage) {
         continue;
       }
       ASSERT_GE(block->bytes(), bytes);
-      ASSERT_EQ(block->data(), pool->data() + block->offset());
+      ASSERT_EQ(block->data(), pool->base() + block->offset());
       used += block->bytes();
       const auto fill = static_cast<unsigned char>(random.Bits());
       std::memset(block->data(), fill, block->bytes());
@@ -195,24 +195,26 @@ TEST_F(PoolTest, AnObjectLargerThanASlabIsRefusedWithBothSizes) {
 
 TEST_F(PoolTest, AnExportedExtentStaysMappedForWhoeverHoldsIt) {
   std::unique_ptr<Pool> pool = Make(4);
-  Fd fd;
+  const SessionId worker(7);
   std::uint32_t generation = 7;
-  EXPECT_EQ(pool->ExportExtent(0, &fd, &generation).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(pool->ShareExtent(0, worker, &generation).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(generation, 0u);
   absl::StatusOr<AddressRange> mapping = absl::UnknownError("");
   {
     auto blocks = pool->AllocateMany(12, kSlab, Fit::kExact, MemoryTag::kTiles);
     ASSERT_TRUE(blocks.ok());
-    ASSERT_TRUE(pool->ExportExtent(2, &fd, &generation).ok());
+    const absl::StatusOr<device::Export> share = pool->ShareExtent(2, worker, &generation);
+    ASSERT_TRUE(share.ok()) << share.status();
     EXPECT_EQ(generation, 1u);
-    mapping = AddressRange::Map(fd.get(), kExtent, Access::kReadOnly);
+    mapping = AddressRange::Map(share->fd.get(), kExtent, Access::kReadOnly);
     ASSERT_TRUE(mapping.ok());
     for (Block& block : *blocks) std::memset(block.data(), 5, kSlab);
     EXPECT_EQ(mapping->data()[kExtent - 1], std::byte{5});
   }
-  EXPECT_EQ(pool->ExportExtent(2, &fd, &generation).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(pool->ShareExtent(2, worker, &generation).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(mapping->data()[0], std::byte{5});  // the worker reads what was there, and no more
-  EXPECT_EQ(pool->ExportExtent(4000000000, &fd, &generation).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(pool->ShareExtent(4000000000, worker, &generation).status().code(),
+            absl::StatusCode::kNotFound);
 }
 
 TEST_F(PoolTest, BlocksMoveAndGoOnce) {

@@ -25,7 +25,7 @@ TEST(Layout, IsWhatVersionOneSays) {
   EXPECT_EQ(alignof(ReaderSlot), 64u);
   EXPECT_EQ(sizeof(DescriptorOpening), 40u);
   EXPECT_EQ(sizeof(DescriptorRequest), 8u);
-  EXPECT_EQ(sizeof(DescriptorAnswer), 24u);
+  EXPECT_EQ(sizeof(DescriptorAnswer), 96u);
 }
 
 TEST(Layout, MagicsReadAsText) {

@@ -129,7 +129,7 @@ class Decode : public ::testing::Test {
     return std::max(layers_[0].prompts.bytes(), layers_[1].prompts.bytes());
   }
 
-  void RunLayer(std::uint32_t l) {
+  void AppendLayer(std::uint32_t l) {
     Layer& layer = layers_[l];
     const auto row_bytes = static_cast<std::uint32_t>(layer.tile.row_bytes());
     tests::EmulateAppend({.step = image_.data(),
@@ -143,7 +143,12 @@ class Decode : public ::testing::Test {
                           .max_batch = kLimits.batch,
                           .max_appended = kLimits.appended},
                          random_());
+  }
+
+  void AttendLayer(std::uint32_t l, bool appended) {
+    Layer& layer = layers_[l];
     tests::EmulateAttend({.geometry = layer.geometry,
+                          .appended = appended,
                           .layer = l,
                           .limits = kLimits,
                           .step = image_.data(),
@@ -155,7 +160,18 @@ class Decode : public ::testing::Test {
                          {.blocks_x = 3, .seed = random_()});
   }
 
-  void JudgeRow(std::uint32_t l, std::uint32_t b, std::uint32_t head, std::uint32_t i) {
+  void JudgeLayer(std::uint32_t l, bool appended) {
+    for (std::uint32_t b = 0; b < kBatch; ++b) {
+      for (std::uint32_t head = 0; head < layers_[l].geometry.query_heads; ++head) {
+        for (std::uint32_t i = 0; i < sequences_[b].queries; ++i) {
+          JudgeRow(l, b, head, i, appended);
+        }
+      }
+    }
+  }
+
+  void JudgeRow(std::uint32_t l, std::uint32_t b, std::uint32_t head, std::uint32_t i,
+                bool appended) {
     Layer& layer = layers_[l];
     const std::uint32_t lane_index = b * layer.geometry.kv_heads + head / layer.geometry.group();
     const SegmentView prompt = {.arena = layer.prompts.data() - l * ExtentBytes(),
@@ -171,7 +187,7 @@ class Decode : public ::testing::Test {
         .tail = {.ring = layer.rings.data() + lane_index * kRingTiles * layer.tile.bytes(),
                  .ring_tiles = kRingTiles,
                  .begin = tail_begin_[b],
-                 .end = sequence.committed + sequence.appended}};
+                 .end = sequence.committed + (appended ? sequence.appended : 0)}};
     const std::uint64_t row =
         (std::uint64_t{sequence.first_query_row} + i) * layer.geometry.query_heads + head;
     std::vector<double> expected(64);
@@ -221,12 +237,12 @@ TEST_F(Decode, EveryLayerOfEveryStepSeesThePromptAndAllThatWasAppended) {
     WriteImage();
     for (std::uint32_t l = 0; l < 2; ++l) {
       layers_[l].DrawRows(random_);
-      RunLayer(l);
-      ASSERT_EQ(fault_, kNoFault);
-      for (std::uint32_t b = 0; b < kBatch; ++b) {
-        for (std::uint32_t head = 0; head < layers_[l].geometry.query_heads; ++head) {
-          for (std::uint32_t i = 0; i < sequences_[b].queries; ++i) JudgeRow(l, b, head, i);
-        }
+      // What a step asks before it has appended is the layer as it was.
+      for (const bool appended : {false, true}) {
+        if (appended) AppendLayer(l);
+        AttendLayer(l, appended);
+        ASSERT_EQ(fault_, kNoFault);
+        JudgeLayer(l, appended);
       }
     }
   }

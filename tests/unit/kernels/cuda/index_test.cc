@@ -236,11 +236,12 @@ TEST_F(Index, FaultWordsKeepTheirFieldsAndOrderByLayerThenLane) {
   EXPECT_EQ(FaultWord::Lane(word), 70000u);
   EXPECT_LT(FaultWord::Pack(FaultKind::kBadStep, 1, 9), FaultWord::Pack(FaultKind::kBadTile, 2, 0));
   EXPECT_LT(FaultWord::Pack(FaultKind::kBadStep, 1, 8), FaultWord::Pack(FaultKind::kBadTile, 1, 9));
-  const std::uint64_t row = UnusableWord::Pack(7, 1000000, 127, true);
-  EXPECT_EQ(UnusableWord::Layer(row), 7u);
-  EXPECT_EQ(UnusableWord::Token(row), 1000000u);
-  EXPECT_EQ(UnusableWord::Head(row), 127u);
+  const std::uint64_t row = UnusableWord::Pack(1000000, 127, true);
+  EXPECT_EQ(UnusableWord::Run(row), 1000000u);
+  EXPECT_EQ(UnusableWord::Row(row), 127u);
   EXPECT_TRUE(UnusableWord::IsValue(row));
+  EXPECT_LT(UnusableWord::Pack(3, 31, false), UnusableWord::Pack(3, 0, true));
+  EXPECT_LT(UnusableWord::Pack(3, 31, true), UnusableWord::Pack(4, 0, false));
 }
 
 }  // namespace

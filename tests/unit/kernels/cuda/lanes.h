@@ -31,6 +31,18 @@ inline void StoreElement(kernels::ElementType type, float value, std::byte* at) 
   std::memcpy(at, &half, sizeof half);
 }
 
+inline float LoadElement(kernels::ElementType type, const std::byte* at) {
+  if (type == kernels::ElementType::kFp32) {
+    float value = 0;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  }
+  std::uint16_t half = 0;
+  std::memcpy(&half, at, sizeof half);
+  return type == kernels::ElementType::kBf16 ? kernels::Bf16ToFloat(half)
+                                             : kernels::Fp16ToFloat(half);
+}
+
 inline void FillRow(kernels::DenseTile tile, std::mt19937_64& random, std::byte* row) {
   std::normal_distribution<float> normal;
   for (std::uint32_t c = 0; c < tile.head_dim; ++c) {

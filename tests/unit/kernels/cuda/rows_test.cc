@@ -1,4 +1,4 @@
-// Bulk rows into tiles, and the search for elements that may not be kept.
+// Rows into tiles, words into tables, and the search for elements that may not be kept.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,119 +19,140 @@ struct alignas(64) Line {
   std::byte bytes[64];
 };
 
-TEST(WriteRows, RowsLandInTheTilesOfTheirHeads) {
-  const std::uint64_t seed = std::random_device{}();
-  SCOPED_TRACE(seed);
-  std::mt19937_64 random(seed);
-  constexpr std::uint32_t kHeads = 2, kRows = 70, kTiles = 5;
-  const DenseTile tile = {.head_dim = 128, .type = ElementType::kBf16};
-  const auto row_bytes = static_cast<std::uint32_t>(tile.row_bytes());
-  const std::uint64_t extent_bytes = 16 * tile.bytes();
-  std::vector<Line> pool(extent_bytes / 64);
-  auto* base = pool.data()->bytes;
-  const std::uint64_t bases[] = {0, reinterpret_cast<std::uint64_t>(base)};
-  // Tile 0 of the extent holds the tables; the others are dealt to the heads at random.
-  std::vector<std::uint64_t> places;
-  for (std::uint64_t i = 1; i < 16; ++i) places.push_back(extent_bytes + i * tile.bytes());
-  std::shuffle(places.begin(), places.end(), random);
-  std::vector<DenseTarget> targets;
-  for (std::uint32_t h = 0; h < kHeads; ++h) {
-    std::memcpy(base + h * 64, places.data() + h * kTiles, kTiles * 8);
-    targets.push_back({.tile_table = extent_bytes + h * 64,
-                       .first_entry = static_cast<std::uint32_t>(random() % 90)});
-  }
-  std::vector<Line> expected = pool;
-  const std::uint64_t stride = kHeads * row_bytes;
-  std::vector<Line> key(kRows * stride / 64), value = key;
-  for (std::vector<Line>* rows : {&key, &value}) {
-    for (Line& line : *rows) {
-      for (std::byte& byte : line.bytes) byte = static_cast<std::byte>(random());
+// Runs of rows out of strided tensors into rows that lie one after another, at random places.
+class StoreRowsTest : public ::testing::TestWithParam<ElementType> {
+ protected:
+  static constexpr std::uint32_t kHeadDim = 128, kSourceRows = 80, kTargetRows = 400;
+
+  StoreRowsTest() : random_(seed_) {
+    for (std::vector<Line>* memory : {&key_, &value_, &pool_}) {
+      memory->resize((memory == &pool_ ? kTargetRows : kSourceRows) * row_bytes_ / 64);
     }
-  }
-  for (std::uint32_t h = 0; h < kHeads; ++h) {
-    for (std::uint32_t r = 0; r < kRows; ++r) {
-      const std::uint32_t entry = targets[h].first_entry + r;
-      std::byte* at = expected.data()->bytes + places[h * kTiles + entry / 32] - extent_bytes;
-      const std::uint64_t source = r * stride + h * row_bytes;
-      std::memcpy(at + tile.key_offset(entry % 32), key.data()->bytes + source, row_bytes);
-      std::memcpy(at + tile.value_offset(entry % 32), value.data()->bytes + source, row_bytes);
-    }
-  }
-  std::uint64_t fault = kNoFault;
-  WriteRowsParams params = {.arena = {.extent_bases = reinterpret_cast<std::uint64_t>(bases),
-                                      .extent_bytes = extent_bytes,
-                                      .extents = 2},
-                            .targets = targets.data(),
-                            .key = key.data()->bytes,
-                            .value = value.data()->bytes,
-                            .fault = &fault,
-                            .row_stride = stride,
-                            .layer = 9,
-                            .row_bytes = row_bytes,
-                            .kv_heads = kHeads,
-                            .rows = kRows};
-  tests::EmulateWriteRows(params, seed);
-  EXPECT_EQ(fault, kNoFault);
-  EXPECT_EQ(std::memcmp(pool.data(), expected.data(), pool.size() * 64), 0);
-
-  targets[1].tile_table = 2 * extent_bytes;
-  tests::EmulateWriteRows(params, seed);
-  EXPECT_EQ(fault, FaultWord::Pack(FaultKind::kBadTile, 9, 1));
-}
-
-class FindUnusableTest : public ::testing::TestWithParam<ElementType> {};
-
-TEST_P(FindUnusableTest, NamesTheFirstRow) {
-  const std::uint64_t seed = std::random_device{}();
-  SCOPED_TRACE(seed);
-  std::mt19937_64 random(seed);
-  const ElementType type = GetParam();
-  constexpr std::uint32_t kHeads = 3, kRows = 9;
-  const DenseTile tile = {.head_dim = 64, .type = type};
-  const std::uint64_t row_bytes = tile.row_bytes();
-  const float infinity = std::numeric_limits<float>::infinity();
-  std::vector<float> bad = {infinity, -infinity, std::nanf("")};
-  if (type != ElementType::kFp16) bad.insert(bad.end(), {0x1p63f, -0x1p63f, 0x1p100f});
-  std::vector<float> fine = {0, -0.0f, 1, 65000, -65000, 0x1p-20f};
-  if (type != ElementType::kFp16) fine.insert(fine.end(), {0x1.fp62f, -0x1.fp62f});
-  for (int round = 0; round < 40; ++round) {
-    std::vector<Line> rows[2];
-    for (std::vector<Line>& half : rows) {
-      half.resize(kRows * kHeads * row_bytes / 64);
-      for (std::uint32_t i = 0; i < kRows * kHeads * 64; ++i) {
-        tests::StoreElement(type, fine[random() % fine.size()],
-                            half.data()->bytes + i * ElementBytes(type));
+    const std::vector<float> fine = Fine();
+    for (std::vector<Line>* rows : {&key_, &value_}) {
+      for (std::uint32_t i = 0; i < kSourceRows * kHeadDim; ++i) {
+        Set(*rows, i, fine[random_() % fine.size()]);
       }
     }
+    expected_ = pool_;
+  }
+
+  std::vector<float> Fine() const {
+    std::vector<float> fine = {0, -0.0f, 1, 65000, -65000, 0x1p-20f};
+    if (type_ != ElementType::kFp16) fine.insert(fine.end(), {0x1.fp62f, -0x1.fp62f});
+    return fine;
+  }
+  std::vector<float> Bad() const {
+    const float infinity = std::numeric_limits<float>::infinity();
+    std::vector<float> bad = {infinity, -infinity, std::nanf("")};
+    if (type_ != ElementType::kFp16) bad.insert(bad.end(), {0x1p63f, -0x1p63f, 0x1p100f});
+    return bad;
+  }
+  void Set(std::vector<Line>& rows, std::uint64_t element, float value) const {
+    tests::StoreElement(type_, value, rows.data()->bytes + element * ElementBytes(type_));
+  }
+  static std::uint64_t At(const std::vector<Line>& rows, std::uint64_t byte) {
+    return reinterpret_cast<std::uint64_t>(rows.data()->bytes + byte);
+  }
+
+  // A run of up to 32 rows whose targets start at row `target` of the pool; returns its rows.
+  std::uint32_t AddRun(std::uint32_t target) {
+    const std::uint64_t stride = 1 + random_() % 3;
+    const auto rows = static_cast<std::uint32_t>(1 + random_() % (kSourceRows / 2 / stride));
+    const std::uint32_t count = std::min(rows, 32u);
+    const std::uint64_t first = random_() % (kSourceRows - (count - 1) * stride);
+    runs_.push_back({.key = At(key_, first * row_bytes_),
+                     .value = At(value_, first * row_bytes_),
+                     .stride = stride * row_bytes_,
+                     .key_target = At(pool_, target * row_bytes_),
+                     .value_target = At(pool_, (target + count) * row_bytes_),
+                     .rows = count,
+                     .row_bytes = static_cast<std::uint32_t>(row_bytes_)});
+    for (std::uint32_t r = 0; r < count; ++r) {
+      const std::uint64_t from = (first + r * stride) * row_bytes_;
+      std::byte* const to = expected_.data()->bytes + (target + r) * row_bytes_;
+      std::memcpy(to, key_.data()->bytes + from, row_bytes_);
+      std::memcpy(to + count * row_bytes_, value_.data()->bytes + from, row_bytes_);
+    }
+    return count;
+  }
+
+  const std::uint64_t seed_ = std::random_device{}();
+  const ElementType type_ = GetParam();
+  const std::uint64_t row_bytes_ = kHeadDim * ElementBytes(type_);
+  std::mt19937_64 random_;
+  std::vector<Line> key_, value_, pool_, expected_;
+  std::vector<RowRun> runs_;
+};
+
+TEST_P(StoreRowsTest, RowsLandWhereTheirRunsSay) {
+  SCOPED_TRACE(seed_);
+  for (std::uint32_t target = 0; target + 64 <= kTargetRows;) target += 2 * AddRun(target);
+  std::uint64_t found = kNoneUnusable;
+  tests::EmulateStoreRows({.runs = runs_.data(),
+                           .found = &found,
+                           .count = static_cast<std::uint32_t>(runs_.size()),
+                           .type = type_},
+                          random_());
+  EXPECT_EQ(found, kNoneUnusable);
+  EXPECT_EQ(std::memcmp(pool_.data(), expected_.data(), pool_.size() * 64), 0);
+}
+
+TEST_P(StoreRowsTest, NamesTheFirstUnusableRow) {
+  SCOPED_TRACE(seed_);
+  const std::vector<float> bad = Bad();
+  for (std::uint32_t target = 0; target + 64 <= kTargetRows;) target += 2 * AddRun(target);
+  for (int round = 0; round < 20; ++round) {
+    const std::vector<Line> key = key_, value = value_;
+    for (std::uint64_t count = random_() % 4; count > 0; --count) {
+      Set(random_() % 2 == 0 ? key_ : value_, random_() % (kSourceRows * kHeadDim),
+          bad[random_() % bad.size()]);
+    }
     std::uint64_t expected = kNoneUnusable;
-    for (std::uint64_t count = random() % 4; count > 0; --count) {
-      const std::uint64_t row = random() % kRows, head = random() % kHeads, of = random() % 2;
-      tests::StoreElement(type, bad[random() % bad.size()],
-                          rows[of].data()->bytes + (row * kHeads + head) * row_bytes +
-                              random() % 64 * ElementBytes(type));
-      expected = std::min(
-          expected, UnusableWord::Pack(4, 1000 + row, static_cast<std::uint32_t>(head), of == 1));
+    for (std::uint32_t i = 0; i < runs_.size(); ++i) {
+      for (std::uint32_t r = 0; r < 2 * runs_[i].rows; ++r) {
+        const bool of_value = r >= runs_[i].rows;
+        const std::uint32_t row = of_value ? r - runs_[i].rows : r;
+        const std::uint64_t source =
+            (of_value ? runs_[i].value : runs_[i].key) + row * runs_[i].stride;
+        const auto* elements = reinterpret_cast<const std::byte*>(source);
+        for (std::uint32_t c = 0; c < kHeadDim; ++c) {
+          const float x = tests::LoadElement(type_, elements + c * ElementBytes(type_));
+          if (std::isfinite(x) && std::fabs(x) < 0x1p63f) continue;
+          expected = std::min(expected, UnusableWord::Pack(i, row, of_value));
+        }
+      }
     }
     std::uint64_t found = kNoneUnusable;
-    tests::EmulateFindUnusable({.key = rows[0].data()->bytes,
-                                .value = rows[1].data()->bytes,
-                                .found = &found,
-                                .row_stride = kHeads * row_bytes,
-                                .first_token = 1000,
-                                .layer = 4,
-                                .row_bytes = static_cast<std::uint32_t>(row_bytes),
-                                .kv_heads = kHeads,
-                                .rows = kRows,
-                                .type = type},
-                               random());
-    ASSERT_EQ(found, expected) << "layer " << UnusableWord::Layer(found) << " token "
-                               << UnusableWord::Token(found);
+    tests::EmulateStoreRows({.runs = runs_.data(),
+                             .found = &found,
+                             .count = static_cast<std::uint32_t>(runs_.size()),
+                             .type = type_},
+                            random_());
+    ASSERT_EQ(found, expected) << "run " << UnusableWord::Run(found) << " row "
+                               << UnusableWord::Row(found);
+    std::copy(key.begin(), key.end(), key_.begin());
+    std::copy(value.begin(), value.end(), value_.begin());
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cuda, FindUnusableTest,
+INSTANTIATE_TEST_SUITE_P(Cuda, StoreRowsTest,
                          ::testing::Values(ElementType::kBf16, ElementType::kFp16,
                                            ElementType::kFp32));
+
+TEST(StoreWords, EveryWordGoesToItsAddress) {
+  std::mt19937_64 random(std::random_device{}());
+  std::vector<std::uint64_t> memory(1000, 7), expected = memory;
+  std::vector<WordStore> stores;
+  for (std::uint64_t i = 0; i < 300; ++i) {
+    const std::uint64_t at = 3 * i + random() % 3;
+    expected[at] = random();
+    stores.push_back({reinterpret_cast<std::uint64_t>(&memory[at]), expected[at]});
+  }
+  tests::EmulateStoreWords(
+      {.stores = stores.data(), .count = static_cast<std::uint32_t>(stores.size())}, random());
+  EXPECT_EQ(memory, expected);
+}
 
 TEST(Params, ProblemsOfACallAreNamed) {
   alignas(16) std::byte memory[4096];

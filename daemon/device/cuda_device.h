@@ -1,0 +1,74 @@
+// A CUDA device: KV in GPU memory that workers map by descriptor, or by CUDA IPC where the GPU
+// exports none, and the kernels of kernels/cuda.
+//
+//   rows of a request ── host buffer ── copy ──▶ scratch ──┐
+//   rows of tails and staging ─────────────────────────────┴── StoreRows ──▶ tiles
+//   queries ── copy ──▶ scratch ── Attend ──▶ scratch ── copy ──▶ outputs
+//
+// Each call takes a bench (a stream and its scratch) from those that are free, so calls of several
+// threads overlap and none waits for another's kernels.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "daemon/base/mutex.h"
+#include "daemon/device/device.h"
+#include "daemon/platform/cuda_calls.h"
+#include "daemon/platform/cuda_memory.h"
+#include "kernels/cuda/runtime.h"
+
+namespace tessera::device {
+
+class CudaDevice final : public Device {
+ public:
+  struct Options {
+    CudaCalls* calls = nullptr;  // outlives the device
+    kernels::cuda::RuntimeSource* gpus = nullptr;
+    int ordinal = 0;
+    // Told once, when the device fails; on the thread whose call failed.
+    std::function<void(const absl::Status& why)> on_failure;
+  };
+  // FAILED_PRECONDITION, and why, where the GPU cannot be used.
+  static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(Options options);
+  ~CudaDevice() override;
+
+  const Description& description() const override { return description_; }
+  absl::Status health() const override;
+  MemorySource& pool_memory() override { return *pool_memory_; }
+  absl::StatusOr<std::unique_ptr<Memory>> CreateWorkerMemory(std::string_view name,
+                                                             std::uint64_t bytes) override;
+  absl::StatusOr<std::optional<UnusableRow>> StoreRows(Place source, kernels::ElementType type,
+                                                       std::span<const RowRun> runs) override;
+  absl::Status StoreWords(std::span<const WordStore> stores) override;
+  absl::Status Read(std::byte* to, const std::byte* from, std::uint64_t bytes) override;
+  absl::StatusOr<std::string_view> Attend(const kernels::AttendBatch& batch,
+                                          const PoolView& pool) override;
+  std::uint64_t memory_bytes() const { return probed_.info.memory_bytes; }
+
+ private:
+  class Bench;
+  class Taken;
+
+  CudaDevice(Options options, ProbedCudaDevice probed);
+  absl::StatusOr<Taken> TakeBench();
+  // Retires the device, unless all that was missing is memory.
+  absl::Status Answer(const kernels::cuda::Error& error);
+  absl::Status StoreSome(Bench& bench, Place source, kernels::ElementType type,
+                         std::span<const RowRun> runs, std::optional<UnusableRow>* unusable);
+  absl::StatusOr<UnusableRow> NameUnusable(Bench& bench, kernels::ElementType type,
+                                           std::span<const RowRun> runs, std::uint64_t found);
+
+  const Options options_;
+  const ProbedCudaDevice probed_;
+  Description description_;
+  std::unique_ptr<kernels::cuda::Runtime> runtime_;
+  std::unique_ptr<MemorySource> pool_memory_;
+
+  mutable Mutex mutex_;
+  absl::Status failed_ TESSERA_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Bench>> free_ TESSERA_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera::device

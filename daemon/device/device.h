@@ -1,0 +1,113 @@
+// A device: where KV lives and who computes on it. `cpu` and `cuda:N` implement it; everything
+// above knows no difference.
+//
+// Thread-safe. A device that fails, fails for good: every later call answers UNAVAILABLE with what
+// went wrong, and the daemon serves what needs no device (Free, Describe, Stats).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/device/memory.h"
+#include "kernels/dispatch/attend.h"
+#include "kernels/format/element.h"
+
+namespace tessera::device {
+
+// Where the bytes of a request are.
+enum class Place : std::uint8_t {
+  kHost,    // in the daemon's own memory: an inline tensor
+  kDevice,  // in memory that a worker writes: its staging arena, its tail rings
+};
+
+// K and V rows of one lane on their way into one tile.
+struct RowRun {
+  const std::byte* key;  // of the first row
+  const std::byte* value;
+  std::uint64_t stride;     // bytes between source rows
+  std::byte* key_target;    // target rows lie one after another
+  std::byte* value_target;  // likewise
+  std::uint32_t rows;
+  std::uint32_t row_bytes;
+};
+
+// The first row that may not be kept, by run, K before V, then by row.
+struct UnusableRow {
+  std::size_t run;
+  std::uint32_t row;
+  bool of_value;
+  std::uint32_t channel;
+};
+
+struct WordStore {
+  std::byte* address;
+  std::uint64_t word;
+};
+
+// A pool as kernels see it: the address of each extent, null where there is none.
+struct PoolView {
+  std::vector<std::byte*> extents;
+  std::uint64_t extent_bytes = 0;
+};
+
+class Device {
+ public:
+  struct Description {
+    std::string name;     // "cpu", "cuda:0"
+    std::string kernels;  // "avx512", "cuda"
+    std::string model;    // of the GPU; for people
+    // What a worker finds the same GPU by: ordinals differ between processes. Empty: no GPU.
+    std::optional<std::array<std::byte, 16>> uuid;
+    // Sizes of pieces and offsets in a space are multiples of it.
+    std::uint64_t granularity = 0;
+    // Addresses and strides of rows are multiples of it, in whatever a request points to.
+    std::uint32_t row_alignment = 1;
+    // What a worker has mapped may be given back only when the worker has closed it or is gone.
+    bool waits_for_importers = false;
+  };
+
+  virtual ~Device() = default;
+  virtual const Description& description() const = 0;
+  // OK until it fails.
+  virtual absl::Status health() const = 0;
+
+  // Of pools: written by the daemon.
+  virtual MemorySource& pool_memory() = 0;
+  // Of tails and staging arenas: written by one worker. `bytes` is a multiple of the granularity;
+  // `name` is for people.
+  virtual absl::StatusOr<std::unique_ptr<Memory>> CreateWorkerMemory(std::string_view name,
+                                                                     std::uint64_t bytes) = 0;
+
+  // Copies rows into memory that no reader sees yet, and judges what it has copied, never the
+  // source: that may belong to a worker that is writing there. Targets hold anything where a row is
+  // not usable.
+  virtual absl::StatusOr<std::optional<UnusableRow>> StoreRows(Place source,
+                                                               kernels::ElementType type,
+                                                               std::span<const RowRun> runs) = 0;
+  // Writes words of the pool, 8-byte aligned.
+  virtual absl::Status StoreWords(std::span<const WordStore> stores) = 0;
+  // Copies out of device memory into the daemon's own.
+  virtual absl::Status Read(std::byte* to, const std::byte* from, std::uint64_t bytes) = 0;
+
+  // Attention over lanes of a pool. The views hold device addresses; queries, outputs and
+  // log-sum-exps are host memory. The items of a sequence follow one another, kv head by kv head,
+  // and share their query and output. Returns the name of the code that ran. INTERNAL where a tile
+  // is out of bounds.
+  virtual absl::StatusOr<std::string_view> Attend(const kernels::AttendBatch& batch,
+                                                  const PoolView& pool) = 0;
+};
+
+// Whole granules.
+inline std::uint64_t RoundUp(std::uint64_t bytes, std::uint64_t granularity) {
+  return (bytes + granularity - 1) / granularity * granularity;
+}
+
+}  // namespace tessera::device

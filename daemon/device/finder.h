@@ -1,0 +1,50 @@
+// Finds and opens the device that a configuration asks for.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/device/device.h"
+#include "daemon/platform/cuda_calls.h"
+#include "kernels/cuda/runtime.h"
+
+namespace tessera::device {
+
+class Finder {
+ public:
+  using LoadCalls = std::function<absl::StatusOr<std::unique_ptr<CudaCalls>>()>;
+  Finder(LoadCalls load_cuda, kernels::cuda::RuntimeSource& gpus)
+      : load_cuda_(std::move(load_cuda)), gpus_(gpus) {}
+  // Its device goes first.
+  ~Finder() { device_.reset(); }
+
+  // Opens a GPU and returns the bytes of its memory. FAILED_PRECONDITION, and why, where it cannot
+  // be used.
+  absl::StatusOr<std::uint64_t> OpenCuda(int ordinal);
+  void OpenCpu();
+  // Why the last OpenCuda failed; empty where none has.
+  const std::string& why_no_cuda() const { return why_no_cuda_; }
+
+  // What was opened last.
+  Device& device() const { return *device_; }
+  // Is told when the device fails; null: nobody.
+  void OnFailure(std::function<void(const absl::Status& why)> handler);
+
+ private:
+  absl::StatusOr<std::uint64_t> TryCuda(int ordinal);
+  void Failed(const absl::Status& why);
+
+  const LoadCalls load_cuda_;
+  kernels::cuda::RuntimeSource& gpus_;
+  std::unique_ptr<CudaCalls> calls_;
+  std::unique_ptr<Device> device_;
+  std::string why_no_cuda_;
+  Mutex mutex_;
+  std::function<void(const absl::Status& why)> on_failure_ TESSERA_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera::device

@@ -1,0 +1,206 @@
+#include "daemon/wiring.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/base/scheduler.h"
+#include "daemon/base/strings.h"
+#include "daemon/base/version.h"
+#include "daemon/cache/node.h"
+#include "daemon/compaction/tail_absorber.h"
+#include "daemon/config/load.h"
+#include "daemon/device/finder.h"
+#include "daemon/metrics/metrics.h"
+#include "daemon/serving/server.h"
+
+namespace tessera {
+namespace {
+
+// SIGTERM and SIGINT drain; a second one stops at once. Blocked in every thread and taken by one.
+class StopSignals {
+ public:
+  StopSignals() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGTERM);
+    sigaddset(&set_, SIGINT);
+    sigaddset(&set_, SIGUSR1);  // raised by the Drain RPC
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+  }
+  int Wait() const {
+    int signal = 0;
+    while (sigwait(&set_, &signal) != 0) {
+    }
+    return signal;
+  }
+
+ private:
+  sigset_t set_;
+};
+
+absl::StatusOr<std::unique_ptr<cache::Node>> BuildNode(const config::Config& config,
+                                                       device::Device& device, const Clock& clock,
+                                                       std::function<void()> on_attention) {
+  cache::Node::Options options;
+  options.memory_bytes = config.pool_bytes;
+  options.device = &device;
+  options.max_sessions = config.max_sessions;
+  for (const config::Tenant& tenant : config.tenants) {
+    options.tenants.push_back(
+        {.name = tenant.name, .token = tenant.token, .hard_limit_bytes = tenant.hard_limit_bytes});
+  }
+  options.tenant_template.pool_extent_bytes = config.pool_extent_bytes;
+  options.tenant_template.directory_extent_bytes = config.directory_extent_bytes;
+  options.tenant_template.ring_tiles = config.tail_ring_tiles;
+  options.tenant_template.staging_bytes = config.staging_bytes;
+  options.tenant_template.tail_extent_bytes = config.tail_extent_bytes;
+  options.tenant_template.max_models = config.max_models_per_tenant;
+  options.tenant_template.max_sequences = config.max_sequences_per_tenant;
+  options.tenant_template.pin_limit = config.pin_limit;
+  options.tenant_template.clock = &clock;
+  options.tenant_template.on_attention = std::move(on_attention);
+  return cache::Node::Create(options);
+}
+
+serving::Server::Options ServerOptions(const config::Config& config) {
+  serving::Server::Options options;
+  for (const config::ListenAddress& address : config.listen) {
+    if (address.is_unix()) {
+      options.unix_doors.push_back({address.unix_path, config.unix_socket_mode});
+    } else {
+      options.tcp_doors.push_back(address.tcp.ToString());
+    }
+  }
+  if (config.metrics_address.has_value()) {
+    options.metrics_address = config.metrics_address->ToString();
+  }
+  options.drain_limit = config.drain_limit;
+  return options;
+}
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "tesserad: %s\n", std::string(AsStringView(status.message())).c_str());
+  return 1;
+}
+
+int Serve(const config::Config& config, device::Finder& devices, const StopSignals& signals) {
+  Logger logger({.level = config.log_level, .format = config.log_format});
+  for (const std::string& warning : config::Warnings(config)) {
+    logger.Log(LogLevel::kWarning, warning);
+  }
+  if (!devices.why_no_cuda().empty()) {
+    logger.Log(LogLevel::kInfo, "no CUDA device", {{"reason", devices.why_no_cuda()}});
+  }
+  const SystemClock clock;
+  device::Device& device = devices.device();
+  metrics::Metrics metrics({.version = std::string(Version()),
+                            .device = device.description().name,
+                            .isa = device.description().kernels});
+
+  // The server first, for its lock on the socket path: a second daemon must fail before it takes
+  // any memory.
+  serving::Services services{.metrics = &metrics,
+                             .logger = &logger,
+                             .clock = &clock,
+                             .device = &device,
+                             .started = clock.Now(),
+                             .max_message_bytes = config.max_message_bytes,
+                             .admin_over_tcp = config.admin_over_tcp};
+  const serving::Server::Options server_options = ServerOptions(config);
+  absl::StatusOr<std::unique_ptr<serving::Server>> server =
+      serving::Server::Create(services, server_options);
+  if (!server.ok()) return Fail(server.status());
+
+  absl::StatusOr<std::unique_ptr<cache::Node>> node = BuildNode(config, device, clock, [&server] {
+    if (*server != nullptr) (*server)->Attention();
+  });
+  if (!node.ok()) return Fail(node.status());
+  auto scheduler = std::make_unique<ThreadScheduler>(config.compactor_threads);
+  compaction::TailAbsorber absorber({.scheduler = scheduler.get(),
+                                     .logger = &logger,
+                                     .clock = &clock,
+                                     .linger = config.compactor_linger});
+  services.node = node->get();
+  services.scheduler = scheduler.get();
+  services.absorber = &absorber;
+
+  std::atomic<std::uint64_t> requested_limit_ms{0};
+  (*server)->set_drain_request([&requested_limit_ms](std::uint64_t limit_ms) {
+    requested_limit_ms.store(limit_ms);
+    ::kill(::getpid(), SIGUSR1);
+  });
+  if (absl::Status status = (*server)->Start(); !status.ok()) return Fail(status);
+  devices.OnFailure([&server](const absl::Status& why) { (*server)->RetireDevice(why); });
+  for (const std::string& address : (*server)->addresses()) {
+    logger.Log(LogLevel::kInfo, "serving",
+               {{"address", address},
+                {"device", device.description().name},
+                {"kernels", device.description().kernels},
+                {"pool_bytes", config.pool_bytes}});
+  }
+  if ((*server)->metrics_port() != 0) {
+    logger.Log(LogLevel::kInfo, "metrics", {{"port", (*server)->metrics_port()}});
+  }
+
+  const int signal = signals.Wait();
+  std::chrono::milliseconds limit = config.drain_limit;
+  if (signal == SIGUSR1 && requested_limit_ms.load() != 0) {
+    limit = std::chrono::milliseconds(requested_limit_ms.load());
+  }
+  logger.Log(LogLevel::kInfo, "draining", {{"limit_ms", limit.count()}});
+  std::thread impatient([&signals, &logger] {
+    signals.Wait();
+    logger.Log(LogLevel::kWarning, "told twice: stopping at once");
+    std::_Exit(0);
+  });
+  impatient.detach();
+  (*server)->Drain(limit);
+  devices.OnFailure(nullptr);
+  scheduler.reset();  // sessions end on its threads: after this, nothing touches the node
+  server->reset();
+  logger.Log(LogLevel::kInfo, "stopped");
+  return 0;
+}
+
+// Opens what the configuration asks for, and says how much memory it has.
+absl::StatusOr<config::DeviceMemory> OpenDevice(const config::DeviceChoice& choice,
+                                                device::Finder& devices) {
+  using Kind = config::DeviceChoice::Kind;
+  if (choice.kind != Kind::kCpu) {
+    const absl::StatusOr<std::uint64_t> bytes = devices.OpenCuda(static_cast<int>(choice.ordinal));
+    if (bytes.ok()) {
+      return config::DeviceMemory{
+          .bytes = *bytes, .source = Concat("the memory of ", devices.device().description().name)};
+    }
+    if (choice.kind == Kind::kCuda) return bytes.status();
+  }
+  devices.OpenCpu();
+  return config::HostMemoryOf({.kind = Kind::kCpu});
+}
+
+}  // namespace
+
+int RunDaemon(std::span<const std::string_view> args, const Machine& machine) {
+  const StopSignals signals;  // before any thread, so that all inherit the mask
+  device::Finder devices(machine.load_cuda, *machine.gpus);
+  absl::StatusOr<config::Invocation> invocation = config::LoadConfig(
+      args, [&devices](const config::DeviceChoice& choice) { return OpenDevice(choice, devices); });
+  if (!invocation.ok()) return Fail(invocation.status());
+  if (invocation->print.has_value()) {
+    std::fputs(invocation->print->c_str(), stdout);
+    return 0;
+  }
+  return Serve(invocation->config, devices, signals);
+}
+
+}  // namespace tessera

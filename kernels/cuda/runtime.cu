@@ -1,0 +1,116 @@
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/runtime.h"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+Error Answer(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return Error();
+  (void)cudaGetLastError();  // reported here; must not surface at somebody else's launch
+  return Error(
+      std::string(what) + ": " + cudaGetErrorName(error) + " (" + cudaGetErrorString(error) + ")",
+      error == cudaErrorMemoryAllocation);
+}
+
+class Stream final : public Queue {
+ public:
+  Stream(int device, const DeviceLimits& limits, cudaStream_t stream, bool owned)
+      : device_(device), limits_(limits), stream_(stream), owned_(owned) {}
+  ~Stream() override {
+    if (owned_) (void)cudaStreamDestroy(stream_);
+  }
+
+  Error Copy(void* to, const void* from, std::uint64_t bytes) override {
+    if (bytes == 0) return Error();
+    return On([&] { return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_); },
+              "copying");
+  }
+  Error Attend(const AttendCall& call) override {
+    return On([&] { return LaunchAttend(limits_, call, stream_); }, "launching attention");
+  }
+  Error Append(const AppendParams& params) override {
+    return On([&] { return LaunchAppend(params, stream_); }, "launching the append");
+  }
+  Error StoreRows(const StoreRowsParams& params) override {
+    return On([&] { return LaunchStoreRows(params, stream_); }, "launching the store of rows");
+  }
+  Error StoreWords(const StoreWordsParams& params) override {
+    return On([&] { return LaunchStoreWords(params, stream_); }, "launching the store of words");
+  }
+  Error Wait() override {
+    return On([&] { return cudaStreamSynchronize(stream_); }, "waiting for the device");
+  }
+
+ private:
+  // The calling thread may have had another device last.
+  template <class Call>
+  Error On(Call call, const char* what) {
+    const cudaError_t error = cudaSetDevice(device_);
+    return Answer(error == cudaSuccess ? call() : error, what);
+  }
+
+  const int device_;
+  const DeviceLimits limits_;
+  const cudaStream_t stream_;
+  const bool owned_;
+};
+
+class Gpu final : public Runtime {
+ public:
+  Gpu(int device, const DeviceLimits& limits) : device_(device), limits_(limits) {}
+
+  const char* implementation() const override { return "cuda"; }
+
+  Error NewQueue(std::unique_ptr<Queue>* queue) override {
+    cudaStream_t stream = nullptr;
+    cudaError_t error = cudaSetDevice(device_);
+    if (error == cudaSuccess) {
+      error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    }
+    if (error == cudaSuccess) *queue = std::make_unique<Stream>(device_, limits_, stream, true);
+    return Answer(error, "creating a stream");
+  }
+  Error Borrow(void* stream, std::unique_ptr<Queue>* queue) override {
+    *queue = std::make_unique<Stream>(device_, limits_, static_cast<cudaStream_t>(stream), false);
+    return Error();
+  }
+  Error Allocate(std::uint64_t bytes, void** address) override {
+    cudaError_t error = cudaSetDevice(device_);
+    if (error == cudaSuccess) error = cudaMalloc(address, bytes);
+    return Answer(error, "allocating device memory");
+  }
+  void Free(void* address) override {
+    if (address != nullptr && cudaSetDevice(device_) == cudaSuccess) (void)cudaFree(address);
+  }
+  Error Quiesce() override {
+    cudaError_t error = cudaSetDevice(device_);
+    if (error == cudaSuccess) error = cudaDeviceSynchronize();
+    return Answer(error, "waiting for the device");
+  }
+
+ private:
+  const int device_;
+  const DeviceLimits limits_;
+};
+
+class Gpus final : public RuntimeSource {
+ public:
+  std::unique_ptr<Runtime> Open(int device, std::string* reason) override {
+    DeviceLimits limits;
+    const Error error = Answer(PrepareDevice(device, &limits), "no CUDA device");
+    if (error.ok()) return std::make_unique<Gpu>(device, limits);
+    *reason = error.text();
+    return nullptr;
+  }
+};
+
+}  // namespace
+
+RuntimeSource& SystemGpus() {
+  static Gpus gpus;
+  return gpus;
+}
+
+}  // namespace tessera::kernels::cuda

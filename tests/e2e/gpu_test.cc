@@ -1,0 +1,194 @@
+// Daemon and worker on a GPU, end to end, with a GPU that is emulated: device memory is shared
+// memory, and the kernels' own source runs on the host. Everything else is the product: export and
+// import, StepViews, rows into tiles, attention through both doors, failure.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "client/cli/command.h"
+#include "client/cli/synthetic.h"
+#include "client/worker.h"
+#include "tests/fakes/daemon_process.h"
+#include "tests/fakes/emulated_runtime.h"
+#include "tests/fakes/shared_gpu.h"
+
+namespace tessera {
+namespace {
+
+using cli::BytesOf;
+using fakes::DaemonProcess;
+using testing::HasSubstr;
+
+// By descriptors, or by CUDA IPC where a GPU exports none.
+class Gpu : public testing::TestWithParam<bool> {
+ protected:
+  Gpu() {
+    platform_.load_cuda = [this]() -> absl::StatusOr<std::unique_ptr<CudaCalls>> {
+      return std::make_unique<tests::SharedGpu>(
+          tests::SharedGpu::Options{.exports_fds = by_descriptor_});
+    };
+    platform_.gpus = &gpus_;
+  }
+
+  std::unique_ptr<DaemonProcess> StartDaemon(std::vector<std::string> flags = {}) {
+    if (!by_descriptor_) flags.push_back("--gpu-shares-by-ipc");
+    return DaemonProcess::Start(
+        {.flags = std::move(flags), .pool_bytes = "256MiB", .binary = EMULATED_GPU_DAEMON});
+  }
+  absl::StatusOr<std::unique_ptr<client::Worker>> Attach(const DaemonProcess& daemon) {
+    return client::Worker::Attach({.address = daemon.address(), .gpus = &platform_});
+  }
+  int RunWorker(const DaemonProcess& daemon, std::string_view door) {
+    const std::string address = "--address=" + daemon.address();
+    const std::string by = "--door=" + std::string(door);
+    const std::string_view args[] = {address,       by,           "--sequences=2",
+                                     "--prompt=70", "--steps=40", "--check-every=9"};
+    return cli::RunWorkerOn(platform_, args);
+  }
+
+  const bool by_descriptor_ = GetParam();
+  tests::EmulatedGpus gpus_;
+  client::GpuPlatform platform_;
+};
+
+TEST_P(Gpu, EveryOutputOfBothDoorsIsRightAndAllMemoryComesBack) {
+  const auto daemon = StartDaemon({"--device=cuda:0"});
+  ASSERT_NE(daemon, nullptr);
+  EXPECT_THAT(daemon->Log(), HasSubstr("device=cuda:0 kernels=cuda_emulated"));
+  ASSERT_EQ(RunWorker(*daemon, "mapped"), 0);
+  const int mappings = daemon->Mappings();
+  const int fds = daemon->OpenFds();
+  for (const std::string_view door : {"mapped", "rpc", "mapped"}) {
+    ASSERT_EQ(RunWorker(*daemon, door), 0) << door;
+  }
+  // What a session had is given back when its worker has closed it: soon, not at once.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while ((daemon->Mappings() > mappings || daemon->OpenFds() > fds) &&
+         std::chrono::steady_clock::now() < deadline) {
+  }
+  EXPECT_LE(daemon->Mappings(), mappings);
+  EXPECT_LE(daemon->OpenFds(), fds);
+}
+
+TEST_P(Gpu, AutoPrefersTheGpu) {
+  const auto daemon = StartDaemon({"--device=auto"});
+  ASSERT_NE(daemon, nullptr);
+  EXPECT_THAT(daemon->Log(), HasSubstr("device=cuda:0"));
+}
+
+TEST_P(Gpu, AWorkerWithoutTheGpuIsToldSoAndWorksByRpc) {
+  const auto daemon = StartDaemon({"--device=cuda:0"});
+  ASSERT_NE(daemon, nullptr);
+  platform_.load_cuda = []() -> absl::StatusOr<std::unique_ptr<CudaCalls>> {
+    return absl::FailedPreconditionError("no CUDA driver here");
+  };
+  const auto worker = Attach(*daemon);
+  ASSERT_TRUE(absl::IsFailedPrecondition(worker.status())) << worker.status();
+  EXPECT_THAT(worker.status().ToString(), HasSubstr("no CUDA driver here"));
+  EXPECT_THAT(worker.status().ToString(), HasSubstr("map_memory=false"));
+  EXPECT_EQ(RunWorker(*daemon, "rpc"), 0);
+}
+
+TEST_P(Gpu, ValuesThatMayNotBeKeptFailTheSequenceByEitherWay) {
+  const auto daemon = StartDaemon({"--device=cuda:0"});
+  ASSERT_NE(daemon, nullptr);
+  auto worker = Attach(*daemon);
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  const cli::SyntheticShape shape;
+  const auto model = (*worker)->RegisterModel(shape.Geometry());
+  ASSERT_TRUE(model.ok()) << model.status();
+  cli::SyntheticSequence truth(shape, 5);
+  truth.Grow(40);
+  std::vector<std::uint16_t> key = truth.KeysOfAllLayers(0, 40);
+  const std::vector<std::uint16_t> value = truth.ValuesOfAllLayers(0, 40);
+
+  auto good = (*worker)->CreateSequence(*model);
+  ASSERT_TRUE(good.ok());
+  ASSERT_TRUE(good->Append({.key = BytesOf(key), .value = BytesOf(value), .tokens = 40}).ok());
+  auto bad = (*worker)->CreateSequence(*model);
+  ASSERT_TRUE(bad.ok());
+  key[((2 * 40 + 33) * 2 + 1) * 128 + 77] = 0x7f80;  // infinity: layer 2, token 33, head 1
+  const auto refused = bad->Append({.key = BytesOf(key), .value = BytesOf(value), .tokens = 40});
+  ASSERT_TRUE(absl::IsDataLoss(refused.status())) << refused.status();
+  EXPECT_THAT(refused.status().ToString(),
+              HasSubstr("K of layer 2, kv head 1, token 33, channel 77"));
+
+  // Straight into the tail.
+  auto tensor = (*worker)->NewTensor(2 * shape.query_row());
+  auto output = (*worker)->NewTensor(4 * shape.query_row());
+  ASSERT_TRUE(tensor.ok() && output.ok());
+  std::vector<std::uint16_t> rows(shape.query_row(), 0x3f80);
+  rows[128 + 3] = 0x7fc0;  // NaN in head 1
+  ASSERT_TRUE(tensor->Write(BytesOf(rows)).ok());
+  client::Sequence* const batch[] = {&*good};
+  auto step = (*worker)->BeginStep(batch);
+  ASSERT_TRUE(step.ok()) << step.status();
+  const std::span<const std::byte> kv = tensor->bytes().first(2 * shape.kv_row());
+  for (std::uint32_t layer = 0; layer < shape.layers; ++layer) {
+    ASSERT_TRUE(
+        step->AppendAndAttend(
+                layer,
+                {.key = kv, .value = kv, .query = tensor->bytes(), .output = output->bytes()})
+            .ok());
+  }
+  ASSERT_TRUE(step->End().ok());
+  const absl::Status parked = good->Park();
+  EXPECT_THAT(parked.ToString(), HasSubstr("K of layer 0, kv head 1, token 40, channel 3"));
+}
+
+TEST_P(Gpu, TensorsThatTheKernelsCannotReadAreRefused) {
+  const auto daemon = StartDaemon({"--device=cuda:0"});
+  ASSERT_NE(daemon, nullptr);
+  auto worker = Attach(*daemon);
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  const cli::SyntheticShape shape;
+  const auto model = (*worker)->RegisterModel(shape.Geometry());
+  auto sequence = (*worker)->CreateSequence(*model);
+  ASSERT_TRUE(sequence.ok());
+  auto tensor = (*worker)->NewTensor(2 * shape.kv_row() + 8);
+  ASSERT_TRUE(tensor.ok());
+  client::Sequence* const batch[] = {&*sequence};
+  auto step = (*worker)->BeginStep(batch);
+  ASSERT_TRUE(step.ok()) << step.status();
+  const std::span<const std::byte> kv = tensor->bytes().subspan(8, 2 * shape.kv_row());
+  const absl::Status status = step->Append(0, kv, kv);
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(status.ToString(), HasSubstr("no multiple of 16"));
+}
+
+TEST_P(Gpu, AGpuThatFailsIsRetiredAndTheDaemonLives) {
+  const auto daemon = StartDaemon({"--device=cuda:0", "--gpu-fails-after=400"});
+  ASSERT_NE(daemon, nullptr);
+  EXPECT_EQ(RunWorker(*daemon, "rpc"), 1);
+  EXPECT_THAT(daemon->Log(), HasSubstr("device retired"));
+  const auto worker = Attach(*daemon);
+  ASSERT_TRUE(absl::IsUnavailable(worker.status())) << worker.status();
+  EXPECT_THAT(worker.status().ToString(),
+              HasSubstr("device cuda:0 has failed: the emulated device has failed"));
+  daemon->Kill(SIGTERM);
+  EXPECT_EQ(daemon->WaitForExit(10), 0) << daemon->Log();
+}
+
+TEST_P(Gpu, TheWorkersOwnGpuMayFail) {
+  const auto daemon = StartDaemon({"--device=cuda:0"});
+  ASSERT_NE(daemon, nullptr);
+  gpus_.options.fails_after = 300;
+  EXPECT_EQ(RunWorker(*daemon, "mapped"), 1);
+  gpus_.options.fails_after = -1;
+  EXPECT_EQ(RunWorker(*daemon, "mapped"), 0);  // nobody else has noticed
+}
+
+INSTANTIATE_TEST_SUITE_P(Sharing, Gpu, testing::Bool(), [](const auto& param) {
+  return std::string(param.param ? "ByDescriptor" : "ByIpc");
+});
+
+}  // namespace
+}  // namespace tessera

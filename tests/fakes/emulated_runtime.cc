@@ -1,0 +1,116 @@
+#include "tests/fakes/emulated_runtime.h"
+
+#include <atomic>
+#include <cstring>
+#include <new>
+
+#include "kernels/cuda/host_adapter.h"
+
+namespace tessera::tests {
+
+namespace {
+
+using namespace kernels::cuda;  // NOLINT: a test file
+
+// Device memory comes from operator new at exactly the size asked for, so that AddressSanitizer
+// sees what lies beyond; it starts as NaN.
+constexpr std::align_val_t kAlignment{256};
+
+class EmulatedRuntime final : public Runtime {
+ public:
+  explicit EmulatedRuntime(const EmulatedRuntimeOptions& options)
+      : grid_(options.grid), left_(options.fails_after), seed_(options.grid.seed) {}
+
+  const char* implementation() const override { return "cuda_emulated"; }
+  Error NewQueue(std::unique_ptr<Queue>* queue) override;
+  Error Borrow(void*, std::unique_ptr<Queue>* queue) override { return NewQueue(queue); }
+  Error Allocate(std::uint64_t bytes, void** address) override {
+    *address = operator new(bytes, kAlignment);
+    std::memset(*address, 0xff, bytes);
+    return Error();
+  }
+  void Free(void* address) override { operator delete(address, kAlignment); }
+  Error Quiesce() override { return Error(); }
+
+  // Counts a call; fails it where it is one too many.
+  Error Enter() {
+    if (left_.load() < 0) return Error();
+    if (left_.fetch_sub(1) > 0) return Error();
+    left_.store(0);
+    return Error("the emulated device has failed");
+  }
+  EmulatedGrid grid() {
+    EmulatedGrid grid = grid_;
+    grid.seed = ++seed_;
+    return grid;
+  }
+
+ private:
+  const EmulatedGrid grid_;
+  std::atomic<int> left_;
+  std::atomic<std::uint64_t> seed_;
+};
+
+class EmulatedQueue final : public Queue {
+ public:
+  explicit EmulatedQueue(EmulatedRuntime& runtime) : runtime_(runtime) {}
+
+  Error Copy(void* to, const void* from, std::uint64_t bytes) override {
+    Error error = runtime_.Enter();
+    if (error.ok() && bytes != 0) std::memmove(to, from, bytes);
+    return error;
+  }
+  Error Attend(const AttendCall& call) override {
+    if (const std::string_view problem = AttendCallProblem(call); !problem.empty()) {
+      return Error("launching attention: " + std::string(problem));
+    }
+    Error error = runtime_.Enter();
+    if (error.ok() && call.limits.batch != 0) EmulateAttend(call, runtime_.grid());
+    return error;
+  }
+  Error Append(const AppendParams& params) override {
+    const std::string_view problem =
+        RowsProblem(params.key, params.value, params.row_stride, params.row_bytes);
+    if (!problem.empty()) return Error("launching the append: " + std::string(problem));
+    Error error = runtime_.Enter();
+    if (error.ok()) EmulateAppend(params, runtime_.grid().seed);
+    return error;
+  }
+  Error StoreRows(const StoreRowsParams& params) override {
+    Error error = runtime_.Enter();
+    if (error.ok() && params.count != 0) EmulateStoreRows(params, runtime_.grid().seed);
+    return error;
+  }
+  Error StoreWords(const StoreWordsParams& params) override {
+    Error error = runtime_.Enter();
+    if (error.ok() && params.count != 0) EmulateStoreWords(params, runtime_.grid().seed);
+    return error;
+  }
+  Error Wait() override { return runtime_.Enter(); }
+
+ private:
+  EmulatedRuntime& runtime_;
+};
+
+Error EmulatedRuntime::NewQueue(std::unique_ptr<Queue>* queue) {
+  *queue = std::make_unique<EmulatedQueue>(*this);
+  return Error();
+}
+
+}  // namespace
+
+std::unique_ptr<Runtime> NewEmulatedRuntime(const EmulatedRuntimeOptions& options) {
+  return std::make_unique<EmulatedRuntime>(options);
+}
+
+std::unique_ptr<Runtime> EmulatedGpus::Open(int device, std::string* reason) {
+  if (device == 0) return NewEmulatedRuntime(options);
+  *reason = "the emulated machine has one device";
+  return nullptr;
+}
+
+std::uint64_t EmulateHostBatch(const HostBatch& batch, const EmulatedGrid& grid) {
+  return AttendOnDevice(*NewEmulatedRuntime({.grid = grid}), batch).fault;
+}
+
+}  // namespace tessera::tests
