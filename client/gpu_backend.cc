@@ -18,16 +18,18 @@ constexpr std::uint64_t kTensorAlignment = 16;
 
 std::uint64_t AddressOf(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
-absl::Status CheckAddress(std::string_view what, const void* address) {
-  if (AddressOf(address) % kTensorAlignment == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(Concat(what, " starts at an address that is no multiple of ",
-                                           kTensorAlignment, "; on a GPU it has to"));
-}
-
 }  // namespace
 
 GpuBackend::GpuBackend(Gpu& gpu, const Extents& extents)
-    : gpu_(gpu), extents_(extents), memory_(gpu.runtime()), partial_(gpu.runtime()) {}
+    : gpu_(gpu),
+      extents_(extents),
+      memory_(gpu.runtime()),
+      partial_(gpu.runtime()),
+      key_(gpu.runtime()),
+      value_(gpu.runtime()),
+      query_(gpu.runtime()),
+      output_(gpu.runtime()),
+      lse_(gpu.runtime()) {}
 
 absl::Status GpuBackend::TakeQueue(void* stream) {
   if (queue_ != nullptr && stream == stream_) return absl::OkStatus();
@@ -98,7 +100,7 @@ absl::Status GpuBackend::WriteImage(const StepBatch& batch, const cuda::StepShap
     writer.BeginLayer(heads, model.type());
     for (const StepItem& item : batch.items()) {
       for (std::uint32_t head = 0; head < heads; ++head) {
-        AddLane(item.sequence->resolved.lanes[model.layout().lane(layer, head)], writer);
+        writer.AddLane(item.sequence->resolved.lanes[model.layout().lane(layer, head)]);
       }
     }
   }
@@ -108,20 +110,6 @@ absl::Status GpuBackend::WriteImage(const StepBatch& batch, const cuda::StepShap
         Concat("the lanes of the step do not fit its image: code ", static_cast<int>(status)));
   }
   return absl::OkStatus();
-}
-
-void GpuBackend::AddLane(const kernels::LaneView& lane, cuda::StepWriter& writer) {
-  segments_.clear();
-  for (std::uint32_t i = 0; i < lane.segment_count; ++i) {
-    const kernels::SegmentView& segment = lane.segments[i];
-    segments_.push_back({.tile_table = AddressOf(segment.tile_offsets) - AddressOf(segment.arena),
-                         .first_position = segment.first_position,
-                         .entries = segment.entries,
-                         .format = segment.format});
-  }
-  writer.AddLane(segments_, {.ring = AddressOf(lane.tail.ring),
-                             .ring_tiles = lane.tail.ring_tiles,
-                             .begin = lane.tail.begin});
 }
 
 absl::Status GpuBackend::Upload(const StepBatch& batch) {
@@ -139,15 +127,46 @@ absl::Status GpuBackend::Upload(const StepBatch& batch) {
   return GpuStatus(error);
 }
 
+absl::StatusOr<std::byte*> GpuBackend::Place(std::string_view what, const void* tensor,
+                                             std::uint64_t bytes, cuda::Scratch& copy,
+                                             bool* copied) {
+  *copied = !gpu_.runtime().IsDeviceMemory(tensor);
+  if (!*copied) {
+    if (AddressOf(tensor) % kTensorAlignment != 0) {
+      return absl::InvalidArgumentError(Concat(what, " is device memory at an address that is no ",
+                                               "multiple of ", kTensorAlignment));
+    }
+    return static_cast<std::byte*>(const_cast<void*>(tensor));
+  }
+  if (bytes > copy.bytes()) {
+    cuda::Error error = queue_->Wait();  // what is under way may use the old one
+    if (error.ok()) error = copy.Grow(bytes);
+    if (!error.ok()) return GpuStatus(error);
+  }
+  return copy.at();
+}
+
+absl::StatusOr<const std::byte*> GpuBackend::PlaceInput(std::string_view what,
+                                                        std::span<const std::byte> tensor,
+                                                        cuda::Scratch& copy) {
+  bool copied = false;
+  absl::StatusOr<std::byte*> place = Place(what, tensor.data(), tensor.size(), copy, &copied);
+  if (!place.ok() || !copied) return place;
+  absl::Status status = GpuStatus(queue_->Copy(*place, tensor.data(), tensor.size()));
+  if (!status.ok()) return status;
+  return *place;
+}
+
 absl::Status GpuBackend::Append(const StepBatch& batch, std::uint32_t layer,
                                 std::span<const std::byte> key, std::span<const std::byte> value) {
-  absl::Status status = CheckAddress("key", key.data());
-  if (status.ok()) status = CheckAddress("value", value.data());
-  if (!status.ok()) return status;
+  const absl::StatusOr<const std::byte*> key_at = PlaceInput("key", key, key_);
+  if (!key_at.ok()) return key_at.status();
+  const absl::StatusOr<const std::byte*> value_at = PlaceInput("value", value, value_);
+  if (!value_at.ok()) return value_at.status();
   const BoundModel& model = batch.model();
   return GpuStatus(queue_->Append({.step = memory_.at(image_at_),
-                                   .key = key.data(),
-                                   .value = value.data(),
+                                   .key = *key_at,
+                                   .value = *value_at,
                                    .fault = memory_.at<std::uint64_t>(),
                                    .row_stride = model.token_bytes(layer),
                                    .layer = layer,
@@ -159,24 +178,40 @@ absl::Status GpuBackend::Append(const StepBatch& batch, std::uint32_t layer,
 
 absl::Status GpuBackend::Attend(const StepBatch& batch, std::uint32_t layer,
                                 const StepTensors& tensors) {
-  absl::Status status = CheckAddress("query", tensors.query.data());
-  if (status.ok()) status = CheckAddress("output", tensors.output.data());
-  if (!status.ok()) return status;
+  const absl::StatusOr<const std::byte*> query = PlaceInput("query", tensors.query, query_);
+  if (!query.ok()) return query.status();
+  bool output_copied = false;
+  const absl::StatusOr<std::byte*> output =
+      Place("output", tensors.output.data(), tensors.output.size(), output_, &output_copied);
+  if (!output.ok()) return output.status();
+  bool lse_copied = false;
+  absl::StatusOr<std::byte*> lse = nullptr;
+  if (!tensors.lse.empty()) {
+    lse = Place("lse", tensors.lse.data(), tensors.lse.size_bytes(), lse_, &lse_copied);
+    if (!lse.ok()) return lse.status();
+  }
   kernels::LayerGeometry geometry = batch.model().geometry(layer);
   if (sinks_at_[layer] != 0) geometry.sinks = memory_.at<const float>(sinks_at_[layer]);
-  return GpuStatus(queue_->Attend({.geometry = geometry,
-                                   .causal = tensors.causal,
-                                   .appended = batch.appended(layer),
-                                   .output_type = tensors.output_type,
-                                   .layer = layer,
-                                   .limits = limits_,
-                                   .step = memory_.at(image_at_),
-                                   .query = tensors.query.data(),
-                                   .output = tensors.output.data(),
-                                   .lse = tensors.lse.empty() ? nullptr : tensors.lse.data(),
-                                   .scratch = partial_.at(),
-                                   .scratch_bytes = partial_.bytes(),
-                                   .fault = memory_.at<std::uint64_t>()}));
+  cuda::Error error = queue_->Attend({.geometry = geometry,
+                                      .causal = tensors.causal,
+                                      .appended = batch.appended(layer),
+                                      .output_type = tensors.output_type,
+                                      .layer = layer,
+                                      .limits = limits_,
+                                      .step = memory_.at(image_at_),
+                                      .query = *query,
+                                      .output = *output,
+                                      .lse = reinterpret_cast<float*>(*lse),
+                                      .scratch = partial_.at(),
+                                      .scratch_bytes = partial_.bytes(),
+                                      .fault = memory_.at<std::uint64_t>()});
+  if (error.ok() && output_copied) {
+    error = queue_->Copy(tensors.output.data(), *output, tensors.output.size());
+  }
+  if (error.ok() && lse_copied) {
+    error = queue_->Copy(tensors.lse.data(), *lse, tensors.lse.size_bytes());
+  }
+  return GpuStatus(error);
 }
 
 absl::Status GpuBackend::Settle(const StepBatch& batch) {

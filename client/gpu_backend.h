@@ -1,5 +1,6 @@
 // Steps on a GPU: Begin uploads a StepView, every layer is launched on the step's stream, and
-// Settle waits. Tensors are device memory; nothing of them is read on the host.
+// Settle waits. Tensors that are device memory are used where they are; those in host memory go
+// through copies, which costs a wait per layer.
 //
 //   device memory of a step:   fault word | the sinks of each layer that has some | step image
 //                              partial results, for the largest layer
@@ -7,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "client/extents.h"
@@ -37,8 +39,14 @@ class GpuBackend final : public StepBackend {
   absl::Status TakeQueue(void* stream);
   kernels::cuda::StepShape Measure(const StepBatch& batch);
   absl::Status WriteImage(const StepBatch& batch, const kernels::cuda::StepShape& shape);
-  void AddLane(const kernels::LaneView& lane, kernels::cuda::StepWriter& writer);
   absl::Status Upload(const StepBatch& batch);
+
+  // A place on the device for a tensor of the caller's: itself, or one in `copy`.
+  absl::StatusOr<std::byte*> Place(std::string_view what, const void* tensor, std::uint64_t bytes,
+                                   kernels::cuda::Scratch& copy, bool* copied);
+  absl::StatusOr<const std::byte*> PlaceInput(std::string_view what,
+                                              std::span<const std::byte> tensor,
+                                              kernels::cuda::Scratch& copy);
 
   Gpu& gpu_;
   const Extents& extents_;
@@ -47,13 +55,14 @@ class GpuBackend final : public StepBackend {
 
   kernels::cuda::Scratch memory_;
   kernels::cuda::Scratch partial_;
+  // Of the caller's host tensors. The stream's order keeps one layer's from the next one's.
+  kernels::cuda::Scratch key_, value_, query_, output_, lse_;
   std::vector<Line> host_;               // what memory_ holds
   std::vector<std::uint64_t> sinks_at_;  // per layer; 0: none
   std::uint64_t image_at_ = 0;
   std::uint64_t image_bytes_ = 0;
   kernels::cuda::StepLimits limits_;
   std::vector<std::uint64_t> bases_;
-  std::vector<kernels::cuda::SegmentSpec> segments_;
   bool under_way_ = false;  // something was put on the stream and not waited for
 };
 

@@ -31,9 +31,10 @@ struct StepOptions {
 // Dense rows of one layer in the model's type, token after token, sequence after sequence: where
 // every sequence has n new tokens, [batch][n][heads][head_dim].
 //
-// Where the session maps a GPU's memory, all of them are device memory, at multiples of 16 bytes;
-// they must stay as they are until the step's kernels are through with them, and results are there
-// once End has returned (or in the order of StepOptions::cuda_stream).
+// Where the session maps a GPU's memory they may be device memory, at multiples of 16 bytes, which
+// must stay as it is until the step's kernels are through with it; or host memory, which is copied,
+// a wait per layer. Results are there once End has returned (or in StepOptions::cuda_stream's
+// order).
 struct StepTensors {
   std::span<const std::byte> key;    // kv heads
   std::span<const std::byte> value;  // kv heads

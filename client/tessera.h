@@ -201,8 +201,8 @@ typedef struct tessera_step_options {
   { sizeof(tessera_step_options), 1, NULL, 1000, NULL, NULL, NULL }
 
 /* Dense rows, token after token, sequence after sequence: [batch][new tokens][heads][head_dim].
- * Device memory, at multiples of 16 bytes, where the session maps a GPU's; results are then there
- * once tessera_step_end has returned. */
+ * Where the session maps a GPU's memory: device memory, at multiples of 16 bytes, or host memory,
+ * which is copied; results are there once tessera_step_end has returned. */
 typedef struct tessera_step_tensors {
   size_t struct_size;
   const void* key; /* kv heads, the model's type */

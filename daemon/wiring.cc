@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <functional>
@@ -10,22 +12,29 @@
 #include <optional>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
+#include "daemon/base/mutex.h"
 #include "daemon/base/scheduler.h"
 #include "daemon/base/strings.h"
 #include "daemon/base/version.h"
 #include "daemon/cache/node.h"
 #include "daemon/compaction/tail_absorber.h"
+#include "daemon/config/limits.h"
 #include "daemon/config/load.h"
 #include "daemon/device/finder.h"
 #include "daemon/metrics/metrics.h"
+#include "daemon/platform/fd.h"
 #include "daemon/serving/server.h"
 
 namespace tessera {
 namespace {
+
+// What a drain may take beyond its limit: calls that run return, threads end.
+constexpr std::chrono::seconds kPatience{5};
 
 // SIGTERM and SIGINT drain; a second one stops at once. Blocked in every thread and taken by one.
 class StopSignals {
@@ -43,9 +52,71 @@ class StopSignals {
     }
     return signal;
   }
+  // Nothing where none came until then.
+  std::optional<int> WaitFor(Clock::Duration time) const {
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
+    const timespec timeout = {.tv_sec = seconds.count(), .tv_nsec = (time - seconds).count()};
+    const int signal =
+        time < Clock::Duration::zero() ? -1 : ::sigtimedwait(&set_, nullptr, &timeout);
+    return signal > 0 ? std::optional<int>(signal) : std::nullopt;
+  }
 
  private:
   sigset_t set_;
+};
+
+// Hears the signals while the daemon drains, on a thread of its own. A further Drain call, or the
+// first SIGTERM after one, can only shorten the limit. A second SIGTERM or SIGINT stops at once,
+// and so does a drain that does not end.
+class DrainWatch {
+ public:
+  using LimitOf = std::function<std::chrono::milliseconds(int signal)>;
+  DrainWatch(const StopSignals& signals, int first, serving::Server& server, Logger& logger,
+             const Clock& clock, LimitOf limit_of)
+      : server_(&server),
+        thread_([this, &signals, first, &logger, &clock, limit_of = std::move(limit_of)] {
+          bool terminated = first != SIGUSR1;
+          Clock::TimePoint end = clock.Now() + limit_of(first) + kPatience;
+          for (;;) {
+            const std::optional<int> signal = signals.WaitFor(end - clock.Now());
+            if (over_.load()) return;
+            if (!signal.has_value()) {
+              if (clock.Now() < end) continue;
+              StopAtOnce(logger, "the drain does not end: stopping at once");
+            }
+            if (*signal != SIGUSR1 && std::exchange(terminated, true)) {
+              StopAtOnce(logger, "told twice: stopping at once");
+            }
+            const std::chrono::milliseconds limit = limit_of(*signal);
+            logger.Log(LogLevel::kInfo, "draining already", {{"limit_ms", limit.count()}});
+            end = std::min(end, clock.Now() + limit + kPatience);
+            Hurry(limit);
+          }
+        }) {}
+  ~DrainWatch() {
+    over_.store(true);
+    ::pthread_kill(thread_.native_handle(), SIGUSR1);
+    thread_.join();
+  }
+  void ForgetServer() {
+    MutexLock lock(mutex_);
+    server_ = nullptr;
+  }
+
+ private:
+  void Hurry(Clock::Duration limit) {
+    MutexLock lock(mutex_);
+    if (server_ != nullptr) server_->Hurry(limit);
+  }
+  [[noreturn]] static void StopAtOnce(Logger& logger, const char* why) {
+    logger.Log(LogLevel::kWarning, why);
+    std::_Exit(0);
+  }
+
+  Mutex mutex_;
+  serving::Server* server_ TESSERA_GUARDED_BY(mutex_);
+  std::atomic<bool> over_{false};
+  std::thread thread_;
 };
 
 absl::StatusOr<std::unique_ptr<cache::Node>> BuildNode(const config::Config& config,
@@ -101,6 +172,7 @@ int Serve(const config::Config& config, device::Finder& devices, const StopSigna
   if (!devices.why_no_cuda().empty()) {
     logger.Log(LogLevel::kInfo, "no CUDA device", {{"reason", devices.why_no_cuda()}});
   }
+  logger.Log(LogLevel::kInfo, "limits", {{"descriptors", RaiseFdLimit()}});
   const SystemClock clock;
   device::Device& device = devices.device();
   metrics::Metrics metrics({.version = std::string(Version()),
@@ -139,7 +211,18 @@ int Serve(const config::Config& config, device::Finder& devices, const StopSigna
     requested_limit_ms.store(limit_ms);
     ::kill(::getpid(), SIGUSR1);
   });
-  if (absl::Status status = (*server)->Start(); !status.ok()) return Fail(status);
+  // In this order: the server's threads use the scheduler and the node; sessions end on the
+  // scheduler's threads, and after that nothing touches the node.
+  const auto stop = [&] {
+    (*server)->Drain(Clock::Duration::zero());
+    devices.OnFailure(nullptr);
+    scheduler.reset();
+    server->reset();
+  };
+  if (absl::Status status = (*server)->Start(); !status.ok()) {
+    stop();
+    return Fail(status);
+  }
   devices.OnFailure([&server](const absl::Status& why) { (*server)->RetireDevice(why); });
   for (const std::string& address : (*server)->addresses()) {
     logger.Log(LogLevel::kInfo, "serving",
@@ -152,22 +235,19 @@ int Serve(const config::Config& config, device::Finder& devices, const StopSigna
     logger.Log(LogLevel::kInfo, "metrics", {{"port", (*server)->metrics_port()}});
   }
 
-  const int signal = signals.Wait();
-  std::chrono::milliseconds limit = config.drain_limit;
-  if (signal == SIGUSR1 && requested_limit_ms.load() != 0) {
-    limit = std::chrono::milliseconds(requested_limit_ms.load());
+  const int first = signals.Wait();
+  const auto limit_of = [&](int signal) {
+    const std::uint64_t requested = requested_limit_ms.load();
+    if (signal != SIGUSR1 || requested == 0) return config.drain_limit;
+    return std::chrono::milliseconds(std::min(requested, config::kDrainLimitMs.max));
+  };
+  logger.Log(LogLevel::kInfo, "draining", {{"limit_ms", limit_of(first).count()}});
+  {
+    DrainWatch watch(signals, first, **server, logger, clock, limit_of);
+    (*server)->Drain(limit_of(first));
+    watch.ForgetServer();
+    stop();
   }
-  logger.Log(LogLevel::kInfo, "draining", {{"limit_ms", limit.count()}});
-  std::thread impatient([&signals, &logger] {
-    signals.Wait();
-    logger.Log(LogLevel::kWarning, "told twice: stopping at once");
-    std::_Exit(0);
-  });
-  impatient.detach();
-  (*server)->Drain(limit);
-  devices.OnFailure(nullptr);
-  scheduler.reset();  // sessions end on its threads: after this, nothing touches the node
-  server->reset();
   logger.Log(LogLevel::kInfo, "stopped");
   return 0;
 }

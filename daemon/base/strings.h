@@ -57,6 +57,10 @@ std::string Concat(const Parts&... parts) {
   return out;
 }
 
+// A peer's text in quotes, for a message: its first bytes where it is long, so that nobody makes us
+// send back megabytes.
+std::string Quoted(std::string_view text);
+
 // `text` without the ASCII white space at its ends.
 constexpr std::string_view Trim(std::string_view text) {
   constexpr std::string_view kSpace = " \t\r\n\v\f";

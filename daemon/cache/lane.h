@@ -2,6 +2,7 @@
 // snapshot that shows them to readers. Guarded by the sequence's lock.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -20,12 +21,24 @@ struct HeldSegment {
 struct Lane {
   std::vector<HeldSegment> segments;
   // True where the last segment is this lane's alone and may still be appended to. A fork freezes
-  // it for both.
+  // it for both, a truncation in its middle for this lane.
   bool open = false;
+  // Of the last truncation: true once nobody reads what it cut off any more.
+  std::shared_ptr<const std::atomic<bool>> cut_drained;
   std::uint64_t entries = 0;     // in all segments
   std::uint64_t tail_start = 0;  // the first token not in a segment
   pool::Block snapshot;          // published; invalid while the lane holds nothing
   std::uint64_t generation = 0;
+
+  // Whether a frozen last segment may be appended to again: nobody else holds it (a fork has gone,
+  // and its readers with it), and no reader sees rows beyond what this lane shows.
+  bool MayReopen() const {
+    if (segments.empty() || segments.back().segment.use_count() != 1) return false;
+    // A count alone orders nothing: releasing a copy sees all that earlier holders did.
+    std::shared_ptr<Segment>(segments.back().segment).reset();
+    const HeldSegment& last = segments.back();
+    return last.entries == last.segment->filled() || (cut_drained != nullptr && *cut_drained);
+  }
 
   std::uint64_t tile_bytes() const {
     std::uint64_t bytes = 0;

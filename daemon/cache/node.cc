@@ -62,7 +62,14 @@ Tenant* Node::TenantByName(std::string_view name) const {
   return it == tenants_.end() ? nullptr : it->get();
 }
 
-absl::Status Node::AdmitSession() {
+absl::Status Node::AdmitSession(const Tenant& tenant) {
+  const std::size_t others = tenants_.size() - 1;
+  const std::size_t most = options_.max_sessions > others ? options_.max_sessions - others : 1;
+  if (const std::size_t held = tenant.session_count(); held >= most) {
+    return absl::ResourceExhaustedError(Concat("tenant ", tenant.name(), " has ", held,
+                                               " sessions; the limit is ", most, ", of ",
+                                               options_.max_sessions, " on this node"));
+  }
   const std::uint32_t before = sessions_.fetch_add(1, std::memory_order_relaxed);
   if (before < options_.max_sessions) return absl::OkStatus();
   sessions_.fetch_sub(1, std::memory_order_relaxed);

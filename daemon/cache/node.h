@@ -44,8 +44,9 @@ class Node {
   Tenant* TenantOf(std::uint64_t id) const;
   Tenant* TenantByName(std::string_view name) const;
 
-  // RESOURCE_EXHAUSTED beyond max_sessions, of all tenants together.
-  absl::Status AdmitSession();
+  // RESOURCE_EXHAUSTED beyond max_sessions, of all tenants together; one place is kept for each
+  // other tenant.
+  absl::Status AdmitSession(const Tenant& tenant);
   void SessionEnded();
   std::uint32_t sessions() const { return sessions_.load(std::memory_order_relaxed); }
 

@@ -27,6 +27,9 @@ class Segment {
   kernels::DenseTile tile() const { return tile_; }
   std::uint64_t first_position() const { return first_position_; }
   std::uint64_t table_offset() const { return table_.offset(); }
+  // Rows [0, filled) hold what some lane has shown, or shows.
+  std::uint32_t filled() const { return filled_; }
+  void set_filled(std::uint32_t entries) { filled_ = entries; }
   std::uint64_t tile_bytes() const { return tiles_.size() * tile_.bytes(); }
   std::size_t tiles() const { return tiles_.size(); }
 
@@ -50,6 +53,7 @@ class Segment {
  private:
   const kernels::DenseTile tile_;
   const std::uint64_t first_position_;
+  std::uint32_t filled_ = 0;
   std::vector<pool::Block> tiles_;
   pool::Block table_;
 };

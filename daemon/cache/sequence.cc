@@ -159,8 +159,10 @@ absl::StatusOr<std::vector<pool::Block>> Sequence::ReserveSnapshots(std::size_t 
 // anew. Under the dense strategy entry e of a lane is token e.
 void Sequence::CutLanes(std::uint64_t tokens, std::vector<pool::Block> snapshots) {
   Replaced replaced;
+  const auto drained = std::make_shared<std::atomic<bool>>(false);
   for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
     Lane& lane = lanes_[i];
+    if (lane.entries > tokens) lane.cut_drained = drained;
     while (lane.entries > tokens) {
       HeldSegment& last = lane.segments.back();
       const std::uint64_t before = lane.entries - last.entries;
@@ -177,7 +179,7 @@ void Sequence::CutLanes(std::uint64_t tokens, std::vector<pool::Block> snapshots
     lane.tail_start = std::min(lane.tail_start, tokens);
     PublishLane(i, std::move(snapshots[i]), replaced);
   }
-  FinishPublication(std::move(replaced));
+  FinishPublication(std::move(replaced), [drained] { drained->store(true); });
 }
 
 void Sequence::Free() {

@@ -183,6 +183,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::uint64_t TokensInSegments() const TESSERA_REQUIRES(mutex_);
 
   // sequence_append.cc
+  absl::Status CheckFirstToken(const AppendSpan& span, std::uint64_t committed)
+      TESSERA_REQUIRES(mutex_);
   absl::Status AppendLocked(const AppendSpan& span, const RowSource& rows, Replaced& replaced)
       TESSERA_REQUIRES(mutex_);
   absl::StatusOr<LanePlan> Plan(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t tokens)

@@ -22,20 +22,33 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const Row
   if (absl::Status status = Usable(); !status.ok()) return status;
   TESSERA_CHECK(span.layers > 0 && span.first_layer + span.layers <= model_->layers(),
                 "the caller checked the layers");
-  if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
+  // Before the tail is closed: a refused append leaves the sequence decoding.
+  absl::StatusOr<std::uint64_t> committed = CommittedLocked();
+  if (!committed.ok()) return committed.status();
+  absl::Status status = CheckFirstToken(span, *committed);
+  if (status.ok()) status = CloseTailLocked();
+  // Once more: its worker may have committed tokens meanwhile.
+  if (status.ok()) status = CheckFirstToken(span, TokensInSegments());
+  Replaced replaced;
+  if (status.ok()) status = AppendLocked(span, rows, replaced);
+  if (!status.ok()) return status;
+  FinishPublication(std::move(replaced));
+  memory_.counters->tokens_appended.fetch_add(span.first_layer == 0 ? span.tokens : 0,
+                                              std::memory_order_relaxed);
+  return TokensInSegments();
+}
+
+// `committed`: tokens that every layer holds, the tail's included.
+absl::Status Sequence::CheckFirstToken(const AppendSpan& span, std::uint64_t committed) {
   for (std::uint32_t layer = span.first_layer; layer < span.first_layer + span.layers; ++layer) {
-    const std::uint64_t held = lanes_[model_->layout().lane(layer, 0)].tail_start;
+    const std::uint64_t held =
+        std::max(committed, lanes_[model_->layout().lane(layer, 0)].tail_start);
     if (held != span.first_token) {
       return absl::OutOfRangeError(Concat("first_token is ", span.first_token, "; layer ", layer,
                                           " of ", id_.ToString(), " holds ", held, " tokens"));
     }
   }
-  Replaced replaced;
-  if (absl::Status status = AppendLocked(span, rows, replaced); !status.ok()) return status;
-  FinishPublication(std::move(replaced));
-  memory_.counters->tokens_appended.fetch_add(span.first_layer == 0 ? span.tokens : 0,
-                                              std::memory_order_relaxed);
-  return TokensInSegments();
+  return absl::OkStatus();
 }
 
 absl::Status Sequence::AppendLocked(const AppendSpan& span, const RowSource& rows,
@@ -57,9 +70,10 @@ absl::StatusOr<Sequence::LanePlan> Sequence::Plan(std::uint32_t layer, std::uint
                                                   std::uint64_t tokens) {
   LanePlan plan = {
       .lane = model_->layout().lane(layer, kv_head), .layer = layer, .kv_head = kv_head};
-  const Lane& lane = lanes_[plan.lane];
+  Lane& lane = lanes_[plan.lane];
   std::uint64_t position = lane.tail_start;
   std::size_t segments = lane.segments.size();
+  lane.open = lane.open || lane.MayReopen();
   if (lane.open && lane.segments.back().entries < kMaxSegmentEntries) {
     const HeldSegment& last = lane.segments.back();
     const std::uint32_t count = static_cast<std::uint32_t>(
@@ -177,6 +191,7 @@ void Sequence::Commit(LanePlan& plan, std::uint64_t tokens, Replaced& replaced) 
   for (Growth& growth : plan.growths) {
     memory_.counters->tiles_written.fetch_add(growth.tiles.size(), std::memory_order_relaxed);
     pool::Block old = growth.segment->AddTiles(std::move(growth.tiles), std::move(growth.table));
+    growth.segment->set_filled(growth.first_entry + growth.count);
     if (old.valid()) replaced.blocks.push_back(std::move(old));
     if (growth.fresh) {
       lane.segments.push_back({std::move(growth.segment), growth.count});

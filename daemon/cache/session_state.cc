@@ -1,5 +1,6 @@
 #include "daemon/cache/session_state.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -64,13 +65,16 @@ bool SessionState::mapped() const {
 }
 
 absl::StatusOr<const Staging*> SessionState::staging() {
-  MutexLock lock(mutex_);
-  if (staging_ == nullptr) {
-    absl::StatusOr<std::unique_ptr<Staging>> created =
-        Staging::Create(*options_.device, options_.staging_bytes, *options_.node, *options_.tenant);
-    if (!created.ok()) return created.status();
-    staging_ = *std::move(created);
+  {
+    MutexLock lock(mutex_);
+    if (staging_ != nullptr) return staging_.get();
   }
+  // Not under the lock: making gigabytes takes a second, and others only want to look.
+  absl::StatusOr<std::unique_ptr<Staging>> created =
+      Staging::Create(*options_.device, options_.staging_bytes, *options_.node, *options_.tenant);
+  if (!created.ok()) return created.status();
+  MutexLock lock(mutex_);
+  if (staging_ == nullptr) staging_ = *std::move(created);
   return staging_.get();
 }
 
@@ -125,7 +129,8 @@ std::uint64_t SessionState::TakeRingFullWaits() {
   const std::uint64_t now = control_->page().ring_full_waits.load(std::memory_order_relaxed);
   MutexLock lock(mutex_);
   const std::uint64_t before = std::exchange(ring_full_waits_, now);
-  return now > before ? now - before : 0;
+  constexpr std::uint64_t kMostAtOnce = 1 << 20;  // more than any worker waits between two looks
+  return now > before ? std::min(now - before, kMostAtOnce) : 0;
 }
 
 }  // namespace tessera::cache

@@ -39,10 +39,15 @@ absl::StatusOr<TailMemory::Extent> TailMemory::NewExtent(std::uint64_t region_by
   extent.memory = *std::move(memory);
   extent.node_charge = *std::move(node);
   extent.tenant_charge = *std::move(tenant);
-  extent.region_bytes = region_bytes;
-  extent.regions = static_cast<std::uint32_t>(bytes / region_bytes);
-  for (std::uint32_t i = extent.regions; i-- > 0;) extent.free.push_back(i);
+  extent.Cut(region_bytes);
   return extent;
+}
+
+void TailMemory::Extent::Cut(std::uint64_t bytes) {
+  region_bytes = bytes;
+  regions = static_cast<std::uint32_t>(memory->bytes() / bytes);
+  free.clear();
+  for (std::uint32_t i = regions; i-- > 0;) free.push_back(i);
 }
 
 absl::StatusOr<TailRegion> TailMemory::Allocate(std::uint64_t bytes) {
@@ -50,6 +55,13 @@ absl::StatusOr<TailRegion> TailMemory::Allocate(std::uint64_t bytes) {
   auto it = std::find_if(extents_.begin(), extents_.end(), [&](const Extent& extent) {
     return extent.present() && extent.region_bytes == bytes && !extent.free.empty();
   });
+  if (it == extents_.end()) {
+    // One that idles and is large enough is cut anew: another model's rings were in it.
+    it = std::find_if(extents_.begin(), extents_.end(), [&](const Extent& extent) {
+      return extent.idle() && extent.memory->bytes() >= bytes;
+    });
+    if (it != extents_.end()) it->Cut(bytes);
+  }
   if (it == extents_.end()) {
     absl::StatusOr<Extent> extent = NewExtent(bytes);
     if (!extent.ok()) return extent.status();

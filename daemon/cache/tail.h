@@ -73,6 +73,7 @@ class TailMemory : public std::enable_shared_from_this<TailMemory> {
     std::uint64_t region_bytes = 0;
     std::uint32_t regions = 0;
     std::vector<std::uint32_t> free;
+    void Cut(std::uint64_t bytes);
     bool present() const { return memory != nullptr; }
     bool idle() const { return present() && free.size() == regions; }
   };

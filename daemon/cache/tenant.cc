@@ -17,6 +17,16 @@ constexpr std::uint32_t kOwnReaderSlots = 256;
 constexpr std::uint32_t kDirectoryExtents = 4096;
 static_assert(kDirectoryExtents <= shm::kMaxDirectoryExtents);
 
+// What a tenant may hold of the node: its hard limit in whole extents, and slack for what is not
+// full yet (an extent of the pool, a few of the directory, where each size class has slabs of its
+// own). Without this bound fragments, which no object is charged for, could grow into other
+// tenants' memory.
+std::uint64_t HeldLimit(const Tenant::Options& options) {
+  if (options.hard_limit_bytes == 0) return 0;
+  return device::RoundUp(options.hard_limit_bytes, options.pool_extent_bytes) +
+         options.pool_extent_bytes + 4 * options.directory_extent_bytes;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
@@ -25,7 +35,7 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
       Directory::Create({.extent_bytes = options.directory_extent_bytes,
                          .limit_bytes = options.directory_extent_bytes * kDirectoryExtents,
                          .instance = options.instance,
-                         .node = options.node,
+                         .node = &tenant->held_,
                          .tenant = &tenant->account_,
                          .source = options.directory_memory,
                          .on_extent_gone = options.on_attention});
@@ -34,7 +44,7 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
   absl::StatusOr<std::unique_ptr<pool::Pool>> pool = pool::Pool::Create(
       {.arena = {.extent_bytes = options.pool_extent_bytes,
                  .limit_bytes = options.pool_limit_bytes,
-                 .node = options.node,
+                 .node = &tenant->held_,
                  .tag = pool::MemoryTag::kPoolExtents,
                  .source = &options.device->pool_memory()},
        .slab_bytes = kPoolSlabBytes,
@@ -58,6 +68,7 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
 Tenant::Tenant(const Options& options)
     : options_(options),
       account_(Concat("tenant ", options.name), options.hard_limit_bytes),
+      held_(Concat("tenant ", options.name, ", extents and all"), HeldLimit(options), options.node),
       own_slots_(new shm::ReaderSlot[kOwnReaderSlots]()) {
   own_pins_ = std::make_shared<pool::PinSource>(
       pool::PinSource{own_slots_.get(), kOwnReaderSlots, /*revocable=*/false});
@@ -89,7 +100,7 @@ absl::StatusOr<std::shared_ptr<SessionState>> Tenant::OpenSession(const NewSessi
                             .staging_bytes = options_.staging_bytes,
                             .tail_extent_bytes = options_.tail_extent_bytes,
                             .device = options_.device,
-                            .node = options_.node,
+                            .node = &held_,
                             .tenant = &account_,
                             .attached = options_.clock->Now()});
   if (!session.ok()) return session.status();
@@ -111,6 +122,10 @@ void Tenant::EndSession(SessionId id) {
   // Pins first: what the sequences give back need not wait for a reader that is gone.
   epochs_->RemoveSource(session->pins().get());
   for (SequenceId sequence : session->Owned()) (void)FreeIfOwned(sequence, id);
+  {
+    MutexLock lock(mutex_);
+    for (auto& [model_id, model] : models_) model.users.erase(id);
+  }
   counters_.tail_full_waits.fetch_add(session->TakeRingFullWaits(), std::memory_order_relaxed);
 }
 
@@ -125,6 +140,11 @@ absl::StatusOr<std::shared_ptr<SessionState>> Tenant::FindSession(SessionId id,
   return it->second;
 }
 
+std::size_t Tenant::session_count() const {
+  MutexLock lock(mutex_);
+  return sessions_.size();
+}
+
 std::vector<std::shared_ptr<SessionState>> Tenant::Sessions() const {
   std::vector<std::shared_ptr<SessionState>> sessions;
   MutexLock lock(mutex_);
@@ -134,24 +154,35 @@ std::vector<std::shared_ptr<SessionState>> Tenant::Sessions() const {
 
 // ---- models
 
-absl::StatusOr<std::shared_ptr<const Model>> Tenant::RegisterModel(ModelSpec spec) {
+absl::StatusOr<std::shared_ptr<const Model>> Tenant::RegisterModel(ModelSpec spec,
+                                                                   SessionId session) {
   absl::StatusOr<Model> model =
       Model::Create(ModelId(NextId()), std::move(spec), options_.ring_tiles);
   if (!model.ok()) return model.status();
   MutexLock lock(mutex_);
-  for (const auto& [id, known] : models_) {
-    if (known->spec().name != model->spec().name) continue;
-    if (known->spec() == model->spec()) return known;
-    return absl::AlreadyExistsError(
-        Concat("model \"", known->spec().name,
-               "\" is registered with another geometry; choose another name"));
+  for (auto& [id, known] : models_) {
+    if (known.model->spec().name != model->spec().name) continue;
+    if (known.model->spec() == model->spec()) {
+      known.users.insert(session);
+      return known.model;
+    }
+    if (known.InUse()) {
+      return absl::AlreadyExistsError(
+          Concat("model \"", known.model->spec().name,
+                 "\" is registered with another geometry; choose another name"));
+    }
   }
+  // What no session and no sequence uses any more makes room, and gives its name away.
+  absl::erase_if(models_, [&](const auto& entry) {
+    return !entry.second.InUse() && (models_.size() >= options_.max_models ||
+                                     entry.second.model->spec().name == model->spec().name);
+  });
   if (models_.size() >= options_.max_models) {
     return absl::ResourceExhaustedError(Concat("tenant ", name(), " has ", models_.size(),
                                                " models; the limit is ", options_.max_models));
   }
   auto shared = std::make_shared<const Model>(*std::move(model));
-  models_[shared->id()] = shared;
+  models_[shared->id()] = {.model = shared, .users = {session}};
   return shared;
 }
 
@@ -159,7 +190,7 @@ absl::StatusOr<std::shared_ptr<const Model>> Tenant::FindModel(ModelId id) const
   MutexLock lock(mutex_);
   const auto it = models_.find(id);
   if (it == models_.end()) return absl::NotFoundError(Concat("no ", id.ToString()));
-  return it->second;
+  return it->second.model;
 }
 
 // ---- sequences
@@ -273,38 +304,47 @@ std::size_t Tenant::sequence_count() const {
 
 // ---- tails
 
-absl::StatusOr<std::vector<Tenant::TailPlace>> Tenant::OpenTails(
-    SessionState& session, const std::vector<SequenceId>& ids) {
-  std::vector<TailPlace> places;
-  absl::Status failed = absl::OkStatus();
+// All of them, or the first that cannot be served.
+absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> Tenant::FindAllOwned(
+    const SessionState& session, const std::vector<SequenceId>& ids) const {
+  std::vector<std::shared_ptr<Sequence>> sequences;
   for (SequenceId id : ids) {
     absl::StatusOr<std::shared_ptr<Sequence>> sequence = FindOwned(session, id);
-    if (!sequence.ok()) {
-      failed = sequence.status();
-      break;
-    }
-    absl::StatusOr<Sequence::OpenedTail> tail =
-        (*sequence)->OpenTail(session.tails(), *session.control());
-    if (!tail.ok()) {
-      failed = tail.status();
-      break;
-    }
-    session.AddDecoding(*sequence);
-    places.push_back({id, *tail});
+    if (!sequence.ok()) return sequence.status();
+    sequences.push_back(*std::move(sequence));
   }
-  if (failed.ok()) return places;
-  for (const TailPlace& place : places) (void)CloseTails(session, {place.sequence});
-  return failed;
+  return sequences;
+}
+
+absl::StatusOr<std::vector<Tenant::TailPlace>> Tenant::OpenTails(
+    SessionState& session, const std::vector<SequenceId>& ids) {
+  absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> sequences = FindAllOwned(session, ids);
+  if (!sequences.ok()) return sequences.status();
+  std::vector<TailPlace> places;
+  std::vector<std::shared_ptr<Sequence>> woken;  // those that did not decode before
+  for (const std::shared_ptr<Sequence>& sequence : *sequences) {
+    const bool decoded = sequence->decoding();
+    absl::StatusOr<Sequence::OpenedTail> tail =
+        sequence->OpenTail(session.tails(), *session.control());
+    if (!tail.ok()) {
+      for (const std::shared_ptr<Sequence>& opened : woken) (void)opened->CloseTail();
+      return tail.status();
+    }
+    session.AddDecoding(sequence);
+    if (!decoded) woken.push_back(sequence);
+    places.push_back({sequence->id(), *tail});
+  }
+  return places;
 }
 
 absl::StatusOr<std::vector<std::uint64_t>> Tenant::CloseTails(SessionState& session,
                                                               const std::vector<SequenceId>& ids) {
+  absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> sequences = FindAllOwned(session, ids);
+  if (!sequences.ok()) return sequences.status();
   std::vector<std::uint64_t> tokens;
-  for (SequenceId id : ids) {
-    absl::StatusOr<std::shared_ptr<Sequence>> sequence = FindOwned(session, id);
-    if (!sequence.ok()) return sequence.status();
-    if (absl::Status status = (*sequence)->CloseTail(); !status.ok()) return status;
-    tokens.push_back((*sequence)->Describe(/*lanes=*/false).tokens);
+  for (const std::shared_ptr<Sequence>& sequence : *sequences) {
+    if (absl::Status status = sequence->CloseTail(); !status.ok()) return status;
+    tokens.push_back(sequence->Describe(/*lanes=*/false).tokens);
   }
   return tokens;
 }

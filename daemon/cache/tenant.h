@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/ids.h"
@@ -72,9 +73,11 @@ class Tenant {
   absl::StatusOr<std::shared_ptr<SessionState>> FindSession(SessionId id,
                                                             std::uint64_t secret) const;
   std::vector<std::shared_ptr<SessionState>> Sessions() const;
+  std::size_t session_count() const;
 
   // ---- models
-  absl::StatusOr<std::shared_ptr<const Model>> RegisterModel(ModelSpec spec);
+  // Kept while the session lives, or a sequence is of it, or nobody needs its place.
+  absl::StatusOr<std::shared_ptr<const Model>> RegisterModel(ModelSpec spec, SessionId session);
   absl::StatusOr<std::shared_ptr<const Model>> FindModel(ModelId id) const;
 
   // ---- sequences
@@ -87,14 +90,16 @@ class Tenant {
   std::vector<std::shared_ptr<Sequence>> Sequences() const;
   std::size_t sequence_count() const;
 
-  // All or none of them get tail rings of `session`, which must own them.
+  // All or none of them get tail rings of `session`, which must own them. Where the memory for one
+  // is missing, those that decoded before go on in the rings that they have then.
   struct TailPlace {
     SequenceId sequence;
     Sequence::OpenedTail tail;
   };
   absl::StatusOr<std::vector<TailPlace>> OpenTails(SessionState& session,
                                                    const std::vector<SequenceId>& ids);
-  // Returns the tokens each sequence holds then. Stops at the first that cannot be closed.
+  // Returns the tokens each sequence holds then. Stops at the first that cannot be closed, for lack
+  // of memory.
   absl::StatusOr<std::vector<std::uint64_t>> CloseTails(SessionState& session,
                                                         const std::vector<SequenceId>& ids);
 
@@ -112,15 +117,23 @@ class Tenant {
   };
 
  private:
+  struct Registered {
+    std::shared_ptr<const Model> model;
+    absl::flat_hash_set<SessionId> users;  // sessions that live and have registered it
+    bool InUse() const { return !users.empty() || model.use_count() > 1; }
+  };
   explicit Tenant(const Options& options);
   std::uint64_t NextId();
   absl::Status AdmitSequence(const std::shared_ptr<Sequence>& sequence, SessionState& session);
   absl::Status FreeIfOwned(SequenceId id, SessionId owner);
   absl::StatusOr<std::shared_ptr<Sequence>> FindOwned(const SessionState& session,
                                                       SequenceId id) const;
+  absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> FindAllOwned(
+      const SessionState& session, const std::vector<SequenceId>& ids) const;
 
   const Options options_;
-  pool::Account account_;
+  pool::Account account_;  // objects, by the hard limit
+  pool::Account held_;     // physical memory, passed on to the node
   TenantCounters counters_;
   std::unique_ptr<Directory> directory_;
   std::unique_ptr<pool::Pool> pool_;
@@ -133,7 +146,7 @@ class Tenant {
   mutable Mutex mutex_;
   absl::flat_hash_map<SessionId, std::shared_ptr<SessionState>> sessions_
       TESSERA_GUARDED_BY(mutex_);
-  absl::flat_hash_map<ModelId, std::shared_ptr<const Model>> models_ TESSERA_GUARDED_BY(mutex_);
+  absl::flat_hash_map<ModelId, Registered> models_ TESSERA_GUARDED_BY(mutex_);
   absl::flat_hash_map<SequenceId, std::shared_ptr<Sequence>> sequences_ TESSERA_GUARDED_BY(mutex_);
 };
 

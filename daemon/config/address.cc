@@ -89,8 +89,19 @@ absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text) {
   if (path.starts_with("//")) path.remove_prefix(2);  // unix:///run/x is unix:/run/x
   if (path.empty()) return BadAddress(text, "the path is missing");
   if (path.size() > kMaxUnixPath) {
-    return BadAddress(
-        text, Concat("the path has ", path.size(), " bytes, the system's limit is ", kMaxUnixPath));
+    return BadAddress(text, Concat("the path has ", path.size(), " bytes; the limit is ",
+                                   kMaxUnixPath, ", the system's less the \"", kDescriptorSuffix,
+                                   "\" of the socket beside it"));
+  }
+  // One daemon's socket must not be what stands beside another's.
+  for (const std::string_view suffix : {kDescriptorSuffix, kLockSuffix}) {
+    if (path.ends_with(suffix)) {
+      return BadAddress(text, Concat("a path that ends in ", suffix,
+                                     " is that of the file beside another socket"));
+    }
+  }
+  if (path.find('%') != std::string_view::npos) {
+    return BadAddress(text, "the path has a % in it, which gRPC would decode");
   }
   if (path.find('\0') != std::string_view::npos) {
     return BadAddress(text, "the path has a zero byte in it");

@@ -31,8 +31,13 @@ struct ListenAddress {
   friend bool operator==(const ListenAddress&, const ListenAddress&) = default;
 };
 
-// Bytes of a Unix socket's path, the ending zero not counted (sun_path, see unix(7)).
-inline constexpr std::size_t kMaxUnixPath = 107;
+// What stands beside a Unix socket: the descriptor socket PATH.fd and the lock file PATH.lock.
+inline constexpr std::string_view kDescriptorSuffix = ".fd";
+inline constexpr std::string_view kLockSuffix = ".lock";
+
+// Bytes of a Unix socket's path, the ending zero not counted (sun_path, see unix(7)), so that the
+// descriptor socket's path is none too long either.
+inline constexpr std::size_t kMaxUnixPath = 107 - kDescriptorSuffix.size();
 
 // INVALID_ARGUMENT names the text and what is wrong with it.
 absl::StatusOr<HostPort> ParseHostPort(std::string_view text);

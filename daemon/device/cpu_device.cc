@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 #include "daemon/platform/memfd.h"
 
@@ -11,20 +10,33 @@ namespace tessera::device {
 
 namespace {
 
-// Scratch of the calling thread; grows to the largest batch it has seen.
-std::span<std::byte> Workspace(std::size_t bytes) {
+// Scratch of one thread: kept while it is small, so that steady calls allocate nothing.
+class Workspace {
+ public:
+  // Empty where there is no memory.
+  std::span<std::byte> Take(std::size_t bytes) {
+    if (capacity_ >= bytes) return {data_.get(), capacity_};
+    const std::size_t rounded = (bytes + 63) / 64 * 64;
+    capacity_ = 0;
+    data_.reset(static_cast<std::byte*>(std::aligned_alloc(64, rounded)));
+    if (data_ == nullptr) return {};
+    capacity_ = rounded;
+    return {data_.get(), capacity_};
+  }
+  void Return() {
+    if (capacity_ <= kKept) return;
+    data_ = nullptr;
+    capacity_ = 0;
+  }
+
+ private:
+  static constexpr std::size_t kKept = 16 << 20;
   struct Free {
     void operator()(std::byte* data) const { std::free(data); }
   };
-  thread_local std::unique_ptr<std::byte[], Free> data;
-  thread_local std::size_t capacity = 0;
-  if (capacity < bytes) {
-    capacity = (bytes + 63) / 64 * 64;
-    data.reset(static_cast<std::byte*>(std::aligned_alloc(64, capacity)));
-    TESSERA_CHECK(data != nullptr, Concat("no memory for ", capacity, " bytes"));
-  }
-  return {data.get(), capacity};
-}
+  std::unique_ptr<std::byte[], Free> data_;
+  std::size_t capacity_ = 0;
+};
 
 void CopyRows(const std::byte* from, std::uint64_t stride, std::uint32_t rows,
               std::uint32_t row_bytes, std::byte* to) {
@@ -82,9 +94,16 @@ absl::Status CpuDevice::Read(std::byte* to, const std::byte* from, std::uint64_t
 
 absl::StatusOr<std::string_view> CpuDevice::Attend(const kernels::AttendBatch& batch,
                                                    const PoolView&) {
+  thread_local Workspace workspace;
+  const std::size_t needed = kernels::AttendWorkspaceBytes(batch);
+  const std::span<std::byte> scratch = workspace.Take(needed);
+  if (scratch.size() < needed) {
+    return absl::ResourceExhaustedError(
+        Concat("attention needs ", needed, " bytes of scratch, and there is no memory for them"));
+  }
   kernels::InlineExecutor executor;
-  const kernels::AttendResult result =
-      kernels::Attend(kernels_, batch, Workspace(kernels::AttendWorkspaceBytes(batch)), executor);
+  const kernels::AttendResult result = kernels::Attend(kernels_, batch, scratch, executor);
+  workspace.Return();
   if (result.status == kernels::AttendStatus::kOk) return result.implementation;
   return absl::InternalError(Concat("attention stopped with code ", static_cast<int>(result.status),
                                     " at item ", result.item));

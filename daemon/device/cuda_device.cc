@@ -395,27 +395,9 @@ class AttendLayout {
       row += item.queries;
     }
     writer.BeginLayer(batch_.geometry.kv_heads, batch_.geometry.type);
-    for (const kernels::AttendItem& item : batch_.items) AddLane(*item.lane, writer);
+    for (const kernels::AttendItem& item : batch_.items) writer.AddLane(*item.lane);
     limits_.works = writer.max_works();
     return writer.Finish();
-  }
-
-  void AddLane(const kernels::LaneView& lane, cuda::StepWriter& writer) {
-    segments_.clear();
-    for (std::uint32_t i = 0; i < lane.segment_count; ++i) {
-      const kernels::SegmentView& segment = lane.segments[i];
-      segments_.push_back({.tile_table = AddressOf(segment.tile_offsets) - AddressOf(segment.arena),
-                           .first_position = segment.first_position,
-                           .entries = segment.entries,
-                           .format = segment.format});
-    }
-    cuda::TailSpec tail;
-    if (lane.tail.end > lane.tail.begin) {
-      tail = {.ring = AddressOf(lane.tail.ring),
-              .ring_tiles = lane.tail.ring_tiles,
-              .begin = lane.tail.begin};
-    }
-    writer.AddLane(segments_, tail);
   }
 
   const kernels::AttendBatch& batch_;
@@ -423,7 +405,6 @@ class AttendLayout {
   cuda::StepLimits limits_;
   std::uint64_t rows_ = 0;
   std::uint64_t sinks_at_, step_at_, queries_at_, outputs_at_, lse_at_, bytes_;
-  std::vector<cuda::SegmentSpec> segments_;
 };
 
 }  // namespace

@@ -63,7 +63,8 @@ class Exposer::Impl {
  public:
   Impl(const std::string& address, const Metrics& metrics)
       : collectable_(std::make_shared<AllMetricsCollectable>(metrics)),
-        server_({"listening_ports", address, "num_threads", "2"}) {
+        // A peer that sends half a request, or does not read its answer, holds a thread so long.
+        server_({"listening_ports", address, "num_threads", "4", "request_timeout_ms", "2000"}) {
     server_.RegisterCollectable(collectable_, "/metrics");
   }
 

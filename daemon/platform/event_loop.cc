@@ -61,6 +61,18 @@ void EventLoop::Unwatch(int fd) {
   tokens_.erase(it);
 }
 
+void EventLoop::AwaitData(int fd) { Await(fd, EPOLLIN); }
+void EventLoop::AwaitRoom(int fd) { Await(fd, EPOLLOUT); }
+
+void EventLoop::Await(int fd, std::uint32_t events) {
+  const auto it = tokens_.find(fd);
+  if (it == tokens_.end()) return;
+  epoll_event event{};
+  event.events = events | EPOLLRDHUP;
+  event.data.u64 = it->second;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
+}
+
 void EventLoop::RunOnce(std::optional<absl::Duration> timeout) {
   int wait_ms = -1;
   if (timeout.has_value()) {
@@ -74,6 +86,7 @@ void EventLoop::RunOnce(std::optional<absl::Duration> timeout) {
     if (it == watched_.end()) continue;  // unwatched by an earlier handler of this round
     const std::shared_ptr<Watched> watched = it->second;
     watched->handler({.readable = (events[i].events & EPOLLIN) != 0,
+                      .writable = (events[i].events & EPOLLOUT) != 0,
                       .hung_up = (events[i].events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0});
   }
 }

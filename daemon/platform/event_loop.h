@@ -33,6 +33,7 @@ class EventLoop {
  public:
   struct Ready {
     bool readable = false;
+    bool writable = false;
     bool hung_up = false;  // the peer is gone
   };
   using Handler = std::function<void(Ready)>;
@@ -42,11 +43,16 @@ class EventLoop {
   // Called on the loop's thread only. The handler may add and remove watches, its own included.
   absl::Status Watch(int fd, Handler handler);
   void Unwatch(int fd);
+  // What a watched descriptor is called for beside its peer's end: data to read, as it is at first,
+  // or room to write.
+  void AwaitData(int fd);
+  void AwaitRoom(int fd);
 
   // Waits for at most `timeout` (infinite where none), then calls the handlers that are due.
   void RunOnce(std::optional<absl::Duration> timeout);
 
  private:
+  void Await(int fd, std::uint32_t events);
   explicit EventLoop(Fd epoll) : epoll_(std::move(epoll)) {}
   // Events carry a token, not the descriptor: a number closed and reused within one round must not
   // receive its predecessor's event.

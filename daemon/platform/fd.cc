@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -21,6 +22,11 @@ absl::Status ErrnoStatus(std::string_view what) {
   return absl::ErrnoToStatus(error, absl::string_view(what.data(), what.size()));
 }
 
+bool IsShortage(int error) {
+  return error == EMFILE || error == ENFILE || error == ETOOMANYREFS || error == ENOBUFS ||
+         error == ENOMEM;
+}
+
 absl::Status DuplicateFd(int fd, Fd* duplicate) {
   *duplicate = Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   return duplicate->valid() ? absl::OkStatus() : ErrnoStatus(Concat("duplicate of fd ", fd));
@@ -35,6 +41,13 @@ int CountOpenFds() {
   }
   ::closedir(dir);
   return count - 1;  // the one that listed them
+}
+
+std::uint64_t RaiseFdLimit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  const rlimit raised = {.rlim_cur = limit.rlim_max, .rlim_max = limit.rlim_max};
+  return ::setrlimit(RLIMIT_NOFILE, &raised) == 0 ? raised.rlim_cur : limit.rlim_cur;
 }
 
 }  // namespace tessera

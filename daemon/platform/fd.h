@@ -1,6 +1,7 @@
 // An owned file descriptor, and the error text of a failed system call.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 #include <utility>
 
@@ -36,10 +37,16 @@ class Fd {
 // errno as a Status, e.g. "mmap of 4096 bytes: Cannot allocate memory". Reads errno at once.
 absl::Status ErrnoStatus(std::string_view what);
 
+// Whether errno says that this process or the system is short of descriptors or memory.
+bool IsShortage(int error);
+
 // A second descriptor of the same open file.
 absl::Status DuplicateFd(int fd, Fd* duplicate);
 
 // Descriptors open in this process; for tests and metrics.
 int CountOpenFds();
+
+// Lets this process open as many descriptors as it may (RLIMIT_NOFILE). Returns how many that is.
+std::uint64_t RaiseFdLimit();
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #include "daemon/platform/unix_socket.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -74,7 +75,10 @@ absl::Status SendMessage(int socket, std::span<const std::byte> bytes, int fd) {
     const ssize_t n = ::sendmsg(socket, &message, MSG_NOSIGNAL);
     if (n < 0) {
       if (errno == EINTR) continue;
-      return absl::UnavailableError(ErrnoStatus("sending a descriptor message").message());
+      const bool shortage = sent == 0 && IsShortage(errno);
+      const absl::Status why = ErrnoStatus("sending a descriptor message");
+      return shortage ? absl::ResourceExhaustedError(why.message())
+                      : absl::UnavailableError(why.message());
     }
     sent += static_cast<std::size_t>(n);
   }
@@ -112,6 +116,11 @@ absl::Status ReceiveMessage(int socket, std::span<std::byte> bytes, Fd* fd) {
     received += static_cast<std::size_t>(n);
   }
   return absl::OkStatus();
+}
+
+bool HasRoom(int socket) {
+  pollfd poll = {socket, POLLOUT, 0};
+  return ::poll(&poll, 1, 0) == 1 && (poll.revents & POLLOUT) != 0;
 }
 
 absl::StatusOr<PeerCredentials> PeerOf(int socket) {

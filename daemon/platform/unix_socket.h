@@ -18,11 +18,16 @@ absl::StatusOr<Fd> ListenUnix(const std::string& path, unsigned mode, bool non_b
 absl::StatusOr<Fd> ConnectUnix(const std::string& path);
 
 // Sends all of `bytes`, with `fd` attached where it is >= 0. Never raises SIGPIPE.
+// RESOURCE_EXHAUSTED where this process or the system has too many descriptors open or under way:
+// nothing was sent then. Else UNAVAILABLE.
 absl::Status SendMessage(int socket, std::span<const std::byte> bytes, int fd = -1);
 
 // Receives exactly bytes.size() bytes; blocks. A peer that closes first gives UNAVAILABLE. At most
 // one descriptor is taken, close-on-exec; any others are closed.
 absl::Status ReceiveMessage(int socket, std::span<std::byte> bytes, Fd* fd = nullptr);
+
+// Whether the peer has read most of what was sent to it.
+bool HasRoom(int socket);
 
 struct PeerCredentials {
   std::int64_t pid;  // 0 across PID namespaces: good for logs, never for trust

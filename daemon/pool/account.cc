@@ -30,6 +30,11 @@ std::string_view TagName(MemoryTag tag) {
 }
 
 absl::StatusOr<Charge> Account::Reserve(MemoryTag tag, std::uint64_t bytes) {
+  if (absl::Status status = Take(tag, bytes); !status.ok()) return status;
+  return Charge(this, tag, bytes);
+}
+
+absl::Status Account::Take(MemoryTag tag, std::uint64_t bytes) {
   // Never above the limit, not even for a moment: a request that cannot fit would make others fail
   // that do.
   std::uint64_t before = used_.load(std::memory_order_relaxed);
@@ -42,10 +47,18 @@ absl::StatusOr<Charge> Account::Reserve(MemoryTag tag, std::uint64_t bytes) {
     }
   } while (!used_.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed));
   by_tag_[static_cast<std::size_t>(tag)].fetch_add(bytes, std::memory_order_relaxed);
-  return Charge(this, tag, bytes);
+  absl::Status of_parent = absl::OkStatus();
+  if (parent_ != nullptr) of_parent = parent_->Take(tag, bytes);
+  if (!of_parent.ok()) ReturnHere(tag, bytes);
+  return of_parent;
 }
 
 void Account::Return(MemoryTag tag, std::uint64_t bytes) {
+  if (parent_ != nullptr) parent_->Return(tag, bytes);
+  ReturnHere(tag, bytes);
+}
+
+void Account::ReturnHere(MemoryTag tag, std::uint64_t bytes) {
   by_tag_[static_cast<std::size_t>(tag)].fetch_sub(bytes, std::memory_order_relaxed);
   used_.fetch_sub(bytes, std::memory_order_relaxed);
 }

@@ -32,9 +32,9 @@ class Charge;
 // Thread-safe. Outlives every Charge on it.
 class Account {
  public:
-  // `limit_bytes` 0: unlimited.
-  Account(std::string name, std::uint64_t limit_bytes)
-      : name_(std::move(name)), limit_bytes_(limit_bytes) {}
+  // `limit_bytes` 0: unlimited. What is charged here is charged to `parent`, too; it outlives this.
+  Account(std::string name, std::uint64_t limit_bytes, Account* parent = nullptr)
+      : name_(std::move(name)), limit_bytes_(limit_bytes), parent_(parent) {}
   Account(const Account&) = delete;
   Account& operator=(const Account&) = delete;
 
@@ -50,10 +50,13 @@ class Account {
 
  private:
   friend class Charge;
+  absl::Status Take(MemoryTag tag, std::uint64_t bytes);
   void Return(MemoryTag tag, std::uint64_t bytes);
+  void ReturnHere(MemoryTag tag, std::uint64_t bytes);
 
   const std::string name_;
   const std::uint64_t limit_bytes_;
+  Account* const parent_;
   // used_ == sum of by_tag_ == sum of live Charges, whenever nobody is in a call.
   std::atomic<std::uint64_t> used_{0};
   std::array<std::atomic<std::uint64_t>, kMemoryTags> by_tag_{};

@@ -60,7 +60,7 @@ grpc::Status AdminService::ListSequences(grpc::ServerContext* context,
     constexpr std::size_t kDefaultLimit = 1000;
     const std::size_t limit = request->limit() == 0 ? kDefaultLimit : request->limit();
     if (!request->tenant().empty() && services_.node->TenantByName(request->tenant()) == nullptr) {
-      return absl::NotFoundError(Concat("no tenant \"", request->tenant(), "\""));
+      return absl::NotFoundError(Concat("no tenant ", Quoted(request->tenant())));
     }
     std::vector<std::pair<const cache::Tenant*, std::shared_ptr<cache::Sequence>>> all;
     for (const std::unique_ptr<cache::Tenant>& tenant : services_.node->tenants()) {
@@ -103,8 +103,8 @@ grpc::Status AdminService::Evict(grpc::ServerContext* context, const v1::EvictRe
 grpc::Status AdminService::SetPolicy(grpc::ServerContext* context,
                                      const v1::SetPolicyRequest* request, v1::SetPolicyResponse*) {
   return Serve("SetPolicy", *context, [&]() -> absl::Status {
-    return absl::UnimplementedError(
-        Concat("changing the policy to \"", request->policy(), "\" is not part of this version"));
+    return absl::UnimplementedError(Concat("changing the policy to ", Quoted(request->policy()),
+                                           " is not part of this version"));
   });
 }
 

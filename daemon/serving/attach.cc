@@ -1,5 +1,6 @@
 #include "daemon/serving/attach.h"
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -18,6 +19,8 @@ namespace tessera::serving {
 namespace {
 
 constexpr int kMaxTailsPerRequest = 4096;
+// A worker that does not read its answers is not listened to while this many wait.
+constexpr std::size_t kMaxUnread = 8;
 
 absl::Status CheckHello(const v1::Hello& hello) {
   if (hello.protocol_version() != shm::kProtocolVersion) {
@@ -61,14 +64,22 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     }
     const absl::Status status = Handle();
     if (!status.ok()) return Finished(metrics::SessionEnd::kRefused, status);
-    StartRead(&request_);
+    MutexLock lock(mutex_);
+    if (finished_) return;
+    reading_ = writes_.size() < kMaxUnread;
+    if (reading_) StartRead(&request_);
   }
 
   void OnWriteDone(bool ok) override {
     if (!ok) return;  // OnReadDone or OnCancel ends the session
     MutexLock lock(mutex_);
     writes_.pop_front();
-    if (!writes_.empty() && !finished_) StartWrite(&writes_.front());
+    if (finished_) return;
+    if (!writes_.empty()) StartWrite(&writes_.front());
+    if (!reading_ && writes_.size() < kMaxUnread) {
+      reading_ = true;
+      StartRead(&request_);
+    }
   }
 
   void OnCancel() override { Finished(metrics::SessionEnd::kLost, absl::OkStatus()); }
@@ -103,6 +114,14 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
   void Write(v1::AttachResponse message) {
     MutexLock lock(mutex_);
     if (finished_) return;
+    // News that waits to be written already (the first is being written) need not be told twice.
+    const auto same = [&message](const v1::AttachResponse& other) {
+      return other.message_case() == message.message_case();
+    };
+    if (message.has_pool_changed() && writes_.size() > 1 &&
+        std::any_of(writes_.begin() + 1, writes_.end(), same)) {
+      return;
+    }
     writes_.push_back(std::move(message));
     if (writes_.size() == 1) StartWrite(&writes_.front());
   }
@@ -111,6 +130,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     {
       MutexLock lock(mutex_);
       if (std::exchange(finished_, true)) return;
+      if (writes_.size() > 1) writes_.erase(writes_.begin() + 1, writes_.end());
     }
     Finish(ToGrpc(why));
   }
@@ -151,7 +171,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     if (absl::Status status = services.device->health(); !status.ok()) return status;
     absl::StatusOr<cache::Tenant*> tenant = services.node->TenantByToken(hello.tenant_token());
     if (!tenant.ok()) return tenant.status();
-    if (absl::Status status = services.node->AdmitSession(); !status.ok()) return status;
+    if (absl::Status status = services.node->AdmitSession(**tenant); !status.ok()) return status;
     absl::StatusOr<std::shared_ptr<cache::SessionState>> session = (*tenant)->OpenSession(
         {.worker_name = hello.worker_name(), .group = hello.group(), .rank = hello.rank()});
     if (!session.ok()) {
@@ -273,6 +293,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
   Mutex mutex_;
   std::deque<v1::AttachResponse> writes_ TESSERA_GUARDED_BY(mutex_);
   bool finished_ TESSERA_GUARDED_BY(mutex_) = false;
+  bool reading_ TESSERA_GUARDED_BY(mutex_) = true;  // a read is under way
 };
 
 }  // namespace

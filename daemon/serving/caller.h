@@ -1,6 +1,8 @@
 // Who calls: from a request's session key to the tenant and the session behind it.
 #pragma once
 
+#include <grpcpp/server_context.h>
+
 #include <memory>
 
 #include "absl/status/statusor.h"
@@ -12,6 +14,10 @@ namespace tessera::serving {
 struct Caller {
   cache::Tenant* tenant;
   std::shared_ptr<cache::SessionState> session;
+  const grpc::ServerContext* context = nullptr;
+
+  // Nobody waits for the answer any more: the deadline has passed, or the caller is gone.
+  bool cancelled() const { return context != nullptr && context->IsCancelled(); }
 };
 
 inline absl::StatusOr<Caller> FindCaller(const cache::Node& node, const v1::SessionKey& key) {

@@ -1,5 +1,6 @@
 #include "daemon/serving/connections.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "daemon/base/strings.h"
@@ -68,10 +69,17 @@ std::size_t Connections::size() const {
 }
 
 void Connections::WaitUntilNone(Clock::TimePoint deadline) {
+  Hurry(deadline);
   MutexLock lock(mutex_);
   while (!entries_.empty()) {
-    if (!ended_.WaitUntil(mutex_, deadline)) return;
+    if (!ended_.WaitUntil(mutex_, deadline_)) return;
   }
+}
+
+void Connections::Hurry(Clock::TimePoint deadline) {
+  MutexLock lock(mutex_);
+  deadline_ = std::min(deadline_, deadline);
+  ended_.NotifyAll();
 }
 
 void Connections::WitnessLost(SessionId session) {

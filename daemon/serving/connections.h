@@ -37,8 +37,10 @@ class Connections final : public Watcher::Listener {
   void EndAll(metrics::SessionEnd reason, const absl::Status& cut);
   void Broadcast(const v1::AttachResponse& message);
   std::size_t size() const;
-  // Returns when no session is left, or at the deadline.
+  // Returns when no session is left, or at the deadline. Hurry moves the deadline of this wait, or
+  // of one to come, ahead.
   void WaitUntilNone(Clock::TimePoint deadline);
+  void Hurry(Clock::TimePoint deadline);
 
   void WitnessLost(SessionId session) override;
   void PoolShrunk(cache::Tenant& tenant) override;
@@ -56,6 +58,7 @@ class Connections final : public Watcher::Listener {
   mutable Mutex mutex_;
   CondVar ended_;
   std::unordered_map<SessionId, Entry> entries_ TESSERA_GUARDED_BY(mutex_);
+  Clock::TimePoint deadline_ TESSERA_GUARDED_BY(mutex_) = Clock::TimePoint::max();
 };
 
 }  // namespace tessera::serving

@@ -1,5 +1,6 @@
 #include "daemon/serving/convert.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -11,10 +12,11 @@ namespace tessera::serving {
 namespace {
 
 std::string ShapeText(const auto& shape) {
+  constexpr int kMost = 8;
+  const int size = static_cast<int>(shape.size());
   std::string text = "[";
-  for (int i = 0; i < static_cast<int>(shape.size()); ++i) {
-    Append(text, i == 0 ? "" : ", ", shape[i]);
-  }
+  for (int i = 0; i < std::min(size, kMost); ++i) Append(text, i == 0 ? "" : ", ", shape[i]);
+  if (size > kMost) Append(text, ", ... ", size, " dimensions");
   return text + "]";
 }
 

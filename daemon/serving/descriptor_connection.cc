@@ -12,6 +12,19 @@ namespace tessera::serving {
 using shm::DescriptorCode;
 using shm::DescriptorKind;
 
+namespace {
+// Of one connection, before the others have their turn.
+constexpr int kRequestsPerTurn = 16;
+// Room for a handful of answers, as the kernel counts; a client awaits each before it asks again.
+constexpr int kSendBufferBytes = 4096;
+}  // namespace
+
+DescriptorConnection::DescriptorConnection(Fd socket) : socket_(std::move(socket)) {
+  // Without it the connection has more room, and works.
+  (void)::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDBUF, &kSendBufferBytes,
+                     sizeof kSendBufferBytes);
+}
+
 absl::StatusOr<bool> DescriptorConnection::Fill(std::size_t wanted) {
   while (filled_ < wanted) {
     // No control buffer: descriptors that a peer sends along are dropped by the kernel.
@@ -28,9 +41,11 @@ absl::StatusOr<bool> DescriptorConnection::Fill(std::size_t wanted) {
   return true;
 }
 
-absl::Status DescriptorConnection::Answer(const shm::DescriptorAnswer& answer, int fd) {
-  // The socket is non-blocking: a peer that does not read gets an error here, and is cut.
-  return SendMessage(socket_.get(), std::as_bytes(std::span(&answer, 1)), fd);
+absl::Status DescriptorConnection::Answer(shm::DescriptorAnswer& answer, int fd) {
+  const absl::Status sent = SendMessage(socket_.get(), std::as_bytes(std::span(&answer, 1)), fd);
+  if (fd < 0 || !absl::IsResourceExhausted(sent)) return sent;
+  answer = {.code = DescriptorCode::kExhausted, .kind = answer.kind, .index = answer.index};
+  return SendMessage(socket_.get(), std::as_bytes(std::span(&answer, 1)));
 }
 
 absl::StatusOr<std::shared_ptr<cache::SessionState>> DescriptorConnection::ReadOpening(
@@ -57,6 +72,10 @@ absl::StatusOr<std::shared_ptr<cache::SessionState>> DescriptorConnection::ReadO
       if (!session->TakeNonce(opening.nonce)) break;
       absl::Status sent = Answer(answer, session->control()->wake_event().fd());
       if (!sent.ok()) return sent;
+      // The session stays, by its stream alone.
+      if (answer.code != DescriptorCode::kOk) {
+        return absl::ResourceExhaustedError("too many descriptors to send the wake event");
+      }
       return session;
     }
   }
@@ -65,26 +84,25 @@ absl::StatusOr<std::shared_ptr<cache::SessionState>> DescriptorConnection::ReadO
   return absl::PermissionDeniedError("descriptor opening with an unknown or used nonce");
 }
 
-absl::Status DescriptorConnection::ServeRequests(cache::Tenant& tenant,
-                                                 cache::SessionState& session) {
-  for (;;) {
+absl::StatusOr<DescriptorConnection::Next> DescriptorConnection::ServeRequests(
+    cache::Tenant& tenant, cache::SessionState& session) {
+  for (int i = 0; i < kRequestsPerTurn; ++i) {
+    // First, so that a request which is read is answered.
+    if (!HasRoom(socket_.get())) return Next::kRoom;
     absl::StatusOr<bool> complete = Fill(sizeof(shm::DescriptorRequest));
     if (!complete.ok()) return complete.status();
-    if (!*complete) return absl::OkStatus();
+    if (!*complete) break;
     shm::DescriptorRequest request;
     std::memcpy(&request, buffer_.data(), sizeof request);
     filled_ = 0;
     if (absl::Status status = Serve(request, tenant, session); !status.ok()) return status;
   }
+  return Next::kRequests;
 }
 
 absl::Status DescriptorConnection::Discard() {
-  for (;;) {
-    filled_ = 0;
-    absl::StatusOr<bool> complete = Fill(buffer_.size());
-    if (!complete.ok()) return complete.status();
-    if (!*complete) return absl::OkStatus();
-  }
+  filled_ = 0;
+  return Fill(buffer_.size()).status();
 }
 
 absl::Status DescriptorConnection::Hand(shm::DescriptorAnswer answer, const device::Export& share) {

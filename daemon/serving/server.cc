@@ -34,7 +34,7 @@ Server::~Server() {
   watcher_.reset();
   exposer_.reset();
   registration_.Reset();
-  for (const UnixDoor& door : options_.unix_doors) ::unlink(DescriptorPath(door.path).c_str());
+  for (const std::string& path : bound_) ::unlink(path.c_str());
 }
 
 absl::Status Server::LockPaths() {
@@ -49,10 +49,12 @@ absl::Status Server::LockPaths() {
           AsStringView(lock.status().message()), ". Stop it, or listen elsewhere (--listen)"));
     }
     if (!lock.ok()) return lock.status();
-    struct stat found {};
-    if (::stat(door.path.c_str(), &found) == 0 && !S_ISSOCK(found.st_mode)) {
-      return absl::AlreadyExistsError(
-          Concat(door.path, " exists and is not a socket; it is left alone"));
+    for (const std::string& path : {door.path, DescriptorPath(door.path)}) {
+      struct stat found {};
+      if (::stat(path.c_str(), &found) == 0 && !S_ISSOCK(found.st_mode)) {
+        return absl::AlreadyExistsError(
+            Concat(path, " exists and is not a socket; it is left alone"));
+      }
     }
     locks_.push_back(*std::move(lock));
   }
@@ -125,8 +127,9 @@ std::vector<std::string> Server::addresses() const {
 
 absl::Status Server::Start() {
   for (const UnixDoor& door : options_.unix_doors) {
-    absl::Status status = watcher_->Listen(DescriptorPath(door.path), door.mode);
-    if (!status.ok()) return status;
+    const std::string path = DescriptorPath(door.path);
+    if (absl::Status status = watcher_->Listen(path, door.mode); !status.ok()) return status;
+    bound_.push_back(path);
   }
   collector_ = std::make_unique<NodeCollector>(*services_.node);
   registration_ = services_.metrics->Register(*collector_);
@@ -157,7 +160,12 @@ void Server::Drain(Clock::Duration limit) {
   MutexLock lock(drain_mutex_);
   if (std::exchange(drained_, true)) return;
   services_.draining.store(true);
-  if (grpc_ == nullptr) return;
+  if (grpc_ != nullptr) EndSessions(limit);
+  // After the sessions, whose end it must see; before what its handlers use goes.
+  if (watcher_ != nullptr) watcher_->Stop();
+}
+
+void Server::EndSessions(Clock::Duration limit) {
   if (grpc::HealthCheckServiceInterface* health = grpc_->GetHealthCheckService()) {
     health->SetServingStatus(false);
   }
@@ -169,7 +177,8 @@ void Server::Drain(Clock::Duration limit) {
   connections_.WaitUntilNone(deadline);
   connections_.EndAll(metrics::SessionEnd::kDrained,
                       absl::UnavailableError("the daemon has been told to stop"));
-  // Streams are cut above; what is left are calls in flight.
+  // Streams are cut above; what is left are calls in flight, whose answers nobody waits for.
+  services_.stopping.store(true);
   grpc_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
   grpc_->Wait();
 }

@@ -10,6 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/strings.h"
+#include "daemon/config/address.h"
 #include "daemon/metrics/exposer.h"
 #include "daemon/platform/lock_file.h"
 #include "daemon/serving/admin_service.h"
@@ -50,8 +52,12 @@ class Server {
   absl::Status Start();
 
   // Refuses new sessions, tells the workers, and returns when the last one has gone or the limit
-  // (0: the configured one) has passed; what is left is cut then. Idempotent, thread-safe.
+  // has passed; what is left is cut then, and no thread of the server's uses the cache or the
+  // scheduler any more. Idempotent, thread-safe.
   void Drain(Clock::Duration limit);
+  // A drain under way, or one to come, ends within this limit, if its own is not shorter.
+  // Thread-safe.
+  void Hurry(Clock::Duration limit) { connections_.Hurry(services_.clock->Now() + limit); }
 
   // Where it listens, ports as they were bound: "unix:PATH", "host:port".
   std::vector<std::string> addresses() const;
@@ -66,10 +72,12 @@ class Server {
   Server(Services& services, const Options& options);
   absl::Status LockPaths();
   absl::Status StartGrpc();
+  void EndSessions(Clock::Duration limit);
 
   Services& services_;
   const Options options_;
   std::vector<LockFile> locks_;
+  std::vector<std::string> bound_;  // descriptor sockets
   Connections connections_;
   std::unique_ptr<Watcher> watcher_;
   std::unique_ptr<NodeCollector> collector_;
@@ -85,7 +93,11 @@ class Server {
 };
 
 // Where the descriptor socket of a gRPC socket stands.
-inline std::string DescriptorPath(const std::string& unix_path) { return unix_path + ".fd"; }
-inline std::string LockPath(const std::string& unix_path) { return unix_path + ".lock"; }
+inline std::string DescriptorPath(const std::string& unix_path) {
+  return Concat(unix_path, config::kDescriptorSuffix);
+}
+inline std::string LockPath(const std::string& unix_path) {
+  return Concat(unix_path, config::kLockSuffix);
+}
 
 }  // namespace tessera::serving

@@ -27,6 +27,7 @@ struct Services {
   std::uint64_t max_message_bytes;
   bool admin_over_tcp = false;
   std::atomic<bool> draining{false};
+  std::atomic<bool> stopping{false};  // the drain limit is over: long handlers return
 };
 
 }  // namespace tessera::serving

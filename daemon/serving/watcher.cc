@@ -3,6 +3,8 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <utility>
 
 #include "daemon/base/strings.h"
@@ -11,8 +13,21 @@
 namespace tessera::serving {
 
 namespace {
-// Peers that connected and have not proved who they are yet.
+// Peers that connected and have not proved who they are yet, and how long they have for it.
 constexpr std::size_t kMaxUnopened = 128;
+constexpr std::chrono::seconds kOpeningLimit{2};
+constexpr char kNoOpening[] = "no descriptor opening within 2 s";
+// Taken from one socket before others have their turn.
+constexpr int kAcceptsPerTurn = 16;
+// Out of descriptors, an attempt can only fail until something is closed.
+constexpr std::chrono::milliseconds kAcceptPause{100};
+constexpr std::chrono::seconds kBetweenLogs{1};
+
+std::optional<absl::Duration> Sooner(std::optional<absl::Duration> a,
+                                     std::optional<absl::Duration> b) {
+  if (!a.has_value()) return b;
+  return b.has_value() ? std::min(*a, *b) : a;
+}
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Watcher>> Watcher::Create(Services& services, Listener& listener) {
@@ -27,7 +42,9 @@ absl::StatusOr<std::unique_ptr<Watcher>> Watcher::Create(Services& services, Lis
 Watcher::Watcher(Services& services, Listener& listener, EventLoop loop, Event wake)
     : services_(services), listener_(listener), loop_(std::move(loop)), wake_(std::move(wake)) {}
 
-Watcher::~Watcher() {
+Watcher::~Watcher() { Stop(); }
+
+void Watcher::Stop() {
   stopping_.store(true);
   wake_.Signal();
   if (thread_.joinable()) thread_.join();
@@ -38,6 +55,10 @@ absl::Status Watcher::Listen(const std::string& path, unsigned mode) {
   if (!socket.ok()) return socket.status();
   const int fd = socket->get();
   listening_.push_back(*std::move(socket));
+  return WatchListening(fd);
+}
+
+absl::Status Watcher::WatchListening(int fd) {
   return loop_.Watch(fd, [this, fd](EventLoop::Ready) { Accept(fd); });
 }
 
@@ -68,7 +89,7 @@ void Watcher::Run() {
   while (!stopping_.load()) {
     loop_.RunOnce(timeout);
     RunCommands();
-    timeout = CollectAll();
+    timeout = Sooner(CollectAll(), Sooner(DropLateOpenings(), ResumeAccepting()));
     TellOfShrunkPools();
   }
   RunCommands();
@@ -79,8 +100,7 @@ std::optional<absl::Duration> Watcher::CollectAll() {
   for (const std::unique_ptr<cache::Tenant>& tenant : services_.node->tenants()) {
     const std::optional<Clock::Duration> again = tenant->epochs().Collect();
     if (!again.has_value()) continue;
-    const absl::Duration wait = absl::FromChrono(*again);
-    next = next.has_value() ? std::min(*next, wait) : wait;
+    next = Sooner(next, absl::FromChrono(*again));
   }
   return next;
 }
@@ -145,15 +165,79 @@ void Watcher::ServeDeparting(SessionId id) {
 // ---- descriptor sockets
 
 void Watcher::Accept(int listening) {
-  for (;;) {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
     Fd socket(::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket.valid()) return;
-    if (unopened_.size() >= kMaxUnopened) continue;  // closed at once: the peer sees it and retries
+    if (!socket.valid()) {
+      if (IsShortage(errno)) PauseAccepting(ErrnoStatus("accepting a descriptor connection"));
+      return;
+    }
+    if (unopened_.size() >= kMaxUnopened) {
+      // The newcomer may be a worker; who has said nothing for longest is the least likely to be.
+      GiveUpOn(OldestUnopened(),
+               absl::ResourceExhaustedError(
+                   Concat(unopened_.size(), " connections that have not sent their opening")));
+    }
     const int fd = socket.get();
     auto connection = std::make_unique<DescriptorConnection>(std::move(socket));
-    if (!loop_.Watch(fd, [this, fd](EventLoop::Ready ready) { Serve(fd, ready); }).ok()) continue;
-    unopened_[fd] = std::move(connection);
+    if (!loop_.Watch(fd, [this, fd](EventLoop::Ready) { Serve(fd); }).ok()) continue;
+    unopened_[fd] = {std::move(connection), services_.clock->Now() + kOpeningLimit};
   }
+}
+
+void Watcher::PauseAccepting(const absl::Status& why) {
+  LogRefused(why);
+  for (const Fd& listening : listening_) loop_.Unwatch(listening.get());
+  accept_again_ = services_.clock->Now() + kAcceptPause;
+}
+
+std::optional<absl::Duration> Watcher::ResumeAccepting() {
+  if (!accept_again_.has_value()) return std::nullopt;
+  const Clock::Duration wait = *accept_again_ - services_.clock->Now();
+  if (wait > Clock::Duration::zero()) return absl::FromChrono(wait);
+  accept_again_.reset();
+  for (const Fd& listening : listening_) {
+    if (absl::Status status = WatchListening(listening.get()); !status.ok()) {
+      PauseAccepting(status);
+      return absl::FromChrono(kAcceptPause);
+    }
+  }
+  return std::nullopt;
+}
+
+int Watcher::OldestUnopened() const {
+  return std::min_element(
+             unopened_.begin(), unopened_.end(),
+             [](const auto& a, const auto& b) { return a.second.until < b.second.until; })
+      ->first;
+}
+
+std::optional<absl::Duration> Watcher::DropLateOpenings() {
+  while (!unopened_.empty()) {
+    const int oldest = OldestUnopened();
+    const Clock::Duration wait = unopened_[oldest].until - services_.clock->Now();
+    if (wait > Clock::Duration::zero()) return absl::FromChrono(wait);
+    GiveUpOn(oldest, absl::DeadlineExceededError(kNoOpening));
+  }
+  return std::nullopt;
+}
+
+void Watcher::LogRefused(const absl::Status& why) {
+  const Clock::TimePoint now = services_.clock->Now();
+  if (logged_.has_value() && now - *logged_ < kBetweenLogs) {
+    ++unlogged_;
+    return;
+  }
+  logged_ = now;
+  services_.logger->Log(
+      LogLevel::kWarning, "descriptor connection refused",
+      {{"error", AsStringView(why.message())}, {"like_this_before", std::exchange(unlogged_, 0)}});
+}
+
+void Watcher::GiveUpOn(int fd, const absl::Status& why) {
+  Serve(fd);  // its opening may be there by now
+  if (!unopened_.contains(fd)) return;
+  LogRefused(why);
+  DropUnopened(fd);
 }
 
 void Watcher::DropUnopened(int fd) {
@@ -161,14 +245,13 @@ void Watcher::DropUnopened(int fd) {
   unopened_.erase(fd);
 }
 
-void Watcher::Serve(int fd, EventLoop::Ready) {
+void Watcher::Serve(int fd) {
   const auto it = unopened_.find(fd);
   if (it == unopened_.end()) return;
   absl::StatusOr<std::shared_ptr<cache::SessionState>> session =
-      it->second->ReadOpening(*services_.node);
+      it->second.connection->ReadOpening(*services_.node);
   if (!session.ok()) {
-    services_.logger->Log(LogLevel::kWarning, "descriptor connection refused",
-                          {{"error", AsStringView(session.status().message())}});
+    LogRefused(session.status());
     return DropUnopened(fd);
   }
   if (*session == nullptr) return;
@@ -178,19 +261,26 @@ void Watcher::Serve(int fd, EventLoop::Ready) {
   const auto watched = sessions_.find(id);
   if (watched == sessions_.end()) return DropUnopened(fd);  // the session has ended meanwhile
   loop_.Unwatch(fd);
-  watched->second.witness = std::move(it->second);
+  watched->second.witness = std::move(it->second.connection);
   unopened_.erase(it);
   (void)loop_.Watch(fd, [this, id](EventLoop::Ready ready) { ServeWitness(id, ready); });
 }
 
-void Watcher::ServeWitness(SessionId id, EventLoop::Ready) {
+void Watcher::ServeWitness(SessionId id, EventLoop::Ready ready) {
   const auto it = sessions_.find(id);
   if (it == sessions_.end() || it->second.witness == nullptr) return;
   Watched& watched = it->second;
   cache::Tenant* tenant = services_.node->TenantOf(id.value());
-  const absl::Status status = watched.witness->ServeRequests(*tenant, *watched.session);
-  if (status.ok()) return;
-  loop_.Unwatch(watched.witness->fd());
+  using Next = DescriptorConnection::Next;
+  const int fd = watched.witness->fd();
+  const absl::StatusOr<Next> next = watched.witness->ServeRequests(*tenant, *watched.session);
+  // A peer that is gone reads nothing any more.
+  if (next.ok() && !(*next == Next::kRoom && ready.hung_up)) {
+    if (*next == Next::kRoom && !ready.writable) loop_.AwaitRoom(fd);
+    if (*next == Next::kRequests && ready.writable) loop_.AwaitData(fd);
+    return;
+  }
+  loop_.Unwatch(fd);
   listener_.WitnessLost(id);
 }
 

@@ -1,11 +1,13 @@
 // The daemon's one waiting thread: descriptor sockets, wake events of sessions, and the timer of
-// readers that memory waits for. Idle, it sleeps in one epoll_wait without a timeout.
+// readers that memory waits for. Idle, it sleeps in one epoll_wait without a timeout. Nobody's
+// requests keep it for long: it serves a few of each peer, and goes round.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -38,6 +40,8 @@ class Watcher {
   // Before Start: a descriptor socket to accept on.
   absl::Status Listen(const std::string& path, unsigned mode);
   void Start();
+  // Returns when the thread has ended: nothing is served after. Idempotent.
+  void Stop();
 
   // Thread-safe, any time after Start.
   void AddSession(std::shared_ptr<cache::SessionState> session);
@@ -51,20 +55,32 @@ class Watcher {
     std::shared_ptr<cache::SessionState> session;
     std::unique_ptr<DescriptorConnection> witness;
   };
+  struct Unopened {
+    std::unique_ptr<DescriptorConnection> connection;
+    Clock::TimePoint until;
+  };
 
   Watcher(Services& services, Listener& listener, EventLoop loop, Event wake);
   void Run();
   void Post(Command command);
   void RunCommands();
+  absl::Status WatchListening(int fd);
   void Accept(int listening);
-  void Serve(int fd, EventLoop::Ready ready);
+  void PauseAccepting(const absl::Status& why);
+  void Serve(int fd);
+  int OldestUnopened() const;
+  void GiveUpOn(int fd, const absl::Status& why);
   void DropUnopened(int fd);
+  // One line a second at most.
+  void LogRefused(const absl::Status& why);
   void ServeWitness(SessionId id, EventLoop::Ready ready);
   void SeeOff(SessionId id, Watched watched);
   void ServeDeparting(SessionId id);
   void TellOfShrunkPools();
-  // Returns how long until the next look.
+  // Each returns how long until the next look.
   std::optional<absl::Duration> CollectAll();
+  std::optional<absl::Duration> DropLateOpenings();
+  std::optional<absl::Duration> ResumeAccepting();
 
   Services& services_;
   Listener& listener_;
@@ -72,7 +88,10 @@ class Watcher {
   Event wake_;
   std::atomic<bool> stopping_{false};
   std::vector<Fd> listening_;
-  std::unordered_map<int, std::unique_ptr<DescriptorConnection>> unopened_;
+  std::optional<Clock::TimePoint> accept_again_;  // the process was out of descriptors
+  std::unordered_map<int, Unopened> unopened_;
+  std::optional<Clock::TimePoint> logged_;
+  std::uint64_t unlogged_ = 0;  // refusals since
   std::unordered_map<SessionId, Watched> sessions_;
   // Sessions that have ended while their workers map memory that must not be given back before they
   // have closed it: closing the descriptor socket is how they say so.

@@ -19,7 +19,7 @@ absl::Status NotBuilt(std::string_view what) {
 absl::Status CheckPolicy(const std::string& policy) {
   if (policy.empty() || policy == "dense") return absl::OkStatus();
   return absl::UnimplementedError(
-      Concat("policy \"", policy, "\" is not part of this version; it serves \"dense\""));
+      Concat("policy ", Quoted(policy), " is not part of this version; it serves \"dense\""));
 }
 
 }  // namespace
@@ -32,7 +32,7 @@ absl::Status WorkerService::HandleRegisterModel(const Caller& caller,
   absl::StatusOr<cache::ModelSpec> spec = ToModelSpec(request.model());
   if (!spec.ok()) return spec.status();
   absl::StatusOr<std::shared_ptr<const cache::Model>> model =
-      caller.tenant->RegisterModel(*std::move(spec));
+      caller.tenant->RegisterModel(*std::move(spec), caller.session->id());
   if (!model.ok()) return model.status();
   response.set_model_id((*model)->id().value());
   return absl::OkStatus();

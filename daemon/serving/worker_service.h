@@ -27,13 +27,14 @@ class WorkerService final : public WorkerServiceBase {
   template <typename Request, typename Response>
   using Handler = absl::Status (WorkerService::*)(const Caller&, const Request&, Response&);
 
-#define TESSERA_RPC(Method)                                                                \
-  grpc::Status Method(grpc::ServerContext*, const v1::Method##Request* request,            \
-                      v1::Method##Response* response) override {                           \
-    return Serve(method_##Method##_, *request, *response, &WorkerService::Handle##Method); \
-  }                                                                                        \
-  absl::Status Handle##Method(const Caller& caller, const v1::Method##Request& request,    \
-                              v1::Method##Response& response);                             \
+#define TESSERA_RPC(Method)                                                             \
+  grpc::Status Method(grpc::ServerContext* context, const v1::Method##Request* request, \
+                      v1::Method##Response* response) override {                        \
+    return Serve(method_##Method##_, *context, *request, *response,                     \
+                 &WorkerService::Handle##Method);                                       \
+  }                                                                                     \
+  absl::Status Handle##Method(const Caller& caller, const v1::Method##Request& request, \
+                              v1::Method##Response& response);                          \
   metrics::RpcMethod& method_##Method##_ = services_.metrics->Rpc(#Method);
 
  private:
@@ -62,17 +63,22 @@ class WorkerService final : public WorkerServiceBase {
  private:
   // What every call has in common: who calls, how long it took, how it ended.
   template <typename Request, typename Response>
-  grpc::Status Serve(metrics::RpcMethod& method, const Request& request, Response& response,
+  grpc::Status Serve(metrics::RpcMethod& method, const grpc::ServerContext& context,
+                     const Request& request, Response& response,
                      Handler<Request, Response> handler);
 };
 
 template <typename Request, typename Response>
-grpc::Status WorkerService::Serve(metrics::RpcMethod& method, const Request& request,
-                                  Response& response, Handler<Request, Response> handler) {
+grpc::Status WorkerService::Serve(metrics::RpcMethod& method, const grpc::ServerContext& context,
+                                  const Request& request, Response& response,
+                                  Handler<Request, Response> handler) {
   const Clock::TimePoint begun = services_.clock->Now();
   absl::StatusOr<Caller> caller = FindCaller(*services_.node, request.session());
   absl::Status status = caller.status();
-  if (caller.ok()) status = (this->*handler)(*caller, request, response);
+  if (caller.ok()) {
+    caller->context = &context;
+    status = (this->*handler)(*caller, request, response);
+  }
   method.Finished(status.code(), services_.clock->Now() - begun);
   return ToGrpc(status);
 }

@@ -81,6 +81,13 @@ class Gpu final : public Runtime {
     if (error == cudaSuccess) error = cudaMalloc(address, bytes);
     return Answer(error, "allocating device memory");
   }
+  bool IsDeviceMemory(const void* address) override {
+    cudaPointerAttributes attributes = {};
+    const cudaError_t error = cudaPointerGetAttributes(&attributes, address);
+    (void)cudaGetLastError();
+    return error == cudaSuccess &&
+           (attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged);
+  }
   void Free(void* address) override {
     if (address != nullptr && cudaSetDevice(device_) == cudaSuccess) (void)cudaFree(address);
   }

@@ -58,6 +58,8 @@ class Runtime {
   virtual Error Borrow(void* stream, std::unique_ptr<Queue>* queue) = 0;
   // Addresses are multiples of 256.
   virtual Error Allocate(std::uint64_t bytes, void** address) = 0;
+  // Whether kernels can follow the address; host memory that no driver knows of is not theirs.
+  virtual bool IsDeviceMemory(const void* address) = 0;
   virtual void Free(void* address) = 0;
   // Returns when nothing that this process has put on the device runs any more.
   virtual Error Quiesce() = 0;

@@ -91,39 +91,64 @@ bool StepWriter::TableFits(const SegmentSpec& segment) {
 }
 
 void StepWriter::AddLane(std::span<const SegmentSpec> segments, const TailSpec& tail) {
+  OpenLane(segments.size(), tail);
+  for (const SegmentSpec& segment : segments) AddSegment(segment);
+  CloseLane();
+}
+
+void StepWriter::AddLane(const LaneView& lane) {
+  OpenLane(lane.segment_count, {.ring = reinterpret_cast<std::uint64_t>(lane.tail.ring),
+                                .ring_tiles = lane.tail.ring_tiles,
+                                .begin = lane.tail.begin});
+  for (std::uint32_t i = 0; i < lane.segment_count; ++i) {
+    const SegmentView& segment = lane.segments[i];
+    AddSegment({.tile_table = reinterpret_cast<std::uint64_t>(segment.tile_offsets) -
+                              reinterpret_cast<std::uint64_t>(segment.arena),
+                .first_position = segment.first_position,
+                .entries = segment.entries,
+                .format = segment.format});
+  }
+  CloseLane();
+}
+
+void StepWriter::OpenLane(std::size_t segments, const TailSpec& tail) {
   if (status_ != StepStatus::kOk) return;
-  if (lanes_ == lanes_due_ || segments.size() > shape_.segments - segments_) {
+  if (lanes_ == lanes_due_ || segments > shape_.segments - segments_) {
     return Fail(StepStatus::kIncomplete);
   }
   if (tail.ring != 0 && (tail.ring_tiles == 0 || tail.ring % kTileAlignment != 0)) {
     return Fail(StepStatus::kBadTail);
   }
-  const StepHeader& header = *At<StepHeader>(0);
-  std::uint32_t parts = 0;
-  for (std::size_t i = 0; i < segments.size(); ++i) {
-    const SegmentSpec& segment = segments[i];
-    if (segment.format != format_ || (segment.entries != 0 && !TableFits(segment))) {
-      return Fail(StepStatus::kBadSegment);
-    }
-    At<StepSegment>(header.segments_offset)[segments_ + i] = {
-        .tile_table = segment.tile_table,
-        .first_position = segment.first_position,
-        .entries = segment.entries,
-        .first_part = parts};
-    parts += PartsOf(segment.entries);
+  lane_ = {.first_segment = segments_,
+           .segment_count = 0,
+           .tail_ring = tail.ring,
+           .tail_begin = tail.begin,
+           .ring_tiles = tail.ring_tiles,
+           .segment_parts = 0};
+}
+
+void StepWriter::AddSegment(const SegmentSpec& segment) {
+  if (status_ != StepStatus::kOk) return;
+  if (segment.format != format_ || (segment.entries != 0 && !TableFits(segment))) {
+    return Fail(StepStatus::kBadSegment);
   }
-  const StepLane lane = {.first_segment = segments_,
-                         .segment_count = static_cast<std::uint32_t>(segments.size()),
-                         .tail_ring = tail.ring,
-                         .tail_begin = tail.begin,
-                         .ring_tiles = tail.ring_tiles,
-                         .segment_parts = parts};
-  At<StepLane>(header.lanes_offset)[lanes_] = lane;
-  segments_ += lane.segment_count;
-  works_ += PartsOf(lane);
+  At<StepSegment>(At<StepHeader>(0)->segments_offset)[segments_] = {
+      .tile_table = segment.tile_table,
+      .first_position = segment.first_position,
+      .entries = segment.entries,
+      .first_part = lane_.segment_parts};
+  lane_.segment_parts += PartsOf(segment.entries);
+  ++lane_.segment_count;
+  ++segments_;
+}
+
+void StepWriter::CloseLane() {
+  if (status_ != StepStatus::kOk) return;
+  At<StepLane>(At<StepHeader>(0)->lanes_offset)[lanes_] = lane_;
+  works_ += PartsOf(lane_);
   max_works_ = std::max(max_works_, works_);
   // Layer l's counts begin at its first lane + l, and lane i's end is one further.
-  At<std::uint32_t>(header.works_offset)[lanes_ + layers_] = works_;
+  At<std::uint32_t>(At<StepHeader>(0)->works_offset)[lanes_ + layers_] = works_;
   ++lanes_;
 }
 

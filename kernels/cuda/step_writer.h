@@ -14,6 +14,7 @@
 
 #include "kernels/cuda/step_view.h"
 #include "kernels/format/dense_tile.h"
+#include "kernels/format/lane_view.h"
 
 namespace tessera::kernels::cuda {
 
@@ -57,6 +58,9 @@ class StepWriter {
   void SetSequence(std::uint32_t index, const StepSequence& sequence);
   void BeginLayer(std::uint32_t kv_heads, ElementType type);
   void AddLane(std::span<const SegmentSpec> segments, const TailSpec& tail);
+  // A lane whose views hold device addresses; no ring means no tail. Segments are told by how far
+  // their tables are from their arena's address, which is nothing but the start of counting.
+  void AddLane(const LaneView& lane);
 
   // The first thing that went wrong. Then the image must not be used.
   StepStatus Finish();
@@ -74,6 +78,9 @@ class StepWriter {
     if (status_ == StepStatus::kOk) status_ = status;
   }
   bool TableFits(const SegmentSpec& segment);
+  void OpenLane(std::size_t segments, const TailSpec& tail);
+  void AddSegment(const SegmentSpec& segment);
+  void CloseLane();
 
   std::span<std::byte> image_;
   StepShape shape_;
@@ -84,6 +91,7 @@ class StepWriter {
   std::uint32_t lanes_ = 0;
   std::uint32_t lanes_due_ = 0;  // at the end of the layer begun last
   std::uint32_t segments_ = 0;
+  StepLane lane_ = {};       // the open one
   std::uint32_t works_ = 0;  // of the layer begun last
   std::uint32_t max_works_ = 0;
 };

@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "kernels/format/dense_tile.h"
+#include "proto/shm/descriptors.h"
 
 namespace tessera::shm {
 
@@ -207,7 +208,10 @@ constexpr std::uint64_t Fingerprint() {
       kCommitSlots,
       kObjectAlignment,
       kernels::kTileEntries,
-      kernels::DenseTile{128, kernels::ElementType::kBf16}.value_offset(1)};
+      kernels::DenseTile{128, kernels::ElementType::kBf16}.value_offset(1),
+      sizeof(DescriptorOpening),
+      sizeof(DescriptorAnswer),
+      offsetof(DescriptorAnswer, memory)};
   for (std::uint64_t fact : facts) hash = Mix(hash, fact);
   return hash;
 }

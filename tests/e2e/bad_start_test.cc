@@ -5,7 +5,10 @@
 #include <signal.h>
 
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <regex>
 #include <string>
 
 #include "tests/fakes/daemon_process.h"
@@ -29,7 +32,37 @@ TEST(BadStart, SocketOfALiveDaemon) {
   EXPECT_THAT(second.output, HasSubstr(std::to_string(daemon->pid())));
   // The first one is unharmed.
   RawWorker worker(daemon->Connect());
-  EXPECT_TRUE(worker.Attach().ok());
+  ASSERT_TRUE(worker.Attach().ok());
+  EXPECT_TRUE(worker.OpenDescriptors().ok());
+}
+
+TEST(BadStart, PortInUse) {
+  const std::unique_ptr<DaemonProcess> daemon =
+      DaemonProcess::Start({.flags = {"--listen=127.0.0.1:0"}});
+  ASSERT_NE(daemon, nullptr);
+  const std::string log = daemon->Log();
+  std::smatch address;
+  ASSERT_TRUE(std::regex_search(log, address, std::regex("address=(127.0.0.1:[0-9]+)"))) << log;
+  const std::string folder = fakes::MakeTemporaryFolder();
+  const fakes::FinishedDaemon second =
+      fakes::RunDaemonToEnd({"--listen=unix:" + folder + "/s", "--listen=" + address[1].str(),
+                             "--pool-bytes=64MiB", "--metrics="});
+  EXPECT_EQ(second.exit_code, 1);
+  EXPECT_THAT(second.output, HasSubstr(address[1].str()));
+  EXPECT_FALSE(std::filesystem::exists(folder + "/s.fd"));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(BadStart, AFileWhereTheDescriptorSocketGoesIsLeftAlone) {
+  const std::string folder = fakes::MakeTemporaryFolder();
+  const std::string path = folder + "/s.fd";
+  std::ofstream(path) << "precious";
+  const fakes::FinishedDaemon daemon =
+      fakes::RunDaemonToEnd({"--listen=unix:" + folder + "/s", "--pool-bytes=64MiB", "--metrics="});
+  EXPECT_EQ(daemon.exit_code, 1);
+  EXPECT_THAT(daemon.output, HasSubstr(path + " exists and is not a socket"));
+  EXPECT_EQ(std::filesystem::file_size(path), 8u);
+  std::filesystem::remove_all(folder);
 }
 
 TEST(BadStart, SocketOfADeadDaemonIsTakenOver) {

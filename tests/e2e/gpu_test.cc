@@ -144,6 +144,58 @@ TEST_P(Gpu, ValuesThatMayNotBeKeptFailTheSequenceByEitherWay) {
   EXPECT_THAT(parked.ToString(), HasSubstr("K of layer 0, kv head 1, token 40, channel 3"));
 }
 
+TEST_P(Gpu, TensorsInHostMemoryGiveTheSameBits) {
+  const auto daemon = StartDaemon({"--device=cuda:0"});
+  ASSERT_NE(daemon, nullptr);
+  auto worker = Attach(*daemon);
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  const cli::SyntheticShape shape;
+  const auto model = (*worker)->RegisterModel(shape.Geometry());
+  cli::SyntheticSequence truth(shape, 9);
+  truth.Grow(41);
+  const std::vector<std::uint16_t> key = truth.KeysOfAllLayers(0, 40);
+  const std::vector<std::uint16_t> value = truth.ValuesOfAllLayers(0, 40);
+  std::vector<std::vector<float>> outputs[2];
+  std::vector<float> lse[2];
+  for (const bool on_host : {false, true}) {
+    auto sequence = (*worker)->CreateSequence(*model);
+    ASSERT_TRUE(sequence.ok());
+    ASSERT_TRUE(
+        sequence->Append({.key = BytesOf(key), .value = BytesOf(value), .tokens = 40}).ok());
+    client::Sequence* const batch[] = {&*sequence};
+    auto step = (*worker)->BeginStep(batch);
+    ASSERT_TRUE(step.ok()) << step.status();
+    std::vector<client::Tensor> kept;
+    const auto place = [&](std::span<const std::byte> bytes) -> std::span<std::byte> {
+      kept.push_back(*(*worker)->NewTensor(bytes.size()));
+      EXPECT_TRUE(kept.back().Write(bytes).ok());
+      return kept.back().bytes();
+    };
+    lse[on_host].assign(shape.query_heads, 0);
+    for (std::uint32_t layer = 0; layer < shape.layers; ++layer) {
+      std::vector<float>& output = outputs[on_host].emplace_back(shape.query_row());
+      std::span<const std::byte> k = BytesOf(truth.Key(layer, 40, 1));
+      std::span<const std::byte> v = BytesOf(truth.Value(layer, 40, 1));
+      const std::vector<std::uint16_t> query = truth.Query(layer, 40);
+      std::span<const std::byte> q = BytesOf(query);
+      std::span<std::byte> o = cli::WritableBytesOf(output);
+      if (!on_host) k = place(k), v = place(v), q = place(q), o = place(o);
+      const absl::Status status = step->AppendAndAttend(
+          layer, {.key = k, .value = v, .query = q, .output = o, .lse = lse[on_host]});
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    ASSERT_TRUE(step->End().ok());
+    for (std::uint32_t layer = 0; layer < shape.layers && !on_host; ++layer) {
+      ASSERT_TRUE(kept[4 * layer + 3].Read(cli::WritableBytesOf(outputs[0][layer])).ok());
+    }
+  }
+  EXPECT_EQ(outputs[0], outputs[1]);
+  EXPECT_EQ(lse[0], lse[1]);
+  for (std::uint32_t layer = 0; layer < shape.layers; ++layer) {
+    EXPECT_LT(truth.Error(layer, 40, outputs[1][layer]), 0.02);
+  }
+}
+
 TEST_P(Gpu, TensorsThatTheKernelsCannotReadAreRefused) {
   const auto daemon = StartDaemon({"--device=cuda:0"});
   ASSERT_NE(daemon, nullptr);

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <regex>
 #include <string>
@@ -152,6 +153,57 @@ TEST(Operate, DrainEndsWithTheLastSession) {
   EXPECT_EQ(drained.sessions(), 1);
   worker.Leave();
   EXPECT_EQ(daemon->WaitForExit(10), 0);
+}
+
+absl::Status Drain(const DaemonProcess& daemon, std::uint64_t limit_ms) {
+  grpc::ClientContext context;
+  v1::DrainRequest request;
+  request.set_limit_ms(limit_ms);
+  v1::DrainResponse drained;
+  const grpc::Status status =
+      v1::TesseraAdmin::NewStub(daemon.Connect())->Drain(&context, request, &drained);
+  return status.ok() ? absl::OkStatus() : absl::UnknownError(status.error_message());
+}
+
+TEST(Operate, AFurtherDrainOnlyShortensTheFirst) {
+  const auto daemon = DaemonProcess::Start({.flags = {"--drain-limit-ms=60000"}});
+  ASSERT_NE(daemon, nullptr);
+  RawWorker worker(daemon->Connect());
+  ASSERT_TRUE(worker.Attach().ok());
+  ASSERT_TRUE(Drain(*daemon, 50000).ok());
+  ASSERT_TRUE(Drain(*daemon, 70000).ok());
+  daemon->Kill(SIGTERM);
+  ASSERT_TRUE(Drain(*daemon, 1).ok());
+  EXPECT_EQ(daemon->WaitForExit(20), 0);
+  EXPECT_EQ(worker.Leave().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(daemon->Log(), HasSubstr("reason=drained"));
+  EXPECT_THAT(daemon->Log(), HasSubstr("stopped"));
+}
+
+TEST(Operate, ASecondSigtermStopsAtOnce) {
+  const auto daemon = DaemonProcess::Start({.flags = {"--drain-limit-ms=60000"}});
+  ASSERT_NE(daemon, nullptr);
+  RawWorker worker(daemon->Connect());
+  ASSERT_TRUE(worker.Attach().ok());
+  daemon->Kill(SIGTERM);
+  RawWorker late(daemon->Connect());
+  while (late.Attach().ok()) {
+  }
+  daemon->Kill(SIGTERM);
+  EXPECT_EQ(daemon->WaitForExit(10), 0);
+  EXPECT_THAT(daemon->Log(), HasSubstr("told twice"));
+}
+
+TEST(Operate, ADrainHasTheLongestLimitThereIs) {
+  const auto daemon = DaemonProcess::Start({});
+  ASSERT_NE(daemon, nullptr);
+  RawWorker worker(daemon->Connect());
+  ASSERT_TRUE(worker.Attach().ok());
+  ASSERT_TRUE(Drain(*daemon, ~std::uint64_t{0}).ok());
+  // The session is not cut: it hears of the drain, and leaves.
+  EXPECT_TRUE(worker.Leave().ok());
+  EXPECT_EQ(daemon->WaitForExit(10), 0);
+  EXPECT_THAT(daemon->Log(), HasSubstr("limit_ms=3600000"));
 }
 
 TEST(Operate, AdminSeesSessionsAndEvictsSequences) {

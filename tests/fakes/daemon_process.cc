@@ -58,6 +58,7 @@ std::unique_ptr<DaemonProcess> DaemonProcess::Start(const Options& options) {
                                    "--staging-bytes=4MiB",
                                    "--tail-extent-bytes=2MiB",
                                    "--pool-extent-bytes=16MiB"};
+  if (options.binary.empty()) args.push_back("--device=cpu");  // tests map its memory themselves
   if (!options.config_json.empty()) {
     const std::string path = folder + "/config.json";
     std::ofstream(path) << options.config_json;

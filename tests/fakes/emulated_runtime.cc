@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <new>
 
 #include "kernels/cuda/host_adapter.h"
@@ -27,9 +29,24 @@ class EmulatedRuntime final : public Runtime {
   Error Allocate(std::uint64_t bytes, void** address) override {
     *address = operator new(bytes, kAlignment);
     std::memset(*address, 0xff, bytes);
+    std::lock_guard<std::mutex> lock(mutex_);
+    allocations_[*address] = bytes;
     return Error();
   }
-  void Free(void* address) override { operator delete(address, kAlignment); }
+  void Free(void* address) override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      allocations_.erase(address);
+    }
+    operator delete(address, kAlignment);
+  }
+  bool IsDeviceMemory(const void* address) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto after = allocations_.upper_bound(const_cast<void*>(address));
+    if (after == allocations_.begin()) return false;
+    const auto& [start, bytes] = *--after;
+    return static_cast<const std::byte*>(address) < static_cast<const std::byte*>(start) + bytes;
+  }
   Error Quiesce() override { return Error(); }
 
   // Counts a call; fails it where it is one too many.
@@ -49,6 +66,8 @@ class EmulatedRuntime final : public Runtime {
   const EmulatedGrid grid_;
   std::atomic<int> left_;
   std::atomic<std::uint64_t> seed_;
+  std::mutex mutex_;
+  std::map<void*, std::uint64_t> allocations_;
 };
 
 class EmulatedQueue final : public Queue {

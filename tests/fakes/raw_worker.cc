@@ -36,6 +36,10 @@ grpc::Status RawWorker::Attach(const v1::Hello& hello) {
 grpc::Status RawWorker::Leave() {
   if (stream_ == nullptr) return grpc::Status::OK;
   stream_->WritesDone();
+  return AwaitEnd();
+}
+
+grpc::Status RawWorker::AwaitEnd() {
   v1::AttachResponse ignored;
   while (stream_->Read(&ignored)) {
   }
@@ -82,8 +86,8 @@ absl::Status RawWorker::OpenDescriptors() {
   absl::Status status = SendMessage(socket_.get(), std::as_bytes(std::span(&opening, 1)));
   if (!status.ok()) return status;
   shm::DescriptorAnswer answer{};
-  Fd wake_event;
-  return ReceiveMessage(socket_.get(), std::as_writable_bytes(std::span(&answer, 1)), &wake_event);
+  wake_event_.Close();
+  return ReceiveMessage(socket_.get(), std::as_writable_bytes(std::span(&answer, 1)), &wake_event_);
 }
 
 absl::StatusOr<RawWorker::Descriptor> RawWorker::Fetch(shm::DescriptorKind kind,

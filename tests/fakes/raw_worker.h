@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/platform/event_loop.h"
 #include "daemon/platform/fd.h"
 #include "daemon/platform/memfd.h"
 #include "proto/shm/descriptors.h"
@@ -31,6 +32,8 @@ class RawWorker {
   const v1::SessionKey& key() const { return welcome_.session(); }
   // Ends the stream and returns how it ended.
   grpc::Status Leave();
+  // Returns how the stream ended, when the daemon has ended it.
+  grpc::Status AwaitEnd();
 
   v1::TailsOpened OpenTails(const std::vector<std::uint64_t>& sequences);
   v1::TailsClosed CloseTails(const std::vector<std::uint64_t>& sequences);
@@ -43,6 +46,8 @@ class RawWorker {
   };
   absl::StatusOr<Descriptor> Fetch(shm::DescriptorKind kind, std::uint32_t index);
   Fd& descriptor_socket() { return socket_; }
+  // Tells the daemon of tails to absorb, once the descriptor socket is open.
+  void SignalWake() const { SignalEvent(wake_event_.get()); }
 
   // Calls, with the session key filled in where the request has none.
   grpc::Status RegisterModel(v1::RegisterModelRequest request, v1::RegisterModelResponse* response);
@@ -65,6 +70,7 @@ class RawWorker {
   std::unique_ptr<grpc::ClientReaderWriter<v1::AttachRequest, v1::AttachResponse>> stream_;
   v1::Welcome welcome_;
   Fd socket_;
+  Fd wake_event_;
   std::uint64_t next_request_ = 1;
 };
 

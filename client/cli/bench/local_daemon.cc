@@ -28,7 +28,10 @@ absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(
   }
   std::vector<std::string> args = {BinaryFolder() + "/tesserad",
                                    Concat("--listen=unix:", folder, "/tesserad.sock"),
-                                   "--metrics=", "--pool-bytes=1GiB", "--log-level=error"};
+                                   "--device=cpu",
+                                   "--metrics=",
+                                   "--pool-bytes=1GiB",
+                                   "--log-level=error"};
   args.insert(args.end(), flags.begin(), flags.end());
   std::vector<char*> raw;
   for (std::string& arg : args) raw.push_back(arg.data());

@@ -33,6 +33,13 @@ TEST(Append, KeepsWhatIsThere) {
   EXPECT_EQ(out, "ab1");
 }
 
+TEST(Quoted, LongTextIsCut) {
+  EXPECT_EQ(Quoted("dense"), "\"dense\"");
+  const std::string text = Quoted(std::string(1000000, 'x'));
+  EXPECT_LT(text.size(), 300u);
+  EXPECT_NE(text.find("(1000000 bytes)"), std::string::npos) << text;
+}
+
 TEST(Trim, TakesOffBothEnds) {
   EXPECT_EQ(Trim(" \t a b\r\n"), "a b");
   EXPECT_EQ(Trim("ab"), "ab");

@@ -83,6 +83,7 @@ TEST_F(SequenceTest, ThreeSegmentsInOneChunk) {
 TEST_F(SequenceTest, ALaneThatHasTooManySegmentsIsRefusedAndServesOn) {
   const auto sequence = world_.NewSequence(worker_->session(), *small_);
   Stamps stamps;
+  const Tenant::Reader pinned(world_.tenant());  // what is cut off may be looked at all the while
   for (std::uint32_t i = 0; i < shm::kMaxSegments; ++i) {
     const Stamps two = NewStamps(2);
     ASSERT_TRUE(AppendAll(*sequence, stamps.size(), two).ok()) << i;
@@ -94,6 +95,43 @@ TEST_F(SequenceTest, ALaneThatHasTooManySegmentsIsRefusedAndServesOn) {
   EXPECT_EQ(Shown(*sequence, stamps), "");
   ASSERT_TRUE(sequence->Truncate(10).ok());
   ASSERT_TRUE(AppendAll(*sequence, 10, NewStamps(1)).ok());
+}
+
+TEST_F(SequenceTest, ForksAndTruncationsThatAreOverCostNoSegments) {
+  const auto sequence = world_.NewSequence(worker_->session(), *small_);
+  Stamps stamps;
+  for (int round = 0; round < 300; ++round) {
+    const Stamps three = NewStamps(3);
+    ASSERT_TRUE(AppendAll(*sequence, stamps.size(), three).ok()) << round;
+    stamps.insert(stamps.end(), three.begin(), three.end());
+    if (round % 2 == 0) {
+      const auto child = world_.tenant().Fork(worker_->session(), sequence->id());
+      ASSERT_TRUE(child.ok()) << child.status();
+      ASSERT_TRUE(world_.tenant().FreeSequence((*child)->id()).ok());
+    } else {
+      stamps.pop_back();
+      ASSERT_TRUE(sequence->Truncate(stamps.size()).ok());
+    }
+    world_.tenant().epochs().Collect();
+  }
+  EXPECT_EQ(Shown(*sequence, stamps), "");
+  EXPECT_EQ(sequence->Describe(/*lanes=*/true).lanes.front().segments, 1u);
+}
+
+TEST_F(SequenceTest, WhatAReaderMaySeeIsNotOverwrittenAfterATruncation) {
+  const auto sequence = world_.NewSequence(worker_->session(), *small_);
+  const Stamps before = NewStamps(40);
+  ASSERT_TRUE(AppendAll(*sequence, 0, before).ok());
+  std::optional<Tenant::Reader> pinned(std::in_place, world_.tenant());
+  ASSERT_TRUE(sequence->Truncate(10).ok());
+  Stamps after(before.begin(), before.begin() + 10);
+  for (std::uint32_t segments : {2u, 2u}) {
+    const Stamps more = NewStamps(5);
+    ASSERT_TRUE(AppendAll(*sequence, after.size(), more).ok());
+    after.insert(after.end(), more.begin(), more.end());
+    EXPECT_EQ(sequence->Describe(/*lanes=*/true).lanes.front().segments, segments);
+  }
+  EXPECT_EQ(Shown(*sequence, after), "");
 }
 
 TEST_F(SequenceTest, AppendingNothingChangesNothing) {

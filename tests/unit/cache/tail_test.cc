@@ -90,6 +90,22 @@ TEST_F(TailMemoryTest, ARegionKeepsTheMemoryAliveBeyondItsOwner) {
   EXPECT_EQ(tenant_.used_bytes(), 0u);
 }
 
+TEST_F(TailMemoryTest, AnIdleExtentIsCutAnewForRingsOfAnotherSize) {
+  std::shared_ptr<TailMemory> memory = Make();
+  TailRegion small = *memory->Allocate(4096);
+  TailRegion other = *memory->Allocate(kExtent / 2);
+  EXPECT_EQ(memory->extents(), 2u);
+  small.Reset();
+  TailRegion third = *memory->Allocate(kExtent);  // where the small ones were
+  EXPECT_EQ(memory->extents(), 2u);
+  EXPECT_NE(third.extent(), other.extent());
+  EXPECT_EQ(third.offset(), 0u);
+  third.Reset();
+  std::vector<TailRegion> many;
+  for (int i = 0; i < 16; ++i) many.push_back(*memory->Allocate(4096));
+  EXPECT_EQ(memory->extents(), 2u);
+}
+
 TEST_F(TailMemoryTest, TheWorkersWritesShowAndTheDaemonCannotWrite) {
   std::shared_ptr<TailMemory> memory = Make();
   TailRegion region = *memory->Allocate(8192);

@@ -87,7 +87,33 @@ TEST(TenantIsolation, OneTenantsQuotaLeavesAnothersAlone) {
   while ((status = AppendAll(*full, held, NewStamps(32)).status()).ok()) held += 32;
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
   EXPECT_NE(status.ToString().find("tenant-1"), std::string::npos) << status;
-  EXPECT_TRUE(AppendAll(*world.NewSequence(*blue, *blue_model, 1), 0, NewStamps(32)).ok());
+  const auto spared = AppendAll(*world.NewSequence(*blue, *blue_model, 1), 0, NewStamps(32));
+  EXPECT_TRUE(spared.ok()) << spared.status();
+}
+
+// Objects may be few and their extents many: what a tenant holds is bounded all the same.
+TEST(TenantIsolation, FragmentsOfOneTenantLeaveRoomForAnother) {
+  constexpr std::uint64_t kMiB = 1024 * 1024;
+  World world(World::Options{.node_limit = 12 * kMiB, .tenant_limit = 4 * kMiB, .tenants = 2});
+  const auto red = world.OpenSession(0);
+  const auto wide = world.Register(SmallModel("wide", 64, 128), 0);  // blocks of 64 KiB and more
+  std::vector<SequenceId> ids;
+  for (;;) {
+    const auto sequence = world.tenant(0).CreateSequence(*red, wide->id());
+    if (!sequence.ok()) break;
+    ids.push_back((*sequence)->id());
+  }
+  for (SequenceId id : ids) ASSERT_TRUE(world.tenant(0).FreeSequence(id).ok());
+  world.tenant(0).epochs().Collect();
+  const auto red_model = world.Register(SmallModel("m", 1, 1), 0);
+  const auto full = world.NewSequence(*red, *red_model, 0);
+  std::uint64_t held = 0;
+  while (AppendAll(*full, held, NewStamps(32)).ok()) held += 32;
+  EXPECT_LE(world.node().used_bytes(), 7 * kMiB + 4 * kTestDirectoryExtent);
+  const auto blue = world.OpenSession(1);
+  const auto blue_model = world.Register(SmallModel("m", 1, 1), 1);
+  const auto spared = AppendAll(*world.NewSequence(*blue, *blue_model, 1), 0, NewStamps(1000));
+  EXPECT_TRUE(spared.ok()) << spared.status();
 }
 
 // ---- models
@@ -104,15 +130,34 @@ TEST_F(TenantTest, AModelIsRegisteredOncePerName) {
   ModelSpec spelled = SmallModel("a", 2, 1);
   for (LayerSpec& layer : spelled.layers) layer.scale = 0.125f;  // the default, spelled out
   EXPECT_EQ(world_.Register(spelled)->id(), first->id());
-  const absl::Status other = tenant().RegisterModel(SmallModel("a", 3, 1)).status();
+  const absl::Status other = tenant().RegisterModel(SmallModel("a", 3, 1), SessionId(1)).status();
   EXPECT_EQ(other.code(), StatusCode::kAlreadyExists);
   EXPECT_NE(other.ToString().find("\"a\""), std::string::npos) << other;
   world_.Register(SmallModel("b", 2, 1));
   world_.Register(SmallModel("c", 2, 1));
-  const absl::Status full = tenant().RegisterModel(SmallModel("d", 2, 1)).status();
+  const absl::Status full = tenant().RegisterModel(SmallModel("d", 2, 1), SessionId(1)).status();
   EXPECT_EQ(full.code(), StatusCode::kResourceExhausted);
   EXPECT_NE(full.ToString().find("3"), std::string::npos) << full;
   EXPECT_EQ(world_.Register(SmallModel("a", 2, 1))->id(), first->id());  // known: no new place
+}
+
+TEST_F(TenantTest, AModelThatNobodyUsesGivesItsPlaceAndItsName) {
+  const auto worker = world_.OpenSession();
+  const auto other = world_.OpenSession();
+  const auto register_for = [&](const SessionState& session, ModelSpec spec) {
+    return tenant().RegisterModel(std::move(spec), session.id());
+  };
+  const ModelId kept = (*register_for(*worker, SmallModel("a", 1, 1)))->id();
+  ASSERT_TRUE(register_for(*worker, SmallModel("b", 1, 1)).ok());
+  ASSERT_TRUE(register_for(*other, SmallModel("c", 1, 1)).ok());
+  const auto held = tenant().CreateSequence(*other, kept);
+  ASSERT_TRUE(held.ok());
+  EXPECT_FALSE(register_for(*other, SmallModel("d", 1, 1)).ok());
+  tenant().EndSession(worker->id());
+  EXPECT_FALSE(register_for(*other, SmallModel("a", 2, 1)).ok());  // a sequence is of it
+  EXPECT_TRUE(register_for(*other, SmallModel("b", 2, 1)).ok());   // the name is free again
+  EXPECT_TRUE(tenant().FindModel(kept).ok());
+  ASSERT_TRUE(tenant().FreeSequence((*held)->id()).ok());
 }
 
 // ---- sequences and sessions

@@ -97,7 +97,8 @@ class World {
     return *session;
   }
   std::shared_ptr<const Model> Register(ModelSpec spec, std::size_t i = 0) {
-    absl::StatusOr<std::shared_ptr<const Model>> model = tenant(i).RegisterModel(std::move(spec));
+    absl::StatusOr<std::shared_ptr<const Model>> model =
+        tenant(i).RegisterModel(std::move(spec), SessionId(1));
     EXPECT_TRUE(model.ok()) << model.status();
     return *model;
   }

@@ -57,7 +57,23 @@ TEST(ListenAddress, UnixPathsHaveTheSystemsLimit) {
   const auto too_long = ParseListenAddress(Concat("unix:", std::string(kMaxUnixPath + 1, 'x')));
   ASSERT_FALSE(too_long.ok());
   EXPECT_THAT(std::string(too_long.status().message()),
-              HasSubstr("has 108 bytes, the system's limit is 107"));
+              HasSubstr("has 105 bytes; the limit is 104"));
+}
+
+TEST(ListenAddress, UnixPathsAreNotWhatStandsBesideOthers) {
+  for (const char* text : {"unix:q.fd", "unix:/run/q.lock"}) {
+    const auto beside = ParseListenAddress(text);
+    ASSERT_FALSE(beside.ok()) << text;
+    EXPECT_THAT(std::string(beside.status().message()), HasSubstr("beside another socket"));
+  }
+}
+
+TEST(ListenAddress, UnixPathsAreWhatGrpcTakesThemFor) {
+  for (const char* text : {"unix:/run/a%41", "unix:100%"}) {
+    const auto encoded = ParseListenAddress(text);
+    ASSERT_FALSE(encoded.ok()) << text;
+    EXPECT_THAT(std::string(encoded.status().message()), HasSubstr("%"));
+  }
 }
 
 TEST(ListenAddress, RefusesOtherSchemes) {

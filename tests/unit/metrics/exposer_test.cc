@@ -7,7 +7,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <string>
+#include <vector>
 
 #include "daemon/base/strings.h"
 
@@ -18,17 +20,21 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// What an HTTP/1.0 GET of `path` on a local port answers.
-std::string Get(std::uint16_t port, const std::string& path) {
+// A connection to a local port that has said `text`.
+int Say(std::uint16_t port, const std::string& text) {
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
-  const std::string request = Concat("GET ", path, " HTTP/1.0\r\n\r\n");
-  EXPECT_EQ(send(fd, request.data(), request.size(), MSG_NOSIGNAL),
-            static_cast<ssize_t>(request.size()));
+  EXPECT_EQ(send(fd, text.data(), text.size(), MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
+  return fd;
+}
+
+// What an HTTP/1.0 GET of `path` on a local port answers.
+std::string Get(std::uint16_t port, const std::string& path) {
+  const int fd = Say(port, Concat("GET ", path, " HTTP/1.0\r\n\r\n"));
   std::string answer;
   char buffer[4096];
   for (ssize_t got; (got = read(fd, buffer, sizeof(buffer))) > 0;) answer.append(buffer, got);
@@ -46,6 +52,20 @@ TEST(Exposer, ServesMetrics) {
   metrics.sessions_total.Increment(3);
   EXPECT_THAT(Get((*exposer)->port(), "/metrics"), HasSubstr("tessera_sessions_total 3\n"));
   EXPECT_THAT(Get((*exposer)->port(), "/elsewhere"), HasSubstr(" 404 "));
+}
+
+TEST(Exposer, HalfRequestsHoldNobodyUp) {
+  Metrics metrics({});
+  const auto exposer = Exposer::Start("127.0.0.1:0", metrics);
+  ASSERT_TRUE(exposer.ok()) << exposer.status();
+  // As many as there are threads: they are all taken until the server's patience is over.
+  std::vector<int> halves;
+  for (int i = 0; i < 4; ++i)
+    halves.push_back(Say((*exposer)->port(), "GET /metrics HTTP/1.1\r\n"));
+  const auto begun = std::chrono::steady_clock::now();
+  EXPECT_THAT(Get((*exposer)->port(), "/metrics"), HasSubstr("tessera_sessions_total"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(10));
+  for (const int fd : halves) close(fd);
 }
 
 TEST(Exposer, ResolvesHostNames) {

@@ -77,6 +77,38 @@ TEST(EventLoop, AHungUpPeerIsToldApartFromData) {
   EXPECT_TRUE(got.hung_up);
 }
 
+TEST(EventLoop, AwaitsRoomInsteadOfData) {
+  EventLoop loop = MustLoop();
+  auto [ours, theirs] = SocketPair();
+  int calls = 0;
+  EventLoop::Ready got;
+  ASSERT_TRUE(loop.Watch(ours.get(),
+                         [&](EventLoop::Ready ready) {
+                           ++calls;
+                           got = ready;
+                         })
+                  .ok());
+  const std::vector<char> some(4096, 'x');
+  ssize_t unread = 0;
+  for (ssize_t n; (n = ::send(ours.get(), some.data(), some.size(), MSG_DONTWAIT)) > 0;) {
+    unread += n;
+  }
+  ASSERT_EQ(::send(theirs.get(), "x", 1, 0), 1);
+  loop.AwaitRoom(ours.get());
+  loop.RunOnce(kNow);
+  EXPECT_EQ(calls, 0);
+  std::vector<char> all(static_cast<std::size_t>(unread));
+  ASSERT_EQ(::recv(theirs.get(), all.data(), all.size(), MSG_WAITALL), unread);
+  loop.RunOnce(std::nullopt);
+  EXPECT_EQ(calls, 1);
+  EXPECT_TRUE(got.writable);
+  loop.AwaitData(ours.get());
+  loop.RunOnce(std::nullopt);
+  EXPECT_EQ(calls, 2);
+  EXPECT_TRUE(got.readable);
+  EXPECT_FALSE(got.writable);
+}
+
 TEST(EventLoop, ANumberReusedWithinARoundGetsNoEventOfItsPredecessor) {
   EventLoop loop = MustLoop();
   Event first = MustEvent();

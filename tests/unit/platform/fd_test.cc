@@ -1,6 +1,7 @@
 #include "daemon/platform/fd.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -41,6 +42,18 @@ TEST(Fd, ADuplicateIsAnotherNumberOfTheSameFile) {
   const absl::Status bad = DuplicateFd(-1, &second);
   EXPECT_FALSE(bad.ok());
   EXPECT_FALSE(second.valid());
+}
+
+TEST(Fd, TheLimitIsRaisedToWhatTheProcessMayHave) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit low = {.rlim_cur = 64, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  EXPECT_EQ(RaiseFdLimit(), before.rlim_max);
+  rlimit after{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &after), 0);
+  EXPECT_EQ(after.rlim_cur, before.rlim_max);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 TEST(Fd, AnErrorSaysWhatAndWhy) {

@@ -1,6 +1,7 @@
 #include "daemon/platform/unix_socket.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -137,6 +138,39 @@ TEST_F(UnixSocket, AFullNonBlockingSocketIsAnErrorAndNoHang) {
   ASSERT_EQ(::fcntl(left_.get(), F_SETFL, O_NONBLOCK), 0);
   const std::vector<std::byte> large(64 * 1024 * 1024);
   EXPECT_EQ(SendMessage(left_.get(), large).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(UnixSocket, HasRoomWhileThePeerReads) {
+  const int small = 4096;
+  ASSERT_EQ(::setsockopt(left_.get(), SOL_SOCKET, SO_SNDBUF, &small, sizeof small), 0);
+  int unread = 0;
+  while (HasRoom(left_.get()) && unread < 100) {
+    ASSERT_TRUE(SendMessage(left_.get(), Bytes("abc")).ok());
+    ++unread;
+  }
+  EXPECT_GE(unread, 1);
+  EXPECT_LE(unread, 8);
+  std::array<std::byte, 3> got;
+  for (int i = 0; i < unread; ++i) ASSERT_TRUE(ReceiveMessage(right_.get(), got).ok());
+  EXPECT_TRUE(HasRoom(left_.get()));
+}
+
+TEST_F(UnixSocket, TooManyDescriptorsUnderWayAreToldApart) {
+  // The system counts them per user, and not those of the superuser.
+  PeerProcess sender([this](int) {
+    constexpr uid_t kSomebody = 54321;
+    if (::geteuid() == 0 && ::setresuid(kSomebody, kSomebody, kSomebody) != 0) return 2;
+    const rlimit few = {.rlim_cur = 32, .rlim_max = 32};
+    if (::setrlimit(RLIMIT_NOFILE, &few) != 0) return 3;
+    for (int sent = 0; sent < 64; ++sent) {
+      const absl::Status status = SendMessage(left_.get(), Bytes("x"), left_.get());
+      if (status.ok()) continue;
+      if (!absl::IsResourceExhausted(status)) return 4;
+      return SendMessage(left_.get(), Bytes("y")).ok() ? 0 : 5;
+    }
+    return 6;
+  });
+  EXPECT_EQ(sender.Wait(), 0);
 }
 
 TEST_F(UnixSocket, ReplacesALeftoverAndSetsTheMode) {

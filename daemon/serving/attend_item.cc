@@ -1,0 +1,87 @@
+#include "daemon/serving/attend_item.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "daemon/base/strings.h"
+#include "proto/shm/resolve.h"
+
+namespace tessera::serving {
+
+namespace {
+
+// Order matters: the caller has pinned; the tail comes before the lane words, so that whatever is
+// absorbed in between is seen in the segments at least.
+absl::Status ReadLanes(cache::Tenant& tenant, std::uint32_t layer, const shm::Word* words,
+                       AttendItem& item) {
+  const shm::LaneLayout& layout = item.sequence->model().layout();
+  item.tail = item.sequence->tail();
+  std::optional<std::uint64_t> committed;
+  if (item.tail != nullptr) committed = item.tail->CommittedTokens();
+
+  const shm::MappedArena directory = tenant.directory().mapped();
+  const shm::MappedArena pool = {tenant.pool().base(), tenant.pool().limit_bytes()};
+  std::vector<std::size_t> first_segment;
+  std::vector<shm::ResolvedLane> resolved(layout.kv_heads(layer));
+  for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
+    first_segment.push_back(item.segments.size());
+    const std::uint64_t word = words[layout.lane(layer, head)].load();
+    if (shm::ResolveLane(word, directory, pool, item.segments, resolved[head]) ==
+        shm::ResolveStatus::kOutOfBounds) {
+      return absl::InternalError(
+          Concat("the snapshot of ", item.sequence->id().ToString(), " is out of bounds"));
+    }
+  }
+  for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
+    const shm::ResolvedLane& lane = resolved[head];
+    kernels::LaneView view = {.segments = item.segments.data() + first_segment[head],
+                              .segment_count = lane.segments};
+    item.tokens = std::max(item.tokens, lane.tail_start);
+    // The committed count is the worker's word: believed only within the ring.
+    if (committed.has_value() && *committed > lane.tail_start &&
+        *committed - lane.tail_start <= layout.ring_capacity()) {
+      const shm::TailRing ring = layout.ring(item.tail->region().data(), layer, head);
+      view.tail = {
+          .ring = ring.base, .ring_tiles = ring.tiles, .begin = lane.tail_start, .end = *committed};
+      item.tokens = std::max(item.tokens, *committed);
+    }
+    item.lanes.push_back(view);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// A tail that closes between the two reads, and rows that are appended after it, would make a lane
+// that never was: new segments, then old ring rows. The version tells, and they are read again.
+absl::Status ResolveLanes(cache::Tenant& tenant, std::uint32_t layer, AttendItem& item) {
+  const shm::SequenceBlock* block = nullptr;
+  const shm::Word* words =
+      shm::LaneWords(tenant.directory().mapped(), item.sequence->directory_offset(), &block);
+  for (;;) {
+    item.segments.clear();
+    item.lanes.clear();
+    item.tokens = 0;
+    if (words == nullptr || block->sequence_id.load() != item.sequence->id().value()) {
+      return absl::NotFoundError(Concat(item.sequence->id().ToString(), " has been freed"));
+    }
+    const std::uint64_t version = block->version.load();
+    if (absl::Status status = ReadLanes(tenant, layer, words, item); !status.ok()) return status;
+    if (block->version.load() == version) return absl::OkStatus();
+  }
+}
+
+absl::Status ResolveLanesAgain(cache::Tenant& tenant, std::uint32_t layer, bool causal,
+                               AttendItem& item) {
+  const std::uint64_t before = item.tokens;
+  if (absl::Status status = ResolveLanes(tenant, layer, item); !status.ok()) return status;
+  const std::uint64_t now = std::exchange(item.tokens, before);
+  const bool sees_new = !causal || item.first_position + (item.queries - 1) >= before;
+  if (now == before || (now > before && !sees_new)) return absl::OkStatus();
+  return absl::AbortedError(Concat(item.sequence->id().ToString(), " held ", before,
+                                   " tokens when its attention began and ", now,
+                                   " before it was done; ask again"));
+}
+
+}  // namespace tessera::serving

@@ -1,0 +1,158 @@
+// Peers that mean harm on the descriptor socket keep nobody else from working.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/platform/unix_socket.h"
+#include "tests/fakes/daemon_process.h"
+#include "tests/fakes/raw_worker.h"
+
+namespace tessera {
+namespace {
+
+using fakes::DaemonProcess;
+using fakes::RawWorker;
+using shm::DescriptorKind;
+
+class Hostile : public testing::Test {
+ protected:
+  void Start(const DaemonProcess::Options& options = {}) {
+    daemon_ = DaemonProcess::Start(options);
+    ASSERT_NE(daemon_, nullptr);
+  }
+  // Connections to the descriptor socket that say nothing.
+  std::vector<Fd> Silent(int count) {
+    std::vector<Fd> silent;
+    for (int i = 0; i < count; ++i) {
+      absl::StatusOr<Fd> socket = ConnectUnix(daemon_->socket_path() + ".fd");
+      EXPECT_TRUE(socket.ok()) << socket.status();
+      if (socket.ok()) silent.push_back(*std::move(socket));
+    }
+    return silent;
+  }
+  std::unique_ptr<RawWorker> Worker() {
+    auto worker = std::make_unique<RawWorker>(daemon_->Connect());
+    EXPECT_TRUE(worker->Attach().ok());
+    const absl::Status opened = worker->OpenDescriptors();
+    EXPECT_TRUE(opened.ok()) << opened;
+    return worker;
+  }
+  static void Ask(RawWorker& worker, const std::vector<shm::DescriptorRequest>& requests) {
+    ASSERT_TRUE(SendMessage(worker.descriptor_socket().get(),
+                            std::as_bytes(std::span<const shm::DescriptorRequest>(requests)))
+                    .ok());
+  }
+  static shm::DescriptorAnswer NextAnswer(RawWorker& worker, Fd* fd) {
+    shm::DescriptorAnswer answer{.code = shm::DescriptorCode::kBadRequest};
+    const absl::Status received = ReceiveMessage(worker.descriptor_socket().get(),
+                                                 std::as_writable_bytes(std::span(&answer, 1)), fd);
+    EXPECT_TRUE(received.ok()) << received;
+    return answer;
+  }
+  // Whether the peer of `socket` closes it within `time`.
+  static bool Closes(const Fd& socket, timeval time) {
+    EXPECT_EQ(::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time), 0);
+    char byte;
+    return ::recv(socket.get(), &byte, 1, 0) == 0;
+  }
+
+  std::unique_ptr<DaemonProcess> daemon_;
+};
+
+TEST_F(Hostile, SilentConnectionsKeepNobodyOut) {
+  Start();
+  const std::vector<Fd> silent = Silent(400);
+  for (int i = 0; i < 5; ++i) Worker();
+  const std::string log = daemon_->Log();
+  int lines = 0;
+  for (std::size_t at = 0; (at = log.find("connection refused", at)) != log.npos; ++at) ++lines;
+  EXPECT_GE(lines, 1);
+  EXPECT_LE(lines, 10);  // not one for each
+}
+
+TEST_F(Hostile, ASilentConnectionIsClosed) {
+  Start();
+  const std::vector<Fd> silent = Silent(1);
+  const std::unique_ptr<RawWorker> worker = Worker();
+  EXPECT_TRUE(Closes(silent.front(), {.tv_sec = 20, .tv_usec = 0}));
+  // Who has opened may be silent.
+  EXPECT_TRUE(worker->Fetch(DescriptorKind::kControl, 0).ok());
+}
+
+TEST_F(Hostile, AWorkerThatDoesNotReadIsServedWhenItDoes) {
+  Start();
+  const std::unique_ptr<RawWorker> lazy = Worker();
+  constexpr int kRequests = 300;
+  Ask(*lazy, std::vector<shm::DescriptorRequest>(kRequests,
+                                                 {.kind = DescriptorKind::kControl, .index = 0}));
+  const std::unique_ptr<RawWorker> other = Worker();
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(other->Fetch(DescriptorKind::kControl, 0).ok());
+  }
+  int unread = 0;
+  ASSERT_EQ(::ioctl(lazy->descriptor_socket().get(), FIONREAD, &unread), 0);
+  EXPECT_LE(unread, static_cast<int>(8 * sizeof(shm::DescriptorAnswer)));
+  for (int i = 0; i < kRequests; ++i) {
+    Fd fd;
+    ASSERT_EQ(NextAnswer(*lazy, &fd).code, shm::DescriptorCode::kOk) << i;
+    ASSERT_TRUE(fd.valid()) << i;
+  }
+}
+
+TEST_F(Hostile, AWorkerThatDoesNotReadMayDie) {
+  Start();
+  const std::unique_ptr<RawWorker> lazy = Worker();
+  Ask(*lazy,
+      std::vector<shm::DescriptorRequest>(100, {.kind = DescriptorKind::kControl, .index = 0}));
+  const std::unique_ptr<RawWorker> other = Worker();
+  EXPECT_TRUE(other->Fetch(DescriptorKind::kControl, 0).ok());
+  lazy->descriptor_socket().Close();
+  // The daemon ends the stream, which the worker has not closed.
+  EXPECT_EQ(lazy->AwaitEnd().error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST_F(Hostile, OutOfDescriptorsItWaitsForSome) {
+  Start();
+  const int open = daemon_->OpenFds();
+  rlimit before{};
+  const rlimit few = {.rlim_cur = static_cast<rlim_t>(open) + 4, .rlim_max = 4096};
+  ASSERT_EQ(::prlimit(daemon_->pid(), RLIMIT_NOFILE, &few, &before), 0);
+  std::vector<Fd> silent = Silent(20);
+  const double cpu = daemon_->CpuSeconds();
+  EXPECT_FALSE(Closes(silent.back(), {.tv_sec = 1, .tv_usec = 0}));
+  EXPECT_LT(daemon_->CpuSeconds() - cpu, 0.3);
+  EXPECT_THAT(daemon_->Log(), testing::HasSubstr("Too many open files"));
+  silent.clear();
+  const rlimit enough = {.rlim_cur = 4096, .rlim_max = 4096};
+  ASSERT_EQ(::prlimit(daemon_->pid(), RLIMIT_NOFILE, &enough, nullptr), 0);
+  Worker();
+}
+
+// Requests that take the daemon's waiting thread long, a wake behind them, and the end meanwhile.
+TEST_F(Hostile, ItMayBeToldToStopWhileItServes) {
+  Start({.flags = {"--drain-limit-ms=0", "--staging-bytes=64MiB"}, .pool_bytes = "4GiB"});
+  std::vector<std::unique_ptr<RawWorker>> workers;
+  for (int i = 0; i < 32; ++i) workers.push_back(Worker());
+  for (const std::unique_ptr<RawWorker>& worker : workers) {
+    if (worker != workers.back()) Ask(*worker, {{.kind = DescriptorKind::kStaging, .index = 0}});
+  }
+  workers.back()->SignalWake();
+  Fd staging;
+  NextAnswer(*workers.front(), &staging);
+  daemon_->Kill(SIGTERM);
+  for (const std::unique_ptr<RawWorker>& worker : workers) worker->AwaitEnd();
+  workers.clear();  // no connection is left for the daemon to wait for
+  EXPECT_EQ(daemon_->WaitForExit(30), 0);
+}
+
+}  // namespace
+}  // namespace tessera
