@@ -15,6 +15,10 @@
 
 namespace tessera::serving {
 
+namespace {
+constexpr int kMaxThreads = 256;  // of calls, far more than Admission lets in; streams take none
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Server>> Server::Create(Services& services, const Options& options) {
   std::unique_ptr<Server> server(new Server(services, options));
   if (absl::Status status = server->LockPaths(); !status.ok()) return status;
@@ -89,6 +93,10 @@ absl::Status Server::StartGrpc() {
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 2);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 16);
+  // Calls beyond are refused at once (RESOURCE_EXHAUSTED), instead of each taking a thread.
+  grpc::ResourceQuota quota("tesserad");
+  quota.SetMaxThreads(kMaxThreads);
+  builder.SetResourceQuota(quota);
   builder.RegisterService(worker_service_.get());
   builder.RegisterService(admin_service_.get());
   // gRPC makes its sockets world-accessible; nobody may connect before the mode is right.

@@ -150,6 +150,9 @@ absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendR
 
 absl::Status WorkerService::HandleAttend(const Caller& caller, const v1::AttendRequest& request,
                                          v1::AttendResponse& response) {
+  absl::StatusOr<Admission::Place> place =
+      attention_.Enter([&] { return caller.cancelled() || services_.stopping.load(); });
+  if (!place.ok()) return place.status();
   return serving::Attend(services_, caller, request, response);
 }
 

@@ -1,9 +1,12 @@
 // The worker's contract: one thin handler per RPC. Find the caller, convert, act, convert back.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <string_view>
+#include <thread>
 
+#include "daemon/serving/admission.h"
 #include "daemon/serving/attach.h"
 #include "daemon/serving/caller.h"
 #include "daemon/serving/services.h"
@@ -17,7 +20,11 @@ using WorkerServiceBase = v1::Tessera::WithCallbackMethod_Attach<v1::Tessera::Se
 
 class WorkerService final : public WorkerServiceBase {
  public:
-  explicit WorkerService(const AttachDoor& door) : door_(door), services_(*door.services) {}
+  explicit WorkerService(const AttachDoor& door)
+      : door_(door),
+        services_(*door.services),
+        attention_(
+            {.running = 2 * std::max(1u, std::thread::hardware_concurrency()), .waiting = 64}) {}
 
   grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* Attach(
       grpc::CallbackServerContext* context) override {
@@ -40,6 +47,7 @@ class WorkerService final : public WorkerServiceBase {
  private:
   const AttachDoor door_;
   Services& services_;
+  Admission attention_;
 
  public:
   TESSERA_RPC(RegisterModel)
