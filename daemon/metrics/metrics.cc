@@ -89,13 +89,6 @@ void Metrics::Visit(Visitor& visitor) const {
   visitor.Add(kBuildInfo, 1, build_.version, build_.device, build_.isa);
   sessions_total.Visit(visitor);
   session_ends_total.Visit(visitor);
-  tokens_appended_total.Visit(visitor);
-  tiles_encoded_total.Visit(visitor);
-  tail_full_waits_total.Visit(visitor);
-  snapshots_published_total.Visit(visitor);
-  pins_revoked_total.Visit(visitor);
-  sequences_failed_total.Visit(visitor);
-  attend_requests_total.Visit(visitor);
   MutexLock lock(mutex_);
   for (const auto& [name, method] : methods_) method->Visit(visitor, name);
   for (const Collector* collector : collectors_) collector->Collect(visitor);

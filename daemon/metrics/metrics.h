@@ -31,15 +31,6 @@ template <>
 inline constexpr std::array<std::string_view, 5> kLabelValues<SessionEnd> = {
     "closed", "lost", "refused", "evicted", "drained"};
 
-enum class AppendDoor : std::uint8_t { kRpc, kTail };
-template <>
-inline constexpr std::array<std::string_view, 2> kLabelValues<AppendDoor> = {"rpc", "tail"};
-
-// Attention through the mapping runs in the worker, where the daemon cannot count it.
-enum class AttendDoor : std::uint8_t { kRpc };
-template <>
-inline constexpr std::array<std::string_view, 1> kLabelValues<AttendDoor> = {"rpc"};
-
 // One RPC method. Handlers look theirs up once, at start.
 class RpcMethod {
  public:
@@ -69,15 +60,9 @@ class Metrics {
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
+  // What the cache counts it reports itself (Collector).
   Counter sessions_total{kSessionsTotal};
   CounterBy<SessionEnd> session_ends_total{kSessionEndsTotal};
-  CounterBy<AppendDoor> tokens_appended_total{kTokensAppendedTotal};
-  Counter tiles_encoded_total{kTilesEncodedTotal};
-  Counter tail_full_waits_total{kTailFullWaitsTotal};
-  Counter snapshots_published_total{kSnapshotsPublishedTotal};
-  Counter pins_revoked_total{kPinsRevokedTotal};
-  Counter sequences_failed_total{kSequencesFailedTotal};
-  CounterBy<AttendDoor> attend_requests_total{kAttendRequestsTotal};
 
   // The same object for the same name, for as long as the Metrics live. Takes a lock.
   RpcMethod& Rpc(std::string_view method) TESSERA_EXCLUDES(mutex_);

@@ -14,13 +14,13 @@ using ::testing::Not;
 
 TEST(Exposition, IsPrometheusText) {
   Metrics metrics({.version = "0.1.0", .device = "cpu", .isa = "avx512"});
-  metrics.tokens_appended_total.Increment(AppendDoor::kTail, 96);
+  metrics.session_ends_total.Increment(SessionEnd::kLost, 96);
   metrics.Rpc("Append").Finished(absl::StatusCode::kOk, std::chrono::microseconds(300));
   const std::string text = ExpositionText(metrics);
-  EXPECT_THAT(text, HasSubstr("# HELP tessera_tokens_appended_total Tokens committed"));
-  EXPECT_THAT(text, HasSubstr("# TYPE tessera_tokens_appended_total counter\n"
-                              "tessera_tokens_appended_total{door=\"rpc\"} 0\n"
-                              "tessera_tokens_appended_total{door=\"tail\"} 96\n"));
+  EXPECT_THAT(text, HasSubstr("# HELP tessera_session_ends_total Sessions"));
+  EXPECT_THAT(text, HasSubstr("# TYPE tessera_session_ends_total counter\n"
+                              "tessera_session_ends_total{reason=\"closed\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("tessera_session_ends_total{reason=\"lost\"} 96\n"));
   EXPECT_THAT(text, HasSubstr("tessera_build_info{version=\"0.1.0\",device=\"cpu\",isa=\"avx512\"} "
                               "1\n"));
   EXPECT_THAT(text, HasSubstr("# TYPE tessera_rpc_duration_seconds histogram\n"));

@@ -31,20 +31,20 @@ struct KeepHistogram final : Visitor {
 
 TEST(Counter, LosesNothingBetweenThreads) {
   Counter counter(kTilesEncodedTotal);
-  CounterBy<AppendDoor> by_door(kTokensAppendedTotal);
+  CounterBy<SessionEnd> by_reason(kSessionEndsTotal);
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 10000; ++i) {
         counter.Increment();
-        by_door.Increment(i % 2 == 0 ? AppendDoor::kRpc : AppendDoor::kTail, 3);
+        by_reason.Increment(i % 2 == 0 ? SessionEnd::kClosed : SessionEnd::kLost, 3);
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(counter.value(), 40000u);
-  EXPECT_EQ(by_door.value(AppendDoor::kRpc), 60000u);
-  EXPECT_EQ(by_door.value(AppendDoor::kTail), 60000u);
+  EXPECT_EQ(by_reason.value(SessionEnd::kClosed), 60000u);
+  EXPECT_EQ(by_reason.value(SessionEnd::kLost), 60000u);
 }
 
 // Against counting the observations one by one.
