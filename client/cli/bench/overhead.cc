@@ -207,7 +207,7 @@ void AddSystemCalls(const LocalDaemon& daemon, Report& report) {
   std::string numbers;
   for (std::uint64_t number : run->numbers) Append(numbers, " ", number);
   report.notes.push_back(Concat("system calls: ", run->calls, " in ", kSteps,
-                                " steps, counted by ptrace with the compactor awake",
+                                " steps of 200 us, counted by ptrace with the compactor awake",
                                 numbers.empty() ? "" : "; numbers:", numbers));
 }
 
