@@ -173,9 +173,9 @@ absl::StatusOr<std::shared_ptr<const Model>> Tenant::RegisterModel(ModelSpec spe
     }
   }
   // What no session and no sequence uses any more makes room, and gives its name away.
+  const bool full = models_.size() >= options_.max_models;
   absl::erase_if(models_, [&](const auto& entry) {
-    return !entry.second.InUse() && (models_.size() >= options_.max_models ||
-                                     entry.second.model->spec().name == model->spec().name);
+    return !entry.second.InUse() && (full || entry.second.model->spec().name == model->spec().name);
   });
   if (models_.size() >= options_.max_models) {
     return absl::ResourceExhaustedError(Concat("tenant ", name(), " has ", models_.size(),

@@ -148,7 +148,7 @@ struct Shape {
 // Lanes of kLaneEntries entries that fill a mapping, their tiles in shuffled order.
 class Workload {
  public:
-  explicit Workload(const Shape& shape) : shape_(shape), mapping_(shape.bytes, shape.large_pages) {
+  explicit Workload(const Shape& shape) : mapping_(shape.bytes, shape.large_pages) {
     const DenseTile tile{shape.head_dim, shape.type};
     const std::size_t tiles_per_lane = kLaneEntries / kTileEntries;
     const std::size_t lanes = shape.bytes / (tile.bytes() * tiles_per_lane);
@@ -198,7 +198,6 @@ class Workload {
   }
 
  private:
-  Shape shape_;
   Mapping mapping_;
   std::vector<std::uint64_t> offsets_;
   std::vector<std::byte> query_;

@@ -35,7 +35,6 @@ struct Label {
   std::uint64_t token;
   std::uint64_t era;
   std::uint64_t lane;
-  friend bool operator==(const Label&, const Label&) = default;
 };
 std::uint64_t Encode(const Label& label) {
   const std::uint64_t bits = label.token | label.era << 24 | label.lane << 40;

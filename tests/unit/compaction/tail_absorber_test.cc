@@ -29,7 +29,7 @@ const char* const kJob = "absorb-tails";
 class Decoder {
  public:
   Decoder(cache::World& world, const cache::Model& model, int sequences)
-      : world_(world), worker_(world.tenant(), world.OpenSession()) {
+      : worker_(world.tenant(), world.OpenSession()) {
     for (int i = 0; i < sequences; ++i) {
       Decoding decoding;
       decoding.sequence = world.NewSequence(worker_.session(), model);
@@ -65,7 +65,6 @@ class Decoder {
     TestWorker::OpenTail tail;
     std::uint64_t tokens = 0;
   };
-  cache::World& world_;
   TestWorker worker_;
   std::vector<Decoding> decoding_;
 };

@@ -112,7 +112,9 @@ TEST(EventLoop, AwaitsRoomInsteadOfData) {
 TEST(EventLoop, ANumberReusedWithinARoundGetsNoEventOfItsPredecessor) {
   EventLoop loop = MustLoop();
   Event first = MustEvent();
-  auto [ours, theirs] = SocketPair();
+  auto pair = SocketPair();
+  Fd& ours = pair.first;  // a reference: lambdas capture no bindings
+  Fd& theirs = pair.second;
   Event reused = MustEvent();
   const int number = ours.get();
   int stale = 0, wrong = 0;
