@@ -101,6 +101,9 @@ TEST_F(SessionStateTest, AHostileCountOfWaitsRaisesAFigureAndNoMore) {
   EXPECT_EQ(session->TakeRingFullWaits(), 0u);
   waits.store(3);
   EXPECT_EQ(session->TakeRingFullWaits(), 1u);
+  // The word is the worker's: a wild one raises the figure by no more than a worker could wait.
+  session->control()->page().ring_full_waits.store(~std::uint64_t{0});
+  EXPECT_EQ(session->TakeRingFullWaits(), std::uint64_t{1} << 20);
 }
 
 TEST_F(SessionStateTest, AFreshControlPageIsEmptyAndAsksForAWake) {
