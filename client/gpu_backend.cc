@@ -122,9 +122,9 @@ absl::Status GpuBackend::Upload(const StepBatch& batch) {
   cuda::Error error;
   if (bytes > memory_.bytes()) error = memory_.Grow(2 * bytes);
   if (error.ok() && partial > partial_.bytes()) error = partial_.Grow(2 * partial);
-  if (error.ok()) error = queue_->Copy(memory_.at(), host_.data(), bytes);
+  if (!error.ok()) return GpuStatus(error);
   under_way_ = true;
-  return GpuStatus(error);
+  return GpuStatus(queue_->Copy(memory_.at(), host_.data(), bytes));
 }
 
 absl::StatusOr<std::byte*> GpuBackend::Place(std::string_view what, const void* tensor,

@@ -260,7 +260,9 @@ absl::StatusOr<config::DeviceMemory> OpenDevice(const config::DeviceChoice& choi
     const absl::StatusOr<std::uint64_t> bytes = devices.OpenCuda(static_cast<int>(choice.ordinal));
     if (bytes.ok()) {
       return config::DeviceMemory{
-          .bytes = *bytes, .source = Concat("the memory of ", devices.device().description().name)};
+          .bytes = *bytes,
+          .source = Concat("the memory of ", devices.device().description().name, " (",
+                           devices.device().description().model, ")")};
     }
     if (choice.kind == Kind::kCuda) return bytes.status();
   }

@@ -31,7 +31,7 @@ struct AttendItem {
 absl::Status ResolveLanes(cache::Tenant& tenant, std::uint32_t layer, AttendItem& item);
 
 // Reads them again for queries that come later in the same request, under another pin. ABORTED
-// where those queries would see another sequence than the first ones did.
+// where the sequence has another length than the first queries saw and these would notice.
 absl::Status ResolveLanesAgain(cache::Tenant& tenant, std::uint32_t layer, bool causal,
                                AttendItem& item);
 
