@@ -7,6 +7,7 @@
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 #include "daemon/cache/sequence.h"
+#include "proto/shm/segment_ref.h"
 
 namespace tessera::cache {
 
@@ -216,13 +217,12 @@ void Sequence::PublishLane(std::uint32_t index, pool::Block block, Replaced& rep
   std::memcpy(at, &header, sizeof header);
   at += sizeof header;
   for (const HeldSegment& held : lane.segments) {
-    const shm::SegmentRef ref = {
-        .tile_table = held.segment->table_offset(),
-        .first_position = held.segment->first_position(),
-        .strategy = 0,
-        .entries = held.entries,
-        .format = static_cast<std::uint8_t>(kernels::DenseFormat(held.segment->tile().type)),
-        .reserved = {}};
+    shm::SegmentRef ref = {};
+    ref.tile_table = held.segment->table_offset();
+    ref.first_position = held.segment->first_position();
+    ref.entries = held.entries;
+    const kernels::DenseTile tile = held.segment->tile();
+    shm::SetShape(kernels::DenseShape(tile.head_dim, tile.type), ref);
     std::memcpy(at, &ref, sizeof ref);
     at += sizeof ref;
   }

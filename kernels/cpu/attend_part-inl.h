@@ -271,8 +271,8 @@ template <ElementType kType, int kRows>
 static void AttendTile(const PartContext& context, const RowRun& run, const Upcoming& upcoming,
                        std::uint32_t first) {
   const AttendPart& part = *context.part;
-  const int head_dim = static_cast<int>(part.head_dim);
-  const std::size_t row_bytes = part.head_dim * kElementBytes<kType>;
+  const int head_dim = static_cast<int>(part.padded_channels);
+  const std::size_t row_bytes = part.padded_channels * kElementBytes<kType>;
   Span visible[kRows];
   Span live = {kTileRows, 0};
   for (int n = 0; n < kRows; ++n) {
@@ -288,8 +288,8 @@ static void AttendTile(const PartContext& context, const RowRun& run, const Upco
                          .row_bytes = row_bytes,
                          .head_dim = head_dim};
   Scratch& scratch = *context.scratch;
-  float* output = context.partial->output + first * part.head_dim;
-  DotTile<kType, kRows>(tile, live, upcoming, scratch.queries + first * part.head_dim,
+  float* output = context.partial->output + first * part.padded_channels;
+  DotTile<kType, kRows>(tile, live, upcoming, scratch.queries + first * part.padded_channels,
                         scratch.weights);
   for (int n = 0; n < kRows; ++n) {
     WeighRow(context.logits, visible[n], head_dim, scratch.weights[n],
@@ -305,9 +305,9 @@ static void Begin(const PartContext& context) {
   for (std::uint32_t r = 0; r < part.row_count; ++r) {
     context.partial->max[r] = -kInfinity;
     Simd::Store(context.scratch->sums[r], Simd::Zero());
-    float* query = context.scratch->queries + r * part.head_dim;
-    float* output = context.partial->output + r * part.head_dim;
-    for (std::uint32_t c = 0; c < part.head_dim; c += kPairChannels) {
+    float* query = context.scratch->queries + r * part.padded_channels;
+    float* output = context.partial->output + r * part.padded_channels;
+    for (std::uint32_t c = 0; c < part.padded_channels; c += kPairChannels) {
       const auto pair =
           Simd::template LoadPair<kType>(part.rows[r].query + c * kElementBytes<kType>);
       Simd::Store(query + c, pair.a);
@@ -325,8 +325,8 @@ static void Finish(const PartContext& context) {
     float sum = 0;
     for (int lane = 0; lane < Simd::kLanes; ++lane) sum += context.scratch->sums[r][lane];
     context.partial->sum[r] = sum;
-    float* output = context.partial->output + r * part.head_dim;
-    for (std::uint32_t c = 0; c < part.head_dim; c += kPairChannels) {
+    float* output = context.partial->output + r * part.padded_channels;
+    for (std::uint32_t c = 0; c < part.padded_channels; c += kPairChannels) {
       const auto pair = Simd::template InOrder<kType>(
           {Simd::Load(output + c), Simd::Load(output + c + Simd::kLanes)});
       Simd::Store(output + c, pair.a);
@@ -372,7 +372,7 @@ static void AttendPartSimd(const AttendPart& part, const PartialRows& partial) {
       .scratch = &scratch,
       .logits = {.multiplier = capped ? part.scale / part.logit_softcap : part.scale * kLog2E,
                  .cap_log2 = capped ? part.logit_softcap * kLog2E : 0.0f}};
-  switch (part.type) {
+  switch (static_cast<ElementType>(part.shape.format)) {
     case ElementType::kBf16:
       return AttendRuns<ElementType::kBf16>(context);
     case ElementType::kFp16:

@@ -16,7 +16,7 @@ constexpr std::uint64_t RoundUp(std::uint64_t value, std::uint64_t unit) {
 bool CanBePacked(const LaneView& lane, ElementType type) {
   if (lane.tail.ring_tiles == 0 && lane.tail.begin != lane.tail.end) return false;
   return std::all_of(lane.segments, lane.segments + lane.segment_count,
-                     [&](const SegmentView& s) { return s.format == DenseFormat(type); });
+                     [&](const SegmentView& s) { return s.shape.format == DenseFormat(type); });
 }
 
 }  // namespace
@@ -95,7 +95,7 @@ SegmentSpec HostBatchImage::PackSegment(const SegmentView& segment) {
   return {.tile_table = table,
           .first_position = segment.first_position,
           .entries = segment.entries,
-          .format = segment.format};
+          .format = segment.shape.format};
 }
 
 HostBatchImage::PackedLane HostBatchImage::PackLane(const LaneView& lane) {

@@ -106,7 +106,7 @@ void StepWriter::AddLane(const LaneView& lane) {
                               reinterpret_cast<std::uint64_t>(segment.arena),
                 .first_position = segment.first_position,
                 .entries = segment.entries,
-                .format = segment.format});
+                .format = segment.shape.format});
   }
   CloseLane();
 }

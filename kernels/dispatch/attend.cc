@@ -85,8 +85,9 @@ bool ComputePart(Call& call, const Cell& cell, const Task& task) {
                            .rows = rows,
                            .run_count = list.count,
                            .row_count = cell.rows,
-                           .head_dim = geometry.head_dim,
-                           .type = geometry.type,
+                           .shape = DenseShape(geometry.head_dim, geometry.type),
+                           .layout = LayoutOf(DenseShape(geometry.head_dim, geometry.type)),
+                           .padded_channels = geometry.head_dim,
                            .scale = geometry.scale,
                            .logit_softcap = geometry.logit_softcap};
   call.ran.store(call.operations->attend_part(part, call.PartialOf(task)),

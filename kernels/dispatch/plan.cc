@@ -11,7 +11,7 @@ constexpr std::uint64_t kEveryPosition = std::numeric_limits<std::uint64_t>::max
 // A lane that no kernel may follow. Tile offsets are checked later, where they are read.
 bool LaneIsSound(const AttendBatch& batch, const LaneView& lane) {
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
-    if (lane.segments[s].format != DenseFormat(batch.geometry.type)) return false;
+    if (lane.segments[s].shape.format != DenseFormat(batch.geometry.type)) return false;
   }
   const TailView& tail = lane.tail;
   return tail.end >= tail.begin &&

@@ -16,11 +16,19 @@ namespace tessera::kernels {
 inline constexpr std::uint32_t kTileEntries = 32;
 
 // What the bytes of a tile mean. The numbers are part of the mapped protocol: never reuse one.
-enum class TileFormat : std::uint8_t { kDenseBf16 = 1, kDenseFp16 = 2, kDenseFp32 = 3 };
+enum class TileFormat : std::uint8_t {
+  kDenseBf16 = 1,
+  kDenseFp16 = 2,
+  kDenseFp32 = 3,
+  kPackedBf16 = 4,
+  kPackedFp16 = 5,
+  kPackedInt8 = 6,
+  kPackedFp8 = 7,
+};
 
 constexpr TileFormat DenseFormat(ElementType type) { return static_cast<TileFormat>(type); }
 
-constexpr bool IsTileFormat(std::uint8_t value) { return value >= 1 && value <= 3; }
+constexpr bool IsTileFormat(std::uint8_t value) { return value >= 1 && value <= 7; }
 
 inline constexpr std::uint32_t kHeadDims[] = {64, 128, 256};
 

@@ -6,10 +6,14 @@
 #include <cstdint>
 
 #include "kernels/format/dense_tile.h"
+#include "kernels/format/rotation.h"
+#include "kernels/format/tile_shape.h"
 
 namespace tessera::kernels {
 
-// A run of entries that share one format. Entry e lives in tile e / 32, row e % 32.
+// A run of entries that share one strategy. Entry e lives in tile e / 32, row e % 32. Its position
+// is first_position + e, or, where the shape has positions, first_position + the tile's word; those
+// words rise with e.
 //
 // `tile_offsets` is memory the daemon owns and may reuse once a revoked reader's pin is gone, so a
 // kernel checks every offset against `arena_bytes` when it reads it, and reads it once. An offset
@@ -18,9 +22,13 @@ struct SegmentView {
   const std::byte* arena = nullptr;             // base of the mapping the offsets count from
   std::uint64_t arena_bytes = 0;                // readable bytes from `arena`
   const std::uint64_t* tile_offsets = nullptr;  // ceil(entries / 32) byte offsets
-  std::uint64_t first_position = 0;             // position of entry 0; positions are consecutive
+  std::uint64_t first_position = 0;
+  std::uint64_t position_span = 0;  // positions end before first_position + it; 0: `entries`
   std::uint32_t entries = 0;
-  TileFormat format = TileFormat::kDenseBf16;
+  TileShape shape;
+  RotationView rotation;  // of packed tiles
+
+  constexpr std::uint64_t positions() const { return position_span != 0 ? position_span : entries; }
 };
 
 // The newest tokens, in a ring of dense tiles. Token t (an ordinal of the sequence, which is also

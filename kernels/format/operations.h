@@ -7,12 +7,27 @@
 #include <string_view>
 
 #include "kernels/format/part.h"
+#include "kernels/format/rotation.h"
 
 namespace tessera::kernels {
 
 struct Operations {
-  // Returns the name of the code that ran, a literal that the same file compiles in.
+  // Each returns the name of the code that ran, a literal that the same file compiles in.
   const char* (*attend_part)(const AttendPart& part, const PartialRows& partial);
+  const char* (*rotate)(const RotateJob& job);
+  const char* (*unrotate)(const UnrotateJob& job);
+  const char* (*score_part)(const ScorePart& part);
+  const char* (*select)(const SelectJob& job);
+
+  // The rotations in the order that `encode` reads them; the bytes that takes.
+  std::size_t (*prepared_bytes)(const TileShape& shape, ElementType row_type);
+  void (*prepare_encode)(const TileShape& shape, ElementType row_type, const RotationView& rotation,
+                         std::byte* prepared);
+  // False where a rotated value is not finite; the tile then holds anything.
+  bool (*encode)(const EncodeJob& job);
+  const char* (*decode)(const DecodeJob& job);
+  const char* (*gather)(const GatherJob& job);
+  const char* (*moments)(const MomentsJob& job);
 
   // The index of the first element that is NaN, infinite or at least 2^63 in magnitude, or -1.
   std::int64_t (*first_unusable)(const void* elements, std::size_t count, ElementType type);

@@ -4,56 +4,73 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/format/dense_tile.h"
+#include "kernels/format/tile_shape.h"
+#include "kernels/reference/packed.h"
 #include "kernels/reference/scalar.h"
+#include "kernels/reference/tile_row.h"
 
 namespace tessera::kernels {
 namespace {
 
 constexpr double kLog2E = 1.4426950408889634;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr std::uint32_t kMaxHeadDim = 256;
 
 struct RowState {
   double max = -kInfinity;
   double sum = 0;
-  double output[kMaxHeadDim] = {};
+  double output[kMaxChannels] = {};
 };
 
+// A query row as doubles: elements of the model's type over dense tiles, fp32 over packed ones.
+void ReadQuery(const AttendPart& part, const QueryRow& row, double* query) {
+  const ElementType type = part.shape.packed() ? ElementType::kFp32 : ElementsOf(part.shape.format);
+  for (std::uint32_t c = 0; c < part.shape.channels; ++c) query[c] = ElementAt(row.query, c, type);
+}
+
 // In units of log2, so that weights are powers of two. Saturates like the fp32 kernels do.
-double Logit(const AttendPart& part, const std::byte* query, const std::byte* key) {
-  double logit = part.scale * Dot(query, key, part.head_dim, part.type);
+double Logit(const AttendPart& part, const double* query, const double* key, double weight) {
+  double logit = 0;
+  for (std::uint32_t c = 0; c < part.shape.channels; ++c) logit += query[c] * key[c];
+  logit *= part.scale;
   if (part.logit_softcap != 0) {
     logit = part.logit_softcap * std::tanh(logit / part.logit_softcap);
   }
   constexpr double kLimit = std::numeric_limits<float>::max();
-  return std::clamp(logit * kLog2E, -kLimit, kLimit);
+  return std::clamp(logit * kLog2E, -kLimit, kLimit) + std::log2(weight);
 }
 
-void AddEntry(const AttendPart& part, double logit, const std::byte* value, RowState& state) {
-  if (!(logit <= state.max)) {  // a new maximum, or NaN, which then stays
+void AddEntry(const AttendPart& part, double logit, const double* value, RowState& state) {
+  if (logit == -kInfinity) return;  // an entry of weight 0
+  if (!(logit <= state.max)) {      // a new maximum, or NaN, which then stays
     const double factor = std::exp2(state.max - logit);
     state.max = logit;
     state.sum *= factor;
-    for (std::uint32_t c = 0; c < part.head_dim; ++c) state.output[c] *= factor;
+    for (std::uint32_t c = 0; c < part.shape.channels; ++c) state.output[c] *= factor;
   }
   const double weight = std::exp2(logit - state.max);
   state.sum += weight;
-  for (std::uint32_t c = 0; c < part.head_dim; ++c) {
-    state.output[c] += weight * ElementAt(value, c, part.type);
+  for (std::uint32_t c = 0; c < part.shape.channels; ++c) {
+    state.output[c] += weight * value[c];
   }
 }
 
 void AttendRow(const AttendPart& part, const QueryRow& row, RowState& state) {
-  const DenseTile tile{part.head_dim, part.type};
+  double query[kMaxChannels];
+  double key[kMaxChannels];
+  double value[kMaxChannels];
+  ReadQuery(part, row, query);
   for (std::uint32_t i = 0; i < part.run_count; ++i) {
     const RowRun& run = part.runs[i];
     for (std::uint32_t j = 0; j < run.row_count; ++j) {
-      const std::uint64_t position = run.position + j;
-      if (position < row.visible_begin || position >= row.visible_end) continue;
       const std::uint32_t r = run.row_begin + j;
-      const double logit = Logit(part, row.query, run.tile + tile.key_offset(r));
-      AddEntry(part, logit, run.tile + tile.value_offset(r), state);
+      const std::uint64_t position =
+          part.shape.positions ? PositionOf(part.shape, part.layout, run.tile, run.position, r)
+                               : run.position + j;
+      if (position < row.visible_begin || position >= row.visible_end) continue;
+      ReadRow(KeyRow(part.shape, part.layout, run.tile, r), key);
+      ReadRow(ValueRow(part.shape, part.layout, run.tile, r), value);
+      const double weight = WeightOf(part.shape, part.layout, run.tile, r);
+      AddEntry(part, Logit(part, query, key, weight), value, state);
     }
   }
 }
@@ -64,8 +81,8 @@ const char* AttendPartReference(const AttendPart& part, const PartialRows& parti
     AttendRow(part, part.rows[r], state);
     partial.max[r] = static_cast<float>(state.max);
     partial.sum[r] = static_cast<float>(state.sum);
-    for (std::uint32_t c = 0; c < part.head_dim; ++c) {
-      partial.output[r * part.head_dim + c] = static_cast<float>(state.output[c]);
+    for (std::uint32_t c = 0; c < part.padded_channels; ++c) {
+      partial.output[r * part.padded_channels + c] = static_cast<float>(state.output[c]);
     }
   }
   return "reference";
@@ -80,6 +97,16 @@ std::int64_t FirstUnusableReference(const void* elements, std::size_t count, Ele
 }
 
 constexpr Operations kOperations = {.attend_part = AttendPartReference,
+                                    .rotate = RotateReference,
+                                    .unrotate = UnrotateReference,
+                                    .score_part = ScorePartReference,
+                                    .select = SelectReference,
+                                    .prepared_bytes = PreparedBytesReference,
+                                    .prepare_encode = PrepareEncodeReference,
+                                    .encode = EncodeReference,
+                                    .decode = DecodeReference,
+                                    .gather = GatherReference,
+                                    .moments = MomentsReference,
                                     .first_unusable = FirstUnusableReference};
 
 }  // namespace

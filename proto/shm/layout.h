@@ -14,12 +14,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/format/dense_tile.h"
+#include "kernels/format/tile_shape.h"
 #include "proto/shm/descriptors.h"
 
 namespace tessera::shm {
 
-inline constexpr std::uint32_t kProtocolVersion = 1;
+inline constexpr std::uint32_t kProtocolVersion = 2;
 
 inline constexpr std::uint64_t kDirectoryMagic = 0x5445535344495231;  // "TESSDIR1"
 inline constexpr std::uint64_t kControlMagic = 0x5445535343544c31;    // "TESSCTL1"
@@ -30,7 +30,7 @@ inline constexpr std::uint32_t kCommitSlots = 4096;      // decoding sequences p
 inline constexpr std::uint32_t kMaxPoolExtents = 16384;  // 1 TiB of 64 MiB extents
 inline constexpr std::uint32_t kMaxDirectoryExtents = 4096;
 inline constexpr std::uint32_t kObjectAlignment = 64;  // of everything in pool and directory
-inline constexpr std::uint32_t kMaxSegments = 4096;    // per lane
+inline constexpr std::uint32_t kMaxSegments = 4095;    // per lane: a snapshot stays below 256 KiB
 inline constexpr std::uint32_t kMaxLanes = 16384;      // per sequence
 
 using Word = std::atomic<std::uint64_t>;
@@ -119,16 +119,33 @@ struct Snapshot {
 };
 static_assert(sizeof(Snapshot) == 32);
 
+// The fields from `head_dim` to `flags` are a kernels::TileShape.
 struct SegmentRef {
   std::uint64_t tile_table;      // pool offset of the table of 64-bit tile offsets
-  std::uint64_t first_position;  // position of entry 0; consecutive under the dense strategy
-  std::uint64_t strategy;        // pool offset; 0: the identity strategy
+  std::uint64_t first_position;  // of entry 0, or what the tiles' position words count from
+  std::uint64_t position_span;   // positions end before first_position + it
+  std::uint64_t rotations;       // pool offset of R_k, then R_v; 0: the identity
   std::uint32_t entries;         // of the segment that this snapshot shows
-  std::uint8_t format;           // kernels::TileFormat
-  std::uint8_t reserved[3];
+  std::uint16_t head_dim;
+  std::uint16_t channels;
+  std::uint16_t kept;
+  std::uint8_t format;  // kernels::TileFormat
+  std::uint8_t group;
+  std::uint8_t summary;  // kernels::Summary
+  std::uint8_t block;
+  std::uint8_t flags;          // SegmentFlags
+  std::uint8_t rotation_type;  // kernels::ElementType
+  std::uint8_t reserved[16];
 };
-static_assert(offsetof(SegmentRef, entries) == 24);
-static_assert(sizeof(SegmentRef) == 32);
+static_assert(offsetof(SegmentRef, entries) == 32);
+static_assert(offsetof(SegmentRef, format) == 42);
+static_assert(offsetof(SegmentRef, rotation_type) == 47);
+static_assert(sizeof(SegmentRef) == 64);
+
+enum SegmentFlags : std::uint8_t {
+  kSegmentHasWeights = 1,
+  kSegmentHasPositions = 2,
+};
 
 // ---- Control page ------------------------------------------------------------------------------
 
@@ -201,6 +218,7 @@ constexpr std::uint64_t Fingerprint() {
       sizeof(SegmentRef),
       offsetof(SegmentRef, entries),
       offsetof(SegmentRef, format),
+      offsetof(SegmentRef, rotation_type),
       sizeof(ControlPage),
       offsetof(ControlPage, readers),
       offsetof(ControlPage, commits),
@@ -209,6 +227,7 @@ constexpr std::uint64_t Fingerprint() {
       kObjectAlignment,
       kernels::kTileEntries,
       kernels::DenseTile{128, kernels::ElementType::kBf16}.value_offset(1),
+      kernels::kTileFormatVersion,
       sizeof(DescriptorOpening),
       sizeof(DescriptorAnswer),
       offsetof(DescriptorAnswer, memory)};

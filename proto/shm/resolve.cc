@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "proto/shm/segment_ref.h"
+
 namespace tessera::shm {
 
 namespace {
@@ -10,8 +12,20 @@ bool TableFits(const SegmentRef& ref, const MappedArena& pool) {
   const std::uint64_t tiles =
       (std::uint64_t{ref.entries} + kernels::kTileEntries - 1) / kernels::kTileEntries;
   return ref.tile_table % sizeof(std::uint64_t) == 0 &&
-         pool.Holds(ref.tile_table, tiles * sizeof(std::uint64_t)) &&
-         kernels::IsTileFormat(ref.format);
+         pool.Holds(ref.tile_table, tiles * sizeof(std::uint64_t));
+}
+
+// False where the rotations do not lie in the pool, or a cut channel has no rotation to explain it.
+bool FindRotations(const SegmentRef& ref, const kernels::TileShape& shape, const MappedArena& pool,
+                   kernels::RotationView& rotation) {
+  if (ref.rotations == 0) return shape.channels == shape.head_dim;
+  if (!shape.packed() || !kernels::IsElementType(ref.rotation_type)) return false;
+  rotation.type = static_cast<kernels::ElementType>(ref.rotation_type);
+  const std::uint64_t bytes = kernels::RotationBytes(shape, rotation.type);
+  if (ref.rotations % kObjectAlignment != 0 || !pool.Holds(ref.rotations, 2 * bytes)) return false;
+  rotation.key = pool.base + ref.rotations;
+  rotation.value = rotation.key + bytes;
+  return true;
 }
 
 }  // namespace
@@ -35,7 +49,10 @@ ResolveStatus ResolveLane(std::uint64_t lane_word, const MappedArena& directory,
   for (std::uint32_t i = 0; i < snapshot.segment_count; ++i) {
     SegmentRef ref;
     std::memcpy(&ref, refs + i * sizeof(SegmentRef), sizeof ref);
-    if (!TableFits(ref, pool)) {
+    const kernels::TileShape shape = ShapeOf(ref);
+    kernels::RotationView rotation;
+    if (!TableFits(ref, pool) || kernels::WhyNotServed(shape) != nullptr ||
+        !FindRotations(ref, shape, pool, rotation)) {
       segments.resize(before);
       return ResolveStatus::kOutOfBounds;
     }
@@ -44,8 +61,10 @@ ResolveStatus ResolveLane(std::uint64_t lane_word, const MappedArena& directory,
         .arena_bytes = pool.bytes,
         .tile_offsets = reinterpret_cast<const std::uint64_t*>(pool.base + ref.tile_table),
         .first_position = ref.first_position,
+        .position_span = ref.position_span,
         .entries = ref.entries,
-        .format = static_cast<kernels::TileFormat>(ref.format),
+        .shape = shape,
+        .rotation = rotation,
     });
   }
   lane = {.entries = snapshot.entries,

@@ -166,7 +166,7 @@ class Workload {
                          .arena_bytes = mapping_.bytes(),
                          .tile_offsets = offsets_.data() + lane * tiles_per_lane,
                          .entries = kLaneEntries,
-                         .format = DenseFormat(shape.type)};
+                         .shape = DenseShape(shape.head_dim, shape.type)};
       views_[lane] = {.segments = &segments_[lane], .segment_count = 1};
       items_.push_back({.lane = &views_[lane],
                         .kv_head = static_cast<std::uint32_t>(lane % kKvHeads),

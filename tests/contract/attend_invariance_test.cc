@@ -240,8 +240,9 @@ TEST_P(AttendConformance, RefusesLanesThatCannotBe) {
     if (fault == 1) tail = {.ring = tail.ring, .ring_tiles = 0, .begin = 7, .end = 8};
     if (fault == 2) tail.begin = tail.end + 1;
     if (fault == 3) {
-      lane.segment(0).format = shape.geometry.type == ElementType::kBf16 ? TileFormat::kDenseFp16
-                                                                         : TileFormat::kDenseBf16;
+      lane.segment(0).shape.format = shape.geometry.type == ElementType::kBf16
+                                         ? TileFormat::kDenseFp16
+                                         : TileFormat::kDenseBf16;
     }
     TestBatch batch(shape, random_);
     for (std::size_t s = 0; s < 3; ++s) batch.Add(fleet.Heads(s), 2);

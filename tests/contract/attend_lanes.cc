@@ -96,7 +96,7 @@ TestLane::TestLane(const LaneShape& shape, TestRandom& random)
                          .tile_offsets = offsets_[s].data(),
                          .first_position = position,
                          .entries = shape.segments[s],
-                         .format = DenseFormat(shape.type)});
+                         .shape = DenseShape(shape.head_dim, shape.type)});
     position += shape.segments[s];
   }
   view_ = {.segments = segments_.data(),

@@ -7,6 +7,7 @@
 
 #include "daemon/base/strings.h"
 #include "proto/shm/pin.h"
+#include "proto/shm/segment_ref.h"
 #include "tests/fakes/mapped_daemon_transport.h"
 
 namespace tessera::fakes {
@@ -157,12 +158,11 @@ void MappedDaemon::PublishLane(Sequence& sequence, std::uint32_t layer, std::uin
     const std::uint64_t count = !options_.cut_segments || random_() % 3 == 0
                                     ? left
                                     : 1 + random_() % std::min<std::uint64_t>(left, 300);
-    refs.push_back({.tile_table = WriteSegment(lane, tile, first, count, lane.pool_blocks),
-                    .first_position = first,
-                    .strategy = 0,
-                    .entries = static_cast<std::uint32_t>(count),
-                    .format = static_cast<std::uint8_t>(kernels::DenseFormat(tile.type)),
-                    .reserved = {}});
+    shm::SegmentRef& ref = refs.emplace_back();
+    ref.tile_table = WriteSegment(lane, tile, first, count, lane.pool_blocks);
+    ref.first_position = first;
+    ref.entries = static_cast<std::uint32_t>(count);
+    shm::SetShape(kernels::DenseShape(tile.head_dim, tile.type), ref);
     first += count;
   }
   const shm::Snapshot snapshot = {.magic = shm::kSnapshotMagic,

@@ -118,7 +118,7 @@ absl::Status MappedDaemon::Attend(const v1::AttendRequest& request, v1::AttendRe
           .tile_offsets = reinterpret_cast<const std::uint64_t*>(pool_->at(table)),
           .first_position = 0,
           .entries = static_cast<std::uint32_t>(lane.tokens),
-          .format = kernels::DenseFormat(tile.type)};
+          .shape = kernels::DenseShape(tile.head_dim, tile.type)};
       const kernels::LaneView view = {.segments = &segment,
                                       .segment_count = lane.tokens == 0 ? 0u : 1u};
       const kernels::AttendItem item = {

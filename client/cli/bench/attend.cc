@@ -101,7 +101,7 @@ class WorkingSet {
                            .arena_bytes = range_.bytes(),
                            .tile_offsets = offsets_.data() + std::size_t{lane} * tiles_per_lane_,
                            .entries = tokens(),
-                           .format = kernels::TileFormat::kDenseBf16});
+                           .shape = kernels::DenseShape(kHeadDim, kernels::ElementType::kBf16)});
     }
   }
 

@@ -56,7 +56,7 @@ class PlainCall {
     segment_ = {.arena = tiles,
                 .arena_bytes = kSegmentTiles * tile_.bytes(),
                 .tile_offsets = offsets_.data(),
-                .format = kernels::TileFormat::kDenseBf16};
+                .shape = kernels::DenseShape(shape.head_dim, kernels::ElementType::kBf16)};
     ring_ = {tiles + kSegmentTiles * tile_.bytes(), kRingTiles, tile_};
     batch_.geometry = {.query_heads = shape.query_heads,
                        .kv_heads = shape.kv_heads,

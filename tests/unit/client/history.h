@@ -132,7 +132,7 @@ class History {
                  .tile_offsets = offsets.data(),
                  .first_position = 0,
                  .entries = static_cast<std::uint32_t>(tokens),
-                 .format = kernels::DenseFormat(tile.type)};
+                 .shape = kernels::DenseShape(tile.head_dim, tile.type)};
       view = {.segments = &segment, .segment_count = tokens == 0 ? 0u : 1u};
     }
     std::vector<std::byte> arena;

@@ -179,7 +179,7 @@ class Decode : public ::testing::Test {
                                 .tile_offsets = reinterpret_cast<const std::uint64_t*>(
                                     layer.prompts.data() + layer.Table(lane_index)),
                                 .entries = kPrompt,
-                                .format = TileFormat::kDenseFp16};
+                                .shape = DenseShape(layer.geometry.head_dim, ElementType::kFp16)};
     const StepSequence& sequence = sequences_[b];
     const LaneView lane = {
         .segments = &prompt,

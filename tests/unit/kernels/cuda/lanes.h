@@ -81,7 +81,7 @@ class RandomLane {
                            .tile_offsets = table.data(),
                            .first_position = position,
                            .entries = entries,
-                           .format = kernels::DenseFormat(tile.type)});
+                           .shape = kernels::DenseShape(tile.head_dim, tile.type)});
       position += entries;
     }
     ring_.assign(shape.ring_tiles * tile.bytes(), std::byte{0xff});

@@ -1,0 +1,195 @@
+// What a tile holds, and where: the byte layout of every tile format. README.md draws it.
+//
+// A tile is a sequence of arrays over its 32 rows (or its blocks), in this order, each beginning
+// where the one before ends:
+//
+//   dense    K data | V data | block data | weights | positions
+//   packed   K bits | K scales | K data | V bits | V scales | V data
+//            | block bits | block scales | block data | weights | positions
+//
+// Scales exist for int8 and fp8 only; block arrays, weights and positions where the shape has them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/format/dense_tile.h"
+#include "kernels/format/value_type.h"
+
+namespace tessera::kernels {
+
+// Of the byte layouts below and of the meaning of every bit in them. Golden files hold each
+// version.
+inline constexpr std::uint32_t kTileFormatVersion = 1;
+
+// What a block of entries is judged by when attention reads a selection. The numbers are part of
+// the mapped protocol: never reuse one.
+enum class Summary : std::uint8_t {
+  kNone = 0,
+  kMean = 1,    // the mean key, in the row form of the tile's keys
+  kMinMax = 2,  // per channel the least and the greatest key, as [min of all channels | max of all]
+};
+
+inline constexpr std::uint32_t kMinBlock = 4;
+inline constexpr std::uint32_t kMaxTileBlocks = kTileEntries / kMinBlock;
+
+constexpr bool IsSummary(std::uint8_t value) { return value <= 2; }
+constexpr bool IsBlock(std::uint32_t block) { return block == 4 || block == 8 || block == 16; }
+constexpr bool IsGroup(std::uint32_t group) { return group == 1 || group == 2 || group == 4; }
+
+constexpr bool IsPacked(TileFormat format) { return format >= TileFormat::kPackedBf16; }
+constexpr TileFormat PackedFormat(ValueType type) {
+  return static_cast<TileFormat>(static_cast<std::uint8_t>(type) + 3);
+}
+// Only of packed formats.
+constexpr ValueType ValuesOf(TileFormat format) {
+  return static_cast<ValueType>(static_cast<std::uint8_t>(format) - 3);
+}
+// Only of dense formats.
+constexpr ElementType ElementsOf(TileFormat format) { return static_cast<ElementType>(format); }
+
+// K and V rows have the same shape.
+struct TileShape {
+  TileFormat format = TileFormat::kDenseBf16;
+  std::uint16_t head_dim = 128;
+  // The fields up to `group` say something of packed rows; in dense shapes they are as here.
+  std::uint16_t channels = 128;  // of the rotated row that bitmaps cover: head_dim, or truncated
+  std::uint16_t kept = 128;      // values per row, a multiple of `group`
+  std::uint8_t group = 1;        // adjacent channels kept or dropped together
+  Summary summary = Summary::kNone;
+  std::uint8_t block = 0;  // entries per block; 0 without summaries
+  bool weights = false;    // fp32 s per entry: how many tokens it stands for
+  bool positions = false;  // u32 per entry, counted from the segment's first position
+
+  constexpr bool packed() const { return IsPacked(format); }
+  // Blocks of a full tile.
+  constexpr std::uint32_t blocks() const { return block == 0 ? 0 : kTileEntries / block; }
+  bool operator==(const TileShape&) const = default;
+};
+
+constexpr TileShape DenseShape(std::uint32_t head_dim, ElementType type) {
+  const auto dim = static_cast<std::uint16_t>(head_dim);
+  return {.format = DenseFormat(type), .head_dim = dim, .channels = dim, .kept = dim};
+}
+
+// Null where a kernel may follow tiles of this shape; else what is wrong with it. For shapes that
+// come from mapped memory or a request.
+constexpr const char* WhyNotServed(const TileShape& shape) {
+  if (!IsTileFormat(static_cast<std::uint8_t>(shape.format))) return "unknown tile format";
+  if (!IsHeadDim(shape.head_dim)) return "head_dim is not 64, 128 or 256";
+  if (!IsGroup(shape.group)) return "group is not 1, 2 or 4";
+  if (shape.channels == 0 || shape.channels > shape.head_dim)
+    return "channels is not in 1..head_dim";
+  if (shape.channels % shape.group != 0) return "channels is not a multiple of group";
+  if (shape.kept == 0 || shape.kept > shape.channels) return "kept is not in 1..channels";
+  if (shape.kept % shape.group != 0) return "kept is not a multiple of group";
+  if (!shape.packed() && (shape.channels != shape.head_dim || shape.kept != shape.head_dim)) {
+    return "a dense row keeps every channel";
+  }
+  if (!IsSummary(static_cast<std::uint8_t>(shape.summary))) return "unknown block summary";
+  if ((shape.summary == Summary::kNone) != (shape.block == 0)) {
+    return "block size without summary, or summary without block size";
+  }
+  if (shape.block != 0 && !IsBlock(shape.block)) return "block is not 4, 8 or 16";
+  return nullptr;
+}
+
+// The element type of min/max rows: that of dense rows; beside packed ones bf16, rounded outward.
+constexpr ElementType MinMaxType(const TileShape& shape) {
+  return shape.packed() ? ElementType::kBf16 : ElementsOf(shape.format);
+}
+
+// Byte offsets from the tile's first byte, and the bytes of one row of each array. An array that
+// the shape lacks has 0 bytes per row. Data only, so that files compiled with ISA flags may hold
+// it.
+struct TileLayout {
+  std::uint32_t key_bits;
+  std::uint32_t key_scales;
+  std::uint32_t key_data;
+  std::uint32_t value_bits;
+  std::uint32_t value_scales;
+  std::uint32_t value_data;
+  std::uint32_t block_bits;
+  std::uint32_t block_scales;
+  std::uint32_t block_data;
+  std::uint32_t weights;    // 4-byte aligned
+  std::uint32_t positions;  // likewise
+  std::uint32_t bytes;      // of the tile
+
+  std::uint32_t row_bits;   // bytes of one bitmap: one bit per group, bit i in byte i / 8, at i % 8
+  std::uint32_t row_scale;  // 0 or 2
+  std::uint32_t row_data;   // bytes of one row's stored values
+  std::uint32_t block_row_bits;
+  std::uint32_t block_row_scale;
+  std::uint32_t block_row_data;
+};
+
+constexpr TileLayout LayoutOf(const TileShape& shape) {
+  TileLayout layout = {};
+  if (shape.packed()) {
+    const ValueType type = ValuesOf(shape.format);
+    const std::uint32_t groups = shape.channels / shape.group;
+    layout.row_bits = (groups + 7) / 8;
+    layout.row_scale = static_cast<std::uint32_t>(ScaleBytes(type));
+    layout.row_data = static_cast<std::uint32_t>(shape.kept * ValueBytes(type));
+  } else {
+    layout.row_data =
+        static_cast<std::uint32_t>(shape.head_dim * ElementBytes(ElementsOf(shape.format)));
+  }
+  if (shape.summary == Summary::kMean) {
+    layout.block_row_bits = layout.row_bits;
+    layout.block_row_scale = layout.row_scale;
+    layout.block_row_data = layout.row_data;
+  } else if (shape.summary == Summary::kMinMax) {
+    layout.block_row_data =
+        static_cast<std::uint32_t>(2 * shape.channels * ElementBytes(MinMaxType(shape)));
+  }
+  std::uint32_t at = 0;
+  const auto place = [&at](std::uint32_t rows, std::uint32_t row_bytes) {
+    const std::uint32_t begin = at;
+    at += rows * row_bytes;
+    return begin;
+  };
+  layout.key_bits = place(kTileEntries, layout.row_bits);
+  layout.key_scales = place(kTileEntries, layout.row_scale);
+  layout.key_data = place(kTileEntries, layout.row_data);
+  layout.value_bits = place(kTileEntries, layout.row_bits);
+  layout.value_scales = place(kTileEntries, layout.row_scale);
+  layout.value_data = place(kTileEntries, layout.row_data);
+  layout.block_bits = place(shape.blocks(), layout.block_row_bits);
+  layout.block_scales = place(shape.blocks(), layout.block_row_scale);
+  layout.block_data = place(shape.blocks(), layout.block_row_data);
+  at = (at + 3) / 4 * 4;
+  layout.weights = place(shape.weights ? kTileEntries : 0, sizeof(float));
+  layout.positions = place(shape.positions ? kTileEntries : 0, sizeof(std::uint32_t));
+  layout.bytes = at;
+  return layout;
+}
+
+// What attention computes with: channels in whole vectors, the rest zero. The rows of rotated
+// queries and of partial outputs have this many elements.
+inline constexpr std::uint32_t kChannelPadding = 32;
+constexpr std::uint32_t PaddedChannels(const TileShape& shape) {
+  return (shape.channels + kChannelPadding - 1) / kChannelPadding * kChannelPadding;
+}
+
+// Where the rotations of a strategy lie: R_k, then R_v, each [channels][head_dim].
+// Each in whole units of 64 bytes, so that both are aligned.
+constexpr std::uint64_t RotationBytes(const TileShape& shape, ElementType type) {
+  return (std::uint64_t{shape.channels} * shape.head_dim * ElementBytes(type) + 63) / 64 * 64;
+}
+
+namespace internal {
+constexpr TileShape Example(TileFormat format, std::uint16_t kept, std::uint8_t group) {
+  return {.format = format, .kept = kept, .group = group};
+}
+}  // namespace internal
+// A quarter of 128 channels: 160, 144 and 136 bytes for K and V of an entry in bf16; 100 in int8.
+static_assert(LayoutOf(internal::Example(TileFormat::kPackedBf16, 32, 1)).bytes == 32 * 160);
+static_assert(LayoutOf(internal::Example(TileFormat::kPackedBf16, 32, 2)).bytes == 32 * 144);
+static_assert(LayoutOf(internal::Example(TileFormat::kPackedBf16, 32, 4)).bytes == 32 * 136);
+static_assert(LayoutOf(internal::Example(TileFormat::kPackedInt8, 32, 1)).bytes == 32 * 100);
+static_assert(LayoutOf(DenseShape(128, ElementType::kBf16)).value_data ==
+              DenseTile{128, ElementType::kBf16}.value_offset(0));
+
+}  // namespace tessera::kernels

@@ -1,0 +1,313 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "kernels/reference/packed.h"
+#include "kernels/reference/scalar.h"
+#include "kernels/reference/tile_row.h"
+
+namespace tessera::kernels {
+namespace {
+
+// Rows of one tile on their way: rotated, in fp32, not yet rounded to the stored type.
+struct RotatedRows {
+  float rows[kTileEntries][kMaxChannels];
+};
+
+struct Rotation {
+  const std::byte* matrix;  // null: identity
+  ElementType type;
+};
+
+// What `prepared` holds for the reference: the rotations as they came.
+struct Prepared {
+  RotationView rotation;
+};
+
+void Rotate(const EncodeJob& job, const std::byte* rows, const Rotation& rotation,
+            RotatedRows& rotated) {
+  const std::byte* pointers[kTileEntries];
+  for (std::uint32_t r = 0; r < job.rows; ++r) pointers[r] = rows + r * job.stride;
+  RotateReference({.rotation = rotation.matrix,
+                   .rotation_type = rotation.type,
+                   .channels = job.shape.channels,
+                   .head_dim = job.shape.head_dim,
+                   .rows = pointers,
+                   .row_type = job.type,
+                   .row_count = job.rows,
+                   .output = rotated.rows[0],
+                   .padded_channels = kMaxChannels});
+}
+
+bool AllFinite(const RotatedRows& rotated, std::uint32_t rows, std::uint32_t channels) {
+  for (std::uint32_t r = 0; r < rows; ++r) {
+    for (std::uint32_t c = 0; c < channels; ++c) {
+      if (!std::isfinite(rotated.rows[r][c])) return false;
+    }
+  }
+  return true;
+}
+
+// 2^-e, where the row's largest magnitude is in [2^e, 2^(e + 1)): keeps sums of squares in range.
+float Normaliser(const float* row, std::uint32_t channels) {
+  float peak = 0;
+  for (std::uint32_t c = 0; c < channels; ++c) peak = std::max(peak, std::fabs(row[c]));
+  const std::uint32_t exponent = std::max(std::bit_cast<std::uint32_t>(peak) >> 23, 1u);
+  return std::bit_cast<float>((254 - std::min(exponent, 253u)) << 23);
+}
+
+// What a group of channels is judged by.
+float GroupKey(const float* row, std::uint32_t group, float normaliser) {
+  if (group == 1) return std::fabs(row[0]);
+  float sum = 0;
+  for (std::uint32_t i = 0; i < group; ++i) {
+    const float scaled = row[i] * normaliser;
+    sum = std::fma(scaled, scaled, sum);
+  }
+  return sum;
+}
+
+// Where a packed row goes.
+struct RowTarget {
+  std::byte* bits;
+  std::byte* scale;
+  std::byte* data;
+};
+
+void StoreValues(const TileShape& shape, const float* values, const RowTarget& target) {
+  const ValueType type = ValuesOf(shape.format);
+  float peak = 0;
+  for (std::uint32_t i = 0; i < shape.kept; ++i) peak = std::max(peak, std::fabs(values[i]));
+  const std::uint16_t scale = IsScaled(type) ? ScaleOf(type, peak) : std::uint16_t{0};
+  if (IsScaled(type)) std::memcpy(target.scale, &scale, sizeof(scale));
+  for (std::uint32_t i = 0; i < shape.kept; ++i) {
+    if (IsScaled(type)) {
+      target.data[i] = std::byte{ToScaled(type, values[i], Bf16ToFloat(scale))};
+      continue;
+    }
+    const std::uint16_t stored =
+        type == ValueType::kBf16 ? FloatToBf16(values[i]) : FloatToFp16(values[i]);
+    std::memcpy(target.data + i * sizeof(stored), &stored, sizeof(stored));
+  }
+}
+
+// Keeps the strongest groups and stores them. The bitmap's bytes are zero before.
+void PackRow(const TileShape& shape, const float* row, const RowTarget& target) {
+  const std::uint32_t groups = shape.channels / shape.group;
+  const float normaliser = Normaliser(row, shape.channels);
+  float keys[kMaxChannels];
+  std::uint32_t order[kMaxChannels];
+  for (std::uint32_t g = 0; g < groups; ++g) {
+    keys[g] = GroupKey(row + g * shape.group, shape.group, normaliser);
+  }
+  std::iota(order, order + groups, 0u);
+  std::stable_sort(order, order + groups,
+                   [&](std::uint32_t a, std::uint32_t b) { return keys[a] > keys[b]; });
+  std::sort(order, order + shape.kept / shape.group);
+  float values[kMaxChannels];
+  for (std::uint32_t i = 0; i < shape.kept / shape.group; ++i) {
+    const std::uint32_t g = order[i];
+    target.bits[g / 8] |= std::byte{static_cast<std::uint8_t>(1u << (g % 8))};
+    std::copy_n(row + g * shape.group, shape.group, values + i * shape.group);
+  }
+  StoreValues(shape, values, target);
+}
+
+void StoreElementAt(ElementType type, std::byte* row, std::uint32_t index, float value) {
+  if (type == ElementType::kFp32) {
+    std::memcpy(row + index * sizeof(value), &value, sizeof(value));
+    return;
+  }
+  const std::uint16_t bits = type == ElementType::kBf16 ? FloatToBf16(value) : FloatToFp16(value);
+  std::memcpy(row + index * sizeof(bits), &bits, sizeof(bits));
+}
+
+// The largest bf16 not above `value`; what is bf16 already stays.
+float FloorToBf16(float value) {
+  std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const bool exact = (bits & 0xffffu) == 0;
+  bits &= 0xffff0000u;
+  if (!exact && (bits >> 31) != 0) bits += 0x10000u;
+  return std::bit_cast<float>(bits);
+}
+
+void StoreMinMax(const TileShape& shape, const TileLayout& layout, std::uint32_t block,
+                 std::uint32_t entries, std::byte* tile) {
+  const ElementType type = MinMaxType(shape);
+  std::byte* row = tile + layout.block_data + block * layout.block_row_data;
+  double elements[kTileEntries][kMaxChannels];
+  for (std::uint32_t e = 0; e < entries; ++e) {
+    ReadRow(KeyRow(shape, layout, tile, block * shape.block + e), elements[e]);
+  }
+  for (std::uint32_t c = 0; c < shape.channels; ++c) {
+    double least = elements[0][c];
+    double greatest = elements[0][c];
+    for (std::uint32_t e = 1; e < entries; ++e) {
+      least = std::min(least, elements[e][c]);
+      greatest = std::max(greatest, elements[e][c]);
+    }
+    auto low = static_cast<float>(least) + 0.0f;  // never -0
+    auto high = static_cast<float>(greatest) + 0.0f;
+    if (shape.packed()) {
+      low = FloorToBf16(low);
+      high = -FloorToBf16(-high) + 0.0f;
+    }
+    StoreElementAt(type, row, c, low);
+    StoreElementAt(type, row, shape.channels + c, high);
+  }
+}
+
+// `keys`: the rows whose mean it is, unrounded, in the space of the tile.
+void StoreMean(const TileShape& shape, const TileLayout& layout, std::uint32_t block,
+               std::uint32_t entries, const RotatedRows& keys, std::byte* tile) {
+  float mean[kMaxChannels];
+  for (std::uint32_t c = 0; c < shape.channels; ++c) {
+    double sum = 0;
+    for (std::uint32_t e = 0; e < entries; ++e) sum += keys.rows[block * shape.block + e][c];
+    mean[c] = static_cast<float>(sum / entries);
+  }
+  std::byte* data = tile + layout.block_data + block * layout.block_row_data;
+  if (shape.packed()) {
+    PackRow(shape, mean,
+            {.bits = tile + layout.block_bits + block * layout.block_row_bits,
+             .scale = tile + layout.block_scales + block * layout.block_row_scale,
+             .data = data});
+    return;
+  }
+  for (std::uint32_t c = 0; c < shape.channels; ++c) {
+    StoreElementAt(ElementsOf(shape.format), data, c, mean[c]);
+  }
+}
+
+void StoreSummaries(const TileShape& shape, const TileLayout& layout, std::uint32_t rows,
+                    const RotatedRows& keys, std::byte* tile) {
+  for (std::uint32_t b = 0; b < shape.blocks() && b * shape.block < rows; ++b) {
+    const std::uint32_t entries = std::min<std::uint32_t>(shape.block, rows - b * shape.block);
+    if (shape.summary == Summary::kMean) {
+      StoreMean(shape, layout, b, entries, keys, tile);
+    } else {
+      StoreMinMax(shape, layout, b, entries, tile);
+    }
+  }
+}
+
+void StoreWords(const EncodeJob& job) {
+  for (std::uint32_t r = 0; r < job.rows; ++r) {
+    const float weight = job.weights == nullptr ? 1.0f : job.weights[r];
+    const std::uint32_t position = job.positions == nullptr ? r : job.positions[r];
+    if (job.shape.weights) {
+      std::memcpy(job.tile + job.layout.weights + r * sizeof(weight), &weight, sizeof(weight));
+    }
+    if (job.shape.positions) {
+      std::memcpy(job.tile + job.layout.positions + r * sizeof(position), &position,
+                  sizeof(position));
+    }
+  }
+}
+
+void PackRows(const EncodeJob& job, const RotatedRows& rotated, bool value) {
+  const TileLayout& layout = job.layout;
+  for (std::uint32_t r = 0; r < job.rows; ++r) {
+    PackRow(
+        job.shape, rotated.rows[r],
+        {.bits = job.tile + (value ? layout.value_bits : layout.key_bits) + r * layout.row_bits,
+         .scale =
+             job.tile + (value ? layout.value_scales : layout.key_scales) + r * layout.row_scale,
+         .data = job.tile + (value ? layout.value_data : layout.key_data) + r * layout.row_data});
+  }
+}
+
+void CopyDenseRows(const EncodeJob& job) {
+  for (std::uint32_t r = 0; r < job.rows; ++r) {
+    std::memcpy(job.tile + job.layout.key_data + r * job.layout.row_data, job.key + r * job.stride,
+                job.layout.row_data);
+    std::memcpy(job.tile + job.layout.value_data + r * job.layout.row_data,
+                job.value + r * job.stride, job.layout.row_data);
+  }
+}
+
+}  // namespace
+
+std::size_t PreparedBytesReference(const TileShape&, ElementType) { return sizeof(Prepared); }
+
+void PrepareEncodeReference(const TileShape&, ElementType, const RotationView& rotation,
+                            std::byte* prepared) {
+  const Prepared what = {.rotation = rotation};
+  std::memcpy(prepared, &what, sizeof(what));
+}
+
+bool EncodeReference(const EncodeJob& job) {
+  std::memset(job.tile, 0, job.layout.bytes);
+  RotatedRows keys;
+  RotatedRows values;
+  Prepared prepared;
+  if (job.shape.packed()) std::memcpy(&prepared, job.prepared, sizeof(prepared));
+  const RotationView& rotation = prepared.rotation;
+  Rotate(job, job.key, {rotation.key, rotation.type}, keys);
+  Rotate(job, job.value, {rotation.value, rotation.type}, values);
+  if (!AllFinite(keys, job.rows, job.shape.channels) ||
+      !AllFinite(values, job.rows, job.shape.channels)) {
+    return false;
+  }
+  if (job.shape.packed()) {
+    PackRows(job, keys, false);
+    PackRows(job, values, true);
+  } else {
+    CopyDenseRows(job);
+  }
+  StoreWords(job);
+  StoreSummaries(job.shape, job.layout, job.rows, keys, job.tile);
+  return true;
+}
+
+const char* DecodeReference(const DecodeJob& job) {
+  double row[kMaxChannels];
+  const auto copy = [&](const StoredRow& from, float* to) {
+    std::fill_n(to, job.padded_channels, 0.0f);
+    ReadRow(from, row);
+    std::copy_n(row, job.shape.channels, to);
+  };
+  for (std::uint32_t r = 0; r < job.rows; ++r) {
+    const std::size_t at = std::size_t{r} * job.padded_channels;
+    copy(KeyRow(job.shape, job.layout, job.tile, r), job.keys + at);
+    copy(ValueRow(job.shape, job.layout, job.tile, r), job.values + at);
+  }
+  return "reference";
+}
+
+const char* GatherReference(const GatherJob& job) {
+  std::memset(job.tile, 0, job.to_layout.bytes);
+  RotatedRows keys = {};
+  for (std::uint32_t r = 0; r < job.row_count; ++r) {
+    const GatherRow& source = job.rows[r];
+    const auto copy = [&](std::uint32_t to, std::uint32_t from, std::uint32_t row_bytes) {
+      std::memcpy(job.tile + to + r * row_bytes, source.tile + from + source.row * row_bytes,
+                  row_bytes);
+    };
+    const TileLayout& from = job.from_layout;
+    const TileLayout& to = job.to_layout;
+    copy(to.key_bits, from.key_bits, to.row_bits);
+    copy(to.key_scales, from.key_scales, to.row_scale);
+    copy(to.key_data, from.key_data, to.row_data);
+    copy(to.value_bits, from.value_bits, to.row_bits);
+    copy(to.value_scales, from.value_scales, to.row_scale);
+    copy(to.value_data, from.value_data, to.row_data);
+    const auto weight = static_cast<float>(WeightOf(job.from, from, source.tile, source.row));
+    if (job.to.weights) {
+      std::memcpy(job.tile + to.weights + r * sizeof(weight), &weight, sizeof(weight));
+    }
+    if (job.to.positions) {
+      std::memcpy(job.tile + to.positions + r * sizeof(source.position), &source.position,
+                  sizeof(source.position));
+    }
+    double row[kMaxChannels];
+    ReadRow(KeyRow(job.from, from, source.tile, source.row), row);
+    std::copy_n(row, job.to.channels, keys.rows[r]);
+  }
+  StoreSummaries(job.to, job.to_layout, job.row_count, keys, job.tile);
+  return "reference";
+}
+
+}  // namespace tessera::kernels

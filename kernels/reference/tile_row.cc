@@ -1,0 +1,90 @@
+#include "kernels/reference/tile_row.h"
+
+#include <cstring>
+
+namespace tessera::kernels {
+namespace {
+
+bool BitAt(const std::byte* bits, std::uint32_t index) {
+  return (std::to_integer<unsigned>(bits[index / 8]) >> (index % 8) & 1u) != 0;
+}
+
+double StoredValue(const StoredRow& row, std::uint32_t index) {
+  switch (row.values) {
+    case ValueType::kBf16:
+      return ElementAt(row.data, index, ElementType::kBf16);
+    case ValueType::kFp16:
+      return ElementAt(row.data, index, ElementType::kFp16);
+    case ValueType::kInt8:
+    case ValueType::kFp8:
+      return ElementAt(row.scale, 0, ElementType::kBf16) *
+             FromScaled(row.values, std::to_integer<std::uint8_t>(row.data[index]));
+  }
+  return 0;
+}
+
+// Row `row` of the arrays that begin at these offsets.
+StoredRow RowOf(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
+                std::uint32_t row, std::uint32_t bits, std::uint32_t scales, std::uint32_t data) {
+  const bool packed = shape.packed();
+  return {.bits = packed ? tile + bits + row * layout.row_bits : nullptr,
+          .scale = layout.row_scale != 0 ? tile + scales + row * layout.row_scale : nullptr,
+          .data = tile + data + row * layout.row_data,
+          .elements = packed ? ElementType::kBf16 : ElementsOf(shape.format),
+          .values = packed ? ValuesOf(shape.format) : ValueType::kBf16,
+          .channels = shape.channels,
+          .group = shape.group};
+}
+
+}  // namespace
+
+StoredRow KeyRow(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
+                 std::uint32_t row) {
+  return RowOf(shape, layout, tile, row, layout.key_bits, layout.key_scales, layout.key_data);
+}
+
+StoredRow ValueRow(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
+                   std::uint32_t row) {
+  return RowOf(shape, layout, tile, row, layout.value_bits, layout.value_scales, layout.value_data);
+}
+
+StoredRow BlockRow(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
+                   std::uint32_t block) {
+  if (shape.summary == Summary::kMean) {
+    return RowOf(shape, layout, tile, block, layout.block_bits, layout.block_scales,
+                 layout.block_data);
+  }
+  return {.bits = nullptr,
+          .scale = nullptr,
+          .data = tile + layout.block_data + block * layout.block_row_data,
+          .elements = MinMaxType(shape),
+          .values = ValueType::kBf16,
+          .channels = 2u * shape.channels,
+          .group = 1};
+}
+
+void ReadRow(const StoredRow& row, double* elements) {
+  std::uint32_t stored = 0;
+  for (std::uint32_t c = 0; c < row.channels; ++c) {
+    if (row.bits == nullptr) {
+      elements[c] = ElementAt(row.data, c, row.elements);
+    } else {
+      elements[c] = BitAt(row.bits, c / row.group) ? StoredValue(row, stored++) : 0.0;
+    }
+  }
+}
+
+double WeightOf(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
+                std::uint32_t row) {
+  return shape.weights ? ElementAt(tile + layout.weights, row, ElementType::kFp32) : 1.0;
+}
+
+std::uint64_t PositionOf(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
+                         std::uint64_t first, std::uint32_t row) {
+  if (!shape.positions) return first + row;
+  std::uint32_t word;
+  std::memcpy(&word, tile + layout.positions + row * sizeof(word), sizeof(word));
+  return first + word;
+}
+
+}  // namespace tessera::kernels

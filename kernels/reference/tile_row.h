@@ -1,0 +1,46 @@
+// One stored row of a tile, dense or packed, read element by element.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/format/element.h"
+#include "kernels/format/tile_shape.h"
+#include "kernels/reference/scalar.h"
+
+namespace tessera::kernels {
+
+inline constexpr std::uint32_t kMaxChannels = 256;
+
+// Where a stored row lies, and what it means.
+struct StoredRow {
+  const std::byte* bits;   // null: a plain row of `elements`
+  const std::byte* scale;  // null: none
+  const std::byte* data;
+  ElementType elements;  // of plain rows
+  ValueType values;      // of packed rows
+  std::uint32_t channels;
+  std::uint32_t group;
+};
+
+StoredRow KeyRow(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
+                 std::uint32_t row);
+StoredRow ValueRow(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
+                   std::uint32_t row);
+// The mean key of a block: `channels` of them. Of kMinMax: 2 x `channels`, all minima first.
+StoredRow BlockRow(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
+                   std::uint32_t block);
+
+// Writes the row's `channels` elements, dropped ones as 0. Exact.
+void ReadRow(const StoredRow& row, double* elements);
+
+// The weight of an entry; 1 where the tile has none.
+double WeightOf(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
+                std::uint32_t row);
+
+// The position of a row, where `first` is what the tile's words count from, or else the position of
+// row 0.
+std::uint64_t PositionOf(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
+                         std::uint64_t first, std::uint32_t row);
+
+}  // namespace tessera::kernels
