@@ -58,6 +58,10 @@ const Implementation& BestImplementation() {
   return *best;  // the reference always is
 }
 
+const Operations& OperationsOf(const Implementation& implementation) {
+  return implementation.operations();
+}
+
 std::string_view ImplementationName(const Implementation& implementation) {
   return implementation.name();
 }

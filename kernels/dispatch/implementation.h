@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "kernels/dispatch/attend.h"
+#include "kernels/format/operations.h"
 
 namespace tessera::kernels {
 
@@ -22,6 +23,10 @@ const Implementation* FindImplementation(std::string_view name);
 const Implementation& BestImplementation();
 
 std::string_view ImplementationName(const Implementation& implementation);
+// The operations on tiles, one call each: see kernels/format/part.h for what they compute. Aborts
+// where this machine cannot run them.
+const Operations& OperationsOf(const Implementation& implementation);
+
 bool ImplementationSupported(const Implementation& implementation);
 std::string_view ImplementationReason(const Implementation& implementation);  // empty if supported
 
