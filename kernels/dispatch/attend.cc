@@ -1,165 +1,231 @@
 #include "kernels/dispatch/attend.h"
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 
 #include "kernels/dispatch/implementation_table.h"
-#include "kernels/dispatch/merge.h"
-#include "kernels/dispatch/numerics.h"
+#include "kernels/dispatch/merge_cell.h"
 #include "kernels/dispatch/plan.h"
 #include "kernels/dispatch/runs.h"
+#include "kernels/dispatch/selection.h"
 #include "kernels/format/part.h"
 
 namespace tessera::kernels {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 constexpr std::size_t AlignUp(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// The workspace: cells, tasks, partial results.
+// The workspace, part by part.
 struct Layout {
-  explicit Layout(const PlanSize& size)
-      : tasks(AlignUp(size.cells * sizeof(Cell))),
-        partials(tasks + AlignUp(size.tasks * sizeof(Task))),
-        bytes(partials + size.partial_floats * sizeof(float)) {}
+  Layout(const AttendBatch& batch, const PlanSize& plan, const SelectionSize& selection)
+      : spaces(AlignUp(plan.cells * sizeof(Cell))),
+        selections(spaces + AlignUp(plan.spaces * sizeof(Space))),
+        score_tasks(selections + AlignUp(selection.items * sizeof(ItemSelection))),
+        selection_memory(score_tasks + AlignUp(selection.tasks * sizeof(ScoreTask))),
+        taken(selection_memory + AlignUp(selection.bytes)),
+        tasks(taken + AlignUp(batch.items.size() * sizeof(TakenBlocks))),
+        queries(tasks + AlignUp(plan.tasks * sizeof(Task))),
+        partials(queries + AlignUp(plan.query_floats * sizeof(float))),
+        bytes(partials + plan.partial_floats * sizeof(float)) {}
 
+  std::size_t spaces;
+  std::size_t selections;
+  std::size_t score_tasks;
+  std::size_t selection_memory;
+  std::size_t taken;
   std::size_t tasks;
+  std::size_t queries;
   std::size_t partials;
   std::size_t bytes;
 };
 
-// One call of Attend, shared by its tasks.
+// One call of Attend or Select, shared by its tasks.
 struct Call {
   const Operations* operations;
   const AttendBatch* batch;
   std::span<Cell> cells;
+  std::span<Space> spaces;
+  std::span<ItemSelection> selections;
+  std::span<ScoreTask> score_tasks;
+  std::span<TakenBlocks> taken;
   std::span<Task> tasks;
+  float* queries;
   float* partials;
   std::atomic<const char*> ran{nullptr};
-
-  PartialRows PartialOf(const Task& task) const {
-    float* base = partials + task.partial;
-    return {.max = base, .sum = base + kMaxPartRows, .output = base + 2 * kMaxPartRows};
-  }
 };
 
-// Where a row of a cell stands in the item's tensors.
-struct RowPlace {
-  RowPlace(const AttendBatch& batch, const AttendItem& item, std::uint32_t row) {
-    const std::uint32_t group = batch.geometry.group();
-    query = row / group;
-    head = item.kv_head * group + row % group;
-    index = std::size_t{query} * batch.geometry.query_heads + head;
-  }
+template <class T>
+std::span<T> Make(std::byte* at, std::size_t count) {
+  T* first = reinterpret_cast<T*>(at);
+  std::uninitialized_default_construct_n(first, count);
+  return {first, count};
+}
 
-  std::uint32_t query;
-  std::uint32_t head;
-  std::size_t index;  // of the row in [queries][query_heads]
-};
+// The rows' queries into the space of a segment.
+void FillSpace(void* context, std::uint32_t index) {
+  const Call& call = *static_cast<Call*>(context);
+  const Space& space = call.spaces[index];
+  const Cell& cell = call.cells[space.cell];
+  const AttendBatch& batch = *call.batch;
+  const AttendItem& item = batch.items[cell.item];
+  const SegmentView& segment = item.lane->segments[space.segment];
+  const LayerGeometry& geometry = batch.geometry;
+  const std::size_t row_bytes = geometry.head_dim * ElementBytes(geometry.type);
+  const std::byte* rows[kMaxPartRows];
+  for (std::uint32_t r = 0; r < cell.rows; ++r) {
+    const RowPlace place(batch, item, cell.first_row + r);
+    rows[r] = static_cast<const std::byte*>(item.query) + place.index * row_bytes;
+  }
+  const bool packed = segment.shape.packed();
+  call.operations->rotate({.rotation = packed ? segment.rotation.key : nullptr,
+                           .rotation_type = segment.rotation.type,
+                           .channels = segment.shape.channels,
+                           .head_dim = geometry.head_dim,
+                           .rows = rows,
+                           .row_type = geometry.type,
+                           .row_count = cell.rows,
+                           .output = call.queries + space.queries,
+                           .padded_channels = PaddedChannels(segment.shape)});
+}
+
+// The query rows of a cell, as tiles of this shape want them.
+void ListQueryRows(const Call& call, const Cell& cell, const Task& task, const TileShape& shape,
+                   QueryRow* rows) {
+  const AttendBatch& batch = *call.batch;
+  const AttendItem& item = batch.items[cell.item];
+  const std::size_t row_bytes = batch.geometry.head_dim * ElementBytes(batch.geometry.type);
+  const float* rotated =
+      shape.packed() ? call.queries + SpaceOf(cell, call.spaces, task.segment).queries : nullptr;
+  for (std::uint32_t r = 0; r < cell.rows; ++r) {
+    const RowPlace place(batch, item, cell.first_row + r);
+    const PositionRange visible = VisibleFrom(batch, item.first_query_position + place.query);
+    rows[r] = {.query = rotated != nullptr
+                            ? reinterpret_cast<const std::byte*>(
+                                  rotated + std::size_t{r} * PaddedChannels(shape))
+                            : static_cast<const std::byte*>(item.query) + place.index * row_bytes,
+               .visible_begin = visible.begin,
+               .visible_end = visible.end};
+  }
+}
+
+// Of the segment's own blocks.
+const std::uint8_t* TakenOf(const Call& call, const Cell& cell, const Task& task) {
+  const std::uint8_t* taken = call.taken[cell.item];
+  const LaneView& lane = *call.batch->items[cell.item].lane;
+  for (std::uint32_t s = 0; s < task.segment; ++s) taken += BlocksOf(lane.segments[s]);
+  return taken;
+}
 
 // False where a tile is outside its arena.
 bool ComputePart(Call& call, const Cell& cell, const Task& task) {
   const AttendBatch& batch = *call.batch;
   const LayerGeometry& geometry = batch.geometry;
   const AttendItem& item = batch.items[cell.item];
-  const DenseTile tile{geometry.head_dim, geometry.type};
-
+  const TileShape shape = task.segment == kTailSegment
+                              ? DenseShape(geometry.head_dim, geometry.type)
+                              : item.lane->segments[task.segment].shape;
   RunList list;
-  const PositionRange seen = VisibleFromRows(batch, item, cell.first_row, cell.rows);
-  if (!ListRuns(*item.lane, task, tile, seen, list)) return false;
+  const RunSource source = {.lane = item.lane,
+                            .task = &task,
+                            .tail_tile = {geometry.head_dim, geometry.type},
+                            .visible = VisibleFromRows(batch, item, cell.first_row, cell.rows),
+                            .taken = task.selected ? TakenOf(call, cell, task) : nullptr};
+  if (!ListRuns(source, list)) return false;
 
   QueryRow rows[kMaxPartRows];
-  for (std::uint32_t r = 0; r < cell.rows; ++r) {
-    const RowPlace place(batch, item, cell.first_row + r);
-    const PositionRange visible = VisibleFrom(batch, item.first_query_position + place.query);
-    rows[r] = {.query = static_cast<const std::byte*>(item.query) + place.index * tile.row_bytes(),
-               .visible_begin = visible.begin,
-               .visible_end = visible.end};
-  }
-  const AttendPart part = {.runs = list.runs,
-                           .rows = rows,
-                           .run_count = list.count,
-                           .row_count = cell.rows,
-                           .shape = DenseShape(geometry.head_dim, geometry.type),
-                           .layout = LayoutOf(DenseShape(geometry.head_dim, geometry.type)),
-                           .padded_channels = geometry.head_dim,
-                           .scale = geometry.scale,
-                           .logit_softcap = geometry.logit_softcap};
-  call.ran.store(call.operations->attend_part(part, call.PartialOf(task)),
-                 std::memory_order_relaxed);
+  ListQueryRows(call, cell, task, shape, rows);
+  float* base = call.partials + task.partial;
+  const AttendPart part = {
+      .runs = list.runs,
+      .rows = rows,
+      .run_count = list.count,
+      .row_count = cell.rows,
+      .shape = shape,
+      .layout = LayoutOf(shape),
+      .padded_channels = shape.packed() ? PaddedChannels(shape) : geometry.head_dim,
+      .scale = geometry.scale,
+      .logit_softcap = geometry.logit_softcap};
+  call.ran.store(
+      call.operations->attend_part(
+          part, {.max = base, .sum = base + kMaxPartRows, .output = base + 2 * kMaxPartRows}),
+      std::memory_order_relaxed);
   return true;
-}
-
-void MergeRow(const Call& call, const Cell& cell, std::uint32_t row) {
-  const AttendBatch& batch = *call.batch;
-  const AttendItem& item = batch.items[cell.item];
-  const RowPlace place(batch, item, cell.first_row + row);
-  const float* sinks = batch.geometry.sinks;
-  const double sink = sinks == nullptr ? -kInfinity : sinks[place.head] * kLog2E;
-
-  const std::span<const Task> tasks = call.tasks.subspan(cell.first_task, cell.tasks);
-  double max = sink;
-  for (const Task& task : tasks) {
-    if (task.tiles != 0) max = std::max<double>(max, call.PartialOf(task).max[row]);
-  }
-  RowMerge merge(max, batch.geometry.head_dim);
-  for (const Task& task : tasks) {
-    if (task.tiles != 0) merge.AddPartial(call.PartialOf(task), row);
-  }
-  merge.AddSink(sink);
-
-  const std::size_t row_bytes = batch.geometry.head_dim * ElementBytes(batch.output_type);
-  const float lse = merge.Finish(batch.output_type,
-                                 static_cast<std::byte*>(item.output) + place.index * row_bytes);
-  if (item.lse != nullptr) item.lse[place.index] = lse;
 }
 
 void RunTask(void* context, std::uint32_t index) {
   Call& call = *static_cast<Call*>(context);
   const Task& task = call.tasks[index];
   Cell& cell = call.cells[task.cell];
-  if (task.tiles != 0 && !ComputePart(call, cell, task)) {
+  if (task.count != 0 && !ComputePart(call, cell, task)) {
     cell.faulted.store(true, std::memory_order_relaxed);
   }
   // The last one to arrive sees what the others wrote, and merges in lane order.
   if (cell.remaining.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   if (cell.faulted.load(std::memory_order_relaxed)) return;
-  for (std::uint32_t r = 0; r < cell.rows; ++r) MergeRow(call, cell, r);
+  MergeCell({.operations = call.operations,
+             .batch = call.batch,
+             .cell = &cell,
+             .tasks = call.tasks.subspan(cell.first_task, cell.tasks),
+             .partials = call.partials});
 }
 
-}  // namespace
-
-std::size_t AttendWorkspaceBytes(const AttendBatch& batch) {
-  return Layout(MeasurePlan(batch)).bytes;
+// Cells, rotated queries, and the choice of blocks.
+void Begin(Call& call, std::byte* selection_memory, Executor& executor) {
+  const AttendBatch& batch = *call.batch;
+  WriteCells(batch, call.cells, call.spaces);
+  if (!call.spaces.empty()) {
+    executor.ParallelFor(static_cast<std::uint32_t>(call.spaces.size()), FillSpace, &call);
+  }
+  std::fill(call.taken.begin(), call.taken.end(), nullptr);
+  if (call.selections.empty()) return;
+  WriteSelections(batch, call.selections, call.score_tasks, selection_memory);
+  ChooseBlocks({.operations = call.operations,
+                .batch = &batch,
+                .cells = call.cells,
+                .spaces = call.spaces,
+                .queries = call.queries,
+                .selections = call.selections,
+                .tasks = call.score_tasks},
+               executor);
+  for (const ItemSelection& selection : call.selections) {
+    call.taken[selection.item] = selection.taken;
+    if (!selection.faulted.load(std::memory_order_relaxed)) continue;
+    for (std::uint32_t c = 0; c < selection.cells; ++c) {
+      call.cells[selection.first_cell + c].faulted.store(true, std::memory_order_relaxed);
+    }
+  }
 }
 
-AttendResult Attend(const Implementation& implementation, const AttendBatch& batch,
-                    std::span<std::byte> workspace, Executor& executor) {
+// Runs `finish` on a call that has begun, in the caller's workspace.
+template <class Finish>
+AttendResult Run(const Implementation& implementation, const AttendBatch& batch,
+                 std::span<std::byte> workspace, Executor& executor, Finish finish) {
   AttendResult result = {.implementation = implementation.name()};
-  const PlanSize size = MeasurePlan(batch);
-  const Layout layout(size);
+  const PlanSize plan = MeasurePlan(batch);
+  const SelectionSize selection = MeasureSelections(batch);
+  const Layout layout(batch, plan, selection);
+  std::byte* memory = workspace.data();
   if (workspace.size() < layout.bytes ||
-      reinterpret_cast<std::uintptr_t>(workspace.data()) % kAlignment != 0) {
+      reinterpret_cast<std::uintptr_t>(memory) % kAlignment != 0) {
     result.status = AttendStatus::kWorkspaceTooSmall;
     return result;
   }
-  auto* cells = reinterpret_cast<Cell*>(workspace.data());
-  auto* tasks = reinterpret_cast<Task*>(workspace.data() + layout.tasks);
-  std::uninitialized_default_construct_n(cells, size.cells);
-  std::uninitialized_default_construct_n(tasks, size.tasks);
   Call call = {.operations = &implementation.operations(),
                .batch = &batch,
-               .cells = {cells, size.cells},
-               .tasks = {tasks, size.tasks},
-               .partials = reinterpret_cast<float*>(workspace.data() + layout.partials)};
-  WritePlan(batch, call.cells, call.tasks);
-  if (size.tasks != 0) executor.ParallelFor(size.tasks, RunTask, &call);
-
+               .cells = Make<Cell>(memory, plan.cells),
+               .spaces = Make<Space>(memory + layout.spaces, plan.spaces),
+               .selections = Make<ItemSelection>(memory + layout.selections, selection.items),
+               .score_tasks = Make<ScoreTask>(memory + layout.score_tasks, selection.tasks),
+               .taken = Make<TakenBlocks>(memory + layout.taken, batch.items.size()),
+               .tasks = Make<Task>(memory + layout.tasks, plan.tasks),
+               .queries = reinterpret_cast<float*>(memory + layout.queries),
+               .partials = reinterpret_cast<float*>(memory + layout.partials)};
+  Begin(call, memory + layout.selection_memory, executor);
+  finish(call);
   if (const char* ran = call.ran.load(std::memory_order_relaxed)) result.implementation = ran;
   for (const Cell& cell : call.cells) {
     if (!cell.faulted.load(std::memory_order_relaxed)) continue;
@@ -168,6 +234,30 @@ AttendResult Attend(const Implementation& implementation, const AttendBatch& bat
     break;
   }
   return result;
+}
+
+}  // namespace
+
+std::size_t AttendWorkspaceBytes(const AttendBatch& batch) {
+  return Layout(batch, MeasurePlan(batch), MeasureSelections(batch)).bytes;
+}
+
+AttendResult Attend(const Implementation& implementation, const AttendBatch& batch,
+                    std::span<std::byte> workspace, Executor& executor) {
+  return Run(implementation, batch, workspace, executor, [&](Call& call) {
+    const std::uint32_t tasks = WriteTasks(batch, call.taken, call.cells, call.tasks);
+    if (tasks != 0) executor.ParallelFor(tasks, RunTask, &call);
+  });
+}
+
+AttendResult Select(const Implementation& implementation, const AttendBatch& batch,
+                    std::span<std::byte> workspace, Executor& executor, SelectionSink& sink) {
+  return Run(implementation, batch, workspace, executor, [&](Call& call) {
+    for (const ItemSelection& selection : call.selections) {
+      if (selection.faulted.load(std::memory_order_relaxed)) continue;
+      ReportSelection(batch.items[selection.item], selection, sink);
+    }
+  });
 }
 
 }  // namespace tessera::kernels

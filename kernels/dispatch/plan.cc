@@ -1,6 +1,7 @@
 #include "kernels/dispatch/plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace tessera::kernels {
@@ -8,121 +9,189 @@ namespace {
 
 constexpr std::uint64_t kEveryPosition = std::numeric_limits<std::uint64_t>::max();
 
-// A lane that no kernel may follow. Tile offsets are checked later, where they are read.
-bool LaneIsSound(const AttendBatch& batch, const LaneView& lane) {
-  for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
-    if (lane.segments[s].shape.format != DenseFormat(batch.geometry.type)) return false;
-  }
-  const TailView& tail = lane.tail;
-  return tail.end >= tail.begin &&
-         tail.end - tail.begin <= std::uint64_t{tail.ring_tiles} * kTileEntries;
+std::uint64_t TilesOf(std::uint32_t entries) {
+  return (std::uint64_t{entries} + kTileEntries - 1) / kTileEntries;
 }
 
-// Calls add(segment, first_tile, tiles) for each part of entries that `visible` meets.
+// Whether the rows' queries are wanted in another form than they came: rotated for packed rows, in
+// fp32 for scores.
+bool NeedsSpace(const AttendItem& item, const SegmentView& segment) {
+  return segment.shape.packed() || (item.selection != nullptr && BlocksOf(segment) != 0);
+}
+
+// Calls add(first_tile, tiles) for each part of the segment that `visible` meets.
 template <class Add>
-void ForEachPart(const LaneView& lane, const PositionRange& visible, Add add) {
-  for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
-    const SegmentView& segment = lane.segments[s];
-    if (!visible.Meets(segment.first_position, segment.entries)) continue;
-    const std::uint64_t first =
-        visible.begin > segment.first_position ? visible.begin - segment.first_position : 0;
-    const std::uint64_t last =
-        std::min<std::uint64_t>(segment.entries, visible.end - segment.first_position) - 1;
-    const std::uint64_t tiles = (std::uint64_t{segment.entries} + kTileEntries - 1) / kTileEntries;
-    for (std::uint64_t part = first / kPartEntries; part <= last / kPartEntries; ++part) {
-      const std::uint64_t tile = part * kMaxPartRuns;
-      add(s, tile, static_cast<std::uint32_t>(std::min<std::uint64_t>(kMaxPartRuns, tiles - tile)));
+void ForEachWholePart(const SegmentView& segment, const PositionRange& visible, Add add) {
+  std::uint64_t first = 0;
+  std::uint64_t last = segment.entries - 1;
+  if (!segment.shape.positions) {
+    if (visible.begin > segment.first_position) first = visible.begin - segment.first_position;
+    last = std::min<std::uint64_t>(segment.entries, visible.end - segment.first_position) - 1;
+  }
+  const std::uint64_t tiles = TilesOf(segment.entries);
+  for (std::uint64_t part = first / kPartEntries; part <= last / kPartEntries; ++part) {
+    const std::uint64_t tile = part * kMaxPartRuns;
+    add(tile, static_cast<std::uint32_t>(std::min<std::uint64_t>(kMaxPartRuns, tiles - tile)));
+  }
+}
+
+// Calls add(first_block, blocks) for pieces of the segment with enough taken blocks to be a part.
+// A run never crosses a tile, so a taken block after one of the same tile may extend its run.
+template <class Add>
+void ForEachSelectedPart(const SegmentView& segment, const std::uint8_t* taken, Add add) {
+  const std::uint32_t blocks = BlocksOf(segment);
+  const std::uint32_t per_tile = segment.shape.blocks();
+  std::uint32_t first = 0;
+  std::uint32_t entries = 0;
+  std::uint32_t runs = 0;
+  bool open = false;  // the block before was taken, and lies in the same tile
+  for (std::uint32_t b = 0; b < blocks; ++b) {
+    if (b % per_tile == 0) open = false;
+    if (taken[b] != 0) {
+      if (!open) ++runs;
+      entries += segment.shape.block;
+    }
+    open = taken[b] != 0;
+    const bool full = entries >= kSelectedPartEntries || runs >= kSelectedPartRuns;
+    if ((full && (b + 1) % per_tile == 0) || (b + 1 == blocks && entries != 0)) {
+      add(first, b + 1 - first);
+      first = b + 1;
+      entries = 0;
+      runs = 0;
     }
   }
-  const TailView& tail = lane.tail;
+}
+
+template <class Add>
+void ForEachTailPart(const TailView& tail, const PositionRange& visible, Add add) {
   if (!visible.Meets(tail.begin, tail.end - tail.begin)) return;
   const std::uint64_t end_tile = (tail.end - 1) / kTileEntries + 1;
   for (std::uint64_t tile = tail.begin / kTileEntries; tile < end_tile; tile += kMaxPartRuns) {
     const std::uint64_t tiles = std::min<std::uint64_t>(kMaxPartRuns, end_tile - tile);
     if (!visible.Meets(tile * kTileEntries, tiles * kTileEntries)) continue;
-    add(kTailSegment, tile, static_cast<std::uint32_t>(tiles));
+    add(tile, static_cast<std::uint32_t>(tiles));
   }
 }
 
-// Walks the whole batch: begin_cell, then that cell's add_task calls. A cell that sees nothing has
-// one task without tiles, which merges it.
-template <class Sink>
-void Walk(const AttendBatch& batch, Sink& sink) {
+// Calls visit(item index, item, first row, rows, sound) for each cell of the batch.
+template <class Visit>
+void ForEachCell(const AttendBatch& batch, Visit visit) {
   const std::uint32_t group = batch.geometry.group();
   for (std::uint32_t i = 0; i < batch.items.size(); ++i) {
     const AttendItem& item = batch.items[i];
     const bool sound = LaneIsSound(batch, *item.lane);
     const std::uint32_t rows = item.queries * group;
     for (std::uint32_t first = 0; first < rows; first += kMaxPartRows) {
-      const std::uint32_t count = std::min(kMaxPartRows, rows - first);
-      sink.BeginCell(i, first, count, !sound);
-      bool empty = true;
-      if (sound) {
-        ForEachPart(*item.lane, VisibleFromRows(batch, item, first, count),
-                    [&](std::uint32_t segment, std::uint64_t tile, std::uint32_t tiles) {
-                      sink.AddTask(segment, tile, tiles);
-                      empty = false;
-                    });
-      }
-      if (empty) sink.AddTask(kTailSegment, 0, 0);
+      visit(i, item, first, std::min(kMaxPartRows, rows - first), sound);
     }
   }
 }
 
-class Measurer {
- public:
-  explicit Measurer(std::uint32_t head_dim) : head_dim_(head_dim) {}
-
-  void BeginCell(std::uint32_t, std::uint32_t, std::uint32_t rows, bool) {
-    rows_ = rows;
-    ++size.cells;
+// Calls add(segment index) for each segment for which the rows need a space.
+template <class Add>
+void ForEachSpace(const AttendItem& item, const PositionRange& visible, Add add) {
+  const LaneView& lane = *item.lane;
+  for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
+    const SegmentView& segment = lane.segments[s];
+    if (!visible.Meets(segment.first_position, segment.positions())) continue;
+    if (NeedsSpace(item, segment)) add(s);
   }
-  void AddTask(std::uint32_t, std::uint64_t, std::uint32_t) {
-    ++size.tasks;
-    size.partial_floats += PartialFloats(rows_, head_dim_);
+}
+
+// An upper bound of the tasks of one cell.
+std::uint64_t MostTasks(const AttendItem& item, const PositionRange& visible) {
+  const LaneView& lane = *item.lane;
+  std::uint64_t tasks = 0;
+  std::uint64_t selectable = 0;  // entries, counting every block as full
+  std::uint64_t segments = 0;
+  for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
+    const SegmentView& segment = lane.segments[s];
+    const bool selects = item.selection != nullptr && BlocksOf(segment) != 0;
+    if (selects) {
+      selectable += std::uint64_t{BlocksOf(segment)} * segment.shape.block;
+      ++segments;
+    }
+    if (!visible.Meets(segment.first_position, segment.positions())) continue;
+    if (!selects) {
+      ForEachWholePart(segment, visible, [&](std::uint64_t, std::uint32_t) { ++tasks; });
+    }
   }
-
-  PlanSize size;
-
- private:
-  std::uint32_t head_dim_;
-  std::uint32_t rows_ = 0;
-};
-
-class Writer {
- public:
-  Writer(std::uint32_t head_dim, std::span<Cell> cells, std::span<Task> tasks)
-      : head_dim_(head_dim), cells_(cells), tasks_(tasks) {}
-
-  void BeginCell(std::uint32_t item, std::uint32_t first_row, std::uint32_t rows, bool faulted) {
-    cell_ = &cells_[next_cell_++];
-    cell_->item = item;
-    cell_->first_row = first_row;
-    cell_->rows = rows;
-    cell_->first_task = next_task_;
-    cell_->faulted.store(faulted, std::memory_order_relaxed);
+  if (segments != 0) {
+    // A part that is not its segment's last holds at least kSelectedPartRuns blocks. What is taken
+    // may exceed the budget: by the last block taken, by two forced ones, by two at the borders of
+    // what is visible, and by the partial last block of each segment, counted as full.
+    constexpr std::uint64_t kLeast = kSelectedPartRuns * kMinBlock;
+    const std::uint64_t excess = kTileEntries * (segments + 5);
+    const std::uint64_t most = std::min(selectable, BudgetOf(*item.selection, selectable) + excess);
+    tasks += segments + most / kLeast;
   }
-  void AddTask(std::uint32_t segment, std::uint64_t first_tile, std::uint32_t tiles) {
-    tasks_[next_task_++] = {.cell = next_cell_ - 1,
-                            .segment = segment,
-                            .first_tile = first_tile,
-                            .tiles = tiles,
-                            .partial = partial_};
-    partial_ += PartialFloats(cell_->rows, head_dim_);
-    cell_->remaining.store(++cell_->tasks, std::memory_order_relaxed);
-  }
+  ForEachTailPart(lane.tail, visible, [&](std::uint64_t, std::uint32_t) { ++tasks; });
+  return std::max<std::uint64_t>(tasks, 1);
+}
 
- private:
-  std::uint32_t head_dim_;
-  std::span<Cell> cells_;
-  std::span<Task> tasks_;
-  Cell* cell_ = nullptr;
-  std::uint32_t next_cell_ = 0;
-  std::uint32_t next_task_ = 0;
-  std::uint64_t partial_ = 0;
-};
+// The tasks of one cell, in lane order.
+template <class Add>
+void ForEachTask(const AttendItem& item, const PositionRange& visible, TakenBlocks taken, Add add) {
+  const LaneView& lane = *item.lane;
+  std::uint32_t first_block = 0;
+  for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
+    const SegmentView& segment = lane.segments[s];
+    const std::uint32_t blocks = BlocksOf(segment);
+    const std::uint8_t* own = taken == nullptr ? nullptr : taken + first_block;
+    first_block += blocks;
+    if (!visible.Meets(segment.first_position, segment.positions())) continue;
+    if (own != nullptr && blocks != 0) {
+      ForEachSelectedPart(segment, own, [&](std::uint64_t first, std::uint32_t count) {
+        add(s, true, first, count);
+      });
+    } else {
+      ForEachWholePart(segment, visible, [&](std::uint64_t first, std::uint32_t count) {
+        add(s, false, first, count);
+      });
+    }
+  }
+  ForEachTailPart(lane.tail, visible, [&](std::uint64_t first, std::uint32_t count) {
+    add(kTailSegment, false, first, count);
+  });
+}
+
+bool SegmentIsSound(const AttendBatch& batch, const SegmentView& segment) {
+  const TileShape& shape = segment.shape;
+  if (WhyNotServed(shape) != nullptr || shape.head_dim != batch.geometry.head_dim) return false;
+  if (!shape.packed()) return shape.format == DenseFormat(batch.geometry.type);
+  if (segment.rotation.key == nullptr || segment.rotation.value == nullptr) {
+    return segment.rotation.key == segment.rotation.value && shape.channels == shape.head_dim;
+  }
+  return true;
+}
 
 }  // namespace
+
+bool LaneIsSound(const AttendBatch& batch, const LaneView& lane) {
+  for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
+    if (!SegmentIsSound(batch, lane.segments[s])) return false;
+  }
+  const TailView& tail = lane.tail;
+  return tail.end >= tail.begin &&
+         tail.end - tail.begin <= std::uint64_t{tail.ring_tiles} * kTileEntries;
+}
+
+const Space& SpaceOf(const Cell& cell, std::span<const Space> spaces, std::uint32_t segment) {
+  const std::span<const Space> own = spaces.subspan(cell.first_space, cell.spaces);
+  return *std::lower_bound(own.begin(), own.end(), segment,
+                           [](const Space& a, std::uint32_t b) { return a.segment < b; });
+}
+
+std::uint32_t BlocksOf(const SegmentView& segment) {
+  const std::uint32_t block = segment.shape.block;
+  return block == 0 ? 0 : segment.entries / block + (segment.entries % block != 0 ? 1 : 0);
+}
+
+std::uint32_t BlocksOf(const LaneView& lane) {
+  std::uint32_t blocks = 0;
+  for (std::uint32_t s = 0; s < lane.segment_count; ++s) blocks += BlocksOf(lane.segments[s]);
+  return blocks;
+}
 
 PositionRange VisibleFrom(const AttendBatch& batch, std::uint64_t position) {
   const std::uint64_t window = batch.geometry.sliding_window;
@@ -140,15 +209,87 @@ PositionRange VisibleFromRows(const AttendBatch& batch, const AttendItem& item,
           .end = VisibleFrom(batch, item.first_query_position + last_row / group).end};
 }
 
-PlanSize MeasurePlan(const AttendBatch& batch) {
-  Measurer measurer(batch.geometry.head_dim);
-  Walk(batch, measurer);
-  return measurer.size;
+PositionRange VisibleFromItem(const AttendBatch& batch, const AttendItem& item) {
+  return VisibleFromRows(batch, item, 0, item.queries * batch.geometry.group());
 }
 
-void WritePlan(const AttendBatch& batch, std::span<Cell> cells, std::span<Task> tasks) {
-  Writer writer(batch.geometry.head_dim, cells, tasks);
-  Walk(batch, writer);
+std::uint64_t BudgetOf(const SelectionRule& rule, std::uint64_t visible) {
+  if (rule.entries != 0) return std::min(rule.entries, visible);
+  // Ratios are doubles: the excess of a product over a whole number may be rounding.
+  const double wanted = std::ceil(rule.rate * static_cast<double>(visible) - 1e-6);
+  if (!(wanted > 0)) return 0;
+  return wanted < static_cast<double>(visible) ? static_cast<std::uint64_t>(wanted) : visible;
+}
+
+PlanSize MeasurePlan(const AttendBatch& batch) {
+  PlanSize size;
+  ForEachCell(batch, [&](std::uint32_t, const AttendItem& item, std::uint32_t first,
+                         std::uint32_t rows, bool sound) {
+    const PositionRange visible = VisibleFromRows(batch, item, first, rows);
+    ++size.cells;
+    if (sound) {
+      ForEachSpace(item, visible, [&](std::uint32_t s) {
+        ++size.spaces;
+        size.query_floats += std::uint64_t{rows} * PaddedChannels(item.lane->segments[s].shape);
+      });
+    }
+    const std::uint64_t tasks = sound ? MostTasks(item, visible) : 1;
+    size.tasks += static_cast<std::uint32_t>(tasks);
+    size.partial_floats += tasks * PartialFloats(rows, batch.geometry.head_dim);
+  });
+  return size;
+}
+
+void WriteCells(const AttendBatch& batch, std::span<Cell> cells, std::span<Space> spaces) {
+  std::uint32_t next_cell = 0;
+  std::uint32_t next_space = 0;
+  std::uint64_t queries = 0;
+  ForEachCell(batch, [&](std::uint32_t index, const AttendItem& item, std::uint32_t first,
+                         std::uint32_t rows, bool sound) {
+    Cell& cell = cells[next_cell];
+    cell.item = index;
+    cell.first_row = first;
+    cell.rows = rows;
+    cell.first_space = next_space;
+    cell.faulted.store(!sound, std::memory_order_relaxed);
+    if (sound) {
+      ForEachSpace(item, VisibleFromRows(batch, item, first, rows), [&](std::uint32_t s) {
+        spaces[next_space++] = {.cell = next_cell, .segment = s, .queries = queries};
+        queries += std::uint64_t{rows} * PaddedChannels(item.lane->segments[s].shape);
+      });
+    }
+    cell.spaces = next_space - cell.first_space;
+    ++next_cell;
+  });
+}
+
+std::uint32_t WriteTasks(const AttendBatch& batch, std::span<const TakenBlocks> taken,
+                         std::span<Cell> cells, std::span<Task> tasks) {
+  std::uint32_t next_task = 0;
+  std::uint64_t partial = 0;
+  for (std::uint32_t c = 0; c < cells.size(); ++c) {
+    Cell& cell = cells[c];
+    const AttendItem& item = batch.items[cell.item];
+    cell.first_task = next_task;
+    const auto add = [&](std::uint32_t segment, bool selected, std::uint64_t first,
+                         std::uint32_t count) {
+      tasks[next_task++] = {.cell = c,
+                            .segment = segment,
+                            .selected = selected,
+                            .first = first,
+                            .count = count,
+                            .partial = partial};
+      partial += PartialFloats(cell.rows, batch.geometry.head_dim);
+    };
+    if (!cell.faulted.load(std::memory_order_relaxed)) {
+      ForEachTask(item, VisibleFromRows(batch, item, cell.first_row, cell.rows), taken[cell.item],
+                  add);
+    }
+    if (next_task == cell.first_task) add(kTailSegment, false, 0, 0);
+    cell.tasks = next_task - cell.first_task;
+    cell.remaining.store(cell.tasks, std::memory_order_relaxed);
+  }
+  return next_task;
 }
 
 }  // namespace tessera::kernels

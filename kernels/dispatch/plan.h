@@ -1,9 +1,10 @@
-// How a batch becomes tasks. The cut depends on the shapes and the LaneViews alone.
+// How a batch becomes tasks. The cut depends on the shapes, the LaneViews and what was selected.
 //
 //   item ──▶ cells: up to kMaxPartRows query rows that merge together
+//   cell ──▶ spaces: one per segment for which the rows' queries are rotated (or widened to fp32)
 //   cell ──▶ tasks: one per part that some row of the cell can see, in lane order
 //
-// Cells and tasks lie in the caller's workspace, followed by the partial results of the tasks.
+// All lie in the caller's workspace, followed by the rotated queries and the partial results.
 #pragma once
 
 #include <atomic>
@@ -17,6 +18,11 @@ namespace tessera::kernels {
 
 inline constexpr std::uint32_t kTailSegment = ~std::uint32_t{0};
 
+// A part of selected blocks ends with the tile in which it reaches this many entries, or so many
+// runs that those of another tile might be too many.
+inline constexpr std::uint32_t kSelectedPartEntries = 512;
+inline constexpr std::uint32_t kSelectedPartRuns = kMaxPartRuns - kMaxTileBlocks / 2;
+
 // Positions [begin, end).
 struct PositionRange {
   std::uint64_t begin = 0;
@@ -25,36 +31,70 @@ struct PositionRange {
   bool Meets(std::uint64_t first, std::uint64_t count) const {
     return count != 0 && first < end && (first >= begin || begin - first < count);
   }
+  bool Covers(std::uint64_t first, std::uint64_t count) const {
+    return first >= begin && first <= end && count <= end - first;
+  }
 };
 
 struct Cell {
   std::uint32_t item = 0;
   std::uint32_t first_row = 0;  // row = query * group + head of the group
   std::uint32_t rows = 0;
+  std::uint32_t first_space = 0;
+  std::uint32_t spaces = 0;
   std::uint32_t first_task = 0;
   std::uint32_t tasks = 0;
   std::atomic<std::uint32_t> remaining{0};  // whoever takes it to 0 merges the cell
   std::atomic<bool> faulted{false};         // nothing of the cell is written
 };
 
+// The queries of a cell as a segment wants them: [rows][padded channels] in fp32.
+struct Space {
+  std::uint32_t cell = 0;
+  std::uint32_t segment = 0;
+  std::uint64_t queries = 0;  // offset in floats
+};
+
 struct Task {
   std::uint32_t cell = 0;
-  std::uint32_t segment = 0;     // or kTailSegment
-  std::uint64_t first_tile = 0;  // of the segment; of the tail: token / 32
-  std::uint32_t tiles = 0;       // 0: nothing visible, the task only merges
-  std::uint64_t partial = 0;     // offset in floats of its maxima, sums and outputs
+  std::uint32_t segment = 0;  // or kTailSegment
+  bool selected = false;      // `first` and `count` are blocks, of which the taken ones are read
+  std::uint64_t first = 0;    // tile of the segment; of the tail: token / 32
+  std::uint32_t count = 0;    // 0: nothing visible, the task only merges
+  std::uint64_t partial = 0;  // offset in floats of its maxima, sums and outputs
 };
 
 struct PlanSize {
   std::uint32_t cells = 0;
-  std::uint32_t tasks = 0;
-  std::uint64_t partial_floats = 0;
+  std::uint32_t spaces = 0;
+  std::uint32_t tasks = 0;  // at most
+  std::uint64_t query_floats = 0;
+  std::uint64_t partial_floats = 0;  // at most
 };
+
+// Which blocks of an item's summarised segments are read: one byte per block, segment after
+// segment. Null: everything is.
+using TakenBlocks = const std::uint8_t*;
 
 PlanSize MeasurePlan(const AttendBatch& batch);
 
-// Fills arrays of the measured size; `cells` has been constructed.
-void WritePlan(const AttendBatch& batch, std::span<Cell> cells, std::span<Task> tasks);
+// Fill arrays of the measured size; `cells` has been constructed. Tasks come second: `taken` has
+// one pointer per item.
+void WriteCells(const AttendBatch& batch, std::span<Cell> cells, std::span<Space> spaces);
+// Returns how many tasks there are.
+std::uint32_t WriteTasks(const AttendBatch& batch, std::span<const TakenBlocks> taken,
+                         std::span<Cell> cells, std::span<Task> tasks);
+
+// A lane that no kernel may follow. Tile offsets are checked later, where they are read.
+bool LaneIsSound(const AttendBatch& batch, const LaneView& lane);
+
+// The space of a cell for a segment that needs one.
+const Space& SpaceOf(const Cell& cell, std::span<const Space> spaces, std::uint32_t segment);
+
+// Blocks of a segment's tiles, the last one perhaps partial; 0 without summaries.
+std::uint32_t BlocksOf(const SegmentView& segment);
+// Of all segments of a lane.
+std::uint32_t BlocksOf(const LaneView& lane);
 
 // What one query at `position` sees.
 PositionRange VisibleFrom(const AttendBatch& batch, std::uint64_t position);
@@ -62,8 +102,14 @@ PositionRange VisibleFrom(const AttendBatch& batch, std::uint64_t position);
 // What the queries of rows [first_row, first_row + rows) of an item see together.
 PositionRange VisibleFromRows(const AttendBatch& batch, const AttendItem& item,
                               std::uint32_t first_row, std::uint32_t rows);
+// What all queries of an item see together.
+PositionRange VisibleFromItem(const AttendBatch& batch, const AttendItem& item);
+
+// The budget of an item's rule in entries, where its segments hold `visible` that may be selected.
+std::uint64_t BudgetOf(const SelectionRule& rule, std::uint64_t visible);
 
 // The floats of one task's partial result: maxima and sums padded so that outputs are aligned.
+// Rotated rows have at most head_dim channels, padding included.
 constexpr std::uint64_t PartialFloats(std::uint32_t rows, std::uint32_t head_dim) {
   return 2 * kMaxPartRows + std::uint64_t{rows} * head_dim;
 }

@@ -7,41 +7,73 @@ namespace {
 
 constexpr std::uint64_t kTileAlignment = 64;
 
-// Null where the offset is not that of a tile in the arena. The word may change at any time: it is
-// read once, and what was checked is what is used.
-const std::byte* ResolveTile(const SegmentView& segment, std::uint64_t index,
-                             std::uint64_t tile_bytes) {
-  const std::uint64_t offset = __atomic_load_n(segment.tile_offsets + index, __ATOMIC_RELAXED);
-  if (offset % kTileAlignment != 0 || offset > segment.arena_bytes ||
-      tile_bytes > segment.arena_bytes - offset) {
-    return nullptr;
-  }
-  return segment.arena + offset;
+std::uint32_t RowsOfTile(const SegmentView& segment, std::uint64_t tile) {
+  return static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(kTileEntries, segment.entries - tile * kTileEntries));
 }
 
-bool ListSegmentRuns(const SegmentView& segment, const Task& task, DenseTile tile,
-                     const PositionRange& visible, RunList& list) {
-  for (std::uint64_t t = task.first_tile; t < task.first_tile + task.tiles; ++t) {
-    const std::uint64_t entry = t * kTileEntries;
-    const auto rows =
-        static_cast<std::uint32_t>(std::min<std::uint64_t>(kTileEntries, segment.entries - entry));
-    const std::uint64_t position = segment.first_position + entry;
-    if (!visible.Meets(position, rows)) continue;
-    const std::byte* base = ResolveTile(segment, t, tile.bytes());
-    if (base == nullptr) return false;
+// Rows [begin, begin + count) of a tile, unless nobody sees them.
+void AddRun(const SegmentView& segment, const std::byte* base, std::uint64_t tile,
+            std::uint32_t begin, std::uint32_t count, const PositionRange& visible, RunList& list) {
+  if (segment.shape.positions) {
     list.runs[list.count++] = {
-        .tile = base, .position = position, .row_begin = 0, .row_count = rows};
+        .tile = base, .position = segment.first_position, .row_begin = begin, .row_count = count};
+    return;
+  }
+  const std::uint64_t position = segment.first_position + tile * kTileEntries + begin;
+  if (!visible.Meets(position, count)) return;
+  list.runs[list.count++] = {
+      .tile = base, .position = position, .row_begin = begin, .row_count = count};
+}
+
+bool ListSegmentRuns(const SegmentView& segment, const RunSource& source, RunList& list) {
+  const Task& task = *source.task;
+  const std::uint64_t bytes = LayoutOf(segment.shape).bytes;
+  for (std::uint64_t t = task.first; t < task.first + task.count; ++t) {
+    const std::uint32_t rows = RowsOfTile(segment, t);
+    if (!segment.shape.positions &&
+        !source.visible.Meets(segment.first_position + t * kTileEntries, rows)) {
+      continue;
+    }
+    const std::byte* base = ResolveTile(segment, t, bytes);
+    if (base == nullptr) return false;
+    AddRun(segment, base, t, 0, rows, source.visible, list);
   }
   return true;
 }
 
-void ListTailRuns(const TailView& tail, const Task& task, DenseTile tile,
-                  const PositionRange& visible, RunList& list) {
-  for (std::uint64_t t = task.first_tile; t < task.first_tile + task.tiles; ++t) {
+// Neighbouring taken blocks of one tile are one run.
+bool ListSelectedRuns(const SegmentView& segment, const RunSource& source, RunList& list) {
+  const Task& task = *source.task;
+  const std::uint64_t bytes = LayoutOf(segment.shape).bytes;
+  const std::uint32_t block = segment.shape.block;
+  const std::uint32_t per_tile = segment.shape.blocks();
+  const std::uint64_t end = task.first + task.count;
+  for (std::uint64_t b = task.first; b < end;) {
+    if (source.taken[b] == 0) {
+      ++b;
+      continue;
+    }
+    const std::uint64_t tile = b / per_tile;
+    const std::uint64_t first = b;
+    while (b < end && b / per_tile == tile && source.taken[b] != 0) ++b;
+    const std::byte* base = ResolveTile(segment, tile, bytes);
+    if (base == nullptr) return false;
+    const auto begin = static_cast<std::uint32_t>(first % per_tile * block);
+    const auto behind = static_cast<std::uint32_t>((b - tile * per_tile) * block);
+    AddRun(segment, base, tile, begin, std::min(behind, RowsOfTile(segment, tile)) - begin,
+           source.visible, list);
+  }
+  return true;
+}
+
+void ListTailRuns(const TailView& tail, const RunSource& source, RunList& list) {
+  const Task& task = *source.task;
+  for (std::uint64_t t = task.first; t < task.first + task.count; ++t) {
     const std::uint64_t begin = std::max(tail.begin, t * kTileEntries);
     const std::uint64_t end = std::min(tail.end, t * kTileEntries + kTileEntries);
-    if (!visible.Meets(begin, end - begin)) continue;
-    list.runs[list.count++] = {.tile = tail.ring + t % tail.ring_tiles * tile.bytes(),
+    if (!source.visible.Meets(begin, end - begin)) continue;
+    list.runs[list.count++] = {.tile = tail.ring + t % tail.ring_tiles * source.tail_tile.bytes(),
                                .position = begin,
                                .row_begin = static_cast<std::uint32_t>(begin % kTileEntries),
                                .row_count = static_cast<std::uint32_t>(end - begin)};
@@ -50,14 +82,25 @@ void ListTailRuns(const TailView& tail, const Task& task, DenseTile tile,
 
 }  // namespace
 
-bool ListRuns(const LaneView& lane, const Task& task, DenseTile tile, const PositionRange& visible,
-              RunList& list) {
-  list.count = 0;
-  if (task.segment != kTailSegment) {
-    return ListSegmentRuns(lane.segments[task.segment], task, tile, visible, list);
+const std::byte* ResolveTile(const SegmentView& segment, std::uint64_t tile,
+                             std::uint64_t tile_bytes) {
+  const std::uint64_t offset = __atomic_load_n(segment.tile_offsets + tile, __ATOMIC_RELAXED);
+  if (offset % kTileAlignment != 0 || offset > segment.arena_bytes ||
+      tile_bytes > segment.arena_bytes - offset) {
+    return nullptr;
   }
-  ListTailRuns(lane.tail, task, tile, visible, list);
-  return true;
+  return segment.arena + offset;
+}
+
+bool ListRuns(const RunSource& source, RunList& list) {
+  list.count = 0;
+  if (source.task->segment == kTailSegment) {
+    ListTailRuns(source.lane->tail, source, list);
+    return true;
+  }
+  const SegmentView& segment = source.lane->segments[source.task->segment];
+  return source.task->selected ? ListSelectedRuns(segment, source, list)
+                               : ListSegmentRuns(segment, source, list);
 }
 
 }  // namespace tessera::kernels

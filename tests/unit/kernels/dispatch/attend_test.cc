@@ -77,7 +77,8 @@ TEST(Attend, SkipsWhatNoQuerySees) {
   const SegmentView segment = {.arena = arena.data(),
                                .arena_bytes = arena.size(),
                                .tile_offsets = offsets.data(),
-                               .entries = kEntries};
+                               .entries = kEntries,
+                               .shape = DenseShape(kDim, ElementType::kBf16)};
   OneTail one;
   one.lane = {.segments = &segment, .segment_count = 1};
   one.item.first_query_position = kEntries - 1;

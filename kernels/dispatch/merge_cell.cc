@@ -1,0 +1,112 @@
+#include "kernels/dispatch/merge_cell.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "kernels/dispatch/merge.h"
+#include "kernels/dispatch/numerics.h"
+
+namespace tessera::kernels {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+const SegmentView* PackedSegmentOf(const AttendItem& item, const Task& task) {
+  if (task.segment == kTailSegment) return nullptr;
+  const SegmentView& segment = item.lane->segments[task.segment];
+  return segment.shape.packed() ? &segment : nullptr;
+}
+
+// The parts of one segment become its first part, row by row.
+void MergeParts(const CellResults& results, std::span<const Task> parts, std::uint32_t channels) {
+  const PartialRows into = results.PartialOf(parts[0]);
+  for (std::uint32_t r = 0; r < results.cell->rows; ++r) {
+    double max = -kInfinity;
+    for (const Task& part : parts) max = std::max<double>(max, results.PartialOf(part).max[r]);
+    double sum = 0;
+    double output[kMaxMergeHeadDim] = {};
+    for (const Task& part : parts) {
+      const PartialRows partial = results.PartialOf(part);
+      if (partial.sum[r] == 0) continue;  // the neutral element; NaN is not
+      const double weight = Exp2(partial.max[r] - max);
+      sum += weight * partial.sum[r];
+      const float* row = partial.output + std::size_t{r} * channels;
+      for (std::uint32_t c = 0; c < channels; ++c) output[c] += weight * row[c];
+    }
+    into.max[r] = static_cast<float>(max);
+    into.sum[r] = static_cast<float>(sum);
+    float* row = into.output + std::size_t{r} * channels;
+    for (std::uint32_t c = 0; c < channels; ++c) row[c] = static_cast<float>(output[c]);
+  }
+}
+
+// Rotates the rows of a partial result back, in place: [rows][channels] becomes [rows][head_dim].
+void RotateBack(const CellResults& results, const SegmentView& segment,
+                const PartialRows& partial) {
+  const std::uint32_t padded = PaddedChannels(segment.shape);
+  const std::uint32_t head_dim = results.batch->geometry.head_dim;
+  alignas(64) float rotated[kMaxPartRows * kMaxMergeHeadDim];
+  std::memcpy(rotated, partial.output, sizeof(float) * results.cell->rows * padded);
+  results.operations->unrotate({.rotation = segment.rotation.value,
+                                .rotation_type = segment.rotation.type,
+                                .channels = segment.shape.channels,
+                                .head_dim = head_dim,
+                                .rows = rotated,
+                                .padded_channels = padded,
+                                .row_count = results.cell->rows,
+                                .output = partial.output});
+}
+
+// Calls visit(tasks) for each run of tasks that are merged as one: all of a packed segment, or one.
+template <class Visit>
+void ForEachResult(const CellResults& results, Visit visit) {
+  const AttendItem& item = results.batch->items[results.cell->item];
+  for (std::size_t i = 0; i < results.tasks.size();) {
+    std::size_t end = i + 1;
+    const SegmentView* segment = PackedSegmentOf(item, results.tasks[i]);
+    if (segment != nullptr) {
+      while (end < results.tasks.size() && results.tasks[end].segment == results.tasks[i].segment) {
+        ++end;
+      }
+    }
+    if (results.tasks[i].count != 0) visit(results.tasks.subspan(i, end - i), segment);
+    i = end;
+  }
+}
+
+void MergeRow(const CellResults& results, std::uint32_t row) {
+  const AttendBatch& batch = *results.batch;
+  const AttendItem& item = batch.items[results.cell->item];
+  const RowPlace place(batch, item, results.cell->first_row + row);
+  const float* sinks = batch.geometry.sinks;
+  const double sink = sinks == nullptr ? -kInfinity : sinks[place.head] * kLog2E;
+
+  double max = sink;
+  ForEachResult(results, [&](std::span<const Task> parts, const SegmentView*) {
+    max = std::max<double>(max, results.PartialOf(parts[0]).max[row]);
+  });
+  RowMerge merge(max, batch.geometry.head_dim);
+  ForEachResult(results, [&](std::span<const Task> parts, const SegmentView*) {
+    merge.AddPartial(results.PartialOf(parts[0]), row);
+  });
+  merge.AddSink(sink);
+
+  const std::size_t row_bytes = batch.geometry.head_dim * ElementBytes(batch.output_type);
+  const float lse = merge.Finish(batch.output_type,
+                                 static_cast<std::byte*>(item.output) + place.index * row_bytes);
+  if (item.lse != nullptr) item.lse[place.index] = lse;
+}
+
+}  // namespace
+
+void MergeCell(const CellResults& results) {
+  ForEachResult(results, [&](std::span<const Task> parts, const SegmentView* segment) {
+    if (segment == nullptr) return;
+    if (parts.size() > 1) MergeParts(results, parts, PaddedChannels(segment->shape));
+    RotateBack(results, *segment, results.PartialOf(parts[0]));
+  });
+  for (std::uint32_t r = 0; r < results.cell->rows; ++r) MergeRow(results, r);
+}
+
+}  // namespace tessera::kernels
