@@ -56,6 +56,15 @@ CpuFeatures DetectCpuFeatures() {
   features.avx512dq = Bit(ebx, 17);
   features.avx512bw = Bit(ebx, 30);
   features.avx512vl = Bit(ebx, 31);
+  features.avx512vbmi2 = Bit(ecx, 6);
+  const std::uint32_t last_subleaf = eax;
+  if (last_subleaf >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0) {
+    features.avx512bf16 = Bit(eax, 5);
+  }
+  if (__get_cpuid(0, &eax, &ebx, &ecx, &edx) != 0) {
+    constexpr std::uint32_t kAmd[] = {0x68747541, 0x69746e65, 0x444d4163};  // "AuthenticAMD"
+    features.fast_bf16_dots = ebx == kAmd[0] && edx == kAmd[1] && ecx == kAmd[2];
+  }
 #endif
   return features;
 }
@@ -76,6 +85,18 @@ Support Avx512Support(const CpuFeatures& features) {
        {features.avx512dq, "the CPU has no AVX-512DQ"},
        {features.avx512vl, "the CPU has no AVX-512VL"},
        {features.os_saves_avx512, "the operating system does not save AVX-512 registers"}});
+}
+
+Support Avx512Vbmi2Support(const CpuFeatures& features) {
+  const Support avx512 = Avx512Support(features);
+  return AllOf(
+      {{avx512.supported, avx512.reason}, {features.avx512vbmi2, "the CPU has no AVX-512 VBMI2"}});
+}
+
+Support Avx512Bf16Support(const CpuFeatures& features) {
+  const Support vbmi2 = Avx512Vbmi2Support(features);
+  return AllOf(
+      {{vbmi2.supported, vbmi2.reason}, {features.avx512bf16, "the CPU has no AVX-512 BF16"}});
 }
 
 }  // namespace tessera::kernels

@@ -5,6 +5,7 @@
 // functions that the linker could merge with baseline ones.
 #define TESSERA_MEMBER inline __attribute__((always_inline))
 #define TESSERA_SIMD static TESSERA_MEMBER
+#define TESSERA_INLINE_LAMBDA __attribute__((always_inline))
 
 // Loops over registers: an array of vectors lives in registers only when its loops are unrolled.
 #if defined(__clang__)
@@ -27,6 +28,23 @@ TESSERA_SIMD typename Simd::Floats Exp2Fraction(typename Simd::Floats f) {
   power = Simd::MultiplyAdd(power, f, Simd::Splat(0.240226509f));
   power = Simd::MultiplyAdd(power, f, Simd::Splat(0.693147207f));
   return Simd::MultiplyAdd(power, f, Simd::Splat(1.0f));
+}
+
+// log2 of a positive finite number: its exponent, and an odd polynomial in (m - 1) / (m + 1) of its
+// mantissa m in [sqrt(1/2), sqrt(2)); absolute error under 2^-22 x max(1, |log2|). 0 gives
+// -infinity, a negative number NaN.
+template <class Simd>
+TESSERA_SIMD typename Simd::Floats Log2(typename Simd::Floats value) {
+  const auto split = Simd::SplitExponent(value);
+  const auto one = Simd::Splat(1.0f);
+  const auto t = Simd::Divide(Simd::Subtract(split.mantissa, one), Simd::Add(split.mantissa, one));
+  const auto square = Simd::Multiply(t, t);
+  auto series = Simd::Splat(0.32059888f);
+  series = Simd::MultiplyAdd(series, square, Simd::Splat(0.41219859f));
+  series = Simd::MultiplyAdd(series, square, Simd::Splat(0.57707802f));
+  series = Simd::MultiplyAdd(series, square, Simd::Splat(0.96179669f));
+  series = Simd::MultiplyAdd(series, square, Simd::Splat(2.88539008f));
+  return Simd::LogOrLimit(value, Simd::MultiplyAdd(series, t, split.exponent));
 }
 
 }  // namespace

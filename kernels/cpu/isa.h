@@ -1,17 +1,14 @@
-// The entry points of the ISA files. Call one only where its Support says so.
+// What the ISA files export: data, so that nothing compiled with their flags runs before its
+// Support says that it may.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
-#include "kernels/format/part.h"
+#include "kernels/format/operations.h"
 
 namespace tessera::kernels {
 
-const char* AttendPartAvx2(const AttendPart& part, const PartialRows& partial);
-std::int64_t FirstUnusableAvx2(const void* elements, std::size_t count, ElementType type);
-
-const char* AttendPartAvx512(const AttendPart& part, const PartialRows& partial);
-std::int64_t FirstUnusableAvx512(const void* elements, std::size_t count, ElementType type);
+extern const Operations kAvx2Operations;
+extern const Operations kAvx512Operations;
+extern const Operations kAvx512Vbmi2Operations;
+extern const Operations kAvx512Bf16Operations;
 
 }  // namespace tessera::kernels

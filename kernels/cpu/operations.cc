@@ -3,20 +3,20 @@
 #include "kernels/cpu/isa.h"
 
 namespace tessera::kernels {
-namespace {
 
 #if defined(__x86_64__)
-constexpr Operations kAvx2 = {.attend_part = AttendPartAvx2, .first_unusable = FirstUnusableAvx2};
-constexpr Operations kAvx512 = {.attend_part = AttendPartAvx512,
-                                .first_unusable = FirstUnusableAvx512};
+const Operations& Avx2() { return kAvx2Operations; }
+const Operations& Avx512() { return kAvx512Operations; }
+const Operations& Avx512Vbmi2() { return kAvx512Vbmi2Operations; }
+const Operations& Avx512Bf16() { return kAvx512Bf16Operations; }
 #else
-constexpr Operations kAvx2 = {};  // never called: its Support says no
-constexpr Operations kAvx512 = {};
+namespace {
+constexpr Operations kNone = {};  // never called: its Support says no
+}
+const Operations& Avx2() { return kNone; }
+const Operations& Avx512() { return kNone; }
+const Operations& Avx512Vbmi2() { return kNone; }
+const Operations& Avx512Bf16() { return kNone; }
 #endif
-
-}  // namespace
-
-const Operations& Avx2Operations() { return kAvx2; }
-const Operations& Avx512Operations() { return kAvx512; }
 
 }  // namespace tessera::kernels

@@ -5,7 +5,9 @@
 
 namespace tessera::kernels {
 
-const Operations& Avx2Operations();
-const Operations& Avx512Operations();
+const Operations& Avx2();
+const Operations& Avx512();
+const Operations& Avx512Vbmi2();
+const Operations& Avx512Bf16();
 
 }  // namespace tessera::kernels

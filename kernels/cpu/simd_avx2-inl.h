@@ -11,11 +11,32 @@
 
 #include "kernels/cpu/inline-inl.h"
 #include "kernels/format/element.h"
+#include "kernels/format/value_type.h"
 
 namespace tessera::kernels {
 namespace {
 
+// Byte shuffles that bring words to the channels whose bit is set, and zeros to the others.
+struct Shuffles {
+  std::uint8_t bytes[256][16];
+};
+constexpr Shuffles MakeShuffles() {
+  Shuffles shuffles = {};
+  for (int bits = 0; bits < 256; ++bits) {
+    int word = 0;
+    for (int channel = 0; channel < 8; ++channel) {
+      const bool set = (bits >> channel & 1) != 0;
+      shuffles.bytes[bits][2 * channel] = static_cast<std::uint8_t>(set ? 2 * word : 0x80);
+      shuffles.bytes[bits][2 * channel + 1] = static_cast<std::uint8_t>(set ? 2 * word + 1 : 0x80);
+      if (set) ++word;
+    }
+  }
+  return shuffles;
+}
+alignas(64) constexpr Shuffles kShuffles = MakeShuffles();
+
 struct Simd {
+  static constexpr char kName[] = "avx2";
   using Floats = __m256;
   static constexpr int kLanes = 8;
   static constexpr int kRowGroup = 2;  // 16 registers hold no more
@@ -84,12 +105,30 @@ struct Simd {
                _mm256_permute2f128_ps(blocks[0], blocks[1], 0x31));
   }
 
-  TESSERA_SIMD Floats Visible(Floats value, int first, int begin, int end) {
-    const __m256i lane =
-        _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(first));
-    const __m256i inside = _mm256_and_si256(_mm256_cmpgt_epi32(lane, _mm256_set1_epi32(begin - 1)),
-                                            _mm256_cmpgt_epi32(_mm256_set1_epi32(end), lane));
-    return _mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), value, _mm256_castsi256_ps(inside));
+  TESSERA_SIMD Floats WhereBits(std::uint32_t bits, Floats a, Floats b) {
+    const __m256i own = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i all = _mm256_set1_epi32(static_cast<int>(bits));
+    const __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(all, own), own);
+    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(set));
+  }
+
+  struct Exponent {
+    Floats mantissa;
+    Floats exponent;
+  };
+  TESSERA_SIMD Exponent SplitExponent(Floats value) {
+    const __m256i bits = _mm256_castps_si256(value);
+    const __m256i exponent =
+        _mm256_srai_epi32(_mm256_sub_epi32(bits, _mm256_set1_epi32(0x3f3504f3)), 23);
+    return {_mm256_castsi256_ps(_mm256_sub_epi32(bits, _mm256_slli_epi32(exponent, 23))),
+            _mm256_cvtepi32_ps(exponent)};
+  }
+  TESSERA_SIMD Floats LogOrLimit(Floats value, Floats log) {
+    const Floats positive = _mm256_cmp_ps(value, Zero(), _CMP_GT_OQ);
+    const Floats zero = _mm256_cmp_ps(value, Zero(), _CMP_EQ_OQ);
+    const Floats limit =
+        _mm256_blendv_ps(Splat(__builtin_nanf("")), Splat(-__builtin_inff()), zero);
+    return _mm256_blendv_ps(limit, log, positive);
   }
 
   // As on AVX-512, but what would be subnormal is 0.
@@ -102,6 +141,104 @@ struct Simd {
     const Floats power =
         Multiply(Exp2Fraction<Simd>(Subtract(x, whole)), _mm256_castsi256_ps(exponent));
     return _mm256_andnot_ps(tiny, power);
+  }
+
+  // ---- packed rows: see expand-inl.h ----
+
+  static constexpr int kStepChannels = 8;
+  using Words = __m128i;
+
+  TESSERA_SIMD Words ZeroWords() { return _mm_setzero_si128(); }
+  TESSERA_SIMD void StoreWords(std::byte* to, Words words) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), words);
+  }
+
+  // One bit per channel from one bit per group, of 8 channels.
+  template <int kGroup>
+  TESSERA_SIMD std::uint32_t ChannelBits(std::uint32_t bits) {
+    if constexpr (kGroup == 1) return bits;
+    if constexpr (kGroup == 2) {
+      const std::uint32_t apart =
+          (bits & 1u) | (bits & 2u) << 1 | (bits & 4u) << 2 | (bits & 8u) << 3;
+      return apart * 3u;
+    }
+    return ((bits & 1u) | (bits & 2u) << 3) * 15u;
+  }
+
+  TESSERA_SIMD Words ToBf16Words(Floats low_and_high) {
+    const __m256i high_words = _mm256_srli_epi32(_mm256_castps_si256(low_and_high), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(high_words),
+                            _mm256_extracti128_si256(high_words, 1));
+  }
+  TESSERA_SIMD Words WordsOf(ValueType values, __m128i bytes) {
+    if (values == ValueType::kInt8) {
+      return ToBf16Words(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
+    }
+    const __m128i wide = _mm_cvtepu8_epi16(bytes);
+    const __m128i half = _mm_or_si128(_mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x80)), 8),
+                                      _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x7f)), 7));
+    return ToBf16Words(Multiply(_mm256_cvtph_ps(half), Splat(256.0f)));
+  }
+
+  template <ValueType kValues, int kGroup>
+  TESSERA_SIMD Words ExpandStep(std::uint32_t bits, const std::byte* from, bool careful) {
+    constexpr bool kWide = kValues == ValueType::kBf16 || kValues == ValueType::kFp16;
+    alignas(16) std::byte bounded[16] = {};
+    if (careful) {
+      const auto bytes =
+          static_cast<std::size_t>(kGroup * __builtin_popcount(bits) * (kWide ? 2 : 1));
+      __builtin_memcpy(bounded, from, bytes);
+      from = bounded;
+    }
+    const __m128i packed =
+        kWide ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(from))
+              : WordsOf(kValues, _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    const auto* shuffle =
+        reinterpret_cast<const __m128i*>(kShuffles.bytes[ChannelBits<kGroup>(bits)]);
+    return _mm_shuffle_epi8(packed, _mm_load_si128(shuffle));
+  }
+
+  // ---- choosing blocks: see select-inl.h ----
+
+  using Integers = __m256i;
+
+  TESSERA_SIMD Integers SplatInteger(std::uint32_t value) {
+    return _mm256_set1_epi32(static_cast<int>(value));
+  }
+  TESSERA_SIMD Integers LoadIntegers(const std::uint32_t* from) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  }
+  TESSERA_SIMD void StoreIntegers(std::uint32_t* to, Integers value) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value);
+  }
+  TESSERA_SIMD Integers LoadHalfWords(const void* from) {
+    return _mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(from)));
+  }
+  TESSERA_SIMD Integers AddIntegers(Integers a, Integers b) { return _mm256_add_epi32(a, b); }
+  TESSERA_SIMD Integers And(Integers a, Integers b) { return _mm256_and_si256(a, b); }
+  TESSERA_SIMD std::uint32_t BitsOf(Integers mask) {
+    return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(mask)));
+  }
+  TESSERA_SIMD std::uint32_t ZeroBits(Integers a) {
+    return BitsOf(_mm256_cmpeq_epi32(a, _mm256_setzero_si256()));
+  }
+  TESSERA_SIMD std::uint32_t AtLeastBits(Integers a, Integers b) {
+    return BitsOf(_mm256_cmpeq_epi32(_mm256_max_epu32(a, b), a));
+  }
+  TESSERA_SIMD Integers AddWhere(std::uint32_t bits, Integers a, Integers b) {
+    const Floats chosen = WhereBits(bits, _mm256_castsi256_ps(b), Zero());
+    return _mm256_add_epi32(a, _mm256_castps_si256(chosen));
+  }
+  TESSERA_SIMD std::uint32_t SumLanes(Integers a) {
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
+    return static_cast<std::uint32_t>(_mm_cvtsi128_si32(sum));
+  }
+  TESSERA_SIMD Integers OrderedKey(Floats value) {
+    const __m256i bits = _mm256_castps_si256(value);
+    const __m256i sign = _mm256_srai_epi32(bits, 31);
+    return _mm256_xor_si256(bits, _mm256_or_si256(sign, _mm256_set1_epi32(INT32_MIN)));
   }
 
   static constexpr int kVectorBytes = 32;

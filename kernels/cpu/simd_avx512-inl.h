@@ -1,4 +1,5 @@
-// The vector vocabulary of attend_part-inl.h and first_unusable-inl.h on AVX-512 (F, BW, DQ, VL).
+// The vector vocabulary of the algorithms on AVX-512: F, BW, DQ and VL; with VBMI2, expansions of
+// 16- and 8-bit words in one instruction; with BF16, pair dot products.
 //
 // Compiled with AVX-512 flags, so everything has internal linkage: see README.md.
 #pragma once
@@ -10,11 +11,19 @@
 
 #include "kernels/cpu/inline-inl.h"
 #include "kernels/format/element.h"
+#include "kernels/format/value_type.h"
 
 namespace tessera::kernels {
 namespace {
 
 struct Simd {
+#if defined(__AVX512BF16__)
+  static constexpr char kName[] = "avx512bf16";
+#elif defined(__AVX512VBMI2__)
+  static constexpr char kName[] = "avx512vbmi2";
+#else
+  static constexpr char kName[] = "avx512";
+#endif
   using Floats = __m512;
   static constexpr int kLanes = 16;
   static constexpr int kRowGroup = 4;  // query rows that share one pass over a tile's registers
@@ -92,14 +101,29 @@ struct Simd {
     return Add(_mm512_shuffle_f32x4(t0, t1, 0x88), _mm512_shuffle_f32x4(t0, t1, 0xdd));
   }
 
-  // value where begin <= first + lane < end, -infinity elsewhere.
-  TESSERA_SIMD Floats Visible(Floats value, int first, int begin, int end) {
-    const __m512i lane =
-        _mm512_add_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-                         _mm512_set1_epi32(first));
-    const __mmask16 inside = _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(begin)) &
-                             _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(end));
-    return _mm512_mask_blend_ps(inside, _mm512_set1_ps(-__builtin_inff()), value);
+  // a in the lanes whose bit is set, b in the others; bits beyond the lanes are ignored.
+  TESSERA_SIMD Floats WhereBits(std::uint32_t bits, Floats a, Floats b) {
+    return _mm512_mask_blend_ps(static_cast<__mmask16>(bits), b, a);
+  }
+
+  struct Exponent {
+    Floats mantissa;  // in [sqrt(1/2), sqrt(2))
+    Floats exponent;
+  };
+  TESSERA_SIMD Exponent SplitExponent(Floats value) {
+    const __m512i bits = _mm512_castps_si512(value);
+    const __m512i exponent =
+        _mm512_srai_epi32(_mm512_sub_epi32(bits, _mm512_set1_epi32(0x3f3504f3)), 23);
+    return {_mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_slli_epi32(exponent, 23))),
+            _mm512_cvtepi32_ps(exponent)};
+  }
+  // `log` where value > 0, -infinity at 0, NaN elsewhere.
+  TESSERA_SIMD Floats LogOrLimit(Floats value, Floats log) {
+    const __mmask16 positive = _mm512_cmp_ps_mask(value, Zero(), _CMP_GT_OQ);
+    const __mmask16 zero = _mm512_cmp_ps_mask(value, Zero(), _CMP_EQ_OQ);
+    const Floats limit =
+        _mm512_mask_blend_ps(zero, Splat(__builtin_nanf("")), Splat(-__builtin_inff()));
+    return _mm512_mask_blend_ps(positive, limit, log);
   }
 
   // 2^x for x <= 0, exactly 1 at 0 and exactly 0 below 2^-150; relative error under 2^-23.
@@ -107,6 +131,186 @@ struct Simd {
     x = Max(Splat(-160.0f), x);
     const Floats whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     return _mm512_scalef_ps(Exp2Fraction<Simd>(Subtract(x, whole)), whole);
+  }
+
+  // ---- packed rows: see expand-inl.h ----
+
+  static constexpr int kStepChannels = 32;
+  using Words = __m512i;  // kStepChannels 16-bit words
+
+  TESSERA_SIMD Words ZeroWords() { return _mm512_setzero_si512(); }
+  TESSERA_SIMD void StoreWords(std::byte* to, Words words) { _mm512_storeu_si512(to, words); }
+
+  // Zen 4 makes every expansion wait for the former contents of its target, {z} or not: a fresh
+  // zero that the compiler cannot see through breaks the chain (a factor of two in the whole
+  // kernel).
+  TESSERA_SIMD __m512i FreshZero() {
+    __m512i zero = _mm512_setzero_si512();
+    asm("" : "+v"(zero));
+    return zero;
+  }
+
+  // The first `count` bytes (at most 64) from `from`; others are not touched.
+  TESSERA_SIMD __m512i LoadBytes(const std::byte* from, int count) {
+    const std::uint64_t mask = count >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
+    return _mm512_maskz_loadu_epi8(mask, from);
+  }
+
+  // bf16 from small numbers in fp32, exact.
+  TESSERA_SIMD Words ToBf16Words(Floats low, Floats high) {
+    const __m256i a = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(low), 16));
+    const __m256i b = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(high), 16));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+  }
+  TESSERA_SIMD Words Int8ToBf16(__m256i bytes) {
+    return ToBf16Words(
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes))),
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1))));
+  }
+  // An e4m3 number is fp16 with its bits moved, times 2^8.
+  TESSERA_SIMD Words Fp8ToBf16(__m256i bytes) {
+    const __m512i wide = _mm512_cvtepu8_epi16(bytes);
+    const __m512i half =
+        _mm512_or_si512(_mm512_slli_epi16(_mm512_and_si512(wide, _mm512_set1_epi16(0x80)), 8),
+                        _mm512_slli_epi16(_mm512_and_si512(wide, _mm512_set1_epi16(0x7f)), 7));
+    const Floats factor = Splat(256.0f);
+    return ToBf16Words(Multiply(_mm512_cvtph_ps(_mm512_castsi512_si256(half)), factor),
+                       Multiply(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1)), factor));
+  }
+
+  // The words of `packed` into the channels whose group's bit is set, one bit per group of words.
+  template <int kGroup>
+  TESSERA_SIMD Words Expand(std::uint32_t bits, __m512i packed) {
+    if constexpr (kGroup == 4) {
+      return _mm512_mask_expand_epi64(FreshZero(), static_cast<__mmask8>(bits), packed);
+    } else if constexpr (kGroup == 2) {
+      return _mm512_mask_expand_epi32(FreshZero(), static_cast<__mmask16>(bits), packed);
+    } else {
+#if defined(__AVX512VBMI2__)
+      return _mm512_mask_expand_epi16(FreshZero(), bits, packed);
+#else
+      // As two halves of 32-bit lanes, the second begins behind what the first has used.
+      const int used = __builtin_popcount(bits & 0xffffu);
+      const __m512i behind = _mm512_permutexvar_epi16(
+          _mm512_add_epi16(Iota16(), _mm512_set1_epi16(static_cast<short>(used))),  // NOLINT
+          packed);
+      const __m256i low = _mm512_cvtepi32_epi16(
+          _mm512_mask_expand_epi32(FreshZero(), static_cast<__mmask16>(bits),
+                                   _mm512_cvtepu16_epi32(_mm512_castsi512_si256(packed))));
+      const __m256i high = _mm512_cvtepi32_epi16(
+          _mm512_mask_expand_epi32(FreshZero(), static_cast<__mmask16>(bits >> 16),
+                                   _mm512_cvtepu16_epi32(_mm512_castsi512_si256(behind))));
+      return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+#endif
+    }
+  }
+  TESSERA_SIMD __m512i Iota16() {
+    return _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14,
+                            13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  }
+
+  // The same of bytes.
+  template <int kGroup>
+  TESSERA_SIMD __m256i ExpandBytes(std::uint32_t bits, __m256i packed) {
+    if constexpr (kGroup == 4) {
+      return _mm256_mask_expand_epi32(_mm512_castsi512_si256(FreshZero()),
+                                      static_cast<__mmask8>(bits), packed);
+    } else {
+#if defined(__AVX512VBMI2__)
+      const __m256i zero = _mm512_castsi512_si256(FreshZero());
+      if constexpr (kGroup == 2) {
+        return _mm256_mask_expand_epi16(zero, static_cast<__mmask16>(bits), packed);
+      } else {
+        return _mm256_mask_expand_epi8(zero, bits, packed);
+      }
+#else
+      if constexpr (kGroup == 2) {
+        return _mm512_castsi512_si256(Expand<1>(bits & 0xffffu, _mm512_castsi256_si512(packed)));
+      } else {
+        return _mm512_cvtepi16_epi8(Expand<1>(bits, _mm512_cvtepu8_epi16(packed)));
+      }
+#endif
+    }
+  }
+
+  // Stored values from `from` on into kStepChannels channels: 16-bit values as they are, 8-bit ones
+  // as bf16. Reads 64 (32) bytes, or with `careful` no more than the values.
+  template <ValueType kValues, int kGroup>
+  TESSERA_SIMD Words ExpandStep(std::uint32_t bits, const std::byte* from, bool careful) {
+    const int values = kGroup * __builtin_popcount(bits);
+    if constexpr (kValues == ValueType::kBf16 || kValues == ValueType::kFp16) {
+      return Expand<kGroup>(bits, careful ? LoadBytes(from, 2 * values) : _mm512_loadu_si512(from));
+    } else {
+      const __m256i bytes = ExpandBytes<kGroup>(
+          bits, careful ? _mm512_castsi512_si256(LoadBytes(from, values))
+                        : _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+      return kValues == ValueType::kInt8 ? Int8ToBf16(bytes) : Fp8ToBf16(bytes);
+    }
+  }
+
+#if defined(__AVX512BF16__)
+  // ---- pair dot products: see dot_engine-inl.h ----
+
+  TESSERA_SIMD Words LoadWords(const std::byte* from) { return _mm512_loadu_si512(from); }
+  // 32 floats to bf16, in order, to nearest.
+  TESSERA_SIMD Words RoundToBf16(Floats low, Floats high) {
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+  }
+  // Lane i: sum + a[2i] b[2i] + a[2i+1] b[2i+1].
+  TESSERA_SIMD Floats AddPairDots(Floats sum, Words a, Words b) {
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+  }
+  // Two words everywhere.
+  TESSERA_SIMD Words SplatPair(const float* pair) {
+    return _mm512_castps_si512(_mm512_set1_ps(*pair));
+  }
+  // Words of a and b by turns, of the lower (upper) halves of each 128-bit block.
+  TESSERA_SIMD Words InterleaveLow(Words a, Words b) { return _mm512_unpacklo_epi16(a, b); }
+  TESSERA_SIMD Words InterleaveHigh(Words a, Words b) { return _mm512_unpackhi_epi16(a, b); }
+  // Sums over interleaved words, back to channel order.
+  TESSERA_SIMD Pair InterleavedInOrder(Pair pair) {
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i second =
+        _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    return {_mm512_permutex2var_ps(pair.a, first, pair.b),
+            _mm512_permutex2var_ps(pair.a, second, pair.b)};
+  }
+#endif
+
+  // ---- choosing blocks: see select-inl.h ----
+
+  using Integers = __m512i;  // kLanes 32-bit words
+
+  TESSERA_SIMD Integers SplatInteger(std::uint32_t value) {
+    return _mm512_set1_epi32(static_cast<int>(value));
+  }
+  TESSERA_SIMD Integers LoadIntegers(const std::uint32_t* from) { return _mm512_loadu_si512(from); }
+  TESSERA_SIMD void StoreIntegers(std::uint32_t* to, Integers value) {
+    _mm512_storeu_si512(to, value);
+  }
+  // kLanes 16-bit words as 32-bit ones.
+  TESSERA_SIMD Integers LoadHalfWords(const void* from) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(from)));
+  }
+  TESSERA_SIMD Integers AddIntegers(Integers a, Integers b) { return _mm512_add_epi32(a, b); }
+  TESSERA_SIMD Integers And(Integers a, Integers b) { return _mm512_and_si512(a, b); }
+  // One bit per lane: a is zero; a >= b as unsigned numbers.
+  TESSERA_SIMD std::uint32_t ZeroBits(Integers a) { return _mm512_testn_epi32_mask(a, a); }
+  TESSERA_SIMD std::uint32_t AtLeastBits(Integers a, Integers b) {
+    return _mm512_cmpge_epu32_mask(a, b);
+  }
+  // a + b in the lanes whose bit is set, a in the others.
+  TESSERA_SIMD Integers AddWhere(std::uint32_t bits, Integers a, Integers b) {
+    return _mm512_mask_add_epi32(a, static_cast<__mmask16>(bits), a, b);
+  }
+  TESSERA_SIMD std::uint32_t SumLanes(Integers a) {
+    return static_cast<std::uint32_t>(_mm512_reduce_add_epi32(a));
+  }
+  // A number that orders like the float as an unsigned integer; NaN above all or below all.
+  TESSERA_SIMD Integers OrderedKey(Floats value) {
+    const __m512i bits = _mm512_castps_si512(value);
+    const __m512i sign = _mm512_srai_epi32(bits, 31);
+    return _mm512_xor_si512(bits, _mm512_or_si512(sign, _mm512_set1_epi32(INT32_MIN)));
   }
 
   // The index of the first 16-bit (32-bit) word among those of one vector whose low 15 (31) bits

@@ -14,14 +14,25 @@ namespace {
 struct Table {
   explicit Table(const CpuFeatures& features)
       : reference("reference", ReferenceOperations(), {.supported = true}),
-        avx2("avx2", Avx2Operations(), Avx2Support(features)),
-        avx512("avx512", Avx512Operations(), Avx512Support(features)),
-        list{&reference, &avx2, &avx512} {}
+        avx2("avx2", Avx2(), Avx2Support(features)),
+        avx512("avx512", Avx512(), Avx512Support(features)),
+        avx512vbmi2("avx512vbmi2", Avx512Vbmi2(), Avx512Vbmi2Support(features)),
+        avx512bf16("avx512bf16", Avx512Bf16(), Avx512Bf16Support(features)),
+        list{&reference, &avx2, &avx512, &avx512vbmi2, &avx512bf16},
+        best(&reference) {
+    for (const Implementation* each : list) {
+      if (!each->supported() || (each == &avx512bf16 && !features.fast_bf16_dots)) continue;
+      best = each;
+    }
+  }
 
   Implementation reference;
   Implementation avx2;
   Implementation avx512;
-  const Implementation* list[3];
+  Implementation avx512vbmi2;
+  Implementation avx512bf16;
+  const Implementation* list[5];
+  const Implementation* best;
 };
 
 const Table& TheTable() {
@@ -50,13 +61,7 @@ const Implementation* FindImplementation(std::string_view name) {
   return nullptr;
 }
 
-const Implementation& BestImplementation() {
-  const Implementation* best = nullptr;
-  for (const Implementation* implementation : Implementations()) {
-    if (implementation->supported()) best = implementation;
-  }
-  return *best;  // the reference always is
-}
+const Implementation& BestImplementation() { return *TheTable().best; }
 
 const Operations& OperationsOf(const Implementation& implementation) {
   return implementation.operations();

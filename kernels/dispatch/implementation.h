@@ -11,7 +11,7 @@
 
 namespace tessera::kernels {
 
-// In the order of preference, best last: reference, avx2, avx512. Those that this build or this
+// In the order of preference, best last: reference, avx2, avx512, avx512vbmi2, avx512bf16. Those that this build or this
 // machine cannot run are listed too: ImplementationSupported tells, ImplementationReason says why
 // not. Calling an operation of an unsupported one is a bug and aborts.
 std::span<const Implementation* const> Implementations();
@@ -19,7 +19,8 @@ std::span<const Implementation* const> Implementations();
 // Null where no implementation has that name.
 const Implementation* FindImplementation(std::string_view name);
 
-// The fastest one this machine supports. Decided once from CPUID.
+// The fastest one this machine supports. Decided once from CPUID: the last of the list that is
+// supported, but avx512bf16 only where pair dot products are fast.
 const Implementation& BestImplementation();
 
 std::string_view ImplementationName(const Implementation& implementation);

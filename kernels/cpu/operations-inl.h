@@ -1,0 +1,92 @@
+// The operations of one instruction set: what its source file exports.
+#pragma once
+
+#include "kernels/cpu/attend_packed-inl.h"
+#include "kernels/cpu/attend_part-inl.h"
+#if defined(__AVX512BF16__)
+#define TESSERA_DOT_ENGINE
+#include "kernels/cpu/dot_engine-inl.h"
+#endif
+#include "kernels/cpu/first_unusable-inl.h"
+#include "kernels/cpu/rotate-inl.h"
+#include "kernels/cpu/score-inl.h"
+#include "kernels/cpu/select-inl.h"
+#include "kernels/format/operations.h"
+
+namespace tessera::kernels {
+namespace {
+
+// What packed values are computed with once they are expanded.
+#if defined(TESSERA_DOT_ENGINE)
+template <ValueType kValues>
+struct EngineFor {
+  using Type = DotEngine;
+};
+template <>
+struct EngineFor<ValueType::kFp16> {
+  using Type = FloatEngine<ElementType::kFp16>;
+};
+#else
+template <ValueType kValues>
+struct EngineFor {
+  using Type = FloatEngine<kExpandedType<kValues> >;
+};
+#endif
+
+static const char* AttendPartEntry(const AttendPart& part, const PartialRows& partial) {
+  Scratch scratch;
+  const PartContext context = {
+      .part = &part, .partial = &partial, .scratch = &scratch, .logits = LogitsOf(part)};
+  switch (part.shape.format) {
+    case TileFormat::kDenseBf16:
+      AttendDense<ElementType::kBf16>(context);
+      break;
+    case TileFormat::kDenseFp16:
+      AttendDense<ElementType::kFp16>(context);
+      break;
+    case TileFormat::kDenseFp32:
+      AttendDense<ElementType::kFp32>(context);
+      break;
+    default:
+      WithValues(part.shape, [&]<ValueType kValues, int kGroup>() {
+        AttendPacked<typename EngineFor<kValues>::Type, kValues, kGroup>(context);
+      });
+  }
+  return Simd::kName;
+}
+
+static const char* RotateEntry(const RotateJob& job) {
+  RotateSimd(job);
+  return Simd::kName;
+}
+
+static const char* UnrotateEntry(const UnrotateJob& job) {
+  UnrotateSimd(job);
+  return Simd::kName;
+}
+
+static const char* ScorePartEntry(const ScorePart& part) {
+  ScorePartSimd(part);
+  return Simd::kName;
+}
+
+static const char* SelectEntry(const SelectJob& job) {
+  SelectSimd(job);
+  return Simd::kName;
+}
+
+constexpr Operations kOperations = {.attend_part = AttendPartEntry,
+                                    .rotate = RotateEntry,
+                                    .unrotate = UnrotateEntry,
+                                    .score_part = ScorePartEntry,
+                                    .select = SelectEntry,
+                                    .prepared_bytes = nullptr,
+                                    .prepare_encode = nullptr,
+                                    .encode = nullptr,
+                                    .decode = nullptr,
+                                    .gather = nullptr,
+                                    .moments = nullptr,
+                                    .first_unusable = FirstUnusableSimd};
+
+}  // namespace
+}  // namespace tessera::kernels

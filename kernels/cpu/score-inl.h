@@ -1,0 +1,240 @@
+// Scores of blocks by their summaries, over the vocabulary `Simd` that the including file has
+// chosen. Internal linkage throughout: see README.md.
+//
+// The summaries of consecutive tiles are gathered into tiles of 32 rows and multiplied like keys.
+// Of min/max rows the bound sum_c max(q_c min_c, q_c max_c) is the dot product of [min | max] with
+// [negative part of q | positive part of q].
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cpu/attend_packed-inl.h"
+#include "kernels/format/part.h"
+
+namespace tessera::kernels {
+namespace {
+
+struct ScoreScratch {
+  alignas(64) std::byte rows[kTileRows * 2 * kMaxHeadDim * sizeof(float)];
+  alignas(64) float queries[kMaxPartRows * 2 * kMaxHeadDim];
+  alignas(64) float scores[kMaxPartRows][kTileRows];
+  alignas(64) float scale[kTileRows];  // of the row times the part's
+  alignas(64) float bias[kTileRows];   // ln of the block's largest weight
+};
+
+// The next blocks, up to 32.
+struct BlockCursor {
+  std::uint32_t run = 0;
+  std::uint32_t block = 0;
+};
+
+constexpr float kLn2 = 0.693147182f;
+
+// ln of the largest weight of a block, without a logarithm of each.
+TESSERA_SIMD float LargestLogWeight(const ScorePart& part, const BlockRun& run,
+                                    std::uint32_t block) {
+  const std::uint32_t entries = block + 1 == run.blocks ? run.last_entries : part.shape.block;
+  const std::byte* weights =
+      run.tile + part.layout.weights + block * part.shape.block * sizeof(float);
+  float largest = 0;
+  for (std::uint32_t e = 0; e < entries; ++e) {
+    float weight;
+    __builtin_memcpy(&weight, weights + e * sizeof(weight), sizeof(weight));
+    largest = weight > largest ? weight : largest;
+  }
+  alignas(64) float lanes[Simd::kLanes];
+  Simd::Store(lanes, Log2<Simd>(Simd::Splat(largest)));
+  return lanes[0] * kLn2;
+}
+
+// How rows of summaries are multiplied: plain rows of kType in fp32.
+template <ElementType kType>
+struct FloatScores {
+  TESSERA_SIMD void LoadQuery(const float* query, int channels, float* to) {
+    FloatEngine<kType>::OrderLikePairs(query, channels, to);
+  }
+  template <int kRows>
+  TESSERA_SIMD void Dot(ScoreScratch& scratch, int channels, Span live, std::uint32_t row) {
+    const TileView tile = {.keys = scratch.rows,
+                           .values = nullptr,
+                           .row_bytes = static_cast<std::size_t>(channels) * kElementBytes<kType>,
+                           .head_dim = channels};
+    DotTile<kType, kRows>(tile, live, {nullptr, nullptr}, scratch.queries + row * channels,
+                          scratch.scores + row);
+  }
+};
+
+#if defined(TESSERA_DOT_ENGINE)
+// By pair dot products, with the query rounded to bf16: for means, which are estimates anyway.
+struct DotScores {
+  TESSERA_SIMD void LoadQuery(const float* query, int channels, float* to) {
+    DotEngine::RoundRow(query, channels, reinterpret_cast<std::uint16_t*>(to));
+  }
+  template <int kRows>
+  TESSERA_SIMD void Dot(ScoreScratch& scratch, int channels, Span live, std::uint32_t row) {
+    // Queries stand at the distances of fp32 rows.
+    alignas(64) std::uint16_t queries[kRows * 2 * kMaxHeadDim];
+    for (int n = 0; n < kRows; ++n) {
+      __builtin_memcpy(queries + n * channels, scratch.queries + (row + n) * channels,
+                       static_cast<std::size_t>(channels) * 2);
+    }
+    DotEngine::DotKeys<kRows>(scratch.rows, channels, live, queries, scratch.scores + row);
+  }
+};
+using PackedBf16Scores = DotScores;
+#else
+using PackedBf16Scores = FloatScores<ElementType::kBf16>;
+#endif
+
+// Copies the elements of a min/max row so that each half is padded.
+TESSERA_SIMD void CopyHalves(const std::byte* row, std::size_t half_bytes, std::size_t padded_bytes,
+                             std::byte* to) {
+  for (int half = 0; half < 2; ++half) {
+    __builtin_memset(to, 0, padded_bytes);
+    __builtin_memcpy(to, row, half_bytes);
+    row += half_bytes;
+    to += padded_bytes;
+  }
+}
+
+// The rows of blocks [first, first + count) of a tile, plain, to `to`.
+struct PlainBlocks {
+  std::uint32_t element_bytes;
+  TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* tile, std::uint32_t first,
+                                 std::uint32_t count, std::byte* to, float*) const {
+    const TileLayout& layout = part.layout;
+    const std::byte* row = tile + layout.block_data + first * layout.block_row_data;
+    const std::size_t padded = part.padded_channels * element_bytes;
+    for (std::uint32_t b = 0; b < count; ++b, row += layout.block_row_data) {
+      if (part.shape.summary == Summary::kMean) {
+        __builtin_memcpy(to, row, padded);  // dense: nothing to pad
+        to += padded;
+      } else {
+        CopyHalves(row, part.shape.channels * element_bytes, padded, to);
+        to += 2 * padded;
+      }
+    }
+  }
+};
+
+template <ValueType kValues, int kGroup>
+struct PackedBlocks {
+  TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* tile, std::uint32_t first,
+                                 std::uint32_t count, std::byte* to, float* scale) const {
+    const PackedRows rows = BlocksOfTile(part.shape, part.layout, tile);
+    ExpandRows<kValues, kGroup>(rows, first, count, static_cast<int>(part.padded_channels), to);
+    if constexpr (kValueBytes<kValues> == 1) {
+      ReadScales(rows, first, count, scale);
+      for (std::uint32_t b = 0; b < count; ++b) scale[b] *= part.scale;
+    }
+  }
+};
+
+constexpr std::uint32_t kRunsAhead = 16;
+
+TESSERA_SIMD void PrefetchBlocks(const ScorePart& part, std::uint32_t run) {
+  const TileLayout& layout = part.layout;
+  if (run >= part.run_count) return;
+  const std::uint32_t first = layout.block_row_bits != 0 ? layout.block_bits : layout.block_data;
+  const std::uint32_t end =
+      layout.block_data + (kTileRows / part.shape.block) * layout.block_row_data;
+  PrefetchLines(part.runs[run].tile + first, end - first);
+}
+
+template <class Scores, class Blocks>
+static void ScoreRuns(const ScorePart& part, const Blocks& blocks, int channels, int row_bytes) {
+  ScoreScratch scratch;
+  for (std::uint32_t r = 0; r < part.row_count; ++r) {
+    const float* row = part.rows + r * part.padded_channels;
+    alignas(64) float halves[2 * kMaxHeadDim];
+    if (part.shape.summary == Summary::kMinMax) {
+      const auto padded = static_cast<int>(part.padded_channels);
+      for (int c = 0; c < padded; c += Simd::kLanes) {
+        Simd::Store(halves + c, Simd::Min(Simd::Load(row + c), Simd::Zero()));
+        Simd::Store(halves + padded + c, Simd::Max(Simd::Load(row + c), Simd::Zero()));
+      }
+      row = halves;
+    }
+    Scores::LoadQuery(row, channels, scratch.queries + r * channels);
+  }
+  for (int i = 0; i < kTileRows; ++i) {
+    scratch.scale[i] = part.scale;
+    scratch.bias[i] = 0;
+  }
+  std::uint64_t done = 0;
+  std::uint32_t at = 0;  // rows gathered
+  const auto flush = [&]() {
+    if (at == 0) return;
+    const Span live = {0, static_cast<int>(at)};
+    ForEachRowGroup(part.row_count, [&]<int kRows>(std::uint32_t row) TESSERA_INLINE_LAMBDA {
+      Scores::template Dot<kRows>(scratch, channels, live, row);
+    });
+    for (std::uint32_t r = 0; r < part.row_count; ++r) {
+      for (int i = 0; i < kTileRows; i += Simd::kLanes) {
+        const auto score = Simd::Load(scratch.scores[r] + i);
+        Simd::Store(scratch.scores[r] + i, Simd::MultiplyAdd(score, Simd::Load(scratch.scale + i),
+                                                             Simd::Load(scratch.bias + i)));
+      }
+      __builtin_memcpy(part.scores + r * part.score_stride + done, scratch.scores[r],
+                       at * sizeof(float));
+    }
+    done += at;
+    at = 0;
+  };
+  for (std::uint32_t i = 0; i < kRunsAhead; ++i) PrefetchBlocks(part, i);
+  for (std::uint32_t i = 0; i < part.run_count; ++i) {
+    const BlockRun& run = part.runs[i];
+    PrefetchBlocks(part, i + kRunsAhead);
+    for (std::uint32_t block = 0; block < run.blocks;) {
+      const std::uint32_t left = run.blocks - block;
+      const std::uint32_t room = kTileRows - at;
+      const std::uint32_t count = left < room ? left : room;
+      blocks(part, run.tile, block, count, scratch.rows + at * static_cast<std::size_t>(row_bytes),
+             scratch.scale + at);
+      if (part.shape.weights) {
+        for (std::uint32_t b = 0; b < count; ++b) {
+          scratch.bias[at + b] = LargestLogWeight(part, run, block + b);
+        }
+      }
+      at += count;
+      block += count;
+      if (at == kTileRows) flush();
+    }
+  }
+  flush();
+}
+
+template <ElementType kType>
+TESSERA_SIMD void ScorePlain(const ScorePart& part) {
+  const int halves = part.shape.summary == Summary::kMinMax ? 2 : 1;
+  const int channels = halves * static_cast<int>(part.padded_channels);
+  ScoreRuns<FloatScores<kType>>(part, PlainBlocks{kElementBytes<kType>}, channels,
+                                channels * kElementBytes<kType>);
+}
+
+static void ScorePartSimd(const ScorePart& part) {
+  const bool mean = part.shape.summary == Summary::kMean;
+  if (mean && part.shape.format >= TileFormat::kPackedBf16) {
+    const auto padded = static_cast<int>(part.padded_channels);
+    return WithValues(part.shape, [&]<ValueType kValues, int kGroup>() {
+      if constexpr (kValues == ValueType::kFp16) {
+        ScoreRuns<FloatScores<ElementType::kFp16>>(part, PackedBlocks<kValues, kGroup>{}, padded,
+                                                   2 * padded);
+      } else {
+        ScoreRuns<PackedBf16Scores>(part, PackedBlocks<kValues, kGroup>{}, padded, 2 * padded);
+      }
+    });
+  }
+  switch (part.shape.format) {
+    case TileFormat::kDenseFp16:
+      return ScorePlain<ElementType::kFp16>(part);
+    case TileFormat::kDenseFp32:
+      return ScorePlain<ElementType::kFp32>(part);
+    default:  // dense bf16, and the min/max rows beside packed ones
+      return ScorePlain<ElementType::kBf16>(part);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::kernels
