@@ -83,39 +83,70 @@ struct DotEngine {
                    QueryOf(context, first), context.scratch->weights + first);
   }
 
+  // Two rows, word by word.
+  template <ValueType kValues, int kGroup>
+  TESSERA_SIMD std::byte* ExpandPair(const PackedRows& even, std::uint32_t even_row,
+                                     const PackedRows& odd, std::uint32_t odd_row, bool has_odd,
+                                     int padded, std::byte* to) {
+    auto first = ReadRow<kValues, kGroup>(even, even_row);
+    auto second = ReadRow<kValues, kGroup>(odd, odd_row);
+    for (int c = 0; c < padded; c += 32) {
+      const auto a = first.Step(c);
+      const auto b = has_odd ? second.Step(c) : Simd::ZeroWords();
+      Simd::StoreWords(to, Simd::InterleaveLow(a, b));
+      Simd::StoreWords(to + 64, Simd::InterleaveHigh(a, b));
+      to += 128;
+    }
+    return to;
+  }
+  // As many pairs of neighbouring rows as may be read at once; returns the rows.
+  template <ValueType kValues, int kGroup, int kSteps>
+  TESSERA_SIMD std::uint32_t ExpandWholePairs(const PackedRows& rows, std::uint32_t first,
+                                              std::uint32_t count, std::byte* to) {
+    const std::uint32_t whole = WholeRows<kSteps>(rows, first, count) / 2 * 2;
+    for (std::uint32_t r = first; r < first + whole; r += 2) {
+      const std::byte* bits = rows.bits + r * rows.row_bits;
+      const std::byte* data = rows.data + r * rows.row_data;
+      typename Simd::Words a[kSteps];
+      typename Simd::Words b[kSteps];
+      ExpandWhole<kValues, kGroup, kSteps>(bits, data, a);
+      ExpandWhole<kValues, kGroup, kSteps>(bits + rows.row_bits, data + rows.row_data, b);
+      TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
+        Simd::StoreWords(to, Simd::InterleaveLow(a[i], b[i]));
+        Simd::StoreWords(to + 64, Simd::InterleaveHigh(a[i], b[i]));
+        to += 128;
+      }
+    }
+    return whole;
+  }
+
   template <ValueType kValues, int kGroup>
   TESSERA_SIMD void ExpandValues(const AttendPart& part, const Gathered& gathered, int padded,
                                  std::byte* to) {
-    using Reader = RowReader<kValues, kGroup>;
-    Reader held = {};
+    PackedRows held = {};  // a row whose partner is in the next piece
+    std::uint32_t held_row = 0;
     bool holds = false;
-    const auto store = [&](Reader even, Reader odd, bool has_odd) TESSERA_INLINE_LAMBDA {
-      for (int c = 0; c < padded; c += 32) {
-        const auto a = even.Step(c);
-        const auto b = has_odd ? odd.Step(c) : Simd::ZeroWords();
-        Simd::StoreWords(to, Simd::InterleaveLow(a, b));
-        Simd::StoreWords(to + 64, Simd::InterleaveHigh(a, b));
-        to += 128;
-      }
-    };
     for (std::uint32_t i = 0; i < gathered.count; ++i) {
       const Piece& piece = gathered.pieces[i];
       const PackedRows rows = ValuesOfTile(part.shape, part.layout, piece.run->tile);
       std::uint32_t r = piece.first;
       const std::uint32_t end = piece.first + piece.count;
-      if (holds) {
-        store(held, ReadRow<kValues, kGroup>(rows, r++), true);
-        holds = false;
+      if (holds) to = ExpandPair<kValues, kGroup>(held, held_row, rows, r++, true, padded, to);
+      std::uint32_t whole = 0;
+      if (padded == 128) {
+        whole = ExpandWholePairs<kValues, kGroup, 4>(rows, r, end - r, to);
+      } else if (padded == 64) {
+        whole = ExpandWholePairs<kValues, kGroup, 2>(rows, r, end - r, to);
       }
-      for (; r + 1 < end; r += 2) {
-        store(ReadRow<kValues, kGroup>(rows, r), ReadRow<kValues, kGroup>(rows, r + 1), true);
+      to += static_cast<std::size_t>(whole) * padded * 2;
+      for (r += whole; r + 1 < end; r += 2) {
+        to = ExpandPair<kValues, kGroup>(rows, r, rows, r + 1, true, padded, to);
       }
-      if (r < end) {
-        held = ReadRow<kValues, kGroup>(rows, r);
-        holds = true;
-      }
+      holds = r < end;
+      held = rows;
+      held_row = r;
     }
-    if (holds) store(held, held, false);
+    if (holds) ExpandPair<kValues, kGroup>(held, held_row, held, held_row, false, padded, to);
   }
 
   TESSERA_SIMD void RoundWeights(const PartContext& context, std::uint32_t row) {

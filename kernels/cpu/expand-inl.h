@@ -112,11 +112,63 @@ TESSERA_SIMD RowReader<kValues, kGroup> ReadRow(const PackedRows& rows, std::uin
           .channels = rows.channels};
 }
 
+// A row of kSteps whole steps at once: every step's place is known before the first is expanded.
+// Reads up to 64 bytes behind the row.
+template <ValueType kValues, int kGroup, int kSteps>
+TESSERA_SIMD void ExpandWhole(const std::byte* bits, const std::byte* data,
+                              typename Simd::Words (&words)[kSteps]) {
+  constexpr int kUnit = kGroup * kValueBytes<kValues>;
+  std::uint32_t step_bits[kSteps];
+  const std::byte* from[kSteps];
+  TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
+    const int c = i * Simd::kStepChannels;
+    step_bits[i] = StepBits<kGroup>(bits, c, c + Simd::kStepChannels);
+    from[i] = data;
+    data += static_cast<std::ptrdiff_t>(kUnit) * __builtin_popcount(step_bits[i]);
+  }
+  TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
+    words[i] = Simd::template ExpandStep<kValues, kGroup>(step_bits[i], from[i], false);
+  }
+}
+
+// Whether the first `count` rows may be read by ExpandWhole: each has whole steps, and 64 bytes of
+// the tile behind it.
+template <int kSteps>
+TESSERA_SIMD std::uint32_t WholeRows(const PackedRows& rows, std::uint32_t first,
+                                     std::uint32_t count) {
+  if (rows.channels != kSteps * Simd::kStepChannels) return 0;
+  while (count > 0 && rows.data + (first + count) * rows.row_data > rows.last_load) --count;
+  return count;
+}
+
+template <ValueType kValues, int kGroup, int kSteps>
+TESSERA_SIMD std::uint32_t ExpandWholeRows(const PackedRows& rows, std::uint32_t first,
+                                           std::uint32_t count, std::byte* to) {
+  const std::uint32_t whole = WholeRows<kSteps>(rows, first, count);
+  for (std::uint32_t r = first; r < first + whole; ++r) {
+    typename Simd::Words words[kSteps];
+    ExpandWhole<kValues, kGroup, kSteps>(rows.bits + r * rows.row_bits,
+                                         rows.data + r * rows.row_data, words);
+    TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
+      Simd::StoreWords(to, words[i]);
+      to += 2 * Simd::kStepChannels;
+    }
+  }
+  return whole;
+}
+
 // Rows [first, first + count) as plain rows of `padded` words each, one behind the other.
 template <ValueType kValues, int kGroup>
 TESSERA_SIMD void ExpandRows(const PackedRows& rows, std::uint32_t first, std::uint32_t count,
                              int padded, std::byte* to) {
-  for (std::uint32_t r = first; r < first + count; ++r) {
+  std::uint32_t done = 0;
+  if (padded == 128) {
+    done = ExpandWholeRows<kValues, kGroup, 128 / Simd::kStepChannels>(rows, first, count, to);
+  } else if (padded == 64) {
+    done = ExpandWholeRows<kValues, kGroup, 64 / Simd::kStepChannels>(rows, first, count, to);
+  }
+  to += static_cast<std::size_t>(done) * padded * 2;
+  for (std::uint32_t r = first + done; r < first + count; ++r) {
     auto reader = ReadRow<kValues, kGroup>(rows, r);
     for (int c = 0; c < padded; c += Simd::kStepChannels) {
       Simd::StoreWords(to, reader.Step(c));

@@ -37,6 +37,12 @@ TESSERA_SIMD void ForEachVector(const SelectJob& job, const float* numbers, Visi
   visit(b, Simd::Load(last), Simd::LoadHalfWords(facts));
 }
 
+// One byte per lane, of lanes that exist.
+TESSERA_SIMD void StoreFlags(const SelectJob& job, std::uint32_t first, std::uint32_t bits) {
+  if (first + Simd::kLanes <= job.block_count) return Simd::StoreFlags(job.taken + first, bits);
+  for (std::uint32_t b = first; b < job.block_count; ++b) job.taken[b] = bits >> (b - first) & 1u;
+}
+
 TESSERA_SIMD std::uint32_t CandidateBits(typename Simd::Integers facts) {
   constexpr std::uint32_t kAll = Simd::kLanes == 32 ? ~0u : (1u << Simd::kLanes) - 1;
   return ~Simd::ZeroBits(Simd::And(facts, Simd::SplatInteger(kEntriesMask))) & kAll;
@@ -96,35 +102,37 @@ TESSERA_SIMD bool IsFree(const BlockFacts& facts) {
   return facts.entries != 0 && facts.forced == 0;
 }
 
-struct Count {
-  std::uint64_t entries;
-  std::uint32_t blocks;
-};
+// The entries of the free candidates whose key is at least each of some keys.
+constexpr int kKeysAtOnce = 7;
 
-// The free candidates whose key is at least `key`. A 32-bit lane sum holds 2^28 blocks.
-TESSERA_SIMD Count CountFrom(const SelectJob& job, std::uint32_t key) {
-  auto entries = Simd::SplatInteger(0);
-  auto blocks = Simd::SplatInteger(0);
-  const auto limit = Simd::SplatInteger(key);
-  const auto one = Simd::SplatInteger(1);
-  const auto is_forced = Simd::SplatInteger(~kEntriesMask);
+TESSERA_SIMD void CountFrom(const SelectJob& job, const std::uint32_t (&keys)[kKeysAtOnce],
+                            std::uint64_t (&entries)[kKeysAtOnce]) {
+  typename Simd::Integers sums[kKeysAtOnce];  // 2^24 blocks of 16 entries fit a lane
+  typename Simd::Integers limits[kKeysAtOnce];
+  TESSERA_UNROLL for (int i = 0; i < kKeysAtOnce; ++i) {
+    sums[i] = Simd::SplatInteger(0);
+    limits[i] = Simd::SplatInteger(keys[i]);
+  }
+  const auto forced = Simd::SplatInteger(kEntriesMask + 1);
   ForEachVector(job, job.values, [&](std::uint32_t, auto value, auto facts) TESSERA_INLINE_LAMBDA {
-    const std::uint32_t bits = CandidateBits(facts) & Simd::ZeroBits(Simd::And(facts, is_forced)) &
-                               Simd::AtLeastBits(Simd::OrderedKey(value), limit);
-    entries = Simd::AddWhere(bits, entries, facts);
-    blocks = Simd::AddWhere(bits, blocks, one);
+    const auto key = Simd::OrderedKey(value);
+    const auto counted =
+        Simd::AddWhere(~Simd::AtLeastBits(facts, forced), Simd::SplatInteger(0), facts);
+    TESSERA_UNROLL for (int i = 0; i < kKeysAtOnce; ++i) {
+      sums[i] = Simd::AddWhere(Simd::AtLeastBits(key, limits[i]), sums[i], counted);
+    }
   });
-  return {Simd::SumLanes(entries), Simd::SumLanes(blocks)};
+  TESSERA_UNROLL for (int i = 0; i < kKeysAtOnce; ++i) entries[i] = Simd::SumLanes(sums[i]);
 }
 
-constexpr std::uint32_t kFewBlocks = 64;
+constexpr std::uint32_t kFewEntries = 512;  // and so at most as many blocks
 
 // The largest key at which the free candidates from it up hold `budget` entries, by sorting those
-// with keys in [low, high], at most kFewBlocks; those above hold `above`.
+// with keys in [low, high], at most kFewEntries; those above hold `above`.
 TESSERA_SIMD std::uint32_t SortOut(const SelectJob& job, std::uint32_t low, std::uint32_t high,
                                    std::uint64_t above, std::uint64_t budget) {
-  std::uint32_t keys[kFewBlocks];
-  std::uint32_t entries[kFewBlocks];
+  std::uint32_t keys[kFewEntries];
+  std::uint32_t entries[kFewEntries];
   std::uint32_t count = 0;
   for (std::uint32_t b = 0; b < job.block_count; ++b) {
     const std::uint32_t key = OrderedKeyOf(job.values[b]);
@@ -161,58 +169,99 @@ TESSERA_SIMD KeyRange RangeOfKeys(const SelectJob& job) {
   return {OrderedKeyOf(low), OrderedKeyOf(Simd::MaxLane(greatest))};
 }
 
-// 1 <= budget <= the entries of all free candidates.
+// 1 <= budget < all, the entries of all free candidates. Splits the range of keys in eight in each
+// pass over the values.
 TESSERA_SIMD std::uint32_t FindThreshold(const SelectJob& job, std::uint64_t budget,
-                                         const Count& all) {
+                                         std::uint64_t all) {
   // The threshold is in [low, high]: candidates from `low` up hold the budget, those above `high`
   // do not.
   auto [low, high] = RangeOfKeys(job);
-  Count from_low = all;
-  Count above_high = {0, 0};
-  while (low < high && from_low.blocks - above_high.blocks > kFewBlocks) {
-    const std::uint32_t middle = low + (high - low) / 2 + 1;
-    const Count from_middle = CountFrom(job, middle);
-    if (from_middle.entries >= budget) {
-      low = middle;
-      from_low = from_middle;
-    } else {
-      high = middle - 1;
-      above_high = from_middle;
+  std::uint64_t from_low = all;
+  std::uint64_t above_high = 0;
+  while (low < high && from_low - above_high > kFewEntries) {
+    const std::uint32_t step = (high - low) / (kKeysAtOnce + 1) + 1;
+    std::uint32_t keys[kKeysAtOnce];
+    for (int i = 0; i < kKeysAtOnce; ++i) {
+      const std::uint32_t offset = step * static_cast<std::uint32_t>(i + 1);
+      keys[i] = high - low < offset ? high : low + offset;
+    }
+    std::uint64_t entries[kKeysAtOnce];
+    CountFrom(job, keys, entries);
+    const std::uint32_t bottom = low;
+    for (int i = 0; i < kKeysAtOnce; ++i) {  // keys rise, entries fall
+      if (entries[i] >= budget) {
+        low = keys[i];
+        from_low = entries[i];
+      } else if (keys[i] > bottom) {
+        high = keys[i] - 1;
+        above_high = entries[i];
+        break;
+      }
     }
   }
-  if (low == high) return low;
-  return SortOut(job, low, high, above_high.entries, budget);
+  return low == high ? low : SortOut(job, low, high, above_high, budget);
+}
+
+// Marks the forced candidates, or all; returns the entries of the forced and of the free ones.
+struct Entries {
+  std::uint64_t forced;
+  std::uint64_t free;
+};
+TESSERA_SIMD Entries TakeForced(const SelectJob& job, bool everything) {
+  auto forced = Simd::SplatInteger(0);
+  auto free = Simd::SplatInteger(0);
+  const auto mask = Simd::SplatInteger(kEntriesMask);
+  const auto flag = Simd::SplatInteger(kEntriesMask + 1);
+  ForEachVector(job, job.values, [&](std::uint32_t b, auto, auto facts) TESSERA_INLINE_LAMBDA {
+    const auto entries = Simd::And(facts, mask);
+    const std::uint32_t is_forced = Simd::AtLeastBits(facts, flag);
+    forced = Simd::AddWhere(is_forced, forced, entries);
+    free = Simd::AddWhere(~is_forced, free, entries);
+    const std::uint32_t bits = CandidateBits(facts) & (everything ? ~0u : is_forced);
+    StoreFlags(job, b, bits);
+  });
+  return {Simd::SumLanes(forced), Simd::SumLanes(free)};
+}
+
+// What is above the threshold, and in order what is at it, until the budget is met.
+TESSERA_SIMD void TakeFrom(const SelectJob& job, std::uint32_t threshold, std::uint64_t budget) {
+  std::uint64_t above = 0;
+  if (threshold != ~0u) {
+    std::uint32_t keys[kKeysAtOnce];
+    std::uint64_t entries[kKeysAtOnce];
+    for (std::uint32_t& key : keys) key = threshold + 1;
+    CountFrom(job, keys, entries);
+    above = entries[0];
+  }
+  const auto limit = Simd::SplatInteger(threshold);
+  const auto flag = Simd::SplatInteger(kEntriesMask + 1);
+  ForEachVector(job, job.values,
+                [&](std::uint32_t b, auto value, auto facts) TESSERA_INLINE_LAMBDA {
+                  const auto key = Simd::OrderedKey(value);
+                  const std::uint32_t candidates = CandidateBits(facts);
+                  const std::uint32_t is_forced = candidates & Simd::AtLeastBits(facts, flag);
+                  const std::uint32_t at_least = candidates & Simd::AtLeastBits(key, limit);
+                  std::uint32_t ties = at_least & Simd::AtLeastBits(limit, key) & ~is_forced;
+                  std::uint32_t bits = (at_least & ~ties) | is_forced;
+                  for (; ties != 0 && above < budget; ties &= ties - 1) {
+                    const int lane = __builtin_ctz(ties);
+                    bits |= 1u << lane;
+                    above += job.blocks[b + static_cast<std::uint32_t>(lane)].entries;
+                  }
+                  StoreFlags(job, b, bits);
+                });
 }
 
 static void SelectSimd(const SelectJob& job) {
   FindValues(job);
-  std::uint64_t forced = 0;
-  for (std::uint32_t b = 0; b < job.block_count; ++b) {
-    const BlockFacts& facts = job.blocks[b];
-    job.taken[b] = facts.entries != 0 && facts.forced != 0 ? 1 : 0;
-    forced += job.taken[b] != 0 ? facts.entries : 0;
-  }
-  if (forced >= job.budget) return;
-  const std::uint64_t budget = job.budget - forced;
-  const Count all = CountFrom(job, 0);
-  if (all.entries <= budget) {
-    for (std::uint32_t b = 0; b < job.block_count; ++b) {
-      job.taken[b] = job.blocks[b].entries != 0 ? 1 : 0;
-    }
+  const Entries entries = TakeForced(job, /*everything=*/false);
+  if (entries.forced >= job.budget) return;
+  const std::uint64_t budget = job.budget - entries.forced;
+  if (entries.free <= budget) {
+    TakeForced(job, /*everything=*/true);
     return;
   }
-  const std::uint32_t threshold = FindThreshold(job, budget, all);
-  std::uint64_t above = threshold == ~0u ? 0 : CountFrom(job, threshold + 1).entries;
-  for (std::uint32_t b = 0; b < job.block_count; ++b) {
-    if (!IsFree(job.blocks[b])) continue;
-    const std::uint32_t key = OrderedKeyOf(job.values[b]);
-    if (key > threshold) {
-      job.taken[b] = 1;
-    } else if (key == threshold && above < budget) {
-      job.taken[b] = 1;
-      above += job.blocks[b].entries;
-    }
-  }
+  TakeFrom(job, FindThreshold(job, budget, entries.free), budget);
 }
 
 }  // namespace

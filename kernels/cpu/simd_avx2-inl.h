@@ -229,6 +229,12 @@ struct Simd {
     const Floats chosen = WhereBits(bits, _mm256_castsi256_ps(b), Zero());
     return _mm256_add_epi32(a, _mm256_castps_si256(chosen));
   }
+  TESSERA_SIMD void StoreFlags(std::uint8_t* to, std::uint32_t bits) {
+    // Bit i to byte i: the products of the low 7 bits never overlap.
+    const std::uint64_t low = (bits & 0x7fu) * std::uint64_t{0x0002040810204081};
+    const std::uint64_t flags = ((low | std::uint64_t{bits & 0x80u} << 49) & 0x0101010101010101);
+    __builtin_memcpy(to, &flags, sizeof(flags));
+  }
   TESSERA_SIMD std::uint32_t SumLanes(Integers a) {
     __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
     sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));

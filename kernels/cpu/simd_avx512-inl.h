@@ -303,6 +303,11 @@ struct Simd {
   TESSERA_SIMD Integers AddWhere(std::uint32_t bits, Integers a, Integers b) {
     return _mm512_mask_add_epi32(a, static_cast<__mmask16>(bits), a, b);
   }
+  // kLanes bytes, each 0 or 1.
+  TESSERA_SIMD void StoreFlags(std::uint8_t* to, std::uint32_t bits) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                     _mm_maskz_set1_epi8(static_cast<__mmask16>(bits), 1));
+  }
   TESSERA_SIMD std::uint32_t SumLanes(Integers a) {
     return static_cast<std::uint32_t>(_mm512_reduce_add_epi32(a));
   }

@@ -44,21 +44,21 @@ void ForEachSelectedPart(const SegmentView& segment, const std::uint8_t* taken, 
   std::uint32_t first = 0;
   std::uint32_t entries = 0;
   std::uint32_t runs = 0;
-  bool open = false;  // the block before was taken, and lies in the same tile
-  for (std::uint32_t b = 0; b < blocks; ++b) {
-    if (b % per_tile == 0) open = false;
-    if (taken[b] != 0) {
-      if (!open) ++runs;
-      entries += segment.shape.block;
+  for (std::uint32_t tile = 0; tile < blocks; tile += per_tile) {
+    const std::uint32_t end = std::min(tile + per_tile, blocks);
+    bool open = false;  // the block before was taken
+    for (std::uint32_t b = tile; b < end; ++b) {
+      const bool take = taken[b] != 0;
+      if (take && !open) ++runs;
+      if (take) entries += segment.shape.block;
+      open = take;
     }
-    open = taken[b] != 0;
     const bool full = entries >= kSelectedPartEntries || runs >= kSelectedPartRuns;
-    if ((full && (b + 1) % per_tile == 0) || (b + 1 == blocks && entries != 0)) {
-      add(first, b + 1 - first);
-      first = b + 1;
-      entries = 0;
-      runs = 0;
-    }
+    if (!full && !(end == blocks && entries != 0)) continue;
+    add(first, end - first);
+    first = end;
+    entries = 0;
+    runs = 0;
   }
 }
 

@@ -42,27 +42,30 @@ bool ListSegmentRuns(const SegmentView& segment, const RunSource& source, RunLis
   return true;
 }
 
-// Neighbouring taken blocks of one tile are one run.
+// Neighbouring taken blocks of one tile are one run. A task begins and ends with a tile.
 bool ListSelectedRuns(const SegmentView& segment, const RunSource& source, RunList& list) {
   const Task& task = *source.task;
   const std::uint64_t bytes = LayoutOf(segment.shape).bytes;
   const std::uint32_t block = segment.shape.block;
   const std::uint32_t per_tile = segment.shape.blocks();
-  const std::uint64_t end = task.first + task.count;
-  for (std::uint64_t b = task.first; b < end;) {
-    if (source.taken[b] == 0) {
-      ++b;
-      continue;
+  const std::uint64_t task_end = task.first + task.count;
+  for (std::uint64_t at = task.first; at < task_end; at += per_tile) {
+    const std::uint64_t tile = at / per_tile;
+    const auto blocks =
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(per_tile, task_end - at));
+    const std::uint8_t* taken = source.taken + at;
+    for (std::uint32_t b = 0; b < blocks;) {
+      if (taken[b] == 0) {
+        ++b;
+        continue;
+      }
+      const std::uint32_t first = b;
+      while (b < blocks && taken[b] != 0) ++b;
+      const std::byte* base = ResolveTile(segment, tile, bytes);
+      if (base == nullptr) return false;
+      AddRun(segment, base, tile, first * block,
+             std::min(b * block, RowsOfTile(segment, tile)) - first * block, source.visible, list);
     }
-    const std::uint64_t tile = b / per_tile;
-    const std::uint64_t first = b;
-    while (b < end && b / per_tile == tile && source.taken[b] != 0) ++b;
-    const std::byte* base = ResolveTile(segment, tile, bytes);
-    if (base == nullptr) return false;
-    const auto begin = static_cast<std::uint32_t>(first % per_tile * block);
-    const auto behind = static_cast<std::uint32_t>((b - tile * per_tile) * block);
-    AddRun(segment, base, tile, begin, std::min(behind, RowsOfTile(segment, tile)) - begin,
-           source.visible, list);
   }
   return true;
 }

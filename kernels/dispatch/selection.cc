@@ -90,21 +90,23 @@ std::uint32_t VisibleRows(const SegmentView& segment, const std::byte* tile, std
 // False where a tile that had to be read is not in its arena.
 bool FindFacts(const SegmentView& segment, const PositionRange& visible, BlockFacts* facts) {
   const std::uint32_t block = segment.shape.block;
+  const std::uint32_t blocks = BlocksOf(segment);
+  if (blocks == 0) return true;
+  if (visible.Covers(segment.first_position, segment.positions())) {
+    std::fill_n(facts, blocks, BlockFacts{.entries = segment.shape.block, .forced = 0});
+    facts[blocks - 1].entries = static_cast<std::uint8_t>(segment.entries - (blocks - 1) * block);
+    return true;
+  }
   const std::uint64_t bytes = LayoutOf(segment.shape).bytes;
-  const bool reads =
-      segment.shape.positions && !visible.Covers(segment.first_position, segment.positions());
   const std::byte* tile = nullptr;
-  for (std::uint32_t b = 0; b < BlocksOf(segment); ++b) {
+  for (std::uint32_t b = 0; b < blocks; ++b) {
     const std::uint32_t entry = b * block;
     const std::uint32_t count = std::min(block, segment.entries - entry);
-    std::uint32_t seen = count;
-    if (reads || !segment.shape.positions) {
-      if (reads && entry % kTileEntries == 0) {
-        tile = ResolveTile(segment, entry / kTileEntries, bytes);
-        if (tile == nullptr) return false;
-      }
-      seen = VisibleRows(segment, tile, entry, count, visible);
+    if (segment.shape.positions && entry % kTileEntries == 0) {
+      tile = ResolveTile(segment, entry / kTileEntries, bytes);
+      if (tile == nullptr) return false;
     }
+    const std::uint32_t seen = VisibleRows(segment, tile, entry, count, visible);
     facts[b] = {.entries = static_cast<std::uint8_t>(seen), .forced = 0};
   }
   return true;
