@@ -11,6 +11,7 @@
 #include "kernels/cpu/rotate-inl.h"
 #include "kernels/cpu/score-inl.h"
 #include "kernels/cpu/select-inl.h"
+#include "kernels/cpu/tile_jobs-inl.h"
 #include "kernels/format/operations.h"
 
 namespace tessera::kernels {
@@ -75,17 +76,32 @@ static const char* SelectEntry(const SelectJob& job) {
   return Simd::kName;
 }
 
+static const char* DecodeEntry(const DecodeJob& job) {
+  DecodeSimd(job);
+  return Simd::kName;
+}
+
+static const char* GatherEntry(const GatherJob& job) {
+  GatherSimd(job);
+  return Simd::kName;
+}
+
+static const char* MomentsEntry(const MomentsJob& job) {
+  MomentsSimd(job);
+  return Simd::kName;
+}
+
 constexpr Operations kOperations = {.attend_part = AttendPartEntry,
                                     .rotate = RotateEntry,
                                     .unrotate = UnrotateEntry,
                                     .score_part = ScorePartEntry,
                                     .select = SelectEntry,
-                                    .prepared_bytes = nullptr,
-                                    .prepare_encode = nullptr,
-                                    .encode = nullptr,
-                                    .decode = nullptr,
-                                    .gather = nullptr,
-                                    .moments = nullptr,
+                                    .prepared_bytes = PreparedBytesSimd,
+                                    .prepare_encode = PrepareEncodeSimd,
+                                    .encode = EncodeSimd,
+                                    .decode = DecodeEntry,
+                                    .gather = GatherEntry,
+                                    .moments = MomentsEntry,
                                     .first_unusable = FirstUnusableSimd};
 
 }  // namespace

@@ -198,6 +198,28 @@ struct Simd {
     return _mm_shuffle_epi8(packed, _mm_load_si128(shuffle));
   }
 
+  // ---- packing rows: see pack_row-inl.h ----
+
+  TESSERA_SIMD std::uint32_t GreaterBits(const std::uint16_t* words, std::uint32_t limit) {
+    const __m256i bound = _mm256_set1_epi16(static_cast<short>(limit));  // NOLINT
+    const auto* vectors = reinterpret_cast<const __m256i*>(words);
+    const __m256i low = _mm256_cmpgt_epi16(_mm256_loadu_si256(vectors), bound);
+    const __m256i high = _mm256_cmpgt_epi16(_mm256_loadu_si256(vectors + 1), bound);
+    const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xd8);
+    return static_cast<std::uint32_t>(_mm256_movemask_epi8(bytes));
+  }
+  TESSERA_SIMD void StoreCompressed(float* to, std::uint32_t bits, Floats value) {
+    alignas(32) float lanes[kLanes];
+    Store(lanes, value);
+    for (; bits != 0; bits &= bits - 1) *to++ = lanes[__builtin_ctz(bits)];
+  }
+  TESSERA_SIMD void ToFp16(const float* from, int count, std::uint16_t* to) {
+    for (int i = 0; i < count; i += kLanes) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i),
+                       _mm256_cvtps_ph(Load(from + i), _MM_FROUND_TO_NEAREST_INT));
+    }
+  }
+
   // ---- choosing blocks: see select-inl.h ----
 
   using Integers = __m256i;

@@ -277,6 +277,40 @@ struct Simd {
   }
 #endif
 
+  // ---- packing rows: see pack_row-inl.h ----
+
+  // Bit i: word i of 32 is greater. Words and limit are below 2^15.
+  TESSERA_SIMD std::uint32_t GreaterBits(const std::uint16_t* words, std::uint32_t limit) {
+    return _mm512_cmpgt_epi16_mask(_mm512_loadu_si512(words),
+                                   _mm512_set1_epi16(static_cast<short>(limit)));  // NOLINT
+  }
+  // One bit per channel from one bit per group, of kLanes channels.
+  template <int kGroup>
+  TESSERA_SIMD std::uint32_t ChannelBits(std::uint32_t bits) {
+    if constexpr (kGroup == 1) return bits;
+    if constexpr (kGroup == 2) {
+      bits = (bits | bits << 4) & 0x0f0fu;
+      bits = (bits | bits << 2) & 0x3333u;
+      bits = (bits | bits << 1) & 0x5555u;
+      return bits * 3u;
+    }
+    bits = (bits | bits << 6) & 0x0303u;
+    bits = (bits | bits << 3) & 0x1111u;
+    return bits * 15u;
+  }
+  // The lanes whose bit is set, side by side; a whole vector is written.
+  TESSERA_SIMD void StoreCompressed(float* to, std::uint32_t bits, Floats value) {
+    const Floats fresh = _mm512_castsi512_ps(FreshZero());
+    Store(to, _mm512_mask_compress_ps(fresh, static_cast<__mmask16>(bits), value));
+  }
+  // `count` is a multiple of 16.
+  TESSERA_SIMD void ToFp16(const float* from, int count, std::uint16_t* to) {
+    for (int i = 0; i < count; i += 16) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i),
+                          _mm512_cvtps_ph(Load(from + i), _MM_FROUND_TO_NEAREST_INT));
+    }
+  }
+
   // ---- choosing blocks: see select-inl.h ----
 
   using Integers = __m512i;  // kLanes 32-bit words

@@ -12,38 +12,47 @@ constexpr CpuFeatures kAll = {.avx2 = true,
                               .avx512bw = true,
                               .avx512dq = true,
                               .avx512vl = true,
+                              .avx512vbmi2 = true,
+                              .avx512bf16 = true,
                               .os_saves_avx = true,
                               .os_saves_avx512 = true};
 
-TEST(CpuFeatures, AllSupportsBoth) {
+TEST(CpuFeatures, AllSupportsEverything) {
   EXPECT_TRUE(Avx2Support(kAll).supported);
   EXPECT_TRUE(Avx512Support(kAll).supported);
+  EXPECT_TRUE(Avx512Vbmi2Support(kAll).supported);
+  EXPECT_TRUE(Avx512Bf16Support(kAll).supported);
   EXPECT_EQ(Avx512Support(kAll).reason, "");
 }
 
 // Every single feature is necessary for what needs it, and the reason names it.
 TEST(CpuFeatures, EachMissingFeatureIsNamed) {
+  enum Level { kAvx2, kAvx512, kVbmi2, kBf16 };
   struct Case {
     bool CpuFeatures::*feature;
-    bool needed_by_avx2;
+    Level lowest;  // that needs it
     const char* named;
   };
   for (const Case& c :
-       {Case{&CpuFeatures::avx2, true, "AVX2"}, Case{&CpuFeatures::fma, true, "FMA"},
-        Case{&CpuFeatures::f16c, true, "F16C"},
-        Case{&CpuFeatures::os_saves_avx, true, "operating system"},
-        Case{&CpuFeatures::avx512f, false, "AVX-512F"},
-        Case{&CpuFeatures::avx512bw, false, "AVX-512BW"},
-        Case{&CpuFeatures::avx512dq, false, "AVX-512DQ"},
-        Case{&CpuFeatures::avx512vl, false, "AVX-512VL"},
-        Case{&CpuFeatures::os_saves_avx512, false, "operating system"}}) {
+       {Case{&CpuFeatures::avx2, kAvx2, "AVX2"}, Case{&CpuFeatures::fma, kAvx2, "FMA"},
+        Case{&CpuFeatures::f16c, kAvx2, "F16C"},
+        Case{&CpuFeatures::os_saves_avx, kAvx2, "operating system"},
+        Case{&CpuFeatures::avx512f, kAvx512, "AVX-512F"},
+        Case{&CpuFeatures::avx512bw, kAvx512, "AVX-512BW"},
+        Case{&CpuFeatures::avx512dq, kAvx512, "AVX-512DQ"},
+        Case{&CpuFeatures::avx512vl, kAvx512, "AVX-512VL"},
+        Case{&CpuFeatures::os_saves_avx512, kAvx512, "operating system"},
+        Case{&CpuFeatures::avx512vbmi2, kVbmi2, "VBMI2"},
+        Case{&CpuFeatures::avx512bf16, kBf16, "BF16"}}) {
     CpuFeatures features = kAll;
     features.*c.feature = false;
-    const Support avx2 = Avx2Support(features);
-    const Support avx512 = Avx512Support(features);
-    EXPECT_EQ(avx2.supported, !c.needed_by_avx2) << c.named;
-    EXPECT_FALSE(avx512.supported) << c.named;
-    EXPECT_NE(avx512.reason.find(c.named), std::string_view::npos) << avx512.reason;
+    const Support levels[] = {Avx2Support(features), Avx512Support(features),
+                              Avx512Vbmi2Support(features), Avx512Bf16Support(features)};
+    for (int level = kAvx2; level <= kBf16; ++level) {
+      EXPECT_EQ(levels[level].supported, level < c.lowest) << c.named << " " << level;
+      if (level < c.lowest) continue;
+      EXPECT_NE(levels[level].reason.find(c.named), std::string_view::npos) << levels[level].reason;
+    }
   }
 }
 
@@ -56,6 +65,8 @@ TEST(CpuFeatures, DetectionAgreesWithTheCompiler) {
   EXPECT_EQ(Avx512Support(features).supported,
             __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
+  EXPECT_EQ(features.avx512vbmi2, __builtin_cpu_supports("avx512vbmi2") != 0);
+  EXPECT_EQ(features.avx512bf16, __builtin_cpu_supports("avx512bf16") != 0);
 #else
   EXPECT_FALSE(Avx2Support(features).supported);
 #endif
