@@ -109,8 +109,9 @@ struct DotEngine {
       const std::byte* data = rows.data + r * rows.row_data;
       typename Simd::Words a[kSteps];
       typename Simd::Words b[kSteps];
-      ExpandWhole<kValues, kGroup, kSteps>(bits, data, a);
-      ExpandWhole<kValues, kGroup, kSteps>(bits + rows.row_bits, data + rows.row_data, b);
+      ExpandWhole<kValues, kGroup, kSteps>(bits, data, rows.last_load, a);
+      ExpandWhole<kValues, kGroup, kSteps>(bits + rows.row_bits, data + rows.row_data,
+                                           rows.last_load, b);
       TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
         Simd::StoreWords(to, Simd::InterleaveLow(a[i], b[i]));
         Simd::StoreWords(to + 64, Simd::InterleaveHigh(a[i], b[i]));

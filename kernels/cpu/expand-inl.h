@@ -97,8 +97,9 @@ struct RowReader {
 
   TESSERA_MEMBER typename Simd::Words Step(int c) {
     const std::uint32_t word = StepBits<kGroup>(bits, c, channels);
-    const auto words =
-        Simd::template ExpandStep<kValues, kGroup>(word, data, /*careful=*/data > last_load);
+    const std::ptrdiff_t left = last_load + kStepBytes - data;
+    const int readable = left >= kStepBytes ? kStepBytes : left > 0 ? static_cast<int>(left) : 0;
+    const auto words = Simd::template ExpandStep<kValues, kGroup>(word, data, readable);
     data += static_cast<std::ptrdiff_t>(kGroup * kValueBytes<kValues>) * __builtin_popcount(word);
     return words;
   }
@@ -113,21 +114,21 @@ TESSERA_SIMD RowReader<kValues, kGroup> ReadRow(const PackedRows& rows, std::uin
 }
 
 // A row of kSteps whole steps at once: every step's place is known before the first is expanded.
-// Reads up to 64 bytes behind the row.
+// Reads up to 64 bytes behind the row, none behind `last_load` + 64.
 template <ValueType kValues, int kGroup, int kSteps>
 TESSERA_SIMD void ExpandWhole(const std::byte* bits, const std::byte* data,
-                              typename Simd::Words (&words)[kSteps]) {
+                              const std::byte* last_load, typename Simd::Words (&words)[kSteps]) {
   constexpr int kUnit = kGroup * kValueBytes<kValues>;
   std::uint32_t step_bits[kSteps];
   const std::byte* from[kSteps];
   TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
     const int c = i * Simd::kStepChannels;
     step_bits[i] = StepBits<kGroup>(bits, c, c + Simd::kStepChannels);
-    from[i] = data;
+    from[i] = data < last_load ? data : last_load;
     data += static_cast<std::ptrdiff_t>(kUnit) * __builtin_popcount(step_bits[i]);
   }
   TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
-    words[i] = Simd::template ExpandStep<kValues, kGroup>(step_bits[i], from[i], false);
+    words[i] = Simd::template ExpandStep<kValues, kGroup>(step_bits[i], from[i], kStepBytes);
   }
 }
 
@@ -148,7 +149,7 @@ TESSERA_SIMD std::uint32_t ExpandWholeRows(const PackedRows& rows, std::uint32_t
   for (std::uint32_t r = first; r < first + whole; ++r) {
     typename Simd::Words words[kSteps];
     ExpandWhole<kValues, kGroup, kSteps>(rows.bits + r * rows.row_bits,
-                                         rows.data + r * rows.row_data, words);
+                                         rows.data + r * rows.row_data, rows.last_load, words);
     TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
       Simd::StoreWords(to, words[i]);
       to += 2 * Simd::kStepChannels;

@@ -97,12 +97,7 @@ TESSERA_SIMD std::uint32_t OrderedKeyOf(float value) {
   return bits ^ (bits >> 31 != 0 ? 0xffffffffu : 0x80000000u);
 }
 
-// A free candidate is neither forced nor without entries.
-TESSERA_SIMD bool IsFree(const BlockFacts& facts) {
-  return facts.entries != 0 && facts.forced == 0;
-}
-
-// The entries of the free candidates whose key is at least each of some keys.
+// The entries of the free candidates (not forced) whose key is at least each of some keys.
 constexpr int kKeysAtOnce = 7;
 
 TESSERA_SIMD void CountFrom(const SelectJob& job, const std::uint32_t (&keys)[kKeysAtOnce],
@@ -134,17 +129,26 @@ TESSERA_SIMD std::uint32_t SortOut(const SelectJob& job, std::uint32_t low, std:
   std::uint32_t keys[kFewEntries];
   std::uint32_t entries[kFewEntries];
   std::uint32_t count = 0;
-  for (std::uint32_t b = 0; b < job.block_count; ++b) {
-    const std::uint32_t key = OrderedKeyOf(job.values[b]);
-    if (key < low || key > high || !IsFree(job.blocks[b])) continue;
-    std::uint32_t at = count++;
-    for (; at > 0 && keys[at - 1] < key; --at) {  // falling
-      keys[at] = keys[at - 1];
-      entries[at] = entries[at - 1];
-    }
-    keys[at] = key;
-    entries[at] = job.blocks[b].entries;
-  }
+  const auto least = Simd::SplatInteger(low);
+  const auto most = Simd::SplatInteger(high);
+  const auto forced = Simd::SplatInteger(kEntriesMask + 1);
+  ForEachVector(
+      job, job.values, [&](std::uint32_t first, auto value, auto facts) TESSERA_INLINE_LAMBDA {
+        const auto ordered = Simd::OrderedKey(value);
+        std::uint32_t bits = Simd::AtLeastBits(ordered, least) & Simd::AtLeastBits(most, ordered) &
+                             CandidateBits(facts) & ~Simd::AtLeastBits(facts, forced);
+        for (; bits != 0; bits &= bits - 1) {
+          const std::uint32_t b = first + static_cast<std::uint32_t>(__builtin_ctz(bits));
+          const std::uint32_t key = OrderedKeyOf(job.values[b]);
+          std::uint32_t at = count++;
+          for (; at > 0 && keys[at - 1] < key; --at) {  // falling
+            keys[at] = keys[at - 1];
+            entries[at] = entries[at - 1];
+          }
+          keys[at] = key;
+          entries[at] = job.blocks[b].entries;
+        }
+      });
   for (std::uint32_t i = 0; i < count; ++i) {
     above += entries[i];
     if (above >= budget) return keys[i];

@@ -181,13 +181,12 @@ struct Simd {
   }
 
   template <ValueType kValues, int kGroup>
-  TESSERA_SIMD Words ExpandStep(std::uint32_t bits, const std::byte* from, bool careful) {
+  TESSERA_SIMD Words ExpandStep(std::uint32_t bits, const std::byte* from, int readable) {
     constexpr bool kWide = kValues == ValueType::kBf16 || kValues == ValueType::kFp16;
+    constexpr int kLoaded = kWide ? 16 : 8;
     alignas(16) std::byte bounded[16] = {};
-    if (careful) {
-      const auto bytes =
-          static_cast<std::size_t>(kGroup * __builtin_popcount(bits) * (kWide ? 2 : 1));
-      __builtin_memcpy(bounded, from, bytes);
+    if (readable < kLoaded) {
+      __builtin_memcpy(bounded, from, static_cast<std::size_t>(readable));
       from = bounded;
     }
     const __m128i packed =

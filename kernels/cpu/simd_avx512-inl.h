@@ -158,9 +158,13 @@ struct Simd {
 
   // bf16 from small numbers in fp32, exact.
   TESSERA_SIMD Words ToBf16Words(Floats low, Floats high) {
+#if defined(__AVX512BF16__)
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+#else
     const __m256i a = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(low), 16));
     const __m256i b = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(high), 16));
     return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+#endif
   }
   TESSERA_SIMD Words Int8ToBf16(__m256i bytes) {
     return ToBf16Words(
@@ -234,16 +238,17 @@ struct Simd {
   }
 
   // Stored values from `from` on into kStepChannels channels: 16-bit values as they are, 8-bit ones
-  // as bf16. Reads 64 (32) bytes, or with `careful` no more than the values.
+  // as bf16. No more than `readable` bytes are read, 64 at most.
   template <ValueType kValues, int kGroup>
-  TESSERA_SIMD Words ExpandStep(std::uint32_t bits, const std::byte* from, bool careful) {
-    const int values = kGroup * __builtin_popcount(bits);
-    if constexpr (kValues == ValueType::kBf16 || kValues == ValueType::kFp16) {
-      return Expand<kGroup>(bits, careful ? LoadBytes(from, 2 * values) : _mm512_loadu_si512(from));
+  TESSERA_SIMD Words ExpandStep(std::uint32_t bits, const std::byte* from, int readable) {
+    constexpr bool kWide = kValues == ValueType::kBf16 || kValues == ValueType::kFp16;
+    if constexpr (kWide) {
+      return Expand<kGroup>(bits,
+                            readable < 64 ? LoadBytes(from, readable) : _mm512_loadu_si512(from));
     } else {
       const __m256i bytes = ExpandBytes<kGroup>(
-          bits, careful ? _mm512_castsi512_si256(LoadBytes(from, values))
-                        : _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+          bits, readable < 32 ? _mm512_castsi512_si256(LoadBytes(from, readable))
+                              : _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
       return kValues == ValueType::kInt8 ? Int8ToBf16(bytes) : Fp8ToBf16(bytes);
     }
   }

@@ -1,7 +1,9 @@
 #include "kernels/dispatch/plan.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 namespace tessera::kernels {
@@ -46,13 +48,10 @@ void ForEachSelectedPart(const SegmentView& segment, const std::uint8_t* taken, 
   std::uint32_t runs = 0;
   for (std::uint32_t tile = 0; tile < blocks; tile += per_tile) {
     const std::uint32_t end = std::min(tile + per_tile, blocks);
-    bool open = false;  // the block before was taken
-    for (std::uint32_t b = tile; b < end; ++b) {
-      const bool take = taken[b] != 0;
-      if (take && !open) ++runs;
-      if (take) entries += segment.shape.block;
-      open = take;
-    }
+    std::uint64_t flags = 0;  // a byte per block
+    std::memcpy(&flags, taken + tile, end - tile);
+    entries += static_cast<std::uint32_t>(std::popcount(flags)) * segment.shape.block;
+    runs += static_cast<std::uint32_t>(std::popcount(flags & ~(flags << 8)));
     const bool full = entries >= kSelectedPartEntries || runs >= kSelectedPartRuns;
     if (!full && !(end == blocks && entries != 0)) continue;
     add(first, end - first);

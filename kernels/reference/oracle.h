@@ -3,12 +3,54 @@
 // code with the split and merge of kernels/dispatch.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "kernels/format/lane_view.h"
 #include "kernels/format/layer_geometry.h"
 
 namespace tessera::kernels {
+
+// The entries of a lane as attention defines them, in lane order: k = R_k^T k', v = R_v^T v' of
+// packed rows. Reading them once serves all queries of a test.
+class ExactLane {
+ public:
+  struct Entry {
+    std::uint64_t position;
+    double log_weight;     // ln s
+    const double* key;     // head_dim
+    const double* value;   // head_dim
+    const double* stored;  // `channels` of its space: k'; the key itself of a dense row
+    double value_peak;     // max |v_c| of the row, also as it is stored
+    std::uint32_t space;
+  };
+  // Rows that share a rotation; space 0 has none.
+  struct Space {
+    std::uint32_t channels;
+    std::vector<double> rotation;  // R_k, [channels][head_dim]; empty: the identity
+  };
+
+  ExactLane(const LaneView& lane, const LayerGeometry& geometry);
+  ExactLane(const ExactLane&) = delete;
+  ExactLane& operator=(const ExactLane&) = delete;
+
+  std::span<const Entry> entries() const { return entries_; }
+  std::span<const Space> spaces() const { return spaces_; }
+
+ private:
+  struct Source;
+
+  void Add(const Source& source, std::uint64_t position, double log_weight, const double* key,
+           const double* value);
+  double* Rows(std::size_t elements);
+
+  std::uint32_t head_dim_;
+  std::vector<Entry> entries_;
+  std::vector<Space> spaces_;
+  std::vector<std::vector<double>> rows_;
+};
 
 struct OracleQuery {
   const LayerGeometry* geometry = nullptr;
@@ -21,12 +63,13 @@ struct OracleQuery {
 
 struct OracleAnswer {
   double lse;         // -infinity where nothing is visible and there is no sink
-  double logit_mass;  // max over visible entries of |scale| * sum |q_c * k_c|: scales the error
-  double value_peak;  // max |v_c| over visible entries
+  double logit_mass;  // what scales the error of logits: see kernels/format/error_bound.h
+  double value_peak;  // what scales the error of outputs: likewise
   std::uint64_t visible;
 };
 
-// Writes head_dim doubles to `output`.
+// Writes head_dim doubles to `output`. `lane` is `query.lane` as it has been read before.
+OracleAnswer AttendByDefinition(const OracleQuery& query, const ExactLane& lane, double* output);
 OracleAnswer AttendByDefinition(const OracleQuery& query, double* output);
 
 }  // namespace tessera::kernels

@@ -6,6 +6,13 @@
 namespace tessera::kernels {
 namespace {
 
+// What the identity leaves: the elements as they are, zeros of both signs too.
+void CopyRow(const RotateJob& job, const std::byte* row, float* output) {
+  for (std::uint32_t c = 0; c < job.channels; ++c) {
+    output[c] = static_cast<float>(ElementAt(row, c, job.row_type));
+  }
+}
+
 // R[channel][dim], or the identity's.
 double RotationAt(const std::byte* rotation, ElementType type, std::uint32_t head_dim,
                   std::uint32_t channel, std::uint32_t dim) {
@@ -19,6 +26,10 @@ const char* RotateReference(const RotateJob& job) {
   for (std::uint32_t r = 0; r < job.row_count; ++r) {
     float* output = job.output + std::size_t{r} * job.padded_channels;
     std::fill_n(output, job.padded_channels, 0.0f);
+    if (job.rotation == nullptr) {
+      CopyRow(job, job.rows[r], output);
+      continue;
+    }
     for (std::uint32_t c = 0; c < job.channels; ++c) {
       double sum = 0;
       for (std::uint32_t d = 0; d < job.head_dim; ++d) {

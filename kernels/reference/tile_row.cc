@@ -33,7 +33,8 @@ StoredRow RowOf(const TileShape& shape, const TileLayout& layout, const std::byt
           .elements = packed ? ElementType::kBf16 : ElementsOf(shape.format),
           .values = packed ? ValuesOf(shape.format) : ValueType::kBf16,
           .channels = shape.channels,
-          .group = shape.group};
+          .group = shape.group,
+          .kept = shape.kept};
 }
 
 }  // namespace
@@ -60,7 +61,8 @@ StoredRow BlockRow(const TileShape& shape, const TileLayout& layout, const std::
           .elements = MinMaxType(shape),
           .values = ValueType::kBf16,
           .channels = 2u * shape.channels,
-          .group = 1};
+          .group = 1,
+          .kept = 0};
 }
 
 void ReadRow(const StoredRow& row, double* elements) {
@@ -69,7 +71,8 @@ void ReadRow(const StoredRow& row, double* elements) {
     if (row.bits == nullptr) {
       elements[c] = ElementAt(row.data, c, row.elements);
     } else {
-      elements[c] = BitAt(row.bits, c / row.group) ? StoredValue(row, stored++) : 0.0;
+      const bool kept = BitAt(row.bits, c / row.group) && stored < row.kept;
+      elements[c] = kept ? StoredValue(row, stored++) : 0.0;
     }
   }
 }

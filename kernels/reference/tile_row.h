@@ -21,6 +21,7 @@ struct StoredRow {
   ValueType values;      // of packed rows
   std::uint32_t channels;
   std::uint32_t group;
+  std::uint32_t kept;  // values stored of a packed row
 };
 
 StoredRow KeyRow(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
@@ -31,7 +32,9 @@ StoredRow ValueRow(const TileShape& shape, const TileLayout& layout, const std::
 StoredRow BlockRow(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
                    std::uint32_t block);
 
-// Writes the row's `channels` elements, dropped ones as 0. Exact.
+// Writes the row's `channels` elements, dropped ones as 0. Exact. Where a bitmap names more
+// channels than the row has values (memory reused under a revoked reader) nothing behind the row is
+// read.
 void ReadRow(const StoredRow& row, double* elements);
 
 // The weight of an entry; 1 where the tile has none.

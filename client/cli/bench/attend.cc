@@ -1,9 +1,11 @@
-// tessera bench attend: how close dense attention comes to merely reading the memory it reads.
+// tessera bench attend: attention over dense, packed and selected lanes, each against dense
+// attention over the same tokens with the same threads, and dense attention against a plain
+// streaming read.
 //
-// One working set of dense tiles, well beyond the last-level cache, in a shared mapping like a
-// pool's. In every round the same threads read it three ways, one after another: a streaming
-// checksum, attention with one query head per kv head, attention with four. A row's value is the
-// median over rounds, its ratio the median of the ratio within a round.
+// For each head_dim and context there is one set of lanes per tile shape, all of the same rows,
+// each well beyond the last-level cache. In every round the same threads compute every variant, one
+// after another; a row's value is the median over rounds, its ratio the median of the ratio within
+// a round.
 
 #include "kernels/dispatch/attend.h"
 
@@ -18,18 +20,19 @@
 #include "client/cli/bench/bench.h"
 #include "client/cli/bench/stream.h"
 #include "client/cli/bench/threads.h"
+#include "client/cli/bench/working_set.h"
 #include "daemon/base/bytes.h"
 #include "daemon/base/strings.h"
-#include "daemon/platform/memfd.h"
+#include "daemon/platform/memory_limit.h"
 #include "kernels/dispatch/implementation.h"
 
 namespace tessera::cli::bench {
 
 namespace {
 
-constexpr std::uint32_t kHeadDim = 128;
 constexpr std::uint32_t kKvHeads = 8;
-constexpr kernels::DenseTile kTile = {kHeadDim, kernels::ElementType::kBf16};
+// Dense K and V of all lanes of a set, at least: no cache holds a quarter of it.
+constexpr std::uint64_t kLeastDenseBytes = 512 * kMiB;
 
 double SecondsOf(const auto& act) {
   const auto begun = std::chrono::steady_clock::now();
@@ -37,122 +40,101 @@ double SecondsOf(const auto& act) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
 }
 
-// Lanes of dense tiles in one shared mapping, lane after lane, tiles in order.
-class WorkingSet {
- public:
-  static absl::StatusOr<std::unique_ptr<WorkingSet>> Create(std::uint64_t bytes, ThreadTeam& team) {
-    std::unique_ptr<WorkingSet> set(new WorkingSet());
-    set->tiles_per_lane_ = static_cast<std::uint32_t>(bytes / kKvHeads / kTile.bytes());
-    const std::uint64_t total = set->bytes();
-    absl::StatusOr<Memfd> memory = Memfd::Create("tessera-bench", total);
-    if (!memory.ok()) return memory.status();
-    if (absl::Status status = memory->Prefault(); !status.ok()) return status;
-    absl::StatusOr<AddressRange> range = AddressRange::Reserve(total);
-    if (!range.ok()) return range.status();
-    if (absl::Status status = range->MapAt(0, memory->fd(), total, Access::kReadWrite);
-        !status.ok()) {
-      return status;
-    }
-    set->memory_ = *std::move(memory);
-    set->range_ = *std::move(range);
-    set->Fill(team);
-    return set;
-  }
-
-  std::uint64_t bytes() const { return std::uint64_t{tiles_per_lane_} * kKvHeads * kTile.bytes(); }
-  std::uint32_t tokens() const { return tiles_per_lane_ * kernels::kTileEntries; }
-  const std::byte* data() const { return range_.data(); }
-
-  std::vector<kernels::LaneView> lanes() const {
-    std::vector<kernels::LaneView> views;
-    for (const kernels::SegmentView& segment : segments_) {
-      views.push_back({.segments = &segment, .segment_count = 1});
-    }
-    return views;
-  }
-
- private:
-  WorkingSet() = default;
-
-  void Fill(ThreadTeam& team) {
-    struct Context {
-      WorkingSet* set;
-    } context{this};
-    team.ParallelFor(
-        kKvHeads,
-        [](void* raw, std::uint32_t lane) {
-          WorkingSet& set = *static_cast<Context*>(raw)->set;
-          std::mt19937_64 random(lane + 1);
-          std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
-          // A pattern of one tile's worth of values, shifted from tile to tile: cheap and not zero.
-          std::vector<std::uint16_t> pattern(2 * kTile.bytes() / 2);
-          for (std::uint16_t& value : pattern) value = kernels::FloatToBf16(uniform(random));
-          const std::uint64_t lane_bytes = std::uint64_t{set.tiles_per_lane_} * kTile.bytes();
-          for (std::uint32_t tile = 0; tile < set.tiles_per_lane_; ++tile) {
-            std::memcpy(set.range_.data() + lane * lane_bytes + tile * kTile.bytes(),
-                        pattern.data() + random() % (kTile.bytes() / 2), kTile.bytes());
-          }
-        },
-        &context);
-    offsets_.resize(std::size_t{kKvHeads} * tiles_per_lane_);
-    for (std::size_t i = 0; i < offsets_.size(); ++i) offsets_[i] = i * kTile.bytes();
-    for (std::uint32_t lane = 0; lane < kKvHeads; ++lane) {
-      segments_.push_back({.arena = range_.data(),
-                           .arena_bytes = range_.bytes(),
-                           .tile_offsets = offsets_.data() + std::size_t{lane} * tiles_per_lane_,
-                           .entries = tokens(),
-                           .shape = kernels::DenseShape(kHeadDim, kernels::ElementType::kBf16)});
-    }
-  }
-
-  std::uint32_t tiles_per_lane_ = 0;
-  Memfd memory_;
-  AddressRange range_;
-  std::vector<std::uint64_t> offsets_;
-  std::vector<kernels::SegmentView> segments_;
+struct Variant {
+  const char* name;
+  kernels::TileShape tile;
+  double rate = 1;  // below 1: selected blocks
 };
 
-// One attention call over all lanes, with its inputs and outputs.
+// A quarter of the channels, block keys of 8 entries.
+kernels::TileShape PackedTile(std::uint32_t head_dim, kernels::TileFormat format,
+                              std::uint32_t group) {
+  return {.format = format,
+          .head_dim = static_cast<std::uint16_t>(head_dim),
+          .channels = static_cast<std::uint16_t>(head_dim),
+          .kept = static_cast<std::uint16_t>(head_dim / 4),
+          .group = static_cast<std::uint8_t>(group),
+          .summary = kernels::Summary::kMean,
+          .block = 8};
+}
+
+// The first is the baseline of the others.
+std::vector<Variant> Variants(std::uint32_t head_dim) {
+  using kernels::TileFormat;
+  const kernels::TileShape dense = kernels::DenseShape(head_dim, kernels::ElementType::kBf16);
+  kernels::TileShape quest = dense;
+  quest.summary = kernels::Summary::kMinMax;
+  quest.block = 16;
+  const kernels::TileShape packed = PackedTile(head_dim, TileFormat::kPackedBf16, 1);
+  return {{"dense", dense},
+          {"packed25_e1", packed},
+          {"packed25_e2", PackedTile(head_dim, TileFormat::kPackedBf16, 2)},
+          {"int8_e2", PackedTile(head_dim, TileFormat::kPackedInt8, 2)},
+          {"quest625", quest, 0.0625},
+          {"select625", packed, 0.0625},
+          {"select125", packed, 0.125}};
+}
+
+// Bytes that one token costs a read of everything the variant looks at.
+double BytesRead(const Variant& variant, const LaneSet& set) {
+  const kernels::TileLayout layout = kernels::LayoutOf(variant.tile);
+  const double summaries = static_cast<double>(layout.weights - layout.block_bits) / 32;
+  const double rows = static_cast<double>(layout.block_bits) / 32;
+  const double rotations =
+      set.BytesPerToken() - static_cast<double>(set.tile_bytes()) / kernels::kTileEntries;
+  return variant.rate * rows + (variant.rate < 1 ? summaries : 0) + rotations;
+}
+
+// Attention of all lanes of a set, with its inputs and outputs.
 class Attention {
  public:
-  Attention(const WorkingSet& set, std::uint32_t group) : lanes_(set.lanes()) {
+  Attention(const LaneSet& set, std::uint32_t group, std::uint32_t queries, double rate) {
+    const std::uint32_t dim = set.shape().tile.head_dim;
     const std::uint32_t heads = kKvHeads * group;
-    query_.resize(std::size_t{heads} * kHeadDim);
+    const std::uint32_t sequences = set.shape().lanes / kKvHeads;
+    const std::size_t rows = std::size_t{queries} * heads;
+    query_.resize(rows * dim * sequences);
     output_.resize(query_.size());
-    lse_.resize(heads);
+    lse_.resize(rows * sequences);
+    rule_.rate = rate;
     std::mt19937_64 random(group);
     std::normal_distribution<float> normal;
     for (std::uint16_t& value : query_) value = kernels::FloatToBf16(normal(random));
-    for (std::uint32_t lane = 0; lane < kKvHeads; ++lane) {
-      items_.push_back({.lane = &lanes_[lane],
-                        .kv_head = lane,
-                        .first_query_position = set.tokens() - 1,
-                        .query = query_.data(),
-                        .output = output_.data(),
-                        .lse = lse_.data()});
+    for (std::uint32_t lane = 0; lane < set.shape().lanes; ++lane) {
+      const std::size_t first = lane / kKvHeads * rows;
+      items_.push_back({.lane = &set.lane(lane),
+                        .kv_head = lane % kKvHeads,
+                        .queries = queries,
+                        .first_query_position = set.shape().tokens - 1,
+                        .query = query_.data() + first * dim,
+                        .output = output_.data() + first * dim,
+                        .lse = lse_.data() + first,
+                        .selection = rate < 1 ? &rule_ : nullptr});
     }
     batch_ = {.geometry = {.query_heads = heads,
                            .kv_heads = kKvHeads,
-                           .head_dim = kHeadDim,
+                           .head_dim = dim,
                            .type = kernels::ElementType::kBf16,
-                           .scale = 1 / std::sqrt(static_cast<float>(kHeadDim))},
+                           .scale = 1 / std::sqrt(static_cast<float>(dim))},
               .items = items_};
     workspace_.resize(kernels::AttendWorkspaceBytes(batch_) + 64);
   }
 
-  absl::Status Run(ThreadTeam& team) {
+  absl::StatusOr<double> Seconds(ThreadTeam& team) {
     void* start = workspace_.data();
     std::size_t space = workspace_.size();
     std::align(64, space - 64, start, space);
-    const kernels::AttendResult result = kernels::Attend(
-        kernels::BestImplementation(), batch_, {static_cast<std::byte*>(start), space}, team);
-    return result.status == kernels::AttendStatus::kOk
-               ? absl::OkStatus()
-               : absl::InternalError("the attention kernel refused the benchmark's lanes");
+    kernels::AttendResult result;
+    const double seconds = SecondsOf([&] {
+      result = kernels::Attend(kernels::BestImplementation(), batch_,
+                               {static_cast<std::byte*>(start), space}, team);
+    });
+    if (result.status == kernels::AttendStatus::kOk) return seconds;
+    return absl::InternalError("the attention kernel refused the benchmark's lanes");
   }
 
  private:
-  std::vector<kernels::LaneView> lanes_;
+  kernels::SelectionRule rule_;
   std::vector<std::uint16_t> query_;
   std::vector<float> output_;
   std::vector<float> lse_;
@@ -161,73 +143,291 @@ class Attention {
   std::vector<std::byte> workspace_;
 };
 
-std::uint64_t ReadAll(const WorkingSet& set, ThreadTeam& team) {
+std::uint64_t ReadAll(const LaneSet& set, ThreadTeam& team) {
   constexpr std::uint32_t kPieces = 256;
   struct Context {
-    const WorkingSet* set;
+    const LaneSet* set;
     std::atomic<std::uint64_t> sum{0};
   } context{&set};
   team.ParallelFor(
       kPieces,
       [](void* raw, std::uint32_t piece) {
         Context& shared = *static_cast<Context*>(raw);
-        const std::uint64_t bytes = shared.set->bytes() / kPieces;
+        const std::uint64_t bytes = shared.set->bytes() / kPieces / 64 * 64;
         shared.sum ^= StreamRead(shared.set->data() + piece * bytes, bytes);
       },
       &context);
   return context.sum;
 }
 
+struct Goals {
+  std::uint32_t head_dim;
+  std::uint32_t context;
+  std::uint32_t group;
+  const char* variant;
+  double ratio;
+};
+constexpr Goals kGoals[] = {
+    {128, 131072, 1, "packed25_e1", 1.9},
+    {128, 131072, 4, "packed25_e1", 1.5},
+    {128, 131072, 1, "select625", 12},
+    {128, 131072, 4, "select625", 8},
+};
+
+std::optional<double> GoalOf(std::uint32_t head_dim, std::uint32_t context, std::uint32_t group,
+                             std::string_view variant) {
+  for (const Goals& goal : kGoals) {
+    if (goal.head_dim == head_dim && goal.context == context && goal.group == group &&
+        variant == goal.variant) {
+      return goal.ratio;
+    }
+  }
+  return std::nullopt;
+}
+
+// One head_dim and context: its sets, and the rows that they give.
+class Scene {
+ public:
+  Scene(std::uint32_t head_dim, std::uint32_t context, const Options& options, ThreadTeam& team,
+        Report& report)
+      : head_dim_(head_dim),
+        context_(context),
+        rounds_(options.quick ? 7 : 15),
+        team_(team),
+        report_(report),
+        variants_(Variants(head_dim)) {}
+
+  static std::uint32_t Lanes(std::uint32_t head_dim, std::uint32_t context) {
+    const std::uint64_t dense = std::uint64_t{context} * head_dim * 4 * kKvHeads;
+    return kKvHeads *
+           static_cast<std::uint32_t>(std::max<std::uint64_t>(1, kLeastDenseBytes / dense));
+  }
+  // Of all its sets together.
+  static std::uint64_t Bytes(std::uint32_t head_dim, std::uint32_t context) {
+    std::uint64_t per_tile = 0;
+    for (const Variant& variant : Variants(head_dim)) {
+      per_tile += kernels::LayoutOf(variant.tile).bytes;
+    }
+    return per_tile * (context / kernels::kTileEntries) * Lanes(head_dim, context);
+  }
+
+  absl::Status Fill() {
+    const std::uint32_t lanes = Lanes(head_dim_, context_);
+    for (const Variant& variant : variants_) {
+      Progress(
+          Concat("d", head_dim_, " ctx", context_, ": filling ", lanes, " lanes, ", variant.name));
+      const LaneSet* same = FindSet(variant.tile);
+      if (same != nullptr) continue;
+      absl::StatusOr<std::unique_ptr<LaneSet>> set =
+          sets_.empty() ? LaneSet::Random({lanes, context_, variant.tile}, team_)
+                        : LaneSet::Encoded(*sets_.front(), variant.tile, team_);
+      if (!set.ok()) return set.status();
+      sets_.push_back(*std::move(set));
+    }
+    return absl::OkStatus();
+  }
+
+  // Rows of one group; `streams`: beside a plain read of the dense set.
+  absl::Status Measure(std::uint32_t group, bool streams, double stream_goal) {
+    std::vector<Attention> attentions;
+    for (const Variant& variant : variants_) {
+      attentions.emplace_back(*FindSet(variant.tile), group, 1, variant.rate);
+    }
+    std::vector<std::vector<double>> seconds(variants_.size());
+    std::vector<double> reads;
+    for (int round = 0; round <= rounds_; ++round) {
+      Progress(Concat("d", head_dim_, " ctx", context_, " G", group, ": round ", round, " of ",
+                      rounds_));
+      if (streams) {
+        const double read = SecondsOf([&] { checksum_ ^= ReadAll(*sets_.front(), team_); });
+        if (round > 0) reads.push_back(read);
+      }
+      for (std::size_t v = 0; v < variants_.size(); ++v) {
+        const absl::StatusOr<double> taken = attentions[v].Seconds(team_);
+        if (!taken.ok()) return taken.status();
+        if (round > 0) seconds[v].push_back(*taken);
+      }
+    }
+    if (streams) AddStreamRows(group, reads, seconds.front(), stream_goal);
+    for (std::size_t v = 0; v < variants_.size(); ++v) {
+      AddRow(Concat("d", head_dim_, "_g", group, "_ctx", context_, "_"), variants_[v], seconds[v],
+             v == 0 ? nullptr : &seconds.front(),
+             GoalOf(head_dim_, context_, group, variants_[v].name), 1);
+    }
+    asm volatile("" : : "r"(checksum_));  // the reads must really happen
+    return absl::OkStatus();
+  }
+
+  // A block of queries over the whole prefix: dense, and packed.
+  absl::Status MeasureQueries(std::uint32_t group, std::uint32_t queries) {
+    constexpr int kRounds = 3;
+    std::vector<Attention> attentions;
+    for (int v : {0, 1}) {
+      attentions.emplace_back(*FindSet(variants_[v].tile), group, queries, 1);
+    }
+    std::vector<std::vector<double>> seconds(2);
+    for (int round = 0; round < kRounds; ++round) {
+      Progress(Concat("d", head_dim_, " ctx", context_, " G", group, " nq", queries, ": round ",
+                      round + 1, " of ", kRounds));
+      for (int v : {0, 1}) {
+        const absl::StatusOr<double> taken = attentions[v].Seconds(team_);
+        if (!taken.ok()) return taken.status();
+        seconds[v].push_back(*taken);
+      }
+    }
+    const std::string prefix =
+        Concat("d", head_dim_, "_g", group, "_ctx", context_, "_nq", queries, "_");
+    AddRow(prefix, variants_[0], seconds[0], nullptr, std::nullopt, queries);
+    AddRow(prefix, variants_[1], seconds[1], &seconds[0], 0.5, queries);
+    return absl::OkStatus();
+  }
+
+  // Encoding on one thread, raw K and V bytes per second.
+  void MeasureEncode() {
+    const kernels::TileShape tile = PackedTile(head_dim_, kernels::TileFormat::kPackedBf16, 1);
+    const TileEncoder encoder(tile, FindSet(tile)->lane(0).segments[0].rotation);
+    std::vector<std::byte> target(kernels::LayoutOf(tile).bytes);
+    constexpr int kTiles = 2000;
+    std::vector<double> rates;
+    const double bytes = kTiles * static_cast<double>(sets_.front()->tile_bytes());
+    for (int round = 0; round < rounds_; ++round) {
+      Progress(Concat("encode: round ", round + 1, " of ", rounds_));
+      bool finite = true;
+      const double taken = SecondsOf([&] {
+        for (int i = 0; i < kTiles; ++i) {
+          finite &=
+              encoder.Encode(sets_.front()->Tile(static_cast<std::uint64_t>(i)), target.data());
+        }
+      });
+      if (finite) rates.push_back(bytes / taken * 1e-9);
+    }
+    report_.Add({.name = Concat("encode_d", head_dim_, "_gb_per_s"),
+                 .value = Median(rates),
+                 .unit = "GB/s",
+                 .goal = 0.5,
+                 .goal_is_on_ratio = false});
+  }
+
+ private:
+  const LaneSet* FindSet(const kernels::TileShape& tile) const {
+    for (const std::unique_ptr<LaneSet>& set : sets_) {
+      if (set->shape().tile == tile) return set.get();
+    }
+    return nullptr;
+  }
+
+  void AddStreamRows(std::uint32_t group, const std::vector<double>& reads,
+                     const std::vector<double>& dense, double goal) {
+    const double gigabytes = static_cast<double>(sets_.front()->bytes()) * 1e-9;
+    std::vector<double> stream_rates;
+    std::vector<double> rates;
+    std::vector<double> shares;
+    for (std::size_t i = 0; i < reads.size(); ++i) {
+      stream_rates.push_back(gigabytes / reads[i]);
+      rates.push_back(gigabytes / dense[i]);
+      shares.push_back(reads[i] / dense[i]);
+    }
+    const std::string stream = Concat("stream_read_g", group);
+    report_.Add({.name = stream, .value = Median(stream_rates), .unit = "GB/s"});
+    report_.Add({.name = Concat("dense_d", head_dim_, "_g", group, "_stream"),
+                 .value = Median(rates),
+                 .unit = "GB/s",
+                 .baseline = stream,
+                 .ratio = Median(shares),
+                 .goal = goal});
+  }
+
+  void AddRow(const std::string& prefix, const Variant& variant, const std::vector<double>& seconds,
+              const std::vector<double>* dense, std::optional<double> goal, std::uint32_t queries) {
+    const LaneSet& set = *FindSet(variant.tile);
+    const double tokens =
+        static_cast<double>(context_) * set.shape().lanes * static_cast<double>(queries);
+    Row row = {.name = prefix + variant.name,
+               .value = Median(seconds) / tokens * 1e9,
+               .unit = "ns/token",
+               .held_bytes = set.BytesPerToken(),
+               .read_bytes = BytesRead(variant, set)};
+    if (dense != nullptr) {
+      std::vector<double> ratios;
+      for (std::size_t i = 0; i < seconds.size(); ++i) {
+        ratios.push_back((*dense)[i] / seconds[i]);
+      }
+      row.baseline = "dense";
+      row.ratio = Median(ratios);
+      row.goal = goal;
+    }
+    report_.Add(std::move(row));
+  }
+
+  const std::uint32_t head_dim_;
+  const std::uint32_t context_;
+  const int rounds_;
+  ThreadTeam& team_;
+  Report& report_;
+  const std::vector<Variant> variants_;
+  std::vector<std::unique_ptr<LaneSet>> sets_;
+  std::uint64_t checksum_ = 0;
+};
+
+struct Extent {
+  std::uint32_t head_dim;
+  std::uint32_t context;
+};
+
+std::vector<Extent> Extents(bool quick) {
+  if (quick) return {{128, 131072}};
+  std::vector<Extent> extents;
+  for (std::uint32_t head_dim : {128, 64}) {
+    for (std::uint32_t context : {8192, 32768, 131072, 524288, 1048576}) {
+      extents.push_back({head_dim, context});
+    }
+  }
+  return extents;
+}
+
+absl::Status MeasureExtent(const Extent& extent, const Options& options, ThreadTeam& team,
+                           Report& report) {
+  Scene scene(extent.head_dim, extent.context, options, team, report);
+  if (absl::Status status = scene.Fill(); !status.ok()) return status;
+  const bool main = extent.head_dim == 128 && extent.context == 131072;
+  for (std::uint32_t group :
+       options.quick ? std::vector<std::uint32_t>{1, 4} : std::vector<std::uint32_t>{1, 4, 8}) {
+    const bool streams = main && group <= 4;
+    absl::Status status = scene.Measure(group, streams, group == 1 ? 0.80 : 0.65);
+    if (!status.ok()) return status;
+  }
+  if (main) scene.MeasureEncode();
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Report> RunAttend(const Options& options) {
   ThreadTeam team(options.threads != 0 ? options.threads : std::thread::hardware_concurrency());
-  const std::uint64_t bytes = options.quick ? kGiB : 4 * kGiB;
-  const int rounds = options.quick ? 9 : 25;
-  Progress(Concat("filling ", FormatBytes(bytes), " of dense tiles"));
-  absl::StatusOr<std::unique_ptr<WorkingSet>> set = WorkingSet::Create(bytes, team);
-  if (!set.ok()) return set.status();
-  struct Variant {
-    std::uint32_t group;
-    double goal;
-    std::vector<double> rates;
-    std::vector<double> shares;
-  };
-  std::vector<Variant> variants = {{1, 0.80, {}, {}}, {4, 0.65, {}, {}}};
-  std::vector<Attention> attentions;
-  for (const Variant& variant : variants) attentions.emplace_back(**set, variant.group);
-
-  std::vector<double> streams;
-  std::uint64_t checksum = 0;
-  const double gigabytes = static_cast<double>((*set)->bytes()) * 1e-9;
-  for (int round = 0; round <= rounds; ++round) {
-    Progress(Concat("round ", round, " of ", rounds, round == 0 ? " (warm-up)" : ""));
-    const double stream = gigabytes / SecondsOf([&] { checksum ^= ReadAll(**set, team); });
-    if (round > 0) streams.push_back(stream);
-    for (std::size_t i = 0; i < variants.size(); ++i) {
-      absl::Status status;
-      const double rate = gigabytes / SecondsOf([&] { status = attentions[i].Run(team); });
-      if (!status.ok()) return status;
-      if (round == 0) continue;
-      variants[i].rates.push_back(rate);
-      variants[i].shares.push_back(rate / stream);
-    }
-  }
   Report report{.name = "attend"};
-  report.Add({.name = "stream_read", .value = Median(streams), .unit = "GB/s"});
-  for (const Variant& variant : variants) {
-    report.Add({.name = Concat("dense_d128_g", variant.group, "_stream"),
-                .value = Median(variant.rates),
-                .unit = "GB/s",
-                .baseline = "stream_read",
-                .ratio = Median(variant.shares),
-                .goal = variant.goal});
+  const absl::StatusOr<MemoryLimit> limit = DetectMemoryLimit();
+  if (!limit.ok()) return limit.status();
+  for (const Extent& extent : Extents(options.quick)) {
+    const std::uint64_t bytes = Scene::Bytes(extent.head_dim, extent.context);
+    if (bytes > limit->bytes / 10 * 6) {
+      report.notes.push_back(Concat("d", extent.head_dim, " ctx", extent.context, " left out: its ",
+                                    FormatBytes(bytes), " are more than 60 % of the memory (",
+                                    FormatBytes(limit->bytes), ", ", limit->source, ")"));
+      continue;
+    }
+    absl::Status status = MeasureExtent(extent, options, team, report);
+    if (!status.ok()) return status;
   }
-  report.notes.push_back(Concat(FormatBytes((*set)->bytes()), " of bf16 K and V in ", kKvHeads,
-                                " lanes of ", (*set)->tokens(), " tokens, ", team.threads(),
-                                " threads, median of ", rounds, " rounds"));
-  // The reads must really happen: their result is used.
-  asm volatile("" : : "r"(checksum));
+  Scene queries(128, 8192, options, team, report);
+  absl::Status status = queries.Fill();
+  if (status.ok()) status = queries.MeasureQueries(4, 256);
+  if (!status.ok()) return status;
+  report.notes.push_back(Concat(
+      "bf16 K and V, ", kKvHeads, " kv heads, ", team.threads(),
+      " threads; ns/token: wall time per token and kv head; held, read: bytes per token and kv "
+      "head, "
+      "rotations of 64K segments included; ratio: dense attention's time over the row's, median "
+      "within rounds"));
   return report;
 }
 

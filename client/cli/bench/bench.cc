@@ -13,7 +13,8 @@ namespace tessera::cli {
 namespace bench {
 namespace {
 constexpr Benchmark kBenchmarks[] = {
-    {"attend", "dense attention against a plain streaming read of the same memory", RunAttend},
+    {"attend", "packed and selected attention against dense, dense against a plain read",
+     RunAttend},
     {"overhead", "what the daemon adds where the kernel costs nothing", RunOverhead},
 };
 

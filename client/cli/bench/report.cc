@@ -39,20 +39,26 @@ std::optional<bool> Row::Holds() const {
 }
 
 std::string Report::Text() const {
-  Table table({{"row", Align::kLeft},
-               {"value"},
-               {"unit", Align::kLeft},
-               {"against", Align::kLeft},
-               {"ratio"},
-               {"goal"},
-               {"holds", Align::kLeft}});
+  const bool bytes = std::any_of(rows.begin(), rows.end(),
+                                 [](const Row& row) { return row.held_bytes.has_value(); });
+  std::vector<Table::Column> columns = {{"row", Align::kLeft}, {"value"}, {"unit", Align::kLeft}};
+  if (bytes) columns.insert(columns.end(), {{"held B"}, {"read B"}});
+  columns.insert(columns.end(),
+                 {{"against", Align::kLeft}, {"ratio"}, {"goal"}, {"holds", Align::kLeft}});
+  Table table(columns);
   for (const Row& row : rows) {
     const std::optional<bool> holds = row.Holds();
-    table.Add(
-        {row.name, Figure(row.value), row.unit, row.baseline.empty() ? "-" : row.baseline,
-         row.ratio ? Figure(*row.ratio) : "-",
-         row.goal ? Concat(row.sense == Goal::kAtLeast ? ">= " : "<= ", Figure(*row.goal)) : "-",
-         holds ? (*holds ? "yes" : "NO") : "-"});
+    std::vector<std::string> cells = {row.name, Figure(row.value), row.unit};
+    if (bytes) {
+      cells.push_back(row.held_bytes ? Figure(*row.held_bytes) : "-");
+      cells.push_back(row.read_bytes ? Figure(*row.read_bytes) : "-");
+    }
+    cells.push_back(row.baseline.empty() ? "-" : row.baseline);
+    cells.push_back(row.ratio ? Figure(*row.ratio) : "-");
+    cells.push_back(
+        row.goal ? Concat(row.sense == Goal::kAtLeast ? ">= " : "<= ", Figure(*row.goal)) : "-");
+    cells.push_back(holds ? (*holds ? "yes" : "NO") : "-");
+    table.Add(std::move(cells));
   }
   std::string out = Concat("bench ", name, "   ", Machine(), "\n\n", table.Render());
   if (!notes.empty()) out += "\n";
@@ -69,6 +75,8 @@ std::string Report::Json() const {
            ", \"value\": ", JsonNumber(row.value), ", \"unit\": ", JsonString(row.unit),
            ", \"baseline\": ", row.baseline.empty() ? "null" : JsonString(row.baseline),
            ", \"ratio\": ", row.ratio ? JsonNumber(*row.ratio) : "null");
+    if (row.held_bytes) Append(out, ", \"held_bytes\": ", JsonNumber(*row.held_bytes));
+    if (row.read_bytes) Append(out, ", \"read_bytes\": ", JsonNumber(*row.read_bytes));
     if (row.goal) {
       Append(out, ", \"goal\": ", JsonNumber(*row.goal),
              ", \"holds\": ", *row.Holds() ? "true" : "false");

@@ -17,7 +17,9 @@ struct Row {
   std::optional<double> ratio;  // to the baseline, as the goal is worded
   std::optional<double> goal;
   Goal sense = Goal::kAtLeast;
-  bool goal_is_on_ratio = true;  // else on the value
+  bool goal_is_on_ratio = true;      // else on the value
+  std::optional<double> held_bytes;  // per token and kv head
+  std::optional<double> read_bytes;  // likewise, by one look at everything
 
   // Nothing where there is no goal.
   std::optional<bool> Holds() const;
