@@ -10,6 +10,7 @@
 #include "client/model.h"
 #include "client/session.h"
 #include "daemon/base/ids.h"
+#include "kernels/dispatch/attend.h"
 #include "kernels/format/element.h"
 
 namespace tessera::client {
@@ -29,6 +30,7 @@ struct AttendCall {
   std::uint32_t layer = 0;
   kernels::ElementType output_type = kernels::ElementType::kFp32;
   bool causal = true;
+  const kernels::SelectionRule* selection = nullptr;  // of every row; null: everything is read
   std::span<const AttendRow> rows;
 };
 

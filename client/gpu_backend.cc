@@ -50,6 +50,9 @@ cuda::StepShape GpuBackend::Measure(const StepBatch& batch) {
   limits_ = {.batch = sequences, .queries = 1, .appended = 1, .works = 0};
   for (const StepItem& item : batch.items()) {
     shape.segments += static_cast<std::uint32_t>(item.sequence->resolved.segments.size());
+    for (const kernels::LaneView& lane : item.sequence->resolved.lanes) {
+      shape.strategies += cuda::CountStrategies(lane);
+    }
     limits_.queries = limits_.appended = std::max(limits_.queries, item.new_tokens);
   }
   sinks_at_.assign(model.layers(), 0);
@@ -104,7 +107,7 @@ absl::Status GpuBackend::WriteImage(const StepBatch& batch, const cuda::StepShap
       }
     }
   }
-  limits_.works = writer.max_works();
+  writer.Widen(limits_);
   if (const cuda::StepStatus status = writer.Finish(); status != cuda::StepStatus::kOk) {
     return absl::InternalError(
         Concat("the lanes of the step do not fit its image: code ", static_cast<int>(status)));

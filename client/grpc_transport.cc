@@ -118,6 +118,14 @@ class GrpcTransport final : public Transport {
                     Clock::Duration timeout) override {
     return Run(&v1::Tessera::Stub::Append, request, response, timeout);
   }
+  absl::Status Call(const v1::CompressRequest& request, v1::CompressResponse& response,
+                    Clock::Duration timeout) override {
+    return Run(&v1::Tessera::Stub::Compress, request, response, timeout);
+  }
+  absl::Status Call(const v1::SelectRequest& request, v1::SelectResponse& response,
+                    Clock::Duration timeout) override {
+    return Run(&v1::Tessera::Stub::Select, request, response, timeout);
+  }
   absl::Status Call(const v1::AttendRequest& request, v1::AttendResponse& response,
                     Clock::Duration timeout) override {
     return Run(&v1::Tessera::Stub::Attend, request, response, timeout);

@@ -49,6 +49,8 @@ absl::Status HostBackend::Attend(const StepBatch& batch, std::uint32_t layer,
   const std::size_t query_token = geometry.query_heads * model.row_bytes(layer);
   const std::size_t output_token = std::size_t{geometry.query_heads} * geometry.head_dim *
                                    kernels::ElementBytes(tensors.output_type);
+  const kernels::SelectionRule* const selection =
+      tensors.selection.has_value() ? &*tensors.selection : nullptr;
   items_.clear();
   for (const StepItem& item : batch.items()) {
     const std::uint64_t end = item.base + (batch.appended(layer) ? item.new_tokens : 0);
@@ -63,7 +65,8 @@ absl::Status HostBackend::Attend(const StepBatch& batch, std::uint32_t layer,
                         .first_query_position = item.base,
                         .query = tensors.query.data() + item.first_row * query_token,
                         .output = tensors.output.data() + item.first_row * output_token,
-                        .lse = lse});
+                        .lse = lse,
+                        .selection = selection});
     }
   }
   const kernels::AttendResult result = Run({.geometry = geometry,

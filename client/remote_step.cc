@@ -95,11 +95,13 @@ absl::Status RemoteStep::Attend(std::uint32_t layer, const StepTensors& tensors)
                                           std::size_t{item.new_tokens} * geometry.query_heads),
          .first_query_position = item.base});
   }
-  return AttendByRpc(*session_, {.model = &model,
-                                 .layer = layer,
-                                 .output_type = tensors.output_type,
-                                 .causal = tensors.causal,
-                                 .rows = rows});
+  return AttendByRpc(*session_,
+                     {.model = &model,
+                      .layer = layer,
+                      .output_type = tensors.output_type,
+                      .causal = tensors.causal,
+                      .selection = tensors.selection.has_value() ? &*tensors.selection : nullptr,
+                      .rows = rows});
 }
 
 absl::Status RemoteStep::AppendAndAttend(std::uint32_t layer, const StepTensors& tensors) {

@@ -54,6 +54,13 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendTensors& tensors) {
   return BulkAppend(*hold->session, *hold->use, tensors);
 }
 
+absl::StatusOr<v1::CompressResponse> Sequence::Compress(const Packing& packing,
+                                                        const RotationTensors& rotations) {
+  absl::StatusOr<Hold> hold = Take(core_, state_);
+  if (!hold.ok()) return hold.status();
+  return CompressByRpc(*hold->session, *state_->model, state_->id, packing, rotations);
+}
+
 absl::StatusOr<Sequence> Sequence::Fork() {
   absl::StatusOr<Hold> hold = Take(core_, state_);
   if (!hold.ok()) return hold.status();

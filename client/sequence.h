@@ -7,6 +7,7 @@
 #include <span>
 
 #include "absl/status/statusor.h"
+#include "client/compress.h"
 #include "client/model.h"
 #include "daemon/base/ids.h"
 #include "tessera/v1/tessera.pb.h"
@@ -50,6 +51,11 @@ class Sequence {
   // then. A sequence that decodes stops decoding; the
   // next BeginStep starts it again.
   absl::StatusOr<std::uint64_t> Append(const AppendTensors& tensors);
+
+  // Has the daemon encode what the segments hold in this form; tokens in the tail stay there. The
+  // sequence may go on decoding. See the proto for the errors.
+  absl::StatusOr<v1::CompressResponse> Compress(const Packing& packing,
+                                                const RotationTensors& rotations = {});
 
   // A new sequence with the same committed tokens.
   absl::StatusOr<Sequence> Fork();

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -43,7 +44,12 @@ struct StepTensors {
   std::span<float> lse;              // [batch][n][query heads], natural log; empty: not wanted
   kernels::ElementType output_type = kernels::ElementType::kFp32;  // or the model's
   bool causal = true;  // a query sees its own position and earlier ones
+  // What is read of segments that have block summaries; unset: everything. All new tokens of a
+  // sequence share a choice, so there are kMaxSelectingTokens of them at most. Not on a GPU.
+  std::optional<kernels::SelectionRule> selection;
 };
+
+inline constexpr std::uint32_t kMaxSelectingTokens = 256;  // the daemon's limit, too
 
 // How a door performs a step.
 class StepEngine {

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "client/compress.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::client {
@@ -101,6 +102,15 @@ absl::Status StepBatch::CheckAttend(std::uint32_t layer, const StepTensors& tens
   if (absl::Status status = CheckLayer(layer); !status.ok()) return status;
   absl::Status status = CheckOutputType(tensors.output_type, *model_);
   if (!status.ok()) return status;
+  if (tensors.selection.has_value()) {
+    if (status = CheckRule(*tensors.selection); !status.ok()) return status;
+    for (const StepItem& item : items_) {
+      if (item.new_tokens <= kMaxSelectingTokens) continue;
+      return absl::InvalidArgumentError(
+          Concat(item.new_tokens, " new tokens of ", item.sequence->id.ToString(),
+                 " with a selection; the limit is ", kMaxSelectingTokens));
+    }
+  }
   const kernels::LayerGeometry& geometry = model_->geometry(layer);
   status = CheckBytes("query", tensors.query.size(), rows_, geometry.query_heads, geometry,
                       model_->type());

@@ -51,6 +51,10 @@ class Transport {
                             Clock::Duration timeout) = 0;
   virtual absl::Status Call(const v1::AppendRequest& request, v1::AppendResponse& response,
                             Clock::Duration timeout) = 0;
+  virtual absl::Status Call(const v1::CompressRequest& request, v1::CompressResponse& response,
+                            Clock::Duration timeout) = 0;
+  virtual absl::Status Call(const v1::SelectRequest& request, v1::SelectResponse& response,
+                            Clock::Duration timeout) = 0;
   virtual absl::Status Call(const v1::AttendRequest& request, v1::AttendResponse& response,
                             Clock::Duration timeout) = 0;
   virtual absl::Status Call(const v1::DescribeRequest& request, v1::DescribeResponse& response,

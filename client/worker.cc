@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "client/attend_rpc.h"
+#include "client/compress.h"
 #include "client/core.h"
 #include "client/grpc_transport.h"
 #include "client/mapped_step.h"
@@ -117,6 +118,10 @@ absl::Status Worker::AttendRpc(std::uint32_t layer, std::span<const AttendQuery>
   if (absl::Status status = CheckOutputType(options.output_type, model); !status.ok()) {
     return status;
   }
+  if (options.selection.has_value()) {
+    absl::Status status = CheckRule(*options.selection);
+    if (!status.ok()) return status;
+  }
   const kernels::LayerGeometry& geometry = model.geometry(layer);
   std::vector<AttendRow> rows;
   for (const AttendQuery& query : queries) {
@@ -139,11 +144,42 @@ absl::Status Worker::AttendRpc(std::uint32_t layer, std::span<const AttendQuery>
                     .lse = query.lse,
                     .first_query_position = query.first_query_position});
   }
-  return AttendByRpc(**session, {.model = &model,
-                                 .layer = layer,
-                                 .output_type = options.output_type,
-                                 .causal = options.causal,
-                                 .rows = rows});
+  return AttendByRpc(**session,
+                     {.model = &model,
+                      .layer = layer,
+                      .output_type = options.output_type,
+                      .causal = options.causal,
+                      .selection = options.selection.has_value() ? &*options.selection : nullptr,
+                      .rows = rows});
+}
+
+absl::StatusOr<v1::SelectResponse> Worker::Select(std::uint32_t layer, const SelectQuery& query,
+                                                  const kernels::SelectionRule& rule) {
+  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  if (!session.ok()) return session.status();
+  if (absl::Status status = CheckRule(rule); !status.ok()) return status;
+  const BoundModel& model = *query.sequence->state_->model;
+  if (layer >= model.layers()) {
+    return absl::InvalidArgumentError(
+        Concat("layer is ", layer, "; the model has ", model.layers(), " layers"));
+  }
+  v1::SelectRequest request;
+  request.set_sequence_id(query.sequence->id().value());
+  request.set_layer(layer);
+  request.set_non_causal(!query.causal);
+  if (query.first_query_position.has_value()) {
+    request.set_first_query_position(*query.first_query_position);
+  }
+  ToProto(rule, *request.mutable_selection());
+  v1::Tensor& tensor = *request.mutable_query();
+  tensor.set_dtype(ToDType(model.type()));
+  tensor.add_shape(query.queries);
+  tensor.add_shape(model.geometry(layer).query_heads);
+  tensor.add_shape(model.geometry(layer).head_dim);
+  tensor.set_inline_(query.query.data(), query.query.size());
+  v1::SelectResponse response;
+  if (absl::Status status = (*session)->Call(request, response); !status.ok()) return status;
+  return response;
 }
 
 absl::StatusOr<Tensor> Worker::NewTensor(std::uint64_t bytes) {

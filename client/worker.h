@@ -47,6 +47,18 @@ struct AttendQuery {
 struct AttendOptions {
   kernels::ElementType output_type = kernels::ElementType::kFp32;  // or the model's
   bool causal = true;
+  // Of every query; at most kMaxSelectingTokens queries each. Unset: everything is read.
+  std::optional<kernels::SelectionRule> selection;
+};
+
+// What Select is asked.
+struct SelectQuery {
+  const Sequence* sequence = nullptr;
+  std::uint32_t queries = 1;         // at most kMaxSelectingTokens
+  std::span<const std::byte> query;  // [queries][query_heads][head_dim], the model's type
+  // Unset: the last query stands on the last token held.
+  std::optional<std::uint64_t> first_query_position;
+  bool causal = true;
 };
 
 // Thread-safe, but for its destruction. Handles that outlive it answer UNAVAILABLE.
@@ -79,6 +91,10 @@ class Worker {
   // Attention in the daemon, over committed tokens, through either door.
   absl::Status AttendRpc(std::uint32_t layer, std::span<const AttendQuery> queries,
                          const AttendOptions& options = {});
+
+  // Which entries attention would read of a layer under this rule: runs of positions per kv head.
+  absl::StatusOr<v1::SelectResponse> Select(std::uint32_t layer, const SelectQuery& query,
+                                            const kernels::SelectionRule& rule);
 
   // Memory that steps of the running attachment take tensors from. (The worker's own will do.)
   absl::StatusOr<Tensor> NewTensor(std::uint64_t bytes);

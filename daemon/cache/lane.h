@@ -9,6 +9,7 @@
 
 #include "daemon/cache/segment.h"
 #include "daemon/pool/pool.h"
+#include "proto/shm/segment_ref.h"
 
 namespace tessera::cache {
 
@@ -16,6 +17,21 @@ namespace tessera::cache {
 struct HeldSegment {
   std::shared_ptr<Segment> segment;
   std::uint32_t entries = 0;
+
+  // As snapshots show it.
+  shm::SegmentRef Ref() const {
+    shm::SegmentRef ref = {};
+    ref.tile_table = segment->table_offset();
+    ref.first_position = segment->first_position();
+    ref.position_span = entries;
+    ref.entries = entries;
+    shm::SetShape(segment->shape(), ref);
+    if (const Rotations* rotations = segment->rotations()) {
+      ref.rotations = rotations->block.offset();
+      ref.rotation_type = static_cast<std::uint8_t>(rotations->type);
+    }
+    return ref;
+  }
 };
 
 struct Lane {
@@ -33,7 +49,10 @@ struct Lane {
   // Whether a frozen last segment may be appended to again: nobody else holds it (a fork has gone,
   // and its readers with it), and no reader sees rows beyond what this lane shows.
   bool MayReopen() const {
-    if (segments.empty() || segments.back().segment.use_count() != 1) return false;
+    if (segments.empty() || !segments.back().segment->appendable() ||
+        segments.back().segment.use_count() != 1) {
+      return false;
+    }
     // A count alone orders nothing: releasing a copy sees all that earlier holders did.
     std::shared_ptr<Segment>(segments.back().segment).reset();
     const HeldSegment& last = segments.back();

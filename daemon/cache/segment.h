@@ -4,33 +4,55 @@
 // Invariants:
 //   tiles and table only ever grow, and only while one lane holds the segment open;
 //   table[i] == tiles[i].offset() for every i, written before any snapshot shows an entry of it;
-//   rows at and beyond the count a snapshot shows may change, rows below it never do.
+//   rows at and beyond the count a snapshot shows may change, rows below it never do;
+//   a segment that is packed, or has block summaries, is filled once and never appended to.
+//
+// A lane may show any number of a segment's first entries, packed or not. The summary of the block
+// that it cuts was made of more rows than it shows: min and max still bound those, and the mean is
+// an estimate as it always was.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "daemon/device/device.h"
 #include "daemon/pool/pool.h"
-#include "kernels/format/dense_tile.h"
+#include "kernels/format/rotation.h"
+#include "kernels/format/tile_shape.h"
 
 namespace tessera::cache {
 
 // A segment longer than this is closed and the next one opened.
 inline constexpr std::uint32_t kMaxSegmentEntries = 65536;
 
+// R_k, then R_v, in the pool. Shared by the segments of a lane that were packed together.
+struct Rotations {
+  pool::Block block;
+  kernels::ElementType type;
+};
+
 class Segment {
  public:
-  Segment(kernels::DenseTile tile, std::uint64_t first_position)
-      : tile_(tile), first_position_(first_position) {}
+  // `rotations`: of packed shapes; null: the identity.
+  Segment(const kernels::TileShape& shape, std::uint64_t first_position,
+          std::shared_ptr<const Rotations> rotations = nullptr)
+      : shape_(shape), first_position_(first_position), rotations_(std::move(rotations)) {}
 
-  kernels::DenseTile tile() const { return tile_; }
+  const kernels::TileShape& shape() const { return shape_; }
+  const Rotations* rotations() const { return rotations_.get(); }
+  // Where rows can be put after those it has.
+  bool appendable() const { return !shape_.packed() && shape_.summary == kernels::Summary::kNone; }
   std::uint64_t first_position() const { return first_position_; }
   std::uint64_t table_offset() const { return table_.offset(); }
   // Rows [0, filled) hold what some lane has shown, or shows.
   std::uint32_t filled() const { return filled_; }
   void set_filled(std::uint32_t entries) { filled_ = entries; }
-  std::uint64_t tile_bytes() const { return tiles_.size() * tile_.bytes(); }
+  // What its tiles take in the pool: whole units of 64 bytes each.
+  std::uint64_t tile_bytes() const {
+    return tiles_.empty() ? 0 : tiles_.size() * tiles_.front().bytes();
+  }
   std::size_t tiles() const { return tiles_.size(); }
 
   // What AddTiles(n) would need: more tiles, and a larger table where the present one is full.
@@ -51,8 +73,9 @@ class Segment {
   std::byte* TileData(std::size_t tile) const { return tiles_[tile].data(); }
 
  private:
-  const kernels::DenseTile tile_;
+  const kernels::TileShape shape_;
   const std::uint64_t first_position_;
+  const std::shared_ptr<const Rotations> rotations_;
   std::uint32_t filled_ = 0;
   std::vector<pool::Block> tiles_;
   pool::Block table_;

@@ -206,6 +206,13 @@ std::shared_ptr<const TailHandle> Sequence::tail() const {
   return tail_;
 }
 
+std::vector<SegmentRun> Sequence::Form() const {
+  std::vector<SegmentRun> form;
+  MutexLock lock(mutex_);
+  for (const Lane& lane : lanes_) AddRuns(RunsOf(lane), form);
+  return form;
+}
+
 Sequence::Description Sequence::Describe(bool lanes) const {
   MutexLock lock(mutex_);
   Description description = {.id = id_, .owner = owner()};
@@ -234,7 +241,7 @@ Sequence::Description Sequence::Describe(bool lanes) const {
       if (!lanes) continue;
       description.lanes.push_back(
           {layer, head, lane.entries, committed > lane.tail_start ? committed - lane.tail_start : 0,
-           static_cast<std::uint32_t>(lane.segments.size()), lane.tile_bytes()});
+           static_cast<std::uint32_t>(lane.segments.size()), lane.tile_bytes(), RunsOf(lane)});
     }
   }
   return description;

@@ -22,6 +22,7 @@
 #include "daemon/cache/control.h"
 #include "daemon/cache/lane.h"
 #include "daemon/cache/model.h"
+#include "daemon/cache/pack.h"
 #include "daemon/cache/row_source.h"
 #include "daemon/cache/tail.h"
 #include "daemon/cache/tenant_memory.h"
@@ -105,6 +106,12 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // tokens moved.
   absl::StatusOr<std::uint64_t> AbsorbFullTiles();
 
+  // Encodes every dense segment of the layers named into the form that the spec gives them. The
+  // work is done without the sequence's lock: appends, tails and readers go on, and what comes in
+  // meanwhile stays dense. All lanes are published together; an error changes nothing.
+  // INVALID_ARGUMENT where a value has no place in that form, ABORTED while another packing runs.
+  absl::StatusOr<PackOutcome> Pack(const PackSpec& spec, const GoOn& go_on);
+
   // Readers see it gone; its memory goes when they have moved on. The sequence refuses everything
   // from now on. Idempotent.
   void Free();
@@ -121,6 +128,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::uint64_t tail_entries;
     std::uint32_t segments;
     std::uint64_t tile_bytes;
+    std::vector<SegmentRun> runs;
   };
   struct Description {
     SequenceId id;
@@ -134,6 +142,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::vector<LaneDescription> lanes;
   };
   Description Describe(bool lanes) const;
+  // What the segments of all lanes hold, form by form.
+  std::vector<SegmentRun> Form() const;
 
  private:
   // What one lane needs to take an append: reserved first, used after every lane has its own.
@@ -202,6 +212,11 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   void FinishPublication(Replaced replaced, pool::Epochs::Garbage also = nullptr)
       TESSERA_REQUIRES(mutex_);
 
+  // sequence_pack.cc
+  absl::Status TakeForPacking(const PackSpec& spec, Packer& packer) TESSERA_REQUIRES(mutex_);
+  absl::StatusOr<PackOutcome> PublishPacked(const PackSpec& spec, Packer& packer)
+      TESSERA_REQUIRES(mutex_);
+
   // sequence_tail.cc
   absl::StatusOr<std::uint64_t> CommittedLocked() TESSERA_REQUIRES(mutex_);
   absl::Status AbsorbLocked(std::uint64_t upto) TESSERA_REQUIRES(mutex_);
@@ -226,6 +241,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::vector<Lane> lanes_ TESSERA_GUARDED_BY(mutex_);
   std::uint32_t tail_generation_ TESSERA_GUARDED_BY(mutex_) = 0;
   bool freed_ TESSERA_GUARDED_BY(mutex_) = false;
+  bool packing_ TESSERA_GUARDED_BY(mutex_) = false;
   std::string failure_ TESSERA_GUARDED_BY(mutex_);  // empty: live
 
   mutable Mutex tail_mutex_;

@@ -7,7 +7,6 @@
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 #include "daemon/cache/sequence.h"
-#include "proto/shm/segment_ref.h"
 
 namespace tessera::cache {
 
@@ -86,12 +85,14 @@ absl::StatusOr<Sequence::LanePlan> Sequence::Plan(std::uint32_t layer, std::uint
   while (tokens > 0) {
     const std::uint32_t count =
         static_cast<std::uint32_t>(std::min<std::uint64_t>(tokens, kMaxSegmentEntries));
-    plan.growths.push_back({std::make_shared<Segment>(model_->layout().tile(layer), position),
-                            true,
-                            0,
-                            count,
-                            {},
-                            {}});
+    const kernels::DenseTile tile = model_->layout().tile(layer);
+    plan.growths.push_back(
+        {std::make_shared<Segment>(kernels::DenseShape(tile.head_dim, tile.type), position),
+         true,
+         0,
+         count,
+         {},
+         {}});
     tokens -= count;
     position += count;
     ++segments;
@@ -110,9 +111,9 @@ absl::Status Sequence::ReserveGrowth(Growth& growth) {
   const Segment& segment = *growth.segment;
   const std::size_t needed = (growth.first_entry + growth.count + kTileEntries - 1) / kTileEntries;
   if (needed > segment.tiles()) {
-    absl::StatusOr<std::vector<pool::Block>> tiles =
-        memory_.pool->AllocateMany(needed - segment.tiles(), segment.tile().bytes(),
-                                   pool::Fit::kExact, pool::MemoryTag::kTiles);
+    absl::StatusOr<std::vector<pool::Block>> tiles = memory_.pool->AllocateMany(
+        needed - segment.tiles(), kernels::LayoutOf(segment.shape()).bytes, pool::Fit::kExact,
+        pool::MemoryTag::kTiles);
     if (!tiles.ok()) return tiles.status();
     growth.tiles = *std::move(tiles);
   }
@@ -217,12 +218,7 @@ void Sequence::PublishLane(std::uint32_t index, pool::Block block, Replaced& rep
   std::memcpy(at, &header, sizeof header);
   at += sizeof header;
   for (const HeldSegment& held : lane.segments) {
-    shm::SegmentRef ref = {};
-    ref.tile_table = held.segment->table_offset();
-    ref.first_position = held.segment->first_position();
-    ref.entries = held.entries;
-    const kernels::DenseTile tile = held.segment->tile();
-    shm::SetShape(kernels::DenseShape(tile.head_dim, tile.type), ref);
+    const shm::SegmentRef ref = held.Ref();
     std::memcpy(at, &ref, sizeof ref);
     at += sizeof ref;
   }

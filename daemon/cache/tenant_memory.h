@@ -16,9 +16,13 @@ struct TenantCounters {
   std::atomic<std::uint64_t> tokens_appended{0};       // by Append, over all layers once
   std::atomic<std::uint64_t> tail_tokens_absorbed{0};  // from tails into segments
   std::atomic<std::uint64_t> tiles_written{0};
+  std::atomic<std::uint64_t> entries_packed{0};  // as PackOutcome counts them
+  std::atomic<std::uint64_t> pack_bytes_before{0};
+  std::atomic<std::uint64_t> pack_bytes_after{0};
   std::atomic<std::uint64_t> snapshots_published{0};
   std::atomic<std::uint64_t> sequences_failed{0};
   std::atomic<std::uint64_t> attend_requests{0};
+  std::atomic<std::uint64_t> select_requests{0};
   std::atomic<std::uint64_t> tail_full_waits{0};
 };
 

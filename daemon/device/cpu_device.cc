@@ -49,6 +49,72 @@ void CopyRows(const std::byte* from, std::uint64_t stride, std::uint32_t rows,
   }
 }
 
+// Tiles into tiles. What the kernels make of a strategy's rotations is kept until another strategy
+// comes.
+class Encoder {
+ public:
+  Encoder(const kernels::Operations& operations, std::span<const TileStrategy> strategies,
+          kernels::ElementType type)
+      : operations_(operations), strategies_(strategies), type_(type) {}
+
+  // False where a value does not fit.
+  absl::StatusOr<bool> Encode(const TileEncode& tile) {
+    if (absl::Status status = Prepare(tile.strategy); !status.ok()) return status;
+    const kernels::TileShape& shape = strategies_[tile.strategy].shape;
+    const bool finite = operations_.encode({.key = tile.key,
+                                            .value = tile.value,
+                                            .stride = shape.head_dim * kernels::ElementBytes(type_),
+                                            .type = type_,
+                                            .rows = tile.rows,
+                                            .weights = tile.weights,
+                                            .positions = tile.positions,
+                                            .shape = shape,
+                                            .layout = layout_,
+                                            .prepared = prepared_.data(),
+                                            .tile = tile.tile});
+    return finite && StoredFinite(shape, tile.tile);
+  }
+
+ private:
+  absl::Status Prepare(std::uint32_t strategy) {
+    const TileStrategy& next = strategies_[strategy];
+    if (prepared_for_ == &next) return absl::OkStatus();
+    layout_ = kernels::LayoutOf(next.shape);
+    if (next.shape.packed()) {
+      const std::size_t bytes = operations_.prepared_bytes(next.shape, type_);
+      prepared_ = scratch_.Take(bytes);
+      if (prepared_.size() < bytes) {
+        return absl::ResourceExhaustedError(
+            Concat("encoding needs ", bytes, " bytes of scratch, and there is no memory for them"));
+      }
+      operations_.prepare_encode(next.shape, type_, next.rotation, prepared_.data());
+    }
+    prepared_for_ = &next;
+    return absl::OkStatus();
+  }
+
+  // The kernel judges values before they are rounded, and fp16 ends at 65504.
+  bool StoredFinite(const kernels::TileShape& shape, const std::byte* tile) const {
+    if (shape.format != kernels::PackedFormat(kernels::ValueType::kFp16)) return true;
+    const auto finite = [&](std::uint32_t at, std::uint32_t rows) {
+      return operations_.first_unusable(tile + at, std::size_t{rows} * shape.kept,
+                                        kernels::ElementType::kFp16) < 0;
+    };
+    // A mean may keep a group of channels that each of its rows has dropped.
+    const std::uint32_t means = shape.summary == kernels::Summary::kMean ? shape.blocks() : 0;
+    return finite(layout_.key_data, kernels::kTileEntries) &&
+           finite(layout_.value_data, kernels::kTileEntries) && finite(layout_.block_data, means);
+  }
+
+  const kernels::Operations& operations_;
+  const std::span<const TileStrategy> strategies_;
+  const kernels::ElementType type_;
+  Workspace scratch_;
+  std::span<std::byte> prepared_;
+  kernels::TileLayout layout_{};
+  const TileStrategy* prepared_for_ = nullptr;
+};
+
 }  // namespace
 
 CpuDevice::CpuDevice(const kernels::Implementation& kernels)
@@ -82,6 +148,18 @@ absl::StatusOr<std::optional<UnusableRow>> CpuDevice::StoreRows(Place, kernels::
   return std::nullopt;
 }
 
+absl::StatusOr<std::optional<std::size_t>> CpuDevice::Encode(
+    std::span<const TileStrategy> strategies, kernels::ElementType type,
+    std::span<const TileEncode> tiles) {
+  Encoder encoder(kernels::OperationsOf(kernels_), strategies, type);
+  for (std::size_t i = 0; i < tiles.size(); ++i) {
+    absl::StatusOr<bool> fits = encoder.Encode(tiles[i]);
+    if (!fits.ok()) return fits.status();
+    if (!*fits) return i;
+  }
+  return std::nullopt;
+}
+
 absl::Status CpuDevice::StoreWords(std::span<const WordStore> stores) {
   for (const WordStore& store : stores) std::memcpy(store.address, &store.word, sizeof store.word);
   return absl::OkStatus();
@@ -94,6 +172,23 @@ absl::Status CpuDevice::Read(std::byte* to, const std::byte* from, std::uint64_t
 
 absl::StatusOr<std::string_view> CpuDevice::Attend(const kernels::AttendBatch& batch,
                                                    const PoolView&) {
+  return Run(batch, [&](std::span<std::byte> scratch) {
+    kernels::InlineExecutor executor;
+    return kernels::Attend(kernels_, batch, scratch, executor);
+  });
+}
+
+absl::StatusOr<std::string_view> CpuDevice::Select(const kernels::AttendBatch& batch,
+                                                   const PoolView&, kernels::SelectionSink& sink) {
+  return Run(batch, [&](std::span<std::byte> scratch) {
+    kernels::InlineExecutor executor;
+    return kernels::Select(kernels_, batch, scratch, executor, sink);
+  });
+}
+
+absl::StatusOr<std::string_view> CpuDevice::Run(
+    const kernels::AttendBatch& batch,
+    const std::function<kernels::AttendResult(std::span<std::byte>)>& compute) {
   thread_local Workspace workspace;
   const std::size_t needed = kernels::AttendWorkspaceBytes(batch);
   const std::span<std::byte> scratch = workspace.Take(needed);
@@ -101,8 +196,7 @@ absl::StatusOr<std::string_view> CpuDevice::Attend(const kernels::AttendBatch& b
     return absl::ResourceExhaustedError(
         Concat("attention needs ", needed, " bytes of scratch, and there is no memory for them"));
   }
-  kernels::InlineExecutor executor;
-  const kernels::AttendResult result = kernels::Attend(kernels_, batch, scratch, executor);
+  const kernels::AttendResult result = compute(scratch);
   workspace.Return();
   if (result.status == kernels::AttendStatus::kOk) return result.implementation;
   return absl::InternalError(Concat("attention stopped with code ", static_cast<int>(result.status),

@@ -1,6 +1,8 @@
 // The CPU as a device: memfds, and the best kernels that this machine runs.
 #pragma once
 
+#include <functional>
+
 #include "daemon/device/device.h"
 #include "daemon/device/host_memory.h"
 #include "kernels/dispatch/implementation.h"
@@ -18,12 +20,22 @@ class CpuDevice : public Device {
                                                              std::uint64_t bytes) override;
   absl::StatusOr<std::optional<UnusableRow>> StoreRows(Place source, kernels::ElementType type,
                                                        std::span<const RowRun> runs) override;
+  absl::StatusOr<std::optional<std::size_t>> Encode(std::span<const TileStrategy> strategies,
+                                                    kernels::ElementType type,
+                                                    std::span<const TileEncode> tiles) override;
   absl::Status StoreWords(std::span<const WordStore> stores) override;
   absl::Status Read(std::byte* to, const std::byte* from, std::uint64_t bytes) override;
   absl::StatusOr<std::string_view> Attend(const kernels::AttendBatch& batch,
                                           const PoolView& pool) override;
+  absl::StatusOr<std::string_view> Select(const kernels::AttendBatch& batch, const PoolView& pool,
+                                          kernels::SelectionSink& sink) override;
 
  private:
+  // Runs `compute` in scratch of the size that the batch needs.
+  absl::StatusOr<std::string_view> Run(
+      const kernels::AttendBatch& batch,
+      const std::function<kernels::AttendResult(std::span<std::byte>)>& compute);
+
   const kernels::Implementation& kernels_;
   const Description description_;
   HostMemorySource pool_memory_{"tessera-pool"};

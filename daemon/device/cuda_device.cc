@@ -296,7 +296,10 @@ class AttendLayout {
               .layers = 1,
               .lanes = static_cast<std::uint32_t>(batch.items.size()),
               .extents = static_cast<std::uint32_t>(pool.extents.size())};
-    for (const kernels::AttendItem& item : batch.items) shape_.segments += item.lane->segment_count;
+    for (const kernels::AttendItem& item : batch.items) {
+      shape_.segments += item.lane->segment_count;
+      shape_.strategies += cuda::CountStrategies(*item.lane);
+    }
     for (std::uint32_t s = 0; s < shape_.batch; ++s) {
       rows_ += Sequence(s).queries;
       limits_.queries = std::max(limits_.queries, Sequence(s).queries);
@@ -396,7 +399,7 @@ class AttendLayout {
     }
     writer.BeginLayer(batch_.geometry.kv_heads, batch_.geometry.type);
     for (const kernels::AttendItem& item : batch_.items) writer.AddLane(*item.lane);
-    limits_.works = writer.max_works();
+    writer.Widen(limits_);
     return writer.Finish();
   }
 
@@ -411,6 +414,7 @@ class AttendLayout {
 
 absl::StatusOr<std::string_view> CudaDevice::Attend(const kernels::AttendBatch& batch,
                                                     const PoolView& pool) {
+  if (absl::Status status = CheckServed(batch); !status.ok()) return status;
   absl::StatusOr<Taken> taken = TakeBench();
   if (!taken.ok()) return taken.status();
   Bench& bench = **taken;

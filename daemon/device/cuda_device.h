@@ -41,10 +41,15 @@ class CudaDevice final : public Device {
                                                              std::uint64_t bytes) override;
   absl::StatusOr<std::optional<UnusableRow>> StoreRows(Place source, kernels::ElementType type,
                                                        std::span<const RowRun> runs) override;
+  absl::StatusOr<std::optional<std::size_t>> Encode(std::span<const TileStrategy> strategies,
+                                                    kernels::ElementType type,
+                                                    std::span<const TileEncode> tiles) override;
   absl::Status StoreWords(std::span<const WordStore> stores) override;
   absl::Status Read(std::byte* to, const std::byte* from, std::uint64_t bytes) override;
   absl::StatusOr<std::string_view> Attend(const kernels::AttendBatch& batch,
                                           const PoolView& pool) override;
+  absl::StatusOr<std::string_view> Select(const kernels::AttendBatch& batch, const PoolView& pool,
+                                          kernels::SelectionSink& sink) override;
   std::uint64_t memory_bytes() const { return probed_.info.memory_bytes; }
 
  private:
@@ -53,6 +58,8 @@ class CudaDevice final : public Device {
 
   CudaDevice(Options options, ProbedCudaDevice probed);
   absl::StatusOr<Taken> TakeBench();
+  // UNIMPLEMENTED where the batch needs what this device cannot.
+  absl::Status CheckServed(const kernels::AttendBatch& batch) const;
   // Retires the device, unless all that was missing is memory.
   absl::Status Answer(const kernels::cuda::Error& error);
   absl::Status StoreSome(Bench& bench, Place source, kernels::ElementType type,

@@ -19,6 +19,8 @@
 #include "daemon/device/memory.h"
 #include "kernels/dispatch/attend.h"
 #include "kernels/format/element.h"
+#include "kernels/format/rotation.h"
+#include "kernels/format/tile_shape.h"
 
 namespace tessera::device {
 
@@ -45,6 +47,23 @@ struct UnusableRow {
   std::uint32_t row;
   bool of_value;
   std::uint32_t channel;
+};
+
+// How a tile is stored. The rotations lie in the pool; null: the identity.
+struct TileStrategy {
+  kernels::TileShape shape;
+  kernels::RotationView rotation;
+};
+
+// Entries on their way into a tile of another form. Rows lie one after another, in the pool.
+struct TileEncode {
+  const std::byte* key;                      // of the first row
+  const std::byte* value;                    // likewise
+  const float* weights = nullptr;            // [rows], in the pool; null: 1
+  const std::uint32_t* positions = nullptr;  // [rows], in the pool; null: 0, 1, 2, ...
+  std::uint32_t rows;                        // 1 .. 32
+  std::uint32_t strategy;                    // index
+  std::byte* tile;                           // all of its bytes are written
 };
 
 struct WordStore {
@@ -92,6 +111,13 @@ class Device {
   virtual absl::StatusOr<std::optional<UnusableRow>> StoreRows(Place source,
                                                                kernels::ElementType type,
                                                                std::span<const RowRun> runs) = 0;
+  // Rotates, selects and rounds rows of `type` into tiles that no reader sees yet. Returns the
+  // index of the first tile that cannot be stored so, because a value is then not finite; tiles
+  // hold anything in that case. Fastest where tiles of one strategy follow one another.
+  // UNIMPLEMENTED where the device cannot.
+  virtual absl::StatusOr<std::optional<std::size_t>> Encode(
+      std::span<const TileStrategy> strategies, kernels::ElementType type,
+      std::span<const TileEncode> tiles) = 0;
   // Writes words of the pool, 8-byte aligned.
   virtual absl::Status StoreWords(std::span<const WordStore> stores) = 0;
   // Copies out of device memory into the daemon's own.
@@ -103,6 +129,11 @@ class Device {
   // is out of bounds.
   virtual absl::StatusOr<std::string_view> Attend(const kernels::AttendBatch& batch,
                                                   const PoolView& pool) = 0;
+  // What Attend would read of the items, all of which have a selection rule. UNIMPLEMENTED where
+  // the device cannot choose.
+  virtual absl::StatusOr<std::string_view> Select(const kernels::AttendBatch& batch,
+                                                  const PoolView& pool,
+                                                  kernels::SelectionSink& sink) = 0;
 };
 
 // Whole granules.

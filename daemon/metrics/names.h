@@ -59,6 +59,15 @@ inline constexpr Description<1> kTokensAppendedTotal = {
     {"door"}};
 inline constexpr Description<0> kTilesEncodedTotal = {
     "tessera_tiles_encoded_total", "Tiles encoded into segments.", Kind::kCounter, {}};
+inline constexpr Description<0> kEntriesPackedTotal = {
+    "tessera_entries_packed_total", "Entries of lanes encoded by Compress.", Kind::kCounter, {}};
+inline constexpr Description<1> kPackedBytesTotal = {
+    "tessera_packed_bytes_total",
+    "Bytes of the tiles that Compress encoded: before, and after.",
+    Kind::kCounter,
+    {"side"}};
+inline constexpr Description<0> kSelectRequestsTotal = {
+    "tessera_select_requests_total", "Select calls that the daemon computed.", Kind::kCounter, {}};
 inline constexpr Description<0> kTailFullWaitsTotal = {
     "tessera_tail_full_waits_total",
     "Times that decoding had to wait because a tail ring was full.",

@@ -13,6 +13,8 @@ std::string_view TagName(MemoryTag tag) {
       return "tiles";
     case MemoryTag::kTables:
       return "tables";
+    case MemoryTag::kRotations:
+      return "rotations";
     case MemoryTag::kSnapshots:
       return "snapshots";
     case MemoryTag::kSequences:

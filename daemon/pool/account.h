@@ -16,7 +16,8 @@ namespace tessera::pool {
 // What the bytes are for. Names are metric labels.
 enum class MemoryTag : std::uint8_t {
   kTiles,
-  kTables,  // tile tables
+  kTables,     // tile tables
+  kRotations,  // of packed segments
   kSnapshots,
   kSequences,  // sequence blocks
   kTails,
@@ -24,7 +25,7 @@ enum class MemoryTag : std::uint8_t {
   kPoolExtents,       // physical, charged to the node
   kDirectoryExtents,  // physical, charged to the node
 };
-inline constexpr std::size_t kMemoryTags = 8;
+inline constexpr std::size_t kMemoryTags = 9;
 std::string_view TagName(MemoryTag tag);
 
 class Charge;

@@ -7,6 +7,7 @@
 
 #include "daemon/base/strings.h"
 #include "daemon/pool/epochs.h"
+#include "daemon/serving/convert.h"
 #include "daemon/serving/describe.h"
 #include "daemon/serving/status.h"
 
@@ -85,6 +86,7 @@ grpc::Status AdminService::ListSequences(grpc::ServerContext* context,
       info.set_tokens(description.tokens);
       info.set_decoding(description.decoding);
       info.set_tile_bytes(description.tile_bytes);
+      for (const cache::SegmentRun& run : sequence->Form()) Describe(run, *info.add_form());
     }
     return absl::OkStatus();
   });

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <string_view>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -18,6 +19,7 @@ namespace tessera::serving {
 class Admission {
  public:
   struct Options {
+    std::string_view what;  // for people
     std::uint32_t running;
     std::uint32_t waiting;
   };
@@ -40,7 +42,8 @@ class Admission {
   absl::StatusOr<Place> Enter(const std::function<bool()>& gone) {
     MutexLock lock(mutex_);
     if (running_ >= options_.running && waiting_ >= options_.waiting) {
-      return absl::ResourceExhaustedError(Concat(running_, " attention requests run and ", waiting_,
+      return absl::ResourceExhaustedError(Concat(running_, " ", options_.what, " requests run and ",
+                                                 waiting_,
                                                  " wait, the most there may be; ask again later"));
     }
     ++waiting_;

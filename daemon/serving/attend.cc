@@ -1,7 +1,6 @@
 #include "daemon/serving/attend.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -40,7 +39,13 @@ class Attention {
     std::optional<cache::Tenant::Reader> pinned(std::in_place, *caller_.tenant);
     for (std::size_t i = 0; i < items_.size() && status.ok(); ++i) {
       status = ResolveLanes(*caller_.tenant, request_.layer(), items_[i]);
-      if (status.ok()) status = SetPosition(request_.items(static_cast<int>(i)), items_[i]);
+      const v1::AttendItem& asked = request_.items(static_cast<int>(i));
+      if (status.ok()) {
+        status = SetPosition(asked.has_first_query_position()
+                                 ? std::optional(asked.first_query_position())
+                                 : std::nullopt,
+                             items_[i]);
+      }
     }
     if (!status.ok()) return status;
     MakeOutputs(response);
@@ -67,14 +72,9 @@ class Attention {
     }
     items_.resize(request_.items_size());
     for (std::size_t i = 0; i < items_.size(); ++i) {
-      absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence = caller_.tenant->FindSequence(
-          SequenceId(request_.items(static_cast<int>(i)).sequence_id()));
+      absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
+          FindLive(caller_, request_.items(static_cast<int>(i)).sequence_id());
       if (!sequence.ok()) return sequence.status();
-      if ((*sequence)->failed()) {
-        return absl::FailedPreconditionError(
-            Concat((*sequence)->id().ToString(),
-                   " has failed: ", (*sequence)->Describe(/*lanes=*/false).failure));
-      }
       items_[i].sequence = *std::move(sequence);
     }
     return CheckModel();
@@ -89,11 +89,9 @@ class Attention {
                  model.id().ToString(), ", ", item.sequence->id().ToString(), " of ",
                  item.sequence->model().id().ToString()));
     }
-    if (request_.layer() >= model.layers()) {
-      return absl::InvalidArgumentError(
-          Concat("layer is ", request_.layer(), "; the model has ", model.layers(), " layers"));
-    }
-    geometry_ = model.geometry(request_.layer());
+    absl::StatusOr<kernels::LayerGeometry> geometry = FindLayer(model, request_.layer());
+    if (!geometry.ok()) return geometry.status();
+    geometry_ = *geometry;
     return absl::OkStatus();
   }
 
@@ -117,20 +115,13 @@ class Attention {
     std::uint64_t answer_bytes = 0;
     for (std::size_t i = 0; i < items_.size(); ++i) {
       AttendItem& item = items_[i];
-      absl::StatusOr<TensorBytes> asked =
-          Resolve(request_.items(static_cast<int>(i)).query(),
-                  {.name = "query",
-                   .type = geometry_.type,
-                   .shape = {0, geometry_.query_heads, geometry_.head_dim},
-                   .layout = "[queries][query_heads][head_dim]"},
-                  *caller_.session);
-      if (!asked.ok()) return asked.status();
-      if (asked->shape[0] > kMaxQueries) {
-        return absl::InvalidArgumentError(
-            Concat("query has ", asked->shape[0], " rows; the limit is ", kMaxQueries));
+      const v1::AttendItem& asked = request_.items(static_cast<int>(i));
+      absl::Status status = TakeRule(asked, item);
+      const std::uint64_t most = item.rule.has_value() ? kMaxSelectingQueries : kMaxQueries;
+      if (status.ok()) {
+        status = FindQuery(asked.query(), geometry_, most, *caller_.session, item);
       }
-      item.queries = static_cast<std::uint32_t>(asked->shape[0]);
-      item.asked = *std::move(asked);
+      if (!status.ok()) return status;
       answer_bytes += item.queries * (OutputRowBytes() + geometry_.query_heads * sizeof(float));
       if (answer_bytes > services_.max_message_bytes) {
         return absl::InvalidArgumentError(
@@ -139,35 +130,16 @@ class Attention {
       }
     }
     for (AttendItem& item : items_) {
-      item.query.resize(item.asked.bytes);
-      if (item.asked.place == device::Place::kHost) {
-        std::memcpy(item.query.data(), item.asked.data, item.asked.bytes);
-        continue;
-      }
-      absl::Status status =
-          services_.device->Read(item.query.data(), item.asked.data, item.asked.bytes);
-      if (!status.ok()) return status;
+      if (absl::Status status = TakeQuery(*services_.device, item); !status.ok()) return status;
     }
     return absl::OkStatus();
   }
 
-  static absl::Status SetPosition(const v1::AttendItem& asked, AttendItem& item) {
-    if (!asked.has_first_query_position()) {
-      if (item.queries > item.tokens) {
-        return absl::InvalidArgumentError(Concat("query has ", item.queries, " rows, ",
-                                                 item.sequence->id().ToString(), " ", item.tokens,
-                                                 " tokens; name first_query_position"));
-      }
-      item.first_position = item.tokens - item.queries;
-      return absl::OkStatus();
-    }
-    item.first_position = asked.first_query_position();
-    constexpr std::uint64_t kLastPosition = std::uint64_t{1} << 62;
-    if (item.first_position > kLastPosition) {
-      return absl::InvalidArgumentError(Concat("first_query_position is ", item.first_position,
-                                               "; the limit is ", kLastPosition));
-    }
-    return absl::OkStatus();
+  static absl::Status TakeRule(const v1::AttendItem& asked, AttendItem& item) {
+    if (!asked.has_selection()) return absl::OkStatus();
+    absl::StatusOr<kernels::SelectionRule> rule = ToSelectionRule(asked.selection());
+    if (rule.ok()) item.rule = *rule;
+    return rule.status();
   }
 
   std::uint64_t QueryRowBytes() const {
@@ -193,7 +165,8 @@ class Attention {
   }
 
   // Pieces of at most kPartsAtOnce parts, but at least one cell of the kernel's: cut between cells,
-  // so that the cut changes no bit of the result.
+  // so that the cut changes no bit of the result. An item that selects is one piece's: all of its
+  // queries share a choice.
   std::vector<std::vector<Slice>> Cut() const {
     const std::uint32_t group = geometry_.group();
     const std::uint32_t aligned = kernels::kMaxPartRows / std::gcd(kernels::kMaxPartRows, group);
@@ -202,7 +175,9 @@ class Attention {
     for (std::size_t i = 0; i < items_.size(); ++i) {
       const std::uint64_t parts_of_cell = PartsOf(items_[i]);
       for (std::uint32_t first = 0; first < items_[i].queries;) {
-        const std::uint32_t queries = std::min(aligned, items_[i].queries - first);
+        const std::uint32_t queries = items_[i].rule.has_value()
+                                          ? items_[i].queries
+                                          : std::min(aligned, items_[i].queries - first);
         const std::uint64_t cells =
             (std::uint64_t{queries} * group + kernels::kMaxPartRows - 1) / kernels::kMaxPartRows;
         if (parts > 0 && parts + cells * parts_of_cell > kPartsAtOnce) {
@@ -261,7 +236,8 @@ class Attention {
              .query = item.query.data() + first * QueryRowBytes(),
              .output =
                  output.mutable_output()->mutable_inline_()->data() + first * OutputRowBytes(),
-             .lse = output.mutable_lse()->mutable_data() + first * geometry_.query_heads});
+             .lse = output.mutable_lse()->mutable_data() + first * geometry_.query_heads,
+             .selection = item.rule.has_value() ? &*item.rule : nullptr});
       }
     }
     absl::StatusOr<std::string_view> implementation =

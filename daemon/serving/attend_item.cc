@@ -1,6 +1,7 @@
 #include "daemon/serving/attend_item.h"
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -52,6 +53,61 @@ absl::Status ReadLanes(cache::Tenant& tenant, std::uint32_t layer, const shm::Wo
 }
 
 }  // namespace
+
+absl::StatusOr<std::shared_ptr<cache::Sequence>> FindLive(const Caller& caller, std::uint64_t id) {
+  absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
+      caller.tenant->FindSequence(SequenceId(id));
+  if (!sequence.ok() || !(*sequence)->failed()) return sequence;
+  return absl::FailedPreconditionError(Concat((*sequence)->id().ToString(), " has failed: ",
+                                              (*sequence)->Describe(/*lanes=*/false).failure));
+}
+
+absl::StatusOr<kernels::LayerGeometry> FindLayer(const cache::Model& model, std::uint32_t layer) {
+  if (layer < model.layers()) return model.geometry(layer);
+  return absl::InvalidArgumentError(
+      Concat("layer is ", layer, "; the model has ", model.layers(), " layers"));
+}
+
+absl::Status FindQuery(const v1::Tensor& query, const kernels::LayerGeometry& geometry,
+                       std::uint64_t most, const cache::SessionState& session, AttendItem& item) {
+  absl::StatusOr<TensorBytes> asked =
+      Resolve(query,
+              {.name = "query",
+               .type = geometry.type,
+               .shape = {0, geometry.query_heads, geometry.head_dim},
+               .layout = "[queries][query_heads][head_dim]"},
+              session);
+  if (!asked.ok()) return asked.status();
+  if (asked->shape[0] > most) {
+    return absl::InvalidArgumentError(
+        Concat("query has ", asked->shape[0], " rows; the limit is ", most));
+  }
+  item.queries = static_cast<std::uint32_t>(asked->shape[0]);
+  item.asked = *std::move(asked);
+  return absl::OkStatus();
+}
+
+absl::Status TakeQuery(device::Device& device, AttendItem& item) {
+  item.query.resize(item.asked.bytes);
+  if (item.asked.place == device::Place::kDevice) {
+    return device.Read(item.query.data(), item.asked.data, item.asked.bytes);
+  }
+  std::memcpy(item.query.data(), item.asked.data, item.asked.bytes);
+  return absl::OkStatus();
+}
+
+absl::Status SetPosition(std::optional<std::uint64_t> first_position, AttendItem& item) {
+  constexpr std::uint64_t kLastPosition = std::uint64_t{1} << 62;
+  if (!first_position.has_value() && item.queries > item.tokens) {
+    return absl::InvalidArgumentError(Concat("query has ", item.queries, " rows, ",
+                                             item.sequence->id().ToString(), " ", item.tokens,
+                                             " tokens; name first_query_position"));
+  }
+  item.first_position = first_position.value_or(item.tokens - item.queries);
+  if (item.first_position <= kLastPosition) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      Concat("first_query_position is ", item.first_position, "; the limit is ", kLastPosition));
+}
 
 // A tail that closes between the two reads, and rows that are appended after it, would make a lane
 // that never was: new segments, then old ring rows. The version tells, and they are read again.

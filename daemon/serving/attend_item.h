@@ -4,11 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "daemon/cache/sequence.h"
 #include "daemon/cache/tenant.h"
+#include "daemon/serving/caller.h"
 #include "daemon/serving/convert.h"
 #include "tessera/v1/tessera.pb.h"
 
@@ -21,11 +23,29 @@ struct AttendItem {
   std::uint32_t queries = 0;
   std::uint64_t first_position = 0;
   std::uint64_t tokens = 0;  // that the lanes hold
+  std::optional<kernels::SelectionRule> rule;
 
   std::shared_ptr<const cache::TailHandle> tail;  // what the views point into
   std::vector<kernels::SegmentView> segments;
   std::vector<kernels::LaneView> lanes;  // of one layer, by kv head
 };
+
+// All queries of an item that has a rule share one choice, so they are computed at once.
+inline constexpr std::uint32_t kMaxSelectingQueries = 256;
+
+// FAILED_PRECONDITION where the sequence has failed.
+absl::StatusOr<std::shared_ptr<cache::Sequence>> FindLive(const Caller& caller, std::uint64_t id);
+// The geometry of one of its layers.
+absl::StatusOr<kernels::LayerGeometry> FindLayer(const cache::Model& model, std::uint32_t layer);
+
+// Finds the item's query and checks its size; at most `most` rows.
+absl::Status FindQuery(const v1::Tensor& query, const kernels::LayerGeometry& geometry,
+                       std::uint64_t most, const cache::SessionState& session, AttendItem& item);
+// Copies it.
+absl::Status TakeQuery(device::Device& device, AttendItem& item);
+// Where the first query stands; nothing: so that the last one stands on the last token. The lanes
+// have been read.
+absl::Status SetPosition(std::optional<std::uint64_t> first_position, AttendItem& item);
 
 // Reads the item's lanes; the caller has pinned. NOT_FOUND where the sequence is gone.
 absl::Status ResolveLanes(cache::Tenant& tenant, std::uint32_t layer, AttendItem& item);

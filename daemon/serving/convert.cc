@@ -82,6 +82,33 @@ absl::StatusOr<cache::ModelSpec> ToModelSpec(const v1::ModelGeometry& geometry) 
   return spec;
 }
 
+absl::StatusOr<std::uint32_t> CountLayers(const cache::Model& model, std::uint32_t first_layer,
+                                          std::uint32_t layers) {
+  if (first_layer >= model.layers()) {
+    return absl::InvalidArgumentError(
+        Concat("first_layer is ", first_layer, "; the model has ", model.layers(), " layers"));
+  }
+  const std::uint32_t left = model.layers() - first_layer;
+  if (layers > left) {
+    return absl::InvalidArgumentError(Concat("layers is ", layers, " from first_layer ",
+                                             first_layer, "; the model has ", model.layers(),
+                                             " layers"));
+  }
+  return layers == 0 ? left : layers;
+}
+
+absl::Status CheckAlike(const cache::Model& model, std::uint32_t first_layer,
+                        std::uint32_t layers) {
+  const kernels::LayerGeometry geometry = model.geometry(first_layer);
+  for (std::uint32_t i = 1; i < layers; ++i) {
+    const kernels::LayerGeometry other = model.geometry(first_layer + i);
+    if (other.kv_heads == geometry.kv_heads && other.head_dim == geometry.head_dim) continue;
+    return absl::InvalidArgumentError(Concat("layers ", first_layer, " and ", first_layer + i,
+                                             " differ in kv heads or head_dim; send them apart"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<TensorBytes> Resolve(const v1::Tensor& tensor, const TensorRule& rule,
                                     const cache::SessionState& session) {
   absl::StatusOr<kernels::ElementType> type = ToElementType(tensor.dtype(), rule.name);

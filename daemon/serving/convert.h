@@ -8,8 +8,12 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/cache/model.h"
+#include "daemon/cache/pack.h"
 #include "daemon/cache/session_state.h"
+#include "kernels/dispatch/attend.h"
+#include "kernels/format/tile_shape.h"
 #include "tessera/v1/common.pb.h"
+#include "tessera/v1/tessera.pb.h"
 
 namespace tessera::serving {
 
@@ -18,6 +22,23 @@ absl::StatusOr<cache::ModelSpec> ToModelSpec(const v1::ModelGeometry& geometry);
 // INVALID_ARGUMENT where it is none of ours; `what` names the field.
 absl::StatusOr<kernels::ElementType> ToElementType(v1::DType dtype, std::string_view what);
 v1::DType ToDType(kernels::ElementType type);
+
+// What a request's selection says; INVALID_ARGUMENT where it says nothing that can be done.
+absl::StatusOr<kernels::SelectionRule> ToSelectionRule(const v1::Selection& selection);
+
+// The form that a packing gives the rows of a layer. INVALID_ARGUMENT names the value and the
+// limit. `rotated`: rotations come with it.
+absl::StatusOr<kernels::TileShape> ToTileShape(const v1::Packing& packing,
+                                               const kernels::LayerGeometry& geometry,
+                                               bool rotated);
+
+void Describe(const cache::SegmentRun& run, v1::SegmentRun& shown);
+
+// How many layers a request names by `first_layer` and `layers`, 0 being all from there on.
+absl::StatusOr<std::uint32_t> CountLayers(const cache::Model& model, std::uint32_t first_layer,
+                                          std::uint32_t layers);
+// INVALID_ARGUMENT where they differ in kv heads or head_dim: one tensor cannot hold them then.
+absl::Status CheckAlike(const cache::Model& model, std::uint32_t first_layer, std::uint32_t layers);
 
 // What a request's tensor must look like. A dimension of 0 is free (but at least 1).
 struct TensorRule {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "daemon/base/version.h"
+#include "daemon/serving/convert.h"
 
 namespace tessera::serving {
 
@@ -48,6 +49,7 @@ void DescribeSequence(const cache::Sequence& sequence, bool lanes, v1::DescribeR
     shown.set_tail_entries(lane.tail_entries);
     shown.set_segments(lane.segments);
     shown.set_tile_bytes(lane.tile_bytes);
+    for (const cache::SegmentRun& run : lane.runs) Describe(run, *shown.add_segment_run());
   }
 }
 
@@ -89,6 +91,7 @@ void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out) {
   out.set_tail_full_waits(RingFullWaits(tenant));
   out.set_attend_requests(counters.attend_requests.load());
   out.set_sequences_failed(counters.sequences_failed.load());
+  out.set_entries_packed(counters.entries_packed.load());
 }
 
 void NodeCollector::Collect(metrics::Visitor& visitor) const {
@@ -116,6 +119,10 @@ void NodeCollector::Collect(metrics::Visitor& visitor) const {
     visitor.Add(metrics::kTokensAppendedTotal, counters.tokens_appended.load(), "rpc");
     visitor.Add(metrics::kTokensAppendedTotal, counters.tail_tokens_absorbed.load(), "tail");
     visitor.Add(metrics::kTilesEncodedTotal, counters.tiles_written.load());
+    visitor.Add(metrics::kEntriesPackedTotal, counters.entries_packed.load());
+    visitor.Add(metrics::kPackedBytesTotal, counters.pack_bytes_before.load(), "before");
+    visitor.Add(metrics::kPackedBytesTotal, counters.pack_bytes_after.load(), "after");
+    visitor.Add(metrics::kSelectRequestsTotal, counters.select_requests.load());
     visitor.Add(metrics::kSnapshotsPublishedTotal, counters.snapshots_published.load());
     visitor.Add(metrics::kSequencesFailedTotal, counters.sequences_failed.load());
     visitor.Add(metrics::kAttendRequestsTotal, counters.attend_requests.load(), "rpc");

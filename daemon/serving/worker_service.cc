@@ -5,8 +5,10 @@
 #include "daemon/base/strings.h"
 #include "daemon/base/version.h"
 #include "daemon/serving/attend.h"
+#include "daemon/serving/compress.h"
 #include "daemon/serving/convert.h"
 #include "daemon/serving/describe.h"
+#include "daemon/serving/select.h"
 
 namespace tessera::serving {
 
@@ -97,26 +99,14 @@ absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendR
       caller.tenant->FindSequence(SequenceId(request.sequence_id()));
   if (!sequence.ok()) return sequence.status();
   const cache::Model& model = (*sequence)->model();
-  if (request.first_layer() >= model.layers()) {
-    return absl::InvalidArgumentError(Concat("first_layer is ", request.first_layer(),
-                                             "; the model has ", model.layers(), " layers"));
-  }
-  const std::uint32_t left = model.layers() - request.first_layer();
-  const std::uint32_t layers = request.layers() == 0 ? left : request.layers();
-  if (layers > left) {
-    return absl::InvalidArgumentError(Concat("layers is ", layers, " from first_layer ",
-                                             request.first_layer(), "; the model has ",
-                                             model.layers(), " layers"));
+  const absl::StatusOr<std::uint32_t> named =
+      CountLayers(model, request.first_layer(), request.layers());
+  if (!named.ok()) return named.status();
+  const std::uint32_t layers = *named;
+  if (absl::Status status = CheckAlike(model, request.first_layer(), layers); !status.ok()) {
+    return status;
   }
   const kernels::LayerGeometry geometry = model.geometry(request.first_layer());
-  for (std::uint32_t i = 1; i < layers; ++i) {
-    const kernels::LayerGeometry other = model.geometry(request.first_layer() + i);
-    if (other.kv_heads != geometry.kv_heads || other.head_dim != geometry.head_dim) {
-      return absl::InvalidArgumentError(
-          Concat("layers ", request.first_layer(), " and ", request.first_layer() + i,
-                 " differ in kv heads or head_dim; append them apart"));
-    }
-  }
   TensorRule rule = {.name = "key",
                      .type = model.spec().type,
                      .shape = {layers, 0, geometry.kv_heads, geometry.head_dim},
@@ -156,16 +146,24 @@ absl::Status WorkerService::HandleAttend(const Caller& caller, const v1::AttendR
   return serving::Attend(services_, caller, request, response);
 }
 
+absl::Status WorkerService::HandleCompress(const Caller& caller, const v1::CompressRequest& request,
+                                           v1::CompressResponse& response) {
+  absl::StatusOr<Admission::Place> place =
+      compression_.Enter([&] { return caller.cancelled() || services_.stopping.load(); });
+  if (!place.ok()) return place.status();
+  return serving::Compress(services_, caller, request, response);
+}
+
+absl::Status WorkerService::HandleSelect(const Caller& caller, const v1::SelectRequest& request,
+                                         v1::SelectResponse& response) {
+  absl::StatusOr<Admission::Place> place =
+      attention_.Enter([&] { return caller.cancelled() || services_.stopping.load(); });
+  if (!place.ok()) return place.status();
+  return serving::Select(services_, caller, request, response);
+}
+
 // ---- engines that come later
 
-absl::Status WorkerService::HandleCompress(const Caller&, const v1::CompressRequest&,
-                                           v1::CompressResponse&) {
-  return NotBuilt("compression");
-}
-absl::Status WorkerService::HandleSelect(const Caller&, const v1::SelectRequest&,
-                                         v1::SelectResponse&) {
-  return NotBuilt("block selection");
-}
 absl::Status WorkerService::HandlePublish(const Caller&, const v1::PublishRequest&,
                                           v1::PublishResponse&) {
   return NotBuilt("prefix publishing");

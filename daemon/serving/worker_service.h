@@ -23,8 +23,12 @@ class WorkerService final : public WorkerServiceBase {
   explicit WorkerService(const AttachDoor& door)
       : door_(door),
         services_(*door.services),
-        attention_(
-            {.running = 2 * std::max(1u, std::thread::hardware_concurrency()), .waiting = 64}) {}
+        attention_({.what = "attention",
+                    .running = 2 * std::max(1u, std::thread::hardware_concurrency()),
+                    .waiting = 64}),
+        compression_({.what = "compression",
+                      .running = std::max(1u, std::thread::hardware_concurrency() / 2),
+                      .waiting = 16}) {}
 
   grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* Attach(
       grpc::CallbackServerContext* context) override {
@@ -48,6 +52,7 @@ class WorkerService final : public WorkerServiceBase {
   const AttachDoor door_;
   Services& services_;
   Admission attention_;
+  Admission compression_;
 
  public:
   TESSERA_RPC(RegisterModel)

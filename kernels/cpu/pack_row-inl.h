@@ -206,7 +206,8 @@ TESSERA_SIMD void StoreKept(const TileShape& shape, float* kept, const PackTarge
     constexpr bool kInt8 = kValues == ValueType::kInt8;
     constexpr float kLargestStored = kInt8 ? 127.0f : 448.0f;
     const float peak = __builtin_bit_cast(float, PeakBits(kept, whole));
-    const std::uint32_t scale = peak < 0x1p-100f ? 0 : RoundToBf16Bits(peak / kLargestStored);
+    const std::uint32_t scale =
+        peak < kSmallestScaledPeak ? 0 : RoundToBf16Bits(peak / kLargestStored);
     const auto scale_bits = static_cast<std::uint16_t>(scale);
     __builtin_memcpy(target.scale, &scale_bits, sizeof(scale_bits));
     if constexpr (kInt8) {
@@ -218,7 +219,16 @@ TESSERA_SIMD void StoreKept(const TileShape& shape, float* kept, const PackTarge
   __builtin_memcpy(target.data, stored, static_cast<std::size_t>(count) * kValueBytes<kValues>);
 }
 
-// Packs rows [0, count). `target(r)` is where row r goes. False where a value is not finite.
+// As UnstorableBits in format/value_type.h.
+template <ValueType kValues>
+constexpr std::uint32_t kUnstorableBits = kValues == ValueType::kBf16   ? 0x7f7f8000
+                                          : kValues == ValueType::kFp16 ? 0x477ff000
+                                                                        : kInfinityBits;
+static_assert(kUnstorableBits<ValueType::kBf16> == UnstorableBits(ValueType::kBf16));
+static_assert(kUnstorableBits<ValueType::kFp16> == UnstorableBits(ValueType::kFp16));
+static_assert(kUnstorableBits<ValueType::kInt8> == UnstorableBits(ValueType::kInt8));
+
+// Packs rows [0, count). `target(r)` is where row r goes. False where a value cannot be stored.
 template <ValueType kValues, int kGroup, class Target>
 TESSERA_SIMD bool PackRows(const TileShape& shape, const TileLayout& layout, const FloatRows& rows,
                            int count, int padded, Target target) {
@@ -228,7 +238,7 @@ TESSERA_SIMD bool PackRows(const TileShape& shape, const TileLayout& layout, con
     for (int i = 0; i < kRowsTogether; ++i) {
       const int r = first + i < count ? first + i : first;  // a stand-in
       const std::uint32_t peak = PeakBits(rows.rows[r], padded);
-      if (peak >= kInfinityBits) return false;
+      if (peak >= kUnstorableBits<kValues>) return false;
       FindKeys<kGroup>(rows.rows[r], padded, peak, keys.keys[i]);
     }
     ChosenGroups chosen[kRowsTogether];

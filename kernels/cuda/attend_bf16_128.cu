@@ -4,5 +4,7 @@ namespace tessera::kernels::cuda {
 
 const AttendVariant kAttendBf16Dim128[2] = {MmaVariant<ElementType::kBf16, 128, 1>(),
                                             MmaVariant<ElementType::kBf16, 128, 2>()};
+const AttendVariant kAttendBf16Dim128Words[2] = {MmaVariant<ElementType::kBf16, 128, 1, true>(),
+                                                 MmaVariant<ElementType::kBf16, 128, 2, true>()};
 
 }  // namespace tessera::kernels::cuda

@@ -1,7 +1,7 @@
 // Attention over one part of a lane for fp32, by fused multiply-adds: tensor cores would round the
 // operands. The same work items and partial results as attend_mma.cuh; the block walks the part
 // tile by tile together. For the scores a lane owns an entry and a warp two columns; for the output
-// a thread owns a channel.
+// a thread owns a channel. With kWords the tiles have weights or positions.
 #pragma once
 
 #include <cstdint>
@@ -74,9 +74,34 @@ TESSERA_DEVICE void FetchTile(const AttendParams& params, const PartTiles& tiles
   }
 }
 
+// What a lane must know of its entry of a tile.
+struct EntryFacts {
+  bool live = true;
+  std::uint32_t place = 0;  // what a column's visible range is about
+  float bias = 0;           // log2 of the weight
+};
+
+template <bool kWords>
+TESSERA_DEVICE EntryFacts FactsOfEntry(const PartTiles& tiles, const TileWords& words,
+                                       EntryRange live, std::uint32_t tile_index) {
+  const std::uint32_t entry = tile_index * kTileEntries + gpu::Lane();
+  EntryFacts facts = {.place = entry};
+  if constexpr (kWords) {
+    const std::byte* tile = tiles.Address(tile_index);
+    facts.live = live.Contains(entry);
+    if (facts.live && words.positions) {
+      facts.place = reinterpret_cast<const std::uint32_t*>(tile + words.positions_at)[gpu::Lane()];
+    }
+    if (facts.live && words.weights) {
+      facts.bias = gpu::Log2(reinterpret_cast<const float*>(tile + words.weights_at)[gpu::Lane()]);
+    }
+  }
+  return facts;
+}
+
 // Weights [column][entry] and the factor that the column's output so far must be scaled by.
 template <class Shape>
-TESSERA_DEVICE void WeighTile(const AttendParams& params, std::uint32_t tile_index,
+TESSERA_DEVICE void WeighTile(const AttendParams& params, const EntryFacts& facts,
                               const std::byte* stage, std::byte* shared, FmaState<Shape>& state) {
   auto* weights = reinterpret_cast<float*>(shared + Shape::kWeightsOffset);
   auto* factors = reinterpret_cast<float*>(shared + Shape::kFactorOffset);
@@ -92,8 +117,8 @@ TESSERA_DEVICE void WeighTile(const AttendParams& params, std::uint32_t tile_ind
       TESSERA_UNROLL
       for (std::uint32_t i = 0; i < 4; ++i) product += key[i] * query[chunk * 4 + i];
     }
-    const bool seen = state.visible[c].Contains(tile_index * kTileEntries + gpu::Lane());
-    const float logit = seen ? LogitOf(params, product) : gpu::NegativeInfinity();
+    const bool seen = facts.live && state.visible[c].Contains(facts.place);
+    const float logit = seen ? LogitOf(params, product) + facts.bias : gpu::NegativeInfinity();
     float next = logit;
     TESSERA_UNROLL
     for (std::uint32_t mask = 1; mask < kWarp; mask *= 2) {
@@ -135,9 +160,10 @@ TESSERA_DEVICE void AccumulateTile(const std::byte* stage, const std::byte* shar
   }
 }
 
-template <class Shape>
-TESSERA_DEVICE void AttendTiles(const AttendParams& params, const PartTiles& tiles, EntryRange live,
-                                EntryRange mine, std::byte* shared, FmaState<Shape>& state) {
+template <class Shape, bool kWords>
+TESSERA_DEVICE void AttendTiles(const AttendParams& params, const PartTiles& tiles,
+                                const TileWords& words, EntryRange live, EntryRange mine,
+                                std::byte* shared, FmaState<Shape>& state) {
   constexpr std::uint32_t kStages = Shape::kTuning.stages;
   const std::uint32_t first = live.begin / kTileEntries;
   const std::uint32_t last = live.empty() ? first : (live.end - 1) / kTileEntries + 1;
@@ -154,7 +180,7 @@ TESSERA_DEVICE void AttendTiles(const AttendParams& params, const PartTiles& til
     gpu::WaitCopies<kStages - 1>();
     gpu::SyncBlock();
     const std::byte* stage = shared + (tile - first) % kStages * Shape::kStageBytes;
-    WeighTile<Shape>(params, tile, stage, shared, state);
+    WeighTile<Shape>(params, FactsOfEntry<kWords>(tiles, words, mine, tile), stage, shared, state);
     gpu::SyncBlock();
     AccumulateTile<Shape>(stage, shared, state);
     gpu::SyncBlock();
@@ -194,7 +220,7 @@ TESSERA_DEVICE void StoreFmaResult(const AttendParams& params, const StepSequenc
 }
 
 // The kernel's body. blockIdx.y picks the columns.
-template <std::uint32_t kHeadDim>
+template <std::uint32_t kHeadDim, bool kWords = false>
 TESSERA_DEVICE void AttendFma(const AttendParams& params) {
   using Shape = FmaShape<kHeadDim>;
   const StepReader step(params.step);
@@ -205,20 +231,20 @@ TESSERA_DEVICE void AttendFma(const AttendParams& params) {
   static_assert(kTile.value_offset(0) == Shape::kHalfBytes);
   for (std::uint32_t index = gpu::BlockX(); index < works; index += gpu::GridX()) {
     const Work work = LocateWork(params, step, index);
+    if (work.part.kind != (kWords ? PartKind::kDenseWords : PartKind::kDense)) continue;
     const StepSequence& sequence = step.sequence(work.lane / step.layer(params.layer).kv_heads);
     PartTiles tiles;
-    const bool found = tiles.Find(step.arena(), work.part, kTile.bytes());
-    if (!found && gpu::Lane() == 0) Report(params, FaultKind::kBadTile, work);
-    if (!work.part.sound && gpu::Thread() == 0) Report(params, FaultKind::kBadTail, work);
-    if (sequence.queries * params.group > params.max_columns && gpu::Thread() == 0) {
-      Report(params, FaultKind::kBadStep, work);
-    }
+    const bool found =
+        tiles.Find(step.arena(), work.part, TileBytesOf(params, step, work.part, kTile.bytes()));
+    ReportWork(params, sequence, work, found);
+    TileWords words;
+    if constexpr (kWords) words = WordsOf(step.strategy(params.layer, work.part.strategy));
     FmaState<Shape> state;
     BeginFmaPart<Shape>(params, sequence, work, first_column, shared, state);
     // The first tile's barrier shows the query to all.
     // Warps may disagree on `found`; none may miss a barrier, so only what they read differs.
-    AttendTiles<Shape>(params, tiles, work.part.entries, found ? work.part.entries : EntryRange{},
-                       shared, state);
+    AttendTiles<Shape, kWords>(params, tiles, words, work.part.entries,
+                               found ? work.part.entries : EntryRange{}, shared, state);
     // From registers: shared memory has been free since the last tile's barrier.
     StoreFmaResult<Shape>(params, sequence, work, first_column, state);
   }

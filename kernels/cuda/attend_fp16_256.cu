@@ -4,5 +4,7 @@ namespace tessera::kernels::cuda {
 
 const AttendVariant kAttendFp16Dim256[2] = {MmaVariant<ElementType::kFp16, 256, 1>(),
                                             MmaVariant<ElementType::kFp16, 256, 2>()};
+const AttendVariant kAttendFp16Dim256Words[2] = {MmaVariant<ElementType::kFp16, 256, 1, true>(),
+                                                 MmaVariant<ElementType::kFp16, 256, 2, true>()};
 
 }  // namespace tessera::kernels::cuda

@@ -4,5 +4,7 @@ namespace tessera::kernels::cuda {
 
 const AttendVariant kAttendFp16Dim64[2] = {MmaVariant<ElementType::kFp16, 64, 1>(),
                                            MmaVariant<ElementType::kFp16, 64, 2>()};
+const AttendVariant kAttendFp16Dim64Words[2] = {MmaVariant<ElementType::kFp16, 64, 1, true>(),
+                                                MmaVariant<ElementType::kFp16, 64, 2, true>()};
 
 }  // namespace tessera::kernels::cuda

@@ -3,5 +3,6 @@
 namespace tessera::kernels::cuda {
 
 const AttendVariant kAttendFp32Dim64[1] = {FmaVariant<64>()};
+const AttendVariant kAttendFp32Dim64Words[1] = {FmaVariant<64, true>()};
 
 }  // namespace tessera::kernels::cuda

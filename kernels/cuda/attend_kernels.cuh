@@ -1,4 +1,4 @@
-// The attention kernels proper and their launchers: what the instantiation files share.
+// The dense attention kernels proper: what their instantiation files share.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -6,41 +6,31 @@
 #include "kernels/cuda/attend_fma.cuh"
 #include "kernels/cuda/attend_mma.cuh"
 #include "kernels/cuda/launch_attend.h"
+#include "kernels/cuda/launcher.cuh"
 
 namespace tessera::kernels::cuda {
 
-template <ElementType kType, std::uint32_t kHeadDim, std::uint32_t kColumnTiles>
+template <ElementType kType, std::uint32_t kHeadDim, std::uint32_t kColumnTiles, bool kWords>
 __global__ void __launch_bounds__(MmaShape<kHeadDim, kColumnTiles>::kThreads,
                                   kColumnTiles == 1 ? MmaTuningFor(kHeadDim).blocks_per_sm : 1)
     AttendMmaKernel(const __grid_constant__ AttendParams params) {
-  AttendMma<kType, kHeadDim, kColumnTiles>(params);
+  AttendMma<kType, kHeadDim, kColumnTiles, kWords>(params);
 }
 
-template <std::uint32_t kHeadDim>
-__global__ void __launch_bounds__(FmaShape<kHeadDim>::kThreads)
+template <std::uint32_t kHeadDim, bool kWords>
+__global__ void __launch_bounds__(FmaShape<kHeadDim>::kThreads,
+                                  FmaTuningFor(kHeadDim).blocks_per_sm)
     AttendFmaKernel(const __grid_constant__ AttendParams params) {
-  AttendFma<kHeadDim>(params);
+  AttendFma<kHeadDim, kWords>(params);
 }
 
-template <auto kKernel, class Shape>
-struct Launcher {
-  static cudaError_t Prepare() {
-    return cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                static_cast<int>(Shape::kSharedBytes));
-  }
-  static cudaError_t Launch(const AttendParams& params, std::uint32_t blocks_x,
-                            cudaStream_t stream) {
-    const std::uint32_t blocks_y = (params.max_columns + Shape::kColumns - 1) / Shape::kColumns;
-    kKernel<<<dim3(blocks_x, blocks_y), Shape::kThreads, Shape::kSharedBytes, stream>>>(params);
-    return cudaGetLastError();
-  }
-};
-
-template <ElementType kType, std::uint32_t kHeadDim, std::uint32_t kColumnTiles>
+template <ElementType kType, std::uint32_t kHeadDim, std::uint32_t kColumnTiles,
+          bool kWords = false>
 constexpr AttendVariant MmaVariant() {
-  using Shape = MmaShape<kHeadDim, kColumnTiles>;
-  using Kernel = Launcher<AttendMmaKernel<kType, kHeadDim, kColumnTiles>, Shape>;
-  return {.type = kType,
+  using Shape = MmaShape<kHeadDim, kColumnTiles, kWords>;
+  using Kernel = Launcher<AttendMmaKernel<kType, kHeadDim, kColumnTiles, kWords>, Shape>;
+  return {.kind = kWords ? PartKind::kDenseWords : PartKind::kDense,
+          .type = kType,
           .head_dim = kHeadDim,
           .columns = Shape::kColumns,
           .shared_bytes = Shape::kSharedBytes,
@@ -48,11 +38,12 @@ constexpr AttendVariant MmaVariant() {
           .launch = &Kernel::Launch};
 }
 
-template <std::uint32_t kHeadDim>
+template <std::uint32_t kHeadDim, bool kWords = false>
 constexpr AttendVariant FmaVariant() {
   using Shape = FmaShape<kHeadDim>;
-  using Kernel = Launcher<AttendFmaKernel<kHeadDim>, Shape>;
-  return {.type = ElementType::kFp32,
+  using Kernel = Launcher<AttendFmaKernel<kHeadDim, kWords>, Shape>;
+  return {.kind = kWords ? PartKind::kDenseWords : PartKind::kDense,
+          .type = ElementType::kFp32,
           .head_dim = kHeadDim,
           .columns = Shape::kColumns,
           .shared_bytes = Shape::kSharedBytes,

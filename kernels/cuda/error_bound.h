@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/format/error_bound.h"
+#include "kernels/format/value_type.h"
 
 namespace tessera::kernels::cuda {
 
@@ -19,6 +20,17 @@ constexpr ErrorBound CudaErrorBound(ElementType type) {
       return {.base = 0x1p-18, .per_logit_mass = 0x1p-19};
   }
   return {};
+}
+
+// Packed segments, in the space that their rows are stored in: M is the largest scale * sum_c |q'_c
+// * k'_c| there, V the largest magnitude that an entry's value has anywhere on its way back. The
+// rotated query is rounded to the operand's type, half a unit in the last place per channel (2^-8
+// of its magnitude at worst, 2^-11), and moves every logit by up to that much of M; the softmax
+// doubles it. Stored values and scales are exact. Weights are rounded as above, after V's scale.
+// The bound of a lane that mixes strategies is the largest of its segments'.
+constexpr ErrorBound PackedErrorBound(ValueType values) {
+  if (values == ValueType::kFp16) return {.base = 0x1p-10, .per_logit_mass = 0x1p-10};
+  return {.base = 0x1p-8, .per_logit_mass = 0x1p-7};
 }
 
 }  // namespace tessera::kernels::cuda

@@ -55,12 +55,17 @@ TESSERA_HOST_DEVICE constexpr std::uint32_t ValueMatrixChunk(std::uint32_t lane)
   return lane / 8 % 2;
 }
 
+// The words that tiles may have beside their rows, on their way through a stage: 16 weights, then
+// 16 positions.
+inline constexpr std::uint32_t kStageWordBytes = 2 * kSliceEntries * 4;
+
 // The shape of one tensor-core attention kernel and its shared memory:
-//   per warp   stages x (16 rows of K | 16 rows of V)
+//   per warp   stages x (16 rows of K | 16 rows of V | with kWords: 16 weights, 16 positions)
 //   then       max and sum of each warp and column
 // After its last slice a warp reuses its own stages for its output [column][channel].
-template <std::uint32_t kHeadDimValue, std::uint32_t kColumnTilesValue>
+template <std::uint32_t kHeadDimValue, std::uint32_t kColumnTilesValue, bool kWordsValue = false>
 struct MmaShape {
+  static constexpr bool kWords = kWordsValue;
   static constexpr std::uint32_t kHeadDim = kHeadDimValue;
   static constexpr std::uint32_t kColumnTiles = kColumnTilesValue;
   static constexpr MmaTuning kTuning = MmaTuningFor(kHeadDim);
@@ -70,7 +75,7 @@ struct MmaShape {
   static constexpr std::uint32_t kRowBytes = kHeadDim * 2;
   static constexpr std::uint32_t kRowChunks = kRowBytes / kChunkBytes;
   static constexpr std::uint32_t kSliceBytes = kSliceEntries * kRowBytes;  // of K, or of V
-  static constexpr std::uint32_t kStageBytes = 2 * kSliceBytes;
+  static constexpr std::uint32_t kStageBytes = 2 * kSliceBytes + (kWords ? kStageWordBytes : 0);
   static constexpr std::uint32_t kWarpBytes = kTuning.stages * kStageBytes;
   static constexpr std::uint32_t kStageEntries = kTuning.warps * kSliceEntries;
   // Four floats beyond the row: the lanes of an accumulator then write to 32 different banks.

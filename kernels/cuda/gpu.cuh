@@ -51,6 +51,11 @@ TESSERA_DEVICE void CopyChunk(std::byte* shared, const std::byte* source, bool l
                "l"(source), "r"(live ? 16 : 0)
                : "memory");
 }
+// Copies 4 bytes in the background.
+TESSERA_DEVICE void CopyWord(std::byte* shared, const std::byte* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(SharedAddress(shared)), "l"(source)
+               : "memory");
+}
 TESSERA_DEVICE void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most kPending of this thread's committed groups are under way.
 template <std::uint32_t kPending>
@@ -109,6 +114,12 @@ TESSERA_DEVICE std::uint32_t PackPair(float low, float high) {
   return pair;
 }
 
+TESSERA_DEVICE float HalfToFloat(std::uint16_t half) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+  return value;
+}
+
 TESSERA_DEVICE std::uint32_t PopCount(std::uint32_t word) {
   return static_cast<std::uint32_t>(__popc(word));
 }
@@ -150,6 +161,7 @@ std::uint32_t Ballot(bool predicate);
 std::uint64_t Shuffle(std::uint64_t value, std::uint32_t lane);
 float ShuffleXor(float value, std::uint32_t mask);
 void CopyChunk(std::byte* shared, const std::byte* source, bool live);
+void CopyWord(std::byte* shared, const std::byte* source);
 void CommitCopies();
 void WaitForCopies(std::uint32_t pending);
 template <std::uint32_t kPending>
@@ -173,6 +185,7 @@ std::uint32_t PackPair(float low, float high) {
     return FloatToFp16(low) | static_cast<std::uint32_t>(FloatToFp16(high)) << 16;
   }
 }
+inline float HalfToFloat(std::uint16_t half) { return Fp16ToFloat(half); }
 inline std::uint32_t PopCount(std::uint32_t word) {
   return static_cast<std::uint32_t>(std::popcount(word));
 }

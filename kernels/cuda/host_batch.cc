@@ -12,11 +12,19 @@ constexpr std::uint64_t RoundUp(std::uint64_t value, std::uint64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
+bool IsServed(const SegmentView& segment, const DenseTile& tile) {
+  const TileShape& shape = segment.shape;
+  if (WhyNotServed(shape) != nullptr || shape.head_dim != tile.head_dim) return false;
+  if (!shape.packed()) return shape.format == DenseFormat(tile.type);
+  const bool rotates = segment.rotation.key != nullptr && segment.rotation.value != nullptr;
+  return rotates || shape.channels == shape.head_dim;
+}
+
 // What the device does not get to see. It judges tile offsets and tail lengths itself.
-bool CanBePacked(const LaneView& lane, ElementType type) {
+bool CanBePacked(const LaneView& lane, const DenseTile& tile) {
   if (lane.tail.ring_tiles == 0 && lane.tail.begin != lane.tail.end) return false;
   return std::all_of(lane.segments, lane.segments + lane.segment_count,
-                     [&](const SegmentView& s) { return s.shape.format == DenseFormat(type); });
+                     [&](const SegmentView& segment) { return IsServed(segment, tile); });
 }
 
 }  // namespace
@@ -37,7 +45,7 @@ HostBatchImage::HostBatchImage(const HostBatch& batch, std::uint64_t extent_byte
   limits_ = {.batch = static_cast<std::uint32_t>(batch.items.size()), .queries = 1, .works = 0};
   for (std::uint32_t i = 0; i < batch.items.size(); ++i) {
     const HostItem& item = batch.items[i];
-    if (!CanBePacked(*item.lane, tile_.type)) bad_item_ = std::min(bad_item_, i);
+    if (!CanBePacked(*item.lane, tile_)) bad_item_ = std::min(bad_item_, i);
     lanes_.push_back(i < bad_item_ ? PackLane(*item.lane) : PackedLane{});
     const auto* rows = static_cast<const std::byte*>(item.query);
     queries_.insert(queries_.end(), rows, rows + item.queries * query_row_bytes);
@@ -46,13 +54,19 @@ HostBatchImage::HostBatchImage(const HostBatch& batch, std::uint64_t extent_byte
   }
 }
 
-// Runs the allocations of all items, to know how many extents they take.
+// Runs the allocations of all items that get packed, to know how many extents they take.
 void HostBatchImage::MeasurePool() {
   for (const HostItem& item : batch_.items) {
+    if (!CanBePacked(*item.lane, tile_)) break;
     for (std::uint32_t s = 0; s < item.lane->segment_count; ++s) {
-      const std::uint32_t tiles = TilesOf(item.lane->segments[s].entries);
+      const SegmentView& segment = item.lane->segments[s];
+      const std::uint32_t tiles = TilesOf(segment.entries);
       Allocate(std::uint64_t{tiles} * 8);
-      for (std::uint32_t t = 0; t < tiles; ++t) Allocate(tile_.bytes());
+      for (std::uint32_t t = 0; t < tiles; ++t) Allocate(LayoutOf(segment.shape).bytes);
+      if (!segment.shape.packed()) continue;
+      for (const std::byte* matrix : {segment.rotation.key, segment.rotation.value}) {
+        if (matrix != nullptr) Allocate(RotationBytes(segment.shape, segment.rotation.type));
+      }
     }
   }
   extents_ = static_cast<std::uint32_t>((next_ + extent_bytes_ - 1) / extent_bytes_);
@@ -75,15 +89,26 @@ std::byte* HostBatchImage::PoolAt(std::uint64_t offset) {
 
 void HostBatchImage::PackTile(const SegmentView& segment, std::uint64_t host_offset,
                               std::uint64_t table_word) {
-  std::uint64_t offset = Allocate(tile_.bytes());
-  if (host_offset > segment.arena_bytes || tile_.bytes() > segment.arena_bytes - host_offset) {
+  const std::uint32_t bytes = LayoutOf(segment.shape).bytes;
+  std::uint64_t offset = Allocate(bytes);
+  if (host_offset > segment.arena_bytes || bytes > segment.arena_bytes - host_offset) {
     offset = std::uint64_t{extents_} * extent_bytes_;  // as wrong on the device as on the host
   } else if (host_offset % kTileAlignment != 0) {
     offset += host_offset % kTileAlignment;
   } else {
-    std::memcpy(PoolAt(offset), segment.arena + host_offset, tile_.bytes());
+    std::memcpy(PoolAt(offset), segment.arena + host_offset, bytes);
   }
   std::memcpy(PoolAt(table_word), &offset, sizeof offset);
+}
+
+std::uint64_t HostBatchImage::PackRotation(const SegmentView& segment, const std::byte* matrix) {
+  if (!segment.shape.packed() || matrix == nullptr) return kNoRotation;
+  const TileShape& shape = segment.shape;
+  const ElementType type = segment.rotation.type;
+  const std::uint64_t offset = Allocate(RotationBytes(shape, type));
+  std::memcpy(PoolAt(offset), matrix,
+              std::size_t{shape.channels} * shape.head_dim * ElementBytes(type));
+  return offset;
 }
 
 SegmentSpec HostBatchImage::PackSegment(const SegmentView& segment) {
@@ -95,7 +120,11 @@ SegmentSpec HostBatchImage::PackSegment(const SegmentView& segment) {
   return {.tile_table = table,
           .first_position = segment.first_position,
           .entries = segment.entries,
-          .format = segment.shape.format};
+          .shape = segment.shape,
+          .position_span = segment.positions(),
+          .key_rotation = PackRotation(segment, segment.rotation.key),
+          .value_rotation = PackRotation(segment, segment.rotation.value),
+          .rotation_type = segment.rotation.type};
 }
 
 HostBatchImage::PackedLane HostBatchImage::PackLane(const LaneView& lane) {
@@ -121,6 +150,7 @@ StepStatus HostBatchImage::WriteStep(std::uint64_t pool_address, std::uint64_t t
                      .extents = extents_};
   for (const PackedLane& lane : lanes_) {
     shape.segments += static_cast<std::uint32_t>(lane.segments.size());
+    for (const SegmentSpec& segment : lane.segments) shape.strategies += !IsPlain(segment.shape);
   }
   step_storage_.resize(StepBytes(shape) + 16);
   const auto base = reinterpret_cast<std::uintptr_t>(step_storage_.data());
@@ -158,7 +188,7 @@ StepStatus HostBatchImage::WriteStep(std::uint64_t pool_address, std::uint64_t t
     }
     row += item.queries;
   }
-  limits_.works = writer.max_works();
+  writer.Widen(limits_);
   return writer.Finish();
 }
 

@@ -54,8 +54,8 @@ class HostBatchImage {
   StepStatus WriteStep(std::uint64_t pool_address, std::uint64_t tails_address);
   const StepLimits& limits() const { return limits_; }
 
-  // The first item that no device may follow: tiles of another format than the layer's, or a tail
-  // without a ring. It and the items after it are packed as empty lanes.
+  // The first item that no device may follow: tiles of a shape that is not served or not the
+  // layer's, or a tail without a ring. It and the items after it are packed as empty lanes.
   bool HasBadItem() const { return bad_item_ < batch_.items.size(); }
   std::uint32_t bad_item() const { return bad_item_; }
   std::uint32_t ItemOfLane(std::uint32_t lane) const { return lane / batch_.geometry.kv_heads; }
@@ -73,6 +73,7 @@ class HostBatchImage {
   std::byte* PoolAt(std::uint64_t offset);
   SegmentSpec PackSegment(const SegmentView& segment);
   void PackTile(const SegmentView& segment, std::uint64_t host_offset, std::uint64_t table_word);
+  std::uint64_t PackRotation(const SegmentView& segment, const std::byte* matrix);
   PackedLane PackLane(const LaneView& lane);
   void MeasurePool();
 

@@ -115,17 +115,21 @@ TESSERA_HOST_DEVICE inline std::uint32_t FindSegment(const StepSegment* segments
   return low;
 }
 
-// One part of a lane, as the kernels walk it: entry e stands at base_position + e and lies in the
-// part's tile e / 32, row e % 32.
+// One part of a lane, as the kernels walk it: entry e lies in the part's tile e / 32, row e % 32.
+// It stands at base_position + e, or, where tiles have positions, at base_position + its tile's
+// word.
 struct PartRef {
   std::uint64_t base_position = 0;
-  EntryRange entries;  // those that some query sees; the others are never read
+  EntryRange entries;  // those that some query sees; the others are never read. With positions: all
   bool tail = false;
   bool sound = true;             // false: a tail that no ring can hold
   std::uint64_t tile_table = 0;  // pool offset of the entry of the part's tile 0; segments only
   std::uint64_t ring = 0;        // tails only
   std::uint32_t ring_tiles = 0;
   std::uint32_t ring_slot = 0;  // of the part's tile 0
+  PartKind kind = PartKind::kDense;
+  bool positions = false;
+  std::uint32_t strategy = kPlainSegment;  // of the layer
 };
 
 TESSERA_HOST_DEVICE inline PartRef LocateTail(const StepLane& lane, const StepSequence& sequence,
@@ -145,23 +149,49 @@ TESSERA_HOST_DEVICE inline PartRef LocateTail(const StepLane& lane, const StepSe
   return part;
 }
 
-// Part `part` of a lane: segments in order, then the tail.
-TESSERA_HOST_DEVICE inline PartRef LocatePart(const StepReader& step, const StepLane& lane,
-                                              const StepSequence& sequence, std::uint32_t part,
-                                              VisibleRule rule) {
+// Makes `part`, of a plain segment so far, what its strategy says.
+TESSERA_HOST_DEVICE inline void ApplyStrategy(const StepStrategy& strategy,
+                                              const StepSegment& segment, std::uint32_t live,
+                                              Positions visible, PartRef& part) {
+  part.strategy = segment.strategy;
+  part.kind = KindOf(strategy.shape);
+  if (!strategy.shape.positions) return;
+  part.positions = true;
+  part.base_position = segment.first_position;
+  // Which rows the range cuts is known only where their words are read.
+  const bool meets = visible.end > segment.first_position &&
+                     (visible.begin <= segment.first_position ||
+                      visible.begin - segment.first_position < strategy.position_span);
+  part.entries = {.begin = 0, .end = meets ? live : 0};
+}
+
+// Part `part` of a lane of layer `layer`: segments in order, then the tail.
+TESSERA_HOST_DEVICE inline PartRef LocatePart(const StepReader& step, std::uint32_t layer,
+                                              const StepLane& lane, const StepSequence& sequence,
+                                              std::uint32_t part, VisibleRule rule) {
   const Positions visible = VisibleFromAll(sequence.first_query_position, sequence.queries, rule);
   if (part >= lane.segment_parts) return LocateTail(lane, sequence, visible);
   const StepSegment* segments = step.segments(lane);
   const StepSegment& segment = segments[FindSegment(segments, lane.segment_count, part)];
   const std::uint32_t first = (part - segment.first_part) * kSplitEntries;
   const std::uint32_t left = segment.entries - first;
+  const std::uint32_t live = left < kSplitEntries ? left : kSplitEntries;
   PartRef located;
   located.base_position = segment.first_position + first;
-  located.entries =
-      VisibleEntries(located.base_position,
-                     {.begin = 0, .end = left < kSplitEntries ? left : kSplitEntries}, visible);
+  located.entries = VisibleEntries(located.base_position, {.begin = 0, .end = live}, visible);
   located.tile_table = segment.tile_table + std::uint64_t{first / kTileEntries} * 8;
+  if (segment.strategy != kPlainSegment) {
+    ApplyStrategy(step.strategy(layer, segment.strategy), segment, live, visible, located);
+  }
   return located;
+}
+
+// What a query sees of a part, as a range of entries, or of position words where the part has them.
+// The largest word is never seen.
+TESSERA_HOST_DEVICE constexpr EntryRange VisibleOfPart(const PartRef& part, Positions visible) {
+  return VisibleEntries(part.base_position,
+                        part.positions ? EntryRange{.begin = 0, .end = ~0u} : part.entries,
+                        visible);
 }
 
 // Query rows are the columns of a lane's attention: column c is query c / group, head c % group.

@@ -6,12 +6,17 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/launch_attend.h"
 #include "kernels/cuda/merge.cuh"
+#include "kernels/cuda/rotate.cuh"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/tuning.h"
 
 namespace tessera::kernels::cuda {
 namespace {
 
+__global__ void __launch_bounds__(kRotateThreads)
+    RotateKernel(const __grid_constant__ AttendParams params) {
+  RotateQueries(params);
+}
 __global__ void MergeKernel(const __grid_constant__ AttendParams params) { Merge(params); }
 __global__ void AppendKernel(const __grid_constant__ AppendParams params) { AppendRow(params); }
 __global__ void StoreRowsKernel(const __grid_constant__ StoreRowsParams params) {
@@ -25,12 +30,30 @@ constexpr std::uint32_t kRowThreads = 64;   // a K row and a V row of 512 bytes
 constexpr std::uint32_t kRunThreads = 256;  // 16 rows of K and V at once, of 128 elements of bf16
 constexpr std::uint32_t kWordThreads = 128;
 
-std::span<const AttendVariant> Variants(ElementType type, std::uint32_t head_dim) {
-  const std::span<const AttendVariant> all[] = {
-      kAttendBf16Dim64,  kAttendBf16Dim128, kAttendBf16Dim256, kAttendFp16Dim64, kAttendFp16Dim128,
-      kAttendFp16Dim256, kAttendFp32Dim64,  kAttendFp32Dim128, kAttendFp32Dim256};
-  for (std::span<const AttendVariant> variants : all) {
-    if (variants[0].type == type && variants[0].head_dim == head_dim) return variants;
+// Of each span: one kind, element type and head_dim.
+std::span<const std::span<const AttendVariant>> EveryVariant() {
+  static const std::span<const AttendVariant> all[] = {
+      kAttendBf16Dim64,       kAttendBf16Dim128,       kAttendBf16Dim256,
+      kAttendFp16Dim64,       kAttendFp16Dim128,       kAttendFp16Dim256,
+      kAttendFp32Dim64,       kAttendFp32Dim128,       kAttendFp32Dim256,
+      kAttendBf16Dim64Words,  kAttendBf16Dim128Words,  kAttendBf16Dim256Words,
+      kAttendFp16Dim64Words,  kAttendFp16Dim128Words,  kAttendFp16Dim256Words,
+      kAttendFp32Dim64Words,  kAttendFp32Dim128Words,  kAttendFp32Dim256Words,
+      kAttendPackedBf16Dim64, kAttendPackedBf16Dim128, kAttendPackedBf16Dim256,
+      kAttendPackedFp16Dim64, kAttendPackedFp16Dim128, kAttendPackedFp16Dim256,
+      kAttendPackedInt8Dim64, kAttendPackedInt8Dim128, kAttendPackedInt8Dim256,
+      kAttendPackedFp8Dim64,  kAttendPackedFp8Dim128,  kAttendPackedFp8Dim256};
+  return all;
+}
+
+// Packed kernels serve every type of layer.
+std::span<const AttendVariant> Variants(PartKind kind, ElementType type, std::uint32_t head_dim) {
+  const bool dense = kind == PartKind::kDense || kind == PartKind::kDenseWords;
+  for (std::span<const AttendVariant> variants : EveryVariant()) {
+    const AttendVariant& first = variants[0];
+    if (first.kind == kind && first.head_dim == head_dim && (!dense || first.type == type)) {
+      return variants;
+    }
   }
   return {};
 }
@@ -51,6 +74,17 @@ const AttendVariant& Narrowest(std::span<const AttendVariant> variants, std::uin
   return variants.back();
 }
 
+const AttendVariant& VariantOf(PartKind kind, const AttendParams& params) {
+  return Narrowest(Variants(kind, params.query_type, params.head_dim), params.max_columns);
+}
+
+cudaError_t LaunchRotate(const AttendParams& params, cudaStream_t stream) {
+  if (params.max_strategies == 0) return cudaSuccess;
+  const dim3 blocks(params.max_strategies, (params.max_columns + kTileColumns - 1) / kTileColumns);
+  RotateKernel<<<blocks, kRotateThreads, RotateSharedBytes(params.head_dim), stream>>>(params);
+  return cudaGetLastError();
+}
+
 }  // namespace
 
 cudaError_t PrepareDevice(int device, DeviceLimits* limits) {
@@ -65,11 +99,9 @@ cudaError_t PrepareDevice(int device, DeviceLimits* limits) {
   if (error != cudaSuccess) return error;
   *limits = {.multiprocessors = static_cast<std::uint32_t>(multiprocessors),
              .shared_bytes_per_block = static_cast<std::uint32_t>(shared_bytes)};
-  for (const ElementType type : {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32}) {
-    for (const std::uint32_t head_dim : kHeadDims) {
-      error = PrepareVariants(Variants(type, head_dim), limits->shared_bytes_per_block);
-      if (error != cudaSuccess) return error;
-    }
+  for (std::span<const AttendVariant> variants : EveryVariant()) {
+    error = PrepareVariants(variants, limits->shared_bytes_per_block);
+    if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }
@@ -77,16 +109,25 @@ cudaError_t PrepareDevice(int device, DeviceLimits* limits) {
 cudaError_t LaunchAttend(const DeviceLimits& device, const AttendCall& call, cudaStream_t stream) {
   if (!AttendCallProblem(call).empty()) return cudaErrorInvalidValue;
   const AttendParams params = MakeAttendParams(call);
-  const AttendVariant& variant =
-      Narrowest(Variants(call.geometry.type, call.geometry.head_dim), params.max_columns);
-  if (variant.shared_bytes > device.shared_bytes_per_block) return cudaErrorInvalidConfiguration;
+  for (std::uint32_t k = 0; k < kPartKinds; ++k) {
+    const auto kind = static_cast<PartKind>(k);
+    if ((params.kinds & KindBit(kind)) == 0) continue;
+    if (VariantOf(kind, params).shared_bytes > device.shared_bytes_per_block) {
+      return cudaErrorInvalidConfiguration;
+    }
+  }
   if (call.limits.batch == 0) return cudaSuccess;
+  if (const cudaError_t error = LaunchRotate(params, stream); error != cudaSuccess) return error;
   const std::uint32_t blocks = std::clamp<std::uint32_t>(
       call.limits.works, 1, device.multiprocessors * kBlocksPerMultiprocessor);
-  const cudaError_t error = variant.launch(params, blocks, stream);
-  if (error != cudaSuccess) return error;
+  for (std::uint32_t k = 0; k < kPartKinds; ++k) {
+    const auto kind = static_cast<PartKind>(k);
+    if ((params.kinds & KindBit(kind)) == 0) continue;
+    const cudaError_t error = VariantOf(kind, params).launch(params, blocks, stream);
+    if (error != cudaSuccess) return error;
+  }
   const dim3 rows(params.query_heads, call.limits.queries, call.limits.batch);
-  MergeKernel<<<rows, params.head_dim, 0, stream>>>(params);
+  MergeKernel<<<rows, params.head_dim, params.head_dim * sizeof(float), stream>>>(params);
   return cudaGetLastError();
 }
 

@@ -3,7 +3,7 @@
 //
 //   who calls                what                      who reads the result
 //   worker, each layer       LaunchAppend, then        the next layer; `fault` after the step
-//                            LaunchAttend
+//                            LaunchAttend: rotate, a kernel per kind of part, merge
 //   daemon, rows that come   LaunchStoreRows,          the daemon, before it publishes
 //                            LaunchStoreWords
 //

@@ -1,5 +1,5 @@
-// The attention kernels of one element type and head_dim, each in a file of its own: nvcc takes
-// them one by one, and in parallel. For launch.cu only.
+// The attention kernels of one kind of part, element type and head_dim, each in a file of its own:
+// nvcc takes them one by one, and in parallel. For launch.cu only.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +11,8 @@
 namespace tessera::kernels::cuda {
 
 struct AttendVariant {
-  ElementType type;
+  PartKind kind;
+  ElementType type;  // of the dense kinds: the layer's
   std::uint32_t head_dim;
   std::uint32_t columns;  // query rows of one block
   std::uint32_t shared_bytes;
@@ -29,5 +30,26 @@ extern const AttendVariant kAttendFp16Dim256[2];
 extern const AttendVariant kAttendFp32Dim64[1];
 extern const AttendVariant kAttendFp32Dim128[1];
 extern const AttendVariant kAttendFp32Dim256[1];
+extern const AttendVariant kAttendBf16Dim64Words[2];
+extern const AttendVariant kAttendBf16Dim128Words[2];
+extern const AttendVariant kAttendBf16Dim256Words[2];
+extern const AttendVariant kAttendFp16Dim64Words[2];
+extern const AttendVariant kAttendFp16Dim128Words[2];
+extern const AttendVariant kAttendFp16Dim256Words[2];
+extern const AttendVariant kAttendFp32Dim64Words[1];
+extern const AttendVariant kAttendFp32Dim128Words[1];
+extern const AttendVariant kAttendFp32Dim256Words[1];
+extern const AttendVariant kAttendPackedBf16Dim64[2];
+extern const AttendVariant kAttendPackedBf16Dim128[2];
+extern const AttendVariant kAttendPackedBf16Dim256[1];
+extern const AttendVariant kAttendPackedFp16Dim64[2];
+extern const AttendVariant kAttendPackedFp16Dim128[2];
+extern const AttendVariant kAttendPackedFp16Dim256[1];
+extern const AttendVariant kAttendPackedInt8Dim64[2];
+extern const AttendVariant kAttendPackedInt8Dim128[2];
+extern const AttendVariant kAttendPackedInt8Dim256[1];
+extern const AttendVariant kAttendPackedFp8Dim64[2];
+extern const AttendVariant kAttendPackedFp8Dim128[2];
+extern const AttendVariant kAttendPackedFp8Dim256[1];
 
 }  // namespace tessera::kernels::cuda

@@ -1,5 +1,8 @@
 // Merges the partial results of a lane's parts, in lane order, and writes output and log-sum-exp.
 // One block per (query head, query, sequence), one thread per channel.
+//
+// What a packed segment's parts add up to is in V's space. It leaves it once per segment, o = R_v^T
+// o', before it is added to the others.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +10,7 @@
 #include "kernels/cuda/gpu.cuh"
 #include "kernels/cuda/lane_index.h"
 #include "kernels/cuda/params.h"
+#include "kernels/cuda/rotate.cuh"
 #include "kernels/cuda/step_view.h"
 #include "kernels/cuda/work.cuh"
 
@@ -36,30 +40,110 @@ struct Merged {
   float log2_sum = 0;  // -infinity: the neutral element
 };
 
-// Parts [first, last) of column `column`, and the head's sink, once.
-TESSERA_DEVICE Merged MergeParts(const AttendParams& params, std::uint32_t first,
-                                 std::uint32_t last, std::uint32_t column, float sink) {
-  const auto state_of = [&](std::uint32_t work) {
-    return params.states + (std::uint64_t{work} * params.max_columns + column) * 2;
-  };
-  float maximum = sink;
-  for (std::uint32_t work = first; work < last; ++work) {
-    maximum = gpu::Max(maximum, state_of(work)[0]);
+// Adds parts up in the order in which it is given them, relative to a maximum known before.
+class PartSum {
+ public:
+  TESSERA_DEVICE PartSum(const AttendParams& params, std::uint32_t column, float sink)
+      : params_(params), column_(column), sink_(sink), maximum_(sink) {}
+
+  TESSERA_DEVICE void Raise(std::uint32_t first, std::uint32_t last) {
+    for (std::uint32_t work = first; work < last; ++work) {
+      maximum_ = gpu::Max(maximum_, StateOf(work)[0]);
+    }
   }
-  float sum = sink > gpu::NegativeInfinity() ? gpu::Exp2(sink - maximum) : 0;
-  float output = 0;
-  for (std::uint32_t work = first; work < last; ++work) {
-    const float* state = state_of(work);
-    if (state[1] == 0) continue;  // saw nothing; a NaN is not 0
-    const float weight = gpu::Exp2(state[0] - maximum);
-    const std::uint64_t slot = std::uint64_t{work} * params.max_columns + column;
-    sum += weight * state[1];
-    output += weight * params.outputs[slot * params.head_dim + gpu::Thread()];
+  // After the last Raise.
+  TESSERA_DEVICE void AddSink() {
+    if (sink_ > gpu::NegativeInfinity()) sum_ = gpu::Exp2(sink_ - maximum_);
   }
-  if (sum == 0) return {.output = 0, .log2_sum = gpu::NegativeInfinity()};
-  return {.output = output / sum, .log2_sum = maximum + gpu::Log2(sum)};
+  // Adds to `output`, whichever space that is in.
+  TESSERA_DEVICE void Add(std::uint32_t first, std::uint32_t last, float& output) {
+    for (std::uint32_t work = first; work < last; ++work) {
+      const float* state = StateOf(work);
+      if (state[1] == 0) continue;  // saw nothing; a NaN is not 0
+      const float weight = gpu::Exp2(state[0] - maximum_);
+      const std::uint64_t slot = std::uint64_t{work} * params_.max_columns + column_;
+      sum_ += weight * state[1];
+      output += weight * params_.outputs[slot * params_.head_dim + gpu::Thread()];
+    }
+  }
+  TESSERA_DEVICE Merged Finish(float output) const {
+    if (sum_ == 0) return {.output = 0, .log2_sum = gpu::NegativeInfinity()};
+    return {.output = output / sum_, .log2_sum = maximum_ + gpu::Log2(sum_)};
+  }
+
+ private:
+  TESSERA_DEVICE const float* StateOf(std::uint32_t work) const {
+    return params_.states + (std::uint64_t{work} * params_.max_columns + column_) * 2;
+  }
+  const AttendParams& params_;
+  const std::uint32_t column_;
+  const float sink_;
+  float maximum_;
+  float sum_ = 0;
+};
+
+// This thread's channel of R^T y, where each thread holds its element of y. The whole block.
+TESSERA_DEVICE float Unrotate(const AttendParams& params, const StepStrategy& strategy,
+                              const std::byte* rotation, float element) {
+  auto* row = reinterpret_cast<float*>(gpu::SharedMemory());
+  row[gpu::Thread()] = element;
+  gpu::SyncBlock();
+  float sum = 0;
+  for (std::uint32_t c = 0; c < strategy.shape.channels; ++c) {
+    sum +=
+        row[c] * LoadElement(rotation, c * params.head_dim + gpu::Thread(), strategy.rotation_type);
+  }
+  gpu::SyncBlock();  // before the next segment's row comes
+  return sum;
 }
 
+// The segments of a lane, of which some are packed, then its tail. The whole block.
+TESSERA_DEVICE float AddLane(const AttendParams& params, const StepReader& step,
+                             const StepLane& lane, std::uint32_t first, std::uint32_t last,
+                             PartSum& sum) {
+  const StepSegment* segments = step.segments(lane);
+  float output = 0;
+  for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
+    const std::uint32_t begin = first + segments[s].first_part;
+    const std::uint32_t end = begin + PartsOf(segments[s].entries);
+    const std::uint32_t index = segments[s].strategy;
+    if (index == kPlainSegment || !step.strategy(params.layer, index).shape.packed()) {
+      sum.Add(begin, end, output);
+      continue;
+    }
+    const StepStrategy& strategy = step.strategy(params.layer, index);
+    Rotations rotations;
+    // Reported where the queries were rotated.
+    if (!rotations.Find(step.arena(), strategy) || strategy.shape.head_dim != params.head_dim) {
+      continue;
+    }
+    float rotated = 0;
+    sum.Add(begin, end, rotated);
+    output +=
+        rotations.value == nullptr ? rotated : Unrotate(params, strategy, rotations.value, rotated);
+  }
+  sum.Add(first + lane.segment_parts, last, output);
+  return output;
+}
+
+// The lane's parts [first, last) for column `column`, and the head's sink, once.
+TESSERA_DEVICE Merged MergeLane(const AttendParams& params, const StepReader& step,
+                                std::uint32_t lane, std::uint32_t column, float sink) {
+  const std::uint32_t first = step.works(params.layer)[lane];
+  const std::uint32_t last = step.works(params.layer)[lane + 1];
+  PartSum sum(params, column, sink);
+  sum.Raise(first, last);
+  sum.AddSink();
+  float output = 0;
+  if (step.layer(params.layer).strategies == 0) {
+    sum.Add(first, last, output);
+  } else {
+    output = AddLane(params, step, step.lane(params.layer, lane), first, last, sum);
+  }
+  return sum.Finish(output);
+}
+
+// Shared memory: head_dim floats.
 TESSERA_DEVICE void Merge(const AttendParams& params) {
   const StepReader step(params.step);
   const std::uint32_t head = gpu::BlockX();
@@ -68,12 +152,11 @@ TESSERA_DEVICE void Merge(const AttendParams& params) {
   if (!Serves(params, step) || index >= step.header().batch) return;  // reported by the attention
   const StepSequence& sequence = step.sequence(index);
   if (query >= sequence.queries) return;
-  const std::uint32_t* works = step.works(params.layer);
   const std::uint32_t lane = index * step.layer(params.layer).kv_heads + head / params.group;
   const float sink =
       params.sinks == nullptr ? gpu::NegativeInfinity() : params.sinks[head] * kMergeLog2E;
-  const Merged merged = MergeParts(params, works[lane], works[lane + 1],
-                                   query * params.group + head % params.group, sink);
+  const Merged merged =
+      MergeLane(params, step, lane, query * params.group + head % params.group, sink);
   const std::uint64_t row = sequence.first_query_row + std::uint64_t{query};
   StoreOutput(params,
               row * params.output_stride + std::uint64_t{head} * params.head_dim + gpu::Thread(),

@@ -9,16 +9,29 @@ constexpr float kLog2E = 1.44269504088896340736f;
 
 bool Aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 == 0; }
 
-std::uint64_t StateFloats(const LayerGeometry& geometry, const StepLimits& limits) {
-  return std::uint64_t{limits.works} * limits.queries * geometry.group() * 2;
-}
+// Byte offsets in the scratch memory of a call.
+struct ScratchLayout {
+  ScratchLayout(const LayerGeometry& geometry, const StepLimits& limits) {
+    const std::uint64_t columns = std::uint64_t{limits.queries} * geometry.group();
+    const auto place = [this](std::uint64_t rows, std::uint64_t row_bytes) {
+      constexpr std::uint64_t kCacheLine = 128;
+      const std::uint64_t begin = bytes;
+      bytes += (rows * row_bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+      return begin;
+    };
+    states = place(limits.works * columns, 2 * sizeof(float));
+    outputs = place(limits.works * columns, geometry.head_dim * sizeof(float));
+    rotated_scales = place(limits.strategies * columns, sizeof(float));
+    rotated = place(limits.strategies * columns, geometry.head_dim * sizeof(std::uint16_t));
+  }
+  std::uint64_t states, outputs, rotated_scales, rotated;
+  std::uint64_t bytes = 0;
+};
 
 }  // namespace
 
 std::uint64_t AttendScratchBytes(const LayerGeometry& geometry, const StepLimits& limits) {
-  // Both numbers of floats are rounded up to whole cache lines.
-  const std::uint64_t states = (StateFloats(geometry, limits) + 31) / 32 * 32;
-  return 4 * (states + StateFloats(geometry, limits) / 2 * geometry.head_dim);
+  return ScratchLayout(geometry, limits).bytes;
 }
 
 std::string_view AttendCallProblem(const AttendCall& call) {
@@ -32,6 +45,10 @@ std::string_view AttendCallProblem(const AttendCall& call) {
   if (call.limits.queries == 0) return "no queries";
   if (call.limits.batch > 65535 || call.limits.queries > 65535) {
     return "more than 65535 sequences or queries";  // a grid's y and z
+  }
+  if ((call.limits.kinds & KindBit(PartKind::kDense)) == 0 ||
+      call.limits.kinds >> kPartKinds != 0) {
+    return "kinds of parts that no kernel serves";
   }
   if (call.step == nullptr || call.query == nullptr || call.output == nullptr ||
       call.fault == nullptr) {
@@ -49,7 +66,8 @@ std::string_view AttendCallProblem(const AttendCall& call) {
 AttendParams MakeAttendParams(const AttendCall& call) {
   const LayerGeometry& g = call.geometry;
   const std::uint64_t packed = std::uint64_t{g.query_heads} * g.head_dim;
-  const std::uint64_t states = (StateFloats(g, call.limits) + 31) / 32 * 32;
+  const ScratchLayout scratch(g, call.limits);
+  auto* const memory = static_cast<std::byte*>(call.scratch);
   const bool capped = g.logit_softcap > 0;
   return {
       .step = call.step,
@@ -57,8 +75,10 @@ AttendParams MakeAttendParams(const AttendCall& call) {
       .output = static_cast<std::byte*>(call.output),
       .lse = call.lse,
       .sinks = g.sinks,
-      .states = static_cast<float*>(call.scratch),
-      .outputs = static_cast<float*>(call.scratch) + states,
+      .states = reinterpret_cast<float*>(memory + scratch.states),
+      .outputs = reinterpret_cast<float*>(memory + scratch.outputs),
+      .rotated_scales = reinterpret_cast<float*>(memory + scratch.rotated_scales),
+      .rotated = reinterpret_cast<std::uint16_t*>(memory + scratch.rotated),
       .fault = call.fault,
       .query_stride = call.query_stride != 0 ? call.query_stride : packed,
       .output_stride = call.output_stride != 0 ? call.output_stride : packed,
@@ -69,11 +89,14 @@ AttendParams MakeAttendParams(const AttendCall& call) {
       .max_batch = call.limits.batch,
       .max_columns = call.limits.queries * g.group(),
       .max_works = call.limits.works,
+      .max_strategies = call.limits.strategies,
+      .kinds = call.limits.kinds,
       .window = g.sliding_window,
       .causal = call.causal ? 1u : 0u,
       .appended = call.appended ? 1u : 0u,
       .logit_scale = capped ? g.scale / g.logit_softcap : g.scale * kLog2E,
       .logit_cap = capped ? g.logit_softcap * kLog2E : 0,
+      .query_type = g.type,
       .output_type = call.output_type,
   };
 }

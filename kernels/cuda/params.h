@@ -6,20 +6,13 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kernels/cuda/step_limits.h"
 #include "kernels/cuda/step_view.h"
 #include "kernels/cuda/target.h"
 #include "kernels/format/element.h"
 #include "kernels/format/layer_geometry.h"
 
 namespace tessera::kernels::cuda {
-
-// The most that a step may hold; grids and scratch are sized by it when a graph is captured.
-struct StepLimits {
-  std::uint32_t batch = 0;
-  std::uint32_t queries = 1;   // of one sequence
-  std::uint32_t appended = 1;  // of one sequence
-  std::uint32_t works = 0;     // parts of all lanes of one layer: StepWriter::max_works()
-};
 
 // ---- Attention ---------------------------------------------------------------------------------
 
@@ -42,7 +35,8 @@ struct AttendCall {
   std::uint64_t* fault = nullptr;  // kNoFault, or the lowest FaultWord since it was reset
 };
 
-// Bytes of `scratch`: the partial results of every work item of a layer.
+// Bytes of `scratch`: the partial results of every work item of a layer, and the query rows as each
+// packed segment wants them.
 std::uint64_t AttendScratchBytes(const LayerGeometry& geometry, const StepLimits& limits);
 
 // Empty, or why the call cannot be launched.
@@ -55,7 +49,9 @@ struct AttendParams {
   float* lse;
   const float* sinks;
   float* states;   // [work][max_columns][2]: maximum in log2 units, sum
-  float* outputs;  // [work][max_columns][head_dim], unnormalised
+  float* outputs;  // [work][max_columns][head_dim], unnormalised; of packed parts in V's space
+  float* rotated_scales;   // [strategy][max_columns]: what the rotated rows were divided by
+  std::uint16_t* rotated;  // [strategy][max_columns][head_dim], R_k q; zeros from `channels` on
   std::uint64_t* fault;
   std::uint64_t query_stride;
   std::uint64_t output_stride;
@@ -66,11 +62,14 @@ struct AttendParams {
   std::uint32_t max_batch;
   std::uint32_t max_columns;
   std::uint32_t max_works;
+  std::uint32_t max_strategies;
+  std::uint32_t kinds;
   std::uint32_t window;
   std::uint32_t causal;
   std::uint32_t appended;
   float logit_scale;  // log2 units; under a soft-cap: scale / softcap
   float logit_cap;    // softcap in log2 units; 0: none
+  ElementType query_type;
   ElementType output_type;
 };
 

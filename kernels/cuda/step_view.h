@@ -6,7 +6,7 @@
 // new capture.
 //
 //   StepHeader | StepSequence[batch] | StepLayer[layers] | works | StepLane[] | StepSegment[]
-//              | extent bases
+//              | StepStrategy[] | extent bases
 //
 //   works          u32[], per layer lanes + 1 running counts of parts: lane i owns the work items
 //                  [works[i], works[i + 1]) of the layer, one per part, the tail's last
@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/target.h"
+#include "kernels/format/tile_shape.h"
 
 namespace tessera::kernels::cuda {
 
@@ -45,13 +46,14 @@ struct StepHeader {
   std::uint64_t works_offset;
   std::uint64_t lanes_offset;
   std::uint64_t segments_offset;
+  std::uint64_t strategies_offset;
   std::uint64_t extents_offset;
   std::uint64_t extent_bytes;
   std::uint32_t extents;
-  std::uint32_t reserved[11];
+  std::uint32_t reserved[9];
 };
 static_assert(offsetof(StepHeader, sequences_offset) == 24);
-static_assert(offsetof(StepHeader, extents) == 80);
+static_assert(offsetof(StepHeader, extents) == 88);
 static_assert(sizeof(StepHeader) == 128);
 
 // What changes from one step to the next even where no snapshot did. A captured graph may advance
@@ -66,11 +68,43 @@ struct StepSequence {
 };
 static_assert(sizeof(StepSequence) == 32);
 
+// What a part is made of, and so which kernel attends over it. A set of them is a mask of bits 1 <<
+// kind; tails and plain segments are kDense, which every launch serves.
+enum class PartKind : std::uint8_t {
+  kDense = 0,
+  kDenseWords = 1,  // dense rows with weights or positions
+  kPackedBf16 = 2,
+  kPackedFp16 = 3,
+  kPackedInt8 = 4,
+  kPackedFp8 = 5,
+};
+inline constexpr std::uint32_t kPartKinds = 6;
+TESSERA_HOST_DEVICE constexpr std::uint32_t KindBit(PartKind kind) {
+  return 1u << static_cast<std::uint32_t>(kind);
+}
+
+TESSERA_HOST_DEVICE constexpr PartKind KindOf(const TileShape& shape) {
+  if (shape.packed()) {
+    return static_cast<PartKind>(static_cast<std::uint8_t>(ValuesOf(shape.format)) + 1);
+  }
+  return shape.weights || shape.positions ? PartKind::kDenseWords : PartKind::kDense;
+}
+static_assert(KindOf({.format = TileFormat::kPackedBf16}) == PartKind::kPackedBf16);
+static_assert(KindOf({.format = TileFormat::kPackedFp8}) == PartKind::kPackedFp8);
+
+// Whether tiles of the shape are K rows and V rows and nothing else.
+TESSERA_HOST_DEVICE constexpr bool IsPlain(const TileShape& shape) {
+  return !shape.packed() && !shape.weights && !shape.positions && shape.summary == Summary::kNone;
+}
+
 struct StepLayer {
   std::uint32_t kv_heads;
-  std::uint32_t first_lane;  // among all lanes of the image
+  std::uint32_t first_lane;      // among all lanes of the image
+  std::uint32_t first_strategy;  // among all strategies of the image
+  std::uint32_t strategies;      // of the layer
+  std::uint32_t kinds;           // of its parts
 };
-static_assert(sizeof(StepLayer) == 8);
+static_assert(sizeof(StepLayer) == 20);
 
 struct StepLane {
   std::uint32_t first_segment;  // among all segments of the image
@@ -87,8 +121,25 @@ struct StepSegment {
   std::uint64_t first_position;
   std::uint32_t entries;
   std::uint32_t first_part;  // parts of the lane's earlier segments
+  std::uint32_t strategy;    // of the layer; kPlainSegment: tiles of the layer's dense rows alone
+  std::uint32_t reserved;
 };
-static_assert(sizeof(StepSegment) == 24);
+static_assert(sizeof(StepSegment) == 32);
+inline constexpr std::uint32_t kPlainSegment = ~0u;
+
+// How the tiles of one segment that is not plain are read. Rotations differ from lane to lane and
+// from segment to segment, so each such segment has its own.
+struct StepStrategy {
+  std::uint64_t key_rotation;  // pool offset of [channels][head_dim]; kNoRotation: the identity
+  std::uint64_t value_rotation;
+  std::uint64_t position_span;  // positions end before first_position + it
+  std::uint32_t lane;           // of the layer
+  ElementType rotation_type;
+  TileShape shape;
+  TileLayout layout;  // of `shape`
+};
+static_assert(sizeof(StepStrategy) == 120);
+inline constexpr std::uint64_t kNoRotation = ~std::uint64_t{0};
 
 // Reads an image, on the host or on the device.
 class StepReader {
@@ -121,6 +172,10 @@ class StepReader {
   TESSERA_HOST_DEVICE const StepSegment* segments(const StepLane& lane) const {
     return At<StepSegment>(header().segments_offset) + lane.first_segment;
   }
+  TESSERA_HOST_DEVICE const StepStrategy& strategy(std::uint32_t layer_index,
+                                                   std::uint32_t index) const {
+    return At<StepStrategy>(header().strategies_offset)[layer(layer_index).first_strategy + index];
+  }
   TESSERA_HOST_DEVICE DeviceArena arena() const {
     return {.extent_bases = reinterpret_cast<std::uint64_t>(image_ + header().extents_offset),
             .extent_bytes = header().extent_bytes,
@@ -138,9 +193,10 @@ class StepReader {
 // A fault that a kernel met: the lowest word wins, so what is reported does not depend on timing.
 //   [63:48] 0   [47:32] layer   [31:8] lane of the layer   [7:0] FaultKind
 enum class FaultKind : std::uint8_t {
-  kBadTile = 1,  // a tile or table outside the pool's extents
+  kBadTile = 1,  // a tile, table or rotation outside the pool's extents, or of another head_dim
   kBadTail = 2,  // a tail longer than its ring, or tokens before its begin, or no ring to append to
-  kBadStep = 3,  // no image, a layer that it lacks, or more work than the scratch holds
+  kBadStep = 3,  // no image, a layer that it lacks, or more work, or another kind of it, than the
+                 // launch was made for
 };
 
 inline constexpr std::uint64_t kNoFault = ~std::uint64_t{0};

@@ -24,6 +24,7 @@ StepHeader LayOut(const StepShape& shape) {
   header.works_offset = section(std::uint64_t{shape.lanes} + shape.layers, sizeof(std::uint32_t));
   header.lanes_offset = section(shape.lanes, sizeof(StepLane));
   header.segments_offset = section(shape.segments, sizeof(StepSegment));
+  header.strategies_offset = section(shape.strategies, sizeof(StepStrategy));
   header.extents_offset = section(shape.extents, sizeof(std::uint64_t));
   header.magic = kStepMagic;
   header.bytes = offset;
@@ -33,7 +34,40 @@ StepHeader LayOut(const StepShape& shape) {
   return header;
 }
 
+// What is at `address`, as a pool offset: views count from an arena's address.
+std::uint64_t OffsetIn(const std::byte* arena, const void* address) {
+  return reinterpret_cast<std::uint64_t>(address) - reinterpret_cast<std::uint64_t>(arena);
+}
+
+SegmentSpec SpecOf(const SegmentView& segment) {
+  const auto rotation = [&](const std::byte* matrix) {
+    return matrix == nullptr ? kNoRotation : OffsetIn(segment.arena, matrix);
+  };
+  return {.tile_table = OffsetIn(segment.arena, segment.tile_offsets),
+          .first_position = segment.first_position,
+          .entries = segment.entries,
+          .shape = segment.shape,
+          .position_span = segment.positions(),
+          .key_rotation = rotation(segment.rotation.key),
+          .value_rotation = rotation(segment.rotation.value),
+          .rotation_type = segment.rotation.type};
+}
+
+// Whether a kernel may multiply with what lies at `offset`. Without a rotation no channel is cut.
+bool RotationFits(const DeviceArena& arena, const SegmentSpec& segment, std::uint64_t offset) {
+  if (offset == kNoRotation) return segment.shape.channels == segment.shape.head_dim;
+  return IsElementType(static_cast<std::uint8_t>(segment.rotation_type)) &&
+         ResolveObject(arena, offset, RotationBytes(segment.shape, segment.rotation_type),
+                       kTileAlignment) != 0;
+}
+
 }  // namespace
+
+std::uint32_t CountStrategies(const LaneView& lane) {
+  return static_cast<std::uint32_t>(
+      std::count_if(lane.segments, lane.segments + lane.segment_count,
+                    [](const SegmentView& segment) { return !IsPlain(segment.shape); }));
+}
 
 std::uint64_t StepBytes(const StepShape& shape) { return LayOut(shape).bytes; }
 
@@ -72,20 +106,34 @@ void StepWriter::BeginLayer(std::uint32_t kv_heads, ElementType type) {
     return Fail(StepStatus::kIncomplete);
   }
   At<StepLayer>(At<StepHeader>(0)->layers_offset)[layers_] = {.kv_heads = kv_heads,
-                                                              .first_lane = lanes_};
+                                                              .first_lane = lanes_,
+                                                              .first_strategy = strategies_,
+                                                              .strategies = 0,
+                                                              .kinds = KindBit(PartKind::kDense)};
   At<std::uint32_t>(At<StepHeader>(0)->works_offset)[lanes_ + layers_] = 0;
   ++layers_;
   lanes_due_ = static_cast<std::uint32_t>(due);
-  format_ = DenseFormat(type);
+  type_ = type;
   works_ = 0;
 }
 
-bool StepWriter::TableFits(const SegmentSpec& segment) {
+DeviceArena StepWriter::Arena() {
   const StepHeader& header = *At<StepHeader>(0);
-  const DeviceArena arena = {
-      .extent_bases = reinterpret_cast<std::uint64_t>(image_.data() + header.extents_offset),
-      .extent_bytes = header.extent_bytes,
-      .extents = header.extents};
+  return {.extent_bases = reinterpret_cast<std::uint64_t>(image_.data() + header.extents_offset),
+          .extent_bytes = header.extent_bytes,
+          .extents = header.extents};
+}
+
+bool StepWriter::Fits(const SegmentSpec& segment) {
+  const TileShape& shape = segment.shape;
+  if (!IsPlain(shape) && WhyNotServed(shape) != nullptr) return false;
+  if (!shape.packed() && shape.format != DenseFormat(type_)) return false;
+  if (segment.entries == 0) return true;
+  const DeviceArena arena = Arena();
+  if (shape.packed() && (!RotationFits(arena, segment, segment.key_rotation) ||
+                         !RotationFits(arena, segment, segment.value_rotation))) {
+    return false;
+  }
   return ResolveObject(arena, segment.tile_table, std::uint64_t{TilesOf(segment.entries)} * 8, 8) !=
          0;
 }
@@ -101,12 +149,7 @@ void StepWriter::AddLane(const LaneView& lane) {
                                 .ring_tiles = lane.tail.ring_tiles,
                                 .begin = lane.tail.begin});
   for (std::uint32_t i = 0; i < lane.segment_count; ++i) {
-    const SegmentView& segment = lane.segments[i];
-    AddSegment({.tile_table = reinterpret_cast<std::uint64_t>(segment.tile_offsets) -
-                              reinterpret_cast<std::uint64_t>(segment.arena),
-                .first_position = segment.first_position,
-                .entries = segment.entries,
-                .format = segment.shape.format});
+    AddSegment(SpecOf(lane.segments[i]));
   }
   CloseLane();
 }
@@ -129,17 +172,37 @@ void StepWriter::OpenLane(std::size_t segments, const TailSpec& tail) {
 
 void StepWriter::AddSegment(const SegmentSpec& segment) {
   if (status_ != StepStatus::kOk) return;
-  if (segment.format != format_ || (segment.entries != 0 && !TableFits(segment))) {
-    return Fail(StepStatus::kBadSegment);
-  }
+  if (!Fits(segment)) return Fail(StepStatus::kBadSegment);
+  const bool plain = IsPlain(segment.shape);
+  if (!plain && strategies_ == shape_.strategies) return Fail(StepStatus::kIncomplete);
   At<StepSegment>(At<StepHeader>(0)->segments_offset)[segments_] = {
       .tile_table = segment.tile_table,
       .first_position = segment.first_position,
       .entries = segment.entries,
-      .first_part = lane_.segment_parts};
+      .first_part = lane_.segment_parts,
+      .strategy = plain ? kPlainSegment : AddStrategy(segment),
+      .reserved = 0};
   lane_.segment_parts += PartsOf(segment.entries);
   ++lane_.segment_count;
   ++segments_;
+}
+
+// The place among the layer's.
+std::uint32_t StepWriter::AddStrategy(const SegmentSpec& segment) {
+  StepLayer& layer = At<StepLayer>(At<StepHeader>(0)->layers_offset)[layers_ - 1];
+  const std::uint64_t span = segment.position_span;
+  At<StepStrategy>(At<StepHeader>(0)->strategies_offset)[strategies_++] = {
+      .key_rotation = segment.key_rotation,
+      .value_rotation = segment.value_rotation,
+      .position_span = span != 0 ? span : segment.entries,
+      .lane = lanes_ - layer.first_lane,
+      .rotation_type = segment.rotation_type,
+      .shape = segment.shape,
+      .layout = LayoutOf(segment.shape)};
+  layer.kinds |= KindBit(KindOf(segment.shape));
+  kinds_ |= layer.kinds;
+  max_strategies_ = std::max(max_strategies_, layer.strategies + 1);
+  return layer.strategies++;
 }
 
 void StepWriter::CloseLane() {
@@ -152,10 +215,16 @@ void StepWriter::CloseLane() {
   ++lanes_;
 }
 
+void StepWriter::Widen(StepLimits& limits) const {
+  limits.works = std::max(limits.works, max_works_);
+  limits.strategies = std::max(limits.strategies, max_strategies_);
+  limits.kinds |= kinds_;
+}
+
 StepStatus StepWriter::Finish() {
   if (status_ != StepStatus::kOk) return status_;
   if (layers_ != shape_.layers || lanes_ != shape_.lanes || lanes_ != lanes_due_ ||
-      segments_ > shape_.segments) {
+      segments_ > shape_.segments || strategies_ > shape_.strategies) {
     Fail(StepStatus::kIncomplete);
     return status_;
   }

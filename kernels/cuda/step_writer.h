@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/cuda/step_limits.h"
 #include "kernels/cuda/step_view.h"
 #include "kernels/format/dense_tile.h"
 #include "kernels/format/lane_view.h"
@@ -24,15 +25,20 @@ struct StepShape {
   std::uint32_t lanes = 0;     // of all layers: sum of batch * kv_heads
   std::uint32_t segments = 0;  // of all lanes
   std::uint32_t extents = 0;
+  std::uint32_t strategies = 0;  // of all lanes: segments that are not plain (CountStrategies)
 };
+
+// What a lane adds to StepShape::strategies.
+std::uint32_t CountStrategies(const LaneView& lane);
 
 std::uint64_t StepBytes(const StepShape& shape);
 
 enum class StepStatus : std::uint8_t {
   kOk,
   kImageTooSmall,  // less memory than StepBytes, or not 16-byte aligned
-  kIncomplete,     // fewer or more layers, lanes or segments than the shape says
-  kBadSegment,     // a table outside the extents, or tiles of another format than the layer's
+  kIncomplete,     // fewer or more layers, lanes, segments or strategies than the shape says
+  kBadSegment,     // a table or rotation outside the extents, dense tiles of another type than the
+                   // layer's, or a shape that no kernel serves
   kBadTail,        // a ring without tiles, or misaligned
 };
 
@@ -40,7 +46,12 @@ struct SegmentSpec {
   std::uint64_t tile_table = 0;  // pool offset
   std::uint64_t first_position = 0;
   std::uint32_t entries = 0;
-  TileFormat format = TileFormat::kDenseBf16;
+  TileShape shape;
+  std::uint64_t position_span = 0;  // 0: entries
+  // Of packed tiles: pool offsets, or kNoRotation.
+  std::uint64_t key_rotation = kNoRotation;
+  std::uint64_t value_rotation = kNoRotation;
+  ElementType rotation_type = ElementType::kBf16;
 };
 
 struct TailSpec {
@@ -66,8 +77,8 @@ class StepWriter {
   StepStatus Finish();
 
   std::uint64_t bytes() const { return bytes_; }
-  // The most work items of a layer: what StepLimits::works must cover.
-  std::uint32_t max_works() const { return max_works_; }
+  // Makes the limits cover what was written.
+  void Widen(StepLimits& limits) const;
 
  private:
   template <class T>
@@ -77,7 +88,9 @@ class StepWriter {
   void Fail(StepStatus status) {
     if (status_ == StepStatus::kOk) status_ = status;
   }
-  bool TableFits(const SegmentSpec& segment);
+  DeviceArena Arena();
+  bool Fits(const SegmentSpec& segment);
+  std::uint32_t AddStrategy(const SegmentSpec& segment);
   void OpenLane(std::size_t segments, const TailSpec& tail);
   void AddSegment(const SegmentSpec& segment);
   void CloseLane();
@@ -86,14 +99,17 @@ class StepWriter {
   StepShape shape_;
   std::uint64_t bytes_ = 0;
   StepStatus status_ = StepStatus::kOk;
-  TileFormat format_ = TileFormat::kDenseBf16;
+  ElementType type_ = ElementType::kBf16;
   std::uint32_t layers_ = 0;
   std::uint32_t lanes_ = 0;
   std::uint32_t lanes_due_ = 0;  // at the end of the layer begun last
   std::uint32_t segments_ = 0;
+  std::uint32_t strategies_ = 0;
   StepLane lane_ = {};       // the open one
   std::uint32_t works_ = 0;  // of the layer begun last
   std::uint32_t max_works_ = 0;
+  std::uint32_t max_strategies_ = 0;  // of a layer
+  std::uint32_t kinds_ = KindBit(PartKind::kDense);
 };
 
 }  // namespace tessera::kernels::cuda

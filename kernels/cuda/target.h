@@ -5,7 +5,11 @@
 #if defined(__CUDACC__)
 #define TESSERA_HOST_DEVICE __host__ __device__
 #define TESSERA_DEVICE __device__ __forceinline__
+#if defined(__CUDA_ARCH__)
 #define TESSERA_UNROLL _Pragma("unroll")
+#else  // nvcc's host pass hands the pragma to a compiler that does not know it
+#define TESSERA_UNROLL
+#endif
 #else
 #define TESSERA_HOST_DEVICE
 #define TESSERA_DEVICE inline

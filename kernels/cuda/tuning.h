@@ -34,14 +34,37 @@ constexpr MmaTuning MmaTuningFor(std::uint32_t head_dim) {
   return {.warps = 2, .stages = 2, .blocks_per_sm = 3};
 }
 
+struct PackedTuning {
+  std::uint32_t warps;
+  std::uint32_t least_stages;  // slices in flight per warp where rows keep every channel,
+  std::uint32_t most_stages;   // and where they keep so few that this many fit
+  std::uint32_t column_tiles;  // of a block, at most
+  std::uint32_t blocks_per_sm;
+};
+
+// The same bytes as a dense block and an eighth for bitmaps: still three blocks of sm_90. At 25 %
+// a slice of 128 channels is 2.4 KiB instead of 8, so four are in flight.
+// Two column tiles of 256 channels do not fit a thread's registers beside the walks.
+constexpr PackedTuning PackedTuningFor(std::uint32_t head_dim) {
+  const bool wide = head_dim == 256;
+  return {.warps = wide ? 2u : 4u,
+          .least_stages = 2,
+          .most_stages = 4,
+          .column_tiles = wide ? 1u : 2u,
+          .blocks_per_sm = 3};
+}
+
 struct FmaTuning {
   std::uint32_t warps;
   std::uint32_t stages;  // whole tiles
+  std::uint32_t blocks_per_sm;
 };
 
-// At 256 two stages would need 128 KiB for K and V alone.
+// At 256 two stages would need 128 KiB for K and V alone. Without a promise of blocks the compiler
+// aims for six at 64, and spills.
 constexpr FmaTuning FmaTuningFor(std::uint32_t head_dim) {
-  return {.warps = 4, .stages = head_dim == 256 ? 1u : 2u};
+  return {
+      .warps = 4, .stages = head_dim == 256 ? 1u : 2u, .blocks_per_sm = head_dim == 64 ? 4u : 3u};
 }
 
 // Blocks launched per multiprocessor, at most: enough that uneven parts even out, few enough that a

@@ -33,8 +33,9 @@ TESSERA_DEVICE std::uint32_t FindLane(const std::uint32_t* works, std::uint32_t 
 // tile t; every warp reads the table for itself, so warps need no exchange.
 class PartTiles {
  public:
-  // False, for the warps that saw it, where a tile lies outside the pool. The table may be reused
-  // memory under a revoked reader: each word is read once, and what was checked is what is used.
+  // False, for the warps that saw it, where a tile lies outside the pool, or `tile_bytes` is 0. The
+  // table may be reused memory under a revoked reader: each word is read once, and what was checked
+  // is what is used.
   TESSERA_DEVICE bool Find(const DeviceArena& arena, const PartRef& part,
                            std::uint32_t tile_bytes) {
     tile_bytes_ = tile_bytes;
@@ -43,6 +44,7 @@ class PartTiles {
     ring_slot_ = part.ring_slot;
     tail_ = part.tail;
     if (tail_ || part.entries.empty()) return true;
+    if (tile_bytes == 0) return false;
     const std::uint32_t first = part.entries.begin / kTileEntries;
     const std::uint32_t last = (part.entries.end - 1) / kTileEntries;
     bool bad = false;
@@ -89,6 +91,40 @@ TESSERA_DEVICE void Report(const AttendParams& params, FaultKind kind, const Wor
   gpu::AtomicMin(params.fault, FaultWord::Pack(kind, params.layer, work.lane));
 }
 
+// Which words the tiles of a part have beside their rows, and where.
+struct TileWords {
+  bool weights = false;
+  bool positions = false;
+  std::uint32_t weights_at = 0;  // from the tile's first byte
+  std::uint32_t positions_at = 0;
+};
+
+TESSERA_DEVICE TileWords WordsOf(const StepStrategy& strategy) {
+  return {.weights = strategy.shape.weights,
+          .positions = strategy.shape.positions,
+          .weights_at = strategy.layout.weights,
+          .positions_at = strategy.layout.positions};
+}
+
+// Reports what a block finds wrong with a work item. `found`: this warp's tiles are in the pool.
+TESSERA_DEVICE void ReportWork(const AttendParams& params, const StepSequence& sequence,
+                               const Work& work, bool found) {
+  if (!found && gpu::Lane() == 0) Report(params, FaultKind::kBadTile, work);
+  if (!work.part.sound && gpu::Thread() == 0) Report(params, FaultKind::kBadTail, work);
+  if (sequence.queries * params.group > params.max_columns && gpu::Thread() == 0) {
+    Report(params, FaultKind::kBadStep, work);
+  }
+}
+
+// The bytes of the part's tiles; 0, so that none is found, where its strategy is of another
+// head_dim than the launch.
+TESSERA_DEVICE std::uint32_t TileBytesOf(const AttendParams& params, const StepReader& step,
+                                         const PartRef& part, std::uint32_t plain_bytes) {
+  if (part.strategy == kPlainSegment) return plain_bytes;
+  const StepStrategy& strategy = step.strategy(params.layer, part.strategy);
+  return strategy.shape.head_dim == params.head_dim ? strategy.layout.bytes : 0;
+}
+
 // Called by whole warps.
 TESSERA_DEVICE Work LocateWork(const AttendParams& params, const StepReader& step,
                                std::uint32_t index) {
@@ -101,8 +137,8 @@ TESSERA_DEVICE Work LocateWork(const AttendParams& params, const StepReader& ste
   StepSequence sequence = step.sequence(work.lane / kv_heads);
   if (params.appended == 0) sequence.appended = 0;
   work.part =
-      LocatePart(step, step.lane(params.layer, work.lane), sequence, index - works[work.lane],
-                 {.causal = params.causal != 0, .window = params.window});
+      LocatePart(step, params.layer, step.lane(params.layer, work.lane), sequence,
+                 index - works[work.lane], {.causal = params.causal != 0, .window = params.window});
   return work;
 }
 
@@ -110,7 +146,9 @@ TESSERA_DEVICE Work LocateWork(const AttendParams& params, const StepReader& ste
 TESSERA_DEVICE bool Serves(const AttendParams& params, const StepReader& step) {
   return step.Holds(params.layer) && step.header().batch <= params.max_batch &&
          step.layer(params.layer).kv_heads * params.group == params.query_heads &&
-         step.works(params.layer)[step.lanes(params.layer)] <= params.max_works;
+         step.works(params.layer)[step.lanes(params.layer)] <= params.max_works &&
+         step.layer(params.layer).strategies <= params.max_strategies &&
+         (step.layer(params.layer).kinds & ~params.kinds) == 0;
 }
 
 // The work items of the layer; 0, and a fault, where the launch cannot serve the image.
@@ -131,15 +169,15 @@ TESSERA_DEVICE float LogitOf(const AttendParams& params, float product) {
   return logit > kLargest ? kLargest : (logit < -kLargest ? -kLargest : logit);
 }
 
-// What the query of a column sees of a part; nothing for the columns beyond the last.
+// What the query of a column sees of a part, as VisibleOfPart has it; nothing for the columns
+// beyond the last.
 TESSERA_DEVICE EntryRange VisibleToColumn(const AttendParams& params, const StepSequence& sequence,
                                           const PartRef& part, std::uint32_t column) {
   if (column >= sequence.queries * params.group) return {};
   const std::uint64_t position =
       sequence.first_query_position + QueryOfColumn(column, params.group);
-  return VisibleEntries(
-      part.base_position, part.entries,
-      VisibleFrom(position, {.causal = params.causal != 0, .window = params.window}));
+  return VisibleOfPart(
+      part, VisibleFrom(position, {.causal = params.causal != 0, .window = params.window}));
 }
 
 // The query row of a column.

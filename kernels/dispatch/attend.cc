@@ -66,9 +66,7 @@ std::span<T> Make(std::byte* at, std::size_t count) {
 }
 
 // The rows' queries into the space of a segment.
-void FillSpace(void* context, std::uint32_t index) {
-  const Call& call = *static_cast<Call*>(context);
-  const Space& space = call.spaces[index];
+void FillSpace(const Call& call, const Space& space) {
   const Cell& cell = call.cells[space.cell];
   const AttendBatch& batch = *call.batch;
   const AttendItem& item = batch.items[cell.item];
@@ -90,6 +88,13 @@ void FillSpace(void* context, std::uint32_t index) {
                            .row_count = cell.rows,
                            .output = call.queries + space.queries,
                            .padded_channels = PaddedChannels(segment.shape)});
+}
+
+// What nothing else has to wait for: spaces first, then the facts of selections.
+void Prepare(void* context, std::uint32_t index) {
+  Call& call = *static_cast<Call*>(context);
+  if (index < call.spaces.size()) return FillSpace(call, call.spaces[index]);
+  FindBlockFacts(*call.batch, call.selections[index - call.spaces.size()]);
 }
 
 // The query rows of a cell, as tiles of this shape want them.
@@ -177,12 +182,13 @@ void RunTask(void* context, std::uint32_t index) {
 void Begin(Call& call, std::byte* selection_memory, Executor& executor) {
   const AttendBatch& batch = *call.batch;
   WriteCells(batch, call.cells, call.spaces);
-  if (!call.spaces.empty()) {
-    executor.ParallelFor(static_cast<std::uint32_t>(call.spaces.size()), FillSpace, &call);
-  }
-  std::fill(call.taken.begin(), call.taken.end(), nullptr);
-  if (call.selections.empty()) return;
   WriteSelections(batch, call.selections, call.score_tasks, selection_memory);
+  std::fill(call.taken.begin(), call.taken.end(), nullptr);
+  const std::size_t preparations = call.spaces.size() + call.selections.size();
+  if (preparations != 0) {
+    executor.ParallelFor(static_cast<std::uint32_t>(preparations), Prepare, &call);
+  }
+  if (call.selections.empty()) return;
   ChooseBlocks({.operations = call.operations,
                 .batch = &batch,
                 .cells = call.cells,

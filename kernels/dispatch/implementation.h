@@ -13,7 +13,7 @@ namespace tessera::kernels {
 
 // In the order of preference, best last: reference, avx2, avx512, avx512vbmi2, avx512bf16. Those
 // that this build or this machine cannot run are listed too: ImplementationSupported tells,
-// ImplementationReason says why not. Calling an operation of an unsupported one is a bug and aborts.
+// ImplementationReason says why not. Calling an operation of an unsupported one aborts.
 std::span<const Implementation* const> Implementations();
 
 // Null where no implementation has that name.

@@ -112,28 +112,6 @@ bool FindFacts(const SegmentView& segment, const PositionRange& visible, BlockFa
   return true;
 }
 
-void FindFacts(const SelectionCall& call, ItemSelection& selection) {
-  const AttendItem& item = call.batch->items[selection.item];
-  const LaneView& lane = *item.lane;
-  const PositionRange visible = VisibleFromItem(*call.batch, item);
-  std::uint32_t first = 0;
-  for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
-    const SegmentView& segment = lane.segments[s];
-    if (!FindFacts(segment, visible, selection.facts + first)) {
-      selection.faulted.store(true, std::memory_order_relaxed);
-      return;
-    }
-    first += BlocksOf(segment);
-  }
-  const SegmentView& last = lane.segments[lane.segment_count - 1];
-  if (BlocksOf(last) != 0 && last.entries % last.shape.block != 0) {
-    selection.facts[selection.blocks - 1].forced = 1;
-  }
-  if (item.selection->first_block && BlocksOf(lane.segments[0]) != 0) {
-    selection.facts[0].forced = 1;
-  }
-}
-
 // One round: the same cell of every selection that has so many.
 struct Round {
   const SelectionCall* call;
@@ -228,12 +206,36 @@ void TakeBlocks(void* context, std::uint32_t index) {
        .taken = selection.taken});
 }
 
-void FindFactsTask(void* context, std::uint32_t index) {
-  const SelectionCall& call = *static_cast<Round*>(context)->call;
-  FindFacts(call, call.selections[index]);
+// The last cell of an item, and with it the choice: no other task waits for either.
+void SumUpAndTake(void* context, std::uint32_t index) {
+  const Round& round = *static_cast<Round*>(context);
+  SumUpCell(context, index);
+  if (round.cell + 1 == round.call->selections[index].cells) TakeBlocks(context, index);
 }
 
 }  // namespace
+
+void FindBlockFacts(const AttendBatch& batch, ItemSelection& selection) {
+  const AttendItem& item = batch.items[selection.item];
+  const LaneView& lane = *item.lane;
+  const PositionRange visible = VisibleFromItem(batch, item);
+  std::uint32_t first = 0;
+  for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
+    const SegmentView& segment = lane.segments[s];
+    if (!FindFacts(segment, visible, selection.facts + first)) {
+      selection.faulted.store(true, std::memory_order_relaxed);
+      return;
+    }
+    first += BlocksOf(segment);
+  }
+  const SegmentView& last = lane.segments[lane.segment_count - 1];
+  if (BlocksOf(last) != 0 && last.entries % last.shape.block != 0) {
+    selection.facts[selection.blocks - 1].forced = 1;
+  }
+  if (item.selection->first_block && BlocksOf(lane.segments[0]) != 0) {
+    selection.facts[0].forced = 1;
+  }
+}
 
 SelectionSize MeasureSelections(const AttendBatch& batch) {
   SelectionSize size;
@@ -280,17 +282,15 @@ void WriteSelections(const AttendBatch& batch, std::span<ItemSelection> selectio
 void ChooseBlocks(const SelectionCall& call, Executor& executor) {
   const auto items = static_cast<std::uint32_t>(call.selections.size());
   const auto tasks = static_cast<std::uint32_t>(call.tasks.size());
-  Round round = {.call = &call, .cell = 0};
-  executor.ParallelFor(items, FindFactsTask, &round);
   std::uint32_t most_cells = 0;
   for (const ItemSelection& selection : call.selections) {
     most_cells = std::max(most_cells, selection.cells);
   }
+  Round round = {.call = &call, .cell = 0};
   for (; round.cell < most_cells; ++round.cell) {
     executor.ParallelFor(tasks, ScoreBlocks, &round);
-    executor.ParallelFor(items, SumUpCell, &round);
+    executor.ParallelFor(items, SumUpAndTake, &round);
   }
-  executor.ParallelFor(items, TakeBlocks, &round);
 }
 
 void ReportSelection(const AttendItem& item, const ItemSelection& selection, SelectionSink& sink) {

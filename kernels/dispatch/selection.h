@@ -52,6 +52,10 @@ SelectionSize MeasureSelections(const AttendBatch& batch);
 void WriteSelections(const AttendBatch& batch, std::span<ItemSelection> selections,
                      std::span<ScoreTask> tasks, std::byte* memory);
 
+// Fills the facts of one selection; faults it where a tile that must be read is not in its arena.
+// Before its blocks are chosen.
+void FindBlockFacts(const AttendBatch& batch, ItemSelection& selection);
+
 // What choosing needs of the call.
 struct SelectionCall {
   const Operations* operations;

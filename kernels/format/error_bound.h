@@ -4,8 +4,12 @@
 //   |output - exact| <= (base + per_logit_mass * M) * V + rounding of the output type
 //   |lse - exact|    <= (base + per_logit_mass * M)     + rounding of |lse| to fp32
 //
-// M is the largest scale * sum_c |q_c * k_c| among the entries that the query sees (and the
-// soft-cap where there is one), V the largest |v_c|.
+// M is the largest scale * sum_c |q_c * k_c| + |ln weight| among the entries that the query sees
+// (and the soft-cap where there is one), V the largest |v_c|.
+//
+// Over packed tiles the sum is of rotated channels, where |q'_c| counts at least |q| /
+// sqrt(head_dim): each q'_c is itself a sum of head_dim products, and its rounding is of their size
+// and not of its own. V is the largest |v_c| of the rows both as stored and as rotated back.
 #pragma once
 
 #include "kernels/format/element.h"
@@ -42,5 +46,17 @@ inline constexpr ErrorBound kCpuErrorBound = {.base = 0x1p-22, .per_logit_mass =
 
 // The scalar reference: double throughout, partial results stored as fp32.
 inline constexpr ErrorBound kReferenceErrorBound = {.base = 0x1p-25, .per_logit_mass = 0x1p-26};
+
+// Over packed tiles. The reference: rotated queries, partial results and rows rotated back are each
+// rounded once to fp32, which is 2^-24 of a logit where one channel carries it.
+inline constexpr ErrorBound kReferencePackedErrorBound = {.base = 0x1p-23,
+                                                          .per_logit_mass = 0x1p-24};
+
+// The CPU in fp32: two more sums of head_dim products, R_k q before and R_v^T o behind.
+inline constexpr ErrorBound kCpuPackedErrorBound = {.base = 0x1p-20, .per_logit_mass = 0x1p-21};
+
+// The CPU where it multiplies bf16 pairs (values that bf16 holds exactly: bf16, int8, fp8): rotated
+// queries and weights are rounded to bf16, 2^-9 each in the mean and 2^-8 at worst.
+inline constexpr ErrorBound kCpuBf16PackedErrorBound = {.base = 0x1p-7, .per_logit_mass = 0x1p-8};
 
 }  // namespace tessera::kernels

@@ -23,7 +23,8 @@ struct Operations {
   std::size_t (*prepared_bytes)(const TileShape& shape, ElementType row_type);
   void (*prepare_encode)(const TileShape& shape, ElementType row_type, const RotationView& rotation,
                          std::byte* prepared);
-  // False where a rotated value is not finite; the tile then holds anything.
+  // False where a rotated value is not finite, or too large for the stored type (UnstorableBits);
+  // the tile then holds anything.
   bool (*encode)(const EncodeJob& job);
   const char* (*decode)(const DecodeJob& job);
   const char* (*gather)(const GatherJob& job);

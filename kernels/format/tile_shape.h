@@ -94,6 +94,12 @@ constexpr const char* WhyNotServed(const TileShape& shape) {
   return nullptr;
 }
 
+// Rotated elements of this magnitude or more, as bits, are refused by `encode`. Of dense rows: what
+// is not finite.
+constexpr std::uint32_t UnstorableBits(const TileShape& shape) {
+  return shape.packed() ? UnstorableBits(ValuesOf(shape.format)) : 0x7f800000u;
+}
+
 // The element type of min/max rows: that of dense rows; beside packed ones bf16, rounded outward.
 constexpr ElementType MinMaxType(const TileShape& shape) {
   return shape.packed() ? ElementType::kBf16 : ElementsOf(shape.format);

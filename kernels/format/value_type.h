@@ -34,12 +34,28 @@ constexpr const char* ValueTypeName(ValueType type) {
   return "unknown";
 }
 
+// The bits of the least magnitude that no stored value can hold: as a bf16 or fp16 it would be
+// infinite.
+constexpr std::uint32_t UnstorableBits(ValueType type) {
+  switch (type) {
+    case ValueType::kBf16:
+      return 0x7f7f8000;
+    case ValueType::kFp16:
+      return 0x477ff000;  // 65520
+    case ValueType::kInt8:
+    case ValueType::kFp8:
+      return 0x7f800000;
+  }
+  return 0;
+}
+
 // The stored value of the largest element of a row.
 constexpr float LargestStored(ValueType type) { return type == ValueType::kInt8 ? 127.0f : 448.0f; }
 
 // A row whose largest magnitude is below this is stored as zeros with scale 0: the scale would be
-// subnormal.
-inline constexpr float kSmallestScaledPeak = 0x1p-100f;
+// subnormal. About 2^-100, and both 127 and 448 times a bf16, so that a row just above it is not
+// below it once it has been stored and read.
+inline constexpr float kSmallestScaledPeak = 127 * 7 * 0x1p-110f;
 
 // The scale of a row whose largest magnitude is `peak`. Rounded to nearest, so that the peak's
 // stored value is LargestStored exactly; so packing what was unpacked gives the same bytes.

@@ -41,10 +41,11 @@ void Rotate(const EncodeJob& job, const std::byte* rows, const Rotation& rotatio
                    .padded_channels = kMaxChannels});
 }
 
-bool AllFinite(const RotatedRows& rotated, std::uint32_t rows, std::uint32_t channels) {
+bool AllStorable(const TileShape& shape, const RotatedRows& rotated, std::uint32_t rows) {
   for (std::uint32_t r = 0; r < rows; ++r) {
-    for (std::uint32_t c = 0; c < channels; ++c) {
-      if (!std::isfinite(rotated.rows[r][c])) return false;
+    for (std::uint32_t c = 0; c < shape.channels; ++c) {
+      const auto bits = std::bit_cast<std::uint32_t>(rotated.rows[r][c]);
+      if ((bits & 0x7fffffffu) >= UnstorableBits(shape)) return false;
     }
   }
   return true;
@@ -247,8 +248,7 @@ bool EncodeReference(const EncodeJob& job) {
   const RotationView& rotation = prepared.rotation;
   Rotate(job, job.key, {rotation.key, rotation.type}, keys);
   Rotate(job, job.value, {rotation.value, rotation.type}, values);
-  if (!AllFinite(keys, job.rows, job.shape.channels) ||
-      !AllFinite(values, job.rows, job.shape.channels)) {
+  if (!AllStorable(job.shape, keys, job.rows) || !AllStorable(job.shape, values, job.rows)) {
     return false;
   }
   if (job.shape.packed()) {

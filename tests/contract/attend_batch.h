@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/reference/oracle.h"
 #include "tests/contract/attend_lanes.h"
 #include "tests/contract/attend_subject.h"
 
@@ -35,6 +36,9 @@ class TestBatch {
   void Add(const std::vector<TestLane*>& lanes, std::uint32_t queries);
   void Add(const std::vector<TestLane*>& lanes, std::uint32_t queries,
            std::uint64_t first_position);
+  // The same for lanes of any kind.
+  void AddViews(const std::vector<const LaneView*>& lanes, std::uint32_t queries,
+                std::uint64_t first_position);
   void AddItem(const AttendItem& item) { items_.push_back(item); }
 
   const AttendBatch& batch();
@@ -64,7 +68,8 @@ class TestBatch {
   };
 
   std::size_t RowBytes(ElementType type) const;
-  void JudgeRow(const AttendSubject& subject, const AttendItem& item, std::uint32_t row);
+  void JudgeRow(const ErrorBound& bound, const AttendItem& item, const ExactLane& lane,
+                std::uint32_t row);
 
   BatchShape shape_;
   TestRandom& random_;

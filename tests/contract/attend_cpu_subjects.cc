@@ -20,6 +20,13 @@ class CpuSubject final : public AttendSubject {
   ErrorBound bound(ElementType) const override {
     return name() == "reference" ? kReferenceErrorBound : kCpuErrorBound;
   }
+  ErrorBound bound_of(const TileShape& shape) const override {
+    if (!shape.packed()) return bound(ElementsOf(shape.format));
+    if (name() == "reference") return kReferencePackedErrorBound;
+    const bool pairs = name() == "avx512bf16" && ValuesOf(shape.format) != ValueType::kFp16;
+    return pairs ? kCpuBf16PackedErrorBound : kCpuPackedErrorBound;
+  }
+  std::string lacks_packed() const override { return ""; }
   bool rows_are_independent() const override { return true; }
 
   // In a workspace of exactly the size asked for, so that AddressSanitizer guards its end.
@@ -41,6 +48,7 @@ std::vector<std::shared_ptr<AttendSubject>> Subjects() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cpu, AttendConformance, testing::ValuesIn(Subjects()), SubjectName);
+INSTANTIATE_TEST_SUITE_P(Cpu, AttendPackedConformance, testing::ValuesIn(Subjects()), SubjectName);
 
 }  // namespace
 }  // namespace tessera::kernels

@@ -38,6 +38,11 @@ class HostItems {
   std::vector<cuda::HostItem> items_;
 };
 
+ErrorBound CudaBoundOf(const TileShape& shape) {
+  return shape.packed() ? cuda::PackedErrorBound(ValuesOf(shape.format))
+                        : cuda::CudaErrorBound(ElementsOf(shape.format));
+}
+
 class CudaSubject final : public AttendSubject {
  public:
   CudaSubject() : runtime_(cuda::SystemGpus().Open(0, &reason_)) {}
@@ -46,6 +51,8 @@ class CudaSubject final : public AttendSubject {
   bool supported() const override { return runtime_ != nullptr; }
   std::string reason() const override { return reason_; }
   ErrorBound bound(ElementType type) const override { return cuda::CudaErrorBound(type); }
+  ErrorBound bound_of(const TileShape& shape) const override { return CudaBoundOf(shape); }
+  std::string lacks_packed() const override { return ""; }
   bool rows_are_independent() const override { return true; }
 
   AttendResult Run(const AttendBatch& batch, Executor&) override {
@@ -69,6 +76,8 @@ class EmulatedSubject final : public AttendSubject {
   bool supported() const override { return true; }
   std::string reason() const override { return ""; }
   ErrorBound bound(ElementType type) const override { return cuda::CudaErrorBound(type); }
+  ErrorBound bound_of(const TileShape& shape) const override { return CudaBoundOf(shape); }
+  std::string lacks_packed() const override { return ""; }
   bool rows_are_independent() const override { return true; }
 
   // Every run has another grid and another order of threads.
@@ -92,6 +101,7 @@ std::vector<std::shared_ptr<AttendSubject>> Subjects() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cuda, AttendConformance, testing::ValuesIn(Subjects()), SubjectName);
+INSTANTIATE_TEST_SUITE_P(Cuda, AttendPackedConformance, testing::ValuesIn(Subjects()), SubjectName);
 
 }  // namespace
 }  // namespace tessera::kernels

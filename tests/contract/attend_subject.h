@@ -8,6 +8,7 @@
 
 #include "kernels/dispatch/attend.h"
 #include "kernels/format/error_bound.h"
+#include "kernels/format/tile_shape.h"
 
 namespace tessera::kernels {
 
@@ -23,6 +24,14 @@ class AttendSubject {
   virtual std::string reason() const = 0;
 
   virtual ErrorBound bound(ElementType type) const = 0;
+
+  // The same for tiles of any shape.
+  virtual ErrorBound bound_of(const TileShape& shape) const {
+    return bound(ElementsOf(shape.format));
+  }
+
+  // What it lacks for packed tiles; empty where it serves them.
+  virtual std::string lacks_packed() const { return "no packed tiles"; }
 
   // True where a query row has the same bits whatever other rows are computed with it.
   virtual bool rows_are_independent() const = 0;

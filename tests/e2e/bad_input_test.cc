@@ -453,7 +453,6 @@ TEST_F(BadInput, WhatIsNotBuiltSaysWhatIsMissing) {
     EXPECT_THAT(status.error_message(), HasSubstr("is not part of this version"));
   };
   call(&v1::Tessera::Stub::Compress, v1::CompressRequest(), v1::CompressResponse());
-  call(&v1::Tessera::Stub::Select, v1::SelectRequest(), v1::SelectResponse());
   call(&v1::Tessera::Stub::Publish, v1::PublishRequest(), v1::PublishResponse());
   call(&v1::Tessera::Stub::Match, v1::MatchRequest(), v1::MatchResponse());
   call(&v1::Tessera::Stub::Offload, v1::OffloadRequest(), v1::OffloadResponse());

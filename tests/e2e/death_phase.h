@@ -11,8 +11,9 @@
 
 namespace tessera {
 
-enum class Phase : std::uint32_t { kBetween, kAttach, kAppend, kStep, kFork, kPhases };
-inline constexpr const char* kPhaseNames[] = {"between", "attach", "append", "step", "fork"};
+enum class Phase : std::uint32_t { kBetween, kAttach, kAppend, kStep, kFork, kCompress, kPhases };
+inline constexpr const char* kPhaseNames[] = {"between", "attach", "append",
+                                              "step",    "fork",   "compress"};
 
 class PhaseWord {
  public:

@@ -228,7 +228,8 @@ TEST_F(Death, KilledWorkersLeaveNothing) {
 
   std::mt19937_64 random(TestSeed());
   PhaseWord phase(PhaseFile());
-  constexpr std::array kKinds = {Phase::kAttach, Phase::kAppend, Phase::kStep, Phase::kFork};
+  constexpr std::array kKinds = {Phase::kAttach, Phase::kAppend, Phase::kStep, Phase::kFork,
+                                 Phase::kCompress};
   std::array<int, static_cast<std::size_t>(Phase::kPhases)> died{};
   const auto kill_one = [&](Phase kind) {
     phase.Set(Phase::kBetween);

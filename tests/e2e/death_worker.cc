@@ -1,8 +1,8 @@
 // A worker that does one thing for ever, until somebody kills it: the victim of death_test.
 //
-//   death_worker ADDRESS PHASE_FILE attach|append|step|fork      until killed
-//   death_worker ADDRESS PHASE_FILE stop                         stops itself inside a step, and
-//                                                                goes on when it is continued
+//   death_worker ADDRESS PHASE_FILE attach|append|step|fork|compress   until killed
+//   death_worker ADDRESS PHASE_FILE stop     stops itself inside a step, and goes on when it is
+//                                            continued
 
 #include <signal.h>
 
@@ -73,6 +73,17 @@ absl::Status OneStep(client::Worker& worker, client::Sequence& sequence,
   return step->End();
 }
 
+// One for each lane, in bf16.
+std::vector<std::byte> Identities() {
+  const std::size_t dim = kShape.head_dim;
+  std::vector<std::uint16_t> values(kShape.layers * kShape.kv_heads * dim * dim);
+  for (std::size_t row = 0; row < values.size() / dim; ++row) {
+    values[row * dim + row % dim] = kernels::FloatToBf16(1.0f);
+  }
+  const std::span<const std::byte> bytes = BytesOf(values);
+  return {bytes.begin(), bytes.end()};
+}
+
 void AttachForEver(const std::string& address, PhaseWord& phase) {
   for (;;) {
     const InPhase inside(phase, Phase::kAttach);
@@ -97,6 +108,7 @@ void WorkForEver(const std::string& what, const std::string& address, PhaseWord&
     Must(status);
   };
   for (int i = 0; i < 40; ++i) decode();  // an open tail, some of it absorbed
+  const std::vector<std::byte> rotations = Identities();
   for (;;) {
     if (what == "append") {
       truth.Grow(200);
@@ -111,6 +123,13 @@ void WorkForEver(const std::string& what, const std::string& address, PhaseWord&
     } else if (what == "step") {
       const InPhase inside(phase, Phase::kStep);
       decode();
+    } else if (what == "compress") {
+      client::Sequence child = Must(sequence.Fork());
+      const InPhase inside(phase, Phase::kCompress);
+      Must(child
+               .Compress({.kept_channels = 16, .summary = kernels::Summary::kMean},
+                         {.key = rotations, .value = rotations})
+               .status());
     } else {
       const InPhase inside(phase, Phase::kFork);
       client::Sequence child = Must(sequence.Fork());

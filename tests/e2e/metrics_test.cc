@@ -10,6 +10,7 @@
 #include <memory>
 #include <regex>
 #include <string>
+#include <vector>
 
 #include "kernels/format/element.h"
 #include "proto/shm/pin.h"
@@ -124,6 +125,51 @@ TEST_F(Metrics, AppendsAttendsAndCalls) {
             1);
   EXPECT_EQ(Value("tessera_rpc_duration_seconds_count", "method=\"Attend\""), 2);
   EXPECT_GT(Value("tessera_rpc_duration_seconds_sum", "method=\"Attend\""), 0);
+}
+
+TEST_F(Metrics, PackingsAndSelections) {
+  const std::uint64_t sequence = NewSequence(70);
+  EXPECT_EQ(Value("tessera_entries_packed_total"), 0);
+  v1::CompressRequest compress;
+  *compress.mutable_session() = worker_->key();
+  compress.set_sequence_id(sequence);
+  compress.mutable_packing()->set_kept_channels(16);
+  compress.mutable_packing()->set_summary(v1::BLOCK_SUMMARY_MEAN);
+  // [2 layers][2 kv heads][64 channels][64]: the identity.
+  v1::Tensor& key = *compress.mutable_rotations()->mutable_key();
+  key.set_dtype(v1::DTYPE_BF16);
+  for (int dimension : {2, 2, 64, 64}) key.add_shape(dimension);
+  std::vector<std::uint16_t> matrices(4 * 64 * 64);
+  for (int i = 0; i < 4 * 64; ++i) matrices[i * 64 + i % 64] = kernels::FloatToBf16(1.0f);
+  key.set_inline_(matrices.data(), matrices.size() * sizeof(std::uint16_t));
+  *compress.mutable_rotations()->mutable_value() = key;
+  {
+    grpc::ClientContext context;
+    v1::CompressResponse response;
+    const grpc::Status status = worker_->stub().Compress(&context, compress, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+  }
+  EXPECT_EQ(Value("tessera_entries_packed_total"), 4 * 70);
+  EXPECT_EQ(Value("tessera_packed_bytes_total", "side=\"before\""), 4 * 3 * 8192);
+  // 16 channels of 2 bytes and a bitmap of 8, K and V; a mean key for every 8 entries.
+  const double tile = 32 * 2 * (32 + 8) + 4 * (32 + 8);
+  EXPECT_EQ(Value("tessera_packed_bytes_total", "side=\"after\""), 4 * 3 * (tile + 32));
+  EXPECT_EQ(Value("tessera_pool_used_bytes", "tag=\"rotations\""), 4 * 2 * 64 * 64 * 2);
+  EXPECT_TRUE(Becomes("tessera_pool_used_bytes", "tag=\"tiles\"",
+                      [&](double v) { return v == 4 * 3 * (tile + 32); }));
+
+  v1::SelectRequest select;
+  *select.mutable_session() = worker_->key();
+  select.set_sequence_id(sequence);
+  select.mutable_selection()->set_entries(20);
+  v1::Tensor& query = *select.mutable_query();
+  query.set_dtype(v1::DTYPE_BF16);
+  for (int dimension : {1, 4, 64}) query.add_shape(dimension);
+  query.set_inline_(std::string(4 * 64 * 2, '\0'));
+  grpc::ClientContext context;
+  v1::SelectResponse response;
+  ASSERT_TRUE(worker_->stub().Select(&context, select, &response).ok());
+  EXPECT_EQ(Value("tessera_select_requests_total"), 1);
 }
 
 TEST_F(Metrics, TailsAndTheirAbsorption) {

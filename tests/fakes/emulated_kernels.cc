@@ -6,7 +6,9 @@
 
 #include "kernels/cuda/attend_fma.cuh"
 #include "kernels/cuda/attend_mma.cuh"
+#include "kernels/cuda/attend_packed.cuh"
 #include "kernels/cuda/merge.cuh"
+#include "kernels/cuda/rotate.cuh"
 #include "kernels/cuda/rows.cuh"
 #include "tests/fakes/gpu_emulator.h"
 
@@ -26,27 +28,63 @@ void RunAttend(const AttendParams& params, const EmulatedGrid& grid, Body body) 
              [&] { body(params); });
 }
 
-template <ElementType kType, std::uint32_t kHeadDim>
+bool IsNarrow(const AttendParams& params, const EmulatedGrid& grid) {
+  return grid.column_tiles != 0 ? grid.column_tiles == 1 : params.max_columns <= kTileColumns;
+}
+
+template <ElementType kType, std::uint32_t kHeadDim, bool kWords>
 void RunMma(const AttendParams& params, const EmulatedGrid& grid) {
-  const std::uint32_t tiles =
-      grid.column_tiles != 0 ? grid.column_tiles : (params.max_columns <= kTileColumns ? 1 : 2);
-  if (tiles == 1) {
-    RunAttend<MmaShape<kHeadDim, 1>>(params, grid, AttendMma<kType, kHeadDim, 1>);
+  if (IsNarrow(params, grid)) {
+    RunAttend<MmaShape<kHeadDim, 1, kWords>>(params, grid, AttendMma<kType, kHeadDim, 1, kWords>);
   } else {
-    RunAttend<MmaShape<kHeadDim, 2>>(params, grid, AttendMma<kType, kHeadDim, 2>);
+    RunAttend<MmaShape<kHeadDim, 2, kWords>>(params, grid, AttendMma<kType, kHeadDim, 2, kWords>);
+  }
+}
+
+template <std::uint32_t kHeadDim, bool kWords>
+void RunDense(ElementType type, const AttendParams& params, const EmulatedGrid& grid) {
+  switch (type) {
+    case ElementType::kBf16:
+      return RunMma<ElementType::kBf16, kHeadDim, kWords>(params, grid);
+    case ElementType::kFp16:
+      return RunMma<ElementType::kFp16, kHeadDim, kWords>(params, grid);
+    case ElementType::kFp32:
+      return RunAttend<FmaShape<kHeadDim>>(params, grid, AttendFma<kHeadDim, kWords>);
+  }
+}
+
+template <kernels::ValueType kValues, std::uint32_t kHeadDim>
+void RunPacked(const AttendParams& params, const EmulatedGrid& grid) {
+  if ((params.kinds & KindBit(KindOf({.format = kernels::PackedFormat(kValues)}))) == 0) return;
+  constexpr std::uint32_t kMost = PackedTuningFor(kHeadDim).column_tiles;
+  if (IsNarrow(params, grid) || kMost == 1) {
+    RunAttend<PackedShape<kValues, kHeadDim, 1>>(params, grid, AttendPacked<kValues, kHeadDim, 1>);
+  } else {
+    RunAttend<PackedShape<kValues, kHeadDim, kMost>>(params, grid,
+                                                     AttendPacked<kValues, kHeadDim, kMost>);
   }
 }
 
 template <std::uint32_t kHeadDim>
 void RunHeadDim(ElementType type, const AttendParams& params, const EmulatedGrid& grid) {
-  switch (type) {
-    case ElementType::kBf16:
-      return RunMma<ElementType::kBf16, kHeadDim>(params, grid);
-    case ElementType::kFp16:
-      return RunMma<ElementType::kFp16, kHeadDim>(params, grid);
-    case ElementType::kFp32:
-      return RunAttend<FmaShape<kHeadDim>>(params, grid, AttendFma<kHeadDim>);
+  RunDense<kHeadDim, false>(type, params, grid);
+  if ((params.kinds & KindBit(PartKind::kDenseWords)) != 0) {
+    RunDense<kHeadDim, true>(type, params, grid);
   }
+  RunPacked<kernels::ValueType::kBf16, kHeadDim>(params, grid);
+  RunPacked<kernels::ValueType::kFp16, kHeadDim>(params, grid);
+  RunPacked<kernels::ValueType::kInt8, kHeadDim>(params, grid);
+  RunPacked<kernels::ValueType::kFp8, kHeadDim>(params, grid);
+}
+
+void RunRotate(const AttendParams& params, const EmulatedGrid& grid) {
+  if (params.max_strategies == 0) return;
+  EmulateGpu({.blocks_x = params.max_strategies,
+              .blocks_y = (params.max_columns + kTileColumns - 1) / kTileColumns,
+              .threads = kRotateThreads,
+              .shared_bytes = RotateSharedBytes(params.head_dim),
+              .seed = grid.seed},
+             [&] { RotateQueries(params); });
 }
 
 }  // namespace
@@ -59,6 +97,7 @@ void EmulateAttend(const AttendCall& call, const EmulatedGrid& grid) {
   }
   const AttendParams params = MakeAttendParams(call);
   const ElementType type = call.geometry.type;
+  RunRotate(params, grid);
   if (params.head_dim == 64) RunHeadDim<64>(type, params, grid);
   if (params.head_dim == 128) RunHeadDim<128>(type, params, grid);
   if (params.head_dim == 256) RunHeadDim<256>(type, params, grid);
@@ -66,6 +105,7 @@ void EmulateAttend(const AttendCall& call, const EmulatedGrid& grid) {
               .blocks_y = call.limits.queries,
               .blocks_z = call.limits.batch,
               .threads = params.head_dim,
+              .shared_bytes = params.head_dim * static_cast<std::uint32_t>(sizeof(float)),
               .seed = grid.seed},
              [&] { Merge(params); });
 }

@@ -10,7 +10,8 @@ namespace tessera::tests {
 
 struct EmulatedGrid {
   std::uint32_t blocks_x = 4;
-  std::uint32_t column_tiles = 0;  // 0: as the launcher chooses; 1 or 2: forced (bf16, fp16)
+  std::uint32_t column_tiles =
+      0;  // 0: as the launcher chooses; 1 or 2: forced, of tensor-core kernels
   std::uint64_t seed = 1;
 };
 

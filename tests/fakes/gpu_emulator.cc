@@ -60,6 +60,7 @@ struct Operand {
 struct Copy {
   std::byte* target;
   const std::byte* source;  // null: zeros
+  std::size_t bytes;
 };
 
 struct Fiber {
@@ -213,9 +214,9 @@ bool Machine::RunWarp(std::uint32_t first) {
 void ShowLanded(Fiber& fiber) {
   for (const Copy& copy : fiber.landed) {
     if (copy.source != nullptr) {
-      std::memcpy(copy.target, copy.source, 16);
+      std::memcpy(copy.target, copy.source, copy.bytes);
     } else {
-      std::memset(copy.target, 0, 16);
+      std::memset(copy.target, 0, copy.bytes);
     }
   }
   fiber.landed.clear();
@@ -424,13 +425,20 @@ float ShuffleXor(float value, std::uint32_t mask) {
   return machine->operand().real;
 }
 
-void CopyChunk(std::byte* shared, const std::byte* source, bool live) {
-  Require(machine->InShared(shared, 16), "cp.async beyond shared memory");
-  Require(reinterpret_cast<std::uintptr_t>(shared) % 16 == 0, "cp.async to a misaligned address");
-  Require(reinterpret_cast<std::uintptr_t>(source) % 16 == 0, "cp.async from a misaligned address");
-  std::memset(shared, 0xff, 16);
-  machine->fiber().open_group.push_back({shared, live ? source : nullptr});
+void StartCopy(std::byte* shared, const std::byte* source, std::size_t bytes, bool live) {
+  Require(machine->InShared(shared, bytes), "cp.async beyond shared memory");
+  Require(reinterpret_cast<std::uintptr_t>(shared) % bytes == 0,
+          "cp.async to a misaligned address");
+  Require(reinterpret_cast<std::uintptr_t>(source) % bytes == 0,
+          "cp.async from a misaligned address");
+  std::memset(shared, 0xff, bytes);
+  machine->fiber().open_group.push_back({shared, live ? source : nullptr, bytes});
 }
+
+void CopyChunk(std::byte* shared, const std::byte* source, bool live) {
+  StartCopy(shared, source, 16, live);
+}
+void CopyWord(std::byte* shared, const std::byte* source) { StartCopy(shared, source, 4, true); }
 
 void CommitCopies() {
   tests::Fiber& fiber = machine->fiber();

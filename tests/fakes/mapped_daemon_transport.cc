@@ -408,6 +408,17 @@ absl::Status MappedDaemon::FakeTransport::Call(const v1::AppendRequest& request,
   return daemon_.Append(request, response);
 }
 
+// This daemon keeps plain rows; end-to-end tests compress and select.
+absl::Status MappedDaemon::FakeTransport::Call(const v1::CompressRequest&, v1::CompressResponse&,
+                                               Clock::Duration) {
+  return absl::UnimplementedError("the fake daemon keeps every row as it came");
+}
+
+absl::Status MappedDaemon::FakeTransport::Call(const v1::SelectRequest&, v1::SelectResponse&,
+                                               Clock::Duration) {
+  return absl::UnimplementedError("the fake daemon has no block summaries");
+}
+
 absl::Status MappedDaemon::FakeTransport::Call(const v1::AttendRequest& request,
                                                v1::AttendResponse& response, Clock::Duration) {
   std::lock_guard lock(daemon_.mutex_);

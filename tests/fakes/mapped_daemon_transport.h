@@ -70,6 +70,8 @@ class MappedDaemon::FakeTransport final : public client::Transport {
   absl::Status Call(const v1::HandoverRequest&, v1::HandoverResponse&, Clock::Duration) override;
   absl::Status Call(const v1::FreeRequest&, v1::FreeResponse&, Clock::Duration) override;
   absl::Status Call(const v1::AppendRequest&, v1::AppendResponse&, Clock::Duration) override;
+  absl::Status Call(const v1::CompressRequest&, v1::CompressResponse&, Clock::Duration) override;
+  absl::Status Call(const v1::SelectRequest&, v1::SelectResponse&, Clock::Duration) override;
   absl::Status Call(const v1::AttendRequest&, v1::AttendResponse&, Clock::Duration) override;
   absl::Status Call(const v1::DescribeRequest&, v1::DescribeResponse&, Clock::Duration) override;
   absl::Status Call(const v1::StatsRequest&, v1::StatsResponse&, Clock::Duration) override;

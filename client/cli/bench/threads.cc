@@ -21,18 +21,37 @@ void ThreadTeam::Work() {
   }
 }
 
+namespace {
+
+// Some tens of microseconds.
+constexpr int kSpins = 2000;
+
+// Until `happened` or patience ends.
+void SpinUntil(const auto& happened) {
+  for (int i = 0; i < kSpins && !happened(); ++i) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+}
+
+}  // namespace
+
 void ThreadTeam::Member() {
   std::uint64_t seen = 0;
+  const auto called = [&] { return stopping_.load() || round_.load() != seen; };
   for (;;) {
-    {
+    SpinUntil(called);
+    if (!called()) {
       std::unique_lock<std::mutex> lock(mutex_);
-      start_.wait(lock, [&] { return stopping_ || round_ != seen; });
-      if (stopping_) return;
-      seen = round_;
+      ++sleeping_;
+      start_.wait(lock, called);
+      --sleeping_;
     }
+    if (stopping_) return;
+    seen = round_.load();
     Work();
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (--working_ == 0) done_.notify_one();
+    working_.fetch_sub(1);
   }
 }
 
@@ -41,6 +60,7 @@ void ThreadTeam::ParallelFor(std::uint32_t tasks, Task task, void* context) {
     for (std::uint32_t i = 0; i < tasks; ++i) task(context, i);
     return;
   }
+  bool wake = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     task_ = task;
@@ -48,12 +68,15 @@ void ThreadTeam::ParallelFor(std::uint32_t tasks, Task task, void* context) {
     tasks_ = tasks;
     next_.store(0);
     working_ = static_cast<std::uint32_t>(members_.size());
-    ++round_;
+    round_.fetch_add(1);
+    wake = sleeping_ != 0;
   }
-  start_.notify_all();
+  if (wake) start_.notify_all();
   Work();
-  std::unique_lock<std::mutex> lock(mutex_);
-  done_.wait(lock, [&] { return working_ == 0; });
+  while (working_.load() != 0) {
+    SpinUntil([&] { return working_.load() == 0; });
+    if (working_.load() != 0) std::this_thread::yield();
+  }
 }
 
 }  // namespace tessera::cli::bench

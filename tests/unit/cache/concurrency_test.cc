@@ -1,6 +1,7 @@
 // Readers resolve and read all the time, while a worker decodes, appends, truncates, forks and
 // frees, and the daemon absorbs and collects. Every read is one of the states that the sequence has
-// been in, and no older than what was complete when the reader pinned.
+// been in, whatever form its segments are given meanwhile, and no older than what was complete when
+// the reader pinned.
 //
 // All threads use one mapping of each memory, so that ThreadSanitizer sees every access.
 
@@ -223,13 +224,15 @@ class Concurrency : public testing::Test {
              v->lane == LaneLabel(lane.layer, RowKind::kValue) && k->token == v->token &&
              k->era == v->era && k->token == labels.size() - 1;
     };
-    const kernels::DenseTile tile = {64, kernels::ElementType::kBf16};
     for (std::uint32_t s = 0; s < lane.resolved.segments; ++s) {
       const kernels::SegmentView& segment = view.segments[lane.first_segment + s];
       for (std::uint32_t e = 0; e < segment.entries; ++e) {
         const std::byte* at = segment.arena + segment.tile_offsets[e / kernels::kTileEntries];
-        if (!take(at + tile.key_offset(e % kernels::kTileEntries),
-                  at + tile.value_offset(e % kernels::kTileEntries))) {
+        const std::uint32_t row = e % kernels::kTileEntries;
+        // Packed rows that keep every channel have the same bytes as dense ones, elsewhere.
+        const kernels::TileLayout rows = kernels::LayoutOf(segment.shape);
+        if (!take(at + rows.key_data + row * rows.row_data,
+                  at + rows.value_data + row * rows.row_data)) {
           return "a row of a segment is torn or another's";
         }
       }
@@ -298,6 +301,25 @@ class Concurrency : public testing::Test {
     return wrong;
   }
 
+  // Into a form whose rows say the same, with and without a bitmap.
+  void PackOnce(bool dense) {
+    std::shared_ptr<History> history;
+    {
+      MutexLock lock(mutex_);
+      history = shown_;
+    }
+    if (history == nullptr) return;
+    kernels::TileShape shape = kernels::DenseShape(64, kernels::ElementType::kBf16);
+    if (!dense) shape.format = kernels::TileFormat::kPackedBf16;
+    shape.summary = kernels::Summary::kMinMax;
+    shape.block = 8;
+    const absl::StatusOr<PackOutcome> outcome =
+        history->sequence->Pack({.shapes = {shape, shape}}, [] { return absl::OkStatus(); });
+    if (outcome.ok()) packed_.fetch_add(outcome->entries_packed);
+    EXPECT_TRUE(outcome.ok() || outcome.status().code() == absl::StatusCode::kNotFound)
+        << outcome.status();
+  }
+
   World world_{World::Options{.ring_tiles = 4}};
   std::shared_ptr<const Model> model_ = world_.Register(SmallModel("m", 2, 1));
   std::shared_ptr<SessionState> session_ = world_.OpenSession();
@@ -307,6 +329,7 @@ class Concurrency : public testing::Test {
   std::byte* region_ = nullptr;
   std::atomic<std::uint64_t> reads_{0};
   std::atomic<std::uint64_t> retries_{0};
+  std::atomic<std::uint64_t> packed_{0};
   std::atomic<int> wrong_{0};
   Mutex mutex_;
   std::shared_ptr<History> shown_ TESSERA_GUARDED_BY(mutex_);
@@ -337,6 +360,12 @@ TEST_F(Concurrency, EveryReadIsAStateThatWas) {
       std::this_thread::yield();
     }
   });
+  threads.emplace_back([&] {
+    for (bool dense = false; !stop.load(); dense = !dense) {
+      PackOnce(dense);
+      std::this_thread::yield();
+    }
+  });
   const auto all_right = [&] {
     return !HasFatalFailure() && wrong_.load(std::memory_order_relaxed) == 0;
   };
@@ -347,8 +376,11 @@ TEST_F(Concurrency, EveryReadIsAStateThatWas) {
   stop.store(true);
   for (std::thread& thread : threads) thread.join();
   for (const std::string& each : wrong) EXPECT_EQ(each, "");
-  std::printf("%llu reads, %llu retries\n", static_cast<unsigned long long>(reads_.load()),
-              static_cast<unsigned long long>(retries_.load()));
+  std::printf("%llu reads, %llu retries, %llu entries packed\n",
+              static_cast<unsigned long long>(reads_.load()),
+              static_cast<unsigned long long>(retries_.load()),
+              static_cast<unsigned long long>(packed_.load()));
+  EXPECT_GT(packed_.load(), 0u);
   {
     MutexLock lock(mutex_);
     shown_.reset();

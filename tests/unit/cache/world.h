@@ -118,7 +118,8 @@ class World {
       tenant->directory().pool().Validate();
       const pool::Account& account = tenant->account();
       const auto used = [&](pool::MemoryTag tag) { return account.used_bytes(tag); };
-      ASSERT_EQ(used(pool::MemoryTag::kTiles) + used(pool::MemoryTag::kTables),
+      ASSERT_EQ(used(pool::MemoryTag::kTiles) + used(pool::MemoryTag::kTables) +
+                    used(pool::MemoryTag::kRotations),
                 tenant->pool().used_bytes());
       ASSERT_EQ(used(pool::MemoryTag::kSnapshots) + used(pool::MemoryTag::kSequences),
                 tenant->directory().pool().used_bytes());

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "daemon/base/strings.h"
 #include "daemon/device/cpu_device.h"
 #include "daemon/device/cuda_device.h"
 #include "daemon/platform/memfd.h"
@@ -113,6 +114,148 @@ class DeviceTest : public testing::TestWithParam<Kind> {
   std::vector<absl::Status> failures_;
   std::unique_ptr<Device> device_;
 };
+
+// A packing of all rows of a pool's dense tiles into tiles behind them.
+TEST_P(DeviceTest, TilesAreEncodedOrItSaysThatItCannot) {
+  const Pool pool = PoolMemory();
+  const kernels::DenseTile dense = {kHeadDim, ElementType::kBf16};
+  Fill(pool.data(), 2 * 2 * 32, ElementType::kBf16);  // two tiles
+  kernels::TileShape shape = kernels::DenseShape(kHeadDim, ElementType::kBf16);
+  shape.format = kernels::TileFormat::kPackedInt8;
+  shape.kept = 16;
+  shape.summary = kernels::Summary::kMean;
+  shape.block = 8;
+  kernels::TileShape summed = kernels::DenseShape(kHeadDim, ElementType::kBf16);
+  summed.summary = kernels::Summary::kMinMax;
+  summed.block = 4;
+  const TileStrategy strategies[] = {{.shape = shape, .rotation = {}},
+                                     {.shape = summed, .rotation = {}}};
+  std::vector<TileEncode> tiles;
+  for (std::uint32_t i = 0; i < 6; ++i) {
+    const std::byte* const from = pool.data() + i % 2 * dense.bytes();
+    tiles.push_back({.key = from,
+                     .value = from + dense.value_offset(0),
+                     .rows = i < 2 ? 32 : 1 + static_cast<std::uint32_t>(random_() % 32),
+                     .strategy = i % 3 == 0 ? 1u : 0u,
+                     .tile = pool.data() + 32768 + i * 16384});
+  }
+  const auto unfit = device_->Encode(strategies, ElementType::kBf16, tiles);
+  if (GetParam() != Kind::kCpu) {
+    EXPECT_TRUE(absl::IsUnimplemented(unfit.status())) << unfit.status();
+    EXPECT_THAT(std::string(AsStringView(unfit.status().message())),
+                HasSubstr("does not encode tiles in this version"));
+    EXPECT_TRUE(device_->health().ok());
+    return;
+  }
+  ASSERT_TRUE(unfit.ok()) << unfit.status();
+  EXPECT_EQ(*unfit, std::nullopt);
+  const kernels::Operations& operations = kernels::OperationsOf(kernels::BestImplementation());
+  for (const TileEncode& tile : tiles) {
+    const kernels::TileShape& to = strategies[tile.strategy].shape;
+    std::vector<std::byte> prepared(operations.prepared_bytes(to, ElementType::kBf16) + 64);
+    std::byte* const aligned =
+        prepared.data() + (64 - reinterpret_cast<std::uintptr_t>(prepared.data()) % 64);
+    operations.prepare_encode(to, ElementType::kBf16, {}, aligned);
+    std::vector<std::byte> expected(kernels::LayoutOf(to).bytes);
+    ASSERT_TRUE(operations.encode({.key = tile.key,
+                                   .value = tile.value,
+                                   .stride = dense.row_bytes(),
+                                   .type = ElementType::kBf16,
+                                   .rows = tile.rows,
+                                   .weights = nullptr,
+                                   .positions = nullptr,
+                                   .shape = to,
+                                   .layout = kernels::LayoutOf(to),
+                                   .prepared = aligned,
+                                   .tile = expected.data()}));
+    EXPECT_EQ(std::memcmp(tile.tile, expected.data(), expected.size()), 0);
+  }
+}
+
+TEST_P(DeviceTest, AValueBeyondFp16IsFoundInItsTile) {
+  if (GetParam() != Kind::kCpu) GTEST_SKIP() << "a GPU encodes no tiles in this version";
+  const Pool pool = PoolMemory();
+  const kernels::DenseTile dense = {kHeadDim, ElementType::kBf16};
+  Fill(pool.data(), 2 * 4 * 32, ElementType::kBf16);  // four tiles
+  const std::uint16_t large = kernels::FloatToBf16(-70000.0f);
+  std::memcpy(pool.data() + 2 * dense.bytes() + dense.value_offset(7) + 10, &large, sizeof large);
+  kernels::TileShape shape = kernels::DenseShape(kHeadDim, ElementType::kBf16);
+  shape.format = kernels::TileFormat::kPackedFp16;
+  shape.kept = 8;
+  const TileStrategy strategies[] = {{.shape = shape, .rotation = {}}};
+  std::vector<TileEncode> tiles;
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    const std::byte* const from = pool.data() + i * dense.bytes();
+    tiles.push_back({.key = from,
+                     .value = from + dense.value_offset(0),
+                     .rows = 32,
+                     .strategy = 0,
+                     .tile = pool.data() + 65536 + i * 16384});
+  }
+  const auto unfit = device_->Encode(strategies, ElementType::kBf16, tiles);
+  ASSERT_TRUE(unfit.ok()) << unfit.status();
+  EXPECT_EQ(*unfit, std::size_t{2});
+}
+
+// Rows that fp16 holds, whose mean it does not: each row keeps its first two channels, the mean the
+// next two.
+TEST_P(DeviceTest, AMeanBeyondFp16IsFoundInItsTile) {
+  if (GetParam() != Kind::kCpu) GTEST_SKIP() << "a GPU encodes no tiles in this version";
+  const Pool pool = PoolMemory();
+  const kernels::DenseTile dense = {kHeadDim, ElementType::kBf16};
+  std::memset(pool.data(), 0, dense.bytes());
+  const auto set = [&](std::uint32_t row, std::uint32_t channel, float value) {
+    const std::uint16_t bits = kernels::FloatToBf16(value);
+    std::memcpy(pool.data() + dense.key_offset(row) + 2 * channel, &bits, sizeof bits);
+  };
+  for (std::uint32_t row = 0; row < 4; ++row) {
+    set(row, 0, row % 2 == 0 ? 60000.0f : -60000.0f);
+    set(row, 1, row % 2 == 0 ? 60000.0f : -60000.0f);
+    set(row, 2, 70000.0f);
+  }
+  kernels::TileShape shape = kernels::DenseShape(kHeadDim, ElementType::kBf16);
+  shape.format = kernels::TileFormat::kPackedFp16;
+  shape.kept = 2;
+  shape.group = 2;
+  TileStrategy strategies[] = {{.shape = shape, .rotation = {}}};
+  const TileEncode tile = {.key = pool.data(),
+                           .value = pool.data() + dense.value_offset(0),
+                           .rows = 4,
+                           .strategy = 0,
+                           .tile = pool.data() + 65536};
+  auto unfit = device_->Encode(strategies, ElementType::kBf16, {&tile, 1});
+  ASSERT_TRUE(unfit.ok()) << unfit.status();
+  EXPECT_EQ(*unfit, std::nullopt);
+  strategies[0].shape.summary = kernels::Summary::kMean;
+  strategies[0].shape.block = 4;
+  unfit = device_->Encode(strategies, ElementType::kBf16, {&tile, 1});
+  ASSERT_TRUE(unfit.ok()) << unfit.status();
+  EXPECT_EQ(*unfit, std::size_t{0});
+}
+
+// A selection is honoured or refused, never ignored.
+TEST_P(DeviceTest, WhoCannotSelectSaysSo) {
+  if (GetParam() == Kind::kCpu) GTEST_SKIP() << "the CPU selects; end-to-end tests judge how";
+  const kernels::LaneView lane;
+  const kernels::SelectionRule rule;
+  const std::vector<std::uint16_t> query(kHeadDim);
+  std::vector<float> output(kHeadDim);
+  const kernels::AttendItem item = {
+      .lane = &lane, .query = query.data(), .output = output.data(), .selection = &rule};
+  const kernels::AttendBatch batch = {.geometry = {.query_heads = 1,
+                                                   .kv_heads = 1,
+                                                   .head_dim = kHeadDim,
+                                                   .type = ElementType::kBf16,
+                                                   .scale = 1},
+                                      .items = {&item, 1}};
+  class NoSink final : public kernels::SelectionSink {
+    void Take(std::uint32_t, const kernels::SelectedRun&) override {}
+  };
+  NoSink sink;
+  EXPECT_TRUE(absl::IsUnimplemented(device_->Attend(batch, {}).status()));
+  EXPECT_TRUE(absl::IsUnimplemented(device_->Select(batch, {}, sink).status()));
+  EXPECT_TRUE(device_->health().ok());
+}
 
 TEST_P(DeviceTest, PiecesOfASpaceAreWhereTheyBelongAndGoWithTheirOwner) {
   auto space = device_->pool_memory().Reserve(4 * kPiece);

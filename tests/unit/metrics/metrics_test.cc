@@ -72,6 +72,9 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
     visitor.Add(kEpochRetiredBytes, state);
     visitor.Add(kTokensAppendedTotal, state, "rpc");
     visitor.Add(kTilesEncodedTotal, state);
+    visitor.Add(kEntriesPackedTotal, state);
+    visitor.Add(kPackedBytesTotal, state, "before");
+    visitor.Add(kSelectRequestsTotal, state);
     visitor.Add(kTailFullWaitsTotal, state);
     visitor.Add(kSnapshotsPublishedTotal, state);
     visitor.Add(kPinsRevokedTotal, state);
@@ -92,9 +95,10 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
        {"tessera_pool_bytes", "tessera_pool_used_bytes", "tessera_pool_extents", "tessera_sessions",
         "tessera_sequences", "tessera_decoding_sequences", "tessera_epoch_retired_bytes",
         "tessera_tokens_appended_total", "tessera_tiles_encoded_total",
-        "tessera_tail_full_waits_total", "tessera_snapshots_published_total",
-        "tessera_pins_revoked_total", "tessera_sequences_failed_total",
-        "tessera_attend_requests_total"}},
+        "tessera_entries_packed_total", "tessera_packed_bytes_total",
+        "tessera_select_requests_total", "tessera_tail_full_waits_total",
+        "tessera_snapshots_published_total", "tessera_pins_revoked_total",
+        "tessera_sequences_failed_total", "tessera_attend_requests_total"}},
   };
   Names driven = {"tessera_build_info"};  // constant
   for (const auto& [drive, names] : drives) {

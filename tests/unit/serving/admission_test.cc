@@ -16,7 +16,7 @@ using testing::HasSubstr;
 bool Stays() { return false; }
 
 TEST(Admission, SoManyRunSoManyWaitAndTheNextIsRefused) {
-  Admission admission({.running = 2, .waiting = 1});
+  Admission admission({.what = "attention", .running = 2, .waiting = 1});
   std::optional<Admission::Place> first(*admission.Enter(Stays));
   const Admission::Place second = *admission.Enter(Stays);
   std::atomic<bool> waits{false};
@@ -42,7 +42,7 @@ TEST(Admission, SoManyRunSoManyWaitAndTheNextIsRefused) {
 }
 
 TEST(Admission, WhoHasGoneWaitsNoLonger) {
-  Admission admission({.running = 1, .waiting = 4});
+  Admission admission({.what = "attention", .running = 1, .waiting = 4});
   std::optional<Admission::Place> only(*admission.Enter(Stays));
   const absl::Status gone = admission.Enter([] { return true; }).status();
   EXPECT_TRUE(absl::IsCancelled(gone)) << gone;
@@ -51,7 +51,7 @@ TEST(Admission, WhoHasGoneWaitsNoLonger) {
 }
 
 TEST(Admission, NeverMoreThanMayRun) {
-  Admission admission({.running = 3, .waiting = 100});
+  Admission admission({.what = "attention", .running = 3, .waiting = 100});
   std::atomic<int> running{0};
   std::atomic<int> most{0};
   std::vector<std::thread> threads;

@@ -58,6 +58,26 @@ SegmentRef GoodRef() {
   return ref;
 }
 
+// Any shape that is served, of rows of this head_dim.
+kernels::TileShape RandomShape(TestRandom& random, std::uint16_t head_dim) {
+  kernels::TileShape shape = kernels::DenseShape(head_dim, kernels::ElementType::kBf16);
+  shape.summary = static_cast<kernels::Summary>(random.Below(3));
+  if (shape.summary != kernels::Summary::kNone) {
+    shape.block = static_cast<std::uint8_t>(4u << random.Below(3));
+  }
+  shape.weights = random.OneIn(3);
+  shape.positions = random.OneIn(3);
+  if (random.OneIn(3)) return shape;
+  shape.format = kernels::PackedFormat(static_cast<kernels::ValueType>(random.Between(1, 4)));
+  shape.group = static_cast<std::uint8_t>(1u << random.Below(3));
+  const auto multiple = [&](std::uint32_t most) {
+    return static_cast<std::uint16_t>(shape.group * random.Between(1, most / shape.group));
+  };
+  shape.channels = random.OneIn(2) ? head_dim : multiple(head_dim);
+  shape.kept = multiple(shape.channels);
+  return shape;
+}
+
 class ResolveLaneTest : public testing::Test {
  protected:
   ResolveStatus Resolve(std::uint64_t word) {
@@ -202,6 +222,12 @@ TEST_F(ResolveLaneTest, AttentionOverHostileTablesStaysInside) {
   for (int round = 0; round < 2000; ++round) {
     if (round % 20 == 0) pool.Randomise(random);
     SegmentRef ref = GoodRef();
+    SetShape(RandomShape(random, 64), ref);
+    if (ref.channels != 64 || random.OneIn(2)) {
+      ref.rotations = random.Below(pool.bytes() / 64) * 64;
+      ref.rotation_type = static_cast<std::uint8_t>(random.Between(1, 3));
+    }
+    if (random.OneIn(2)) ref.position_span = random.Border();
     ref.entries = static_cast<std::uint32_t>(random.Between(1, 400));
     ref.tile_table = random.Below(pool.bytes() / 8) * 8;
     for (std::uint64_t t = 0; t < 16; ++t) {
@@ -218,11 +244,14 @@ TEST_F(ResolveLaneTest, AttentionOverHostileTablesStaysInside) {
       continue;
     }
     const kernels::LaneView view = {.segments = segments_.data(), .segment_count = lane_.segments};
+    const kernels::SelectionRule rule = {.entries = random.Between(1, 400),
+                                         .first_block = random.OneIn(2)};
     const kernels::AttendItem item = {.lane = &view,
                                       .first_query_position = random.Below(500),
                                       .query = query.data(),
                                       .output = output.data(),
-                                      .lse = &lse};
+                                      .lse = &lse,
+                                      .selection = random.OneIn(2) ? &rule : nullptr};
     const kernels::AttendBatch batch = {.geometry = geometry, .items = {&item, 1}};
     Memory workspace((kernels::AttendWorkspaceBytes(batch) + 63) / 64 * 64);
     kernels::InlineExecutor executor;

@@ -164,7 +164,7 @@ TEST_F(Index, PartsCoverEveryEntryOnce) {
     std::vector<Place> found;
     ASSERT_EQ(step.works(0)[1], PartsOf(step.lane(0, 0)));
     for (std::uint32_t part = 0; part < step.works(0)[1]; ++part) {
-      const PartRef ref = LocatePart(step, step.lane(0, 0), step.sequence(0), part, {});
+      const PartRef ref = LocatePart(step, 0, step.lane(0, 0), step.sequence(0), part, {});
       ASSERT_TRUE(ref.sound);
       ASSERT_TRUE(ref.tail || ref.entries.end <= kSplitEntries);
       for (std::uint32_t e = ref.entries.begin; e < ref.entries.end; ++e) {

@@ -48,7 +48,7 @@ TEST_F(StepWriterTest, LayersMayDifferInHeads) {
       const SegmentSpec segment = {.tile_table = 8,
                                    .first_position = tag,
                                    .entries = tag * 100,
-                                   .format = TileFormat::kDenseFp16};
+                                   .shape = DenseShape(128, ElementType::kFp16)};
       writer.AddLane({&segment, 1}, {.ring = tag % 2 * 64, .ring_tiles = 4, .begin = tag});
     }
   }
@@ -68,7 +68,9 @@ TEST_F(StepWriterTest, LayersMayDifferInHeads) {
     ASSERT_EQ(step.works(layer)[step.lanes(layer)], works);
     most = std::max(most, works);
   }
-  EXPECT_EQ(writer.max_works(), most);
+  StepLimits limits;
+  writer.Widen(limits);
+  EXPECT_EQ(limits.works, most);
   EXPECT_FALSE(step.Holds(3));
 }
 
@@ -114,7 +116,8 @@ TEST_F(StepWriterTest, RefusesSegmentsAndTailsThatNoKernelMayFollow) {
     return writer.Finish();
   };
   EXPECT_EQ(status({.entries = 32}, {}), StepStatus::kOk);
-  EXPECT_EQ(status({.entries = 32, .format = TileFormat::kDenseFp16}, {}), StepStatus::kBadSegment);
+  EXPECT_EQ(status({.entries = 32, .shape = DenseShape(128, ElementType::kFp16)}, {}),
+            StepStatus::kBadSegment);
   EXPECT_EQ(status({.tile_table = 4, .entries = 32}, {}), StepStatus::kBadSegment);
   EXPECT_EQ(status({.tile_table = kExtentBytes, .entries = 32}, {}), StepStatus::kBadSegment);
   EXPECT_EQ(status({.tile_table = kExtentBytes - 8, .entries = 33}, {}), StepStatus::kBadSegment);

@@ -1,0 +1,138 @@
+#include "daemon/serving/compress.h"
+
+#include <vector>
+
+#include "daemon/base/strings.h"
+#include "daemon/serving/convert.h"
+#include "daemon/serving/rotations.h"
+
+namespace tessera::serving {
+
+namespace {
+
+class Compression {
+ public:
+  Compression(const Services& services, const Caller& caller, const v1::CompressRequest& request,
+              cache::Sequence& sequence)
+      : services_(services),
+        caller_(caller),
+        request_(request),
+        sequence_(sequence),
+        model_(sequence.model()) {}
+
+  absl::StatusOr<cache::PackOutcome> Run() {
+    absl::StatusOr<std::uint32_t> layers =
+        CountLayers(model_, request_.first_layer(), request_.layers());
+    if (!layers.ok()) return layers.status();
+    spec_.first_layer = request_.first_layer();
+    for (std::uint32_t i = 0; i < *layers; ++i) {
+      absl::StatusOr<kernels::TileShape> shape = ToTileShape(
+          request_.packing(), model_.geometry(spec_.first_layer + i), request_.has_rotations());
+      if (!shape.ok()) return shape.status();
+      spec_.shapes.push_back(*shape);
+    }
+    if (request_.has_rotations()) {
+      if (absl::Status status = TakeRotations(); !status.ok()) return status;
+    }
+    return sequence_.Pack(spec_, [this] { return GoOn(); });
+  }
+
+ private:
+  absl::Status GoOn() const {
+    if (caller_.cancelled()) return absl::CancelledError("the caller has gone");
+    if (services_.stopping.load()) return absl::UnavailableError("the daemon stops");
+    return absl::OkStatus();
+  }
+
+  absl::Status TakeRotations() {
+    const auto layers = static_cast<std::uint32_t>(spec_.shapes.size());
+    if (absl::Status status = CheckAlike(model_, spec_.first_layer, layers); !status.ok()) {
+      return status;
+    }
+    const v1::Rotations& rotations = request_.rotations();
+    absl::StatusOr<kernels::ElementType> type =
+        ToElementType(rotations.key().dtype(), "rotations.key");
+    if (!type.ok()) return type.status();
+    if (*type == kernels::ElementType::kFp16) {
+      return absl::InvalidArgumentError("rotations.key is fp16; rotations are bf16 or fp32");
+    }
+    if (rotations.value().dtype() != rotations.key().dtype()) {
+      return absl::InvalidArgumentError(
+          Concat("rotations.value has dtype ", static_cast<int>(rotations.value().dtype()),
+                 ", rotations.key ", static_cast<int>(rotations.key().dtype()),
+                 "; both must have the same"));
+    }
+    spec_.rotation_type = *type;
+    absl::Status status =
+        TakeMatrices("rotations.key", rotations.key(), copies_[0], &spec_.key_rotations);
+    if (!status.ok()) return status;
+    return TakeMatrices("rotations.value", rotations.value(), copies_[1], &spec_.value_rotations);
+  }
+
+  // One rotation per lane, where it can be relied on: what is in the staging arena is copied first.
+  absl::Status TakeMatrices(std::string_view name, const v1::Tensor& tensor,
+                            std::vector<std::byte>& copy, const std::byte** matrices) {
+    const kernels::TileShape& shape = spec_.shapes.front();
+    const std::uint32_t heads = model_.layout().kv_heads(spec_.first_layer);
+    absl::StatusOr<TensorBytes> asked =
+        Resolve(tensor,
+                {.name = name,
+                 .type = spec_.rotation_type,
+                 .shape = {spec_.shapes.size(), heads, shape.channels, shape.head_dim},
+                 .layout = "[layers][kv_heads][channels][head_dim]"},
+                *caller_.session);
+    if (!asked.ok()) return asked.status();
+    *matrices = asked->data;
+    if (asked->place == device::Place::kDevice) {
+      copy.resize(asked->bytes);
+      absl::Status status = services_.device->Read(copy.data(), asked->data, asked->bytes);
+      if (!status.ok()) return status;
+      *matrices = copy.data();
+    }
+    const std::uint64_t matrix_bytes = asked->bytes / (spec_.shapes.size() * heads);
+    for (std::uint32_t i = 0; i < spec_.shapes.size() * heads; ++i) {
+      absl::Status status = GoOn();
+      if (status.ok()) {
+        status = CheckRotation(*matrices + i * matrix_bytes, spec_.rotation_type, shape.channels,
+                               shape.head_dim, {name, spec_.first_layer + i / heads, i % heads});
+      }
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  const Services& services_;
+  const Caller& caller_;
+  const v1::CompressRequest& request_;
+  cache::Sequence& sequence_;
+  const cache::Model& model_;
+  cache::PackSpec spec_;
+  std::vector<std::byte> copies_[2];  // of rotations, K and V
+};
+
+}  // namespace
+
+absl::Status Compress(const Services& services, const Caller& caller,
+                      const v1::CompressRequest& request, v1::CompressResponse& response) {
+  if (!request.has_packing() && request.has_rotations()) {
+    return absl::InvalidArgumentError("there are rotations, and no packing that uses them");
+  }
+  if (!request.has_packing()) {
+    return absl::UnimplementedError(
+        "compression by policy is not part of this version; name a packing");
+  }
+  absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
+      caller.tenant->FindSequence(SequenceId(request.sequence_id()));
+  if (!sequence.ok()) return sequence.status();
+  const absl::StatusOr<cache::PackOutcome> outcome =
+      Compression(services, caller, request, **sequence).Run();
+  if (!outcome.ok()) return outcome.status();
+  response.set_entries_packed(outcome->entries_packed);
+  response.set_entries_left(outcome->entries_left);
+  response.set_tile_bytes_before(outcome->tile_bytes_before);
+  response.set_tile_bytes_after(outcome->tile_bytes_after);
+  response.set_rotation_bytes(outcome->rotation_bytes);
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::serving

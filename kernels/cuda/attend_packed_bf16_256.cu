@@ -1,0 +1,7 @@
+#include "kernels/cuda/attend_packed_kernels.cuh"
+
+namespace tessera::kernels::cuda {
+
+const AttendVariant kAttendPackedBf16Dim256[1] = {PackedVariant<ValueType::kBf16, 256, 1>()};
+
+}  // namespace tessera::kernels::cuda

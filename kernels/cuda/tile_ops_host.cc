@@ -1,0 +1,227 @@
+#include <cstring>
+#include <string>
+
+#include "kernels/cuda/tile_ops.h"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+constexpr std::uint64_t kAlignment = 16;
+
+constexpr std::uint64_t RoundUp(std::uint64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// A device address that kernels read or write whole chunks at.
+bool Chunked(std::uint64_t address) { return address != 0 && address % kAlignment == 0; }
+
+std::string_view StrategyProblem(std::span<const DeviceStrategy> strategies, std::uint32_t index) {
+  if (index >= strategies.size()) return "an unknown strategy";
+  const DeviceStrategy& strategy = strategies[index];
+  if (const char* why = WhyNotServed(strategy.shape); why != nullptr) return why;
+  const TileLayout layout = LayoutOf(strategy.shape);
+  if (std::memcmp(&strategy.layout, &layout, sizeof layout) != 0) {
+    return "a layout of another shape";
+  }
+  if (strategy.shape.head_dim != strategies[0].shape.head_dim) return "two head_dims in one call";
+  return {};
+}
+
+std::string_view RotationProblem(const DeviceStrategy& strategy) {
+  if (!strategy.shape.packed()) return {};
+  if (!IsElementType(static_cast<std::uint8_t>(strategy.rotation_type))) {
+    return "an unknown type of rotations";
+  }
+  for (const std::uint64_t rotation : {strategy.key_rotation, strategy.value_rotation}) {
+    if (rotation == 0 && strategy.shape.channels != strategy.shape.head_dim) {
+      return "an identity rotation that cuts channels";
+    }
+    if (rotation % kAlignment != 0) return "a rotation that is not 16-byte aligned";
+  }
+  return {};
+}
+
+bool RowCount(std::uint32_t rows) { return rows >= 1 && rows <= kTileEntries; }
+
+bool SameRows(TileShape a, TileShape b) {
+  a.weights = b.weights = false;
+  a.positions = b.positions = false;
+  return a == b;
+}
+
+Error Refused(const char* what, std::size_t job, std::string_view problem) {
+  return Error(std::string(what) + " job " + std::to_string(job) + ": " + std::string(problem));
+}
+
+}  // namespace
+
+std::string_view EncodeProblem(std::span<const DeviceStrategy> strategies, ElementType type,
+                               const EncodeTileJob& job) {
+  const std::string_view problem = StrategyProblem(strategies, job.strategy);
+  if (!problem.empty()) return problem;
+  const DeviceStrategy& strategy = strategies[job.strategy];
+  if (!IsElementType(static_cast<std::uint8_t>(type))) return "an unknown type of rows";
+  if (!strategy.shape.packed() && ElementsOf(strategy.shape.format) != type) {
+    return "rows of another type than the dense tile";
+  }
+  if (const std::string_view rotation = RotationProblem(strategy); !rotation.empty()) {
+    return rotation;
+  }
+  if (!RowCount(job.rows)) return "rows not in 1..32";
+  if (!Chunked(job.key) || !Chunked(job.value) || job.stride % kAlignment != 0) {
+    return "rows that are not 16-byte aligned";
+  }
+  if (!Chunked(job.tile)) return "a tile that is not 16-byte aligned";
+  if (job.weights % sizeof(float) != 0 || job.positions % sizeof(std::uint32_t) != 0) {
+    return "weights or positions that are not 4-byte aligned";
+  }
+  return {};
+}
+
+std::string_view DecodeProblem(std::span<const DeviceStrategy> strategies,
+                               const DecodeTileJob& job) {
+  const std::string_view problem = StrategyProblem(strategies, job.strategy);
+  if (!problem.empty()) return problem;
+  if (!RowCount(job.rows)) return "rows not in 1..32";
+  if (!Chunked(job.tile)) return "a tile that is not 16-byte aligned";
+  if (!Chunked(job.keys) || !Chunked(job.values)) return "output that is not 16-byte aligned";
+  return {};
+}
+
+std::string_view GatherProblem(std::span<const DeviceStrategy> strategies, const GatherTile& job) {
+  for (const std::uint32_t strategy : {job.from, job.to}) {
+    const std::string_view problem = StrategyProblem(strategies, strategy);
+    if (!problem.empty()) return problem;
+  }
+  if (!SameRows(strategies[job.from].shape, strategies[job.to].shape)) {
+    return "shapes that differ in more than weights and positions";
+  }
+  if (job.rows.empty() || job.rows.size() > kTileEntries) return "rows not in 1..32";
+  if (!Chunked(job.tile)) return "a tile that is not 16-byte aligned";
+  for (const GatherRow& row : job.rows) {
+    const auto source = reinterpret_cast<std::uint64_t>(row.tile);
+    if (!Chunked(source)) return "a source that is not 16-byte aligned";
+    if (source == job.tile) return "a tile gathered from itself";
+    if (row.row >= kTileEntries) return "a row beyond its tile";
+  }
+  return {};
+}
+
+std::string_view MomentsProblem(std::uint32_t head_dim, ElementType type,
+                                const MomentsTileJob& job) {
+  if (!IsHeadDim(head_dim)) return "head_dim is not 64, 128 or 256";
+  if (!IsElementType(static_cast<std::uint8_t>(type))) return "an unknown type of rows";
+  if (!Chunked(job.rows) || job.stride % kAlignment != 0)
+    return "rows that are not 16-byte aligned";
+  if (!Chunked(job.sums)) return "sums that are not 16-byte aligned";
+  return {};
+}
+
+Error TileCalls::Upload(std::span<const std::span<const std::byte>> arrays,
+                        std::vector<std::byte*>* addresses) {
+  std::uint64_t bytes = 0;
+  for (const std::span<const std::byte> array : arrays) bytes += RoundUp(array.size());
+  // Every call waits for what it launched, so nothing uses the old memory.
+  if (Error error = scratch_.Grow(bytes); !error.ok()) return error;
+  std::uint64_t at = 0;
+  for (const std::span<const std::byte> array : arrays) {
+    addresses->push_back(scratch_.at(at));
+    if (Error error = queue_.queue().Copy(scratch_.at(at), array.data(), array.size());
+        !error.ok()) {
+      return error;
+    }
+    at += RoundUp(array.size());
+  }
+  return Error();
+}
+
+Error TileCalls::Encode(std::span<const DeviceStrategy> strategies, ElementType type,
+                        std::span<const EncodeTileJob> jobs,
+                        std::optional<std::uint32_t>* unusable) {
+  unusable->reset();
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const std::string_view problem = EncodeProblem(strategies, type, jobs[i]);
+    if (!problem.empty()) return Refused("encode", i, problem);
+  }
+  if (jobs.empty()) return Error();
+  std::uint64_t word = kNoUnusableJob;
+  const std::span<const std::byte> arrays[] = {std::as_bytes(strategies), std::as_bytes(jobs),
+                                               std::as_bytes(std::span(&word, 1))};
+  std::vector<std::byte*> at;
+  if (Error error = Upload(arrays, &at); !error.ok()) return error;
+  const EncodeTilesParams params = {.strategies = reinterpret_cast<const DeviceStrategy*>(at[0]),
+                                    .jobs = reinterpret_cast<const EncodeTileJob*>(at[1]),
+                                    .unusable = reinterpret_cast<std::uint64_t*>(at[2]),
+                                    .count = static_cast<std::uint32_t>(jobs.size()),
+                                    .head_dim = strategies[0].shape.head_dim,
+                                    .type = type};
+  if (Error error = queue_.Encode(params); !error.ok()) return error;
+  if (Error error = queue_.queue().Copy(&word, at[2], sizeof word); !error.ok()) return error;
+  if (Error error = queue_.queue().Wait(); !error.ok()) return error;
+  if (word != kNoUnusableJob) *unusable = static_cast<std::uint32_t>(word);
+  return Error();
+}
+
+Error TileCalls::Decode(std::span<const DeviceStrategy> strategies,
+                        std::span<const DecodeTileJob> jobs) {
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const std::string_view problem = DecodeProblem(strategies, jobs[i]);
+    if (!problem.empty()) return Refused("decode", i, problem);
+  }
+  if (jobs.empty()) return Error();
+  const std::span<const std::byte> arrays[] = {std::as_bytes(strategies), std::as_bytes(jobs)};
+  std::vector<std::byte*> at;
+  if (Error error = Upload(arrays, &at); !error.ok()) return error;
+  Error error = queue_.Decode({.strategies = reinterpret_cast<const DeviceStrategy*>(at[0]),
+                               .jobs = reinterpret_cast<const DecodeTileJob*>(at[1]),
+                               .count = static_cast<std::uint32_t>(jobs.size())});
+  return error.ok() ? queue_.queue().Wait() : error;
+}
+
+Error TileCalls::Gather(std::span<const DeviceStrategy> strategies,
+                        std::span<const GatherTile> jobs) {
+  std::vector<GatherTileJob> device_jobs;
+  std::vector<GatherRow> rows;
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const GatherTile& job = jobs[i];
+    const std::string_view problem = GatherProblem(strategies, job);
+    if (!problem.empty()) return Refused("gather", i, problem);
+    device_jobs.push_back({.tile = job.tile,
+                           .first_row = static_cast<std::uint32_t>(rows.size()),
+                           .row_count = static_cast<std::uint32_t>(job.rows.size()),
+                           .from = job.from,
+                           .to = job.to});
+    rows.insert(rows.end(), job.rows.begin(), job.rows.end());
+  }
+  if (jobs.empty()) return Error();
+  const std::span<const std::byte> arrays[] = {std::as_bytes(strategies),
+                                               std::as_bytes(std::span(device_jobs)),
+                                               std::as_bytes(std::span(rows))};
+  std::vector<std::byte*> at;
+  if (Error error = Upload(arrays, &at); !error.ok()) return error;
+  Error error = queue_.Gather({.strategies = reinterpret_cast<const DeviceStrategy*>(at[0]),
+                               .jobs = reinterpret_cast<const GatherTileJob*>(at[1]),
+                               .rows = reinterpret_cast<const GatherRow*>(at[2]),
+                               .count = static_cast<std::uint32_t>(jobs.size()),
+                               .head_dim = strategies[0].shape.head_dim});
+  return error.ok() ? queue_.queue().Wait() : error;
+}
+
+Error TileCalls::Moments(std::uint32_t head_dim, ElementType type,
+                         std::span<const MomentsTileJob> jobs) {
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const std::string_view problem = MomentsProblem(head_dim, type, jobs[i]);
+    if (!problem.empty()) return Refused("moments", i, problem);
+  }
+  if (jobs.empty()) return Error();
+  const std::span<const std::byte> arrays[] = {std::as_bytes(jobs)};
+  std::vector<std::byte*> at;
+  if (Error error = Upload(arrays, &at); !error.ok()) return error;
+  Error error = queue_.Moments({.jobs = reinterpret_cast<const MomentsTileJob*>(at[0]),
+                                .count = static_cast<std::uint32_t>(jobs.size()),
+                                .head_dim = head_dim,
+                                .type = type});
+  return error.ok() ? queue_.queue().Wait() : error;
+}
+
+}  // namespace tessera::kernels::cuda

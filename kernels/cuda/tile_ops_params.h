@@ -1,0 +1,106 @@
+// What the tile operations are launched with: arrays of jobs in device memory, and plain structs
+// passed by value.
+//
+// All addresses in jobs are device addresses. Jobs of one launch may share sources and strategies;
+// what one of them writes no other may read or write.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/format/element.h"
+#include "kernels/format/part.h"
+#include "kernels/format/tile_shape.h"
+
+namespace tessera::kernels::cuda {
+
+// How the rows of a tile are stored. Rotations as in RotationView, 16-byte aligned; 0: identity.
+struct DeviceStrategy {
+  TileShape shape;
+  TileLayout layout;  // of `shape`
+  ElementType rotation_type = ElementType::kBf16;
+  std::uint64_t key_rotation = 0;
+  std::uint64_t value_rotation = 0;
+};
+
+// Rows of one tile on their way into it. Row r lies at key + r * stride; all multiples of 16.
+struct EncodeTileJob {
+  std::uint64_t key = 0;
+  std::uint64_t value = 0;
+  std::uint64_t stride = 0;     // bytes
+  std::uint64_t weights = 0;    // float[rows]; 0: all 1
+  std::uint64_t positions = 0;  // uint32[rows]; 0: 0, 1, 2, ...
+  std::uint64_t tile = 0;       // layout.bytes, all of them written; a multiple of 16
+  std::uint32_t rows = 0;       // 1 .. 32
+  std::uint32_t strategy = 0;   // index
+};
+static_assert(sizeof(EncodeTileJob) == 56);
+
+struct DecodeTileJob {
+  std::uint64_t tile = 0;
+  std::uint64_t keys = 0;    // float[rows][PaddedChannels]
+  std::uint64_t values = 0;  // likewise
+  std::uint32_t rows = 0;    // 1 .. 32
+  std::uint32_t strategy = 0;
+};
+static_assert(sizeof(DecodeTileJob) == 32);
+
+// A new tile of rows from others. Shapes differ in weights and positions at most; the new tile is
+// none of the sources.
+struct GatherTileJob {
+  std::uint64_t tile = 0;
+  std::uint32_t first_row = 0;  // in the launch's list of rows
+  std::uint32_t row_count = 0;  // 1 .. 32
+  std::uint32_t from = 0;       // strategy of all sources
+  std::uint32_t to = 0;
+};
+static_assert(sizeof(GatherTileJob) == 24);
+
+struct MomentsTileJob {
+  std::uint64_t rows = 0;    // a multiple of 16, like `stride`
+  std::uint64_t stride = 0;  // bytes
+  std::uint64_t sums = 0;    // double[head_dim][head_dim]
+  std::uint64_t row_count = 0;
+};
+static_assert(sizeof(MomentsTileJob) == 32);
+
+// The word that an encode leaves: kNoUnusableJob, or the lowest index of a job one of whose rotated
+// rows is not finite. The tile of such a job holds anything; the others are complete.
+inline constexpr std::uint64_t kNoUnusableJob = ~std::uint64_t{0};
+
+struct EncodeTilesParams {
+  const DeviceStrategy* strategies;  // all of this head_dim
+  const EncodeTileJob* jobs;
+  std::uint64_t* unusable;
+  std::uint32_t count;
+  std::uint32_t head_dim;
+  ElementType type;  // of all rows
+};
+
+struct DecodeTilesParams {
+  const DeviceStrategy* strategies;
+  const DecodeTileJob* jobs;
+  std::uint32_t count;
+};
+
+struct GatherTilesParams {
+  const DeviceStrategy* strategies;  // all of this head_dim
+  const GatherTileJob* jobs;
+  const GatherRow* rows;  // tiles as device addresses
+  std::uint32_t count;
+  std::uint32_t head_dim;
+};
+
+struct MomentsTilesParams {
+  const MomentsTileJob* jobs;
+  std::uint32_t count;
+  std::uint32_t head_dim;
+  ElementType type;
+};
+
+// How far a rotated element may be from the exact one, as a share of sum_d |R_cd x_d|. By FMA 256
+// additions round by 2^-24 each; tensor cores add 16 products at a time, exact ones, and truncate.
+// Identity rotations are exact.
+inline constexpr double kRotationError = 0x1p-16;
+
+}  // namespace tessera::kernels::cuda
