@@ -61,18 +61,17 @@ class Encoder {
   absl::StatusOr<bool> Encode(const TileEncode& tile) {
     if (absl::Status status = Prepare(tile.strategy); !status.ok()) return status;
     const kernels::TileShape& shape = strategies_[tile.strategy].shape;
-    const bool finite = operations_.encode({.key = tile.key,
-                                            .value = tile.value,
-                                            .stride = shape.head_dim * kernels::ElementBytes(type_),
-                                            .type = type_,
-                                            .rows = tile.rows,
-                                            .weights = tile.weights,
-                                            .positions = tile.positions,
-                                            .shape = shape,
-                                            .layout = layout_,
-                                            .prepared = prepared_.data(),
-                                            .tile = tile.tile});
-    return finite && StoredFinite(shape, tile.tile);
+    return operations_.encode({.key = tile.key,
+                               .value = tile.value,
+                               .stride = shape.head_dim * kernels::ElementBytes(type_),
+                               .type = type_,
+                               .rows = tile.rows,
+                               .weights = tile.weights,
+                               .positions = tile.positions,
+                               .shape = shape,
+                               .layout = layout_,
+                               .prepared = prepared_.data(),
+                               .tile = tile.tile});
   }
 
  private:
@@ -91,19 +90,6 @@ class Encoder {
     }
     prepared_for_ = &next;
     return absl::OkStatus();
-  }
-
-  // The kernel judges values before they are rounded, and fp16 ends at 65504.
-  bool StoredFinite(const kernels::TileShape& shape, const std::byte* tile) const {
-    if (shape.format != kernels::PackedFormat(kernels::ValueType::kFp16)) return true;
-    const auto finite = [&](std::uint32_t at, std::uint32_t rows) {
-      return operations_.first_unusable(tile + at, std::size_t{rows} * shape.kept,
-                                        kernels::ElementType::kFp16) < 0;
-    };
-    // A mean may keep a group of channels that each of its rows has dropped.
-    const std::uint32_t means = shape.summary == kernels::Summary::kMean ? shape.blocks() : 0;
-    return finite(layout_.key_data, kernels::kTileEntries) &&
-           finite(layout_.value_data, kernels::kTileEntries) && finite(layout_.block_data, means);
   }
 
   const kernels::Operations& operations_;

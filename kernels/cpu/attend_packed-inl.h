@@ -76,24 +76,16 @@ TESSERA_SIMD std::uint32_t VisibleRowsOf(const AttendPart& part, const Gathered&
   return bits;
 }
 
-// Requests the lines of one half of what comes next: K (or V) rows of the next runs.
-TESSERA_SIMD void PrefetchNext(const AttendPart& part, const Cursor& cursor, bool values) {
+// What stands a tile's worth of rows behind the piece: the rows of a later run.
+TESSERA_SIMD Ahead AheadOf(const AttendPart& part, const Piece& piece, bool values) {
+  const auto index = static_cast<std::uint32_t>(piece.run - part.runs);
+  const std::uint32_t later = index + (kTileRows + piece.run->row_count - 1) / piece.run->row_count;
+  if (later >= part.run_count) return {nullptr, nullptr};
+  const RowRun& run = part.runs[later];
   const TileLayout& layout = part.layout;
-  const std::uint32_t bits = values ? layout.value_bits : layout.key_bits;
-  const std::uint32_t data = values ? layout.value_data : layout.key_data;
-  std::uint32_t rows = 0;
-  for (std::uint32_t i = cursor.run; i < part.run_count && rows < kTileRows; ++i) {
-    const RowRun& run = part.runs[i];
-    if (run.row_count == kTileRows) {  // one stretch
-      PrefetchLines(run.tile + bits, data - bits + kTileRows * layout.row_data);
-    } else {
-      PrefetchLines(run.tile + bits + run.row_begin * layout.row_bits,
-                    run.row_count * layout.row_bits);
-      PrefetchLines(run.tile + data + run.row_begin * layout.row_data,
-                    run.row_count * layout.row_data);
-    }
-    rows += run.row_count;
-  }
+  const std::uint32_t row = run.row_begin + (piece.first - piece.run->row_begin);
+  return {run.tile + (values ? layout.value_bits : layout.key_bits) + row * layout.row_bits,
+          run.tile + (values ? layout.value_data : layout.key_data) + row * layout.row_data};
 }
 
 // How plain rows of type kType are computed with: in fp32, as over dense tiles.
@@ -123,9 +115,9 @@ struct FloatEngine {
   }
 
   template <ValueType kValues, int kGroup>
-  TESSERA_SIMD void ExpandKeys(const PackedRows& rows, const Piece& piece, int padded,
-                               std::byte* to) {
-    ExpandRows<kValues, kGroup>(rows, piece.first, piece.count, padded,
+  TESSERA_SIMD void ExpandKeys(const PackedRows& rows, const Piece& piece, const Ahead& ahead,
+                               int padded, std::byte* to) {
+    ExpandRows<kValues, kGroup>(rows, piece.first, piece.count, padded, ahead,
                                 to + piece.at * static_cast<std::size_t>(padded) * 2);
   }
   template <int kRows>
@@ -146,7 +138,7 @@ struct FloatEngine {
     for (std::uint32_t i = 0; i < gathered.count; ++i) {
       const Piece& piece = gathered.pieces[i];
       ExpandKeys<kValues, kGroup>(ValuesOfTile(part.shape, part.layout, piece.run->tile), piece,
-                                  padded, to);
+                                  AheadOf(part, piece, /*values=*/true), padded, to);
     }
   }
   TESSERA_SIMD void RoundWeights(const PartContext&, std::uint32_t) {}
@@ -226,12 +218,11 @@ static void AttendPacked(const PartContext& context) {
     for (std::uint32_t i = 0; i < gathered.count; ++i) {
       const Piece& piece = gathered.pieces[i];
       Engine::template ExpandKeys<kValues, kGroup>(KeysOf(part.shape, part.layout, piece.run->tile),
-                                                   piece, padded, packed.rows);
+                                                   piece, AheadOf(part, piece, /*values=*/false),
+                                                   padded, packed.rows);
     }
-    PrefetchNext(part, cursor, /*values=*/false);
     const RowFactors factors = ReadFactors<kValueBytes<kValues> == 1>(context, gathered, packed);
     const std::uint32_t any = WeighGathered<Engine>(context, gathered, factors, packed);
-    PrefetchNext(part, cursor, /*values=*/true);
     if (any == 0) continue;
     Engine::template ExpandValues<kValues, kGroup>(part, gathered, padded, packed.rows);
     const Span live = SpanOf(any);

@@ -38,9 +38,9 @@ struct DotEngine {
   }
 
   template <ValueType kValues, int kGroup>
-  TESSERA_SIMD void ExpandKeys(const PackedRows& rows, const Piece& piece, int padded,
-                               std::byte* to) {
-    ExpandRows<kValues, kGroup>(rows, piece.first, piece.count, padded,
+  TESSERA_SIMD void ExpandKeys(const PackedRows& rows, const Piece& piece, const Ahead& ahead,
+                               int padded, std::byte* to) {
+    ExpandRows<kValues, kGroup>(rows, piece.first, piece.count, padded, ahead,
                                 to + piece.at * static_cast<std::size_t>(padded) * 2);
   }
 
@@ -83,71 +83,77 @@ struct DotEngine {
                    QueryOf(context, first), context.scratch->weights + first);
   }
 
-  // Two rows, word by word.
-  template <ValueType kValues, int kGroup>
-  TESSERA_SIMD std::byte* ExpandPair(const PackedRows& even, std::uint32_t even_row,
-                                     const PackedRows& odd, std::uint32_t odd_row, bool has_odd,
-                                     int padded, std::byte* to) {
-    auto first = ReadRow<kValues, kGroup>(even, even_row);
-    auto second = ReadRow<kValues, kGroup>(odd, odd_row);
-    for (int c = 0; c < padded; c += 32) {
-      const auto a = first.Step(c);
-      const auto b = has_odd ? second.Step(c) : Simd::ZeroWords();
-      Simd::StoreWords(to, Simd::InterleaveLow(a, b));
-      Simd::StoreWords(to + 64, Simd::InterleaveHigh(a, b));
+  // V rows in pairs. An odd row waits in plain form for its partner, which may be of another piece.
+  struct PairWriter {
+    std::byte* to;
+    int padded;
+    bool waits;
+    alignas(64) std::byte waiting[2 * kMaxHeadDim];
+
+    TESSERA_MEMBER void Store(typename Simd::Words even, typename Simd::Words odd) {
+      Simd::StoreWords(to, Simd::InterleaveLow(even, odd));
+      Simd::StoreWords(to + 64, Simd::InterleaveHigh(even, odd));
       to += 128;
     }
-    return to;
-  }
-  // As many pairs of neighbouring rows as may be read at once; returns the rows.
-  template <ValueType kValues, int kGroup, int kSteps>
-  TESSERA_SIMD std::uint32_t ExpandWholePairs(const PackedRows& rows, std::uint32_t first,
-                                              std::uint32_t count, std::byte* to) {
-    const std::uint32_t whole = WholeRows<kSteps>(rows, first, count) / 2 * 2;
-    for (std::uint32_t r = first; r < first + whole; r += 2) {
-      const std::byte* bits = rows.bits + r * rows.row_bits;
-      const std::byte* data = rows.data + r * rows.row_data;
-      typename Simd::Words a[kSteps];
-      typename Simd::Words b[kSteps];
-      ExpandWhole<kValues, kGroup, kSteps>(bits, data, rows.last_load, a);
-      ExpandWhole<kValues, kGroup, kSteps>(bits + rows.row_bits, data + rows.row_data,
-                                           rows.last_load, b);
-      TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
-        Simd::StoreWords(to, Simd::InterleaveLow(a[i], b[i]));
-        Simd::StoreWords(to + 64, Simd::InterleaveHigh(a[i], b[i]));
-        to += 128;
+    // The words of steps [0, padded / 32) by `words(step)`.
+    template <class Words>
+    TESSERA_MEMBER void Take(Words words) {
+      for (int step = 0; step < padded / 32; ++step) {
+        std::byte* mine = waiting + 64 * step;
+        if (waits) {
+          Store(Simd::LoadWords(mine), words(step));
+        } else {
+          Simd::StoreWords(mine, words(step));
+        }
       }
+      waits = !waits;
     }
-    return whole;
+    TESSERA_MEMBER void Finish() {
+      if (waits) Take([](int) TESSERA_INLINE_LAMBDA { return Simd::ZeroWords(); });
+    }
+  };
+
+  template <ValueType kValues, int kGroup, int kSteps>
+  TESSERA_SIMD void ExpandPiece(const PackedRows& rows, const Piece& piece, const Ahead& ahead,
+                                int padded, PairWriter& writer) {
+    ForEachRow(rows, piece.first, piece.count, ahead,
+               [&](std::uint32_t, const PackedRow& row) TESSERA_INLINE_LAMBDA {
+                 if constexpr (kSteps == 0) {
+                   alignas(64) std::byte plain[2 * kMaxHeadDim];
+                   ExpandStepwise<kValues, kGroup>(row, rows.channels, padded, plain);
+                   writer.Take([&](int step) TESSERA_INLINE_LAMBDA {
+                     return Simd::LoadWords(plain + 64 * step);
+                   });
+                 } else {
+                   typename Simd::Words words[kSteps];
+                   ExpandWhole<kValues, kGroup, kSteps>(row, rows.row_data, words);
+                   if (writer.waits) {
+                     TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
+                       writer.Store(Simd::LoadWords(writer.waiting + 64 * i), words[i]);
+                     }
+                   } else {
+                     TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
+                       Simd::StoreWords(writer.waiting + 64 * i, words[i]);
+                     }
+                   }
+                   writer.waits = !writer.waits;
+                 }
+               });
   }
 
   template <ValueType kValues, int kGroup>
   TESSERA_SIMD void ExpandValues(const AttendPart& part, const Gathered& gathered, int padded,
                                  std::byte* to) {
-    PackedRows held = {};  // a row whose partner is in the next piece
-    std::uint32_t held_row = 0;
-    bool holds = false;
+    PairWriter writer = {.to = to, .padded = padded, .waits = false};
     for (std::uint32_t i = 0; i < gathered.count; ++i) {
       const Piece& piece = gathered.pieces[i];
       const PackedRows rows = ValuesOfTile(part.shape, part.layout, piece.run->tile);
-      std::uint32_t r = piece.first;
-      const std::uint32_t end = piece.first + piece.count;
-      if (holds) to = ExpandPair<kValues, kGroup>(held, held_row, rows, r++, true, padded, to);
-      std::uint32_t whole = 0;
-      if (padded == 128) {
-        whole = ExpandWholePairs<kValues, kGroup, 4>(rows, r, end - r, to);
-      } else if (padded == 64) {
-        whole = ExpandWholePairs<kValues, kGroup, 2>(rows, r, end - r, to);
-      }
-      to += static_cast<std::size_t>(whole) * padded * 2;
-      for (r += whole; r + 1 < end; r += 2) {
-        to = ExpandPair<kValues, kGroup>(rows, r, rows, r + 1, true, padded, to);
-      }
-      holds = r < end;
-      held = rows;
-      held_row = r;
+      const Ahead ahead = AheadOf(part, piece, /*values=*/true);
+      WithSteps(rows.channels, [&]<int kSteps>() TESSERA_INLINE_LAMBDA {
+        ExpandPiece<kValues, kGroup, kSteps>(rows, piece, ahead, padded, writer);
+      });
     }
-    if (holds) ExpandPair<kValues, kGroup>(held, held_row, held, held_row, false, padded, to);
+    writer.Finish();
   }
 
   TESSERA_SIMD void RoundWeights(const PartContext& context, std::uint32_t row) {

@@ -32,7 +32,6 @@ struct PackedRows {
   std::uint32_t row_scale;
   std::uint32_t row_data;
   int channels;
-  const std::byte* last_load;  // a step may read 64 bytes from here on, and no further
 };
 
 constexpr int kStepBytes = 64;
@@ -45,8 +44,7 @@ TESSERA_SIMD PackedRows KeysOf(const TileShape& shape, const TileLayout& layout,
           .row_bits = layout.row_bits,
           .row_scale = layout.row_scale,
           .row_data = layout.row_data,
-          .channels = shape.channels,
-          .last_load = tile + layout.bytes - kStepBytes};
+          .channels = shape.channels};
 }
 
 TESSERA_SIMD PackedRows ValuesOfTile(const TileShape& shape, const TileLayout& layout,
@@ -87,95 +85,126 @@ TESSERA_SIMD std::uint32_t StepBits(const std::byte* bits, int c, int channels) 
   return left >= kBits ? word : word & ((1u << left) - 1);
 }
 
-// One row on its way: where the next step's values lie.
-template <ValueType kValues, int kGroup>
-struct RowReader {
+// What will be expanded about a tile later: requested row by row behind the rows of now, since a
+// burst of requests for a whole tile would stop the core until memory has answered.
+struct Ahead {
+  const std::byte* bits;  // of the row that corresponds to the first one now; null: nothing
+  const std::byte* data;
+};
+
+TESSERA_SIMD void PrefetchRow(const PackedRows& rows, const Ahead& ahead, std::uint32_t row) {
+  if (ahead.data == nullptr) return;
+  PrefetchLines(ahead.data + row * rows.row_data, rows.row_data);
+  const std::uint32_t at = row * rows.row_bits;
+  if (at % kLine < rows.row_bits) PrefetchLines(ahead.bits + at, 1);
+}
+
+// One row: its bitmap, its values, and the last address from which a step may load.
+struct PackedRow {
   const std::byte* bits;
   const std::byte* data;
   const std::byte* last_load;
-  int channels;
-
-  TESSERA_MEMBER typename Simd::Words Step(int c) {
-    const std::uint32_t word = StepBits<kGroup>(bits, c, channels);
-    const std::ptrdiff_t left = last_load + kStepBytes - data;
-    const int readable = left >= kStepBytes ? kStepBytes : left > 0 ? static_cast<int>(left) : 0;
-    const auto words = Simd::template ExpandStep<kValues, kGroup>(word, data, readable);
-    data += static_cast<std::ptrdiff_t>(kGroup * kValueBytes<kValues>) * __builtin_popcount(word);
-    return words;
-  }
 };
 
-template <ValueType kValues, int kGroup>
-TESSERA_SIMD RowReader<kValues, kGroup> ReadRow(const PackedRows& rows, std::uint32_t row) {
-  return {.bits = rows.bits + row * rows.row_bits,
-          .data = rows.data + row * rows.row_data,
-          .last_load = rows.last_load,
-          .channels = rows.channels};
-}
-
 // A row of kSteps whole steps at once: every step's place is known before the first is expanded.
-// Reads up to 64 bytes behind the row, none behind `last_load` + 64.
 template <ValueType kValues, int kGroup, int kSteps>
-TESSERA_SIMD void ExpandWhole(const std::byte* bits, const std::byte* data,
-                              const std::byte* last_load, typename Simd::Words (&words)[kSteps]) {
+TESSERA_SIMD void ExpandWhole(const PackedRow& row, std::uint32_t row_data,
+                              typename Simd::Words (&words)[kSteps]) {
   constexpr int kUnit = kGroup * kValueBytes<kValues>;
+  const std::byte* data = row.data;
   std::uint32_t step_bits[kSteps];
   const std::byte* from[kSteps];
   TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
     const int c = i * Simd::kStepChannels;
-    step_bits[i] = StepBits<kGroup>(bits, c, c + Simd::kStepChannels);
-    from[i] = data < last_load ? data : last_load;
+    step_bits[i] = StepBits<kGroup>(row.bits, c, c + Simd::kStepChannels);
+    from[i] = data;
     data += static_cast<std::ptrdiff_t>(kUnit) * __builtin_popcount(step_bits[i]);
   }
-  TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
-    words[i] = Simd::template ExpandStep<kValues, kGroup>(step_bits[i], from[i], kStepBytes);
-  }
-}
-
-// Whether the first `count` rows may be read by ExpandWhole: each has whole steps, and 64 bytes of
-// the tile behind it.
-template <int kSteps>
-TESSERA_SIMD std::uint32_t WholeRows(const PackedRows& rows, std::uint32_t first,
-                                     std::uint32_t count) {
-  if (rows.channels != kSteps * Simd::kStepChannels) return 0;
-  while (count > 0 && rows.data + (first + count) * rows.row_data > rows.last_load) --count;
-  return count;
-}
-
-template <ValueType kValues, int kGroup, int kSteps>
-TESSERA_SIMD std::uint32_t ExpandWholeRows(const PackedRows& rows, std::uint32_t first,
-                                           std::uint32_t count, std::byte* to) {
-  const std::uint32_t whole = WholeRows<kSteps>(rows, first, count);
-  for (std::uint32_t r = first; r < first + whole; ++r) {
-    typename Simd::Words words[kSteps];
-    ExpandWhole<kValues, kGroup, kSteps>(rows.bits + r * rows.row_bits,
-                                         rows.data + r * rows.row_data, rows.last_load, words);
-    TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
-      Simd::StoreWords(to, words[i]);
-      to += 2 * Simd::kStepChannels;
+  if (data > row.data + row_data) [[unlikely]] {  // garbage
+    for (int i = 0; i < kSteps; ++i) {
+      from[i] = from[i] < row.last_load ? from[i] : row.last_load;
     }
   }
-  return whole;
+  TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
+    words[i] = Simd::template ExpandStep<kValues, kGroup>(step_bits[i], from[i]);
+  }
+}
+
+// The same for any number of channels, step by step.
+template <ValueType kValues, int kGroup>
+TESSERA_SIMD void ExpandStepwise(const PackedRow& row, int channels, int padded, std::byte* to) {
+  const std::byte* data = row.data;
+  for (int c = 0; c < padded; c += Simd::kStepChannels) {
+    const std::uint32_t word = StepBits<kGroup>(row.bits, c, channels);
+    const std::byte* from = data < row.last_load ? data : row.last_load;
+    Simd::StoreWords(to, Simd::template ExpandStep<kValues, kGroup>(word, from));
+    data += static_cast<std::ptrdiff_t>(kGroup * kValueBytes<kValues>) * __builtin_popcount(word);
+    to += 2 * Simd::kStepChannels;
+  }
+}
+
+// The last rows of a call, copied to where 64 bytes more may be read.
+struct RowTail {
+  alignas(64) std::byte bytes[kMaxHeadDim * 2 + 2 * kStepBytes];
+};
+
+// Calls visit(index, row) for rows [first, first + count), in order.
+template <class Visit>
+TESSERA_SIMD void ForEachRow(const PackedRows& rows, std::uint32_t first, std::uint32_t count,
+                             const Ahead& ahead, Visit visit) {
+  const std::byte* bits = rows.bits + first * rows.row_bits;
+  const std::byte* data = rows.data + first * rows.row_data;
+  const std::byte* end = data + count * rows.row_data;
+  std::uint32_t i = 0;
+  for (; data + rows.row_data + kStepBytes <= end; ++i) {
+    visit(i, PackedRow{bits, data, end - kStepBytes});
+    PrefetchRow(rows, ahead, i);
+    bits += rows.row_bits;
+    data += rows.row_data;
+  }
+  RowTail tail;
+  const auto left = static_cast<std::size_t>(end - data);
+  if (left == kStepBytes) {  // by far the most frequent: a quarter of 128 channels
+    Simd::CopyStep(data, tail.bytes);
+  } else {
+    __builtin_memcpy(tail.bytes, data, left);
+  }
+  for (data = tail.bytes; i < count; ++i) {
+    visit(i, PackedRow{bits, data, tail.bytes + sizeof(tail.bytes) - kStepBytes});
+    PrefetchRow(rows, ahead, i);
+    bits += rows.row_bits;
+    data += rows.row_data;
+  }
+}
+
+// Calls run.operator()<steps>() where rows of this many channels are whole steps of a usual count,
+// else run.operator()<0>().
+template <class Run>
+TESSERA_SIMD void WithSteps(int channels, Run run) {
+  if (channels == 128) return run.template operator()<128 / Simd::kStepChannels>();
+  if (channels == 64) return run.template operator()<64 / Simd::kStepChannels>();
+  run.template operator()<0>();
 }
 
 // Rows [first, first + count) as plain rows of `padded` words each, one behind the other.
 template <ValueType kValues, int kGroup>
 TESSERA_SIMD void ExpandRows(const PackedRows& rows, std::uint32_t first, std::uint32_t count,
-                             int padded, std::byte* to) {
-  std::uint32_t done = 0;
-  if (padded == 128) {
-    done = ExpandWholeRows<kValues, kGroup, 128 / Simd::kStepChannels>(rows, first, count, to);
-  } else if (padded == 64) {
-    done = ExpandWholeRows<kValues, kGroup, 64 / Simd::kStepChannels>(rows, first, count, to);
-  }
-  to += static_cast<std::size_t>(done) * padded * 2;
-  for (std::uint32_t r = first + done; r < first + count; ++r) {
-    auto reader = ReadRow<kValues, kGroup>(rows, r);
-    for (int c = 0; c < padded; c += Simd::kStepChannels) {
-      Simd::StoreWords(to, reader.Step(c));
-      to += 2 * Simd::kStepChannels;
-    }
-  }
+                             int padded, const Ahead& ahead, std::byte* to) {
+  WithSteps(rows.channels, [&]<int kSteps>() TESSERA_INLINE_LAMBDA {
+    ForEachRow(rows, first, count, ahead,
+               [&](std::uint32_t, const PackedRow& row) TESSERA_INLINE_LAMBDA {
+                 if constexpr (kSteps == 0) {
+                   ExpandStepwise<kValues, kGroup>(row, rows.channels, padded, to);
+                 } else {
+                   typename Simd::Words words[kSteps];
+                   ExpandWhole<kValues, kGroup, kSteps>(row, rows.row_data, words);
+                   TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
+                     Simd::StoreWords(to + 2 * Simd::kStepChannels * i, words[i]);
+                   }
+                 }
+                 to += 2 * padded;
+               });
+  });
 }
 
 // Their scales in fp32; only of rows that have one.

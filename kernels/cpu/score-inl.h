@@ -51,8 +51,9 @@ TESSERA_SIMD float LargestLogWeight(const ScorePart& part, const BlockRun& run,
 // How rows of summaries are multiplied: plain rows of kType in fp32.
 template <ElementType kType>
 struct FloatScores {
-  TESSERA_SIMD void LoadQuery(const float* query, int channels, float* to) {
-    FloatEngine<kType>::OrderLikePairs(query, channels, to);
+  TESSERA_SIMD void LoadQuery(const float* query, int channels, std::uint32_t row,
+                              ScoreScratch& scratch) {
+    FloatEngine<kType>::OrderLikePairs(query, channels, scratch.queries + row * channels);
   }
   template <int kRows>
   TESSERA_SIMD void Dot(ScoreScratch& scratch, int channels, Span live, std::uint32_t row) {
@@ -68,18 +69,17 @@ struct FloatScores {
 #if defined(TESSERA_DOT_ENGINE)
 // By pair dot products, with the query rounded to bf16: for means, which are estimates anyway.
 struct DotScores {
-  TESSERA_SIMD void LoadQuery(const float* query, int channels, float* to) {
-    DotEngine::RoundRow(query, channels, reinterpret_cast<std::uint16_t*>(to));
+  TESSERA_SIMD std::uint16_t* QueryOf(ScoreScratch& scratch, int channels, std::uint32_t row) {
+    return reinterpret_cast<std::uint16_t*>(scratch.queries) + row * channels;
+  }
+  TESSERA_SIMD void LoadQuery(const float* query, int channels, std::uint32_t row,
+                              ScoreScratch& scratch) {
+    DotEngine::RoundRow(query, channels, QueryOf(scratch, channels, row));
   }
   template <int kRows>
   TESSERA_SIMD void Dot(ScoreScratch& scratch, int channels, Span live, std::uint32_t row) {
-    // Queries stand at the distances of fp32 rows.
-    alignas(64) std::uint16_t queries[kRows * 2 * kMaxHeadDim];
-    for (int n = 0; n < kRows; ++n) {
-      __builtin_memcpy(queries + n * channels, scratch.queries + (row + n) * channels,
-                       static_cast<std::size_t>(channels) * 2);
-    }
-    DotEngine::DotKeys<kRows>(scratch.rows, channels, live, queries, scratch.scores + row);
+    DotEngine::DotKeys<kRows>(scratch.rows, channels, live, QueryOf(scratch, channels, row),
+                              scratch.scores + row);
   }
 };
 using PackedBf16Scores = DotScores;
@@ -123,7 +123,8 @@ struct PackedBlocks {
   TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* tile, std::uint32_t first,
                                  std::uint32_t count, std::byte* to, float* scale) const {
     const PackedRows rows = BlocksOfTile(part.shape, part.layout, tile);
-    ExpandRows<kValues, kGroup>(rows, first, count, static_cast<int>(part.padded_channels), to);
+    ExpandRows<kValues, kGroup>(rows, first, count, static_cast<int>(part.padded_channels),
+                                {nullptr, nullptr}, to);
     if constexpr (kValueBytes<kValues> == 1) {
       ReadScales(rows, first, count, scale);
       for (std::uint32_t b = 0; b < count; ++b) scale[b] *= part.scale;
@@ -156,7 +157,7 @@ static void ScoreRuns(const ScorePart& part, const Blocks& blocks, int channels,
       }
       row = halves;
     }
-    Scores::LoadQuery(row, channels, scratch.queries + r * channels);
+    Scores::LoadQuery(row, channels, r, scratch);
   }
   for (int i = 0; i < kTileRows; ++i) {
     scratch.scale[i] = part.scale;

@@ -153,6 +153,12 @@ struct Simd {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), words);
   }
 
+  TESSERA_SIMD void CopyStep(const std::byte* from, std::byte* to) {
+    const auto* vectors = reinterpret_cast<const __m256i*>(from);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_loadu_si256(vectors));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to) + 1, _mm256_loadu_si256(vectors + 1));
+  }
+
   // One bit per channel from one bit per group, of 8 channels.
   template <int kGroup>
   TESSERA_SIMD std::uint32_t ChannelBits(std::uint32_t bits) {
@@ -181,14 +187,8 @@ struct Simd {
   }
 
   template <ValueType kValues, int kGroup>
-  TESSERA_SIMD Words ExpandStep(std::uint32_t bits, const std::byte* from, int readable) {
+  TESSERA_SIMD Words ExpandStep(std::uint32_t bits, const std::byte* from) {
     constexpr bool kWide = kValues == ValueType::kBf16 || kValues == ValueType::kFp16;
-    constexpr int kLoaded = kWide ? 16 : 8;
-    alignas(16) std::byte bounded[16] = {};
-    if (readable < kLoaded) {
-      __builtin_memcpy(bounded, from, static_cast<std::size_t>(readable));
-      from = bounded;
-    }
     const __m128i packed =
         kWide ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(from))
               : WordsOf(kValues, _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));

@@ -150,12 +150,6 @@ struct Simd {
     return zero;
   }
 
-  // The first `count` bytes (at most 64) from `from`; others are not touched.
-  TESSERA_SIMD __m512i LoadBytes(const std::byte* from, int count) {
-    const std::uint64_t mask = count >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
-    return _mm512_maskz_loadu_epi8(mask, from);
-  }
-
   // bf16 from small numbers in fp32, exact.
   TESSERA_SIMD Words ToBf16Words(Floats low, Floats high) {
 #if defined(__AVX512BF16__)
@@ -238,19 +232,20 @@ struct Simd {
   }
 
   // Stored values from `from` on into kStepChannels channels: 16-bit values as they are, 8-bit ones
-  // as bf16. No more than `readable` bytes are read, 64 at most.
+  // as bf16. Reads 64 bytes at most.
   template <ValueType kValues, int kGroup>
-  TESSERA_SIMD Words ExpandStep(std::uint32_t bits, const std::byte* from, int readable) {
+  TESSERA_SIMD Words ExpandStep(std::uint32_t bits, const std::byte* from) {
     constexpr bool kWide = kValues == ValueType::kBf16 || kValues == ValueType::kFp16;
     if constexpr (kWide) {
-      return Expand<kGroup>(bits,
-                            readable < 64 ? LoadBytes(from, readable) : _mm512_loadu_si512(from));
+      return Expand<kGroup>(bits, _mm512_loadu_si512(from));
     } else {
-      const __m256i bytes = ExpandBytes<kGroup>(
-          bits, readable < 32 ? _mm512_castsi512_si256(LoadBytes(from, readable))
-                              : _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+      const __m256i bytes =
+          ExpandBytes<kGroup>(bits, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
       return kValues == ValueType::kInt8 ? Int8ToBf16(bytes) : Fp8ToBf16(bytes);
     }
+  }
+  TESSERA_SIMD void CopyStep(const std::byte* from, std::byte* to) {
+    _mm512_storeu_si512(to, _mm512_loadu_si512(from));
   }
 
 #if defined(__AVX512BF16__)

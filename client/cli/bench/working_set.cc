@@ -93,8 +93,6 @@ absl::StatusOr<std::unique_ptr<LaneSet>> LaneSet::Allocate(const LaneSetShape& s
   set->range_ = *std::move(range);
   set->offsets_.resize(tiles);
   for (std::uint64_t i = 0; i < tiles; ++i) set->offsets_[i] = i * set->tile_bytes_;
-  std::mt19937_64 random(7);
-  std::shuffle(set->offsets_.begin(), set->offsets_.end(), random);
   return set;
 }
 

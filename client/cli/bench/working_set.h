@@ -1,5 +1,5 @@
 // Lanes of tiles for benchmarks of kernels, in a shared mapping like a pool's: far more than the
-// last-level cache holds, tiles in shuffled order.
+// last-level cache holds, tiles of a lane one behind the other, as a prompt leaves them.
 #pragma once
 
 #include <cstdint>

@@ -197,42 +197,6 @@ TEST_P(DeviceTest, AValueBeyondFp16IsFoundInItsTile) {
   EXPECT_EQ(*unfit, std::size_t{2});
 }
 
-// Rows that fp16 holds, whose mean it does not: each row keeps its first two channels, the mean the
-// next two.
-TEST_P(DeviceTest, AMeanBeyondFp16IsFoundInItsTile) {
-  if (GetParam() != Kind::kCpu) GTEST_SKIP() << "a GPU encodes no tiles in this version";
-  const Pool pool = PoolMemory();
-  const kernels::DenseTile dense = {kHeadDim, ElementType::kBf16};
-  std::memset(pool.data(), 0, dense.bytes());
-  const auto set = [&](std::uint32_t row, std::uint32_t channel, float value) {
-    const std::uint16_t bits = kernels::FloatToBf16(value);
-    std::memcpy(pool.data() + dense.key_offset(row) + 2 * channel, &bits, sizeof bits);
-  };
-  for (std::uint32_t row = 0; row < 4; ++row) {
-    set(row, 0, row % 2 == 0 ? 60000.0f : -60000.0f);
-    set(row, 1, row % 2 == 0 ? 60000.0f : -60000.0f);
-    set(row, 2, 70000.0f);
-  }
-  kernels::TileShape shape = kernels::DenseShape(kHeadDim, ElementType::kBf16);
-  shape.format = kernels::TileFormat::kPackedFp16;
-  shape.kept = 2;
-  shape.group = 2;
-  TileStrategy strategies[] = {{.shape = shape, .rotation = {}}};
-  const TileEncode tile = {.key = pool.data(),
-                           .value = pool.data() + dense.value_offset(0),
-                           .rows = 4,
-                           .strategy = 0,
-                           .tile = pool.data() + 65536};
-  auto unfit = device_->Encode(strategies, ElementType::kBf16, {&tile, 1});
-  ASSERT_TRUE(unfit.ok()) << unfit.status();
-  EXPECT_EQ(*unfit, std::nullopt);
-  strategies[0].shape.summary = kernels::Summary::kMean;
-  strategies[0].shape.block = 4;
-  unfit = device_->Encode(strategies, ElementType::kBf16, {&tile, 1});
-  ASSERT_TRUE(unfit.ok()) << unfit.status();
-  EXPECT_EQ(*unfit, std::size_t{0});
-}
-
 // A selection is honoured or refused, never ignored.
 TEST_P(DeviceTest, WhoCannotSelectSaysSo) {
   if (GetParam() == Kind::kCpu) GTEST_SKIP() << "the CPU selects; end-to-end tests judge how";
