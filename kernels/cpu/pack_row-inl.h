@@ -75,19 +75,22 @@ TESSERA_SIMD void FindKeys(const float* row, int padded, std::uint32_t peak, std
   for (int g = groups; g % 32 != 0; ++g) keys[g] = 0;
 }
 
-// Adds the strongest of the groups whose upper key bits are just the threshold's; ties to the
-// lower.
-TESSERA_SIMD void ChooseAmongTies(const std::uint32_t* keys, int groups, std::uint32_t threshold,
-                                  int wanted, ChosenGroups& chosen) {
-  for (; wanted > 0; --wanted) {
-    int best = -1;
-    for (int g = 0; g < groups; ++g) {
-      const bool taken = (chosen.words[g / 32] >> (g % 32) & 1u) != 0;
-      if (keys[g] >> 16 != threshold || taken) continue;
-      if (best < 0 || keys[g] > keys[best]) best = g;
+// Adds the strongest `wanted` of the groups in `ties`; equal keys to the lower. Mostly all of them.
+TESSERA_SIMD void ChooseAmongTies(const std::uint32_t* keys, int words, int wanted,
+                                  ChosenGroups& ties, ChosenGroups& chosen) {
+  int count = 0;
+  for (int w = 0; w < words; ++w) count += __builtin_popcount(ties.words[w]);
+  for (; count > wanted; --count) {  // drop the weakest, of equal ones the last
+    int weakest = -1;
+    for (int w = 0; w < words; ++w) {
+      for (std::uint32_t bits = ties.words[w]; bits != 0; bits &= bits - 1) {
+        const int g = 32 * w + __builtin_ctz(bits);
+        if (weakest < 0 || keys[g] <= keys[weakest]) weakest = g;
+      }
     }
-    chosen.words[best / 32] |= 1u << (best % 32);
+    ties.words[weakest / 32] &= ~(1u << (weakest % 32));
   }
+  for (int w = 0; w < words; ++w) chosen.words[w] |= ties.words[w];
 }
 
 constexpr int kRowsTogether = 4;
@@ -121,11 +124,16 @@ TESSERA_SIMD void ChooseGroups(RowKeys& rows, int groups, int wanted,
   }
   for (int r = 0; r < kRowsTogether; ++r) {
     int above = 0;
+    ChosenGroups ties;
     for (int w = 0; w < words; ++w) {
-      chosen[r].words[w] = Simd::GreaterBits(rows.upper[r] + 32 * w, threshold[r]);
-      above += __builtin_popcount(chosen[r].words[w]);
+      const std::uint32_t greater = Simd::GreaterBits(rows.upper[r] + 32 * w, threshold[r]);
+      const std::uint32_t equal = Simd::EqualBits(rows.upper[r] + 32 * w, threshold[r]);
+      const int left = groups - 32 * w;  // bits behind the last group are none
+      chosen[r].words[w] = greater;
+      ties.words[w] = equal & (left >= 32 ? ~0u : (1u << left) - 1);
+      above += __builtin_popcount(greater);
     }
-    ChooseAmongTies(rows.keys[r], groups, threshold[r], wanted - above, chosen[r]);
+    ChooseAmongTies(rows.keys[r], words, wanted - above, ties, chosen[r]);
   }
 }
 

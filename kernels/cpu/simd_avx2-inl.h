@@ -199,13 +199,22 @@ struct Simd {
 
   // ---- packing rows: see pack_row-inl.h ----
 
+  // 32 masks of 16 bits as bits.
+  TESSERA_SIMD std::uint32_t BitsOfWords(__m256i low, __m256i high) {
+    const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xd8);
+    return static_cast<std::uint32_t>(_mm256_movemask_epi8(bytes));
+  }
   TESSERA_SIMD std::uint32_t GreaterBits(const std::uint16_t* words, std::uint32_t limit) {
     const __m256i bound = _mm256_set1_epi16(static_cast<short>(limit));  // NOLINT
     const auto* vectors = reinterpret_cast<const __m256i*>(words);
-    const __m256i low = _mm256_cmpgt_epi16(_mm256_loadu_si256(vectors), bound);
-    const __m256i high = _mm256_cmpgt_epi16(_mm256_loadu_si256(vectors + 1), bound);
-    const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xd8);
-    return static_cast<std::uint32_t>(_mm256_movemask_epi8(bytes));
+    return BitsOfWords(_mm256_cmpgt_epi16(_mm256_loadu_si256(vectors), bound),
+                       _mm256_cmpgt_epi16(_mm256_loadu_si256(vectors + 1), bound));
+  }
+  TESSERA_SIMD std::uint32_t EqualBits(const std::uint16_t* words, std::uint32_t value) {
+    const __m256i wanted = _mm256_set1_epi16(static_cast<short>(value));  // NOLINT
+    const auto* vectors = reinterpret_cast<const __m256i*>(words);
+    return BitsOfWords(_mm256_cmpeq_epi16(_mm256_loadu_si256(vectors), wanted),
+                       _mm256_cmpeq_epi16(_mm256_loadu_si256(vectors + 1), wanted));
   }
   TESSERA_SIMD void StoreCompressed(float* to, std::uint32_t bits, Floats value) {
     alignas(32) float lanes[kLanes];

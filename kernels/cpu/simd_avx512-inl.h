@@ -284,6 +284,10 @@ struct Simd {
     return _mm512_cmpgt_epi16_mask(_mm512_loadu_si512(words),
                                    _mm512_set1_epi16(static_cast<short>(limit)));  // NOLINT
   }
+  TESSERA_SIMD std::uint32_t EqualBits(const std::uint16_t* words, std::uint32_t value) {
+    return _mm512_cmpeq_epi16_mask(_mm512_loadu_si512(words),
+                                   _mm512_set1_epi16(static_cast<short>(value)));  // NOLINT
+  }
   // One bit per channel from one bit per group, of kLanes channels.
   template <int kGroup>
   TESSERA_SIMD std::uint32_t ChannelBits(std::uint32_t bits) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "client/cli/bench/bench.h"
+#include "client/cli/bench/gauge.h"
 #include "client/cli/bench/stream.h"
 #include "client/cli/bench/threads.h"
 #include "client/cli/bench/working_set.h"
@@ -421,6 +422,8 @@ absl::StatusOr<Report> RunAttend(const Options& options) {
   Scene queries(128, 8192, options, team, report);
   absl::Status status = queries.Fill();
   if (status.ok()) status = queries.MeasureQueries(4, 256);
+  if (status.ok())
+    status = AddPoolGauge(PackedTile(128, kernels::TileFormat::kPackedBf16, 1), report);
   if (!status.ok()) return status;
   report.notes.push_back(Concat(
       "bf16 K and V, ", kKvHeads, " kv heads, ", team.threads(),

@@ -52,6 +52,21 @@ std::vector<std::vector<double>> RandomRotation(std::uint32_t dim) {
 
 }  // namespace
 
+std::vector<std::byte> RandomRotations(const kernels::TileShape& tile) {
+  const std::uint64_t bytes = kernels::RotationBytes(tile, kernels::ElementType::kBf16);
+  std::vector<std::byte> rotations(2 * bytes);
+  const std::vector<std::vector<double>> rows = RandomRotation(tile.head_dim);
+  for (std::uint32_t c = 0; c < tile.channels; ++c) {
+    for (std::uint32_t d = 0; d < tile.head_dim; ++d) {
+      const std::uint16_t element = kernels::FloatToBf16(static_cast<float>(rows[c][d]));
+      const std::size_t place = (std::size_t{c} * tile.head_dim + d) * sizeof element;
+      std::memcpy(rotations.data() + place, &element, sizeof element);
+      std::memcpy(rotations.data() + bytes + place, &element, sizeof element);
+    }
+  }
+  return rotations;
+}
+
 TileEncoder::TileEncoder(const kernels::TileShape& shape, const kernels::RotationView& rotation)
     : shape_(shape), layout_(kernels::LayoutOf(shape)), prepared_(nullptr) {
   if (!shape.packed()) return;
@@ -156,17 +171,10 @@ absl::StatusOr<std::unique_ptr<LaneSet>> LaneSet::Encoded(const LaneSet& dense,
   if (!set.ok()) return set.status();
   if (tile.packed()) {
     const std::uint64_t bytes = kernels::RotationBytes(tile, kernels::ElementType::kBf16);
-    (*set)->rotations_.resize(2 * bytes + kAlignment);
+    const std::vector<std::byte> rotations = RandomRotations(tile);
+    (*set)->rotations_.resize(rotations.size() + kAlignment);
     std::byte* at = Aligned((*set)->rotations_.data());
-    const std::vector<std::vector<double>> rows = RandomRotation(tile.head_dim);
-    for (std::uint32_t c = 0; c < tile.channels; ++c) {
-      for (std::uint32_t d = 0; d < tile.head_dim; ++d) {
-        const std::uint16_t element = kernels::FloatToBf16(static_cast<float>(rows[c][d]));
-        const std::size_t place = (std::size_t{c} * tile.head_dim + d) * sizeof element;
-        std::memcpy(at + place, &element, sizeof element);
-        std::memcpy(at + bytes + place, &element, sizeof element);
-      }
-    }
+    std::copy(rotations.begin(), rotations.end(), at);
     (*set)->rotation_ = {.key = at, .value = at + bytes, .type = kernels::ElementType::kBf16};
   }
   struct Context {

@@ -60,6 +60,10 @@ class LaneSet {
   std::vector<kernels::LaneView> lanes_;
 };
 
+// R_k and R_v as a strategy stores them in bf16, one behind the other, each of random orthonormal
+// rows.
+std::vector<std::byte> RandomRotations(const kernels::TileShape& tile);
+
 // What it takes to encode tiles of one shape on one thread.
 class TileEncoder {
  public:
