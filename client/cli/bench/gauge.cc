@@ -16,7 +16,7 @@ namespace tessera::cli::bench {
 
 namespace {
 
-// What tag of the tenant's books holds, once nothing waits for readers any more.
+// The tenant's books, once nothing waits for readers any more.
 absl::StatusOr<v1::TenantStats> SettledStats(client::Worker& worker) {
   constexpr int kPatience = 500;  // of 10 ms
   for (int i = 0; i < kPatience; ++i) {
