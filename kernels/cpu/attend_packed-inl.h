@@ -91,8 +91,6 @@ TESSERA_SIMD Ahead AheadOf(const AttendPart& part, const Piece& piece, bool valu
 // How plain rows of type kType are computed with: in fp32, as over dense tiles.
 template <ElementType kType>
 struct FloatEngine {
-  static constexpr ElementType kRowType = kType;
-
   // Queries come in fp32 in channel order.
   TESSERA_SIMD void LoadQueries(const PartContext& context) {
     const AttendPart& part = *context.part;

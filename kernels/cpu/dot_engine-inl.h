@@ -16,8 +16,6 @@ namespace tessera::kernels {
 namespace {
 
 struct DotEngine {
-  static constexpr ElementType kRowType = ElementType::kBf16;
-
   // The queries' scratch holds bf16, in channel order; the weights' bf16, row after row.
   TESSERA_SIMD std::uint16_t* QueryOf(const PartContext& context, std::uint32_t row) {
     return reinterpret_cast<std::uint16_t*>(context.scratch->queries) +

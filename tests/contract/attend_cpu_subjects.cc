@@ -1,4 +1,5 @@
-// The CPU implementations as subjects of the conformance suite.
+#include "tests/contract/attend_cpu_subjects.h"
+
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,7 +40,9 @@ class CpuSubject final : public AttendSubject {
   const Implementation& implementation_;
 };
 
-std::vector<std::shared_ptr<AttendSubject>> Subjects() {
+}  // namespace
+
+std::vector<std::shared_ptr<AttendSubject>> CpuSubjects() {
   std::vector<std::shared_ptr<AttendSubject>> subjects;
   for (const Implementation* implementation : Implementations()) {
     subjects.push_back(std::make_shared<CpuSubject>(*implementation));
@@ -47,8 +50,11 @@ std::vector<std::shared_ptr<AttendSubject>> Subjects() {
   return subjects;
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, AttendConformance, testing::ValuesIn(Subjects()), SubjectName);
-INSTANTIATE_TEST_SUITE_P(Cpu, AttendPackedConformance, testing::ValuesIn(Subjects()), SubjectName);
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Cpu, AttendConformance, testing::ValuesIn(CpuSubjects()), SubjectName);
+INSTANTIATE_TEST_SUITE_P(Cpu, AttendPackedConformance, testing::ValuesIn(CpuSubjects()),
+                         SubjectName);
 
 }  // namespace
 }  // namespace tessera::kernels

@@ -9,6 +9,7 @@
 
 #include "kernels/dispatch/implementation.h"
 #include "tests/contract/attend_conformance.h"
+#include "tests/contract/attend_cpu_subjects.h"
 #include "tests/contract/attend_packed_cases.h"
 
 namespace tessera::kernels {
@@ -374,36 +375,7 @@ TEST_P(AttendSelection, TakesTheBest) {
 }
 
 // Selection is a matter of kernels/dispatch: only its implementations answer.
-class SelectionSubject final : public AttendSubject {
- public:
-  explicit SelectionSubject(const Implementation& implementation)
-      : implementation_(implementation) {}
-  std::string_view name() const override { return ImplementationName(implementation_); }
-  bool supported() const override { return ImplementationSupported(implementation_); }
-  std::string reason() const override { return std::string(ImplementationReason(implementation_)); }
-  ErrorBound bound(ElementType) const override { return kCpuErrorBound; }
-  ErrorBound bound_of(const TileShape& shape) const override {
-    if (!shape.packed()) return kCpuErrorBound;
-    return name() == "avx512bf16" ? kCpuBf16PackedErrorBound : kCpuPackedErrorBound;
-  }
-  bool rows_are_independent() const override { return true; }
-  AttendResult Run(const AttendBatch& batch, Executor& executor) override {
-    const Buffer workspace(AttendWorkspaceBytes(batch));
-    return Attend(implementation_, batch, {workspace.data(), workspace.size()}, executor);
-  }
-
- private:
-  const Implementation& implementation_;
-};
-
-std::vector<std::shared_ptr<AttendSubject>> SelectionSubjects() {
-  std::vector<std::shared_ptr<AttendSubject>> subjects;
-  for (const Implementation* implementation : Implementations()) {
-    subjects.push_back(std::make_shared<SelectionSubject>(*implementation));
-  }
-  return subjects;
-}
-INSTANTIATE_TEST_SUITE_P(Cpu, AttendSelection, testing::ValuesIn(SelectionSubjects()), SubjectName);
+INSTANTIATE_TEST_SUITE_P(Cpu, AttendSelection, testing::ValuesIn(CpuSubjects()), SubjectName);
 
 }  // namespace
 
