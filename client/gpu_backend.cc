@@ -18,6 +18,13 @@ constexpr std::uint64_t kTensorAlignment = 16;
 
 std::uint64_t AddressOf(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
+bool Same(const std::optional<kernels::SelectionRule>& a,
+          const std::optional<kernels::SelectionRule>& b) {
+  if (!a.has_value() || !b.has_value()) return a.has_value() == b.has_value();
+  return a->rate == b->rate && a->entries == b->entries && a->judge == b->judge &&
+         a->first_block == b->first_block;
+}
+
 }  // namespace
 
 GpuBackend::GpuBackend(Gpu& gpu, const Extents& extents)
@@ -40,18 +47,21 @@ absl::Status GpuBackend::TakeQueue(void* stream) {
 }
 
 // Lays out device memory as well.
-cuda::StepShape GpuBackend::Measure(const StepBatch& batch) {
+void GpuBackend::Measure(const StepBatch& batch) {
   const BoundModel& model = batch.model();
   const auto sequences = static_cast<std::uint32_t>(batch.items().size());
-  cuda::StepShape shape = {.batch = sequences,
-                           .layers = model.layers(),
-                           .lanes = sequences * model.layout().lanes(),
-                           .extents = static_cast<std::uint32_t>(bases_.size())};
+  shape_ = {.batch = sequences,
+            .layers = model.layers(),
+            .lanes = sequences * model.layout().lanes(),
+            .extents = static_cast<std::uint32_t>(bases_.size())};
   limits_ = {.batch = sequences, .queries = 1, .appended = 1, .works = 0};
   for (const StepItem& item : batch.items()) {
-    shape.segments += static_cast<std::uint32_t>(item.sequence->resolved.segments.size());
+    shape_.segments += static_cast<std::uint32_t>(item.sequence->resolved.segments.size());
     for (const kernels::LaneView& lane : item.sequence->resolved.lanes) {
-      shape.strategies += cuda::CountStrategies(lane);
+      shape_.strategies += cuda::CountStrategies(lane);
+      const std::uint32_t choices = cuda::CountChoices(lane);
+      shape_.choices += choices;
+      shape_.selections += choices != 0;
     }
     limits_.queries = limits_.appended = std::max(limits_.queries, item.new_tokens);
   }
@@ -64,14 +74,16 @@ cuda::StepShape GpuBackend::Measure(const StepBatch& batch) {
             kAlignment;
   }
   image_at_ = next;
-  image_bytes_ = cuda::StepBytes(shape);
-  return shape;
+  image_bytes_ = cuda::StepBytes(shape_);
 }
 
 absl::Status GpuBackend::Begin(const StepBatch& batch, const StepOptions& options) {
   if (absl::Status status = TakeQueue(options.cuda_stream); !status.ok()) return status;
   extents_.ListPoolExtents(bases_);
-  const cuda::StepShape shape = Measure(batch);
+  Measure(batch);
+  // Scores take memory by the new token: where a step has more of them, it may well read
+  // everything.
+  if (limits_.queries > rule_queries_) rule_.reset();
   host_.resize((image_at_ + image_bytes_) / sizeof(Line) + 1);
   std::byte* const host = host_.data()->bytes;
   std::memcpy(host, &cuda::kNoFault, sizeof cuda::kNoFault);
@@ -80,15 +92,16 @@ absl::Status GpuBackend::Begin(const StepBatch& batch, const StepOptions& option
     if (geometry.sinks == nullptr) continue;
     std::memcpy(host + sinks_at_[layer], geometry.sinks, geometry.query_heads * sizeof(float));
   }
-  if (absl::Status status = WriteImage(batch, shape); !status.ok()) return status;
+  if (absl::Status status = WriteImage(batch); !status.ok()) return status;
   return Upload(batch);
 }
 
-absl::Status GpuBackend::WriteImage(const StepBatch& batch, const cuda::StepShape& shape) {
+absl::Status GpuBackend::WriteImage(const StepBatch& batch) {
   const BoundModel& model = batch.model();
-  cuda::StepWriter writer({host_.data()->bytes + image_at_, image_bytes_}, shape);
+  const cuda::StepRule rule = cuda::StepRuleOf(rule_.has_value() ? &*rule_ : nullptr);
+  cuda::StepWriter writer({host_.data()->bytes + image_at_, image_bytes_}, shape_);
   writer.SetExtents(bases_, extents_.pool_extent_bytes());
-  for (std::uint32_t i = 0; i < shape.batch; ++i) {
+  for (std::uint32_t i = 0; i < shape_.batch; ++i) {
     const StepItem& item = batch.items()[i];
     const auto first_row = static_cast<std::uint32_t>(item.first_row);
     writer.SetSequence(i, {.committed = item.base,
@@ -96,7 +109,8 @@ absl::Status GpuBackend::WriteImage(const StepBatch& batch, const cuda::StepShap
                            .appended = item.new_tokens,
                            .queries = item.new_tokens,
                            .first_append_row = first_row,
-                           .first_query_row = first_row});
+                           .first_query_row = first_row,
+                           .rule = rule});
   }
   for (std::uint32_t layer = 0; layer < model.layers(); ++layer) {
     const std::uint32_t heads = model.layout().kv_heads(layer);
@@ -115,12 +129,36 @@ absl::Status GpuBackend::WriteImage(const StepBatch& batch, const cuda::StepShap
   return absl::OkStatus();
 }
 
-absl::Status GpuBackend::Upload(const StepBatch& batch) {
-  const std::uint64_t bytes = image_at_ + image_bytes_;
+std::uint64_t GpuBackend::PartialBytes(const StepBatch& batch) const {
   std::uint64_t partial = 0;
   for (std::uint32_t layer = 0; layer < batch.model().layers(); ++layer) {
     partial = std::max(partial, cuda::AttendScratchBytes(batch.model().geometry(layer), limits_));
   }
+  return partial;
+}
+
+absl::Status GpuBackend::UseRule(const StepBatch& batch,
+                                 const std::optional<kernels::SelectionRule>& selection) {
+  if (Same(selection, rule_)) return absl::OkStatus();
+  rule_ = selection;
+  rule_queries_ = limits_.queries;
+  if (absl::Status status = WriteImage(batch); !status.ok()) return status;
+  cuda::Error error;
+  const std::uint64_t partial = PartialBytes(batch);
+  if (partial > partial_.bytes()) {
+    error = queue_->Wait();  // what is under way may use the old one
+    if (error.ok()) error = partial_.Grow(2 * partial);
+  }
+  // The fault word stays: what an earlier layer met is still to be told.
+  if (error.ok()) {
+    error = queue_->Copy(memory_.at(image_at_), host_.data()->bytes + image_at_, image_bytes_);
+  }
+  return GpuStatus(error);
+}
+
+absl::Status GpuBackend::Upload(const StepBatch& batch) {
+  const std::uint64_t bytes = image_at_ + image_bytes_;
+  const std::uint64_t partial = PartialBytes(batch);
   // Twice what is needed: lanes grow, and a steady decode shall not allocate.
   cuda::Error error;
   if (bytes > memory_.bytes()) error = memory_.Grow(2 * bytes);
@@ -181,6 +219,7 @@ absl::Status GpuBackend::Append(const StepBatch& batch, std::uint32_t layer,
 
 absl::Status GpuBackend::Attend(const StepBatch& batch, std::uint32_t layer,
                                 const StepTensors& tensors) {
+  if (absl::Status status = UseRule(batch, tensors.selection); !status.ok()) return status;
   const absl::StatusOr<const std::byte*> query = PlaceInput("query", tensors.query, query_);
   if (!query.ok()) return query.status();
   bool output_copied = false;

@@ -2,12 +2,16 @@
 // Settle waits. Tensors that are device memory are used where they are; those in host memory go
 // through copies, which costs a wait per layer.
 //
+// An image holds one selection rule for all of its layers. Begin writes it with the rule that was
+// asked for last; where Attend asks for another one, it is written and uploaded again.
+//
 //   device memory of a step:   fault word | the sinks of each layer that has some | step image
 //                              partial results, for the largest layer
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -37,8 +41,12 @@ class GpuBackend final : public StepBackend {
     std::byte bytes[64];
   };
   absl::Status TakeQueue(void* stream);
-  kernels::cuda::StepShape Measure(const StepBatch& batch);
-  absl::Status WriteImage(const StepBatch& batch, const kernels::cuda::StepShape& shape);
+  void Measure(const StepBatch& batch);
+  absl::Status WriteImage(const StepBatch& batch);
+  absl::Status UseRule(const StepBatch& batch,
+                       const std::optional<kernels::SelectionRule>& selection);
+  // The largest layer's.
+  std::uint64_t PartialBytes(const StepBatch& batch) const;
   absl::Status Upload(const StepBatch& batch);
 
   // A place on the device for a tensor of the caller's: itself, or one in `copy`.
@@ -57,8 +65,11 @@ class GpuBackend final : public StepBackend {
   kernels::cuda::Scratch partial_;
   // Of the caller's host tensors. The stream's order keeps one layer's from the next one's.
   kernels::cuda::Scratch key_, value_, query_, output_, lse_;
-  std::vector<Line> host_;               // what memory_ holds
-  std::vector<std::uint64_t> sinks_at_;  // per layer; 0: none
+  std::vector<Line> host_;                      // what memory_ holds
+  std::vector<std::uint64_t> sinks_at_;         // per layer; 0: none
+  kernels::cuda::StepShape shape_;              // with room for a selection of every lane
+  std::optional<kernels::SelectionRule> rule_;  // of the image
+  std::uint32_t rule_queries_ = 0;              // limits_.queries where it was asked for
   std::uint64_t image_at_ = 0;
   std::uint64_t image_bytes_ = 0;
   kernels::cuda::StepLimits limits_;

@@ -80,10 +80,6 @@ absl::Status MappedStep::AppendRows(std::uint32_t layer, std::span<const std::by
 }
 
 absl::Status MappedStep::AttendRows(std::uint32_t layer, const StepTensors& tensors) {
-  if (tensors.selection.has_value() && door_.gpu() != nullptr) {
-    return absl::UnimplementedError(
-        "selections are not served on a GPU in this version; attend without one");
-  }
   const absl::Status status = backend_->Attend(batch_, layer, tensors);
   return absl::IsDataLoss(status) ? OutOfBounds(status) : status;
 }

@@ -45,7 +45,8 @@ struct StepTensors {
   kernels::ElementType output_type = kernels::ElementType::kFp32;  // or the model's
   bool causal = true;  // a query sees its own position and earlier ones
   // What is read of segments that have block summaries; unset: everything. All new tokens of a
-  // sequence share a choice, so there are kMaxSelectingTokens of them at most. Not on a GPU.
+  // sequence share a choice, so there are kMaxSelectingTokens of them at most. On a GPU a rule that
+  // differs from the call's before costs an upload.
   std::optional<kernels::SelectionRule> selection;
 };
 

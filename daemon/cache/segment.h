@@ -21,11 +21,12 @@
 #include "daemon/pool/pool.h"
 #include "kernels/format/rotation.h"
 #include "kernels/format/tile_shape.h"
+#include "proto/shm/layout.h"
 
 namespace tessera::cache {
 
 // A segment longer than this is closed and the next one opened.
-inline constexpr std::uint32_t kMaxSegmentEntries = 65536;
+using shm::kMaxSegmentEntries;
 
 // R_k, then R_v, in the pool. Shared by the segments of a lane that were packed together.
 struct Rotations {

@@ -10,6 +10,9 @@ namespace tessera::device {
 
 namespace {
 
+// Of one call. Scratch is nobody's quota, and what selects is computed whole.
+constexpr std::size_t kMostScratch = std::size_t{256} << 20;
+
 // Scratch of one thread: kept while it is small, so that steady calls allocate nothing.
 class Workspace {
  public:
@@ -177,6 +180,11 @@ absl::StatusOr<std::string_view> CpuDevice::Run(
     const std::function<kernels::AttendResult(std::span<std::byte>)>& compute) {
   thread_local Workspace workspace;
   const std::size_t needed = kernels::AttendWorkspaceBytes(batch);
+  if (needed > kMostScratch) {
+    return absl::ResourceExhaustedError(Concat("attention needs ", needed,
+                                               " bytes of scratch; the limit is ", kMostScratch,
+                                               "; ask for fewer queries or entries at a time"));
+  }
   const std::span<std::byte> scratch = workspace.Take(needed);
   if (scratch.size() < needed) {
     return absl::ResourceExhaustedError(

@@ -6,7 +6,9 @@
 
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
+#include "daemon/device/cuda_bench.h"
 #include "daemon/device/cuda_memory_source.h"
+#include "kernels/cuda/selection_reader.h"
 #include "kernels/cuda/step_writer.h"
 #include "kernels/dispatch/implementation.h"
 
@@ -26,48 +28,6 @@ std::uint64_t Aligned(std::uint64_t bytes) { return RoundUp(bytes, kAlignment); 
 std::uint64_t AddressOf(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
 }  // namespace
-
-// A stream, and scratch on both sides of it. Whoever has taken it is its only user.
-class CudaDevice::Bench {
- public:
-  Bench(cuda::Runtime& runtime, std::unique_ptr<cuda::Queue> queue)
-      : queue_(std::move(queue)), input_(runtime), partial_(runtime) {}
-
-  cuda::Queue& queue() { return *queue_; }
-  cuda::Scratch& input() { return input_; }
-  cuda::Scratch& partial() { return partial_; }
-  // Grows; what it held is lost.
-  std::byte* Host(std::uint64_t bytes) {
-    if (host_.size() * sizeof(Line) < bytes) host_ = std::vector<Line>(bytes / sizeof(Line) + 1);
-    return host_.data()->bytes;
-  }
-
- private:
-  struct alignas(64) Line {
-    std::byte bytes[64];
-  };
-  const std::unique_ptr<cuda::Queue> queue_;
-  cuda::Scratch input_;
-  cuda::Scratch partial_;
-  std::vector<Line> host_;
-};
-
-class CudaDevice::Taken {
- public:
-  Taken(CudaDevice& device, std::unique_ptr<Bench> bench)
-      : device_(&device), bench_(std::move(bench)) {}
-  Taken(Taken&&) noexcept = default;
-  ~Taken() {
-    if (bench_ == nullptr) return;
-    MutexLock lock(device_->mutex_);
-    device_->free_.push_back(std::move(bench_));
-  }
-  Bench& operator*() const { return *bench_; }
-
- private:
-  CudaDevice* device_;
-  std::unique_ptr<Bench> bench_;
-};
 
 absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(Options options) {
   const std::string name = Concat("cuda:", options.ordinal);
@@ -282,13 +242,11 @@ absl::Status CudaDevice::Read(std::byte* to, const std::byte* from, std::uint64_
 
 // ---- attention
 
-namespace {
-
 // What a batch of AttendItems is on a device: sequences of kv_heads items each, and the places of
 // their rows in the scratch.
 //
 //   fault | sinks | step image | queries || outputs | log-sum-exps
-class AttendLayout {
+class CudaDevice::AttendLayout {
  public:
   AttendLayout(const kernels::AttendBatch& batch, const PoolView& pool) : batch_(batch) {
     const kernels::LayerGeometry& geometry = batch.geometry;
@@ -299,6 +257,9 @@ class AttendLayout {
     for (const kernels::AttendItem& item : batch.items) {
       shape_.segments += item.lane->segment_count;
       shape_.strategies += cuda::CountStrategies(*item.lane);
+      if (item.selection == nullptr) continue;
+      ++shape_.selections;
+      shape_.choices += cuda::CountChoices(*item.lane);
     }
     for (std::uint32_t s = 0; s < shape_.batch; ++s) {
       rows_ += Sequence(s).queries;
@@ -373,6 +334,8 @@ class AttendLayout {
       lse += item.queries * LseRowBytes();
     }
   }
+  // Where WriteInputs put the step image.
+  const std::byte* Image(const std::byte* host) const { return host + step_at_; }
   std::uint64_t result_bytes() const { return bytes_ - outputs_at_; }
   std::uint64_t results_at() const { return outputs_at_; }
 
@@ -394,7 +357,8 @@ class AttendLayout {
                              .appended = 0,
                              .queries = item.queries,
                              .first_append_row = 0,
-                             .first_query_row = row});
+                             .first_query_row = row,
+                             .rule = cuda::StepRuleOf(item.selection)});
       row += item.queries;
     }
     writer.BeginLayer(batch_.geometry.kv_heads, batch_.geometry.type);
@@ -410,15 +374,10 @@ class AttendLayout {
   std::uint64_t sinks_at_, step_at_, queries_at_, outputs_at_, lse_at_, bytes_;
 };
 
-}  // namespace
-
-absl::StatusOr<std::string_view> CudaDevice::Attend(const kernels::AttendBatch& batch,
-                                                    const PoolView& pool) {
-  if (absl::Status status = CheckServed(batch); !status.ok()) return status;
-  absl::StatusOr<Taken> taken = TakeBench();
-  if (!taken.ok()) return taken.status();
-  Bench& bench = **taken;
-  AttendLayout layout(batch, pool);
+// Writes a batch and puts it on the device.
+absl::StatusOr<cuda::AttendCall> CudaDevice::Upload(const kernels::AttendBatch& batch,
+                                                    const PoolView& pool, AttendLayout& layout,
+                                                    Bench& bench) {
   std::byte* const host = bench.Host(layout.bytes());
   if (const cuda::StepStatus status = layout.WriteInputs(pool, host);
       status != cuda::StepStatus::kOk) {
@@ -428,14 +387,37 @@ absl::StatusOr<std::string_view> CudaDevice::Attend(const kernels::AttendBatch& 
   const std::uint64_t partial = cuda::AttendScratchBytes(batch.geometry, layout.limits());
   cuda::Error error = bench.input().Grow(layout.bytes());
   if (error.ok()) error = bench.partial().Grow(partial);
+  if (error.ok()) error = bench.queue().Copy(bench.input().at(), host, layout.input_bytes());
+  if (absl::Status status = Answer(error); !status.ok()) return status;
+  cuda::AttendCall call = layout.Call(bench.input());
+  call.scratch = bench.partial().at();
+  call.scratch_bytes = bench.partial().bytes();
+  return call;
+}
+
+namespace {
+
+absl::Status FaultStatus(std::uint64_t fault) {
+  if (fault == cuda::kNoFault) return absl::OkStatus();
+  return absl::InternalError(Concat("attention met fault ",
+                                    static_cast<int>(cuda::FaultWord::Kind(fault)), " at item ",
+                                    cuda::FaultWord::Lane(fault)));
+}
+
+}  // namespace
+
+absl::StatusOr<std::string_view> CudaDevice::Attend(const kernels::AttendBatch& batch,
+                                                    const PoolView& pool) {
+  if (absl::Status status = CheckServed(batch); !status.ok()) return status;
+  absl::StatusOr<Taken> taken = TakeBench();
+  if (!taken.ok()) return taken.status();
+  Bench& bench = **taken;
+  AttendLayout layout(batch, pool);
+  const absl::StatusOr<cuda::AttendCall> call = Upload(batch, pool, layout, bench);
+  if (!call.ok()) return call.status();
+  std::byte* const host = bench.Host(layout.bytes());
   cuda::Queue& queue = bench.queue();
-  if (error.ok()) error = queue.Copy(bench.input().at(), host, layout.input_bytes());
-  if (error.ok()) {
-    cuda::AttendCall call = layout.Call(bench.input());
-    call.scratch = bench.partial().at();
-    call.scratch_bytes = bench.partial().bytes();
-    error = queue.Attend(call);
-  }
+  cuda::Error error = queue.Attend(*call);
   std::uint64_t fault = cuda::kNoFault;
   if (error.ok()) error = queue.Copy(&fault, bench.input().at(), sizeof fault);
   if (error.ok()) {
@@ -443,12 +425,44 @@ absl::StatusOr<std::string_view> CudaDevice::Attend(const kernels::AttendBatch& 
   }
   if (error.ok()) error = queue.Wait();
   if (absl::Status status = Answer(error); !status.ok()) return status;
-  if (fault != cuda::kNoFault) {
-    return absl::InternalError(Concat("attention met fault ",
-                                      static_cast<int>(cuda::FaultWord::Kind(fault)), " at item ",
-                                      cuda::FaultWord::Lane(fault)));
-  }
+  if (absl::Status status = FaultStatus(fault); !status.ok()) return status;
   layout.Scatter(host);
+  return std::string_view(runtime_->implementation());
+}
+
+absl::StatusOr<std::string_view> CudaDevice::Select(const kernels::AttendBatch& batch,
+                                                    const PoolView& pool,
+                                                    kernels::SelectionSink& sink) {
+  if (absl::Status status = CheckServed(batch); !status.ok()) return status;
+  absl::StatusOr<Taken> bench_taken = TakeBench();
+  if (!bench_taken.ok()) return bench_taken.status();
+  Bench& bench = **bench_taken;
+  AttendLayout layout(batch, pool);
+  const absl::StatusOr<cuda::AttendCall> call = Upload(batch, pool, layout, bench);
+  if (!call.ok()) return call.status();
+  const cuda::AttendParams params = cuda::MakeAttendParams(*call);
+  const cuda::StepLimits& limits = layout.limits();
+  std::vector<std::uint32_t> taken(limits.blocks);
+  std::vector<cuda::TakenRange> ranges(limits.choices + limits.selections);
+  cuda::Queue& queue = bench.queue();
+  cuda::Error error = queue.Select(*call);
+  std::uint64_t fault = cuda::kNoFault;
+  if (error.ok()) error = queue.Copy(&fault, bench.input().at(), sizeof fault);
+  if (error.ok()) error = queue.Copy(taken.data(), params.taken, taken.size() * sizeof taken[0]);
+  if (error.ok()) {
+    error = queue.Copy(ranges.data(), params.ranges, ranges.size() * sizeof ranges[0]);
+  }
+  if (error.ok()) error = queue.Wait();
+  if (absl::Status status = Answer(error); !status.ok()) return status;
+  if (absl::Status status = FaultStatus(fault); !status.ok()) return status;
+  // What was uploaded is still there.
+  const cuda::SelectionReader selection(layout.Image(bench.Host(layout.bytes())), 0, taken, ranges);
+  for (std::uint32_t i = 0; i < batch.items.size(); ++i) {
+    selection.ForEachRun(i, [&](const cuda::TakenEntries& run) {
+      sink.Take(i,
+                {.segment = run.segment, .first_entry = run.first_entry, .entries = run.entries});
+    });
+  }
   return std::string_view(runtime_->implementation());
 }
 

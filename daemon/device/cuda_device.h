@@ -2,8 +2,9 @@
 // exports none, and the kernels of kernels/cuda.
 //
 //   rows of a request ── host buffer ── copy ──▶ scratch ──┐
-//   rows of tails and staging ─────────────────────────────┴── StoreRows ──▶ tiles
+//   rows of tails and staging ─────────────────────────────┴─ StoreRows ─▶ tiles ─ Encode ─▶ tiles
 //   queries ── copy ──▶ scratch ── Attend ──▶ scratch ── copy ──▶ outputs
+//                               ── Select ──▶ scratch ── copy ──▶ runs of blocks
 //
 // Each call takes a bench (a stream and its scratch) from those that are free, so calls of several
 // threads overlap and none waits for another's kernels.
@@ -53,11 +54,15 @@ class CudaDevice final : public Device {
   std::uint64_t memory_bytes() const { return probed_.info.memory_bytes; }
 
  private:
+  class AttendLayout;
   class Bench;
   class Taken;
 
   CudaDevice(Options options, ProbedCudaDevice probed);
   absl::StatusOr<Taken> TakeBench();
+  absl::StatusOr<kernels::cuda::AttendCall> Upload(const kernels::AttendBatch& batch,
+                                                   const PoolView& pool, AttendLayout& layout,
+                                                   Bench& bench);
   // UNIMPLEMENTED where the batch needs what this device cannot.
   absl::Status CheckServed(const kernels::AttendBatch& batch) const;
   // Retires the device, unless all that was missing is memory.

@@ -1,29 +1,118 @@
-// What a CUDA device does not serve: encoding of tiles, and selections.
+// Encoding of tiles on a CUDA device; and which selections it serves.
 
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "daemon/base/check.h"
 #include "daemon/base/strings.h"
+#include "daemon/device/cuda_bench.h"
 #include "daemon/device/cuda_device.h"
 
 namespace tessera::device {
 
-absl::StatusOr<std::optional<std::size_t>> CudaDevice::Encode(std::span<const TileStrategy>,
-                                                              kernels::ElementType,
-                                                              std::span<const TileEncode>) {
-  return absl::UnimplementedError(
-      Concat("device ", description_.name, " does not encode tiles in this version; the CPU does"));
+namespace cuda = kernels::cuda;
+
+namespace {
+
+std::uint64_t AddressOf(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
+
+// What is asked of tiles of one head_dim: a launch has but one.
+class EncodeLaunch {
+ public:
+  EncodeLaunch(std::uint32_t head_dim, std::span<const TileStrategy> strategies,
+               kernels::ElementType type, std::span<const TileEncode> tiles)
+      : places_(strategies.size(), kElsewhere), type_(type) {
+    for (std::size_t i = 0; i < strategies.size(); ++i) {
+      if (strategies[i].shape.head_dim == head_dim) AddStrategy(i, strategies[i]);
+    }
+    for (std::size_t i = 0; i < tiles.size(); ++i) {
+      if (places_[tiles[i].strategy] != kElsewhere) AddTile(i, tiles[i]);
+    }
+  }
+
+  // `unfit`: the first tile that cannot be stored so, as the caller counts.
+  cuda::Error Run(cuda::TileCalls& calls, std::optional<std::size_t>* unfit) const {
+    std::optional<std::uint32_t> unusable;
+    cuda::Error error = calls.Encode(strategies_, type_, jobs_, &unusable);
+    if (unusable.has_value()) *unfit = tiles_[*unusable];
+    return error;
+  }
+
+ private:
+  static constexpr std::uint32_t kElsewhere = ~std::uint32_t{0};
+
+  void AddStrategy(std::size_t index, const TileStrategy& strategy) {
+    places_[index] = static_cast<std::uint32_t>(strategies_.size());
+    strategies_.push_back({.shape = strategy.shape,
+                           .layout = kernels::LayoutOf(strategy.shape),
+                           .rotation_type = strategy.rotation.type,
+                           .key_rotation = AddressOf(strategy.rotation.key),
+                           .value_rotation = AddressOf(strategy.rotation.value)});
+  }
+  void AddTile(std::size_t index, const TileEncode& tile) {
+    const std::uint32_t strategy = places_[tile.strategy];
+    const std::uint32_t head_dim = strategies_[strategy].shape.head_dim;
+    jobs_.push_back({.key = AddressOf(tile.key),
+                     .value = AddressOf(tile.value),
+                     .stride = head_dim * kernels::ElementBytes(type_),
+                     .weights = AddressOf(tile.weights),
+                     .positions = AddressOf(tile.positions),
+                     .tile = AddressOf(tile.tile),
+                     .rows = tile.rows,
+                     .strategy = strategy});
+    tiles_.push_back(index);
+    const std::string_view problem = cuda::EncodeProblem(strategies_, type_, jobs_.back());
+    TESSERA_CHECK(problem.empty(), problem);
+  }
+
+  std::vector<std::uint32_t> places_;  // of the caller's strategies in strategies_
+  std::vector<cuda::DeviceStrategy> strategies_;
+  std::vector<cuda::EncodeTileJob> jobs_;
+  std::vector<std::size_t> tiles_;  // of the caller: whose job it is
+  kernels::ElementType type_;
+};
+
+bool SameRule(const kernels::SelectionRule* a, const kernels::SelectionRule* b) {
+  if (a == b) return true;
+  if (a == nullptr || b == nullptr) return false;
+  return a->rate == b->rate && a->entries == b->entries && a->judge == b->judge &&
+         a->first_block == b->first_block;
 }
 
-absl::StatusOr<std::string_view> CudaDevice::Select(const kernels::AttendBatch&, const PoolView&,
-                                                    kernels::SelectionSink&) {
-  return absl::UnimplementedError(Concat("device ", description_.name,
-                                         " does not select blocks in this version; the CPU does"));
+}  // namespace
+
+absl::StatusOr<std::optional<std::size_t>> CudaDevice::Encode(
+    std::span<const TileStrategy> strategies, kernels::ElementType type,
+    std::span<const TileEncode> tiles) {
+  for (const TileEncode& tile : tiles) {
+    TESSERA_CHECK(tile.strategy < strategies.size() &&
+                      kernels::IsHeadDim(strategies[tile.strategy].shape.head_dim),
+                  "a tile has one of the strategies, of a head_dim that is served");
+  }
+  absl::StatusOr<Taken> bench = TakeBench();
+  if (!bench.ok()) return bench.status();
+  std::optional<std::size_t> first;
+  for (const std::uint32_t head_dim : kernels::kHeadDims) {
+    std::optional<std::size_t> unfit;
+    const EncodeLaunch launch(head_dim, strategies, type, tiles);
+    if (absl::Status status = Answer(launch.Run((**bench).tiles(), &unfit)); !status.ok()) {
+      return status;
+    }
+    if (unfit.has_value()) first = std::min(first.value_or(*unfit), *unfit);
+  }
+  return first;
 }
 
+// A step image has one rule per sequence.
 absl::Status CudaDevice::CheckServed(const kernels::AttendBatch& batch) const {
-  for (const kernels::AttendItem& item : batch.items) {
-    if (item.selection == nullptr) continue;
-    return absl::UnimplementedError(Concat("device ", description_.name,
-                                           " does not attend over a selection in this version; "
-                                           "the CPU does"));
+  for (std::size_t i = 0; i < batch.items.size(); ++i) {
+    const std::size_t first = i - i % batch.geometry.kv_heads;
+    if (SameRule(batch.items[i].selection, batch.items[first].selection)) continue;
+    return absl::UnimplementedError(
+        Concat("device ", description_.name, " has one selection for all kv heads of a sequence; ",
+               "items ", first, " and ", i, " differ, which the CPU serves"));
   }
   return absl::OkStatus();
 }

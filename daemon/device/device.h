@@ -114,7 +114,6 @@ class Device {
   // Rotates, selects and rounds rows of `type` into tiles that no reader sees yet. Returns the
   // index of the first tile that cannot be stored so, because a value is then not finite; tiles
   // hold anything in that case. Fastest where tiles of one strategy follow one another.
-  // UNIMPLEMENTED where the device cannot.
   virtual absl::StatusOr<std::optional<std::size_t>> Encode(
       std::span<const TileStrategy> strategies, kernels::ElementType type,
       std::span<const TileEncode> tiles) = 0;

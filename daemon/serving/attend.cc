@@ -46,6 +46,7 @@ class Attention {
                                  : std::nullopt,
                              items_[i]);
       }
+      if (status.ok()) status = CheckScores(geometry_, items_[i]);
     }
     if (!status.ok()) return status;
     MakeOutputs(response);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "daemon/base/strings.h"
+#include "kernels/dispatch/plan.h"
 #include "proto/shm/resolve.h"
 
 namespace tessera::serving {
@@ -107,6 +108,18 @@ absl::Status SetPosition(std::optional<std::uint64_t> first_position, AttendItem
   if (item.first_position <= kLastPosition) return absl::OkStatus();
   return absl::InvalidArgumentError(
       Concat("first_query_position is ", item.first_position, "; the limit is ", kLastPosition));
+}
+
+absl::Status CheckScores(const kernels::LayerGeometry& geometry, const AttendItem& item) {
+  if (!item.rule.has_value()) return absl::OkStatus();
+  std::uint64_t blocks = 0;
+  for (const kernels::LaneView& lane : item.lanes) blocks += kernels::BlocksOf(lane);
+  const std::uint64_t scores = blocks * item.queries * geometry.group();
+  if (scores <= kMaxScores) return absl::OkStatus();
+  return absl::InvalidArgumentError(Concat(item.queries, " queries of ", geometry.group(),
+                                           " heads over ", blocks, " blocks are ", scores,
+                                           " scores; the limit of a selection is ", kMaxScores,
+                                           "; ask for fewer queries at a time"));
 }
 
 // A tail that closes between the two reads, and rows that are appended after it, would make a lane

@@ -32,6 +32,9 @@ struct AttendItem {
 
 // All queries of an item that has a rule share one choice, so they are computed at once.
 inline constexpr std::uint32_t kMaxSelectingQueries = 256;
+// What they may say of blocks, a number each: time and scratch grow with it, and no quota counts
+// them.
+inline constexpr std::uint64_t kMaxScores = std::uint64_t{1} << 28;
 
 // FAILED_PRECONDITION where the sequence has failed.
 absl::StatusOr<std::shared_ptr<cache::Sequence>> FindLive(const Caller& caller, std::uint64_t id);
@@ -49,6 +52,10 @@ absl::Status SetPosition(std::optional<std::uint64_t> first_position, AttendItem
 
 // Reads the item's lanes; the caller has pinned. NOT_FOUND where the sequence is gone.
 absl::Status ResolveLanes(cache::Tenant& tenant, std::uint32_t layer, AttendItem& item);
+
+// INVALID_ARGUMENT where an item with a rule asks for more scores than kMaxScores. The lanes have
+// been read.
+absl::Status CheckScores(const kernels::LayerGeometry& geometry, const AttendItem& item);
 
 // Reads them again for queries that come later in the same request, under another pin. ABORTED
 // where the sequence has another length than the first queries saw and these would notice.

@@ -109,6 +109,7 @@ absl::Status Select(const Services& services, const Caller& caller,
                              : std::nullopt,
                          item);
   }
+  if (status.ok()) status = CheckScores(*geometry, item);
   if (status.ok()) status = Choose(services, caller, request, *geometry, item, response);
   if (!status.ok()) return status;
   response.set_tokens(item.tokens);

@@ -84,8 +84,12 @@ TESSERA_SIMD Ahead AheadOf(const AttendPart& part, const Piece& piece, bool valu
   const RowRun& run = part.runs[later];
   const TileLayout& layout = part.layout;
   const std::uint32_t row = run.row_begin + (piece.first - piece.run->row_begin);
-  return {run.tile + (values ? layout.value_bits : layout.key_bits) + row * layout.row_bits,
-          run.tile + (values ? layout.value_data : layout.key_data) + row * layout.row_data};
+  const std::byte* data =
+      run.tile + (values ? layout.value_data : layout.key_data) + row * layout.row_data;
+  // Short runs are not where the hardware would expect them: waiting for each costs more than it
+  // brings.
+  if (piece.count == kTileRows) Touch(data);
+  return {run.tile + (values ? layout.value_bits : layout.key_bits) + row * layout.row_bits, data};
 }
 
 // How plain rows of type kType are computed with: in fp32, as over dense tiles.

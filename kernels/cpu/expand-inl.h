@@ -25,6 +25,7 @@ constexpr int kValueBytes = kValues == ValueType::kBf16 || kValues == ValueType:
 
 // One array of packed rows in a tile.
 struct PackedRows {
+  const std::byte* tile_end;
   const std::byte* bits;
   const std::byte* scales;
   const std::byte* data;
@@ -38,7 +39,8 @@ constexpr int kStepBytes = 64;
 
 TESSERA_SIMD PackedRows KeysOf(const TileShape& shape, const TileLayout& layout,
                                const std::byte* tile) {
-  return {.bits = tile + layout.key_bits,
+  return {.tile_end = tile + layout.bytes,
+          .bits = tile + layout.key_bits,
           .scales = tile + layout.key_scales,
           .data = tile + layout.key_data,
           .row_bits = layout.row_bits,
@@ -143,27 +145,29 @@ TESSERA_SIMD void ExpandStepwise(const PackedRow& row, int channels, int padded,
   }
 }
 
-// The last rows of a call, copied to where 64 bytes more may be read.
+// The last rows of a tile, copied to where 64 bytes more may be read.
 struct RowTail {
   alignas(64) std::byte bytes[kMaxHeadDim * 2 + 2 * kStepBytes];
 };
 
-// Calls visit(index, row) for rows [first, first + count), in order.
+// Calls visit(index, row) for rows [first, first + count), in order. Steps may load what stands
+// behind a row, which nobody uses, but nothing behind the tile.
 template <class Visit>
 TESSERA_SIMD void ForEachRow(const PackedRows& rows, std::uint32_t first, std::uint32_t count,
                              const Ahead& ahead, Visit visit) {
   const std::byte* bits = rows.bits + first * rows.row_bits;
   const std::byte* data = rows.data + first * rows.row_data;
-  const std::byte* end = data + count * rows.row_data;
+  const std::byte* last_load = rows.tile_end - kStepBytes;
   std::uint32_t i = 0;
-  for (; data + rows.row_data + kStepBytes <= end; ++i) {
-    visit(i, PackedRow{bits, data, end - kStepBytes});
+  for (; i < count && data + rows.row_data <= last_load; ++i) {
+    visit(i, PackedRow{bits, data, last_load});
     PrefetchRow(rows, ahead, i);
     bits += rows.row_bits;
     data += rows.row_data;
   }
+  if (i == count) return;
   RowTail tail;
-  const auto left = static_cast<std::size_t>(end - data);
+  const std::size_t left = (count - i) * std::size_t{rows.row_data};
   if (left == kStepBytes) {  // by far the most frequent: a quarter of 128 channels
     Simd::CopyStep(data, tail.bytes);
   } else {

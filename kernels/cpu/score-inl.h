@@ -132,15 +132,15 @@ struct PackedBlocks {
   }
 };
 
-constexpr std::uint32_t kRunsAhead = 16;
-
-TESSERA_SIMD void PrefetchBlocks(const ScorePart& part, std::uint32_t run) {
+// Requests a tile's summaries: the first line by a load, so that the others find their page.
+TESSERA_SIMD void RequestBlocks(const ScorePart& part, std::uint32_t run) {
   const TileLayout& layout = part.layout;
   if (run >= part.run_count) return;
   const std::uint32_t first = layout.block_row_bits != 0 ? layout.block_bits : layout.block_data;
   const std::uint32_t end =
       layout.block_data + (kTileRows / part.shape.block) * layout.block_row_data;
-  PrefetchLines(part.runs[run].tile + first, end - first);
+  Touch(part.runs[run].tile + first);
+  if (end - first > kLine) PrefetchLines(part.runs[run].tile + first + kLine, end - first - kLine);
 }
 
 template <class Scores, class Blocks>
@@ -183,10 +183,11 @@ static void ScoreRuns(const ScorePart& part, const Blocks& blocks, int channels,
     done += at;
     at = 0;
   };
-  for (std::uint32_t i = 0; i < kRunsAhead; ++i) PrefetchBlocks(part, i);
+  const std::uint32_t ahead = part.shape.block;  // runs, so 32 rows
+  for (std::uint32_t i = 0; i < ahead; ++i) RequestBlocks(part, i);
   for (std::uint32_t i = 0; i < part.run_count; ++i) {
     const BlockRun& run = part.runs[i];
-    PrefetchBlocks(part, i + kRunsAhead);
+    RequestBlocks(part, i + ahead);
     for (std::uint32_t block = 0; block < run.blocks;) {
       const std::uint32_t left = run.blocks - block;
       const std::uint32_t room = kTileRows - at;

@@ -2,9 +2,9 @@
 // throughout: see README.md.
 //
 //   values     over rows the largest of score - log-sum-exp
-//   threshold  the largest key at which the blocks at or above it hold the budget: bit by bit from
-//              the highest in which the candidates' keys differ, a pass over the values each, until
-//              few are left between the bounds; those are sorted
+//   threshold  the largest key at which the blocks at or above it hold the budget: between bounds
+//              that each pass over the values narrows, first to what a sample says, then to an
+//              eighth, until few are left; those are sorted
 //   taken      what is above the threshold, and in order what is at it
 #pragma once
 
@@ -82,12 +82,16 @@ TESSERA_SIMD void FindValues(const SelectJob& job) {
     for (; b + Simd::kLanes <= job.block_count; b += Simd::kLanes) {
       // Adding zero turns -0 into 0: they are equal, and their keys must be.
       auto value = Simd::Add(Simd::Subtract(Simd::Load(scores + b), less), Simd::Zero());
+      // NaN says nothing: this returns the second operand. No other order than that of numbers
+      // may reach the threshold, or more is taken than the budget.
+      value = Simd::Max(value, Simd::Splat(-kInfinity));
       if (r != 0) value = Simd::Max(value, Simd::Load(job.values + b));
       Simd::Store(job.values + b, value);
     }
     for (; b < job.block_count; ++b) {
       const float value = scores[b] - lse + 0.0f;
-      job.values[b] = r != 0 && !(value > job.values[b]) ? job.values[b] : value;
+      const float least = r != 0 ? job.values[b] : -kInfinity;
+      job.values[b] = value > least ? value : least;
     }
   }
 }
@@ -173,8 +177,41 @@ TESSERA_SIMD KeyRange RangeOfKeys(const SelectJob& job) {
   return {OrderedKeyOf(low), OrderedKeyOf(Simd::MaxLane(greatest))};
 }
 
-// 1 <= budget < all, the entries of all free candidates. Splits the range of keys in eight in each
-// pass over the values.
+constexpr std::uint32_t kSamples = 64;
+
+// Rising keys in the range, about the one at which a sample of the blocks would hold its share of
+// the budget, closer to it where the sample is surer.
+TESSERA_SIMD void SampleKeys(const SelectJob& job, double share, const KeyRange& range,
+                             std::uint32_t (&keys)[kKeysAtOnce]) {
+  std::uint32_t sample[kSamples];
+  for (std::uint32_t i = 0; i < kSamples; ++i) {
+    const std::uint32_t key =
+        OrderedKeyOf(job.values[std::uint64_t{i} * job.block_count / kSamples]);
+    std::uint32_t at = i;
+    for (; at > 0 && sample[at - 1] < key; --at) sample[at] = sample[at - 1];  // falling
+    sample[at] = key;
+  }
+  const double rank = share * kSamples;
+  const double deviation = __builtin_sqrt(rank * (1 - share)) + 1;
+  for (int i = 0; i < kKeysAtOnce; ++i) {
+    double at = rank + deviation * (kKeysAtOnce / 2 - i) * 0.75;
+    at = at < 0 ? 0 : at;
+    at = at > kSamples - 1 ? kSamples - 1 : at;
+    const std::uint32_t key = sample[static_cast<int>(at)];
+    keys[i] = key < range.low ? range.low : key > range.high ? range.high : key;
+  }
+}
+
+TESSERA_SIMD void SplitEvenly(const KeyRange& range, std::uint32_t (&keys)[kKeysAtOnce]) {
+  const auto [low, high] = range;
+  const std::uint32_t step = (high - low) / (kKeysAtOnce + 1) + 1;
+  for (int i = 0; i < kKeysAtOnce; ++i) {
+    const std::uint32_t offset = step * static_cast<std::uint32_t>(i + 1);
+    keys[i] = high - low < offset ? high : low + offset;
+  }
+}
+
+// 1 <= budget < all, the entries of all free candidates.
 TESSERA_SIMD std::uint32_t FindThreshold(const SelectJob& job, std::uint64_t budget,
                                          std::uint64_t all) {
   // The threshold is in [low, high]: candidates from `low` up hold the budget, those above `high`
@@ -182,13 +219,15 @@ TESSERA_SIMD std::uint32_t FindThreshold(const SelectJob& job, std::uint64_t bud
   auto [low, high] = RangeOfKeys(job);
   std::uint64_t from_low = all;
   std::uint64_t above_high = 0;
+  bool sampled = job.block_count < 16 * kSamples;
   while (low < high && from_low - above_high > kFewEntries) {
-    const std::uint32_t step = (high - low) / (kKeysAtOnce + 1) + 1;
     std::uint32_t keys[kKeysAtOnce];
-    for (int i = 0; i < kKeysAtOnce; ++i) {
-      const std::uint32_t offset = step * static_cast<std::uint32_t>(i + 1);
-      keys[i] = high - low < offset ? high : low + offset;
+    if (sampled) {
+      SplitEvenly({low, high}, keys);
+    } else {
+      SampleKeys(job, static_cast<double>(budget) / static_cast<double>(all), {low, high}, keys);
     }
+    sampled = true;
     std::uint64_t entries[kKeysAtOnce];
     CountFrom(job, keys, entries);
     const std::uint32_t bottom = low;

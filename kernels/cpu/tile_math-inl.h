@@ -78,6 +78,12 @@ struct Upcoming {
 
 constexpr std::size_t kLine = 64;
 
+// A load that nothing waits for. Where its page is not in the TLB a prefetch is late or lost; a
+// load brings the translation, and starts the hardware's prefetchers.
+TESSERA_SIMD void Touch(const std::byte* at) {
+  (void)*reinterpret_cast<const volatile unsigned char*>(at);
+}
+
 // Into L2, line by line.
 TESSERA_SIMD void PrefetchLines(const std::byte* from, std::size_t bytes) {
   constexpr int kRead = 0;

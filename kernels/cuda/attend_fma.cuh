@@ -1,13 +1,15 @@
 // Attention over one part of a lane for fp32, by fused multiply-adds: tensor cores would round the
 // operands. The same work items and partial results as attend_mma.cuh; the block walks the part
 // tile by tile together. For the scores a lane owns an entry and a warp two columns; for the output
-// a thread owns a channel. With kWords the tiles have weights or positions.
+// a thread owns a channel. With kWords the tiles have weights or positions. Of a selected part, 32
+// rows of its blocks stand for a tile.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cuda/fragment.h"
 #include "kernels/cuda/gpu.cuh"
+#include "kernels/cuda/taken.cuh"
 #include "kernels/cuda/work.cuh"
 
 namespace tessera::kernels::cuda {
@@ -74,6 +76,26 @@ TESSERA_DEVICE void FetchTile(const AttendParams& params, const PartTiles& tiles
   }
 }
 
+// The same of a selected part, whose rows lie apart.
+template <class Shape>
+TESSERA_DEVICE void FetchTile(const AttendParams& params, const TakenRows& rows,
+                              std::uint32_t tile_index, std::byte* shared) {
+  for (std::uint32_t piece = gpu::Thread(); piece < Shape::kTileRows * Shape::kRowChunks;
+       piece += Shape::kThreads) {
+    const std::uint32_t row = piece / Shape::kRowChunks;
+    const std::uint32_t chunk = piece % Shape::kRowChunks;
+    const std::uint32_t entry = tile_index * Shape::kTileRows + row;
+    const bool read = rows.Live(entry);
+    const std::byte* source =
+        read ? rows.TileOf(entry) + rows.RowOf(entry) * Shape::kRowBytes + chunk * kChunkBytes
+             : nullptr;
+    std::byte* place = shared + SwizzledOffset(row, chunk, Shape::kRowBytes);
+    gpu::CopyChunk(place, read ? source : params.step, read);
+    gpu::CopyChunk(place + Shape::kHalfBytes, read ? source + Shape::kHalfBytes : params.step,
+                   read);
+  }
+}
+
 // What a lane must know of its entry of a tile.
 struct EntryFacts {
   bool live = true;
@@ -95,6 +117,22 @@ TESSERA_DEVICE EntryFacts FactsOfEntry(const PartTiles& tiles, const TileWords& 
     if (facts.live && words.weights) {
       facts.bias = gpu::Log2(reinterpret_cast<const float*>(tile + words.weights_at)[gpu::Lane()]);
     }
+  }
+  return facts;
+}
+
+TESSERA_DEVICE EntryFacts FactsOfEntry(const TakenRows& rows, const TileWords& words,
+                                       std::uint32_t tile_index) {
+  const std::uint32_t entry = tile_index * kTileEntries + gpu::Lane();
+  EntryFacts facts = {.live = rows.Live(entry), .place = rows.EntryOf(entry)};
+  if (!facts.live) return facts;
+  const std::byte* tile = rows.TileOf(entry);
+  const std::uint32_t row = rows.RowOf(entry);
+  if (words.positions) {
+    facts.place = reinterpret_cast<const std::uint32_t*>(tile + words.positions_at)[row];
+  }
+  if (words.weights) {
+    facts.bias = gpu::Log2(reinterpret_cast<const float*>(tile + words.weights_at)[row]);
   }
   return facts;
 }
@@ -160,17 +198,16 @@ TESSERA_DEVICE void AccumulateTile(const std::byte* stage, const std::byte* shar
   }
 }
 
-template <class Shape, bool kWords>
-TESSERA_DEVICE void AttendTiles(const AttendParams& params, const PartTiles& tiles,
-                                const TileWords& words, EntryRange live, EntryRange mine,
-                                std::byte* shared, FmaState<Shape>& state) {
+// fetch_tile(tile, stage) starts the copies of one; facts_of(tile) is about the lane's entry of it.
+template <class Shape, class FetchOne, class FactsOf>
+TESSERA_DEVICE void AttendTiles(const AttendParams& params, EntryRange live, FetchOne fetch_tile,
+                                FactsOf facts_of, std::byte* shared, FmaState<Shape>& state) {
   constexpr std::uint32_t kStages = Shape::kTuning.stages;
   const std::uint32_t first = live.begin / kTileEntries;
   const std::uint32_t last = live.empty() ? first : (live.end - 1) / kTileEntries + 1;
   const auto fetch = [&](std::uint32_t tile) {
     if (tile < last) {
-      FetchTile<Shape>(params, tiles, mine, tile,
-                       shared + (tile - first) % kStages * Shape::kStageBytes);
+      fetch_tile(tile, shared + (tile - first) % kStages * Shape::kStageBytes);
     }
     gpu::CommitCopies();
   };
@@ -180,7 +217,7 @@ TESSERA_DEVICE void AttendTiles(const AttendParams& params, const PartTiles& til
     gpu::WaitCopies<kStages - 1>();
     gpu::SyncBlock();
     const std::byte* stage = shared + (tile - first) % kStages * Shape::kStageBytes;
-    WeighTile<Shape>(params, FactsOfEntry<kWords>(tiles, words, mine, tile), stage, shared, state);
+    WeighTile<Shape>(params, facts_of(tile), stage, shared, state);
     gpu::SyncBlock();
     AccumulateTile<Shape>(stage, shared, state);
     gpu::SyncBlock();
@@ -243,9 +280,43 @@ TESSERA_DEVICE void AttendFma(const AttendParams& params) {
     BeginFmaPart<Shape>(params, sequence, work, first_column, shared, state);
     // The first tile's barrier shows the query to all.
     // Warps may disagree on `found`; none may miss a barrier, so only what they read differs.
-    AttendTiles<Shape, kWords>(params, tiles, words, work.part.entries,
-                               found ? work.part.entries : EntryRange{}, shared, state);
+    const EntryRange mine = found ? work.part.entries : EntryRange{};
+    AttendTiles<Shape>(
+        params, work.part.entries,
+        [&](std::uint32_t tile, std::byte* stage) {
+          FetchTile<Shape>(params, tiles, mine, tile, stage);
+        },
+        [&](std::uint32_t tile) { return FactsOfEntry<kWords>(tiles, words, mine, tile); }, shared,
+        state);
     // From registers: shared memory has been free since the last tile's barrier.
+    StoreFmaResult<Shape>(params, sequence, work, first_column, state);
+  }
+}
+
+// The same over the parts of selected blocks, after the choice has been made.
+template <std::uint32_t kHeadDim>
+TESSERA_DEVICE void AttendFmaSelected(const AttendParams& params) {
+  using Shape = FmaShape<kHeadDim>;
+  const StepReader step(params.step);
+  std::byte* shared = gpu::SharedMemory();
+  const std::uint32_t slots = CountSlots(params, step);
+  const std::uint32_t first_column = gpu::BlockY() * Shape::kColumns;
+  for (std::uint32_t index = gpu::BlockX(); index < slots; index += gpu::GridX()) {
+    const SelectedWork selected = LocateSelected(params, step, index);
+    const Work& work = selected.work;
+    if (selected.count == 0 || work.part.kind != PartKind::kDenseWords) continue;
+    const StepSequence& sequence = step.sequence(work.lane / step.layer(params.layer).kv_heads);
+    const TileWords words = WordsOf(step.strategy(params.layer, work.part.strategy));
+    TakenRows rows(selected, shared + SelectedShape<Shape>::kTableOffset);
+    // No thread reads an older table: the last tile's barrier is behind all.
+    const bool found = rows.Find(step.arena(), selected, TileBytesOf(params, step, work.part, 0));
+    ReportSelected(params, sequence, work, found);
+    FmaState<Shape> state;
+    BeginFmaPart<Shape>(params, sequence, work, first_column, shared, state);
+    AttendTiles<Shape>(
+        params, rows.range(),
+        [&](std::uint32_t tile, std::byte* stage) { FetchTile<Shape>(params, rows, tile, stage); },
+        [&](std::uint32_t tile) { return FactsOfEntry(rows, words, tile); }, shared, state);
     StoreFmaResult<Shape>(params, sequence, work, first_column, state);
   }
 }

@@ -24,6 +24,20 @@ __global__ void __launch_bounds__(FmaShape<kHeadDim>::kThreads,
   AttendFma<kHeadDim, kWords>(params);
 }
 
+template <ElementType kType, std::uint32_t kHeadDim, std::uint32_t kColumnTiles>
+__global__ void __launch_bounds__(MmaShape<kHeadDim, kColumnTiles, true>::kThreads,
+                                  kColumnTiles == 1 ? MmaTuningFor(kHeadDim).blocks_per_sm : 1)
+    AttendMmaSelectedKernel(const __grid_constant__ AttendParams params) {
+  AttendMmaSelected<kType, kHeadDim, kColumnTiles>(params);
+}
+
+template <std::uint32_t kHeadDim>
+__global__ void __launch_bounds__(FmaShape<kHeadDim>::kThreads,
+                                  FmaTuningFor(kHeadDim).blocks_per_sm)
+    AttendFmaSelectedKernel(const __grid_constant__ AttendParams params) {
+  AttendFmaSelected<kHeadDim>(params);
+}
+
 template <ElementType kType, std::uint32_t kHeadDim, std::uint32_t kColumnTiles,
           bool kWords = false>
 constexpr AttendVariant MmaVariant() {
@@ -43,6 +57,32 @@ constexpr AttendVariant FmaVariant() {
   using Shape = FmaShape<kHeadDim>;
   using Kernel = Launcher<AttendFmaKernel<kHeadDim, kWords>, Shape>;
   return {.kind = kWords ? PartKind::kDenseWords : PartKind::kDense,
+          .type = ElementType::kFp32,
+          .head_dim = kHeadDim,
+          .columns = Shape::kColumns,
+          .shared_bytes = Shape::kSharedBytes,
+          .prepare = &Kernel::Prepare,
+          .launch = &Kernel::Launch};
+}
+
+template <ElementType kType, std::uint32_t kHeadDim, std::uint32_t kColumnTiles>
+constexpr AttendVariant SelectedMmaVariant() {
+  using Shape = SelectedShape<MmaShape<kHeadDim, kColumnTiles, true>>;
+  using Kernel = Launcher<AttendMmaSelectedKernel<kType, kHeadDim, kColumnTiles>, Shape>;
+  return {.kind = PartKind::kDenseWords,
+          .type = kType,
+          .head_dim = kHeadDim,
+          .columns = Shape::kColumns,
+          .shared_bytes = Shape::kSharedBytes,
+          .prepare = &Kernel::Prepare,
+          .launch = &Kernel::Launch};
+}
+
+template <std::uint32_t kHeadDim>
+constexpr AttendVariant SelectedFmaVariant() {
+  using Shape = SelectedShape<FmaShape<kHeadDim>>;
+  using Kernel = Launcher<AttendFmaSelectedKernel<kHeadDim>, Shape>;
+  return {.kind = PartKind::kDenseWords,
           .type = ElementType::kFp32,
           .head_dim = kHeadDim,
           .columns = Shape::kColumns,

@@ -10,7 +10,7 @@
 // dead row would be NaN.
 //
 // Dense tiles with weights or positions are a variant of their own (Shape::kWords), so that plain
-// ones pay nothing for them.
+// ones pay nothing for them; so are parts of selected blocks, of tiles with words or without.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,7 @@
 #include "kernels/cuda/fragment.h"
 #include "kernels/cuda/gpu.cuh"
 #include "kernels/cuda/slices.cuh"
+#include "kernels/cuda/taken.cuh"
 #include "kernels/cuda/work.cuh"
 
 namespace tessera::kernels::cuda {
@@ -66,6 +67,28 @@ TESSERA_DEVICE void FetchSlice(const AttendParams& params, const PartTiles& tile
   }
 }
 
+// The same of a selected part, whose rows lie apart.
+template <class Shape>
+TESSERA_DEVICE void FetchSlice(const AttendParams& params, const TakenRows& rows,
+                               std::uint32_t entry, std::byte* shared) {
+  const DenseTile layout = {.head_dim = Shape::kHeadDim, .type = ElementType::kBf16};
+  TESSERA_UNROLL
+  for (std::uint32_t i = 0; i < kSliceEntries * Shape::kRowChunks / kWarp; ++i) {
+    const std::uint32_t piece = i * kWarp + gpu::Lane();
+    const std::uint32_t row = piece / Shape::kRowChunks;
+    const std::uint32_t chunk = piece % Shape::kRowChunks;
+    const bool read = rows.Live(entry + row);
+    const std::byte* source = read ? rows.TileOf(entry + row) +
+                                         rows.RowOf(entry + row) * Shape::kRowBytes +
+                                         chunk * kChunkBytes
+                                   : nullptr;
+    std::byte* place = shared + SwizzledOffset(row, chunk, Shape::kRowBytes);
+    gpu::CopyChunk(place, read ? source : params.step, read);
+    gpu::CopyChunk(place + Shape::kSliceBytes, read ? source + layout.value_offset(0) : params.step,
+                   read);
+  }
+}
+
 // scores[t]: 16 entries x 8 columns, raw products.
 template <ElementType kType, class Shape>
 TESSERA_DEVICE void ScoreSlice(const std::byte* keys, const MmaState<Shape>& state,
@@ -99,15 +122,16 @@ TESSERA_DEVICE void JudgePlainRows(const AttendParams& params, std::uint32_t ent
   }
 }
 
-template <ElementType kType, class Shape>
-TESSERA_DEVICE void AttendSlice(const AttendParams& params, const std::byte* slice, EntryRange live,
-                                std::uint32_t entry, const TileWords& words,
+// `rows`: the part's live entries, or its TakenRows.
+template <ElementType kType, class Shape, class Rows>
+TESSERA_DEVICE void AttendSlice(const AttendParams& params, const std::byte* slice,
+                                const Rows& rows, std::uint32_t entry, const TileWords& words,
                                 MmaState<Shape>& state) {
   float scores[Shape::kColumnTiles][4];
   ScoreSlice<kType, Shape>(slice, state, scores);
   RowFacts facts;
   if constexpr (Shape::kWords) {
-    facts = ReadFacts(live, entry, words, slice + 2 * Shape::kSliceBytes);
+    facts = ReadFacts(rows, entry, words, slice + 2 * Shape::kSliceBytes);
   }
   std::uint32_t weights[Shape::kColumnTiles][2];
   TESSERA_UNROLL
@@ -154,6 +178,37 @@ TESSERA_DEVICE void AttendSlices(const AttendParams& params, const PartTiles& ti
       live, {.shared = shared, .stage_bytes = Shape::kStageBytes, .ahead = kAhead}, fetch, attend);
 }
 
+// The same of a selected part.
+template <ElementType kType, class Shape>
+TESSERA_DEVICE void AttendSlices(const AttendParams& params, const TakenRows& rows,
+                                 const TileWords& words, std::byte* shared,
+                                 MmaState<Shape>& state) {
+  constexpr std::uint32_t kAhead = Shape::kTuning.stages - 1;
+  const auto fetch = [&](std::uint32_t entry, std::byte* stage) {
+    FetchSlice<Shape>(params, rows, entry, stage);
+    FetchWords(rows, entry, words, stage + 2 * Shape::kSliceBytes);
+  };
+  const auto attend = [&](std::uint32_t entry, const std::byte* stage) {
+    AttendSlice<kType, Shape>(params, stage, rows, entry, words, state);
+  };
+  WalkSlices<kAhead, kAhead, Shape::kStageEntries>(
+      rows.range(), {.shared = shared, .stage_bytes = Shape::kStageBytes, .ahead = kAhead}, fetch,
+      attend);
+}
+
+// The warps' results, put together. The whole block.
+template <ElementType kType, class Shape>
+TESSERA_DEVICE void EndMmaPart(const AttendParams& params, const StepSequence& sequence,
+                               const Work& work, std::uint32_t first_column,
+                               const MmaState<Shape>& state, std::byte* shared) {
+  LeaveResult<kType, Shape>(state, shared, [](std::uint32_t s, std::uint32_t i) {
+    return s * 16 + AccumulatorRow(gpu::Lane(), i);
+  });
+  gpu::SyncBlock();
+  StoreResult<Shape>(params, sequence, work, first_column, shared);
+  gpu::SyncBlock();
+}
+
 // The kernel's body. blockIdx.y picks the columns.
 template <ElementType kType, std::uint32_t kHeadDim, std::uint32_t kColumnTiles,
           bool kWords = false>
@@ -180,12 +235,33 @@ TESSERA_DEVICE void AttendMma(const AttendParams& params) {
     // Warps may disagree on `found`; none may miss the barriers below.
     AttendSlices<kType, Shape>(params, tiles, found ? work.part.entries : EntryRange{}, words,
                                shared + gpu::Warp() * Shape::kWarpBytes, state);
-    LeaveResult<kType, Shape>(state, shared, [](std::uint32_t s, std::uint32_t i) {
-      return s * 16 + AccumulatorRow(gpu::Lane(), i);
-    });
-    gpu::SyncBlock();
-    StoreResult<Shape>(params, sequence, work, first_column, shared);
-    gpu::SyncBlock();
+    EndMmaPart<kType, Shape>(params, sequence, work, first_column, state, shared);
+  }
+}
+
+// The same over the parts of selected dense blocks, after the choice has been made.
+template <ElementType kType, std::uint32_t kHeadDim, std::uint32_t kColumnTiles>
+TESSERA_DEVICE void AttendMmaSelected(const AttendParams& params) {
+  using Shape = MmaShape<kHeadDim, kColumnTiles, true>;
+  const StepReader step(params.step);
+  std::byte* shared = gpu::SharedMemory();
+  const std::uint32_t slots = CountSlots(params, step);
+  const std::uint32_t first_column = gpu::BlockY() * Shape::kColumns;
+  for (std::uint32_t index = gpu::BlockX(); index < slots; index += gpu::GridX()) {
+    const SelectedWork selected = LocateSelected(params, step, index);
+    const Work& work = selected.work;
+    if (selected.count == 0 || work.part.kind != PartKind::kDenseWords) continue;
+    const StepSequence& sequence = step.sequence(work.lane / step.layer(params.layer).kv_heads);
+    TakenRows rows(selected, shared + SelectedShape<Shape>::kTableOffset);
+    const bool found = rows.Find(step.arena(), selected, TileBytesOf(params, step, work.part, 0));
+    ReportSelected(params, sequence, work, found);
+    MmaState<Shape> state;
+    ClearState<Shape>(params, sequence, work, first_column, state);
+    LoadQuery<Shape>(params, sequence, work, first_column, state);
+    AttendSlices<kType, Shape>(params, rows,
+                               WordsOf(step.strategy(params.layer, work.part.strategy)),
+                               shared + gpu::Warp() * Shape::kWarpBytes, state);
+    EndMmaPart<kType, Shape>(params, sequence, work, first_column, state, shared);
   }
 }
 

@@ -18,6 +18,7 @@
 #include "kernels/cuda/gpu.cuh"
 #include "kernels/cuda/packed_index.h"
 #include "kernels/cuda/slices.cuh"
+#include "kernels/cuda/taken.cuh"
 #include "kernels/cuda/work.cuh"
 
 namespace tessera::kernels::cuda {
@@ -88,9 +89,15 @@ struct PackedPart {
   const TileLayout& tile;
   StageLayout stage;
   std::uint32_t groups;  // bits of a row
-  EntryRange live;
   TileWords words;
 };
+
+TESSERA_DEVICE PackedPart PackedPartOf(const StepStrategy& strategy) {
+  return {.tile = strategy.layout,
+          .stage = StageLayout(strategy.layout),
+          .groups = static_cast<std::uint32_t>(strategy.shape.channels / strategy.shape.group),
+          .words = WordsOf(strategy)};
+}
 
 // The B operands of all steps, from what rotate.cuh left; zeros beyond the last row.
 template <class Shape>
@@ -122,10 +129,8 @@ TESSERA_DEVICE void LoadRotated(const AttendParams& params, const StepSequence& 
 
 // Starts copying 16 entries, from `entry` on. Rows that are not live come along: they lie in the
 // tile, and nothing is made of them.
-TESSERA_DEVICE void FetchPacked(const PackedPart& part, const PartTiles& tiles, std::uint32_t entry,
-                                std::byte* shared) {
-  const std::byte* tile = tiles.Address(entry / kTileEntries);
-  const std::uint32_t first_row = entry % kTileEntries;
+TESSERA_DEVICE void FetchPacked(const PackedPart& part, const std::byte* tile,
+                                std::uint32_t first_row, std::byte* shared) {
   const StageLayout& stage = part.stage;
   const std::uint32_t side = stage.row_bytes();  // chunks of K, and of V
   for (std::uint32_t i = gpu::Lane(); i < 2 * side; i += kWarp) {
@@ -145,8 +150,63 @@ TESSERA_DEVICE void FetchPacked(const PackedPart& part, const PartTiles& tiles, 
     gpu::CopyChunk(shared + i * kChunkBytes,
                    tile + array + first_row * row_bytes + chunk * kChunkBytes, true);
   }
-  FetchWords(tile, first_row, part.words, shared + stage.words());
 }
+
+// The rows of one array of a slice whose blocks lie apart, in pieces as large as each begins at a
+// multiple of.
+TESSERA_DEVICE void FetchArray(const TakenRows& rows, std::uint32_t entry, std::uint32_t array,
+                               std::uint32_t row_bytes, std::byte* shared) {
+  const std::uint32_t block_bytes = rows.block() * row_bytes;
+  const std::uint32_t piece = block_bytes % kChunkBytes == 0 ? kChunkBytes : 4;
+  for (std::uint32_t at = gpu::Lane() * piece; at < kSliceEntries * row_bytes;
+       at += kWarp * piece) {
+    const std::uint32_t first = at / block_bytes * rows.block();
+    const TakenBlock& block = rows.BlockOf(entry + first);
+    if (block.tile == 0) continue;
+    const std::byte* source = reinterpret_cast<const std::byte*>(block.tile) + array +
+                              block.row * row_bytes + at % block_bytes;
+    if (piece == kChunkBytes) {
+      gpu::CopyChunk(shared + at, source, true);
+    } else {
+      gpu::CopyWord(shared + at, source);
+    }
+  }
+}
+
+// The same of a selected part. Where a block has no tile, a stage keeps what it has: its rows are
+// not live.
+TESSERA_DEVICE void FetchPacked(const PackedPart& part, const TakenRows& rows, std::uint32_t entry,
+                                std::byte* shared) {
+  const StageLayout& stage = part.stage;
+  if (rows.block() == kSliceEntries) {
+    const TakenBlock& block = rows.BlockOf(entry);
+    if (block.tile == 0) return;
+    FetchPacked(part, reinterpret_cast<const std::byte*>(block.tile), block.row, shared);
+  } else {
+    // One body for all six arrays: several cost registers that the products need.
+    std::uint32_t place = 0;
+    TESSERA_NO_UNROLL
+    for (std::uint32_t i = 0; i < 6; ++i) {
+      const bool value = i >= 3;
+      const std::uint32_t which = value ? i - 3 : i;
+      std::uint32_t array = value ? part.tile.value_bits : part.tile.key_bits;
+      std::uint32_t row_bytes = stage.row_bits;
+      if (which == 1) {
+        array = value ? part.tile.value_scales : part.tile.key_scales;
+        row_bytes = stage.row_scale;
+      } else if (which == 2) {
+        array = value ? part.tile.value_data : part.tile.key_data;
+        row_bytes = stage.row_data;
+      }
+      FetchArray(rows, entry, array, row_bytes, shared + place);
+      place += kSliceEntries * row_bytes;
+    }
+  }
+  FetchWords(rows, entry, part.words, shared + stage.words());
+}
+
+TESSERA_DEVICE bool IsLive(EntryRange live, std::uint32_t entry) { return live.Contains(entry); }
+TESSERA_DEVICE bool IsLive(const TakenRows& rows, std::uint32_t entry) { return rows.Live(entry); }
 
 // The walk of one row's slice. A row that is not live is walked as if it kept nothing.
 template <class Shape, std::uint32_t kGroup>
@@ -207,16 +267,17 @@ TESSERA_DEVICE void ScorePacked(const PackedPart& part, const std::byte* shared,
   }
 }
 
-// output += V x weights.
-template <class Shape, std::uint32_t kGroup>
-TESSERA_DEVICE void AddPacked(const PackedPart& part, std::uint32_t entry, const std::byte* shared,
+// output += V x weights. `rows`: the part's live entries, or its TakenRows.
+template <class Shape, std::uint32_t kGroup, class Rows>
+TESSERA_DEVICE void AddPacked(const PackedPart& part, const Rows& rows, std::uint32_t entry,
+                              const std::byte* shared,
                               const std::uint32_t (&weights)[Shape::kColumnTiles][2],
                               PackedState<Shape>& state) {
   PairWalk<kGroup, Shape::kValueBytes> walks[4];
   TESSERA_UNROLL
   for (std::uint32_t i = 0; i < 4; ++i) {
     const std::uint32_t row = ValueEntry(gpu::Lane(), i);
-    walks[i] = BeginWalk<Shape, kGroup>(part, true, row, part.live.Contains(entry + row),
+    walks[i] = BeginWalk<Shape, kGroup>(part, true, row, IsLive(rows, entry + row),
                                         ValueSlice(gpu::Lane()), shared);
   }
   TESSERA_UNROLL
@@ -233,13 +294,13 @@ TESSERA_DEVICE void AddPacked(const PackedPart& part, std::uint32_t entry, const
   }
 }
 
-template <class Shape, std::uint32_t kGroup>
+template <class Shape, std::uint32_t kGroup, class Rows>
 TESSERA_DEVICE void AttendPackedSlice(const AttendParams& params, const PackedPart& part,
-                                      std::uint32_t entry, const std::byte* shared,
-                                      PackedState<Shape>& state) {
+                                      const Rows& rows, std::uint32_t entry,
+                                      const std::byte* shared, PackedState<Shape>& state) {
   float scores[Shape::kColumnTiles][4];
   ScorePacked<Shape, kGroup>(part, shared, state, scores);
-  const RowFacts facts = ReadFacts(part.live, entry, part.words, shared + part.stage.words());
+  const RowFacts facts = ReadFacts(rows, entry, part.words, shared + part.stage.words());
   std::uint32_t weights[Shape::kColumnTiles][2];
   TESSERA_UNROLL
   for (std::uint32_t t = 0; t < Shape::kColumnTiles; ++t) {
@@ -253,27 +314,50 @@ TESSERA_DEVICE void AttendPackedSlice(const AttendParams& params, const PackedPa
     }
     TurnWeights<Shape::kType>(scores[t], weights[t]);
   }
-  AddPacked<Shape, kGroup>(part, entry, shared, weights, state);
+  AddPacked<Shape, kGroup>(part, rows, entry, shared, weights, state);
 }
 
-// This warp's slices of the part.
-template <class Shape, std::uint32_t kGroup>
+// This warp's slices of a part; fetch(entry, stage) starts the copies of one.
+template <class Shape, std::uint32_t kGroup, class Rows, class Fetch>
 TESSERA_DEVICE void AttendPackedSlices(const AttendParams& params, const PackedPart& part,
-                                       const PartTiles& tiles, std::byte* shared,
-                                       PackedState<Shape>& state) {
+                                       const Rows& rows, EntryRange range, Fetch fetch,
+                                       std::byte* shared, PackedState<Shape>& state) {
   constexpr std::uint32_t kMost = Shape::kTuning.most_stages - 1;
   constexpr std::uint32_t kLeast = Shape::kTuning.least_stages - 1;
   const std::uint32_t stage_bytes = part.stage.bytes();
   const bool deep = Shape::kTuning.most_stages * stage_bytes <= Shape::kWarpBytes;
-  const auto fetch = [&](std::uint32_t entry, std::byte* stage) {
-    FetchPacked(part, tiles, entry, stage);
-  };
   const auto attend = [&](std::uint32_t entry, const std::byte* stage) {
-    AttendPackedSlice<Shape, kGroup>(params, part, entry, stage, state);
+    AttendPackedSlice<Shape, kGroup>(params, part, rows, entry, stage, state);
   };
   WalkSlices<kMost, kLeast, Shape::kStageEntries>(
-      part.live, {.shared = shared, .stage_bytes = stage_bytes, .ahead = deep ? kMost : kLeast},
-      fetch, attend);
+      range, {.shared = shared, .stage_bytes = stage_bytes, .ahead = deep ? kMost : kLeast}, fetch,
+      attend);
+}
+
+// A part, from its cleared state to its stored result. The whole block.
+template <class Shape, class Rows, class Fetch>
+TESSERA_DEVICE void AttendPackedPart(const AttendParams& params, const StepSequence& sequence,
+                                     const Work& work, const StepStrategy& strategy,
+                                     const PackedPart& part, const Rows& rows, EntryRange range,
+                                     Fetch fetch, std::byte* shared) {
+  const std::uint32_t first_column = gpu::BlockY() * Shape::kColumns;
+  PackedState<Shape> state;
+  ClearState<Shape>(params, sequence, work, first_column, state);
+  LoadRotated<Shape>(params, sequence, work.part.strategy, first_column, state);
+  std::byte* const own = shared + gpu::Warp() * Shape::kWarpBytes;
+  if (strategy.shape.group == 2) {
+    AttendPackedSlices<Shape, 2>(params, part, rows, range, fetch, own, state);
+  } else if (strategy.shape.group == 4) {
+    AttendPackedSlices<Shape, 4>(params, part, rows, range, fetch, own, state);
+  } else {
+    AttendPackedSlices<Shape, 1>(params, part, rows, range, fetch, own, state);
+  }
+  LeaveResult<Shape::kType, Shape>(state, shared, [](std::uint32_t s, std::uint32_t i) {
+    return PairChannel(Shape::kHeadDim, ValueSlice(gpu::Lane()), s) + i / 2;
+  });
+  gpu::SyncBlock();
+  StoreResult<Shape>(params, sequence, work, first_column, shared);
+  gpu::SyncBlock();
 }
 
 // The kernel's body. blockIdx.y picks the columns.
@@ -283,7 +367,6 @@ TESSERA_DEVICE void AttendPacked(const AttendParams& params) {
   const StepReader step(params.step);
   std::byte* shared = gpu::SharedMemory();
   const std::uint32_t works = CountWorks(params, step);
-  const std::uint32_t first_column = gpu::BlockY() * Shape::kColumns;
   for (std::uint32_t index = gpu::BlockX(); index < works; index += gpu::GridX()) {
     const Work work = LocateWork(params, step, index);
     if (work.part.kind != KindOf({.format = PackedFormat(kValues)})) continue;
@@ -292,30 +375,42 @@ TESSERA_DEVICE void AttendPacked(const AttendParams& params) {
     PartTiles tiles;
     const bool found = tiles.Find(step.arena(), work.part, TileBytesOf(params, step, work.part, 0));
     ReportWork(params, sequence, work, found);
-    PackedState<Shape> state;
-    ClearState<Shape>(params, sequence, work, first_column, state);
-    LoadRotated<Shape>(params, sequence, work.part.strategy, first_column, state);
-    // Warps may disagree on `found`; none may miss the barriers below.
-    const PackedPart part = {
-        .tile = strategy.layout,
-        .stage = StageLayout(strategy.layout),
-        .groups = static_cast<std::uint32_t>(strategy.shape.channels / strategy.shape.group),
-        .live = found ? work.part.entries : EntryRange{},
-        .words = WordsOf(strategy)};
-    std::byte* const own = shared + gpu::Warp() * Shape::kWarpBytes;
-    if (strategy.shape.group == 2) {
-      AttendPackedSlices<Shape, 2>(params, part, tiles, own, state);
-    } else if (strategy.shape.group == 4) {
-      AttendPackedSlices<Shape, 4>(params, part, tiles, own, state);
-    } else {
-      AttendPackedSlices<Shape, 1>(params, part, tiles, own, state);
+    const PackedPart part = PackedPartOf(strategy);
+    // Warps may disagree on `found`; none may miss the barriers of the part's end.
+    const EntryRange live = found ? work.part.entries : EntryRange{};
+    const auto fetch = [&](std::uint32_t entry, std::byte* stage) {
+      const std::byte* tile = tiles.Address(entry / kTileEntries);
+      FetchPacked(part, tile, entry % kTileEntries, stage);
+      FetchWords(tile, entry % kTileEntries, part.words, stage + part.stage.words());
+    };
+    AttendPackedPart<Shape>(params, sequence, work, strategy, part, live, live, fetch, shared);
+  }
+}
+
+// The same over the parts of selected blocks, after the choice has been made.
+template <ValueType kValues, std::uint32_t kHeadDim, std::uint32_t kColumnTiles>
+TESSERA_DEVICE void AttendPackedSelected(const AttendParams& params) {
+  using Shape = PackedShape<kValues, kHeadDim, kColumnTiles>;
+  const StepReader step(params.step);
+  std::byte* shared = gpu::SharedMemory();
+  const std::uint32_t slots = CountSlots(params, step);
+  for (std::uint32_t index = gpu::BlockX(); index < slots; index += gpu::GridX()) {
+    const SelectedWork selected = LocateSelected(params, step, index);
+    const Work& work = selected.work;
+    if (selected.count == 0 || work.part.kind != KindOf({.format = PackedFormat(kValues)})) {
+      continue;
     }
-    LeaveResult<Shape::kType, Shape>(state, shared, [](std::uint32_t s, std::uint32_t i) {
-      return PairChannel(kHeadDim, ValueSlice(gpu::Lane()), s) + i / 2;
-    });
-    gpu::SyncBlock();
-    StoreResult<Shape>(params, sequence, work, first_column, shared);
-    gpu::SyncBlock();
+    const StepSequence& sequence = step.sequence(work.lane / step.layer(params.layer).kv_heads);
+    const StepStrategy& strategy = step.strategy(params.layer, work.part.strategy);
+    TakenRows rows(selected, shared + SelectedShape<Shape>::kTableOffset);
+    const bool found = rows.Find(step.arena(), selected, TileBytesOf(params, step, work.part, 0));
+    ReportSelected(params, sequence, work, found);
+    const PackedPart part = PackedPartOf(strategy);
+    const auto fetch = [&](std::uint32_t entry, std::byte* stage) {
+      FetchPacked(part, rows, entry, stage);
+    };
+    AttendPackedPart<Shape>(params, sequence, work, strategy, part, rows, rows.range(), fetch,
+                            shared);
   }
 }
 

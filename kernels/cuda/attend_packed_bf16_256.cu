@@ -3,5 +3,7 @@
 namespace tessera::kernels::cuda {
 
 const AttendVariant kAttendPackedBf16Dim256[1] = {PackedVariant<ValueType::kBf16, 256, 1>()};
+const AttendVariant kAttendPackedBf16Dim256Selected[1] = {
+    SelectedPackedVariant<ValueType::kBf16, 256, 1>()};
 
 }  // namespace tessera::kernels::cuda

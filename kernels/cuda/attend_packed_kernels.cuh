@@ -17,11 +17,32 @@ __global__ void __launch_bounds__(PackedShape<kValues, kHeadDim, kColumnTiles>::
 }
 
 template <ValueType kValues, std::uint32_t kHeadDim, std::uint32_t kColumnTiles>
+__global__ void __launch_bounds__(PackedShape<kValues, kHeadDim, kColumnTiles>::kThreads,
+                                  kColumnTiles == 1 ? PackedTuningFor(kHeadDim).blocks_per_sm : 1)
+    AttendPackedSelectedKernel(const __grid_constant__ AttendParams params) {
+  AttendPackedSelected<kValues, kHeadDim, kColumnTiles>(params);
+}
+
+template <ValueType kValues, std::uint32_t kHeadDim, std::uint32_t kColumnTiles>
 constexpr AttendVariant PackedVariant() {
   using Shape = PackedShape<kValues, kHeadDim, kColumnTiles>;
   using Kernel = Launcher<AttendPackedKernel<kValues, kHeadDim, kColumnTiles>, Shape>;
   return {.kind = KindOf({.format = PackedFormat(kValues)}),
           .type = Shape::kType,
+          .head_dim = kHeadDim,
+          .columns = Shape::kColumns,
+          .shared_bytes = Shape::kSharedBytes,
+          .prepare = &Kernel::Prepare,
+          .launch = &Kernel::Launch};
+}
+
+template <ValueType kValues, std::uint32_t kHeadDim, std::uint32_t kColumnTiles>
+constexpr AttendVariant SelectedPackedVariant() {
+  using Packed = PackedShape<kValues, kHeadDim, kColumnTiles>;
+  using Shape = SelectedShape<Packed>;
+  using Kernel = Launcher<AttendPackedSelectedKernel<kValues, kHeadDim, kColumnTiles>, Shape>;
+  return {.kind = KindOf({.format = PackedFormat(kValues)}),
+          .type = Packed::kType,
           .head_dim = kHeadDim,
           .columns = Shape::kColumns,
           .shared_bytes = Shape::kSharedBytes,

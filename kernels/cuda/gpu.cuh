@@ -146,6 +146,9 @@ TESSERA_DEVICE void AtomicMin(std::uint64_t* word, std::uint64_t value) {
   atomicMin(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(value));
 }
 
+// Adds to a word of shared memory.
+TESSERA_DEVICE void AtomicAdd(std::uint32_t* word, std::uint32_t value) { atomicAdd(word, value); }
+
 #else
 
 std::uint32_t Thread();
@@ -196,6 +199,7 @@ inline float Max(float a, float b) { return std::fmax(a, b); }
 std::uint64_t LoadOnce(const std::uint64_t* word);
 Chunk LoadChunkOnce(const Chunk* chunk);
 void AtomicMin(std::uint64_t* word, std::uint64_t value);
+void AtomicAdd(std::uint32_t* word, std::uint32_t value);
 
 #endif
 

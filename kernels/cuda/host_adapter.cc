@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -67,56 +68,118 @@ HostAttendResult Judge(const HostBatchImage& image, std::uint64_t fault, std::ui
           .fault = fault};
 }
 
+// A batch on the device, with everything that a call needs but its results.
+class UploadedBatch {
+ public:
+  UploadedBatch(Runtime& runtime, const HostBatch& batch)
+      : runtime_(runtime), batch_(batch), image_(batch, kExtentBytes) {
+    calls_.Try([&] { return runtime.NewQueue(&queue_); });
+    if (!calls_.ok()) return;
+    pool_.emplace(runtime, *queue_, image_.pool(), calls_);
+    tails_.emplace(runtime, *queue_, image_.tails(), calls_);
+    queries_.emplace(runtime, *queue_, image_.queries(), calls_);
+    sinks_.emplace(runtime, *queue_, SinkBytes(batch.geometry), calls_);
+    if (!calls_.ok()) return;
+    written_ = image_.WriteStep(pool_->address(), tails_->address()) == StepStatus::kOk;
+    if (!written_) return;
+    scratch_bytes_ = AttendScratchBytes(batch.geometry, image_.limits());
+    step_.emplace(runtime, *queue_, image_.step(), calls_);
+    scratch_.emplace(runtime, *queue_, scratch_bytes_, calls_);
+    fault_.emplace(runtime, *queue_, sizeof(std::uint64_t), calls_);  // kNoFault
+  }
+
+  bool ready() const { return written_ && calls_.ok(); }
+  HostAttendResult Failed() const {
+    if (!calls_.ok()) return calls_.Failed();
+    return {.status = HostAttendStatus::kCudaError, .error = "the step image was refused"};
+  }
+  Calls& calls() { return calls_; }
+  Queue& queue() { return *queue_; }
+  const HostBatchImage& image() const { return image_; }
+
+  // Without results.
+  AttendCall Call() const {
+    LayerGeometry geometry = batch_.geometry;
+    if (geometry.sinks != nullptr) geometry.sinks = sinks_->at<const float>();
+    return {.geometry = geometry,
+            .causal = batch_.causal,
+            .output_type = batch_.output_type,
+            .layer = 0,
+            .limits = image_.limits(),
+            .step = step_->at(),
+            .query = queries_->at(),
+            .scratch = scratch_->at(),
+            .scratch_bytes = scratch_bytes_,
+            .fault = fault_->at<std::uint64_t>()};
+  }
+  // Waits for the device.
+  HostAttendResult Finish() {
+    std::uint64_t fault = kNoFault;
+    fault_->Download(&fault, sizeof fault, calls_);
+    calls_.Try([&] { return queue_->Wait(); });
+    if (!calls_.ok()) return calls_.Failed();
+    HostAttendResult result = Judge(image_, fault, batch_.geometry.kv_heads);
+    result.implementation = runtime_.implementation();
+    return result;
+  }
+
+ private:
+  Runtime& runtime_;
+  const HostBatch& batch_;
+  Calls calls_;
+  std::unique_ptr<Queue> queue_;
+  HostBatchImage image_;
+  bool written_ = false;
+  std::uint64_t scratch_bytes_ = 0;
+  std::optional<Buffer> pool_, tails_, queries_, sinks_, step_, scratch_, fault_;
+};
+
 }  // namespace
 
 HostAttendResult AttendOnDevice(Runtime& runtime, const HostBatch& batch) {
   if (batch.items.empty()) return {.implementation = runtime.implementation()};
-  Calls calls;
-  std::unique_ptr<Queue> queue;
-  calls.Try([&] { return runtime.NewQueue(&queue); });
-  if (!calls.ok()) return calls.Failed();
-  HostBatchImage image(batch, kExtentBytes);
-  const Buffer pool(runtime, *queue, image.pool(), calls);
-  const Buffer tails(runtime, *queue, image.tails(), calls);
-  const Buffer queries(runtime, *queue, image.queries(), calls);
-  const Buffer sinks(runtime, *queue, SinkBytes(batch.geometry), calls);
-  if (!calls.ok()) return calls.Failed();
-  if (image.WriteStep(pool.address(), tails.address()) != StepStatus::kOk) {
-    return {.status = HostAttendStatus::kCudaError, .error = "the step image was refused"};
-  }
-  const std::uint64_t scratch_bytes = AttendScratchBytes(batch.geometry, image.limits());
-  const Buffer step(runtime, *queue, image.step(), calls);
-  const Buffer scratch(runtime, *queue, scratch_bytes, calls);
-  const Buffer output(runtime, *queue, image.output_bytes(), calls);
-  const Buffer lse(runtime, *queue, image.lse_bytes(), calls);
-  const Buffer fault_word(runtime, *queue, sizeof(std::uint64_t), calls);  // kNoFault
-  LayerGeometry geometry = batch.geometry;
-  if (geometry.sinks != nullptr) geometry.sinks = sinks.at<const float>();
-  calls.Try([&] {
-    return queue->Attend({.geometry = geometry,
-                          .causal = batch.causal,
-                          .output_type = batch.output_type,
-                          .layer = 0,
-                          .limits = image.limits(),
-                          .step = step.at(),
-                          .query = queries.at(),
-                          .output = output.at(),
-                          .lse = lse.at<float>(),
-                          .scratch = scratch.at(),
-                          .scratch_bytes = scratch_bytes,
-                          .fault = fault_word.at<std::uint64_t>()});
-  });
+  UploadedBatch device(runtime, batch);
+  if (!device.ready()) return device.Failed();
+  Calls& calls = device.calls();
+  const HostBatchImage& image = device.image();
+  const Buffer output(runtime, device.queue(), image.output_bytes(), calls);
+  const Buffer lse(runtime, device.queue(), image.lse_bytes(), calls);
+  AttendCall call = device.Call();
+  call.output = output.at();
+  call.lse = lse.at<float>();
+  calls.Try([&] { return device.queue().Attend(call); });
   std::vector<std::byte> outputs(image.output_bytes());
   std::vector<float> sums(image.lse_bytes() / sizeof(float));
-  std::uint64_t fault = kNoFault;
   output.Download(outputs.data(), outputs.size(), calls);
   lse.Download(sums.data(), image.lse_bytes(), calls);
-  fault_word.Download(&fault, sizeof fault, calls);
-  calls.Try([&] { return queue->Wait(); });
-  if (!calls.ok()) return calls.Failed();
-  image.Scatter(outputs, sums);
-  HostAttendResult result = Judge(image, fault, batch.geometry.kv_heads);
-  result.implementation = runtime.implementation();
+  const HostAttendResult result = device.Finish();
+  if (result.status != HostAttendStatus::kCudaError) image.Scatter(outputs, sums);
+  return result;
+}
+
+HostAttendResult SelectOnDevice(Runtime& runtime, const HostBatch& batch, HostSelectionSink& sink) {
+  if (batch.items.empty()) return {.implementation = runtime.implementation()};
+  UploadedBatch device(runtime, batch);
+  if (!device.ready()) return device.Failed();
+  Calls& calls = device.calls();
+  const HostBatchImage& image = device.image();
+  const AttendCall call = device.Call();
+  calls.Try([&] { return device.queue().Select(call); });
+  const AttendParams params = MakeAttendParams(call);
+  std::vector<std::uint32_t> taken(image.limits().blocks);
+  std::vector<TakenRange> ranges(image.limits().choices + image.limits().selections);
+  calls.Try([&] {
+    return device.queue().Copy(taken.data(), params.taken, taken.size() * sizeof taken[0]);
+  });
+  calls.Try([&] {
+    return device.queue().Copy(ranges.data(), params.ranges, ranges.size() * sizeof ranges[0]);
+  });
+  const HostAttendResult result = device.Finish();
+  if (result.status != HostAttendStatus::kOk) return result;
+  const SelectionReader selection = image.Selection(taken, ranges);
+  for (std::uint32_t i = 0; i < batch.items.size(); ++i) {
+    selection.ForEachRun(image.LaneOfItem(i), [&](const TakenEntries& run) { sink.Take(i, run); });
+  }
   return result;
 }
 

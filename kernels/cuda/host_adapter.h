@@ -27,4 +27,14 @@ struct HostAttendResult {
 
 HostAttendResult AttendOnDevice(Runtime& runtime, const HostBatch& batch);
 
+class HostSelectionSink {
+ public:
+  virtual ~HostSelectionSink() = default;
+  virtual void Take(std::uint32_t item, const TakenEntries& run) = 0;
+};
+
+// What AttendOnDevice would read of items with a rule; outputs are not touched. Nothing is taken
+// where the status is not kOk.
+HostAttendResult SelectOnDevice(Runtime& runtime, const HostBatch& batch, HostSelectionSink& sink);
+
 }  // namespace tessera::kernels::cuda

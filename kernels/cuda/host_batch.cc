@@ -148,7 +148,12 @@ StepStatus HostBatchImage::WriteStep(std::uint64_t pool_address, std::uint64_t t
                      .lanes = limits_.batch * kv_heads,
                      .segments = 0,
                      .extents = extents_};
-  for (const PackedLane& lane : lanes_) {
+  for (std::uint32_t i = 0; i < limits_.batch; ++i) {
+    const PackedLane& lane = lanes_[i];
+    if (batch_.items[i].rule.selects != 0) {
+      ++shape.selections;
+      shape.choices += static_cast<std::uint32_t>(lane.segments.size());
+    }
     shape.segments += static_cast<std::uint32_t>(lane.segments.size());
     for (const SegmentSpec& segment : lane.segments) shape.strategies += !IsPlain(segment.shape);
   }
@@ -172,7 +177,8 @@ StepStatus HostBatchImage::WriteStep(std::uint64_t pool_address, std::uint64_t t
                            .appended = 0,
                            .queries = item.queries,
                            .first_append_row = 0,
-                           .first_query_row = row});
+                           .first_query_row = row,
+                           .rule = item.rule});
     for (std::uint32_t head = 0; head < kv_heads; ++head) {
       if (head != item.kv_head) {
         writer.AddLane({}, {});

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/cuda/params.h"
+#include "kernels/cuda/selection_reader.h"
 #include "kernels/cuda/step_writer.h"
 #include "kernels/format/lane_view.h"
 #include "kernels/format/layer_geometry.h"
@@ -27,6 +28,7 @@ struct HostItem {
   const void* query = nullptr;  // [queries][query_heads][head_dim], geometry.type
   void* output = nullptr;       // the same shape, output_type
   float* lse = nullptr;         // [queries][query_heads]; may be null
+  StepRule rule = {};
 };
 
 struct HostBatch {
@@ -59,6 +61,15 @@ class HostBatchImage {
   bool HasBadItem() const { return bad_item_ < batch_.items.size(); }
   std::uint32_t bad_item() const { return bad_item_; }
   std::uint32_t ItemOfLane(std::uint32_t lane) const { return lane / batch_.geometry.kv_heads; }
+
+  // What a selection left, as SelectionReader takes it.
+  SelectionReader Selection(std::span<const std::uint32_t> taken,
+                            std::span<const TakenRange> ranges) const {
+    return {step_.data(), 0, taken, ranges};
+  }
+  std::uint32_t LaneOfItem(std::uint32_t item) const {
+    return item * batch_.geometry.kv_heads + batch_.items[item].kv_head;
+  }
 
   // Copies each item's heads from results in the layout of the device.
   void Scatter(std::span<const std::byte> output, std::span<const float> lse) const;

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/launch_attend.h"
+#include "kernels/cuda/launch_selection.h"
 #include "kernels/cuda/merge.cuh"
 #include "kernels/cuda/rotate.cuh"
 #include "kernels/cuda/rows.cuh"
@@ -46,10 +47,30 @@ std::span<const std::span<const AttendVariant>> EveryVariant() {
   return all;
 }
 
+// The same over parts of selected blocks.
+std::span<const std::span<const AttendVariant>> EverySelectedVariant() {
+  static const std::span<const AttendVariant> all[] = {
+      kAttendBf16Dim64Selected,        kAttendBf16Dim128Selected,
+      kAttendBf16Dim256Selected,       kAttendFp16Dim64Selected,
+      kAttendFp16Dim128Selected,       kAttendFp16Dim256Selected,
+      kAttendFp32Dim64Selected,        kAttendFp32Dim128Selected,
+      kAttendFp32Dim256Selected,       kAttendPackedBf16Dim64Selected,
+      kAttendPackedBf16Dim128Selected, kAttendPackedBf16Dim256Selected,
+      kAttendPackedFp16Dim64Selected,  kAttendPackedFp16Dim128Selected,
+      kAttendPackedFp16Dim256Selected, kAttendPackedInt8Dim64Selected,
+      kAttendPackedInt8Dim128Selected, kAttendPackedInt8Dim256Selected,
+      kAttendPackedFp8Dim64Selected,   kAttendPackedFp8Dim128Selected,
+      kAttendPackedFp8Dim256Selected};
+  return all;
+}
+
+using VariantTable = std::span<const std::span<const AttendVariant>>;
+
 // Packed kernels serve every type of layer.
-std::span<const AttendVariant> Variants(PartKind kind, ElementType type, std::uint32_t head_dim) {
+std::span<const AttendVariant> Variants(VariantTable table, PartKind kind, ElementType type,
+                                        std::uint32_t head_dim) {
   const bool dense = kind == PartKind::kDense || kind == PartKind::kDenseWords;
-  for (std::span<const AttendVariant> variants : EveryVariant()) {
+  for (std::span<const AttendVariant> variants : table) {
     const AttendVariant& first = variants[0];
     if (first.kind == kind && first.head_dim == head_dim && (!dense || first.type == type)) {
       return variants;
@@ -74,8 +95,33 @@ const AttendVariant& Narrowest(std::span<const AttendVariant> variants, std::uin
   return variants.back();
 }
 
-const AttendVariant& VariantOf(PartKind kind, const AttendParams& params) {
-  return Narrowest(Variants(kind, params.query_type, params.head_dim), params.max_columns);
+const AttendVariant& VariantOf(VariantTable table, PartKind kind, const AttendParams& params) {
+  return Narrowest(Variants(table, kind, params.query_type, params.head_dim), params.max_columns);
+}
+
+// Whether the device has the shared memory that the kinds' kernels ask for.
+bool Fits(const DeviceLimits& device, VariantTable table, std::uint32_t kinds,
+          const AttendParams& params) {
+  for (std::uint32_t k = 0; k < kPartKinds; ++k) {
+    const auto kind = static_cast<PartKind>(k);
+    if ((kinds & KindBit(kind)) == 0) continue;
+    if (VariantOf(table, kind, params).shared_bytes > device.shared_bytes_per_block) return false;
+  }
+  return true;
+}
+
+// One kernel per kind, for up to `works` work items.
+cudaError_t LaunchKinds(const DeviceLimits& device, VariantTable table, std::uint32_t kinds,
+                        std::uint32_t works, const AttendParams& params, cudaStream_t stream) {
+  const std::uint32_t blocks =
+      std::clamp<std::uint32_t>(works, 1, device.multiprocessors * kBlocksPerMultiprocessor);
+  for (std::uint32_t k = 0; k < kPartKinds; ++k) {
+    const auto kind = static_cast<PartKind>(k);
+    if ((kinds & KindBit(kind)) == 0) continue;
+    const cudaError_t error = VariantOf(table, kind, params).launch(params, blocks, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 cudaError_t LaunchRotate(const AttendParams& params, cudaStream_t stream) {
@@ -83,6 +129,14 @@ cudaError_t LaunchRotate(const AttendParams& params, cudaStream_t stream) {
   const dim3 blocks(params.max_strategies, (params.max_columns + kTileColumns - 1) / kTileColumns);
   RotateKernel<<<blocks, kRotateThreads, RotateSharedBytes(params.head_dim), stream>>>(params);
   return cudaGetLastError();
+}
+
+// Rotated queries and, where something selects, the choice.
+cudaError_t LaunchChoice(const DeviceLimits& device, const AttendParams& params,
+                         cudaStream_t stream) {
+  if (const cudaError_t error = LaunchRotate(params, stream); error != cudaSuccess) return error;
+  if (params.max_selections == 0) return cudaSuccess;
+  return LaunchSelection(device, params, stream);
 }
 
 }  // namespace
@@ -99,9 +153,11 @@ cudaError_t PrepareDevice(int device, DeviceLimits* limits) {
   if (error != cudaSuccess) return error;
   *limits = {.multiprocessors = static_cast<std::uint32_t>(multiprocessors),
              .shared_bytes_per_block = static_cast<std::uint32_t>(shared_bytes)};
-  for (std::span<const AttendVariant> variants : EveryVariant()) {
-    error = PrepareVariants(variants, limits->shared_bytes_per_block);
-    if (error != cudaSuccess) return error;
+  for (const VariantTable table : {EveryVariant(), EverySelectedVariant()}) {
+    for (std::span<const AttendVariant> variants : table) {
+      error = PrepareVariants(variants, limits->shared_bytes_per_block);
+      if (error != cudaSuccess) return error;
+    }
   }
   return cudaSuccess;
 }
@@ -109,26 +165,27 @@ cudaError_t PrepareDevice(int device, DeviceLimits* limits) {
 cudaError_t LaunchAttend(const DeviceLimits& device, const AttendCall& call, cudaStream_t stream) {
   if (!AttendCallProblem(call).empty()) return cudaErrorInvalidValue;
   const AttendParams params = MakeAttendParams(call);
-  for (std::uint32_t k = 0; k < kPartKinds; ++k) {
-    const auto kind = static_cast<PartKind>(k);
-    if ((params.kinds & KindBit(kind)) == 0) continue;
-    if (VariantOf(kind, params).shared_bytes > device.shared_bytes_per_block) {
-      return cudaErrorInvalidConfiguration;
-    }
+  if (!Fits(device, EveryVariant(), params.kinds, params) ||
+      !Fits(device, EverySelectedVariant(), params.selected_kinds, params)) {
+    return cudaErrorInvalidConfiguration;
   }
   if (call.limits.batch == 0) return cudaSuccess;
-  if (const cudaError_t error = LaunchRotate(params, stream); error != cudaSuccess) return error;
-  const std::uint32_t blocks = std::clamp<std::uint32_t>(
-      call.limits.works, 1, device.multiprocessors * kBlocksPerMultiprocessor);
-  for (std::uint32_t k = 0; k < kPartKinds; ++k) {
-    const auto kind = static_cast<PartKind>(k);
-    if ((params.kinds & KindBit(kind)) == 0) continue;
-    const cudaError_t error = VariantOf(kind, params).launch(params, blocks, stream);
-    if (error != cudaSuccess) return error;
-  }
+  cudaError_t error = LaunchChoice(device, params, stream);
+  if (error != cudaSuccess) return error;
+  error = LaunchKinds(device, EveryVariant(), params.kinds, call.limits.works, params, stream);
+  if (error != cudaSuccess) return error;
+  error = LaunchKinds(device, EverySelectedVariant(), params.selected_kinds, call.limits.slots,
+                      params, stream);
+  if (error != cudaSuccess) return error;
   const dim3 rows(params.query_heads, call.limits.queries, call.limits.batch);
   MergeKernel<<<rows, params.head_dim, params.head_dim * sizeof(float), stream>>>(params);
   return cudaGetLastError();
+}
+
+cudaError_t LaunchSelect(const DeviceLimits& device, const AttendCall& call, cudaStream_t stream) {
+  if (!SelectCallProblem(call).empty()) return cudaErrorInvalidValue;
+  if (call.limits.batch == 0) return cudaSuccess;
+  return LaunchChoice(device, MakeAttendParams(call), stream);
 }
 
 cudaError_t LaunchAppend(const AppendParams& params, cudaStream_t stream) {

@@ -3,7 +3,9 @@
 //
 //   who calls                what                      who reads the result
 //   worker, each layer       LaunchAppend, then        the next layer; `fault` after the step
-//                            LaunchAttend: rotate, a kernel per kind of part, merge
+//                            LaunchAttend: rotate, score and select where something selects, a
+//                            kernel per kind of part, merge
+//   daemon, Select           LaunchSelect: rotate, score, select      AttendParams::taken, ranges
 //   daemon, rows that come   LaunchStoreRows,          the daemon, before it publishes
 //                            LaunchStoreWords
 //
@@ -32,6 +34,9 @@ struct DeviceLimits {
 cudaError_t PrepareDevice(int device, DeviceLimits* limits);
 
 cudaError_t LaunchAttend(const DeviceLimits& device, const AttendCall& call, cudaStream_t stream);
+
+// The choice alone: nothing is attended over.
+cudaError_t LaunchSelect(const DeviceLimits& device, const AttendCall& call, cudaStream_t stream);
 
 cudaError_t LaunchAppend(const AppendParams& params, cudaStream_t stream);
 cudaError_t LaunchStoreRows(const StoreRowsParams& params, cudaStream_t stream);

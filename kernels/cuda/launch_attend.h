@@ -51,5 +51,27 @@ extern const AttendVariant kAttendPackedInt8Dim256[1];
 extern const AttendVariant kAttendPackedFp8Dim64[2];
 extern const AttendVariant kAttendPackedFp8Dim128[2];
 extern const AttendVariant kAttendPackedFp8Dim256[1];
+// Parts of selected blocks: kDenseWords for dense ones of any shape.
+extern const AttendVariant kAttendBf16Dim64Selected[2];
+extern const AttendVariant kAttendBf16Dim128Selected[2];
+extern const AttendVariant kAttendBf16Dim256Selected[2];
+extern const AttendVariant kAttendFp16Dim64Selected[2];
+extern const AttendVariant kAttendFp16Dim128Selected[2];
+extern const AttendVariant kAttendFp16Dim256Selected[2];
+extern const AttendVariant kAttendFp32Dim64Selected[1];
+extern const AttendVariant kAttendFp32Dim128Selected[1];
+extern const AttendVariant kAttendFp32Dim256Selected[1];
+extern const AttendVariant kAttendPackedBf16Dim64Selected[2];
+extern const AttendVariant kAttendPackedBf16Dim128Selected[2];
+extern const AttendVariant kAttendPackedBf16Dim256Selected[1];
+extern const AttendVariant kAttendPackedFp16Dim64Selected[2];
+extern const AttendVariant kAttendPackedFp16Dim128Selected[2];
+extern const AttendVariant kAttendPackedFp16Dim256Selected[1];
+extern const AttendVariant kAttendPackedInt8Dim64Selected[2];
+extern const AttendVariant kAttendPackedInt8Dim128Selected[2];
+extern const AttendVariant kAttendPackedInt8Dim256Selected[1];
+extern const AttendVariant kAttendPackedFp8Dim64Selected[2];
+extern const AttendVariant kAttendPackedFp8Dim128Selected[2];
+extern const AttendVariant kAttendPackedFp8Dim256Selected[1];
 
 }  // namespace tessera::kernels::cuda

@@ -2,7 +2,8 @@
 // One block per (query head, query, sequence), one thread per channel.
 //
 // What a packed segment's parts add up to is in V's space. It leaves it once per segment, o = R_v^T
-// o', before it is added to the others.
+// o', before it is added to the others. A segment that was selected from has as many parts as the
+// device found that it takes, in slots behind the layer's other parts.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include "kernels/cuda/lane_index.h"
 #include "kernels/cuda/params.h"
 #include "kernels/cuda/rotate.cuh"
+#include "kernels/cuda/selection_index.h"
 #include "kernels/cuda/step_view.h"
 #include "kernels/cuda/work.cuh"
 
@@ -97,15 +99,36 @@ TESSERA_DEVICE float Unrotate(const AttendParams& params, const StepStrategy& st
   return sum;
 }
 
+// The parts of what a lane took; none where it reads everything.
+struct PartsTaken {
+  std::uint32_t first = 0;  // among the partial results
+  std::uint32_t count = 0;
+  const TakenRange* ranges = nullptr;  // of its choices
+};
+
+TESSERA_DEVICE PartsTaken FindTaken(const AttendParams& params, const StepReader& step,
+                                    const StepLane& lane) {
+  if (lane.selection == kReadWhole) return {};
+  const StepSelection& selection = step.selection(params.layer, lane.selection);
+  const TakenRange* ranges = params.ranges + FirstRangeOf(selection, lane.selection);
+  return {.first = params.max_works + step.slots(params.layer)[lane.selection],
+          .count = ranges[selection.choices].first_part,
+          .ranges = ranges};
+}
+
 // The segments of a lane, of which some are packed, then its tail. The whole block.
 TESSERA_DEVICE float AddLane(const AttendParams& params, const StepReader& step,
-                             const StepLane& lane, std::uint32_t first, std::uint32_t last,
-                             PartSum& sum) {
+                             const StepLane& lane, const PartsTaken& selected, std::uint32_t first,
+                             std::uint32_t last, PartSum& sum) {
   const StepSegment* segments = step.segments(lane);
   float output = 0;
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
-    const std::uint32_t begin = first + segments[s].first_part;
-    const std::uint32_t end = begin + PartsOf(segments[s].entries);
+    std::uint32_t begin = first + segments[s].first_part;
+    std::uint32_t end = begin + PartsOf(segments[s].entries);
+    if (const std::uint32_t choice = segments[s].choice; choice != kReadWhole) {
+      begin = selected.first + selected.ranges[choice].first_part;
+      end = selected.first + selected.ranges[choice + 1].first_part;
+    }
     const std::uint32_t index = segments[s].strategy;
     if (index == kPlainSegment || !step.strategy(params.layer, index).shape.packed()) {
       sum.Add(begin, end, output);
@@ -133,12 +156,16 @@ TESSERA_DEVICE Merged MergeLane(const AttendParams& params, const StepReader& st
   const std::uint32_t last = step.works(params.layer)[lane + 1];
   PartSum sum(params, column, sink);
   sum.Raise(first, last);
-  sum.AddSink();
   float output = 0;
   if (step.layer(params.layer).strategies == 0) {
+    sum.AddSink();
     sum.Add(first, last, output);
   } else {
-    output = AddLane(params, step, step.lane(params.layer, lane), first, last, sum);
+    const StepLane& of_lane = step.lane(params.layer, lane);
+    const PartsTaken selected = FindTaken(params, step, of_lane);
+    sum.Raise(selected.first, selected.first + selected.count);
+    sum.AddSink();
+    output = AddLane(params, step, of_lane, selected, first, last, sum);
   }
   return sum.Finish(output);
 }

@@ -35,12 +35,14 @@ struct AttendCall {
   std::uint64_t* fault = nullptr;  // kNoFault, or the lowest FaultWord since it was reset
 };
 
-// Bytes of `scratch`: the partial results of every work item of a layer, and the query rows as each
-// packed segment wants them.
+// Bytes of `scratch`: the partial results of every work item of a layer, the query rows as each
+// packed segment wants them, and what selecting takes.
 std::uint64_t AttendScratchBytes(const LayerGeometry& geometry, const StepLimits& limits);
 
 // Empty, or why the call cannot be launched.
 std::string_view AttendCallProblem(const AttendCall& call);
+// The same for choosing alone, which has no output.
+std::string_view SelectCallProblem(const AttendCall& call);
 
 struct AttendParams {
   const std::byte* step;
@@ -52,6 +54,14 @@ struct AttendParams {
   float* outputs;  // [work][max_columns][head_dim], unnormalised; of packed parts in V's space
   float* rotated_scales;   // [strategy][max_columns]: what the rotated rows were divided by
   std::uint16_t* rotated;  // [strategy][max_columns][head_dim], R_k q; zeros from `channels` on
+  // Selection, of the layer's blocks and their lanes. Logarithms are in base 2.
+  float* scores;          // [max_columns][max_blocks]
+  float* score_sums;      // [piece][max_columns][2]: the candidates' maximum, sum of 2^(s - max)
+  float* row_sums;        // [selection][max_columns]: log-sum-exp over all candidates
+  std::uint32_t* values;  // [max_blocks], as OrderedKey
+  std::uint32_t* taken;   // [max_blocks]: a lane's list begins at its first block
+  TakenRange* ranges;     // [choice + selection]: FirstRangeOf
+  std::uint8_t* visible;  // [max_blocks]: entries that some query of the item sees
   std::uint64_t* fault;
   std::uint64_t query_stride;
   std::uint64_t output_stride;
@@ -63,12 +73,19 @@ struct AttendParams {
   std::uint32_t max_columns;
   std::uint32_t max_works;
   std::uint32_t max_strategies;
+  std::uint32_t max_selections;
+  std::uint32_t max_choices;
+  std::uint32_t max_blocks;
+  std::uint32_t max_pieces;
+  std::uint32_t max_slots;
   std::uint32_t kinds;
+  std::uint32_t selected_kinds;
   std::uint32_t window;
   std::uint32_t causal;
   std::uint32_t appended;
   float logit_scale;  // log2 units; under a soft-cap: scale / softcap
   float logit_cap;    // softcap in log2 units; 0: none
+  float score_scale;  // log2 units; a soft-cap says nothing of blocks
   ElementType query_type;
   ElementType output_type;
 };

@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/runtime.h"
+#include "kernels/cuda/tile_ops_launch.h"
 
 namespace tessera::kernels::cuda {
 namespace {
@@ -30,6 +31,9 @@ class Stream final : public Queue {
   Error Attend(const AttendCall& call) override {
     return On([&] { return LaunchAttend(limits_, call, stream_); }, "launching attention");
   }
+  Error Select(const AttendCall& call) override {
+    return On([&] { return LaunchSelect(limits_, call, stream_); }, "launching the selection");
+  }
   Error Append(const AppendParams& params) override {
     return On([&] { return LaunchAppend(params, stream_); }, "launching the append");
   }
@@ -38,6 +42,18 @@ class Stream final : public Queue {
   }
   Error StoreWords(const StoreWordsParams& params) override {
     return On([&] { return LaunchStoreWords(params, stream_); }, "launching the store of words");
+  }
+  Error EncodeTiles(const EncodeTilesParams& params) override {
+    return On([&] { return LaunchEncodeTiles(params, stream_); }, "launching the encode");
+  }
+  Error DecodeTiles(const DecodeTilesParams& params) override {
+    return On([&] { return LaunchDecodeTiles(params, stream_); }, "launching the decode");
+  }
+  Error GatherTiles(const GatherTilesParams& params) override {
+    return On([&] { return LaunchGatherTiles(params, stream_); }, "launching the gather");
+  }
+  Error MomentsOfRows(const MomentsTilesParams& params) override {
+    return On([&] { return LaunchMomentsTiles(params, stream_); }, "launching the moments");
   }
   Error Wait() override {
     return On([&] { return cudaStreamSynchronize(stream_); }, "waiting for the device");

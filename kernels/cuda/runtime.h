@@ -1,6 +1,7 @@
 // What the host does with a GPU, behind an interface: device memory, streams, copies and the
-// launches of launch.h. The daemon's CUDA device, the worker's step and the host adapter are
-// written on it, so they compile without CUDA and run on the emulated machine in tests.
+// launches of launch.h and tile_ops_launch.h. The daemon's CUDA device, the worker's step, the tile
+// operations' host calls and the host adapter are written on it, so they compile without CUDA and
+// run on the emulated machine in tests.
 //
 // Every call answers an Error, empty where all was well. After a failure, but for lack of memory,
 // the device is of no more use: CUDA reports what a kernel did wrong at some later call, and its
@@ -14,6 +15,7 @@
 #include <utility>
 
 #include "kernels/cuda/params.h"
+#include "kernels/cuda/tile_ops_params.h"
 
 namespace tessera::kernels::cuda {
 
@@ -41,9 +43,16 @@ class Queue {
   // that is read may be reused at once.
   virtual Error Copy(void* to, const void* from, std::uint64_t bytes) = 0;
   virtual Error Attend(const AttendCall& call) = 0;
+  // The choice of blocks alone, as Attend makes it; SelectionReader says where it is.
+  virtual Error Select(const AttendCall& call) = 0;
   virtual Error Append(const AppendParams& params) = 0;
   virtual Error StoreRows(const StoreRowsParams& params) = 0;
   virtual Error StoreWords(const StoreWordsParams& params) = 0;
+  // Jobs are not looked at: TileCalls has the checks.
+  virtual Error EncodeTiles(const EncodeTilesParams& params) = 0;
+  virtual Error DecodeTiles(const DecodeTilesParams& params) = 0;
+  virtual Error GatherTiles(const GatherTilesParams& params) = 0;
+  virtual Error MomentsOfRows(const MomentsTilesParams& params) = 0;
   virtual Error Wait() = 0;
 };
 

@@ -6,10 +6,13 @@
 // new capture.
 //
 //   StepHeader | StepSequence[batch] | StepLayer[layers] | works | StepLane[] | StepSegment[]
-//              | StepStrategy[] | extent bases
+//              | StepStrategy[] | StepSelection[] | StepChoice[] | pieces | slots | extent bases
 //
 //   works          u32[], per layer lanes + 1 running counts of parts: lane i owns the work items
-//                  [works[i], works[i + 1]) of the layer, one per part, the tail's last
+//                  [works[i], works[i + 1]) of the layer, one per part, the tail's last. Segments
+//                  that a selection is made from have none here
+//   pieces, slots  u32[] each, per layer selections + 1 running counts: of the pieces that lanes
+//                  are scored in, and of the most parts that what they take may fill
 //   extent bases   u64[extents]: device address of each pool extent, 0 where there is none
 //
 // Lane i of a layer belongs to sequence i / kv_heads and to kv head i % kv_heads.
@@ -50,11 +53,27 @@ struct StepHeader {
   std::uint64_t extents_offset;
   std::uint64_t extent_bytes;
   std::uint32_t extents;
-  std::uint32_t reserved[9];
+  std::uint32_t reserved;
+  std::uint64_t selections_offset;
+  std::uint64_t choices_offset;
+  std::uint64_t pieces_offset;
+  std::uint64_t slots_offset;
 };
 static_assert(offsetof(StepHeader, sequences_offset) == 24);
 static_assert(offsetof(StepHeader, extents) == 88);
 static_assert(sizeof(StepHeader) == 128);
+
+// What a sequence reads of its segments with block summaries: SelectionRule of kernels/dispatch, in
+// fixed bytes.
+struct StepRule {
+  double rate = 1;            // of the entries that its queries may see there
+  std::uint64_t entries = 0;  // if not 0: the budget itself
+  std::uint8_t selects = 0;   // 0: everything is read
+  std::uint8_t by_share = 1;  // a row's score counts less its log-sum-exp over all candidates
+  std::uint8_t first_block = 0;
+  std::uint8_t reserved[5] = {};
+};
+static_assert(sizeof(StepRule) == 24);
 
 // What changes from one step to the next even where no snapshot did. A captured graph may advance
 // these words on the device: kernels read them when they run.
@@ -65,8 +84,9 @@ struct StepSequence {
   std::uint32_t queries;               // query tokens in this step
   std::uint32_t first_append_row;      // of the rows [row][kv_heads][head_dim] that hold them
   std::uint32_t first_query_row;       // of the rows [row][query_heads][head_dim]
+  StepRule rule = {};                  // the host's bounds depend on it: not to be advanced
 };
-static_assert(sizeof(StepSequence) == 32);
+static_assert(sizeof(StepSequence) == 56);
 
 // What a part is made of, and so which kernel attends over it. A set of them is a mask of bits 1 <<
 // kind; tails and plain segments are kDense, which every launch serves.
@@ -92,6 +112,11 @@ TESSERA_HOST_DEVICE constexpr PartKind KindOf(const TileShape& shape) {
 static_assert(KindOf({.format = TileFormat::kPackedBf16}) == PartKind::kPackedBf16);
 static_assert(KindOf({.format = TileFormat::kPackedFp8}) == PartKind::kPackedFp8);
 
+// Selected dense parts have one kernel, with words or without.
+TESSERA_HOST_DEVICE constexpr PartKind SelectedKindOf(const TileShape& shape) {
+  return shape.packed() ? KindOf(shape) : PartKind::kDenseWords;
+}
+
 // Whether tiles of the shape are K rows and V rows and nothing else.
 TESSERA_HOST_DEVICE constexpr bool IsPlain(const TileShape& shape) {
   return !shape.packed() && !shape.weights && !shape.positions && shape.summary == Summary::kNone;
@@ -99,12 +124,18 @@ TESSERA_HOST_DEVICE constexpr bool IsPlain(const TileShape& shape) {
 
 struct StepLayer {
   std::uint32_t kv_heads;
-  std::uint32_t first_lane;      // among all lanes of the image
-  std::uint32_t first_strategy;  // among all strategies of the image
-  std::uint32_t strategies;      // of the layer
-  std::uint32_t kinds;           // of its parts
+  std::uint32_t first_lane;       // among all lanes of the image
+  std::uint32_t first_strategy;   // among all strategies of the image
+  std::uint32_t strategies;       // of the layer
+  std::uint32_t kinds;            // of its parts
+  std::uint32_t first_selection;  // among all selections of the image
+  std::uint32_t selections;       // of the layer
+  std::uint32_t first_choice;     // among all choices of the image
+  std::uint32_t choices;          // of the layer
+  std::uint32_t blocks;           // of its choices
+  std::uint32_t selected_kinds;   // of their parts (SelectedKindOf)
 };
-static_assert(sizeof(StepLayer) == 20);
+static_assert(sizeof(StepLayer) == 44);
 
 struct StepLane {
   std::uint32_t first_segment;  // among all segments of the image
@@ -112,9 +143,12 @@ struct StepLane {
   std::uint64_t tail_ring;   // device address of the ring's first tile; 0: no tail
   std::uint64_t tail_begin;  // the first token in the ring
   std::uint32_t ring_tiles;
-  std::uint32_t segment_parts;  // parts of all segments
+  std::uint32_t segment_parts;  // parts of all segments that are read whole
+  std::uint32_t selection;      // of the layer; kReadWhole
+  std::uint32_t reserved;
 };
-static_assert(sizeof(StepLane) == 32);
+static_assert(sizeof(StepLane) == 40);
+inline constexpr std::uint32_t kReadWhole = ~0u;
 
 struct StepSegment {
   std::uint64_t tile_table;  // pool offset of u64[ceil(entries / 32)]
@@ -122,7 +156,7 @@ struct StepSegment {
   std::uint32_t entries;
   std::uint32_t first_part;  // parts of the lane's earlier segments
   std::uint32_t strategy;    // of the layer; kPlainSegment: tiles of the layer's dense rows alone
-  std::uint32_t reserved;
+  std::uint32_t choice;      // of the lane's selection; kReadWhole
 };
 static_assert(sizeof(StepSegment) == 32);
 inline constexpr std::uint32_t kPlainSegment = ~0u;
@@ -140,6 +174,37 @@ struct StepStrategy {
 };
 static_assert(sizeof(StepStrategy) == 120);
 inline constexpr std::uint64_t kNoRotation = ~std::uint64_t{0};
+
+// A lane that reads a selection of blocks. Its blocks are those of its choices, one after another.
+struct StepSelection {
+  std::uint32_t lane;          // of the layer
+  std::uint32_t first_choice;  // of the layer
+  std::uint32_t choices;
+  std::uint32_t first_block;  // of the layer
+  std::uint32_t blocks;
+  std::uint8_t first_forced;  // its first block is taken whatever its score
+  std::uint8_t last_forced;   // likewise its last
+  std::uint16_t reserved;
+};
+static_assert(sizeof(StepSelection) == 24);
+
+// A segment with block summaries of a lane that selects.
+struct StepChoice {
+  std::uint32_t segment;      // of the lane
+  std::uint32_t first_block;  // of the lane's
+  std::uint32_t blocks;       // not 0
+  std::uint32_t first_piece;  // of the lane's
+};
+static_assert(sizeof(StepChoice) == 16);
+
+// What the device found for a choice: where in the lane's list its taken blocks begin, and in which
+// of the lane's slots its parts. They end where the next one's begin; behind a lane's last choice
+// stands an end.
+struct TakenRange {
+  std::uint32_t first_taken;
+  std::uint32_t first_part;
+};
+static_assert(sizeof(TakenRange) == 8);
 
 // Reads an image, on the host or on the device.
 class StepReader {
@@ -175,6 +240,24 @@ class StepReader {
   TESSERA_HOST_DEVICE const StepStrategy& strategy(std::uint32_t layer_index,
                                                    std::uint32_t index) const {
     return At<StepStrategy>(header().strategies_offset)[layer(layer_index).first_strategy + index];
+  }
+  TESSERA_HOST_DEVICE const StepSelection& selection(std::uint32_t layer_index,
+                                                     std::uint32_t index) const {
+    return At<StepSelection>(
+        header().selections_offset)[layer(layer_index).first_selection + index];
+  }
+  // The layer's; those of a lane lie together.
+  TESSERA_HOST_DEVICE const StepChoice* choices(std::uint32_t layer_index) const {
+    return At<StepChoice>(header().choices_offset) + layer(layer_index).first_choice;
+  }
+  // selections + 1 running counts each.
+  TESSERA_HOST_DEVICE const std::uint32_t* pieces(std::uint32_t layer_index) const {
+    return At<std::uint32_t>(header().pieces_offset) + layer(layer_index).first_selection +
+           layer_index;
+  }
+  TESSERA_HOST_DEVICE const std::uint32_t* slots(std::uint32_t layer_index) const {
+    return At<std::uint32_t>(header().slots_offset) + layer(layer_index).first_selection +
+           layer_index;
   }
   TESSERA_HOST_DEVICE DeviceArena arena() const {
     return {.extent_bases = reinterpret_cast<std::uint64_t>(image_ + header().extents_offset),

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/cuda/lane_index.h"
+#include "kernels/cuda/selection_index.h"
 
 namespace tessera::kernels::cuda {
 namespace {
@@ -25,6 +26,11 @@ StepHeader LayOut(const StepShape& shape) {
   header.lanes_offset = section(shape.lanes, sizeof(StepLane));
   header.segments_offset = section(shape.segments, sizeof(StepSegment));
   header.strategies_offset = section(shape.strategies, sizeof(StepStrategy));
+  header.selections_offset = section(shape.selections, sizeof(StepSelection));
+  header.choices_offset = section(shape.choices, sizeof(StepChoice));
+  const std::uint64_t counts = std::uint64_t{shape.selections} + shape.layers;
+  header.pieces_offset = section(counts, sizeof(std::uint32_t));
+  header.slots_offset = section(counts, sizeof(std::uint32_t));
   header.extents_offset = section(shape.extents, sizeof(std::uint64_t));
   header.magic = kStepMagic;
   header.bytes = offset;
@@ -61,12 +67,29 @@ bool RotationFits(const DeviceArena& arena, const SegmentSpec& segment, std::uin
                        kTileAlignment) != 0;
 }
 
+// Makes what `limits` say of selections cover `needed`.
+void Cover(StepLimits& limits, const StepLimits& needed) {
+  limits.selections = std::max(limits.selections, needed.selections);
+  limits.choices = std::max(limits.choices, needed.choices);
+  limits.blocks = std::max(limits.blocks, needed.blocks);
+  limits.pieces = std::max(limits.pieces, needed.pieces);
+  limits.slots = std::max(limits.slots, needed.slots);
+  limits.selected_kinds |= needed.selected_kinds;
+}
+
 }  // namespace
 
 std::uint32_t CountStrategies(const LaneView& lane) {
   return static_cast<std::uint32_t>(
       std::count_if(lane.segments, lane.segments + lane.segment_count,
                     [](const SegmentView& segment) { return !IsPlain(segment.shape); }));
+}
+
+std::uint32_t CountChoices(const LaneView& lane) {
+  return static_cast<std::uint32_t>(std::count_if(
+      lane.segments, lane.segments + lane.segment_count, [](const SegmentView& segment) {
+        return BlocksOf(segment.entries, segment.shape.block) != 0;
+      }));
 }
 
 std::uint64_t StepBytes(const StepShape& shape) { return LayOut(shape).bytes; }
@@ -109,8 +132,16 @@ void StepWriter::BeginLayer(std::uint32_t kv_heads, ElementType type) {
                                                               .first_lane = lanes_,
                                                               .first_strategy = strategies_,
                                                               .strategies = 0,
-                                                              .kinds = KindBit(PartKind::kDense)};
+                                                              .kinds = KindBit(PartKind::kDense),
+                                                              .first_selection = selections_,
+                                                              .selections = 0,
+                                                              .first_choice = choices_,
+                                                              .choices = 0,
+                                                              .blocks = 0,
+                                                              .selected_kinds = 0};
   At<std::uint32_t>(At<StepHeader>(0)->works_offset)[lanes_ + layers_] = 0;
+  At<std::uint32_t>(At<StepHeader>(0)->pieces_offset)[selections_ + layers_] = 0;
+  At<std::uint32_t>(At<StepHeader>(0)->slots_offset)[selections_ + layers_] = 0;
   ++layers_;
   lanes_due_ = static_cast<std::uint32_t>(due);
   type_ = type;
@@ -167,22 +198,36 @@ void StepWriter::OpenLane(std::size_t segments, const TailSpec& tail) {
            .tail_ring = tail.ring,
            .tail_begin = tail.begin,
            .ring_tiles = tail.ring_tiles,
-           .segment_parts = 0};
+           .segment_parts = 0,
+           .selection = kReadWhole,
+           .reserved = 0};
+  selection_ = {};
+  selectable_ = 0;
+  pieces_ = 0;
+  whole_slots_ = 0;
 }
 
 void StepWriter::AddSegment(const SegmentSpec& segment) {
   if (status_ != StepStatus::kOk) return;
   if (!Fits(segment)) return Fail(StepStatus::kBadSegment);
   const bool plain = IsPlain(segment.shape);
-  if (!plain && strategies_ == shape_.strategies) return Fail(StepStatus::kIncomplete);
+  const bool selects =
+      RuleOfLane().selects != 0 && BlocksOf(segment.entries, segment.shape.block) != 0;
+  if ((!plain && strategies_ == shape_.strategies) || (selects && choices_ == shape_.choices)) {
+    return Fail(StepStatus::kIncomplete);
+  }
   At<StepSegment>(At<StepHeader>(0)->segments_offset)[segments_] = {
       .tile_table = segment.tile_table,
       .first_position = segment.first_position,
       .entries = segment.entries,
       .first_part = lane_.segment_parts,
       .strategy = plain ? kPlainSegment : AddStrategy(segment),
-      .reserved = 0};
-  lane_.segment_parts += PartsOf(segment.entries);
+      .choice = selects ? AddChoice(segment) : kReadWhole};
+  if (!selects) {
+    lane_.segment_parts += PartsOf(segment.entries);
+    if (!plain) MarkKind(KindOf(segment.shape));
+  }
+  selection_.last_forced = selects && segment.entries % segment.shape.block != 0 ? 1 : 0;
   ++lane_.segment_count;
   ++segments_;
 }
@@ -199,13 +244,75 @@ std::uint32_t StepWriter::AddStrategy(const SegmentSpec& segment) {
       .rotation_type = segment.rotation_type,
       .shape = segment.shape,
       .layout = LayoutOf(segment.shape)};
-  layer.kinds |= KindBit(KindOf(segment.shape));
-  kinds_ |= layer.kinds;
   max_strategies_ = std::max(max_strategies_, layer.strategies + 1);
   return layer.strategies++;
 }
 
+// Of the part of a segment that is read whole.
+void StepWriter::MarkKind(PartKind kind) {
+  StepLayer& layer = At<StepLayer>(At<StepHeader>(0)->layers_offset)[layers_ - 1];
+  layer.kinds |= KindBit(kind);
+  kinds_ |= layer.kinds;
+}
+
+const StepRule& StepWriter::RuleOfLane() {
+  const StepHeader& header = *At<StepHeader>(0);
+  const StepLayer& layer = At<StepLayer>(header.layers_offset)[layers_ - 1];
+  const std::uint32_t sequence = (lanes_ - layer.first_lane) / layer.kv_heads;
+  return At<StepSequence>(header.sequences_offset)[sequence].rule;
+}
+
+// The place among the lane's. Its segment is the one to be added.
+std::uint32_t StepWriter::AddChoice(const SegmentSpec& segment) {
+  const std::uint32_t block = segment.shape.block;
+  const std::uint32_t blocks = BlocksOf(segment.entries, block);
+  StepLayer& layer = At<StepLayer>(At<StepHeader>(0)->layers_offset)[layers_ - 1];
+  At<StepChoice>(At<StepHeader>(0)->choices_offset)[choices_++] = {.segment = lane_.segment_count,
+                                                                   .first_block = selection_.blocks,
+                                                                   .blocks = blocks,
+                                                                   .first_piece = pieces_};
+  if (lane_.segment_count == 0) selection_.first_forced = RuleOfLane().first_block != 0 ? 1 : 0;
+  selection_.blocks += blocks;
+  pieces_ += PiecesOf(segment.entries);
+  whole_slots_ += SelectedPartsOf(blocks, block);
+  selectable_ += segment.entries;
+  layer.selected_kinds |= KindBit(SelectedKindOf(segment.shape));
+  return selection_.choices++;
+}
+
+// Lanes without anything to select from are read as any other.
+void StepWriter::CloseSelection() {
+  if (selection_.choices == 0) return;
+  StepHeader& header = *At<StepHeader>(0);
+  StepLayer& layer = At<StepLayer>(header.layers_offset)[layers_ - 1];
+  if (selections_ == shape_.selections) return Fail(StepStatus::kIncomplete);
+  if (selection_.blocks > kMostLayerBlocks - layer.blocks) return Fail(StepStatus::kTooManyBlocks);
+  lane_.selection = layer.selections;
+  selection_.lane = lanes_ - layer.first_lane;
+  selection_.first_choice = layer.choices;
+  selection_.first_block = layer.blocks;
+  At<StepSelection>(header.selections_offset)[selections_] = selection_;
+  ++selections_;
+  // Like works: layer l's counts begin at its first selection + l.
+  auto* pieces = At<std::uint32_t>(header.pieces_offset) + selections_ + layers_ - 1;
+  auto* slots = At<std::uint32_t>(header.slots_offset) + selections_ + layers_ - 1;
+  pieces[0] = pieces[-1] + pieces_;
+  slots[0] =
+      slots[-1] + MostSelectedParts(RuleOfLane(), selectable_, selection_.choices, whole_slots_);
+  layer.selections += 1;
+  layer.choices += selection_.choices;
+  layer.blocks += selection_.blocks;
+  Cover(selected_, {.selections = layer.selections,
+                    .choices = layer.choices,
+                    .blocks = layer.blocks,
+                    .pieces = pieces[0],
+                    .slots = slots[0],
+                    .selected_kinds = layer.selected_kinds});
+}
+
 void StepWriter::CloseLane() {
+  if (status_ != StepStatus::kOk) return;
+  CloseSelection();
   if (status_ != StepStatus::kOk) return;
   At<StepLane>(At<StepHeader>(0)->lanes_offset)[lanes_] = lane_;
   works_ += PartsOf(lane_);
@@ -219,6 +326,7 @@ void StepWriter::Widen(StepLimits& limits) const {
   limits.works = std::max(limits.works, max_works_);
   limits.strategies = std::max(limits.strategies, max_strategies_);
   limits.kinds |= kinds_;
+  Cover(limits, selected_);
 }
 
 StepStatus StepWriter::Finish() {

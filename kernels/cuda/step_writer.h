@@ -26,10 +26,26 @@ struct StepShape {
   std::uint32_t segments = 0;  // of all lanes
   std::uint32_t extents = 0;
   std::uint32_t strategies = 0;  // of all lanes: segments that are not plain (CountStrategies)
+  std::uint32_t selections = 0;  // at most: lanes whose sequence selects
+  std::uint32_t choices = 0;     // at most: their segments with summaries (CountChoices)
 };
 
 // What a lane adds to StepShape::strategies.
 std::uint32_t CountStrategies(const LaneView& lane);
+
+// What a lane of a sequence that selects adds to StepShape::choices.
+std::uint32_t CountChoices(const LaneView& lane);
+
+// A kernels::SelectionRule, which this folder does not know, in the image's form. Null: no rule.
+template <class Rule>
+StepRule StepRuleOf(const Rule* rule) {
+  if (rule == nullptr) return {};
+  return {.rate = rule->rate,
+          .entries = rule->entries,
+          .selects = 1,
+          .by_share = rule->judge == Rule::Judge::kShare,
+          .first_block = rule->first_block};
+}
 
 std::uint64_t StepBytes(const StepShape& shape);
 
@@ -40,6 +56,7 @@ enum class StepStatus : std::uint8_t {
   kBadSegment,     // a table or rotation outside the extents, dense tiles of another type than the
                    // layer's, or a shape that no kernel serves
   kBadTail,        // a ring without tiles, or misaligned
+  kTooManyBlocks,  // more than kMostLayerBlocks to select from in one layer
 };
 
 struct SegmentSpec {
@@ -66,6 +83,7 @@ class StepWriter {
 
   // Before any lane. Bases are device addresses, 0 where a place is empty.
   void SetExtents(std::span<const std::uint64_t> bases, std::uint64_t extent_bytes);
+  // Before the sequence's lanes, where it selects.
   void SetSequence(std::uint32_t index, const StepSequence& sequence);
   void BeginLayer(std::uint32_t kv_heads, ElementType type);
   void AddLane(std::span<const SegmentSpec> segments, const TailSpec& tail);
@@ -91,6 +109,10 @@ class StepWriter {
   DeviceArena Arena();
   bool Fits(const SegmentSpec& segment);
   std::uint32_t AddStrategy(const SegmentSpec& segment);
+  const StepRule& RuleOfLane();
+  std::uint32_t AddChoice(const SegmentSpec& segment);
+  void MarkKind(PartKind kind);
+  void CloseSelection();
   void OpenLane(std::size_t segments, const TailSpec& tail);
   void AddSegment(const SegmentSpec& segment);
   void CloseLane();
@@ -110,6 +132,14 @@ class StepWriter {
   std::uint32_t max_works_ = 0;
   std::uint32_t max_strategies_ = 0;  // of a layer
   std::uint32_t kinds_ = KindBit(PartKind::kDense);
+  // Of the image; then what the open lane selects from.
+  std::uint32_t selections_ = 0;
+  std::uint32_t choices_ = 0;
+  StepSelection selection_ = {};
+  std::uint64_t selectable_ = 0;  // entries
+  std::uint32_t pieces_ = 0;      // of the open lane
+  std::uint32_t whole_slots_ = 0;
+  StepLimits selected_;  // the most of any layer
 };
 
 }  // namespace tessera::kernels::cuda

@@ -7,11 +7,14 @@
 #define TESSERA_DEVICE __device__ __forceinline__
 #if defined(__CUDA_ARCH__)
 #define TESSERA_UNROLL _Pragma("unroll")
+#define TESSERA_NO_UNROLL _Pragma("unroll 1")
 #else  // nvcc's host pass hands the pragma to a compiler that does not know it
 #define TESSERA_UNROLL
+#define TESSERA_NO_UNROLL
 #endif
 #else
 #define TESSERA_HOST_DEVICE
 #define TESSERA_DEVICE inline
 #define TESSERA_UNROLL
+#define TESSERA_NO_UNROLL
 #endif

@@ -1,7 +1,6 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/encode.cuh"
-#include "kernels/cuda/tile_ops.h"
 #include "kernels/cuda/tile_ops_launch.h"
 #include "kernels/cuda/tile_ops_rows.cuh"
 
@@ -47,51 +46,6 @@ cudaError_t LaunchGatherOf(const GatherTilesParams& params, cudaStream_t stream)
   return cudaGetLastError();
 }
 
-// A stream of its own, and a Queue that borrows it for copies and waits.
-class TileStream final : public TileQueue {
- public:
-  TileStream(int device, cudaStream_t stream) : device_(device), stream_(stream) {}
-  ~TileStream() override {
-    queue_.reset();
-    (void)cudaStreamDestroy(stream_);
-  }
-  Error Borrow(Runtime& runtime) { return runtime.Borrow(stream_, &queue_); }
-
-  Queue& queue() override { return *queue_; }
-  Error Encode(const EncodeTilesParams& params) override {
-    return On([&] { return LaunchEncodeTiles(params, stream_); }, "launching the encode");
-  }
-  Error Decode(const DecodeTilesParams& params) override {
-    return On([&] { return LaunchDecodeTiles(params, stream_); }, "launching the decode");
-  }
-  Error Gather(const GatherTilesParams& params) override {
-    return On([&] { return LaunchGatherTiles(params, stream_); }, "launching the gather");
-  }
-  Error Moments(const MomentsTilesParams& params) override {
-    return On([&] { return LaunchMomentsTiles(params, stream_); }, "launching the moments");
-  }
-
-  static Error Answer(cudaError_t error, const char* what) {
-    if (error == cudaSuccess) return Error();
-    (void)cudaGetLastError();  // reported here; must not surface at somebody else's launch
-    return Error(
-        std::string(what) + ": " + cudaGetErrorName(error) + " (" + cudaGetErrorString(error) + ")",
-        error == cudaErrorMemoryAllocation);
-  }
-
- private:
-  // The calling thread may have had another device last.
-  template <class Call>
-  Error On(Call call, const char* what) {
-    const cudaError_t error = cudaSetDevice(device_);
-    return Answer(error == cudaSuccess ? call() : error, what);
-  }
-
-  const int device_;
-  const cudaStream_t stream_;
-  std::unique_ptr<Queue> queue_;
-};
-
 }  // namespace
 
 cudaError_t LaunchEncodeTiles(const EncodeTilesParams& params, cudaStream_t stream) {
@@ -129,17 +83,6 @@ cudaError_t LaunchMomentsTiles(const MomentsTilesParams& params, cudaStream_t st
   const dim3 grid(params.count, MomentsSquares(params.head_dim));
   MomentsTilesKernel<<<grid, kMomentsThreads, kMomentsSharedBytes, stream>>>(params);
   return cudaGetLastError();
-}
-
-Error NewTileQueue(Runtime& runtime, int device, std::unique_ptr<TileQueue>* queue) {
-  cudaStream_t stream = nullptr;
-  cudaError_t error = cudaSetDevice(device);
-  if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-  if (error != cudaSuccess) return TileStream::Answer(error, "creating a stream");
-  auto made = std::make_unique<TileStream>(device, stream);
-  if (Error refused = made->Borrow(runtime); !refused.ok()) return refused;
-  *queue = std::move(made);
-  return Error();
 }
 
 }  // namespace tessera::kernels::cuda

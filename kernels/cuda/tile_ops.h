@@ -1,14 +1,9 @@
 // Encode, decode, gather and moments of many tiles at once on a device: what a device of the daemon
 // is written on. kernels/format/part.h says what each of them computes.
-//
-//   TileCalls      checks, uploads the jobs, launches, waits, tells which job failed
-//   TileQueue      one stream: the launches alone, behind an interface, so that the same host code
-//                  runs on the emulated machine
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -18,25 +13,6 @@
 #include "kernels/cuda/tile_ops_params.h"
 
 namespace tessera::kernels::cuda {
-
-// ---- One stream --------------------------------------------------------------------------------
-
-// Launches tile operations, in one order with what `queue` does: both are the same stream. Nothing
-// is allocated, synchronised or checked. Used by one thread at a time.
-class TileQueue {
- public:
-  virtual ~TileQueue() = default;
-  virtual Queue& queue() = 0;
-  virtual Error Encode(const EncodeTilesParams& params) = 0;
-  virtual Error Decode(const DecodeTilesParams& params) = 0;
-  virtual Error Gather(const GatherTilesParams& params) = 0;
-  virtual Error Moments(const MomentsTilesParams& params) = 0;
-};
-
-// A stream of its own on GPU `device`, whose Runtime SystemGpus() opened.
-Error NewTileQueue(Runtime& runtime, int device, std::unique_ptr<TileQueue>* queue);
-
-// ---- Host calls --------------------------------------------------------------------------------
 
 // Rows of one new tile, as TileCalls::Gather takes them.
 struct GatherTile {
@@ -55,12 +31,15 @@ std::string_view GatherProblem(std::span<const DeviceStrategy> strategies, const
 std::string_view MomentsProblem(std::uint32_t head_dim, ElementType type,
                                 const MomentsTileJob& job);
 
+// Checks jobs, uploads them, launches, waits, and tells which job failed.
+//
 // Each call returns when its results are in device memory. Any number of jobs, none included. A job
 // that is wrong, or strategies of different head_dim, are an Error that names it, and nothing was
 // launched. Used by one thread at a time; keeps its scratch memory from call to call.
 class TileCalls {
  public:
-  TileCalls(Runtime& runtime, TileQueue& queue) : queue_(queue), scratch_(runtime) {}
+  // Both outlive it.
+  TileCalls(Runtime& runtime, Queue& queue) : queue_(queue), scratch_(runtime) {}
 
   // `unusable`: the first job one of whose rotated rows is not finite, if there is one.
   Error Encode(std::span<const DeviceStrategy> strategies, ElementType type,
@@ -74,7 +53,7 @@ class TileCalls {
   Error Upload(std::span<const std::span<const std::byte>> arrays,
                std::vector<std::byte*>* addresses);
 
-  TileQueue& queue_;
+  Queue& queue_;
   Scratch scratch_;
 };
 

@@ -126,8 +126,7 @@ Error TileCalls::Upload(std::span<const std::span<const std::byte>> arrays,
   std::uint64_t at = 0;
   for (const std::span<const std::byte> array : arrays) {
     addresses->push_back(scratch_.at(at));
-    if (Error error = queue_.queue().Copy(scratch_.at(at), array.data(), array.size());
-        !error.ok()) {
+    if (Error error = queue_.Copy(scratch_.at(at), array.data(), array.size()); !error.ok()) {
       return error;
     }
     at += RoundUp(array.size());
@@ -155,9 +154,9 @@ Error TileCalls::Encode(std::span<const DeviceStrategy> strategies, ElementType 
                                     .count = static_cast<std::uint32_t>(jobs.size()),
                                     .head_dim = strategies[0].shape.head_dim,
                                     .type = type};
-  if (Error error = queue_.Encode(params); !error.ok()) return error;
-  if (Error error = queue_.queue().Copy(&word, at[2], sizeof word); !error.ok()) return error;
-  if (Error error = queue_.queue().Wait(); !error.ok()) return error;
+  if (Error error = queue_.EncodeTiles(params); !error.ok()) return error;
+  if (Error error = queue_.Copy(&word, at[2], sizeof word); !error.ok()) return error;
+  if (Error error = queue_.Wait(); !error.ok()) return error;
   if (word != kNoUnusableJob) *unusable = static_cast<std::uint32_t>(word);
   return Error();
 }
@@ -172,10 +171,10 @@ Error TileCalls::Decode(std::span<const DeviceStrategy> strategies,
   const std::span<const std::byte> arrays[] = {std::as_bytes(strategies), std::as_bytes(jobs)};
   std::vector<std::byte*> at;
   if (Error error = Upload(arrays, &at); !error.ok()) return error;
-  Error error = queue_.Decode({.strategies = reinterpret_cast<const DeviceStrategy*>(at[0]),
-                               .jobs = reinterpret_cast<const DecodeTileJob*>(at[1]),
-                               .count = static_cast<std::uint32_t>(jobs.size())});
-  return error.ok() ? queue_.queue().Wait() : error;
+  Error error = queue_.DecodeTiles({.strategies = reinterpret_cast<const DeviceStrategy*>(at[0]),
+                                    .jobs = reinterpret_cast<const DecodeTileJob*>(at[1]),
+                                    .count = static_cast<std::uint32_t>(jobs.size())});
+  return error.ok() ? queue_.Wait() : error;
 }
 
 Error TileCalls::Gather(std::span<const DeviceStrategy> strategies,
@@ -199,12 +198,12 @@ Error TileCalls::Gather(std::span<const DeviceStrategy> strategies,
                                                std::as_bytes(std::span(rows))};
   std::vector<std::byte*> at;
   if (Error error = Upload(arrays, &at); !error.ok()) return error;
-  Error error = queue_.Gather({.strategies = reinterpret_cast<const DeviceStrategy*>(at[0]),
-                               .jobs = reinterpret_cast<const GatherTileJob*>(at[1]),
-                               .rows = reinterpret_cast<const GatherRow*>(at[2]),
-                               .count = static_cast<std::uint32_t>(jobs.size()),
-                               .head_dim = strategies[0].shape.head_dim});
-  return error.ok() ? queue_.queue().Wait() : error;
+  Error error = queue_.GatherTiles({.strategies = reinterpret_cast<const DeviceStrategy*>(at[0]),
+                                    .jobs = reinterpret_cast<const GatherTileJob*>(at[1]),
+                                    .rows = reinterpret_cast<const GatherRow*>(at[2]),
+                                    .count = static_cast<std::uint32_t>(jobs.size()),
+                                    .head_dim = strategies[0].shape.head_dim});
+  return error.ok() ? queue_.Wait() : error;
 }
 
 Error TileCalls::Moments(std::uint32_t head_dim, ElementType type,
@@ -217,11 +216,11 @@ Error TileCalls::Moments(std::uint32_t head_dim, ElementType type,
   const std::span<const std::byte> arrays[] = {std::as_bytes(jobs)};
   std::vector<std::byte*> at;
   if (Error error = Upload(arrays, &at); !error.ok()) return error;
-  Error error = queue_.Moments({.jobs = reinterpret_cast<const MomentsTileJob*>(at[0]),
-                                .count = static_cast<std::uint32_t>(jobs.size()),
-                                .head_dim = head_dim,
-                                .type = type});
-  return error.ok() ? queue_.queue().Wait() : error;
+  Error error = queue_.MomentsOfRows({.jobs = reinterpret_cast<const MomentsTileJob*>(at[0]),
+                                      .count = static_cast<std::uint32_t>(jobs.size()),
+                                      .head_dim = head_dim,
+                                      .type = type});
+  return error.ok() ? queue_.Wait() : error;
 }
 
 }  // namespace tessera::kernels::cuda

@@ -14,6 +14,19 @@ namespace tessera::kernels::cuda {
 // summarises.
 inline constexpr std::uint32_t kSplitEntries = 512;
 
+// Entries of a part of selected blocks; like kSplitEntries part of the definition of the result.
+// Half as many: its rows lie apart, so a block waits longer for them, and a selection is
+// small: 6.25 % of 128 K entries x 8 kv heads are 256 such parts, two per multiprocessor.
+inline constexpr std::uint32_t kSelectedEntries = 256;
+
+// Entries whose blocks one block of threads scores: 32 to 128 block rows.
+inline constexpr std::uint32_t kScoreEntries = 512;
+inline constexpr std::uint32_t kScoreThreads = 128;
+// Block rows that a warp has under way: with 8 columns 32 sums, one for each lane.
+inline constexpr std::uint32_t kScoreRows = 4;
+// One block of threads chooses for a lane: 8 K blocks of 16 are 16 for each thread.
+inline constexpr std::uint32_t kSelectThreads = 512;
+
 // Entries that a warp takes through the tensor cores at once: the M of m16n8k16.
 inline constexpr std::uint32_t kSliceEntries = 16;
 // Query rows (query x head of the group) per tensor-core tile: the N of m16n8k16.

@@ -142,22 +142,36 @@ TESSERA_DEVICE Work LocateWork(const AttendParams& params, const StepReader& ste
   return work;
 }
 
+TESSERA_DEVICE bool ServesSelections(const AttendParams& params, const StepReader& step) {
+  const StepLayer& layer = step.layer(params.layer);
+  if (layer.selections == 0) return true;
+  return layer.selections <= params.max_selections && layer.choices <= params.max_choices &&
+         layer.blocks <= params.max_blocks &&
+         step.pieces(params.layer)[layer.selections] <= params.max_pieces &&
+         step.slots(params.layer)[layer.selections] <= params.max_slots &&
+         (layer.selected_kinds & ~params.selected_kinds) == 0;
+}
+
 // Whether a launch with these limits and this geometry can serve the image.
 TESSERA_DEVICE bool Serves(const AttendParams& params, const StepReader& step) {
   return step.Holds(params.layer) && step.header().batch <= params.max_batch &&
          step.layer(params.layer).kv_heads * params.group == params.query_heads &&
          step.works(params.layer)[step.lanes(params.layer)] <= params.max_works &&
          step.layer(params.layer).strategies <= params.max_strategies &&
-         (step.layer(params.layer).kinds & ~params.kinds) == 0;
+         (step.layer(params.layer).kinds & ~params.kinds) == 0 && ServesSelections(params, step);
+}
+
+TESSERA_DEVICE bool ServesOrReports(const AttendParams& params, const StepReader& step) {
+  if (Serves(params, step)) return true;
+  if (gpu::Thread() == 0) {
+    gpu::AtomicMin(params.fault, FaultWord::Pack(FaultKind::kBadStep, params.layer, 0));
+  }
+  return false;
 }
 
 // The work items of the layer; 0, and a fault, where the launch cannot serve the image.
 TESSERA_DEVICE std::uint32_t CountWorks(const AttendParams& params, const StepReader& step) {
-  if (Serves(params, step)) return step.works(params.layer)[step.lanes(params.layer)];
-  if (gpu::Thread() == 0) {
-    gpu::AtomicMin(params.fault, FaultWord::Pack(FaultKind::kBadStep, params.layer, 0));
-  }
-  return 0;
+  return ServesOrReports(params, step) ? step.works(params.layer)[step.lanes(params.layer)] : 0;
 }
 
 // The logit in log2 units, saturated to the finite range: a product that overflowed makes its entry

@@ -1,7 +1,6 @@
 #include "kernels/dispatch/plan.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -38,20 +37,22 @@ void ForEachWholePart(const SegmentView& segment, const PositionRange& visible, 
 }
 
 // Calls add(first_block, blocks) for pieces of the segment with enough taken blocks to be a part.
-// A run never crosses a tile, so a taken block after one of the same tile may extend its run.
+// Looks at kFlagBlocks blocks at once, which are whole tiles and hold kFlagBlocks / 2 runs at most.
 template <class Add>
 void ForEachSelectedPart(const SegmentView& segment, const std::uint8_t* taken, Add add) {
   const std::uint32_t blocks = BlocksOf(segment);
-  const std::uint32_t per_tile = segment.shape.blocks();
+  const std::uint64_t tile_starts = TileStarts(segment.shape.blocks());
   std::uint32_t first = 0;
   std::uint32_t entries = 0;
   std::uint32_t runs = 0;
-  for (std::uint32_t tile = 0; tile < blocks; tile += per_tile) {
-    const std::uint32_t end = std::min(tile + per_tile, blocks);
-    std::uint64_t flags = 0;  // a byte per block
-    std::memcpy(&flags, taken + tile, end - tile);
-    entries += static_cast<std::uint32_t>(std::popcount(flags)) * segment.shape.block;
-    runs += static_cast<std::uint32_t>(std::popcount(flags & ~(flags << 8)));
+  for (std::uint32_t b = 0; b < blocks; b += kFlagBlocks) {
+    const std::uint64_t flags = LoadFlags(taken + b, blocks - b);
+    const std::uint32_t end = std::min(b + kFlagBlocks, blocks);
+    if (flags != 0) {
+      // A run never crosses a tile, so a taken block after one of the same tile extends its run.
+      entries += SumFlags(flags) * segment.shape.block;
+      runs += SumFlags(flags & (~(flags << 8) | tile_starts));
+    }
     const bool full = entries >= kSelectedPartEntries || runs >= kSelectedPartRuns;
     if (!full && !(end == blocks && entries != 0)) continue;
     add(first, end - first);
@@ -103,12 +104,14 @@ std::uint64_t MostTasks(const AttendItem& item, const PositionRange& visible) {
   std::uint64_t tasks = 0;
   std::uint64_t selectable = 0;  // entries, counting every block as full
   std::uint64_t segments = 0;
+  bool positions = false;
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
     const SegmentView& segment = lane.segments[s];
     const bool selects = item.selection != nullptr && BlocksOf(segment) != 0;
     if (selects) {
       selectable += std::uint64_t{BlocksOf(segment)} * segment.shape.block;
       ++segments;
+      positions |= segment.shape.positions;
     }
     if (!visible.Meets(segment.first_position, segment.positions())) continue;
     if (!selects) {
@@ -116,12 +119,16 @@ std::uint64_t MostTasks(const AttendItem& item, const PositionRange& visible) {
     }
   }
   if (segments != 0) {
-    // A part that is not its segment's last holds at least kSelectedPartRuns blocks. What is taken
-    // may exceed the budget: by the last block taken, by two forced ones, by two at the borders of
-    // what is visible, and by the partial last block of each segment, counted as full.
+    // A part that is not its segment's last holds kSelectedPartRuns of the smallest blocks, or
+    // more. What is taken may exceed the budget: by the last block taken, by two forced ones, by
+    // two at the borders of what is visible, and by the partial last block of each segment, counted
+    // as full.
     constexpr std::uint64_t kLeast = kSelectedPartRuns * kMinBlock;
     const std::uint64_t excess = kTileEntries * (segments + 5);
-    const std::uint64_t most = std::min(selectable, BudgetOf(*item.selection, selectable) + excess);
+    // Positions come from the tiles: where they do not rise, any block may be seen in part.
+    const std::uint64_t wanted =
+        positions ? selectable : BudgetOf(*item.selection, selectable) + excess;
+    const std::uint64_t most = std::min(selectable, wanted);
     tasks += segments + most / kLeast;
   }
   ForEachTailPart(lane.tail, visible, [&](std::uint64_t, std::uint32_t) { ++tasks; });

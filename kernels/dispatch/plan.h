@@ -13,15 +13,16 @@
 #include <span>
 
 #include "kernels/dispatch/attend.h"
+#include "kernels/dispatch/block_flags.h"
 
 namespace tessera::kernels {
 
 inline constexpr std::uint32_t kTailSegment = ~std::uint32_t{0};
 
-// A part of selected blocks ends with the tile in which it reaches this many entries, or so many
-// runs that those of another tile might be too many.
+// A part of selected blocks ends with the kFlagBlocks in which it reaches this many entries, or so
+// many runs that those of further blocks might be too many.
 inline constexpr std::uint32_t kSelectedPartEntries = 512;
-inline constexpr std::uint32_t kSelectedPartRuns = kMaxPartRuns - kMaxTileBlocks / 2;
+inline constexpr std::uint32_t kSelectedPartRuns = kMaxPartRuns - kFlagBlocks / 2;
 
 // Positions [begin, end).
 struct PositionRange {

@@ -42,29 +42,43 @@ bool ListSegmentRuns(const SegmentView& segment, const RunSource& source, RunLis
   return true;
 }
 
-// Neighbouring taken blocks of one tile are one run. A task begins and ends with a tile.
+// The runs of a tile's taken blocks, of which `flags` begin with its first: neighbours are one run.
+void AddTakenRuns(const SegmentView& segment, const std::byte* base, std::uint64_t tile,
+                  std::uint64_t flags, std::uint32_t blocks, const PositionRange& visible,
+                  RunList& list) {
+  const std::uint32_t block = segment.shape.block;
+  const std::uint32_t rows = RowsOfTile(segment, tile);
+  const auto taken = [flags](std::uint32_t b) { return (flags >> 8 * b & 1) != 0; };
+  for (std::uint32_t b = 0; b < blocks;) {
+    if (!taken(b)) {
+      ++b;
+      continue;
+    }
+    const std::uint32_t first = b;
+    while (b < blocks && taken(b)) ++b;
+    AddRun(segment, base, tile, first * block, std::min(b * block, rows) - first * block, visible,
+           list);
+  }
+}
+
+// A task begins and ends with a tile.
 bool ListSelectedRuns(const SegmentView& segment, const RunSource& source, RunList& list) {
   const Task& task = *source.task;
   const std::uint64_t bytes = LayoutOf(segment.shape).bytes;
-  const std::uint32_t block = segment.shape.block;
   const std::uint32_t per_tile = segment.shape.blocks();
-  const std::uint64_t task_end = task.first + task.count;
-  for (std::uint64_t at = task.first; at < task_end; at += per_tile) {
-    const std::uint64_t tile = at / per_tile;
-    const auto blocks =
-        static_cast<std::uint32_t>(std::min<std::uint64_t>(per_tile, task_end - at));
-    const std::uint8_t* taken = source.taken + at;
-    for (std::uint32_t b = 0; b < blocks;) {
-      if (taken[b] == 0) {
-        ++b;
-        continue;
-      }
-      const std::uint32_t first = b;
-      while (b < blocks && taken[b] != 0) ++b;
+  const std::uint64_t end = task.first + task.count;
+  for (std::uint64_t word = task.first; word < end; word += kFlagBlocks) {
+    const auto left = static_cast<std::uint32_t>(std::min<std::uint64_t>(kFlagBlocks, end - word));
+    const std::uint64_t flags = LoadFlags(source.taken + word, left);
+    if (flags == 0) continue;
+    for (std::uint32_t b = 0; b < left; b += per_tile) {
+      const std::uint64_t of_tile = flags >> 8 * b;
+      const std::uint32_t blocks = std::min(per_tile, left - b);
+      if (blocks < kFlagBlocks && (of_tile & ((std::uint64_t{1} << 8 * blocks) - 1)) == 0) continue;
+      const std::uint64_t tile = (word + b) / per_tile;
       const std::byte* base = ResolveTile(segment, tile, bytes);
       if (base == nullptr) return false;
-      AddRun(segment, base, tile, first * block,
-             std::min(b * block, RowsOfTile(segment, tile)) - first * block, source.visible, list);
+      AddTakenRuns(segment, base, tile, of_tile, blocks, source.visible, list);
     }
   }
   return true;

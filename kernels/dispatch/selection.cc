@@ -87,14 +87,16 @@ std::uint32_t VisibleRows(const SegmentView& segment, const std::byte* tile, std
   return seen;
 }
 
-// False where a tile that had to be read is not in its arena.
-bool FindFacts(const SegmentView& segment, const PositionRange& visible, BlockFacts* facts) {
+// Adds what is visible to `entries`. False where a tile that had to be read is not in its arena.
+bool FindFacts(const SegmentView& segment, const PositionRange& visible, BlockFacts* facts,
+               std::uint64_t& entries) {
   const std::uint32_t block = segment.shape.block;
   const std::uint32_t blocks = BlocksOf(segment);
   if (blocks == 0) return true;
   if (visible.Covers(segment.first_position, segment.positions())) {
     std::fill_n(facts, blocks, BlockFacts{.entries = segment.shape.block, .forced = 0});
     facts[blocks - 1].entries = static_cast<std::uint8_t>(segment.entries - (blocks - 1) * block);
+    entries += segment.entries;
     return true;
   }
   const std::uint64_t bytes = LayoutOf(segment.shape).bytes;
@@ -108,6 +110,7 @@ bool FindFacts(const SegmentView& segment, const PositionRange& visible, BlockFa
     }
     const std::uint32_t seen = VisibleRows(segment, tile, entry, count, visible);
     facts[b] = {.entries = static_cast<std::uint8_t>(seen), .forced = 0};
+    entries += seen;
   }
   return true;
 }
@@ -167,50 +170,52 @@ void ScoreBlocks(void* context, std::uint32_t index) {
        .score_stride = selection.blocks});
 }
 
-// What the rows of one cell say together.
-void SumUpCell(void* context, std::uint32_t index) {
-  const Round& round = *static_cast<Round*>(context);
+std::uint64_t BudgetOf(const SelectionCall& call, const ItemSelection& selection) {
+  return BudgetOf(*call.batch->items[selection.item].selection, selection.visible);
+}
+
+// What the rows of one cell say together; where it is the item's only one, the choice.
+void SumUpCell(const Round& round, ItemSelection& selection) {
   const SelectionCall& call = *round.call;
-  ItemSelection& selection = call.selections[index];
-  if (round.cell >= selection.cells || selection.faulted.load(std::memory_order_relaxed)) return;
   const Cell& cell = call.cells[selection.first_cell + round.cell];
   const SelectionRule& rule = *call.batch->items[selection.item].selection;
+  const bool alone = selection.cells == 1;
   call.operations->select(
       {.scores = selection.scores,
        .score_stride = selection.blocks,
        .row_count = cell.rows,
        .blocks = selection.facts,
        .block_count = selection.blocks,
-       .budget = 0,
-       .by_share = rule.judge == SelectionRule::Judge::kShare,
+       .budget = alone ? BudgetOf(call, selection) : 0,
+       // A single row has the same order with and without its sum.
+       .by_share = rule.judge == SelectionRule::Judge::kShare && !(alone && cell.rows == 1),
        .values = selection.values + std::uint64_t{round.cell} * selection.blocks,
        .taken = selection.taken});
 }
 
-// The choice itself: cells stand as rows.
-void TakeBlocks(void* context, std::uint32_t index) {
-  const SelectionCall& call = *static_cast<Round*>(context)->call;
-  ItemSelection& selection = call.selections[index];
-  if (selection.faulted.load(std::memory_order_relaxed)) return;
-  std::uint64_t visible = 0;
-  for (std::uint32_t b = 0; b < selection.blocks; ++b) visible += selection.facts[b].entries;
+// The choice among what several cells say, which stand as rows.
+void TakeBlocks(const SelectionCall& call, ItemSelection& selection) {
   call.operations->select(
       {.scores = selection.values,
        .score_stride = selection.blocks,
        .row_count = selection.cells,
        .blocks = selection.facts,
        .block_count = selection.blocks,
-       .budget = BudgetOf(*call.batch->items[selection.item].selection, visible),
+       .budget = BudgetOf(call, selection),
        .by_share = false,
        .values = selection.values + std::uint64_t{selection.cells} * selection.blocks,
        .taken = selection.taken});
 }
 
-// The last cell of an item, and with it the choice: no other task waits for either.
+// With the last cell of an item the choice: no other task waits for either.
 void SumUpAndTake(void* context, std::uint32_t index) {
   const Round& round = *static_cast<Round*>(context);
-  SumUpCell(context, index);
-  if (round.cell + 1 == round.call->selections[index].cells) TakeBlocks(context, index);
+  ItemSelection& selection = round.call->selections[index];
+  if (round.cell >= selection.cells || selection.faulted.load(std::memory_order_relaxed)) return;
+  SumUpCell(round, selection);
+  if (selection.cells > 1 && round.cell + 1 == selection.cells) {
+    TakeBlocks(*round.call, selection);
+  }
 }
 
 }  // namespace
@@ -222,7 +227,7 @@ void FindBlockFacts(const AttendBatch& batch, ItemSelection& selection) {
   std::uint32_t first = 0;
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
     const SegmentView& segment = lane.segments[s];
-    if (!FindFacts(segment, visible, selection.facts + first)) {
+    if (!FindFacts(segment, visible, selection.facts + first, selection.visible)) {
       selection.faulted.store(true, std::memory_order_relaxed);
       return;
     }

@@ -31,7 +31,8 @@ inline constexpr std::uint32_t kMaxPoolExtents = 16384;  // 1 TiB of 64 MiB exte
 inline constexpr std::uint32_t kMaxDirectoryExtents = 4096;
 inline constexpr std::uint32_t kObjectAlignment = 64;  // of everything in pool and directory
 inline constexpr std::uint32_t kMaxSegments = 4095;    // per lane: a snapshot stays below 256 KiB
-inline constexpr std::uint32_t kMaxLanes = 16384;      // per sequence
+inline constexpr std::uint32_t kMaxSegmentEntries = 65536;
+inline constexpr std::uint32_t kMaxLanes = 16384;  // per sequence
 
 using Word = std::atomic<std::uint64_t>;
 using HalfWord = std::atomic<std::uint32_t>;
@@ -123,7 +124,7 @@ static_assert(sizeof(Snapshot) == 32);
 struct SegmentRef {
   std::uint64_t tile_table;      // pool offset of the table of 64-bit tile offsets
   std::uint64_t first_position;  // of entry 0, or what the tiles' position words count from
-  std::uint64_t position_span;   // positions end before first_position + it
+  std::uint64_t position_span;   // positions end before first_position + it; 0: `entries`
   std::uint64_t rotations;       // pool offset of R_k, then R_v; 0: the identity
   std::uint32_t entries;         // of the segment that this snapshot shows
   std::uint16_t head_dim;

@@ -15,6 +15,15 @@ bool TableFits(const SegmentRef& ref, const MappedArena& pool) {
          pool.Holds(ref.tile_table, tiles * sizeof(std::uint64_t));
 }
 
+// False where the segment shows nothing, more than a segment holds, or positions that are not those
+// of its entries. A kernel counts parts and blocks by these numbers.
+bool EntriesFit(const SegmentRef& ref, const kernels::TileShape& shape) {
+  if (ref.entries == 0 || ref.entries > kMaxSegmentEntries) return false;
+  if (!shape.positions && ref.position_span != 0 && ref.position_span != ref.entries) return false;
+  const std::uint64_t span = ref.position_span != 0 ? ref.position_span : ref.entries;
+  return span <= ~std::uint64_t{0} - ref.first_position;
+}
+
 // False where the rotations do not lie in the pool, or a cut channel has no rotation to explain it.
 bool FindRotations(const SegmentRef& ref, const kernels::TileShape& shape, const MappedArena& pool,
                    kernels::RotationView& rotation) {
@@ -52,7 +61,7 @@ ResolveStatus ResolveLane(std::uint64_t lane_word, const MappedArena& directory,
     const kernels::TileShape shape = ShapeOf(ref);
     kernels::RotationView rotation;
     if (!TableFits(ref, pool) || kernels::WhyNotServed(shape) != nullptr ||
-        !FindRotations(ref, shape, pool, rotation)) {
+        !EntriesFit(ref, shape) || !FindRotations(ref, shape, pool, rotation)) {
       segments.resize(before);
       return ResolveStatus::kOutOfBounds;
     }

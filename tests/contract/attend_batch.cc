@@ -106,11 +106,61 @@ const AttendBatch& TestBatch::batch() {
   return batch_;
 }
 
+void TestBatch::SplitIntoQueries() {
+  const LayerGeometry& geometry = shape_.geometry;
+  const std::size_t row = std::size_t{geometry.query_heads} * geometry.head_dim;
+  const std::vector<AttendItem> items = std::move(items_);
+  items_.clear();
+  for (const AttendItem& item : items) {
+    for (std::uint32_t q = 0; q < item.queries; ++q) {
+      AttendItem one = item;
+      one.queries = 1;
+      one.first_query_position += q;
+      one.query = static_cast<const std::byte*>(item.query) + q * row * ElementBytes(geometry.type);
+      one.output =
+          static_cast<std::byte*>(item.output) + q * row * ElementBytes(shape_.output_type);
+      one.lse = item.lse + q * geometry.query_heads;
+      items_.push_back(one);
+    }
+  }
+}
+
 void TestBatch::Clear() {
   for (Sequence& sequence : sequences_) {
     std::memset(sequence.output->data(), 0xff, sequence.output->size());
     std::memset(sequence.lse->data(), 0xff, sequence.lse->size());
   }
+}
+
+void TestBatch::ExpectSameBitsOnExecutors(AttendSubject& subject,
+                                          const std::vector<std::byte>& expected) {
+  ReverseExecutor reverse;
+  ThreadExecutor threads(4);
+  for (Executor* executor : {static_cast<Executor*>(&reverse), static_cast<Executor*>(&threads)}) {
+    Clear();
+    ASSERT_EQ(Run(subject, *executor).status, AttendStatus::kOk);
+    ASSERT_EQ(OutputBytes(), expected);
+  }
+}
+
+void TestBatch::ExpectSameBitsItemByItem(AttendSubject& subject,
+                                         const std::vector<std::byte>& expected) {
+  const std::vector<AttendItem> items = items_;
+  Clear();
+  for (std::size_t i = items.size(); i > 0; --i) {
+    items_ = {items[i - 1]};
+    ASSERT_EQ(Run(subject).status, AttendStatus::kOk);
+  }
+  items_ = items;
+  ASSERT_EQ(OutputBytes(), expected);
+}
+
+void TestBatch::ExpectSameBitsQueryByQuery(AttendSubject& subject,
+                                           const std::vector<std::byte>& expected) {
+  Clear();
+  SplitIntoQueries();
+  ASSERT_EQ(Run(subject).status, AttendStatus::kOk);
+  ASSERT_EQ(OutputBytes(), expected);
 }
 
 AttendResult TestBatch::Run(AttendSubject& subject, Executor& executor) {

@@ -40,6 +40,8 @@ class TestBatch {
   void AddViews(const std::vector<const LaneView*>& lanes, std::uint32_t queries,
                 std::uint64_t first_position);
   void AddItem(const AttendItem& item) { items_.push_back(item); }
+  // Asks the same with an item of its own for every query.
+  void SplitIntoQueries();
 
   const AttendBatch& batch();
   std::vector<AttendItem>& items() { return items_; }
@@ -57,6 +59,12 @@ class TestBatch {
   void JudgeItem(const AttendSubject& subject, std::size_t item, TestRandom& random);
 
   std::vector<std::byte> OutputBytes() const;
+
+  // That what asks the same gives the same bits: on other executors; items one by one, the last
+  // first; queries one by one.
+  void ExpectSameBitsOnExecutors(AttendSubject& subject, const std::vector<std::byte>& expected);
+  void ExpectSameBitsItemByItem(AttendSubject& subject, const std::vector<std::byte>& expected);
+  void ExpectSameBitsQueryByQuery(AttendSubject& subject, const std::vector<std::byte>& expected);
 
  private:
   struct Sequence {

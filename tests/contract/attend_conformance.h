@@ -34,15 +34,11 @@ class AttendConformance : public testing::TestWithParam<std::shared_ptr<AttendSu
   TestRandom random_;
 };
 
-// The same for lanes with packed segments; a device that serves them links these tests too.
-class AttendPackedConformance : public AttendConformance {
- protected:
-  void SetUp() override {
-    AttendConformance::SetUp();
-    if (IsSkipped() || subject().lacks_packed().empty()) return;
-    GTEST_SKIP() << subject().name() << " has " << subject().lacks_packed();
-  }
-};
+// The same for lanes with packed segments.
+class AttendPackedConformance : public AttendConformance {};
+
+// The same where blocks are selected (attend_selection_test.cc).
+class AttendSelection : public AttendConformance {};
 
 inline std::string SubjectName(const testing::TestParamInfo<std::shared_ptr<AttendSubject>>& info) {
   return std::string(info.param->name());

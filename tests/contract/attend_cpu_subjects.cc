@@ -1,5 +1,3 @@
-#include "tests/contract/attend_cpu_subjects.h"
-
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,7 +25,6 @@ class CpuSubject final : public AttendSubject {
     const bool pairs = name() == "avx512bf16" && ValuesOf(shape.format) != ValueType::kFp16;
     return pairs ? kCpuBf16PackedErrorBound : kCpuPackedErrorBound;
   }
-  std::string lacks_packed() const override { return ""; }
   bool rows_are_independent() const override { return true; }
 
   // In a workspace of exactly the size asked for, so that AddressSanitizer guards its end.
@@ -36,11 +33,16 @@ class CpuSubject final : public AttendSubject {
     return Attend(implementation_, batch, {workspace.data(), workspace.size()}, executor);
   }
 
+  AttendResult Choose(const AttendBatch& batch, Executor& executor, SelectionSink& sink) override {
+    const Buffer workspace(AttendWorkspaceBytes(batch));
+    return Select(implementation_, batch, {workspace.data(), workspace.size()}, executor, sink);
+  }
+  // Pair dots round the query to bf16.
+  double value_tolerance() const override { return name() == "avx512bf16" ? 0.05 : 1e-4; }
+
  private:
   const Implementation& implementation_;
 };
-
-}  // namespace
 
 std::vector<std::shared_ptr<AttendSubject>> CpuSubjects() {
   std::vector<std::shared_ptr<AttendSubject>> subjects;
@@ -50,11 +52,10 @@ std::vector<std::shared_ptr<AttendSubject>> CpuSubjects() {
   return subjects;
 }
 
-namespace {
-
 INSTANTIATE_TEST_SUITE_P(Cpu, AttendConformance, testing::ValuesIn(CpuSubjects()), SubjectName);
 INSTANTIATE_TEST_SUITE_P(Cpu, AttendPackedConformance, testing::ValuesIn(CpuSubjects()),
                          SubjectName);
+INSTANTIATE_TEST_SUITE_P(Cpu, AttendSelection, testing::ValuesIn(CpuSubjects()), SubjectName);
 
 }  // namespace
 }  // namespace tessera::kernels

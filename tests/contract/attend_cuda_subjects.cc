@@ -8,6 +8,7 @@
 #include "kernels/cuda/host_adapter.h"
 #include "tests/contract/attend_conformance.h"
 #include "tests/fakes/emulated_kernels.h"
+#include "tests/fakes/emulated_runtime.h"
 
 namespace tessera::kernels {
 namespace {
@@ -23,7 +24,8 @@ class HostItems {
                         .first_query_position = item.first_query_position,
                         .query = item.query,
                         .output = item.output,
-                        .lse = item.lse});
+                        .lse = item.lse,
+                        .rule = cuda::StepRuleOf(item.selection)});
     }
   }
   cuda::HostBatch batch() const {
@@ -37,6 +39,36 @@ class HostItems {
   const AttendBatch& batch_;
   std::vector<cuda::HostItem> items_;
 };
+
+// SelectionSink as the device's adapter knows it.
+class HostSink final : public cuda::HostSelectionSink {
+ public:
+  explicit HostSink(SelectionSink& sink) : sink_(sink) {}
+  void Take(std::uint32_t item, const cuda::TakenEntries& run) override {
+    sink_.Take(item,
+               {.segment = run.segment, .first_entry = run.first_entry, .entries = run.entries});
+  }
+
+ private:
+  SelectionSink& sink_;
+};
+
+AttendResult ResultOf(const cuda::HostAttendResult& result) {
+  EXPECT_NE(result.status, cuda::HostAttendStatus::kCudaError) << result.error;
+  return {.status = result.status == cuda::HostAttendStatus::kOk ? AttendStatus::kOk
+                                                                 : AttendStatus::kBadTile,
+          .implementation = result.implementation,
+          .item = result.item};
+}
+
+AttendResult ChooseOn(cuda::Runtime& runtime, const AttendBatch& batch, SelectionSink& sink) {
+  const HostItems items(batch);
+  HostSink host_sink(sink);
+  return ResultOf(SelectOnDevice(runtime, items.batch(), host_sink));
+}
+
+// Rotated queries are rounded to bf16.
+constexpr double kValueTolerance = 0.05;
 
 ErrorBound CudaBoundOf(const TileShape& shape) {
   return shape.packed() ? cuda::PackedErrorBound(ValuesOf(shape.format))
@@ -52,18 +84,16 @@ class CudaSubject final : public AttendSubject {
   std::string reason() const override { return reason_; }
   ErrorBound bound(ElementType type) const override { return cuda::CudaErrorBound(type); }
   ErrorBound bound_of(const TileShape& shape) const override { return CudaBoundOf(shape); }
-  std::string lacks_packed() const override { return ""; }
   bool rows_are_independent() const override { return true; }
 
   AttendResult Run(const AttendBatch& batch, Executor&) override {
     const HostItems items(batch);
-    const cuda::HostAttendResult result = AttendOnDevice(*runtime_, items.batch());
-    EXPECT_NE(result.status, cuda::HostAttendStatus::kCudaError) << result.error;
-    return {.status = result.status == cuda::HostAttendStatus::kOk ? AttendStatus::kOk
-                                                                   : AttendStatus::kBadTile,
-            .implementation = result.implementation,
-            .item = result.item};
+    return ResultOf(AttendOnDevice(*runtime_, items.batch()));
   }
+  AttendResult Choose(const AttendBatch& batch, Executor&, SelectionSink& sink) override {
+    return ChooseOn(*runtime_, batch, sink);
+  }
+  double value_tolerance() const override { return kValueTolerance; }
 
  private:
   std::string reason_;
@@ -77,7 +107,6 @@ class EmulatedSubject final : public AttendSubject {
   std::string reason() const override { return ""; }
   ErrorBound bound(ElementType type) const override { return cuda::CudaErrorBound(type); }
   ErrorBound bound_of(const TileShape& shape) const override { return CudaBoundOf(shape); }
-  std::string lacks_packed() const override { return ""; }
   bool rows_are_independent() const override { return true; }
 
   // Every run has another grid and another order of threads.
@@ -91,6 +120,13 @@ class EmulatedSubject final : public AttendSubject {
             .implementation = name(),
             .item = cuda::FaultWord::Lane(fault) / batch.geometry.kv_heads};
   }
+  AttendResult Choose(const AttendBatch& batch, Executor&, SelectionSink& sink) override {
+    ++runs_;
+    const std::unique_ptr<cuda::Runtime> runtime =
+        tests::NewEmulatedRuntime({.grid = {.blocks_x = runs_ % 5 + 1, .seed = runs_}});
+    return ChooseOn(*runtime, batch, sink);
+  }
+  double value_tolerance() const override { return kValueTolerance; }
 
  private:
   std::uint32_t runs_ = 0;
@@ -102,6 +138,7 @@ std::vector<std::shared_ptr<AttendSubject>> Subjects() {
 
 INSTANTIATE_TEST_SUITE_P(Cuda, AttendConformance, testing::ValuesIn(Subjects()), SubjectName);
 INSTANTIATE_TEST_SUITE_P(Cuda, AttendPackedConformance, testing::ValuesIn(Subjects()), SubjectName);
+INSTANTIATE_TEST_SUITE_P(Cuda, AttendSelection, testing::ValuesIn(Subjects()), SubjectName);
 
 }  // namespace
 }  // namespace tessera::kernels

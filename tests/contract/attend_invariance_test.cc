@@ -58,14 +58,8 @@ TEST_P(AttendConformance, SameBitsOnEveryExecutor) {
     ASSERT_EQ(batch.Run(subject()).status, AttendStatus::kOk);
     const std::vector<std::byte> expected = batch.OutputBytes();
 
-    ReverseExecutor reverse;
-    ThreadExecutor threads(4);
-    for (Executor* executor :
-         {static_cast<Executor*>(&reverse), static_cast<Executor*>(&threads)}) {
-      batch.Clear();
-      ASSERT_EQ(batch.Run(subject(), *executor).status, AttendStatus::kOk);
-      ASSERT_EQ(batch.OutputBytes(), expected);
-    }
+    batch.ExpectSameBitsOnExecutors(subject(), expected);
+    if (HasFatalFailure()) return;
   }
 }
 
@@ -79,14 +73,8 @@ TEST_P(AttendConformance, SameBitsInAnyBatch) {
     ASSERT_EQ(together.Run(subject()).status, AttendStatus::kOk);
     const std::vector<std::byte> expected = together.OutputBytes();
 
-    // The same items one by one, in reverse order.
-    const std::vector<AttendItem> items = together.items();
-    together.Clear();
-    for (std::size_t i = items.size(); i > 0; --i) {
-      together.items() = {items[i - 1]};
-      ASSERT_EQ(together.Run(subject()).status, AttendStatus::kOk);
-    }
-    ASSERT_EQ(together.OutputBytes(), expected);
+    together.ExpectSameBitsItemByItem(subject(), expected);
+    if (HasFatalFailure()) return;
   }
 }
 
@@ -102,25 +90,8 @@ TEST_P(AttendConformance, RowsAreIndependent) {
     ASSERT_EQ(batch.Run(subject()).status, AttendStatus::kOk);
     const std::vector<std::byte> expected = batch.OutputBytes();
 
-    const std::vector<AttendItem> items = batch.items();
-    const std::size_t row = shape.geometry.query_heads * shape.geometry.head_dim;
-    batch.Clear();
-    batch.items().clear();
-    for (const AttendItem& item : items) {
-      for (std::uint32_t q = 0; q < item.queries; ++q) {
-        AttendItem one = item;
-        one.queries = 1;
-        one.first_query_position += q;
-        one.query =
-            static_cast<const std::byte*>(item.query) + q * row * ElementBytes(shape.geometry.type);
-        one.output =
-            static_cast<std::byte*>(item.output) + q * row * ElementBytes(shape.output_type);
-        one.lse = item.lse + q * shape.geometry.query_heads;
-        batch.AddItem(one);
-      }
-    }
-    ASSERT_EQ(batch.Run(subject()).status, AttendStatus::kOk);
-    ASSERT_EQ(batch.OutputBytes(), expected);
+    batch.ExpectSameBitsQueryByQuery(subject(), expected);
+    if (HasFatalFailure()) return;
   }
 }
 

@@ -94,41 +94,10 @@ TEST_P(AttendPackedConformance, SameBitsOnEveryExecutorAndInAnyBatch) {
     ASSERT_EQ(batch.Run(subject()).status, AttendStatus::kOk);
     const std::vector<std::byte> expected = batch.OutputBytes();
 
-    ReverseExecutor reverse;
-    ThreadExecutor threads(4);
-    for (Executor* executor :
-         {static_cast<Executor*>(&reverse), static_cast<Executor*>(&threads)}) {
-      batch.Clear();
-      ASSERT_EQ(batch.Run(subject(), *executor).status, AttendStatus::kOk);
-      ASSERT_EQ(batch.OutputBytes(), expected);
-    }
-    const std::vector<AttendItem> items = batch.items();
-    batch.Clear();
-    for (std::size_t i = items.size(); i > 0; --i) {
-      batch.items() = {items[i - 1]};
-      ASSERT_EQ(batch.Run(subject()).status, AttendStatus::kOk);
-    }
-    ASSERT_EQ(batch.OutputBytes(), expected);
-
-    if (!subject().rows_are_independent()) continue;
-    const std::size_t row = std::size_t{shape.geometry.query_heads} * shape.geometry.head_dim;
-    batch.Clear();
-    batch.items().clear();
-    for (const AttendItem& item : items) {
-      for (std::uint32_t q = 0; q < item.queries; ++q) {
-        AttendItem one = item;
-        one.queries = 1;
-        one.first_query_position += q;
-        one.query =
-            static_cast<const std::byte*>(item.query) + q * row * ElementBytes(shape.geometry.type);
-        one.output =
-            static_cast<std::byte*>(item.output) + q * row * ElementBytes(shape.output_type);
-        one.lse = item.lse + q * shape.geometry.query_heads;
-        batch.AddItem(one);
-      }
-    }
-    ASSERT_EQ(batch.Run(subject()).status, AttendStatus::kOk);
-    ASSERT_EQ(batch.OutputBytes(), expected) << "queries one by one";
+    batch.ExpectSameBitsOnExecutors(subject(), expected);
+    batch.ExpectSameBitsItemByItem(subject(), expected);
+    if (subject().rows_are_independent()) batch.ExpectSameBitsQueryByQuery(subject(), expected);
+    if (HasFatalFailure()) return;
   }
 }
 

@@ -30,13 +30,16 @@ class AttendSubject {
     return bound(ElementsOf(shape.format));
   }
 
-  // What it lacks for packed tiles; empty where it serves them.
-  virtual std::string lacks_packed() const { return "no packed tiles"; }
-
   // True where a query row has the same bits whatever other rows are computed with it.
   virtual bool rows_are_independent() const = 0;
 
   virtual AttendResult Run(const AttendBatch& batch, Executor& executor) = 0;
+
+  // What Run would read of the items that have a selection rule.
+  virtual AttendResult Choose(const AttendBatch& batch, Executor& executor,
+                              SelectionSink& sink) = 0;
+  // How far the value of a block, of logits of a few units, may be off.
+  virtual double value_tolerance() const { return 0; }
 };
 
 }  // namespace tessera::kernels

@@ -11,14 +11,13 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "client/cli/command.h"
 #include "client/cli/synthetic.h"
 #include "client/worker.h"
-#include "tests/fakes/daemon_process.h"
-#include "tests/fakes/emulated_runtime.h"
-#include "tests/fakes/shared_gpu.h"
+#include "tests/e2e/emulated_gpu.h"
 
 namespace tessera {
 namespace {
@@ -30,33 +29,21 @@ using testing::HasSubstr;
 // By descriptors, or by CUDA IPC where a GPU exports none.
 class Gpu : public testing::TestWithParam<bool> {
  protected:
-  Gpu() {
-    platform_.load_cuda = [this]() -> absl::StatusOr<std::unique_ptr<CudaCalls>> {
-      return std::make_unique<tests::SharedGpu>(
-          tests::SharedGpu::Options{.exports_fds = by_descriptor_});
-    };
-    platform_.gpus = &gpus_;
-  }
-
-  std::unique_ptr<DaemonProcess> StartDaemon(std::vector<std::string> flags = {}) {
-    if (!by_descriptor_) flags.push_back("--gpu-shares-by-ipc");
-    return DaemonProcess::Start(
-        {.flags = std::move(flags), .pool_bytes = "256MiB", .binary = EMULATED_GPU_DAEMON});
+  std::unique_ptr<DaemonProcess> StartDaemon(std::vector<std::string> flags) {
+    return gpu_.StartDaemon(std::move(flags));
   }
   absl::StatusOr<std::unique_ptr<client::Worker>> Attach(const DaemonProcess& daemon) {
-    return client::Worker::Attach({.address = daemon.address(), .gpus = &platform_});
+    return client::Worker::Attach({.address = daemon.address(), .gpus = &gpu_.platform});
   }
   int RunWorker(const DaemonProcess& daemon, std::string_view door) {
     const std::string address = "--address=" + daemon.address();
     const std::string by = "--door=" + std::string(door);
     const std::string_view args[] = {address,       by,           "--sequences=2",
                                      "--prompt=70", "--steps=40", "--check-every=9"};
-    return cli::RunWorkerOn(platform_, args);
+    return cli::RunWorkerOn(gpu_.platform, args);
   }
 
-  const bool by_descriptor_ = GetParam();
-  tests::EmulatedGpus gpus_;
-  client::GpuPlatform platform_;
+  EmulatedGpu gpu_{GetParam()};
 };
 
 TEST_P(Gpu, EveryOutputOfBothDoorsIsRightAndAllMemoryComesBack) {
@@ -87,7 +74,7 @@ TEST_P(Gpu, AutoPrefersTheGpu) {
 TEST_P(Gpu, AWorkerWithoutTheGpuIsToldSoAndWorksByRpc) {
   const auto daemon = StartDaemon({"--device=cuda:0"});
   ASSERT_NE(daemon, nullptr);
-  platform_.load_cuda = []() -> absl::StatusOr<std::unique_ptr<CudaCalls>> {
+  gpu_.platform.load_cuda = []() -> absl::StatusOr<std::unique_ptr<CudaCalls>> {
     return absl::FailedPreconditionError("no CUDA driver here");
   };
   const auto worker = Attach(*daemon);
@@ -232,9 +219,9 @@ TEST_P(Gpu, AGpuThatFailsIsRetiredAndTheDaemonLives) {
 TEST_P(Gpu, TheWorkersOwnGpuMayFail) {
   const auto daemon = StartDaemon({"--device=cuda:0"});
   ASSERT_NE(daemon, nullptr);
-  gpus_.options.fails_after = 300;
+  gpu_.gpus.options.fails_after = 300;
   EXPECT_EQ(RunWorker(*daemon, "mapped"), 1);
-  gpus_.options.fails_after = -1;
+  gpu_.gpus.options.fails_after = -1;
   EXPECT_EQ(RunWorker(*daemon, "mapped"), 0);  // nobody else has noticed
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "client/cli/synthetic.h"
@@ -34,6 +35,11 @@ struct Rotated {
 
 class PackedLanes : public testing::Test {
  protected:
+  PackedLanes() : PackedLanes(DaemonProcess::Start({}), nullptr) {}
+  // `gpus` are those of this process; null: the machine's own.
+  PackedLanes(std::unique_ptr<DaemonProcess> daemon, const client::GpuPlatform* gpus)
+      : daemon_(std::move(daemon)), gpus_(gpus) {}
+
   void SetUp() override {
     ASSERT_NE(daemon_, nullptr);
     Attach(mapped_, true);
@@ -47,8 +53,8 @@ class PackedLanes : public testing::Test {
     model_ = *mapped_->RegisterModel(shape_.Geometry());
   }
   void Attach(std::unique_ptr<client::Worker>& worker, bool map_memory) {
-    auto attached =
-        client::Worker::Attach({.address = daemon_->address(), .map_memory = map_memory});
+    auto attached = client::Worker::Attach(
+        {.address = daemon_->address(), .map_memory = map_memory, .gpus = gpus_});
     ASSERT_TRUE(attached.ok()) << attached.status();
     worker = *std::move(attached);
   }
@@ -171,7 +177,8 @@ class PackedLanes : public testing::Test {
   }
 
   TestRandom random_;
-  std::unique_ptr<DaemonProcess> daemon_ = DaemonProcess::Start({});
+  std::unique_ptr<DaemonProcess> daemon_;
+  const client::GpuPlatform* gpus_;
   std::unique_ptr<client::Worker> mapped_;
   std::unique_ptr<client::Worker> remote_;
   SyntheticShape shape_;

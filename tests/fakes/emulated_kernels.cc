@@ -10,6 +10,8 @@
 #include "kernels/cuda/merge.cuh"
 #include "kernels/cuda/rotate.cuh"
 #include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/score.cuh"
+#include "kernels/cuda/select.cuh"
 #include "tests/fakes/gpu_emulator.h"
 
 namespace tessera::tests {
@@ -65,6 +67,54 @@ void RunPacked(const AttendParams& params, const EmulatedGrid& grid) {
   }
 }
 
+template <ElementType kType, std::uint32_t kHeadDim>
+void RunSelectedMma(const AttendParams& params, const EmulatedGrid& grid) {
+  if (IsNarrow(params, grid)) {
+    RunAttend<SelectedShape<MmaShape<kHeadDim, 1, true>>>(params, grid,
+                                                          AttendMmaSelected<kType, kHeadDim, 1>);
+  } else {
+    RunAttend<SelectedShape<MmaShape<kHeadDim, 2, true>>>(params, grid,
+                                                          AttendMmaSelected<kType, kHeadDim, 2>);
+  }
+}
+
+template <std::uint32_t kHeadDim>
+void RunSelectedDense(ElementType type, const AttendParams& params, const EmulatedGrid& grid) {
+  if ((params.selected_kinds & KindBit(PartKind::kDenseWords)) == 0) return;
+  switch (type) {
+    case ElementType::kBf16:
+      return RunSelectedMma<ElementType::kBf16, kHeadDim>(params, grid);
+    case ElementType::kFp16:
+      return RunSelectedMma<ElementType::kFp16, kHeadDim>(params, grid);
+    case ElementType::kFp32:
+      return RunAttend<SelectedShape<FmaShape<kHeadDim>>>(params, grid,
+                                                          AttendFmaSelected<kHeadDim>);
+  }
+}
+
+template <kernels::ValueType kValues, std::uint32_t kHeadDim>
+void RunSelectedPacked(const AttendParams& params, const EmulatedGrid& grid) {
+  const PartKind kind = KindOf({.format = kernels::PackedFormat(kValues)});
+  if ((params.selected_kinds & KindBit(kind)) == 0) return;
+  constexpr std::uint32_t kMost = PackedTuningFor(kHeadDim).column_tiles;
+  if (IsNarrow(params, grid) || kMost == 1) {
+    RunAttend<SelectedShape<PackedShape<kValues, kHeadDim, 1>>>(
+        params, grid, AttendPackedSelected<kValues, kHeadDim, 1>);
+  } else {
+    RunAttend<SelectedShape<PackedShape<kValues, kHeadDim, kMost>>>(
+        params, grid, AttendPackedSelected<kValues, kHeadDim, kMost>);
+  }
+}
+
+template <std::uint32_t kHeadDim>
+void RunSelected(ElementType type, const AttendParams& params, const EmulatedGrid& grid) {
+  RunSelectedDense<kHeadDim>(type, params, grid);
+  RunSelectedPacked<kernels::ValueType::kBf16, kHeadDim>(params, grid);
+  RunSelectedPacked<kernels::ValueType::kFp16, kHeadDim>(params, grid);
+  RunSelectedPacked<kernels::ValueType::kInt8, kHeadDim>(params, grid);
+  RunSelectedPacked<kernels::ValueType::kFp8, kHeadDim>(params, grid);
+}
+
 template <std::uint32_t kHeadDim>
 void RunHeadDim(ElementType type, const AttendParams& params, const EmulatedGrid& grid) {
   RunDense<kHeadDim, false>(type, params, grid);
@@ -75,6 +125,26 @@ void RunHeadDim(ElementType type, const AttendParams& params, const EmulatedGrid
   RunPacked<kernels::ValueType::kFp16, kHeadDim>(params, grid);
   RunPacked<kernels::ValueType::kInt8, kHeadDim>(params, grid);
   RunPacked<kernels::ValueType::kFp8, kHeadDim>(params, grid);
+  RunSelected<kHeadDim>(type, params, grid);
+}
+
+void RunChoice(const AttendParams& params, const EmulatedGrid& grid) {
+  if (params.max_selections == 0) return;
+  EmulateGpu({.blocks_x = grid.blocks_x,
+              .blocks_y = (params.max_columns + kTileColumns - 1) / kTileColumns,
+              .threads = kScoreThreads,
+              .shared_bytes = kScoreSharedBytes,
+              .seed = grid.seed},
+             [&] {
+               if (params.head_dim == 64) ScoreBlocks<64>(params);
+               if (params.head_dim == 128) ScoreBlocks<128>(params);
+               if (params.head_dim == 256) ScoreBlocks<256>(params);
+             });
+  EmulateGpu({.blocks_x = params.max_selections,
+              .threads = kSelectThreads,
+              .shared_bytes = kSelectSharedBytes,
+              .seed = grid.seed},
+             [&] { SelectBlocks(params); });
 }
 
 void RunRotate(const AttendParams& params, const EmulatedGrid& grid) {
@@ -87,17 +157,29 @@ void RunRotate(const AttendParams& params, const EmulatedGrid& grid) {
              [&] { RotateQueries(params); });
 }
 
+// As the launcher would.
+void RefuseProblem(std::string_view problem) {
+  if (problem.empty()) return;
+  std::fprintf(stderr, "the launcher would refuse: %.*s\n", static_cast<int>(problem.size()),
+               problem.data());
+  std::abort();
+}
+
 }  // namespace
 
+void EmulateSelect(const AttendCall& call, const EmulatedGrid& grid) {
+  RefuseProblem(SelectCallProblem(call));
+  const AttendParams params = MakeAttendParams(call);
+  RunRotate(params, grid);
+  RunChoice(params, grid);
+}
+
 void EmulateAttend(const AttendCall& call, const EmulatedGrid& grid) {
-  if (const std::string_view problem = AttendCallProblem(call); !problem.empty()) {
-    std::fprintf(stderr, "the launcher would refuse: %.*s\n", static_cast<int>(problem.size()),
-                 problem.data());
-    std::abort();
-  }
+  RefuseProblem(AttendCallProblem(call));
   const AttendParams params = MakeAttendParams(call);
   const ElementType type = call.geometry.type;
   RunRotate(params, grid);
+  RunChoice(params, grid);
   if (params.head_dim == 64) RunHeadDim<64>(type, params, grid);
   if (params.head_dim == 128) RunHeadDim<128>(type, params, grid);
   if (params.head_dim == 256) RunHeadDim<256>(type, params, grid);

@@ -16,6 +16,8 @@ struct EmulatedGrid {
 };
 
 void EmulateAttend(const kernels::cuda::AttendCall& call, const EmulatedGrid& grid);
+// The choice of blocks alone.
+void EmulateSelect(const kernels::cuda::AttendCall& call, const EmulatedGrid& grid);
 void EmulateAppend(const kernels::cuda::AppendParams& params, std::uint64_t seed);
 void EmulateStoreRows(const kernels::cuda::StoreRowsParams& params, std::uint64_t seed);
 void EmulateStoreWords(const kernels::cuda::StoreWordsParams& params, std::uint64_t seed);

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "kernels/cuda/host_adapter.h"
+#include "tests/fakes/emulated_tile_ops.h"
 
 namespace tessera::tests {
 
@@ -87,6 +88,14 @@ class EmulatedQueue final : public Queue {
     if (error.ok() && call.limits.batch != 0) EmulateAttend(call, runtime_.grid());
     return error;
   }
+  Error Select(const AttendCall& call) override {
+    if (const std::string_view problem = SelectCallProblem(call); !problem.empty()) {
+      return Error("launching the selection: " + std::string(problem));
+    }
+    Error error = runtime_.Enter();
+    if (error.ok() && call.limits.batch != 0) EmulateSelect(call, runtime_.grid());
+    return error;
+  }
   Error Append(const AppendParams& params) override {
     const std::string_view problem =
         RowsProblem(params.key, params.value, params.row_stride, params.row_bytes);
@@ -103,6 +112,26 @@ class EmulatedQueue final : public Queue {
   Error StoreWords(const StoreWordsParams& params) override {
     Error error = runtime_.Enter();
     if (error.ok() && params.count != 0) EmulateStoreWords(params, runtime_.grid().seed);
+    return error;
+  }
+  Error EncodeTiles(const EncodeTilesParams& params) override {
+    Error error = runtime_.Enter();
+    if (error.ok() && params.count != 0) EmulateEncodeTiles(params, runtime_.grid().seed);
+    return error;
+  }
+  Error DecodeTiles(const DecodeTilesParams& params) override {
+    Error error = runtime_.Enter();
+    if (error.ok() && params.count != 0) EmulateDecodeTiles(params, runtime_.grid().seed);
+    return error;
+  }
+  Error GatherTiles(const GatherTilesParams& params) override {
+    Error error = runtime_.Enter();
+    if (error.ok() && params.count != 0) EmulateGatherTiles(params, runtime_.grid().seed);
+    return error;
+  }
+  Error MomentsOfRows(const MomentsTilesParams& params) override {
+    Error error = runtime_.Enter();
+    if (error.ok() && params.count != 0) EmulateMomentsOfRows(params, runtime_.grid().seed);
     return error;
   }
   Error Wait() override { return runtime_.Enter(); }

@@ -3,14 +3,14 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
-#include "kernels/cuda/tile_ops.h"
+#include "kernels/cuda/tile_ops_params.h"
 
 namespace tessera::tests {
 
-// `runtime` is an emulated one: its queue copies and waits.
-std::unique_ptr<kernels::cuda::TileQueue> NewEmulatedTileQueue(kernels::cuda::Runtime& runtime,
-                                                               std::uint64_t seed);
+void EmulateEncodeTiles(const kernels::cuda::EncodeTilesParams& params, std::uint64_t seed);
+void EmulateDecodeTiles(const kernels::cuda::DecodeTilesParams& params, std::uint64_t seed);
+void EmulateGatherTiles(const kernels::cuda::GatherTilesParams& params, std::uint64_t seed);
+void EmulateMomentsOfRows(const kernels::cuda::MomentsTilesParams& params, std::uint64_t seed);
 
 }  // namespace tessera::tests

@@ -482,5 +482,6 @@ void MultiplyAdd(ElementType type, float (&c)[4], const std::uint32_t (&a)[4],
 std::uint64_t LoadOnce(const std::uint64_t* word) { return *word; }
 Chunk LoadChunkOnce(const Chunk* chunk) { return *chunk; }
 void AtomicMin(std::uint64_t* word, std::uint64_t value) { *word = std::min(*word, value); }
+void AtomicAdd(std::uint32_t* word, std::uint32_t value) { *word += value; }
 
 }  // namespace tessera::kernels::cuda::gpu

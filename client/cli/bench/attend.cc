@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <memory>
 #include <random>
 #include <thread>
@@ -47,16 +48,16 @@ struct Variant {
   double rate = 1;  // below 1: selected blocks
 };
 
-// A quarter of the channels, block keys of 8 entries.
+// A quarter of the channels, and block keys.
 kernels::TileShape PackedTile(std::uint32_t head_dim, kernels::TileFormat format,
-                              std::uint32_t group) {
+                              std::uint32_t group, std::uint8_t block = 8) {
   return {.format = format,
           .head_dim = static_cast<std::uint16_t>(head_dim),
           .channels = static_cast<std::uint16_t>(head_dim),
           .kept = static_cast<std::uint16_t>(head_dim / 4),
           .group = static_cast<std::uint8_t>(group),
           .summary = kernels::Summary::kMean,
-          .block = 8};
+          .block = block};
 }
 
 // The first is the baseline of the others.
@@ -67,13 +68,16 @@ std::vector<Variant> Variants(std::uint32_t head_dim) {
   quest.summary = kernels::Summary::kMinMax;
   quest.block = 16;
   const kernels::TileShape packed = PackedTile(head_dim, TileFormat::kPackedBf16, 1);
+  const kernels::TileShape coarse = PackedTile(head_dim, TileFormat::kPackedBf16, 1, 16);
   return {{"dense", dense},
           {"packed25_e1", packed},
           {"packed25_e2", PackedTile(head_dim, TileFormat::kPackedBf16, 2)},
           {"int8_e2", PackedTile(head_dim, TileFormat::kPackedInt8, 2)},
           {"quest625", quest, 0.0625},
-          {"select625", packed, 0.0625},
-          {"select125", packed, 0.125}};
+          {"select625", coarse, 0.0625},
+          {"select125", coarse, 0.125},
+          {"select625_b8", packed, 0.0625},
+          {"select125_b8", packed, 0.125}};
 }
 
 // Bytes that one token costs a read of everything the variant looks at.
@@ -120,6 +124,7 @@ class Attention {
               .items = items_};
     workspace_.resize(kernels::AttendWorkspaceBytes(batch_) + 64);
   }
+  Attention(Attention&&) = delete;  // its items point into it
 
   absl::StatusOr<double> Seconds(ThreadTeam& team) {
     void* start = workspace_.data();
@@ -230,7 +235,7 @@ class Scene {
 
   // Rows of one group; `streams`: beside a plain read of the dense set.
   absl::Status Measure(std::uint32_t group, bool streams, double stream_goal) {
-    std::vector<Attention> attentions;
+    std::deque<Attention> attentions;
     for (const Variant& variant : variants_) {
       attentions.emplace_back(*FindSet(variant.tile), group, 1, variant.rate);
     }
@@ -262,7 +267,7 @@ class Scene {
   // A block of queries over the whole prefix: dense, and packed.
   absl::Status MeasureQueries(std::uint32_t group, std::uint32_t queries) {
     constexpr int kRounds = 3;
-    std::vector<Attention> attentions;
+    std::deque<Attention> attentions;
     for (int v : {0, 1}) {
       attentions.emplace_back(*FindSet(variants_[v].tile), group, queries, 1);
     }
@@ -428,9 +433,8 @@ absl::StatusOr<Report> RunAttend(const Options& options) {
   report.notes.push_back(Concat(
       "bf16 K and V, ", kKvHeads, " kv heads, ", team.threads(),
       " threads; ns/token: wall time per token and kv head; held, read: bytes per token and kv "
-      "head, "
-      "rotations of 64K segments included; ratio: dense attention's time over the row's, median "
-      "within rounds"));
+      "head, rotations of 64K segments included; ratio: dense attention's time over the row's, "
+      "median within rounds; select reads blocks of 16 entries, its rows with _b8 blocks of 8"));
   return report;
 }
 

@@ -46,7 +46,7 @@ int RunBench(std::span<const std::string_view> args) {
       Flags(Concat("Usage: tessera bench NAME [--quick] [--json]\n\n"
                    "Figures are ratios measured in one run; absolute times differ by machine.\n\n",
                    bench::List()),
-            {{"quick", "", "finish within 40 s on two cores", ""},
+            {{"quick", "", "finish within a minute on two cores", ""},
              {"json", "", "one JSON object instead of the table", ""},
              {"address", "ADDRESS", "for decode-loop: the daemon", ""},
              {"steps", "N", "for decode-loop: steps", "1000"},

@@ -9,7 +9,7 @@
 namespace tessera::cli::bench {
 
 struct Options {
-  bool quick = false;         // within 40 s on two cores
+  bool quick = false;         // within a minute on two cores
   std::uint32_t threads = 0;  // 0: one per core
 };
 

@@ -50,6 +50,7 @@ TEST_F(Pack, EveryTileIsWhatTheKernelsMakeOfItsRows) {
       EXPECT_EQ(segment.shape, packing.spec.shapes[lane.layer]);
       EXPECT_EQ(segment.rotation.key != nullptr, packing.spec.key_rotations != nullptr);
       const kernels::DenseTile dense = model->layout().tile(lane.layer);
+      const TileEncoder encoder(segment.shape, segment.rotation, type);
       // Whole tiles this time: summaries, and zeros behind the last row.
       for (std::uint32_t first = 0; first < segment.entries; first += kTileEntries) {
         const std::uint32_t rows = std::min(kTileEntries, segment.entries - first);
@@ -61,8 +62,7 @@ TEST_F(Pack, EveryTileIsWhatTheKernelsMakeOfItsRows) {
                   value.data() + r * dense.row_bytes());
         }
         const std::vector<std::byte> tile =
-            EncodedTile(segment.shape, segment.rotation, type, key.data(), value.data(),
-                        dense.row_bytes(), rows);
+            encoder.Tile(key.data(), value.data(), dense.row_bytes(), rows);
         ASSERT_EQ(std::memcmp(segment.arena + segment.tile_offsets[first / kTileEntries],
                               tile.data(), tile.size()),
                   0);

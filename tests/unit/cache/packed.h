@@ -81,40 +81,48 @@ inline TestPacking RandomPacking(TestRandom& random, const Model& model, std::ui
 
 inline absl::Status Proceed() { return absl::OkStatus(); }
 
-// The tile that the kernels make of these rows, which lie `stride` apart.
-inline std::vector<std::byte> EncodedTile(const kernels::TileShape& shape,
-                                          const kernels::RotationView& rotation,
-                                          kernels::ElementType type, const std::byte* key,
-                                          const std::byte* value, std::uint64_t stride,
-                                          std::uint32_t rows) {
-  const kernels::Operations& operations = kernels::OperationsOf(ReferenceKernels());
-  std::vector<std::byte> prepared(operations.prepared_bytes(shape, type));
-  operations.prepare_encode(shape, type, rotation, prepared.data());
-  std::vector<std::byte> tile(kernels::LayoutOf(shape).bytes);
-  EXPECT_TRUE(operations.encode({.key = key,
-                                 .value = value,
-                                 .stride = stride,
-                                 .type = type,
-                                 .rows = rows,
-                                 .weights = nullptr,
-                                 .positions = nullptr,
-                                 .shape = shape,
-                                 .layout = kernels::LayoutOf(shape),
-                                 .prepared = prepared.data(),
-                                 .tile = tile.data()}));
-  return tile;
-}
+// What the kernels make of rows under one strategy.
+class TileEncoder {
+ public:
+  TileEncoder(const kernels::TileShape& shape, const kernels::RotationView& rotation,
+              kernels::ElementType type)
+      : shape_(shape), type_(type), prepared_(operations_.prepared_bytes(shape, type)) {
+    operations_.prepare_encode(shape, type, rotation, prepared_.data());
+  }
+  // Of rows that lie `stride` apart.
+  std::vector<std::byte> Tile(const std::byte* key, const std::byte* value, std::uint64_t stride,
+                              std::uint32_t rows) const {
+    std::vector<std::byte> tile(kernels::LayoutOf(shape_).bytes);
+    EXPECT_TRUE(operations_.encode({.key = key,
+                                    .value = value,
+                                    .stride = stride,
+                                    .type = type_,
+                                    .rows = rows,
+                                    .weights = nullptr,
+                                    .positions = nullptr,
+                                    .shape = shape_,
+                                    .layout = kernels::LayoutOf(shape_),
+                                    .prepared = prepared_.data(),
+                                    .tile = tile.data()}));
+    return tile;
+  }
+
+ private:
+  const kernels::Operations& operations_ = kernels::OperationsOf(ReferenceKernels());
+  const kernels::TileShape shape_;
+  const kernels::ElementType type_;
+  std::vector<std::byte> prepared_;
+};
 
 // Whether row `row` of a tile is what its form makes of the token with this stamp. The bytes of a
 // row depend on no other row.
 inline bool IsPackedRow(const std::byte* tile, std::uint32_t row, const kernels::SegmentView& view,
-                        kernels::DenseTile dense, std::uint32_t layer, std::uint32_t kv_head,
-                        std::uint64_t stamp) {
+                        const TileEncoder& encoder, kernels::DenseTile dense, std::uint32_t layer,
+                        std::uint32_t kv_head, std::uint64_t stamp) {
   std::byte key[256 * 4], value[256 * 4];
   MakeRow(stamp, {layer, kv_head, RowKind::kKey}, dense, key);
   MakeRow(stamp, {layer, kv_head, RowKind::kValue}, dense, value);
-  const std::vector<std::byte> one =
-      EncodedTile(view.shape, view.rotation, dense.type, key, value, dense.row_bytes(), 1);
+  const std::vector<std::byte> one = encoder.Tile(key, value, dense.row_bytes(), 1);
   const kernels::TileLayout at = kernels::LayoutOf(view.shape);
   const auto same = [&](std::uint32_t array, std::uint32_t bytes) {
     return std::memcmp(tile + array + row * bytes, one.data() + array, bytes) == 0;
@@ -137,6 +145,7 @@ inline std::string PackedDiffers(const SequenceView& view, const Model& model,
       const kernels::SegmentView& segment = view.segments[lane.first_segment + s];
       if (segment.first_position != token) return where + "a segment starts elsewhere";
       if (segment.position_span != segment.entries) return where + "a span that is no count";
+      const TileEncoder encoder(segment.shape, segment.rotation, dense.type);
       for (std::uint32_t e = 0; e < segment.entries; ++e, ++token) {
         const std::uint64_t offset = segment.tile_offsets[e / kernels::kTileEntries];
         if (offset % 64 != 0 ||
@@ -144,7 +153,7 @@ inline std::string PackedDiffers(const SequenceView& view, const Model& model,
           return where + "a tile out of bounds";
         }
         if (token >= expected.size() ||
-            !IsPackedRow(segment.arena + offset, e % kernels::kTileEntries, segment, dense,
+            !IsPackedRow(segment.arena + offset, e % kernels::kTileEntries, segment, encoder, dense,
                          lane.layer, lane.kv_head, expected[token])) {
           return where + "token " + std::to_string(token) + " of segment " + std::to_string(s) +
                  " is another's";
@@ -158,8 +167,11 @@ inline std::string PackedDiffers(const SequenceView& view, const Model& model,
       const shm::TailRing ring =
           model.layout().ring(view.tail->region().data(), lane.layer, lane.kv_head);
       for (; token < view.committed; ++token) {
-        if (token >= expected.size() || !IsRow(ring.Key(token), expected[token],
-                                               {lane.layer, lane.kv_head, RowKind::kKey}, dense)) {
+        const auto is_row = [&](const std::byte* row, RowKind kind) {
+          return IsRow(row, expected[token], {lane.layer, lane.kv_head, kind}, dense);
+        };
+        if (token >= expected.size() || !is_row(ring.Key(token), RowKind::kKey) ||
+            !is_row(ring.Value(token), RowKind::kValue)) {
           return where + "token " + std::to_string(token) + " of the tail is another's";
         }
       }

@@ -1,16 +1,18 @@
 // Random operations on sequences against an oracle of plain vectors. After every step what a reader
 // sees is what the oracle holds, for every sequence and every pinned reader, and the books agree.
+// Packing changes the form of what is held, never what.
 
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "tests/fakes/seed.h"
-#include "tests/unit/cache/world.h"
+#include "tests/unit/cache/packed.h"
 
 namespace tessera::cache {
 namespace {
@@ -51,12 +53,13 @@ struct Setup {
   kernels::ElementType type;
   std::uint64_t tenant_limit;
   int steps;
+  bool packs = false;
 };
 
 class SequenceProperty : public testing::TestWithParam<Setup> {
  protected:
   SequenceProperty()
-      : world_({.tenant_limit = GetParam().tenant_limit, .ring_tiles = 3}),
+      : world_({.tenant_limit = GetParam().tenant_limit, .ring_tiles = 3, .device = &device_}),
         models_{world_.Register(MixedModel("mixed", GetParam().type)),
                 world_.Register(SmallModel("small", 1, 1, GetParam().type))} {
     for (int i = 0; i < 3; ++i) AddWorker();
@@ -65,6 +68,7 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
   // ---- operations; each returns what is wrong, or nothing
 
   std::string Step() {
+    if (GetParam().packs && random_.OneIn(8)) return Pack();
     const std::uint64_t dice = random_.Below(100);
     if (dice < 6) return Create();
     if (dice < 24) return Append();
@@ -255,6 +259,37 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     return known->sequence->decoding() ? "truncating left the tail open" : "";
   }
 
+  // While it is encoded anything may happen, to the same sequence, too.
+  std::string Pack() {
+    Known* known = Any();
+    if (known == nullptr) return Create();
+    const std::shared_ptr<Sequence> sequence = known->sequence;
+    const std::uint64_t id = sequence->id().value();
+    const std::uint32_t layers = sequence->model().layers();
+    const std::uint32_t first = random_.OneIn(2) ? 0 : layers / 2;
+    const TestPacking packing = RandomPacking(random_, sequence->model(), first, layers - first);
+    Say("pack " + Name(*known));
+    const bool busy = !packing_.insert(id).second;
+    const bool unwanted = random_.OneIn(6);
+    std::string wrong;
+    const auto go_on = [&]() -> absl::Status {
+      for (std::uint64_t i = random_.Below(5); i > 0 && wrong.empty() && packing_.size() < 3; --i) {
+        wrong = Step();
+        if (wrong.empty()) wrong = Check(/*everything=*/true);
+      }
+      return unwanted ? absl::CancelledError("nobody wants it") : absl::OkStatus();
+    };
+    const absl::Status status = sequence->Pack(packing.spec, go_on).status();
+    if (!busy) packing_.erase(id);
+    Say("packed sequence " + std::to_string(id) + ": " + status.ToString());
+    if (!wrong.empty() || Exhausted(status)) return wrong;
+    absl::StatusCode wanted = absl::StatusCode::kOk;
+    if (!known_.contains(id)) wanted = absl::StatusCode::kNotFound;
+    if (unwanted) wanted = absl::StatusCode::kCancelled;
+    if (busy) wanted = absl::StatusCode::kAborted;
+    return status.code() == wanted ? "" : "it ended otherwise";
+  }
+
   std::string Free() {
     Known* known = Any();
     if (known == nullptr) return Create();
@@ -291,11 +326,11 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
       Pinned reader = std::move(pinned_.back());
       pinned_.pop_back();
       Say("a reader unpins");
-      const std::string wrong = Differs(reader.view, *reader.model, reader.stamps);
+      const std::string wrong = Wrong(reader);
       const bool held =
           shm::Unpin(reader.session->control()->page().readers[reader.slot].word, reader.word);
       if (!held && world_.clock().Now() - reader.since < kTestPinLimit) return "revoked too early";
-      return held ? wrong : "";
+      return wrong;
     }
     Known* known = Any();
     if (known == nullptr) return Create();
@@ -342,7 +377,7 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
       if (!everything && !random_.OneIn(4)) continue;
       const absl::StatusOr<SequenceView> view = ReadSequence(world_.tenant(), *known.sequence);
       if (!view.ok()) return view.status().ToString();
-      std::string wrong = Differs(*view, known.sequence->model(), known.layers);
+      std::string wrong = Wrong(*view, known.sequence->model(), known.layers);
       if (!wrong.empty()) return Name(known) + ", " + wrong;
       if (known.sequence->decoding() != known.tail.has_value()) return "decoding is wrong";
       wrong = CheckDescription(known);
@@ -350,10 +385,7 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     }
     for (const Pinned& reader : pinned_) {
       if (!everything && !random_.OneIn(4)) continue;
-      if (reader.session->control()->page().readers[reader.slot].word.load() != reader.word) {
-        continue;  // revoked
-      }
-      const std::string wrong = Differs(reader.view, *reader.model, reader.stamps);
+      const std::string wrong = Wrong(reader);
       if (!wrong.empty()) return "under a pin, " + wrong;
     }
     return "";
@@ -377,6 +409,15 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     return "";
   }
 
+  static std::string Wrong(const SequenceView& view, const Model& model,
+                           const std::vector<Stamps>& stamps) {
+    return GetParam().packs ? PackedDiffers(view, model, stamps) : Differs(view, model, stamps);
+  }
+  // What a reader sees whose pin was revoked is nobody's concern.
+  static std::string Wrong(const Pinned& reader) {
+    const shm::Word& word = reader.session->control()->page().readers[reader.slot].word;
+    return word.load() != reader.word ? "" : Wrong(reader.view, *reader.model, reader.stamps);
+  }
   static bool Exhausted(const absl::Status& status) {
     return status.code() == absl::StatusCode::kResourceExhausted && GetParam().tenant_limit != 0;
   }
@@ -416,11 +457,13 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
   }
 
   TestRandom random_;
+  device::CpuDevice device_{ReferenceKernels()};
   World world_;
   std::vector<std::shared_ptr<const Model>> models_;
   std::vector<std::unique_ptr<TestWorker>> workers_;
   std::map<std::uint64_t, Known> known_;
   std::vector<Pinned> pinned_;
+  std::set<std::uint64_t> packing_;
   std::string story_;
   int refusals_ = 0;
 };
@@ -443,13 +486,14 @@ TEST_P(SequenceProperty, ReadersSeeWhatTheOracleHolds) {
   world_.ExpectBaseline();
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, SequenceProperty,
-                         testing::Values(Setup{"bf16", kernels::ElementType::kBf16, 0, 6000},
-                                         Setup{"fp16", kernels::ElementType::kFp16, 0, 3000},
-                                         Setup{"fp32", kernels::ElementType::kFp32, 0, 3000},
-                                         Setup{"bf16_short_of_memory", kernels::ElementType::kBf16,
-                                               1'500'000, 6000}),
-                         [](const auto& setup) { return setup.param.name; });
+using enum kernels::ElementType;
+INSTANTIATE_TEST_SUITE_P(
+    Types, SequenceProperty,
+    testing::Values(Setup{"bf16", kBf16, 0, 6000}, Setup{"fp16", kFp16, 0, 3000},
+                    Setup{"fp32", kFp32, 0, 3000}, Setup{"packed", kBf16, 0, 800, true},
+                    Setup{"bf16_short_of_memory", kBf16, 1'500'000, 6000},
+                    Setup{"packed_fp32_short_of_memory", kFp32, 1'500'000, 1500, true}),
+    [](const auto& setup) { return setup.param.name; });
 
 }  // namespace
 }  // namespace tessera::cache

@@ -57,15 +57,17 @@ class World {
     std::uint32_t max_models = 8;
     std::uint32_t max_sequences = 100000;
     device::Device* device = nullptr;  // null: the CPU
+    std::uint64_t pool_extent_bytes = kTestPoolExtent;
   };
-  explicit World(const Options& options) : node_("node", options.node_limit) {
+  explicit World(const Options& options)
+      : pool_extent_bytes_(options.pool_extent_bytes), node_("node", options.node_limit) {
     for (std::uint32_t i = 0; i < options.tenants; ++i) {
       absl::StatusOr<std::unique_ptr<Tenant>> tenant =
           Tenant::Create({.id = TenantId(i + 1),
                           .name = "tenant-" + std::to_string(i + 1),
                           .hard_limit_bytes = options.tenant_limit,
-                          .pool_extent_bytes = kTestPoolExtent,
-                          .pool_limit_bytes = 256 * kTestPoolExtent,
+                          .pool_extent_bytes = pool_extent_bytes_,
+                          .pool_limit_bytes = 256 * pool_extent_bytes_,
                           .directory_extent_bytes = kTestDirectoryExtent,
                           .instance = 42,
                           .ring_tiles = options.ring_tiles,
@@ -128,7 +130,7 @@ class World {
         sum += used(static_cast<pool::MemoryTag>(tag));
       }
       ASSERT_EQ(sum, account.used_bytes());
-      expected_node += tenant->pool().extents() * kTestPoolExtent +
+      expected_node += tenant->pool().extents() * pool_extent_bytes_ +
                        tenant->directory().pool().extents() * kTestDirectoryExtent +
                        used(pool::MemoryTag::kTails) + used(pool::MemoryTag::kStaging);
     }
@@ -153,6 +155,7 @@ class World {
   }
 
  private:
+  const std::uint64_t pool_extent_bytes_;
   FakeClock clock_;
   std::atomic<int> attention_{0};
   pool::Account node_;

@@ -36,6 +36,13 @@ class Memory {
       std::memcpy(at(i), &word, 8);
     }
   }
+  // Words that may well be positions.
+  void FillSmall(TestRandom& random) {
+    for (std::uint64_t i = 0; i < bytes_; i += 4) {
+      const auto word = static_cast<std::uint32_t>(random.Below(3000));
+      std::memcpy(at(i), &word, 4);
+    }
+  }
 
  private:
   std::unique_ptr<std::byte, void (*)(void*)> data_;
@@ -154,9 +161,33 @@ TEST_F(ResolveLaneTest, EveryFieldBeyondItsBorderIsRefusedAndNothingIsAdded) {
     ref.format = static_cast<std::uint8_t>(format);
     EXPECT_TRUE(refused(GoodSnapshot(2), ref, 64)) << format;
   }
+  ref = GoodRef();
+  ref.entries = 0;
+  EXPECT_TRUE(refused(GoodSnapshot(2), ref, 64));
+  for (std::uint64_t span : {std::uint64_t{39}, std::uint64_t{41}, ~std::uint64_t{0}}) {
+    ref = GoodRef();
+    ref.position_span = span;
+    EXPECT_TRUE(refused(GoodSnapshot(2), ref, 64)) << span;
+  }
+  ref = GoodRef();
+  ref.first_position = ~std::uint64_t{0} - 38;
+  EXPECT_TRUE(refused(GoodSnapshot(2), ref, 64));
   for (std::uint64_t at : {directory_.bytes(), directory_.bytes() + 64, std::uint64_t{1} << 45}) {
     segments_.clear();
     EXPECT_EQ(Resolve(LaneWord::Pack(1, at)), ResolveStatus::kOutOfBounds) << at;
+  }
+}
+
+TEST_F(ResolveLaneTest, ASegmentHasSoManyEntriesAtMost) {
+  const Memory pool(32 * 1024);  // tables of either length fit
+  for (const std::uint32_t more : {0u, 1u}) {
+    SegmentRef ref = GoodRef();
+    ref.entries = kMaxSegmentEntries + more;
+    directory_.Put(64, GoodSnapshot(1));
+    directory_.Put(64 + sizeof(Snapshot), ref);
+    EXPECT_EQ(
+        ResolveLane(LaneWord::Pack(1, 64), directory_.arena(), pool.arena(), segments_, lane_),
+        more == 0 ? ResolveStatus::kOk : ResolveStatus::kOutOfBounds);
   }
 }
 
@@ -205,62 +236,132 @@ TEST_F(ResolveLaneTest, RandomBytesNeverLeadOutOfTheMappings) {
   RecordProperty("sum", static_cast<int>(sum));
 }
 
+// What a reader whose pin was revoked may find where a snapshot was: fields of other snapshots,
+// halves of them, or zeros.
+SegmentRef HostileRef(TestRandom& random, std::uint64_t pool_bytes) {
+  SegmentRef ref = GoodRef();
+  SetShape(RandomShape(random, 64), ref);
+  if (ref.channels != 64 || random.OneIn(2)) {
+    ref.rotations = random.Below(pool_bytes / 64) * 64;
+    ref.rotation_type = static_cast<std::uint8_t>(random.Between(1, 3));
+  }
+  const auto entries = [&] {
+    constexpr std::uint32_t kBorders[] = {0, 1, 31, 32, 33, 2048, 2049};
+    return random.OneIn(3) ? random.Pick(kBorders)
+                           : static_cast<std::uint32_t>(random.Between(1, 400));
+  };
+  ref.entries = entries();
+  ref.position_span = random.OneIn(2) ? ref.entries : random.OneIn(2) ? entries() : random.Border();
+  if (random.OneIn(3)) ref.first_position = random.OneIn(2) ? random.Below(600) : random.Border();
+  ref.tile_table = random.Below(pool_bytes / 8) * 8;
+  return ref;
+}
+
 // The same, on to the kernel: whatever the tile tables hold, attention stays inside or says that
 // the tile is bad.
 TEST_F(ResolveLaneTest, AttentionOverHostileTablesStaysInside) {
   TestRandom random;
   Memory pool(128 * 1024);
-  const kernels::LayerGeometry geometry = {.query_heads = 1,
-                                           .kv_heads = 1,
-                                           .head_dim = 64,
-                                           .type = kernels::ElementType::kBf16,
-                                           .scale = 0.125f};
-  std::vector<std::uint16_t> query(64, 0x3f80);
-  std::vector<float> output(64);
-  float lse = 0;
+  constexpr std::uint32_t kMostQueries = 40;
+  const std::vector<std::uint16_t> query(kMostQueries * 2 * 64, 0x3f80);
+  std::vector<float> output(query.size()), lse(kMostQueries * 2);
   int bad = 0, good = 0;
-  for (int round = 0; round < 2000; ++round) {
-    if (round % 20 == 0) pool.Randomise(random);
-    SegmentRef ref = GoodRef();
-    SetShape(RandomShape(random, 64), ref);
-    if (ref.channels != 64 || random.OneIn(2)) {
-      ref.rotations = random.Below(pool.bytes() / 64) * 64;
-      ref.rotation_type = static_cast<std::uint8_t>(random.Between(1, 3));
+  for (int round = 0; round < 4000; ++round) {
+    if (round % 20 == 0) random.OneIn(2) ? pool.Randomise(random) : pool.FillSmall(random);
+    const auto count = static_cast<std::uint32_t>(random.Between(1, 3));
+    directory_.Put(64, GoodSnapshot(count));
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const SegmentRef ref = HostileRef(random, pool.bytes());
+      for (std::uint64_t t = 0; t < 72; ++t) {
+        const std::uint64_t offset =
+            random.OneIn(200) ? random.Border() : random.Below((pool.bytes() - 8192) / 64) * 64;
+        const std::uint64_t place = ref.tile_table + 8 * t;
+        if (place + 8 <= pool.bytes()) pool.Put(place, offset);
+      }
+      directory_.Put(64 + sizeof(Snapshot) + i * sizeof ref, ref);
     }
-    if (random.OneIn(2)) ref.position_span = random.Border();
-    ref.entries = static_cast<std::uint32_t>(random.Between(1, 400));
-    ref.tile_table = random.Below(pool.bytes() / 8) * 8;
-    for (std::uint64_t t = 0; t < 16; ++t) {
-      const std::uint64_t offset =
-          random.OneIn(10) ? random.Border() : random.Below((pool.bytes() - 8192) / 64) * 64;
-      const std::uint64_t place = ref.tile_table + 8 * t;
-      if (place + 8 <= pool.bytes()) pool.Put(place, offset);
-    }
-    directory_.Put(64, GoodSnapshot(1));
-    directory_.Put(64 + sizeof(Snapshot), ref);
     segments_.clear();
     if (ResolveLane(LaneWord::Pack(1, 64), directory_.arena(), pool.arena(), segments_, lane_) !=
         ResolveStatus::kOk) {
       continue;
     }
+    const kernels::LayerGeometry geometry = {
+        .query_heads = static_cast<std::uint32_t>(random.Between(1, 2)),
+        .kv_heads = 1,
+        .head_dim = 64,
+        .type = kernels::ElementType::kBf16,
+        .scale = 0.125f,
+        .sliding_window = random.OneIn(3) ? static_cast<std::uint32_t>(random.Between(1, 600)) : 0};
     const kernels::LaneView view = {.segments = segments_.data(), .segment_count = lane_.segments};
-    const kernels::SelectionRule rule = {.entries = random.Between(1, 400),
-                                         .first_block = random.OneIn(2)};
-    const kernels::AttendItem item = {.lane = &view,
-                                      .first_query_position = random.Below(500),
-                                      .query = query.data(),
-                                      .output = output.data(),
-                                      .lse = &lse,
-                                      .selection = random.OneIn(2) ? &rule : nullptr};
-    const kernels::AttendBatch batch = {.geometry = geometry, .items = {&item, 1}};
+    kernels::SelectionRule rule = {.first_block = random.OneIn(2)};
+    random.OneIn(2) ? rule.rate = 0.2 : rule.entries = random.Between(1, 2100);
+    const kernels::AttendItem item = {
+        .lane = &view,
+        .queries = static_cast<std::uint32_t>(random.OneIn(3) ? kMostQueries : 1),
+        .first_query_position = random.OneIn(4) ? random.Border() >> 2 : random.Below(2500),
+        .query = query.data(),
+        .output = output.data(),
+        .lse = lse.data(),
+        .selection = random.OneIn(2) ? &rule : nullptr};
+    const kernels::AttendBatch batch = {
+        .geometry = geometry, .causal = !random.OneIn(4), .items = {&item, 1}};
     Memory workspace((kernels::AttendWorkspaceBytes(batch) + 63) / 64 * 64);
     kernels::InlineExecutor executor;
     const kernels::AttendResult result = kernels::Attend(
         kernels::BestImplementation(), batch, {workspace.at(0), workspace.bytes()}, executor);
     (result.status == kernels::AttendStatus::kOk ? good : bad) += 1;
   }
-  EXPECT_GT(good, 0);
-  EXPECT_GT(bad, 0);
+  EXPECT_GT(good, 100);
+  EXPECT_GT(bad, 20);
+}
+
+// Position words rise, unless their tile is something else by now: then any block may be seen in
+// part, and a budget of entries takes more blocks than it would.
+TEST_F(ResolveLaneTest, AttentionOverPositionsThatDoNotRiseStaysInside) {
+  constexpr std::uint32_t kBlock = 16, kBlocks = 2000;
+  Memory pool(128 * 1024);
+  kernels::TileShape shape = kernels::DenseShape(64, kernels::ElementType::kBf16);
+  shape.summary = kernels::Summary::kMean;
+  shape.block = kBlock;
+  shape.positions = true;
+  const std::uint64_t tile = 64 * 1024;  // of all entries
+  for (std::uint32_t e = 0; e < kernels::kTileEntries; ++e) {
+    pool.Put(tile + kernels::LayoutOf(shape).positions + 4 * e, e % kBlock == 0 ? 0u : 1u << 30);
+  }
+  for (std::uint32_t t = 0; t < kBlocks / 2; ++t) pool.Put(64 + 8 * t, tile);
+  SegmentRef ref = GoodRef();
+  SetShape(shape, ref);
+  ref.entries = kBlock * kBlocks;
+  ref.position_span = std::uint64_t{1} << 31;
+  directory_.Put(64, GoodSnapshot(1));
+  directory_.Put(64 + sizeof(Snapshot), ref);
+  ASSERT_EQ(ResolveLane(LaneWord::Pack(1, 64), directory_.arena(), pool.arena(), segments_, lane_),
+            ResolveStatus::kOk);
+  const kernels::LaneView view = {.segments = segments_.data(), .segment_count = lane_.segments};
+  const kernels::SelectionRule rule = {.entries = kBlocks};
+  std::vector<std::uint16_t> query(64, 0x3f80);
+  std::vector<float> output(64);
+  const kernels::AttendItem item = {.lane = &view,
+                                    .first_query_position = 100,
+                                    .query = query.data(),
+                                    .output = output.data(),
+                                    .selection = &rule};
+  const kernels::LayerGeometry geometry = {.query_heads = 1,
+                                           .kv_heads = 1,
+                                           .head_dim = 64,
+                                           .type = kernels::ElementType::kBf16,
+                                           .scale = 0.125f};
+  const kernels::AttendBatch batch = {.geometry = geometry, .items = {&item, 1}};
+  const std::uint64_t needed = (kernels::AttendWorkspaceBytes(batch) + 63) / 64 * 64;
+  Memory workspace(needed + 256 * 1024);
+  std::memset(workspace.at(needed), 0x5a, 256 * 1024);
+  kernels::InlineExecutor executor;
+  ASSERT_EQ(
+      kernels::Attend(kernels::BestImplementation(), batch, {workspace.at(0), needed}, executor)
+          .status,
+      kernels::AttendStatus::kOk);
+  EXPECT_EQ(std::count(workspace.at(needed), workspace.at(needed + 256 * 1024), std::byte{0x5a}),
+            256 * 1024);
 }
 
 TEST(LaneWords, ABlockThatDoesNotFitIsRefused) {

@@ -1,13 +1,12 @@
 // The tests' device is the emulated machine; and what only a fake device can do: fail at any call.
 #include "tests/fakes/emulated_runtime.h"
-#include "tests/fakes/emulated_tile_ops.h"
 #include "tests/unit/kernels/cuda/tile_ops_rig.h"
 
 namespace tessera::tests {
 
 TileGpu OpenTileGpu(std::uint64_t seed) {
-  TileGpu gpu = {.runtime = NewEmulatedRuntime({})};
-  gpu.queue = NewEmulatedTileQueue(*gpu.runtime, seed);
+  TileGpu gpu = {.runtime = NewEmulatedRuntime({.grid = {.seed = seed}})};
+  EXPECT_TRUE(gpu.runtime->NewQueue(&gpu.queue).ok());
   return gpu;
 }
 
@@ -26,13 +25,14 @@ TEST(TileCalls, ReportADeviceThatFailsAtAnyCall) {
   };
   const EncodeTileJob jobs[] = {
       {.key = address(rows), .value = address(rows), .tile = address(tile), .rows = 1}};
-  // Three uploads, a download, a wait.
-  for (int good = 0; good <= 5; ++good) {
+  // Three uploads, the launch, a download, a wait.
+  for (int good = 0; good <= 6; ++good) {
     const std::unique_ptr<Runtime> runtime = NewEmulatedRuntime({.fails_after = good});
-    const std::unique_ptr<TileQueue> queue = NewEmulatedTileQueue(*runtime, 1);
+    std::unique_ptr<Queue> queue;
+    ASSERT_TRUE(runtime->NewQueue(&queue).ok());
     kernels::cuda::TileCalls calls(*runtime, *queue);
     std::optional<std::uint32_t> unusable;
-    EXPECT_EQ(calls.Encode(strategies, ElementType::kBf16, jobs, &unusable).ok(), good == 5);
+    EXPECT_EQ(calls.Encode(strategies, ElementType::kBf16, jobs, &unusable).ok(), good == 6);
     EXPECT_EQ(unusable, std::nullopt);
   }
 }

@@ -56,7 +56,7 @@ class Bytes {
 
 struct TileGpu {
   std::unique_ptr<kernels::cuda::Runtime> runtime;  // null: no device, see `reason`
-  std::unique_ptr<kernels::cuda::TileQueue> queue;
+  std::unique_ptr<kernels::cuda::Queue> queue;
   std::string reason;
 };
 
@@ -82,13 +82,13 @@ class TileOpsTest : public ::testing::Test {
     if (bytes.size() == 0) return 0;
     EXPECT_TRUE(gpu_.runtime->Allocate(bytes.size(), &address).ok());
     memory_.push_back(address);
-    EXPECT_TRUE(gpu_.queue->queue().Copy(address, bytes.data(), bytes.size()).ok());
+    EXPECT_TRUE(gpu_.queue->Copy(address, bytes.data(), bytes.size()).ok());
     return reinterpret_cast<std::uint64_t>(address);
   }
   void Get(std::uint64_t address, Bytes& bytes) {
     const auto* from = reinterpret_cast<const void*>(address);
-    EXPECT_TRUE(gpu_.queue->queue().Copy(bytes.data(), from, bytes.size()).ok());
-    EXPECT_TRUE(gpu_.queue->queue().Wait().ok());
+    EXPECT_TRUE(gpu_.queue->Copy(bytes.data(), from, bytes.size()).ok());
+    EXPECT_TRUE(gpu_.queue->Wait().ok());
   }
   kernels::cuda::TileCalls& calls() { return *calls_; }
 
