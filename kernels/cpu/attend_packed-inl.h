@@ -1,13 +1,11 @@
 // One part of attention over packed tiles, over the vocabulary `Simd` that the including file has
 // chosen. Internal linkage throughout: see README.md.
 //
-//   until the runs are used up:
-//     gather   up to 32 rows of one or several runs: K expanded into a plain tile in L1
-//     logits   and weights of all query rows, as over dense tiles
-//     expand   V of the same rows
-//     outputs  of all query rows
+//   until the runs are used up, up to 32 rows of one or several runs:
+//     logits   K row by row with all query rows; then their weights, as over dense tiles
+//     outputs  V row by row, added to those of all query rows
 //
-// So a row is expanded once for all query rows, and short runs (selected blocks) fill whole tiles.
+// A row is expanded once for all query rows. How rows meet queries is up to the engine.
 #pragma once
 
 #include <cstddef>
@@ -15,52 +13,18 @@
 
 #include "kernels/cpu/attend_part-inl.h"
 #include "kernels/cpu/expand-inl.h"
+#include "kernels/cpu/gathered-inl.h"
 #include "kernels/format/part.h"
 
 namespace tessera::kernels {
 namespace {
-
-// Rows of a run that stand together in the gathered tile.
-struct Piece {
-  const RowRun* run;
-  std::uint32_t first;  // tile row
-  std::uint32_t count;
-  std::uint32_t at;  // row of the gathered tile
-};
-
-struct Gathered {
-  Piece pieces[kTileRows];
-  std::uint32_t count = 0;
-  std::uint32_t rows = 0;
-};
-
-// Where in the part's runs the next row is.
-struct Cursor {
-  std::uint32_t run = 0;
-  std::uint32_t row = 0;  // of the run
-};
-
-TESSERA_SIMD Gathered Gather(const AttendPart& part, Cursor& cursor) {
-  Gathered gathered;
-  while (gathered.rows < kTileRows && cursor.run < part.run_count) {
-    const RowRun& run = part.runs[cursor.run];
-    const std::uint32_t left = run.row_count - cursor.row;
-    const std::uint32_t room = kTileRows - gathered.rows;
-    const std::uint32_t count = left < room ? left : room;
-    gathered.pieces[gathered.count++] = {
-        .run = &run, .first = run.row_begin + cursor.row, .count = count, .at = gathered.rows};
-    gathered.rows += count;
-    cursor.row += count;
-    if (cursor.row == run.row_count) cursor = {.run = cursor.run + 1, .row = 0};
-  }
-  return gathered;
-}
 
 struct PackedScratch {
   alignas(64) std::byte rows[kTileRows * kMaxHeadDim * 2];  // K, then V, of the gathered tile
   alignas(64) float key_scale[kTileRows];
   alignas(64) float value_scale[kTileRows];
   std::uint32_t visible[kMaxPartRows];
+  ShortRows short_rows;
 };
 
 // The gathered rows that a query row may see.
@@ -76,20 +40,20 @@ TESSERA_SIMD std::uint32_t VisibleRowsOf(const AttendPart& part, const Gathered&
   return bits;
 }
 
-// What stands a tile's worth of rows behind the piece: the rows of a later run.
-TESSERA_SIMD Ahead AheadOf(const AttendPart& part, const Piece& piece, bool values) {
-  const auto index = static_cast<std::uint32_t>(piece.run - part.runs);
-  const std::uint32_t later = index + (kTileRows + piece.run->row_count - 1) / piece.run->row_count;
-  if (later >= part.run_count) return {nullptr, nullptr};
-  const RowRun& run = part.runs[later];
-  const TileLayout& layout = part.layout;
-  const std::uint32_t row = run.row_begin + (piece.first - piece.run->row_begin);
-  const std::byte* data =
-      run.tile + (values ? layout.value_data : layout.key_data) + row * layout.row_data;
-  // Short runs are not where the hardware would expect them: waiting for each costs more than it
-  // brings.
-  if (piece.count == kTileRows) Touch(data);
-  return {run.tile + (values ? layout.value_bits : layout.key_bits) + row * layout.row_bits, data};
+// The live rows of a list as plain ones, each in its place, and requests for those of another.
+template <ValueType kValues, int kGroup>
+TESSERA_SIMD void ExpandListed(const AttendPart& part, const RowList& list, Span live,
+                               const RowList& ahead, std::byte* to) {
+  const auto padded = static_cast<int>(part.padded_channels);
+  const std::uint32_t row_data = part.layout.row_data;
+  WithSteps(part.shape.channels, [&]<int kSteps>() TESSERA_INLINE_LAMBDA {
+    for (int r = live.begin; r < live.end; ++r) {
+      ExpandRow<kValues, kGroup, kSteps>({list.bits[r], list.data[r], list.data[r] + row_data},
+                                         row_data, part.shape.channels, padded,
+                                         to + r * static_cast<std::ptrdiff_t>(padded) * 2);
+      if (r % 4 == 0) Request<4>(ahead, r, row_data);
+    }
+  });
 }
 
 // How plain rows of type kType are computed with: in fp32, as over dense tiles.
@@ -117,10 +81,12 @@ struct FloatEngine {
   }
 
   template <ValueType kValues, int kGroup>
-  TESSERA_SIMD void ExpandKeys(const PackedRows& rows, const Piece& piece, const Ahead& ahead,
-                               int padded, std::byte* to) {
-    ExpandRows<kValues, kGroup>(rows, piece.first, piece.count, padded, ahead,
-                                to + piece.at * static_cast<std::size_t>(padded) * 2);
+  TESSERA_SIMD void DotKeys(const PartContext& context, const RowList& keys, Span live,
+                            const RowList& ahead, std::byte* plain) {
+    ExpandListed<kValues, kGroup>(*context.part, keys, live, ahead, plain);
+    ForEachRowGroup(context.part->row_count,
+                    [&]<int kRows>(std::uint32_t row)
+                        TESSERA_INLINE_LAMBDA { Dot<kRows>(context, plain, live, row); });
   }
   template <int kRows>
   TESSERA_SIMD void Dot(const PartContext& context, const std::byte* keys, Span live,
@@ -134,16 +100,15 @@ struct FloatEngine {
                           context.scratch->queries + first * part.padded_channels,
                           context.scratch->weights + first);
   }
-  template <ValueType kValues, int kGroup>
-  TESSERA_SIMD void ExpandValues(const AttendPart& part, const Gathered& gathered, int padded,
-                                 std::byte* to) {
-    for (std::uint32_t i = 0; i < gathered.count; ++i) {
-      const Piece& piece = gathered.pieces[i];
-      ExpandKeys<kValues, kGroup>(ValuesOfTile(part.shape, part.layout, piece.run->tile), piece,
-                                  AheadOf(part, piece, /*values=*/true), padded, to);
-    }
-  }
   TESSERA_SIMD void RoundWeights(const PartContext&, std::uint32_t) {}
+  template <ValueType kValues, int kGroup>
+  TESSERA_SIMD void AddValues(const PartContext& context, const RowList& values, Span live,
+                              const RowList& ahead, std::byte* plain) {
+    ExpandListed<kValues, kGroup>(*context.part, values, live, ahead, plain);
+    ForEachRowGroup(context.part->row_count,
+                    [&]<int kRows>(std::uint32_t row)
+                        TESSERA_INLINE_LAMBDA { Add<kRows>(context, plain, live, row); });
+  }
   template <int kRows>
   TESSERA_SIMD void Add(const PartContext& context, const std::byte* values, Span live,
                         std::uint32_t first) {
@@ -152,36 +117,37 @@ struct FloatEngine {
                            .values = values,
                            .row_bytes = part.padded_channels * 2,
                            .head_dim = static_cast<int>(part.padded_channels)};
-    AddValues<kType, kRows>(tile, live, {nullptr, nullptr}, context.scratch->weights + first,
-                            context.partial->output + first * part.padded_channels);
+    kernels::AddValues<kType, kRows>(tile, live, {nullptr, nullptr},
+                                     context.scratch->weights + first,
+                                     context.partial->output + first * part.padded_channels);
   }
   TESSERA_SIMD void Finish(const PartContext& context) { FinishOutputs<kType>(context); }
 };
 
-// Logits and weights of every query row over the gathered keys.
-template <class Engine>
-TESSERA_SIMD std::uint32_t WeighGathered(const PartContext& context, const Gathered& gathered,
-                                         const RowFactors& factors, PackedScratch& packed) {
-  const AttendPart& part = *context.part;
-  const auto channels = static_cast<int>(part.padded_channels);
-  Scratch& scratch = *context.scratch;
+// The gathered rows that each query row may see, and those that any may.
+TESSERA_SIMD std::uint32_t FindVisible(const AttendPart& part, const Gathered& gathered,
+                                       PackedScratch& packed) {
   std::uint32_t any = 0;
   for (std::uint32_t r = 0; r < part.row_count; ++r) {
     packed.visible[r] = VisibleRowsOf(part, gathered, part.rows[r]);
     any |= packed.visible[r];
   }
-  if (any == 0) return 0;
-  const Span live = SpanOf(any);
-  ForEachRowGroup(part.row_count, [&]<int kRows>(std::uint32_t row) TESSERA_INLINE_LAMBDA {
-    Engine::template Dot<kRows>(context, packed.rows, live, row);
-  });
+  return any;
+}
+
+// Logits of every query row become weights.
+template <class Engine>
+TESSERA_SIMD void WeighGathered(const PartContext& context, const RowFactors& factors,
+                                const PackedScratch& packed) {
+  const AttendPart& part = *context.part;
+  const auto channels = static_cast<int>(part.padded_channels);
+  Scratch& scratch = *context.scratch;
   for (std::uint32_t r = 0; r < part.row_count; ++r) {
     WeighRow(context.logits, factors, packed.visible[r], channels, scratch.weights[r],
              context.partial->max + r, scratch.sums[r],
              context.partial->output + r * part.padded_channels);
     Engine::RoundWeights(context, r);
   }
-  return any;
 }
 
 // Scales and log-weights of the gathered rows.
@@ -206,31 +172,35 @@ TESSERA_SIMD RowFactors ReadFactors(const PartContext& context, const Gathered& 
           part.shape.weights ? context.scratch->bias : nullptr};
 }
 
+// Rows are requested so many passes before they are needed: memory's latency is one to two passes.
+constexpr std::uint32_t kPassesAhead = 2;
+
 template <class Engine, ValueType kValues, int kGroup>
 static void AttendPacked(const PartContext& context) {
   const AttendPart& part = *context.part;
-  const auto padded = static_cast<int>(part.padded_channels);
   PackedScratch packed;
   for (int i = 0; i < kTileRows; ++i) packed.key_scale[i] = packed.value_scale[i] = 0;
   Begin(context);
   Engine::LoadQueries(context);
+  TouchShortRuns(part);
   Cursor cursor;
-  while (cursor.run < part.run_count) {
-    const Gathered gathered = Gather(part, cursor);
-    for (std::uint32_t i = 0; i < gathered.count; ++i) {
-      const Piece& piece = gathered.pieces[i];
-      Engine::template ExpandKeys<kValues, kGroup>(KeysOf(part.shape, part.layout, piece.run->tile),
-                                                   piece, AheadOf(part, piece, /*values=*/false),
-                                                   padded, packed.rows);
-    }
-    const RowFactors factors = ReadFactors<kValueBytes<kValues> == 1>(context, gathered, packed);
-    const std::uint32_t any = WeighGathered<Engine>(context, gathered, factors, packed);
+  Gathered passes[kPassesAhead + 1];
+  for (std::uint32_t i = 0; i < kPassesAhead; ++i) Gather(part, cursor, passes[i]);
+  for (std::uint32_t at = 0; passes[at].rows != 0; at = at == kPassesAhead ? 0 : at + 1) {
+    Gathered& now = passes[at];
+    Gathered& last = passes[at == 0 ? kPassesAhead : at - 1];
+    Gather(part, cursor, last);
+    TouchWholeTile(last);
+    const Gathered& ahead = last.rows != 0 ? last : now;  // which is here: nothing to wait for
+    const RowFactors factors = ReadFactors<kValueBytes<kValues> == 1>(context, now, packed);
+    const std::uint32_t any = FindVisible(part, now, packed);
     if (any == 0) continue;
-    Engine::template ExpandValues<kValues, kGroup>(part, gathered, padded, packed.rows);
     const Span live = SpanOf(any);
-    ForEachRowGroup(part.row_count, [&]<int kRows>(std::uint32_t row) TESSERA_INLINE_LAMBDA {
-      Engine::template Add<kRows>(context, packed.rows, live, row);
-    });
+    Engine::template DotKeys<kValues, kGroup>(context, now.keys, live, ahead.keys, packed.rows);
+    WeighGathered<Engine>(context, factors, packed);
+    CopyShortRows(part.layout, now, packed.short_rows);
+    Engine::template AddValues<kValues, kGroup>(context, now.values, live, ahead.values,
+                                                packed.rows);
   }
   FinishSums(context);
   Engine::Finish(context);

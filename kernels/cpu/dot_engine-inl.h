@@ -3,14 +3,16 @@
 // Half the multiply instructions of fp32, and no conversions. Internal linkage throughout: see
 // README.md.
 //
-// V rows stand in pairs, word by word: (V[2i][c], V[2i+1][c]), so that one instruction adds two
-// rows.
+// K rows that keep no more than half of 64 or 128 channels are not expanded: see
+// sparse_keys-inl.h. V rows stand in pairs, word by word: (V[2i][c], V[2i+1][c]), so that one
+// instruction adds two rows; for up to four query rows they stay in registers.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "kernels/cpu/attend_packed-inl.h"
+#include "kernels/cpu/sparse_keys-inl.h"
 
 namespace tessera::kernels {
 namespace {
@@ -28,23 +30,24 @@ struct DotEngine {
                static_cast<int>(part.padded_channels), QueryOf(context, r));
     }
   }
+  // A row that is not finite becomes NaN throughout: a key must not miss it for lack of the
+  // channel.
   TESSERA_SIMD void RoundRow(const float* from, int channels, std::uint16_t* to) {
+    bool finite = true;
     for (int c = 0; c < channels; c += 32) {
-      Simd::StoreWords(reinterpret_cast<std::byte*>(to + c),
-                       Simd::RoundToBf16(Simd::Load(from + c), Simd::Load(from + c + 16)));
+      const auto words = Simd::RoundToBf16(Simd::Load(from + c), Simd::Load(from + c + 16));
+      finite = finite && Simd::AllFinite(words);
+      Simd::StoreWords(reinterpret_cast<std::byte*>(to + c), words);
+    }
+    if (finite) return;
+    for (int c = 0; c < channels; c += 32) {
+      Simd::StoreWords(reinterpret_cast<std::byte*>(to + c), Simd::NanWords());
     }
   }
 
-  template <ValueType kValues, int kGroup>
-  TESSERA_SIMD void ExpandKeys(const PackedRows& rows, const Piece& piece, const Ahead& ahead,
-                               int padded, std::byte* to) {
-    ExpandRows<kValues, kGroup>(rows, piece.first, piece.count, padded, ahead,
-                                to + piece.at * static_cast<std::size_t>(padded) * 2);
-  }
-
   template <int kRows>
-  TESSERA_SIMD void DotKeys(const std::byte* keys, int padded, Span live,
-                            const std::uint16_t* queries, float (*weights)[kTileRows]) {
+  TESSERA_SIMD void DotPlain(const std::byte* keys, int padded, Span live,
+                             const std::uint16_t* queries, float (*weights)[kTileRows]) {
     const auto blocks = [&](int first, typename Simd::Floats(&block)[kRows]) TESSERA_INLINE_LAMBDA {
       const std::byte* key[kRowsAtOnce];
       TESSERA_UNROLL for (int r = 0; r < kRowsAtOnce; ++r) {
@@ -74,90 +77,121 @@ struct DotEngine {
     DotRows<kRows>(
         live, blocks, [](int) {}, weights);
   }
-  template <int kRows>
-  TESSERA_SIMD void Dot(const PartContext& context, const std::byte* keys, Span live,
-                        std::uint32_t first) {
-    DotKeys<kRows>(keys, static_cast<int>(context.part->padded_channels), live,
-                   QueryOf(context, first), context.scratch->weights + first);
-  }
-
-  // V rows in pairs. An odd row waits in plain form for its partner, which may be of another piece.
-  struct PairWriter {
-    std::byte* to;
-    int padded;
-    bool waits;
-    alignas(64) std::byte waiting[2 * kMaxHeadDim];
-
-    TESSERA_MEMBER void Store(typename Simd::Words even, typename Simd::Words odd) {
-      Simd::StoreWords(to, Simd::InterleaveLow(even, odd));
-      Simd::StoreWords(to + 64, Simd::InterleaveHigh(even, odd));
-      to += 128;
-    }
-    // The words of steps [0, padded / 32) by `words(step)`.
-    template <class Words>
-    TESSERA_MEMBER void Take(Words words) {
-      for (int step = 0; step < padded / 32; ++step) {
-        std::byte* mine = waiting + 64 * step;
-        if (waits) {
-          Store(Simd::LoadWords(mine), words(step));
-        } else {
-          Simd::StoreWords(mine, words(step));
-        }
-      }
-      waits = !waits;
-    }
-    TESSERA_MEMBER void Finish() {
-      if (waits) Take([](int) TESSERA_INLINE_LAMBDA { return Simd::ZeroWords(); });
-    }
-  };
-
-  template <ValueType kValues, int kGroup, int kSteps>
-  TESSERA_SIMD void ExpandPiece(const PackedRows& rows, const Piece& piece, const Ahead& ahead,
-                                int padded, PairWriter& writer) {
-    ForEachRow(rows, piece.first, piece.count, ahead,
-               [&](std::uint32_t, const PackedRow& row) TESSERA_INLINE_LAMBDA {
-                 if constexpr (kSteps == 0) {
-                   alignas(64) std::byte plain[2 * kMaxHeadDim];
-                   ExpandStepwise<kValues, kGroup>(row, rows.channels, padded, plain);
-                   writer.Take([&](int step) TESSERA_INLINE_LAMBDA {
-                     return Simd::LoadWords(plain + 64 * step);
-                   });
-                 } else {
-                   typename Simd::Words words[kSteps];
-                   ExpandWhole<kValues, kGroup, kSteps>(row, rows.row_data, words);
-                   if (writer.waits) {
-                     TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
-                       writer.Store(Simd::LoadWords(writer.waiting + 64 * i), words[i]);
-                     }
-                   } else {
-                     TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
-                       Simd::StoreWords(writer.waiting + 64 * i, words[i]);
-                     }
-                   }
-                   writer.waits = !writer.waits;
-                 }
-               });
-  }
-
   template <ValueType kValues, int kGroup>
-  TESSERA_SIMD void ExpandValues(const AttendPart& part, const Gathered& gathered, int padded,
-                                 std::byte* to) {
-    PairWriter writer = {.to = to, .padded = padded, .waits = false};
-    for (std::uint32_t i = 0; i < gathered.count; ++i) {
-      const Piece& piece = gathered.pieces[i];
-      const PackedRows rows = ValuesOfTile(part.shape, part.layout, piece.run->tile);
-      const Ahead ahead = AheadOf(part, piece, /*values=*/true);
-      WithSteps(rows.channels, [&]<int kSteps>() TESSERA_INLINE_LAMBDA {
-        ExpandPiece<kValues, kGroup, kSteps>(rows, piece, ahead, padded, writer);
-      });
-    }
-    writer.Finish();
+  TESSERA_SIMD void DotKeys(const PartContext& context, const RowList& keys, Span live,
+                            const RowList& ahead, std::byte* plain) {
+    const AttendPart& part = *context.part;
+    const bool sparse =
+        WithSparseKeys(part.shape, [&]<int kSteps, int kVectors>() TESSERA_INLINE_LAMBDA {
+          using Keys = SparseKeys<kValues, kGroup, kSteps, kVectors>;
+          Keys::FindChannels(keys, live, plain);
+          bool request = true;
+          ForEachRowGroup(part.row_count, [&]<int kRows>(std::uint32_t row) TESSERA_INLINE_LAMBDA {
+            Keys::template Dot<kRows>(
+                keys, plain, part.shape.kept, QueryOf(context, row), live,
+                [&](int first) TESSERA_INLINE_LAMBDA {
+                  if (request) Request<kRowsAtOnce>(ahead, first, part.layout.row_data);
+                },
+                context.scratch->weights + row);
+            request = false;  // once per pass is enough
+          });
+        });
+    if (sparse) return;
+    ExpandListed<kValues, kGroup>(part, keys, live, ahead, plain);
+    ForEachRowGroup(part.row_count, [&]<int kRows>(std::uint32_t row) TESSERA_INLINE_LAMBDA {
+      DotPlain<kRows>(plain, static_cast<int>(part.padded_channels), live, QueryOf(context, row),
+                      context.scratch->weights + row);
+    });
   }
 
   TESSERA_SIMD void RoundWeights(const PartContext& context, std::uint32_t row) {
     float* weights = context.scratch->weights[row];
     const auto words = Simd::RoundToBf16(Simd::Load(weights), Simd::Load(weights + 16));
     Simd::StoreWords(reinterpret_cast<std::byte*>(weights), words);
+  }
+
+  // ---- V rows in pairs, in registers ----
+
+  // Pairs of V rows from the bitmaps on, for kRows query rows: steps [kFirst, kFirst + kCount).
+  template <ValueType kValues, int kGroup, int kSteps, int kRows, int kFirst, int kCount>
+  TESSERA_SIMD void AddSteps(const PartContext& context, const RowList& values, Span live,
+                             const RowList& ahead, std::uint32_t row) {
+    constexpr int kPadded = Simd::kStepChannels * kSteps;
+    const std::uint32_t row_data = context.part->layout.row_data;
+    float* output = context.partial->output + row * kPadded + Simd::kStepChannels * kFirst;
+    const float(*weights)[kTileRows] = context.scratch->weights + row;
+    typename Simd::Floats sum[kRows][2 * kCount];
+    TESSERA_UNROLL for (int n = 0; n < kRows; ++n) {
+      TESSERA_UNROLL for (int i = 0; i < 2 * kCount; ++i) {
+        sum[n][i] = Simd::Load(output + n * kPadded + 16 * i);
+      }
+    }
+    for (int r = live.begin & ~1; r < live.end; r += 2) {
+      typename Simd::Words even[kCount];
+      typename Simd::Words odd[kCount];
+      const auto expand = [&](int at, typename Simd::Words(&words)[kCount]) TESSERA_INLINE_LAMBDA {
+        ExpandSteps<kValues, kGroup, kSteps, kFirst, kCount>(
+            {values.bits[at], values.data[at], nullptr}, row_data, words);
+      };
+      expand(r, even);
+      expand(r + 1, odd);
+      if (kFirst == 0) Request<2>(ahead, r, row_data);
+      TESSERA_UNROLL for (int i = 0; i < kCount; ++i) {
+        const auto low = Simd::InterleaveLow(even[i], odd[i]);
+        const auto high = Simd::InterleaveHigh(even[i], odd[i]);
+        TESSERA_UNROLL for (int n = 0; n < kRows; ++n) {
+          const auto weight = Simd::SplatPair(weights[n] + r / 2);
+          sum[n][2 * i] = Simd::AddPairDots(sum[n][2 * i], low, weight);
+          sum[n][2 * i + 1] = Simd::AddPairDots(sum[n][2 * i + 1], high, weight);
+        }
+      }
+    }
+    TESSERA_UNROLL for (int n = 0; n < kRows; ++n) {
+      TESSERA_UNROLL for (int i = 0; i < 2 * kCount; ++i) {
+        Simd::Store(output + n * kPadded + 16 * i, sum[n][i]);
+      }
+    }
+  }
+  template <ValueType kValues, int kGroup, int kSteps>
+  TESSERA_SIMD void AddFused(const PartContext& context, const RowList& values, Span live,
+                             const RowList& ahead) {
+    ForEachRowGroup(context.part->row_count, [&]<int kRows>(
+                                                 std::uint32_t row) TESSERA_INLINE_LAMBDA {
+      if constexpr (kRows * kSteps <= 8) {
+        AddSteps<kValues, kGroup, kSteps, kRows, 0, kSteps>(context, values, live, ahead, row);
+      } else {  // so many sums as there are registers for
+        constexpr int kHalf = kSteps / 2;
+        AddSteps<kValues, kGroup, kSteps, kRows, 0, kHalf>(context, values, live, ahead, row);
+        AddSteps<kValues, kGroup, kSteps, kRows, kHalf, kHalf>(context, values, live, ahead, row);
+      }
+    });
+  }
+
+  // ---- V rows in pairs, in L1 ----
+
+  template <ValueType kValues, int kGroup>
+  TESSERA_SIMD void ExpandPairs(const AttendPart& part, const RowList& values, Span live,
+                                const RowList& ahead, std::byte* to) {
+    const auto padded = static_cast<int>(part.padded_channels);
+    const std::uint32_t row_data = part.layout.row_data;
+    alignas(64) std::byte rows[2][2 * kMaxHeadDim];
+    WithSteps(part.shape.channels, [&]<int kSteps>() TESSERA_INLINE_LAMBDA {
+      for (int r = live.begin & ~1; r < live.end; r += 2) {
+        std::byte* pair = to + r * static_cast<std::ptrdiff_t>(padded) * 2;
+        TESSERA_UNROLL for (int i = 0; i < 2; ++i) {
+          const std::byte* data = values.data[r + i];
+          ExpandRow<kValues, kGroup, kSteps>({values.bits[r + i], data, data + row_data}, row_data,
+                                             part.shape.channels, padded, rows[i]);
+        }
+        for (int c = 0; c < 2 * padded; c += 64, pair += 128) {
+          const auto even = Simd::LoadWords(rows[0] + c);
+          const auto odd = Simd::LoadWords(rows[1] + c);
+          Simd::StoreWords(pair, Simd::InterleaveLow(even, odd));
+          Simd::StoreWords(pair + 64, Simd::InterleaveHigh(even, odd));
+        }
+        Request<2>(ahead, r, row_data);
+      }
+    });
   }
 
   template <int kRows, int kSteps>
@@ -197,6 +231,27 @@ struct DotEngine {
     int c = 0;
     for (; c + 64 <= padded; c += 64) AddBlock<kRows, 2>(values, padded, pairs, c, shifted, output);
     if (c < padded) AddBlock<kRows, 1>(values, padded, pairs, c, shifted, output);
+  }
+
+  template <ValueType kValues, int kGroup>
+  TESSERA_SIMD void AddValues(const PartContext& context, const RowList& values, Span live,
+                              const RowList& ahead, std::byte* plain) {
+    const AttendPart& part = *context.part;
+    if (part.row_count <= Simd::kRowGroup) {
+      bool whole = true;
+      WithSteps(part.shape.channels, [&]<int kSteps>() TESSERA_INLINE_LAMBDA {
+        if constexpr (kSteps == 0) {
+          whole = false;
+        } else {
+          AddFused<kValues, kGroup, kSteps>(context, values, live, ahead);
+        }
+      });
+      if (whole) return;
+    }
+    ExpandPairs<kValues, kGroup>(part, values, live, ahead, plain);
+    ForEachRowGroup(part.row_count, [&]<int kRows>(std::uint32_t row) TESSERA_INLINE_LAMBDA {
+      Add<kRows>(context, plain, live, row);
+    });
   }
 
   TESSERA_SIMD void Finish(const PartContext& context) {

@@ -87,20 +87,6 @@ TESSERA_SIMD std::uint32_t StepBits(const std::byte* bits, int c, int channels) 
   return left >= kBits ? word : word & ((1u << left) - 1);
 }
 
-// What will be expanded about a tile later: requested row by row behind the rows of now, since a
-// burst of requests for a whole tile would stop the core until memory has answered.
-struct Ahead {
-  const std::byte* bits;  // of the row that corresponds to the first one now; null: nothing
-  const std::byte* data;
-};
-
-TESSERA_SIMD void PrefetchRow(const PackedRows& rows, const Ahead& ahead, std::uint32_t row) {
-  if (ahead.data == nullptr) return;
-  PrefetchLines(ahead.data + row * rows.row_data, rows.row_data);
-  const std::uint32_t at = row * rows.row_bits;
-  if (at % kLine < rows.row_bits) PrefetchLines(ahead.bits + at, 1);
-}
-
 // One row: its bitmap, its values, and the last address from which a step may load.
 struct PackedRow {
   const std::byte* bits;
@@ -108,28 +94,55 @@ struct PackedRow {
   const std::byte* last_load;
 };
 
-// A row of kSteps whole steps at once: every step's place is known before the first is expanded.
+// The bits that are set in the first kBytes of a bitmap.
+template <int kBytes>
+TESSERA_SIMD std::uint32_t CountBits(const std::byte* bits) {
+  static_assert(kBytes == 2 || kBytes == 4 || kBytes % 8 == 0);
+  std::uint64_t word = 0;
+  if constexpr (kBytes < 8) {
+    __builtin_memcpy(&word, bits, kBytes);
+    return static_cast<std::uint32_t>(__builtin_popcountll(word));
+  }
+  std::uint32_t count = 0;
+  TESSERA_UNROLL for (int i = 0; i < kBytes; i += 8) {
+    __builtin_memcpy(&word, bits + i, 8);
+    count += static_cast<std::uint32_t>(__builtin_popcountll(word));
+  }
+  return count;
+}
+
+alignas(64) constexpr std::byte kNoBits[kMaxHeadDim / 8] = {};
+
+// Steps [kFirst, kFirst + kCount) of a row of kSteps whole steps.
+template <ValueType kValues, int kGroup, int kSteps, int kFirst, int kCount>
+TESSERA_SIMD void ExpandSteps(const PackedRow& row, std::uint32_t row_data,
+                              typename Simd::Words (&words)[kCount]) {
+  constexpr int kUnit = kGroup * kValueBytes<kValues>;
+  const std::byte* bits = row.bits;
+  // More bits than values: garbage, which must not lead behind the tile.
+  if (kUnit * CountBits<kSteps * Simd::kStepChannels / kGroup / 8>(bits) > row_data) [[unlikely]] {
+    bits = kNoBits;
+  }
+  // Read twice: to be counted, and as masks. A mask that comes from memory costs less than one that
+  // comes from a general register.
+  const std::byte* masks = bits;
+  asm("" : "+r"(masks));
+  const std::byte* data = row.data;
+  TESSERA_UNROLL for (int i = 0; i < kFirst + kCount; ++i) {
+    const int c = i * Simd::kStepChannels;
+    const int end = c + Simd::kStepChannels;
+    if (i >= kFirst) {
+      words[i - kFirst] =
+          Simd::template ExpandStep<kValues, kGroup>(StepBits<kGroup>(masks, c, end), data);
+    }
+    data += static_cast<std::ptrdiff_t>(kUnit) * __builtin_popcount(StepBits<kGroup>(bits, c, end));
+  }
+}
+
 template <ValueType kValues, int kGroup, int kSteps>
 TESSERA_SIMD void ExpandWhole(const PackedRow& row, std::uint32_t row_data,
                               typename Simd::Words (&words)[kSteps]) {
-  constexpr int kUnit = kGroup * kValueBytes<kValues>;
-  const std::byte* data = row.data;
-  std::uint32_t step_bits[kSteps];
-  const std::byte* from[kSteps];
-  TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
-    const int c = i * Simd::kStepChannels;
-    step_bits[i] = StepBits<kGroup>(row.bits, c, c + Simd::kStepChannels);
-    from[i] = data;
-    data += static_cast<std::ptrdiff_t>(kUnit) * __builtin_popcount(step_bits[i]);
-  }
-  if (data > row.data + row_data) [[unlikely]] {  // garbage
-    for (int i = 0; i < kSteps; ++i) {
-      from[i] = from[i] < row.last_load ? from[i] : row.last_load;
-    }
-  }
-  TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
-    words[i] = Simd::template ExpandStep<kValues, kGroup>(step_bits[i], from[i]);
-  }
+  ExpandSteps<kValues, kGroup, kSteps, 0, kSteps>(row, row_data, words);
 }
 
 // The same for any number of channels, step by step.
@@ -154,14 +167,13 @@ struct RowTail {
 // behind a row, which nobody uses, but nothing behind the tile.
 template <class Visit>
 TESSERA_SIMD void ForEachRow(const PackedRows& rows, std::uint32_t first, std::uint32_t count,
-                             const Ahead& ahead, Visit visit) {
+                             Visit visit) {
   const std::byte* bits = rows.bits + first * rows.row_bits;
   const std::byte* data = rows.data + first * rows.row_data;
   const std::byte* last_load = rows.tile_end - kStepBytes;
   std::uint32_t i = 0;
   for (; i < count && data + rows.row_data <= last_load; ++i) {
     visit(i, PackedRow{bits, data, last_load});
-    PrefetchRow(rows, ahead, i);
     bits += rows.row_bits;
     data += rows.row_data;
   }
@@ -175,7 +187,6 @@ TESSERA_SIMD void ForEachRow(const PackedRows& rows, std::uint32_t first, std::u
   }
   for (data = tail.bytes; i < count; ++i) {
     visit(i, PackedRow{bits, data, tail.bytes + sizeof(tail.bytes) - kStepBytes});
-    PrefetchRow(rows, ahead, i);
     bits += rows.row_bits;
     data += rows.row_data;
   }
@@ -190,24 +201,30 @@ TESSERA_SIMD void WithSteps(int channels, Run run) {
   run.template operator()<0>();
 }
 
-// Rows [first, first + count) as plain rows of `padded` words each, one behind the other.
+// One row as a plain one of `padded` words. kSteps as WithSteps gives it.
+template <ValueType kValues, int kGroup, int kSteps>
+TESSERA_SIMD void ExpandRow(const PackedRow& row, std::uint32_t row_data, int channels, int padded,
+                            std::byte* to) {
+  if constexpr (kSteps == 0) {
+    ExpandStepwise<kValues, kGroup>(row, channels, padded, to);
+  } else {
+    typename Simd::Words words[kSteps];
+    ExpandWhole<kValues, kGroup, kSteps>(row, row_data, words);
+    TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
+      Simd::StoreWords(to + 2 * Simd::kStepChannels * i, words[i]);
+    }
+  }
+}
+
+// Rows [first, first + count), one behind the other.
 template <ValueType kValues, int kGroup>
 TESSERA_SIMD void ExpandRows(const PackedRows& rows, std::uint32_t first, std::uint32_t count,
-                             int padded, const Ahead& ahead, std::byte* to) {
+                             int padded, std::byte* to) {
   WithSteps(rows.channels, [&]<int kSteps>() TESSERA_INLINE_LAMBDA {
-    ForEachRow(rows, first, count, ahead,
-               [&](std::uint32_t, const PackedRow& row) TESSERA_INLINE_LAMBDA {
-                 if constexpr (kSteps == 0) {
-                   ExpandStepwise<kValues, kGroup>(row, rows.channels, padded, to);
-                 } else {
-                   typename Simd::Words words[kSteps];
-                   ExpandWhole<kValues, kGroup, kSteps>(row, rows.row_data, words);
-                   TESSERA_UNROLL for (int i = 0; i < kSteps; ++i) {
-                     Simd::StoreWords(to + 2 * Simd::kStepChannels * i, words[i]);
-                   }
-                 }
-                 to += 2 * padded;
-               });
+    ForEachRow(rows, first, count, [&](std::uint32_t, const PackedRow& row) TESSERA_INLINE_LAMBDA {
+      ExpandRow<kValues, kGroup, kSteps>(row, rows.row_data, rows.channels, padded, to);
+      to += 2 * padded;
+    });
   });
 }
 

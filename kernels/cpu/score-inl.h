@@ -17,6 +17,7 @@ namespace {
 
 struct ScoreScratch {
   alignas(64) std::byte rows[kTileRows * 2 * kMaxHeadDim * sizeof(float)];
+  RowList listed;  // where the rows are, for who does not want them plain
   alignas(64) float queries[kMaxPartRows * 2 * kMaxHeadDim];
   alignas(64) float scores[kMaxPartRows][kTileRows];
   alignas(64) float scale[kTileRows];  // of the row times the part's
@@ -55,6 +56,7 @@ struct FloatScores {
                               ScoreScratch& scratch) {
     FloatEngine<kType>::OrderLikePairs(query, channels, scratch.queries + row * channels);
   }
+  TESSERA_SIMD void Prepare(ScoreScratch&, Span) {}
   template <int kRows>
   TESSERA_SIMD void Dot(ScoreScratch& scratch, int channels, Span live, std::uint32_t row) {
     const TileView tile = {.keys = scratch.rows,
@@ -76,13 +78,34 @@ struct DotScores {
                               ScoreScratch& scratch) {
     DotEngine::RoundRow(query, channels, QueryOf(scratch, channels, row));
   }
+  TESSERA_SIMD void Prepare(ScoreScratch&, Span) {}
   template <int kRows>
   TESSERA_SIMD void Dot(ScoreScratch& scratch, int channels, Span live, std::uint32_t row) {
-    DotEngine::DotKeys<kRows>(scratch.rows, channels, live, QueryOf(scratch, channels, row),
-                              scratch.scores + row);
+    DotEngine::DotPlain<kRows>(scratch.rows, channels, live, QueryOf(scratch, channels, row),
+                               scratch.scores + row);
   }
 };
 using PackedBf16Scores = DotScores;
+
+// The same of listed rows that keep few channels.
+template <class Keys>
+struct SparseScores {
+  std::uint32_t kept;
+  TESSERA_SIMD void LoadQuery(const float* query, int channels, std::uint32_t row,
+                              ScoreScratch& scratch) {
+    DotScores::LoadQuery(query, channels, row, scratch);
+  }
+  TESSERA_SIMD void Prepare(ScoreScratch& scratch, Span live) {
+    RepeatLast(static_cast<std::uint32_t>(live.end), scratch.listed);
+    Keys::FindChannels(scratch.listed, live, scratch.rows);
+  }
+  template <int kRows>
+  TESSERA_MEMBER void Dot(ScoreScratch& scratch, int channels, Span live, std::uint32_t row) const {
+    Keys::template Dot<kRows>(
+        scratch.listed, scratch.rows, kept, DotScores::QueryOf(scratch, channels, row), live,
+        [](int) {}, scratch.scores + row);
+  }
+};
 #else
 using PackedBf16Scores = FloatScores<ElementType::kBf16>;
 #endif
@@ -98,11 +121,14 @@ TESSERA_SIMD void CopyHalves(const std::byte* row, std::size_t half_bytes, std::
   }
 }
 
-// The rows of blocks [first, first + count) of a tile, plain, to `to`.
+// The rows of blocks [first, first + count) of a tile as rows `at` and on of the scratch: plain.
 struct PlainBlocks {
   std::uint32_t element_bytes;
+  std::size_t row_bytes;
   TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* tile, std::uint32_t first,
-                                 std::uint32_t count, std::byte* to, float*) const {
+                                 std::uint32_t count, std::uint32_t at,
+                                 ScoreScratch& scratch) const {
+    std::byte* to = scratch.rows + at * row_bytes;
     const TileLayout& layout = part.layout;
     const std::byte* row = tile + layout.block_data + first * layout.block_row_data;
     const std::size_t padded = part.padded_channels * element_bytes;
@@ -118,17 +144,38 @@ struct PlainBlocks {
   }
 };
 
+template <ValueType kValues>
+TESSERA_SIMD void ReadBlockScales(const ScorePart& part, const PackedRows& rows,
+                                  std::uint32_t first, std::uint32_t count, float* scale) {
+  if constexpr (kValueBytes<kValues> == 1) {
+    ReadScales(rows, first, count, scale);
+    for (std::uint32_t b = 0; b < count; ++b) scale[b] *= part.scale;
+  }
+}
+
 template <ValueType kValues, int kGroup>
 struct PackedBlocks {
   TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* tile, std::uint32_t first,
-                                 std::uint32_t count, std::byte* to, float* scale) const {
+                                 std::uint32_t count, std::uint32_t at,
+                                 ScoreScratch& scratch) const {
     const PackedRows rows = BlocksOfTile(part.shape, part.layout, tile);
-    ExpandRows<kValues, kGroup>(rows, first, count, static_cast<int>(part.padded_channels),
-                                {nullptr, nullptr}, to);
-    if constexpr (kValueBytes<kValues> == 1) {
-      ReadScales(rows, first, count, scale);
-      for (std::uint32_t b = 0; b < count; ++b) scale[b] *= part.scale;
-    }
+    const auto padded = static_cast<int>(part.padded_channels);
+    ExpandRows<kValues, kGroup>(rows, first, count, padded,
+                                scratch.rows + at * static_cast<std::size_t>(padded) * 2);
+    ReadBlockScales<kValues>(part, rows, first, count, scratch.scale + at);
+  }
+};
+
+// As they are.
+template <ValueType kValues>
+struct ListedBlocks {
+  TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* tile, std::uint32_t first,
+                                 std::uint32_t count, std::uint32_t at,
+                                 ScoreScratch& scratch) const {
+    const PackedRows rows = BlocksOfTile(part.shape, part.layout, tile);
+    ListPiece(rows.bits + first * rows.row_bits, rows.row_bits, rows.data + first * rows.row_data,
+              rows.row_data, at, count, scratch.listed);
+    ReadBlockScales<kValues>(part, rows, first, count, scratch.scale + at);
   }
 };
 
@@ -144,7 +191,8 @@ TESSERA_SIMD void RequestBlocks(const ScorePart& part, std::uint32_t run) {
 }
 
 template <class Scores, class Blocks>
-static void ScoreRuns(const ScorePart& part, const Blocks& blocks, int channels, int row_bytes) {
+static void ScoreRuns(const ScorePart& part, const Scores& scores, const Blocks& blocks,
+                      int channels) {
   ScoreScratch scratch;
   for (std::uint32_t r = 0; r < part.row_count; ++r) {
     const float* row = part.rows + r * part.padded_channels;
@@ -157,7 +205,7 @@ static void ScoreRuns(const ScorePart& part, const Blocks& blocks, int channels,
       }
       row = halves;
     }
-    Scores::LoadQuery(row, channels, r, scratch);
+    scores.LoadQuery(row, channels, r, scratch);
   }
   for (int i = 0; i < kTileRows; ++i) {
     scratch.scale[i] = part.scale;
@@ -168,8 +216,9 @@ static void ScoreRuns(const ScorePart& part, const Blocks& blocks, int channels,
   const auto flush = [&]() {
     if (at == 0) return;
     const Span live = {0, static_cast<int>(at)};
+    scores.Prepare(scratch, live);
     ForEachRowGroup(part.row_count, [&]<int kRows>(std::uint32_t row) TESSERA_INLINE_LAMBDA {
-      Scores::template Dot<kRows>(scratch, channels, live, row);
+      scores.template Dot<kRows>(scratch, channels, live, row);
     });
     for (std::uint32_t r = 0; r < part.row_count; ++r) {
       for (int i = 0; i < kTileRows; i += Simd::kLanes) {
@@ -192,8 +241,7 @@ static void ScoreRuns(const ScorePart& part, const Blocks& blocks, int channels,
       const std::uint32_t left = run.blocks - block;
       const std::uint32_t room = kTileRows - at;
       const std::uint32_t count = left < room ? left : room;
-      blocks(part, run.tile, block, count, scratch.rows + at * static_cast<std::size_t>(row_bytes),
-             scratch.scale + at);
+      blocks(part, run.tile, block, count, at, scratch);
       if (part.shape.weights) {
         for (std::uint32_t b = 0; b < count; ++b) {
           scratch.bias[at + b] = LargestLogWeight(part, run, block + b);
@@ -211,22 +259,33 @@ template <ElementType kType>
 TESSERA_SIMD void ScorePlain(const ScorePart& part) {
   const int halves = part.shape.summary == Summary::kMinMax ? 2 : 1;
   const int channels = halves * static_cast<int>(part.padded_channels);
-  ScoreRuns<FloatScores<kType>>(part, PlainBlocks{kElementBytes<kType>}, channels,
-                                channels * kElementBytes<kType>);
+  const std::size_t row_bytes = static_cast<std::size_t>(channels) * kElementBytes<kType>;
+  ScoreRuns(part, FloatScores<kType>(), PlainBlocks{kElementBytes<kType>, row_bytes}, channels);
+}
+
+// Means of packed keys.
+template <ValueType kValues, int kGroup>
+TESSERA_SIMD void ScoreMeans(const ScorePart& part) {
+  const auto padded = static_cast<int>(part.padded_channels);
+  if constexpr (kValues == ValueType::kFp16) {
+    ScoreRuns(part, FloatScores<ElementType::kFp16>(), PackedBlocks<kValues, kGroup>(), padded);
+  } else {
+#if defined(TESSERA_DOT_ENGINE)
+    if (WithSparseKeys(part.shape, [&]<int kSteps, int kVectors>() TESSERA_INLINE_LAMBDA {
+          using Keys = SparseKeys<kValues, kGroup, kSteps, kVectors>;
+          ScoreRuns(part, SparseScores<Keys>{part.shape.kept}, ListedBlocks<kValues>(), padded);
+        })) {
+      return;
+    }
+#endif
+    ScoreRuns(part, PackedBf16Scores(), PackedBlocks<kValues, kGroup>(), padded);
+  }
 }
 
 static void ScorePartSimd(const ScorePart& part) {
-  const bool mean = part.shape.summary == Summary::kMean;
-  if (mean && part.shape.format >= TileFormat::kPackedBf16) {
-    const auto padded = static_cast<int>(part.padded_channels);
-    return WithValues(part.shape, [&]<ValueType kValues, int kGroup>() {
-      if constexpr (kValues == ValueType::kFp16) {
-        ScoreRuns<FloatScores<ElementType::kFp16>>(part, PackedBlocks<kValues, kGroup>{}, padded,
-                                                   2 * padded);
-      } else {
-        ScoreRuns<PackedBf16Scores>(part, PackedBlocks<kValues, kGroup>{}, padded, 2 * padded);
-      }
-    });
+  if (part.shape.summary == Summary::kMean && part.shape.format >= TileFormat::kPackedBf16) {
+    return WithValues(part.shape,
+                      [&]<ValueType kValues, int kGroup>() { ScoreMeans<kValues, kGroup>(part); });
   }
   switch (part.shape.format) {
     case TileFormat::kDenseFp16:

@@ -263,6 +263,11 @@ struct Simd {
   TESSERA_SIMD Words RoundToBf16(Floats low, Floats high) {
     return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
   }
+  TESSERA_SIMD bool AllFinite(Words words) {
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    return _mm512_cmpeq_epi16_mask(_mm512_and_si512(words, exponent), exponent) == 0;
+  }
+  TESSERA_SIMD Words NanWords() { return _mm512_set1_epi16(0x7fff); }
   // Lane i: sum + a[2i] b[2i] + a[2i+1] b[2i+1].
   TESSERA_SIMD Floats AddPairDots(Floats sum, Words a, Words b) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
@@ -274,6 +279,78 @@ struct Simd {
   // Words of a and b by turns, of the lower (upper) halves of each 128-bit block.
   TESSERA_SIMD Words InterleaveLow(Words a, Words b) { return _mm512_unpacklo_epi16(a, b); }
   TESSERA_SIMD Words InterleaveHigh(Words a, Words b) { return _mm512_unpackhi_epi16(a, b); }
+  // ---- channels of stored values: see sparse_keys-inl.h ----
+
+  // 0, kGroup, 2 kGroup, ...: the first channel of each group.
+  template <int kGroup>
+  struct FirstChannels {
+    alignas(64) std::uint8_t of[128] = {};
+    constexpr FirstChannels() {
+      for (int i = 0; i < 128; ++i) of[i] = static_cast<std::uint8_t>(i * kGroup);
+    }
+  };
+  // The first channels of the groups whose bit is set, a byte each, of kGroups at most 128 groups.
+  // Writes kStored bytes, and as many behind the first 64 groups' once more.
+  template <int kGroup, int kGroups, int kStored>
+  TESSERA_SIMD void StoreChannels(const std::byte* bits, std::byte* to) {
+    static constexpr FirstChannels<kGroup> kFirst;
+    std::uint64_t word = 0;
+    __builtin_memcpy(&word, bits, kGroups < 64 ? kGroups / 8 : 8);
+    StoreBytes<kStored>(to,
+                        _mm512_mask_compress_epi8(FreshZero(), word, _mm512_load_si512(kFirst.of)));
+    if constexpr (kGroups > 64) {
+      to += __builtin_popcountll(word);
+      __builtin_memcpy(&word, bits + 8, 8);
+      StoreBytes<kStored>(
+          to, _mm512_mask_compress_epi8(FreshZero(), word, _mm512_load_si512(kFirst.of + 64)));
+    }
+  }
+  template <int kStored>
+  TESSERA_SIMD void StoreBytes(std::byte* to, __m512i bytes) {
+    if constexpr (kStored == 64) {
+      _mm512_storeu_si512(to, bytes);
+    } else {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_castsi512_si256(bytes));
+    }
+  }
+  // The channels of 32 stored values, from the bytes of their groups.
+  template <int kGroup>
+  TESSERA_SIMD Words LoadChannels(const std::byte* from) {
+    if constexpr (kGroup == 1) {
+      return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    } else if constexpr (kGroup == 2) {
+      const __m512i first =
+          _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+      return _mm512_or_si512(_mm512_or_si512(first, _mm512_slli_epi32(first, 16)),
+                             _mm512_set1_epi32(0x00010000));
+    } else {
+      const __m512i first =
+          _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+      const __m512i two = _mm512_or_si512(first, _mm512_slli_epi64(first, 16));
+      return _mm512_or_si512(_mm512_or_si512(two, _mm512_slli_epi64(two, 32)),
+                             _mm512_set1_epi64(0x0003000200010000));
+    }
+  }
+  // Words of a row of kWords (64 or 128) by their numbers.
+  template <int kWords>
+  TESSERA_SIMD Words PickWords(const std::byte* row, Words numbers) {
+    const __m512i low = _mm512_permutex2var_epi16(LoadWords(row), numbers, LoadWords(row + 64));
+    if constexpr (kWords == 64) return low;
+    const __m512i high =
+        _mm512_permutex2var_epi16(LoadWords(row + 128), numbers, LoadWords(row + 192));
+    return _mm512_mask_blend_epi16(_mm512_test_epi16_mask(numbers, _mm512_set1_epi16(64)), low,
+                                   high);
+  }
+  // Stored values as words, 8-bit ones as bf16, where a bit is set; others are not read and zero.
+  template <ValueType kValues>
+  TESSERA_SIMD Words LoadStored(const std::byte* from, std::uint32_t bits) {
+    if constexpr (kValues == ValueType::kBf16) {
+      return _mm512_maskz_loadu_epi16(bits, from);
+    } else {
+      const __m256i bytes = _mm256_maskz_loadu_epi8(bits, from);
+      return kValues == ValueType::kInt8 ? Int8ToBf16(bytes) : Fp8ToBf16(bytes);
+    }
+  }
   // Sums over interleaved words, back to channel order.
   TESSERA_SIMD Pair InterleavedInOrder(Pair pair) {
     const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);

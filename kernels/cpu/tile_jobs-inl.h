@@ -26,7 +26,7 @@ TESSERA_SIMD void ReadStored(const TileShape& shape, const TileLayout& layout,
   WithValues(shape, [&]<ValueType kValues, int kGroup>() {
     alignas(64) std::byte words[2 * kMaxHeadDim];
     for (std::uint32_t r = 0; r < count; ++r) {
-      ExpandRows<kValues, kGroup>(rows, r, 1, static_cast<int>(padded), {nullptr, nullptr}, words);
+      ExpandRows<kValues, kGroup>(rows, r, 1, static_cast<int>(padded), words);
       float* row = to + r * padded;
       Widen<kExpandedType<kValues>>(words, static_cast<int>(padded), row);
       if constexpr (kValueBytes<kValues> == 1) {

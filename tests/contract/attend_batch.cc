@@ -215,11 +215,16 @@ void TestBatch::JudgeRow(const ErrorBound& bound, const AttendItem& item, const 
       << answer.visible;
 }
 
-void TestBatch::JudgeItem(const AttendSubject& subject, std::size_t index, TestRandom& random) {
+void TestBatch::JudgeItem(const AttendSubject& subject, std::size_t index, TestRandom& random,
+                          std::uint32_t merges) {
   const AttendItem& item = items_[index];
   SCOPED_TRACE("item " + std::to_string(index));
   const ExactLane lane(*item.lane, shape_.geometry);
-  const ErrorBound bound = BoundOf(subject, *item.lane, shape_.geometry.type);
+  ErrorBound bound = BoundOf(subject, *item.lane, shape_.geometry.type);
+  // An lse is at most the logit mass and the logarithm of the entries, of which there are fewer
+  // than 2^11.
+  bound.base += merges * 0x1p-24 * 8;
+  bound.per_logit_mass += merges * 0x1p-24;
   const std::uint32_t rows = item.queries * shape_.geometry.group();
   if (rows <= kRowsJudged) {
     for (std::uint32_t row = 0; row < rows; ++row) JudgeRow(bound, item, lane, row);

@@ -56,7 +56,9 @@ class TestBatch {
   // Compares output and lse with the oracle: all rows of small batches, a random choice of large
   // ones. Rows that no item asked for must be untouched.
   void Judge(const AttendSubject& subject, TestRandom& random);
-  void JudgeItem(const AttendSubject& subject, std::size_t item, TestRandom& random);
+  // `merges`: how many outputs have gone into this one. Each rounds the lse, to fp32.
+  void JudgeItem(const AttendSubject& subject, std::size_t item, TestRandom& random,
+                 std::uint32_t merges = 0);
 
   std::vector<std::byte> OutputBytes() const;
 

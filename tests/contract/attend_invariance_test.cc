@@ -168,7 +168,7 @@ TEST_P(AttendConformance, MergesAnyPartition) {
       std::memset(static_cast<std::byte*>(item.output) + r * shape.geometry.head_dim * 4, 0,
                   shape.geometry.head_dim * 4);
     }
-    whole.JudgeItem(subject(), 0, random_);
+    whole.JudgeItem(subject(), 0, random_, static_cast<std::uint32_t>(cuts.size()));
     if (HasFatalFailure()) return;
   }
 }

@@ -65,7 +65,8 @@ TEST_P(AttendPackedConformance, MergesAnyPartition) {
     const std::uint32_t count = 3 * shape.geometry.query_heads;
     std::memset(item.output, 0, std::size_t{count} * shape.geometry.head_dim * sizeof(float));
     std::fill_n(item.lse, count, -std::numeric_limits<float>::infinity());
-    for (std::uint32_t begin = 0; begin < 220;) {
+    std::uint32_t merges = 0;
+    for (std::uint32_t begin = 0; begin < 220; ++merges) {
       const auto end = static_cast<std::uint32_t>(random_.Between(begin + 1, 220));
       const PackedLane side(rows, begin, {{&strategy, end - begin}}, 0, 5 + begin, random_);
       TestBatch batch(shape, random_);
@@ -77,7 +78,7 @@ TEST_P(AttendPackedConformance, MergesAnyPartition) {
                    {.output = batch.items()[0].output, .lse = batch.items()[0].lse});
       begin = end;
     }
-    whole.JudgeItem(subject(), 0, random_);
+    whole.JudgeItem(subject(), 0, random_, merges);
     if (HasFatalFailure()) return;
   }
 }

@@ -1,0 +1,144 @@
+// The rows that one pass of attention over packed tiles works on: up to 32, of one or several runs.
+// Internal linkage throughout: see README.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cpu/attend_part-inl.h"
+#include "kernels/cpu/expand-inl.h"
+#include "kernels/format/part.h"
+
+namespace tessera::kernels {
+namespace {
+
+// Rows of a run that stand together among the gathered ones.
+struct Piece {
+  const RowRun* run;
+  std::uint32_t first;  // tile row
+  std::uint32_t count;
+  std::uint32_t at;  // among the gathered rows
+};
+
+// Where in the part's runs the next row is.
+struct Cursor {
+  std::uint32_t run = 0;
+  std::uint32_t row = 0;  // of the run
+};
+
+// Where the gathered rows of K, or of V, are. Behind the last one it stands again.
+struct RowList {
+  const std::byte* bits[kTileRows];
+  const std::byte* data[kTileRows];
+};
+
+struct Gathered {
+  Piece pieces[kTileRows];
+  std::uint32_t count;  // of pieces
+  std::uint32_t rows;   // 0: nothing was left
+  RowList keys;
+  RowList values;
+};
+
+TESSERA_SIMD void ListPiece(const std::byte* bits, std::size_t row_bits, const std::byte* data,
+                            std::size_t row_data, std::uint32_t at, std::uint32_t count,
+                            RowList& list) {
+  for (std::size_t r = 0; r < count; ++r) list.bits[at + r] = bits + r * row_bits;
+  for (std::size_t r = 0; r < count; ++r) list.data[at + r] = data + r * row_data;
+}
+
+TESSERA_SIMD void RepeatLast(std::uint32_t rows, RowList& list) {
+  for (std::uint32_t r = rows; r < kTileRows; ++r) {
+    list.bits[r] = list.bits[rows - 1];
+    list.data[r] = list.data[rows - 1];
+  }
+}
+
+// The next rows of the part, up to 32.
+TESSERA_SIMD void Gather(const AttendPart& part, Cursor& cursor, Gathered& gathered) {
+  const TileLayout& layout = part.layout;
+  gathered.count = 0;
+  gathered.rows = 0;
+  while (gathered.rows < kTileRows && cursor.run < part.run_count) {
+    const RowRun& run = part.runs[cursor.run];
+    const std::uint32_t left = run.row_count - cursor.row;
+    const std::uint32_t room = kTileRows - gathered.rows;
+    const std::uint32_t count = left < room ? left : room;
+    const std::uint32_t first = run.row_begin + cursor.row;
+    gathered.pieces[gathered.count++] = {
+        .run = &run, .first = first, .count = count, .at = gathered.rows};
+    const std::byte* bits = run.tile + first * layout.row_bits;
+    const std::byte* data = run.tile + first * layout.row_data;
+    ListPiece(bits + layout.key_bits, layout.row_bits, data + layout.key_data, layout.row_data,
+              gathered.rows, count, gathered.keys);
+    ListPiece(bits + layout.value_bits, layout.row_bits, data + layout.value_data, layout.row_data,
+              gathered.rows, count, gathered.values);
+    gathered.rows += count;
+    cursor.row += count;
+    if (cursor.row == run.row_count) cursor = {.run = cursor.run + 1, .row = 0};
+  }
+  if (gathered.rows == 0 || gathered.rows == kTileRows) return;
+  RepeatLast(gathered.rows, gathered.keys);
+  RepeatLast(gathered.rows, gathered.values);
+}
+
+// Copies of rows that end less than a step's load before their tile does.
+struct ShortRows {
+  alignas(64) std::byte rows[kTileRows][kMaxHeadDim * 2 + kStepBytes];
+};
+
+// Lists such rows of V where they may be loaded. Of K there are none: V stands behind them.
+TESSERA_SIMD void CopyShortRows(const TileLayout& layout, Gathered& gathered, ShortRows& copies) {
+  const std::uint32_t begin = layout.value_data;
+  if (begin + kTileRows * layout.row_data + kStepBytes <= layout.bytes) return;
+  const std::uint32_t whole =
+      layout.bytes < begin + kStepBytes ? 0 : (layout.bytes - kStepBytes - begin) / layout.row_data;
+  for (std::uint32_t i = 0; i < gathered.count; ++i) {
+    const Piece& piece = gathered.pieces[i];
+    for (std::uint32_t r = whole > piece.first ? whole - piece.first : 0; r < piece.count; ++r) {
+      std::byte* copy = copies.rows[piece.at + r];
+      const std::byte*& listed = gathered.values.data[piece.at + r];
+      if (layout.row_data == kStepBytes) {  // by far the most frequent: a quarter of 128 channels
+        Simd::CopyStep(listed, copy);
+      } else {
+        __builtin_memcpy(copy, listed, layout.row_data);
+      }
+      listed = copy;
+    }
+  }
+  RepeatLast(gathered.rows, gathered.values);
+}
+
+// Requests rows [first, first + kCount) into L2: a few behind each step's own loads, since a burst
+// of requests for a whole tile would stop the core until memory has answered.
+template <int kCount>
+TESSERA_SIMD void Request(const RowList& list, int first, std::uint32_t row_data) {
+  TESSERA_UNROLL for (int r = first; r < first + kCount; ++r) PrefetchLines(list.data[r], 1);
+  PrefetchLines(list.bits[first], 1);
+  if (row_data <= kLine) return;
+  for (int r = first; r < first + kCount; ++r) {
+    PrefetchLines(list.data[r] + kLine, row_data - kLine);
+  }
+}
+
+// Loads that bring the translations for the requests to come. A whole tile's: one page of each
+// array, two tiles ahead.
+TESSERA_SIMD void TouchWholeTile(const Gathered& gathered) {
+  if (gathered.count != 1) return;
+  Touch(gathered.keys.data[0]);
+  Touch(gathered.values.data[0]);
+}
+// Those of all short runs at once, so that they wait together: for each by itself the core would
+// wait longer than its requests gain.
+TESSERA_SIMD void TouchShortRuns(const AttendPart& part) {
+  for (std::uint32_t i = 0; i < part.run_count; ++i) {
+    const RowRun& run = part.runs[i];
+    if (run.row_count == kTileRows) continue;
+    const std::byte* data = run.tile + run.row_begin * part.layout.row_data;
+    Touch(data + part.layout.key_data);
+    Touch(data + part.layout.value_data);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::kernels
