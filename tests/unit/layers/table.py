@@ -10,7 +10,7 @@ TOP = ("client", "daemon", "deploy", "helm", "kernels", "proto", "tests")
 LAYERED = ("client", "daemon", "kernels", "proto")
 
 KERNELS = ("kernels", "kernels/format", "kernels/reference", "kernels/cpu", "kernels/cuda",
-           "kernels/dispatch")
+           "kernels/dispatch", "kernels/strategy")
 BASE = ("daemon/base", "daemon/platform")
 BELOW_DEVICE = KERNELS + ("proto/shm",) + BASE
 BELOW_POOL = BELOW_DEVICE + ("daemon/config", "daemon/metrics", "daemon/device")
@@ -23,7 +23,8 @@ MAY_INCLUDE = {
     "kernels/reference": ("kernels/format",),
     "kernels/cpu": ("kernels/format",),
     "kernels/cuda": ("kernels/format",),
-    "kernels/dispatch": KERNELS,
+    "kernels/dispatch": ("kernels/format", "kernels/reference", "kernels/cpu", "kernels/cuda"),
+    "kernels/strategy": ("kernels/format",),
     "kernels": KERNELS,
     "proto/shm": ("kernels/format",),
     "proto/tessera": (),
@@ -63,6 +64,7 @@ ONLY_IN = (
     ("google/protobuf/", ("daemon/config", "daemon/serving", "client")),
     ("prometheus/", ("daemon/metrics",)),
     ("spdlog/", ("daemon/base",)),
+    ("Eigen/", ("kernels/strategy",)),
 )
 # What a quoted include may start with that is not in this tree.
-THIRD_PARTY = tuple(prefix for prefix, _ in ONLY_IN) + ("Eigen/", "hiredis/", "fmt/", "civetweb")
+THIRD_PARTY = tuple(prefix for prefix, _ in ONLY_IN) + ("hiredis/", "fmt/", "civetweb")

@@ -1,0 +1,27 @@
+// A rotation as tiles and kernels use it: cut, ordered, rounded.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/format/element.h"
+#include "kernels/strategy/eigen.h"
+
+namespace tessera::kernels {
+
+// Channel i of a rotation is vector order[i] of its basis. Empty: by falling eigenvalue.
+using ChannelOrder = std::vector<std::uint16_t>;
+
+// One side's matrix, [channels][head_dim] of `type`, 64-byte aligned. Null: the identity.
+struct StoredRotation {
+  const std::byte* matrix = nullptr;
+  ElementType type = ElementType::kBf16;
+  std::uint32_t channels = 0;
+};
+
+// Writes the first `channels` vectors in this order, rounded, and says where they are.
+StoredRotation StoreRotation(const Eigenbasis& basis, const ChannelOrder& order,
+                             std::uint32_t channels, ElementType type, std::byte* matrix);
+
+}  // namespace tessera::kernels

@@ -1,0 +1,162 @@
+#include "kernels/strategy/strategy.h"
+
+#include <algorithm>
+
+#include "kernels/strategy/blocks.h"
+#include "kernels/strategy/candidates.h"
+#include "kernels/strategy/eigen.h"
+#include "kernels/strategy/float_rows.h"
+#include "kernels/strategy/keeping.h"
+#include "kernels/strategy/reorder.h"
+#include "kernels/strategy/sample.h"
+#include "kernels/strategy/stored_rotation.h"
+
+namespace tessera::kernels {
+namespace {
+
+// Of a rotation that losses are tried with: beyond this more rows change little.
+constexpr std::uint64_t kTrialRows = 8192;
+// That are looked at for which channels are kept together.
+constexpr std::uint64_t kReorderRows = 1024;
+
+// One side of a lane, and how it is looked at.
+struct Side {
+  const RowSpan& rows;
+  const StrategyOptions& options;
+  const Operations& operations;
+};
+
+// The order of this rotation's channels for rows that keep so many, for each such number.
+std::vector<ChannelOrder> OrdersFor(const Side& side, const std::vector<RowRange>& ranges,
+                                    const StoredRotation& rotation,
+                                    const std::vector<std::uint32_t>& kept) {
+  if (kept.empty()) return {};
+  std::vector<CoKept> together(kept.size(), CoKept(rotation.channels));
+  FloatRows rotated;
+  for (const RowRange& range : Spread(ranges, kReorderRows)) {
+    Rotate(side.rows.Slice(range.first, range.count), rotation, side.operations, rotated);
+    for (std::uint32_t r = 0; r < range.count; ++r) {
+      for (std::size_t i = 0; i < kept.size(); ++i) together[i].Add(rotated.row(r), kept[i]);
+    }
+  }
+  std::vector<ChannelOrder> orders;
+  for (const CoKept& each : together) orders.push_back(OrderByCoKept(each));
+  return orders;
+}
+
+bool MayReorder(const Side& side, const TileShape& shape) {
+  return side.options.reorder && shape.group > 1 && shape.kept < shape.channels;
+}
+
+// One for each share; none where no candidate may be reordered.
+std::vector<ChannelOrder> TrialOrders(const Side& side, const std::vector<Candidate>& candidates,
+                                      const std::vector<RowRange>& made_from,
+                                      const StoredRotation& rotation) {
+  std::vector<std::uint32_t> kept;
+  if (std::any_of(candidates.begin(), candidates.end(),
+                  [&](const Candidate& candidate) { return MayReorder(side, candidate.shape); })) {
+    for (const double share : side.options.kept) {
+      kept.push_back(KeptChannels(share, 1, side.rows.head_dim, rotation.channels));
+    }
+  }
+  return OrdersFor(side, made_from, rotation, kept);
+}
+
+// What a candidate loses of one side, and whether that is with reordered channels.
+struct Judgement {
+  double loss = 0;
+  bool reordered = false;
+};
+
+// Each candidate's loss on rows that its rotation and its order were not made from. Groups are
+// tried in the order of eigenvalues too: where nothing is to be gained, counts are noise.
+std::vector<Judgement> CrossFit(const Side& side, const std::vector<Candidate>& candidates) {
+  const TileShape& shape = candidates.front().shape;
+  const Folds folds = SplitRows(side.rows.count);
+  Moments moments(side.rows.head_dim);
+  for (const RowRange& range : Spread(folds.made_from, kTrialRows)) {
+    moments.Add(side.rows.Slice(range.first, range.count), side.operations);
+  }
+  AlignedBytes matrix(RotationBytes(shape, side.options.rotation_type));
+  const StoredRotation rotation = StoreRotation(Decompose(moments), {}, shape.channels,
+                                                side.options.rotation_type, matrix.data());
+  const std::vector<ChannelOrder> orders = TrialOrders(side, candidates, folds.made_from, rotation);
+  std::vector<Keeping> ways;
+  for (const Candidate& candidate : candidates) {
+    const Keeping keeping = {.kept = candidate.shape.kept, .group = candidate.shape.group};
+    ways.push_back(keeping);
+    if (!MayReorder(side, candidate.shape)) continue;
+    ways.push_back(keeping);
+    ways.back().order = &orders[candidate.share];
+  }
+  const std::vector<double> losses =
+      MeanLosses(side.rows, Spread(folds.judged_on, side.options.sampled_rows), rotation, ways,
+                 side.operations);
+  std::vector<Judgement> judgements;
+  for (std::size_t way = 0; way < ways.size(); ++way) {
+    if (ways[way].order == nullptr) {
+      judgements.push_back({.loss = losses[way]});
+    } else if (losses[way] < judgements.back().loss) {
+      judgements.back() = {.loss = losses[way], .reordered = true};
+    }
+  }
+  return judgements;
+}
+
+// The rotation that tiles of this shape are made with.
+void StoreFinalRotation(const Side& side, const Moments& moments, const TileShape& shape,
+                        bool reordered, std::byte* matrix) {
+  const ElementType type = side.options.rotation_type;
+  const Eigenbasis basis = Decompose(moments);
+  const StoredRotation rotation = StoreRotation(basis, {}, shape.channels, type, matrix);
+  if (!reordered) return;
+  // Near-equal eigenvalues need not come in the order that they had in the trial: counted anew.
+  const ChannelOrder order =
+      OrdersFor(side, TilesOf(side.rows.count), rotation, {shape.kept}).front();
+  StoreRotation(basis, order, shape.channels, type, matrix);
+}
+
+}  // namespace
+
+RotationView Strategy::view() const {
+  return {.key = rotations.data(),
+          .value = rotations.data() + RotationBytes(shape, rotation_type),
+          .type = rotation_type};
+}
+
+double BytesPerEntry(const TileShape& shape, ElementType rotation_type, std::uint64_t entries) {
+  const std::uint64_t tiles = (entries + kTileEntries - 1) / kTileEntries;
+  const std::uint64_t rotations = shape.packed() ? 2 * RotationBytes(shape, rotation_type) : 0;
+  return static_cast<double>(tiles * LayoutOf(shape).bytes + rotations) /
+         static_cast<double>(entries);
+}
+
+Strategy MakeStrategy(const LaneRows& rows, const Moments& key, const Moments& value,
+                      const StrategyOptions& options, const Operations& operations) {
+  const BlockChoice block = ChooseBlock(rows.keys, options, operations);
+  std::vector<Candidate> candidates =
+      ListCandidates(rows.keys.head_dim, rows.keys.count, block.block, options);
+  const Side keys = {rows.keys, options, operations};
+  const Side values = {rows.values, options, operations};
+  const std::vector<Judgement> of_keys = CrossFit(keys, candidates);
+  const std::vector<Judgement> of_values = CrossFit(values, candidates);
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    candidates[i].loss = {.key = of_keys[i].loss, .value = of_values[i].loss};
+  }
+  const std::size_t choice = ChooseCandidate(candidates, options.threshold);
+  const Candidate& chosen = candidates[choice];
+
+  const std::uint64_t bytes = RotationBytes(chosen.shape, options.rotation_type);
+  Strategy strategy = {.shape = chosen.shape,
+                       .rotations = AlignedBytes(2 * bytes),
+                       .rotation_type = options.rotation_type,
+                       .loss = chosen.loss,
+                       .within_threshold = IsWithin(chosen.loss, options.threshold),
+                       .block_variance = block.variance};
+  StoreFinalRotation(keys, key, chosen.shape, of_keys[choice].reordered, strategy.rotations.data());
+  StoreFinalRotation(values, value, chosen.shape, of_values[choice].reordered,
+                     strategy.rotations.data() + bytes);
+  return strategy;
+}
+
+}  // namespace tessera::kernels
