@@ -30,7 +30,7 @@ struct AttendCall {
   std::uint32_t layer = 0;
   kernels::ElementType output_type = kernels::ElementType::kFp32;
   bool causal = true;
-  const kernels::SelectionRule* selection = nullptr;  // of every row; null: everything is read
+  const kernels::SelectionRule* selection = nullptr;  // of every row; null: the policies
   std::span<const AttendRow> rows;
 };
 

@@ -122,8 +122,9 @@ class Bulk {
     return reason.ok() ? status : reason;
   }
 
+  // Of its layers.
   bool IsLast(const Piece& piece) const {
-    return piece.layer + piece.layers == layers_ && piece.token + piece.tokens == tensors_.tokens;
+    return piece.token + piece.tokens == tensors_.tokens;
   }
 
   // Gathers [layers][tokens] of the piece out of the caller's [layers][all tokens].

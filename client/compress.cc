@@ -137,4 +137,15 @@ void ToProto(const kernels::SelectionRule& rule, v1::Selection& selection) {
   selection.set_first_block(rule.first_block);
 }
 
+PolicySelection FromProto(const v1::PolicySelection& policy) {
+  const v1::Selection& selection = policy.selection();
+  using Judge = kernels::SelectionRule::Judge;
+  return {.rule = {.rate = selection.entries() != 0 ? 1.0 : selection.rate(),
+                   .entries = selection.entries(),
+                   .judge = selection.judge() == v1::Selection::JUDGE_LOGIT ? Judge::kLogit
+                                                                            : Judge::kShare,
+                   .first_block = selection.first_block()},
+          .dense_layers = policy.dense_layers()};
+}
+
 }  // namespace tessera::client

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/model.h"
+#include "client/sequence_state.h"
 #include "client/session.h"
 #include "kernels/dispatch/attend.h"
 #include "kernels/format/tile_shape.h"
@@ -41,5 +42,6 @@ absl::StatusOr<v1::CompressResponse> CompressByRpc(Session& session, const Bound
 // INVALID_ARGUMENT where a rule is none: rate above 0 and at most 1, or entries.
 absl::Status CheckRule(const kernels::SelectionRule& rule);
 void ToProto(const kernels::SelectionRule& rule, v1::Selection& selection);
+PolicySelection FromProto(const v1::PolicySelection& policy);
 
 }  // namespace tessera::client

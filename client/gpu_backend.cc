@@ -25,6 +25,32 @@ bool Same(const std::optional<kernels::SelectionRule>& a,
          a->first_block == b->first_block;
 }
 
+std::string Name(const kernels::SelectionRule* rule) {
+  if (rule == nullptr) return "none";
+  if (rule->entries != 0) return Concat(rule->entries, " entries");
+  return Concat("a share of ", rule->rate);
+}
+
+// An image has one rule: all sequences of a step must have the same.
+absl::StatusOr<std::optional<kernels::SelectionRule>> RuleOfAll(const StepBatch& batch,
+                                                                std::uint32_t layer,
+                                                                const StepTensors& tensors) {
+  std::optional<kernels::SelectionRule> rule;
+  for (std::size_t i = 0; i < batch.items().size(); ++i) {
+    const kernels::SelectionRule* const one = RuleOf(batch.items()[i], layer, tensors);
+    const std::optional<kernels::SelectionRule> own =
+        one == nullptr ? std::nullopt : std::optional(*one);
+    if (i == 0) rule = own;
+    if (Same(rule, own)) continue;
+    return absl::UnimplementedError(Concat(
+        batch.items()[i].sequence->id.ToString(), " selects ", Name(one), " by its policy, ",
+        batch.items()[0].sequence->id.ToString(), " ", Name(rule.has_value() ? &*rule : nullptr),
+        "; on a GPU the sequences of a step have one selection: name it in the call, or make a "
+        "step for each policy"));
+  }
+  return rule;
+}
+
 }  // namespace
 
 GpuBackend::GpuBackend(Gpu& gpu, const Extents& extents)
@@ -219,7 +245,9 @@ absl::Status GpuBackend::Append(const StepBatch& batch, std::uint32_t layer,
 
 absl::Status GpuBackend::Attend(const StepBatch& batch, std::uint32_t layer,
                                 const StepTensors& tensors) {
-  if (absl::Status status = UseRule(batch, tensors.selection); !status.ok()) return status;
+  absl::StatusOr<std::optional<kernels::SelectionRule>> rule = RuleOfAll(batch, layer, tensors);
+  if (!rule.ok()) return rule.status();
+  if (absl::Status status = UseRule(batch, *rule); !status.ok()) return status;
   const absl::StatusOr<const std::byte*> query = PlaceInput("query", tensors.query, query_);
   if (!query.ok()) return query.status();
   bool output_copied = false;

@@ -49,10 +49,9 @@ absl::Status HostBackend::Attend(const StepBatch& batch, std::uint32_t layer,
   const std::size_t query_token = geometry.query_heads * model.row_bytes(layer);
   const std::size_t output_token = std::size_t{geometry.query_heads} * geometry.head_dim *
                                    kernels::ElementBytes(tensors.output_type);
-  const kernels::SelectionRule* const selection =
-      tensors.selection.has_value() ? &*tensors.selection : nullptr;
   items_.clear();
   for (const StepItem& item : batch.items()) {
+    const kernels::SelectionRule* const selection = RuleOf(item, layer, tensors);
     const std::uint64_t end = item.base + (batch.appended(layer) ? item.new_tokens : 0);
     float* const lse =
         tensors.lse.empty() ? nullptr : tensors.lse.data() + item.first_row * geometry.query_heads;

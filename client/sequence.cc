@@ -61,6 +61,16 @@ absl::StatusOr<v1::CompressResponse> Sequence::Compress(const Packing& packing,
   return CompressByRpc(*hold->session, *state_->model, state_->id, packing, rotations);
 }
 
+absl::StatusOr<v1::CompressResponse> Sequence::Compress() {
+  absl::StatusOr<Hold> hold = Take(core_, state_);
+  if (!hold.ok()) return hold.status();
+  v1::CompressRequest request;
+  v1::CompressResponse response;
+  request.set_sequence_id(state_->id.value());
+  if (absl::Status status = hold->session->Call(request, response); !status.ok()) return status;
+  return response;
+}
+
 absl::StatusOr<Sequence> Sequence::Fork() {
   absl::StatusOr<Hold> hold = Take(core_, state_);
   if (!hold.ok()) return hold.status();
@@ -70,6 +80,7 @@ absl::StatusOr<Sequence> Sequence::Fork() {
   if (absl::Status status = hold->session->Call(request, response); !status.ok()) return status;
   auto child = std::make_shared<SequenceState>(SequenceId(response.sequence_id()), state_->model,
                                                response.directory_offset(), response.tokens());
+  if (response.has_selection()) child->selection = FromProto(response.selection());
   core_->AddSequence(child);
   return Sequence(core_, std::move(child));
 }

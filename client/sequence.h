@@ -57,6 +57,10 @@ class Sequence {
   absl::StatusOr<v1::CompressResponse> Compress(const Packing& packing,
                                                 const RotationTensors& rotations = {});
 
+  // Has it compress what there is as the sequence's policy says, as at the end of a prompt, and
+  // waits for the end of that.
+  absl::StatusOr<v1::CompressResponse> Compress();
+
   // A new sequence with the same committed tokens.
   absl::StatusOr<Sequence> Fork();
   // Keeps the first `tokens` tokens. OUT_OF_RANGE where there are fewer.

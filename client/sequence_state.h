@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "client/tails.h"
 #include "daemon/base/ids.h"
 #include "daemon/base/strings.h"
+#include "kernels/dispatch/attend.h"
 #include "kernels/format/lane_view.h"
 
 namespace tessera::client {
@@ -26,6 +28,12 @@ struct ResolvedLanes {
   std::vector<kernels::LaneView> lanes;
 };
 
+// What attention reads where a call does not say.
+struct PolicySelection {
+  kernels::SelectionRule rule;
+  std::uint32_t dense_layers = 0;  // the first layers, which read everything
+};
+
 struct SequenceState {
   SequenceState(SequenceId sequence, std::shared_ptr<const BoundModel> bound, std::uint64_t offset,
                 std::uint64_t held)
@@ -34,6 +42,7 @@ struct SequenceState {
   const SequenceId id;
   const std::shared_ptr<const BoundModel> model;
   const std::uint64_t directory_offset;
+  std::optional<PolicySelection> selection;  // of its policy; constant once it is shared
   std::atomic<bool> in_use{false};
   std::atomic<bool> gone{false};   // lost with the daemon or session that held it
   std::atomic<bool> ended{false};  // freed or handed over: the handle is spent

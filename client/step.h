@@ -44,7 +44,8 @@ struct StepTensors {
   std::span<float> lse;              // [batch][n][query heads], natural log; empty: not wanted
   kernels::ElementType output_type = kernels::ElementType::kFp32;  // or the model's
   bool causal = true;  // a query sees its own position and earlier ones
-  // What is read of segments that have block summaries; unset: everything. All new tokens of a
+  // What is read of segments that have block summaries; unset: what each sequence's policy says,
+  // and everything under a policy that does not. A rate of 1 reads everything. All new tokens of a
   // sequence share a choice, so there are kMaxSelectingTokens of them at most. On a GPU a rule that
   // differs from the call's before costs an upload.
   std::optional<kernels::SelectionRule> selection;

@@ -98,6 +98,15 @@ absl::Status StepBatch::CheckAppend(std::uint32_t layer, std::span<const std::by
   return status;
 }
 
+const kernels::SelectionRule* RuleOf(const StepItem& item, std::uint32_t layer,
+                                     const StepTensors& tensors) {
+  if (tensors.selection.has_value()) return &*tensors.selection;
+  const std::optional<PolicySelection>& policy = item.sequence->selection;
+  if (!policy.has_value() || layer < policy->dense_layers) return nullptr;
+  // More tokens than share a choice are a prompt, which reads everything.
+  return item.new_tokens <= kMaxSelectingTokens ? &policy->rule : nullptr;
+}
+
 absl::Status StepBatch::CheckAttend(std::uint32_t layer, const StepTensors& tensors) const {
   if (absl::Status status = CheckLayer(layer); !status.ok()) return status;
   absl::Status status = CheckOutputType(tensors.output_type, *model_);

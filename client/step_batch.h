@@ -55,6 +55,10 @@ class StepBatch {
   std::vector<bool> appended_;  // per layer
 };
 
+// What is read for an item where the call does not say it for all: what its policy says.
+const kernels::SelectionRule* RuleOf(const StepItem& item, std::uint32_t layer,
+                                     const StepTensors& tensors);
+
 // INVALID_ARGUMENT where the output type is neither fp32 nor the model's.
 absl::Status CheckOutputType(kernels::ElementType type, const BoundModel& model);
 

@@ -49,6 +49,7 @@ absl::StatusOr<Sequence> Worker::CreateSequence(const Model& model, const std::s
   if (absl::Status status = (*session)->Call(request, response); !status.ok()) return status;
   auto state = std::make_shared<SequenceState>(SequenceId(response.sequence_id()), bound,
                                                response.directory_offset(), 0);
+  if (response.has_selection()) state->selection = FromProto(response.selection());
   core_->AddSequence(state);
   return Sequence(core_, std::move(state));
 }
@@ -74,6 +75,7 @@ absl::StatusOr<Sequence> Worker::Adopt(const Model& model, SequenceId sequence) 
   }
   auto state = std::make_shared<SequenceState>(sequence, bound, response.directory_offset(),
                                                response.tokens());
+  if (response.has_selection()) state->selection = FromProto(response.selection());
   core_->AddSequence(state);
   return Sequence(core_, std::move(state));
 }

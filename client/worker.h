@@ -47,7 +47,7 @@ struct AttendQuery {
 struct AttendOptions {
   kernels::ElementType output_type = kernels::ElementType::kFp32;  // or the model's
   bool causal = true;
-  // Of every query; at most kMaxSelectingTokens queries each. Unset: everything is read.
+  // Of every query; at most kMaxSelectingTokens queries each. Unset: what the policy says.
   std::optional<kernels::SelectionRule> selection;
 };
 

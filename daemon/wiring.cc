@@ -22,13 +22,16 @@
 #include "daemon/base/strings.h"
 #include "daemon/base/version.h"
 #include "daemon/cache/node.h"
+#include "daemon/compaction/compactor.h"
 #include "daemon/compaction/tail_absorber.h"
 #include "daemon/config/limits.h"
 #include "daemon/config/load.h"
 #include "daemon/device/finder.h"
 #include "daemon/metrics/metrics.h"
 #include "daemon/platform/fd.h"
+#include "daemon/policies/help.h"
 #include "daemon/serving/server.h"
+#include "kernels/dispatch/implementation.h"
 
 namespace tessera {
 namespace {
@@ -124,6 +127,7 @@ absl::StatusOr<std::unique_ptr<cache::Node>> BuildNode(const config::Config& con
                                                        std::function<void()> on_attention) {
   cache::Node::Options options;
   options.memory_bytes = config.pool_bytes;
+  options.raw_copy_bytes = config.raw_copy_bytes;
   options.device = &device;
   options.max_sessions = config.max_sessions;
   for (const config::Tenant& tenant : config.tenants) {
@@ -192,19 +196,31 @@ int Serve(const config::Config& config, device::Finder& devices, const StopSigna
   absl::StatusOr<std::unique_ptr<serving::Server>> server =
       serving::Server::Create(services, server_options);
   if (!server.ok()) return Fail(server.status());
+  absl::StatusOr<std::unique_ptr<ThreadScheduler>> scheduler =
+      ThreadScheduler::Create({.threads = config.compactor_threads, .cpus = config.compactor_cpus});
+  if (!scheduler.ok()) {
+    return Fail(absl::Status(scheduler.status().code(),
+                             Concat("compactor_cpus: ", scheduler.status().message())));
+  }
 
   absl::StatusOr<std::unique_ptr<cache::Node>> node = BuildNode(config, device, clock, [&server] {
     if (*server != nullptr) (*server)->Attention();
   });
   if (!node.ok()) return Fail(node.status());
-  auto scheduler = std::make_unique<ThreadScheduler>(config.compactor_threads);
-  compaction::TailAbsorber absorber({.scheduler = scheduler.get(),
+  compaction::Compactor compactor(
+      {.scheduler = scheduler->get(),
+       .logger = &logger,
+       .clock = &clock,
+       .operations = &kernels::OperationsOf(kernels::BestImplementation())});
+  compaction::TailAbsorber absorber({.scheduler = scheduler->get(),
                                      .logger = &logger,
                                      .clock = &clock,
-                                     .linger = config.compactor_linger});
+                                     .linger = config.compactor_linger,
+                                     .compactor = &compactor});
   services.node = node->get();
-  services.scheduler = scheduler.get();
+  services.scheduler = scheduler->get();
   services.absorber = &absorber;
+  services.compactor = &compactor;
 
   std::atomic<std::uint64_t> requested_limit_ms{0};
   (*server)->set_drain_request([&requested_limit_ms](std::uint64_t limit_ms) {
@@ -216,7 +232,7 @@ int Serve(const config::Config& config, device::Finder& devices, const StopSigna
   const auto stop = [&] {
     (*server)->Drain(Clock::Duration::zero());
     devices.OnFailure(nullptr);
-    scheduler.reset();
+    scheduler->reset();
     server->reset();
   };
   if (absl::Status status = (*server)->Start(); !status.ok()) {
@@ -278,6 +294,7 @@ int RunDaemon(std::span<const std::string_view> args, const Machine& machine) {
   absl::StatusOr<config::Invocation> invocation = config::LoadConfig(
       args, [&devices](const config::DeviceChoice& choice) { return OpenDevice(choice, devices); });
   if (!invocation.ok()) return Fail(invocation.status());
+  if (invocation->print_policies) invocation->print = policies::HelpText();
   if (invocation->print.has_value()) {
     std::fputs(invocation->print->c_str(), stdout);
     return 0;

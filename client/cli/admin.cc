@@ -13,10 +13,15 @@ const char kDefaultAddress[] = "unix:/run/tessera/tesserad.sock";
 
 namespace {
 
+constexpr std::chrono::seconds kPatience{5};
+
 template <typename Response, typename Call>
-absl::StatusOr<Response> Run(const std::string& address, Call call) {
+absl::StatusOr<Response> Run(const std::string& address, Call call,
+                             std::chrono::seconds patience = kPatience) {
   grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
+  if (patience.count() > 0) {
+    context.set_deadline(std::chrono::system_clock::now() + patience);
+  }
   Response response;
   const grpc::Status status = call(&context, &response);
   if (status.ok()) return response;
@@ -55,6 +60,35 @@ absl::StatusOr<v1::ListSequencesResponse> Admin::Sequences(std::uint32_t limit) 
   return Run<v1::ListSequencesResponse>(address_, [&](auto* context, auto* response) {
     return stub_->ListSequences(context, request, response);
   });
+}
+
+absl::StatusOr<v1::DescribeResponse> Admin::Describe(std::uint64_t sequence) {
+  v1::DescribeRequest request;
+  request.set_sequence_id(sequence);
+  request.set_lanes(true);
+  return Run<v1::DescribeResponse>(address_, [&](auto* context, auto* response) {
+    return stub_->Describe(context, request, response);
+  });
+}
+
+absl::StatusOr<v1::CompressResponse> Admin::Compress(std::uint64_t sequence) {
+  v1::CompressRequest request;
+  request.set_sequence_id(sequence);
+  return Run<v1::CompressResponse>(
+      address_,
+      [&](auto* context, auto* response) { return stub_->Compress(context, request, response); },
+      std::chrono::seconds(0));
+}
+
+absl::Status Admin::SetPolicy(std::uint64_t sequence, const std::string& policy) {
+  v1::SetPolicyRequest request;
+  request.set_sequence_id(sequence);
+  request.set_policy(policy);
+  return Run<v1::SetPolicyResponse>(address_,
+                                    [&](auto* context, auto* response) {
+                                      return stub_->SetPolicy(context, request, response);
+                                    })
+      .status();
 }
 
 absl::Status Admin::Evict(std::uint64_t sequence) {

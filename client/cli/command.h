@@ -17,6 +17,9 @@ struct Command {
 
 int RunStatus(std::span<const std::string_view> args);
 int RunTop(std::span<const std::string_view> args);
+int RunDescribe(std::span<const std::string_view> args);
+int RunPolicy(std::span<const std::string_view> args);
+int RunCompress(std::span<const std::string_view> args);
 int RunEvict(std::span<const std::string_view> args);
 int RunDrain(std::span<const std::string_view> args);
 int RunWorker(std::span<const std::string_view> args);

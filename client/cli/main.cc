@@ -13,6 +13,9 @@ namespace {
 constexpr Command kCommands[] = {
     {"status", "what a daemon holds, once", RunStatus},
     {"top", "the same, live", RunTop},
+    {"describe", "one sequence, lane by lane", RunDescribe},
+    {"policy", "give a sequence another policy", RunPolicy},
+    {"compress", "have a sequence compress what it holds", RunCompress},
     {"evict", "free a sequence, whoever owns it", RunEvict},
     {"drain", "let a daemon finish and exit", RunDrain},
     {"worker", "a small worker that decodes through a daemon and checks every result", RunWorker},

@@ -41,6 +41,19 @@ std::string RenderHead(const v1::StatsResponse& stats) {
                 FormatBytes(stats.pool_limit_bytes()), "   sessions ", stats.sessions(), "\n");
 }
 
+// Background work in a line: jobs that wait and run, and what they have done.
+std::string RenderCompaction(const v1::CompactionStats& stats) {
+  const auto jobs = [&](int priority) {
+    if (priority >= stats.jobs_queued_size()) return std::string("-");
+    return Concat(stats.jobs_running(priority), "+", stats.jobs_queued(priority));
+  };
+  return Concat(
+      "compaction   jobs running+queued: tails ", jobs(0), ", seals ", jobs(1), ", pressure ",
+      jobs(2), "   tiles ", Short(static_cast<double>(stats.tiles_encoded())),
+      "   segments sealed ", Short(static_cast<double>(stats.segments_sealed())), "   raw copies ",
+      FormatBytes(stats.raw_copy_bytes()), " of ", FormatBytes(stats.raw_copy_limit_bytes()), "\n");
+}
+
 const v1::TenantStats* Find(const Look* look, const std::string& name) {
   if (look == nullptr) return nullptr;
   for (const v1::TenantStats& tenant : look->stats.tenants()) {
@@ -160,8 +173,9 @@ std::string RenderSequences(const Look& look, std::size_t rows) {
 
 std::string RenderText(const Look& look, const Look* before, double seconds,
                        std::size_t sequence_rows) {
-  return Concat(RenderHead(look.stats), "\n", RenderTenants(look, before, seconds), "\n",
-                RenderSessions(look), "\n", RenderSequences(look, sequence_rows));
+  return Concat(RenderHead(look.stats) + RenderCompaction(look.stats.compaction()), "\n",
+                RenderTenants(look, before, seconds), "\n", RenderSessions(look), "\n",
+                RenderSequences(look, sequence_rows));
 }
 
 std::string RenderJson(const Look& look) {

@@ -1,49 +1,140 @@
 #include "daemon/base/scheduler.h"
 
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <span>
 #include <utility>
 
-namespace tessera {
+#include "absl/status/status.h"
+#include "daemon/base/strings.h"
 
-ThreadScheduler::ThreadScheduler(std::uint32_t threads) {
+namespace tessera {
+namespace {
+
+// Allows `thread` to run on `cpus` and nowhere else. The system's error number, 0 for none.
+int SetAffinity(pthread_t thread, std::span<const std::uint32_t> cpus) {
+  const std::size_t count = std::size_t{*std::max_element(cpus.begin(), cpus.end())} + 1;
+  cpu_set_t* const mask = CPU_ALLOC(count);
+  if (mask == nullptr) return ENOMEM;
+  const std::size_t bytes = CPU_ALLOC_SIZE(count);
+  CPU_ZERO_S(bytes, mask);
+  for (const std::uint32_t cpu : cpus) CPU_SET_S(cpu, bytes, mask);
+  const int error = ::pthread_setaffinity_np(thread, bytes, mask);
+  CPU_FREE(mask);
+  return error;
+}
+
+// The system ignores those CPUs of a mask that it cannot use, as long as it can use any: each is
+// tried alone, on a thread that ends with that.
+absl::Status CheckCpus(const std::vector<std::uint32_t>& cpus) {
+  absl::Status status;
+  std::thread([&cpus, &status] {
+    for (const std::uint32_t cpu : cpus) {
+      const int error = SetAffinity(::pthread_self(), {&cpu, 1});
+      if (error == EINVAL) {
+        status = absl::InvalidArgumentError(
+            Concat("CPU ", cpu, " does not exist, is offline or is denied to this process"));
+      } else if (error != 0) {
+        status = absl::ErrnoToStatus(error, Concat("cannot run a thread on CPU ", cpu));
+      }
+      if (!status.ok()) return;
+    }
+  }).join();
+  return status;
+}
+
+std::size_t Index(JobPriority priority) { return static_cast<std::size_t>(priority); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ThreadScheduler>> ThreadScheduler::Create(const Options& options) {
+  if (options.threads == 0) return absl::InvalidArgumentError("0 threads would run no job");
+  if (absl::Status status = CheckCpus(options.cpus); !status.ok()) return status;
+  std::unique_ptr<ThreadScheduler> scheduler(new ThreadScheduler(options.threads));
+  if (absl::Status status = scheduler->Pin(options.cpus); !status.ok()) return status;
+  return scheduler;
+}
+
+ThreadScheduler::ThreadScheduler(std::uint32_t threads)
+    : max_long_jobs_(std::max(threads, std::uint32_t{2}) - 1) {
   for (std::uint32_t i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
 }
 
+absl::Status ThreadScheduler::Pin(const std::vector<std::uint32_t>& cpus) {
+  if (cpus.empty()) return absl::OkStatus();
+  for (std::thread& thread : threads_) {
+    if (const int error = SetAffinity(thread.native_handle(), cpus); error != 0) {
+      return absl::ErrnoToStatus(error, Concat("cannot pin a thread to ", cpus.size(), " CPUs"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 ThreadScheduler::~ThreadScheduler() {
+  FairQueue dropped;  // outlives the lock: what jobs hold may take its time to go
   {
     MutexLock lock(mutex_);
     stopping_ = true;
+    std::swap(dropped, queue_);
   }
   work_.NotifyAll();
+  while (dropped.Pop().has_value()) {
+  }
   for (std::thread& thread : threads_) thread.join();
 }
 
-void ThreadScheduler::Submit(std::string, JobPriority priority, Job job) {
+void ThreadScheduler::Submit(JobSpec spec, Job job) {
   {
     MutexLock lock(mutex_);
-    queues_[static_cast<std::size_t>(priority)].push_back(std::move(job));
+    if (stopping_) return;
+    queue_.Push(std::move(spec), std::move(job));
   }
   work_.NotifyOne();
 }
 
-bool ThreadScheduler::TakeJob(Job& job) {
+Scheduler::Load ThreadScheduler::load() const {
   MutexLock lock(mutex_);
-  for (;;) {
-    if (stopping_) return false;
-    for (std::deque<Job>& queue : queues_) {
-      if (queue.empty()) continue;
-      job = std::move(queue.front());
-      queue.pop_front();
-      return true;
+  Load load{.queued = {}, .running = running_, .done = done_};
+  for (std::size_t i = 0; i < kJobPriorities; ++i) {
+    load.queued[i] = queue_.size(static_cast<JobPriority>(i));
+  }
+  return load;
+}
+
+JobPriority ThreadScheduler::LastAllowed() const {
+  const std::uint64_t long_jobs =
+      running_[Index(JobPriority::kSeals)] + running_[Index(JobPriority::kPressure)];
+  return long_jobs < max_long_jobs_ ? JobPriority::kPressure : JobPriority::kTails;
+}
+
+// No wake is lost where a long job may not begin yet: the thread that ends one looks here next, and
+// where it takes a tail job instead, the thread that was woken for that one is still to look.
+std::optional<FairQueue::Entry> ThreadScheduler::Take() {
+  MutexLock lock(mutex_);
+  while (!stopping_) {
+    if (std::optional<FairQueue::Entry> entry = queue_.Pop(LastAllowed()); entry.has_value()) {
+      ++running_[Index(entry->spec.priority)];
+      return entry;
     }
     work_.Wait(mutex_);
   }
+  return std::nullopt;
+}
+
+void ThreadScheduler::Finish(JobPriority priority) {
+  MutexLock lock(mutex_);
+  --running_[Index(priority)];
+  ++done_[Index(priority)];
 }
 
 void ThreadScheduler::Run() {
-  Job job;
-  while (TakeJob(job)) {
-    std::move(job)();
-    job = nullptr;  // what it held goes before the next wait
+  while (std::optional<FairQueue::Entry> entry = Take()) {
+    std::move(entry->job)();
+    entry->job = nullptr;  // what it held is gone before it counts as done
+    Finish(entry->spec.priority);
   }
 }
 

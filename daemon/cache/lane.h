@@ -39,6 +39,11 @@ struct Lane {
   // True where the last segment is this lane's alone and may still be appended to. A fork freezes
   // it for both, a truncation in its middle for this lane.
   bool open = false;
+  // True where the last segment before the plain ones is this lane's alone and may take more whole
+  // tiles of its form. A fork ends it for both; a cut that leaves a partial tile ends it, too.
+  bool growing = false;
+  // While its newest segments are being encoded (Sequence::Recode).
+  bool recoding = false;
   // Of the last truncation: true once nobody reads what it cut off any more.
   std::shared_ptr<const std::atomic<bool>> cut_drained;
   std::uint64_t entries = 0;     // in all segments

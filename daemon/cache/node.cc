@@ -9,7 +9,10 @@
 namespace tessera::cache {
 
 Node::Node(const Options& options)
-    : options_(options), instance_(NewSecret64()), account_("node", options.memory_bytes) {}
+    : options_(options),
+      instance_(NewSecret64()),
+      account_("node", options.memory_bytes),
+      raw_copies_("raw copies", options.raw_copy_bytes) {}
 
 absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
   std::unique_ptr<Node> node(new Node(options));
@@ -21,6 +24,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
     tenant.hard_limit_bytes = configured.hard_limit_bytes;
     tenant.instance = node->instance_;
     tenant.node = &node->account_;
+    tenant.raw_copies = &node->raw_copies_;
     tenant.device = options.device;
     tenant.directory_memory = &node->directory_memory_;
     // Address space for everything the node may hold, in whole extents.

@@ -25,6 +25,8 @@ class Node {
   };
   struct Options {
     std::uint64_t memory_bytes = 0;    // of all pools, directories, tails and staging arenas
+    // Of rows that wait for a strategy of their own: host memory, beside the above.
+    std::uint64_t raw_copy_bytes = 0;
     device::Device* device = nullptr;  // outlives the node
     std::vector<TenantOptions> tenants;
     // The rest of each tenant's options: id, name, token and limits are filled in.
@@ -36,6 +38,7 @@ class Node {
   const Options& options() const { return options_; }
   std::uint64_t instance() const { return instance_; }
   const pool::Account& account() const { return account_; }
+  const pool::Account& raw_copies() const { return raw_copies_; }
   const std::vector<std::unique_ptr<Tenant>>& tenants() const { return tenants_; }
 
   // PERMISSION_DENIED where no tenant has this token.
@@ -56,6 +59,7 @@ class Node {
   const Options options_;
   const std::uint64_t instance_;
   pool::Account account_;
+  pool::Account raw_copies_;
   device::HostMemorySource directory_memory_{"tessera-directory"};
   std::atomic<std::uint32_t> sessions_{0};
   std::vector<std::unique_ptr<Tenant>> tenants_;

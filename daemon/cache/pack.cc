@@ -5,6 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/base/strings.h"
+#include "daemon/cache/build.h"
 
 namespace tessera::cache {
 
@@ -14,8 +15,6 @@ namespace {
 
 // Tiles that the device encodes at once: in between somebody may have lost interest.
 constexpr std::size_t kTilesAtOnce = 1024;
-
-std::size_t TilesOf(std::uint32_t entries) { return (entries + kTileEntries - 1) / kTileEntries; }
 
 }  // namespace
 
@@ -56,7 +55,8 @@ absl::Status Packer::Reserve() {
     const bool next_lane =
         i == 0 || item.layer != items_[i - 1].layer || item.kv_head != items_[i - 1].kv_head;
     if (spec_.key_rotations != nullptr && next_lane) {
-      absl::StatusOr<std::shared_ptr<const Rotations>> reserved = ReserveRotations(item.layer);
+      absl::StatusOr<std::shared_ptr<const Rotations>> reserved =
+          ReserveRotations(memory_, ShapeOf(item.layer), spec_.rotation_type);
       if (!reserved.ok()) return reserved.status();
       rotations = *std::move(reserved);
     }
@@ -65,70 +65,26 @@ absl::Status Packer::Reserve() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const Rotations>> Packer::ReserveRotations(std::uint32_t layer) {
-  const std::uint64_t bytes = 2 * kernels::RotationBytes(ShapeOf(layer), spec_.rotation_type);
-  const auto allocate = [&] {
-    return memory_.pool->Allocate(bytes, pool::Fit::kExact, pool::MemoryTag::kRotations);
-  };
-  absl::StatusOr<pool::Block> block = allocate();
-  // Offset 0 says "no rotations" in a snapshot: another block, while this one holds the place.
-  if (block.ok() && block->offset() == 0) {
-    absl::StatusOr<pool::Block> elsewhere = allocate();
-    block = std::move(elsewhere);
-  }
-  if (!block.ok()) return block.status();
-  return std::make_shared<const Rotations>(Rotations{*std::move(block), spec_.rotation_type});
-}
-
 absl::Status Packer::ReserveSegment(Item& item, std::shared_ptr<const Rotations> rotations) {
-  const kernels::TileShape& shape = ShapeOf(item.layer);
-  const std::size_t count = TilesOf(item.entries);
-  absl::StatusOr<std::vector<pool::Block>> tiles = memory_.pool->AllocateMany(
-      count, kernels::LayoutOf(shape).bytes, pool::Fit::kExact, pool::MemoryTag::kTiles);
-  if (!tiles.ok()) return tiles.status();
-  absl::StatusOr<pool::Block> table = memory_.pool->Allocate(
-      Segment::TableBytes(count), pool::Fit::kRounded, pool::MemoryTag::kTables);
-  if (!table.ok()) return table.status();
-  item.to = std::make_shared<Segment>(shape, item.from->first_position(), std::move(rotations));
-  item.to->ListTableWords(*tiles, *table, words_);
-  item.to->AddTiles(*std::move(tiles), *std::move(table));
-  item.to->set_filled(item.entries);
-  return absl::OkStatus();
+  item.to = std::make_shared<Segment>(ShapeOf(item.layer), item.from->first_position(),
+                                      std::move(rotations));
+  return ReserveTiles(memory_, item.entries, *item.to, words_);
 }
 
 // ---- contents
 
 absl::Status Packer::StoreRotations() {
-  std::vector<device::RowRun> runs;
-  const Rotations* stored = nullptr;
+  std::vector<RotationStore> stores;
   for (const Item& item : items_) {
     const Rotations* const rotations = item.to->rotations();
-    if (rotations == nullptr || rotations == stored) continue;
-    stored = rotations;
+    if (rotations == nullptr || (!stores.empty() && stores.back().rotations == rotations)) continue;
     const kernels::TileShape& shape = ShapeOf(item.layer);
-    const auto row_bytes =
-        static_cast<std::uint32_t>(shape.head_dim * kernels::ElementBytes(rotations->type));
-    const std::uint64_t matrix = std::uint64_t{shape.channels} * row_bytes;
     const std::uint64_t from =
-        matrix *
+        kernels::RotationBytes(shape, rotations->type) *
         ((item.layer - spec_.first_layer) * model_.layout().kv_heads(item.layer) + item.kv_head);
-    std::byte* const to = rotations->block.data();
-    for (std::uint32_t row = 0; row < shape.channels; row += kTileEntries) {
-      const std::uint64_t at = std::uint64_t{row} * row_bytes;
-      runs.push_back({.key = spec_.key_rotations + from + at,
-                      .value = spec_.value_rotations + from + at,
-                      .stride = row_bytes,
-                      .key_target = to + at,
-                      .value_target = to + kernels::RotationBytes(shape, rotations->type) + at,
-                      .rows = std::min(kTileEntries, shape.channels - row),
-                      .row_bytes = row_bytes});
-    }
+    stores.push_back({rotations, shape, spec_.key_rotations + from, spec_.value_rotations + from});
   }
-  const absl::StatusOr<std::optional<device::UnusableRow>> unusable =
-      memory_.device->StoreRows(device::Place::kHost, spec_.rotation_type, runs);
-  if (!unusable.ok()) return unusable.status();
-  if (!unusable->has_value()) return absl::OkStatus();
-  return absl::InvalidArgumentError("a rotation holds a value that is not finite");
+  return cache::StoreRotations(memory_, stores);
 }
 
 absl::Status Packer::Fill(const GoOn& go_on) {
@@ -146,14 +102,8 @@ absl::Status Packer::Fill(const GoOn& go_on) {
 void Packer::AddTile(std::size_t index, std::uint32_t first_entry, Batch& batch) const {
   const Item& item = items_[index];
   if (batch.origins.empty() || batch.origins.back().item != index) {
-    device::TileStrategy strategy = {.shape = item.to->shape(), .rotation = {}};
-    if (const Rotations* rotations = item.to->rotations()) {
-      const std::byte* const key = rotations->block.data();
-      strategy.rotation = {.key = key,
-                           .value = key + kernels::RotationBytes(strategy.shape, rotations->type),
-                           .type = rotations->type};
-    }
-    batch.strategies.push_back(strategy);
+    batch.strategies.push_back(
+        {.shape = item.to->shape(), .rotation = ViewOf(item.to->rotations(), item.to->shape())});
   }
   const kernels::TileLayout rows = kernels::LayoutOf(item.from->shape());
   const std::size_t tile = first_entry / kTileEntries;
@@ -207,18 +157,33 @@ absl::Status Packer::NameUnfit(const Batch& batch, std::size_t tile) {
 
 // ---- looking
 
+namespace {
+
+// Before the entries are counted.
+void AddLoss(const SegmentLoss& loss, std::uint64_t entries, SegmentRun& run) {
+  if (entries == 0) return;
+  const double share = static_cast<double>(entries) / static_cast<double>(run.entries + entries);
+  run.loss.key += (loss.key - run.loss.key) * share;
+  run.loss.value += (loss.value - run.loss.value) * share;
+}
+
+}  // namespace
+
 std::vector<SegmentRun> RunsOf(const Lane& lane) {
   std::vector<SegmentRun> runs;
   const Rotations* last = nullptr;
   for (const HeldSegment& held : lane.segments) {
     const Segment& segment = *held.segment;
-    if (runs.empty() || runs.back().shape != segment.shape()) {
-      runs.push_back({.shape = segment.shape()});
-    }
+    const SegmentRun form = {.shape = segment.shape(),
+                             .provisional = segment.raw() != nullptr && !segment.raw()->dropped()};
+    if (runs.empty() || !runs.back().SameForm(form)) runs.push_back(form);
     SegmentRun& run = runs.back();
+    AddLoss(segment.loss(), held.entries, run);
     ++run.segments;
     run.entries += held.entries;
     run.tile_bytes += segment.tile_bytes();
+    run.table_bytes += segment.table_bytes();
+    if (form.provisional) run.raw_bytes += segment.raw()->bytes();
     // Those who share rotations follow one another.
     if (segment.rotations() != nullptr && segment.rotations() != last) {
       run.rotation_bytes += segment.rotations()->block.bytes();
@@ -231,15 +196,18 @@ std::vector<SegmentRun> RunsOf(const Lane& lane) {
 void AddRuns(const std::vector<SegmentRun>& runs, std::vector<SegmentRun>& sums) {
   for (const SegmentRun& run : runs) {
     const auto it = std::find_if(sums.begin(), sums.end(),
-                                 [&](const SegmentRun& sum) { return sum.shape == run.shape; });
+                                 [&](const SegmentRun& sum) { return sum.SameForm(run); });
     if (it == sums.end()) {
       sums.push_back(run);
       continue;
     }
+    AddLoss(run.loss, run.entries, *it);
     it->segments += run.segments;
     it->entries += run.entries;
     it->tile_bytes += run.tile_bytes;
     it->rotation_bytes += run.rotation_bytes;
+    it->table_bytes += run.table_bytes;
+    it->raw_bytes += run.raw_bytes;
   }
 }
 

@@ -81,7 +81,6 @@ class Packer {
     return spec_.shapes[layer - spec_.first_layer];
   }
   absl::Status Reserve();
-  absl::StatusOr<std::shared_ptr<const Rotations>> ReserveRotations(std::uint32_t layer);
   absl::Status ReserveSegment(Item& item, std::shared_ptr<const Rotations> rotations);
   absl::Status StoreRotations();
   absl::Status Fill(const GoOn& go_on);
@@ -104,6 +103,13 @@ struct SegmentRun {
   std::uint64_t entries = 0;
   std::uint64_t tile_bytes = 0;
   std::uint64_t rotation_bytes = 0;
+  std::uint64_t table_bytes = 0;
+  std::uint64_t raw_bytes = 0;  // of copies in host memory
+  bool provisional = false;
+  SegmentLoss loss{};  // the mean over entries
+  bool SameForm(const SegmentRun& other) const {
+    return shape == other.shape && provisional == other.provisional;
+  }
 };
 // In the order of the lane; neighbours of the same form are one run.
 std::vector<SegmentRun> RunsOf(const Lane& lane);

@@ -5,18 +5,21 @@
 //   tiles and table only ever grow, and only while one lane holds the segment open;
 //   table[i] == tiles[i].offset() for every i, written before any snapshot shows an entry of it;
 //   rows at and beyond the count a snapshot shows may change, rows below it never do;
-//   a segment that is packed, or has block summaries, is filled once and never appended to.
+//   a segment that is packed, or has block summaries, is never appended to row by row; it may take
+//   whole tiles behind full ones (Lane::growing).
 //
 // A lane may show any number of a segment's first entries, packed or not. The summary of the block
 // that it cuts was made of more rows than it shows: min and max still bound those, and the mean is
 // an estimate as it always was.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "daemon/cache/raw_rows.h"
 #include "daemon/device/device.h"
 #include "daemon/pool/pool.h"
 #include "kernels/format/rotation.h"
@@ -28,25 +31,55 @@ namespace tessera::cache {
 // A segment longer than this is closed and the next one opened.
 using shm::kMaxSegmentEntries;
 
-// R_k, then R_v, in the pool. Shared by the segments of a lane that were packed together.
+// R_k, then R_v, in the pool. Shared by the segments of a lane that have one strategy.
 struct Rotations {
   pool::Block block;
   kernels::ElementType type;
 };
 
+// What a strategy loses of K and V: the mean over rows of 1 - |kept|^2 / |row|^2, judged on rows
+// that it was not made from.
+struct SegmentLoss {
+  double key = 0;
+  double value = 0;
+};
+
 class Segment {
  public:
-  // `rotations`: of packed shapes; null: the identity.
+  // `rotations`: of packed shapes; null: the identity. `raw`: of provisional segments, the rows
+  // that their tiles are encoded from.
   Segment(const kernels::TileShape& shape, std::uint64_t first_position,
-          std::shared_ptr<const Rotations> rotations = nullptr)
-      : shape_(shape), first_position_(first_position), rotations_(std::move(rotations)) {}
+          std::shared_ptr<const Rotations> rotations = nullptr,
+          std::shared_ptr<RawRows> raw = nullptr)
+      : shape_(shape),
+        first_position_(first_position),
+        rotations_(std::move(rotations)),
+        raw_(std::move(raw)) {}
 
   const kernels::TileShape& shape() const { return shape_; }
   const Rotations* rotations() const { return rotations_.get(); }
+  const std::shared_ptr<const Rotations>& shared_rotations() const { return rotations_; }
+  RawRows* raw() const { return raw_.get(); }
+
+  // Rows as they came, and nothing else.
+  bool plain() const {
+    return !shape_.packed() && shape_.summary == kernels::Summary::kNone && !shape_.weights &&
+           !shape_.positions;
+  }
   // Where rows can be put after those it has.
-  bool appendable() const { return !shape_.packed() && shape_.summary == kernels::Summary::kNone; }
+  bool appendable() const { return plain() && !sealed_.load(std::memory_order_relaxed); }
+  // Whether it waits for a strategy: plain, or encoded with one that is not its own.
+  bool open_to_strategy() const { return raw_ != nullptr ? !raw_->dropped() : appendable(); }
+  // Plain rows that stay so.
+  void SealPlain() { sealed_.store(true, std::memory_order_relaxed); }
+
+  SegmentLoss loss() const { return loss_; }
+  // Before anybody else sees the segment.
+  void set_loss(SegmentLoss loss) { loss_ = loss; }
+
   std::uint64_t first_position() const { return first_position_; }
   std::uint64_t table_offset() const { return table_.offset(); }
+  std::uint64_t table_bytes() const { return table_.valid() ? table_.bytes() : 0; }
   // Rows [0, filled) hold what some lane has shown, or shows.
   std::uint32_t filled() const { return filled_; }
   void set_filled(std::uint32_t entries) { filled_ = entries; }
@@ -77,6 +110,9 @@ class Segment {
   const kernels::TileShape shape_;
   const std::uint64_t first_position_;
   const std::shared_ptr<const Rotations> rotations_;
+  const std::shared_ptr<RawRows> raw_;
+  std::atomic<bool> sealed_{false};
+  SegmentLoss loss_;
   std::uint32_t filled_ = 0;
   std::vector<pool::Block> tiles_;
   pool::Block table_;

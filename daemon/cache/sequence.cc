@@ -106,7 +106,7 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceId id, SessionI
     }
     (*child)->FinishPublication(std::move(replaced));
   }
-  for (Lane& lane : lanes_) lane.open = false;  // shared from now on
+  for (Lane& lane : lanes_) lane.open = lane.growing = false;  // shared from now on
   return child;
 }
 
@@ -167,6 +167,7 @@ void Sequence::CutLanes(std::uint64_t tokens, std::vector<pool::Block> snapshots
       HeldSegment& last = lane.segments.back();
       const std::uint64_t before = lane.entries - last.entries;
       lane.open = false;  // rows beyond the cut are still shown to readers of older snapshots
+      if (!last.segment->appendable()) lane.growing = false;
       if (before >= tokens) {
         lane.entries = before;
         replaced.segments.push_back(std::move(last.segment));
@@ -182,9 +183,20 @@ void Sequence::CutLanes(std::uint64_t tokens, std::vector<pool::Block> snapshots
   FinishPublication(std::move(replaced), [drained] { drained->store(true); });
 }
 
+std::shared_ptr<Companion> Sequence::companion() const {
+  MutexLock lock(companion_mutex_);
+  return companion_;
+}
+
+void Sequence::set_companion(std::shared_ptr<Companion> companion) {
+  MutexLock lock(companion_mutex_);
+  companion_.swap(companion);
+}
+
 void Sequence::Free() {
   MutexLock lock(mutex_);
   if (std::exchange(freed_, true)) return;
+  set_companion(nullptr);
   DropTail();
   block().state.store(shm::kSequenceGone);
   block().sequence_id.store(0);

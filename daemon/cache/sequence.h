@@ -23,6 +23,7 @@
 #include "daemon/cache/lane.h"
 #include "daemon/cache/model.h"
 #include "daemon/cache/pack.h"
+#include "daemon/cache/recode.h"
 #include "daemon/cache/row_source.h"
 #include "daemon/cache/tail.h"
 #include "daemon/cache/tenant_memory.h"
@@ -58,6 +59,12 @@ class TailHandle {
   bool closed_ TESSERA_GUARDED_BY(mutex_) = false;
 };
 
+// What an upper layer knows of a sequence: its policy, what it has learnt of rows. Goes with it.
+class Companion {
+ public:
+  virtual ~Companion() = default;
+};
+
 class Sequence : public std::enable_shared_from_this<Sequence> {
  public:
   static absl::StatusOr<std::shared_ptr<Sequence>> Create(const TenantMemory& memory, SequenceId id,
@@ -67,6 +74,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
 
   SequenceId id() const { return id_; }
   const Model& model() const { return *model_; }
+  const TenantMemory& memory() const { return memory_; }
   std::uint64_t directory_offset() const { return block_offset_; }
   // The session whose end frees it. An atomic of its own: asking never waits for an append.
   SessionId owner() const { return SessionId(owner_.load()); }
@@ -111,6 +119,26 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // meanwhile stays dense. All lanes are published together; an error changes nothing.
   // INVALID_ARGUMENT where a value has no place in that form, ABORTED while another packing runs.
   absl::StatusOr<PackOutcome> Pack(const PackSpec& spec, const GoOn& go_on);
+
+  // Entries of a lane that wait for a strategy.
+  std::uint64_t OpenEntries(std::uint32_t lane) const;
+
+  // Gives up the copies of rows that wait for a strategy: what they were encoded to is final.
+  void DropRawRows();
+
+  // What an upper layer keeps with the sequence; null once it is freed.
+  std::shared_ptr<Companion> companion() const;
+  void set_companion(std::shared_ptr<Companion> companion);
+
+  // Hands what waits for a strategy in one lane to `work`, which runs without the sequence's lock,
+  // and publishes what comes of it. Lanes can be recoded at the same time, each by one caller.
+  // ABORTED where another call is at it, or where the lane was forked or cut meanwhile so that the
+  // work does not fit it any more. An error changes nothing.
+  struct RecodeOptions {
+    std::uint32_t lane = 0;
+    std::uint64_t least_plain = 0;  // fewer plain entries: nothing is done
+  };
+  absl::Status Recode(const RecodeOptions& options, const Recoder& work);
 
   // Readers see it gone; its memory goes when they have moved on. The sequence refuses everything
   // from now on. Idempotent.
@@ -217,6 +245,12 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::StatusOr<PackOutcome> PublishPacked(const PackSpec& spec, Packer& packer)
       TESSERA_REQUIRES(mutex_);
 
+  // sequence_recode.cc
+  OpenRun OpenRunOf(std::uint32_t lane) const TESSERA_REQUIRES(mutex_);
+  absl::Status SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& replaced)
+      TESSERA_REQUIRES(mutex_);
+  void CountSwap(const std::vector<HeldSegment>& sources, const LaneSwap& swap);
+
   // sequence_tail.cc
   absl::StatusOr<std::uint64_t> CommittedLocked() TESSERA_REQUIRES(mutex_);
   absl::Status AbsorbLocked(std::uint64_t upto) TESSERA_REQUIRES(mutex_);
@@ -243,6 +277,9 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   bool freed_ TESSERA_GUARDED_BY(mutex_) = false;
   bool packing_ TESSERA_GUARDED_BY(mutex_) = false;
   std::string failure_ TESSERA_GUARDED_BY(mutex_);  // empty: live
+
+  mutable Mutex companion_mutex_;
+  std::shared_ptr<Companion> companion_ TESSERA_GUARDED_BY(companion_mutex_);
 
   mutable Mutex tail_mutex_;
   std::shared_ptr<TailHandle> tail_ TESSERA_GUARDED_BY(tail_mutex_);

@@ -1,6 +1,7 @@
 // How a sequence's segments change their form: taken under the lock, encoded without it, published
 // under it again.
 
+#include <algorithm>
 #include <utility>
 
 #include "daemon/base/check.h"
@@ -45,7 +46,9 @@ absl::StatusOr<PackOutcome> Sequence::Pack(const PackSpec& spec, const GoOn& go_
 
 absl::Status Sequence::TakeForPacking(const PackSpec& spec, Packer& packer) {
   if (absl::Status status = Usable(); !status.ok()) return status;
-  if (packing_) {
+  const bool recoding =
+      std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.recoding; });
+  if (packing_ || recoding) {
     return absl::AbortedError(
         Concat(id_.ToString(), " is being compressed by another call; ask again"));
   }
@@ -104,6 +107,7 @@ absl::StatusOr<PackOutcome> Sequence::PublishPacked(const PackSpec& spec, Packer
     outcome.tile_bytes_after += after.tiles;
     outcome.rotation_bytes += after.rotations;
     if (replaced.segments.size() > replaced_before) {
+      lane.growing = false;  // its last segment before the plain ones is another now
       PublishLane(i, std::move(snapshots[i - first]), replaced);
     }
   }

@@ -47,6 +47,7 @@ class SessionState {
  public:
   struct Options {
     SessionId id;
+    TenantId tenant_id;
     std::uint64_t secret = 0;
     std::uint64_t nonce = 0;
     std::string worker_name;
@@ -62,6 +63,7 @@ class SessionState {
   static absl::StatusOr<std::shared_ptr<SessionState>> Create(const Options& options);
 
   SessionId id() const { return options_.id; }
+  TenantId tenant_id() const { return options_.tenant_id; }
   const Options& options() const { return options_; }
   const std::shared_ptr<Control>& control() const { return control_; }
   const std::shared_ptr<pool::PinSource>& pins() const { return pins_; }

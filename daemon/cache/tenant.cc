@@ -61,7 +61,7 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
                                                            .on_waiting = options.on_attention});
   tenant->epochs_->AddSource(tenant->own_pins_);
   tenant->memory_ = {tenant->directory_.get(), tenant->pool_.get(), tenant->epochs_.get(),
-                     options.device, &tenant->counters_};
+                     options.device, &tenant->counters_, &tenant->raw_copies_};
   return tenant;
 }
 
@@ -69,6 +69,7 @@ Tenant::Tenant(const Options& options)
     : options_(options),
       account_(Concat("tenant ", options.name), options.hard_limit_bytes),
       held_(Concat("tenant ", options.name, ", extents and all"), HeldLimit(options), options.node),
+      raw_copies_(Concat("tenant ", options.name, ", raw copies"), 0, options.raw_copies),
       own_slots_(new shm::ReaderSlot[kOwnReaderSlots]()) {
   own_pins_ = std::make_shared<pool::PinSource>(
       pool::PinSource{own_slots_.get(), kOwnReaderSlots, /*revocable=*/false});
@@ -92,6 +93,7 @@ std::uint64_t Tenant::NextId() {
 absl::StatusOr<std::shared_ptr<SessionState>> Tenant::OpenSession(const NewSession& hello) {
   absl::StatusOr<std::shared_ptr<SessionState>> session =
       SessionState::Create({.id = SessionId(NextId()),
+                            .tenant_id = options_.id,
                             .secret = NewSecret64(),
                             .nonce = NewSecret64(),
                             .worker_name = hello.worker_name,

@@ -43,6 +43,7 @@ class Tenant {
     std::uint32_t max_sequences = 0;
     Clock::Duration pin_limit{};
     pool::Account* node = nullptr;
+    pool::Account* raw_copies = nullptr;  // of the node
     device::Device* device = nullptr;
     device::MemorySource* directory_memory = nullptr;  // host memory, whatever the device
     const Clock* clock = nullptr;
@@ -55,6 +56,7 @@ class Tenant {
   const Options& options() const { return options_; }
   const std::string& name() const { return options_.name; }
   const pool::Account& account() const { return account_; }
+  const pool::Account& raw_copies() const { return raw_copies_; }
   Directory& directory() { return *directory_; }
   pool::Pool& pool() { return *pool_; }
   pool::Epochs& epochs() { return *epochs_; }
@@ -134,6 +136,7 @@ class Tenant {
   const Options options_;
   pool::Account account_;  // objects, by the hard limit
   pool::Account held_;     // physical memory, passed on to the node
+  pool::Account raw_copies_;
   TenantCounters counters_;
   std::unique_ptr<Directory> directory_;
   std::unique_ptr<pool::Pool> pool_;

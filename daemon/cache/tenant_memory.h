@@ -32,6 +32,7 @@ struct TenantMemory {
   pool::Epochs* epochs;
   device::Device* device;
   TenantCounters* counters;
+  pool::Account* raw_copies;  // of the node
 };
 
 }  // namespace tessera::cache

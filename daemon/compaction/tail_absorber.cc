@@ -24,7 +24,10 @@ void TailAbsorber::Queue(const std::shared_ptr<cache::SessionState>& session,
                          Clock::TimePoint idle_since) {
   // Weak: work for a session that ends while it waits is dropped with it.
   options_.scheduler->Submit(
-      "absorb-tails", JobPriority::kTails,
+      {.name = "absorb-tails",
+       .priority = JobPriority::kTails,
+       .tenant = session->tenant_id(),
+       .owner = session->id().value()},
       [this, id = session->id(), weak = std::weak_ptr<cache::SessionState>(session), idle_since]() {
         if (const std::shared_ptr<cache::SessionState> held = weak.lock()) {
           Run(held, idle_since);
@@ -61,6 +64,7 @@ std::uint64_t TailAbsorber::AbsorbAll(cache::SessionState& session) {
     absl::StatusOr<std::uint64_t> absorbed = sequence->AbsorbFullTiles();
     if (absorbed.ok()) {
       tokens += *absorbed;
+      if (*absorbed > 0 && options_.compactor != nullptr) options_.compactor->TailsMoved(sequence);
     } else {
       Complain(*sequence, session.id(), absorbed.status());
     }

@@ -18,6 +18,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/base/scheduler.h"
 #include "daemon/cache/session_state.h"
+#include "daemon/compaction/compactor.h"
 
 namespace tessera::compaction {
 
@@ -30,6 +31,8 @@ class TailAbsorber {
     // How long a job that found nothing keeps looking before it asks for a wake. 0: not at all.
     // Trades a core for system calls in the worker; for measuring, and for latency at any price.
     Clock::Duration linger{};
+    // Told of each sequence whose tail has moved into segments; null: nobody.
+    Compactor* compactor = nullptr;
   };
   explicit TailAbsorber(const Options& options) : options_(options) {}
 

@@ -58,7 +58,9 @@ struct Config {
   std::uint64_t max_message_bytes = 16 * kMiB;
 
   std::uint32_t compactor_threads = 1;
+  std::vector<std::uint32_t> compactor_cpus;  // ascending, each once; empty: any
   std::chrono::milliseconds compactor_linger{0};
+  std::uint64_t raw_copy_bytes = kGiB;
   std::chrono::milliseconds pin_limit{2000};
   std::chrono::milliseconds drain_limit{10000};
 

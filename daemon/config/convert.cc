@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
+#include "daemon/config/cpu_list.h"
 
 namespace tessera::config {
 namespace {
@@ -45,7 +46,7 @@ Tenant TenantFromMessage(const TenantConfig& message) {
           .hard_limit_bytes = message.hard_limit_bytes()};
 }
 
-// Fields whose text has a grammar of its own: addresses, device, mode, log level and format.
+// Fields whose text has a grammar of its own: addresses, device, CPUs, mode, log level and format.
 absl::Status ParsedFromMessage(const DaemonConfig& message, Config& config) {
   if (message.listen_size() > 0) config.listen.clear();
   for (const std::string& text : message.listen()) {
@@ -74,6 +75,8 @@ absl::Status ParsedFromMessage(const DaemonConfig& message, Config& config) {
            parsed(message.has_unix_socket_mode(), "unix_socket_mode", message.unix_socket_mode(),
                   ParseMode, config.unix_socket_mode),
            parsed(message.has_device(), "device", message.device(), ParseDevice, config.device),
+           parsed(message.has_compactor_cpus(), "compactor_cpus", message.compactor_cpus(),
+                  ParseCpuList, config.compactor_cpus),
            parsed(message.has_log_level(), "log_level", message.log_level(), ParseLogLevel,
                   config.log_level),
            parsed(message.has_log_format(), "log_format", message.log_format(), ParseLogFormat,
@@ -128,6 +131,7 @@ absl::StatusOr<Config> FromMessage(const DaemonConfig& message) {
       config.max_models_per_tenant);
   set(message.has_max_message_bytes(), message.max_message_bytes(), config.max_message_bytes);
   set(message.has_compactor_threads(), message.compactor_threads(), config.compactor_threads);
+  set(message.has_raw_copy_bytes(), message.raw_copy_bytes(), config.raw_copy_bytes);
   set(message.has_compactor_linger_ms(), message.compactor_linger_ms(), config.compactor_linger);
   set(message.has_pin_limit_ms(), message.pin_limit_ms(), config.pin_limit);
   set(message.has_drain_limit_ms(), message.drain_limit_ms(), config.drain_limit);
@@ -157,6 +161,8 @@ DaemonConfig ToMessage(const Config& config) {
   message.set_max_models_per_tenant(config.max_models_per_tenant);
   message.set_max_message_bytes(config.max_message_bytes);
   message.set_compactor_threads(config.compactor_threads);
+  message.set_compactor_cpus(FormatCpuList(config.compactor_cpus));
+  message.set_raw_copy_bytes(config.raw_copy_bytes);
   message.set_compactor_linger_ms(static_cast<std::uint32_t>(config.compactor_linger.count()));
   message.set_pin_limit_ms(static_cast<std::uint32_t>(config.pin_limit.count()));
   message.set_drain_limit_ms(static_cast<std::uint32_t>(config.drain_limit.count()));

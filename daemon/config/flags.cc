@@ -26,7 +26,7 @@ struct FlagRow {
 };
 
 // One row per field that a flag can set: all but the tenants. Types come from the message.
-constexpr std::array<FlagRow, 21> kRows = {{
+constexpr std::array<FlagRow, 23> kRows = {{
     {"listen", "ADDRESS", "listen",
      "unix:PATH or host:port; repeat it or separate by commas for more than one"},
     {"unix-socket-mode", "MODE", "unix_socket_mode", "octal file mode of the Unix sockets"},
@@ -46,6 +46,10 @@ constexpr std::array<FlagRow, 21> kRows = {{
     {"max-models-per-tenant", "N", "max_models_per_tenant", "models registered"},
     {"max-message-bytes", "BYTES", "max_message_bytes", "one gRPC message, either way"},
     {"compactor-threads", "N", "compactor_threads", "threads that encode and generate strategies"},
+    {"compactor-cpus", "LIST", "compactor_cpus",
+     "CPUs those threads are pinned to, e.g. 2-3,8; empty: any"},
+    {"raw-copy-bytes", "BYTES", "raw_copy_bytes",
+     "host memory for rows that wait for a strategy of their own"},
     {"compactor-linger-ms", "MS", "compactor_linger_ms",
      "how long the compactor stays awake without work"},
     {"pin-limit-ms", "MS", "pin_limit_ms", "a reader's pin older than this is revoked"},
@@ -126,8 +130,10 @@ std::string DefaultText(const FlagRow& row, const DaemonConfig& defaults) {
   const google::protobuf::Reflection* reflection = defaults.GetReflection();
   if (field->is_repeated()) return reflection->GetRepeatedString(defaults, field, 0);
   switch (field->cpp_type()) {
-    case FieldDescriptor::CPPTYPE_STRING:
-      return reflection->GetString(defaults, field);
+    case FieldDescriptor::CPPTYPE_STRING: {
+      const std::string text = reflection->GetString(defaults, field);
+      return text.empty() ? "\"\"" : text;
+    }
     case FieldDescriptor::CPPTYPE_BOOL:
       return reflection->GetBool(defaults, field) ? "true" : "false";
     case FieldDescriptor::CPPTYPE_UINT32:
@@ -164,6 +170,7 @@ std::optional<Flags::Action> ActionOf(std::string_view name) {
   if (name == "help") return Flags::Action::kHelp;
   if (name == "version") return Flags::Action::kVersion;
   if (name == "print-config") return Flags::Action::kPrintConfig;
+  if (name == "print-policies") return Flags::Action::kPrintPolicies;
   return std::nullopt;
 }
 
@@ -231,6 +238,7 @@ std::string HelpText() {
          Concat(row.help, " (default ", DefaultText(row, defaults), ")"));
   }
   line("--print-config", "print the effective configuration as JSON and exit");
+  line("--print-policies", "print what a policy may say, with every option, and exit");
   line("--version", "print the version and exit");
   line("--help, -h", "print this and exit");
   return text;

@@ -12,7 +12,7 @@
 namespace tessera::config {
 
 struct Flags {
-  enum class Action { kRun, kPrintConfig, kHelp, kVersion };
+  enum class Action { kRun, kPrintConfig, kPrintPolicies, kHelp, kVersion };
   Action action = Action::kRun;
   std::optional<std::string> config_file;
   // Only the fields that flags set; MergeFlags lays it over another message.
@@ -20,7 +20,7 @@ struct Flags {
 };
 
 // `args` without the program's name. "--flag=value" or "--flag value". INVALID_ARGUMENT names the
-// argument. The first of --help and --version wins over everything after it.
+// argument. The first of --help, --version and --print-policies wins over everything after it.
 absl::StatusOr<Flags> ParseFlags(std::span<const std::string_view> args);
 
 // A list that flags give (--listen) replaces the file's list.

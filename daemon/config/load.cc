@@ -103,6 +103,9 @@ absl::StatusOr<Invocation> LoadConfig(std::span<const std::string_view> args,
   if (flags->action == Flags::Action::kVersion) {
     return Invocation{.config = {}, .print = Concat("tesserad ", Version(), "\n")};
   }
+  if (flags->action == Flags::Action::kPrintPolicies) {
+    return Invocation{.config = {}, .print = std::nullopt, .print_policies = true};
+  }
   absl::StatusOr<Config> config = EffectiveConfig(*flags, memory_of);
   if (!config.ok()) return config.status();
   Invocation invocation{.config = *std::move(config), .print = std::nullopt};

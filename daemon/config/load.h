@@ -17,6 +17,8 @@ struct Invocation {
   Config config;
   // --help, --version, --print-config: write this to stdout and exit 0 instead of serving.
   std::optional<std::string> print;
+  // --print-policies: write what policies may say, which is known above this folder, and exit 0.
+  bool print_policies = false;
 };
 
 // The memory of the device that `choice` comes to on this node.

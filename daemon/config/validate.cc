@@ -192,6 +192,7 @@ absl::Status Validate(const Config& config, const DeviceMemory& memory) {
       CheckRange("max_models_per_tenant", config.max_models_per_tenant, kMaxModelsPerTenant),
       CheckRange("max_message_bytes", config.max_message_bytes, kMaxMessageBytes),
       CheckRange("compactor_threads", config.compactor_threads, kCompactorThreads),
+      CheckRange("raw_copy_bytes", config.raw_copy_bytes, kRawCopyBytes),
       CheckRange("compactor_linger_ms", milliseconds(config.compactor_linger), kCompactorLingerMs),
       CheckRange("pin_limit_ms", milliseconds(config.pin_limit), kPinLimitMs),
       CheckRange("drain_limit_ms", milliseconds(config.drain_limit), kDrainLimitMs),

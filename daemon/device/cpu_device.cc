@@ -110,7 +110,8 @@ CpuDevice::CpuDevice(const kernels::Implementation& kernels)
     : kernels_(kernels),
       description_{.name = "cpu",
                    .kernels = std::string(kernels::ImplementationName(kernels)),
-                   .granularity = PageBytes()} {}
+                   .granularity = PageBytes(),
+                   .reads_host_memory = true} {}
 
 absl::StatusOr<std::unique_ptr<Memory>> CpuDevice::CreateWorkerMemory(std::string_view name,
                                                                       std::uint64_t bytes) {

@@ -89,6 +89,8 @@ class Device {
     std::uint64_t granularity = 0;
     // Addresses and strides of rows are multiples of it, in whatever a request points to.
     std::uint32_t row_alignment = 1;
+    // Encode takes rows from the daemon's own memory.
+    bool reads_host_memory = false;
     // What a worker has mapped may be given back only when the worker has closed it or is gone.
     bool waits_for_importers = false;
   };

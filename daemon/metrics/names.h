@@ -41,6 +41,15 @@ inline constexpr Description<0> kEpochRetiredBytes = {
     "Bytes retired and not yet freed, since a reader may still see them.",
     Kind::kGauge,
     {}};
+inline constexpr Description<1> kRawCopyBytes = {
+    "tessera_raw_copy_bytes",
+    "Bytes of rows that wait for a strategy of their own, in host memory beside the pools.",
+    Kind::kGauge,
+    {"tenant"}};
+inline constexpr Description<2> kBackgroundJobs = {"tessera_background_jobs",
+                                                   "Background jobs now, by priority and state.",
+                                                   Kind::kGauge,
+                                                   {"priority", "state"}};
 inline constexpr Description<3> kBuildInfo = {"tessera_build_info",
                                               "Always 1; the labels say what runs here.",
                                               Kind::kGauge,
@@ -66,6 +75,29 @@ inline constexpr Description<1> kPackedBytesTotal = {
     "Bytes of the tiles that Compress encoded: before, and after.",
     Kind::kCounter,
     {"side"}};
+inline constexpr Description<1> kBackgroundJobsTotal = {"tessera_background_jobs_total",
+                                                        "Background jobs done, by priority.",
+                                                        Kind::kCounter,
+                                                        {"priority"}};
+inline constexpr Description<0> kProvisionalTilesTotal = {
+    "tessera_provisional_tiles_total",
+    "Tiles encoded with the strategy before, until their segment gets its own.",
+    Kind::kCounter,
+    {}};
+inline constexpr Description<0> kSegmentsSealedTotal = {
+    "tessera_segments_sealed_total", "Segments encoded for good.", Kind::kCounter, {}};
+inline constexpr Description<0> kStrategiesTotal = {
+    "tessera_strategies_total", "Strategies made from rows.", Kind::kCounter, {}};
+inline constexpr Description<0> kRunsLeftPlainTotal = {
+    "tessera_runs_left_plain_total",
+    "Runs left as they came: no form would be smaller, or could store one of their values.",
+    Kind::kCounter,
+    {}};
+inline constexpr Description<0> kRawRowsDroppedTotal = {
+    "tessera_raw_rows_dropped_total",
+    "Entries that keep the strategy before, because the budget for raw copies was spent.",
+    Kind::kCounter,
+    {}};
 inline constexpr Description<0> kSelectRequestsTotal = {
     "tessera_select_requests_total", "Select calls that the daemon computed.", Kind::kCounter, {}};
 inline constexpr Description<0> kTailFullWaitsTotal = {

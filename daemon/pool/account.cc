@@ -27,6 +27,8 @@ std::string_view TagName(MemoryTag tag) {
       return "pool_extents";
     case MemoryTag::kDirectoryExtents:
       return "directory_extents";
+    case MemoryTag::kRawCopies:
+      return "raw_copies";
   }
   return "unknown";
 }

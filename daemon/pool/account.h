@@ -24,8 +24,9 @@ enum class MemoryTag : std::uint8_t {
   kStaging,
   kPoolExtents,       // physical, charged to the node
   kDirectoryExtents,  // physical, charged to the node
+  kRawCopies,         // of rows encoded provisionally; host memory with a budget of its own
 };
-inline constexpr std::size_t kMemoryTags = 9;
+inline constexpr std::size_t kMemoryTags = 10;
 std::string_view TagName(MemoryTag tag);
 
 class Charge;

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "daemon/base/strings.h"
+#include "daemon/policies/parse.h"
 #include "daemon/pool/epochs.h"
+#include "daemon/serving/compress.h"
 #include "daemon/serving/convert.h"
 #include "daemon/serving/describe.h"
 #include "daemon/serving/status.h"
@@ -81,12 +83,13 @@ grpc::Status AdminService::ListSequences(grpc::ServerContext* context,
       info.set_tenant(tenant->name());
       info.set_owner_session_id(description.owner.value());
       info.set_model(sequence->model().spec().name);
-      info.set_policy("dense");
+      info.set_policy(compaction::Compactor::PolicyOf(*sequence).text);
       info.set_state(description.failed ? v1::SEQUENCE_STATE_FAILED : v1::SEQUENCE_STATE_LIVE);
       info.set_tokens(description.tokens);
       info.set_decoding(description.decoding);
       info.set_tile_bytes(description.tile_bytes);
-      for (const cache::SegmentRun& run : sequence->Form()) Describe(run, *info.add_form());
+      for (const cache::SegmentRun& run : sequence->Form())
+        serving::Describe(run, *info.add_form());
     }
     return absl::OkStatus();
   });
@@ -102,11 +105,51 @@ grpc::Status AdminService::Evict(grpc::ServerContext* context, const v1::EvictRe
   });
 }
 
+absl::StatusOr<std::shared_ptr<cache::Sequence>> AdminService::Find(std::uint64_t value) const {
+  const SequenceId id(value);
+  cache::Tenant* tenant = services_.node->TenantOf(value);
+  if (tenant == nullptr) return absl::NotFoundError(Concat("no ", id.ToString()));
+  return tenant->FindSequence(id);
+}
+
+grpc::Status AdminService::Describe(grpc::ServerContext* context,
+                                    const v1::DescribeRequest* request,
+                                    v1::DescribeResponse* response) {
+  return Serve("AdminDescribe", *context, [&]() -> absl::Status {
+    absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence = Find(request->sequence_id());
+    if (!sequence.ok()) return sequence.status();
+    DescribeSequence(**sequence, request->lanes(), *response);
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status AdminService::Compress(grpc::ServerContext* context,
+                                    const v1::CompressRequest* request,
+                                    v1::CompressResponse* response) {
+  return Serve("AdminCompress", *context, [&]() -> absl::Status {
+    if (request->has_packing() || request->has_rotations()) {
+      return absl::InvalidArgumentError(
+          "the administrator compresses by the sequence's policy; leave packing and rotations out");
+    }
+    absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence = Find(request->sequence_id());
+    if (!sequence.ok()) return sequence.status();
+    const auto go_on = [&]() -> absl::Status {
+      if (context->IsCancelled()) return absl::CancelledError("the caller has gone");
+      if (services_.stopping.load()) return absl::UnavailableError("the daemon stops");
+      return absl::OkStatus();
+    };
+    return CompressByPolicy(services_, go_on, *request, *sequence, *response);
+  });
+}
+
 grpc::Status AdminService::SetPolicy(grpc::ServerContext* context,
                                      const v1::SetPolicyRequest* request, v1::SetPolicyResponse*) {
   return Serve("SetPolicy", *context, [&]() -> absl::Status {
-    return absl::UnimplementedError(Concat("changing the policy to ", Quoted(request->policy()),
-                                           " is not part of this version"));
+    absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence = Find(request->sequence_id());
+    if (!sequence.ok()) return sequence.status();
+    absl::StatusOr<policies::Policy> policy = policies::ParsePolicy(request->policy());
+    if (!policy.ok()) return policy.status();
+    return services_.compactor->SetPolicy(**sequence, *std::move(policy));
   });
 }
 

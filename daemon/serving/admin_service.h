@@ -22,6 +22,10 @@ class AdminService final : public v1::TesseraAdmin::Service {
                              v1::ListSequencesResponse* response) override;
   grpc::Status Evict(grpc::ServerContext* context, const v1::EvictRequest* request,
                      v1::EvictResponse* response) override;
+  grpc::Status Describe(grpc::ServerContext* context, const v1::DescribeRequest* request,
+                        v1::DescribeResponse* response) override;
+  grpc::Status Compress(grpc::ServerContext* context, const v1::CompressRequest* request,
+                        v1::CompressResponse* response) override;
   grpc::Status SetPolicy(grpc::ServerContext* context, const v1::SetPolicyRequest* request,
                          v1::SetPolicyResponse* response) override;
   grpc::Status Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
@@ -32,6 +36,7 @@ class AdminService final : public v1::TesseraAdmin::Service {
  private:
   // The Unix socket's mode is the access rule; TCP only where the configuration says so.
   absl::Status Admit(const grpc::ServerContext& context) const;
+  absl::StatusOr<std::shared_ptr<cache::Sequence>> Find(std::uint64_t id) const;
   template <typename Act>
   grpc::Status Serve(const char* method, const grpc::ServerContext& context, Act act);
 

@@ -123,6 +123,10 @@ class Attention {
         status = FindQuery(asked.query(), geometry_, most, *caller_.session, item);
       }
       if (!status.ok()) return status;
+      // More queries than share a choice are a prompt, which reads everything.
+      if (!item.rule.has_value() && item.queries <= kMaxSelectingQueries) {
+        item.rule = compaction::Compactor::SelectionOf(*item.sequence, request_.layer());
+      }
       answer_bytes += item.queries * (OutputRowBytes() + geometry_.query_heads * sizeof(float));
       if (answer_bytes > services_.max_message_bytes) {
         return absl::InvalidArgumentError(

@@ -1,7 +1,13 @@
 #include "daemon/serving/compress.h"
 
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
+#include "daemon/base/mutex.h"
 #include "daemon/base/strings.h"
 #include "daemon/serving/convert.h"
 #include "daemon/serving/rotations.h"
@@ -9,6 +15,30 @@
 namespace tessera::serving {
 
 namespace {
+
+absl::Status GoOn(const Services& services, const Caller& caller) {
+  if (caller.cancelled()) return absl::CancelledError("the caller has gone");
+  if (services.stopping.load()) return absl::UnavailableError("the daemon stops");
+  return absl::OkStatus();
+}
+
+// Of all lanes of a sequence.
+struct Sums {
+  std::uint64_t packed = 0;  // entries that are packed or summed up, provisionally or for good
+  std::uint64_t tile_bytes = 0;
+  std::uint64_t rotation_bytes = 0;
+};
+Sums SumsOf(const cache::Sequence& sequence) {
+  Sums sums;
+  for (const cache::SegmentRun& run : sequence.Form()) {
+    if (run.shape.packed() || run.shape.summary != kernels::Summary::kNone) {
+      sums.packed += run.entries;
+    }
+    sums.tile_bytes += run.tile_bytes;
+    sums.rotation_bytes += run.rotation_bytes;
+  }
+  return sums;
+}
 
 class Compression {
  public:
@@ -38,11 +68,7 @@ class Compression {
   }
 
  private:
-  absl::Status GoOn() const {
-    if (caller_.cancelled()) return absl::CancelledError("the caller has gone");
-    if (services_.stopping.load()) return absl::UnavailableError("the daemon stops");
-    return absl::OkStatus();
-  }
+  absl::Status GoOn() const { return serving::GoOn(services_, caller_); }
 
   absl::Status TakeRotations() {
     const auto layers = static_cast<std::uint32_t>(spec_.shapes.size());
@@ -112,26 +138,83 @@ class Compression {
 
 }  // namespace
 
+namespace {
+
+// How often a wait looks whether anybody still waits for it.
+constexpr std::chrono::milliseconds kBetweenLooks{20};
+
+// What the jobs tell, wherever the caller may be by then.
+struct Outcome {
+  Mutex mutex;
+  CondVar known;
+  std::optional<absl::Status> status TESSERA_GUARDED_BY(mutex);
+};
+
+void Answer(const cache::PackOutcome& outcome, v1::CompressResponse& response) {
+  response.set_entries_packed(outcome.entries_packed);
+  response.set_entries_left(outcome.entries_left);
+  response.set_tile_bytes_before(outcome.tile_bytes_before);
+  response.set_tile_bytes_after(outcome.tile_bytes_after);
+  response.set_rotation_bytes(outcome.rotation_bytes);
+}
+
+}  // namespace
+
+absl::Status CompressByPolicy(const Services& services, const cache::GoOn& go_on,
+                              const v1::CompressRequest& request,
+                              const std::shared_ptr<cache::Sequence>& sequence,
+                              v1::CompressResponse& response) {
+  const absl::StatusOr<std::uint32_t> layers =
+      CountLayers(sequence->model(), request.first_layer(), request.layers());
+  if (!layers.ok()) return layers.status();
+  const Sums before = SumsOf(*sequence);
+  const auto outcome = std::make_shared<Outcome>();
+  services.compactor->Compress(sequence, {.first_layer = request.first_layer(), .layers = *layers},
+                               [outcome](absl::Status status) {
+                                 MutexLock lock(outcome->mutex);
+                                 outcome->status = std::move(status);
+                                 outcome->known.NotifyAll();
+                               });
+  {
+    MutexLock lock(outcome->mutex);
+    while (!outcome->status.has_value()) {
+      if (absl::Status status = go_on(); !status.ok()) return status;
+      outcome->known.WaitUntil(outcome->mutex, std::chrono::steady_clock::now() + kBetweenLooks);
+    }
+    if (!outcome->status->ok()) return *outcome->status;
+  }
+  const Sums after = SumsOf(*sequence);
+  Answer({.entries_packed = after.packed > before.packed ? after.packed - before.packed : 0,
+          .entries_left = std::min(before.packed, after.packed),
+          .tile_bytes_before = before.tile_bytes,
+          .tile_bytes_after = after.tile_bytes,
+          .rotation_bytes = after.rotation_bytes},
+         response);
+  return absl::OkStatus();
+}
+
 absl::Status Compress(const Services& services, const Caller& caller,
                       const v1::CompressRequest& request, v1::CompressResponse& response) {
   if (!request.has_packing() && request.has_rotations()) {
     return absl::InvalidArgumentError("there are rotations, and no packing that uses them");
   }
-  if (!request.has_packing()) {
-    return absl::UnimplementedError(
-        "compression by policy is not part of this version; name a packing");
-  }
   absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
       caller.tenant->FindSequence(SequenceId(request.sequence_id()));
   if (!sequence.ok()) return sequence.status();
+  const policies::Policy policy = compaction::Compactor::PolicyOf(**sequence);
+  if (request.has_packing() && !policy.dense()) {
+    return absl::FailedPreconditionError(
+        Concat((*sequence)->id().ToString(), " has the policy ", Quoted(policy.text),
+               ", which packs by itself; leave the packing out, or set the policy \"dense\""));
+  }
+  if (!request.has_packing()) {
+    return CompressByPolicy(
+        services, [&] { return GoOn(services, caller); }, request, *sequence, response);
+  }
   const absl::StatusOr<cache::PackOutcome> outcome =
       Compression(services, caller, request, **sequence).Run();
   if (!outcome.ok()) return outcome.status();
-  response.set_entries_packed(outcome->entries_packed);
-  response.set_entries_left(outcome->entries_left);
-  response.set_tile_bytes_before(outcome->tile_bytes_before);
-  response.set_tile_bytes_after(outcome->tile_bytes_after);
-  response.set_rotation_bytes(outcome->rotation_bytes);
+  Answer(*outcome, response);
   return absl::OkStatus();
 }
 

@@ -38,9 +38,12 @@ void Connections::End(SessionId id, metrics::SessionEnd reason, const absl::Stat
       LogLevel::kInfo, "session ended",
       {{"session", id.value()},
        {"reason", metrics::kLabelValues<metrics::SessionEnd>[static_cast<std::size_t>(reason)]}});
-  // Off the path of other workers' calls, ahead of everything else in the background.
+  // Off the path of other workers' calls, ahead of seals and pressure.
   services_.scheduler->Submit(
-      "end-session", JobPriority::kTails,
+      {.name = "end-session",
+       .priority = JobPriority::kTails,
+       .tenant = entry.tenant->options().id,
+       .owner = id.value()},
       [this, id, tenant = entry.tenant, session = std::move(entry.session)]() mutable {
         session.reset();
         tenant->EndSession(id);

@@ -10,6 +10,7 @@
 #include "daemon/cache/model.h"
 #include "daemon/cache/pack.h"
 #include "daemon/cache/session_state.h"
+#include "daemon/policies/policy.h"
 #include "kernels/dispatch/attend.h"
 #include "kernels/format/tile_shape.h"
 #include "tessera/v1/common.pb.h"
@@ -32,6 +33,7 @@ absl::StatusOr<kernels::TileShape> ToTileShape(const v1::Packing& packing,
                                                const kernels::LayerGeometry& geometry,
                                                bool rotated);
 
+void Describe(const policies::SelectionPolicy& policy, v1::PolicySelection& shown);
 void Describe(const cache::SegmentRun& run, v1::SegmentRun& shown);
 
 // How many layers a request names by `first_layer` and `layers`, 0 being all from there on.

@@ -142,6 +142,20 @@ absl::StatusOr<kernels::SelectionRule> ToSelectionRule(const v1::Selection& sele
       .first_block = selection.first_block()};
 }
 
+void Describe(const policies::SelectionPolicy& policy, v1::PolicySelection& shown) {
+  v1::Selection& selection = *shown.mutable_selection();
+  if (policy.rule.entries != 0) {
+    selection.set_entries(policy.rule.entries);
+  } else {
+    selection.set_rate(policy.rule.rate);
+  }
+  using Judge = kernels::SelectionRule::Judge;
+  selection.set_judge(policy.rule.judge == Judge::kLogit ? v1::Selection::JUDGE_LOGIT
+                                                         : v1::Selection::JUDGE_SHARE);
+  selection.set_first_block(policy.rule.first_block);
+  shown.set_dense_layers(policy.dense_layers);
+}
+
 void Describe(const cache::SegmentRun& run, v1::SegmentRun& shown) {
   shown.set_segments(run.segments);
   shown.set_entries(run.entries);
@@ -155,6 +169,9 @@ void Describe(const cache::SegmentRun& run, v1::SegmentRun& shown) {
   shown.set_block(run.shape.block);
   shown.set_tile_bytes(run.tile_bytes);
   shown.set_rotation_bytes(run.rotation_bytes);
+  shown.set_provisional(run.provisional);
+  shown.set_key_loss(run.loss.key);
+  shown.set_value_loss(run.loss.value);
 }
 
 }  // namespace tessera::serving

@@ -26,6 +26,32 @@ std::uint64_t RingFullWaits(cache::Tenant& tenant) {
   return counters.tail_full_waits.load();
 }
 
+// The three ratios, over all lanes.
+void DescribeKept(const cache::Sequence& sequence, v1::DescribeResponse& out) {
+  double entries = 0;
+  double elements = 0;
+  double all_elements = 0;
+  double bytes = 0;
+  double all_bytes = 0;
+  for (const cache::SegmentRun& run : sequence.Form()) {
+    const auto count = static_cast<double>(run.entries);
+    entries += count;
+    elements += count * run.shape.kept;
+    all_elements += count * run.shape.head_dim;
+    all_bytes += count * 2 * run.shape.head_dim *
+                 static_cast<double>(kernels::ElementBytes(sequence.model().spec().type));
+    bytes += static_cast<double>(run.tile_bytes + run.rotation_bytes + run.table_bytes);
+    out.set_rotation_bytes(out.rotation_bytes() + run.rotation_bytes);
+    out.set_table_bytes(out.table_bytes() + run.table_bytes);
+    out.set_raw_copy_bytes(out.raw_copy_bytes() + run.raw_bytes);
+  }
+  if (entries == 0) return;
+  // No policy of this version leaves tokens out.
+  out.set_tokens_kept(1);
+  out.set_elements_kept(elements / all_elements);
+  out.set_bytes_kept(bytes / all_bytes);
+}
+
 }  // namespace
 
 void DescribeSequence(const cache::Sequence& sequence, bool lanes, v1::DescribeResponse& out) {
@@ -33,7 +59,9 @@ void DescribeSequence(const cache::Sequence& sequence, bool lanes, v1::DescribeR
   out.set_sequence_id(description.id.value());
   out.set_model_id(sequence.model().id().value());
   out.set_owner_session_id(description.owner.value());
-  out.set_policy("dense");
+  const policies::Policy policy = compaction::Compactor::PolicyOf(sequence);
+  out.set_policy(policy.text);
+  if (policy.selection.has_value()) Describe(*policy.selection, *out.mutable_selection());
   out.set_state(description.failed ? v1::SEQUENCE_STATE_FAILED : v1::SEQUENCE_STATE_LIVE);
   out.set_failure(description.failure);
   out.set_tokens(description.tokens);
@@ -41,6 +69,7 @@ void DescribeSequence(const cache::Sequence& sequence, bool lanes, v1::DescribeR
   out.set_tile_bytes(description.tile_bytes);
   out.set_shared_tile_bytes(description.shared_tile_bytes);
   out.set_directory_offset(sequence.directory_offset());
+  DescribeKept(sequence, out);
   for (const cache::Sequence::LaneDescription& lane : description.lanes) {
     v1::LaneDescription& shown = *out.add_lane();
     shown.set_layer(lane.layer);
@@ -52,6 +81,27 @@ void DescribeSequence(const cache::Sequence& sequence, bool lanes, v1::DescribeR
     for (const cache::SegmentRun& run : lane.runs) Describe(run, *shown.add_segment_run());
   }
 }
+
+namespace {
+
+void FillCompaction(const Services& services, v1::CompactionStats& out) {
+  const Scheduler::Load load = services.scheduler->load();
+  for (std::size_t i = 0; i < kJobPriorities; ++i) {
+    out.add_jobs_queued(load.queued[i]);
+    out.add_jobs_running(load.running[i]);
+    out.add_jobs_done(load.done[i]);
+  }
+  const compaction::CodingCounters& counters = services.compactor->counters();
+  out.set_tiles_encoded(counters.tiles_encoded.load());
+  out.set_segments_sealed(counters.segments_sealed.load());
+  out.set_strategies_made(counters.strategies_made.load());
+  out.set_ends_left_plain(counters.left_plain.load());
+  out.set_raw_rows_dropped(counters.raw_rows_dropped.load());
+  out.set_raw_copy_bytes(services.node->raw_copies().used_bytes());
+  out.set_raw_copy_limit_bytes(services.node->raw_copies().limit_bytes());
+}
+
+}  // namespace
 
 void FillNodeStats(const Services& services, v1::StatsResponse& out) {
   const cache::Node& node = *services.node;
@@ -65,6 +115,7 @@ void FillNodeStats(const Services& services, v1::StatsResponse& out) {
   out.set_pool_limit_bytes(node.account().limit_bytes());
   out.set_pool_reserved_bytes(node.account().used_bytes());
   out.set_sessions(node.sessions());
+  FillCompaction(services, *out.mutable_compaction());
 }
 
 void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out) {
@@ -94,9 +145,26 @@ void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out) {
   out.set_entries_packed(counters.entries_packed.load());
 }
 
+void NodeCollector::CollectCompaction(metrics::Visitor& visitor) const {
+  constexpr std::string_view kPriorities[kJobPriorities] = {"tails", "seals", "pressure"};
+  const Scheduler::Load load = services_.scheduler->load();
+  for (std::size_t i = 0; i < kJobPriorities; ++i) {
+    visitor.Add(metrics::kBackgroundJobs, load.queued[i], kPriorities[i], "queued");
+    visitor.Add(metrics::kBackgroundJobs, load.running[i], kPriorities[i], "running");
+    visitor.Add(metrics::kBackgroundJobsTotal, load.done[i], kPriorities[i]);
+  }
+  const compaction::CodingCounters& counters = services_.compactor->counters();
+  visitor.Add(metrics::kProvisionalTilesTotal, counters.tiles_encoded.load());
+  visitor.Add(metrics::kSegmentsSealedTotal, counters.segments_sealed.load());
+  visitor.Add(metrics::kStrategiesTotal, counters.strategies_made.load());
+  visitor.Add(metrics::kRunsLeftPlainTotal, counters.left_plain.load());
+  visitor.Add(metrics::kRawRowsDroppedTotal, counters.raw_rows_dropped.load());
+}
+
 void NodeCollector::Collect(metrics::Visitor& visitor) const {
   const std::string& device = node_.options().device->description().name;
   visitor.Add(metrics::kSessions, node_.sessions());
+  CollectCompaction(visitor);
   for (const std::unique_ptr<cache::Tenant>& tenant : node_.tenants()) {
     const std::string& name = tenant->name();
     const std::uint64_t used = tenant->pool().used_bytes();
@@ -111,6 +179,7 @@ void NodeCollector::Collect(metrics::Visitor& visitor) const {
       visitor.Add(metrics::kPoolUsedBytes, tenant->account().used_bytes(memory_tag), name,
                   pool::TagName(memory_tag));
     }
+    visitor.Add(metrics::kRawCopyBytes, tenant->raw_copies().used_bytes(), name);
     visitor.Add(metrics::kSequences, tenant->sequence_count(), name);
     visitor.Add(metrics::kDecodingSequences, CountDecoding(*tenant), name);
     visitor.Add(metrics::kEpochRetiredBytes, tenant->epochs().waiting_bytes());

@@ -15,10 +15,13 @@ void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out);
 // The state of the cache, sampled when it is scraped.
 class NodeCollector final : public metrics::Collector {
  public:
-  explicit NodeCollector(const cache::Node& node) : node_(node) {}
+  explicit NodeCollector(const Services& services) : services_(services), node_(*services.node) {}
   void Collect(metrics::Visitor& visitor) const override;
 
  private:
+  void CollectCompaction(metrics::Visitor& visitor) const;
+
+  const Services& services_;
   const cache::Node& node_;
 };
 

@@ -139,7 +139,7 @@ absl::Status Server::Start() {
     if (absl::Status status = watcher_->Listen(path, door.mode); !status.ok()) return status;
     bound_.push_back(path);
   }
-  collector_ = std::make_unique<NodeCollector>(*services_.node);
+  collector_ = std::make_unique<NodeCollector>(services_);
   registration_ = services_.metrics->Register(*collector_);
   if (!options_.metrics_address.empty()) {
     absl::StatusOr<std::unique_ptr<metrics::Exposer>> exposer =
@@ -159,9 +159,9 @@ void Server::RetireDevice(const absl::Status& why) {
     health->SetServingStatus(false);
   }
   // Not on the failing call's thread: it may hold what the end of a session needs.
-  services_.scheduler->Submit("retire-device", JobPriority::kTails, [this, why] {
-    connections_.EndAll(metrics::SessionEnd::kLost, why);
-  });
+  services_.scheduler->Submit(
+      {.name = "retire-device", .priority = JobPriority::kTails},
+      [this, why] { connections_.EndAll(metrics::SessionEnd::kLost, why); });
 }
 
 void Server::Drain(Clock::Duration limit) {

@@ -9,6 +9,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/scheduler.h"
 #include "daemon/cache/node.h"
+#include "daemon/compaction/compactor.h"
 #include "daemon/compaction/tail_absorber.h"
 #include "daemon/device/device.h"
 #include "daemon/metrics/metrics.h"
@@ -18,6 +19,7 @@ namespace tessera::serving {
 struct Services {
   cache::Node* node;
   compaction::TailAbsorber* absorber;
+  compaction::Compactor* compactor;
   Scheduler* scheduler;
   metrics::Metrics* metrics;
   Logger* logger;

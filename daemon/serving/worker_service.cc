@@ -4,6 +4,7 @@
 
 #include "daemon/base/strings.h"
 #include "daemon/base/version.h"
+#include "daemon/policies/parse.h"
 #include "daemon/serving/attend.h"
 #include "daemon/serving/compress.h"
 #include "daemon/serving/convert.h"
@@ -16,12 +17,6 @@ namespace {
 
 absl::Status NotBuilt(std::string_view what) {
   return absl::UnimplementedError(Concat(what, " is not part of this version"));
-}
-
-absl::Status CheckPolicy(const std::string& policy) {
-  if (policy.empty() || policy == "dense") return absl::OkStatus();
-  return absl::UnimplementedError(
-      Concat("policy ", Quoted(policy), " is not part of this version; it serves \"dense\""));
 }
 
 }  // namespace
@@ -46,10 +41,19 @@ absl::Status WorkerService::HandleCreateSequence(const Caller& caller,
   if (services_.draining.load()) {
     return absl::UnavailableError("the daemon drains and takes no new sequences");
   }
-  if (absl::Status status = CheckPolicy(request.policy()); !status.ok()) return status;
+  absl::StatusOr<policies::Policy> policy = policies::ParsePolicy(request.policy());
+  if (!policy.ok()) return policy.status();
   absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
       caller.tenant->CreateSequence(*caller.session, ModelId(request.model_id()));
   if (!sequence.ok()) return sequence.status();
+  response.set_policy(policy->text);
+  if (policy->selection.has_value())
+    serving::Describe(*policy->selection, *response.mutable_selection());
+  if (absl::Status status = services_.compactor->SetPolicy(**sequence, *std::move(policy));
+      !status.ok()) {
+    caller.tenant->FreeSequence((*sequence)->id()).IgnoreError();
+    return status;
+  }
   response.set_sequence_id((*sequence)->id().value());
   response.set_directory_offset((*sequence)->directory_offset());
   return absl::OkStatus();
@@ -60,6 +64,12 @@ absl::Status WorkerService::HandleFork(const Caller& caller, const v1::ForkReque
   absl::StatusOr<std::shared_ptr<cache::Sequence>> child =
       caller.tenant->Fork(*caller.session, SequenceId(request.parent_id()));
   if (!child.ok()) return child.status();
+  const absl::StatusOr<std::shared_ptr<cache::Sequence>> parent =
+      caller.tenant->FindSequence(SequenceId(request.parent_id()));
+  if (parent.ok()) services_.compactor->Forked(**parent, **child);
+  const policies::Policy policy = compaction::Compactor::PolicyOf(**child);
+  if (policy.selection.has_value())
+    serving::Describe(*policy.selection, *response.mutable_selection());
   response.set_sequence_id((*child)->id().value());
   response.set_directory_offset((*child)->directory_offset());
   response.set_tokens((*child)->Describe(/*lanes=*/false).tokens);
@@ -134,6 +144,9 @@ absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendR
                                                               .tokens = key->shape[1]},
                                                              rows);
   if (!tokens.ok()) return tokens.status();
+  services_.compactor->Appended(*sequence, {.first_layer = request.first_layer(),
+                                            .layers = layers,
+                                            .end_of_prompt = request.end_of_prompt()});
   response.set_tokens(*tokens);
   return absl::OkStatus();
 }

@@ -308,12 +308,32 @@ std::vector<Mistake> ModelAndSequenceMistakes() {
        [](World& w) {
          v1::CreateSequenceRequest request;
          request.set_model_id(w.model);
-         request.set_policy("mosaickv");
+         request.set_policy("lacache");
          v1::CreateSequenceResponse response;
          return w.worker->CreateSequence(request, &response);
        },
        StatusCode::UNIMPLEMENTED,
-       {"mosaickv", "dense"}},
+       {"lacache", "mosaickv"}},
+      {"a policy that is none",
+       [](World& w) {
+         v1::CreateSequenceRequest request;
+         request.set_model_id(w.model);
+         request.set_policy("mosaickv:keep=0.25,keeep=3");
+         v1::CreateSequenceResponse response;
+         return w.worker->CreateSequence(request, &response);
+       },
+       StatusCode::INVALID_ARGUMENT,
+       {"keeep", "keep"}},
+      {"a policy that the model cannot have",
+       [](World& w) {
+         v1::CreateSequenceRequest request;
+         request.set_model_id(w.model);
+         request.set_policy("mosaickv:keep=0.05");
+         v1::CreateSequenceResponse response;
+         return w.worker->CreateSequence(request, &response);
+       },
+       StatusCode::INVALID_ARGUMENT,
+       {"keep", "64"}},
       {"truncating to more than there is",
        [](World& w) {
          v1::TruncateRequest request;
@@ -452,7 +472,6 @@ TEST_F(BadInput, WhatIsNotBuiltSaysWhatIsMissing) {
     EXPECT_EQ(status.error_code(), StatusCode::UNIMPLEMENTED);
     EXPECT_THAT(status.error_message(), HasSubstr("is not part of this version"));
   };
-  call(&v1::Tessera::Stub::Compress, v1::CompressRequest(), v1::CompressResponse());
   call(&v1::Tessera::Stub::Publish, v1::PublishRequest(), v1::PublishResponse());
   call(&v1::Tessera::Stub::Match, v1::MatchRequest(), v1::MatchResponse());
   call(&v1::Tessera::Stub::Offload, v1::OffloadRequest(), v1::OffloadResponse());

@@ -242,10 +242,6 @@ TEST_F(BadPacking, Shapes) {
        [](auto& r) { r.set_sequence_id(77); },
        StatusCode::NOT_FOUND,
        {"sequence 77"}},
-      {"no packing",
-       [](auto& r) { r.clear_packing(); },
-       StatusCode::UNIMPLEMENTED,
-       {"policy", "packing"}},
       {"rotations without a packing",
        [](auto& r) {
          r.clear_packing();

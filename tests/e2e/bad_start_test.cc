@@ -84,6 +84,16 @@ TEST(BadStart, PoolLargerThanMemory) {
   EXPECT_THAT(daemon.output, HasSubstr("pool_bytes"));
 }
 
+TEST(BadStart, ACpuThatDoesNotExist) {
+  const std::string folder = fakes::MakeTemporaryFolder();
+  const fakes::FinishedDaemon daemon =
+      fakes::RunDaemonToEnd({"--listen=unix:" + folder + "/s", "--pool-bytes=64MiB",
+                             "--metrics=", "--device=cpu", "--compactor-cpus=0-4095"});
+  EXPECT_EQ(daemon.exit_code, 1);
+  EXPECT_THAT(daemon.output, testing::ContainsRegex("compactor_cpus: CPU [0-9]+ does not exist"));
+  std::filesystem::remove_all(folder);
+}
+
 TEST(BadStart, MalformedConfig) {
   const std::string folder = fakes::MakeTemporaryFolder();
   const std::string path = folder + "/config.json";

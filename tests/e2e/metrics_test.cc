@@ -29,7 +29,8 @@ using fakes::RawWorker;
 class Metrics : public testing::Test {
  protected:
   void SetUp() override {
-    daemon_ = DaemonProcess::Start({.flags = {"--metrics=127.0.0.1:0", "--pin-limit-ms=100"}});
+    daemon_ = DaemonProcess::Start(
+        {.flags = {"--metrics=127.0.0.1:0", "--pin-limit-ms=100", "--raw-copy-bytes=1048576"}});
     ASSERT_NE(daemon_, nullptr);
     std::smatch match;
     const std::string log = daemon_->Log();
@@ -45,18 +46,33 @@ class Metrics : public testing::Test {
     model_ = response.model_id();
   }
 
-  std::uint64_t NewSequence(int tokens) {
+  std::uint64_t NewSequence(int tokens, const std::string& policy = "") {
     v1::CreateSequenceRequest create;
     create.set_model_id(model_);
+    create.set_policy(policy);
     v1::CreateSequenceResponse created;
     EXPECT_TRUE(worker_->CreateSequence(create, &created).ok());
+    Append(created.sequence_id(), tokens, 0);
+    return created.sequence_id();
+  }
+  void Append(std::uint64_t sequence, int tokens, std::uint64_t first) {
     v1::AppendRequest append;
-    append.set_sequence_id(created.sequence_id());
+    append.set_sequence_id(sequence);
+    append.set_first_token(first);
     *append.mutable_key() = fakes::SmallRows(2, tokens, 1);
     *append.mutable_value() = fakes::SmallRows(2, tokens, 2);
     v1::AppendResponse appended;
     EXPECT_TRUE(worker_->Append(append, &appended).ok());
-    return created.sequence_id();
+  }
+  // As its policy says.
+  void Compress(std::uint64_t sequence) {
+    v1::CompressRequest request;
+    *request.mutable_session() = worker_->key();
+    request.set_sequence_id(sequence);
+    grpc::ClientContext context;
+    v1::CompressResponse response;
+    const grpc::Status status = worker_->stub().Compress(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
   }
 
   // Sum over the series of a metric whose labels contain `labels`.
@@ -170,6 +186,46 @@ TEST_F(Metrics, PackingsAndSelections) {
   v1::SelectResponse response;
   ASSERT_TRUE(worker_->stub().Select(&context, select, &response).ok());
   EXPECT_EQ(Value("tessera_select_requests_total"), 1);
+}
+
+// A prompt is sealed, tiles are encoded as they fill, and the budget for raw copies is spent.
+TEST_F(Metrics, BackgroundCompaction) {
+  const std::uint64_t sequence =
+      NewSequence(64, "mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,segment=64,min_segment=64");
+  Compress(sequence);
+  EXPECT_EQ(Value("tessera_segments_sealed_total"), 4);
+  EXPECT_EQ(Value("tessera_strategies_total"), 4);
+  EXPECT_TRUE(Becomes("tessera_background_jobs_total", "seals", [](double v) { return v >= 4; }));
+  EXPECT_EQ(Value("tessera_background_jobs", "queued"), 0);
+  EXPECT_EQ(Value("tessera_runs_left_plain_total"), 0);
+  const std::unique_ptr<RawMapping> mapping = RawMapping::Map(*worker_);
+  ASSERT_NE(mapping, nullptr);
+  ASSERT_TRUE(mapping->OpenTail(sequence));
+  mapping->Commit(96);
+  worker_->SignalWake();
+  EXPECT_TRUE(Becomes("tessera_provisional_tiles_total", "", [](double v) { return v == 4; }));
+  EXPECT_TRUE(Becomes("tessera_raw_copy_bytes", "tenant=\"default\"", Positive));
+  EXPECT_EQ(Value("tessera_raw_rows_dropped_total"), 0);
+
+  // Too short to be worth a strategy.
+  Compress(NewSequence(5, "mosaickv"));
+  EXPECT_EQ(Value("tessera_runs_left_plain_total"), 4);
+}
+
+// More rows wait for a strategy than the budget of 1 MiB has room for.
+TEST_F(Metrics, RawRowsThatAreNotKept) {
+  const std::uint64_t sequence =
+      NewSequence(64, "mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,segment=4096,min_segment=4096");
+  Append(sequence, 4032, 64);
+  Compress(sequence);
+  EXPECT_EQ(Value("tessera_segments_sealed_total"), 4);
+  Append(sequence, 2048, 4096);
+  const std::unique_ptr<RawMapping> mapping = RawMapping::Map(*worker_);
+  ASSERT_NE(mapping, nullptr);
+  ASSERT_TRUE(mapping->OpenTail(sequence));
+  mapping->Commit(4096 + 2048 + 32);
+  worker_->SignalWake();
+  EXPECT_TRUE(Becomes("tessera_raw_rows_dropped_total", "", Positive));
 }
 
 TEST_F(Metrics, TailsAndTheirAbsorption) {

@@ -246,6 +246,14 @@ TEST(Operate, AdminSeesSessionsAndEvictsSequences) {
   EXPECT_EQ(admin->Evict(&fourth, evict, &evicted).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
+TEST(Operate, PrintPoliciesShowsWhatTheyMaySay) {
+  const fakes::FinishedDaemon printed = fakes::RunDaemonToEnd({"--print-policies"});
+  EXPECT_EQ(printed.exit_code, 0);
+  for (const char* word : {"mosaickv", "quest", "min_segment", "dense_layers"}) {
+    EXPECT_THAT(printed.output, HasSubstr(word));
+  }
+}
+
 TEST(Operate, PrintConfigShowsEveryDefault) {
   const fakes::FinishedDaemon printed = fakes::RunDaemonToEnd({"--print-config"});
   EXPECT_EQ(printed.exit_code, 0);

@@ -1,7 +1,9 @@
 // Background work that runs when the test says so, job by job, by name.
 #pragma once
 
-#include <deque>
+#include <algorithm>
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,26 +13,45 @@
 
 namespace tessera {
 
-// Thread-safe; jobs run on the thread that asks for them.
+// Thread-safe; jobs run on the thread that asks for them. The order is that of a ThreadScheduler of
+// one thread, unless the test asks for a name whose turn it is not.
 class ManualScheduler final : public Scheduler {
  public:
-  void Submit(std::string name, JobPriority priority, Job job) override {
+  void Submit(JobSpec spec, Job job) override {
     MutexLock lock(mutex_);
-    queue_.push_back({std::move(name), priority, std::move(job)});
+    queue_.Push(std::move(spec), std::move(job));
   }
 
-  // Runs the first queued job of that name. False where there is none.
-  bool RunFirst(const std::string& name) {
-    Job job;
+  Load load() const override {
+    MutexLock lock(mutex_);
+    Load load = ran_;
+    for (std::size_t i = 0; i < kJobPriorities; ++i) {
+      load.queued[i] = queue_.size(static_cast<JobPriority>(i));
+    }
+    return load;
+  }
+
+  // Runs the job whose turn it is and returns its name. Nothing where none is queued.
+  std::optional<std::string> RunNext() {
+    std::optional<FairQueue::Entry> entry;
     {
       MutexLock lock(mutex_);
-      auto it = queue_.begin();
-      while (it != queue_.end() && it->name != name) ++it;
-      if (it == queue_.end()) return false;
-      job = std::move(it->job);
-      queue_.erase(it);
+      entry = queue_.Pop();
     }
-    std::move(job)();
+    if (!entry.has_value()) return std::nullopt;
+    return RunJob(*std::move(entry));
+  }
+
+  // Runs the job of that name whose turn comes first; the others keep their order. False where
+  // there is none.
+  bool RunFirst(const std::string& name) {
+    std::optional<FairQueue::Entry> entry;
+    {
+      MutexLock lock(mutex_);
+      entry = TakeFirst(name);
+    }
+    if (!entry.has_value()) return false;
+    RunJob(*std::move(entry));
     return true;
   }
 
@@ -42,22 +63,66 @@ class ManualScheduler final : public Scheduler {
     return ran;
   }
 
-  // Names in the order of submission.
-  std::vector<std::string> Queued() const {
+  // In the order in which they would run.
+  std::vector<JobSpec> QueuedSpecs() {
     MutexLock lock(mutex_);
+    std::vector<JobSpec> specs;
+    std::vector<FairQueue::Entry> entries = Drain();
+    for (const FairQueue::Entry& entry : entries) specs.push_back(entry.spec);
+    Refill(std::move(entries));
+    return specs;
+  }
+  std::vector<std::string> Queued() {
     std::vector<std::string> names;
-    for (const Entry& entry : queue_) names.push_back(entry.name);
+    for (JobSpec& spec : QueuedSpecs()) names.push_back(std::move(spec.name));
     return names;
   }
 
  private:
-  struct Entry {
-    std::string name;
-    JobPriority priority;
-    Job job;
-  };
+  std::string RunJob(FairQueue::Entry entry) {
+    const auto priority = static_cast<std::size_t>(entry.spec.priority);
+    {
+      MutexLock lock(mutex_);
+      ++ran_.running[priority];
+    }
+    std::move(entry.job)();
+    entry.job = nullptr;
+    MutexLock lock(mutex_);
+    --ran_.running[priority];
+    ++ran_.done[priority];
+    return std::move(entry.spec.name);
+  }
+
+  std::optional<FairQueue::Entry> TakeFirst(const std::string& name) TESSERA_REQUIRES(mutex_) {
+    std::vector<FairQueue::Entry> entries = Drain();
+    const auto found = std::find_if(entries.begin(), entries.end(),
+                                    [&name](const auto& entry) { return entry.spec.name == name; });
+    std::optional<FairQueue::Entry> taken;
+    if (found != entries.end()) {
+      taken = std::move(*found);
+      entries.erase(found);
+    }
+    Refill(std::move(entries));
+    return taken;
+  }
+
+  // A queue that is filled in the order in which it was drained has the same turns as before.
+  std::vector<FairQueue::Entry> Drain() TESSERA_REQUIRES(mutex_) {
+    std::vector<FairQueue::Entry> entries;
+    while (std::optional<FairQueue::Entry> entry = queue_.Pop()) {
+      entries.push_back(*std::move(entry));
+    }
+    return entries;
+  }
+  void Refill(std::vector<FairQueue::Entry> entries) TESSERA_REQUIRES(mutex_) {
+    for (FairQueue::Entry& entry : entries) {
+      queue_.Push(std::move(entry.spec), std::move(entry.job));
+    }
+  }
+
   mutable Mutex mutex_;
-  std::deque<Entry> queue_ TESSERA_GUARDED_BY(mutex_);
+  FairQueue queue_ TESSERA_GUARDED_BY(mutex_);
+  Load ran_ TESSERA_GUARDED_BY(mutex_);  // without what is queued
 };
 
 }  // namespace tessera

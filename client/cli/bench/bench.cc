@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <limits>
 
 #include "client/cli/bench/decode_loop.h"
 #include "client/cli/command.h"
@@ -15,7 +16,12 @@ namespace {
 constexpr Benchmark kBenchmarks[] = {
     {"attend", "packed and selected attention against dense, dense against a plain read",
      RunAttend},
+    {"compaction", "what background compaction saves, and what it costs whoever decodes meanwhile",
+     RunCompaction},
+    {"fidelity", "what each part of packing is worth, in attention that comes out right",
+     RunFidelity},
     {"overhead", "what the daemon adds where the kernel costs nothing", RunOverhead},
+    {"strategy", "what it costs to choose a strategy, and to pack a full tile", RunStrategy},
 };
 
 std::string List() {
@@ -50,10 +56,14 @@ int RunBench(std::span<const std::string_view> args) {
              {"json", "", "one JSON object instead of the table", ""},
              {"address", "ADDRESS", "for decode-loop: the daemon", ""},
              {"steps", "N", "for decode-loop: steps", "1000"},
-             {"threads", "N", "threads of the kernels; 0: one per core", "0"}}),
+             {"threads", "N", "threads of the kernels; 0: one per core", "0"},
+             {"seed", "N", "for fidelity, strategy: of the rows that they generate", "1"}}),
       args, [](const Flags& flags) -> absl::Status {
         absl::StatusOr<std::uint64_t> threads = flags.Number("threads", 0, 1024);
         if (!threads.ok()) return threads.status();
+        absl::StatusOr<std::uint64_t> seed =
+            flags.Number("seed", 0, std::numeric_limits<std::uint64_t>::max());
+        if (!seed.ok()) return seed.status();
         if (flags.positional().size() != 1) {
           return absl::InvalidArgumentError(Concat("name one benchmark:\n", bench::List()));
         }
@@ -64,8 +74,10 @@ int RunBench(std::span<const std::string_view> args) {
         }
         for (const bench::Benchmark& benchmark : bench::kBenchmarks) {
           if (benchmark.name != flags.positional()[0]) continue;
-          absl::StatusOr<bench::Report> report = benchmark.run(
-              {.quick = flags.Has("quick"), .threads = static_cast<std::uint32_t>(*threads)});
+          absl::StatusOr<bench::Report> report =
+              benchmark.run({.quick = flags.Has("quick"),
+                             .threads = static_cast<std::uint32_t>(*threads),
+                             .seed = *seed});
           bench::ProgressDone();
           if (!report.ok()) return report.status();
           std::fputs((flags.Has("json") ? report->Json() : report->Text()).c_str(), stdout);

@@ -11,6 +11,7 @@ namespace tessera::cli::bench {
 struct Options {
   bool quick = false;         // within a minute on two cores
   std::uint32_t threads = 0;  // 0: one per core
+  std::uint64_t seed = 1;     // of generated rows
 };
 
 struct Benchmark {
@@ -20,7 +21,10 @@ struct Benchmark {
 };
 
 absl::StatusOr<Report> RunAttend(const Options& options);
+absl::StatusOr<Report> RunCompaction(const Options& options);
+absl::StatusOr<Report> RunFidelity(const Options& options);
 absl::StatusOr<Report> RunOverhead(const Options& options);
+absl::StatusOr<Report> RunStrategy(const Options& options);
 
 // A line of progress on stderr, overwritten by the next where stderr is a terminal.
 void Progress(std::string_view text);

@@ -14,7 +14,75 @@ namespace tessera::cli::bench {
 
 namespace {
 
-// Three significant digits, so that both 0.043 and 17.2 can be read.
+std::string JsonNumber(double value) {
+  if (!std::isfinite(value)) return "null";
+  char text[40];
+  std::snprintf(text, sizeof text, "%.6g", value);
+  return text;
+}
+
+bool Any(const std::vector<Row>& rows, std::optional<double> Row::*field) {
+  return std::any_of(rows.begin(), rows.end(),
+                     [field](const Row& row) { return (row.*field).has_value(); });
+}
+
+std::string Cell(const std::optional<double>& value) { return value ? Figure(*value) : "-"; }
+
+// The table has a column for what at least one row has.
+Table TableOf(const std::vector<Row>& rows) {
+  const bool held = Any(rows, &Row::held_bytes);
+  const bool read = Any(rows, &Row::read_bytes);
+  const bool mass = Any(rows, &Row::kept_mass);
+  std::vector<Table::Column> columns = {{"row", Align::kLeft}, {"value"}, {"unit", Align::kLeft}};
+  if (mass) columns.push_back({"kept mass"});
+  if (held) columns.push_back({"held B"});
+  if (read) columns.push_back({"read B"});
+  columns.insert(columns.end(),
+                 {{"against", Align::kLeft}, {"ratio"}, {"goal"}, {"holds", Align::kLeft}});
+  Table table(columns);
+  for (const Row& row : rows) {
+    const std::optional<bool> holds = row.Holds();
+    std::vector<std::string> cells = {row.name, Figure(row.value), row.unit};
+    if (mass) cells.push_back(Cell(row.kept_mass));
+    if (held) cells.push_back(Cell(row.held_bytes));
+    if (read) cells.push_back(Cell(row.read_bytes));
+    cells.push_back(row.baseline.empty() ? "-" : row.baseline);
+    cells.push_back(Cell(row.ratio));
+    cells.push_back(
+        row.goal ? Concat(row.sense == Goal::kAtLeast ? ">= " : "<= ", Figure(*row.goal)) : "-");
+    cells.push_back(holds ? (*holds ? "yes" : "NO") : "-");
+    table.Add(std::move(cells));
+  }
+  return table;
+}
+
+std::string JsonOf(const Row& row) {
+  std::string out =
+      Concat("{\"name\": ", JsonString(row.name), ", \"value\": ", JsonNumber(row.value),
+             ", \"unit\": ", JsonString(row.unit),
+             ", \"baseline\": ", row.baseline.empty() ? "null" : JsonString(row.baseline),
+             ", \"ratio\": ", row.ratio ? JsonNumber(*row.ratio) : "null");
+  if (row.held_bytes) Append(out, ", \"held_bytes\": ", JsonNumber(*row.held_bytes));
+  if (row.read_bytes) Append(out, ", \"read_bytes\": ", JsonNumber(*row.read_bytes));
+  if (row.kept_mass) Append(out, ", \"kept_mass\": ", JsonNumber(*row.kept_mass));
+  if (row.goal) {
+    Append(out, ", \"goal\": ", JsonNumber(*row.goal),
+           ", \"holds\": ", *row.Holds() ? "true" : "false");
+  }
+  return out + "}";
+}
+
+// `, "name": [...]`, or nothing where there is nothing.
+template <typename Item, typename ToJson>
+std::string JsonList(const char* name, const std::vector<Item>& items, const ToJson& to_json) {
+  if (items.empty()) return "";
+  std::string out;
+  for (const Item& item : items) Append(out, out.empty() ? "" : ", ", to_json(item));
+  return Concat(", \"", name, "\": [", out, "]");
+}
+
+}  // namespace
+
 std::string Figure(double value) {
   const double magnitude = std::fabs(value);
   if (magnitude >= 100 || value == 0) return Fixed(value, 0);
@@ -23,15 +91,6 @@ std::string Figure(double value) {
   return Fixed(value, 3);
 }
 
-std::string JsonNumber(double value) {
-  if (!std::isfinite(value)) return "null";
-  char text[40];
-  std::snprintf(text, sizeof text, "%.6g", value);
-  return text;
-}
-
-}  // namespace
-
 std::optional<bool> Row::Holds() const {
   if (!goal.has_value()) return std::nullopt;
   const double measured = goal_is_on_ratio && ratio.has_value() ? *ratio : value;
@@ -39,58 +98,29 @@ std::optional<bool> Row::Holds() const {
 }
 
 std::string Report::Text() const {
-  const bool bytes = std::any_of(rows.begin(), rows.end(),
-                                 [](const Row& row) { return row.held_bytes.has_value(); });
-  std::vector<Table::Column> columns = {{"row", Align::kLeft}, {"value"}, {"unit", Align::kLeft}};
-  if (bytes) columns.insert(columns.end(), {{"held B"}, {"read B"}});
-  columns.insert(columns.end(),
-                 {{"against", Align::kLeft}, {"ratio"}, {"goal"}, {"holds", Align::kLeft}});
-  Table table(columns);
-  for (const Row& row : rows) {
-    const std::optional<bool> holds = row.Holds();
-    std::vector<std::string> cells = {row.name, Figure(row.value), row.unit};
-    if (bytes) {
-      cells.push_back(row.held_bytes ? Figure(*row.held_bytes) : "-");
-      cells.push_back(row.read_bytes ? Figure(*row.read_bytes) : "-");
-    }
-    cells.push_back(row.baseline.empty() ? "-" : row.baseline);
-    cells.push_back(row.ratio ? Figure(*row.ratio) : "-");
-    cells.push_back(
-        row.goal ? Concat(row.sense == Goal::kAtLeast ? ">= " : "<= ", Figure(*row.goal)) : "-");
-    cells.push_back(holds ? (*holds ? "yes" : "NO") : "-");
-    table.Add(std::move(cells));
+  std::string out = Concat("bench ", name, "   ", Machine(), "\n\n", TableOf(rows).Render());
+  if (!findings.empty()) out += "\n";
+  for (const Finding& finding : findings) {
+    Append(out, "  ", finding.statement, ": ", finding.holds ? "yes" : "NO", " (", finding.figures,
+           ")\n");
   }
-  std::string out = Concat("bench ", name, "   ", Machine(), "\n\n", table.Render());
   if (!notes.empty()) out += "\n";
   for (const std::string& note : notes) Append(out, "  ", note, "\n");
   return out;
 }
 
 std::string Report::Json() const {
-  std::string out = Concat("{\"name\": ", JsonString(name),
-                           ", \"machine\": ", JsonString(Machine()), ", \"rows\": [");
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const Row& row = rows[i];
-    Append(out, i == 0 ? "" : ", ", "{\"name\": ", JsonString(row.name),
-           ", \"value\": ", JsonNumber(row.value), ", \"unit\": ", JsonString(row.unit),
-           ", \"baseline\": ", row.baseline.empty() ? "null" : JsonString(row.baseline),
-           ", \"ratio\": ", row.ratio ? JsonNumber(*row.ratio) : "null");
-    if (row.held_bytes) Append(out, ", \"held_bytes\": ", JsonNumber(*row.held_bytes));
-    if (row.read_bytes) Append(out, ", \"read_bytes\": ", JsonNumber(*row.read_bytes));
-    if (row.goal) {
-      Append(out, ", \"goal\": ", JsonNumber(*row.goal),
-             ", \"holds\": ", *row.Holds() ? "true" : "false");
-    }
-    out += "}";
-  }
-  out += "]";
-  if (!notes.empty()) {
-    out += ", \"notes\": [";
-    for (std::size_t i = 0; i < notes.size(); ++i) {
-      Append(out, i == 0 ? "" : ", ", JsonString(notes[i]));
-    }
-    out += "]";
-  }
+  std::string out =
+      Concat("{\"name\": ", JsonString(name), ", \"machine\": ", JsonString(Machine()));
+  if (rows.empty()) out += ", \"rows\": []";
+  Append(out, JsonList("rows", rows, JsonOf),
+         JsonList("findings", findings,
+                  [](const Finding& finding) {
+                    return Concat("{\"statement\": ", JsonString(finding.statement),
+                                  ", \"holds\": ", finding.holds ? "true" : "false",
+                                  ", \"figures\": ", JsonString(finding.figures), "}");
+                  }),
+         JsonList("notes", notes, JsonString));
   return out + "}\n";
 }
 

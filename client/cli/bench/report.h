@@ -20,20 +20,32 @@ struct Row {
   bool goal_is_on_ratio = true;      // else on the value
   std::optional<double> held_bytes;  // per token and kv head
   std::optional<double> read_bytes;  // likewise, by one look at everything
+  std::optional<double> kept_mass;   // share of the true attention that stays where it was
 
   // Nothing where there is no goal.
   std::optional<bool> Holds() const;
 };
 
+// A statement that the rows support or not.
+struct Finding {
+  std::string statement;
+  bool holds = false;
+  std::string figures;
+};
+
 struct Report {
   std::string name;
   std::vector<Row> rows;
+  std::vector<Finding> findings;
   std::vector<std::string> notes;  // how it was measured; what could not be
 
   void Add(Row row) { rows.push_back(std::move(row)); }
   std::string Text() const;
   std::string Json() const;
 };
+
+// Three significant digits, so that both 0.043 and 17.2 can be read.
+std::string Figure(double value);
 
 // "Intel(R) Xeon(R) ..., 2 cores, avx512"
 std::string Machine();

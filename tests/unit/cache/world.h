@@ -58,9 +58,12 @@ class World {
     std::uint32_t max_sequences = 100000;
     device::Device* device = nullptr;  // null: the CPU
     std::uint64_t pool_extent_bytes = kTestPoolExtent;
+    std::uint64_t raw_copy_bytes = 0;  // of the node; 0: unlimited
   };
   explicit World(const Options& options)
-      : pool_extent_bytes_(options.pool_extent_bytes), node_("node", options.node_limit) {
+      : pool_extent_bytes_(options.pool_extent_bytes),
+        node_("node", options.node_limit),
+        raw_copies_("raw copies", options.raw_copy_bytes) {
     for (std::uint32_t i = 0; i < options.tenants; ++i) {
       absl::StatusOr<std::unique_ptr<Tenant>> tenant =
           Tenant::Create({.id = TenantId(i + 1),
@@ -77,6 +80,7 @@ class World {
                           .max_sequences = options.max_sequences,
                           .pin_limit = kTestPinLimit,
                           .node = &node_,
+                          .raw_copies = &raw_copies_,
                           .device = options.device == nullptr ? &cpu_ : options.device,
                           .directory_memory = &directories_,
                           .clock = &clock_,
@@ -90,6 +94,7 @@ class World {
   Tenant& tenant(std::size_t i = 0) { return *tenants_[i]; }
   FakeClock& clock() { return clock_; }
   const pool::Account& node() const { return node_; }
+  pool::Account& raw_copies() { return raw_copies_; }
   int attention() const { return attention_.load(); }
 
   std::shared_ptr<SessionState> OpenSession(std::size_t i = 0) {
@@ -150,6 +155,7 @@ class World {
       EXPECT_EQ(tenant->pool().used_bytes(), 0u);
       EXPECT_EQ(tenant->directory().pool().used_bytes(), 0u);
       EXPECT_LE(tenant->pool().extents(), 1u);
+      EXPECT_EQ(tenant->raw_copies().used_bytes(), 0u);
     }
     Validate();
   }
@@ -159,6 +165,7 @@ class World {
   FakeClock clock_;
   std::atomic<int> attention_{0};
   pool::Account node_;
+  pool::Account raw_copies_;
   device::CpuDevice cpu_{kernels::BestImplementation()};
   device::HostMemorySource directories_{"test-directory"};
   std::vector<std::unique_ptr<Tenant>> tenants_;

@@ -111,6 +111,26 @@ TEST_F(TailAbsorberTest, AWakeMovesFullTilesAndAsksForTheNext) {
   EXPECT_EQ(absorber_.jobs_run(), run + 1);
 }
 
+TEST_F(TailAbsorberTest, AJobIsItsTenantsAndItsSessions) {
+  Decoder one(world_, *model_, 1);
+  Decoder two(world_, *model_, 1);
+  for (Decoder* decoder : {&one, &two}) {
+    decoder->Step(0, 32);
+    absorber_.Wake(decoder->session());
+  }
+  for (int round = 0; round < 2; ++round) {  // as first queued, and as queued again
+    const std::vector<JobSpec> specs = scheduler_.QueuedSpecs();
+    ASSERT_EQ(specs.size(), 2u);
+    for (std::size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(specs[i].tenant, world_.tenant().options().id);
+      EXPECT_TRUE(specs[i].tenant.valid());
+      EXPECT_EQ(specs[i].owner, (i == 0 ? one : two).session()->id().value());
+      EXPECT_EQ(specs[i].priority, JobPriority::kTails);
+      ASSERT_TRUE(scheduler_.RunFirst(kJob));
+    }
+  }
+}
+
 TEST_F(TailAbsorberTest, NoWishStandsWhileAJobIsQueuedBehindProgress) {
   Decoder decoder(world_, *model_, 1);
   decoder.Step(0, 40);
@@ -284,8 +304,8 @@ TEST_F(TailAbsorberTest, NoInterleavingLosesAWake) {
 
 // The same with real threads: the daemon's between any two instructions of the worker's.
 TEST_F(TailAbsorberTest, NoWakeIsLostBetweenThreads) {
-  std::optional<ThreadScheduler> threads(std::in_place, 2);
-  TailAbsorber absorber({.scheduler = &*threads, .logger = &logger_, .clock = &world_.clock()});
+  std::unique_ptr<ThreadScheduler> threads = *ThreadScheduler::Create({.threads = 2});
+  TailAbsorber absorber({.scheduler = threads.get(), .logger = &logger_, .clock = &world_.clock()});
   Decoder decoder(world_, *model_, 1);
   // One mapping for both sides, as ThreadSanitizer wants it, is in the concurrency test of the
   // cache; here the ring's contents do not matter.

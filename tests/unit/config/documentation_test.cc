@@ -80,6 +80,8 @@ TEST(Documentation, CommentsNameTheLimits) {
       {"max_models_per_tenant", kMaxModelsPerTenant},
       {"max_message_bytes", kMaxMessageBytes},
       {"compactor_threads", kCompactorThreads},
+      {"compactor_cpus", kCompactorCpus},
+      {"raw_copy_bytes", kRawCopyBytes},
       {"compactor_linger_ms", kCompactorLingerMs},
       {"pin_limit_ms", kPinLimitMs},
       {"drain_limit_ms", kDrainLimitMs},

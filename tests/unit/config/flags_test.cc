@@ -63,6 +63,7 @@ TEST(Flags, Actions) {
   EXPECT_EQ(Parse({"-h"})->action, Flags::Action::kHelp);
   EXPECT_EQ(Parse({"--version"})->action, Flags::Action::kVersion);
   EXPECT_EQ(Parse({"--print-config", "--device=cpu"})->action, Flags::Action::kPrintConfig);
+  EXPECT_EQ(Parse({"--print-policies", "--nonsense"})->action, Flags::Action::kPrintPolicies);
   EXPECT_EQ(Parse({"--help", "--nonsense"})->action, Flags::Action::kHelp);
 }
 
@@ -118,7 +119,8 @@ TEST(Flags, EveryFieldButTenantsHasAFlagWithHelp) {
                                      : reflection->HasField(flags->overrides, field))
         << flag << " sets another field";
   }
-  for (const char* flag : {"--config", "--print-config", "--version", "--help"}) {
+  for (const char* flag :
+       {"--config", "--print-config", "--print-policies", "--version", "--help"}) {
     EXPECT_THAT(help, HasSubstr(flag));
   }
 }

@@ -53,6 +53,10 @@ class Generator {
     config.max_models_per_tenant = Small(kMaxModelsPerTenant);
     config.max_message_bytes = In(kMaxMessageBytes);
     config.compactor_threads = Small(kCompactorThreads);
+    for (std::uint32_t cpu = Small({0, 3}); Coin(); cpu += Small({1, 3})) {
+      config.compactor_cpus.push_back(cpu);
+    }
+    config.raw_copy_bytes = In(kRawCopyBytes);
     config.compactor_linger = std::chrono::milliseconds(In(kCompactorLingerMs));
     config.pin_limit = std::chrono::milliseconds(In(kPinLimitMs));
     config.drain_limit = std::chrono::milliseconds(In(kDrainLimitMs));

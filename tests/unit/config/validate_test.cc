@@ -107,6 +107,7 @@ TEST(Validate, EveryRangeHoldsExactly) {
       {"max_models_per_tenant", kMaxModelsPerTenant, Setter(&Config::max_models_per_tenant)},
       {"max_message_bytes", kMaxMessageBytes, Setter(&Config::max_message_bytes)},
       {"compactor_threads", kCompactorThreads, Setter(&Config::compactor_threads)},
+      {"raw_copy_bytes", kRawCopyBytes, Setter(&Config::raw_copy_bytes)},
       {"compactor_linger_ms", kCompactorLingerMs, Setter(&Config::compactor_linger)},
       {"pin_limit_ms", kPinLimitMs, Setter(&Config::pin_limit)},
       {"drain_limit_ms", kDrainLimitMs, Setter(&Config::drain_limit)},

@@ -70,6 +70,14 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
     visitor.Add(kSequences, state, "default");
     visitor.Add(kDecodingSequences, state, "default");
     visitor.Add(kEpochRetiredBytes, state);
+    visitor.Add(kRawCopyBytes, state, "default");
+    visitor.Add(kBackgroundJobs, state, "tails", "queued");
+    visitor.Add(kBackgroundJobsTotal, state, "tails");
+    visitor.Add(kProvisionalTilesTotal, state);
+    visitor.Add(kSegmentsSealedTotal, state);
+    visitor.Add(kStrategiesTotal, state);
+    visitor.Add(kRunsLeftPlainTotal, state);
+    visitor.Add(kRawRowsDroppedTotal, state);
     visitor.Add(kTokensAppendedTotal, state, "rpc");
     visitor.Add(kTilesEncodedTotal, state);
     visitor.Add(kEntriesPackedTotal, state);
@@ -92,13 +100,31 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
       {[&] { append.Finished(absl::StatusCode::kOk, std::chrono::milliseconds(1)); },
        {"tessera_rpc_requests_total", "tessera_rpc_duration_seconds"}},
       {[&] { state = 5; },
-       {"tessera_pool_bytes", "tessera_pool_used_bytes", "tessera_pool_extents", "tessera_sessions",
-        "tessera_sequences", "tessera_decoding_sequences", "tessera_epoch_retired_bytes",
-        "tessera_tokens_appended_total", "tessera_tiles_encoded_total",
-        "tessera_entries_packed_total", "tessera_packed_bytes_total",
-        "tessera_select_requests_total", "tessera_tail_full_waits_total",
-        "tessera_snapshots_published_total", "tessera_pins_revoked_total",
-        "tessera_sequences_failed_total", "tessera_attend_requests_total"}},
+       {"tessera_pool_bytes",
+        "tessera_pool_used_bytes",
+        "tessera_pool_extents",
+        "tessera_sessions",
+        "tessera_sequences",
+        "tessera_decoding_sequences",
+        "tessera_epoch_retired_bytes",
+        "tessera_raw_copy_bytes",
+        "tessera_background_jobs",
+        "tessera_background_jobs_total",
+        "tessera_provisional_tiles_total",
+        "tessera_segments_sealed_total",
+        "tessera_strategies_total",
+        "tessera_runs_left_plain_total",
+        "tessera_raw_rows_dropped_total",
+        "tessera_tokens_appended_total",
+        "tessera_tiles_encoded_total",
+        "tessera_entries_packed_total",
+        "tessera_packed_bytes_total",
+        "tessera_select_requests_total",
+        "tessera_tail_full_waits_total",
+        "tessera_snapshots_published_total",
+        "tessera_pins_revoked_total",
+        "tessera_sequences_failed_total",
+        "tessera_attend_requests_total"}},
   };
   Names driven = {"tessera_build_info"};  // constant
   for (const auto& [drive, names] : drives) {

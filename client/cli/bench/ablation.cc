@@ -1,0 +1,229 @@
+#include "client/cli/bench/ablation.h"
+
+#include <algorithm>
+
+#include "daemon/base/check.h"
+
+namespace tessera::cli::bench {
+
+namespace {
+
+using Segment = Examination::Segment;
+using kernels::Strategy;
+
+constexpr double kQuarter = 0.25;
+
+std::vector<Strategy> StrategiesFor(const Examination& examination,
+                                    const kernels::StrategyOptions& options) {
+  std::vector<Strategy> strategies;
+  for (const Segment& segment : examination.segments()) {
+    strategies.push_back(StrategyFor(segment.rows, options));
+  }
+  return strategies;
+}
+
+std::size_t IndexOf(const Examination& examination, const Segment& segment) {
+  return static_cast<std::size_t>(&segment - examination.segments().data());
+}
+
+absl::StatusOr<Score> ExaminePacked(const Examination& examination,
+                                    const std::vector<Strategy>& strategies) {
+  return examination.Examine([&](const Segment& segment) {
+    const Strategy& strategy = strategies[IndexOf(examination, segment)];
+    return ThroughTiles(segment.rows, strategy.shape, strategy.view());
+  });
+}
+
+double BytesOf(const Segment& segment, const Strategy& strategy) {
+  return kernels::BytesPerEntry(strategy.shape, strategy.rotation_type, segment.rows.keys.count) *
+         static_cast<double>(segment.rows.keys.count);
+}
+
+double BytesOf(const Examination& examination, const std::vector<Strategy>& strategies) {
+  double bytes = 0;
+  for (const Segment& segment : examination.segments()) {
+    bytes += BytesOf(segment, strategies[IndexOf(examination, segment)]);
+  }
+  return bytes;
+}
+
+// The forms that are compared at the bytes of these strategies.
+absl::Status MeasureMasks(const Examination& examination, const std::vector<Strategy>& strategies,
+                          FormScores& scores) {
+  const auto masked = [&](bool rotated) {
+    return examination.Examine([&, rotated](const Segment& segment) -> absl::StatusOr<KeptRows> {
+      const Strategy& strategy = strategies[IndexOf(examination, segment)];
+      const std::uint32_t channels =
+          ChannelsWithin(BytesOf(segment, strategy), segment.rows, rotated);
+      return ThroughMask(segment.rows, channels,
+                         rotated ? strategy.view() : kernels::RotationView{});
+    });
+  };
+  const absl::StatusOr<Score> raw = masked(false);
+  if (!raw.ok()) return raw.status();
+  const absl::StatusOr<Score> svd = masked(true);
+  if (!svd.ok()) return svd.status();
+  scores.raw_mask = *raw;
+  scores.svd_mask = *svd;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Examination::Examination(const GeneratedKv& kv, std::uint32_t segment_tokens, std::uint32_t queries)
+    : kv_(kv) {
+  const GeneratedShape& shape = kv.shape();
+  questions_.resize(shape.kv_heads);
+  for (std::uint32_t h = 0; h < shape.kv_heads; ++h) {
+    lanes_.push_back(Widen(kv.Rows(h)));
+    for (std::uint32_t first = 0; first < shape.tokens; first += segment_tokens) {
+      segments_.push_back(
+          {.kv_head = h,
+           .index = first / segment_tokens,
+           .rows = kv.Rows(h, first, std::min(segment_tokens, shape.tokens - first))});
+    }
+    for (std::uint32_t i = 0; i < queries * shape.group; ++i) {
+      Question question = {.query = kv.Query(h, i % shape.group, i / shape.group), .truth = {}};
+      question.truth = Attend(question.query.row, lanes_[h]);
+      questions_[h].push_back(std::move(question));
+    }
+  }
+}
+
+absl::StatusOr<Score> Examination::Examine(const Keep& keep) const {
+  Score score;
+  double asked = 0;
+  for (std::uint32_t h = 0; h < kv_.shape().kv_heads; ++h) {
+    FloatLane lane;
+    for (const Segment& segment : segments_) {
+      if (segment.kv_head != h) continue;
+      const absl::StatusOr<KeptRows> kept = keep(segment);
+      if (!kept.ok()) return kept.status();
+      lane.Append(kept->lane);
+      score.bytes += kept->bytes / static_cast<double>(kv_.shape().tokens);
+    }
+    for (const Question& question : questions_[h]) {
+      const Fidelity fidelity = Compare(Attend(question.query.row, lane), question.truth);
+      score.fidelity.error += fidelity.error;
+      score.fidelity.kept_mass += fidelity.kept_mass;
+      ++asked;
+    }
+  }
+  score.fidelity.error /= asked;
+  score.fidelity.kept_mass /= asked;
+  score.bytes /= kv_.shape().kv_heads;
+  return score;
+}
+
+absl::StatusOr<FormScores> MeasureForms(const Examination& examination, double share) {
+  FormScores scores;
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    kernels::StrategyOptions options = FixedOptions(share, 1u << i);
+    const std::vector<Strategy> strategies = StrategiesFor(examination, options);
+    const absl::StatusOr<Score> score = ExaminePacked(examination, strategies);
+    if (!score.ok()) return score.status();
+    scores.rotated[i] = *score;
+    if (i == 0) {
+      const absl::Status status = MeasureMasks(examination, strategies, scores);
+      if (!status.ok()) return status;
+      const absl::StatusOr<Score> raw = examination.Examine([&](const Segment& segment) {
+        return ThroughTiles(segment.rows, strategies[0].shape, {});
+      });
+      if (!raw.ok()) return raw.status();
+      scores.raw = *raw;
+      continue;
+    }
+    options.reorder = false;
+    const absl::StatusOr<Score> unordered =
+        ExaminePacked(examination, StrategiesFor(examination, options));
+    if (!unordered.ok()) return unordered.status();
+    scores.unordered[i - 1] = *unordered;
+  }
+  return scores;
+}
+
+absl::StatusOr<RotationScores> MeasureRotations(const Examination& examination) {
+  const std::vector<Segment>& segments = examination.segments();
+  const kernels::StrategyOptions options = FixedOptions(kQuarter, 1);
+  std::vector<EveryOtherTile> seen;
+  std::vector<EveryOtherTile> seen_of_head;
+  for (const Segment& segment : segments) {
+    seen.emplace_back(segment.rows, false);
+    if (segment.index == 0) {
+      seen_of_head.push_back(seen.back());
+    } else {
+      seen_of_head.back().Append(seen.back());
+    }
+  }
+  std::vector<Strategy> own;
+  for (const EveryOtherTile& tiles : seen) own.push_back(StrategyFor(tiles.rows(), options));
+  std::vector<Strategy> global;
+  for (const EveryOtherTile& tiles : seen_of_head) {
+    global.push_back(StrategyFor(tiles.rows(), options));
+  }
+
+  RotationScores scores;
+  const auto count = static_cast<double>(segments.size());
+  const auto add_loss = [&](const EveryOtherTile& unseen, const Strategy& strategy,
+                            kernels::Loss& sum) {
+    const kernels::Loss loss =
+        kernels::LossUnder(unseen.rows(), strategy.shape, strategy.view(), BenchOperations());
+    sum.key += loss.key / count;
+    sum.value += loss.value / count;
+  };
+  for (const Segment& segment : segments) {
+    const EveryOtherTile unseen(segment.rows, true);
+    add_loss(unseen, global[segment.kv_head], scores.global_loss);
+    add_loss(unseen, own[IndexOf(examination, segment)], scores.own_loss);
+  }
+  const absl::StatusOr<Score> own_score = ExaminePacked(examination, own);
+  if (!own_score.ok()) return own_score.status();
+  const absl::StatusOr<Score> global_score = examination.Examine([&](const Segment& segment) {
+    const Strategy& strategy = global[segment.kv_head];
+    return ThroughTiles(segment.rows, strategy.shape, strategy.view());
+  });
+  if (!global_score.ok()) return global_score.status();
+  scores.own = *own_score;
+  scores.global = *global_score;
+  // The one rotation is stored once.
+  const Strategy& any = global.front();
+  const double spare = static_cast<double>(segments.size()) - static_cast<double>(global.size());
+  scores.global.bytes -= spare * 2 *
+                         static_cast<double>(RotationBytes(any.shape, any.rotation_type)) /
+                         static_cast<double>(global.size()) / examination.kv().shape().tokens;
+  return scores;
+}
+
+absl::StatusOr<ChoiceScores> MeasureChoice(const Examination& examination) {
+  const std::vector<Strategy> fixed = StrategiesFor(examination, FixedOptions(kQuarter, 1));
+  const double bytes = BytesOf(examination, fixed);
+  const auto under = [&](double loss) {
+    kernels::StrategyOptions options = FixedOptions(kQuarter, 1);
+    options.kept = kernels::StrategyOptions{}.kept;
+    options.groups = kernels::StrategyOptions{}.groups;
+    options.threshold = {.key = loss, .value = 1.5 * loss};
+    return StrategiesFor(examination, options);
+  };
+  double low = 0;
+  double high = 1;  // nothing loses more, so the cheapest candidate is taken
+  std::vector<Strategy> dynamic = under(high);
+  for (int step = 0; step < 9; ++step) {
+    const double middle = (low + high) / 2;
+    std::vector<Strategy> tried = under(middle);
+    if (BytesOf(examination, tried) <= bytes) {
+      high = middle;
+      dynamic = std::move(tried);
+    } else {
+      low = middle;
+    }
+  }
+  const absl::StatusOr<Score> fixed_score = ExaminePacked(examination, fixed);
+  if (!fixed_score.ok()) return fixed_score.status();
+  const absl::StatusOr<Score> dynamic_score = ExaminePacked(examination, dynamic);
+  if (!dynamic_score.ok()) return dynamic_score.status();
+  return ChoiceScores{.fixed = *fixed_score,
+                      .dynamic = *dynamic_score,
+                      .threshold = {.key = high, .value = 1.5 * high}};
+}
+
+}  // namespace tessera::cli::bench

@@ -1,0 +1,88 @@
+// What each part of packing is worth: forms of storage against each other on generated rows, judged
+// by the attention that they give.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/cli/bench/attention_judge.h"
+#include "client/cli/bench/generated_kv.h"
+#include "client/cli/bench/kept_rows.h"
+
+namespace tessera::cli::bench {
+
+// Means over heads and queries.
+struct Score {
+  Fidelity fidelity;
+  double bytes = 0;  // per token and kv head, rotations included
+};
+
+// Queries at the end of generated rows, and their true attention. The rows outlive it.
+class Examination {
+ public:
+  // `queries` tokens of a query in every head of the group. Segments are what a rotation is made
+  // for.
+  Examination(const GeneratedKv& kv, std::uint32_t segment_tokens, std::uint32_t queries);
+
+  struct Segment {
+    std::uint32_t kv_head = 0;
+    std::uint32_t index = 0;  // within the head
+    kernels::LaneRows rows;
+  };
+  // One head's segments after another's.
+  const std::vector<Segment>& segments() const { return segments_; }
+
+  using Keep = std::function<absl::StatusOr<KeptRows>(const Segment& segment)>;
+  absl::StatusOr<Score> Examine(const Keep& keep) const;
+
+  struct Question {
+    GeneratedQuery query;
+    Attention truth;
+  };
+  // [queries][group] of a head.
+  const std::vector<Question>& questions(std::uint32_t kv_head) const {
+    return questions_[kv_head];
+  }
+  const FloatLane& lane(std::uint32_t kv_head) const { return lanes_[kv_head]; }
+  const GeneratedKv& kv() const { return kv_; }
+
+ private:
+  const GeneratedKv& kv_;
+  std::vector<Segment> segments_;
+  std::vector<FloatLane> lanes_;
+  std::vector<std::vector<Question>> questions_;
+};
+
+// One share of the channels in all forms: what the product packs, and what it might do instead.
+struct FormScores {
+  Score raw_mask;      // the same raw channels in all rows, in at most the bytes of `rotated[0]`
+  Score svd_mask;      // rotated ones
+  Score raw;           // each row its own raw channels; as many channels as `rotated`
+  Score rotated[3];    // each row its own rotated ones, in groups of 1, 2, 4
+  Score unordered[2];  // groups of 2, 4 without reordering
+};
+absl::StatusOr<FormScores> MeasureForms(const Examination& examination, double share);
+
+// One rotation for all of a head's segments against one for each, at a quarter of the channels.
+// Both are made from every other tile; losses are of the others, fidelity is of all rows.
+struct RotationScores {
+  kernels::Loss global_loss;
+  kernels::Loss own_loss;
+  Score global;
+  Score own;
+};
+absl::StatusOr<RotationScores> MeasureRotations(const Examination& examination);
+
+// Every segment a quarter of the channels, against each what a threshold says, the least one at
+// which all together take no more bytes.
+struct ChoiceScores {
+  Score fixed;
+  Score dynamic;
+  kernels::Loss threshold;
+};
+absl::StatusOr<ChoiceScores> MeasureChoice(const Examination& examination);
+
+}  // namespace tessera::cli::bench

@@ -1,0 +1,409 @@
+// tessera bench compaction: what background compaction saves, and what it costs those who decode
+// meanwhile. Through a daemon of its own.
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "client/cli/admin.h"
+#include "client/cli/bench/bench.h"
+#include "client/cli/bench/generated_kv.h"
+#include "client/cli/bench/local_daemon.h"
+#include "client/cli/synthetic.h"
+#include "client/worker.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::cli::bench {
+
+namespace {
+
+constexpr std::uint32_t kKvHeads = 8;
+constexpr std::uint32_t kHeadDim = 128;
+constexpr double kDenseBytes = 2.0 * 2 * kHeadDim;  // of an entry
+
+// The published point, and what the policy chooses by itself.
+constexpr char kFixed[] = "mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1";
+constexpr char kChosen[] = "mosaickv";
+
+// K and V of a prompt: [tokens][kv_heads][head_dim].
+struct Prompt {
+  std::vector<std::uint16_t> key;
+  std::vector<std::uint16_t> value;
+  std::uint64_t tokens = 0;
+
+  client::AppendTensors Tensors(std::uint64_t count) const {
+    const std::size_t elements = count * kKvHeads * kHeadDim;
+    return {.key = std::as_bytes(std::span(key).first(elements)),
+            .value = std::as_bytes(std::span(value).first(elements)),
+            .tokens = count};
+  }
+};
+
+Prompt MakePrompt(std::uint64_t tokens, std::uint64_t seed) {
+  // Two heads are made and used four times: each lane is compressed for itself.
+  const GeneratedKv kv({.kv_heads = 2,
+                        .head_dim = kHeadDim,
+                        .tokens = static_cast<std::uint32_t>(tokens),
+                        .regions = 4},
+                       seed);
+  Prompt prompt = {.tokens = tokens};
+  prompt.key.resize(tokens * kKvHeads * kHeadDim);
+  prompt.value.resize(prompt.key.size());
+  for (std::uint32_t head = 0; head < kKvHeads; ++head) {
+    const kernels::LaneRows rows = kv.Rows(head % 2);
+    for (std::uint64_t token = 0; token < tokens; ++token) {
+      const std::size_t at = (token * kKvHeads + head) * kHeadDim;
+      std::memcpy(&prompt.key[at], rows.keys.row(token), rows.keys.row_bytes());
+      std::memcpy(&prompt.value[at], rows.values.row(token), rows.values.row_bytes());
+    }
+  }
+  return prompt;
+}
+
+// A daemon with a worker that knows the model.
+struct Bench {
+  std::unique_ptr<LocalDaemon> daemon;
+  std::unique_ptr<client::Worker> worker;
+  client::Model model;
+};
+
+absl::StatusOr<Bench> Open(const std::vector<std::string>& flags) {
+  Bench bench;
+  absl::StatusOr<std::unique_ptr<LocalDaemon>> daemon = LocalDaemon::Start(flags);
+  if (!daemon.ok()) return daemon.status();
+  bench.daemon = *std::move(daemon);
+  absl::StatusOr<std::unique_ptr<client::Worker>> worker =
+      client::Worker::Attach({.address = bench.daemon->address(), .worker_name = "bench"});
+  if (!worker.ok()) return worker.status();
+  bench.worker = *std::move(worker);
+  absl::StatusOr<client::Model> model = bench.worker->RegisterModel(
+      {.name = "one layer",
+       .layers = {{.query_heads = kKvHeads, .kv_heads = kKvHeads, .head_dim = kHeadDim}}});
+  if (!model.ok()) return model.status();
+  bench.model = *std::move(model);
+  return bench;
+}
+
+// What a tenant's pool holds for sequences: tiles, tables, rotations and snapshots.
+struct Held {
+  double bytes = 0;
+  double waiting = 0;  // for readers, of `bytes` or gone already
+  double raw = 0;
+};
+
+absl::StatusOr<Held> Look(Bench& bench) {
+  const absl::StatusOr<v1::StatsResponse> stats = bench.worker->Stats();
+  if (!stats.ok()) return stats.status();
+  Held held;
+  for (const v1::TenantStats& tenant : stats->tenants()) {
+    for (const char* const tag : {"tiles", "tables", "rotations", "snapshots"}) {
+      const auto it = tenant.used_bytes_by_tag().find(tag);
+      if (it != tenant.used_bytes_by_tag().end()) held.bytes += static_cast<double>(it->second);
+    }
+    held.waiting += static_cast<double>(tenant.retired_bytes());
+  }
+  held.raw = static_cast<double>(stats->compaction().raw_copy_bytes());
+  return held;
+}
+
+absl::StatusOr<Held> Settled(Bench& bench) {
+  constexpr int kPatience = 1000;  // of 10 ms
+  for (int i = 0; i < kPatience; ++i) {
+    absl::StatusOr<Held> held = Look(bench);
+    if (!held.ok() || held->waiting == 0) return held;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return absl::DeadlineExceededError("the daemon still holds replaced tiles after 10 s");
+}
+
+// Looks again and again from a thread of its own, and keeps the most.
+class PeakWatch {
+ public:
+  explicit PeakWatch(Bench& bench)
+      : thread_([this, &bench] {
+          while (!over_.load()) {
+            const absl::StatusOr<Held> held = Look(bench);
+            if (held.ok()) most_ = std::max(most_, held->bytes);
+            std::this_thread::sleep_for(std::chrono::milliseconds(2));
+          }
+        }) {}
+  ~PeakWatch() { Stop(); }
+  double Stop() {
+    over_.store(true);
+    if (thread_.joinable()) thread_.join();
+    return most_;
+  }
+
+ private:
+  std::atomic<bool> over_{false};
+  double most_ = 0;
+  std::thread thread_;
+};
+
+std::string TokensName(std::uint64_t tokens) { return Concat(tokens / 1024, "k"); }
+
+absl::Status MeasureMemory(const Prompt& prompt, std::uint64_t tokens, const char* policy,
+                           Report& report) {
+  absl::StatusOr<Bench> bench = Open({});
+  if (!bench.ok()) return bench.status();
+  absl::StatusOr<client::Sequence> sequence = bench->worker->CreateSequence(bench->model, policy);
+  if (!sequence.ok()) return sequence.status();
+  double peak = 0;
+  {
+    PeakWatch watch(*bench);
+    absl::Status status = sequence->Append(prompt.Tensors(tokens)).status();
+    if (status.ok()) status = sequence->Compress().status();
+    if (!status.ok()) return status;
+    peak = watch.Stop();
+  }
+  const absl::StatusOr<Held> held = Settled(*bench);
+  if (!held.ok()) return held.status();
+  const double entries = static_cast<double>(tokens) * kKvHeads;
+  const bool chosen = policy == std::string(kChosen);
+  const std::string name =
+      Concat("mosaickv_", TokensName(tokens), chosen ? "_memory_chosen" : "_memory");
+  std::optional<double> goal;
+  if (!chosen && tokens >= 64 * 1024) goal = 2.99;
+  report.Add({.name = name,
+              .value = held->bytes / entries,
+              .unit = "B",
+              .baseline = "dense, 512 B",
+              .ratio = kDenseBytes * entries / held->bytes,
+              .goal = goal});
+  report.Add({.name = name + "_peak",
+              .value = peak / entries,
+              .unit = "B",
+              .baseline = "dense, 512 B",
+              .ratio = kDenseBytes * entries / peak});
+  return absl::OkStatus();
+}
+
+// Steps of one token, flat out.
+absl::Status Decode(Bench& bench, client::Sequence& sequence, const Prompt& rows,
+                    std::uint64_t tokens) {
+  std::vector<float> output(kKvHeads * kHeadDim);
+  std::vector<float> lse(kKvHeads);
+  for (std::uint64_t i = 0; i < tokens; ++i) {
+    client::Sequence* const batch[] = {&sequence};
+    absl::StatusOr<client::Step> step = bench.worker->BeginStep(batch);
+    if (!step.ok()) return step.status();
+    const std::size_t at = i % rows.tokens * kKvHeads * kHeadDim;
+    const auto key = std::as_bytes(std::span(rows.key).subspan(at, kKvHeads * kHeadDim));
+    const auto value = std::as_bytes(std::span(rows.value).subspan(at, kKvHeads * kHeadDim));
+    absl::Status status = step->AppendAndAttend(
+        0,
+        {.key = key, .value = value, .query = key, .output = WritableBytesOf(output), .lse = lse});
+    if (status.ok()) status = step->End();
+    if (!status.ok() && !absl::IsAborted(status)) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MeasureRawCopies(const Prompt& prompt, Report& report) {
+  constexpr std::uint64_t kPrompt = 4096;
+  constexpr std::uint64_t kDecoded = 1024;
+  absl::StatusOr<Bench> bench = Open({});
+  if (!bench.ok()) return bench.status();
+  absl::StatusOr<client::Sequence> sequence = bench->worker->CreateSequence(bench->model, kFixed);
+  if (!sequence.ok()) return sequence.status();
+  absl::Status status = sequence->Append(prompt.Tensors(kPrompt)).status();
+  if (status.ok()) status = sequence->Compress().status();
+  if (status.ok()) status = Decode(*bench, *sequence, prompt, kDecoded);
+  if (!status.ok()) return status;
+  // The last tiles are on their way.
+  double raw = -1;
+  for (int i = 0; i < 200; ++i) {
+    const absl::StatusOr<Held> held = Look(*bench);
+    if (!held.ok()) return held.status();
+    if (held->raw == raw) break;
+    raw = held->raw;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  report.Add({.name = "raw_copies_decoding",
+              .value = raw / (static_cast<double>(kDecoded) * kKvHeads),
+              .unit = "B",
+              .baseline = "dense, 512 B",
+              .ratio = raw / (kDenseBytes * kDecoded * kKvHeads)});
+  return absl::OkStatus();
+}
+
+// ---- decoding meanwhile
+
+// Compresses forks of one dense sequence until it is told to stop: nothing but the compactor works.
+class Saturation {
+ public:
+  Saturation(Bench& bench, client::Sequence& master)
+      : thread_([this, &bench, &master] {
+          Admin admin(bench.daemon->address());
+          while (!over_.load() && status_.ok()) {
+            absl::StatusOr<client::Sequence> fork = master.Fork();
+            status_ = fork.status();
+            if (status_.ok()) status_ = admin.SetPolicy(fork->id().value(), kFixed);
+            if (status_.ok()) status_ = admin.Compress(fork->id().value()).status();
+            if (status_.ok()) rounds_.fetch_add(1);
+          }
+        }) {}
+  ~Saturation() { Stop().IgnoreError(); }
+  absl::Status Stop() {
+    over_.store(true);
+    if (thread_.joinable()) thread_.join();
+    return status_;
+  }
+  int rounds() const { return rounds_.load(); }
+
+ private:
+  std::atomic<bool> over_{false};
+  std::atomic<int> rounds_{0};
+  absl::Status status_;
+  std::thread thread_;
+};
+
+// This thread alone, and those that it starts afterwards.
+bool PinTo(int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  return ::sched_setaffinity(0, sizeof set, &set) == 0;
+}
+
+absl::Status TimeAttends(Bench& bench, client::Sequence& sequence, int count,
+                         std::vector<double>& microseconds) {
+  std::vector<std::uint16_t> query(kKvHeads * kHeadDim, 0x3c00);
+  std::vector<float> output(query.size());
+  std::vector<float> lse(kKvHeads);
+  for (int i = 0; i < count; ++i) {
+    client::Sequence* const batch[] = {&sequence};
+    absl::StatusOr<client::Step> step = bench.worker->BeginStep(batch);
+    if (!step.ok()) return step.status();
+    const auto begun = std::chrono::steady_clock::now();
+    absl::Status status =
+        step->Attend(0, {.query = BytesOf(query), .output = WritableBytesOf(output), .lse = lse});
+    if (!status.ok()) return status;
+    microseconds.push_back(
+        std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begun)
+            .count());
+  }
+  return absl::OkStatus();
+}
+
+struct Latency {
+  std::vector<double> idle;
+  std::vector<double> busy;
+  int compressed = 0;
+};
+
+// In turns, so that both see the same minutes of the machine. The worker has a core, the compactor
+// another.
+absl::StatusOr<Latency> MeasureLatency(const Prompt& prompt, const Options& options) {
+  absl::StatusOr<Bench> bench = Open({"--compactor-threads=1", "--compactor-cpus=1"});
+  if (!bench.ok()) return bench.status();
+  absl::StatusOr<client::Sequence> reader = bench->worker->CreateSequence(bench->model);
+  if (!reader.ok()) return reader.status();
+  absl::StatusOr<client::Sequence> master = bench->worker->CreateSequence(bench->model);
+  if (!master.ok()) return master.status();
+  absl::Status status = reader->Append(prompt.Tensors(4096)).status();
+  if (status.ok()) status = master->Append(prompt.Tensors(16 * 1024)).status();
+  if (!status.ok()) return status;
+  Latency latency;
+  absl::Status measured;
+  std::thread worker([&] {
+    PinTo(0);
+    const int attends = options.quick ? 300 : 1000;
+    std::vector<double> warm_up;
+    measured = TimeAttends(*bench, *reader, attends / 10, warm_up);
+    for (int turn = 0; turn < 4 && measured.ok(); ++turn) {
+      measured = TimeAttends(*bench, *reader, attends, latency.idle);
+      if (!measured.ok()) return;
+      Saturation saturation(*bench, *master);
+      // Until the compactor is at it, and never a turn without a compression.
+      while (saturation.rounds() == 0 && measured.ok()) {
+        measured = TimeAttends(*bench, *reader, 10, warm_up);
+      }
+      if (measured.ok()) measured = TimeAttends(*bench, *reader, attends, latency.busy);
+      latency.compressed += saturation.rounds();
+      const absl::Status stopped = saturation.Stop();
+      if (measured.ok()) measured = stopped;
+    }
+  });
+  worker.join();
+  if (!measured.ok()) return measured;
+  return latency;
+}
+
+absl::Status AddLatency(const Prompt& prompt, const Options& options, Report& report) {
+  if (std::thread::hardware_concurrency() < 2) {
+    report.notes.push_back(Concat("decoding during compaction needs two cores; this machine has ",
+                                  std::thread::hardware_concurrency()));
+    return absl::OkStatus();
+  }
+  const absl::StatusOr<Latency> latency = MeasureLatency(prompt, options);
+  if (!latency.ok()) return latency.status();
+  struct Figure {
+    const char* name;
+    double share;
+    double goal;
+  };
+  for (const Figure& figure : {Figure{"p50", 0.5, 1.15}, Figure{"p99", 0.99, 1.5}}) {
+    const double idle = Percentile(latency->idle, figure.share);
+    const double busy = Percentile(latency->busy, figure.share);
+    const std::string baseline = Concat("decode_", figure.name, "_idle");
+    report.Add({.name = baseline, .value = idle, .unit = "us"});
+    report.Add({.name = Concat("decode_", figure.name, "_during_compaction"),
+                .value = busy,
+                .unit = "us",
+                .baseline = baseline,
+                .ratio = busy / idle,
+                .goal = figure.goal,
+                .sense = Goal::kAtMost});
+  }
+  report.notes.push_back(Concat(
+      "decode_*: direct attends over 4096 dense tokens of one layer, the worker on core 0, the "
+      "compactor's thread on core 1; ",
+      latency->idle.size(), " idle, ", latency->busy.size(), " while ", latency->compressed,
+      " sequences of 16384 tokens were compressed"));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Report> RunCompaction(const Options& options) {
+  Report report{.name = "compaction"};
+  Progress("making rows");
+  const Prompt prompt = MakePrompt(64 * 1024, options.seed);
+  Progress("decoding during compaction");
+  if (absl::Status status = AddLatency(prompt, options, report); !status.ok()) return status;
+  std::vector<std::uint64_t> lengths = {1024, 4096, 16 * 1024, 64 * 1024};
+  for (const char* const policy : {kFixed, kChosen}) {
+    for (const std::uint64_t tokens : lengths) {
+      Progress(Concat("memory of ", TokensName(tokens), " tokens under ", policy));
+      absl::Status status = MeasureMemory(prompt, tokens, policy, report);
+      if (!status.ok()) return status;
+    }
+  }
+  Progress("raw copies");
+  if (absl::Status status = MeasureRawCopies(prompt, report); !status.ok()) return status;
+  report.notes.push_back(
+      Concat("memory: bytes per token and kv head by the daemon's own books (tiles, tables, "
+             "rotations, snapshots) of one layer of ",
+             kKvHeads, " kv heads, head_dim ", kHeadDim, ", bf16, under \"", kFixed,
+             "\"; _chosen under \"", kChosen,
+             "\"; _peak is the most that was seen, every 2 ms, from the first append to the end of "
+             "Compress"));
+  report.notes.push_back(Concat(
+      "raw_copies_decoding: host memory of raw rows and moments, per token decoded since the "
+      "last seal and kv head, of ",
+      kKvHeads, " kv heads"));
+  return report;
+}
+
+}  // namespace tessera::cli::bench

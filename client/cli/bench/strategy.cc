@@ -1,0 +1,207 @@
+// tessera bench strategy: what a segment's strategy costs when it is made, and what every full
+// update buffer costs when it is packed with one. One thread.
+
+#include "kernels/strategy/strategy.h"
+
+#include <chrono>
+#include <functional>
+
+#include "client/cli/bench/bench.h"
+#include "client/cli/bench/generated_kv.h"
+#include "client/cli/bench/kept_rows.h"
+#include "daemon/base/strings.h"
+#include "kernels/strategy/eigen.h"
+
+namespace tessera::cli::bench {
+
+namespace {
+
+constexpr std::uint32_t kSegmentTokens = 4096;
+// The model of the row per token.
+constexpr std::uint32_t kLayers = 32;
+constexpr std::uint32_t kKvHeads = 8;
+
+struct Step {
+  std::string name;
+  std::uint32_t times = 1;  // in one measurement
+  std::function<void()> act;
+  std::vector<double> seconds = {};  // each, by round
+};
+
+// Every step once a round, one after another, so that what disturbs a round disturbs all.
+void Measure(int rounds, std::vector<Step>& steps) {
+  for (int round = 0; round <= rounds; ++round) {
+    Progress(Concat("round ", round, " of ", rounds));
+    for (Step& step : steps) {
+      const auto begun = std::chrono::steady_clock::now();
+      for (std::uint32_t i = 0; i < step.times; ++i) step.act();
+      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begun;
+      if (round > 0) step.seconds.push_back(taken.count() / step.times);
+    }
+  }
+}
+
+// Sums of steps, round by round.
+double MedianOf(const std::vector<const Step*>& steps) {
+  std::vector<double> sums(steps.front()->seconds.size());
+  for (const Step* step : steps) {
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += step->seconds[i];
+  }
+  return Median(sums);
+}
+
+double MedianRatio(const Step& step, const Step& against) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < step.seconds.size(); ++i) {
+    ratios.push_back(step.seconds[i] / against.seconds[i]);
+  }
+  return Median(ratios);
+}
+
+// A segment, its strategy, and the tokens that come behind it.
+class Scene {
+ public:
+  explicit Scene(const GeneratedKv& kv)
+      : segment_(kv.Rows(0, 0, kSegmentTokens)),
+        full_buffer_(kv.Rows(0, kSegmentTokens, kernels::kTileEntries)),
+        keys_(kv.shape().head_dim),
+        values_(kv.shape().head_dim) {
+    AddMoments(segment_, keys_, values_);
+    strategy_ = Make();
+    const std::size_t bytes =
+        BenchOperations().prepared_bytes(strategy_.shape, kernels::ElementType::kBf16);
+    prepared_.resize(bytes);
+    BenchOperations().prepare_encode(strategy_.shape, kernels::ElementType::kBf16, strategy_.view(),
+                                     prepared_.data());
+    tile_.resize(kernels::LayoutOf(strategy_.shape).bytes);
+  }
+
+  kernels::Strategy Make() const {
+    return kernels::MakeStrategy(segment_, keys_, values_, {}, BenchOperations());
+  }
+  void Decompose() const { kernels::Decompose(keys_); }
+  void SumUpSegment() const {
+    kernels::Moments keys(keys_.head_dim());
+    kernels::Moments values(keys_.head_dim());
+    AddMoments(segment_, keys, values);
+  }
+
+  void Encode() {
+    all_encoded_ &= BenchOperations().encode({.key = full_buffer_.keys.data,
+                                              .value = full_buffer_.values.data,
+                                              .stride = full_buffer_.keys.row_bytes(),
+                                              .type = full_buffer_.keys.type,
+                                              .rows = kernels::kTileEntries,
+                                              .weights = nullptr,
+                                              .positions = nullptr,
+                                              .shape = strategy_.shape,
+                                              .layout = kernels::LayoutOf(strategy_.shape),
+                                              .prepared = prepared_.data(),
+                                              .tile = tile_.data()});
+  }
+  void JudgeTile() {
+    loss_ +=
+        kernels::LossOfTile(full_buffer_, strategy_.shape, tile_.data(), BenchOperations()).key;
+  }
+  void SumUpTile() { AddMoments(full_buffer_, keys_, values_); }
+
+  const kernels::Strategy& strategy() const { return strategy_; }
+  bool all_encoded() const { return all_encoded_; }
+
+ private:
+  static void AddMoments(const kernels::LaneRows& rows, kernels::Moments& keys,
+                         kernels::Moments& values) {
+    keys.Add(rows.keys, BenchOperations());
+    values.Add(rows.values, BenchOperations());
+  }
+
+  kernels::LaneRows segment_;
+  kernels::LaneRows full_buffer_;
+  kernels::Moments keys_;
+  kernels::Moments values_;
+  kernels::Strategy strategy_;
+  kernels::AlignedBytes prepared_;
+  kernels::AlignedBytes tile_;
+  double loss_ = 0;
+  bool all_encoded_ = true;
+};
+
+void AddSegmentRows(const std::vector<Step>& steps, std::uint32_t head_dim, Report& report) {
+  const std::string size = Concat("_d", head_dim);
+  const Step& eigen = steps[0];
+  const std::string baseline = Concat("eigen", size);
+  report.Add({.name = baseline, .value = MedianOf({&eigen}) * 1e3, .unit = "ms"});
+  for (const Step* step : {&steps[1], &steps[2]}) {
+    report.Add({.name = step->name + size,
+                .value = MedianOf({step}) * 1e3,
+                .unit = "ms",
+                .baseline = baseline,
+                .ratio = MedianRatio(*step, eigen)});
+  }
+  report.Add({.name = Concat("strategies_per_second", size),
+              .value = 1 / MedianOf({&steps[1], &steps[2]}),
+              .unit = "1/s/core"});
+}
+
+void AddTileRows(const std::vector<Step>& steps, std::uint32_t head_dim, Report& report) {
+  const std::string size = Concat("_d", head_dim);
+  const std::string baseline = Concat("encode_tile", size);
+  report.Add({.name = baseline, .value = MedianOf({&steps[3]}) * 1e6, .unit = "us/tile"});
+  for (const Step* step : {&steps[4], &steps[5]}) {
+    report.Add({.name = step->name + size,
+                .value = MedianOf({step}) * 1e6,
+                .unit = "us/tile",
+                .baseline = baseline,
+                .ratio = MedianRatio(*step, steps[3])});
+  }
+  const double tile = MedianOf({&steps[3], &steps[4], &steps[5]});
+  report.Add({.name = Concat("update_buffer", size), .value = tile * 1e6, .unit = "us/tile"});
+  report.Add({.name = Concat("update_buffer", size, "_", kLayers, "x", kKvHeads),
+              .value = tile * 1e6 * kLayers * kKvHeads / kernels::kTileEntries,
+              .unit = "us/token"});
+}
+
+absl::Status MeasureHeadDim(std::uint32_t head_dim, const Options& options, Report& report) {
+  GeneratedShape shape = {.kv_heads = 1};
+  shape.head_dim = head_dim;
+  shape.tokens = kSegmentTokens + kernels::kTileEntries;
+  const GeneratedKv kv(shape, options.seed);
+  Scene scene(kv);
+  constexpr std::uint32_t kTiles = 200;
+  std::vector<Step> steps = {
+      {.name = "eigen", .times = 4, .act = [&] { scene.Decompose(); }},
+      {.name = "moments_of_segment", .act = [&] { scene.SumUpSegment(); }},
+      {.name = "make_strategy", .act = [&] { scene.Make(); }},
+      {.name = "encode_tile", .times = kTiles, .act = [&] { scene.Encode(); }},
+      {.name = "loss_of_tile", .times = kTiles, .act = [&] { scene.JudgeTile(); }},
+      {.name = "moments_of_tile", .times = kTiles, .act = [&] { scene.SumUpTile(); }}};
+  Measure(options.quick ? 7 : 21, steps);
+  if (!scene.all_encoded()) return absl::InternalError("a generated tile could not be encoded");
+  AddSegmentRows(steps, head_dim, report);
+  AddTileRows(steps, head_dim, report);
+  const kernels::TileShape& chosen = scene.strategy().shape;
+  report.notes.push_back(Concat("d", head_dim, ": the strategy keeps ", chosen.kept, " of ",
+                                chosen.channels, " channels in groups of ",
+                                std::uint32_t{chosen.group}, ", blocks of ",
+                                std::uint32_t{chosen.block}));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Report> RunStrategy(const Options& options) {
+  Report report{.name = "strategy"};
+  for (const std::uint32_t head_dim : {128u, 64u}) {
+    if (options.quick && head_dim != 128) continue;
+    const absl::Status status = MeasureHeadDim(head_dim, options, report);
+    if (!status.ok()) return status;
+  }
+  report.notes.push_back(Concat(
+      "generated bf16 rows, seed ", options.seed, ", one lane, one thread; segments of ",
+      kSegmentTokens, " tokens, tiles of ", kernels::kTileEntries,
+      "; K and V in every row but eigen, which is one matrix of double; strategies: with the "
+      "segment's moments; update buffer: encode, loss and moments; medians over rounds"));
+  return report;
+}
+
+}  // namespace tessera::cli::bench

@@ -1,0 +1,155 @@
+// tessera describe, policy, compress: one sequence, looked at and changed.
+
+#include <google/protobuf/util/json_util.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "client/cli/admin.h"
+#include "client/cli/command.h"
+#include "client/cli/run.h"
+#include "client/cli/table.h"
+#include "daemon/base/bytes.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::cli {
+
+namespace {
+
+absl::StatusOr<std::uint64_t> SequenceOf(const Flags& flags, std::size_t arguments) {
+  if (flags.positional().size() != arguments) {
+    return absl::InvalidArgumentError(Concat("there are ", flags.positional().size(),
+                                             " arguments; it takes ", arguments,
+                                             ". 'tessera status' lists sequences"));
+  }
+  const std::string& text = flags.positional()[0];
+  char* end = nullptr;
+  const std::uint64_t id = std::strtoull(text.c_str(), &end, 10);
+  if (!text.empty() && *end == '\0' && id != 0) return id;
+  return absl::InvalidArgumentError(
+      Concat("\"", text, "\" is no sequence id; 'tessera status' lists them"));
+}
+
+std::string FormOf(const v1::SegmentRun& run) {
+  std::string form = run.format();
+  if (run.kept_channels() != 0) {
+    form += Concat(" ", run.kept_channels(), " of ", run.channels());
+    if (run.group() > 1) form += Concat(", groups of ", run.group());
+  }
+  if (run.block() != 0) {
+    form += Concat(run.summary() == v1::BLOCK_SUMMARY_MIN_MAX ? ", min/max of " : ", means of ",
+                   run.block());
+  }
+  if (run.provisional()) form += ", provisional";
+  return form;
+}
+
+std::string LossOf(const v1::SegmentRun& run, double loss) {
+  return run.kept_channels() == 0 || loss == 0 ? "-" : Fixed(loss, 3);
+}
+
+std::string Render(const v1::DescribeResponse& sequence) {
+  std::string text =
+      Concat("sequence ", sequence.sequence_id(), "   policy ", sequence.policy(), "   tokens ",
+             sequence.tokens(), sequence.decoding() ? "   decoding" : "", "\n");
+  if (!sequence.failure().empty()) text += Concat("FAILED: ", sequence.failure(), "\n");
+  if (sequence.bytes_kept() != 0) {
+    text += Concat("kept: tokens ", Fixed(100 * sequence.tokens_kept(), 1), " %   elements ",
+                   Fixed(100 * sequence.elements_kept(), 1), " %   bytes ",
+                   Fixed(100 * sequence.bytes_kept(), 1), " % (1 of ",
+                   Fixed(1 / sequence.bytes_kept(), 2), ")\n");
+  }
+  text += Concat("tiles ", FormatBytes(sequence.tile_bytes()), "   rotations ",
+                 FormatBytes(sequence.rotation_bytes()), "   tables ",
+                 FormatBytes(sequence.table_bytes()), "   raw copies ",
+                 FormatBytes(sequence.raw_copy_bytes()), "\n\n");
+  Table table({{"layer"},
+               {"head"},
+               {"form", Align::kLeft},
+               {"segments"},
+               {"entries"},
+               {"loss K"},
+               {"loss V"},
+               {"B/entry"}});
+  for (const v1::LaneDescription& lane : sequence.lane()) {
+    for (const v1::SegmentRun& run : lane.segment_run()) {
+      const double bytes = static_cast<double>(run.tile_bytes() + run.rotation_bytes());
+      table.Add({Concat(lane.layer()), Concat(lane.kv_head()), FormOf(run), Concat(run.segments()),
+                 Concat(run.entries()), LossOf(run, run.key_loss()), LossOf(run, run.value_loss()),
+                 run.entries() == 0 ? "-" : Fixed(bytes / static_cast<double>(run.entries()), 1)});
+    }
+    if (lane.tail_entries() == 0) continue;
+    table.Add({Concat(lane.layer()), Concat(lane.kv_head()), "tail", "-",
+               Concat(lane.tail_entries()), "-", "-", "-"});
+  }
+  return text + table.Render();
+}
+
+absl::Status Describe(const Flags& flags) {
+  const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 1);
+  if (!id.ok()) return id.status();
+  const absl::StatusOr<v1::DescribeResponse> sequence = Admin(flags.Get("address")).Describe(*id);
+  if (!sequence.ok()) return sequence.status();
+  std::string text = Render(*sequence);
+  if (flags.Has("json")) {
+    text.clear();
+    google::protobuf::util::JsonPrintOptions options;
+    options.always_print_primitive_fields = true;
+    options.preserve_proto_field_names = true;
+    if (!google::protobuf::util::MessageToJsonString(*sequence, &text, options).ok()) {
+      return absl::InternalError("the answer cannot be written as JSON");
+    }
+    text += "\n";
+  }
+  std::fputs(text.c_str(), stdout);
+  return absl::OkStatus();
+}
+
+absl::Status SetPolicy(const Flags& flags) {
+  const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 2);
+  if (!id.ok()) return id.status();
+  return Admin(flags.Get("address")).SetPolicy(*id, flags.positional()[1]);
+}
+
+absl::Status Compress(const Flags& flags) {
+  const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 1);
+  if (!id.ok()) return id.status();
+  const absl::StatusOr<v1::CompressResponse> outcome = Admin(flags.Get("address")).Compress(*id);
+  if (!outcome.ok()) return outcome.status();
+  std::printf("tiles %s -> %s, rotations %s\n", FormatBytes(outcome->tile_bytes_before()).c_str(),
+              FormatBytes(outcome->tile_bytes_after()).c_str(),
+              FormatBytes(outcome->rotation_bytes()).c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int RunDescribe(std::span<const std::string_view> args) {
+  return RunWithFlags(
+      Flags("Usage: tessera describe SEQUENCE [--json] [--address=ADDRESS]\n\n"
+            "Shows one sequence, lane by lane: forms of its segments, what their strategies lose, "
+            "bytes.",
+            {{"address", "ADDRESS", "the daemon", kDefaultAddress},
+             {"json", "", "one JSON object instead of tables", ""}}),
+      args, Describe);
+}
+
+int RunPolicy(std::span<const std::string_view> args) {
+  return RunWithFlags(
+      Flags("Usage: tessera policy SEQUENCE POLICY [--address=ADDRESS]\n\n"
+            "Gives a sequence another policy from now on; what is compressed stays as it is.\n"
+            "'tesserad --print-policies' lists policies and their options.",
+            {{"address", "ADDRESS", "the daemon", kDefaultAddress}}),
+      args, SetPolicy);
+}
+
+int RunCompress(std::span<const std::string_view> args) {
+  return RunWithFlags(Flags("Usage: tessera compress SEQUENCE [--address=ADDRESS]\n\n"
+                            "Has a sequence compress what it holds now, as its policy says, and "
+                            "waits for it.",
+                            {{"address", "ADDRESS", "the daemon", kDefaultAddress}}),
+                      args, Compress);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,225 @@
+#include "daemon/cache/build.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/base/check.h"
+
+namespace tessera::cache {
+
+using kernels::kTileEntries;
+
+namespace {
+
+std::size_t TilesOf(std::uint64_t entries) { return (entries + kTileEntries - 1) / kTileEntries; }
+
+// Of rows on their way to a device that cannot read the daemon's memory.
+constexpr std::size_t kTilesOnTheWay = 256;
+
+// One dense tile per 32 rows, in memory that the device reads.
+absl::Status Upload(const TenantMemory& memory, const HostRows& rows,
+                    std::span<std::byte* const> tiles) {
+  std::vector<device::RowRun> runs;
+  for (std::size_t i = 0; i < tiles.size(); ++i) {
+    const std::uint64_t first = i * kTileEntries;
+    const std::size_t at = first * rows.tile.row_bytes();
+    runs.push_back({.key = rows.keys + at,
+                    .value = rows.values + at,
+                    .stride = rows.tile.row_bytes(),
+                    .key_target = tiles[i] + rows.tile.key_offset(0),
+                    .value_target = tiles[i] + rows.tile.value_offset(0),
+                    .rows = static_cast<std::uint32_t>(
+                        std::min<std::uint64_t>(kTileEntries, rows.count - first)),
+                    .row_bytes = static_cast<std::uint32_t>(rows.tile.row_bytes())});
+  }
+  const absl::StatusOr<std::optional<device::UnusableRow>> unusable =
+      memory.device->StoreRows(device::Place::kHost, rows.tile.type, runs);
+  if (!unusable.ok()) return unusable.status();
+  TESSERA_CHECK(!unusable->has_value(), "these rows were judged when they came");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<std::size_t>> EncodeThere(const TenantMemory& memory,
+                                                       const TileForm& form, const HostRows& rows,
+                                                       std::span<std::byte* const> tiles) {
+  const device::TileStrategy strategy = {.shape = form.shape,
+                                         .rotation = ViewOf(form.rotations, form.shape)};
+  std::vector<device::TileEncode> jobs;
+  for (std::size_t i = 0; i < tiles.size(); ++i) {
+    const std::uint64_t first = i * kTileEntries;
+    const std::size_t at = first * rows.tile.row_bytes();
+    jobs.push_back({.key = rows.keys + at,
+                    .value = rows.values + at,
+                    .rows = static_cast<std::uint32_t>(
+                        std::min<std::uint64_t>(kTileEntries, rows.count - first)),
+                    .strategy = 0,
+                    .tile = tiles[i]});
+  }
+  return memory.device->Encode({&strategy, 1}, rows.tile.type, jobs);
+}
+
+HostRows Slice(const HostRows& rows, std::uint64_t first, std::uint64_t count) {
+  const std::size_t at = first * rows.tile.row_bytes();
+  return {rows.keys + at, rows.values + at, count, rows.tile};
+}
+
+// By way of dense tiles that only this call knows.
+absl::StatusOr<std::optional<std::size_t>> EncodeUploaded(const TenantMemory& memory,
+                                                          const TileForm& form,
+                                                          const HostRows& rows,
+                                                          std::span<std::byte* const> tiles) {
+  absl::StatusOr<std::vector<pool::Block>> way =
+      memory.pool->AllocateMany(std::min(tiles.size(), kTilesOnTheWay), rows.tile.bytes(),
+                                pool::Fit::kExact, pool::MemoryTag::kTiles);
+  if (!way.ok()) return way.status();
+  for (std::size_t done = 0; done < tiles.size(); done += kTilesOnTheWay) {
+    const std::size_t count = std::min(kTilesOnTheWay, tiles.size() - done);
+    const std::uint64_t first = done * kTileEntries;
+    const HostRows some =
+        Slice(rows, first, std::min<std::uint64_t>(rows.count - first, count * kTileEntries));
+    std::vector<std::byte*> stops;
+    for (std::size_t i = 0; i < count; ++i) stops.push_back((*way)[i].data());
+    if (absl::Status status = Upload(memory, some, stops); !status.ok()) return status;
+    const device::TileStrategy strategy = {.shape = form.shape,
+                                           .rotation = ViewOf(form.rotations, form.shape)};
+    std::vector<device::TileEncode> jobs;
+    for (std::size_t i = 0; i < count; ++i) {
+      jobs.push_back({.key = stops[i] + rows.tile.key_offset(0),
+                      .value = stops[i] + rows.tile.value_offset(0),
+                      .rows = static_cast<std::uint32_t>(
+                          std::min<std::uint64_t>(kTileEntries, some.count - i * kTileEntries)),
+                      .strategy = 0,
+                      .tile = tiles[done + i]});
+    }
+    absl::StatusOr<std::optional<std::size_t>> unfit =
+        memory.device->Encode({&strategy, 1}, rows.tile.type, jobs);
+    if (!unfit.ok()) return unfit.status();
+    if (unfit->has_value()) return done + **unfit;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+// ---- rotations
+
+absl::StatusOr<std::shared_ptr<const Rotations>> ReserveRotations(const TenantMemory& memory,
+                                                                  const kernels::TileShape& shape,
+                                                                  kernels::ElementType type) {
+  const std::uint64_t bytes = 2 * kernels::RotationBytes(shape, type);
+  const auto allocate = [&] {
+    return memory.pool->Allocate(bytes, pool::Fit::kExact, pool::MemoryTag::kRotations);
+  };
+  absl::StatusOr<pool::Block> block = allocate();
+  // Another block, while this one holds the place.
+  if (block.ok() && block->offset() == 0) {
+    absl::StatusOr<pool::Block> elsewhere = allocate();
+    block = std::move(elsewhere);
+  }
+  if (!block.ok()) return block.status();
+  return std::make_shared<const Rotations>(Rotations{*std::move(block), type});
+}
+
+absl::Status StoreRotations(const TenantMemory& memory, std::span<const RotationStore> stores) {
+  if (stores.empty()) return absl::OkStatus();
+  const kernels::ElementType type = stores.front().rotations->type;
+  std::vector<device::RowRun> runs;
+  for (const RotationStore& store : stores) {
+    TESSERA_CHECK(store.rotations->type == type, "rotations stored together are of one type");
+    const auto row_bytes =
+        static_cast<std::uint32_t>(store.shape.head_dim * kernels::ElementBytes(type));
+    std::byte* const to = store.rotations->block.data();
+    for (std::uint32_t row = 0; row < store.shape.channels; row += kTileEntries) {
+      const std::uint64_t at = std::uint64_t{row} * row_bytes;
+      runs.push_back({.key = store.key + at,
+                      .value = store.value + at,
+                      .stride = row_bytes,
+                      .key_target = to + at,
+                      .value_target = to + kernels::RotationBytes(store.shape, type) + at,
+                      .rows = std::min(kTileEntries, store.shape.channels - row),
+                      .row_bytes = row_bytes});
+    }
+  }
+  const absl::StatusOr<std::optional<device::UnusableRow>> unusable =
+      memory.device->StoreRows(device::Place::kHost, type, runs);
+  if (!unusable.ok()) return unusable.status();
+  if (!unusable->has_value()) return absl::OkStatus();
+  return absl::InvalidArgumentError("a rotation holds a value that is not finite");
+}
+
+kernels::RotationView ViewOf(const Rotations* rotations, const kernels::TileShape& shape) {
+  if (rotations == nullptr) return {};
+  const std::byte* const key = rotations->block.data();
+  return {.key = key,
+          .value = key + kernels::RotationBytes(shape, rotations->type),
+          .type = rotations->type};
+}
+
+// ---- tiles
+
+absl::Status ReserveTiles(const TenantMemory& memory, std::uint32_t entries, Segment& segment,
+                          std::vector<device::WordStore>& words) {
+  const std::size_t count = TilesOf(entries);
+  absl::StatusOr<std::vector<pool::Block>> tiles = memory.pool->AllocateMany(
+      count, kernels::LayoutOf(segment.shape()).bytes, pool::Fit::kExact, pool::MemoryTag::kTiles);
+  if (!tiles.ok()) return tiles.status();
+  absl::StatusOr<pool::Block> table = memory.pool->Allocate(
+      Segment::TableBytes(count), pool::Fit::kRounded, pool::MemoryTag::kTables);
+  if (!table.ok()) return table.status();
+  segment.ListTableWords(*tiles, *table, words);
+  segment.AddTiles(*std::move(tiles), *std::move(table));
+  segment.set_filled(entries);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SegmentGrowth> ReserveGrowth(const TenantMemory& memory,
+                                            const std::shared_ptr<Segment>& segment,
+                                            std::size_t tiles,
+                                            std::vector<device::WordStore>& words) {
+  SegmentGrowth growth = {.segment = segment, .tiles = {}, .table = {}};
+  absl::StatusOr<std::vector<pool::Block>> blocks = memory.pool->AllocateMany(
+      tiles, kernels::LayoutOf(segment->shape()).bytes, pool::Fit::kExact, pool::MemoryTag::kTiles);
+  if (!blocks.ok()) return blocks.status();
+  growth.tiles = *std::move(blocks);
+  const std::size_t all = segment->tiles() + tiles;
+  if (!segment->TableHolds(all)) {
+    absl::StatusOr<pool::Block> table = memory.pool->Allocate(
+        Segment::TableBytes(all), pool::Fit::kRounded, pool::MemoryTag::kTables);
+    if (!table.ok()) return table.status();
+    growth.table = *std::move(table);
+  }
+  segment->ListTableWords(growth.tiles, growth.table, words);
+  return growth;
+}
+
+absl::StatusOr<std::optional<std::size_t>> EncodeRows(const TenantMemory& memory,
+                                                      const TileForm& form, const HostRows& rows,
+                                                      std::span<std::byte* const> tiles) {
+  TESSERA_CHECK(tiles.size() == TilesOf(rows.count), "there is a tile for each 32 rows");
+  const bool plain = !form.shape.packed() && form.shape.summary == kernels::Summary::kNone;
+  if (plain) {
+    if (absl::Status status = Upload(memory, rows, tiles); !status.ok()) return status;
+    return std::nullopt;
+  }
+  if (memory.device->description().reads_host_memory) {
+    return EncodeThere(memory, form, rows, tiles);
+  }
+  return EncodeUploaded(memory, form, rows, tiles);
+}
+
+absl::Status ReadPlain(const TenantMemory& memory, const HeldSegment& held,
+                       const kernels::DenseTile& tile, std::byte* keys, std::byte* values) {
+  for (std::uint32_t entry = 0; entry < held.entries; entry += kTileEntries) {
+    const std::size_t bytes = std::min(kTileEntries, held.entries - entry) * tile.row_bytes();
+    const std::size_t at = entry * tile.row_bytes();
+    const std::byte* const from = held.segment->TileData(entry / kTileEntries);
+    absl::Status status = memory.device->Read(keys + at, from + tile.key_offset(0), bytes);
+    if (status.ok()) {
+      status = memory.device->Read(values + at, from + tile.value_offset(0), bytes);
+    }
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::cache

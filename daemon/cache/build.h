@@ -1,0 +1,67 @@
+// New tiles, tables and rotations, filled before anybody sees them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/cache/recode.h"
+#include "daemon/cache/segment.h"
+#include "daemon/cache/tenant_memory.h"
+
+namespace tessera::cache {
+
+// Room for R_k and R_v of a shape, never at pool offset 0, which says "none" in a snapshot.
+absl::StatusOr<std::shared_ptr<const Rotations>> ReserveRotations(const TenantMemory& memory,
+                                                                  const kernels::TileShape& shape,
+                                                                  kernels::ElementType type);
+// Writes them: `key` and `value` are [channels][head_dim] in host memory. INVALID_ARGUMENT where a
+// value is not finite.
+struct RotationStore {
+  const Rotations* rotations;
+  kernels::TileShape shape;
+  const std::byte* key;
+  const std::byte* value;
+};
+absl::Status StoreRotations(const TenantMemory& memory, std::span<const RotationStore> stores);
+
+kernels::RotationView ViewOf(const Rotations* rotations, const kernels::TileShape& shape);
+
+// Gives a segment without tiles those for `entries`, and its table. The words of the table are to
+// be stored before anybody sees it.
+absl::Status ReserveTiles(const TenantMemory& memory, std::uint32_t entries, Segment& segment,
+                          std::vector<device::WordStore>& words);
+// More tiles for one that has some. The same.
+absl::StatusOr<SegmentGrowth> ReserveGrowth(const TenantMemory& memory,
+                                            const std::shared_ptr<Segment>& segment,
+                                            std::size_t tiles,
+                                            std::vector<device::WordStore>& words);
+
+// Rows of a lane in the daemon's own memory, K and V each [count][head_dim] of `type`.
+struct HostRows {
+  const std::byte* keys = nullptr;
+  const std::byte* values = nullptr;
+  std::uint64_t count = 0;
+  kernels::DenseTile tile{};
+};
+// The form in which tiles are written, wherever the rows lie.
+struct TileForm {
+  kernels::TileShape shape;
+  const Rotations* rotations = nullptr;
+};
+// Encodes rows into tiles, 32 each; the last may be partial. Where a plain shape is asked for, they
+// are copied. Returns the first tile that cannot hold its rows, because a value is not finite
+// there.
+absl::StatusOr<std::optional<std::size_t>> EncodeRows(const TenantMemory& memory,
+                                                      const TileForm& form, const HostRows& rows,
+                                                      std::span<std::byte* const> tiles);
+
+// Copies the rows that a lane shows of a plain segment to host memory.
+absl::Status ReadPlain(const TenantMemory& memory, const HeldSegment& held,
+                       const kernels::DenseTile& tile, std::byte* keys, std::byte* values);
+
+}  // namespace tessera::cache

@@ -1,0 +1,183 @@
+// How the newest part of a lane changes its form: taken under the lock, encoded without it, swapped
+// in under it again. One lane at a time, so that the old and the new form of one lane is all that
+// is held twice.
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/base/check.h"
+#include "daemon/base/strings.h"
+#include "daemon/cache/sequence.h"
+
+namespace tessera::cache {
+
+absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work) {
+  TESSERA_CHECK(options.lane < model_->lanes(), "the caller knows the model");
+  OpenRun run;  // what is dropped of these goes to the pool: after the lock
+  absl::StatusOr<std::optional<LaneSwap>> swap;
+  {
+    MutexLock lock(mutex_);
+    if (absl::Status status = Usable(); !status.ok()) return status;
+    Lane& lane = lanes_[options.lane];
+    if (packing_ || lane.recoding) {
+      return absl::AbortedError(
+          Concat(id_.ToString(), " is being compressed by another call; ask again"));
+    }
+    run = OpenRunOf(options.lane);
+    if (run.plain_entries() < options.least_plain ||
+        run.plain_entries() + run.provisional_entries() == 0) {
+      return absl::OkStatus();
+    }
+    lane.recoding = true;
+    // Closed, like one that a fork shares. Where nothing comes of it the lane may open it again.
+    if (!run.plain.empty()) lane.open = false;
+  }
+  swap = work(run);
+  Replaced replaced;
+  MutexLock lock(mutex_);
+  if (freed_) return Usable();
+  lanes_[options.lane].recoding = false;
+  if (!swap.ok()) return swap.status();
+  if (!swap->has_value()) return absl::OkStatus();
+  if (absl::Status status = Usable(); !status.ok()) return status;
+  if (absl::Status status = SwapIn(run, **swap, replaced); !status.ok()) return status;
+  // The lane alone holds what it opens next.
+  run = OpenRun();
+  FinishPublication(std::move(replaced));
+  return absl::OkStatus();
+}
+
+std::uint64_t Sequence::OpenEntries(std::uint32_t lane) const {
+  MutexLock lock(mutex_);
+  if (freed_) return 0;
+  const OpenRun run = OpenRunOf(lane);
+  return run.plain_entries() + run.provisional_entries();
+}
+
+void Sequence::DropRawRows() {
+  std::vector<std::shared_ptr<Segment>> segments;  // whose rows are freed without the lock
+  {
+    MutexLock lock(mutex_);
+    for (const Lane& lane : lanes_) {
+      for (const HeldSegment& held : lane.segments) {
+        if (held.segment->raw() != nullptr) segments.push_back(held.segment);
+      }
+    }
+  }
+  for (const std::shared_ptr<Segment>& segment : segments) segment->raw()->Drop();
+}
+
+OpenRun Sequence::OpenRunOf(std::uint32_t index) const {
+  const Lane& lane = lanes_[index];
+  const std::vector<HeldSegment>& segments = lane.segments;
+  std::size_t first_plain = segments.size();
+  while (first_plain > 0 && segments[first_plain - 1].segment->appendable()) --first_plain;
+  std::size_t first = first_plain;
+  while (first > 0 && segments[first - 1].segment->raw() != nullptr &&
+         segments[first - 1].segment->open_to_strategy()) {
+    --first;
+  }
+  const shm::LaneLayout& layout = model_->layout();
+  std::uint32_t layer = 0;
+  while (layer + 1 < layout.layers() && layout.lane(layer + 1, 0) <= index) ++layer;
+  OpenRun run = {.lane = index, .layer = layer, .kv_head = index - layout.lane(layer, 0)};
+  run.provisional.assign(segments.begin() + first, segments.begin() + first_plain);
+  run.plain.assign(segments.begin() + first_plain, segments.end());
+  run.first_position =
+      first < segments.size() ? segments[first].segment->first_position() : lane.tail_start;
+  for (std::size_t i = first_plain; i-- > 0;) {
+    if (segments[i].segment->plain()) continue;
+    run.previous = segments[i].segment;
+    run.grows = lane.growing && i + 1 == first_plain;
+    run.grows_at = segments[i].entries;
+    break;
+  }
+  return run;
+}
+
+// The lane may have changed meanwhile: cut, forked, appended to. What it still shows of the
+// segments that were taken is replaced, with as many entries as it shows of them now.
+absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& replaced) {
+  Lane& lane = lanes_[run.lane];
+  std::vector<HeldSegment> sources;
+  if (swap.all) sources = run.provisional;
+  sources.insert(sources.end(), run.plain.begin(), run.plain.end());
+  const auto first = std::find_if(
+      lane.segments.begin(), lane.segments.end(),
+      [&](const HeldSegment& held) { return held.segment == sources.front().segment; });
+  std::uint64_t taken = 0;
+  for (const HeldSegment& source : sources) taken += source.entries;
+  std::uint64_t shown = 0;
+  std::size_t count = 0;
+  while (count < sources.size() && first + count != lane.segments.end() &&
+         (first + count)->segment == sources[count].segment) {
+    shown += (first + count)->entries;
+    ++count;
+  }
+  if (count == 0) return absl::OkStatus();  // all of it has been cut off
+  if (swap.growth.has_value() &&
+      !(lane.growing && first != lane.segments.begin() &&
+        (first - 1)->segment == swap.growth->segment && (first - 1)->entries == run.grows_at)) {
+    return absl::AbortedError(Concat("lane ", run.lane, " of ", id_.ToString(),
+                                     " was forked or cut while it was encoded; ask again"));
+  }
+
+  std::uint64_t left = shown;
+  const std::uint64_t grown =
+      swap.growth.has_value() ? std::min<std::uint64_t>(left, swap.growth->entries()) : 0;
+  left -= grown;
+  std::vector<HeldSegment> targets;
+  for (const std::shared_ptr<Segment>& segment : swap.segments) {
+    const std::uint64_t entries = std::min<std::uint64_t>(left, segment->filled());
+    if (entries == 0) break;
+    targets.push_back({segment, static_cast<std::uint32_t>(entries)});
+    left -= entries;
+  }
+  TESSERA_CHECK(left == 0, "what is swapped in stands for all that is swapped out");
+  absl::StatusOr<pool::Block> snapshot = memory_.directory->AllocateSnapshot(
+      static_cast<std::uint32_t>(lane.segments.size() - count + targets.size()));
+  if (!snapshot.ok()) return snapshot.status();
+
+  CountSwap(sources, swap);
+  if (swap.growth.has_value()) {
+    SegmentGrowth& growth = *swap.growth;
+    const std::uint32_t filled = run.grows_at + growth.entries();
+    pool::Block old = growth.segment->AddTiles(std::move(growth.tiles), std::move(growth.table));
+    growth.segment->set_filled(filled);
+    if (old.valid()) replaced.blocks.push_back(std::move(old));
+    (first - 1)->entries += static_cast<std::uint32_t>(grown);
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    replaced.segments.push_back(std::move((first + i)->segment));
+  }
+  const auto at = lane.segments.erase(first, first + count);
+  lane.segments.insert(at, targets.begin(), targets.end());
+  // A cut leaves a partial tile.
+  lane.growing = swap.growing && shown == taken;
+  PublishLane(run.lane, *std::move(snapshot), replaced);
+  return absl::OkStatus();
+}
+
+void Sequence::CountSwap(const std::vector<HeldSegment>& sources, const LaneSwap& swap) {
+  TenantCounters& counters = *memory_.counters;
+  std::uint64_t before = 0;
+  for (const HeldSegment& held : sources) before += held.segment->tile_bytes();
+  std::uint64_t after = 0;
+  std::uint64_t tiles = 0;
+  if (swap.growth.has_value()) {
+    for (const pool::Block& tile : swap.growth->tiles) after += tile.bytes();
+    tiles += swap.growth->tiles.size();
+    counters.entries_packed.fetch_add(swap.growth->entries(), std::memory_order_relaxed);
+  }
+  for (const std::shared_ptr<Segment>& segment : swap.segments) {
+    after += segment->tile_bytes();
+    tiles += segment->tiles();
+    if (segment->plain()) continue;
+    counters.entries_packed.fetch_add(segment->filled(), std::memory_order_relaxed);
+  }
+  counters.tiles_written.fetch_add(tiles, std::memory_order_relaxed);
+  counters.pack_bytes_before.fetch_add(before, std::memory_order_relaxed);
+  counters.pack_bytes_after.fetch_add(after, std::memory_order_relaxed);
+}
+
+}  // namespace tessera::cache

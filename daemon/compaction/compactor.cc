@@ -1,0 +1,274 @@
+#include "daemon/compaction/compactor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/base/strings.h"
+#include "daemon/policies/plan.h"
+#include "daemon/policies/validate.h"
+
+namespace tessera::compaction {
+
+namespace {
+
+constexpr Clock::Duration kBetweenComplaints = std::chrono::seconds(1);
+// Of one job: about a millisecond of work where each lane has one new tile.
+constexpr std::uint32_t kLanesPerJob = 16;
+// A lane that is forked or cut under the work is taken up again.
+constexpr int kAttempts = 3;
+
+TenantId TenantOf(const cache::Sequence& sequence) { return TenantId(sequence.id().value() >> 48); }
+
+}  // namespace
+
+// Jobs that somebody waits for. The last to let go of it tells.
+class Compactor::Batch {
+ public:
+  explicit Batch(Done done) : done_(std::move(done)) {}
+  ~Batch() { std::move(done_)(status_); }
+  void Report(const absl::Status& status) {
+    MutexLock lock(mutex_);
+    if (status_.ok()) status_ = status;
+  }
+
+ private:
+  Mutex mutex_;
+  absl::Status status_;  // in the destructor nobody else has it
+  Done done_;
+};
+
+// A job's place in a batch, or in none. A job that is dropped without having run says so.
+class Compactor::Ticket {
+ public:
+  explicit Ticket(std::shared_ptr<Batch> batch) : batch_(std::move(batch)) {}
+  Ticket(Ticket&&) = default;
+  Ticket& operator=(Ticket&&) = delete;
+  ~Ticket() {
+    if (batch_ == nullptr) return;
+    batch_->Report(absl::CancelledError(
+        "the sequence was freed, or the daemon stopped, before all of it was compressed"));
+  }
+
+  bool waited_for() const { return batch_ != nullptr; }
+  void Report(const absl::Status& status) { batch_->Report(status); }
+  // The work is done, or has failed as it was reported.
+  void Finish() { batch_ = nullptr; }
+
+ private:
+  std::shared_ptr<Batch> batch_;
+};
+
+// ---- policies
+
+absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy policy) {
+  for (std::uint32_t layer = 0; layer < sequence.model().layers(); ++layer) {
+    const absl::Status fits = policies::CheckFor(policy, sequence.model().geometry(layer));
+    if (!fits.ok()) {
+      return absl::Status(fits.code(), Concat("layer ", layer, ": ", fits.message()));
+    }
+  }
+  // Nothing would come back to what waits for a strategy: its form is final then.
+  if (!policy.mosaic.has_value()) sequence.DropRawRows();
+  sequence.set_companion(
+      std::make_shared<ManagedSequence>(std::move(policy), sequence.model().lanes()));
+  return absl::OkStatus();
+}
+
+void Compactor::Forked(const cache::Sequence& parent, cache::Sequence& child) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(parent);
+  if (managed == nullptr) return;
+  child.set_companion(std::make_shared<ManagedSequence>(managed->policy(), child.model().lanes()));
+}
+
+policies::Policy Compactor::PolicyOf(const cache::Sequence& sequence) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  return managed == nullptr ? policies::Policy() : managed->policy();
+}
+
+std::optional<kernels::SelectionRule> Compactor::SelectionOf(const cache::Sequence& sequence,
+                                                             std::uint32_t layer) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  if (managed == nullptr) return std::nullopt;
+  return policies::SelectionOf(managed->policy(), layer);
+}
+
+// ---- what happens to a sequence
+
+void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows) {
+  if (rows.end_of_prompt) {
+    Compress(sequence, rows, [this, weak = std::weak_ptr(sequence)](absl::Status status) {
+      const std::shared_ptr<cache::Sequence> held = weak.lock();
+      if (!status.ok() && held != nullptr) Complain(*held, "prompt not compressed", status);
+    });
+    return;
+  }
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  if (managed == nullptr || !managed->policy().mosaic.has_value()) return;
+  const shm::LaneLayout& layout = sequence->model().layout();
+  for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
+    const std::uint32_t first = layout.lane(layer, 0);
+    if (sequence->OpenEntries(first) < managed->policy().mosaic->segments.tokens) continue;
+    for (std::uint32_t lane = first; lane < first + layout.kv_heads(layer); ++lane) {
+      if (managed->WantSeal(lane, LaneCoder::Cut::kLength))
+        QueueSeal(sequence, lane, Ticket(nullptr));
+    }
+  }
+}
+
+void Compactor::TailsMoved(const std::shared_ptr<cache::Sequence>& sequence) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  if (managed == nullptr || managed->policy().dense()) return;
+  if (managed->WantTiles()) QueueTiles(sequence, 0, Ticket(nullptr));
+}
+
+void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows,
+                         Done done) {
+  const auto batch = std::make_shared<Batch>(std::move(done));
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  if (managed == nullptr || managed->policy().dense()) return;
+  if (managed->policy().summaries.has_value()) {
+    QueueTiles(sequence, 0, Ticket(batch));
+    return;
+  }
+  const shm::LaneLayout& layout = sequence->model().layout();
+  for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
+    for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
+      const std::uint32_t lane = layout.lane(layer, head);
+      managed->WantSeal(lane, LaneCoder::Cut::kPromptEnd);
+      QueueSeal(sequence, lane, Ticket(batch));
+    }
+  }
+}
+
+// ---- jobs
+
+void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence,
+                           std::uint32_t first_lane, Ticket ticket) {
+  options_.scheduler->Submit(
+      {.name = "encode-tiles",
+       .priority = JobPriority::kTails,
+       .tenant = TenantOf(*sequence),
+       .owner = sequence->id().value()},
+      [this, weak = std::weak_ptr(sequence), first_lane, ticket = std::move(ticket)]() mutable {
+        const std::shared_ptr<cache::Sequence> held = weak.lock();
+        const std::shared_ptr<ManagedSequence> managed =
+            held == nullptr ? nullptr : ManagedSequence::Of(*held);
+        if (managed == nullptr) return;
+        if (first_lane == 0) managed->TilesBegin();
+        const std::uint32_t lanes = held->model().lanes();
+        const std::uint32_t end = std::min(lanes, first_lane + kLanesPerJob);
+        for (std::uint32_t lane = first_lane; lane < end; ++lane) {
+          const absl::Status status = EncodeTiles(held, lane);
+          if (status.ok()) continue;
+          if (ticket.waited_for()) {
+            ticket.Report(status);
+          } else if (!absl::IsNotFound(status)) {
+            Complain(*held, "tiles not encoded", status);
+          }
+        }
+        if (end == lanes) {
+          ticket.Finish();
+        } else {
+          QueueTiles(held, end, std::move(ticket));
+        }
+      });
+}
+
+void Compactor::QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
+                          Ticket ticket) {
+  options_.scheduler->Submit(
+      {.name = "seal",
+       .priority = JobPriority::kSeals,
+       .tenant = TenantOf(*sequence),
+       .owner = sequence->id().value()},
+      [this, weak = std::weak_ptr(sequence), lane, ticket = std::move(ticket)]() mutable {
+        const std::shared_ptr<cache::Sequence> held = weak.lock();
+        if (held == nullptr) return;
+        const absl::Status status = Seal(*held, lane, /*to_the_end=*/ticket.waited_for());
+        if (ticket.waited_for()) {
+          ticket.Report(status);
+          ticket.Finish();
+        } else if (!status.ok() && !absl::IsNotFound(status)) {
+          Complain(*held, "segment not sealed", status);
+        }
+      });
+}
+
+LaneCoder::Options Compactor::CoderOptions(const cache::Sequence& sequence,
+                                           ManagedSequence& managed, LaneState& state) {
+  return {.memory = &sequence.memory(),
+          .model = &sequence.model(),
+          .policy = &managed.policy(),
+          .state = &state,
+          .operations = options_.operations,
+          .counters = &counters_};
+}
+
+absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence,
+                                    std::uint32_t index) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  if (managed == nullptr) return absl::OkStatus();
+  bool wants_seal = false;
+  ManagedSequence::ManagedLane& lane = managed->lane(index);
+  absl::Status status;
+  {
+    MutexLock lock(lane.mutex);
+    LaneState& state = lane.state;
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+      status = sequence->Recode({.lane = index, .least_plain = kernels::kTileEntries},
+                                [&](const cache::OpenRun& run) {
+                                  LaneCoder coder(CoderOptions(*sequence, *managed, state), run);
+                                  LaneCoder::Swap swap = coder.EncodeTiles();
+                                  wants_seal = coder.wants_seal();
+                                  return swap;
+                                });
+      if (!absl::IsAborted(status)) break;
+    }
+  }
+  if (wants_seal && managed->WantSeal(index, LaneCoder::Cut::kDecoding)) {
+    QueueSeal(sequence, index, Ticket(nullptr));
+  }
+  return status;
+}
+
+absl::Status Compactor::Seal(cache::Sequence& sequence, std::uint32_t index, bool to_the_end) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  if (managed == nullptr || !managed->policy().mosaic.has_value()) return absl::OkStatus();
+  ManagedSequence::ManagedLane& lane = managed->lane(index);
+  MutexLock lock(lane.mutex);
+  LaneState& state = lane.state;
+  std::optional<LaneCoder::Cut> cut = managed->SealBegins(index);
+  // Another job may have taken it on, and failed: whoever waits is told of the work itself.
+  if (to_the_end) cut = LaneCoder::Cut::kPromptEnd;
+  // Somebody else's seal may have done the work already.
+  if (!cut.has_value()) return absl::OkStatus();
+  absl::Status status;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
+      return LaneCoder(CoderOptions(sequence, *managed, state), run).Seal(*cut);
+    });
+    if (!absl::IsAborted(status)) break;
+  }
+  return status;
+}
+
+void Compactor::Complain(const cache::Sequence& sequence, std::string_view what,
+                         const absl::Status& why) {
+  std::uint64_t unsaid;
+  {
+    const Clock::TimePoint now = options_.clock->Now();
+    MutexLock lock(mutex_);
+    if (complained_.has_value() && now - *complained_ < kBetweenComplaints) {
+      ++unsaid_;
+      return;
+    }
+    complained_ = now;
+    unsaid = std::exchange(unsaid_, 0);
+  }
+  options_.logger->Log(LogLevel::kWarning, std::string(what),
+                       {{"sequence", sequence.id().value()},
+                        {"error", AsStringView(why.message())},
+                        {"like_this_before", unsaid}});
+}
+
+}  // namespace tessera::compaction

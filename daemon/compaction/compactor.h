@@ -1,0 +1,88 @@
+// Carries out policies in the background: new tiles get the strategy before, runs that have come to
+// their end get their own. README.md draws the way of a token.
+//
+//   Appended, TailsMoved, Compress ──▶ jobs: "encode-tiles" (some lanes of a sequence)
+//                                            "seal" (one lane)
+//
+// Every job holds its sequence weakly: work for one that is gone is dropped.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mutex.h"
+#include "daemon/base/scheduler.h"
+#include "daemon/cache/sequence.h"
+#include "daemon/compaction/managed_sequence.h"
+
+namespace tessera::compaction {
+
+class Compactor {
+ public:
+  struct Options {
+    Scheduler* scheduler;
+    Logger* logger;
+    const Clock* clock;
+    // For strategies, which are made on the host whatever the device.
+    const kernels::Operations* operations;
+  };
+  explicit Compactor(const Options& options) : options_(options) {}
+
+  // The policy of a sequence from now on. What was compressed before stays as it is.
+  // INVALID_ARGUMENT where the model cannot have it.
+  absl::Status SetPolicy(cache::Sequence& sequence, policies::Policy policy);
+  // A fork goes on under its parent's policy.
+  void Forked(const cache::Sequence& parent, cache::Sequence& child);
+  static policies::Policy PolicyOf(const cache::Sequence& sequence);
+  // What its attention reads of a layer where a call does not say; nothing: everything.
+  static std::optional<kernels::SelectionRule> SelectionOf(const cache::Sequence& sequence,
+                                                           std::uint32_t layer);
+
+  // Rows came in by Append.
+  struct Rows {
+    std::uint32_t first_layer = 0;
+    std::uint32_t layers = 0;
+    bool end_of_prompt = false;
+  };
+  void Appended(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows);
+  // Full tiles moved from the tail into segments.
+  void TailsMoved(const std::shared_ptr<cache::Sequence>& sequence);
+
+  // Compresses what there is, as at the end of a prompt, and calls `done` from the last job, or
+  // here where there is nothing to do: OK, or the first thing that went wrong. CANCELLED where the
+  // sequence is freed, or the scheduler ends, before all of it is done.
+  using Done = absl::AnyInvocable<void(absl::Status) &&>;
+  void Compress(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows, Done done);
+
+  const CodingCounters& counters() const { return counters_; }
+
+ private:
+  class Batch;
+  class Ticket;
+
+  void QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t first_lane,
+                  Ticket ticket);
+  void QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
+                 Ticket ticket);
+  absl::Status EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane);
+  // `to_the_end`: as at the end of a prompt, whatever cut the lane waits for.
+  absl::Status Seal(cache::Sequence& sequence, std::uint32_t lane, bool to_the_end);
+  LaneCoder::Options CoderOptions(const cache::Sequence& sequence, ManagedSequence& managed,
+                                  LaneState& state);
+  void Complain(const cache::Sequence& sequence, std::string_view what, const absl::Status& why);
+
+  const Options options_;
+  CodingCounters counters_;
+  Mutex mutex_;
+  // A worker decides how often a full pool is met: complaints are kept to one a second.
+  std::optional<Clock::TimePoint> complained_ TESSERA_GUARDED_BY(mutex_);
+  std::uint64_t unsaid_ TESSERA_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace tessera::compaction

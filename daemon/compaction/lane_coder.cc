@@ -1,0 +1,404 @@
+#include "daemon/compaction/lane_coder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/base/check.h"
+#include "daemon/policies/plan.h"
+#include "kernels/strategy/aligned_bytes.h"
+
+namespace tessera::compaction {
+
+using cache::LaneSwap;
+using cache::Segment;
+using kernels::kTileEntries;
+
+namespace {
+
+std::uint64_t FullTiles(std::uint64_t entries) { return entries / kTileEntries * kTileEntries; }
+std::uint64_t TilesOf(std::uint64_t entries) { return (entries + kTileEntries - 1) / kTileEntries; }
+
+std::uint64_t TileBytes(const kernels::TileShape& shape, std::uint64_t entries) {
+  return TilesOf(entries) * kernels::LayoutOf(shape).bytes;
+}
+
+bool AtMost(const kernels::Loss& loss, const kernels::Loss& limit) {
+  return loss.key <= limit.key && loss.value <= limit.value;
+}
+
+std::vector<std::byte*> TilesBehind(const Segment& segment, std::size_t first) {
+  std::vector<std::byte*> tiles;
+  for (std::size_t i = first; i < segment.tiles(); ++i) tiles.push_back(segment.TileData(i));
+  return tiles;
+}
+
+std::vector<std::byte*> DataOf(const std::vector<pool::Block>& blocks) {
+  std::vector<std::byte*> data;
+  for (const pool::Block& block : blocks) data.push_back(block.data());
+  return data;
+}
+
+}  // namespace
+
+LaneCoder::LaneCoder(const Options& options, const cache::OpenRun& run)
+    : options_(options),
+      run_(run),
+      tile_(options.model->layout().tile(run.layer)),
+      geometry_(options.model->geometry(run.layer)) {
+  options_.state->Meet(run);
+}
+
+// ---- which form
+
+// Of the last segment that has one, where new rows could take it.
+std::optional<LaneCoder::Form> LaneCoder::FormBefore() const {
+  if (run_.previous == nullptr) return std::nullopt;
+  const kernels::TileShape& shape = run_.previous->shape();
+  if (!shape.packed() || shape.weights || shape.positions) return std::nullopt;
+  return Form{shape, run_.previous->shared_rotations(), run_.previous->loss()};
+}
+
+std::optional<LaneCoder::Form> LaneCoder::FormOfNewTiles() const {
+  const policies::Policy& policy = *options_.policy;
+  if (policy.mosaic.has_value()) return FormBefore();
+  // Summaries are there for selections to look at.
+  if (!policies::SelectionOf(policy, run_.layer).has_value()) return std::nullopt;
+  const kernels::TileShape shape = policies::SummaryShape(policy, geometry_);
+  if (shape.summary == kernels::Summary::kNone) return std::nullopt;
+  return Form{.shape = shape, .rotations = nullptr, .loss = {}};
+}
+
+bool LaneCoder::RunIsLongEnough() const {
+  const std::uint64_t full = FullTiles(run_.provisional_entries() + run_.plain_entries());
+  return full >= options_.policy->mosaic->segments.min_tokens;
+}
+
+// Against the threshold of the policy, or what the strategy lost of its own rows where that was
+// more: then it is drift that counts.
+bool LaneCoder::LossIsTooHigh(const Form& form) const {
+  const policies::MosaicPolicy& mosaic = *options_.policy->mosaic;
+  const std::optional<kernels::Loss> loss = options_.state->WindowLoss();
+  if (!loss.has_value()) return false;
+  return !AtMost(*loss, {.key = std::max(mosaic.strategy.threshold.key, form.loss.key) +
+                                mosaic.segments.margin.key,
+                         .value = std::max(mosaic.strategy.threshold.value, form.loss.value) +
+                                  mosaic.segments.margin.value});
+}
+
+// ---- new tiles
+
+LaneCoder::Swap LaneCoder::EncodeTiles() {
+  const std::optional<Form> form = FormOfNewTiles();
+  if (!form.has_value()) {
+    wants_seal_ = options_.policy->mosaic.has_value() && RunIsLongEnough();
+    return std::nullopt;
+  }
+  const std::uint64_t full = FullTiles(run_.plain_entries());
+  if (full == 0) return std::nullopt;
+  const absl::StatusOr<HeldRows> rows = HeldRows::OfPlain(*options_.memory, tile_, run_);
+  if (!rows.ok()) return rows.status();
+  if (options_.policy->mosaic.has_value() && !DecideAboutRaw(full)) {
+    wants_seal_ = true;
+    return std::nullopt;
+  }
+  LaneSwap swap = {.growing = true};
+  const absl::StatusOr<bool> fits = EncodeProvisional(*form, *rows, full, swap);
+  if (!fits.ok()) return fits.status();
+  if (!*fits) {
+    // They stay as they are, in segments that nothing comes back to, nor to those before them.
+    DropRaw();
+    for (const cache::HeldSegment& held : run_.plain) held.segment->SealPlain();
+    options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
+    return std::nullopt;
+  }
+  absl::Status status = AddPlain(*rows, full, run_.plain_entries() - full, swap);
+  if (!status.ok()) return status;
+  if (options_.policy->mosaic.has_value()) {
+    const std::uint64_t entries = run_.provisional_entries() + full;
+    const policies::SegmentOptions& segments = options_.policy->mosaic->segments;
+    wants_seal_ = keeps_raw_ && (entries >= segments.tokens ||
+                                 (entries >= segments.min_tokens && LossIsTooHigh(*form)));
+  }
+  return swap;
+}
+
+// Raw copies of what was encoded with a strategy that is not its own, while the budget lasts.
+bool LaneCoder::DecideAboutRaw(std::uint64_t count) {
+  LaneState& state = *options_.state;
+  if (state.without_raw != 0) {
+    state.without_raw -= std::min(state.without_raw, count);
+    options_.counters->raw_rows_dropped.fetch_add(count, std::memory_order_relaxed);
+    return true;
+  }
+  const absl::StatusOr<pool::Charge> room = options_.memory->raw_copies->Reserve(
+      pool::MemoryTag::kRawCopies, 2 * count * tile_.row_bytes());
+  keeps_raw_ = room.ok();
+  if (keeps_raw_) return true;
+  if (RunIsLongEnough()) return false;
+  GiveUpRaw();
+  options_.counters->raw_rows_dropped.fetch_add(count, std::memory_order_relaxed);
+  return true;
+}
+
+// The tiles that there are stay as they are; so will those of as many tokens as a segment has at
+// least, so that budget and segments do not change from tile to tile.
+void LaneCoder::GiveUpRaw() {
+  DropRaw();
+  options_.state->without_raw = options_.policy->mosaic->segments.min_tokens;
+}
+
+void LaneCoder::DropRaw() {
+  options_.counters->raw_rows_dropped.fetch_add(run_.provisional_entries(),
+                                                std::memory_order_relaxed);
+  for (const cache::HeldSegment& held : run_.provisional) held.segment->raw()->Drop();
+  options_.state->Reset();
+}
+
+absl::StatusOr<bool> LaneCoder::EncodeProvisional(const Form& form, const HeldRows& rows,
+                                                  std::uint64_t count, LaneSwap& swap) {
+  const cache::TenantMemory& memory = *options_.memory;
+  std::vector<device::WordStore> words;
+  std::vector<std::byte*> tiles;
+  std::uint64_t done = 0;
+  const Segment* const previous = run_.previous.get();
+  const bool previous_keeps =
+      previous != nullptr && previous->raw() != nullptr && !previous->raw()->dropped();
+  const bool grows = run_.grows && previous->shape() == form.shape &&
+                     previous->shared_rotations() == form.rotations && previous_keeps == keeps_raw_;
+  const std::uint64_t room = grows ? cache::kMaxSegmentEntries - run_.grows_at : 0;
+  if (const std::uint64_t some = std::min(FullTiles(room), count); some > 0) {
+    absl::StatusOr<cache::SegmentGrowth> growth =
+        cache::ReserveGrowth(memory, run_.previous, some / kTileEntries, words);
+    if (!growth.ok()) return growth.status();
+    tiles = DataOf(growth->tiles);
+    swap.growth = *std::move(growth);
+    done = some;
+  }
+  while (done < count) {
+    const std::uint64_t some = std::min<std::uint64_t>(count - done, cache::kMaxSegmentEntries);
+    std::shared_ptr<cache::RawRows> raw;
+    if (keeps_raw_) {
+      raw = std::make_shared<cache::RawRows>(tile_, memory.raw_copies);
+      const cache::HostRows kept = rows.host(done, some);
+      absl::Status status = raw->Put(0, kept.keys, kept.values, some / kTileEntries);
+      if (!status.ok()) return status;
+    }
+    auto segment = std::make_shared<Segment>(
+        form.shape, PositionOf(run_.provisional_entries() + done), form.rotations, std::move(raw));
+    segment->set_loss(form.loss);
+    absl::Status status =
+        cache::ReserveTiles(memory, static_cast<std::uint32_t>(some), *segment, words);
+    if (!status.ok()) return status;
+    for (std::byte* tile : TilesBehind(*segment, 0)) tiles.push_back(tile);
+    swap.segments.push_back(std::move(segment));
+    done += some;
+  }
+  const absl::StatusOr<std::optional<std::size_t>> unfit =
+      cache::EncodeRows(memory, {form.shape, form.rotations.get()}, rows.host(0, count), tiles);
+  if (!unfit.ok()) return unfit.status();
+  if (unfit->has_value()) return false;
+  if (absl::Status status = memory.device->StoreWords(words); !status.ok()) return status;
+  options_.counters->tiles_encoded.fetch_add(tiles.size(), std::memory_order_relaxed);
+  if (!keeps_raw_) return true;
+  if (swap.growth.has_value()) {
+    // Last: what fails before leaves nothing behind.
+    const cache::HostRows raw = rows.host(0, swap.growth->entries());
+    absl::Status status = previous->raw()->Put(run_.grows_at / kTileEntries, raw.keys, raw.values,
+                                               swap.growth->tiles.size());
+    if (!status.ok()) return status;
+  }
+  if (absl::Status status = ObserveTiles(form, rows, tiles); !status.ok()) return status;
+  return true;
+}
+
+// What the strategy loses of rows that it was not made from, tile by tile.
+absl::Status LaneCoder::ObserveTiles(const Form& form, const HeldRows& rows,
+                                     const std::vector<std::byte*>& tiles) {
+  const std::uint64_t window = options_.policy->mosaic->segments.loss_window;
+  const std::uint64_t bytes = kernels::LayoutOf(form.shape).bytes;
+  std::vector<std::byte> copy(bytes);
+  for (std::size_t i = 0; i < tiles.size(); ++i) {
+    absl::Status status = options_.memory->device->Read(copy.data(), tiles[i], bytes);
+    if (!status.ok()) return status;
+    options_.state->ObserveLoss(kernels::LossOfTile(rows.lane(i * kTileEntries, kTileEntries),
+                                                    form.shape, copy.data(), *options_.operations),
+                                window);
+  }
+  options_.state->Observe(rows.lane(0, tiles.size() * kTileEntries), *options_.operations,
+                          *options_.memory->raw_copies);
+  return absl::OkStatus();
+}
+
+// ---- strategies
+
+LaneCoder::Swap LaneCoder::Seal(Cut cut) {
+  const policies::SegmentOptions& segments = options_.policy->mosaic->segments;
+  const std::uint64_t total = run_.provisional_entries() + run_.plain_entries();
+  const std::uint64_t least = cut == Cut::kPromptEnd ? 1
+                              : cut == Cut::kLength  ? segments.tokens
+                                                     : segments.min_tokens;
+  if (total < least) return std::nullopt;
+  const absl::StatusOr<HeldRows> rows = HeldRows::Of(*options_.memory, tile_, run_);
+  if (!rows.ok()) return rows.status();
+
+  LaneSwap swap = {.all = true};
+  std::optional<Form> before = FormBefore();
+  std::uint64_t done = 0;
+  const auto seal = [&](const Form& form, std::uint64_t count) -> absl::Status {
+    absl::StatusOr<std::shared_ptr<Segment>> segment = Encoded(form, *rows, done, count);
+    if (!segment.ok()) return segment.status();
+    if (*segment == nullptr) {
+      // A value has no place in that form: plain for good.
+      if (absl::Status status = AddPlain(*rows, done, count, swap); !status.ok()) return status;
+      swap.segments.back()->SealPlain();
+      options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
+    } else {
+      swap.segments.push_back(*std::move(segment));
+      options_.counters->segments_sealed.fetch_add(1, std::memory_order_relaxed);
+      before = form;
+    }
+    done += count;
+    return absl::OkStatus();
+  };
+  while (done < total) {
+    std::uint64_t count = std::min(segments.tokens, total - done);
+    if (count < segments.tokens && cut == Cut::kLength) break;
+    if (count < segments.tokens && cut == Cut::kDecoding) count = FullTiles(count);
+    if (count == 0) break;
+    if (count < segments.min_tokens && count < segments.tokens) {
+      if (cut != Cut::kPromptEnd) break;
+      const absl::StatusOr<std::optional<Form>> form = FormOfShortEnd(*rows, done, count, before);
+      if (!form.ok()) return form.status();
+      if (!form->has_value()) {
+        options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
+        break;
+      }
+      if (absl::Status status = seal(**form, count); !status.ok()) return status;
+      continue;
+    }
+    const absl::StatusOr<Form> form = MakeForm(*rows, done, count);
+    if (!form.ok()) return form.status();
+    if (absl::Status status = seal(*form, count); !status.ok()) return status;
+  }
+  if (done == 0) return std::nullopt;
+  if (absl::Status status = AddPlain(*rows, done, total - done, swap); !status.ok()) return status;
+  options_.state->Reset();
+  return swap;
+}
+
+absl::StatusOr<LaneCoder::Form> LaneCoder::MakeForm(const HeldRows& rows, std::uint64_t first,
+                                                    std::uint64_t count) {
+  const kernels::Strategy strategy = MakeStrategyOf(rows, first, count);
+  return Store(strategy);
+}
+
+kernels::Strategy LaneCoder::MakeStrategyOf(const HeldRows& rows, std::uint64_t first,
+                                            std::uint64_t count) {
+  const kernels::LaneRows lane = rows.lane(first, count);
+  const std::uint64_t seen = run_.provisional_entries();
+  const LaneMoments* const known =
+      first == 0 && seen <= count ? options_.state->MomentsOf(seen) : nullptr;
+  LaneMoments moments = known != nullptr ? *known : LaneMoments(tile_.head_dim);
+  const std::uint64_t covered = known != nullptr ? seen : 0;
+  moments.Add(rows.lane(first + covered, count - covered), *options_.operations);
+  options_.counters->strategies_made.fetch_add(1, std::memory_order_relaxed);
+  return kernels::MakeStrategy(lane, moments.key, moments.value, options_.policy->mosaic->strategy,
+                               *options_.operations);
+}
+
+absl::StatusOr<LaneCoder::Form> LaneCoder::Store(const kernels::Strategy& strategy) {
+  absl::StatusOr<std::shared_ptr<const cache::Rotations>> rotations =
+      cache::ReserveRotations(*options_.memory, strategy.shape, strategy.rotation_type);
+  if (!rotations.ok()) return rotations.status();
+  const kernels::RotationView view = strategy.view();
+  const cache::RotationStore store = {
+      .rotations = rotations->get(), .shape = strategy.shape, .key = view.key, .value = view.value};
+  if (absl::Status status = cache::StoreRotations(*options_.memory, {&store, 1}); !status.ok()) {
+    return status;
+  }
+  return Form{strategy.shape, *std::move(rotations), {strategy.loss.key, strategy.loss.value}};
+}
+
+// The end of a prompt, too short for a segment: a strategy of its own, the one before, or none,
+// whichever is smallest of those that lose little enough. Nothing: it stays plain.
+absl::StatusOr<std::optional<LaneCoder::Form>> LaneCoder::FormOfShortEnd(
+    const HeldRows& rows, std::uint64_t first, std::uint64_t count,
+    const std::optional<Form>& before) {
+  const kernels::Loss& threshold = options_.policy->mosaic->strategy.threshold;
+  std::uint64_t smallest = TilesOf(count) * tile_.bytes();
+  std::optional<Form> best;
+  if (before.has_value() && TileBytes(before->shape, count) < smallest) {
+    const absl::StatusOr<kernels::Loss> loss = LossOf(*before, rows.lane(first, count));
+    if (!loss.ok()) return loss.status();
+    if (AtMost(*loss, threshold)) {
+      smallest = TileBytes(before->shape, count);
+      best = before;
+      best->loss = {loss->key, loss->value};
+    }
+  }
+  const kernels::Strategy own = MakeStrategyOf(rows, first, count);
+  const std::uint64_t bytes =
+      TileBytes(own.shape, count) + 2 * kernels::RotationBytes(own.shape, own.rotation_type);
+  if (!own.within_threshold || bytes >= smallest) return best;
+  absl::StatusOr<Form> stored = Store(own);
+  if (!stored.ok()) return stored.status();
+  return *std::move(stored);
+}
+
+absl::StatusOr<kernels::Loss> LaneCoder::LossOf(const Form& form, const kernels::LaneRows& rows) {
+  if (form.rotations == nullptr) {
+    return kernels::LossUnder(rows, form.shape, {}, *options_.operations);
+  }
+  const kernels::RotationView stored = cache::ViewOf(form.rotations.get(), form.shape);
+  const std::uint64_t bytes = kernels::RotationBytes(form.shape, stored.type);
+  kernels::AlignedBytes copy(2 * bytes);
+  absl::Status status = options_.memory->device->Read(copy.data(), stored.key, 2 * bytes);
+  if (!status.ok()) return status;
+  return kernels::LossUnder(rows, form.shape,
+                            {.key = copy.data(), .value = copy.data() + bytes, .type = stored.type},
+                            *options_.operations);
+}
+
+absl::StatusOr<std::shared_ptr<Segment>> LaneCoder::Encoded(const Form& form, const HeldRows& rows,
+                                                            std::uint64_t first,
+                                                            std::uint64_t count) {
+  auto segment = std::make_shared<Segment>(form.shape, PositionOf(first), form.rotations);
+  segment->set_loss(form.loss);
+  std::vector<device::WordStore> words;
+  absl::Status status =
+      cache::ReserveTiles(*options_.memory, static_cast<std::uint32_t>(count), *segment, words);
+  if (!status.ok()) return status;
+  const absl::StatusOr<std::optional<std::size_t>> unfit =
+      cache::EncodeRows(*options_.memory, {form.shape, form.rotations.get()},
+                        rows.host(first, count), TilesBehind(*segment, 0));
+  if (!unfit.ok()) return unfit.status();
+  if (unfit->has_value()) return std::shared_ptr<Segment>();
+  if (status = options_.memory->device->StoreWords(words); !status.ok()) return status;
+  return segment;
+}
+
+// `rows` may begin with the run, or with its plain part.
+absl::Status LaneCoder::AddPlain(const HeldRows& rows, std::uint64_t first, std::uint64_t count,
+                                 LaneSwap& swap) {
+  const std::uint64_t skipped = swap.all ? 0 : run_.provisional_entries();
+  for (std::uint64_t done = 0; done < count;) {
+    const std::uint64_t some = std::min<std::uint64_t>(count - done, cache::kMaxSegmentEntries);
+    const Form form = {
+        .shape = kernels::DenseShape(tile_.head_dim, tile_.type), .rotations = nullptr, .loss = {}};
+    auto segment = std::make_shared<Segment>(form.shape, PositionOf(skipped + first + done));
+    std::vector<device::WordStore> words;
+    absl::Status status =
+        cache::ReserveTiles(*options_.memory, static_cast<std::uint32_t>(some), *segment, words);
+    if (!status.ok()) return status;
+    const absl::StatusOr<std::optional<std::size_t>> copied =
+        cache::EncodeRows(*options_.memory, {form.shape, nullptr}, rows.host(first + done, some),
+                          TilesBehind(*segment, 0));
+    if (!copied.ok()) return copied.status();
+    if (status = options_.memory->device->StoreWords(words); !status.ok()) return status;
+    swap.segments.push_back(std::move(segment));
+    done += some;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::compaction

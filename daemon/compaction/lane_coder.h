@@ -1,0 +1,105 @@
+// The work on one lane: new full tiles take the strategy before, and a run that has come to its end
+// gets a strategy of its own.
+//
+//   EncodeTiles   plain rows ──▶ provisional tiles (raw rows kept) │ fewer than 32 stay plain
+//   Seal          raw rows + plain rows ──▶ sealed segments        │ what stays plain
+//
+// Runs inside Sequence::Recode: without a lock, on one lane at a time.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/cache/build.h"
+#include "daemon/cache/model.h"
+#include "daemon/cache/recode.h"
+#include "daemon/compaction/lane_rows.h"
+#include "daemon/compaction/lane_state.h"
+#include "daemon/policies/policy.h"
+#include "kernels/strategy/strategy.h"
+
+namespace tessera::compaction {
+
+// Counts since start.
+struct CodingCounters {
+  std::atomic<std::uint64_t> tiles_encoded{0};    // with the strategy before
+  std::atomic<std::uint64_t> segments_sealed{0};  // with a strategy of their own, or that before
+  std::atomic<std::uint64_t> strategies_made{0};
+  std::atomic<std::uint64_t> left_plain{
+      0};  // ends of prompts, and rows that have no place in a form
+  std::atomic<std::uint64_t> raw_rows_dropped{0};  // or not kept, for want of budget
+};
+
+class LaneCoder {
+ public:
+  struct Options {
+    const cache::TenantMemory* memory;
+    const cache::Model* model;
+    const policies::Policy* policy;
+    LaneState* state;
+    const kernels::Operations* operations;
+    CodingCounters* counters;
+  };
+  LaneCoder(const Options& options, const cache::OpenRun& run);
+
+  // What ends a segment.
+  enum class Cut {
+    kLength,     // whole segments of the policy's length; what follows stays plain
+    kDecoding,   // whatever there is in full tiles, if it is long enough
+    kPromptEnd,  // all of it
+  };
+  using Swap = absl::StatusOr<std::optional<cache::LaneSwap>>;
+  Swap EncodeTiles();
+  Swap Seal(Cut cut);
+
+  // After EncodeTiles: whether the run should be sealed now.
+  bool wants_seal() const { return wants_seal_; }
+
+ private:
+  struct Form {
+    kernels::TileShape shape;
+    std::shared_ptr<const cache::Rotations> rotations;
+    cache::SegmentLoss loss;
+  };
+  std::optional<Form> FormBefore() const;
+  std::optional<Form> FormOfNewTiles() const;
+  bool RunIsLongEnough() const;
+  bool LossIsTooHigh(const Form& form) const;
+  // False: the budget has no room, and the run is long enough to be sealed instead.
+  bool DecideAboutRaw(std::uint64_t count);
+  void GiveUpRaw();
+  void DropRaw();
+
+  // False: a value has no place in that form.
+  absl::StatusOr<bool> EncodeProvisional(const Form& form, const HeldRows& rows,
+                                         std::uint64_t count, cache::LaneSwap& swap);
+  absl::Status ObserveTiles(const Form& form, const HeldRows& rows,
+                            const std::vector<std::byte*>& tiles);
+
+  kernels::Strategy MakeStrategyOf(const HeldRows& rows, std::uint64_t first, std::uint64_t count);
+  absl::StatusOr<Form> Store(const kernels::Strategy& strategy);
+  absl::StatusOr<Form> MakeForm(const HeldRows& rows, std::uint64_t first, std::uint64_t count);
+  absl::StatusOr<std::optional<Form>> FormOfShortEnd(const HeldRows& rows, std::uint64_t first,
+                                                     std::uint64_t count,
+                                                     const std::optional<Form>& before);
+  absl::StatusOr<kernels::Loss> LossOf(const Form& form, const kernels::LaneRows& rows);
+  // Null: a value has no place in that form.
+  absl::StatusOr<std::shared_ptr<cache::Segment>> Encoded(const Form& form, const HeldRows& rows,
+                                                          std::uint64_t first, std::uint64_t count);
+  absl::Status AddPlain(const HeldRows& rows, std::uint64_t first, std::uint64_t count,
+                        cache::LaneSwap& swap);
+  std::uint64_t PositionOf(std::uint64_t entry) const { return run_.first_position + entry; }
+
+  const Options options_;
+  const cache::OpenRun& run_;
+  const kernels::DenseTile tile_;
+  const kernels::LayerGeometry geometry_;
+  bool keeps_raw_ = false;  // of the tiles that are encoded now
+  bool wants_seal_ = false;
+};
+
+}  // namespace tessera::compaction

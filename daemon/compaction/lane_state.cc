@@ -1,0 +1,63 @@
+#include "daemon/compaction/lane_state.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/statusor.h"
+
+namespace tessera::compaction {
+
+void LaneState::Meet(const cache::OpenRun& run) {
+  if (run.first_position == first_position_ && run.provisional_entries() == entries_) return;
+  Reset();
+  first_position_ = run.first_position;
+  // Tiles that it has not seen: moments are made from raw rows when they are needed.
+  entries_ = run.provisional_entries();
+}
+
+void LaneState::Reset() {
+  first_position_ = entries_ = 0;
+  moments_.reset();
+  charge_.Reset();
+  window_.clear();
+}
+
+void LaneState::Observe(const kernels::LaneRows& rows, const kernels::Operations& operations,
+                        pool::Account& budget) {
+  if (entries_ == 0) {
+    LaneMoments fresh(rows.keys.head_dim);
+    absl::StatusOr<pool::Charge> charge =
+        budget.Reserve(pool::MemoryTag::kRawCopies, fresh.key.bytes() + fresh.value.bytes());
+    if (charge.ok()) {
+      moments_.emplace(std::move(fresh));
+      charge_ = *std::move(charge);
+    }
+  }
+  entries_ += rows.keys.count;
+  if (moments_.has_value()) moments_->Add(rows, operations);
+}
+
+void LaneState::ObserveLoss(const kernels::Loss& mean_of_tile, std::uint64_t window_tokens) {
+  window_.push_back(mean_of_tile);
+  while (window_.size() > 1 && window_.size() * kernels::kTileEntries > window_tokens) {
+    window_.pop_front();
+  }
+}
+
+const LaneMoments* LaneState::MomentsOf(std::uint64_t entries) const {
+  const bool all = moments_.has_value() && moments_->key.rows() == entries_ && entries == entries_;
+  return all ? &*moments_ : nullptr;
+}
+
+std::optional<kernels::Loss> LaneState::WindowLoss() const {
+  if (window_.empty()) return std::nullopt;
+  kernels::Loss sum;
+  for (const kernels::Loss& loss : window_) {
+    sum.key += loss.key;
+    sum.value += loss.value;
+  }
+  const auto count = static_cast<double>(window_.size());
+  return kernels::Loss{.key = sum.key / count, .value = sum.value / count};
+}
+
+}  // namespace tessera::compaction

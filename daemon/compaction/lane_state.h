@@ -1,0 +1,56 @@
+// What is learnt of a lane's open run while it grows: second moments of its rows, what the strategy
+// before loses of them. Made anew where the run is another one: after a seal, a fork, a cut.
+//
+// Used by one thread at a time: inside Sequence::Recode of its lane.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+
+#include "daemon/cache/recode.h"
+#include "daemon/pool/account.h"
+#include "kernels/strategy/loss.h"
+#include "kernels/strategy/moments.h"
+
+namespace tessera::compaction {
+
+struct LaneMoments {
+  explicit LaneMoments(std::uint32_t head_dim) : key(head_dim), value(head_dim) {}
+  void Add(const kernels::LaneRows& rows, const kernels::Operations& operations) {
+    key.Add(rows.keys, operations);
+    value.Add(rows.values, operations);
+  }
+  kernels::Moments key;
+  kernels::Moments value;
+};
+
+class LaneState {
+ public:
+  // Forgets what is not of this run.
+  void Meet(const cache::OpenRun& run);
+  void Reset();
+
+  // Full tiles that were just encoded provisionally, behind those seen before. Moments are kept
+  // only where `budget` has room for them: they can be made again from the raw rows.
+  void Observe(const kernels::LaneRows& rows, const kernels::Operations& operations,
+               pool::Account& budget);
+  void ObserveLoss(const kernels::Loss& mean_of_tile, std::uint64_t window_tokens);
+
+  // Of the first `entries` of the run; null where they are not all in it.
+  const LaneMoments* MomentsOf(std::uint64_t entries) const;
+  // The mean over the newest tiles; nothing before the first.
+  std::optional<kernels::Loss> WindowLoss() const;
+
+  // Entries for which no raw rows are to be kept, because the budget was spent.
+  std::uint64_t without_raw = 0;
+
+ private:
+  std::uint64_t first_position_ = 0;
+  std::uint64_t entries_ = 0;  // seen
+  std::optional<LaneMoments> moments_;
+  pool::Charge charge_;
+  std::deque<kernels::Loss> window_;  // one for each tile
+};
+
+}  // namespace tessera::compaction

@@ -1,0 +1,90 @@
+// The options of a term: what may be written after its colon. One table row per option says its
+// form, default and limits; parsing, writing, help and documentation follow from it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace tessera::policies {
+
+enum class OptionType : std::uint8_t {
+  kNumber,  // 0.25 or 25%
+  kCount,   // a whole number; 64K is 65536, 1M is 1048576
+  kSwitch,  // 0 or 1
+  kWord,    // one of `words`
+};
+
+struct Option {
+  std::string_view name;
+  OptionType type;
+  bool list = false;          // a|b|c: 1 to kMaxListed, each once, in any order; not of words
+  std::string_view standard;  // the default, as it is written; empty: there is none
+  // Limits of numbers and counts, both included.
+  double least = 0;
+  double most = 1;
+  bool above_least = false;       // `least` itself is excluded
+  std::uint32_t multiple_of = 1;  // counts only
+  // If not empty, the possible counts, instead of limits; rising.
+  std::span<const double> possible = {};
+  std::span<const std::string_view> words = {};
+  std::string_view unit;
+  std::string_view help;  // a sentence without its full stop
+};
+
+inline constexpr std::size_t kMaxListed = 8;
+
+struct Value {
+  // One, of lists in rising order; counts are below 2^53 and so exact. Switches are 0 or 1.
+  std::vector<double> numbers;
+  std::string_view word;  // of kWord: one of the option's `words`
+
+  bool operator==(const Value&) const = default;
+};
+
+// INVALID_ARGUMENT says what the text is not, with the limit; the caller adds where it stands.
+absl::StatusOr<Value> ParseValue(const Option& option, std::string_view text);
+
+// In the one form that equal values share; ParseValue reads it back to the same value.
+std::string ValueText(const Option& option, const Value& value);
+
+std::string TypeText(const Option& option);   // "list of counts"
+std::string RangeText(const Option& option);  // "4, 8 or 16"
+
+// The values of all options of a term: what was given, else the defaults. Asking for an option that
+// is not in the table, or has no value, is a bug.
+class Values {
+ public:
+  explicit Values(std::span<const Option> options);
+
+  void Give(std::string_view name, Value value);
+  void Give(std::string_view name, double number) { Give(name, Value{{number}, {}}); }
+  void Give(std::string_view name, std::string_view word) { Give(name, Value{{}, word}); }
+
+  bool given(std::string_view name) const { return slots_[IndexOf(name)].given; }
+  const Value& value(std::string_view name) const { return slots_[IndexOf(name)].value; }
+
+  double Number(std::string_view name) const;
+  std::uint64_t Count(std::string_view name) const;
+  std::uint32_t Count32(std::string_view name) const;
+  bool Switch(std::string_view name) const { return Number(name) != 0; }
+  std::string_view Word(std::string_view name) const { return value(name).word; }
+  std::vector<std::uint32_t> Counts(std::string_view name) const;
+
+ private:
+  struct Slot {
+    const Option* option;
+    Value value;
+    bool given = false;
+  };
+  std::size_t IndexOf(std::string_view name) const;
+
+  std::vector<Slot> slots_;
+};
+
+}  // namespace tessera::policies

@@ -1,0 +1,52 @@
+// What is done with a sequence's KV: which channels its rows keep, what blocks are summed up, which
+// of them attention reads. Plain data; parse.h makes it from words, validate.h says what is wrong.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "kernels/dispatch/attend.h"
+#include "kernels/format/tile_shape.h"
+#include "kernels/strategy/strategy.h"
+
+namespace tessera::policies {
+
+// Where lanes are cut into segments, each with a strategy of its own. In tokens.
+struct SegmentOptions {
+  std::uint64_t tokens = 65536;     // of a segment at most
+  std::uint64_t min_tokens = 4096;  // of one that is cut while decoding
+  std::uint64_t loss_window = 512;  // newest tokens whose mean loss is watched
+  // By how much that may exceed the strategy's threshold before the segment is cut.
+  kernels::Loss margin = {.key = 0.05, .value = 0.05};
+};
+
+// Rows are packed, segment by segment (MosaicKV). The summaries of blocks are the strategy's;
+// beside Quest they are min/max, in blocks of one size.
+struct MosaicPolicy {
+  kernels::StrategyOptions strategy;
+  SegmentOptions segments;
+};
+
+// Rows stay as they are and their blocks are summed up (Quest alone).
+struct SummaryPolicy {
+  kernels::Summary summary = kernels::Summary::kMinMax;
+  std::uint32_t block = 16;
+};
+
+struct SelectionPolicy {
+  kernels::SelectionRule rule;
+  std::uint32_t dense_layers = 0;  // the first layers, which read everything
+};
+
+struct Policy {
+  std::string text = "dense";  // in its canonical form: every policy has one, and it parses to this
+  // At most one of both.
+  std::optional<MosaicPolicy> mosaic;
+  std::optional<SummaryPolicy> summaries;
+  std::optional<SelectionPolicy> selection;  // nothing: everything is read
+
+  bool dense() const { return !mosaic.has_value() && !summaries.has_value(); }
+};
+
+}  // namespace tessera::policies

@@ -1,0 +1,55 @@
+#include "daemon/policies/registry.h"
+
+#include <algorithm>
+#include <array>
+
+#include "daemon/base/strings.h"
+#include "daemon/policies/rows.h"
+
+namespace tessera::policies {
+namespace {
+
+constexpr std::array kKinds = {
+    &kDense, &kMosaicKv, &kQuest, &kSelect, &kBf16, &kFp16, &kInt8, &kFp8,
+};
+
+constexpr std::array<std::string_view, 10> kLater = {
+    "think",     "semanticache", "semantickv", "chunkkv",   "lacache",
+    "streaming", "h2o",          "snapkv",     "pyramidkv", "tova",
+};
+
+}  // namespace
+
+std::string_view DecidesText(Decides decides) {
+  switch (decides) {
+    case Decides::kNothing:
+      return "nothing";
+    case Decides::kPacking:
+      return "how rows are packed";
+    case Decides::kSelection:
+      return "what attention reads";
+    case Decides::kValues:
+      return "the type of packed values";
+  }
+  return "unknown";
+}
+
+std::span<const TermKind* const> TermKinds() { return kKinds; }
+
+const TermKind* FindTermKind(std::string_view name) {
+  const auto kind = std::ranges::find_if(
+      kKinds, [name](const TermKind* candidate) { return candidate->name == name; });
+  return kind == kKinds.end() ? nullptr : *kind;
+}
+
+bool IsLaterSystem(std::string_view name) { return std::ranges::count(kLater, name) != 0; }
+
+std::span<const std::string_view> LaterSystems() { return kLater; }
+
+std::string TermNames() {
+  std::string names;
+  for (const TermKind* kind : kKinds) Append(names, names.empty() ? "" : ", ", kind->name);
+  return names;
+}
+
+}  // namespace tessera::policies

@@ -1,0 +1,33 @@
+// The rows of the registry, each in the file of its system.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "daemon/policies/registry.h"
+#include "proto/shm/layout.h"
+
+namespace tessera::policies {
+
+extern const TermKind kDense;
+extern const TermKind kMosaicKv;
+extern const TermKind kQuest;
+extern const TermKind kSelect;
+extern const TermKind kBf16;
+extern const TermKind kFp16;
+extern const TermKind kInt8;
+extern const TermKind kFp8;
+
+// A lane holds no more entries; budgets beyond it say nothing.
+inline constexpr double kMostEntries =
+    static_cast<double>(std::uint64_t{shm::kMaxSegments} * shm::kMaxSegmentEntries);
+
+// Of kernels::SelectionRule::Judge.
+inline constexpr std::string_view kJudgeWords[] = {"share", "logit"};
+kernels::SelectionRule::Judge JudgeOf(std::string_view word);
+std::string_view JudgeWord(kernels::SelectionRule::Judge judge);
+
+// Whether the policy's blocks are summed up for Quest, packed or not.
+bool IsQuest(const Policy& policy);
+
+}  // namespace tessera::policies

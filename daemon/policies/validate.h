@@ -1,0 +1,25 @@
+// What is wrong with a policy: in itself, and for a layer of a model.
+#pragma once
+
+#include <span>
+
+#include "absl/status/status.h"
+#include "daemon/policies/policy.h"
+#include "daemon/policies/registry.h"
+#include "kernels/format/layer_geometry.h"
+
+namespace tessera::policies {
+
+// Whether the terms go together, before they are applied. INVALID_ARGUMENT names the character, the
+// terms and the reason.
+absl::Status CheckTogether(std::span<const Term> terms);
+
+// Whether the policy can be carried out for some layer. INVALID_ARGUMENT names options as they are
+// written.
+absl::Status Validate(const Policy& policy);
+
+// Whether it can for this one. Every candidate must: one that cannot be would be passed over in
+// silence.
+absl::Status CheckFor(const Policy& policy, const kernels::LayerGeometry& geometry);
+
+}  // namespace tessera::policies

@@ -1,0 +1,42 @@
+// The types of packed values.
+#include "daemon/base/check.h"
+#include "daemon/policies/rows.h"
+
+namespace tessera::policies {
+namespace {
+
+using kernels::ValueType;
+
+constexpr ValueType kStandard = ValueType::kBf16;
+
+template <ValueType type>
+constexpr TermKind Row(std::string_view is) {
+  return {.name = kernels::ValueTypeName(type),
+          .is = is,
+          .sets = "the value type of packed rows",
+          .decides = Decides::kValues,
+          .apply =
+              [](const Values&, Policy& policy) {
+                TESSERA_CHECK(policy.mosaic.has_value(), "values of rows that nothing packs");
+                policy.mosaic->strategy.values = type;
+              },
+          .read = [](const Policy& policy) -> std::optional<Values> {
+            if (!policy.mosaic.has_value() || policy.mosaic->strategy.values != type ||
+                type == kStandard) {
+              return std::nullopt;
+            }
+            return Values(std::span<const Option>());
+          }};
+}
+
+}  // namespace
+
+constexpr TermKind kBf16 = Row<ValueType::kBf16>("Packed values are bf16, which is the default");
+constexpr TermKind kFp16 = Row<ValueType::kFp16>(
+    "Packed values are fp16: finer than bf16, and rows beyond 65504 are refused");
+constexpr TermKind kInt8 =
+    Row<ValueType::kInt8>("Packed values are int8, with a bf16 scale per row");
+constexpr TermKind kFp8 =
+    Row<ValueType::kFp8>("Packed values are fp8 (e4m3), with a bf16 scale per row");
+
+}  // namespace tessera::policies

@@ -1,0 +1,209 @@
+// Readers resolve and attend while a worker decodes and the daemon's threads encode, seal and swap.
+// What a reader sees is one of the states that were, byte for byte, and stays so while it attends.
+//
+// All threads use one mapping of each memory, so that ThreadSanitizer sees every access.
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/dispatch/attend.h"
+#include "kernels/strategy/aligned_bytes.h"
+#include "tests/unit/compaction/compaction_fixture.h"
+
+namespace tessera::compaction {
+namespace {
+
+constexpr int kReaders = 2;
+constexpr int kSequences = 3;
+constexpr std::uint64_t kMost = 450;  // tokens of a sequence
+
+class CompactionConcurrency : public testing::Test {
+ protected:
+  // One sequence and all that it will ever hold; `tokens` of them it has held at least.
+  struct Story {
+    std::shared_ptr<cache::Sequence> sequence;
+    Stamps stamps;
+    std::atomic<std::uint64_t> tokens{0};
+  };
+
+  void Append(Story& story, std::uint64_t tokens, bool end) {
+    const std::uint64_t held = story.tokens.load();
+    const Stamps stamps(story.stamps.begin() + static_cast<std::ptrdiff_t>(held),
+                        story.stamps.begin() + static_cast<std::ptrdiff_t>(held + tokens));
+    const std::uint32_t layers = model_->layers();
+    ASSERT_TRUE(
+        story.sequence->Append({0, layers, held, tokens}, DrawnRows(model_->layout(), stamps))
+            .ok());
+    story.tokens.store(held + tokens);
+    compactor_->Appended(story.sequence, {0, layers, end});
+    compactor_->TailsMoved(story.sequence);
+  }
+
+  // What a reader does in a step: pins, resolves until lanes and version belong together, attends.
+  std::string ReadOnce(TestRandom& random, shm::Word& slot) {
+    Story& story = *stories_[random.Below(kSequences)];
+    const std::uint64_t least = story.tokens.load();
+    const std::uint64_t pin = shm::Pin(slot, world_.tenant().epochs().epoch());
+    std::string wrong;
+    const absl::StatusOr<cache::SequenceView> view =
+        cache::ReadSequence(world_.tenant(), *story.sequence);
+    if (!view.ok()) wrong = view.status().ToString();
+    for (std::size_t i = 0; wrong.empty() && i < view->lanes.size(); ++i) {
+      wrong = Judge(random, story, *view, view->lanes[i], least);
+    }
+    reads_.fetch_add(1, std::memory_order_relaxed);
+    if (!shm::Unpin(slot, pin) && wrong.empty()) wrong = "revoked";
+    return wrong;
+  }
+
+  std::string Judge(TestRandom& random, const Story& story, const cache::SequenceView& view,
+                    const cache::SequenceView::LaneOf& lane, std::uint64_t least) {
+    const std::uint64_t shown = lane.resolved.entries;
+    if (shown < least) {
+      return "shows " + std::to_string(shown) + " tokens where there were " + std::to_string(least);
+    }
+    const Stamps stamps(story.stamps.begin(),
+                        story.stamps.begin() + static_cast<std::ptrdiff_t>(shown));
+    std::string wrong = LaneDiffers(view, lane, *model_, stamps);
+    if (!wrong.empty() || shown == 0) return wrong;
+    for (std::uint32_t s = 0; s < lane.resolved.segments; ++s) {
+      packed_.fetch_add(view.segments[lane.first_segment + s].shape.packed() ? 1 : 0,
+                        std::memory_order_relaxed);
+    }
+    return Attends(random, view, lane);
+  }
+
+  // Twice: nothing that a pinned reader sees changes under it.
+  std::string Attends(TestRandom& random, const cache::SequenceView& view,
+                      const cache::SequenceView::LaneOf& lane) {
+    const kernels::LayerGeometry geometry = model_->geometry(lane.layer);
+    std::vector<std::uint16_t> query(geometry.query_heads * geometry.head_dim);
+    for (std::uint16_t& element : query) {
+      element = kernels::FloatToBf16(Drawn(random.Bits() >> 8));
+    }
+    const kernels::LaneView seen = {.segments = view.segments.data() + lane.first_segment,
+                                    .segment_count = lane.resolved.segments};
+    std::array<std::vector<float>, 2> outputs;
+    for (std::vector<float>& output : outputs) {
+      output.resize(query.size());
+      const kernels::AttendItem item = {.lane = &seen,
+                                        .kv_head = lane.kv_head,
+                                        .first_query_position = lane.resolved.entries,
+                                        .query = query.data(),
+                                        .output = output.data()};
+      const kernels::AttendBatch batch = {.geometry = geometry, .items = {&item, 1}};
+      kernels::AlignedBytes workspace(kernels::AttendWorkspaceBytes(batch));
+      kernels::InlineExecutor inline_executor;
+      const kernels::AttendResult result =
+          kernels::Attend(cache::ReferenceKernels(), batch, workspace, inline_executor);
+      if (result.status != kernels::AttendStatus::kOk) return "a bad tile";
+    }
+    return outputs[0] == outputs[1] ? "" : "attention over the same view differs";
+  }
+
+  void TearDown() override { std::fclose(log_); }
+
+  std::FILE* log_ = std::tmpfile();
+  Logger logger_{LogOptions{.stream = log_}};
+  device::CpuDevice device_{cache::ReferenceKernels()};
+  cache::World world_{
+      cache::World::Options{.ring_tiles = 4, .device = &device_, .raw_copy_bytes = 600'000}};
+  std::shared_ptr<const cache::Model> model_ = world_.Register(cache::SmallModel("m", 1, 2));
+  std::unique_ptr<ThreadScheduler> scheduler_ = *ThreadScheduler::Create({.threads = 3});
+  std::unique_ptr<Compactor> compactor_ = std::make_unique<Compactor>(
+      Compactor::Options{.scheduler = scheduler_.get(),
+                         .logger = &logger_,
+                         .clock = &world_.clock(),
+                         .operations = &kernels::OperationsOf(kernels::BestImplementation())});
+  std::array<std::unique_ptr<Story>, kSequences> stories_;
+  std::atomic<std::uint64_t> reads_{0};
+  std::atomic<std::uint64_t> packed_{0};
+};
+
+TEST_F(CompactionConcurrency, EveryReadIsAStateThatWas) {
+  const std::uint64_t seed = TestSeed();
+  TestRandom random(seed);
+  const auto session = world_.OpenSession();
+  for (int i = 0; i < kSequences; ++i) {
+    stories_[i] = std::make_unique<Story>();
+    stories_[i]->sequence = world_.NewSequence(*session, *model_);
+    for (std::uint64_t subspace = 1; stories_[i]->stamps.size() < kMost; ++subspace) {
+      const Stamps more = DrawTokens(150, subspace);
+      stories_[i]->stamps.insert(stories_[i]->stamps.end(), more.begin(), more.end());
+    }
+    ASSERT_TRUE(
+        compactor_->SetPolicy(*stories_[i]->sequence, i == 2 ? Quest() : SmallMosaic()).ok());
+  }
+  std::atomic<bool> stop{false};
+  std::array<std::string, kReaders> wrong;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kReaders; ++i) {
+    threads.emplace_back([&, i] {
+      TestRandom mine(seed + 1 + static_cast<std::uint64_t>(i));
+      shm::Word& slot = session->control()->page().readers[i].word;
+      while (!stop.load() && wrong[i].empty()) {
+        wrong[i] = ReadOnce(mine, slot);
+        world_.tenant().epochs().Collect();
+        std::this_thread::yield();
+      }
+      if (!wrong[i].empty()) stop.store(true);
+    });
+  }
+  std::vector<std::shared_ptr<cache::Sequence>> forks;
+  std::atomic<int> told{0};
+  int asked = 0;
+  for (bool grew = true; grew && !stop.load();) {
+    grew = false;
+    for (const std::unique_ptr<Story>& story : stories_) {
+      const std::uint64_t room = story->stamps.size() - story->tokens.load();
+      if (room == 0) continue;
+      Append(*story, std::min<std::uint64_t>(room, random.Between(1, 40)), random.OneIn(12));
+      grew = true;
+      if (random.OneIn(10)) {
+        const auto fork = world_.tenant().Fork(*session, story->sequence->id());
+        ASSERT_TRUE(fork.ok()) << fork.status();
+        compactor_->Forked(*story->sequence, **fork);
+        compactor_->Compress(*fork, {0, 1, true}, [&](absl::Status) { told.fetch_add(1); });
+        ++asked;
+        forks.push_back(*fork);
+        if (forks.size() > 3) {
+          ASSERT_TRUE(world_.tenant().FreeSequence(forks.front()->id()).ok());
+          forks.erase(forks.begin());
+        }
+      }
+      // The readers go on at least as fast.
+      while (!stop.load() && reads_.load() < story->tokens.load() / 10) {
+        std::this_thread::yield();
+      }
+    }
+  }
+  stop.store(true);
+  for (std::thread& thread : threads) thread.join();
+  scheduler_.reset();  // what waits is dropped
+  for (const std::string& each : wrong) EXPECT_EQ(each, "");
+  EXPECT_EQ(told.load(), asked);
+  EXPECT_GT(packed_.load(), 0u);
+  std::printf("%llu reads, %llu packed segments, %d forks\n",
+              static_cast<unsigned long long>(reads_.load()),
+              static_cast<unsigned long long>(packed_.load()), asked);
+  for (const std::unique_ptr<Story>& story : stories_) {
+    const absl::StatusOr<cache::SequenceView> view =
+        cache::ReadSequence(world_.tenant(), *story->sequence);
+    ASSERT_TRUE(view.ok());
+    EXPECT_EQ(Differs(*view, *model_, story->stamps), "");
+  }
+  for (std::unique_ptr<Story>& story : stories_) story.reset();
+  forks.clear();
+  world_.tenant().EndSession(session->id());
+  world_.ExpectBaseline();
+}
+
+}  // namespace
+}  // namespace tessera::compaction

@@ -1,0 +1,42 @@
+// A compactor, who asks it, and a budget that the test spends.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "tests/unit/compaction/compaction_fixture.h"
+
+namespace tessera::compaction {
+
+class CompactorTest : public CompactionFixture {
+ protected:
+  CompactorTest() = default;
+  using CompactionFixture::CompactionFixture;
+
+  // What Compress tells, and how often.
+  struct Told {
+    int times = 0;
+    absl::Status status;
+  };
+  std::shared_ptr<Told> Compress(const Track& track) {
+    auto told = std::make_shared<Told>();
+    compactor_.Compress(track.sequence, {0, model_->layers(), true}, [told](absl::Status status) {
+      ++told->times;
+      told->status = std::move(status);
+    });
+    return told;
+  }
+  void ExpectTold(const Told& told, absl::StatusCode code = absl::StatusCode::kOk) {
+    EXPECT_EQ(told.times, 1);
+    EXPECT_EQ(told.status.code(), code) << told.status;
+  }
+  // Leaves room for so many bytes of raw copies.
+  pool::Charge SqueezeRaw(std::uint64_t room) {
+    pool::Account& budget = world_.raw_copies();
+    return *budget.Reserve(pool::MemoryTag::kPoolExtents,
+                           budget.limit_bytes() - budget.used_bytes() - room);
+  }
+  const CodingCounters& counters() { return compactor_.counters(); }
+};
+
+}  // namespace tessera::compaction

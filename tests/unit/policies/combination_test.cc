@@ -1,0 +1,168 @@
+// Which terms go together, and why others do not.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <string_view>
+
+#include "daemon/base/strings.h"
+#include "daemon/policies/parse.h"
+#include "daemon/policies/registry.h"
+#include "daemon/policies/validate.h"
+
+namespace tessera::policies {
+namespace {
+
+using kernels::SelectionRule;
+using kernels::Summary;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::string ErrorOf(std::string_view text) {
+  const absl::StatusOr<Policy> policy = ParsePolicy(text);
+  if (policy.ok()) return Concat("no error, but ", policy->text);
+  EXPECT_EQ(policy.status().code(), absl::StatusCode::kInvalidArgument) << policy.status();
+  return std::string(AsStringView(policy.status().message()));
+}
+
+// All pairs of terms without options, against the rules in words: dense alone; one term for each
+// thing; values only of packed rows.
+TEST(Combination, AllPairs) {
+  for (const TermKind* one : TermKinds()) {
+    for (const TermKind* other : TermKinds()) {
+      const auto is = [&](Decides decides) {
+        return one->decides == decides || other->decides == decides;
+      };
+      const bool legal = one->decides != other->decides && !is(Decides::kNothing) &&
+                         (!is(Decides::kValues) || is(Decides::kPacking));
+      const std::string text = Concat(one->name, "+", other->name);
+      EXPECT_EQ(ParsePolicy(text).ok(), legal) << text << ": " << ParsePolicy(text).status();
+    }
+  }
+}
+
+TEST(Combination, TwoSelections) {
+  EXPECT_EQ(ErrorOf("quest+select"),
+            "policy, character 7: quest and select both decide what attention reads");
+  EXPECT_EQ(ErrorOf("select:rate=.2,entries=3"),
+            "policy, character 1: select: rate and entries are both given; each is the budget by "
+            "itself");
+  for (const char* option : {"select=.2", "select=0", "judge=logit", "first_block=1"}) {
+    EXPECT_THAT(ErrorOf(Concat("select+mosaickv:", option)),
+                HasSubstr("is given, but the term select decides what attention reads"));
+    EXPECT_THAT(ErrorOf(Concat("mosaickv:", option, "+quest")),
+                HasSubstr("is given, but the term quest decides what attention reads"));
+  }
+}
+
+TEST(Combination, TwoSummaries) {
+  for (const char* option : {"block=16", "block_variance=.5"}) {
+    EXPECT_THAT(ErrorOf(Concat("mosaickv:", option, "+quest")),
+                HasSubstr("is given, but the term quest decides how blocks are summed up"));
+    EXPECT_TRUE(ParsePolicy(Concat("mosaickv:", option, "+select:entries=64")).ok());
+  }
+}
+
+TEST(Combination, NothingIsSummedUpWhereNothingIsSelected) {
+  const absl::StatusOr<Policy> all = ParsePolicy("mosaickv:select=0");
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_EQ(all->mosaic->strategy.summary, Summary::kNone);
+  EXPECT_TRUE(all->mosaic->strategy.blocks.empty());
+  EXPECT_FALSE(all->selection.has_value());
+  for (const char* option : {"judge=share", "first_block=1", "block=4", "block_variance=1"}) {
+    EXPECT_THAT(ErrorOf(Concat("mosaickv:select=0,", option)),
+                HasSubstr("is given, but with select=0 everything is read"));
+  }
+}
+
+TEST(Combination, ValuesWithoutPacking) {
+  EXPECT_THAT(ErrorOf("int8"), HasSubstr("int8 is a type of packed values, and no term packs"));
+  EXPECT_THAT(ErrorOf("quest+fp8"), HasSubstr("fp8 is a type of packed values, and no term packs"));
+  EXPECT_THAT(ErrorOf("dense+int8"), HasSubstr("dense goes with no other term: rows stay"));
+  EXPECT_THAT(ErrorOf("mosaickv+int8+fp8"),
+              HasSubstr("int8 and fp8 both decide the type of packed values"));
+}
+
+// Quest's rule, over packed rows whose blocks are Quest's pages.
+TEST(Combination, QuestOnPackedRows) {
+  const absl::StatusOr<Policy> policy =
+      ParsePolicy("quest:page=8,tokens=100,dense_layers=1+mosaickv:keep=.5+int8");
+  ASSERT_TRUE(policy.ok()) << policy.status();
+  EXPECT_EQ(policy->text, "mosaickv:keep=0.5+quest:page=8,tokens=96,dense_layers=1+int8");
+  ASSERT_TRUE(policy->mosaic.has_value());
+  EXPECT_FALSE(policy->summaries.has_value());
+  EXPECT_EQ(policy->mosaic->strategy.summary, Summary::kMinMax);
+  EXPECT_THAT(policy->mosaic->strategy.blocks, ElementsAre(8u));
+  EXPECT_EQ(policy->selection->rule.entries, 96u);
+  EXPECT_EQ(policy->selection->rule.judge, SelectionRule::Judge::kLogit);
+  EXPECT_FALSE(policy->selection->rule.first_block);
+  EXPECT_EQ(policy->selection->dense_layers, 1u);
+}
+
+TEST(Combination, SelectionByEntriesOverMeans) {
+  const absl::StatusOr<Policy> policy = ParsePolicy("mosaickv:block=4+select:entries=2048");
+  ASSERT_TRUE(policy.ok()) << policy.status();
+  EXPECT_EQ(policy->mosaic->strategy.summary, Summary::kMean);
+  EXPECT_EQ(policy->selection->rule.entries, 2048u);
+  EXPECT_EQ(policy->text, "mosaickv:block=4+select:entries=2048");
+  EXPECT_EQ(ParsePolicy("mosaickv+select:rate=.25")->text, "mosaickv:select=0.25");
+}
+
+TEST(Combination, SegmentsAndShares) {
+  EXPECT_EQ(ErrorOf("mosaickv:segment=1024"),
+            "policy: mosaickv: min_segment 4096 is more than segment 1024");
+  EXPECT_TRUE(ParsePolicy("mosaickv:segment=4096").ok());
+  EXPECT_EQ(ErrorOf("mosaickv:keep=.8,truncate=.25"),
+            "policy: mosaickv: keep 0.8 is more than truncate 0.25 leaves, 0.75");
+  EXPECT_TRUE(ParsePolicy("mosaickv:keep=.75,truncate=.25").ok());
+  EXPECT_TRUE(ParsePolicy("mosaickv:keep=.7,truncate=.3").ok());
+  EXPECT_EQ(ErrorOf("mosaickv:keep=.0078125"),
+            "policy: mosaickv: keep 0.0078125 of head_dim 256 is 2 channels, less than a group of "
+            "4");
+  EXPECT_TRUE(ParsePolicy("mosaickv:keep=.0078125,group=1|2").ok());
+}
+
+// What no text can say, but a caller that builds a policy by hand.
+TEST(Combination, ValidateRefusesPoliciesThatContradictThemselves) {
+  const auto refused = [](const auto& change) {
+    Policy policy = *ParsePolicy("mosaickv");
+    change(policy);
+    return !Validate(policy).ok();
+  };
+  EXPECT_FALSE(refused([](Policy&) {}));
+  EXPECT_TRUE(refused([](Policy& p) { p.summaries.emplace(); }));
+  EXPECT_TRUE(refused([](Policy& p) { p.mosaic->strategy.kept.clear(); }));
+  EXPECT_TRUE(refused([](Policy& p) { p.mosaic->strategy.kept = {0}; }));
+  EXPECT_TRUE(refused([](Policy& p) { p.mosaic->strategy.kept = {1.01}; }));
+  EXPECT_TRUE(refused([](Policy& p) { p.mosaic->strategy.groups.clear(); }));
+  EXPECT_TRUE(refused([](Policy& p) { p.mosaic->strategy.groups = {3}; }));
+  EXPECT_TRUE(refused([](Policy& p) { p.mosaic->strategy.blocks = {5}; }));
+  EXPECT_TRUE(refused([](Policy& p) { p.mosaic->strategy.blocks.clear(); }));
+  EXPECT_TRUE(refused([](Policy& p) { p.mosaic->strategy.summary = Summary::kNone; }));
+  EXPECT_TRUE(refused([](Policy& p) { p.mosaic->strategy.truncated = 1; }));
+  EXPECT_TRUE(refused([](Policy& p) {
+    p.mosaic->strategy.truncated = 0.99;  // 2 channels of 256
+    p.mosaic->strategy.kept = {0.005};
+    p.mosaic->strategy.groups = {1};
+  }));
+  EXPECT_TRUE(refused([](Policy& p) { p.mosaic->segments.tokens = 65537; }));
+  EXPECT_TRUE(refused([](Policy& p) { p.mosaic->segments.tokens = 0; }));
+  EXPECT_TRUE(refused([](Policy& p) { p.mosaic->segments.loss_window = 0; }));
+  EXPECT_TRUE(refused([](Policy& p) { p.selection->rule.rate = 0; }));
+  EXPECT_TRUE(refused([](Policy& p) { p.selection->rule.rate = 1.5; }));
+  EXPECT_TRUE(refused([](Policy& p) {
+    p.mosaic->strategy.summary = Summary::kNone;
+    p.mosaic->strategy.blocks.clear();
+  }));
+  const auto quest_refused = [](const SummaryPolicy& summaries) {
+    Policy policy = *ParsePolicy("quest");
+    policy.summaries = summaries;
+    return !Validate(policy).ok();
+  };
+  EXPECT_FALSE(quest_refused({.summary = Summary::kMinMax, .block = 4}));
+  EXPECT_TRUE(quest_refused({.summary = Summary::kMinMax, .block = 0}));
+  EXPECT_TRUE(quest_refused({.summary = Summary::kNone, .block = 4}));
+}
+
+}  // namespace
+}  // namespace tessera::policies

@@ -1,0 +1,49 @@
+// Equality of policies, field by field: their texts are left out, so that tests can say something
+// of them. A field that is added to these structs does not compile here until it is compared.
+#pragma once
+
+#include <optional>
+#include <tuple>
+
+#include "daemon/policies/policy.h"
+
+namespace tessera::policies {
+
+inline auto FieldsOf(const kernels::Loss& loss) { return std::tie(loss.key, loss.value); }
+
+inline auto FieldsOf(const MosaicPolicy& mosaic) {
+  const auto& [strategy, segments] = mosaic;
+  const auto& [kept, groups, threshold, truncated, reorder, summary, blocks, block_variance, values,
+               rotation_type, sampled_rows] = strategy;
+  const auto& [tokens, min_tokens, loss_window, margin] = segments;
+  return std::tuple_cat(
+      std::tie(kept, groups, truncated, reorder, summary, blocks, block_variance, values,
+               rotation_type, sampled_rows, tokens, min_tokens, loss_window),
+      FieldsOf(threshold), FieldsOf(margin));
+}
+
+inline auto FieldsOf(const SummaryPolicy& summaries) {
+  const auto& [summary, block] = summaries;
+  return std::tie(summary, block);
+}
+
+inline auto FieldsOf(const SelectionPolicy& selection) {
+  const auto& [rule, dense_layers] = selection;
+  const auto& [rate, entries, judge, first_block] = rule;
+  return std::tie(dense_layers, rate, entries, judge, first_block);
+}
+
+template <typename T>
+bool SameParts(const std::optional<T>& a, const std::optional<T>& b) {
+  if (!a.has_value() || !b.has_value()) return a.has_value() == b.has_value();
+  return FieldsOf(*a) == FieldsOf(*b);
+}
+
+inline bool Same(const Policy& a, const Policy& b) {
+  const auto& [a_text, a_mosaic, a_summaries, a_selection] = a;
+  const auto& [b_text, b_mosaic, b_summaries, b_selection] = b;
+  return SameParts(a_mosaic, b_mosaic) && SameParts(a_summaries, b_summaries) &&
+         SameParts(a_selection, b_selection);
+}
+
+}  // namespace tessera::policies
