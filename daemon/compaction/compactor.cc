@@ -69,8 +69,11 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
   }
   // Nothing would come back to what waits for a strategy: its form is final then.
   if (!policy.mosaic.has_value()) sequence.DropRawRows();
-  sequence.set_companion(
-      std::make_shared<ManagedSequence>(std::move(policy), sequence.model().lanes()));
+  // There is nothing to do, or to know, for one that stays dense.
+  const bool idle = policy.dense() && !policy.selection.has_value();
+  sequence.set_companion(idle ? nullptr
+                              : std::make_shared<ManagedSequence>(std::move(policy),
+                                                                  sequence.model().lanes()));
   return absl::OkStatus();
 }
 
@@ -94,23 +97,25 @@ std::optional<kernels::SelectionRule> Compactor::SelectionOf(const cache::Sequen
 
 // ---- what happens to a sequence
 
+// At most one job waits for each lane, however often a worker says that its prompt has ended.
 void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows) {
-  if (rows.end_of_prompt) {
-    Compress(sequence, rows, [this, weak = std::weak_ptr(sequence)](absl::Status status) {
-      const std::shared_ptr<cache::Sequence> held = weak.lock();
-      if (!status.ok() && held != nullptr) Complain(*held, "prompt not compressed", status);
-    });
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  if (managed == nullptr) return;
+  if (!managed->policy().mosaic.has_value()) {
+    if (rows.end_of_prompt) TailsMoved(sequence);
     return;
   }
-  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
-  if (managed == nullptr || !managed->policy().mosaic.has_value()) return;
+  const LaneCoder::Cut cut =
+      rows.end_of_prompt ? LaneCoder::Cut::kPromptEnd : LaneCoder::Cut::kLength;
   const shm::LaneLayout& layout = sequence->model().layout();
   for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
     const std::uint32_t first = layout.lane(layer, 0);
-    if (sequence->OpenEntries(first) < managed->policy().mosaic->segments.tokens) continue;
+    if (!rows.end_of_prompt &&
+        sequence->OpenEntries(first) < managed->policy().mosaic->segments.tokens) {
+      continue;
+    }
     for (std::uint32_t lane = first; lane < first + layout.kv_heads(layer); ++lane) {
-      if (managed->WantSeal(lane, LaneCoder::Cut::kLength))
-        QueueSeal(sequence, lane, Ticket(nullptr));
+      if (managed->WantSeal(lane, cut)) QueueSeal(sequence, lane, Ticket(nullptr));
     }
   }
 }

@@ -205,5 +205,149 @@ TEST_F(CompactionConcurrency, EveryReadIsAStateThatWas) {
   world_.ExpectBaseline();
 }
 
+// One sequence is sealed while readers attend over it all the time.
+class Swap : public CompactionConcurrency {
+ protected:
+  struct Round {
+    std::shared_ptr<cache::Sequence> sequence;
+    std::vector<std::uint16_t> query;
+    std::vector<std::vector<float>> before;  // of each lane
+    std::array<std::vector<std::vector<float>>, kReaders> after;
+  };
+  // Reads by the state of the lane when they began, and when they were over.
+  struct Counts {
+    std::atomic<std::uint64_t> before{0};
+    std::atomic<std::uint64_t> across{0};
+    std::atomic<std::uint64_t> after{0};
+  };
+
+  static bool Packed(const cache::SequenceView& view, const cache::SequenceView::LaneOf& lane) {
+    return view.segments[lane.first_segment].shape.packed();
+  }
+  std::vector<float> Output(const cache::SequenceView& view,
+                            const cache::SequenceView::LaneOf& lane,
+                            const std::vector<std::uint16_t>& query) {
+    const kernels::LaneView seen = {.segments = view.segments.data() + lane.first_segment,
+                                    .segment_count = lane.resolved.segments};
+    std::vector<float> output(query.size());
+    const kernels::AttendItem item = {.lane = &seen,
+                                      .kv_head = lane.kv_head,
+                                      .first_query_position = lane.resolved.entries,
+                                      .query = query.data(),
+                                      .output = output.data()};
+    const kernels::AttendBatch batch = {.geometry = model_->geometry(lane.layer),
+                                        .items = {&item, 1}};
+    kernels::AlignedBytes workspace(kernels::AttendWorkspaceBytes(batch));
+    kernels::InlineExecutor executor;
+    const kernels::AttendResult result =
+        kernels::Attend(cache::ReferenceKernels(), batch, workspace, executor);
+    EXPECT_EQ(result.status, kernels::AttendStatus::kOk);
+    return output;
+  }
+
+  std::string ReadLane(Round& round, int reader, shm::Word& slot, std::size_t index) {
+    const std::uint64_t pin = shm::Pin(slot, world_.tenant().epochs().epoch());
+    const auto view = cache::ReadSequence(world_.tenant(), *round.sequence);
+    if (!view.ok()) return view.status().ToString();
+    const bool packed = Packed(*view, view->lanes[index]);
+    const std::vector<float> output = Output(*view, view->lanes[index], round.query);
+    const auto now = cache::ReadSequence(world_.tenant(), *round.sequence);
+    if (!now.ok()) return now.status().ToString();
+    const bool packed_now = Packed(*now, now->lanes[index]);
+    if (!shm::Unpin(slot, pin)) return "revoked";
+    (packed ? counts_.after : packed_now ? counts_.across : counts_.before).fetch_add(1);
+    reads_.fetch_add(1);
+    if (!packed) return output == round.before[index] ? "" : "neither state: a mixture";
+    std::vector<float>& after = round.after[reader][index];
+    if (after.empty()) after = output;
+    return output == after ? "" : "the new state changes";
+  }
+
+  Counts counts_;
+};
+
+TEST_F(Swap, EveryReadFallsBeforeItOrAfterItOrAcross) {
+  constexpr int kMinRounds = 8;
+  constexpr int kMaxRounds = 1000;
+  const std::uint64_t seed = TestSeed();
+  TestRandom random(seed);
+  const auto session = world_.OpenSession();
+  const std::uint32_t lanes = model_->lanes();
+  int rounds = 0;
+  const auto all_kinds = [&] {
+    return counts_.before.load() > 0 && counts_.across.load() > 0 && counts_.after.load() > 0;
+  };
+  for (; rounds < kMaxRounds && (rounds < kMinRounds || !all_kinds()); ++rounds) {
+    Round round = {.sequence = world_.NewSequence(*session, *model_)};
+    ASSERT_TRUE(compactor_->SetPolicy(*round.sequence, SmallMosaic()).ok());
+    const Stamps stamps = DrawTokens(random.Between(65, 200), rounds + 1);
+    ASSERT_TRUE(
+        round.sequence
+            ->Append({0, model_->layers(), 0, stamps.size()}, DrawnRows(model_->layout(), stamps))
+            .ok());
+    round.query.resize(model_->geometry(0).query_heads * model_->geometry(0).head_dim);
+    for (std::uint16_t& element : round.query) {
+      element = kernels::FloatToBf16(Drawn(random.Bits() >> 8));
+    }
+    {
+      const auto view = cache::ReadSequence(world_.tenant(), *round.sequence);
+      ASSERT_TRUE(view.ok());
+      for (const auto& lane : view->lanes) {
+        round.before.push_back(Output(*view, lane, round.query));
+      }
+    }
+    for (auto& after : round.after) after.resize(lanes);
+    std::atomic<bool> stop{false};
+    std::array<std::string, kReaders> wrong;
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kReaders; ++i) {
+      threads.emplace_back([&, i] {
+        shm::Word& slot = session->control()->page().readers[i].word;
+        for (std::size_t index = 0; !stop.load() && wrong[i].empty(); ++index) {
+          wrong[i] = ReadLane(round, i, slot, index % lanes);
+        }
+      });
+    }
+    const auto wait_for_reads = [&](std::uint64_t more) {
+      const std::uint64_t enough = reads_.load() + more;
+      while (reads_.load() < enough && wrong[0].empty() && wrong[1].empty()) {
+        std::this_thread::yield();
+      }
+    };
+    std::atomic<bool> done{false};
+    wait_for_reads(4);
+    compactor_->Compress(round.sequence, {0, model_->layers(), true}, [&](absl::Status status) {
+      EXPECT_TRUE(status.ok()) << status;
+      done.store(true);
+    });
+    while (!done.load()) std::this_thread::yield();
+    wait_for_reads(4);
+    stop.store(true);
+    for (std::thread& thread : threads) thread.join();
+    for (const std::string& each : wrong) ASSERT_EQ(each, "");
+    const auto view = cache::ReadSequence(world_.tenant(), *round.sequence);
+    ASSERT_TRUE(view.ok());
+    for (std::size_t lane = 0; lane < lanes; ++lane) {
+      ASSERT_TRUE(Packed(*view, view->lanes[lane])) << "nothing was sealed";
+      const std::vector<float> after = Output(*view, view->lanes[lane], round.query);
+      EXPECT_NE(after, round.before[lane]) << "the two states cannot be told apart";
+      for (const auto& read : round.after) {
+        if (!read[lane].empty()) {
+          EXPECT_EQ(read[lane], after);
+        }
+      }
+    }
+    ASSERT_TRUE(world_.tenant().FreeSequence(round.sequence->id()).ok());
+  }
+  scheduler_.reset();
+  std::printf("%d swaps of %u lanes: reads before %llu, across %llu, after %llu\n", rounds, lanes,
+              static_cast<unsigned long long>(counts_.before.load()),
+              static_cast<unsigned long long>(counts_.across.load()),
+              static_cast<unsigned long long>(counts_.after.load()));
+  EXPECT_TRUE(all_kinds());
+  world_.tenant().EndSession(session->id());
+  world_.ExpectBaseline();
+}
+
 }  // namespace
 }  // namespace tessera::compaction
