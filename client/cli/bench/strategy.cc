@@ -4,12 +4,20 @@
 #include "kernels/strategy/strategy.h"
 
 #include <chrono>
+#include <cmath>
 #include <functional>
+#include <memory>
+#include <vector>
 
 #include "client/cli/bench/bench.h"
 #include "client/cli/bench/generated_kv.h"
 #include "client/cli/bench/kept_rows.h"
+#include "client/cli/bench/threads.h"
+#include "client/cli/bench/working_set.h"
 #include "daemon/base/strings.h"
+#include "kernels/dispatch/attend.h"
+#include "kernels/dispatch/implementation.h"
+#include "kernels/strategy/aligned_bytes.h"
 #include "kernels/strategy/eigen.h"
 
 namespace tessera::cli::bench {
@@ -29,9 +37,9 @@ struct Step {
 };
 
 // Every step once a round, one after another, so that what disturbs a round disturbs all.
-void Measure(int rounds, std::vector<Step>& steps) {
-  for (int round = 0; round <= rounds; ++round) {
-    Progress(Concat("round ", round, " of ", rounds));
+void Measure(std::uint32_t rounds, std::vector<Step>& steps) {
+  for (std::uint32_t round = 0; round <= rounds; ++round) {
+    Progress(Concat("measuring, round ", round, " of ", rounds));
     for (Step& step : steps) {
       const auto begun = std::chrono::steady_clock::now();
       for (std::uint32_t i = 0; i < step.times; ++i) step.act();
@@ -143,6 +151,60 @@ void AddSegmentRows(const std::vector<Step>& steps, std::uint32_t head_dim, Repo
               .unit = "1/s/core"});
 }
 
+// One decode step's attention of a layer over 64K dense tokens, on one thread: what the update
+// buffer's share is measured against.
+class DenseStep {
+ public:
+  static absl::StatusOr<std::unique_ptr<DenseStep>> Make(std::uint32_t head_dim) {
+    ThreadTeam alone(1);
+    absl::StatusOr<std::unique_ptr<LaneSet>> lanes =
+        LaneSet::Random({.lanes = kKvHeads,
+                         .tokens = kContext,
+                         .tile = kernels::DenseShape(head_dim, kernels::ElementType::kBf16)},
+                        alone);
+    if (!lanes.ok()) return lanes.status();
+    return std::unique_ptr<DenseStep>(new DenseStep(*std::move(lanes)));
+  }
+  void Attend() {
+    kernels::InlineExecutor executor;
+    attended_ &=
+        kernels::Attend(kernels::BestImplementation(), batch_, workspace_, executor).status ==
+        kernels::AttendStatus::kOk;
+  }
+  bool attended() const { return attended_; }
+
+  static constexpr std::uint32_t kContext = 65536;
+
+ private:
+  explicit DenseStep(std::unique_ptr<LaneSet> lanes) : lanes_(std::move(lanes)) {
+    const std::uint32_t dim = lanes_->shape().tile.head_dim;
+    query_.assign(kKvHeads * dim, 0x3c00);
+    output_.resize(query_.size());
+    for (std::uint32_t head = 0; head < kKvHeads; ++head) {
+      items_.push_back({.lane = &lanes_->lane(head),
+                        .kv_head = head,
+                        .first_query_position = kContext - 1,
+                        .query = query_.data(),
+                        .output = output_.data()});
+    }
+    batch_ = {.geometry = {.query_heads = kKvHeads,
+                           .kv_heads = kKvHeads,
+                           .head_dim = dim,
+                           .type = kernels::ElementType::kBf16,
+                           .scale = 1 / std::sqrt(static_cast<float>(dim))},
+              .items = items_};
+    workspace_.resize(kernels::AttendWorkspaceBytes(batch_));
+  }
+
+  std::unique_ptr<LaneSet> lanes_;
+  std::vector<std::uint16_t> query_;
+  std::vector<float> output_;
+  std::vector<kernels::AttendItem> items_;
+  kernels::AttendBatch batch_;
+  kernels::AlignedBytes workspace_;
+  bool attended_ = true;
+};
+
 void AddTileRows(const std::vector<Step>& steps, std::uint32_t head_dim, Report& report) {
   const std::string size = Concat("_d", head_dim);
   const std::string baseline = Concat("encode_tile", size);
@@ -159,6 +221,13 @@ void AddTileRows(const std::vector<Step>& steps, std::uint32_t head_dim, Report&
   report.Add({.name = Concat("update_buffer", size, "_", kLayers, "x", kKvHeads),
               .value = tile * 1e6 * kLayers * kKvHeads / kernels::kTileEntries,
               .unit = "us/token"});
+  // Of one lane both: a token's part of a tile, and a step's attention.
+  const double dense = MedianOf({&steps[6]}) / kKvHeads;
+  report.Add({.name = Concat("dense_step", size, "_64k"), .value = dense * 1e6, .unit = "us/lane"});
+  report.Add({.name = Concat("update_buffer", size, "_share_of_64k"),
+              .value = 100 * tile / kernels::kTileEntries / dense,
+              .unit = "%",
+              .baseline = Concat("dense_step", size, "_64k")});
 }
 
 absl::Status MeasureHeadDim(std::uint32_t head_dim, const Options& options, Report& report) {
@@ -167,6 +236,8 @@ absl::Status MeasureHeadDim(std::uint32_t head_dim, const Options& options, Repo
   shape.tokens = kSegmentTokens + kernels::kTileEntries;
   const GeneratedKv kv(shape, options.seed);
   Scene scene(kv);
+  const absl::StatusOr<std::unique_ptr<DenseStep>> dense = DenseStep::Make(head_dim);
+  if (!dense.ok()) return dense.status();
   constexpr std::uint32_t kTiles = 200;
   std::vector<Step> steps = {
       {.name = "eigen", .times = 4, .act = [&] { scene.Decompose(); }},
@@ -175,7 +246,9 @@ absl::Status MeasureHeadDim(std::uint32_t head_dim, const Options& options, Repo
       {.name = "encode_tile", .times = kTiles, .act = [&] { scene.Encode(); }},
       {.name = "loss_of_tile", .times = kTiles, .act = [&] { scene.JudgeTile(); }},
       {.name = "moments_of_tile", .times = kTiles, .act = [&] { scene.SumUpTile(); }}};
+  steps.push_back({.name = "dense_step", .act = [&] { (*dense)->Attend(); }});
   Measure(options.quick ? 7 : 21, steps);
+  if (!(*dense)->attended()) return absl::InternalError("the dense step could not be attended");
   if (!scene.all_encoded()) return absl::InternalError("a generated tile could not be encoded");
   AddSegmentRows(steps, head_dim, report);
   AddTileRows(steps, head_dim, report);
