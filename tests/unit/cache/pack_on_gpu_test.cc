@@ -8,11 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "daemon/compaction/compactor.h"
 #include "daemon/device/cuda_device.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/error_bound.h"
+#include "kernels/dispatch/implementation.h"
 #include "tests/contract/attend_batch.h"
 #include "tests/fakes/emulated_runtime.h"
+#include "tests/fakes/manual_scheduler.h"
 #include "tests/fakes/shared_gpu.h"
 #include "tests/unit/cache/packed.h"
 
@@ -246,6 +249,93 @@ TEST_F(PackOnGpu, RotatedRowsTurnBackIntoWhatWasAppended) {
       }
     }
   }
+}
+
+// The compactor makes strategies on the host, of rows that it has to fetch, and has the device
+// encode rows that it has to bring. All channels are kept: rows stay what they were, but for
+// rounding, in every form.
+TEST_F(PackOnGpu, ACompactorFetchesRowsAndBringsThem) {
+  ManualScheduler scheduler;
+  Logger logger({.level = LogLevel::kError});
+  compaction::Compactor compactor(
+      {.scheduler = &scheduler,
+       .logger = &logger,
+       .clock = &world_->clock(),
+       .operations = &kernels::OperationsOf(kernels::BestImplementation())});
+  policies::Policy policy;
+  policy.mosaic.emplace();
+  policy.mosaic->strategy.kept = {1.0};
+  policy.mosaic->strategy.groups = {1};
+  policy.mosaic->strategy.threshold = {.key = 1, .value = 1};
+  policy.mosaic->segments = {.tokens = 512, .min_tokens = 64, .loss_window = 64};
+  const auto model = world_->Register(SmallModel("m", 2, 2));
+  const auto sequence = world_->NewSequence(worker_->session(), *model);
+  ASSERT_TRUE(compactor.SetPolicy(*sequence, policy).ok());
+  const auto run = [&] {
+    while (scheduler.RunNext().has_value()) {
+    }
+  };
+  const auto forms = [&] {
+    std::vector<std::string> seen;
+    for (const SegmentRun& form : sequence->Form()) {
+      seen.push_back(std::string(form.provisional      ? "provisional "
+                                 : form.shape.packed() ? "sealed "
+                                                       : "plain ") +
+                     std::to_string(form.entries));
+    }
+    return seen;
+  };
+  std::uint64_t tokens = 0;
+  std::vector<std::vector<double>> given(model->lanes());
+  const auto append = [&](std::uint64_t more) {
+    ASSERT_TRUE(sequence
+                    ->Append({.first_layer = 0, .layers = 2, .first_token = tokens, .tokens = more},
+                             NormalRows(model->layout(), random_.Bits()))
+                    .ok());
+    tokens += more;
+    const std::vector<std::vector<double>> now = RowsOfLanes(*sequence);
+    for (std::size_t lane = 0; lane < now.size(); ++lane) {
+      given[lane].insert(given[lane].end(),
+                         now[lane].begin() + static_cast<std::ptrdiff_t>(given[lane].size()),
+                         now[lane].end());
+    }
+  };
+  const auto judge = [&] {
+    const std::vector<std::vector<double>> now = RowsOfLanes(*sequence);
+    ASSERT_EQ(now.size(), given.size());
+    for (std::size_t lane = 0; lane < now.size(); ++lane) {
+      ASSERT_EQ(now[lane].size(), given[lane].size());
+      for (std::size_t i = 0; i < now[lane].size(); ++i) {
+        ASSERT_NEAR(now[lane][i], given[lane][i], 0.2) << "lane " << lane << " at " << i;
+      }
+    }
+    ASSERT_NO_FATAL_FAILURE(JudgeAttention(*sequence, tokens));
+  };
+  absl::Status told = absl::UnknownError("nothing was told");
+  const auto compress = [&] {
+    compactor.Compress(sequence, {0, 2, true}, [&](absl::Status status) { told = status; });
+    run();
+    ASSERT_TRUE(told.ok()) << told;
+  };
+
+  ASSERT_NO_FATAL_FAILURE(append(100));
+  ASSERT_NO_FATAL_FAILURE(compress());
+  EXPECT_EQ(forms(), std::vector<std::string>({"sealed 400"}));
+  ASSERT_NO_FATAL_FAILURE(judge());
+  ASSERT_NO_FATAL_FAILURE(append(70));
+  compactor.TailsMoved(sequence);
+  run();
+  EXPECT_EQ(forms(), std::vector<std::string>({"sealed 400", "provisional 256", "plain 24"}));
+  ASSERT_NO_FATAL_FAILURE(judge());
+  ASSERT_NO_FATAL_FAILURE(append(26));
+  compactor.TailsMoved(sequence);
+  run();
+  EXPECT_EQ(forms(), std::vector<std::string>({"sealed 400", "provisional 384"}));
+  ASSERT_NO_FATAL_FAILURE(judge());
+  ASSERT_NO_FATAL_FAILURE(compress());
+  EXPECT_EQ(forms(), std::vector<std::string>({"sealed 784"}));
+  ASSERT_NO_FATAL_FAILURE(judge());
+  ASSERT_TRUE(world_->tenant().FreeSequence(sequence->id()).ok());
 }
 
 // A device that fails while it packs, at any of its calls: nothing of the packing stays, and its
