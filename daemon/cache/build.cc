@@ -39,23 +39,31 @@ absl::Status Upload(const TenantMemory& memory, const HostRows& rows,
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<std::size_t>> EncodeThere(const TenantMemory& memory,
-                                                       const TileForm& form, const HostRows& rows,
-                                                       std::span<std::byte* const> tiles) {
+// Where the device reads the rows of a tile.
+struct Source {
+  const std::byte* key;
+  const std::byte* value;
+};
+
+// `source(i)`: of tile i. `rows`: of all tiles together.
+template <typename SourceOf>
+absl::StatusOr<std::optional<std::size_t>> Encode(const TenantMemory& memory, const TileForm& form,
+                                                  kernels::ElementType type, std::uint64_t rows,
+                                                  std::span<std::byte* const> tiles,
+                                                  SourceOf source) {
   const device::TileStrategy strategy = {.shape = form.shape,
                                          .rotation = ViewOf(form.rotations, form.shape)};
   std::vector<device::TileEncode> jobs;
   for (std::size_t i = 0; i < tiles.size(); ++i) {
-    const std::uint64_t first = i * kTileEntries;
-    const std::size_t at = first * rows.tile.row_bytes();
-    jobs.push_back({.key = rows.keys + at,
-                    .value = rows.values + at,
+    const Source from = source(i);
+    jobs.push_back({.key = from.key,
+                    .value = from.value,
                     .rows = static_cast<std::uint32_t>(
-                        std::min<std::uint64_t>(kTileEntries, rows.count - first)),
+                        std::min<std::uint64_t>(kTileEntries, rows - i * kTileEntries)),
                     .strategy = 0,
                     .tile = tiles[i]});
   }
-  return memory.device->Encode({&strategy, 1}, rows.tile.type, jobs);
+  return memory.device->Encode({&strategy, 1}, type, jobs);
 }
 
 HostRows Slice(const HostRows& rows, std::uint64_t first, std::uint64_t count) {
@@ -80,19 +88,11 @@ absl::StatusOr<std::optional<std::size_t>> EncodeUploaded(const TenantMemory& me
     std::vector<std::byte*> stops;
     for (std::size_t i = 0; i < count; ++i) stops.push_back((*way)[i].data());
     if (absl::Status status = Upload(memory, some, stops); !status.ok()) return status;
-    const device::TileStrategy strategy = {.shape = form.shape,
-                                           .rotation = ViewOf(form.rotations, form.shape)};
-    std::vector<device::TileEncode> jobs;
-    for (std::size_t i = 0; i < count; ++i) {
-      jobs.push_back({.key = stops[i] + rows.tile.key_offset(0),
-                      .value = stops[i] + rows.tile.value_offset(0),
-                      .rows = static_cast<std::uint32_t>(
-                          std::min<std::uint64_t>(kTileEntries, some.count - i * kTileEntries)),
-                      .strategy = 0,
-                      .tile = tiles[done + i]});
-    }
-    absl::StatusOr<std::optional<std::size_t>> unfit =
-        memory.device->Encode({&strategy, 1}, rows.tile.type, jobs);
+    const absl::StatusOr<std::optional<std::size_t>> unfit =
+        Encode(memory, form, rows.tile.type, some.count, tiles.subspan(done, count),
+               [&](std::size_t i) -> Source {
+                 return {stops[i] + rows.tile.key_offset(0), stops[i] + rows.tile.value_offset(0)};
+               });
     if (!unfit.ok()) return unfit.status();
     if (unfit->has_value()) return done + **unfit;
   }
@@ -202,7 +202,10 @@ absl::StatusOr<std::optional<std::size_t>> EncodeRows(const TenantMemory& memory
     return std::nullopt;
   }
   if (memory.device->description().reads_host_memory) {
-    return EncodeThere(memory, form, rows, tiles);
+    const std::size_t tile_bytes = kTileEntries * rows.tile.row_bytes();
+    return Encode(memory, form, rows.tile.type, rows.count, tiles, [&](std::size_t i) -> Source {
+      return {rows.keys + i * tile_bytes, rows.values + i * tile_bytes};
+    });
   }
   return EncodeUploaded(memory, form, rows, tiles);
 }

@@ -69,10 +69,13 @@ inline constexpr Description<1> kTokensAppendedTotal = {
 inline constexpr Description<0> kTilesEncodedTotal = {
     "tessera_tiles_encoded_total", "Tiles encoded into segments.", Kind::kCounter, {}};
 inline constexpr Description<0> kEntriesPackedTotal = {
-    "tessera_entries_packed_total", "Entries of lanes encoded by Compress.", Kind::kCounter, {}};
+    "tessera_entries_packed_total",
+    "Entries of lanes encoded in another form, each time anew.",
+    Kind::kCounter,
+    {}};
 inline constexpr Description<1> kPackedBytesTotal = {
     "tessera_packed_bytes_total",
-    "Bytes of the tiles that Compress encoded: before, and after.",
+    "Bytes of tiles that were encoded in another form: before, and after.",
     Kind::kCounter,
     {"side"}};
 inline constexpr Description<1> kBackgroundJobsTotal = {"tessera_background_jobs_total",

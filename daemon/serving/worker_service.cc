@@ -47,8 +47,9 @@ absl::Status WorkerService::HandleCreateSequence(const Caller& caller,
       caller.tenant->CreateSequence(*caller.session, ModelId(request.model_id()));
   if (!sequence.ok()) return sequence.status();
   response.set_policy(policy->text);
-  if (policy->selection.has_value())
+  if (policy->selection.has_value()) {
     serving::Describe(*policy->selection, *response.mutable_selection());
+  }
   if (absl::Status status = services_.compactor->SetPolicy(**sequence, *std::move(policy));
       !status.ok()) {
     caller.tenant->FreeSequence((*sequence)->id()).IgnoreError();
@@ -68,8 +69,9 @@ absl::Status WorkerService::HandleFork(const Caller& caller, const v1::ForkReque
       caller.tenant->FindSequence(SequenceId(request.parent_id()));
   if (parent.ok()) services_.compactor->Forked(**parent, **child);
   const policies::Policy policy = compaction::Compactor::PolicyOf(**child);
-  if (policy.selection.has_value())
+  if (policy.selection.has_value()) {
     serving::Describe(*policy.selection, *response.mutable_selection());
+  }
   response.set_sequence_id((*child)->id().value());
   response.set_directory_offset((*child)->directory_offset());
   response.set_tokens((*child)->Describe(/*lanes=*/false).tokens);
