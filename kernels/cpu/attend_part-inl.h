@@ -30,10 +30,10 @@ struct PartContext {
   Logits logits;
 };
 
-TESSERA_SIMD Logits LogitsOf(const AttendPart& part) {
-  const bool capped = part.logit_softcap != 0;
-  return {.multiplier = capped ? part.scale / part.logit_softcap : part.scale * kLog2E,
-          .cap_log2 = capped ? part.logit_softcap * kLog2E : 0.0f};
+TESSERA_SIMD Logits LogitsOf(float scale, float softcap) {
+  const bool capped = softcap != 0;
+  return {.multiplier = capped ? scale / softcap : scale * kLog2E,
+          .cap_log2 = capped ? softcap * kLog2E : 0.0f};
 }
 
 // The tile rows of the run that `row` may see, one bit each. Position words rise from row to row.

@@ -8,6 +8,7 @@
 #include "kernels/cpu/dot_engine-inl.h"
 #endif
 #include "kernels/cpu/first_unusable-inl.h"
+#include "kernels/cpu/observe-inl.h"
 #include "kernels/cpu/rotate-inl.h"
 #include "kernels/cpu/score-inl.h"
 #include "kernels/cpu/select-inl.h"
@@ -36,8 +37,10 @@ struct EngineFor {
 
 static const char* AttendPartEntry(const AttendPart& part, const PartialRows& partial) {
   Scratch scratch;
-  const PartContext context = {
-      .part = &part, .partial = &partial, .scratch = &scratch, .logits = LogitsOf(part)};
+  const PartContext context = {.part = &part,
+                               .partial = &partial,
+                               .scratch = &scratch,
+                               .logits = LogitsOf(part.scale, part.logit_softcap)};
   switch (part.shape.format) {
     case TileFormat::kDenseBf16:
       AttendDense<ElementType::kBf16>(context);
@@ -91,6 +94,11 @@ static const char* MomentsEntry(const MomentsJob& job) {
   return Simd::kName;
 }
 
+static const char* ObserveEntry(const ObserveJob& job) {
+  ObserveSimd(job);
+  return Simd::kName;
+}
+
 constexpr Operations kOperations = {.attend_part = AttendPartEntry,
                                     .rotate = RotateEntry,
                                     .unrotate = UnrotateEntry,
@@ -102,6 +110,7 @@ constexpr Operations kOperations = {.attend_part = AttendPartEntry,
                                     .decode = DecodeEntry,
                                     .gather = GatherEntry,
                                     .moments = MomentsEntry,
+                                    .observe = ObserveEntry,
                                     .first_unusable = FirstUnusableSimd};
 
 }  // namespace

@@ -33,4 +33,8 @@ constexpr ErrorBound PackedErrorBound(ValueType values) {
   return {.base = 0x1p-8, .per_logit_mass = 0x1p-7};
 }
 
+// What observe adds to a key, as kCpuObserveErrorBound: fp32 throughout, and the sum of weights
+// rescaled with every key that a lane adds. Derived.
+inline constexpr ErrorBound kObserveErrorBound = {.base = 0x1p-18, .per_logit_mass = 0x1p-21};
+
 }  // namespace tessera::kernels::cuda

@@ -55,6 +55,9 @@ class Stream final : public Queue {
   Error MomentsOfRows(const MomentsTilesParams& params) override {
     return On([&] { return LaunchMomentsTiles(params, stream_); }, "launching the moments");
   }
+  Error Observe(const ObserveTilesParams& params) override {
+    return On([&] { return LaunchObserveTiles(params, stream_); }, "launching the observation");
+  }
   Error Wait() override {
     return On([&] { return cudaStreamSynchronize(stream_); }, "waiting for the device");
   }

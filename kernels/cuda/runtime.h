@@ -53,6 +53,7 @@ class Queue {
   virtual Error DecodeTiles(const DecodeTilesParams& params) = 0;
   virtual Error GatherTiles(const GatherTilesParams& params) = 0;
   virtual Error MomentsOfRows(const MomentsTilesParams& params) = 0;
+  virtual Error Observe(const ObserveTilesParams& params) = 0;
   virtual Error Wait() = 0;
 };
 

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/gpu.cuh"
+#include "kernels/cuda/lane_sums.cuh"
 #include "kernels/cuda/rotate.cuh"
 #include "kernels/cuda/selection_index.h"
 #include "kernels/cuda/summary_rows.cuh"
@@ -103,23 +104,6 @@ TESSERA_DEVICE void LoadScoreQuery(const AttendParams& params, const StepSequenc
   }
 }
 
-// Lane l's sum over all lanes of their sums[l]: with each step a lane gives half of its sums away.
-template <std::uint32_t kHalf = kWarp / 2>
-TESSERA_DEVICE float SumAcrossLanes(float (&sums)[kWarp]) {
-  const bool upper = (gpu::Lane() & kHalf) != 0;
-  TESSERA_UNROLL
-  for (std::uint32_t i = 0; i < kHalf; ++i) {
-    const float given = upper ? sums[i] : sums[i + kHalf];
-    const float kept = upper ? sums[i + kHalf] : sums[i];
-    sums[i] = kept + gpu::ShuffleXor(given, kHalf);
-  }
-  if constexpr (kHalf > 1) {
-    return SumAcrossLanes<kHalf / 2>(sums);
-  } else {
-    return sums[0];
-  }
-}
-
 // What the 8 lanes of a row know of its block together.
 struct BlockWords {
   float bias = 0;             // log2 of the largest weight
@@ -157,24 +141,6 @@ TESSERA_DEVICE BlockWords ReadBlockWords(const StepStrategy& strategy, const Pie
   return {.bias = words.weights ? gpu::Log2(weight) : 0,
           .visible = static_cast<std::uint32_t>(seen)};
 }
-
-// A maximum and the sum of 2^(x - maximum), of what was added.
-struct LogSum {
-  float maximum = gpu::NegativeInfinity();
-  float sum = 0;
-
-  TESSERA_DEVICE void Add(float other_maximum, float other_sum) {
-    const float next = gpu::Max(maximum, other_maximum);
-    const float reference = next == gpu::NegativeInfinity() ? 0 : next;
-    // Two products and one sum, whichever of two lanes adds the other's.
-    sum = sum * gpu::Exp2(maximum - reference) + other_sum * gpu::Exp2(other_maximum - reference);
-    maximum = next;
-  }
-  // 0 where nothing was added, or nothing but -infinity.
-  TESSERA_DEVICE float Log2() const {
-    return maximum == gpu::NegativeInfinity() && sum == 0 ? 0 : maximum + gpu::Log2(sum);
-  }
-};
 
 // What a block of threads asks of a piece: 8 columns.
 struct ScoreTask {
@@ -317,29 +283,13 @@ TESSERA_DEVICE void ScoreForm(const StepStrategy& strategy, Arguments&&... argum
   }
 }
 
-// Adds up what the lanes and warps found of each column, in their order. The whole block.
+// Adds up what the lanes and warps found of each column. The whole block.
 TESSERA_DEVICE void StoreLogSums(const AttendParams& params, const Piece& piece,
                                  std::uint32_t first_column, std::uint32_t columns,
                                  LogSum candidates) {
-  auto* shared = reinterpret_cast<float*>(gpu::SharedMemory());
-  TESSERA_UNROLL
-  for (std::uint32_t mask = kTileColumns; mask < kWarp; mask *= 2) {
-    const float maximum = gpu::ShuffleXor(candidates.maximum, mask);
-    const float sum = gpu::ShuffleXor(candidates.sum, mask);
-    candidates.Add(maximum, sum);
-  }
-  if (gpu::Lane() < kTileColumns) {
-    float* own = shared + (gpu::Warp() * kTileColumns + gpu::Lane()) * 2;
-    own[0] = candidates.maximum;
-    own[1] = candidates.sum;
-  }
-  gpu::SyncBlock();
+  const LogSum all =
+      AddColumns<kScoreWarps>(candidates, reinterpret_cast<float*>(gpu::SharedMemory()));
   if (gpu::Thread() < kTileColumns && first_column + gpu::Thread() < columns) {
-    LogSum all;
-    for (std::uint32_t w = 0; w < kScoreWarps; ++w) {
-      const float* of_warp = shared + (w * kTileColumns + gpu::Thread()) * 2;
-      all.Add(of_warp[0], of_warp[1]);
-    }
     const std::uint64_t slot =
         std::uint64_t{piece.index} * params.max_columns + first_column + gpu::Thread();
     params.score_sums[slot * 2] = all.maximum;

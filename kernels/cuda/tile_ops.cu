@@ -1,6 +1,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/encode.cuh"
+#include "kernels/cuda/observe.cuh"
 #include "kernels/cuda/tile_ops_launch.h"
 #include "kernels/cuda/tile_ops_rows.cuh"
 
@@ -10,6 +11,8 @@ namespace {
 constexpr std::uint32_t kDecodeThreads = 256;
 // Blocks per multiprocessor that the encodes promise to fit: 128 registers for 256 threads.
 constexpr std::uint32_t kBlocks = 2;
+// As many blocks of products: 168 registers. Left alone the compiler spills at 64.
+constexpr std::uint32_t kObserveBlocks = 3;
 
 template <std::uint32_t kHeadDim>
 __global__ void __launch_bounds__(EncodeShape<kHeadDim>::kThreads, kBlocks)
@@ -31,6 +34,16 @@ __global__ void __launch_bounds__(kMomentsThreads)
 }
 
 template <std::uint32_t kHeadDim>
+__global__ void __launch_bounds__(kObserveThreads, kObserveBlocks)
+    ObserveProductsKernel(const __grid_constant__ ObserveTilesParams params) {
+  ObserveProducts<kHeadDim>(params);
+}
+__global__ void __launch_bounds__(kObservedKeys)
+    ObserveSumsKernel(const __grid_constant__ ObserveTilesParams params) {
+  ObserveSums(params);
+}
+
+template <std::uint32_t kHeadDim>
 cudaError_t LaunchEncodeOf(const EncodeTilesParams& params, cudaStream_t stream) {
   using Shape = EncodeShape<kHeadDim>;
   EncodeTilesKernel<kHeadDim>
@@ -44,6 +57,20 @@ cudaError_t LaunchGatherOf(const GatherTilesParams& params, cudaStream_t stream)
   GatherTilesKernel<kHeadDim>
       <<<params.count, Shape::kThreads, Shape::kSharedBytes, stream>>>(params);
   return cudaGetLastError();
+}
+
+template <std::uint32_t kHeadDim>
+cudaError_t LaunchObserveOf(ObserveTilesParams params, cudaStream_t stream) {
+  const auto pieces = static_cast<std::uint32_t>(ObservePieces(params.max_keys));
+  for (params.first_query = 0; params.first_query < params.max_queries;
+       params.first_query += kObservedQueries) {
+    const dim3 grid(params.count, pieces, kObservedQueries / kTileColumns);
+    ObserveProductsKernel<kHeadDim><<<grid, kObserveThreads, kObserveSharedBytes, stream>>>(params);
+    ObserveSumsKernel<<<dim3(params.count, pieces), kObservedKeys, kObserveSumsSharedBytes,
+                        stream>>>(params);
+    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 }  // namespace
@@ -83,6 +110,17 @@ cudaError_t LaunchMomentsTiles(const MomentsTilesParams& params, cudaStream_t st
   const dim3 grid(params.count, MomentsSquares(params.head_dim));
   MomentsTilesKernel<<<grid, kMomentsThreads, kMomentsSharedBytes, stream>>>(params);
   return cudaGetLastError();
+}
+
+cudaError_t LaunchObserveTiles(const ObserveTilesParams& params, cudaStream_t stream) {
+  if (params.count == 0 || params.max_keys == 0) return cudaSuccess;
+  if (params.jobs == nullptr || params.scratch == nullptr || params.max_keys > kMostObservedKeys) {
+    return cudaErrorInvalidValue;
+  }
+  if (params.form.head_dim == 64) return LaunchObserveOf<64>(params, stream);
+  if (params.form.head_dim == 128) return LaunchObserveOf<128>(params, stream);
+  if (params.form.head_dim == 256) return LaunchObserveOf<256>(params, stream);
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace tessera::kernels::cuda

@@ -1,5 +1,5 @@
-// Encode, decode, gather and moments of many tiles at once on a device: what a device of the daemon
-// is written on. kernels/format/part.h says what each of them computes.
+// Encode, decode, gather, moments and observe of many tiles at once on a device: what a device of
+// the daemon is written on. kernels/format/part.h says what each of them computes.
 #pragma once
 
 #include <cstddef>
@@ -30,6 +30,7 @@ std::string_view DecodeProblem(std::span<const DeviceStrategy> strategies,
 std::string_view GatherProblem(std::span<const DeviceStrategy> strategies, const GatherTile& job);
 std::string_view MomentsProblem(std::uint32_t head_dim, ElementType type,
                                 const MomentsTileJob& job);
+std::string_view ObserveProblem(const ObserveForm& form, const ObserveTileJob& job);
 
 // Checks jobs, uploads them, launches, waits, and tells which job failed.
 //
@@ -47,11 +48,13 @@ class TileCalls {
   Error Decode(std::span<const DeviceStrategy> strategies, std::span<const DecodeTileJob> jobs);
   Error Gather(std::span<const DeviceStrategy> strategies, std::span<const GatherTile> jobs);
   Error Moments(std::uint32_t head_dim, ElementType type, std::span<const MomentsTileJob> jobs);
+  Error Observe(const ObserveForm& form, std::span<const ObserveTileJob> jobs);
 
  private:
-  // Puts arrays one after another on the device, each 16-byte aligned: their addresses.
+  // Puts arrays one after another on the device, each 16-byte aligned: their addresses, and that of
+  // as many bytes behind them as the call wants for itself.
   Error Upload(std::span<const std::span<const std::byte>> arrays,
-               std::vector<std::byte*>* addresses);
+               std::vector<std::byte*>* addresses, std::uint64_t own_bytes = 0);
 
   Queue& queue_;
   Scratch scratch_;

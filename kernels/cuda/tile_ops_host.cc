@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <cstring>
 #include <string>
 
+#include "kernels/cuda/observe_index.h"
 #include "kernels/cuda/tile_ops.h"
 
 namespace tessera::kernels::cuda {
@@ -117,9 +119,29 @@ std::string_view MomentsProblem(std::uint32_t head_dim, ElementType type,
   return {};
 }
 
+std::string_view ObserveProblem(const ObserveForm& form, const ObserveTileJob& job) {
+  if (!IsHeadDim(form.head_dim)) return "head_dim is not 64, 128 or 256";
+  if (!IsElementType(static_cast<std::uint8_t>(form.type))) return "an unknown type of rows";
+  if (job.key_count == 0 || job.query_count == 0) return {};
+  if (job.key_count > kMostObservedKeys) return "more keys than a launch has blocks for";
+  if (!Chunked(job.keys) || job.key_stride % kAlignment != 0) {
+    return "keys that are not 16-byte aligned";
+  }
+  if (!Chunked(job.queries) || job.query_stride % kAlignment != 0) {
+    return "queries that are not 16-byte aligned";
+  }
+  if (job.visible_end == 0) return "queries that end nowhere";
+  if (job.visible_begin % sizeof(std::uint64_t) != 0 ||
+      job.visible_end % sizeof(std::uint64_t) != 0) {
+    return "visible ranges that are not 8-byte aligned";
+  }
+  if (!Chunked(job.sums)) return "sums that are not 16-byte aligned";
+  return {};
+}
+
 Error TileCalls::Upload(std::span<const std::span<const std::byte>> arrays,
-                        std::vector<std::byte*>* addresses) {
-  std::uint64_t bytes = 0;
+                        std::vector<std::byte*>* addresses, std::uint64_t own_bytes) {
+  std::uint64_t bytes = own_bytes;
   for (const std::span<const std::byte> array : arrays) bytes += RoundUp(array.size());
   // Every call waits for what it launched, so nothing uses the old memory.
   if (Error error = scratch_.Grow(bytes); !error.ok()) return error;
@@ -131,6 +153,7 @@ Error TileCalls::Upload(std::span<const std::span<const std::byte>> arrays,
     }
     at += RoundUp(array.size());
   }
+  if (own_bytes != 0) addresses->push_back(scratch_.at(at));
   return Error();
 }
 
@@ -220,6 +243,28 @@ Error TileCalls::Moments(std::uint32_t head_dim, ElementType type,
                                       .count = static_cast<std::uint32_t>(jobs.size()),
                                       .head_dim = head_dim,
                                       .type = type});
+  return error.ok() ? queue_.Wait() : error;
+}
+
+Error TileCalls::Observe(const ObserveForm& form, std::span<const ObserveTileJob> jobs) {
+  std::vector<ObserveTileJob> device_jobs(jobs.begin(), jobs.end());
+  ObserveTilesParams params = {.count = static_cast<std::uint32_t>(jobs.size()), .form = form};
+  std::uint64_t floats = 0;
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const std::string_view problem = ObserveProblem(form, jobs[i]);
+    if (!problem.empty()) return Refused("observe", i, problem);
+    device_jobs[i].scratch_at = floats;
+    floats += ObserveScratchFloats(jobs[i].key_count);
+    params.max_keys = std::max(params.max_keys, jobs[i].key_count);
+    params.max_queries = std::max(params.max_queries, jobs[i].query_count);
+  }
+  if (params.max_keys == 0 || params.max_queries == 0) return Error();
+  const std::span<const std::byte> arrays[] = {std::as_bytes(std::span(device_jobs))};
+  std::vector<std::byte*> at;
+  if (Error error = Upload(arrays, &at, floats * sizeof(float)); !error.ok()) return error;
+  params.jobs = reinterpret_cast<const ObserveTileJob*>(at[0]);
+  params.scratch = reinterpret_cast<float*>(at[1]);
+  Error error = queue_.Observe(params);
   return error.ok() ? queue_.Wait() : error;
 }
 

@@ -16,5 +16,7 @@ cudaError_t LaunchEncodeTiles(const EncodeTilesParams& params, cudaStream_t stre
 cudaError_t LaunchDecodeTiles(const DecodeTilesParams& params, cudaStream_t stream);
 cudaError_t LaunchGatherTiles(const GatherTilesParams& params, cudaStream_t stream);
 cudaError_t LaunchMomentsTiles(const MomentsTilesParams& params, cudaStream_t stream);
+// Two kernels for every kObservedQueries queries.
+cudaError_t LaunchObserveTiles(const ObserveTilesParams& params, cudaStream_t stream);
 
 }  // namespace tessera::kernels::cuda

@@ -64,6 +64,31 @@ struct MomentsTileJob {
 };
 static_assert(sizeof(MomentsTileJob) == 32);
 
+// Keys and the queries that look at them; ObserveJob says what is computed.
+struct ObserveTileJob {
+  std::uint64_t keys = 0;  // a multiple of 16, like `key_stride`, `queries` and `query_stride`
+  std::uint64_t key_stride = 0;
+  std::uint64_t key_count = 0;
+  std::uint64_t queries = 0;
+  std::uint64_t query_stride = 0;
+  std::uint64_t visible_begin = 0;  // uint64[query_count]; 0: all begin at 0
+  std::uint64_t visible_end = 0;    // uint64[query_count], at most key_count
+  std::uint64_t sums = 0;           // double[key_count]
+  std::uint64_t scratch_at = 0;     // floats into the launch's scratch; TileCalls sets it
+  std::uint32_t query_count = 0;
+  std::uint32_t reserved = 0;
+};
+static_assert(sizeof(ObserveTileJob) == 80);
+
+// What all observations of a launch have in common.
+struct ObserveForm {
+  std::uint32_t head_dim;
+  ElementType type;  // of keys and queries
+  float scale;
+  float logit_softcap;  // 0: none
+  bool logits;
+};
+
 // The word that an encode leaves: kNoUnusableJob, or the lowest index of a job one of whose rotated
 // rows is not finite. The tile of such a job holds anything; the others are complete.
 inline constexpr std::uint64_t kNoUnusableJob = ~std::uint64_t{0};
@@ -96,6 +121,16 @@ struct MomentsTilesParams {
   std::uint32_t count;
   std::uint32_t head_dim;
   ElementType type;
+};
+
+struct ObserveTilesParams {
+  const ObserveTileJob* jobs;
+  float* scratch;  // of every job ObserveScratchFloats
+  std::uint64_t max_keys;
+  std::uint32_t max_queries;
+  std::uint32_t count;
+  std::uint32_t first_query;  // set by the launch
+  ObserveForm form;
 };
 
 // How far a rotated element may be from the exact one, as a share of sum_d |R_cd x_d|. By FMA 256

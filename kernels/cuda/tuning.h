@@ -27,6 +27,14 @@ inline constexpr std::uint32_t kScoreRows = 4;
 // One block of threads chooses for a lane: 8 K blocks of 16 are 16 for each thread.
 inline constexpr std::uint32_t kSelectThreads = 512;
 
+// An observation: keys of a piece, the unit that one block of threads multiplies; 64 KiB of bf16 at
+// head_dim 128, so that a lane of 8 K keys x 32 queries makes 128 blocks. Threads as for scores,
+// whose walk it shares; of the sums, one per key.
+inline constexpr std::uint32_t kObservedKeys = 256;
+inline constexpr std::uint32_t kObserveThreads = 128;
+// Queries between two launches: scratch of 128 bytes per key, half of a key's bf16 row at 128.
+inline constexpr std::uint32_t kObservedQueries = 32;
+
 // Entries that a warp takes through the tensor cores at once: the M of m16n8k16.
 inline constexpr std::uint32_t kSliceEntries = 16;
 // Query rows (query x head of the group) per tensor-core tile: the N of m16n8k16.

@@ -59,4 +59,12 @@ inline constexpr ErrorBound kCpuPackedErrorBound = {.base = 0x1p-20, .per_logit_
 // queries and weights are rounded to bf16, 2^-9 each in the mean and 2^-8 at worst.
 inline constexpr ErrorBound kCpuBf16PackedErrorBound = {.base = 0x1p-7, .per_logit_mass = 0x1p-8};
 
+// What observe adds to a key for a row whose share of it is a: |got - a| <= a * bound.At(M). A
+// share's error is that of its logit and that of the largest one, so twice attention's.
+inline constexpr ErrorBound kCpuObserveErrorBound = {.base = 0x1p-20, .per_logit_mass = 0x1p-22};
+inline constexpr ErrorBound kReferenceObserveErrorBound = {.base = 0x1p-44,
+                                                           .per_logit_mass = 0x1p-46};
+// As logits, computed in fp32: as a share of sum_c |q_c k_c|.
+inline constexpr double kObservedProductError = 0x1p-20;
+
 }  // namespace tessera::kernels

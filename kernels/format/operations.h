@@ -29,6 +29,7 @@ struct Operations {
   const char* (*decode)(const DecodeJob& job);
   const char* (*gather)(const GatherJob& job);
   const char* (*moments)(const MomentsJob& job);
+  const char* (*observe)(const ObserveJob& job);
 
   // The index of the first element that is NaN, infinite or at least 2^63 in magnitude, or -1.
   std::int64_t (*first_unusable)(const void* elements, std::size_t count, ElementType type);

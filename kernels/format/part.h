@@ -184,4 +184,28 @@ struct MomentsJob {
   double* sums;  // [head_dim][head_dim]; below the diagonal untouched
 };
 
+// What queries pay to keys:
+//   sums[t] += sum over rows r with visible_begin[r] <= t < visible_end[r] of a(r, t)
+// a: the softmax over those t of x = scale * q_r . k_t (capped, where there is a cap); or, as
+// logits, the product q_r . k_t itself, neither scaled nor capped. A row that sees nothing adds
+// nothing.
+struct ObserveJob {
+  const std::byte* keys;  // [key_count], each head_dim elements of `type`
+  std::uint64_t key_stride;
+  std::uint64_t key_count;
+  const std::byte* queries;  // [query_count], likewise
+  std::uint64_t query_stride;
+  std::uint32_t query_count;
+  const std::uint64_t* visible_begin;  // [query_count]; null: 0
+  const std::uint64_t* visible_end;    // [query_count], at most key_count
+  std::uint32_t head_dim;
+  ElementType type;
+  float scale;
+  float logit_softcap;  // 0: none
+  bool logits;
+  float* scratch;  // [kObserveRows][key_count]
+  double* sums;    // [key_count]
+};
+inline constexpr std::uint32_t kObserveRows = 8;  // queries that are looked at together
+
 }  // namespace tessera::kernels

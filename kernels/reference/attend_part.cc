@@ -107,6 +107,7 @@ constexpr Operations kOperations = {.attend_part = AttendPartReference,
                                     .decode = DecodeReference,
                                     .gather = GatherReference,
                                     .moments = MomentsReference,
+                                    .observe = ObserveReference,
                                     .first_unusable = FirstUnusableReference};
 
 }  // namespace

@@ -17,5 +17,6 @@ bool EncodeReference(const EncodeJob& job);
 const char* DecodeReference(const DecodeJob& job);
 const char* GatherReference(const GatherJob& job);
 const char* MomentsReference(const MomentsJob& job);
+const char* ObserveReference(const ObserveJob& job);
 
 }  // namespace tessera::kernels

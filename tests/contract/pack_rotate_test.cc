@@ -60,6 +60,7 @@ TEST_P(PackConformance, EveryOperationIsThere) {
   TESSERA_NEEDS(decode);
   TESSERA_NEEDS(gather);
   TESSERA_NEEDS(moments);
+  TESSERA_NEEDS(observe);
   TESSERA_NEEDS(first_unusable);
 }
 

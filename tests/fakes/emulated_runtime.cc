@@ -134,6 +134,11 @@ class EmulatedQueue final : public Queue {
     if (error.ok() && params.count != 0) EmulateMomentsOfRows(params, runtime_.grid().seed);
     return error;
   }
+  Error Observe(const ObserveTilesParams& params) override {
+    Error error = runtime_.Enter();
+    if (error.ok() && params.count != 0) EmulateObserve(params, runtime_.grid().seed);
+    return error;
+  }
   Error Wait() override { return runtime_.Enter(); }
 
  private:

@@ -1,6 +1,7 @@
 #include "tests/fakes/emulated_tile_ops.h"
 
 #include "kernels/cuda/encode.cuh"
+#include "kernels/cuda/observe.cuh"
 #include "kernels/cuda/tile_ops_rows.cuh"
 #include "tests/fakes/gpu_emulator.h"
 
@@ -30,6 +31,27 @@ void RunGather(const GatherTilesParams& params, std::uint64_t seed) {
              [&] { GatherTileRows<kHeadDim>(params); });
 }
 
+template <std::uint32_t kHeadDim>
+void RunObserve(ObserveTilesParams params, std::uint64_t seed) {
+  const auto pieces = static_cast<std::uint32_t>(ObservePieces(params.max_keys));
+  for (params.first_query = 0; params.first_query < params.max_queries;
+       params.first_query += kObservedQueries) {
+    EmulateGpu({.blocks_x = params.count,
+                .blocks_y = pieces,
+                .blocks_z = kObservedQueries / kTileColumns,
+                .threads = kObserveThreads,
+                .shared_bytes = kObserveSharedBytes,
+                .seed = seed},
+               [&] { ObserveProducts<kHeadDim>(params); });
+    EmulateGpu({.blocks_x = params.count,
+                .blocks_y = pieces,
+                .threads = kObservedKeys,
+                .shared_bytes = kObserveSumsSharedBytes,
+                .seed = seed + 1},
+               [&] { ObserveSums(params); });
+  }
+}
+
 }  // namespace
 
 void EmulateEncodeTiles(const EncodeTilesParams& params, std::uint64_t seed) {
@@ -56,6 +78,12 @@ void EmulateMomentsOfRows(const MomentsTilesParams& params, std::uint64_t seed) 
               .shared_bytes = kMomentsSharedBytes,
               .seed = seed},
              [&] { SumMoments(params); });
+}
+
+void EmulateObserve(const ObserveTilesParams& params, std::uint64_t seed) {
+  if (params.form.head_dim == 64) RunObserve<64>(params, seed);
+  if (params.form.head_dim == 128) RunObserve<128>(params, seed);
+  if (params.form.head_dim == 256) RunObserve<256>(params, seed);
 }
 
 }  // namespace tessera::tests

@@ -12,5 +12,6 @@ void EmulateEncodeTiles(const kernels::cuda::EncodeTilesParams& params, std::uin
 void EmulateDecodeTiles(const kernels::cuda::DecodeTilesParams& params, std::uint64_t seed);
 void EmulateGatherTiles(const kernels::cuda::GatherTilesParams& params, std::uint64_t seed);
 void EmulateMomentsOfRows(const kernels::cuda::MomentsTilesParams& params, std::uint64_t seed);
+void EmulateObserve(const kernels::cuda::ObserveTilesParams& params, std::uint64_t seed);
 
 }  // namespace tessera::tests

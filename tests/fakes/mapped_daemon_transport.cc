@@ -414,6 +414,11 @@ absl::Status MappedDaemon::FakeTransport::Call(const v1::CompressRequest&, v1::C
   return absl::UnimplementedError("the fake daemon keeps every row as it came");
 }
 
+absl::Status MappedDaemon::FakeTransport::Call(const v1::ObserveRequest&, v1::ObserveResponse&,
+                                               Clock::Duration) {
+  return absl::UnimplementedError("the fake daemon has no policies");
+}
+
 absl::Status MappedDaemon::FakeTransport::Call(const v1::SelectRequest&, v1::SelectResponse&,
                                                Clock::Duration) {
   return absl::UnimplementedError("the fake daemon has no block summaries");

@@ -71,6 +71,7 @@ class MappedDaemon::FakeTransport final : public client::Transport {
   absl::Status Call(const v1::FreeRequest&, v1::FreeResponse&, Clock::Duration) override;
   absl::Status Call(const v1::AppendRequest&, v1::AppendResponse&, Clock::Duration) override;
   absl::Status Call(const v1::CompressRequest&, v1::CompressResponse&, Clock::Duration) override;
+  absl::Status Call(const v1::ObserveRequest&, v1::ObserveResponse&, Clock::Duration) override;
   absl::Status Call(const v1::SelectRequest&, v1::SelectResponse&, Clock::Duration) override;
   absl::Status Call(const v1::AttendRequest&, v1::AttendResponse&, Clock::Duration) override;
   absl::Status Call(const v1::DescribeRequest&, v1::DescribeResponse&, Clock::Duration) override;

@@ -199,7 +199,10 @@ TEST(PackedAttend, RowsThatKeepEverythingAreDenseRows) {
   const std::vector<float> dense = problem.Results(0);
   // The query of a bf16 layer is exact in bf16, so that nothing is rounded but what dense rows
   // round.
-  for (std::size_t i = 0; i < packed.size(); ++i) ASSERT_NEAR(packed[i], dense[i], 0x1p-8) << i;
+  for (std::size_t i = 0; i < packed.size(); ++i) {
+    if (packed[i] == dense[i]) continue;  // also the -inf of a query that sees nothing
+    ASSERT_NEAR(packed[i], dense[i], 0x1p-8) << i;
+  }
 }
 
 }  // namespace

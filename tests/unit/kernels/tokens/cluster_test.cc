@@ -1,0 +1,153 @@
+// Greedy seed clustering against its definition.
+#include "kernels/tokens/cluster.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "tests/unit/kernels/tokens/rows.h"
+
+namespace tessera::kernels {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+
+double PlainCosine(const std::vector<TestRows>& lanes, std::uint64_t i, std::uint64_t j) {
+  double dot = 0;
+  double a = 0;
+  double b = 0;
+  for (const TestRows& lane : lanes) {
+    dot += lane.Dot(i, lane, j);
+    a += lane.Dot(i, lane, i);
+    b += lane.Dot(j, lane, j);
+  }
+  return a == 0 || b == 0 ? 0 : std::clamp(dot / std::sqrt(a * b), -1.0, 1.0);
+}
+
+std::vector<std::uint32_t> PlainSeeds(const std::vector<TestRows>& lanes, std::uint64_t begin,
+                                      std::uint64_t end, double tau) {
+  std::vector<std::uint32_t> seeds;
+  for (std::uint64_t i = begin; i < end; ++i) {
+    std::uint32_t seed = static_cast<std::uint32_t>(i);
+    for (std::uint64_t j = begin; j < i; ++j) {
+      const bool is_seed = seeds[j - begin] == j;
+      if (is_seed && PlainCosine(lanes, j, i) > tau) {
+        seed = static_cast<std::uint32_t>(j);
+        break;
+      }
+    }
+    seeds.push_back(seed);
+  }
+  return seeds;
+}
+
+// Rows around a few directions, so that there are clusters; some are zero, some equal.
+std::vector<TestRows> ClusteredLanes(std::uint64_t lanes, std::uint64_t count, TestRandom& random) {
+  std::vector<TestRows> rows;
+  for (std::uint64_t lane = 0; lane < lanes; ++lane) rows.emplace_back(count, random);
+  for (std::uint64_t i = 4; i < count; ++i) {
+    const std::uint64_t like = random.Below(4);
+    const bool zero = random.OneIn(20);
+    const float noise = random.OneIn(5) ? 0.0f : 0.7f;
+    for (TestRows& lane : rows) {
+      for (std::uint32_t c = 0; c < lane.head_dim; ++c) {
+        lane.row(i)[c] = zero ? 0 : lane.row(like)[c] + noise * lane.row(i)[c];
+      }
+    }
+  }
+  return rows;
+}
+
+KeyCosines CosinesOf(const LayerGeometry& geometry, const std::vector<TestRows>& lanes) {
+  std::vector<RowRange> ranges;
+  for (const TestRows& lane : lanes) ranges.push_back(lane.range());
+  return KeyCosines(ReferenceOperations(), geometry, ranges);
+}
+
+TEST(Cluster, IsItsDefinition) {
+  TestRandom random;
+  const LayerGeometry geometry = TestGeometry();
+  std::set<std::size_t> sizes;
+  for (int round = 0; round < 60; ++round) {
+    const std::vector<TestRows> lanes =
+        ClusteredLanes(random.Between(1, 3), random.Between(5, 60), random);
+    KeyCosines cosines = CosinesOf(geometry, lanes);
+    const std::uint64_t begin = random.Below(3);
+    const std::uint64_t end = lanes[0].count() - random.Below(2);
+    const double tau = static_cast<double>(random.Below(1000)) / 1000 + 0.0003;
+    std::vector<std::uint32_t> seeds(end - begin);
+    ClusterRun(cosines, begin, end, tau, seeds);
+    EXPECT_EQ(seeds, PlainSeeds(lanes, begin, end, tau));
+    sizes.insert(std::set<std::uint32_t>(seeds.begin(), seeds.end()).size());
+  }
+  EXPECT_GT(sizes.size(), 5u);  // the test tests something
+}
+
+// Strictly above: at 1 nothing joins, not even what is equal.
+TEST(Cluster, EqualKeysDoNotJoinAtOne) {
+  TestRandom random;
+  const LayerGeometry geometry = TestGeometry();
+  std::vector<TestRows> lanes(1, TestRows(6, random));
+  for (std::uint64_t i = 1; i < 6; ++i) std::copy_n(lanes[0].row(0), 64, lanes[0].row(i));
+  KeyCosines cosines = CosinesOf(geometry, lanes);
+  std::vector<std::uint32_t> seeds(6);
+  ClusterRun(cosines, 0, 6, 1, seeds);
+  EXPECT_THAT(seeds, ElementsAre(0, 1, 2, 3, 4, 5));
+  ClusterRun(cosines, 0, 6, 127.0 / 128, seeds);
+  EXPECT_THAT(seeds, Each(0u));
+}
+
+TEST(Cluster, ZeroKeysAreAlone) {
+  const LayerGeometry geometry = TestGeometry();
+  TestRandom random;
+  std::vector<TestRows> lanes(1, TestRows(4, random));
+  std::fill(lanes[0].numbers.begin(), lanes[0].numbers.end(), 0.0f);
+  KeyCosines cosines = CosinesOf(geometry, lanes);
+  std::vector<std::uint32_t> seeds(4);
+  ClusterRun(cosines, 0, 4, 0, seeds);
+  EXPECT_THAT(seeds, ElementsAre(0, 1, 2, 3));
+}
+
+// Likeness is to the seed: a is like b, b like c, but c not like a.
+TEST(Cluster, LikenessIsToTheSeed) {
+  const LayerGeometry geometry = TestGeometry();
+  TestRandom random;
+  std::vector<TestRows> lanes(1, TestRows(3, random));
+  std::fill(lanes[0].numbers.begin(), lanes[0].numbers.end(), 0.0f);
+  for (int i = 0; i < 3; ++i) {
+    lanes[0].row(static_cast<std::uint64_t>(i))[0] = static_cast<float>(std::cos(0.5 * i));
+    lanes[0].row(static_cast<std::uint64_t>(i))[1] = static_cast<float>(std::sin(0.5 * i));
+  }
+  KeyCosines cosines = CosinesOf(geometry, lanes);
+  std::vector<std::uint32_t> seeds(3);
+  ClusterRun(cosines, 0, 3, 0.8, seeds);
+  EXPECT_THAT(seeds, ElementsAre(0, 0, 2));
+}
+
+TEST(Cluster, CountsForEveryTauAreThoseOfClustering) {
+  TestRandom random;
+  const LayerGeometry geometry = TestGeometry();
+  const std::vector<TestRows> lanes = ClusteredLanes(2, 50, random);
+  KeyCosines cosines = CosinesOf(geometry, lanes);
+  ClusterCounts counts;
+  counts.AddRun(cosines, 0, 20);
+  counts.AddRun(cosines, 21, 50);
+  counts.AddSingle(1);
+  for (std::uint32_t step = 0; step <= kTauSteps; ++step) {
+    std::uint64_t expected = 1;
+    for (const auto& [begin, end] : {std::pair(0, 20), std::pair(21, 50)}) {
+      const std::vector<std::uint32_t> seeds =
+          PlainSeeds(lanes, static_cast<std::uint64_t>(begin), static_cast<std::uint64_t>(end),
+                     static_cast<double>(step) / kTauSteps);
+      expected += std::set<std::uint32_t>(seeds.begin(), seeds.end()).size();
+    }
+    EXPECT_EQ(counts.counts()[step], expected) << step;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::kernels
