@@ -1,6 +1,7 @@
 #include "daemon/cache/build.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "daemon/base/check.h"
@@ -39,10 +40,12 @@ absl::Status Upload(const TenantMemory& memory, const HostRows& rows,
   return absl::OkStatus();
 }
 
-// Where the device reads the rows of a tile.
+// Where the device reads the rows of a tile, and what stands beside them.
 struct Source {
   const std::byte* key;
   const std::byte* value;
+  const float* weights = nullptr;
+  const std::uint32_t* positions = nullptr;
 };
 
 // `source(i)`: of tile i. `rows`: of all tiles together.
@@ -58,6 +61,8 @@ absl::StatusOr<std::optional<std::size_t>> Encode(const TenantMemory& memory, co
     const Source from = source(i);
     jobs.push_back({.key = from.key,
                     .value = from.value,
+                    .weights = from.weights,
+                    .positions = from.positions,
                     .rows = static_cast<std::uint32_t>(
                         std::min<std::uint64_t>(kTileEntries, rows - i * kTileEntries)),
                     .strategy = 0,
@@ -68,8 +73,60 @@ absl::StatusOr<std::optional<std::size_t>> Encode(const TenantMemory& memory, co
 
 HostRows Slice(const HostRows& rows, std::uint64_t first, std::uint64_t count) {
   const std::size_t at = first * rows.tile.row_bytes();
-  return {rows.keys + at, rows.values + at, count, rows.tile};
+  return {.keys = rows.keys + at,
+          .values = rows.values + at,
+          .count = count,
+          .tile = rows.tile,
+          .weights = rows.weights == nullptr ? nullptr : rows.weights + first,
+          .positions = rows.positions == nullptr ? nullptr : rows.positions + first};
 }
+
+// Weights and positions of rows on their way to a device that cannot read the daemon's memory: as
+// many words of either as fit into the tiles of one batch.
+class WordsOnTheWay {
+ public:
+  static absl::StatusOr<WordsOnTheWay> Reserve(const TenantMemory& memory, const HostRows& rows) {
+    WordsOnTheWay words;
+    if (rows.weights == nullptr && rows.positions == nullptr) return words;
+    absl::StatusOr<pool::Block> block =
+        memory.pool->Allocate(2 * kBytes, pool::Fit::kExact, pool::MemoryTag::kTiles);
+    if (!block.ok()) return block.status();
+    words.block_ = *std::move(block);
+    return words;
+  }
+
+  absl::Status Bring(const TenantMemory& memory, const HostRows& some) {
+    std::vector<device::WordStore> stores;
+    const auto bring = [&](const void* from, std::byte* to) {
+      for (std::uint64_t at = 0; at < some.count * kWordBytes; at += sizeof(std::uint64_t)) {
+        std::uint64_t pair = 0;
+        std::memcpy(&pair, static_cast<const std::byte*>(from) + at,
+                    std::min<std::uint64_t>(sizeof pair, some.count * kWordBytes - at));
+        stores.push_back({to + at, pair});
+      }
+    };
+    weights_ = some.weights == nullptr ? nullptr : block_.data();
+    positions_ = some.positions == nullptr ? nullptr : block_.data() + kBytes;
+    if (weights_ != nullptr) bring(some.weights, block_.data());
+    if (positions_ != nullptr) bring(some.positions, block_.data() + kBytes);
+    return memory.device->StoreWords(stores);
+  }
+
+  const float* weights(std::uint64_t entry) const {
+    return weights_ == nullptr ? nullptr : reinterpret_cast<const float*>(weights_) + entry;
+  }
+  const std::uint32_t* positions(std::uint64_t entry) const {
+    return positions_ == nullptr ? nullptr
+                                 : reinterpret_cast<const std::uint32_t*>(positions_) + entry;
+  }
+
+ private:
+  static constexpr std::uint64_t kWordBytes = 4;
+  static constexpr std::uint64_t kBytes = kTilesOnTheWay * kTileEntries * kWordBytes;
+  pool::Block block_;
+  const std::byte* weights_ = nullptr;
+  const std::byte* positions_ = nullptr;
+};
 
 // By way of dense tiles that only this call knows.
 absl::StatusOr<std::optional<std::size_t>> EncodeUploaded(const TenantMemory& memory,
@@ -80,6 +137,8 @@ absl::StatusOr<std::optional<std::size_t>> EncodeUploaded(const TenantMemory& me
       memory.pool->AllocateMany(std::min(tiles.size(), kTilesOnTheWay), rows.tile.bytes(),
                                 pool::Fit::kExact, pool::MemoryTag::kTiles);
   if (!way.ok()) return way.status();
+  absl::StatusOr<WordsOnTheWay> words = WordsOnTheWay::Reserve(memory, rows);
+  if (!words.ok()) return words.status();
   for (std::size_t done = 0; done < tiles.size(); done += kTilesOnTheWay) {
     const std::size_t count = std::min(kTilesOnTheWay, tiles.size() - done);
     const std::uint64_t first = done * kTileEntries;
@@ -87,11 +146,16 @@ absl::StatusOr<std::optional<std::size_t>> EncodeUploaded(const TenantMemory& me
         Slice(rows, first, std::min<std::uint64_t>(rows.count - first, count * kTileEntries));
     std::vector<std::byte*> stops;
     for (std::size_t i = 0; i < count; ++i) stops.push_back((*way)[i].data());
-    if (absl::Status status = Upload(memory, some, stops); !status.ok()) return status;
+    absl::Status status = Upload(memory, some, stops);
+    if (status.ok()) status = words->Bring(memory, some);
+    if (!status.ok()) return status;
     const absl::StatusOr<std::optional<std::size_t>> unfit =
         Encode(memory, form, rows.tile.type, some.count, tiles.subspan(done, count),
                [&](std::size_t i) -> Source {
-                 return {stops[i] + rows.tile.key_offset(0), stops[i] + rows.tile.value_offset(0)};
+                 return {.key = stops[i] + rows.tile.key_offset(0),
+                         .value = stops[i] + rows.tile.value_offset(0),
+                         .weights = words->weights(i * kTileEntries),
+                         .positions = words->positions(i * kTileEntries)};
                });
     if (!unfit.ok()) return unfit.status();
     if (unfit->has_value()) return done + **unfit;
@@ -196,15 +260,14 @@ absl::StatusOr<std::optional<std::size_t>> EncodeRows(const TenantMemory& memory
                                                       const TileForm& form, const HostRows& rows,
                                                       std::span<std::byte* const> tiles) {
   TESSERA_CHECK(tiles.size() == TilesOf(rows.count), "there is a tile for each 32 rows");
-  const bool plain = !form.shape.packed() && form.shape.summary == kernels::Summary::kNone;
-  if (plain) {
+  if (form.shape == kernels::DenseShape(rows.tile.head_dim, rows.tile.type)) {
     if (absl::Status status = Upload(memory, rows, tiles); !status.ok()) return status;
     return std::nullopt;
   }
   if (memory.device->description().reads_host_memory) {
-    const std::size_t tile_bytes = kTileEntries * rows.tile.row_bytes();
     return Encode(memory, form, rows.tile.type, rows.count, tiles, [&](std::size_t i) -> Source {
-      return {rows.keys + i * tile_bytes, rows.values + i * tile_bytes};
+      const HostRows some = Slice(rows, i * kTileEntries, 0);
+      return {some.keys, some.values, some.weights, some.positions};
     });
   }
   return EncodeUploaded(memory, form, rows, tiles);

@@ -47,6 +47,8 @@ struct HostRows {
   const std::byte* values = nullptr;
   std::uint64_t count = 0;
   kernels::DenseTile tile{};
+  const float* weights = nullptr;            // [count]; null: 1
+  const std::uint32_t* positions = nullptr;  // [count], of shapes that have them
 };
 // The form in which tiles are written, wherever the rows lie.
 struct TileForm {
@@ -60,7 +62,7 @@ absl::StatusOr<std::optional<std::size_t>> EncodeRows(const TenantMemory& memory
                                                       const TileForm& form, const HostRows& rows,
                                                       std::span<std::byte* const> tiles);
 
-// Copies the rows that a lane shows of a plain segment to host memory.
+// Copies the rows that a lane shows of a segment that is not packed to host memory.
 absl::Status ReadPlain(const TenantMemory& memory, const HeldSegment& held,
                        const kernels::DenseTile& tile, std::byte* keys, std::byte* values);
 

@@ -18,12 +18,19 @@ struct HeldSegment {
   std::shared_ptr<Segment> segment;
   std::uint32_t entries = 0;
 
+  // Behind the last entry; of no entries the first position.
+  std::uint64_t end_position() const {
+    return entries == 0 ? segment->first_position() : segment->PositionOf(entries - 1) + 1;
+  }
+  // How many of the entries stand before this position.
+  std::uint32_t EntriesBefore(std::uint64_t position) const;
+
   // As snapshots show it.
   shm::SegmentRef Ref() const {
     shm::SegmentRef ref = {};
     ref.tile_table = segment->table_offset();
     ref.first_position = segment->first_position();
-    ref.position_span = entries;
+    ref.position_span = end_position() - segment->first_position();
     ref.entries = entries;
     shm::SetShape(segment->shape(), ref);
     if (const Rotations* rotations = segment->rotations()) {
@@ -46,16 +53,20 @@ struct Lane {
   bool recoding = false;
   // Of the last truncation: true once nobody reads what it cut off any more.
   std::shared_ptr<const std::atomic<bool>> cut_drained;
+  // How often entries were cut off or dropped. Whoever chose among those before it chose among
+  // others.
+  std::uint64_t losses = 0;
   std::uint64_t entries = 0;     // in all segments
   std::uint64_t tail_start = 0;  // the first token not in a segment
   pool::Block snapshot;          // published; invalid while the lane holds nothing
   std::uint64_t generation = 0;
 
-  // Whether a frozen last segment may be appended to again: nobody else holds it (a fork has gone,
-  // and its readers with it), and no reader sees rows beyond what this lane shows.
+  // Whether a frozen last segment may be appended to again: the next token is the next position of
+  // it, nobody else holds it (a fork has gone, and its readers with it), and no reader sees rows
+  // beyond what this lane shows.
   bool MayReopen() const {
     if (segments.empty() || !segments.back().segment->appendable() ||
-        segments.back().segment.use_count() != 1) {
+        segments.back().end_position() != tail_start || segments.back().segment.use_count() != 1) {
       return false;
     }
     // A count alone orders nothing: releasing a copy sees all that earlier holders did.

@@ -24,7 +24,7 @@ class Node {
     std::uint64_t hard_limit_bytes = 0;
   };
   struct Options {
-    std::uint64_t memory_bytes = 0;    // of all pools, directories, tails and staging arenas
+    std::uint64_t memory_bytes = 0;  // of all pools, directories, tails and staging arenas
     // Of rows that wait for a strategy of their own: host memory, beside the above.
     std::uint64_t raw_copy_bytes = 0;
     device::Device* device = nullptr;  // outlives the node

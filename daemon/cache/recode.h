@@ -13,12 +13,15 @@
 
 namespace tessera::cache {
 
-// The segments of a lane that wait for a strategy: all behind the last sealed one. As long as they
-// are held here nobody appends to them, so that the rows that the lane shows stay as they are.
+// The segments of a lane that wait for a strategy: all behind the last sealed one, up to the newest
+// token and without a gap. As long as Recode holds them nobody appends to them, so that the rows
+// that the lane shows stay as they are.
 struct OpenRun {
   std::uint32_t lane = 0;
   std::uint32_t layer = 0;
   std::uint32_t kv_head = 0;
+  // Those before them; only where the whole lane was asked for.
+  std::vector<HeldSegment> settled;
   std::vector<HeldSegment> provisional;  // encoded with the strategy before, raw rows kept
   std::vector<HeldSegment> plain;        // rows as they came
   std::uint64_t first_position = 0;      // of the first of all of them
@@ -28,7 +31,12 @@ struct OpenRun {
   // Whether it may take more whole tiles: then it holds `grows_at` entries.
   bool grows = false;
   std::uint32_t grows_at = 0;
+  std::uint64_t losses = 0;  // of the lane until then
+  // Of LookAt alone: the tiles of everything above, in that order. A segment that goes on growing
+  // must not be asked for them.
+  std::vector<const std::byte*> tiles;
 
+  std::uint64_t settled_entries() const { return Entries(settled); }
   std::uint64_t provisional_entries() const { return Entries(provisional); }
   std::uint64_t plain_entries() const { return Entries(plain); }
 
@@ -51,12 +59,27 @@ struct SegmentGrowth {
   }
 };
 
-// What takes the place of segments of an OpenRun: as many entries, in the same order.
+// Where tokens of a sequence stand now that keys were turned to other positions.
+struct PositionMove {
+  std::uint64_t shift = 0;  // how far behind their numbers
+  std::uint64_t until = 0;  // those before it were moved, and are not parted any more
+};
+
+// What takes the place of segments of an OpenRun: as many entries, in the same order, unless
+// entries are dropped.
 struct LaneSwap {
   // Whether the provisional segments go, too, or the plain ones alone.
   bool all = false;
+  // Whether the settled ones go, too; then all go.
+  bool whole = false;
+  // Whether the lane holds fewer entries afterwards; it must not have been cut meanwhile.
+  bool drops = false;
+  std::optional<PositionMove> moves;    // of the sequence, from then on
   std::optional<SegmentGrowth> growth;  // of `previous`; only where the plain ones alone go
   std::vector<std::shared_ptr<Segment>> segments;  // filled
+  // Instead of these, where the whole lane goes: what it holds then, segments that it held before
+  // among them.
+  std::vector<HeldSegment> held;
   // Whether the last of these that is not plain (without one: `growth`) may grow from now on.
   bool growing = false;
 };

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "daemon/base/check.h"
+#include "daemon/cache/lane.h"
 
 namespace tessera::cache {
 
@@ -30,6 +31,16 @@ void Segment::ListTableWords(const std::vector<pool::Block>& tiles, const pool::
   };
   if (moves) list(tiles_);
   list(tiles);
+}
+
+std::uint32_t HeldSegment::EntriesBefore(std::uint64_t position) const {
+  const std::uint64_t first = segment->first_position();
+  if (position <= first) return 0;
+  const std::uint64_t offset = position - first;
+  const EntryList* const list = segment->entry_list();
+  if (list == nullptr) return static_cast<std::uint32_t>(std::min<std::uint64_t>(offset, entries));
+  const auto begin = list->positions.begin();
+  return static_cast<std::uint32_t>(std::lower_bound(begin, begin + entries, offset) - begin);
 }
 
 pool::Block Segment::AddTiles(std::vector<pool::Block> tiles, pool::Block larger_table) {

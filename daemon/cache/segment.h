@@ -44,6 +44,15 @@ struct SegmentLoss {
   double value = 0;
 };
 
+// Of entries that are not the tokens one after another: what the words of their tiles say, where
+// the daemon can look.
+struct EntryList {
+  std::vector<std::uint32_t> positions;  // less the segment's first, ascending
+  std::vector<float> weights;            // how many tokens each stands for; empty: 1
+  // Of merged entries: the position behind the last token that one of them stands for.
+  std::uint64_t merged_until = 0;
+};
+
 class Segment {
  public:
   // `rotations`: of packed shapes; null: the identity. `raw`: of provisional segments, the rows
@@ -78,6 +87,13 @@ class Segment {
   void set_loss(SegmentLoss loss) { loss_ = loss; }
 
   std::uint64_t first_position() const { return first_position_; }
+  // Null: entry e is the token at first_position + e.
+  const EntryList* entry_list() const { return entry_list_.get(); }
+  // Before anybody else sees the segment.
+  void set_entry_list(std::shared_ptr<const EntryList> list) { entry_list_ = std::move(list); }
+  std::uint64_t PositionOf(std::uint32_t entry) const {
+    return first_position_ + (entry_list_ == nullptr ? entry : entry_list_->positions[entry]);
+  }
   std::uint64_t table_offset() const { return table_.offset(); }
   std::uint64_t table_bytes() const { return table_.valid() ? table_.bytes() : 0; }
   // Rows [0, filled) hold what some lane has shown, or shows.
@@ -112,6 +128,7 @@ class Segment {
   const std::shared_ptr<const Rotations> rotations_;
   const std::shared_ptr<RawRows> raw_;
   std::atomic<bool> sealed_{false};
+  std::shared_ptr<const EntryList> entry_list_;
   SegmentLoss loss_;
   std::uint32_t filled_ = 0;
   std::vector<pool::Block> tiles_;

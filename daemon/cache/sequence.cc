@@ -113,9 +113,12 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceId id, SessionI
 absl::Status Sequence::CopyLanesOf(const Sequence& parent, std::uint64_t tokens) {
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
     lanes_[i].segments = parent.lanes_[i].segments;
+    lanes_[i].losses = parent.lanes_[i].losses;
     lanes_[i].entries = parent.lanes_[i].entries;
     lanes_[i].tail_start = parent.lanes_[i].tail_start;
   }
+  moved_ = parent.moved_;
+  if (absl::Status status = MayCut(tokens); !status.ok()) return status;
   absl::StatusOr<std::vector<pool::Block>> snapshots = ReserveSnapshots(0);
   if (!snapshots.ok()) return snapshots.status();
   CutLanes(tokens, *std::move(snapshots));
@@ -131,6 +134,7 @@ absl::Status Sequence::Truncate(std::uint64_t tokens) {
     return absl::OutOfRangeError(
         Concat(id_.ToString(), " holds ", *held, " tokens; it cannot be truncated to ", tokens));
   }
+  if (absl::Status status = MayCut(tokens); !status.ok()) return status;
   // Reserved before the tail goes: a truncation that is refused leaves the sequence decoding.
   const std::size_t of_tail =
       decoding() ? 1 + model_->layout().ring_capacity() / kMaxSegmentEntries : 0;
@@ -155,26 +159,46 @@ absl::StatusOr<std::vector<pool::Block>> Sequence::ReserveSnapshots(std::size_t 
   return snapshots;
 }
 
-// Every lane keeps its first `tokens` tokens (all of them where it has no more), and is published
-// anew. Under the dense strategy entry e of a lane is token e.
+absl::Status Sequence::MayCut(std::uint64_t tokens) const {
+  if (tokens > 0 && tokens < moved_.until) {
+    return absl::FailedPreconditionError(
+        Concat(id_.ToString(), " has moved its first ", moved_.until,
+               " tokens to other positions; it cannot be cut to ", tokens, " among them"));
+  }
+  for (const Lane& lane : lanes_) {
+    for (const HeldSegment& held : lane.segments) {
+      const EntryList* const list = held.segment->entry_list();
+      if (list == nullptr || list->merged_until <= tokens) continue;
+      const std::uint64_t first = held.segment->first_position();
+      if (first >= tokens) continue;  // all of it goes
+      return absl::FailedPreconditionError(Concat(
+          id_.ToString(), " has merged the tokens from ", first, " up to ", list->merged_until,
+          " with each other; it cannot be cut to ", tokens, " among them"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Every lane keeps what it has of the first `tokens` tokens, and is published anew.
 void Sequence::CutLanes(std::uint64_t tokens, std::vector<pool::Block> snapshots) {
+  if (tokens == 0) moved_ = {};
   Replaced replaced;
   const auto drained = std::make_shared<std::atomic<bool>>(false);
   for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
     Lane& lane = lanes_[i];
-    if (lane.entries > tokens) lane.cut_drained = drained;
-    while (lane.entries > tokens) {
+    lane.losses += lane.tail_start > tokens;
+    while (!lane.segments.empty() && lane.segments.back().end_position() > tokens) {
       HeldSegment& last = lane.segments.back();
-      const std::uint64_t before = lane.entries - last.entries;
+      const std::uint32_t left = last.EntriesBefore(tokens);
+      lane.cut_drained = drained;
+      lane.entries -= last.entries - left;
       lane.open = false;  // rows beyond the cut are still shown to readers of older snapshots
       if (!last.segment->appendable()) lane.growing = false;
-      if (before >= tokens) {
-        lane.entries = before;
+      if (left == 0) {
         replaced.segments.push_back(std::move(last.segment));
         lane.segments.pop_back();
       } else {
-        last.entries = static_cast<std::uint32_t>(tokens - before);
-        lane.entries = tokens;
+        last.entries = left;
       }
     }
     lane.tail_start = std::min(lane.tail_start, tokens);
@@ -225,7 +249,21 @@ std::vector<SegmentRun> Sequence::Form() const {
   return form;
 }
 
-Sequence::Description Sequence::Describe(bool lanes) const {
+namespace {
+
+void ListEntries(const Lane& lane, Sequence::LaneDescription& out) {
+  for (const HeldSegment& held : lane.segments) {
+    const EntryList* const list = held.segment->entry_list();
+    for (std::uint32_t entry = 0; entry < held.entries; ++entry) {
+      out.positions.push_back(held.segment->PositionOf(entry));
+      out.weights.push_back(list == nullptr || list->weights.empty() ? 1 : list->weights[entry]);
+    }
+  }
+}
+
+}  // namespace
+
+Sequence::Description Sequence::Describe(Detail detail) const {
   MutexLock lock(mutex_);
   Description description = {.id = id_, .owner = owner()};
   if (freed_) return description;
@@ -250,10 +288,12 @@ Sequence::Description Sequence::Describe(bool lanes) const {
         if (held.segment.use_count() > 1)
           description.shared_tile_bytes += held.segment->tile_bytes();
       }
-      if (!lanes) continue;
-      description.lanes.push_back(
-          {layer, head, lane.entries, committed > lane.tail_start ? committed - lane.tail_start : 0,
-           static_cast<std::uint32_t>(lane.segments.size()), lane.tile_bytes(), RunsOf(lane)});
+      if (detail == Detail::kSums) continue;
+      description.lanes.push_back({layer, head, lane.entries,
+                                   committed > lane.tail_start ? committed - lane.tail_start : 0,
+                                   static_cast<std::uint32_t>(lane.segments.size()),
+                                   lane.tile_bytes(), RunsOf(lane), lane.tail_start});
+      if (detail == Detail::kEntries) ListEntries(lane, description.lanes.back());
     }
   }
   return description;

@@ -120,6 +120,13 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // INVALID_ARGUMENT where a value has no place in that form, ABORTED while another packing runs.
   absl::StatusOr<PackOutcome> Pack(const PackSpec& spec, const GoOn& go_on);
 
+  // How far the rotary position of a token is behind its number, because keys were turned to the
+  // places that they have after others went. 0 unless a policy moves positions.
+  std::uint64_t position_shift() const;
+
+  // Tokens that a layer holds, committed ones of the tail included.
+  absl::StatusOr<std::uint64_t> TokensOfLayer(std::uint32_t layer);
+
   // Entries of a lane that wait for a strategy.
   std::uint64_t OpenEntries(std::uint32_t lane) const;
 
@@ -137,8 +144,15 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   struct RecodeOptions {
     std::uint32_t lane = 0;
     std::uint64_t least_plain = 0;  // fewer plain entries: nothing is done
+    bool whole = false;             // all of the lane, and not only what waits
   };
   absl::Status Recode(const RecodeOptions& options, const Recoder& work);
+  // The same of all lanes of a layer at one moment, by kv head, to look at: rows stay as they are
+  // while they are held here. Others may go on appending behind them.
+  absl::StatusOr<std::vector<OpenRun>> LookAt(std::uint32_t layer, bool whole) const;
+
+  // Moves every committed token from the tail into segments; the tail goes on.
+  absl::Status AbsorbTail();
 
   // Readers see it gone; its memory goes when they have moved on. The sequence refuses everything
   // from now on. Idempotent.
@@ -157,6 +171,10 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::uint32_t segments;
     std::uint64_t tile_bytes;
     std::vector<SegmentRun> runs;
+    std::uint64_t tokens = 0;  // that its entries are what is left of
+    // Only where they were asked for: of each entry.
+    std::vector<std::uint64_t> positions;
+    std::vector<float> weights;
   };
   struct Description {
     SequenceId id;
@@ -169,7 +187,11 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::uint64_t shared_tile_bytes = 0;
     std::vector<LaneDescription> lanes;
   };
-  Description Describe(bool lanes) const;
+  enum class Detail { kSums, kLanes, kEntries };
+  Description Describe(Detail detail) const;
+  Description Describe(bool lanes) const {
+    return Describe(lanes ? Detail::kLanes : Detail::kSums);
+  }
   // What the segments of all lanes hold, form by form.
   std::vector<SegmentRun> Form() const;
 
@@ -246,7 +268,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
       TESSERA_REQUIRES(mutex_);
 
   // sequence_recode.cc
-  OpenRun OpenRunOf(std::uint32_t lane) const TESSERA_REQUIRES(mutex_);
+  OpenRun OpenRunOf(std::uint32_t lane, bool whole = false) const TESSERA_REQUIRES(mutex_);
   absl::Status SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& replaced)
       TESSERA_REQUIRES(mutex_);
   void CountSwap(const std::vector<HeldSegment>& sources, const LaneSwap& swap);
@@ -263,6 +285,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::StatusOr<std::vector<pool::Block>> ReserveSnapshots(std::size_t more_segments)
       TESSERA_REQUIRES(mutex_);
   void CutLanes(std::uint64_t tokens, std::vector<pool::Block> snapshots) TESSERA_REQUIRES(mutex_);
+  // FAILED_PRECONDITION where a token before the cut has been merged with one behind it.
+  absl::Status MayCut(std::uint64_t tokens) const TESSERA_REQUIRES(mutex_);
 
   const TenantMemory memory_;
   const SequenceId id_;
@@ -276,6 +300,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::uint32_t tail_generation_ TESSERA_GUARDED_BY(mutex_) = 0;
   bool freed_ TESSERA_GUARDED_BY(mutex_) = false;
   bool packing_ TESSERA_GUARDED_BY(mutex_) = false;
+  PositionMove moved_ TESSERA_GUARDED_BY(mutex_);
   std::string failure_ TESSERA_GUARDED_BY(mutex_);  // empty: live
 
   mutable Mutex companion_mutex_;

@@ -229,7 +229,11 @@ void Sequence::PublishLane(std::uint32_t index, pool::Block block, Replaced& rep
 }
 
 void Sequence::FinishPublication(Replaced replaced, pool::Epochs::Garbage also) {
-  if (!freed_) block().next_position.store(TokensInSegments());
+  if (!freed_) {
+    // Layers that come one after another: those without tokens as yet have none that were moved.
+    const std::uint64_t tokens = TokensInSegments();
+    block().next_position.store(tokens - std::min(tokens, moved_.shift));
+  }
   block().version.fetch_add(1);
   const std::uint64_t bytes = replaced.bytes();
   if (bytes == 0 && !also && replaced.segments.empty()) return;

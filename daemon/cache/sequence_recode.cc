@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 #include "daemon/cache/sequence.h"
@@ -23,9 +24,9 @@ absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work)
       return absl::AbortedError(
           Concat(id_.ToString(), " is being compressed by another call; ask again"));
     }
-    run = OpenRunOf(options.lane);
+    run = OpenRunOf(options.lane, options.whole);
     if (run.plain_entries() < options.least_plain ||
-        run.plain_entries() + run.provisional_entries() == 0) {
+        run.settled_entries() + run.plain_entries() + run.provisional_entries() == 0) {
       return absl::OkStatus();
     }
     lane.recoding = true;
@@ -45,6 +46,29 @@ absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work)
   run = OpenRun();
   FinishPublication(std::move(replaced));
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<OpenRun>> Sequence::LookAt(std::uint32_t layer, bool whole) const {
+  MutexLock lock(mutex_);
+  if (absl::Status status = Usable(); !status.ok()) return status;
+  std::vector<OpenRun> runs;
+  for (std::uint32_t head = 0; head < model_->layout().kv_heads(layer); ++head) {
+    OpenRun run = OpenRunOf(model_->layout().lane(layer, head), whole);
+    for (const std::vector<HeldSegment>* segments : {&run.settled, &run.provisional, &run.plain}) {
+      for (const HeldSegment& held : *segments) {
+        for (std::uint32_t entry = 0; entry < held.entries; entry += kernels::kTileEntries) {
+          run.tiles.push_back(held.segment->TileData(entry / kernels::kTileEntries));
+        }
+      }
+    }
+    runs.push_back(std::move(run));
+  }
+  return runs;
+}
+
+std::uint64_t Sequence::position_shift() const {
+  MutexLock lock(mutex_);
+  return moved_.shift;
 }
 
 std::uint64_t Sequence::OpenEntries(std::uint32_t lane) const {
@@ -67,11 +91,16 @@ void Sequence::DropRawRows() {
   for (const std::shared_ptr<Segment>& segment : segments) segment->raw()->Drop();
 }
 
-OpenRun Sequence::OpenRunOf(std::uint32_t index) const {
+OpenRun Sequence::OpenRunOf(std::uint32_t index, bool whole) const {
   const Lane& lane = lanes_[index];
   const std::vector<HeldSegment>& segments = lane.segments;
   std::size_t first_plain = segments.size();
-  while (first_plain > 0 && segments[first_plain - 1].segment->appendable()) --first_plain;
+  // What is left of tokens that were chosen from is settled, though it may be plain.
+  std::uint64_t end = lane.tail_start;
+  while (first_plain > 0 && segments[first_plain - 1].segment->appendable() &&
+         segments[first_plain - 1].end_position() == end) {
+    end = segments[--first_plain].segment->first_position();
+  }
   std::size_t first = first_plain;
   while (first > 0 && segments[first - 1].segment->raw() != nullptr &&
          segments[first - 1].segment->open_to_strategy()) {
@@ -81,6 +110,8 @@ OpenRun Sequence::OpenRunOf(std::uint32_t index) const {
   std::uint32_t layer = 0;
   while (layer + 1 < layout.layers() && layout.lane(layer + 1, 0) <= index) ++layer;
   OpenRun run = {.lane = index, .layer = layer, .kv_head = index - layout.lane(layer, 0)};
+  run.losses = lane.losses;
+  if (whole) run.settled.assign(segments.begin(), segments.begin() + first);
   run.provisional.assign(segments.begin() + first, segments.begin() + first_plain);
   run.plain.assign(segments.begin() + first_plain, segments.end());
   run.first_position =
@@ -100,7 +131,10 @@ OpenRun Sequence::OpenRunOf(std::uint32_t index) const {
 absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& replaced) {
   Lane& lane = lanes_[run.lane];
   std::vector<HeldSegment> sources;
-  if (swap.all) sources = run.provisional;
+  if (swap.whole) sources = run.settled;
+  if (swap.whole || swap.all) {
+    sources.insert(sources.end(), run.provisional.begin(), run.provisional.end());
+  }
   sources.insert(sources.end(), run.plain.begin(), run.plain.end());
   const auto first = std::find_if(
       lane.segments.begin(), lane.segments.end(),
@@ -114,6 +148,10 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
     shown += (first + count)->entries;
     ++count;
   }
+  if (swap.drops && shown != taken) {
+    return absl::AbortedError(Concat("lane ", run.lane, " of ", id_.ToString(),
+                                     " was cut while its entries were chosen; ask again"));
+  }
   if (count == 0) return absl::OkStatus();  // all of it has been cut off
   if (swap.growth.has_value() &&
       !(lane.growing && first != lane.segments.begin() &&
@@ -123,10 +161,19 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
   }
 
   std::uint64_t left = shown;
+  if (swap.drops) {
+    left = 0;
+    for (const std::shared_ptr<Segment>& segment : swap.segments) left += segment->filled();
+    for (const HeldSegment& held : swap.held) left += held.entries;
+    TESSERA_CHECK(left <= shown && !swap.growth.has_value(), "dropping leaves fewer entries");
+  }
+  const std::uint64_t remaining = left;
   const std::uint64_t grown =
       swap.growth.has_value() ? std::min<std::uint64_t>(left, swap.growth->entries()) : 0;
   left -= grown;
-  std::vector<HeldSegment> targets;
+  const bool gathered = !swap.held.empty();
+  std::vector<HeldSegment> targets = std::move(swap.held);
+  for (const HeldSegment& held : targets) left -= held.entries;
   for (const std::shared_ptr<Segment>& segment : swap.segments) {
     const std::uint64_t entries = std::min<std::uint64_t>(left, segment->filled());
     if (entries == 0) break;
@@ -138,7 +185,7 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
       static_cast<std::uint32_t>(lane.segments.size() - count + targets.size()));
   if (!snapshot.ok()) return snapshot.status();
 
-  CountSwap(sources, swap);
+  if (!gathered) CountSwap(sources, swap);
   if (swap.growth.has_value()) {
     SegmentGrowth& growth = *swap.growth;
     const std::uint32_t filled = run.grows_at + growth.entries();
@@ -147,13 +194,22 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
     if (old.valid()) replaced.blocks.push_back(std::move(old));
     (first - 1)->entries += static_cast<std::uint32_t>(grown);
   }
+  absl::flat_hash_set<const Segment*> stay;
+  for (const HeldSegment& held : targets) stay.insert(held.segment.get());
   for (std::size_t i = 0; i < count; ++i) {
+    if (stay.contains((first + i)->segment.get())) continue;
     replaced.segments.push_back(std::move((first + i)->segment));
   }
   const auto at = lane.segments.erase(first, first + count);
   lane.segments.insert(at, targets.begin(), targets.end());
-  // A cut leaves a partial tile.
-  lane.growing = swap.growing && shown == taken;
+  if (swap.drops) {
+    ++lane.losses;
+    lane.entries -= shown - remaining;
+    memory_.counters->entries_dropped.fetch_add(shown - remaining, std::memory_order_relaxed);
+  }
+  if (swap.moves.has_value()) moved_ = *swap.moves;
+  // A cut leaves a partial tile, and a fork that came meanwhile shares what was held before.
+  lane.growing = swap.growing && shown == taken && (lane.growing || !gathered);
   PublishLane(run.lane, *std::move(snapshot), replaced);
   return absl::OkStatus();
 }
@@ -172,7 +228,7 @@ void Sequence::CountSwap(const std::vector<HeldSegment>& sources, const LaneSwap
   for (const std::shared_ptr<Segment>& segment : swap.segments) {
     after += segment->tile_bytes();
     tiles += segment->tiles();
-    if (segment->plain()) continue;
+    if (!segment->shape().packed() && segment->shape().block == 0) continue;
     counters.entries_packed.fetch_add(segment->filled(), std::memory_order_relaxed);
   }
   counters.tiles_written.fetch_add(tiles, std::memory_order_relaxed);

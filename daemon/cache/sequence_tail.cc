@@ -1,5 +1,6 @@
 // The tail of a decoding sequence: opened, absorbed tile by tile, closed.
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -76,6 +77,14 @@ absl::StatusOr<std::uint64_t> Sequence::CommittedLocked() {
   return *committed;
 }
 
+absl::StatusOr<std::uint64_t> Sequence::TokensOfLayer(std::uint32_t layer) {
+  MutexLock lock(mutex_);
+  if (absl::Status status = Usable(); !status.ok()) return status;
+  const absl::StatusOr<std::uint64_t> committed = CommittedLocked();
+  if (!committed.ok()) return committed.status();
+  return std::max(*committed, lanes_[model_->layout().lane(layer, 0)].tail_start);
+}
+
 absl::Status Sequence::AbsorbLocked(std::uint64_t upto) {
   const std::uint64_t from = TokensInSegments();
   std::shared_ptr<TailHandle> tail;
@@ -108,6 +117,15 @@ absl::StatusOr<std::uint64_t> Sequence::AbsorbFullTiles() {
   if (tokens == 0) return tokens;
   if (absl::Status status = AbsorbLocked(from + tokens); !status.ok()) return status;
   return tokens;
+}
+
+absl::Status Sequence::AbsorbTail() {
+  MutexLock lock(mutex_);
+  if (absl::Status status = Usable(); !status.ok()) return status;
+  if (tail() == nullptr) return absl::OkStatus();
+  absl::StatusOr<std::uint64_t> committed = CommittedLocked();
+  if (!committed.ok()) return committed.status();
+  return *committed == TokensInSegments() ? absl::OkStatus() : AbsorbLocked(*committed);
 }
 
 absl::Status Sequence::CloseTail() {

@@ -61,7 +61,7 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
                                                            .on_waiting = options.on_attention});
   tenant->epochs_->AddSource(tenant->own_pins_);
   tenant->memory_ = {tenant->directory_.get(), tenant->pool_.get(), tenant->epochs_.get(),
-                     options.device, &tenant->counters_, &tenant->raw_copies_};
+                     options.device,           &tenant->counters_,  &tenant->raw_copies_};
   return tenant;
 }
 

@@ -17,6 +17,8 @@ struct TenantCounters {
   std::atomic<std::uint64_t> tail_tokens_absorbed{0};  // from tails into segments
   std::atomic<std::uint64_t> tiles_written{0};
   std::atomic<std::uint64_t> entries_packed{0};  // as PackOutcome counts them
+  // By token policies, lane by lane: as many as a lane holds less than before.
+  std::atomic<std::uint64_t> entries_dropped{0};
   std::atomic<std::uint64_t> pack_bytes_before{0};
   std::atomic<std::uint64_t> pack_bytes_after{0};
   std::atomic<std::uint64_t> snapshots_published{0};

@@ -4,61 +4,40 @@
 #include <utility>
 
 #include "daemon/base/strings.h"
+#include "daemon/compaction/compactor_jobs.h"
 #include "daemon/policies/plan.h"
 #include "daemon/policies/validate.h"
 
 namespace tessera::compaction {
+
+using internal::TenantOf;
 
 namespace {
 
 constexpr Clock::Duration kBetweenComplaints = std::chrono::seconds(1);
 // Of one job: about a millisecond of work where each lane has one new tile.
 constexpr std::uint32_t kLanesPerJob = 16;
-// A lane that is forked or cut under the work is taken up again.
-constexpr int kAttempts = 3;
-
-TenantId TenantOf(const cache::Sequence& sequence) { return TenantId(sequence.id().value() >> 48); }
 
 }  // namespace
 
-// Jobs that somebody waits for. The last to let go of it tells.
-class Compactor::Batch {
- public:
-  explicit Batch(Done done) : done_(std::move(done)) {}
-  ~Batch() { std::move(done_)(status_); }
-  void Report(const absl::Status& status) {
-    MutexLock lock(mutex_);
-    if (status_.ok()) status_ = status;
-  }
-
- private:
-  Mutex mutex_;
-  absl::Status status_;  // in the destructor nobody else has it
-  Done done_;
-};
-
-// A job's place in a batch, or in none. A job that is dropped without having run says so.
-class Compactor::Ticket {
- public:
-  explicit Ticket(std::shared_ptr<Batch> batch) : batch_(std::move(batch)) {}
-  Ticket(Ticket&&) = default;
-  Ticket& operator=(Ticket&&) = delete;
-  ~Ticket() {
-    if (batch_ == nullptr) return;
-    batch_->Report(absl::CancelledError(
-        "the sequence was freed, or the daemon stopped, before all of it was compressed"));
-  }
-
-  bool waited_for() const { return batch_ != nullptr; }
-  void Report(const absl::Status& status) { batch_->Report(status); }
-  // The work is done, or has failed as it was reported.
-  void Finish() { batch_ = nullptr; }
-
- private:
-  std::shared_ptr<Batch> batch_;
-};
-
 // ---- policies
+
+namespace {
+
+// Rows are turned by how far their place in the lane moves: they must stand at their places.
+absl::Status MayMovePositions(const cache::Sequence& sequence) {
+  if (absl::Status fits = KeyTurner::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
+  for (const cache::Sequence::LaneDescription& lane : sequence.Describe(/*lanes=*/true).lanes) {
+    if (lane.entries + sequence.position_shift() == lane.tokens) continue;
+    return absl::FailedPreconditionError(
+        Concat(sequence.id().ToString(), " holds ", lane.entries, " entries of ", lane.tokens,
+               " tokens at their own positions; a policy that moves positions begins before any "
+               "entry goes"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy policy) {
   for (std::uint32_t layer = 0; layer < sequence.model().layers(); ++layer) {
@@ -66,21 +45,47 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
     if (!fits.ok()) {
       return absl::Status(fits.code(), Concat("layer ", layer, ": ", fits.message()));
     }
+    const std::uint32_t decides = policies::DecidesFor(policy, layer);
+    const std::uint32_t heads = sequence.model().layout().kv_heads(layer);
+    const std::uint32_t others = sequence.model().layout().kv_heads(decides);
+    if (heads == others) continue;
+    return absl::InvalidArgumentError(Concat("layer ", layer, ", with ", heads,
+                                             " kv heads, cannot take over the choice of layer ",
+                                             decides, ", which has ", others));
+  }
+  if (absl::Status fits = policies::CheckForModel(policy, sequence.model().layers()); !fits.ok()) {
+    return fits;
+  }
+  if (policies::MovesPositions(policy)) {
+    if (absl::Status fits = MayMovePositions(sequence); !fits.ok()) return fits;
   }
   // Nothing would come back to what waits for a strategy: its form is final then.
   if (!policy.mosaic.has_value()) sequence.DropRawRows();
   // There is nothing to do, or to know, for one that stays dense.
   const bool idle = policy.dense() && !policy.selection.has_value();
-  sequence.set_companion(idle ? nullptr
-                              : std::make_shared<ManagedSequence>(std::move(policy),
-                                                                  sequence.model().lanes()));
+  sequence.set_companion(
+      idle ? nullptr : std::make_shared<ManagedSequence>(std::move(policy), sequence.model()));
   return absl::OkStatus();
 }
 
-void Compactor::Forked(const cache::Sequence& parent, cache::Sequence& child) {
+absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Sequence& parent,
+                                                                 MakeFork fork) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(parent);
-  if (managed == nullptr) return;
-  child.set_companion(std::make_shared<ManagedSequence>(managed->policy(), child.model().lanes()));
+  if (managed == nullptr) return fork();
+  const ManagedSequence::Pause pause(*managed);
+  absl::StatusOr<std::shared_ptr<cache::Sequence>> child = fork();
+  if (!child.ok()) return child;
+  (*child)->set_companion(std::make_shared<ManagedSequence>(*managed, pause, (*child)->model()));
+  return child;
+}
+
+absl::Status Compactor::Truncate(cache::Sequence& sequence, std::uint64_t tokens) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  if (managed == nullptr) return sequence.Truncate(tokens);
+  const ManagedSequence::Pause pause(*managed);
+  absl::Status status = sequence.Truncate(tokens);
+  if (status.ok()) managed->CutTo(tokens, pause);
+  return status;
 }
 
 policies::Policy Compactor::PolicyOf(const cache::Sequence& sequence) {
@@ -101,6 +106,11 @@ std::optional<kernels::SelectionRule> Compactor::SelectionOf(const cache::Sequen
 void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr) return;
+  if (managed->policy().tokens.has_value()) {
+    // What stays is decided when all of the prompt is there.
+    if (rows.end_of_prompt) QueueChoices(sequence, managed, rows, JobPriority::kSeals, nullptr);
+    return;
+  }
   if (!managed->policy().mosaic.has_value()) {
     if (rows.end_of_prompt) TailsMoved(sequence);
     return;
@@ -123,6 +133,13 @@ void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const
 void Compactor::TailsMoved(const std::shared_ptr<cache::Sequence>& sequence) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr || managed->policy().dense()) return;
+  // A worker must know before its next token where that stands: only when it asks.
+  if (policies::MovesPositions(managed->policy())) return;
+  if (policies::Continues(managed->policy())) {
+    const Rows all = {.first_layer = 0, .layers = sequence->model().layers()};
+    QueueChoices(sequence, managed, all, JobPriority::kTails, nullptr);
+    return;
+  }
   if (managed->WantTiles()) QueueTiles(sequence, 0, Ticket(nullptr));
 }
 
@@ -131,6 +148,12 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
   const auto batch = std::make_shared<Batch>(std::move(done));
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr || managed->policy().dense()) return;
+  if (managed->policy().tokens.has_value()) {
+    // A policy that goes on while decoding acts on whatever has been decoded.
+    if (policies::Continues(managed->policy())) batch->Report(sequence->AbsorbTail());
+    QueueChoices(sequence, managed, rows, JobPriority::kSeals, batch);
+    return;
+  }
   if (managed->policy().summaries.has_value()) {
     QueueTiles(sequence, 0, Ticket(batch));
     return;
@@ -219,7 +242,7 @@ absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequ
   {
     MutexLock lock(lane.mutex);
     LaneState& state = lane.state;
-    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
       status = sequence->Recode({.lane = index, .least_plain = kernels::kTileEntries},
                                 [&](const cache::OpenRun& run) {
                                   LaneCoder coder(CoderOptions(*sequence, *managed, state), run);
@@ -248,7 +271,7 @@ absl::Status Compactor::Seal(cache::Sequence& sequence, std::uint32_t index, boo
   // Somebody else's seal may have done the work already.
   if (!cut.has_value()) return absl::OkStatus();
   absl::Status status;
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+  for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
     status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
       return LaneCoder(CoderOptions(sequence, *managed, state), run).Seal(*cut);
     });

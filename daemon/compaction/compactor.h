@@ -3,6 +3,7 @@
 //
 //   Appended, TailsMoved, Compress ──▶ jobs: "encode-tiles" (some lanes of a sequence)
 //                                            "seal" (one lane)
+//                                            "choose-tokens" (layers that share a choice)
 //
 // Every job holds its sequence weakly: work for one that is gone is dropped.
 #pragma once
@@ -10,9 +11,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
@@ -37,8 +41,13 @@ class Compactor {
   // The policy of a sequence from now on. What was compressed before stays as it is.
   // INVALID_ARGUMENT where the model cannot have it.
   absl::Status SetPolicy(cache::Sequence& sequence, policies::Policy policy);
-  // A fork goes on under its parent's policy.
-  void Forked(const cache::Sequence& parent, cache::Sequence& child);
+  // A fork that goes on under its parent's policy, made by `fork`: between two choices, so that it
+  // never has some lanes of a layer from before one and others from after it.
+  using MakeFork = absl::FunctionRef<absl::StatusOr<std::shared_ptr<cache::Sequence>>()>;
+  absl::StatusOr<std::shared_ptr<cache::Sequence>> Fork(const cache::Sequence& parent,
+                                                        MakeFork fork);
+  // Likewise a cut, which waits for choices that are being made.
+  absl::Status Truncate(cache::Sequence& sequence, std::uint64_t tokens);
   static policies::Policy PolicyOf(const cache::Sequence& sequence);
   // What its attention reads of a layer where a call does not say; nothing: everything.
   static std::optional<kernels::SelectionRule> SelectionOf(const cache::Sequence& sequence,
@@ -60,6 +69,13 @@ class Compactor {
   using Done = absl::AnyInvocable<void(absl::Status) &&>;
   void Compress(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows, Done done);
 
+  // What a worker shows of one layer, for the sequence's policy to decide by. Kept until that layer
+  // is compressed. FAILED_PRECONDITION where the policy asks for nothing.
+  absl::Status Observe(cache::Sequence& sequence, const ShownLayer& shown);
+  // The ids of tokens from `first_token` on. The same.
+  absl::Status ObserveTokens(cache::Sequence& sequence, std::uint64_t first_token,
+                             std::span<const std::uint32_t> ids);
+
   const CodingCounters& counters() const { return counters_; }
 
  private:
@@ -68,6 +84,24 @@ class Compactor {
 
   void QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t first_lane,
                   Ticket ticket);
+  // compactor_tokens.cc
+  void QueueChoices(const std::shared_ptr<cache::Sequence>& sequence,
+                    const std::shared_ptr<ManagedSequence>& managed, const Rows& rows,
+                    JobPriority priority, const std::shared_ptr<Batch>& batch);
+  void QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
+                   const std::shared_ptr<ManagedSequence>& managed,
+                   std::vector<std::uint32_t> layers, JobPriority priority, Ticket ticket);
+  absl::Status EncodeBefore(const std::shared_ptr<cache::Sequence>& sequence,
+                            ManagedSequence& managed, std::uint32_t layer);
+  absl::Status Choose(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t layer);
+  // What is chosen now; ChoiceOf also measures the time that it takes.
+  absl::StatusOr<LayerChoice> Choice(const cache::Sequence& sequence, ManagedSequence& managed,
+                                     std::uint32_t layer, const LayerState& state);
+  absl::StatusOr<LayerChoice> ChoiceOf(const cache::Sequence& sequence, ManagedSequence& managed,
+                                       std::uint32_t layer, const LayerState& state);
+  absl::Status CarryOut(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t layer,
+                        LayerChoice& choice);
+
   void QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
                  Ticket ticket);
   absl::Status EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane);

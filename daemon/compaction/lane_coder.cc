@@ -32,6 +32,14 @@ std::vector<std::byte*> TilesBehind(const Segment& segment, std::size_t first) {
   return tiles;
 }
 
+// What stands beside the rows.
+cache::HostRows WithList(cache::HostRows rows, const cache::EntryList* list) {
+  if (list == nullptr) return rows;
+  rows.positions = list->positions.data();
+  if (!list->weights.empty()) rows.weights = list->weights.data();
+  return rows;
+}
+
 std::vector<std::byte*> DataOf(const std::vector<pool::Block>& blocks) {
   std::vector<std::byte*> data;
   for (const pool::Block& block : blocks) data.push_back(block.data());
@@ -53,8 +61,10 @@ LaneCoder::LaneCoder(const Options& options, const cache::OpenRun& run)
 // Of the last segment that has one, where new rows could take it.
 std::optional<LaneCoder::Form> LaneCoder::FormBefore() const {
   if (run_.previous == nullptr) return std::nullopt;
-  const kernels::TileShape& shape = run_.previous->shape();
-  if (!shape.packed() || shape.weights || shape.positions) return std::nullopt;
+  kernels::TileShape shape = run_.previous->shape();
+  if (!shape.packed()) return std::nullopt;
+  // New rows are tokens one after another, whatever those before them were.
+  shape.weights = shape.positions = false;
   return Form{shape, run_.previous->shared_rotations(), run_.previous->loss()};
 }
 
@@ -124,6 +134,8 @@ LaneCoder::Swap LaneCoder::EncodeTiles() {
 
 // Raw copies of what was encoded with a strategy that is not its own, while the budget lasts.
 bool LaneCoder::DecideAboutRaw(std::uint64_t count) {
+  // Where entries go one by one, the strategy before is what those that stay keep.
+  if (policies::Continues(*options_.policy)) return true;
   LaneState& state = *options_.state;
   if (state.without_raw != 0) {
     state.without_raw -= std::min(state.without_raw, count);
@@ -183,8 +195,8 @@ absl::StatusOr<bool> LaneCoder::EncodeProvisional(const Form& form, const HeldRo
       absl::Status status = raw->Put(0, kept.keys, kept.values, some / kTileEntries);
       if (!status.ok()) return status;
     }
-    auto segment = std::make_shared<Segment>(
-        form.shape, PositionOf(run_.provisional_entries() + done), form.rotations, std::move(raw));
+    auto segment = std::make_shared<Segment>(form.shape, rows.positions()[done], form.rotations,
+                                             std::move(raw));
     segment->set_loss(form.loss);
     absl::Status status =
         cache::ReserveTiles(memory, static_cast<std::uint32_t>(some), *segment, words);
@@ -233,15 +245,16 @@ absl::Status LaneCoder::ObserveTiles(const Form& form, const HeldRows& rows,
 
 LaneCoder::Swap LaneCoder::Seal(Cut cut) {
   const policies::SegmentOptions& segments = options_.policy->mosaic->segments;
-  const std::uint64_t total = run_.provisional_entries() + run_.plain_entries();
+  const std::uint64_t given = run_.provisional_entries() + run_.plain_entries();
   const std::uint64_t least = cut == Cut::kPromptEnd ? 1
                               : cut == Cut::kLength  ? segments.tokens
                                                      : segments.min_tokens;
-  if (total < least) return std::nullopt;
-  const absl::StatusOr<HeldRows> rows = HeldRows::Of(*options_.memory, tile_, run_);
+  if (given < least) return std::nullopt;
+  const absl::StatusOr<HeldRows> rows = RowsThatStay();
   if (!rows.ok()) return rows.status();
+  const std::uint64_t total = CountDecided(*rows);
 
-  LaneSwap swap = {.all = true};
+  LaneSwap swap = {.all = true, .drops = options_.decision != nullptr};
   std::optional<Form> before = FormBefore();
   std::uint64_t done = 0;
   const auto seal = [&](const Form& form, std::uint64_t count) -> absl::Status {
@@ -280,10 +293,40 @@ LaneCoder::Swap LaneCoder::Seal(Cut cut) {
     if (!form.ok()) return form.status();
     if (absl::Status status = seal(*form, count); !status.ok()) return status;
   }
-  if (done == 0) return std::nullopt;
-  if (absl::Status status = AddPlain(*rows, done, total - done, swap); !status.ok()) return status;
+  if (done == 0 && !swap.drops) return std::nullopt;
+  absl::Status status = AddPlain(*rows, done, total - done, swap);
+  // Rows that came since the decision stay plain, and tokens one after another.
+  if (status.ok()) status = AddPlain(*rows, total, rows->count() - total, swap);
+  if (!status.ok()) return status;
   options_.state->Reset();
   return swap;
+}
+
+LaneCoder::Swap LaneCoder::Retain() {
+  const absl::StatusOr<HeldRows> rows = RowsThatStay();
+  if (!rows.ok()) return rows.status();
+  const std::uint64_t kept = CountDecided(*rows);
+  LaneSwap swap = {.all = true, .whole = true, .drops = true};
+  const std::optional<Form> form = FormOfNewTiles();
+  absl::Status status =
+      form.has_value() ? AddAs(*form, *rows, 0, kept, swap) : AddPlain(*rows, 0, kept, swap);
+  if (status.ok()) status = AddPlain(*rows, kept, rows->count() - kept, swap);
+  if (!status.ok()) return status;
+  return swap;
+}
+
+absl::StatusOr<HeldRows> LaneCoder::RowsThatStay() const {
+  absl::StatusOr<HeldRows> rows = HeldRows::Of(*options_.memory, tile_, run_);
+  if (!rows.ok() || options_.decision == nullptr) return rows;
+  if (rows->count() < options_.decided ||
+      (options_.decided > 0 && rows->positions().front() != options_.first_position)) {
+    return absl::AbortedError("the lane was cut while its entries were chosen");
+  }
+  return rows->After(*options_.decision, options_.decided, options_.turner);
+}
+
+std::uint64_t LaneCoder::CountDecided(const HeldRows& rows) const {
+  return options_.decision == nullptr ? rows.count() : options_.decision->kept.size();
 }
 
 absl::StatusOr<LaneCoder::Form> LaneCoder::MakeForm(const HeldRows& rows, std::uint64_t first,
@@ -296,8 +339,9 @@ kernels::Strategy LaneCoder::MakeStrategyOf(const HeldRows& rows, std::uint64_t 
                                             std::uint64_t count) {
   const kernels::LaneRows lane = rows.lane(first, count);
   const std::uint64_t seen = run_.provisional_entries();
-  const LaneMoments* const known =
-      first == 0 && seen <= count ? options_.state->MomentsOf(seen) : nullptr;
+  const LaneMoments* const known = options_.decision == nullptr && first == 0 && seen <= count
+                                       ? options_.state->MomentsOf(seen)
+                                       : nullptr;
   LaneMoments moments = known != nullptr ? *known : LaneMoments(tile_.head_dim);
   const std::uint64_t covered = known != nullptr ? seen : 0;
   moments.Add(rows.lane(first + covered, count - covered), *options_.operations);
@@ -362,40 +406,42 @@ absl::StatusOr<kernels::Loss> LaneCoder::LossOf(const Form& form, const kernels:
 absl::StatusOr<std::shared_ptr<Segment>> LaneCoder::Encoded(const Form& form, const HeldRows& rows,
                                                             std::uint64_t first,
                                                             std::uint64_t count) {
-  auto segment = std::make_shared<Segment>(form.shape, PositionOf(first), form.rotations);
+  const std::shared_ptr<const cache::EntryList> list = rows.EntryListOf(first, count);
+  kernels::TileShape shape = form.shape;
+  shape.positions = list != nullptr;
+  shape.weights = list != nullptr && !list->weights.empty();
+  auto segment = std::make_shared<Segment>(shape, rows.positions()[first], form.rotations);
   segment->set_loss(form.loss);
+  segment->set_entry_list(list);
   std::vector<device::WordStore> words;
   absl::Status status =
       cache::ReserveTiles(*options_.memory, static_cast<std::uint32_t>(count), *segment, words);
   if (!status.ok()) return status;
   const absl::StatusOr<std::optional<std::size_t>> unfit =
-      cache::EncodeRows(*options_.memory, {form.shape, form.rotations.get()},
-                        rows.host(first, count), TilesBehind(*segment, 0));
+      cache::EncodeRows(*options_.memory, {shape, form.rotations.get()},
+                        WithList(rows.host(first, count), list.get()), TilesBehind(*segment, 0));
   if (!unfit.ok()) return unfit.status();
   if (unfit->has_value()) return std::shared_ptr<Segment>();
   if (status = options_.memory->device->StoreWords(words); !status.ok()) return status;
   return segment;
 }
 
-// `rows` may begin with the run, or with its plain part.
 absl::Status LaneCoder::AddPlain(const HeldRows& rows, std::uint64_t first, std::uint64_t count,
                                  LaneSwap& swap) {
-  const std::uint64_t skipped = swap.all ? 0 : run_.provisional_entries();
+  const Form as_they_are = {
+      .shape = kernels::DenseShape(tile_.head_dim, tile_.type), .rotations = nullptr, .loss = {}};
+  return AddAs(as_they_are, rows, first, count, swap);
+}
+
+// In a form that packs nothing.
+absl::Status LaneCoder::AddAs(const Form& form, const HeldRows& rows, std::uint64_t first,
+                              std::uint64_t count, LaneSwap& swap) {
   for (std::uint64_t done = 0; done < count;) {
     const std::uint64_t some = std::min<std::uint64_t>(count - done, cache::kMaxSegmentEntries);
-    const Form form = {
-        .shape = kernels::DenseShape(tile_.head_dim, tile_.type), .rotations = nullptr, .loss = {}};
-    auto segment = std::make_shared<Segment>(form.shape, PositionOf(skipped + first + done));
-    std::vector<device::WordStore> words;
-    absl::Status status =
-        cache::ReserveTiles(*options_.memory, static_cast<std::uint32_t>(some), *segment, words);
-    if (!status.ok()) return status;
-    const absl::StatusOr<std::optional<std::size_t>> copied =
-        cache::EncodeRows(*options_.memory, {form.shape, nullptr}, rows.host(first + done, some),
-                          TilesBehind(*segment, 0));
-    if (!copied.ok()) return copied.status();
-    if (status = options_.memory->device->StoreWords(words); !status.ok()) return status;
-    swap.segments.push_back(std::move(segment));
+    absl::StatusOr<std::shared_ptr<Segment>> segment = Encoded(form, rows, first + done, some);
+    if (!segment.ok()) return segment.status();
+    TESSERA_CHECK(*segment != nullptr, "rows that are not packed have a place in any form");
+    swap.segments.push_back(*std::move(segment));
     done += some;
   }
   return absl::OkStatus();

@@ -3,6 +3,7 @@
 //
 //   EncodeTiles   plain rows ──▶ provisional tiles (raw rows kept) │ fewer than 32 stay plain
 //   Seal          raw rows + plain rows ──▶ sealed segments        │ what stays plain
+//   Retain        plain rows ──▶ those that a token policy keeps   │ rows that came since
 //
 // Runs inside Sequence::Recode: without a lock, on one lane at a time.
 #pragma once
@@ -32,6 +33,8 @@ struct CodingCounters {
   std::atomic<std::uint64_t> left_plain{
       0};  // ends of prompts, and rows that have no place in a form
   std::atomic<std::uint64_t> raw_rows_dropped{0};  // or not kept, for want of budget
+  std::atomic<std::uint64_t> decisions_made{0};    // of token policies, layer by layer
+  std::atomic<std::uint64_t> decision_ns{0};       // spent on them, carrying out left out
 };
 
 class LaneCoder {
@@ -43,6 +46,11 @@ class LaneCoder {
     LaneState* state;
     const kernels::Operations* operations;
     CodingCounters* counters;
+    // What a token policy leaves of the run's first `decided` entries; null: all of them.
+    const policies::LaneDecision* decision = nullptr;
+    std::uint64_t decided = 0;
+    std::uint64_t first_position = 0;   // of these
+    const KeyTurner* turner = nullptr;  // of policies that move positions
   };
   LaneCoder(const Options& options, const cache::OpenRun& run);
 
@@ -55,6 +63,8 @@ class LaneCoder {
   using Swap = absl::StatusOr<std::optional<cache::LaneSwap>>;
   Swap EncodeTiles();
   Swap Seal(Cut cut);
+  // Of policies that pack nothing: what the decision leaves, in the form of new tiles or as it is.
+  Swap Retain();
 
   // After EncodeTiles: whether the run should be sealed now.
   bool wants_seal() const { return wants_seal_; }
@@ -65,6 +75,9 @@ class LaneCoder {
     std::shared_ptr<const cache::Rotations> rotations;
     cache::SegmentLoss loss;
   };
+  absl::StatusOr<HeldRows> RowsThatStay() const;
+  // Of these, those that the decision was about.
+  std::uint64_t CountDecided(const HeldRows& rows) const;
   std::optional<Form> FormBefore() const;
   std::optional<Form> FormOfNewTiles() const;
   bool RunIsLongEnough() const;
@@ -92,7 +105,8 @@ class LaneCoder {
                                                           std::uint64_t first, std::uint64_t count);
   absl::Status AddPlain(const HeldRows& rows, std::uint64_t first, std::uint64_t count,
                         cache::LaneSwap& swap);
-  std::uint64_t PositionOf(std::uint64_t entry) const { return run_.first_position + entry; }
+  absl::Status AddAs(const Form& form, const HeldRows& rows, std::uint64_t first,
+                     std::uint64_t count, cache::LaneSwap& swap);
 
   const Options options_;
   const cache::OpenRun& run_;

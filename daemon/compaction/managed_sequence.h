@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "daemon/cache/sequence.h"
 #include "daemon/compaction/lane_coder.h"
 #include "daemon/compaction/lane_state.h"
+#include "daemon/compaction/layer_chooser.h"
 #include "daemon/policies/policy.h"
 
 namespace tessera::compaction {
@@ -25,11 +27,79 @@ class ManagedSequence final : public cache::Companion {
     std::atomic<std::uint8_t> seal_wanted{0};
   };
 
-  ManagedSequence(policies::Policy policy, std::uint32_t lanes)
-      : policy_(std::move(policy)), lanes_(lanes) {}
+  // Of policies that choose tokens.
+  struct ManagedLayer {
+    Mutex mutex;  // held by the job that chooses; before those of its lanes
+    LayerState state TESSERA_GUARDED_BY(mutex);
+    // What was chosen last, for layers that take it over.
+    std::optional<LayerChoice> choice TESSERA_GUARDED_BY(mutex);
+    // One that has been carried out in some lanes when memory ran out: the others come first, so
+    // that the lanes of a layer stay alike.
+    std::optional<LayerChoice> unfinished TESSERA_GUARDED_BY(mutex);
+    // Jobs that wait, or run, to choose for this layer.
+    std::atomic<std::uint32_t> pending{0};
+  };
+
+  ManagedSequence(policies::Policy policy, const cache::Model& model)
+      : policy_(std::move(policy)),
+        lanes_(model.lanes()),
+        layers_(policy_.tokens.has_value() ? model.layers() : 0) {}
+  // While it is held nothing is chosen in any layer, and nothing that was chosen is carried out in
+  // some lanes of a layer, and in others not yet.
+  class Pause {
+   public:
+    explicit Pause(ManagedSequence& sequence) TESSERA_NO_THREAD_SAFETY_ANALYSIS
+        : sequence_(sequence) {
+      // In this order: whoever chooses for a layer asks those before it.
+      for (std::size_t i = sequence.layers_.size(); i-- > 0;) sequence.layers_[i].mutex.Lock();
+    }
+    ~Pause() TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+      for (ManagedLayer& layer : sequence_.layers_) layer.mutex.Unlock();
+    }
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    ManagedSequence& sequence_;
+  };
+
+  // What a fork of a paused sequence goes on from; what a worker has shown stays with the parent.
+  ManagedSequence(ManagedSequence& parent, const Pause&,
+                  const cache::Model& model) TESSERA_NO_THREAD_SAFETY_ANALYSIS
+      : ManagedSequence(parent.policy_, model) {
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      layers_[i].state.memory = parent.layers_[i].state.memory;
+      layers_[i].state.decided_until = parent.layers_[i].state.decided_until;
+      layers_[i].unfinished = parent.layers_[i].unfinished;
+    }
+    MutexLock lock(parent.text_mutex_);
+    MutexLock own_lock(text_mutex_);
+    delimiters_ = parent.delimiters_;
+  }
 
   const policies::Policy& policy() const { return policy_; }
   ManagedLane& lane(std::uint32_t index) { return lanes_[index]; }
+  ManagedLayer& layer(std::uint32_t index) { return layers_[index]; }
+
+  void TakeTokenIds(std::uint64_t first_token, std::span<const std::uint32_t> ids,
+                    const cache::Model& model) {
+    MutexLock lock(text_mutex_);
+    compaction::TakeTokenIds(first_token, ids, model, delimiters_);
+  }
+  // It was cut to so many tokens.
+  void CutTo(std::uint64_t tokens, const Pause&) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+    for (ManagedLayer& layer : layers_) {
+      layer.state.CutTo(tokens);
+      if (layer.choice.has_value() && layer.choice->until > tokens) layer.choice.reset();
+    }
+    MutexLock lock(text_mutex_);
+    if (delimiters_.size() > tokens) delimiters_.resize(tokens);
+  }
+  // By token: 1 where it ends a chunk of text.
+  std::vector<std::uint8_t> delimiters() const {
+    MutexLock lock(text_mutex_);
+    return delimiters_;
+  }
 
   // True for the first that asks since the job began.
   bool WantTiles() { return !tiles_wanted_.exchange(true); }
@@ -60,6 +130,9 @@ class ManagedSequence final : public cache::Companion {
   const policies::Policy policy_;
   std::atomic<bool> tiles_wanted_{false};
   std::vector<ManagedLane> lanes_;
+  std::vector<ManagedLayer> layers_;
+  mutable Mutex text_mutex_;
+  std::vector<std::uint8_t> delimiters_ TESSERA_GUARDED_BY(text_mutex_);
 };
 
 }  // namespace tessera::compaction

@@ -46,6 +46,12 @@ inline constexpr Description<1> kRawCopyBytes = {
     "Bytes of rows that wait for a strategy of their own, in host memory beside the pools.",
     Kind::kGauge,
     {"tenant"}};
+inline constexpr Description<1> kObservationBytes = {
+    "tessera_observation_bytes",
+    "Bytes that workers have shown for token policies, until they are decided by; of the same "
+    "budget.",
+    Kind::kGauge,
+    {"tenant"}};
 inline constexpr Description<2> kBackgroundJobs = {"tessera_background_jobs",
                                                    "Background jobs now, by priority and state.",
                                                    Kind::kGauge,
@@ -71,6 +77,16 @@ inline constexpr Description<0> kTilesEncodedTotal = {
 inline constexpr Description<0> kEntriesPackedTotal = {
     "tessera_entries_packed_total",
     "Entries of lanes encoded in another form, each time anew.",
+    Kind::kCounter,
+    {}};
+inline constexpr Description<0> kEntriesDroppedTotal = {
+    "tessera_entries_dropped_total",
+    "Entries that token policies removed from lanes, or merged with others.",
+    Kind::kCounter,
+    {}};
+inline constexpr Description<0> kTokenChoicesTotal = {
+    "tessera_token_choices_total",
+    "Times that a token policy chose among the entries of a layer.",
     Kind::kCounter,
     {}};
 inline constexpr Description<1> kPackedBytesTotal = {

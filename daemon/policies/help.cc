@@ -8,6 +8,7 @@
 #include "daemon/base/strings.h"
 #include "daemon/policies/parse.h"
 #include "daemon/policies/registry.h"
+#include "daemon/policies/token_policy.h"
 
 namespace tessera::policies {
 namespace {
@@ -40,6 +41,8 @@ void AppendTable(std::span<const Row> rows, std::string& text) {
 
 void AppendKind(const TermKind& kind, std::string& text) {
   Append(text, "\n", kind.name, ": ", kind.is, ".\n  Sets: ", kind.sets, ".\n");
+  if (!kind.paper.empty()) Append(text, "  Paper: ", kind.paper, ".\n");
+  if (kind.tokens != nullptr) Append(text, "  Needs: ", NeedsTextOf(kind), ".\n");
   if (kind.options.empty()) return;
   std::vector<Row> rows = {{"option", "type", "default", "range (unit)", "meaning"}};
   for (const Option& option : kind.options) rows.push_back(RowOf(option));
@@ -55,7 +58,8 @@ std::string HelpText() {
       "  dense                                rows stay, all are read; so does an empty text\n"
       "  mosaickv                             a name alone has all defaults\n"
       "  mosaickv:keep=25%,group=2+int8       options, then a second term\n"
-      "  mosaickv:keep=0.125|0.25+quest       a list of candidates\n\n"
+      "  mosaickv:keep=0.125|0.25+quest       a list of candidates\n"
+      "  snapkv:budget=25%+mosaickv           a quarter of the tokens, packed\n\n"
       "Numbers are written 0.25 or 25%, counts 4096 or 64K. Spaces do not matter.\n");
   for (const TermKind* kind : TermKinds()) AppendKind(*kind, text);
   text += "\nNot part of this version:";

@@ -1,11 +1,13 @@
-// What is done with a sequence's KV: which channels its rows keep, what blocks are summed up, which
-// of them attention reads. Plain data; parse.h makes it from words, validate.h says what is wrong.
+// What is done with a sequence's KV: which tokens stay, which channels their rows keep, what blocks
+// are summed up, which of them attention reads. Plain data; parse.h makes it from words, validate.h
+// says what is wrong.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
 
+#include "daemon/policies/token_options.h"
 #include "kernels/dispatch/attend.h"
 #include "kernels/format/tile_shape.h"
 #include "kernels/strategy/strategy.h"
@@ -41,12 +43,16 @@ struct SelectionPolicy {
 
 struct Policy {
   std::string text = "dense";  // in its canonical form: every policy has one, and it parses to this
+  std::optional<TokenPolicy> tokens;  // which of them stay; nothing: all
   // At most one of both.
   std::optional<MosaicPolicy> mosaic;
   std::optional<SummaryPolicy> summaries;
   std::optional<SelectionPolicy> selection;  // nothing: everything is read
 
-  bool dense() const { return !mosaic.has_value() && !summaries.has_value(); }
+  // Rows stay, as they are.
+  bool dense() const {
+    return !tokens.has_value() && !mosaic.has_value() && !summaries.has_value();
+  }
 };
 
 }  // namespace tessera::policies

@@ -5,18 +5,18 @@
 
 #include "daemon/base/strings.h"
 #include "daemon/policies/rows.h"
+#include "daemon/policies/token_policy.h"
 
 namespace tessera::policies {
 namespace {
 
 constexpr std::array kKinds = {
-    &kDense, &kMosaicKv, &kQuest, &kSelect, &kBf16, &kFp16, &kInt8, &kFp8,
+    &kDense,  &kChunkKv, &kSemanticKv, &kSemantiCache, &kLaCache,  &kStreaming,
+    &kH2o,    &kSnapKv,  &kPyramidKv,  &kTova,         &kMosaicKv, &kQuest,
+    &kSelect, &kBf16,    &kFp16,       &kInt8,         &kFp8,
 };
 
-constexpr std::array<std::string_view, 10> kLater = {
-    "think",     "semanticache", "semantickv", "chunkkv",   "lacache",
-    "streaming", "h2o",          "snapkv",     "pyramidkv", "tova",
-};
+constexpr std::array<std::string_view, 1> kLater = {"think"};
 
 }  // namespace
 
@@ -24,6 +24,8 @@ std::string_view DecidesText(Decides decides) {
   switch (decides) {
     case Decides::kNothing:
       return "nothing";
+    case Decides::kTokens:
+      return "which tokens stay";
     case Decides::kPacking:
       return "how rows are packed";
     case Decides::kSelection:
@@ -45,6 +47,12 @@ const TermKind* FindTermKind(std::string_view name) {
 bool IsLaterSystem(std::string_view name) { return std::ranges::count(kLater, name) != 0; }
 
 std::span<const std::string_view> LaterSystems() { return kLater; }
+
+std::string NeedsTextOf(const TermKind& kind) {
+  Policy policy;
+  kind.apply(Values(kind.options), policy);
+  return NeedsText(NeedsOf(policy));
+}
 
 std::string TermNames() {
   std::string names;

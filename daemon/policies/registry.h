@@ -17,6 +17,7 @@ namespace tessera::policies {
 // Terms that decide the same are never in one policy.
 enum class Decides : std::uint8_t {
   kNothing,    // stands alone
+  kTokens,     // which tokens stay
   kPacking,    // whether and how rows are packed
   kSelection,  // what attention reads
   kValues,     // the type of packed values
@@ -24,6 +25,7 @@ enum class Decides : std::uint8_t {
 std::string_view DecidesText(Decides decides);  // "what attention reads"
 
 struct TermKind;
+struct TokenSystem;
 
 // A kind of term with values for its options: "quest:page=8".
 struct Term {
@@ -34,8 +36,9 @@ struct Term {
 
 struct TermKind {
   std::string_view name;
-  std::string_view is;    // one sentence, without its full stop
-  std::string_view sets;  // which parts of Policy
+  std::string_view is;          // one sentence, without its full stop
+  std::string_view sets;        // which parts of Policy
+  std::string_view paper = {};  // where the system is from
   Decides decides;
   bool own_summaries = false;  // brings block summaries, whoever packs the rows
   std::span<const Option> options = {};
@@ -48,6 +51,7 @@ struct TermKind {
   // The values that apply to this policy, those given that say something beyond the defaults of the
   // terms before. Nothing where the policy's text does without the term.
   std::optional<Values> (*read)(const Policy& policy);
+  const TokenSystem* tokens = nullptr;  // of terms that decide which tokens stay: how
 };
 
 // In the order of canonical text.
@@ -58,6 +62,10 @@ const TermKind* FindTermKind(std::string_view name);  // null: there is none
 // What later versions are to serve; refused with a message of its own.
 bool IsLaterSystem(std::string_view name);
 std::span<const std::string_view> LaterSystems();
+
+// Of a term that decides which tokens stay: what the worker has to show where all options have
+// their defaults.
+std::string NeedsTextOf(const TermKind& kind);
 
 std::string TermNames();  // "dense, mosaickv, ..."
 

@@ -10,6 +10,15 @@
 namespace tessera::policies {
 
 extern const TermKind kDense;
+extern const TermKind kChunkKv;
+extern const TermKind kSemanticKv;
+extern const TermKind kSemantiCache;
+extern const TermKind kLaCache;
+extern const TermKind kStreaming;
+extern const TermKind kH2o;
+extern const TermKind kSnapKv;
+extern const TermKind kPyramidKv;
+extern const TermKind kTova;
 extern const TermKind kMosaicKv;
 extern const TermKind kQuest;
 extern const TermKind kSelect;
@@ -26,6 +35,15 @@ inline constexpr double kMostEntries =
 inline constexpr std::string_view kJudgeWords[] = {"share", "logit"};
 kernels::SelectionRule::Judge JudgeOf(std::string_view word);
 std::string_view JudgeWord(kernels::SelectionRule::Judge judge);
+
+// Of Scope.
+inline constexpr std::string_view kScopeWords[] = {"layer", "head"};
+inline Scope ScopeOf(std::string_view word) {
+  return word == kScopeWords[1] ? Scope::kHead : Scope::kLayer;
+}
+inline std::string_view ScopeWord(Scope scope) {
+  return kScopeWords[scope == Scope::kHead ? 1 : 0];
+}
 
 // Whether the policy's blocks are summed up for Quest, packed or not.
 bool IsQuest(const Policy& policy);

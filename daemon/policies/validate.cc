@@ -6,6 +6,7 @@
 
 #include "daemon/base/strings.h"
 #include "daemon/policies/plan.h"
+#include "daemon/policies/token_system.h"
 #include "proto/shm/layout.h"
 
 namespace tessera::policies {
@@ -169,6 +170,13 @@ absl::Status CheckFor(const Policy& policy, const kernels::LayerGeometry& geomet
     return why == nullptr ? absl::OkStatus() : Refuse(policy.text, ": ", why);
   }
   return CheckGroups(policy.mosaic->strategy, geometry.head_dim);
+}
+
+absl::Status CheckForModel(const Policy& policy, std::uint32_t layers) {
+  if (!policy.tokens.has_value()) return absl::OkStatus();
+  const TokenSystem& system = *KindOf(*policy.tokens).tokens;
+  if (system.check_model == nullptr) return absl::OkStatus();
+  return system.check_model(*policy.tokens, layers);
 }
 
 }  // namespace tessera::policies

@@ -1,6 +1,7 @@
 // What is wrong with a policy: in itself, and for a layer of a model.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "absl/status/status.h"
@@ -21,5 +22,8 @@ absl::Status Validate(const Policy& policy);
 // Whether it can for this one. Every candidate must: one that cannot be would be passed over in
 // silence.
 absl::Status CheckFor(const Policy& policy, const kernels::LayerGeometry& geometry);
+
+// Whether it can for a model of so many layers: what depends on how many there are.
+absl::Status CheckForModel(const Policy& policy, std::uint32_t layers);
 
 }  // namespace tessera::policies

@@ -29,6 +29,8 @@ std::string_view TagName(MemoryTag tag) {
       return "directory_extents";
     case MemoryTag::kRawCopies:
       return "raw_copies";
+    case MemoryTag::kObservations:
+      return "observations";
   }
   return "unknown";
 }

@@ -25,8 +25,9 @@ enum class MemoryTag : std::uint8_t {
   kPoolExtents,       // physical, charged to the node
   kDirectoryExtents,  // physical, charged to the node
   kRawCopies,         // of rows encoded provisionally; host memory with a budget of its own
+  kObservations,      // what workers show for token policies; likewise, and of the same budget
 };
-inline constexpr std::size_t kMemoryTags = 10;
+inline constexpr std::size_t kMemoryTags = 11;
 std::string_view TagName(MemoryTag tag);
 
 class Charge;

@@ -7,6 +7,7 @@
 
 #include "daemon/base/strings.h"
 #include "daemon/policies/parse.h"
+#include "daemon/policies/registry.h"
 #include "daemon/pool/epochs.h"
 #include "daemon/serving/compress.h"
 #include "daemon/serving/convert.h"
@@ -118,8 +119,7 @@ grpc::Status AdminService::Describe(grpc::ServerContext* context,
   return Serve("AdminDescribe", *context, [&]() -> absl::Status {
     absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence = Find(request->sequence_id());
     if (!sequence.ok()) return sequence.status();
-    DescribeSequence(**sequence, request->lanes(), *response);
-    return absl::OkStatus();
+    return DescribeSequence(services_, **sequence, *request, *response);
   });
 }
 
@@ -150,6 +150,34 @@ grpc::Status AdminService::SetPolicy(grpc::ServerContext* context,
     absl::StatusOr<policies::Policy> policy = policies::ParsePolicy(request->policy());
     if (!policy.ok()) return policy.status();
     return services_.compactor->SetPolicy(**sequence, *std::move(policy));
+  });
+}
+
+grpc::Status AdminService::ListPolicies(grpc::ServerContext* context,
+                                        const v1::ListPoliciesRequest*,
+                                        v1::ListPoliciesResponse* response) {
+  return Serve("ListPolicies", *context, [&] {
+    for (const policies::TermKind* kind : policies::TermKinds()) {
+      v1::PolicyTerm& term = *response->add_terms();
+      term.set_name(std::string(kind->name));
+      term.set_meaning(Concat(kind->is, "."));
+      term.set_sets(std::string(kind->sets));
+      term.set_paper(std::string(kind->paper));
+      if (kind->tokens != nullptr) term.set_needs(policies::NeedsTextOf(*kind));
+      for (const policies::Option& option : kind->options) {
+        v1::PolicyOption& shown = *term.add_options();
+        shown.set_name(std::string(option.name));
+        shown.set_type(policies::TypeText(option));
+        shown.set_standard(std::string(option.standard));
+        shown.set_range(policies::RangeText(option));
+        shown.set_unit(std::string(option.unit));
+        shown.set_help(Concat(option.help, "."));
+      }
+    }
+    for (const std::string_view name : policies::LaterSystems()) {
+      response->add_later_systems(std::string(name));
+    }
+    return absl::OkStatus();
   });
 }
 

@@ -22,6 +22,8 @@ class AdminService final : public v1::TesseraAdmin::Service {
                              v1::ListSequencesResponse* response) override;
   grpc::Status Evict(grpc::ServerContext* context, const v1::EvictRequest* request,
                      v1::EvictResponse* response) override;
+  grpc::Status ListPolicies(grpc::ServerContext* context, const v1::ListPoliciesRequest* request,
+                            v1::ListPoliciesResponse* response) override;
   grpc::Status Describe(grpc::ServerContext* context, const v1::DescribeRequest* request,
                         v1::DescribeResponse* response) override;
   grpc::Status Compress(grpc::ServerContext* context, const v1::CompressRequest* request,

@@ -27,6 +27,7 @@ struct Sums {
   std::uint64_t packed = 0;  // entries that are packed or summed up, provisionally or for good
   std::uint64_t tile_bytes = 0;
   std::uint64_t rotation_bytes = 0;
+  std::uint64_t entries = 0;
 };
 Sums SumsOf(const cache::Sequence& sequence) {
   Sums sums;
@@ -34,6 +35,7 @@ Sums SumsOf(const cache::Sequence& sequence) {
     if (run.shape.packed() || run.shape.summary != kernels::Summary::kNone) {
       sums.packed += run.entries;
     }
+    sums.entries += run.entries;
     sums.tile_bytes += run.tile_bytes;
     sums.rotation_bytes += run.rotation_bytes;
   }
@@ -190,6 +192,10 @@ absl::Status CompressByPolicy(const Services& services, const cache::GoOn& go_on
           .tile_bytes_after = after.tile_bytes,
           .rotation_bytes = after.rotation_bytes},
          response);
+  response.set_position_shift(sequence->position_shift());
+  // Entries that came in meanwhile hide as many of those that went.
+  response.set_entries_dropped(before.entries > after.entries ? before.entries - after.entries
+                                                              : 0);
   return absl::OkStatus();
 }
 

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -35,6 +37,11 @@ absl::StatusOr<kernels::TileShape> ToTileShape(const v1::Packing& packing,
 
 void Describe(const policies::SelectionPolicy& policy, v1::PolicySelection& shown);
 void Describe(const cache::SegmentRun& run, v1::SegmentRun& shown);
+// Of a request that names a policy in words or as a message, and not as both.
+absl::StatusOr<policies::Policy> ToPolicy(const std::string& text, const v1::PolicySpec* spec);
+
+// Nothing where a policy chooses no tokens.
+std::optional<v1::PolicyNeeds> ShownNeeds(const policies::Policy& policy);
 
 // How many layers a request names by `first_layer` and `layers`, 0 being all from there on.
 absl::StatusOr<std::uint32_t> CountLayers(const cache::Model& model, std::uint32_t first_layer,

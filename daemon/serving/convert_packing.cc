@@ -1,8 +1,11 @@
 // From the wire's words about forms of tiles to ours, and back.
 
+#include <map>
 #include <string>
 
 #include "daemon/base/strings.h"
+#include "daemon/policies/parse.h"
+#include "daemon/policies/token_policy.h"
 #include "daemon/serving/convert.h"
 
 namespace tessera::serving {
@@ -154,6 +157,58 @@ void Describe(const policies::SelectionPolicy& policy, v1::PolicySelection& show
                                                          : v1::Selection::JUDGE_SHARE);
   selection.set_first_block(policy.rule.first_block);
   shown.set_dense_layers(policy.dense_layers);
+}
+
+namespace {
+
+// What parts the words of a policy's text from each other is part of none of them.
+absl::Status CheckPolicyWord(std::string_view what, const std::string& word) {
+  const std::size_t at = word.find_first_of("+:,=");
+  if (!word.empty() && at == std::string::npos) return absl::OkStatus();
+  if (word.empty()) return absl::InvalidArgumentError(Concat("policy_spec: ", what, " is empty"));
+  return absl::InvalidArgumentError(Concat("policy_spec: ", what, " holds ",
+                                           Quoted(word.substr(at, 1)), " at character ", at + 1,
+                                           "; terms and options are given one by one"));
+}
+
+}  // namespace
+
+absl::StatusOr<policies::Policy> ToPolicy(const std::string& text, const v1::PolicySpec* spec) {
+  if (spec == nullptr) return policies::ParsePolicy(text);
+  if (!text.empty()) {
+    return absl::InvalidArgumentError(
+        Concat("the policy is given in words, ", Quoted(text), ", and as a message; give one"));
+  }
+  std::string words;
+  for (const v1::PolicyTermSpec& term : spec->terms()) {
+    absl::Status status = CheckPolicyWord("the name of a term", term.name());
+    Append(words, words.empty() ? "" : "+", term.name());
+    // In the order of their names: messages name the same character each time.
+    const std::map<std::string, std::string> options(term.options().begin(), term.options().end());
+    char before = ':';
+    for (const auto& [key, value] : options) {
+      if (status.ok()) status = CheckPolicyWord("the name of an option", key);
+      if (status.ok()) status = CheckPolicyWord("the value of an option", value);
+      Append(words, std::string(1, before), key, "=", value);
+      before = ',';
+    }
+    if (!status.ok()) return status;
+  }
+  return policies::ParsePolicy(words);
+}
+
+std::optional<v1::PolicyNeeds> ShownNeeds(const policies::Policy& policy) {
+  if (!policy.tokens.has_value()) return std::nullopt;
+  const policies::Needs needs = policies::NeedsOf(policy);
+  v1::PolicyNeeds shown;
+  shown.set_last_queries(needs.last_queries);
+  shown.set_last_share(needs.last_share);
+  shown.set_norm_share(needs.norm_share);
+  shown.set_attention_sums(needs.attention_sums);
+  shown.set_token_ids(needs.token_ids);
+  shown.set_decode_queries(needs.decode_queries);
+  shown.set_acts_while_decoding(policies::Continues(policy));
+  return shown;
 }
 
 void Describe(const cache::SegmentRun& run, v1::SegmentRun& shown) {

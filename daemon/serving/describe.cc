@@ -1,8 +1,11 @@
 #include "daemon/serving/describe.h"
 
+#include <algorithm>
 #include <chrono>
+#include <span>
 #include <string>
 
+#include "daemon/base/strings.h"
 #include "daemon/base/version.h"
 #include "daemon/serving/convert.h"
 
@@ -26,36 +29,44 @@ std::uint64_t RingFullWaits(cache::Tenant& tenant) {
   return counters.tail_full_waits.load();
 }
 
-// The three ratios, over all lanes.
-void DescribeKept(const cache::Sequence& sequence, v1::DescribeResponse& out) {
+// The three ratios, over all lanes, to what was given: `lanes` are all of them.
+void DescribeKept(const cache::Sequence& sequence,
+                  std::span<const cache::Sequence::LaneDescription> lanes,
+                  v1::DescribeResponse& out) {
+  double tokens = 0;
+  double all_elements = 0;
+  for (const cache::Sequence::LaneDescription& lane : lanes) {
+    const auto given = static_cast<double>(lane.tokens);
+    tokens += given;
+    all_elements += given * sequence.model().geometry(lane.layer).head_dim;
+  }
+  const double all_bytes =
+      all_elements * 2 * static_cast<double>(kernels::ElementBytes(sequence.model().spec().type));
   double entries = 0;
   double elements = 0;
-  double all_elements = 0;
   double bytes = 0;
-  double all_bytes = 0;
   for (const cache::SegmentRun& run : sequence.Form()) {
     const auto count = static_cast<double>(run.entries);
     entries += count;
     elements += count * run.shape.kept;
-    all_elements += count * run.shape.head_dim;
-    all_bytes += count * 2 * run.shape.head_dim *
-                 static_cast<double>(kernels::ElementBytes(sequence.model().spec().type));
     bytes += static_cast<double>(run.tile_bytes + run.rotation_bytes + run.table_bytes);
     out.set_rotation_bytes(out.rotation_bytes() + run.rotation_bytes);
     out.set_table_bytes(out.table_bytes() + run.table_bytes);
     out.set_raw_copy_bytes(out.raw_copy_bytes() + run.raw_bytes);
   }
-  if (entries == 0) return;
-  // No policy of this version leaves tokens out.
-  out.set_tokens_kept(1);
+  if (tokens == 0) return;
+  out.set_tokens_kept(entries / tokens);
   out.set_elements_kept(elements / all_elements);
   out.set_bytes_kept(bytes / all_bytes);
 }
 
 }  // namespace
 
-void DescribeSequence(const cache::Sequence& sequence, bool lanes, v1::DescribeResponse& out) {
-  const cache::Sequence::Description description = sequence.Describe(lanes);
+absl::Status DescribeSequence(const Services& services, const cache::Sequence& sequence,
+                              const v1::DescribeRequest& request, v1::DescribeResponse& out) {
+  using Detail = cache::Sequence::Detail;
+  const cache::Sequence::Description description =
+      sequence.Describe(request.entries() ? Detail::kEntries : Detail::kLanes);
   out.set_sequence_id(description.id.value());
   out.set_model_id(sequence.model().id().value());
   out.set_owner_session_id(description.owner.value());
@@ -68,8 +79,10 @@ void DescribeSequence(const cache::Sequence& sequence, bool lanes, v1::DescribeR
   out.set_decoding(description.decoding);
   out.set_tile_bytes(description.tile_bytes);
   out.set_shared_tile_bytes(description.shared_tile_bytes);
+  out.set_position_shift(sequence.position_shift());
   out.set_directory_offset(sequence.directory_offset());
-  DescribeKept(sequence, out);
+  DescribeKept(sequence, description.lanes, out);
+  if (!request.lanes() && !request.entries()) return absl::OkStatus();
   for (const cache::Sequence::LaneDescription& lane : description.lanes) {
     v1::LaneDescription& shown = *out.add_lane();
     shown.set_layer(lane.layer);
@@ -78,8 +91,18 @@ void DescribeSequence(const cache::Sequence& sequence, bool lanes, v1::DescribeR
     shown.set_tail_entries(lane.tail_entries);
     shown.set_segments(lane.segments);
     shown.set_tile_bytes(lane.tile_bytes);
+    shown.set_tokens(lane.tokens);
     for (const cache::SegmentRun& run : lane.runs) Describe(run, *shown.add_segment_run());
+    shown.mutable_position()->Add(lane.positions.begin(), lane.positions.end());
+    if (std::ranges::all_of(lane.weights, [](float weight) { return weight == 1; })) continue;
+    shown.mutable_weight()->Add(lane.weights.begin(), lane.weights.end());
   }
+  if (out.ByteSizeLong() <= services.max_message_bytes) return absl::OkStatus();
+  const std::size_t bytes = out.ByteSizeLong();
+  out.Clear();
+  return absl::ResourceExhaustedError(
+      Concat("the description would have ", bytes, " bytes; the largest message is ",
+             services.max_message_bytes, request.entries() ? "; ask without entries" : ""));
 }
 
 namespace {
@@ -98,6 +121,8 @@ void FillCompaction(const Services& services, v1::CompactionStats& out) {
   out.set_ends_left_plain(counters.left_plain.load());
   out.set_raw_rows_dropped(counters.raw_rows_dropped.load());
   out.set_raw_copy_bytes(services.node->raw_copies().used_bytes());
+  out.set_token_choices(counters.decisions_made.load());
+  out.set_token_choice_seconds(static_cast<double>(counters.decision_ns.load()) * 1e-9);
   out.set_raw_copy_limit_bytes(services.node->raw_copies().limit_bytes());
 }
 
@@ -143,6 +168,8 @@ void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out) {
   out.set_attend_requests(counters.attend_requests.load());
   out.set_sequences_failed(counters.sequences_failed.load());
   out.set_entries_packed(counters.entries_packed.load());
+  out.set_entries_dropped(counters.entries_dropped.load());
+  out.set_observation_bytes(tenant.raw_copies().used_bytes(pool::MemoryTag::kObservations));
 }
 
 void NodeCollector::CollectCompaction(metrics::Visitor& visitor) const {
@@ -158,6 +185,7 @@ void NodeCollector::CollectCompaction(metrics::Visitor& visitor) const {
   visitor.Add(metrics::kSegmentsSealedTotal, counters.segments_sealed.load());
   visitor.Add(metrics::kStrategiesTotal, counters.strategies_made.load());
   visitor.Add(metrics::kRunsLeftPlainTotal, counters.left_plain.load());
+  visitor.Add(metrics::kTokenChoicesTotal, counters.decisions_made.load());
   visitor.Add(metrics::kRawRowsDroppedTotal, counters.raw_rows_dropped.load());
 }
 
@@ -179,7 +207,9 @@ void NodeCollector::Collect(metrics::Visitor& visitor) const {
       visitor.Add(metrics::kPoolUsedBytes, tenant->account().used_bytes(memory_tag), name,
                   pool::TagName(memory_tag));
     }
-    visitor.Add(metrics::kRawCopyBytes, tenant->raw_copies().used_bytes(), name);
+    const pool::Account& host = tenant->raw_copies();
+    visitor.Add(metrics::kRawCopyBytes, host.used_bytes(pool::MemoryTag::kRawCopies), name);
+    visitor.Add(metrics::kObservationBytes, host.used_bytes(pool::MemoryTag::kObservations), name);
     visitor.Add(metrics::kSequences, tenant->sequence_count(), name);
     visitor.Add(metrics::kDecodingSequences, CountDecoding(*tenant), name);
     visitor.Add(metrics::kEpochRetiredBytes, tenant->epochs().waiting_bytes());
@@ -189,6 +219,7 @@ void NodeCollector::Collect(metrics::Visitor& visitor) const {
     visitor.Add(metrics::kTokensAppendedTotal, counters.tail_tokens_absorbed.load(), "tail");
     visitor.Add(metrics::kTilesEncodedTotal, counters.tiles_written.load());
     visitor.Add(metrics::kEntriesPackedTotal, counters.entries_packed.load());
+    visitor.Add(metrics::kEntriesDroppedTotal, counters.entries_dropped.load());
     visitor.Add(metrics::kPackedBytesTotal, counters.pack_bytes_before.load(), "before");
     visitor.Add(metrics::kPackedBytesTotal, counters.pack_bytes_after.load(), "after");
     visitor.Add(metrics::kSelectRequestsTotal, counters.select_requests.load());

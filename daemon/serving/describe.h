@@ -8,7 +8,9 @@
 
 namespace tessera::serving {
 
-void DescribeSequence(const cache::Sequence& sequence, bool lanes, v1::DescribeResponse& out);
+// RESOURCE_EXHAUSTED where the answer would be larger than a message.
+absl::Status DescribeSequence(const Services& services, const cache::Sequence& sequence,
+                              const v1::DescribeRequest& request, v1::DescribeResponse& out);
 void FillNodeStats(const Services& services, v1::StatsResponse& out);
 void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out);
 

@@ -12,49 +12,102 @@ namespace tessera::serving {
 
 namespace {
 
-// The entries at [first, first + count) that the range covers.
-std::uint64_t SeenOf(std::uint64_t first, std::uint64_t count,
-                     const kernels::PositionRange& visible) {
-  const std::uint64_t begin = std::max(first, visible.begin);
-  const std::uint64_t end = std::min(first + count, visible.end);
-  return end > begin ? end - begin : 0;
-}
-
-// Writes down what is taken: item i of the batch is kv head i.
-class Recorder final : public kernels::SelectionSink {
+// Where the entries of a segment stand, as its tiles say.
+class EntryPositions {
  public:
-  Recorder(const AttendItem& item, v1::SelectResponse& response)
-      : item_(item), response_(response) {}
+  static absl::StatusOr<EntryPositions> Read(device::Device& device,
+                                             const kernels::SegmentView& segment) {
+    EntryPositions positions(segment);
+    if (!segment.shape.positions) return positions;
+    const std::uint32_t tiles =
+        (segment.entries + kernels::kTileEntries - 1) / kernels::kTileEntries;
+    const kernels::TileLayout layout = kernels::LayoutOf(segment.shape);
+    std::vector<std::uint64_t> offsets(tiles);
+    absl::Status status = device.Read(reinterpret_cast<std::byte*>(offsets.data()),
+                                      reinterpret_cast<const std::byte*>(segment.tile_offsets),
+                                      tiles * sizeof(std::uint64_t));
+    if (!status.ok()) return status;
+    positions.words_.resize(std::size_t{tiles} * kernels::kTileEntries);
+    for (std::uint32_t tile = 0; tile < tiles; ++tile) {
+      if (segment.arena_bytes < layout.bytes ||
+          offsets[tile] > segment.arena_bytes - layout.bytes) {
+        return absl::InternalError(Concat("tile ", tile, " of a segment is out of bounds"));
+      }
+      std::uint32_t* const to = positions.words_.data() + std::size_t{tile} * kernels::kTileEntries;
+      status = device.Read(reinterpret_cast<std::byte*>(to),
+                           segment.arena + offsets[tile] + layout.positions,
+                           kernels::kTileEntries * sizeof(std::uint32_t));
+      if (!status.ok()) return status;
+    }
+    return positions;
+  }
 
-  void Take(std::uint32_t index, const kernels::SelectedRun& run) override {
-    v1::HeadSelection& head = *response_.mutable_heads(static_cast<int>(index));
-    v1::PositionRun& taken = *head.add_runs();
-    // Entry e of a segment stands at its first position + e: none here has positions of its own.
-    taken.set_first_position(item_.lanes[index].segments[run.segment].first_position +
-                             run.first_entry);
-    taken.set_entries(run.entries);
-    head.set_selected_entries(head.selected_entries() + run.entries);
+  std::uint64_t At(std::uint32_t entry) const {
+    return segment_->first_position + (words_.empty() ? entry : words_[entry]);
+  }
+  std::uint64_t Seen(const kernels::PositionRange& visible) const {
+    std::uint64_t seen = 0;
+    for (std::uint32_t entry = 0; entry < segment_->entries; ++entry) {
+      seen += At(entry) >= visible.begin && At(entry) < visible.end;
+    }
+    return seen;
   }
 
  private:
-  const AttendItem& item_;
-  v1::SelectResponse& response_;
+  explicit EntryPositions(const kernels::SegmentView& segment) : segment_(&segment) {}
+  const kernels::SegmentView* segment_;
+  std::vector<std::uint32_t> words_;  // empty: one after another
 };
 
-// What the queries see of a lane, and where.
-void CountVisible(const kernels::LaneView& lane, const kernels::PositionRange& visible,
-                  v1::HeadSelection& head) {
+// Keeps what is taken, lane by lane: item i of the batch is kv head i.
+class Recorder final : public kernels::SelectionSink {
+ public:
+  explicit Recorder(std::size_t heads) : runs_(heads) {}
+  void Take(std::uint32_t index, const kernels::SelectedRun& run) override {
+    runs_[index].push_back(run);
+  }
+  const std::vector<kernels::SelectedRun>& runs(std::size_t head) const { return runs_[head]; }
+
+ private:
+  std::vector<std::vector<kernels::SelectedRun>> runs_;
+};
+
+// Entries one after another at consecutive positions are one run.
+void AddRuns(const EntryPositions& positions, const kernels::SelectedRun& run,
+             v1::HeadSelection& head) {
+  v1::PositionRun* last = nullptr;
+  for (std::uint32_t entry = run.first_entry; entry < run.first_entry + run.entries; ++entry) {
+    const std::uint64_t position = positions.At(entry);
+    if (last == nullptr || last->first_position() + last->entries() != position) {
+      last = head.add_runs();
+      last->set_first_position(position);
+    }
+    last->set_entries(last->entries() + 1);
+  }
+  head.set_selected_entries(head.selected_entries() + run.entries);
+}
+
+// What was taken of a lane, and what the queries see of it.
+absl::Status Tell(device::Device& device, const kernels::LaneView& lane,
+                  const kernels::PositionRange& visible,
+                  const std::vector<kernels::SelectedRun>& taken, v1::HeadSelection& head) {
   std::uint64_t with_summary = 0;
   std::uint64_t without = 0;
+  auto next = taken.begin();
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
     const kernels::SegmentView& segment = lane.segments[s];
-    const std::uint64_t seen = SeenOf(segment.first_position, segment.entries, visible);
-    (kernels::BlocksOf(segment) == 0 ? without : with_summary) += seen;
+    const absl::StatusOr<EntryPositions> positions = EntryPositions::Read(device, segment);
+    if (!positions.ok()) return positions.status();
+    (kernels::BlocksOf(segment) == 0 ? without : with_summary) += positions->Seen(visible);
+    for (; next != taken.end() && next->segment == s; ++next) AddRuns(*positions, *next, head);
   }
-  const std::uint64_t tail = SeenOf(lane.tail.begin, lane.tail.end - lane.tail.begin, visible);
+  const std::uint64_t tail_begin = std::max(lane.tail.begin, visible.begin);
+  const std::uint64_t tail_end = std::min(lane.tail.end, visible.end);
+  const std::uint64_t tail = tail_end > tail_begin ? tail_end - tail_begin : 0;
   head.set_entries_without_summary(without);
   head.set_tail_entries(tail);
   head.set_visible_entries(with_summary + without + tail);
+  return absl::OkStatus();
 }
 
 absl::Status Choose(const Services& services, const Caller& caller,
@@ -72,14 +125,16 @@ absl::Status Choose(const Services& services, const Caller& caller,
   }
   const kernels::AttendBatch batch = {
       .geometry = geometry, .causal = !request.non_causal(), .items = items};
-  Recorder recorder(item, response);
+  Recorder recorder(items.size());
   absl::StatusOr<std::string_view> implementation =
       services.device->Select(batch, caller.tenant->pool().View(), recorder);
   if (!implementation.ok()) return implementation.status();
   response.set_implementation(std::string(*implementation));
   for (std::uint32_t head = 0; head < geometry.kv_heads; ++head) {
-    CountVisible(item.lanes[head], kernels::VisibleFromItem(batch, items[head]),
-                 *response.mutable_heads(static_cast<int>(head)));
+    absl::Status status =
+        Tell(*services.device, item.lanes[head], kernels::VisibleFromItem(batch, items[head]),
+             recorder.runs(head), *response.mutable_heads(static_cast<int>(head)));
+    if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }

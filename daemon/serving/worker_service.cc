@@ -9,6 +9,7 @@
 #include "daemon/serving/compress.h"
 #include "daemon/serving/convert.h"
 #include "daemon/serving/describe.h"
+#include "daemon/serving/observe.h"
 #include "daemon/serving/select.h"
 
 namespace tessera::serving {
@@ -41,7 +42,8 @@ absl::Status WorkerService::HandleCreateSequence(const Caller& caller,
   if (services_.draining.load()) {
     return absl::UnavailableError("the daemon drains and takes no new sequences");
   }
-  absl::StatusOr<policies::Policy> policy = policies::ParsePolicy(request.policy());
+  absl::StatusOr<policies::Policy> policy =
+      ToPolicy(request.policy(), request.has_policy_spec() ? &request.policy_spec() : nullptr);
   if (!policy.ok()) return policy.status();
   absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
       caller.tenant->CreateSequence(*caller.session, ModelId(request.model_id()));
@@ -50,6 +52,7 @@ absl::Status WorkerService::HandleCreateSequence(const Caller& caller,
   if (policy->selection.has_value()) {
     serving::Describe(*policy->selection, *response.mutable_selection());
   }
+  if (auto needs = ShownNeeds(*policy)) *response.mutable_needs() = *std::move(needs);
   if (absl::Status status = services_.compactor->SetPolicy(**sequence, *std::move(policy));
       !status.ok()) {
     caller.tenant->FreeSequence((*sequence)->id()).IgnoreError();
@@ -62,13 +65,26 @@ absl::Status WorkerService::HandleCreateSequence(const Caller& caller,
 
 absl::Status WorkerService::HandleFork(const Caller& caller, const v1::ForkRequest& request,
                                        v1::ForkResponse& response) {
-  absl::StatusOr<std::shared_ptr<cache::Sequence>> child =
-      caller.tenant->Fork(*caller.session, SequenceId(request.parent_id()));
-  if (!child.ok()) return child.status();
+  absl::StatusOr<policies::Policy> own =
+      ToPolicy(request.policy(), request.has_policy_spec() ? &request.policy_spec() : nullptr);
+  if (!own.ok()) return own.status();
   const absl::StatusOr<std::shared_ptr<cache::Sequence>> parent =
       caller.tenant->FindSequence(SequenceId(request.parent_id()));
-  if (parent.ok()) services_.compactor->Forked(**parent, **child);
+  if (!parent.ok()) return parent.status();
+  const absl::StatusOr<std::shared_ptr<cache::Sequence>> child = services_.compactor->Fork(
+      **parent, [&] { return caller.tenant->Fork(*caller.session, (*parent)->id()); });
+  if (!child.ok()) return child.status();
+  if (request.has_policy() || request.has_policy_spec()) {
+    absl::Status status = services_.compactor->SetPolicy(**child, *std::move(own));
+    if (!status.ok()) {
+      caller.tenant->FreeSequence((*child)->id()).IgnoreError();
+      return status;
+    }
+  }
   const policies::Policy policy = compaction::Compactor::PolicyOf(**child);
+  response.set_policy(policy.text);
+  response.set_position_shift((*child)->position_shift());
+  if (auto needs = ShownNeeds(policy)) *response.mutable_needs() = *std::move(needs);
   if (policy.selection.has_value()) {
     serving::Describe(*policy.selection, *response.mutable_selection());
   }
@@ -83,7 +99,7 @@ absl::Status WorkerService::HandleTruncate(const Caller& caller, const v1::Trunc
   absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
       caller.tenant->FindSequence(SequenceId(request.sequence_id()));
   if (!sequence.ok()) return sequence.status();
-  return (*sequence)->Truncate(request.tokens());
+  return services_.compactor->Truncate(**sequence, request.tokens());
 }
 
 absl::Status WorkerService::HandleHandover(const Caller& caller, const v1::HandoverRequest& request,
@@ -169,6 +185,11 @@ absl::Status WorkerService::HandleCompress(const Caller& caller, const v1::Compr
   return serving::Compress(services_, caller, request, response);
 }
 
+absl::Status WorkerService::HandleObserve(const Caller& caller, const v1::ObserveRequest& request,
+                                          v1::ObserveResponse&) {
+  return serving::Observe(services_, caller, request);
+}
+
 absl::Status WorkerService::HandleSelect(const Caller& caller, const v1::SelectRequest& request,
                                          v1::SelectResponse& response) {
   absl::StatusOr<Admission::Place> place =
@@ -203,8 +224,7 @@ absl::Status WorkerService::HandleDescribe(const Caller& caller, const v1::Descr
   absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
       caller.tenant->FindSequence(SequenceId(request.sequence_id()));
   if (!sequence.ok()) return sequence.status();
-  DescribeSequence(**sequence, request.lanes(), response);
-  return absl::OkStatus();
+  return DescribeSequence(services_, **sequence, request, response);
 }
 
 absl::Status WorkerService::HandleStats(const Caller& caller, const v1::StatsRequest&,

@@ -63,6 +63,7 @@ class WorkerService final : public WorkerServiceBase {
   TESSERA_RPC(Free)
   TESSERA_RPC(Append)
   TESSERA_RPC(Compress)
+  TESSERA_RPC(Observe)
   TESSERA_RPC(Select)
   TESSERA_RPC(Attend)
   TESSERA_RPC(Publish)

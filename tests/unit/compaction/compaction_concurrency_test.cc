@@ -167,9 +167,10 @@ TEST_F(CompactionConcurrency, EveryReadIsAStateThatWas) {
       Append(*story, std::min<std::uint64_t>(room, random.Between(1, 40)), random.OneIn(12));
       grew = true;
       if (random.OneIn(10)) {
-        const auto fork = world_.tenant().Fork(*session, story->sequence->id());
+        const auto fork = compactor_->Fork(*story->sequence, [&] {
+          return world_.tenant().Fork(*session, story->sequence->id());
+        });
         ASSERT_TRUE(fork.ok()) << fork.status();
-        compactor_->Forked(*story->sequence, **fork);
         compactor_->Compress(*fork, {0, 1, true}, [&](absl::Status) { told.fetch_add(1); });
         ++asked;
         forks.push_back(*fork);

@@ -81,10 +81,11 @@ class CompactionFixture : public testing::Test {
     return track;
   }
   Track Fork(const Track& parent) {
-    Track child = {*world_.tenant().Fork(worker_->session(), parent.sequence->id()), parent.stamps,
-                   std::nullopt};
-    compactor_.Forked(*parent.sequence, *child.sequence);
-    return child;
+    const auto child = compactor_.Fork(*parent.sequence, [&] {
+      return world_.tenant().Fork(worker_->session(), parent.sequence->id());
+    });
+    EXPECT_TRUE(child.ok()) << child.status();
+    return {*child, parent.stamps, std::nullopt};
   }
 
   // As a request brings them.

@@ -168,10 +168,10 @@ class CompactionProperty : public CompactionFixture,
     if (parent == nullptr) return Create();
     if (known_.size() >= 8) return Free();
     Say("fork " + Name(*parent));
-    const absl::StatusOr<std::shared_ptr<cache::Sequence>> child =
-        world_.tenant().Fork(worker_->session(), parent->track.sequence->id());
+    const absl::StatusOr<std::shared_ptr<cache::Sequence>> child = compactor_.Fork(
+        *parent->track.sequence,
+        [&] { return world_.tenant().Fork(worker_->session(), parent->track.sequence->id()); });
     if (!child.ok()) return Refused(child.status());
-    compactor_.Forked(*parent->track.sequence, **child);
     known_.push_back({{*child, parent->track.stamps, std::nullopt}, parent->policy});
     return "";
   }

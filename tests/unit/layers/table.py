@@ -10,7 +10,7 @@ TOP = ("client", "daemon", "deploy", "helm", "kernels", "proto", "tests")
 LAYERED = ("client", "daemon", "kernels", "proto")
 
 KERNELS = ("kernels", "kernels/format", "kernels/reference", "kernels/cpu", "kernels/cuda",
-           "kernels/dispatch", "kernels/strategy")
+           "kernels/dispatch", "kernels/strategy", "kernels/tokens")
 BASE = ("daemon/base", "daemon/platform")
 BELOW_DEVICE = KERNELS + ("proto/shm",) + BASE
 BELOW_POOL = BELOW_DEVICE + ("daemon/config", "daemon/metrics", "daemon/device")
@@ -25,6 +25,7 @@ MAY_INCLUDE = {
     "kernels/cuda": ("kernels/format",),
     "kernels/dispatch": ("kernels/format", "kernels/reference", "kernels/cpu", "kernels/cuda"),
     "kernels/strategy": ("kernels/format",),
+    "kernels/tokens": ("kernels/format",),
     "kernels": KERNELS,
     "proto/shm": ("kernels/format",),
     "proto/tessera": (),
@@ -43,7 +44,7 @@ MAY_INCLUDE = {
     "daemon/serving": BELOW_SERVING + ("proto/tessera",),
     "daemon": BELOW_SERVING + ("proto/tessera", "daemon/serving"),
     "client": BELOW_CLIENT,
-    "client/cli": BELOW_CLIENT + ("client",),
+    "client/cli": BELOW_CLIENT + ("client", "client/worker"),
     "client/examples": BELOW_CLIENT + ("client",),
     "client/worker": BELOW_CLIENT + ("client",),
     "client/python": BELOW_CLIENT + ("client",),

@@ -71,6 +71,7 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
     visitor.Add(kDecodingSequences, state, "default");
     visitor.Add(kEpochRetiredBytes, state);
     visitor.Add(kRawCopyBytes, state, "default");
+    visitor.Add(kObservationBytes, state, "default");
     visitor.Add(kBackgroundJobs, state, "tails", "queued");
     visitor.Add(kBackgroundJobsTotal, state, "tails");
     visitor.Add(kProvisionalTilesTotal, state);
@@ -81,6 +82,8 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
     visitor.Add(kTokensAppendedTotal, state, "rpc");
     visitor.Add(kTilesEncodedTotal, state);
     visitor.Add(kEntriesPackedTotal, state);
+    visitor.Add(kEntriesDroppedTotal, state);
+    visitor.Add(kTokenChoicesTotal, state);
     visitor.Add(kPackedBytesTotal, state, "before");
     visitor.Add(kSelectRequestsTotal, state);
     visitor.Add(kTailFullWaitsTotal, state);
@@ -108,6 +111,7 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
         "tessera_decoding_sequences",
         "tessera_epoch_retired_bytes",
         "tessera_raw_copy_bytes",
+        "tessera_observation_bytes",
         "tessera_background_jobs",
         "tessera_background_jobs_total",
         "tessera_provisional_tiles_total",
@@ -118,6 +122,8 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
         "tessera_tokens_appended_total",
         "tessera_tiles_encoded_total",
         "tessera_entries_packed_total",
+        "tessera_entries_dropped_total",
+        "tessera_token_choices_total",
         "tessera_packed_bytes_total",
         "tessera_select_requests_total",
         "tessera_tail_full_waits_total",

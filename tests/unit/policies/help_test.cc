@@ -28,6 +28,11 @@ TEST(Help, HasEveryTermWithEveryOption) {
   for (const TermKind* kind : TermKinds()) {
     const std::string section = SectionOf(help, kind->name);
     EXPECT_THAT(section, AllOf(HasSubstr(kind->is), HasSubstr(kind->sets)));
+    if (kind->decides == Decides::kTokens) {
+      EXPECT_FALSE(kind->paper.empty()) << kind->name;
+      EXPECT_THAT(section, HasSubstr(Concat("\n  Paper: ", kind->paper, ".\n")));
+      EXPECT_THAT(section, HasSubstr(Concat("\n  Needs: ", NeedsTextOf(*kind), ".\n")));
+    }
     for (const Option& option : kind->options) {
       const std::size_t at = section.find(Concat("\n  ", option.name, " "));
       ASSERT_NE(at, std::string::npos) << kind->name << " " << option.name;
@@ -54,7 +59,7 @@ TEST(Help, ItsExamplesAreGood) {
     EXPECT_TRUE(ParsePolicy(policy).ok()) << line << ": " << ParsePolicy(policy).status();
     ++examples;
   }
-  EXPECT_EQ(examples, 4);
+  EXPECT_EQ(examples, 5);
 }
 
 }  // namespace

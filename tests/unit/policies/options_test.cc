@@ -3,11 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "daemon/base/strings.h"
@@ -23,13 +25,15 @@ using testing::HasSubstr;
 using testing::Not;
 
 // What must be said too, for the ends of some options to go with the others' defaults.
-std::string Beside(std::string_view name) {
-  static const std::map<std::string_view, std::string> kBeside = {
-      {"keep", ",group=1"},
-      {"truncate", ",keep=0.015625"},
-      {"segment", ",min_segment=32"},
+std::string Beside(const TermKind& kind, const Option& option) {
+  static const std::map<std::string, std::string> kBeside = {
+      {"mosaickv keep", ",group=1"},           {"mosaickv truncate", ",keep=0.015625"},
+      {"mosaickv segment", ",min_segment=32"}, {"chunkkv tokens", ",window=1"},
+      {"snapkv tokens", ",window=1"},          {"pyramidkv tokens", ",window=1"},
+      {"lacache budget", ",sink=0"},           {"lacache overlap", ",span=1024"},
+      {"lacache sink", ",budget=128K"},        {"streaming budget", ",sink=0"},
   };
-  const auto found = kBeside.find(name);
+  const auto found = kBeside.find(Concat(kind.name, " ", option.name));
   return found == kBeside.end() ? "" : found->second;
 }
 
@@ -72,7 +76,7 @@ Ends EndsOf(const Option& option) {
 }
 
 std::string Write(const TermKind& kind, const Option& option, std::string_view value) {
-  return Concat(kind.name, ":", option.name, "=", value, Beside(option.name));
+  return Concat(kind.name, ":", option.name, "=", value, Beside(kind, option));
 }
 
 void ExpectRefused(const TermKind& kind, const Option& option, std::string_view value) {
@@ -176,6 +180,20 @@ TEST(Options, DefaultsAreWhatIsMeantWhereNothingIsSaid) {
                       .dense_layers = 2}};
   EXPECT_TRUE(Same(*ParsePolicy("quest"), quest));
   EXPECT_TRUE(Same(*ParsePolicy(""), Policy{}));
+  const std::pair<const char*, TokenPolicy> token_policies[] = {
+      {"chunkkv", ChunkKvPolicy{}},
+      {"semantickv", SemanticKvPolicy{}},
+      {"semanticache", SemantiCachePolicy{}},
+      {"lacache", LaCachePolicy{}},
+      {"streaming", StreamingPolicy{}},
+      {"h2o", H2oPolicy{}},
+      {"snapkv", SnapKvPolicy{}},
+      {"pyramidkv", PyramidKvPolicy{}},
+      {"tova", TovaPolicy{}}};
+  for (const auto& [name, tokens] : token_policies) {
+    EXPECT_TRUE(Same(*ParsePolicy(name), Policy{.tokens = tokens})) << name;
+    EXPECT_FALSE(ParsePolicy(name)->dense());
+  }
 }
 
 // Each option changes something, and is then part of the text.
@@ -187,7 +205,7 @@ TEST(Options, EveryOptionCounts) {
     int different = 0;
     for (const std::string& value : values) {
       const absl::StatusOr<Policy> changed = ParsePolicy(Write(kind, option, value));
-      const std::string beside = Beside(option.name);
+      const std::string beside = Beside(kind, option);
       const absl::StatusOr<Policy> plain = ParsePolicy(
           beside.empty() ? std::string(kind.name) : Concat(kind.name, ":", beside.substr(1)));
       ASSERT_TRUE(changed.ok() && plain.ok()) << option.name << changed.status() << plain.status();

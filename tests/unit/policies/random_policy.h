@@ -30,7 +30,12 @@ class PolicyWords {
   std::vector<GivenTerm> Next() {
     std::vector<GivenTerm> terms;
     for (const TermKind* kind : TermKinds()) {
-      if (!random_.OneIn(kind->decides == Decides::kPacking ? 2 : 4)) continue;
+      // There are many token policies, of which only one may be there.
+      if (!random_.OneIn(kind->decides == Decides::kPacking  ? 2
+                         : kind->decides == Decides::kTokens ? 16
+                                                             : 4)) {
+        continue;
+      }
       GivenTerm term = {kind, {}};
       for (const Option& option : kind->options) {
         if (random_.OneIn(few_ ? 8 : 5)) term.options.push_back({&option, NextValue(option)});

@@ -73,6 +73,10 @@ TEST(Readme, ItsTablesAreTheRegistry) {
     ASSERT_NE(section, nullptr) << kind->name;
     EXPECT_THAT(section->text, testing::HasSubstr(Concat(kind->is, ".")));
     EXPECT_THAT(section->text, testing::HasSubstr(Concat("Sets: ", kind->sets, ".")));
+    if (kind->decides == Decides::kTokens) {
+      EXPECT_THAT(section->text, testing::HasSubstr(Concat("Paper: ", kind->paper, ".")));
+      EXPECT_THAT(section->text, testing::HasSubstr(Concat("Needs: ", NeedsTextOf(*kind), ".")));
+    }
     std::vector<Cells> expected;
     for (const Option& option : kind->options) {
       expected.push_back({std::string(option.name), TypeText(option), std::string(option.standard),

@@ -1,5 +1,6 @@
 // Equality of policies, field by field: their texts are left out, so that tests can say something
-// of them. A field that is added to these structs does not compile here until it is compared.
+// of them. A field that is added to these structs does not compile here until it is compared; token
+// policies compare themselves.
 #pragma once
 
 #include <optional>
@@ -40,10 +41,10 @@ bool SameParts(const std::optional<T>& a, const std::optional<T>& b) {
 }
 
 inline bool Same(const Policy& a, const Policy& b) {
-  const auto& [a_text, a_mosaic, a_summaries, a_selection] = a;
-  const auto& [b_text, b_mosaic, b_summaries, b_selection] = b;
-  return SameParts(a_mosaic, b_mosaic) && SameParts(a_summaries, b_summaries) &&
-         SameParts(a_selection, b_selection);
+  const auto& [a_text, a_tokens, a_mosaic, a_summaries, a_selection] = a;
+  const auto& [b_text, b_tokens, b_mosaic, b_summaries, b_selection] = b;
+  return a_tokens == b_tokens && SameParts(a_mosaic, b_mosaic) &&
+         SameParts(a_summaries, b_summaries) && SameParts(a_selection, b_selection);
 }
 
 }  // namespace tessera::policies

@@ -1,0 +1,61 @@
+// What the compactor's own files share: jobs that somebody waits for.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "daemon/base/ids.h"
+#include "daemon/compaction/compactor.h"
+
+namespace tessera::compaction {
+
+namespace internal {
+
+// A lane that is forked or cut under the work is taken up again.
+inline constexpr int kAttempts = 3;
+
+inline TenantId TenantOf(const cache::Sequence& sequence) {
+  return TenantId(sequence.id().value() >> 48);
+}
+
+}  // namespace internal
+
+// Jobs that somebody waits for. The last to let go of it tells.
+class Compactor::Batch {
+ public:
+  explicit Batch(Done done) : done_(std::move(done)) {}
+  ~Batch() { std::move(done_)(status_); }
+  void Report(const absl::Status& status) {
+    MutexLock lock(mutex_);
+    if (status_.ok()) status_ = status;
+  }
+
+ private:
+  Mutex mutex_;
+  absl::Status status_;  // in the destructor nobody else has it
+  Done done_;
+};
+
+// A job's place in a batch, or in none. A job that is dropped without having run says so.
+class Compactor::Ticket {
+ public:
+  explicit Ticket(std::shared_ptr<Batch> batch) : batch_(std::move(batch)) {}
+  Ticket(Ticket&&) = default;
+  Ticket& operator=(Ticket&&) = delete;
+  ~Ticket() {
+    if (batch_ == nullptr) return;
+    batch_->Report(absl::CancelledError(
+        "the sequence was freed, or the daemon stopped, before all of it was compressed"));
+  }
+
+  bool waited_for() const { return batch_ != nullptr; }
+  void Report(const absl::Status& status) { batch_->Report(status); }
+  // The work is done, or has failed as it was reported.
+  void Finish() { batch_ = nullptr; }
+
+ private:
+  std::shared_ptr<Batch> batch_;
+};
+
+}  // namespace tessera::compaction

@@ -1,0 +1,258 @@
+// Token policies: which entries of a layer stay, decided over all of its lanes, carried out lane by
+// lane.
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "daemon/base/check.h"
+#include "daemon/base/strings.h"
+#include "daemon/compaction/compactor.h"
+#include "daemon/compaction/compactor_jobs.h"
+#include "daemon/compaction/lane_gather.h"
+
+namespace tessera::compaction {
+
+using policies::Policy;
+
+namespace {
+
+// Whether rows are neither packed nor summed up.
+bool LeavesRows(const Policy& policy) {
+  return !policy.mosaic.has_value() && !policy.summaries.has_value();
+}
+
+// Whether another layer takes over what is chosen for this one.
+bool IsTakenOver(const Policy& policy, std::uint32_t layer, std::uint32_t layers) {
+  return layer + 1 < layers && policies::DecidesFor(policy, layer + 1) == layer;
+}
+
+absl::Status AsksForNothing(const cache::Sequence& sequence, const Policy& policy) {
+  return absl::FailedPreconditionError(Concat(sequence.id().ToString(), " has the policy ",
+                                              Quoted(policy.text),
+                                              ", which does not ask for this"));
+}
+
+}  // namespace
+
+// ---- what a worker shows
+
+absl::Status Compactor::Observe(cache::Sequence& sequence, const ShownLayer& shown) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  const Policy none;
+  const Policy& policy = managed == nullptr ? none : managed->policy();
+  if (!policy.tokens.has_value()) return AsksForNothing(sequence, policy);
+  ManagedSequence::ManagedLayer& layer = managed->layer(shown.layer);
+  MutexLock lock(layer.mutex);
+  return layer.state.observation.Take(shown, policies::NeedsOf(policy), sequence.model(),
+                                      *options_.operations, *sequence.memory().raw_copies);
+}
+
+absl::Status Compactor::ObserveTokens(cache::Sequence& sequence, std::uint64_t first_token,
+                                      std::span<const std::uint32_t> ids) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  const Policy none;
+  const Policy& policy = managed == nullptr ? none : managed->policy();
+  if (!policies::NeedsOf(policy).token_ids) return AsksForNothing(sequence, policy);
+  managed->TakeTokenIds(first_token, ids, sequence.model());
+  return absl::OkStatus();
+}
+
+// ---- jobs
+
+// Layers that share a choice go into one job, the one that decides first.
+void Compactor::QueueChoices(const std::shared_ptr<cache::Sequence>& sequence,
+                             const std::shared_ptr<ManagedSequence>& managed, const Rows& rows,
+                             JobPriority priority, const std::shared_ptr<Batch>& batch) {
+  std::vector<std::uint32_t> together;
+  const auto queue = [&] {
+    if (together.empty()) return;
+    for (const std::uint32_t layer : together) managed->layer(layer).pending.fetch_add(1);
+    QueueChoice(sequence, managed, std::exchange(together, {}), priority, Ticket(batch));
+  };
+  for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
+    // While decoding one job that waits is enough.
+    if (priority == JobPriority::kTails && managed->layer(layer).pending.load() > 0) continue;
+    if (policies::DecidesFor(managed->policy(), layer) == layer) queue();
+    together.push_back(layer);
+  }
+  queue();
+}
+
+void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
+                            const std::shared_ptr<ManagedSequence>& asker,
+                            std::vector<std::uint32_t> layers, JobPriority priority,
+                            Ticket ticket) {
+  options_.scheduler->Submit(
+      {.name = "choose-tokens",
+       .priority = priority,
+       .tenant = internal::TenantOf(*sequence),
+       .owner = sequence->id().value()},
+      [this, weak = std::weak_ptr(sequence), asked = std::weak_ptr(asker),
+       layers = std::move(layers), priority, ticket = std::move(ticket)]() mutable {
+        const std::shared_ptr<cache::Sequence> held = weak.lock();
+        const std::shared_ptr<ManagedSequence> managed = asked.lock();
+        const std::shared_ptr<ManagedSequence> now =
+            held == nullptr ? nullptr : ManagedSequence::Of(*held);
+        if (now == nullptr) return;
+        if (now != managed) {  // a choice by rules that are not those of the sequence any more
+          if (ticket.waited_for()) {
+            ticket.Report(absl::AbortedError(
+                Concat("the policy of ", held->id().ToString(), " has changed; ask again")));
+          }
+          return;
+        }
+        const std::uint32_t decides = policies::DecidesFor(managed->policy(), layers.front());
+        if (decides != layers.front() && managed->layer(decides).pending.load() > 0) {
+          // The layer whose choice these take over comes first.
+          QueueChoice(held, managed, std::move(layers), priority, std::move(ticket));
+          return;
+        }
+        for (const std::uint32_t layer : layers) {
+          managed->layer(layer).pending.fetch_sub(1);
+          absl::Status status = EncodeBefore(held, *managed, layer);
+          if (status.ok()) status = Choose(*held, *managed, layer);
+          if (ticket.waited_for()) {
+            ticket.Report(status);
+          } else if (!status.ok() && !absl::IsNotFound(status)) {
+            Complain(*held, "tokens not chosen", status);
+          }
+        }
+        ticket.Finish();
+      });
+}
+
+// Of a policy that goes on while decoding, and packs: what comes in takes its form first, so that
+// what is chosen keeps it.
+absl::Status Compactor::EncodeBefore(const std::shared_ptr<cache::Sequence>& sequence,
+                                     ManagedSequence& managed, std::uint32_t layer) {
+  if (!policies::Continues(managed.policy()) || LeavesRows(managed.policy())) {
+    return absl::OkStatus();
+  }
+  {
+    ManagedSequence::ManagedLayer& kept = managed.layer(layer);
+    MutexLock lock(kept.mutex);
+    if (kept.state.decided_until == 0) return absl::OkStatus();
+  }
+  const shm::LaneLayout& layout = sequence->model().layout();
+  for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
+    absl::Status status = EncodeTiles(sequence, layout.lane(layer, head));
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// ---- one layer
+
+absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& managed,
+                               std::uint32_t index) {
+  ManagedSequence::ManagedLayer& layer = managed.layer(index);
+  MutexLock lock(layer.mutex);
+  for (int attempt = 0;;) {
+    const bool resumes = layer.unfinished.has_value();
+    absl::StatusOr<LayerChoice> choice = resumes ? *std::exchange(layer.unfinished, std::nullopt)
+                                                 : ChoiceOf(sequence, managed, index, layer.state);
+    if (!choice.ok()) return choice.status();
+    absl::Status status = CarryOut(sequence, managed, index, *choice);
+    if (status.ok()) {
+      counters_.decisions_made.fetch_add(1, std::memory_order_relaxed);
+      layer.state.memory = choice->memory;
+      layer.state.decided_until = choice->until;
+      layer.state.observation.ForgetBefore(choice->until);
+      layer.choice = std::nullopt;
+      if (IsTakenOver(managed.policy(), index, sequence.model().layers())) {
+        layer.choice = *std::move(choice);
+      }
+      if (!resumes) return status;
+      continue;  // with what has come since
+    }
+    const bool again = absl::IsAborted(status);
+    if (choice->Begun() && !(resumes && again)) layer.unfinished = *std::move(choice);
+    if (!again || ++attempt == internal::kAttempts) return status;
+  }
+}
+
+absl::StatusOr<LayerChoice> Compactor::ChoiceOf(const cache::Sequence& sequence,
+                                                ManagedSequence& managed, std::uint32_t index,
+                                                const LayerState& state) {
+  const Clock::TimePoint asked = options_.clock->Now();
+  absl::StatusOr<LayerChoice> choice = Choice(sequence, managed, index, state);
+  const Clock::Duration spent = options_.clock->Now() - asked;
+  counters_.decision_ns.fetch_add(
+      static_cast<std::uint64_t>(
+          std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count()),
+      std::memory_order_relaxed);
+  return choice;
+}
+
+absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
+                                              ManagedSequence& managed, std::uint32_t index,
+                                              const LayerState& state) {
+  const std::vector<std::uint8_t> delimiters = managed.delimiters();
+  const LayerChooser chooser({.sequence = &sequence,
+                              .policy = &managed.policy(),
+                              .operations = options_.operations,
+                              .delimiters = delimiters},
+                             index);
+  const std::uint32_t decides = policies::DecidesFor(managed.policy(), index);
+  if (decides == index) return chooser.Choose(state);
+  TESSERA_CHECK(decides < index, "choices are handed on to later layers");
+  ManagedSequence::ManagedLayer& other = managed.layer(decides);
+  MutexLock lock(other.mutex);
+  if (other.choice.has_value()) return chooser.TakeOver(*other.choice);
+  return absl::FailedPreconditionError(Concat("layer ", index, " takes over the choice of layer ",
+                                              decides, ", which has not been compressed"));
+}
+
+absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& managed,
+                                 std::uint32_t layer, LayerChoice& choice) {
+  const Policy& policy = managed.policy();
+  const shm::LaneLayout& layout = sequence.model().layout();
+  std::optional<KeyTurner> turner;
+  std::optional<cache::PositionMove> moves;
+  if (policies::MovesPositions(policy)) {
+    turner.emplace(sequence.model().spec(), layout.tile(layer));
+    // Every layer keeps equally many: the same for all, whichever is done last.
+    moves = {.shift = choice.until - choice.lanes.front().kept.size(), .until = choice.until};
+  }
+  for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
+    if (choice.done[head] || (choice.Untouched(head) && LeavesRows(policy))) continue;
+    const std::uint32_t index = layout.lane(layer, head);
+    ManagedSequence::ManagedLane& lane = managed.lane(index);
+    MutexLock lock(lane.mutex);
+    LaneCoder::Options coding = CoderOptions(sequence, managed, lane.state);
+    if (!choice.Untouched(head)) coding.decision = &choice.lanes[head];
+    coding.decided = choice.decided[head];
+    if (turner.has_value()) coding.turner = &*turner;
+    coding.first_position = choice.first_positions[head];
+    const absl::Status status = sequence.Recode(
+        {.lane = index, .whole = ChoosesFromAll(policy)},
+        [&](const cache::OpenRun& run) -> LaneCoder::Swap {
+          if (run.losses != choice.losses[head]) {
+            return absl::AbortedError(Concat("lane ", index, " of ", sequence.id().ToString(),
+                                             " was cut while its entries were chosen; ask again"));
+          }
+          if (turner.has_value()) {
+            if (coding.decision == nullptr) return std::nullopt;
+            LaneCoder::Swap swap = LaneCoder(coding, run).Retain();
+            if (swap.ok()) (*swap)->moves = moves;
+            return swap;
+          }
+          // Settled rows keep their form, and their neighbours.
+          if (choice.continued || (policies::Continues(policy) && !run.settled.empty())) {
+            if (coding.decision == nullptr) return std::nullopt;
+            return LaneGather({&sequence.memory(), options_.operations}, run)
+                .Keep(*coding.decision, coding.decided);
+          }
+          LaneCoder coder(coding, run);
+          if (policy.mosaic.has_value()) return coder.Seal(LaneCoder::Cut::kPromptEnd);
+          return coding.decision != nullptr ? coder.Retain() : coder.EncodeTiles();
+        });
+    if (!status.ok()) return status;
+    choice.done[head] = true;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::compaction

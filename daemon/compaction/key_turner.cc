@@ -1,0 +1,53 @@
+#include "daemon/compaction/key_turner.h"
+
+#include <cmath>
+
+#include "daemon/base/strings.h"
+#include "daemon/compaction/element.h"
+
+namespace tessera::compaction {
+
+absl::Status KeyTurner::WhyNot(const cache::ModelSpec& spec) {
+  if (spec.rope_theta <= 0) {
+    return absl::InvalidArgumentError(
+        Concat("model ", Quoted(spec.name), " has no rotary positions that could be moved"));
+  }
+  if (spec.rope_scaling == "dynamic") {
+    return absl::InvalidArgumentError(
+        Concat("model ", Quoted(spec.name),
+               " scales its rotary frequencies with the length (dynamic), so that keys of one "
+               "length cannot be turned into those of another"));
+  }
+  if (spec.rope_scaling.empty() || spec.rope_scaling == "linear") return absl::OkStatus();
+  return absl::UnimplementedError(
+      Concat("positions under the rope scaling ", Quoted(spec.rope_scaling), " of model ",
+             Quoted(spec.name), " cannot be moved by this version; it serves none and linear"));
+}
+
+KeyTurner::KeyTurner(const cache::ModelSpec& spec, const kernels::DenseTile& tile)
+    : tile_(tile), interleaved_(spec.rope_interleaved) {
+  const std::uint32_t pairs = tile.head_dim / 2;
+  const bool scaled = spec.rope_scaling == "linear" && spec.rope_scaling_factor > 0;
+  for (std::uint32_t i = 0; i < pairs; ++i) {
+    const double frequency = std::pow(spec.rope_theta, -static_cast<double>(i) / pairs);
+    frequencies_.push_back(scaled ? frequency / spec.rope_scaling_factor : frequency);
+  }
+}
+
+void KeyTurner::Turn(std::byte* key, std::int64_t by) const {
+  if (by == 0) return;
+  const auto pairs = static_cast<std::uint32_t>(frequencies_.size());
+  for (std::uint32_t i = 0; i < pairs; ++i) {
+    const std::uint32_t first = interleaved_ ? 2 * i : i;
+    const std::uint32_t second = interleaved_ ? 2 * i + 1 : i + pairs;
+    const double angle = static_cast<double>(by) * frequencies_[i];
+    const double x = ElementAt(key, tile_.type, first);
+    const double y = ElementAt(key, tile_.type, second);
+    SetElement(key, tile_.type, first,
+               static_cast<float>(x * std::cos(angle) - y * std::sin(angle)));
+    SetElement(key, tile_.type, second,
+               static_cast<float>(x * std::sin(angle) + y * std::cos(angle)));
+  }
+}
+
+}  // namespace tessera::compaction

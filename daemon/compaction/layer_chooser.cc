@@ -1,0 +1,245 @@
+#include "daemon/compaction/layer_chooser.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/base/strings.h"
+#include "daemon/compaction/lane_keys.h"
+
+namespace tessera::compaction {
+
+namespace {
+
+// Others go by positions alone.
+bool ReadsKeys(const policies::Policy& policy) {
+  return policies::NeedsOf(policy) != policies::Needs();
+}
+
+std::uint64_t CountBefore(std::span<const std::uint64_t> positions, std::uint64_t position) {
+  return static_cast<std::uint64_t>(std::lower_bound(positions.begin(), positions.end(), position) -
+                                    positions.begin());
+}
+
+// The first token at or behind `from` whose query was not shown.
+std::uint64_t ShownUntil(std::span<const policies::HeadQueries> queries, std::uint64_t from) {
+  if (queries.empty()) return from;
+  std::uint64_t until = from;
+  for (const std::uint64_t position : queries.front().positions) {
+    if (position == until) ++until;
+  }
+  return until;
+}
+
+}  // namespace
+
+// The lanes of a layer as they are looked at, and what the policy sees of them.
+struct LayerChooser::Lanes {
+  std::vector<LaneKeys> keys;
+  std::vector<policies::LaneEntries> entries;
+  std::vector<std::uint64_t> losses;
+  std::uint64_t begin = 0;  // of the first entry of any lane
+  std::uint64_t end = 0;    // positions are below it
+
+  // Shows only entries before this position.
+  void CutAt(std::uint64_t position) {
+    for (policies::LaneEntries& lane : entries) {
+      lane.count = CountBefore(lane.positions, position);
+      lane.positions = lane.positions.first(lane.count);
+      if (!lane.weights.empty()) lane.weights = lane.weights.first(lane.count);
+    }
+    end = std::min(end, position);
+  }
+  std::vector<std::uint64_t> CountsBefore(std::uint64_t position) const {
+    std::vector<std::uint64_t> counts;
+    for (const policies::LaneEntries& lane : entries) {
+      counts.push_back(CountBefore(lane.positions, position));
+    }
+    return counts;
+  }
+  std::vector<std::uint64_t> Counts() const { return CountsBefore(end); }
+  std::vector<std::uint64_t> FirstPositions() const {
+    std::vector<std::uint64_t> first;
+    for (const policies::LaneEntries& lane : entries) {
+      first.push_back(lane.count == 0 ? 0 : lane.positions.front());
+    }
+    return first;
+  }
+};
+
+void LayerState::CutTo(std::uint64_t tokens) {
+  observation.ForgetFrom(tokens);
+  decided_until = std::min(decided_until, tokens);
+  if (decided_until == 0) memory = {};
+}
+
+bool LayerChoice::Untouched(std::uint32_t kv_head) const {
+  const policies::LaneDecision& lane = lanes[kv_head];
+  return !lane.merges() && lane.kept.size() == decided[kv_head];
+}
+
+LayerChooser::LayerChooser(const Options& options, std::uint32_t layer)
+    : options_(options), layer_(layer) {}
+
+absl::StatusOr<LayerChooser::Lanes> LayerChooser::Look(bool whole, bool wants_keys) const {
+  const cache::Sequence& sequence = *options_.sequence;
+  const shm::LaneLayout& layout = sequence.model().layout();
+  const absl::StatusOr<std::vector<cache::OpenRun>> runs = sequence.LookAt(layer_, whole);
+  if (!runs.ok()) return runs.status();
+  Lanes lanes;
+  for (const cache::OpenRun& run : *runs) {
+    absl::StatusOr<LaneKeys> keys = LaneKeys::Of({.memory = &sequence.memory(),
+                                                  .tile = layout.tile(layer_),
+                                                  .operations = options_.operations,
+                                                  .keys = wants_keys},
+                                                 run);
+    if (!keys.ok()) return keys.status();
+    lanes.keys.push_back(*std::move(keys));
+    lanes.losses.push_back(run.losses);
+  }
+  for (const LaneKeys& keys : lanes.keys) {
+    lanes.entries.push_back(keys.entries());
+    const std::span<const std::uint64_t> positions = lanes.entries.back().positions;
+    if (positions.empty()) continue;
+    lanes.begin = lanes.end == 0 ? positions.front() : std::min(lanes.begin, positions.front());
+    lanes.end = std::max(lanes.end, positions.back() + 1);
+  }
+  return lanes;
+}
+
+// What the policy sees, and what it points into.
+class LayerChooser::Shown {
+ public:
+  // Positions, queries and delimiters count from `first`: what came before it is none of the
+  // policy's business.
+  Shown(const Options& options, std::uint32_t layer, const LayerState& state, const Lanes& lanes,
+        std::uint64_t first) {
+    const cache::Model& model = options.sequence->model();
+    for (std::uint32_t head = 0; head < lanes.entries.size(); ++head) {
+      const std::span<const std::uint64_t> positions = lanes.entries[head].positions;
+      sums_.push_back(state.observation.SumsAt(head, positions));
+      sum_spans_.push_back(sums_.back());
+      all_sums_ = all_sums_ && sums_.back().size() == positions.size();
+      entry_positions_.push_back(Behind(positions, first));
+      entries_.push_back(lanes.entries[head]);
+      entries_.back().positions = entry_positions_.back();
+    }
+    const std::uint64_t row_bytes = RowBytes(model, layer);
+    for (const policies::HeadQueries& head : state.observation.queries()) {
+      const std::uint64_t skipped = CountBefore(head.positions, first);
+      query_positions_.push_back(Behind(head.positions.subspan(skipped), first));
+      queries_.push_back(
+          {.positions = query_positions_.back(), .rows = head.rows + skipped * row_bytes});
+    }
+    view_ = {.layer = layer,
+             .layers = model.layers(),
+             .geometry = model.geometry(layer),
+             .tokens = lanes.end - first,
+             .lanes = entries_,
+             .queries = queries_,
+             .sums = {},
+             .delimiters = options.delimiters.subspan(
+                 std::min<std::size_t>(first, options.delimiters.size())),
+             .operations = options.operations};
+    if (all_sums_) view_.sums = sum_spans_;
+  }
+  Shown(const Shown&) = delete;
+  Shown& operator=(const Shown&) = delete;
+
+  const policies::LayerView& view() const { return view_; }
+
+ private:
+  static std::vector<std::uint64_t> Behind(std::span<const std::uint64_t> positions,
+                                           std::uint64_t first) {
+    std::vector<std::uint64_t> behind(positions.begin(), positions.end());
+    for (std::uint64_t& position : behind) position -= first;
+    return behind;
+  }
+  static std::uint64_t RowBytes(const cache::Model& model, std::uint32_t layer) {
+    return model.layout().tile(layer).row_bytes();
+  }
+
+  std::vector<std::vector<float>> sums_;
+  std::vector<std::span<const float>> sum_spans_;
+  bool all_sums_ = true;
+  std::vector<std::vector<std::uint64_t>> entry_positions_;
+  std::vector<policies::LaneEntries> entries_;
+  std::vector<std::vector<std::uint64_t>> query_positions_;
+  std::vector<policies::HeadQueries> queries_;
+  policies::LayerView view_;
+};
+
+bool ChoosesFromAll(const policies::Policy& policy) {
+  return policies::Continues(policy) || (policies::Merges(policy) && !policy.mosaic.has_value());
+}
+
+// Behind a token whose query was not shown nothing would ever be decided.
+absl::Status LayerChooser::CheckGap(std::span<const policies::HeadQueries> queries,
+                                    std::uint64_t until, std::uint64_t end) const {
+  if (queries.empty() || until >= end) return absl::OkStatus();
+  const std::span<const std::uint64_t> positions = queries.front().positions;
+  const auto next = std::lower_bound(positions.begin(), positions.end(), until);
+  if (next == positions.end()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      Concat("layer ", layer_, ": the queries of the tokens from ", until, " to ", *next - 1,
+             " were not shown, and those from ", *next, " on were; show every one"));
+}
+
+absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const {
+  const policies::Policy& policy = *options_.policy;
+  const bool whole = ChoosesFromAll(policy);
+  absl::StatusOr<Lanes> lanes = Look(whole, ReadsKeys(policy));
+  if (!lanes.ok()) return lanes.status();
+  const std::uint64_t decided_until = state.decided_until;
+  bool advances = policies::Continues(policy) && decided_until > 0;
+  if (policies::NeedsOf(policy).decode_queries) {
+    const std::vector<policies::HeadQueries> queries = state.observation.queries();
+    // Of a sequence without a prompt every query has been shown, and nothing else.
+    advances = advances || (lanes->begin == 0 && ShownUntil(queries, 0) >= lanes->end);
+    if (advances) {
+      const std::uint64_t until = ShownUntil(queries, decided_until);
+      if (absl::Status status = CheckGap(queries, until, lanes->end); !status.ok()) return status;
+      lanes->CutAt(until);
+    }
+  }
+  LayerChoice choice = {.lanes = {},
+                        .decided = lanes->Counts(),
+                        .first_positions = lanes->FirstPositions(),
+                        .losses = lanes->losses,
+                        .done = std::vector<bool>(lanes->losses.size()),
+                        .memory = state.memory,
+                        .end = lanes->end,
+                        // The newest tokens may have gone.
+                        .until = std::max(lanes->end, decided_until),
+                        .continued = advances};
+  const Shown shown(options_, layer_, state, *lanes, whole ? 0 : lanes->begin);
+  absl::StatusOr<policies::LayerDecision> decision =
+      advances ? policies::Advance(policy, shown.view(), lanes->CountsBefore(decided_until),
+                                   choice.memory)
+               : policies::Decide(policy, shown.view(), choice.memory);
+  if (!decision.ok()) {
+    return absl::Status(decision.status().code(),
+                        Concat("layer ", layer_, ": ", decision.status().message()));
+  }
+  choice.lanes = *std::move(decision);
+  return choice;
+}
+
+absl::StatusOr<LayerChoice> LayerChooser::TakeOver(const LayerChoice& choice) const {
+  const absl::StatusOr<Lanes> lanes = Look(/*whole=*/false, /*keys=*/false);
+  if (!lanes.ok()) return lanes.status();
+  const std::vector<std::uint64_t> counts = lanes->Counts();
+  if (counts == choice.decided && lanes->end == choice.end) {
+    LayerChoice taken = choice;
+    taken.first_positions = lanes->FirstPositions();
+    taken.losses = lanes->losses;
+    taken.done.assign(taken.done.size(), false);
+    return taken;
+  }
+  return absl::FailedPreconditionError(
+      Concat("layer ", layer_, " is to take over the choice of an earlier layer, and has ",
+             counts.empty() ? 0 : counts.front(), " entries that wait where that one had ",
+             choice.decided.empty() ? 0 : choice.decided.front(),
+             "; compress layers that share a choice at the same length"));
+}
+
+}  // namespace tessera::compaction

@@ -1,0 +1,79 @@
+// What a token policy decides about one layer of a sequence: looks at its lanes, shows them to the
+// policy with what the worker has shown, and says what is to become of each.
+//
+// Without a lock of the sequence: rows that are looked at stay as they are while they are held.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/cache/sequence.h"
+#include "daemon/compaction/observation.h"
+#include "daemon/policies/policy.h"
+#include "daemon/policies/token_policy.h"
+
+namespace tessera::compaction {
+
+// What is kept of a layer beside its lanes.
+struct LayerState {
+  policies::LayerMemory memory;
+  // Tokens before it have been decided about.
+  std::uint64_t decided_until = 0;
+  Observation observation;
+
+  // The sequence was cut to so many tokens.
+  void CutTo(std::uint64_t tokens);
+};
+
+// What is to be done. Entries are counted from the first of the run that was looked at.
+struct LayerChoice {
+  policies::LayerDecision lanes;               // by kv head
+  std::vector<std::uint64_t> decided;          // entries of each lane that this is about
+  std::vector<std::uint64_t> first_positions;  // of these
+  std::vector<std::uint64_t> losses;           // of each lane, when it was looked at
+  std::vector<bool> done;                      // of each lane, whether it has been carried out
+  policies::LayerMemory memory;                // of the layer once it is done
+  std::uint64_t end = 0;                       // behind the last position of any lane
+  std::uint64_t until = 0;                     // tokens before it have been decided about then
+  bool continued = false;  // a decision about the whole lane, made before, goes on
+
+  // Whether it has been carried out in some lanes.
+  bool Begun() const { return std::find(done.begin(), done.end(), true) != done.end(); }
+  // Whether a lane stays as it is.
+  bool Untouched(std::uint32_t kv_head) const;
+};
+
+// Whether a choice is about all of a lane, and not only about what waits in it.
+bool ChoosesFromAll(const policies::Policy& policy);
+
+class LayerChooser {
+ public:
+  struct Options {
+    const cache::Sequence* sequence;
+    const policies::Policy* policy;
+    const kernels::Operations* operations;
+    std::span<const std::uint8_t> delimiters;
+  };
+  LayerChooser(const Options& options, std::uint32_t layer);
+
+  // About what waits in the lanes, as at the end of a prompt. A policy that continues, and has
+  // begun, goes on over all of the lanes.
+  absl::StatusOr<LayerChoice> Choose(const LayerState& state) const;
+  // The choice of another layer, taken over. FAILED_PRECONDITION where the lanes are not alike.
+  absl::StatusOr<LayerChoice> TakeOver(const LayerChoice& choice) const;
+
+ private:
+  struct Lanes;
+  class Shown;
+  absl::StatusOr<Lanes> Look(bool whole, bool keys) const;
+  absl::Status CheckGap(std::span<const policies::HeadQueries> queries, std::uint64_t until,
+                        std::uint64_t end) const;
+
+  const Options options_;
+  const std::uint32_t layer_;
+};
+
+}  // namespace tessera::compaction

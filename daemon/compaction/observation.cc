@@ -1,0 +1,228 @@
+#include "daemon/compaction/observation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "daemon/base/strings.h"
+#include "kernels/tokens/counts.h"
+
+namespace tessera::compaction {
+
+namespace {
+
+absl::Status Refuse(std::uint32_t layer, const auto&... why) {
+  return absl::InvalidArgumentError(Concat("observation of layer ", layer, ": ", why...));
+}
+
+absl::Status CheckCounts(const ShownLayer& shown, const policies::Needs& needs,
+                         std::uint64_t most_last) {
+  if (shown.last.count > 0 && most_last == 0) {
+    return Refuse(shown.layer, "there are last queries, and the policy asks for none");
+  }
+  if (shown.last.count > most_last) {
+    return Refuse(shown.layer, shown.last.count, " last queries; the policy asks for ", most_last);
+  }
+  if (shown.last.first_position + shown.last.count > shown.tokens) {
+    return Refuse(shown.layer, "last queries up to position ",
+                  shown.last.first_position + shown.last.count, "; the sequence holds ",
+                  shown.tokens, " tokens");
+  }
+  const std::uint64_t most = kernels::CountUp(needs.norm_share * static_cast<double>(shown.tokens));
+  if (shown.norm.count > most) {
+    return Refuse(shown.layer, shown.norm.count, " queries by norm; the policy asks for ", most,
+                  " of ", shown.tokens, " tokens");
+  }
+  if (shown.sums.count > 0 && !needs.attention_sums) {
+    return Refuse(shown.layer, "there are sums of attention, and the policy asks for none");
+  }
+  if (shown.sums.first_position + shown.sums.count > shown.tokens) {
+    return Refuse(shown.layer, "sums of attention up to position ",
+                  shown.sums.first_position + shown.sums.count, "; the sequence holds ",
+                  shown.tokens, " tokens");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckValues(const ShownLayer& shown, const kernels::LayerGeometry& geometry,
+                         const kernels::Operations& operations) {
+  const std::uint64_t row = std::uint64_t{geometry.query_heads} * geometry.head_dim;
+  for (const auto& [rows, count, what] :
+       {std::tuple(shown.last.rows, shown.last.count, "last queries"),
+        std::tuple(shown.norm.rows, shown.norm.count, "queries by norm")}) {
+    if (count == 0) continue;
+    const std::int64_t bad = operations.first_unusable(rows, count * row, geometry.type);
+    if (bad >= 0) {
+      return Refuse(shown.layer, "element ", bad, " of the ", what,
+                    " is not finite, or its magnitude is 2^63 or more");
+    }
+  }
+  for (std::uint64_t i = 0; i < shown.sums.count * geometry.kv_heads; ++i) {
+    const float sum = shown.sums.values[i];
+    if (std::isfinite(sum) && sum >= 0) continue;
+    return Refuse(shown.layer, "element ", i, " of the sums of attention is ", sum);
+  }
+  for (std::uint64_t i = 0; i < shown.norm.positions.size(); ++i) {
+    const std::uint64_t position = shown.norm.positions[i];
+    const bool rises = i % shown.norm.count == 0 || position > shown.norm.positions[i - 1];
+    if (position < shown.tokens && rises) continue;
+    return Refuse(shown.layer, "position ", i, " of the queries by norm is ", position,
+                  "; positions of a head rise and are below ", shown.tokens);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& needs,
+                               const cache::Model& model, const kernels::Operations& operations,
+                               pool::Account& budget) {
+  const kernels::LayerGeometry geometry = model.geometry(shown.layer);
+  // Of tokens that are decoded as many as a tail holds may come together.
+  const std::uint64_t most_last =
+      std::max({std::uint64_t{needs.last_queries},
+                kernels::CountUp(needs.last_share * static_cast<double>(shown.tokens)),
+                needs.decode_queries ? model.layout().ring_capacity() : 0});
+  absl::Status status = CheckCounts(shown, needs, most_last);
+  if (status.ok()) status = CheckValues(shown, geometry, operations);
+  if (!status.ok()) return status;
+
+  const std::uint64_t row_bytes = geometry.head_dim * kernels::ElementBytes(geometry.type);
+  const std::uint64_t more = (shown.last.count + shown.norm.count) * geometry.query_heads *
+                                 (row_bytes + sizeof(std::uint64_t)) +
+                             shown.sums.count * geometry.kv_heads * sizeof(float);
+  absl::StatusOr<pool::Charge> charge =
+      budget.Reserve(pool::MemoryTag::kObservations, bytes() + more);
+  if (!charge.ok()) return charge.status();
+
+  if (shown.last.count + shown.norm.count > 0) heads_.resize(geometry.query_heads);
+  for (std::uint32_t head = 0; head < heads_.size(); ++head) {
+    HeadRows last;
+    for (std::uint64_t i = 0; i < shown.last.count; ++i) {
+      last.positions.push_back(shown.last.first_position + i);
+      const std::byte* const row = shown.last.rows + (i * geometry.query_heads + head) * row_bytes;
+      last.rows.insert(last.rows.end(), row, row + row_bytes);
+    }
+    HeadRows norm;
+    const std::uint64_t first = head * shown.norm.count;
+    for (std::uint64_t i = 0; i < shown.norm.count; ++i) {
+      norm.positions.push_back(shown.norm.positions[first + i]);
+    }
+    if (shown.norm.count > 0) {
+      const std::byte* const rows = shown.norm.rows + first * row_bytes;
+      norm.rows.assign(rows, rows + shown.norm.count * row_bytes);
+    }
+    heads_[head] = Merged(Merged(heads_[head], norm, row_bytes), last, row_bytes);
+  }
+  if (shown.sums.count > 0) {
+    sums_first_ = shown.sums.first_position;
+    sums_.clear();
+    for (std::uint32_t head = 0; head < geometry.kv_heads; ++head) {
+      const float* const values = shown.sums.values + head * shown.sums.count;
+      sums_.emplace_back(values, values + shown.sums.count);
+    }
+  }
+  charge_ = *std::move(charge);
+  return absl::OkStatus();
+}
+
+void Observation::ForgetBefore(std::uint64_t position) {
+  sums_.clear();
+  bool empty = true;
+  for (HeadRows& head : heads_) {
+    const auto begin = head.positions.begin();
+    const auto first = std::lower_bound(begin, head.positions.end(), position);
+    if (first != begin) {
+      const std::size_t row_bytes = head.rows.size() / head.positions.size();
+      head.rows.erase(head.rows.begin(), head.rows.begin() + (first - begin) * row_bytes);
+      head.positions.erase(begin, first);
+    }
+    empty &= head.positions.empty();
+  }
+  if (empty) *this = Observation();
+}
+
+void Observation::ForgetFrom(std::uint64_t position) {
+  if (!sums_.empty() && sums_first_ + sums_.front().size() > position) sums_.clear();
+  bool empty = sums_.empty();
+  for (HeadRows& head : heads_) {
+    const auto begin = head.positions.begin();
+    const auto first = std::lower_bound(begin, head.positions.end(), position);
+    if (first != head.positions.end()) {
+      const std::size_t row_bytes = head.rows.size() / head.positions.size();
+      head.rows.resize(static_cast<std::size_t>(first - begin) * row_bytes);
+      head.positions.erase(first, head.positions.end());
+    }
+    empty &= head.positions.empty();
+  }
+  if (empty) *this = Observation();
+}
+
+// Each position once; what was added wins.
+Observation::HeadRows Observation::Merged(const HeadRows& before, const HeadRows& added,
+                                          std::uint64_t row_bytes) {
+  HeadRows merged;
+  std::size_t a = 0;
+  std::size_t b = 0;
+  const auto take = [&](const HeadRows& from, std::size_t index) {
+    merged.positions.push_back(from.positions[index]);
+    const std::byte* const row = from.rows.data() + index * row_bytes;
+    merged.rows.insert(merged.rows.end(), row, row + row_bytes);
+  };
+  while (a < before.positions.size() || b < added.positions.size()) {
+    const bool from_added =
+        a == before.positions.size() ||
+        (b < added.positions.size() && added.positions[b] <= before.positions[a]);
+    if (!from_added) {
+      take(before, a++);
+      continue;
+    }
+    if (a < before.positions.size() && before.positions[a] == added.positions[b]) ++a;
+    take(added, b++);
+  }
+  return merged;
+}
+
+std::uint64_t Observation::bytes() const {
+  std::uint64_t sum = 0;
+  for (const HeadRows& head : heads_) {
+    sum += head.rows.size() + head.positions.size() * sizeof(std::uint64_t);
+  }
+  for (const std::vector<float>& sums : sums_) sum += sums.size() * sizeof(float);
+  return sum;
+}
+
+std::vector<policies::HeadQueries> Observation::queries() const {
+  std::vector<policies::HeadQueries> queries;
+  for (const HeadRows& head : heads_) {
+    queries.push_back({.positions = head.positions, .rows = head.rows.data()});
+  }
+  return queries;
+}
+
+std::vector<float> Observation::SumsAt(std::uint32_t kv_head,
+                                       std::span<const std::uint64_t> positions) const {
+  std::vector<float> sums;
+  if (kv_head >= sums_.size()) return sums;
+  const std::vector<float>& known = sums_[kv_head];
+  for (const std::uint64_t position : positions) {
+    if (position < sums_first_ || position - sums_first_ >= known.size()) return {};
+    sums.push_back(known[position - sums_first_]);
+  }
+  return sums;
+}
+
+void TakeTokenIds(std::uint64_t first_token, std::span<const std::uint32_t> ids,
+                  const cache::Model& model, std::vector<std::uint8_t>& delimiters) {
+  const std::vector<std::uint32_t>& known = model.spec().delimiter_token_ids;
+  const absl::flat_hash_set<std::uint32_t> ends(known.begin(), known.end());
+  if (delimiters.size() < first_token + ids.size()) delimiters.resize(first_token + ids.size(), 0);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    delimiters[first_token + i] = ends.contains(ids[i]);
+  }
+}
+
+}  // namespace tessera::compaction

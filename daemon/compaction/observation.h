@@ -1,0 +1,80 @@
+// What a worker has shown of a sequence for its token policy, until it is compressed: queries, sums
+// of attention, token ids. Host memory with a budget (that of raw copies); freed by Compress.
+//
+// Everything here came from a worker: Take checks it against the policy's needs and copies it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "daemon/cache/model.h"
+#include "daemon/policies/token_policy.h"
+#include "daemon/pool/account.h"
+
+namespace tessera::compaction {
+
+// One layer, in the worker's words. Rows are of the model's type.
+struct ShownLayer {
+  std::uint32_t layer = 0;
+  std::uint64_t tokens = 0;  // that the sequence has, by the daemon's own count
+  // [count][query_heads][head_dim]: of the tokens from first_position on.
+  struct {
+    std::uint64_t first_position = 0;
+    std::uint64_t count = 0;
+    const std::byte* rows = nullptr;
+  } last;
+  // [query_heads][count][head_dim], and the positions of each, ascending.
+  struct {
+    std::uint64_t count = 0;
+    std::span<const std::uint64_t> positions;  // [query_heads][count]
+    const std::byte* rows = nullptr;
+  } norm;
+  // [kv_heads][count]: what is paid to the tokens from first_position on.
+  struct {
+    std::uint64_t first_position = 0;
+    std::uint64_t count = 0;
+    const float* values = nullptr;
+  } sums;
+};
+
+// Of one layer. Used by one thread at a time.
+class Observation {
+ public:
+  // INVALID_ARGUMENT names what the policy does not ask for, or what cannot be; RESOURCE_EXHAUSTED
+  // where the budget is spent. An error changes nothing. Queries at positions that were shown
+  // before are taken again.
+  absl::Status Take(const ShownLayer& shown, const policies::Needs& needs,
+                    const cache::Model& model, const kernels::Operations& operations,
+                    pool::Account& budget);
+  // What was decided about: queries of tokens before this one, and all sums.
+  void ForgetBefore(std::uint64_t position);
+  // The sequence was cut: queries from there on, and sums that they paid to.
+  void ForgetFrom(std::uint64_t position);
+
+  std::uint64_t bytes() const;
+  // By query head; valid while this does not change. Empty: none were shown.
+  std::vector<policies::HeadQueries> queries() const;
+  // For entries at these positions of a kv head; empty: not all of them were shown.
+  std::vector<float> SumsAt(std::uint32_t kv_head, std::span<const std::uint64_t> positions) const;
+
+ private:
+  struct HeadRows {
+    std::vector<std::uint64_t> positions;
+    std::vector<std::byte> rows;
+  };
+  static HeadRows Merged(const HeadRows& before, const HeadRows& added, std::uint64_t row_bytes);
+
+  std::vector<HeadRows> heads_;
+  std::uint64_t sums_first_ = 0;
+  std::vector<std::vector<float>> sums_;  // by kv head
+  pool::Charge charge_;
+};
+
+// By token: 1 where it ends a chunk of text. `ids` are of the tokens from `first_token` on.
+void TakeTokenIds(std::uint64_t first_token, std::span<const std::uint32_t> ids,
+                  const cache::Model& model, std::vector<std::uint8_t>& delimiters);
+
+}  // namespace tessera::compaction

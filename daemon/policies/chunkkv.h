@@ -1,0 +1,16 @@
+// How ChunkKV decides about a layer.
+#pragma once
+
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "daemon/policies/token_options.h"
+#include "daemon/policies/token_policy.h"
+
+namespace tessera::policies {
+
+inline constexpr std::string_view kChunkKvName = "chunkkv";
+
+absl::StatusOr<LayerDecision> DecideChunks(const ChunkKvPolicy& chunk, const LayerView& view);
+
+}  // namespace tessera::policies

@@ -1,0 +1,109 @@
+// PyramidKV: SnapKV with more entries in the first layers and fewer in the last.
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "daemon/policies/keep.h"
+#include "daemon/policies/rows.h"
+#include "daemon/policies/token_budget.h"
+#include "daemon/policies/token_system.h"
+#include "daemon/policies/window_scores.h"
+
+namespace tessera::policies {
+namespace {
+
+constexpr std::string_view kName = "pyramidkv";
+
+constexpr std::array kOptions = {
+    kBudgetOption,
+    kTokensOption,
+    Option{.name = "beta",
+           .type = OptionType::kNumber,
+           .standard = "20",
+           .least = 1,
+           .most = 1000,
+           .help =
+               "How steep the pyramid is: the last layer has 1 / beta of the budget, the first as "
+               "much more"},
+    kWindowOption,
+    kKernelOption,
+    kPoolOption};
+
+std::string Check(const Term& term, std::span<const Term>) {
+  return WhyNoBudget(term.values, term.values.Count("window"));
+}
+
+void Apply(const Values& values, Policy& policy) {
+  policy.tokens = PyramidKvPolicy{
+      .budget = BudgetOf(values), .beta = values.Number("beta"), .scoring = ScoringOf(values)};
+}
+
+std::optional<Values> Read(const Policy& policy) {
+  const auto* const pyramid = TokensOf<PyramidKvPolicy>(policy);
+  if (pyramid == nullptr) return std::nullopt;
+  Values values(kOptions);
+  GiveBudget(pyramid->budget, values);
+  values.Give("beta", pyramid->beta);
+  GiveScoring(pyramid->scoring, values);
+  return values;
+}
+
+Needs NeedsFrom(const TokenPolicy& tokens) {
+  return {.last_queries = std::get<PyramidKvPolicy>(tokens).scoring.window};
+}
+
+// kvpress's rule, with its round(), which goes to even: n_l = max - l (max - min) / (layers - 1),
+// the window included, so that the mean over layers is the budget; every layer the budget itself
+// where that would give some layer less than its window or more than there is.
+std::uint64_t EntriesOfLayer(const PyramidKvPolicy& pyramid, const LayerView& view) {
+  const double tokens = static_cast<double>(view.tokens);
+  const double window = pyramid.scoring.window;
+  const double budget = pyramid.budget.tokens != 0 ? static_cast<double>(pyramid.budget.tokens)
+                                                   : pyramid.budget.share * tokens;
+  double least = budget / pyramid.beta;
+  double most = 2 * budget - least;
+  if (most >= tokens - window) {
+    most = tokens - window;
+    least = 2 * budget - most;
+  }
+  const bool sloped = tokens >= most && most >= least && least >= window && view.layers > 1;
+  const double slope = sloped ? (most - least) / (view.layers - 1) : 0;
+  return static_cast<std::uint64_t>(std::rint(sloped ? most - view.layer * slope : budget));
+}
+
+absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const LayerView& view,
+                                          LayerMemory&) {
+  const auto& pyramid = std::get<PyramidKvPolicy>(tokens);
+  const std::uint64_t window = pyramid.scoring.window;
+  const absl::StatusOr<std::uint64_t> mean = EntriesOf(pyramid.budget, kName, view, window);
+  if (!mean.ok()) return mean.status();
+  const std::uint64_t entries = EntriesOfLayer(pyramid, view);
+  if (*mean >= view.tokens || NothingGoes(view, std::max(entries, window))) return KeepAll(view);
+  const auto scores = WindowScores(kName, view, pyramid.scoring);
+  if (!scores.ok()) return scores.status();
+  LayerDecision decision;
+  for (std::size_t lane = 0; lane < view.lanes.size(); ++lane) {
+    decision.push_back(KeepWindowAndBest(view.lanes[lane], entries, window, (*scores)[lane]));
+  }
+  return decision;
+}
+
+constexpr TokenSystem kSystem = {
+    .is = Is<PyramidKvPolicy>, .needs = NeedsFrom, .decide = DecideLayer};
+
+}  // namespace
+
+constexpr TermKind kPyramidKv = {
+    .name = kName,
+    .is = "Like snapkv, with more tokens in the first layers and fewer in the last",
+    .sets = "tokens, once at the end of a prompt, each kv head its own",
+    .paper = "PyramidKV (arXiv 2406.02069)",
+    .decides = Decides::kTokens,
+    .options = kOptions,
+    .check = Check,
+    .apply = Apply,
+    .read = Read,
+    .tokens = &kSystem,
+};
+
+}  // namespace tessera::policies

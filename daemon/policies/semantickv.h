@@ -1,0 +1,17 @@
+// How SemanticKV decides about a layer.
+#pragma once
+
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "daemon/policies/token_options.h"
+#include "daemon/policies/token_policy.h"
+
+namespace tessera::policies {
+
+inline constexpr std::string_view kSemanticKvName = "semantickv";
+
+absl::StatusOr<LayerDecision> DecideSemantic(const SemanticKvPolicy& semantic,
+                                             const LayerView& view);
+
+}  // namespace tessera::policies

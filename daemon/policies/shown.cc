@@ -1,0 +1,98 @@
+#include "daemon/policies/shown.h"
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+
+namespace tessera::policies {
+
+absl::Status Missing(std::string_view system, const LayerView& view, std::string_view what) {
+  return absl::FailedPreconditionError(Concat(system, ": layer ", view.layer, ": ", what,
+                                              " not been shown; ", kShowingCall, " brings them"));
+}
+
+absl::StatusOr<ShownQueries> QueriesOf(std::string_view system, const LayerView& view,
+                                       std::uint32_t head) {
+  if (head >= view.queries.size() || view.queries[head].positions.empty()) {
+    return Missing(system, view, Concat("queries of head ", head, " have"));
+  }
+  const HeadQueries& shown = view.queries[head];
+  return ShownQueries{.positions = shown.positions,
+                      .rows = {.rows = shown.rows, .count = shown.positions.size()}};
+}
+
+absl::StatusOr<ShownQueries> NewestQueries(std::string_view system, const LayerView& view,
+                                           std::uint32_t head, std::uint64_t count) {
+  absl::StatusOr<ShownQueries> all = QueriesOf(system, view, head);
+  if (!all.ok()) return all;
+  const std::uint64_t first = view.tokens - count;
+  const auto begin = static_cast<std::uint64_t>(std::ranges::lower_bound(all->positions, first) -
+                                                all->positions.begin());
+  // Each position is there once, so that the count tells.
+  const std::uint64_t shown = all->positions.size() - begin;
+  if (shown != count) {
+    return Missing(system, view,
+                   Concat(count - std::min(count, shown), " of the newest ", count,
+                          " queries of head ", head, " have"));
+  }
+  return all->Part(begin, count, RowBytes(view));
+}
+
+absl::StatusOr<ShownQueries> QueryAt(std::string_view system, const LayerView& view,
+                                     std::uint32_t head, std::uint64_t position) {
+  absl::StatusOr<ShownQueries> all = QueriesOf(system, view, head);
+  if (!all.ok()) return all;
+  const auto found = std::ranges::lower_bound(all->positions, position);
+  if (found == all->positions.end() || *found != position) {
+    return Missing(system, view,
+                   Concat("queries of head ", head, " at position ", position, " have"));
+  }
+  return all->Part(static_cast<std::uint64_t>(found - all->positions.begin()), 1, RowBytes(view));
+}
+
+std::size_t RowBytes(const LayerView& view) {
+  return view.geometry.head_dim * kernels::ElementBytes(view.geometry.type);
+}
+
+kernels::RowRange KeysOf(const LaneEntries& lane) {
+  return {.rows = lane.keys, .count = lane.count};
+}
+
+void AddSharesOfOne(const ShownQueries& query, const LaneEntries& lane, std::uint32_t newest,
+                    std::span<const std::uint32_t> seen, const LayerView& view, double weight,
+                    kernels::AttentionSums& attention, std::span<double> paid) {
+  const std::uint64_t count = std::uint64_t{newest} + 1;
+  std::vector<double> products(count);
+  attention.AddLogits(query.rows, {.rows = lane.keys, .count = count},
+                      kernels::FullRanges(1, count), products);
+  const kernels::VisibleRanges visible =
+      kernels::CausalRanges(query.positions, lane.positions, view.geometry.sliding_window);
+  const auto first = static_cast<std::size_t>(
+      std::ranges::lower_bound(seen, visible.begin.front()) - seen.begin());
+  kernels::AddSharesAmong(products, seen.subspan(first), view.geometry, weight,
+                          paid.subspan(first));
+}
+
+absl::Status CheckEqualCounts(std::string_view system, const LayerView& view) {
+  for (const LaneEntries& lane : view.lanes) {
+    if (lane.count == view.lanes.front().count) continue;
+    return absl::FailedPreconditionError(
+        Concat(system, ": layer ", view.layer, ": lanes hold ", view.lanes.front().count, " and ",
+               lane.count, " entries; one decision for all of them wants equally many"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckEqualLanes(std::string_view system, const LayerView& view) {
+  if (absl::Status status = CheckEqualCounts(system, view); !status.ok()) return status;
+  for (const LaneEntries& lane : view.lanes) {
+    if (std::ranges::equal(lane.positions, view.lanes.front().positions)) continue;
+    return absl::FailedPreconditionError(
+        Concat(system, ": layer ", view.layer,
+               ": lanes hold entries of different tokens; one decision for all of them wants the "
+               "same"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::policies

@@ -1,0 +1,121 @@
+// What token policies decide from, one layer of a sequence at a time, and what they decide: which
+// entries stay, and which of them stand for others. Data only. The rows move elsewhere
+// (daemon/compaction); nothing here changes a lane.
+//
+//   Needs      what the worker is to tell: queries, sums of attention, token ids
+//   LayerView  the layer's entries, and what was told
+//   Decide     at the end of a prompt, once
+//   Advance    of policies that go on while decoding: for tokens that came since
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/format/layer_geometry.h"
+#include "kernels/format/operations.h"
+
+namespace tessera::policies {
+
+struct Policy;
+
+// What the worker is asked for while it prefills. Everything is 0 or false where nothing is wanted.
+struct Needs {
+  // The rows of the newest queries, every query head's: so many, or ceil(last_share x tokens) where
+  // that is more.
+  std::uint32_t last_queries = 0;
+  double last_share = 0;
+  // Of each query head ceil(share x tokens) rows, those of the largest norm; 0: none. In addition
+  // to the last ones.
+  double norm_share = 0;
+  // For each key the attention that all queries of the prompt pay it, averaged over the query heads
+  // of its kv head.
+  bool attention_sums = false;
+  bool token_ids = false;
+  // Of tokens that are decoded the queries, too.
+  bool decode_queries = false;
+
+  bool operator==(const Needs&) const = default;
+};
+
+// The entries of one lane, by position. An entry that stands for several tokens has the position
+// of the first of them.
+struct LaneEntries {
+  const std::byte* keys = nullptr;  // [count][head_dim] of the layer's type, one after another
+  std::uint64_t count = 0;
+  std::span<const std::uint64_t> positions;  // [count], ascending
+  std::span<const float> weights;            // [count] tokens each stands for; empty: 1
+};
+
+// Queries of one query head that the worker has shown, by position, each position once.
+struct HeadQueries {
+  std::span<const std::uint64_t> positions;  // [count], ascending
+  const std::byte* rows = nullptr;           // [count][head_dim] of the layer's type
+};
+
+struct LayerView {
+  std::uint32_t layer = 0;
+  std::uint32_t layers = 0;  // of the model
+  kernels::LayerGeometry geometry;
+  std::uint64_t tokens = 0;              // that the sequence has; positions are below it
+  std::span<const LaneEntries> lanes;    // by kv head; may differ in length
+  std::span<const HeadQueries> queries;  // by query head; empty: none were shown
+  // By kv head: for each of the lane's entries; empty: none were shown.
+  std::span<const std::span<const float>> sums;
+  // By token: 1 for one that ends a chunk of text; shorter than `tokens`: 0 for the others.
+  std::span<const std::uint8_t> delimiters;
+  const kernels::Operations* operations = nullptr;
+};
+
+// What becomes of one lane. Entries that are neither kept nor members go.
+struct LaneDecision {
+  std::vector<std::uint32_t> kept;  // indices of entries, ascending
+  // Where entries are merged: those that kept[i] stands for, itself the first, ascending, are
+  // members[begins[i] .. begins[i + 1]). Both empty: every entry stands for itself.
+  std::vector<std::uint32_t> begins;  // [kept + 1]
+  std::vector<std::uint32_t> members;
+
+  bool merges() const { return !begins.empty(); }
+};
+using LayerDecision = std::vector<LaneDecision>;  // by kv head
+
+// What a policy that goes on while decoding remembers of a layer. Goes with the sequence; a fork
+// has a copy.
+struct LayerMemory {
+  // LaCache: where the next ladder begins, as an index of entries, and how many entries fit.
+  std::uint64_t cursor = 0;
+  std::uint64_t capacity = 0;  // 0: not started
+  // H2O: by kv head, of each entry the attention that was paid to it.
+  std::vector<std::vector<float>> scores;
+};
+
+Needs NeedsOf(const Policy& policy);
+std::string NeedsText(const Needs& needs);  // "token ids"; where nothing is wanted, "nothing"
+
+// Whether the policy goes on while tokens are decoded.
+bool Continues(const Policy& policy);
+// Whether keys are turned to the places that they have after others went, and the worker's next
+// query stands behind them.
+bool MovesPositions(const Policy& policy);
+// Whether entries may come to stand for several tokens.
+bool Merges(const Policy& policy);
+// The layer whose decision this one shares (ChunkKV's index reuse); itself: it decides.
+std::uint32_t DecidesFor(const Policy& policy, std::uint32_t layer);
+
+// At the end of a prompt: what stays of the entries of a layer. Every lane's decision is complete:
+// where nothing is to go it names all entries. Policies that continue take the entries as one
+// forward step. FAILED_PRECONDITION where what the worker was to show is missing (the message says
+// what, and which call brings it); INVALID_ARGUMENT where a budget cannot be met (it says what
+// can). `memory` is written by policies that continue, and only where the decision is OK.
+absl::StatusOr<LayerDecision> Decide(const Policy& policy, const LayerView& view,
+                                     LayerMemory& memory);
+
+// While decoding: the first `held` entries of each lane have been decided about before, those
+// behind are one token each. As if it had been asked after every single one of these.
+absl::StatusOr<LayerDecision> Advance(const Policy& policy, const LayerView& view,
+                                      std::span<const std::uint64_t> held, LayerMemory& memory);
+
+}  // namespace tessera::policies

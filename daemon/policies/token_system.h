@@ -1,0 +1,50 @@
+// What a row of the registry adds where its system decides about tokens: functions of
+// token_policy.h for it alone.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <variant>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/policies/policy.h"
+#include "daemon/policies/registry.h"
+#include "daemon/policies/token_policy.h"
+
+namespace tessera::policies {
+
+struct TokenSystem {
+  bool (*is)(const TokenPolicy& tokens);
+  // The others are only called where `is` says so.
+  Needs (*needs)(const TokenPolicy& tokens);
+  absl::StatusOr<LayerDecision> (*decide)(const TokenPolicy& tokens, const LayerView& view,
+                                          LayerMemory& memory);
+  // Null: nothing happens while decoding.
+  absl::StatusOr<LayerDecision> (*advance)(const TokenPolicy& tokens, const LayerView& view,
+                                           std::span<const std::uint64_t> held,
+                                           LayerMemory& memory) = nullptr;
+  bool merges = false;
+  // Null: every layer decides for itself.
+  std::uint32_t (*decides_for)(const TokenPolicy& tokens, std::uint32_t layer) = nullptr;
+  // Null: keys keep their positions.
+  bool (*moves_positions)(const TokenPolicy& tokens) = nullptr;
+  // Of a model with so many layers.
+  absl::Status (*check_model)(const TokenPolicy& tokens, std::uint32_t layers) = nullptr;
+};
+
+template <typename System>
+bool Is(const TokenPolicy& tokens) {
+  return std::holds_alternative<System>(tokens);
+}
+
+// Of `read`: null where the policy has none, or another one.
+template <typename System>
+const System* TokensOf(const Policy& policy) {
+  return policy.tokens.has_value() ? std::get_if<System>(&*policy.tokens) : nullptr;
+}
+
+// The row that serves them: every alternative has one.
+const TermKind& KindOf(const TokenPolicy& tokens);
+
+}  // namespace tessera::policies

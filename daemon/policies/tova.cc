@@ -1,0 +1,107 @@
+// TOVA: at every step the entry goes to which the newest query pays least, averaged over all heads.
+// One set per layer; the newest token itself may go.
+#include <algorithm>
+
+#include "daemon/policies/keep.h"
+#include "daemon/policies/rows.h"
+#include "daemon/policies/shown.h"
+#include "daemon/policies/token_budget.h"
+#include "daemon/policies/token_system.h"
+#include "kernels/tokens/top.h"
+
+namespace tessera::policies {
+namespace {
+
+constexpr std::string_view kName = "tova";
+
+constexpr Option kOptions[] = {
+    {.name = kBudget,
+     .type = OptionType::kCount,
+     .standard = "512",
+     .least = 1,
+     .most = kMostEntries,
+     .unit = "tokens",
+     .help = "So many tokens stay"},
+};
+
+void Apply(const Values& values, Policy& policy) {
+  policy.tokens = TovaPolicy{.budget = values.Count(kBudget)};
+}
+
+std::optional<Values> Read(const Policy& policy) {
+  const auto* const tova = TokensOf<TovaPolicy>(policy);
+  if (tova == nullptr) return std::nullopt;
+  Values values(kOptions);
+  values.Give(kBudget, static_cast<double>(tova->budget));
+  return values;
+}
+
+Needs NeedsFrom(const TokenPolicy&) { return {.last_queries = 1, .decode_queries = true}; }
+
+// After a forward step whose last token is entry `newest`: of `held` the best stay.
+absl::Status Step(const TovaPolicy& tova, const LayerView& view, std::uint32_t newest,
+                  std::uint64_t position, kernels::AttentionSums& attention,
+                  std::vector<std::uint32_t>& held) {
+  if (held.size() <= tova.budget) return absl::OkStatus();
+  std::vector<double> paid(held.size());
+  for (std::uint32_t head = 0; head < view.geometry.query_heads; ++head) {
+    const auto query = QueryAt(kName, view, head, position);
+    if (!query.ok()) return query.status();
+    AddSharesOfOne(*query, view.lanes[head / view.geometry.group()], newest, held, view,
+                   1.0 / view.geometry.query_heads, attention, paid);
+  }
+  std::vector<std::uint32_t> kept;
+  for (const std::uint32_t i : kernels::TopIndices(paid, tova.budget)) kept.push_back(held[i]);
+  held = std::move(kept);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const LayerView& view,
+                                          LayerMemory&) {
+  const auto& tova = std::get<TovaPolicy>(tokens);
+  if (NothingGoes(view, tova.budget)) return KeepAll(view);
+  if (absl::Status status = CheckEqualLanes(kName, view); !status.ok()) return status;
+  kernels::AttentionSums attention(*view.operations, view.geometry);
+  const std::uint64_t count = view.lanes.front().count;
+  std::vector<std::uint32_t> held = Indices(0, count);
+  const absl::Status status =
+      Step(tova, view, static_cast<std::uint32_t>(count - 1), view.tokens - 1, attention, held);
+  if (!status.ok()) return status;
+  return KeepInEveryLane(view, held);
+}
+
+absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const LayerView& view,
+                                           std::span<const std::uint64_t> held, LayerMemory&) {
+  const auto& tova = std::get<TovaPolicy>(tokens);
+  if (NothingGoes(view, tova.budget)) return KeepAll(view);
+  if (absl::Status status = CheckEqualLanes(kName, view); !status.ok()) return status;
+  kernels::AttentionSums attention(*view.operations, view.geometry);
+  const LaneEntries& lane = view.lanes.front();
+  std::vector<std::uint32_t> kept = Indices(0, held.front());
+  for (std::uint64_t i = held.front(); i < lane.count; ++i) {
+    const auto newest = static_cast<std::uint32_t>(i);
+    kept.push_back(newest);
+    const absl::Status status = Step(tova, view, newest, lane.positions[i], attention, kept);
+    if (!status.ok()) return status;
+  }
+  return KeepInEveryLane(view, kept);
+}
+
+constexpr TokenSystem kSystem = {
+    .is = Is<TovaPolicy>, .needs = NeedsFrom, .decide = DecideLayer, .advance = AdvanceLayer};
+
+}  // namespace
+
+constexpr TermKind kTova = {
+    .name = kName,
+    .is = "At every step the tokens stay to which the newest query pays most attention",
+    .sets = "tokens, also while decoding, all kv heads of a layer the same",
+    .paper = "TOVA (arXiv 2401.06104)",
+    .decides = Decides::kTokens,
+    .options = kOptions,
+    .apply = Apply,
+    .read = Read,
+    .tokens = &kSystem,
+};
+
+}  // namespace tessera::policies

@@ -1,0 +1,186 @@
+#include "daemon/compaction/observation.h"
+
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/dispatch/implementation.h"
+#include "tests/fakes/seed.h"
+#include "tests/unit/cache/world.h"
+
+namespace tessera::compaction {
+namespace {
+
+constexpr std::uint64_t kTokens = 100;
+constexpr std::uint32_t kHeads = 4;
+constexpr std::uint32_t kLanes = 2;
+constexpr std::uint32_t kDim = 64;
+constexpr policies::Needs kAll = {
+    .last_queries = 8, .last_share = 0.1, .norm_share = 0.05, .attention_sums = true};
+
+class ObservationTest : public testing::Test {
+ protected:
+  ObservationTest() {
+    cache::ModelSpec spec = cache::SmallModel("shown", 2, kLanes, kernels::ElementType::kFp32);
+    model_.emplace(*cache::Model::Create(ModelId(1), spec, 2));
+    for (float& element : rows_) element = static_cast<float>(random_.Below(1 << 20)) / 65536 - 8;
+    for (float& sum : sums_) sum = static_cast<float>(random_.Below(1 << 20)) / 65536;
+  }
+  ShownLayer Last(std::uint64_t first, std::uint64_t count) {
+    ShownLayer shown = {.tokens = kTokens};
+    shown.last = {first, count, Rows()};
+    return shown;
+  }
+  ShownLayer Norm(std::uint64_t count, const std::vector<std::uint64_t>& positions) {
+    ShownLayer shown = {.tokens = kTokens};
+    shown.norm = {count, positions, Rows()};
+    return shown;
+  }
+  ShownLayer Sums(std::uint64_t first, std::uint64_t count) {
+    ShownLayer shown = {.tokens = kTokens};
+    shown.sums = {first, count, sums_.data()};
+    return shown;
+  }
+  absl::Status Take(const ShownLayer& shown, const policies::Needs& needs = kAll) {
+    return observation_.Take(shown, needs, *model_, operations_, budget_);
+  }
+  // Refused, and nothing has come of it.
+  void ExpectRefused(const ShownLayer& shown, const std::string& named,
+                     const policies::Needs& needs = kAll,
+                     absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
+    const std::uint64_t bytes = observation_.bytes();
+    const std::uint64_t charged = budget_.used_bytes();
+    const absl::Status status = Take(shown, needs);
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_NE(std::string(status.message()).find(named), std::string::npos) << status;
+    EXPECT_EQ(observation_.bytes(), bytes);
+    EXPECT_EQ(budget_.used_bytes(), charged);
+  }
+  const std::byte* Rows() const { return reinterpret_cast<const std::byte*>(rows_.data()); }
+  std::vector<std::uint64_t> PositionsOf(std::uint32_t head) const {
+    const auto queries = observation_.queries();
+    if (queries.empty()) return {};
+    return {queries[head].positions.begin(), queries[head].positions.end()};
+  }
+  // Of `of`, row `row`, each of kDim elements.
+  bool IsRow(std::uint32_t head, std::size_t index, std::size_t row) const {
+    return std::memcmp(observation_.queries()[head].rows + index * kDim * 4, &rows_[row * kDim],
+                       kDim * 4) == 0;
+  }
+
+  TestRandom random_;
+  const kernels::Operations& operations_ = kernels::OperationsOf(kernels::BestImplementation());
+  std::optional<cache::Model> model_;
+  pool::Account budget_{"budget", 100'000};
+  std::vector<float> rows_ = std::vector<float>(kTokens * kHeads * kDim);
+  std::vector<float> sums_ = std::vector<float>(kTokens * kLanes);
+  Observation observation_;
+};
+
+TEST_F(ObservationTest, TakesWhatThePolicyAsksForAndNotOneRowMore) {
+  ASSERT_TRUE(Take(Last(90, 10)).ok());  // a tenth is more than 8
+  EXPECT_EQ(PositionsOf(3), (std::vector<std::uint64_t>{90, 91, 92, 93, 94, 95, 96, 97, 98, 99}));
+  EXPECT_TRUE(IsRow(3, 2, 2 * kHeads + 3));
+  ExpectRefused(Last(89, 11), "11 last queries; the policy asks for 10");
+  ExpectRefused(Last(91, 10), "up to position 101; the sequence holds 100");
+  ExpectRefused(Last(0, 1), "asks for none", {.attention_sums = true});
+  ExpectRefused(Sums(0, 100), "asks for none", {.last_queries = 8});
+  ExpectRefused(Sums(1, 100), "up to position 101");
+  ExpectRefused(Norm(6, std::vector<std::uint64_t>(24)),
+                "6 queries by norm; the policy asks for 5");
+  // While decoding as many as a ring holds.
+  const std::uint64_t ring = model_->layout().ring_capacity();
+  EXPECT_TRUE(Take(Last(0, ring), {.decode_queries = true}).ok());
+  ExpectRefused(Last(0, ring + 1), "last queries", {.decode_queries = true});
+}
+
+TEST_F(ObservationTest, PositionsOfAHeadRise) {
+  EXPECT_TRUE(Take(Norm(2, {0, 1, 98, 99, 0, 99, 5, 6})).ok());
+  EXPECT_EQ(PositionsOf(1), (std::vector<std::uint64_t>{98, 99}));
+  EXPECT_TRUE(IsRow(1, 1, 3));
+  ExpectRefused(Norm(2, {0, 1, 98, 98, 0, 99, 5, 6}), "position 3 of the queries by norm is 98");
+  ExpectRefused(Norm(2, {0, 1, 98, 99, 7, 6, 5, 6}), "position 5");
+  ExpectRefused(Norm(2, {0, 1, 98, 100, 0, 99, 5, 6}), "below 100");
+  ExpectRefused(Norm(2, {0, 1, 98, ~std::uint64_t{0}, 0, 99, 5, 6}), "below 100");
+}
+
+TEST_F(ObservationTest, ValuesThatAreNoneAreRefused) {
+  const float bad[] = {std::numeric_limits<float>::quiet_NaN(),
+                       std::numeric_limits<float>::infinity(), -0x1p64f};
+  for (const float value : bad) {
+    const std::size_t at = random_.Below(8 * kHeads * kDim);
+    const float good = std::exchange(rows_[at], value);
+    ExpectRefused(Last(92, 8), "element " + std::to_string(at) + " of the last queries");
+    rows_[at] = good;
+    const std::size_t sum = random_.Below(sums_.size());
+    const float paid = std::exchange(sums_[sum], value);
+    ExpectRefused(Sums(0, 100), "element " + std::to_string(sum) + " of the sums");
+    sums_[sum] = paid;
+  }
+  sums_[7] = -0.5f;
+  ExpectRefused(Sums(0, 100), "element 7 of the sums of attention is -0.5");
+}
+
+TEST_F(ObservationTest, ABudgetThatIsSpentIsChargedNothing) {
+  pool::Charge rest = *budget_.Reserve(pool::MemoryTag::kRawCopies, 100'000 - 8 * kHeads * 264);
+  ExpectRefused(Last(90, 9), "", kAll, absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(Take(Last(92, 8)).ok());
+  ExpectRefused(Sums(0, 1), "", kAll, absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(PositionsOf(0).size(), 8u);
+  rest.Reset();
+  EXPECT_TRUE(Take(Sums(0, 100)).ok());
+  EXPECT_GE(budget_.used_bytes(pool::MemoryTag::kObservations), observation_.bytes());
+  observation_.ForgetBefore(kTokens);
+  EXPECT_EQ(observation_.bytes(), 0u);
+  EXPECT_EQ(budget_.used_bytes(), 0u);
+}
+
+TEST_F(ObservationTest, LaterRowsTakeThePlaceOfEarlierOnes) {
+  ASSERT_TRUE(Take(Last(80, 8)).ok());
+  ShownLayer again = Last(86, 4);
+  again.last.rows = Rows() + 20 * kHeads * kDim * 4;
+  ASSERT_TRUE(Take(again).ok());
+  EXPECT_EQ(PositionsOf(2), (std::vector<std::uint64_t>{80, 81, 82, 83, 84, 85, 86, 87, 88, 89}));
+  EXPECT_TRUE(IsRow(2, 5, 5 * kHeads + 2));
+  EXPECT_TRUE(IsRow(2, 6, 20 * kHeads + 2));
+  EXPECT_TRUE(IsRow(2, 9, 23 * kHeads + 2));
+  // The same by norm, between those.
+  const std::uint64_t charged = budget_.used_bytes();
+  for (int i = 0; i < 50; ++i) ASSERT_TRUE(Take(again).ok());
+  EXPECT_LE(budget_.used_bytes(), charged + 4 * kHeads * 264) << "charged again and again";
+}
+
+TEST_F(ObservationTest, ForgetsWhatWasDecidedAboutAndWhatWasCutOff) {
+  ASSERT_TRUE(Take(Last(80, 10)).ok());
+  ASSERT_TRUE(Take(Sums(10, 80)).ok());
+  observation_.ForgetFrom(90);  // nothing is there
+  EXPECT_EQ(observation_.SumsAt(1, std::vector<std::uint64_t>{10, 89}),
+            (std::vector<float>{sums_[80], sums_[159]}));
+  EXPECT_TRUE(observation_.SumsAt(1, std::vector<std::uint64_t>{9, 10}).empty());
+  EXPECT_TRUE(observation_.SumsAt(1, std::vector<std::uint64_t>{89, 90}).empty());
+  observation_.ForgetFrom(87);
+  EXPECT_TRUE(observation_.SumsAt(1, std::vector<std::uint64_t>{10}).empty());
+  observation_.ForgetBefore(83);
+  EXPECT_EQ(PositionsOf(0), (std::vector<std::uint64_t>{83, 84, 85, 86}));
+  EXPECT_TRUE(IsRow(0, 0, 3 * kHeads));
+  EXPECT_TRUE(IsRow(3, 3, 6 * kHeads + 3));
+  observation_.ForgetFrom(0);
+  EXPECT_EQ(observation_.bytes(), 0u);
+  EXPECT_EQ(budget_.used_bytes(), 0u);
+}
+
+TEST(TokenIds, DelimitersAreThoseOfTheModel) {
+  cache::ModelSpec spec = cache::SmallModel("text", 1, 1);
+  spec.delimiter_token_ids = {13, 7};
+  const cache::Model model = *cache::Model::Create(ModelId(1), spec, 2);
+  std::vector<std::uint8_t> delimiters;
+  TakeTokenIds(2, std::vector<std::uint32_t>{7, 8, 13}, model, delimiters);
+  EXPECT_EQ(delimiters, (std::vector<std::uint8_t>{0, 0, 1, 0, 1}));
+  TakeTokenIds(1, std::vector<std::uint32_t>{13, 1}, model, delimiters);
+  EXPECT_EQ(delimiters, (std::vector<std::uint8_t>{0, 1, 0, 0, 1}));
+}
+
+}  // namespace
+}  // namespace tessera::compaction

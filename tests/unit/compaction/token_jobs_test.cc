@@ -1,0 +1,306 @@
+// What may come between a choice of tokens and what is made of it, and what comes after.
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/compaction/element.h"
+#include "daemon/policies/parse.h"
+#include "gtest/gtest.h"
+#include "tests/unit/compaction/compactor_fixture.h"
+
+namespace tessera::compaction {
+namespace {
+
+using Positions = std::vector<std::uint64_t>;
+
+// Calls back when it is asked for the time: a choice is timed before and after it is made.
+class TellingClock final : public Clock {
+ public:
+  TimePoint Now() const override {
+    if (calls_left_ > 0 && --calls_left_ == 0) std::exchange(then_, nullptr)();
+    return TimePoint(std::chrono::seconds(1));
+  }
+  void After(int calls, std::function<void()> then) {
+    calls_left_ = calls;
+    then_ = std::move(then);
+  }
+
+ private:
+  mutable int calls_left_ = 0;
+  mutable std::function<void()> then_;
+};
+
+class TokenJobs : public CompactorTest {
+ protected:
+  TokenJobs() : CompactorTest(0, 96 << 20) {
+    cache::ModelSpec spec = cache::SmallModel("jobs", 4, 2);
+    spec.rope_theta = 10000;
+    model_ = world_.Register(spec);
+  }
+
+  static policies::Policy Policy(const std::string& text) { return *policies::ParsePolicy(text); }
+  static Positions Range(std::uint64_t begin, std::uint64_t end) {
+    Positions range(end - begin);
+    std::iota(range.begin(), range.end(), begin);
+    return range;
+  }
+  static Positions Join(Positions a, const Positions& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  }
+  Positions PositionsOf(const Track& track, std::uint32_t lane = 0) {
+    return track.sequence->Describe(cache::Sequence::Detail::kEntries).lanes[lane].positions;
+  }
+  void Cut(Track& track, std::uint64_t tokens) {
+    ASSERT_TRUE(compactor_.Truncate(*track.sequence, tokens).ok());
+    track.tail.reset();
+    track.stamps.resize(tokens);
+  }
+  // Of tokens [first, first + count): the key of the token with this stamp, in the head's own lane,
+  // so many times as long.
+  struct Query {
+    std::uint64_t stamp;
+    float times;
+  };
+  void ShowQueries(const Track& track, std::uint64_t first, std::uint64_t count, const Query& query,
+                   bool sums = false) {
+    for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
+      const std::uint32_t heads = model_->geometry(layer).query_heads;
+      std::vector<std::byte> rows;
+      for (std::uint64_t i = 0; i < count * heads; ++i) {
+        const auto lane = static_cast<std::uint32_t>(i % heads) / model_->geometry(layer).group();
+        const std::vector<std::byte> row = Row(query, layer, lane);
+        rows.insert(rows.end(), row.begin(), row.end());
+      }
+      std::vector<float> paid(2 * track.stamps.size());
+      std::iota(paid.begin(), paid.end(), 1.0f);
+      ShownLayer shown = {.layer = layer, .tokens = track.stamps.size()};
+      shown.last = {first, count, rows.data()};
+      if (sums) shown.sums = {0, track.stamps.size(), paid.data()};
+      const absl::Status status = compactor_.Observe(*track.sequence, shown);
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+  // 99 of 100 tokens stay, and the newest is the one that goes: its own query, turned round, pays
+  // it least where no other key is as long in its direction.
+  Track WithoutItsNewest() {
+    for (;;) {
+      Track track = NewTrack(Policy("tova:budget=99"));
+      Append(track, 99, 1);
+      Append(track, 1, 2);
+      ShowQueries(track, 99, 1, {track.stamps[99], -10});
+      const auto told = Compress(track);
+      RunAll();
+      ExpectTold(*told);
+      bool everywhere = true;
+      for (std::uint32_t lane = 0; lane < model_->lanes(); ++lane) {
+        everywhere = everywhere && PositionsOf(track, lane) == Range(0, 99);
+      }
+      if (everywhere || told->times != 1 || HasFailure()) return track;
+      track.sequence->Free();
+    }
+  }
+  std::vector<std::byte> Row(const Query& query, std::uint32_t layer, std::uint32_t kv_head) {
+    const kernels::DenseTile tile = model_->layout().tile(layer);
+    std::vector<std::byte> row(tile.row_bytes());
+    DrawRow(query.stamp, {layer, kv_head, cache::RowKind::kKey}, tile, row.data());
+    for (std::uint32_t d = 0; d < tile.head_dim; ++d) {
+      SetElement(row.data(), tile.type, d, query.times * ElementAt(row.data(), tile.type, d));
+    }
+    return row;
+  }
+};
+
+TEST_F(TokenJobs, APolicyThatIsSetWhileAChoiceWaitsIsNotHeldUp) {
+  Track track = NewTrack(Policy("streaming:sink=2,recent=40"));
+  Append(track, 100, 1, /*end_of_prompt=*/true);
+  const auto told = Compress(track);
+  ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, Policy("streaming:sink=2,recent=10")).ok());
+  RunAll();
+  ExpectTold(*told, absl::StatusCode::kAborted);
+  Decode(track, 32, 1);
+  EXPECT_EQ(scheduler_.Queued().size(), 4u) << "the next choice waits for ever";
+  RunAll();
+  EXPECT_EQ(PositionsOf(track), Join(Range(0, 2), Range(122, 132)));
+}
+
+TEST_F(TokenJobs, PositionsMoveLayerByLayer) {
+  Track track = NewTrack(Policy("streaming:sink=2,recent=40,pos=slot"));
+  const Stamps stamps = DrawTokens(100, 1);
+  for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
+    ASSERT_TRUE(
+        track.sequence->Append({layer, 1, 0, 100}, DrawnRows(model_->layout(), stamps)).ok());
+    compactor_.Appended(track.sequence, {layer, 1, true});
+    RunAll();
+    EXPECT_EQ(worker_->Block(*track.sequence).next_position.load(), layer == 3 ? 42u : 0u);
+  }
+  EXPECT_EQ(track.sequence->position_shift(), 58u);
+}
+
+TEST_F(TokenJobs, ALaneThatIsCutWhileItIsChosenFromIsLookedAtAgain) {
+  for (const char* text :
+       {"streaming:sink=2,recent=40", "streaming:sink=2,recent=40,pos=slot",
+        "streaming:sink=2,recent=40+mosaickv:min_segment=32,segment=64,select=0"}) {
+    SCOPED_TRACE(text);
+    TellingClock clock;
+    Compactor compactor({.scheduler = &scheduler_,
+                         .logger = &logger_,
+                         .clock = &clock,
+                         .operations = &kernels::OperationsOf(kernels::BestImplementation())});
+    Track track = NewTrack(Policy("dense"));
+    ASSERT_TRUE(compactor.SetPolicy(*track.sequence, Policy(text)).ok());
+    Append(track, 100, 1);
+    absl::Status told;
+    const auto compress = [&] {
+      compactor.Compress(track.sequence, {0, 4, true}, [&](absl::Status s) { told = s; });
+      RunAll();
+    };
+    compress();
+    ASSERT_TRUE(told.ok()) << told;
+    Append(track, 30, 1);
+    const bool moves = track.sequence->position_shift() > 0;
+    clock.After(2, [&] { Truncate(track, moves ? 0 : 110); });
+    compress();
+    EXPECT_TRUE(told.ok()) << told;
+    const Positions left = moves ? Positions() : Join(Range(0, 2), Range(70, 110));
+    EXPECT_EQ(PositionsOf(track), left);
+    EXPECT_EQ(worker_->Block(*track.sequence).next_position.load(), track.stamps.size());
+    track.sequence->Free();
+  }
+}
+
+TEST_F(TokenJobs, TheNextTokenIsAtItsOwnPositionWhenTheNewestHaveGone) {
+  Track track = WithoutItsNewest();
+  ASSERT_EQ(PositionsOf(track), Range(0, 99));
+  Append(track, 10, 1);
+  EXPECT_EQ(PositionsOf(track), Join(Range(0, 99), Range(100, 110)));
+  // With nothing new, and then with new tokens, it goes on.
+  Append(track, 10, 1);
+  ShowQueries(track, 100, 20, {track.stamps[0], 1});
+  const auto more = Compress(track);
+  RunAll();
+  ExpectTold(*more);
+  EXPECT_EQ(PositionsOf(track).size(), 99u);
+}
+
+TEST_F(TokenJobs, AsManyTimesAsItIsAskedNothingNewChangesNothing) {
+  Track track = WithoutItsNewest();
+  for (int i = 0; i < 3; ++i) {
+    const auto told = Compress(track);
+    RunAll();
+    ExpectTold(*told);
+  }
+  Append(track, 20, 1);
+  ShowQueries(track, 100, 20, {track.stamps[0], 1});
+  const auto told = Compress(track);
+  RunAll();
+  ExpectTold(*told);
+  EXPECT_EQ(PositionsOf(track).size(), 99u);
+}
+
+TEST_F(TokenJobs, ASequenceThatWasCutGoesOn) {
+  Track track = NewTrack(Policy("h2o:heavy=10,recent=10"));
+  Append(track, 100, 1);
+  ShowQueries(track, 90, 10, {track.stamps[3], 1}, /*sums=*/true);
+  auto told = Compress(track);
+  RunAll();
+  ExpectTold(*told);
+  for (const std::uint64_t tokens : {95, 50}) {
+    Cut(track, tokens);
+    Append(track, 40, 2);
+    ShowQueries(track, tokens, 40, {track.stamps[3], 1});
+    told = Compress(track);
+    RunAll();
+    ExpectTold(*told);
+    EXPECT_EQ(PositionsOf(track).size(), 20u);
+    EXPECT_EQ(PositionsOf(track).back(), tokens + 39);
+  }
+  // From the beginning it is a new prompt.
+  Cut(track, 0);
+  Append(track, 60, 3);
+  told = Compress(track);
+  RunAll();
+  ExpectTold(*told, absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(PositionsOf(track), Range(0, 60));
+}
+
+TEST_F(TokenJobs, TilesGrowOneSegmentThoughOthersLoseEntries) {
+  Track track =
+      NewTrack(Policy("streaming:sink=4,recent=640+mosaickv:min_segment=64,segment=128,select=0"));
+  Append(track, 640, 1, /*end_of_prompt=*/true);
+  RunAll();
+  for (int tile = 0; tile < 40; ++tile) {
+    Decode(track, 32, 1);
+    RunAll();
+  }
+  EXPECT_EQ(PositionsOf(track), Join(Range(0, 4), Range(1280, 1920)));
+  EXPECT_LT(track.sequence->Describe(true).lanes[0].segments, 8u);
+}
+
+// Of a layer's two lanes the first takes the memory that there is.
+TEST_F(TokenJobs, WhatMemoryInterruptedIsFinishedFirst) {
+  for (const char* text : {"lacache:budget=48,span=2,overlap=1,sink=2", "tova:budget=30"}) {
+    int interrupted = 0;
+    for (std::uint64_t room = 4096; room < 400'000; room += 4096) {
+      Track track = NewTrack(Policy(text));
+      Append(track, 200, 1);
+      if (text[0] == 't') ShowQueries(track, 199, 1, {track.stamps[3], 1});
+      auto& account = const_cast<pool::Account&>(world_.tenant().account());
+      const std::uint64_t free = account.limit_bytes() - account.used_bytes();
+      if (free <= room) break;
+      auto squeezed = *account.Reserve(pool::MemoryTag::kPoolExtents, free - room);
+      std::optional<cache::Tenant::Reader> reader(world_.tenant());  // what goes is not yet free
+      const auto told = Compress(track);
+      RunAll();
+      reader.reset();
+      Collect();
+      squeezed.Reset();
+      const bool short_of_it = absl::IsResourceExhausted(told->status);
+      EXPECT_TRUE(short_of_it || told->status.ok()) << told->status;
+      for (std::uint32_t lane = 0; lane < 8; lane += 2) {
+        interrupted += PositionsOf(track, lane).size() != PositionsOf(track, lane + 1).size();
+      }
+      const Track fork = Fork(track);
+      for (const Track* each : {&std::as_const(track), &fork}) {
+        // What was shown stays with the parent.
+        if (each == &fork && text[0] == 't') ShowQueries(fork, 199, 1, {track.stamps[3], 1});
+        const auto again = Compress(*each);
+        RunAll();
+        ExpectTold(*again);
+        for (std::uint32_t lane = 0; lane < 8; ++lane) {
+          EXPECT_LE(PositionsOf(*each, lane).size(), 60u) << "room " << room << " lane " << lane;
+        }
+      }
+      fork.sequence->Free();
+      track.sequence->Free();
+      Collect();
+      if (told->status.ok()) break;
+    }
+    EXPECT_GT(interrupted, 0) << text;
+  }
+}
+
+TEST_F(TokenJobs, MoreEntriesThanASegmentHolds) {
+  model_ = world_.Register(cache::SmallModel("long", 1, 1));
+  constexpr std::uint64_t kTokens = shm::kMaxSegmentEntries + 5000;
+  Track track = NewTrack(Policy("streaming:sink=100,recent=69000"));
+  Append(track, kTokens, 1, /*end_of_prompt=*/true);
+  RunAll();
+  EXPECT_EQ(PositionsOf(track), Join(Range(0, 100), Range(kTokens - 69000, kTokens)));
+  Append(track, 70, 1, /*end_of_prompt=*/true);
+  RunAll();
+  EXPECT_EQ(PositionsOf(track), Join(Range(0, 100), Range(kTokens + 70 - 69000, kTokens + 70)));
+  const Track fork = Fork(track);
+  Cut(track, 66000);
+  EXPECT_EQ(PositionsOf(track).back(), 65999u);
+  EXPECT_EQ(PositionsOf(fork).size(), 69100u);
+}
+
+}  // namespace
+}  // namespace tessera::compaction

@@ -1,0 +1,76 @@
+// Asks a policy about a layer, and states decisions as plain lists.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string_view>
+#include <vector>
+
+#include "daemon/policies/parse.h"
+#include "daemon/policies/token_policy.h"
+#include "kernels/dispatch/implementation.h"
+#include "tests/fakes/shown_layer.h"
+
+namespace tessera::policies {
+
+using Indices32 = std::vector<std::uint32_t>;
+
+// Products in double, so that a plain computation of the same finds the same order.
+inline const kernels::Operations& ExactOperations() {
+  return kernels::OperationsOf(*kernels::FindImplementation("reference"));
+}
+
+inline Policy Parsed(std::string_view text) {
+  absl::StatusOr<Policy> policy = ParsePolicy(text);
+  EXPECT_TRUE(policy.ok()) << policy.status();
+  return policy.ok() ? *std::move(policy) : Policy{};
+}
+
+inline LayerDecision DecisionOf(std::string_view text, ShownLayer& layer, LayerMemory& memory) {
+  const Policy policy = Parsed(text);
+  absl::StatusOr<LayerDecision> decision =
+      Decide(policy, layer.Show(NeedsOf(policy), layer.tokens()), memory);
+  EXPECT_TRUE(decision.ok()) << text << ": " << decision.status();
+  return decision.ok() ? *std::move(decision) : LayerDecision(layer.lanes().size());
+}
+inline LayerDecision DecisionOf(std::string_view text, ShownLayer& layer) {
+  LayerMemory memory;
+  return DecisionOf(text, layer, memory);
+}
+
+inline std::vector<Indices32> KeptOf(const LayerDecision& decision) {
+  std::vector<Indices32> kept;
+  for (const LaneDecision& lane : decision) kept.push_back(lane.kept);
+  return kept;
+}
+
+// By definition: the best of the scores one after another, ties to the lower index; ascending.
+inline Indices32 PlainTop(const std::vector<double>& scores, std::size_t count) {
+  Indices32 best;
+  std::vector<bool> taken(scores.size());
+  while (best.size() < std::min(count, scores.size())) {
+    std::size_t next = scores.size();
+    for (std::size_t i = 0; i < scores.size(); ++i) {
+      if (!taken[i] && (next == scores.size() || scores[i] > scores[next])) next = i;
+    }
+    taken[next] = true;
+    best.push_back(static_cast<std::uint32_t>(next));
+  }
+  std::ranges::sort(best);
+  return best;
+}
+
+// A layer of random form and length.
+inline ShownLayerOptions RandomForm(TestRandom& random) {
+  const auto group = static_cast<std::uint32_t>(random.Between(1, 3));
+  const auto kv_heads = static_cast<std::uint32_t>(random.Between(1, 3));
+  return {.query_heads = group * kv_heads,
+          .kv_heads = kv_heads,
+          .type = random.OneIn(2) ? kernels::ElementType::kFp32 : kernels::ElementType::kBf16,
+          .layer = static_cast<std::uint32_t>(random.Below(4)),
+          .sliding_window = static_cast<std::uint32_t>(random.OneIn(4) ? random.Between(5, 90) : 0),
+          .logit_softcap = random.OneIn(4) ? 3.0f : 0.0f};
+}
+
+}  // namespace tessera::policies
