@@ -123,9 +123,7 @@ class Bulk {
   }
 
   // Of its layers.
-  bool IsLast(const Piece& piece) const {
-    return piece.token + piece.tokens == tensors_.tokens;
-  }
+  bool IsLast(const Piece& piece) const { return piece.token + piece.tokens == tensors_.tokens; }
 
   // Gathers [layers][tokens] of the piece out of the caller's [layers][all tokens].
   void Copy(const Piece& piece, std::span<const std::byte> from, std::byte* to) const {

@@ -42,6 +42,5 @@ absl::StatusOr<v1::CompressResponse> CompressByRpc(Session& session, const Bound
 // INVALID_ARGUMENT where a rule is none: rate above 0 and at most 1, or entries.
 absl::Status CheckRule(const kernels::SelectionRule& rule);
 void ToProto(const kernels::SelectionRule& rule, v1::Selection& selection);
-PolicySelection FromProto(const v1::PolicySelection& policy);
 
 }  // namespace tessera::client

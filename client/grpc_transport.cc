@@ -122,6 +122,10 @@ class GrpcTransport final : public Transport {
                     Clock::Duration timeout) override {
     return Run(&v1::Tessera::Stub::Compress, request, response, timeout);
   }
+  absl::Status Call(const v1::ObserveRequest& request, v1::ObserveResponse& response,
+                    Clock::Duration timeout) override {
+    return Run(&v1::Tessera::Stub::Observe, request, response, timeout);
+  }
   absl::Status Call(const v1::SelectRequest& request, v1::SelectResponse& response,
                     Clock::Duration timeout) override {
     return Run(&v1::Tessera::Stub::Select, request, response, timeout);

@@ -80,6 +80,8 @@ absl::Status MappedStep::AppendRows(std::uint32_t layer, std::span<const std::by
 }
 
 absl::Status MappedStep::AttendRows(std::uint32_t layer, const StepTensors& tensors) {
+  // A GPU's memory cannot be read here: its worker calls Sequence::Observe.
+  if (door_.gpu() == nullptr) batch_.Observe(layer, tensors.query);
   const absl::Status status = backend_->Attend(batch_, layer, tensors);
   return absl::IsDataLoss(status) ? OutOfBounds(status) : status;
 }

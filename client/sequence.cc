@@ -1,5 +1,6 @@
 #include "client/sequence.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "client/bulk_append.h"
@@ -7,6 +8,7 @@
 #include "client/sequence_state.h"
 #include "client/session.h"
 #include "daemon/base/check.h"
+#include "kernels/dispatch/implementation.h"
 
 namespace tessera::client {
 
@@ -48,10 +50,48 @@ SequenceId Sequence::id() const { return state_ == nullptr ? SequenceId() : stat
 
 std::uint64_t Sequence::tokens() const { return state_ == nullptr ? 0 : state_->tokens; }
 
+std::uint64_t Sequence::next_position() const {
+  return state_ == nullptr ? 0 : state_->tokens - state_->position_shift;
+}
+
 absl::StatusOr<std::uint64_t> Sequence::Append(const AppendTensors& tensors) {
   absl::StatusOr<Hold> hold = Take(core_, state_);
   if (!hold.ok()) return hold.status();
-  return BulkAppend(*hold->session, *hold->use, tensors);
+  if (!tensors.end_of_prompt || state_->observer == nullptr) {
+    return BulkAppend(*hold->session, *hold->use, tensors);
+  }
+  // The rows first: what was seen is of tokens that the daemon holds.
+  AppendTensors rows = tensors;
+  rows.end_of_prompt = false;
+  absl::StatusOr<std::uint64_t> tokens = BulkAppend(*hold->session, *hold->use, rows);
+  if (!tokens.ok()) return tokens;
+  if (absl::Status status = Compress(*hold->session, tensors.first_layer, tensors.layers).status();
+      !status.ok()) {
+    return status;
+  }
+  return tokens;
+}
+
+const std::string& Sequence::policy() const { return state_->policy; }
+
+const v1::PolicyNeeds& Sequence::needs() const {
+  return state_->observer == nullptr ? v1::PolicyNeeds::default_instance()
+                                     : state_->observer->needs();
+}
+
+absl::Status Sequence::Observe(const ObservedRows& rows) {
+  absl::StatusOr<Hold> hold = Take(core_, state_);
+  if (!hold.ok()) return hold.status();
+  if (state_->observer == nullptr) return absl::OkStatus();
+  return state_->observer->See(rows, kernels::OperationsOf(kernels::BestImplementation()));
+}
+
+absl::Status Sequence::ObserveTokens(std::uint64_t first_token,
+                                     std::span<const std::uint32_t> ids) {
+  absl::StatusOr<Hold> hold = Take(core_, state_);
+  if (!hold.ok()) return hold.status();
+  if (state_->observer != nullptr) state_->observer->SeeTokens(first_token, ids);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<v1::CompressResponse> Sequence::Compress(const Packing& packing,
@@ -64,23 +104,59 @@ absl::StatusOr<v1::CompressResponse> Sequence::Compress(const Packing& packing,
 absl::StatusOr<v1::CompressResponse> Sequence::Compress() {
   absl::StatusOr<Hold> hold = Take(core_, state_);
   if (!hold.ok()) return hold.status();
+  return Compress(*hold->session, 0, 0);
+}
+
+absl::StatusOr<v1::CompressResponse> Sequence::Compress(Session& session, std::uint32_t first_layer,
+                                                        std::uint32_t layers) {
+  if (state_->observer != nullptr) {
+    const std::uint32_t end = layers == 0 ? state_->model->layers() : first_layer + layers;
+    for (std::uint32_t layer = first_layer; layer < end; ++layer) {
+      state_->observer->CutTo(state_->TokensOf(layer), layer);
+    }
+    absl::Status status = state_->observer->Show(session, state_->id, first_layer, layers);
+    if (!status.ok()) return status;
+  }
   v1::CompressRequest request;
   v1::CompressResponse response;
   request.set_sequence_id(state_->id.value());
-  if (absl::Status status = hold->session->Call(request, response); !status.ok()) return status;
+  request.set_first_layer(first_layer);
+  request.set_layers(layers);
+  if (absl::Status status = session.Call(request, response); !status.ok()) return status;
+  state_->compressed_at = state_->tokens;
+  state_->position_shift = response.position_shift();
   return response;
 }
 
-absl::StatusOr<Sequence> Sequence::Fork() {
+absl::Status Sequence::KeepToBudget() {
+  if (state_->observer == nullptr || !state_->observer->needs().acts_while_decoding() ||
+      state_->tokens < state_->compressed_at + kernels::kTileEntries) {
+    return absl::OkStatus();
+  }
+  return Compress().status();
+}
+
+absl::StatusOr<Sequence> Sequence::Fork() { return Fork(nullptr); }
+
+absl::StatusOr<Sequence> Sequence::Fork(const std::string& policy) { return Fork(&policy); }
+
+absl::StatusOr<Sequence> Sequence::Fork(const std::string* policy) {
   absl::StatusOr<Hold> hold = Take(core_, state_);
   if (!hold.ok()) return hold.status();
   v1::ForkRequest request;
   v1::ForkResponse response;
   request.set_parent_id(state_->id.value());
+  if (policy != nullptr) request.set_policy(*policy);
   if (absl::Status status = hold->session->Call(request, response); !status.ok()) return status;
   auto child = std::make_shared<SequenceState>(SequenceId(response.sequence_id()), state_->model,
                                                response.directory_offset(), response.tokens());
-  if (response.has_selection()) child->selection = FromProto(response.selection());
+  child->TakePolicy(response);
+  child->position_shift = response.position_shift();
+  if (policy == nullptr && state_->observer != nullptr) {
+    // What the parent has seen and not yet shown is of the child's tokens, too.
+    child->observer = std::make_unique<Observer>(*state_->observer);
+    child->compressed_at = state_->compressed_at;
+  }
   core_->AddSequence(child);
   return Sequence(core_, std::move(child));
 }
@@ -95,6 +171,8 @@ absl::Status Sequence::Truncate(std::uint64_t tokens) {
   if (absl::Status status = hold->session->Call(request, response); !status.ok()) return status;
   state_->tail = Tail();
   state_->SetTokens(tokens);
+  state_->compressed_at = std::min(state_->compressed_at, tokens);
+  if (tokens == 0) state_->position_shift = 0;
   return absl::OkStatus();
 }
 
@@ -110,14 +188,24 @@ absl::Status Sequence::Park() {
 }
 
 absl::StatusOr<v1::DescribeResponse> Sequence::Describe(bool lanes) const {
+  v1::DescribeRequest request;
+  request.set_lanes(lanes);
+  return Ask(std::move(request));
+}
+
+absl::StatusOr<v1::DescribeResponse> Sequence::DescribeEntries() const {
+  v1::DescribeRequest request;
+  request.set_entries(true);
+  return Ask(std::move(request));
+}
+
+absl::StatusOr<v1::DescribeResponse> Sequence::Ask(v1::DescribeRequest request) const {
   // Asks, and touches nothing that a step uses: allowed at any time.
   absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
   if (!session.ok()) return session.status();
   if (state_->gone) return SequenceUse::Take(state_).status();
-  v1::DescribeRequest request;
   v1::DescribeResponse response;
   request.set_sequence_id(state_->id.value());
-  request.set_lanes(lanes);
   if (absl::Status status = (*session)->Call(request, response); !status.ok()) return status;
   return response;
 }

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "client/compress.h"
 #include "client/model.h"
+#include "client/observer.h"
 #include "daemon/base/ids.h"
 #include "tessera/v1/tessera.pb.h"
 
@@ -45,12 +47,24 @@ class Sequence {
   // Committed tokens, as this worker knows them.
   std::uint64_t tokens() const;
 
+  // The rotary position of the next token's query and key: tokens(), unless the policy moves
+  // positions. Constant within a step.
+  std::uint64_t next_position() const;
+
   // Appends in bulk, in as many pieces as the staging arena or the largest message asks for. All
   // of it, or nothing: the pieces before one that failed are taken back (unless other layers are
   // ahead, when the message says how far this one got). Returns the tokens that every layer holds
   // then. A sequence that decodes stops decoding; the
   // next BeginStep starts it again.
   absl::StatusOr<std::uint64_t> Append(const AppendTensors& tensors);
+
+  // The policy, and what it asks to see of a prompt before it is compressed.
+  const std::string& policy() const;
+  const v1::PolicyNeeds& needs() const;
+  // Takes what it asks for of the queries of these rows. Kept here, and shown to the daemon by
+  // Compress and by the Append that ends the prompt. OK where it asks for nothing.
+  absl::Status Observe(const ObservedRows& rows);
+  absl::Status ObserveTokens(std::uint64_t first_token, std::span<const std::uint32_t> ids);
 
   // Has the daemon encode what the segments hold in this form; tokens in the tail stay there. The
   // sequence may go on decoding. See the proto for the errors.
@@ -61,13 +75,17 @@ class Sequence {
   // waits for the end of that.
   absl::StatusOr<v1::CompressResponse> Compress();
 
-  // A new sequence with the same committed tokens.
+  // A new sequence with the same committed tokens, under the same policy or under one of its own.
+  // What was observed stays with this one.
   absl::StatusOr<Sequence> Fork();
+  absl::StatusOr<Sequence> Fork(const std::string& policy);
   // Keeps the first `tokens` tokens. OUT_OF_RANGE where there are fewer.
   absl::Status Truncate(std::uint64_t tokens);
   // Gives the tail rings back: for sequences that will not decode for a while.
   absl::Status Park();
   absl::StatusOr<v1::DescribeResponse> Describe(bool lanes = false) const;
+  // With the position of every entry of every lane.
+  absl::StatusOr<v1::DescribeResponse> DescribeEntries() const;
   // Gives the sequence to another session of the tenant, which adopts it by its id. The handle is
   // spent then.
   absl::Status Handover(SessionId to);
@@ -79,7 +97,14 @@ class Sequence {
 
  private:
   friend class Worker;
+  // Before a step: where the policy goes on while decoding, and a tile's worth of tokens has come
+  // since it acted last, has it act.
+  absl::Status KeepToBudget();
   absl::Status Release();
+  absl::StatusOr<v1::DescribeResponse> Ask(v1::DescribeRequest request) const;
+  absl::StatusOr<Sequence> Fork(const std::string* policy);
+  absl::StatusOr<v1::CompressResponse> Compress(Session& session, std::uint32_t first_layer,
+                                                std::uint32_t layers);
   Sequence(std::shared_ptr<Core> core, std::shared_ptr<SequenceState> state);
 
   std::shared_ptr<Core> core_;

@@ -6,16 +6,19 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/model.h"
+#include "client/observer.h"
 #include "client/tails.h"
 #include "daemon/base/ids.h"
 #include "daemon/base/strings.h"
 #include "kernels/dispatch/attend.h"
 #include "kernels/format/lane_view.h"
+#include "tessera/v1/form.pb.h"
 
 namespace tessera::client {
 
@@ -34,6 +37,8 @@ struct PolicySelection {
   std::uint32_t dense_layers = 0;  // the first layers, which read everything
 };
 
+PolicySelection FromProto(const v1::PolicySelection& policy);
+
 struct SequenceState {
   SequenceState(SequenceId sequence, std::shared_ptr<const BoundModel> bound, std::uint64_t offset,
                 std::uint64_t held)
@@ -43,6 +48,7 @@ struct SequenceState {
   const std::shared_ptr<const BoundModel> model;
   const std::uint64_t directory_offset;
   std::optional<PolicySelection> selection;  // of its policy; constant once it is shared
+  std::string policy;                        // likewise
   std::atomic<bool> in_use{false};
   std::atomic<bool> gone{false};   // lost with the daemon or session that held it
   std::atomic<bool> ended{false};  // freed or handed over: the handle is spent
@@ -54,6 +60,16 @@ struct SequenceState {
   bool uncertain = false;  // a call's outcome is unknown: ask the daemon before counting on
   Tail tail;
   ResolvedLanes resolved;
+  std::unique_ptr<Observer> observer;  // null: the policy asks for nothing
+  std::uint64_t compressed_at = 0;     // tokens that it held when it was compressed last
+  std::uint64_t position_shift = 0;    // of the rotary position behind the token's number
+
+  // Of a sequence that was just made: from CreateSequenceResponse or ForkResponse.
+  void TakePolicy(const auto& response) {
+    policy = response.policy();
+    if (response.has_selection()) selection = FromProto(response.selection());
+    if (response.has_needs()) observer = std::make_unique<Observer>(response.needs(), model);
+  }
 
   std::uint64_t TokensOf(std::uint32_t layer) const {
     return layer_tokens.empty() ? tokens : layer_tokens[layer];

@@ -135,6 +135,17 @@ absl::Status StepBatch::CheckAttend(std::uint32_t layer, const StepTensors& tens
   return status;
 }
 
+void StepBatch::Observe(std::uint32_t layer, std::span<const std::byte> query) {
+  const std::size_t token =
+      std::size_t{model_->geometry(layer).query_heads} * model_->row_bytes(layer);
+  for (StepItem& item : items_) {
+    Observer* const observer = item.sequence->observer.get();
+    if (observer == nullptr || !observer->needs().decode_queries()) continue;
+    observer->SeeDecoded(layer, item.base,
+                         query.subspan(item.first_row * token, item.new_tokens * token));
+  }
+}
+
 absl::Status StepBatch::CheckEnd(std::span<const std::uint32_t> accepted) const {
   if (std::find(appended_.begin(), appended_.end(), false) != appended_.end()) {
     return absl::FailedPreconditionError(Concat(

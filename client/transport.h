@@ -53,6 +53,8 @@ class Transport {
                             Clock::Duration timeout) = 0;
   virtual absl::Status Call(const v1::CompressRequest& request, v1::CompressResponse& response,
                             Clock::Duration timeout) = 0;
+  virtual absl::Status Call(const v1::ObserveRequest& request, v1::ObserveResponse& response,
+                            Clock::Duration timeout) = 0;
   virtual absl::Status Call(const v1::SelectRequest& request, v1::SelectResponse& response,
                             Clock::Duration timeout) = 0;
   virtual absl::Status Call(const v1::AttendRequest& request, v1::AttendResponse& response,

@@ -49,7 +49,7 @@ absl::StatusOr<Sequence> Worker::CreateSequence(const Model& model, const std::s
   if (absl::Status status = (*session)->Call(request, response); !status.ok()) return status;
   auto state = std::make_shared<SequenceState>(SequenceId(response.sequence_id()), bound,
                                                response.directory_offset(), 0);
-  if (response.has_selection()) state->selection = FromProto(response.selection());
+  state->TakePolicy(response);
   core_->AddSequence(state);
   return Sequence(core_, std::move(state));
 }
@@ -75,6 +75,7 @@ absl::StatusOr<Sequence> Worker::Adopt(const Model& model, SequenceId sequence) 
   }
   auto state = std::make_shared<SequenceState>(sequence, bound, response.directory_offset(),
                                                response.tokens());
+  state->position_shift = response.position_shift();
   if (response.has_selection()) state->selection = FromProto(response.selection());
   core_->AddSequence(state);
   return Sequence(core_, std::move(state));
@@ -86,6 +87,9 @@ absl::StatusOr<Step> Worker::BeginStep(std::span<Sequence* const> sequences,
   if (!session.ok()) return session.status();
   for (const Sequence* sequence : sequences) {
     TESSERA_CHECK(sequence != nullptr && sequence->valid(), "a step of an empty sequence handle");
+  }
+  for (Sequence* sequence : sequences) {
+    if (absl::Status kept = sequence->KeepToBudget(); !kept.ok()) return kept;
   }
   absl::Status status;
   std::shared_ptr<StepEngine> engine;

@@ -48,6 +48,12 @@ absl::StatusOr<v1::StatsResponse> Admin::Stats() {
   });
 }
 
+absl::StatusOr<v1::ListPoliciesResponse> Admin::Policies() {
+  return Run<v1::ListPoliciesResponse>(address_, [&](auto* context, auto* response) {
+    return stub_->ListPolicies(context, {}, response);
+  });
+}
+
 absl::StatusOr<v1::ListSessionsResponse> Admin::Sessions() {
   return Run<v1::ListSessionsResponse>(address_, [&](auto* context, auto* response) {
     return stub_->ListSessions(context, {}, response);

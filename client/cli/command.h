@@ -18,6 +18,7 @@ struct Command {
 int RunStatus(std::span<const std::string_view> args);
 int RunTop(std::span<const std::string_view> args);
 int RunDescribe(std::span<const std::string_view> args);
+int RunPolicies(std::span<const std::string_view> args);
 int RunPolicy(std::span<const std::string_view> args);
 int RunCompress(std::span<const std::string_view> args);
 int RunEvict(std::span<const std::string_view> args);
@@ -26,5 +27,7 @@ int RunWorker(std::span<const std::string_view> args);
 // Likewise, on GPUs of the caller's choice.
 int RunWorkerOn(const client::GpuPlatform& gpus, std::span<const std::string_view> args);
 int RunBench(std::span<const std::string_view> args);
+int RunEval(std::span<const std::string_view> args);
+int RunGenerate(std::span<const std::string_view> args);
 
 }  // namespace tessera::cli

@@ -14,11 +14,14 @@ constexpr Command kCommands[] = {
     {"status", "what a daemon holds, once", RunStatus},
     {"top", "the same, live", RunTop},
     {"describe", "one sequence, lane by lane", RunDescribe},
+    {"policies", "what a policy may say", RunPolicies},
     {"policy", "give a sequence another policy", RunPolicy},
     {"compress", "have a sequence compress what it holds", RunCompress},
     {"evict", "free a sequence, whoever owns it", RunEvict},
     {"drain", "let a daemon finish and exit", RunDrain},
     {"worker", "a small worker that decodes through a daemon and checks every result", RunWorker},
+    {"generate", "a model goes on with a text", RunGenerate},
+    {"eval", "whether a small model still answers from what policies keep", RunEval},
     {"bench", "measure; 'tessera bench' lists what", RunBench},
 };
 

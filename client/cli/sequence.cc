@@ -69,6 +69,7 @@ std::string Render(const v1::DescribeResponse& sequence) {
                {"form", Align::kLeft},
                {"segments"},
                {"entries"},
+               {"of tokens"},
                {"loss K"},
                {"loss V"},
                {"B/entry"}});
@@ -76,12 +77,13 @@ std::string Render(const v1::DescribeResponse& sequence) {
     for (const v1::SegmentRun& run : lane.segment_run()) {
       const double bytes = static_cast<double>(run.tile_bytes() + run.rotation_bytes());
       table.Add({Concat(lane.layer()), Concat(lane.kv_head()), FormOf(run), Concat(run.segments()),
-                 Concat(run.entries()), LossOf(run, run.key_loss()), LossOf(run, run.value_loss()),
+                 Concat(run.entries()), Concat(lane.tokens()), LossOf(run, run.key_loss()),
+                 LossOf(run, run.value_loss()),
                  run.entries() == 0 ? "-" : Fixed(bytes / static_cast<double>(run.entries()), 1)});
     }
     if (lane.tail_entries() == 0) continue;
     table.Add({Concat(lane.layer()), Concat(lane.kv_head()), "tail", "-",
-               Concat(lane.tail_entries()), "-", "-", "-"});
+               Concat(lane.tail_entries()), "-", "-", "-", "-"});
   }
   return text + table.Render();
 }
@@ -117,9 +119,11 @@ absl::Status Compress(const Flags& flags) {
   if (!id.ok()) return id.status();
   const absl::StatusOr<v1::CompressResponse> outcome = Admin(flags.Get("address")).Compress(*id);
   if (!outcome.ok()) return outcome.status();
-  std::printf("tiles %s -> %s, rotations %s\n", FormatBytes(outcome->tile_bytes_before()).c_str(),
+  std::printf("tiles %s -> %s, rotations %s, entries dropped %llu\n",
+              FormatBytes(outcome->tile_bytes_before()).c_str(),
               FormatBytes(outcome->tile_bytes_after()).c_str(),
-              FormatBytes(outcome->rotation_bytes()).c_str());
+              FormatBytes(outcome->rotation_bytes()).c_str(),
+              static_cast<unsigned long long>(outcome->entries_dropped()));
   return absl::OkStatus();
 }
 

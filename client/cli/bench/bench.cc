@@ -21,6 +21,10 @@ constexpr Benchmark kBenchmarks[] = {
     {"fidelity", "what each part of packing is worth, in attention that comes out right",
      RunFidelity},
     {"overhead", "what the daemon adds where the kernel costs nothing", RunOverhead},
+    {"policies", "what each policy keeps of attention, at equal budgets, through a daemon",
+     RunPolicies},
+    {"serve", "a model that decodes through a daemon, against the same with a cache of its own",
+     RunServe},
     {"strategy", "what it costs to choose a strategy, and to pack a full tile", RunStrategy},
 };
 
@@ -57,13 +61,22 @@ int RunBench(std::span<const std::string_view> args) {
              {"address", "ADDRESS", "for decode-loop: the daemon", ""},
              {"steps", "N", "for decode-loop: steps", "1000"},
              {"threads", "N", "threads of the kernels; 0: one per core", "0"},
-             {"seed", "N", "for fidelity, strategy: of the rows that they generate", "1"}}),
+             {"sequences", "N", "for serve: in each worker's batch", "16"},
+             {"tokens", "N", "for serve: of each prompt", "1024"},
+             {"workers", "N", "for serve: each a thread with a session", "1"},
+             {"seed", "N", "of the rows that fidelity, policies and strategy generate", "1"}}),
       args, [](const Flags& flags) -> absl::Status {
         absl::StatusOr<std::uint64_t> threads = flags.Number("threads", 0, 1024);
         if (!threads.ok()) return threads.status();
         absl::StatusOr<std::uint64_t> seed =
             flags.Number("seed", 0, std::numeric_limits<std::uint64_t>::max());
         if (!seed.ok()) return seed.status();
+        absl::StatusOr<std::uint64_t> sequences = flags.Number("sequences", 1, 256);
+        if (!sequences.ok()) return sequences.status();
+        absl::StatusOr<std::uint64_t> tokens = flags.Number("tokens", 128, 2048);
+        if (!tokens.ok()) return tokens.status();
+        absl::StatusOr<std::uint64_t> workers = flags.Number("workers", 1, 64);
+        if (!workers.ok()) return workers.status();
         if (flags.positional().size() != 1) {
           return absl::InvalidArgumentError(Concat("name one benchmark:\n", bench::List()));
         }
@@ -77,7 +90,10 @@ int RunBench(std::span<const std::string_view> args) {
           absl::StatusOr<bench::Report> report =
               benchmark.run({.quick = flags.Has("quick"),
                              .threads = static_cast<std::uint32_t>(*threads),
-                             .seed = *seed});
+                             .seed = *seed,
+                             .sequences = static_cast<std::uint32_t>(*sequences),
+                             .tokens = static_cast<std::uint32_t>(*tokens),
+                             .workers = static_cast<std::uint32_t>(*workers)});
           bench::ProgressDone();
           if (!report.ok()) return report.status();
           std::fputs((flags.Has("json") ? report->Json() : report->Text()).c_str(), stdout);

@@ -12,6 +12,10 @@ struct Options {
   bool quick = false;         // within a minute on two cores
   std::uint32_t threads = 0;  // 0: one per core
   std::uint64_t seed = 1;     // of generated rows
+  // For serve: of each of the workers.
+  std::uint32_t sequences = 16;
+  std::uint32_t tokens = 1024;  // of each prompt
+  std::uint32_t workers = 1;
 };
 
 struct Benchmark {
@@ -24,6 +28,8 @@ absl::StatusOr<Report> RunAttend(const Options& options);
 absl::StatusOr<Report> RunCompaction(const Options& options);
 absl::StatusOr<Report> RunFidelity(const Options& options);
 absl::StatusOr<Report> RunOverhead(const Options& options);
+absl::StatusOr<Report> RunPolicies(const Options& options);
+absl::StatusOr<Report> RunServe(const Options& options);
 absl::StatusOr<Report> RunStrategy(const Options& options);
 
 // A line of progress on stderr, overwritten by the next where stderr is a terminal.

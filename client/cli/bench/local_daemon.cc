@@ -20,6 +20,8 @@ std::string BinaryFolder() {
   return std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
 }
 
+std::string RecallFolder() { return BinaryFolder() + "/../../tests/golden/recall"; }
+
 absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(
     const std::vector<std::string>& flags) {
   std::string folder = std::filesystem::temp_directory_path() / "tessera-bench-XXXXXX";

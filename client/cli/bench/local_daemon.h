@@ -29,5 +29,7 @@ class LocalDaemon {
 
 // The folder of the running binary.
 std::string BinaryFolder();
+// The recall model, in the source tree that this binary was built in.
+std::string RecallFolder();
 
 }  // namespace tessera::cli::bench

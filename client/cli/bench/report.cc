@@ -28,24 +28,36 @@ bool Any(const std::vector<Row>& rows, std::optional<double> Row::*field) {
 
 std::string Cell(const std::optional<double>& value) { return value ? Figure(*value) : "-"; }
 
+// What a row may have beside its value: a column, and a field of the JSON object.
+struct Extra {
+  const char* title;
+  const char* json;
+  std::optional<double> Row::*field;
+};
+constexpr Extra kExtras[] = {
+    {"kept mass", "kept_mass", &Row::kept_mass},  {"needles", "needles", &Row::needles},
+    {"tokens", "tokens_kept", &Row::tokens},      {"elements", "elements_kept", &Row::elements},
+    {"bytes", "bytes_kept", &Row::bytes},         {"ms/1K", "ms_per_1k", &Row::ms_per_1k},
+    {"p50 ms", "p50_ms", &Row::p50_ms},           {"p99 ms", "p99_ms", &Row::p99_ms},
+    {"daemon %", "daemon_cpu", &Row::daemon_cpu}, {"pool MiB", "pool_mib", &Row::pool_mib},
+    {"held B", "held_bytes", &Row::held_bytes},   {"read B", "read_bytes", &Row::read_bytes},
+};
+
 // The table has a column for what at least one row has.
 Table TableOf(const std::vector<Row>& rows) {
-  const bool held = Any(rows, &Row::held_bytes);
-  const bool read = Any(rows, &Row::read_bytes);
-  const bool mass = Any(rows, &Row::kept_mass);
   std::vector<Table::Column> columns = {{"row", Align::kLeft}, {"value"}, {"unit", Align::kLeft}};
-  if (mass) columns.push_back({"kept mass"});
-  if (held) columns.push_back({"held B"});
-  if (read) columns.push_back({"read B"});
+  for (const Extra& extra : kExtras) {
+    if (Any(rows, extra.field)) columns.push_back({extra.title});
+  }
   columns.insert(columns.end(),
                  {{"against", Align::kLeft}, {"ratio"}, {"goal"}, {"holds", Align::kLeft}});
   Table table(columns);
   for (const Row& row : rows) {
     const std::optional<bool> holds = row.Holds();
     std::vector<std::string> cells = {row.name, Figure(row.value), row.unit};
-    if (mass) cells.push_back(Cell(row.kept_mass));
-    if (held) cells.push_back(Cell(row.held_bytes));
-    if (read) cells.push_back(Cell(row.read_bytes));
+    for (const Extra& extra : kExtras) {
+      if (Any(rows, extra.field)) cells.push_back(Cell(row.*extra.field));
+    }
     cells.push_back(row.baseline.empty() ? "-" : row.baseline);
     cells.push_back(Cell(row.ratio));
     cells.push_back(
@@ -62,9 +74,10 @@ std::string JsonOf(const Row& row) {
              ", \"unit\": ", JsonString(row.unit),
              ", \"baseline\": ", row.baseline.empty() ? "null" : JsonString(row.baseline),
              ", \"ratio\": ", row.ratio ? JsonNumber(*row.ratio) : "null");
-  if (row.held_bytes) Append(out, ", \"held_bytes\": ", JsonNumber(*row.held_bytes));
-  if (row.read_bytes) Append(out, ", \"read_bytes\": ", JsonNumber(*row.read_bytes));
-  if (row.kept_mass) Append(out, ", \"kept_mass\": ", JsonNumber(*row.kept_mass));
+  for (const Extra& extra : kExtras) {
+    const std::optional<double>& value = row.*extra.field;
+    if (value) Append(out, ", \"", extra.json, "\": ", JsonNumber(*value));
+  }
   if (row.goal) {
     Append(out, ", \"goal\": ", JsonNumber(*row.goal),
            ", \"holds\": ", *row.Holds() ? "true" : "false");

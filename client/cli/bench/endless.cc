@@ -1,0 +1,97 @@
+#include "client/cli/bench/endless.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "client/cli/bench/bench.h"
+#include "client/cli/bench/local_daemon.h"
+#include "client/cli/synthetic.h"
+#include "client/worker.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::cli::bench {
+
+namespace {
+
+constexpr std::uint64_t kBudget = 1024;
+constexpr SyntheticShape kShape = {.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
+
+// What the tenant's pool holds for sequences. Replaced memory waits for readers: it is counted,
+// since it is held.
+absl::StatusOr<double> Held(client::Worker& worker) {
+  const absl::StatusOr<v1::StatsResponse> stats = worker.Stats();
+  if (!stats.ok()) return stats.status();
+  return static_cast<double>(stats->tenants(0).used_bytes());
+}
+
+absl::Status Decode(client::Worker& worker, client::Sequence& sequence,
+                    const SyntheticSequence& rows) {
+  const std::uint64_t at = sequence.tokens() % rows.tokens();
+  std::vector<float> output(kShape.query_row());
+  std::vector<float> lse(kShape.query_heads);
+  for (;;) {
+    client::Sequence* const batch[] = {&sequence};
+    absl::StatusOr<client::Step> step = worker.BeginStep(batch);
+    if (!step.ok()) return step.status();
+    absl::Status status;
+    for (std::uint32_t layer = 0; layer < kShape.layers && status.ok(); ++layer) {
+      const auto key = std::as_bytes(rows.Key(layer, at, 1));
+      status = step->AppendAndAttend(layer, {.key = key,
+                                             .value = std::as_bytes(rows.Value(layer, at, 1)),
+                                             .query = key,
+                                             .output = WritableBytesOf(output),
+                                             .lse = lse});
+    }
+    if (status.ok()) status = step->End();
+    if (!absl::IsAborted(status)) return status;
+  }
+}
+
+}  // namespace
+
+absl::Status MeasureEndless(std::uint64_t tokens, Report& report) {
+  const absl::StatusOr<std::unique_ptr<LocalDaemon>> daemon = LocalDaemon::Start({});
+  if (!daemon.ok()) return daemon.status();
+  const absl::StatusOr<std::unique_ptr<client::Worker>> worker =
+      client::Worker::Attach({.address = (*daemon)->address(), .worker_name = "endless"});
+  if (!worker.ok()) return worker.status();
+  const absl::StatusOr<client::Model> model = (*worker)->RegisterModel(kShape.Geometry());
+  if (!model.ok()) return model.status();
+  absl::StatusOr<client::Sequence> sequence =
+      (*worker)->CreateSequence(*model, Concat("lacache:span=2,overlap=1,budget=", kBudget));
+  if (!sequence.ok()) return sequence.status();
+  SyntheticSequence rows(kShape, 1);
+  rows.Grow(4096);
+  double early = 0;
+  double most = 0;
+  for (std::uint64_t token = 0; token < tokens; ++token) {
+    absl::Status status = Decode(**worker, *sequence, rows);
+    if (!status.ok()) return status;
+    if (token % 10'000 != 9'999) continue;
+    Progress(Concat("generated ", token + 1, " of ", tokens, " tokens"));
+    const absl::StatusOr<double> held = Held(**worker);
+    if (!held.ok()) return held.status();
+    if (token < 20'000) {
+      early = std::max(early, *held);
+    } else {
+      most = std::max(most, *held);
+    }
+  }
+  if (absl::Status status = sequence->Compress().status(); !status.ok()) return status;
+  const absl::StatusOr<v1::DescribeResponse> described = sequence->Describe(/*lanes=*/true);
+  if (!described.ok()) return described.status();
+  report.Add({.name = "lacache_endless",
+              .value = most / 1024,
+              .unit = "KiB held at most",
+              .baseline = "within the first 20,000 tokens",
+              .ratio = most / early,
+              .goal = 1.25,
+              .sense = Goal::kAtMost});
+  report.notes.push_back(Concat("lacache_endless: ", described->tokens(), " tokens generated, ",
+                                described->lane(0).entries(), " entries in a lane at the end"));
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::cli::bench

@@ -1,0 +1,413 @@
+// tessera bench policies: what each policy keeps of attention at equal budgets, on generated rows
+// with sinks, heavy hitters and needles, through a daemon of the benchmark's own.
+//
+// A row's value is the relative error of attention's output as the daemon computes it, mean over
+// layers, heads and queries that the policy has not seen; its kept mass the share of the true
+// attention on tokens that have an entry of their own.
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/cli/bench/attention_judge.h"
+#include "client/cli/bench/bench.h"
+#include "client/cli/bench/endless.h"
+#include "client/cli/bench/generated_kv.h"
+#include "client/cli/bench/local_daemon.h"
+#include "client/cli/synthetic.h"
+#include "client/worker.h"
+#include "daemon/base/strings.h"
+#include "kernels/format/element.h"
+
+namespace tessera::cli::bench {
+
+namespace {
+
+constexpr std::uint32_t kLayers = 8;
+constexpr std::uint32_t kSeenQueries = 64;  // of a head, used again and again along the prompt
+constexpr std::uint64_t kFirstUnseen = 1000;
+constexpr std::uint32_t kDelimiter = 1;
+
+// Every layer has rows of its own. Queries are made for the last position and turned to others.
+class Prompt {
+ public:
+  Prompt(const GeneratedShape& shape, std::uint64_t seed) : shape_(shape) {
+    for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+      Progress(Concat("rows of layer ", layer));
+      layers_.push_back(std::make_unique<GeneratedKv>(shape, seed + 7919 * layer));
+      std::vector<std::vector<std::uint16_t>> heads;
+      for (std::uint32_t head = 0; head < query_heads(); ++head) {
+        std::vector<std::uint16_t> rows;
+        for (std::uint32_t i = 0; i < kSeenQueries; ++i) {
+          const auto query = layers_.back()->Query(head / shape.group, head % shape.group, i).row;
+          rows.insert(rows.end(), query.begin(), query.end());
+        }
+        heads.push_back(std::move(rows));
+      }
+      seen_.push_back(std::move(heads));
+    }
+  }
+
+  const GeneratedShape& shape() const { return shape_; }
+  std::uint32_t query_heads() const { return shape_.kv_heads * shape_.group; }
+  const GeneratedKv& layer(std::uint32_t index) const { return *layers_[index]; }
+
+  // [tokens][kv_heads][head_dim] of K or V.
+  std::vector<std::uint16_t> Rows(std::uint32_t layer, bool values) const {
+    std::vector<std::uint16_t> rows(std::size_t{shape_.tokens} * shape_.kv_heads * shape_.head_dim);
+    for (std::uint32_t head = 0; head < shape_.kv_heads; ++head) {
+      const kernels::LaneRows lane = layers_[layer]->Rows(head);
+      const kernels::RowSpan& from = values ? lane.values : lane.keys;
+      for (std::uint32_t token = 0; token < shape_.tokens; ++token) {
+        std::memcpy(&rows[(std::size_t{token} * shape_.kv_heads + head) * shape_.head_dim],
+                    from.row(token), from.row_bytes());
+      }
+    }
+    return rows;
+  }
+
+  // [tokens][query_heads][head_dim], each turned to its position.
+  std::vector<std::uint16_t> Queries(std::uint32_t layer) const {
+    const std::uint32_t dim = shape_.head_dim;
+    std::vector<std::uint16_t> rows(std::size_t{shape_.tokens} * query_heads() * dim);
+    for (std::uint32_t token = 0; token < shape_.tokens; ++token) {
+      for (std::uint32_t head = 0; head < query_heads(); ++head) {
+        const std::uint16_t* const from =
+            &seen_[layer][head][std::size_t{token % kSeenQueries} * dim];
+        Turn(from, static_cast<double>(token) - (shape_.tokens - 1),
+             &rows[(std::size_t{token} * query_heads() + head) * dim]);
+      }
+    }
+    return rows;
+  }
+
+  // A text of sentences: which tokens end one.
+  std::vector<std::uint32_t> TokenIds() const {
+    std::vector<std::uint32_t> ids(shape_.tokens, 0);
+    for (std::uint32_t t = shape_.chunk_tokens - 1; t < shape_.tokens; t += shape_.chunk_tokens) {
+      ids[t] = kDelimiter;
+    }
+    return ids;
+  }
+
+ private:
+  // Pairs are channels i and i + head_dim / 2.
+  void Turn(const std::uint16_t* from, double by, std::uint16_t* to) const {
+    const std::uint32_t half = shape_.head_dim / 2;
+    for (std::uint32_t i = 0; i < half; ++i) {
+      const double angle =
+          by * std::pow(shape_.rope_base, -static_cast<double>(i) / static_cast<double>(half));
+      const double x = kernels::Bf16ToFloat(from[i]);
+      const double y = kernels::Bf16ToFloat(from[i + half]);
+      to[i] = kernels::FloatToBf16(static_cast<float>(x * std::cos(angle) - y * std::sin(angle)));
+      to[i + half] =
+          kernels::FloatToBf16(static_cast<float>(x * std::sin(angle) + y * std::cos(angle)));
+    }
+  }
+
+  GeneratedShape shape_;
+  std::vector<std::unique_ptr<GeneratedKv>> layers_;
+  std::vector<std::vector<std::vector<std::uint16_t>>> seen_;  // [layer][query head]
+};
+
+// What the unseen queries should get.
+struct Truth {
+  struct Asked {
+    std::vector<std::uint16_t> query;  // [query_heads][head_dim]
+    std::vector<Attention> exact;      // by query head
+  };
+  std::vector<std::vector<Asked>> layers;
+};
+
+Truth TruthOf(const Prompt& prompt, std::uint32_t queries) {
+  Truth truth;
+  for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+    Progress(Concat("exact attention of layer ", layer));
+    std::vector<FloatLane> lanes;
+    for (std::uint32_t head = 0; head < prompt.shape().kv_heads; ++head) {
+      lanes.push_back(Widen(prompt.layer(layer).Rows(head)));
+    }
+    std::vector<Truth::Asked> asked(queries);
+    for (std::uint32_t i = 0; i < queries; ++i) {
+      for (std::uint32_t head = 0; head < prompt.query_heads(); ++head) {
+        const std::uint32_t kv_head = head / prompt.shape().group;
+        const auto row =
+            prompt.layer(layer).Query(kv_head, head % prompt.shape().group, kFirstUnseen + i).row;
+        asked[i].query.insert(asked[i].query.end(), row.begin(), row.end());
+        asked[i].exact.push_back(Attend(row, lanes[kv_head]));
+      }
+    }
+    truth.layers.push_back(std::move(asked));
+  }
+  return truth;
+}
+
+struct Bench {
+  std::unique_ptr<LocalDaemon> daemon;
+  std::unique_ptr<client::Worker> worker;
+  client::Model model;
+  client::Sequence full;  // the prompt, dense
+};
+
+absl::StatusOr<Bench> Open(const Prompt& prompt) {
+  Bench bench;
+  absl::StatusOr<std::unique_ptr<LocalDaemon>> daemon =
+      LocalDaemon::Start({"--compactor-threads=1"});
+  if (!daemon.ok()) return daemon.status();
+  bench.daemon = *std::move(daemon);
+  absl::StatusOr<std::unique_ptr<client::Worker>> worker =
+      client::Worker::Attach({.address = bench.daemon->address(), .worker_name = "bench"});
+  if (!worker.ok()) return worker.status();
+  bench.worker = *std::move(worker);
+  const client::LayerGeometry layer = {.query_heads = prompt.query_heads(),
+                                       .kv_heads = prompt.shape().kv_heads,
+                                       .head_dim = prompt.shape().head_dim};
+  client::ModelGeometry geometry;
+  geometry.name = "generated";
+  geometry.layers = std::vector(kLayers, layer);
+  geometry.delimiter_token_ids = {kDelimiter};
+  absl::StatusOr<client::Model> model = bench.worker->RegisterModel(geometry);
+  if (!model.ok()) return model.status();
+  bench.model = *std::move(model);
+  absl::StatusOr<client::Sequence> full = bench.worker->CreateSequence(bench.model);
+  if (!full.ok()) return full.status();
+  bench.full = *std::move(full);
+  for (std::uint32_t index = 0; index < kLayers; ++index) {
+    const auto key = prompt.Rows(index, false);
+    const auto value = prompt.Rows(index, true);
+    const auto tokens = bench.full.Append({.key = BytesOf(key),
+                                           .value = BytesOf(value),
+                                           .tokens = prompt.shape().tokens,
+                                           .first_layer = index,
+                                           .layers = 1});
+    if (!tokens.ok()) return tokens.status();
+  }
+  return bench;
+}
+
+absl::Status Show(const Prompt& prompt, client::Sequence& sequence) {
+  for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+    const std::vector<std::uint16_t> queries = prompt.Queries(layer);
+    const std::vector<std::uint16_t> keys = prompt.Rows(layer, false);
+    absl::Status status = sequence.Observe({.layer = layer,
+                                            .query = BytesOf(queries),
+                                            .key = BytesOf(keys),
+                                            .prompt_tokens = prompt.shape().tokens});
+    if (!status.ok()) return status;
+  }
+  return sequence.ObserveTokens(0, prompt.TokenIds());
+}
+
+double ShareOfNeedles(const Prompt& prompt, const v1::DescribeResponse& held) {
+  double whole = 0;
+  double all = 0;
+  for (const v1::LaneDescription& lane : held.lane()) {
+    const std::set<std::uint64_t> kept(lane.position().begin(), lane.position().end());
+    for (const std::uint32_t needle : prompt.layer(lane.layer()).needles()) {
+      bool every = true;
+      for (std::uint32_t i = 0; i < prompt.shape().needle_tokens; ++i) {
+        every = every && kept.contains(needle + i);
+      }
+      whole += every;
+      all += 1;
+    }
+  }
+  return all == 0 ? 0 : whole / all;
+}
+
+absl::Status Judge(const Prompt& prompt, const Truth& truth, Bench& bench,
+                   client::Sequence& sequence, const v1::DescribeResponse& held, Row& row) {
+  const std::uint32_t dim = prompt.shape().head_dim;
+  double error = 0;
+  double mass = 0;
+  double count = 0;
+  for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+    for (const Truth::Asked& asked : truth.layers[layer]) {
+      std::vector<float> output(asked.query.size());
+      const client::AttendQuery queries[] = {{.sequence = &sequence,
+                                              .query = BytesOf(asked.query),
+                                              .output = WritableBytesOf(output)}};
+      absl::Status status = bench.worker->AttendRpc(layer, queries, {});
+      if (!status.ok()) return status;
+      for (std::uint32_t head = 0; head < prompt.query_heads(); ++head) {
+        const Attention& exact = asked.exact[head];
+        double distance = 0;
+        double length = 0;
+        for (std::uint32_t d = 0; d < dim; ++d) {
+          const double off = output[std::size_t{head} * dim + d] - exact.output[d];
+          distance += off * off;
+          length += exact.output[d] * exact.output[d];
+        }
+        error += std::sqrt(distance / length);
+        const std::uint32_t kv_head = head / prompt.shape().group;
+        const auto& lane = held.lane(static_cast<int>(layer * prompt.shape().kv_heads + kv_head));
+        for (const std::uint64_t position : lane.position()) mass += exact.weights[position];
+        count += 1;
+      }
+    }
+  }
+  row.value = error / count;
+  row.kept_mass = mass / count;
+  return absl::OkStatus();
+}
+
+struct Measured {
+  Row row;
+  double choice_seconds = 0;
+  v1::DescribeResponse held;
+};
+
+absl::StatusOr<Measured> Measure(const Prompt& prompt, const Truth& truth, Bench& bench,
+                                 const std::string& name, const std::string& policy) {
+  Progress(policy);
+  absl::StatusOr<client::Sequence> sequence = bench.full.Fork(policy);
+  if (!sequence.ok()) {
+    return absl::Status(sequence.status().code(),
+                        Concat(policy, ": ", AsStringView(sequence.status().message())));
+  }
+  if (absl::Status status = Show(prompt, *sequence); !status.ok()) return status;
+  const absl::StatusOr<v1::StatsResponse> before = bench.worker->Stats();
+  if (!before.ok()) return before.status();
+  const auto begun = std::chrono::steady_clock::now();
+  const auto compressed = sequence->Compress();
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  if (!compressed.ok()) {
+    return absl::Status(compressed.status().code(),
+                        Concat(policy, ": ", AsStringView(compressed.status().message())));
+  }
+  const absl::StatusOr<v1::StatsResponse> after = bench.worker->Stats();
+  if (!after.ok()) return after.status();
+  absl::StatusOr<v1::DescribeResponse> held = sequence->DescribeEntries();
+  if (!held.ok()) return held.status();
+  Measured measured = {.row = {.name = name,
+                               .unit = "rel. error",
+                               .needles = ShareOfNeedles(prompt, *held),
+                               .tokens = held->tokens_kept(),
+                               .elements = held->elements_kept(),
+                               .bytes = held->bytes_kept(),
+                               .ms_per_1k = seconds * 1e3 * 1024 / prompt.shape().tokens},
+                       .choice_seconds = after->compaction().token_choice_seconds() -
+                                         before->compaction().token_choice_seconds(),
+                       .held = *std::move(held)};
+  absl::Status status = Judge(prompt, truth, bench, *sequence, measured.held, measured.row);
+  if (!status.ok()) return status;
+  return measured;
+}
+
+// The same budget in each system's own words.
+std::vector<std::pair<std::string, std::string>> PoliciesAt(double share, std::uint32_t tokens) {
+  const auto of_tokens = static_cast<std::uint64_t>(share * tokens);
+  const std::string budget = Concat("budget=", share);
+  return {
+      {"chunkkv", Concat("chunkkv:", budget)},
+      {"chunkkv_kvpress", Concat("chunkkv:mode=kvpress,", budget)},
+      {"semantickv", Concat("semantickv:sink=16,keep_total=", share)},
+      {"semanticache", Concat("semanticache:", budget)},
+      {"lacache", Concat("lacache:span=4,overlap=2,pass=uniform,budget=", of_tokens)},
+      {"streaming", Concat("streaming:budget=", of_tokens)},
+      {"h2o", Concat("h2o:heavy=", of_tokens / 2, ",recent=", of_tokens - of_tokens / 2)},
+      {"snapkv", Concat("snapkv:", budget)},
+      {"pyramidkv", Concat("pyramidkv:", budget)},
+      {"tova", Concat("tova:budget=", of_tokens)},
+  };
+}
+
+// Of the first head's kept sets in adjacent layers.
+double MeanJaccard(const v1::DescribeResponse& held, std::uint32_t kv_heads) {
+  double sum = 0;
+  for (std::uint32_t layer = 0; layer + 1 < kLayers; ++layer) {
+    const auto& one = held.lane(static_cast<int>(layer * kv_heads)).position();
+    const auto& other = held.lane(static_cast<int>((layer + 1) * kv_heads)).position();
+    std::vector<std::uint64_t> both;
+    std::set_intersection(one.begin(), one.end(), other.begin(), other.end(),
+                          std::back_inserter(both));
+    const double common = static_cast<double>(both.size());
+    sum += common / (one.size() + other.size() - common);
+  }
+  return sum / (kLayers - 1);
+}
+
+absl::Status MeasureReuse(const Prompt& prompt, const Truth& truth, Bench& bench, Report& report) {
+  double once = 0;
+  for (const std::uint32_t reuse : {1u, 2u, 4u}) {
+    // The fastest of three: what else runs on the machine only adds.
+    double seconds = 0;
+    for (int i = 0; i < 3; ++i) {
+      absl::StatusOr<Measured> measured =
+          Measure(prompt, truth, bench, "", Concat("chunkkv:budget=0.2,reuse=", reuse));
+      if (!measured.ok()) return measured.status();
+      seconds = i == 0 ? measured->choice_seconds : std::min(seconds, measured->choice_seconds);
+      if (reuse == 1 && i == 0) {
+        report.notes.push_back(
+            Concat("Jaccard of adjacent layers' kept tokens, first head, chunkkv at 20 %: ",
+                   Figure(MeanJaccard(measured->held, prompt.shape().kv_heads)),
+                   "; every layer's rows are its own here"));
+      }
+    }
+    if (reuse == 1) once = seconds;
+    Row row = {.name = Concat("chunkkv_reuse_", reuse),
+               .value = seconds * 1e3,
+               .unit = "ms choosing",
+               .baseline = reuse == 1 ? "" : "chunkkv_reuse_1"};
+    if (reuse > 1) {
+      row.ratio = once / seconds;
+      row.goal = 0.8 * reuse;
+    }
+    report.Add(std::move(row));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Report> RunPolicies(const Options& options) {
+  Report report = {.name = "policies"};
+  GeneratedShape shape;
+  shape.tokens = options.quick ? 2048 : 8192;
+  const Prompt prompt(shape, options.seed);
+  const Truth truth = TruthOf(prompt, options.quick ? 2 : 4);
+  absl::StatusOr<Bench> bench = Open(prompt);
+  if (!bench.ok()) return bench.status();
+  const auto add = [&](const std::string& name, const std::string& policy) {
+    absl::StatusOr<Measured> measured = Measure(prompt, truth, *bench, name, policy);
+    if (measured.ok()) report.Add(std::move(measured->row));
+    return measured.status();
+  };
+  if (absl::Status status = add("dense", "dense"); !status.ok()) return status;
+  for (const double share : {0.1, 0.2, 0.35, 0.5}) {
+    for (const auto& [name, policy] : PoliciesAt(share, shape.tokens)) {
+      absl::Status status = add(Concat(name, "_", share * 100), policy);
+      // A budget that a system cannot meet is its answer.
+      if (absl::IsInvalidArgument(status)) {
+        report.notes.push_back(std::string(AsStringView(status.message())));
+        status = absl::OkStatus();
+      }
+      if (!status.ok()) return status;
+    }
+  }
+  for (const auto& [name, policy] : {
+           std::pair{"mosaickv", "mosaickv"},
+           {"chunkkv+mosaickv", "chunkkv:budget=0.35+mosaickv"},
+           {"semantickv+mosaickv", "semantickv:sink=16,keep_total=0.35+mosaickv"},
+           {"semanticache+mosaickv+int8", "semanticache:tau=0.7+mosaickv+int8"},
+       }) {
+    if (absl::Status status = add(name, policy); !status.ok()) return status;
+  }
+  absl::Status status = MeasureReuse(prompt, truth, *bench, report);
+  if (status.ok()) status = MeasureEndless(options.quick ? 50'000 : 1'000'000, report);
+  if (!status.ok()) return status;
+  report.notes.push_back(
+      Concat(kLayers, " layers of ", shape.kv_heads, " kv heads, ", shape.tokens,
+             " tokens of generated rows; queries that are judged by were not shown to the policy"));
+  report.notes.push_back(Concat("kept mass is of tokens that have an entry of their own; ",
+                                "a merged entry counts as the token it began with"));
+  return report;
+}
+
+}  // namespace tessera::cli::bench

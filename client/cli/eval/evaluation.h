@@ -1,0 +1,54 @@
+// Runs an evaluation: a prompt is computed once, and forked for each policy.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "client/cli/eval/plan.h"
+#include "client/cli/eval/recall_tasks.h"
+#include "client/worker/model.h"
+
+namespace tessera::cli::eval {
+
+class Evaluation {
+ public:
+  struct Options {
+    std::string model_folder;
+    std::string address;
+    bool map_memory = true;
+  };
+  static absl::StatusOr<std::unique_ptr<Evaluation>> Open(const Options& options);
+
+  // What a token's K and V take where nothing is compressed.
+  std::uint64_t dense_bytes_per_token() const;
+
+  // Called by one thread at a time.
+  struct Listener {
+    std::function<void(const Unit&)> answered;  // one sample, under one policy
+    std::function<absl::Status(const FinishedUnit&)> finished;
+  };
+  struct RunOptions {
+    std::uint32_t workers = 1;     // each a thread with a session of its own
+    std::set<std::size_t> except;  // units that are finished already
+  };
+  // Whatever cannot be, a policy that does not parse say, is found out before the first sample.
+  absl::Status Run(const EvaluationPlan& plan, const RunOptions& run, const Listener& listener);
+
+ private:
+  class Session;  // a worker of the daemon
+  explicit Evaluation(const Options& options) : options_(options) {}
+  absl::Status CheckPlan(const EvaluationPlan& plan) const;
+
+  const Options options_;
+  std::unique_ptr<llm::Model> model_;
+  std::optional<llm::Vocab> vocab_;
+  std::optional<RecallTasks> tasks_;
+};
+
+}  // namespace tessera::cli::eval

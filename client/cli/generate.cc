@@ -1,0 +1,111 @@
+// tessera generate: a model goes on with a text, its cache being a daemon's.
+
+#include "client/worker/generate.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/cli/bench/local_daemon.h"
+#include "client/cli/command.h"
+#include "client/cli/run.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::cli {
+
+namespace {
+
+constexpr char kBegin[] = "<bos>";
+
+absl::StatusOr<llm::GenerateOptions> OptionsOf(const Flags& flags) {
+  constexpr std::uint64_t kAnySeed = std::numeric_limits<std::uint64_t>::max();
+  const absl::StatusOr<std::uint64_t> tokens = flags.Number("tokens", 1, 100000);
+  if (!tokens.ok()) return tokens.status();
+  const absl::StatusOr<std::uint64_t> top_k = flags.Number("top-k", 0, 1 << 20);
+  if (!top_k.ok()) return top_k.status();
+  const absl::StatusOr<std::uint64_t> seed = flags.Number("seed", 0, kAnySeed);
+  if (!seed.ok()) return seed.status();
+  const std::string& text = flags.Get("temperature");
+  char* end = nullptr;
+  const double temperature = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !(temperature >= 0 && temperature <= 100)) {
+    return absl::InvalidArgumentError(Concat("--temperature is \"", text, "\", not 0 to 100"));
+  }
+  return llm::GenerateOptions{
+      .max_tokens = static_cast<std::uint32_t>(*tokens),
+      .sampler = {
+          .temperature = temperature, .top_k = static_cast<std::uint32_t>(*top_k), .seed = *seed}};
+}
+
+absl::StatusOr<std::vector<llm::TokenId>> GoOn(const llm::Model& model, const Flags& flags,
+                                               const std::string& address,
+                                               std::span<const llm::TokenId> prompt,
+                                               const llm::GenerateOptions& options) {
+  absl::StatusOr<std::unique_ptr<client::Worker>> worker =
+      client::Worker::Attach({.address = address, .worker_name = "generate"});
+  if (!worker.ok()) return worker.status();
+  const absl::StatusOr<client::Model> registered =
+      (*worker)->RegisterModel(llm::GeometryOf(model.config(), "generate"));
+  if (!registered.ok()) return registered.status();
+  absl::StatusOr<client::Sequence> sequence =
+      (*worker)->CreateSequence(*registered, flags.Get("policy"));
+  if (!sequence.ok()) return sequence.status();
+  absl::StatusOr<std::vector<float>> logits = llm::Prefill(model, prompt, *sequence);
+  if (!logits.ok()) return logits.status();
+  client::Sequence* const batch[] = {&*sequence};
+  absl::StatusOr<std::vector<std::vector<llm::TokenId>>> answers =
+      llm::Generate(model, **worker, batch, *std::move(logits), options);
+  if (!answers.ok()) return answers.status();
+  return std::move((*answers)[0]);
+}
+
+absl::Status Generate(const Flags& flags) {
+  if (!flags.Has("model")) return absl::InvalidArgumentError("--model=FOLDER is needed");
+  if (flags.positional().size() != 1) {
+    return absl::InvalidArgumentError("give one text, in quotes");
+  }
+  const absl::StatusOr<llm::GenerateOptions> options = OptionsOf(flags);
+  if (!options.ok()) return options.status();
+  const absl::StatusOr<llm::Vocab> vocab = llm::Vocab::Read(flags.Get("model") + "/vocab.json");
+  if (!vocab.ok()) return vocab.status();
+  const absl::StatusOr<std::vector<llm::TokenId>> prompt =
+      vocab->Encode(Concat(kBegin, " ", flags.positional()[0]));
+  if (!prompt.ok()) return prompt.status();
+  const absl::StatusOr<std::unique_ptr<llm::Model>> model = llm::Model::Load(flags.Get("model"));
+  if (!model.ok()) return model.status();
+  std::unique_ptr<bench::LocalDaemon> own;
+  std::string address = flags.Get("address");
+  if (address.empty()) {
+    absl::StatusOr<std::unique_ptr<bench::LocalDaemon>> daemon = bench::LocalDaemon::Start({});
+    if (!daemon.ok()) return daemon.status();
+    own = *std::move(daemon);
+    address = own->address();
+  }
+  const absl::StatusOr<std::vector<llm::TokenId>> answer =
+      GoOn(**model, flags, address, *prompt, *options);
+  if (!answer.ok()) return answer.status();
+  std::printf("%s\n", vocab->Decode(*answer).c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int RunGenerate(std::span<const std::string_view> args) {
+  return RunWithFlags(
+      Flags("Usage: tessera generate --model=FOLDER TEXT\n\n"
+            "A model goes on with a text of words it knows, its cache being the daemon's.",
+            {{"model", "FOLDER", "config.json, model.safetensors, vocab.json", ""},
+             {"policy", "POLICY", "what becomes of the cache", "dense"},
+             {"tokens", "N", "how many", "16"},
+             {"temperature", "T", "0: always the likeliest token", "0"},
+             {"top-k", "N", "among so many of the likeliest; 0: all", "0"},
+             {"seed", "N", "of the draws", "0"},
+             {"address", "ADDRESS", "the daemon; none: one of its own", ""}}),
+      args, Generate);
+}
+
+}  // namespace tessera::cli

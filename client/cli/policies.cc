@@ -1,0 +1,98 @@
+// tessera policies: what a policy may be made of, as the daemon tells it.
+
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+
+#include "client/cli/admin.h"
+#include "client/cli/command.h"
+#include "client/cli/run.h"
+#include "client/cli/table.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::cli {
+
+namespace {
+
+std::string RenderList(const v1::ListPoliciesResponse& policies) {
+  Table table({{"term", Align::kLeft},
+               {"meaning", Align::kLeft},
+               {"needs of the worker", Align::kLeft},
+               {"paper", Align::kLeft}});
+  for (const v1::PolicyTerm& term : policies.terms()) {
+    table.Add({term.name(), term.meaning(), term.needs().empty() ? "-" : term.needs(),
+               term.paper().empty() ? "-" : term.paper()});
+  }
+  std::string text = table.Render();
+  text +=
+      "\nTerms are joined: chunkkv:budget=0.3+mosaickv+int8. 'tessera policies TERM' lists the "
+      "options of one.\n";
+  if (policies.later_systems().empty()) return text;
+  text += "Not in this version:";
+  for (const std::string& name : policies.later_systems()) text += " " + name;
+  return text + ".\n";
+}
+
+std::string RenderTerm(const v1::PolicyTerm& term) {
+  std::string text = Concat(term.name(), ": ", term.meaning(), "\nsets: ", term.sets(), "\n");
+  if (!term.paper().empty()) text += Concat("paper: ", term.paper(), "\n");
+  if (!term.needs().empty()) text += Concat("needs of the worker: ", term.needs(), "\n");
+  if (term.options().empty()) return text;
+  Table table({{"option", Align::kLeft},
+               {"type", Align::kLeft},
+               {"default", Align::kLeft},
+               {"range", Align::kLeft},
+               {"unit", Align::kLeft},
+               {"meaning", Align::kLeft}});
+  for (const v1::PolicyOption& option : term.options()) {
+    table.Add({option.name(), option.type(), option.standard().empty() ? "-" : option.standard(),
+               option.range(), option.unit().empty() ? "-" : option.unit(), option.help()});
+  }
+  return Concat(text, "\n", table.Render());
+}
+
+absl::Status List(const Flags& flags) {
+  if (flags.positional().size() > 1) {
+    return absl::InvalidArgumentError(
+        Concat("there are ", flags.positional().size(), " arguments; it takes one term, or none"));
+  }
+  const absl::StatusOr<v1::ListPoliciesResponse> policies = Admin(flags.Get("address")).Policies();
+  if (!policies.ok()) return policies.status();
+  if (flags.Has("json")) {
+    google::protobuf::util::JsonPrintOptions options;
+    options.preserve_proto_field_names = true;
+    std::string json;
+    if (!google::protobuf::util::MessageToJsonString(*policies, &json, options).ok()) {
+      return absl::InternalError("the answer cannot be written as JSON");
+    }
+    std::printf("%s\n", json.c_str());
+    return absl::OkStatus();
+  }
+  if (flags.positional().empty()) {
+    std::fputs(RenderList(*policies).c_str(), stdout);
+    return absl::OkStatus();
+  }
+  const std::string& name = flags.positional()[0];
+  const auto term = std::ranges::find(policies->terms(), name, &v1::PolicyTerm::name);
+  if (term == policies->terms().end()) {
+    return absl::InvalidArgumentError(
+        Concat("there is no term \"", name, "\"; 'tessera policies' lists them"));
+  }
+  std::fputs(RenderTerm(*term).c_str(), stdout);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int RunPolicies(std::span<const std::string_view> args) {
+  return RunWithFlags(
+      Flags("Usage: tessera policies [TERM] [--json] [--address=ADDRESS]\n\n"
+            "Lists what policies are made of; of one term its options, their defaults and limits.",
+            {{"address", "ADDRESS", "the daemon", kDefaultAddress},
+             {"json", "", "one JSON object instead of a table", ""}}),
+      args, List);
+}
+
+}  // namespace tessera::cli

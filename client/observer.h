@@ -1,0 +1,91 @@
+// What a worker sees while it computes a prompt, boiled down to what the sequence's token policy
+// asks for: the newest queries, those of the largest norm, what is paid to each key. Kept in this
+// process until the sequence is compressed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/model.h"
+#include "client/session.h"
+#include "kernels/format/operations.h"
+#include "tessera/v1/observation.pb.h"
+
+namespace tessera::client {
+
+// Rows of consecutive tokens of one layer, in host memory, rotated as keys are stored.
+struct ObservedRows {
+  std::uint32_t layer = 0;
+  std::uint64_t first_token = 0;
+  std::span<const std::byte> query;  // [tokens][query_heads][head_dim], the model's type
+  // [tokens][kv_heads][head_dim]: of a prompt, where needs().attention_sums.
+  std::span<const std::byte> key;
+  // How long the prompt will be, if that is known: of queries by norm only as many are kept then
+  // as will be asked for. 0: all are kept.
+  std::uint64_t prompt_tokens = 0;
+};
+
+class Observer {
+ public:
+  Observer(v1::PolicyNeeds needs, std::shared_ptr<const BoundModel> model);
+
+  // Of tokens that are decoded no more queries are kept than these, the newest: show them in time.
+  static constexpr std::uint64_t kMostDecoded = 64;
+
+  const v1::PolicyNeeds& needs() const { return needs_; }
+  // Layer by layer, in the order of tokens; rows that were seen before may come again, and those
+  // from there on are forgotten.
+  absl::Status See(const ObservedRows& rows, const kernels::Operations& operations);
+  // The queries of tokens that are decoded; the same step may be tried again.
+  void SeeDecoded(std::uint32_t layer, std::uint64_t first_token, std::span<const std::byte> query);
+  void SeeTokens(std::uint64_t first_token, std::span<const std::uint32_t> ids);
+  // The layer holds so many tokens, and no more: others were not accepted, or cut off.
+  void CutTo(std::uint64_t tokens, std::uint32_t layer);
+
+  // Sends what was seen of these layers to the daemon, a message each, and forgets it. 0 layers:
+  // all from there on.
+  absl::Status Show(Session& session, SequenceId sequence, std::uint32_t first_layer,
+                    std::uint32_t layers);
+
+ private:
+  struct ByNorm {
+    double norm;
+    std::vector<std::byte> row;
+  };
+  // By position; of one query head.
+  using HeadRows = std::map<std::uint64_t, ByNorm>;
+  struct Layer {
+    std::uint64_t next = 0;                    // the token after the last one seen
+    std::uint64_t last_first = 0;              // position of the first row of `last`
+    std::vector<std::byte> last;               // [rows][query_heads][head_dim]
+    std::vector<HeadRows> norms;               // by query head
+    std::uint64_t sums_first = 0;              // position of the first key
+    std::vector<std::vector<std::byte>> keys;  // by kv head, one row after another
+    std::vector<std::vector<double>> sums;     // by kv head
+    bool empty() const { return last.empty() && norms.empty() && sums.empty(); }
+  };
+
+  void ForgetFrom(std::uint64_t token, std::uint32_t layer);
+  void SeeLast(const ObservedRows& rows, std::uint64_t tokens, Layer& layer);
+  void SeeNorms(const ObservedRows& rows, std::uint64_t tokens, Layer& layer);
+  void SeeSums(const ObservedRows& rows, std::uint64_t tokens,
+               const kernels::Operations& operations, Layer& layer);
+  absl::Status ShowTokens(Session& session, SequenceId sequence);
+  absl::Status ShowLayer(Session& session, SequenceId sequence, std::uint32_t index,
+                         const Layer& layer) const;
+  void FillNorms(const kernels::LayerGeometry& geometry, const Layer& layer,
+                 v1::ObserveRequest& request) const;
+
+  const v1::PolicyNeeds needs_;
+  const std::shared_ptr<const BoundModel> model_;
+  std::map<std::uint32_t, Layer> layers_;
+  std::uint64_t first_id_ = 0;
+  std::vector<std::uint32_t> ids_;
+};
+
+}  // namespace tessera::client

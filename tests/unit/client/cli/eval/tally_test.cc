@@ -1,0 +1,75 @@
+#include "client/cli/eval/tally.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/unit/client/cli/eval/random_plan.h"
+
+namespace tessera::cli::eval {
+namespace {
+
+constexpr double kZ = 1.959963985;
+
+// The interval's ends are the shares that lie exactly kZ of their own standard deviations away
+// from what was seen: that is its definition, and no use of its formula.
+TEST(Wilson, EndsWhereWhatWasSeenIsJustLikelyEnough) {
+  TestRandom random;
+  for (int i = 0; i < 1000; ++i) {
+    const auto samples = static_cast<std::uint32_t>(random.Between(1, 500));
+    const auto right = static_cast<std::uint32_t>(random.Below(samples + 1));
+    const Interval sure = WilsonInterval(right, samples);
+    const double seen = static_cast<double>(right) / samples;
+    EXPECT_LE(sure.low, seen);
+    EXPECT_GE(sure.high, seen);
+    for (const double end : {sure.low, sure.high}) {
+      if (end == 0 || end == 1) continue;
+      const double deviation = std::sqrt(end * (1 - end) / samples);
+      EXPECT_NEAR(std::fabs(seen - end), kZ * deviation, 1e-9) << right << " of " << samples;
+    }
+    const Interval mirrored = WilsonInterval(samples - right, samples);
+    EXPECT_NEAR(mirrored.low, 1 - sure.high, 1e-12);
+  }
+}
+
+TEST(Wilson, KnowsNothingOfNoSamples) {
+  EXPECT_EQ(WilsonInterval(0, 0).low, 0);
+  EXPECT_EQ(WilsonInterval(0, 0).high, 1);
+}
+
+// Sums over any selection of units are those of the outcomes, one by one; means weigh samples.
+TEST(Results, SumUpWhatIsFinished) {
+  TestRandom random;
+  const EvaluationPlan plan = RandomPlan(random);
+  Results results(plan);
+  std::vector<FinishedUnit> finished;
+  for (std::size_t i = 0; i < results.units().size(); ++i) {
+    if (random.OneIn(4)) continue;
+    finished.push_back(RandomUnit(random, plan, i));
+    results.Add(finished.back());
+  }
+  for (std::size_t policy = 0; policy < plan.policies.size(); ++policy) {
+    std::uint32_t right = 0, samples = 0;
+    double bytes = 0;
+    bool refused = false;
+    for (const FinishedUnit& unit : finished) {
+      const Outcome& outcome = unit.outcomes[policy];
+      refused = refused || !outcome.refused.empty();
+      if (results.units()[unit.unit].depth > 0.4) continue;
+      right += outcome.right;
+      samples += outcome.samples;
+      bytes += outcome.bytes_kept * outcome.samples;
+    }
+    const Tally tally = results.Of(policy, [](const Unit& unit) { return unit.depth <= 0.4; });
+    EXPECT_EQ(tally.right, right);
+    EXPECT_EQ(tally.samples, samples);
+    EXPECT_EQ(tally.empty(), samples == 0);
+    if (samples != 0) {
+      EXPECT_NEAR(tally.bytes_kept(), bytes / samples, 1e-12);
+    }
+    EXPECT_EQ(!results.WhyRefused(policy).empty(), refused);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cli::eval
