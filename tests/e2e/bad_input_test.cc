@@ -308,12 +308,12 @@ std::vector<Mistake> ModelAndSequenceMistakes() {
        [](World& w) {
          v1::CreateSequenceRequest request;
          request.set_model_id(w.model);
-         request.set_policy("lacache");
+         request.set_policy("think");
          v1::CreateSequenceResponse response;
          return w.worker->CreateSequence(request, &response);
        },
        StatusCode::UNIMPLEMENTED,
-       {"lacache", "mosaickv"}},
+       {"think", "mosaickv"}},
       {"a policy that is none",
        [](World& w) {
          v1::CreateSequenceRequest request;

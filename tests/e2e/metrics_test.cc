@@ -212,6 +212,26 @@ TEST_F(Metrics, BackgroundCompaction) {
   EXPECT_EQ(Value("tessera_runs_left_plain_total"), 4);
 }
 
+// Entries go by a token policy, which another one has not been shown enough for.
+TEST_F(Metrics, TokenPolicies) {
+  Compress(NewSequence(100, "streaming:sink=4,recent=40"));
+  EXPECT_EQ(Value("tessera_entries_dropped_total"), 4 * 56);
+  EXPECT_EQ(Value("tessera_token_choices_total"), 2);
+  v1::ObserveRequest observe;
+  *observe.mutable_session() = worker_->key();
+  observe.set_sequence_id(NewSequence(100, "snapkv:window=8"));
+  v1::Tensor& queries = *observe.mutable_last_queries();
+  queries.set_dtype(v1::DTYPE_BF16);
+  for (int dimension : {8, 4, 64}) queries.add_shape(dimension);
+  queries.set_inline_(std::string(8 * 4 * 64 * 2, '\0'));
+  observe.set_first_query_position(92);
+  grpc::ClientContext context;
+  v1::ObserveResponse response;
+  const grpc::Status status = worker_->stub().Observe(&context, observe, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_TRUE(Becomes("tessera_observation_bytes", "tenant=\"default\"", Positive));
+}
+
 // More rows wait for a strategy than the budget of 1 MiB has room for.
 TEST_F(Metrics, RawRowsThatAreNotKept) {
   const std::uint64_t sequence =

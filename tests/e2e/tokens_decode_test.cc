@@ -1,0 +1,222 @@
+// Token policies that go on while decoding, end to end.
+
+#include <cmath>
+#include <string>
+
+#include "tessera/v1/tessera.grpc.pb.h"
+#include "tests/e2e/token_lanes.h"
+
+namespace tessera {
+namespace {
+
+// ---- positions by place
+
+// Keys are written at the position that the worker is told, and turned when others go: whatever is
+// left stands at its place in the lane, as if it had been rotated there.
+class ByPlace : public Tokens, public testing::WithParamInterface<const char*> {
+ protected:
+  static constexpr double kTheta = 10000;
+
+  static std::vector<std::uint16_t> Turned(std::span<const std::uint16_t> row, double position) {
+    const std::size_t half = row.size() / 2;
+    std::vector<std::uint16_t> turned(row.size());
+    for (std::size_t i = 0; i < half; ++i) {
+      const double angle = position * std::pow(kTheta, -static_cast<double>(i) / half);
+      const double x = kernels::Bf16ToFloat(row[i]);
+      const double y = kernels::Bf16ToFloat(row[i + half]);
+      turned[i] =
+          kernels::FloatToBf16(static_cast<float>(x * std::cos(angle) - y * std::sin(angle)));
+      turned[i + half] =
+          kernels::FloatToBf16(static_cast<float>(x * std::sin(angle) + y * std::cos(angle)));
+    }
+    return turned;
+  }
+
+  void Step(client::Sequence& sequence, SyntheticSequence& truth) {
+    const std::uint64_t at = truth.tokens();
+    truth.Grow(1);
+    client::Sequence* const batch[] = {&sequence};
+    for (;;) {
+      auto step = mapped_->BeginStep(batch);
+      ASSERT_TRUE(step.ok()) << step.status();
+      for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+        const auto key =
+            Turned(truth.Key(layer, at, 1), static_cast<double>(sequence.next_position()));
+        (void)step->Append(layer, BytesOf(key), std::as_bytes(truth.Value(layer, at, 1)));
+      }
+      const absl::Status status = step->End();
+      if (absl::IsAborted(status)) continue;
+      ASSERT_TRUE(status.ok()) << status;
+      return;
+    }
+  }
+
+  // Attention of a query at the next position over keys that stand at 0, 1, 2, ...
+  void ExpectStandsInPlace(client::Sequence& sequence, const SyntheticSequence& truth) {
+    const v1::DescribeResponse held = Entries(sequence);
+    const std::uint32_t dim = shape_.head_dim;
+    for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+      const v1::LaneDescription& lane = Lane(held, layer);
+      ASSERT_EQ(sequence.next_position(), static_cast<std::uint64_t>(lane.position_size()));
+      const auto query =
+          Turned(truth.Query(layer, 0), static_cast<double>(sequence.next_position()));
+      std::vector<double> logits;
+      for (int i = 0; i < lane.position_size(); ++i) {
+        const auto key = Turned(truth.Key(layer, lane.position(i), 1), i);
+        double dot = 0;
+        for (std::uint32_t d = 0; d < dim; ++d) {
+          dot += static_cast<double>(kernels::Bf16ToFloat(key[d])) * kernels::Bf16ToFloat(query[d]);
+        }
+        logits.push_back(dot / std::sqrt(dim));
+      }
+      const double most = *std::max_element(logits.begin(), logits.end());
+      std::vector<double> exact(dim);
+      double sum = 0;
+      for (int i = 0; i < lane.position_size(); ++i) {
+        const double share = std::exp(logits[static_cast<std::size_t>(i)] - most);
+        sum += share;
+        const auto value = truth.Value(layer, lane.position(i), 1);
+        for (std::uint32_t d = 0; d < dim; ++d) exact[d] += share * kernels::Bf16ToFloat(value[d]);
+      }
+      std::vector<float> output(dim);
+      const client::AttendQuery asked[] = {
+          {.sequence = &sequence, .query = BytesOf(query), .output = WritableBytesOf(output)}};
+      ASSERT_TRUE(mapped_->AttendRpc(layer, asked, {}).ok());
+      for (std::uint32_t d = 0; d < dim; ++d) ASSERT_NEAR(output[d], exact[d] / sum, 0.03) << d;
+    }
+  }
+};
+
+TEST_P(ByPlace, KeysAreTurnedToWhereTheyAre) {
+  shape_ = {.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
+  client::ModelGeometry geometry = shape_.Geometry();
+  geometry.rope.theta = kTheta;
+  model_ = *mapped_->RegisterModel(geometry);
+  client::Sequence sequence = NewSequence(GetParam());
+  SyntheticSequence truth(shape_, random_.Bits());
+  for (int i = 0; i < 300; ++i) ASSERT_NO_FATAL_FAILURE(Step(sequence, truth));
+  EXPECT_LT(sequence.next_position(), 120u);
+  Compress(sequence);
+  ExpectStandsInPlace(sequence, truth);
+  // A fork goes on from there; a cut among tokens that were moved is refused.
+  auto fork = sequence.Fork();
+  ASSERT_TRUE(fork.ok()) << fork.status();
+  EXPECT_EQ(fork->next_position(), sequence.next_position());
+  EXPECT_EQ(sequence.Truncate(100).code(), absl::StatusCode::kFailedPrecondition);
+  for (int i = 0; i < 100; ++i) ASSERT_NO_FATAL_FAILURE(Step(sequence, truth));
+  Compress(sequence);
+  ExpectStandsInPlace(sequence, truth);
+}
+
+INSTANTIATE_TEST_SUITE_P(Systems, ByPlace,
+                         testing::Values("lacache:budget=64,span=2,overlap=1,sink=4,pos=slot",
+                                         "streaming:sink=4,recent=60,pos=slot"));
+
+TEST_F(Tokens, PositionsThatCannotBeMovedAreRefused) {
+  Shape({.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64});
+  const auto without = mapped_->CreateSequence(model_, "streaming:pos=slot");
+  EXPECT_THAT(std::string(without.status().message()), HasSubstr("no rotary positions"));
+  client::ModelGeometry geometry = shape_.Geometry();
+  geometry.name = "dynamic";
+  geometry.rope = {.theta = 10000, .interleaved = false, .scaling = "dynamic", .scaling_factor = 2};
+  const auto dynamic =
+      mapped_->CreateSequence(*mapped_->RegisterModel(geometry), "streaming:pos=slot");
+  EXPECT_THAT(std::string(dynamic.status().message()), HasSubstr("dynamic"));
+}
+
+// ---- while decoding, on packed rows
+
+TEST_F(Tokens, EntriesGoWithoutEncodingTheOthersAnew) {
+  Shape({.layers = 4, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
+  for (const char* tokens : {"streaming:sink=4,recent=600", "lacache:budget=600,span=2,overlap=1",
+                             "h2o:heavy=300,recent=300", "tova:budget=600"}) {
+    const std::string policy = tokens + kAllChannels;
+    SCOPED_TRACE(policy);
+    client::Sequence sequence = NewSequence(policy);
+    SyntheticSequence truth(shape_, random_.Bits());
+    Append(sequence, truth, 1000);
+    Compress(sequence);
+    EXPECT_THAT(Lane(Entries(sequence), 0).segment_run(0).format(), HasSubstr("packed"));
+    for (int i = 0; i < 200; ++i) DecodeAndAttend(sequence, truth);
+    Compress(sequence);
+    const v1::DescribeResponse held = Entries(sequence);
+    EXPECT_EQ(held.tokens(), 1200u);
+    for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+      EXPECT_LE(Lane(held, layer).entries(), 610u);
+      std::uint64_t packed = 0;
+      for (const v1::SegmentRun& run : Lane(held, layer).segment_run()) {
+        if (run.kept_channels() != 0) packed += run.entries();
+      }
+      EXPECT_GE(packed, 560u) << held.DebugString();
+    }
+    ExpectAttendsToWhatIsLeft(sequence, truth, 0.03);
+  }
+}
+
+// What H2O and TOVA keep is what a plain computation over all queries keeps.
+TEST_F(Tokens, ScoresWhileDecodingAreThoseOfAllQueries) {
+  Shape({.layers = 1, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
+  client::Sequence sequence = NewSequence("h2o:heavy=20,recent=12");
+  SyntheticSequence truth(shape_, random_.Bits());
+  for (int i = 0; i < 100; ++i) DecodeAndAttend(sequence, truth);
+  Compress(sequence);
+  // By definition: every token pays to what is still there, then the weakest goes.
+  std::vector<std::uint64_t> kept;
+  std::vector<double> scores;
+  for (std::uint64_t t = 0; t < 100; ++t) {
+    kept.push_back(t);
+    scores.push_back(0);
+    const auto query = truth.Query(0, t);
+    for (std::uint32_t head = 0; head < 2; ++head) {
+      std::vector<double> shares;
+      double sum = 0;
+      for (const std::uint64_t position : kept) {
+        const auto key = truth.Key(0, position, 1);
+        double dot = 0;
+        for (std::uint32_t d = 0; d < 64; ++d) {
+          dot += static_cast<double>(kernels::Bf16ToFloat(key[d])) *
+                 kernels::Bf16ToFloat(query[head * 64 + d]);
+        }
+        shares.push_back(std::exp(dot / 8));
+        sum += shares.back();
+      }
+      for (std::size_t i = 0; i < kept.size(); ++i) scores[i] += shares[i] / sum / 2;
+    }
+    if (kept.size() <= 32) continue;
+    const auto weakest = std::min_element(scores.begin(), scores.end() - 12);
+    kept.erase(kept.begin() + (weakest - scores.begin()));
+    scores.erase(weakest);
+  }
+  EXPECT_THAT(Lane(Entries(sequence), 0).position(), ElementsAreArray(kept));
+}
+
+// The same policy said as a message.
+TEST_F(Tokens, APolicyAsAMessage) {
+  const auto channel = daemon_->Connect();
+  Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
+  auto stub = v1::Tessera::NewStub(channel);
+  v1::CreateSequenceRequest request;
+  request.set_model_id(model_.id().value());
+  *request.mutable_session() = mapped_->welcome().session();
+  v1::PolicyTermSpec& chunks = *request.mutable_policy_spec()->add_terms();
+  chunks.set_name("chunkkv");
+  (*chunks.mutable_options())["budget"] = "0.3";
+  (*chunks.mutable_options())["window"] = "16";
+  request.mutable_policy_spec()->add_terms()->set_name("mosaickv");
+  request.mutable_policy_spec()->add_terms()->set_name("int8");
+  v1::CreateSequenceResponse response;
+  {
+    grpc::ClientContext context;
+    const grpc::Status status = stub->CreateSequence(&context, request, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+  }
+  EXPECT_EQ(response.policy(), "chunkkv:window=16,budget=0.3+mosaickv+int8");
+  EXPECT_EQ(response.needs().last_queries(), 16u);
+  request.set_policy("dense");
+  grpc::ClientContext context;
+  const grpc::Status both = stub->CreateSequence(&context, request, &response);
+  EXPECT_EQ(both.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace tessera

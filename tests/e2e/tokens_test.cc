@@ -1,0 +1,294 @@
+// Token policies, end to end: a worker appends, the daemon drops and merges entries, and what is
+// left is told by position and attended through either door.
+
+#include <numeric>
+#include <string>
+
+#include "tests/e2e/token_lanes.h"
+
+namespace tessera {
+namespace {
+
+// ---- LaCache: the published goldens
+
+TEST_F(Tokens, LaddersOfFourLayers) {
+  Shape({.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64});
+  client::Sequence sequence = NewSequence("lacache:budget=16,span=2,overlap=0,sink=2");
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(sequence, truth, 16);
+  Compress(sequence);
+  EXPECT_THAT(Lane(Entries(sequence), 0).position(), ElementsAreArray(Range(0, 15)));
+  Append(sequence, truth, 1);
+  Compress(sequence);
+  const v1::DescribeResponse held = Entries(sequence);
+  for (std::uint32_t layer : {0u, 2u}) {
+    EXPECT_THAT(Lane(held, layer).position(), ElementsAreArray(AllBut(17, {3})));
+  }
+  for (std::uint32_t layer : {1u, 3u}) {
+    EXPECT_THAT(Lane(held, layer).position(), ElementsAreArray(AllBut(17, {2})));
+  }
+  ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
+}
+
+// The budget is smaller than a tail: tokens come one by one through the ring.
+TEST_F(Tokens, LaddersWhileDecodingInsideATail) {
+  Shape({.layers = 8, .query_heads = 1, .kv_heads = 1, .head_dim = 64});
+  client::Sequence sequence = NewSequence("lacache:budget=24,span=2,overlap=0,sink=4");
+  SyntheticSequence truth(shape_, random_.Bits());
+  for (int i = 0; i < 26; ++i) Decode(sequence, truth);
+  Compress(sequence);
+  v1::DescribeResponse held = Entries(sequence);
+  const std::vector<Positions> gone = {{5, 6, 7}, {4, 6, 7}, {4, 5, 7}, {4, 5, 6}};
+  for (std::uint32_t layer = 0; layer < 8; ++layer) {
+    EXPECT_THAT(Lane(held, layer).position(), ElementsAreArray(AllBut(26, gone[layer % 4])));
+    EXPECT_EQ(Lane(held, layer).tail_entries(), 0u);
+    EXPECT_EQ(Lane(held, layer).tokens(), 26u);
+  }
+  while (truth.tokens() < 80) Decode(sequence, truth);
+  Compress(sequence);
+  held = Entries(sequence);
+  Positions steady = {0, 1, 2, 3, 4, 20, 36, 52, 59, 63, 67};
+  for (const std::uint64_t position : Range(68, 79)) steady.push_back(position);
+  EXPECT_THAT(Lane(held, 0).position(), ElementsAreArray(steady));
+  ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
+}
+
+TEST_F(Tokens, LaddersOverThirtyTwoLayers) {
+  Shape({.layers = 32, .query_heads = 1, .kv_heads = 1, .head_dim = 64});
+  client::Sequence sequence = NewSequence("lacache:budget=256,span=8,overlap=4,sink=4");
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(sequence, truth, 256);
+  Compress(sequence);
+  for (int i = 0; i < 3; ++i) Append(sequence, truth, 1);
+  Compress(sequence);
+  const v1::DescribeResponse held = Entries(sequence);
+  EXPECT_THAT(Lane(held, 0).position(), ElementsAreArray(AllBut(259, Range(6, 10))));
+  Positions gone = {4, 7, 8, 9, 10};
+  EXPECT_THAT(Lane(held, 1).position(), ElementsAreArray(AllBut(259, gone)));
+  EXPECT_THAT(Lane(held, 5).position(), ElementsAreArray(AllBut(259, Range(4, 8))));
+  EXPECT_THAT(Lane(held, 6).position(), ElementsAreArray(Lane(held, 0).position()));
+}
+
+TEST_F(Tokens, StreamingKeepsTheFirstAndTheNewest) {
+  Shape({.layers = 2, .query_heads = 2, .kv_heads = 2, .head_dim = 64});
+  client::Sequence sequence = NewSequence("streaming:sink=4,recent=40");
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(sequence, truth, 100);
+  const v1::CompressResponse compressed = Compress(sequence);
+  EXPECT_EQ(compressed.entries_dropped(), 4u * 56);
+  Positions left = Range(0, 3);
+  for (const std::uint64_t position : Range(60, 99)) left.push_back(position);
+  EXPECT_THAT(Lane(Entries(sequence), 1, 1).position(), ElementsAreArray(left));
+  for (int i = 0; i < 50; ++i) Decode(sequence, truth);
+  Compress(sequence);
+  left = Range(0, 3);
+  for (const std::uint64_t position : Range(110, 149)) left.push_back(position);
+  EXPECT_THAT(Lane(Entries(sequence), 0, 1).position(), ElementsAreArray(left));
+  ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
+}
+
+// ---- one-shot selections
+
+class OneShot : public Tokens, public testing::WithParamInterface<const char*> {};
+
+TEST_P(OneShot, WhatIsLeftIsAttendedTo) {
+  Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
+  client::Sequence sequence = NewSequence(GetParam());
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(sequence, truth, 150);
+  Append(sequence, truth, 50);
+  Compress(sequence);
+  const v1::DescribeResponse held = Entries(sequence);
+  EXPECT_EQ(held.tokens(), 200u);
+  EXPECT_LT(held.tokens_kept(), 0.6);
+  EXPECT_GT(held.tokens_kept(), 0.1);
+  for (const v1::LaneDescription& lane : held.lane()) {
+    EXPECT_EQ(lane.tokens(), 200u);
+    EXPECT_LT(lane.entries(), 200u);
+    EXPECT_EQ(lane.entries(), static_cast<std::uint64_t>(lane.position_size()));
+    EXPECT_TRUE(std::is_sorted(lane.position().begin(), lane.position().end()));
+    EXPECT_EQ(lane.position(lane.position_size() - 1), 199u);
+  }
+  ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
+  // It goes on: what is decoded is kept, and attended to.
+  for (int i = 0; i < 70; ++i) Decode(sequence, truth);
+  ASSERT_TRUE(sequence.Park().ok());
+  EXPECT_EQ(Entries(sequence).tokens(), 270u);
+  EXPECT_EQ(Lane(Entries(sequence), 1).entries(), Lane(held, 1).entries() + 70);
+  ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
+  // What a worker has shown is given back.
+  const auto stats = mapped_->Stats();
+  ASSERT_TRUE(stats.ok());
+  EXPECT_EQ(stats->tenants(0).observation_bytes(), 0u);
+  EXPECT_GT(stats->tenants(0).entries_dropped(), 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Systems, OneShot,
+                         testing::Values("chunkkv:budget=0.3,chunk=10,window=16",
+                                         "chunkkv:budget=0.3,chunk=10,window=16,scope=head",
+                                         "chunkkv:budget=0.3,chunk=10,window=16,reuse=2",
+                                         "semantickv:keep_total=0.3,sink=8,lambda=0.05",
+                                         "snapkv:budget=0.3,window=16",
+                                         "pyramidkv:budget=0.3,window=16",
+                                         "h2o:heavy=40,recent=20"));
+
+TEST_F(Tokens, APromptThatNobodyShowedIsRefusedAndUnharmed) {
+  Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
+  client::Sequence sequence = NewSequence("chunkkv:budget=0.3,window=16");
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(sequence, truth, 200, /*observe=*/false);
+  const auto refused = sequence.Compress();
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition) << refused.status();
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("Observe"));
+  EXPECT_EQ(Entries(sequence).tokens_kept(), 1);
+  ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
+}
+
+TEST_F(Tokens, AForkTakesAnotherPolicyAndItsParentKeepsEverything) {
+  Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
+  client::Sequence parent = NewSequence("");
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(parent, truth, 200);
+  auto child = parent.Fork("streaming:sink=4,recent=60");
+  ASSERT_TRUE(child.ok()) << child.status();
+  EXPECT_EQ(child->policy(), "streaming:recent=60");
+  Compress(*child);
+  EXPECT_EQ(Lane(Entries(*child), 0).entries(), 64u);
+  EXPECT_EQ(Lane(Entries(parent), 0).entries(), 200u);
+  ExpectAttendsToWhatIsLeft(*child, truth, 1e-4);
+  ExpectAttendsToWhatIsLeft(parent, truth, 1e-4);
+  const auto refused = parent.Fork("streaming:recent=0.5");
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument) << refused.status();
+}
+
+TEST_F(Tokens, ACutGoesByPosition) {
+  Shape({.layers = 1, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
+  client::Sequence sequence = NewSequence("streaming:sink=4,recent=60");
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(sequence, truth, 200);
+  Compress(sequence);
+  Append(sequence, truth, 10);
+  ASSERT_TRUE(sequence.Truncate(180).ok());
+  truth.Truncate(180);
+  Positions left = Range(0, 3);
+  for (const std::uint64_t position : Range(140, 179)) left.push_back(position);
+  EXPECT_THAT(Lane(Entries(sequence), 0).position(), ElementsAreArray(left));
+  EXPECT_EQ(sequence.tokens(), 180u);
+  ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
+  Append(sequence, truth, 20);
+  ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
+  ASSERT_TRUE(sequence.Truncate(0).ok());
+  EXPECT_EQ(Entries(sequence).tokens(), 0u);
+}
+
+// ---- merging
+
+TEST_F(Tokens, MergedEntriesStandForAllTheirTokens) {
+  Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
+  // Nothing is alike below cos 1: random keys stay, each for itself.
+  client::Sequence sequence = NewSequence("semanticache:tau=1");
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(sequence, truth, 120);
+  const std::vector<std::uint32_t> ids(120, 7);
+  ASSERT_TRUE(sequence.ObserveTokens(0, ids).ok());
+  Compress(sequence);
+  EXPECT_EQ(Entries(sequence).tokens_kept(), 1);
+  ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
+
+  client::Sequence merged = NewSequence("semanticache:tau=0,sink=0,recent=0");
+  SyntheticSequence other(shape_, random_.Bits());
+  Append(merged, other, 120);
+  ASSERT_TRUE(merged.ObserveTokens(0, ids).ok());
+  Compress(merged);
+  const v1::DescribeResponse held = Entries(merged);
+  EXPECT_LT(held.tokens_kept(), 0.6);
+  for (const v1::LaneDescription& lane : held.lane()) {
+    EXPECT_EQ(std::accumulate(lane.weight().begin(), lane.weight().end(), 0.0), 120.0);
+  }
+  // A token in the middle of what was merged cannot be had back.
+  const absl::Status cut = merged.Truncate(60);
+  EXPECT_EQ(cut.code(), absl::StatusCode::kFailedPrecondition) << cut;
+  EXPECT_THAT(std::string(cut.message()), HasSubstr("merged"));
+}
+
+// Tokens that are the same are one entry, and attention does not notice.
+TEST_F(Tokens, IdenticalTokensMergeWithoutLoss) {
+  Shape({.layers = 1, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
+  client::Sequence sequence = NewSequence("semanticache:tau=0.9,sink=0,recent=0");
+  SyntheticSequence truth(shape_, random_.Bits());
+  truth.Grow(8);
+  constexpr std::uint64_t kTokens = 96;
+  std::vector<std::uint16_t> key;
+  std::vector<std::uint16_t> value;
+  for (std::uint64_t t = 0; t < kTokens; ++t) {
+    const auto k = truth.Key(0, t % 8, 1);
+    const auto v = truth.Value(0, t % 8, 1);
+    key.insert(key.end(), k.begin(), k.end());
+    value.insert(value.end(), v.begin(), v.end());
+  }
+  ASSERT_TRUE(
+      sequence.Append({.key = BytesOf(key), .value = BytesOf(value), .tokens = kTokens}).ok());
+  const auto attend = [&] {
+    std::vector<float> output(shape_.query_row());
+    const auto query = truth.Query(0, 3);
+    const client::AttendQuery asked[] = {
+        {.sequence = &sequence, .query = BytesOf(query), .output = WritableBytesOf(output)}};
+    EXPECT_TRUE(mapped_->AttendRpc(0, asked, {}).ok());
+    return output;
+  };
+  const std::vector<float> before = attend();
+  const std::vector<std::uint32_t> ids(kTokens, 7);
+  ASSERT_TRUE(sequence.ObserveTokens(0, ids).ok());
+  Compress(sequence);
+  EXPECT_EQ(Lane(Entries(sequence), 0).entries(), 8u);
+  const std::vector<float> after = attend();
+  for (std::size_t i = 0; i < before.size(); ++i) EXPECT_NEAR(after[i], before[i], 1e-4);
+}
+
+// ---- composed
+
+class Composed : public Tokens, public testing::WithParamInterface<const char*> {};
+
+TEST_P(Composed, ChosenRowsArePackedWithTheirPositions) {
+  Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
+  client::Sequence sequence = NewSequence(GetParam() + kAllChannels);
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(sequence, truth, 1000);
+  Compress(sequence);
+  const v1::DescribeResponse held = Entries(sequence);
+  EXPECT_LT(held.tokens_kept(), 0.4);
+  EXPECT_THAT(Lane(held, 0).segment_run(0).format(), HasSubstr("packed"));
+  // All channels are kept: what is packed differs by rounding alone.
+  ExpectAttendsToWhatIsLeft(sequence, truth, 0.03);
+  for (int i = 0; i < 100; ++i) Decode(sequence, truth);
+  ASSERT_TRUE(sequence.Park().ok());
+  EXPECT_EQ(Lane(Entries(sequence), 0).entries(), Lane(held, 0).entries() + 100);
+  ExpectAttendsToWhatIsLeft(sequence, truth, 0.03);
+}
+
+INSTANTIATE_TEST_SUITE_P(Systems, Composed,
+                         testing::Values("chunkkv:budget=0.3,window=16",
+                                         "semantickv:keep_total=0.3,sink=8,lambda=0.05",
+                                         "snapkv:budget=0.3,window=16"));
+
+TEST_F(Tokens, ThreeSystemsAndInt8Together) {
+  Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
+  client::Sequence sequence = NewSequence(
+      "semanticache:budget=0.5,sink=0,recent=0+mosaickv:keep=0.25,loss_k=1,loss_v=1"
+      "+int8");
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(sequence, truth, 2000);
+  const std::vector<std::uint32_t> ids(2000, 7);
+  ASSERT_TRUE(sequence.ObserveTokens(0, ids).ok());
+  Compress(sequence);
+  const v1::DescribeResponse held = Entries(sequence);
+  EXPECT_LE(held.tokens_kept(), 0.5);
+  EXPECT_LE(held.elements_kept(), 0.5 * 0.25);
+  EXPECT_LT(held.bytes_kept(), 0.25);
+  for (const v1::LaneDescription& lane : held.lane()) {
+    EXPECT_EQ(std::accumulate(lane.weight().begin(), lane.weight().end(), 0.0), 2000.0);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
