@@ -216,10 +216,7 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
       advances ? policies::Advance(policy, shown.view(), lanes->CountsBefore(decided_until),
                                    choice.memory)
                : policies::Decide(policy, shown.view(), choice.memory);
-  if (!decision.ok()) {
-    return absl::Status(decision.status().code(),
-                        Concat("layer ", layer_, ": ", decision.status().message()));
-  }
+  if (!decision.ok()) return decision.status();
   choice.lanes = *std::move(decision);
   return choice;
 }

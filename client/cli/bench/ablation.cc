@@ -47,6 +47,18 @@ double BytesOf(const Examination& examination, const std::vector<Strategy>& stra
   return bytes;
 }
 
+kernels::Loss WorstLoss(const Examination& examination, const std::vector<Strategy>& strategies) {
+  kernels::Loss worst;
+  for (const Segment& segment : examination.segments()) {
+    const Strategy& strategy = strategies[IndexOf(examination, segment)];
+    const kernels::Loss loss =
+        kernels::LossUnder(segment.rows, strategy.shape, strategy.view(), BenchOperations());
+    worst.key = std::max(worst.key, loss.key);
+    worst.value = std::max(worst.value, loss.value);
+  }
+  return worst;
+}
+
 // The forms that are compared at the bytes of these strategies.
 absl::Status MeasureMasks(const Examination& examination, const std::vector<Strategy>& strategies,
                           FormScores& scores) {
@@ -223,7 +235,9 @@ absl::StatusOr<ChoiceScores> MeasureChoice(const Examination& examination) {
   if (!dynamic_score.ok()) return dynamic_score.status();
   return ChoiceScores{.fixed = *fixed_score,
                       .dynamic = *dynamic_score,
-                      .threshold = {.key = high, .value = 1.5 * high}};
+                      .threshold = {.key = high, .value = 1.5 * high},
+                      .fixed_worst = WorstLoss(examination, fixed),
+                      .dynamic_worst = WorstLoss(examination, dynamic)};
 }
 
 }  // namespace tessera::cli::bench

@@ -82,6 +82,9 @@ struct ChoiceScores {
   Score fixed;
   Score dynamic;
   kernels::Loss threshold;
+  // What the segment that loses most loses, of keys and of values.
+  kernels::Loss fixed_worst;
+  kernels::Loss dynamic_worst;
 };
 absl::StatusOr<ChoiceScores> MeasureChoice(const Examination& examination);
 

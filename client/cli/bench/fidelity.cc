@@ -160,6 +160,14 @@ absl::Status AddChoice(const Examination& examination, const std::string& data, 
        .figures = Concat(Versus(scores->dynamic.fidelity.error, scores->fixed.fidelity.error), ", ",
                          Versus(scores->dynamic.bytes, scores->fixed.bytes), " B, thresholds ",
                          Figure(scores->threshold.key), " and ", Figure(scores->threshold.value))});
+  const kernels::Loss& worst = scores->dynamic_worst;
+  const kernels::Loss& fixed_worst = scores->fixed_worst;
+  report.findings.push_back(
+      {.statement =
+           Concat("the segment that loses most loses no more under dynamic, ", data, " segments"),
+       .holds = worst.key <= fixed_worst.key && worst.value <= fixed_worst.value,
+       .figures = Concat("K ", Versus(worst.key, fixed_worst.key), ", V ",
+                         Versus(worst.value, fixed_worst.value))});
   return absl::OkStatus();
 }
 
