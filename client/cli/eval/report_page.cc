@@ -147,10 +147,10 @@ class Page {
                 [](const ChartPoint& a, const ChartPoint& b) { return a.x < b.x; });
       chart.lines.push_back(std::move(line));
     }
-    for (int i = 0; i <= 4; ++i) {
-      const double share = most * i / 4;
+    for (const double share : {0.0, 0.25, 0.5, 0.75, 1.0}) {
       chart.ticks.push_back({share, Fixed(100 * share, 0) + " %"});
     }
+    if (most > 1) chart.ticks.push_back({most, ""});
     return chart.Svg();
   }
 
@@ -170,6 +170,7 @@ class Page {
   std::string ByValue(Question question, const std::optional<double>& budget,
                       const std::string& what, const std::vector<Value>& values,
                       Value Unit::*field) const {
+    if (values.size() < 2) return "";  // the table says it all
     Chart chart = {.title = Concat("right, by ", what), .x_title = what};
     if (budget) Append(chart.title, ", budget ", Fixed(100 * *budget, 0), " %");
     std::vector<Value> sorted = values;
