@@ -25,14 +25,9 @@ std::string RenderList(const v1::ListPoliciesResponse& policies) {
     table.Add({term.name(), term.meaning(), term.needs().empty() ? "-" : term.needs(),
                term.paper().empty() ? "-" : term.paper()});
   }
-  std::string text = table.Render();
-  text +=
-      "\nTerms are joined: chunkkv:budget=0.3+mosaickv+int8. 'tessera policies TERM' lists the "
-      "options of one.\n";
-  if (policies.later_systems().empty()) return text;
-  text += "Not in this version:";
-  for (const std::string& name : policies.later_systems()) text += " " + name;
-  return text + ".\n";
+  return table.Render() +
+         "\nTerms are joined: chunkkv:budget=0.3+mosaickv+int8. 'tessera policies TERM' lists the "
+         "options of one.\n";
 }
 
 std::string RenderTerm(const v1::PolicyTerm& term) {

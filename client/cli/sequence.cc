@@ -34,7 +34,12 @@ absl::StatusOr<std::uint64_t> SequenceOf(const Flags& flags, std::size_t argumen
 std::string FormOf(const v1::SegmentRun& run) {
   std::string form = run.format();
   if (run.kept_channels() != 0) {
-    form += Concat(" ", run.kept_channels(), " of ", run.channels());
+    const bool alike =
+        run.kept_channels() == run.value_kept_channels() && run.channels() == run.value_channels();
+    form += Concat(alike ? " " : ", K ", run.kept_channels(), " of ", run.channels());
+    if (!alike) {
+      form += Concat(", V ", run.value_kept_channels(), " of ", run.value_channels());
+    }
     if (run.group() > 1) form += Concat(", groups of ", run.group());
   }
   if (run.block() != 0) {

@@ -132,7 +132,11 @@ std::string FormOf(const v1::SequenceInfo& sequence) {
   for (const v1::SegmentRun& run : sequence.form()) {
     Append(text, text.empty() ? "" : ", ", run.format());
     if (run.kept_channels() != 0) {
-      Append(text, " ", run.kept_channels(), "/", run.channels(), " g", run.group());
+      Append(text, " ", run.kept_channels(), "/", run.channels());
+      if (run.value_kept_channels() != run.kept_channels()) {
+        Append(text, "+", run.value_kept_channels(), "/", run.value_channels());
+      }
+      Append(text, " g", run.group());
     }
     if (run.summary() == v1::BLOCK_SUMMARY_MEAN) Append(text, " mean", run.block());
     if (run.summary() == v1::BLOCK_SUMMARY_MIN_MAX) Append(text, " minmax", run.block());

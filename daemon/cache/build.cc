@@ -167,10 +167,14 @@ absl::StatusOr<std::optional<std::size_t>> EncodeUploaded(const TenantMemory& me
 
 // ---- rotations
 
-absl::StatusOr<std::shared_ptr<const Rotations>> ReserveRotations(const TenantMemory& memory,
-                                                                  const kernels::TileShape& shape,
-                                                                  kernels::ElementType type) {
-  const std::uint64_t bytes = 2 * kernels::RotationBytes(shape, type);
+absl::StatusOr<std::shared_ptr<const Rotations>> ReserveRotations(
+    const TenantMemory& memory, const kernels::TileShape& shape,
+    const kernels::RotationView& matrices) {
+  const auto bytes_of = [&](const std::byte* matrix, const kernels::RowShape& side) {
+    return matrix == nullptr ? 0 : kernels::RotationBytes(shape, side, matrices.type);
+  };
+  const std::uint64_t bytes =
+      bytes_of(matrices.key, shape.key) + bytes_of(matrices.value, shape.value);
   const auto allocate = [&] {
     return memory.pool->Allocate(bytes, pool::Fit::kExact, pool::MemoryTag::kRotations);
   };
@@ -181,8 +185,34 @@ absl::StatusOr<std::shared_ptr<const Rotations>> ReserveRotations(const TenantMe
     block = std::move(elsewhere);
   }
   if (!block.ok()) return block.status();
-  return std::make_shared<const Rotations>(Rotations{*std::move(block), type});
+  return std::make_shared<const Rotations>(Rotations{.block = *std::move(block),
+                                                     .type = matrices.type,
+                                                     .turns_keys = matrices.key != nullptr,
+                                                     .turns_values = matrices.value != nullptr});
 }
+
+namespace {
+
+// The rows of one side's matrix, where there is one; `to` then moves behind it.
+void ListMatrix(const std::byte* matrix, const kernels::TileShape& shape,
+                const kernels::RowShape& side, kernels::ElementType type, std::byte*& to,
+                std::vector<device::RowRun>& runs) {
+  if (matrix == nullptr) return;
+  const auto row_bytes = static_cast<std::uint32_t>(shape.head_dim * kernels::ElementBytes(type));
+  for (std::uint32_t row = 0; row < side.channels; row += kTileEntries) {
+    const std::uint64_t at = std::uint64_t{row} * row_bytes;
+    runs.push_back({.key = matrix + at,
+                    .value = nullptr,
+                    .stride = row_bytes,
+                    .key_target = to + at,
+                    .value_target = nullptr,
+                    .rows = std::min(kTileEntries, side.channels - row),
+                    .row_bytes = row_bytes});
+  }
+  to += kernels::RotationBytes(shape, side, type);
+}
+
+}  // namespace
 
 absl::Status StoreRotations(const TenantMemory& memory, std::span<const RotationStore> stores) {
   if (stores.empty()) return absl::OkStatus();
@@ -190,19 +220,9 @@ absl::Status StoreRotations(const TenantMemory& memory, std::span<const Rotation
   std::vector<device::RowRun> runs;
   for (const RotationStore& store : stores) {
     TESSERA_CHECK(store.rotations->type == type, "rotations stored together are of one type");
-    const auto row_bytes =
-        static_cast<std::uint32_t>(store.shape.head_dim * kernels::ElementBytes(type));
-    std::byte* const to = store.rotations->block.data();
-    for (std::uint32_t row = 0; row < store.shape.channels; row += kTileEntries) {
-      const std::uint64_t at = std::uint64_t{row} * row_bytes;
-      runs.push_back({.key = store.key + at,
-                      .value = store.value + at,
-                      .stride = row_bytes,
-                      .key_target = to + at,
-                      .value_target = to + kernels::RotationBytes(store.shape, type) + at,
-                      .rows = std::min(kTileEntries, store.shape.channels - row),
-                      .row_bytes = row_bytes});
-    }
+    std::byte* to = store.rotations->block.data();
+    ListMatrix(store.matrices.key, store.shape, store.shape.key, type, to, runs);
+    ListMatrix(store.matrices.value, store.shape, store.shape.value, type, to, runs);
   }
   const absl::StatusOr<std::optional<device::UnusableRow>> unusable =
       memory.device->StoreRows(device::Place::kHost, type, runs);
@@ -213,10 +233,14 @@ absl::Status StoreRotations(const TenantMemory& memory, std::span<const Rotation
 
 kernels::RotationView ViewOf(const Rotations* rotations, const kernels::TileShape& shape) {
   if (rotations == nullptr) return {};
-  const std::byte* const key = rotations->block.data();
-  return {.key = key,
-          .value = key + kernels::RotationBytes(shape, rotations->type),
-          .type = rotations->type};
+  kernels::RotationView view = {.type = rotations->type};
+  const std::byte* at = rotations->block.data();
+  if (rotations->turns_keys) {
+    view.key = at;
+    at += kernels::RotationBytes(shape, shape.key, rotations->type);
+  }
+  if (rotations->turns_values) view.value = at;
+  return view;
 }
 
 // ---- tiles

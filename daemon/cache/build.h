@@ -15,17 +15,16 @@
 
 namespace tessera::cache {
 
-// Room for R_k and R_v of a shape, never at pool offset 0, which says "none" in a snapshot.
-absl::StatusOr<std::shared_ptr<const Rotations>> ReserveRotations(const TenantMemory& memory,
-                                                                  const kernels::TileShape& shape,
-                                                                  kernels::ElementType type);
-// Writes them: `key` and `value` are [channels][head_dim] in host memory. INVALID_ARGUMENT where a
-// value is not finite.
+// Room for those of R_k and R_v that are not null, never at pool offset 0, which says "none" in a
+// snapshot. At least one is not.
+absl::StatusOr<std::shared_ptr<const Rotations>> ReserveRotations(
+    const TenantMemory& memory, const kernels::TileShape& shape,
+    const kernels::RotationView& matrices);
+// Writes them, from host memory. INVALID_ARGUMENT where a value is not finite.
 struct RotationStore {
   const Rotations* rotations;
   kernels::TileShape shape;
-  const std::byte* key;
-  const std::byte* value;
+  kernels::RotationView matrices;  // of the same sides
 };
 absl::Status StoreRotations(const TenantMemory& memory, std::span<const RotationStore> stores);
 

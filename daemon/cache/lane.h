@@ -36,6 +36,9 @@ struct HeldSegment {
     if (const Rotations* rotations = segment->rotations()) {
       ref.rotations = rotations->block.offset();
       ref.rotation_type = static_cast<std::uint8_t>(rotations->type);
+      ref.flags = static_cast<std::uint8_t>(
+          ref.flags | (rotations->turns_keys ? shm::kSegmentTurnsKeys : 0) |
+          (rotations->turns_values ? shm::kSegmentTurnsValues : 0));
     }
     return ref;
   }

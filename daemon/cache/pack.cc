@@ -54,9 +54,10 @@ absl::Status Packer::Reserve() {
     Item& item = items_[i];
     const bool next_lane =
         i == 0 || item.layer != items_[i - 1].layer || item.kv_head != items_[i - 1].kv_head;
-    if (spec_.key_rotations != nullptr && next_lane) {
+    const kernels::RotationView matrices = MatricesOf(item.layer, item.kv_head);
+    if ((matrices.key != nullptr || matrices.value != nullptr) && next_lane) {
       absl::StatusOr<std::shared_ptr<const Rotations>> reserved =
-          ReserveRotations(memory_, ShapeOf(item.layer), spec_.rotation_type);
+          ReserveRotations(memory_, ShapeOf(item.layer), matrices);
       if (!reserved.ok()) return reserved.status();
       rotations = *std::move(reserved);
     }
@@ -73,16 +74,27 @@ absl::Status Packer::ReserveSegment(Item& item, std::shared_ptr<const Rotations>
 
 // ---- contents
 
+kernels::RotationView Packer::MatricesOf(std::uint32_t layer, std::uint32_t kv_head) const {
+  const kernels::TileShape& shape = ShapeOf(layer);
+  const std::uint64_t index =
+      (layer - spec_.first_layer) * model_.layout().kv_heads(layer) + kv_head;
+  const auto of = [&](const std::byte* all, const kernels::RowShape& side) {
+    return all == nullptr ? nullptr
+                          : all + index * kernels::RotationBytes(shape, side, spec_.rotation_type);
+  };
+  return {.key = of(spec_.key_rotations, shape.key),
+          .value = of(spec_.value_rotations, shape.value),
+          .type = spec_.rotation_type};
+}
+
 absl::Status Packer::StoreRotations() {
   std::vector<RotationStore> stores;
   for (const Item& item : items_) {
     const Rotations* const rotations = item.to->rotations();
     if (rotations == nullptr || (!stores.empty() && stores.back().rotations == rotations)) continue;
-    const kernels::TileShape& shape = ShapeOf(item.layer);
-    const std::uint64_t from =
-        kernels::RotationBytes(shape, rotations->type) *
-        ((item.layer - spec_.first_layer) * model_.layout().kv_heads(item.layer) + item.kv_head);
-    stores.push_back({rotations, shape, spec_.key_rotations + from, spec_.value_rotations + from});
+    stores.push_back({.rotations = rotations,
+                      .shape = ShapeOf(item.layer),
+                      .matrices = MatricesOf(item.layer, item.kv_head)});
   }
   return cache::StoreRotations(memory_, stores);
 }

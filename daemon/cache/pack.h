@@ -20,7 +20,7 @@ struct PackSpec {
   std::uint32_t first_layer = 0;
   std::vector<kernels::TileShape> shapes;  // of each layer from there on
   // [layers][kv_heads][channels][head_dim] in host memory, finite and orthonormal; null: the
-  // identity. Then all of these layers have the same shape.
+  // identity. Where there are any, all of these layers have the same shape.
   const std::byte* key_rotations = nullptr;
   const std::byte* value_rotations = nullptr;
   kernels::ElementType rotation_type = kernels::ElementType::kBf16;
@@ -82,6 +82,8 @@ class Packer {
   }
   absl::Status Reserve();
   absl::Status ReserveSegment(Item& item, std::shared_ptr<const Rotations> rotations);
+  // Of a lane: all that `spec` has.
+  kernels::RotationView MatricesOf(std::uint32_t layer, std::uint32_t kv_head) const;
   absl::Status StoreRotations();
   absl::Status Fill(const GoOn& go_on);
   void AddTile(std::size_t index, std::uint32_t first_entry, Batch& batch) const;

@@ -31,10 +31,13 @@ namespace tessera::cache {
 // A segment longer than this is closed and the next one opened.
 using shm::kMaxSegmentEntries;
 
-// R_k, then R_v, in the pool. Shared by the segments of a lane that have one strategy.
+// R_k, then R_v, in the pool, those that there are. Shared by the segments of a lane that have one
+// strategy.
 struct Rotations {
   pool::Block block;
   kernels::ElementType type;
+  bool turns_keys = true;  // there is an R_k
+  bool turns_values = true;
 };
 
 // What a strategy loses of K and V: the mean over rows of 1 - |kept|^2 / |row|^2, judged on rows

@@ -106,7 +106,7 @@ std::optional<kernels::SelectionRule> Compactor::SelectionOf(const cache::Sequen
 void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr) return;
-  if (managed->policy().tokens.has_value()) {
+  if (managed->policy().chooses()) {
     // What stays is decided when all of the prompt is there.
     if (rows.end_of_prompt) QueueChoices(sequence, managed, rows, JobPriority::kSeals, nullptr);
     return;
@@ -148,7 +148,7 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
   const auto batch = std::make_shared<Batch>(std::move(done));
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr || managed->policy().dense()) return;
-  if (managed->policy().tokens.has_value()) {
+  if (managed->policy().chooses()) {
     // A policy that goes on while decoding acts on whatever has been decoded.
     if (policies::Continues(managed->policy())) batch->Report(sequence->AbsorbTail());
     QueueChoices(sequence, managed, rows, JobPriority::kSeals, batch);

@@ -1,5 +1,5 @@
-// Token policies: which entries of a layer stay, decided over all of its lanes, carried out lane by
-// lane.
+// What is chosen for a layer, over all of its lanes: which entries stay, which key channels.
+// Carried out lane by lane.
 
 #include <algorithm>
 #include <chrono>
@@ -20,7 +20,8 @@ namespace {
 
 // Whether rows are neither packed nor summed up.
 bool LeavesRows(const Policy& policy) {
-  return !policy.mosaic.has_value() && !policy.summaries.has_value();
+  return !policy.mosaic.has_value() && !policy.key_channels.has_value() &&
+         !policy.summaries.has_value();
 }
 
 // Whether another layer takes over what is chosen for this one.
@@ -42,7 +43,7 @@ absl::Status Compactor::Observe(cache::Sequence& sequence, const ShownLayer& sho
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
   const Policy none;
   const Policy& policy = managed == nullptr ? none : managed->policy();
-  if (!policy.tokens.has_value()) return AsksForNothing(sequence, policy);
+  if (!policy.chooses()) return AsksForNothing(sequence, policy);
   ManagedSequence::ManagedLayer& layer = managed->layer(shown.layer);
   MutexLock lock(layer.mutex);
   return layer.state.observation.Take(shown, policies::NeedsOf(policy), sequence.model(),
@@ -223,6 +224,7 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
     MutexLock lock(lane.mutex);
     LaneCoder::Options coding = CoderOptions(sequence, managed, lane.state);
     if (!choice.Untouched(head)) coding.decision = &choice.lanes[head];
+    if (!choice.key_channels.empty()) coding.key_channels = &choice.key_channels[head];
     coding.decided = choice.decided[head];
     if (turner.has_value()) coding.turner = &*turner;
     coding.first_position = choice.first_positions[head];
@@ -247,6 +249,7 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
           }
           LaneCoder coder(coding, run);
           if (policy.mosaic.has_value()) return coder.Seal(LaneCoder::Cut::kPromptEnd);
+          if (policy.key_channels.has_value()) return coder.CutKeys();
           return coding.decision != nullptr ? coder.Retain() : coder.EncodeTiles();
         });
     if (!status.ok()) return status;

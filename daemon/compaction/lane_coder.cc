@@ -70,6 +70,10 @@ std::optional<LaneCoder::Form> LaneCoder::FormBefore() const {
 
 std::optional<LaneCoder::Form> LaneCoder::FormOfNewTiles() const {
   const policies::Policy& policy = *options_.policy;
+  if (policy.key_channels.has_value()) {
+    const bool gone = KeyChannelFormOf(run_, policy, geometry_) != nullptr;
+    return gone ? FormBefore() : std::nullopt;
+  }
   if (policy.mosaic.has_value()) return FormBefore();
   // Summaries are there for selections to look at.
   if (!policies::SelectionOf(policy, run_.layer).has_value()) return std::nullopt;
@@ -97,13 +101,19 @@ bool LaneCoder::LossIsTooHigh(const Form& form) const {
 
 // ---- new tiles
 
+std::uint64_t LaneCoder::CountForNewTiles() const {
+  const std::uint64_t plain = run_.plain_entries();
+  const std::optional<policies::KeyChannelPolicy>& channels = options_.policy->key_channels;
+  return FullTiles(plain - (channels.has_value() ? std::min(plain, channels->recent) : 0));
+}
+
 LaneCoder::Swap LaneCoder::EncodeTiles() {
   const std::optional<Form> form = FormOfNewTiles();
   if (!form.has_value()) {
     wants_seal_ = options_.policy->mosaic.has_value() && RunIsLongEnough();
     return std::nullopt;
   }
-  const std::uint64_t full = FullTiles(run_.plain_entries());
+  const std::uint64_t full = CountForNewTiles();
   if (full == 0) return std::nullopt;
   const absl::StatusOr<HeldRows> rows = HeldRows::OfPlain(*options_.memory, tile_, run_);
   if (!rows.ok()) return rows.status();
@@ -351,16 +361,21 @@ kernels::Strategy LaneCoder::MakeStrategyOf(const HeldRows& rows, std::uint64_t 
 }
 
 absl::StatusOr<LaneCoder::Form> LaneCoder::Store(const kernels::Strategy& strategy) {
+  return Store(strategy.shape, strategy.view(), {strategy.loss.key, strategy.loss.value});
+}
+
+absl::StatusOr<LaneCoder::Form> LaneCoder::Store(const kernels::TileShape& shape,
+                                                 const kernels::RotationView& matrices,
+                                                 cache::SegmentLoss loss) {
   absl::StatusOr<std::shared_ptr<const cache::Rotations>> rotations =
-      cache::ReserveRotations(*options_.memory, strategy.shape, strategy.rotation_type);
+      cache::ReserveRotations(*options_.memory, shape, matrices);
   if (!rotations.ok()) return rotations.status();
-  const kernels::RotationView view = strategy.view();
   const cache::RotationStore store = {
-      .rotations = rotations->get(), .shape = strategy.shape, .key = view.key, .value = view.value};
+      .rotations = rotations->get(), .shape = shape, .matrices = matrices};
   if (absl::Status status = cache::StoreRotations(*options_.memory, {&store, 1}); !status.ok()) {
     return status;
   }
-  return Form{strategy.shape, *std::move(rotations), {strategy.loss.key, strategy.loss.value}};
+  return Form{shape, *std::move(rotations), loss};
 }
 
 // The end of a prompt, too short for a segment: a strategy of its own, the one before, or none,
@@ -382,7 +397,7 @@ absl::StatusOr<std::optional<LaneCoder::Form>> LaneCoder::FormOfShortEnd(
   }
   const kernels::Strategy own = MakeStrategyOf(rows, first, count);
   const std::uint64_t bytes =
-      TileBytes(own.shape, count) + 2 * kernels::RotationBytes(own.shape, own.rotation_type);
+      TileBytes(own.shape, count) + kernels::RotationBytes(own.shape, own.rotation_type);
   if (!own.within_threshold || bytes >= smallest) return best;
   absl::StatusOr<Form> stored = Store(own);
   if (!stored.ok()) return stored.status();
@@ -393,14 +408,20 @@ absl::StatusOr<kernels::Loss> LaneCoder::LossOf(const Form& form, const kernels:
   if (form.rotations == nullptr) {
     return kernels::LossUnder(rows, form.shape, {}, *options_.operations);
   }
-  const kernels::RotationView stored = cache::ViewOf(form.rotations.get(), form.shape);
-  const std::uint64_t bytes = kernels::RotationBytes(form.shape, stored.type);
-  kernels::AlignedBytes copy(2 * bytes);
-  absl::Status status = options_.memory->device->Read(copy.data(), stored.key, 2 * bytes);
+  kernels::RotationView stored = cache::ViewOf(form.rotations.get(), form.shape);
+  kernels::AlignedBytes copies[2];
+  const auto copy = [&](const kernels::RowShape& side, const std::byte*& matrix,
+                        kernels::AlignedBytes& to) {
+    if (matrix == nullptr) return absl::OkStatus();
+    to.resize(kernels::RotationBytes(form.shape, side, stored.type));
+    absl::Status status = options_.memory->device->Read(to.data(), matrix, to.size());
+    matrix = to.data();
+    return status;
+  };
+  absl::Status status = copy(form.shape.key, stored.key, copies[0]);
+  if (status.ok()) status = copy(form.shape.value, stored.value, copies[1]);
   if (!status.ok()) return status;
-  return kernels::LossUnder(rows, form.shape,
-                            {.key = copy.data(), .value = copy.data() + bytes, .type = stored.type},
-                            *options_.operations);
+  return kernels::LossUnder(rows, form.shape, stored, *options_.operations);
 }
 
 absl::StatusOr<std::shared_ptr<Segment>> LaneCoder::Encoded(const Form& form, const HeldRows& rows,

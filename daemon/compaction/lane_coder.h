@@ -4,6 +4,7 @@
 //   EncodeTiles   plain rows ──▶ provisional tiles (raw rows kept) │ fewer than 32 stay plain
 //   Seal          raw rows + plain rows ──▶ sealed segments        │ what stays plain
 //   Retain        plain rows ──▶ those that a token policy keeps   │ rows that came since
+//   CutKeys       the same ──▶ without some key channels           │ the newest stay plain
 //
 // Runs inside Sequence::Recode: without a lock, on one lane at a time.
 #pragma once
@@ -37,6 +38,11 @@ struct CodingCounters {
   std::atomic<std::uint64_t> decision_ns{0};       // spent on them, carrying out left out
 };
 
+// The segment that says which key channels new rows lose under this policy: the last one, where its
+// rows have lost so many. Else null.
+const cache::Segment* KeyChannelFormOf(const cache::OpenRun& run, const policies::Policy& policy,
+                                       const kernels::LayerGeometry& geometry);
+
 class LaneCoder {
  public:
   struct Options {
@@ -49,6 +55,8 @@ class LaneCoder {
     // What a token policy leaves of the run's first `decided` entries; null: all of them.
     const policies::LaneDecision* decision = nullptr;
     std::uint64_t decided = 0;
+    // The channels of keys that stay, where they are not those of the segment before.
+    const std::vector<std::uint32_t>* key_channels = nullptr;
     std::uint64_t first_position = 0;   // of these
     const KeyTurner* turner = nullptr;  // of policies that move positions
   };
@@ -65,6 +73,9 @@ class LaneCoder {
   Swap Seal(Cut cut);
   // Of policies that pack nothing: what the decision leaves, in the form of new tiles or as it is.
   Swap Retain();
+  // Of policies that have key channels go: what the decision leaves, but for the newest, without
+  // them.
+  Swap CutKeys();
 
   // After EncodeTiles: whether the run should be sealed now.
   bool wants_seal() const { return wants_seal_; }
@@ -80,6 +91,8 @@ class LaneCoder {
   std::uint64_t CountDecided(const HeldRows& rows) const;
   std::optional<Form> FormBefore() const;
   std::optional<Form> FormOfNewTiles() const;
+  // Plain rows that are to be encoded when there are so many: whole tiles.
+  std::uint64_t CountForNewTiles() const;
   bool RunIsLongEnough() const;
   bool LossIsTooHigh(const Form& form) const;
   // False: the budget has no room, and the run is long enough to be sealed instead.
@@ -95,6 +108,10 @@ class LaneCoder {
 
   kernels::Strategy MakeStrategyOf(const HeldRows& rows, std::uint64_t first, std::uint64_t count);
   absl::StatusOr<Form> Store(const kernels::Strategy& strategy);
+  absl::StatusOr<Form> Store(const kernels::TileShape& shape, const kernels::RotationView& matrices,
+                             cache::SegmentLoss loss);
+  // R_k: the rows of the identity that choose these channels.
+  absl::StatusOr<Form> StoreKeyChannels(const std::vector<std::uint32_t>& channels);
   absl::StatusOr<Form> MakeForm(const HeldRows& rows, std::uint64_t first, std::uint64_t count);
   absl::StatusOr<std::optional<Form>> FormOfShortEnd(const HeldRows& rows, std::uint64_t first,
                                                      std::uint64_t count,

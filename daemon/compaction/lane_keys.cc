@@ -86,7 +86,7 @@ absl::Status LaneKeys::AddPacked(const cache::HeldSegment& held,
   const kernels::RotationView stored = cache::ViewOf(held.segment->rotations(), shape);
   kernels::AlignedBytes rotation;
   if (stored.key != nullptr) {
-    rotation.resize(kernels::RotationBytes(shape, stored.type));
+    rotation.resize(kernels::RotationBytes(shape, shape.key, stored.type));
     absl::Status status =
         options_.memory->device->Read(rotation.data(), stored.key, rotation.size());
     if (!status.ok()) return status;
@@ -109,7 +109,7 @@ absl::Status LaneKeys::AddPacked(const cache::HeldSegment& held,
                                  .values = decoded + std::size_t{kTileEntries} * padded});
     options_.operations->unrotate({.rotation = stored.key == nullptr ? nullptr : rotation.data(),
                                    .rotation_type = stored.type,
-                                   .channels = shape.channels,
+                                   .channels = shape.key.channels,
                                    .head_dim = shape.head_dim,
                                    .rows = decoded,
                                    .padded_channels = padded,

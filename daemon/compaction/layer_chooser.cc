@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "daemon/base/strings.h"
+#include "daemon/compaction/lane_coder.h"
 #include "daemon/compaction/lane_keys.h"
+#include "daemon/policies/keep.h"
 
 namespace tessera::compaction {
 
@@ -37,8 +39,9 @@ struct LayerChooser::Lanes {
   std::vector<LaneKeys> keys;
   std::vector<policies::LaneEntries> entries;
   std::vector<std::uint64_t> losses;
-  std::uint64_t begin = 0;  // of the first entry of any lane
-  std::uint64_t end = 0;    // positions are below it
+  std::vector<bool> channels_gone;  // those before have lost key channels, which new ones lose too
+  std::uint64_t begin = 0;          // of the first entry of any lane
+  std::uint64_t end = 0;            // positions are below it
 
   // Shows only entries before this position.
   void CutAt(std::uint64_t position) {
@@ -95,6 +98,8 @@ absl::StatusOr<LayerChooser::Lanes> LayerChooser::Look(bool whole, bool wants_ke
     if (!keys.ok()) return keys.status();
     lanes.keys.push_back(*std::move(keys));
     lanes.losses.push_back(run.losses);
+    lanes.channels_gone.push_back(
+        KeyChannelFormOf(run, *options_.policy, sequence.model().geometry(layer_)) != nullptr);
   }
   for (const LaneKeys& keys : lanes.keys) {
     lanes.entries.push_back(keys.entries());
@@ -169,7 +174,8 @@ class LayerChooser::Shown {
 };
 
 bool ChoosesFromAll(const policies::Policy& policy) {
-  return policies::Continues(policy) || (policies::Merges(policy) && !policy.mosaic.has_value());
+  const bool packs = policy.mosaic.has_value() || policy.key_channels.has_value();
+  return policies::Continues(policy) || (policies::Merges(policy) && !packs);
 }
 
 // Behind a token whose query was not shown nothing would ever be decided.
@@ -213,12 +219,30 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
                         .continued = advances};
   const Shown shown(options_, layer_, state, *lanes, whole ? 0 : lanes->begin);
   absl::StatusOr<policies::LayerDecision> decision =
-      advances ? policies::Advance(policy, shown.view(), lanes->CountsBefore(decided_until),
-                                   choice.memory)
-               : policies::Decide(policy, shown.view(), choice.memory);
+      !policy.tokens.has_value() ? policies::KeepAll(shown.view())
+      : advances ? policies::Advance(policy, shown.view(), lanes->CountsBefore(decided_until),
+                                     choice.memory)
+                 : policies::Decide(policy, shown.view(), choice.memory);
   if (!decision.ok()) return decision.status();
   choice.lanes = *std::move(decision);
+  if (!NeedsKeyChannels(*lanes, choice.lanes)) return choice;
+  absl::StatusOr<policies::ChannelDecision> channels =
+      policies::DecideKeyChannels(policy, shown.view());
+  if (!channels.ok()) return channels.status();
+  choice.key_channels = *std::move(channels);
   return choice;
+}
+
+// Whether some lane has more entries than stay whole, and none before them that say which channels
+// go.
+bool LayerChooser::NeedsKeyChannels(const Lanes& lanes,
+                                    const policies::LayerDecision& decision) const {
+  const std::optional<policies::KeyChannelPolicy>& channels = options_.policy->key_channels;
+  if (!channels.has_value()) return false;
+  for (std::size_t head = 0; head < decision.size(); ++head) {
+    if (!lanes.channels_gone[head] && decision[head].kept.size() > channels->recent) return true;
+  }
+  return false;
 }
 
 absl::StatusOr<LayerChoice> LayerChooser::TakeOver(const LayerChoice& choice) const {

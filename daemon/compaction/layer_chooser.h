@@ -1,5 +1,5 @@
-// What a token policy decides about one layer of a sequence: looks at its lanes, shows them to the
-// policy with what the worker has shown, and says what is to become of each.
+// What a policy chooses for one layer of a sequence: looks at its lanes, shows them to the policy
+// with what the worker has shown, and says what is to become of each.
 //
 // Without a lock of the sequence: rows that are looked at stay as they are while they are held.
 #pragma once
@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/cache/sequence.h"
 #include "daemon/compaction/observation.h"
+#include "daemon/policies/key_channels.h"
 #include "daemon/policies/policy.h"
 #include "daemon/policies/token_policy.h"
 
@@ -30,7 +31,9 @@ struct LayerState {
 
 // What is to be done. Entries are counted from the first of the run that was looked at.
 struct LayerChoice {
-  policies::LayerDecision lanes;               // by kv head
+  policies::LayerDecision lanes;  // by kv head
+  // By kv head: the channels of keys that stay. Empty: where channels go, those that went before.
+  policies::ChannelDecision key_channels;
   std::vector<std::uint64_t> decided;          // entries of each lane that this is about
   std::vector<std::uint64_t> first_positions;  // of these
   std::vector<std::uint64_t> losses;           // of each lane, when it was looked at
@@ -69,6 +72,7 @@ class LayerChooser {
   struct Lanes;
   class Shown;
   absl::StatusOr<Lanes> Look(bool whole, bool keys) const;
+  bool NeedsKeyChannels(const Lanes& lanes, const policies::LayerDecision& decision) const;
   absl::Status CheckGap(std::span<const policies::HeadQueries> queries, std::uint64_t until,
                         std::uint64_t end) const;
 

@@ -27,7 +27,7 @@ class ManagedSequence final : public cache::Companion {
     std::atomic<std::uint8_t> seal_wanted{0};
   };
 
-  // Of policies that choose tokens.
+  // Of policies that choose.
   struct ManagedLayer {
     Mutex mutex;  // held by the job that chooses; before those of its lanes
     LayerState state TESSERA_GUARDED_BY(mutex);
@@ -43,7 +43,7 @@ class ManagedSequence final : public cache::Companion {
   ManagedSequence(policies::Policy policy, const cache::Model& model)
       : policy_(std::move(policy)),
         lanes_(model.lanes()),
-        layers_(policy_.tokens.has_value() ? model.layers() : 0) {}
+        layers_(policy_.chooses() ? model.layers() : 0) {}
   // While it is held nothing is chosen in any layer, and nothing that was chosen is carried out in
   // some lanes of a layer, and in others not yet.
   class Pause {

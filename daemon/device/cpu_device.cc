@@ -123,9 +123,12 @@ absl::StatusOr<std::optional<UnusableRow>> CpuDevice::StoreRows(Place, kernels::
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const RowRun& run = runs[i];
     CopyRows(run.key, run.stride, run.rows, run.row_bytes, run.key_target);
-    CopyRows(run.value, run.stride, run.rows, run.row_bytes, run.value_target);
+    if (run.value != nullptr) {
+      CopyRows(run.value, run.stride, run.rows, run.row_bytes, run.value_target);
+    }
     const std::size_t elements = run.row_bytes / kernels::ElementBytes(type);
     for (const bool of_value : {false, true}) {
+      if (of_value && run.value == nullptr) continue;
       const std::int64_t at = kernels::FirstUnusable(
           kernels_, of_value ? run.value_target : run.key_target, run.rows * elements, type);
       if (at < 0) continue;

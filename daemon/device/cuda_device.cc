@@ -27,6 +27,11 @@ constexpr std::uint64_t kAlignment = 256;
 std::uint64_t Aligned(std::uint64_t bytes) { return RoundUp(bytes, kAlignment); }
 std::uint64_t AddressOf(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
+// Of the rows of a run.
+std::uint64_t BytesOf(const RowRun& run) {
+  return std::uint64_t{run.value == nullptr ? 1u : 2u} * run.rows * run.row_bytes;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(Options options) {
@@ -122,7 +127,7 @@ absl::StatusOr<std::optional<UnusableRow>> CudaDevice::StoreRows(Place source,
     std::size_t end = first;
     while (end < runs.size() && end - first < kMostRuns) {
       if (source == Place::kHost) {
-        const std::uint64_t more = std::uint64_t{2} * runs[end].rows * runs[end].row_bytes;
+        const std::uint64_t more = BytesOf(runs[end]);
         if (end > first && bytes + more > kMostHostBytes) break;
         bytes += more;
       }
@@ -144,13 +149,14 @@ absl::Status CudaDevice::StoreSome(Bench& bench, Place source, kernels::ElementT
   const std::uint64_t rows_at = kAlignment + Aligned(runs.size() * sizeof(cuda::RowRun));
   std::uint64_t bytes = rows_at;
   if (source == Place::kHost) {
-    for (const RowRun& run : runs) bytes += std::uint64_t{2} * run.rows * run.row_bytes;
+    for (const RowRun& run : runs) bytes += BytesOf(run);
   }
   if (absl::Status status = Answer(bench.input().Grow(bytes)); !status.ok()) return status;
   std::byte* const host = bench.Host(bytes);
   std::memcpy(host, &cuda::kNoneUnusable, sizeof cuda::kNoneUnusable);
   std::uint64_t next = rows_at;
   const auto pack = [&](const std::byte* from, const RowRun& run) {
+    if (from == nullptr) return std::uint64_t{0};
     const std::uint64_t at = next;
     for (std::uint32_t i = 0; i < run.rows; ++i, next += run.row_bytes) {
       std::memcpy(host + next, from + i * run.stride, run.row_bytes);

@@ -32,8 +32,8 @@ enum class Place : std::uint8_t {
 
 // K and V rows of one lane on their way into one tile.
 struct RowRun {
-  const std::byte* key;  // of the first row
-  const std::byte* value;
+  const std::byte* key;     // of the first row
+  const std::byte* value;   // null: there are K rows alone
   std::uint64_t stride;     // bytes between source rows
   std::byte* key_target;    // target rows lie one after another
   std::byte* value_target;  // likewise

@@ -42,7 +42,9 @@ void AppendTable(std::span<const Row> rows, std::string& text) {
 void AppendKind(const TermKind& kind, std::string& text) {
   Append(text, "\n", kind.name, ": ", kind.is, ".\n  Sets: ", kind.sets, ".\n");
   if (!kind.paper.empty()) Append(text, "  Paper: ", kind.paper, ".\n");
-  if (kind.tokens != nullptr) Append(text, "  Needs: ", NeedsTextOf(kind), ".\n");
+  if (const std::string needs = NeedsTextOf(kind); !needs.empty()) {
+    Append(text, "  Needs: ", needs, ".\n");
+  }
   if (kind.options.empty()) return;
   std::vector<Row> rows = {{"option", "type", "default", "range (unit)", "meaning"}};
   for (const Option& option : kind.options) rows.push_back(RowOf(option));
@@ -62,9 +64,6 @@ std::string HelpText() {
       "  snapkv:budget=25%+mosaickv           a quarter of the tokens, packed\n\n"
       "Numbers are written 0.25 or 25%, counts 4096 or 64K. Spaces do not matter.\n");
   for (const TermKind* kind : TermKinds()) AppendKind(*kind, text);
-  text += "\nNot part of this version:";
-  for (const std::string_view name : LaterSystems()) Append(text, " ", name);
-  text += ".\n";
   return text;
 }
 

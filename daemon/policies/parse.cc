@@ -58,10 +58,6 @@ absl::Status CheckCharacters(const Piece& whole) {
 absl::StatusOr<const TermKind*> KindNamed(const Piece& name) {
   if (name.text.empty()) return Refuse(name, "a term is missing");
   if (const TermKind* kind = FindTermKind(name.text); kind != nullptr) return kind;
-  if (IsLaterSystem(name.text)) {
-    return absl::UnimplementedError(
-        Concat("policy \"", name.text, "\" is not part of this version; it serves ", TermNames()));
-  }
   std::vector<std::string_view> names;
   for (const TermKind* kind : TermKinds()) names.push_back(kind->name);
   return Refuse(name, Quoted(name.text), " is not one of ", TermNames(),

@@ -1,6 +1,7 @@
 #include "daemon/policies/plan.h"
 
 namespace tessera::policies {
+
 std::optional<kernels::SelectionRule> SelectionOf(const Policy& policy, std::uint32_t layer) {
   if (!policy.selection.has_value() || layer < policy.selection->dense_layers) return std::nullopt;
   return policy.selection->rule;
@@ -14,5 +15,25 @@ kernels::TileShape SummaryShape(const Policy& policy, const kernels::LayerGeomet
   }
   return shape;
 }
+
+std::uint32_t KeptKeyChannels(const KeyChannelPolicy& policy, std::uint32_t head_dim) {
+  // head_dim is a power of two: the product is exact.
+  return head_dim - static_cast<std::uint32_t>(policy.ratio * head_dim);
+}
+
+kernels::TileShape KeyChannelShape(const KeyChannelPolicy& policy,
+                                   const kernels::LayerGeometry& geometry) {
+  const auto own = static_cast<kernels::ValueType>(geometry.type);
+  kernels::TileShape shape = kernels::DenseShape(geometry.head_dim, geometry.type);
+  shape.format = kernels::PackedFormat(policy.values.value_or(own));
+  const auto kept = static_cast<std::uint16_t>(KeptKeyChannels(policy, geometry.head_dim));
+  shape.key = {.channels = kept, .kept = kept};
+  return shape;
+}
+
+static_assert(static_cast<int>(kernels::ValueType::kBf16) ==
+                  static_cast<int>(kernels::ElementType::kBf16) &&
+              static_cast<int>(kernels::ValueType::kFp16) ==
+                  static_cast<int>(kernels::ElementType::kFp16));
 
 }  // namespace tessera::policies

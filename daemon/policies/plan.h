@@ -17,4 +17,11 @@ std::optional<kernels::SelectionRule> SelectionOf(const Policy& policy, std::uin
 // Layers without a selection need none. The policy has passed CheckFor.
 kernels::TileShape SummaryShape(const Policy& policy, const kernels::LayerGeometry& geometry);
 
+// Of head_dim channels; the policy has key_channels and has passed CheckFor.
+std::uint32_t KeptKeyChannels(const KeyChannelPolicy& policy, std::uint32_t head_dim);
+// The form of tokens whose keys have lost the others: these, chosen by R_k, and values as they
+// came, without an R_v. Nothing is kept row by row, so that there are no bitmaps.
+kernels::TileShape KeyChannelShape(const KeyChannelPolicy& policy,
+                                   const kernels::LayerGeometry& geometry);
+
 }  // namespace tessera::policies

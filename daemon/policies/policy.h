@@ -30,6 +30,16 @@ struct MosaicPolicy {
   SegmentOptions segments;
 };
 
+// Keys lose the same channels in every token but the newest, values none (ThinK). Which ones each
+// kv head finds at the end of a prompt.
+struct KeyChannelPolicy {
+  double ratio = 0.4;         // of the channels go, rounded down
+  std::uint64_t recent = 32;  // of the newest tokens none goes
+  std::uint32_t window = 32;  // the newest queries, which judge
+  // The type of rows that have lost some; nothing: the layer's.
+  std::optional<kernels::ValueType> values;
+};
+
 // Rows stay as they are and their blocks are summed up (Quest alone).
 struct SummaryPolicy {
   kernels::Summary summary = kernels::Summary::kMinMax;
@@ -44,15 +54,19 @@ struct SelectionPolicy {
 struct Policy {
   std::string text = "dense";  // in its canonical form: every policy has one, and it parses to this
   std::optional<TokenPolicy> tokens;  // which of them stay; nothing: all
-  // At most one of both.
+  // At most one of these three.
   std::optional<MosaicPolicy> mosaic;
+  std::optional<KeyChannelPolicy> key_channels;
   std::optional<SummaryPolicy> summaries;
   std::optional<SelectionPolicy> selection;  // nothing: everything is read
 
   // Rows stay, as they are.
   bool dense() const {
-    return !tokens.has_value() && !mosaic.has_value() && !summaries.has_value();
+    return !tokens.has_value() && !mosaic.has_value() && !key_channels.has_value() &&
+           !summaries.has_value();
   }
+  // Whether something is chosen layer by layer, of what was shown: tokens, or channels.
+  bool chooses() const { return tokens.has_value() || key_channels.has_value(); }
 };
 
 }  // namespace tessera::policies

@@ -11,12 +11,10 @@ namespace tessera::policies {
 namespace {
 
 constexpr std::array kKinds = {
-    &kDense,  &kChunkKv, &kSemanticKv, &kSemantiCache, &kLaCache,  &kStreaming,
-    &kH2o,    &kSnapKv,  &kPyramidKv,  &kTova,         &kMosaicKv, &kQuest,
-    &kSelect, &kBf16,    &kFp16,       &kInt8,         &kFp8,
+    &kDense, &kChunkKv, &kSemanticKv, &kSemantiCache, &kLaCache,  &kStreaming,
+    &kH2o,   &kSnapKv,  &kPyramidKv,  &kTova,         &kMosaicKv, &kThink,
+    &kQuest, &kSelect,  &kBf16,       &kFp16,         &kInt8,     &kFp8,
 };
-
-constexpr std::array<std::string_view, 1> kLater = {"think"};
 
 }  // namespace
 
@@ -44,14 +42,11 @@ const TermKind* FindTermKind(std::string_view name) {
   return kind == kKinds.end() ? nullptr : *kind;
 }
 
-bool IsLaterSystem(std::string_view name) { return std::ranges::count(kLater, name) != 0; }
-
-std::span<const std::string_view> LaterSystems() { return kLater; }
-
 std::string NeedsTextOf(const TermKind& kind) {
+  if (kind.decides != Decides::kTokens && kind.decides != Decides::kPacking) return "";
   Policy policy;
   kind.apply(Values(kind.options), policy);
-  return NeedsText(NeedsOf(policy));
+  return policy.chooses() ? NeedsText(NeedsOf(policy)) : "";
 }
 
 std::string TermNames() {

@@ -59,12 +59,8 @@ std::span<const TermKind* const> TermKinds();
 
 const TermKind* FindTermKind(std::string_view name);  // null: there is none
 
-// What later versions are to serve; refused with a message of its own.
-bool IsLaterSystem(std::string_view name);
-std::span<const std::string_view> LaterSystems();
-
-// Of a term that decides which tokens stay: what the worker has to show where all options have
-// their defaults.
+// Of a term that chooses by what the worker shows: what that is where all options have their
+// defaults. Empty: it chooses nothing.
 std::string NeedsTextOf(const TermKind& kind);
 
 std::string TermNames();  // "dense, mosaickv, ..."

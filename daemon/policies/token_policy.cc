@@ -1,5 +1,7 @@
 #include "daemon/policies/token_policy.h"
 
+#include <algorithm>
+
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 #include "daemon/policies/token_system.h"
@@ -32,7 +34,11 @@ const TermKind& KindOf(const TokenPolicy& tokens) {
 
 Needs NeedsOf(const Policy& policy) {
   const TokenSystem* const system = SystemOf(policy);
-  return system == nullptr ? Needs{} : system->needs(*policy.tokens);
+  Needs needs = system == nullptr ? Needs{} : system->needs(*policy.tokens);
+  if (policy.key_channels.has_value()) {
+    needs.last_queries = std::max(needs.last_queries, policy.key_channels->window);
+  }
+  return needs;
 }
 
 bool Continues(const Policy& policy) {

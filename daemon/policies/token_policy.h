@@ -92,6 +92,7 @@ struct LayerMemory {
   std::vector<std::vector<float>> scores;
 };
 
+// Of all that the policy chooses.
 Needs NeedsOf(const Policy& policy);
 std::string NeedsText(const Needs& needs);  // "token ids"; where nothing is wanted, "nothing"
 

@@ -118,6 +118,29 @@ absl::Status CheckSegments(const SegmentOptions& segments) {
   return absl::OkStatus();
 }
 
+absl::Status CheckKeyChannels(const KeyChannelPolicy& policy) {
+  if (!(policy.ratio > 0 && policy.ratio < 1)) {
+    return Refuse("think: ratio is ", policy.ratio, "; it is above 0, below 1");
+  }
+  if (policy.window == 0) return Refuse("think: window is 0; it is at least 1");
+  return absl::OkStatus();
+}
+
+// Whether some channel goes, and rows have a form.
+absl::Status CheckKeyChannelsFor(const KeyChannelPolicy& policy,
+                                 const kernels::LayerGeometry& geometry) {
+  if (KeptKeyChannels(policy, geometry.head_dim) == geometry.head_dim) {
+    return Refuse("think: ratio ", policy.ratio, " of head_dim ", geometry.head_dim,
+                  " is less than one channel");
+  }
+  if (geometry.type == kernels::ElementType::kFp32 && !policy.values.has_value()) {
+    return Refuse(
+        "think: rows of fp32 have no packed form of their own; name one, as in think+bf16");
+  }
+  const char* why = kernels::WhyNotServed(KeyChannelShape(policy, geometry));
+  return why == nullptr ? absl::OkStatus() : Refuse("think: ", why);
+}
+
 absl::Status CheckSelection(const Policy& policy) {
   const kernels::SelectionRule& rule = policy.selection->rule;
   if (rule.entries == 0 && !(rule.rate > 0 && rule.rate <= 1)) {
@@ -152,6 +175,13 @@ absl::Status Validate(const Policy& policy) {
     if (status.ok()) status = CheckSegments(policy.mosaic->segments);
     if (!status.ok()) return status;
   }
+  if (policy.key_channels.has_value()) {
+    if (policy.mosaic.has_value() || policy.summaries.has_value()) {
+      return Refuse("key channels go, and rows are also packed or summed up");
+    }
+    absl::Status status = CheckKeyChannels(*policy.key_channels);
+    if (!status.ok()) return status;
+  }
   if (policy.summaries.has_value()) {
     if (!kernels::IsBlock(policy.summaries->block)) {
       return Refuse("page ", policy.summaries->block, " is not 4, 8 or 16");
@@ -165,6 +195,7 @@ absl::Status CheckFor(const Policy& policy, const kernels::LayerGeometry& geomet
   if (!kernels::IsHeadDim(geometry.head_dim)) {
     return Refuse("head_dim ", geometry.head_dim, " is not 64, 128 or 256");
   }
+  if (policy.key_channels.has_value()) return CheckKeyChannelsFor(*policy.key_channels, geometry);
   if (!policy.mosaic.has_value()) {
     const char* why = kernels::WhyNotServed(SummaryShape(policy, geometry));
     return why == nullptr ? absl::OkStatus() : Refuse(policy.text, ": ", why);

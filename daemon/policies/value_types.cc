@@ -17,21 +17,27 @@ constexpr TermKind Row(std::string_view is) {
           .decides = Decides::kValues,
           .apply =
               [](const Values&, Policy& policy) {
+                if (policy.key_channels.has_value()) {
+                  policy.key_channels->values = type;
+                  return;
+                }
                 TESSERA_CHECK(policy.mosaic.has_value(), "values of rows that nothing packs");
                 policy.mosaic->strategy.values = type;
               },
           .read = [](const Policy& policy) -> std::optional<Values> {
-            if (!policy.mosaic.has_value() || policy.mosaic->strategy.values != type ||
-                type == kStandard) {
-              return std::nullopt;
-            }
+            const bool packed = policy.mosaic.has_value() && type != kStandard &&
+                                policy.mosaic->strategy.values == type;
+            const bool cut = policy.key_channels.has_value() && policy.key_channels->values == type;
+            if (!packed && !cut) return std::nullopt;
             return Values(std::span<const Option>());
           }};
 }
 
 }  // namespace
 
-constexpr TermKind kBf16 = Row<ValueType::kBf16>("Packed values are bf16, which is the default");
+constexpr TermKind kBf16 = Row<ValueType::kBf16>(
+    "Packed values are bf16, which is the default of mosaickv; that of think is the layer's own "
+    "type");
 constexpr TermKind kFp16 = Row<ValueType::kFp16>(
     "Packed values are fp16: finer than bf16, and rows beyond 65504 are refused");
 constexpr TermKind kInt8 =

@@ -163,7 +163,7 @@ grpc::Status AdminService::ListPolicies(grpc::ServerContext* context,
       term.set_meaning(Concat(kind->is, "."));
       term.set_sets(std::string(kind->sets));
       term.set_paper(std::string(kind->paper));
-      if (kind->tokens != nullptr) term.set_needs(policies::NeedsTextOf(*kind));
+      term.set_needs(policies::NeedsTextOf(*kind));
       for (const policies::Option& option : kind->options) {
         v1::PolicyOption& shown = *term.add_options();
         shown.set_name(std::string(option.name));
@@ -173,9 +173,6 @@ grpc::Status AdminService::ListPolicies(grpc::ServerContext* context,
         shown.set_unit(std::string(option.unit));
         shown.set_help(Concat(option.help, "."));
       }
-    }
-    for (const std::string_view name : policies::LaterSystems()) {
-      response->add_later_systems(std::string(name));
     }
     return absl::OkStatus();
   });

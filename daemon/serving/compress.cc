@@ -106,7 +106,7 @@ class Compression {
         Resolve(tensor,
                 {.name = name,
                  .type = spec_.rotation_type,
-                 .shape = {spec_.shapes.size(), heads, shape.channels, shape.head_dim},
+                 .shape = {spec_.shapes.size(), heads, shape.key.channels, shape.head_dim},
                  .layout = "[layers][kv_heads][channels][head_dim]"},
                 *caller_.session);
     if (!asked.ok()) return asked.status();
@@ -121,8 +121,9 @@ class Compression {
     for (std::uint32_t i = 0; i < spec_.shapes.size() * heads; ++i) {
       absl::Status status = GoOn();
       if (status.ok()) {
-        status = CheckRotation(*matrices + i * matrix_bytes, spec_.rotation_type, shape.channels,
-                               shape.head_dim, {name, spec_.first_layer + i / heads, i % heads});
+        status =
+            CheckRotation(*matrices + i * matrix_bytes, spec_.rotation_type, shape.key.channels,
+                          shape.head_dim, {name, spec_.first_layer + i / heads, i % heads});
       }
       if (!status.ok()) return status;
     }
@@ -194,8 +195,7 @@ absl::Status CompressByPolicy(const Services& services, const cache::GoOn& go_on
          response);
   response.set_position_shift(sequence->position_shift());
   // Entries that came in meanwhile hide as many of those that went.
-  response.set_entries_dropped(before.entries > after.entries ? before.entries - after.entries
-                                                              : 0);
+  response.set_entries_dropped(before.entries > after.entries ? before.entries - after.entries : 0);
   return absl::OkStatus();
 }
 

@@ -112,11 +112,12 @@ absl::StatusOr<TileShape> ToTileShape(const v1::Packing& packing,
                                              " without rotations; only rotated rows can be cut"));
   }
   shape.format = kernels::PackedFormat(static_cast<kernels::ValueType>(values));
-  shape.channels = static_cast<std::uint16_t>(channels);
-  shape.kept = static_cast<std::uint16_t>(packing.kept_channels());
+  shape.key = {.channels = static_cast<std::uint16_t>(channels),
+               .kept = static_cast<std::uint16_t>(packing.kept_channels())};
+  shape.value = shape.key;
   shape.group = static_cast<std::uint8_t>(group);
   if (const char* why = kernels::WhyNotServed(shape); why != nullptr) {
-    return absl::InvalidArgumentError(Concat("packing with kept_channels ", shape.kept,
+    return absl::InvalidArgumentError(Concat("packing with kept_channels ", shape.key.kept,
                                              ", channels ", channels, ", group ", group,
                                              " of head_dim ", geometry.head_dim, ": ", why));
   }
@@ -198,7 +199,7 @@ absl::StatusOr<policies::Policy> ToPolicy(const std::string& text, const v1::Pol
 }
 
 std::optional<v1::PolicyNeeds> ShownNeeds(const policies::Policy& policy) {
-  if (!policy.tokens.has_value()) return std::nullopt;
+  if (!policy.chooses()) return std::nullopt;
   const policies::Needs needs = policies::NeedsOf(policy);
   v1::PolicyNeeds shown;
   shown.set_last_queries(needs.last_queries);
@@ -216,8 +217,10 @@ void Describe(const cache::SegmentRun& run, v1::SegmentRun& shown) {
   shown.set_entries(run.entries);
   shown.set_format(FormatName(run.shape));
   if (run.shape.packed()) {
-    shown.set_channels(run.shape.channels);
-    shown.set_kept_channels(run.shape.kept);
+    shown.set_channels(run.shape.key.channels);
+    shown.set_kept_channels(run.shape.key.kept);
+    shown.set_value_channels(run.shape.value.channels);
+    shown.set_value_kept_channels(run.shape.value.kept);
     shown.set_group(run.shape.group);
   }
   shown.set_summary(static_cast<v1::BlockSummary>(run.shape.summary));

@@ -48,7 +48,7 @@ void DescribeKept(const cache::Sequence& sequence,
   for (const cache::SegmentRun& run : sequence.Form()) {
     const auto count = static_cast<double>(run.entries);
     entries += count;
-    elements += count * run.shape.kept;
+    elements += count * (run.shape.key.kept + run.shape.value.kept) / 2;
     bytes += static_cast<double>(run.tile_bytes + run.rotation_bytes + run.table_bytes);
     out.set_rotation_bytes(out.rotation_bytes() + run.rotation_bytes);
     out.set_table_bytes(out.table_bytes() + run.table_bytes);

@@ -45,13 +45,13 @@ template <ValueType kValues, int kGroup>
 TESSERA_SIMD void ExpandListed(const AttendPart& part, const RowList& list, Span live,
                                const RowList& ahead, std::byte* to) {
   const auto padded = static_cast<int>(part.padded_channels);
-  const std::uint32_t row_data = part.layout.row_data;
-  WithSteps(part.shape.channels, [&]<int kSteps>() TESSERA_INLINE_LAMBDA {
+  const std::uint32_t row_data = list.row_data;
+  WithSteps(list.channels, padded, [&]<int kSteps>() TESSERA_INLINE_LAMBDA {
     for (int r = live.begin; r < live.end; ++r) {
       ExpandRow<kValues, kGroup, kSteps>({list.bits[r], list.data[r], list.data[r] + row_data},
-                                         row_data, part.shape.channels, padded,
+                                         row_data, list.channels, padded,
                                          to + r * static_cast<std::ptrdiff_t>(padded) * 2);
-      if (r % 4 == 0) Request<4>(ahead, r, row_data);
+      if (r % 4 == 0) Request<4>(ahead, r);
     }
   });
 }

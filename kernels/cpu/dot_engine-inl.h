@@ -81,16 +81,16 @@ struct DotEngine {
   TESSERA_SIMD void DotKeys(const PartContext& context, const RowList& keys, Span live,
                             const RowList& ahead, std::byte* plain) {
     const AttendPart& part = *context.part;
-    const bool sparse =
-        WithSparseKeys(part.shape, [&]<int kSteps, int kVectors>() TESSERA_INLINE_LAMBDA {
+    const bool sparse = WithSparseKeys(
+        part.shape, part.padded_channels, [&]<int kSteps, int kVectors>() TESSERA_INLINE_LAMBDA {
           using Keys = SparseKeys<kValues, kGroup, kSteps, kVectors>;
           Keys::FindChannels(keys, live, plain);
           bool request = true;
           ForEachRowGroup(part.row_count, [&]<int kRows>(std::uint32_t row) TESSERA_INLINE_LAMBDA {
             Keys::template Dot<kRows>(
-                keys, plain, part.shape.kept, QueryOf(context, row), live,
+                keys, plain, part.shape.key.kept, QueryOf(context, row), live,
                 [&](int first) TESSERA_INLINE_LAMBDA {
-                  if (request) Request<kRowsAtOnce>(ahead, first, part.layout.row_data);
+                  if (request) Request<kRowsAtOnce>(ahead, first);
                 },
                 context.scratch->weights + row);
             request = false;  // once per pass is enough
@@ -117,7 +117,7 @@ struct DotEngine {
   TESSERA_SIMD void AddSteps(const PartContext& context, const RowList& values, Span live,
                              const RowList& ahead, std::uint32_t row) {
     constexpr int kPadded = Simd::kStepChannels * kSteps;
-    const std::uint32_t row_data = context.part->layout.row_data;
+    const std::uint32_t row_data = values.row_data;
     float* output = context.partial->output + row * kPadded + Simd::kStepChannels * kFirst;
     const float(*weights)[kTileRows] = context.scratch->weights + row;
     typename Simd::Floats sum[kRows][2 * kCount];
@@ -135,7 +135,7 @@ struct DotEngine {
       };
       expand(r, even);
       expand(r + 1, odd);
-      if (kFirst == 0) Request<2>(ahead, r, row_data);
+      if (kFirst == 0) Request<2>(ahead, r);
       TESSERA_UNROLL for (int i = 0; i < kCount; ++i) {
         const auto low = Simd::InterleaveLow(even[i], odd[i]);
         const auto high = Simd::InterleaveHigh(even[i], odd[i]);
@@ -173,15 +173,15 @@ struct DotEngine {
   TESSERA_SIMD void ExpandPairs(const AttendPart& part, const RowList& values, Span live,
                                 const RowList& ahead, std::byte* to) {
     const auto padded = static_cast<int>(part.padded_channels);
-    const std::uint32_t row_data = part.layout.row_data;
+    const std::uint32_t row_data = values.row_data;
     alignas(64) std::byte rows[2][2 * kMaxHeadDim];
-    WithSteps(part.shape.channels, [&]<int kSteps>() TESSERA_INLINE_LAMBDA {
+    WithSteps(values.channels, padded, [&]<int kSteps>() TESSERA_INLINE_LAMBDA {
       for (int r = live.begin & ~1; r < live.end; r += 2) {
         std::byte* pair = to + r * static_cast<std::ptrdiff_t>(padded) * 2;
         TESSERA_UNROLL for (int i = 0; i < 2; ++i) {
           const std::byte* data = values.data[r + i];
           ExpandRow<kValues, kGroup, kSteps>({values.bits[r + i], data, data + row_data}, row_data,
-                                             part.shape.channels, padded, rows[i]);
+                                             values.channels, padded, rows[i]);
         }
         for (int c = 0; c < 2 * padded; c += 64, pair += 128) {
           const auto even = Simd::LoadWords(rows[0] + c);
@@ -189,7 +189,7 @@ struct DotEngine {
           Simd::StoreWords(pair, Simd::InterleaveLow(even, odd));
           Simd::StoreWords(pair + 64, Simd::InterleaveHigh(even, odd));
         }
-        Request<2>(ahead, r, row_data);
+        Request<2>(ahead, r);
       }
     });
   }
@@ -239,7 +239,8 @@ struct DotEngine {
     const AttendPart& part = *context.part;
     if (part.row_count <= Simd::kRowGroup) {
       bool whole = true;
-      WithSteps(part.shape.channels, [&]<int kSteps>() TESSERA_INLINE_LAMBDA {
+      const auto padded = static_cast<int>(part.padded_channels);
+      WithSteps(values.channels, padded, [&]<int kSteps>() TESSERA_INLINE_LAMBDA {
         if constexpr (kSteps == 0) {
           whole = false;
         } else {

@@ -16,23 +16,26 @@
 namespace tessera::kernels {
 namespace {
 
-// What PrepareEncode leaves: a header, then for K and V each the rotation, transposed: of every
-// dimension a row of `padded` channels in fp32; or, for pair dots, of every two dimensions a row of
-// `padded` pairs in bf16.
+// What PrepareEncode leaves: a header, then for K and V each the rotation, where there is one,
+// transposed: of every dimension a row of its channels, padded, in fp32; or, for pair dots, of
+// every two dimensions a row of padded pairs in bf16. V's has room behind K's for fp32.
 struct Prepared {
-  std::uint32_t rotates;
+  std::uint32_t rotates_keys;
+  std::uint32_t rotates_values;
   std::uint32_t pairs;
-  std::uint32_t padded;
   std::uint32_t reserved[13];
 };
 static_assert(sizeof(Prepared) == 64);
 
-TESSERA_SIMD std::uint32_t PaddedOf(const TileShape& shape) {
-  return (shape.channels + kChannelPadding - 1u) / kChannelPadding * kChannelPadding;
+// Where the rotation of a side lies among what is prepared.
+TESSERA_SIMD std::size_t PreparedOffset(const TileShape& shape, bool value) {
+  const auto keys = static_cast<std::size_t>(PaddedOf(shape.key));
+  return sizeof(Prepared) + (value ? sizeof(float) * shape.head_dim * keys : 0);
 }
 
 static std::size_t PreparedBytesSimd(const TileShape& shape, ElementType) {
-  return sizeof(Prepared) + 2 * sizeof(float) * shape.head_dim * PaddedOf(shape);
+  const auto values = static_cast<std::size_t>(PaddedOf(shape.value));
+  return PreparedOffset(shape, true) + sizeof(float) * shape.head_dim * values;
 }
 
 #if defined(TESSERA_DOT_ENGINE)
@@ -43,16 +46,16 @@ TESSERA_SIMD bool UsesPairs(ElementType rows, ElementType rotation) {
 TESSERA_SIMD bool UsesPairs(ElementType, ElementType) { return false; }
 #endif
 
-TESSERA_SIMD void Transpose(const TileShape& shape, const std::byte* rotation, ElementType type,
-                            const Prepared& what, std::byte* to) {
+TESSERA_SIMD void Transpose(const TileShape& shape, const RowShape& side, const std::byte* rotation,
+                            ElementType type, const Prepared& what, std::byte* to) {
   const int head_dim = shape.head_dim;
-  const auto padded = static_cast<int>(what.padded);
+  const int padded = PaddedOf(side);
   const std::size_t row_bytes =
       shape.head_dim * (type == ElementType::kFp32 ? std::size_t{4} : std::size_t{2});
   alignas(64) float row[kMaxHeadDim];
   for (int c = 0; c < padded; ++c) {
     for (int d = 0; d < head_dim; ++d) row[d] = 0;
-    if (c < shape.channels)
+    if (c < side.channels)
       WidenRow(type, rotation + static_cast<std::size_t>(c) * row_bytes, head_dim, row);
     for (int d = 0; d < head_dim; ++d) {
       if (what.pairs != 0) {
@@ -69,14 +72,18 @@ TESSERA_SIMD void Transpose(const TileShape& shape, const std::byte* rotation, E
 static void PrepareEncodeSimd(const TileShape& shape, ElementType row_type,
                               const RotationView& rotation, std::byte* prepared) {
   Prepared what = {};
-  what.rotates = rotation.key != nullptr ? 1 : 0;
+  what.rotates_keys = rotation.key != nullptr ? 1 : 0;
+  what.rotates_values = rotation.value != nullptr ? 1 : 0;
   what.pairs = UsesPairs(row_type, rotation.type) ? 1 : 0;
-  what.padded = PaddedOf(shape);
   __builtin_memcpy(prepared, &what, sizeof(what));
-  if (what.rotates == 0) return;
-  const std::size_t bytes = shape.head_dim * std::size_t{what.padded} * (what.pairs != 0 ? 2 : 4);
-  Transpose(shape, rotation.key, rotation.type, what, prepared + sizeof(what));
-  Transpose(shape, rotation.value, rotation.type, what, prepared + sizeof(what) + bytes);
+  if (what.rotates_keys != 0) {
+    Transpose(shape, shape.key, rotation.key, rotation.type, what,
+              prepared + PreparedOffset(shape, false));
+  }
+  if (what.rotates_values != 0) {
+    Transpose(shape, shape.value, rotation.value, rotation.type, what,
+              prepared + PreparedOffset(shape, true));
+  }
 }
 
 constexpr int kRotatedRows = 4;
@@ -183,24 +190,22 @@ struct EncodeScratch {
   FloatRows values;
 };
 
-// Raw rows into the space of the tile. `which`: 0 for K, 1 for V.
-TESSERA_SIMD void RotateTile(const EncodeJob& job, const std::byte* raw, int which,
+// Raw rows into the space of the tile: K, or V.
+TESSERA_SIMD void RotateTile(const EncodeJob& job, const std::byte* raw, bool value,
                              EncodeScratch& scratch, FloatRows& rotated) {
-  const auto padded = static_cast<int>(PaddedOf(job.shape));
+  const int padded = PaddedOf(value ? job.shape.value : job.shape.key);
   const int head_dim = job.shape.head_dim;
   Prepared what = {};
   if (job.shape.format >= TileFormat::kPackedBf16) {
     __builtin_memcpy(&what, job.prepared, sizeof(what));
   }
-  if (what.rotates == 0) {
+  if ((value ? what.rotates_values : what.rotates_keys) == 0) {
     for (std::uint32_t r = 0; r < job.rows; ++r) {
       WidenRow(job.type, raw + r * job.stride, head_dim, rotated.rows[r]);
     }
     return;
   }
-  const std::size_t bytes = static_cast<std::size_t>(head_dim) * static_cast<std::size_t>(padded) *
-                            (what.pairs != 0 ? 2 : 4);
-  const std::byte* matrix = job.prepared + sizeof(what) + static_cast<std::size_t>(which) * bytes;
+  const std::byte* matrix = job.prepared + PreparedOffset(job.shape, value);
 #if defined(TESSERA_DOT_ENGINE)
   if (what.pairs != 0) return MultiplyPairs(matrix, job, raw, padded, rotated);
 #endif
@@ -250,7 +255,7 @@ TESSERA_SIMD float FloorToBf16(float value) {
 
 TESSERA_SIMD void StoreMinMax(const TileShape& shape, const FloatRows& stored, int first,
                               int entries, std::byte* to) {
-  const int channels = shape.channels;
+  const int channels = shape.key.channels;
   const bool packed = shape.format >= TileFormat::kPackedBf16;
   const ElementType type = packed ? ElementType::kBf16 : static_cast<ElementType>(shape.format);
   alignas(64) float bounds[2 * kMaxHeadDim + 16];
@@ -275,7 +280,7 @@ TESSERA_SIMD void StoreSummaries(const TileShape& shape, const TileLayout& layou
                                  std::uint32_t rows, const FloatRows& keys, const FloatRows& stored,
                                  std::byte* tile) {
   if (shape.summary == Summary::kNone) return;
-  const auto padded = static_cast<int>(PaddedOf(shape));
+  const int padded = PaddedOf(shape.key);
   const int block = shape.block;
   const int blocks = (static_cast<int>(rows) + block - 1) / block;
   FloatRows means;
@@ -283,23 +288,24 @@ TESSERA_SIMD void StoreSummaries(const TileShape& shape, const TileLayout& layou
     const int left = static_cast<int>(rows) - b * block;
     const int entries = left < block ? left : block;
     std::byte* data =
-        tile + layout.block_data + static_cast<std::size_t>(b) * layout.block_row_data;
+        tile + layout.block_data + static_cast<std::size_t>(b) * layout.block_row.data;
     if (shape.summary == Summary::kMinMax) {
       StoreMinMax(shape, stored, b * block, entries, data);
       continue;
     }
     MeanOf(keys, b * block, entries, padded, means.rows[b]);
     if (shape.format < TileFormat::kPackedBf16) {
-      StoreElements(static_cast<ElementType>(shape.format), means.rows[b], shape.channels, data);
+      StoreElements(static_cast<ElementType>(shape.format), means.rows[b], shape.key.channels,
+                    data);
     }
   }
   if (shape.summary != Summary::kMean || shape.format < TileFormat::kPackedBf16) return;
   WithValues(shape, [&]<ValueType kValues, int kGroup>() {
-    PackRows<kValues, kGroup>(shape, layout, means, blocks, padded, [&](int b) {
+    PackRows<kValues, kGroup>(shape.key, layout.block_row, means, blocks, [&](int b) {
       const auto at = static_cast<std::size_t>(b);
-      return PackTarget{tile + layout.block_bits + at * layout.block_row_bits,
-                        tile + layout.block_scales + at * layout.block_row_scale,
-                        tile + layout.block_data + at * layout.block_row_data};
+      return PackTarget{tile + layout.block_bits + at * layout.block_row.bits,
+                        tile + layout.block_scales + at * layout.block_row.scale,
+                        tile + layout.block_data + at * layout.block_row.data};
     });
   });
 }

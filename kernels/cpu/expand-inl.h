@@ -26,7 +26,7 @@ constexpr int kValueBytes = kValues == ValueType::kBf16 || kValues == ValueType:
 // One array of packed rows in a tile.
 struct PackedRows {
   const std::byte* tile_end;
-  const std::byte* bits;
+  const std::byte* bits;  // kAllBits for every row where they have no bitmaps
   const std::byte* scales;
   const std::byte* data;
   std::uint32_t row_bits;
@@ -37,31 +37,43 @@ struct PackedRows {
 
 constexpr int kStepBytes = 64;
 
+// The bitmap of rows that keep every channel.
+alignas(64) constexpr std::uint64_t kAllBits[kMaxHeadDim / 64] = {
+    ~std::uint64_t{0}, ~std::uint64_t{0}, ~std::uint64_t{0}, ~std::uint64_t{0}};
+
 TESSERA_SIMD PackedRows KeysOf(const TileShape& shape, const TileLayout& layout,
                                const std::byte* tile) {
+  const RowBytes& row = layout.key_row;
+  const auto* every = reinterpret_cast<const std::byte*>(kAllBits);
   return {.tile_end = tile + layout.bytes,
-          .bits = tile + layout.key_bits,
+          .bits = row.bits != 0 ? tile + layout.key_bits : every,
           .scales = tile + layout.key_scales,
           .data = tile + layout.key_data,
-          .row_bits = layout.row_bits,
-          .row_scale = layout.row_scale,
-          .row_data = layout.row_data,
-          .channels = shape.channels};
+          .row_bits = row.bits,
+          .row_scale = row.scale,
+          .row_data = row.data,
+          .channels = shape.key.channels};
 }
 
 TESSERA_SIMD PackedRows ValuesOfTile(const TileShape& shape, const TileLayout& layout,
                                      const std::byte* tile) {
-  PackedRows rows = KeysOf(shape, layout, tile);
-  rows.bits = tile + layout.value_bits;
-  rows.scales = tile + layout.value_scales;
-  rows.data = tile + layout.value_data;
-  return rows;
+  const RowBytes& row = layout.value_row;
+  const auto* every = reinterpret_cast<const std::byte*>(kAllBits);
+  return {.tile_end = tile + layout.bytes,
+          .bits = row.bits != 0 ? tile + layout.value_bits : every,
+          .scales = tile + layout.value_scales,
+          .data = tile + layout.value_data,
+          .row_bits = row.bits,
+          .row_scale = row.scale,
+          .row_data = row.data,
+          .channels = shape.value.channels};
 }
 
+// Means, which are packed like keys.
 TESSERA_SIMD PackedRows BlocksOfTile(const TileShape& shape, const TileLayout& layout,
                                      const std::byte* tile) {
   PackedRows rows = KeysOf(shape, layout, tile);
-  rows.bits = tile + layout.block_bits;
+  if (rows.row_bits != 0) rows.bits = tile + layout.block_bits;
   rows.scales = tile + layout.block_scales;
   rows.data = tile + layout.block_data;
   return rows;
@@ -193,11 +205,13 @@ TESSERA_SIMD void ForEachRow(const PackedRows& rows, std::uint32_t first, std::u
 }
 
 // Calls run.operator()<steps>() where rows of this many channels are whole steps of a usual count,
-// else run.operator()<0>().
+// with nothing to pad, else run.operator()<0>().
 template <class Run>
-TESSERA_SIMD void WithSteps(int channels, Run run) {
-  if (channels == 128) return run.template operator()<128 / Simd::kStepChannels>();
-  if (channels == 64) return run.template operator()<64 / Simd::kStepChannels>();
+TESSERA_SIMD void WithSteps(int channels, int padded, Run run) {
+  if (channels == padded) {
+    if (channels == 128) return run.template operator()<128 / Simd::kStepChannels>();
+    if (channels == 64) return run.template operator()<64 / Simd::kStepChannels>();
+  }
   run.template operator()<0>();
 }
 
@@ -220,7 +234,7 @@ TESSERA_SIMD void ExpandRow(const PackedRow& row, std::uint32_t row_data, int ch
 template <ValueType kValues, int kGroup>
 TESSERA_SIMD void ExpandRows(const PackedRows& rows, std::uint32_t first, std::uint32_t count,
                              int padded, std::byte* to) {
-  WithSteps(rows.channels, [&]<int kSteps>() TESSERA_INLINE_LAMBDA {
+  WithSteps(rows.channels, padded, [&]<int kSteps>() TESSERA_INLINE_LAMBDA {
     ForEachRow(rows, first, count, [&](std::uint32_t, const PackedRow& row) TESSERA_INLINE_LAMBDA {
       ExpandRow<kValues, kGroup, kSteps>(row, rows.row_data, rows.channels, padded, to);
       to += 2 * padded;

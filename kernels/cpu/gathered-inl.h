@@ -30,6 +30,8 @@ struct Cursor {
 struct RowList {
   const std::byte* bits[kTileRows];
   const std::byte* data[kTileRows];
+  std::uint32_t row_data;  // bytes of each one's values
+  int channels;            // of each one
 };
 
 struct Gathered {
@@ -40,11 +42,17 @@ struct Gathered {
   RowList values;
 };
 
-TESSERA_SIMD void ListPiece(const std::byte* bits, std::size_t row_bits, const std::byte* data,
-                            std::size_t row_data, std::uint32_t at, std::uint32_t count,
-                            RowList& list) {
+// Rows [first, first + count) become rows `at` and on of the list.
+TESSERA_SIMD void ListPiece(const PackedRows& rows, std::uint32_t first, std::uint32_t count,
+                            std::uint32_t at, RowList& list) {
+  const std::byte* bits = rows.bits + first * rows.row_bits;
+  const std::byte* data = rows.data + first * rows.row_data;
+  const std::size_t row_bits = rows.row_bits;
+  const std::size_t row_data = rows.row_data;
   for (std::size_t r = 0; r < count; ++r) list.bits[at + r] = bits + r * row_bits;
   for (std::size_t r = 0; r < count; ++r) list.data[at + r] = data + r * row_data;
+  list.row_data = rows.row_data;
+  list.channels = rows.channels;
 }
 
 TESSERA_SIMD void RepeatLast(std::uint32_t rows, RowList& list) {
@@ -56,7 +64,6 @@ TESSERA_SIMD void RepeatLast(std::uint32_t rows, RowList& list) {
 
 // The next rows of the part, up to 32.
 TESSERA_SIMD void Gather(const AttendPart& part, Cursor& cursor, Gathered& gathered) {
-  const TileLayout& layout = part.layout;
   gathered.count = 0;
   gathered.rows = 0;
   while (gathered.rows < kTileRows && cursor.run < part.run_count) {
@@ -67,12 +74,10 @@ TESSERA_SIMD void Gather(const AttendPart& part, Cursor& cursor, Gathered& gathe
     const std::uint32_t first = run.row_begin + cursor.row;
     gathered.pieces[gathered.count++] = {
         .run = &run, .first = first, .count = count, .at = gathered.rows};
-    const std::byte* bits = run.tile + first * layout.row_bits;
-    const std::byte* data = run.tile + first * layout.row_data;
-    ListPiece(bits + layout.key_bits, layout.row_bits, data + layout.key_data, layout.row_data,
-              gathered.rows, count, gathered.keys);
-    ListPiece(bits + layout.value_bits, layout.row_bits, data + layout.value_data, layout.row_data,
-              gathered.rows, count, gathered.values);
+    ListPiece(KeysOf(part.shape, part.layout, run.tile), first, count, gathered.rows,
+              gathered.keys);
+    ListPiece(ValuesOfTile(part.shape, part.layout, run.tile), first, count, gathered.rows,
+              gathered.values);
     gathered.rows += count;
     cursor.row += count;
     if (cursor.row == run.row_count) cursor = {.run = cursor.run + 1, .row = 0};
@@ -90,18 +95,19 @@ struct ShortRows {
 // Lists such rows of V where they may be loaded. Of K there are none: V stands behind them.
 TESSERA_SIMD void CopyShortRows(const TileLayout& layout, Gathered& gathered, ShortRows& copies) {
   const std::uint32_t begin = layout.value_data;
-  if (begin + kTileRows * layout.row_data + kStepBytes <= layout.bytes) return;
+  const std::uint32_t row_data = layout.value_row.data;
+  if (begin + kTileRows * row_data + kStepBytes <= layout.bytes) return;
   const std::uint32_t whole =
-      layout.bytes < begin + kStepBytes ? 0 : (layout.bytes - kStepBytes - begin) / layout.row_data;
+      layout.bytes < begin + kStepBytes ? 0 : (layout.bytes - kStepBytes - begin) / row_data;
   for (std::uint32_t i = 0; i < gathered.count; ++i) {
     const Piece& piece = gathered.pieces[i];
     for (std::uint32_t r = whole > piece.first ? whole - piece.first : 0; r < piece.count; ++r) {
       std::byte* copy = copies.rows[piece.at + r];
       const std::byte*& listed = gathered.values.data[piece.at + r];
-      if (layout.row_data == kStepBytes) {  // by far the most frequent: a quarter of 128 channels
+      if (row_data == kStepBytes) {  // by far the most frequent: a quarter of 128 channels
         Simd::CopyStep(listed, copy);
       } else {
-        __builtin_memcpy(copy, listed, layout.row_data);
+        __builtin_memcpy(copy, listed, row_data);
       }
       listed = copy;
     }
@@ -112,12 +118,12 @@ TESSERA_SIMD void CopyShortRows(const TileLayout& layout, Gathered& gathered, Sh
 // Requests rows [first, first + kCount) into L2: a few behind each step's own loads, since a burst
 // of requests for a whole tile would stop the core until memory has answered.
 template <int kCount>
-TESSERA_SIMD void Request(const RowList& list, int first, std::uint32_t row_data) {
+TESSERA_SIMD void Request(const RowList& list, int first) {
   TESSERA_UNROLL for (int r = first; r < first + kCount; ++r) PrefetchLines(list.data[r], 1);
   PrefetchLines(list.bits[first], 1);
-  if (row_data <= kLine) return;
+  if (list.row_data <= kLine) return;
   for (int r = first; r < first + kCount; ++r) {
-    PrefetchLines(list.data[r] + kLine, row_data - kLine);
+    PrefetchLines(list.data[r] + kLine, list.row_data - kLine);
   }
 }
 
@@ -134,9 +140,9 @@ TESSERA_SIMD void TouchShortRuns(const AttendPart& part) {
   for (std::uint32_t i = 0; i < part.run_count; ++i) {
     const RowRun& run = part.runs[i];
     if (run.row_count == kTileRows) continue;
-    const std::byte* data = run.tile + run.row_begin * part.layout.row_data;
-    Touch(data + part.layout.key_data);
-    Touch(data + part.layout.value_data);
+    const TileLayout& layout = part.layout;
+    Touch(run.tile + layout.key_data + run.row_begin * layout.key_row.data);
+    Touch(run.tile + layout.value_data + run.row_begin * layout.value_row.data);
   }
 }
 

@@ -26,6 +26,12 @@ struct FloatRows {
   alignas(64) float rows[kTileRows][kMaxHeadDim];
 };
 
+// The channels of one side's rows in whole vectors; what is behind them is zero.
+TESSERA_SIMD int PaddedOf(const RowShape& shape) {
+  constexpr int kPadding = kChannelPadding;
+  return (shape.channels + kPadding - 1) / kPadding * kPadding;
+}
+
 // Where a packed row goes.
 struct PackTarget {
   std::byte* bits;
@@ -201,8 +207,7 @@ TESSERA_SIMD void ToFp8Values(const float* kept, int count, float scale, std::ui
 
 // Kept values to the target; the scale first, where there is one.
 template <ValueType kValues>
-TESSERA_SIMD void StoreKept(const TileShape& shape, float* kept, const PackTarget& target) {
-  const int count = shape.kept;
+TESSERA_SIMD void StoreKept(int count, float* kept, const PackTarget& target) {
   const int whole = (count + 15) / 16 * 16;
   for (int i = count; i < whole; ++i) kept[i] = 0;
   alignas(64) std::uint16_t stored[kMaxHeadDim];
@@ -236,11 +241,27 @@ static_assert(kUnstorableBits<ValueType::kBf16> == UnstorableBits(ValueType::kBf
 static_assert(kUnstorableBits<ValueType::kFp16> == UnstorableBits(ValueType::kFp16));
 static_assert(kUnstorableBits<ValueType::kInt8> == UnstorableBits(ValueType::kInt8));
 
+// Rows that keep every channel.
+template <ValueType kValues, class Target>
+TESSERA_SIMD bool PackWholeRows(const RowShape& shape, const FloatRows& rows, int count,
+                                Target target) {
+  const int padded = PaddedOf(shape);
+  for (int r = 0; r < count; ++r) {
+    if (PeakBits(rows.rows[r], padded) >= kUnstorableBits<kValues>) return false;
+    alignas(64) float kept[kMaxHeadDim + 16];
+    __builtin_memcpy(kept, rows.rows[r], static_cast<std::size_t>(padded) * sizeof(float));
+    StoreKept<kValues>(shape.kept, kept, target(r));
+  }
+  return true;
+}
+
 // Packs rows [0, count). `target(r)` is where row r goes. False where a value cannot be stored.
 template <ValueType kValues, int kGroup, class Target>
-TESSERA_SIMD bool PackRows(const TileShape& shape, const TileLayout& layout, const FloatRows& rows,
-                           int count, int padded, Target target) {
+TESSERA_SIMD bool PackRows(const RowShape& shape, const RowBytes& bytes, const FloatRows& rows,
+                           int count, Target target) {
+  const int padded = PaddedOf(shape);
   const int groups = shape.channels / kGroup;
+  if (bytes.bits == 0) return PackWholeRows<kValues>(shape, rows, count, target);
   RowKeys keys;
   for (int first = 0; first < count; first += kRowsTogether) {
     for (int i = 0; i < kRowsTogether; ++i) {
@@ -255,8 +276,8 @@ TESSERA_SIMD bool PackRows(const TileShape& shape, const TileLayout& layout, con
       const PackTarget to = target(first + i);
       alignas(64) float kept[kMaxHeadDim + 16];
       CompressRow<kGroup>(rows.rows[first + i], padded, chosen[i], kept);
-      __builtin_memcpy(to.bits, chosen[i].words, layout.row_bits);
-      StoreKept<kValues>(shape, kept, to);
+      __builtin_memcpy(to.bits, chosen[i].words, bytes.bits);
+      StoreKept<kValues>(shape.kept, kept, to);
     }
   }
   return true;

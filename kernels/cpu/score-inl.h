@@ -130,14 +130,14 @@ struct PlainBlocks {
                                  ScoreScratch& scratch) const {
     std::byte* to = scratch.rows + at * row_bytes;
     const TileLayout& layout = part.layout;
-    const std::byte* row = tile + layout.block_data + first * layout.block_row_data;
+    const std::byte* row = tile + layout.block_data + first * layout.block_row.data;
     const std::size_t padded = part.padded_channels * element_bytes;
-    for (std::uint32_t b = 0; b < count; ++b, row += layout.block_row_data) {
+    for (std::uint32_t b = 0; b < count; ++b, row += layout.block_row.data) {
       if (part.shape.summary == Summary::kMean) {
         __builtin_memcpy(to, row, padded);  // dense: nothing to pad
         to += padded;
       } else {
-        CopyHalves(row, part.shape.channels * element_bytes, padded, to);
+        CopyHalves(row, part.shape.key.channels * element_bytes, padded, to);
         to += 2 * padded;
       }
     }
@@ -173,8 +173,7 @@ struct ListedBlocks {
                                  std::uint32_t count, std::uint32_t at,
                                  ScoreScratch& scratch) const {
     const PackedRows rows = BlocksOfTile(part.shape, part.layout, tile);
-    ListPiece(rows.bits + first * rows.row_bits, rows.row_bits, rows.data + first * rows.row_data,
-              rows.row_data, at, count, scratch.listed);
+    ListPiece(rows, first, count, at, scratch.listed);
     ReadBlockScales<kValues>(part, rows, first, count, scratch.scale + at);
   }
 };
@@ -183,9 +182,9 @@ struct ListedBlocks {
 TESSERA_SIMD void RequestBlocks(const ScorePart& part, std::uint32_t run) {
   const TileLayout& layout = part.layout;
   if (run >= part.run_count) return;
-  const std::uint32_t first = layout.block_row_bits != 0 ? layout.block_bits : layout.block_data;
+  const std::uint32_t first = layout.block_row.bits != 0 ? layout.block_bits : layout.block_data;
   const std::uint32_t end =
-      layout.block_data + (kTileRows / part.shape.block) * layout.block_row_data;
+      layout.block_data + (kTileRows / part.shape.block) * layout.block_row.data;
   Touch(part.runs[run].tile + first);
   if (end - first > kLine) PrefetchLines(part.runs[run].tile + first + kLine, end - first - kLine);
 }
@@ -271,10 +270,12 @@ TESSERA_SIMD void ScoreMeans(const ScorePart& part) {
     ScoreRuns(part, FloatScores<ElementType::kFp16>(), PackedBlocks<kValues, kGroup>(), padded);
   } else {
 #if defined(TESSERA_DOT_ENGINE)
-    if (WithSparseKeys(part.shape, [&]<int kSteps, int kVectors>() TESSERA_INLINE_LAMBDA {
-          using Keys = SparseKeys<kValues, kGroup, kSteps, kVectors>;
-          ScoreRuns(part, SparseScores<Keys>{part.shape.kept}, ListedBlocks<kValues>(), padded);
-        })) {
+    if (WithSparseKeys(part.shape, part.padded_channels,
+                       [&]<int kSteps, int kVectors>() TESSERA_INLINE_LAMBDA {
+                         using Keys = SparseKeys<kValues, kGroup, kSteps, kVectors>;
+                         ScoreRuns(part, SparseScores<Keys>{part.shape.key.kept},
+                                   ListedBlocks<kValues>(), padded);
+                       })) {
       return;
     }
 #endif

@@ -70,12 +70,13 @@ struct SparseKeys {
 // cheaper way; else returns false. By the shape alone, so that the same row has the same bits
 // wherever it is computed.
 template <class Run>
-TESSERA_SIMD bool WithSparseKeys(const TileShape& shape, Run run) {
-  if (shape.channels == 128 && shape.kept <= 32) {
+TESSERA_SIMD bool WithSparseKeys(const TileShape& shape, std::uint32_t padded, Run run) {
+  if (shape.key.channels != padded) return false;  // queries have other rows
+  if (shape.key.channels == 128 && shape.key.kept <= 32) {
     run.template operator()<4, 1>();
-  } else if (shape.channels == 128 && shape.kept <= 64) {
+  } else if (shape.key.channels == 128 && shape.key.kept <= 64) {
     run.template operator()<4, 2>();
-  } else if (shape.channels == 64 && shape.kept <= 32) {
+  } else if (shape.key.channels == 64 && shape.key.kept <= 32) {
     run.template operator()<2, 1>();
   } else {
     return false;

@@ -17,7 +17,7 @@ TESSERA_SIMD void ReadStored(const TileShape& shape, const TileLayout& layout,
                              std::uint32_t padded) {
   if (shape.format < TileFormat::kPackedBf16) {
     const std::byte* row = tile + (values ? layout.value_data : layout.key_data);
-    for (std::uint32_t r = 0; r < count; ++r, row += layout.row_data, to += padded) {
+    for (std::uint32_t r = 0; r < count; ++r, row += layout.key_row.data, to += padded) {
       WidenRow(static_cast<ElementType>(shape.format), row, shape.head_dim, to);
     }
     return;
@@ -48,12 +48,13 @@ TESSERA_SIMD void ReadStoredKeys(const TileShape& shape, const TileLayout& layou
     // One row at a time: the target's rows are farther apart than a tile's padding.
     const TileLayout at = [&] {
       TileLayout moved = layout;
-      moved.key_bits += r * layout.row_bits;
-      moved.key_scales += r * layout.row_scale;
-      moved.key_data += r * layout.row_data;
+      moved.key_bits += r * layout.key_row.bits;
+      moved.key_scales += r * layout.key_row.scale;
+      moved.key_data += r * layout.key_row.data;
       return moved;
     }();
-    ReadStored(shape, at, tile, 1, false, rows.rows[r], PaddedOf(shape));
+    ReadStored(shape, at, tile, 1, false, rows.rows[r],
+               static_cast<std::uint32_t>(PaddedOf(shape.key)));
   }
 }
 
@@ -71,21 +72,21 @@ TESSERA_SIMD void StoreWordsOfRow(const TileShape& shape, const TileLayout& layo
 template <ValueType kValues, int kGroup>
 TESSERA_SIMD bool PackKeysAndValues(const EncodeJob& job, const EncodeScratch& scratch) {
   const TileLayout& layout = job.layout;
-  const auto padded = static_cast<int>(PaddedOf(job.shape));
   const auto rows = static_cast<int>(job.rows);
-  const auto place = [&](std::uint32_t bits, std::uint32_t scales, std::uint32_t data) {
-    return [&job, &layout, bits, scales, data](int r) {
+  const auto place = [&job](std::uint32_t bits, std::uint32_t scales, std::uint32_t data,
+                            const RowBytes& row) {
+    return [&job, &row, bits, scales, data](int r) {
       const auto at = static_cast<std::size_t>(r);
-      return PackTarget{job.tile + bits + at * layout.row_bits,
-                        job.tile + scales + at * layout.row_scale,
-                        job.tile + data + at * layout.row_data};
+      return PackTarget{job.tile + bits + at * row.bits, job.tile + scales + at * row.scale,
+                        job.tile + data + at * row.data};
     };
   };
-  return PackRows<kValues, kGroup>(job.shape, layout, scratch.keys, rows, padded,
-                                   place(layout.key_bits, layout.key_scales, layout.key_data)) &&
+  return PackRows<kValues, kGroup>(
+             job.shape.key, layout.key_row, scratch.keys, rows,
+             place(layout.key_bits, layout.key_scales, layout.key_data, layout.key_row)) &&
          PackRows<kValues, kGroup>(
-             job.shape, layout, scratch.values, rows, padded,
-             place(layout.value_bits, layout.value_scales, layout.value_data));
+             job.shape.value, layout.value_row, scratch.values, rows,
+             place(layout.value_bits, layout.value_scales, layout.value_data, layout.value_row));
 }
 
 TESSERA_SIMD bool AllFinite(const FloatRows& rows, std::uint32_t count, int channels) {
@@ -100,8 +101,8 @@ static bool EncodeSimd(const EncodeJob& job) {
   const TileLayout& layout = job.layout;
   const bool packed = job.shape.format >= TileFormat::kPackedBf16;
   __builtin_memset(job.tile, 0, layout.bytes);
-  RotateTile(job, job.key, 0, scratch, scratch.keys);
-  RotateTile(job, job.value, 1, scratch, scratch.values);
+  RotateTile(job, job.key, false, scratch, scratch.keys);
+  RotateTile(job, job.value, true, scratch, scratch.values);
   if (packed) {
     bool finite = true;
     WithValues(job.shape, [&]<ValueType kValues, int kGroup>() {
@@ -114,10 +115,9 @@ static bool EncodeSimd(const EncodeJob& job) {
       return false;
     }
     for (std::uint32_t r = 0; r < job.rows; ++r) {
-      __builtin_memcpy(job.tile + layout.key_data + r * layout.row_data, job.key + r * job.stride,
-                       layout.row_data);
-      __builtin_memcpy(job.tile + layout.value_data + r * layout.row_data,
-                       job.value + r * job.stride, layout.row_data);
+      const std::uint32_t bytes = layout.key_row.data;  // those of a value, too
+      __builtin_memcpy(job.tile + layout.key_data + r * bytes, job.key + r * job.stride, bytes);
+      __builtin_memcpy(job.tile + layout.value_data + r * bytes, job.value + r * job.stride, bytes);
     }
   }
   for (std::uint32_t r = 0; r < job.rows; ++r) {
@@ -148,12 +148,12 @@ static void GatherSimd(const GatherJob& job) {
       __builtin_memcpy(job.tile + target + r * bytes, source.tile + origin + source.row * bytes,
                        bytes);
     };
-    copy(to.key_bits, from.key_bits, to.row_bits);
-    copy(to.key_scales, from.key_scales, to.row_scale);
-    copy(to.key_data, from.key_data, to.row_data);
-    copy(to.value_bits, from.value_bits, to.row_bits);
-    copy(to.value_scales, from.value_scales, to.row_scale);
-    copy(to.value_data, from.value_data, to.row_data);
+    copy(to.key_bits, from.key_bits, to.key_row.bits);
+    copy(to.key_scales, from.key_scales, to.key_row.scale);
+    copy(to.key_data, from.key_data, to.key_row.data);
+    copy(to.value_bits, from.value_bits, to.value_row.bits);
+    copy(to.value_scales, from.value_scales, to.value_row.scale);
+    copy(to.value_data, from.value_data, to.value_row.data);
     float weight = 1.0f;
     if (job.from.weights) {
       __builtin_memcpy(&weight, source.tile + from.weights + source.row * sizeof(weight),

@@ -64,23 +64,27 @@ struct PackedState : MmaState<Shape> {
 // Where the arrays of 16 rows begin in a stage. Each takes a whole number of chunks, as many as its
 // row has bytes, and begins at one in the tile too.
 struct StageLayout {
-  std::uint32_t row_bits;
-  std::uint32_t row_scale;
-  std::uint32_t row_data;
+  RowBytes key;
+  RowBytes value;
 
   TESSERA_DEVICE explicit StageLayout(const TileLayout& tile)
-      : row_bits(tile.row_bits), row_scale(tile.row_scale), row_data(tile.row_data) {}
-  TESSERA_DEVICE std::uint32_t row_bytes() const { return row_bits + row_scale + row_data; }
-  TESSERA_DEVICE std::uint32_t bits(bool value) const {
-    return value ? kSliceEntries * row_bytes() : 0;
+      : key(tile.key_row), value(tile.value_row) {}
+  TESSERA_DEVICE RowBytes row(bool of_value) const { return of_value ? value : key; }
+  TESSERA_DEVICE std::uint32_t row_bytes(bool of_value) const {
+    return row(of_value).bits + row(of_value).scale + row(of_value).data;
   }
-  TESSERA_DEVICE std::uint32_t scales(bool value) const {
-    return bits(value) + kSliceEntries * row_bits;
+  TESSERA_DEVICE std::uint32_t bits(bool of_value) const {
+    return of_value ? kSliceEntries * row_bytes(false) : 0;
   }
-  TESSERA_DEVICE std::uint32_t data(bool value) const {
-    return scales(value) + kSliceEntries * row_scale;
+  TESSERA_DEVICE std::uint32_t scales(bool of_value) const {
+    return bits(of_value) + kSliceEntries * row(of_value).bits;
   }
-  TESSERA_DEVICE std::uint32_t words() const { return 2 * kSliceEntries * row_bytes(); }
+  TESSERA_DEVICE std::uint32_t data(bool of_value) const {
+    return scales(of_value) + kSliceEntries * row(of_value).scale;
+  }
+  TESSERA_DEVICE std::uint32_t words() const {
+    return kSliceEntries * (row_bytes(false) + row_bytes(true));
+  }
   TESSERA_DEVICE std::uint32_t bytes() const { return words() + kStageWordBytes; }
 };
 
@@ -88,15 +92,23 @@ struct StageLayout {
 struct PackedPart {
   const TileLayout& tile;
   StageLayout stage;
-  std::uint32_t groups;  // bits of a row
+  std::uint32_t key_groups;
+  std::uint32_t value_groups;
   TileWords words;
+
+  TESSERA_DEVICE std::uint32_t groups(bool of_value) const {
+    return of_value ? value_groups : key_groups;
+  }
 };
 
 TESSERA_DEVICE PackedPart PackedPartOf(const StepStrategy& strategy) {
-  return {.tile = strategy.layout,
-          .stage = StageLayout(strategy.layout),
-          .groups = static_cast<std::uint32_t>(strategy.shape.channels / strategy.shape.group),
-          .words = WordsOf(strategy)};
+  return {
+      .tile = strategy.layout,
+      .stage = StageLayout(strategy.layout),
+      .key_groups = static_cast<std::uint32_t>(strategy.shape.key.channels) / strategy.shape.group,
+      .value_groups =
+          static_cast<std::uint32_t>(strategy.shape.value.channels) / strategy.shape.group,
+      .words = WordsOf(strategy)};
 }
 
 // The B operands of all steps, from what rotate.cuh left; zeros beyond the last row.
@@ -132,19 +144,21 @@ TESSERA_DEVICE void LoadRotated(const AttendParams& params, const StepSequence& 
 TESSERA_DEVICE void FetchPacked(const PackedPart& part, const std::byte* tile,
                                 std::uint32_t first_row, std::byte* shared) {
   const StageLayout& stage = part.stage;
-  const std::uint32_t side = stage.row_bytes();  // chunks of K, and of V
-  for (std::uint32_t i = gpu::Lane(); i < 2 * side; i += kWarp) {
-    const bool value = i >= side;
-    std::uint32_t chunk = value ? i - side : i;
-    std::uint32_t row_bytes = stage.row_bits;
+  const std::uint32_t keys = stage.row_bytes(false);  // chunks of K; then those of V
+  const std::uint32_t chunks = keys + stage.row_bytes(true);
+  for (std::uint32_t i = gpu::Lane(); i < chunks; i += kWarp) {
+    const bool value = i >= keys;
+    const RowBytes row = stage.row(value);
+    std::uint32_t chunk = value ? i - keys : i;
+    std::uint32_t row_bytes = row.bits;
     std::uint32_t array = value ? part.tile.value_bits : part.tile.key_bits;
-    if (chunk >= stage.row_bits + stage.row_scale) {
-      chunk -= stage.row_bits + stage.row_scale;
-      row_bytes = stage.row_data;
+    if (chunk >= row.bits + row.scale) {
+      chunk -= row.bits + row.scale;
+      row_bytes = row.data;
       array = value ? part.tile.value_data : part.tile.key_data;
-    } else if (chunk >= stage.row_bits) {
-      chunk -= stage.row_bits;
-      row_bytes = stage.row_scale;
+    } else if (chunk >= row.bits) {
+      chunk -= row.bits;
+      row_bytes = row.scale;
       array = value ? part.tile.value_scales : part.tile.key_scales;
     }
     gpu::CopyChunk(shared + i * kChunkBytes,
@@ -190,13 +204,13 @@ TESSERA_DEVICE void FetchPacked(const PackedPart& part, const TakenRows& rows, s
       const bool value = i >= 3;
       const std::uint32_t which = value ? i - 3 : i;
       std::uint32_t array = value ? part.tile.value_bits : part.tile.key_bits;
-      std::uint32_t row_bytes = stage.row_bits;
+      std::uint32_t row_bytes = stage.row(value).bits;
       if (which == 1) {
         array = value ? part.tile.value_scales : part.tile.key_scales;
-        row_bytes = stage.row_scale;
+        row_bytes = stage.row(value).scale;
       } else if (which == 2) {
         array = value ? part.tile.value_data : part.tile.key_data;
-        row_bytes = stage.row_data;
+        row_bytes = stage.row(value).data;
       }
       FetchArray(rows, entry, array, row_bytes, shared + place);
       place += kSliceEntries * row_bytes;
@@ -214,11 +228,13 @@ TESSERA_DEVICE PairWalk<kGroup, Shape::kValueBytes> BeginWalk(const PackedPart& 
                                                               std::uint32_t row, bool live,
                                                               std::uint32_t slice,
                                                               const std::byte* shared) {
+  const RowBytes bytes = part.stage.row(value);
   const auto* bitmaps = reinterpret_cast<const std::uint32_t*>(shared + part.stage.bits(value));
-  RowSlice found =
-      FindSlice<Shape::kHeadDim, kGroup>(bitmaps, row, part.stage.row_bits, part.groups, slice);
+  RowSlice found = bytes.bits == 0 ? WholeSlice<Shape::kHeadDim, kGroup>(part.groups(value), slice)
+                                   : FindSlice<Shape::kHeadDim, kGroup>(bitmaps, row, bytes.bits,
+                                                                        part.groups(value), slice);
   if (!live) found.bits = 0;
-  return {found, shared + part.stage.data(value) + row * part.stage.row_data};
+  return {found, shared + part.stage.data(value) + row * bytes.data};
 }
 
 TESSERA_DEVICE float ScaleOfRow(const PackedPart& part, bool value, std::uint32_t row,

@@ -21,7 +21,7 @@ TESSERA_DEVICE RotateSource SourceOf(const EncodeTileJob& job, const DeviceStrat
           .stride = job.stride,
           .rotation = reinterpret_cast<const std::byte*>(rotation),
           .row_count = job.rows,
-          .channels = strategy.shape.channels,
+          .channels = of_value ? strategy.shape.value.channels : strategy.shape.key.channels,
           .type = type,
           .rotation_type = strategy.rotation_type,
           .unstorable_bits = UnstorableBits(strategy.shape)};
@@ -30,11 +30,11 @@ TESSERA_DEVICE RotateSource SourceOf(const EncodeTileJob& job, const DeviceStrat
 // Dense rows are the source's bytes.
 TESSERA_DEVICE void StoreDenseRows(const RotateSource& source, const RowArrays& arrays,
                                    std::byte* tile) {
-  const std::uint32_t chunks = arrays.row_data / sizeof(gpu::Chunk);
+  const std::uint32_t chunks = arrays.row.data / sizeof(gpu::Chunk);
   for (std::uint32_t i = gpu::Thread(); i < source.row_count * chunks; i += gpu::Threads()) {
     const std::uint32_t row = i / chunks;
     const std::uint32_t chunk = i % chunks;
-    reinterpret_cast<gpu::Chunk*>(tile + arrays.data + row * arrays.row_data)[chunk] =
+    reinterpret_cast<gpu::Chunk*>(tile + arrays.data + row * arrays.row.data)[chunk] =
         reinterpret_cast<const gpu::Chunk*>(source.rows + row * source.stride)[chunk];
   }
 }
@@ -42,12 +42,15 @@ TESSERA_DEVICE void StoreDenseRows(const RotateSource& source, const RowArrays& 
 // The tile's rows, packed or dense, and zeros behind them. With `keep`, `rotated` holds the packed
 // rows as they are stored afterwards.
 template <class Shape>
-TESSERA_DEVICE void StoreRows(const TileShape& shape, const RotateSource& source,
-                              const RowArrays& arrays, std::byte* tile, float* rotated, bool keep) {
-  if (shape.packed()) {
+TESSERA_DEVICE void StoreRows(const DeviceStrategy& strategy, TileRows rows,
+                              const RotateSource& source, std::byte* tile, float* rotated,
+                              bool keep) {
+  const RowArrays arrays = ArraysOf(strategy.layout, rows);
+  if (strategy.shape.packed()) {
+    const RowShape shape = ShapeOf(strategy.shape, rows);
     for (std::uint32_t r = gpu::Warp(); r < source.row_count; r += Shape::kWarps) {
-      PackRow<Shape::kHeadDim>(shape, rotated + r * Shape::kRowFloats, arrays.row_bits,
-                               PlaceOf(tile, arrays, r), keep);
+      PackRow<Shape::kHeadDim>(strategy.shape, shape, rotated + r * Shape::kRowFloats,
+                               arrays.row.bits, PlaceOf(tile, arrays, r), keep);
     }
   } else {
     StoreDenseRows(source, arrays, tile);
@@ -97,8 +100,8 @@ TESSERA_DEVICE void EncodeTile(const EncodeTilesParams& params) {
     return;
   }
   auto* tile = reinterpret_cast<std::byte*>(job.tile);
-  StoreRows<Shape>(shape, source, ArraysOf(layout, of_value ? TileRows::kValue : TileRows::kKey),
-                   tile, rotated, !of_value && shape.summary == Summary::kMinMax);
+  StoreRows<Shape>(strategy, of_value ? TileRows::kValue : TileRows::kKey, source, tile, rotated,
+                   !of_value && shape.summary == Summary::kMinMax);
   if (of_value) return;
   StoreJobWords(job, shape, layout, tile);
   gpu::SyncBlock();  // the rows as they are stored; and nobody reads them any more

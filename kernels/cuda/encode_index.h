@@ -15,14 +15,17 @@ namespace tessera::kernels::cuda {
 // The three sets of rows that a tile has.
 enum class TileRows : std::uint32_t { kKey, kValue, kBlock };
 
+// Mean keys are shaped like keys.
+TESSERA_HOST_DEVICE constexpr RowShape ShapeOf(const TileShape& shape, TileRows rows) {
+  return rows == TileRows::kValue ? shape.value : shape.key;
+}
+
 // One set of rows as arrays: offsets from the tile's first byte, and the bytes of one row.
 struct RowArrays {
   std::uint32_t bits;
   std::uint32_t scales;
   std::uint32_t data;
-  std::uint32_t row_bits;
-  std::uint32_t row_scale;
-  std::uint32_t row_data;
+  RowBytes row;
 };
 
 TESSERA_HOST_DEVICE constexpr RowArrays ArraysOf(const TileLayout& layout, TileRows rows) {
@@ -30,17 +33,13 @@ TESSERA_HOST_DEVICE constexpr RowArrays ArraysOf(const TileLayout& layout, TileR
     return {.bits = layout.block_bits,
             .scales = layout.block_scales,
             .data = layout.block_data,
-            .row_bits = layout.block_row_bits,
-            .row_scale = layout.block_row_scale,
-            .row_data = layout.block_row_data};
+            .row = layout.block_row};
   }
   const bool key = rows == TileRows::kKey;
   return {.bits = key ? layout.key_bits : layout.value_bits,
           .scales = key ? layout.key_scales : layout.value_scales,
           .data = key ? layout.key_data : layout.value_data,
-          .row_bits = layout.row_bits,
-          .row_scale = layout.row_scale,
-          .row_data = layout.row_data};
+          .row = key ? layout.key_row : layout.value_row};
 }
 
 // Blocks of a tile that hold at least one of its first `rows` rows, and the rows in one of them.

@@ -39,15 +39,15 @@ TESSERA_DEVICE float MaxOverWarp(float value) {
 
 // Where one stored row lies.
 struct RowPlace {
-  std::byte* bits;
+  std::byte* bits;  // null: every channel is stored
   std::byte* scale;
   std::byte* data;
 };
 
 TESSERA_DEVICE RowPlace PlaceOf(std::byte* tile, const RowArrays& arrays, std::uint32_t row) {
-  return {.bits = tile + arrays.bits + row * arrays.row_bits,
-          .scale = tile + arrays.scales + row * arrays.row_scale,
-          .data = tile + arrays.data + row * arrays.row_data};
+  return {.bits = arrays.row.bits != 0 ? tile + arrays.bits + row * arrays.row.bits : nullptr,
+          .scale = tile + arrays.scales + row * arrays.row.scale,
+          .data = tile + arrays.data + row * arrays.row.data};
 }
 
 // ---- Selecting ---------------------------------------------------------------------------------
@@ -190,10 +190,9 @@ TESSERA_DEVICE float StoreValue(ValueType type, std::byte* data, std::uint32_t i
 // Packs a row of fp32 elements. With `keep`, the row then holds the elements as they are stored,
 // dropped ones 0.
 template <std::uint32_t kHeadDim, std::uint32_t kGroup>
-TESSERA_DEVICE void PackGroups(const TileShape& shape, float* row, std::uint32_t row_bits,
-                               const RowPlace& place, bool keep) {
+TESSERA_DEVICE void PackGroups(ValueType type, const RowShape& shape, float* row,
+                               std::uint32_t row_bits, const RowPlace& place, bool keep) {
   using Groups = LaneGroups<(kHeadDim / kGroup + kWarp - 1) / kWarp, kGroup>;
-  const ValueType type = ValuesOf(shape.format);
   const std::uint32_t groups = shape.channels / kGroup;
   Groups lane;
   lane.Load(row, groups);
@@ -226,11 +225,12 @@ TESSERA_DEVICE void PackGroups(const TileShape& shape, float* row, std::uint32_t
 }
 
 template <std::uint32_t kHeadDim>
-TESSERA_DEVICE void PackRow(const TileShape& shape, float* row, std::uint32_t row_bits,
-                            const RowPlace& place, bool keep) {
-  if (shape.group == 1) PackGroups<kHeadDim, 1>(shape, row, row_bits, place, keep);
-  if (shape.group == 2) PackGroups<kHeadDim, 2>(shape, row, row_bits, place, keep);
-  if (shape.group == 4) PackGroups<kHeadDim, 4>(shape, row, row_bits, place, keep);
+TESSERA_DEVICE void PackRow(const TileShape& tile, const RowShape& shape, float* row,
+                            std::uint32_t row_bits, const RowPlace& place, bool keep) {
+  const ValueType type = ValuesOf(tile.format);
+  if (tile.group == 1) PackGroups<kHeadDim, 1>(type, shape, row, row_bits, place, keep);
+  if (tile.group == 2) PackGroups<kHeadDim, 2>(type, shape, row, row_bits, place, keep);
+  if (tile.group == 4) PackGroups<kHeadDim, 4>(type, shape, row, row_bits, place, keep);
 }
 
 // ---- Reading back ------------------------------------------------------------------------------
@@ -250,24 +250,25 @@ TESSERA_DEVICE float LoadValueOf(ValueType type, const RowPlace& place, std::uin
 }
 
 // A stored row as `width` fp32 elements, whole words of lanes; 0 where it has none.
-TESSERA_DEVICE void ReadStoredRow(const TileShape& shape, const RowPlace& place,
-                                  std::uint32_t width, float* elements) {
-  if (!shape.packed()) {
+TESSERA_DEVICE void ReadStoredRow(const TileShape& tile, const RowShape& shape,
+                                  const RowPlace& place, std::uint32_t width, float* elements) {
+  if (!tile.packed()) {
     for (std::uint32_t c = gpu::Lane(); c < width; c += kWarp) {
-      elements[c] = LoadElementOf(ElementsOf(shape.format), place.data, c);
+      elements[c] = LoadElementOf(ElementsOf(tile.format), place.data, c);
     }
     return;
   }
-  const ValueType type = ValuesOf(shape.format);
+  const ValueType type = ValuesOf(tile.format);
   const float scale =
       IsScaled(type) ? Bf16ToFloat(*reinterpret_cast<const std::uint16_t*>(place.scale)) : 0;
   std::uint32_t before = 0;
   for (std::uint32_t first = 0; first < width; first += kWarp) {
     const std::uint32_t channel = first + gpu::Lane();
-    const std::uint32_t group = channel / shape.group;
+    const std::uint32_t group = channel / tile.group;
     const bool live =
         channel < shape.channels &&
-        (std::to_integer<std::uint32_t>(place.bits[group / 8]) >> (group % 8) & 1u) != 0;
+        (place.bits == nullptr ||
+         (std::to_integer<std::uint32_t>(place.bits[group / 8]) >> (group % 8) & 1u) != 0);
     const std::uint32_t kept = gpu::Ballot(live);
     const std::uint32_t rank = before + gpu::PopCount(kept & LanesBelow(gpu::Lane()));
     // A bitmap with bits too many must not lead beyond the row.

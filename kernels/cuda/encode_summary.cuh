@@ -17,9 +17,9 @@ TESSERA_DEVICE void ZeroBytes(std::byte* at, std::uint32_t bytes) {
 TESSERA_DEVICE void ZeroRowsBehind(std::byte* tile, const RowArrays& arrays, std::uint32_t used,
                                    std::uint32_t rows) {
   const RowPlace first = PlaceOf(tile, arrays, used);
-  ZeroBytes(first.bits, (rows - used) * arrays.row_bits);
-  ZeroBytes(first.scale, (rows - used) * arrays.row_scale);
-  ZeroBytes(first.data, (rows - used) * arrays.row_data);
+  ZeroBytes(first.bits, (rows - used) * arrays.row.bits);
+  ZeroBytes(first.scale, (rows - used) * arrays.row.scale);
+  ZeroBytes(first.data, (rows - used) * arrays.row.data);
 }
 
 TESSERA_DEVICE void StoreElementOf(ElementType type, std::byte* row, std::uint32_t index,
@@ -49,7 +49,7 @@ TESSERA_DEVICE void AverageBlocks(const TileShape& shape, std::uint32_t rows, fl
   for (std::uint32_t i = gpu::Thread(); i < blocks * Shape::kHeadDim; i += Shape::kThreads) {
     const std::uint32_t block = i / Shape::kHeadDim;
     const std::uint32_t channel = i % Shape::kHeadDim;
-    if (channel >= shape.channels) continue;
+    if (channel >= shape.key.channels) continue;
     const std::uint32_t count = BlockRows(shape, rows, block);
     float* column = keys + block * shape.block * Shape::kRowFloats + channel;
     double sum = 0;
@@ -68,10 +68,10 @@ TESSERA_DEVICE void StoreMeans(const TileShape& shape, const TileLayout& layout,
     float* mean = keys + b * shape.block * Shape::kRowFloats;
     const RowPlace place = PlaceOf(tile, arrays, b);
     if (shape.packed()) {
-      PackRow<Shape::kHeadDim>(shape, mean, arrays.row_bits, place, false);
+      PackRow<Shape::kHeadDim>(shape, shape.key, mean, arrays.row.bits, place, false);
       continue;
     }
-    for (std::uint32_t c = gpu::Lane(); c < shape.channels; c += kWarp) {
+    for (std::uint32_t c = gpu::Lane(); c < shape.key.channels; c += kWarp) {
       StoreElementOf(ElementsOf(shape.format), place.data, c, mean[c]);
     }
   }
@@ -85,7 +85,7 @@ TESSERA_DEVICE void StoreMinMax(const TileShape& shape, const TileLayout& layout
   for (std::uint32_t i = gpu::Thread(); i < blocks * Shape::kHeadDim; i += Shape::kThreads) {
     const std::uint32_t block = i / Shape::kHeadDim;
     const std::uint32_t channel = i % Shape::kHeadDim;
-    if (channel >= shape.channels) continue;
+    if (channel >= shape.key.channels) continue;
     const float* column = keys + block * shape.block * Shape::kRowFloats + channel;
     float low = *column;
     float high = low;
@@ -100,9 +100,9 @@ TESSERA_DEVICE void StoreMinMax(const TileShape& shape, const TileLayout& layout
       low = FloorToBf16(low);
       high = -FloorToBf16(-high) + 0.0f;
     }
-    std::byte* row = tile + layout.block_data + block * layout.block_row_data;
+    std::byte* row = tile + layout.block_data + block * layout.block_row.data;
     StoreElementOf(type, row, channel, low);
-    StoreElementOf(type, row, shape.channels + channel, high);
+    StoreElementOf(type, row, shape.key.channels + channel, high);
   }
 }
 
@@ -114,7 +114,7 @@ TESSERA_DEVICE void StoreSummaries(const TileShape& shape, const TileLayout& lay
   if (shape.summary == Summary::kMean) StoreMeans<Shape>(shape, layout, tile, rows, keys);
   if (shape.summary == Summary::kMinMax) StoreMinMax<Shape>(shape, layout, tile, rows, keys);
   ZeroRowsBehind(tile, ArraysOf(layout, TileRows::kBlock), UsedBlocks(shape, rows), shape.blocks());
-  const std::uint32_t end = layout.block_data + shape.blocks() * layout.block_row_data;
+  const std::uint32_t end = layout.block_data + shape.blocks() * layout.block_row.data;
   ZeroBytes(tile + end, layout.weights - end);
 }
 

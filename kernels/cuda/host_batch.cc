@@ -16,8 +16,7 @@ bool IsServed(const SegmentView& segment, const DenseTile& tile) {
   const TileShape& shape = segment.shape;
   if (WhyNotServed(shape) != nullptr || shape.head_dim != tile.head_dim) return false;
   if (!shape.packed()) return shape.format == DenseFormat(tile.type);
-  const bool rotates = segment.rotation.key != nullptr && segment.rotation.value != nullptr;
-  return rotates || shape.channels == shape.head_dim;
+  return CutsAreExplained(shape, segment.rotation);
 }
 
 // What the device does not get to see. It judges tile offsets and tail lengths itself.
@@ -64,9 +63,11 @@ void HostBatchImage::MeasurePool() {
       Allocate(std::uint64_t{tiles} * 8);
       for (std::uint32_t t = 0; t < tiles; ++t) Allocate(LayoutOf(segment.shape).bytes);
       if (!segment.shape.packed()) continue;
-      for (const std::byte* matrix : {segment.rotation.key, segment.rotation.value}) {
-        if (matrix != nullptr) Allocate(RotationBytes(segment.shape, segment.rotation.type));
-      }
+      const auto allocate = [&](const std::byte* matrix, const RowShape& side) {
+        if (matrix != nullptr) Allocate(RotationBytes(segment.shape, side, segment.rotation.type));
+      };
+      allocate(segment.rotation.key, segment.shape.key);
+      allocate(segment.rotation.value, segment.shape.value);
     }
   }
   extents_ = static_cast<std::uint32_t>((next_ + extent_bytes_ - 1) / extent_bytes_);
@@ -101,13 +102,14 @@ void HostBatchImage::PackTile(const SegmentView& segment, std::uint64_t host_off
   std::memcpy(PoolAt(table_word), &offset, sizeof offset);
 }
 
-std::uint64_t HostBatchImage::PackRotation(const SegmentView& segment, const std::byte* matrix) {
+std::uint64_t HostBatchImage::PackRotation(const SegmentView& segment, const RowShape& side,
+                                           const std::byte* matrix) {
   if (!segment.shape.packed() || matrix == nullptr) return kNoRotation;
   const TileShape& shape = segment.shape;
   const ElementType type = segment.rotation.type;
-  const std::uint64_t offset = Allocate(RotationBytes(shape, type));
+  const std::uint64_t offset = Allocate(RotationBytes(shape, side, type));
   std::memcpy(PoolAt(offset), matrix,
-              std::size_t{shape.channels} * shape.head_dim * ElementBytes(type));
+              std::size_t{side.channels} * shape.head_dim * ElementBytes(type));
   return offset;
 }
 
@@ -122,8 +124,8 @@ SegmentSpec HostBatchImage::PackSegment(const SegmentView& segment) {
           .entries = segment.entries,
           .shape = segment.shape,
           .position_span = segment.positions(),
-          .key_rotation = PackRotation(segment, segment.rotation.key),
-          .value_rotation = PackRotation(segment, segment.rotation.value),
+          .key_rotation = PackRotation(segment, segment.shape.key, segment.rotation.key),
+          .value_rotation = PackRotation(segment, segment.shape.value, segment.rotation.value),
           .rotation_type = segment.rotation.type};
 }
 

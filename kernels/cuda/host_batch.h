@@ -84,7 +84,8 @@ class HostBatchImage {
   std::byte* PoolAt(std::uint64_t offset);
   SegmentSpec PackSegment(const SegmentView& segment);
   void PackTile(const SegmentView& segment, std::uint64_t host_offset, std::uint64_t table_word);
-  std::uint64_t PackRotation(const SegmentView& segment, const std::byte* matrix);
+  std::uint64_t PackRotation(const SegmentView& segment, const RowShape& side,
+                             const std::byte* matrix);
   PackedLane PackLane(const LaneView& lane);
   void MeasurePool();
 

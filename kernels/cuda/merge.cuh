@@ -91,7 +91,7 @@ TESSERA_DEVICE float Unrotate(const AttendParams& params, const StepStrategy& st
   row[gpu::Thread()] = element;
   gpu::SyncBlock();
   float sum = 0;
-  for (std::uint32_t c = 0; c < strategy.shape.channels; ++c) {
+  for (std::uint32_t c = 0; c < strategy.shape.value.channels; ++c) {
     sum +=
         row[c] * LoadElement(rotation, c * params.head_dim + gpu::Thread(), strategy.rotation_type);
   }

@@ -74,6 +74,26 @@ struct RowSlice {
   std::uint32_t before = 0;
 };
 
+// The groups of a slice in a row that has `groups` of them: the first, and how many.
+template <std::uint32_t kHeadDim, std::uint32_t kGroup>
+struct SliceGroups {
+  static constexpr std::uint32_t kPer = kHeadDim / kRowSlices / kGroup;  // of a whole slice
+  static_assert(kPer >= 1 && kPer <= 32);
+  std::uint32_t first;
+  std::uint32_t count;
+
+  TESSERA_HOST_DEVICE SliceGroups(std::uint32_t groups, std::uint32_t slice)
+      : first(slice * kPer < groups ? slice * kPer : groups),
+        count(groups - first < kPer ? groups - first : kPer) {}
+};
+
+// Of a row without a bitmap, which keeps every group.
+template <std::uint32_t kHeadDim, std::uint32_t kGroup>
+TESSERA_HOST_DEVICE inline RowSlice WholeSlice(std::uint32_t groups, std::uint32_t slice) {
+  const SliceGroups<kHeadDim, kGroup> own(groups, slice);
+  return {.bits = own.count >= 32 ? ~0u : (1u << own.count) - 1, .before = own.first};
+}
+
 // `words`: bitmaps of rows of `row_bits` bytes, one after another, the first word-aligned. Bits
 // from `groups` on are other rows'; those of channels that the row lacks stay 0. Reads up to 36 +
 // head_dim / 8 bytes from the row's first byte on.
@@ -81,19 +101,17 @@ template <std::uint32_t kHeadDim, std::uint32_t kGroup>
 TESSERA_HOST_DEVICE inline RowSlice FindSlice(const std::uint32_t* words, std::uint32_t row,
                                               std::uint32_t row_bits, std::uint32_t groups,
                                               std::uint32_t slice) {
-  constexpr std::uint32_t kPer = kHeadDim / kRowSlices / kGroup;  // groups of a slice
-  constexpr std::uint32_t kWords = ((kRowSlices - 1) * kPer + 31) / 32;
-  static_assert(kPer >= 1 && kPer <= 32);
+  using Groups = SliceGroups<kHeadDim, kGroup>;
+  constexpr std::uint32_t kWords = ((kRowSlices - 1) * Groups::kPer + 31) / 32;
   const std::uint32_t origin = row * row_bits * 8;
-  const std::uint32_t first = slice * kPer < groups ? slice * kPer : groups;
-  const std::uint32_t count = groups - first < kPer ? groups - first : kPer;
+  const Groups own(groups, slice);
   RowSlice found;
   TESSERA_UNROLL
   for (std::uint32_t w = 0; w < kWords; ++w) {
-    const std::uint32_t left = first > w * 32 ? first - w * 32 : 0;
+    const std::uint32_t left = own.first > w * 32 ? own.first - w * 32 : 0;
     found.before += CountBits(BitsAt(words, origin + w * 32, left < 32 ? left : 32));
   }
-  found.bits = BitsAt(words, origin + first, count);
+  found.bits = BitsAt(words, origin + own.first, own.count);
   return found;
 }
 

@@ -110,8 +110,8 @@ struct AppendParams {
 
 // K and V rows of one lane on their way into one place. Device addresses, multiples of 16.
 struct RowRun {
-  std::uint64_t key;  // of the first source row
-  std::uint64_t value;
+  std::uint64_t key;           // of the first source row
+  std::uint64_t value;         // 0: there are K rows alone
   std::uint64_t stride;        // bytes between source rows
   std::uint64_t key_target;    // target rows lie one after another
   std::uint64_t value_target;  // likewise

@@ -36,9 +36,9 @@ TESSERA_DEVICE float LoadElement(const std::byte* row, std::uint32_t index, Elem
 
 // The rotation at a pool offset, or null where it does not lie in the pool.
 TESSERA_DEVICE const std::byte* FindRotation(const DeviceArena& arena, const StepStrategy& strategy,
-                                             std::uint64_t offset) {
+                                             const RowShape& side, std::uint64_t offset) {
   return reinterpret_cast<const std::byte*>(ResolveObject(
-      arena, offset, RotationBytes(strategy.shape, strategy.rotation_type), kTileAlignment));
+      arena, offset, RotationBytes(strategy.shape, side, strategy.rotation_type), kTileAlignment));
 }
 
 // What a strategy multiplies with. False, where a matrix that it names is not in the pool: then
@@ -49,11 +49,11 @@ struct Rotations {
 
   TESSERA_DEVICE bool Find(const DeviceArena& arena, const StepStrategy& strategy) {
     if (strategy.key_rotation != kNoRotation) {
-      key = FindRotation(arena, strategy, strategy.key_rotation);
+      key = FindRotation(arena, strategy, strategy.shape.key, strategy.key_rotation);
       if (key == nullptr) return false;
     }
     if (strategy.value_rotation != kNoRotation) {
-      value = FindRotation(arena, strategy, strategy.value_rotation);
+      value = FindRotation(arena, strategy, strategy.shape.value, strategy.value_rotation);
       if (value == nullptr) return false;
     }
     return true;
@@ -112,7 +112,7 @@ TESSERA_DEVICE void RotateColumns(const AttendParams& params, const StepStrategy
   for (std::uint32_t channel = gpu::Thread(); channel < params.head_dim;
        channel += gpu::Threads()) {
     float products[kTileColumns] = {};
-    if (channel < strategy.shape.channels && rotation != nullptr) {
+    if (channel < strategy.shape.key.channels && rotation != nullptr) {
       const std::uint64_t row_bytes = params.head_dim * ElementBytes(strategy.rotation_type);
       MultiplyRow(rotation + channel * row_bytes, strategy.rotation_type, params.head_dim, queries,
                   products);

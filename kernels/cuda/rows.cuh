@@ -79,7 +79,8 @@ TESSERA_HOST_DEVICE constexpr bool WordIsUnusable(ElementType type, std::uint32_
 TESSERA_DEVICE void StoreRun(const StoreRowsParams& params) {
   const RowRun run = params.runs[gpu::BlockX()];
   const std::uint32_t chunks = run.row_bytes / sizeof(gpu::Chunk);
-  for (std::uint32_t i = gpu::Thread(); i < 2 * run.rows * chunks; i += gpu::Threads()) {
+  const std::uint32_t sides = run.value == 0 ? 1 : 2;
+  for (std::uint32_t i = gpu::Thread(); i < sides * run.rows * chunks; i += gpu::Threads()) {
     const bool of_value = i >= run.rows * chunks;
     const std::uint32_t at = of_value ? i - run.rows * chunks : i;
     const std::uint32_t row = at / chunks;

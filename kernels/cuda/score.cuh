@@ -199,7 +199,7 @@ TESSERA_DEVICE void StoreScores(const AttendParams& params, const StepStrategy& 
     tile = own == r ? places.tile[r] : tile;
     in_tile = own == r ? places.block[r] : in_tile;
   }
-  if (strategy.layout.block_row_scale != 0 && tile != nullptr) {
+  if (strategy.layout.block_row.scale != 0 && tile != nullptr) {
     product *= LoadStored<Stored::kBf16>(tile + strategy.layout.block_scales, in_tile);
   }
   const std::uint32_t block = strategy.shape.block;

@@ -172,7 +172,7 @@ struct StepStrategy {
   TileShape shape;
   TileLayout layout;  // of `shape`
 };
-static_assert(sizeof(StepStrategy) == 120);
+static_assert(sizeof(StepStrategy) == 136);
 inline constexpr std::uint64_t kNoRotation = ~std::uint64_t{0};
 
 // A lane that reads a selection of blocks. Its blocks are those of its choices, one after another.

@@ -59,11 +59,13 @@ SegmentSpec SpecOf(const SegmentView& segment) {
           .rotation_type = segment.rotation.type};
 }
 
-// Whether a kernel may multiply with what lies at `offset`. Without a rotation no channel is cut.
-bool RotationFits(const DeviceArena& arena, const SegmentSpec& segment, std::uint64_t offset) {
-  if (offset == kNoRotation) return segment.shape.channels == segment.shape.head_dim;
+// Whether a kernel may multiply a side with what lies at `offset`. Without a rotation no channel of
+// it is cut.
+bool RotationFits(const DeviceArena& arena, const SegmentSpec& segment, const RowShape& side,
+                  std::uint64_t offset) {
+  if (offset == kNoRotation) return side.channels == segment.shape.head_dim;
   return IsElementType(static_cast<std::uint8_t>(segment.rotation_type)) &&
-         ResolveObject(arena, offset, RotationBytes(segment.shape, segment.rotation_type),
+         ResolveObject(arena, offset, RotationBytes(segment.shape, side, segment.rotation_type),
                        kTileAlignment) != 0;
 }
 
@@ -161,8 +163,8 @@ bool StepWriter::Fits(const SegmentSpec& segment) {
   if (!shape.packed() && shape.format != DenseFormat(type_)) return false;
   if (segment.entries == 0) return true;
   const DeviceArena arena = Arena();
-  if (shape.packed() && (!RotationFits(arena, segment, segment.key_rotation) ||
-                         !RotationFits(arena, segment, segment.value_rotation))) {
+  if (shape.packed() && (!RotationFits(arena, segment, shape.key, segment.key_rotation) ||
+                         !RotationFits(arena, segment, shape.value, segment.value_rotation))) {
     return false;
   }
   return ResolveObject(arena, segment.tile_table, std::uint64_t{TilesOf(segment.entries)} * 8, 8) !=

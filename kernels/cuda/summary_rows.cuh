@@ -47,7 +47,7 @@ struct SummaryPlaces {
     return tile[r] == nullptr ? nullptr : tile[r] + array + block[r] * row_bytes;
   }
   TESSERA_DEVICE const std::byte* DataOf(std::uint32_t r, const TileLayout& layout) const {
-    return RowOf(r, layout.block_data, layout.block_row_data);
+    return RowOf(r, layout.block_data, layout.block_row.data);
   }
 };
 
@@ -80,7 +80,7 @@ struct Extremes {
   float greatest[kScoreRows][kPer];
 
   TESSERA_DEVICE void Load(const StepStrategy& strategy, const SummaryPlaces& places) {
-    const std::uint32_t channels = strategy.shape.channels;
+    const std::uint32_t channels = strategy.shape.key.channels;
     TESSERA_UNROLL
     for (std::uint32_t r = 0; r < kScoreRows; ++r) {
       const std::byte* row = places.DataOf(r, strategy.layout);
@@ -120,7 +120,7 @@ struct PackedMeans {
         TESSERA_UNROLL
         for (std::uint32_t w = 0; w < word; ++w) before += CountBits(words[r][w]);
         const std::uint32_t index = before * kGroup + channel % kGroup;
-        const bool kept = (words[r][word] >> bit & 1) != 0 && index < strategy.shape.kept;
+        const bool kept = (words[r][word] >> bit & 1) != 0 && index < strategy.shape.key.kept;
         mean[r][i] = kept ? LoadStored<kStored>(row, index) : 0;
       }
     }
@@ -133,17 +133,18 @@ struct PackedMeans {
   // Each lane reads the bit of a group of its own in a word; rows without a tile have no bits.
   TESSERA_DEVICE static void LoadBits(const StepStrategy& strategy, const SummaryPlaces& places,
                                       std::uint32_t (&words)[kScoreRows][kWords]) {
-    const std::uint32_t groups = strategy.shape.channels / strategy.shape.group;
+    const std::uint32_t groups = strategy.shape.key.channels / strategy.shape.group;
+    const bool whole = strategy.layout.block_row.bits == 0;  // every channel is stored
     std::uint32_t bytes[kScoreRows][kWords];
     TESSERA_UNROLL
     for (std::uint32_t r = 0; r < kScoreRows; ++r) {
       const std::byte* bits =
-          places.RowOf(r, strategy.layout.block_bits, strategy.layout.block_row_bits);
+          places.RowOf(r, strategy.layout.block_bits, strategy.layout.block_row.bits);
       TESSERA_UNROLL
       for (std::uint32_t w = 0; w < kWords; ++w) {
         const std::uint32_t group = w * 32 + gpu::Lane();
         const bool live = bits != nullptr && group < groups;
-        bytes[r][w] = live ? static_cast<std::uint32_t>(bits[group / 8]) : 0;
+        bytes[r][w] = !live ? 0 : whole ? 0xffu : static_cast<std::uint32_t>(bits[group / 8]);
       }
     }
     TESSERA_UNROLL

@@ -34,10 +34,14 @@ std::string_view RotationProblem(const DeviceStrategy& strategy) {
   if (!IsElementType(static_cast<std::uint8_t>(strategy.rotation_type))) {
     return "an unknown type of rotations";
   }
+  const auto cuts = [&](std::uint64_t rotation, const RowShape& side) {
+    return rotation == 0 && side.channels != strategy.shape.head_dim;
+  };
+  if (cuts(strategy.key_rotation, strategy.shape.key) ||
+      cuts(strategy.value_rotation, strategy.shape.value)) {
+    return "an identity rotation that cuts channels";
+  }
   for (const std::uint64_t rotation : {strategy.key_rotation, strategy.value_rotation}) {
-    if (rotation == 0 && strategy.shape.channels != strategy.shape.head_dim) {
-      return "an identity rotation that cuts channels";
-    }
     if (rotation % kAlignment != 0) return "a rotation that is not 16-byte aligned";
   }
   return {};

@@ -17,13 +17,15 @@ TESSERA_DEVICE void DecodeTile(const DecodeTilesParams& params) {
   const DeviceStrategy& strategy = params.strategies[job.strategy];
   const TileShape shape = strategy.shape;
   const bool of_value = gpu::BlockY() == 1;
-  const RowArrays arrays = ArraysOf(strategy.layout, of_value ? TileRows::kValue : TileRows::kKey);
+  const TileRows rows = of_value ? TileRows::kValue : TileRows::kKey;
+  const RowArrays arrays = ArraysOf(strategy.layout, rows);
   const std::uint32_t width = PaddedChannels(shape);
   auto* output = reinterpret_cast<float*>(of_value ? job.values : job.keys);
   // Only read; PlaceOf serves writers, too.
   auto* tile = reinterpret_cast<std::byte*>(job.tile);
   for (std::uint32_t r = gpu::Warp(); r < job.rows; r += gpu::Threads() / kWarp) {
-    ReadStoredRow(shape, PlaceOf(tile, arrays, r), width, output + std::uint64_t{r} * width);
+    ReadStoredRow(shape, ShapeOf(shape, rows), PlaceOf(tile, arrays, r), width,
+                  output + std::uint64_t{r} * width);
   }
 }
 
@@ -52,9 +54,9 @@ TESSERA_DEVICE void CopyStoredRow(const RowArrays& to_arrays, std::byte* to, std
                                   std::uint32_t from_row) {
   const RowPlace target = PlaceOf(to, to_arrays, to_row);
   const RowPlace source = PlaceOf(from, from_arrays, from_row);
-  CopyBytes(target.bits, source.bits, to_arrays.row_bits);
-  CopyBytes(target.scale, source.scale, to_arrays.row_scale);
-  CopyBytes(target.data, source.data, to_arrays.row_data);
+  CopyBytes(target.bits, source.bits, to_arrays.row.bits);
+  CopyBytes(target.scale, source.scale, to_arrays.row.scale);
+  CopyBytes(target.data, source.data, to_arrays.row.data);
 }
 
 // The words of the new tile's row r; `source` null behind the last row.
@@ -93,7 +95,7 @@ TESSERA_DEVICE void GatherTileRows(const GatherTilesParams& params) {
     CopyStoredRow(to_keys, tile, r, from_keys, source, rows[r].row);
     CopyStoredRow(to_values, tile, r, from_values, source, rows[r].row);
     if (shape.summary == Summary::kNone) continue;
-    ReadStoredRow(shape, PlaceOf(source, from_keys, rows[r].row), PaddedChannels(shape),
+    ReadStoredRow(shape, shape.key, PlaceOf(source, from_keys, rows[r].row), PaddedChannels(shape),
                   keys + r * Shape::kRowFloats);
   }
   ZeroRowsBehind(tile, to_keys, job.row_count, kTileEntries);

@@ -81,7 +81,7 @@ void FillSpace(const Call& call, const Space& space) {
   const bool packed = segment.shape.packed();
   call.operations->rotate({.rotation = packed ? segment.rotation.key : nullptr,
                            .rotation_type = segment.rotation.type,
-                           .channels = segment.shape.channels,
+                           .channels = segment.shape.key.channels,
                            .head_dim = geometry.head_dim,
                            .rows = rows,
                            .row_type = geometry.type,

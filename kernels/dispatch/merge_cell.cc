@@ -50,7 +50,7 @@ void RotateBack(const CellResults& results, const SegmentView& segment,
   std::memcpy(rotated, partial.output, sizeof(float) * results.cell->rows * padded);
   results.operations->unrotate({.rotation = segment.rotation.value,
                                 .rotation_type = segment.rotation.type,
-                                .channels = segment.shape.channels,
+                                .channels = segment.shape.value.channels,
                                 .head_dim = head_dim,
                                 .rows = rotated,
                                 .padded_channels = padded,

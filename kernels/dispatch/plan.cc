@@ -165,10 +165,7 @@ bool SegmentIsSound(const AttendBatch& batch, const SegmentView& segment) {
   const TileShape& shape = segment.shape;
   if (WhyNotServed(shape) != nullptr || shape.head_dim != batch.geometry.head_dim) return false;
   if (!shape.packed()) return shape.format == DenseFormat(batch.geometry.type);
-  if (segment.rotation.key == nullptr || segment.rotation.value == nullptr) {
-    return segment.rotation.key == segment.rotation.value && shape.channels == shape.head_dim;
-  }
-  return true;
+  return CutsAreExplained(shape, segment.rotation);
 }
 
 }  // namespace

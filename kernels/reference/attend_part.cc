@@ -24,13 +24,15 @@ struct RowState {
 // A query row as doubles: elements of the model's type over dense tiles, fp32 over packed ones.
 void ReadQuery(const AttendPart& part, const QueryRow& row, double* query) {
   const ElementType type = part.shape.packed() ? ElementType::kFp32 : ElementsOf(part.shape.format);
-  for (std::uint32_t c = 0; c < part.shape.channels; ++c) query[c] = ElementAt(row.query, c, type);
+  for (std::uint32_t c = 0; c < part.shape.key.channels; ++c) {
+    query[c] = ElementAt(row.query, c, type);
+  }
 }
 
 // In units of log2, so that weights are powers of two. Saturates like the fp32 kernels do.
 double Logit(const AttendPart& part, const double* query, const double* key, double weight) {
   double logit = 0;
-  for (std::uint32_t c = 0; c < part.shape.channels; ++c) logit += query[c] * key[c];
+  for (std::uint32_t c = 0; c < part.shape.key.channels; ++c) logit += query[c] * key[c];
   logit *= part.scale;
   if (part.logit_softcap != 0) {
     logit = part.logit_softcap * std::tanh(logit / part.logit_softcap);
@@ -45,11 +47,11 @@ void AddEntry(const AttendPart& part, double logit, const double* value, RowStat
     const double factor = std::exp2(state.max - logit);
     state.max = logit;
     state.sum *= factor;
-    for (std::uint32_t c = 0; c < part.shape.channels; ++c) state.output[c] *= factor;
+    for (std::uint32_t c = 0; c < part.shape.value.channels; ++c) state.output[c] *= factor;
   }
   const double weight = std::exp2(logit - state.max);
   state.sum += weight;
-  for (std::uint32_t c = 0; c < part.shape.channels; ++c) {
+  for (std::uint32_t c = 0; c < part.shape.value.channels; ++c) {
     state.output[c] += weight * value[c];
   }
 }

@@ -26,13 +26,13 @@ struct Prepared {
   RotationView rotation;
 };
 
-void Rotate(const EncodeJob& job, const std::byte* rows, const Rotation& rotation,
-            RotatedRows& rotated) {
+void Rotate(const EncodeJob& job, const std::byte* rows, const RowShape& side,
+            const Rotation& rotation, RotatedRows& rotated) {
   const std::byte* pointers[kTileEntries];
   for (std::uint32_t r = 0; r < job.rows; ++r) pointers[r] = rows + r * job.stride;
   RotateReference({.rotation = rotation.matrix,
                    .rotation_type = rotation.type,
-                   .channels = job.shape.channels,
+                   .channels = side.channels,
                    .head_dim = job.shape.head_dim,
                    .rows = pointers,
                    .row_type = job.type,
@@ -41,9 +41,10 @@ void Rotate(const EncodeJob& job, const std::byte* rows, const Rotation& rotatio
                    .padded_channels = kMaxChannels});
 }
 
-bool AllStorable(const TileShape& shape, const RotatedRows& rotated, std::uint32_t rows) {
+bool AllStorable(const TileShape& shape, const RowShape& side, const RotatedRows& rotated,
+                 std::uint32_t rows) {
   for (std::uint32_t r = 0; r < rows; ++r) {
-    for (std::uint32_t c = 0; c < shape.channels; ++c) {
+    for (std::uint32_t c = 0; c < side.channels; ++c) {
       const auto bits = std::bit_cast<std::uint32_t>(rotated.rows[r][c]);
       if ((bits & 0x7fffffffu) >= UnstorableBits(shape)) return false;
     }
@@ -72,18 +73,18 @@ float GroupKey(const float* row, std::uint32_t group, float normaliser) {
 
 // Where a packed row goes.
 struct RowTarget {
-  std::byte* bits;
+  std::byte* bits;  // null: every group is kept
   std::byte* scale;
   std::byte* data;
 };
 
-void StoreValues(const TileShape& shape, const float* values, const RowTarget& target) {
-  const ValueType type = ValuesOf(shape.format);
+void StoreValues(ValueType type, std::uint32_t count, const float* values,
+                 const RowTarget& target) {
   float peak = 0;
-  for (std::uint32_t i = 0; i < shape.kept; ++i) peak = std::max(peak, std::fabs(values[i]));
+  for (std::uint32_t i = 0; i < count; ++i) peak = std::max(peak, std::fabs(values[i]));
   const std::uint16_t scale = IsScaled(type) ? ScaleOf(type, peak) : std::uint16_t{0};
   if (IsScaled(type)) std::memcpy(target.scale, &scale, sizeof(scale));
-  for (std::uint32_t i = 0; i < shape.kept; ++i) {
+  for (std::uint32_t i = 0; i < count; ++i) {
     if (IsScaled(type)) {
       target.data[i] = std::byte{ToScaled(type, values[i], Bf16ToFloat(scale))};
       continue;
@@ -94,10 +95,20 @@ void StoreValues(const TileShape& shape, const float* values, const RowTarget& t
   }
 }
 
+// Row `row` of the arrays that begin at these offsets.
+RowTarget TargetOf(std::byte* tile, std::uint32_t bits, std::uint32_t scales, std::uint32_t data,
+                   const RowBytes& bytes, std::uint32_t row) {
+  return {.bits = bytes.bits != 0 ? tile + bits + row * bytes.bits : nullptr,
+          .scale = tile + scales + row * bytes.scale,
+          .data = tile + data + row * bytes.data};
+}
+
 // Keeps the strongest groups and stores them. The bitmap's bytes are zero before.
-void PackRow(const TileShape& shape, const float* row, const RowTarget& target) {
-  const std::uint32_t groups = shape.channels / shape.group;
-  const float normaliser = Normaliser(row, shape.channels);
+void PackRow(const TileShape& shape, const RowShape& side, const float* row,
+             const RowTarget& target) {
+  const std::uint32_t groups = side.channels / shape.group;
+  const std::uint32_t wanted = side.kept / shape.group;
+  const float normaliser = Normaliser(row, side.channels);
   float keys[kMaxChannels];
   std::uint32_t order[kMaxChannels];
   for (std::uint32_t g = 0; g < groups; ++g) {
@@ -106,14 +117,16 @@ void PackRow(const TileShape& shape, const float* row, const RowTarget& target) 
   std::iota(order, order + groups, 0u);
   std::stable_sort(order, order + groups,
                    [&](std::uint32_t a, std::uint32_t b) { return keys[a] > keys[b]; });
-  std::sort(order, order + shape.kept / shape.group);
+  std::sort(order, order + wanted);
   float values[kMaxChannels];
-  for (std::uint32_t i = 0; i < shape.kept / shape.group; ++i) {
+  for (std::uint32_t i = 0; i < wanted; ++i) {
     const std::uint32_t g = order[i];
-    target.bits[g / 8] |= std::byte{static_cast<std::uint8_t>(1u << (g % 8))};
+    if (target.bits != nullptr) {
+      target.bits[g / 8] |= std::byte{static_cast<std::uint8_t>(1u << (g % 8))};
+    }
     std::copy_n(row + g * shape.group, shape.group, values + i * shape.group);
   }
-  StoreValues(shape, values, target);
+  StoreValues(ValuesOf(shape.format), side.kept, values, target);
 }
 
 void StoreElementAt(ElementType type, std::byte* row, std::uint32_t index, float value) {
@@ -137,12 +150,12 @@ float FloorToBf16(float value) {
 void StoreMinMax(const TileShape& shape, const TileLayout& layout, std::uint32_t block,
                  std::uint32_t entries, std::byte* tile) {
   const ElementType type = MinMaxType(shape);
-  std::byte* row = tile + layout.block_data + block * layout.block_row_data;
+  std::byte* row = tile + layout.block_data + block * layout.block_row.data;
   double elements[kTileEntries][kMaxChannels];
   for (std::uint32_t e = 0; e < entries; ++e) {
     ReadRow(KeyRow(shape, layout, tile, block * shape.block + e), elements[e]);
   }
-  for (std::uint32_t c = 0; c < shape.channels; ++c) {
+  for (std::uint32_t c = 0; c < shape.key.channels; ++c) {
     double least = elements[0][c];
     double greatest = elements[0][c];
     for (std::uint32_t e = 1; e < entries; ++e) {
@@ -156,7 +169,7 @@ void StoreMinMax(const TileShape& shape, const TileLayout& layout, std::uint32_t
       high = -FloorToBf16(-high) + 0.0f;
     }
     StoreElementAt(type, row, c, low);
-    StoreElementAt(type, row, shape.channels + c, high);
+    StoreElementAt(type, row, shape.key.channels + c, high);
   }
 }
 
@@ -164,20 +177,19 @@ void StoreMinMax(const TileShape& shape, const TileLayout& layout, std::uint32_t
 void StoreMean(const TileShape& shape, const TileLayout& layout, std::uint32_t block,
                std::uint32_t entries, const RotatedRows& keys, std::byte* tile) {
   float mean[kMaxChannels];
-  for (std::uint32_t c = 0; c < shape.channels; ++c) {
+  for (std::uint32_t c = 0; c < shape.key.channels; ++c) {
     double sum = 0;
     for (std::uint32_t e = 0; e < entries; ++e) sum += keys.rows[block * shape.block + e][c];
     mean[c] = static_cast<float>(sum / entries);
   }
-  std::byte* data = tile + layout.block_data + block * layout.block_row_data;
+  std::byte* data = tile + layout.block_data + block * layout.block_row.data;
   if (shape.packed()) {
-    PackRow(shape, mean,
-            {.bits = tile + layout.block_bits + block * layout.block_row_bits,
-             .scale = tile + layout.block_scales + block * layout.block_row_scale,
-             .data = data});
+    PackRow(shape, shape.key, mean,
+            TargetOf(tile, layout.block_bits, layout.block_scales, layout.block_data,
+                     layout.block_row, block));
     return;
   }
-  for (std::uint32_t c = 0; c < shape.channels; ++c) {
+  for (std::uint32_t c = 0; c < shape.key.channels; ++c) {
     StoreElementAt(ElementsOf(shape.format), data, c, mean[c]);
   }
 }
@@ -208,24 +220,23 @@ void StoreWords(const EncodeJob& job) {
   }
 }
 
-void PackRows(const EncodeJob& job, const RotatedRows& rotated, bool value) {
+void PackRows(const EncodeJob& job, const RotatedRows& keys, const RotatedRows& values) {
   const TileLayout& layout = job.layout;
   for (std::uint32_t r = 0; r < job.rows; ++r) {
     PackRow(
-        job.shape, rotated.rows[r],
-        {.bits = job.tile + (value ? layout.value_bits : layout.key_bits) + r * layout.row_bits,
-         .scale =
-             job.tile + (value ? layout.value_scales : layout.key_scales) + r * layout.row_scale,
-         .data = job.tile + (value ? layout.value_data : layout.key_data) + r * layout.row_data});
+        job.shape, job.shape.key, keys.rows[r],
+        TargetOf(job.tile, layout.key_bits, layout.key_scales, layout.key_data, layout.key_row, r));
+    PackRow(job.shape, job.shape.value, values.rows[r],
+            TargetOf(job.tile, layout.value_bits, layout.value_scales, layout.value_data,
+                     layout.value_row, r));
   }
 }
 
 void CopyDenseRows(const EncodeJob& job) {
   for (std::uint32_t r = 0; r < job.rows; ++r) {
-    std::memcpy(job.tile + job.layout.key_data + r * job.layout.row_data, job.key + r * job.stride,
-                job.layout.row_data);
-    std::memcpy(job.tile + job.layout.value_data + r * job.layout.row_data,
-                job.value + r * job.stride, job.layout.row_data);
+    const std::uint32_t bytes = job.layout.key_row.data;  // those of a value, too
+    std::memcpy(job.tile + job.layout.key_data + r * bytes, job.key + r * job.stride, bytes);
+    std::memcpy(job.tile + job.layout.value_data + r * bytes, job.value + r * job.stride, bytes);
   }
 }
 
@@ -246,14 +257,14 @@ bool EncodeReference(const EncodeJob& job) {
   Prepared prepared;
   if (job.shape.packed()) std::memcpy(&prepared, job.prepared, sizeof(prepared));
   const RotationView& rotation = prepared.rotation;
-  Rotate(job, job.key, {rotation.key, rotation.type}, keys);
-  Rotate(job, job.value, {rotation.value, rotation.type}, values);
-  if (!AllStorable(job.shape, keys, job.rows) || !AllStorable(job.shape, values, job.rows)) {
+  Rotate(job, job.key, job.shape.key, {rotation.key, rotation.type}, keys);
+  Rotate(job, job.value, job.shape.value, {rotation.value, rotation.type}, values);
+  if (!AllStorable(job.shape, job.shape.key, keys, job.rows) ||
+      !AllStorable(job.shape, job.shape.value, values, job.rows)) {
     return false;
   }
   if (job.shape.packed()) {
-    PackRows(job, keys, false);
-    PackRows(job, values, true);
+    PackRows(job, keys, values);
   } else {
     CopyDenseRows(job);
   }
@@ -267,7 +278,7 @@ const char* DecodeReference(const DecodeJob& job) {
   const auto copy = [&](const StoredRow& from, float* to) {
     std::fill_n(to, job.padded_channels, 0.0f);
     ReadRow(from, row);
-    std::copy_n(row, job.shape.channels, to);
+    std::copy_n(row, from.channels, to);
   };
   for (std::uint32_t r = 0; r < job.rows; ++r) {
     const std::size_t at = std::size_t{r} * job.padded_channels;
@@ -288,12 +299,12 @@ const char* GatherReference(const GatherJob& job) {
     };
     const TileLayout& from = job.from_layout;
     const TileLayout& to = job.to_layout;
-    copy(to.key_bits, from.key_bits, to.row_bits);
-    copy(to.key_scales, from.key_scales, to.row_scale);
-    copy(to.key_data, from.key_data, to.row_data);
-    copy(to.value_bits, from.value_bits, to.row_bits);
-    copy(to.value_scales, from.value_scales, to.row_scale);
-    copy(to.value_data, from.value_data, to.row_data);
+    copy(to.key_bits, from.key_bits, to.key_row.bits);
+    copy(to.key_scales, from.key_scales, to.key_row.scale);
+    copy(to.key_data, from.key_data, to.key_row.data);
+    copy(to.value_bits, from.value_bits, to.value_row.bits);
+    copy(to.value_scales, from.value_scales, to.value_row.scale);
+    copy(to.value_data, from.value_data, to.value_row.data);
     const auto weight = static_cast<float>(WeightOf(job.from, from, source.tile, source.row));
     if (job.to.weights) {
       std::memcpy(job.tile + to.weights + r * sizeof(weight), &weight, sizeof(weight));
@@ -304,7 +315,7 @@ const char* GatherReference(const GatherJob& job) {
     }
     double row[kMaxChannels];
     ReadRow(KeyRow(job.from, from, source.tile, source.row), row);
-    std::copy_n(row, job.to.channels, keys.rows[r]);
+    std::copy_n(row, job.to.key.channels, keys.rows[r]);
   }
   StoreSummaries(job.to, job.to_layout, job.row_count, keys, job.tile);
   return "reference";

@@ -65,7 +65,8 @@ double Peak(const double* row, std::uint32_t count) {
 // What the rows of one segment, or of the tail, have in common.
 struct ExactLane::Source {
   std::uint32_t space;
-  std::uint32_t channels;
+  RowShape key;
+  RowShape value;
   std::vector<double> value_rotation;
 };
 
@@ -73,19 +74,19 @@ double* ExactLane::Rows(std::size_t elements) { return rows_.emplace_back(elemen
 
 void ExactLane::Add(const Source& source, std::uint64_t position, double log_weight,
                     const double* key, const double* value) {
-  double* rows = Rows(2 * std::size_t{head_dim_} + source.channels);
+  double* rows = Rows(2 * std::size_t{head_dim_} + source.key.channels);
   double* exact_value = rows + head_dim_;
   double* stored = rows + 2 * std::size_t{head_dim_};
-  Unrotate(spaces_[source.space].rotation, key, source.channels, head_dim_, rows);
-  Unrotate(source.value_rotation, value, source.channels, head_dim_, exact_value);
-  std::copy_n(key, source.channels, stored);
+  Unrotate(spaces_[source.space].rotation, key, source.key.channels, head_dim_, rows);
+  Unrotate(source.value_rotation, value, source.value.channels, head_dim_, exact_value);
+  std::copy_n(key, source.key.channels, stored);
   entries_.push_back(
       {.position = position,
        .log_weight = log_weight,
        .key = rows,
        .value = exact_value,
        .stored = stored,
-       .value_peak = std::max(Peak(exact_value, head_dim_), Peak(value, source.channels)),
+       .value_peak = std::max(Peak(exact_value, head_dim_), Peak(value, source.value.channels)),
        .space = source.space});
 }
 
@@ -98,14 +99,15 @@ ExactLane::ExactLane(const LaneView& lane, const LayerGeometry& geometry)
     const SegmentView& segment = lane.segments[s];
     const TileShape& shape = segment.shape;
     const TileLayout layout = LayoutOf(shape);
-    Source source = {.space = 0, .channels = shape.channels, .value_rotation = {}};
+    Source source = {.space = 0, .key = shape.key, .value = shape.value, .value_rotation = {}};
     if (shape.packed()) {
       const RotationView& rotation = segment.rotation;
-      const std::size_t elements = std::size_t{shape.channels} * head_dim_;
       source.space = static_cast<std::uint32_t>(spaces_.size());
-      source.value_rotation = ReadRotation(rotation.value, rotation.type, elements);
-      spaces_.push_back({.channels = shape.channels,
-                         .rotation = ReadRotation(rotation.key, rotation.type, elements)});
+      source.value_rotation = ReadRotation(rotation.value, rotation.type,
+                                           std::size_t{shape.value.channels} * head_dim_);
+      spaces_.push_back({.channels = shape.key.channels,
+                         .rotation = ReadRotation(rotation.key, rotation.type,
+                                                  std::size_t{shape.key.channels} * head_dim_)});
     }
     for (std::uint32_t e = 0; e < segment.entries; ++e) {
       const std::byte* tile = segment.arena + segment.tile_offsets[e / kTileEntries];
@@ -118,7 +120,7 @@ ExactLane::ExactLane(const LaneView& lane, const LayerGeometry& geometry)
   }
   const TileShape shape = DenseShape(head_dim_, geometry.type);
   const TileLayout layout = LayoutOf(shape);
-  const Source source = {.space = 0, .channels = head_dim_, .value_rotation = {}};
+  const Source source = {.space = 0, .key = shape.key, .value = shape.value, .value_rotation = {}};
   for (std::uint64_t t = lane.tail.begin; t < lane.tail.end; ++t) {
     const std::byte* tile =
         lane.tail.ring + (t / kTileEntries) % lane.tail.ring_tiles * std::size_t{layout.bytes};

@@ -16,7 +16,7 @@ double SummaryScore(const ScorePart& part, const float* query, const std::byte* 
                     std::uint32_t block) {
   double row[2 * kMaxChannels];
   ReadRow(BlockRow(part.shape, part.layout, tile, block), row);
-  const std::uint32_t channels = part.shape.channels;
+  const std::uint32_t channels = part.shape.key.channels;
   double score = 0;
   for (std::uint32_t c = 0; c < channels; ++c) {
     score += part.shape.summary == Summary::kMean

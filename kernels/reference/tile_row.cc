@@ -23,44 +23,54 @@ double StoredValue(const StoredRow& row, std::uint32_t index) {
   return 0;
 }
 
-// Row `row` of the arrays that begin at these offsets.
-StoredRow RowOf(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
-                std::uint32_t row, std::uint32_t bits, std::uint32_t scales, std::uint32_t data) {
+// Where the arrays of one side begin.
+struct Arrays {
+  std::uint32_t bits;
+  std::uint32_t scales;
+  std::uint32_t data;
+};
+
+StoredRow RowOf(const TileShape& shape, const RowShape& side, const RowBytes& bytes,
+                const Arrays& arrays, const std::byte* tile, std::uint32_t row) {
   const bool packed = shape.packed();
-  return {.bits = packed ? tile + bits + row * layout.row_bits : nullptr,
-          .scale = layout.row_scale != 0 ? tile + scales + row * layout.row_scale : nullptr,
-          .data = tile + data + row * layout.row_data,
+  return {.packed = packed,
+          .bits = bytes.bits != 0 ? tile + arrays.bits + row * bytes.bits : nullptr,
+          .scale = bytes.scale != 0 ? tile + arrays.scales + row * bytes.scale : nullptr,
+          .data = tile + arrays.data + row * bytes.data,
           .elements = packed ? ElementType::kBf16 : ElementsOf(shape.format),
           .values = packed ? ValuesOf(shape.format) : ValueType::kBf16,
-          .channels = shape.channels,
+          .channels = side.channels,
           .group = shape.group,
-          .kept = shape.kept};
+          .kept = side.kept};
 }
 
 }  // namespace
 
 StoredRow KeyRow(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
                  std::uint32_t row) {
-  return RowOf(shape, layout, tile, row, layout.key_bits, layout.key_scales, layout.key_data);
+  return RowOf(shape, shape.key, layout.key_row,
+               {layout.key_bits, layout.key_scales, layout.key_data}, tile, row);
 }
 
 StoredRow ValueRow(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
                    std::uint32_t row) {
-  return RowOf(shape, layout, tile, row, layout.value_bits, layout.value_scales, layout.value_data);
+  return RowOf(shape, shape.value, layout.value_row,
+               {layout.value_bits, layout.value_scales, layout.value_data}, tile, row);
 }
 
 StoredRow BlockRow(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
                    std::uint32_t block) {
   if (shape.summary == Summary::kMean) {
-    return RowOf(shape, layout, tile, block, layout.block_bits, layout.block_scales,
-                 layout.block_data);
+    return RowOf(shape, shape.key, layout.block_row,
+                 {layout.block_bits, layout.block_scales, layout.block_data}, tile, block);
   }
-  return {.bits = nullptr,
+  return {.packed = false,
+          .bits = nullptr,
           .scale = nullptr,
-          .data = tile + layout.block_data + block * layout.block_row_data,
+          .data = tile + layout.block_data + block * layout.block_row.data,
           .elements = MinMaxType(shape),
           .values = ValueType::kBf16,
-          .channels = 2u * shape.channels,
+          .channels = 2u * shape.key.channels,
           .group = 1,
           .kept = 0};
 }
@@ -68,11 +78,11 @@ StoredRow BlockRow(const TileShape& shape, const TileLayout& layout, const std::
 void ReadRow(const StoredRow& row, double* elements) {
   std::uint32_t stored = 0;
   for (std::uint32_t c = 0; c < row.channels; ++c) {
-    if (row.bits == nullptr) {
+    if (!row.packed) {
       elements[c] = ElementAt(row.data, c, row.elements);
     } else {
-      const bool kept = BitAt(row.bits, c / row.group) && stored < row.kept;
-      elements[c] = kept ? StoredValue(row, stored++) : 0.0;
+      const bool set = row.bits == nullptr || BitAt(row.bits, c / row.group);
+      elements[c] = set && stored < row.kept ? StoredValue(row, stored++) : 0.0;
     }
   }
 }

@@ -14,7 +14,8 @@ inline constexpr std::uint32_t kMaxChannels = 256;
 
 // Where a stored row lies, and what it means.
 struct StoredRow {
-  const std::byte* bits;   // null: a plain row of `elements`
+  bool packed;             // else a plain row of `elements`
+  const std::byte* bits;   // null: every channel is stored
   const std::byte* scale;  // null: none
   const std::byte* data;
   ElementType elements;  // of plain rows

@@ -17,7 +17,7 @@ bool IsBetterWithin(const Candidate& a, const Candidate& b) {
 }
 
 bool LosesLess(const Candidate& a, const Candidate& b) {
-  if (a.shape.kept != b.shape.kept) return a.shape.kept > b.shape.kept;
+  if (a.shape.key.kept != b.shape.key.kept) return a.shape.key.kept > b.shape.key.kept;
   return a.shape.group < b.shape.group;
 }
 
@@ -39,11 +39,13 @@ std::vector<Candidate> ListCandidates(std::uint32_t head_dim, std::uint64_t entr
   std::vector<Candidate> candidates;
   for (std::size_t share = 0; share < options.kept.size(); ++share) {
     for (const std::uint32_t group : options.groups) {
+      const RowShape row = {.channels = static_cast<std::uint16_t>(channels),
+                            .kept = static_cast<std::uint16_t>(
+                                KeptChannels(options.kept[share], group, head_dim, channels))};
       const TileShape shape = {.format = PackedFormat(options.values),
                                .head_dim = static_cast<std::uint16_t>(head_dim),
-                               .channels = static_cast<std::uint16_t>(channels),
-                               .kept = static_cast<std::uint16_t>(
-                                   KeptChannels(options.kept[share], group, head_dim, channels)),
+                               .key = row,
+                               .value = row,
                                .group = static_cast<std::uint8_t>(group),
                                .summary = block == 0 ? Summary::kNone : options.summary,
                                .block = static_cast<std::uint8_t>(block)};

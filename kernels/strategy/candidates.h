@@ -12,7 +12,7 @@
 namespace tessera::kernels {
 
 struct Candidate {
-  TileShape shape;
+  TileShape shape;        // K and V rows alike
   double bytes = 0;       // per entry
   std::size_t share = 0;  // index in StrategyOptions::kept
   Loss loss;

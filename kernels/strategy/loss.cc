@@ -8,9 +8,8 @@
 namespace tessera::kernels {
 namespace {
 
-double LossUnderOneSide(const RowSpan& rows, const TileShape& shape, const StoredRotation& rotation,
+double LossUnderOneSide(const RowSpan& rows, const Keeping& keeping, const StoredRotation& rotation,
                         const Operations& operations) {
-  const Keeping keeping = {.kept = shape.kept, .group = shape.group};
   return MeanLosses(rows, TilesOf(rows.count), rotation, {&keeping, 1}, operations)[0];
 }
 
@@ -31,12 +30,13 @@ double LossOfStored(const RowSpan& raw, const float* stored, std::uint32_t strid
 
 Loss LossUnder(const LaneRows& rows, const TileShape& shape, const RotationView& rotation,
                const Operations& operations) {
-  const auto side = [&](const RowSpan& span, const std::byte* matrix) {
-    return LossUnderOneSide(span, shape,
-                            {.matrix = matrix, .type = rotation.type, .channels = shape.channels},
+  const auto side = [&](const RowSpan& span, const RowShape& row, const std::byte* matrix) {
+    return LossUnderOneSide(span, {.kept = row.kept, .group = shape.group},
+                            {.matrix = matrix, .type = rotation.type, .channels = row.channels},
                             operations);
   };
-  return {.key = side(rows.keys, rotation.key), .value = side(rows.values, rotation.value)};
+  return {.key = side(rows.keys, shape.key, rotation.key),
+          .value = side(rows.values, shape.value, rotation.value)};
 }
 
 Loss LossOfTile(const LaneRows& raw, const TileShape& shape, const std::byte* tile,

@@ -45,7 +45,7 @@ std::vector<ChannelOrder> OrdersFor(const Side& side, const std::vector<RowRange
 }
 
 bool MayReorder(const Side& side, const TileShape& shape) {
-  return side.options.reorder && shape.group > 1 && shape.kept < shape.channels;
+  return side.options.reorder && shape.group > 1 && shape.key.kept < shape.key.channels;
 }
 
 // One for each share; none where no candidate may be reordered.
@@ -77,13 +77,13 @@ std::vector<Judgement> CrossFit(const Side& side, const std::vector<Candidate>& 
   for (const RowRange& range : Spread(folds.made_from, kTrialRows)) {
     moments.Add(side.rows.Slice(range.first, range.count), side.operations);
   }
-  AlignedBytes matrix(RotationBytes(shape, side.options.rotation_type));
-  const StoredRotation rotation = StoreRotation(Decompose(moments), {}, shape.channels,
+  AlignedBytes matrix(RotationBytes(shape, shape.key, side.options.rotation_type));
+  const StoredRotation rotation = StoreRotation(Decompose(moments), {}, shape.key.channels,
                                                 side.options.rotation_type, matrix.data());
   const std::vector<ChannelOrder> orders = TrialOrders(side, candidates, folds.made_from, rotation);
   std::vector<Keeping> ways;
   for (const Candidate& candidate : candidates) {
-    const Keeping keeping = {.kept = candidate.shape.kept, .group = candidate.shape.group};
+    const Keeping keeping = {.kept = candidate.shape.key.kept, .group = candidate.shape.group};
     ways.push_back(keeping);
     if (!MayReorder(side, candidate.shape)) continue;
     ways.push_back(keeping);
@@ -108,25 +108,25 @@ void StoreFinalRotation(const Side& side, const Moments& moments, const TileShap
                         bool reordered, std::byte* matrix) {
   const ElementType type = side.options.rotation_type;
   const Eigenbasis basis = Decompose(moments);
-  const StoredRotation rotation = StoreRotation(basis, {}, shape.channels, type, matrix);
+  const StoredRotation rotation = StoreRotation(basis, {}, shape.key.channels, type, matrix);
   if (!reordered) return;
   // Near-equal eigenvalues need not come in the order that they had in the trial: counted anew.
   const ChannelOrder order =
-      OrdersFor(side, TilesOf(side.rows.count), rotation, {shape.kept}).front();
-  StoreRotation(basis, order, shape.channels, type, matrix);
+      OrdersFor(side, TilesOf(side.rows.count), rotation, {shape.key.kept}).front();
+  StoreRotation(basis, order, shape.key.channels, type, matrix);
 }
 
 }  // namespace
 
 RotationView Strategy::view() const {
   return {.key = rotations.data(),
-          .value = rotations.data() + RotationBytes(shape, rotation_type),
+          .value = rotations.data() + RotationBytes(shape, shape.key, rotation_type),
           .type = rotation_type};
 }
 
 double BytesPerEntry(const TileShape& shape, ElementType rotation_type, std::uint64_t entries) {
   const std::uint64_t tiles = (entries + kTileEntries - 1) / kTileEntries;
-  const std::uint64_t rotations = shape.packed() ? 2 * RotationBytes(shape, rotation_type) : 0;
+  const std::uint64_t rotations = shape.packed() ? RotationBytes(shape, rotation_type) : 0;
   return static_cast<double>(tiles * LayoutOf(shape).bytes + rotations) /
          static_cast<double>(entries);
 }
@@ -146,16 +146,17 @@ Strategy MakeStrategy(const LaneRows& rows, const Moments& key, const Moments& v
   const std::size_t choice = ChooseCandidate(candidates, options.threshold);
   const Candidate& chosen = candidates[choice];
 
-  const std::uint64_t bytes = RotationBytes(chosen.shape, options.rotation_type);
-  Strategy strategy = {.shape = chosen.shape,
-                       .rotations = AlignedBytes(2 * bytes),
-                       .rotation_type = options.rotation_type,
-                       .loss = chosen.loss,
-                       .within_threshold = IsWithin(chosen.loss, options.threshold),
-                       .block_variance = block.variance};
+  Strategy strategy = {
+      .shape = chosen.shape,
+      .rotations = AlignedBytes(RotationBytes(chosen.shape, options.rotation_type)),
+      .rotation_type = options.rotation_type,
+      .loss = chosen.loss,
+      .within_threshold = IsWithin(chosen.loss, options.threshold),
+      .block_variance = block.variance};
   StoreFinalRotation(keys, key, chosen.shape, of_keys[choice].reordered, strategy.rotations.data());
   StoreFinalRotation(values, value, chosen.shape, of_values[choice].reordered,
-                     strategy.rotations.data() + bytes);
+                     strategy.rotations.data() +
+                         RotationBytes(chosen.shape, chosen.shape.key, options.rotation_type));
   return strategy;
 }
 

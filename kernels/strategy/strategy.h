@@ -41,7 +41,7 @@ struct StrategyOptions {
 };
 
 struct Strategy {
-  TileShape shape;
+  TileShape shape;  // K and V rows alike
   // R_k, then R_v, each [channels][head_dim] of `rotation_type` and RotationBytes long. Losses and
   // tiles are made with these, the stored ones.
   AlignedBytes rotations;

@@ -19,7 +19,7 @@
 
 namespace tessera::shm {
 
-inline constexpr std::uint32_t kProtocolVersion = 2;
+inline constexpr std::uint32_t kProtocolVersion = 3;
 
 inline constexpr std::uint64_t kDirectoryMagic = 0x5445535344495231;  // "TESSDIR1"
 inline constexpr std::uint64_t kControlMagic = 0x5445535343544c31;    // "TESSCTL1"
@@ -120,32 +120,37 @@ struct Snapshot {
 };
 static_assert(sizeof(Snapshot) == 32);
 
-// The fields from `head_dim` to `flags` are a kernels::TileShape.
+// The fields from `head_dim` to `flags`, and those of values, are a kernels::TileShape.
 struct SegmentRef {
   std::uint64_t tile_table;      // pool offset of the table of 64-bit tile offsets
   std::uint64_t first_position;  // of entry 0, or what the tiles' position words count from
   std::uint64_t position_span;   // positions end before first_position + it; 0: `entries`
-  std::uint64_t rotations;       // pool offset of R_k, then R_v; 0: the identity
+  std::uint64_t rotations;       // pool offset of R_k, then R_v, as the flags say; 0: of neither
   std::uint32_t entries;         // of the segment that this snapshot shows
   std::uint16_t head_dim;
-  std::uint16_t channels;
-  std::uint16_t kept;
+  std::uint16_t key_channels;
+  std::uint16_t key_kept;
   std::uint8_t format;  // kernels::TileFormat
   std::uint8_t group;
   std::uint8_t summary;  // kernels::Summary
   std::uint8_t block;
   std::uint8_t flags;          // SegmentFlags
   std::uint8_t rotation_type;  // kernels::ElementType
-  std::uint8_t reserved[16];
+  std::uint16_t value_channels;
+  std::uint16_t value_kept;
+  std::uint8_t reserved[12];
 };
 static_assert(offsetof(SegmentRef, entries) == 32);
 static_assert(offsetof(SegmentRef, format) == 42);
 static_assert(offsetof(SegmentRef, rotation_type) == 47);
+static_assert(offsetof(SegmentRef, value_kept) == 50);
 static_assert(sizeof(SegmentRef) == 64);
 
 enum SegmentFlags : std::uint8_t {
   kSegmentHasWeights = 1,
   kSegmentHasPositions = 2,
+  kSegmentTurnsKeys = 4,    // there is an R_k; without it keys are not rotated
+  kSegmentTurnsValues = 8,  // there is an R_v, likewise
 };
 
 // ---- Control page ------------------------------------------------------------------------------
@@ -220,6 +225,7 @@ constexpr std::uint64_t Fingerprint() {
       offsetof(SegmentRef, entries),
       offsetof(SegmentRef, format),
       offsetof(SegmentRef, rotation_type),
+      offsetof(SegmentRef, value_kept),
       sizeof(ControlPage),
       offsetof(ControlPage, readers),
       offsetof(ControlPage, commits),

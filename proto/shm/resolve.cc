@@ -27,14 +27,22 @@ bool EntriesFit(const SegmentRef& ref, const kernels::TileShape& shape) {
 // False where the rotations do not lie in the pool, or a cut channel has no rotation to explain it.
 bool FindRotations(const SegmentRef& ref, const kernels::TileShape& shape, const MappedArena& pool,
                    kernels::RotationView& rotation) {
-  if (ref.rotations == 0) return shape.channels == shape.head_dim;
+  if (ref.rotations == 0) return kernels::CutsAreExplained(shape, rotation);
   if (!shape.packed() || !kernels::IsElementType(ref.rotation_type)) return false;
   rotation.type = static_cast<kernels::ElementType>(ref.rotation_type);
-  const std::uint64_t bytes = kernels::RotationBytes(shape, rotation.type);
-  if (ref.rotations % kObjectAlignment != 0 || !pool.Holds(ref.rotations, 2 * bytes)) return false;
-  rotation.key = pool.base + ref.rotations;
-  rotation.value = rotation.key + bytes;
-  return true;
+  const bool keys = (ref.flags & kSegmentTurnsKeys) != 0;
+  const bool values = (ref.flags & kSegmentTurnsValues) != 0;
+  const std::uint64_t key_bytes =
+      keys ? kernels::RotationBytes(shape, shape.key, rotation.type) : 0;
+  const std::uint64_t value_bytes =
+      values ? kernels::RotationBytes(shape, shape.value, rotation.type) : 0;
+  if (ref.rotations % kObjectAlignment != 0 ||
+      !pool.Holds(ref.rotations, key_bytes + value_bytes)) {
+    return false;
+  }
+  if (keys) rotation.key = pool.base + ref.rotations;
+  if (values) rotation.value = pool.base + ref.rotations + key_bytes;
+  return kernels::CutsAreExplained(shape, rotation);
 }
 
 }  // namespace

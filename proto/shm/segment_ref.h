@@ -8,8 +8,10 @@ namespace tessera::shm {
 
 inline void SetShape(const kernels::TileShape& shape, SegmentRef& ref) {
   ref.head_dim = shape.head_dim;
-  ref.channels = shape.channels;
-  ref.kept = shape.kept;
+  ref.key_channels = shape.key.channels;
+  ref.key_kept = shape.key.kept;
+  ref.value_channels = shape.value.channels;
+  ref.value_kept = shape.value.kept;
   ref.format = static_cast<std::uint8_t>(shape.format);
   ref.group = shape.group;
   ref.summary = static_cast<std::uint8_t>(shape.summary);
@@ -22,8 +24,8 @@ inline void SetShape(const kernels::TileShape& shape, SegmentRef& ref) {
 inline kernels::TileShape ShapeOf(const SegmentRef& ref) {
   return {.format = static_cast<kernels::TileFormat>(ref.format),
           .head_dim = ref.head_dim,
-          .channels = ref.channels,
-          .kept = ref.kept,
+          .key = {.channels = ref.key_channels, .kept = ref.key_kept},
+          .value = {.channels = ref.value_channels, .kept = ref.value_kept},
           .group = ref.group,
           .summary = static_cast<kernels::Summary>(ref.summary),
           .block = ref.block,

@@ -55,7 +55,8 @@ TileShape AnySegmentShape(const BatchShape& batch, const ShapeWish& wish, TestRa
 }
 
 Strategy AnyStrategy(const TileShape& shape, TestRandom& random) {
-  const bool may_be_identity = shape.channels == shape.head_dim;
+  const bool may_be_identity =
+      shape.key.channels == shape.head_dim && shape.value.channels == shape.head_dim;
   const bool rotated = shape.packed() && !(may_be_identity && random.OneIn(4));
   return {shape, rotated, AnyRotationType(random), random};
 }
@@ -86,7 +87,8 @@ std::string Mixture::Describe() const {
   std::string text;
   for (const Strategy& strategy : strategies) {
     text += "\n  " + kernels::Describe(strategy.shape) +
-            (strategy.rotations ? " rotated" : " identity");
+            (strategy.view().key != nullptr ? " K rotated" : "") +
+            (strategy.view().value != nullptr ? " V rotated" : "");
   }
   return text;
 }

@@ -133,9 +133,12 @@ TEST_P(AttendPackedConformance, RefusesShapesThatCannotBe) {
   constexpr void (*kFaults[])(TileShape&) = {
       [](TileShape& s) { s.format = TileFormat{9}; },
       [](TileShape& s) { s.head_dim = s.head_dim == 64 ? 128 : 64; },
-      [](TileShape& s) { s.channels = static_cast<std::uint16_t>(s.head_dim + 4); },
-      [](TileShape& s) { s.kept = static_cast<std::uint16_t>(s.channels + s.group); },
-      [](TileShape& s) { s.kept = 0; },
+      [](TileShape& s) { s.key.channels = static_cast<std::uint16_t>(s.head_dim + 4); },
+      [](TileShape& s) { s.value.channels = static_cast<std::uint16_t>(s.head_dim + 4); },
+      [](TileShape& s) { s.key.kept = static_cast<std::uint16_t>(s.key.channels + s.group); },
+      [](TileShape& s) { s.value.kept = static_cast<std::uint16_t>(s.value.channels + s.group); },
+      [](TileShape& s) { s.key.kept = 0; },
+      [](TileShape& s) { s.value.kept = 0; },
       [](TileShape& s) { s.group = 3; },
       [](TileShape& s) { s.block = 64; }};
   for (const auto fault : kFaults) {

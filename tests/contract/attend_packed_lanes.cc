@@ -69,8 +69,16 @@ std::vector<float> SourceRows::Row(bool value, std::uint32_t entry) const {
 Strategy::Strategy(const TileShape& tile_shape, bool rotated, ElementType rotation_type,
                    TestRandom& random)
     : shape(tile_shape) {
-  if (rotated) rotations = std::make_unique<Rotations>(shape, rotation_type, random);
+  if (!rotated) return;
+  rotations_ = std::make_unique<Rotations>(shape, rotation_type, random);
+  rotation_ = SomeOf(rotations_->view(), shape, random);
 }
+
+Strategy::Strategy(const TileShape& tile_shape, ElementType rotation_type,
+                   const std::vector<std::uint32_t>& channels)
+    : shape(tile_shape),
+      rotations_(std::make_unique<Rotations>(shape, rotation_type, channels)),
+      rotation_(rotations_->view()) {}
 
 GuardedArena::GuardedArena(std::size_t bytes) : size_(bytes) {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));

@@ -32,10 +32,16 @@ struct SourceRows {
 // A shape with rotations, shared by the segments that use it.
 struct Strategy {
   Strategy(const TileShape& shape, bool rotated, ElementType rotation_type, TestRandom& random);
-  RotationView view() const { return rotations ? rotations->view() : RotationView{}; }
+  // Keys keep these channels, as many as the shape has.
+  Strategy(const TileShape& shape, ElementType rotation_type,
+           const std::vector<std::uint32_t>& channels);
+  const RotationView& view() const { return rotation_; }
 
   TileShape shape;
-  std::unique_ptr<Rotations> rotations;  // null: dense, or the identity
+
+ private:
+  std::unique_ptr<Rotations> rotations_;  // null: dense, or the identity
+  RotationView rotation_;                 // of these, maybe of one side alone
 };
 
 struct SegmentPlan {

@@ -24,10 +24,12 @@ TEST_P(AttendPackedConformance, EveryShape) {
           constexpr std::uint32_t kGroups[] = {1, 2, 3, 4, 8};
           const BatchShape shape =
               AnyBatch(head_dim, AnyElementType(random_), random_.Pick(kGroups), random_);
+          const RowShape quarter = {static_cast<std::uint16_t>(head_dim),
+                                    static_cast<std::uint16_t>(head_dim / 4)};
           const TileShape tile = {.format = PackedFormat(values),
                                   .head_dim = static_cast<std::uint16_t>(head_dim),
-                                  .channels = static_cast<std::uint16_t>(head_dim),
-                                  .kept = static_cast<std::uint16_t>(head_dim / 4),
+                                  .key = quarter,
+                                  .value = quarter,
                                   .group = group};
           const Strategy strategy(tile, true, AnyRotationType(random_), random_);
           const SourceRows rows(head_dim, shape.geometry.type, 33 + 41 + 20, Values::kNormal,
@@ -86,7 +88,8 @@ TEST_P(AttendPackedConformance, ExtremeKeys) {
       const bool large = values == Values::kLarge || values == Values::kHuge;
       if (large && stored == ValueType::kFp16) continue;  // not in its range
       BatchShape shape = AnyBatch(128, type, 2, random_);
-      const TileShape tile = {.format = PackedFormat(stored), .kept = 32, .group = 2};
+      const TileShape tile = {
+          .format = PackedFormat(stored), .key = {128, 32}, .value = {128, 32}, .group = 2};
       const Strategy strategy = AnyStrategy(tile, random_);
       const SourceRows rows(128, type, 90, values, random_);
       const PackedLane lane(rows, 0, {{&strategy, 70}}, 20, 0, random_);
@@ -110,8 +113,8 @@ TEST_P(AttendPackedConformance, KeepingEveryChannelIsDense) {
       const auto dim = static_cast<std::uint16_t>(head_dim);
       const TileShape tile = {.format = PackedFormat(values),
                               .head_dim = dim,
-                              .channels = dim,
-                              .kept = dim,
+                              .key = {dim, dim},
+                              .value = {dim, dim},
                               .group = static_cast<std::uint8_t>(1u << random_.Below(3))};
       SCOPED_TRACE(Describe(shape) + " over " + Describe(tile));
       const Strategy packed(tile, true, ElementType::kFp32, random_);
@@ -150,6 +153,53 @@ TEST_P(AttendPackedConformance, KeepingEveryChannelIsDense) {
           ASSERT_NEAR(item.lse[row], answer.lse, logit + 0x1p-18);
         }
       }
+    }
+  }
+}
+
+// Keys without the same channels in every token: exactly the dense lane whose keys are zero there.
+TEST_P(AttendPackedConformance, KeysWithoutSomeChannelsAreDenseOnesWithZeros) {
+  for (std::uint32_t head_dim : kHeadDims) {
+    for (ElementType type : {ElementType::kBf16, ElementType::kFp16}) {
+      const BatchShape shape = AnyBatch(head_dim, type, random_.OneIn(2) ? 1 : 4, random_);
+      std::vector<std::uint32_t> channels(head_dim);
+      std::iota(channels.begin(), channels.end(), 0u);
+      for (std::uint32_t i = head_dim; i > 1; --i) {
+        std::swap(channels[i - 1], channels[random_.Below(i)]);
+      }
+      channels.resize(random_.OneIn(2) ? head_dim - head_dim * 2 / 5
+                                       : random_.Between(1, head_dim - 1));
+      std::sort(channels.begin(), channels.end());
+      const auto dim = static_cast<std::uint16_t>(head_dim);
+      const auto kept = static_cast<std::uint16_t>(channels.size());
+      const TileShape tile = {.format = PackedFormat(static_cast<ValueType>(type)),
+                              .head_dim = dim,
+                              .key = {kept, kept},
+                              .value = {dim, dim}};
+      SCOPED_TRACE(Describe(shape) + " over " + Describe(tile));
+      const Strategy cut(tile, AnyRotationType(random_), channels);
+      const Strategy dense(DenseShape(head_dim, type), false, type, random_);
+      const SourceRows rows(head_dim, type, 150, Values::kNormal, random_);
+      // The newest 45 are whole in both lanes.
+      SourceRows zeroed(head_dim, type, 150, Values::kZeros, random_);
+      std::memcpy(zeroed.values.data(), rows.values.data(), rows.values.size());
+      for (std::uint32_t e = 0; e < 150; ++e) {
+        for (std::uint32_t c = 0; c < head_dim; ++c) {
+          const bool stays = e >= 105 || std::binary_search(channels.begin(), channels.end(), c);
+          const std::size_t at = (std::size_t{e} * head_dim + c) * 2;
+          if (stays) std::memcpy(zeroed.keys.data() + at, rows.keys.data() + at, 2);
+        }
+      }
+      const PackedLane lane(rows, 0, {{&cut, 70}, {&cut, 35}, {&dense, 25}}, 20, 7, random_);
+      const PackedLane other(zeroed, 0, {{&dense, 130}}, 20, 7, random_);
+      const LaneDistance distance = DistanceOf(ExactLane(other.view(), shape.geometry),
+                                               ExactLane(lane.view(), shape.geometry), head_dim);
+      ASSERT_EQ(distance.key, 0);
+      ASSERT_EQ(distance.value, 0);
+      TestBatch batch(shape, random_);
+      AddNewest(batch, lane, random_.OneIn(2) ? 1 : 5);
+      RunAndJudge(batch);
+      if (HasFatalFailure()) return;
     }
   }
 }

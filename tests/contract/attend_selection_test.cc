@@ -288,10 +288,10 @@ double ExactScore(const SegmentView& segment, const LayerGeometry& geometry, con
   const std::uint32_t index = block.first % kTileEntries / shape.block;
   const std::vector<double> row = ReadByDefinition(shape, tile, Array::kBlocks, index).elements;
   double score = 0;
-  for (std::uint32_t c = 0; c < shape.channels; ++c) {
+  for (std::uint32_t c = 0; c < shape.key.channels; ++c) {
     score += shape.summary == Summary::kMean
                  ? query[c] * row[c]
-                 : std::max(query[c] * row[c], query[c] * row[shape.channels + c]);
+                 : std::max(query[c] * row[c], query[c] * row[shape.key.channels + c]);
   }
   score *= geometry.scale;
   double weight = shape.weights ? 0 : 1;
@@ -324,7 +324,7 @@ std::vector<double> ExactValues(TestBatch& batch, const std::vector<Block>& bloc
       const SegmentView& segment = item.lane->segments[blocks[b].segment];
       const std::vector<double> query =
           segment.shape.packed() ? RotateExactly(segment.rotation.key, segment.rotation.type,
-                                                 segment.shape.channels, row)
+                                                 segment.shape.key.channels, row)
                                  : row;
       scores[b] = ExactScore(segment, geometry, blocks[b], query);
       if (blocks[b].visible != 0) sum += std::exp(scores[b]);

@@ -100,17 +100,30 @@ struct ArrayPlace {
 std::vector<ArrayPlace> ArraysOf(const TileShape& shape) {
   const TileLayout l = LayoutOf(shape);
   const std::uint32_t blocks = shape.blocks();
-  return {{"key bits", l.key_bits, kTileEntries, l.row_bits},
-          {"key scales", l.key_scales, kTileEntries, l.row_scale},
-          {"key data", l.key_data, kTileEntries, l.row_data},
-          {"value bits", l.value_bits, kTileEntries, l.row_bits},
-          {"value scales", l.value_scales, kTileEntries, l.row_scale},
-          {"value data", l.value_data, kTileEntries, l.row_data},
-          {"block bits", l.block_bits, blocks, l.block_row_bits},
-          {"block scales", l.block_scales, blocks, l.block_row_scale},
-          {"block data", l.block_data, blocks, l.block_row_data},
+  return {{"key bits", l.key_bits, kTileEntries, l.key_row.bits},
+          {"key scales", l.key_scales, kTileEntries, l.key_row.scale},
+          {"key data", l.key_data, kTileEntries, l.key_row.data},
+          {"value bits", l.value_bits, kTileEntries, l.value_row.bits},
+          {"value scales", l.value_scales, kTileEntries, l.value_row.scale},
+          {"value data", l.value_data, kTileEntries, l.value_row.data},
+          {"block bits", l.block_bits, blocks, l.block_row.bits},
+          {"block scales", l.block_scales, blocks, l.block_row.scale},
+          {"block data", l.block_data, blocks, l.block_row.data},
           {"weights", l.weights, shape.weights ? kTileEntries : 0, 4},
           {"positions", l.positions, shape.positions ? kTileEntries : 0, 4}};
+}
+
+// Of rows in such groups: any number kept of all channels, or of some.
+RowShape RandomRow(TestRandom& random, const ShapeWish& wish, std::uint32_t head_dim,
+                   std::uint32_t group) {
+  std::uint64_t groups = head_dim / group;
+  if (wish.cut && random.OneIn(2)) {  // three quarters, or anything
+    groups = random.OneIn(2) ? std::max(head_dim * 3 / 4 / group, 1u) : random.Between(1, groups);
+  }
+  const std::uint64_t kept[] = {1, groups, std::max<std::uint64_t>(groups / 4, 1),
+                                random.Between(1, groups)};
+  return {.channels = static_cast<std::uint16_t>(groups * group),
+          .kept = static_cast<std::uint16_t>(random.Pick(kept) * group)};
 }
 
 }  // namespace
@@ -118,21 +131,15 @@ std::vector<ArrayPlace> ArraysOf(const TileShape& shape) {
 TileShape RandomShape(TestRandom& random, const ShapeWish& wish) {
   TileShape shape;
   shape.head_dim = static_cast<std::uint16_t>(random.Pick(kHeadDims));
-  shape.channels = shape.kept = shape.head_dim;
+  shape.key = shape.value = {shape.head_dim, shape.head_dim};
   if (wish.dense && random.OneIn(5)) {
     shape.format = static_cast<TileFormat>(random.Between(1, 3));
   } else {
     shape.format = static_cast<TileFormat>(random.Between(4, 7));
     shape.group = static_cast<std::uint8_t>(1u << random.Below(3));
-    if (wish.cut && random.OneIn(2)) {  // three quarters, or anything
-      const std::uint64_t groups = random.OneIn(2)
-                                       ? shape.head_dim * 3 / 4 / shape.group
-                                       : random.Between(1, shape.head_dim / shape.group);
-      shape.channels = static_cast<std::uint16_t>(groups * shape.group);
-    }
-    const std::uint32_t groups = shape.channels / shape.group;
-    const std::uint64_t kept[] = {1, groups, std::max(groups / 4, 1u), random.Between(1, groups)};
-    shape.kept = static_cast<std::uint16_t>(random.Pick(kept) * shape.group);
+    shape.key = RandomRow(random, wish, shape.head_dim, shape.group);
+    shape.value =
+        random.OneIn(2) ? shape.key : RandomRow(random, wish, shape.head_dim, shape.group);
   }
   if (wish.summary && !random.OneIn(3)) {
     shape.summary = random.OneIn(2) ? Summary::kMean : Summary::kMinMax;
@@ -149,21 +156,41 @@ std::string Describe(const TileShape& shape) {
   constexpr const char* kFormats[] = {"?",           "dense bf16",  "dense fp16",  "dense fp32",
                                       "packed bf16", "packed fp16", "packed int8", "packed fp8"};
   std::ostringstream text;
-  text << kFormats[static_cast<std::size_t>(shape.format)] << " D " << shape.head_dim
-       << " channels " << shape.channels << " kept " << shape.kept << " g " << +shape.group
-       << " summary " << static_cast<int>(shape.summary) << " b " << +shape.block
+  text << kFormats[static_cast<std::size_t>(shape.format)] << " D " << shape.head_dim << " keys "
+       << shape.key.kept << " of " << shape.key.channels << " values " << shape.value.kept << " of "
+       << shape.value.channels << " g " << +shape.group << " summary "
+       << static_cast<int>(shape.summary) << " b " << +shape.block
        << (shape.weights ? " weights" : "") << (shape.positions ? " positions" : "");
   return text.str();
 }
 
 Rotations::Rotations(const TileShape& shape, ElementType type, TestRandom& random)
-    : type_(type), key_(RotationBytes(shape, type)), value_(RotationBytes(shape, type)) {
-  for (const Buffer* buffer : {&key_, &value_}) {
+    : type_(type),
+      key_(RotationBytes(shape, shape.key, type)),
+      value_(RotationBytes(shape, shape.value, type)) {
+  const auto fill = [&](const Buffer& buffer, const RowShape& side) {
     const std::vector<double> matrix = RandomOrthogonal(shape.head_dim, random);
-    for (std::size_t i = 0; i < std::size_t{shape.channels} * shape.head_dim; ++i) {
-      StoreElement(type, buffer->data(), i, static_cast<float>(matrix[i]));
+    for (std::size_t i = 0; i < std::size_t{side.channels} * shape.head_dim; ++i) {
+      StoreElement(type, buffer.data(), i, static_cast<float>(matrix[i]));
     }
+  };
+  fill(key_, shape.key);
+  fill(value_, shape.value);
+}
+
+Rotations::Rotations(const TileShape& shape, ElementType type,
+                     const std::vector<std::uint32_t>& channels)
+    : type_(type), turns_values_(false), key_(RotationBytes(shape, shape.key, type)), value_(64) {
+  for (std::size_t i = 0; i < channels.size() * shape.head_dim; ++i) {
+    const bool chosen = i % shape.head_dim == channels[i / shape.head_dim];
+    StoreElement(type, key_.data(), i, chosen ? 1.0f : 0.0f);
   }
+}
+
+RotationView SomeOf(RotationView rotation, const TileShape& shape, TestRandom& random) {
+  if (shape.key.channels == shape.head_dim && random.OneIn(3)) rotation.key = nullptr;
+  if (shape.value.channels == shape.head_dim && random.OneIn(3)) rotation.value = nullptr;
+  return rotation;
 }
 
 std::vector<double> RotateExactly(const std::byte* rotation, ElementType type,
@@ -295,31 +322,37 @@ ReadTileRow ReadByDefinition(const TileShape& shape, const std::byte* tile, Arra
   const std::uint32_t data_at = array == Array::kKeys     ? l.key_data
                                 : array == Array::kValues ? l.value_data
                                                           : l.block_data;
-  const std::byte* data = tile + data_at + row * (min_max ? l.block_row_data : l.row_data);
+  const RowBytes& bytes = array == Array::kKeys     ? l.key_row
+                          : array == Array::kValues ? l.value_row
+                                                    : l.block_row;
+  const std::byte* data = tile + data_at + row * bytes.data;
   ReadTileRow read;
   if (min_max || !shape.packed()) {
-    const std::uint32_t count = min_max ? 2u * shape.channels : shape.head_dim;
+    const std::uint32_t count = min_max ? 2u * shape.key.channels : shape.head_dim;
     const ElementType type = min_max ? MinMaxType(shape) : ElementsOf(shape.format);
     read.kept.assign(count, true);
     for (std::uint32_t c = 0; c < count; ++c) read.elements.push_back(Element(type, data, c));
     return read;
   }
   const ValueType type = ValuesOf(shape.format);
-  const std::byte* bits = tile + bits_at + row * l.row_bits;
+  const std::byte* bits = tile + bits_at + row * bytes.bits;
   if (IsScaled(type)) {
-    read.scale = Element(ElementType::kBf16, tile + scale_at + row * l.row_scale, 0);
+    read.scale = Element(ElementType::kBf16, tile + scale_at + row * bytes.scale, 0);
   }
-  const std::uint32_t groups = shape.channels / shape.group;
+  const RowShape& side = RowsOf(shape, array);
+  const std::uint32_t groups = side.channels / shape.group;
+  const bool all = side.kept == side.channels;  // then there are no bits
+  EXPECT_EQ(bytes.bits, all ? 0 : (groups + 7) / 8);
   std::uint32_t stored = 0;
-  for (std::uint32_t g = 0; g < 8 * l.row_bits; ++g) {
-    const bool set = (std::to_integer<unsigned>(bits[g / 8]) & (1u << (g % 8))) != 0;
+  for (std::uint32_t g = 0; g < (all ? groups : 8 * bytes.bits); ++g) {
+    const bool set = all || (std::to_integer<unsigned>(bits[g / 8]) & (1u << (g % 8))) != 0;
     if (g >= groups) {
       read.padding_is_zero = read.padding_is_zero && !set;
       continue;
     }
     for (std::uint32_t i = 0; i < shape.group; ++i) {
       read.kept.push_back(set);
-      if (!set || stored == shape.kept) {
+      if (!set || stored == side.kept) {
         read.elements.push_back(0);
       } else if (type == ValueType::kBf16 || type == ValueType::kFp16) {
         read.elements.push_back(Element(

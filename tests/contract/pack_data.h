@@ -17,7 +17,7 @@
 namespace tessera::kernels {
 
 struct ShapeWish {
-  bool cut = false;    // channels below head_dim, half of the time
+  bool cut = false;    // channels of a side below head_dim, half of the time
   bool dense = false;  // may be dense, too
   bool summary = true;
   bool words = true;  // weights, positions
@@ -25,17 +25,31 @@ struct ShapeWish {
 TileShape RandomShape(TestRandom& random, const ShapeWish& wish);
 std::string Describe(const TileShape& shape);
 
-// Orthogonal matrices as a strategy stores them: the first `channels` rows, in `type`.
+// The rows of K and of mean keys, or those of V, in a tile.
+enum class Array { kKeys, kValues, kBlocks };
+inline const RowShape& RowsOf(const TileShape& shape, Array array) {
+  return array == Array::kValues ? shape.value : shape.key;
+}
+
+// Orthogonal matrices as a strategy stores them: the first `channels` rows of a side, in `type`.
 class Rotations {
  public:
   Rotations(const TileShape& shape, ElementType type, TestRandom& random);
-  RotationView view() const { return {.key = key_.data(), .value = value_.data(), .type = type_}; }
+  // R_k chooses these channels of a key, as many as the shape has; values are not rotated.
+  Rotations(const TileShape& shape, ElementType type, const std::vector<std::uint32_t>& channels);
+  RotationView view() const {
+    return {.key = key_.data(), .value = turns_values_ ? value_.data() : nullptr, .type = type_};
+  }
 
  private:
   ElementType type_;
+  bool turns_values_ = true;
   Buffer key_;
   Buffer value_;
 };
+
+// Without the matrices of some sides that are not cut: there the identity.
+RotationView SomeOf(RotationView rotation, const TileShape& shape, TestRandom& random);
 
 // R x in double, from the matrix as it is stored; x itself where there is none.
 std::vector<double> RotateExactly(const std::byte* rotation, ElementType type,
@@ -97,7 +111,6 @@ DecodedRows DecodeTile(const Operations& operations, const TileShape& shape,
                        const std::vector<std::byte>& tile, std::uint32_t rows);
 
 // A row as its bytes define it.
-enum class Array { kKeys, kValues, kBlocks };
 struct ReadTileRow {
   std::vector<bool> kept;        // per channel; all of a dense row
   std::vector<double> elements;  // per channel, dropped ones 0; of min/max 2 x channels

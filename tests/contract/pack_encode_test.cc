@@ -34,18 +34,18 @@ ExactRow Rotated(const TileShape& shape, const TileInput& input, const RotationV
   double squares = 0;
   for (double e : elements) squares += e * e;
   return {.elements = RotateExactly(value ? rotation.value : rotation.key, rotation.type,
-                                    shape.channels, elements),
+                                    (value ? shape.value : shape.key).channels, elements),
           .error = std::sqrt(squares) * kRotationError + 0x1p-118};
 }
 
 ExactRow MeanKey(const TileShape& shape, const TileInput& input, const RotationView& rotation,
                  std::uint32_t block) {
-  ExactRow mean = {.elements = std::vector<double>(shape.channels, 0.0), .error = 0};
+  ExactRow mean = {.elements = std::vector<double>(shape.key.channels, 0.0), .error = 0};
   const std::uint32_t begin = block * shape.block;
   const std::uint32_t end = std::min<std::uint32_t>(begin + shape.block, input.rows());
   for (std::uint32_t r = begin; r < end; ++r) {
     const ExactRow row = Rotated(shape, input, rotation, false, r);
-    for (std::uint32_t c = 0; c < shape.channels; ++c) {
+    for (std::uint32_t c = 0; c < shape.key.channels; ++c) {
       mean.elements[c] += row.elements[c] / (end - begin);
     }
     mean.error = std::max(mean.error, row.error);
@@ -55,7 +55,7 @@ ExactRow MeanKey(const TileShape& shape, const TileInput& input, const RotationV
 
 std::vector<double> GroupLengths(const TileShape& shape, const std::vector<double>& row) {
   std::vector<double> lengths;
-  for (std::uint32_t c = 0; c < shape.channels; c += shape.group) {
+  for (std::size_t c = 0; c < row.size(); c += shape.group) {
     double squares = 0;
     for (std::uint32_t i = 0; i < shape.group; ++i) squares += row[c + i] * row[c + i];
     lengths.push_back(std::sqrt(squares));
@@ -64,12 +64,12 @@ std::vector<double> GroupLengths(const TileShape& shape, const std::vector<doubl
 }
 
 // Every kept group is as strong as the weakest of the best ones, found by sorting all.
-void JudgeChoice(const TileShape& shape, const ReadTileRow& stored, const ExactRow& exact) {
+void JudgeChoice(const TileShape& shape, std::uint32_t wanted, const ReadTileRow& stored,
+                 const ExactRow& exact) {
   ASSERT_TRUE(stored.padding_is_zero);
   const std::vector<double> lengths = GroupLengths(shape, exact.elements);
   std::vector<double> sorted = lengths;
   std::sort(sorted.rbegin(), sorted.rend());
-  const std::uint32_t wanted = shape.kept / shape.group;
   const double weakest = sorted[wanted - 1];
   const double allowed = 2 * std::sqrt(shape.group) * exact.error + weakest * 0x1p-20;
   std::uint32_t kept = 0;
@@ -84,13 +84,13 @@ void JudgeChoice(const TileShape& shape, const ReadTileRow& stored, const ExactR
 void JudgeValues(const TileShape& shape, const ReadTileRow& stored, const ExactRow& exact) {
   const ValueType type = ValuesOf(shape.format);
   double peak = 0;
-  for (std::uint32_t c = 0; c < shape.channels; ++c) {
+  for (std::size_t c = 0; c < exact.elements.size(); ++c) {
     if (stored.kept[c]) peak = std::max(peak, std::fabs(exact.elements[c]));
   }
   if (IsScaled(type) && peak > 2 * kSmallestScaledPeak) {
     ASSERT_LE(std::fabs(stored.scale * LargestStored(type) - peak), peak * 0x1p-8 + exact.error);
   }
-  for (std::uint32_t c = 0; c < shape.channels; ++c) {
+  for (std::size_t c = 0; c < exact.elements.size(); ++c) {
     if (!stored.kept[c]) continue;
     const double e = exact.elements[c];
     double rounding = 0;
@@ -119,7 +119,7 @@ void JudgeRow(const TileShape& shape, const std::byte* tile, Array array, std::u
   SCOPED_TRACE("row " + std::to_string(row) + " of array " +
                std::to_string(static_cast<int>(array)));
   const ReadTileRow stored = ReadByDefinition(shape, tile, array, row);
-  JudgeChoice(shape, stored, exact);
+  JudgeChoice(shape, RowsOf(shape, array).kept / shape.group, stored, exact);
   JudgeValues(shape, stored, exact);
 }
 
@@ -127,7 +127,7 @@ void JudgeRow(const TileShape& shape, const std::byte* tile, Array array, std::u
 void JudgeMinMax(const TileShape& shape, const std::byte* tile, std::uint32_t rows) {
   for (std::uint32_t b = 0; b * shape.block < rows; ++b) {
     const std::vector<double> bounds = ReadByDefinition(shape, tile, Array::kBlocks, b).elements;
-    for (std::uint32_t c = 0; c < shape.channels; ++c) {
+    for (std::uint32_t c = 0; c < shape.key.channels; ++c) {
       double least = std::numeric_limits<double>::infinity();
       double greatest = -least;
       for (std::uint32_t r = b * shape.block;
@@ -140,15 +140,15 @@ void JudgeMinMax(const TileShape& shape, const std::byte* tile, std::uint32_t ro
         return (std::bit_cast<std::uint32_t>(static_cast<float>(e)) & 0xffffu) == 0;
       };
       ASSERT_LE(bounds[c], least) << "channel " << c;
-      ASSERT_GE(bounds[shape.channels + c], greatest) << "channel " << c;
+      ASSERT_GE(bounds[shape.key.channels + c], greatest) << "channel " << c;
       if (!shape.packed() || is_bf16(least)) {
         ASSERT_EQ(bounds[c], least);
       }
       if (!shape.packed() || is_bf16(greatest)) {
-        ASSERT_EQ(bounds[shape.channels + c], greatest);
+        ASSERT_EQ(bounds[shape.key.channels + c], greatest);
       }
       ASSERT_GE(bounds[c], least - std::fabs(least) * 0x1p-7 - 0x1p-133);
-      ASSERT_LE(bounds[shape.channels + c], greatest + std::fabs(greatest) * 0x1p-7 + 0x1p-133);
+      ASSERT_LE(bounds[shape.key.channels + c], greatest + std::fabs(greatest) * 0x1p-7 + 0x1p-133);
     }
   }
 }
@@ -159,17 +159,13 @@ void JudgeDeadBytes(const TileShape& shape, std::vector<std::byte> tile, std::ui
   const std::uint32_t blocks = shape.block == 0 ? 0 : (rows + shape.block - 1) / shape.block;
   const struct {
     std::uint32_t begin, rows, row_bytes;
-  } live[] = {{l.key_bits, rows, l.row_bits},
-              {l.key_scales, rows, l.row_scale},
-              {l.key_data, rows, l.row_data},
-              {l.value_bits, rows, l.row_bits},
-              {l.value_scales, rows, l.row_scale},
-              {l.value_data, rows, l.row_data},
-              {l.block_bits, blocks, l.block_row_bits},
-              {l.block_scales, blocks, l.block_row_scale},
-              {l.block_data, blocks, l.block_row_data},
-              {l.weights, shape.weights ? rows : 0, 4},
-              {l.positions, shape.positions ? rows : 0, 4}};
+  } live[] = {
+      {l.key_bits, rows, l.key_row.bits},          {l.key_scales, rows, l.key_row.scale},
+      {l.key_data, rows, l.key_row.data},          {l.value_bits, rows, l.value_row.bits},
+      {l.value_scales, rows, l.value_row.scale},   {l.value_data, rows, l.value_row.data},
+      {l.block_bits, blocks, l.block_row.bits},    {l.block_scales, blocks, l.block_row.scale},
+      {l.block_data, blocks, l.block_row.data},    {l.weights, shape.weights ? rows : 0, 4},
+      {l.positions, shape.positions ? rows : 0, 4}};
   for (const auto& array : live) {
     std::fill_n(tile.begin() + array.begin, array.rows * array.row_bytes, std::byte{0});
   }
@@ -214,7 +210,9 @@ TEST_P(PackConformance, EncodeTakesTheLowerOfEqualGroups) {
     ASSERT_TRUE(tile.has_value());
     for (std::uint32_t r = 0; r < 5; ++r) {
       const ReadTileRow row = ReadByDefinition(shape, tile->data(), Array::kKeys, r);
-      for (std::uint32_t c = 0; c < shape.channels; ++c) ASSERT_EQ(row.kept[c], c < shape.kept);
+      for (std::uint32_t c = 0; c < shape.key.channels; ++c) {
+        ASSERT_EQ(row.kept[c], c < shape.key.kept);
+      }
     }
   }
 }
@@ -234,7 +232,7 @@ TEST_P(PackConformance, EncodeKeepsTheStrongestOfRotatedRows) {
     const auto rows = static_cast<std::uint32_t>(random_.OneIn(2) ? 32 : random_.Between(1, 32));
     const TileInput input(shape, kTypes[random_.Below(3)], rows, content, random_);
     SCOPED_TRACE(Trace(shape, input, content));
-    const RotationView rotation = rotations.view();
+    const RotationView rotation = SomeOf(rotations.view(), shape, random_);
     const auto tile = EncodeTile(ops(), shape, input, rotation);
     ASSERT_TRUE(tile.has_value());
     for (std::uint32_t r = 0; r < rows; ++r) {
@@ -305,7 +303,8 @@ TEST_P(PackConformance, EncodeRefusesWhatIsNotFinite) {
     const ElementType type = shape.packed() ? kTypes[random_.Below(3)] : ElementsOf(shape.format);
     const auto rows = static_cast<std::uint32_t>(random_.Between(1, 32));
     TileInput input(shape, type, rows, Content::kNormal, random_);
-    const RotationView rotation = rotated ? rotations.view() : RotationView{};
+    const RotationView rotation =
+        rotated ? SomeOf(rotations.view(), shape, random_) : RotationView{};
     ASSERT_TRUE(EncodeTile(ops(), shape, input, rotation).has_value());
     const bool value = random_.OneIn(2);
     const auto row = static_cast<std::uint32_t>(random_.Below(rows));
@@ -327,7 +326,8 @@ TEST_P(PackConformance, EncodeRefusesWhatCannotBeStored) {
   };
   for (const Border& border : {Border{ValueType::kFp16, std::nextafter(65520.0f, 0.0f)},
                                Border{ValueType::kBf16, std::nextafter(0x1.ffp127f, 0.0f)}}) {
-    const TileShape shape = {.format = PackedFormat(border.values), .kept = 32};
+    const TileShape shape = {
+        .format = PackedFormat(border.values), .key = {128, 32}, .value = {128, 32}};
     TileInput input(shape, ElementType::kFp32, 3, Content::kNormal, random_);
     const bool value = random_.OneIn(2);
     const auto channel = static_cast<std::uint32_t>(random_.Below(shape.head_dim));

@@ -37,7 +37,7 @@ std::vector<float> Rotate(const Operations& operations, const TileShape& shape,
   auto* floats = reinterpret_cast<float*>(output.data());
   *ran = operations.rotate({.rotation = rotation,
                             .rotation_type = rotation_type,
-                            .channels = shape.channels,
+                            .channels = shape.key.channels,
                             .head_dim = shape.head_dim,
                             .rows = rows.pointers.data(),
                             .row_type = row_type,
@@ -81,10 +81,10 @@ TEST_P(PackConformance, RotateIsTheProduct) {
     for (std::size_t r = 0; r < rows.inputs.size(); ++r) {
       const std::vector<double> x = rows.inputs[r].Row(false, 0);
       const std::vector<double> exact =
-          RotateExactly(rotations.view().key, matrix_type, shape.channels, x);
+          RotateExactly(rotations.view().key, matrix_type, shape.key.channels, x);
       for (std::uint32_t c = 0; c < padded; ++c) {
         const float got = rotated[r * padded + c];
-        if (c >= shape.channels) {
+        if (c >= shape.key.channels) {
           ASSERT_EQ(got, 0.0f) << "padding";
         } else {
           ASSERT_NEAR(got, exact[c], Length(x) * 0x1p-20) << Describe(shape) << " channel " << c;
@@ -121,7 +121,7 @@ std::vector<float> Unrotate(const Operations& operations, const TileShape& shape
   auto* floats = reinterpret_cast<float*>(output.data());
   *ran = operations.unrotate({.rotation = rotation,
                               .rotation_type = type,
-                              .channels = shape.channels,
+                              .channels = shape.value.channels,
                               .head_dim = shape.head_dim,
                               .rows = reinterpret_cast<const float*>(input.data()),
                               .padded_channels = PaddedChannels(shape),
@@ -141,7 +141,7 @@ TEST_P(PackConformance, UnrotateIsTheTransposedProduct) {
     // Whatever stands behind the last channel is not of the row.
     std::vector<float> rows(std::size_t{count} * padded, 0.0f);
     for (std::uint32_t i = 0; i < count * padded; ++i) {
-      if (i % padded < shape.channels) rows[i] = NormalNumber(random_);
+      if (i % padded < shape.value.channels) rows[i] = NormalNumber(random_);
     }
     const char* ran = nullptr;
     const std::vector<float> x =
@@ -150,7 +150,7 @@ TEST_P(PackConformance, UnrotateIsTheTransposedProduct) {
     for (std::uint32_t r = 0; r < count; ++r) {
       std::vector<double> exact(shape.head_dim, 0.0);
       double squares = 0;
-      for (std::uint32_t c = 0; c < shape.channels; ++c) {
+      for (std::uint32_t c = 0; c < shape.value.channels; ++c) {
         const double y = rows[r * padded + c];
         squares += y * y;
         const std::byte* row =

@@ -34,7 +34,7 @@ struct ScoreCase {
     const std::uint32_t padded = PaddedChannels(shape);
     queries.assign(std::size_t{rows} * padded, 0.0f);
     for (std::size_t i = 0; i < queries.size(); ++i) {
-      if (i % padded < shape.channels) queries[i] = NormalNumber(random);
+      if (i % padded < shape.key.channels) queries[i] = NormalNumber(random);
     }
   }
 
@@ -109,10 +109,10 @@ TEST_P(PackConformance, ScoreIsTheSummarysProduct) {
               ReadByDefinition(shape, run.tile, Array::kBlocks, b).elements;
           double product = 0;
           double mass = 0;
-          for (std::uint32_t c = 0; c < shape.channels; ++c) {
+          for (std::uint32_t c = 0; c < shape.key.channels; ++c) {
             const double low = query[c] * row[c];
             const double high =
-                shape.summary == Summary::kMinMax ? query[c] * row[shape.channels + c] : low;
+                shape.summary == Summary::kMinMax ? query[c] * row[shape.key.channels + c] : low;
             product += std::max(low, high);
             mass += std::max(std::fabs(low), std::fabs(high));
           }
@@ -150,7 +150,7 @@ TEST_P(PackConformance, MinMaxScoresBoundEveryEntry) {
             const ReadTileRow key = ReadByDefinition(shape, run.tile, Array::kKeys, e);
             double logit = 0;
             double mass = 0;
-            for (std::uint32_t c = 0; c < shape.channels; ++c) {
+            for (std::uint32_t c = 0; c < shape.key.channels; ++c) {
               logit += query[c] * key.elements[c];
               mass += std::fabs(query[c] * key.elements[c]);
             }

@@ -21,12 +21,13 @@ TEST_P(PackConformance, DecodeReadsWhatTheBytesSay) {
   for (int round = 0; round < 300; ++round) {
     const TileShape shape = RandomShape(random_, {.cut = true, .dense = true});
     const Rotations rotations(shape, ElementType::kBf16, random_);
+    const RotationView rotation =
+        shape.packed() ? SomeOf(rotations.view(), shape, random_) : RotationView{};
     const Content content = kContents[random_.Below(std::size(kContents))];
     const auto rows = static_cast<std::uint32_t>(random_.OneIn(2) ? 32 : random_.Between(1, 32));
     const TileInput input(shape, RowType(shape, random_), rows, content, random_);
     SCOPED_TRACE(Describe(shape));
-    auto tile =
-        EncodeTile(reference(), shape, input, shape.packed() ? rotations.view() : RotationView{});
+    auto tile = EncodeTile(reference(), shape, input, rotation);
     if (!tile.has_value()) {  // too large for what is stored
       ASSERT_EQ(shape.format, TileFormat::kPackedFp16);
       continue;
@@ -35,11 +36,11 @@ TEST_P(PackConformance, DecodeReadsWhatTheBytesSay) {
     const DecodedRows decoded = DecodeTile(ops(), shape, *tile, rows);
     for (std::uint32_t r = 0; r < rows; ++r) {
       for (bool value : {false, true}) {
-        const ReadTileRow row =
-            ReadByDefinition(shape, tile->data(), value ? Array::kValues : Array::kKeys, r);
+        const Array array = value ? Array::kValues : Array::kKeys;
+        const ReadTileRow row = ReadByDefinition(shape, tile->data(), array, r);
         const std::vector<float>& got = value ? decoded.values : decoded.keys;
         for (std::uint32_t c = 0; c < decoded.channels; ++c) {
-          const double expected = c < shape.channels ? row.elements[c] : 0;
+          const double expected = c < RowsOf(shape, array).channels ? row.elements[c] : 0;
           ASSERT_EQ(got[r * decoded.channels + c], expected) << "row " << r << " channel " << c;
         }
       }
@@ -68,10 +69,10 @@ TEST_P(PackConformance, PackingWhatWasUnpackedChangesNothing) {
     const TileLayout l = LayoutOf(shape);
     for (std::uint32_t r = 0; r < 32; ++r) {
       for (bool value : {false, true}) {
-        const ReadTileRow row =
-            ReadByDefinition(shape, tile->data(), value ? Array::kValues : Array::kKeys, r);
+        const Array array = value ? Array::kValues : Array::kKeys;
+        const ReadTileRow row = ReadByDefinition(shape, tile->data(), array, r);
         bool all_filled = true;
-        for (std::uint32_t c = 0; c < shape.channels; c += shape.group) {
+        for (std::uint32_t c = 0; c < RowsOf(shape, array).channels; c += shape.group) {
           const auto group = row.elements.begin() + c;
           all_filled = all_filled && (!row.kept[c] || std::any_of(group, group + shape.group,
                                                                   [](double e) { return e != 0; }));
@@ -83,9 +84,10 @@ TEST_P(PackConformance, PackingWhatWasUnpackedChangesNothing) {
                             tile->begin() + begin + (r + 1) * bytes,
                             again->begin() + begin + r * bytes);
         };
-        ASSERT_TRUE(same(value ? l.value_bits : l.key_bits, l.row_bits) &&
-                    same(value ? l.value_scales : l.key_scales, l.row_scale) &&
-                    same(value ? l.value_data : l.key_data, l.row_data))
+        const RowBytes& bytes = value ? l.value_row : l.key_row;
+        ASSERT_TRUE(same(value ? l.value_bits : l.key_bits, bytes.bits) &&
+                    same(value ? l.value_scales : l.key_scales, bytes.scale) &&
+                    same(value ? l.value_data : l.key_data, bytes.data))
             << Describe(shape) << " row " << r << (value ? " value" : " key") << " content "
             << static_cast<int>(content);
       }
@@ -102,7 +104,7 @@ TEST_P(PackConformance, UnpackingWhatWasPackedGivesTheKeptChannels) {
   constexpr double kRelative[] = {0x1p-8, 0x1p-11, 0.5001 / 127 * (1 + 0x1p-7), 0.0626};
   for (int round = 0; round < 120; ++round) {
     TileShape shape = RandomShape(random_, {});
-    if (random_.OneIn(3)) shape.kept = shape.channels;
+    if (random_.OneIn(3)) shape.key.kept = shape.key.channels;
     const TileInput input(shape, RowType(shape, random_), 32, Content::kNormal, random_);
     const auto tile = EncodeTile(ops(), shape, input, {});
     ASSERT_TRUE(tile.has_value());
@@ -113,7 +115,7 @@ TEST_P(PackConformance, UnpackingWhatWasPackedGivesTheKeptChannels) {
       const double peak = std::fabs(*std::max_element(
           x.begin(), x.end(), [](double a, double b) { return std::fabs(a) < std::fabs(b); }));
       const ReadTileRow row = ReadByDefinition(shape, tile->data(), Array::kKeys, r);
-      for (std::uint32_t c = 0; c < shape.channels; ++c) {
+      for (std::uint32_t c = 0; c < shape.key.channels; ++c) {
         const double relative = kRelative[static_cast<std::size_t>(type) - 1];
         const double allowed = type == ValueType::kInt8
                                    ? relative * peak
@@ -121,7 +123,7 @@ TEST_P(PackConformance, UnpackingWhatWasPackedGivesTheKeptChannels) {
         const float got = decoded.keys[r * decoded.channels + c];
         ASSERT_LE(std::fabs(got - (row.kept[c] ? x[c] : 0)), row.kept[c] ? allowed : 0)
             << Describe(shape) << " channel " << c;
-        ASSERT_TRUE(row.kept[c] || shape.kept < shape.channels);
+        ASSERT_TRUE(row.kept[c] || shape.key.kept < shape.key.channels);
       }
     }
   }
@@ -189,12 +191,12 @@ TEST_P(PackConformance, GatherCopiesRowsAndSumsThemUp) {
       const auto same = [&](std::uint32_t from_begin, std::uint32_t to_begin, std::uint32_t size) {
         return RowBytes(bytes, from_begin, rows[r].row, size) == RowBytes(tile, to_begin, r, size);
       };
-      ASSERT_TRUE(same(a.key_bits, b.key_bits, a.row_bits)) << r;
-      ASSERT_TRUE(same(a.key_scales, b.key_scales, a.row_scale)) << r;
-      ASSERT_TRUE(same(a.key_data, b.key_data, a.row_data)) << r;
-      ASSERT_TRUE(same(a.value_bits, b.value_bits, a.row_bits)) << r;
-      ASSERT_TRUE(same(a.value_scales, b.value_scales, a.row_scale)) << r;
-      ASSERT_TRUE(same(a.value_data, b.value_data, a.row_data)) << r;
+      ASSERT_TRUE(same(a.key_bits, b.key_bits, a.key_row.bits)) << r;
+      ASSERT_TRUE(same(a.key_scales, b.key_scales, a.key_row.scale)) << r;
+      ASSERT_TRUE(same(a.key_data, b.key_data, a.key_row.data)) << r;
+      ASSERT_TRUE(same(a.value_bits, b.value_bits, a.value_row.bits)) << r;
+      ASSERT_TRUE(same(a.value_scales, b.value_scales, a.value_row.scale)) << r;
+      ASSERT_TRUE(same(a.value_data, b.value_data, a.value_row.data)) << r;
       if (to.weights && from.weights) {
         ASSERT_TRUE(same(a.weights, b.weights, 4)) << r;
       }
@@ -231,7 +233,7 @@ TEST_P(PackConformance, GatherSummariesAreOfTheStoredRows) {
       const std::uint32_t end =
           std::min<std::uint32_t>(static_cast<std::uint32_t>(rows.size()), (b + 1) * shape.block);
       const ReadTileRow block = ReadByDefinition(shape, tile.data(), Array::kBlocks, b);
-      for (std::uint32_t c = 0; c < shape.channels; ++c) {
+      for (std::uint32_t c = 0; c < shape.key.channels; ++c) {
         double sum = 0;
         double least = std::numeric_limits<double>::infinity();
         for (std::uint32_t r = b * shape.block; r < end; ++r) {

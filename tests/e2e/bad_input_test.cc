@@ -304,16 +304,6 @@ std::vector<Mistake> ModelAndSequenceMistakes() {
        },
        StatusCode::NOT_FOUND,
        {"model 777"}},
-      {"a policy of a later version",
-       [](World& w) {
-         v1::CreateSequenceRequest request;
-         request.set_model_id(w.model);
-         request.set_policy("think");
-         v1::CreateSequenceResponse response;
-         return w.worker->CreateSequence(request, &response);
-       },
-       StatusCode::UNIMPLEMENTED,
-       {"think", "mosaickv"}},
       {"a policy that is none",
        [](World& w) {
          v1::CreateSequenceRequest request;

@@ -224,8 +224,8 @@ TEST_F(HostileTokens, AForkWithABadPolicyLeavesNothing) {
   const std::uint64_t sequence = NewSequence("streaming");
   ASSERT_TRUE(Append(sequence, 0, kTokens).ok());
   const v1::TenantStats before = TenantStats();
-  for (const char* policy : {"think", "streaming:sink=-1", "streaming:pos=slot", "lacache:span=16",
-                             "mosaickv:group=3", "\n+", "+", ":"}) {
+  for (const char* policy : {"thimk", "think:ratio=0", "streaming:sink=-1", "streaming:pos=slot",
+                             "lacache:span=16", "mosaickv:group=3", "\n+", "+", ":"}) {
     v1::ForkRequest fork;
     fork.set_parent_id(sequence);
     fork.set_policy(policy);

@@ -159,7 +159,7 @@ TEST_F(PackedLanes, SelectIsTheKernelsChoice) {
     ASSERT_TRUE(Compress(sequence, packing, {}));
     kernels::TileShape shape = kernels::DenseShape(shape_.head_dim, kernels::ElementType::kBf16);
     shape.format = kernels::PackedFormat(packing.values);
-    shape.kept = static_cast<std::uint16_t>(packing.kept_channels);
+    shape.key.kept = shape.value.kept = static_cast<std::uint16_t>(packing.kept_channels);
     shape.group = static_cast<std::uint8_t>(packing.group);
     shape.summary = packing.summary;
     shape.block = static_cast<std::uint8_t>(packing.block);

@@ -100,8 +100,8 @@ std::vector<NamedGoldenTile> MakeGoldenTiles() {
                          std::uint8_t group) {
     return TileShape{.format = PackedFormat(type),
                      .head_dim = 64,
-                     .channels = channels,
-                     .kept = kept,
+                     .key = {channels, kept},
+                     .value = {channels, kept},
                      .group = group};
   };
   TileShape weighted = packed(ValueType::kInt8, 64, 16, 1);
@@ -111,6 +111,12 @@ std::vector<NamedGoldenTile> MakeGoldenTiles() {
   TileShape min_max = DenseShape(64, ElementType::kBf16);
   min_max.summary = Summary::kMinMax;
   min_max.block = 4;
+  TileShape keys_cut = packed(ValueType::kBf16, 64, 64, 1);
+  keys_cut.key = {39, 39};
+  TileShape sides = packed(ValueType::kInt8, 48, 12, 4);
+  sides.value = {64, 64};
+  sides.summary = Summary::kMean;
+  sides.block = 4;
   const auto make = [](const char* name, const TileShape& shape, ElementType type,
                        std::uint32_t rows) {
     return NamedGoldenTile{name, FromShape(shape, type, rows)};
@@ -120,27 +126,27 @@ std::vector<NamedGoldenTile> MakeGoldenTiles() {
           make("int8", packed(ValueType::kInt8, 64, 24, 4), ElementType::kFp16, 6),
           make("fp8", packed(ValueType::kFp8, 64, 32, 2), ElementType::kBf16, 6),
           make("truncated", packed(ValueType::kBf16, 44, 12, 2), ElementType::kBf16, 6),
+          make("whole", packed(ValueType::kFp8, 64, 64, 1), ElementType::kBf16, 5),
+          make("keys_cut", keys_cut, ElementType::kBf16, 6),
+          make("sides", sides, ElementType::kFp32, 7),
           make("weighted_mean", weighted, ElementType::kBf16, 13),
           make("min_max_dense", min_max, ElementType::kBf16, 6)};
 }
 
 bool EncodeGolden(const Operations& operations, GoldenTile& golden) {
   const TileShape& shape = golden.shape;
-  std::vector<std::uint16_t> identity;
-  RotationView rotation;
-  if (shape.channels != shape.head_dim) {
-    identity.resize(std::size_t{shape.channels} * shape.head_dim + 32);
-    void* place = identity.data();
-    std::size_t space = identity.size() * 2;
-    std::align(64, space - 64, place, space);
-    auto* matrix = static_cast<std::uint16_t*>(place);
-    for (std::size_t c = 0; c < shape.channels; ++c) {
-      matrix[c * shape.head_dim + c] = FloatToBf16(1);
-    }
-    rotation = {.key = reinterpret_cast<const std::byte*>(matrix),
-                .value = reinterpret_cast<const std::byte*>(matrix),
-                .type = ElementType::kBf16};
-  }
+  // All rows of the identity: a side that is cut uses the first.
+  std::vector<std::uint16_t> identity(std::size_t{shape.head_dim} * shape.head_dim + 32);
+  void* place = identity.data();
+  std::size_t space = identity.size() * 2;
+  std::align(64, space - 64, place, space);
+  auto* matrix = static_cast<std::uint16_t*>(place);
+  for (std::size_t c = 0; c < shape.head_dim; ++c) matrix[c * shape.head_dim + c] = FloatToBf16(1);
+  const auto rows_of = [&](const RowShape& side) {
+    return side.channels == shape.head_dim ? nullptr : reinterpret_cast<const std::byte*>(matrix);
+  };
+  const RotationView rotation = {
+      .key = rows_of(shape.key), .value = rows_of(shape.value), .type = ElementType::kBf16};
   struct alignas(64) Line {
     std::byte bytes[64];
   };
@@ -185,9 +191,13 @@ void DecodeGolden(const Operations& operations, GoldenTile& golden) {
   golden.decoded_keys.clear();
   golden.decoded_values.clear();
   for (std::uint32_t i = 0; i < golden.rows * padded; ++i) {
-    if (i % padded >= golden.shape.channels) continue;
-    golden.decoded_keys.push_back(keys[i / 16].floats[i % 16]);
-    golden.decoded_values.push_back(values[i / 16].floats[i % 16]);
+    const std::uint32_t channel = i % padded;
+    if (channel < golden.shape.key.channels) {
+      golden.decoded_keys.push_back(keys[i / 16].floats[i % 16]);
+    }
+    if (channel < golden.shape.value.channels) {
+      golden.decoded_values.push_back(values[i / 16].floats[i % 16]);
+    }
   }
 }
 
@@ -200,7 +210,10 @@ std::vector<std::byte> SerialiseGolden(const GoldenTile& golden) {
                             static_cast<std::uint8_t>(shape.summary), shape.block}) {
     writer.Value(byte);
   }
-  for (std::uint16_t word : {shape.head_dim, shape.channels, shape.kept}) writer.Value(word);
+  for (std::uint16_t word : {shape.head_dim, shape.key.channels, shape.key.kept,
+                             shape.value.channels, shape.value.kept}) {
+    writer.Value(word);
+  }
   for (int byte :
        {shape.weights ? 1 : 0, shape.positions ? 1 : 0, static_cast<int>(golden.type), 0}) {
     writer.Value(static_cast<std::uint8_t>(byte));
@@ -229,8 +242,10 @@ std::optional<GoldenTile> ParseGolden(const std::vector<std::byte>& bytes) {
   shape.summary = static_cast<Summary>(reader.Value<std::uint8_t>());
   shape.block = reader.Value<std::uint8_t>();
   shape.head_dim = reader.Value<std::uint16_t>();
-  shape.channels = reader.Value<std::uint16_t>();
-  shape.kept = reader.Value<std::uint16_t>();
+  for (RowShape* side : {&shape.key, &shape.value}) {
+    side->channels = reader.Value<std::uint16_t>();
+    side->kept = reader.Value<std::uint16_t>();
+  }
   shape.weights = reader.Value<std::uint8_t>() != 0;
   shape.positions = reader.Value<std::uint8_t>() != 0;
   golden.type = static_cast<ElementType>(reader.Value<std::uint8_t>());
@@ -246,8 +261,8 @@ std::optional<GoldenTile> ParseGolden(const std::vector<std::byte>& bytes) {
   reader.Array(golden.weights, shape.weights ? golden.rows : 0);
   reader.Array(golden.positions, shape.positions ? golden.rows : 0);
   reader.Array(golden.tile, LayoutOf(shape).bytes);
-  reader.Array(golden.decoded_keys, std::size_t{golden.rows} * shape.channels);
-  reader.Array(golden.decoded_values, std::size_t{golden.rows} * shape.channels);
+  reader.Array(golden.decoded_keys, std::size_t{golden.rows} * shape.key.channels);
+  reader.Array(golden.decoded_values, std::size_t{golden.rows} * shape.value.channels);
   if (!reader.good || reader.at != bytes.size()) return std::nullopt;
   return golden;
 }

@@ -6,17 +6,17 @@
 //   8   "TESSTILE"
 //   4   u32 tile format version
 //   4   u8 format, group, summary, block
-//   6   u16 head_dim, channels, kept
+//   10  u16 head_dim, channels and kept of K, channels and kept of V
 //   4   u8 has weights, has positions, element type of the input, 0
 //   4   u32 rows
 //       input keys, then values     [rows][head_dim] of the element type
 //       weights                     f32 [rows], if the shape has them
 //       positions                   u32 [rows], likewise
 //       the tile
-//       decoded keys, then values   f32 [rows][channels]
+//       decoded keys, then values   f32 [rows][channels of the side]
 //
-// Keys and values are not rotated. Where the shape cuts channels the rotation is the identity's
-// first rows, as a matrix of bf16.
+// Keys and values are not rotated. Where the shape cuts channels of a side its rotation is the
+// identity's first rows, as a matrix of bf16.
 #pragma once
 
 #include <cstddef>

@@ -68,7 +68,7 @@ TEST(GoldenFolder, HoldsEveryValueTypeAndEveryKindOfArray) {
     ASSERT_LE(entry.file_size(), 16384u) << entry.path();
     const TileShape& shape = golden->shape;
     formats.insert(shape.format);
-    truncated = truncated || shape.channels < shape.head_dim;
+    truncated = truncated || shape.key.channels < shape.head_dim;
     words = words || (shape.weights && shape.positions);
     mean = mean || shape.summary == Summary::kMean;
     min_max = min_max || shape.summary == Summary::kMinMax;

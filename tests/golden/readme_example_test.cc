@@ -15,8 +15,8 @@ namespace {
 
 constexpr TileShape kShape = {.format = TileFormat::kPackedInt8,
                               .head_dim = 64,
-                              .channels = 64,
-                              .kept = 8,
+                              .key = {64, 8},
+                              .value = {64, 8},
                               .group = 2,
                               .summary = Summary::kMean,
                               .block = 16};

@@ -200,8 +200,7 @@ absl::StatusOr<RotationScores> MeasureRotations(const Examination& examination) 
   // The one rotation is stored once.
   const Strategy& any = global.front();
   const double spare = static_cast<double>(segments.size()) - static_cast<double>(global.size());
-  scores.global.bytes -= spare * 2 *
-                         static_cast<double>(RotationBytes(any.shape, any.rotation_type)) /
+  scores.global.bytes -= spare * static_cast<double>(RotationBytes(any.shape, any.rotation_type)) /
                          static_cast<double>(global.size()) / examination.kv().shape().tokens;
   return scores;
 }

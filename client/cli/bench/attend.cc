@@ -51,10 +51,12 @@ struct Variant {
 // A quarter of the channels, and block keys.
 kernels::TileShape PackedTile(std::uint32_t head_dim, kernels::TileFormat format,
                               std::uint32_t group, std::uint8_t block = 8) {
+  const kernels::RowShape quarter = {static_cast<std::uint16_t>(head_dim),
+                                     static_cast<std::uint16_t>(head_dim / 4)};
   return {.format = format,
           .head_dim = static_cast<std::uint16_t>(head_dim),
-          .channels = static_cast<std::uint16_t>(head_dim),
-          .kept = static_cast<std::uint16_t>(head_dim / 4),
+          .key = quarter,
+          .value = quarter,
           .group = static_cast<std::uint8_t>(group),
           .summary = kernels::Summary::kMean,
           .block = block};

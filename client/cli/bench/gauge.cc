@@ -64,7 +64,7 @@ absl::Status AddPoolGauge(const kernels::TileShape& tile, Report& report) {
   const std::vector<std::byte> rotations = RandomRotations(tile);
   const std::span<const std::byte> all = rotations;
   status = sequence
-               ->Compress({.kept_channels = tile.kept,
+               ->Compress({.kept_channels = tile.key.kept,
                            .group = tile.group,
                            .values = kernels::ValuesOf(tile.format),
                            .summary = tile.summary,

@@ -119,14 +119,14 @@ absl::StatusOr<KeptRows> ThroughTiles(const kernels::LaneRows& rows,
   operations.prepare_encode(shape, rows.keys.type, rotation, prepared.data());
   kernels::AlignedBytes tile(layout.bytes);
   const std::uint32_t padded = kernels::PaddedChannels(shape);
-  const auto side = [&](const std::byte* matrix) -> Side {
-    return {matrix, rotation.type, shape.channels, shape.head_dim, padded};
+  const auto side = [&](const std::byte* matrix, const kernels::RowShape& row) -> Side {
+    return {matrix, rotation.type, row.channels, shape.head_dim, padded};
   };
   KeptRows kept = {.lane = {.head_dim = shape.head_dim, .keys = {}, .values = {}},
                    .bytes = kernels::BytesPerEntry(shape, rotation.type, rows.keys.count) *
                             static_cast<double>(rows.keys.count)};
   if (rotation.key == nullptr) {
-    kept.bytes -= 2 * static_cast<double>(kernels::RotationBytes(shape, rotation.type));
+    kept.bytes -= static_cast<double>(kernels::RotationBytes(shape, rotation.type));
   }
   TileRows keys;
   TileRows values;
@@ -153,8 +153,8 @@ absl::StatusOr<KeptRows> ThroughTiles(const kernels::LaneRows& rows,
                        .padded_channels = padded,
                        .keys = keys.elements,
                        .values = values.elements});
-    TurnBack(side(rotation.key), keys, count, kept.lane.keys);
-    TurnBack(side(rotation.value), values, count, kept.lane.values);
+    TurnBack(side(rotation.key, shape.key), keys, count, kept.lane.keys);
+    TurnBack(side(rotation.value, shape.value), values, count, kept.lane.values);
   }
   return kept;
 }

@@ -253,8 +253,8 @@ absl::Status MeasureHeadDim(std::uint32_t head_dim, const Options& options, Repo
   AddSegmentRows(steps, head_dim, report);
   AddTileRows(steps, head_dim, report);
   const kernels::TileShape& chosen = scene.strategy().shape;
-  report.notes.push_back(Concat("d", head_dim, ": the strategy keeps ", chosen.kept, " of ",
-                                chosen.channels, " channels in groups of ",
+  report.notes.push_back(Concat("d", head_dim, ": the strategy keeps ", chosen.key.kept, " of ",
+                                chosen.key.channels, " channels in groups of ",
                                 std::uint32_t{chosen.group}, ", blocks of ",
                                 std::uint32_t{chosen.block}));
   return absl::OkStatus();

@@ -53,10 +53,10 @@ std::vector<std::vector<double>> RandomRotation(std::uint32_t dim) {
 }  // namespace
 
 std::vector<std::byte> RandomRotations(const kernels::TileShape& tile) {
-  const std::uint64_t bytes = kernels::RotationBytes(tile, kernels::ElementType::kBf16);
-  std::vector<std::byte> rotations(2 * bytes);
+  const std::uint64_t bytes = kernels::RotationBytes(tile, tile.key, kernels::ElementType::kBf16);
+  std::vector<std::byte> rotations(kernels::RotationBytes(tile, kernels::ElementType::kBf16));
   const std::vector<std::vector<double>> rows = RandomRotation(tile.head_dim);
-  for (std::uint32_t c = 0; c < tile.channels; ++c) {
+  for (std::uint32_t c = 0; c < tile.key.channels; ++c) {
     for (std::uint32_t d = 0; d < tile.head_dim; ++d) {
       const std::uint16_t element = kernels::FloatToBf16(static_cast<float>(rows[c][d]));
       const std::size_t place = (std::size_t{c} * tile.head_dim + d) * sizeof element;
@@ -170,7 +170,7 @@ absl::StatusOr<std::unique_ptr<LaneSet>> LaneSet::Encoded(const LaneSet& dense,
   absl::StatusOr<std::unique_ptr<LaneSet>> set = Allocate(shape);
   if (!set.ok()) return set.status();
   if (tile.packed()) {
-    const std::uint64_t bytes = kernels::RotationBytes(tile, kernels::ElementType::kBf16);
+    const std::uint64_t bytes = kernels::RotationBytes(tile, tile.key, kernels::ElementType::kBf16);
     const std::vector<std::byte> rotations = RandomRotations(tile);
     (*set)->rotations_.resize(rotations.size() + kAlignment);
     std::byte* at = Aligned((*set)->rotations_.data());
@@ -201,7 +201,7 @@ double LaneSet::BytesPerToken() const {
   double bytes = static_cast<double>(tile_bytes_) / kernels::kTileEntries;
   if (shape_.tile.packed()) {
     const auto segments = static_cast<double>(lanes_[0].segment_count);
-    bytes += segments * 2 *
+    bytes += segments *
              static_cast<double>(kernels::RotationBytes(shape_.tile, kernels::ElementType::kBf16)) /
              tokens;
   }

@@ -231,8 +231,8 @@ class Concurrency : public testing::Test {
         const std::uint32_t row = e % kernels::kTileEntries;
         // Packed rows that keep every channel have the same bytes as dense ones, elsewhere.
         const kernels::TileLayout rows = kernels::LayoutOf(segment.shape);
-        if (!take(at + rows.key_data + row * rows.row_data,
-                  at + rows.value_data + row * rows.row_data)) {
+        if (!take(at + rows.key_data + row * rows.key_row.data,
+                  at + rows.value_data + row * rows.value_row.data)) {
           return "a row of a segment is torn or another's";
         }
       }

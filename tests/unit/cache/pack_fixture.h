@@ -47,7 +47,7 @@ class PackFixture : public testing::Test {
   kernels::TileShape Quarter(std::uint32_t head_dim = 64) {
     kernels::TileShape shape = kernels::DenseShape(head_dim, kernels::ElementType::kBf16);
     shape.format = kernels::TileFormat::kPackedBf16;
-    shape.kept = shape.head_dim / 4;
+    shape.key.kept = shape.value.kept = shape.head_dim / 4;
     return shape;
   }
   PackSpec All(const Model& model, const kernels::TileShape& shape) {

@@ -358,7 +358,7 @@ TEST_F(PackOnGpu, ADeviceThatFailsMeanwhileLeavesTheSequenceAsItWas) {
     if (AppendAll(*sequence, 0, stamps).ok()) {
       kernels::TileShape shape = kernels::DenseShape(64, kernels::ElementType::kBf16);
       shape.format = kernels::TileFormat::kPackedInt8;
-      shape.kept = 16;
+      shape.key.kept = shape.value.kept = 16;
       const absl::Status status = sequence->Pack({.shapes = {shape}}, Proceed).status();
       EXPECT_EQ(status, (*gpu)->health());
       EXPECT_TRUE(status.ok() || absl::IsUnavailable(status)) << status;

@@ -183,7 +183,7 @@ TEST_F(Pack, WhatIsPackedIsLeftAndWhatIsAppendedIsDense) {
   EXPECT_EQ(View(*sequence).lanes[0].resolved.segments, 2u);
 
   TileShape half = Quarter();
-  half.kept = 32;
+  half.key.kept = half.value.kept = 32;
   const absl::StatusOr<PackOutcome> outcome = sequence->Pack(All(*small_, half), Proceed);
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(outcome->entries_packed, 4u * 25);

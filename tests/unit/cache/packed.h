@@ -38,11 +38,12 @@ inline kernels::TileShape RandomShape(TestRandom& random, std::uint32_t head_dim
   shape.format = kernels::PackedFormat(static_cast<kernels::ValueType>(random.Between(1, 4)));
   shape.group = static_cast<std::uint8_t>(1u << random.Below(3));
   if (may_cut && random.OneIn(2)) {
-    shape.channels =
+    shape.key.channels =
         static_cast<std::uint16_t>(shape.group * random.Between(1, head_dim / shape.group));
   }
-  shape.kept =
-      static_cast<std::uint16_t>(shape.group * random.Between(1, shape.channels / shape.group));
+  shape.key.kept =
+      static_cast<std::uint16_t>(shape.group * random.Between(1, shape.key.channels / shape.group));
+  shape.value = shape.key;
   return shape;
 }
 
@@ -70,10 +71,10 @@ inline TestPacking RandomPacking(TestRandom& random, const Model& model, std::ui
   packing.spec.rotation_type =
       random.OneIn(2) ? kernels::ElementType::kBf16 : kernels::ElementType::kFp32;
   const std::size_t matrices = std::size_t{layers} * model.layout().kv_heads(first);
-  packing.key =
-      RandomRotations(random, matrices, shape.channels, shape.head_dim, packing.spec.rotation_type);
-  packing.value =
-      RandomRotations(random, matrices, shape.channels, shape.head_dim, packing.spec.rotation_type);
+  packing.key = RandomRotations(random, matrices, shape.key.channels, shape.head_dim,
+                                packing.spec.rotation_type);
+  packing.value = RandomRotations(random, matrices, shape.key.channels, shape.head_dim,
+                                  packing.spec.rotation_type);
   packing.spec.key_rotations = packing.key.data();
   packing.spec.value_rotations = packing.value.data();
   return packing;

@@ -373,7 +373,7 @@ TEST_F(Recode, ProvisionalSegmentsAreReplacedAsAWhole) {
                              all.values.insert(all.values.end(), rows.values.begin(),
                                                rows.values.end());
                              kernels::TileShape half = Quarter();
-                             half.kept = 32;
+                             half.key.kept = half.value.kept = 32;
                              auto segment = Encode(*sequence, half, all, 0, 90, 0);
                              EXPECT_TRUE(segment.ok());
                              return LaneSwap{.all = true, .segments = {*std::move(segment)}};

@@ -50,7 +50,7 @@ struct Track {
 inline std::string FormOf(const kernels::SegmentView& segment) {
   const kernels::TileShape& shape = segment.shape;
   const std::string entries = ": " + std::to_string(segment.entries);
-  if (shape.packed()) return std::to_string(shape.kept) + " kept" + entries;
+  if (shape.packed()) return std::to_string(shape.key.kept) + " kept" + entries;
   return (shape.summary == kernels::Summary::kNone ? "plain" : "summed up") + entries;
 }
 

@@ -125,12 +125,13 @@ inline std::string LaneDiffers(const cache::SequenceView& view,
       const auto same = [&](std::uint32_t array, std::uint32_t bytes) {
         return std::memcmp(tile + array, made.data() + array, std::size_t{bytes} * rows) == 0;
       };
-      const bool all =
-          rows == kTileEntries
-              ? std::memcmp(tile, made.data(), at.bytes) == 0
-              : same(at.key_bits, at.row_bits) && same(at.key_scales, at.row_scale) &&
-                    same(at.key_data, at.row_data) && same(at.value_bits, at.row_bits) &&
-                    same(at.value_scales, at.row_scale) && same(at.value_data, at.row_data);
+      const bool all = rows == kTileEntries ? std::memcmp(tile, made.data(), at.bytes) == 0
+                                            : same(at.key_bits, at.key_row.bits) &&
+                                                  same(at.key_scales, at.key_row.scale) &&
+                                                  same(at.key_data, at.key_row.data) &&
+                                                  same(at.value_bits, at.value_row.bits) &&
+                                                  same(at.value_scales, at.value_row.scale) &&
+                                                  same(at.value_data, at.value_row.data);
       if (!all) return tile_name + " is another's";
     }
   }

@@ -87,7 +87,7 @@ TEST_F(LaneCoderTest, AStrategyIsTheSameHoweverTheRunCame) {
     const kernels::SegmentView& one = views[0].segments[s];
     const kernels::SegmentView& other = views[1].segments[s];
     ASSERT_EQ(one.shape, other.shape);
-    const std::uint64_t bytes = kernels::RotationBytes(one.shape, one.rotation.type);
+    const std::uint64_t bytes = kernels::RotationBytes(one.shape, one.shape.key, one.rotation.type);
     EXPECT_EQ(std::memcmp(one.rotation.key, other.rotation.key, bytes), 0);
     EXPECT_EQ(std::memcmp(one.rotation.value, other.rotation.value, bytes), 0);
   }

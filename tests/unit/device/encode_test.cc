@@ -55,12 +55,14 @@ class EncodeTest : public DeviceTest {
   }
 
   // Rows that permute the channels and turn some signs: every product is exact.
-  std::byte* PutPermutation(const TileShape& shape, ElementType type) {
-    std::byte* const at = Take(kernels::RotationBytes(shape, type));
-    std::memset(at, 0, kernels::RotationBytes(shape, type));
+  std::byte* PutPermutation(const TileShape& shape, const kernels::RowShape& side,
+                            ElementType type) {
+    const std::uint64_t bytes = kernels::RotationBytes(shape, side, type);
+    std::byte* const at = Take(bytes);
+    std::memset(at, 0, bytes);
     std::vector<std::uint32_t> order(shape.head_dim);
     for (std::uint32_t i = 0; i < shape.head_dim; ++i) order[i] = i;
-    for (std::uint32_t c = 0; c < shape.channels; ++c) {
+    for (std::uint32_t c = 0; c < side.channels; ++c) {
       std::swap(order[c], order[dice_.Between(c, shape.head_dim - 1)]);
       const float sign = dice_.OneIn(2) ? -1.0f : 1.0f;
       const std::uint16_t half = kernels::FloatToBf16(sign);
@@ -77,13 +79,19 @@ class EncodeTest : public DeviceTest {
     if (turn == Turn::kNone) return {};
     const ElementType type = dice_.OneIn(2) ? ElementType::kBf16 : ElementType::kFp32;
     if (turn == Turn::kPermuted) {
-      return {
-          .key = PutPermutation(shape, type), .value = PutPermutation(shape, type), .type = type};
+      return kernels::SomeOf({.key = PutPermutation(shape, shape.key, type),
+                              .value = PutPermutation(shape, shape.value, type),
+                              .type = type},
+                             shape, dice_);
     }
     const kernels::Rotations real(shape, type, dice_);
-    const std::uint64_t bytes = kernels::RotationBytes(shape, type);
-    return {
-        .key = Put(real.view().key, bytes), .value = Put(real.view().value, bytes), .type = type};
+    const auto put = [&](const std::byte* matrix, const kernels::RowShape& side) {
+      return Put(matrix, kernels::RotationBytes(shape, side, type));
+    };
+    return kernels::SomeOf({.key = put(real.view().key, shape.key),
+                            .value = put(real.view().value, shape.value),
+                            .type = type},
+                           shape, dice_);
   }
 
   void Add(const TileShape& shape, ElementType type, Content content, Turn turn) {
@@ -182,15 +190,15 @@ struct ExactRow {
 ExactRow Rotate(const TileShape& shape, const RotationView& rotation, bool of_value,
                 const std::vector<double>& row) {
   const std::byte* const matrix = of_value ? rotation.value : rotation.key;
-  ExactRow exact = {.elements = kernels::RotateExactly(matrix, rotation.type, shape.channels, row),
-                    .slack = std::vector<double>(shape.channels, 0x1p-118)};
+  const std::uint32_t channels = (of_value ? shape.value : shape.key).channels;
+  ExactRow exact = {.elements = kernels::RotateExactly(matrix, rotation.type, channels, row),
+                    .slack = std::vector<double>(channels, 0x1p-118)};
   // |R| |x|, a column at a time.
   for (std::uint32_t d = 0; d < shape.head_dim; ++d) {
     std::vector<double> one(shape.head_dim, 0.0);
     one[d] = row[d];
-    const std::vector<double> column =
-        kernels::RotateExactly(matrix, rotation.type, shape.channels, one);
-    for (std::uint32_t c = 0; c < shape.channels; ++c) {
+    const std::vector<double> column = kernels::RotateExactly(matrix, rotation.type, channels, one);
+    for (std::uint32_t c = 0; c < channels; ++c) {
       exact.slack[c] += kRotationError * std::fabs(column[c]);
     }
   }
@@ -213,11 +221,11 @@ double Rounding(const TileShape& shape, double scale, double element) {
 }
 
 // Every stored value is near its exact one, and no dropped group was clearly stronger than a kept.
-void ExpectKeeps(const TileShape& shape, const kernels::ReadTileRow& stored,
+void ExpectKeeps(const TileShape& shape, std::uint32_t wanted, const kernels::ReadTileRow& stored,
                  const ExactRow& exact) {
   double weakest_kept = INFINITY, strongest_dropped = 0;
   std::uint32_t kept = 0;
-  for (std::uint32_t g = 0; g < shape.channels; g += shape.group) {
+  for (std::uint32_t g = 0; g < exact.elements.size(); g += shape.group) {
     double squares = 0, slack = 0;
     for (std::uint32_t c = g; c < g + shape.group; ++c) {
       squares += exact.elements[c] * exact.elements[c];
@@ -236,7 +244,7 @@ void ExpectKeeps(const TileShape& shape, const kernels::ReadTileRow& stored,
       strongest_dropped = std::max(strongest_dropped, length - slack);
     }
   }
-  EXPECT_EQ(kept, shape.kept);
+  EXPECT_EQ(kept, wanted);
   EXPECT_GE(weakest_kept, strongest_dropped);
 }
 
@@ -254,7 +262,8 @@ TEST_P(EncodeTest, RotatedRowsAreWithinTheirBound) {
         for (const bool of_value : {false, true}) {
           SCOPED_TRACE(text + ", row " + std::to_string(r) + (of_value ? " of V" : " of K"));
           const auto array = of_value ? kernels::Array::kValues : kernels::Array::kKeys;
-          ExpectKeeps(shape, kernels::ReadByDefinition(shape, tiles_[i].tile, array, r),
+          ExpectKeeps(shape, kernels::RowsOf(shape, array).kept,
+                      kernels::ReadByDefinition(shape, tiles_[i].tile, array, r),
                       Rotate(shape, rotation, of_value, input.Row(of_value, r)));
         }
       }
@@ -268,7 +277,7 @@ TEST_P(EncodeTest, TheFirstTileWithAValueBeyondFp16IsNamed) {
   for (std::size_t i = 0; i < 3; ++i) {
     shapes[i] = kernels::DenseShape(kernels::kHeadDims[i], ElementType::kBf16);
     shapes[i].format = kernels::TileFormat::kPackedFp16;
-    shapes[i].kept = 8;
+    shapes[i].key.kept = shapes[i].value.kept = 8;
   }
   for (int round = 0; round < 20; ++round) {
     Clear();

@@ -55,7 +55,6 @@ TEST(Fuzz, RandomWordsOfTheGrammar) {
       words.emplace_back(option.standard);
     }
   }
-  for (const std::string_view name : LaterSystems()) words.emplace_back(name);
   for (int round = 0; round < 50000 && !testing::Test::HasFailure(); ++round) {
     std::string text;
     for (std::uint64_t i = random.Below(random.OneIn(50) ? 400 : 12); i > 0; --i) {

@@ -172,15 +172,6 @@ TEST(Parse, WordsThatAreNotKnown) {
               AllOf(HasSubstr("(500 bytes)"), Not(HasSubstr(std::string(201, 'q')))));
 }
 
-TEST(Parse, SystemsOfLaterVersionsHaveTheirOwnMessage) {
-  for (const std::string_view name : LaterSystems()) {
-    EXPECT_EQ(ErrorOf(Concat("mosaickv+", name, ":budget=1"), absl::StatusCode::kUnimplemented),
-              Concat("policy \"", name, "\" is not part of this version; it serves ", TermNames()));
-    EXPECT_EQ(FindTermKind(name), nullptr);
-  }
-  EXPECT_EQ(LaterSystems().size(), 1u);
-}
-
 TEST(Parse, WhatIsMissingIsNamedWithItsPlace) {
   EXPECT_EQ(ErrorOf("quest+"), "policy, character 7: a term is missing");
   EXPECT_EQ(ErrorOf("+quest"), "policy, character 1: a term is missing");

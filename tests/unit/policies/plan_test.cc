@@ -114,10 +114,12 @@ TEST(Plan, WhatFitsIsServed) {
     const std::uint32_t channels = down(head_dim * (1 - strategy.truncated)) / 4 * 4;
     const std::uint32_t kept =
         std::min(down(strategy.kept[0] * head_dim), channels) / group * group;
+    const kernels::RowShape row = {static_cast<std::uint16_t>(channels),
+                                   static_cast<std::uint16_t>(kept)};
     const kernels::TileShape shape = {.format = kernels::TileFormat::kPackedBf16,
                                       .head_dim = static_cast<std::uint16_t>(head_dim),
-                                      .channels = static_cast<std::uint16_t>(channels),
-                                      .kept = static_cast<std::uint16_t>(kept),
+                                      .key = row,
+                                      .value = row,
                                       .group = static_cast<std::uint8_t>(group)};
     ASSERT_EQ(kernels::WhyNotServed(shape), nullptr)
         << kernels::WhyNotServed(shape) << ": keep " << strategy.kept[0] << ", group " << group

@@ -23,6 +23,11 @@ inline auto FieldsOf(const MosaicPolicy& mosaic) {
       FieldsOf(threshold), FieldsOf(margin));
 }
 
+inline auto FieldsOf(const KeyChannelPolicy& channels) {
+  const auto& [ratio, recent, window, values] = channels;
+  return std::tie(ratio, recent, window, values);
+}
+
 inline auto FieldsOf(const SummaryPolicy& summaries) {
   const auto& [summary, block] = summaries;
   return std::tie(summary, block);
@@ -41,10 +46,11 @@ bool SameParts(const std::optional<T>& a, const std::optional<T>& b) {
 }
 
 inline bool Same(const Policy& a, const Policy& b) {
-  const auto& [a_text, a_tokens, a_mosaic, a_summaries, a_selection] = a;
-  const auto& [b_text, b_tokens, b_mosaic, b_summaries, b_selection] = b;
+  const auto& [a_text, a_tokens, a_mosaic, a_channels, a_summaries, a_selection] = a;
+  const auto& [b_text, b_tokens, b_mosaic, b_channels, b_summaries, b_selection] = b;
   return a_tokens == b_tokens && SameParts(a_mosaic, b_mosaic) &&
-         SameParts(a_summaries, b_summaries) && SameParts(a_selection, b_selection);
+         SameParts(a_channels, b_channels) && SameParts(a_summaries, b_summaries) &&
+         SameParts(a_selection, b_selection);
 }
 
 }  // namespace tessera::policies

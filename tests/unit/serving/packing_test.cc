@@ -32,8 +32,8 @@ TEST(Packing, WhatIsLeftOutHasItsDefault) {
   const TileShape plain = *ToTileShape(packing, Geometry(128), /*rotated=*/false);
   EXPECT_EQ(plain, (TileShape{.format = TileFormat::kPackedBf16,
                               .head_dim = 128,
-                              .channels = 128,
-                              .kept = 32,
+                              .key = {128, 32},
+                              .value = {128, 32},
                               .group = 1}));
   packing.set_summary(v1::BLOCK_SUMMARY_MEAN);
   const TileShape summed = *ToTileShape(packing, Geometry(128), false);
@@ -87,8 +87,8 @@ TEST(Packing, ExactlyTheFormsThatAreServedAreAccepted) {
     }
     ++accepted;
     ASSERT_EQ(kernels::WhyNotServed(*shape), nullptr);
-    ASSERT_EQ(shape->kept, packing.kept_channels());
-    ASSERT_EQ(shape->channels, channels);
+    ASSERT_EQ(shape->key.kept, packing.kept_channels());
+    ASSERT_EQ(shape->key.channels, channels);
     ASSERT_EQ(shape->group, group);
     ASSERT_EQ(shape->block, block);
     ASSERT_EQ(static_cast<int>(shape->summary), packing.summary());

@@ -80,8 +80,13 @@ kernels::TileShape RandomShape(TestRandom& random, std::uint16_t head_dim) {
   const auto multiple = [&](std::uint32_t most) {
     return static_cast<std::uint16_t>(shape.group * random.Between(1, most / shape.group));
   };
-  shape.channels = random.OneIn(2) ? head_dim : multiple(head_dim);
-  shape.kept = multiple(shape.channels);
+  const auto side = [&] {
+    kernels::RowShape row = {.channels = random.OneIn(2) ? head_dim : multiple(head_dim)};
+    row.kept = random.OneIn(3) ? row.channels : multiple(row.channels);
+    return row;
+  };
+  shape.key = side();
+  shape.value = random.OneIn(2) ? shape.key : side();
   return shape;
 }
 
@@ -241,7 +246,9 @@ TEST_F(ResolveLaneTest, RandomBytesNeverLeadOutOfTheMappings) {
 SegmentRef HostileRef(TestRandom& random, std::uint64_t pool_bytes) {
   SegmentRef ref = GoodRef();
   SetShape(RandomShape(random, 64), ref);
-  if (ref.channels != 64 || random.OneIn(2)) {
+  if (ref.key_channels != 64 || ref.value_channels != 64 || random.OneIn(2)) {
+    if (ref.key_channels != 64 || random.OneIn(2)) ref.flags |= kSegmentTurnsKeys;
+    if (ref.value_channels != 64 || random.OneIn(2)) ref.flags |= kSegmentTurnsValues;
     ref.rotations = random.Below(pool_bytes / 64) * 64;
     ref.rotation_type = static_cast<std::uint8_t>(random.Between(1, 3));
   }

@@ -187,7 +187,7 @@ TEST_F(PackedWriter, RefusesWhatNoKernelMayFollow) {
   rotated.rotation_type = static_cast<ElementType>(9);
   EXPECT_EQ(Write(rotated), StepStatus::kBadSegment);
   TileShape odd = whole;
-  odd.kept = 31;
+  odd.value.kept = 31;
   EXPECT_EQ(Write({.entries = 40, .shape = odd}), StepStatus::kBadSegment);
   odd = whole;
   odd.group = 3;

@@ -26,27 +26,31 @@ bool Same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)
 struct WarpRows {
   WarpRows(const TileShape& shape, const std::byte* tile, std::uint32_t first, bool value,
            TestRandom& random)
-      : layout(LayoutOf(shape)) {
+      : side(value ? shape.value : shape.key),
+        row(value ? LayoutOf(shape).value_row : LayoutOf(shape).key_row) {
+    const TileLayout layout = LayoutOf(shape);
     const auto copy = [&](std::uint32_t at, std::uint32_t row_bytes) {
       std::vector<std::uint32_t> words((kRows * row_bytes + 3) / 4 + 128);
       for (std::uint32_t& word : words) word = static_cast<std::uint32_t>(random.Bits());
       std::memcpy(words.data(), tile + at + first * row_bytes, kRows * row_bytes);
       return words;
     };
-    bits = copy(value ? layout.value_bits : layout.key_bits, layout.row_bits);
-    data = copy(value ? layout.value_data : layout.key_data, layout.row_data);
+    bits = copy(value ? layout.value_bits : layout.key_bits, row.bits);
+    data = copy(value ? layout.value_data : layout.key_data, row.data);
     for (std::uint32_t r = 0; r < kRows; ++r) {
-      const StoredRow row =
+      const StoredRow stored =
           value ? ValueRow(shape, layout, tile, first + r) : KeyRow(shape, layout, tile, first + r);
-      scales.push_back(row.scale == nullptr ? 1 : ElementAt(row.scale, 0, ElementType::kBf16));
-      ReadRow(row, expected.emplace_back(kMaxChannels, 0.0).data());
+      scales.push_back(stored.scale == nullptr ? 1
+                                               : ElementAt(stored.scale, 0, ElementType::kBf16));
+      ReadRow(stored, expected.emplace_back(kMaxChannels, 0.0).data());
     }
   }
-  const std::byte* row_data(std::uint32_t row) const {
-    return reinterpret_cast<const std::byte*>(data.data()) + row * layout.row_data;
+  const std::byte* row_data(std::uint32_t r) const {
+    return reinterpret_cast<const std::byte*>(data.data()) + r * row.data;
   }
 
-  TileLayout layout;
+  RowShape side;
+  RowBytes row;
   std::vector<std::uint32_t> bits, data;
   std::vector<double> scales;
   std::vector<std::vector<double>> expected;  // zeros from `channels` on
@@ -61,7 +65,7 @@ double Half(ValueType values, std::uint32_t word, std::uint32_t half) {
 template <ValueType kValues, std::uint32_t kHeadDim, std::uint32_t kGroup>
 class Warp {
  public:
-  Warp(const TileShape& shape, const WarpRows& rows) : shape_(shape), rows_(rows) {}
+  explicit Warp(const WarpRows& rows) : rows_(rows) {}
 
   void CheckKeys() {
     for (std::uint32_t lane = 0; lane < 32; ++lane) {
@@ -103,8 +107,11 @@ class Warp {
 
  private:
   auto Walk(std::uint32_t row, std::uint32_t slice) {
-    const RowSlice found = FindSlice<kHeadDim, kGroup>(
-        rows_.bits.data(), row, rows_.layout.row_bits, shape_.channels / kGroup, slice);
+    const std::uint32_t groups = rows_.side.channels / kGroup;
+    const RowSlice found =
+        rows_.side.has_bitmap()
+            ? FindSlice<kHeadDim, kGroup>(rows_.bits.data(), row, rows_.row.bits, groups, slice)
+            : WholeSlice<kHeadDim, kGroup>(groups, slice);
     return PairWalk<kGroup, static_cast<std::uint32_t>(ValueBytes(kValues))>(found,
                                                                              rows_.row_data(row));
   }
@@ -121,7 +128,6 @@ class Warp {
     std::fill(seen_.begin(), seen_.end(), 0);
   }
 
-  const TileShape& shape_;
   const WarpRows& rows_;
   std::vector<int> seen_ = std::vector<int>(kRows * kHeadDim, 0);
 };
@@ -131,7 +137,7 @@ void CheckTile(const TileShape& shape, TestRandom& random) {
   const tests::PackedTile tile(shape, random);
   for (const bool value : {false, true}) {
     const WarpRows rows(shape, tile.data(), random.OneIn(2) ? 16 : 0, value, random);
-    Warp<kValues, kHeadDim, kGroup> warp(shape, rows);
+    Warp<kValues, kHeadDim, kGroup> warp(rows);
     value ? warp.CheckValues() : warp.CheckKeys();
     if (testing::Test::HasFatalFailure()) return;
   }
@@ -145,10 +151,14 @@ void CheckEveryWidth(TestRandom& random) {
     const std::uint32_t choices[] = {
         1, groups, static_cast<std::uint32_t>(random.Between(1, groups)), std::max(1u, groups / 4)};
     for (const std::uint32_t kept : choices) {
+      const RowShape row = {static_cast<std::uint16_t>(channels),
+                            static_cast<std::uint16_t>(kept * kGroup)};
+      const RowShape other = {
+          kHeadDim, static_cast<std::uint16_t>(random.OneIn(2) ? kHeadDim : kept * kGroup)};
       const TileShape shape = {.format = PackedFormat(kValues),
                                .head_dim = kHeadDim,
-                               .channels = static_cast<std::uint16_t>(channels),
-                               .kept = static_cast<std::uint16_t>(kept * kGroup),
+                               .key = row,
+                               .value = random.OneIn(2) ? row : other,
                                .group = kGroup};
       ASSERT_EQ(WhyNotServed(shape), nullptr);
       SCOPED_TRACE(testing::Message() << "channels " << channels << " kept " << kept * kGroup);

@@ -35,12 +35,14 @@ class PackedTile {
       : bytes_(kernels::LayoutOf(shape).bytes, std::byte{0xff}) {
     const kernels::TileLayout layout = kernels::LayoutOf(shape);
     for (std::uint32_t r = 0; r < rows; ++r) {
-      FillRow(shape, bytes_.data() + layout.key_bits + r * layout.row_bits,
-              bytes_.data() + layout.key_scales + r * layout.row_scale,
-              bytes_.data() + layout.key_data + r * layout.row_data, layout, random);
-      FillRow(shape, bytes_.data() + layout.value_bits + r * layout.row_bits,
-              bytes_.data() + layout.value_scales + r * layout.row_scale,
-              bytes_.data() + layout.value_data + r * layout.row_data, layout, random);
+      const kernels::RowBytes& key = layout.key_row;
+      FillRow(shape, shape.key, key.bits, bytes_.data() + layout.key_bits + r * key.bits,
+              bytes_.data() + layout.key_scales + r * key.scale,
+              bytes_.data() + layout.key_data + r * key.data, random);
+      const kernels::RowBytes& value = layout.value_row;
+      FillRow(shape, shape.value, value.bits, bytes_.data() + layout.value_bits + r * value.bits,
+              bytes_.data() + layout.value_scales + r * value.scale,
+              bytes_.data() + layout.value_data + r * value.data, random);
     }
   }
   std::byte* data() { return bytes_.data(); }
@@ -48,14 +50,15 @@ class PackedTile {
   std::size_t size() const { return bytes_.size(); }
 
  private:
-  static void FillRow(const kernels::TileShape& shape, std::byte* bits, std::byte* scale,
-                      std::byte* data, const kernels::TileLayout& layout, TestRandom& random) {
-    std::vector<std::uint32_t> groups(shape.channels / shape.group);
+  static void FillRow(const kernels::TileShape& shape, const kernels::RowShape& side,
+                      std::uint32_t row_bits, std::byte* bits, std::byte* scale, std::byte* data,
+                      TestRandom& random) {
+    std::vector<std::uint32_t> groups(side.channels / shape.group);
     std::iota(groups.begin(), groups.end(), 0u);
     for (std::size_t i = groups.size(); i > 1; --i)
       std::swap(groups[i - 1], groups[random.Below(i)]);
-    std::fill_n(bits, layout.row_bits, std::byte{0});
-    for (std::uint32_t i = 0; i < shape.kept / shape.group; ++i) {
+    std::fill_n(bits, row_bits, std::byte{0});
+    for (std::uint32_t i = 0; row_bits != 0 && i < side.kept / shape.group; ++i) {
       bits[groups[i] / 8] |= static_cast<std::byte>(1u << (groups[i] % 8));
     }
     const kernels::ValueType type = kernels::ValuesOf(shape.format);
@@ -63,7 +66,7 @@ class PackedTile {
       const float peak = 3 * std::fabs(Normal(random)) + 0.5f;
       Put(scale, kernels::ScaleOf(type, peak));
     }
-    for (std::uint32_t i = 0; i < shape.kept; ++i) StoreValue(type, data, i, random);
+    for (std::uint32_t i = 0; i < side.kept; ++i) StoreValue(type, data, i, random);
   }
   static void StoreValue(kernels::ValueType type, std::byte* data, std::uint32_t index,
                          TestRandom& random) {
@@ -116,8 +119,8 @@ class RandomSegment {
       : layout_(kernels::LayoutOf(shape.tile)),
         stride_((layout_.bytes + 63) / 64 * 64),
         arena_(std::size_t{(shape.entries + 31) / 32 + 1} * stride_),
-        key_(RotationSize(shape)),
-        value_(RotationSize(shape)) {
+        key_(RotationSize(shape, shape.tile.key)),
+        value_(RotationSize(shape, shape.tile.value)) {
     const std::uint32_t tiles = (shape.entries + 31) / 32;
     for (std::uint32_t t = 0; t < tiles; ++t) offsets_.push_back((tiles - t) * stride_);
     for (std::uint32_t t = 0; t < tiles; ++t) {
@@ -131,9 +134,13 @@ class RandomSegment {
              .entries = shape.entries,
              .shape = shape.tile};
     if (!shape.tile.packed() || !shape.rotated) return;
-    FillRotation(shape, key_.data(), random);
-    FillRotation(shape, value_.data(), random);
+    FillRotation(shape, shape.tile.key, key_.data(), random);
+    FillRotation(shape, shape.tile.value, value_.data(), random);
     view_.rotation = {.key = key_.data(), .value = value_.data(), .type = shape.rotation_type};
+    // Of a side that is not cut there may be none.
+    const std::uint32_t head_dim = shape.tile.head_dim;
+    if (shape.tile.key.channels == head_dim && random.OneIn(4)) view_.rotation.key = nullptr;
+    if (shape.tile.value.channels == head_dim && random.OneIn(4)) view_.rotation.value = nullptr;
   }
   RandomSegment(const RandomSegment&) = delete;
   RandomSegment& operator=(const RandomSegment&) = delete;
@@ -145,8 +152,8 @@ class RandomSegment {
   const kernels::TileLayout& layout() const { return layout_; }
 
  private:
-  static std::size_t RotationSize(const SegmentShape& shape) {
-    return kernels::RotationBytes(shape.tile, shape.rotation_type);
+  static std::size_t RotationSize(const SegmentShape& shape, const kernels::RowShape& side) {
+    return kernels::RotationBytes(shape.tile, side, shape.rotation_type);
   }
   void FillTile(const SegmentShape& shape, std::uint32_t rows, std::byte* tile,
                 TestRandom& random) {
@@ -176,9 +183,10 @@ class RandomSegment {
     }
   }
   // Rows of length about one.
-  static void FillRotation(const SegmentShape& shape, std::byte* matrix, TestRandom& random) {
+  static void FillRotation(const SegmentShape& shape, const kernels::RowShape& side,
+                           std::byte* matrix, TestRandom& random) {
     const float unit = 1 / std::sqrt(static_cast<float>(shape.tile.head_dim));
-    for (std::uint32_t i = 0; i < std::uint32_t{shape.tile.channels} * shape.tile.head_dim; ++i) {
+    for (std::uint32_t i = 0; i < std::uint32_t{side.channels} * shape.tile.head_dim; ++i) {
       StoreElement(shape.rotation_type, Normal(random) * unit,
                    matrix + i * kernels::ElementBytes(shape.rotation_type));
     }

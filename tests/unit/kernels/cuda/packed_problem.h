@@ -55,8 +55,9 @@ class MixedLane {
     const kernels::TileLayout& packed = segments_[index].layout();
     for (std::uint32_t t = 0; t < (view.entries + 31) / 32; ++t) {
       std::byte* tile = segments_[index].tile(t);
-      std::memmove(tile, tile + packed.key_data, 32 * packed.row_data);
-      std::memmove(tile + 32 * packed.row_data, tile + packed.value_data, 32 * packed.row_data);
+      const std::uint32_t bytes = 32 * packed.key_row.data;
+      std::memmove(tile, tile + packed.key_data, bytes);
+      std::memmove(tile + bytes, tile + packed.value_data, bytes);
     }
     view.shape = kernels::DenseShape(view.shape.head_dim, kernels::ElementType::kBf16);
   }
@@ -131,7 +132,7 @@ class Judge {
   void AddSegment(const kernels::SegmentView& segment) {
     std::vector<double> query = query_;
     if (segment.rotation.key != nullptr) {
-      for (std::uint32_t c = 0; c < segment.shape.channels; ++c) {
+      for (std::uint32_t c = 0; c < segment.shape.key.channels; ++c) {
         query[c] = 0;
         for (std::uint32_t d = 0; d < geometry_.head_dim; ++d) {
           query[c] += At(segment.rotation.key, segment, c, d) * query_[d];
@@ -153,11 +154,11 @@ class Judge {
                 std::uint64_t position, const std::vector<double>& query) {
     if (causal_ && position > position_) return;
     if (geometry_.sliding_window != 0 && position + geometry_.sliding_window <= position_) return;
-    std::vector<double> key(shape.channels), value(shape.channels);
+    std::vector<double> key(shape.key.channels), value(shape.value.channels);
     kernels::ReadRow(kernels::KeyRow(shape, layout, tile, row), key.data());
     kernels::ReadRow(kernels::ValueRow(shape, layout, tile, row), value.data());
     double logit = 0, mass = 0;
-    for (std::uint32_t c = 0; c < shape.channels; ++c) {
+    for (std::uint32_t c = 0; c < shape.key.channels; ++c) {
       logit += query[c] * key[c] * geometry_.scale;
       mass += std::fabs(query[c] * key[c] * geometry_.scale);
     }
@@ -299,10 +300,12 @@ inline kernels::LayerGeometry Geometry(kernels::ElementType type, std::uint32_t 
 
 inline SegmentShape Packed(kernels::ValueType values, std::uint32_t head_dim, std::uint32_t group,
                            std::uint32_t channels, std::uint32_t kept, std::uint32_t entries) {
+  const kernels::RowShape row = {static_cast<std::uint16_t>(channels),
+                                 static_cast<std::uint16_t>(kept)};
   return {.tile = {.format = kernels::PackedFormat(values),
                    .head_dim = static_cast<std::uint16_t>(head_dim),
-                   .channels = static_cast<std::uint16_t>(channels),
-                   .kept = static_cast<std::uint16_t>(kept),
+                   .key = row,
+                   .value = row,
                    .group = static_cast<std::uint8_t>(group)},
           .entries = entries};
 }

@@ -31,7 +31,7 @@ inline void SumUp(MixedLane& lane, std::size_t index) {
                               .to = view.shape,
                               .to_layout = layout,
                               .tile = summed.data()});
-    const std::uint32_t end = layout.block_data + view.shape.blocks() * layout.block_row_data;
+    const std::uint32_t end = layout.block_data + view.shape.blocks() * layout.block_row.data;
     std::memcpy(tile + layout.block_bits, summed.data() + layout.block_bits,
                 end - layout.block_bits);
   }

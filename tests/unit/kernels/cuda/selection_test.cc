@@ -100,7 +100,7 @@ class ScoreProblem {
       const std::uint32_t head = geometry_.group() * item().kv_head + c % geometry_.group();
       const std::size_t row = std::size_t{c / geometry_.group()} * geometry_.query_heads + head;
       const std::uint64_t slot = std::uint64_t{strategy} * params.max_columns + c;
-      for (std::uint32_t i = 0; i < segment.shape.channels; ++i) {
+      for (std::uint32_t i = 0; i < segment.shape.key.channels; ++i) {
         double value = kernels::ElementAt(static_cast<const std::byte*>(item().query),
                                           row * geometry_.head_dim + i, geometry_.type);
         if (segment.shape.packed()) {

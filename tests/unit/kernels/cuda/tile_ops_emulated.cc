@@ -15,8 +15,11 @@ namespace {
 using namespace kernels::cuda;  // NOLINT: a test file
 
 TEST(TileCalls, ReportADeviceThatFailsAtAnyCall) {
-  const TileShape shape = {
-      .format = TileFormat::kPackedInt8, .head_dim = 64, .channels = 64, .kept = 16, .group = 2};
+  const TileShape shape = {.format = TileFormat::kPackedInt8,
+                           .head_dim = 64,
+                           .key = {64, 16},
+                           .value = {64, 16},
+                           .group = 2};
   const DeviceStrategy strategies[] = {{.shape = shape, .layout = LayoutOf(shape)}};
   Bytes rows(64 * 2), tile(LayoutOf(shape).bytes);
   std::memset(rows.data(), 0, rows.size());

@@ -104,9 +104,11 @@ class TileOpsTest : public ::testing::Test {
 
 inline std::string Describe(const TileShape& shape) {
   return "format " + std::to_string(static_cast<int>(shape.format)) + " head_dim " +
-         std::to_string(shape.head_dim) + " channels " + std::to_string(shape.channels) + " kept " +
-         std::to_string(shape.kept) + " group " + std::to_string(shape.group) + " summary " +
-         std::to_string(static_cast<int>(shape.summary)) + " block " + std::to_string(shape.block);
+         std::to_string(shape.head_dim) + " keys " + std::to_string(shape.key.kept) + " of " +
+         std::to_string(shape.key.channels) + " values " + std::to_string(shape.value.kept) +
+         " of " + std::to_string(shape.value.channels) + " group " + std::to_string(shape.group) +
+         " summary " + std::to_string(static_cast<int>(shape.summary)) + " block " +
+         std::to_string(shape.block);
 }
 
 inline void AddRandomExtras(TestRandom& random, TileShape& shape) {
@@ -117,17 +119,23 @@ inline void AddRandomExtras(TestRandom& random, TileShape& shape) {
   shape.positions = random.OneIn(2);
 }
 
-inline TileShape RandomPackedShape(TestRandom& random, TileFormat format, std::uint16_t head_dim,
-                                   std::uint8_t group, bool cut) {
-  TileShape shape = {.format = format, .head_dim = head_dim, .group = group};
+inline kernels::RowShape RandomRow(TestRandom& random, std::uint16_t head_dim, std::uint8_t group,
+                                   bool cut) {
   const std::uint64_t groups = head_dim / group;
   const std::uint64_t covered = !cut              ? groups
                                 : random.OneIn(2) ? groups * 3 / 4
                                                   : random.Between(1, groups);
-  shape.channels = static_cast<std::uint16_t>(covered * group);
   const std::uint64_t kept[] = {covered, 1, random.Between(1, covered),
                                 std::max<std::uint64_t>(covered / 4, 1)};
-  shape.kept = static_cast<std::uint16_t>(random.Pick(kept) * group);
+  return {.channels = static_cast<std::uint16_t>(covered * group),
+          .kept = static_cast<std::uint16_t>(random.Pick(kept) * group)};
+}
+
+inline TileShape RandomPackedShape(TestRandom& random, TileFormat format, std::uint16_t head_dim,
+                                   std::uint8_t group, bool cut) {
+  TileShape shape = {.format = format, .head_dim = head_dim, .group = group};
+  shape.key = RandomRow(random, head_dim, group, cut);
+  shape.value = random.OneIn(2) ? shape.key : RandomRow(random, head_dim, group, cut);
   AddRandomExtras(random, shape);
   return shape;
 }
@@ -216,14 +224,14 @@ enum class RotationKind {
   kReal,
 };
 
-inline Bytes RandomRotation(TestRandom& random, const TileShape& shape, ElementType type,
-                            RotationKind kind) {
+inline Bytes RandomRotation(TestRandom& random, const TileShape& shape,
+                            const kernels::RowShape& side, ElementType type, RotationKind kind) {
   const std::uint32_t dim = shape.head_dim;
-  Bytes bytes(std::size_t{shape.channels} * dim * ElementBytes(type));
+  Bytes bytes(std::size_t{side.channels} * dim * ElementBytes(type));
   std::vector<std::uint32_t> order(dim);
   for (std::uint32_t i = 0; i < dim; ++i) order[i] = i;
   for (std::uint32_t i = dim; i > 1; --i) std::swap(order[i - 1], order[random.Below(i)]);
-  for (std::uint32_t c = 0; c < shape.channels; ++c) {
+  for (std::uint32_t c = 0; c < side.channels; ++c) {
     for (std::uint32_t d = 0; d < dim; ++d) {
       const float uniform = static_cast<float>(random.Between(0, 2000)) / 1000.0f - 1.0f;
       float value = uniform / std::sqrt(static_cast<float>(dim) / 3);
@@ -267,8 +275,8 @@ struct EncodeCase {
     key.emplace(random, rows, shape.head_dim, type, stride, calm);
     value.emplace(random, rows, shape.head_dim, type, stride, calm);
     if (kind != RotationKind::kNone) {
-      key_rotation = RandomRotation(random, shape, of_rotation, kind);
-      value_rotation = RandomRotation(random, shape, of_rotation, kind);
+      key_rotation = RandomRotation(random, shape, shape.key, of_rotation, kind);
+      value_rotation = RandomRotation(random, shape, shape.value, of_rotation, kind);
     }
     has_weights = random.OneIn(2);
     has_positions = random.OneIn(2);

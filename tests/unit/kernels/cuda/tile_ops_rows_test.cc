@@ -40,11 +40,13 @@ EncodeCase RandomTile(TestRandom& random, const TileShape& shape) {
 
 // Bitmaps may say more than a row holds: readers stop at the row's end.
 void DamageBits(TestRandom& random, EncodeCase& tile) {
-  const std::uint32_t bytes = kTileEntries * tile.layout.row_bits;
-  for (std::uint32_t i = 0; i < bytes; ++i) {
-    tile.tile.data()[tile.layout.key_bits + i] = static_cast<std::byte>(random.Bits());
-    tile.tile.data()[tile.layout.value_bits + i] = static_cast<std::byte>(random.Bits());
-  }
+  const auto damage = [&](std::uint32_t begin, std::uint32_t row_bits) {
+    for (std::uint32_t i = begin; i < begin + kTileEntries * row_bits; ++i) {
+      tile.tile.data()[i] = static_cast<std::byte>(random.Bits());
+    }
+  };
+  damage(tile.layout.key_bits, tile.layout.key_row.bits);
+  damage(tile.layout.value_bits, tile.layout.value_row.bits);
 }
 
 TEST_F(TileOpsTest, DecodeGivesTheReferencesElements) {
@@ -196,7 +198,7 @@ TEST_F(TileOpsTest, NoJobsAreNoWork) {
 
 TEST(TileOpsProblems, AreNamed) {
   const TileShape shape = {
-      .format = TileFormat::kPackedFp8, .head_dim = 64, .channels = 64, .kept = 16};
+      .format = TileFormat::kPackedFp8, .head_dim = 64, .key = {64, 16}, .value = {64, 16}};
   const DeviceStrategy strategies[] = {{.shape = shape, .layout = LayoutOf(shape)}};
   constexpr std::uint64_t kTile = 4096, kOutput = 8192;  // nobody looks there
   DecodeTileJob decode = {.tile = kTile, .keys = kOutput, .values = kOutput, .rows = 1};
@@ -233,17 +235,17 @@ TEST(EncodeIndex, RowArraysCoverATileOnce) {
       const RowArrays arrays = ArraysOf(layout, which);
       const std::uint32_t rows = which == TileRows::kBlock ? shape.blocks() : kTileEntries;
       for (std::uint32_t r = 0; r < rows; ++r) {
-        mark(arrays.bits + r * arrays.row_bits, arrays.row_bits);
-        mark(arrays.scales + r * arrays.row_scale, arrays.row_scale);
-        mark(arrays.data + r * arrays.row_data, arrays.row_data);
+        mark(arrays.bits + r * arrays.row.bits, arrays.row.bits);
+        mark(arrays.scales + r * arrays.row.scale, arrays.row.scale);
+        mark(arrays.data + r * arrays.row.data, arrays.row.data);
         // What kernels store 16-bit words at.
-        EXPECT_EQ((arrays.scales + r * arrays.row_scale) % 2, 0u);
-        if (arrays.row_scale == 0) {
-          EXPECT_EQ((arrays.data + r * arrays.row_data) % 2, 0u);
+        EXPECT_EQ((arrays.scales + r * arrays.row.scale) % 2, 0u);
+        if (arrays.row.scale == 0) {
+          EXPECT_EQ((arrays.data + r * arrays.row.data) % 2, 0u);
         }
       }
     }
-    const std::uint32_t gap = layout.block_data + shape.blocks() * layout.block_row_data;
+    const std::uint32_t gap = layout.block_data + shape.blocks() * layout.block_row.data;
     mark(gap, layout.weights - gap);
     mark(layout.weights, shape.weights ? 128 : 0);
     mark(layout.positions, shape.positions ? 128 : 0);

@@ -127,8 +127,9 @@ struct ExactRow {
 ExactRow Rotated(const EncodeCase& of, bool of_value, std::uint32_t row) {
   const RandomRows& rows = of_value ? *of.value : *of.key;
   const Bytes& rotation = of_value ? of.value_rotation : of.key_rotation;
+  const std::uint32_t channels = (of_value ? of.shape.value : of.shape.key).channels;
   ExactRow exact;
-  for (std::uint32_t c = 0; c < of.shape.channels; ++c) {
+  for (std::uint32_t c = 0; c < channels; ++c) {
     double sum = 0;
     double mass = 0;
     for (std::uint32_t d = 0; d < of.shape.head_dim; ++d) {
@@ -149,10 +150,11 @@ ExactRow Rotated(const EncodeCase& of, bool of_value, std::uint32_t row) {
 ExactRow MeanOf(const EncodeCase& of, std::uint32_t block) {
   const std::uint32_t first = block * of.shape.block;
   const std::uint32_t count = std::min<std::uint32_t>(of.shape.block, of.rows - first);
-  ExactRow mean = {std::vector<double>(of.shape.channels), std::vector<double>(of.shape.channels)};
+  ExactRow mean = {std::vector<double>(of.shape.key.channels),
+                   std::vector<double>(of.shape.key.channels)};
   for (std::uint32_t e = 0; e < count; ++e) {
     const ExactRow row = Rotated(of, false, first + e);
-    for (std::uint32_t c = 0; c < of.shape.channels; ++c) {
+    for (std::uint32_t c = 0; c < of.shape.key.channels; ++c) {
       mean.values[c] += row.values[c] / count;
       mean.slack[c] += (row.slack[c] + 0x1p-24 * std::fabs(row.values[c])) / count;
     }
@@ -178,18 +180,19 @@ double RoundingOf(const StoredRow& row, double value) {
   return std::max(0x1.1p-4 * std::fabs(value), 0x1.1p-10 * scale);
 }
 
-void ExpectSelection(const TileShape& shape, const StoredRow& stored, const ExactRow& exact) {
-  std::vector<double> elements(shape.channels);
+void ExpectSelection(const StoredRow& stored, const ExactRow& exact) {
+  std::vector<double> elements(stored.channels);
   kernels::ReadRow(stored, elements.data());
   double weakest_kept = std::numeric_limits<double>::infinity();
   double strongest_dropped = 0;
   std::uint32_t kept = 0;
-  for (std::uint32_t g = 0; g < shape.channels / shape.group; ++g) {
+  for (std::uint32_t g = 0; g < stored.channels / stored.group; ++g) {
     double strength = 0;
     double slack = 0;
-    const bool in = (std::to_integer<unsigned>(stored.bits[g / 8]) >> (g % 8) & 1u) != 0;
-    for (std::uint32_t i = 0; i < shape.group; ++i) {
-      const std::uint32_t c = g * shape.group + i;
+    const bool in = stored.bits == nullptr ||
+                    (std::to_integer<unsigned>(stored.bits[g / 8]) >> (g % 8) & 1u) != 0;
+    for (std::uint32_t i = 0; i < stored.group; ++i) {
+      const std::uint32_t c = g * stored.group + i;
       strength += exact.values[c] * exact.values[c];
       slack += exact.slack[c];
       if (in) {
@@ -200,11 +203,11 @@ void ExpectSelection(const TileShape& shape, const StoredRow& stored, const Exac
     }
     strength = std::sqrt(strength);
     slack += 0x1p-20 * strength;
-    kept += in ? shape.group : 0;
+    kept += in ? stored.group : 0;
     if (in) weakest_kept = std::min(weakest_kept, strength + slack);
     if (!in) strongest_dropped = std::max(strongest_dropped, strength - slack);
   }
-  EXPECT_EQ(kept, shape.kept);
+  EXPECT_EQ(kept, stored.kept);
   EXPECT_GE(weakest_kept, strongest_dropped);
 }
 
@@ -212,16 +215,14 @@ void ExpectRealRotation(const EncodeCase& of) {
   SCOPED_TRACE(Describe(of.shape) + " rows " + std::to_string(of.rows));
   for (std::uint32_t r = 0; r < of.rows; ++r) {
     SCOPED_TRACE("row " + std::to_string(r));
-    ExpectSelection(of.shape, kernels::KeyRow(of.shape, of.layout, of.tile.data(), r),
-                    Rotated(of, false, r));
-    ExpectSelection(of.shape, kernels::ValueRow(of.shape, of.layout, of.tile.data(), r),
+    ExpectSelection(kernels::KeyRow(of.shape, of.layout, of.tile.data(), r), Rotated(of, false, r));
+    ExpectSelection(kernels::ValueRow(of.shape, of.layout, of.tile.data(), r),
                     Rotated(of, true, r));
   }
   if (of.shape.summary != Summary::kMean) return;
   for (std::uint32_t b = 0; b * of.shape.block < of.rows; ++b) {
     SCOPED_TRACE("block " + std::to_string(b));
-    ExpectSelection(of.shape, kernels::BlockRow(of.shape, of.layout, of.tile.data(), b),
-                    MeanOf(of, b));
+    ExpectSelection(kernels::BlockRow(of.shape, of.layout, of.tile.data(), b), MeanOf(of, b));
   }
 }
 
@@ -313,7 +314,8 @@ TEST_F(EncodeTest, WrongJobsAreNamedAndNothingRuns) {
   EXPECT_TRUE(refused([](Strategies& s, EncodeTileJob&) { s[0].layout.value_data += 2; }));
   EXPECT_TRUE(refused([](Strategies& s, EncodeTileJob&) { s[0].key_rotation += 8; }));
   EXPECT_TRUE(refused([](Strategies& s, EncodeTileJob& j) {
-    s[1].shape = {.format = TileFormat::kPackedInt8, .channels = 32, .kept = 32, .group = 1};
+    s[1].shape = {
+        .format = TileFormat::kPackedInt8, .key = {32, 32}, .value = {32, 32}, .group = 1};
     s[1].shape.head_dim = 64;
     s[1].layout = LayoutOf(s[1].shape);
     s[1].key_rotation = 0;

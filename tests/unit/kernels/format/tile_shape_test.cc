@@ -9,16 +9,22 @@
 namespace tessera::kernels {
 namespace {
 
+RowShape RandomRow(TestRandom& random, const TileShape& shape) {
+  const auto groups = random.Between(1, shape.head_dim / shape.group);
+  const auto kept = random.OneIn(3) ? groups : random.Between(1, groups);
+  return {.channels = static_cast<std::uint16_t>(groups * shape.group),
+          .kept = static_cast<std::uint16_t>(kept * shape.group)};
+}
+
 TileShape RandomServedShape(TestRandom& random) {
   TileShape shape;
   shape.format = static_cast<TileFormat>(random.Between(1, 7));
   shape.head_dim = static_cast<std::uint16_t>(random.Pick(kHeadDims));
-  shape.channels = shape.kept = shape.head_dim;
+  shape.key = shape.value = {shape.head_dim, shape.head_dim};
   if (shape.packed()) {
     shape.group = static_cast<std::uint8_t>(1u << random.Below(3));
-    const auto groups = random.Between(1, shape.head_dim / shape.group);
-    shape.channels = static_cast<std::uint16_t>(groups * shape.group);
-    shape.kept = static_cast<std::uint16_t>(random.Between(1, groups) * shape.group);
+    shape.key = RandomRow(random, shape);
+    shape.value = random.OneIn(2) ? shape.key : RandomRow(random, shape);
   }
   shape.summary = static_cast<Summary>(random.Below(3));
   if (shape.summary != Summary::kNone) {
@@ -30,7 +36,7 @@ TileShape RandomServedShape(TestRandom& random) {
 }
 
 // The bytes of one row of keys or of values, from the words of the format.
-std::uint32_t RowBytes(const TileShape& shape) {
+std::uint32_t BytesOf(const TileShape& shape, const RowShape& row) {
   switch (shape.format) {
     case TileFormat::kDenseBf16:
     case TileFormat::kDenseFp16:
@@ -40,15 +46,17 @@ std::uint32_t RowBytes(const TileShape& shape) {
     default:
       break;
   }
-  const auto bits = static_cast<std::uint32_t>(std::ceil(shape.channels / shape.group / 8.0));
+  const auto bits = row.kept == row.channels
+                        ? 0u
+                        : static_cast<std::uint32_t>(std::ceil(row.channels / shape.group / 8.0));
   const bool scaled = shape.format >= TileFormat::kPackedInt8;
-  return bits + (scaled ? 2 + shape.kept : 2u * shape.kept);
+  return bits + (scaled ? 2 + row.kept : 2u * row.kept);
 }
 
 std::uint32_t BlockBytes(const TileShape& shape) {
   if (shape.summary == Summary::kNone) return 0;
-  if (shape.summary == Summary::kMean) return RowBytes(shape);
-  return 2 * shape.channels * (shape.format == TileFormat::kDenseFp32 ? 4 : 2);
+  if (shape.summary == Summary::kMean) return BytesOf(shape, shape.key);
+  return 2 * shape.key.channels * (shape.format == TileFormat::kDenseFp32 ? 4 : 2);
 }
 
 TEST(TileLayout, IsTheSumOfItsArrays) {
@@ -57,15 +65,17 @@ TEST(TileLayout, IsTheSumOfItsArrays) {
     const TileShape shape = RandomServedShape(random);
     ASSERT_EQ(WhyNotServed(shape), nullptr);
     const TileLayout layout = LayoutOf(shape);
-    const std::uint32_t row = RowBytes(shape);
     const std::uint32_t blocks = shape.block == 0 ? 0 : 32 / shape.block;
     ASSERT_EQ(shape.blocks(), blocks);
     ASSERT_LE(blocks, kMaxTileBlocks);
-    ASSERT_EQ(layout.row_bits + layout.row_scale + layout.row_data, row);
-    ASSERT_EQ(layout.block_row_bits + layout.block_row_scale + layout.block_row_data,
+    const std::uint32_t key = BytesOf(shape, shape.key);
+    const std::uint32_t value = BytesOf(shape, shape.value);
+    ASSERT_EQ(layout.key_row.bits + layout.key_row.scale + layout.key_row.data, key);
+    ASSERT_EQ(layout.value_row.bits + layout.value_row.scale + layout.value_row.data, value);
+    ASSERT_EQ(layout.block_row.bits + layout.block_row.scale + layout.block_row.data,
               BlockBytes(shape));
-    std::uint32_t bytes = 2 * 32 * row + blocks * BlockBytes(shape);
-    ASSERT_EQ(layout.block_data + blocks * layout.block_row_data, bytes);
+    std::uint32_t bytes = 32 * (key + value) + blocks * BlockBytes(shape);
+    ASSERT_EQ(layout.block_data + blocks * layout.block_row.data, bytes);
     bytes = (bytes + 3) / 4 * 4;
     ASSERT_EQ(layout.weights, bytes);
     if (shape.weights) bytes += 128;
@@ -85,15 +95,12 @@ TEST(TileLayout, ArraysFollowEachOther) {
     const std::uint32_t blocks = shape.blocks();
     const struct {
       std::uint32_t begin, rows, row_bytes;
-    } arrays[] = {{l.key_bits, 32, l.row_bits},
-                  {l.key_scales, 32, l.row_scale},
-                  {l.key_data, 32, l.row_data},
-                  {l.value_bits, 32, l.row_bits},
-                  {l.value_scales, 32, l.row_scale},
-                  {l.value_data, 32, l.row_data},
-                  {l.block_bits, blocks, l.block_row_bits},
-                  {l.block_scales, blocks, l.block_row_scale},
-                  {l.block_data, blocks, l.block_row_data}};
+    } arrays[] = {
+        {l.key_bits, 32, l.key_row.bits},         {l.key_scales, 32, l.key_row.scale},
+        {l.key_data, 32, l.key_row.data},         {l.value_bits, 32, l.value_row.bits},
+        {l.value_scales, 32, l.value_row.scale},  {l.value_data, 32, l.value_row.data},
+        {l.block_bits, blocks, l.block_row.bits}, {l.block_scales, blocks, l.block_row.scale},
+        {l.block_data, blocks, l.block_row.data}};
     std::uint32_t end = 0;
     for (const auto& array : arrays) {
       ASSERT_EQ(array.begin, end);
@@ -123,8 +130,8 @@ TEST(TileLayout, MatchesThePublishedTable) {
            {ValueType::kBf16, ValueType::kFp16, ValueType::kInt8, ValueType::kFp8}) {
         const TileShape shape = {.format = PackedFormat(type),
                                  .head_dim = row.head_dim,
-                                 .channels = row.head_dim,
-                                 .kept = row.kept,
+                                 .key = {row.head_dim, row.kept},
+                                 .value = {row.head_dim, row.kept},
                                  .group = static_cast<std::uint8_t>(1 << g)};
         ASSERT_EQ(WhyNotServed(shape), nullptr);
         ASSERT_EQ(LayoutOf(shape).bytes, 32 * (IsScaled(type) ? row.scaled[g] : row.bf16[g]))
@@ -137,11 +144,13 @@ TEST(TileLayout, MatchesThePublishedTable) {
 
 // 160 bytes for K and V, 10 for the block keys and 1 for the rotations, of 512: 2.99x.
 TEST(TileLayout, MatchesThePublishedRatio) {
-  TileShape shape = {
-      .format = TileFormat::kPackedBf16, .kept = 32, .summary = Summary::kMean, .block = 8};
+  TileShape shape = {.format = TileFormat::kPackedBf16,
+                     .key = {128, 32},
+                     .value = {128, 32},
+                     .summary = Summary::kMean,
+                     .block = 8};
   ASSERT_EQ(LayoutOf(shape).bytes, 32 * 170u);
-  const double rotations =
-      2.0 * static_cast<double>(RotationBytes(shape, ElementType::kBf16)) / 65536;
+  const double rotations = static_cast<double>(RotationBytes(shape, ElementType::kBf16)) / 65536;
   ASSERT_EQ(rotations, 1.0);
   const double dense = LayoutOf(DenseShape(128, ElementType::kBf16)).bytes / 32.0;
   ASSERT_EQ(dense, 512.0);
@@ -154,7 +163,7 @@ TEST(TileLayout, MatchesThePublishedRatio) {
   // A quarter of the channels cut: 152 bytes, 3.37x.
   shape.summary = Summary::kNone;
   shape.block = 0;
-  shape.channels = 96;
+  shape.key.channels = shape.value.channels = 96;
   ASSERT_EQ(LayoutOf(shape).bytes, 32 * 152u);
 }
 
@@ -162,10 +171,10 @@ TEST(TileLayout, RotationsAreWholeUnits) {
   for (std::uint32_t channels = 1; channels <= 64; ++channels) {
     const TileShape shape = {.format = TileFormat::kPackedBf16,
                              .head_dim = 64,
-                             .channels = static_cast<std::uint16_t>(channels),
-                             .kept = 1};
+                             .key = {static_cast<std::uint16_t>(channels), 1},
+                             .value = {static_cast<std::uint16_t>(channels), 1}};
     for (ElementType type : {ElementType::kBf16, ElementType::kFp32}) {
-      const std::uint64_t bytes = RotationBytes(shape, type);
+      const std::uint64_t bytes = RotationBytes(shape, shape.key, type);
       ASSERT_EQ(bytes % 64, 0u);
       ASSERT_GE(bytes, channels * 64 * ElementBytes(type));
       ASSERT_LT(bytes, channels * 64 * ElementBytes(type) + 64);
@@ -197,8 +206,8 @@ struct Border {
 
 constexpr TileShape kPacked = {.format = TileFormat::kPackedInt8,
                                .head_dim = 128,
-                               .channels = 96,
-                               .kept = 32,
+                               .key = {96, 32},
+                               .value = {96, 32},
                                .group = 4,
                                .summary = Summary::kMean,
                                .block = 8};
@@ -215,21 +224,35 @@ constexpr Border kBorders[] = {
     {"group 0", [](TileShape& s) { s.group = 0; }, "group is not 1, 2 or 4"},
     {"group 3", [](TileShape& s) { s.group = 3; }, "group is not 1, 2 or 4"},
     {"group 8", [](TileShape& s) { s.group = 8; }, "group is not 1, 2 or 4"},
-    {"channels 0", [](TileShape& s) { s.channels = 0; }, "channels is not in 1..head_dim"},
-    {"channels 132", [](TileShape& s) { s.channels = 132; }, "channels is not in 1..head_dim"},
-    {"channels 128", [](TileShape& s) { s.channels = 128; }, nullptr},
-    {"channels 94", [](TileShape& s) { s.channels = 94; }, "channels is not a multiple of group"},
-    {"kept 0", [](TileShape& s) { s.kept = 0; }, "kept is not in 1..channels"},
-    {"kept 100", [](TileShape& s) { s.kept = 100; }, "kept is not in 1..channels"},
-    {"kept 96", [](TileShape& s) { s.kept = 96; }, nullptr},
-    {"kept 4", [](TileShape& s) { s.kept = 4; }, nullptr},
-    {"kept 30", [](TileShape& s) { s.kept = 30; }, "kept is not a multiple of group"},
+    {"key channels 0", [](TileShape& s) { s.key.channels = 0; }, "channels is not in 1..head_dim"},
+    {"key channels 132", [](TileShape& s) { s.key.channels = 132; },
+     "channels is not in 1..head_dim"},
+    {"key channels 128", [](TileShape& s) { s.key.channels = 128; }, nullptr},
+    {"key channels 94", [](TileShape& s) { s.key.channels = 94; },
+     "channels is not a multiple of group"},
+    {"key kept 0", [](TileShape& s) { s.key.kept = 0; }, "kept is not in 1..channels"},
+    {"key kept 100", [](TileShape& s) { s.key.kept = 100; }, "kept is not in 1..channels"},
+    {"key kept 96", [](TileShape& s) { s.key.kept = 96; }, nullptr},
+    {"key kept 4", [](TileShape& s) { s.key.kept = 4; }, nullptr},
+    {"key kept 30", [](TileShape& s) { s.key.kept = 30; }, "kept is not a multiple of group"},
+    {"value channels 0", [](TileShape& s) { s.value.channels = 0; },
+     "channels is not in 1..head_dim"},
+    {"value channels 132", [](TileShape& s) { s.value.channels = 132; },
+     "channels is not in 1..head_dim"},
+    {"value channels 128", [](TileShape& s) { s.value.channels = 128; }, nullptr},
+    {"value channels 94", [](TileShape& s) { s.value.channels = 94; },
+     "channels is not a multiple of group"},
+    {"value kept 0", [](TileShape& s) { s.value.kept = 0; }, "kept is not in 1..channels"},
+    {"value kept 100", [](TileShape& s) { s.value.kept = 100; }, "kept is not in 1..channels"},
+    {"value kept 96", [](TileShape& s) { s.value.kept = 96; }, nullptr},
+    {"value kept 4", [](TileShape& s) { s.value.kept = 4; }, nullptr},
+    {"value kept 30", [](TileShape& s) { s.value.kept = 30; }, "kept is not a multiple of group"},
     {"dense with fewer channels", [](TileShape& s) { s.format = TileFormat::kDenseBf16; },
      "a dense row keeps every channel"},
     {"dense with fewer kept",
      [](TileShape& s) {
        s.format = TileFormat::kDenseFp32;
-       s.channels = 128;
+       s.key.channels = s.value.channels = 128;
      },
      "a dense row keeps every channel"},
     {"summary 3", [](TileShape& s) { s.summary = Summary{3}; }, "unknown block summary"},

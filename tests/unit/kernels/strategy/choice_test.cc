@@ -38,7 +38,7 @@ TEST(Choice, IsThatOfBruteForce) {
     ++compared;
     ++taken[expected.within_threshold ? 1 : 0];
     SCOPED_TRACE(std::to_string(count) + " rows, reorder " + std::to_string(options.reorder));
-    EXPECT_EQ(strategy.shape.kept, expected.kept);
+    EXPECT_EQ(strategy.shape.key.kept, expected.kept);
     EXPECT_EQ(strategy.shape.group, expected.group);
     EXPECT_EQ(strategy.within_threshold, expected.within_threshold);
     EXPECT_NEAR(strategy.loss.key, expected.loss.key, 3e-3);
@@ -67,7 +67,7 @@ TEST(Choice, DoesNotDependOnTheImplementation) {
 }
 
 Candidate Made(std::uint16_t kept, std::uint8_t group, double bytes, double key, double value) {
-  return {.shape = {.kept = kept, .group = group},
+  return {.shape = {.key = {128, kept}, .value = {128, kept}, .group = group},
           .bytes = bytes,
           .loss = {.key = key, .value = value}};
 }
@@ -92,7 +92,8 @@ TEST(Choice, TakesTheFewestBytesAmongTheGoodEnough) {
 
 TEST(Choice, CountsWhatIsPublished) {
   const TileShape shape = {.format = TileFormat::kPackedBf16,
-                           .kept = 32,
+                           .key = {128, 32},
+                           .value = {128, 32},
                            .group = 1,
                            .summary = Summary::kMean,
                            .block = 8};
@@ -111,9 +112,9 @@ TEST(Choice, IsAmongAllSharesInAllGroups) {
     const TileShape& shape = candidates[i].shape;
     EXPECT_EQ(WhyNotServed(shape), nullptr);
     EXPECT_EQ(candidates[i].share, i / 2);
-    EXPECT_EQ(shape.kept, i < 2 ? 32 : 16);
+    EXPECT_EQ(shape.key.kept, i < 2 ? 32 : 16);
     EXPECT_EQ(shape.group, options.groups[i % 2]);
-    EXPECT_EQ(shape.channels, 48);
+    EXPECT_EQ(shape.key.channels, 48);
     EXPECT_EQ(shape.block, 8);
     EXPECT_EQ(candidates[i].bytes, BytesPerEntry(shape, ElementType::kBf16, 1000));
   }

@@ -30,10 +30,10 @@ void ExpectSound(const Strategy& strategy) {
   EXPECT_LE(strategy.block_variance, 1);
   ASSERT_EQ(strategy.rotation_type, ElementType::kFp32);
   for (const std::byte* matrix : {strategy.view().key, strategy.view().value}) {
-    std::vector<float> elements(std::size_t{shape.channels} * shape.head_dim);
+    std::vector<float> elements(std::size_t{shape.key.channels} * shape.head_dim);
     std::memcpy(elements.data(), matrix, elements.size() * sizeof(float));
-    for (std::uint32_t a = 0; a < shape.channels; ++a) {
-      for (std::uint32_t b = a; b < shape.channels; ++b) {
+    for (std::uint32_t a = 0; a < shape.key.channels; ++a) {
+      for (std::uint32_t b = a; b < shape.key.channels; ++b) {
         double dot = 0;
         for (std::uint32_t d = 0; d < shape.head_dim; ++d) {
           dot += double{elements[a * shape.head_dim + d]} * elements[b * shape.head_dim + d];
@@ -62,7 +62,7 @@ TEST(Degenerate, OneRow) {
   TestRandom random;
   const Strategy strategy = MakeSound(Normal(random, 1, 128));
   EXPECT_TRUE(strategy.within_threshold);  // in sample: one vector holds it all
-  EXPECT_EQ(strategy.shape.kept, 16);
+  EXPECT_EQ(strategy.shape.key.kept, 16);
   EXPECT_EQ(strategy.shape.group, 4);
   EXPECT_NEAR(strategy.loss.key, 0, 1e-5);
 }
@@ -70,7 +70,7 @@ TEST(Degenerate, OneRow) {
 TEST(Degenerate, Zeros) {
   const Strategy strategy = MakeSound(Matrix(100, std::vector<double>(128)));
   EXPECT_TRUE(strategy.within_threshold);
-  EXPECT_EQ(strategy.shape.kept, 16);
+  EXPECT_EQ(strategy.shape.key.kept, 16);
   EXPECT_EQ(strategy.loss.key, 0);
   EXPECT_EQ(strategy.shape.block, 16);
 }
@@ -79,7 +79,7 @@ TEST(Degenerate, EqualRows) {
   TestRandom random;
   const Strategy strategy = MakeSound(Matrix(200, Normal(random, 1, 128)[0]));
   EXPECT_TRUE(strategy.within_threshold);
-  EXPECT_EQ(strategy.shape.kept, 16);
+  EXPECT_EQ(strategy.shape.key.kept, 16);
   EXPECT_NEAR(strategy.loss.key, 0, 1e-5);
   EXPECT_EQ(strategy.shape.block, 16);
 }

@@ -20,7 +20,7 @@ Matrix StoredMatrix(const Strategy& strategy, bool value) {
   const RotationView view = strategy.view();
   Matrix rows;
   const std::byte* from = value ? view.value : view.key;
-  for (std::uint32_t c = 0; c < shape.channels; ++c) {
+  for (std::uint32_t c = 0; c < shape.key.channels; ++c) {
     rows.emplace_back();
     for (std::uint32_t d = 0; d < shape.head_dim; ++d, from += ElementBytes(view.type)) {
       float element;
@@ -64,7 +64,7 @@ TEST(LossUnder, IsThatOfItsDefinition) {
     for (const Operations* operations : {&ReferenceOperations(), &BestOperations()}) {
       const Loss loss = LossUnder(rows.rows(), strategy.shape, strategy.view(), *operations);
       const auto expected = [&](const StoredRows& side, bool value) {
-        return plain::MeanLoss(StoredMatrix(strategy, value), side.all(), strategy.shape.kept,
+        return plain::MeanLoss(StoredMatrix(strategy, value), side.all(), strategy.shape.key.kept,
                                strategy.shape.group);
       };
       EXPECT_NEAR(loss.key, expected(rows.keys, false), 1e-5);
@@ -118,7 +118,7 @@ TEST(LossOfTile, IsLossUnderButForTheRoundingOfValues) {
     const StrategyOptions options = OneCandidate(random);
     const Strategy strategy = lane.Make(options);
     SCOPED_TRACE(std::string(ValueTypeName(options.values)) + ", kept " +
-                 std::to_string(strategy.shape.kept));
+                 std::to_string(strategy.shape.key.kept));
     const std::vector<std::byte> tile = Encode(lane.rows(), strategy);
     for (const Operations* operations : {&ReferenceOperations(), &BestOperations()}) {
       const Loss under = LossUnder(lane.rows(), strategy.shape, strategy.view(), *operations);
@@ -149,8 +149,11 @@ TEST(Loss, NeedsNoRotation) {
   rows[0][60] = -1;
   rows[0][61] = 1;
   const TestLane lane(rows, rows, ElementType::kFp32);
-  const TileShape shape = {
-      .format = TileFormat::kPackedBf16, .head_dim = 64, .channels = 64, .kept = 2, .group = 2};
+  const TileShape shape = {.format = TileFormat::kPackedBf16,
+                           .head_dim = 64,
+                           .key = {64, 2},
+                           .value = {64, 2},
+                           .group = 2};
   EXPECT_NEAR(LossUnder(lane.rows(), shape, {}, BestOperations()).key, 2.0 / 6, 1e-6);
   EXPECT_NEAR(LossUnder(lane.rows(), DenseShape(64, ElementType::kBf16), {}, BestOperations()).key,
               0, 1e-6);

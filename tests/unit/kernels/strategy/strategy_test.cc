@@ -25,7 +25,7 @@ TEST(Strategy, LosesNothingWhereAllChannelsAreKept) {
     for (const ElementType type : {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32}) {
       const Strategy strategy =
           lane.Make({.kept = {1}, .groups = {4}, .threshold = {}, .rotation_type = type});
-      EXPECT_EQ(strategy.shape.kept, head_dim);
+      EXPECT_EQ(strategy.shape.key.kept, head_dim);
       const double rounding = type == ElementType::kBf16   ? 2e-3
                               : type == ElementType::kFp16 ? 3e-4
                                                            : 1e-5;
@@ -66,7 +66,7 @@ TEST(Strategy, KeepsLittleOfRowsOfLowRank) {
                       Mixed(random, Scaled(random, 500, deviations)), ElementType::kBf16);
   const Strategy strategy = lane.Make({.threshold = {.key = 0.01, .value = 0.01}});
   EXPECT_TRUE(strategy.within_threshold);
-  EXPECT_EQ(strategy.shape.kept, 8);
+  EXPECT_EQ(strategy.shape.key.kept, 8);
   EXPECT_EQ(strategy.shape.group, 4);
   EXPECT_NEAR(strategy.loss.key, 0, 3e-3);  // what rounding R to bf16 may do
   EXPECT_NEAR(strategy.loss.value, 0, 3e-3);
@@ -112,8 +112,8 @@ TEST(Strategy, CutsTheWeakestChannelsOff) {
                                      .reorder = false,
                                      .rotation_type = ElementType::kFp32};
     const Strategy strategy = lane.Make(options);
-    EXPECT_EQ(strategy.shape.channels, head_dim / 4 * 3);
-    EXPECT_EQ(strategy.shape.kept, head_dim / 4 * 3);
+    EXPECT_EQ(strategy.shape.key.channels, head_dim / 4 * 3);
+    EXPECT_EQ(strategy.shape.key.kept, head_dim / 4 * 3);
     EXPECT_EQ(WhyNotServed(strategy.shape), nullptr);
     // The share of the energy that the weakest eigenvalues hold is what such rows lose in all.
     if (head_dim != 64) continue;

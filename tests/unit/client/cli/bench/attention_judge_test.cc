@@ -26,10 +26,12 @@ TEST(AttentionJudge, EverythingKeptIsNoErrorAndAllMass) {
   const kernels::LaneRows rows = kv.Rows(0);
   const std::uint32_t dim = kv.shape().head_dim;
   const FloatLane lane = Widen(rows);
+  const kernels::RowShape whole = {static_cast<std::uint16_t>(dim),
+                                   static_cast<std::uint16_t>(dim)};
   const kernels::TileShape all = {.format = kernels::TileFormat::kPackedBf16,
                                   .head_dim = static_cast<std::uint16_t>(dim),
-                                  .channels = static_cast<std::uint16_t>(dim),
-                                  .kept = static_cast<std::uint16_t>(dim)};
+                                  .key = whole,
+                                  .value = whole};
   const absl::StatusOr<KeptRows> packed = ThroughTiles(rows, all, {});
   ASSERT_TRUE(packed.ok());
   const KeptRows masked = ThroughMask(rows, dim, {});
