@@ -128,9 +128,9 @@ inline bool IsPackedRow(const std::byte* tile, std::uint32_t row, const kernels:
   const auto same = [&](std::uint32_t array, std::uint32_t bytes) {
     return std::memcmp(tile + array + row * bytes, one.data() + array, bytes) == 0;
   };
-  return same(at.key_bits, at.row_bits) && same(at.key_scales, at.row_scale) &&
-         same(at.key_data, at.row_data) && same(at.value_bits, at.row_bits) &&
-         same(at.value_scales, at.row_scale) && same(at.value_data, at.row_data);
+  return same(at.key_bits, at.key_row.bits) && same(at.key_scales, at.key_row.scale) &&
+         same(at.key_data, at.key_row.data) && same(at.value_bits, at.value_row.bits) &&
+         same(at.value_scales, at.value_row.scale) && same(at.value_data, at.value_row.data);
 }
 
 // As Differs, for lanes some of whose segments are packed. Empty where all is well.

@@ -57,14 +57,15 @@ class LaneGatherTest : public CompactionFixture {
         const auto add = [&](std::uint32_t array, std::uint32_t bytes) {
           entry.row.append(reinterpret_cast<const char*>(tile + array + row * bytes), bytes);
         };
-        add(at.key_bits, at.row_bits);
-        add(at.key_scales, at.row_scale);
-        add(at.key_data, at.row_data);
-        add(at.value_bits, at.row_bits);
-        add(at.value_scales, at.row_scale);
-        add(at.value_data, at.row_data);
+        add(at.key_bits, at.key_row.bits);
+        add(at.key_scales, at.key_row.scale);
+        add(at.key_data, at.key_row.data);
+        add(at.value_bits, at.value_row.bits);
+        add(at.value_scales, at.value_row.scale);
+        add(at.value_data, at.value_row.data);
         // Field by field: the bytes between them may hold anything.
-        entry.form = Concat(static_cast<int>(form.format), " ", form.channels, " ", form.kept, " ",
+        entry.form = Concat(static_cast<int>(form.format), " ", form.key.channels, " ",
+                            form.key.kept, " ", form.value.channels, " ", form.value.kept, " ",
                             static_cast<int>(form.group), " ", static_cast<int>(form.summary), " ",
                             static_cast<int>(form.block), " ", static_cast<int>(form.weights), " ",
                             reinterpret_cast<std::uintptr_t>(segment.rotation.key));

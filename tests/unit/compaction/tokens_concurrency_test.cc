@@ -88,10 +88,10 @@ class TokensConcurrency : public testing::Test {
         const auto same = [&](std::uint32_t array, std::uint32_t from, std::uint32_t bytes) {
           return std::memcmp(tile + array + row * bytes, one.data() + from, bytes) == 0;
         };
-        if (!same(at.key_bits, made.key_bits, at.row_bits) ||
-            !same(at.key_data, made.key_data, at.row_data) ||
-            !same(at.value_bits, made.value_bits, at.row_bits) ||
-            !same(at.value_data, made.value_data, at.row_data)) {
+        if (!same(at.key_bits, made.key_bits, at.key_row.bits) ||
+            !same(at.key_data, made.key_data, at.key_row.data) ||
+            !same(at.value_bits, made.value_bits, at.value_row.bits) ||
+            !same(at.value_data, made.value_data, at.value_row.data)) {
           return "entry " + std::to_string(positions.size() - 1) + " is not token " +
                  std::to_string(position);
         }
