@@ -310,4 +310,17 @@ inline SegmentShape Packed(kernels::ValueType values, std::uint32_t head_dim, st
           .entries = entries};
 }
 
+// Gives values another shape than keys have: whole, or with any number of channels and any of them
+// kept; sometimes keys have no bitmap.
+inline void PartSides(SegmentShape& shape, TestRandom& random) {
+  kernels::TileShape& tile = shape.tile;
+  const std::uint64_t all = tile.head_dim / tile.group;
+  const std::uint64_t groups = random.OneIn(2) ? all : random.Between(1, all);
+  const std::uint64_t kept = random.OneIn(2) ? groups : random.Between(1, groups);
+  tile.value = {.channels = static_cast<std::uint16_t>(groups * tile.group),
+                .kept = static_cast<std::uint16_t>(kept * tile.group)};
+  if (random.OneIn(2)) tile.key.kept = tile.key.channels;
+  shape.rotated = shape.rotated || groups != all;
+}
+
 }  // namespace tessera::tests

@@ -52,6 +52,7 @@ SegmentShape RandomShape(const LayerGeometry& geometry, std::uint32_t most, Test
                    std::min(kept, groups) * group, entries);
     shape.rotated = groups != all || !random.OneIn(4);
     shape.rotation_type = random.Pick(kElementTypes);
+    if (random.OneIn(2)) PartSides(shape, random);
   }
   shape.tile.weights = random.OneIn(2);
   shape.tile.positions = random.OneIn(2);
@@ -80,6 +81,11 @@ TEST_P(EveryForm, AgreesWithTheDefinition) {
                  Packed(GetParam().values, dim, group, 20, 4, 47)},
                 0, 3, 1);
     problem.Add({Packed(GetParam().values, dim, group, group, group, 1)}, 0, 1, 1);
+    // Fewer channels of keys than of values, and no bitmaps.
+    SegmentShape keys_cut = Packed(GetParam().values, dim, group, cut, cut, 70);
+    const auto whole = static_cast<std::uint16_t>(dim);
+    keys_cut.tile.value = {whole, whole};
+    problem.Add({keys_cut}, 3, 2, 0);
   }
   ASSERT_EQ(problem.Run({.seed = random.Bits()}), kNoFault);
   problem.ExpectRight();

@@ -52,6 +52,7 @@ inline SegmentShape SummedShape(const kernels::LayerGeometry& geometry, std::uin
     shape = Packed(random.Pick(kValues), geometry.head_dim, group, groups * group, kept * group,
                    entries);
     shape.rotated = groups * group != geometry.head_dim || !random.OneIn(4);
+    if (random.OneIn(2)) PartSides(shape, random);
   }
   shape.tile.weights = random.OneIn(2);
   shape.tile.positions = random.OneIn(3);
