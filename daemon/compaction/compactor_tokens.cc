@@ -191,11 +191,8 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
                                               ManagedSequence& managed, std::uint32_t index,
                                               const LayerState& state) {
   const std::vector<std::uint8_t> delimiters = managed.delimiters();
-  const LayerChooser chooser({.sequence = &sequence,
-                              .policy = &managed.policy(),
-                              .operations = options_.operations,
-                              .delimiters = delimiters},
-                             index);
+  const LayerChooser chooser(
+      {.sequence = &sequence, .policy = &managed.policy(), .delimiters = delimiters}, index);
   const std::uint32_t decides = policies::DecidesFor(managed.policy(), index);
   if (decides == index) return chooser.Choose(state);
   TESSERA_CHECK(decides < index, "choices are handed on to later layers");

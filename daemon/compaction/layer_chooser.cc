@@ -1,11 +1,13 @@
 #include "daemon/compaction/layer_chooser.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "daemon/base/strings.h"
 #include "daemon/compaction/lane_coder.h"
-#include "daemon/compaction/lane_keys.h"
+#include "daemon/compaction/layer_keys.h"
+#include "daemon/compaction/seen_entries.h"
 #include "daemon/policies/keep.h"
 
 namespace tessera::compaction {
@@ -36,8 +38,9 @@ std::uint64_t ShownUntil(std::span<const policies::HeadQueries> queries, std::ui
 
 // The lanes of a layer as they are looked at, and what the policy sees of them.
 struct LayerChooser::Lanes {
-  std::vector<LaneKeys> keys;
-  std::vector<policies::LaneEntries> entries;
+  std::vector<SeenEntries> seen;
+  std::vector<policies::LaneEntries> entries;  // of `seen`
+  std::unique_ptr<LayerKeys> keys;             // null: not wanted
   std::vector<std::uint64_t> losses;
   std::vector<bool> channels_gone;  // those before have lost key channels, which new ones lose too
   std::uint64_t begin = 0;          // of the first entry of any lane
@@ -85,24 +88,24 @@ LayerChooser::LayerChooser(const Options& options, std::uint32_t layer)
 
 absl::StatusOr<LayerChooser::Lanes> LayerChooser::Look(bool whole, bool wants_keys) const {
   const cache::Sequence& sequence = *options_.sequence;
-  const shm::LaneLayout& layout = sequence.model().layout();
-  const absl::StatusOr<std::vector<cache::OpenRun>> runs = sequence.LookAt(layer_, whole);
+  absl::StatusOr<std::vector<cache::OpenRun>> runs = sequence.LookAt(layer_, whole);
   if (!runs.ok()) return runs.status();
   Lanes lanes;
   for (const cache::OpenRun& run : *runs) {
-    absl::StatusOr<LaneKeys> keys = LaneKeys::Of({.memory = &sequence.memory(),
-                                                  .tile = layout.tile(layer_),
-                                                  .operations = options_.operations,
-                                                  .keys = wants_keys},
-                                                 run);
-    if (!keys.ok()) return keys.status();
-    lanes.keys.push_back(*std::move(keys));
+    lanes.seen.emplace_back(run);
     lanes.losses.push_back(run.losses);
     lanes.channels_gone.push_back(
         KeyChannelFormOf(run, *options_.policy, sequence.model().geometry(layer_)) != nullptr);
   }
-  for (const LaneKeys& keys : lanes.keys) {
-    lanes.entries.push_back(keys.entries());
+  if (wants_keys) {
+    auto keys = LayerKeys::Of(
+        {.device = sequence.memory().device, .geometry = sequence.model().geometry(layer_)},
+        *std::move(runs));
+    if (!keys.ok()) return keys.status();
+    lanes.keys = *std::move(keys);
+  }
+  for (const SeenEntries& seen : lanes.seen) {
+    lanes.entries.push_back(seen.view());
     const std::span<const std::uint64_t> positions = lanes.entries.back().positions;
     if (positions.empty()) continue;
     lanes.begin = lanes.end == 0 ? positions.front() : std::min(lanes.begin, positions.front());
@@ -144,7 +147,7 @@ class LayerChooser::Shown {
              .sums = {},
              .delimiters = options.delimiters.subspan(
                  std::min<std::size_t>(first, options.delimiters.size())),
-             .operations = options.operations};
+             .scorer = lanes.keys.get()};
     if (all_sums_) view_.sums = sum_spans_;
   }
   Shown(const Shown&) = delete;

@@ -57,7 +57,6 @@ class LayerChooser {
   struct Options {
     const cache::Sequence* sequence;
     const policies::Policy* policy;
-    const kernels::Operations* operations;
     std::span<const std::uint8_t> delimiters;
   };
   LayerChooser(const Options& options, std::uint32_t layer);

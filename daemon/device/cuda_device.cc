@@ -67,6 +67,7 @@ CudaDevice::CudaDevice(Options options, ProbedCudaDevice probed)
                    .uuid = probed_.info.uuid,
                    .granularity = kCudaGranularity,
                    .row_alignment = 16,
+                   .looks_at_once = 64,
                    .waits_for_importers = true},
       pool_memory_(NewCudaPoolMemory(*options_.calls, options_.ordinal, probed_.sharing)) {}
 

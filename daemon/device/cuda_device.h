@@ -5,6 +5,7 @@
 //   rows of tails and staging ─────────────────────────────┴─ StoreRows ─▶ tiles ─ Encode ─▶ tiles
 //   queries ── copy ──▶ scratch ── Attend ──▶ scratch ── copy ──▶ outputs
 //                               ── Select ──▶ scratch ── copy ──▶ runs of blocks
+//   tiles ── LoadKeys ──▶ keys of a lane, queries ── copy ──▶ scratch ── Look ── copy ──▶ sums
 //
 // Each call takes a bench (a stream and its scratch) from those that are free, so calls of several
 // threads overlap and none waits for another's kernels.
@@ -47,6 +48,8 @@ class CudaDevice final : public Device {
                                                     std::span<const TileEncode> tiles) override;
   absl::Status StoreWords(std::span<const WordStore> stores) override;
   absl::Status Read(std::byte* to, const std::byte* from, std::uint64_t bytes) override;
+  absl::StatusOr<std::unique_ptr<LaneKeys>> LoadKeys(const kernels::LayerGeometry& geometry,
+                                                     std::span<const KeyRun> runs) override;
   absl::StatusOr<std::string_view> Attend(const kernels::AttendBatch& batch,
                                           const PoolView& pool) override;
   absl::StatusOr<std::string_view> Select(const kernels::AttendBatch& batch, const PoolView& pool,
@@ -56,6 +59,7 @@ class CudaDevice final : public Device {
  private:
   class AttendLayout;
   class Bench;
+  class Keys;
   class Taken;
 
   CudaDevice(Options options, ProbedCudaDevice probed);

@@ -21,6 +21,7 @@
 #include "kernels/format/element.h"
 #include "kernels/format/rotation.h"
 #include "kernels/format/tile_shape.h"
+#include "kernels/tokens/attention.h"
 
 namespace tessera::device {
 
@@ -71,6 +72,29 @@ struct WordStore {
   std::uint64_t word;
 };
 
+// Entries of a lane whose keys are stored alike, and follow one another.
+struct KeyRun {
+  std::uint64_t entries = 0;
+  // In tiles of the pool, 32 entries each but for the last.
+  std::span<const std::byte* const> tiles;
+  TileStrategy strategy;
+  // Not null: the rows themselves instead, one after another in the daemon's own memory.
+  const std::byte* rows = nullptr;
+};
+
+// The keys of a lane where the device computes: rows of the layer's type, one after another. Keys
+// of packed tiles are what was kept of them, rotated back. Used by one thread at a time; goes
+// before its device.
+class LaneKeys {
+ public:
+  virtual ~LaneKeys() = default;
+  // What queries pay to keys: each look adds to its own sums, and none may read those of another.
+  // RESOURCE_EXHAUSTED where there is no memory for it; sums hold anything where it fails.
+  virtual absl::Status Look(std::span<const kernels::KeyLook> looks) = 0;
+  // sums[t] += the squared length of key t. As many as there are sums.
+  virtual absl::Status AddSquaredLengths(std::span<double> sums) = 0;
+};
+
 // A pool as kernels see it: the address of each extent, null where there is none.
 struct PoolView {
   std::vector<std::byte*> extents;
@@ -91,6 +115,8 @@ class Device {
     std::uint32_t row_alignment = 1;
     // Encode takes rows from the daemon's own memory.
     bool reads_host_memory = false;
+    // So many looks at keys in one call take little longer than one alone.
+    std::uint32_t looks_at_once = 1;
     // What a worker has mapped may be given back only when the worker has closed it or is gone.
     bool waits_for_importers = false;
   };
@@ -123,6 +149,11 @@ class Device {
   virtual absl::Status StoreWords(std::span<const WordStore> stores) = 0;
   // Copies out of device memory into the daemon's own.
   virtual absl::Status Read(std::byte* to, const std::byte* from, std::uint64_t bytes) = 0;
+
+  // Puts the keys of a lane together, in memory that is the device's own and goes with them.
+  // RESOURCE_EXHAUSTED, and how many bytes it would take, where there is none.
+  virtual absl::StatusOr<std::unique_ptr<LaneKeys>> LoadKeys(const kernels::LayerGeometry& geometry,
+                                                             std::span<const KeyRun> runs) = 0;
 
   // Attention over lanes of a pool. The views hold device addresses; queries, outputs and
   // log-sum-exps are host memory. The items of a sequence follow one another, kv head by kv head,

@@ -93,7 +93,6 @@ LaneDecision KeepShare(const std::vector<Chunk>& chunks, double share) {
 // By kv head for each entry; nothing for a lane that is not longer than the window. Heads are
 // averaged over the group, which orders as the sum does.
 absl::StatusOr<std::vector<Scores>> PaperScores(const ChunkKvPolicy& chunk, const LayerView& view) {
-  kernels::AttentionSums attention(*view.operations, view.geometry);
   std::vector<Scores> scores(view.lanes.size());
   for (std::uint32_t head = 0; head < view.geometry.query_heads; ++head) {
     const std::uint32_t kv_head = head / view.geometry.group();
@@ -102,15 +101,13 @@ absl::StatusOr<std::vector<Scores>> PaperScores(const ChunkKvPolicy& chunk, cons
     const auto queries = NewestQueries(kChunkKvName, view, head, chunk.window);
     if (!queries.ok()) return queries.status();
     scores[kv_head].resize(lane.count);
-    if (chunk.logit) {
-      attention.AddLogits(queries->rows, KeysOf(lane),
-                          kernels::FullRanges(chunk.window, lane.count), scores[kv_head]);
-    } else {
-      attention.AddShares(
-          queries->rows, KeysOf(lane),
-          kernels::CausalRanges(queries->positions, lane.positions, view.geometry.sliding_window),
-          scores[kv_head]);
-    }
+    kernels::KeyLook look = {
+        .queries = queries->rows, .logits = chunk.logit, .sums = scores[kv_head]};
+    look.visible = chunk.logit ? kernels::FullRanges(chunk.window, lane.count)
+                               : kernels::CausalRanges(queries->positions, lane.positions,
+                                                       view.geometry.sliding_window);
+    absl::Status status = view.scorer->Look(kv_head, std::span(&look, 1));
+    if (!status.ok()) return status;
   }
   for (Scores& of_lane : scores) {
     for (double& score : of_lane) score /= view.geometry.group();

@@ -110,19 +110,14 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
 }
 
 // One decoded token of a lane: its queries pay, then what no longer fits goes.
-absl::Status Step(const H2oPolicy& h2o, const LayerView& view, std::size_t lane,
-                  std::uint32_t newest, kernels::AttentionSums& attention, Hitters& hitters) {
-  const LaneEntries& all = view.lanes[lane];
-  const std::uint32_t group = view.geometry.group();
+absl::Status Step(const H2oPolicy& h2o, const LayerView& view, std::uint32_t lane,
+                  std::uint32_t newest, Hitters& hitters) {
   hitters.entries.push_back(newest);
   hitters.scores.push_back(0);
   std::vector<double> paid(hitters.entries.size());
-  for (std::uint32_t i = 0; i < group; ++i) {
-    const auto query =
-        QueryAt(kName, view, static_cast<std::uint32_t>(lane) * group + i, all.positions[newest]);
-    if (!query.ok()) return query.status();
-    AddSharesOfOne(*query, all, newest, hitters.entries, view, 1.0 / group, attention, paid);
-  }
+  absl::Status status = AddSharesAt(kName, view, lane, view.lanes[lane].positions[newest], newest,
+                                    hitters.entries, 1.0 / view.geometry.group(), paid);
+  if (!status.ok()) return status;
   for (std::size_t i = 0; i < paid.size(); ++i) {
     hitters.scores[i] = static_cast<float>(hitters.scores[i] + paid[i]);
   }
@@ -134,16 +129,14 @@ absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const Laye
                                            std::span<const std::uint64_t> held,
                                            LayerMemory& memory) {
   const auto& h2o = std::get<H2oPolicy>(tokens);
-  kernels::AttentionSums attention(*view.operations, view.geometry);
   LayerDecision decision;
   std::vector<std::vector<float>> scores;
-  for (std::size_t lane = 0; lane < view.lanes.size(); ++lane) {
+  for (std::uint32_t lane = 0; lane < view.lanes.size(); ++lane) {
     auto remembered = Remembered(view, memory, lane, held[lane]);
     if (!remembered.ok()) return remembered.status();
     Hitters hitters = {.entries = Indices(0, held[lane]), .scores = *std::move(remembered)};
     for (std::uint64_t i = held[lane]; i < view.lanes[lane].count; ++i) {
-      const absl::Status status =
-          Step(h2o, view, lane, static_cast<std::uint32_t>(i), attention, hitters);
+      absl::Status status = Step(h2o, view, lane, static_cast<std::uint32_t>(i), hitters);
       if (!status.ok()) return status;
     }
     decision.push_back({.kept = std::move(hitters.entries)});

@@ -1,10 +1,10 @@
 #include <algorithm>
 
 #include "absl/status/status.h"
+#include "daemon/policies/cluster.h"
 #include "daemon/policies/keep.h"
 #include "daemon/policies/semanticache.h"
 #include "daemon/policies/shown.h"
-#include "kernels/tokens/cluster.h"
 #include "kernels/tokens/counts.h"
 
 namespace tessera::policies {
@@ -66,7 +66,7 @@ std::vector<Run> RunsOf(const LaneEntries& lane, const SemantiCachePolicy& cache
 
 // What is clustered together: one lane, or all of a layer.
 struct Cluster {
-  std::vector<kernels::RowRange> keys;
+  std::vector<std::uint32_t> kv_heads;
   std::vector<Run> runs;
   std::uint64_t entries = 0;
 
@@ -80,11 +80,13 @@ struct Cluster {
 std::vector<Cluster> ClustersOf(const SemantiCachePolicy& cache, const LayerView& view) {
   const Chunks chunks(view, cache.max_chunk);
   std::vector<Cluster> clusters;
-  for (const LaneEntries& lane : view.lanes) {
+  for (std::uint32_t kv_head = 0; kv_head < view.lanes.size(); ++kv_head) {
+    const LaneEntries& lane = view.lanes[kv_head];
     if (clusters.empty() || cache.scope == Scope::kHead) {
-      clusters.push_back({.keys = {}, .runs = RunsOf(lane, cache, chunks), .entries = lane.count});
+      clusters.push_back(
+          {.kv_heads = {}, .runs = RunsOf(lane, cache, chunks), .entries = lane.count});
     }
-    clusters.back().keys.push_back(KeysOf(lane));
+    clusters.back().kv_heads.push_back(kv_head);
   }
   return clusters;
 }
@@ -105,28 +107,38 @@ LaneDecision Merged(std::span<const std::uint32_t> seed_of) {
   return decision;
 }
 
-LaneDecision DecideCluster(const Cluster& cluster, const LayerView& view, double tau) {
-  kernels::KeyCosines cosines(*view.operations, view.geometry, cluster.keys);
+absl::StatusOr<LaneDecision> DecideCluster(const Cluster& cluster, const LayerView& view,
+                                           double tau) {
+  absl::StatusOr<KeyCosines> cosines =
+      KeyCosines::Of(*view.scorer, cluster.kv_heads, cluster.entries);
+  if (!cosines.ok()) return cosines.status();
   std::vector<std::uint32_t> seed_of = Indices(0, cluster.entries);
   for (const Run& run : cluster.runs) {
-    kernels::ClusterRun(cosines, run.begin, run.end, tau,
-                        std::span(seed_of).subspan(run.begin, run.end - run.begin));
+    absl::Status status = ClusterRun(*cosines, run.begin, run.end, tau,
+                                     std::span(seed_of).subspan(run.begin, run.end - run.begin));
+    if (!status.ok()) return status;
   }
   // Where nothing has merged, every entry stands for itself.
-  if (seed_of == Indices(0, cluster.entries)) return {.kept = std::move(seed_of)};
+  if (seed_of == Indices(0, cluster.entries)) return LaneDecision{.kept = std::move(seed_of)};
   return Merged(seed_of);
 }
 
 // Entries of the layer that stay, all lanes together, for each tau of the grid.
-std::vector<std::uint64_t> EntriesByTau(std::span<const Cluster> clusters, const LayerView& view) {
-  std::vector<std::uint64_t> totals(kernels::kTauSteps + 1);
+absl::StatusOr<std::vector<std::uint64_t>> EntriesByTau(std::span<const Cluster> clusters,
+                                                        const LayerView& view) {
+  std::vector<std::uint64_t> totals(kTauSteps + 1);
   for (const Cluster& cluster : clusters) {
-    kernels::KeyCosines cosines(*view.operations, view.geometry, cluster.keys);
-    kernels::ClusterCounts counts;
+    absl::StatusOr<KeyCosines> cosines =
+        KeyCosines::Of(*view.scorer, cluster.kv_heads, cluster.entries);
+    if (!cosines.ok()) return cosines.status();
+    ClusterCounts counts;
     counts.AddSingle(cluster.OutsideRuns());
-    for (const Run& run : cluster.runs) counts.AddRun(cosines, run.begin, run.end);
+    for (const Run& run : cluster.runs) {
+      absl::Status status = counts.AddRun(*cosines, run.begin, run.end);
+      if (!status.ok()) return status;
+    }
     for (std::size_t step = 0; step < totals.size(); ++step) {
-      totals[step] += counts.counts()[step] * cluster.keys.size();
+      totals[step] += counts.counts()[step] * cluster.kv_heads.size();
     }
   }
   return totals;
@@ -138,12 +150,13 @@ absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
                               const LayerView& view) {
   const double all = static_cast<double>(view.tokens) * static_cast<double>(view.lanes.size());
   const std::uint64_t most = kernels::CountDown(budget * all);
-  const std::vector<std::uint64_t> totals = EntriesByTau(clusters, view);
-  for (std::size_t step = totals.size(); step-- > 0;) {
-    if (totals[step] <= most) return static_cast<double>(step) / kernels::kTauSteps;
+  const absl::StatusOr<std::vector<std::uint64_t>> totals = EntriesByTau(clusters, view);
+  if (!totals.ok()) return totals.status();
+  for (std::size_t step = totals->size(); step-- > 0;) {
+    if ((*totals)[step] <= most) return static_cast<double>(step) / kTauSteps;
   }
   constexpr double kSteps = 10000;
-  const std::uint64_t least = std::ranges::min(totals);
+  const std::uint64_t least = std::ranges::min(*totals);
   const double enough =
       static_cast<double>(kernels::CountUp(static_cast<double>(least) / all * kSteps)) / kSteps;
   return absl::InvalidArgumentError(Concat(
@@ -172,7 +185,11 @@ absl::StatusOr<LayerDecision> DecideClusters(const SemantiCachePolicy& cache,
     tau = *fitting;
   }
   LayerDecision decision;
-  for (const Cluster& cluster : clusters) decision.push_back(DecideCluster(cluster, view, tau));
+  for (const Cluster& cluster : clusters) {
+    absl::StatusOr<LaneDecision> of_cluster = DecideCluster(cluster, view, tau);
+    if (!of_cluster.ok()) return of_cluster.status();
+    decision.push_back(*std::move(of_cluster));
+  }
   if (cache.scope == Scope::kLayer) return LayerDecision(view.lanes.size(), decision.front());
   return decision;
 }

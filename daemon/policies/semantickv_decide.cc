@@ -76,18 +76,19 @@ absl::StatusOr<Observers> ObserversOf(const LayerView& view, std::uint32_t head,
 
 // For each entry of the lane what one head's observers pay to it on average.
 absl::StatusOr<Scores> HeadScores(const SemanticKvPolicy& semantic, const LayerView& view,
-                                  std::uint32_t head, const Counts& counts,
-                                  kernels::AttentionSums& attention) {
-  const LaneEntries& lane = view.lanes[head / view.geometry.group()];
+                                  std::uint32_t head, const Counts& counts) {
+  const std::uint32_t kv_head = head / view.geometry.group();
+  const LaneEntries& lane = view.lanes[kv_head];
   const auto observers = ObserversOf(view, head, counts);
   if (!observers.ok()) return observers.status();
   const std::vector<std::uint64_t>& positions = observers->positions;
-  const kernels::VisibleRanges visible =
-      semantic.causal
-          ? kernels::CausalRanges(positions, lane.positions, view.geometry.sliding_window)
-          : kernels::FullRanges(positions.size(), lane.count);
   Scores paid(lane.count);
-  attention.AddShares(observers->span(), KeysOf(lane), visible, paid);
+  kernels::KeyLook look = {.queries = observers->span(), .sums = paid};
+  look.visible = semantic.causal ? kernels::CausalRanges(positions, lane.positions,
+                                                         view.geometry.sliding_window)
+                                 : kernels::FullRanges(positions.size(), lane.count);
+  absl::Status status = view.scorer->Look(kv_head, std::span(&look, 1));
+  if (!status.ok()) return status;
   for (std::uint64_t i = 0; i < lane.count; ++i) {
     // Those at or after the entry.
     const auto after = positions.end() - std::ranges::lower_bound(positions, lane.positions[i]);
@@ -120,7 +121,6 @@ absl::StatusOr<LayerDecision> DecideSemantic(const SemanticKvPolicy& semantic,
                                              const LayerView& view) {
   const Counts counts(semantic, view.tokens);
   const std::uint32_t group = view.geometry.group();
-  kernels::AttentionSums attention(*view.operations, view.geometry);
   LayerDecision decision;
   for (std::uint32_t kv_head = 0; kv_head < view.lanes.size(); ++kv_head) {
     const LaneEntries& lane = view.lanes[kv_head];
@@ -130,7 +130,7 @@ absl::StatusOr<LayerDecision> DecideSemantic(const SemanticKvPolicy& semantic,
     }
     Scores scores;
     for (std::uint32_t i = 0; i < group; ++i) {
-      const auto of_head = HeadScores(semantic, view, kv_head * group + i, counts, attention);
+      const auto of_head = HeadScores(semantic, view, kv_head * group + i, counts);
       if (!of_head.ok()) return of_head.status();
       Join(semantic.aggregate, group, *of_head, scores);
     }

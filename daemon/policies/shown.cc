@@ -1,6 +1,7 @@
 #include "daemon/policies/shown.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "absl/status/status.h"
 
@@ -54,23 +55,42 @@ std::size_t RowBytes(const LayerView& view) {
   return view.geometry.head_dim * kernels::ElementBytes(view.geometry.type);
 }
 
-kernels::RowRange KeysOf(const LaneEntries& lane) {
-  return {.rows = lane.keys, .count = lane.count};
+absl::Status AddShares(const LayerView& view, std::uint32_t kv_head, const ShownQueries& queries,
+                       std::span<double> sums) {
+  const kernels::KeyLook look = {
+      .queries = queries.rows,
+      .visible = kernels::CausalRanges(queries.positions, view.lanes[kv_head].positions,
+                                       view.geometry.sliding_window),
+      .sums = sums};
+  return view.scorer->Look(kv_head, std::span(&look, 1));
 }
 
-void AddSharesOfOne(const ShownQueries& query, const LaneEntries& lane, std::uint32_t newest,
-                    std::span<const std::uint32_t> seen, const LayerView& view, double weight,
-                    kernels::AttentionSums& attention, std::span<double> paid) {
+absl::Status AddSharesAt(std::string_view system, const LayerView& view, std::uint32_t kv_head,
+                         std::uint64_t position, std::uint32_t newest,
+                         std::span<const std::uint32_t> seen, double weight,
+                         std::span<double> paid) {
   const std::uint64_t count = std::uint64_t{newest} + 1;
-  std::vector<double> products(count);
-  attention.AddLogits(query.rows, {.rows = lane.keys, .count = count},
-                      kernels::FullRanges(1, count), products);
-  const kernels::VisibleRanges visible =
-      kernels::CausalRanges(query.positions, lane.positions, view.geometry.sliding_window);
+  const std::uint32_t group = view.geometry.group();
+  std::vector<std::vector<double>> products(group, std::vector<double>(count));
+  std::vector<kernels::KeyLook> looks(group);
+  for (std::uint32_t i = 0; i < group; ++i) {
+    const auto query = QueryAt(system, view, kv_head * group + i, position);
+    if (!query.ok()) return query.status();
+    looks[i] = {.queries = query->rows,
+                .visible = kernels::FullRanges(1, count),
+                .logits = true,
+                .sums = products[i]};
+  }
+  if (absl::Status status = view.scorer->Look(kv_head, looks); !status.ok()) return status;
+  const kernels::VisibleRanges visible = kernels::CausalRanges(
+      std::span(&position, 1), view.lanes[kv_head].positions, view.geometry.sliding_window);
   const auto first = static_cast<std::size_t>(
       std::ranges::lower_bound(seen, visible.begin.front()) - seen.begin());
-  kernels::AddSharesAmong(products, seen.subspan(first), view.geometry, weight,
-                          paid.subspan(first));
+  for (const std::vector<double>& of_head : products) {
+    kernels::AddSharesAmong(of_head, seen.subspan(first), view.geometry, weight,
+                            paid.subspan(first));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckEqualCounts(std::string_view system, const LayerView& view) {

@@ -38,13 +38,19 @@ absl::StatusOr<ShownQueries> QueryAt(std::string_view system, const LayerView& v
                                      std::uint32_t head, std::uint64_t position);
 
 std::size_t RowBytes(const LayerView& view);
-kernels::RowRange KeysOf(const LaneEntries& lane);
 
-// What one query pays to `seen` ones among the lane's first entries, up to `newest`, and in reach
-// of the layer's sliding window: times `weight` it is added to `paid`, one for each of `seen`.
-void AddSharesOfOne(const ShownQueries& query, const LaneEntries& lane, std::uint32_t newest,
-                    std::span<const std::uint32_t> seen, const LayerView& view, double weight,
-                    kernels::AttentionSums& attention, std::span<double> paid);
+// What these queries pay to each entry that they see, not being younger than they are: added to
+// `sums`, one for each entry of the lane.
+absl::Status AddShares(const LayerView& view, std::uint32_t kv_head, const ShownQueries& queries,
+                       std::span<double> sums);
+
+// What the queries at `position`, of all heads that read the lane, pay to `seen` ones among its
+// first entries, up to `newest`, and in reach of the layer's sliding window: times `weight` it is
+// added to `paid`, one for each of `seen`.
+absl::Status AddSharesAt(std::string_view system, const LayerView& view, std::uint32_t kv_head,
+                         std::uint64_t position, std::uint32_t newest,
+                         std::span<const std::uint32_t> seen, double weight,
+                         std::span<double> paid);
 
 // FAILED_PRECONDITION where lanes differ, so that no decision could hold for all of them.
 absl::Status CheckEqualCounts(std::string_view system, const LayerView& view);

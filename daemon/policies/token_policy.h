@@ -1,6 +1,6 @@
 // What token policies decide from, one layer of a sequence at a time, and what they decide: which
-// entries stay, and which of them stand for others. Data only. The rows move elsewhere
-// (daemon/compaction); nothing here changes a lane.
+// entries stay, and which of them stand for others. Rows are moved elsewhere (daemon/compaction);
+// nothing here changes a lane, and nothing here sees a key.
 //
 //   Needs      what the worker is to tell: queries, sums of attention, token ids
 //   LayerView  the layer's entries, and what was told
@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "daemon/policies/key_scorer.h"
 #include "kernels/format/layer_geometry.h"
-#include "kernels/format/operations.h"
 
 namespace tessera::policies {
 
@@ -44,7 +44,6 @@ struct Needs {
 // The entries of one lane, by position. An entry that stands for several tokens has the position
 // of the first of them.
 struct LaneEntries {
-  const std::byte* keys = nullptr;  // [count][head_dim] of the layer's type, one after another
   std::uint64_t count = 0;
   std::span<const std::uint64_t> positions;  // [count], ascending
   std::span<const float> weights;            // [count] tokens each stands for; empty: 1
@@ -67,7 +66,9 @@ struct LayerView {
   std::span<const std::span<const float>> sums;
   // By token: 1 for one that ends a chunk of text; shorter than `tokens`: 0 for the others.
   std::span<const std::uint8_t> delimiters;
-  const kernels::Operations* operations = nullptr;
+  // Of the lanes' keys, entry by entry; it may hold more of them. Null for policies that need
+  // nothing: they go by positions.
+  KeyScorer* scorer = nullptr;
 };
 
 // What becomes of one lane. Entries that are neither kept nor members go.

@@ -40,15 +40,13 @@ Needs NeedsFrom(const TokenPolicy&) { return {.last_queries = 1, .decode_queries
 
 // After a forward step whose last token is entry `newest`: of `held` the best stay.
 absl::Status Step(const TovaPolicy& tova, const LayerView& view, std::uint32_t newest,
-                  std::uint64_t position, kernels::AttentionSums& attention,
-                  std::vector<std::uint32_t>& held) {
+                  std::uint64_t position, std::vector<std::uint32_t>& held) {
   if (held.size() <= tova.budget) return absl::OkStatus();
   std::vector<double> paid(held.size());
-  for (std::uint32_t head = 0; head < view.geometry.query_heads; ++head) {
-    const auto query = QueryAt(kName, view, head, position);
-    if (!query.ok()) return query.status();
-    AddSharesOfOne(*query, view.lanes[head / view.geometry.group()], newest, held, view,
-                   1.0 / view.geometry.query_heads, attention, paid);
+  for (std::uint32_t lane = 0; lane < view.lanes.size(); ++lane) {
+    absl::Status status = AddSharesAt(kName, view, lane, position, newest, held,
+                                      1.0 / view.geometry.query_heads, paid);
+    if (!status.ok()) return status;
   }
   std::vector<std::uint32_t> kept;
   for (const std::uint32_t i : kernels::TopIndices(paid, tova.budget)) kept.push_back(held[i]);
@@ -61,11 +59,10 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
   const auto& tova = std::get<TovaPolicy>(tokens);
   if (NothingGoes(view, tova.budget)) return KeepAll(view);
   if (absl::Status status = CheckEqualLanes(kName, view); !status.ok()) return status;
-  kernels::AttentionSums attention(*view.operations, view.geometry);
   const std::uint64_t count = view.lanes.front().count;
   std::vector<std::uint32_t> held = Indices(0, count);
-  const absl::Status status =
-      Step(tova, view, static_cast<std::uint32_t>(count - 1), view.tokens - 1, attention, held);
+  absl::Status status =
+      Step(tova, view, static_cast<std::uint32_t>(count - 1), view.tokens - 1, held);
   if (!status.ok()) return status;
   return KeepInEveryLane(view, held);
 }
@@ -75,13 +72,12 @@ absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const Laye
   const auto& tova = std::get<TovaPolicy>(tokens);
   if (NothingGoes(view, tova.budget)) return KeepAll(view);
   if (absl::Status status = CheckEqualLanes(kName, view); !status.ok()) return status;
-  kernels::AttentionSums attention(*view.operations, view.geometry);
   const LaneEntries& lane = view.lanes.front();
   std::vector<std::uint32_t> kept = Indices(0, held.front());
   for (std::uint64_t i = held.front(); i < lane.count; ++i) {
     const auto newest = static_cast<std::uint32_t>(i);
     kept.push_back(newest);
-    const absl::Status status = Step(tova, view, newest, lane.positions[i], attention, kept);
+    absl::Status status = Step(tova, view, newest, lane.positions[i], kept);
     if (!status.ok()) return status;
   }
   return KeepInEveryLane(view, kept);

@@ -9,16 +9,13 @@ namespace {
 
 // Of one query head. Pooling runs over the entries before the window only.
 absl::StatusOr<std::vector<double>> HeadScores(std::string_view system, const LayerView& view,
-                                               const WindowScoring& scoring, std::uint32_t head,
-                                               kernels::AttentionSums& attention) {
-  const LaneEntries& lane = view.lanes[head / view.geometry.group()];
+                                               const WindowScoring& scoring, std::uint32_t head) {
+  const std::uint32_t kv_head = head / view.geometry.group();
+  const LaneEntries& lane = view.lanes[kv_head];
   const absl::StatusOr<ShownQueries> queries = NewestQueries(system, view, head, scoring.window);
   if (!queries.ok()) return queries.status();
   std::vector<double> sums(lane.count);
-  attention.AddShares(
-      queries->rows, KeysOf(lane),
-      kernels::CausalRanges(queries->positions, lane.positions, view.geometry.sliding_window),
-      sums);
+  if (absl::Status status = AddShares(view, kv_head, *queries, sums); !status.ok()) return status;
   sums.resize(lane.count - scoring.window);
   for (double& sum : sums) sum /= scoring.window;
   return scoring.pooling == Pooling::kLargest ? kernels::LargestPool(sums, scoring.kernel)
@@ -42,14 +39,12 @@ void GiveScoring(const WindowScoring& scoring, Values& values) {
 absl::StatusOr<std::vector<std::vector<double>>> WindowScores(std::string_view system,
                                                               const LayerView& view,
                                                               const WindowScoring& scoring) {
-  kernels::AttentionSums attention(*view.operations, view.geometry);
   std::vector<std::vector<double>> scores(view.lanes.size());
   for (std::uint32_t head = 0; head < view.geometry.query_heads; ++head) {
     const std::uint32_t kv_head = head / view.geometry.group();
     const LaneEntries& lane = view.lanes[kv_head];
     if (lane.count <= scoring.window) continue;
-    const absl::StatusOr<std::vector<double>> of_head =
-        HeadScores(system, view, scoring, head, attention);
+    const absl::StatusOr<std::vector<double>> of_head = HeadScores(system, view, scoring, head);
     if (!of_head.ok()) return of_head.status();
     scores[kv_head].resize(of_head->size());
     for (std::size_t i = 0; i < of_head->size(); ++i) {

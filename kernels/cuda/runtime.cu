@@ -49,6 +49,9 @@ class Stream final : public Queue {
   Error DecodeTiles(const DecodeTilesParams& params) override {
     return On([&] { return LaunchDecodeTiles(params, stream_); }, "launching the decode");
   }
+  Error KeysOfTiles(const KeysTilesParams& params) override {
+    return On([&] { return LaunchKeysOfTiles(params, stream_); }, "launching the reading of keys");
+  }
   Error GatherTiles(const GatherTilesParams& params) override {
     return On([&] { return LaunchGatherTiles(params, stream_); }, "launching the gather");
   }

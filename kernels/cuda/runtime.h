@@ -51,6 +51,7 @@ class Queue {
   // Jobs are not looked at: TileCalls has the checks.
   virtual Error EncodeTiles(const EncodeTilesParams& params) = 0;
   virtual Error DecodeTiles(const DecodeTilesParams& params) = 0;
+  virtual Error KeysOfTiles(const KeysTilesParams& params) = 0;
   virtual Error GatherTiles(const GatherTilesParams& params) = 0;
   virtual Error MomentsOfRows(const MomentsTilesParams& params) = 0;
   virtual Error Observe(const ObserveTilesParams& params) = 0;

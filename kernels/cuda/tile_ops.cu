@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/encode.cuh"
 #include "kernels/cuda/observe.cuh"
+#include "kernels/cuda/tile_keys.cuh"
 #include "kernels/cuda/tile_ops_launch.h"
 #include "kernels/cuda/tile_ops_rows.cuh"
 
@@ -27,6 +28,10 @@ __global__ void __launch_bounds__(EncodeShape<kHeadDim>::kThreads, kBlocks)
 __global__ void __launch_bounds__(kDecodeThreads)
     DecodeTilesKernel(const __grid_constant__ DecodeTilesParams params) {
   DecodeTile(params);
+}
+__global__ void __launch_bounds__(kKeysThreads)
+    KeysOfTilesKernel(const __grid_constant__ KeysTilesParams params) {
+  KeysOfTile(params);
 }
 __global__ void __launch_bounds__(kMomentsThreads)
     MomentsTilesKernel(const __grid_constant__ MomentsTilesParams params) {
@@ -90,6 +95,16 @@ cudaError_t LaunchDecodeTiles(const DecodeTilesParams& params, cudaStream_t stre
   if (params.count == 0) return cudaSuccess;
   if (params.strategies == nullptr || params.jobs == nullptr) return cudaErrorInvalidValue;
   DecodeTilesKernel<<<dim3(params.count, 2), kDecodeThreads, 0, stream>>>(params);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchKeysOfTiles(const KeysTilesParams& params, cudaStream_t stream) {
+  if (params.count == 0) return cudaSuccess;
+  if (params.strategies == nullptr || params.jobs == nullptr || !IsHeadDim(params.head_dim)) {
+    return cudaErrorInvalidValue;
+  }
+  KeysOfTilesKernel<<<params.count, kKeysThreads, KeysSharedBytes(params.head_dim), stream>>>(
+      params);
   return cudaGetLastError();
 }
 

@@ -1,5 +1,5 @@
-// Encode, decode, gather, moments and observe of many tiles at once on a device: what a device of
-// the daemon is written on. kernels/format/part.h says what each of them computes.
+// Encode, decode, keys, gather, moments and observe of many tiles at once on a device: what a
+// device of the daemon is written on. kernels/format/part.h says what each of them computes.
 #pragma once
 
 #include <cstddef>
@@ -27,6 +27,8 @@ std::string_view EncodeProblem(std::span<const DeviceStrategy> strategies, Eleme
                                const EncodeTileJob& job);
 std::string_view DecodeProblem(std::span<const DeviceStrategy> strategies,
                                const DecodeTileJob& job);
+std::string_view KeysProblem(std::span<const DeviceStrategy> strategies, ElementType type,
+                             const KeysTileJob& job);
 std::string_view GatherProblem(std::span<const DeviceStrategy> strategies, const GatherTile& job);
 std::string_view MomentsProblem(std::uint32_t head_dim, ElementType type,
                                 const MomentsTileJob& job);
@@ -46,6 +48,8 @@ class TileCalls {
   Error Encode(std::span<const DeviceStrategy> strategies, ElementType type,
                std::span<const EncodeTileJob> jobs, std::optional<std::uint32_t>* unusable);
   Error Decode(std::span<const DeviceStrategy> strategies, std::span<const DecodeTileJob> jobs);
+  Error Keys(std::span<const DeviceStrategy> strategies, ElementType type,
+             std::span<const KeysTileJob> jobs);
   Error Gather(std::span<const DeviceStrategy> strategies, std::span<const GatherTile> jobs);
   Error Moments(std::uint32_t head_dim, ElementType type, std::span<const MomentsTileJob> jobs);
   Error Observe(const ObserveForm& form, std::span<const ObserveTileJob> jobs);

@@ -94,6 +94,24 @@ std::string_view DecodeProblem(std::span<const DeviceStrategy> strategies,
   return {};
 }
 
+std::string_view KeysProblem(std::span<const DeviceStrategy> strategies, ElementType type,
+                             const KeysTileJob& job) {
+  const std::string_view problem = StrategyProblem(strategies, job.strategy);
+  if (!problem.empty()) return problem;
+  const DeviceStrategy& strategy = strategies[job.strategy];
+  if (!IsElementType(static_cast<std::uint8_t>(type))) return "an unknown type of keys";
+  if (!strategy.shape.packed() && ElementsOf(strategy.shape.format) != type) {
+    return "keys of another type than the dense tile";
+  }
+  if (const std::string_view rotation = RotationProblem(strategy); !rotation.empty()) {
+    return rotation;
+  }
+  if (!RowCount(job.rows)) return "rows not in 1..32";
+  if (!Chunked(job.tile)) return "a tile that is not 16-byte aligned";
+  if (!Chunked(job.keys)) return "keys that are not 16-byte aligned";
+  return {};
+}
+
 std::string_view GatherProblem(std::span<const DeviceStrategy> strategies, const GatherTile& job) {
   for (const std::uint32_t strategy : {job.from, job.to}) {
     const std::string_view problem = StrategyProblem(strategies, strategy);
@@ -201,6 +219,24 @@ Error TileCalls::Decode(std::span<const DeviceStrategy> strategies,
   Error error = queue_.DecodeTiles({.strategies = reinterpret_cast<const DeviceStrategy*>(at[0]),
                                     .jobs = reinterpret_cast<const DecodeTileJob*>(at[1]),
                                     .count = static_cast<std::uint32_t>(jobs.size())});
+  return error.ok() ? queue_.Wait() : error;
+}
+
+Error TileCalls::Keys(std::span<const DeviceStrategy> strategies, ElementType type,
+                      std::span<const KeysTileJob> jobs) {
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const std::string_view problem = KeysProblem(strategies, type, jobs[i]);
+    if (!problem.empty()) return Refused("keys", i, problem);
+  }
+  if (jobs.empty()) return Error();
+  const std::span<const std::byte> arrays[] = {std::as_bytes(strategies), std::as_bytes(jobs)};
+  std::vector<std::byte*> at;
+  if (Error error = Upload(arrays, &at); !error.ok()) return error;
+  Error error = queue_.KeysOfTiles({.strategies = reinterpret_cast<const DeviceStrategy*>(at[0]),
+                                    .jobs = reinterpret_cast<const KeysTileJob*>(at[1]),
+                                    .count = static_cast<std::uint32_t>(jobs.size()),
+                                    .head_dim = strategies[0].shape.head_dim,
+                                    .type = type});
   return error.ok() ? queue_.Wait() : error;
 }
 

@@ -14,6 +14,7 @@ namespace tessera::kernels::cuda {
 
 cudaError_t LaunchEncodeTiles(const EncodeTilesParams& params, cudaStream_t stream);
 cudaError_t LaunchDecodeTiles(const DecodeTilesParams& params, cudaStream_t stream);
+cudaError_t LaunchKeysOfTiles(const KeysTilesParams& params, cudaStream_t stream);
 cudaError_t LaunchGatherTiles(const GatherTilesParams& params, cudaStream_t stream);
 cudaError_t LaunchMomentsTiles(const MomentsTilesParams& params, cudaStream_t stream);
 // Two kernels for every kObservedQueries queries.

@@ -45,6 +45,16 @@ struct DecodeTileJob {
 };
 static_assert(sizeof(DecodeTileJob) == 32);
 
+// K rows of a tile on their way back to what they were made from: rotated back, as elements of the
+// launch's type. All multiples of 16.
+struct KeysTileJob {
+  std::uint64_t tile = 0;
+  std::uint64_t keys = 0;  // [rows][head_dim], one after another
+  std::uint32_t rows = 0;  // 1 .. 32
+  std::uint32_t strategy = 0;
+};
+static_assert(sizeof(KeysTileJob) == 24);
+
 // A new tile of rows from others. Shapes differ in weights and positions at most; the new tile is
 // none of the sources.
 struct GatherTileJob {
@@ -106,6 +116,14 @@ struct DecodeTilesParams {
   const DeviceStrategy* strategies;
   const DecodeTileJob* jobs;
   std::uint32_t count;
+};
+
+struct KeysTilesParams {
+  const DeviceStrategy* strategies;  // all of this head_dim
+  const KeysTileJob* jobs;
+  std::uint32_t count;
+  std::uint32_t head_dim;
+  ElementType type;  // of all keys
 };
 
 struct GatherTilesParams {

@@ -26,36 +26,40 @@ VisibleRanges FullRanges(std::uint64_t queries, std::uint64_t entries) {
           .end = std::vector<std::uint64_t>(queries, entries)};
 }
 
-void AttentionSums::AddShares(RowRange queries, RowRange keys, const VisibleRanges& visible,
-                              std::span<double> sums) {
-  Add(/*logits=*/false, queries, keys, visible, sums);
+std::string_view LookProblem(const KeyLook& look, std::uint64_t keys) {
+  const std::uint64_t count = look.sums.size();
+  if (look.first > keys || count > keys - look.first) return "a look beyond the last key";
+  if (look.key.has_value() && *look.key >= keys) return "a key beyond the last as a query";
+  if (look.visible.begin.size() != look.query_count() ||
+      look.visible.end.size() != look.query_count()) {
+    return "ranges of other queries";
+  }
+  const auto beyond = [count](std::uint64_t end) { return end > count; };
+  if (std::ranges::any_of(look.visible.end, beyond)) return "a query that sees beyond its keys";
+  return {};
 }
 
-void AttentionSums::AddLogits(RowRange queries, RowRange keys, const VisibleRanges& visible,
-                              std::span<double> sums) {
-  Add(/*logits=*/true, queries, keys, visible, sums);
-}
-
-void AttentionSums::Add(bool logits, RowRange queries, RowRange keys, const VisibleRanges& visible,
-                        std::span<double> sums) {
-  if (keys.count == 0 || queries.count == 0) return;
-  scratch_.resize(std::max<std::size_t>(scratch_.size(), kObserveRows * keys.count));
+void AttentionSums::Add(RowRange keys, const KeyLook& look) {
+  const std::uint64_t count = look.sums.size();
+  if (count == 0 || look.query_count() == 0) return;
+  scratch_.resize(std::max<std::size_t>(scratch_.size(), kObserveRows * count));
   const std::size_t stride = geometry_.head_dim * ElementBytes(geometry_.type);
-  operations_.observe({.keys = keys.rows,
-                       .key_stride = stride,
-                       .key_count = keys.count,
-                       .queries = queries.rows,
-                       .query_stride = stride,
-                       .query_count = static_cast<std::uint32_t>(queries.count),
-                       .visible_begin = visible.begin.data(),
-                       .visible_end = visible.end.data(),
-                       .head_dim = geometry_.head_dim,
-                       .type = geometry_.type,
-                       .scale = geometry_.scale,
-                       .logit_softcap = geometry_.logit_softcap,
-                       .logits = logits,
-                       .scratch = scratch_.data(),
-                       .sums = sums.data()});
+  operations_.observe(
+      {.keys = keys.rows + look.first * stride,
+       .key_stride = stride,
+       .key_count = count,
+       .queries = look.key.has_value() ? keys.rows + *look.key * stride : look.queries.rows,
+       .query_stride = stride,
+       .query_count = static_cast<std::uint32_t>(look.query_count()),
+       .visible_begin = look.visible.begin.data(),
+       .visible_end = look.visible.end.data(),
+       .head_dim = geometry_.head_dim,
+       .type = geometry_.type,
+       .scale = geometry_.scale,
+       .logit_softcap = geometry_.logit_softcap,
+       .logits = look.logits,
+       .scratch = scratch_.data(),
+       .sums = look.sums.data()});
 }
 
 void AddSharesAmong(std::span<const double> products, std::span<const std::uint32_t> seen,

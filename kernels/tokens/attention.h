@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "kernels/format/layer_geometry.h"
@@ -29,25 +31,35 @@ VisibleRanges CausalRanges(std::span<const std::uint64_t> queries,
 // All of them, for each query.
 VisibleRanges FullRanges(std::uint64_t queries, std::uint64_t entries);
 
-// Keeps its scratch memory from call to call.
+// Queries that look at the keys [first, first + sums.size()) of a lane.
+struct KeyLook {
+  RowRange queries;  // in host memory
+  // Instead of them: the key at this index of the lane is the one query.
+  std::optional<std::uint64_t> key;
+  std::uint64_t first = 0;
+  VisibleRanges visible;  // one per query, counted from `first`
+  // What is added: the share of its attention that each query pays to the key; or the product
+  // q . k, neither scaled nor capped.
+  bool logits = false;
+  std::span<double> sums;
+
+  std::uint64_t query_count() const { return key.has_value() ? 1 : queries.count; }
+};
+
+// Empty, or what is wrong with a look at a lane of so many keys. Who computes does not look again.
+std::string_view LookProblem(const KeyLook& look, std::uint64_t keys);
+
+// Sums over keys in host memory. Keeps its scratch memory from call to call.
 class AttentionSums {
  public:
   AttentionSums(const Operations& operations, const LayerGeometry& geometry)
       : operations_(operations), geometry_(geometry) {}
 
-  // sums[t] += over the queries, the share of its attention that each pays to key t.
-  void AddShares(RowRange queries, RowRange keys, const VisibleRanges& visible,
-                 std::span<double> sums);
-  // sums[t] += over the queries, q . k_t, neither scaled nor capped.
-  void AddLogits(RowRange queries, RowRange keys, const VisibleRanges& visible,
-                 std::span<double> sums);
+  void Add(RowRange keys, const KeyLook& look);
 
  private:
-  void Add(bool logits, RowRange queries, RowRange keys, const VisibleRanges& visible,
-           std::span<double> sums);
-
   const Operations& operations_;
-  const LayerGeometry& geometry_;
+  const LayerGeometry geometry_;
   std::vector<float> scratch_;
 };
 

@@ -110,7 +110,13 @@ class TokenPolicies : public testing::TestWithParam<Subject> {
     layer.Grow(tokens);
     return layer;
   }
-  LayerView AllOf(ShownLayer& layer) { return layer.Show(NeedsOf(policy_), layer.tokens()); }
+  LayerView AllOf(ShownLayer& layer) { return Shown(layer, layer.tokens()); }
+  // Policies that need nothing have no keys to look at.
+  LayerView Shown(ShownLayer& layer, std::uint64_t first_decoded) {
+    LayerView view = layer.Show(NeedsOf(policy_), first_decoded);
+    if (NeedsOf(policy_) == Needs()) view.scorer = nullptr;
+    return view;
+  }
   LayerDecision Decided(ShownLayer& layer) {
     absl::StatusOr<LayerDecision> decision = Decide(policy_, AllOf(layer), memory_);
     EXPECT_TRUE(decision.ok()) << decision.status();
@@ -121,7 +127,7 @@ class TokenPolicies : public testing::TestWithParam<Subject> {
     const std::vector<std::uint64_t> held = Counts(layer);
     const std::uint64_t first = layer.tokens();
     layer.Grow(more);
-    return Advance(policy_, layer.Show(NeedsOf(policy_), first), held, memory);
+    return Advance(policy_, Shown(layer, first), held, memory);
   }
   static std::vector<std::uint64_t> Counts(ShownLayer& layer) {
     std::vector<std::uint64_t> counts;
@@ -331,6 +337,44 @@ TEST_P(PoliciesThatAreShown, WhatWasNotShownIsMissed) {
   const auto shown = Decide(policy_, layer.Show(more, layer.tokens()), memory_);
   ASSERT_TRUE(asked.ok() && shown.ok()) << asked.status() << shown.status();
   ExpectSame(*shown, *asked);
+}
+
+// A device that fails at any look: its error is told, and nothing is remembered.
+TEST_P(PoliciesThatAreShown, KeysThatCannotBeLookedAtAreTold) {
+  ShownLayer layer = Layer(100);
+  const LayerMemory before = memory_;
+  for (std::uint64_t calls = 0;; ++calls) {
+    const LayerView view = AllOf(layer);
+    layer.scorer().FailAfter(calls);
+    const absl::Status status = Decide(policy_, view, memory_).status();
+    if (layer.scorer().calls() <= calls) {
+      EXPECT_TRUE(status.ok()) << status;
+      break;
+    }
+    ASSERT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    ExpectSame(memory_, before);
+  }
+}
+
+TEST_P(PoliciesThatAreShownDecoding, KeysThatCannotBeLookedAtWhileDecodingAreTold) {
+  ShownLayer layer = Layer(100);
+  layer.Apply(Decided(layer));
+  const LayerMemory before = memory_;
+  const std::vector<std::uint64_t> held = Counts(layer);
+  layer.Grow(3);
+  std::uint64_t calls = 0;
+  for (;; ++calls) {
+    const LayerView view = Shown(layer, layer.tokens() - 3);
+    layer.scorer().FailAfter(calls);
+    const absl::Status status = Advance(policy_, view, held, memory_).status();
+    if (layer.scorer().calls() <= calls) {
+      EXPECT_TRUE(status.ok()) << status;
+      break;
+    }
+    ASSERT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    ExpectSame(memory_, before);
+  }
+  EXPECT_GE(calls, 3u);
 }
 
 TEST_P(PoliciesThatContinue, OneGoIsAsGoodAsTokenByToken) {

@@ -22,22 +22,32 @@ constexpr std::align_val_t kAlignment{256};
 class EmulatedRuntime final : public Runtime {
  public:
   explicit EmulatedRuntime(const EmulatedRuntimeOptions& options)
-      : grid_(options.grid), left_(options.fails_after), seed_(options.grid.seed) {}
+      : grid_(options.grid),
+        left_(options.fails_after),
+        memory_bytes_(options.memory_bytes),
+        seed_(options.grid.seed) {}
 
   const char* implementation() const override { return "cuda_emulated"; }
   Error NewQueue(std::unique_ptr<Queue>* queue) override;
   Error Borrow(void*, std::unique_ptr<Queue>* queue) override { return NewQueue(queue); }
   Error Allocate(std::uint64_t bytes, void** address) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (memory_bytes_ != 0 && used_bytes_ + bytes > memory_bytes_) {
+      return Error("the emulated device has no memory left", /*out_of_memory=*/true);
+    }
+    used_bytes_ += bytes;
     *address = operator new(bytes, kAlignment);
     std::memset(*address, 0xff, bytes);
-    std::lock_guard<std::mutex> lock(mutex_);
     allocations_[*address] = bytes;
     return Error();
   }
   void Free(void* address) override {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      allocations_.erase(address);
+      const auto it = allocations_.find(address);
+      if (it == allocations_.end()) return;  // null
+      used_bytes_ -= it->second;
+      allocations_.erase(it);
     }
     operator delete(address, kAlignment);
   }
@@ -66,9 +76,11 @@ class EmulatedRuntime final : public Runtime {
  private:
   const EmulatedGrid grid_;
   std::atomic<int> left_;
+  const std::uint64_t memory_bytes_;
   std::atomic<std::uint64_t> seed_;
   std::mutex mutex_;
   std::map<void*, std::uint64_t> allocations_;
+  std::uint64_t used_bytes_ = 0;
 };
 
 class EmulatedQueue final : public Queue {
@@ -122,6 +134,11 @@ class EmulatedQueue final : public Queue {
   Error DecodeTiles(const DecodeTilesParams& params) override {
     Error error = runtime_.Enter();
     if (error.ok() && params.count != 0) EmulateDecodeTiles(params, runtime_.grid().seed);
+    return error;
+  }
+  Error KeysOfTiles(const KeysTilesParams& params) override {
+    Error error = runtime_.Enter();
+    if (error.ok() && params.count != 0) EmulateKeysOfTiles(params, runtime_.grid().seed);
     return error;
   }
   Error GatherTiles(const GatherTilesParams& params) override {

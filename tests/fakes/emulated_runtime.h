@@ -15,6 +15,7 @@ struct EmulatedRuntimeOptions {
   EmulatedGrid grid;
   // Queue calls until one fails, and every later one with it; negative: none does.
   int fails_after = -1;
+  std::uint64_t memory_bytes = 0;  // 0: as much as is asked for
 };
 
 std::unique_ptr<kernels::cuda::Runtime> NewEmulatedRuntime(const EmulatedRuntimeOptions& options);

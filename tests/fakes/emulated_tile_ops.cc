@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/encode.cuh"
 #include "kernels/cuda/observe.cuh"
+#include "kernels/cuda/tile_keys.cuh"
 #include "kernels/cuda/tile_ops_rows.cuh"
 #include "tests/fakes/gpu_emulator.h"
 
@@ -63,6 +64,14 @@ void EmulateEncodeTiles(const EncodeTilesParams& params, std::uint64_t seed) {
 void EmulateDecodeTiles(const DecodeTilesParams& params, std::uint64_t seed) {
   EmulateGpu({.blocks_x = params.count, .blocks_y = 2, .threads = 64, .seed = seed},
              [&] { DecodeTile(params); });
+}
+
+void EmulateKeysOfTiles(const KeysTilesParams& params, std::uint64_t seed) {
+  EmulateGpu({.blocks_x = params.count,
+              .threads = kKeysThreads,
+              .shared_bytes = KeysSharedBytes(params.head_dim),
+              .seed = seed},
+             [&] { KeysOfTile(params); });
 }
 
 void EmulateGatherTiles(const GatherTilesParams& params, std::uint64_t seed) {

@@ -6,11 +6,14 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "daemon/policies/token_policy.h"
 #include "kernels/format/operations.h"
+#include "tests/fakes/host_key_scorer.h"
 #include "tests/fakes/seed.h"
 
 namespace tessera::policies {
@@ -24,6 +27,7 @@ struct ShownLayerOptions {
   std::uint32_t layers = 4;
   std::uint32_t sliding_window = 0;
   float logit_softcap = 0;
+  std::uint32_t looks_at_once = 1;
 };
 
 class ShownLayer {
@@ -151,6 +155,7 @@ class ShownLayer {
   // The same with whatever was shown last.
   LayerView View() {
     keys_.assign(lanes_.size(), {});
+    std::vector<kernels::RowRange> ranges;
     lane_views_.clear();
     for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
       Held& held = keys_[lane];
@@ -159,11 +164,12 @@ class ShownLayer {
         held.positions.push_back(entry.position);
         held.weights.push_back(entry.weight);
       }
-      lane_views_.push_back({.keys = held.rows.data(),
-                             .count = held.positions.size(),
-                             .positions = held.positions,
-                             .weights = held.weights});
+      lane_views_.push_back(
+          {.count = held.positions.size(), .positions = held.positions, .weights = held.weights});
+      ranges.push_back({.rows = held.rows.data(), .count = held.positions.size()});
     }
+    scorer_ = std::make_shared<HostKeyScorer>(operations_, geometry(), std::move(ranges),
+                                              options_.looks_at_once);
     query_views_.clear();
     for (const Held& head : shown_) {
       query_views_.push_back({.positions = head.positions, .rows = head.rows.data()});
@@ -179,8 +185,11 @@ class ShownLayer {
             .sums = sum_views_,
             .delimiters = shows_delimiters_ ? std::span<const std::uint8_t>(delimiters_)
                                             : std::span<const std::uint8_t>(),
-            .operations = &operations_};
+            .scorer = scorer_.get()};
   }
+
+  // Of the view that was made last.
+  HostKeyScorer& scorer() { return *scorer_; }
 
   // As an engine does it: entries go, or become means that are weighted by what they stood for.
   void Apply(const LayerDecision& decision) {
@@ -292,6 +301,8 @@ class ShownLayer {
   std::vector<Held> shown_;
   std::vector<std::vector<float>> sums_;
   bool shows_delimiters_ = false;
+  std::shared_ptr<HostKeyScorer>
+      scorer_;  // of the last view; a copy of the layer has the same until then
   std::vector<LaneEntries> lane_views_;
   std::vector<HeadQueries> query_views_;
   std::vector<std::span<const float>> sum_views_;

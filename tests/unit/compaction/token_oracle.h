@@ -12,6 +12,7 @@
 
 #include "daemon/compaction/element.h"
 #include "daemon/compaction/managed_sequence.h"
+#include "tests/fakes/host_key_scorer.h"
 #include "tests/unit/compaction/compaction_fixture.h"
 
 namespace tessera::compaction {
@@ -186,6 +187,7 @@ class TokenOracle {
     };
     std::vector<LaneData> data(layers_[index].size());
     std::vector<policies::LaneEntries> lanes;
+    std::vector<kernels::RowRange> keys;
     std::vector<std::span<const float>> sums;
     std::vector<std::uint64_t> counts;
     std::vector<std::uint64_t> held;
@@ -207,10 +209,9 @@ class TokenOracle {
       all_sums &= lane.sums.size() == absolute.size();
       sums.push_back(lane.sums);
       counts.push_back(absolute.size());
-      lanes.push_back({.keys = lane.keys.data(),
-                       .count = absolute.size(),
-                       .positions = lane.positions,
-                       .weights = lane.weights});
+      lanes.push_back(
+          {.count = absolute.size(), .positions = lane.positions, .weights = lane.weights});
+      keys.push_back({.rows = lane.keys.data(), .count = absolute.size()});
     }
     std::vector<std::vector<std::uint64_t>> behind(queries.size());
     std::vector<policies::HeadQueries> shown;
@@ -228,6 +229,7 @@ class TokenOracle {
            .rows = queries[i].rows + skipped * model_->layout().tile(index).row_bytes()});
     }
     const std::vector<std::uint8_t> delimiters = managed.delimiters();
+    policies::HostKeyScorer scorer(operations_, model_->geometry(index), std::move(keys));
     policies::LayerView view = {
         .layer = index,
         .layers = model_->layers(),
@@ -237,7 +239,7 @@ class TokenOracle {
         .queries = shown,
         .sums = {},
         .delimiters = std::span(delimiters).subspan(std::min<std::size_t>(from, delimiters.size())),
-        .operations = operations_};
+        .scorer = &scorer};
     if (all_sums) view.sums = sums;
     policies::LayerMemory memory = state.memory;
     auto decision = advances ? policies::Advance(policy, view, held, memory)
@@ -384,7 +386,8 @@ class TokenOracle {
   }
 
   const cache::Model* model_;
-  const kernels::Operations* operations_ = &kernels::OperationsOf(kernels::BestImplementation());
+  // The device's.
+  const kernels::Operations& operations_ = kernels::OperationsOf(cache::ReferenceKernels());
   std::vector<Layer> layers_;
 };
 

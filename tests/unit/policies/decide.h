@@ -70,7 +70,8 @@ inline ShownLayerOptions RandomForm(TestRandom& random) {
           .type = random.OneIn(2) ? kernels::ElementType::kFp32 : kernels::ElementType::kBf16,
           .layer = static_cast<std::uint32_t>(random.Below(4)),
           .sliding_window = static_cast<std::uint32_t>(random.OneIn(4) ? random.Between(5, 90) : 0),
-          .logit_softcap = random.OneIn(4) ? 3.0f : 0.0f};
+          .logit_softcap = random.OneIn(4) ? 3.0f : 0.0f,
+          .looks_at_once = static_cast<std::uint32_t>(random.OneIn(2) ? 1 : random.Between(2, 9))};
 }
 
 }  // namespace tessera::policies

@@ -48,7 +48,10 @@ TEST(Attention, SharesAmongSomeKeys) {
     const LayerGeometry geometry = TestGeometry(random.OneIn(2) ? 0.0f : 2.0f);
     AttentionSums attention(ReferenceOperations(), geometry);
     std::vector<double> products(keys.count());
-    attention.AddLogits(query.range(), keys.range(), FullRanges(1, keys.count()), products);
+    attention.Add(keys.range(), {.queries = query.range(),
+                                 .visible = FullRanges(1, keys.count()),
+                                 .logits = true,
+                                 .sums = products});
     for (std::uint64_t i = 0; i < keys.count(); ++i) {
       EXPECT_NEAR(products[i], query.Dot(0, keys, i), 1e-9);
     }
@@ -57,7 +60,9 @@ TEST(Attention, SharesAmongSomeKeys) {
     std::vector<double> shares(keys.count(), 1);
     AddSharesAmong(products, all, geometry, 0.5, shares);
     std::vector<double> expected(keys.count());
-    attention.AddShares(query.range(), keys.range(), FullRanges(1, keys.count()), expected);
+    attention.Add(
+        keys.range(),
+        {.queries = query.range(), .visible = FullRanges(1, keys.count()), .sums = expected});
     for (double& share : expected) share = 1 + 0.5 * share;
     EXPECT_THAT(shares, Pointwise(DoubleNear(1e-6), expected));
 
@@ -76,6 +81,47 @@ TEST(Attention, SharesAmongSomeKeys) {
   }
 }
 
+// A part of the lane, and one of its keys as the query.
+TEST(Attention, AKeyLooksAtAPartOfItsLane) {
+  TestRandom random;
+  const TestRows keys(20, random);
+  const LayerGeometry geometry = TestGeometry();
+  AttentionSums attention(ReferenceOperations(), geometry);
+  std::vector<double> products(7, 1);
+  const KeyLook look = {.key = 3,
+                        .first = 11,
+                        .visible = {.begin = {1}, .end = {6}},
+                        .logits = true,
+                        .sums = products};
+  ASSERT_EQ(LookProblem(look, 20), "");
+  attention.Add(keys.range(), look);
+  for (std::uint64_t i = 0; i < 7; ++i) {
+    const bool seen = 1 <= i && i < 6;
+    EXPECT_NEAR(products[i], 1 + (seen ? keys.Dot(3, keys, 11 + i) : 0), 1e-9) << i;
+  }
+}
+
+TEST(Attention, LooksBeyondTheLaneAreNamed) {
+  std::vector<double> sums(5);
+  const KeyLook good = {
+      .queries = {.count = 2}, .first = 3, .visible = FullRanges(2, 5), .sums = sums};
+  EXPECT_EQ(LookProblem(good, 8), "");
+  EXPECT_NE(LookProblem(good, 7), "");
+  EXPECT_NE(LookProblem(good, 2), "");
+  KeyLook bad = good;
+  bad.visible.end[1] = 6;
+  EXPECT_NE(LookProblem(bad, 8), "");
+  bad = good;
+  bad.queries.count = 3;
+  EXPECT_NE(LookProblem(bad, 8), "");
+  bad = good;
+  bad.visible = FullRanges(1, 5);
+  bad.key = 7;
+  EXPECT_EQ(LookProblem(bad, 8), "");
+  bad.key = 8;
+  EXPECT_NE(LookProblem(bad, 8), "");
+}
+
 TEST(Attention, NothingIsPaidWhereNothingIsSeen) {
   TestRandom random;
   const TestRows keys(3, random);
@@ -83,9 +129,10 @@ TEST(Attention, NothingIsPaidWhereNothingIsSeen) {
   const LayerGeometry geometry = TestGeometry();
   AttentionSums attention(ReferenceOperations(), geometry);
   std::vector<double> sums(3);
-  attention.AddShares(query.range(), keys.range(), {.begin = {2}, .end = {2}}, sums);
+  attention.Add(keys.range(),
+                {.queries = query.range(), .visible = {.begin = {2}, .end = {2}}, .sums = sums});
   EXPECT_THAT(sums, ElementsAre(0, 0, 0));
-  attention.AddShares(query.range(), {}, {.begin = {0}, .end = {0}}, {});
+  attention.Add({}, {.queries = query.range(), .visible = FullRanges(1, 0)});
   AddSharesAmong({}, {}, geometry, 1, {});
 }
 

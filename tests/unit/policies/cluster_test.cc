@@ -1,18 +1,21 @@
 // Greedy seed clustering against its definition.
-#include "kernels/tokens/cluster.h"
+#include "daemon/policies/cluster.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 
+#include "tests/fakes/host_key_scorer.h"
 #include "tests/unit/kernels/tokens/rows.h"
 
-namespace tessera::kernels {
+namespace tessera::policies {
 namespace {
 
+using kernels::TestRows;
 using testing::Each;
 using testing::ElementsAre;
 
@@ -62,25 +65,45 @@ std::vector<TestRows> ClusteredLanes(std::uint64_t lanes, std::uint64_t count, T
   return rows;
 }
 
-KeyCosines CosinesOf(const LayerGeometry& geometry, const std::vector<TestRows>& lanes) {
-  std::vector<RowRange> ranges;
-  for (const TestRows& lane : lanes) ranges.push_back(lane.range());
-  return KeyCosines(ReferenceOperations(), geometry, ranges);
-}
+// Cosines of all lanes, and what they come from.
+class LaneCosines {
+ public:
+  explicit LaneCosines(const std::vector<TestRows>& lanes, std::uint32_t looks_at_once = 1)
+      : scorer_(kernels::ReferenceOperations(), kernels::TestGeometry(), Ranges(lanes),
+                looks_at_once),
+        cosines_(*KeyCosines::Of(scorer_, Heads(lanes), lanes[0].count())) {}
+
+  HostKeyScorer& scorer() { return scorer_; }
+  KeyCosines& operator*() { return cosines_; }
+
+ private:
+  static std::vector<kernels::RowRange> Ranges(const std::vector<TestRows>& lanes) {
+    std::vector<kernels::RowRange> ranges;
+    for (const TestRows& lane : lanes) ranges.push_back(lane.range());
+    return ranges;
+  }
+  static std::vector<std::uint32_t> Heads(const std::vector<TestRows>& lanes) {
+    std::vector<std::uint32_t> heads(lanes.size());
+    std::iota(heads.begin(), heads.end(), 0u);
+    return heads;
+  }
+
+  HostKeyScorer scorer_;
+  KeyCosines cosines_;
+};
 
 TEST(Cluster, IsItsDefinition) {
   TestRandom random;
-  const LayerGeometry geometry = TestGeometry();
   std::set<std::size_t> sizes;
   for (int round = 0; round < 60; ++round) {
     const std::vector<TestRows> lanes =
         ClusteredLanes(random.Between(1, 3), random.Between(5, 60), random);
-    KeyCosines cosines = CosinesOf(geometry, lanes);
+    LaneCosines cosines(lanes, static_cast<std::uint32_t>(random.Between(1, 20)));
     const std::uint64_t begin = random.Below(3);
     const std::uint64_t end = lanes[0].count() - random.Below(2);
     const double tau = static_cast<double>(random.Below(1000)) / 1000 + 0.0003;
     std::vector<std::uint32_t> seeds(end - begin);
-    ClusterRun(cosines, begin, end, tau, seeds);
+    ASSERT_TRUE(ClusterRun(*cosines, begin, end, tau, seeds).ok());
     EXPECT_EQ(seeds, PlainSeeds(lanes, begin, end, tau));
     sizes.insert(std::set<std::uint32_t>(seeds.begin(), seeds.end()).size());
   }
@@ -90,31 +113,28 @@ TEST(Cluster, IsItsDefinition) {
 // Strictly above: at 1 nothing joins, not even what is equal.
 TEST(Cluster, EqualKeysDoNotJoinAtOne) {
   TestRandom random;
-  const LayerGeometry geometry = TestGeometry();
   std::vector<TestRows> lanes(1, TestRows(6, random));
   for (std::uint64_t i = 1; i < 6; ++i) std::copy_n(lanes[0].row(0), 64, lanes[0].row(i));
-  KeyCosines cosines = CosinesOf(geometry, lanes);
+  LaneCosines cosines(lanes);
   std::vector<std::uint32_t> seeds(6);
-  ClusterRun(cosines, 0, 6, 1, seeds);
+  ASSERT_TRUE(ClusterRun(*cosines, 0, 6, 1, seeds).ok());
   EXPECT_THAT(seeds, ElementsAre(0, 1, 2, 3, 4, 5));
-  ClusterRun(cosines, 0, 6, 127.0 / 128, seeds);
+  ASSERT_TRUE(ClusterRun(*cosines, 0, 6, 127.0 / 128, seeds).ok());
   EXPECT_THAT(seeds, Each(0u));
 }
 
 TEST(Cluster, ZeroKeysAreAlone) {
-  const LayerGeometry geometry = TestGeometry();
   TestRandom random;
   std::vector<TestRows> lanes(1, TestRows(4, random));
   std::fill(lanes[0].numbers.begin(), lanes[0].numbers.end(), 0.0f);
-  KeyCosines cosines = CosinesOf(geometry, lanes);
+  LaneCosines cosines(lanes);
   std::vector<std::uint32_t> seeds(4);
-  ClusterRun(cosines, 0, 4, 0, seeds);
+  ASSERT_TRUE(ClusterRun(*cosines, 0, 4, 0, seeds).ok());
   EXPECT_THAT(seeds, ElementsAre(0, 1, 2, 3));
 }
 
 // Likeness is to the seed: a is like b, b like c, but c not like a.
 TEST(Cluster, LikenessIsToTheSeed) {
-  const LayerGeometry geometry = TestGeometry();
   TestRandom random;
   std::vector<TestRows> lanes(1, TestRows(3, random));
   std::fill(lanes[0].numbers.begin(), lanes[0].numbers.end(), 0.0f);
@@ -122,20 +142,19 @@ TEST(Cluster, LikenessIsToTheSeed) {
     lanes[0].row(static_cast<std::uint64_t>(i))[0] = static_cast<float>(std::cos(0.5 * i));
     lanes[0].row(static_cast<std::uint64_t>(i))[1] = static_cast<float>(std::sin(0.5 * i));
   }
-  KeyCosines cosines = CosinesOf(geometry, lanes);
+  LaneCosines cosines(lanes);
   std::vector<std::uint32_t> seeds(3);
-  ClusterRun(cosines, 0, 3, 0.8, seeds);
+  ASSERT_TRUE(ClusterRun(*cosines, 0, 3, 0.8, seeds).ok());
   EXPECT_THAT(seeds, ElementsAre(0, 0, 2));
 }
 
 TEST(Cluster, CountsForEveryTauAreThoseOfClustering) {
   TestRandom random;
-  const LayerGeometry geometry = TestGeometry();
   const std::vector<TestRows> lanes = ClusteredLanes(2, 50, random);
-  KeyCosines cosines = CosinesOf(geometry, lanes);
+  LaneCosines cosines(lanes, 7);
   ClusterCounts counts;
-  counts.AddRun(cosines, 0, 20);
-  counts.AddRun(cosines, 21, 50);
+  ASSERT_TRUE(counts.AddRun(*cosines, 0, 20).ok());
+  ASSERT_TRUE(counts.AddRun(*cosines, 21, 50).ok());
   counts.AddSingle(1);
   for (std::uint32_t step = 0; step <= kTauSteps; ++step) {
     std::uint64_t expected = 1;
@@ -149,5 +168,40 @@ TEST(Cluster, CountsForEveryTauAreThoseOfClustering) {
   }
 }
 
+// Looked at one by one, or many at once: the same rows, of fewer calls.
+TEST(Cluster, RowsDoNotDependOnHowManyAreLookedAtAtOnce) {
+  TestRandom random;
+  const std::vector<TestRows> lanes = ClusteredLanes(2, 40, random);
+  LaneCosines single(lanes);
+  LaneCosines many(lanes, 16);
+  for (std::uint64_t i = 0; i < 40; ++i) {
+    const auto one = (*single).Row(i, 40);
+    const auto other = (*many).Row(i, 40);
+    ASSERT_TRUE(one.ok() && other.ok());
+    EXPECT_TRUE(std::ranges::equal(*one, *other)) << i;
+  }
+  EXPECT_EQ(single.scorer().calls(), 2u + 2 * 40);
+  EXPECT_EQ(many.scorer().calls(), 2u + 2 * 3);
+}
+
+// Wherever it comes, the error of who looks is told, and no row of a failed look is given.
+TEST(Cluster, ErrorsAreTold) {
+  TestRandom random;
+  const std::vector<TestRows> lanes = ClusteredLanes(2, 12, random);
+  std::vector<std::uint32_t> seeds(12);
+  LaneCosines unhurt(lanes, 5);
+  ASSERT_TRUE(ClusterRun(*unhurt, 0, 12, 0.999, seeds).ok());
+  for (std::uint64_t calls = 2; calls < unhurt.scorer().calls(); ++calls) {
+    LaneCosines cosines(lanes, 5);
+    cosines.scorer().FailAfter(calls);
+    EXPECT_EQ(ClusterRun(*cosines, 0, 12, 0.999, seeds).code(), absl::StatusCode::kUnavailable);
+    ClusterCounts counts;
+    EXPECT_EQ(counts.AddRun(*cosines, 0, 12).code(), absl::StatusCode::kUnavailable);
+  }
+  HostKeyScorer gone(kernels::ReferenceOperations(), kernels::TestGeometry(), {lanes[0].range()});
+  gone.FailAfter(0);
+  EXPECT_EQ(KeyCosines::Of(gone, {0}, 12).status().code(), absl::StatusCode::kUnavailable);
+}
+
 }  // namespace
-}  // namespace tessera::kernels
+}  // namespace tessera::policies

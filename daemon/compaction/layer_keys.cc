@@ -1,0 +1,97 @@
+#include "daemon/compaction/layer_keys.h"
+
+#include "absl/status/status.h"
+#include "daemon/base/check.h"
+#include "daemon/cache/build.h"
+#include "kernels/format/dense_tile.h"
+
+namespace tessera::compaction {
+
+using kernels::kTileEntries;
+
+namespace {
+
+// What the device is asked to load of a lane, and what that points to.
+class KeyRuns {
+ public:
+  KeyRuns(const cache::OpenRun& run, kernels::DenseTile dense) : dense_(dense), tiles_(run.tiles) {
+    for (const std::vector<cache::HeldSegment>* segments :
+         {&run.settled, &run.provisional, &run.plain}) {
+      for (const cache::HeldSegment& held : *segments) Add(held);
+    }
+  }
+
+  std::span<const device::KeyRun> runs() const { return runs_; }
+
+ private:
+  void Add(const cache::HeldSegment& held) {
+    const cache::Segment& segment = *held.segment;
+    const auto tiles = tiles_.first((held.entries + kTileEntries - 1) / kTileEntries);
+    tiles_ = tiles_.subspan(tiles.size());
+    runs_.push_back({.entries = held.entries,
+                     .tiles = tiles,
+                     .strategy = {.shape = segment.shape(),
+                                  .rotation = cache::ViewOf(segment.rotations(), segment.shape())},
+                     .rows = RawKeys(segment, held.entries)});
+  }
+  // Null where there are none.
+  const std::byte* RawKeys(const cache::Segment& segment, std::uint32_t entries) {
+    if (!segment.shape().packed() || segment.raw() == nullptr) return nullptr;
+    std::vector<std::byte> keys(entries * dense_.row_bytes());
+    std::vector<std::byte> values(keys.size());
+    if (!segment.raw()->CopyTo(entries, keys.data(), values.data())) return nullptr;
+    raw_.push_back(std::move(keys));
+    return raw_.back().data();
+  }
+
+  const kernels::DenseTile dense_;
+  std::span<const std::byte* const> tiles_;  // of what is still to be added
+  std::vector<std::vector<std::byte>> raw_;
+  std::vector<device::KeyRun> runs_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LayerKeys>> LayerKeys::Of(const Options& options,
+                                                         std::vector<cache::OpenRun> runs) {
+  std::unique_ptr<LayerKeys> keys(new LayerKeys(options, std::move(runs)));
+  for (std::size_t lane = 0; lane < keys->lanes_.size(); ++lane) {
+    absl::Status status = keys->Load(lane);
+    if (status.ok()) continue;
+    if (lane == 0 || status.code() != absl::StatusCode::kResourceExhausted) return status;
+    for (std::unique_ptr<device::LaneKeys>& loaded : keys->lanes_) loaded.reset();
+    return keys;
+  }
+  keys->runs_.clear();
+  return keys;
+}
+
+absl::Status LayerKeys::Load(std::size_t lane) {
+  const kernels::DenseTile dense = {.head_dim = options_.geometry.head_dim,
+                                    .type = options_.geometry.type};
+  const KeyRuns runs(runs_[lane], dense);
+  absl::StatusOr<std::unique_ptr<device::LaneKeys>> keys =
+      options_.device->LoadKeys(options_.geometry, runs.runs());
+  if (!keys.ok()) return keys.status();
+  lanes_[lane] = *std::move(keys);
+  return absl::OkStatus();
+}
+
+absl::Status LayerKeys::Need(std::size_t lane) {
+  TESSERA_CHECK(lane < lanes_.size(), "keys of a lane that the layer has not");
+  if (lanes_[lane] != nullptr) return absl::OkStatus();
+  for (std::unique_ptr<device::LaneKeys>& other : lanes_) other.reset();
+  return Load(lane);
+}
+
+absl::Status LayerKeys::Look(std::uint32_t kv_head, std::span<const kernels::KeyLook> looks) {
+  if (absl::Status status = Need(kv_head); !status.ok()) return status;
+  return lanes_[kv_head]->Look(looks);
+}
+
+absl::Status LayerKeys::AddSquaredLengths(std::uint32_t kv_head, std::span<double> sums) {
+  if (absl::Status status = Need(kv_head); !status.ok()) return status;
+  return lanes_[kv_head]->AddSquaredLengths(sums);
+}
+
+}  // namespace tessera::compaction

@@ -1,0 +1,65 @@
+// Keys in host memory, and what queries pay to them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "daemon/policies/key_scorer.h"
+#include "kernels/tokens/rows.h"
+
+namespace tessera::policies {
+
+class HostKeyScorer final : public KeyScorer {
+ public:
+  // Lanes by kv head. Operations and rows outlive it.
+  HostKeyScorer(const kernels::Operations& operations, const kernels::LayerGeometry& geometry,
+                std::vector<kernels::RowRange> lanes, std::uint32_t looks_at_once = 1)
+      : geometry_(geometry),
+        lanes_(std::move(lanes)),
+        sums_(operations, geometry),
+        looks_at_once_(looks_at_once) {}
+
+  // From this call on every one fails.
+  void FailAfter(std::uint64_t calls) { left_ = calls; }
+  std::uint64_t calls() const { return calls_; }
+
+  absl::Status Look(std::uint32_t kv_head, std::span<const kernels::KeyLook> looks) override {
+    if (absl::Status status = Enter(); !status.ok()) return status;
+    for (const kernels::KeyLook& look : looks) {
+      EXPECT_EQ(kernels::LookProblem(look, lanes_[kv_head].count), "");
+      sums_.Add(lanes_[kv_head], look);
+    }
+    return absl::OkStatus();
+  }
+  absl::Status AddSquaredLengths(std::uint32_t kv_head, std::span<double> sums) override {
+    if (absl::Status status = Enter(); !status.ok()) return status;
+    const kernels::RowRange& lane = lanes_[kv_head];
+    EXPECT_LE(sums.size(), lane.count);
+    const std::size_t row_bytes = geometry_.head_dim * kernels::ElementBytes(geometry_.type);
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      sums[i] +=
+          kernels::SquaredLength(lane.rows + i * row_bytes, geometry_.head_dim, geometry_.type);
+    }
+    return absl::OkStatus();
+  }
+  std::uint32_t looks_at_once() const override { return looks_at_once_; }
+
+ private:
+  absl::Status Enter() {
+    if (calls_++ < left_) return absl::OkStatus();
+    return absl::UnavailableError("the keys are gone");
+  }
+
+  const kernels::LayerGeometry geometry_;
+  const std::vector<kernels::RowRange> lanes_;
+  kernels::AttentionSums sums_;
+  const std::uint32_t looks_at_once_;
+  std::uint64_t calls_ = 0;
+  std::uint64_t left_ = ~std::uint64_t{0};
+};
+
+}  // namespace tessera::policies
