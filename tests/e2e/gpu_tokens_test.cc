@@ -3,7 +3,12 @@
 
 #include <gmock/gmock.h>
 
+#include <memory>
+#include <numeric>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/e2e/emulated_gpu.h"
 #include "tests/e2e/token_lanes.h"
@@ -60,6 +65,98 @@ TEST_F(TokensOnGpu, MergedEntriesCarryTheirWeights) {
   ASSERT_TRUE(mapped_->AttendRpc(0, asked, {}).ok());
   // A query of zeros weighs entries by their weights alone, which sum to the tokens.
   for (const float value : lse) EXPECT_NEAR(value, std::log(96.0), 1e-3);
+}
+
+// A prompt whose keys and queries no rounding takes for others: every query tells the grades of
+// keys apart by some percent, and keys of one direction are alike as those of two are not.
+class GradedPrompt {
+ public:
+  GradedPrompt(const SyntheticShape& shape, TestRandom& random) : shape_(shape) {
+    std::vector<std::uint32_t> chunks(kTokens / 4);
+    std::iota(chunks.begin(), chunks.end(), 0u);
+    const auto row = [&](std::vector<std::uint16_t>& rows) {
+      rows.resize(rows.size() + shape.head_dim);
+      return std::span(rows).last(shape.head_dim);
+    };
+    std::vector<std::vector<std::uint32_t>> orders;
+    for (std::uint32_t head = 0; head < shape.kv_heads; ++head) {
+      for (std::size_t i = chunks.size(); i > 1; --i) {
+        std::swap(chunks[i - 1], chunks[random.Below(i)]);
+      }
+      orders.push_back(chunks);
+    }
+    for (std::uint32_t token = 0; token < kTokens; ++token) {
+      for (const std::vector<std::uint32_t>& order : orders) {
+        const std::uint32_t grade = 4 * order[token / 4] + token % 4;
+        const auto key = row(keys_);
+        key[0] = kernels::FloatToBf16(static_cast<float>(grade / 16));
+        key[1] = kernels::FloatToBf16(static_cast<float>(grade % 16));
+        key[8 + random.Below(5)] = kernels::FloatToBf16(40);
+        const auto value = row(values_);
+        value[0] = kernels::FloatToBf16(static_cast<float>(token));
+      }
+      for (std::uint32_t head = 0; head < shape.query_heads; ++head) {
+        const auto times = static_cast<float>(random.Between(1, 3));
+        const auto query = row(queries_);
+        query[0] = kernels::FloatToBf16(8 * times);
+        query[1] = kernels::FloatToBf16(times / 2);
+      }
+    }
+  }
+
+  void AppendTo(client::Sequence& sequence) const {
+    const auto held =
+        sequence.Append({.key = BytesOf(keys_), .value = BytesOf(values_), .tokens = kTokens});
+    ASSERT_TRUE(held.ok()) << held.status();
+    const absl::Status seen =
+        sequence.Observe({.layer = 0, .query = BytesOf(queries_), .key = BytesOf(keys_)});
+    ASSERT_TRUE(seen.ok()) << seen;
+    const std::vector<std::uint32_t> ids(kTokens, 7);
+    (void)sequence.ObserveTokens(0, ids);  // not every policy asks for them
+  }
+
+  static constexpr std::uint64_t kTokens = 120;
+
+ private:
+  const SyntheticShape shape_;
+  std::vector<std::uint16_t> keys_;
+  std::vector<std::uint16_t> values_;
+  std::vector<std::uint16_t> queries_;
+};
+
+TEST_F(TokensOnGpu, ChoicesAreThoseOfTheCpu) {
+  Shape({.layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
+  const std::unique_ptr<DaemonProcess> cpu_daemon = DaemonProcess::Start({});
+  ASSERT_NE(cpu_daemon, nullptr);
+  const auto cpu_worker = client::Worker::Attach({.address = cpu_daemon->address()});
+  ASSERT_TRUE(cpu_worker.ok()) << cpu_worker.status();
+  const auto cpu_model = (*cpu_worker)->RegisterModel(shape_.Geometry());
+  ASSERT_TRUE(cpu_model.ok()) << cpu_model.status();
+  for (const std::string& policy :
+       {std::string("snapkv:tokens=40,window=8,kernel=1"),
+        "snapkv:tokens=40,window=8,kernel=1" + kAllChannels,
+        std::string("pyramidkv:tokens=50,window=8,kernel=1"),
+        std::string("chunkkv:tokens=40,window=8,chunk=4"),
+        std::string("semantickv:sink=4,recent_ratio=0.05,keep_total=0.3,lambda=0.1"),
+        std::string("semanticache:tau=0.5,sink=2,recent=4,max_chunk=32"),
+        std::string("h2o:heavy=30,recent=10"), std::string("tova:budget=40")}) {
+    SCOPED_TRACE(policy);
+    const GradedPrompt prompt(shape_, random_);
+    client::Sequence on_gpu = NewSequence(policy);
+    auto on_cpu = (*cpu_worker)->CreateSequence(*cpu_model, policy);
+    ASSERT_TRUE(on_cpu.ok()) << on_cpu.status();
+    for (client::Sequence* sequence : {&on_gpu, &*on_cpu}) {
+      ASSERT_NO_FATAL_FAILURE(prompt.AppendTo(*sequence));
+      Compress(*sequence);
+    }
+    const v1::DescribeResponse gpu = Entries(on_gpu);
+    const v1::DescribeResponse cpu = Entries(*on_cpu);
+    for (std::uint32_t head = 0; head < shape_.kv_heads; ++head) {
+      EXPECT_LT(Lane(cpu, 0, head).entries(), GradedPrompt::kTokens);
+      EXPECT_THAT(Lane(gpu, 0, head).position(), ElementsAreArray(Lane(cpu, 0, head).position()));
+      EXPECT_THAT(Lane(gpu, 0, head).weight(), ElementsAreArray(Lane(cpu, 0, head).weight()));
+    }
+  }
 }
 
 }  // namespace

@@ -160,7 +160,8 @@ void Machine::Resume(std::uint32_t thread) {
   if (!fiber.started) {
     fiber.started = true;
     getcontext(&fiber.context);
-    if (fiber.stack == nullptr) fiber.stack = std::make_unique<std::byte[]>(kStackBytes);
+    if (fiber.stack == nullptr)
+      fiber.stack = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
     fiber.context.uc_stack.ss_size = kStackBytes;
     fiber.context.uc_link = nullptr;

@@ -1,5 +1,5 @@
-// Lanes as token policies see and leave them: rows gathered as they are stored, keys rotated back,
-// keys turned to other positions.
+// Lanes as token policies leave them: rows gathered as they are stored, keys turned to other
+// positions.
 
 #include "daemon/compaction/lane_gather.h"
 
@@ -13,7 +13,6 @@
 #include "daemon/base/strings.h"
 #include "daemon/compaction/element.h"
 #include "daemon/compaction/key_turner.h"
-#include "daemon/compaction/lane_keys.h"
 #include "gtest/gtest.h"
 #include "tests/unit/compaction/compaction_fixture.h"
 
@@ -257,50 +256,7 @@ TEST_F(LaneGatherTest, NothingIsKeptOfALaneAndItGoesOn) {
   EXPECT_EQ(stored.front().position, 70u);
 }
 
-// ---- keys
-
-TEST_F(LaneGatherTest, KeysOfPackedRowsAreRotatedBack) {
-  const kernels::DenseTile dense = model_->layout().tile(0);
-  Track track = Empty();
-  Append(track, 77, 1);
-  cache::TestPacking packing;
-  kernels::TileShape shape = kernels::DenseShape(64, dense.type);
-  shape.format = kernels::PackedFormat(kernels::ValueType::kBf16);
-  packing.spec.shapes = {shape};
-  packing.spec.rotation_type = kernels::ElementType::kFp32;
-  packing.key = cache::RandomRotations(random_, 1, 64, 64, kernels::ElementType::kFp32);
-  packing.value = cache::RandomRotations(random_, 1, 64, 64, kernels::ElementType::kFp32);
-  packing.spec.key_rotations = packing.key.data();
-  packing.spec.value_rotations = packing.value.data();
-  ASSERT_TRUE(track.sequence->Pack(packing.spec, cache::Proceed).ok());
-  Append(track, 40, 1);
-  const auto runs = track.sequence->LookAt(0, /*whole=*/true);
-  ASSERT_TRUE(runs.ok());
-  // Others may go on appending while it is looked at.
-  Append(track, 600, 1);
-  const auto keys = LaneKeys::Of({.memory = &track.sequence->memory(),
-                                  .tile = dense,
-                                  .operations = &operations_,
-                                  .keys = true},
-                                 runs->front());
-  ASSERT_TRUE(keys.ok()) << keys.status();
-  const policies::LaneEntries entries = keys->entries();
-  ASSERT_EQ(entries.count, 117u);
-  EXPECT_TRUE(entries.weights.empty());
-  for (std::uint64_t i = 0; i < 117; ++i) {
-    EXPECT_EQ(entries.positions[i], i);
-    std::byte row[256];
-    DrawRow(track.stamps[i], {0, 0, cache::RowKind::kKey}, dense, row);
-    const std::byte* const key = entries.keys + i * dense.row_bytes();
-    if (i >= 77) {
-      EXPECT_EQ(std::memcmp(key, row, dense.row_bytes()), 0) << i;
-      continue;
-    }
-    for (std::uint32_t d = 0; d < 64; ++d) {
-      EXPECT_NEAR(ElementAt(key, dense.type, d), ElementAt(row, dense.type, d), 0.03) << i;
-    }
-  }
-}
+// ---- keys on their way to other positions
 
 class KeyTurnerTest : public testing::Test {
  protected:
