@@ -94,4 +94,10 @@ absl::Status LayerKeys::AddSquaredLengths(std::uint32_t kv_head, std::span<doubl
   return lanes_[kv_head]->AddSquaredLengths(sums);
 }
 
+absl::Status LayerKeys::AddChannelSquares(std::uint32_t kv_head, std::uint64_t count,
+                                          std::span<double> sums) {
+  if (absl::Status status = Need(kv_head); !status.ok()) return status;
+  return lanes_[kv_head]->AddChannelSquares(count, sums);
+}
+
 }  // namespace tessera::compaction

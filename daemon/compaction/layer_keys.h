@@ -33,6 +33,8 @@ class LayerKeys final : public policies::KeyScorer {
 
   absl::Status Look(std::uint32_t kv_head, std::span<const kernels::KeyLook> looks) override;
   absl::Status AddSquaredLengths(std::uint32_t kv_head, std::span<double> sums) override;
+  absl::Status AddChannelSquares(std::uint32_t kv_head, std::uint64_t count,
+                                 std::span<double> sums) override;
   std::uint32_t looks_at_once() const override {
     return options_.device->description().looks_at_once;
   }

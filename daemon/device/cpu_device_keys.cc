@@ -8,6 +8,7 @@
 #include "daemon/base/strings.h"
 #include "daemon/device/cpu_device.h"
 #include "kernels/format/dense_tile.h"
+#include "kernels/tokens/channels.h"
 #include "kernels/tokens/rows.h"
 
 namespace tessera::device {
@@ -122,6 +123,11 @@ class HostKeys final : public LaneKeys {
       sums[i] +=
           kernels::SquaredLength(keys_.rows + i * row_bytes, geometry_.head_dim, geometry_.type);
     }
+    return absl::OkStatus();
+  }
+  absl::Status AddChannelSquares(std::uint64_t count, std::span<double> sums) override {
+    TESSERA_CHECK(count <= keys_.count, "channels of more keys than there are");
+    kernels::AddChannelSquares(keys_.rows, count, geometry_.head_dim, geometry_.type, sums);
     return absl::OkStatus();
   }
 

@@ -28,6 +28,7 @@ constexpr std::size_t kMostTiles = 16384;  // of one launch
 // Looks of one launch share so much scratch; one look alone takes what it needs.
 constexpr std::uint64_t kMostScratch = std::uint64_t{64} << 20;
 constexpr std::size_t kLengthsAtOnce = 4096;
+constexpr std::uint64_t kMomentRows = 4096;  // of one job
 constexpr std::uint64_t kAlignment = 16;
 
 std::uint64_t AddressOf(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
@@ -139,6 +140,42 @@ class CudaDevice::Keys final : public LaneKeys {
       if (looks.size() < kLengthsAtOnce && key + 1 < sums.size()) continue;
       if (absl::Status status = Look(looks); !status.ok()) return status;
       looks.clear();
+    }
+    return absl::OkStatus();
+  }
+
+  // The diagonal of the keys' second moments, which the device adds up from pieces of the lane.
+  absl::Status AddChannelSquares(std::uint64_t count, std::span<double> sums) override {
+    if (absl::Status failed = device_.health(); !failed.ok()) return failed;
+    TESSERA_CHECK(count <= count_, "channels of more keys than there are");
+    if (count == 0) return absl::OkStatus();
+    const std::size_t dim = form_.head_dim;
+    const std::uint64_t piece_bytes = dim * dim * sizeof(double);
+    std::vector<cuda::MomentsTileJob> jobs;
+    for (std::uint64_t row = 0; row < count; row += kMomentRows) {
+      jobs.push_back({.rows = AddressOf(rows_.at(row * dense_.row_bytes())),
+                      .stride = dense_.row_bytes(),
+                      .sums = jobs.size() * piece_bytes,
+                      .row_count = std::min(kMomentRows, count - row)});
+    }
+    host_.assign(jobs.size() * piece_bytes, std::byte{0});
+    absl::Status grown = Answer(looks_.Grow(host_.size()), host_.size());
+    if (!grown.ok()) return grown;
+    for (cuda::MomentsTileJob& job : jobs) job.sums += AddressOf(looks_.at());
+    cuda::Error error = queue_->Copy(looks_.at(), host_.data(), host_.size());
+    if (error.ok()) error = calls_.Moments(form_.head_dim, form_.type, jobs);
+    if (error.ok()) error = queue_->Copy(host_.data(), looks_.at(), host_.size());
+    if (error.ok()) error = queue_->Wait();
+    if (absl::Status status = Answer(error, jobs.size() * sizeof(jobs[0])); !status.ok()) {
+      return status;
+    }
+    for (std::size_t piece = 0; piece < jobs.size(); ++piece) {
+      for (std::size_t d = 0; d < dim; ++d) {
+        double square;
+        std::memcpy(&square, host_.data() + piece * piece_bytes + d * (dim + 1) * sizeof square,
+                    sizeof square);
+        sums[d] += square;
+      }
     }
     return absl::OkStatus();
   }

@@ -51,19 +51,19 @@ absl::Status KeyCosines::Compute(std::uint64_t i, std::uint64_t end) {
   const std::uint64_t count = std::min<std::uint64_t>(scorer_->looks_at_once(), end - i);
   first_ = i;
   end_ = end;
-  rows_.assign(count, {});
-  std::vector<kernels::KeyLook> looks(count);
+  rows_.resize(count);
+  looks_.resize(count);
   for (std::uint64_t r = 0; r < count; ++r) {
     const std::uint64_t behind = end - (i + r) - 1;
     rows_[r].assign(behind, 0);
-    looks[r] = {.key = i + r,
-                .first = i + r + 1,
-                .visible = kernels::FullRanges(1, behind),
-                .logits = true,
-                .sums = rows_[r]};
+    looks_[r] = {.key = i + r,
+                 .first = i + r + 1,
+                 .visible = kernels::FullRanges(1, behind),
+                 .logits = true,
+                 .sums = rows_[r]};
   }
   for (const std::uint32_t kv_head : kv_heads_) {
-    absl::Status status = scorer_->Look(kv_head, looks);
+    absl::Status status = scorer_->Look(kv_head, looks_);
     if (status.ok()) continue;
     rows_.clear();
     return status;

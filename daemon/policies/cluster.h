@@ -34,8 +34,9 @@ class KeyCosines {
   KeyScorer* scorer_;
   std::vector<std::uint32_t> kv_heads_;
   std::vector<double> lengths_;
-  // Of entries from first_ on, each with those up to end_.
+  // Of entries from first_ on, each with those up to end_; and the looks that they came from.
   std::vector<std::vector<double>> rows_;
+  std::vector<kernels::KeyLook> looks_;
   std::uint64_t first_ = 0;
   std::uint64_t end_ = 0;
 };

@@ -18,6 +18,9 @@ class KeyScorer {
   virtual absl::Status Look(std::uint32_t kv_head, std::span<const kernels::KeyLook> looks) = 0;
   // sums[t] += the squared length of the lane's key t.
   virtual absl::Status AddSquaredLengths(std::uint32_t kv_head, std::span<double> sums) = 0;
+  // sums[d] += the squares of channel d of the lane's first `count` keys.
+  virtual absl::Status AddChannelSquares(std::uint32_t kv_head, std::uint64_t count,
+                                         std::span<double> sums) = 0;
   // So many looks in one call take little longer than one alone.
   virtual std::uint32_t looks_at_once() const = 0;
 };

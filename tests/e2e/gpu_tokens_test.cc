@@ -137,7 +137,8 @@ TEST_F(TokensOnGpu, ChoicesAreThoseOfTheCpu) {
         "snapkv:tokens=40,window=8,kernel=1" + kAllChannels,
         std::string("pyramidkv:tokens=50,window=8,kernel=1"),
         std::string("chunkkv:tokens=40,window=8,chunk=4"),
-        std::string("semantickv:sink=4,recent_ratio=0.05,keep_total=0.3,lambda=0.1"),
+        std::string(
+            "semantickv:sink=4,recent_ratio=0.05,keep_total=0.3,lambda=0.1,mask=none,norm=fixed"),
         std::string("semanticache:tau=0.5,sink=2,recent=4,max_chunk=32"),
         std::string("h2o:heavy=30,recent=10"), std::string("tova:budget=40")}) {
     SCOPED_TRACE(policy);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "daemon/policies/key_scorer.h"
+#include "kernels/tokens/channels.h"
 #include "kernels/tokens/rows.h"
 
 namespace tessera::policies {
@@ -44,6 +45,14 @@ class HostKeyScorer final : public KeyScorer {
       sums[i] +=
           kernels::SquaredLength(lane.rows + i * row_bytes, geometry_.head_dim, geometry_.type);
     }
+    return absl::OkStatus();
+  }
+  absl::Status AddChannelSquares(std::uint32_t kv_head, std::uint64_t count,
+                                 std::span<double> sums) override {
+    if (absl::Status status = Enter(); !status.ok()) return status;
+    EXPECT_LE(count, lanes_[kv_head].count);
+    kernels::AddChannelSquares(lanes_[kv_head].rows, count, geometry_.head_dim, geometry_.type,
+                               sums);
     return absl::OkStatus();
   }
   std::uint32_t looks_at_once() const override { return looks_at_once_; }

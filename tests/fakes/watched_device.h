@@ -80,6 +80,10 @@ class WatchedDevice final : public device::Device {
     absl::Status AddSquaredLengths(std::span<double> sums) override {
       return device_.look_status_.ok() ? keys_->AddSquaredLengths(sums) : device_.look_status_;
     }
+    absl::Status AddChannelSquares(std::uint64_t count, std::span<double> sums) override {
+      return device_.look_status_.ok() ? keys_->AddChannelSquares(count, sums)
+                                       : device_.look_status_;
+    }
 
    private:
     WatchedDevice& device_;

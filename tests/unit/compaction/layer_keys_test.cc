@@ -243,10 +243,13 @@ INSTANTIATE_TEST_SUITE_P(Devices, LayerKeysTest, testing::Values(Kind::kCpu, Kin
 // directions, which outweighs the grade.
 class GradedRows final : public cache::MadeRows {
  public:
-  GradedRows(const shm::LaneLayout& layout, std::uint64_t seed) : MadeRows(layout), seed_(seed) {}
+  // `alike`: all lanes have one order, so that what is summed up over lanes has it, too.
+  GradedRows(const shm::LaneLayout& layout, std::uint64_t seed, bool alike)
+      : MadeRows(layout), seed_(seed), alike_(alike) {}
 
   // Of tokens in fours: the chunks are in random order, and what is in one stays together.
   std::uint64_t Grade(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t token) const {
+    if (alike_) kv_head = 0;
     std::vector<std::uint64_t> order(kTokens / 4);
     std::iota(order.begin(), order.end(), 0u);
     std::mt19937_64 random(seed_ + 31 * layer + kv_head);
@@ -279,6 +282,7 @@ class GradedRows final : public cache::MadeRows {
 
  private:
   const std::uint64_t seed_;
+  const bool alike_;
 };
 
 class ChoicesTest : public testing::Test {
@@ -345,7 +349,7 @@ class ChoicesTest : public testing::Test {
 
   absl::StatusOr<Chosen> Choose(TestNode& node, const std::string& text) {
     const auto sequence = node.NewSequence(spec_);
-    const GradedRows rows(node.model().layout(), row_seed_);
+    const GradedRows rows(node.model().layout(), row_seed_, text.starts_with("tova"));
     const absl::StatusOr<policies::Policy> policy = policies::ParsePolicy(text);
     EXPECT_TRUE(policy.ok()) << policy.status();
     std::vector<std::uint8_t> delimiters(GradedRows::kTokens);
@@ -409,7 +413,7 @@ TEST_F(ChoicesTest, AreTheSameOnAGpuAndNoKeyIsReadThere) {
     for (const char* text :
          {"snapkv:tokens=40,window=8,kernel=1", "pyramidkv:tokens=50,window=8,kernel=1,beta=2",
           "chunkkv:tokens=40,window=8,chunk=4", "chunkkv:tokens=40,window=8,chunk=4,scope=head",
-          "semantickv:sink=4,recent_ratio=0.05,keep_total=0.3,lambda=0.1",
+          "semantickv:sink=4,recent_ratio=0.05,keep_total=0.3,lambda=0.1,mask=none,norm=fixed",
           "semanticache:tau=0.5,sink=2,recent=4,max_chunk=32",
           "semanticache:tau=0.5,sink=2,recent=4,max_chunk=32,scope=layer", "tova:budget=120",
           "h2o:heavy=90,recent=30"}) {

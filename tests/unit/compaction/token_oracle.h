@@ -229,7 +229,7 @@ class TokenOracle {
            .rows = queries[i].rows + skipped * model_->layout().tile(index).row_bytes()});
     }
     const std::vector<std::uint8_t> delimiters = managed.delimiters();
-    policies::HostKeyScorer scorer(operations_, model_->geometry(index), std::move(keys));
+    policies::HostKeyScorer scorer(*operations_, model_->geometry(index), std::move(keys));
     policies::LayerView view = {
         .layer = index,
         .layers = model_->layers(),
@@ -387,7 +387,7 @@ class TokenOracle {
 
   const cache::Model* model_;
   // The device's.
-  const kernels::Operations& operations_ = kernels::OperationsOf(cache::ReferenceKernels());
+  const kernels::Operations* operations_ = &kernels::OperationsOf(cache::ReferenceKernels());
   std::vector<Layer> layers_;
 };
 
