@@ -51,7 +51,7 @@ class PackedKeys {
                         .values = values_});
     operations_.unrotate({.rotation = strategy_.rotation.key,
                           .rotation_type = strategy_.rotation.type,
-                          .channels = shape.channels,
+                          .channels = shape.key.channels,
                           .head_dim = shape.head_dim,
                           .rows = keys_,
                           .padded_channels = padded,

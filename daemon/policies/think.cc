@@ -110,8 +110,9 @@ absl::StatusOr<ChannelDecision> DecideKeyChannels(const Policy& policy, const La
   ChannelDecision decision;
   for (std::size_t lane = 0; lane < view.lanes.size(); ++lane) {
     std::vector<double> keys(geometry.head_dim);
-    kernels::AddChannelSquares(view.lanes[lane].keys, view.lanes[lane].count, geometry.head_dim,
-                               geometry.type, keys);
+    absl::Status status = view.scorer->AddChannelSquares(static_cast<std::uint32_t>(lane),
+                                                         view.lanes[lane].count, keys);
+    if (!status.ok()) return status;
     std::vector<double>& score = (*scores)[lane];
     for (std::size_t d = 0; d < score.size(); ++d) score[d] *= keys[d];
     decision.push_back(kernels::TopIndices(score, kept));

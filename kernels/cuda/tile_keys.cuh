@@ -28,7 +28,7 @@ TESSERA_DEVICE void TurnBack(const DeviceStrategy& strategy, const float* rows,
                              std::uint32_t head_dim, std::uint32_t channel,
                              float (&elements)[kKeysRows]) {
   const auto* rotation = reinterpret_cast<const std::byte*>(strategy.key_rotation);
-  for (std::uint32_t c = 0; c < strategy.shape.channels; ++c) {
+  for (std::uint32_t c = 0; c < strategy.shape.key.channels; ++c) {
     const float weight = LoadElementOf(strategy.rotation_type, rotation, c * head_dim + channel);
     TESSERA_UNROLL
     for (std::uint32_t r = 0; r < kKeysRows; ++r) {
@@ -46,7 +46,8 @@ TESSERA_DEVICE void KeysOfTile(const KeysTilesParams& params) {
   auto* tile = reinterpret_cast<std::byte*>(job.tile);
   auto* stored = reinterpret_cast<float*>(gpu::SharedMemory());  // [kTileEntries][head_dim]
   for (std::uint32_t r = gpu::Warp(); r < job.rows; r += gpu::Threads() / kWarp) {
-    ReadStoredRow(strategy.shape, PlaceOf(tile, arrays, r), head_dim, stored + r * head_dim);
+    ReadStoredRow(strategy.shape, strategy.shape.key, PlaceOf(tile, arrays, r), head_dim,
+                  stored + r * head_dim);
   }
   gpu::SyncBlock();
   const bool rotated = strategy.shape.packed() && strategy.key_rotation != 0;

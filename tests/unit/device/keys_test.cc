@@ -86,16 +86,22 @@ class KeysTest : public DeviceTest {
   // In tiles of some form.
   void AddTiles(std::uint64_t entries) {
     const TileShape shape = AnyShape();
-    const bool identity = !shape.packed() || (shape.channels == shape.head_dim && dice_.OneIn(3));
+    const bool identity =
+        !shape.packed() || (kernels::CutsAreExplained(shape, {}) && dice_.OneIn(3));
     const ElementType rotation_type = dice_.OneIn(2) ? ElementType::kBf16 : ElementType::kFp32;
     kernels::RotationView rotation;
     if (!identity) {
       const kernels::Rotations made(shape, rotation_type, dice_);
-      const std::uint64_t bytes = kernels::RotationBytes(shape, rotation_type);
-      std::byte* const at[] = {Take(bytes), Take(bytes)};
-      std::memcpy(at[0], made.view().key, bytes);
-      std::memcpy(at[1], made.view().value, bytes);
-      rotation = {.key = at[0], .value = at[1], .type = rotation_type};
+      const auto take = [&](const std::byte* matrix, const kernels::RowShape& row) {
+        if (matrix == nullptr) return static_cast<std::byte*>(nullptr);
+        const std::uint64_t bytes = kernels::RotationBytes(shape, row, rotation_type);
+        std::byte* const at = Take(bytes);
+        std::memcpy(at, matrix, bytes);
+        return at;
+      };
+      rotation = {.key = take(made.view().key, shape.key),
+                  .value = take(made.view().value, shape.value),
+                  .type = rotation_type};
     }
     std::vector<const std::byte*>& tiles = tiles_.emplace_back();
     for (std::uint64_t first = 0; first < entries; first += kTileEntries) {
@@ -120,7 +126,7 @@ class KeysTest : public DeviceTest {
     Expected exact = {.key = Row(shape.head_dim), .slack = Row(shape.head_dim)};
     const kernels::Rounding rounding = kernels::RoundingOf(geometry_.type);
     for (std::uint32_t d = 0; d < shape.head_dim; ++d) {
-      for (std::uint32_t c = 0; c < shape.channels; ++c) {
+      for (std::uint32_t c = 0; c < shape.key.channels; ++c) {
         const double weight =
             rotation.key == nullptr
                 ? (c == d ? 1.0 : 0.0)
@@ -323,6 +329,29 @@ TEST_P(KeysTest, LooksAddWhatTheirQueriesPay) {
       double length = 0;
       for (const double element : loaded[t]) length += element * element;
       ASSERT_NEAR(lengths[t], 1 + length, 1e-5 * (1 + length)) << "key " << t;
+    }
+  }
+}
+
+// Also of more keys than one launch takes in one piece.
+TEST_P(KeysTest, ChannelsWeighTheSquaresOfTheFirstKeys) {
+  for (const std::uint32_t rows : {0u, 1u, 70u, 9000u}) {
+    Begin(dice_.OneIn(3) ? 128 : 64, dice_.Pick(kTypes));
+    ASSERT_NO_FATAL_FAILURE(AddTiles(static_cast<std::uint32_t>(dice_.Between(1, 60))));
+    if (rows != 0) AddRows(rows);
+    const std::unique_ptr<LaneKeys> keys = Load();
+    ASSERT_NE(keys, nullptr);
+    const std::vector<Row> loaded = Loaded(*keys);
+    const std::uint64_t count =
+        loaded.size() - dice_.Between(0, std::min<std::size_t>(loaded.size(), 50));
+    std::vector<double> sums(geometry_.head_dim, 1.0);
+    ASSERT_TRUE(keys->AddChannelSquares(count, sums).ok());
+    std::vector<double> expected(sums.size(), 1.0);
+    for (std::uint64_t t = 0; t < count; ++t) {
+      for (std::size_t d = 0; d < sums.size(); ++d) expected[d] += loaded[t][d] * loaded[t][d];
+    }
+    for (std::size_t d = 0; d < sums.size(); ++d) {
+      ASSERT_NEAR(sums[d], expected[d], 1e-5 * expected[d]) << "channel " << d;
     }
   }
 }
