@@ -61,11 +61,11 @@ class KeysTest : public TileOpsTest {
   }
   static ExactElement TurnedBack(const EncodeCase& made, const float* row, std::uint32_t dim) {
     if (made.rotation_kind == RotationKind::kNone) {
-      return {.value = dim < made.shape.channels ? row[dim] : 0.0};
+      return {.value = dim < made.shape.key.channels ? row[dim] : 0.0};
     }
     ExactElement exact;
     const std::size_t bytes = ElementBytes(made.rotation_type);
-    for (std::uint32_t c = 0; c < made.shape.channels; ++c) {
+    for (std::uint32_t c = 0; c < made.shape.key.channels; ++c) {
       const double product =
           double{row[c]} *
           LoadElement(made.rotation_type, made.key_rotation.data() +
