@@ -226,14 +226,18 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
       : advances ? policies::Advance(policy, shown.view(), lanes->CountsBefore(decided_until),
                                      choice.memory)
                  : policies::Decide(policy, shown.view(), choice.memory);
-  if (!decision.ok()) return decision.status();
+  if (!decision.ok()) return OfLayer(decision.status());
   choice.lanes = *std::move(decision);
   if (!NeedsKeyChannels(*lanes, choice.lanes)) return choice;
   absl::StatusOr<policies::ChannelDecision> channels =
       policies::DecideKeyChannels(policy, shown.view());
-  if (!channels.ok()) return channels.status();
+  if (!channels.ok()) return OfLayer(channels.status());
   choice.key_channels = *std::move(channels);
   return choice;
+}
+
+absl::Status LayerChooser::OfLayer(const absl::Status& why) const {
+  return absl::Status(why.code(), Concat("layer ", layer_, ": ", why.message()));
 }
 
 // Whether some lane has more entries than stay whole, and none before them that say which channels

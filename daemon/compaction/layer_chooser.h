@@ -72,6 +72,7 @@ class LayerChooser {
   class Shown;
   absl::StatusOr<Lanes> Look(bool whole, bool keys) const;
   bool NeedsKeyChannels(const Lanes& lanes, const policies::LayerDecision& decision) const;
+  absl::Status OfLayer(const absl::Status& why) const;
   absl::Status CheckGap(std::span<const policies::HeadQueries> queries, std::uint64_t until,
                         std::uint64_t end) const;
 

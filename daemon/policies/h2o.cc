@@ -69,14 +69,13 @@ struct Hitters {
 
 // What is remembered of a lane whose first `held` entries have been decided about. A sequence that
 // was cut shorter has lost its newest entries.
-absl::StatusOr<std::vector<float>> Remembered(const LayerView& view, const LayerMemory& memory,
-                                              std::size_t lane, std::uint64_t held) {
+absl::StatusOr<std::vector<float>> Remembered(const LayerMemory& memory, std::size_t lane,
+                                              std::uint64_t held) {
   std::vector<float> scores;
   if (lane < memory.scores.size()) scores = memory.scores[lane];
   if (scores.size() < held) {
     return Missing(
-        kName, view,
-        Concat("sums of attention of kv head ", lane, " before its entry ", held, " have"));
+        kName, Concat("sums of attention of kv head ", lane, " before its entry ", held, " have"));
   }
   scores.resize(held);
   return scores;
@@ -92,8 +91,7 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
     const std::uint64_t shown = h < view.sums.size() ? view.sums[h].size() : 0;
     if (shown != count) {
       return Missing(
-          kName, view,
-          Concat("sums of attention of kv head ", h, " for its ", count, " entries have"));
+          kName, Concat("sums of attention of kv head ", h, " for its ", count, " entries have"));
     }
     Hitters hitters = {.entries = Indices(0, count), .scores = std::vector<float>(count)};
     for (std::uint64_t i = 0; i < count; ++i) hitters.scores[i] = view.sums[h][i];
@@ -132,7 +130,7 @@ absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const Laye
   LayerDecision decision;
   std::vector<std::vector<float>> scores;
   for (std::uint32_t lane = 0; lane < view.lanes.size(); ++lane) {
-    auto remembered = Remembered(view, memory, lane, held[lane]);
+    auto remembered = Remembered(memory, lane, held[lane]);
     if (!remembered.ok()) return remembered.status();
     Hitters hitters = {.entries = Indices(0, held[lane]), .scores = *std::move(remembered)};
     for (std::uint64_t i = held[lane]; i < view.lanes[lane].count; ++i) {

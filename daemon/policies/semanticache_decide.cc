@@ -159,10 +159,10 @@ absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
   const std::uint64_t least = std::ranges::min(*totals);
   const double enough =
       static_cast<double>(kernels::CountUp(static_cast<double>(least) / all * kSteps)) / kSteps;
-  return absl::InvalidArgumentError(Concat(
-      kSemantiCacheName, ": layer ", view.layer, ": budget ", budget, " of ", view.tokens,
-      " tokens in ", view.lanes.size(), " kv heads is ", most,
-      " entries, and no tau leaves less than ", least, "; a budget of ", enough, " is enough"));
+  return absl::InvalidArgumentError(
+      Concat(kSemantiCacheName, ": budget ", budget, " of ", view.tokens, " tokens in ",
+             view.lanes.size(), " kv heads is ", most, " entries, and no tau leaves less than ",
+             least, "; a budget of ", enough, " is enough"));
 }
 
 }  // namespace
@@ -170,7 +170,7 @@ absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
 absl::StatusOr<LayerDecision> DecideClusters(const SemantiCachePolicy& cache,
                                              const LayerView& view) {
   if (view.delimiters.empty() && view.tokens != 0) {
-    return Missing(kSemantiCacheName, view, "token ids have");
+    return Missing(kSemantiCacheName, "token ids have");
   }
   if (cache.scope == Scope::kLayer) {
     if (absl::Status status = CheckEqualLanes(kSemantiCacheName, view); !status.ok()) {

@@ -52,7 +52,7 @@ absl::StatusOr<Observers> ObserversOf(const LayerView& view, std::uint32_t head,
   if (!newest.ok()) return newest.status();
   const auto all = QueriesOf(kSemanticKvName, view, head);
   if (all->positions.size() < counts.semantic) {
-    return Missing(kSemanticKvName, view,
+    return Missing(kSemanticKvName,
                    Concat(counts.semantic - all->positions.size(), " of the ", counts.semantic,
                           " queries of largest norm of head ", head, " have"));
   }

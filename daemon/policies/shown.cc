@@ -7,15 +7,15 @@
 
 namespace tessera::policies {
 
-absl::Status Missing(std::string_view system, const LayerView& view, std::string_view what) {
-  return absl::FailedPreconditionError(Concat(system, ": layer ", view.layer, ": ", what,
-                                              " not been shown; ", kShowingCall, " brings them"));
+absl::Status Missing(std::string_view system, std::string_view what) {
+  return absl::FailedPreconditionError(
+      Concat(system, ": ", what, " not been shown; ", kShowingCall, " brings them"));
 }
 
 absl::StatusOr<ShownQueries> QueriesOf(std::string_view system, const LayerView& view,
                                        std::uint32_t head) {
   if (head >= view.queries.size() || view.queries[head].positions.empty()) {
-    return Missing(system, view, Concat("queries of head ", head, " have"));
+    return Missing(system, Concat("queries of head ", head, " have"));
   }
   const HeadQueries& shown = view.queries[head];
   return ShownQueries{.positions = shown.positions,
@@ -32,9 +32,8 @@ absl::StatusOr<ShownQueries> NewestQueries(std::string_view system, const LayerV
   // Each position is there once, so that the count tells.
   const std::uint64_t shown = all->positions.size() - begin;
   if (shown != count) {
-    return Missing(system, view,
-                   Concat(count - std::min(count, shown), " of the newest ", count,
-                          " queries of head ", head, " have"));
+    return Missing(system, Concat(count - std::min(count, shown), " of the newest ", count,
+                                  " queries of head ", head, " have"));
   }
   return all->Part(begin, count, RowBytes(view));
 }
@@ -45,8 +44,7 @@ absl::StatusOr<ShownQueries> QueryAt(std::string_view system, const LayerView& v
   if (!all.ok()) return all;
   const auto found = std::ranges::lower_bound(all->positions, position);
   if (found == all->positions.end() || *found != position) {
-    return Missing(system, view,
-                   Concat("queries of head ", head, " at position ", position, " have"));
+    return Missing(system, Concat("queries of head ", head, " at position ", position, " have"));
   }
   return all->Part(static_cast<std::uint64_t>(found - all->positions.begin()), 1, RowBytes(view));
 }
@@ -97,8 +95,8 @@ absl::Status CheckEqualCounts(std::string_view system, const LayerView& view) {
   for (const LaneEntries& lane : view.lanes) {
     if (lane.count == view.lanes.front().count) continue;
     return absl::FailedPreconditionError(
-        Concat(system, ": layer ", view.layer, ": lanes hold ", view.lanes.front().count, " and ",
-               lane.count, " entries; one decision for all of them wants equally many"));
+        Concat(system, ": lanes hold ", view.lanes.front().count, " and ", lane.count,
+               " entries; one decision for all of them wants equally many"));
   }
   return absl::OkStatus();
 }
@@ -108,7 +106,7 @@ absl::Status CheckEqualLanes(std::string_view system, const LayerView& view) {
   for (const LaneEntries& lane : view.lanes) {
     if (std::ranges::equal(lane.positions, view.lanes.front().positions)) continue;
     return absl::FailedPreconditionError(
-        Concat(system, ": layer ", view.layer,
+        Concat(system,
                ": lanes hold entries of different tokens; one decision for all of them wants the "
                "same"));
   }

@@ -16,7 +16,7 @@ namespace tessera::policies {
 // The call by which the worker shows it; messages name it.
 inline constexpr std::string_view kShowingCall = "Observe";
 
-absl::Status Missing(std::string_view system, const LayerView& view, std::string_view what);
+absl::Status Missing(std::string_view system, std::string_view what);
 
 struct ShownQueries {
   std::span<const std::uint64_t> positions;

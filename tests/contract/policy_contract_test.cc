@@ -272,7 +272,7 @@ TEST_P(TokenPolicies, RaggedLanesAreDecidedOneByOneOrRefused) {
   if (promise_.one_for_all) {
     EXPECT_EQ(decision.status().code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(AsStringView(decision.status().message())),
-                HasSubstr("layer 1: lanes hold 100 and 70 entries"));
+                HasSubstr("lanes hold 100 and 70 entries"));
     return;
   }
   ASSERT_TRUE(decision.ok()) << decision.status();
@@ -301,7 +301,7 @@ TEST_P(PoliciesThatAreDone, WhereNothingHasComeNothingGoes) {
   ExpectSame(Decided(layer), KeepEverything(layer));
 }
 
-// What is missing is named with the system, the layer and the call, and nothing has changed.
+// What is missing is named with the system and the call, and nothing has changed.
 TEST_P(PoliciesThatAreShown, WhatWasNotShownIsMissed) {
   const Needs needs = NeedsOf(policy_);
   ShownLayer layer = Layer(100);
@@ -312,7 +312,7 @@ TEST_P(PoliciesThatAreShown, WhatWasNotShownIsMissed) {
     const absl::Status status = Decide(policy_, view, memory_).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     const std::string message(AsStringView(status.message()));
-    EXPECT_THAT(message, HasSubstr(Concat(GetParam().kind->name, ": layer 1: ")));
+    EXPECT_THAT(message, HasSubstr(Concat(GetParam().kind->name, ": ")));
     EXPECT_THAT(message, HasSubstr("not been shown; Observe brings them"));
     ExpectSame(memory_, before);
   };
