@@ -75,6 +75,9 @@ v1::ModelGeometry ToProto(const ModelGeometry& geometry) {
   proto.mutable_rope()->set_interleaved(geometry.rope.interleaved);
   proto.mutable_rope()->set_scaling(geometry.rope.scaling);
   proto.mutable_rope()->set_scaling_factor(geometry.rope.scaling_factor);
+  for (const double frequency : geometry.rope.frequencies) {
+    proto.mutable_rope()->add_frequency(frequency);
+  }
   proto.mutable_delimiter_token_ids()->Add(geometry.delimiter_token_ids.begin(),
                                            geometry.delimiter_token_ids.end());
   return proto;

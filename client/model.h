@@ -35,6 +35,9 @@ struct Rope {
   bool interleaved = false;
   std::string scaling;
   double scaling_factor = 0;
+  // Radians per position of each pair of channels, as the model has them ("inv_freq"); none: by
+  // theta, and linear scaling.
+  std::vector<double> frequencies;
 };
 
 struct ModelGeometry {

@@ -53,6 +53,28 @@ absl::Status CheckAttention(std::uint32_t index, const LayerSpec& layer) {
   return absl::OkStatus();
 }
 
+absl::Status CheckFrequencies(const ModelSpec& spec) {
+  const std::vector<double>& frequencies = spec.rope_frequencies;
+  for (std::size_t i = 0; i < frequencies.size(); ++i) {
+    if (std::isfinite(frequencies[i]) && frequencies[i] >= 0) continue;
+    return absl::InvalidArgumentError(Concat("rope frequency ", i, " is ", frequencies[i],
+                                             "; it must be finite and not negative"));
+  }
+  if (frequencies.empty()) return absl::OkStatus();
+  for (std::size_t i = 0; i < spec.layers.size(); ++i) {
+    const std::uint32_t pairs = spec.layers[i].head_dim / 2;
+    if (spec.layers[i].head_dim != spec.layers[0].head_dim) {
+      return absl::InvalidArgumentError(Concat("rope frequencies are of one head_dim; layer ", i,
+                                               " has ", spec.layers[i].head_dim, ", layer 0 has ",
+                                               spec.layers[0].head_dim));
+    }
+    if (frequencies.size() <= pairs) continue;
+    return absl::InvalidArgumentError(Concat(frequencies.size(), " rope frequencies; layer ", i,
+                                             " has ", pairs, " pairs of channels"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckWhole(const ModelSpec& spec) {
   if (spec.name.empty() || spec.name.size() > kMaxNameBytes) {
     return absl::InvalidArgumentError(Concat("the model's name has ", spec.name.size(),
@@ -77,7 +99,7 @@ absl::Status CheckWhole(const ModelSpec& spec) {
                                              spec.rope_scaling_factor,
                                              "; both must be finite, theta not negative"));
   }
-  return absl::OkStatus();
+  return CheckFrequencies(spec);
 }
 
 }  // namespace

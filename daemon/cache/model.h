@@ -34,6 +34,7 @@ struct ModelSpec {
   bool rope_interleaved = false;
   std::string rope_scaling;
   double rope_scaling_factor = 0;
+  std::vector<double> rope_frequencies;  // of each pair of channels; none: by theta and scaling
 
   friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
 };

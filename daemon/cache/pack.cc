@@ -200,7 +200,7 @@ std::vector<SegmentRun> RunsOf(const Lane& lane) {
     if (segment.rotations() != nullptr && segment.rotations() != last) {
       run.rotation_bytes += segment.rotations()->block.bytes();
     }
-    last = segment.rotations();
+    if (segment.rotations() != nullptr) last = segment.rotations();
   }
   return runs;
 }

@@ -28,6 +28,8 @@ struct OpenRun {
   // The last segment before the plain ones that is in another form: whose strategy new rows take
   // until they get their own. Null: there is none.
   std::shared_ptr<Segment> previous;
+  // The last packed one before the plain ones, whatever stands behind it. Null: there is none.
+  std::shared_ptr<Segment> packed;
   // Whether it may take more whole tiles: then it holds `grows_at` entries.
   bool grows = false;
   std::uint32_t grows_at = 0;

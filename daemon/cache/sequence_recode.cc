@@ -123,6 +123,9 @@ OpenRun Sequence::OpenRunOf(std::uint32_t index, bool whole) const {
     run.grows_at = segments[i].entries;
     break;
   }
+  for (std::size_t i = first_plain; i-- > 0 && run.packed == nullptr;) {
+    if (segments[i].segment->shape().packed()) run.packed = segments[i].segment;
+  }
   return run;
 }
 

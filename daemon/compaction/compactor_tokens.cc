@@ -160,7 +160,7 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
       counters_.decisions_made.fetch_add(1, std::memory_order_relaxed);
       layer.state.memory = choice->memory;
       layer.state.decided_until = choice->until;
-      layer.state.observation.ForgetBefore(choice->until);
+      if (!choice->waits) layer.state.observation.ForgetBefore(choice->until);
       layer.choice = std::nullopt;
       if (IsTakenOver(managed.policy(), index, sequence.model().layers())) {
         layer.choice = *std::move(choice);

@@ -8,24 +8,26 @@
 namespace tessera::compaction {
 
 absl::Status KeyTurner::WhyNot(const cache::ModelSpec& spec) {
-  if (spec.rope_theta <= 0) {
-    return absl::InvalidArgumentError(
-        Concat("model ", Quoted(spec.name), " has no rotary positions that could be moved"));
-  }
   if (spec.rope_scaling == "dynamic") {
     return absl::InvalidArgumentError(
         Concat("model ", Quoted(spec.name),
                " scales its rotary frequencies with the length (dynamic), so that keys of one "
                "length cannot be turned into those of another"));
   }
+  if (!spec.rope_frequencies.empty()) return absl::OkStatus();
+  if (spec.rope_theta <= 0) {
+    return absl::InvalidArgumentError(
+        Concat("model ", Quoted(spec.name), " has no rotary positions that could be moved"));
+  }
   if (spec.rope_scaling.empty() || spec.rope_scaling == "linear") return absl::OkStatus();
-  return absl::UnimplementedError(
-      Concat("positions under the rope scaling ", Quoted(spec.rope_scaling), " of model ",
-             Quoted(spec.name), " cannot be moved by this version; it serves none and linear"));
+  return absl::InvalidArgumentError(Concat(
+      "model ", Quoted(spec.name), " scales its rotary positions by ", Quoted(spec.rope_scaling),
+      "; to move them, register it with its frequencies (Rope.frequency)"));
 }
 
 KeyTurner::KeyTurner(const cache::ModelSpec& spec, const kernels::DenseTile& tile)
-    : tile_(tile), interleaved_(spec.rope_interleaved) {
+    : tile_(tile), interleaved_(spec.rope_interleaved), frequencies_(spec.rope_frequencies) {
+  if (!frequencies_.empty()) return;
   const std::uint32_t pairs = tile.head_dim / 2;
   const bool scaled = spec.rope_scaling == "linear" && spec.rope_scaling_factor > 0;
   for (std::uint32_t i = 0; i < pairs; ++i) {

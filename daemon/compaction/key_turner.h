@@ -14,7 +14,7 @@ namespace tessera::compaction {
 
 class KeyTurner {
  public:
-  // INVALID_ARGUMENT or UNIMPLEMENTED where the model's positions cannot be moved, with the reason.
+  // INVALID_ARGUMENT where the model's positions cannot be moved, with the reason.
   static absl::Status WhyNot(const cache::ModelSpec& spec);
 
   KeyTurner(const cache::ModelSpec& spec, const kernels::DenseTile& tile);

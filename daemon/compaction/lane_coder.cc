@@ -58,21 +58,21 @@ LaneCoder::LaneCoder(const Options& options, const cache::OpenRun& run)
 
 // ---- which form
 
-// Of the last segment that has one, where new rows could take it.
-std::optional<LaneCoder::Form> LaneCoder::FormBefore() const {
-  if (run_.previous == nullptr) return std::nullopt;
-  kernels::TileShape shape = run_.previous->shape();
-  if (!shape.packed()) return std::nullopt;
+// That of the segment, where new rows could take it.
+std::optional<LaneCoder::Form> LaneCoder::FormOf(const cache::Segment* segment) {
+  if (segment == nullptr || !segment->shape().packed()) return std::nullopt;
+  kernels::TileShape shape = segment->shape();
   // New rows are tokens one after another, whatever those before them were.
   shape.weights = shape.positions = false;
-  return Form{shape, run_.previous->shared_rotations(), run_.previous->loss()};
+  return Form{shape, segment->shared_rotations(), segment->loss()};
 }
+
+std::optional<LaneCoder::Form> LaneCoder::FormBefore() const { return FormOf(run_.previous.get()); }
 
 std::optional<LaneCoder::Form> LaneCoder::FormOfNewTiles() const {
   const policies::Policy& policy = *options_.policy;
   if (policy.key_channels.has_value()) {
-    const bool gone = KeyChannelFormOf(run_, policy, geometry_) != nullptr;
-    return gone ? FormBefore() : std::nullopt;
+    return FormOf(KeyChannelFormOf(run_, policy, geometry_));
   }
   if (policy.mosaic.has_value()) return FormBefore();
   // Summaries are there for selections to look at.

@@ -89,6 +89,7 @@ class LaneCoder {
   absl::StatusOr<HeldRows> RowsThatStay() const;
   // Of these, those that the decision was about.
   std::uint64_t CountDecided(const HeldRows& rows) const;
+  static std::optional<Form> FormOf(const cache::Segment* segment);
   std::optional<Form> FormBefore() const;
   std::optional<Form> FormOfNewTiles() const;
   // Plain rows that are to be encoded when there are so many: whole tiles.

@@ -17,11 +17,12 @@ using cache::Segment;
 
 const Segment* KeyChannelFormOf(const cache::OpenRun& run, const policies::Policy& policy,
                                 const kernels::LayerGeometry& geometry) {
-  if (!policy.key_channels.has_value() || run.previous == nullptr) return nullptr;
-  kernels::TileShape shape = run.previous->shape();
+  // What a token policy has left of the newest may stand behind it.
+  if (!policy.key_channels.has_value() || run.packed == nullptr) return nullptr;
+  kernels::TileShape shape = run.packed->shape();
   shape.weights = shape.positions = false;
   const bool same = shape == policies::KeyChannelShape(*policy.key_channels, geometry);
-  return same ? run.previous.get() : nullptr;
+  return same ? run.packed.get() : nullptr;
 }
 
 LaneCoder::Swap LaneCoder::CutKeys() {

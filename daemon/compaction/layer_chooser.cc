@@ -98,11 +98,10 @@ absl::StatusOr<LayerChooser::Lanes> LayerChooser::Look(bool whole, bool wants_ke
         KeyChannelFormOf(run, *options_.policy, sequence.model().geometry(layer_)) != nullptr);
   }
   if (wants_keys) {
-    auto keys = LayerKeys::Of(
-        {.device = sequence.memory().device, .geometry = sequence.model().geometry(layer_)},
+    lanes.keys = std::make_unique<LayerKeys>(
+        LayerKeys::Options{.device = sequence.memory().device,
+                           .geometry = sequence.model().geometry(layer_)},
         *std::move(runs));
-    if (!keys.ok()) return keys.status();
-    lanes.keys = *std::move(keys);
   }
   for (const SeenEntries& seen : lanes.seen) {
     lanes.entries.push_back(seen.view());
@@ -228,12 +227,31 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
                  : policies::Decide(policy, shown.view(), choice.memory);
   if (!decision.ok()) return OfLayer(decision.status());
   choice.lanes = *std::move(decision);
-  if (!NeedsKeyChannels(*lanes, choice.lanes)) return choice;
+  if (!NeedsKeyChannels(*lanes, choice.lanes)) {
+    choice.waits = LeavesAllOpen(*lanes, choice);
+    return choice;
+  }
   absl::StatusOr<policies::ChannelDecision> channels =
       policies::DecideKeyChannels(policy, shown.view());
   if (!channels.ok()) return OfLayer(channels.status());
   choice.key_channels = *std::move(channels);
   return choice;
+}
+
+// Whether the next choice looks at the same rows again.
+bool LayerChooser::LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) const {
+  const policies::Policy& policy = *options_.policy;
+  if (policy.key_channels.has_value()) {
+    return std::find(lanes.channels_gone.begin(), lanes.channels_gone.end(), false) !=
+           lanes.channels_gone.end();
+  }
+  if (ChoosesFromAll(policy) || policy.mosaic.has_value() || policy.summaries.has_value()) {
+    return false;
+  }
+  for (std::uint32_t head = 0; head < choice.lanes.size(); ++head) {
+    if (!choice.Untouched(head)) return false;
+  }
+  return true;
 }
 
 absl::Status LayerChooser::OfLayer(const absl::Status& why) const {

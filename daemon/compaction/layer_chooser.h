@@ -42,6 +42,9 @@ struct LayerChoice {
   std::uint64_t end = 0;                       // behind the last position of any lane
   std::uint64_t until = 0;                     // tokens before it have been decided about then
   bool continued = false;  // a decision about the whole lane, made before, goes on
+  // There was too little to decide about: the next prompt's end decides about all of it, and wants
+  // these tokens' queries, too.
+  bool waits = false;
 
   // Whether it has been carried out in some lanes.
   bool Begun() const { return std::find(done.begin(), done.end(), true) != done.end(); }
@@ -72,6 +75,7 @@ class LayerChooser {
   class Shown;
   absl::StatusOr<Lanes> Look(bool whole, bool keys) const;
   bool NeedsKeyChannels(const Lanes& lanes, const policies::LayerDecision& decision) const;
+  bool LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) const;
   absl::Status OfLayer(const absl::Status& why) const;
   absl::Status CheckGap(std::span<const policies::HeadQueries> queries, std::uint64_t until,
                         std::uint64_t end) const;

@@ -52,18 +52,12 @@ class KeyRuns {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LayerKeys>> LayerKeys::Of(const Options& options,
-                                                         std::vector<cache::OpenRun> runs) {
-  std::unique_ptr<LayerKeys> keys(new LayerKeys(options, std::move(runs)));
-  for (std::size_t lane = 0; lane < keys->lanes_.size(); ++lane) {
-    absl::Status status = keys->Load(lane);
-    if (status.ok()) continue;
-    if (lane == 0 || status.code() != absl::StatusCode::kResourceExhausted) return status;
-    for (std::unique_ptr<device::LaneKeys>& loaded : keys->lanes_) loaded.reset();
-    return keys;
-  }
-  keys->runs_.clear();
-  return keys;
+std::uint64_t LayerKeys::BytesOf(std::size_t lane) const {
+  const cache::OpenRun& run = runs_[lane];
+  const kernels::DenseTile dense = {.head_dim = options_.geometry.head_dim,
+                                    .type = options_.geometry.type};
+  return (run.settled_entries() + run.provisional_entries() + run.plain_entries()) *
+         dense.row_bytes();
 }
 
 absl::Status LayerKeys::Load(std::size_t lane) {
@@ -74,13 +68,23 @@ absl::Status LayerKeys::Load(std::size_t lane) {
       options_.device->LoadKeys(options_.geometry, runs.runs());
   if (!keys.ok()) return keys.status();
   lanes_[lane] = *std::move(keys);
+  loaded_bytes_ += BytesOf(lane);
   return absl::OkStatus();
+}
+
+void LayerKeys::UnloadAll() {
+  for (std::unique_ptr<device::LaneKeys>& lane : lanes_) lane.reset();
+  loaded_bytes_ = 0;
 }
 
 absl::Status LayerKeys::Need(std::size_t lane) {
   TESSERA_CHECK(lane < lanes_.size(), "keys of a lane that the layer has not");
   if (lanes_[lane] != nullptr) return absl::OkStatus();
-  for (std::unique_ptr<device::LaneKeys>& other : lanes_) other.reset();
+  if (loaded_bytes_ + BytesOf(lane) > options_.most_bytes) UnloadAll();
+  const bool alone = loaded_bytes_ == 0;
+  absl::Status status = Load(lane);
+  if (status.code() != absl::StatusCode::kResourceExhausted || alone) return status;
+  UnloadAll();
   return Load(lane);
 }
 

@@ -20,16 +20,18 @@ class LayerKeys final : public policies::KeyScorer {
   struct Options {
     device::Device* device;  // outlives it
     kernels::LayerGeometry geometry;
+    // So many bytes of keys stay loaded, or one lane's. What is loaded is in no account.
+    std::uint64_t most_bytes = std::uint64_t{256} << 20;
   };
   // Of everything in these runs, by kv head: settled segments first, packed rows as what was kept
   // of them, or as they came where raw copies are still there. The runs are ones that were looked
-  // at (Sequence::LookAt): others may go on appending to their segments.
+  // at (Sequence::LookAt), and are held as long as this is: others may go on appending to their
+  // segments.
   //
-  // Where the device has no room for all lanes together, they take turns: the runs are then held
-  // as long as this is, and each lane is loaded when it is asked for. RESOURCE_EXHAUSTED where
-  // there is no room for one.
-  static absl::StatusOr<std::unique_ptr<LayerKeys>> Of(const Options& options,
-                                                       std::vector<cache::OpenRun> runs);
+  // A lane is loaded when it is asked for, and stays until there is no room for another.
+  // RESOURCE_EXHAUSTED where there is no room for one alone.
+  LayerKeys(const Options& options, std::vector<cache::OpenRun> runs)
+      : options_(options), runs_(std::move(runs)), lanes_(runs_.size()) {}
 
   absl::Status Look(std::uint32_t kv_head, std::span<const kernels::KeyLook> looks) override;
   absl::Status AddSquaredLengths(std::uint32_t kv_head, std::span<double> sums) override;
@@ -40,15 +42,16 @@ class LayerKeys final : public policies::KeyScorer {
   }
 
  private:
-  LayerKeys(const Options& options, std::vector<cache::OpenRun> runs)
-      : options_(options), runs_(std::move(runs)), lanes_(runs_.size()) {}
+  std::uint64_t BytesOf(std::size_t lane) const;
   absl::Status Load(std::size_t lane);
-  // Makes sure that it is there, in place of another where they take turns.
+  // Makes sure that it is there.
   absl::Status Need(std::size_t lane);
+  void UnloadAll();
 
   const Options options_;
-  std::vector<cache::OpenRun> runs_;  // empty once all lanes are loaded
+  const std::vector<cache::OpenRun> runs_;
   std::vector<std::unique_ptr<device::LaneKeys>> lanes_;
+  std::uint64_t loaded_bytes_ = 0;
 };
 
 }  // namespace tessera::compaction

@@ -79,6 +79,7 @@ absl::StatusOr<cache::ModelSpec> ToModelSpec(const v1::ModelGeometry& geometry) 
   spec.rope_interleaved = geometry.rope().interleaved();
   spec.rope_scaling = geometry.rope().scaling();
   spec.rope_scaling_factor = geometry.rope().scaling_factor();
+  spec.rope_frequencies = {geometry.rope().frequency().begin(), geometry.rope().frequency().end()};
   return spec;
 }
 

@@ -168,7 +168,9 @@ TEST_F(Policies, WhatCannotBeIsRefusedWithTheReason) {
   const auto refusal = [&](const std::string& policy) {
     return std::string(mapped_->CreateSequence(model_, policy).status().message());
   };
-  EXPECT_THAT(refusal("think:ratio=0.004"), HasSubstr("less than one channel"));
+  if (shape_.head_dim < 256) {  // one of 256 is the least that may be asked for
+    EXPECT_THAT(refusal("think:ratio=0.004"), HasSubstr("less than one channel"));
+  }
   EXPECT_THAT(refusal("think+quest"), HasSubstr("quest"));
   EXPECT_THAT(refusal("mosaickv:keep=2"), HasSubstr("keep"));
   EXPECT_THAT(refusal("dense+int8"), HasSubstr("no other term"));

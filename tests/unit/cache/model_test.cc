@@ -102,6 +102,28 @@ const Refusal kRefusals[] = {
      {"65537", "65536"}},
     {"theta_nan", [](ModelSpec& m) { m.rope_theta = std::nan(""); }, kInvalid, {"theta"}},
     {"theta_negative", [](ModelSpec& m) { m.rope_theta = -1; }, kInvalid, {"theta", "-1"}},
+    {"frequency_nan",
+     [](ModelSpec& m) {
+       m.rope_frequencies = {1, std::nan("")};
+     },
+     kInvalid,
+     {"frequency 1", "nan"}},
+    {"frequency_negative",
+     [](ModelSpec& m) { m.rope_frequencies = {-0.5}; },
+     kInvalid,
+     {"frequency 0", "-0.5"}},
+    {"frequencies_of_two",
+     [](ModelSpec& m) {
+       m.rope_frequencies = {1};
+       m.layers.push_back(m.layers[0]);
+       m.layers.back().head_dim = m.layers[0].head_dim == 128 ? 64 : 128;
+     },
+     kInvalid,
+     {"one head_dim", "128"}},
+    {"frequencies",
+     [](ModelSpec& m) { m.rope_frequencies.assign(129, 1.0); },
+     kInvalid,
+     {"129", "layer 0"}},
     {"factor_inf", [](ModelSpec& m) { m.rope_scaling_factor = HUGE_VAL; }, kInvalid, {"factor"}},
     {"many_lanes",
      [](ModelSpec& m) {

@@ -300,6 +300,50 @@ TEST_F(KeyChannels, OfWhatATokenPolicyLeaves) {
   EXPECT_EQ(ChannelsByLane(track), channels);
 }
 
+// The newest are then a segment of their own, which has gaps; the channels are those before it.
+TEST_F(KeyChannels, GapsAmongTheNewestDoNotLoseThem) {
+  Track track = NewTrack(Policy("snapkv:tokens=90,window=16+think"));
+  Append(track, 400, 1);
+  ShowQueries(track, 32);
+  EXPECT_TRUE(CompressAll(track).ok());
+  const auto channels = ChannelsByLane(track);
+  const auto packed = [&] {
+    const cache::SequenceView view = View(track);
+    std::uint64_t entries = 0;
+    for (const cache::SequenceView::LaneOf& lane : view.lanes) {
+      for (std::uint32_t s = 0; s < lane.resolved.segments; ++s) {
+        const kernels::SegmentView& segment = view.segments[lane.first_segment + s];
+        entries += segment.shape.packed() ? segment.entries : 0;
+      }
+    }
+    return entries;
+  };
+  EXPECT_EQ(packed(), model_->lanes() * 58u);
+  Decode(track, 130, 1);
+  RunAll();
+  EXPECT_GE(packed(), model_->lanes() * (58u + 64u));
+  EXPECT_EQ(ChannelsByLane(track), channels);
+}
+
+// The second one decides about both, by what was shown of both.
+TEST_F(KeyChannels, ShortPromptsWaitForOneAnother) {
+  for (const std::string policy : {"think", "snapkv:tokens=36,window=32"}) {
+    Track track = NewTrack(Policy(policy));
+    for (int prompt = 0; prompt < 2; ++prompt) {
+      Append(track, 20, 1);
+      ShowQueries(track, 20);
+      EXPECT_TRUE(CompressAll(track).ok()) << policy << ", prompt " << prompt;
+    }
+    if (policy == kThink) {
+      EXPECT_EQ(Shown(track), "");
+      EXPECT_EQ(FormsOf(track), (Forms{"39 kept: 8", "plain: 32"}));
+    } else {
+      for (const auto& lane : View(track).lanes) EXPECT_EQ(lane.resolved.entries, 36u);
+    }
+    EXPECT_EQ(Used(pool::MemoryTag::kObservations), 0u) << policy;
+  }
+}
+
 TEST_F(KeyChannels, WhatWasNotShownIsToldAndHarmsNothing) {
   Track track = NewTrack(Policy(kThink));
   Append(track, 100, 1);

@@ -328,13 +328,47 @@ TEST_F(KeyTurnerTest, IsTheRotationOfTheModel) {
   ExpectNear(Turned(spec_, row, 4 * by), halves);
 }
 
+// Of a Llama 3 model: low frequencies are divided, those between are blended. Then of one that
+// turns a part of its channels only.
+TEST_F(KeyTurnerTest, TurnsByTheModelsOwnFrequencies) {
+  const Row row = AnyRow();
+  const auto by = static_cast<std::int64_t>(random_.Between(1, 5000));
+  spec_.rope_scaling = "llama3";
+  for (std::uint32_t i = 0; i < kDim / 2; ++i) {
+    const double plain = std::pow(10000.0, -2.0 * i / kDim);
+    const double turns = 8192 * plain / (2 * std::acos(-1.0));
+    const double share = std::min(1.0, std::max(0.0, (turns - 1) / (4 - 1)));
+    spec_.rope_frequencies.push_back((1 - share) * plain / 8 + share * plain);
+  }
+  for (const std::uint32_t pairs : {kDim / 2, kDim / 4}) {
+    spec_.rope_frequencies.resize(pairs);
+    const Row turned = Turned(spec_, row, by);
+    for (std::uint32_t i = 0; i < pairs; ++i) {
+      const double angle = static_cast<double>(by) * spec_.rope_frequencies[i];
+      const float x = row[i];
+      const float y = row[i + pairs];
+      EXPECT_NEAR(turned[i], x * std::cos(angle) - y * std::sin(angle), 1e-4) << i;
+      EXPECT_NEAR(turned[i + pairs], x * std::sin(angle) + y * std::cos(angle), 1e-4) << i;
+    }
+    for (std::uint32_t d = 2 * pairs; d < kDim; ++d) EXPECT_EQ(turned[d], row[d]) << d;
+  }
+}
+
 TEST_F(KeyTurnerTest, SaysWhatItCannotTurn) {
   EXPECT_TRUE(KeyTurner::WhyNot(spec_).ok());
-  spec_.rope_scaling = "yarn";
-  EXPECT_EQ(KeyTurner::WhyNot(spec_).code(), absl::StatusCode::kUnimplemented);
+  for (const char* const scaling : {"yarn", "llama3"}) {
+    spec_.rope_scaling = scaling;
+    spec_.rope_frequencies.clear();
+    const absl::Status status = KeyTurner::WhyNot(spec_);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("Rope.frequency"), std::string::npos) << status;
+    spec_.rope_frequencies = {1, 0.5};
+    EXPECT_TRUE(KeyTurner::WhyNot(spec_).ok());
+  }
   spec_.rope_scaling = "dynamic";
   EXPECT_EQ(KeyTurner::WhyNot(spec_).code(), absl::StatusCode::kInvalidArgument);
   spec_.rope_scaling.clear();
+  spec_.rope_frequencies.clear();
   spec_.rope_theta = 0;
   EXPECT_EQ(KeyTurner::WhyNot(spec_).code(), absl::StatusCode::kInvalidArgument);
 }

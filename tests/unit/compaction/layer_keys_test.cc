@@ -185,11 +185,10 @@ TEST_P(LayerKeysTest, AreRowsAsTheyCameOrWhatWasKeptOfThem) {
   EXPECT_TRUE(seen.view().weights.empty());
   for (std::uint64_t i = 0; i < 170; ++i) EXPECT_EQ(seen.view().positions[i], i);
 
-  const auto keys = LayerKeys::Of(OptionsFor(*sequence), *std::move(runs));
-  ASSERT_TRUE(keys.ok()) << keys.status();
+  LayerKeys keys(OptionsFor(*sequence), *std::move(runs));
   const kernels::Rounding rounding = kernels::RoundingOf(sequence->model().geometry(0).type);
   for (std::uint32_t lane = 0; lane < 2; ++lane) {
-    const auto loaded = Loaded(**keys, lane, 170);
+    const auto loaded = Loaded(keys, lane, 170);
     for (std::size_t i = 0; i < 100; ++i) {
       for (std::size_t d = 0; d < 64; ++d) {
         EXPECT_NEAR(loaded[i][d], sealed[lane][i][d],
@@ -201,33 +200,45 @@ TEST_P(LayerKeysTest, AreRowsAsTheyCameOrWhatWasKeptOfThem) {
   }
 }
 
-// Where there is room for one lane only, they take turns; where there is none, that is said.
+// Where there is room for one lane only, or so few bytes may be loaded, they take turns; where
+// there is none, that is said.
 TEST_P(LayerKeysTest, LanesTakeTurnsWhereThereIsNoRoomForAll) {
   const auto sequence = node_.NewSequence(cache::SmallModel("m", 1, 3));
   ASSERT_NO_FATAL_FAILURE(Append(*sequence, 50));
   const auto expected = ShownKeys(*sequence);
-  for (const int room : {3, 2, 1}) {
+  LayerKeys::Options small = OptionsFor(*sequence);
+  small.most_bytes = 1;
+  const struct {
+    int room;
+    LayerKeys::Options options;
+    std::uint64_t loads;
+  } cases[] = {{3, OptionsFor(*sequence), 3},
+               {2, OptionsFor(*sequence), 4},
+               {1, OptionsFor(*sequence), 4},
+               {3, small, 4}};
+  for (const auto& [room, options, loads] : cases) {
     node_.device().set_most_lanes(room);
     auto runs = sequence->LookAt(0, /*whole=*/true);
     ASSERT_TRUE(runs.ok()) << runs.status();
-    const auto keys = LayerKeys::Of(OptionsFor(*sequence), *std::move(runs));
-    ASSERT_TRUE(keys.ok()) << keys.status();
-    const std::uint64_t loads = node_.device().loads();
+    const std::uint64_t before = node_.device().loads();
+    LayerKeys keys(options, *std::move(runs));
+    EXPECT_EQ(node_.device().loads(), before) << "nobody has asked";
     for (const std::uint32_t lane : {2u, 0u, 0u, 1u, 2u}) {
-      EXPECT_EQ(Loaded(**keys, lane, 50), expected[lane]);
+      EXPECT_EQ(Loaded(keys, lane, 50), expected[lane]);
       std::vector<double> lengths(50);
-      ASSERT_TRUE((*keys)->AddSquaredLengths(lane, lengths).ok());
+      ASSERT_TRUE(keys.AddSquaredLengths(lane, lengths).ok());
       for (std::size_t i = 0; i < 50; ++i) {
         const std::vector<double>& key = expected[lane][i];
         const double length = std::inner_product(key.begin(), key.end(), key.begin(), 0.0);
         EXPECT_NEAR(lengths[i], length, 1e-5 * (1 + length));
       }
     }
-    EXPECT_EQ(node_.device().loads() - loads, room == 3 ? 0u : 4u);
+    EXPECT_EQ(node_.device().loads() - before, loads);
   }
   node_.device().set_most_lanes(0);
   auto runs = sequence->LookAt(0, /*whole=*/true);
-  const absl::Status status = LayerKeys::Of(OptionsFor(*sequence), *std::move(runs)).status();
+  LayerKeys keys(OptionsFor(*sequence), *std::move(runs));
+  const absl::Status status = keys.Look(0, {});
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
 }
 
