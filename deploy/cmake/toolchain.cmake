@@ -11,7 +11,7 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
 
-# -O3 is for the kernels (kernels/CMakeLists.txt); elsewhere it only takes longer to compile.
+# -O3 is for folders that compute, which ask for it; elsewhere it only takes longer to compile.
 string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
 
 find_program(TESSERA_CCACHE ccache)
