@@ -18,12 +18,6 @@ using policies::Policy;
 
 namespace {
 
-// Whether rows are neither packed nor summed up.
-bool LeavesRows(const Policy& policy) {
-  return !policy.mosaic.has_value() && !policy.key_channels.has_value() &&
-         !policy.summaries.has_value();
-}
-
 // Whether another layer takes over what is chosen for this one.
 bool IsTakenOver(const Policy& policy, std::uint32_t layer, std::uint32_t layers) {
   return layer + 1 < layers && policies::DecidesFor(policy, layer + 1) == layer;

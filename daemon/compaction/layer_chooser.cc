@@ -180,6 +180,11 @@ bool ChoosesFromAll(const policies::Policy& policy) {
   return policies::Continues(policy) || (policies::Merges(policy) && !packs);
 }
 
+bool LeavesRows(const policies::Policy& policy) {
+  return !policy.mosaic.has_value() && !policy.key_channels.has_value() &&
+         !policy.summaries.has_value();
+}
+
 // Behind a token whose query was not shown nothing would ever be decided.
 absl::Status LayerChooser::CheckGap(std::span<const policies::HeadQueries> queries,
                                     std::uint64_t until, std::uint64_t end) const {
@@ -245,9 +250,7 @@ bool LayerChooser::LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) 
     return std::find(lanes.channels_gone.begin(), lanes.channels_gone.end(), false) !=
            lanes.channels_gone.end();
   }
-  if (ChoosesFromAll(policy) || policy.mosaic.has_value() || policy.summaries.has_value()) {
-    return false;
-  }
+  if (ChoosesFromAll(policy) || !LeavesRows(policy)) return false;
   for (std::uint32_t head = 0; head < choice.lanes.size(); ++head) {
     if (!choice.Untouched(head)) return false;
   }

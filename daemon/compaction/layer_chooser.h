@@ -54,6 +54,8 @@ struct LayerChoice {
 
 // Whether a choice is about all of a lane, and not only about what waits in it.
 bool ChoosesFromAll(const policies::Policy& policy);
+// Whether rows are neither packed nor summed up.
+bool LeavesRows(const policies::Policy& policy);
 
 class LayerChooser {
  public:

@@ -3,7 +3,6 @@
 #include "absl/status/status.h"
 #include "daemon/base/check.h"
 #include "daemon/cache/build.h"
-#include "kernels/format/dense_tile.h"
 
 namespace tessera::compaction {
 
@@ -54,16 +53,12 @@ class KeyRuns {
 
 std::uint64_t LayerKeys::BytesOf(std::size_t lane) const {
   const cache::OpenRun& run = runs_[lane];
-  const kernels::DenseTile dense = {.head_dim = options_.geometry.head_dim,
-                                    .type = options_.geometry.type};
   return (run.settled_entries() + run.provisional_entries() + run.plain_entries()) *
-         dense.row_bytes();
+         Tile().row_bytes();
 }
 
 absl::Status LayerKeys::Load(std::size_t lane) {
-  const kernels::DenseTile dense = {.head_dim = options_.geometry.head_dim,
-                                    .type = options_.geometry.type};
-  const KeyRuns runs(runs_[lane], dense);
+  const KeyRuns runs(runs_[lane], Tile());
   absl::StatusOr<std::unique_ptr<device::LaneKeys>> keys =
       options_.device->LoadKeys(options_.geometry, runs.runs());
   if (!keys.ok()) return keys.status();

@@ -11,6 +11,7 @@
 #include "daemon/cache/recode.h"
 #include "daemon/device/device.h"
 #include "daemon/policies/key_scorer.h"
+#include "kernels/format/dense_tile.h"
 #include "kernels/format/layer_geometry.h"
 
 namespace tessera::compaction {
@@ -42,6 +43,9 @@ class LayerKeys final : public policies::KeyScorer {
   }
 
  private:
+  kernels::DenseTile Tile() const {
+    return {.head_dim = options_.geometry.head_dim, .type = options_.geometry.type};
+  }
   std::uint64_t BytesOf(std::size_t lane) const;
   absl::Status Load(std::size_t lane);
   // Makes sure that it is there.
