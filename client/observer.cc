@@ -1,10 +1,15 @@
 #include "client/observer.h"
 
+#include <google/protobuf/util/message_differencer.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
+#include <limits>
 #include <utility>
 
+#include "client/tensor_carrier.h"
 #include "daemon/base/strings.h"
 #include "kernels/format/element.h"
 #include "kernels/tokens/counts.h"
@@ -31,14 +36,13 @@ double SquaredNorm(const std::byte* row, std::uint32_t size, kernels::ElementTyp
     }
     sum += static_cast<double>(value) * value;
   }
-  return sum;
+  // The daemon refuses such a row, and says which one it is: it must not get lost here.
+  return std::isnan(sum) ? std::numeric_limits<double>::infinity() : sum;
 }
 
-v1::Tensor Inline(v1::DType type, std::initializer_list<std::uint64_t> shape) {
-  v1::Tensor tensor;
+void SetShape(v1::DType type, std::initializer_list<std::uint64_t> shape, v1::Tensor& tensor) {
   tensor.set_dtype(type);
   for (const std::uint64_t dimension : shape) tensor.add_shape(dimension);
-  return tensor;
 }
 
 std::uint64_t RowBytes(const kernels::LayerGeometry& geometry) {
@@ -49,6 +53,10 @@ std::uint64_t RowBytes(const kernels::LayerGeometry& geometry) {
 
 Observer::Observer(v1::PolicyNeeds needs, std::shared_ptr<const BoundModel> model)
     : needs_(std::move(needs)), model_(std::move(model)) {}
+
+bool Observer::Sees(const v1::PolicyNeeds& needs) const {
+  return google::protobuf::util::MessageDifferencer::Equals(needs, needs_);
+}
 
 absl::Status Observer::See(const ObservedRows& rows, const kernels::Operations& operations) {
   if (rows.layer >= model_->layers()) {
@@ -88,7 +96,11 @@ void Observer::ForgetFrom(std::uint64_t token, std::uint32_t index) {
   const std::uint64_t token_bytes = geometry.query_heads * RowBytes(geometry);
   const std::uint64_t left = token > layer.last_first ? token - layer.last_first : 0;
   layer.last.resize(std::min<std::uint64_t>(layer.last.size(), left * token_bytes));
-  for (HeadRows& head : layer.norms) head.erase(head.lower_bound(token), head.end());
+  for (HeadRows& head : layer.norms) {
+    while (!head.rows.empty() && head.rows.rbegin()->first >= token) {
+      head.Erase(std::prev(head.rows.end()));
+    }
+  }
   layer.keys.clear();
   layer.sums.clear();
 }
@@ -102,21 +114,28 @@ void Observer::CutTo(std::uint64_t tokens, std::uint32_t index) {
   layer->second.next = tokens;
 }
 
+std::uint64_t Observer::MostLast(std::uint64_t tokens) const {
+  // Of tokens that are decoded all wait for the next call.
+  return std::max({std::uint64_t{needs_.last_queries()}, CountUp(needs_.last_share(), tokens),
+                   needs_.decode_queries() ? kMostDecoded : 0});
+}
+
 void Observer::SeeLast(const ObservedRows& rows, std::uint64_t tokens, Layer& layer) {
   const kernels::LayerGeometry& geometry = model_->geometry(rows.layer);
   const std::uint64_t token_bytes = geometry.query_heads * RowBytes(geometry);
-  // Of tokens that are decoded all wait for the next call.
-  const std::uint64_t most = std::max({std::uint64_t{needs_.last_queries()},
-                                       CountUp(needs_.last_share(), rows.first_token + tokens),
-                                       needs_.decode_queries() ? kMostDecoded : 0});
+  const std::uint64_t most = MostLast(rows.first_token + tokens);
   if (most == 0) return;
   if (layer.last.empty()) layer.last_first = rows.first_token;
   layer.last.insert(layer.last.end(), rows.query.begin(), rows.query.end());
-  const std::uint64_t count = rows.first_token + tokens - layer.last_first;
-  if (count <= most) return;
+  if (layer.last.size() > 2 * most * token_bytes) KeepLast(most, token_bytes, layer);
+}
+
+void Observer::KeepLast(std::uint64_t count, std::uint64_t token_bytes, Layer& layer) {
+  const std::uint64_t rows = layer.last.size() / token_bytes;
+  if (rows <= count) return;
   layer.last.erase(layer.last.begin(),
-                   layer.last.begin() + static_cast<std::ptrdiff_t>((count - most) * token_bytes));
-  layer.last_first += count - most;
+                   layer.last.begin() + static_cast<std::ptrdiff_t>((rows - count) * token_bytes));
+  layer.last_first += rows - count;
 }
 
 void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, Layer& layer) {
@@ -133,16 +152,21 @@ void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, Layer& l
       const std::byte* const row =
           rows.query.data() + (token * geometry.query_heads + head) * row_bytes;
       const double norm = SquaredNorm(row, geometry.head_dim, geometry.type);
-      kept[rows.first_token + token] = {norm, std::vector<std::byte>(row, row + row_bytes)};
-      if (kept.size() <= most) continue;
-      // The weakest goes, of equal ones the last.
-      auto weakest = kept.begin();
-      for (auto it = kept.begin(); it != kept.end(); ++it) {
-        if (it->second.norm <= weakest->second.norm) weakest = it;
+      if (kept.rows.size() >= most) {
+        const auto [weakest, position] = *kept.order.begin();
+        if (norm <= weakest) continue;
+        kept.Erase(kept.rows.find(~position));
       }
-      kept.erase(weakest);
+      const std::uint64_t position = rows.first_token + token;
+      kept.rows[position] = {norm, std::vector<std::byte>(row, row + row_bytes)};
+      kept.order.emplace(norm, ~position);
     }
   }
+}
+
+void Observer::HeadRows::Erase(std::map<std::uint64_t, ByNorm>::iterator row) {
+  order.erase({row->second.norm, ~row->first});
+  rows.erase(row);
 }
 
 void Observer::SeeSums(const ObservedRows& rows, std::uint64_t tokens,
@@ -219,29 +243,30 @@ void Observer::SeeTokens(std::uint64_t first_token, std::span<const std::uint32_
   ids_.insert(ids_.end(), ids.begin(), ids.end());
 }
 
-void Observer::FillNorms(const kernels::LayerGeometry& geometry, const Layer& layer,
-                         v1::ObserveRequest& request) const {
-  std::string bytes;
+std::vector<std::byte> Observer::FillNorms(const kernels::LayerGeometry& geometry,
+                                           const Layer& layer, v1::ObserveRequest& request) const {
+  std::vector<std::byte> bytes;
   std::uint64_t count = CountUp(needs_.norm_share(), layer.next);
-  for (const HeadRows& head : layer.norms) count = std::min<std::uint64_t>(count, head.size());
   for (const HeadRows& head : layer.norms) {
-    std::vector<std::pair<double, std::uint64_t>>
-        order;  // strongest first, then the lower position
-    for (const auto& [position, row] : head) order.emplace_back(-row.norm, position);
-    std::sort(order.begin(), order.end());
-    order.resize(count);
-    std::sort(order.begin(), order.end(),
-              [](const auto& a, const auto& b) { return a.second < b.second; });
-    for (const auto& [norm, position] : order) {
+    count = std::min<std::uint64_t>(count, head.rows.size());
+  }
+  for (const HeadRows& head : layer.norms) {
+    std::vector<std::uint64_t> strongest;
+    for (auto it = head.order.rbegin(); strongest.size() < count; ++it) {
+      strongest.push_back(~it->second);
+    }
+    std::sort(strongest.begin(), strongest.end());
+    for (const std::uint64_t position : strongest) {
       request.add_norm_positions(position);
-      const std::vector<std::byte>& row = head.at(position).row;
-      bytes.append(reinterpret_cast<const char*>(row.data()), row.size());
+      const std::vector<std::byte>& row = head.rows.at(position).row;
+      bytes.insert(bytes.end(), row.begin(), row.end());
     }
   }
-  if (count == 0) return;
-  *request.mutable_norm_queries() =
-      Inline(ToDType(geometry.type), {geometry.query_heads, count, geometry.head_dim});
-  request.mutable_norm_queries()->set_inline_(std::move(bytes));
+  if (!bytes.empty()) {
+    SetShape(ToDType(geometry.type), {geometry.query_heads, count, geometry.head_dim},
+             *request.mutable_norm_queries());
+  }
+  return bytes;
 }
 
 absl::Status Observer::Show(Session& session, SequenceId sequence, std::uint32_t first_layer,
@@ -251,6 +276,8 @@ absl::Status Observer::Show(Session& session, SequenceId sequence, std::uint32_t
     return layers != 0 && layer >= first_layer + layers;
   };
   for (auto it = layers_.lower_bound(first_layer); it != layers_.end() && !behind(it->first);) {
+    const kernels::LayerGeometry& geometry = model_->geometry(it->first);
+    KeepLast(MostLast(it->second.next), geometry.query_heads * RowBytes(geometry), it->second);
     absl::Status status = ShowLayer(session, sequence, it->first, it->second);
     if (!status.ok()) return status;
     it = layers_.erase(it);
@@ -276,33 +303,30 @@ absl::Status Observer::ShowLayer(Session& session, SequenceId sequence, std::uin
   v1::ObserveRequest request;
   request.set_sequence_id(sequence.value());
   request.set_layer(index);
+  TensorCarrier tensors(session);
   if (!layer.last.empty()) {
     const std::uint64_t rows = layer.last.size() / (geometry.query_heads * RowBytes(geometry));
-    *request.mutable_last_queries() =
-        Inline(ToDType(geometry.type), {rows, geometry.query_heads, geometry.head_dim});
-    request.mutable_last_queries()->set_inline_(layer.last.data(), layer.last.size());
+    SetShape(ToDType(geometry.type), {rows, geometry.query_heads, geometry.head_dim},
+             *request.mutable_last_queries());
+    tensors.Add(*request.mutable_last_queries(), layer.last);
     request.set_first_query_position(layer.last_first);
   }
-  if (!layer.norms.empty()) FillNorms(geometry, layer, request);
-  if (!layer.sums.empty()) {
-    std::vector<float> sums;
-    for (const std::vector<double>& head : layer.sums) {
-      sums.insert(sums.end(), head.begin(), head.end());
-    }
-    *request.mutable_attention_sums() =
-        Inline(v1::DTYPE_FP32, {layer.sums.size(), layer.sums.front().size()});
-    request.mutable_attention_sums()->set_inline_(sums.data(), sums.size() * sizeof(float));
+  const std::vector<std::byte> norms = FillNorms(geometry, layer, request);
+  if (!norms.empty()) tensors.Add(*request.mutable_norm_queries(), norms);
+  std::vector<float> sums;
+  for (const std::vector<double>& head : layer.sums) {
+    sums.insert(sums.end(), head.begin(), head.end());
+  }
+  if (!sums.empty()) {
+    SetShape(v1::DTYPE_FP32, {layer.sums.size(), layer.sums.front().size()},
+             *request.mutable_attention_sums());
+    tensors.Add(*request.mutable_attention_sums(), std::as_bytes(std::span(sums)));
     request.set_first_sum_position(layer.sums_first);
   }
-  if (!request.has_last_queries() && !request.has_norm_queries() && !request.has_attention_sums()) {
-    return absl::OkStatus();
-  }
-  const std::uint64_t most = session.welcome().max_message_bytes();
-  if (request.ByteSizeLong() > most) {
-    return absl::ResourceExhaustedError(
-        Concat("what layer ", index, " is to show has ", request.ByteSizeLong(),
-               " bytes; the daemon's largest message has ", most, ": raise max_message_bytes"));
-  }
+  if (layer.last.empty() && norms.empty() && sums.empty()) return absl::OkStatus();
+  absl::Status status =
+      tensors.Carry(Concat("what layer ", index, " is to show"), request.ByteSizeLong());
+  if (!status.ok()) return status;
   v1::ObserveResponse response;
   return session.Call(request, response);
 }

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -38,10 +40,17 @@ class Observer {
   static constexpr std::uint64_t kMostDecoded = 64;
 
   const v1::PolicyNeeds& needs() const { return needs_; }
+  // Whether that is what this one gathers, no more and no less.
+  bool Sees(const v1::PolicyNeeds& needs) const;
   // Layer by layer, in the order of tokens; rows that were seen before may come again, and those
   // from there on are forgotten.
   absl::Status See(const ObservedRows& rows, const kernels::Operations& operations);
-  // The queries of tokens that are decoded; the same step may be tried again.
+  // Whether the queries of tokens that are decoded are asked for, or may be among the newest ones
+  // when the next prompt ends.
+  bool WantsDecoded() const {
+    return needs_.decode_queries() || needs_.last_queries() > 0 || needs_.last_share() > 0;
+  }
+  // Those queries; the same step may be tried again.
   void SeeDecoded(std::uint32_t layer, std::uint64_t first_token, std::span<const std::byte> query);
   void SeeTokens(std::uint64_t first_token, std::span<const std::uint32_t> ids);
   // The layer holds so many tokens, and no more: others were not accepted, or cut off.
@@ -57,12 +66,19 @@ class Observer {
     double norm;
     std::vector<std::byte> row;
   };
-  // By position; of one query head.
-  using HeadRows = std::map<std::uint64_t, ByNorm>;
+  // Of one query head, by position.
+  struct HeadRows {
+    std::map<std::uint64_t, ByNorm> rows;
+    // (norm, ~position) of each: the first is the weakest, of equal ones the last.
+    std::set<std::pair<double, std::uint64_t>> order;
+    void Erase(std::map<std::uint64_t, ByNorm>::iterator row);
+  };
   struct Layer {
-    std::uint64_t next = 0;                    // the token after the last one seen
-    std::uint64_t last_first = 0;              // position of the first row of `last`
-    std::vector<std::byte> last;               // [rows][query_heads][head_dim]
+    std::uint64_t next = 0;        // the token after the last one seen
+    std::uint64_t last_first = 0;  // position of the first row of `last`
+    // [rows][query_heads][head_dim]; up to twice as many as are shown, so that not every token
+    // moves the others.
+    std::vector<std::byte> last;
     std::vector<HeadRows> norms;               // by query head
     std::uint64_t sums_first = 0;              // position of the first key
     std::vector<std::vector<std::byte>> keys;  // by kv head, one row after another
@@ -71,15 +87,19 @@ class Observer {
   };
 
   void ForgetFrom(std::uint64_t token, std::uint32_t layer);
+  // How many of the newest queries are kept of a layer that has so many tokens.
+  std::uint64_t MostLast(std::uint64_t tokens) const;
   void SeeLast(const ObservedRows& rows, std::uint64_t tokens, Layer& layer);
+  static void KeepLast(std::uint64_t count, std::uint64_t token_bytes, Layer& layer);
   void SeeNorms(const ObservedRows& rows, std::uint64_t tokens, Layer& layer);
   void SeeSums(const ObservedRows& rows, std::uint64_t tokens,
                const kernels::Operations& operations, Layer& layer);
   absl::Status ShowTokens(Session& session, SequenceId sequence);
   absl::Status ShowLayer(Session& session, SequenceId sequence, std::uint32_t index,
                          const Layer& layer) const;
-  void FillNorms(const kernels::LayerGeometry& geometry, const Layer& layer,
-                 v1::ObserveRequest& request) const;
+  // The rows, whose positions and shape it fills in.
+  std::vector<std::byte> FillNorms(const kernels::LayerGeometry& geometry, const Layer& layer,
+                                   v1::ObserveRequest& request) const;
 
   const v1::PolicyNeeds needs_;
   const std::shared_ptr<const BoundModel> model_;

@@ -152,11 +152,12 @@ absl::StatusOr<Sequence> Sequence::Fork(const std::string* policy) {
                                                response.directory_offset(), response.tokens());
   child->TakePolicy(response);
   child->position_shift = response.position_shift();
-  if (policy == nullptr && state_->observer != nullptr) {
-    // What the parent has seen and not yet shown is of the child's tokens, too.
+  // What the parent has seen and not yet shown is of the child's tokens, too.
+  if (state_->observer != nullptr && child->observer != nullptr &&
+      state_->observer->Sees(response.needs())) {
     child->observer = std::make_unique<Observer>(*state_->observer);
-    child->compressed_at = state_->compressed_at;
   }
+  if (policy == nullptr) child->compressed_at = state_->compressed_at;
   core_->AddSequence(child);
   return Sequence(core_, std::move(child));
 }

@@ -140,7 +140,7 @@ void StepBatch::Observe(std::uint32_t layer, std::span<const std::byte> query) {
       std::size_t{model_->geometry(layer).query_heads} * model_->row_bytes(layer);
   for (StepItem& item : items_) {
     Observer* const observer = item.sequence->observer.get();
-    if (observer == nullptr || !observer->needs().decode_queries()) continue;
+    if (observer == nullptr || !observer->WantsDecoded()) continue;
     observer->SeeDecoded(layer, item.base,
                          query.subspan(item.first_row * token, item.new_tokens * token));
   }

@@ -124,6 +124,37 @@ TEST_F(Tokens, PositionsThatCannotBeMovedAreRefused) {
   EXPECT_THAT(std::string(dynamic.status().message()), HasSubstr("dynamic"));
 }
 
+// ---- between two prompts
+
+// A short prompt, an answer, and a short prompt again: the newest queries are those of all three.
+TEST_F(Tokens, TheWindowReachesBackOverWhatWasDecoded) {
+  Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
+  for (const char* policy :
+       {"snapkv:budget=0.6,window=32", "chunkkv:budget=0.6,chunk=4,window=32", "think:window=32"}) {
+    SCOPED_TRACE(policy);
+    const std::uint64_t seed = random_.Bits();
+    client::Sequence turns = NewSequence(policy);
+    SyntheticSequence truth(shape_, seed);
+    Append(turns, truth, 20);
+    Compress(turns);
+    for (int i = 0; i < 100; ++i) DecodeAndAttend(turns, truth);
+    Append(turns, truth, 10);
+    Compress(turns);
+    // As if all of it had been one prompt.
+    client::Sequence whole = NewSequence(policy);
+    SyntheticSequence same(shape_, seed);
+    Append(whole, same, 130);
+    Compress(whole);
+    const v1::DescribeResponse left = Entries(turns);
+    const v1::DescribeResponse expected = Entries(whole);
+    ASSERT_EQ(left.lane_size(), expected.lane_size());
+    EXPECT_EQ(left.tile_bytes(), expected.tile_bytes());
+    for (int lane = 0; lane < left.lane_size(); ++lane) {
+      EXPECT_THAT(left.lane(lane).position(), ElementsAreArray(expected.lane(lane).position()));
+    }
+  }
+}
+
 // ---- while decoding, on packed rows
 
 TEST_F(Tokens, EntriesGoWithoutEncodingTheOthersAnew) {

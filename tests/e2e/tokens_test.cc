@@ -132,6 +132,35 @@ INSTANTIATE_TEST_SUITE_P(Systems, OneShot,
                                          "pyramidkv:budget=0.3,window=16",
                                          "h2o:heavy=40,recent=20"));
 
+// ---- what is shown is larger than a message
+
+class SmallMessages : public Tokens {
+ protected:
+  SmallMessages()
+      : Tokens(DaemonProcess::Start({.flags = {"--max-message-bytes=64KiB"}}), nullptr) {}
+};
+
+TEST_F(SmallMessages, QueriesGoThroughTheStagingArena) {
+  Shape({.layers = 2, .query_heads = 8, .kv_heads = 2, .head_dim = 128});
+  // 64 rows of 8 heads are 131,072 bytes.
+  const std::string policy = "snapkv:budget=0.5,window=64";
+  client::Sequence sequence = NewSequence(policy);
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(sequence, truth, 300);
+  Compress(sequence);
+  EXPECT_EQ(Lane(Entries(sequence), 1).entries(), 150u);
+  ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
+  // A worker that maps nothing is told what is too large for it.
+  auto remote = remote_->CreateSequence(*remote_->RegisterModel(shape_.Geometry()), policy);
+  ASSERT_TRUE(remote.ok()) << remote.status();
+  SyntheticSequence same(shape_, random_.Bits());
+  Append(*remote, same, 300);
+  const absl::Status refused = remote->Compress().status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("131072 bytes"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("max_message_bytes"));
+}
+
 TEST_F(Tokens, APromptThatNobodyShowedIsRefusedAndUnharmed) {
   Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
   client::Sequence sequence = NewSequence("chunkkv:budget=0.3,window=16");

@@ -38,6 +38,8 @@ class MappedDaemon {
     bool offer_mapping = true;
     bool has_staging = true;
     bool cut_segments = true;  // at random; else one segment a lane
+    // What every sequence's policy asks for: Compress then does nothing, and says it has.
+    std::optional<v1::PolicyNeeds> needs;
   };
   explicit MappedDaemon(const Options& options);
   ~MappedDaemon();
@@ -81,6 +83,9 @@ class MappedDaemon {
   std::uint64_t appends() const { return appends_; }
   std::uint64_t staged_appends() const { return staged_appends_; }
   v1::Hello last_hello();
+  // What was shown since the last call, tensors inline whatever way they came.
+  std::vector<v1::ObserveRequest> TakeObserved();
+  std::uint64_t staged_tensors() const { return staged_tensors_; }  // of those
   std::optional<std::uint64_t> TokensOf(std::uint64_t id);
   std::size_t sequences();
   // Rows of one lane of a sequence, committed ones in the tail included: keys, then values.
@@ -179,6 +184,7 @@ class MappedDaemon {
   absl::Status Append(const v1::AppendRequest& request, v1::AppendResponse& response);
   absl::Status Attend(const v1::AttendRequest& request, v1::AttendResponse& response);
   absl::Status Describe(const v1::DescribeRequest& request, v1::DescribeResponse& response);
+  absl::Status Observe(v1::ObserveRequest request);
   absl::StatusOr<const std::byte*> Bytes(const v1::Tensor& tensor, Session& session,
                                          std::uint64_t bytes);
 
@@ -186,6 +192,7 @@ class MappedDaemon {
   std::atomic<std::uint64_t> wakes_{0};
   std::atomic<std::uint64_t> appends_{0};
   std::atomic<std::uint64_t> staged_appends_{0};
+  std::atomic<std::uint64_t> staged_tensors_{0};
 
   std::mutex mutex_;
   std::mt19937_64 random_;
@@ -202,6 +209,7 @@ class MappedDaemon {
   absl::Status fail_append_;
   std::uint32_t fail_append_after_ = 0;
   v1::Hello last_hello_;
+  std::vector<v1::ObserveRequest> observed_;
 };
 
 }  // namespace tessera::fakes

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "daemon/base/strings.h"
 #include "kernels/dispatch/attend.h"
@@ -146,6 +147,28 @@ absl::Status MappedDaemon::Attend(const v1::AttendRequest& request, v1::AttendRe
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status MappedDaemon::Observe(v1::ObserveRequest request) {
+  if (!options_.needs.has_value()) return absl::FailedPreconditionError("nothing is asked for");
+  absl::StatusOr<std::shared_ptr<Session>> session = Find(request.session());
+  if (!session.ok()) return session.status();
+  for (v1::Tensor* tensor : {request.mutable_last_queries(), request.mutable_norm_queries(),
+                             request.mutable_attention_sums()}) {
+    if (!tensor->has_staging()) continue;
+    const std::uint64_t bytes = tensor->staging().bytes();
+    const absl::StatusOr<const std::byte*> data = Bytes(*tensor, **session, bytes);
+    if (!data.ok()) return data.status();
+    tensor->set_inline_(reinterpret_cast<const char*>(*data), bytes);
+    staged_tensors_.fetch_add(1);
+  }
+  observed_.push_back(std::move(request));
+  return absl::OkStatus();
+}
+
+std::vector<v1::ObserveRequest> MappedDaemon::TakeObserved() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(observed_, {});
 }
 
 absl::Status MappedDaemon::Describe(const v1::DescribeRequest& request,

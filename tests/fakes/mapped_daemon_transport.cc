@@ -338,6 +338,7 @@ absl::Status MappedDaemon::FakeTransport::Call(const v1::CreateSequenceRequest& 
   sequence->owner = (*session)->id;
   response.set_directory_offset(daemon_.NewBlock(*sequence));
   response.set_sequence_id(sequence->id);
+  if (daemon_.options_.needs.has_value()) *response.mutable_needs() = *daemon_.options_.needs;
   daemon_.sequences_[sequence->id] = std::move(sequence);
   return absl::OkStatus();
 }
@@ -411,12 +412,14 @@ absl::Status MappedDaemon::FakeTransport::Call(const v1::AppendRequest& request,
 // This daemon keeps plain rows; end-to-end tests compress and select.
 absl::Status MappedDaemon::FakeTransport::Call(const v1::CompressRequest&, v1::CompressResponse&,
                                                Clock::Duration) {
+  if (daemon_.options_.needs.has_value()) return absl::OkStatus();
   return absl::UnimplementedError("the fake daemon keeps every row as it came");
 }
 
-absl::Status MappedDaemon::FakeTransport::Call(const v1::ObserveRequest&, v1::ObserveResponse&,
-                                               Clock::Duration) {
-  return absl::UnimplementedError("the fake daemon has no policies");
+absl::Status MappedDaemon::FakeTransport::Call(const v1::ObserveRequest& request,
+                                               v1::ObserveResponse&, Clock::Duration) {
+  std::lock_guard lock(daemon_.mutex_);
+  return daemon_.Observe(request);
 }
 
 absl::Status MappedDaemon::FakeTransport::Call(const v1::SelectRequest&, v1::SelectResponse&,

@@ -123,10 +123,11 @@ class Evaluation::Session {
                                         .tokens = prompt->tokens.size()})
                               .status();
     std::vector<Fork> forks;
+    Shown shown;
     for (std::size_t policy = 0; status.ok() && policy < plan.policies.size(); ++policy) {
       Outcome& outcome = finished.outcomes[policy];
       absl::StatusOr<Fork> fork =
-          Compressed(*prompt, policy, plan.policies[policy].For(unit.length), *whole);
+          Compressed(*prompt, policy, plan.policies[policy].For(unit.length), *whole, shown);
       if (fork.ok()) {
         forks.push_back(*std::move(fork));
       } else if (absl::IsInvalidArgument(fork.status())) {
@@ -159,12 +160,32 @@ class Evaluation::Session {
     return prompt;
   }
 
+  // By what a policy asks for: a fork of the prompt that has been shown it, and is not compressed.
+  using Shown = std::map<std::string, client::Sequence>;
+
+  // A fork under this policy that has seen what it asks for. What many policies ask for is found
+  // once.
+  static absl::StatusOr<client::Sequence> ShownTo(const Prompt& prompt, const std::string& policy,
+                                                  client::Sequence& whole, Shown& shown) {
+    absl::StatusOr<client::Sequence> fork = whole.Fork(policy);
+    if (!fork.ok()) return fork.status();
+    const std::string needs = fork->needs().SerializeAsString();
+    if (needs.empty()) return fork;
+    if (const auto found = shown.find(needs); found != shown.end()) {
+      return found->second.Fork(policy);
+    }
+    if (absl::Status status = Show(prompt, *fork); !status.ok()) return status;
+    absl::StatusOr<client::Sequence> next = fork->Fork();
+    if (next.ok()) shown.emplace(needs, *std::move(fork));
+    return next;
+  }
+
   static absl::StatusOr<Fork> Compressed(const Prompt& prompt, std::size_t policy,
-                                         const std::string& text, client::Sequence& whole) {
-    absl::StatusOr<client::Sequence> sequence = whole.Fork(text);
+                                         const std::string& text, client::Sequence& whole,
+                                         Shown& shown) {
+    absl::StatusOr<client::Sequence> sequence = ShownTo(prompt, text, whole, shown);
     if (!sequence.ok()) return sequence.status();
-    absl::Status status = Show(prompt, *sequence);
-    if (status.ok()) status = sequence->Compress().status();
+    absl::Status status = sequence->Compress().status();
     if (!status.ok()) return status;
     const absl::StatusOr<v1::DescribeResponse> described = sequence->Describe();
     if (!described.ok()) return described.status();

@@ -1,0 +1,191 @@
+// What a worker shows of what it has seen: the newest queries and the strongest, by either way.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "kernels/tokens/counts.h"
+#include "tests/unit/client/decoder.h"
+
+namespace tessera::client {
+namespace {
+
+constexpr std::uint32_t kLastQueries = 24;
+constexpr double kNormShare = 0.1;
+
+struct Way {
+  const char* name;
+  bool map_memory;
+  bool has_staging;
+};
+
+class Observing : public testing::TestWithParam<Way> {
+ protected:
+  Observing()
+      : decoder_(random_, Geometry(),
+                 {.staging_bytes = 256 << 10,
+                  .max_message_bytes = 1 << 20,
+                  .has_staging = GetParam().has_staging,
+                  .needs = Needs()},
+                 GetParam().map_memory),
+        track_(decoder_.NewTrack()),
+        seen_(Geometry().layers.size()) {}
+
+  static ModelGeometry Geometry() {
+    ModelGeometry model;
+    model.name = "observed";
+    model.type = kernels::ElementType::kFp16;
+    model.layers.assign(2, {.query_heads = 4, .kv_heads = 2, .head_dim = 64});
+    return model;
+  }
+  static v1::PolicyNeeds Needs() {
+    v1::PolicyNeeds needs;
+    needs.set_last_queries(kLastQueries);
+    needs.set_norm_share(kNormShare);
+    return needs;
+  }
+
+  // What one layer was shown since it was compressed: rows from `first` on, of which those before
+  // `prompt_end` came with a prompt.
+  struct Seen {
+    std::uint64_t first = 0;
+    std::vector<std::byte> rows;
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> prompts;  // positions [begin, end)
+    bool OfPrompt(std::uint64_t position) const {
+      return std::any_of(prompts.begin(), prompts.end(), [&](const auto& prompt) {
+        return position >= prompt.first && position < prompt.second;
+      });
+    }
+  };
+
+  const BoundModel& model() const { return track_.history.model(); }
+  std::size_t row_bytes() const { return model().row_bytes(0); }
+  std::size_t token_bytes() const { return model().geometry(0).query_heads * row_bytes(); }
+
+  void Prompt(std::uint64_t tokens, std::uint64_t in_all) {
+    const std::uint64_t first = track_.history.tokens();
+    decoder_.Prefill(track_, tokens);
+    for (std::uint32_t layer = 0; layer < model().layers(); ++layer) {
+      const auto rows =
+          RandomRows(random_, tokens * LayerRows::QueryElements(model(), layer), model().type());
+      TESSERA_ASSERT_OK(track_.sequence.Observe(
+          {.layer = layer, .first_token = first, .query = rows, .prompt_tokens = in_all}));
+      Seen& seen = seen_[layer];
+      if (seen.rows.empty()) seen.first = first;
+      seen.rows.insert(seen.rows.end(), rows.begin(), rows.end());
+      seen.prompts.emplace_back(first, first + tokens);
+    }
+  }
+
+  void Step() {
+    Sequence* const batch[] = {&track_.sequence};
+    absl::StatusOr<tessera::client::Step> step = decoder_.worker->BeginStep(batch);
+    TESSERA_ASSERT_OK(step.status());
+    const std::uint64_t at = track_.history.tokens();
+    for (std::uint32_t layer = 0; layer < model().layers(); ++layer) {
+      LayerRows rows(random_, model(), layer, 1);
+      TESSERA_ASSERT_OK(step->AppendAndAttend(layer, rows.tensors()));
+      track_.history.Append(layer, rows.key, rows.value);
+      Seen& seen = seen_[layer];
+      if (seen.rows.empty()) seen.first = at;
+      seen.rows.insert(seen.rows.end(), rows.query.begin(), rows.query.end());
+    }
+    TESSERA_ASSERT_OK(step->End());
+  }
+
+  void CompressAndCheck() {
+    TESSERA_ASSERT_OK(track_.sequence.Compress().status());
+    const std::vector<v1::ObserveRequest> shown = decoder_.daemon->TakeObserved();
+    ASSERT_EQ(shown.size(), model().layers());
+    for (std::uint32_t layer = 0; layer < model().layers(); ++layer) {
+      ASSERT_EQ(shown[layer].layer(), layer);
+      CheckLast(shown[layer], seen_[layer]);
+      CheckNorms(shown[layer], seen_[layer]);
+      seen_[layer] = {};
+    }
+  }
+
+  void CheckLast(const v1::ObserveRequest& shown, const Seen& seen) const {
+    const std::uint64_t rows = seen.rows.size() / token_bytes();
+    const std::uint64_t count = std::min<std::uint64_t>(rows, kLastQueries);
+    EXPECT_EQ(shown.first_query_position(), seen.first + rows - count);
+    EXPECT_THAT(shown.last_queries().shape(), testing::ElementsAre(count, 4, 64));
+    ASSERT_EQ(shown.last_queries().inline_().size(), count * token_bytes());
+    EXPECT_EQ(std::memcmp(shown.last_queries().inline_().data(),
+                          seen.rows.data() + (rows - count) * token_bytes(), count * token_bytes()),
+              0);
+  }
+
+  double Norm(const Seen& seen, std::uint64_t position, std::uint32_t head) const {
+    const std::byte* const row = RowOf(seen, position, head);
+    double sum = 0;
+    for (std::uint32_t i = 0; i < 64; ++i) {
+      std::uint16_t bits;
+      std::memcpy(&bits, row + 2 * i, sizeof bits);
+      sum += std::pow(static_cast<double>(kernels::Fp16ToFloat(bits)), 2);
+    }
+    return sum;
+  }
+  const std::byte* RowOf(const Seen& seen, std::uint64_t position, std::uint32_t head) const {
+    return seen.rows.data() + (position - seen.first) * token_bytes() + head * row_bytes();
+  }
+
+  void CheckNorms(const v1::ObserveRequest& shown, const Seen& seen) const {
+    std::vector<std::uint64_t> candidates;
+    for (std::uint64_t i = 0; i < seen.rows.size() / token_bytes(); ++i) {
+      if (seen.OfPrompt(seen.first + i)) candidates.push_back(seen.first + i);
+    }
+    const std::uint64_t count = std::min<std::uint64_t>(
+        candidates.size(), kernels::CountUp(kNormShare * track_.history.tokens()));
+    ASSERT_EQ(shown.norm_positions_size(), static_cast<int>(4 * count));
+    for (std::uint32_t head = 0; head < 4; ++head) {
+      std::vector<std::uint64_t> best = candidates;
+      std::stable_sort(best.begin(), best.end(), [&](std::uint64_t a, std::uint64_t b) {
+        return Norm(seen, a, head) > Norm(seen, b, head);
+      });
+      best.resize(count);
+      std::sort(best.begin(), best.end());
+      for (std::uint64_t i = 0; i < count; ++i) {
+        const std::uint64_t index = head * count + i;
+        EXPECT_EQ(shown.norm_positions(static_cast<int>(index)), best[i]);
+        EXPECT_EQ(std::memcmp(shown.norm_queries().inline_().data() + index * row_bytes(),
+                              RowOf(seen, best[i], head), row_bytes()),
+                  0);
+      }
+    }
+  }
+
+  TestRandom random_;
+  Decoder decoder_;
+  Track track_;
+  std::vector<Seen> seen_;
+};
+
+TEST_P(Observing, ShowsTheNewestAndTheStrongest) {
+  for (int turn = 0; turn < 6; ++turn) {
+    const std::uint64_t first = random_.Between(1, 120);
+    const std::uint64_t second = random_.Between(1, 60);
+    const std::uint64_t steps = random_.Between(0, 70);
+    // With its length known beforehand fewer rows are kept until then.
+    const std::uint64_t in_all =
+        random_.OneIn(2) ? track_.history.tokens() + first + second + steps : 0;
+    ASSERT_NO_FATAL_FAILURE(Prompt(first, in_all));
+    for (std::uint64_t i = 0; i < steps; ++i) ASSERT_NO_FATAL_FAILURE(Step());
+    ASSERT_NO_FATAL_FAILURE(Prompt(second, in_all));
+    ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
+  }
+  EXPECT_EQ(decoder_.daemon->staged_tensors() > 0, GetParam().map_memory && GetParam().has_staging);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, Observing,
+                         testing::Values(Way{"Staged", true, true}, Way{"NoStaging", true, false},
+                                         Way{"Remote", false, true}),
+                         [](const auto& way) { return way.param.name; });
+
+}  // namespace
+}  // namespace tessera::client
