@@ -120,6 +120,11 @@ tessera_code tessera_attach(const tessera_attach_options* options, tessera_worke
   attach.attach_timeout = std::chrono::milliseconds(given.attach_timeout_ms);
   attach.rpc_timeout = std::chrono::milliseconds(given.rpc_timeout_ms);
   attach.reattach.give_up_after = std::chrono::milliseconds(given.reattach_timeout_ms);
+  const client::TlsOptions tls = {.ca_file = Text(given.tls_ca_file),
+                                  .certificate_file = Text(given.tls_certificate_file),
+                                  .key_file = Text(given.tls_key_file),
+                                  .server_name = Text(given.tls_server_name)};
+  if (given.tls != 0 || tls != client::TlsOptions()) attach.tls = tls;
   absl::StatusOr<std::unique_ptr<client::Worker>> attached =
       client::Worker::Attach(std::move(attach));
   if (attached.ok()) *worker = new tessera_worker{*std::move(attached)};

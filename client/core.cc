@@ -268,7 +268,6 @@ absl::StatusOr<std::unique_ptr<MappedDoor>> Core::OpenDoor(Transport& transport,
 }
 
 absl::Status Core::OpenSession(ReattachReport& report) {
-  std::unique_ptr<Transport> transport = connector_->NewTransport();
   std::shared_ptr<AttachStream> stream;
   const auto failed = [&](const absl::Status& status) {
     {
@@ -278,6 +277,9 @@ absl::Status Core::OpenSession(ReattachReport& report) {
     if (stream != nullptr) EndStream(*stream);
     return Prefixed(status, Concat("attaching to ", options_.address, ": "));
   };
+  absl::StatusOr<std::unique_ptr<Transport>> opened_transport = connector_->NewTransport();
+  if (!opened_transport.ok()) return failed(opened_transport.status());
+  std::unique_ptr<Transport> transport = *std::move(opened_transport);
   absl::StatusOr<v1::Welcome> welcome = Greet(*transport, stream);
   if (!welcome.ok()) return failed(welcome.status());
 

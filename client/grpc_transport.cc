@@ -6,14 +6,13 @@
 #include <limits>
 #include <utility>
 
+#include "client/channel.h"
 #include "daemon/base/strings.h"
 #include "tessera/v1/tessera.grpc.pb.h"
 
 namespace tessera::client {
 
 namespace {
-
-constexpr std::string_view kUnixScheme = "unix:";
 
 // Codes are the same numbers; the message travels as it is.
 absl::Status FromGrpc(const grpc::Status& status) {
@@ -43,17 +42,18 @@ class GrpcAttachStream final : public AttachStream {
 
 class GrpcTransport final : public Transport {
  public:
-  explicit GrpcTransport(const std::string& address) : address_(address) {
+  static absl::StatusOr<std::unique_ptr<Transport>> Open(const std::string& address,
+                                                         const std::optional<TlsOptions>& tls) {
     grpc::ChannelArguments arguments;
-    arguments.SetInt("grpc.enable_http_proxy", 0);
     // A connection that nobody else shares: an attachment after a lost one starts afresh.
     arguments.SetInt("grpc.use_local_subchannel_pool", 1);
     // The daemon's limit counts (Welcome.max_message_bytes). No keepalive: a peer that is stopped
     // in a debugger is silent, not dead.
     arguments.SetMaxReceiveMessageSize(-1);
     arguments.SetMaxSendMessageSize(-1);
-    channel_ = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
-    stub_ = v1::Tessera::NewStub(channel_);
+    absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = OpenChannel(address, tls, arguments);
+    if (!channel.ok()) return channel.status();
+    return std::unique_ptr<Transport>(new GrpcTransport(address, *std::move(channel)));
   }
 
   absl::StatusOr<std::unique_ptr<AttachStream>> OpenAttach(Clock::Duration timeout) override {
@@ -144,6 +144,9 @@ class GrpcTransport final : public Transport {
   }
 
  private:
+  GrpcTransport(const std::string& address, std::shared_ptr<grpc::Channel> channel)
+      : address_(address), channel_(std::move(channel)), stub_(v1::Tessera::NewStub(channel_)) {}
+
   template <typename Request, typename Response>
   using Method = grpc::Status (v1::Tessera::Stub::*)(grpc::ClientContext*, const Request&,
                                                      Response*);
@@ -157,42 +160,37 @@ class GrpcTransport final : public Transport {
   }
 
   std::string Beside(const std::string& path) const {
-    if (!address_.starts_with(kUnixScheme)) return path;
-    const std::string socket = address_.substr(kUnixScheme.size());
+    if (!IsUnixAddress(address_)) return path;
+    const std::string socket = address_.substr(address_.find(':') + 1);
     return socket.substr(0, socket.rfind('/') + 1) + path.substr(path.rfind('/') + 1);
   }
 
   const std::string address_;
-  std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<v1::Tessera::Stub> stub_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::Tessera::Stub> stub_;
 };
 
 class GrpcConnector final : public Connector {
  public:
-  explicit GrpcConnector(std::string address) : address_(std::move(address)) {}
-  std::unique_ptr<Transport> NewTransport() override {
-    return std::make_unique<GrpcTransport>(address_);
+  GrpcConnector(std::string address, std::optional<TlsOptions> tls)
+      : address_(std::move(address)), tls_(std::move(tls)) {}
+  absl::StatusOr<std::unique_ptr<Transport>> NewTransport() override {
+    return GrpcTransport::Open(address_, tls_);
   }
-  bool local() const override { return address_.starts_with(kUnixScheme); }
+  bool local() const override { return IsUnixAddress(address_); }
   const std::string& address() const override { return address_; }
 
  private:
   const std::string address_;
+  const std::optional<TlsOptions> tls_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Connector>> NewGrpcConnector(const std::string& address) {
-  const bool is_unix = address.starts_with(kUnixScheme) && address.size() > kUnixScheme.size();
-  const std::size_t colon = address.rfind(':');
-  const bool is_tcp = !address.starts_with(kUnixScheme) && colon != std::string::npos &&
-                      colon > 0 && colon + 1 < address.size() &&
-                      address.find("://") == std::string::npos;
-  if (!is_unix && !is_tcp) {
-    return absl::InvalidArgumentError(
-        Concat("address \"", address, "\" is neither unix:PATH nor HOST:PORT"));
-  }
-  return std::unique_ptr<Connector>(std::make_unique<GrpcConnector>(address));
+absl::StatusOr<std::unique_ptr<Connector>> NewGrpcConnector(const std::string& address,
+                                                            const std::optional<TlsOptions>& tls) {
+  if (absl::Status status = CheckAddress(address); !status.ok()) return status;
+  return std::unique_ptr<Connector>(std::make_unique<GrpcConnector>(address, tls));
 }
 
 }  // namespace tessera::client

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,8 +34,19 @@ struct ReattachPolicy {
   Clock::Duration give_up_after = std::chrono::seconds(60);
 };
 
+// PEM files. Read at Attach, and at every new attachment.
+struct TlsOptions {
+  std::string ca_file;  // who may have issued the daemon's certificate; empty: the system's
+  std::string certificate_file;  // this worker's own, where the daemon asks for one
+  std::string key_file;          // the private key of that
+  std::string server_name;       // in the daemon's certificate; empty: the host of the address
+
+  friend bool operator==(const TlsOptions&, const TlsOptions&) = default;
+};
+
 struct AttachOptions {
   std::string address = kDefaultAddress;  // "unix:PATH" or "HOST:PORT"
+  std::optional<TlsOptions> tls;          // nothing: in the clear
   std::string tenant_token;               // empty: the tenant configured without one
   std::string worker_name;                // for people; at most 128 characters
   std::string group;                      // tensor-parallel group, or empty

@@ -79,9 +79,18 @@ typedef struct tessera_attach_options {
   uint64_t attach_timeout_ms;
   uint64_t rpc_timeout_ms;
   uint64_t reattach_timeout_ms;
+  /* Over TCP: 1 for TLS, implied by any of the following. PEM files. */
+  int32_t tls;
+  const char* tls_ca_file;          /* who issued the daemon's certificate; NULL: the system's */
+  const char* tls_certificate_file; /* this worker's own, where the daemon asks for one */
+  const char* tls_key_file;         /* the private key of that */
+  const char* tls_server_name;      /* in the daemon's certificate; NULL: the address's host */
 } tessera_attach_options;
-#define TESSERA_ATTACH_OPTIONS_INIT \
-  { sizeof(tessera_attach_options), NULL, NULL, NULL, NULL, 0, 0, 1, 0, 10000, 60000, 60000 }
+#define TESSERA_ATTACH_OPTIONS_INIT                                                             \
+  {                                                                                             \
+    sizeof(tessera_attach_options), NULL, NULL, NULL, NULL, 0, 0, 1, 0, 10000, 60000, 60000, 0, \
+        NULL, NULL, NULL, NULL                                                                  \
+  }
 
 TESSERA_API tessera_code tessera_attach(const tessera_attach_options* options,
                                         tessera_worker** worker, tessera_error* error);

@@ -69,7 +69,7 @@ class Transport {
 class Connector {
  public:
   virtual ~Connector() = default;
-  virtual std::unique_ptr<Transport> NewTransport() = 0;
+  virtual absl::StatusOr<std::unique_ptr<Transport>> NewTransport() = 0;
   // Same machine, so that memory can be mapped.
   virtual bool local() const = 0;
   virtual const std::string& address() const = 0;

@@ -17,7 +17,8 @@
 namespace tessera::client {
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Attach(AttachOptions options) {
-  absl::StatusOr<std::unique_ptr<Connector>> connector = NewGrpcConnector(options.address);
+  absl::StatusOr<std::unique_ptr<Connector>> connector =
+      NewGrpcConnector(options.address, options.tls);
   if (!connector.ok()) return connector.status();
   return Attach(std::move(options), *std::move(connector));
 }

@@ -159,6 +159,9 @@ serving::Server::Options ServerOptions(const config::Config& config) {
   if (config.metrics_address.has_value()) {
     options.metrics_address = config.metrics_address->ToString();
   }
+  options.tls = {.certificate = config.tls_certificate_file,
+                 .key = config.tls_key_file,
+                 .client_ca = config.tls_client_ca_file};
   options.drain_limit = config.drain_limit;
   return options;
 }

@@ -1,15 +1,11 @@
 #include "client/cli/admin.h"
 
-#include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
-
 #include <chrono>
 
+#include "client/channel.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::cli {
-
-const char kDefaultAddress[] = "unix:/run/tessera/tesserad.sock";
 
 namespace {
 
@@ -35,11 +31,11 @@ absl::StatusOr<Response> Run(const std::string& address, Call call,
 
 }  // namespace
 
-Admin::Admin(const std::string& address) : address_(address) {
-  grpc::ChannelArguments arguments;
-  arguments.SetInt("grpc.enable_http_proxy", 0);
-  stub_ = v1::TesseraAdmin::NewStub(
-      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
+absl::StatusOr<Admin> Admin::At(const Door& door) {
+  const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
+      client::OpenChannel(door.address, door.tls, grpc::ChannelArguments());
+  if (!channel.ok()) return channel.status();
+  return Admin(door.address, *channel);
 }
 
 absl::StatusOr<v1::StatsResponse> Admin::Stats() {

@@ -3,18 +3,17 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
+#include "client/cli/door.h"
 #include "tessera/v1/admin.grpc.pb.h"
 
 namespace tessera::cli {
 
-// "unix:/run/tessera/tesserad.sock"
-extern const char kDefaultAddress[];
-
 class Admin {
  public:
-  explicit Admin(const std::string& address);
+  static absl::StatusOr<Admin> At(const Door& door);
 
   absl::StatusOr<v1::StatsResponse> Stats();
   absl::StatusOr<v1::ListSessionsResponse> Sessions();
@@ -28,7 +27,10 @@ class Admin {
   absl::StatusOr<v1::DrainResponse> Drain(std::uint64_t limit_ms);
 
  private:
-  const std::string address_;
+  Admin(std::string address, const std::shared_ptr<grpc::Channel>& channel)
+      : address_(std::move(address)), stub_(v1::TesseraAdmin::NewStub(channel)) {}
+
+  std::string address_;
   std::unique_ptr<v1::TesseraAdmin::Stub> stub_;
 };
 

@@ -12,6 +12,7 @@
 
 #include "client/cli/bench/local_daemon.h"
 #include "client/cli/command.h"
+#include "client/cli/door.h"
 #include "client/cli/run.h"
 #include "daemon/base/strings.h"
 
@@ -42,11 +43,11 @@ absl::StatusOr<llm::GenerateOptions> OptionsOf(const Flags& flags) {
 }
 
 absl::StatusOr<std::vector<llm::TokenId>> GoOn(const llm::Model& model, const Flags& flags,
-                                               const std::string& address,
+                                               const Door& door,
                                                std::span<const llm::TokenId> prompt,
                                                const llm::GenerateOptions& options) {
   absl::StatusOr<std::unique_ptr<client::Worker>> worker =
-      client::Worker::Attach({.address = address, .worker_name = "generate"});
+      client::Worker::Attach({.address = door.address, .tls = door.tls, .worker_name = "generate"});
   if (!worker.ok()) return worker.status();
   const absl::StatusOr<client::Model> registered =
       (*worker)->RegisterModel(llm::GeometryOf(model.config(), "generate"));
@@ -78,15 +79,15 @@ absl::Status Generate(const Flags& flags) {
   const absl::StatusOr<std::unique_ptr<llm::Model>> model = llm::Model::Load(flags.Get("model"));
   if (!model.ok()) return model.status();
   std::unique_ptr<bench::LocalDaemon> own;
-  std::string address = flags.Get("address");
-  if (address.empty()) {
+  Door door = DoorOf(flags);
+  if (door.address.empty()) {
     absl::StatusOr<std::unique_ptr<bench::LocalDaemon>> daemon = bench::LocalDaemon::Start({});
     if (!daemon.ok()) return daemon.status();
     own = *std::move(daemon);
-    address = own->address();
+    door = {.address = own->address(), .tls = std::nullopt};
   }
   const absl::StatusOr<std::vector<llm::TokenId>> answer =
-      GoOn(**model, flags, address, *prompt, *options);
+      GoOn(**model, flags, door, *prompt, *options);
   if (!answer.ok()) return answer.status();
   std::printf("%s\n", vocab->Decode(*answer).c_str());
   return absl::OkStatus();
@@ -98,13 +99,12 @@ int RunGenerate(std::span<const std::string_view> args) {
   return RunWithFlags(
       Flags("Usage: tessera generate --model=FOLDER TEXT\n\n"
             "A model goes on with a text of words it knows, its cache being the daemon's.",
-            {{"model", "FOLDER", "config.json, model.safetensors, vocab.json", ""},
-             {"policy", "POLICY", "what becomes of the cache", "dense"},
-             {"tokens", "N", "how many", "16"},
-             {"temperature", "T", "0: always the likeliest token", "0"},
-             {"top-k", "N", "among so many of the likeliest; 0: all", "0"},
-             {"seed", "N", "of the draws", "0"},
-             {"address", "ADDRESS", "the daemon; none: one of its own", ""}}),
+            WithDoorOrOwn({{"model", "FOLDER", "config.json, model.safetensors, vocab.json", ""},
+                           {"policy", "POLICY", "what becomes of the cache", "dense"},
+                           {"tokens", "N", "how many", "16"},
+                           {"temperature", "T", "0: always the likeliest token", "0"},
+                           {"top-k", "N", "among so many of the likeliest; 0: all", "0"},
+                           {"seed", "N", "of the draws", "0"}})),
       args, Generate);
 }
 

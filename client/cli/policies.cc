@@ -8,6 +8,7 @@
 
 #include "client/cli/admin.h"
 #include "client/cli/command.h"
+#include "client/cli/door.h"
 #include "client/cli/run.h"
 #include "client/cli/table.h"
 #include "daemon/base/strings.h"
@@ -53,7 +54,9 @@ absl::Status List(const Flags& flags) {
     return absl::InvalidArgumentError(
         Concat("there are ", flags.positional().size(), " arguments; it takes one term, or none"));
   }
-  const absl::StatusOr<v1::ListPoliciesResponse> policies = Admin(flags.Get("address")).Policies();
+  absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+  if (!admin.ok()) return admin.status();
+  const absl::StatusOr<v1::ListPoliciesResponse> policies = admin->Policies();
   if (!policies.ok()) return policies.status();
   if (flags.Has("json")) {
     google::protobuf::util::JsonPrintOptions options;
@@ -85,8 +88,7 @@ int RunPolicies(std::span<const std::string_view> args) {
   return RunWithFlags(
       Flags("Usage: tessera policies [TERM] [--json] [--address=ADDRESS]\n\n"
             "Lists what policies are made of; of one term its options, their defaults and limits.",
-            {{"address", "ADDRESS", "the daemon", kDefaultAddress},
-             {"json", "", "one JSON object instead of a table", ""}}),
+            WithDoor({{"json", "", "one JSON object instead of a table", ""}})),
       args, List);
 }
 

@@ -8,6 +8,7 @@
 
 #include "client/cli/admin.h"
 #include "client/cli/command.h"
+#include "client/cli/door.h"
 #include "client/cli/run.h"
 #include "client/cli/table.h"
 #include "daemon/base/bytes.h"
@@ -96,7 +97,9 @@ std::string Render(const v1::DescribeResponse& sequence) {
 absl::Status Describe(const Flags& flags) {
   const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 1);
   if (!id.ok()) return id.status();
-  const absl::StatusOr<v1::DescribeResponse> sequence = Admin(flags.Get("address")).Describe(*id);
+  absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+  if (!admin.ok()) return admin.status();
+  const absl::StatusOr<v1::DescribeResponse> sequence = admin->Describe(*id);
   if (!sequence.ok()) return sequence.status();
   std::string text = Render(*sequence);
   if (flags.Has("json")) {
@@ -116,13 +119,17 @@ absl::Status Describe(const Flags& flags) {
 absl::Status SetPolicy(const Flags& flags) {
   const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 2);
   if (!id.ok()) return id.status();
-  return Admin(flags.Get("address")).SetPolicy(*id, flags.positional()[1]);
+  absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+  if (!admin.ok()) return admin.status();
+  return admin->SetPolicy(*id, flags.positional()[1]);
 }
 
 absl::Status Compress(const Flags& flags) {
   const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 1);
   if (!id.ok()) return id.status();
-  const absl::StatusOr<v1::CompressResponse> outcome = Admin(flags.Get("address")).Compress(*id);
+  absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+  if (!admin.ok()) return admin.status();
+  const absl::StatusOr<v1::CompressResponse> outcome = admin->Compress(*id);
   if (!outcome.ok()) return outcome.status();
   std::printf("tiles %s -> %s, rotations %s, entries dropped %llu\n",
               FormatBytes(outcome->tile_bytes_before()).c_str(),
@@ -139,8 +146,7 @@ int RunDescribe(std::span<const std::string_view> args) {
       Flags("Usage: tessera describe SEQUENCE [--json] [--address=ADDRESS]\n\n"
             "Shows one sequence, lane by lane: forms of its segments, what their strategies lose, "
             "bytes.",
-            {{"address", "ADDRESS", "the daemon", kDefaultAddress},
-             {"json", "", "one JSON object instead of tables", ""}}),
+            WithDoor({{"json", "", "one JSON object instead of tables", ""}})),
       args, Describe);
 }
 
@@ -149,7 +155,7 @@ int RunPolicy(std::span<const std::string_view> args) {
       Flags("Usage: tessera policy SEQUENCE POLICY [--address=ADDRESS]\n\n"
             "Gives a sequence another policy from now on; what is compressed stays as it is.\n"
             "'tesserad --print-policies' lists policies and their options.",
-            {{"address", "ADDRESS", "the daemon", kDefaultAddress}}),
+            WithDoor({})),
       args, SetPolicy);
 }
 
@@ -157,7 +163,7 @@ int RunCompress(std::span<const std::string_view> args) {
   return RunWithFlags(Flags("Usage: tessera compress SEQUENCE [--address=ADDRESS]\n\n"
                             "Has a sequence compress what it holds now, as its policy says, and "
                             "waits for it.",
-                            {{"address", "ADDRESS", "the daemon", kDefaultAddress}}),
+                            WithDoor({})),
                       args, Compress);
 }
 

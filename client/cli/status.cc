@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "client/cli/command.h"
+#include "client/cli/door.h"
 #include "client/cli/run.h"
 #include "client/cli/table.h"
 #include "daemon/base/bytes.h"
@@ -198,15 +199,15 @@ std::string RenderJson(const Look& look) {
 int RunStatus(std::span<const std::string_view> args) {
   return RunWithFlags(Flags("Usage: tessera status [--json] [--address=ADDRESS]\n\n"
                             "Shows what a daemon holds: memory, tenants, sessions, sequences.",
-                            {{"address", "ADDRESS", "the daemon", kDefaultAddress},
-                             {"json", "", "one JSON object instead of tables", ""},
-                             {"sequences", "N", "how many sequences to list", "20"}}),
+                            WithDoor({{"json", "", "one JSON object instead of tables", ""},
+                                      {"sequences", "N", "how many sequences to list", "20"}})),
                       args, [](const Flags& flags) -> absl::Status {
                         absl::StatusOr<std::uint64_t> rows = flags.Number("sequences", 0, 100000);
                         if (!rows.ok()) return rows.status();
-                        Admin admin(flags.Get("address"));
+                        absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+                        if (!admin.ok()) return admin.status();
                         absl::StatusOr<Look> look = TakeLook(
-                            admin, static_cast<std::uint32_t>(std::max<std::uint64_t>(*rows, 1)));
+                            *admin, static_cast<std::uint32_t>(std::max<std::uint64_t>(*rows, 1)));
                         if (!look.ok()) return look.status();
                         const std::string text = flags.Has("json")
                                                      ? RenderJson(*look)
@@ -220,20 +221,21 @@ int RunEvict(std::span<const std::string_view> args) {
   return RunWithFlags(
       Flags("Usage: tessera evict SEQUENCE... [--address=ADDRESS]\n\n"
             "Frees sequences, whoever owns them; their workers get NOT_FOUND.",
-            {{"address", "ADDRESS", "the daemon", kDefaultAddress}}),
+            WithDoor({})),
       args, [](const Flags& flags) -> absl::Status {
         if (flags.positional().empty()) {
           return absl::InvalidArgumentError(
               "name at least one sequence; 'tessera status' lists them");
         }
-        Admin admin(flags.Get("address"));
+        absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+        if (!admin.ok()) return admin.status();
         for (const std::string& text : flags.positional()) {
           char* end = nullptr;
           const std::uint64_t id = std::strtoull(text.c_str(), &end, 10);
           if (text.empty() || *end != '\0') {
             return absl::InvalidArgumentError(Concat("\"", text, "\" is not a sequence's number"));
           }
-          if (absl::Status status = admin.Evict(id); !status.ok()) return status;
+          if (absl::Status status = admin->Evict(id); !status.ok()) return status;
           std::printf("freed sequence %s\n", text.c_str());
         }
         return absl::OkStatus();
@@ -244,12 +246,14 @@ int RunDrain(std::span<const std::string_view> args) {
   return RunWithFlags(
       Flags("Usage: tessera drain [--limit-ms=MS] [--address=ADDRESS]\n\n"
             "The daemon takes no new sessions, tells its workers, and exits when they have gone.",
-            {{"address", "ADDRESS", "the daemon", kDefaultAddress},
-             {"limit-ms", "MS", "exit after this long at the latest; 0: as configured", "0"}}),
+            WithDoor(
+                {{"limit-ms", "MS", "exit after this long at the latest; 0: as configured", "0"}})),
       args, [](const Flags& flags) -> absl::Status {
         absl::StatusOr<std::uint64_t> limit = flags.Number("limit-ms", 0, 3'600'000);
         if (!limit.ok()) return limit.status();
-        absl::StatusOr<v1::DrainResponse> drain = Admin(flags.Get("address")).Drain(*limit);
+        absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+        if (!admin.ok()) return admin.status();
+        absl::StatusOr<v1::DrainResponse> drain = admin->Drain(*limit);
         if (!drain.ok()) return drain.status();
         std::printf("draining; %u sessions are attached\n", drain->sessions());
         return absl::OkStatus();

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "client/cli/command.h"
+#include "client/cli/door.h"
 #include "client/cli/run.h"
 #include "client/cli/status.h"
 #include "client/cli/table.h"
@@ -32,12 +33,13 @@ absl::Status Watch(const Flags& flags) {
   absl::StatusOr<std::uint64_t> rounds = flags.Number("rounds", 0, 1'000'000);
   if (!rounds.ok()) return rounds.status();
   const bool screen = ::isatty(STDOUT_FILENO) != 0;
-  Admin admin(flags.Get("address"));
+  absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+  if (!admin.ok()) return admin.status();
   std::optional<Look> before;
   auto then = std::chrono::steady_clock::now();
   for (std::uint64_t round = 0; *rounds == 0 || round < *rounds; ++round) {
     if (round > 0) std::this_thread::sleep_for(std::chrono::milliseconds(*interval_ms));
-    absl::StatusOr<Look> look = TakeLook(admin, 200);
+    absl::StatusOr<Look> look = TakeLook(*admin, 200);
     if (!look.ok()) return look.status();
     const auto now = std::chrono::steady_clock::now();
     const double seconds = std::chrono::duration<double>(now - then).count();
@@ -58,9 +60,8 @@ absl::Status Watch(const Flags& flags) {
 int RunTop(std::span<const std::string_view> args) {
   return RunWithFlags(Flags("Usage: tessera top [--address=ADDRESS]\n\n"
                             "Shows a daemon live: pools, tenants, sessions, sequences and rates.",
-                            {{"address", "ADDRESS", "the daemon", kDefaultAddress},
-                             {"interval-ms", "MS", "between two looks", "1000"},
-                             {"rounds", "N", "looks to take; 0: until stopped", "0"}}),
+                            WithDoor({{"interval-ms", "MS", "between two looks", "1000"},
+                                      {"rounds", "N", "looks to take; 0: until stopped", "0"}})),
                       args, Watch);
 }
 

@@ -12,6 +12,7 @@
 #include "client/cli/admin.h"
 #include "client/cli/bench/report.h"
 #include "client/cli/command.h"
+#include "client/cli/door.h"
 #include "client/cli/run.h"
 #include "client/cli/synthetic.h"
 #include "client/cli/table.h"
@@ -25,7 +26,7 @@ namespace {
 constexpr double kTolerance = 0.02;
 
 struct Plan {
-  std::string address;
+  Door door;
   std::string name;
   std::string token;
   bool mapped = true;
@@ -38,7 +39,7 @@ struct Plan {
 
 absl::StatusOr<Plan> ReadPlan(const Flags& flags) {
   Plan plan;
-  plan.address = flags.Get("address");
+  plan.door = DoorOf(flags);
   plan.name = flags.Get("name");
   plan.token = flags.Get("token");
   const std::string& door = flags.Get("door");
@@ -265,20 +266,20 @@ int RunWorkerOn(const client::GpuPlatform& gpus, std::span<const std::string_vie
           "Usage: tessera worker [--address=ADDRESS] [flags]\n\n"
           "Prefills, decodes and forks sequences of a synthetic model (4 layers, 8 query and 2 kv\n"
           "heads, head_dim 128, bf16) and checks the attention that comes back.",
-          {{"address", "ADDRESS", "the daemon", kDefaultAddress},
-           {"name", "NAME", "shown in tessera status", "demo"},
-           {"token", "TOKEN", "of the tenant", ""},
-           {"door", "mapped|rpc", "through mapped memory, or by RPC alone", "mapped"},
-           {"sequences", "N", "decoded as one batch", "4"},
-           {"prompt", "N", "tokens prefilled per sequence", "512"},
-           {"steps", "N", "tokens decoded per sequence", "128"},
-           {"check-every", "N", "steps between two checks", "16"},
-           {"seed", "N", "of the synthetic model", "1"}}),
+          WithDoor({{"name", "NAME", "shown in tessera status", "demo"},
+                    {"token", "TOKEN", "of the tenant", ""},
+                    {"door", "mapped|rpc", "through mapped memory, or by RPC alone", "mapped"},
+                    {"sequences", "N", "decoded as one batch", "4"},
+                    {"prompt", "N", "tokens prefilled per sequence", "512"},
+                    {"steps", "N", "tokens decoded per sequence", "128"},
+                    {"check-every", "N", "steps between two checks", "16"},
+                    {"seed", "N", "of the synthetic model", "1"}})),
       args, [&gpus](const Flags& flags) -> absl::Status {
         absl::StatusOr<Plan> plan = ReadPlan(flags);
         if (!plan.ok()) return plan.status();
         absl::StatusOr<std::unique_ptr<client::Worker>> worker =
-            client::Worker::Attach({.address = plan->address,
+            client::Worker::Attach({.address = plan->door.address,
+                                    .tls = plan->door.tls,
                                     .tenant_token = plan->token,
                                     .worker_name = plan->name,
                                     .map_memory = plan->mapped,

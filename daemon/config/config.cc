@@ -1,5 +1,6 @@
 #include "daemon/config/config.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "absl/status/status.h"
@@ -43,10 +44,18 @@ std::vector<std::string> Warnings(const Config& config) {
       warnings.push_back(Concat("listen: ", address.ToString(), " is open to the network, and ",
                                 "tenant \"", tenant.name, "\" has no token: anyone may attach"));
     }
-    if (config.admin_over_tcp) {
+    if (config.tls_certificate_file.empty()) {
+      warnings.push_back(Concat("listen: ", address.ToString(), " is open to the network without ",
+                                "TLS: tokens, keys and values travel in the clear"));
+    }
+    if (config.admin_over_tcp && config.tls_client_ca_file.empty()) {
       warnings.push_back(Concat("admin_over_tcp: whoever reaches ", address.ToString(),
                                 " may evict sequences and drain the daemon"));
     }
+  }
+  const auto is_tcp = [](const ListenAddress& address) { return !address.is_unix(); };
+  if (!config.tls_certificate_file.empty() && std::ranges::none_of(config.listen, is_tcp)) {
+    warnings.push_back("tls_certificate_file: there is no TCP address in listen that TLS is for");
   }
   if ((config.unix_socket_mode & 0007) != 0) {
     warnings.push_back("unix_socket_mode: every user of this machine may reach the Unix sockets");

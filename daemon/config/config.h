@@ -42,6 +42,10 @@ struct Config {
   std::vector<ListenAddress> listen = {{.unix_path = "/run/tessera/tesserad.sock", .tcp = {}}};
   std::uint32_t unix_socket_mode = 0660;
   bool admin_over_tcp = false;
+  // PEM files for the TCP addresses; empty: no TLS, no certificates of callers.
+  std::string tls_certificate_file;
+  std::string tls_key_file;
+  std::string tls_client_ca_file;
   std::optional<HostPort> metrics_address = HostPort{.host = "127.0.0.1", .port = 9464};
 
   DeviceChoice device;

@@ -117,6 +117,10 @@ absl::StatusOr<Config> FromMessage(const DaemonConfig& message) {
     if (present) out = std::decay_t<decltype(out)>(value);
   };
   set(message.has_admin_over_tcp(), message.admin_over_tcp(), config.admin_over_tcp);
+  set(message.has_tls_certificate_file(), message.tls_certificate_file(),
+      config.tls_certificate_file);
+  set(message.has_tls_key_file(), message.tls_key_file(), config.tls_key_file);
+  set(message.has_tls_client_ca_file(), message.tls_client_ca_file(), config.tls_client_ca_file);
   set(message.has_pool_bytes(), message.pool_bytes(), config.pool_bytes);
   set(message.has_pool_extent_bytes(), message.pool_extent_bytes(), config.pool_extent_bytes);
   set(message.has_staging_bytes(), message.staging_bytes(), config.staging_bytes);
@@ -148,6 +152,9 @@ DaemonConfig ToMessage(const Config& config) {
   for (const ListenAddress& address : config.listen) message.add_listen(address.ToString());
   message.set_unix_socket_mode(FormatMode(config.unix_socket_mode));
   message.set_admin_over_tcp(config.admin_over_tcp);
+  message.set_tls_certificate_file(config.tls_certificate_file);
+  message.set_tls_key_file(config.tls_key_file);
+  message.set_tls_client_ca_file(config.tls_client_ca_file);
   message.set_metrics_address(config.metrics_address ? config.metrics_address->ToString() : "");
   message.set_device(config.device.ToString());
   message.set_pool_bytes(config.pool_bytes);

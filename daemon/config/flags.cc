@@ -26,11 +26,16 @@ struct FlagRow {
 };
 
 // One row per field that a flag can set: all but the tenants. Types come from the message.
-constexpr std::array<FlagRow, 23> kRows = {{
+constexpr std::array<FlagRow, 26> kRows = {{
     {"listen", "ADDRESS", "listen",
      "unix:PATH or host:port; repeat it or separate by commas for more than one"},
     {"unix-socket-mode", "MODE", "unix_socket_mode", "octal file mode of the Unix sockets"},
     {"admin-over-tcp", "BOOL", "admin_over_tcp", "serve the admin service over TCP too"},
+    {"tls-certificate-file", "FILE", "tls_certificate_file",
+     "TLS over TCP: the daemon's certificate"},
+    {"tls-key-file", "FILE", "tls_key_file", "the private key of that certificate"},
+    {"tls-client-ca-file", "FILE", "tls_client_ca_file",
+     "callers over TCP need a certificate that one of these issued"},
     {"metrics", "HOST:PORT", "metrics_address", "where Prometheus scrapes; empty: no metrics"},
     {"device", "DEVICE", "device", "auto, cpu or cuda:N"},
     {"pool-bytes", "BYTES", "pool_bytes",

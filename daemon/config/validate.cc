@@ -80,6 +80,20 @@ absl::Status CheckAddresses(const Config& config) {
   return absl::OkStatus();
 }
 
+absl::Status CheckTls(const Config& config) {
+  const bool certificate = !config.tls_certificate_file.empty();
+  if (certificate != !config.tls_key_file.empty()) {
+    return certificate ? Refuse("tls_key_file", Concat("it is missing; tls_certificate_file is \"",
+                                                       config.tls_certificate_file, "\""))
+                       : Refuse("tls_certificate_file", Concat("it is missing; tls_key_file is \"",
+                                                               config.tls_key_file, "\""));
+  }
+  if (!certificate && !config.tls_client_ca_file.empty()) {
+    return Refuse("tls_client_ca_file", "it wants tls_certificate_file and tls_key_file beside it");
+  }
+  return absl::OkStatus();
+}
+
 bool IsTenantName(std::string_view name) {
   if (name.empty() || name.size() > kMaxTenantName) return false;
   for (std::size_t i = 0; i < name.size(); ++i) {
@@ -178,6 +192,7 @@ absl::Status Validate(const Config& config, const DeviceMemory& memory) {
   };
   return First({
       CheckAddresses(config),
+      CheckTls(config),
       CheckExtent("pool_extent_bytes", config.pool_extent_bytes, kPoolExtentBytes),
       CheckExtent("staging_bytes", config.staging_bytes, kStagingBytes),
       CheckExtent("tail_extent_bytes", config.tail_extent_bytes, kTailExtentBytes),

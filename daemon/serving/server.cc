@@ -68,6 +68,8 @@ absl::Status Server::LockPaths() {
 absl::Status Server::StartGrpc() {
   const std::string descriptor_socket =
       options_.unix_doors.empty() ? "" : DescriptorPath(options_.unix_doors.front().path);
+  const absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> tcp = TcpCredentials(options_.tls);
+  if (!tcp.ok()) return tcp.status();
   worker_service_ =
       std::make_unique<WorkerService>(AttachDoor{&services_, &connections_, descriptor_socket});
   admin_service_ = std::make_unique<AdminService>(services_, connections_, drain_request_);
@@ -86,8 +88,7 @@ absl::Status Server::StartGrpc() {
                              grpc::InsecureServerCredentials(), &unix_ports[i]);
   }
   for (std::size_t i = 0; i < options_.tcp_doors.size(); ++i) {
-    builder.AddListeningPort(options_.tcp_doors[i], grpc::InsecureServerCredentials(),
-                             &tcp_ports_[i]);
+    builder.AddListeningPort(options_.tcp_doors[i], *tcp, &tcp_ports_[i]);
   }
   // Enough pollers that a call finds one waiting, and none is made and unmade per call.
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);

@@ -18,6 +18,7 @@
 #include "daemon/serving/connections.h"
 #include "daemon/serving/describe.h"
 #include "daemon/serving/services.h"
+#include "daemon/serving/tls.h"
 #include "daemon/serving/watcher.h"
 #include "daemon/serving/worker_service.h"
 
@@ -32,6 +33,7 @@ class Server {
   struct Options {
     std::vector<UnixDoor> unix_doors;
     std::vector<std::string> tcp_doors;  // "host:port"
+    TlsFiles tls;                        // for them
     std::string metrics_address;         // empty: none
     Clock::Duration drain_limit{};
   };

@@ -227,8 +227,9 @@ TEST_F(PackedLanes, DescribeShowsTheForm) {
   EXPECT_EQ(rotation_bytes, response.rotation_bytes());
 
   // And so does `tessera status`, of the lanes together: 70 of 79 entries are packed.
-  cli::Admin admin(daemon_->address());
-  const auto look = cli::TakeLook(admin, 10);
+  auto admin = cli::Admin::At({.address = daemon_->address(), .tls = std::nullopt});
+  ASSERT_TRUE(admin.ok()) << admin.status();
+  const auto look = cli::TakeLook(*admin, 10);
   ASSERT_TRUE(look.ok()) << look.status();
   EXPECT_THAT(cli::RenderText(*look, nullptr, 0, 10),
               testing::HasSubstr("packed int8 16/" + std::to_string(shape_.head_dim) +

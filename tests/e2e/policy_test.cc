@@ -147,20 +147,21 @@ TEST_F(Policies, AnOperatorLooksAndChanges) {
   client::Sequence sequence = NewSequence("");
   SyntheticSequence truth(shape_, random_.Bits());
   Append(sequence, truth, 256);
-  cli::Admin admin(daemon_->address());
+  auto admin = cli::Admin::At({.address = daemon_->address(), .tls = std::nullopt});
+  ASSERT_TRUE(admin.ok()) << admin.status();
   const std::uint64_t id = sequence.id().value();
-  EXPECT_EQ(admin.Describe(id)->policy(), "dense");
-  ASSERT_TRUE(admin.SetPolicy(id, kLossless).ok());
-  ASSERT_TRUE(admin.Compress(id).ok());
-  const auto described = admin.Describe(id);
+  EXPECT_EQ(admin->Describe(id)->policy(), "dense");
+  ASSERT_TRUE(admin->SetPolicy(id, kLossless).ok());
+  ASSERT_TRUE(admin->Compress(id).ok());
+  const auto described = admin->Describe(id);
   ASSERT_TRUE(described.ok());
   EXPECT_EQ(described->policy(), kLossless);
   EXPECT_EQ(Sealed(*described), 256u);
-  EXPECT_GT(admin.Stats()->compaction().segments_sealed(), 0u);
+  EXPECT_GT(admin->Stats()->compaction().segments_sealed(), 0u);
   ExpectTrue(sequence, truth);
-  const absl::Status unknown = admin.SetPolicy(id, "mosaikkv");
+  const absl::Status unknown = admin->SetPolicy(id, "mosaikkv");
   EXPECT_THAT(std::string(unknown.message()), HasSubstr("mosaikkv"));
-  const absl::Status nobody = admin.SetPolicy(id + 1, kLossless);
+  const absl::Status nobody = admin->SetPolicy(id + 1, kLossless);
   EXPECT_TRUE(absl::IsNotFound(nobody)) << nobody;
 }
 

@@ -84,7 +84,7 @@ class MappedDaemon::FakeTransport final : public client::Transport {
 class MappedDaemon::FakeConnector final : public client::Connector {
  public:
   FakeConnector(MappedDaemon& daemon, bool local) : daemon_(daemon), local_(local) {}
-  std::unique_ptr<client::Transport> NewTransport() override {
+  absl::StatusOr<std::unique_ptr<client::Transport>> NewTransport() override {
     return std::make_unique<FakeTransport>(daemon_);
   }
   bool local() const override { return local_; }

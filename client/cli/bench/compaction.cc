@@ -244,12 +244,14 @@ class Saturation {
  public:
   Saturation(Bench& bench, client::Sequence& master)
       : thread_([this, &bench, &master] {
-          Admin admin(bench.daemon->address());
+          absl::StatusOr<Admin> admin =
+              Admin::At({.address = bench.daemon->address(), .tls = std::nullopt});
+          status_ = admin.status();
           while (!over_.load() && status_.ok()) {
             absl::StatusOr<client::Sequence> fork = master.Fork();
             status_ = fork.status();
-            if (status_.ok()) status_ = admin.SetPolicy(fork->id().value(), kFixed);
-            if (status_.ok()) status_ = admin.Compress(fork->id().value()).status();
+            if (status_.ok()) status_ = admin->SetPolicy(fork->id().value(), kFixed);
+            if (status_.ok()) status_ = admin->Compress(fork->id().value()).status();
             if (status_.ok()) rounds_.fetch_add(1);
           }
         }) {}

@@ -20,6 +20,7 @@
 #include "client/cli/bench/local_daemon.h"
 #include "client/cli/bench/report.h"
 #include "client/cli/command.h"
+#include "client/cli/door.h"
 #include "client/cli/eval/evaluation.h"
 #include "client/cli/eval/report_page.h"
 #include "client/cli/eval/result_table.h"
@@ -290,16 +291,17 @@ absl::Status Evaluate(const Flags& flags) {
   const auto examples = flags.Number("show", 0, 1000);
   if (!examples.ok()) return examples.status();
   std::unique_ptr<bench::LocalDaemon> own;
-  std::string address = flags.Get("address");
-  if (address.empty()) {
+  Door door = DoorOf(flags);
+  if (door.address.empty()) {
     absl::StatusOr<std::unique_ptr<bench::LocalDaemon>> daemon = bench::LocalDaemon::Start({});
     if (!daemon.ok()) return daemon.status();
     own = *std::move(daemon);
-    address = own->address();
+    door = {.address = own->address(), .tls = std::nullopt};
   }
   const absl::StatusOr<std::unique_ptr<Evaluation>> evaluation = Evaluation::Open(
       {.model_folder = flags.Has("model") ? flags.Get("model") : bench::RecallFolder(),
-       .address = address});
+       .address = door.address,
+       .tls = door.tls});
   if (!evaluation.ok()) return evaluation.status();
   const double dense_bytes = static_cast<double>((*evaluation)->dense_bytes_per_token());
   Results results(*plan);
@@ -319,26 +321,28 @@ absl::Status Evaluate(const Flags& flags) {
 
 int RunEval(std::span<const std::string_view> args) {
   return RunWithFlags(
-      Flags("Usage: tessera eval [POLICY...] [--quick] [--json] [--report=FILE] [--state=FILE]\n\n"
-            "Asks a small model about needles in made-up text, its cache being what each policy\n"
-            "leaves. In a policy {} stands for each of --budgets, {tokens} for that share of the\n"
-            "text's tokens, {tokens/2} for half of those. Without policies: a choice of them.",
-            {{"model", "FOLDER", "the recall model; none: that of this source tree", ""},
-             {"tasks", "LIST", "what is asked, or all", "niah_multikey,vt2,qa_place"},
-             {"lengths", "LIST", "of the texts, in tokens (default 512,2048; quick: 1024)", ""},
-             {"depths", "LIST", "where the needle lies, 0 to 1", "0,0.5,1"},
-             {"budgets", "LIST", "what replaces {}", "0.1,0.2,0.35,0.5"},
-             {"question", "LIST", "blind: it comes after compression; seen: before", "blind,seen"},
-             {"samples", "N", "of each task, length and depth (default 3; quick: 1)", ""},
-             {"seed", "N", "of the first sample", "1000000"},
-             {"batch", "N", "policies that decode together; 1: time the steps of each", "16"},
-             {"workers", "N", "threads, each with a session; 0: one per core", "0"},
-             {"quick", "", "a minute instead of five, on two cores", ""},
-             {"state", "FILE", "what is finished; run again with the same flags, it goes on", ""},
-             {"report", "FILE", "one HTML page with charts", ""},
-             {"show", "N", "so many samples with everybody's answer", "0"},
-             {"address", "ADDRESS", "the daemon; none: one of its own", ""},
-             {"json", "", "every cell, as JSON", ""}}),
+      Flags(
+          "Usage: tessera eval [POLICY...] [--quick] [--json] [--report=FILE] [--state=FILE]\n\n"
+          "Asks a small model about needles in made-up text, its cache being what each policy\n"
+          "leaves. In a policy {} stands for each of --budgets, {tokens} for that share of the\n"
+          "text's tokens, {tokens/2} for half of those. Without policies: a choice of them.",
+          WithDoorOrOwn(
+              {{"model", "FOLDER", "the recall model; none: that of this source tree", ""},
+               {"tasks", "LIST", "what is asked, or all", "niah_multikey,vt2,qa_place"},
+               {"lengths", "LIST", "of the texts, in tokens (default 512,2048; quick: 1024)", ""},
+               {"depths", "LIST", "where the needle lies, 0 to 1", "0,0.5,1"},
+               {"budgets", "LIST", "what replaces {}", "0.1,0.2,0.35,0.5"},
+               {"question", "LIST", "blind: it comes after compression; seen: before",
+                "blind,seen"},
+               {"samples", "N", "of each task, length and depth (default 3; quick: 1)", ""},
+               {"seed", "N", "of the first sample", "1000000"},
+               {"batch", "N", "policies that decode together; 1: time the steps of each", "16"},
+               {"workers", "N", "threads, each with a session; 0: one per core", "0"},
+               {"quick", "", "a minute instead of five, on two cores", ""},
+               {"state", "FILE", "what is finished; run again with the same flags, it goes on", ""},
+               {"report", "FILE", "one HTML page with charts", ""},
+               {"show", "N", "so many samples with everybody's answer", "0"},
+               {"json", "", "every cell, as JSON", ""}})),
       args, Evaluate);
 }
 

@@ -67,6 +67,7 @@ class Evaluation::Session {
     std::unique_ptr<Session> session(new Session(evaluation));
     absl::StatusOr<std::unique_ptr<client::Worker>> worker =
         client::Worker::Attach({.address = evaluation.options_.address,
+                                .tls = evaluation.options_.tls,
                                 .worker_name = "eval",
                                 .map_memory = evaluation.options_.map_memory});
     if (!worker.ok()) return worker.status();

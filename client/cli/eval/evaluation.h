@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "client/cli/eval/plan.h"
 #include "client/cli/eval/recall_tasks.h"
+#include "client/options.h"
 #include "client/worker/model.h"
 
 namespace tessera::cli::eval {
@@ -21,6 +22,7 @@ class Evaluation {
   struct Options {
     std::string model_folder;
     std::string address;
+    std::optional<client::TlsOptions> tls;
     bool map_memory = true;
   };
   static absl::StatusOr<std::unique_ptr<Evaluation>> Open(const Options& options);

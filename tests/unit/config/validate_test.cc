@@ -221,18 +221,34 @@ TEST(Validate, TenantLimitsFitIntoEachOther) {
               HasSubstr("tenants[0].soft_limit_bytes: "));
 }
 
+TEST(Validate, TlsFilesComeTogether) {
+  EXPECT_THAT(ErrorAfter([](Config& config) { config.tls_certificate_file = "/c"; }),
+              AllOf(HasSubstr("tls_key_file"), HasSubstr("\"/c\"")));
+  EXPECT_THAT(ErrorAfter([](Config& config) { config.tls_key_file = "/k"; }),
+              AllOf(HasSubstr("tls_certificate_file"), HasSubstr("\"/k\"")));
+  EXPECT_THAT(ErrorAfter([](Config& config) { config.tls_client_ca_file = "/a"; }),
+              HasSubstr("tls_client_ca_file"));
+}
+
 TEST(Warnings, NameTheOpenDoor) {
   Config config = Resolved();
   EXPECT_TRUE(Warnings(config).empty());
   config.listen.push_back({.unix_path = "", .tcp = {.host = "127.0.0.1", .port = 1}});
   EXPECT_TRUE(Warnings(config).empty());
   config.listen.push_back({.unix_path = "", .tcp = {.host = "0.0.0.0", .port = 1}});
-  EXPECT_THAT(Warnings(config), testing::ElementsAre(HasSubstr("\"default\" has no token")));
+  EXPECT_THAT(Warnings(config), testing::ElementsAre(HasSubstr("\"default\" has no token"),
+                                                     HasSubstr("without TLS")));
   config.tenants[0].token = "t";
+  config.tls_certificate_file = "c";
+  config.tls_key_file = "k";
   EXPECT_TRUE(Warnings(config).empty());
   config.admin_over_tcp = true;
   EXPECT_THAT(Warnings(config), testing::ElementsAre(HasSubstr("admin_over_tcp")));
-  config.listen.pop_back();
+  config.tls_client_ca_file = "a";
+  EXPECT_TRUE(Warnings(config).empty());
+  config.listen = {config.listen.front()};
+  EXPECT_THAT(Warnings(config), testing::ElementsAre(HasSubstr("no TCP address")));
+  config.tls_certificate_file.clear();
   config.unix_socket_mode = 0666;
   EXPECT_THAT(Warnings(config), testing::ElementsAre(HasSubstr("unix_socket_mode")));
 }

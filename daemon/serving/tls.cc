@@ -1,0 +1,70 @@
+#include "daemon/serving/tls.h"
+
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_credentials_options.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+
+#include <string_view>
+
+#include "daemon/base/strings.h"
+
+namespace tessera::serving {
+
+namespace {
+
+constexpr unsigned kLookAgainSeconds = 5;
+
+// What OpenSSL has to say about the last thing that failed.
+absl::Status Refuse(std::string_view field, const std::string& file, std::string_view what) {
+  const char* const reason = ERR_reason_error_string(ERR_peek_last_error());
+  ERR_clear_error();
+  return absl::InvalidArgumentError(
+      Concat(field, ": \"", file, "\" ", what, reason == nullptr ? "" : " (",
+             reason == nullptr ? "" : reason, reason == nullptr ? "" : ")"));
+}
+
+// gRPC itself would say nothing before the first handshake fails.
+absl::Status Check(const TlsFiles& files) {
+  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_server_method()),
+                                                                  &SSL_CTX_free);
+  if (context == nullptr) return absl::InternalError("OpenSSL gives no context");
+  // A key with a passphrase would ask for it on the terminal.
+  SSL_CTX_set_default_passwd_cb(context.get(), [](char*, int, int, void*) { return 0; });
+  if (SSL_CTX_use_certificate_chain_file(context.get(), files.certificate.c_str()) != 1) {
+    return Refuse("tls_certificate_file", files.certificate, "holds no certificate in PEM");
+  }
+  if (SSL_CTX_use_PrivateKey_file(context.get(), files.key.c_str(), SSL_FILETYPE_PEM) != 1 ||
+      SSL_CTX_check_private_key(context.get()) != 1) {
+    return Refuse("tls_key_file", files.key,
+                  Concat("holds no private key in PEM, without a passphrase, that goes with \"",
+                         files.certificate, "\""));
+  }
+  if (!files.client_ca.empty() &&
+      SSL_CTX_load_verify_locations(context.get(), files.client_ca.c_str(), nullptr) != 1) {
+    return Refuse("tls_client_ca_file", files.client_ca, "holds no certificate in PEM");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TcpCredentials(const TlsFiles& files) {
+  if (files.certificate.empty()) return grpc::InsecureServerCredentials();
+  if (absl::Status status = Check(files); !status.ok()) return status;
+  using Watcher = grpc::experimental::FileWatcherCertificateProvider;
+  const auto provider =
+      files.client_ca.empty()
+          ? std::make_shared<Watcher>(files.key, files.certificate, kLookAgainSeconds)
+          : std::make_shared<Watcher>(files.key, files.certificate, files.client_ca,
+                                      kLookAgainSeconds);
+  grpc::experimental::TlsServerCredentialsOptions options(provider);
+  options.watch_identity_key_cert_pairs();
+  if (!files.client_ca.empty()) {
+    options.watch_root_certs();
+    options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  }
+  return grpc::experimental::TlsServerCredentials(options);
+}
+
+}  // namespace tessera::serving

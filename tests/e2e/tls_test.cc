@@ -1,0 +1,211 @@
+// Over TCP by TLS: who is let in, who is not, and what either side says about it.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "client/channel.h"
+#include "client/cli/admin.h"
+#include "client/cli/synthetic.h"
+#include "client/tessera.h"
+#include "client/worker.h"
+#include "tests/fakes/certificates.h"
+#include "tests/fakes/daemon_process.h"
+
+namespace tessera {
+namespace {
+
+using client::TlsOptions;
+using fakes::CertificateAuthority;
+using fakes::DaemonProcess;
+using fakes::KeyPair;
+using testing::HasSubstr;
+
+class Tls : public testing::Test {
+ protected:
+  ~Tls() override {
+    daemon_.reset();
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+
+  // Returns the path. In one step, as whoever renews certificates does it.
+  std::string Write(const std::string& name, const std::string& text) const {
+    const std::string path = folder_ + "/" + name;
+    std::ofstream(path + ".new") << text;
+    std::filesystem::rename(path + ".new", path);
+    return path;
+  }
+  void WriteServer(const KeyPair& pair) const {
+    Write("server.pem", pair.certificate);
+    Write("server.key", pair.key);
+  }
+
+  void Start(const KeyPair& pair, std::vector<std::string> flags = {}) {
+    WriteServer(pair);
+    flags.insert(flags.end(),
+                 {"--listen=127.0.0.1:0", "--tls-certificate-file=" + folder_ + "/server.pem",
+                  "--tls-key-file=" + folder_ + "/server.key"});
+    daemon_ = DaemonProcess::Start({.flags = flags, .folder = folder_});
+    ASSERT_NE(daemon_, nullptr);
+    std::smatch match;
+    const std::string log = daemon_->Log();
+    ASSERT_TRUE(std::regex_search(log, match, std::regex("address=(127.0.0.1:[0-9]+)"))) << log;
+    address_ = match[1];
+  }
+
+  absl::Status Attach(const std::optional<TlsOptions>& tls) {
+    return client::Worker::Attach(
+               {.address = address_, .tls = tls, .attach_timeout = std::chrono::seconds(5)})
+        .status();
+  }
+  TlsOptions Caller(const KeyPair& pair) const {
+    return {.ca_file = ca_file_,
+            .certificate_file = Write("caller.pem", pair.certificate),
+            .key_file = Write("caller.key", pair.key)};
+  }
+
+  const std::string folder_ = fakes::MakeTemporaryFolder();
+  CertificateAuthority ca_{"one"};
+  CertificateAuthority other_ca_{"another"};
+  const std::string ca_file_ = Write("ca.pem", ca_.certificate());
+  const std::string other_ca_file_ = Write("other.pem", other_ca_.certificate());
+  std::unique_ptr<DaemonProcess> daemon_;
+  std::string address_;
+};
+
+TEST_F(Tls, AWorkerThatTrustsTheDaemonDecodes) {
+  ASSERT_NO_FATAL_FAILURE(Start(ca_.Issue("127.0.0.1")));
+  auto worker =
+      client::Worker::Attach({.address = address_, .tls = TlsOptions{.ca_file = ca_file_}});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  EXPECT_FALSE((*worker)->mapped());
+  const cli::SyntheticShape shape = {.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64};
+  const auto model = (*worker)->RegisterModel(shape.Geometry());
+  ASSERT_TRUE(model.ok()) << model.status();
+  auto sequence = (*worker)->CreateSequence(*model);
+  ASSERT_TRUE(sequence.ok()) << sequence.status();
+  cli::SyntheticSequence truth(shape, 1);
+  truth.Grow(100);
+  const auto key = truth.KeysOfAllLayers(0, 100);
+  const auto value = truth.ValuesOfAllLayers(0, 100);
+  const auto held = sequence->Append({.key = std::as_bytes(std::span(key)),
+                                      .value = std::as_bytes(std::span(value)),
+                                      .tokens = 100});
+  ASSERT_TRUE(held.ok()) << held.status();
+  EXPECT_EQ(*held, 100u);
+
+  // Whoever does not trust it, or speaks in the clear, is not connected.
+  EXPECT_TRUE(absl::IsUnavailable(Attach(std::nullopt)));
+  EXPECT_TRUE(absl::IsUnavailable(Attach(TlsOptions{.ca_file = other_ca_file_})));
+  EXPECT_TRUE(absl::IsUnavailable(Attach(TlsOptions())));  // what the system trusts
+
+  // The same through the C interface.
+  tessera_attach_options options = TESSERA_ATTACH_OPTIONS_INIT;
+  options.address = address_.c_str();
+  options.tls_ca_file = ca_file_.c_str();
+  tessera_worker* c_worker = nullptr;
+  tessera_error error;
+  EXPECT_EQ(tessera_attach(&options, &c_worker, &error), TESSERA_OK) << error.message;
+  tessera_detach(c_worker);
+}
+
+TEST_F(Tls, TheNameInTheCertificateCounts) {
+  ASSERT_NO_FATAL_FAILURE(Start(ca_.Issue("node.example")));
+  EXPECT_TRUE(absl::IsUnavailable(Attach(TlsOptions{.ca_file = ca_file_})));
+  const absl::Status named = Attach(TlsOptions{.ca_file = ca_file_, .server_name = "node.example"});
+  EXPECT_TRUE(named.ok()) << named;
+}
+
+TEST_F(Tls, CallersMustShowACertificateWhereOneIsAskedFor) {
+  ASSERT_NO_FATAL_FAILURE(
+      Start(ca_.Issue("127.0.0.1"), {"--tls-client-ca-file=" + ca_file_, "--admin-over-tcp=true"}));
+  EXPECT_TRUE(absl::IsUnavailable(Attach(TlsOptions{.ca_file = ca_file_})));
+  EXPECT_TRUE(absl::IsUnavailable(Attach(Caller(other_ca_.Issue("stranger")))));
+  const TlsOptions known = Caller(ca_.Issue("worker"));
+  const absl::Status attached = Attach(known);
+  EXPECT_TRUE(attached.ok()) << attached;
+  // An operator's command, too.
+  auto admin = cli::Admin::At({.address = address_, .tls = known});
+  ASSERT_TRUE(admin.ok()) << admin.status();
+  const auto stats = admin->Stats();
+  EXPECT_TRUE(stats.ok()) << stats.status();
+  admin = cli::Admin::At({.address = address_, .tls = TlsOptions{.ca_file = ca_file_}});
+  ASSERT_TRUE(admin.ok()) << admin.status();
+  EXPECT_TRUE(absl::IsUnavailable(admin->Stats().status()));
+}
+
+TEST_F(Tls, RenewedCertificatesAreTakenUp) {
+  ASSERT_NO_FATAL_FAILURE(Start(ca_.Issue("127.0.0.1")));
+  ASSERT_TRUE(Attach(TlsOptions{.ca_file = ca_file_}).ok());
+  WriteServer(other_ca_.Issue("127.0.0.1"));
+  // The daemon looks at its files every few seconds; a channel tries until it is let in.
+  grpc::ChannelArguments arguments;
+  arguments.SetInt("grpc.initial_reconnect_backoff_ms", 300);
+  arguments.SetInt("grpc.min_reconnect_backoff_ms", 300);
+  arguments.SetInt("grpc.max_reconnect_backoff_ms", 300);
+  const auto renewed =
+      client::OpenChannel(address_, TlsOptions{.ca_file = other_ca_file_}, arguments);
+  ASSERT_TRUE(renewed.ok()) << renewed.status();
+  EXPECT_TRUE(
+      (*renewed)->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(60)));
+  EXPECT_TRUE(absl::IsUnavailable(Attach(TlsOptions{.ca_file = ca_file_})));
+}
+
+TEST_F(Tls, ADaemonWhoseFilesDoNotFitSaysSo) {
+  const KeyPair pair = ca_.Issue("127.0.0.1");
+  const std::string certificate = Write("c.pem", pair.certificate);
+  const std::string key = Write("c.key", pair.key);
+  const std::string foreign = Write("foreign.key", ca_.Issue("127.0.0.1").key);
+  const std::string text = Write("text", "no certificate at all");
+  struct Case {
+    std::vector<std::string> flags;
+    std::vector<std::string> said;
+  };
+  const std::vector<Case> cases = {
+      {{"--tls-certificate-file=" + certificate}, {"tls_key_file", "missing", certificate}},
+      {{"--tls-key-file=" + key}, {"tls_certificate_file", "missing", key}},
+      {{"--tls-client-ca-file=" + ca_file_}, {"tls_client_ca_file", "tls_certificate_file"}},
+      {{"--tls-certificate-file=" + folder_ + "/absent", "--tls-key-file=" + key},
+       {"tls_certificate_file", "absent"}},
+      {{"--tls-certificate-file=" + text, "--tls-key-file=" + key}, {"tls_certificate_file", text}},
+      {{"--tls-certificate-file=" + certificate, "--tls-key-file=" + foreign},
+       {"tls_key_file", foreign}},
+      {{"--tls-certificate-file=" + certificate, "--tls-key-file=" + text}, {"tls_key_file", text}},
+      {{"--tls-certificate-file=" + certificate, "--tls-key-file=" + key,
+        "--tls-client-ca-file=" + text},
+       {"tls_client_ca_file", text}},
+  };
+  for (const Case& bad : cases) {
+    std::vector<std::string> flags = {"--listen=unix:" + folder_ + "/s", "--listen=127.0.0.1:0",
+                                      "--pool-bytes=64MiB", "--metrics=", "--device=cpu"};
+    flags.insert(flags.end(), bad.flags.begin(), bad.flags.end());
+    const fakes::FinishedDaemon daemon = fakes::RunDaemonToEnd(flags);
+    EXPECT_EQ(daemon.exit_code, 1) << daemon.output;
+    for (const std::string& word : bad.said) EXPECT_THAT(daemon.output, HasSubstr(word));
+  }
+}
+
+TEST_F(Tls, AWorkerWhoseFilesDoNotFitSaysSo) {
+  address_ = "127.0.0.1:1";
+  const absl::Status absent = Attach(TlsOptions{.ca_file = folder_ + "/absent"});
+  EXPECT_TRUE(absl::IsInvalidArgument(absent)) << absent;
+  EXPECT_THAT(std::string(absent.message()), HasSubstr(folder_ + "/absent"));
+  const absl::Status half = Attach(TlsOptions{.ca_file = ca_file_, .certificate_file = ca_file_});
+  EXPECT_TRUE(absl::IsInvalidArgument(half)) << half;
+  EXPECT_THAT(std::string(half.message()), HasSubstr("only the certificate"));
+  address_ = "unix:" + folder_ + "/s";
+  const absl::Status socket = Attach(TlsOptions{.ca_file = ca_file_});
+  EXPECT_TRUE(absl::IsInvalidArgument(socket)) << socket;
+  EXPECT_THAT(std::string(socket.message()), HasSubstr("Unix socket"));
+}
+
+}  // namespace
+}  // namespace tessera
