@@ -267,7 +267,10 @@ absl::StatusOr<std::uint64_t> BulkAppend(Session& session, SequenceState& sequen
   const std::uint64_t first_before = sequence.TokensOf(tensors.first_layer);
   sequence.tail = Tail();  // the daemon absorbs and closes it, whatever becomes of the append
   status = Bulk(session, sequence, tensors, *layers).Run();
-  if (status.ok()) return sequence.tokens;
+  if (status.ok()) {
+    sequence.prompt_waits = true;
+    return sequence.tokens;
+  }
   if (IsUncertain(status)) sequence.uncertain = true;
   const std::uint64_t first_now = sequence.TokensOf(tensors.first_layer);
   if (first_now == first_before || sequence.uncertain || absl::IsDataLoss(status)) return status;

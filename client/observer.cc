@@ -9,7 +9,6 @@
 #include <limits>
 #include <utility>
 
-#include "client/tensor_carrier.h"
 #include "daemon/base/strings.h"
 #include "kernels/format/element.h"
 #include "kernels/tokens/counts.h"
@@ -45,6 +44,18 @@ void SetShape(v1::DType type, std::initializer_list<std::uint64_t> shape, v1::Te
   for (const std::uint64_t dimension : shape) tensor.add_shape(dimension);
 }
 
+// Of queries that are shown in pieces.
+constexpr std::uint64_t kPieceBytes = 1 << 20;
+
+absl::Status Send(Session& session, std::uint32_t layer, v1::ObserveRequest& request,
+                  TensorCarrier& tensors) {
+  absl::Status status =
+      tensors.Carry(Concat("what layer ", layer, " is to show"), request.ByteSizeLong());
+  if (!status.ok()) return status;
+  v1::ObserveResponse response;
+  return session.Call(request, response);
+}
+
 std::uint64_t RowBytes(const kernels::LayerGeometry& geometry) {
   return geometry.head_dim * kernels::ElementBytes(geometry.type);
 }
@@ -76,7 +87,7 @@ absl::Status Observer::See(const ObservedRows& rows, const kernels::Operations& 
         Concat("key has ", rows.key.size(), " bytes; ", tokens, " tokens of ", geometry.kv_heads,
                " kv heads have ", key_bytes, ", and the policy asks for sums of attention"));
   }
-  Layer& layer = layers_[rows.layer];
+  Layer& layer = LayerOf(rows.layer);
   if (rows.first_token > layer.next && !layer.empty()) {
     return absl::OutOfRangeError(Concat("first_token is ", rows.first_token, "; layer ", rows.layer,
                                         " was seen up to token ", layer.next));
@@ -87,6 +98,12 @@ absl::Status Observer::See(const ObservedRows& rows, const kernels::Operations& 
   if (needs_.attention_sums()) SeeSums(rows, tokens, operations, layer);
   layer.next = rows.first_token + tokens;
   return absl::OkStatus();
+}
+
+Observer::Layer& Observer::LayerOf(std::uint32_t index) {
+  const auto [at, fresh] = layers_.try_emplace(index);
+  if (fresh) at->second.wants_all = needs_.decode_queries() && decided_.contains(index);
+  return at->second;
 }
 
 // What was paid by queries from there on cannot be taken back from sums: those begin anew.
@@ -108,22 +125,22 @@ void Observer::ForgetFrom(std::uint64_t token, std::uint32_t index) {
 void Observer::CutTo(std::uint64_t tokens, std::uint32_t index) {
   const std::uint64_t ids = tokens - std::min(tokens, first_id_);
   if (index == 0 && ids_.size() > ids) ids_.resize(ids);  // they are shown as of that layer
+  if (tokens == 0) decided_.erase(index);
   const auto layer = layers_.find(index);
   if (layer == layers_.end() || layer->second.next <= tokens) return;
   ForgetFrom(tokens, index);
   layer->second.next = tokens;
 }
 
-std::uint64_t Observer::MostLast(std::uint64_t tokens) const {
-  // Of tokens that are decoded all wait for the next call.
-  return std::max({std::uint64_t{needs_.last_queries()}, CountUp(needs_.last_share(), tokens),
-                   needs_.decode_queries() ? kMostDecoded : 0});
+std::uint64_t Observer::MostLast(const Layer& layer, std::uint64_t tokens) const {
+  if (layer.wants_all) return tokens;
+  return std::max(std::uint64_t{needs_.last_queries()}, CountUp(needs_.last_share(), tokens));
 }
 
 void Observer::SeeLast(const ObservedRows& rows, std::uint64_t tokens, Layer& layer) {
   const kernels::LayerGeometry& geometry = model_->geometry(rows.layer);
   const std::uint64_t token_bytes = geometry.query_heads * RowBytes(geometry);
-  const std::uint64_t most = MostLast(rows.first_token + tokens);
+  const std::uint64_t most = MostLast(layer, rows.first_token + tokens);
   if (most == 0) return;
   if (layer.last.empty()) layer.last_first = rows.first_token;
   layer.last.insert(layer.last.end(), rows.query.begin(), rows.query.end());
@@ -224,7 +241,8 @@ void Observer::SeeDecoded(std::uint32_t index, std::uint64_t first_token,
                           std::span<const std::byte> query) {
   const kernels::LayerGeometry& geometry = model_->geometry(index);
   const std::uint64_t token_bytes = geometry.query_heads * RowBytes(geometry);
-  Layer& layer = layers_[index];
+  Layer& layer = LayerOf(index);
+  layer.wants_all = needs_.decode_queries();
   // What has a gap before it says nothing of the tokens before the gap.
   if (first_token < layer.next) ForgetFrom(first_token, index);
   if (first_token > layer.next) layer.last.clear();
@@ -272,17 +290,28 @@ std::vector<std::byte> Observer::FillNorms(const kernels::LayerGeometry& geometr
 absl::Status Observer::Show(Session& session, SequenceId sequence, std::uint32_t first_layer,
                             std::uint32_t layers) {
   if (absl::Status status = ShowTokens(session, sequence); !status.ok()) return status;
-  const auto behind = [&](std::uint32_t layer) {
-    return layers != 0 && layer >= first_layer + layers;
-  };
-  for (auto it = layers_.lower_bound(first_layer); it != layers_.end() && !behind(it->first);) {
+  const auto [begin, end] = Among(first_layer, layers);
+  for (auto it = begin; it != end; ++it) {
     const kernels::LayerGeometry& geometry = model_->geometry(it->first);
-    KeepLast(MostLast(it->second.next), geometry.query_heads * RowBytes(geometry), it->second);
+    KeepLast(MostLast(it->second, it->second.next), geometry.query_heads * RowBytes(geometry),
+             it->second);
     absl::Status status = ShowLayer(session, sequence, it->first, it->second);
     if (!status.ok()) return status;
-    it = layers_.erase(it);
   }
   return absl::OkStatus();
+}
+
+void Observer::Decided(std::uint32_t first_layer, std::uint32_t layers) {
+  const auto [begin, end] = Among(first_layer, layers);
+  for (auto it = begin; it != end; ++it) decided_.insert(it->first);
+  layers_.erase(begin, end);
+}
+
+std::pair<std::map<std::uint32_t, Observer::Layer>::iterator,
+          std::map<std::uint32_t, Observer::Layer>::iterator>
+Observer::Among(std::uint32_t first_layer, std::uint32_t layers) {
+  return {layers_.lower_bound(first_layer),
+          layers == 0 ? layers_.end() : layers_.lower_bound(first_layer + layers)};
 }
 
 absl::Status Observer::ShowTokens(Session& session, SequenceId sequence) {
@@ -304,13 +333,8 @@ absl::Status Observer::ShowLayer(Session& session, SequenceId sequence, std::uin
   request.set_sequence_id(sequence.value());
   request.set_layer(index);
   TensorCarrier tensors(session);
-  if (!layer.last.empty()) {
-    const std::uint64_t rows = layer.last.size() / (geometry.query_heads * RowBytes(geometry));
-    SetShape(ToDType(geometry.type), {rows, geometry.query_heads, geometry.head_dim},
-             *request.mutable_last_queries());
-    tensors.Add(*request.mutable_last_queries(), layer.last);
-    request.set_first_query_position(layer.last_first);
-  }
+  const std::uint64_t rows = layer.last.size() / (geometry.query_heads * RowBytes(geometry));
+  std::uint64_t shown = FillLast(geometry, layer, 0, request, tensors);
   const std::vector<std::byte> norms = FillNorms(geometry, layer, request);
   if (!norms.empty()) tensors.Add(*request.mutable_norm_queries(), norms);
   std::vector<float> sums;
@@ -324,11 +348,34 @@ absl::Status Observer::ShowLayer(Session& session, SequenceId sequence, std::uin
     request.set_first_sum_position(layer.sums_first);
   }
   if (layer.last.empty() && norms.empty() && sums.empty()) return absl::OkStatus();
-  absl::Status status =
-      tensors.Carry(Concat("what layer ", index, " is to show"), request.ByteSizeLong());
-  if (!status.ok()) return status;
-  v1::ObserveResponse response;
-  return session.Call(request, response);
+  absl::Status status = Send(session, index, request, tensors);
+  while (status.ok() && shown < rows) {
+    v1::ObserveRequest more;
+    more.set_sequence_id(sequence.value());
+    more.set_layer(index);
+    TensorCarrier of_more(session);
+    shown += FillLast(geometry, layer, shown, more, of_more);
+    status = Send(session, index, more, of_more);
+  }
+  return status;
+}
+
+std::uint64_t Observer::FillLast(const kernels::LayerGeometry& geometry, const Layer& layer,
+                                 std::uint64_t first_row, v1::ObserveRequest& request,
+                                 TensorCarrier& tensors) const {
+  const std::uint64_t token_bytes = geometry.query_heads * RowBytes(geometry);
+  const std::uint64_t rows = layer.last.size() / token_bytes - first_row;
+  if (rows == 0) return 0;
+  // What a window asks for goes in one piece, whatever it is: nothing else would be shorter.
+  const std::uint64_t piece =
+      std::max({std::uint64_t{1}, kPieceBytes / token_bytes, std::uint64_t{needs_.last_queries()}});
+  const std::uint64_t count = layer.wants_all ? std::min(rows, piece) : rows;
+  SetShape(ToDType(geometry.type), {count, geometry.query_heads, geometry.head_dim},
+           *request.mutable_last_queries());
+  tensors.Add(*request.mutable_last_queries(),
+              std::span(layer.last).subspan(first_row * token_bytes, count * token_bytes));
+  request.set_first_query_position(layer.last_first + first_row);
+  return count;
 }
 
 }  // namespace tessera::client

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "client/model.h"
 #include "client/session.h"
+#include "client/tensor_carrier.h"
 #include "kernels/format/operations.h"
 #include "tessera/v1/observation.pb.h"
 
@@ -36,9 +37,6 @@ class Observer {
  public:
   Observer(v1::PolicyNeeds needs, std::shared_ptr<const BoundModel> model);
 
-  // Of tokens that are decoded no more queries are kept than these, the newest: show them in time.
-  static constexpr std::uint64_t kMostDecoded = 64;
-
   const v1::PolicyNeeds& needs() const { return needs_; }
   // Whether that is what this one gathers, no more and no less.
   bool Sees(const v1::PolicyNeeds& needs) const;
@@ -56,10 +54,12 @@ class Observer {
   // The layer holds so many tokens, and no more: others were not accepted, or cut off.
   void CutTo(std::uint64_t tokens, std::uint32_t layer);
 
-  // Sends what was seen of these layers to the daemon, a message each, and forgets it. 0 layers:
-  // all from there on.
+  // Sends what was seen of these layers to the daemon. 0 layers: all from there on. It is kept
+  // here until the daemon has decided by it: a fork that is made before shows it again.
   absl::Status Show(Session& session, SequenceId sequence, std::uint32_t first_layer,
                     std::uint32_t layers);
+  // They have been compressed.
+  void Decided(std::uint32_t first_layer, std::uint32_t layers);
 
  private:
   struct ByNorm {
@@ -79,6 +79,9 @@ class Observer {
     // [rows][query_heads][head_dim]; up to twice as many as are shown, so that not every token
     // moves the others.
     std::vector<std::byte> last;
+    // The policy goes on from what it has decided, or from an empty sequence: no query may be
+    // missing, whether its token was decoded or came with a prompt.
+    bool wants_all = false;
     std::vector<HeadRows> norms;               // by query head
     std::uint64_t sums_first = 0;              // position of the first key
     std::vector<std::vector<std::byte>> keys;  // by kv head, one row after another
@@ -88,7 +91,7 @@ class Observer {
 
   void ForgetFrom(std::uint64_t token, std::uint32_t layer);
   // How many of the newest queries are kept of a layer that has so many tokens.
-  std::uint64_t MostLast(std::uint64_t tokens) const;
+  std::uint64_t MostLast(const Layer& layer, std::uint64_t tokens) const;
   void SeeLast(const ObservedRows& rows, std::uint64_t tokens, Layer& layer);
   static void KeepLast(std::uint64_t count, std::uint64_t token_bytes, Layer& layer);
   void SeeNorms(const ObservedRows& rows, std::uint64_t tokens, Layer& layer);
@@ -97,13 +100,23 @@ class Observer {
   absl::Status ShowTokens(Session& session, SequenceId sequence);
   absl::Status ShowLayer(Session& session, SequenceId sequence, std::uint32_t index,
                          const Layer& layer) const;
+  // The queries of `last` from this row on, as many as a message should have. Returns how many.
+  std::uint64_t FillLast(const kernels::LayerGeometry& geometry, const Layer& layer,
+                         std::uint64_t first_row, v1::ObserveRequest& request,
+                         TensorCarrier& tensors) const;
   // The rows, whose positions and shape it fills in.
   std::vector<std::byte> FillNorms(const kernels::LayerGeometry& geometry, const Layer& layer,
                                    v1::ObserveRequest& request) const;
 
   const v1::PolicyNeeds needs_;
   const std::shared_ptr<const BoundModel> model_;
+  Layer& LayerOf(std::uint32_t index);
+  // Of these layers, 0 being all from there on, those that have seen something.
+  std::pair<std::map<std::uint32_t, Layer>::iterator, std::map<std::uint32_t, Layer>::iterator>
+  Among(std::uint32_t first_layer, std::uint32_t layers);
+
   std::map<std::uint32_t, Layer> layers_;
+  std::set<std::uint32_t> decided_;  // layers that were compressed before
   std::uint64_t first_id_ = 0;
   std::vector<std::uint32_t> ids_;
 };

@@ -123,14 +123,16 @@ absl::StatusOr<v1::CompressResponse> Sequence::Compress(Session& session, std::u
   request.set_first_layer(first_layer);
   request.set_layers(layers);
   if (absl::Status status = session.Call(request, response); !status.ok()) return status;
+  if (state_->observer != nullptr) state_->observer->Decided(first_layer, layers);
   state_->compressed_at = state_->tokens;
+  state_->prompt_waits = false;
   state_->position_shift = response.position_shift();
   return response;
 }
 
 absl::Status Sequence::KeepToBudget() {
   if (state_->observer == nullptr || !state_->observer->needs().acts_while_decoding() ||
-      state_->tokens < state_->compressed_at + kernels::kTileEntries) {
+      (!state_->prompt_waits && state_->tokens < state_->compressed_at + kernels::kTileEntries)) {
     return absl::OkStatus();
   }
   return Compress().status();
@@ -158,6 +160,7 @@ absl::StatusOr<Sequence> Sequence::Fork(const std::string* policy) {
     child->observer = std::make_unique<Observer>(*state_->observer);
   }
   if (policy == nullptr) child->compressed_at = state_->compressed_at;
+  child->prompt_waits = state_->prompt_waits;
   core_->AddSequence(child);
   return Sequence(core_, std::move(child));
 }
@@ -173,6 +176,7 @@ absl::Status Sequence::Truncate(std::uint64_t tokens) {
   state_->tail = Tail();
   state_->SetTokens(tokens);
   state_->compressed_at = std::min(state_->compressed_at, tokens);
+  if (tokens == 0) state_->prompt_waits = false;
   if (tokens == 0) state_->position_shift = 0;
   return absl::OkStatus();
 }

@@ -97,8 +97,8 @@ class Sequence {
 
  private:
   friend class Worker;
-  // Before a step: where the policy goes on while decoding, and a tile's worth of tokens has come
-  // since it acted last, has it act.
+  // Before a step: where the policy goes on while decoding, and a prompt, or a tile's worth of
+  // tokens, has come since it acted last, has it act.
   absl::Status KeepToBudget();
   absl::Status Release();
   absl::StatusOr<v1::DescribeResponse> Ask(v1::DescribeRequest request) const;

@@ -62,6 +62,7 @@ struct SequenceState {
   ResolvedLanes resolved;
   std::unique_ptr<Observer> observer;  // null: the policy asks for nothing
   std::uint64_t compressed_at = 0;     // tokens that it held when it was compressed last
+  bool prompt_waits = false;           // rows came in bulk since then
   std::uint64_t position_shift = 0;    // of the rotary position behind the token's number
 
   // Of a sequence that was just made: from CreateSequenceResponse or ForkResponse.

@@ -149,8 +149,9 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr || managed->policy().dense()) return;
   if (managed->policy().chooses()) {
-    // A policy that goes on while decoding acts on whatever has been decoded.
-    if (policies::Continues(managed->policy())) batch->Report(sequence->AbsorbTail());
+    // What is chosen among is all that there is, whatever has been decoded too: the newest queries
+    // are those of the newest tokens.
+    batch->Report(sequence->AbsorbTail());
     QueueChoices(sequence, managed, rows, JobPriority::kSeals, batch);
     return;
   }

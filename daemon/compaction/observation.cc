@@ -81,11 +81,11 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
                                const cache::Model& model, const kernels::Operations& operations,
                                pool::Account& budget) {
   const kernels::LayerGeometry geometry = model.geometry(shown.layer);
-  // Of tokens that are decoded as many as a tail holds may come together.
+  // Where every query counts, those of a prompt after the first one come together.
   const std::uint64_t most_last =
       std::max({std::uint64_t{needs.last_queries},
                 kernels::CountUp(needs.last_share * static_cast<double>(shown.tokens)),
-                needs.decode_queries ? model.layout().ring_capacity() : 0});
+                needs.decode_queries ? shown.tokens : 0});
   absl::Status status = CheckCounts(shown, needs, most_last);
   if (status.ok()) status = CheckValues(shown, geometry, operations);
   if (!status.ok()) return status;

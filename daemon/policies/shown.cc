@@ -27,13 +27,16 @@ absl::StatusOr<ShownQueries> NewestQueries(std::string_view system, const LayerV
   absl::StatusOr<ShownQueries> all = QueriesOf(system, view, head);
   if (!all.ok()) return all;
   const std::uint64_t first = view.tokens - count;
-  const auto begin = static_cast<std::uint64_t>(std::ranges::lower_bound(all->positions, first) -
-                                                all->positions.begin());
-  // Each position is there once, so that the count tells.
-  const std::uint64_t shown = all->positions.size() - begin;
+  const auto index_of = [&](std::uint64_t position) {
+    return static_cast<std::uint64_t>(std::ranges::lower_bound(all->positions, position) -
+                                      all->positions.begin());
+  };
+  // Each position is there once, so that the count tells. Behind the lane's there may be others.
+  const std::uint64_t begin = index_of(first);
+  const std::uint64_t shown = index_of(view.tokens) - begin;
   if (shown != count) {
-    return Missing(system, Concat(count - std::min(count, shown), " of the newest ", count,
-                                  " queries of head ", head, " have"));
+    return Missing(system, Concat(count - shown, " of the newest ", count, " queries of head ",
+                                  head, " have"));
   }
   return all->Part(begin, count, RowBytes(view));
 }
