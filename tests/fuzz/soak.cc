@@ -1,0 +1,303 @@
+// Workers that do everything, while they are killed, stopped and continued and others knock with
+// the wrong words; at the end nothing may be left of them.
+//
+//   soak [--seconds=N] [--workers=N] [--seed=N]        `tests/soak --minutes N` builds and runs it
+//
+// Prints what happened as a table. Exits 1 where a worker saw a promise broken, the daemon died or
+// complained, or something was left behind.
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/cli/flags.h"
+#include "client/cli/run.h"
+#include "client/cli/table.h"
+#include "daemon/base/strings.h"
+#include "tessera/v1/admin.grpc.pb.h"
+#include "tests/fakes/daemon_process.h"
+#include "tests/fakes/raw_worker.h"
+#include "tests/fuzz/soak_counters.h"
+
+namespace tessera::fuzz {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+constexpr std::chrono::milliseconds kBetweenEvents{60};
+constexpr std::chrono::seconds kPatience{30};
+constexpr std::uint64_t kDirectoryExtent = 2 << 20;  // directory_extent_bytes, by default
+
+struct Plan {
+  std::uint64_t seconds;
+  std::uint64_t workers;
+  std::uint64_t seed;
+};
+
+// What was done to the workers, and by strangers.
+struct Events {
+  std::uint64_t kills = 0;
+  std::uint64_t stops = 0;
+  std::uint64_t farewells = 0;
+  std::uint64_t strangers = 0;
+};
+
+// Everything that a worker could leave behind.
+struct Holdings {
+  std::uint64_t sessions = 0, sequences = 0, used_bytes = 0, pool_extents = 0;
+  std::uint64_t descriptors = 0;  // less those of the directory, which grows and stays
+  friend bool operator==(const Holdings&, const Holdings&) = default;
+  std::string ToString() const {
+    return Concat("sessions ", sessions, ", sequences ", sequences, ", used bytes ", used_bytes,
+                  ", pool extents ", pool_extents, ", other descriptors ", descriptors);
+  }
+};
+
+class Soak {
+ public:
+  explicit Soak(const Plan& plan) : plan_(plan), random_(plan.seed) {}
+
+  absl::Status Run() {
+    daemon_ =
+        fakes::DaemonProcess::Start({.flags = {"--pin-limit-ms=300", "--raw-copy-bytes=8MiB",
+                                               "--pool-extent-bytes=2MiB", "--max-sessions=64"},
+                                     .pool_bytes = "64MiB"});
+    if (daemon_ == nullptr) return absl::UnavailableError("the daemon does not start");
+    admin_ = v1::TesseraAdmin::NewStub(daemon_->Connect());
+    counters_ = &MapCounters(daemon_->folder() + "/counters");
+    absl::StatusOr<Holdings> before = Look();
+    if (!before.ok()) return before.status();
+    workers_.resize(plan_.workers);
+    absl::Status status = Live();
+    KillAll();
+    if (status.ok()) status = AwaitBaseline(*before);
+    if (status.ok()) status = CheckLog();
+    Print();
+    return status;
+  }
+
+ private:
+  struct Worker {
+    pid_t pid = 0;
+    std::string output;
+    bool stopped = false;
+  };
+
+  absl::Status Live() {
+    const auto begun = std::chrono::steady_clock::now();
+    const auto end = begun + std::chrono::seconds(plan_.seconds);
+    auto told = begun;
+    while (std::chrono::steady_clock::now() < end) {
+      for (Worker& worker : workers_) {
+        if (absl::Status status = Tend(worker); !status.ok()) return status;
+      }
+      if (absl::Status status = Event(); !status.ok()) return status;
+      if (std::chrono::steady_clock::now() - told > std::chrono::seconds(10)) {
+        told = std::chrono::steady_clock::now();
+        std::fprintf(stderr, "%4.0f of %llu s: %llu operations, %llu kills\n",
+                     Seconds(told - begun).count(), static_cast<unsigned long long>(plan_.seconds),
+                     static_cast<unsigned long long>(Operations()),
+                     static_cast<unsigned long long>(events_.kills));
+      }
+      std::this_thread::sleep_for(kBetweenEvents);
+    }
+    return absl::OkStatus();
+  }
+
+  // Starts it where it does not run; says what it said where it should not have ended.
+  absl::Status Tend(Worker& worker) {
+    int status = 0;
+    if (worker.pid != 0 && ::waitpid(worker.pid, &status, WNOHANG) == worker.pid) {
+      worker.pid = 0;
+      // By us: told to leave before it could listen, too.
+      const bool killed =
+          WIFSIGNALED(status) && (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
+      if (!killed && !(WIFEXITED(status) && WEXITSTATUS(status) == 0)) {
+        return absl::DataLossError(
+            Concat("a worker ended with status ", status, ":\n", ReadAll(worker.output)));
+      }
+    }
+    if (worker.pid != 0) return absl::OkStatus();
+    worker.stopped = false;
+    worker.output = Concat(daemon_->folder(), "/worker-", &worker - workers_.data());
+    const std::string counters = daemon_->folder() + "/counters";
+    const std::string seed = Concat(random_.Bits());
+    worker.pid = ::fork();
+    if (worker.pid != 0) return absl::OkStatus();
+    if (std::freopen(worker.output.c_str(), "w", stderr) == nullptr) ::_exit(126);
+    ::execl(SOAK_WORKER_BINARY, SOAK_WORKER_BINARY, daemon_->address().c_str(), counters.c_str(),
+            seed.c_str(), nullptr);
+    ::_exit(127);
+  }
+
+  absl::Status Event() {
+    Worker& worker = workers_[random_.Below(workers_.size())];
+    switch (random_.Below(10)) {
+      case 0:
+      case 1:
+        if (worker.pid != 0) events_.kills += ::kill(worker.pid, SIGKILL) == 0;
+        return absl::OkStatus();
+      case 2:
+      case 3:
+        if (worker.pid == 0) return absl::OkStatus();
+        worker.stopped = !worker.stopped;
+        events_.stops += worker.stopped;
+        ::kill(worker.pid, worker.stopped ? SIGSTOP : SIGCONT);
+        return absl::OkStatus();
+      case 4:
+        if (worker.pid == 0 || worker.stopped) return absl::OkStatus();
+        events_.farewells += ::kill(worker.pid, SIGTERM) == 0;
+        return absl::OkStatus();
+      case 5:
+        return Knock();
+      default:
+        return absl::OkStatus();
+    }
+  }
+
+  // Somebody of another version, who is to be told both.
+  absl::Status Knock() {
+    fakes::RawWorker stranger(daemon_->Connect());
+    v1::Hello hello = fakes::RawWorker::GoodHello();
+    const bool older = random_.OneIn(2);
+    hello.set_protocol_version(hello.protocol_version() + (older ? -1 : 1));
+    const grpc::Status status = stranger.Attach(hello);
+    ++events_.strangers;
+    if (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION) return absl::OkStatus();
+    return absl::DataLossError(
+        Concat("a worker of ", older ? "an older" : "a newer", " protocol was answered ",
+               static_cast<int>(status.error_code()), " ", status.error_message()));
+  }
+
+  void KillAll() {
+    for (const Worker& worker : workers_) {
+      if (worker.pid != 0) ::kill(worker.pid, SIGKILL);
+    }
+    for (Worker& worker : workers_) {
+      if (worker.pid != 0) ::waitpid(worker.pid, nullptr, 0);
+    }
+  }
+
+  absl::StatusOr<Holdings> Look() {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kPatience);
+    v1::StatsResponse stats;
+    const grpc::Status status = admin_->NodeStats(&context, {}, &stats);
+    if (!status.ok()) {
+      return absl::DataLossError(Concat("the daemon does not answer: ", status.error_message()));
+    }
+    const v1::TenantStats& tenant = stats.tenants(0);
+    const std::uint64_t pool = tenant.pool_extents() * tenant.pool_extent_bytes();
+    const std::uint64_t directory = (stats.pool_reserved_bytes() - pool) / kDirectoryExtent;
+    return Holdings{.sessions = stats.sessions(),
+                    .sequences = tenant.sequences(),
+                    .used_bytes = tenant.used_bytes() + tenant.retired_bytes() +
+                                  tenant.observation_bytes() + stats.compaction().raw_copy_bytes(),
+                    // One may stay for whoever comes next.
+                    .pool_extents = std::max<std::uint64_t>(tenant.pool_extents(), 1),
+                    .descriptors = static_cast<std::uint64_t>(daemon_->OpenFds()) -
+                                   tenant.pool_extents() - directory};
+  }
+
+  absl::Status AwaitBaseline(const Holdings& before) {
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    absl::StatusOr<Holdings> now = Look();
+    while (now.ok() && !(*now == before) && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(kBetweenEvents);
+      now = Look();
+    }
+    if (!now.ok()) return now.status();
+    after_ = *now;
+    if (*now == before) return absl::OkStatus();
+    return absl::DataLossError(
+        Concat("left behind: ", now->ToString(), "; before it was: ", before.ToString()));
+  }
+
+  // A worker can make the daemon warn, and nothing worse.
+  absl::Status CheckLog() const {
+    std::istringstream log(daemon_->Log());
+    for (std::string line; std::getline(log, line);) {
+      if (line.find(" error ") != std::string::npos || line.find("CHECK") != std::string::npos) {
+        return absl::DataLossError("the daemon said: " + line);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  std::uint64_t Operations() const {
+    std::uint64_t sum = 0;
+    for (const auto& done : counters_->done) sum += done;
+    return sum;
+  }
+
+  void Print() const {
+    cli::Table table({{"", cli::Align::kLeft}, {"", cli::Align::kRight}});
+    table.Add({"operations", Concat(Operations())});
+    for (std::size_t i = 0; i < kActs; ++i) {
+      table.Add({Concat("  ", NameOf(static_cast<Act>(i))), Concat(counters_->done[i].load())});
+    }
+    table.Add({"refused for want of room", Concat(counters_->refused.load())});
+    table.Add({"steps taken again", Concat(counters_->retried.load())});
+    table.Add({"outputs judged", Concat(counters_->outputs_judged.load())});
+    table.Add({"workers killed", Concat(events_.kills)});
+    table.Add({"workers stopped and continued", Concat(events_.stops)});
+    table.Add({"workers that left", Concat(events_.farewells)});
+    table.Add({"leases lost", Concat(counters_->leases_lost.load())});
+    table.Add({"other protocol versions refused", Concat(events_.strangers)});
+    table.Add({"bytes left behind", Concat(after_.used_bytes)});
+    std::fputs(table.Render().c_str(), stdout);
+  }
+
+  static std::string ReadAll(const std::string& path) {
+    std::ifstream file(path);
+    std::ostringstream text;
+    text << file.rdbuf();
+    return text.str();
+  }
+
+  const Plan plan_;
+  TestRandom random_;
+  std::unique_ptr<fakes::DaemonProcess> daemon_;
+  std::unique_ptr<v1::TesseraAdmin::Stub> admin_;
+  SoakCounters* counters_ = nullptr;
+  std::vector<Worker> workers_;
+  Events events_;
+  Holdings after_;
+};
+
+absl::Status Main(const cli::Flags& flags) {
+  const auto seconds = flags.Number("seconds", 1, 7 * 24 * 3600);
+  const auto workers = flags.Number("workers", 1, 48);
+  const auto seed = flags.Number("seed", 0, ~std::uint64_t{0});
+  for (const absl::Status& status : {seconds.status(), workers.status(), seed.status()}) {
+    if (!status.ok()) return status;
+  }
+  const Plan plan = {*seconds, *workers, *seed == 0 ? std::random_device()() : *seed};
+  std::printf("seed %llu\n", static_cast<unsigned long long>(plan.seed));
+  return Soak(plan).Run();
+}
+
+}  // namespace
+}  // namespace tessera::fuzz
+
+int main(int argc, char** argv) {
+  const std::vector<std::string_view> args(argv + 1, argv + argc);
+  return tessera::cli::RunWithFlags(
+      tessera::cli::Flags("Usage: soak [--seconds=N] [--workers=N] [--seed=N]\n\n"
+                          "Workers do everything, and are killed, stopped and continued meanwhile.",
+                          {{"seconds", "N", "how long", "60"},
+                           {"workers", "N", "at a time", "8"},
+                           {"seed", "N", "of what is done to them; 0: a fresh one", "0"}}),
+      args, tessera::fuzz::Main);
+}

@@ -1,0 +1,68 @@
+// One worker of a soak: lives a Story until it is killed, or told to leave.
+//
+//   soak_worker ADDRESS COUNTERS SEED
+//
+// Exits 0 when it was told to leave or the daemon went away, 1 with the story where a promise was
+// broken.
+
+#include <signal.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include "daemon/base/strings.h"
+#include "tests/fuzz/soak_counters.h"
+
+namespace tessera::fuzz {
+namespace {
+
+std::atomic<bool> leave{false};
+
+int Fail(const absl::Status& status, const std::string& told) {
+  std::fprintf(stderr, "%s%s\n", told.c_str(), status.ToString().c_str());
+  return 1;
+}
+
+void AddTo(SoakCounters& counters, const Tally& tally) {
+  for (std::size_t i = 0; i < kActs; ++i) counters.done[i] += tally.done[i];
+  counters.refused += tally.refused;
+  counters.retried += tally.retried;
+  counters.outputs_judged += tally.outputs_judged;
+}
+
+int Live(const std::string& address, SoakCounters& counters, std::uint64_t seed) {
+  TestRandom random(seed);
+  const absl::StatusOr<std::unique_ptr<client::Worker>> worker = client::Worker::Attach(
+      {.address = address, .worker_name = Concat("soak-", seed), .map_memory = !random.OneIn(4)});
+  // Too many are attached: those that were killed are not buried yet.
+  if (absl::IsResourceExhausted(worker.status())) return 0;
+  if (!worker.ok()) return Fail(worker.status(), "");
+  Tally tally;
+  absl::StatusOr<Story> story =
+      Story::Begin({.worker = worker->get(), .random = &random, .tally = &tally});
+  if (!story.ok()) return Fail(story.status(), "");
+  while (!leave.load()) {
+    tally = {};
+    const absl::Status status = story->Next();
+    AddTo(counters, tally);
+    if (absl::IsUnavailable(status)) {
+      ++counters.leases_lost;
+      return 0;
+    }
+    if (!status.ok()) return Fail(status, story->Told());
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace tessera::fuzz
+
+int main(int argc, char** argv) {
+  if (argc != 4) return 64;
+  ::signal(SIGTERM, [](int) { tessera::fuzz::leave.store(true); });
+  return tessera::fuzz::Live(argv[1], tessera::fuzz::MapCounters(argv[2]),
+                             std::strtoull(argv[3], nullptr, 10));
+}
