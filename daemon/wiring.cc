@@ -141,6 +141,8 @@ absl::StatusOr<std::unique_ptr<cache::Node>> BuildNode(const config::Config& con
   options.tenant_template.tail_extent_bytes = config.tail_extent_bytes;
   options.tenant_template.max_models = config.max_models_per_tenant;
   options.tenant_template.max_sequences = config.max_sequences_per_tenant;
+  options.tenant_template.max_prefixes = config.max_prefixes_per_tenant;
+  options.tenant_template.prefix_hash_seed = config.prefix_hash_seed;
   options.tenant_template.pin_limit = config.pin_limit;
   options.tenant_template.clock = &clock;
   options.tenant_template.on_attention = std::move(on_attention);

@@ -55,12 +55,20 @@ struct TenantTag {
 struct SegmentTag {
   static constexpr const char* kName = "segment";
 };
+struct PrefixTag {
+  static constexpr const char* kName = "prefix";
+};
+struct ComputationTag {
+  static constexpr const char* kName = "computation";
+};
 
 using SessionId = StrongId<SessionTag>;
 using SequenceId = StrongId<SequenceTag>;
 using ModelId = StrongId<ModelTag>;
 using TenantId = StrongId<TenantTag>;
 using SegmentId = StrongId<SegmentTag>;
+using PrefixId = StrongId<PrefixTag>;
+using ComputationId = StrongId<ComputationTag>;  // of a head that a session says it computes
 
 }  // namespace tessera
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "daemon/base/strings.h"
+#include "daemon/cache/prefix_hash.h"
 
 namespace tessera::cache {
 
@@ -102,7 +103,35 @@ absl::Status CheckWhole(const ModelSpec& spec) {
   return CheckFrequencies(spec);
 }
 
+// In full: two specs that differ have different texts.
+std::string FingerprintOf(const ModelSpec& spec) {
+  std::string text = Concat("type ", static_cast<int>(spec.type));
+  for (const LayerSpec& layer : spec.layers) {
+    Append(text, "\nlayer ", layer.query_heads, " ", layer.kv_heads, " ", layer.head_dim, " ",
+           layer.value_head_dim, " ", layer.scale, " ", layer.sliding_window, " ",
+           layer.logit_softcap);
+    for (const float sink : layer.sinks) Append(text, " ", sink);
+  }
+  Append(text, "\nrope ", spec.rope_theta, " ", spec.rope_interleaved ? 1 : 0, " ",
+         spec.rope_scaling.size(), " ", spec.rope_scaling, " ", spec.rope_scaling_factor);
+  for (const double frequency : spec.rope_frequencies) Append(text, " ", frequency);
+  Append(text, "\ndelimiters");
+  for (const std::uint32_t id : spec.delimiter_token_ids) Append(text, " ", id);
+  const Hash128 hash = NewPrefixHash(0)(Hash128(), text.data(), text.size());
+  std::string digits;
+  for (const std::uint64_t word : {hash.high, hash.low}) {
+    for (int shift = 60; shift >= 0; shift -= 4) digits += "0123456789abcdef"[word >> shift & 15];
+  }
+  return digits;
+}
+
 }  // namespace
+
+Model::Model(ModelId id, ModelSpec spec, shm::LaneLayout layout)
+    : id_(id),
+      spec_(std::move(spec)),
+      fingerprint_(FingerprintOf(spec_)),
+      layout_(std::move(layout)) {}
 
 absl::StatusOr<Model> Model::Create(ModelId id, ModelSpec spec, std::uint32_t ring_tiles) {
   if (absl::Status status = CheckWhole(spec); !status.ok()) return status;

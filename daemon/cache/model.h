@@ -53,6 +53,8 @@ class Model {
 
   ModelId id() const { return id_; }
   const ModelSpec& spec() const { return spec_; }
+  // Of all that the spec says but the name: 32 hexadecimal digits, the same on every node.
+  const std::string& fingerprint() const { return fingerprint_; }
   const shm::LaneLayout& layout() const { return layout_; }
   std::uint32_t layers() const { return layout_.layers(); }
   std::uint32_t lanes() const { return layout_.lanes(); }
@@ -60,11 +62,11 @@ class Model {
   kernels::LayerGeometry geometry(std::uint32_t layer) const;
 
  private:
-  Model(ModelId id, ModelSpec spec, shm::LaneLayout layout)
-      : id_(id), spec_(std::move(spec)), layout_(std::move(layout)) {}
+  Model(ModelId id, ModelSpec spec, shm::LaneLayout layout);
 
   ModelId id_;
   ModelSpec spec_;  // defaults filled in
+  std::string fingerprint_;
   shm::LaneLayout layout_;
 };
 

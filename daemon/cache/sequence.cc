@@ -107,6 +107,8 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceId id, SessionI
     (*child)->FinishPublication(std::move(replaced));
   }
   for (Lane& lane : lanes_) lane.open = lane.growing = false;  // shared from now on
+  if (made_by_hand()) (*child)->set_made_by_hand();
+  (*child)->set_prefix(prefix());
   return child;
 }
 
@@ -217,10 +219,22 @@ void Sequence::set_companion(std::shared_ptr<Companion> companion) {
   companion_.swap(companion);
 }
 
+void Sequence::set_prefix(ForkHold hold) {
+  MutexLock lock(companion_mutex_);
+  std::swap(prefix_, hold);
+}
+
+ForkHold Sequence::prefix() const {
+  MutexLock lock(companion_mutex_);
+  return prefix_;
+}
+
 void Sequence::Free() {
+  const ForkHold hold = prefix();  // goes when the lock has
   MutexLock lock(mutex_);
   if (std::exchange(freed_, true)) return;
   set_companion(nullptr);
+  set_prefix(ForkHold());
   DropTail();
   block().state.store(shm::kSequenceGone);
   block().sequence_id.store(0);

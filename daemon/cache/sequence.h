@@ -23,6 +23,7 @@
 #include "daemon/cache/lane.h"
 #include "daemon/cache/model.h"
 #include "daemon/cache/pack.h"
+#include "daemon/cache/prefix_forks.h"
 #include "daemon/cache/recode.h"
 #include "daemon/cache/row_source.h"
 #include "daemon/cache/tail.h"
@@ -94,6 +95,24 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
 
   // A new sequence that shares this one's segments. This one's open segment is frozen.
   absl::StatusOr<std::shared_ptr<Sequence>> Fork(SequenceId id, SessionId owner);
+
+  // Takes over another's segments, which hold the same tokens as its own, and gives its own up. The
+  // tail, if there is one, goes on behind them. FAILED_PRECONDITION where it holds other tokens in
+  // segments, or others are at other positions; ABORTED while it is compressed.
+  absl::Status TakeSegmentsOf(const Sequence& other);
+
+  // Of a sequence that came from a prefix, by forks: counted there while it lives.
+  void set_prefix(ForkHold hold);
+  ForkHold prefix() const;
+
+  // Whether some of what it holds was made by a call or by an earlier policy, so that its policy
+  // does not say what it is. Its forks say so, too.
+  bool made_by_hand() const { return made_by_hand_.load(); }
+  void set_made_by_hand() { made_by_hand_.store(true); }
+  // Every lane has an entry of its own for every token, and all rows are as they came.
+  bool AsItCame() const;
+  // Every lane has an entry of its own for every token.
+  bool KeepsEveryToken() const;
 
   absl::Status Truncate(std::uint64_t tokens);
 
@@ -303,8 +322,11 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   PositionMove moved_ TESSERA_GUARDED_BY(mutex_);
   std::string failure_ TESSERA_GUARDED_BY(mutex_);  // empty: live
 
+  std::atomic<bool> made_by_hand_{false};
+
   mutable Mutex companion_mutex_;
   std::shared_ptr<Companion> companion_ TESSERA_GUARDED_BY(companion_mutex_);
+  ForkHold prefix_ TESSERA_GUARDED_BY(companion_mutex_);
 
   mutable Mutex tail_mutex_;
   std::shared_ptr<TailHandle> tail_ TESSERA_GUARDED_BY(tail_mutex_);

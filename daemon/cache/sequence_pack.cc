@@ -41,7 +41,9 @@ absl::StatusOr<PackOutcome> Sequence::Pack(const PackSpec& spec, const GoOn& go_
   packing_ = false;
   if (status.ok()) status = Usable();
   if (!status.ok()) return status;
-  return PublishPacked(spec, packer);
+  absl::StatusOr<PackOutcome> outcome = PublishPacked(spec, packer);
+  if (outcome.ok() && outcome->entries_packed > 0) set_made_by_hand();
+  return outcome;
 }
 
 absl::Status Sequence::TakeForPacking(const PackSpec& spec, Packer& packer) {

@@ -53,6 +53,7 @@ class SessionState {
     std::string worker_name;
     std::string group;
     std::uint32_t rank = 0;
+    std::uint32_t group_size = 1;
     std::uint64_t staging_bytes = 0;
     std::uint64_t tail_extent_bytes = 0;
     device::Device* device = nullptr;

@@ -62,6 +62,14 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
   tenant->epochs_->AddSource(tenant->own_pins_);
   tenant->memory_ = {tenant->directory_.get(), tenant->pool_.get(), tenant->epochs_.get(),
                      options.device,           &tenant->counters_,  &tenant->raw_copies_};
+  tenant->prefixes_ = std::make_unique<PrefixStore>(
+      PrefixStore::Options{.tenant = options.name,
+                           .hash = NewPrefixHash(options.prefix_hash_seed),
+                           .account = &tenant->account_,
+                           .clock = options.clock,
+                           .max_prefixes = options.max_prefixes,
+                           .next_id = [id = tenant.get()] { return id->NextId(); },
+                           .on_attention = options.on_attention});
   return tenant;
 }
 
@@ -99,6 +107,7 @@ absl::StatusOr<std::shared_ptr<SessionState>> Tenant::OpenSession(const NewSessi
                             .worker_name = hello.worker_name,
                             .group = hello.group,
                             .rank = hello.rank,
+                            .group_size = hello.group_size,
                             .staging_bytes = options_.staging_bytes,
                             .tail_extent_bytes = options_.tail_extent_bytes,
                             .device = options_.device,
@@ -107,6 +116,8 @@ absl::StatusOr<std::shared_ptr<SessionState>> Tenant::OpenSession(const NewSessi
                             .attached = options_.clock->Now()});
   if (!session.ok()) return session.status();
   epochs_->AddSource((*session)->pins());
+  prefixes_->SessionOpened(
+      (*session)->id(), {.group = hello.group, .rank = hello.rank, .group_size = hello.group_size});
   MutexLock lock(mutex_);
   sessions_[(*session)->id()] = *session;
   return session;
@@ -121,7 +132,9 @@ void Tenant::EndSession(SessionId id) {
     session = std::move(it->second);
     sessions_.erase(it);
   }
-  // Pins first: what the sequences give back need not wait for a reader that is gone.
+  // First, for those who wait for what it computes.
+  prefixes_->SessionEnded(id);
+  // Then pins: what the sequences give back need not wait for a reader that is gone.
   epochs_->RemoveSource(session->pins().get());
   for (SequenceId sequence : session->Owned()) (void)FreeIfOwned(sequence, id);
   {
@@ -233,6 +246,23 @@ absl::StatusOr<std::shared_ptr<Sequence>> Tenant::Fork(SessionState& session, Se
   if (!child.ok()) return child.status();
   if (absl::Status status = AdmitSequence(*child, session); !status.ok()) return status;
   return child;
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Tenant::ForkPrefix(SessionState& session,
+                                                             const PrefixStore::ForFork& from) {
+  absl::StatusOr<std::shared_ptr<Sequence>> child =
+      from.prefix->sequence().Fork(SequenceId(NextId()), session.id());
+  if (!child.ok()) return child.status();
+  (*child)->set_prefix(from.hold);
+  if (absl::Status status = AdmitSequence(*child, session); !status.ok()) return status;
+  return child;
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Tenant::ForkForPrefix(Sequence& from) {
+  absl::StatusOr<std::shared_ptr<Sequence>> frozen = from.Fork(SequenceId(NextId()), SessionId());
+  // It is no user of the prefix that it came from: that may go before it.
+  if (frozen.ok()) (*frozen)->set_prefix(ForkHold());
+  return frozen;
 }
 
 absl::StatusOr<std::shared_ptr<Sequence>> Tenant::FindSequence(SequenceId id) const {

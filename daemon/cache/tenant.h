@@ -17,6 +17,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/cache/directory.h"
 #include "daemon/cache/model.h"
+#include "daemon/cache/prefix_store.h"
 #include "daemon/cache/sequence.h"
 #include "daemon/cache/session_state.h"
 #include "daemon/cache/tenant_memory.h"
@@ -41,6 +42,8 @@ class Tenant {
     std::uint64_t tail_extent_bytes = 0;
     std::uint32_t max_models = 0;
     std::uint32_t max_sequences = 0;
+    std::uint32_t max_prefixes = 0;
+    std::uint64_t prefix_hash_seed = 0;
     Clock::Duration pin_limit{};
     pool::Account* node = nullptr;
     pool::Account* raw_copies = nullptr;  // of the node
@@ -61,12 +64,14 @@ class Tenant {
   pool::Pool& pool() { return *pool_; }
   pool::Epochs& epochs() { return *epochs_; }
   TenantCounters& counters() { return counters_; }
+  PrefixStore& prefixes() { return *prefixes_; }
 
   // ---- sessions
   struct NewSession {
     std::string worker_name;
     std::string group;
     std::uint32_t rank = 0;
+    std::uint32_t group_size = 1;
   };
   absl::StatusOr<std::shared_ptr<SessionState>> OpenSession(const NewSession& hello);
   // Frees what the session owns and forgets it. Idempotent.
@@ -85,7 +90,15 @@ class Tenant {
   // ---- sequences
   absl::StatusOr<std::shared_ptr<Sequence>> CreateSequence(SessionState& session, ModelId model);
   absl::StatusOr<std::shared_ptr<Sequence>> Fork(SessionState& session, SequenceId parent);
+  // Of a prefix that was taken for that (PrefixStore::TakeForFork).
+  absl::StatusOr<std::shared_ptr<Sequence>> ForkPrefix(SessionState& session,
+                                                       const PrefixStore::ForFork& from);
+  // What a prefix is made of: a fork that nobody finds and no session owns.
+  absl::StatusOr<std::shared_ptr<Sequence>> ForkForPrefix(Sequence& from);
   absl::StatusOr<std::shared_ptr<Sequence>> FindSequence(SequenceId id) const;
+  // FAILED_PRECONDITION where it is another session's.
+  absl::StatusOr<std::shared_ptr<Sequence>> FindOwned(const SessionState& session,
+                                                      SequenceId id) const;
   absl::Status Handover(SequenceId id, SessionState& from, SessionId to);
   // NOT_FOUND where there is none.
   absl::Status FreeSequence(SequenceId id);
@@ -128,8 +141,6 @@ class Tenant {
   std::uint64_t NextId();
   absl::Status AdmitSequence(const std::shared_ptr<Sequence>& sequence, SessionState& session);
   absl::Status FreeIfOwned(SequenceId id, SessionId owner);
-  absl::StatusOr<std::shared_ptr<Sequence>> FindOwned(const SessionState& session,
-                                                      SequenceId id) const;
   absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> FindAllOwned(
       const SessionState& session, const std::vector<SequenceId>& ids) const;
 
@@ -151,6 +162,8 @@ class Tenant {
       TESSERA_GUARDED_BY(mutex_);
   absl::flat_hash_map<ModelId, Registered> models_ TESSERA_GUARDED_BY(mutex_);
   absl::flat_hash_map<SequenceId, std::shared_ptr<Sequence>> sequences_ TESSERA_GUARDED_BY(mutex_);
+  // Last, so that it goes first: its prefixes give their memory back.
+  std::unique_ptr<PrefixStore> prefixes_;
 };
 
 }  // namespace tessera::cache

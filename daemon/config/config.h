@@ -59,6 +59,8 @@ struct Config {
   std::uint32_t max_sessions = 64;
   std::uint32_t max_sequences_per_tenant = 65536;
   std::uint32_t max_models_per_tenant = 64;
+  std::uint32_t max_prefixes_per_tenant = 4096;
+  std::uint64_t prefix_hash_seed = 0;
   std::uint64_t max_message_bytes = 16 * kMiB;
 
   std::uint32_t compactor_threads = 1;

@@ -133,6 +133,9 @@ absl::StatusOr<Config> FromMessage(const DaemonConfig& message) {
       config.max_sequences_per_tenant);
   set(message.has_max_models_per_tenant(), message.max_models_per_tenant(),
       config.max_models_per_tenant);
+  set(message.has_max_prefixes_per_tenant(), message.max_prefixes_per_tenant(),
+      config.max_prefixes_per_tenant);
+  set(message.has_prefix_hash_seed(), message.prefix_hash_seed(), config.prefix_hash_seed);
   set(message.has_max_message_bytes(), message.max_message_bytes(), config.max_message_bytes);
   set(message.has_compactor_threads(), message.compactor_threads(), config.compactor_threads);
   set(message.has_raw_copy_bytes(), message.raw_copy_bytes(), config.raw_copy_bytes);
@@ -166,6 +169,8 @@ DaemonConfig ToMessage(const Config& config) {
   message.set_max_sessions(config.max_sessions);
   message.set_max_sequences_per_tenant(config.max_sequences_per_tenant);
   message.set_max_models_per_tenant(config.max_models_per_tenant);
+  message.set_max_prefixes_per_tenant(config.max_prefixes_per_tenant);
+  message.set_prefix_hash_seed(config.prefix_hash_seed);
   message.set_max_message_bytes(config.max_message_bytes);
   message.set_compactor_threads(config.compactor_threads);
   message.set_compactor_cpus(FormatCpuList(config.compactor_cpus));

@@ -26,7 +26,7 @@ struct FlagRow {
 };
 
 // One row per field that a flag can set: all but the tenants. Types come from the message.
-constexpr std::array<FlagRow, 26> kRows = {{
+constexpr std::array<FlagRow, 28> kRows = {{
     {"listen", "ADDRESS", "listen",
      "unix:PATH or host:port; repeat it or separate by commas for more than one"},
     {"unix-socket-mode", "MODE", "unix_socket_mode", "octal file mode of the Unix sockets"},
@@ -49,6 +49,9 @@ constexpr std::array<FlagRow, 26> kRows = {{
     {"max-sessions", "N", "max_sessions", "sessions attached at a time"},
     {"max-sequences-per-tenant", "N", "max_sequences_per_tenant", "sequences held at a time"},
     {"max-models-per-tenant", "N", "max_models_per_tenant", "models registered"},
+    {"max-prefixes-per-tenant", "N", "max_prefixes_per_tenant", "prefixes published at a time"},
+    {"prefix-hash-seed", "N", "prefix_hash_seed",
+     "what the hash chain over prefixes starts from; the same on nodes that share them"},
     {"max-message-bytes", "BYTES", "max_message_bytes", "one gRPC message, either way"},
     {"compactor-threads", "N", "compactor_threads", "threads that encode and generate strategies"},
     {"compactor-cpus", "LIST", "compactor_cpus",

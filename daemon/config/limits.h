@@ -25,6 +25,7 @@ inline constexpr Range kDirectoryExtentBytes = {kExtentUnit, kGiB};
 inline constexpr Range kMaxSessions = {1, 4096};
 inline constexpr Range kMaxSequencesPerTenant = {1, 1048576};
 inline constexpr Range kMaxModelsPerTenant = {1, 4096};
+inline constexpr Range kMaxPrefixesPerTenant = {1, 1048576};
 inline constexpr Range kMaxMessageBytes = {64 * kKiB, 2147483647};  // gRPC counts in int
 inline constexpr Range kCompactorThreads = {1, 256};
 inline constexpr Range kCompactorCpus = {0, 4095};  // their numbers

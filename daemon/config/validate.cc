@@ -205,6 +205,7 @@ absl::Status Validate(const Config& config, const DeviceMemory& memory) {
       CheckRange("max_sequences_per_tenant", config.max_sequences_per_tenant,
                  kMaxSequencesPerTenant),
       CheckRange("max_models_per_tenant", config.max_models_per_tenant, kMaxModelsPerTenant),
+      CheckRange("max_prefixes_per_tenant", config.max_prefixes_per_tenant, kMaxPrefixesPerTenant),
       CheckRange("max_message_bytes", config.max_message_bytes, kMaxMessageBytes),
       CheckRange("compactor_threads", config.compactor_threads, kCompactorThreads),
       CheckRange("raw_copy_bytes", config.raw_copy_bytes, kRawCopyBytes),

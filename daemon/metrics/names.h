@@ -52,6 +52,18 @@ inline constexpr Description<1> kObservationBytes = {
     "budget.",
     Kind::kGauge,
     {"tenant"}};
+inline constexpr Description<1> kPrefixes = {
+    "tessera_prefixes", "Prefixes published now.", Kind::kGauge, {"tenant"}};
+inline constexpr Description<1> kPrefixBytes = {
+    "tessera_prefix_bytes",
+    "Bytes of the tiles that published prefixes hold; what two of them share counts twice.",
+    Kind::kGauge,
+    {"tenant"}};
+inline constexpr Description<1> kPrefixWaits = {
+    "tessera_prefix_waits",
+    "Match calls that wait now for a head that another session computes.",
+    Kind::kGauge,
+    {"tenant"}};
 inline constexpr Description<2> kBackgroundJobs = {"tessera_background_jobs",
                                                    "Background jobs now, by priority and state.",
                                                    Kind::kGauge,
@@ -119,6 +131,26 @@ inline constexpr Description<0> kRawRowsDroppedTotal = {
     {}};
 inline constexpr Description<0> kSelectRequestsTotal = {
     "tessera_select_requests_total", "Select calls that the daemon computed.", Kind::kCounter, {}};
+inline constexpr Description<2> kPrefixMatchesTotal = {
+    "tessera_prefix_matches_total",
+    "Match calls by what they found of their token list: all, a part, or nothing.",
+    Kind::kCounter,
+    {"tenant", "outcome"}};
+inline constexpr Description<2> kPrefixMatchTokensTotal = {
+    "tessera_prefix_match_tokens_total",
+    "Tokens that Match calls asked for, and those that they found published.",
+    Kind::kCounter,
+    {"tenant", "side"}};
+inline constexpr Description<2> kPrefixesPublishedTotal = {
+    "tessera_prefixes_published_total",
+    "Publish calls that made a prefix findable, or found the head published already.",
+    Kind::kCounter,
+    {"tenant", "outcome"}};
+inline constexpr Description<2> kPrefixesDroppedTotal = {
+    "tessera_prefixes_dropped_total",
+    "Prefixes that are not findable any more, by why.",
+    Kind::kCounter,
+    {"tenant", "reason"}};
 inline constexpr Description<0> kTailFullWaitsTotal = {
     "tessera_tail_full_waits_total",
     "Times that decoding had to wait because a tail ring was full.",

@@ -31,6 +31,8 @@ std::string_view TagName(MemoryTag tag) {
       return "raw_copies";
     case MemoryTag::kObservations:
       return "observations";
+    case MemoryTag::kPrefixIndex:
+      return "prefix_index";
   }
   return "unknown";
 }

@@ -26,8 +26,9 @@ enum class MemoryTag : std::uint8_t {
   kDirectoryExtents,  // physical, charged to the node
   kRawCopies,         // of rows encoded provisionally; host memory with a budget of its own
   kObservations,      // what workers show for token policies; likewise, and of the same budget
+  kPrefixIndex,       // token ids: of published prefixes, and of calls that ask for one
 };
-inline constexpr std::size_t kMemoryTags = 11;
+inline constexpr std::size_t kMemoryTags = 12;
 std::string_view TagName(MemoryTag tag);
 
 class Charge;

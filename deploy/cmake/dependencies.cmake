@@ -19,6 +19,12 @@ tessera_require(OpenSSL)
 tessera_require(prometheus-cpp CONFIG)
 tessera_require(spdlog CONFIG)
 tessera_require(Eigen3 CONFIG)
+# Used as a header alone; its package has no CMake file.
+find_path(TESSERA_XXHASH_INCLUDE xxhash.h)
+if(NOT TESSERA_XXHASH_INCLUDE)
+  message(FATAL_ERROR
+    "xxhash.h was not found. deploy/install-packages installs what the build needs.")
+endif()
 if(TESSERA_TESTS)
   tessera_require(GTest)
 endif()

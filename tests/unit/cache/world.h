@@ -56,6 +56,7 @@ class World {
     std::uint32_t tenants = 1;
     std::uint32_t max_models = 8;
     std::uint32_t max_sequences = 100000;
+    std::uint32_t max_prefixes = 1000;
     device::Device* device = nullptr;  // null: the CPU
     std::uint64_t pool_extent_bytes = kTestPoolExtent;
     std::uint64_t raw_copy_bytes = 0;  // of the node; 0: unlimited
@@ -78,6 +79,7 @@ class World {
                           .tail_extent_bytes = kTestTailExtent,
                           .max_models = options.max_models,
                           .max_sequences = options.max_sequences,
+                          .max_prefixes = options.max_prefixes,
                           .pin_limit = kTestPinLimit,
                           .node = &node_,
                           .raw_copies = &raw_copies_,

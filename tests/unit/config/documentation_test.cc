@@ -78,6 +78,7 @@ TEST(Documentation, CommentsNameTheLimits) {
       {"max_sessions", kMaxSessions},
       {"max_sequences_per_tenant", kMaxSequencesPerTenant},
       {"max_models_per_tenant", kMaxModelsPerTenant},
+      {"max_prefixes_per_tenant", kMaxPrefixesPerTenant},
       {"max_message_bytes", kMaxMessageBytes},
       {"compactor_threads", kCompactorThreads},
       {"compactor_cpus", kCompactorCpus},

@@ -51,6 +51,8 @@ class Generator {
     config.max_sessions = Small(kMaxSessions);
     config.max_sequences_per_tenant = Small(kMaxSequencesPerTenant);
     config.max_models_per_tenant = Small(kMaxModelsPerTenant);
+    config.max_prefixes_per_tenant = Small(kMaxPrefixesPerTenant);
+    config.prefix_hash_seed = In({0, ~std::uint64_t{0}});
     config.max_message_bytes = In(kMaxMessageBytes);
     config.compactor_threads = Small(kCompactorThreads);
     for (std::uint32_t cpu = Small({0, 3}); Coin(); cpu += Small({1, 3})) {

@@ -105,6 +105,7 @@ TEST(Validate, EveryRangeHoldsExactly) {
       {"max_sequences_per_tenant", kMaxSequencesPerTenant,
        Setter(&Config::max_sequences_per_tenant)},
       {"max_models_per_tenant", kMaxModelsPerTenant, Setter(&Config::max_models_per_tenant)},
+      {"max_prefixes_per_tenant", kMaxPrefixesPerTenant, Setter(&Config::max_prefixes_per_tenant)},
       {"max_message_bytes", kMaxMessageBytes, Setter(&Config::max_message_bytes)},
       {"compactor_threads", kCompactorThreads, Setter(&Config::compactor_threads)},
       {"raw_copy_bytes", kRawCopyBytes, Setter(&Config::raw_copy_bytes)},
