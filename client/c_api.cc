@@ -225,6 +225,53 @@ tessera_code tessera_sequence_fork(tessera_sequence* sequence, tessera_sequence*
   return Hand(sequence->sequence.Fork(), child, error);
 }
 
+tessera_code tessera_sequence_publish(tessera_sequence* sequence, const uint32_t* token_ids,
+                                      size_t count, const tessera_publish_options* options,
+                                      uint64_t* prefix_id, int* deduplicated,
+                                      tessera_error* error) {
+  const tessera_publish_options given =
+      Adopt(options, tessera_publish_options TESSERA_PUBLISH_OPTIONS_INIT);
+  const absl::StatusOr<client::PublishedPrefix> published = sequence->sequence.Publish(
+      {token_ids, count},
+      {.ttl = std::chrono::milliseconds(given.ttl_ms), .pinned = given.pinned != 0});
+  if (published.ok() && prefix_id != nullptr) *prefix_id = published->prefix.value();
+  if (published.ok() && deduplicated != nullptr) *deduplicated = published->deduplicated;
+  return Report(published.status(), error);
+}
+
+tessera_code tessera_match(tessera_worker* worker, const tessera_model* model,
+                           const tessera_match_options* options, tessera_prefix_match* match,
+                           tessera_error* error) {
+  const tessera_match_options given =
+      Adopt(options, tessera_match_options TESSERA_MATCH_OPTIONS_INIT);
+  const absl::StatusOr<client::PrefixMatch> found =
+      worker->worker->Match(model->model, {.policy = Text(given.policy),
+                                           .tokens = {given.token_ids, given.token_count},
+                                           .wait = std::chrono::milliseconds(given.wait_ms),
+                                           .will_compute = given.will_compute != 0});
+  if (found.ok()) {
+    tessera_prefix_match told = {match->struct_size, found->prefix.value(), found->tokens,
+                                 found->computing, found->computation.value()};
+    std::memcpy(match, &told, std::min(match->struct_size, sizeof told));
+  }
+  return Report(found.status(), error);
+}
+
+tessera_code tessera_fork_prefix(tessera_worker* worker, const tessera_model* model,
+                                 const tessera_prefix_match* match, uint64_t tokens,
+                                 tessera_sequence** sequence, tessera_error* error) {
+  const tessera_prefix_match given = Adopt(match, tessera_prefix_match TESSERA_PREFIX_MATCH_INIT);
+  return Hand(worker->worker->Fork({.model = model->model,
+                                    .prefix = tessera::PrefixId(given.prefix_id),
+                                    .tokens = given.tokens},
+                                   tokens),
+              sequence, error);
+}
+
+tessera_code tessera_free_id(tessera_worker* worker, uint64_t id, tessera_error* error) {
+  return Report(worker->worker->Free(tessera::PrefixId(id)), error);
+}
+
 tessera_code tessera_sequence_truncate(tessera_sequence* sequence, uint64_t tokens,
                                        tessera_error* error) {
   return Report(sequence->sequence.Truncate(tokens), error);

@@ -205,6 +205,10 @@ v1::Hello Core::MakeHello() {
   hello.set_group(options_.group);
   hello.set_rank(options_.rank);
   hello.set_group_size(options_.group_size);
+  if (options_.prefix_hash.has_value()) hello.set_prefix_hash(*options_.prefix_hash);
+  if (options_.prefix_hash_seed.has_value()) {
+    hello.set_prefix_hash_seed(*options_.prefix_hash_seed);
+  }
   MutexLock lock(mutex_);
   hello.set_previous_instance(instance_);
   for (const std::weak_ptr<SequenceState>& weak : sequences_) {

@@ -134,6 +134,14 @@ class GrpcTransport final : public Transport {
                     Clock::Duration timeout) override {
     return Run(&v1::Tessera::Stub::Attend, request, response, timeout);
   }
+  absl::Status Call(const v1::PublishRequest& request, v1::PublishResponse& response,
+                    Clock::Duration timeout) override {
+    return Run(&v1::Tessera::Stub::Publish, request, response, timeout);
+  }
+  absl::Status Call(const v1::MatchRequest& request, v1::MatchResponse& response,
+                    Clock::Duration timeout) override {
+    return Run(&v1::Tessera::Stub::Match, request, response, timeout);
+  }
   absl::Status Call(const v1::DescribeRequest& request, v1::DescribeResponse& response,
                     Clock::Duration timeout) override {
     return Run(&v1::Tessera::Stub::Describe, request, response, timeout);

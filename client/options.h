@@ -52,6 +52,10 @@ struct AttachOptions {
   std::string group;                      // tensor-parallel group, or empty
   std::uint32_t rank = 0;
   std::uint32_t group_size = 0;
+  // How the worker counts on prefixes being hashed; attaching fails where they are in another way.
+  // Unset: as the daemon does (Worker::welcome).
+  std::optional<std::string> prefix_hash;  // "xxh3-128/32"
+  std::optional<std::uint64_t> prefix_hash_seed;
   // False, or an address of another machine: everything goes through RPC (the remote door).
   bool map_memory = true;
   ReattachPolicy reattach;

@@ -165,6 +165,28 @@ absl::StatusOr<Sequence> Sequence::Fork(const std::string* policy) {
   return Sequence(core_, std::move(child));
 }
 
+absl::StatusOr<PublishedPrefix> Sequence::Publish(std::span<const std::uint32_t> token_ids,
+                                                  const PublishOptions& options) {
+  absl::StatusOr<Hold> hold = Take(core_, state_);
+  if (!hold.ok()) return hold.status();
+  if (state_->observer != nullptr) {
+    // What was seen must be shown first.
+    absl::Status status = Compress(*hold->session, 0, 0).status();
+    if (!status.ok()) return status;
+  }
+  v1::PublishRequest request;
+  v1::PublishResponse response;
+  request.set_sequence_id(state_->id.value());
+  request.mutable_token_ids()->Add(token_ids.begin(), token_ids.end());
+  request.set_ttl_ms(static_cast<std::uint64_t>(options.ttl.count()));
+  request.set_pinned(options.pinned);
+  if (absl::Status status = hold->session->Call(request, response); !status.ok()) return status;
+  return PublishedPrefix{.prefix = PrefixId(response.prefix_id()),
+                         .tokens = response.tokens(),
+                         .deduplicated = response.deduplicated(),
+                         .rebased = response.rebased()};
+}
+
 absl::Status Sequence::Truncate(std::uint64_t tokens) {
   absl::StatusOr<Hold> hold = Take(core_, state_);
   if (!hold.ok()) return hold.status();

@@ -11,6 +11,7 @@
 #include "client/compress.h"
 #include "client/model.h"
 #include "client/observer.h"
+#include "client/prefix.h"
 #include "daemon/base/ids.h"
 #include "tessera/v1/tessera.pb.h"
 
@@ -79,6 +80,11 @@ class Sequence {
   // What was observed stays with this one.
   absl::StatusOr<Sequence> Fork();
   absl::StatusOr<Sequence> Fork(const std::string& policy);
+  // Makes a head of it a prefix that every worker of the tenant finds: of so many tokens as there
+  // are ids, all that it holds unless its policy keeps every token. Compressed first, as by
+  // Compress. The sequence goes on; the prefix stays when it ends. See the proto for the errors.
+  absl::StatusOr<PublishedPrefix> Publish(std::span<const std::uint32_t> token_ids,
+                                          const PublishOptions& options = {});
   // Keeps the first `tokens` tokens. OUT_OF_RANGE where there are fewer.
   absl::Status Truncate(std::uint64_t tokens);
   // Gives the tail rings back: for sequences that will not decode for a while.

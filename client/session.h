@@ -46,11 +46,12 @@ class Session {
   absl::Status status() const;
 
   // Fills in the session key. UNAVAILABLE once the lease is lost, whatever the daemon answered.
+  // `wait`: that the daemon may take beside what calls may take anyway.
   template <typename Request, typename Response>
-  absl::Status Call(Request& request, Response& response) {
+  absl::Status Call(Request& request, Response& response, Clock::Duration wait = {}) {
     if (absl::Status lost = status(); !lost.ok()) return lost;
     *request.mutable_session() = welcome_.session();
-    return Explain(transport_->Call(request, response, options_.rpc_timeout));
+    return Explain(transport_->Call(request, response, options_.rpc_timeout + wait));
   }
 
   // In the order asked. All or none.

@@ -188,6 +188,55 @@ TESSERA_API tessera_code tessera_sequence_describe(const tessera_sequence* seque
                                                    tessera_sequence_info* info,
                                                    tessera_error* error);
 
+/* ---- published prefixes ------------------------------------------------------------------- */
+
+typedef struct tessera_publish_options {
+  size_t struct_size;
+  uint64_t ttl_ms; /* while nobody uses it; 0: no limit */
+  int32_t pinned;  /* 1: stays until it is freed by name */
+} tessera_publish_options;
+#define TESSERA_PUBLISH_OPTIONS_INIT \
+  { sizeof(tessera_publish_options), 0, 0 }
+
+/* Of the first `count` tokens, which have these ids: all that it holds, unless its policy keeps
+ * every token. `prefix_id` and `deduplicated` are optional. */
+TESSERA_API tessera_code tessera_sequence_publish(tessera_sequence* sequence,
+                                                  const uint32_t* token_ids, size_t count,
+                                                  const tessera_publish_options* options,
+                                                  uint64_t* prefix_id, int* deduplicated,
+                                                  tessera_error* error);
+
+typedef struct tessera_match_options {
+  size_t struct_size;
+  const char* policy; /* NULL or a name */
+  const uint32_t* token_ids;
+  size_t token_count;
+  uint64_t wait_ms;     /* for what another worker computes */
+  int32_t will_compute; /* 1: this worker computes what is not found, and publishes it */
+} tessera_match_options;
+#define TESSERA_MATCH_OPTIONS_INIT \
+  { sizeof(tessera_match_options), NULL, NULL, 0, 0, 0 }
+
+typedef struct tessera_prefix_match {
+  size_t struct_size; /* set by the caller */
+  uint64_t prefix_id; /* 0: nothing is published */
+  uint64_t tokens;
+  uint64_t computing_tokens;
+  uint64_t computation_id; /* 0: none; see tessera_free_id */
+} tessera_prefix_match;
+#define TESSERA_PREFIX_MATCH_INIT \
+  { sizeof(tessera_prefix_match), 0, 0, 0, 0 }
+
+TESSERA_API tessera_code tessera_match(tessera_worker* worker, const tessera_model* model,
+                                       const tessera_match_options* options,
+                                       tessera_prefix_match* match, tessera_error* error);
+/* A sequence that begins with the first `tokens` of what was matched; 0: all of it. */
+TESSERA_API tessera_code tessera_fork_prefix(tessera_worker* worker, const tessera_model* model,
+                                             const tessera_prefix_match* match, uint64_t tokens,
+                                             tessera_sequence** sequence, tessera_error* error);
+/* Of a prefix: nobody finds it any more. Of a computation: it will not come about. */
+TESSERA_API tessera_code tessera_free_id(tessera_worker* worker, uint64_t id, tessera_error* error);
+
 /* ---- decode ------------------------------------------------------------------------------- */
 
 /* Calls task(task_context, i) for every i below `tasks`, on any threads, and returns when all are

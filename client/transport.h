@@ -59,6 +59,10 @@ class Transport {
                             Clock::Duration timeout) = 0;
   virtual absl::Status Call(const v1::AttendRequest& request, v1::AttendResponse& response,
                             Clock::Duration timeout) = 0;
+  virtual absl::Status Call(const v1::PublishRequest& request, v1::PublishResponse& response,
+                            Clock::Duration timeout) = 0;
+  virtual absl::Status Call(const v1::MatchRequest& request, v1::MatchResponse& response,
+                            Clock::Duration timeout) = 0;
   virtual absl::Status Call(const v1::DescribeRequest& request, v1::DescribeResponse& response,
                             Clock::Duration timeout) = 0;
   virtual absl::Status Call(const v1::StatsRequest& request, v1::StatsResponse& response,

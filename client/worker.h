@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "client/model.h"
 #include "client/options.h"
+#include "client/prefix.h"
 #include "client/sequence.h"
 #include "client/step.h"
 #include "client/tensor.h"
@@ -81,6 +82,18 @@ class Worker {
   // The handle of a sequence that another session has handed over to this one.
   absl::StatusOr<Sequence> Adopt(const Model& model, SequenceId sequence);
 
+  // The longest published prefix of a token list, under a model and a policy. Ranks of a group that
+  // ask the same get the same answer. What is found can be forked for 30 s at least.
+  absl::StatusOr<PrefixMatch> Match(const Model& model, const MatchOptions& options);
+  // A sequence of this worker that begins with what was matched, or with the first `tokens` of it:
+  // at its end, or at a multiple of 32 where the policy keeps every token. No KV is copied.
+  // NOT_FOUND where the prefix has gone meanwhile.
+  absl::StatusOr<Sequence> Fork(const PrefixMatch& match, std::uint64_t tokens = 0);
+  // Nobody finds it from now on; what was forked from it lives on. OK where it is gone already.
+  absl::Status Free(PrefixId prefix);
+  // This worker will not compute what it said: those who wait are told.
+  absl::Status Withdraw(ComputationId computation);
+
   // Starts a step of a batch of sequences of one model. Opens tail rings on first use and waits for
   // space in them: RESOURCE_EXHAUSTED after options.timeout, or where 64 steps are in flight.
   // FAILED_PRECONDITION for a FAILED sequence, with the daemon's reason. The sequences may be
@@ -116,6 +129,7 @@ class Worker {
 
  private:
   explicit Worker(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+  absl::Status FreeId(std::uint64_t id);
   const std::shared_ptr<Core> core_;
 };
 

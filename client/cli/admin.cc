@@ -64,6 +64,14 @@ absl::StatusOr<v1::ListSequencesResponse> Admin::Sequences(std::uint32_t limit) 
   });
 }
 
+absl::StatusOr<v1::ListPrefixesResponse> Admin::Prefixes(std::uint32_t limit) {
+  v1::ListPrefixesRequest request;
+  request.set_limit(limit);
+  return Run<v1::ListPrefixesResponse>(address_, [&](auto* context, auto* response) {
+    return stub_->ListPrefixes(context, request, response);
+  });
+}
+
 absl::StatusOr<v1::DescribeResponse> Admin::Describe(std::uint64_t sequence) {
   v1::DescribeRequest request;
   request.set_sequence_id(sequence);

@@ -18,6 +18,7 @@ class Admin {
   absl::StatusOr<v1::StatsResponse> Stats();
   absl::StatusOr<v1::ListSessionsResponse> Sessions();
   absl::StatusOr<v1::ListSequencesResponse> Sequences(std::uint32_t limit);
+  absl::StatusOr<v1::ListPrefixesResponse> Prefixes(std::uint32_t limit);
   absl::StatusOr<v1::ListPoliciesResponse> Policies();
   absl::StatusOr<v1::DescribeResponse> Describe(std::uint64_t sequence);
   // Waits as long as it takes.

@@ -219,9 +219,11 @@ int RunStatus(std::span<const std::string_view> args) {
 
 int RunEvict(std::span<const std::string_view> args) {
   return RunWithFlags(
-      Flags("Usage: tessera evict SEQUENCE... [--address=ADDRESS]\n\n"
-            "Frees sequences, whoever owns them; their workers get NOT_FOUND.",
-            WithDoor({})),
+      Flags(
+          "Usage: tessera evict SEQUENCE... [--address=ADDRESS]\n\n"
+          "Frees sequences, whoever owns them; their workers get NOT_FOUND. And prefixes: nobody\n"
+          "finds them any more.",
+          WithDoor({})),
       args, [](const Flags& flags) -> absl::Status {
         if (flags.positional().empty()) {
           return absl::InvalidArgumentError(

@@ -131,7 +131,8 @@ std::shared_ptr<Prefix> PrefixStore::Find(const PrefixChain& chain, Ids ids) con
 }
 
 absl::StatusOr<PrefixStore::Published> PrefixStore::Publish(Publication publication) {
-  const std::uint64_t tile_bytes = publication.frozen->Describe(/*lanes=*/false).tile_bytes;
+  const std::uint64_t tile_bytes =
+      publication.frozen == nullptr ? 0 : publication.frozen->Describe(/*lanes=*/false).tile_bytes;
   Aftermath after(*this);
   std::shared_ptr<Prefix> prefix;  // outlives the lock, published or not
   MutexLock lock(mutex_);
@@ -145,6 +146,8 @@ absl::StatusOr<PrefixStore::Published> PrefixStore::Publish(Publication publicat
     PrefixSet::Extend(*entry, publication.life);
     set_.Touch(*entry, now);
     prefix = entry->prefix;
+  } else if (publication.frozen == nullptr) {
+    return Published();
   } else {
     prefix = std::make_shared<Prefix>(
         Prefix::Options{.sequence = publication.frozen,

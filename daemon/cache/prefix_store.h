@@ -97,10 +97,11 @@ class PrefixStore {
     std::string policy;
     Ids ids;
     PrefixLife life;
-    std::shared_ptr<Sequence> frozen;  // nobody else has it; freed where it is not needed
+    // Nobody else has it; freed where it is not needed. Null: only where the head is there already.
+    std::shared_ptr<Sequence> frozen;
   };
   struct Published {
-    std::shared_ptr<Prefix> prefix;
+    std::shared_ptr<Prefix> prefix;  // null: it is not there
     bool existed = false;  // the head was published before; its life is the longer one then
   };
   absl::StatusOr<Published> Publish(Publication publication);

@@ -59,6 +59,7 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
   if (policies::MovesPositions(policy)) {
     if (absl::Status fits = MayMovePositions(sequence); !fits.ok()) return fits;
   }
+  if (PolicyOf(sequence).text != policy.text && !sequence.AsItCame()) sequence.set_made_by_hand();
   // Nothing would come back to what waits for a strategy: its form is final then.
   if (!policy.mosaic.has_value()) sequence.DropRawRows();
   // There is nothing to do, or to know, for one that stays dense.
@@ -85,6 +86,19 @@ absl::Status Compactor::Truncate(cache::Sequence& sequence, std::uint64_t tokens
   const ManagedSequence::Pause pause(*managed);
   absl::Status status = sequence.Truncate(tokens);
   if (status.ok()) managed->CutTo(tokens, pause);
+  return status;
+}
+
+absl::Status Compactor::TakeSegmentsOf(cache::Sequence& sequence, const cache::Sequence& other) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  const std::shared_ptr<ManagedSequence> theirs = ManagedSequence::Of(other);
+  if (managed == nullptr || theirs == nullptr) return sequence.TakeSegmentsOf(other);
+  const ManagedSequence::Pause pause(*managed);
+  const ManagedSequence::Pause their_pause(*theirs);
+  absl::Status status = sequence.TakeSegmentsOf(other);
+  if (!status.ok()) return status;
+  // As a fork of the other: what was learnt of the segments before is of no use.
+  sequence.set_companion(std::make_shared<ManagedSequence>(*theirs, their_pause, sequence.model()));
   return status;
 }
 

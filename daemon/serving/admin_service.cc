@@ -96,12 +96,36 @@ grpc::Status AdminService::ListSequences(grpc::ServerContext* context,
   });
 }
 
+grpc::Status AdminService::ListPrefixes(grpc::ServerContext* context,
+                                        const v1::ListPrefixesRequest* request,
+                                        v1::ListPrefixesResponse* response) {
+  return Serve("ListPrefixes", *context, [&]() -> absl::Status {
+    constexpr std::size_t kDefaultLimit = 1000;
+    const std::size_t limit = request->limit() == 0 ? kDefaultLimit : request->limit();
+    if (!request->tenant().empty() && services_.node->TenantByName(request->tenant()) == nullptr) {
+      return absl::NotFoundError(Concat("no tenant ", Quoted(request->tenant())));
+    }
+    for (const std::unique_ptr<cache::Tenant>& tenant : services_.node->tenants()) {
+      if (!request->tenant().empty() && tenant->name() != request->tenant()) continue;
+      std::vector<cache::PrefixStore::Description> prefixes = tenant->prefixes().List();
+      response->set_total(response->total() + prefixes.size());
+      if (prefixes.size() > limit) prefixes.resize(limit);
+      for (const cache::PrefixStore::Description& prefix : prefixes) {
+        serving::Describe(*services_.clock, prefix, *response->add_prefixes());
+        response->mutable_prefixes()->rbegin()->set_tenant(tenant->name());
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
 grpc::Status AdminService::Evict(grpc::ServerContext* context, const v1::EvictRequest* request,
                                  v1::EvictResponse*) {
   return Serve("Evict", *context, [&]() -> absl::Status {
     const SequenceId id(request->sequence_id());
     cache::Tenant* tenant = services_.node->TenantOf(id.value());
     if (tenant == nullptr) return absl::NotFoundError(Concat("no ", id.ToString()));
+    if (tenant->prefixes().Free(PrefixId(id.value()))) return absl::OkStatus();
     return tenant->FreeSequence(id);
   });
 }

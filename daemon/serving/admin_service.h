@@ -20,6 +20,8 @@ class AdminService final : public v1::TesseraAdmin::Service {
                             v1::ListSessionsResponse* response) override;
   grpc::Status ListSequences(grpc::ServerContext* context, const v1::ListSequencesRequest* request,
                              v1::ListSequencesResponse* response) override;
+  grpc::Status ListPrefixes(grpc::ServerContext* context, const v1::ListPrefixesRequest* request,
+                            v1::ListPrefixesResponse* response) override;
   grpc::Status Evict(grpc::ServerContext* context, const v1::EvictRequest* request,
                      v1::EvictResponse* response) override;
   grpc::Status ListPolicies(grpc::ServerContext* context, const v1::ListPoliciesRequest* request,

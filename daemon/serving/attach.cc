@@ -40,9 +40,33 @@ absl::Status CheckHello(const v1::Hello& hello) {
           Concat("a worker or group name has ", name->size(), " bytes; the limit is ", kMaxName));
     }
   }
-  if (hello.group_size() > 1 && hello.rank() >= hello.group_size()) {
+  if (hello.group_size() <= 1) return absl::OkStatus();
+  if (hello.group_size() > cache::PrefixStore::kMostRanks) {
+    return absl::InvalidArgumentError(Concat("group_size is ", hello.group_size(),
+                                             "; the limit is ", cache::PrefixStore::kMostRanks));
+  }
+  if (hello.rank() >= hello.group_size()) {
     return absl::InvalidArgumentError(
         Concat("rank is ", hello.rank(), " in a group of ", hello.group_size()));
+  }
+  if (hello.group().empty()) {
+    return absl::InvalidArgumentError(
+        Concat("group_size is ", hello.group_size(), " and group is empty; name the group"));
+  }
+  return absl::OkStatus();
+}
+
+// A worker that looks for prefixes by hashes of its own would miss all of them without a word.
+absl::Status CheckPrefixHash(const v1::Hello& hello, std::uint64_t seed) {
+  if (hello.has_prefix_hash() && hello.prefix_hash() != cache::kPrefixHashName) {
+    return absl::FailedPreconditionError(Concat("the client hashes prefixes with ",
+                                                Quoted(hello.prefix_hash()), ", this daemon with ",
+                                                Quoted(cache::kPrefixHashName)));
+  }
+  if (hello.has_prefix_hash_seed() && hello.prefix_hash_seed() != seed) {
+    return absl::FailedPreconditionError(Concat("the client hashes prefixes from seed ",
+                                                hello.prefix_hash_seed(), ", this daemon from ",
+                                                seed, " (prefix_hash_seed)"));
   }
   return absl::OkStatus();
 }
@@ -171,9 +195,14 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     if (absl::Status status = services.device->health(); !status.ok()) return status;
     absl::StatusOr<cache::Tenant*> tenant = services.node->TenantByToken(hello.tenant_token());
     if (!tenant.ok()) return tenant.status();
+    const std::uint64_t seed = (*tenant)->options().prefix_hash_seed;
+    if (absl::Status status = CheckPrefixHash(hello, seed); !status.ok()) return status;
     if (absl::Status status = services.node->AdmitSession(**tenant); !status.ok()) return status;
-    absl::StatusOr<std::shared_ptr<cache::SessionState>> session = (*tenant)->OpenSession(
-        {.worker_name = hello.worker_name(), .group = hello.group(), .rank = hello.rank()});
+    absl::StatusOr<std::shared_ptr<cache::SessionState>> session =
+        (*tenant)->OpenSession({.worker_name = hello.worker_name(),
+                                .group = hello.group(),
+                                .rank = hello.rank(),
+                                .group_size = std::max(1u, hello.group_size())});
     if (!session.ok()) {
       services.node->SessionEnded();
       return session.status();
@@ -212,6 +241,8 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     welcome.set_pool_extent_bytes(options.pool_extent_bytes);
     welcome.set_protocol_version(shm::kProtocolVersion);
     welcome.set_layout_fingerprint(shm::kLayoutFingerprint);
+    welcome.set_prefix_hash(std::string(cache::kPrefixHashName));
+    welcome.set_prefix_hash_seed(options.prefix_hash_seed);
     welcome.set_max_message_bytes(services.max_message_bytes);
     const bool same_daemon = hello.previous_instance() == services.node->instance();
     for (std::uint64_t id : hello.sequence_ids()) {

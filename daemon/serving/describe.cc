@@ -105,6 +105,28 @@ absl::Status DescribeSequence(const Services& services, const cache::Sequence& s
              services.max_message_bytes, request.entries() ? "; ask without entries" : ""));
 }
 
+void Describe(const Clock& clock, const cache::PrefixStore::Description& prefix,
+              v1::PrefixInfo& out) {
+  const auto seconds = [](Clock::Duration time) {
+    return std::chrono::duration<double>(time).count();
+  };
+  const cache::Prefix::Options& options = prefix.prefix->options();
+  const cache::Sequence::Description held = options.sequence->Describe(/*lanes=*/false);
+  out.set_prefix_id(prefix.prefix->id().value());
+  out.set_model(options.sequence->model().spec().name);
+  out.set_policy(options.policy);
+  out.set_rank(options.rank);
+  out.set_group_size(options.group_size);
+  out.set_tokens(options.tokens);
+  out.set_tile_bytes(held.tile_bytes);
+  out.set_shared_tile_bytes(held.shared_tile_bytes);
+  out.set_references(options.forks->count());
+  out.set_age_seconds(seconds(clock.Now() - options.published));
+  out.set_idle_seconds(seconds(prefix.idle));
+  out.set_ttl_seconds(seconds(prefix.life.ttl));
+  out.set_pinned(prefix.life.pinned);
+}
+
 namespace {
 
 void FillCompaction(const Services& services, v1::CompactionStats& out) {
@@ -169,6 +191,10 @@ void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out) {
   out.set_sequences_failed(counters.sequences_failed.load());
   out.set_entries_packed(counters.entries_packed.load());
   out.set_entries_dropped(counters.entries_dropped.load());
+  const cache::PrefixStore::Figures prefixes = tenant.prefixes().figures();
+  out.set_prefixes(prefixes.prefixes);
+  out.set_prefix_bytes(prefixes.tile_bytes);
+  out.set_prefix_waits(prefixes.waiting);
   out.set_observation_bytes(tenant.raw_copies().used_bytes(pool::MemoryTag::kObservations));
 }
 
@@ -187,6 +213,26 @@ void NodeCollector::CollectCompaction(metrics::Visitor& visitor) const {
   visitor.Add(metrics::kRunsLeftPlainTotal, counters.left_plain.load());
   visitor.Add(metrics::kTokenChoicesTotal, counters.decisions_made.load());
   visitor.Add(metrics::kRawRowsDroppedTotal, counters.raw_rows_dropped.load());
+}
+
+void NodeCollector::CollectPrefixes(cache::Tenant& tenant, metrics::Visitor& visitor) {
+  const cache::PrefixStore::Figures figures = tenant.prefixes().figures();
+  const std::string& name = tenant.name();
+  visitor.Add(metrics::kPrefixes, figures.prefixes, name);
+  visitor.Add(metrics::kPrefixBytes, figures.tile_bytes, name);
+  visitor.Add(metrics::kPrefixWaits, figures.waiting, name);
+  visitor.Add(metrics::kPrefixMatchesTotal, figures.matches_whole, name, "all");
+  visitor.Add(metrics::kPrefixMatchesTotal, figures.matches_part, name, "part");
+  visitor.Add(metrics::kPrefixMatchesTotal, figures.matches_nothing, name, "nothing");
+  visitor.Add(metrics::kPrefixMatchTokensTotal, figures.tokens_asked, name, "asked");
+  visitor.Add(metrics::kPrefixMatchTokensTotal, figures.tokens_found, name, "found");
+  visitor.Add(metrics::kPrefixesPublishedTotal, figures.published, name, "new");
+  visitor.Add(metrics::kPrefixesPublishedTotal, figures.deduplicated, name, "known");
+  constexpr std::string_view kReasons[cache::kDropReasons] = {"expired", "least_recently_used",
+                                                              "freed"};
+  for (std::size_t i = 0; i < cache::kDropReasons; ++i) {
+    visitor.Add(metrics::kPrefixesDroppedTotal, figures.dropped[i], name, kReasons[i]);
+  }
 }
 
 void NodeCollector::Collect(metrics::Visitor& visitor) const {
@@ -210,6 +256,7 @@ void NodeCollector::Collect(metrics::Visitor& visitor) const {
     const pool::Account& host = tenant->raw_copies();
     visitor.Add(metrics::kRawCopyBytes, host.used_bytes(pool::MemoryTag::kRawCopies), name);
     visitor.Add(metrics::kObservationBytes, host.used_bytes(pool::MemoryTag::kObservations), name);
+    CollectPrefixes(*tenant, visitor);
     visitor.Add(metrics::kSequences, tenant->sequence_count(), name);
     visitor.Add(metrics::kDecodingSequences, CountDecoding(*tenant), name);
     visitor.Add(metrics::kEpochRetiredBytes, tenant->epochs().waiting_bytes());

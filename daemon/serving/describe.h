@@ -11,6 +11,9 @@ namespace tessera::serving {
 // RESOURCE_EXHAUSTED where the answer would be larger than a message.
 absl::Status DescribeSequence(const Services& services, const cache::Sequence& sequence,
                               const v1::DescribeRequest& request, v1::DescribeResponse& out);
+// All but the tenant's name.
+void Describe(const Clock& clock, const cache::PrefixStore::Description& prefix,
+              v1::PrefixInfo& out);
 void FillNodeStats(const Services& services, v1::StatsResponse& out);
 void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out);
 
@@ -22,6 +25,7 @@ class NodeCollector final : public metrics::Collector {
 
  private:
   void CollectCompaction(metrics::Visitor& visitor) const;
+  static void CollectPrefixes(cache::Tenant& tenant, metrics::Visitor& visitor);
 
   const Services& services_;
   const cache::Node& node_;

@@ -89,7 +89,8 @@ void Watcher::Run() {
   while (!stopping_.load()) {
     loop_.RunOnce(timeout);
     RunCommands();
-    timeout = Sooner(CollectAll(), Sooner(DropLateOpenings(), ResumeAccepting()));
+    timeout = Sooner(Sooner(CollectAll(), SweepPrefixes()),
+                     Sooner(DropLateOpenings(), ResumeAccepting()));
     TellOfShrunkPools();
   }
   RunCommands();
@@ -101,6 +102,15 @@ std::optional<absl::Duration> Watcher::CollectAll() {
     const std::optional<Clock::Duration> again = tenant->epochs().Collect();
     if (!again.has_value()) continue;
     next = Sooner(next, absl::FromChrono(*again));
+  }
+  return next;
+}
+
+std::optional<absl::Duration> Watcher::SweepPrefixes() {
+  std::optional<absl::Duration> next;
+  for (const std::unique_ptr<cache::Tenant>& tenant : services_.node->tenants()) {
+    const std::optional<Clock::Duration> again = tenant->prefixes().Sweep();
+    if (again.has_value()) next = Sooner(next, absl::FromChrono(*again));
   }
   return next;
 }

@@ -1,6 +1,6 @@
-// The daemon's one waiting thread: descriptor sockets, wake events of sessions, and the timer of
-// readers that memory waits for. Idle, it sleeps in one epoll_wait without a timeout. Nobody's
-// requests keep it for long: it serves a few of each peer, and goes round.
+// The daemon's one waiting thread: descriptor sockets, wake events of sessions, and the timers of
+// readers that memory waits for and of prefixes. Idle, it sleeps in one epoll_wait without a
+// timeout. Nobody's requests keep it for long: it serves a few of each peer, and goes round.
 #pragma once
 
 #include <atomic>
@@ -79,6 +79,7 @@ class Watcher {
   void TellOfShrunkPools();
   // Each returns how long until the next look.
   std::optional<absl::Duration> CollectAll();
+  std::optional<absl::Duration> SweepPrefixes();
   std::optional<absl::Duration> DropLateOpenings();
   std::optional<absl::Duration> ResumeAccepting();
 

@@ -9,7 +9,9 @@
 #include "daemon/serving/compress.h"
 #include "daemon/serving/convert.h"
 #include "daemon/serving/describe.h"
+#include "daemon/serving/fork.h"
 #include "daemon/serving/observe.h"
+#include "daemon/serving/publish.h"
 #include "daemon/serving/select.h"
 
 namespace tessera::serving {
@@ -68,11 +70,8 @@ absl::Status WorkerService::HandleFork(const Caller& caller, const v1::ForkReque
   absl::StatusOr<policies::Policy> own =
       ToPolicy(request.policy(), request.has_policy_spec() ? &request.policy_spec() : nullptr);
   if (!own.ok()) return own.status();
-  const absl::StatusOr<std::shared_ptr<cache::Sequence>> parent =
-      caller.tenant->FindSequence(SequenceId(request.parent_id()));
-  if (!parent.ok()) return parent.status();
-  const absl::StatusOr<std::shared_ptr<cache::Sequence>> child = services_.compactor->Fork(
-      **parent, [&] { return caller.tenant->Fork(*caller.session, (*parent)->id()); });
+  const absl::StatusOr<std::shared_ptr<cache::Sequence>> child =
+      ForkParent(services_, caller, request);
   if (!child.ok()) return child.status();
   if (request.has_policy() || request.has_policy_spec()) {
     absl::Status status = services_.compactor->SetPolicy(**child, *std::move(own));
@@ -112,7 +111,10 @@ absl::Status WorkerService::HandleFree(const Caller& caller, const v1::FreeReque
                                        v1::FreeResponse& response) {
   std::uint64_t freed = 0;
   for (std::uint64_t id : request.sequence_ids()) {
-    freed += caller.tenant->FreeSequence(SequenceId(id)).ok();
+    // Ids are unique among all kinds.
+    freed += caller.tenant->FreeSequence(SequenceId(id)).ok() ||
+             caller.tenant->prefixes().Free(PrefixId(id)) ||
+             caller.tenant->prefixes().Withdraw(ComputationId(id), caller.session->id());
   }
   response.set_freed(freed);
   response.set_unknown(request.sequence_ids_size() - freed);
@@ -198,16 +200,17 @@ absl::Status WorkerService::HandleSelect(const Caller& caller, const v1::SelectR
   return serving::Select(services_, caller, request, response);
 }
 
+absl::Status WorkerService::HandlePublish(const Caller& caller, const v1::PublishRequest& request,
+                                          v1::PublishResponse& response) {
+  // It compresses where the policy does.
+  absl::StatusOr<Admission::Place> place =
+      compression_.Enter([&] { return caller.cancelled() || services_.stopping.load(); });
+  if (!place.ok()) return place.status();
+  return serving::Publish(services_, caller, request, response);
+}
+
 // ---- engines that come later
 
-absl::Status WorkerService::HandlePublish(const Caller&, const v1::PublishRequest&,
-                                          v1::PublishResponse&) {
-  return NotBuilt("prefix publishing");
-}
-absl::Status WorkerService::HandleMatch(const Caller&, const v1::MatchRequest&,
-                                        v1::MatchResponse&) {
-  return NotBuilt("prefix matching");
-}
 absl::Status WorkerService::HandleOffload(const Caller&, const v1::OffloadRequest&,
                                           v1::OffloadResponse&) {
   return NotBuilt("offload to a lower tier");

@@ -9,14 +9,17 @@
 #include "daemon/serving/admission.h"
 #include "daemon/serving/attach.h"
 #include "daemon/serving/caller.h"
+#include "daemon/serving/match.h"
 #include "daemon/serving/services.h"
 #include "daemon/serving/status.h"
 #include "tessera/v1/tessera.grpc.pb.h"
 
 namespace tessera::serving {
 
-// Attach lives on callbacks (a stream may stay open for days); the rest on gRPC's own threads.
-using WorkerServiceBase = v1::Tessera::WithCallbackMethod_Attach<v1::Tessera::Service>;
+// Attach and Match live on callbacks (a stream may stay open for days, and a match may wait for
+// another worker); the rest on gRPC's own threads.
+using WorkerServiceBase = v1::Tessera::WithCallbackMethod_Match<
+    v1::Tessera::WithCallbackMethod_Attach<v1::Tessera::Service>>;
 
 class WorkerService final : public WorkerServiceBase {
  public:
@@ -33,6 +36,10 @@ class WorkerService final : public WorkerServiceBase {
   grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* Attach(
       grpc::CallbackServerContext* context) override {
     return NewAttachReactor(door_, context);
+  }
+  grpc::ServerUnaryReactor* Match(grpc::CallbackServerContext*, const v1::MatchRequest* request,
+                                  v1::MatchResponse* response) override {
+    return NewMatchReactor(services_, *request, *response);
   }
 
   template <typename Request, typename Response>
@@ -67,7 +74,6 @@ class WorkerService final : public WorkerServiceBase {
   TESSERA_RPC(Select)
   TESSERA_RPC(Attend)
   TESSERA_RPC(Publish)
-  TESSERA_RPC(Match)
   TESSERA_RPC(Offload)
   TESSERA_RPC(Restore)
   TESSERA_RPC(Describe)

@@ -375,6 +375,14 @@ std::vector<Mistake> HelloMistakes() {
                  h.set_rank(2);
                },
                StatusCode::INVALID_ARGUMENT, {"rank is 2", "group of 2"}),
+      BadHello("a group without a name", [](auto& h) { h.set_group_size(2); },
+               StatusCode::INVALID_ARGUMENT, {"group_size is 2", "name the group"}),
+      BadHello("a group without end", [](auto& h) { h.set_group_size(4000000000u); },
+               StatusCode::INVALID_ARGUMENT, {"4000000000", "1024"}),
+      BadHello("another hash of prefixes", [](auto& h) { h.set_prefix_hash("sha256/16"); },
+               StatusCode::FAILED_PRECONDITION, {"sha256/16", "xxh3-128/32"}),
+      BadHello("another seed of it", [](auto& h) { h.set_prefix_hash_seed(77); },
+               StatusCode::FAILED_PRECONDITION, {"seed 77", "from 0"}),
       {"something before Hello",
        [](World& w) {
          grpc::ClientContext context;

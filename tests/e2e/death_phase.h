@@ -11,9 +11,18 @@
 
 namespace tessera {
 
-enum class Phase : std::uint32_t { kBetween, kAttach, kAppend, kStep, kFork, kCompress, kPhases };
-inline constexpr const char* kPhaseNames[] = {"between", "attach", "append",
-                                              "step",    "fork",   "compress"};
+enum class Phase : std::uint32_t {
+  kBetween,
+  kAttach,
+  kAppend,
+  kStep,
+  kFork,
+  kCompress,
+  kCompute,
+  kPhases
+};
+inline constexpr const char* kPhaseNames[] = {"between", "attach",   "append", "step",
+                                              "fork",    "compress", "compute"};
 
 class PhaseWord {
  public:

@@ -11,7 +11,9 @@
 #include <cstdio>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -295,6 +297,34 @@ TEST_F(Death, KilledWorkersLeaveNothing) {
   EXPECT_EQ(decode_error, "");
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(decoded, 0);
+}
+
+TEST_F(Death, AnotherComputesWhatAKilledWorkerSaidItWould) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  PhaseWord phase(PhaseFile());
+  const pid_t pid = SpawnVictim(daemon_->address(), PhaseFile(), "compute");
+  while (phase.Get() != Phase::kCompute) {
+    ASSERT_EQ(::waitpid(pid, nullptr, WNOHANG), 0) << "the victim ended by itself";
+  }
+  Bystander other;
+  ASSERT_NO_FATAL_FAILURE(other.Open(daemon_->address()));
+  const absl::StatusOr<client::Model> model = other.worker->RegisterModel(kShape.Geometry());
+  ASSERT_TRUE(model.ok()) << model.status();
+  std::vector<std::uint32_t> ids(300);
+  std::iota(ids.begin(), ids.end(), 0u);
+  auto waits = std::async(std::launch::async, [&] {
+    return other.worker->Match(
+        *model, {.tokens = ids, .wait = std::chrono::minutes(1), .will_compute = true});
+  });
+  Await([&] { return Stats().tenants(0).prefix_waits() == 1; });
+  ::kill(pid, SIGKILL);
+  ::waitpid(pid, nullptr, 0);
+  ASSERT_EQ(waits.wait_for(2 * kAllowed), std::future_status::ready) << "it waits for the dead";
+  const absl::StatusOr<client::PrefixMatch> match = waits.get();
+  ASSERT_TRUE(match.ok()) << match.status();
+  EXPECT_FALSE(match->found());
+  EXPECT_EQ(match->computing, 0u);
+  EXPECT_TRUE(match->computation.valid()) << "nobody computes it now";
 }
 
 TEST_F(Death, AStoppedWorkerDelaysNobodyAndRetries) {

@@ -1,13 +1,16 @@
 // A worker that does one thing for ever, until somebody kills it: the victim of death_test.
 //
 //   death_worker ADDRESS PHASE_FILE attach|append|step|fork|compress   until killed
+//   death_worker ADDRESS PHASE_FILE compute  says that it computes a head, and never does
 //   death_worker ADDRESS PHASE_FILE stop     stops itself inside a step, and goes on when it is
 //                                            continued
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -137,6 +140,16 @@ void WorkForEver(const std::string& what, const std::string& address, PhaseWord&
   }
 }
 
+[[noreturn]] void SayThatItComputes(const std::string& address, PhaseWord& phase) {
+  const std::unique_ptr<client::Worker> worker = Attach(address);
+  const client::Model model = Must(worker->RegisterModel(kShape.Geometry()));
+  std::vector<std::uint32_t> ids(256);
+  std::iota(ids.begin(), ids.end(), 0u);
+  Must(worker->Match(model, {.tokens = ids, .will_compute = true}).status());
+  phase.Set(Phase::kCompute);
+  for (;;) ::pause();
+}
+
 // Exits 0 where the stopped step was ABORTED and the same step, taken again, was right.
 int StopInsideAStep(const std::string& address, PhaseWord& phase) {
   const std::unique_ptr<client::Worker> worker = Attach(address);
@@ -173,6 +186,7 @@ int main(int argc, char** argv) {
   tessera::PhaseWord phase(argv[2]);
   const std::string what = argv[3];
   if (what == "stop") return tessera::StopInsideAStep(argv[1], phase);
+  if (what == "compute") tessera::SayThatItComputes(argv[1], phase);
   if (what == "attach") tessera::AttachForEver(argv[1], phase);
   tessera::WorkForEver(what, argv[1], phase);
 }

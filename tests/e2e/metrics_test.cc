@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <future>
 #include <limits>
 #include <map>
 #include <memory>
@@ -30,7 +31,8 @@ class Metrics : public testing::Test {
  protected:
   void SetUp() override {
     daemon_ = DaemonProcess::Start(
-        {.flags = {"--metrics=127.0.0.1:0", "--pin-limit-ms=100", "--raw-copy-bytes=1048576"}});
+        {.flags = {"--metrics=127.0.0.1:0", "--pin-limit-ms=100", "--raw-copy-bytes=1048576",
+                   "--max-prefixes-per-tenant=2"}});
     ASSERT_NE(daemon_, nullptr);
     std::smatch match;
     const std::string log = daemon_->Log();
@@ -246,6 +248,70 @@ TEST_F(Metrics, RawRowsThatAreNotKept) {
   mapping->Commit(4096 + 2048 + 32);
   worker_->SignalWake();
   EXPECT_TRUE(Becomes("tessera_raw_rows_dropped_total", "", Positive));
+}
+
+TEST_F(Metrics, PrefixesAndMatches) {
+  const auto publish = [&](std::uint64_t sequence, int tokens, std::uint64_t ttl_ms) {
+    v1::PublishRequest request;
+    *request.mutable_session() = worker_->key();
+    request.set_sequence_id(sequence);
+    for (int i = 0; i < tokens; ++i) request.add_token_ids(static_cast<std::uint32_t>(i));
+    request.set_ttl_ms(ttl_ms);
+    grpc::ClientContext context;
+    v1::PublishResponse response;
+    const grpc::Status status = worker_->stub().Publish(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  };
+  v1::MatchRequest match;
+  *match.mutable_session() = worker_->key();
+  match.set_model_id(model_);
+  const auto ask = [&](RawWorker& worker) {
+    *match.mutable_session() = worker.key();
+    grpc::ClientContext context;
+    v1::MatchResponse response;
+    const grpc::Status status = worker.stub().Match(&context, match, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  };
+  for (std::uint32_t i = 0; i < 64; ++i) match.add_token_ids(i);
+  match.set_will_compute(true);
+  EXPECT_EQ(ask(*worker_).tokens(), 0u);
+  EXPECT_EQ(Value("tessera_prefix_matches_total", "outcome=\"nothing\""), 1);
+  RawWorker other(daemon_->Connect());
+  ASSERT_TRUE(other.Attach().ok());
+  match.set_will_compute(false);
+  match.set_wait_ms(60000);
+  auto waits = std::async(std::launch::async, [&] { return ask(other).tokens(); });
+  EXPECT_TRUE(Becomes("tessera_prefix_waits", "tenant=\"default\"", Positive));
+  const std::uint64_t sequence = NewSequence(64);
+  const std::uint64_t prefix = publish(sequence, 64, 0).prefix_id();
+  EXPECT_EQ(waits.get(), 64u);
+  EXPECT_EQ(Value("tessera_prefixes", "tenant=\"default\""), 1);
+  EXPECT_EQ(Value("tessera_prefix_bytes", "tenant=\"default\""), 4 * 2 * 8192);
+  EXPECT_GT(Value("tessera_pool_used_bytes", "tag=\"prefix_index\""), 0);
+  EXPECT_EQ(Value("tessera_prefixes_published_total", "outcome=\"new\""), 1);
+  EXPECT_TRUE(publish(NewSequence(64), 64, 0).deduplicated());
+  EXPECT_EQ(Value("tessera_prefixes_published_total", "outcome=\"known\""), 1);
+  EXPECT_EQ(Value("tessera_prefix_matches_total", "outcome=\"all\""), 1);
+  match.add_token_ids(64);
+  EXPECT_EQ(ask(*worker_).tokens(), 64u);
+  EXPECT_EQ(Value("tessera_prefix_matches_total", "outcome=\"part\""), 1);
+  EXPECT_EQ(Value("tessera_prefix_match_tokens_total", "side=\"asked\""), 64 + 64 + 65);
+  EXPECT_EQ(Value("tessera_prefix_match_tokens_total", "side=\"found\""), 64 + 64);
+  v1::FreeRequest free;
+  free.add_sequence_ids(prefix);
+  v1::FreeResponse freed;
+  ASSERT_TRUE(worker_->Free(free, &freed).ok());
+  EXPECT_EQ(freed.freed(), 1u);
+  EXPECT_EQ(Value("tessera_prefixes_dropped_total", "reason=\"freed\""), 1);
+  publish(sequence, 64, 1);
+  EXPECT_TRUE(Becomes("tessera_prefixes_dropped_total", "reason=\"expired\"", Positive));
+  // Two at most.
+  publish(sequence, 32, 0);
+  publish(sequence, 33, 0);
+  publish(sequence, 34, 0);
+  EXPECT_EQ(Value("tessera_prefixes_dropped_total", "reason=\"least_recently_used\""), 1);
 }
 
 TEST_F(Metrics, TailsAndTheirAbsorption) {

@@ -74,6 +74,13 @@ class MappedDaemon::FakeTransport final : public client::Transport {
   absl::Status Call(const v1::ObserveRequest&, v1::ObserveResponse&, Clock::Duration) override;
   absl::Status Call(const v1::SelectRequest&, v1::SelectResponse&, Clock::Duration) override;
   absl::Status Call(const v1::AttendRequest&, v1::AttendResponse&, Clock::Duration) override;
+  // It publishes nothing.
+  absl::Status Call(const v1::PublishRequest&, v1::PublishResponse&, Clock::Duration) override {
+    return absl::UnimplementedError("this daemon has no prefixes");
+  }
+  absl::Status Call(const v1::MatchRequest&, v1::MatchResponse&, Clock::Duration) override {
+    return absl::UnimplementedError("this daemon has no prefixes");
+  }
   absl::Status Call(const v1::DescribeRequest&, v1::DescribeResponse&, Clock::Duration) override;
   absl::Status Call(const v1::StatsRequest&, v1::StatsResponse&, Clock::Duration) override;
 

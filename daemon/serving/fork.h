@@ -1,0 +1,18 @@
+// Fork: of a sequence or of a prefix.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "daemon/serving/caller.h"
+#include "daemon/serving/services.h"
+#include "tessera/v1/tessera.pb.h"
+
+namespace tessera::serving {
+
+// The new sequence, under its parent's policy.
+absl::StatusOr<std::shared_ptr<cache::Sequence>> ForkParent(const Services& services,
+                                                            const Caller& caller,
+                                                            const v1::ForkRequest& request);
+
+}  // namespace tessera::serving
