@@ -181,6 +181,7 @@ absl::StatusOr<PublishedPrefix> Sequence::Publish(std::span<const std::uint32_t>
   request.set_ttl_ms(static_cast<std::uint64_t>(options.ttl.count()));
   request.set_pinned(options.pinned);
   if (absl::Status status = hold->session->Call(request, response); !status.ok()) return status;
+  state_->position_shift = response.position_shift();
   return PublishedPrefix{.prefix = PrefixId(response.prefix_id()),
                          .tokens = response.tokens(),
                          .deduplicated = response.deduplicated(),

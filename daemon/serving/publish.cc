@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "daemon/base/strings.h"
+#include "daemon/policies/token_policy.h"
 #include "daemon/serving/compress.h"
 
 namespace tessera::serving {
@@ -57,6 +58,7 @@ class Publishing {
     response.set_deduplicated(shared || published->existed);
     response.set_rebased(response.deduplicated() && ids_.size() == *held &&
                          TakeOver(published->prefix->sequence()));
+    response.set_position_shift(sequence_->position_shift());
     services_.logger->Log(LogLevel::kDebug, "prefix published",
                           {{"prefix", response.prefix_id()},
                            {"tenant", caller_.tenant->name()},
@@ -133,8 +135,13 @@ class Publishing {
   // Where the worker has gone on meanwhile, or something is in the way, there are two copies.
   bool TakeOver(const cache::Sequence& prefix) {
     absl::Status status = services_.compactor->TakeSegmentsOf(*sequence_, prefix);
-    for (int i = 1; absl::IsAborted(status) && i < kAttempts; ++i) {
-      // Its lanes are being compressed, as it was appended: the end of that is waited for.
+    // Its lanes are being compressed, as it was appended, and the end of that is waited for; or its
+    // positions have not moved yet as those of the prefix have.
+    const auto worth_it = [&] {
+      return absl::IsAborted(status) ||
+             (absl::IsFailedPrecondition(status) && policies::MovesPositions(policy_));
+    };
+    for (int i = 1; worth_it() && i < kAttempts; ++i) {
       status = CompressAll();
       if (status.ok()) status = services_.compactor->TakeSegmentsOf(*sequence_, prefix);
     }

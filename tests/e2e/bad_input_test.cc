@@ -470,8 +470,6 @@ TEST_F(BadInput, WhatIsNotBuiltSaysWhatIsMissing) {
     EXPECT_EQ(status.error_code(), StatusCode::UNIMPLEMENTED);
     EXPECT_THAT(status.error_message(), HasSubstr("is not part of this version"));
   };
-  call(&v1::Tessera::Stub::Publish, v1::PublishRequest(), v1::PublishResponse());
-  call(&v1::Tessera::Stub::Match, v1::MatchRequest(), v1::MatchResponse());
   call(&v1::Tessera::Stub::Offload, v1::OffloadRequest(), v1::OffloadResponse());
   call(&v1::Tessera::Stub::Restore, v1::RestoreRequest(), v1::RestoreResponse());
 }
