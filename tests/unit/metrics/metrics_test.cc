@@ -72,6 +72,13 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
     visitor.Add(kEpochRetiredBytes, state);
     visitor.Add(kRawCopyBytes, state, "default");
     visitor.Add(kObservationBytes, state, "default");
+    visitor.Add(kPrefixes, state, "default");
+    visitor.Add(kPrefixBytes, state, "default");
+    visitor.Add(kPrefixWaits, state, "default");
+    visitor.Add(kPrefixMatchesTotal, state, "default", "all");
+    visitor.Add(kPrefixMatchTokensTotal, state, "default", "asked");
+    visitor.Add(kPrefixesPublishedTotal, state, "default", "new");
+    visitor.Add(kPrefixesDroppedTotal, state, "default", "freed");
     visitor.Add(kBackgroundJobs, state, "tails", "queued");
     visitor.Add(kBackgroundJobsTotal, state, "tails");
     visitor.Add(kProvisionalTilesTotal, state);
@@ -112,6 +119,13 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
         "tessera_epoch_retired_bytes",
         "tessera_raw_copy_bytes",
         "tessera_observation_bytes",
+        "tessera_prefixes",
+        "tessera_prefix_bytes",
+        "tessera_prefix_waits",
+        "tessera_prefix_matches_total",
+        "tessera_prefix_match_tokens_total",
+        "tessera_prefixes_published_total",
+        "tessera_prefixes_dropped_total",
         "tessera_background_jobs",
         "tessera_background_jobs_total",
         "tessera_provisional_tiles_total",
