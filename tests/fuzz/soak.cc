@@ -19,7 +19,6 @@
 #include <memory>
 #include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "client/cli/flags.h"
@@ -66,7 +65,12 @@ struct Holdings {
 
 class Soak {
  public:
-  explicit Soak(const Plan& plan) : plan_(plan), random_(plan.seed) {}
+  explicit Soak(const Plan& plan) : plan_(plan), random_(plan.seed) {
+    sigset_t ends;  // waited for in AwaitAnEnd
+    sigemptyset(&ends);
+    sigaddset(&ends, SIGCHLD);
+    ::sigprocmask(SIG_BLOCK, &ends, nullptr);
+  }
 
   absl::Status Run() {
     daemon_ =
@@ -110,9 +114,18 @@ class Soak {
                      static_cast<unsigned long long>(Operations()),
                      static_cast<unsigned long long>(events_.kills));
       }
-      std::this_thread::sleep_for(kBetweenEvents);
+      AwaitAnEnd();
     }
     return absl::OkStatus();
+  }
+
+  // Until a worker has ended, or it is time for the next event.
+  static void AwaitAnEnd() {
+    const timespec limit = {.tv_sec = 0, .tv_nsec = kBetweenEvents.count() * 1'000'000};
+    sigset_t ends;
+    sigemptyset(&ends);
+    sigaddset(&ends, SIGCHLD);
+    (void)::sigtimedwait(&ends, nullptr, &limit);
   }
 
   // Starts it where it does not run; says what it said where it should not have ended.
@@ -214,7 +227,7 @@ class Soak {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
     absl::StatusOr<Holdings> now = Look();
     while (now.ok() && !(*now == before) && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(kBetweenEvents);
+      AwaitAnEnd();
       now = Look();
     }
     if (!now.ok()) return now.status();
