@@ -97,8 +97,19 @@ absl::Status MappedStep::BeginBackend(const StepOptions& options) {
   absl::Status status = backend_->Begin(batch_, options);
   if (status.ok()) return status;
   (void)backend_->Settle(batch_);
+  MarkInStep(false);
   (void)shm::Unpin(door_.control().readers[slot_].word, pin_);
   return status;
+}
+
+void MappedStep::MarkInStep(bool in_step) {
+  if (!in_step && !marked_) return;
+  commits_.clear();
+  for (const StepItem& item : batch_.items()) {
+    commits_.push_back({item.sequence->id, &item.sequence->tail, item.sequence->tokens});
+  }
+  door_.tails().Mark(commits_, in_step);
+  marked_ = in_step;
 }
 
 absl::Status MappedStep::OpenTails(Session& session) {
@@ -149,6 +160,7 @@ absl::Status MappedStep::OpenTails(Session& session) {
 MappedStep::Look MappedStep::PinAndLook(std::uint64_t session) {
   shm::Word& slot = door_.control().readers[slot_].word;
   pin_ = shm::Pin(slot, door_.extents().header().epoch);
+  MarkInStep(true);
   Look look;
   if (!door_.extents().Current()) look.finding = Finding::kNewMapping;
   for (std::size_t i = 0; i < batch_.items().size() && look.finding == Finding::kReady; ++i) {
@@ -159,6 +171,7 @@ MappedStep::Look MappedStep::PinAndLook(std::uint64_t session) {
     look.finding = Finding::kNewMapping;
   }
   if (look.finding == Finding::kReady) return look;
+  MarkInStep(false);
   if (!shm::Unpin(slot, pin_)) {
     for (StepItem& item : batch_.items()) item.sequence->resolved.version = 0;
     look.finding = Finding::kRevoked;
@@ -175,16 +188,21 @@ MappedStep::Finding MappedStep::LookAt(StepItem& item, std::uint64_t session) {
   // First: a block that has been freed may hold anything, its lane count included.
   if (block->sequence_id.load() != sequence.id.value()) return Finding::kGone;
   if (words == nullptr) return Finding::kBroken;
-  if (block->state.load() != shm::kSequenceLive) return Finding::kFailed;
+  const std::uint32_t state = block->state.load();
+  // Whoever opens a tail has it restored.
+  if (state == shm::kSequenceOffloaded) return Finding::kTailGone;
+  if (state != shm::kSequenceLive) return Finding::kFailed;
   if (block->tail_generation.load() != sequence.tail.generation) return Finding::kTailGone;
   // The version before the lane words: what changes after it is resolved anew by the next step.
   const std::uint64_t version = block->version.load();
   ResolvedLanes& resolved = sequence.resolved;
   if (resolved.version != version || resolved.session != session) {
     resolved.version = 0;
-    if (block->lanes != sequence.model->layout().lanes() || !Resolve(sequence, words)) {
-      return Finding::kBroken;
-    }
+    const bool resolves =
+        block->lanes == sequence.model->layout().lanes() && Resolve(sequence, words);
+    // What was read may be of a moment after the tail had gone.
+    if (block->tail_generation.load() != sequence.tail.generation) return Finding::kTailGone;
+    if (!resolves) return Finding::kBroken;
     resolved.version = version;
     resolved.session = session;
   }

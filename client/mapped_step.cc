@@ -105,6 +105,7 @@ absl::Status MappedStep::End(std::span<const std::uint32_t> accepted) {
   pinned_ = false;
   if (!shm::Unpin(door_.control().readers[slot_].word, pin_)) return Aborted();
   if (status.ok()) status = Commit(accepted);
+  MarkInStep(false);
   Finish();
   return status;
 }
@@ -127,9 +128,11 @@ absl::Status MappedStep::Commit(std::span<const std::uint32_t> accepted) {
                    (item.base - tail.first_token) / kernels::kTileEntries;
   }
   if (lost_tail || !door_.tails().Store(commits_)) {
+    MarkInStep(false);
     return absl::AbortedError(
         "a sequence of the step lost its tail while the step ran; nothing was committed");
   }
+  marked_ = false;
   for (std::size_t i = 0; i < commits_.size(); ++i) {
     batch_.items()[i].sequence->SetTokens(commits_[i].tokens);
   }
@@ -143,6 +146,7 @@ void MappedStep::Abandon() {
   GateHold hold(door_.gate(), slot_);
   (void)backend_->Settle(batch_);
   // Nothing is committed, so it does not matter whether the pin held.
+  if (hold) MarkInStep(false);
   if (hold && std::exchange(pinned_, false)) {
     (void)shm::Unpin(door_.control().readers[slot_].word, pin_);
   }
@@ -152,6 +156,7 @@ void MappedStep::Abandon() {
 absl::Status MappedStep::Aborted() {
   (void)backend_->Settle(batch_);
   for (StepItem& item : batch_.items()) item.sequence->resolved.version = 0;
+  MarkInStep(false);
   if (std::exchange(pinned_, false)) {
     (void)shm::Unpin(door_.control().readers[slot_].word, pin_);
   }
@@ -162,7 +167,7 @@ absl::Status MappedStep::Aborted() {
 }
 
 absl::Status MappedStep::LeaseLost() {
-  pinned_ = false;  // the slot is unmapped, and its session gone
+  pinned_ = marked_ = false;  // the slot is unmapped, and its session gone
   (void)backend_->Settle(batch_);
   const absl::Status reason = session_->status();
   Finish();
@@ -172,7 +177,7 @@ absl::Status MappedStep::LeaseLost() {
 void MappedStep::Finish() {
   batch_.Release();
   commits_.clear();
-  open_ = false;
+  open_ = marked_ = false;
   door_.ReturnStep(slot_);
 }
 

@@ -69,7 +69,8 @@ class MappedStep final : public StepEngine {
   absl::Status WaitForRing(const StepItem& item, Clock::TimePoint deadline, Clock::Duration waited,
                            Clock::Duration& pause);
 
-  // Inside the gate.
+  // Inside the gate. Whether a step is at the batch's sequences, for the daemon to see.
+  void MarkInStep(bool in_step);
   bool StillPinned() const;
   absl::Status AppendRows(std::uint32_t layer, std::span<const std::byte> key,
                           std::span<const std::byte> value);
@@ -89,6 +90,7 @@ class MappedStep final : public StepEngine {
 
   bool open_ = false;
   bool pinned_ = false;
+  bool marked_ = false;    // MarkInStep(true), and nothing since
   std::uint64_t pin_ = 0;  // the word in the reader slot
   Session* session_ = nullptr;
   StepBatch batch_;

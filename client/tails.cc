@@ -51,6 +51,19 @@ absl::StatusOr<Tail> Tails::Open(const Place& place, std::uint64_t session) {
   return tail;
 }
 
+void Tails::Mark(std::span<const Commit> commits, bool in_step) {
+  MutexLock lock(commit_mutex_);
+  for (const Commit& commit : commits) {
+    const Owner wanted = {commit.sequence, commit.tail->generation};
+    if (owners_[commit.tail->commit_slot] != wanted) continue;
+    // Before the block is looked at: the daemon looks here after it has taken the tail away.
+    control_.commits[commit.tail->commit_slot].store(
+        shm::CommitWord::Pack(commit.tail->generation, commit.tokens) |
+            (in_step ? shm::CommitWord::kInStep : 0),
+        std::memory_order_seq_cst);
+  }
+}
+
 bool Tails::Store(std::span<const Commit> commits) {
   MutexLock lock(commit_mutex_);
   for (const Commit& commit : commits) {

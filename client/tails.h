@@ -58,6 +58,9 @@ class Tails {
     const Tail* tail;
     std::uint64_t tokens;
   };
+  // Says that a step is at these sequences, which hold `tokens`, or that none is any more: the
+  // daemon leaves their memory where it is meanwhile. Inside the gate.
+  void Mark(std::span<const Commit> commits, bool in_step);
   // Stores all the commit words, or none where a slot has been given to another sequence since.
   // Inside the gate.
   bool Store(std::span<const Commit> commits);

@@ -167,6 +167,16 @@ absl::StatusOr<std::optional<std::size_t>> EncodeUploaded(const TenantMemory& me
 
 // ---- rotations
 
+absl::StatusOr<pool::Block> AllocateRotations(const TenantMemory& memory, std::uint64_t bytes) {
+  const auto allocate = [&] {
+    return memory.pool->Allocate(bytes, pool::Fit::kExact, pool::MemoryTag::kRotations);
+  };
+  absl::StatusOr<pool::Block> block = allocate();
+  if (!block.ok() || block->offset() != 0) return block;
+  // Another block, while this one holds the place.
+  return allocate();
+}
+
 absl::StatusOr<std::shared_ptr<const Rotations>> ReserveRotations(
     const TenantMemory& memory, const kernels::TileShape& shape,
     const kernels::RotationView& matrices) {
@@ -175,15 +185,7 @@ absl::StatusOr<std::shared_ptr<const Rotations>> ReserveRotations(
   };
   const std::uint64_t bytes =
       bytes_of(matrices.key, shape.key) + bytes_of(matrices.value, shape.value);
-  const auto allocate = [&] {
-    return memory.pool->Allocate(bytes, pool::Fit::kExact, pool::MemoryTag::kRotations);
-  };
-  absl::StatusOr<pool::Block> block = allocate();
-  // Another block, while this one holds the place.
-  if (block.ok() && block->offset() == 0) {
-    absl::StatusOr<pool::Block> elsewhere = allocate();
-    block = std::move(elsewhere);
-  }
+  absl::StatusOr<pool::Block> block = AllocateRotations(memory, bytes);
   if (!block.ok()) return block.status();
   return std::make_shared<const Rotations>(Rotations{.block = *std::move(block),
                                                      .type = matrices.type,

@@ -15,8 +15,9 @@
 
 namespace tessera::cache {
 
-// Room for those of R_k and R_v that are not null, never at pool offset 0, which says "none" in a
-// snapshot. At least one is not.
+// Never at pool offset 0, which says "none" in a snapshot.
+absl::StatusOr<pool::Block> AllocateRotations(const TenantMemory& memory, std::uint64_t bytes);
+// Room for those of R_k and R_v that are not null. At least one is not.
 absl::StatusOr<std::shared_ptr<const Rotations>> ReserveRotations(
     const TenantMemory& memory, const kernels::TileShape& shape,
     const kernels::RotationView& matrices);

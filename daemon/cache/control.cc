@@ -46,6 +46,10 @@ std::uint64_t CommitSlot::Load() const {
   return control_->page_->commits[index_].load(std::memory_order_acquire);
 }
 
+bool CommitSlot::WorkerPins() const {
+  return pool::Epochs::Pinned({.slots = control_->page_->readers, .count = shm::kReaderSlots}) > 0;
+}
+
 void CommitSlot::Reset() {
   if (control_ == nullptr) return;
   {

@@ -33,6 +33,8 @@ class CommitSlot {
   std::uint32_t index() const { return index_; }
   // The worker's word, as it is now.
   std::uint64_t Load() const;
+  // Whether one of its worker's reader slots is pinned now.
+  bool WorkerPins() const;
 
  private:
   friend class Control;

@@ -12,7 +12,9 @@ Node::Node(const Options& options)
     : options_(options),
       instance_(NewSecret64()),
       account_("node", options.memory_bytes),
-      raw_copies_("raw copies", options.raw_copy_bytes) {}
+      raw_copies_("raw copies", options.raw_copy_bytes),
+      objects_("objects of all tenants", 0),
+      host_tier_(options.host_tier_bytes) {}
 
 absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
   std::unique_ptr<Node> node(new Node(options));
@@ -22,6 +24,9 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
     tenant.name = configured.name;
     tenant.token = configured.token;
     tenant.hard_limit_bytes = configured.hard_limit_bytes;
+    tenant.soft_limit_bytes = configured.soft_limit_bytes;
+    tenant.objects = &node->objects_;
+    tenant.host_tier = &node->host_tier_;
     tenant.instance = node->instance_;
     tenant.node = &node->account_;
     tenant.raw_copies = &node->raw_copies_;

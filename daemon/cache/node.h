@@ -22,11 +22,14 @@ class Node {
     std::string name;
     std::string token;
     std::uint64_t hard_limit_bytes = 0;
+    std::uint64_t soft_limit_bytes = 0;
   };
   struct Options {
     std::uint64_t memory_bytes = 0;  // of all pools, directories, tails and staging arenas
     // Of rows that wait for a strategy of their own: host memory, beside the above.
     std::uint64_t raw_copy_bytes = 0;
+    // Of sequences that were offloaded: likewise. 0: there is no host tier.
+    std::uint64_t host_tier_bytes = 0;
     device::Device* device = nullptr;  // outlives the node
     std::vector<TenantOptions> tenants;
     // The rest of each tenant's options: id, name, token and limits are filled in.
@@ -39,6 +42,9 @@ class Node {
   std::uint64_t instance() const { return instance_; }
   const pool::Account& account() const { return account_; }
   const pool::Account& raw_copies() const { return raw_copies_; }
+  // What the objects of all tenants use, however their extents are filled.
+  pool::Account& objects() { return objects_; }
+  const tiers::HostTier& host_tier() const { return host_tier_; }
   const std::vector<std::unique_ptr<Tenant>>& tenants() const { return tenants_; }
 
   // PERMISSION_DENIED where no tenant has this token.
@@ -60,6 +66,8 @@ class Node {
   const std::uint64_t instance_;
   pool::Account account_;
   pool::Account raw_copies_;
+  pool::Account objects_;
+  tiers::HostTier host_tier_;
   device::HostMemorySource directory_memory_{"tessera-directory"};
   std::atomic<std::uint32_t> sessions_{0};
   std::vector<std::unique_ptr<Tenant>> tenants_;

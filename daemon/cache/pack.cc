@@ -6,6 +6,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/base/strings.h"
 #include "daemon/cache/build.h"
+#include "daemon/cache/stored.h"
 
 namespace tessera::cache {
 
@@ -184,6 +185,7 @@ void AddLoss(const SegmentLoss& loss, std::uint64_t entries, SegmentRun& run) {
 std::vector<SegmentRun> RunsOf(const Lane& lane) {
   std::vector<SegmentRun> runs;
   const Rotations* last = nullptr;
+  const StoredRotations* last_stored = nullptr;
   for (const HeldSegment& held : lane.segments) {
     const Segment& segment = *held.segment;
     const SegmentRun form = {.shape = segment.shape(),
@@ -196,6 +198,12 @@ std::vector<SegmentRun> RunsOf(const Lane& lane) {
     run.tile_bytes += segment.tile_bytes();
     run.table_bytes += segment.table_bytes();
     if (form.provisional) run.raw_bytes += segment.raw()->bytes();
+    if (const StoredTiles* stored = segment.stored()) {
+      run.stored_bytes += stored->bytes();
+      const StoredRotations* rotations = stored->rotations.get();
+      if (rotations != nullptr && rotations != last_stored) run.stored_bytes += rotations->bytes();
+      if (rotations != nullptr) last_stored = rotations;
+    }
     // Those who share rotations follow one another.
     if (segment.rotations() != nullptr && segment.rotations() != last) {
       run.rotation_bytes += segment.rotations()->block.bytes();
@@ -220,6 +228,7 @@ void AddRuns(const std::vector<SegmentRun>& runs, std::vector<SegmentRun>& sums)
     it->rotation_bytes += run.rotation_bytes;
     it->table_bytes += run.table_bytes;
     it->raw_bytes += run.raw_bytes;
+    it->stored_bytes += run.stored_bytes;
   }
 }
 

@@ -106,7 +106,8 @@ struct SegmentRun {
   std::uint64_t tile_bytes = 0;
   std::uint64_t rotation_bytes = 0;
   std::uint64_t table_bytes = 0;
-  std::uint64_t raw_bytes = 0;  // of copies in host memory
+  std::uint64_t raw_bytes = 0;     // of copies in host memory
+  std::uint64_t stored_bytes = 0;  // of tiles and rotations that are in a tier
   bool provisional = false;
   SegmentLoss loss{};  // the mean over entries
   bool SameForm(const SegmentRun& other) const {

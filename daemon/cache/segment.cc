@@ -43,6 +43,17 @@ std::uint32_t HeldSegment::EntriesBefore(std::uint64_t position) const {
   return static_cast<std::uint32_t>(std::lower_bound(begin, begin + entries, offset) - begin);
 }
 
+std::shared_ptr<Segment> Segment::WithoutTiles(std::shared_ptr<const Rotations> rotations,
+                                               std::shared_ptr<const StoredTiles> stored) const {
+  auto twin = std::make_shared<Segment>(shape_, first_position_, std::move(rotations), raw_);
+  twin->sealed_.store(sealed_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  twin->entry_list_ = entry_list_;
+  twin->loss_ = loss_;
+  twin->filled_ = filled_;
+  twin->stored_ = std::move(stored);
+  return twin;
+}
+
 pool::Block Segment::AddTiles(std::vector<pool::Block> tiles, pool::Block larger_table) {
   pool::Block old;
   if (larger_table.valid()) old = std::exchange(table_, std::move(larger_table));

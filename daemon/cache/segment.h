@@ -5,6 +5,8 @@
 //   tiles and table only ever grow, and only while one lane holds the segment open;
 //   table[i] == tiles[i].offset() for every i, written before any snapshot shows an entry of it;
 //   rows at and beyond the count a snapshot shows may change, rows below it never do;
+//   a segment is in the pool, or stored: then it has no tiles, and neither changes. What goes to a
+//   tier, or comes back, is another segment with the same description;
 //   a segment that is packed, or has block summaries, is never appended to row by row; it may take
 //   whole tiles behind full ones (Lane::growing).
 //
@@ -55,6 +57,8 @@ struct EntryList {
   // Of merged entries: the position behind the last token that one of them stands for.
   std::uint64_t merged_until = 0;
 };
+
+struct StoredTiles;
 
 class Segment {
  public:
@@ -125,6 +129,13 @@ class Segment {
 
   std::byte* TileData(std::size_t tile) const { return tiles_[tile].data(); }
 
+  // Its tiles while they are in a tier; null: they are in the pool.
+  const StoredTiles* stored() const { return stored_.get(); }
+  // The same segment elsewhere: everything but tiles, table and rotations. Nobody appends to it as
+  // yet. Rows that it waits with for a strategy belong to both.
+  std::shared_ptr<Segment> WithoutTiles(std::shared_ptr<const Rotations> rotations,
+                                        std::shared_ptr<const StoredTiles> stored) const;
+
  private:
   const kernels::TileShape shape_;
   const std::uint64_t first_position_;
@@ -136,6 +147,7 @@ class Segment {
   std::uint32_t filled_ = 0;
   std::vector<pool::Block> tiles_;
   pool::Block table_;
+  std::shared_ptr<const StoredTiles> stored_;
 };
 
 }  // namespace tessera::cache

@@ -35,7 +35,8 @@ Sequence::Sequence(const TenantMemory& memory, SequenceId id, std::shared_ptr<co
       block_(std::make_shared<pool::Block>(std::move(block))),
       block_offset_(block_->offset()),
       owner_(owner.value()),
-      lanes_(model_->lanes()) {
+      lanes_(model_->lanes()),
+      last_use_(memory.clock->Now()) {
   shm::SequenceBlock& shown = this->block();
   shown.lanes = model_->lanes();
   shown.layers = model_->layers();
@@ -85,7 +86,7 @@ std::uint64_t Sequence::TokensInSegments() const {
 absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceId id, SessionId owner) {
   absl::StatusOr<std::shared_ptr<Sequence>> child;  // outlives the locks
   MutexLock lock(mutex_);
-  if (absl::Status status = Usable(); !status.ok()) return status;
+  if (absl::Status status = Resident(); !status.ok()) return status;
   absl::StatusOr<std::uint64_t> committed = CommittedLocked();
   if (!committed.ok()) return committed.status();
   const std::uint64_t in_segments = TokensInSegments();
@@ -129,7 +130,7 @@ absl::Status Sequence::CopyLanesOf(const Sequence& parent, std::uint64_t tokens)
 
 absl::Status Sequence::Truncate(std::uint64_t tokens) {
   MutexLock lock(mutex_);
-  if (absl::Status status = Usable(); !status.ok()) return status;
+  if (absl::Status status = Resident(); !status.ok()) return status;
   absl::StatusOr<std::uint64_t> held = CommittedLocked();
   if (!held.ok()) return held.status();
   if (tokens > *held) {
@@ -294,6 +295,10 @@ Sequence::Description Sequence::Describe(Detail detail) const {
     }
   }
   description.tokens = committed;
+  description.offloaded = offloaded_;
+  for (std::size_t i = 0; offloaded_ && i < lanes_.size(); ++i) {
+    for (const SegmentRun& run : RunsOf(lanes_[i])) description.stored_bytes += run.stored_bytes;
+  }
   for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
     for (std::uint32_t head = 0; head < model_->layout().kv_heads(layer); ++head) {
       const Lane& lane = lanes_[model_->layout().lane(layer, head)];

@@ -25,6 +25,7 @@
 #include "daemon/cache/pack.h"
 #include "daemon/cache/prefix_forks.h"
 #include "daemon/cache/recode.h"
+#include "daemon/cache/residence.h"
 #include "daemon/cache/row_source.h"
 #include "daemon/cache/tail.h"
 #include "daemon/cache/tenant_memory.h"
@@ -47,6 +48,9 @@ class TailHandle {
   // The worker's word, once; nothing where it belongs to an earlier tail (nothing committed yet).
   std::optional<std::uint64_t> CommittedTokens() const;
 
+  // Whether a step of the worker is at the sequence now, as far as it says so.
+  bool InStep() const;
+
   // Lets the worker overwrite ring rows before `token`. No effect once closed.
   void PublishRingStart(std::uint64_t token);
   void Close();
@@ -64,7 +68,11 @@ class TailHandle {
 class Companion {
  public:
   virtual ~Companion() = default;
+  // Whether work waits that needs the rows in the pool. Never blocks.
+  virtual bool Busy() const { return false; }
 };
+
+class Offloading;
 
 class Sequence : public std::enable_shared_from_this<Sequence> {
  public:
@@ -173,6 +181,32 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // Moves every committed token from the tail into segments; the tail goes on.
   absl::Status AbsorbTail();
 
+  // ---- where its rows are; sequence_residency.cc
+
+  // Moves what it alone holds from the pool into the host tier; segments that others share stay.
+  // The tail is closed first, and stays closed where the rest is refused. Readers see the block's
+  // state kSequenceOffloaded, and whatever needs rows answers ABORTED until they are restored.
+  // Returns the bytes that leave the pool when its readers have moved on. ABORTED where another
+  // call, a step or a packing works on it; RESOURCE_EXHAUSTED where the tier is full, or the pool
+  // has no room to close the tail.
+  struct OffloadOptions {
+    // Only where nobody has used it since.
+    std::optional<Clock::TimePoint> unused_since{};
+  };
+  absl::StatusOr<std::uint64_t> Offload(const OffloadOptions& options);
+  // Brings back all that is in the tier, byte for byte, and keeps it here while the answer is held.
+  // Counts as a use. Waits while another call moves it. RESOURCE_EXHAUSTED where the pool has no
+  // room: nothing has changed then.
+  absl::StatusOr<Residence> Restore();
+  bool offloaded() const;
+  // What the ladder goes by: since when nobody has used it (a committed count that has moved since
+  // the last look counts as now), and the bytes that Offload would move; 0: it may not go now.
+  struct Rest {
+    Clock::TimePoint last_use;
+    std::uint64_t bytes = 0;
+  };
+  Rest LookForRest();
+
   // Readers see it gone; its memory goes when they have moved on. The sequence refuses everything
   // from now on. Idempotent.
   void Free();
@@ -204,6 +238,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     bool decoding = false;
     std::uint64_t tile_bytes = 0;
     std::uint64_t shared_tile_bytes = 0;
+    bool offloaded = false;
+    std::uint64_t stored_bytes = 0;  // in the host tier
     std::vector<LaneDescription> lanes;
   };
   enum class Detail { kSums, kLanes, kEntries };
@@ -215,6 +251,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::vector<SegmentRun> Form() const;
 
  private:
+  friend class Residence;
   // What one lane needs to take an append: reserved first, used after every lane has its own.
   struct Growth {
     std::shared_ptr<Segment> segment;
@@ -292,6 +329,16 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
       TESSERA_REQUIRES(mutex_);
   void CountSwap(const std::vector<HeldSegment>& sources, const LaneSwap& swap);
 
+  // sequence_residency.cc
+  void Leave();
+  void Used() TESSERA_REQUIRES(mutex_);
+  // Usable, and in the pool.
+  absl::Status Resident() const TESSERA_REQUIRES(mutex_);
+  absl::Status MayOffload() const TESSERA_REQUIRES(mutex_);
+  absl::Status CloseTailOutOfStep() TESSERA_REQUIRES(mutex_);
+  void Withdraw(const Offloading& work, Replaced& replaced) TESSERA_REQUIRES(mutex_);
+  Clock::TimePoint LastUseLocked() TESSERA_REQUIRES(mutex_);
+
   // sequence_tail.cc
   absl::StatusOr<std::uint64_t> CommittedLocked() TESSERA_REQUIRES(mutex_);
   absl::Status AbsorbLocked(std::uint64_t upto) TESSERA_REQUIRES(mutex_);
@@ -321,6 +368,12 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   bool packing_ TESSERA_GUARDED_BY(mutex_) = false;
   PositionMove moved_ TESSERA_GUARDED_BY(mutex_);
   std::string failure_ TESSERA_GUARDED_BY(mutex_);  // empty: live
+  bool offloaded_ TESSERA_GUARDED_BY(mutex_) = false;
+  bool moving_ TESSERA_GUARDED_BY(mutex_) = false;  // rows are copied out or in, without the lock
+  CondVar still_;                                   // `moving_` has ended
+  std::uint32_t residents_ TESSERA_GUARDED_BY(mutex_) = 0;  // Residences that live
+  Clock::TimePoint last_use_ TESSERA_GUARDED_BY(mutex_);
+  std::uint64_t seen_committed_ TESSERA_GUARDED_BY(mutex_) = 0;
 
   std::atomic<bool> made_by_hand_{false};
 

@@ -19,7 +19,7 @@ constexpr std::size_t kRunsAtOnce = 16384;
 
 absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const RowSource& rows) {
   MutexLock lock(mutex_);
-  if (absl::Status status = Usable(); !status.ok()) return status;
+  if (absl::Status status = Resident(); !status.ok()) return status;
   TESSERA_CHECK(span.layers > 0 && span.first_layer + span.layers <= model_->layers(),
                 "the caller checked the layers");
   // Before the tail is closed: a refused append leaves the sequence decoding.

@@ -47,7 +47,7 @@ absl::StatusOr<PackOutcome> Sequence::Pack(const PackSpec& spec, const GoOn& go_
 }
 
 absl::Status Sequence::TakeForPacking(const PackSpec& spec, Packer& packer) {
-  if (absl::Status status = Usable(); !status.ok()) return status;
+  if (absl::Status status = Resident(); !status.ok()) return status;
   const bool recoding =
       std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.recoding; });
   if (packing_ || recoding) {

@@ -18,7 +18,7 @@ absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work)
   absl::StatusOr<std::optional<LaneSwap>> swap;
   {
     MutexLock lock(mutex_);
-    if (absl::Status status = Usable(); !status.ok()) return status;
+    if (absl::Status status = Resident(); !status.ok()) return status;
     Lane& lane = lanes_[options.lane];
     if (packing_ || lane.recoding) {
       return absl::AbortedError(
@@ -50,7 +50,7 @@ absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work)
 
 absl::StatusOr<std::vector<OpenRun>> Sequence::LookAt(std::uint32_t layer, bool whole) const {
   MutexLock lock(mutex_);
-  if (absl::Status status = Usable(); !status.ok()) return status;
+  if (absl::Status status = Resident(); !status.ok()) return status;
   std::vector<OpenRun> runs;
   for (std::uint32_t head = 0; head < model_->layout().kv_heads(layer); ++head) {
     OpenRun run = OpenRunOf(model_->layout().lane(layer, head), whole);

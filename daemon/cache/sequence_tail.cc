@@ -28,9 +28,16 @@ void TailHandle::Close() {
   closed_ = true;
 }
 
+bool TailHandle::InStep() const {
+  const std::uint64_t word = commit_slot_.Load();
+  // A worker that says so and has no pin has lost it, and with it what it computed.
+  return shm::CommitWord::Matches(word, generation_) && shm::CommitWord::InStep(word) &&
+         commit_slot_.WorkerPins();
+}
+
 absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory, Control& control) {
   MutexLock lock(mutex_);
-  if (absl::Status status = Usable(); !status.ok()) return status;
+  if (absl::Status status = Resident(); !status.ok()) return status;
   if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
   const std::uint64_t tokens = TokensInSegments();
   for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
@@ -51,6 +58,8 @@ absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory, Cont
   const OpenedTail opened = {region->extent(), region->extent_bytes(), region->offset(),
                              slot->index(),    tail_generation_,       tokens};
   block().ring_start.store(tokens);
+  seen_committed_ = tokens;
+  Used();
   {
     MutexLock tail_lock(tail_mutex_);
     tail_ = std::make_shared<TailHandle>(*std::move(region), *std::move(slot), tail_generation_,
@@ -116,6 +125,8 @@ absl::StatusOr<std::uint64_t> Sequence::AbsorbFullTiles() {
   const std::uint64_t tokens = (*committed - from) / kernels::kTileEntries * kernels::kTileEntries;
   if (tokens == 0) return tokens;
   if (absl::Status status = AbsorbLocked(from + tokens); !status.ok()) return status;
+  seen_committed_ = *committed;
+  Used();
   return tokens;
 }
 

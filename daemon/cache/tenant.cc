@@ -60,8 +60,6 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
                                                            .pin_limit = options.pin_limit,
                                                            .on_waiting = options.on_attention});
   tenant->epochs_->AddSource(tenant->own_pins_);
-  tenant->memory_ = {tenant->directory_.get(), tenant->pool_.get(), tenant->epochs_.get(),
-                     options.device,           &tenant->counters_,  &tenant->raw_copies_};
   tenant->prefixes_ = std::make_unique<PrefixStore>(
       PrefixStore::Options{.tenant = options.name,
                            .hash = NewPrefixHash(options.prefix_hash_seed),
@@ -70,14 +68,24 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
                            .max_prefixes = options.max_prefixes,
                            .next_id = [id = tenant.get()] { return id->NextId(); },
                            .on_attention = options.on_attention});
+  tenant->memory_ = {.directory = tenant->directory_.get(),
+                     .pool = tenant->pool_.get(),
+                     .epochs = tenant->epochs_.get(),
+                     .device = options.device,
+                     .counters = &tenant->counters_,
+                     .raw_copies = &tenant->raw_copies_,
+                     .offloaded = &tenant->offloaded_,
+                     .host_tier = options.host_tier,
+                     .clock = options.clock};
   return tenant;
 }
 
 Tenant::Tenant(const Options& options)
     : options_(options),
-      account_(Concat("tenant ", options.name), options.hard_limit_bytes),
+      account_(Concat("tenant ", options.name), options.hard_limit_bytes, options.objects),
       held_(Concat("tenant ", options.name, ", extents and all"), HeldLimit(options), options.node),
       raw_copies_(Concat("tenant ", options.name, ", raw copies"), 0, options.raw_copies),
+      offloaded_(Concat("tenant ", options.name, ", offloaded"), 0),
       own_slots_(new shm::ReaderSlot[kOwnReaderSlots]()) {
   own_pins_ = std::make_shared<pool::PinSource>(
       pool::PinSource{own_slots_.get(), kOwnReaderSlots, /*revocable=*/false});

@@ -23,6 +23,7 @@
 #include "daemon/cache/tenant_memory.h"
 #include "daemon/pool/epochs.h"
 #include "daemon/pool/pool.h"
+#include "daemon/tiers/host_tier.h"
 
 namespace tessera::cache {
 
@@ -47,6 +48,9 @@ class Tenant {
     Clock::Duration pin_limit{};
     pool::Account* node = nullptr;
     pool::Account* raw_copies = nullptr;  // of the node
+    pool::Account* objects = nullptr;     // of the node: what all tenants' objects use; may be null
+    tiers::HostTier* host_tier = nullptr;  // of the node
+    std::uint64_t soft_limit_bytes = 0;    // above it this tenant's idle memory goes first; 0: none
     device::Device* device = nullptr;
     device::MemorySource* directory_memory = nullptr;  // host memory, whatever the device
     const Clock* clock = nullptr;
@@ -59,7 +63,10 @@ class Tenant {
   const Options& options() const { return options_; }
   const std::string& name() const { return options_.name; }
   const pool::Account& account() const { return account_; }
+  pool::Account& account() { return account_; }
   const pool::Account& raw_copies() const { return raw_copies_; }
+  // What it has in the host tier.
+  const pool::Account& offloaded() const { return offloaded_; }
   Directory& directory() { return *directory_; }
   pool::Pool& pool() { return *pool_; }
   pool::Epochs& epochs() { return *epochs_; }
@@ -148,6 +155,7 @@ class Tenant {
   pool::Account account_;  // objects, by the hard limit
   pool::Account held_;     // physical memory, passed on to the node
   pool::Account raw_copies_;
+  pool::Account offloaded_;
   TenantCounters counters_;
   std::unique_ptr<Directory> directory_;
   std::unique_ptr<pool::Pool> pool_;

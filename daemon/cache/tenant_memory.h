@@ -4,10 +4,12 @@
 #include <atomic>
 #include <cstdint>
 
+#include "daemon/base/clock.h"
 #include "daemon/cache/directory.h"
 #include "daemon/device/device.h"
 #include "daemon/pool/epochs.h"
 #include "daemon/pool/pool.h"
+#include "daemon/tiers/host_tier.h"
 
 namespace tessera::cache {
 
@@ -26,6 +28,10 @@ struct TenantCounters {
   std::atomic<std::uint64_t> attend_requests{0};
   std::atomic<std::uint64_t> select_requests{0};
   std::atomic<std::uint64_t> tail_full_waits{0};
+  std::atomic<std::uint64_t> offloads{0};
+  std::atomic<std::uint64_t> restores{0};
+  std::atomic<std::uint64_t> offloaded_bytes{0};  // that left the pool
+  std::atomic<std::uint64_t> restored_bytes{0};   // that came back
 };
 
 struct TenantMemory {
@@ -34,7 +40,10 @@ struct TenantMemory {
   pool::Epochs* epochs;
   device::Device* device;
   TenantCounters* counters;
-  pool::Account* raw_copies;  // of the node
+  pool::Account* raw_copies;   // of the node
+  pool::Account* offloaded;    // of the tenant: what it has in the host tier
+  tiers::HostTier* host_tier;  // of the node
+  const Clock* clock;
 };
 
 }  // namespace tessera::cache

@@ -1,6 +1,7 @@
 // What compaction keeps with a sequence: its policy, and what it has learnt of each lane.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -75,6 +76,15 @@ class ManagedSequence final : public cache::Companion {
     MutexLock lock(parent.text_mutex_);
     MutexLock own_lock(text_mutex_);
     delimiters_ = parent.delimiters_;
+  }
+
+  // A job waits for the rows.
+  bool Busy() const override {
+    return tiles_wanted_.load() ||
+           std::any_of(lanes_.begin(), lanes_.end(),
+                       [](const ManagedLane& lane) { return lane.seal_wanted.load() != 0; }) ||
+           std::any_of(layers_.begin(), layers_.end(),
+                       [](const ManagedLayer& layer) { return layer.pending.load() != 0; });
   }
 
   const policies::Policy& policy() const { return policy_; }

@@ -163,6 +163,11 @@ absl::Status CpuDevice::Read(std::byte* to, const std::byte* from, std::uint64_t
   return absl::OkStatus();
 }
 
+absl::Status CpuDevice::Write(std::byte* to, const std::byte* from, std::uint64_t bytes) {
+  std::memcpy(to, from, bytes);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::string_view> CpuDevice::Attend(const kernels::AttendBatch& batch,
                                                    const PoolView&) {
   return Run(batch, [&](std::span<std::byte> scratch) {

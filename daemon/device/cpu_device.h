@@ -25,6 +25,7 @@ class CpuDevice : public Device {
                                                     std::span<const TileEncode> tiles) override;
   absl::Status StoreWords(std::span<const WordStore> stores) override;
   absl::Status Read(std::byte* to, const std::byte* from, std::uint64_t bytes) override;
+  absl::Status Write(std::byte* to, const std::byte* from, std::uint64_t bytes) override;
   absl::StatusOr<std::unique_ptr<LaneKeys>> LoadKeys(const kernels::LayerGeometry& geometry,
                                                      std::span<const KeyRun> runs) override;
   absl::StatusOr<std::string_view> Attend(const kernels::AttendBatch& batch,

@@ -239,12 +239,20 @@ absl::Status CudaDevice::StoreWords(std::span<const WordStore> stores) {
   return absl::OkStatus();
 }
 
-absl::Status CudaDevice::Read(std::byte* to, const std::byte* from, std::uint64_t bytes) {
+absl::Status CudaDevice::Copy(std::byte* to, const std::byte* from, std::uint64_t bytes) {
   absl::StatusOr<Taken> bench = TakeBench();
   if (!bench.ok()) return bench.status();
   cuda::Error error = (**bench).queue().Copy(to, from, bytes);
   if (error.ok()) error = (**bench).queue().Wait();
   return Answer(error);
+}
+
+absl::Status CudaDevice::Read(std::byte* to, const std::byte* from, std::uint64_t bytes) {
+  return Copy(to, from, bytes);
+}
+
+absl::Status CudaDevice::Write(std::byte* to, const std::byte* from, std::uint64_t bytes) {
+  return Copy(to, from, bytes);
 }
 
 // ---- attention

@@ -48,6 +48,7 @@ class CudaDevice final : public Device {
                                                     std::span<const TileEncode> tiles) override;
   absl::Status StoreWords(std::span<const WordStore> stores) override;
   absl::Status Read(std::byte* to, const std::byte* from, std::uint64_t bytes) override;
+  absl::Status Write(std::byte* to, const std::byte* from, std::uint64_t bytes) override;
   absl::StatusOr<std::unique_ptr<LaneKeys>> LoadKeys(const kernels::LayerGeometry& geometry,
                                                      std::span<const KeyRun> runs) override;
   absl::StatusOr<std::string_view> Attend(const kernels::AttendBatch& batch,
@@ -71,6 +72,7 @@ class CudaDevice final : public Device {
   absl::Status CheckServed(const kernels::AttendBatch& batch) const;
   // Retires the device, unless all that was missing is memory.
   absl::Status Answer(const kernels::cuda::Error& error);
+  absl::Status Copy(std::byte* to, const std::byte* from, std::uint64_t bytes);
   absl::Status StoreSome(Bench& bench, Place source, kernels::ElementType type,
                          std::span<const RowRun> runs, std::optional<UnusableRow>* unusable);
   absl::StatusOr<UnusableRow> NameUnusable(Bench& bench, kernels::ElementType type,

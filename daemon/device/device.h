@@ -151,6 +151,9 @@ class Device {
   virtual absl::Status StoreWords(std::span<const WordStore> stores) = 0;
   // Copies out of device memory into the daemon's own.
   virtual absl::Status Read(std::byte* to, const std::byte* from, std::uint64_t bytes) = 0;
+  // Copies the daemon's own memory into device memory that no reader sees yet. For bytes that came
+  // out of Read: nothing is judged.
+  virtual absl::Status Write(std::byte* to, const std::byte* from, std::uint64_t bytes) = 0;
 
   // Puts the keys of a lane together, in memory that is the device's own and goes with them.
   // RESOURCE_EXHAUSTED, and how many bytes it would take, where there is none.

@@ -1,11 +1,17 @@
 #include "daemon/pool/account.h"
 
+#include <sstream>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "daemon/base/bytes.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::pool {
+
+namespace {
+constexpr char kShortage[] = "tessera/shortage";
+}
 
 std::string_view TagName(MemoryTag tag) {
   switch (tag) {
@@ -33,6 +39,8 @@ std::string_view TagName(MemoryTag tag) {
       return "observations";
     case MemoryTag::kPrefixIndex:
       return "prefix_index";
+    case MemoryTag::kOffloaded:
+      return "offloaded";
   }
   return "unknown";
 }
@@ -48,17 +56,46 @@ absl::Status Account::Take(MemoryTag tag, std::uint64_t bytes) {
   std::uint64_t before = used_.load(std::memory_order_relaxed);
   do {
     if (limit_bytes_ != 0 && (bytes > limit_bytes_ || before > limit_bytes_ - bytes)) {
-      return absl::ResourceExhaustedError(Concat(name_, ": ", FormatBytes(bytes), " asked for ",
-                                                 TagName(tag), ", ", FormatBytes(before),
-                                                 " used of a limit of ", FormatBytes(limit_bytes_),
-                                                 "; free sequences, or raise the limit"));
+      return Refuse(tag, bytes, before);
     }
   } while (!used_.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed));
   by_tag_[static_cast<std::size_t>(tag)].fetch_add(bytes, std::memory_order_relaxed);
   absl::Status of_parent = absl::OkStatus();
   if (parent_ != nullptr) of_parent = parent_->Take(tag, bytes);
-  if (!of_parent.ok()) ReturnHere(tag, bytes);
+  if (!of_parent.ok()) {
+    ReturnHere(tag, bytes);
+    return of_parent;
+  }
+  PressureHandler* const handler = handler_.load(std::memory_order_acquire);
+  if (handler != nullptr && before + bytes >= high_bytes_.load(std::memory_order_relaxed)) {
+    handler->Pressed(*this, 0);
+  }
   return of_parent;
+}
+
+absl::Status Account::Refuse(MemoryTag tag, std::uint64_t bytes, std::uint64_t used) const {
+  if (PressureHandler* const handler = handler_.load(std::memory_order_acquire)) {
+    handler->Pressed(*this, bytes);
+  }
+  absl::Status status = absl::ResourceExhaustedError(Concat(
+      name_, ": ", FormatBytes(bytes), " asked for ", TagName(tag), ", ", FormatBytes(used),
+      " used of a limit of ", FormatBytes(limit_bytes_), "; free sequences, or raise the limit"));
+  status.SetPayload(kShortage, absl::Cord(Concat(static_cast<int>(tag), " ", bytes, " ", used, " ",
+                                                 limit_bytes_, " ", name_)));
+  return status;
+}
+
+std::optional<Shortage> ShortageOf(const absl::Status& status) {
+  const absl::optional<absl::Cord> payload = status.GetPayload(kShortage);
+  if (!payload.has_value()) return std::nullopt;
+  std::istringstream words{std::string(*payload)};
+  Shortage shortage;
+  int tag = 0;
+  words >> tag >> shortage.asked >> shortage.used >> shortage.limit;
+  words.get();
+  std::getline(words, shortage.account);
+  shortage.tag = static_cast<MemoryTag>(tag);
+  return shortage;
 }
 
 void Account::Return(MemoryTag tag, std::uint64_t bytes) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -27,11 +28,33 @@ enum class MemoryTag : std::uint8_t {
   kRawCopies,         // of rows encoded provisionally; host memory with a budget of its own
   kObservations,      // what workers show for token policies; likewise, and of the same budget
   kPrefixIndex,       // token ids: of published prefixes, and of calls that ask for one
+  kOffloaded,         // of sequences whose memory went to the host tier; a budget of its own
 };
-inline constexpr std::size_t kMemoryTags = 12;
+inline constexpr std::size_t kMemoryTags = 13;
 std::string_view TagName(MemoryTag tag);
 
+class Account;
 class Charge;
+
+// What a refused request was about, carried by its status: for whoever can make room. It is lost
+// where a status is made anew from its message.
+struct Shortage {
+  std::string account;  // its name
+  MemoryTag tag = MemoryTag::kTiles;
+  std::uint64_t asked = 0;
+  std::uint64_t used = 0;
+  std::uint64_t limit = 0;
+};
+std::optional<Shortage> ShortageOf(const absl::Status& status);
+
+// Told of accounts that run full.
+class PressureHandler {
+ public:
+  virtual ~PressureHandler() = default;
+  // Called by whoever reserves, under whatever locks it holds: signal, do not act. `missing`: what
+  // was refused; 0: it was granted, and left the account above its watermark.
+  virtual void Pressed(const Account& account, std::uint64_t missing) = 0;
+};
 
 // Thread-safe. Outlives every Charge on it.
 class Account {
@@ -45,6 +68,14 @@ class Account {
   // RESOURCE_EXHAUSTED with asked, used, limit and what would help.
   absl::StatusOr<Charge> Reserve(MemoryTag tag, std::uint64_t bytes);
 
+  // From now on `handler`, which outlives the account or is taken back by null, hears of every
+  // request that is refused, or that leaves at least so much used. Once, before the account is
+  // used by more than one thread.
+  void Watch(PressureHandler* handler, std::uint64_t high_bytes) {
+    high_bytes_.store(high_bytes, std::memory_order_relaxed);
+    handler_.store(handler, std::memory_order_release);
+  }
+
   const std::string& name() const { return name_; }
   std::uint64_t limit_bytes() const { return limit_bytes_; }
   std::uint64_t used_bytes() const { return used_.load(std::memory_order_relaxed); }
@@ -57,6 +88,7 @@ class Account {
   absl::Status Take(MemoryTag tag, std::uint64_t bytes);
   void Return(MemoryTag tag, std::uint64_t bytes);
   void ReturnHere(MemoryTag tag, std::uint64_t bytes);
+  absl::Status Refuse(MemoryTag tag, std::uint64_t bytes, std::uint64_t used) const;
 
   const std::string name_;
   const std::uint64_t limit_bytes_;
@@ -64,6 +96,8 @@ class Account {
   // used_ == sum of by_tag_ == sum of live Charges, whenever nobody is in a call.
   std::atomic<std::uint64_t> used_{0};
   std::array<std::atomic<std::uint64_t>, kMemoryTags> by_tag_{};
+  std::atomic<PressureHandler*> handler_{nullptr};
+  std::atomic<std::uint64_t> high_bytes_{0};
 };
 
 class Charge {

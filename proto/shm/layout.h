@@ -19,7 +19,7 @@
 
 namespace tessera::shm {
 
-inline constexpr std::uint32_t kProtocolVersion = 3;
+inline constexpr std::uint32_t kProtocolVersion = 4;
 
 inline constexpr std::uint64_t kDirectoryMagic = 0x5445535344495231;  // "TESSDIR1"
 inline constexpr std::uint64_t kControlMagic = 0x5445535343544c31;    // "TESSCTL1"
@@ -95,6 +95,9 @@ enum SequenceBlockState : std::uint32_t {
   kSequenceLive = 1,
   kSequenceFailed = 2,
   kSequenceGone = 3,
+  // Its rows are in a lower tier, and its lane words are gone. It has no tail: whoever opens one
+  // has it restored.
+  kSequenceOffloaded = 4,
 };
 
 // A lane word: [63:40] generation, [39:0] directory offset of the snapshot in units of 64 bytes.
@@ -177,7 +180,9 @@ struct ControlPage {
   alignas(64) ReaderSlot readers[kReaderSlots];
 
   // Commit slot s: tokens that every layer of the decoding sequence holds, [63:48] tail generation
-  // (low 16 bits), [47:0] token count. Stored with release order by end_step.
+  // (low 16 bits), [47] a step is at it, [46:0] token count. Stored with release order by end_step,
+  // and with the step's bit before a step looks at the block: a sequence in a step is not
+  // offloaded.
   alignas(64) Word commits[kCommitSlots];
 };
 static_assert(offsetof(ControlPage, wake) == 64);
@@ -186,11 +191,13 @@ static_assert(offsetof(ControlPage, commits) == 128 + 64 * kReaderSlots);
 static_assert(sizeof(ControlPage) == 128 + 64 * kReaderSlots + 8 * kCommitSlots);
 
 struct CommitWord {
-  static constexpr std::uint64_t kTokenMask = (std::uint64_t{1} << 48) - 1;
+  static constexpr std::uint64_t kInStep = std::uint64_t{1} << 47;
+  static constexpr std::uint64_t kTokenMask = kInStep - 1;
   static constexpr std::uint64_t Pack(std::uint32_t tail_generation, std::uint64_t tokens) {
     return (static_cast<std::uint64_t>(tail_generation & 0xffffu) << 48) | (tokens & kTokenMask);
   }
   static constexpr std::uint64_t Tokens(std::uint64_t word) { return word & kTokenMask; }
+  static constexpr bool InStep(std::uint64_t word) { return (word & kInStep) != 0; }
   static constexpr bool Matches(std::uint64_t word, std::uint32_t tail_generation) {
     return (word >> 48) == (tail_generation & 0xffffu);
   }

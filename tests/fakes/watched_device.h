@@ -47,6 +47,9 @@ class WatchedDevice final : public device::Device {
     ++reads_;
     return device_.Read(to, from, bytes);
   }
+  absl::Status Write(std::byte* to, const std::byte* from, std::uint64_t bytes) override {
+    return device_.Write(to, from, bytes);
+  }
   absl::StatusOr<std::unique_ptr<device::LaneKeys>> LoadKeys(
       const kernels::LayerGeometry& geometry, std::span<const device::KeyRun> runs) override {
     if (lanes_ >= most_lanes_) return absl::ResourceExhaustedError("no room for one more lane");

@@ -1,6 +1,6 @@
 // Random operations on sequences against an oracle of plain vectors. After every step what a reader
 // sees is what the oracle holds, for every sequence and every pinned reader, and the books agree.
-// Packing changes the form of what is held, never what.
+// Packing changes the form of what is held, and offloading where it is, never what.
 
 #include <algorithm>
 #include <map>
@@ -54,6 +54,7 @@ struct Setup {
   std::uint64_t tenant_limit;
   int steps;
   bool packs = false;
+  bool offloads = false;
 };
 
 class SequenceProperty : public testing::TestWithParam<Setup> {
@@ -69,6 +70,7 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
 
   std::string Step() {
     if (GetParam().packs && random_.OneIn(8)) return Pack();
+    if (GetParam().offloads && random_.OneIn(8)) return Offload();
     const std::uint64_t dice = random_.Below(100);
     if (dice < 6) return Create();
     if (dice < 24) return Append();
@@ -290,8 +292,26 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     return status.code() == wanted ? "" : "it ended otherwise";
   }
 
+  // Whatever needs its rows next brings it back, unless the pool is full then.
+  std::string Offload() {
+    Known* known = Any(/*resident=*/false);
+    if (known == nullptr) return Create();
+    Say("offload " + Name(*known));
+    const absl::StatusOr<std::uint64_t> bytes = known->sequence->Offload({});
+    SyncTail(*known);
+    if (packing_.contains(known->sequence->id().value())) {
+      return absl::IsAborted(bytes.status()) ? "" : "offloaded while it is packed";
+    }
+    if (!bytes.ok()) return Refused(bytes.status());
+    offloads_ += *bytes > 0;
+    if (*bytes > 0 && !known->sequence->offloaded()) return "bytes went, and it is not offloaded";
+    if (!known->sequence->offloaded()) return "";
+    const absl::Status refused = known->sequence->Truncate(0);
+    return absl::IsAborted(refused) ? "" : "cut while it was offloaded: " + refused.ToString();
+  }
+
   std::string Free() {
-    Known* known = Any();
+    Known* known = Any(/*resident=*/false);
     if (known == nullptr) return Create();
     Say("free " + Name(*known));
     const SequenceId id = known->sequence->id();
@@ -377,7 +397,9 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
       if (!everything && !random_.OneIn(4)) continue;
       const absl::StatusOr<SequenceView> view = ReadSequence(world_.tenant(), *known.sequence);
       if (!view.ok()) return view.status().ToString();
-      std::string wrong = Wrong(*view, known.sequence->model(), known.layers);
+      std::string wrong = known.sequence->offloaded()
+                              ? (view->segments.empty() ? "" : "readers see what was offloaded")
+                              : Wrong(*view, known.sequence->model(), known.layers);
       if (!wrong.empty()) return Name(known) + ", " + wrong;
       if (known.sequence->decoding() != known.tail.has_value()) return "decoding is wrong";
       wrong = CheckDescription(known);
@@ -405,7 +427,10 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     if ((block.tail_generation.load() != 0) != known.tail.has_value()) {
       return "shows another tail generation";
     }
-    if (block.state.load() != shm::kSequenceLive) return "is not live";
+    const std::uint32_t state =
+        known.sequence->offloaded() ? shm::kSequenceOffloaded : shm::kSequenceLive;
+    if (block.state.load() != state) return "has another state";
+    if (described.offloaded != known.sequence->offloaded()) return "describes another place";
     return "";
   }
 
@@ -433,10 +458,17 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     known.written.clear();
   }
 
-  Known* Any() {
+  Known* Any(bool resident = true) {
     if (known_.empty()) return nullptr;
-    return &std::next(known_.begin(), static_cast<std::ptrdiff_t>(random_.Below(known_.size())))
-                ->second;
+    Known* const known =
+        &std::next(known_.begin(), static_cast<std::ptrdiff_t>(random_.Below(known_.size())))
+             ->second;
+    if (!resident || !known->sequence->offloaded()) return known;
+    Say("restore " + Name(*known));
+    const absl::Status status = known->sequence->Restore().status();
+    EXPECT_TRUE(status.ok() || Exhausted(status)) << status;
+    refusals_ += !status.ok();
+    return status.ok() ? known : nullptr;
   }
   Known* AnyDecoding() {
     std::vector<Known*> decoding;
@@ -466,6 +498,7 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
   std::set<std::uint64_t> packing_;
   std::string story_;
   int refusals_ = 0;
+  int offloads_ = 0;
 };
 
 TEST_P(SequenceProperty, ReadersSeeWhatTheOracleHolds) {
@@ -477,6 +510,12 @@ TEST_P(SequenceProperty, ReadersSeeWhatTheOracleHolds) {
   }
   ASSERT_EQ(Check(/*everything=*/true), "") << "after\n" << story_;
   std::printf("%d operations refused for want of memory\n", refusals_);
+  if (GetParam().offloads) {
+    const TenantCounters& counters = world_.tenant().counters();
+    EXPECT_GT(offloads_, 0);
+    EXPECT_GT(counters.restores.load(), 0u);
+    EXPECT_EQ(counters.offloads.load(), static_cast<std::uint64_t>(offloads_));
+  }
   while (!pinned_.empty()) ASSERT_EQ(PinOrUnpin(), "") << story_;
   while (!known_.empty()) ASSERT_EQ(Free(), "") << story_;
   for (const std::unique_ptr<TestWorker>& worker : workers_) {
@@ -492,7 +531,10 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Setup{"bf16", kBf16, 0, 6000}, Setup{"fp16", kFp16, 0, 3000},
                     Setup{"fp32", kFp32, 0, 3000}, Setup{"packed", kBf16, 0, 800, true},
                     Setup{"bf16_short_of_memory", kBf16, 1'500'000, 6000},
-                    Setup{"packed_fp32_short_of_memory", kFp32, 1'500'000, 1500, true}),
+                    Setup{"packed_fp32_short_of_memory", kFp32, 1'500'000, 1500, true},
+                    Setup{"offloaded", kBf16, 0, 4000, false, true},
+                    Setup{"offloaded_packed", kBf16, 0, 800, true, true},
+                    Setup{"offloaded_short_of_memory", kFp16, 1'500'000, 4000, false, true}),
     [](const auto& setup) { return setup.param.name; });
 
 }  // namespace

@@ -60,11 +60,13 @@ class World {
     device::Device* device = nullptr;  // null: the CPU
     std::uint64_t pool_extent_bytes = kTestPoolExtent;
     std::uint64_t raw_copy_bytes = 0;  // of the node; 0: unlimited
+    std::uint64_t host_tier_bytes = std::uint64_t{1} << 30;
   };
   explicit World(const Options& options)
       : pool_extent_bytes_(options.pool_extent_bytes),
         node_("node", options.node_limit),
-        raw_copies_("raw copies", options.raw_copy_bytes) {
+        raw_copies_("raw copies", options.raw_copy_bytes),
+        host_tier_(options.host_tier_bytes) {
     for (std::uint32_t i = 0; i < options.tenants; ++i) {
       absl::StatusOr<std::unique_ptr<Tenant>> tenant =
           Tenant::Create({.id = TenantId(i + 1),
@@ -83,6 +85,7 @@ class World {
                           .pin_limit = kTestPinLimit,
                           .node = &node_,
                           .raw_copies = &raw_copies_,
+                          .host_tier = &host_tier_,
                           .device = options.device == nullptr ? &cpu_ : options.device,
                           .directory_memory = &directories_,
                           .clock = &clock_,
@@ -97,6 +100,7 @@ class World {
   FakeClock& clock() { return clock_; }
   const pool::Account& node() const { return node_; }
   pool::Account& raw_copies() { return raw_copies_; }
+  const tiers::HostTier& host_tier() const { return host_tier_; }
   int attention() const { return attention_.load(); }
 
   std::shared_ptr<SessionState> OpenSession(std::size_t i = 0) {
@@ -122,6 +126,11 @@ class World {
   // Every book agrees with every other, whatever has happened.
   void Validate() {
     std::uint64_t expected_node = 0;
+    std::uint64_t offloaded = 0;
+    for (const std::unique_ptr<Tenant>& tenant : tenants_) {
+      offloaded += tenant->offloaded().used_bytes();
+    }
+    ASSERT_EQ(host_tier_.used_bytes(), offloaded);
     for (const std::unique_ptr<Tenant>& tenant : tenants_) {
       tenant->pool().Validate();
       tenant->directory().pool().Validate();
@@ -158,7 +167,9 @@ class World {
       EXPECT_EQ(tenant->directory().pool().used_bytes(), 0u);
       EXPECT_LE(tenant->pool().extents(), 1u);
       EXPECT_EQ(tenant->raw_copies().used_bytes(), 0u);
+      EXPECT_EQ(tenant->offloaded().used_bytes(), 0u);
     }
+    EXPECT_EQ(host_tier_.used_bytes(), 0u);
     Validate();
   }
 
@@ -168,6 +179,7 @@ class World {
   std::atomic<int> attention_{0};
   pool::Account node_;
   pool::Account raw_copies_;
+  tiers::HostTier host_tier_;
   device::CpuDevice cpu_{kernels::BestImplementation()};
   device::HostMemorySource directories_{"test-directory"};
   std::vector<std::unique_ptr<Tenant>> tenants_;

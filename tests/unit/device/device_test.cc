@@ -155,6 +155,21 @@ TEST_P(DeviceTest, WordsAndReads) {
   }
 }
 
+TEST_P(DeviceTest, WhatIsWrittenIsReadBack) {
+  const Pool pool = PoolMemory();
+  std::vector<std::byte> bytes(70'000);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 + i / 251);
+  ASSERT_TRUE(device_->Write(pool.data() + 64, bytes.data(), bytes.size()).ok());
+  std::vector<std::byte> back(bytes.size());
+  ASSERT_TRUE(device_->Read(back.data(), pool.data() + 64, back.size()).ok());
+  EXPECT_TRUE(back == bytes);
+  // No more than that, and no less.
+  ASSERT_TRUE(device_->Write(pool.data() + 128, bytes.data(), 64).ok());
+  ASSERT_TRUE(device_->Read(back.data(), pool.data() + 64, back.size()).ok());
+  std::memcpy(bytes.data() + 64, bytes.data(), 64);
+  EXPECT_TRUE(back == bytes);
+}
+
 TEST_P(DeviceTest, CallsOfManyThreadsDoNotMeet) {
   const Pool tiles = PoolMemory();
   constexpr std::uint32_t kRowBytes = kHeadDim * 2;
