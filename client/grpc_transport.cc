@@ -142,6 +142,14 @@ class GrpcTransport final : public Transport {
                     Clock::Duration timeout) override {
     return Run(&v1::Tessera::Stub::Match, request, response, timeout);
   }
+  absl::Status Call(const v1::OffloadRequest& request, v1::OffloadResponse& response,
+                    Clock::Duration timeout) override {
+    return Run(&v1::Tessera::Stub::Offload, request, response, timeout);
+  }
+  absl::Status Call(const v1::RestoreRequest& request, v1::RestoreResponse& response,
+                    Clock::Duration timeout) override {
+    return Run(&v1::Tessera::Stub::Restore, request, response, timeout);
+  }
   absl::Status Call(const v1::DescribeRequest& request, v1::DescribeResponse& response,
                     Clock::Duration timeout) override {
     return Run(&v1::Tessera::Stub::Describe, request, response, timeout);

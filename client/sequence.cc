@@ -215,6 +215,27 @@ absl::Status Sequence::Park() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::uint64_t> Sequence::Offload() {
+  absl::StatusOr<Hold> hold = Take(core_, state_);
+  if (!hold.ok()) return hold.status();
+  v1::OffloadRequest request;
+  v1::OffloadResponse response;
+  request.set_sequence_id(state_->id.value());
+  absl::Status status = hold->session->Call(request, response);
+  if (!status.ok()) return status;
+  state_->tail = Tail();
+  return response.moved_bytes();
+}
+
+absl::Status Sequence::Restore() {
+  absl::StatusOr<Hold> hold = Take(core_, state_);
+  if (!hold.ok()) return hold.status();
+  v1::RestoreRequest request;
+  v1::RestoreResponse response;
+  request.set_sequence_id(state_->id.value());
+  return hold->session->Call(request, response);
+}
+
 absl::StatusOr<v1::DescribeResponse> Sequence::Describe(bool lanes) const {
   v1::DescribeRequest request;
   request.set_lanes(lanes);

@@ -89,6 +89,11 @@ class Sequence {
   absl::Status Truncate(std::uint64_t tokens);
   // Gives the tail rings back: for sequences that will not decode for a while.
   absl::Status Park();
+  // Moves what it alone holds to the daemon's host memory; returns the bytes of the pool that go.
+  // Any call that needs them brings them back. ABORTED where somebody else works on it.
+  absl::StatusOr<std::uint64_t> Offload();
+  // Brings it back before it is needed.
+  absl::Status Restore();
   absl::StatusOr<v1::DescribeResponse> Describe(bool lanes = false) const;
   // With the position of every entry of every lane.
   absl::StatusOr<v1::DescribeResponse> DescribeEntries() const;

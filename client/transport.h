@@ -63,6 +63,10 @@ class Transport {
                             Clock::Duration timeout) = 0;
   virtual absl::Status Call(const v1::MatchRequest& request, v1::MatchResponse& response,
                             Clock::Duration timeout) = 0;
+  virtual absl::Status Call(const v1::OffloadRequest& request, v1::OffloadResponse& response,
+                            Clock::Duration timeout) = 0;
+  virtual absl::Status Call(const v1::RestoreRequest& request, v1::RestoreResponse& response,
+                            Clock::Duration timeout) = 0;
   virtual absl::Status Call(const v1::DescribeRequest& request, v1::DescribeResponse& response,
                             Clock::Duration timeout) = 0;
   virtual absl::Status Call(const v1::StatsRequest& request, v1::StatsResponse& response,

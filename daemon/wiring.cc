@@ -30,6 +30,8 @@
 #include "daemon/metrics/metrics.h"
 #include "daemon/platform/fd.h"
 #include "daemon/policies/help.h"
+#include "daemon/residency/offload_idle.h"
+#include "daemon/residency/pressure.h"
 #include "daemon/serving/server.h"
 #include "kernels/dispatch/implementation.h"
 
@@ -128,11 +130,14 @@ absl::StatusOr<std::unique_ptr<cache::Node>> BuildNode(const config::Config& con
   cache::Node::Options options;
   options.memory_bytes = config.pool_bytes;
   options.raw_copy_bytes = config.raw_copy_bytes;
+  options.host_tier_bytes = config.host_tier_bytes;
   options.device = &device;
   options.max_sessions = config.max_sessions;
   for (const config::Tenant& tenant : config.tenants) {
-    options.tenants.push_back(
-        {.name = tenant.name, .token = tenant.token, .hard_limit_bytes = tenant.hard_limit_bytes});
+    options.tenants.push_back({.name = tenant.name,
+                               .token = tenant.token,
+                               .hard_limit_bytes = tenant.hard_limit_bytes,
+                               .soft_limit_bytes = tenant.soft_limit_bytes});
   }
   options.tenant_template.pool_extent_bytes = config.pool_extent_bytes;
   options.tenant_template.directory_extent_bytes = config.directory_extent_bytes;
@@ -147,6 +152,23 @@ absl::StatusOr<std::unique_ptr<cache::Node>> BuildNode(const config::Config& con
   options.tenant_template.clock = &clock;
   options.tenant_template.on_attention = std::move(on_attention);
   return cache::Node::Create(options);
+}
+
+// The ladder, the cheapest rung first.
+residency::Pressure::Options PressureOptions(const config::Config& config, cache::Node& node,
+                                             Scheduler& scheduler, Logger& logger,
+                                             const Clock& clock) {
+  residency::Pressure::Options options = {
+      .node = &node,
+      .scheduler = &scheduler,
+      .logger = &logger,
+      .clock = &clock,
+      .pause = [](Clock::Duration time) { std::this_thread::sleep_for(time); },
+      .high_percent = config.pressure_high_percent,
+      .low_percent = config.pressure_low_percent};
+  options.ladder.push_back(std::make_unique<residency::OffloadIdle>(residency::OffloadIdle::Options{
+      .clock = &clock, .tier = &node.host_tier(), .idle = config.offload_idle}));
+  return options;
 }
 
 serving::Server::Options ServerOptions(const config::Config& config) {
@@ -222,10 +244,12 @@ int Serve(const config::Config& config, device::Finder& devices, const StopSigna
                                      .clock = &clock,
                                      .linger = config.compactor_linger,
                                      .compactor = &compactor});
+  residency::Pressure pressure(PressureOptions(config, **node, **scheduler, logger, clock));
   services.node = node->get();
   services.scheduler = scheduler->get();
   services.absorber = &absorber;
   services.compactor = &compactor;
+  services.pressure = &pressure;
 
   std::atomic<std::uint64_t> requested_limit_ms{0};
   (*server)->set_drain_request([&requested_limit_ms](std::uint64_t limit_ms) {

@@ -101,6 +101,24 @@ absl::Status Admin::SetPolicy(std::uint64_t sequence, const std::string& policy)
       .status();
 }
 
+absl::StatusOr<v1::OffloadResponse> Admin::Offload(std::uint64_t sequence) {
+  v1::OffloadRequest request;
+  request.set_sequence_id(sequence);
+  return Run<v1::OffloadResponse>(
+      address_,
+      [&](auto* context, auto* response) { return stub_->Offload(context, request, response); },
+      std::chrono::seconds(0));
+}
+
+absl::StatusOr<v1::RestoreResponse> Admin::Restore(std::uint64_t sequence) {
+  v1::RestoreRequest request;
+  request.set_sequence_id(sequence);
+  return Run<v1::RestoreResponse>(
+      address_,
+      [&](auto* context, auto* response) { return stub_->Restore(context, request, response); },
+      std::chrono::seconds(0));
+}
+
 absl::Status Admin::Evict(std::uint64_t sequence) {
   v1::EvictRequest request;
   request.set_sequence_id(sequence);

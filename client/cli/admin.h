@@ -24,6 +24,8 @@ class Admin {
   // Waits as long as it takes.
   absl::StatusOr<v1::CompressResponse> Compress(std::uint64_t sequence);
   absl::Status SetPolicy(std::uint64_t sequence, const std::string& policy);
+  absl::StatusOr<v1::OffloadResponse> Offload(std::uint64_t sequence);
+  absl::StatusOr<v1::RestoreResponse> Restore(std::uint64_t sequence);
   absl::Status Evict(std::uint64_t sequence);
   absl::StatusOr<v1::DrainResponse> Drain(std::uint64_t limit_ms);
 

@@ -22,6 +22,8 @@ int RunPolicies(std::span<const std::string_view> args);
 int RunPolicy(std::span<const std::string_view> args);
 int RunCompress(std::span<const std::string_view> args);
 int RunPrefixes(std::span<const std::string_view> args);
+int RunOffload(std::span<const std::string_view> args);
+int RunRestore(std::span<const std::string_view> args);
 int RunEvict(std::span<const std::string_view> args);
 int RunDrain(std::span<const std::string_view> args);
 int RunWorker(std::span<const std::string_view> args);

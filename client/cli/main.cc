@@ -18,6 +18,8 @@ constexpr Command kCommands[] = {
     {"policy", "give a sequence another policy", RunPolicy},
     {"compress", "have a sequence compress what it holds", RunCompress},
     {"prefixes", "published prefixes, and who uses them", RunPrefixes},
+    {"offload", "move a sequence to host memory until it is needed", RunOffload},
+    {"restore", "bring a sequence back before it is needed", RunRestore},
     {"evict", "free a sequence, whoever owns it, or a prefix", RunEvict},
     {"drain", "let a daemon finish and exit", RunDrain},
     {"worker", "a small worker that decodes through a daemon and checks every result", RunWorker},

@@ -1,4 +1,4 @@
-// tessera describe, policy, compress: one sequence, looked at and changed.
+// tessera describe, policy, compress, offload, restore: one sequence, looked at and changed.
 
 #include <google/protobuf/util/json_util.h>
 
@@ -58,7 +58,8 @@ std::string LossOf(const v1::SegmentRun& run, double loss) {
 std::string Render(const v1::DescribeResponse& sequence) {
   std::string text =
       Concat("sequence ", sequence.sequence_id(), "   policy ", sequence.policy(), "   tokens ",
-             sequence.tokens(), sequence.decoding() ? "   decoding" : "", "\n");
+             sequence.tokens(), sequence.decoding() ? "   decoding" : "",
+             sequence.state() == v1::SEQUENCE_STATE_OFFLOADED ? "   offloaded" : "", "\n");
   if (!sequence.failure().empty()) text += Concat("FAILED: ", sequence.failure(), "\n");
   if (sequence.bytes_kept() != 0) {
     text += Concat("kept: tokens ", Fixed(100 * sequence.tokens_kept(), 1), " %   elements ",
@@ -69,7 +70,8 @@ std::string Render(const v1::DescribeResponse& sequence) {
   text += Concat("tiles ", FormatBytes(sequence.tile_bytes()), "   rotations ",
                  FormatBytes(sequence.rotation_bytes()), "   tables ",
                  FormatBytes(sequence.table_bytes()), "   raw copies ",
-                 FormatBytes(sequence.raw_copy_bytes()), "\n\n");
+                 FormatBytes(sequence.raw_copy_bytes()), "   in host memory ",
+                 FormatBytes(sequence.offloaded_bytes()), "\n\n");
   Table table({{"layer"},
                {"head"},
                {"form", Align::kLeft},
@@ -139,7 +141,45 @@ absl::Status Compress(const Flags& flags) {
   return absl::OkStatus();
 }
 
+absl::Status Offload(const Flags& flags) {
+  const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 1);
+  if (!id.ok()) return id.status();
+  absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+  if (!admin.ok()) return admin.status();
+  const absl::StatusOr<v1::OffloadResponse> outcome = admin->Offload(*id);
+  if (!outcome.ok()) return outcome.status();
+  std::printf("%s left the pool\n", FormatBytes(outcome->moved_bytes()).c_str());
+  return absl::OkStatus();
+}
+
+absl::Status Restore(const Flags& flags) {
+  const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 1);
+  if (!id.ok()) return id.status();
+  absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
+  if (!admin.ok()) return admin.status();
+  const absl::StatusOr<v1::RestoreResponse> outcome = admin->Restore(*id);
+  if (!outcome.ok()) return outcome.status();
+  std::printf("%llu tokens are in the pool\n", static_cast<unsigned long long>(outcome->tokens()));
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+int RunOffload(std::span<const std::string_view> args) {
+  return RunWithFlags(
+      Flags("Usage: tessera offload SEQUENCE [--address=ADDRESS]\n\n"
+            "Moves what a sequence alone holds from the pool to host memory. Whatever needs it "
+            "brings it back.",
+            WithDoor({})),
+      args, Offload);
+}
+
+int RunRestore(std::span<const std::string_view> args) {
+  return RunWithFlags(Flags("Usage: tessera restore SEQUENCE [--address=ADDRESS]\n\n"
+                            "Brings an offloaded sequence back to the pool before it is needed.",
+                            WithDoor({})),
+                      args, Restore);
+}
 
 int RunDescribe(std::span<const std::string_view> args) {
   return RunWithFlags(

@@ -39,7 +39,9 @@ std::string RenderHead(const v1::StatsResponse& stats) {
                 stats.implementation(), "   up ", Age(stats.uptime_seconds()),
                 stats.draining() ? "   DRAINING" : "", "\n", "memory ", Bar(share, 30), " ",
                 FormatBytes(stats.pool_reserved_bytes()), " of ",
-                FormatBytes(stats.pool_limit_bytes()), "   sessions ", stats.sessions(), "\n");
+                FormatBytes(stats.pool_limit_bytes()), "   host tier ",
+                FormatBytes(stats.host_tier_bytes()), " of ",
+                FormatBytes(stats.host_tier_limit_bytes()), "   sessions ", stats.sessions(), "\n");
 }
 
 // Background work in a line: jobs that wait and run, and what they have done.
@@ -83,6 +85,7 @@ std::string RenderTenants(const Look& look, const Look* before, double seconds) 
                {before ? "absorbed/s" : "absorbed"},
                {before ? "attends/s" : "attends"},
                {"retired"},
+               {"offloaded"},
                {"revoked"},
                {"ring waits"}});
   for (const v1::TenantStats& tenant : look.stats.tenants()) {
@@ -94,14 +97,14 @@ std::string RenderTenants(const Look& look, const Look* before, double seconds) 
       return before ? Rate(before, seconds, tenant, count)
                     : Short(static_cast<double>((tenant.*count)()));
     };
-    table.Add({tenant.name(), FormatBytes(tenant.used_bytes()), tagged("tiles"), tagged("tails"),
-               Concat(tenant.pool_extents(), " x ", FormatBytes(tenant.pool_extent_bytes())),
-               Short(tenant.sessions()), Short(tenant.sequences()),
-               Short(tenant.decoding_sequences()), figure(&v1::TenantStats::tokens_appended),
-               figure(&v1::TenantStats::tail_tokens_absorbed),
-               figure(&v1::TenantStats::attend_requests), FormatBytes(tenant.retired_bytes()),
-               Short(static_cast<double>(tenant.pins_revoked())),
-               Short(static_cast<double>(tenant.tail_full_waits()))});
+    table.Add(
+        {tenant.name(), FormatBytes(tenant.used_bytes()), tagged("tiles"), tagged("tails"),
+         Concat(tenant.pool_extents(), " x ", FormatBytes(tenant.pool_extent_bytes())),
+         Short(tenant.sessions()), Short(tenant.sequences()), Short(tenant.decoding_sequences()),
+         figure(&v1::TenantStats::tokens_appended), figure(&v1::TenantStats::tail_tokens_absorbed),
+         figure(&v1::TenantStats::attend_requests), FormatBytes(tenant.retired_bytes()),
+         FormatBytes(tenant.offloaded_bytes()), Short(static_cast<double>(tenant.pins_revoked())),
+         Short(static_cast<double>(tenant.tail_full_waits()))});
   }
   return table.Render();
 }
@@ -146,6 +149,14 @@ std::string FormOf(const v1::SequenceInfo& sequence) {
   return text.empty() ? "-" : text;
 }
 
+std::string StateOf(const v1::SequenceInfo& sequence) {
+  if (sequence.state() == v1::SEQUENCE_STATE_FAILED) return "FAILED";
+  if (sequence.state() == v1::SEQUENCE_STATE_OFFLOADED) {
+    return Concat("offloaded ", FormatBytes(sequence.offloaded_bytes()));
+  }
+  return sequence.decoding() ? "decoding" : "idle";
+}
+
 std::string RenderSequences(const Look& look, std::size_t rows) {
   Table table({{"sequence"},
                {"tenant", Align::kLeft},
@@ -161,10 +172,7 @@ std::string RenderSequences(const Look& look, std::size_t rows) {
     const v1::SequenceInfo& sequence = sequences[static_cast<int>(i)];
     table.Add({Concat(sequence.sequence_id()), sequence.tenant(), sequence.model(),
                sequence.policy(), Concat(sequence.tokens()), FormatBytes(sequence.tile_bytes()),
-               FormOf(sequence),
-               sequence.state() == v1::SEQUENCE_STATE_FAILED ? "FAILED"
-               : sequence.decoding()                         ? "decoding"
-                                                             : "idle"});
+               FormOf(sequence), StateOf(sequence)});
   }
   if (table.empty()) return "no sequences\n";
   std::string out = table.Render();

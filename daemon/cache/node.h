@@ -41,6 +41,7 @@ class Node {
   const Options& options() const { return options_; }
   std::uint64_t instance() const { return instance_; }
   const pool::Account& account() const { return account_; }
+  pool::Account& account() { return account_; }
   const pool::Account& raw_copies() const { return raw_copies_; }
   // What the objects of all tenants use, however their extents are filled.
   pool::Account& objects() { return objects_; }

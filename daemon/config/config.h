@@ -67,6 +67,10 @@ struct Config {
   std::vector<std::uint32_t> compactor_cpus;  // ascending, each once; empty: any
   std::chrono::milliseconds compactor_linger{0};
   std::uint64_t raw_copy_bytes = kGiB;
+  std::uint64_t host_tier_bytes = 4 * kGiB;  // 0: sequences are not offloaded
+  std::chrono::milliseconds offload_idle{1000};
+  std::uint32_t pressure_high_percent = 90;  // of pool_bytes, and of a tenant's hard limit
+  std::uint32_t pressure_low_percent = 80;
   std::chrono::milliseconds pin_limit{2000};
   std::chrono::milliseconds drain_limit{10000};
 

@@ -139,6 +139,12 @@ absl::StatusOr<Config> FromMessage(const DaemonConfig& message) {
   set(message.has_max_message_bytes(), message.max_message_bytes(), config.max_message_bytes);
   set(message.has_compactor_threads(), message.compactor_threads(), config.compactor_threads);
   set(message.has_raw_copy_bytes(), message.raw_copy_bytes(), config.raw_copy_bytes);
+  set(message.has_host_tier_bytes(), message.host_tier_bytes(), config.host_tier_bytes);
+  set(message.has_offload_idle_ms(), message.offload_idle_ms(), config.offload_idle);
+  set(message.has_pressure_high_percent(), message.pressure_high_percent(),
+      config.pressure_high_percent);
+  set(message.has_pressure_low_percent(), message.pressure_low_percent(),
+      config.pressure_low_percent);
   set(message.has_compactor_linger_ms(), message.compactor_linger_ms(), config.compactor_linger);
   set(message.has_pin_limit_ms(), message.pin_limit_ms(), config.pin_limit);
   set(message.has_drain_limit_ms(), message.drain_limit_ms(), config.drain_limit);
@@ -175,6 +181,10 @@ DaemonConfig ToMessage(const Config& config) {
   message.set_compactor_threads(config.compactor_threads);
   message.set_compactor_cpus(FormatCpuList(config.compactor_cpus));
   message.set_raw_copy_bytes(config.raw_copy_bytes);
+  message.set_host_tier_bytes(config.host_tier_bytes);
+  message.set_offload_idle_ms(static_cast<std::uint32_t>(config.offload_idle.count()));
+  message.set_pressure_high_percent(config.pressure_high_percent);
+  message.set_pressure_low_percent(config.pressure_low_percent);
   message.set_compactor_linger_ms(static_cast<std::uint32_t>(config.compactor_linger.count()));
   message.set_pin_limit_ms(static_cast<std::uint32_t>(config.pin_limit.count()));
   message.set_drain_limit_ms(static_cast<std::uint32_t>(config.drain_limit.count()));

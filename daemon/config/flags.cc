@@ -26,7 +26,7 @@ struct FlagRow {
 };
 
 // One row per field that a flag can set: all but the tenants. Types come from the message.
-constexpr std::array<FlagRow, 28> kRows = {{
+constexpr std::array<FlagRow, 32> kRows = {{
     {"listen", "ADDRESS", "listen",
      "unix:PATH or host:port; repeat it or separate by commas for more than one"},
     {"unix-socket-mode", "MODE", "unix_socket_mode", "octal file mode of the Unix sockets"},
@@ -58,6 +58,13 @@ constexpr std::array<FlagRow, 28> kRows = {{
      "CPUs those threads are pinned to, e.g. 2-3,8; empty: any"},
     {"raw-copy-bytes", "BYTES", "raw_copy_bytes",
      "host memory for rows that wait for a strategy of their own"},
+    {"host-tier-bytes", "BYTES", "host_tier_bytes",
+     "host memory for sequences that are offloaded; 0: none are"},
+    {"offload-idle-ms", "MS", "offload_idle_ms",
+     "a sequence used within this time is not offloaded for want of memory"},
+    {"pressure-high-percent", "N", "pressure_high_percent",
+     "of a memory limit: above it idle memory is moved out"},
+    {"pressure-low-percent", "N", "pressure_low_percent", "and until it is below this"},
     {"compactor-linger-ms", "MS", "compactor_linger_ms",
      "how long the compactor stays awake without work"},
     {"pin-limit-ms", "MS", "pin_limit_ms", "a reader's pin older than this is revoked"},

@@ -209,6 +209,15 @@ absl::Status Validate(const Config& config, const DeviceMemory& memory) {
       CheckRange("max_message_bytes", config.max_message_bytes, kMaxMessageBytes),
       CheckRange("compactor_threads", config.compactor_threads, kCompactorThreads),
       CheckRange("raw_copy_bytes", config.raw_copy_bytes, kRawCopyBytes),
+      CheckRange("host_tier_bytes", config.host_tier_bytes, kHostTierBytes),
+      CheckRange("offload_idle_ms", milliseconds(config.offload_idle), kOffloadIdleMs),
+      CheckRange("pressure_high_percent", config.pressure_high_percent, kPressurePercent),
+      CheckRange("pressure_low_percent", config.pressure_low_percent, kPressurePercent),
+      config.pressure_low_percent <= config.pressure_high_percent
+          ? absl::OkStatus()
+          : Refuse("pressure_low_percent",
+                   Concat(config.pressure_low_percent, " is above pressure_high_percent, ",
+                          config.pressure_high_percent)),
       CheckRange("compactor_linger_ms", milliseconds(config.compactor_linger), kCompactorLingerMs),
       CheckRange("pin_limit_ms", milliseconds(config.pin_limit), kPinLimitMs),
       CheckRange("drain_limit_ms", milliseconds(config.drain_limit), kDrainLimitMs),

@@ -64,6 +64,16 @@ inline constexpr Description<1> kPrefixWaits = {
     "Match calls that wait now for a head that another session computes.",
     Kind::kGauge,
     {"tenant"}};
+inline constexpr Description<1> kHostTierBytes = {
+    "tessera_host_tier_bytes",
+    "Bytes of offloaded sequences in the host tier, beside the pools.",
+    Kind::kGauge,
+    {"tenant"}};
+inline constexpr Description<0> kHostTierLimitBytes = {
+    "tessera_host_tier_limit_bytes",
+    "Bytes that the host tier may hold of all tenants; 0: it is turned off.",
+    Kind::kGauge,
+    {}};
 inline constexpr Description<2> kBackgroundJobs = {"tessera_background_jobs",
                                                    "Background jobs now, by priority and state.",
                                                    Kind::kGauge,
@@ -170,6 +180,26 @@ inline constexpr Description<1> kAttendRequestsTotal = {
     "Attend calls that the daemon computed, by the door they came through.",
     Kind::kCounter,
     {"door"}};
+inline constexpr Description<1> kMovesTotal = {
+    "tessera_moves_total",
+    "Sequences that left the pool for the host tier, or came back, by direction.",
+    Kind::kCounter,
+    {"direction"}};
+inline constexpr Description<1> kMovedBytesTotal = {
+    "tessera_moved_bytes_total",
+    "Bytes of the pool that were given back by offloading, or taken again, by direction.",
+    Kind::kCounter,
+    {"direction"}};
+inline constexpr Description<2> kPressureClimbsTotal = {
+    "tessera_pressure_climbs_total",
+    "Times that a rung of the ladder was asked for memory, by rung and whether it found enough.",
+    Kind::kCounter,
+    {"rung", "outcome"}};
+inline constexpr Description<1> kPressureCallsTotal = {
+    "tessera_pressure_calls_total",
+    "Calls that met a full pool: served after memory was found, or refused.",
+    Kind::kCounter,
+    {"outcome"}};
 inline constexpr Description<2> kRpcRequestsTotal = {"tessera_rpc_requests_total",
                                                      "RPCs finished, by method and status code.",
                                                      Kind::kCounter,

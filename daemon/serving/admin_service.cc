@@ -12,6 +12,7 @@
 #include "daemon/serving/compress.h"
 #include "daemon/serving/convert.h"
 #include "daemon/serving/describe.h"
+#include "daemon/serving/resident.h"
 #include "daemon/serving/status.h"
 
 namespace tessera::serving {
@@ -85,7 +86,8 @@ grpc::Status AdminService::ListSequences(grpc::ServerContext* context,
       info.set_owner_session_id(description.owner.value());
       info.set_model(sequence->model().spec().name);
       info.set_policy(compaction::Compactor::PolicyOf(*sequence).text);
-      info.set_state(description.failed ? v1::SEQUENCE_STATE_FAILED : v1::SEQUENCE_STATE_LIVE);
+      info.set_state(StateOf(description));
+      info.set_offloaded_bytes(description.stored_bytes);
       info.set_tokens(description.tokens);
       info.set_decoding(description.decoding);
       info.set_tile_bytes(description.tile_bytes);
@@ -155,14 +157,49 @@ grpc::Status AdminService::Compress(grpc::ServerContext* context,
       return absl::InvalidArgumentError(
           "the administrator compresses by the sequence's policy; leave packing and rotations out");
     }
-    absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence = Find(request->sequence_id());
-    if (!sequence.ok()) return sequence.status();
     const auto go_on = [&]() -> absl::Status {
       if (context->IsCancelled()) return absl::CancelledError("the caller has gone");
       if (services_.stopping.load()) return absl::UnavailableError("the daemon stops");
       return absl::OkStatus();
     };
-    return CompressByPolicy(services_, go_on, *request, *sequence, *response);
+    return WithRows(*context, request->sequence_id(), [&](const cache::Residence& held) {
+      return CompressByPolicy(services_, go_on, *request, held.sequence(), *response);
+    });
+  });
+}
+
+absl::Status AdminService::WithRows(
+    grpc::ServerContext& context, std::uint64_t value,
+    absl::FunctionRef<absl::Status(const cache::Residence&)> act) const {
+  const absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence = Find(value);
+  if (!sequence.ok()) return sequence.status();
+  cache::Tenant& tenant = *services_.node->TenantOf(value);
+  return WithRelief(
+      services_, tenant, [&] { return context.IsCancelled(); },
+      [&]() -> absl::Status {
+        const absl::StatusOr<cache::Residence> held = (*sequence)->Restore();
+        return held.ok() ? act(*held) : held.status();
+      });
+}
+
+grpc::Status AdminService::Offload(grpc::ServerContext* context, const v1::OffloadRequest* request,
+                                   v1::OffloadResponse* response) {
+  return Serve("AdminOffload", *context, [&]() -> absl::Status {
+    absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence = Find(request->sequence_id());
+    if (!sequence.ok()) return sequence.status();
+    absl::StatusOr<std::uint64_t> bytes = (*sequence)->Offload({});
+    if (bytes.ok()) response->set_moved_bytes(*bytes);
+    return bytes.status();
+  });
+}
+
+grpc::Status AdminService::Restore(grpc::ServerContext* context, const v1::RestoreRequest* request,
+                                   v1::RestoreResponse* response) {
+  return Serve("AdminRestore", *context, [&] {
+    return WithRows(*context, request->sequence_id(), [&](const cache::Residence& held) {
+      response->set_tokens(held->Describe(/*lanes=*/false).tokens);
+      return absl::OkStatus();
+    });
   });
 }
 

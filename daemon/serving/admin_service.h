@@ -30,6 +30,10 @@ class AdminService final : public v1::TesseraAdmin::Service {
                         v1::DescribeResponse* response) override;
   grpc::Status Compress(grpc::ServerContext* context, const v1::CompressRequest* request,
                         v1::CompressResponse* response) override;
+  grpc::Status Offload(grpc::ServerContext* context, const v1::OffloadRequest* request,
+                       v1::OffloadResponse* response) override;
+  grpc::Status Restore(grpc::ServerContext* context, const v1::RestoreRequest* request,
+                       v1::RestoreResponse* response) override;
   grpc::Status SetPolicy(grpc::ServerContext* context, const v1::SetPolicyRequest* request,
                          v1::SetPolicyResponse* response) override;
   grpc::Status Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
@@ -41,6 +45,9 @@ class AdminService final : public v1::TesseraAdmin::Service {
   // The Unix socket's mode is the access rule; TCP only where the configuration says so.
   absl::Status Admit(const grpc::ServerContext& context) const;
   absl::StatusOr<std::shared_ptr<cache::Sequence>> Find(std::uint64_t id) const;
+  // Does `act` with its rows in the pool, again where memory has to be found first.
+  absl::Status WithRows(grpc::ServerContext& context, std::uint64_t id,
+                        absl::FunctionRef<absl::Status(const cache::Residence&)> act) const;
   template <typename Act>
   grpc::Status Serve(const char* method, const grpc::ServerContext& context, Act act);
 

@@ -11,6 +11,7 @@
 
 #include "daemon/base/mutex.h"
 #include "daemon/base/strings.h"
+#include "daemon/serving/resident.h"
 #include "daemon/serving/status.h"
 #include "proto/shm/layout.h"
 
@@ -263,18 +264,31 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     return result;
   }
 
+  using TailPlaces = absl::StatusOr<std::vector<cache::Tenant::TailPlace>>;
+  // All of them stay in the pool until all tails are open.
+  absl::Status OpenResident(const std::vector<SequenceId>& ids, TailPlaces& places) {
+    std::vector<cache::Residence> held;
+    for (const SequenceId id : ids) {
+      absl::StatusOr<cache::Residence> sequence = FindResident(*tenant_, id);
+      if (!sequence.ok()) return sequence.status();
+      held.push_back(*std::move(sequence));
+    }
+    places = tenant_->OpenTails(*session_, ids);
+    return places.status();
+  }
+
   void OpenTails(const v1::OpenTails& asked) {
     v1::AttachResponse response;
     v1::TailsOpened& opened = *response.mutable_tails_opened();
     opened.set_request_id(asked.request_id());
-    absl::StatusOr<std::vector<cache::Tenant::TailPlace>> places =
-        std::vector<cache::Tenant::TailPlace>();
+    TailPlaces places = std::vector<cache::Tenant::TailPlace>();
     absl::StatusOr<std::vector<SequenceId>> ids = Ids(asked.sequence_ids());
-    if (ids.ok()) {
-      places = tenant_->OpenTails(*session_, *ids);
-    } else {
-      places = ids.status();
-    }
+    const absl::Status status =
+        ids.ok() ? WithRelief(
+                       *door_.services, *tenant_, [this] { return context_->IsCancelled(); },
+                       [&] { return OpenResident(*ids, places); })
+                 : ids.status();
+    if (!status.ok()) places = status;
     if (!places.ok()) {
       opened.set_code(static_cast<int>(places.status().code()));
       opened.set_error(std::string(AsStringView(places.status().message())));
@@ -298,9 +312,16 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     v1::TailsClosed& closed = *response.mutable_tails_closed();
     closed.set_request_id(asked.request_id());
     absl::StatusOr<std::vector<SequenceId>> ids = Ids(asked.sequence_ids());
-    absl::StatusOr<std::vector<std::uint64_t>> tokens =
-        ids.ok() ? tenant_->CloseTails(*session_, *ids)
-                 : absl::StatusOr<std::vector<std::uint64_t>>(ids.status());
+    absl::StatusOr<std::vector<std::uint64_t>> tokens = ids.status();
+    if (ids.ok()) {
+      (void)WithRelief(
+          *door_.services, *tenant_, [this] { return context_->IsCancelled(); },
+          [&] {
+            tokens = tenant_->CloseTails(*session_, *ids);
+            return tokens.status();
+          })
+          .code();
+    }
     if (!tokens.ok()) {
       closed.set_code(static_cast<int>(tokens.status().code()));
       closed.set_error(std::string(AsStringView(tokens.status().message())));

@@ -73,7 +73,7 @@ class Attention {
     }
     items_.resize(request_.items_size());
     for (std::size_t i = 0; i < items_.size(); ++i) {
-      absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
+      absl::StatusOr<cache::Residence> sequence =
           FindLive(caller_, request_.items(static_cast<int>(i)).sequence_id());
       if (!sequence.ok()) return sequence.status();
       items_[i].sequence = *std::move(sequence);

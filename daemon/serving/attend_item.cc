@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "daemon/base/strings.h"
+#include "daemon/serving/resident.h"
 #include "kernels/dispatch/plan.h"
 #include "proto/shm/resolve.h"
 
@@ -55,9 +56,8 @@ absl::Status ReadLanes(cache::Tenant& tenant, std::uint32_t layer, const shm::Wo
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<cache::Sequence>> FindLive(const Caller& caller, std::uint64_t id) {
-  absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
-      caller.tenant->FindSequence(SequenceId(id));
+absl::StatusOr<cache::Residence> FindLive(const Caller& caller, std::uint64_t id) {
+  absl::StatusOr<cache::Residence> sequence = FindResident(*caller.tenant, SequenceId(id));
   if (!sequence.ok() || !(*sequence)->failed()) return sequence;
   return absl::FailedPreconditionError(Concat((*sequence)->id().ToString(), " has failed: ",
                                               (*sequence)->Describe(/*lanes=*/false).failure));

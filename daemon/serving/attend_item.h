@@ -17,7 +17,7 @@
 namespace tessera::serving {
 
 struct AttendItem {
-  std::shared_ptr<cache::Sequence> sequence;
+  cache::Residence sequence;
   TensorBytes asked{};           // where the query is; the worker may be writing there
   std::vector<std::byte> query;  // a copy of it
   std::uint32_t queries = 0;
@@ -36,8 +36,8 @@ inline constexpr std::uint32_t kMaxSelectingQueries = 256;
 // them.
 inline constexpr std::uint64_t kMaxScores = std::uint64_t{1} << 28;
 
-// FAILED_PRECONDITION where the sequence has failed.
-absl::StatusOr<std::shared_ptr<cache::Sequence>> FindLive(const Caller& caller, std::uint64_t id);
+// With its rows in the pool. FAILED_PRECONDITION where the sequence has failed.
+absl::StatusOr<cache::Residence> FindLive(const Caller& caller, std::uint64_t id);
 // The geometry of one of its layers.
 absl::StatusOr<kernels::LayerGeometry> FindLayer(const cache::Model& model, std::uint32_t layer);
 

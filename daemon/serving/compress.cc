@@ -10,6 +10,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/base/strings.h"
 #include "daemon/serving/convert.h"
+#include "daemon/serving/resident.h"
 #include "daemon/serving/rotations.h"
 
 namespace tessera::serving {
@@ -204,8 +205,8 @@ absl::Status Compress(const Services& services, const Caller& caller,
   if (!request.has_packing() && request.has_rotations()) {
     return absl::InvalidArgumentError("there are rotations, and no packing that uses them");
   }
-  absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
-      caller.tenant->FindSequence(SequenceId(request.sequence_id()));
+  const absl::StatusOr<cache::Residence> sequence =
+      FindResident(*caller.tenant, SequenceId(request.sequence_id()));
   if (!sequence.ok()) return sequence.status();
   const policies::Policy policy = compaction::Compactor::PolicyOf(**sequence);
   if (request.has_packing() && !policy.dense()) {
@@ -215,7 +216,7 @@ absl::Status Compress(const Services& services, const Caller& caller,
   }
   if (!request.has_packing()) {
     return CompressByPolicy(
-        services, [&] { return GoOn(services, caller); }, request, *sequence, response);
+        services, [&] { return GoOn(services, caller); }, request, sequence->sequence(), response);
   }
   const absl::StatusOr<cache::PackOutcome> outcome =
       Compression(services, caller, request, **sequence).Run();

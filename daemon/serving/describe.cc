@@ -21,6 +21,14 @@ std::uint32_t CountDecoding(cache::Tenant& tenant) {
   return decoding;
 }
 
+std::uint32_t CountOffloaded(cache::Tenant& tenant) {
+  std::uint32_t offloaded = 0;
+  for (const std::shared_ptr<cache::Sequence>& sequence : tenant.Sequences()) {
+    offloaded += sequence->offloaded();
+  }
+  return offloaded;
+}
+
 std::uint64_t RingFullWaits(cache::Tenant& tenant) {
   cache::TenantCounters& counters = tenant.counters();
   for (const std::shared_ptr<cache::SessionState>& session : tenant.Sessions()) {
@@ -49,7 +57,9 @@ void DescribeKept(const cache::Sequence& sequence,
     const auto count = static_cast<double>(run.entries);
     entries += count;
     elements += count * (run.shape.key.kept + run.shape.value.kept) / 2;
-    bytes += static_cast<double>(run.tile_bytes + run.rotation_bytes + run.table_bytes);
+    bytes += static_cast<double>(run.tile_bytes + run.rotation_bytes + run.table_bytes +
+                                 run.stored_bytes);
+    out.set_offloaded_bytes(out.offloaded_bytes() + run.stored_bytes);
     out.set_rotation_bytes(out.rotation_bytes() + run.rotation_bytes);
     out.set_table_bytes(out.table_bytes() + run.table_bytes);
     out.set_raw_copy_bytes(out.raw_copy_bytes() + run.raw_bytes);
@@ -62,6 +72,11 @@ void DescribeKept(const cache::Sequence& sequence,
 
 }  // namespace
 
+v1::SequenceState StateOf(const cache::Sequence::Description& description) {
+  if (description.failed) return v1::SEQUENCE_STATE_FAILED;
+  return description.offloaded ? v1::SEQUENCE_STATE_OFFLOADED : v1::SEQUENCE_STATE_LIVE;
+}
+
 absl::Status DescribeSequence(const Services& services, const cache::Sequence& sequence,
                               const v1::DescribeRequest& request, v1::DescribeResponse& out) {
   using Detail = cache::Sequence::Detail;
@@ -73,7 +88,7 @@ absl::Status DescribeSequence(const Services& services, const cache::Sequence& s
   const policies::Policy policy = compaction::Compactor::PolicyOf(sequence);
   out.set_policy(policy.text);
   if (policy.selection.has_value()) Describe(*policy.selection, *out.mutable_selection());
-  out.set_state(description.failed ? v1::SEQUENCE_STATE_FAILED : v1::SEQUENCE_STATE_LIVE);
+  out.set_state(StateOf(description));
   out.set_failure(description.failure);
   out.set_tokens(description.tokens);
   out.set_decoding(description.decoding);
@@ -163,6 +178,10 @@ void FillNodeStats(const Services& services, v1::StatsResponse& out) {
   out.set_pool_reserved_bytes(node.account().used_bytes());
   out.set_sessions(node.sessions());
   FillCompaction(services, *out.mutable_compaction());
+  out.set_host_tier_bytes(node.host_tier().used_bytes());
+  out.set_host_tier_limit_bytes(node.host_tier().limit_bytes());
+  out.set_pressure_calls_served(services.pressure->counters().served.load());
+  out.set_pressure_calls_refused(services.pressure->counters().refused.load());
 }
 
 void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out) {
@@ -195,6 +214,11 @@ void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out) {
   out.set_prefixes(prefixes.prefixes);
   out.set_prefix_bytes(prefixes.tile_bytes);
   out.set_prefix_waits(prefixes.waiting);
+  out.set_soft_limit_bytes(tenant.options().soft_limit_bytes);
+  out.set_offloaded_bytes(tenant.offloaded().used_bytes());
+  out.set_offloaded_sequences(CountOffloaded(tenant));
+  out.set_offloads(counters.offloads.load());
+  out.set_restores(counters.restores.load());
   out.set_observation_bytes(tenant.raw_copies().used_bytes(pool::MemoryTag::kObservations));
 }
 
@@ -235,10 +259,25 @@ void NodeCollector::CollectPrefixes(cache::Tenant& tenant, metrics::Visitor& vis
   }
 }
 
+void NodeCollector::CollectPressure(metrics::Visitor& visitor) const {
+  visitor.Add(metrics::kHostTierLimitBytes, node_.host_tier().limit_bytes());
+  const residency::Pressure& pressure = *services_.pressure;
+  for (std::size_t rung = 0; rung < pressure.ladder().size(); ++rung) {
+    for (std::size_t i = 0; i < residency::kOutcomes; ++i) {
+      visitor.Add(metrics::kPressureClimbsTotal, pressure.counters().climbs[rung][i].load(),
+                  pressure.ladder()[rung]->name(),
+                  residency::OutcomeName(static_cast<residency::Outcome>(i)));
+    }
+  }
+  visitor.Add(metrics::kPressureCallsTotal, pressure.counters().served.load(), "served");
+  visitor.Add(metrics::kPressureCallsTotal, pressure.counters().refused.load(), "refused");
+}
+
 void NodeCollector::Collect(metrics::Visitor& visitor) const {
   const std::string& device = node_.options().device->description().name;
   visitor.Add(metrics::kSessions, node_.sessions());
   CollectCompaction(visitor);
+  CollectPressure(visitor);
   for (const std::unique_ptr<cache::Tenant>& tenant : node_.tenants()) {
     const std::string& name = tenant->name();
     const std::uint64_t used = tenant->pool().used_bytes();
@@ -270,6 +309,11 @@ void NodeCollector::Collect(metrics::Visitor& visitor) const {
     visitor.Add(metrics::kPackedBytesTotal, counters.pack_bytes_before.load(), "before");
     visitor.Add(metrics::kPackedBytesTotal, counters.pack_bytes_after.load(), "after");
     visitor.Add(metrics::kSelectRequestsTotal, counters.select_requests.load());
+    visitor.Add(metrics::kHostTierBytes, tenant->offloaded().used_bytes(), name);
+    visitor.Add(metrics::kMovesTotal, counters.offloads.load(), "offload");
+    visitor.Add(metrics::kMovesTotal, counters.restores.load(), "restore");
+    visitor.Add(metrics::kMovedBytesTotal, counters.offloaded_bytes.load(), "offload");
+    visitor.Add(metrics::kMovedBytesTotal, counters.restored_bytes.load(), "restore");
     visitor.Add(metrics::kSnapshotsPublishedTotal, counters.snapshots_published.load());
     visitor.Add(metrics::kSequencesFailedTotal, counters.sequences_failed.load());
     visitor.Add(metrics::kAttendRequestsTotal, counters.attend_requests.load(), "rpc");

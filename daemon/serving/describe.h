@@ -8,6 +8,7 @@
 
 namespace tessera::serving {
 
+v1::SequenceState StateOf(const cache::Sequence::Description& description);
 // RESOURCE_EXHAUSTED where the answer would be larger than a message.
 absl::Status DescribeSequence(const Services& services, const cache::Sequence& sequence,
                               const v1::DescribeRequest& request, v1::DescribeResponse& out);
@@ -26,6 +27,7 @@ class NodeCollector final : public metrics::Collector {
  private:
   void CollectCompaction(metrics::Visitor& visitor) const;
   static void CollectPrefixes(cache::Tenant& tenant, metrics::Visitor& visitor);
+  void CollectPressure(metrics::Visitor& visitor) const;
 
   const Services& services_;
   const cache::Node& node_;

@@ -1,6 +1,7 @@
 #include "daemon/serving/fork.h"
 
 #include "daemon/base/strings.h"
+#include "daemon/serving/resident.h"
 
 namespace tessera::serving {
 
@@ -35,13 +36,14 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> ForkParent(const Services& serv
                                                             const Caller& caller,
                                                             const v1::ForkRequest& request) {
   const SequenceId id(request.parent_id());
-  const absl::StatusOr<std::shared_ptr<cache::Sequence>> parent = caller.tenant->FindSequence(id);
-  if (!parent.ok()) {
+  const absl::StatusOr<cache::Residence> parent = FindResident(*caller.tenant, id);
+  if (absl::IsNotFound(parent.status())) {
     const absl::StatusOr<cache::PrefixStore::ForFork> prefix =
         caller.tenant->prefixes().TakeForFork(PrefixId(id.value()), caller.session->id());
     if (!prefix.ok()) return parent.status();
     return ForkPrefix(services, caller, *prefix, request.tokens());
   }
+  if (!parent.ok()) return parent.status();
   if (request.tokens() != 0) {
     return absl::InvalidArgumentError(Concat("tokens is ", request.tokens(), "; ", id.ToString(),
                                              " is no prefix: fork it and truncate the fork"));

@@ -138,8 +138,7 @@ class Showing {
 
 absl::Status Observe(const Services& services, const Caller& caller,
                      const v1::ObserveRequest& request) {
-  absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
-      FindLive(caller, request.sequence_id());
+  const absl::StatusOr<cache::Residence> sequence = FindLive(caller, request.sequence_id());
   if (!sequence.ok()) return sequence.status();
   return Showing(services, caller, request, **sequence).Run();
 }

@@ -181,6 +181,8 @@ absl::Status Publish(const Services& services, const Caller& caller,
   absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
       caller.tenant->FindOwned(*caller.session, SequenceId(request.sequence_id()));
   if (!sequence.ok()) return sequence.status();
+  const absl::StatusOr<cache::Residence> resident = (*sequence)->Restore();
+  if (!resident.ok()) return resident.status();
   return Publishing(services, caller, request, *std::move(sequence))
       .Run({.ttl = *ttl, .pinned = request.pinned()}, response);
 }

@@ -143,8 +143,7 @@ absl::Status Choose(const Services& services, const Caller& caller,
 
 absl::Status Select(const Services& services, const Caller& caller,
                     const v1::SelectRequest& request, v1::SelectResponse& response) {
-  absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
-      FindLive(caller, request.sequence_id());
+  absl::StatusOr<cache::Residence> sequence = FindLive(caller, request.sequence_id());
   if (!sequence.ok()) return sequence.status();
   const absl::StatusOr<kernels::LayerGeometry> geometry =
       FindLayer((*sequence)->model(), request.layer());

@@ -13,6 +13,7 @@
 #include "daemon/compaction/tail_absorber.h"
 #include "daemon/device/device.h"
 #include "daemon/metrics/metrics.h"
+#include "daemon/residency/pressure.h"
 
 namespace tessera::serving {
 
@@ -20,6 +21,7 @@ struct Services {
   cache::Node* node;
   compaction::TailAbsorber* absorber;
   compaction::Compactor* compactor;
+  residency::Pressure* pressure;
   Scheduler* scheduler;
   metrics::Metrics* metrics;
   Logger* logger;

@@ -16,14 +16,6 @@
 
 namespace tessera::serving {
 
-namespace {
-
-absl::Status NotBuilt(std::string_view what) {
-  return absl::UnimplementedError(Concat(what, " is not part of this version"));
-}
-
-}  // namespace
-
 // ---- models and sequences
 
 absl::Status WorkerService::HandleRegisterModel(const Caller& caller,
@@ -95,8 +87,8 @@ absl::Status WorkerService::HandleFork(const Caller& caller, const v1::ForkReque
 
 absl::Status WorkerService::HandleTruncate(const Caller& caller, const v1::TruncateRequest& request,
                                            v1::TruncateResponse&) {
-  absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
-      caller.tenant->FindSequence(SequenceId(request.sequence_id()));
+  absl::StatusOr<cache::Residence> sequence =
+      FindResident(*caller.tenant, SequenceId(request.sequence_id()));
   if (!sequence.ok()) return sequence.status();
   return services_.compactor->Truncate(**sequence, request.tokens());
 }
@@ -125,8 +117,8 @@ absl::Status WorkerService::HandleFree(const Caller& caller, const v1::FreeReque
 
 absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendRequest& request,
                                          v1::AppendResponse& response) {
-  absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
-      caller.tenant->FindSequence(SequenceId(request.sequence_id()));
+  absl::StatusOr<cache::Residence> sequence =
+      FindResident(*caller.tenant, SequenceId(request.sequence_id()));
   if (!sequence.ok()) return sequence.status();
   const cache::Model& model = (*sequence)->model();
   const absl::StatusOr<std::uint32_t> named =
@@ -164,9 +156,9 @@ absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendR
                                                               .tokens = key->shape[1]},
                                                              rows);
   if (!tokens.ok()) return tokens.status();
-  services_.compactor->Appended(*sequence, {.first_layer = request.first_layer(),
-                                            .layers = layers,
-                                            .end_of_prompt = request.end_of_prompt()});
+  services_.compactor->Appended(sequence->sequence(), {.first_layer = request.first_layer(),
+                                                       .layers = layers,
+                                                       .end_of_prompt = request.end_of_prompt()});
   response.set_tokens(*tokens);
   return absl::OkStatus();
 }
@@ -209,15 +201,26 @@ absl::Status WorkerService::HandlePublish(const Caller& caller, const v1::Publis
   return serving::Publish(services_, caller, request, response);
 }
 
-// ---- engines that come later
+// ---- tiers
 
-absl::Status WorkerService::HandleOffload(const Caller&, const v1::OffloadRequest&,
-                                          v1::OffloadResponse&) {
-  return NotBuilt("offload to a lower tier");
+absl::Status WorkerService::HandleOffload(const Caller& caller, const v1::OffloadRequest& request,
+                                          v1::OffloadResponse& response) {
+  absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
+      caller.tenant->FindSequence(SequenceId(request.sequence_id()));
+  if (!sequence.ok()) return sequence.status();
+  absl::StatusOr<std::uint64_t> bytes = (*sequence)->Offload({});
+  if (!bytes.ok()) return bytes.status();
+  response.set_moved_bytes(*bytes);
+  return absl::OkStatus();
 }
-absl::Status WorkerService::HandleRestore(const Caller&, const v1::RestoreRequest&,
-                                          v1::RestoreResponse&) {
-  return NotBuilt("restore from a lower tier");
+
+absl::Status WorkerService::HandleRestore(const Caller& caller, const v1::RestoreRequest& request,
+                                          v1::RestoreResponse& response) {
+  absl::StatusOr<cache::Residence> sequence =
+      FindResident(*caller.tenant, SequenceId(request.sequence_id()));
+  if (!sequence.ok()) return sequence.status();
+  response.set_tokens((*sequence)->Describe(/*lanes=*/false).tokens);
+  return absl::OkStatus();
 }
 
 // ---- looking

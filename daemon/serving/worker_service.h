@@ -10,6 +10,7 @@
 #include "daemon/serving/attach.h"
 #include "daemon/serving/caller.h"
 #include "daemon/serving/match.h"
+#include "daemon/serving/resident.h"
 #include "daemon/serving/services.h"
 #include "daemon/serving/status.h"
 #include "tessera/v1/tessera.grpc.pb.h"
@@ -97,7 +98,12 @@ grpc::Status WorkerService::Serve(metrics::RpcMethod& method, const grpc::Server
   absl::Status status = caller.status();
   if (caller.ok()) {
     caller->context = &context;
-    status = (this->*handler)(*caller, request, response);
+    status = WithRelief(
+        services_, *caller->tenant, [&] { return caller->cancelled(); },
+        [&] {
+          response.Clear();
+          return (this->*handler)(*caller, request, response);
+        });
   }
   method.Finished(status.code(), services_.clock->Now() - begun);
   return ToGrpc(status);

@@ -19,10 +19,11 @@ enum class Phase : std::uint32_t {
   kFork,
   kCompress,
   kCompute,
+  kOffload,
   kPhases
 };
-inline constexpr const char* kPhaseNames[] = {"between", "attach",   "append", "step",
-                                              "fork",    "compress", "compute"};
+inline constexpr const char* kPhaseNames[] = {"between", "attach",   "append",  "step",
+                                              "fork",    "compress", "compute", "offload"};
 
 class PhaseWord {
  public:

@@ -63,14 +63,16 @@ struct Holdings {
   std::uint64_t reserved_bytes = 0;  // physical, of the node
   std::uint64_t sequences = 0;
   std::uint64_t retired_bytes = 0;
+  std::uint64_t offloaded_bytes = 0;  // the book of the host tier
   int fds = 0;
   int mappings = 0;
   friend bool operator==(const Holdings&, const Holdings&) = default;
   std::string ToString() const {
     return "sessions " + std::to_string(sessions) + ", used " + std::to_string(used_bytes) +
            ", reserved " + std::to_string(reserved_bytes) + ", sequences " +
-           std::to_string(sequences) + ", retired " + std::to_string(retired_bytes) + ", fds " +
-           std::to_string(fds) + ", mappings " + std::to_string(mappings);
+           std::to_string(sequences) + ", retired " + std::to_string(retired_bytes) +
+           ", offloaded " + std::to_string(offloaded_bytes) + ", fds " + std::to_string(fds) +
+           ", mappings " + std::to_string(mappings);
   }
 };
 
@@ -97,6 +99,7 @@ class Death : public testing::Test {
             .reserved_bytes = stats.pool_reserved_bytes(),
             .sequences = tenant.sequences(),
             .retired_bytes = tenant.retired_bytes(),
+            .offloaded_bytes = tenant.offloaded_bytes() + stats.host_tier_bytes(),
             .fds = daemon_->OpenFds(),
             .mappings = daemon_->Mappings()};
   }
@@ -230,8 +233,8 @@ TEST_F(Death, KilledWorkersLeaveNothing) {
 
   std::mt19937_64 random(TestSeed());
   PhaseWord phase(PhaseFile());
-  constexpr std::array kKinds = {Phase::kAttach, Phase::kAppend, Phase::kStep, Phase::kFork,
-                                 Phase::kCompress};
+  constexpr std::array kKinds = {Phase::kAttach, Phase::kAppend,   Phase::kStep,
+                                 Phase::kFork,   Phase::kCompress, Phase::kOffload};
   std::array<int, static_cast<std::size_t>(Phase::kPhases)> died{};
   const auto kill_one = [&](Phase kind) {
     phase.Set(Phase::kBetween);

@@ -1,6 +1,6 @@
 // A worker that does one thing for ever, until somebody kills it: the victim of death_test.
 //
-//   death_worker ADDRESS PHASE_FILE attach|append|step|fork|compress   until killed
+//   death_worker ADDRESS PHASE_FILE attach|append|step|fork|compress|offload   until killed
 //   death_worker ADDRESS PHASE_FILE compute  says that it computes a head, and never does
 //   death_worker ADDRESS PHASE_FILE stop     stops itself inside a step, and goes on when it is
 //                                            continued
@@ -133,6 +133,11 @@ void WorkForEver(const std::string& what, const std::string& address, PhaseWord&
                .Compress({.kept_channels = 16, .summary = kernels::Summary::kMean},
                          {.key = rotations, .value = rotations})
                .status());
+    } else if (what == "offload") {
+      // Away and back again: killed on either way, or between.
+      const InPhase inside(phase, Phase::kOffload);
+      Must(sequence.Offload().status());
+      decode();
     } else {
       const InPhase inside(phase, Phase::kFork);
       client::Sequence child = Must(sequence.Fork());

@@ -104,6 +104,37 @@ class Metrics : public testing::Test {
   std::uint64_t model_ = 0;
 };
 
+TEST_F(Metrics, OfTheHostTier) {
+  EXPECT_EQ(Value("tessera_moves_total"), 0);
+  EXPECT_GT(Value("tessera_host_tier_limit_bytes"), 0);
+  const std::uint64_t sequence = NewSequence(100);
+  {
+    v1::OffloadRequest request;
+    *request.mutable_session() = worker_->key();
+    request.set_sequence_id(sequence);
+    grpc::ClientContext context;
+    v1::OffloadResponse response;
+    ASSERT_TRUE(worker_->stub().Offload(&context, request, &response).ok());
+    EXPECT_GT(response.moved_bytes(), 0u);
+    EXPECT_EQ(Value("tessera_moved_bytes_total", "direction=\"offload\""),
+              static_cast<double>(response.moved_bytes()));
+  }
+  EXPECT_EQ(Value("tessera_moves_total", "direction=\"offload\""), 1);
+  EXPECT_EQ(Value("tessera_host_tier_bytes", "tenant=\"default\""), 4 * 4 * 8192);
+  {
+    v1::RestoreRequest request;
+    *request.mutable_session() = worker_->key();
+    request.set_sequence_id(sequence);
+    grpc::ClientContext context;
+    v1::RestoreResponse response;
+    ASSERT_TRUE(worker_->stub().Restore(&context, request, &response).ok());
+    EXPECT_EQ(response.tokens(), 100u);
+  }
+  EXPECT_EQ(Value("tessera_moves_total", "direction=\"restore\""), 1);
+  EXPECT_GT(Value("tessera_moved_bytes_total", "direction=\"restore\""), 0);
+  EXPECT_EQ(Value("tessera_host_tier_bytes"), 0);
+}
+
 TEST_F(Metrics, StateOfPoolsAndSequences) {
   EXPECT_EQ(Value("tessera_sequences"), 0);
   NewSequence(100);

@@ -310,6 +310,25 @@ void MappedDaemon::Cut(Sequence& sequence, std::uint64_t tokens) {
   Publish(sequence);
 }
 
+bool MappedDaemon::OffloadBehind(std::uint64_t id) {
+  std::lock_guard lock(mutex_);
+  Sequence& sequence = *sequences_.at(id);
+  for (const std::shared_ptr<Session>& session : sessions_) {
+    if (session->id != sequence.owner || !sequence.tail.has_value()) continue;
+    const std::uint64_t word = session->control->commits[sequence.tail->commit_slot].load();
+    if (shm::CommitWord::Matches(word, sequence.tail->generation) &&
+        shm::CommitWord::InStep(word)) {
+      return false;
+    }
+  }
+  CloseTail(sequence);
+  block(sequence).state.store(shm::kSequenceOffloaded);
+  auto* const words = reinterpret_cast<shm::Word*>(&block(sequence) + 1);
+  for (std::size_t lane = 0; lane < sequence.lanes.size(); ++lane) words[lane].store(0);
+  block(sequence).version.fetch_add(1);
+  return true;
+}
+
 void MappedDaemon::TruncateBehind(std::uint64_t id, std::uint64_t tokens) {
   std::lock_guard lock(mutex_);
   CloseTail(*sequences_.at(id));

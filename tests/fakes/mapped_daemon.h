@@ -63,6 +63,9 @@ class MappedDaemon {
   void Evict(std::uint64_t id);
   // As another worker's calls would: the tail is closed under the worker that decodes.
   void CloseTailOf(std::uint64_t id);
+  // As pressure would: its tail goes, its lane words and its state say that it is in another tier,
+  // and whoever opens its tail next gets it back. False where a step is at it.
+  bool OffloadBehind(std::uint64_t id);
   void TruncateBehind(std::uint64_t id, std::uint64_t tokens);
   void AnnounceDrain(std::uint64_t limit_ms);
   // Ends every stream with this status. With `restart` the next attachment finds another daemon.

@@ -197,6 +197,10 @@ absl::Status MappedDaemon::OpenOne(Session& session, std::uint64_t id, v1::TailP
         Concat("sequence ", id, " has failed: ", sequence.failure));
   }
   CloseTail(sequence);
+  if (block(sequence).state.load() == shm::kSequenceOffloaded) {
+    Publish(sequence);
+    block(sequence).state.store(shm::kSequenceLive);
+  }
   const std::uint64_t bytes = sequence.model->layout.tail_bytes();
   std::uint32_t index = 0;
   std::size_t region = 0;
@@ -377,6 +381,17 @@ absl::Status MappedDaemon::FakeTransport::Call(const v1::TruncateRequest& reques
   }
   daemon_.Cut(**sequence, request.tokens());
   return absl::OkStatus();
+}
+
+absl::Status MappedDaemon::FakeTransport::Call(const v1::OffloadRequest& request,
+                                               v1::OffloadResponse& response, Clock::Duration) {
+  response.set_moved_bytes(daemon_.OffloadBehind(request.sequence_id()) ? 1 : 0);
+  return absl::OkStatus();
+}
+
+absl::Status MappedDaemon::FakeTransport::Call(const v1::RestoreRequest&, v1::RestoreResponse&,
+                                               Clock::Duration) {
+  return absl::OkStatus();  // whoever opens its tail gets it back
 }
 
 absl::Status MappedDaemon::FakeTransport::Call(const v1::HandoverRequest& request,

@@ -67,6 +67,8 @@ class MappedDaemon::FakeTransport final : public client::Transport {
                     Clock::Duration) override;
   absl::Status Call(const v1::ForkRequest&, v1::ForkResponse&, Clock::Duration) override;
   absl::Status Call(const v1::TruncateRequest&, v1::TruncateResponse&, Clock::Duration) override;
+  absl::Status Call(const v1::OffloadRequest&, v1::OffloadResponse&, Clock::Duration) override;
+  absl::Status Call(const v1::RestoreRequest&, v1::RestoreResponse&, Clock::Duration) override;
   absl::Status Call(const v1::HandoverRequest&, v1::HandoverResponse&, Clock::Duration) override;
   absl::Status Call(const v1::FreeRequest&, v1::FreeResponse&, Clock::Duration) override;
   absl::Status Call(const v1::AppendRequest&, v1::AppendResponse&, Clock::Duration) override;

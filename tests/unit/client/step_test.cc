@@ -79,6 +79,9 @@ TEST_P(DecodeStory, HoldsWhatWasAppendedWhateverTheDaemonDoes) {
         case 9:
           daemon.CloseTailOf(track.sequence.id().value());
           break;
+        case 10:
+          if (mapped) ASSERT_TRUE(daemon.OffloadBehind(track.sequence.id().value()));
+          break;
         default: {
           std::vector<Track*> batch;
           for (const auto& each : tracks) {
@@ -346,6 +349,35 @@ TEST(Step, ATailThatIsLostWhileTheStepRunsCommitsNothing) {
   });
   EXPECT_TRUE(absl::IsAborted(status)) << status;
   EXPECT_TRUE(absl::IsNotFound(decoder.RunStep(track)));
+}
+
+// No call fails because memory moves between steps, and none moves under a step that says so.
+TEST(Step, OffloadedSequencesAreOpenedAnewAndStepsAreLeftAlone) {
+  TestRandom random;
+  Decoder decoder(random, SmallModel());
+  Track track = decoder.NewTrack();
+  decoder.Prefill(track, 70);
+  const std::uint64_t id = track.sequence.id().value();
+  for (int i = 0; i < 60; ++i) {
+    if (random.OneIn(3)) ASSERT_TRUE(decoder.daemon->OffloadBehind(id));
+    TESSERA_ASSERT_OK(decoder.RunStep(
+        track, {}, {}, [&](std::uint32_t) { ASSERT_FALSE(decoder.daemon->OffloadBehind(id)); }));
+    ASSERT_EQ(decoder.daemon->TokensOf(id), track.history.tokens());
+  }
+  // Steps that end otherwise let it go, too.
+  Sequence* batch[] = {&track.sequence};
+  {
+    absl::StatusOr<Step> step = decoder.worker->BeginStep(batch);
+    TESSERA_ASSERT_OK(step.status());
+    EXPECT_FALSE(decoder.daemon->OffloadBehind(id));
+  }
+  EXPECT_TRUE(decoder.daemon->OffloadBehind(id));
+  const absl::Status aborted = decoder.RunStep(track, {}, {}, [&](std::uint32_t layer) {
+    if (layer == 1) EXPECT_EQ(decoder.daemon->RevokePins(), 1u);
+  });
+  EXPECT_TRUE(absl::IsAborted(aborted)) << aborted;
+  EXPECT_TRUE(decoder.daemon->OffloadBehind(id));
+  TESSERA_ASSERT_OK(decoder.RunStep(track));
 }
 
 TEST(Step, AChangeByAnotherWorkerIsTold) {

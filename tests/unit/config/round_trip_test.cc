@@ -59,6 +59,10 @@ class Generator {
       config.compactor_cpus.push_back(cpu);
     }
     config.raw_copy_bytes = In(kRawCopyBytes);
+    config.host_tier_bytes = In(kHostTierBytes);
+    config.offload_idle = std::chrono::milliseconds(In(kOffloadIdleMs));
+    config.pressure_high_percent = Small(kPressurePercent);
+    config.pressure_low_percent = Small({1, config.pressure_high_percent});
     config.compactor_linger = std::chrono::milliseconds(In(kCompactorLingerMs));
     config.pin_limit = std::chrono::milliseconds(In(kPinLimitMs));
     config.drain_limit = std::chrono::milliseconds(In(kDrainLimitMs));

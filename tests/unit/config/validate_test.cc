@@ -109,6 +109,18 @@ TEST(Validate, EveryRangeHoldsExactly) {
       {"max_message_bytes", kMaxMessageBytes, Setter(&Config::max_message_bytes)},
       {"compactor_threads", kCompactorThreads, Setter(&Config::compactor_threads)},
       {"raw_copy_bytes", kRawCopyBytes, Setter(&Config::raw_copy_bytes)},
+      {"host_tier_bytes", kHostTierBytes, Setter(&Config::host_tier_bytes)},
+      {"offload_idle_ms", kOffloadIdleMs, Setter(&Config::offload_idle)},
+      {"pressure_high_percent", kPressurePercent,
+       [](Config& config, std::uint64_t value) {
+         config.pressure_high_percent = static_cast<std::uint32_t>(value);
+         config.pressure_low_percent = 1;
+       }},
+      {"pressure_low_percent", kPressurePercent,
+       [](Config& config, std::uint64_t value) {
+         config.pressure_high_percent = 100;
+         config.pressure_low_percent = static_cast<std::uint32_t>(value);
+       }},
       {"compactor_linger_ms", kCompactorLingerMs, Setter(&Config::compactor_linger)},
       {"pin_limit_ms", kPinLimitMs, Setter(&Config::pin_limit)},
       {"drain_limit_ms", kDrainLimitMs, Setter(&Config::drain_limit)},
@@ -146,6 +158,18 @@ TEST(Validate, TheRingIsAPowerOfTwo) {
     EXPECT_THAT(ErrorAfter([&](Config& config) { config.tail_ring_tiles = tiles; }),
                 HasSubstr(Concat("tail_ring_tiles: ", tiles, " is not a power of two")));
   }
+}
+
+TEST(Validate, TheLowMarkIsTheLowerOne) {
+  EXPECT_THAT(ErrorAfter([](Config& config) {
+                config.pressure_high_percent = 70;
+                config.pressure_low_percent = 71;
+              }),
+              HasSubstr("pressure_low_percent: 71 is above pressure_high_percent, 70"));
+  EXPECT_EQ(ErrorAfter([](Config& config) {
+              config.pressure_high_percent = config.pressure_low_percent = 70;
+            }),
+            "(no error)");
 }
 
 TEST(Validate, SocketModesKeepTheOwnerIn) {

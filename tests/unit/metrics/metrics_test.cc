@@ -79,6 +79,12 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
     visitor.Add(kPrefixMatchTokensTotal, state, "default", "asked");
     visitor.Add(kPrefixesPublishedTotal, state, "default", "new");
     visitor.Add(kPrefixesDroppedTotal, state, "default", "freed");
+    visitor.Add(kHostTierBytes, state, "default");
+    visitor.Add(kHostTierLimitBytes, state);
+    visitor.Add(kMovesTotal, state, "offload");
+    visitor.Add(kMovedBytesTotal, state, "restore");
+    visitor.Add(kPressureClimbsTotal, state, "offload", "some");
+    visitor.Add(kPressureCallsTotal, state, "served");
     visitor.Add(kBackgroundJobs, state, "tails", "queued");
     visitor.Add(kBackgroundJobsTotal, state, "tails");
     visitor.Add(kProvisionalTilesTotal, state);
@@ -126,6 +132,12 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
         "tessera_prefix_match_tokens_total",
         "tessera_prefixes_published_total",
         "tessera_prefixes_dropped_total",
+        "tessera_host_tier_bytes",
+        "tessera_host_tier_limit_bytes",
+        "tessera_moves_total",
+        "tessera_moved_bytes_total",
+        "tessera_pressure_climbs_total",
+        "tessera_pressure_calls_total",
         "tessera_background_jobs",
         "tessera_background_jobs_total",
         "tessera_provisional_tiles_total",

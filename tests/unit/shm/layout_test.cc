@@ -12,8 +12,8 @@ namespace {
 
 // The numbers that separately built daemons and workers agree on. A change here is a change of the
 // protocol: bump kProtocolVersion with it.
-TEST(Layout, IsWhatVersionThreeSays) {
-  static_assert(kProtocolVersion == 3);
+TEST(Layout, IsWhatVersionFourSays) {
+  static_assert(kProtocolVersion == 4);
   EXPECT_EQ(sizeof(DirectoryHeader), 65728u);
   EXPECT_EQ(offsetof(DirectoryHeader, instance), 24u);
   EXPECT_EQ(offsetof(DirectoryHeader, directory_limit_bytes), 48u);
@@ -69,8 +69,13 @@ TEST(Layout, CommitWordsKeepGenerationAndTokens) {
   TestRandom random;
   for (int i = 0; i < 10000; ++i) {
     const auto generation = static_cast<std::uint32_t>(random.Bits());
-    const std::uint64_t tokens = random.Below(std::uint64_t{1} << 48);
-    const std::uint64_t word = CommitWord::Pack(generation, tokens);
+    const std::uint64_t tokens = random.Below(std::uint64_t{1} << 47);
+    std::uint64_t word = CommitWord::Pack(generation, tokens);
+    ASSERT_FALSE(CommitWord::InStep(word));
+    if (random.OneIn(2)) {
+      word |= CommitWord::kInStep;
+      ASSERT_TRUE(CommitWord::InStep(word));
+    }
     ASSERT_EQ(CommitWord::Tokens(word), tokens);
     ASSERT_TRUE(CommitWord::Matches(word, generation));
     ASSERT_FALSE(CommitWord::Matches(word, generation + 1));

@@ -1,0 +1,86 @@
+#include "daemon/residency/offload_idle.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "daemon/base/bytes.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::residency {
+
+namespace {
+
+struct Candidate {
+  std::shared_ptr<cache::Sequence> sequence;
+  Clock::TimePoint last_use;
+};
+
+}  // namespace
+
+Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, std::uint64_t bytes) {
+  Relief relief;
+  if (!options_.tier->enabled()) {
+    relief.hindrance = "the host tier is turned off (host_tier_bytes is 0)";
+    return relief;
+  }
+  const Clock::TimePoint now = options_.clock->Now();
+  std::vector<Candidate> idle;
+  std::uint64_t in_use = 0;
+  for (std::shared_ptr<cache::Sequence>& sequence : tenant.Sequences()) {
+    const cache::Sequence::Rest rest = sequence->LookForRest();
+    if (rest.bytes == 0) continue;
+    if (now - rest.last_use >= options_.idle) {
+      idle.push_back({std::move(sequence), rest.last_use});
+      continue;
+    }
+    ++in_use;
+    const Clock::Duration wait = options_.idle - (now - rest.last_use);
+    relief.wait = std::min(relief.wait.value_or(wait), wait);
+  }
+  std::sort(idle.begin(), idle.end(),
+            [](const Candidate& a, const Candidate& b) { return a.last_use < b.last_use; });
+
+  bool full = false;
+  // A second time for those whose tail could not be closed in a full pool: others have made room.
+  for (int pass = 0; pass < 2 && relief.bytes < bytes && !idle.empty() && !full; ++pass) {
+    std::vector<Candidate> again;
+    for (Candidate& candidate : idle) {
+      if (relief.bytes >= bytes || full) break;
+      const absl::StatusOr<std::uint64_t> went =
+          candidate.sequence->Offload({.unused_since = candidate.last_use});
+      if (went.ok()) {
+        relief.bytes += *went;
+        relief.steps += *went > 0;
+      } else if (absl::IsResourceExhausted(went.status())) {
+        // Of the pool it is a Shortage; else the tier has no room for this one, but may for
+        // another.
+        if (pool::ShortageOf(went.status()).has_value()) {
+          again.push_back(std::move(candidate));
+        } else {
+          full = options_.tier->free_bytes() < options_.tier->limit_bytes() / 64;
+          relief.hindrance =
+              Concat("the host tier is full: ", FormatBytes(options_.tier->used_bytes()), " of ",
+                     FormatBytes(options_.tier->limit_bytes()));
+        }
+      }
+    }
+    idle = std::move(again);
+    if (relief.steps > 0) tenant.epochs().Collect();
+  }
+  if (relief.bytes >= bytes) {
+    relief.hindrance.clear();
+    relief.wait.reset();
+  } else if (relief.hindrance.empty()) {
+    relief.hindrance = in_use == 0
+                           ? std::string("no sequence is idle")
+                           : Concat(in_use, in_use == 1 ? " sequence was" : " sequences were",
+                                    " used too recently to be idle");
+  } else {
+    relief.wait.reset();  // time makes no room in the tier
+  }
+  return relief;
+}
+
+}  // namespace tessera::residency

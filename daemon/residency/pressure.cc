@@ -1,0 +1,285 @@
+#include "daemon/residency/pressure.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/base/bytes.h"
+#include "daemon/base/check.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::residency {
+
+namespace {
+
+constexpr Clock::Duration kBetweenReports = std::chrono::seconds(1);
+constexpr Clock::Duration kQuiet = std::chrono::milliseconds(200);
+constexpr Clock::Duration kPoll = std::chrono::milliseconds(1);
+// Of a call. What is asked for grows with every attempt, so that the last asks for all there is.
+constexpr int kAttempts = 10;
+// Handlers that wait hold a thread each: beyond these a call is answered at once.
+constexpr int kMostWaiting = 32;
+// What one background job moves, lest a tail wait for it for long.
+constexpr std::uint64_t kBytesPerJob = 32 * kMiB;
+
+std::uint64_t Percent(std::uint64_t bytes, std::uint32_t percent) {
+  return bytes / 100 * percent + bytes % 100 * percent / 100;
+}
+
+}  // namespace
+
+std::string_view OutcomeName(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::kEnough:
+      return "enough";
+    case Outcome::kSome:
+      return "some";
+    case Outcome::kNothing:
+      return "nothing";
+  }
+  return "unknown";
+}
+
+Pressure::Pressure(Options options) : options_(std::move(options)) {
+  TESSERA_CHECK(options_.low_percent <= options_.high_percent, "the low mark is the lower one");
+  counters_.climbs = decltype(counters_.climbs)(options_.ladder.size());
+  cache::Node& node = *options_.node;
+  // Extents are held however they are filled: only that there are no more of them says something.
+  node.account().Watch(this, ~std::uint64_t{0});
+  node.objects().Watch(this, Percent(node.options().memory_bytes, options_.high_percent));
+  for (const std::unique_ptr<cache::Tenant>& tenant : node.tenants()) {
+    if (tenant->account().limit_bytes() == 0) continue;
+    tenant->account().Watch(this, Percent(tenant->account().limit_bytes(), options_.high_percent));
+  }
+}
+
+Pressure::~Pressure() {
+  options_.node->account().Watch(nullptr, 0);
+  options_.node->objects().Watch(nullptr, 0);
+  for (const std::unique_ptr<cache::Tenant>& tenant : options_.node->tenants()) {
+    tenant->account().Watch(nullptr, 0);
+  }
+}
+
+// ---- who pays
+
+std::vector<Pressure::Payer> Pressure::PayersOf(cache::Tenant* asker, std::uint64_t asked) const {
+  constexpr std::uint64_t kAll = ~std::uint64_t{0};
+  std::vector<Payer> above;
+  std::vector<Payer> all;
+  bool asker_above = false;
+  for (const std::unique_ptr<cache::Tenant>& tenant : options_.node->tenants()) {
+    const std::uint64_t used = tenant->account().used_bytes();
+    const std::uint64_t soft = tenant->options().soft_limit_bytes;
+    all.push_back({tenant.get(), used});
+    const std::uint64_t wants = used + (tenant.get() == asker ? asked : 0);
+    if (soft == 0 || wants <= soft) continue;
+    asker_above = asker_above || tenant.get() == asker;
+    if (used > soft) above.push_back({tenant.get(), used - soft});
+  }
+  const auto larger = [](const Payer& a, const Payer& b) { return a.most > b.most; };
+  std::sort(above.begin(), above.end(), larger);
+  if (asker_above) {
+    above.push_back({asker, kAll});
+    return above;
+  }
+  std::sort(all.begin(), all.end(), larger);
+  for (const Payer& payer : all) above.push_back({payer.tenant, kAll});
+  return above;
+}
+
+// ---- the ladder
+
+void Pressure::RelieveTenant(cache::Tenant& tenant, std::uint64_t bytes, std::string_view reason,
+                             Climb& climb) {
+  std::uint64_t left = bytes;
+  for (std::size_t rung = 0; rung < options_.ladder.size() && left > 0; ++rung) {
+    Measure& measure = *options_.ladder[rung];
+    const Relief relief = measure.RelievePressure(tenant, left);
+    const Outcome outcome = relief.bytes >= left ? Outcome::kEnough
+                            : relief.bytes > 0   ? Outcome::kSome
+                                                 : Outcome::kNothing;
+    counters_.climbs[rung][static_cast<std::size_t>(outcome)].fetch_add(1);
+    Report(measure, tenant, reason, left, relief);
+    climb.bytes += relief.bytes;
+    left -= std::min(left, relief.bytes);
+    if (left == 0) return;
+    if (relief.wait.has_value()) {
+      climb.wait = std::min(climb.wait.value_or(*relief.wait), *relief.wait);
+    }
+    Append(climb.hindrances, climb.hindrances.empty() ? "" : "; ", "tenant ", tenant.name(), ": ",
+           relief.hindrance);
+  }
+}
+
+Pressure::Climb Pressure::Relieve(const std::vector<Payer>& payers, std::uint64_t bytes,
+                                  std::string_view reason) {
+  Climb climb;
+  for (const Payer& payer : payers) {
+    if (climb.bytes >= bytes) break;
+    RelieveTenant(*payer.tenant, std::min(bytes - climb.bytes, payer.most), reason, climb);
+  }
+  return climb;
+}
+
+Pressure::Climb Pressure::RelieveFor(cache::Tenant& tenant, const pool::Shortage& shortage,
+                                     std::uint64_t bytes) {
+  const std::string reason = Concat(shortage.account, " had no ", FormatBytes(shortage.asked),
+                                    " for ", pool::TagName(shortage.tag));
+  if (shortage.account == options_.node->account().name()) {
+    return Relieve(PayersOf(&tenant, bytes), bytes, reason);
+  }
+  return Relieve({{&tenant, ~std::uint64_t{0}}}, bytes, reason);
+}
+
+// Host memory with budgets of its own is not what the ladder finds.
+bool Pressure::MayHelp(const pool::Shortage& shortage) const {
+  return shortage.tag != pool::MemoryTag::kRawCopies &&
+         shortage.tag != pool::MemoryTag::kObservations &&
+         shortage.tag != pool::MemoryTag::kOffloaded && shortage.asked <= shortage.limit;
+}
+
+// ---- in a call
+
+bool Pressure::Collect() {
+  bool waits = false;
+  for (const std::unique_ptr<cache::Tenant>& tenant : options_.node->tenants()) {
+    waits = tenant->epochs().Collect().has_value() || waits;
+  }
+  return waits;
+}
+
+// False where nothing has waited.
+bool Pressure::WaitForReaders(Clock::TimePoint until, absl::FunctionRef<bool()> gone) {
+  bool waited = false;
+  while (Collect()) {
+    waited = true;
+    if (options_.clock->Now() >= until || gone()) break;
+    options_.pause(kPoll);
+  }
+  return waited;
+}
+
+absl::Status Pressure::WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl::Status()> act,
+                                  absl::FunctionRef<bool()> gone) {
+  absl::Status status = act();
+  std::optional<pool::Shortage> shortage = pool::ShortageOf(status);
+  if (!shortage.has_value() || !MayHelp(*shortage)) return status;
+  const Clock::TimePoint until = options_.clock->Now() + options_.patience;
+  const bool waits = waiting_.fetch_add(1) < kMostWaiting;
+  std::uint64_t found = 0;
+  Climb climb;
+  for (int attempt = 0; attempt < kAttempts && shortage.has_value() && !gone();) {
+    const std::uint64_t goal = std::max(shortage->asked, shortage->limit / 64) << attempt;
+    climb = RelieveFor(tenant, *shortage, goal);
+    found += climb.bytes;
+    const Clock::TimePoint now = options_.clock->Now();
+    const bool readers = waits ? WaitForReaders(until, gone) : Collect();
+    if (climb.bytes > 0 || readers) {
+      ++attempt;
+    } else if (waits && climb.wait.has_value() && now + *climb.wait <= until) {
+      options_.pause(std::max(*climb.wait, kPoll));
+      continue;  // it was not an attempt: nothing was there to find
+    } else {
+      break;
+    }
+    status = act();
+    shortage = pool::ShortageOf(status);
+  }
+  waiting_.fetch_sub(1);
+  if (!shortage.has_value()) {
+    counters_.served.fetch_add(status.ok(), std::memory_order_relaxed);
+    return status;
+  }
+  counters_.refused.fetch_add(1, std::memory_order_relaxed);
+  const Clock::Duration again = climb.wait.value_or(options_.patience);
+  return absl::ResourceExhaustedError(
+      Concat(AsStringView(status.message()), ". Moved out for this call: ", FormatBytes(found),
+             climb.hindrances.empty() ? "" : "; then ", climb.hindrances, ". Retry in ",
+             std::chrono::duration_cast<std::chrono::milliseconds>(again).count() + 1, " ms"));
+}
+
+// ---- in the background
+
+void Pressure::Pressed(const pool::Account& account, std::uint64_t missing) {
+  // What a tenant's own limit refuses is above its watermark, or larger than what it keeps free.
+  if (&account == &options_.node->account()) {
+    std::uint64_t before = missing_.load(std::memory_order_relaxed);
+    while (before < missing && !missing_.compare_exchange_weak(before, missing)) {
+    }
+  }
+  if (options_.clock->Now().time_since_epoch().count() < quiet_until_.load()) return;
+  if (!queued_.exchange(true)) Queue();
+}
+
+void Pressure::Queue() {
+  options_.scheduler->Submit({.name = "relieve", .priority = JobPriority::kPressure},
+                             [this] { RelieveInBackground(); });
+}
+
+void Pressure::RelieveInBackground() {
+  queued_.store(false);
+  Collect();
+  const std::uint64_t missing = missing_.exchange(0);
+  std::uint64_t found = 0;
+  std::uint64_t wanted = 0;
+  // What is above the low mark, and does not wait for readers already.
+  const auto excess = [&](std::uint64_t used, std::uint64_t limit, std::uint64_t retired) {
+    if (limit == 0 || used < Percent(limit, options_.high_percent)) return std::uint64_t{0};
+    const std::uint64_t low = Percent(limit, options_.low_percent) + retired;
+    return used > low ? used - low : std::uint64_t{0};
+  };
+  const auto relieve = [&](const std::vector<Payer>& payers, std::uint64_t bytes,
+                           std::string_view reason) {
+    if (bytes == 0) return;
+    wanted += bytes;
+    found += Relieve(payers, std::min(bytes, kBytesPerJob), reason).bytes;
+  };
+  std::uint64_t retired = 0;
+  for (const std::unique_ptr<cache::Tenant>& tenant : options_.node->tenants()) {
+    const pool::Account& account = tenant->account();
+    const std::uint64_t waiting = tenant->epochs().waiting_bytes();
+    retired += waiting;
+    relieve({{tenant.get(), ~std::uint64_t{0}}},
+            excess(account.used_bytes(), account.limit_bytes(), waiting),
+            "a tenant is above its high watermark");
+  }
+  const std::uint64_t used = options_.node->objects().used_bytes();
+  relieve(PayersOf(nullptr, 0),
+          excess(used, options_.node->options().memory_bytes, retired + found),
+          "the node is above its high watermark");
+  if (wanted == 0 && missing > retired) {
+    relieve(PayersOf(nullptr, 0), missing, "background work found no memory");
+  }
+  if (wanted == 0) return;
+  if (found == 0) {
+    quiet_until_.store((options_.clock->Now() + kQuiet).time_since_epoch().count());
+  } else if (found < wanted && !queued_.exchange(true)) {
+    Queue();
+  }
+}
+
+void Pressure::Report(const Measure& rung, const cache::Tenant& tenant, std::string_view reason,
+                      std::uint64_t asked, const Relief& relief) {
+  std::uint64_t unsaid;
+  {
+    const Clock::TimePoint now = options_.clock->Now();
+    MutexLock lock(mutex_);
+    if (reported_.has_value() && now - *reported_ < kBetweenReports) {
+      ++unsaid_;
+      return;
+    }
+    reported_ = now;
+    unsaid = std::exchange(unsaid_, 0);
+  }
+  options_.logger->Log(relief.bytes > 0 ? LogLevel::kInfo : LogLevel::kWarning, "memory pressure",
+                       {{"reason", reason},
+                        {"rung", rung.name()},
+                        {"tenant", tenant.name()},
+                        {"asked_bytes", asked},
+                        {"moved_bytes", relief.bytes},
+                        {"steps", relief.steps},
+                        {"hindrance", relief.hindrance},
+                        {"like_this_before", unsaid}});
+}
+
+}  // namespace tessera::residency

@@ -1,0 +1,119 @@
+// Memory under pressure: when the ladder is climbed, for whom, and at whose expense.
+//
+//   in the background   an account above its high watermark, or a request that was refused, queues
+//                       the job "relieve", which climbs until the account is below the low one
+//   in a call           an operation that is refused for want of pool memory has the ladder climbed
+//                       for what it asked, waits a bounded time for readers, and is tried again
+//
+// Who pays: of the node's memory first those tenants that are above their soft limits, as far as
+// these; then, unless whoever asks is above its own, all of them, who holds most first. Of a
+// tenant's own limit that tenant alone.
+//
+// Takes no lock of cache or pool while it is told of pressure, and holds none while it relieves it.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mutex.h"
+#include "daemon/base/scheduler.h"
+#include "daemon/cache/node.h"
+#include "daemon/pool/account.h"
+#include "daemon/residency/measure.h"
+
+namespace tessera::residency {
+
+// How a climb on one rung ended.
+enum class Outcome : std::uint8_t { kEnough, kSome, kNothing };
+inline constexpr std::size_t kOutcomes = 3;
+std::string_view OutcomeName(Outcome outcome);
+
+class Pressure final : public pool::PressureHandler {
+ public:
+  struct Options {
+    cache::Node* node;
+    Scheduler* scheduler;
+    Logger* logger;
+    const Clock* clock;
+    // Lets time pass in a call that waits for readers, or for a sequence to become idle.
+    std::function<void(Clock::Duration)> pause;
+    std::uint32_t high_percent = 90;  // of a limit
+    std::uint32_t low_percent = 80;
+    Clock::Duration patience = std::chrono::seconds(2);  // of a call, in all
+    // Rungs, the cheapest first.
+    std::vector<std::unique_ptr<Measure>> ladder;
+  };
+  // Watches the accounts of the node and its tenants from now on.
+  explicit Pressure(Options options);
+  // Nobody calls it any more, and its scheduler runs no job of it.
+  ~Pressure() override;
+
+  void Pressed(const pool::Account& account, std::uint64_t missing) override;
+
+  // Has `act` done for the tenant: again, as often as memory is found for it, where it answers that
+  // pool memory is short; a bounded number of times, and until `gone`. The last answer then says
+  // what was tried and what would help. `act` changes nothing where it fails, and is called without
+  // any lock; so is this.
+  absl::Status WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl::Status()> act,
+                          absl::FunctionRef<bool()> gone);
+
+  struct Counters {
+    // By rung, in the ladder's order, and outcome.
+    std::vector<std::array<std::atomic<std::uint64_t>, kOutcomes>> climbs;
+    std::atomic<std::uint64_t> served{0};   // calls that found room on a later attempt
+    std::atomic<std::uint64_t> refused{0};  // calls that did not
+  };
+  const Counters& counters() const { return counters_; }
+  const std::vector<std::unique_ptr<Measure>>& ladder() const { return options_.ladder; }
+
+ private:
+  // What a climb has come to.
+  struct Climb {
+    std::uint64_t bytes = 0;
+    std::string hindrances;
+    std::optional<Clock::Duration> wait;
+  };
+  // Who may be made to pay, in this order, and how much each.
+  struct Payer {
+    cache::Tenant* tenant;
+    std::uint64_t most;
+  };
+  std::vector<Payer> PayersOf(cache::Tenant* asker, std::uint64_t asked) const;
+  Climb Relieve(const std::vector<Payer>& payers, std::uint64_t bytes, std::string_view reason);
+  void RelieveTenant(cache::Tenant& tenant, std::uint64_t bytes, std::string_view reason,
+                     Climb& climb);
+  Climb RelieveFor(cache::Tenant& tenant, const pool::Shortage& shortage, std::uint64_t bytes);
+  bool MayHelp(const pool::Shortage& shortage) const;
+  // Frees what readers have let go of; true where something still waits for them.
+  bool Collect();
+  bool WaitForReaders(Clock::TimePoint until, absl::FunctionRef<bool()> gone);
+
+  void Queue();
+  void RelieveInBackground();
+  void Report(const Measure& rung, const cache::Tenant& tenant, std::string_view reason,
+              std::uint64_t asked, const Relief& relief);
+
+  const Options options_;
+  Counters counters_;
+  std::atomic<bool> queued_{false};
+  std::atomic<std::uint64_t> missing_{0};  // the largest request refused since the last job
+  // Where the ladder had nothing to give, asking again at once is idle.
+  std::atomic<std::int64_t> quiet_until_{0};
+  std::atomic<int> waiting_{0};  // calls that wait now
+
+  Mutex mutex_;
+  std::optional<Clock::TimePoint> reported_ TESSERA_GUARDED_BY(mutex_);
+  std::uint64_t unsaid_ TESSERA_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace tessera::residency

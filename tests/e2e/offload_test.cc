@@ -1,0 +1,333 @@
+// A pool that is too small for what its workers hold: idle sequences go to host memory and come
+// back, and nothing that anybody reads changes.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <regex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/cli/synthetic.h"
+#include "client/worker.h"
+#include "tessera/v1/admin.grpc.pb.h"
+#include "tests/fakes/daemon_process.h"
+#include "tests/fakes/http_get.h"
+#include "tests/fakes/seed.h"
+
+namespace tessera {
+namespace {
+
+using cli::BytesOf;
+using cli::SyntheticSequence;
+using cli::SyntheticShape;
+using cli::WritableBytesOf;
+using fakes::DaemonProcess;
+using testing::AllOf;
+using testing::HasSubstr;
+
+// 2 KiB a token.
+constexpr SyntheticShape kShape = {.layers = 4, .query_heads = 4, .kv_heads = 2, .head_dim = 64};
+constexpr std::uint64_t kTokens = 700;
+
+struct Track {
+  client::Worker* worker;
+  client::Sequence sequence;
+  SyntheticSequence truth;
+  std::vector<std::vector<float>> answers;  // layer by layer, of a query that stays the same
+  bool decoded = false;  // rows of a tail are split otherwise: judged by the truth, not by bits
+};
+
+class Offload : public testing::Test {
+ protected:
+  void Start(const std::vector<std::string>& flags) {
+    std::vector<std::string> all = {"--pool-extent-bytes=2MiB", "--staging-bytes=2MiB",
+                                    "--tail-extent-bytes=2MiB", "--metrics=127.0.0.1:0"};
+    all.insert(all.end(), flags.begin(), flags.end());
+    daemon_ = DaemonProcess::Start({.flags = all, .pool_bytes = "40MiB"});
+    ASSERT_NE(daemon_, nullptr);
+    admin_ = v1::TesseraAdmin::NewStub(daemon_->Connect());
+  }
+  std::unique_ptr<client::Worker> Attach(bool mapped = true) {
+    auto worker = client::Worker::Attach(
+        {.address = daemon_->address(), .map_memory = mapped, .worker_name = "test"});
+    EXPECT_TRUE(worker.ok()) << worker.status();
+    return *std::move(worker);
+  }
+  absl::StatusOr<std::unique_ptr<Track>> NewTrack(client::Worker& worker,
+                                                  const std::string& policy = "",
+                                                  std::uint64_t tokens = kTokens) {
+    absl::StatusOr<client::Model> model = worker.RegisterModel(kShape.Geometry());
+    if (!model.ok()) return model.status();
+    absl::StatusOr<client::Sequence> sequence = worker.CreateSequence(*model, policy);
+    if (!sequence.ok()) return sequence.status();
+    auto track = std::make_unique<Track>(
+        Track{&worker, *std::move(sequence), SyntheticSequence(kShape, ++seed_), {}, false});
+    const absl::Status status = Append(*track, tokens);
+    if (!status.ok()) return status;
+    return track;
+  }
+  static absl::Status Append(Track& track, std::uint64_t tokens) {
+    const std::uint64_t first = track.truth.tokens();
+    track.truth.Grow(tokens);
+    const std::vector<std::uint16_t> key = track.truth.KeysOfAllLayers(first, tokens);
+    const std::vector<std::uint16_t> value = track.truth.ValuesOfAllLayers(first, tokens);
+    absl::StatusOr<std::uint64_t> held =
+        track.sequence.Append({.key = BytesOf(key), .value = BytesOf(value), .tokens = tokens});
+    if (!held.ok()) track.truth.Truncate(first);
+    return held.status();
+  }
+  // What attention gives in every layer, through the mapping (where there is one) or by RPC.
+  static absl::StatusOr<std::vector<std::vector<float>>> Ask(Track& track, bool by_rpc) {
+    std::vector<std::vector<float>> answers;
+    absl::StatusOr<client::Step> step = absl::UnknownError("none");
+    client::Sequence* batch[] = {&track.sequence};
+    if (!by_rpc) {
+      step = track.worker->BeginStep(batch);
+      if (!step.ok()) return step.status();
+    }
+    for (std::uint32_t layer = 0; layer < kShape.layers; ++layer) {
+      std::vector<float>& output = answers.emplace_back(kShape.query_row());
+      const std::vector<std::uint16_t> query = track.truth.Query(layer, 17);
+      absl::Status status;
+      if (by_rpc) {
+        const client::AttendQuery asked = {.sequence = &track.sequence,
+                                           .query = BytesOf(query),
+                                           .output = WritableBytesOf(output)};
+        status = track.worker->AttendRpc(layer, {&asked, 1});
+      } else {
+        status = step->Attend(layer, {.query = BytesOf(query), .output = WritableBytesOf(output)});
+      }
+      if (!status.ok()) return status;
+    }
+    return answers;
+  }
+  // One token through the tail, checked against the truth.
+  static absl::Status Decode(Track& track) {
+    track.truth.Grow(1);
+    const std::uint64_t token = track.truth.tokens() - 1;
+    client::Sequence* batch[] = {&track.sequence};
+    absl::StatusOr<client::Step> step = track.worker->BeginStep(batch);
+    if (!step.ok()) return step.status();
+    std::vector<float> output(kShape.query_row());
+    for (std::uint32_t layer = 0; layer < kShape.layers; ++layer) {
+      const std::vector<std::uint16_t> query = track.truth.Query(layer, token);
+      absl::Status status =
+          step->AppendAndAttend(layer, {.key = BytesOf(track.truth.Key(layer, token, 1)),
+                                        .value = BytesOf(track.truth.Value(layer, token, 1)),
+                                        .query = BytesOf(query),
+                                        .output = WritableBytesOf(output)});
+      if (!status.ok()) return status;
+    }
+    EXPECT_LT(track.truth.Error(kShape.layers - 1, token, output), 0.02);
+    return step->End();
+  }
+  v1::StatsResponse Stats() {
+    grpc::ClientContext context;
+    v1::StatsResponse stats;
+    EXPECT_TRUE(admin_->NodeStats(&context, {}, &stats).ok());
+    return stats;
+  }
+  double Metric(const std::string& name, const std::string& labels) {
+    std::smatch match;
+    const std::string log = daemon_->Log();
+    EXPECT_TRUE(std::regex_search(log, match, std::regex("metrics port=([0-9]+)")));
+    const std::string text =
+        fakes::HttpGet(static_cast<std::uint16_t>(std::stoi(match[1])), "/metrics");
+    const std::regex line("(^|\n)" + name + "\\{([^}]*)\\} ([-+0-9.eE]+)");
+    double sum = 0;
+    for (std::sregex_iterator it(text.begin(), text.end(), line), end; it != end; ++it) {
+      if ((*it)[2].str().find(labels) != std::string::npos) sum += std::stod((*it)[3]);
+    }
+    return sum;
+  }
+
+  std::unique_ptr<DaemonProcess> daemon_;
+  std::unique_ptr<v1::TesseraAdmin::Stub> admin_;
+  std::uint64_t seed_ = 100;
+};
+
+// Twice as much as the pool: two workers, one of which maps it. Everything goes on as if it fitted.
+TEST_F(Offload, ASmallPoolHoldsMoreThanItsSize) {
+  ASSERT_NO_FATAL_FAILURE(Start({"--offload-idle-ms=0", "--host-tier-bytes=512MiB"}));
+  const std::unique_ptr<client::Worker> workers[] = {Attach(), Attach(/*mapped=*/false)};
+  std::vector<std::unique_ptr<Track>> tracks;
+  TestRandom random;
+  for (int i = 0; i < 56; ++i) {
+    auto track = NewTrack(*workers[i % 2]);
+    ASSERT_TRUE(track.ok()) << i << ": " << track.status();
+    auto answers = Ask(**track, /*by_rpc=*/random.OneIn(2) || i % 2 == 1);
+    ASSERT_TRUE(answers.ok()) << i << ": " << answers.status();
+    (*track)->answers = *std::move(answers);
+    tracks.push_back(*std::move(track));
+  }
+  EXPECT_GT(Stats().tenants(0).offloaded_sequences(), 15u);
+  for (int i = 0; i < 300; ++i) {
+    Track& track = *random.Pick(tracks);
+    const bool mapped = track.worker->mapped();
+    switch (random.Below(4)) {
+      case 0:
+        ASSERT_TRUE(Decode(track).ok()) << i;
+        track.decoded = true;
+        break;
+      case 1: {
+        auto child = track.sequence.Fork();
+        ASSERT_TRUE(child.ok()) << i << ": " << child.status();
+        break;
+      }
+      default: {
+        const auto answers = Ask(track, !mapped || random.OneIn(2));
+        ASSERT_TRUE(answers.ok()) << i << ": " << answers.status();
+        if (!track.decoded) ASSERT_EQ(*answers, track.answers) << i;
+      }
+    }
+  }
+  const v1::StatsResponse stats = Stats();
+  EXPECT_GT(stats.tenants(0).offloads(), 50u);
+  EXPECT_GT(stats.tenants(0).restores(), 20u);
+  EXPECT_EQ(stats.pressure_calls_refused(), 0u);
+  EXPECT_GT(Metric("tessera_pressure_climbs_total", "outcome=\"enough\""), 0);
+  EXPECT_THAT(daemon_->Log(), AllOf(HasSubstr("memory pressure"), HasSubstr("rung=offload")));
+  std::printf("%llu times out, %llu back, %llu calls that waited\n",
+              static_cast<unsigned long long>(stats.tenants(0).offloads()),
+              static_cast<unsigned long long>(stats.tenants(0).restores()),
+              static_cast<unsigned long long>(stats.pressure_calls_served()));
+}
+
+TEST_F(Offload, OnlyAFullTierIsRefused) {
+  ASSERT_NO_FATAL_FAILURE(Start({"--offload-idle-ms=0", "--host-tier-bytes=16MiB"}));
+  const std::unique_ptr<client::Worker> worker = Attach(/*mapped=*/false);
+  std::vector<std::unique_ptr<Track>> tracks;
+  absl::Status refused;
+  while (refused.ok() && tracks.size() < 100) {
+    auto track = NewTrack(*worker);
+    refused = track.status();
+    if (track.ok()) tracks.push_back(*std::move(track));
+  }
+  // 40 MiB and 16 MiB, of 1.4 MiB each.
+  EXPECT_GT(tracks.size(), 30u);
+  EXPECT_LT(tracks.size(), 42u);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(
+      refused.ToString(),
+      AllOf(HasSubstr("asked for"), HasSubstr("used of a limit of 40.0 MiB"),
+            HasSubstr("the host tier is full"), HasSubstr("of 16.0 MiB"), HasSubstr("Retry in ")));
+  EXPECT_GT(Stats().pressure_calls_refused(), 0u);
+  EXPECT_GT(Metric("tessera_pressure_calls_total", "outcome=\"refused\""), 0);
+  EXPECT_GT(Metric("tessera_pressure_climbs_total", "outcome=\"nothing\""), 0);
+  // With room again all that is left answers, as ever.
+  for (std::size_t i = 0; i < tracks.size(); i += 3) tracks[i] = nullptr;
+  for (const auto& track : tracks) {
+    if (track == nullptr) continue;
+    ASSERT_TRUE(Decode(*track).ok());
+  }
+  EXPECT_GT(Metric("tessera_pressure_calls_total", "outcome=\"served\"") +
+                Metric("tessera_moves_total", "direction=\"restore\""),
+            0);
+}
+
+// Whatever a policy has made of a sequence comes back as it was.
+TEST_F(Offload, CompressedSequencesComeBackBitForBit) {
+  ASSERT_NO_FATAL_FAILURE(Start({}));
+  for (const bool mapped : {true, false}) {
+    const std::unique_ptr<client::Worker> worker = Attach(mapped);
+    for (const char* policy : {"dense", "mosaickv:keep=0.25", "quest", "streaming:budget=128",
+                               "semanticache+mosaickv+int8", "lacache"}) {
+      SCOPED_TRACE(policy);
+      auto made = NewTrack(*worker, policy);
+      ASSERT_TRUE(made.ok()) << made.status();
+      Track& track = **made;
+      std::vector<std::uint32_t> ids(kTokens);
+      for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::uint32_t>(i % 7);
+      ASSERT_TRUE(track.sequence.ObserveTokens(0, ids).ok());
+      const auto compressed = track.sequence.Compress();
+      ASSERT_TRUE(compressed.ok()) << compressed.status();
+      const auto before = Ask(track, /*by_rpc=*/!mapped);
+      ASSERT_TRUE(before.ok()) << before.status();
+      const auto entries = track.sequence.DescribeEntries();
+      ASSERT_TRUE(entries.ok()) << entries.status();
+
+      const auto moved = track.sequence.Offload();
+      ASSERT_TRUE(moved.ok()) << moved.status();
+      EXPECT_GT(*moved, 0u);
+      const auto away = track.sequence.DescribeEntries();
+      ASSERT_TRUE(away.ok());
+      EXPECT_EQ(away->state(), v1::SEQUENCE_STATE_OFFLOADED);
+      EXPECT_EQ(away->tile_bytes(), 0u);
+      EXPECT_GT(away->offloaded_bytes(), 0u);
+      EXPECT_EQ(away->tokens(), kTokens);
+
+      const auto after = Ask(track, /*by_rpc=*/!mapped);
+      ASSERT_TRUE(after.ok()) << after.status();
+      EXPECT_EQ(*after, *before);
+      const auto back = track.sequence.DescribeEntries();
+      ASSERT_TRUE(back.ok());
+      EXPECT_EQ(back->tile_bytes(), entries->tile_bytes());
+      EXPECT_EQ(back->rotation_bytes(), entries->rotation_bytes());
+      EXPECT_EQ(back->offloaded_bytes(), 0u);
+      ASSERT_EQ(back->lane_size(), entries->lane_size());
+      for (int i = 0; i < back->lane_size(); ++i) {
+        EXPECT_EQ(back->lane(i).SerializeAsString(), entries->lane(i).SerializeAsString());
+      }
+      // And it goes on.
+      if (std::string(policy) == "dense") ASSERT_TRUE(Decode(track).ok());
+      ASSERT_TRUE(track.sequence.Offload().ok());
+      ASSERT_TRUE(track.sequence.Restore().ok());
+      EXPECT_EQ(track.sequence.DescribeEntries()->state(), v1::SEQUENCE_STATE_LIVE);
+    }
+  }
+}
+
+TEST_F(Offload, AnOperatorMovesSequencesToo) {
+  ASSERT_NO_FATAL_FAILURE(Start({}));
+  const std::unique_ptr<client::Worker> worker = Attach();
+  auto track = NewTrack(*worker);
+  ASSERT_TRUE(track.ok());
+  ASSERT_TRUE(Decode(**track).ok());
+  const std::uint64_t id = (*track)->sequence.id().value();
+  {
+    grpc::ClientContext context;
+    v1::OffloadRequest request;
+    request.set_sequence_id(id);
+    v1::OffloadResponse response;
+    const grpc::Status status = admin_->Offload(&context, request, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_GT(response.moved_bytes(), 0u);
+  }
+  {
+    grpc::ClientContext context;
+    v1::ListSequencesResponse sequences;
+    ASSERT_TRUE(admin_->ListSequences(&context, {}, &sequences).ok());
+    ASSERT_EQ(sequences.sequences_size(), 1);
+    EXPECT_EQ(sequences.sequences(0).state(), v1::SEQUENCE_STATE_OFFLOADED);
+    EXPECT_GT(sequences.sequences(0).offloaded_bytes(), 0u);
+    EXPECT_EQ(sequences.sequences(0).tokens(), kTokens + 1);
+  }
+  const v1::StatsResponse stats = Stats();
+  EXPECT_EQ(stats.tenants(0).offloaded_sequences(), 1u);
+  EXPECT_EQ(stats.tenants(0).offloaded_bytes(), stats.host_tier_bytes());
+  EXPECT_GT(stats.host_tier_bytes(), kTokens * 2048);
+  EXPECT_EQ(stats.host_tier_limit_bytes(), std::uint64_t{4} << 30);
+  {
+    grpc::ClientContext context;
+    v1::RestoreRequest request;
+    request.set_sequence_id(id);
+    v1::RestoreResponse response;
+    ASSERT_TRUE(admin_->Restore(&context, request, &response).ok());
+    EXPECT_EQ(response.tokens(), kTokens + 1);
+  }
+  ASSERT_TRUE(Decode(**track).ok());
+  {
+    grpc::ClientContext context;
+    v1::OffloadRequest request;
+    request.set_sequence_id(id + 1);
+    v1::OffloadResponse response;
+    EXPECT_EQ(admin_->Offload(&context, request, &response).error_code(),
+              grpc::StatusCode::NOT_FOUND);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
