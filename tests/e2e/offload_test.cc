@@ -52,7 +52,7 @@ class Offload : public testing::Test {
   }
   std::unique_ptr<client::Worker> Attach(bool mapped = true) {
     auto worker = client::Worker::Attach(
-        {.address = daemon_->address(), .map_memory = mapped, .worker_name = "test"});
+        {.address = daemon_->address(), .worker_name = "test", .map_memory = mapped});
     EXPECT_TRUE(worker.ok()) << worker.status();
     return *std::move(worker);
   }
@@ -180,7 +180,7 @@ TEST_F(Offload, ASmallPoolHoldsMoreThanItsSize) {
       default: {
         const auto answers = Ask(track, !mapped || random.OneIn(2));
         ASSERT_TRUE(answers.ok()) << i << ": " << answers.status();
-        if (!track.decoded) ASSERT_EQ(*answers, track.answers) << i;
+        ASSERT_TRUE(track.decoded || *answers == track.answers) << i;
       }
     }
   }
@@ -233,7 +233,7 @@ TEST_F(Offload, CompressedSequencesComeBackBitForBit) {
   ASSERT_NO_FATAL_FAILURE(Start({}));
   for (const bool mapped : {true, false}) {
     const std::unique_ptr<client::Worker> worker = Attach(mapped);
-    for (const char* policy : {"dense", "mosaickv:keep=0.25", "quest", "streaming:budget=128",
+    for (const char* policy : {"dense", "mosaickv:keep=0.25", "quest", "streaming:sink=4,recent=60",
                                "semanticache+mosaickv+int8", "lacache"}) {
       SCOPED_TRACE(policy);
       auto made = NewTrack(*worker, policy);
@@ -272,7 +272,9 @@ TEST_F(Offload, CompressedSequencesComeBackBitForBit) {
         EXPECT_EQ(back->lane(i).SerializeAsString(), entries->lane(i).SerializeAsString());
       }
       // And it goes on.
-      if (std::string(policy) == "dense") ASSERT_TRUE(Decode(track).ok());
+      if (std::string(policy) == "dense") {
+        ASSERT_TRUE(Decode(track).ok());
+      }
       ASSERT_TRUE(track.sequence.Offload().ok());
       ASSERT_TRUE(track.sequence.Restore().ok());
       EXPECT_EQ(track.sequence.DescribeEntries()->state(), v1::SEQUENCE_STATE_LIVE);

@@ -17,6 +17,7 @@
 #include "tests/fakes/emulated_runtime.h"
 #include "tests/fakes/manual_scheduler.h"
 #include "tests/fakes/shared_gpu.h"
+#include "tests/unit/cache/image.h"
 #include "tests/unit/cache/packed.h"
 
 namespace tessera::cache {
@@ -184,6 +185,38 @@ TEST_F(PackOnGpu, EveryRowIsWhatTheReferenceMakesOfIt) {
                             std::vector<std::vector<std::uint64_t>>(model->layers(), stamps)),
               "");
     ASSERT_TRUE(world_->tenant().FreeSequence(sequence->id()).ok());
+  }
+}
+
+TEST_F(PackOnGpu, WhatIsOffloadedComesBackByteForByte) {
+  for (int round = 0; round < 8; ++round) {
+    const auto model = RandomModel(round);
+    const auto sequence = world_->NewSequence(worker_->session(), *model);
+    std::vector<std::uint64_t> stamps = NewStamps(random_.Between(1, 150));
+    ASSERT_TRUE(AppendAll(*sequence, 0, stamps).ok());
+    if (random_.OneIn(2)) {
+      const TestPacking packing = RandomPacking(random_, *model, 0, model->layers());
+      ASSERT_TRUE(sequence->Pack(packing.spec, Proceed).ok());
+    }
+    const std::vector<std::uint64_t> more = NewStamps(random_.Between(1, 40));
+    ASSERT_TRUE(AppendAll(*sequence, stamps.size(), more).ok());
+    stamps.insert(stamps.end(), more.begin(), more.end());
+    const std::vector<std::byte> before = Image(View(*sequence));
+    const absl::StatusOr<std::uint64_t> moved = sequence->Offload({});
+    ASSERT_TRUE(moved.ok()) << moved.status();
+    EXPECT_GT(*moved, 0u);
+    world_->tenant().epochs().Collect();
+    EXPECT_EQ(world_->tenant().account().used_bytes(pool::MemoryTag::kTiles), 0u);
+    // Others take its place meanwhile.
+    const auto other = world_->NewSequence(worker_->session(), *model);
+    ASSERT_TRUE(AppendAll(*other, 0, NewStamps(100)).ok());
+    ASSERT_TRUE(sequence->Restore().ok());
+    EXPECT_EQ(Image(View(*sequence)), before);
+    ASSERT_NO_FATAL_FAILURE(JudgeAttention(*sequence, stamps.size()));
+    for (const SequenceId id : {other->id(), sequence->id()}) {
+      ASSERT_TRUE(world_->tenant().FreeSequence(id).ok());
+    }
+    world_->tenant().epochs().Collect();
   }
 }
 
