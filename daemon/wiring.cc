@@ -30,6 +30,7 @@
 #include "daemon/metrics/metrics.h"
 #include "daemon/platform/fd.h"
 #include "daemon/policies/help.h"
+#include "daemon/residency/drop_prefixes.h"
 #include "daemon/residency/offload_idle.h"
 #include "daemon/residency/pressure.h"
 #include "daemon/serving/server.h"
@@ -166,6 +167,7 @@ residency::Pressure::Options PressureOptions(const config::Config& config, cache
       .pause = [](Clock::Duration time) { std::this_thread::sleep_for(time); },
       .high_percent = config.pressure_high_percent,
       .low_percent = config.pressure_low_percent};
+  options.ladder.push_back(std::make_unique<residency::DropPrefixes>());
   options.ladder.push_back(std::make_unique<residency::OffloadIdle>(residency::OffloadIdle::Options{
       .clock = &clock, .tier = &node.host_tier(), .idle = config.offload_idle}));
   return options;

@@ -196,6 +196,29 @@ TEST_F(Offload, ASmallPoolHoldsMoreThanItsSize) {
               static_cast<unsigned long long>(stats.pressure_calls_served()));
 }
 
+// Twice as much as the pool is published, and used by nobody.
+TEST_F(Offload, UnusedPrefixesGoFirst) {
+  ASSERT_NO_FATAL_FAILURE(Start({"--offload-idle-ms=0", "--host-tier-bytes=0"}));
+  const std::unique_ptr<client::Worker> worker = Attach();
+  const auto resting = NewTrack(*worker);
+  ASSERT_TRUE(resting.ok()) << resting.status();
+  for (std::uint32_t i = 0; i < 56; ++i) {
+    const auto track = NewTrack(*worker);
+    ASSERT_TRUE(track.ok()) << i << ": " << track.status();
+    const std::vector<std::uint32_t> ids(kTokens, i);
+    const auto published = (*track)->sequence.Publish(ids);
+    ASSERT_TRUE(published.ok()) << i << ": " << published.status();
+    EXPECT_FALSE(published->deduplicated);
+  }
+  const v1::TenantStats tenant = Stats().tenants(0);
+  EXPECT_GT(tenant.prefixes(), 10u);
+  EXPECT_LT(tenant.prefixes(), 30u);
+  EXPECT_EQ(tenant.offloads(), 0u);
+  EXPECT_GT(Metric("tessera_pressure_climbs_total", "rung=\"drop_prefixes\",outcome=\"enough\""),
+            0);
+  ASSERT_TRUE(Decode(**resting).ok());
+}
+
 TEST_F(Offload, OnlyAFullTierIsRefused) {
   ASSERT_NO_FATAL_FAILURE(Start({"--offload-idle-ms=0", "--host-tier-bytes=16MiB"}));
   const std::unique_ptr<client::Worker> worker = Attach(/*mapped=*/false);
@@ -234,7 +257,7 @@ TEST_F(Offload, CompressedSequencesComeBackBitForBit) {
   for (const bool mapped : {true, false}) {
     const std::unique_ptr<client::Worker> worker = Attach(mapped);
     for (const char* policy : {"dense", "mosaickv:keep=0.25", "quest", "streaming:sink=4,recent=60",
-                               "semanticache+mosaickv+int8", "lacache"}) {
+                               "semanticache+mosaickv+int8", "lacache:span=2"}) {
       SCOPED_TRACE(policy);
       auto made = NewTrack(*worker, policy);
       ASSERT_TRUE(made.ok()) << made.status();

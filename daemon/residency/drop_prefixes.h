@@ -1,0 +1,14 @@
+// The rung that drops published prefixes nobody uses, the least recently used first.
+#pragma once
+
+#include "daemon/residency/measure.h"
+
+namespace tessera::residency {
+
+class DropPrefixes final : public Measure {
+ public:
+  std::string_view name() const override { return "drop_prefixes"; }
+  Relief RelievePressure(cache::Tenant& tenant, std::uint64_t bytes) override;
+};
+
+}  // namespace tessera::residency
