@@ -193,8 +193,9 @@ TEST_F(Prefixes, WhatCannotBePublishedIsRefusedWithTheReason) {
   Append(chosen, other, 128);
   EXPECT_THAT(refusal(chosen.Publish(Count(64))), HasSubstr("has no other end"));
   Compress(chosen);
-  cli::Admin admin(daemon_->address());
-  ASSERT_TRUE(admin.SetPolicy(chosen.id().value(), "dense").ok());
+  auto admin = cli::Admin::At({.address = daemon_->address(), .tls = std::nullopt});
+  ASSERT_TRUE(admin.ok()) << admin.status();
+  ASSERT_TRUE(admin->SetPolicy(chosen.id().value(), "dense").ok());
   EXPECT_THAT(refusal(chosen.Publish(Count(128))), HasSubstr("earlier policy"));
   // Another session's.
   v1::PublishRequest request;
@@ -271,8 +272,9 @@ TEST_F(Prefixes, ThePrefixStaysWhenItsWorkerGoes) {
   ASSERT_TRUE(match.found());
   client::Sequence fork = Fork(*mapped_, match);
   // An operator looks, and frees it; the fork lives on.
-  cli::Admin admin(daemon_->address());
-  const auto list = admin.Prefixes(10);
+  auto admin = cli::Admin::At({.address = daemon_->address(), .tls = std::nullopt});
+  ASSERT_TRUE(admin.ok()) << admin.status();
+  const auto list = admin->Prefixes(10);
   ASSERT_TRUE(list.ok()) << list.status();
   ASSERT_EQ(list->prefixes_size(), 1);
   const v1::PrefixInfo& info = list->prefixes(0);
@@ -285,8 +287,8 @@ TEST_F(Prefixes, ThePrefixStaysWhenItsWorkerGoes) {
   EXPECT_EQ(info.references(), 1u);
   EXPECT_EQ(info.group_size(), 1u);
   EXPECT_TRUE(info.pinned());
-  ASSERT_TRUE(admin.Evict(match.prefix.value()).ok());
-  EXPECT_TRUE(absl::IsNotFound(admin.Evict(match.prefix.value())));
+  ASSERT_TRUE(admin->Evict(match.prefix.value()).ok());
+  EXPECT_TRUE(absl::IsNotFound(admin->Evict(match.prefix.value())));
   EXPECT_FALSE(Match(*mapped_, ids).found());
   SyntheticSequence truth(shape_, 5);
   truth.Grow(64);
