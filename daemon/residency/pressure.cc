@@ -99,7 +99,10 @@ void Pressure::RelieveTenant(cache::Tenant& tenant, std::uint64_t bytes, std::st
                             : relief.bytes > 0   ? Outcome::kSome
                                                  : Outcome::kNothing;
     counters_.climbs[rung][static_cast<std::size_t>(outcome)].fetch_add(1);
-    Report(measure, tenant, reason, left, relief);
+    // That a rung has nothing is news where it is the last one.
+    if (relief.bytes > 0 || rung + 1 == options_.ladder.size()) {
+      Report(measure, tenant, reason, left, relief);
+    }
     climb.bytes += relief.bytes;
     left -= std::min(left, relief.bytes);
     if (left == 0) return;

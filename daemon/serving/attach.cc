@@ -312,16 +312,16 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     v1::TailsClosed& closed = *response.mutable_tails_closed();
     closed.set_request_id(asked.request_id());
     absl::StatusOr<std::vector<SequenceId>> ids = Ids(asked.sequence_ids());
-    absl::StatusOr<std::vector<std::uint64_t>> tokens = ids.status();
-    if (ids.ok()) {
-      (void)WithRelief(
-          *door_.services, *tenant_, [this] { return context_->IsCancelled(); },
-          [&] {
-            tokens = tenant_->CloseTails(*session_, *ids);
-            return tokens.status();
-          })
-          .code();
-    }
+    absl::StatusOr<std::vector<std::uint64_t>> tokens = std::vector<std::uint64_t>();
+    const absl::Status status =
+        ids.ok() ? WithRelief(
+                       *door_.services, *tenant_, [this] { return context_->IsCancelled(); },
+                       [&] {
+                         tokens = tenant_->CloseTails(*session_, *ids);
+                         return tokens.status();
+                       })
+                 : ids.status();
+    if (!status.ok()) tokens = status;
     if (!tokens.ok()) {
       closed.set_code(static_cast<int>(tokens.status().code()));
       closed.set_error(std::string(AsStringView(tokens.status().message())));

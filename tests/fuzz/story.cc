@@ -15,10 +15,10 @@ using cli::WritableBytesOf;
 namespace {
 
 constexpr std::array<std::string_view, kActs> kNames = {
-    "create",   "append",   "step", "speculate", "abandon",  "attend", "fork",
-    "truncate", "compress", "pack", "park",      "describe", "free"};
+    "create",   "append",   "step", "speculate", "abandon", "attend",   "fork",
+    "truncate", "compress", "pack", "park",      "offload", "describe", "free"};
 // How often each, in the order of Act.
-constexpr std::array<std::uint32_t, kActs> kWeights = {6, 12, 30, 6, 3, 12, 6, 6, 6, 3, 3, 4, 3};
+constexpr std::array<std::uint32_t, kActs> kWeights = {6, 12, 30, 6, 3, 12, 6, 6, 6, 3, 3, 4, 4, 3};
 constexpr std::size_t kLinesKept = 60;
 
 constexpr double kExact = 0.02;   // of sums in fp32 over bf16 rows
@@ -49,7 +49,9 @@ void Story::Say(const std::string& line) {
 }
 
 absl::Status Story::Allow(const absl::Status& status) {
-  if (!IsRefusal(status)) return status;
+  // A pool that does not hold a batch at once lets its sequences push each other out.
+  const bool crowded = absl::IsUnavailable(status) && options_.worker->status().ok();
+  if (!IsRefusal(status) && !crowded) return status;
   ++options_.tally->refused;
   Say(Concat("  refused: ", AsStringView(status.message())));
   return absl::OkStatus();
@@ -92,6 +94,11 @@ absl::Status Story::Perform(Act act) {
     case Act::kPark:
       Say(Concat("park ", known.number));
       return known.sequence.Park();
+    case Act::kOffload: {
+      Say(Concat("offload ", known.number));
+      const absl::Status status = known.sequence.Offload().status();
+      return absl::IsAborted(status) ? absl::OkStatus() : status;  // somebody is at it
+    }
     case Act::kDescribe:
       return Describe(known);
     default:
@@ -335,7 +342,7 @@ absl::Status Story::Describe(Known& known) {
   Say(Concat("describe ", known.number));
   const absl::StatusOr<v1::DescribeResponse> held = known.sequence.Describe(true);
   if (!held.ok()) return held.status();
-  if (held->tokens() == known.truth.tokens() && held->state() == v1::SEQUENCE_STATE_LIVE) {
+  if (held->tokens() == known.truth.tokens() && held->state() != v1::SEQUENCE_STATE_FAILED) {
     return absl::OkStatus();
   }
   return absl::DataLossError(Concat("sequence ", known.number, " holds ", held->tokens(),

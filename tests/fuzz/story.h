@@ -32,10 +32,11 @@ enum class Act : std::uint8_t {
   kCompress,
   kPack,
   kPark,
+  kOffload,
   kDescribe,
   kFree,
 };
-inline constexpr std::size_t kActs = 13;
+inline constexpr std::size_t kActs = 14;
 std::string_view NameOf(Act act);
 
 // What came of operations. A refusal is for want of memory, or of a place: it changes nothing.

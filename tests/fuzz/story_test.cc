@@ -88,11 +88,18 @@ TEST_P(Stories, ComeTrueAndLeaveNothingBehind) {
 INSTANTIATE_TEST_SUITE_P(Pools, Stories,
                          testing::Values(Setting{"Roomy", "512MiB", {}, 400},
                                          // Most of the time something is refused.
-                                         Setting{"Tight",
-                                                 "8MiB",
+                                         Setting{
+                                             "Tight",
+                                             "8MiB",
+                                             {"--pool-extent-bytes=2MiB", "--staging-bytes=2MiB",
+                                              "--raw-copy-bytes=1MiB", "--host-tier-bytes=0"},
+                                             400},
+                                         // Sequences come and go behind everybody's back.
+                                         Setting{"Crowded",
+                                                 "16MiB",
                                                  {"--pool-extent-bytes=2MiB",
-                                                  "--staging-bytes=2MiB", "--raw-copy-bytes=1MiB"},
-                                                 400}),
+                                                  "--staging-bytes=2MiB", "--offload-idle-ms=0"},
+                                                 300}),
                          [](const auto& setting) { return setting.param.name; });
 
 }  // namespace
