@@ -312,22 +312,20 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     v1::TailsClosed& closed = *response.mutable_tails_closed();
     closed.set_request_id(asked.request_id());
     absl::StatusOr<std::vector<SequenceId>> ids = Ids(asked.sequence_ids());
-    absl::StatusOr<std::vector<std::uint64_t>> tokens = std::vector<std::uint64_t>();
-    const absl::Status status =
-        ids.ok() ? WithRelief(
-                       *door_.services, *tenant_, [this] { return context_->IsCancelled(); },
-                       [&] {
-                         tokens = tenant_->CloseTails(*session_, *ids);
-                         return tokens.status();
-                       })
-                 : ids.status();
-    if (!status.ok()) tokens = status;
-    if (!tokens.ok()) {
-      closed.set_code(static_cast<int>(tokens.status().code()));
-      closed.set_error(std::string(AsStringView(tokens.status().message())));
-    } else {
-      for (std::uint64_t count : *tokens) closed.add_tokens(count);
+    std::vector<std::uint64_t> tokens;
+    const auto close = [&]() -> absl::Status {
+      if (!ids.ok()) return ids.status();
+      absl::StatusOr<std::vector<std::uint64_t>> held = tenant_->CloseTails(*session_, *ids);
+      if (held.ok()) tokens = *std::move(held);
+      return held.status();
+    };
+    const absl::Status status = WithRelief(
+        *door_.services, *tenant_, [this] { return context_->IsCancelled(); }, close);
+    if (!status.ok()) {
+      closed.set_code(static_cast<int>(status.code()));
+      closed.set_error(std::string(AsStringView(status.message())));
     }
+    for (const std::uint64_t count : tokens) closed.add_tokens(count);
     for (std::uint32_t extent : session_->tails().ReleaseIdle()) {
       closed.add_released_extents(extent);
     }
