@@ -59,7 +59,7 @@ class World {
     std::uint32_t max_prefixes = 1000;
     device::Device* device = nullptr;  // null: the CPU
     std::uint64_t pool_extent_bytes = kTestPoolExtent;
-    std::uint64_t raw_copy_bytes = 0;  // of the node; 0: unlimited
+    std::uint64_t raw_copy_bytes = 0;                        // of the node; 0: unlimited
     std::uint64_t host_tier_bytes = std::uint64_t{1} << 30;  // of the node; 0: there is none
   };
   explicit World(const Options& options)
