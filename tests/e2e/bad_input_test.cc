@@ -448,7 +448,6 @@ TEST_F(BadInput, UnusableValuesFailTheirSequenceAlone) {
     EXPECT_EQ(described.state(), v1::SEQUENCE_STATE_FAILED);
     EXPECT_THAT(described.failure(), HasSubstr("token 6"));
     EXPECT_EQ(described.tokens(), 0);
-    // A failed sequence refuses more, and can be freed.
     EXPECT_EQ(world_.worker->Append(request, &response).error_code(),
               StatusCode::FAILED_PRECONDITION);
     v1::FreeRequest free;
