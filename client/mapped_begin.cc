@@ -79,7 +79,8 @@ absl::Status MappedStep::BeginPinned(Session& session, const StepOptions& option
         if (waited > options.timeout) {
           return absl::UnavailableError(Concat("the tail of ", item.sequence->id.ToString(),
                                                " is closed again and again; does another worker "
-                                               "append to the sequence?"));
+                                               "append to it, or is the pool too small for the "
+                                               "batch?"));
         }
         break;
       case Finding::kRingFull: {

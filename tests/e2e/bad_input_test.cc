@@ -459,7 +459,6 @@ TEST_F(BadInput, UnusableValuesFailTheirSequenceAlone) {
   EXPECT_EQ(world_.Describe(world_.sequence).SerializeAsString(), before);
 }
 
-// The engines that come later say so.
 TEST_F(BadInput, NobodyMovesWhatIsNotThere) {
   v1::Tessera::Stub& stub = world_.worker->stub();
   const auto call = [&](auto method, auto request, auto response) {
