@@ -139,6 +139,11 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
   void Write(v1::AttachResponse message) {
     MutexLock lock(mutex_);
     if (finished_) return;
+    // The first message is Welcome: news may come as soon as the session is registered.
+    if (!greeted_ && !message.has_welcome()) {
+      early_.push_back(std::move(message));
+      return;
+    }
     // News that waits to be written already (the first is being written) need not be told twice.
     const auto same = [&message](const v1::AttachResponse& other) {
       return other.message_case() == message.message_case();
@@ -149,6 +154,9 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     }
     writes_.push_back(std::move(message));
     if (writes_.size() == 1) StartWrite(&writes_.front());
+    if (std::exchange(greeted_, true)) return;
+    for (v1::AttachResponse& news : early_) writes_.push_back(std::move(news));
+    early_.clear();
   }
 
   void FinishOnce(const absl::Status& why) {
@@ -342,6 +350,8 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
   std::atomic<std::uint64_t> session_id_{0};
   Mutex mutex_;
   std::deque<v1::AttachResponse> writes_ TESSERA_GUARDED_BY(mutex_);
+  std::vector<v1::AttachResponse> early_ TESSERA_GUARDED_BY(mutex_);  // until Welcome is written
+  bool greeted_ TESSERA_GUARDED_BY(mutex_) = false;
   bool finished_ TESSERA_GUARDED_BY(mutex_) = false;
   bool reading_ TESSERA_GUARDED_BY(mutex_) = true;  // a read is under way
 };

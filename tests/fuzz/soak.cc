@@ -17,10 +17,12 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "client/channel.h"
 #include "client/cli/flags.h"
 #include "client/cli/run.h"
 #include "client/cli/table.h"
@@ -181,7 +183,10 @@ class Soak {
 
   // Somebody of another version, who is to be told both.
   absl::Status Knock() {
-    fakes::RawWorker stranger(daemon_->Connect());
+    // With patience: all cores may be busy.
+    const auto channel = client::OpenChannel(daemon_->address(), std::nullopt, {});
+    if (!channel.ok()) return channel.status();
+    fakes::RawWorker stranger(*channel);
     v1::Hello hello = fakes::RawWorker::GoodHello();
     const bool older = random_.OneIn(2);
     hello.set_protocol_version(hello.protocol_version() + (older ? -1 : 1));
@@ -213,14 +218,15 @@ class Soak {
     const v1::TenantStats& tenant = stats.tenants(0);
     const std::uint64_t pool = tenant.pool_extents() * tenant.pool_extent_bytes();
     const std::uint64_t directory = (stats.pool_reserved_bytes() - pool) / kDirectoryExtent;
-    return Holdings{.sessions = stats.sessions(),
-                    .sequences = tenant.sequences(),
-                    .used_bytes = tenant.used_bytes() + tenant.retired_bytes() +
-                                  tenant.observation_bytes() + stats.compaction().raw_copy_bytes(),
-                    // One may stay for whoever comes next.
-                    .pool_extents = std::max<std::uint64_t>(tenant.pool_extents(), 1),
-                    .descriptors = static_cast<std::uint64_t>(daemon_->OpenFds()) -
-                                   tenant.pool_extents() - directory};
+    return Holdings{
+        .sessions = stats.sessions(),
+        .sequences = tenant.sequences(),
+        .used_bytes = tenant.used_bytes() + tenant.retired_bytes() + tenant.observation_bytes() +
+                      tenant.offloaded_bytes() + stats.compaction().raw_copy_bytes(),
+        // One may stay for whoever comes next.
+        .pool_extents = std::max<std::uint64_t>(tenant.pool_extents(), 1),
+        .descriptors =
+            static_cast<std::uint64_t>(daemon_->OpenFds()) - tenant.pool_extents() - directory};
   }
 
   absl::Status AwaitBaseline(const Holdings& before) {
