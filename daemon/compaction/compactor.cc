@@ -196,7 +196,11 @@ void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence,
         const std::shared_ptr<cache::Sequence> held = weak.lock();
         const std::shared_ptr<ManagedSequence> managed =
             held == nullptr ? nullptr : ManagedSequence::Of(*held);
-        if (managed == nullptr) return;
+        if (managed == nullptr) {
+          // It has been freed; or its policy does nothing any more, and there is nothing to do.
+          if (held != nullptr && held->TokensOfLayer(0).ok()) ticket.Finish();
+          return;
+        }
         if (first_lane == 0) managed->TilesBegin();
         const std::uint32_t lanes = held->model().lanes();
         const std::uint32_t end = std::min(lanes, first_lane + kLanesPerJob);
