@@ -77,7 +77,7 @@ class Sequence {
   absl::StatusOr<v1::CompressResponse> Compress();
 
   // A new sequence with the same committed tokens, under the same policy or under one of its own.
-  // What was observed stays with this one.
+  // It goes on from what this one has observed where both policies ask for the same.
   absl::StatusOr<Sequence> Fork();
   absl::StatusOr<Sequence> Fork(const std::string& policy);
   // Makes a head of it a prefix that every worker of the tenant finds: of so many tokens as there
