@@ -33,6 +33,7 @@
 #include "daemon/residency/drop_prefixes.h"
 #include "daemon/residency/offload_idle.h"
 #include "daemon/residency/pressure.h"
+#include "daemon/residency/thin_segments.h"
 #include "daemon/serving/server.h"
 #include "kernels/dispatch/implementation.h"
 
@@ -157,8 +158,8 @@ absl::StatusOr<std::unique_ptr<cache::Node>> BuildNode(const config::Config& con
 
 // The ladder, the cheapest rung first.
 residency::Pressure::Options PressureOptions(const config::Config& config, cache::Node& node,
-                                             Scheduler& scheduler, Logger& logger,
-                                             const Clock& clock) {
+                                             compaction::Compactor& compactor, Scheduler& scheduler,
+                                             Logger& logger, const Clock& clock) {
   residency::Pressure::Options options = {
       .node = &node,
       .scheduler = &scheduler,
@@ -170,6 +171,7 @@ residency::Pressure::Options PressureOptions(const config::Config& config, cache
   options.ladder.push_back(std::make_unique<residency::DropPrefixes>());
   options.ladder.push_back(std::make_unique<residency::OffloadIdle>(residency::OffloadIdle::Options{
       .clock = &clock, .tier = &node.host_tier(), .idle = config.offload_idle}));
+  options.ladder.push_back(std::make_unique<residency::ThinSegments>(&compactor));
   return options;
 }
 
@@ -246,7 +248,8 @@ int Serve(const config::Config& config, device::Finder& devices, const StopSigna
                                      .clock = &clock,
                                      .linger = config.compactor_linger,
                                      .compactor = &compactor});
-  residency::Pressure pressure(PressureOptions(config, **node, **scheduler, logger, clock));
+  residency::Pressure pressure(
+      PressureOptions(config, **node, compactor, **scheduler, logger, clock));
   services.node = node->get();
   services.scheduler = scheduler->get();
   services.absorber = &absorber;

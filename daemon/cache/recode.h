@@ -80,7 +80,7 @@ struct LaneSwap {
   std::optional<SegmentGrowth> growth;  // of `previous`; only where the plain ones alone go
   std::vector<std::shared_ptr<Segment>> segments;  // filled
   // Instead of these, where the whole lane goes: what it holds then, segments that it held before
-  // among them.
+  // among them. It must not have been cut meanwhile.
   std::vector<HeldSegment> held;
   // Whether the last of these that is not plain (without one: `growth`) may grow from now on.
   bool growing = false;

@@ -96,6 +96,7 @@ class Segment {
   std::uint64_t first_position() const { return first_position_; }
   // Null: entry e is the token at first_position + e.
   const EntryList* entry_list() const { return entry_list_.get(); }
+  const std::shared_ptr<const EntryList>& shared_entry_list() const { return entry_list_; }
   // Before anybody else sees the segment.
   void set_entry_list(std::shared_ptr<const EntryList> list) { entry_list_ = std::move(list); }
   std::uint64_t PositionOf(std::uint32_t entry) const {

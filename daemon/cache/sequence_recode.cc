@@ -151,9 +151,10 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
     shown += (first + count)->entries;
     ++count;
   }
-  if (swap.drops && shown != taken) {
+  const bool gathered = !swap.held.empty();
+  if ((swap.drops || gathered) && shown != taken) {
     return absl::AbortedError(Concat("lane ", run.lane, " of ", id_.ToString(),
-                                     " was cut while its entries were chosen; ask again"));
+                                     " was cut while it was worked on; ask again"));
   }
   if (count == 0) return absl::OkStatus();  // all of it has been cut off
   if (swap.growth.has_value() &&
@@ -174,7 +175,6 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
   const std::uint64_t grown =
       swap.growth.has_value() ? std::min<std::uint64_t>(left, swap.growth->entries()) : 0;
   left -= grown;
-  const bool gathered = !swap.held.empty();
   std::vector<HeldSegment> targets = std::move(swap.held);
   for (const HeldSegment& held : targets) left -= held.entries;
   for (const std::shared_ptr<Segment>& segment : swap.segments) {

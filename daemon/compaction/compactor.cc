@@ -299,6 +299,39 @@ absl::Status Compactor::Seal(cache::Sequence& sequence, std::uint32_t index, boo
   return status;
 }
 
+Compactor::ThinOutcome Compactor::Thin(cache::Sequence& sequence, std::uint64_t bytes) {
+  ThinOutcome outcome;
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  if (managed == nullptr || !managed->policy().mosaic.has_value()) return outcome;
+  const double share = managed->policy().mosaic->pressed;
+  if (share == 0) return outcome;
+  for (std::uint32_t i = 0; i < sequence.model().lanes(); ++i) {
+    if (outcome.gained.bytes >= bytes) break;
+    MutexLock lock(managed->lane(i).mutex);
+    Thinned thinned;
+    absl::Status status =
+        sequence.Recode({.lane = i, .whole = true}, [&](const cache::OpenRun& run) {
+          LaneThinner thinner(
+              {.memory = &sequence.memory(), .share = share, .bytes = bytes - outcome.gained.bytes},
+              run);
+          absl::StatusOr<std::optional<cache::LaneSwap>> swap = thinner.Thin();
+          thinned = thinner.thinned();
+          // Before anybody can see it.
+          if (swap.ok() && swap->has_value()) sequence.set_made_by_hand();
+          return swap;
+        });
+    if (!status.ok()) {
+      outcome.hindrance = status;
+      // The next lane would find no room either. Others may just be in use.
+      if (absl::IsResourceExhausted(status)) break;
+      continue;
+    }
+    outcome.gained.bytes += thinned.bytes;
+    outcome.gained.segments += thinned.segments;
+  }
+  return outcome;
+}
+
 void Compactor::Complain(const cache::Sequence& sequence, std::string_view what,
                          const absl::Status& why) {
   std::uint64_t unsaid;

@@ -23,6 +23,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/base/scheduler.h"
 #include "daemon/cache/sequence.h"
+#include "daemon/compaction/lane_thinner.h"
 #include "daemon/compaction/managed_sequence.h"
 
 namespace tessera::compaction {
@@ -78,6 +79,16 @@ class Compactor {
   // The ids of tokens from `first_token` on. The same.
   absl::Status ObserveTokens(cache::Sequence& sequence, std::uint64_t first_token,
                              std::span<const std::uint32_t> ids);
+
+  // Gains about so many bytes of the pool, where the sequence's policy allows it, from rows that
+  // keep fewer channels from now on (`pressed`); readers go on meanwhile. What it holds is then not
+  // its policy's doing any more. No error means that there is nothing to be had: RESOURCE_EXHAUSTED
+  // where a lane's new form has no room beside the old one.
+  struct ThinOutcome {
+    Thinned gained;
+    absl::Status hindrance;  // why it was not more; OK: there is no more, or it is enough
+  };
+  ThinOutcome Thin(cache::Sequence& sequence, std::uint64_t bytes);
 
   const CodingCounters& counters() const { return counters_; }
 

@@ -134,6 +134,13 @@ constexpr Option kOptions[] = {
      .standard = "bf16",
      .words = kRotationWords,
      .help = "The type in which rotations are stored"},
+    {.name = "pressed",
+     .type = OptionType::kNumber,
+     .standard = "0",
+     .unit = "share",
+     .help =
+         "Where memory is short, sealed segments may be cut down to this share of the channels; 0: "
+         "never"},
 };
 
 constexpr std::array<std::string_view, 3> kOfSelection = {"select", "judge", "first_block"};
@@ -195,6 +202,7 @@ void Apply(const Values& values, Policy& policy) {
                                  .judge = JudgeOf(values.Word("judge")),
                                  .first_block = values.Switch("first_block")}};
   }
+  mosaic.pressed = values.Number("pressed");
   policy.mosaic = std::move(mosaic);
 }
 
@@ -229,6 +237,7 @@ std::optional<Values> Read(const Policy& policy) {
   values.Give("window", static_cast<double>(segments.loss_window));
   values.Give("rotation",
               kRotationWords[strategy.rotation_type == kernels::ElementType::kFp32 ? 1 : 0]);
+  values.Give("pressed", policy.mosaic->pressed);
   ReadSelection(policy, values);
   return values;
 }

@@ -28,6 +28,8 @@ struct SegmentOptions {
 struct MosaicPolicy {
   kernels::StrategyOptions strategy;
   SegmentOptions segments;
+  // Where memory is short segments may be cut down to this share of the channels; 0: never.
+  double pressed = 0;
 };
 
 // Keys lose the same channels in every token but the newest, values none (ThinK). Which ones each

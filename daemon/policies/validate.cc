@@ -106,6 +106,17 @@ absl::Status CheckShares(const kernels::StrategyOptions& strategy) {
   return CheckGroups(strategy, kLargestHeadDim);
 }
 
+absl::Status CheckPressed(const MosaicPolicy& mosaic) {
+  if (mosaic.pressed == 0) return absl::OkStatus();
+  if (!(mosaic.pressed > 0 && mosaic.pressed <= 1)) {
+    return Refuse("mosaickv: pressed is ", mosaic.pressed, "; it is from 0 to 1");
+  }
+  const double most = *std::max_element(mosaic.strategy.kept.begin(), mosaic.strategy.kept.end());
+  if (mosaic.pressed <= most) return absl::OkStatus();
+  return Refuse("mosaickv: pressed ", mosaic.pressed, " is more than keep, ", most,
+                ": nothing would become smaller");
+}
+
 absl::Status CheckSegments(const SegmentOptions& segments) {
   if (segments.tokens == 0 || segments.tokens > shm::kMaxSegmentEntries) {
     return Refuse("mosaickv: segment ", segments.tokens, " is not 1 to ", shm::kMaxSegmentEntries);
@@ -173,6 +184,7 @@ absl::Status Validate(const Policy& policy) {
     }
     absl::Status status = CheckShares(policy.mosaic->strategy);
     if (status.ok()) status = CheckSegments(policy.mosaic->segments);
+    if (status.ok()) status = CheckPressed(*policy.mosaic);
     if (!status.ok()) return status;
   }
   if (policy.key_channels.has_value()) {

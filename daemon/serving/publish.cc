@@ -87,10 +87,7 @@ class Publishing {
     }
     if (sequence_->made_by_hand() ||
         (!policy_.tokens.has_value() && !sequence_->KeepsEveryToken())) {
-      return absl::FailedPreconditionError(
-          Concat("some of what ", sequence_->id().ToString(),
-                 " holds was compressed by a call or under an earlier policy; a prefix of policy ",
-                 Quoted(policy_.text), " would not be what that says"));
+      return NotItsPolicys();
     }
     if (ids_.size() < held && policy_.tokens.has_value()) {
       return absl::FailedPreconditionError(Concat(
@@ -98,6 +95,14 @@ class Publishing {
           " tokens under the token policy ", Quoted(policy_.text), ", which has no other end"));
     }
     return absl::OkStatus();
+  }
+
+  absl::Status NotItsPolicys() const {
+    return absl::FailedPreconditionError(
+        Concat("some of what ", sequence_->id().ToString(),
+               " holds was compressed by a call, under an earlier policy, or harder for want of "
+               "memory; a prefix of policy ",
+               Quoted(policy_.text), " would not be what that says"));
   }
 
   absl::Status GoOn() const {
@@ -129,6 +134,8 @@ class Publishing {
     // Also of a worker that has decoded on meanwhile.
     absl::Status cut = services_.compactor->Truncate(**frozen, ids_.size());
     if (!cut.ok()) return cut;
+    // Memory may have run short since it was asked.
+    if ((*frozen)->made_by_hand()) return NotItsPolicys();
     return Frozen{.sequence = *std::move(frozen), .of_another = longer != nullptr};
   }
 

@@ -26,6 +26,7 @@ using cli::SyntheticShape;
 using cli::WritableBytesOf;
 using fakes::DaemonProcess;
 using testing::AllOf;
+using testing::AnyOf;
 using testing::HasSubstr;
 
 // 2 KiB a token.
@@ -217,6 +218,54 @@ TEST_F(Offload, UnusedPrefixesGoFirst) {
   EXPECT_GT(Metric("tessera_pressure_climbs_total", "rung=\"drop_prefixes\",outcome=\"enough\""),
             0);
   ASSERT_TRUE(Decode(**resting).ok());
+}
+
+// Without a tier: what policies allow to be packed harder is, and then more sequences fit.
+TEST_F(Offload, PoliciesMayLetRowsKeepLess) {
+  std::size_t held[2] = {};
+  for (const bool pressed : {false, true}) {
+    // Twenty extents of a pool, each for tiles of one size: new forms want some left.
+    ASSERT_NO_FATAL_FAILURE(Start({"--offload-idle-ms=0", "--host-tier-bytes=0",
+                                   "--pressure-high-percent=60", "--pressure-low-percent=50"}));
+    const std::unique_ptr<client::Worker> worker = Attach();
+    const std::string policy = std::string("mosaickv:keep=0.5,group=1,loss_k=1,loss_v=1,select=0") +
+                               (pressed ? ",pressed=0.125" : "");
+    std::vector<std::unique_ptr<Track>> tracks;
+    absl::Status refused;
+    while (refused.ok() && tracks.size() < 200) {
+      auto track = NewTrack(*worker, policy);
+      refused = track.status();
+      if (!refused.ok()) break;
+      refused = (*track)->sequence.Compress().status();
+      tracks.push_back(*std::move(track));
+    }
+    held[pressed] = tracks.size();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+    EXPECT_THAT(refused.ToString(),
+                pressed ? AnyOf(HasSubstr("packed rows cannot keep less"),
+                                HasSubstr("what policies allow packed rows to lose has gone"))
+                        : AnyOf(HasSubstr("no policy allows packed rows to keep less")));
+    // The first one has given the most: it still answers, and is no prefix any more.
+    Track& first = *tracks.front();
+    tracks.pop_back();
+    tracks.pop_back();
+    const auto answers = Ask(first, /*by_rpc=*/true);
+    ASSERT_TRUE(answers.ok()) << answers.status();
+    const auto described = first.sequence.DescribeEntries();
+    ASSERT_TRUE(described.ok());
+    EXPECT_EQ(described->tokens(), kTokens);
+    const auto published = first.sequence.Publish(std::vector<std::uint32_t>(kTokens, 1));
+    EXPECT_EQ(published.ok(), !pressed) << published.status();
+    const char* const thinned = "rung=\"thin\",outcome=\"enough\"";
+    if (pressed) {
+      EXPECT_THAT(published.status().ToString(), HasSubstr("for want of memory"));
+      EXPECT_GT(Metric("tessera_pressure_climbs_total", thinned), 0);
+    } else {
+      EXPECT_EQ(Metric("tessera_pressure_climbs_total", thinned), 0);
+    }
+  }
+  std::printf("sequences held: %zu, and %zu that may keep less\n", held[0], held[1]);
+  EXPECT_GT(2 * held[1], 3 * held[0]);
 }
 
 TEST_F(Offload, OnlyAFullTierIsRefused) {

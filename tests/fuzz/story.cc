@@ -115,7 +115,7 @@ absl::Status Story::Create() {
       {"dense", kExact},
       {"dense", kExact},
       {"mosaickv:keep=1,group=1,loss_k=1,loss_v=1,select=0,min_segment=32", kRounded},
-      {"mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,min_segment=32", std::nullopt},
+      {"mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,pressed=0.125,min_segment=32", std::nullopt},
       {"quest:page=4,tokens=64,dense_layers=0", std::nullopt},
       {"think:ratio=0.5", std::nullopt},
       {"chunkkv:budget=0.7,chunk=4,window=8", std::nullopt},

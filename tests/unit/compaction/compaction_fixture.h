@@ -157,7 +157,9 @@ class CompactionFixture : public testing::Test {
     return *std::move(view);
   }
   // Empty where every lane shows what the track holds, in the forms that its segments say.
-  std::string Shown(const Track& track) { return Differs(View(track), *model_, track.stamps); }
+  std::string Shown(const Track& track) {
+    return Differs(View(track), *model_, track.stamps, thinned_from_);
+  }
   // Of the first lane.
   Forms FormsOf(const Track& track) {
     const cache::SequenceView view = View(track);
@@ -179,6 +181,8 @@ class CompactionFixture : public testing::Test {
     return lines;
   }
 
+  // Channels that rows keep before some are made to keep less; 0: none are.
+  std::uint16_t thinned_from_ = 0;
   TestRandom random_;
   std::FILE* log_ = std::tmpfile();
   Logger logger_{LogOptions{.stream = log_}};

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/format/element.h"
+#include "kernels/strategy/thin.h"
 #include "tests/unit/cache/packed.h"
 #include "tests/unit/cache/rows.h"
 
@@ -88,10 +89,11 @@ class DrawnRows final : public cache::MadeRows {
 
 // Empty where every row that `lane` shows is what the encoder makes of the rows with these stamps
 // under the segment's own form, byte for byte, and full tiles are so with their summaries. A tile
-// that is shown in part may have been made of more rows than that.
+// that is shown in part may have been made of more rows than that. `thinned_from`: rows that keep
+// less than so many channels may have kept so many at first; 0: there are none.
 inline std::string LaneDiffers(const cache::SequenceView& view,
                                const cache::SequenceView::LaneOf& lane, const cache::Model& model,
-                               const Stamps& expected) {
+                               const Stamps& expected, std::uint16_t thinned_from = 0) {
   using kernels::kTileEntries;
   const kernels::DenseTile dense = model.layout().tile(lane.layer);
   const std::string where =
@@ -120,19 +122,31 @@ inline std::string LaneDiffers(const cache::SequenceView& view,
         return tile_name + " is out of bounds";
       }
       const std::byte* const tile = segment.arena + offset;
-      const std::vector<std::byte> made =
-          encoder.Tile(key.data(), value.data(), dense.row_bytes(), rows);
-      const auto same = [&](std::uint32_t array, std::uint32_t bytes) {
-        return std::memcmp(tile + array, made.data() + array, std::size_t{bytes} * rows) == 0;
+      const auto is = [&](const std::vector<std::byte>& made) {
+        const auto same = [&](std::uint32_t array, std::uint32_t bytes) {
+          return std::memcmp(tile + array, made.data() + array, std::size_t{bytes} * rows) == 0;
+        };
+        return rows == kTileEntries
+                   ? std::memcmp(tile, made.data(), at.bytes) == 0
+                   : same(at.key_bits, at.key_row.bits) && same(at.key_scales, at.key_row.scale) &&
+                         same(at.key_data, at.key_row.data) &&
+                         same(at.value_bits, at.value_row.bits) &&
+                         same(at.value_scales, at.value_row.scale) &&
+                         same(at.value_data, at.value_row.data);
       };
-      const bool all = rows == kTileEntries ? std::memcmp(tile, made.data(), at.bytes) == 0
-                                            : same(at.key_bits, at.key_row.bits) &&
-                                                  same(at.key_scales, at.key_row.scale) &&
-                                                  same(at.key_data, at.key_row.data) &&
-                                                  same(at.value_bits, at.value_row.bits) &&
-                                                  same(at.value_scales, at.value_row.scale) &&
-                                                  same(at.value_data, at.value_row.data);
-      if (!all) return tile_name + " is another's";
+      if (is(encoder.Tile(key.data(), value.data(), dense.row_bytes(), rows))) continue;
+      if (!segment.shape.packed() || segment.shape.key.kept >= thinned_from) {
+        return tile_name + " is another's";
+      }
+      // Of channels whose stored values are equally large others may have stayed.
+      kernels::TileShape wide = segment.shape;
+      wide.key.kept = wide.value.kept = thinned_from;
+      const std::vector<std::byte> before =
+          cache::TileEncoder(wide, segment.rotation, dense.type)
+              .Tile(key.data(), value.data(), dense.row_bytes(), rows);
+      std::vector<std::byte> thinned(at.bytes);
+      kernels::ThinTile({wide, before.data(), rows, segment.shape, thinned.data()});
+      if (!is(thinned)) return tile_name + " is another's";
     }
   }
   if (lane.resolved.entries != token || lane.resolved.tail_start != token) {
@@ -155,9 +169,9 @@ inline std::string LaneDiffers(const cache::SequenceView& view,
 }
 
 inline std::string Differs(const cache::SequenceView& view, const cache::Model& model,
-                           const Stamps& stamps) {
+                           const Stamps& stamps, std::uint16_t thinned_from = 0) {
   for (const cache::SequenceView::LaneOf& lane : view.lanes) {
-    std::string wrong = LaneDiffers(view, lane, model, stamps);
+    std::string wrong = LaneDiffers(view, lane, model, stamps, thinned_from);
     if (!wrong.empty()) return wrong;
   }
   return "";

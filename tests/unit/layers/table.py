@@ -40,7 +40,7 @@ MAY_INCLUDE = {
     "daemon/cache": BELOW_POOL + ("daemon/pool", "daemon/tiers"),
     "daemon/policies": BELOW_POLICIES,
     "daemon/compaction": BELOW_POLICIES + ("daemon/policies",),
-    "daemon/residency": BELOW_POLICIES + ("daemon/policies",),
+    "daemon/residency": BELOW_POLICIES + ("daemon/policies", "daemon/compaction"),
     "daemon/serving": BELOW_SERVING + ("proto/tessera",),
     "daemon": BELOW_SERVING + ("proto/tessera", "daemon/serving"),
     "client": BELOW_CLIENT,

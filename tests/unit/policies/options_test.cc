@@ -28,10 +28,11 @@ using testing::Not;
 std::string Beside(const TermKind& kind, const Option& option) {
   static const std::map<std::string, std::string> kBeside = {
       {"mosaickv keep", ",group=1"},           {"mosaickv truncate", ",keep=0.015625"},
-      {"mosaickv segment", ",min_segment=32"}, {"chunkkv tokens", ",window=1"},
-      {"snapkv tokens", ",window=1"},          {"pyramidkv tokens", ",window=1"},
-      {"lacache budget", ",sink=0"},           {"lacache overlap", ",span=1024"},
-      {"lacache sink", ",budget=128K"},        {"streaming budget", ",sink=0"},
+      {"mosaickv segment", ",min_segment=32"}, {"mosaickv pressed", ",keep=1"},
+      {"chunkkv tokens", ",window=1"},         {"snapkv tokens", ",window=1"},
+      {"pyramidkv tokens", ",window=1"},       {"lacache budget", ",sink=0"},
+      {"lacache overlap", ",span=1024"},       {"lacache sink", ",budget=128K"},
+      {"streaming budget", ",sink=0"},
   };
   const auto found = kBeside.find(Concat(kind.name, " ", option.name));
   return found == kBeside.end() ? "" : found->second;

@@ -13,13 +13,13 @@ namespace tessera::policies {
 inline auto FieldsOf(const kernels::Loss& loss) { return std::tie(loss.key, loss.value); }
 
 inline auto FieldsOf(const MosaicPolicy& mosaic) {
-  const auto& [strategy, segments] = mosaic;
+  const auto& [strategy, segments, pressed] = mosaic;
   const auto& [kept, groups, threshold, truncated, reorder, summary, blocks, block_variance, values,
                rotation_type, sampled_rows] = strategy;
   const auto& [tokens, min_tokens, loss_window, margin] = segments;
   return std::tuple_cat(
       std::tie(kept, groups, truncated, reorder, summary, blocks, block_variance, values,
-               rotation_type, sampled_rows, tokens, min_tokens, loss_window),
+               rotation_type, sampled_rows, tokens, min_tokens, loss_window, pressed),
       FieldsOf(threshold), FieldsOf(margin));
 }
 

@@ -1,0 +1,56 @@
+#include "daemon/residency/thin_segments.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "daemon/base/strings.h"
+
+namespace tessera::residency {
+
+namespace {
+
+struct Candidate {
+  std::shared_ptr<cache::Sequence> sequence;
+  Clock::TimePoint last_use;
+};
+
+std::vector<Candidate> LeastRecentFirst(const cache::Tenant& tenant) {
+  std::vector<Candidate> candidates;
+  for (std::shared_ptr<cache::Sequence>& sequence : tenant.Sequences()) {
+    const Clock::TimePoint last_use = sequence->LookForRest().last_use;
+    candidates.push_back({std::move(sequence), last_use});
+  }
+  std::sort(candidates.begin(), candidates.end(),
+            [](const Candidate& a, const Candidate& b) { return a.last_use < b.last_use; });
+  return candidates;
+}
+
+}  // namespace
+
+Relief ThinSegments::RelievePressure(cache::Tenant& tenant, std::uint64_t bytes) {
+  Relief relief;
+  relief.hindrance = "no policy allows packed rows to keep less (mosaickv's option pressed)";
+  for (const Candidate& candidate : LeastRecentFirst(tenant)) {
+    // A lane's new form needs room beside its old one: what one lane gives up the next can use, as
+    // long as it is some.
+    while (relief.bytes < bytes) {
+      const compaction::Compactor::ThinOutcome outcome =
+          compactor_->Thin(*candidate.sequence, bytes - relief.bytes);
+      relief.bytes += outcome.gained.bytes;
+      relief.steps += outcome.gained.segments;
+      if (!outcome.hindrance.ok()) {
+        relief.hindrance = Concat("packed rows cannot keep less: ", outcome.hindrance.message());
+      } else if (outcome.gained.segments > 0) {
+        relief.hindrance = "what policies allow packed rows to lose has gone";
+      }
+      if (outcome.gained.segments == 0) break;
+      tenant.epochs().Collect();
+    }
+  }
+  if (relief.bytes >= bytes) relief.hindrance.clear();
+  return relief;
+}
+
+}  // namespace tessera::residency
