@@ -1,6 +1,8 @@
 // The benchmarks of `tessera bench`.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "absl/status/statusor.h"
@@ -14,8 +16,10 @@ struct Options {
   std::uint64_t seed = 1;     // of generated rows
   // For serve: of each of the workers.
   std::uint32_t sequences = 16;
-  std::uint32_t tokens = 1024;  // of each prompt
   std::uint32_t workers = 1;
+  // Unset: what the benchmark takes for itself.
+  std::optional<std::uint32_t> tokens;  // of a prompt
+  std::optional<std::uint32_t> layers;  // of the model
 };
 
 struct Benchmark {
@@ -29,7 +33,9 @@ absl::StatusOr<Report> RunCompaction(const Options& options);
 absl::StatusOr<Report> RunFidelity(const Options& options);
 absl::StatusOr<Report> RunOverhead(const Options& options);
 absl::StatusOr<Report> RunPolicies(const Options& options);
+absl::StatusOr<Report> RunScale(const Options& options);
 absl::StatusOr<Report> RunServe(const Options& options);
+absl::StatusOr<Report> RunSharing(const Options& options);
 absl::StatusOr<Report> RunStrategy(const Options& options);
 
 // A line of progress on stderr, overwritten by the next where stderr is a terminal.

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -17,7 +16,7 @@
 
 #include "client/cli/admin.h"
 #include "client/cli/bench/bench.h"
-#include "client/cli/bench/generated_kv.h"
+#include "client/cli/bench/generated_prompt.h"
 #include "client/cli/bench/local_daemon.h"
 #include "client/cli/synthetic.h"
 #include "client/worker.h"
@@ -27,48 +26,11 @@ namespace tessera::cli::bench {
 
 namespace {
 
-constexpr std::uint32_t kKvHeads = 8;
-constexpr std::uint32_t kHeadDim = 128;
 constexpr double kDenseBytes = 2.0 * 2 * kHeadDim;  // of an entry
 
 // The published point, and what the policy chooses by itself.
 constexpr char kFixed[] = "mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1";
 constexpr char kChosen[] = "mosaickv";
-
-// K and V of a prompt: [tokens][kv_heads][head_dim].
-struct Prompt {
-  std::vector<std::uint16_t> key;
-  std::vector<std::uint16_t> value;
-  std::uint64_t tokens = 0;
-
-  client::AppendTensors Tensors(std::uint64_t count) const {
-    const std::size_t elements = count * kKvHeads * kHeadDim;
-    return {.key = std::as_bytes(std::span(key).first(elements)),
-            .value = std::as_bytes(std::span(value).first(elements)),
-            .tokens = count};
-  }
-};
-
-Prompt MakePrompt(std::uint64_t tokens, std::uint64_t seed) {
-  // Two heads are made and used four times: each lane is compressed for itself.
-  const GeneratedKv kv({.kv_heads = 2,
-                        .head_dim = kHeadDim,
-                        .tokens = static_cast<std::uint32_t>(tokens),
-                        .regions = 4},
-                       seed);
-  Prompt prompt = {.tokens = tokens};
-  prompt.key.resize(tokens * kKvHeads * kHeadDim);
-  prompt.value.resize(prompt.key.size());
-  for (std::uint32_t head = 0; head < kKvHeads; ++head) {
-    const kernels::LaneRows rows = kv.Rows(head % 2);
-    for (std::uint64_t token = 0; token < tokens; ++token) {
-      const std::size_t at = (token * kKvHeads + head) * kHeadDim;
-      std::memcpy(&prompt.key[at], rows.keys.row(token), rows.keys.row_bytes());
-      std::memcpy(&prompt.value[at], rows.values.row(token), rows.values.row_bytes());
-    }
-  }
-  return prompt;
-}
 
 // A daemon with a worker that knows the model.
 struct Bench {
@@ -152,7 +114,7 @@ class PeakWatch {
 
 std::string TokensName(std::uint64_t tokens) { return Concat(tokens / 1024, "k"); }
 
-absl::Status MeasureMemory(const Prompt& prompt, std::uint64_t tokens, const char* policy,
+absl::Status MeasureMemory(const GeneratedPrompt& prompt, std::uint64_t tokens, const char* policy,
                            Report& report) {
   absl::StatusOr<Bench> bench = Open({});
   if (!bench.ok()) return bench.status();
@@ -189,7 +151,7 @@ absl::Status MeasureMemory(const Prompt& prompt, std::uint64_t tokens, const cha
 }
 
 // Steps of one token, flat out.
-absl::Status Decode(Bench& bench, client::Sequence& sequence, const Prompt& rows,
+absl::Status Decode(Bench& bench, client::Sequence& sequence, const GeneratedPrompt& rows,
                     std::uint64_t tokens) {
   std::vector<float> output(kKvHeads * kHeadDim);
   std::vector<float> lse(kKvHeads);
@@ -209,7 +171,7 @@ absl::Status Decode(Bench& bench, client::Sequence& sequence, const Prompt& rows
   return absl::OkStatus();
 }
 
-absl::Status MeasureRawCopies(const Prompt& prompt, Report& report) {
+absl::Status MeasureRawCopies(const GeneratedPrompt& prompt, Report& report) {
   constexpr std::uint64_t kPrompt = 4096;
   constexpr std::uint64_t kDecoded = 1024;
   absl::StatusOr<Bench> bench = Open({});
@@ -306,7 +268,7 @@ struct Latency {
 
 // In turns, so that both see the same minutes of the machine. The worker has a core, the compactor
 // another.
-absl::StatusOr<Latency> MeasureLatency(const Prompt& prompt, const Options& options) {
+absl::StatusOr<Latency> MeasureLatency(const GeneratedPrompt& prompt, const Options& options) {
   absl::StatusOr<Bench> bench = Open({"--compactor-threads=1", "--compactor-cpus=1"});
   if (!bench.ok()) return bench.status();
   absl::StatusOr<client::Sequence> reader = bench->worker->CreateSequence(bench->model);
@@ -342,7 +304,7 @@ absl::StatusOr<Latency> MeasureLatency(const Prompt& prompt, const Options& opti
   return latency;
 }
 
-absl::Status AddLatency(const Prompt& prompt, const Options& options, Report& report) {
+absl::Status AddLatency(const GeneratedPrompt& prompt, const Options& options, Report& report) {
   if (std::thread::hardware_concurrency() < 2) {
     report.notes.push_back(Concat("decoding during compaction needs two cores; this machine has ",
                                   std::thread::hardware_concurrency()));
@@ -381,7 +343,7 @@ absl::Status AddLatency(const Prompt& prompt, const Options& options, Report& re
 absl::StatusOr<Report> RunCompaction(const Options& options) {
   Report report{.name = "compaction"};
   Progress("making rows");
-  const Prompt prompt = MakePrompt(64 * 1024, options.seed);
+  const GeneratedPrompt prompt = MakePrompt(64 * 1024, options.seed);
   Progress("decoding during compaction");
   if (absl::Status status = AddLatency(prompt, options, report); !status.ok()) return status;
   std::vector<std::uint64_t> lengths = {1024, 4096, 16 * 1024, 64 * 1024};

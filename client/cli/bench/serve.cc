@@ -26,6 +26,7 @@ namespace {
 
 // Steps of one side before the next one has its turn: about as long as a scheduler's slice.
 constexpr std::uint32_t kSliceSteps = 4;
+constexpr std::uint32_t kMostTokens = 2048;  // of a prompt
 
 // What is compared: a batch of so many sequences in each worker.
 struct Side {
@@ -328,11 +329,16 @@ Row RowOf(const Side& side, const Measured& measured, const Measured* own, std::
 }  // namespace
 
 absl::StatusOr<Report> RunServe(const Options& options) {
+  const std::uint32_t tokens = options.tokens.value_or(1024);
+  if (tokens > kMostTokens) {
+    return absl::InvalidArgumentError(
+        Concat("--tokens is ", tokens, "; the recall model reads ", kMostTokens, " at most"));
+  }
   Report report{.name = "serve"};
   Progress("a prompt");
   absl::StatusOr<std::unique_ptr<LocalDaemon>> daemon = LocalDaemon::Start({});
   if (!daemon.ok()) return daemon.status();
-  absl::StatusOr<Shared> shared = Prepare(options.tokens, static_cast<std::uint32_t>(options.seed));
+  absl::StatusOr<Shared> shared = Prepare(tokens, static_cast<std::uint32_t>(options.seed));
   if (!shared.ok()) return shared.status();
   shared->address = (*daemon)->address();
   Progress("filling the caches");

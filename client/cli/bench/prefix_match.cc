@@ -1,0 +1,135 @@
+#include "client/cli/bench/prefix_match.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/cli/bench/bench.h"
+#include "client/cli/bench/local_daemon.h"
+#include "client/cli/bench/sharing_worker.h"
+#include "client/cli/synthetic.h"
+#include "client/worker.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::cli::bench {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::uint32_t kTokens = 64;  // of each prefix
+constexpr std::uint32_t kAsked = 96;   // of a question: a prefix, and a block that nobody has
+constexpr SyntheticShape kShape = {.layers = 1, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
+
+// A daemon with so many prefixes, and a worker that asks for them.
+class Library {
+ public:
+  static absl::StatusOr<std::unique_ptr<Library>> Open(std::uint32_t prefixes) {
+    absl::StatusOr<std::unique_ptr<LocalDaemon>> daemon =
+        LocalDaemon::Start({Concat("--max-prefixes-per-tenant=", prefixes), "--pool-bytes=2GiB"});
+    if (!daemon.ok()) return daemon.status();
+    absl::StatusOr<std::unique_ptr<client::Worker>> worker =
+        client::Worker::Attach({.address = (*daemon)->address(), .worker_name = "bench"});
+    if (!worker.ok()) return worker.status();
+    absl::StatusOr<client::Model> model = (*worker)->RegisterModel(kShape.Geometry());
+    if (!model.ok()) return model.status();
+    std::unique_ptr<Library> library(
+        new Library(*std::move(daemon), *std::move(worker), *std::move(model), prefixes));
+    if (absl::Status status = library->Publish(); !status.ok()) return status;
+    return library;
+  }
+
+  // One question about a prefix that is there, taken at random.
+  absl::Status Ask() {
+    const std::vector<std::uint32_t> ids =
+        TokenIds(kAsked, static_cast<std::uint32_t>(random_() % prefixes_));
+    const Clock::time_point begun = Clock::now();
+    const absl::StatusOr<client::PrefixMatch> match = worker_->Match(model_, {.tokens = ids});
+    const std::chrono::duration<double, std::micro> taken = Clock::now() - begun;
+    if (!match.ok()) return match.status();
+    if (match->tokens != kTokens) {
+      return absl::InternalError(Concat(match->tokens, " tokens were found, not ", kTokens));
+    }
+    times_.push_back(taken.count());
+    return absl::OkStatus();
+  }
+
+  std::uint32_t prefixes() const { return prefixes_; }
+  const std::vector<double>& times() const { return times_; }
+
+ private:
+  Library(std::unique_ptr<LocalDaemon> daemon, std::unique_ptr<client::Worker> worker,
+          client::Model model, std::uint32_t prefixes)
+      : daemon_(std::move(daemon)),
+        worker_(std::move(worker)),
+        model_(std::move(model)),
+        prefixes_(prefixes) {}
+
+  // One sequence is published under ever other ids: what is measured is finding, not what is found.
+  absl::Status Publish() {
+    absl::StatusOr<client::Sequence> sequence = worker_->CreateSequence(model_);
+    if (!sequence.ok()) return sequence.status();
+    const std::vector<std::uint16_t> rows(kTokens * kShape.kv_row(), 0x3c00);
+    absl::Status status =
+        sequence->Append({.key = BytesOf(rows), .value = BytesOf(rows), .tokens = kTokens})
+            .status();
+    for (std::uint32_t i = 0; i < prefixes_ && status.ok(); ++i) {
+      if (i % 10'000 == 0) Progress(Concat(i, " of ", prefixes_, " prefixes"));
+      status = sequence->Publish(TokenIds(kTokens, i)).status();
+    }
+    return status;
+  }
+
+  const std::unique_ptr<LocalDaemon> daemon_;
+  const std::unique_ptr<client::Worker> worker_;
+  const client::Model model_;
+  const std::uint32_t prefixes_;
+  std::mt19937_64 random_{1};
+  std::vector<double> times_;
+};
+
+}  // namespace
+
+absl::Status MeasureMatch(bool quick, Report& report) {
+  std::vector<std::unique_ptr<Library>> libraries;
+  for (const std::uint32_t prefixes : {10u, 1000u, quick ? 10'000u : 100'000u}) {
+    absl::StatusOr<std::unique_ptr<Library>> library = Library::Open(prefixes);
+    if (!library.ok()) return library.status();
+    libraries.push_back(*std::move(library));
+  }
+  Progress("matching");
+  const int rounds = quick ? 500 : 5000;
+  for (int round = 0; round < rounds; ++round) {
+    // Each goes first as often as the others.
+    for (std::size_t i = 0; i < libraries.size(); ++i) {
+      absl::Status status = libraries[(round + i) % libraries.size()]->Ask();
+      if (!status.ok()) return status;
+    }
+  }
+  for (const auto& [name, share] : {std::pair{"p50", 0.5}, std::pair{"p99", 0.99}}) {
+    const double few = Percentile(libraries.front()->times(), share);
+    for (const std::unique_ptr<Library>& library : libraries) {
+      Row row = {.name = Concat("match_", name, "_of_", library->prefixes()),
+                 .value = Percentile(library->times(), share),
+                 .unit = "us",
+                 .sense = Goal::kAtMost};
+      if (library != libraries.front()) {
+        row.baseline = Concat("match_", name, "_of_", libraries.front()->prefixes());
+        row.ratio = row.value / few;
+        if (share == 0.5) row.goal = 1.5;
+      }
+      report.Add(std::move(row));
+    }
+  }
+  report.notes.push_back(
+      Concat("match_*_of_N: a call of Match over the socket, ", kAsked, " ids of which the first ",
+             kTokens, " are published, in a daemon with N prefixes that share no block; ", rounds,
+             " calls of one worker to each daemon, in turns; all prefixes name the same rows"));
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::cli::bench

@@ -1,0 +1,102 @@
+// Benchmarks as anyone runs them: the command, its JSON, and what its rows must say whatever the
+// machine. How fast it is no test says.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "client/worker/json.h"
+#include "daemon/base/strings.h"
+
+namespace tessera {
+namespace {
+
+using testing::DoubleNear;
+using testing::IsSupersetOf;
+
+struct Output {
+  std::string text;
+  int status = -1;
+};
+
+Output RunBench(const std::string& arguments) {
+  Output output;
+  FILE* const pipe =
+      ::popen(Concat(TESSERA_BINARY " bench ", arguments, " 2>/dev/null").c_str(), "r");
+  if (pipe == nullptr) return output;
+  std::array<char, 4096> piece{};
+  for (std::size_t got; (got = ::fread(piece.data(), 1, piece.size(), pipe)) > 0;) {
+    output.text.append(piece.data(), got);
+  }
+  output.status = ::pclose(pipe);
+  return output;
+}
+
+using Values = std::map<std::string, double>;
+
+// The values of the rows, by name.
+Values RowsOf(const std::string& arguments) {
+  const Output output = RunBench(arguments + " --quick --json");
+  EXPECT_EQ(output.status, 0) << output.text;
+  const absl::StatusOr<llm::Json> json = llm::ParseJson(output.text);
+  EXPECT_TRUE(json.ok()) << json.status().message() << "\n" << output.text;
+  Values values;
+  if (!json.ok()) return values;
+  const llm::JsonValue* const rows = llm::Find(*json, "rows");
+  EXPECT_NE(rows, nullptr) << output.text;
+  if (rows == nullptr) return values;
+  for (const llm::JsonValue& row : rows->list_value().values()) {
+    const auto& fields = row.struct_value().fields();
+    values[fields.at("name").string_value()] = fields.at("value").number_value();
+  }
+  return values;
+}
+
+std::vector<std::string> NamesOf(const Values& values) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : values) names.push_back(name);
+  return names;
+}
+
+TEST(BenchTest, ScaleTimesEveryPartOfALifeAmongFewAndMany) {
+  const Values rows = RowsOf("scale --layers=1");
+  std::vector<std::string> wanted;
+  for (const char* op : {"create", "append_first_tile", "fork", "free_fork", "free"}) {
+    for (const int living : {10, 100, 1000}) {
+      wanted.push_back(Concat(op, "_p50_at_", living));
+      wanted.push_back(Concat(op, "_p99_at_", living));
+    }
+  }
+  EXPECT_THAT(NamesOf(rows), IsSupersetOf(wanted));
+  for (const auto& [name, value] : rows) EXPECT_GT(value, 0) << name;
+}
+
+// The books do not depend on the machine: eight workers share one copy.
+TEST(BenchTest, SharingHoldsOneCopyForEightWorkers) {
+  constexpr double kMib = 1 << 20;
+  const Values rows = RowsOf("sharing --tokens=1024 --layers=1");
+  ASSERT_THAT(NamesOf(rows),
+              IsSupersetOf({"private_dense_one_layer", "private_dense_arithmetic", "shared_by_1",
+                            "shared_by_8", "compute_first_attend", "join_first_attend",
+                            "match_p50_of_10", "match_p99_of_1000", "match_p99_of_10000"}));
+  const double dense = 8.0 * 1024 * 8 * 512 / kMib;  // copies x tokens x kv heads x bytes
+  EXPECT_THAT(rows.at("private_dense_one_layer"), DoubleNear(dense, dense / 100));
+  EXPECT_LT(rows.at("shared_by_1"), dense / 8);
+  // A fork adds its block and snapshots, and no tiles.
+  EXPECT_THAT(rows.at("shared_by_8"), DoubleNear(rows.at("shared_by_1"), 0.1));
+  for (const auto& [name, value] : rows) EXPECT_GT(value, 0) << name;
+}
+
+TEST(BenchTest, WrongUsageIsRefused) {
+  EXPECT_NE(RunBench("scale --layers=0 --quick").status, 0);
+  EXPECT_NE(RunBench("serve --tokens=4096 --quick").status, 0);
+  EXPECT_NE(RunBench("nothing").status, 0);
+}
+
+}  // namespace
+}  // namespace tessera
