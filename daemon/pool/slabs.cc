@@ -34,6 +34,8 @@ void Slabs::AddExtent(std::uint32_t index) {
   }
   TESSERA_CHECK(!extents_[index].present, "an extent comes once");
   extents_[index] = {.present = true};
+  ++present_;
+  idle_.insert(index);
   // Pushed in reverse, so that the lowest slab is taken first.
   for (std::uint32_t i = slabs_per_extent_; i-- > 0;) {
     free_slabs_.push_back(index * slabs_per_extent_ + i);
@@ -44,6 +46,8 @@ void Slabs::RemoveExtent(std::uint32_t index) {
   TESSERA_CHECK(index < extents_.size() && extents_[index].present, "no such extent");
   TESSERA_CHECK(extents_[index].slabs_in_use == 0, "objects live in the extent");
   extents_[index].present = false;
+  --present_;
+  idle_.erase(index);
   std::erase_if(free_slabs_, [&](std::uint32_t slab) { return slab / slabs_per_extent_ == index; });
 }
 
@@ -51,7 +55,7 @@ void Slabs::ReserveFirstSlab(std::uint32_t index) {
   const std::uint32_t slab = index * slabs_per_extent_;
   TESSERA_CHECK(slabs_[slab].object_bytes == 0, "the slab is in use");
   slabs_[slab].reserved = true;
-  ++extents_[index].slabs_in_use;
+  TakeSlab(slab);
   std::erase(free_slabs_, slab);
 }
 
@@ -66,7 +70,7 @@ std::uint32_t Slabs::OpenSlab(std::uint64_t object_bytes) {
   slab.touched = 0;
   slab.freed.clear();
   slab.live_bits.assign((slab.capacity + 63) / 64, 0);
-  ++extents_[index / slabs_per_extent_].slabs_in_use;
+  TakeSlab(index);
   List(index);
   return index;
 }
@@ -145,25 +149,30 @@ void Slabs::Retire(std::uint32_t index) {
   slab.object_bytes = 0;
   slab.freed = {};
   slab.live_bits = {};
-  --extents_[index / slabs_per_extent_].slabs_in_use;
+  GiveSlabBack(index);
   free_slabs_.push_back(index);
 }
 
+void Slabs::TakeSlab(std::uint32_t slab) {
+  const std::uint32_t index = slab / slabs_per_extent_;
+  if (extents_[index].slabs_in_use++ == 0) idle_.erase(index);
+}
+
+void Slabs::GiveSlabBack(std::uint32_t slab) {
+  const std::uint32_t index = slab / slabs_per_extent_;
+  if (--extents_[index].slabs_in_use == 0) idle_.insert(index);
+}
+
 std::optional<std::uint32_t> Slabs::IdleExtent() const {
-  std::optional<std::uint32_t> idle;
-  std::uint32_t present = 0;
-  for (std::uint32_t i = 0; i < extents_.size(); ++i) {
-    if (!extents_[i].present) continue;
-    ++present;
-    if (extents_[i].slabs_in_use == 0) idle = i;
-  }
-  return present > 1 ? idle : std::nullopt;
+  if (present_ < 2 || idle_.empty()) return std::nullopt;
+  return *idle_.rbegin();
 }
 
 void Slabs::Validate() const {
   std::uint64_t used = 0;
   std::uint64_t objects = 0;
   std::vector<std::uint32_t> in_use(extents_.size(), 0);
+  std::uint32_t present = 0;
   for (std::uint32_t i = 0; i < slabs_.size(); ++i) {
     const Slab& slab = slabs_[i];
     if (slab.reserved) ++in_use[i / slabs_per_extent_];
@@ -181,7 +190,11 @@ void Slabs::Validate() const {
   TESSERA_CHECK(used == used_bytes_ && objects == objects_, "used bytes are those of live objects");
   for (std::uint32_t i = 0; i < extents_.size(); ++i) {
     TESSERA_CHECK(in_use[i] == extents_[i].slabs_in_use, "slabs in use per extent");
+    present += extents_[i].present;
+    TESSERA_CHECK(idle_.contains(i) == (extents_[i].present && in_use[i] == 0),
+                  "exactly the extents without slabs in use are idle");
   }
+  TESSERA_CHECK(present == present_, "extents are counted");
 }
 
 }  // namespace tessera::pool

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -42,7 +43,8 @@ class Slabs {
   std::optional<std::uint64_t> Allocate(std::uint64_t object_bytes);
   void Free(std::uint64_t offset, std::uint64_t object_bytes);
 
-  // An extent without any object, not the only one: the highest such. For shrinking.
+  // An extent without any object, not the only one: the highest such. For shrinking. O(1): it is
+  // asked with every object that goes, however many extents there are.
   std::optional<std::uint32_t> IdleExtent() const;
 
   std::uint64_t used_bytes() const { return used_bytes_; }
@@ -74,12 +76,17 @@ class Slabs {
   void List(std::uint32_t slab);
   void Unlist(std::uint32_t slab);
   void Retire(std::uint32_t slab);
+  // The slab comes into use in its extent, or goes out of it.
+  void TakeSlab(std::uint32_t slab);
+  void GiveSlabBack(std::uint32_t slab);
 
   const std::uint64_t slab_bytes_;
   const std::uint32_t slabs_per_extent_;
   std::vector<Slab> slabs_;
   std::vector<ExtentState> extents_;
-  std::vector<std::uint32_t> free_slabs_;  // a stack; may name slabs of extents that went
+  std::uint32_t present_ = 0;                                 // of the extents
+  std::set<std::uint32_t> idle_;                              // those of them without a slab in use
+  std::vector<std::uint32_t> free_slabs_;                     // a stack
   std::unordered_map<std::uint64_t, std::uint32_t> partial_;  // object_bytes -> first partial slab
   std::uint64_t used_bytes_ = 0;
   std::uint64_t objects_ = 0;
