@@ -242,23 +242,18 @@ void PrefixStore::KeepFor(SessionId session, const std::shared_ptr<Prefix>& pref
                           Clock::TimePoint now, Aftermath& after) {
   PrefixSet::Entry* const entry = set_.Find(prefix->id());
   if (entry != nullptr) set_.Touch(*entry, now);
-  std::size_t held = 0;
-  auto oldest = kept_.end();
-  for (auto it = kept_.begin(); it != kept_.end(); ++it) {
-    if (it->session != session) continue;
-    if (it->prefix == prefix) {
-      ++it->times;
-      it->until = now + kKept;
-      return;
-    }
-    if (held++ == 0) oldest = it;
+  std::list<Kept>& found = kept_[session];
+  if (Kept* const kept = FindKept(found, prefix->id())) {
+    ++kept->times;
+    kept->until = now + kKept;
+    return;
   }
-  if (held >= kMostKept) {
-    LetGo(oldest->prefix, after);
-    kept_.erase(oldest);
+  if (found.size() >= kMostKept) {
+    LetGo(found.front().prefix, after);
+    found.pop_front();
   }
   if (entry != nullptr) ++entry->kept;
-  kept_.push_back({.session = session, .prefix = prefix, .times = 1, .until = now + kKept});
+  found.push_back({.prefix = prefix, .times = 1, .until = now + kKept});
   DueAt(now + kKept, after);
 }
 

@@ -24,7 +24,16 @@ absl::Status PrefixSet::Add(std::shared_ptr<Prefix> prefix, PrefixIndex::Ids ids
   tile_bytes_ += prefix->options().tile_bytes;
   entries_.push_back({.prefix = std::move(prefix), .life = life, .used = now});
   by_id_[id] = std::prev(entries_.end());
+  List(entries_.back());
   return absl::OkStatus();
+}
+
+void PrefixSet::List(const Entry& entry) {
+  if (const auto expiry = entry.expiry()) expiries_.emplace(*expiry, entry.prefix->id());
+}
+
+void PrefixSet::Unlist(const Entry& entry) {
+  if (const auto expiry = entry.expiry()) expiries_.erase({*expiry, entry.prefix->id()});
 }
 
 PrefixSet::Entry* PrefixSet::Find(PrefixId id) {
@@ -33,20 +42,25 @@ PrefixSet::Entry* PrefixSet::Find(PrefixId id) {
 }
 
 void PrefixSet::Touch(Entry& entry, Clock::TimePoint now) {
+  Unlist(entry);
   entry.used = now;
+  List(entry);
   entries_.splice(entries_.end(), entries_, by_id_[entry.prefix->id()]);
 }
 
 void PrefixSet::Extend(Entry& entry, const PrefixLife& life) {
+  Unlist(entry);
   entry.life.pinned |= life.pinned;
   const bool for_good = entry.life.ttl == Clock::Duration::zero() ||  //
                         life.ttl == Clock::Duration::zero();
   entry.life.ttl = for_good ? Clock::Duration::zero() : std::max(entry.life.ttl, life.ttl);
+  List(entry);
 }
 
 void PrefixSet::Drop(PrefixId id, DropReason why, GonePrefixes& gone) {
   const auto it = by_id_.find(id);
   TESSERA_CHECK(it != by_id_.end(), "a prefix goes once");
+  Unlist(*it->second);
   index_.Erase(id);
   tile_bytes_ -= it->second->prefix->options().tile_bytes;
   gone.push_back(std::move(it->second->prefix));
@@ -64,19 +78,14 @@ bool PrefixSet::DropLeastRecentlyUsed(GonePrefixes& gone) {
 }
 
 std::optional<Clock::TimePoint> PrefixSet::Expire(Clock::TimePoint now, GonePrefixes& gone) {
-  std::optional<Clock::TimePoint> next;
-  for (auto it = entries_.begin(); it != entries_.end();) {
-    const Entry& entry = *it++;
+  for (auto it = expiries_.begin(); it != expiries_.end();) {
+    const auto [expiry, id] = *it++;
     // One in use is looked at when the last of its users has gone.
-    const std::optional<Clock::TimePoint> expiry = entry.expiry();
-    if (!expiry.has_value() || entry.in_use()) continue;
-    if (*expiry <= now) {
-      Drop(entry.prefix->id(), DropReason::kExpired, gone);
-    } else {
-      next = next.has_value() ? std::min(*next, *expiry) : *expiry;
-    }
+    if (Find(id)->in_use()) continue;
+    if (expiry > now) return expiry;
+    Drop(id, DropReason::kExpired, gone);
   }
-  return next;
+  return std::nullopt;
 }
 
 void PrefixSet::Clear(GonePrefixes& gone) {

@@ -9,6 +9,8 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -61,13 +63,15 @@ class PrefixSet {
   // Null where it is not published.
   Entry* Find(PrefixId id);
   const Entry* Find(PrefixId id) const { return const_cast<PrefixSet*>(this)->Find(id); }
-  // It was used now; the longer life wins.
+  // It was used now.
   void Touch(Entry& entry, Clock::TimePoint now);
-  static void Extend(Entry& entry, const PrefixLife& life);
+  // The longer life wins.
+  void Extend(Entry& entry, const PrefixLife& life);
   void Drop(PrefixId id, DropReason why, GonePrefixes& gone);
   // The one that was not used for longest, of those that may go. False where there is none.
   bool DropLeastRecentlyUsed(GonePrefixes& gone);
-  // Drops what has had its time, and returns when the next has.
+  // Drops what has had its time, and returns when the next has. Looks at those, at the next, and at
+  // what is in use before it: not at prefixes that nothing ends.
   std::optional<Clock::TimePoint> Expire(Clock::TimePoint now, GonePrefixes& gone);
   void Clear(GonePrefixes& gone);
 
@@ -78,9 +82,15 @@ class PrefixSet {
   std::uint64_t dropped(DropReason why) const { return dropped_[static_cast<std::size_t>(why)]; }
 
  private:
+  // When one expires unless it is used. Around every change of an entry's life or use.
+  void Unlist(const Entry& entry);
+  void List(const Entry& entry);
+
   const Options options_;
   PrefixIndex index_;
   std::list<Entry> entries_;
+  // Of every entry that time may end.
+  std::set<std::pair<Clock::TimePoint, PrefixId>> expiries_;
   absl::flat_hash_map<PrefixId, std::list<Entry>::iterator> by_id_;
   std::uint64_t tile_bytes_ = 0;
   std::array<std::uint64_t, kDropReasons> dropped_{};

@@ -34,7 +34,9 @@ PrefixStore::~PrefixStore() {
   MutexLock lock(mutex_);
   Refuse([](const Waiting&) { return true; }, absl::UnavailableError("the daemon stops"), after);
   while (!agreements_.empty()) Forget(agreements_.begin(), after);
-  for (Kept& kept : kept_) after.gone.push_back(std::move(kept.prefix));
+  for (auto& [session, found] : kept_) {
+    for (Kept& kept : found) after.gone.push_back(std::move(kept.prefix));
+  }
   kept_.clear();
   set_.Clear(after.gone);
   after.attention = false;
@@ -74,13 +76,9 @@ void PrefixStore::SessionEnded(SessionId id) {
       agreement = next;
     }
   }
-  for (auto kept = kept_.begin(); kept != kept_.end();) {
-    if (kept->session != id) {
-      ++kept;
-      continue;
-    }
-    LetGo(kept->prefix, after);
-    kept = kept_.erase(kept);
+  if (const auto found = kept_.find(id); found != kept_.end()) {
+    for (const Kept& kept : found->second) LetGo(kept.prefix, after);
+    kept_.erase(found);
   }
   if (computations_.EndSession(id)) Settle(options_.clock->Now(), after);
 }
@@ -143,7 +141,7 @@ absl::StatusOr<PrefixStore::Published> PrefixStore::Publish(Publication publicat
   const PrefixId known = set_.index().FindEnd(publication.chain, publication.ids);
   if (PrefixSet::Entry* const entry = set_.Find(known)) {
     existed = true;
-    PrefixSet::Extend(*entry, publication.life);
+    set_.Extend(*entry, publication.life);
     set_.Touch(*entry, now);
     prefix = entry->prefix;
   } else if (publication.frozen == nullptr) {
@@ -174,21 +172,28 @@ absl::StatusOr<PrefixStore::Published> PrefixStore::Publish(Publication publicat
 
 // ---- forks
 
+PrefixStore::Kept* PrefixStore::FindKept(std::list<Kept>& found, PrefixId id) {
+  const auto kept = std::find_if(found.begin(), found.end(), [id](const Kept& candidate) {
+    return candidate.prefix->id() == id;
+  });
+  return kept == found.end() ? nullptr : &*kept;
+}
+
 absl::StatusOr<PrefixStore::ForFork> PrefixStore::TakeForFork(PrefixId id, SessionId session) {
   Aftermath after(*this);
   MutexLock lock(mutex_);
-  const auto kept = std::find_if(kept_.begin(), kept_.end(), [&](const Kept& candidate) {
-    return candidate.session == session && candidate.prefix->id() == id;
-  });
   PrefixSet::Entry* const entry = set_.Find(id);
-  if (entry == nullptr && kept == kept_.end()) {
-    return absl::NotFoundError(Concat("no ", id.ToString()));
+  std::shared_ptr<Prefix> prefix = entry == nullptr ? nullptr : entry->prefix;
+  const auto found = kept_.find(session);
+  Kept* const kept = found == kept_.end() ? nullptr : FindKept(found->second, id);
+  if (prefix == nullptr) {
+    if (kept == nullptr) return absl::NotFoundError(Concat("no ", id.ToString()));
+    prefix = kept->prefix;
   }
-  std::shared_ptr<Prefix> prefix = entry == nullptr ? kept->prefix : entry->prefix;
   ForkHold hold(prefix->options().forks);
-  if (kept != kept_.end() && --kept->times == 0) {
-    LetGo(kept->prefix, after);
-    kept_.erase(kept);
+  if (kept != nullptr && --kept->times == 0) {
+    LetGo(prefix, after);
+    found->second.remove_if([kept](const Kept& candidate) { return &candidate == kept; });
   }
   if (entry != nullptr) set_.Touch(*entry, options_.clock->Now());
   return ForFork{.prefix = std::move(prefix), .hold = std::move(hold)};
@@ -248,14 +253,16 @@ std::optional<Clock::Duration> PrefixStore::Sweep() {
   {
     MutexLock lock(mutex_);
     due_.store(kNever);  // whoever lowers it from here on is heard the next time
-    for (auto kept = kept_.begin(); kept != kept_.end();) {
-      if (kept->until > now) {
-        DueAt(kept->until, after);
-        ++kept;
-        continue;
+    for (auto& [session, found] : kept_) {
+      for (auto kept = found.begin(); kept != found.end();) {
+        if (kept->until > now) {
+          DueAt(kept->until, after);
+          ++kept;
+          continue;
+        }
+        LetGo(kept->prefix, after);
+        kept = found.erase(kept);
       }
-      LetGo(kept->prefix, after);
-      kept = kept_.erase(kept);
     }
     for (auto it = agreements_.begin(); it != agreements_.end();) {
       const auto next = std::next(it);

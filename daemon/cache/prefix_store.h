@@ -202,7 +202,6 @@ class PrefixStore {
     Done done;
   };
   struct Kept {
-    SessionId session;
     std::shared_ptr<Prefix> prefix;
     std::uint32_t times = 0;  // found, and not forked yet
     Clock::TimePoint until;
@@ -242,6 +241,7 @@ class PrefixStore {
               Aftermath& after) TESSERA_REQUIRES(mutex_);
   void KeepFor(SessionId session, const std::shared_ptr<Prefix>& prefix, Clock::TimePoint now,
                Aftermath& after) TESSERA_REQUIRES(mutex_);
+  static Kept* FindKept(std::list<Kept>& found, PrefixId id);
   void LetGo(const std::shared_ptr<Prefix>& prefix, Aftermath& after) TESSERA_REQUIRES(mutex_);
   void Forget(std::list<std::shared_ptr<Agreement>>::iterator agreement, Aftermath& after)
       TESSERA_REQUIRES(mutex_);
@@ -255,8 +255,9 @@ class PrefixStore {
   PrefixSet set_ TESSERA_GUARDED_BY(mutex_);
   Computations computations_ TESSERA_GUARDED_BY(mutex_);
   absl::flat_hash_map<SessionId, Place> places_ TESSERA_GUARDED_BY(mutex_);
-  std::list<Kept> kept_ TESSERA_GUARDED_BY(mutex_);                              // the oldest first
-  std::list<Waiting> waiting_ TESSERA_GUARDED_BY(mutex_);                        // likewise
+  // By the session that has found it, the oldest first.
+  absl::flat_hash_map<SessionId, std::list<Kept>> kept_ TESSERA_GUARDED_BY(mutex_);
+  std::list<Waiting> waiting_ TESSERA_GUARDED_BY(mutex_);                        // the oldest first
   std::list<std::shared_ptr<Agreement>> agreements_ TESSERA_GUARDED_BY(mutex_);  // likewise
   std::uint64_t next_ticket_ TESSERA_GUARDED_BY(mutex_) = 1;
   Figures counted_ TESSERA_GUARDED_BY(mutex_);

@@ -2,6 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "tests/fakes/seed.h"
 #include "tests/unit/cache/prefix_fixture.h"
 
 namespace tessera::cache {
@@ -215,6 +220,49 @@ TEST_F(Prefixes, TimePassesForThoseThatNobodyUses) {
   PublishNew(*session, Count(64, 77));
   Pass(seconds(100000));
   EXPECT_EQ(store().figures().prefixes, 3u) << "published again without a limit";
+}
+
+// Against a plain list of what was said of each: whatever is extended, pinned or used again.
+TEST_F(Prefixes, EachGoesWhenItsOwnTimeHasPassed) {
+  struct Said {
+    PrefixId id;
+    PrefixLife life;
+    seconds used{0};
+  };
+  TestRandom random;
+  const auto below = [&](std::uint64_t n) { return static_cast<std::uint32_t>(random.Below(n)); };
+  const auto session = world_.OpenSession();
+  std::map<std::uint32_t, Said> live;
+  seconds now{0};
+  for (int round = 0; round < 400; ++round) {
+    const std::uint32_t which = below(30);
+    const PrefixLife life = {.ttl = seconds(below(4) == 0 ? 0 : 1 + below(60)),
+                             .pinned = below(40) == 0};
+    const PrefixId id = PublishNew(*session, Count(32, 1000 * which), {.life = life});
+    Said& said = live.try_emplace(which, Said{id, life, now}).first->second;
+    ASSERT_EQ(said.id, id) << "it was there";
+    said.used = now;
+    said.life.pinned |= life.pinned;
+    const bool for_good = said.life.ttl == seconds(0) || life.ttl == seconds(0);
+    said.life.ttl = for_good ? seconds(0) : std::max(said.life.ttl, life.ttl);
+    const seconds passed(below(6));
+    Pass(passed);
+    now += passed;
+    std::erase_if(live, [&](const auto& entry) {
+      const PrefixLife& of = entry.second.life;
+      return !of.pinned && of.ttl != seconds(0) && entry.second.used + of.ttl <= now;
+    });
+    std::set<PrefixId> expected;
+    for (const auto& [key, of] : live) expected.insert(of.id);
+    std::set<PrefixId> found;
+    for (const PrefixStore::Description& of : store().List()) found.insert(of.prefix->id());
+    ASSERT_EQ(found, expected) << "round " << round;
+    // Those that nothing ends would be all in the end.
+    if (below(3) != 0 || found.empty()) continue;
+    const PrefixId gone = store().List().front().prefix->id();
+    ASSERT_TRUE(store().Free(gone));
+    std::erase_if(live, [gone](const auto& entry) { return entry.second.id == gone; });
+  }
 }
 
 class FewPrefixes : public PrefixFixture {
