@@ -16,7 +16,10 @@
 namespace tessera::serving {
 
 namespace {
-constexpr int kMaxThreads = 256;  // of calls, far more than Admission lets in; streams take none
+// Of calls, far more than Admission lets in; streams take none. Beside these, for each tenant the
+// places and the lines that Admission keeps for it: one of each, twice.
+constexpr int kMaxThreads = 256;
+constexpr int kThreadsPerTenant = 4;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Create(Services& services, const Options& options) {
@@ -96,7 +99,8 @@ absl::Status Server::StartGrpc() {
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 16);
   // Calls beyond are refused at once (RESOURCE_EXHAUSTED), instead of each taking a thread.
   grpc::ResourceQuota quota("tesserad");
-  quota.SetMaxThreads(kMaxThreads);
+  const int tenants = static_cast<int>(services_.node->tenants().size());
+  quota.SetMaxThreads(kMaxThreads + kThreadsPerTenant * tenants);
   builder.SetResourceQuota(quota);
   builder.RegisterService(worker_service_.get());
   builder.RegisterService(admin_service_.get());

@@ -16,6 +16,12 @@
 
 namespace tessera::serving {
 
+absl::StatusOr<Admission::Place> WorkerService::Enter(Admission& admission,
+                                                      const Caller& caller) const {
+  return admission.Enter(caller.tenant->options().id,
+                         [&] { return caller.cancelled() || services_.stopping.load(); });
+}
+
 // ---- models and sequences
 
 absl::Status WorkerService::HandleRegisterModel(const Caller& caller,
@@ -165,16 +171,14 @@ absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendR
 
 absl::Status WorkerService::HandleAttend(const Caller& caller, const v1::AttendRequest& request,
                                          v1::AttendResponse& response) {
-  absl::StatusOr<Admission::Place> place =
-      attention_.Enter([&] { return caller.cancelled() || services_.stopping.load(); });
+  absl::StatusOr<Admission::Place> place = Enter(attention_, caller);
   if (!place.ok()) return place.status();
   return serving::Attend(services_, caller, request, response);
 }
 
 absl::Status WorkerService::HandleCompress(const Caller& caller, const v1::CompressRequest& request,
                                            v1::CompressResponse& response) {
-  absl::StatusOr<Admission::Place> place =
-      compression_.Enter([&] { return caller.cancelled() || services_.stopping.load(); });
+  absl::StatusOr<Admission::Place> place = Enter(compression_, caller);
   if (!place.ok()) return place.status();
   return serving::Compress(services_, caller, request, response);
 }
@@ -186,8 +190,7 @@ absl::Status WorkerService::HandleObserve(const Caller& caller, const v1::Observ
 
 absl::Status WorkerService::HandleSelect(const Caller& caller, const v1::SelectRequest& request,
                                          v1::SelectResponse& response) {
-  absl::StatusOr<Admission::Place> place =
-      attention_.Enter([&] { return caller.cancelled() || services_.stopping.load(); });
+  absl::StatusOr<Admission::Place> place = Enter(attention_, caller);
   if (!place.ok()) return place.status();
   return serving::Select(services_, caller, request, response);
 }
@@ -195,8 +198,7 @@ absl::Status WorkerService::HandleSelect(const Caller& caller, const v1::SelectR
 absl::Status WorkerService::HandlePublish(const Caller& caller, const v1::PublishRequest& request,
                                           v1::PublishResponse& response) {
   // It compresses where the policy does.
-  absl::StatusOr<Admission::Place> place =
-      compression_.Enter([&] { return caller.cancelled() || services_.stopping.load(); });
+  absl::StatusOr<Admission::Place> place = Enter(compression_, caller);
   if (!place.ok()) return place.status();
   return serving::Publish(services_, caller, request, response);
 }

@@ -29,10 +29,10 @@ class WorkerService final : public WorkerServiceBase {
         services_(*door.services),
         attention_({.what = "attention",
                     .running = 2 * std::max(1u, std::thread::hardware_concurrency()),
-                    .waiting = 64}),
+                    .waiting = PerTenant(64)}),
         compression_({.what = "compression",
                       .running = std::max(1u, std::thread::hardware_concurrency() / 2),
-                      .waiting = 16}) {}
+                      .waiting = PerTenant(16)}) {}
 
   grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* Attach(
       grpc::CallbackServerContext* context) override {
@@ -57,6 +57,14 @@ class WorkerService final : public WorkerServiceBase {
   metrics::RpcMethod& method_##Method##_ = services_.metrics->Rpc(#Method);
 
  private:
+  // Of calls that may wait, each tenant's part; a single one has all.
+  std::uint32_t PerTenant(std::uint32_t calls) const {
+    const std::size_t tenants = services_.node->tenants().size();
+    return std::max<std::uint32_t>(1, calls / static_cast<std::uint32_t>(tenants));
+  }
+
+  absl::StatusOr<Admission::Place> Enter(Admission& admission, const Caller& caller) const;
+
   const AttachDoor door_;
   Services& services_;
   Admission attention_;
