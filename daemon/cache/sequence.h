@@ -200,10 +200,11 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::StatusOr<Residence> Restore();
   bool offloaded() const;
   // What the ladder goes by: since when nobody has used it (a committed count that has moved since
-  // the last look counts as now), and the bytes that Offload would move; 0: it may not go now.
+  // the last look counts as now), and whether Offload would move anything now. Waits for nobody:
+  // who looks may be another tenant's call, and one that somebody works on does not rest.
   struct Rest {
     Clock::TimePoint last_use;
-    std::uint64_t bytes = 0;
+    bool may_go = false;
   };
   Rest LookForRest();
 
@@ -330,6 +331,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   void CountSwap(const std::vector<HeldSegment>& sources, const LaneSwap& swap);
 
   // sequence_residency.cc
+  Rest RestLocked() TESSERA_REQUIRES(mutex_);
   void Leave();
   void Used() TESSERA_REQUIRES(mutex_);
   // Usable, and in the pool.

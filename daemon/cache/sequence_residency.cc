@@ -174,15 +174,22 @@ Clock::TimePoint Sequence::LastUseLocked() {
 }
 
 Sequence::Rest Sequence::LookForRest() {
-  MutexLock lock(mutex_);
-  Rest rest = {.last_use = LastUseLocked()};
-  if (!MayOffload().ok()) return rest;
-  for (const Lane& lane : lanes_) {
-    for (const HeldSegment& held : lane.segments) {
-      if (held.segment.use_count() == 1) rest.bytes += held.segment->tile_bytes();
-    }
-  }
+  if (!mutex_.TryLock()) return {.last_use = memory_.clock->Now()};
+  const Rest rest = RestLocked();
+  mutex_.Unlock();
   return rest;
+}
+
+Sequence::Rest Sequence::RestLocked() {
+  const Clock::TimePoint last_use = LastUseLocked();
+  const auto its_own = [](const HeldSegment& held) {
+    return held.segment.use_count() == 1 && held.segment->tile_bytes() > 0;
+  };
+  // The first will do: nobody asks how much, and there may be thousands of sequences.
+  const bool any = std::any_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
+    return std::any_of(lane.segments.begin(), lane.segments.end(), its_own);
+  });
+  return {.last_use = last_use, .may_go = any && MayOffload().ok()};
 }
 
 }  // namespace tessera::cache

@@ -30,7 +30,7 @@ Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, std::uint64_t bytes) 
   std::uint64_t in_use = 0;
   for (std::shared_ptr<cache::Sequence>& sequence : tenant.Sequences()) {
     const cache::Sequence::Rest rest = sequence->LookForRest();
-    if (rest.bytes == 0) continue;
+    if (!rest.may_go) continue;
     if (now - rest.last_use >= options_.idle) {
       idle.push_back({std::move(sequence), rest.last_use});
       continue;

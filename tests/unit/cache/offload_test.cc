@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -173,7 +174,7 @@ TEST_F(Offload, AStepKeepsItsSequenceWhileItIsPinned) {
   page.commits[tail->place.tail.commit_slot].store(word | shm::CommitWord::kInStep);
   const std::uint64_t pin = shm::Pin(page.readers[3].word, world_.tenant().epochs().epoch());
   EXPECT_TRUE(absl::IsAborted(sequence->Offload({}).status()));
-  EXPECT_EQ(sequence->LookForRest().bytes, 0u);
+  EXPECT_FALSE(sequence->LookForRest().may_go);
   EXPECT_EQ(worker_->Block(*sequence).tail_generation.load(), tail->place.tail.generation);
   EXPECT_TRUE(sequence->decoding());
   EXPECT_EQ(sequence->Describe(false).tokens, stamps.size());  // the bit is no token
@@ -239,9 +240,9 @@ TEST_F(Offload, NobodyTakesWhatAnotherCallUses) {
   auto used = sequence->Restore();
   ASSERT_TRUE(used.ok());
   EXPECT_TRUE(absl::IsAborted(sequence->Offload({}).status()));
-  EXPECT_EQ(sequence->LookForRest().bytes, 0u);
+  EXPECT_FALSE(sequence->LookForRest().may_go);
   used->Reset();
-  EXPECT_GT(sequence->LookForRest().bytes, 0u);
+  EXPECT_TRUE(sequence->LookForRest().may_go);
   // While it is packed, neither.
   bool asked = false;
   const auto go_on = [&] {
@@ -252,6 +253,39 @@ TEST_F(Offload, NobodyTakesWhatAnotherCallUses) {
   ASSERT_TRUE(sequence->Pack(All(*small_, Quarter()), go_on).ok());
   EXPECT_TRUE(asked);
   EXPECT_GT(Gone(*sequence), 0u);
+}
+
+// Rows of an append, during which another thread looks at the sequence that it holds.
+class LookingRows final : public RowSource {
+ public:
+  LookingRows(Sequence& sequence, std::vector<std::uint64_t> stamps)
+      : sequence_(sequence), rows_(sequence.model().layout(), std::move(stamps)) {}
+  device::Place place() const override { return rows_.place(); }
+  RowSpan At(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t first,
+             std::uint32_t count) const override {
+    std::thread([this] { looked_ += !sequence_.LookForRest().may_go; }).join();
+    return rows_.At(layer, kv_head, first, count);
+  }
+  int looked() const { return looked_; }
+
+ private:
+  Sequence& sequence_;
+  const StampedRows rows_;
+  mutable int looked_ = 0;
+};
+
+// Or a call that looks for memory would wait for another tenant's.
+TEST_F(Offload, WhoLooksForRestWaitsForNobody) {
+  const auto sequence = New();
+  const Stamps stamps = Fill(*sequence, 64);
+  ASSERT_TRUE(sequence->LookForRest().may_go);
+  const LookingRows rows(*sequence, std::vector<std::uint64_t>(32, 7));
+  const std::uint32_t layers = sequence->model().layers();
+  ASSERT_TRUE(
+      sequence->Append({.first_layer = 0, .layers = layers, .first_token = 64, .tokens = 32}, rows)
+          .ok());
+  EXPECT_GT(rows.looked(), 0);
+  EXPECT_TRUE(sequence->LookForRest().may_go);
 }
 
 TEST_F(Offload, UseIsWhatCountsNotAge) {
