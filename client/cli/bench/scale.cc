@@ -73,6 +73,11 @@ class Population {
       }
       population->living_.push_back(std::move(sequence));
     }
+    // A session makes its staging arena when it first appends; with few sequences some have not.
+    for (std::uint32_t i = 0; i < kSessions; ++i) {
+      if (absl::Status status = population->OneMore(); !status.ok()) return status;
+    }
+    population->steady_ = {};
     return population;
   }
 
