@@ -162,6 +162,10 @@ tessera_code tessera_register_model(tessera_worker* worker, const tessera_model_
   geometry.type = static_cast<client::ElementType>(given.type);
   geometry.rope.theta = given.rope_theta;
   geometry.rope.interleaved = given.rope_interleaved != 0;
+  if (given.rope_frequencies != nullptr) {
+    geometry.rope.frequencies.assign(given.rope_frequencies,
+                                     given.rope_frequencies + given.rope_frequency_count);
+  }
   for (std::size_t i = 0; i < given.layer_count; ++i) {
     const tessera_layer& layer = given.layers[i];
     geometry.layers.push_back({.query_heads = layer.query_heads,
@@ -206,6 +210,14 @@ uint64_t tessera_sequence_tokens(const tessera_sequence* sequence) {
   return sequence->sequence.tokens();
 }
 
+uint64_t tessera_sequence_next_position(const tessera_sequence* sequence) {
+  return sequence->sequence.next_position();
+}
+
+const char* tessera_sequence_policy(const tessera_sequence* sequence) {
+  return sequence->sequence.policy().c_str();
+}
+
 tessera_code tessera_sequence_append(tessera_sequence* sequence, const tessera_append* append,
                                      uint64_t* tokens, tessera_error* error) {
   const tessera_append given = Adopt(append, tessera_append TESSERA_APPEND_INIT);
@@ -224,6 +236,95 @@ tessera_code tessera_sequence_fork(tessera_sequence* sequence, tessera_sequence*
                                    tessera_error* error) {
   return Hand(sequence->sequence.Fork(), child, error);
 }
+
+tessera_code tessera_sequence_fork_as(tessera_sequence* sequence, const char* policy,
+                                      tessera_sequence** child, tessera_error* error) {
+  return Hand(sequence->sequence.Fork(Text(policy)), child, error);
+}
+
+tessera_code tessera_sequence_offload(tessera_sequence* sequence, uint64_t* moved_bytes,
+                                      tessera_error* error) {
+  const absl::StatusOr<std::uint64_t> moved = sequence->sequence.Offload();
+  if (moved.ok() && moved_bytes != nullptr) *moved_bytes = *moved;
+  return Report(moved.status(), error);
+}
+
+tessera_code tessera_sequence_restore(tessera_sequence* sequence, tessera_error* error) {
+  return Report(sequence->sequence.Restore(), error);
+}
+
+tessera_code tessera_sequence_truncate(tessera_sequence* sequence, uint64_t tokens,
+                                       tessera_error* error) {
+  return Report(sequence->sequence.Truncate(tokens), error);
+}
+
+tessera_code tessera_sequence_park(tessera_sequence* sequence, tessera_error* error) {
+  return Report(sequence->sequence.Park(), error);
+}
+
+tessera_code tessera_sequence_handover(tessera_sequence* sequence, uint64_t to_session_id,
+                                       tessera_error* error) {
+  return Report(sequence->sequence.Handover(tessera::SessionId(to_session_id)), error);
+}
+
+tessera_code tessera_sequence_describe(const tessera_sequence* sequence,
+                                       tessera_sequence_info* info, tessera_error* error) {
+  const absl::StatusOr<tessera::v1::DescribeResponse> found = sequence->sequence.Describe();
+  if (found.ok()) {
+    const tessera_sequence_info full = {
+        .struct_size = info->struct_size,
+        .tokens = found->tokens(),
+        .tile_bytes = found->tile_bytes(),
+        .shared_tile_bytes = found->shared_tile_bytes(),
+        .decoding = found->decoding(),
+        .failed = found->state() == tessera::v1::SEQUENCE_STATE_FAILED,
+        .rotation_bytes = found->rotation_bytes(),
+        .offloaded_bytes = found->offloaded_bytes()};
+    std::memcpy(info, &full, std::min(info->struct_size, sizeof full));
+  }
+  return Report(found.status(), error);
+}
+
+// ---- compression
+
+tessera_code tessera_sequence_needs(const tessera_sequence* sequence, tessera_needs* needs,
+                                    tessera_error* error) {
+  const tessera::v1::PolicyNeeds& asked = sequence->sequence.needs();
+  const bool sums = asked.attention_sums();
+  const tessera_needs told = {.struct_size = needs->struct_size,
+                              .queries = sums || asked.last_queries() > 0 ||
+                                         asked.last_share() > 0 || asked.norm_share() > 0,
+                              .keys = sums,
+                              .token_ids = asked.token_ids(),
+                              .while_decoding = asked.acts_while_decoding()};
+  std::memcpy(needs, &told, std::min(needs->struct_size, sizeof told));
+  return Report(absl::OkStatus(), error);
+}
+
+tessera_code tessera_sequence_observe(tessera_sequence* sequence,
+                                      const tessera_observation* observation,
+                                      tessera_error* error) {
+  const tessera_observation given =
+      Adopt(observation, tessera_observation TESSERA_OBSERVATION_INIT);
+  return Report(sequence->sequence.Observe({.layer = given.layer,
+                                            .first_token = given.first_token,
+                                            .query = Bytes(given.query, given.query_bytes),
+                                            .key = Bytes(given.key, given.key_bytes),
+                                            .prompt_tokens = given.prompt_tokens}),
+                error);
+}
+
+tessera_code tessera_sequence_observe_tokens(tessera_sequence* sequence, uint64_t first_token,
+                                             const uint32_t* ids, size_t count,
+                                             tessera_error* error) {
+  return Report(sequence->sequence.ObserveTokens(first_token, {ids, count}), error);
+}
+
+tessera_code tessera_sequence_compress(tessera_sequence* sequence, tessera_error* error) {
+  return Report(sequence->sequence.Compress().status(), error);
+}
+
+// ---- published prefixes
 
 tessera_code tessera_sequence_publish(tessera_sequence* sequence, const uint32_t* token_ids,
                                       size_t count, const tessera_publish_options* options,
@@ -270,36 +371,6 @@ tessera_code tessera_fork_prefix(tessera_worker* worker, const tessera_model* mo
 
 tessera_code tessera_free_id(tessera_worker* worker, uint64_t id, tessera_error* error) {
   return Report(worker->worker->Free(tessera::PrefixId(id)), error);
-}
-
-tessera_code tessera_sequence_truncate(tessera_sequence* sequence, uint64_t tokens,
-                                       tessera_error* error) {
-  return Report(sequence->sequence.Truncate(tokens), error);
-}
-
-tessera_code tessera_sequence_park(tessera_sequence* sequence, tessera_error* error) {
-  return Report(sequence->sequence.Park(), error);
-}
-
-tessera_code tessera_sequence_handover(tessera_sequence* sequence, uint64_t to_session_id,
-                                       tessera_error* error) {
-  return Report(sequence->sequence.Handover(tessera::SessionId(to_session_id)), error);
-}
-
-tessera_code tessera_sequence_describe(const tessera_sequence* sequence,
-                                       tessera_sequence_info* info, tessera_error* error) {
-  const absl::StatusOr<tessera::v1::DescribeResponse> found = sequence->sequence.Describe();
-  if (found.ok()) {
-    const tessera_sequence_info full = {
-        .struct_size = info->struct_size,
-        .tokens = found->tokens(),
-        .tile_bytes = found->tile_bytes(),
-        .shared_tile_bytes = found->shared_tile_bytes(),
-        .decoding = found->decoding(),
-        .failed = found->state() == tessera::v1::SEQUENCE_STATE_FAILED};
-    std::memcpy(info, &full, std::min(info->struct_size, sizeof full));
-  }
-  return Report(found.status(), error);
 }
 
 // ---- decode

@@ -127,9 +127,13 @@ typedef struct tessera_model_options {
   size_t layer_count;
   double rope_theta; /* 0: no rotary positions */
   int32_t rope_interleaved;
+  /* The model's own inverse frequencies, head_dim / 2 of them or fewer; NULL: those of rope_theta.
+   */
+  const double* rope_frequencies;
+  size_t rope_frequency_count;
 } tessera_model_options;
 #define TESSERA_MODEL_OPTIONS_INIT \
-  { sizeof(tessera_model_options), NULL, TESSERA_BF16, NULL, 0, 0, 0 }
+  { sizeof(tessera_model_options), NULL, TESSERA_BF16, NULL, 0, 0, 0, NULL, 0 }
 
 TESSERA_API tessera_code tessera_register_model(tessera_worker* worker,
                                                 const tessera_model_options* options,
@@ -150,6 +154,11 @@ TESSERA_API tessera_code tessera_sequence_adopt(tessera_worker* worker, const te
 TESSERA_API void tessera_sequence_destroy(tessera_sequence* sequence);
 TESSERA_API uint64_t tessera_sequence_id(const tessera_sequence* sequence);
 TESSERA_API uint64_t tessera_sequence_tokens(const tessera_sequence* sequence);
+/* The rotary position of the next token's query and key: its number, unless the policy moves
+ * positions. */
+TESSERA_API uint64_t tessera_sequence_next_position(const tessera_sequence* sequence);
+/* Valid as long as the handle. */
+TESSERA_API const char* tessera_sequence_policy(const tessera_sequence* sequence);
 
 typedef struct tessera_append {
   size_t struct_size;
@@ -170,11 +179,21 @@ TESSERA_API tessera_code tessera_sequence_append(tessera_sequence* sequence,
                                                  tessera_error* error);
 TESSERA_API tessera_code tessera_sequence_fork(tessera_sequence* sequence, tessera_sequence** child,
                                                tessera_error* error);
+/* Under a policy of its own; NULL: the daemon's. */
+TESSERA_API tessera_code tessera_sequence_fork_as(tessera_sequence* sequence, const char* policy,
+                                                  tessera_sequence** child, tessera_error* error);
 TESSERA_API tessera_code tessera_sequence_truncate(tessera_sequence* sequence, uint64_t tokens,
                                                    tessera_error* error);
 TESSERA_API tessera_code tessera_sequence_park(tessera_sequence* sequence, tessera_error* error);
 TESSERA_API tessera_code tessera_sequence_handover(tessera_sequence* sequence,
                                                    uint64_t to_session_id, tessera_error* error);
+
+/* Moves what it alone holds to the daemon's host memory; any call that needs it brings it back.
+ * `moved_bytes` (optional): of the pool. */
+TESSERA_API tessera_code tessera_sequence_offload(tessera_sequence* sequence, uint64_t* moved_bytes,
+                                                  tessera_error* error);
+/* Brings it back before it is needed. */
+TESSERA_API tessera_code tessera_sequence_restore(tessera_sequence* sequence, tessera_error* error);
 
 typedef struct tessera_sequence_info {
   size_t struct_size; /* set by the caller */
@@ -183,9 +202,51 @@ typedef struct tessera_sequence_info {
   uint64_t shared_tile_bytes;
   int32_t decoding;
   int32_t failed;
+  uint64_t rotation_bytes;
+  uint64_t offloaded_bytes;
 } tessera_sequence_info;
 TESSERA_API tessera_code tessera_sequence_describe(const tessera_sequence* sequence,
                                                    tessera_sequence_info* info,
+                                                   tessera_error* error);
+
+/* ---- compression -------------------------------------------------------------------------- */
+
+/* What the sequence's policy asks to be shown of a prompt before it is compressed. */
+typedef struct tessera_needs {
+  size_t struct_size;     /* set by the caller */
+  int32_t queries;        /* 1: the queries of its tokens */
+  int32_t keys;           /* 1: and their keys */
+  int32_t token_ids;      /* 1: the ids of its tokens */
+  int32_t while_decoding; /* 1: the policy also acts then; steps see to that */
+} tessera_needs;
+TESSERA_API tessera_code tessera_sequence_needs(const tessera_sequence* sequence,
+                                                tessera_needs* needs, tessera_error* error);
+
+/* Rows of consecutive tokens of one layer, in host memory, rotated as keys are stored. */
+typedef struct tessera_observation {
+  size_t struct_size;
+  uint32_t layer;
+  uint64_t first_token;
+  const void* query; /* [tokens][query_heads][head_dim], the model's type */
+  size_t query_bytes;
+  const void* key; /* [tokens][kv_heads][head_dim]; NULL where they are not asked for */
+  size_t key_bytes;
+  uint64_t prompt_tokens; /* how long the prompt will be; 0: that is not known */
+} tessera_observation;
+#define TESSERA_OBSERVATION_INIT \
+  { sizeof(tessera_observation), 0, 0, NULL, 0, NULL, 0, 0 }
+
+/* Takes of these rows what the policy asks for, and keeps it here until the sequence is compressed.
+ * Before the append that ends the prompt, layer by layer, in the order of tokens. */
+TESSERA_API tessera_code tessera_sequence_observe(tessera_sequence* sequence,
+                                                  const tessera_observation* observation,
+                                                  tessera_error* error);
+TESSERA_API tessera_code tessera_sequence_observe_tokens(tessera_sequence* sequence,
+                                                         uint64_t first_token, const uint32_t* ids,
+                                                         size_t count, tessera_error* error);
+/* Has the daemon compress what there is as the policy says, as at the end of a prompt, and waits
+ * for the end of that. */
+TESSERA_API tessera_code tessera_sequence_compress(tessera_sequence* sequence,
                                                    tessera_error* error);
 
 /* ---- published prefixes ------------------------------------------------------------------- */

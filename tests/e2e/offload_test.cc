@@ -26,7 +26,6 @@ using cli::SyntheticShape;
 using cli::WritableBytesOf;
 using fakes::DaemonProcess;
 using testing::AllOf;
-using testing::AnyOf;
 using testing::HasSubstr;
 
 // 2 KiB a token.
@@ -241,10 +240,9 @@ TEST_F(Offload, PoliciesMayLetRowsKeepLess) {
     }
     held[pressed] = tracks.size();
     EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
-    EXPECT_THAT(refused.ToString(),
-                pressed ? AnyOf(HasSubstr("packed rows cannot keep less"),
-                                HasSubstr("what policies allow packed rows to lose has gone"))
-                        : AnyOf(HasSubstr("no policy allows packed rows to keep less")));
+    const std::string why = pressed ? "(packed rows cannot|what policies allow packed rows to lose)"
+                                    : "no policy allows packed rows to keep less";
+    EXPECT_TRUE(std::regex_search(refused.ToString(), std::regex(why))) << refused;
     // The first one has given the most: it still answers, and is no prefix any more.
     Track& first = *tracks.front();
     tracks.pop_back();
