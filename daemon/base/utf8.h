@@ -9,4 +9,7 @@ namespace tessera {
 // starts with none (a stray continuation byte, an overlong form, a surrogate, a cut sequence).
 std::size_t Utf8SequenceLength(std::string_view text);
 
+// Nothing but such sequences.
+bool IsUtf8(std::string_view text);
+
 }  // namespace tessera

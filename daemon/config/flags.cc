@@ -10,6 +10,7 @@
 #include "daemon/base/bytes.h"
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
+#include "daemon/base/utf8.h"
 #include "daemon/config/convert.h"
 
 namespace tessera::config {
@@ -215,6 +216,11 @@ absl::StatusOr<Flags> ParseFlags(std::span<const std::string_view> args) {
         return absl::InvalidArgumentError(Concat("--", name, " needs a value"));
       }
       argument->value = args[++i];
+    }
+    // Other bytes would be lost where the configuration is printed, as JSON.
+    if (row != nullptr && !IsUtf8(*argument->value)) {
+      return absl::InvalidArgumentError(
+          Concat("--", name, " is ", Quoted(*argument->value), ", which is not UTF-8"));
     }
     if (row == nullptr) {
       if (flags.config_file.has_value()) {

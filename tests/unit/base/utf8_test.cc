@@ -51,5 +51,14 @@ TEST(Utf8, OverlongFormsAndStrayBytesAreNone) {
   }
 }
 
+TEST(Utf8, TextIsNothingButSequences) {
+  for (const char* text : {"", "/run/x.sock", "\xc3\xa9", "a\xf0\x9f\x98\x80z"}) {
+    EXPECT_TRUE(IsUtf8(text)) << testing::PrintToString(text);
+  }
+  for (const char* text : {"\x93", "/run/\x93\x04", "a\xc3", "\xc3\xa9\xff"}) {
+    EXPECT_FALSE(IsUtf8(text)) << testing::PrintToString(text);
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -81,6 +81,13 @@ TEST(Flags, ErrorsNameTheArgument) {
   EXPECT_THAT(ErrorOf({"--admin-over-tcp=1"}), HasSubstr("\"1\" is not true or false"));
 }
 
+// The JSON of --print-config has no place for other bytes, and would be another configuration.
+TEST(Flags, ValuesAreUtf8) {
+  EXPECT_THAT(ErrorOf({"--listen=unix:/run/\x93.sock"}), HasSubstr("--listen is"));
+  EXPECT_THAT(ErrorOf({"--tls-key-file", "\xff"}), HasSubstr("not UTF-8"));
+  EXPECT_EQ(Parse({"--tls-key-file=/\xc3\xa9"})->overrides.tls_key_file(), "/\xc3\xa9");
+}
+
 TEST(Flags, MergeReplacesListsAndKeepsWhatIsNotOverridden) {
   DaemonConfig file;
   file.add_listen("unix:/file");
