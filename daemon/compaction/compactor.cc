@@ -260,11 +260,11 @@ absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequ
   absl::Status status;
   {
     MutexLock lock(lane.mutex);
-    LaneState& state = lane.state;
+    const LaneCoder::Options options = CoderOptions(*sequence, *managed, lane.state);
     for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
       status = sequence->Recode({.lane = index, .least_plain = kernels::kTileEntries},
                                 [&](const cache::OpenRun& run) {
-                                  LaneCoder coder(CoderOptions(*sequence, *managed, state), run);
+                                  LaneCoder coder(options, run);
                                   LaneCoder::Swap swap = coder.EncodeTiles();
                                   wants_seal = coder.wants_seal();
                                   return swap;
@@ -283,7 +283,7 @@ absl::Status Compactor::Seal(cache::Sequence& sequence, std::uint32_t index, boo
   if (managed == nullptr || !managed->policy().mosaic.has_value()) return absl::OkStatus();
   ManagedSequence::ManagedLane& lane = managed->lane(index);
   MutexLock lock(lane.mutex);
-  LaneState& state = lane.state;
+  const LaneCoder::Options options = CoderOptions(sequence, *managed, lane.state);
   std::optional<LaneCoder::Cut> cut = managed->SealBegins(index);
   // Another job may have taken it on, and failed: whoever waits is told of the work itself.
   if (to_the_end) cut = LaneCoder::Cut::kPromptEnd;
@@ -292,7 +292,7 @@ absl::Status Compactor::Seal(cache::Sequence& sequence, std::uint32_t index, boo
   absl::Status status;
   for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
     status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
-      return LaneCoder(CoderOptions(sequence, *managed, state), run).Seal(*cut);
+      return LaneCoder(options, run).Seal(*cut);
     });
     if (!absl::IsAborted(status)) break;
   }

@@ -1,5 +1,7 @@
 #include "daemon/serving/attach.h"
 
+#include <grpcpp/server_context.h>
+
 #include <algorithm>
 #include <atomic>
 #include <deque>
