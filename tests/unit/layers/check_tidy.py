@@ -24,6 +24,7 @@ NO_README = (
     re.compile(r"proto/tessera"),       # only a part of the path to v1
     re.compile(r"tests/unit(/.*)?"),    # mirrors the source, which has the READMEs
     re.compile(r"tests/golden/.*"),     # data
+    re.compile(r"tests/fuzz/(corpus/.*|targets)"),  # data; files that tests/fuzz/README.md lists
     re.compile(r"helm/.*/templates(/.*)?"),  # Helm renders whatever is in there
     re.compile(r"\.ci"),
 )

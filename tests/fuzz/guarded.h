@@ -1,0 +1,43 @@
+// Memory whose end is the end of what can be read: one byte further faults, whoever reads it, code
+// without a sanitizer's checks too.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstddef>
+
+#include "daemon/base/check.h"
+
+namespace tessera::fuzz {
+
+class Guarded {
+ public:
+  explicit Guarded(std::size_t most)
+      : page_(static_cast<std::size_t>(::sysconf(_SC_PAGESIZE))),
+        bytes_((most + page_ - 1) / page_ * page_) {
+    void* base =
+        ::mmap(nullptr, bytes_ + page_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    TESSERA_CHECK(base != MAP_FAILED, "guarded memory");
+    base_ = static_cast<std::byte*>(base);
+    TESSERA_CHECK(::mprotect(base_ + bytes_, page_, PROT_NONE) == 0, "the guard page");
+  }
+  ~Guarded() { ::munmap(base_, bytes_ + page_); }
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
+
+  // The last `bytes` of it, a multiple of 64 so that they begin aligned.
+  std::byte* Last(std::size_t bytes) const {
+    TESSERA_CHECK(bytes <= bytes_ && bytes % 64 == 0, "more than there is, or not whole units");
+    return base_ + bytes_ - bytes;
+  }
+
+ private:
+  const std::size_t page_;
+  const std::size_t bytes_;
+  std::byte* base_;
+};
+
+constexpr std::size_t WholeUnits(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+}  // namespace tessera::fuzz

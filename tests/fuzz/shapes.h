@@ -1,0 +1,55 @@
+// Tile shapes and memory from an input.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <span>
+#include <string_view>
+
+#include "kernels/format/tile_shape.h"
+#include "tests/fuzz/input.h"
+
+namespace tessera::fuzz {
+
+inline constexpr std::uint32_t kWidths[] = {64, 128, 256};
+
+// Fields as they come, but for the width: most shapes of random bytes would not be served.
+inline kernels::TileShape TakeShape(Input& input) {
+  kernels::TileShape shape;
+  shape.format = static_cast<kernels::TileFormat>(input.Byte());
+  shape.head_dim = static_cast<std::uint16_t>(kWidths[input.Byte() % 3]);
+  shape.key = {.channels = input.Take<std::uint16_t>(), .kept = input.Take<std::uint16_t>()};
+  shape.value = {.channels = input.Take<std::uint16_t>(), .kept = input.Take<std::uint16_t>()};
+  shape.group = input.Byte();
+  shape.summary = static_cast<kernels::Summary>(input.Byte());
+  shape.block = input.Byte();
+  const std::uint8_t flags = input.Byte();
+  shape.weights = (flags & 1) != 0;
+  shape.positions = (flags & 2) != 0;
+  return shape;
+}
+
+inline void AddShape(const kernels::TileShape& shape, Output& output) {
+  output.Add(static_cast<std::uint8_t>(shape.format));
+  for (std::uint8_t i = 0; i < 3; ++i) {
+    if (kWidths[i] == shape.head_dim) output.Byte(i);
+  }
+  output.Add(shape.key.channels).Add(shape.key.kept);
+  output.Add(shape.value.channels).Add(shape.value.kept);
+  output.Byte(shape.group).Add(static_cast<std::uint8_t>(shape.summary)).Byte(shape.block);
+  output.Byte(static_cast<std::uint8_t>((shape.weights ? 1 : 0) | (shape.positions ? 2 : 0)));
+}
+
+// `bytes` in front, then noise from the seed.
+inline void Fill(std::span<std::byte> memory, std::string_view bytes, std::uint32_t seed) {
+  std::minstd_rand noise(seed);
+  for (std::size_t i = 0; i + 2 <= memory.size(); i += 2) {
+    const auto word = static_cast<std::uint16_t>(noise() >> 8);
+    std::memcpy(&memory[i], &word, sizeof word);
+  }
+  std::copy_n(reinterpret_cast<const std::byte*>(bytes.data()),
+              std::min(memory.size(), bytes.size()), memory.data());
+}
+
+}  // namespace tessera::fuzz
