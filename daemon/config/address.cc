@@ -87,6 +87,8 @@ absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text) {
   }
   std::string_view path = text.substr(kScheme.size());
   if (path.starts_with("//")) path.remove_prefix(2);  // unix:///run/x is unix:/run/x
+  // "//run/x" is "/run/x", and written behind "unix:" it would be read as "run/x".
+  while (path.starts_with("//")) path.remove_prefix(1);
   if (path.empty()) return BadAddress(text, "the path is missing");
   if (path.size() > kMaxUnixPath) {
     return BadAddress(text, Concat("the path has ", path.size(), " bytes; the limit is ",

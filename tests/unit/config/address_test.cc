@@ -47,6 +47,9 @@ TEST(HostPort, KnowsLoopback) {
 TEST(ListenAddress, TakesUnixAndTcp) {
   EXPECT_EQ(ParseListenAddress("unix:/run/x.sock")->unix_path, "/run/x.sock");
   EXPECT_EQ(ParseListenAddress("unix:///run/x.sock")->ToString(), "unix:/run/x.sock");
+  // However many slashes there are: what it is written as is the same path again.
+  EXPECT_EQ(ParseListenAddress("unix:////run/x.sock")->ToString(), "unix:/run/x.sock");
+  EXPECT_EQ(ParseListenAddress("unix:////////x.sock")->ToString(), "unix:/x.sock");
   EXPECT_EQ(ParseListenAddress("unix:x.sock")->unix_path, "x.sock");
   EXPECT_FALSE(ParseListenAddress("[::1]:50051")->is_unix());
   EXPECT_EQ(ParseListenAddress("[::1]:50051")->ToString(), "[::1]:50051");
