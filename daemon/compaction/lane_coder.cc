@@ -83,8 +83,14 @@ std::optional<LaneCoder::Form> LaneCoder::FormOfNewTiles() const {
 }
 
 bool LaneCoder::RunIsLongEnough() const {
-  const std::uint64_t full = FullTiles(run_.provisional_entries() + run_.plain_entries());
+  const std::uint64_t full = FullTiles(OlderOf(run_.provisional_entries() + run_.plain_entries()));
   return full >= options_.policy->mosaic->segments.min_tokens;
+}
+
+std::uint64_t LaneCoder::OlderOf(std::uint64_t entries) const {
+  if (!options_.policy->mosaic.has_value() || options_.decision != nullptr) return entries;
+  const std::uint64_t recent = options_.policy->mosaic->segments.recent;
+  return recent == 0 ? entries : FullTiles(entries - std::min(entries, recent));
 }
 
 // Against the threshold of the policy, or what the strategy lost of its own rows where that was
@@ -104,7 +110,8 @@ bool LaneCoder::LossIsTooHigh(const Form& form) const {
 std::uint64_t LaneCoder::CountForNewTiles() const {
   const std::uint64_t plain = run_.plain_entries();
   const std::optional<policies::KeyChannelPolicy>& channels = options_.policy->key_channels;
-  return FullTiles(plain - (channels.has_value() ? std::min(plain, channels->recent) : 0));
+  if (channels.has_value()) return FullTiles(plain - std::min(plain, channels->recent));
+  return FullTiles(OlderOf(plain));
 }
 
 LaneCoder::Swap LaneCoder::EncodeTiles() {
@@ -255,14 +262,14 @@ absl::Status LaneCoder::ObserveTiles(const Form& form, const HeldRows& rows,
 
 LaneCoder::Swap LaneCoder::Seal(Cut cut) {
   const policies::SegmentOptions& segments = options_.policy->mosaic->segments;
-  const std::uint64_t given = run_.provisional_entries() + run_.plain_entries();
+  const std::uint64_t given = OlderOf(run_.provisional_entries() + run_.plain_entries());
   const std::uint64_t least = cut == Cut::kPromptEnd ? 1
                               : cut == Cut::kLength  ? segments.tokens
                                                      : segments.min_tokens;
   if (given < least) return std::nullopt;
   const absl::StatusOr<HeldRows> rows = RowsThatStay();
   if (!rows.ok()) return rows.status();
-  const std::uint64_t total = CountDecided(*rows);
+  const std::uint64_t total = OlderOf(CountDecided(*rows));
 
   LaneSwap swap = {.all = true, .drops = options_.decision != nullptr};
   std::optional<Form> before = FormBefore();
@@ -304,9 +311,10 @@ LaneCoder::Swap LaneCoder::Seal(Cut cut) {
     if (absl::Status status = seal(*form, count); !status.ok()) return status;
   }
   if (done == 0 && !swap.drops) return std::nullopt;
-  absl::Status status = AddPlain(*rows, done, total - done, swap);
-  // Rows that came since the decision stay plain, and tokens one after another.
-  if (status.ok()) status = AddPlain(*rows, total, rows->count() - total, swap);
+  // Rows that were chosen keep their positions; the others are tokens one after another.
+  const std::uint64_t chosen = swap.drops ? total : done;
+  absl::Status status = AddPlain(*rows, done, chosen - done, swap);
+  if (status.ok()) status = AddPlain(*rows, chosen, rows->count() - chosen, swap);
   if (!status.ok()) return status;
   options_.state->Reset();
   return swap;

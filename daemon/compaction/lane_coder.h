@@ -95,6 +95,9 @@ class LaneCoder {
   // Plain rows that are to be encoded when there are so many: whole tiles.
   std::uint64_t CountForNewTiles() const;
   bool RunIsLongEnough() const;
+  // Of so many, the last ones of the lane, those that do not wait as the policy's newest: whole
+  // tiles, where some wait.
+  std::uint64_t OlderOf(std::uint64_t entries) const;
   bool LossIsTooHigh(const Form& form) const;
   // False: the budget has no room, and the run is long enough to be sealed instead.
   bool DecideAboutRaw(std::uint64_t count);

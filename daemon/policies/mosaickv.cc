@@ -96,6 +96,14 @@ constexpr Option kOptions[] = {
      .multiple_of = kernels::kTileEntries,
      .unit = "tokens",
      .help = "One that is cut while decoding is at least so long"},
+    {.name = "recent",
+     .type = OptionType::kCount,
+     .standard = "0",
+     .most = shm::kMaxSegmentEntries,
+     .unit = "tokens",
+     .help =
+         "The newest tokens stay as they are, and up to a tile more: a question at a prompt's end, "
+         "say; not of tokens that were chosen"},
     {.name = "margin_k",
      .type = OptionType::kNumber,
      .standard = "0.05",
@@ -190,6 +198,7 @@ void Apply(const Values& values, Policy& policy) {
   mosaic.segments = {
       .tokens = values.Count("segment"),
       .min_tokens = values.Count("min_segment"),
+      .recent = values.Count("recent"),
       .loss_window = values.Count("window"),
       .margin = {.key = values.Number("margin_k"), .value = values.Number("margin_v")}};
   if (const double rate = values.Number("select"); rate == 0) {
@@ -232,6 +241,7 @@ std::optional<Values> Read(const Policy& policy) {
   values.Give("reorder", strategy.reorder);
   values.Give("segment", static_cast<double>(segments.tokens));
   values.Give("min_segment", static_cast<double>(segments.min_tokens));
+  values.Give("recent", static_cast<double>(segments.recent));
   values.Give("margin_k", segments.margin.key);
   values.Give("margin_v", segments.margin.value);
   values.Give("window", static_cast<double>(segments.loss_window));

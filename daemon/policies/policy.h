@@ -18,6 +18,7 @@ namespace tessera::policies {
 struct SegmentOptions {
   std::uint64_t tokens = 65536;     // of a segment at most
   std::uint64_t min_tokens = 4096;  // of one that is cut while decoding
+  std::uint64_t recent = 0;         // the newest tokens, whose rows wait as they are
   std::uint64_t loss_window = 512;  // newest tokens whose mean loss is watched
   // By how much that may exceed the strategy's threshold before the segment is cut.
   kernels::Loss margin = {.key = 0.05, .value = 0.05};
