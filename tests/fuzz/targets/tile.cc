@@ -1,12 +1,14 @@
 // A tile of any bytes, as a reader sees one whose memory is another's by now: no operation on tiles
 // reads behind its end, rows are copied as they are, and all implementations follow it.
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 #include "kernels/dispatch/implementation.h"
 #include "kernels/format/part.h"
+#include "kernels/strategy/thin.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/guarded.h"
 #include "tests/fuzz/input.h"
@@ -37,6 +39,19 @@ class Runner {
     if (case_.shape.summary == Summary::kNone) Gather(operations);
     if (case_.shape.summary != Summary::kNone) Score(operations);
     Attend(operations);
+  }
+
+  // Rows whose bitmaps name other channels than they hold keep less all the same.
+  void Thin() {
+    const std::optional<TileShape> thinner = ThinnerShape(case_.shape, 0.125);
+    if (!thinner.has_value()) return;
+    const std::uint32_t bytes = LayoutOf(*thinner).bytes;
+    constexpr std::byte kUntouched{0xa5};
+    std::vector<std::byte> thinned(bytes + 64, kUntouched);
+    ThinTile({case_.shape, case_.tile, case_.rows, *thinner, thinned.data()});
+    for (std::size_t i = bytes; i < thinned.size(); ++i) {
+      TESSERA_CHECK(thinned[i] == kUntouched, "written behind the thinned tile");
+    }
   }
 
  private:
@@ -189,5 +204,6 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     if (!kernels::ImplementationSupported(*implementation)) continue;
     runner.Run(kernels::OperationsOf(*implementation));
   }
+  runner.Thin();
   return 0;
 }
