@@ -82,6 +82,8 @@ struct LaneSwap {
   // Instead of these, where the whole lane goes: what it holds then, segments that it held before
   // among them. It must not have been cut meanwhile.
   std::vector<HeldSegment> held;
+  // Whether the policy does not say that this is done: the sequence is made by hand from then on.
+  bool by_hand = false;
   // Whether the last of these that is not plain (without one: `growth`) may grow from now on.
   bool growing = false;
 };

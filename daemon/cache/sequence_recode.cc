@@ -211,6 +211,7 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
     memory_.counters->entries_dropped.fetch_add(shown - remaining, std::memory_order_relaxed);
   }
   if (swap.moves.has_value()) moved_ = *swap.moves;
+  if (swap.by_hand) set_made_by_hand();
   // A cut leaves a partial tile, and a fork that came meanwhile shares what was held before.
   lane.growing = swap.growing && shown == taken && (lane.growing || !gathered);
   PublishLane(run.lane, *std::move(snapshot), replaced);

@@ -316,8 +316,6 @@ Compactor::ThinOutcome Compactor::Thin(cache::Sequence& sequence, std::uint64_t 
               run);
           absl::StatusOr<std::optional<cache::LaneSwap>> swap = thinner.Thin();
           thinned = thinner.thinned();
-          // Before anybody can see it.
-          if (swap.ok() && swap->has_value()) sequence.set_made_by_hand();
           return swap;
         });
     if (!status.ok()) {

@@ -13,7 +13,7 @@ using cache::Segment;
 using kernels::kTileEntries;
 
 absl::StatusOr<std::optional<cache::LaneSwap>> LaneThinner::Thin() {
-  cache::LaneSwap swap = {.whole = true};
+  cache::LaneSwap swap = {.whole = true, .by_hand = true};
   absl::Status full;
   for (const HeldSegment& held : run_.settled) {
     swap.held.push_back(held);

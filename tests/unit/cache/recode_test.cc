@@ -198,6 +198,25 @@ TEST_F(Recode, AForkMeanwhileHasWhatWasThere) {
   EXPECT_EQ(Shown(*child, childs), "");
 }
 
+// Of what its policy does not say: the sequence is told with the swap, and by nothing less.
+TEST_F(Recode, OnlyWhatIsSwappedInIsMadeByHand) {
+  const auto sequence = world_.NewSequence(worker_->session(), *small_);
+  Fill(*sequence, 80);
+  std::shared_ptr<Sequence> child;
+  const auto swap = [&](const std::function<void()>& meanwhile) {
+    return sequence->Recode({.lane = 0, .whole = true}, [&](const OpenRun& run) -> Swap {
+      meanwhile();
+      return LaneSwap{.whole = true, .held = run.plain, .by_hand = true};
+    });
+  };
+  EXPECT_TRUE(absl::IsAborted(swap([&] { ASSERT_TRUE(sequence->Truncate(70).ok()); })));
+  EXPECT_FALSE(sequence->made_by_hand());
+  EXPECT_TRUE(
+      swap([&] { child = *world_.tenant().Fork(worker_->session(), sequence->id()); }).ok());
+  EXPECT_TRUE(sequence->made_by_hand());
+  EXPECT_FALSE(child->made_by_hand());
+}
+
 // A segment that a fork shows does not grow under it.
 TEST_F(Recode, AForkMeanwhileEndsTheGrowth) {
   const auto sequence = world_.NewSequence(worker_->session(), *small_);
