@@ -180,7 +180,6 @@ PrefixStore::Kept* PrefixStore::FindKept(std::list<Kept>& found, PrefixId id) {
 }
 
 absl::StatusOr<PrefixStore::ForFork> PrefixStore::TakeForFork(PrefixId id, SessionId session) {
-  Aftermath after(*this);
   MutexLock lock(mutex_);
   PrefixSet::Entry* const entry = set_.Find(id);
   std::shared_ptr<Prefix> prefix = entry == nullptr ? nullptr : entry->prefix;
@@ -191,12 +190,18 @@ absl::StatusOr<PrefixStore::ForFork> PrefixStore::TakeForFork(PrefixId id, Sessi
     prefix = kept->prefix;
   }
   ForkHold hold(prefix->options().forks);
-  if (kept != nullptr && --kept->times == 0) {
-    LetGo(prefix, after);
-    found->second.remove_if([kept](const Kept& candidate) { return &candidate == kept; });
-  }
   if (entry != nullptr) set_.Touch(*entry, options_.clock->Now());
   return ForFork{.prefix = std::move(prefix), .hold = std::move(hold)};
+}
+
+void PrefixStore::Forked(PrefixId id, SessionId session) {
+  Aftermath after(*this);
+  MutexLock lock(mutex_);
+  const auto found = kept_.find(session);
+  Kept* const kept = found == kept_.end() ? nullptr : FindKept(found->second, id);
+  if (kept == nullptr || --kept->times > 0) return;
+  LetGo(kept->prefix, after);
+  found->second.remove_if([kept](const Kept& candidate) { return &candidate == kept; });
 }
 
 void PrefixStore::ForkEnded() {

@@ -136,8 +136,10 @@ class PrefixStore {
     std::shared_ptr<Prefix> prefix;
     ForkHold hold;
   };
-  // NOT_FOUND where it is neither published nor kept for the session.
+  // NOT_FOUND where it is neither published nor kept for the session, for which it stays kept until
+  // the fork is there (Forked): one that is refused may be asked for again.
   absl::StatusOr<ForFork> TakeForFork(PrefixId id, SessionId session);
+  void Forked(PrefixId id, SessionId session);
 
   // ---- going
 

@@ -22,11 +22,14 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> ForkPrefix(const Services& serv
   }
   absl::StatusOr<std::shared_ptr<cache::Sequence>> child = services.compactor->Fork(
       prefix.sequence(), [&] { return caller.tenant->ForkPrefix(*caller.session, from); });
-  if (!child.ok() || tokens == prefix.tokens()) return child;
-  if (absl::Status cut = services.compactor->Truncate(**child, tokens); !cut.ok()) {
-    caller.tenant->FreeSequence((*child)->id()).IgnoreError();
-    return cut;
+  if (!child.ok()) return child;
+  if (tokens != prefix.tokens()) {
+    if (absl::Status cut = services.compactor->Truncate(**child, tokens); !cut.ok()) {
+      caller.tenant->FreeSequence((*child)->id()).IgnoreError();
+      return cut;
+    }
   }
+  caller.tenant->prefixes().Forked(prefix.id(), caller.session->id());
   return child;
 }
 

@@ -315,6 +315,28 @@ TEST_F(Seeded, HashAndSeedAreExchanged) {
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("from seed 0, this daemon"));
 }
 
+class FewSequences : public Prefixes {
+ protected:
+  FewSequences() : Prefixes(DaemonProcess::Start({.flags = {"--max-sequences-per-tenant=2"}})) {}
+};
+
+TEST_F(FewSequences, WhatWasFoundIsThereStillWhenAForkWasRefused) {
+  client::Sequence one = NewSequence("");
+  SyntheticSequence truth(shape_, 5);
+  Append(one, truth, 64);
+  const PublishedPrefix prefix = Publish(one, Count(64));
+  client::Sequence two = NewSequence("");
+  const PrefixMatch match = Match(*remote_, Count(64));
+  ASSERT_EQ(match.prefix, prefix.prefix);
+  EXPECT_TRUE(absl::IsResourceExhausted(remote_->Fork(match).status()));
+  ASSERT_TRUE(mapped_->Free(prefix.prefix).ok());
+  ASSERT_TRUE(two.Free().ok());
+  client::Sequence fork = Fork(*remote_, match);
+  EXPECT_EQ(AttendByRpc(*remote_, fork, truth, 1), AttendByRpc(*mapped_, one, truth, 1));
+  fork = client::Sequence();
+  EXPECT_TRUE(absl::IsNotFound(remote_->Fork(match).status())) << "it was found once";
+}
+
 class Few : public Prefixes {
  protected:
   Few() : Prefixes(DaemonProcess::Start({.flags = {"--max-prefixes-per-tenant=2"}})) {}

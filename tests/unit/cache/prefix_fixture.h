@@ -135,6 +135,7 @@ class PrefixFixture : public testing::Test {
     absl::StatusOr<std::shared_ptr<Sequence>> child = tenant().ForkPrefix(session, *from);
     if (!child.ok()) return child;
     if (absl::Status cut = (*child)->Truncate(tokens); !cut.ok()) return cut;
+    store().Forked(id, session.id());
     return child;
   }
   void Pass(Clock::Duration time) {

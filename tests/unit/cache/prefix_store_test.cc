@@ -304,6 +304,21 @@ TEST_F(Prefixes, WhatWasFoundCanBeForkedThoughItIsFreed) {
   }
 }
 
+TEST_F(Prefixes, AForkThatIsRefusedHasNotTakenWhatWasFound) {
+  const auto session = world_.OpenSession();
+  const PrefixId id = PublishNew(*session, Count(64));
+  ASSERT_EQ(Match(*session, Count(70)).answer().prefix, id);
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(store().TakeForFork(id, session->id()).ok());  // and nothing comes of it
+    EXPECT_EQ(store().DropLeastRecentlyUsed(), std::nullopt) << "it is kept for the session";
+  }
+  EXPECT_TRUE(Fork(*session, id, 64).ok());
+  for (const auto& sequence : tenant().Sequences()) {
+    EXPECT_TRUE(tenant().FreeSequence(sequence->id()).ok());
+  }
+  EXPECT_TRUE(store().DropLeastRecentlyUsed().has_value());
+}
+
 TEST_F(Prefixes, NoSessionFindsSoMuchThatNothingMayGo) {
   const auto session = world_.OpenSession();
   for (std::uint32_t i = 0; i < PrefixStore::kMostKept + 10; ++i) {
