@@ -307,6 +307,10 @@ void Observer::Decided(std::uint32_t first_layer, std::uint32_t layers) {
   layers_.erase(begin, end);
 }
 
+void Observer::BeginsDecided() {
+  for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) decided_.insert(layer);
+}
+
 std::pair<std::map<std::uint32_t, Observer::Layer>::iterator,
           std::map<std::uint32_t, Observer::Layer>::iterator>
 Observer::Among(std::uint32_t first_layer, std::uint32_t layers) {

@@ -60,6 +60,8 @@ class Observer {
                     std::uint32_t layers);
   // They have been compressed.
   void Decided(std::uint32_t first_layer, std::uint32_t layers);
+  // The sequence begins with what was compressed elsewhere: with a published prefix.
+  void BeginsDecided();
 
  private:
   struct ByNorm {

@@ -150,6 +150,23 @@ TEST_F(Prefixes, AHeadOfAPrefixIsMadeOfIt) {
   EXPECT_EQ(TenantStats().prefixes(), 2u);
 }
 
+// Under a policy that goes on from what it has decided every query is asked for.
+TEST_F(Prefixes, APromptBehindAPrefixShowsAllOfItsQueries) {
+  for (const std::string policy : {"tova:budget=80", "h2o:heavy=40,recent=40"}) {
+    SCOPED_TRACE(policy);
+    client::Sequence published = NewSequence(policy);
+    SyntheticSequence truth(shape_, 6);
+    Append(published, truth, 100);
+    Publish(published, Count(100));
+    client::Sequence fork = Fork(*mapped_, Match(*mapped_, Count(300), policy));
+    Append(fork, truth, 60);
+    Compress(fork);
+    EXPECT_EQ(Lane(Entries(fork), 0).position_size(), 80);
+    ExpectAttendsToWhatIsLeft(fork, truth, 0.02);
+    DecodeAndAttend(fork, truth);
+  }
+}
+
 TEST_F(Prefixes, PublishingInTheMiddleOfDecoding) {
   client::Sequence sequence = NewSequence("");
   SyntheticSequence truth(shape_, 9);
