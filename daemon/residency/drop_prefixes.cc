@@ -7,7 +7,8 @@ Relief DropPrefixes::RelievePressure(cache::Tenant& tenant, std::uint64_t bytes)
   while (relief.bytes < bytes) {
     const std::optional<std::uint64_t> went = tenant.prefixes().DropLeastRecentlyUsed();
     if (!went.has_value()) {
-      if (relief.steps == 0) relief.hindrance = "no published prefix is unused and not pinned";
+      relief.hindrance = relief.steps == 0 ? "no published prefix is unused and not pinned"
+                                           : "what prefixes held that nobody used has gone";
       return relief;
     }
     relief.bytes += *went;
