@@ -87,6 +87,7 @@ class Soak {
     workers_.resize(plan_.workers);
     absl::Status status = Live();
     KillAll();
+    if (status.ok()) status = FreePrefixes();
     if (status.ok()) status = AwaitBaseline(*before);
     if (status.ok()) status = CheckLog();
     Print();
@@ -227,6 +228,24 @@ class Soak {
         .pool_extents = std::max<std::uint64_t>(tenant.pool_extents(), 1),
         .descriptors =
             static_cast<std::uint64_t>(daemon_->OpenFds()) - tenant.pool_extents() - directory};
+  }
+
+  // What workers have published stays when they go.
+  absl::Status FreePrefixes() {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kPatience);
+    v1::ListPrefixesResponse list;
+    grpc::Status status = admin_->ListPrefixes(&context, {}, &list);
+    for (const v1::PrefixInfo& prefix : list.prefixes()) {
+      if (!status.ok()) break;
+      grpc::ClientContext of_one;
+      v1::EvictRequest request;
+      v1::EvictResponse response;
+      request.set_sequence_id(prefix.prefix_id());
+      status = admin_->Evict(&of_one, request, &response);
+    }
+    if (status.ok()) return absl::OkStatus();
+    return absl::DataLossError(Concat("prefixes cannot be freed: ", status.error_message()));
   }
 
   absl::Status AwaitBaseline(const Holdings& before) {

@@ -41,8 +41,13 @@ int Live(const std::string& address, SoakCounters& counters, std::uint64_t seed)
   if (absl::IsResourceExhausted(worker.status())) return 0;
   if (!worker.ok()) return Fail(worker.status(), "");
   Tally tally;
-  absl::StatusOr<Story> story =
-      Story::Begin({.worker = worker->get(), .random = &random, .tally = &tally});
+  Shelf shelf;
+  // Nobody frees by name what a worker that was killed has pinned.
+  absl::StatusOr<Story> story = Story::Begin({.worker = worker->get(),
+                                              .random = &random,
+                                              .tally = &tally,
+                                              .shelf = &shelf,
+                                              .pins = false});
   if (!story.ok()) return Fail(story.status(), "");
   while (!leave.load()) {
     tally = {};

@@ -15,10 +15,12 @@ using cli::WritableBytesOf;
 namespace {
 
 constexpr std::array<std::string_view, kActs> kNames = {
-    "create",   "append",   "step", "speculate", "abandon", "attend",   "fork",
-    "truncate", "compress", "pack", "park",      "offload", "describe", "free"};
+    "create",  "append",   "step",     "speculate", "abandon",  "attend",
+    "fork",    "truncate", "compress", "pack",      "park",     "offload",
+    "restore", "publish",  "reuse",    "unpublish", "describe", "free"};
 // How often each, in the order of Act.
-constexpr std::array<std::uint32_t, kActs> kWeights = {6, 12, 30, 6, 3, 12, 6, 6, 6, 3, 3, 4, 4, 3};
+constexpr std::array<std::uint32_t, kActs> kWeights = {6, 12, 30, 6, 3, 12, 6, 6, 6,
+                                                       3, 3,  4,  2, 6, 6,  2, 4, 5};
 constexpr std::size_t kLinesKept = 60;
 
 constexpr double kExact = 0.02;   // of sums in fp32 over bf16 rows
@@ -64,7 +66,8 @@ absl::Status Story::Next() {
   std::uint64_t drawn = options_.random->Below(sum);
   std::size_t act = 0;
   while (drawn >= kWeights[act]) drawn -= kWeights[act++];
-  if (known_.empty()) act = static_cast<std::size_t>(Act::kCreate);
+  const bool by_itself = static_cast<Act>(act) == Act::kReuse;
+  if (known_.empty() && !by_itself) act = static_cast<std::size_t>(Act::kCreate);
   const absl::Status status = Allow(Perform(static_cast<Act>(act)));
   if (status.ok()) ++options_.tally->done[act];
   return status;
@@ -73,6 +76,8 @@ absl::Status Story::Next() {
 absl::Status Story::Perform(Act act) {
   if (act == Act::kCreate) return Create();
   if (act == Act::kStep) return Step();
+  if (act == Act::kReuse) return Reuse();
+  if (act == Act::kUnpublish) return Unpublish();
   Known& known = Any();
   switch (act) {
     case Act::kAppend:
@@ -94,11 +99,12 @@ absl::Status Story::Perform(Act act) {
     case Act::kPark:
       Say(Concat("park ", known.number));
       return known.sequence.Park();
-    case Act::kOffload: {
-      Say(Concat("offload ", known.number));
-      const absl::Status status = known.sequence.Offload().status();
-      return absl::IsAborted(status) ? absl::OkStatus() : status;  // somebody is at it
-    }
+    case Act::kOffload:
+      return Offload(known);
+    case Act::kRestore:
+      return Restore(known);
+    case Act::kPublish:
+      return Publish(known);
     case Act::kDescribe:
       return Describe(known);
     default:
@@ -116,15 +122,20 @@ absl::Status Story::Create() {
       {"dense", kExact},
       {"mosaickv:keep=1,group=1,loss_k=1,loss_v=1,select=0,min_segment=32", kRounded},
       {"mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,pressed=0.125,min_segment=32", std::nullopt},
+      {"mosaickv:keep=0.5,group=2,loss_k=1,loss_v=1,pressed=0.1,min_segment=32+quest:page=8,"
+       "tokens=64,dense_layers=0+int8",
+       std::nullopt},
       {"quest:page=4,tokens=64,dense_layers=0", std::nullopt},
       {"think:ratio=0.5", std::nullopt},
-      {"chunkkv:budget=0.7,chunk=4,window=8", std::nullopt},
-      {"snapkv:budget=0.7,window=8+mosaickv:keep=0.5,group=2,loss_k=1,loss_v=1,min_segment=32",
-       std::nullopt},
-      {"streaming:sink=4,recent=100", std::nullopt},
-      {"lacache:budget=96,span=1,overlap=0,sink=4", std::nullopt},
-      {"h2o:heavy=40,recent=40", std::nullopt},
-      {"tova:budget=80", std::nullopt},
+      {"chunkkv:budget=0.7,chunk=4,window=8", std::nullopt, /*any_head=*/false},
+      {"snapkv:budget=0.7,window=8+mosaickv:keep=0.5,group=2,loss_k=1,loss_v=1,min_segment=32,"
+       "pressed=0.25+fp8",
+       std::nullopt, /*any_head=*/false},
+      {"streaming:sink=4,recent=100", std::nullopt, /*any_head=*/false},
+      {"lacache:budget=96,span=1,overlap=0,sink=4", std::nullopt, /*any_head=*/false},
+      {"h2o:heavy=40,recent=40", std::nullopt, /*any_head=*/false},
+      {"tova:budget=80+mosaickv:keep=0.5,group=1,loss_k=1,loss_v=1,min_segment=32,pressed=0.125",
+       std::nullopt, /*any_head=*/false},
   };
   if (known_.size() >= options_.most_sequences) return Step();
   const Kind& kind = kKinds[options_.random->Below(std::size(kKinds))];
@@ -133,8 +144,7 @@ absl::Status Story::Create() {
   absl::StatusOr<client::Sequence> sequence = options_.worker->CreateSequence(model_, kind.policy);
   if (!sequence.ok()) return sequence.status();
   known_.push_back({number, *std::move(sequence),
-                    SyntheticSequence(kStoryShape, options_.random->Bits()), kind.policy,
-                    kind.tolerance});
+                    SyntheticSequence(kStoryShape, options_.random->Bits()), kind});
   return absl::OkStatus();
 }
 
@@ -186,7 +196,7 @@ absl::Status Story::ShowingAgain(std::span<Known* const> all,
   if (!absl::IsFailedPrecondition(status)) return status;
   Say(Concat("  shows all again: ", AsStringView(status.message())));
   for (Known* known : all) {
-    if (known->tolerance.has_value() || known->truth.tokens() == 0) continue;
+    if (known->kind.tolerance.has_value() || known->truth.tokens() == 0) continue;
     absl::Status shown = Observe(*known, 0, known->truth.tokens());
     if (!shown.ok()) return shown;
   }
@@ -307,7 +317,7 @@ absl::Status Story::TryStep(std::span<Known* const> batch, std::uint32_t count,
 absl::Status Story::Judge(const Known& known, std::uint32_t layer, std::uint64_t position,
                           std::span<const float> output) {
   ++options_.tally->outputs_judged;
-  if (!known.tolerance.has_value()) {
+  if (!known.kind.tolerance.has_value()) {
     if (std::ranges::all_of(output, [](float x) { return std::isfinite(x); })) {
       return absl::OkStatus();
     }
@@ -315,11 +325,11 @@ absl::Status Story::Judge(const Known& known, std::uint32_t layer, std::uint64_t
                                       position, ": the output is not finite"));
   }
   const double error = known.truth.Error(layer, position, output);
-  if (error <= *known.tolerance) return absl::OkStatus();
-  return absl::DataLossError(Concat("sequence ", known.number, " (", known.policy, "), layer ",
+  if (error <= *known.kind.tolerance) return absl::OkStatus();
+  return absl::DataLossError(Concat("sequence ", known.number, " (", known.kind.policy, "), layer ",
                                     layer, ", position ", position, " of ", known.truth.tokens(),
                                     ": the output is off by ", error, "; allowed is ",
-                                    *known.tolerance));
+                                    *known.kind.tolerance));
 }
 
 absl::Status Story::Attend(Known& known) {
@@ -363,7 +373,7 @@ absl::Status Story::Fork(Known& known) {
         Concat("a fork holds ", child->tokens(), " tokens; its parent ", known.truth.tokens()));
   }
   known_.push_back({number, *std::move(child), known.truth.Fork(options_.random->Bits()),
-                    known.policy, known.tolerance});
+                    known.kind, known.by_hand});
   return absl::OkStatus();
 }
 
@@ -372,29 +382,28 @@ absl::Status Story::Truncate(Known& known) {
   Say(Concat("truncate ", known.number, " to ", tokens));
   const absl::Status status = known.sequence.Truncate(tokens);
   // Merged and moved entries are not parted.
-  if (!known.tolerance.has_value() && absl::IsFailedPrecondition(status)) return absl::OkStatus();
+  if (!known.kind.tolerance.has_value() && absl::IsFailedPrecondition(status))
+    return absl::OkStatus();
   if (status.ok()) known.truth.Truncate(tokens);
   return status;
 }
 
 absl::Status Story::Compress(Known& known) {
-  Say(Concat("compress ", known.number, " by ", known.policy));
+  Say(Concat("compress ", known.number, " by ", known.kind.policy));
   Known* const all[] = {&known};
   const absl::Status status = ShowingAgain(all, [&] { return known.sequence.Compress().status(); });
   // A budget that is less than the window.
-  if (!known.tolerance.has_value() && absl::IsInvalidArgument(status)) return absl::OkStatus();
+  if (!known.kind.tolerance.has_value() && absl::IsInvalidArgument(status)) return absl::OkStatus();
   return status;
 }
 
 absl::Status Story::Pack(Known& known) {
-  if (known.policy != "dense") return Compress(known);
+  if (std::string_view(known.kind.policy) != "dense") return Compress(known);
   Say(Concat("pack ", known.number));
-  const absl::Status status = known.sequence
-                                  .Compress(client::Packing{.kept_channels = kStoryShape.head_dim,
-                                                            .summary = kernels::Summary::kMean,
-                                                            .block = 4})
-                                  .status();
-  return absl::IsAborted(status) ? absl::OkStatus() : status;
+  const absl::StatusOr<v1::CompressResponse> packed = known.sequence.Compress(client::Packing{
+      .kept_channels = kStoryShape.head_dim, .summary = kernels::Summary::kMean, .block = 4});
+  known.by_hand |= packed.ok() && packed->entries_packed() > 0;
+  return absl::IsAborted(packed.status()) ? absl::OkStatus() : packed.status();
 }
 
 }  // namespace tessera::fuzz

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "client/cli/synthetic.h"
 #include "client/worker.h"
+#include "tessera/v1/admin.grpc.pb.h"
 #include "tests/fakes/seed.h"
 
 namespace tessera::fuzz {
@@ -33,10 +34,14 @@ enum class Act : std::uint8_t {
   kPack,
   kPark,
   kOffload,
+  kRestore,
+  kPublish,
+  kReuse,
+  kUnpublish,
   kDescribe,
   kFree,
 };
-inline constexpr std::size_t kActs = 14;
+inline constexpr std::size_t kActs = 18;
 std::string_view NameOf(Act act);
 
 // What came of operations. A refusal is for want of memory, or of a place: it changes nothing.
@@ -47,12 +52,35 @@ struct Tally {
   std::uint64_t outputs_judged = 0;
 };
 
+// What a policy does to the rows that are asked about later.
+struct Kind {
+  const char* policy;
+  // How far attention may be off; nothing: rows are dropped, and any finite number is right.
+  std::optional<double> tolerance;
+  bool any_head = true;  // a prefix may end anywhere: every token is kept
+};
+
+// What the workers of one tenant have published, as far as they know.
+struct Shelf {
+  struct Entry {
+    PrefixId prefix;
+    cli::SyntheticSequence truth;
+    Kind kind;
+    bool pinned;
+  };
+  std::vector<Entry> entries;
+};
+
 class Story {
  public:
   struct Options {
     client::Worker* worker;
     TestRandom* random;
     Tally* tally;
+    Shelf* shelf;  // of all stories of a tenant, where one of them runs at a time
+    // Moves sequences, too; null: only the worker does.
+    v1::TesseraAdmin::Stub* admin = nullptr;
+    bool pins = true;  // some prefixes stay until they are freed by name
     std::size_t most_sequences = 6;
     std::uint64_t most_tokens = 1200;  // of a sequence
     // Told of every operation before it runs.
@@ -71,14 +99,8 @@ class Story {
     std::uint64_t number;
     client::Sequence sequence;
     cli::SyntheticSequence truth;
-    std::string policy;
-    // How far attention may be off; nothing: rows are dropped, and any finite number is right.
-    std::optional<double> tolerance;
-  };
-  // What a policy does to the rows that are asked about later.
-  struct Kind {
-    const char* policy;
-    std::optional<double> tolerance;
+    Kind kind;
+    bool by_hand = false;  // some of it was packed by a call: it is no prefix
   };
 
   Story(const Options& options, client::Model model)
@@ -96,6 +118,15 @@ class Story {
   absl::Status Compress(Known& known);
   absl::Status Pack(Known& known);
   absl::Status Describe(Known& known);
+
+  // prefix_story.cc
+  absl::Status Offload(Known& known);
+  absl::Status Restore(Known& known);
+  absl::Status Publish(Known& known);
+  absl::Status Reuse();
+  absl::Status Unpublish();
+  absl::StatusOr<client::Sequence> ForkWhatWasFound(const client::PrefixMatch& match,
+                                                    std::uint64_t tokens);
 
   absl::Status Observe(Known& known, std::uint64_t first, std::uint64_t count);
   // Where a cut has taken what a policy decides by, all of it is shown once more, and `what` done
