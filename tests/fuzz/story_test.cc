@@ -108,25 +108,26 @@ TEST_P(Stories, ComeTrueAndLeaveNothingBehind) {
 
 INSTANTIATE_TEST_SUITE_P(
     Pools, Stories,
-    testing::Values(
-        Setting{"Roomy", "512MiB", {}, 400},
-        // Most of the time something is refused.
-        Setting{"Tight",
-                "8MiB",
-                {"--pool-extent-bytes=2MiB", "--staging-bytes=2MiB", "--raw-copy-bytes=1MiB",
-                 "--host-tier-bytes=0"},
-                400},
-        // Sequences come and go behind everybody's back.
-        Setting{"Crowded",
-                "16MiB",
-                {"--pool-extent-bytes=2MiB", "--staging-bytes=2MiB", "--offload-idle-ms=0"},
-                300},
-        // All three rungs are climbed, most of the time.
-        Setting{"Pressed",
-                "32MiB",
-                {"--pool-extent-bytes=2MiB", "--staging-bytes=2MiB", "--offload-idle-ms=0",
-                 "--host-tier-bytes=1MiB", "--pressure-high-percent=8", "--pressure-low-percent=4"},
-                400}),
+    testing::Values(Setting{"Roomy", "512MiB", {}, 400},
+                    // Most of the time something is refused.
+                    Setting{"Tight",
+                            "8MiB",
+                            {"--pool-extent-bytes=2MiB", "--staging-bytes=2MiB",
+                             "--raw-copy-bytes=1MiB", "--host-tier-bytes=0"},
+                            400},
+                    // Sequences come and go behind everybody's back.
+                    Setting{
+                        "Crowded",
+                        "16MiB",
+                        {"--pool-extent-bytes=2MiB", "--staging-bytes=2MiB", "--offload-idle-ms=0"},
+                        300},
+                    // All three rungs are climbed, most of the time.
+                    Setting{"Pressed",
+                            "32MiB",
+                            {"--pool-extent-bytes=2MiB", "--staging-bytes=2MiB",
+                             "--offload-idle-ms=0", "--host-tier-bytes=256KiB",
+                             "--pressure-high-percent=8", "--pressure-low-percent=4"},
+                            400}),
     [](const auto& setting) { return setting.param.name; });
 
 }  // namespace
