@@ -249,6 +249,17 @@ absl::Status RefreshTokens(Session& session, SequenceState& sequence) {
   return absl::OkStatus();
 }
 
+absl::Status CutAbandonedRows(Session& session, SequenceState& sequence) {
+  if (!sequence.abandoned_rows) return absl::OkStatus();
+  v1::TruncateRequest request;
+  v1::TruncateResponse response;
+  request.set_sequence_id(sequence.id.value());
+  request.set_tokens(sequence.tokens);
+  absl::Status status = session.Call(request, response);
+  sequence.abandoned_rows = !status.ok();
+  return status;
+}
+
 absl::StatusOr<std::uint64_t> BulkAppend(Session& session, SequenceState& sequence,
                                          const AppendTensors& tensors) {
   const BoundModel& model = *sequence.model;
@@ -259,6 +270,7 @@ absl::StatusOr<std::uint64_t> BulkAppend(Session& session, SequenceState& sequen
   if (!layers.ok()) return layers.status();
   absl::Status status = CheckBytes("key", tensors.key.size(), model, tensors, *layers);
   if (status.ok()) status = CheckBytes("value", tensors.value.size(), model, tensors, *layers);
+  if (status.ok()) status = CutAbandonedRows(session, sequence);
   if (status.ok() && sequence.uncertain) status = RefreshTokens(session, sequence);
   if (!status.ok()) return status;
 

@@ -17,6 +17,9 @@ absl::StatusOr<std::uint64_t> BulkAppend(Session& session, SequenceState& sequen
 // Asks the daemon what the sequence holds, after a call whose outcome is unknown.
 absl::Status RefreshTokens(Session& session, SequenceState& sequence);
 
+// Takes back what is left of a step that was abandoned, where that did not work at once.
+absl::Status CutAbandonedRows(Session& session, SequenceState& sequence);
+
 // How a run of layers x tokens is cut so that no piece has more than `most` bytes: whole tokens of
 // all layers where one fits, else layer by layer.
 struct PieceShape {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "client/attend_rpc.h"
+#include "client/bulk_append.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::client {
@@ -26,6 +27,7 @@ absl::Status RemoteStep::Begin(std::span<Sequence* const> sequences, const StepO
   absl::Status status = batch_.Take(sequences, options);
   if (!status.ok()) return status;
   for (const StepItem& item : batch_.items()) {
+    if (status.ok()) status = CutAbandonedRows(*session_, *item.sequence);
     if (!item.sequence->layer_tokens.empty()) {
       status = absl::FailedPreconditionError(
           Concat("the layers of ", item.sequence->id.ToString(),
@@ -143,8 +145,8 @@ absl::Status RemoteStep::End(std::span<const std::uint32_t> accepted) {
 void RemoteStep::Abandon() {
   if (std::exchange(touched_, false)) {
     for (StepItem& item : batch_.items()) {
-      // Where it does not work, the sequence is as uncertain as its daemon.
-      if (!TruncateItem(item, item.base).ok()) item.sequence->uncertain = true;
+      // Where it does not work, as in a pool without room for it, whoever appends next does it.
+      item.sequence->abandoned_rows = !TruncateItem(item, item.base).ok();
     }
   }
   open_ = false;

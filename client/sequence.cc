@@ -30,6 +30,15 @@ absl::StatusOr<Hold> Take(const std::shared_ptr<Core>& core,
   return Hold{*std::move(session), *std::move(use)};
 }
 
+// For calls that others see the rows of.
+absl::StatusOr<Hold> TakeWithoutAbandonedRows(const std::shared_ptr<Core>& core,
+                                              const std::shared_ptr<SequenceState>& state) {
+  absl::StatusOr<Hold> hold = Take(core, state);
+  if (!hold.ok()) return hold;
+  if (absl::Status cut = CutAbandonedRows(*hold->session, *state); !cut.ok()) return cut;
+  return hold;
+}
+
 }  // namespace
 
 Sequence::Sequence(std::shared_ptr<Core> core, std::shared_ptr<SequenceState> state)
@@ -96,13 +105,13 @@ absl::Status Sequence::ObserveTokens(std::uint64_t first_token,
 
 absl::StatusOr<v1::CompressResponse> Sequence::Compress(const Packing& packing,
                                                         const RotationTensors& rotations) {
-  absl::StatusOr<Hold> hold = Take(core_, state_);
+  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows(core_, state_);
   if (!hold.ok()) return hold.status();
   return CompressByRpc(*hold->session, *state_->model, state_->id, packing, rotations);
 }
 
 absl::StatusOr<v1::CompressResponse> Sequence::Compress() {
-  absl::StatusOr<Hold> hold = Take(core_, state_);
+  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows(core_, state_);
   if (!hold.ok()) return hold.status();
   return Compress(*hold->session, 0, 0);
 }
@@ -143,7 +152,7 @@ absl::StatusOr<Sequence> Sequence::Fork() { return Fork(nullptr); }
 absl::StatusOr<Sequence> Sequence::Fork(const std::string& policy) { return Fork(&policy); }
 
 absl::StatusOr<Sequence> Sequence::Fork(const std::string* policy) {
-  absl::StatusOr<Hold> hold = Take(core_, state_);
+  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows(core_, state_);
   if (!hold.ok()) return hold.status();
   v1::ForkRequest request;
   v1::ForkResponse response;
@@ -167,7 +176,7 @@ absl::StatusOr<Sequence> Sequence::Fork(const std::string* policy) {
 
 absl::StatusOr<PublishedPrefix> Sequence::Publish(std::span<const std::uint32_t> token_ids,
                                                   const PublishOptions& options) {
-  absl::StatusOr<Hold> hold = Take(core_, state_);
+  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows(core_, state_);
   if (!hold.ok()) return hold.status();
   if (state_->observer != nullptr) {
     // What was seen must be shown first.
@@ -260,7 +269,7 @@ absl::StatusOr<v1::DescribeResponse> Sequence::Ask(v1::DescribeRequest request) 
 }
 
 absl::Status Sequence::Handover(SessionId to) {
-  absl::StatusOr<Hold> hold = Take(core_, state_);
+  absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows(core_, state_);
   if (!hold.ok()) return hold.status();
   v1::HandoverRequest request;
   v1::HandoverResponse response;

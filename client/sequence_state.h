@@ -57,6 +57,9 @@ struct SequenceState {
   std::uint64_t tokens;  // that every layer holds, as far as this client knows
   // Per layer, where layers are appended apart and do not hold the same; else empty.
   std::vector<std::uint64_t> layer_tokens;
+  // The daemon may hold rows of a step that was abandoned, and could not take them back: they are
+  // cut off before anything is appended.
+  bool abandoned_rows = false;
   bool uncertain = false;  // a call's outcome is unknown: ask the daemon before counting on
   Tail tail;
   ResolvedLanes resolved;

@@ -305,6 +305,7 @@ Compactor::ThinOutcome Compactor::Thin(cache::Sequence& sequence, std::uint64_t 
   if (managed == nullptr || !managed->policy().mosaic.has_value()) return outcome;
   const double share = managed->policy().mosaic->pressed;
   if (share == 0) return outcome;
+  outcome.allowed = true;
   for (std::uint32_t i = 0; i < sequence.model().lanes(); ++i) {
     if (outcome.gained.bytes >= bytes) break;
     MutexLock lock(managed->lane(i).mutex);

@@ -86,6 +86,7 @@ class Compactor {
   // where a lane's new form has no room beside the old one.
   struct ThinOutcome {
     Thinned gained;
+    bool allowed = false;    // by its policy
     absl::Status hindrance;  // why it was not more; OK: there is no more, or it is enough
   };
   ThinOutcome Thin(cache::Sequence& sequence, std::uint64_t bytes);

@@ -42,8 +42,8 @@ Relief ThinSegments::RelievePressure(cache::Tenant& tenant, std::uint64_t bytes)
       relief.steps += outcome.gained.segments;
       if (!outcome.hindrance.ok()) {
         relief.hindrance = Concat("packed rows cannot keep less: ", outcome.hindrance.message());
-      } else if (outcome.gained.segments > 0) {
-        relief.hindrance = "what policies allow packed rows to lose has gone";
+      } else if (outcome.allowed) {
+        relief.hindrance = "packed rows keep as little as policies allow, or are shared";
       }
       if (outcome.gained.segments == 0) break;
       tenant.epochs().Collect();

@@ -87,8 +87,8 @@ TEST_F(CInterface, PoliciesChooseTheSameByIt) {
   std::vector<std::uint32_t> ids(kPrompt);
   for (std::uint32_t& id : ids) id = static_cast<std::uint32_t>(random_.Below(10));
   for (const char* policy :
-       {"snapkv:budget=0.5,window=8", "semantickv:keep_total=0.6", "h2o:heavy=30,recent=30",
-        "semanticache:tau=0.3", "streaming:sink=4,recent=60"}) {
+       {"snapkv:budget=0.5,window=8", "semantickv:keep_total=0.6,sink=8,recent_ratio=0.1",
+        "h2o:heavy=30,recent=30", "semanticache:tau=0.3", "streaming:sink=4,recent=60"}) {
     SCOPED_TRACE(policy);
     client::Sequence expected = NewSequence(policy);
     SyntheticSequence truth(shape_, random_.Bits());
@@ -146,7 +146,8 @@ TEST_F(CInterface, SequencesGoOutAndComeBackAndForkUnderOtherPolicies) {
   EXPECT_GT(info.offloaded_bytes, 0u);
   ASSERT_EQ(tessera_sequence_restore(sequence, &error_), TESSERA_OK) << error_.message;
   ASSERT_EQ(tessera_sequence_describe(sequence, &info, &error_), TESSERA_OK);
-  EXPECT_EQ(info.tile_bytes, moved);
+  EXPECT_GT(info.tile_bytes, 0u);
+  EXPECT_GE(moved, info.tile_bytes);  // and their tables
   EXPECT_EQ(info.offloaded_bytes, 0u);
   EXPECT_EQ(info.rotation_bytes, 0u);
 

@@ -240,7 +240,7 @@ TEST_F(Offload, PoliciesMayLetRowsKeepLess) {
     }
     held[pressed] = tracks.size();
     EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
-    const std::string why = pressed ? "(packed rows cannot|what policies allow packed rows to lose)"
+    const std::string why = pressed ? "(packed rows cannot|packed rows keep as little)"
                                     : "no policy allows packed rows to keep less";
     EXPECT_TRUE(std::regex_search(refused.ToString(), std::regex(why))) << refused;
     // The first one has given the most: it still answers, and is no prefix any more.
