@@ -441,4 +441,10 @@ void MappedDaemon::FailNextAppend(const absl::Status& why, std::uint32_t after) 
   fail_append_after_ = after;
 }
 
+void MappedDaemon::FailTruncates(const absl::Status& why, std::uint32_t times) {
+  std::lock_guard lock(mutex_);
+  fail_truncate_ = why;
+  truncates_to_fail_ = times;
+}
+
 }  // namespace tessera::fakes

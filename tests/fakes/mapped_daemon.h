@@ -74,6 +74,8 @@ class MappedDaemon {
   void RefuseAttach(const absl::Status& why);
   // The next Append answers this.
   void FailNextAppend(const absl::Status& why, std::uint32_t after = 0);
+  // The next `times` Truncates answer this.
+  void FailTruncates(const absl::Status& why, std::uint32_t times);
 
   // ---- what tests look at
 
@@ -211,6 +213,8 @@ class MappedDaemon {
   absl::Status refuse_attach_;
   absl::Status fail_append_;
   std::uint32_t fail_append_after_ = 0;
+  absl::Status fail_truncate_;
+  std::uint32_t truncates_to_fail_ = 0;
   v1::Hello last_hello_;
   std::vector<v1::ObserveRequest> observed_;
 };

@@ -375,6 +375,10 @@ absl::Status MappedDaemon::FakeTransport::Call(const v1::TruncateRequest& reques
   std::lock_guard lock(daemon_.mutex_);
   absl::StatusOr<Sequence*> sequence = daemon_.FindSequence(request.sequence_id());
   if (!sequence.ok()) return sequence.status();
+  if (daemon_.truncates_to_fail_ > 0) {
+    --daemon_.truncates_to_fail_;
+    return daemon_.fail_truncate_;
+  }
   daemon_.CloseTail(**sequence);
   if (request.tokens() > daemon_.TokensLocked(**sequence)) {
     return absl::OutOfRangeError("the sequence is shorter");

@@ -325,6 +325,44 @@ TEST(Step, AFailedSequenceNamesTheDaemonsReason) {
   EXPECT_NE(status.ToString().find("K of layer 1, token 0 is NaN"), std::string::npos) << status;
 }
 
+// Over RPC a step that fails is taken back by a cut, and a pool that refused the one may refuse the
+// other.
+TEST(Step, WhatCouldNotBeTakenBackIsCutOffBeforeAnythingElse) {
+  const absl::Status full = absl::ResourceExhaustedError("no memory");
+  enum class Next { kStep, kAppend, kFork, kTruncate };
+  for (const Next next : {Next::kStep, Next::kAppend, Next::kFork, Next::kTruncate}) {
+    TestRandom random;
+    Decoder decoder(random, SmallModel(), {}, /*map_memory=*/false);
+    Track track = decoder.NewTrack();
+    decoder.Prefill(track, 70);
+    decoder.daemon->FailNextAppend(full, /*after=*/1);  // the first layer has the token
+    decoder.daemon->FailTruncates(full, 2);
+    EXPECT_TRUE(absl::IsResourceExhausted(decoder.RunStep(track)));
+    EXPECT_TRUE(absl::IsResourceExhausted(decoder.RunStep(track)));  // is refused as it begins
+    EXPECT_EQ(track.sequence.tokens(), 70u);
+    switch (next) {
+      case Next::kAppend:
+        decoder.Prefill(track, 5);
+        break;
+      case Next::kFork: {
+        absl::StatusOr<Sequence> fork = track.sequence.Fork();
+        TESSERA_ASSERT_OK(fork.status());
+        Track child = {*std::move(fork), track.history};
+        TESSERA_ASSERT_OK(decoder.RunStep(child));
+        break;
+      }
+      case Next::kTruncate:
+        TESSERA_ASSERT_OK(track.sequence.Truncate(60));
+        track.history.Truncate(60);
+        break;
+      case Next::kStep:
+        break;
+    }
+    TESSERA_ASSERT_OK(decoder.RunStep(track));
+    EXPECT_EQ(track.sequence.tokens(), track.history.tokens());
+  }
+}
+
 TEST(Step, AnEvictedSequenceIsNotFound) {
   TestRandom random;
   Decoder decoder(random, SmallModel());
