@@ -204,11 +204,7 @@ absl::Status CheckBytes(std::string_view what, std::size_t given, const BoundMod
 // Takes back the pieces that were appended before one failed.
 absl::Status TakeBack(Session& session, SequenceState& sequence, std::uint64_t tokens,
                       const absl::Status& failed) {
-  v1::TruncateRequest request;
-  v1::TruncateResponse response;
-  request.set_sequence_id(sequence.id.value());
-  request.set_tokens(tokens);
-  const absl::Status truncated = session.Call(request, response);
+  const absl::Status truncated = CutTo(session, sequence.id, tokens);
   if (truncated.ok()) {
     sequence.SetTokens(tokens);
     return failed;
@@ -249,13 +245,17 @@ absl::Status RefreshTokens(Session& session, SequenceState& sequence) {
   return absl::OkStatus();
 }
 
-absl::Status CutAbandonedRows(Session& session, SequenceState& sequence) {
-  if (!sequence.abandoned_rows) return absl::OkStatus();
+absl::Status CutTo(Session& session, SequenceId sequence, std::uint64_t tokens) {
   v1::TruncateRequest request;
   v1::TruncateResponse response;
-  request.set_sequence_id(sequence.id.value());
-  request.set_tokens(sequence.tokens);
-  absl::Status status = session.Call(request, response);
+  request.set_sequence_id(sequence.value());
+  request.set_tokens(tokens);
+  return session.Call(request, response);
+}
+
+absl::Status CutAbandonedRows(Session& session, SequenceState& sequence) {
+  if (!sequence.abandoned_rows) return absl::OkStatus();
+  absl::Status status = CutTo(session, sequence.id, sequence.tokens);
   sequence.abandoned_rows = !status.ok();
   return status;
 }

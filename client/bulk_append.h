@@ -7,6 +7,7 @@
 #include "client/sequence.h"
 #include "client/sequence_state.h"
 #include "client/session.h"
+#include "daemon/base/ids.h"
 
 namespace tessera::client {
 
@@ -17,6 +18,8 @@ absl::StatusOr<std::uint64_t> BulkAppend(Session& session, SequenceState& sequen
 // Asks the daemon what the sequence holds, after a call whose outcome is unknown.
 absl::Status RefreshTokens(Session& session, SequenceState& sequence);
 
+// Has the daemon keep the first `tokens` tokens of it.
+absl::Status CutTo(Session& session, SequenceId sequence, std::uint64_t tokens);
 // Takes back what is left of a step that was abandoned, where that did not work at once.
 absl::Status CutAbandonedRows(Session& session, SequenceState& sequence);
 

@@ -114,11 +114,7 @@ absl::Status RemoteStep::AppendAndAttend(std::uint32_t layer, const StepTensors&
 }
 
 absl::Status RemoteStep::TruncateItem(StepItem& item, std::uint64_t tokens) {
-  v1::TruncateRequest request;
-  v1::TruncateResponse response;
-  request.set_sequence_id(item.sequence->id.value());
-  request.set_tokens(tokens);
-  return session_->Call(request, response);
+  return CutTo(*session_, item.sequence->id, tokens);
 }
 
 absl::Status RemoteStep::End(std::span<const std::uint32_t> accepted) {

@@ -200,11 +200,8 @@ absl::StatusOr<PublishedPrefix> Sequence::Publish(std::span<const std::uint32_t>
 absl::Status Sequence::Truncate(std::uint64_t tokens) {
   absl::StatusOr<Hold> hold = Take(core_, state_);
   if (!hold.ok()) return hold.status();
-  v1::TruncateRequest request;
-  v1::TruncateResponse response;
-  request.set_sequence_id(state_->id.value());
-  request.set_tokens(tokens);
-  if (absl::Status status = hold->session->Call(request, response); !status.ok()) return status;
+  absl::Status status = CutTo(*hold->session, state_->id, tokens);
+  if (!status.ok()) return status;
   state_->tail = Tail();
   state_->SetTokens(tokens);
   state_->compressed_at = std::min(state_->compressed_at, tokens);
