@@ -111,6 +111,26 @@ class TokenOracle {
     }
   }
 
+  // Of a sequence whose keys were turned: a later policy looks at them as they are now.
+  void TakeKeys(const cache::SequenceView& view) {
+    for (const cache::SequenceView::LaneOf& lane : view.lanes) {
+      std::vector<Entry>& entries = layers_[lane.layer][lane.kv_head].entries;
+      const std::size_t row_bytes = model_->layout().tile(lane.layer).row_bytes();
+      std::size_t next = 0;
+      for (std::uint32_t s = 0; s < lane.resolved.segments; ++s) {
+        const kernels::SegmentView& segment = view.segments[lane.first_segment + s];
+        const std::uint32_t keys = kernels::LayoutOf(segment.shape).key_data;
+        for (std::uint32_t e = 0; e < segment.entries; ++e, ++next) {
+          if (segment.shape.packed()) continue;
+          const std::byte* const key = segment.arena +
+                                       segment.tile_offsets[e / kernels::kTileEntries] + keys +
+                                       e % kernels::kTileEntries * row_bytes;
+          entries[next].key.assign(key, key + row_bytes);
+        }
+      }
+    }
+  }
+
   // Empty where every lane shows what is here, and behind it the tail. `turned`: keys are not those
   // that came.
   std::string Differs(const cache::SequenceView& view, const Track& track, bool turned) const {
