@@ -1,6 +1,8 @@
 // The operator's calls, with errors a person can act on.
 #pragma once
 
+#include <grpcpp/channel.h>
+
 #include <memory>
 #include <string>
 #include <utility>

@@ -1,5 +1,8 @@
 #include "daemon/serving/fork.h"
 
+#include <utility>
+
+#include "absl/functional/function_ref.h"
 #include "daemon/base/strings.h"
 #include "daemon/serving/resident.h"
 
@@ -7,10 +10,27 @@ namespace tessera::serving {
 
 namespace {
 
-absl::StatusOr<std::shared_ptr<cache::Sequence>> ForkPrefix(const Services& services,
-                                                            const Caller& caller,
-                                                            const cache::PrefixStore::ForFork& from,
-                                                            std::uint64_t tokens) {
+using Child = absl::StatusOr<std::shared_ptr<cache::Sequence>>;
+
+// What is asked of the fork beyond its being there. One that cannot have it goes.
+Child Fitted(const Caller& caller, Child child,
+             absl::FunctionRef<absl::Status(cache::Sequence&)> fit) {
+  if (!child.ok()) return child;
+  absl::Status status = fit(**child);
+  if (status.ok()) return child;
+  caller.tenant->FreeSequence((*child)->id()).IgnoreError();
+  return status;
+}
+
+absl::Status SetOwn(const Services& services, std::optional<policies::Policy> own,
+                    cache::Sequence& child) {
+  if (!own.has_value()) return absl::OkStatus();
+  return services.compactor->SetPolicy(child, *std::move(own));
+}
+
+Child ForkPrefix(const Services& services, const Caller& caller,
+                 const cache::PrefixStore::ForFork& from, std::uint64_t tokens,
+                 std::optional<policies::Policy> own) {
   const cache::Prefix& prefix = *from.prefix;
   if (tokens == 0) tokens = prefix.tokens();
   if (!prefix.MayEndAt(tokens)) {
@@ -20,39 +40,39 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> ForkPrefix(const Services& serv
                    ? " tokens can be forked at its end and at any multiple of 32 before it"
                    : " tokens can be forked at its end alone, under its token policy"));
   }
-  absl::StatusOr<std::shared_ptr<cache::Sequence>> child = services.compactor->Fork(
+  Child child = services.compactor->Fork(
       prefix.sequence(), [&] { return caller.tenant->ForkPrefix(*caller.session, from); });
-  if (!child.ok()) return child;
-  if (tokens != prefix.tokens()) {
-    if (absl::Status cut = services.compactor->Truncate(**child, tokens); !cut.ok()) {
-      caller.tenant->FreeSequence((*child)->id()).IgnoreError();
-      return cut;
-    }
-  }
-  caller.tenant->prefixes().Forked(prefix.id(), caller.session->id());
+  child = Fitted(caller, std::move(child), [&](cache::Sequence& fork) {
+    absl::Status cut =
+        tokens == prefix.tokens() ? absl::OkStatus() : services.compactor->Truncate(fork, tokens);
+    return cut.ok() ? SetOwn(services, std::move(own), fork) : cut;
+  });
+  // What Match found stays found where the fork is refused.
+  if (child.ok()) caller.tenant->prefixes().Forked(prefix.id(), caller.session->id());
   return child;
 }
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<cache::Sequence>> ForkParent(const Services& services,
-                                                            const Caller& caller,
-                                                            const v1::ForkRequest& request) {
+Child ForkParent(const Services& services, const Caller& caller, const v1::ForkRequest& request,
+                 std::optional<policies::Policy> own) {
   const SequenceId id(request.parent_id());
   const absl::StatusOr<cache::Residence> parent = FindResident(*caller.tenant, id);
   if (absl::IsNotFound(parent.status())) {
     const absl::StatusOr<cache::PrefixStore::ForFork> prefix =
         caller.tenant->prefixes().TakeForFork(PrefixId(id.value()), caller.session->id());
     if (!prefix.ok()) return parent.status();
-    return ForkPrefix(services, caller, *prefix, request.tokens());
+    return ForkPrefix(services, caller, *prefix, request.tokens(), std::move(own));
   }
   if (!parent.ok()) return parent.status();
   if (request.tokens() != 0) {
     return absl::InvalidArgumentError(Concat("tokens is ", request.tokens(), "; ", id.ToString(),
                                              " is no prefix: fork it and truncate the fork"));
   }
-  return services.compactor->Fork(**parent,
-                                  [&] { return caller.tenant->Fork(*caller.session, id); });
+  Child child =
+      services.compactor->Fork(**parent, [&] { return caller.tenant->Fork(*caller.session, id); });
+  return Fitted(caller, std::move(child),
+                [&](cache::Sequence& fork) { return SetOwn(services, std::move(own), fork); });
 }
 
 }  // namespace tessera::serving

@@ -68,16 +68,11 @@ absl::Status WorkerService::HandleFork(const Caller& caller, const v1::ForkReque
   absl::StatusOr<policies::Policy> own =
       ToPolicy(request.policy(), request.has_policy_spec() ? &request.policy_spec() : nullptr);
   if (!own.ok()) return own.status();
+  std::optional<policies::Policy> asked;
+  if (request.has_policy() || request.has_policy_spec()) asked = *std::move(own);
   const absl::StatusOr<std::shared_ptr<cache::Sequence>> child =
-      ForkParent(services_, caller, request);
+      ForkParent(services_, caller, request, std::move(asked));
   if (!child.ok()) return child.status();
-  if (request.has_policy() || request.has_policy_spec()) {
-    absl::Status status = services_.compactor->SetPolicy(**child, *std::move(own));
-    if (!status.ok()) {
-      caller.tenant->FreeSequence((*child)->id()).IgnoreError();
-      return status;
-    }
-  }
   const policies::Policy policy = compaction::Compactor::PolicyOf(**child);
   response.set_policy(policy.text);
   response.set_position_shift((*child)->position_shift());

@@ -354,6 +354,37 @@ TEST_F(FewSequences, WhatWasFoundIsThereStillWhenAForkWasRefused) {
   EXPECT_TRUE(absl::IsNotFound(remote_->Fork(match).status())) << "it was found once";
 }
 
+TEST_F(Prefixes, WhatWasFoundIsThereStillWhenAForksPolicyWasRefused) {
+  client::Sequence one = NewSequence("");
+  SyntheticSequence truth(shape_, 5);
+  Append(one, truth, 64);
+  const PublishedPrefix prefix = Publish(one, Count(64));
+  fakes::RawWorker worker(daemon_->Connect());
+  ASSERT_TRUE(worker.Attach().ok());
+  v1::MatchRequest match;
+  *match.mutable_session() = worker.key();
+  match.set_model_id(model_.id().value());
+  for (const std::uint32_t id : Count(64)) match.add_token_ids(id);
+  grpc::ClientContext context;
+  v1::MatchResponse found;
+  ASSERT_TRUE(worker.stub().Match(&context, match, &found).ok());
+  ASSERT_EQ(found.prefix_id(), prefix.prefix.value());
+  ASSERT_TRUE(mapped_->Free(prefix.prefix).ok());
+
+  v1::ForkRequest fork;
+  fork.set_parent_id(found.prefix_id());
+  fork.set_policy("mosaickv:keep=0.25,truncate=128");  // of 64 channels
+  v1::ForkResponse forked;
+  EXPECT_EQ(worker.Fork(fork, &forked).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(TenantStats().sequences(), 1) << "the refused fork has gone";
+  fork.set_policy("mosaickv:keep=0.25");
+  fork.set_tokens(32);
+  ASSERT_TRUE(worker.Fork(fork, &forked).ok());
+  EXPECT_EQ(forked.tokens(), 32);
+  EXPECT_EQ(worker.Fork(fork, &forked).error_code(), grpc::StatusCode::NOT_FOUND)
+      << "it was found once";
+}
+
 class Few : public Prefixes {
  protected:
   Few() : Prefixes(DaemonProcess::Start({.flags = {"--max-prefixes-per-tenant=2"}})) {}
