@@ -57,7 +57,7 @@ tessera_code Report(const absl::Status& status, tessera_error* error) {
   error->code = code;
   const std::string_view message = tessera::AsStringView(status.message());
   const std::size_t length = std::min(message.size(), sizeof error->message - 1);
-  std::memcpy(error->message, message.data(), length);
+  message.copy(error->message, length);
   error->message[length] = '\0';
   return code;
 }

@@ -62,7 +62,7 @@ constexpr std::array<FlagRow, 32> kRows = {{
     {"host-tier-bytes", "BYTES", "host_tier_bytes",
      "host memory for sequences that are offloaded; 0: none are"},
     {"offload-idle-ms", "MS", "offload_idle_ms",
-     "a sequence used within this time is not offloaded for want of memory"},
+     "a sequence used within this time is not offloaded in the background"},
     {"pressure-high-percent", "N", "pressure_high_percent",
      "of a memory limit: above it idle memory is moved out"},
     {"pressure-low-percent", "N", "pressure_low_percent", "and until it is below this"},

@@ -2,9 +2,9 @@
 
 namespace tessera::residency {
 
-Relief DropPrefixes::RelievePressure(cache::Tenant& tenant, std::uint64_t bytes) {
+Relief DropPrefixes::RelievePressure(cache::Tenant& tenant, const Need& need) {
   Relief relief;
-  while (relief.bytes < bytes) {
+  while (relief.bytes < need.bytes) {
     const std::optional<std::uint64_t> went = tenant.prefixes().DropLeastRecentlyUsed();
     if (!went.has_value()) {
       relief.hindrance = relief.steps == 0 ? "no published prefix is unused and not pinned"

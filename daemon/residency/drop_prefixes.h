@@ -8,7 +8,7 @@ namespace tessera::residency {
 class DropPrefixes final : public Measure {
  public:
   std::string_view name() const override { return "drop_prefixes"; }
-  Relief RelievePressure(cache::Tenant& tenant, std::uint64_t bytes) override;
+  Relief RelievePressure(cache::Tenant& tenant, const Need& need) override;
 };
 
 }  // namespace tessera::residency

@@ -11,6 +11,12 @@
 
 namespace tessera::residency {
 
+// What a climb is for.
+struct Need {
+  std::uint64_t bytes = 0;
+  bool of_call = false;  // which waits for it; else nobody does
+};
+
 // What a measure has done.
 struct Relief {
   std::uint64_t bytes = 0;  // of the pool, free when their readers have moved on
@@ -27,8 +33,8 @@ class Measure {
   virtual ~Measure() = default;
   // A metric label: "offload".
   virtual std::string_view name() const = 0;
-  // Gets about `bytes` back, or what there is. What somebody uses stays where it is.
-  virtual Relief RelievePressure(cache::Tenant& tenant, std::uint64_t bytes) = 0;
+  // Gets about so many bytes back, or what there is. What somebody uses stays where it is.
+  virtual Relief RelievePressure(cache::Tenant& tenant, const Need& need) = 0;
 };
 
 }  // namespace tessera::residency

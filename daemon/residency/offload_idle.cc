@@ -19,24 +19,26 @@ struct Candidate {
 
 }  // namespace
 
-Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, std::uint64_t bytes) {
+Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, const Need& need) {
   Relief relief;
   if (!options_.tier->enabled()) {
     relief.hindrance = "the host tier is turned off (host_tier_bytes is 0)";
     return relief;
   }
   const Clock::TimePoint now = options_.clock->Now();
+  const Clock::Duration rest =
+      need.of_call ? std::min(options_.idle, options_.at_work) : options_.idle;
   std::vector<Candidate> idle;
   std::uint64_t in_use = 0;
   for (std::shared_ptr<cache::Sequence>& sequence : tenant.Sequences()) {
-    const cache::Sequence::Rest rest = sequence->LookForRest();
-    if (!rest.may_go) continue;
-    if (now - rest.last_use >= options_.idle) {
-      idle.push_back({std::move(sequence), rest.last_use});
+    const cache::Sequence::Rest seen = sequence->LookForRest();
+    if (!seen.may_go) continue;
+    if (now - seen.last_use >= rest) {
+      idle.push_back({std::move(sequence), seen.last_use});
       continue;
     }
     ++in_use;
-    const Clock::Duration wait = options_.idle - (now - rest.last_use);
+    const Clock::Duration wait = rest - (now - seen.last_use);
     relief.wait = std::min(relief.wait.value_or(wait), wait);
   }
   std::sort(idle.begin(), idle.end(),
@@ -44,10 +46,10 @@ Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, std::uint64_t bytes) 
 
   bool full = false;
   // A second time for those whose tail could not be closed in a full pool: others have made room.
-  for (int pass = 0; pass < 2 && relief.bytes < bytes && !idle.empty() && !full; ++pass) {
+  for (int pass = 0; pass < 2 && relief.bytes < need.bytes && !idle.empty() && !full; ++pass) {
     std::vector<Candidate> again;
     for (Candidate& candidate : idle) {
-      if (relief.bytes >= bytes || full) break;
+      if (relief.bytes >= need.bytes || full) break;
       const absl::StatusOr<std::uint64_t> went =
           candidate.sequence->Offload({.unused_since = candidate.last_use});
       if (went.ok()) {
@@ -69,7 +71,7 @@ Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, std::uint64_t bytes) 
     idle = std::move(again);
     if (relief.steps > 0) tenant.epochs().Collect();
   }
-  if (relief.bytes >= bytes) {
+  if (relief.bytes >= need.bytes) {
     relief.hindrance.clear();
     relief.wait.reset();
   } else if (relief.hindrance.empty()) {

@@ -11,11 +11,15 @@ class OffloadIdle final : public Measure {
     const Clock* clock;
     const tiers::HostTier* tier;
     Clock::Duration idle;  // one that was used within this time stays
+    // Where a call waits: one that was used within this time is between two steps, and stays.
+    // Others go, the longest idle first: to copy rows out and in again costs less than to wait for
+    // an idle one while every sequence of a set that is too large has its turn.
+    Clock::Duration at_work = std::chrono::milliseconds(20);
   };
   explicit OffloadIdle(const Options& options) : options_(options) {}
 
   std::string_view name() const override { return "offload"; }
-  Relief RelievePressure(cache::Tenant& tenant, std::uint64_t bytes) override;
+  Relief RelievePressure(cache::Tenant& tenant, const Need& need) override;
 
  private:
   const Options options_;

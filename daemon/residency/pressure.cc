@@ -89,12 +89,12 @@ std::vector<Pressure::Payer> Pressure::PayersOf(cache::Tenant* asker, std::uint6
 
 // ---- the ladder
 
-void Pressure::RelieveTenant(cache::Tenant& tenant, std::uint64_t bytes, std::string_view reason,
+void Pressure::RelieveTenant(cache::Tenant& tenant, const Need& need, std::string_view reason,
                              Climb& climb) {
-  std::uint64_t left = bytes;
+  std::uint64_t left = need.bytes;
   for (std::size_t rung = 0; rung < options_.ladder.size() && left > 0; ++rung) {
     Measure& measure = *options_.ladder[rung];
-    const Relief relief = measure.RelievePressure(tenant, left);
+    const Relief relief = measure.RelievePressure(tenant, {left, need.of_call});
     const Outcome outcome = relief.bytes >= left ? Outcome::kEnough
                             : relief.bytes > 0   ? Outcome::kSome
                                                  : Outcome::kNothing;
@@ -114,12 +114,13 @@ void Pressure::RelieveTenant(cache::Tenant& tenant, std::uint64_t bytes, std::st
   }
 }
 
-Pressure::Climb Pressure::Relieve(const std::vector<Payer>& payers, std::uint64_t bytes,
+Pressure::Climb Pressure::Relieve(const std::vector<Payer>& payers, const Need& need,
                                   std::string_view reason) {
   Climb climb;
   for (const Payer& payer : payers) {
-    if (climb.bytes >= bytes) break;
-    RelieveTenant(*payer.tenant, std::min(bytes - climb.bytes, payer.most), reason, climb);
+    if (climb.bytes >= need.bytes) break;
+    RelieveTenant(*payer.tenant, {std::min(need.bytes - climb.bytes, payer.most), need.of_call},
+                  reason, climb);
   }
   return climb;
 }
@@ -129,9 +130,9 @@ Pressure::Climb Pressure::RelieveFor(cache::Tenant& tenant, const pool::Shortage
   const std::string reason = Concat(shortage.account, " had no ", FormatBytes(shortage.asked),
                                     " for ", pool::TagName(shortage.tag));
   if (shortage.account == options_.node->account().name()) {
-    return Relieve(PayersOf(&tenant, bytes), bytes, reason);
+    return Relieve(PayersOf(&tenant, bytes), {bytes, true}, reason);
   }
-  return Relieve({{&tenant, ~std::uint64_t{0}}}, bytes, reason);
+  return Relieve({{&tenant, ~std::uint64_t{0}}}, {bytes, true}, reason);
 }
 
 // Host memory with budgets of its own is not what the ladder finds.
@@ -235,7 +236,7 @@ void Pressure::RelieveInBackground() {
                            std::string_view reason) {
     if (bytes == 0) return;
     wanted += bytes;
-    found += Relieve(payers, std::min(bytes, kBytesPerJob), reason).bytes;
+    found += Relieve(payers, {.bytes = std::min(bytes, kBytesPerJob)}, reason).bytes;
   };
   std::uint64_t retired = 0;
   for (const std::unique_ptr<cache::Tenant>& tenant : options_.node->tenants()) {

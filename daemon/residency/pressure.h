@@ -89,8 +89,8 @@ class Pressure final : public pool::PressureHandler {
     std::uint64_t most;
   };
   std::vector<Payer> PayersOf(cache::Tenant* asker, std::uint64_t asked) const;
-  Climb Relieve(const std::vector<Payer>& payers, std::uint64_t bytes, std::string_view reason);
-  void RelieveTenant(cache::Tenant& tenant, std::uint64_t bytes, std::string_view reason,
+  Climb Relieve(const std::vector<Payer>& payers, const Need& need, std::string_view reason);
+  void RelieveTenant(cache::Tenant& tenant, const Need& need, std::string_view reason,
                      Climb& climb);
   Climb RelieveFor(cache::Tenant& tenant, const pool::Shortage& shortage, std::uint64_t bytes);
   bool MayHelp(const pool::Shortage& shortage) const;

@@ -29,15 +29,15 @@ std::vector<Candidate> LeastRecentFirst(const cache::Tenant& tenant) {
 
 }  // namespace
 
-Relief ThinSegments::RelievePressure(cache::Tenant& tenant, std::uint64_t bytes) {
+Relief ThinSegments::RelievePressure(cache::Tenant& tenant, const Need& need) {
   Relief relief;
   relief.hindrance = "no policy allows packed rows to keep less (mosaickv's option pressed)";
   for (const Candidate& candidate : LeastRecentFirst(tenant)) {
     // A lane's new form needs room beside its old one: what one lane gives up the next can use, as
     // long as it is some.
-    while (relief.bytes < bytes) {
+    while (relief.bytes < need.bytes) {
       const compaction::Compactor::ThinOutcome outcome =
-          compactor_->Thin(*candidate.sequence, bytes - relief.bytes);
+          compactor_->Thin(*candidate.sequence, need.bytes - relief.bytes);
       relief.bytes += outcome.gained.bytes;
       relief.steps += outcome.gained.segments;
       if (!outcome.hindrance.ok()) {
@@ -49,7 +49,7 @@ Relief ThinSegments::RelievePressure(cache::Tenant& tenant, std::uint64_t bytes)
       tenant.epochs().Collect();
     }
   }
-  if (relief.bytes >= bytes) relief.hindrance.clear();
+  if (relief.bytes >= need.bytes) relief.hindrance.clear();
   return relief;
 }
 

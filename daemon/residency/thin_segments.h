@@ -12,7 +12,7 @@ class ThinSegments final : public Measure {
   explicit ThinSegments(compaction::Compactor* compactor) : compactor_(compactor) {}
 
   std::string_view name() const override { return "thin"; }
-  Relief RelievePressure(cache::Tenant& tenant, std::uint64_t bytes) override;
+  Relief RelievePressure(cache::Tenant& tenant, const Need& need) override;
 
  private:
   compaction::Compactor* const compactor_;

@@ -76,6 +76,15 @@ TEST(BenchTest, ScaleTimesEveryPartOfALifeAmongFewAndMany) {
   for (const auto& [name, value] : rows) EXPECT_GT(value, 0) << name;
 }
 
+TEST(BenchTest, PressureGoesOnWhateverIsHeld) {
+  const Values rows = RowsOf("pressure");
+  for (const char* held : {"0.500", "1.00", "1.50", "2.00", "4.00"}) {
+    ASSERT_TRUE(rows.contains(Concat("turns_at_", held, "x")));
+    EXPECT_GT(rows.at(Concat("turns_at_", held, "x")), 0);
+    EXPECT_GT(rows.at(Concat("least_worker_at_", held, "x")), 0) << "somebody starves";
+  }
+}
+
 // The books do not depend on the machine: eight workers share one copy.
 TEST(BenchTest, SharingHoldsOneCopyForEightWorkers) {
   constexpr double kMib = 1 << 20;

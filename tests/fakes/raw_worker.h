@@ -2,6 +2,7 @@
 // well-behaved client never would.
 #pragma once
 
+#include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 
 #include <cstdint>

@@ -26,6 +26,7 @@ constexpr Benchmark kBenchmarks[] = {
     {"overhead", "what the daemon adds where the kernel costs nothing", RunOverhead},
     {"policies", "what each policy keeps of attention, at equal budgets, through a daemon",
      RunPolicies},
+    {"pressure", "what becomes of throughput when workers hold more than the pool", RunPressure},
     {"scale", "what a sequence's life costs while few or many others live", RunScale},
     {"serve", "a model that decodes through a daemon, against the same with a cache of its own",
      RunServe},

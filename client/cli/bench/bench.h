@@ -33,6 +33,7 @@ absl::StatusOr<Report> RunCompaction(const Options& options);
 absl::StatusOr<Report> RunFidelity(const Options& options);
 absl::StatusOr<Report> RunOverhead(const Options& options);
 absl::StatusOr<Report> RunPolicies(const Options& options);
+absl::StatusOr<Report> RunPressure(const Options& options);
 absl::StatusOr<Report> RunScale(const Options& options);
 absl::StatusOr<Report> RunServe(const Options& options);
 absl::StatusOr<Report> RunSharing(const Options& options);

@@ -71,8 +71,8 @@ class PressureTest : public testing::Test {
                                   clock_.Advance(time);
                                 }};
     ladder.ladder = std::move(before);
-    ladder.ladder.push_back(std::make_unique<OffloadIdle>(
-        OffloadIdle::Options{.clock = &clock_, .tier = &node_->host_tier(), .idle = kIdle}));
+    ladder.ladder.push_back(std::make_unique<OffloadIdle>(OffloadIdle::Options{
+        .clock = &clock_, .tier = &node_->host_tier(), .idle = kIdle, .at_work = at_work_}));
     pressure_.emplace(std::move(ladder));
     for (std::size_t i = 0; i < tenants.size(); ++i) {
       auto session = tenant(i).OpenSession({.worker_name = "test"});
@@ -141,6 +141,7 @@ class PressureTest : public testing::Test {
   int pauses_ = 0;
   std::function<void()> on_pause_;
   bool gone_ = false;
+  Clock::Duration at_work_ = kIdle;
 };
 
 TEST_F(PressureTest, TheLongestIdleGoFirstAndNoMoreThanNeeded) {
@@ -188,6 +189,30 @@ TEST_F(PressureTest, ACallWaitsForASequenceToBecomeIdle) {
   ASSERT_TRUE(AddWithRelief(0).ok());
   EXPECT_LE(clock_.Now() - begun, seconds(2));
   EXPECT_EQ(Gone(sequences)[0], '-');
+}
+
+// Nobody's turn comes to an end, or ever leaves anything idle: everybody goes on all the same.
+TEST_F(PressureTest, ACallNeedsNobodyToBeIdleOnlyNotAtWork) {
+  at_work_ = milliseconds(20);
+  Build({{.hard = 4 * kMiB}});
+  std::vector<std::shared_ptr<Sequence>> sequences(9);
+  for (auto& sequence : sequences) {
+    ASSERT_TRUE(AddWithRelief(0, &sequence).ok());
+    clock_.Advance(milliseconds(7));
+  }
+  const Clock::TimePoint begun = clock_.Now();
+  for (int turn = 0; turn < 100; ++turn) {
+    const absl::Status status = pressure_->WithRelief(
+        tenant(0), [&] { return sequences[turn % 9]->Restore().status(); }, [] { return false; });
+    ASSERT_TRUE(status.ok()) << status;
+    clock_.Advance(milliseconds(1));
+  }
+  EXPECT_EQ(pressure_->counters().refused.load(), 0u);
+  EXPECT_LT(clock_.Now() - begun, 100 * at_work_) << "and waits no longer than for that";
+  // In the background they are let be.
+  const std::string gone = Gone(sequences);
+  EXPECT_GT(scheduler_.RunAll("relieve"), 0);
+  EXPECT_EQ(Gone(sequences), gone);
 }
 
 TEST_F(PressureTest, NobodyWaitsLongerThanItsPatience) {
@@ -333,9 +358,9 @@ class FakeRung final : public Measure {
   FakeRung(std::string name, std::uint64_t gives, std::vector<std::uint64_t>* asked)
       : name_(std::move(name)), gives_(gives), asked_(asked) {}
   std::string_view name() const override { return name_; }
-  Relief RelievePressure(cache::Tenant&, std::uint64_t bytes) override {
-    asked_->push_back(bytes);
-    const std::uint64_t given = std::min(std::exchange(gives_, 0), bytes);
+  Relief RelievePressure(cache::Tenant&, const Need& need) override {
+    asked_->push_back(need.bytes);
+    const std::uint64_t given = std::min(std::exchange(gives_, 0), need.bytes);
     return {.bytes = given, .steps = given > 0, .hindrance = "there is no more of it"};
   }
 
