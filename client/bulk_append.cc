@@ -260,6 +260,12 @@ absl::Status CutAbandonedRows(Session& session, SequenceState& sequence) {
   return status;
 }
 
+absl::Status CutBeforeReading(Session& session, const std::shared_ptr<SequenceState>& sequence) {
+  if (!sequence->abandoned_rows) return absl::OkStatus();
+  absl::StatusOr<SequenceUse> use = SequenceUse::Take(sequence);
+  return use.ok() ? CutAbandonedRows(session, *sequence) : use.status();
+}
+
 absl::StatusOr<std::uint64_t> BulkAppend(Session& session, SequenceState& sequence,
                                          const AppendTensors& tensors) {
   const BoundModel& model = *sequence.model;

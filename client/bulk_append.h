@@ -22,6 +22,8 @@ absl::Status RefreshTokens(Session& session, SequenceState& sequence);
 absl::Status CutTo(Session& session, SequenceId sequence, std::uint64_t tokens);
 // Takes back what is left of a step that was abandoned, where that did not work at once.
 absl::Status CutAbandonedRows(Session& session, SequenceState& sequence);
+// The same for calls that only read, and may do so beside others: mostly there is nothing to do.
+absl::Status CutBeforeReading(Session& session, const std::shared_ptr<SequenceState>& sequence);
 
 // How a run of layers x tokens is cut so that no piece has more than `most` bytes: whole tokens of
 // all layers where one fits, else layer by layer.

@@ -102,10 +102,13 @@ absl::Status MappedStep::End(std::span<const std::uint32_t> accepted) {
   status = backend_->Settle(batch_);
   if (absl::IsDataLoss(status)) status = OutOfBounds(status);
   if (absl::IsAborted(status)) return status;
-  pinned_ = false;
-  if (!shm::Unpin(door_.control().readers[slot_].word, pin_)) return Aborted();
+  if (!StillPinned()) return Aborted();
+  // Under the pin, too: a step whose worker has none counts as dead, and its tails may be closed
+  // with the tokens that they had before it.
   if (status.ok()) status = Commit(accepted);
   MarkInStep(false);
+  pinned_ = false;
+  (void)shm::Unpin(door_.control().readers[slot_].word, pin_);
   Finish();
   return status;
 }

@@ -203,6 +203,7 @@ absl::Status Sequence::Truncate(std::uint64_t tokens) {
   absl::Status status = CutTo(*hold->session, state_->id, tokens);
   if (!status.ok()) return status;
   state_->tail = Tail();
+  state_->abandoned_rows = false;
   state_->SetTokens(tokens);
   state_->compressed_at = std::min(state_->compressed_at, tokens);
   if (tokens == 0) state_->prompt_waits = false;
@@ -259,6 +260,7 @@ absl::StatusOr<v1::DescribeResponse> Sequence::Ask(v1::DescribeRequest request) 
   absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
   if (!session.ok()) return session.status();
   if (state_->gone) return SequenceUse::Take(state_).status();
+  if (absl::Status cut = CutBeforeReading(**session, state_); !cut.ok()) return cut;
   v1::DescribeResponse response;
   request.set_sequence_id(state_->id.value());
   if (absl::Status status = (*session)->Call(request, response); !status.ok()) return status;

@@ -58,8 +58,8 @@ struct SequenceState {
   // Per layer, where layers are appended apart and do not hold the same; else empty.
   std::vector<std::uint64_t> layer_tokens;
   // The daemon may hold rows of a step that was abandoned, and could not take them back: they are
-  // cut off before anything is appended.
-  bool abandoned_rows = false;
+  // cut off before anything else is done with the sequence.
+  std::atomic<bool> abandoned_rows{false};  // others may look
   bool uncertain = false;  // a call's outcome is unknown: ask the daemon before counting on
   Tail tail;
   ResolvedLanes resolved;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "client/attend_rpc.h"
+#include "client/bulk_append.h"
 #include "client/compress.h"
 #include "client/core.h"
 #include "client/grpc_transport.h"
@@ -144,6 +145,8 @@ absl::Status Worker::AttendRpc(std::uint32_t layer, std::span<const AttendQuery>
           " lse values; [", query.queries, "][", geometry.query_heads, "][", geometry.head_dim,
           "] needs ", query_bytes, ", ", output_bytes, " and ", heads, " (or no lse)"));
     }
+    absl::Status cut = CutBeforeReading(**session, query.sequence->state_);
+    if (!cut.ok()) return cut;
     rows.push_back({.sequence = query.sequence->id(),
                     .queries = query.queries,
                     .query = query.query,
@@ -169,6 +172,9 @@ absl::StatusOr<v1::SelectResponse> Worker::Select(std::uint32_t layer, const Sel
   if (layer >= model.layers()) {
     return absl::InvalidArgumentError(
         Concat("layer is ", layer, "; the model has ", model.layers(), " layers"));
+  }
+  if (absl::Status cut = CutBeforeReading(**session, query.sequence->state_); !cut.ok()) {
+    return cut;
   }
   v1::SelectRequest request;
   request.set_sequence_id(query.sequence->id().value());

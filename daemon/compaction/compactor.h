@@ -114,6 +114,8 @@ class Compactor {
                                      std::uint32_t layer, const LayerState& state);
   absl::StatusOr<LayerChoice> ChoiceOf(const cache::Sequence& sequence, ManagedSequence& managed,
                                        std::uint32_t layer, const LayerState& state);
+  absl::Status Refit(const cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t layer,
+                     LayerChoice& choice);
   absl::Status CarryOut(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t layer,
                         LayerChoice& choice);
 

@@ -149,7 +149,8 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
     absl::StatusOr<LayerChoice> choice = resumes ? *std::exchange(layer.unfinished, std::nullopt)
                                                  : ChoiceOf(sequence, managed, index, layer.state);
     if (!choice.ok()) return choice.status();
-    absl::Status status = CarryOut(sequence, managed, index, *choice);
+    absl::Status status = Refit(sequence, managed, index, *choice);
+    if (status.ok()) status = CarryOut(sequence, managed, index, *choice);
     if (status.ok()) {
       counters_.decisions_made.fetch_add(1, std::memory_order_relaxed);
       layer.state.memory = choice->memory;
@@ -195,6 +196,13 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
   if (other.choice.has_value()) return chooser.TakeOver(*other.choice);
   return absl::FailedPreconditionError(Concat("layer ", index, " takes over the choice of layer ",
                                               decides, ", which has not been compressed"));
+}
+
+absl::Status Compactor::Refit(const cache::Sequence& sequence, ManagedSequence& managed,
+                              std::uint32_t layer, LayerChoice& choice) {
+  if (choice.cut_at == LayerChoice::kNotCut) return absl::OkStatus();
+  return LayerChooser({.sequence = &sequence, .policy = &managed.policy(), .delimiters = {}}, layer)
+      .Refit(choice);
 }
 
 absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& managed,

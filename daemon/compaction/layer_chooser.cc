@@ -36,6 +36,25 @@ std::uint64_t ShownUntil(std::span<const policies::HeadQueries> queries, std::ui
 
 }  // namespace
 
+namespace {
+
+// What is decided about the first `count` entries.
+void KeepFirst(std::uint64_t count, policies::LaneDecision& lane) {
+  policies::LaneDecision first;
+  for (std::size_t i = 0; i < lane.kept.size() && lane.kept[i] < count; ++i) {
+    first.kept.push_back(lane.kept[i]);
+    if (!lane.merges()) continue;
+    if (first.begins.empty()) first.begins.push_back(0);
+    for (std::uint32_t m = lane.begins[i]; m < lane.begins[i + 1]; ++m) {
+      if (lane.members[m] < count) first.members.push_back(lane.members[m]);
+    }
+    first.begins.push_back(static_cast<std::uint32_t>(first.members.size()));
+  }
+  lane = std::move(first);
+}
+
+}  // namespace
+
 // The lanes of a layer as they are looked at, and what the policy sees of them.
 struct LayerChooser::Lanes {
   std::vector<SeenEntries> seen;
@@ -76,6 +95,12 @@ void LayerState::CutTo(std::uint64_t tokens) {
   observation.ForgetFrom(tokens);
   decided_until = std::min(decided_until, tokens);
   if (decided_until == 0) memory = {};
+}
+
+void LayerChoice::CutTo(std::uint64_t tokens) {
+  cut_at = std::min(cut_at, tokens);
+  end = std::min(end, tokens);
+  until = std::min(until, tokens);
 }
 
 bool LayerChoice::Untouched(std::uint32_t kv_head) const {
@@ -289,6 +314,21 @@ absl::StatusOr<LayerChoice> LayerChooser::TakeOver(const LayerChoice& choice) co
              counts.empty() ? 0 : counts.front(), " entries that wait where that one had ",
              choice.decided.empty() ? 0 : choice.decided.front(),
              "; compress layers that share a choice at the same length"));
+}
+
+absl::Status LayerChooser::Refit(LayerChoice& choice) const {
+  const absl::StatusOr<Lanes> lanes = Look(ChoosesFromAll(*options_.policy), /*keys=*/false);
+  if (!lanes.ok()) return lanes.status();
+  const std::vector<std::uint64_t> left = lanes->CountsBefore(choice.cut_at);
+  for (std::size_t head = 0; head < choice.lanes.size(); ++head) {
+    if (choice.done[head]) continue;
+    choice.decided[head] = std::min(choice.decided[head], left[head]);
+    KeepFirst(choice.decided[head], choice.lanes[head]);
+    choice.first_positions[head] = lanes->FirstPositions()[head];
+    choice.losses[head] = lanes->losses[head];
+  }
+  choice.cut_at = LayerChoice::kNotCut;
+  return absl::OkStatus();
 }
 
 }  // namespace tessera::compaction

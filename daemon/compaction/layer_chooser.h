@@ -42,10 +42,16 @@ struct LayerChoice {
   std::uint64_t end = 0;                       // behind the last position of any lane
   std::uint64_t until = 0;                     // tokens before it have been decided about then
   bool continued = false;  // a decision about the whole lane, made before, goes on
+  // Only of one that has begun: of the tokens at or behind it the other lanes have lost all, or
+  // have others now.
+  std::uint64_t cut_at = kNotCut;
   // There was too little to decide about: the next prompt's end decides about all of it, and wants
   // these tokens' queries, too.
   bool waits = false;
 
+  static constexpr std::uint64_t kNotCut = ~std::uint64_t{0};
+  // The sequence was cut to so many tokens.
+  void CutTo(std::uint64_t tokens);
   // Whether it has been carried out in some lanes.
   bool Begun() const { return std::find(done.begin(), done.end(), true) != done.end(); }
   // Whether a lane stays as it is.
@@ -71,6 +77,9 @@ class LayerChooser {
   absl::StatusOr<LayerChoice> Choose(const LayerState& state) const;
   // The choice of another layer, taken over. FAILED_PRECONDITION where the lanes are not alike.
   absl::StatusOr<LayerChoice> TakeOver(const LayerChoice& choice) const;
+  // Makes a choice that was cut fit the lanes where it has not been carried out: the layer's lanes
+  // are to be alike again.
+  absl::Status Refit(LayerChoice& choice) const;
 
  private:
   struct Lanes;

@@ -100,6 +100,7 @@ class ManagedSequence final : public cache::Companion {
   void CutTo(std::uint64_t tokens, const Pause&) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     for (ManagedLayer& layer : layers_) {
       layer.state.CutTo(tokens);
+      if (layer.unfinished.has_value()) layer.unfinished->CutTo(tokens);
       if (layer.choice.has_value() && layer.choice->until > tokens) layer.choice.reset();
     }
     MutexLock lock(text_mutex_);

@@ -310,14 +310,32 @@ void MappedDaemon::Cut(Sequence& sequence, std::uint64_t tokens) {
   Publish(sequence);
 }
 
+bool MappedDaemon::InStep(const Sequence& sequence) {
+  for (const std::shared_ptr<Session>& session : sessions_) {
+    if (session->id != sequence.owner) continue;
+    const std::uint64_t word = session->control->commits[sequence.tail->commit_slot].load();
+    // In this order, as the daemon looks.
+    if (shm::CommitWord::Matches(word, sequence.tail->generation) &&
+        shm::CommitWord::InStep(word) && PinsOf(*session) > 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::uint32_t MappedDaemon::PinsOf(const Session& session) {
+  std::uint32_t count = 0;
+  for (const shm::ReaderSlot& slot : session.control->readers) count += slot.word.load() > 1;
+  return count;
+}
+
 bool MappedDaemon::OffloadBehind(std::uint64_t id) {
   std::lock_guard lock(mutex_);
   Sequence& sequence = *sequences_.at(id);
-  for (const std::shared_ptr<Session>& session : sessions_) {
-    if (session->id != sequence.owner || !sequence.tail.has_value()) continue;
-    const std::uint64_t word = session->control->commits[sequence.tail->commit_slot].load();
-    if (shm::CommitWord::Matches(word, sequence.tail->generation) &&
-        shm::CommitWord::InStep(word)) {
+  if (sequence.tail.has_value()) {
+    block(sequence).tail_generation.store(0);
+    if (InStep(sequence)) {
+      block(sequence).tail_generation.store(sequence.tail->generation);
       return false;
     }
   }
@@ -395,9 +413,7 @@ bool MappedDaemon::WakeAsked() {
 std::uint32_t MappedDaemon::pins() {
   std::lock_guard lock(mutex_);
   std::uint32_t count = 0;
-  for (const std::shared_ptr<Session>& session : sessions_) {
-    for (const shm::ReaderSlot& slot : session->control->readers) count += slot.word.load() > 1;
-  }
+  for (const std::shared_ptr<Session>& session : sessions_) count += PinsOf(*session);
   return count;
 }
 

@@ -178,6 +178,8 @@ class MappedDaemon {
   std::uint64_t TokensLocked(const Sequence& sequence);
   std::uint64_t CommittedLocked(const Sequence& sequence);
   std::uint64_t AbsorbLocked(Sequence& sequence, std::uint64_t upto);
+  bool InStep(const Sequence& sequence);
+  static std::uint32_t PinsOf(const Session& session);
   void CloseTail(Sequence& sequence);
   void Cut(Sequence& sequence, std::uint64_t tokens);
   void FreeLocked(std::uint64_t id);

@@ -5,11 +5,6 @@
 
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
-#include "daemon/device/cpu_device.h"
-#include "daemon/metrics/metrics.h"
-#include "daemon/residency/drop_prefixes.h"
-#include "daemon/residency/offload_idle.h"
-#include "kernels/dispatch/implementation.h"
 #include "proto/shm/layout.h"
 
 namespace tessera::fuzz {
@@ -24,16 +19,6 @@ constexpr int kManyJobs = 10000;
 // Four bf16 numbers that nothing else consists of: a row of the other tenant is these, again and
 // again, and so is what attention makes of such rows.
 constexpr std::string_view kForeignRow("\x97\x3e\x1d\x3f\xc3\x3e\x68\x3f", 8);
-
-device::Device& Cpu() {
-  static device::CpuDevice device(kernels::BestImplementation());
-  return device;
-}
-
-metrics::Metrics& AllMetrics() {
-  static metrics::Metrics metrics({.version = "fuzz", .device = "cpu", .isa = "any"});
-  return metrics;
-}
 
 v1::Tensor ForeignTensor(std::uint64_t tokens, bool query) {
   v1::Tensor tensor;
@@ -172,74 +157,34 @@ std::string Neighbour::Attend() {
 
 // ---- DaemonCore
 
-DaemonCore::DaemonCore(bool crowded) : services_{} {
-  cache::Node::Options options = {
-      .memory_bytes = kNodeBytes,
-      .raw_copy_bytes = 1 << 20,
-      .host_tier_bytes = 4 << 20,
-      .device = &Cpu(),
-      .tenants = {{.name = "mine", .token = kMyToken}, {.name = "others", .token = kForeignToken}},
-      .max_sessions = 8};
-  options.tenant_template.pool_extent_bytes = kPoolExtent;
-  options.tenant_template.directory_extent_bytes = kDirectoryExtent;
-  options.tenant_template.ring_tiles = 2;
-  options.tenant_template.staging_bytes = kStaging;
-  options.tenant_template.tail_extent_bytes = 64 << 10;
-  options.tenant_template.max_models = 4;
-  options.tenant_template.max_sequences = 24;
-  options.tenant_template.max_prefixes = 4;
-  options.tenant_template.pin_limit = std::chrono::seconds(5);
-  options.tenant_template.clock = &clock_;
-  absl::StatusOr<std::unique_ptr<cache::Node>> node = cache::Node::Create(options);
-  TESSERA_CHECK(node.ok(), node.status().ToString());
-  node_ = *std::move(node);
-  MakeServices();
+DaemonCore::DaemonCore(bool crowded) : parts_(PartsOptions()) {
+  admin_ = std::make_unique<serving::AdminService>(
+      services(), parts_.connections(), [this](std::uint64_t) { services().draining.store(true); });
   foreign_ = std::make_unique<Neighbour>(*this, kForeignToken);
   if (crowded) honest_ = std::make_unique<Neighbour>(*this, kMyToken);
 }
 
-void DaemonCore::MakeServices() {
-  compactor_ = std::make_unique<compaction::Compactor>(compaction::Compactor::Options{
-      .scheduler = &scheduler_,
-      .logger = &logger_,
-      .clock = &clock_,
-      .operations = &kernels::OperationsOf(kernels::BestImplementation())});
-  absorber_ = std::make_unique<compaction::TailAbsorber>(
-      compaction::TailAbsorber::Options{.scheduler = &scheduler_,
-                                        .logger = &logger_,
-                                        .clock = &clock_,
-                                        .compactor = compactor_.get()});
-  residency::Pressure::Options pressure = {.node = node_.get(),
-                                           .scheduler = &scheduler_,
-                                           .logger = &logger_,
-                                           .clock = &clock_,
-                                           .pause = [this](Clock::Duration time) { Pass(time); }};
-  pressure.ladder.push_back(std::make_unique<residency::DropPrefixes>());
-  pressure.ladder.push_back(
-      std::make_unique<residency::OffloadIdle>(residency::OffloadIdle::Options{
-          .clock = &clock_, .tier = &node_->host_tier(), .idle = std::chrono::seconds(1)}));
-  pressure_ = std::make_unique<residency::Pressure>(std::move(pressure));
-  services_.node = node_.get();
-  services_.absorber = absorber_.get();
-  services_.compactor = compactor_.get();
-  services_.pressure = pressure_.get();
-  services_.scheduler = &scheduler_;
-  services_.metrics = &AllMetrics();
-  services_.logger = &logger_;
-  services_.clock = &clock_;
-  services_.device = &Cpu();
-  services_.started = clock_.Now();
-  services_.max_message_bytes = 1 << 20;
-  services_.admin_over_tcp = true;
-  absl::StatusOr<std::unique_ptr<serving::Watcher>> watcher =
-      serving::Watcher::Create(services_, connections_);
-  TESSERA_CHECK(watcher.ok(), watcher.status().ToString());
-  watcher_ = *std::move(watcher);
-  connections_.set_watcher(watcher_.get());
-  door_ = {.services = &services_, .connections = &connections_, .descriptor_socket = "/x.fd"};
-  worker_ = std::make_unique<serving::WorkerService>(door_);
-  admin_ = std::make_unique<serving::AdminService>(
-      services_, connections_, [this](std::uint64_t) { services_.draining.store(true); });
+DaemonParts::Options DaemonCore::PartsOptions() {
+  DaemonParts::Options options = {.node = {.memory_bytes = kNodeBytes,
+                                           .raw_copy_bytes = 1 << 20,
+                                           .host_tier_bytes = 4 << 20,
+                                           .tenants = {{.name = "mine", .token = kMyToken},
+                                                       {.name = "others", .token = kForeignToken}},
+                                           .max_sessions = 8},
+                                  .clock = &clock_,
+                                  .scheduler = &scheduler_,
+                                  .pause = [this](Clock::Duration time) { Pass(time); }};
+  cache::Tenant::Options& each = options.node.tenant_template;
+  each.pool_extent_bytes = kPoolExtent;
+  each.directory_extent_bytes = kDirectoryExtent;
+  each.ring_tiles = 2;
+  each.staging_bytes = kStaging;
+  each.tail_extent_bytes = 64 << 10;
+  each.max_models = 4;
+  each.max_sequences = 24;
+  each.max_prefixes = 4;
+  each.pin_limit = std::chrono::seconds(5);
+  return options;
 }
 
 bool DaemonCore::HoldsForeign(std::string_view bytes) {
@@ -249,7 +194,7 @@ bool DaemonCore::HoldsForeign(std::string_view bytes) {
 void DaemonCore::Pass(Clock::Duration time) {
   clock_.Advance(time);
   scheduler_.Run(1);
-  for (const std::unique_ptr<cache::Tenant>& tenant : node_->tenants()) {
+  for (const std::unique_ptr<cache::Tenant>& tenant : node().tenants()) {
     tenant->epochs().Collect();
     tenant->prefixes().Sweep();
   }
@@ -258,42 +203,14 @@ void DaemonCore::Pass(Clock::Duration time) {
 // The workers of the input have gone by now.
 DaemonCore::~DaemonCore() {
   scheduler_.Run(kManyJobs);
-  services_.draining.store(false);
+  services().draining.store(false);
   honest_.reset();
   foreign_.reset();
   scheduler_.Run(kManyJobs);
-  TESSERA_CHECK(connections_.size() == 0, "every stream has ended");
-  watcher_.reset();  // it still knows the sessions
+  TESSERA_CHECK(parts_.connections().size() == 0, "every stream has ended");
+  parts_.StopWatching();
   Pass(std::chrono::seconds(60));
-  for (const std::unique_ptr<cache::Tenant>& tenant : node_->tenants()) ExpectNothingLeft(*tenant);
-  TESSERA_CHECK(node_->host_tier().used_bytes() == 0, "the host tier is empty");
-  TESSERA_CHECK(node_->raw_copies().used_bytes() == 0, "no raw copies");
-  TESSERA_CHECK(node_->sessions() == 0, "no session is counted");
-  std::uint64_t extents = 0;
-  for (const std::unique_ptr<cache::Tenant>& tenant : node_->tenants()) {
-    extents += tenant->pool().extents() * kPoolExtent +
-               tenant->directory().pool().extents() * kDirectoryExtent;
-  }
-  TESSERA_CHECK(node_->account().used_bytes() == extents,
-                Concat(node_->account().used_bytes(), " bytes of ", extents, " in extents"));
-}
-
-void DaemonCore::ExpectNothingLeft(cache::Tenant& tenant) {
-  for (const auto& prefix : tenant.prefixes().List()) tenant.prefixes().Free(prefix.prefix->id());
-  TESSERA_CHECK(!tenant.epochs().Collect().has_value(), "no reader is waited for");
-  TESSERA_CHECK(tenant.session_count() == 0 && tenant.sequence_count() == 0, tenant.name());
-  for (std::size_t i = 0; i < pool::kMemoryTags; ++i) {
-    const auto tag = static_cast<pool::MemoryTag>(i);
-    TESSERA_CHECK(tenant.account().used_bytes(tag) == 0,
-                  Concat(tenant.account().used_bytes(tag), " bytes of ", pool::TagName(tag)));
-  }
-  TESSERA_CHECK(tenant.account().used_bytes() == 0, "nothing is charged");
-  TESSERA_CHECK(tenant.pool().used_bytes() == 0, "the pool is empty");
-  TESSERA_CHECK(tenant.directory().pool().used_bytes() == 0, "the directory is empty");
-  TESSERA_CHECK(tenant.offloaded().used_bytes() == 0, "nothing is offloaded");
-  TESSERA_CHECK(tenant.raw_copies().used_bytes() == 0, "no raw copies");
-  tenant.pool().Validate();
-  tenant.directory().pool().Validate();
+  parts_.ExpectNothingLeft();
 }
 
 }  // namespace tessera::fuzz

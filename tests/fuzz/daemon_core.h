@@ -10,17 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "daemon/base/log.h"
-#include "daemon/cache/node.h"
-#include "daemon/compaction/compactor.h"
-#include "daemon/compaction/tail_absorber.h"
-#include "daemon/residency/pressure.h"
 #include "daemon/serving/admin_service.h"
-#include "daemon/serving/connections.h"
-#include "daemon/serving/services.h"
-#include "daemon/serving/watcher.h"
-#include "daemon/serving/worker_service.h"
 #include "tests/fakes/fake_clock.h"
+#include "tests/fuzz/daemon_parts.h"
 #include "tests/fuzz/step_scheduler.h"
 
 namespace tessera::fuzz {
@@ -117,13 +109,13 @@ class DaemonCore {
   // they were.
   ~DaemonCore();
 
-  serving::WorkerService& worker() { return *worker_; }
+  serving::WorkerService& worker() { return parts_.worker(); }
   serving::AdminService& admin() { return *admin_; }
-  serving::Services& services() { return services_; }
-  cache::Node& node() { return *node_; }
-  cache::Tenant& mine() { return *node_->tenants()[0]; }
+  serving::Services& services() { return parts_.services(); }
+  cache::Node& node() { return parts_.node(); }
+  cache::Tenant& mine() { return *node().tenants()[0]; }
   StepScheduler& scheduler() { return scheduler_; }
-  std::unique_ptr<FakeStream> Attach() { return std::make_unique<FakeStream>(door_); }
+  std::unique_ptr<FakeStream> Attach() { return std::make_unique<FakeStream>(parts_.door()); }
   // As the watcher would after a while.
   void Pass(Clock::Duration time);
 
@@ -134,21 +126,11 @@ class DaemonCore {
   static bool HoldsForeign(std::string_view bytes);
 
  private:
-  void MakeServices();
-  void ExpectNothingLeft(cache::Tenant& tenant);
+  DaemonParts::Options PartsOptions();
 
   FakeClock clock_;
   StepScheduler scheduler_;
-  Logger logger_{{.level = LogLevel::kOff}};
-  serving::Services services_;
-  std::unique_ptr<cache::Node> node_;
-  std::unique_ptr<compaction::Compactor> compactor_;
-  std::unique_ptr<compaction::TailAbsorber> absorber_;
-  std::unique_ptr<residency::Pressure> pressure_;
-  serving::Connections connections_{services_};
-  std::unique_ptr<serving::Watcher> watcher_;
-  serving::AttachDoor door_;
-  std::unique_ptr<serving::WorkerService> worker_;
+  DaemonParts parts_;
   std::unique_ptr<serving::AdminService> admin_;
   std::unique_ptr<Neighbour> foreign_;
   std::unique_ptr<Neighbour> honest_;

@@ -286,6 +286,47 @@ TEST_F(TokenJobs, WhatMemoryInterruptedIsFinishedFirst) {
   }
 }
 
+// A cut between the two leaves the rest of the choice, for those tokens that are left.
+TEST_F(TokenJobs, WhatMemoryInterruptedIsFinishedAfterACut) {
+  for (const std::uint64_t cut_to : {199u, 150u, 20u, 0u}) {
+    int interrupted = 0;
+    for (std::uint64_t room = 4096; room < 400'000; room += 4096) {
+      Track track = NewTrack(Policy("tova:budget=30"));
+      Append(track, 200, 1);
+      ShowQueries(track, 199, 1, {track.stamps[3], 1});
+      auto& account = const_cast<pool::Account&>(world_.tenant().account());
+      const std::uint64_t free = account.limit_bytes() - account.used_bytes();
+      if (free <= room) break;
+      auto squeezed = *account.Reserve(pool::MemoryTag::kPoolExtents, free - room);
+      std::optional<cache::Tenant::Reader> reader(world_.tenant());
+      const auto told = Compress(track);
+      RunAll();
+      reader.reset();
+      Collect();
+      squeezed.Reset();
+      for (std::uint32_t lane = 0; lane < 8; lane += 2) {
+        interrupted += PositionsOf(track, lane).size() != PositionsOf(track, lane + 1).size();
+      }
+      Cut(track, cut_to);
+      Append(track, 40, 1);
+      const std::uint64_t last = track.stamps.size() - 1;
+      ShowQueries(track, last, 1, {track.stamps[1], 1});
+      const auto again = Compress(track);
+      RunAll();
+      EXPECT_TRUE(again->status.ok() || absl::IsFailedPrecondition(again->status));
+      EXPECT_EQ(again->status.ToString().find("equally many"), std::string::npos) << again->status;
+      for (std::uint32_t lane = 0; lane < 8; lane += 2) {
+        EXPECT_EQ(PositionsOf(track, lane).size(), PositionsOf(track, lane + 1).size())
+            << "room " << room << " lane " << lane << " cut to " << cut_to;
+      }
+      track.sequence->Free();
+      Collect();
+      if (told->status.ok()) break;
+    }
+    EXPECT_GT(interrupted, 0) << cut_to;
+  }
+}
+
 TEST_F(TokenJobs, MoreEntriesThanASegmentHolds) {
   model_ = world_.Register(cache::SmallModel("long", 1, 1));
   constexpr std::uint64_t kTokens = shm::kMaxSegmentEntries + 5000;
