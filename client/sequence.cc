@@ -200,6 +200,10 @@ absl::StatusOr<PublishedPrefix> Sequence::Publish(std::span<const std::uint32_t>
 absl::Status Sequence::Truncate(std::uint64_t tokens) {
   absl::StatusOr<Hold> hold = Take(core_, state_);
   if (!hold.ok()) return hold.status();
+  // What a refused step left behind is none of its tokens.
+  if (tokens > state_->tokens) {
+    if (absl::Status cut = CutAbandonedRows(*hold->session, *state_); !cut.ok()) return cut;
+  }
   absl::Status status = CutTo(*hold->session, state_->id, tokens);
   if (!status.ok()) return status;
   state_->tail = Tail();

@@ -1,5 +1,6 @@
 #include "daemon/cache/control.h"
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -43,7 +44,15 @@ CommitSlot& CommitSlot::operator=(CommitSlot&& other) noexcept {
 }
 
 std::uint64_t CommitSlot::Load() const {
-  return control_->page_->commits[index_].load(std::memory_order_acquire);
+  return control_->page_->commits[index_].load(std::memory_order_seq_cst);
+}
+
+std::uint32_t CommitSlot::NextGeneration(std::uint32_t last) const {
+  MutexLock lock(control_->mutex_);
+  std::uint32_t& generation = control_->generations_[index_];
+  generation = std::max(generation, last) + 1;
+  if ((generation & 0xffffu) == 0) ++generation;
+  return generation;
 }
 
 bool CommitSlot::WorkerPins() const {
@@ -67,6 +76,7 @@ absl::StatusOr<CommitSlot> Control::TakeCommitSlot() {
     free_slots_.pop_back();
   } else if (next_slot_ < shm::kCommitSlots) {
     slot = next_slot_++;
+    generations_.push_back(0);
   } else {
     return absl::ResourceExhaustedError(
         Concat("the session decodes ", next_slot_, " sequences; the limit is ", shm::kCommitSlots));

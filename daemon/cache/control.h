@@ -33,6 +33,9 @@ class CommitSlot {
   std::uint32_t index() const { return index_; }
   // The worker's word, as it is now.
   std::uint64_t Load() const;
+  // A number for the tail that takes it: above `last` and all that tails here had before, and not 0
+  // in its low 16 bits, so that what a late step says of another tail is not taken for this one's.
+  std::uint32_t NextGeneration(std::uint32_t last) const;
   // Whether one of its worker's reader slots is pinned now.
   bool WorkerPins() const;
 
@@ -75,6 +78,7 @@ class Control : public std::enable_shared_from_this<Control> {
   Mutex mutex_;
   std::vector<std::uint32_t> free_slots_ TESSERA_GUARDED_BY(mutex_);
   std::uint32_t next_slot_ TESSERA_GUARDED_BY(mutex_) = 0;
+  std::vector<std::uint32_t> generations_ TESSERA_GUARDED_BY(mutex_);  // by slot: its last tail's
 };
 
 }  // namespace tessera::cache

@@ -52,9 +52,7 @@ absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory, Cont
   if (!region.ok()) return region.status();
   absl::StatusOr<CommitSlot> slot = control.TakeCommitSlot();
   if (!slot.ok()) return slot.status();
-  ++tail_generation_;
-  // The commit word counts from the low 16 bits of the generation, which must not read as "none".
-  if ((tail_generation_ & 0xffffu) == 0) ++tail_generation_;
+  tail_generation_ = slot->NextGeneration(tail_generation_);
   const OpenedTail opened = {region->extent(), region->extent_bytes(), region->offset(),
                              slot->index(),    tail_generation_,       tokens};
   block().ring_start.store(tokens);

@@ -76,7 +76,9 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Se
   const ManagedSequence::Pause pause(*managed);
   absl::StatusOr<std::shared_ptr<cache::Sequence>> child = fork();
   if (!child.ok()) return child;
-  (*child)->set_companion(std::make_shared<ManagedSequence>(*managed, pause, (*child)->model()));
+  const std::uint64_t tokens = (*child)->Describe(/*lanes=*/false).tokens;
+  (*child)->set_companion(
+      std::make_shared<ManagedSequence>(*managed, pause, (*child)->model(), tokens));
   return child;
 }
 
@@ -98,7 +100,9 @@ absl::Status Compactor::TakeSegmentsOf(cache::Sequence& sequence, const cache::S
   absl::Status status = sequence.TakeSegmentsOf(other);
   if (!status.ok()) return status;
   // As a fork of the other: what was learnt of the segments before is of no use.
-  sequence.set_companion(std::make_shared<ManagedSequence>(*theirs, their_pause, sequence.model()));
+  const std::uint64_t tokens = sequence.Describe(/*lanes=*/false).tokens;
+  sequence.set_companion(
+      std::make_shared<ManagedSequence>(*theirs, their_pause, sequence.model(), tokens));
   return status;
 }
 
@@ -263,7 +267,8 @@ absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequ
     const LaneCoder::Options options = CoderOptions(*sequence, *managed, lane.state);
     for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
       status = sequence->Recode({.lane = index, .least_plain = kernels::kTileEntries},
-                                [&](const cache::OpenRun& run) {
+                                [&](const cache::OpenRun& run) -> LaneCoder::Swap {
+                                  if (managed->Interrupted(run.layer)) return std::nullopt;
                                   LaneCoder coder(options, run);
                                   LaneCoder::Swap swap = coder.EncodeTiles();
                                   wants_seal = coder.wants_seal();

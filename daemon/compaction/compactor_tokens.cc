@@ -104,9 +104,12 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
           QueueChoice(held, managed, std::move(layers), priority, std::move(ticket));
           return;
         }
+        // Nobody moves it out from under a choice that is carried out lane by lane.
+        const absl::StatusOr<cache::Residence> stays = held->Restore();
         for (const std::uint32_t layer : layers) {
           managed->layer(layer).pending.fetch_sub(1);
-          absl::Status status = EncodeBefore(held, *managed, layer);
+          absl::Status status = stays.status();
+          if (status.ok()) status = EncodeBefore(held, *managed, layer);
           if (status.ok()) status = Choose(*held, *managed, layer);
           if (ticket.waited_for()) {
             ticket.Report(status);
@@ -156,6 +159,7 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
       layer.state.memory = choice->memory;
       layer.state.decided_until = choice->until;
       if (!choice->waits) layer.state.observation.ForgetBefore(choice->until);
+      layer.interrupted = false;
       layer.choice = std::nullopt;
       if (IsTakenOver(managed.policy(), index, sequence.model().layers())) {
         layer.choice = *std::move(choice);
@@ -165,6 +169,7 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
     }
     const bool again = absl::IsAborted(status);
     if (choice->Begun() && !(resumes && again)) layer.unfinished = *std::move(choice);
+    layer.interrupted = layer.unfinished.has_value();
     if (!again || ++attempt == internal::kAttempts) return status;
   }
 }

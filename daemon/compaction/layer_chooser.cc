@@ -101,6 +101,7 @@ void LayerChoice::CutTo(std::uint64_t tokens) {
   cut_at = std::min(cut_at, tokens);
   end = std::min(end, tokens);
   until = std::min(until, tokens);
+  if (until == 0) memory = {};
 }
 
 bool LayerChoice::Untouched(std::uint32_t kv_head) const {
@@ -320,11 +321,20 @@ absl::Status LayerChooser::Refit(LayerChoice& choice) const {
   const absl::StatusOr<Lanes> lanes = Look(ChoosesFromAll(*options_.policy), /*keys=*/false);
   if (!lanes.ok()) return lanes.status();
   const std::vector<std::uint64_t> left = lanes->CountsBefore(choice.cut_at);
+  const std::vector<std::uint64_t> first = lanes->FirstPositions();
   for (std::size_t head = 0; head < choice.lanes.size(); ++head) {
     if (choice.done[head]) continue;
-    choice.decided[head] = std::min(choice.decided[head], left[head]);
+    // All that it was about may have gone; what is there now came since.
+    const bool gone = choice.first_positions[head] >= choice.cut_at;
+    choice.decided[head] = gone ? 0 : std::min(choice.decided[head], left[head]);
     KeepFirst(choice.decided[head], choice.lanes[head]);
-    choice.first_positions[head] = lanes->FirstPositions()[head];
+    if (choice.decided[head] == 0) {
+      choice.first_positions[head] = first[head];
+    } else if (choice.first_positions[head] != first[head]) {
+      return absl::AbortedError(Concat("layer ", layer_, ": the entries that wait begin at ",
+                                       first[head], " and not at ", choice.first_positions[head],
+                                       " any more, where a choice about them was interrupted"));
+    }
     choice.losses[head] = lanes->losses[head];
   }
   choice.cut_at = LayerChoice::kNotCut;

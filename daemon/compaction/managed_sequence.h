@@ -37,6 +37,8 @@ class ManagedSequence final : public cache::Companion {
     // One that has been carried out in some lanes when memory ran out: the others come first, so
     // that the lanes of a layer stay alike.
     std::optional<LayerChoice> unfinished TESSERA_GUARDED_BY(mutex);
+    // There is one. Until it is finished the layer's rows keep their form, so that it still fits.
+    std::atomic<bool> interrupted{false};
     // Jobs that wait, or run, to choose for this layer.
     std::atomic<std::uint32_t> pending{0};
   };
@@ -64,14 +66,18 @@ class ManagedSequence final : public cache::Companion {
     ManagedSequence& sequence_;
   };
 
-  // What a fork of a paused sequence goes on from; what a worker has shown stays with the parent.
-  ManagedSequence(ManagedSequence& parent, const Pause&,
-                  const cache::Model& model) TESSERA_NO_THREAD_SAFETY_ANALYSIS
+  // What a fork of a paused sequence goes on from, which has the first `tokens` of its tokens; what
+  // a worker has shown stays with the parent.
+  ManagedSequence(ManagedSequence& parent, const Pause&, const cache::Model& model,
+                  std::uint64_t tokens) TESSERA_NO_THREAD_SAFETY_ANALYSIS
       : ManagedSequence(parent.policy_, model) {
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       layers_[i].state.memory = parent.layers_[i].state.memory;
       layers_[i].state.decided_until = parent.layers_[i].state.decided_until;
       layers_[i].unfinished = parent.layers_[i].unfinished;
+      layers_[i].interrupted = layers_[i].unfinished.has_value();
+      layers_[i].state.CutTo(tokens);
+      if (layers_[i].unfinished.has_value()) layers_[i].unfinished->CutTo(tokens);
     }
     MutexLock lock(parent.text_mutex_);
     MutexLock own_lock(text_mutex_);
@@ -90,6 +96,11 @@ class ManagedSequence final : public cache::Companion {
   const policies::Policy& policy() const { return policy_; }
   ManagedLane& lane(std::uint32_t index) { return lanes_[index]; }
   ManagedLayer& layer(std::uint32_t index) { return layers_[index]; }
+
+  // Whether a choice for the layer waits to be finished.
+  bool Interrupted(std::uint32_t layer) const {
+    return !layers_.empty() && layers_[layer].interrupted;
+  }
 
   void TakeTokenIds(std::uint64_t first_token, std::span<const std::uint32_t> ids,
                     const cache::Model& model) {

@@ -56,8 +56,9 @@ class ThreadedStories : public testing::TestWithParam<Setting> {
     cache::Tenant& tenant = *parts_->node().tenants()[0];
     const Clock::TimePoint deadline = clock_.Now() + std::chrono::seconds(60);
     while (tenant.session_count() > 0 && clock_.Now() < deadline) std::this_thread::yield();
+    parts_->watcher().Stop();
+    scheduler_.reset();  // whose last jobs still call for the watcher's attention
     parts_->StopWatching();
-    scheduler_.reset();
     parts_->ExpectNothingLeft();
     parts_.reset();
     std::filesystem::remove_all(folder_);
