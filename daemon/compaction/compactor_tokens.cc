@@ -105,7 +105,7 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
           return;
         }
         // Nobody moves it out from under a choice that is carried out lane by lane.
-        const absl::StatusOr<cache::Residence> stays = held->Restore();
+        absl::StatusOr<cache::Residence> stays = held->Restore();
         for (const std::uint32_t layer : layers) {
           managed->layer(layer).pending.fetch_sub(1);
           absl::Status status = stays.status();
@@ -117,6 +117,7 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
             Complain(*held, "tokens not chosen", status);
           }
         }
+        if (stays.ok()) stays->Reset();  // before whoever waits goes on
         ticket.Finish();
       });
 }
