@@ -141,7 +141,7 @@ absl::Status RemoteStep::End(std::span<const std::uint32_t> accepted) {
 void RemoteStep::Abandon() {
   if (std::exchange(touched_, false)) {
     for (StepItem& item : batch_.items()) {
-      // Where it does not work, as in a pool without room for it, whoever appends next does it.
+      // Where it does not work, as in a pool without room for it, the next call does it.
       item.sequence->abandoned_rows = !TruncateItem(item, item.base).ok();
     }
   }

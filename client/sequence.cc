@@ -260,7 +260,8 @@ absl::StatusOr<v1::DescribeResponse> Sequence::DescribeEntries() const {
 }
 
 absl::StatusOr<v1::DescribeResponse> Sequence::Ask(v1::DescribeRequest request) const {
-  // Asks, and touches nothing that a step uses: allowed at any time.
+  // Asks, and touches nothing that a step uses: allowed at any time. Only what a refused step left
+  // behind is cut off first, where there is any.
   absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
   if (!session.ok()) return session.status();
   if (state_->gone) return SequenceUse::Take(state_).status();

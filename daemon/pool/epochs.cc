@@ -102,6 +102,7 @@ std::optional<Clock::Duration> Epochs::Collect() {
 std::uint32_t Epochs::Pinned(const PinSource& source) {
   std::uint32_t pinned = 0;
   for (std::uint32_t i = 0; i < source.count; ++i) {
+    // Whoever finds a pin gone then sees what was committed under it.
     const std::uint64_t word = source.slots[i].word.load(std::memory_order_seq_cst);
     pinned += word != shm::kPinFree && word != shm::kPinRevoked;
   }

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "client/worker.h"
-#include "daemon/base/check.h"
+#include "daemon/base/scheduler.h"
 #include "tests/fuzz/daemon_parts.h"
 #include "tests/fuzz/local_transport.h"
 #include "tests/fuzz/story.h"
