@@ -1,7 +1,9 @@
 #include "client/mapped_step.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "client/bulk_append.h"
 #include "client/gpu_backend.h"
 #include "client/host_backend.h"
 #include "daemon/base/strings.h"
@@ -96,45 +98,56 @@ absl::Status MappedStep::OutOfBounds(const absl::Status& where) {
 absl::Status MappedStep::End(std::span<const std::uint32_t> accepted) {
   absl::Status status = batch_.CheckEnd(accepted);
   if (!status.ok()) return status;
-  GateHold hold(door_.gate(), slot_);
-  if (!hold) return LeaseLost();
-  // Before the pin goes: until then it keeps what the kernels read.
-  status = backend_->Settle(batch_);
-  if (absl::IsDataLoss(status)) status = OutOfBounds(status);
-  if (absl::IsAborted(status)) return status;
-  if (!StillPinned()) return Aborted();
-  // Under the pin, too: a step whose worker has none counts as dead, and its tails may be closed
-  // with the tokens that they had before it.
-  if (status.ok()) status = Commit(accepted);
-  MarkInStep(false);
-  pinned_ = false;
-  (void)shm::Unpin(door_.control().readers[slot_].word, pin_);
+  {
+    GateHold hold(door_.gate(), slot_);
+    if (!hold) return LeaseLost();
+    // Before the pin goes: until then it keeps what the kernels read.
+    status = backend_->Settle(batch_);
+    if (absl::IsDataLoss(status)) status = OutOfBounds(status);
+    if (absl::IsAborted(status)) return status;
+    if (!StillPinned()) return Aborted();
+    // Under the pin, too: a step whose worker has none counts as dead, and its tails may be closed
+    // with the tokens that they had before it.
+    if (status.ok()) status = Commit(accepted);
+    MarkInStep(false);
+    pinned_ = false;
+    (void)shm::Unpin(door_.control().readers[slot_].word, pin_);
+  }
+  if (status.ok() && doubtful_) status = AskWhatCounts();
   Finish();
   return status;
+}
+
+// Evicted, or closed by another worker's append: nobody would read what is stored there.
+bool MappedStep::TailsStand() const {
+  const auto& items = batch_.items();
+  return std::all_of(items.begin(), items.end(), [](const StepItem& item) {
+    return item.block->sequence_id.load() == item.sequence->id.value() &&
+           item.block->tail_generation.load() == item.sequence->tail.generation;
+  });
 }
 
 // After the pin has proved good: what was computed from is what was there.
 absl::Status MappedStep::Commit(std::span<const std::uint32_t> accepted) {
   bool tile_filled = false;
-  bool lost_tail = false;
   commits_.clear();
   for (std::size_t i = 0; i < batch_.items().size(); ++i) {
     const StepItem& item = batch_.items()[i];
     const std::uint64_t tokens = item.base + (accepted.empty() ? item.new_tokens : accepted[i]);
     const Tail& tail = item.sequence->tail;
     commits_.push_back({item.sequence->id, &tail, tokens});
-    // Evicted, or closed by another worker's append: nobody would read what is stored here.
-    lost_tail |= item.block->sequence_id.load() != item.sequence->id.value() ||
-                 item.block->tail_generation.load() != tail.generation;
     // The daemon absorbs whole tiles' worth counted from where the tail was opened.
     tile_filled |= (tokens - tail.first_token) / kernels::kTileEntries >
                    (item.base - tail.first_token) / kernels::kTileEntries;
   }
-  if (lost_tail || !door_.tails().Store(commits_)) {
+  if (!TailsStand() || !door_.tails().Store(commits_)) {
     MarkInStep(false);
     return absl::AbortedError(
         "a sequence of the step lost its tail while the step ran; nothing was committed");
   }
+  // Whoever closes a tail takes its generation away, then reads the count. A tail that stands after
+  // the store was not read before it.
+  doubtful_ = !TailsStand();
   marked_ = false;
   for (std::size_t i = 0; i < commits_.size(); ++i) {
     batch_.items()[i].sequence->SetTokens(commits_[i].tokens);
@@ -143,6 +156,28 @@ absl::Status MappedStep::Commit(std::span<const std::uint32_t> accepted) {
     door_.source().SignalWake();
   }
   return absl::OkStatus();
+}
+
+absl::Status MappedStep::AskWhatCounts() {
+  std::size_t counted = 0;
+  for (std::size_t i = 0; i < batch_.items().size(); ++i) {
+    SequenceState& sequence = *batch_.items()[i].sequence;
+    if (absl::Status status = RefreshTokens(*session_, sequence); !status.ok()) {
+      for (const StepItem& item : batch_.items()) item.sequence->uncertain = true;
+      return absl::Status(status.code(),
+                          Concat("whether the step counts in ", sequence.id.ToString(),
+                                 ", whose tail went at its end, could not be asked: ",
+                                 AsStringView(status.message())));
+    }
+    counted += sequence.tokens == commits_[i].tokens;
+  }
+  if (counted == commits_.size()) return absl::OkStatus();
+  if (counted == 0) {
+    return absl::AbortedError("the step's sequences lost their tails at its end; nothing counts");
+  }
+  return absl::FailedPreconditionError(
+      Concat("sequences of the step lost their tails at its end: ", counted, " of ",
+             commits_.size(), " hold what was committed, the others do not; see their tokens()"));
 }
 
 void MappedStep::Abandon() {
@@ -180,7 +215,7 @@ absl::Status MappedStep::LeaseLost() {
 void MappedStep::Finish() {
   batch_.Release();
   commits_.clear();
-  open_ = marked_ = false;
+  open_ = marked_ = doubtful_ = false;
   door_.ReturnStep(slot_);
 }
 

@@ -78,6 +78,9 @@ class MappedStep final : public StepEngine {
   // A lane led out of bounds: under a pin that was taken back, or else it is broken.
   absl::Status OutOfBounds(const absl::Status& where);
   absl::Status Commit(std::span<const std::uint32_t> accepted);
+  bool TailsStand() const;
+  // Outside the gate, after a commit whose tails went meanwhile. OK where all of it counts.
+  absl::Status AskWhatCounts();
 
   absl::Status Confirm(const absl::Status& status) const;  // outside the gate
   absl::Status Aborted();
@@ -91,6 +94,7 @@ class MappedStep final : public StepEngine {
   bool open_ = false;
   bool pinned_ = false;
   bool marked_ = false;    // MarkInStep(true), and nothing since
+  bool doubtful_ = false;  // committed to tails that went at the same moment
   std::uint64_t pin_ = 0;  // the word in the reader slot
   Session* session_ = nullptr;
   StepBatch batch_;

@@ -71,8 +71,9 @@ bool Tails::Store(std::span<const Commit> commits) {
     if (owners_[commit.tail->commit_slot] != wanted) return false;
   }
   for (const Commit& commit : commits) {
+    // Before the block is looked at again, as in Mark.
     control_.commits[commit.tail->commit_slot].store(
-        shm::CommitWord::Pack(commit.tail->generation, commit.tokens), std::memory_order_release);
+        shm::CommitWord::Pack(commit.tail->generation, commit.tokens), std::memory_order_seq_cst);
   }
   return true;
 }

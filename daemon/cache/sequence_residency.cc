@@ -52,13 +52,9 @@ absl::Status Sequence::CloseTailOutOfStep() {
   const std::shared_ptr<const TailHandle> tail = this->tail();
   if (tail == nullptr) return absl::OkStatus();
   block().tail_generation.store(0);
-  absl::Status status = absl::OkStatus();
-  if (tail->InStep()) {
-    status = absl::AbortedError(Concat(id_.ToString(), " is in a step of its worker; ask again"));
-  }
-  if (status.ok()) status = CloseTailLocked();
-  if (!status.ok() && decoding()) block().tail_generation.store(tail->generation());
-  return status;
+  if (!tail->InStep()) return CloseTailLocked();
+  block().tail_generation.store(tail->generation());
+  return absl::AbortedError(Concat(id_.ToString(), " is in a step of its worker; ask again"));
 }
 
 absl::StatusOr<std::uint64_t> Sequence::Offload(const OffloadOptions& options) {

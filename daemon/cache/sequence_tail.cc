@@ -144,11 +144,16 @@ absl::Status Sequence::CloseTail() {
 }
 
 absl::Status Sequence::CloseTailLocked() {
-  if (tail() == nullptr) return absl::OkStatus();
-  absl::StatusOr<std::uint64_t> committed = CommittedLocked();
-  if (!committed.ok()) return committed.status();
-  if (*committed > TokensInSegments()) {
-    if (absl::Status status = AbsorbLocked(*committed); !status.ok()) return status;
+  const std::shared_ptr<const TailHandle> tail = this->tail();
+  if (tail == nullptr) return absl::OkStatus();
+  // Before the count is read: a worker that commits later sees that its tail has gone.
+  block().tail_generation.store(0);
+  const absl::StatusOr<std::uint64_t> committed = CommittedLocked();
+  absl::Status status = committed.status();
+  if (status.ok() && *committed > TokensInSegments()) status = AbsorbLocked(*committed);
+  if (!status.ok()) {
+    if (decoding()) block().tail_generation.store(tail->generation());
+    return status;
   }
   DropTail();
   return absl::OkStatus();

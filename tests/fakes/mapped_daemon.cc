@@ -283,9 +283,9 @@ std::uint64_t MappedDaemon::Absorb() {
 
 void MappedDaemon::CloseTail(Sequence& sequence) {
   if (!sequence.tail.has_value()) return;
+  block(sequence).tail_generation.store(0);  // before the count is read
   AbsorbLocked(sequence, CommittedLocked(sequence));
   const OpenTail tail = *std::exchange(sequence.tail, std::nullopt);
-  block(sequence).tail_generation.store(0);
   block(sequence).version.fetch_add(1);
   for (const std::shared_ptr<Session>& session : sessions_) {
     if (session->id != sequence.owner) continue;

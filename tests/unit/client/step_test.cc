@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
-#include <thread>
 #include <vector>
 
 #include "tests/unit/client/decoder.h"
@@ -422,30 +420,6 @@ TEST(Step, OffloadedSequencesAreOpenedAnewAndStepsAreLeftAlone) {
   EXPECT_TRUE(absl::IsAborted(aborted)) << aborted;
   EXPECT_TRUE(decoder.daemon->OffloadBehind(id));
   TESSERA_ASSERT_OK(decoder.RunStep(track));
-}
-
-// Nor is a token lost where it tries to at any moment of a step.
-TEST(Step, WhoeverMovesSequencesMeanwhileTakesAllTheirTokens) {
-  TestRandom random;
-  Decoder decoder(random, SmallModel());
-  Track track = decoder.NewTrack();
-  decoder.Prefill(track, 40);
-  const std::uint64_t id = track.sequence.id().value();
-  std::atomic<bool> over{false};
-  std::uint64_t moved = 0;
-  std::thread mover([&] {
-    while (!over) moved += decoder.daemon->OffloadBehind(id);
-  });
-  for (int i = 0; i < 400 && !testing::Test::HasFailure(); ++i) {
-    const absl::Status status = decoder.RunStep(track);
-    // What tries takes the tail away for a moment.
-    EXPECT_TRUE(status.ok() || absl::IsAborted(status)) << status;
-    EXPECT_EQ(decoder.daemon->TokensOf(id), track.history.tokens());
-    if (i % 50 == 0) decoder.daemon->Collect();
-  }
-  over = true;
-  mover.join();
-  EXPECT_GT(moved, 0u);
 }
 
 TEST(Step, AChangeByAnotherWorkerIsTold) {

@@ -1,0 +1,170 @@
+// Steps while another thread takes tails away: what counts is what the step was told.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/unit/client/decoder.h"
+
+namespace tessera::client {
+namespace {
+
+ModelGeometry SmallModel() {
+  ModelGeometry model;
+  model.name = "small";
+  model.layers.assign(2, {.query_heads = 4, .kv_heads = 2, .head_dim = 64});
+  return model;
+}
+
+ModelGeometry TinyModel() {
+  ModelGeometry model;
+  model.name = "tiny";
+  model.layers.assign(1, {.query_heads = 1, .kv_heads = 1, .head_dim = 64});
+  return model;
+}
+
+// Does the same thing again and again on a thread of its own, once at least.
+class Meanwhile {
+ public:
+  explicit Meanwhile(std::function<void()> what)
+      : thread_([this, what = std::move(what)] {
+          do {
+            what();
+            begun_.store(true);
+            begun_.notify_one();
+          } while (!over_);
+        }) {
+    begun_.wait(false);
+  }
+  ~Meanwhile() {
+    over_ = true;
+    thread_.join();
+  }
+
+ private:
+  std::atomic<bool> begun_{false};
+  std::atomic<bool> over_{false};
+  std::thread thread_;
+};
+
+struct Outcomes {
+  int counted = 0;
+  int aborted = 0;
+};
+
+// The daemon and the worker agree on the tokens after every step, whichever way it ended.
+Outcomes Decode(Decoder& decoder, Track& track, int steps) {
+  Outcomes outcomes;
+  const std::uint64_t id = track.sequence.id().value();
+  for (int i = 0; i < steps && !testing::Test::HasFailure(); ++i) {
+    const absl::Status status = decoder.RunStep(track);
+    EXPECT_TRUE(status.ok() || absl::IsAborted(status)) << status;
+    ++(status.ok() ? outcomes.counted : outcomes.aborted);
+    EXPECT_EQ(decoder.daemon->TokensOf(id), track.history.tokens()) << status;
+    EXPECT_EQ(track.sequence.tokens(), track.history.tokens()) << status;
+    if (i % 50 == 0) decoder.daemon->Collect();
+  }
+  return outcomes;
+}
+
+// At any moment of a step.
+TEST(StepRaces, WhoeverMovesSequencesMeanwhileTakesAllTheirTokens) {
+  TestRandom random;
+  Decoder decoder(random, SmallModel());
+  Track track = decoder.NewTrack();
+  decoder.Prefill(track, 40);
+  const std::uint64_t id = track.sequence.id().value();
+  std::atomic<std::uint64_t> moved{0};
+  const Meanwhile mover([&] { moved += decoder.daemon->OffloadBehind(id); });
+  EXPECT_GT(Decode(decoder, track, 400).counted, 0);
+  EXPECT_GT(moved, 0u);
+}
+
+// No pin protects a tail from a call that another makes for the sequence.
+TEST(StepRaces, ATailClosedMeanwhileTakesAllOrNothing) {
+  TestRandom random;
+  Decoder decoder(random, SmallModel());
+  Track track = decoder.NewTrack();
+  const std::uint64_t id = track.sequence.id().value();
+  const Meanwhile closer([&] { decoder.daemon->CloseTailOf(id); });
+  const Outcomes outcomes = Decode(decoder, track, 1000);
+  EXPECT_GT(outcomes.counted, 0);
+  EXPECT_GT(outcomes.aborted, 0);
+}
+
+TEST(StepRaces, APinRevokedMeanwhileTakesAllOrNothing) {
+  TestRandom random;
+  Decoder decoder(random, SmallModel());
+  Track track = decoder.NewTrack();
+  const std::uint64_t id = track.sequence.id().value();
+  const Meanwhile revoker([&] {
+    decoder.daemon->RevokePins();
+    decoder.daemon->OffloadBehind(id);
+  });
+  EXPECT_GT(Decode(decoder, track, 1000).counted, 0);
+}
+
+// A commit of many sequences takes long enough to be met in its middle.
+class WideBatch {
+ public:
+  static constexpr std::size_t kSequences = 64;
+
+  WideBatch(TestRandom& random, Decoder& decoder)
+      : decoder_(decoder), rows_(random, BoundModel(ModelId(1), TinyModel(), 4), 0, kSequences) {
+    for (std::size_t i = 0; i < kSequences; ++i) tracks_.push_back(decoder.NewTrack());
+  }
+
+  absl::Status Step() {
+    std::vector<Sequence*> batch;
+    for (Track& track : tracks_) batch.push_back(&track.sequence);
+    absl::StatusOr<client::Step> step = decoder_.worker->BeginStep(batch);
+    if (!step.ok()) return step.status();
+    if (absl::Status status = step->Append(0, rows_.key, rows_.value); !status.ok()) return status;
+    return step->End();
+  }
+  std::uint64_t id(std::size_t i) const { return tracks_[i].sequence.id().value(); }
+  std::uint64_t tokens(std::size_t i) const { return tracks_[i].sequence.tokens(); }
+
+ private:
+  Decoder& decoder_;
+  LayerRows rows_;
+  std::vector<Track> tracks_;
+};
+
+TEST(StepRaces, ABatchKnowsWhichOfItsSequencesCount) {
+  TestRandom random;
+  Decoder decoder(random, TinyModel());
+  WideBatch batch(random, decoder);
+  TestRandom other(random.Bits());
+  std::atomic<int> steps{0};
+  int closed_at = 0;
+  // Once a step, at any moment of it.
+  const Meanwhile closer([&] {
+    if (steps == closed_at) return;
+    closed_at = steps;
+    for (std::uint64_t wait = other.Below(40000); wait > 0; --wait) (void)steps.load();
+    decoder.daemon->CloseTailOf(batch.id(other.Below(WideBatch::kSequences)));
+  });
+  for (int i = 0; i < 2000 && !testing::Test::HasFailure(); ++i) {
+    std::vector<std::uint64_t> before;
+    for (std::size_t j = 0; j < WideBatch::kSequences; ++j) before.push_back(batch.tokens(j));
+    const absl::Status status = batch.Step();
+    std::size_t counted = 0;
+    for (std::size_t j = 0; j < WideBatch::kSequences; ++j) {
+      ASSERT_EQ(batch.tokens(j), decoder.daemon->TokensOf(batch.id(j))) << status;
+      counted += batch.tokens(j) != before[j];
+    }
+    const bool partly = counted > 0 && counted < WideBatch::kSequences;
+    EXPECT_EQ(status.ok(), counted == WideBatch::kSequences) << counted << ": " << status;
+    EXPECT_EQ(absl::IsFailedPrecondition(status), partly) << counted << ": " << status;
+    decoder.daemon->Collect();
+    ++steps;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::client
