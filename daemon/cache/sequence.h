@@ -200,11 +200,12 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::StatusOr<Residence> Restore();
   bool offloaded() const;
   // What the ladder goes by: since when nobody has used it (a committed count that has moved since
-  // the last look counts as now), and whether Offload would move anything now. Waits for nobody:
-  // who looks may be another tenant's call, and one that somebody works on does not rest.
+  // the last look counts as now), and whether Offload would move anything: now, or once whoever is
+  // at it has done. Waits for nobody: who looks may be another tenant's call.
   struct Rest {
     Clock::TimePoint last_use;
     bool may_go = false;
+    bool at_work = false;
   };
   Rest LookForRest();
 

@@ -170,7 +170,7 @@ Clock::TimePoint Sequence::LastUseLocked() {
 }
 
 Sequence::Rest Sequence::LookForRest() {
-  if (!mutex_.TryLock()) return {.last_use = memory_.clock->Now()};
+  if (!mutex_.TryLock()) return {.last_use = memory_.clock->Now(), .at_work = true};
   const Rest rest = RestLocked();
   mutex_.Unlock();
   return rest;
@@ -185,7 +185,8 @@ Sequence::Rest Sequence::RestLocked() {
   const bool any = std::any_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
     return std::any_of(lane.segments.begin(), lane.segments.end(), its_own);
   });
-  return {.last_use = last_use, .may_go = any && MayOffload().ok()};
+  const absl::Status may = MayOffload();
+  return {.last_use = last_use, .may_go = any && may.ok(), .at_work = any && absl::IsAborted(may)};
 }
 
 }  // namespace tessera::cache

@@ -12,9 +12,15 @@
 namespace tessera::residency {
 
 // What a climb is for.
+enum class Urgency : std::uint8_t {
+  kNone,     // nobody waits for it
+  kCall,     // a call does
+  kOverdue,  // for half of its patience already
+};
+
 struct Need {
   std::uint64_t bytes = 0;
-  bool of_call = false;  // which waits for it; else nobody does
+  Urgency urgency = Urgency::kNone;
 };
 
 // What a measure has done.

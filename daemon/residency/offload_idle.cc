@@ -19,6 +19,11 @@ struct Candidate {
 
 }  // namespace
 
+Clock::Duration OffloadIdle::RestFor(Urgency urgency) const {
+  if (urgency == Urgency::kOverdue) return Clock::Duration(0);
+  return urgency == Urgency::kCall ? std::min(options_.idle, options_.at_work) : options_.idle;
+}
+
 Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, const Need& need) {
   Relief relief;
   if (!options_.tier->enabled()) {
@@ -26,19 +31,18 @@ Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, const Need& need) {
     return relief;
   }
   const Clock::TimePoint now = options_.clock->Now();
-  const Clock::Duration rest =
-      need.of_call ? std::min(options_.idle, options_.at_work) : options_.idle;
+  const Clock::Duration rest = RestFor(need.urgency);
   std::vector<Candidate> idle;
   std::uint64_t in_use = 0;
   for (std::shared_ptr<cache::Sequence>& sequence : tenant.Sequences()) {
     const cache::Sequence::Rest seen = sequence->LookForRest();
-    if (!seen.may_go) continue;
-    if (now - seen.last_use >= rest) {
+    if (!seen.may_go && !seen.at_work) continue;
+    if (seen.may_go && now - seen.last_use >= rest) {
       idle.push_back({std::move(sequence), seen.last_use});
       continue;
     }
     ++in_use;
-    const Clock::Duration wait = rest - (now - seen.last_use);
+    const Clock::Duration wait = seen.at_work ? rest : rest - (now - seen.last_use);
     relief.wait = std::min(relief.wait.value_or(wait), wait);
   }
   std::sort(idle.begin(), idle.end(),
@@ -75,10 +79,9 @@ Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, const Need& need) {
     relief.hindrance.clear();
     relief.wait.reset();
   } else if (relief.hindrance.empty()) {
-    relief.hindrance = in_use == 0
-                           ? std::string("no sequence is idle")
-                           : Concat(in_use, in_use == 1 ? " sequence was" : " sequences were",
-                                    " used too recently to be idle");
+    relief.hindrance = in_use == 0 ? std::string("no sequence is idle")
+                                   : Concat(in_use, in_use == 1 ? " sequence is" : " sequences are",
+                                            " in use, or not idle for long enough");
   } else {
     relief.wait.reset();  // time makes no room in the tier
   }

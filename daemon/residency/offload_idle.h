@@ -22,6 +22,9 @@ class OffloadIdle final : public Measure {
   Relief RelievePressure(cache::Tenant& tenant, const Need& need) override;
 
  private:
+  // For how long whoever goes must have rested.
+  Clock::Duration RestFor(Urgency urgency) const;
+
   const Options options_;
 };
 

@@ -94,7 +94,7 @@ void Pressure::RelieveTenant(cache::Tenant& tenant, const Need& need, std::strin
   std::uint64_t left = need.bytes;
   for (std::size_t rung = 0; rung < options_.ladder.size() && left > 0; ++rung) {
     Measure& measure = *options_.ladder[rung];
-    const Relief relief = measure.RelievePressure(tenant, {left, need.of_call});
+    const Relief relief = measure.RelievePressure(tenant, {left, need.urgency});
     const Outcome outcome = relief.bytes >= left ? Outcome::kEnough
                             : relief.bytes > 0   ? Outcome::kSome
                                                  : Outcome::kNothing;
@@ -119,20 +119,20 @@ Pressure::Climb Pressure::Relieve(const std::vector<Payer>& payers, const Need& 
   Climb climb;
   for (const Payer& payer : payers) {
     if (climb.bytes >= need.bytes) break;
-    RelieveTenant(*payer.tenant, {std::min(need.bytes - climb.bytes, payer.most), need.of_call},
+    RelieveTenant(*payer.tenant, {std::min(need.bytes - climb.bytes, payer.most), need.urgency},
                   reason, climb);
   }
   return climb;
 }
 
 Pressure::Climb Pressure::RelieveFor(cache::Tenant& tenant, const pool::Shortage& shortage,
-                                     std::uint64_t bytes) {
+                                     const Need& need) {
   const std::string reason = Concat(shortage.account, " had no ", FormatBytes(shortage.asked),
                                     " for ", pool::TagName(shortage.tag));
   if (shortage.account == options_.node->account().name()) {
-    return Relieve(PayersOf(&tenant, bytes), {bytes, true}, reason);
+    return Relieve(PayersOf(&tenant, need.bytes), need, reason);
   }
-  return Relieve({{&tenant, ~std::uint64_t{0}}}, {bytes, true}, reason);
+  return Relieve({{&tenant, ~std::uint64_t{0}}}, need, reason);
 }
 
 // Host memory with budgets of its own is not what the ladder finds.
@@ -168,27 +168,40 @@ absl::Status Pressure::WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl:
   absl::Status status = act();
   std::optional<pool::Shortage> shortage = pool::ShortageOf(status);
   if (!shortage.has_value() || !MayHelp(*shortage)) return status;
-  const Clock::TimePoint until = options_.clock->Now() + options_.patience;
+  const Clock::TimePoint begun = options_.clock->Now();
+  const Clock::TimePoint overdue = begun + options_.patience / 2;
+  const Clock::TimePoint until = begun + options_.patience;
   const bool waits = waiting_.fetch_add(1) < kMostWaiting;
   std::uint64_t found = 0;
   Climb climb;
+  // Two that need more than half of the pool each would else move out each other's for ever.
+  std::optional<WaitingLine::Place> place;
   for (int attempt = 0; attempt < kAttempts && shortage.has_value() && !gone();) {
-    const std::uint64_t goal = std::max(shortage->asked, shortage->limit / 64) << attempt;
-    climb = RelieveFor(tenant, *shortage, goal);
-    found += climb.bytes;
     const Clock::TimePoint now = options_.clock->Now();
+    if (place.has_value() && !place->first()) {
+      if (now >= until) break;
+      options_.pause(kPoll);
+      continue;
+    }
+    climb = RelieveFor(tenant, *shortage,
+                       {.bytes = std::max(shortage->asked, shortage->limit / 64) << attempt,
+                        .urgency = now < overdue ? Urgency::kCall : Urgency::kOverdue});
+    found += climb.bytes;
     const bool readers = waits ? WaitForReaders(until, gone) : Collect();
     if (climb.bytes > 0 || readers) {
       ++attempt;
-    } else if (waits && climb.wait.has_value() && now + *climb.wait <= until) {
-      options_.pause(std::max(*climb.wait, kPoll));
-      continue;  // it was not an attempt: nothing was there to find
+      status = act();
+      shortage = pool::ShortageOf(status);
+    } else if (waits && climb.wait.has_value() && now < until) {
+      // No attempt: nothing was there to find. Once it is overdue it will be.
+      const Clock::Duration most = now < overdue ? overdue - now : kPoll;
+      options_.pause(std::min(std::max(*climb.wait, kPoll), most));
     } else {
       break;
     }
-    status = act();
-    shortage = pool::ShortageOf(status);
+    if (waits && !place.has_value()) place.emplace(line_, tenant.options().id);
   }
+  place.reset();
   waiting_.fetch_sub(1);
   if (!shortage.has_value()) {
     counters_.served.fetch_add(status.ok(), std::memory_order_relaxed);

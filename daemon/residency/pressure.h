@@ -30,6 +30,7 @@
 #include "daemon/cache/node.h"
 #include "daemon/pool/account.h"
 #include "daemon/residency/measure.h"
+#include "daemon/residency/waiting_line.h"
 
 namespace tessera::residency {
 
@@ -92,7 +93,7 @@ class Pressure final : public pool::PressureHandler {
   Climb Relieve(const std::vector<Payer>& payers, const Need& need, std::string_view reason);
   void RelieveTenant(cache::Tenant& tenant, const Need& need, std::string_view reason,
                      Climb& climb);
-  Climb RelieveFor(cache::Tenant& tenant, const pool::Shortage& shortage, std::uint64_t bytes);
+  Climb RelieveFor(cache::Tenant& tenant, const pool::Shortage& shortage, const Need& need);
   bool MayHelp(const pool::Shortage& shortage) const;
   // Frees what readers have let go of; true where something still waits for them.
   bool Collect();
@@ -110,6 +111,7 @@ class Pressure final : public pool::PressureHandler {
   // Where the ladder had nothing to give, asking again at once is idle.
   std::atomic<std::int64_t> quiet_until_{0};
   std::atomic<int> waiting_{0};  // calls that wait now
+  WaitingLine line_;             // of those that did not get room at once
 
   Mutex mutex_;
   std::optional<Clock::TimePoint> reported_ TESSERA_GUARDED_BY(mutex_);
