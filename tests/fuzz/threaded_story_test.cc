@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <chrono>
 #include <filesystem>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -32,6 +34,7 @@ struct Setting {
   std::uint64_t node_bytes;
   std::uint64_t host_tier_bytes;
   std::uint32_t high_percent;
+  Clock::Duration pin_limit = std::chrono::seconds(60);
 };
 
 void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
@@ -87,7 +90,7 @@ class ThreadedStories : public testing::TestWithParam<Setting> {
     each.max_models = 4;
     each.max_sequences = 200;
     each.max_prefixes = 20;
-    each.pin_limit = std::chrono::seconds(60);
+    each.pin_limit = GetParam().pin_limit;
     return options;
   }
 
@@ -132,22 +135,33 @@ TEST_P(ThreadedStories, ComeTrueSideBySide) {
   for (std::thread& thread : threads) thread.join();
   std::uint64_t judged = 0;
   std::uint64_t refused = 0;
+  std::uint64_t retried = 0;
   for (std::size_t i = 0; i < kWorkers; ++i) {
     EXPECT_EQ(wrong[i], "") << "worker " << i;
     judged += tallies[i].outputs_judged;
     refused += tallies[i].refused;
+    retried += tallies[i].retried;
   }
   EXPECT_GT(judged, 0u);
-  std::printf("judged %llu, refused %llu\n", static_cast<unsigned long long>(judged),
-              static_cast<unsigned long long>(refused));
+  std::cout << "judged " << judged << ", refused " << refused << ", retried " << retried
+            << ", pins "
+            << "taken back " << parts_->node().tenants()[0]->epochs().revoked() << std::endl;
 }
 
-INSTANTIATE_TEST_SUITE_P(Pools, ThreadedStories,
-                         testing::Values(Setting{"Roomy", 256 * kMib, 64 * kMib, 90},
-                                         // Sequences come and go behind everybody's back.
-                                         Setting{"Crowded", 14 * kMib, 64 * kMib, 50},
-                                         // Most of the time something is refused, or thinned.
-                                         Setting{"Pressed", 12 * kMib, 256 << 10, 10}),
+constexpr Setting kSettings[] = {
+    {"Roomy", 256 * kMib, 64 * kMib, 90},
+    // Sequences come and go behind everybody's back.
+    {"Crowded", 14 * kMib, 64 * kMib, 50},
+    // Most of the time something is refused, or thinned.
+    {"Pressed", 12 * kMib, 256 << 10, 10},
+// Pins are taken back in the middle of steps, which read on for a while what is no longer theirs,
+// and know it: not for ThreadSanitizer's eyes.
+#if !defined(__SANITIZE_THREAD__)
+    {"Impatient", 14 * kMib, 64 * kMib, 50, std::chrono::microseconds(100)},
+#endif
+};
+
+INSTANTIATE_TEST_SUITE_P(Pools, ThreadedStories, testing::ValuesIn(kSettings),
                          [](const auto& setting) { return setting.param.name; });
 
 }  // namespace
