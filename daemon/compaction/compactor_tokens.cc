@@ -161,9 +161,11 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
       layer.state.decided_until = choice->until;
       if (!choice->waits) layer.state.observation.ForgetBefore(choice->until);
       layer.interrupted = false;
-      layer.choice = std::nullopt;
-      if (IsTakenOver(managed.policy(), index, sequence.model().layers())) {
-        layer.choice = *std::move(choice);
+      if (!choice->idle) {
+        layer.choice = std::nullopt;
+        if (IsTakenOver(managed.policy(), index, sequence.model().layers())) {
+          layer.choice = *std::move(choice);
+        }
       }
       if (!resumes) return status;
       continue;  // with what has come since
@@ -199,7 +201,7 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
   TESSERA_CHECK(decides < index, "choices are handed on to later layers");
   ManagedSequence::ManagedLayer& other = managed.layer(decides);
   MutexLock lock(other.mutex);
-  if (other.choice.has_value()) return chooser.TakeOver(*other.choice);
+  if (other.choice.has_value()) return chooser.TakeOver(*other.choice, state);
   return absl::FailedPreconditionError(Concat("layer ", index, " takes over the choice of layer ",
                                               decides, ", which has not been compressed"));
 }
@@ -222,15 +224,19 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
     // Every layer keeps equally many: the same for all, whichever is done last.
     moves = {.shift = choice.until - choice.lanes.front().kept.size(), .until = choice.until};
   }
+  // Lanes that keep all are settled with the others: the next choice is not about their rows,
+  // either.
+  const bool settles = LeavesRows(policy) && !ChoosesFromAll(policy) && !choice.waits;
   for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
-    if (choice.done[head] || (choice.Untouched(head) && LeavesRows(policy))) continue;
+    if (choice.done[head] || (choice.Untouched(head) && !settles && LeavesRows(policy))) continue;
     const std::uint32_t index = layout.lane(layer, head);
     ManagedSequence::ManagedLane& lane = managed.lane(index);
     MutexLock lock(lane.mutex);
     LaneCoder::Options coding = CoderOptions(sequence, managed, lane.state);
-    if (!choice.Untouched(head)) coding.decision = &choice.lanes[head];
+    if (settles || !choice.Untouched(head)) coding.decision = &choice.lanes[head];
     if (!choice.key_channels.empty()) coding.key_channels = &choice.key_channels[head];
     coding.decided = choice.decided[head];
+    coding.settles = !ChoosesFromAll(policy);
     if (turner.has_value()) coding.turner = &*turner;
     coding.first_position = choice.first_positions[head];
     const absl::Status status = sequence.Recode(

@@ -55,6 +55,7 @@ class LaneCoder {
     // What a token policy leaves of the run's first `decided` entries; null: all of them.
     const policies::LaneDecision* decision = nullptr;
     std::uint64_t decided = 0;
+    bool settles = false;  // what it leaves is not chosen from again
     // The channels of keys that stay, where they are not those of the segment before.
     const std::vector<std::uint32_t>* key_channels = nullptr;
     std::uint64_t first_position = 0;   // of these

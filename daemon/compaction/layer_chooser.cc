@@ -109,6 +109,13 @@ bool LayerChoice::Untouched(std::uint32_t kv_head) const {
   return !lane.merges() && lane.kept.size() == decided[kv_head];
 }
 
+bool LayerChoice::UntouchedAll() const {
+  for (std::uint32_t head = 0; head < lanes.size(); ++head) {
+    if (!Untouched(head)) return false;
+  }
+  return true;
+}
+
 LayerChooser::LayerChooser(const Options& options, std::uint32_t layer)
     : options_(options), layer_(layer) {}
 
@@ -249,10 +256,11 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
                         .end = lanes->end,
                         // The newest tokens may have gone.
                         .until = std::max(lanes->end, decided_until),
-                        .continued = advances};
+                        .continued = advances,
+                        .idle = NothingNew(*lanes, state)};
   const Shown shown(options_, layer_, state, *lanes, whole ? 0 : lanes->begin);
   absl::StatusOr<policies::LayerDecision> decision =
-      !policy.tokens.has_value() ? policies::KeepAll(shown.view())
+      !policy.tokens.has_value() || choice.idle ? policies::KeepAll(shown.view())
       : advances ? policies::Advance(policy, shown.view(), lanes->CountsBefore(decided_until),
                                      choice.memory)
                  : policies::Decide(policy, shown.view(), choice.memory);
@@ -260,6 +268,7 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
   choice.lanes = *std::move(decision);
   if (!NeedsKeyChannels(*lanes, choice.lanes)) {
     choice.waits = LeavesAllOpen(*lanes, choice);
+    if (choice.waits && choice.UntouchedAll()) choice.until = decided_until;
     return choice;
   }
   absl::StatusOr<policies::ChannelDecision> channels =
@@ -276,11 +285,13 @@ bool LayerChooser::LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) 
     return std::find(lanes.channels_gone.begin(), lanes.channels_gone.end(), false) !=
            lanes.channels_gone.end();
   }
-  if (ChoosesFromAll(policy) || !LeavesRows(policy)) return false;
-  for (std::uint32_t head = 0; head < choice.lanes.size(); ++head) {
-    if (!choice.Untouched(head)) return false;
-  }
-  return true;
+  return !ChoosesFromAll(policy) && LeavesRows(policy) && choice.UntouchedAll();
+}
+
+// What was decided about may still be open: to packing, or because it ends where the lane does.
+bool LayerChooser::NothingNew(const Lanes& lanes, const LayerState& state) const {
+  return !ChoosesFromAll(*options_.policy) && state.decided_until > 0 &&
+         lanes.end <= state.decided_until;
 }
 
 absl::Status LayerChooser::OfLayer(const absl::Status& why) const {
@@ -299,9 +310,11 @@ bool LayerChooser::NeedsKeyChannels(const Lanes& lanes,
   return false;
 }
 
-absl::StatusOr<LayerChoice> LayerChooser::TakeOver(const LayerChoice& choice) const {
+absl::StatusOr<LayerChoice> LayerChooser::TakeOver(const LayerChoice& choice,
+                                                   const LayerState& state) const {
   const absl::StatusOr<Lanes> lanes = Look(/*whole=*/false, /*keys=*/false);
   if (!lanes.ok()) return lanes.status();
+  if (NothingNew(*lanes, state)) return Choose(state);
   const std::vector<std::uint64_t> counts = lanes->Counts();
   if (counts == choice.decided && lanes->end == choice.end) {
     LayerChoice taken = choice;

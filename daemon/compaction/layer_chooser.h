@@ -45,6 +45,8 @@ struct LayerChoice {
   // Only of one that has begun: of the tokens at or behind it the other lanes have lost all, or
   // have others now.
   std::uint64_t cut_at = kNotCut;
+  // Nothing has come since the last one: it says nothing that others could take over.
+  bool idle = false;
   // There was too little to decide about: the next prompt's end decides about all of it, and wants
   // these tokens' queries, too.
   bool waits = false;
@@ -56,6 +58,7 @@ struct LayerChoice {
   bool Begun() const { return std::find(done.begin(), done.end(), true) != done.end(); }
   // Whether a lane stays as it is.
   bool Untouched(std::uint32_t kv_head) const;
+  bool UntouchedAll() const;
 };
 
 // Whether a choice is about all of a lane, and not only about what waits in it.
@@ -76,7 +79,7 @@ class LayerChooser {
   // begun, goes on over all of the lanes.
   absl::StatusOr<LayerChoice> Choose(const LayerState& state) const;
   // The choice of another layer, taken over. FAILED_PRECONDITION where the lanes are not alike.
-  absl::StatusOr<LayerChoice> TakeOver(const LayerChoice& choice) const;
+  absl::StatusOr<LayerChoice> TakeOver(const LayerChoice& choice, const LayerState& state) const;
   // Makes a choice that was cut fit the lanes where it has not been carried out: the layer's lanes
   // are to be alike again.
   absl::Status Refit(LayerChoice& choice) const;
@@ -87,6 +90,7 @@ class LayerChooser {
   absl::StatusOr<Lanes> Look(bool whole, bool keys) const;
   bool NeedsKeyChannels(const Lanes& lanes, const policies::LayerDecision& decision) const;
   bool LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) const;
+  bool NothingNew(const Lanes& lanes, const LayerState& state) const;
   absl::Status OfLayer(const absl::Status& why) const;
   absl::Status CheckGap(std::span<const policies::HeadQueries> queries, std::uint64_t until,
                         std::uint64_t end) const;

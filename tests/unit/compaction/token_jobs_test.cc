@@ -286,6 +286,54 @@ TEST_F(TokenJobs, WhatMemoryInterruptedIsFinishedFirst) {
   }
 }
 
+// Compressed again with nothing new, whether memory interrupted it or not: what was decided stays,
+// and is not asked for once more. What stays may be tokens one after another, or all of a lane.
+TEST_F(TokenJobs, WhatIsDecidedIsNotDecidedAgain) {
+  for (const char* text :
+       {"chunkkv:budget=0.7,chunk=4,window=8", "chunkkv:budget=0.7,chunk=4,window=8,reuse=2",
+        "chunkkv:budget=0.7,chunk=4,window=8,scope=head", "snapkv:budget=0.7,window=8",
+        "chunkkv:budget=0.7,chunk=4,window=8+quest"}) {
+    int interrupted = 0;
+    for (std::uint64_t room = 1024; room < 400'000; room += 1024) {
+      Track track = NewTrack(Policy(text));
+      Append(track, 19, 1);
+      Decode(track, 7, 1);
+      ShowQueries(track, 18, 8, {track.stamps[3], 1});
+      auto& account = const_cast<pool::Account&>(world_.tenant().account());
+      const std::uint64_t free = account.limit_bytes() - account.used_bytes();
+      if (free <= room) break;
+      auto squeezed = *account.Reserve(pool::MemoryTag::kPoolExtents, free - room);
+      std::optional<cache::Tenant::Reader> reader(world_.tenant());  // what goes is not yet free
+      const auto told = Compress(track);
+      RunAll();
+      reader.reset();
+      Collect();
+      squeezed.Reset();
+      EXPECT_TRUE(told->status.ok() || absl::IsResourceExhausted(told->status)) << told->status;
+      interrupted += !told->status.ok();
+      std::vector<std::vector<std::uint64_t>> kept;
+      for (int again = 0; again < 2; ++again) {
+        const auto status = Compress(track);
+        RunAll();
+        EXPECT_TRUE(status->status.ok()) << text << ", room " << room << ": " << status->status;
+        for (std::uint32_t lane = 0; lane < 8; ++lane) {
+          if (again == 0) kept.push_back(PositionsOf(track, lane));
+          EXPECT_EQ(PositionsOf(track, lane), kept[lane]) << text << ", room " << room;
+        }
+      }
+      // A budget of each lane, or of a layer's two together.
+      for (std::uint32_t lane = 0; lane < 8; lane += 2) {
+        EXPECT_LE(kept[lane].size() + kept[lane + 1].size(), 40u) << text << ", room " << room;
+        EXPECT_GE(kept[lane].size() + kept[lane + 1].size(), 32u) << text << ", room " << room;
+      }
+      track.sequence->Free();
+      Collect();
+      if (told->status.ok()) break;
+    }
+    EXPECT_GT(interrupted, 0) << text;
+  }
+}
+
 // A cut between the two leaves the rest of the choice, for those tokens that are left.
 TEST_F(TokenJobs, WhatMemoryInterruptedIsFinishedAfterACut) {
   for (const std::uint64_t cut_to : {199u, 150u, 20u, 0u}) {
