@@ -21,17 +21,18 @@
 
 namespace tessera::fuzz {
 
-#define TESSERA_FUZZ_WORKER_RPCS(X)                                                            \
-  X(RegisterModel)                                                                             \
-  X(CreateSequence)                                                                            \
-  X(Fork) X(Truncate) X(Handover) X(Free) X(Append) X(Compress) X(Observe) X(Select) X(Attend) \
-      X(Publish) X(Offload) X(Restore) X(Describe) X(Stats)
+#define TESSERA_FUZZ_WORKER_RPCS(X)                                                               \
+  X(RegisterModel)                                                                                \
+  X(CreateSequence)                                                                               \
+  X(Fork)                                                                                         \
+  X(Truncate) X(Handover) X(Free) X(Append) X(Compress) X(Observe) X(Select) X(Attend) X(Publish) \
+      X(Offload) X(Restore) X(Describe) X(Stats)
 // SetPolicy and the rest; their requests are named where they differ from the method.
-#define TESSERA_FUZZ_ADMIN_RPCS(X)                                                       \
-  X(ListSessions)                                                                        \
-  X(ListSequences)                                                                       \
-  X(ListPrefixes) X(Evict) X(ListPolicies) X(Describe) X(Compress) X(Offload) X(Restore) \
-      X(SetPolicy) X(Drain)
+#define TESSERA_FUZZ_ADMIN_RPCS(X) \
+  X(ListSessions)                  \
+  X(ListSequences)                 \
+  X(ListPrefixes)                  \
+  X(Evict) X(ListPolicies) X(Describe) X(Compress) X(Offload) X(Restore) X(SetPolicy) X(Drain)
 
 enum class Op : std::uint8_t {
   kAttach,  // AttachRequest, on a new stream

@@ -1,6 +1,7 @@
 // What a worker does with published prefixes and with the host tier, as acts of a Story.
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -163,6 +164,26 @@ absl::Status Story::Unpublish() {
   const absl::Status status = options_.worker->Free(entries[index].prefix);
   if (status.ok()) entries.erase(entries.begin() + static_cast<std::ptrdiff_t>(index));
   return status;
+}
+
+absl::Status FreePrefixes(v1::TesseraAdmin::Stub& admin) {
+  // Long enough for any machine; a daemon that hangs is told apart from a slow one.
+  constexpr std::chrono::seconds kPatience{60};
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kPatience);
+  v1::ListPrefixesResponse list;
+  grpc::Status status = admin.ListPrefixes(&context, {}, &list);
+  for (const v1::PrefixInfo& prefix : list.prefixes()) {
+    if (!status.ok()) break;
+    grpc::ClientContext of_one;
+    of_one.set_deadline(std::chrono::system_clock::now() + kPatience);
+    v1::EvictRequest request;
+    v1::EvictResponse response;
+    request.set_sequence_id(prefix.prefix_id());
+    status = admin.Evict(&of_one, request, &response);
+  }
+  if (status.ok()) return absl::OkStatus();
+  return absl::DataLossError(Concat("prefixes cannot be freed: ", status.error_message()));
 }
 
 }  // namespace tessera::fuzz

@@ -87,7 +87,7 @@ class Soak {
     workers_.resize(plan_.workers);
     absl::Status status = Live();
     KillAll();
-    if (status.ok()) status = FreePrefixes();
+    if (status.ok()) status = FreePrefixes(*admin_);
     if (status.ok()) status = AwaitBaseline(*before);
     if (status.ok()) status = CheckLog();
     Print();
@@ -231,23 +231,6 @@ class Soak {
   }
 
   // What workers have published stays when they go.
-  absl::Status FreePrefixes() {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kPatience);
-    v1::ListPrefixesResponse list;
-    grpc::Status status = admin_->ListPrefixes(&context, {}, &list);
-    for (const v1::PrefixInfo& prefix : list.prefixes()) {
-      if (!status.ok()) break;
-      grpc::ClientContext of_one;
-      v1::EvictRequest request;
-      v1::EvictResponse response;
-      request.set_sequence_id(prefix.prefix_id());
-      status = admin_->Evict(&of_one, request, &response);
-    }
-    if (status.ok()) return absl::OkStatus();
-    return absl::DataLossError(Concat("prefixes cannot be freed: ", status.error_message()));
-  }
-
   absl::Status AwaitBaseline(const Holdings& before) {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
     absl::StatusOr<Holdings> now = Look();

@@ -151,6 +151,9 @@ class Story {
   std::uint64_t created_ = 0;
 };
 
+// What stories have published; sessions that end leave it.
+absl::Status FreePrefixes(v1::TesseraAdmin::Stub& admin);
+
 // Of what Stories work with.
 inline constexpr cli::SyntheticShape kStoryShape = {
     .layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64};

@@ -37,19 +37,6 @@ class Stories : public testing::TestWithParam<Setting> {
   }
 
   // What they have published stays when they go.
-  void FreePrefixes() {
-    grpc::ClientContext context;
-    v1::ListPrefixesResponse list;
-    ASSERT_TRUE(admin_->ListPrefixes(&context, {}, &list).ok());
-    for (const v1::PrefixInfo& prefix : list.prefixes()) {
-      grpc::ClientContext of_one;
-      v1::EvictRequest request;
-      v1::EvictResponse response;
-      request.set_sequence_id(prefix.prefix_id());
-      EXPECT_TRUE(admin_->Evict(&of_one, request, &response).ok());
-    }
-  }
-
   std::unique_ptr<DaemonProcess> daemon_;
   std::unique_ptr<v1::TesseraAdmin::Stub> admin_;
 };
@@ -89,7 +76,7 @@ TEST_P(Stories, ComeTrueAndLeaveNothingBehind) {
   std::printf("refused %llu, judged %llu\n", static_cast<unsigned long long>(tally.refused),
               static_cast<unsigned long long>(tally.outputs_judged));
   EXPECT_GT(tally.outputs_judged, 0u);
-  ASSERT_NO_FATAL_FAILURE(FreePrefixes());
+  ASSERT_EQ(FreePrefixes(*admin_), absl::OkStatus());
   // The sessions have gone, and with them all that they held; what is left waits for nobody.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   v1::TenantStats tenant = Tenant();
