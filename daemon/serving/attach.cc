@@ -91,10 +91,8 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     }
     const absl::Status status = Handle();
     if (!status.ok()) return Finished(metrics::SessionEnd::kRefused, status);
-    MutexLock lock(mutex_);
-    if (finished_) return;
-    reading_ = writes_.size() < kMaxUnread;
-    if (reading_) StartRead(&request_);
+    // OnCancel may have run beside it, when the session was not there yet to be ended.
+    if (!ReadOn()) Finished(metrics::SessionEnd::kLost, absl::OkStatus());
   }
 
   void OnWriteDone(bool ok) override {
@@ -170,9 +168,16 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     Finish(ToGrpc(why));
   }
 
+  // False where the stream is finished.
+  bool ReadOn() {
+    MutexLock lock(mutex_);
+    if (finished_) return false;
+    reading_ = writes_.size() < kMaxUnread;
+    if (reading_) StartRead(&request_);
+    return true;
+  }
+
   void Finished(metrics::SessionEnd reason, const absl::Status& why) {
-    // OnCancel may run beside OnReadDone. Where it comes before the session has its id, the next
-    // read fails and ends the session.
     const SessionId id(session_id_.load());
     if (id.valid()) door_.connections->End(id, reason, why);
     FinishOnce(why);

@@ -8,11 +8,13 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "daemon/platform/unix_socket.h"
+#include "tessera/v1/admin.grpc.pb.h"
 #include "tests/fakes/daemon_process.h"
 #include "tests/fakes/raw_worker.h"
 
@@ -152,6 +154,34 @@ TEST_F(Hostile, ItMayBeToldToStopWhileItServes) {
   for (const std::unique_ptr<RawWorker>& worker : workers) worker->AwaitEnd();
   workers.clear();  // no connection is left for the daemon to wait for
   EXPECT_EQ(daemon_->WaitForExit(30), 0);
+}
+
+// At any moment of its greeting, of which nobody but the daemon knows how far it is.
+TEST_F(Hostile, AWorkerThatGoesWhileItIsGreetedLeavesNoSession) {
+  Start({.flags = {"--max-sessions=4096"}});
+  const std::shared_ptr<grpc::Channel> channel = daemon_->Connect();
+  const auto stub = v1::Tessera::NewStub(channel);
+  v1::AttachRequest hello;
+  *hello.mutable_hello() = RawWorker::GoodHello();
+  for (int i = 0; i < 2000; ++i) {
+    grpc::ClientContext context;
+    const auto stream = stub->Attach(&context);
+    stream->Write(hello);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(i % 500);
+    while (std::chrono::steady_clock::now() < until) {
+    }
+    context.TryCancel();
+    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  const auto admin = v1::TesseraAdmin::NewStub(channel);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  v1::ListSessionsResponse sessions;
+  do {
+    grpc::ClientContext context;
+    sessions.Clear();
+    ASSERT_TRUE(admin->ListSessions(&context, {}, &sessions).ok());
+  } while (sessions.sessions_size() > 0 && std::chrono::steady_clock::now() < deadline);
+  EXPECT_EQ(sessions.sessions_size(), 0);
 }
 
 }  // namespace
