@@ -220,7 +220,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
                                 .rank = hello.rank(),
                                 .group_size = std::max(1u, hello.group_size())});
     if (!session.ok()) {
-      services.node->SessionEnded();
+      services.node->SessionEnded(**tenant);
       return session.status();
     }
     tenant_ = *tenant;
