@@ -8,6 +8,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -89,6 +91,9 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
           context_->IsCancelled() ? metrics::SessionEnd::kLost : metrics::SessionEnd::kClosed,
           absl::OkStatus());
     }
+    if (session_ != nullptr && (request_.has_open_tails() || request_.has_close_tails())) {
+      return WorkOnTails();
+    }
     const absl::Status status = Handle();
     if (!status.ok()) return Finished(metrics::SessionEnd::kRefused, status);
     // OnCancel may have run beside it, when the session was not there yet to be ended.
@@ -164,6 +169,8 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
       MutexLock lock(mutex_);
       if (std::exchange(finished_, true)) return;
       if (writes_.size() > 1) writes_.erase(writes_.begin() + 1, writes_.end());
+      why_ = why;
+      if (working_) return;  // whoever works finishes
     }
     Finish(ToGrpc(why));
   }
@@ -177,6 +184,47 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     return true;
   }
 
+  // On a thread of its own: it may wait for memory, and gRPC has few threads for the streams of all
+  // tenants. The next message is read when it has done, so that there is one at most.
+  void WorkOnTails() {
+    bool gone = false;
+    {
+      MutexLock lock(mutex_);
+      gone = finished_;
+      working_ = !gone;
+    }
+    if (gone) return Finished(metrics::SessionEnd::kLost, absl::OkStatus());
+    const auto work = [this] {
+      request_.has_open_tails() ? OpenTails(request_.open_tails())
+                                : CloseTails(request_.close_tails());
+      StopWorking();
+    };
+    try {
+      std::thread(work).detach();
+    } catch (const std::system_error&) {
+      work();  // no more threads: others wait
+    }
+  }
+
+  // Nothing of this is touched afterwards: the call may be done.
+  void StopWorking() {
+    absl::Status why;
+    {
+      MutexLock lock(mutex_);
+      working_ = false;
+      reading_ = !finished_ && writes_.size() < kMaxUnread;
+      if (reading_) StartRead(&request_);
+      if (!finished_) return;
+      why = why_;
+    }
+    Finish(ToGrpc(why));
+  }
+
+  bool Gone() {
+    MutexLock lock(mutex_);
+    return finished_;
+  }
+
   void Finished(metrics::SessionEnd reason, const absl::Status& why) {
     const SessionId id(session_id_.load());
     if (id.valid()) door_.connections->End(id, reason, why);
@@ -187,14 +235,6 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     if (request_.has_hello()) return Greet(request_.hello());
     if (session_ == nullptr) {
       return absl::FailedPreconditionError("the first message of Attach must be Hello");
-    }
-    if (request_.has_open_tails()) {
-      OpenTails(request_.open_tails());
-      return absl::OkStatus();
-    }
-    if (request_.has_close_tails()) {
-      CloseTails(request_.close_tails());
-      return absl::OkStatus();
     }
     return absl::InvalidArgumentError("an Attach message of a kind this daemon does not know");
   }
@@ -298,11 +338,10 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     opened.set_request_id(asked.request_id());
     TailPlaces places = std::vector<cache::Tenant::TailPlace>();
     absl::StatusOr<std::vector<SequenceId>> ids = Ids(asked.sequence_ids());
-    const absl::Status status =
-        ids.ok() ? WithRelief(
-                       *door_.services, *tenant_, [this] { return context_->IsCancelled(); },
-                       [&] { return OpenResident(*ids, places); })
-                 : ids.status();
+    const absl::Status status = ids.ok() ? WithRelief(
+                                               *door_.services, *tenant_, [this] { return Gone(); },
+                                               [&] { return OpenResident(*ids, places); })
+                                         : ids.status();
     if (!status.ok()) places = status;
     if (!places.ok()) {
       opened.set_code(static_cast<int>(places.status().code()));
@@ -335,7 +374,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
       return held.status();
     };
     const absl::Status status = WithRelief(
-        *door_.services, *tenant_, [this] { return context_->IsCancelled(); }, close);
+        *door_.services, *tenant_, [this] { return Gone(); }, close);
     if (!status.ok()) {
       closed.set_code(static_cast<int>(status.code()));
       closed.set_error(std::string(AsStringView(status.message())));
@@ -360,7 +399,9 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
   std::vector<v1::AttachResponse> early_ TESSERA_GUARDED_BY(mutex_);  // until Welcome is written
   bool greeted_ TESSERA_GUARDED_BY(mutex_) = false;
   bool finished_ TESSERA_GUARDED_BY(mutex_) = false;
-  bool reading_ TESSERA_GUARDED_BY(mutex_) = true;  // a read is under way
+  bool reading_ TESSERA_GUARDED_BY(mutex_) = true;  // a read is under way, or what was read is done
+  bool working_ TESSERA_GUARDED_BY(mutex_) = false;
+  absl::Status why_ TESSERA_GUARDED_BY(mutex_);  // once it is finished
 };
 
 }  // namespace
