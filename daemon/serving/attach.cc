@@ -8,8 +8,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -184,8 +182,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     return true;
   }
 
-  // On a thread of its own: it may wait for memory, and gRPC has few threads for the streams of all
-  // tenants. The next message is read when it has done, so that there is one at most.
+  // The next message is read when it has done, so that there is one at most.
   void WorkOnTails() {
     bool gone = false;
     {
@@ -194,16 +191,11 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
       working_ = !gone;
     }
     if (gone) return Finished(metrics::SessionEnd::kLost, absl::OkStatus());
-    const auto work = [this] {
+    door_.aside([this] {
       request_.has_open_tails() ? OpenTails(request_.open_tails())
                                 : CloseTails(request_.close_tails());
       StopWorking();
-    };
-    try {
-      std::thread(work).detach();
-    } catch (const std::system_error&) {
-      work();  // no more threads: others wait
-    }
+    });
   }
 
   // Nothing of this is touched afterwards: the call may be done.

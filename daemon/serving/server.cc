@@ -8,6 +8,8 @@
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -20,6 +22,15 @@ namespace {
 // places and the lines that Admission keeps for it: one of each, twice.
 constexpr int kMaxThreads = 256;
 constexpr int kThreadsPerTenant = 4;
+
+// On a thread of its own, of which a session has one at most. It ends before its stream does.
+void RunAside(const std::function<void()>& work) {
+  try {
+    std::thread(work).detach();
+  } catch (const std::system_error&) {
+    work();  // there are no more threads: others wait
+  }
+}
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Create(Services& services, const Options& options) {
@@ -73,8 +84,8 @@ absl::Status Server::StartGrpc() {
       options_.unix_doors.empty() ? "" : DescriptorPath(options_.unix_doors.front().path);
   const absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> tcp = TcpCredentials(options_.tls);
   if (!tcp.ok()) return tcp.status();
-  worker_service_ =
-      std::make_unique<WorkerService>(AttachDoor{&services_, &connections_, descriptor_socket});
+  worker_service_ = std::make_unique<WorkerService>(
+      AttachDoor{&services_, &connections_, descriptor_socket, RunAside});
   admin_service_ = std::make_unique<AdminService>(services_, connections_, drain_request_);
 
   grpc::EnableDefaultHealthCheckService(true);
