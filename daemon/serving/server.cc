@@ -18,11 +18,6 @@
 namespace tessera::serving {
 
 namespace {
-// Of calls, far more than Admission lets in; streams take none. Beside these, for each tenant the
-// places and the lines that Admission keeps for it: one of each, twice.
-constexpr int kMaxThreads = 256;
-constexpr int kThreadsPerTenant = 4;
-
 // On a thread of its own, of which a session has one at most. It ends before its stream does.
 void RunAside(const std::function<void()>& work) {
   try {
@@ -110,8 +105,8 @@ absl::Status Server::StartGrpc() {
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 16);
   // Calls beyond are refused at once (RESOURCE_EXHAUSTED), instead of each taking a thread.
   grpc::ResourceQuota quota("tesserad");
-  const int tenants = static_cast<int>(services_.node->tenants().size());
-  quota.SetMaxThreads(kMaxThreads + kThreadsPerTenant * tenants);
+  const std::size_t tenants = services_.node->tenants().size();
+  quota.SetMaxThreads(static_cast<int>(Calls::ThreadsFor(tenants)));
   builder.SetResourceQuota(quota);
   builder.RegisterService(worker_service_.get());
   builder.RegisterService(admin_service_.get());
