@@ -160,6 +160,7 @@ absl::Status MappedStep::Commit(std::span<const std::uint32_t> accepted) {
 
 absl::Status MappedStep::AskWhatCounts() {
   std::size_t counted = 0;
+  std::size_t as_before = 0;
   for (std::size_t i = 0; i < batch_.items().size(); ++i) {
     SequenceState& sequence = *batch_.items()[i].sequence;
     if (absl::Status status = RefreshTokens(*session_, sequence); !status.ok()) {
@@ -170,9 +171,11 @@ absl::Status MappedStep::AskWhatCounts() {
                                  AsStringView(status.message())));
     }
     counted += sequence.tokens == commits_[i].tokens;
+    as_before += sequence.tokens == batch_.items()[i].base;
   }
   if (counted == commits_.size()) return absl::OkStatus();
-  if (counted == 0) {
+  // Where another one has changed a sequence, too, the step was computed for other positions.
+  if (as_before == commits_.size()) {
     return absl::AbortedError("the step's sequences lost their tails at its end; nothing counts");
   }
   return absl::FailedPreconditionError(

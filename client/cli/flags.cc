@@ -7,6 +7,13 @@
 
 namespace tessera::cli {
 
+std::optional<std::uint64_t> WholeNumber(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (result.ec != std::errc() || result.ptr != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
 absl::Status Flags::Parse(std::span<const std::string_view> args) {
   values_.clear();
   for (const Spec& spec : specs_) values_.push_back({spec.fallback, false});
@@ -74,14 +81,12 @@ bool Flags::Has(std::string_view name) const {
 absl::StatusOr<std::uint64_t> Flags::Number(std::string_view name, std::uint64_t min,
                                             std::uint64_t max) const {
   const std::string& text = Get(name);
-  std::uint64_t value = 0;
-  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (result.ec != std::errc() || result.ptr != text.data() + text.size() || value < min ||
-      value > max) {
+  const std::optional<std::uint64_t> value = WholeNumber(text);
+  if (!value.has_value() || *value < min || *value > max) {
     return absl::InvalidArgumentError(Concat(
         "--", name, " is \"", text, "\"; it must be a whole number from ", min, " to ", max));
   }
-  return value;
+  return *value;
 }
 
 }  // namespace tessera::cli

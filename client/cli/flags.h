@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,6 +12,9 @@
 #include "absl/status/statusor.h"
 
 namespace tessera::cli {
+
+// Digits and nothing else; nothing where it does not fit.
+std::optional<std::uint64_t> WholeNumber(std::string_view text);
 
 class Flags {
  public:

@@ -3,7 +3,6 @@
 #include <google/protobuf/util/json_util.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 
 #include "client/cli/admin.h"
@@ -25,9 +24,7 @@ absl::StatusOr<std::uint64_t> SequenceOf(const Flags& flags, std::size_t argumen
                                              ". 'tessera status' lists sequences"));
   }
   const std::string& text = flags.positional()[0];
-  char* end = nullptr;
-  const std::uint64_t id = std::strtoull(text.c_str(), &end, 10);
-  if (!text.empty() && *end == '\0' && id != 0) return id;
+  if (const std::uint64_t id = WholeNumber(text).value_or(0); id != 0) return id;
   return absl::InvalidArgumentError(
       Concat("\"", text, "\" is no sequence id; 'tessera status' lists them"));
 }

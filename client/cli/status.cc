@@ -240,9 +240,8 @@ int RunEvict(std::span<const std::string_view> args) {
         absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
         if (!admin.ok()) return admin.status();
         for (const std::string& text : flags.positional()) {
-          char* end = nullptr;
-          const std::uint64_t id = std::strtoull(text.c_str(), &end, 10);
-          if (text.empty() || *end != '\0') {
+          const std::uint64_t id = WholeNumber(text).value_or(0);
+          if (id == 0) {
             return absl::InvalidArgumentError(Concat("\"", text, "\" is not a sequence's number"));
           }
           if (absl::Status status = admin->Evict(id); !status.ok()) return status;

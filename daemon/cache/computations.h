@@ -17,10 +17,22 @@
 namespace tessera::cache {
 
 // Of a call; shared by all that remember it. Charged once it is remembered.
-struct TokenList {
+class TokenList {
+ public:
   explicit TokenList(std::vector<std::uint32_t> tokens) : ids(std::move(tokens)) {}
+
   const std::vector<std::uint32_t> ids;
   pool::Charge charge;
+
+  // Of the ids up to the end of each whole block, made when it is first asked for. Under the lock
+  // of whoever shares the list.
+  const std::vector<Hash128>& heads() const;
+  std::uint64_t bytes() const {
+    return ids.size() * sizeof(std::uint32_t) + ids.size() / kPrefixBlock * sizeof(Hash128);
+  }
+
+ private:
+  mutable std::vector<Hash128> heads_;
 };
 
 class Computations {
@@ -44,9 +56,10 @@ class Computations {
   // The session has published this head: what it said it would, or all whole blocks of that.
   bool Published(SessionId session, const PrefixChain& chain, PrefixIndex::Ids ids);
 
-  // How much of `ids`, `limit` tokens at most, will match a prefix when those that others than
-  // `asker` compute are published.
-  std::uint64_t Longest(const std::string& asker, const PrefixChain& chain, PrefixIndex::Ids ids,
+  // How much of the list, `limit` tokens at most, will match a prefix when those that others than
+  // `asker` compute are published. Long heads that have much in common cost no more than others:
+  // hashes say how much, and of whichever has most the ids are compared.
+  std::uint64_t Longest(const std::string& asker, const PrefixChain& chain, const TokenList& tokens,
                         std::uint64_t limit) const;
   std::size_t size() const { return computations_.size(); }
 

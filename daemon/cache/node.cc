@@ -1,6 +1,7 @@
 #include "daemon/cache/node.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "daemon/base/random.h"
@@ -14,7 +15,8 @@ Node::Node(const Options& options)
       account_("node", options.memory_bytes),
       raw_copies_("raw copies", options.raw_copy_bytes),
       objects_("objects of all tenants", 0),
-      host_tier_(options.host_tier_bytes) {}
+      host_tier_(options.host_tier_bytes),
+      sessions_(options.tenants.size()) {}
 
 absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
   std::unique_ptr<Node> node(new Node(options));
@@ -72,20 +74,35 @@ Tenant* Node::TenantByName(std::string_view name) const {
 }
 
 absl::Status Node::AdmitSession(const Tenant& tenant) {
-  const std::size_t others = tenants_.size() - 1;
-  const std::size_t most = options_.max_sessions > others ? options_.max_sessions - others : 1;
-  if (const std::size_t held = tenant.session_count(); held >= most) {
-    return absl::ResourceExhaustedError(Concat("tenant ", tenant.name(), " has ", held,
-                                               " sessions; the limit is ", most, ", of ",
-                                               options_.max_sessions, " on this node"));
+  MutexLock lock(sessions_mutex_);
+  std::uint32_t& own = sessions_[tenant.options().id.value() - 1];
+  const std::uint32_t all = std::accumulate(sessions_.begin(), sessions_.end(), 0u);
+  // The first of a tenant takes what is kept for it.
+  const auto kept =
+      own == 0 ? 0u
+               : static_cast<std::uint32_t>(std::count(sessions_.begin(), sessions_.end(), 0u));
+  if (all + kept < options_.max_sessions) {
+    ++own;
+    return absl::OkStatus();
   }
-  const std::uint32_t before = sessions_.fetch_add(1, std::memory_order_relaxed);
-  if (before < options_.max_sessions) return absl::OkStatus();
-  sessions_.fetch_sub(1, std::memory_order_relaxed);
+  if (kept == 0) {
+    return absl::ResourceExhaustedError(
+        Concat(all, " sessions are attached; the limit is ", options_.max_sessions));
+  }
   return absl::ResourceExhaustedError(
-      Concat(before, " sessions are attached; the limit is ", options_.max_sessions));
+      Concat("tenant ", tenant.name(), " has ", own, " sessions; the limit is ", own, ", of ",
+             options_.max_sessions, " on this node: ", all - own, " are others', and ", kept,
+             " kept for tenants that have none"));
 }
 
-void Node::SessionEnded() { sessions_.fetch_sub(1, std::memory_order_relaxed); }
+void Node::SessionEnded(const Tenant& tenant) {
+  MutexLock lock(sessions_mutex_);
+  --sessions_[tenant.options().id.value() - 1];
+}
+
+std::uint32_t Node::sessions() const {
+  MutexLock lock(sessions_mutex_);
+  return std::accumulate(sessions_.begin(), sessions_.end(), 0u);
+}
 
 }  // namespace tessera::cache

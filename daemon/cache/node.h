@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/base/ids.h"
+#include "daemon/base/mutex.h"
 #include "daemon/cache/tenant.h"
 #include "daemon/device/host_memory.h"
 #include "daemon/pool/account.h"
@@ -55,10 +56,10 @@ class Node {
   Tenant* TenantByName(std::string_view name) const;
 
   // RESOURCE_EXHAUSTED beyond max_sessions, of all tenants together; one place is kept for each
-  // other tenant.
+  // other tenant that has none. Counted from here on: until SessionEnded.
   absl::Status AdmitSession(const Tenant& tenant);
-  void SessionEnded();
-  std::uint32_t sessions() const { return sessions_.load(std::memory_order_relaxed); }
+  void SessionEnded(const Tenant& tenant);
+  std::uint32_t sessions() const;
 
  private:
   explicit Node(const Options& options);
@@ -70,7 +71,8 @@ class Node {
   pool::Account objects_;
   tiers::HostTier host_tier_;
   device::HostMemorySource directory_memory_{"tessera-directory"};
-  std::atomic<std::uint32_t> sessions_{0};
+  mutable Mutex sessions_mutex_;                                             // a leaf
+  std::vector<std::uint32_t> sessions_ TESSERA_GUARDED_BY(sessions_mutex_);  // by tenant
   std::vector<std::unique_ptr<Tenant>> tenants_;
 };
 

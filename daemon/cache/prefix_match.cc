@@ -54,8 +54,8 @@ std::uint64_t PrefixStore::Match(Question question, Done done) {
 
 absl::Status PrefixStore::Remember(TokenList& tokens) {
   if (tokens.charge.bytes() > 0) return absl::OkStatus();
-  absl::StatusOr<pool::Charge> charge = options_.account->Reserve(
-      pool::MemoryTag::kPrefixIndex, tokens.ids.size() * sizeof(std::uint32_t));
+  absl::StatusOr<pool::Charge> charge =
+      options_.account->Reserve(pool::MemoryTag::kPrefixIndex, tokens.bytes());
   if (!charge.ok()) return charge.status();
   tokens.charge = *std::move(charge);
   return absl::OkStatus();
@@ -100,7 +100,7 @@ std::uint64_t PrefixStore::Longest(const Waiting& question, bool computed_too) c
     const PrefixChain& chain = question.chains[rank];
     std::uint64_t here = set_.index().Longest(chain, ids, tokens).tokens;
     if (computed_too) {
-      here = std::max(here, computations_.Longest(question.asker, chain, ids, tokens));
+      here = std::max(here, computations_.Longest(question.asker, chain, *question.tokens, tokens));
     }
     agreed = here == tokens ? agreed + 1 : 1;
     tokens = here;

@@ -16,8 +16,9 @@ constexpr Clock::Duration kQuiet = std::chrono::milliseconds(200);
 constexpr Clock::Duration kPoll = std::chrono::milliseconds(1);
 // Of a call. What is asked for grows with every attempt, so that the last asks for all there is.
 constexpr int kAttempts = 10;
-// Handlers that wait hold a thread each: beyond these a call is answered at once.
-constexpr int kMostWaiting = 32;
+// Handlers that wait hold a thread each: beyond these a call is answered at once. Each tenant has
+// its part of them.
+constexpr std::uint32_t kMostWaiting = 32;
 // What one background job moves, lest a tail wait for it for long.
 constexpr std::uint64_t kBytesPerJob = 32 * kMiB;
 
@@ -39,7 +40,8 @@ std::string_view OutcomeName(Outcome outcome) {
   return "unknown";
 }
 
-Pressure::Pressure(Options options) : options_(std::move(options)) {
+Pressure::Pressure(Options options)
+    : options_(std::move(options)), waiting_(options_.node->tenants().size()) {
   TESSERA_CHECK(options_.low_percent <= options_.high_percent, "the low mark is the lower one");
   counters_.climbs = decltype(counters_.climbs)(options_.ladder.size());
   cache::Node& node = *options_.node;
@@ -119,8 +121,10 @@ Pressure::Climb Pressure::Relieve(const std::vector<Payer>& payers, const Need& 
   Climb climb;
   for (const Payer& payer : payers) {
     if (climb.bytes >= need.bytes) break;
+    const std::uint64_t before = climb.bytes;
     RelieveTenant(*payer.tenant, {std::min(need.bytes - climb.bytes, payer.most), need.urgency},
                   reason, climb);
+    if (climb.bytes > before) climb.gave.push_back(payer.tenant);
   }
   return climb;
 }
@@ -144,18 +148,42 @@ bool Pressure::MayHelp(const pool::Shortage& shortage) const {
 
 // ---- in a call
 
-bool Pressure::Collect() {
+namespace {
+
+// Frees what readers have let go of; true where something still waits for them.
+bool Collect(const std::vector<cache::Tenant*>& tenants) {
   bool waits = false;
-  for (const std::unique_ptr<cache::Tenant>& tenant : options_.node->tenants()) {
-    waits = tenant->epochs().Collect().has_value() || waits;
-  }
+  for (cache::Tenant* tenant : tenants) waits = tenant->epochs().Collect().has_value() || waits;
   return waits;
 }
 
+std::vector<cache::Tenant*> All(const cache::Node& node) {
+  std::vector<cache::Tenant*> tenants;
+  for (const std::unique_ptr<cache::Tenant>& tenant : node.tenants()) {
+    tenants.push_back(tenant.get());
+  }
+  return tenants;
+}
+
+}  // namespace
+
+// Its own, and those of whoever gave something up for it: another tenant's readers are nobody
+// else's affair. Where nobody gave, what all of them let go of is what may come.
+std::vector<cache::Tenant*> Pressure::WhoseReaders(cache::Tenant& tenant,
+                                                   const pool::Shortage& shortage,
+                                                   const Climb& climb) const {
+  const bool of_node = shortage.account == options_.node->account().name();
+  if (of_node && climb.gave.empty()) return All(*options_.node);
+  std::vector<cache::Tenant*> tenants = climb.gave;
+  tenants.push_back(&tenant);
+  return tenants;
+}
+
 // False where nothing has waited.
-bool Pressure::WaitForReaders(Clock::TimePoint until, absl::FunctionRef<bool()> gone) {
+bool Pressure::WaitForReaders(const std::vector<cache::Tenant*>& tenants, Clock::TimePoint until,
+                              absl::FunctionRef<bool()> gone) {
   bool waited = false;
-  while (Collect()) {
+  while (Collect(tenants)) {
     waited = true;
     if (options_.clock->Now() >= until || gone()) break;
     options_.pause(kPoll);
@@ -171,7 +199,9 @@ absl::Status Pressure::WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl:
   const Clock::TimePoint begun = options_.clock->Now();
   const Clock::TimePoint overdue = begun + options_.patience / 2;
   const Clock::TimePoint until = begun + options_.patience;
-  const bool waits = waiting_.fetch_add(1) < kMostWaiting;
+  std::atomic<std::uint32_t>& waiting = waiting_[tenant.options().id.value() - 1];
+  const bool waits =
+      waiting.fetch_add(1) < std::max<std::uint32_t>(1, kMostWaiting / waiting_.size());
   std::uint64_t found = 0;
   Climb climb;
   // Two that need more than half of the pool each would else move out each other's for ever.
@@ -187,7 +217,8 @@ absl::Status Pressure::WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl:
                        {.bytes = std::max(shortage->asked, shortage->limit / 64) << attempt,
                         .urgency = now < overdue ? Urgency::kCall : Urgency::kOverdue});
     found += climb.bytes;
-    const bool readers = waits ? WaitForReaders(until, gone) : Collect();
+    const std::vector<cache::Tenant*> whose = WhoseReaders(tenant, *shortage, climb);
+    const bool readers = waits ? WaitForReaders(whose, until, gone) : Collect(whose);
     if (climb.bytes > 0 || readers) {
       ++attempt;
       status = act();
@@ -202,7 +233,7 @@ absl::Status Pressure::WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl:
     if (waits && !place.has_value()) place.emplace(line_, tenant.options().id);
   }
   place.reset();
-  waiting_.fetch_sub(1);
+  waiting.fetch_sub(1);
   if (!shortage.has_value()) {
     counters_.served.fetch_add(status.ok(), std::memory_order_relaxed);
     return status;
@@ -235,7 +266,7 @@ void Pressure::Queue() {
 
 void Pressure::RelieveInBackground() {
   queued_.store(false);
-  Collect();
+  (void)Collect(All(*options_.node));
   const std::uint64_t missing = missing_.exchange(0);
   std::uint64_t found = 0;
   std::uint64_t wanted = 0;

@@ -83,6 +83,7 @@ class Pressure final : public pool::PressureHandler {
     std::uint64_t bytes = 0;
     std::string hindrances;
     std::optional<Clock::Duration> wait;
+    std::vector<cache::Tenant*> gave;
   };
   // Who may be made to pay, in this order, and how much each.
   struct Payer {
@@ -95,9 +96,10 @@ class Pressure final : public pool::PressureHandler {
                      Climb& climb);
   Climb RelieveFor(cache::Tenant& tenant, const pool::Shortage& shortage, const Need& need);
   bool MayHelp(const pool::Shortage& shortage) const;
-  // Frees what readers have let go of; true where something still waits for them.
-  bool Collect();
-  bool WaitForReaders(Clock::TimePoint until, absl::FunctionRef<bool()> gone);
+  std::vector<cache::Tenant*> WhoseReaders(cache::Tenant& tenant, const pool::Shortage& shortage,
+                                           const Climb& climb) const;
+  bool WaitForReaders(const std::vector<cache::Tenant*>& tenants, Clock::TimePoint until,
+                      absl::FunctionRef<bool()> gone);
 
   void Queue();
   void RelieveInBackground();
@@ -110,8 +112,8 @@ class Pressure final : public pool::PressureHandler {
   std::atomic<std::uint64_t> missing_{0};  // the largest request refused since the last job
   // Where the ladder had nothing to give, asking again at once is idle.
   std::atomic<std::int64_t> quiet_until_{0};
-  std::atomic<int> waiting_{0};  // calls that wait now
-  WaitingLine line_;             // of those that did not get room at once
+  std::vector<std::atomic<std::uint32_t>> waiting_;  // calls that wait now, by tenant
+  WaitingLine line_;                                 // of those that did not get room at once
 
   Mutex mutex_;
   std::optional<Clock::TimePoint> reported_ TESSERA_GUARDED_BY(mutex_);

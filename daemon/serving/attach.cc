@@ -89,12 +89,13 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
           context_->IsCancelled() ? metrics::SessionEnd::kLost : metrics::SessionEnd::kClosed,
           absl::OkStatus());
     }
+    if (session_ != nullptr && (request_.has_open_tails() || request_.has_close_tails())) {
+      return WorkOnTails();
+    }
     const absl::Status status = Handle();
     if (!status.ok()) return Finished(metrics::SessionEnd::kRefused, status);
-    MutexLock lock(mutex_);
-    if (finished_) return;
-    reading_ = writes_.size() < kMaxUnread;
-    if (reading_) StartRead(&request_);
+    // OnCancel may have run beside it, when the session was not there yet to be ended.
+    if (!ReadOn()) Finished(metrics::SessionEnd::kLost, absl::OkStatus());
   }
 
   void OnWriteDone(bool ok) override {
@@ -166,13 +167,57 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
       MutexLock lock(mutex_);
       if (std::exchange(finished_, true)) return;
       if (writes_.size() > 1) writes_.erase(writes_.begin() + 1, writes_.end());
+      why_ = why;
+      if (working_) return;  // whoever works finishes
     }
     Finish(ToGrpc(why));
   }
 
+  // False where the stream is finished.
+  bool ReadOn() {
+    MutexLock lock(mutex_);
+    if (finished_) return false;
+    reading_ = writes_.size() < kMaxUnread;
+    if (reading_) StartRead(&request_);
+    return true;
+  }
+
+  // The next message is read when it has done, so that there is one at most.
+  void WorkOnTails() {
+    bool gone = false;
+    {
+      MutexLock lock(mutex_);
+      gone = finished_;
+      working_ = !gone;
+    }
+    if (gone) return Finished(metrics::SessionEnd::kLost, absl::OkStatus());
+    door_.aside([this] {
+      request_.has_open_tails() ? OpenTails(request_.open_tails())
+                                : CloseTails(request_.close_tails());
+      StopWorking();
+    });
+  }
+
+  // Nothing of this is touched afterwards: the call may be done.
+  void StopWorking() {
+    absl::Status why;
+    {
+      MutexLock lock(mutex_);
+      working_ = false;
+      reading_ = !finished_ && writes_.size() < kMaxUnread;
+      if (reading_) StartRead(&request_);
+      if (!finished_) return;
+      why = why_;
+    }
+    Finish(ToGrpc(why));
+  }
+
+  bool Gone() {
+    MutexLock lock(mutex_);
+    return finished_;
+  }
+
   void Finished(metrics::SessionEnd reason, const absl::Status& why) {
-    // OnCancel may run beside OnReadDone. Where it comes before the session has its id, the next
-    // read fails and ends the session.
     const SessionId id(session_id_.load());
     if (id.valid()) door_.connections->End(id, reason, why);
     FinishOnce(why);
@@ -182,14 +227,6 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     if (request_.has_hello()) return Greet(request_.hello());
     if (session_ == nullptr) {
       return absl::FailedPreconditionError("the first message of Attach must be Hello");
-    }
-    if (request_.has_open_tails()) {
-      OpenTails(request_.open_tails());
-      return absl::OkStatus();
-    }
-    if (request_.has_close_tails()) {
-      CloseTails(request_.close_tails());
-      return absl::OkStatus();
     }
     return absl::InvalidArgumentError("an Attach message of a kind this daemon does not know");
   }
@@ -215,7 +252,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
                                 .rank = hello.rank(),
                                 .group_size = std::max(1u, hello.group_size())});
     if (!session.ok()) {
-      services.node->SessionEnded();
+      services.node->SessionEnded(**tenant);
       return session.status();
     }
     tenant_ = *tenant;
@@ -293,11 +330,10 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     opened.set_request_id(asked.request_id());
     TailPlaces places = std::vector<cache::Tenant::TailPlace>();
     absl::StatusOr<std::vector<SequenceId>> ids = Ids(asked.sequence_ids());
-    const absl::Status status =
-        ids.ok() ? WithRelief(
-                       *door_.services, *tenant_, [this] { return context_->IsCancelled(); },
-                       [&] { return OpenResident(*ids, places); })
-                 : ids.status();
+    const absl::Status status = ids.ok() ? WithRelief(
+                                               *door_.services, *tenant_, [this] { return Gone(); },
+                                               [&] { return OpenResident(*ids, places); })
+                                         : ids.status();
     if (!status.ok()) places = status;
     if (!places.ok()) {
       opened.set_code(static_cast<int>(places.status().code()));
@@ -330,7 +366,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
       return held.status();
     };
     const absl::Status status = WithRelief(
-        *door_.services, *tenant_, [this] { return context_->IsCancelled(); }, close);
+        *door_.services, *tenant_, [this] { return Gone(); }, close);
     if (!status.ok()) {
       closed.set_code(static_cast<int>(status.code()));
       closed.set_error(std::string(AsStringView(status.message())));
@@ -355,7 +391,9 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
   std::vector<v1::AttachResponse> early_ TESSERA_GUARDED_BY(mutex_);  // until Welcome is written
   bool greeted_ TESSERA_GUARDED_BY(mutex_) = false;
   bool finished_ TESSERA_GUARDED_BY(mutex_) = false;
-  bool reading_ TESSERA_GUARDED_BY(mutex_) = true;  // a read is under way
+  bool reading_ TESSERA_GUARDED_BY(mutex_) = true;  // a read is under way, or what was read is done
+  bool working_ TESSERA_GUARDED_BY(mutex_) = false;
+  absl::Status why_ TESSERA_GUARDED_BY(mutex_);  // once it is finished
 };
 
 }  // namespace

@@ -3,6 +3,9 @@
 
 #include <grpcpp/support/server_callback.h>
 
+#include <functional>
+#include <string>
+
 #include "daemon/serving/connections.h"
 #include "daemon/serving/services.h"
 #include "tessera/v1/tessera.pb.h"
@@ -14,6 +17,9 @@ struct AttachDoor {
   Services* services;
   Connections* connections;
   std::string descriptor_socket;  // empty: no Unix socket is served
+  // Does what may wait for memory, elsewhere and soon: the threads of streams are few, and all
+  // tenants'.
+  std::function<void(std::function<void()>)> aside;
 };
 
 // A reactor for one stream; owns itself.

@@ -47,7 +47,7 @@ void Connections::End(SessionId id, metrics::SessionEnd reason, const absl::Stat
       [this, id, tenant = entry.tenant, session = std::move(entry.session)]() mutable {
         session.reset();
         tenant->EndSession(id);
-        services_.node->SessionEnded();
+        services_.node->SessionEnded(*tenant);
       });
 }
 

@@ -8,6 +8,8 @@
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -16,10 +18,14 @@
 namespace tessera::serving {
 
 namespace {
-// Of calls, far more than Admission lets in; streams take none. Beside these, for each tenant the
-// places and the lines that Admission keeps for it: one of each, twice.
-constexpr int kMaxThreads = 256;
-constexpr int kThreadsPerTenant = 4;
+// On a thread of its own, of which a session has one at most. It ends before its stream does.
+void RunAside(const std::function<void()>& work) {
+  try {
+    std::thread(work).detach();
+  } catch (const std::system_error&) {
+    work();  // there are no more threads: others wait
+  }
+}
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Create(Services& services, const Options& options) {
@@ -73,8 +79,8 @@ absl::Status Server::StartGrpc() {
       options_.unix_doors.empty() ? "" : DescriptorPath(options_.unix_doors.front().path);
   const absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> tcp = TcpCredentials(options_.tls);
   if (!tcp.ok()) return tcp.status();
-  worker_service_ =
-      std::make_unique<WorkerService>(AttachDoor{&services_, &connections_, descriptor_socket});
+  worker_service_ = std::make_unique<WorkerService>(
+      AttachDoor{&services_, &connections_, descriptor_socket, RunAside});
   admin_service_ = std::make_unique<AdminService>(services_, connections_, drain_request_);
 
   grpc::EnableDefaultHealthCheckService(true);
@@ -99,8 +105,8 @@ absl::Status Server::StartGrpc() {
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 16);
   // Calls beyond are refused at once (RESOURCE_EXHAUSTED), instead of each taking a thread.
   grpc::ResourceQuota quota("tesserad");
-  const int tenants = static_cast<int>(services_.node->tenants().size());
-  quota.SetMaxThreads(kMaxThreads + kThreadsPerTenant * tenants);
+  const std::size_t tenants = services_.node->tenants().size();
+  quota.SetMaxThreads(static_cast<int>(Calls::ThreadsFor(tenants)));
   builder.SetResourceQuota(quota);
   builder.RegisterService(worker_service_.get());
   builder.RegisterService(admin_service_.get());

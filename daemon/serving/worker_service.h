@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <string_view>
 #include <thread>
 
 #include "daemon/serving/admission.h"
 #include "daemon/serving/attach.h"
 #include "daemon/serving/caller.h"
+#include "daemon/serving/calls.h"
 #include "daemon/serving/match.h"
 #include "daemon/serving/resident.h"
 #include "daemon/serving/services.h"
@@ -32,7 +34,9 @@ class WorkerService final : public WorkerServiceBase {
                     .waiting = PerTenant(64)}),
         compression_({.what = "compression",
                       .running = std::max(1u, std::thread::hardware_concurrency() / 2),
-                      .waiting = PerTenant(16)}) {}
+                      .waiting = PerTenant(16)}),
+        calls_(Calls::MostFor(services_.node->tenants().size()), services_.node->tenants().size()) {
+  }
 
   grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* Attach(
       grpc::CallbackServerContext* context) override {
@@ -69,6 +73,7 @@ class WorkerService final : public WorkerServiceBase {
   Services& services_;
   Admission attention_;
   Admission compression_;
+  Calls calls_;
 
  public:
   TESSERA_RPC(RegisterModel)
@@ -104,7 +109,13 @@ grpc::Status WorkerService::Serve(metrics::RpcMethod& method, const grpc::Server
   const Clock::TimePoint begun = services_.clock->Now();
   absl::StatusOr<Caller> caller = FindCaller(*services_.node, request.session());
   absl::Status status = caller.status();
+  std::optional<Calls::Place> place;
   if (caller.ok()) {
+    absl::StatusOr<Calls::Place> entered = calls_.Enter(caller->tenant->options().id);
+    status = entered.status();
+    if (status.ok()) place.emplace(*std::move(entered));
+  }
+  if (status.ok()) {
     caller->context = &context;
     status = WithRelief(
         services_, *caller->tenant, [&] { return caller->cancelled(); },

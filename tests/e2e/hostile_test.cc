@@ -8,12 +8,18 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "daemon/platform/unix_socket.h"
+#include "proto/shm/pin.h"
+#include "tessera/v1/admin.grpc.pb.h"
 #include "tests/fakes/daemon_process.h"
+#include "tests/fakes/raw_mapping.h"
 #include "tests/fakes/raw_worker.h"
 
 namespace tessera {
@@ -45,6 +51,23 @@ class Hostile : public testing::Test {
     const absl::Status opened = worker->OpenDescriptors();
     EXPECT_TRUE(opened.ok()) << opened;
     return worker;
+  }
+  static std::uint64_t NewSequence(RawWorker& worker, int tokens) {
+    v1::RegisterModelRequest model;
+    *model.mutable_model() = fakes::SmallModel();
+    v1::RegisterModelResponse registered;
+    EXPECT_TRUE(worker.RegisterModel(model, &registered).ok());
+    v1::CreateSequenceRequest create;
+    create.set_model_id(registered.model_id());
+    v1::CreateSequenceResponse created;
+    EXPECT_TRUE(worker.CreateSequence(create, &created).ok());
+    v1::AppendRequest append;
+    append.set_sequence_id(created.sequence_id());
+    *append.mutable_key() = fakes::SmallRows(2, tokens, 1);
+    *append.mutable_value() = fakes::SmallRows(2, tokens, 2);
+    v1::AppendResponse appended;
+    EXPECT_TRUE(worker.Append(append, &appended).ok());
+    return created.sequence_id();
   }
   static void Ask(RawWorker& worker, const std::vector<shm::DescriptorRequest>& requests) {
     ASSERT_TRUE(SendMessage(worker.descriptor_socket().get(),
@@ -152,6 +175,68 @@ TEST_F(Hostile, ItMayBeToldToStopWhileItServes) {
   for (const std::unique_ptr<RawWorker>& worker : workers) worker->AwaitEnd();
   workers.clear();  // no connection is left for the daemon to wait for
   EXPECT_EQ(daemon_->WaitForExit(30), 0);
+}
+
+// At any moment of its greeting, of which nobody but the daemon knows how far it is.
+TEST_F(Hostile, AWorkerThatGoesWhileItIsGreetedLeavesNoSession) {
+  Start({.flags = {"--max-sessions=4096"}});
+  const std::shared_ptr<grpc::Channel> channel = daemon_->Connect();
+  const auto stub = v1::Tessera::NewStub(channel);
+  v1::AttachRequest hello;
+  *hello.mutable_hello() = RawWorker::GoodHello();
+  for (int i = 0; i < 2000; ++i) {
+    grpc::ClientContext context;
+    const auto stream = stub->Attach(&context);
+    stream->Write(hello);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(i % 500);
+    while (std::chrono::steady_clock::now() < until) {
+    }
+    context.TryCancel();
+    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  const auto admin = v1::TesseraAdmin::NewStub(channel);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  v1::ListSessionsResponse sessions;
+  do {
+    grpc::ClientContext context;
+    sessions.Clear();
+    ASSERT_TRUE(admin->ListSessions(&context, {}, &sessions).ok());
+  } while (sessions.sessions_size() > 0 && std::chrono::steady_clock::now() < deadline);
+  EXPECT_EQ(sessions.sessions_size(), 0);
+}
+
+// As many wait for memory as a tenant of two may have; of threads for streams gRPC has half as many
+// as there are cores.
+TEST_F(Hostile, ATenantThatWaitsForMemoryKeepsNobodyElseWaiting) {
+  Start({.flags = {"--tail-extent-bytes=16MiB", "--pin-limit-ms=60000"},
+         .config_json = R"({"tenants": [{"name": "a", "hard_limit_bytes": 33554432},
+                                        {"name": "b", "token": "sesame"}]})"});
+  std::vector<std::unique_ptr<RawWorker>> workers;
+  std::vector<std::uint64_t> sequences;
+  for (int i = 0; i < 15; ++i) {
+    workers.push_back(Worker());
+    sequences.push_back(NewSequence(*workers.back(), 1500));  // 1.5 MiB
+  }
+  // A reader that never moves on, from before what is moved out for them.
+  const auto mapping = fakes::RawMapping::Map(*workers.front());
+  ASSERT_NE(mapping, nullptr);
+  mapping->control().readers[0].word.store(shm::PinWord(1));
+  std::atomic<int> answered{0};
+  std::vector<std::thread> waiting;
+  for (std::size_t i = 0; i < workers.size(); ++i) {
+    waiting.emplace_back([&, i] {
+      workers[i]->OpenTails({sequences[i]});
+      ++answered;
+    });
+  }
+  RawWorker other(daemon_->Connect());
+  v1::Hello hello = RawWorker::GoodHello();
+  hello.set_tenant_token("sesame");
+  int attached = 0;
+  while (answered == 0 && attached < 200 && other.Attach(hello).ok()) ++attached;
+  EXPECT_EQ(attached, 200) << "in the time in which the first of them was answered";
+  daemon_->Kill(SIGKILL);
+  for (std::thread& thread : waiting) thread.join();
 }
 
 }  // namespace

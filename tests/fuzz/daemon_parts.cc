@@ -1,5 +1,6 @@
 #include "tests/fuzz/daemon_parts.h"
 
+#include <functional>
 #include <utility>
 
 #include "daemon/base/check.h"
@@ -78,7 +79,8 @@ DaemonParts::DaemonParts(Options options) : services_{} {
   connections_.set_watcher(watcher_.get());
   door_ = {.services = &services_,
            .connections = &connections_,
-           .descriptor_socket = std::move(options.descriptor_socket)};
+           .descriptor_socket = std::move(options.descriptor_socket),
+           .aside = [](const std::function<void()>& work) { work(); }};
   worker_ = std::make_unique<serving::WorkerService>(door_);
 }
 

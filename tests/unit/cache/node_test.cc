@@ -4,6 +4,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "daemon/device/cpu_device.h"
 #include "tests/fakes/fake_clock.h"
@@ -12,33 +14,57 @@
 namespace tessera::cache {
 namespace {
 
-TEST(Node, NoTenantTakesEverySession) {
-  device::CpuDevice device(kernels::BestImplementation());
-  const FakeClock clock;
-  Node::Options options;
-  options.memory_bytes = 64 << 20;
-  options.device = &device;
-  options.tenants = {{.name = "a"}, {.name = "b", .token = "x"}};
-  options.tenant_template.pool_extent_bytes = kTestPoolExtent;
-  options.tenant_template.directory_extent_bytes = kTestDirectoryExtent;
-  options.tenant_template.clock = &clock;
-  options.max_sessions = 3;
-  const auto node = Node::Create(options);
-  ASSERT_TRUE(node.ok()) << node.status();
-  Tenant& a = *(*node)->TenantByName("a");
-  Tenant& b = *(*node)->TenantByName("b");
-  for (int i = 0; i < 2; ++i) {
-    ASSERT_TRUE((*node)->AdmitSession(a).ok());
-    ASSERT_TRUE(a.OpenSession({}).ok());
+class NodeTest : public testing::Test {
+ protected:
+  static std::unique_ptr<Node> NewNode(std::vector<Node::TenantOptions> tenants,
+                                       std::uint32_t max_sessions) {
+    static device::CpuDevice device(kernels::BestImplementation());
+    static const FakeClock clock;
+    Node::Options options;
+    options.memory_bytes = 64 << 20;
+    options.device = &device;
+    options.tenants = std::move(tenants);
+    options.tenant_template.pool_extent_bytes = kTestPoolExtent;
+    options.tenant_template.directory_extent_bytes = kTestDirectoryExtent;
+    options.tenant_template.clock = &clock;
+    options.max_sessions = max_sessions;
+    absl::StatusOr<std::unique_ptr<Node>> node = Node::Create(options);
+    EXPECT_TRUE(node.ok()) << node.status();
+    return *std::move(node);
   }
-  const absl::Status full = (*node)->AdmitSession(a);
+};
+
+TEST_F(NodeTest, NoTenantTakesEverySession) {
+  const auto node = NewNode({{.name = "a"}, {.name = "b", .token = "x"}}, 3);
+  const Tenant& a = *node->TenantByName("a");
+  const Tenant& b = *node->TenantByName("b");
+  // Whether or not those before are open by now: attachments come side by side.
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(node->AdmitSession(a).ok());
+  const absl::Status full = node->AdmitSession(a);
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_NE(full.ToString().find("tenant a has 2 sessions; the limit is 2, of 3 on this node"),
             std::string::npos)
       << full;
-  ASSERT_TRUE((*node)->AdmitSession(b).ok());
-  ASSERT_TRUE(b.OpenSession({}).ok());
-  EXPECT_FALSE((*node)->AdmitSession(b).ok());  // the node is full
+  ASSERT_TRUE(node->AdmitSession(b).ok());
+  EXPECT_FALSE(node->AdmitSession(b).ok());  // the node is full
+  EXPECT_EQ(node->sessions(), 3u);
+  node->SessionEnded(b);
+  EXPECT_FALSE(node->AdmitSession(a).ok());
+  EXPECT_TRUE(node->AdmitSession(b).ok());
+}
+
+TEST_F(NodeTest, NorDoSeveralTogether) {
+  const auto node =
+      NewNode({{.name = "a"}, {.name = "b", .token = "x"}, {.name = "c", .token = "y"}}, 5);
+  const Tenant& c = *node->TenantByName("c");
+  for (int i = 0; i < 5; ++i) {
+    for (const char* name : {"a", "b"}) {
+      (void)node->AdmitSession(*node->TenantByName(name));
+    }
+  }
+  EXPECT_EQ(node->sessions(), 4u);
+  EXPECT_TRUE(node->AdmitSession(c).ok());
+  EXPECT_FALSE(node->AdmitSession(c).ok());
 }
 
 }  // namespace

@@ -1,5 +1,10 @@
 // Who waits for what others compute, and what the ranks of a group are told.
 
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "tests/fakes/seed.h"
 #include "tests/unit/cache/prefix_fixture.h"
 
 namespace tessera::cache {
@@ -121,6 +126,55 @@ TEST_F(Matches, UnderATokenPolicyTheWholeListIsWaitedForOrNothing) {
   Match(*first, Count(96), compute);
   EXPECT_FALSE(Match(*second, Count(64), wait).waits());
   EXPECT_TRUE(Match(*second, Count(97), wait).waits());
+}
+
+// Lists that share heads of any length, against a comparison of all of their ids.
+TEST(ComputationsTest, LongestIsWhatComparingTheIdsSays) {
+  TestRandom random;
+  const Ids head = [&] {
+    Ids ids(300);
+    for (std::uint32_t& id : ids) id = static_cast<std::uint32_t>(random.Below(3));
+    return ids;
+  }();
+  const auto some = [&] {
+    Ids ids(head.begin(), head.begin() + static_cast<std::ptrdiff_t>(random.Below(300)));
+    for (std::uint64_t more = random.Below(2) * random.Below(100) + ids.empty(); more > 0; --more) {
+      ids.push_back(static_cast<std::uint32_t>(random.Below(3)));
+    }
+    return ids;
+  };
+  for (int round = 0; round < 300; ++round) {
+    const bool every_boundary = random.Below(2) == 0;
+    Computations computations;
+    std::vector<Ids> said;
+    for (std::uint64_t i = random.Below(6); i > 0; --i) {
+      said.push_back(some());
+      bool dropped = false;
+      computations.Add({.id = ComputationId(said.size()),
+                        .session = SessionId(said.size()),
+                        .asker = "another",
+                        .chain = {.start = "one", .every_boundary = every_boundary},
+                        .tokens = std::make_shared<TokenList>(said.back())},
+                       dropped);
+    }
+    const TokenList asked(some());
+    for (const std::uint64_t limit :
+         {std::uint64_t{asked.ids.size()}, random.Below(asked.ids.size() + 1)}) {
+      std::uint64_t expected = 0;
+      for (const Ids& ids : said) {
+        std::uint64_t common = 0;
+        while (common < std::min<std::uint64_t>(limit, ids.size()) &&
+               ids[common] == asked.ids[common]) {
+          ++common;
+        }
+        const std::uint64_t rest = every_boundary ? common % kPrefixBlock : common;
+        expected = std::max(expected, common == ids.size() ? common : common - rest);
+      }
+      const PrefixChain chain = {.start = "one", .every_boundary = every_boundary};
+      ASSERT_EQ(computations.Longest("me", chain, asked, limit), expected) << round;
+      EXPECT_EQ(computations.Longest("another", chain, asked, limit), 0u);
+    }
+  }
 }
 
 TEST_F(Matches, OneSessionsComputationsAreCounted) {

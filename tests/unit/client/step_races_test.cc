@@ -51,17 +51,41 @@ class Meanwhile {
   std::thread thread_;
 };
 
+// Does the same thing once a step, on a thread of its own, at any moment of the step's first part.
+class OnceAStep {
+ public:
+  OnceAStep(TestRandom& random, std::uint64_t longest, std::function<void()> what)
+      : random_(random.Bits()), meanwhile_([this, longest, what = std::move(what)] {
+          if (begun_ == done_) return;
+          for (std::uint64_t wait = random_.Below(longest); wait > 0; --wait) (void)begun_.load();
+          what();
+          ++done_;
+        }) {}
+  void BeginStep() { ++begun_; }
+  void EndStep() {
+    while (done_ != begun_) std::this_thread::yield();
+  }
+
+ private:
+  TestRandom random_;
+  std::atomic<int> begun_{0};
+  std::atomic<int> done_{0};
+  const Meanwhile meanwhile_;
+};
+
 struct Outcomes {
   int counted = 0;
   int aborted = 0;
 };
 
 // The daemon and the worker agree on the tokens after every step, whichever way it ended.
-Outcomes Decode(Decoder& decoder, Track& track, int steps) {
+Outcomes Decode(Decoder& decoder, Track& track, int steps, OnceAStep* meanwhile = nullptr) {
   Outcomes outcomes;
   const std::uint64_t id = track.sequence.id().value();
   for (int i = 0; i < steps && !testing::Test::HasFailure(); ++i) {
+    if (meanwhile != nullptr) meanwhile->BeginStep();
     const absl::Status status = decoder.RunStep(track);
+    if (meanwhile != nullptr) meanwhile->EndStep();
     EXPECT_TRUE(status.ok() || absl::IsAborted(status)) << status;
     ++(status.ok() ? outcomes.counted : outcomes.aborted);
     EXPECT_EQ(decoder.daemon->TokensOf(id), track.history.tokens()) << status;
@@ -101,11 +125,11 @@ TEST(StepRaces, APinRevokedMeanwhileTakesAllOrNothing) {
   Decoder decoder(random, SmallModel());
   Track track = decoder.NewTrack();
   const std::uint64_t id = track.sequence.id().value();
-  const Meanwhile revoker([&] {
+  OnceAStep revoker(random, 40000, [&] {
     decoder.daemon->RevokePins();
     decoder.daemon->OffloadBehind(id);
   });
-  EXPECT_GT(Decode(decoder, track, 1000).counted, 0);
+  EXPECT_GT(Decode(decoder, track, 300, &revoker).counted, 0);
 }
 
 // A commit of many sequences takes long enough to be met in its middle.
@@ -113,9 +137,9 @@ class WideBatch {
  public:
   static constexpr std::size_t kSequences = 64;
 
-  WideBatch(TestRandom& random, Decoder& decoder)
-      : decoder_(decoder), rows_(random, BoundModel(ModelId(1), TinyModel(), 4), 0, kSequences) {
-    for (std::size_t i = 0; i < kSequences; ++i) tracks_.push_back(decoder.NewTrack());
+  WideBatch(TestRandom& random, Decoder& decoder, std::size_t sequences = kSequences)
+      : decoder_(decoder), rows_(random, BoundModel(ModelId(1), TinyModel(), 4), 0, sequences) {
+    for (std::size_t i = 0; i < sequences; ++i) tracks_.push_back(decoder.NewTrack());
   }
 
   absl::Status Step() {
@@ -134,6 +158,32 @@ class WideBatch {
   LayerRows rows_;
   std::vector<Track> tracks_;
 };
+
+// The worker is not told to do a step again that was computed for other positions.
+TEST(StepRaces, ASequenceCutMeanwhileIsNotTakenForWhatItWas) {
+  TestRandom random;
+  Decoder decoder(random, TinyModel());
+  WideBatch batch(random, decoder, 1);
+  OnceAStep cutter(random, 2000, [&] {
+    const std::uint64_t tokens = decoder.daemon->TokensOf(batch.id(0)).value_or(0);
+    if (tokens > 2) decoder.daemon->TruncateBehind(batch.id(0), tokens - 2);
+  });
+  int changed = 0;
+  for (int i = 0; i < 3000 && !testing::Test::HasFailure(); ++i) {
+    const std::uint64_t before = batch.tokens(0);
+    cutter.BeginStep();
+    const absl::Status status = batch.Step();
+    cutter.EndStep();
+    if (absl::IsFailedPrecondition(status)) {
+      ++changed;
+    } else {
+      EXPECT_TRUE(status.ok() || absl::IsAborted(status)) << status;
+      EXPECT_EQ(batch.tokens(0), before + (status.ok() ? 1 : 0)) << status;
+    }
+    decoder.daemon->Collect();
+  }
+  EXPECT_GT(changed, 0);
+}
 
 TEST(StepRaces, ABatchKnowsWhichOfItsSequencesCount) {
   TestRandom random;

@@ -295,6 +295,43 @@ TEST_F(PressureTest, ACallWaitsForReadersOfWhatItMovedOut) {
   EXPECT_LT(pauses_, 20);
 }
 
+TEST_F(PressureTest, NoCallWaitsForAnotherTenantsReaders) {
+  Build({{.hard = 4 * kMiB}, {.hard = 8 * kMiB}});
+  const auto sequences = Fill(0, 3);
+  const auto others = Fill(1, 1);
+  clock_.Advance(10 * kIdle);
+  shm::Word& slot = sessions_[1]->control()->page().readers[0].word;
+  const std::uint64_t pin = shm::Pin(slot, tenant(1).epochs().epoch());
+  ASSERT_TRUE(tenant(1).FreeSequence(others[0]->id()).ok());
+  ASSERT_GT(tenant(1).epochs().waiting_bytes(), 0u);
+  ASSERT_TRUE(AddWithRelief(0).ok());
+  EXPECT_EQ(pauses_, 0);
+  (void)shm::Unpin(slot, pin);
+}
+
+// One whose sequences are never idle, and whose calls wait for that all the time.
+TEST_F(PressureTest, NoTenantTakesEveryPlaceToWait) {
+  at_work_ = milliseconds(20);
+  Build({{.hard = 4 * kMiB}, {.hard = 4 * kMiB}});
+  const auto greedy = Fill(0, 3);
+  const auto modest = Fill(1, 3);
+  const auto use = [](const std::vector<std::shared_ptr<Sequence>>& sequences) {
+    for (const auto& sequence : sequences) sequence->Restore()->Reset();
+  };
+  use(modest);  // and idle in 20 ms
+  use(greedy);
+  std::optional<absl::Status> of_modest;
+  on_pause_ = [&] {
+    use(greedy);
+    if (of_modest.has_value()) return;
+    (void)AddWithRelief(0);  // one more that waits, while there are places
+    if (!of_modest.has_value()) of_modest = AddWithRelief(1);
+  };
+  (void)AddWithRelief(0);
+  ASSERT_TRUE(of_modest.has_value());
+  EXPECT_TRUE(of_modest->ok()) << *of_modest;
+}
+
 TEST_F(PressureTest, WhoeverIsGoneWaitsForNothing) {
   Build({{.hard = 4 * kMiB}});
   Fill(0, 3);
