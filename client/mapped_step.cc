@@ -159,8 +159,8 @@ absl::Status MappedStep::Commit(std::span<const std::uint32_t> accepted) {
 }
 
 absl::Status MappedStep::AskWhatCounts() {
-  std::size_t counted = 0;
-  std::size_t as_before = 0;
+  bool all = true;
+  bool changed = false;  // by another one, too: the step was computed for other positions
   for (std::size_t i = 0; i < batch_.items().size(); ++i) {
     SequenceState& sequence = *batch_.items()[i].sequence;
     if (absl::Status status = RefreshTokens(*session_, sequence); !status.ok()) {
@@ -170,17 +170,35 @@ absl::Status MappedStep::AskWhatCounts() {
                                  ", whose tail went at its end, could not be asked: ",
                                  AsStringView(status.message())));
     }
-    counted += sequence.tokens == commits_[i].tokens;
-    as_before += sequence.tokens == batch_.items()[i].base;
+    const bool counts = sequence.tokens == commits_[i].tokens;
+    all &= counts;
+    changed |= !counts && sequence.tokens != batch_.items()[i].base;
   }
-  if (counted == commits_.size()) return absl::OkStatus();
-  // Where another one has changed a sequence, too, the step was computed for other positions.
-  if (as_before == commits_.size()) {
-    return absl::AbortedError("the step's sequences lost their tails at its end; nothing counts");
+  return all ? absl::OkStatus() : TakeBack(changed);
+}
+
+// A step counts in all of its sequences or in none.
+absl::Status MappedStep::TakeBack(bool changed) {
+  for (std::size_t i = 0; i < batch_.items().size() && !changed; ++i) {
+    const StepItem& item = batch_.items()[i];
+    SequenceState& sequence = *item.sequence;
+    if (sequence.tokens == item.base) continue;
+    if (absl::Status status = CutTo(*session_, sequence.id, item.base); !status.ok()) {
+      return absl::FailedPreconditionError(
+          Concat("sequences of the step lost their tails at its end; ", sequence.id.ToString(),
+                 " holds its tokens, others do not (see their tokens()), and they could not be "
+                 "taken back: ",
+                 AsStringView(status.message())));
+    }
+    sequence.SetTokens(item.base);
   }
-  return absl::FailedPreconditionError(
-      Concat("sequences of the step lost their tails at its end: ", counted, " of ",
-             commits_.size(), " hold what was committed, the others do not; see their tokens()"));
+  if (changed) {
+    return absl::FailedPreconditionError(
+        "sequences of the step lost their tails at its end, and another one has changed them; see "
+        "their tokens()");
+  }
+  return absl::AbortedError(
+      "sequences of the step lost their tails at its end; nothing counts, do the step again");
 }
 
 void MappedStep::Abandon() {

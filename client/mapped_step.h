@@ -81,6 +81,7 @@ class MappedStep final : public StepEngine {
   bool TailsStand() const;
   // Outside the gate, after a commit whose tails went meanwhile. OK where all of it counts.
   absl::Status AskWhatCounts();
+  absl::Status TakeBack(bool changed);
 
   absl::Status Confirm(const absl::Status& status) const;  // outside the gate
   absl::Status Aborted();
