@@ -179,7 +179,8 @@ serving::Server::Options ServerOptions(const config::Config& config) {
   serving::Server::Options options;
   for (const config::ListenAddress& address : config.listen) {
     if (address.is_unix()) {
-      options.unix_doors.push_back({address.unix_path, config.unix_socket_mode});
+      options.unix_doors.push_back(
+          {address.unix_path, config.unix_socket_mode, config.unix_peers});
     } else {
       options.tcp_doors.push_back(address.tcp.ToString());
     }

@@ -1,6 +1,9 @@
 #include "client/cli/admin.h"
 
+#include <unistd.h>
+
 #include <chrono>
+#include <string>
 
 #include "client/channel.h"
 #include "daemon/base/strings.h"
@@ -10,6 +13,11 @@ namespace tessera::cli {
 namespace {
 
 constexpr std::chrono::seconds kPatience{5};
+
+// A daemon cuts off whoever its unix_peers do not list, and cannot say so.
+std::string WhoIsAdmitted(const std::string& address) {
+  return address.starts_with("unix:") ? Concat(", and does it admit user ", ::geteuid()) : "";
+}
 
 template <typename Response, typename Call>
 absl::StatusOr<Response> Run(const std::string& address, Call call,
@@ -23,8 +31,8 @@ absl::StatusOr<Response> Run(const std::string& address, Call call,
   if (status.ok()) return response;
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
     return absl::UnavailableError(Concat("no daemon answers at ", address, " (",
-                                         status.error_message(),
-                                         "). Is tesserad running? --address names another"));
+                                         status.error_message(), "). Is tesserad running",
+                                         WhoIsAdmitted(address), "? --address names another"));
   }
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }

@@ -57,7 +57,7 @@ std::vector<std::string> Warnings(const Config& config) {
   if (!config.tls_certificate_file.empty() && std::ranges::none_of(config.listen, is_tcp)) {
     warnings.push_back("tls_certificate_file: there is no TCP address in listen that TLS is for");
   }
-  if ((config.unix_socket_mode & 0007) != 0) {
+  if ((config.unix_socket_mode & 0007) != 0 && config.unix_peers.open()) {
     warnings.push_back("unix_socket_mode: every user of this machine may reach the Unix sockets");
   }
   return warnings;

@@ -13,6 +13,7 @@
 #include "daemon/base/bytes.h"
 #include "daemon/base/log.h"
 #include "daemon/config/address.h"
+#include "daemon/platform/peer_rules.h"
 
 namespace tessera::config {
 
@@ -41,6 +42,7 @@ struct Tenant {
 struct Config {
   std::vector<ListenAddress> listen = {{.unix_path = "/run/tessera/tesserad.sock", .tcp = {}}};
   std::uint32_t unix_socket_mode = 0660;
+  PeerRules unix_peers;
   bool admin_over_tcp = false;
   // PEM files for the TCP addresses; empty: no TLS, no certificates of callers.
   std::string tls_certificate_file;

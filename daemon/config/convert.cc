@@ -74,6 +74,8 @@ absl::Status ParsedFromMessage(const DaemonConfig& message, Config& config) {
   for (const absl::Status& status : {
            parsed(message.has_unix_socket_mode(), "unix_socket_mode", message.unix_socket_mode(),
                   ParseMode, config.unix_socket_mode),
+           parsed(message.has_unix_peers(), "unix_peers", message.unix_peers(), ParsePeerRules,
+                  config.unix_peers),
            parsed(message.has_device(), "device", message.device(), ParseDevice, config.device),
            parsed(message.has_compactor_cpus(), "compactor_cpus", message.compactor_cpus(),
                   ParseCpuList, config.compactor_cpus),
@@ -160,6 +162,7 @@ DaemonConfig ToMessage(const Config& config) {
   DaemonConfig message;
   for (const ListenAddress& address : config.listen) message.add_listen(address.ToString());
   message.set_unix_socket_mode(FormatMode(config.unix_socket_mode));
+  message.set_unix_peers(config.unix_peers.ToString());
   message.set_admin_over_tcp(config.admin_over_tcp);
   message.set_tls_certificate_file(config.tls_certificate_file);
   message.set_tls_key_file(config.tls_key_file);

@@ -27,10 +27,12 @@ struct FlagRow {
 };
 
 // One row per field that a flag can set: all but the tenants. Types come from the message.
-constexpr std::array<FlagRow, 32> kRows = {{
+constexpr std::array<FlagRow, 33> kRows = {{
     {"listen", "ADDRESS", "listen",
      "unix:PATH or host:port; repeat it or separate by commas for more than one"},
     {"unix-socket-mode", "MODE", "unix_socket_mode", "octal file mode of the Unix sockets"},
+    {"unix-peers", "LIST", "unix_peers",
+     "who may connect to them, e.g. uid:1000,gid:27; empty: whoever the mode lets in"},
     {"admin-over-tcp", "BOOL", "admin_over_tcp", "serve the admin service over TCP too"},
     {"tls-certificate-file", "FILE", "tls_certificate_file",
      "TLS over TCP: the daemon's certificate"},

@@ -129,7 +129,15 @@ absl::StatusOr<PeerCredentials> PeerOf(int socket) {
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
     return ErrnoStatus("reading peer credentials");
   }
-  return PeerCredentials{credentials.pid, credentials.uid, credentials.gid};
+  PeerCredentials peer = {credentials.pid, credentials.uid, credentials.gid, {}};
+  // Asked with too little room it says how much is needed.
+  length = 0;
+  while (::getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, peer.groups.data(), &length) != 0) {
+    if (errno != ERANGE) return ErrnoStatus("reading the peer's groups");
+    peer.groups.resize(length / sizeof(gid_t));
+  }
+  peer.groups.resize(length / sizeof(gid_t));
+  return peer;
 }
 
 }  // namespace tessera

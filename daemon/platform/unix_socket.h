@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "daemon/platform/fd.h"
@@ -33,6 +34,7 @@ struct PeerCredentials {
   std::int64_t pid;  // 0 across PID namespaces: good for logs, never for trust
   std::uint32_t uid;
   std::uint32_t gid;
+  std::vector<std::uint32_t> groups;  // the supplementary ones
 };
 absl::StatusOr<PeerCredentials> PeerOf(int socket);
 

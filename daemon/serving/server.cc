@@ -90,11 +90,9 @@ absl::Status Server::StartGrpc() {
                              0);  // a port in use is an error, not a share
   builder.SetMaxReceiveMessageSize(static_cast<int>(services_.max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(services_.max_message_bytes));
-  std::vector<int> unix_ports(options_.unix_doors.size(), 0);
   tcp_ports_.assign(options_.tcp_doors.size(), 0);
-  for (std::size_t i = 0; i < options_.unix_doors.size(); ++i) {
-    builder.AddListeningPort("unix:" + options_.unix_doors[i].path,
-                             grpc::InsecureServerCredentials(), &unix_ports[i]);
+  for (const UnixDoor& door : options_.unix_doors) {
+    if (absl::Status status = AcceptOn(door, builder); !status.ok()) return status;
   }
   for (std::size_t i = 0; i < options_.tcp_doors.size(); ++i) {
     builder.AddListeningPort(options_.tcp_doors[i], *tcp, &tcp_ports_[i]);
@@ -110,27 +108,40 @@ absl::Status Server::StartGrpc() {
   builder.SetResourceQuota(quota);
   builder.RegisterService(worker_service_.get());
   builder.RegisterService(admin_service_.get());
-  // gRPC makes its sockets world-accessible; nobody may connect before the mode is right.
-  const mode_t before = ::umask(0177);
   grpc_ = builder.BuildAndStart();
-  ::umask(before);
   for (std::size_t i = 0; i < options_.tcp_doors.size(); ++i) {
     if (tcp_ports_[i] == 0) {
       return absl::AlreadyExistsError(Concat("cannot listen on ", options_.tcp_doors[i],
                                              ": the port is in use, or the address is not here"));
     }
   }
-  for (std::size_t i = 0; i < options_.unix_doors.size(); ++i) {
-    const UnixDoor& door = options_.unix_doors[i];
-    if (unix_ports[i] == 0) {
-      return absl::UnavailableError(
-          Concat("cannot listen on unix:", door.path, ": is its folder there and writable?"));
-    }
-    if (::chmod(door.path.c_str(), door.mode) != 0) {
-      return ErrnoStatus(Concat("setting the mode of ", door.path));
-    }
-  }
   if (grpc_ == nullptr) return absl::UnavailableError("gRPC did not start");
+  for (const std::unique_ptr<UnixAcceptor>& acceptor : acceptors_) acceptor->Start();
+  return absl::OkStatus();
+}
+
+absl::Status Server::AcceptOn(const UnixDoor& door, grpc::ServerBuilder& builder) {
+  using Connection = grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters;
+  std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> handler =
+      builder.experimental().AddExternalConnectionAcceptor(
+          grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+          grpc::InsecureServerCredentials());
+  absl::StatusOr<std::unique_ptr<UnixAcceptor>> acceptor =
+      UnixAcceptor::Listen({.path = door.path,
+                            .mode = door.mode,
+                            .peers = door.peers,
+                            .logger = services_.logger,
+                            .take = [handler](Fd socket) {
+                              Connection connection;
+                              connection.fd = socket.Release();
+                              handler->HandleNewConnection(&connection);
+                            }});
+  if (!acceptor.ok()) {
+    return absl::UnavailableError(Concat("cannot listen on unix:", door.path, ": ",
+                                         AsStringView(acceptor.status().message())));
+  }
+  acceptors_.push_back(*std::move(acceptor));
+  bound_.push_back(door.path);
   return absl::OkStatus();
 }
 
@@ -147,7 +158,8 @@ std::vector<std::string> Server::addresses() const {
 absl::Status Server::Start() {
   for (const UnixDoor& door : options_.unix_doors) {
     const std::string path = DescriptorPath(door.path);
-    if (absl::Status status = watcher_->Listen(path, door.mode); !status.ok()) return status;
+    if (absl::Status status = watcher_->Listen(path, door.mode, door.peers); !status.ok())
+      return status;
     bound_.push_back(path);
   }
   collector_ = std::make_unique<NodeCollector>(services_);
@@ -198,6 +210,7 @@ void Server::EndSessions(Clock::Duration limit) {
                       absl::UnavailableError("the daemon has been told to stop"));
   // Streams are cut above; what is left are calls in flight, whose answers nobody waits for.
   services_.stopping.store(true);
+  acceptors_.clear();  // gRPC takes no more connections
   grpc_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
   grpc_->Wait();
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
 
 #include <cstdint>
 #include <memory>
@@ -14,11 +15,13 @@
 #include "daemon/config/address.h"
 #include "daemon/metrics/exposer.h"
 #include "daemon/platform/lock_file.h"
+#include "daemon/platform/peer_rules.h"
 #include "daemon/serving/admin_service.h"
 #include "daemon/serving/connections.h"
 #include "daemon/serving/describe.h"
 #include "daemon/serving/services.h"
 #include "daemon/serving/tls.h"
+#include "daemon/serving/unix_acceptor.h"
 #include "daemon/serving/watcher.h"
 #include "daemon/serving/worker_service.h"
 
@@ -29,6 +32,7 @@ class Server {
   struct UnixDoor {
     std::string path;
     unsigned mode;
+    PeerRules peers;
   };
   struct Options {
     std::vector<UnixDoor> unix_doors;
@@ -74,12 +78,13 @@ class Server {
   Server(Services& services, const Options& options);
   absl::Status LockPaths();
   absl::Status StartGrpc();
+  absl::Status AcceptOn(const UnixDoor& door, grpc::ServerBuilder& builder);
   void EndSessions(Clock::Duration limit);
 
   Services& services_;
   const Options options_;
   std::vector<LockFile> locks_;
-  std::vector<std::string> bound_;  // descriptor sockets
+  std::vector<std::string> bound_;  // Unix sockets
   Connections connections_;
   std::unique_ptr<Watcher> watcher_;
   std::unique_ptr<NodeCollector> collector_;
@@ -89,6 +94,8 @@ class Server {
   std::unique_ptr<WorkerService> worker_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<grpc::Server> grpc_;
+  // What is accepted there, for gRPC: until it shuts down.
+  std::vector<std::unique_ptr<UnixAcceptor>> acceptors_;
   std::vector<int> tcp_ports_;
   Mutex drain_mutex_;
   bool drained_ TESSERA_GUARDED_BY(drain_mutex_) = false;

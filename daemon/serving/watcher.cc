@@ -50,7 +50,8 @@ void Watcher::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-absl::Status Watcher::Listen(const std::string& path, unsigned mode) {
+absl::Status Watcher::Listen(const std::string& path, unsigned mode, const PeerRules& peers) {
+  peers_ = peers;
   absl::StatusOr<Fd> socket = ListenUnix(path, mode, /*non_blocking=*/true);
   if (!socket.ok()) return socket.status();
   const int fd = socket->get();
@@ -180,6 +181,10 @@ void Watcher::Accept(int listening) {
     if (!socket.valid()) {
       if (IsShortage(errno)) PauseAccepting(ErrnoStatus("accepting a descriptor connection"));
       return;
+    }
+    if (absl::Status status = CheckPeer(socket.get(), peers_); !status.ok()) {
+      LogRefused(status);
+      continue;
     }
     if (unopened_.size() >= kMaxUnopened) {
       // The newcomer may be a worker; who has said nothing for longest is the least likely to be.

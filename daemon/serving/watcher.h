@@ -18,6 +18,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/cache/node.h"
 #include "daemon/platform/event_loop.h"
+#include "daemon/platform/peer_rules.h"
 #include "daemon/serving/descriptor_connection.h"
 #include "daemon/serving/services.h"
 
@@ -38,7 +39,7 @@ class Watcher {
   ~Watcher();
 
   // Before Start: a descriptor socket to accept on.
-  absl::Status Listen(const std::string& path, unsigned mode);
+  absl::Status Listen(const std::string& path, unsigned mode, const PeerRules& peers = {});
   void Start();
   // Returns when the thread has ended: nothing is served after. Idempotent.
   void Stop();
@@ -89,6 +90,7 @@ class Watcher {
   Event wake_;
   std::atomic<bool> stopping_{false};
   std::vector<Fd> listening_;
+  PeerRules peers_;                               // of whoever connects there
   std::optional<Clock::TimePoint> accept_again_;  // the process was out of descriptors
   std::unordered_map<int, Unopened> unopened_;
   std::optional<Clock::TimePoint> logged_;

@@ -115,6 +115,9 @@ TEST_F(LoadConfigTest, TextsAreParsedAndErrorsNameTheField) {
         << mode;
   }
   EXPECT_EQ(Load({"--unix-socket-mode=600"})->config.unix_socket_mode, 0600u);
+  EXPECT_THAT(ErrorOfJson(R"({"unix_peers": "uid:1000,root"})"), HasSubstr("unix_peers: \"root\""));
+  EXPECT_EQ(Load({"--unix-peers=uid:1000,gid:27"})->config.unix_peers.ToString(),
+            "uid:1000,gid:27");
 }
 
 TEST_F(LoadConfigTest, FilesThatCannotBeReadAreNamed) {

@@ -37,6 +37,8 @@ class Generator {
     for (std::uint64_t i = 0, count = In({1, 3}); i < count; ++i)
       config.listen.push_back(Listen(i));
     config.unix_socket_mode = 0600 | static_cast<std::uint32_t>(In({0, 0177}));
+    for (std::uint32_t i = 0; Coin(); ++i) config.unix_peers.uids.push_back(1000 + i);
+    for (std::uint32_t i = 0; Coin(); ++i) config.unix_peers.gids.push_back(i);
     config.admin_over_tcp = Coin();
     config.metrics_address = HostPort{.host = "::1", .port = Port()};
     if (Coin()) config.metrics_address.reset();

@@ -276,6 +276,8 @@ TEST(Warnings, NameTheOpenDoor) {
   config.tls_certificate_file.clear();
   config.unix_socket_mode = 0666;
   EXPECT_THAT(Warnings(config), testing::ElementsAre(HasSubstr("unix_socket_mode")));
+  config.unix_peers.uids = {1000};
+  EXPECT_TRUE(Warnings(config).empty()) << "the kernel says who comes";
 }
 
 }  // namespace
