@@ -14,7 +14,6 @@ using internal::TenantOf;
 
 namespace {
 
-constexpr Clock::Duration kBetweenComplaints = std::chrono::seconds(1);
 // Of one job: about a millisecond of work where each lane has one new tile.
 constexpr std::uint32_t kLanesPerJob = 16;
 
@@ -338,21 +337,12 @@ Compactor::ThinOutcome Compactor::Thin(cache::Sequence& sequence, std::uint64_t 
 
 void Compactor::Complain(const cache::Sequence& sequence, std::string_view what,
                          const absl::Status& why) {
-  std::uint64_t unsaid;
-  {
-    const Clock::TimePoint now = options_.clock->Now();
-    MutexLock lock(mutex_);
-    if (complained_.has_value() && now - *complained_ < kBetweenComplaints) {
-      ++unsaid_;
-      return;
-    }
-    complained_ = now;
-    unsaid = std::exchange(unsaid_, 0);
-  }
+  const std::optional<std::uint64_t> unsaid = complaints_.Say(options_.clock->Now());
+  if (!unsaid.has_value()) return;
   options_.logger->Log(LogLevel::kWarning, std::string(what),
                        {{"sequence", sequence.id().value()},
                         {"error", AsStringView(why.message())},
-                        {"like_this_before", unsaid}});
+                        {"like_this_before", *unsaid}});
 }
 
 }  // namespace tessera::compaction

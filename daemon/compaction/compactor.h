@@ -22,6 +22,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/scheduler.h"
+#include "daemon/base/seldom.h"
 #include "daemon/cache/sequence.h"
 #include "daemon/compaction/lane_thinner.h"
 #include "daemon/compaction/managed_sequence.h"
@@ -130,10 +131,8 @@ class Compactor {
 
   const Options options_;
   CodingCounters counters_;
-  Mutex mutex_;
   // A worker decides how often a full pool is met: complaints are kept to one a second.
-  std::optional<Clock::TimePoint> complained_ TESSERA_GUARDED_BY(mutex_);
-  std::uint64_t unsaid_ TESSERA_GUARDED_BY(mutex_) = 0;
+  Seldom complaints_;
 };
 
 }  // namespace tessera::compaction

@@ -8,10 +8,6 @@
 
 namespace tessera::compaction {
 
-namespace {
-constexpr Clock::Duration kBetweenComplaints = std::chrono::seconds(1);
-}
-
 void TailAbsorber::Wake(const std::shared_ptr<cache::SessionState>& session) {
   {
     MutexLock lock(mutex_);
@@ -76,22 +72,13 @@ std::uint64_t TailAbsorber::AbsorbAll(cache::SessionState& session) {
 // the worker that waits for ring space signals again.
 void TailAbsorber::Complain(const cache::Sequence& sequence, SessionId session,
                             const absl::Status& why) {
-  std::uint64_t unsaid;
-  {
-    const Clock::TimePoint now = options_.clock->Now();
-    MutexLock lock(mutex_);
-    if (complained_.has_value() && now - *complained_ < kBetweenComplaints) {
-      ++unsaid_;
-      return;
-    }
-    complained_ = now;
-    unsaid = std::exchange(unsaid_, 0);
-  }
+  const std::optional<std::uint64_t> unsaid = complaints_.Say(options_.clock->Now());
+  if (!unsaid.has_value()) return;
   options_.logger->Log(LogLevel::kWarning, "tail not absorbed",
                        {{"sequence", sequence.id().value()},
                         {"session", session.value()},
                         {"error", AsStringView(why.message())},
-                        {"like_this_before", unsaid}});
+                        {"like_this_before", *unsaid}});
 }
 
 }  // namespace tessera::compaction

@@ -17,6 +17,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/scheduler.h"
+#include "daemon/base/seldom.h"
 #include "daemon/cache/session_state.h"
 #include "daemon/compaction/compactor.h"
 
@@ -55,8 +56,7 @@ class TailAbsorber {
   // next wake, so that a signal after that queues the next job.
   absl::flat_hash_set<SessionId> queued_ TESSERA_GUARDED_BY(mutex_);
   // A worker decides how often a full pool is met: complaints are kept to one a second.
-  std::optional<Clock::TimePoint> complained_ TESSERA_GUARDED_BY(mutex_);
-  std::uint64_t unsaid_ TESSERA_GUARDED_BY(mutex_) = 0;
+  Seldom complaints_;
 };
 
 }  // namespace tessera::compaction

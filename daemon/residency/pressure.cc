@@ -11,7 +11,6 @@ namespace tessera::residency {
 
 namespace {
 
-constexpr Clock::Duration kBetweenReports = std::chrono::seconds(1);
 constexpr Clock::Duration kQuiet = std::chrono::milliseconds(200);
 constexpr Clock::Duration kPoll = std::chrono::milliseconds(1);
 // Of a call. What is asked for grows with every attempt, so that the last asks for all there is.
@@ -308,17 +307,8 @@ void Pressure::RelieveInBackground() {
 
 void Pressure::Report(const Measure& rung, const cache::Tenant& tenant, std::string_view reason,
                       std::uint64_t asked, const Relief& relief) {
-  std::uint64_t unsaid;
-  {
-    const Clock::TimePoint now = options_.clock->Now();
-    MutexLock lock(mutex_);
-    if (reported_.has_value() && now - *reported_ < kBetweenReports) {
-      ++unsaid_;
-      return;
-    }
-    reported_ = now;
-    unsaid = std::exchange(unsaid_, 0);
-  }
+  const std::optional<std::uint64_t> unsaid = reports_.Say(options_.clock->Now());
+  if (!unsaid.has_value()) return;
   options_.logger->Log(relief.bytes > 0 ? LogLevel::kInfo : LogLevel::kWarning, "memory pressure",
                        {{"reason", reason},
                         {"rung", rung.name()},
@@ -327,7 +317,7 @@ void Pressure::Report(const Measure& rung, const cache::Tenant& tenant, std::str
                         {"moved_bytes", relief.bytes},
                         {"steps", relief.steps},
                         {"hindrance", relief.hindrance},
-                        {"like_this_before", unsaid}});
+                        {"like_this_before", *unsaid}});
 }
 
 }  // namespace tessera::residency

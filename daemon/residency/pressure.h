@@ -25,8 +25,8 @@
 #include "absl/status/status.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
-#include "daemon/base/mutex.h"
 #include "daemon/base/scheduler.h"
+#include "daemon/base/seldom.h"
 #include "daemon/cache/node.h"
 #include "daemon/pool/account.h"
 #include "daemon/residency/measure.h"
@@ -114,10 +114,7 @@ class Pressure final : public pool::PressureHandler {
   std::atomic<std::int64_t> quiet_until_{0};
   std::vector<std::atomic<std::uint32_t>> waiting_;  // calls that wait now, by tenant
   WaitingLine line_;                                 // of those that did not get room at once
-
-  Mutex mutex_;
-  std::optional<Clock::TimePoint> reported_ TESSERA_GUARDED_BY(mutex_);
-  std::uint64_t unsaid_ TESSERA_GUARDED_BY(mutex_) = 0;
+  Seldom reports_;
 };
 
 }  // namespace tessera::residency

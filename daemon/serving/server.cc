@@ -131,6 +131,7 @@ absl::Status Server::AcceptOn(const UnixDoor& door, grpc::ServerBuilder& builder
                             .mode = door.mode,
                             .peers = door.peers,
                             .logger = services_.logger,
+                            .clock = services_.clock,
                             .take = [handler](Fd socket) {
                               Connection connection;
                               connection.fd = socket.Release();

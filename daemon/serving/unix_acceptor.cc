@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <optional>
 #include <utility>
 
 #include "daemon/base/strings.h"
@@ -45,19 +46,23 @@ void UnixAcceptor::Run() {
   while (!Wait(!short_of_descriptors)) {
     Fd socket(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     short_of_descriptors = !socket.valid() && IsShortage(errno);
-    if (short_of_descriptors) {
-      options_.logger->Log(
-          LogLevel::kWarning, "connection not accepted",
-          {{"socket", options_.path}, {"error", AsStringView(ErrnoStatus("accepting").message())}});
-    }
+    if (short_of_descriptors) LogRefused("connection not accepted", ErrnoStatus("accepting"));
     if (!socket.valid()) continue;
     if (absl::Status status = CheckPeer(socket.get(), options_.peers); !status.ok()) {
-      options_.logger->Log(LogLevel::kWarning, "connection refused",
-                           {{"socket", options_.path}, {"error", AsStringView(status.message())}});
+      LogRefused("connection refused", status);
       continue;
     }
     options_.take(std::move(socket));
   }
+}
+
+void UnixAcceptor::LogRefused(std::string_view what, const absl::Status& why) {
+  const std::optional<std::uint64_t> unsaid = refusals_.Say(options_.clock->Now());
+  if (!unsaid.has_value()) return;
+  options_.logger->Log(LogLevel::kWarning, what,
+                       {{"socket", options_.path},
+                        {"error", AsStringView(why.message())},
+                        {"like_this_before", *unsaid}});
 }
 
 }  // namespace tessera::serving

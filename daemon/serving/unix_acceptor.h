@@ -7,11 +7,14 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/log.h"
+#include "daemon/base/seldom.h"
 #include "daemon/platform/event_loop.h"
 #include "daemon/platform/fd.h"
 #include "daemon/platform/peer_rules.h"
@@ -25,6 +28,7 @@ class UnixAcceptor {
     unsigned mode;
     PeerRules peers;
     Logger* logger;
+    const Clock* clock;
     // Of whoever may connect; called on the acceptor's thread. The socket does not block.
     std::function<void(Fd socket)> take;
   };
@@ -39,12 +43,14 @@ class UnixAcceptor {
       : options_(std::move(options)), listening_(std::move(listening)), stop_(std::move(stop)) {}
 
   void Run();
+  void LogRefused(std::string_view what, const absl::Status& why);
   // True where it is time to stop.
   bool Wait(bool for_newcomers) const;
 
   const Options options_;
   const Fd listening_;
   const Event stop_;
+  Seldom refusals_;
   std::thread thread_;
 };
 

@@ -21,7 +21,6 @@ constexpr char kNoOpening[] = "no descriptor opening within 2 s";
 constexpr int kAcceptsPerTurn = 16;
 // Out of descriptors, an attempt can only fail until something is closed.
 constexpr std::chrono::milliseconds kAcceptPause{100};
-constexpr std::chrono::seconds kBetweenLogs{1};
 
 std::optional<absl::Duration> Sooner(std::optional<absl::Duration> a,
                                      std::optional<absl::Duration> b) {
@@ -237,15 +236,10 @@ std::optional<absl::Duration> Watcher::DropLateOpenings() {
 }
 
 void Watcher::LogRefused(const absl::Status& why) {
-  const Clock::TimePoint now = services_.clock->Now();
-  if (logged_.has_value() && now - *logged_ < kBetweenLogs) {
-    ++unlogged_;
-    return;
-  }
-  logged_ = now;
-  services_.logger->Log(
-      LogLevel::kWarning, "descriptor connection refused",
-      {{"error", AsStringView(why.message())}, {"like_this_before", std::exchange(unlogged_, 0)}});
+  const std::optional<std::uint64_t> unsaid = refusals_.Say(services_.clock->Now());
+  if (!unsaid.has_value()) return;
+  services_.logger->Log(LogLevel::kWarning, "descriptor connection refused",
+                        {{"error", AsStringView(why.message())}, {"like_this_before", *unsaid}});
 }
 
 void Watcher::GiveUpOn(int fd, const absl::Status& why) {

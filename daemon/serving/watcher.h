@@ -16,6 +16,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/seldom.h"
 #include "daemon/cache/node.h"
 #include "daemon/platform/event_loop.h"
 #include "daemon/platform/peer_rules.h"
@@ -93,8 +94,7 @@ class Watcher {
   PeerRules peers_;                               // of whoever connects there
   std::optional<Clock::TimePoint> accept_again_;  // the process was out of descriptors
   std::unordered_map<int, Unopened> unopened_;
-  std::optional<Clock::TimePoint> logged_;
-  std::uint64_t unlogged_ = 0;  // refusals since
+  Seldom refusals_;
   std::unordered_map<SessionId, Watched> sessions_;
   // Sessions that have ended while their workers map memory that must not be given back before they
   // have closed it: closing the descriptor socket is how they say so.
