@@ -179,8 +179,7 @@ serving::Server::Options ServerOptions(const config::Config& config) {
   serving::Server::Options options;
   for (const config::ListenAddress& address : config.listen) {
     if (address.is_unix()) {
-      options.unix_doors.push_back(
-          {address.unix_path, config.unix_socket_mode, config.unix_peers});
+      options.unix_doors.push_back({address.unix_path, config.unix_socket_mode, config.unix_peers});
     } else {
       options.tcp_doors.push_back(address.tcp.ToString());
     }
@@ -223,6 +222,7 @@ int Serve(const config::Config& config, device::Finder& devices, const StopSigna
                              .device = &device,
                              .started = clock.Now(),
                              .max_message_bytes = config.max_message_bytes,
+                             .compactor_threads = config.compactor_threads,
                              .admin_over_tcp = config.admin_over_tcp};
   const serving::Server::Options server_options = ServerOptions(config);
   absl::StatusOr<std::unique_ptr<serving::Server>> server =

@@ -29,6 +29,7 @@ struct Services {
   device::Device* device;
   Clock::TimePoint started;
   std::uint64_t max_message_bytes;
+  std::uint32_t compactor_threads = 1;
   bool admin_over_tcp = false;
   std::atomic<bool> draining{false};
   std::atomic<bool> stopping{false};  // the drain limit is over: long handlers return

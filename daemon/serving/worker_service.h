@@ -29,12 +29,14 @@ class WorkerService final : public WorkerServiceBase {
   explicit WorkerService(const AttachDoor& door)
       : door_(door),
         services_(*door.services),
-        attention_({.what = "attention",
-                    .running = 2 * std::max(1u, std::thread::hardware_concurrency()),
-                    .waiting = PerTenant(64)}),
-        compression_({.what = "compression",
-                      .running = std::max(1u, std::thread::hardware_concurrency() / 2),
-                      .waiting = PerTenant(16)}),
+        attention_(
+            {.what = "attention", .running = std::min(96u, 2 * Cores()), .waiting = PerTenant(64)}),
+        // One more than the compactor has threads, lest it idle between two calls. Those that say
+        // themselves what becomes of their rows take a core each.
+        compression_(
+            {.what = "compression",
+             .running = std::min(64u, std::max(services_.compactor_threads + 1, Cores() / 2)),
+             .waiting = PerTenant(16)}),
         calls_(Calls::MostFor(services_.node->tenants().size()), services_.node->tenants().size()) {
   }
 
@@ -61,6 +63,7 @@ class WorkerService final : public WorkerServiceBase {
   metrics::RpcMethod& method_##Method##_ = services_.metrics->Rpc(#Method);
 
  private:
+  static std::uint32_t Cores() { return std::max(1u, std::thread::hardware_concurrency()); }
   // Of calls that may wait, each tenant's part; a single one has all.
   std::uint32_t PerTenant(std::uint32_t calls) const {
     const std::size_t tenants = services_.node->tenants().size();

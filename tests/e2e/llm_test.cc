@@ -237,7 +237,7 @@ TEST_F(LanguageModel, AnEvaluationCountsAnswers) {
             results.Add(unit);
             return absl::OkStatus();
           }};
-  const absl::Status ran = (*evaluation)->Run(plan, {.workers = 2, .except = {3}}, listener);
+  const absl::Status ran = (*evaluation)->Run(plan, {.runners = 2, .except = {3}}, listener);
   ASSERT_TRUE(ran.ok()) << ran;
   EXPECT_EQ(finished, 7u);
   EXPECT_EQ(answered, 7u * 2 * 3);

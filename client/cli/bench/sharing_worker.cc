@@ -1,16 +1,10 @@
 #include "client/cli/bench/sharing_worker.h"
 
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <array>
 #include <chrono>
 #include <cstdio>
 
 #include "client/cli/bench/generated_prompt.h"
-#include "client/cli/bench/local_daemon.h"
 #include "client/cli/synthetic.h"
 #include "daemon/base/strings.h"
 
@@ -81,8 +75,7 @@ absl::Status RunSharingWorker(const std::string& address, const SharedHead& head
   absl::StatusOr<client::Model> model = (*worker)->RegisterModel(GeometryOf(head.layers));
   if (!model.ok()) return model.status();
   const std::vector<std::uint32_t> ids = TokenIds(head.tokens, 0);
-  std::puts("attached");
-  std::fflush(stdout);
+  Answer("attached");
   if (std::getchar() == EOF) return absl::OkStatus();
 
   JoinTimes times;
@@ -100,9 +93,10 @@ absl::Status RunSharingWorker(const std::string& address, const SharedHead& head
   times.fork_ms = MsSince(begun);
   const absl::StatusOr<FirstToken> token = Decode(**worker, *fork, head.layers);
   if (!token.ok()) return token.status();
-  std::printf("%.9g %.9g %.9g %.9g %.9g %.17g\n", times.match_ms, times.fork_ms, token->open_ms,
-              token->attend_ms, token->rest_ms, token->lse);
-  std::fflush(stdout);
+  std::array<char, 256> line;
+  std::snprintf(line.data(), line.size(), "%.9g %.9g %.9g %.9g %.9g %.17g", times.match_ms,
+                times.fork_ms, token->open_ms, token->attend_ms, token->rest_ms, token->lse);
+  Answer(line.data());
   while (std::getchar() != EOF) {
   }
   return absl::OkStatus();
@@ -112,59 +106,18 @@ absl::Status RunSharingWorker(const std::string& address, const SharedHead& head
 
 absl::StatusOr<std::unique_ptr<SharingWorker>> SharingWorker::Start(const std::string& address,
                                                                     const SharedHead& head) {
-  std::array<int, 2> in{};
-  std::array<int, 2> out{};
-  if (::pipe2(in.data(), O_CLOEXEC) != 0 || ::pipe2(out.data(), O_CLOEXEC) != 0) {
-    return absl::UnavailableError("no pipes for a worker of the benchmark");
-  }
-  std::vector<std::string> args = {BinaryFolder() + "/tessera",
-                                   "bench",
-                                   "sharing-worker",
-                                   Concat("--address=", address),
-                                   Concat("--layers=", head.layers),
-                                   Concat("--tokens=", head.tokens)};
-  std::vector<char*> raw;
-  for (std::string& arg : args) raw.push_back(arg.data());
-  raw.push_back(nullptr);
-  const pid_t pid = ::fork();
-  if (pid == 0) {
-    ::dup2(in[0], STDIN_FILENO);
-    ::dup2(out[1], STDOUT_FILENO);
-    ::execv(raw[0], raw.data());
-    ::_exit(127);
-  }
-  ::close(in[0]);
-  ::close(out[1]);
-  if (pid < 0) {
-    ::close(in[1]);
-    ::close(out[0]);
-    return absl::UnavailableError("no process for a worker of the benchmark");
-  }
-  std::unique_ptr<SharingWorker> worker(new SharingWorker(pid, in[1], out[0]));
-  const absl::StatusOr<std::string> attached = worker->ReadLine();
+  absl::StatusOr<std::unique_ptr<WorkerProcess>> process =
+      WorkerProcess::Start({"bench", "sharing-worker", Concat("--address=", address),
+                            Concat("--layers=", head.layers), Concat("--tokens=", head.tokens)});
+  if (!process.ok()) return process.status();
+  const absl::StatusOr<std::string> attached = (*process)->Hear();
   if (!attached.ok()) return attached.status();
-  return worker;
-}
-
-SharingWorker::~SharingWorker() {
-  ::close(to_);
-  ::close(from_);
-  ::kill(pid_, SIGTERM);
-  ::waitpid(pid_, nullptr, 0);
-}
-
-absl::StatusOr<std::string> SharingWorker::ReadLine() {
-  std::string line;
-  for (char c = 0; ::read(from_, &c, 1) == 1;) {
-    if (c == '\n') return line;
-    line.push_back(c);
-  }
-  return absl::InternalError("a worker of the benchmark has ended; it says why on stderr");
+  return std::unique_ptr<SharingWorker>(new SharingWorker(*std::move(process)));
 }
 
 absl::StatusOr<JoinTimes> SharingWorker::Join() {
-  if (::write(to_, "\n", 1) != 1) return absl::InternalError("a worker of the benchmark is gone");
-  const absl::StatusOr<std::string> line = ReadLine();
+  if (absl::Status status = process_->Tell("join"); !status.ok()) return status;
+  const absl::StatusOr<std::string> line = process_->Hear();
   if (!line.ok()) return line.status();
   JoinTimes times;
   if (std::sscanf(line->c_str(), "%lf %lf %lf %lf %lf %lf", &times.match_ms, &times.fork_ms,

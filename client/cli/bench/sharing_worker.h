@@ -2,14 +2,14 @@
 // it, decodes a token on it and holds it until it is told to end.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/cli/worker_process.h"
 #include "client/worker.h"
 
 namespace tessera::cli::bench {
@@ -48,16 +48,12 @@ class SharingWorker {
   // Attached when it returns.
   static absl::StatusOr<std::unique_ptr<SharingWorker>> Start(const std::string& address,
                                                               const SharedHead& head);
-  ~SharingWorker();
   // Match, Fork, a step. It goes on holding what it forked.
   absl::StatusOr<JoinTimes> Join();
 
  private:
-  SharingWorker(pid_t pid, int to, int from) : pid_(pid), to_(to), from_(from) {}
-  absl::StatusOr<std::string> ReadLine();
-  const pid_t pid_;
-  const int to_;    // its stdin; it ends where this closes
-  const int from_;  // its stdout
+  explicit SharingWorker(std::unique_ptr<WorkerProcess> process) : process_(std::move(process)) {}
+  const std::unique_ptr<WorkerProcess> process_;
 };
 
 // The program of that process.

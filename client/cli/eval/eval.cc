@@ -26,6 +26,7 @@
 #include "client/cli/eval/result_table.h"
 #include "client/cli/eval/state_file.h"
 #include "client/cli/eval/tally.h"
+#include "client/cli/eval/unit_process.h"
 #include "client/cli/run.h"
 #include "client/cli/table.h"
 #include "daemon/base/strings.h"
@@ -194,7 +195,7 @@ std::string ExamplesText(const Results& results, std::uint64_t count) {
   const std::size_t stride = units == 0 ? 1 : std::max<std::size_t>(1, units / count);
   for (std::size_t i = 0; i < units && count != 0; i += stride, --count) {
     const Example& example = results.finished(i).example;
-    if (example.question.empty()) continue;  // finished by an earlier run
+    if (example.question.empty()) continue;  // finished by a run of an older version
     const Unit& unit = results.units()[i];
     Append(text, unit.length, " tokens, then: ", example.question, "\n");
     Table table({{"policy", Align::kLeft}, {"answer", Align::kLeft}, {"", Align::kLeft}});
@@ -260,10 +261,9 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
   return absl::InternalError(Concat("cannot write \"", path, "\""));
 }
 
-absl::Status RunPlan(const Flags& flags, Evaluation& evaluation, std::uint32_t workers,
+absl::Status RunPlan(const Flags& flags, Evaluation& evaluation, Evaluation::RunOptions run,
                      Results& results) {
   std::optional<StateFile> state;
-  Evaluation::RunOptions run = {.workers = workers};
   if (flags.Has("state")) {
     absl::StatusOr<StateFile> opened = StateFile::Open(flags.Get("state"), results.plan());
     if (!opened.ok()) return opened.status();
@@ -283,17 +283,20 @@ absl::Status RunPlan(const Flags& flags, Evaluation& evaluation, std::uint32_t w
                              }});
 }
 
-absl::Status Evaluate(const Flags& flags) {
+absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args) {
   const absl::StatusOr<EvaluationPlan> plan = PlanOf(flags);
   if (!plan.ok()) return plan.status();
   const auto workers = flags.Number("workers", 0, 64);
   if (!workers.ok()) return workers.status();
   const auto examples = flags.Number("show", 0, 1000);
   if (!examples.ok()) return examples.status();
+  const std::uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
   std::unique_ptr<bench::LocalDaemon> own;
   Door door = DoorOf(flags);
   if (door.address.empty()) {
-    absl::StatusOr<std::unique_ptr<bench::LocalDaemon>> daemon = bench::LocalDaemon::Start({});
+    // Every core for what compresses, which most of the time goes to; one thread is for tails.
+    absl::StatusOr<std::unique_ptr<bench::LocalDaemon>> daemon =
+        bench::LocalDaemon::Start({Concat("--compactor-threads=", cores + 1)});
     if (!daemon.ok()) return daemon.status();
     own = *std::move(daemon);
     door = {.address = own->address(), .tls = std::nullopt};
@@ -303,11 +306,26 @@ absl::Status Evaluate(const Flags& flags) {
        .address = door.address,
        .tls = door.tls});
   if (!evaluation.ok()) return evaluation.status();
+  if (flags.Has("serve-units")) {
+    const absl::StatusOr<std::unique_ptr<UnitRunner>> runner = (*evaluation)->Runner(*plan);
+    return runner.ok() ? ServeUnits(**runner, UnitsOf(*plan).size()) : runner.status();
+  }
+  // A worker process is this command again, at the same daemon.
+  std::vector<std::string> worker_args = {"eval"};
+  worker_args.insert(worker_args.end(), args.begin(), args.end());
+  worker_args.push_back("--serve-units");
+  if (own) worker_args.push_back(Concat("--address=", door.address));
   const double dense_bytes = static_cast<double>((*evaluation)->dense_bytes_per_token());
   Results results(*plan);
-  const std::uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
-  absl::Status status = RunPlan(
-      flags, **evaluation, *workers == 0 ? cores : static_cast<std::uint32_t>(*workers), results);
+  absl::Status status =
+      RunPlan(flags, **evaluation,
+              {.runners = *workers == 0 ? cores : static_cast<std::uint32_t>(*workers),
+               .start = [&] { return UnitProcess::Start(worker_args, *plan); }},
+              results);
+  if (absl::IsAborted(status) && flags.Has("state")) {
+    return absl::AbortedError(Concat(AsStringView(status.message()), "; what is finished is in ",
+                                     flags.Get("state"), ": run the same command again"));
+  }
   if (!status.ok()) return status;
   std::fputs((flags.Has("json") ? Json(results) : Text(results, dense_bytes, *examples)).c_str(),
              stdout);
@@ -337,13 +355,14 @@ int RunEval(std::span<const std::string_view> args) {
                {"samples", "N", "of each task, length and depth (default 3; quick: 1)", ""},
                {"seed", "N", "of the first sample", "1000000"},
                {"batch", "N", "policies that decode together; 1: time the steps of each", "16"},
-               {"workers", "N", "threads, each with a session; 0: one per core", "0"},
+               {"workers", "N", "worker processes; 0: one per core", "0"},
                {"quick", "", "a minute instead of five, on two cores", ""},
                {"state", "FILE", "what is finished; run again with the same flags, it goes on", ""},
                {"report", "FILE", "one HTML page with charts", ""},
                {"show", "N", "so many samples with everybody's answer", "0"},
-               {"json", "", "every cell, as JSON", ""}})),
-      args, Evaluate);
+               {"json", "", "every cell, as JSON", ""},
+               {"serve-units", "", "what its worker processes are started with", ""}})),
+      args, [args](const Flags& flags) { return Evaluate(flags, args); });
 }
 
 }  // namespace tessera::cli

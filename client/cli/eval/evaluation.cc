@@ -61,10 +61,11 @@ void AddToMean(double value, std::uint32_t count, double& mean) { mean += (value
 
 }  // namespace
 
-class Evaluation::Session {
+class Evaluation::Session final : public UnitRunner {
  public:
-  static absl::StatusOr<std::unique_ptr<Session>> Attach(const Evaluation& evaluation) {
-    std::unique_ptr<Session> session(new Session(evaluation));
+  static absl::StatusOr<std::unique_ptr<Session>> Attach(const Evaluation& evaluation,
+                                                         const EvaluationPlan& plan) {
+    std::unique_ptr<Session> session(new Session(evaluation, plan));
     absl::StatusOr<std::unique_ptr<client::Worker>> worker =
         client::Worker::Attach({.address = evaluation.options_.address,
                                 .tls = evaluation.options_.tls,
@@ -83,19 +84,20 @@ class Evaluation::Session {
     return worker_->CreateSequence(registered_, policy).status();
   }
 
-  absl::StatusOr<FinishedUnit> Run(const EvaluationPlan& plan, const Unit& unit,
-                                   const std::function<void()>& answered) {
-    FinishedUnit finished;
-    finished.outcomes.resize(plan.policies.size());
-    finished.example.answers.resize(plan.policies.size());
-    for (std::uint32_t i = 0; i < plan.samples; ++i) {
+  absl::StatusOr<FinishedUnit> Run(std::size_t number,
+                                   const std::function<void()>& answered) override {
+    const Unit& unit = units_[number];
+    FinishedUnit finished = {.unit = number};
+    finished.outcomes.resize(plan_.policies.size());
+    finished.example.answers.resize(plan_.policies.size());
+    for (std::uint32_t i = 0; i < plan_.samples; ++i) {
       const absl::StatusOr<RecallSample> sample =
           evaluation_.tasks_->Sample({.task = unit.task,
                                       .length = unit.length,
                                       .depth = unit.depth,
-                                      .seed = plan.first_seed + i});
+                                      .seed = plan_.first_seed + i});
       if (!sample.ok()) return sample.status();
-      absl::Status status = Answer(plan, unit, *sample, i == 0, answered, finished);
+      absl::Status status = Answer(unit, *sample, i == 0, answered, finished);
       if (!status.ok()) return status;
     }
     return finished;
@@ -109,11 +111,11 @@ class Evaluation::Session {
     double bytes_kept;
   };
 
-  explicit Session(const Evaluation& evaluation) : evaluation_(evaluation) {}
+  Session(const Evaluation& evaluation, const EvaluationPlan& plan)
+      : evaluation_(evaluation), plan_(plan), units_(UnitsOf(plan)) {}
 
-  absl::Status Answer(const EvaluationPlan& plan, const Unit& unit, const RecallSample& sample,
-                      bool is_example, const std::function<void()>& answered,
-                      FinishedUnit& finished) {
+  absl::Status Answer(const Unit& unit, const RecallSample& sample, bool is_example,
+                      const std::function<void()>& answered, FinishedUnit& finished) {
     absl::StatusOr<Prompt> prompt = Compute(unit, sample);
     if (!prompt.ok()) return prompt.status();
     absl::StatusOr<client::Sequence> whole = worker_->CreateSequence(registered_, "dense");
@@ -125,10 +127,10 @@ class Evaluation::Session {
                               .status();
     std::vector<Fork> forks;
     Shown shown;
-    for (std::size_t policy = 0; status.ok() && policy < plan.policies.size(); ++policy) {
+    for (std::size_t policy = 0; status.ok() && policy < plan_.policies.size(); ++policy) {
       Outcome& outcome = finished.outcomes[policy];
       absl::StatusOr<Fork> fork =
-          Compressed(*prompt, policy, plan.policies[policy].For(unit.length), *whole, shown);
+          Compressed(*prompt, policy, plan_.policies[policy].For(unit.length), *whole, shown);
       if (fork.ok()) {
         forks.push_back(*std::move(fork));
       } else if (absl::IsInvalidArgument(fork.status())) {
@@ -137,7 +139,7 @@ class Evaluation::Session {
       } else {
         status = fork.status();
       }
-      if (forks.size() == plan.batch || policy + 1 == plan.policies.size()) {
+      if (forks.size() == plan_.batch || policy + 1 == plan_.policies.size()) {
         if (status.ok()) status = Ask(sample, *prompt, is_example, forks, finished);
         for (std::size_t i = 0; i < forks.size(); ++i) answered();
         forks.clear();
@@ -234,6 +236,8 @@ class Evaluation::Session {
   }
 
   const Evaluation& evaluation_;
+  const EvaluationPlan& plan_;
+  const std::vector<Unit> units_;
   std::unique_ptr<client::Worker> worker_;
   client::Model registered_;
 };
@@ -258,7 +262,7 @@ std::uint64_t Evaluation::dense_bytes_per_token() const {
 }
 
 absl::Status Evaluation::CheckPlan(const EvaluationPlan& plan) const {
-  absl::StatusOr<std::unique_ptr<Session>> session = Session::Attach(*this);
+  absl::StatusOr<std::unique_ptr<Session>> session = Session::Attach(*this, plan);
   if (!session.ok()) return session.status();
   // A budget that a policy cannot meet is its answer; one that it can meet nowhere is a mistake.
   std::set<std::string> possible;
@@ -288,6 +292,10 @@ absl::Status Evaluation::CheckPlan(const EvaluationPlan& plan) const {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::unique_ptr<UnitRunner>> Evaluation::Runner(const EvaluationPlan& plan) const {
+  return Session::Attach(*this, plan);
+}
+
 absl::Status Evaluation::Run(const EvaluationPlan& plan, const RunOptions& run,
                              const Listener& listener) {
   if (absl::Status status = CheckPlan(plan); !status.ok()) return status;
@@ -299,28 +307,24 @@ absl::Status Evaluation::Run(const EvaluationPlan& plan, const RunOptions& run,
     if (!run.except.contains(i)) left.push_back(i);
   }
   const auto work = [&] {
-    absl::StatusOr<std::unique_ptr<Session>> session = Session::Attach(*this);
+    const absl::StatusOr<std::unique_ptr<UnitRunner>> runner =
+        run.start ? run.start() : Runner(plan);
     std::unique_lock<std::mutex> lock(mutex);
-    if (!session.ok()) result.Update(session.status());
+    if (!runner.ok()) result.Update(runner.status());
     while (result.ok() && !left.empty()) {
       const std::size_t next = left.front();
       left.pop_front();
       lock.unlock();
-      absl::StatusOr<FinishedUnit> finished = (*session)->Run(plan, units[next], [&] {
+      const absl::StatusOr<FinishedUnit> finished = (*runner)->Run(next, [&] {
         const std::lock_guard<std::mutex> guard(mutex);
         listener.answered(units[next]);
       });
       lock.lock();
-      if (finished.ok()) {
-        finished->unit = next;
-        result.Update(listener.finished(*finished));
-      } else {
-        result.Update(finished.status());
-      }
+      result.Update(finished.ok() ? listener.finished(*finished) : finished.status());
     }
   };
   std::vector<std::thread> others;
-  for (std::uint32_t i = 1; i < std::min<std::size_t>(run.workers, left.size()); ++i) {
+  for (std::uint32_t i = 1; i < std::min<std::size_t>(run.runners, left.size()); ++i) {
     others.emplace_back(work);
   }
   work();

@@ -17,6 +17,15 @@
 
 namespace tessera::cli::eval {
 
+// Who does units, one after the other. Whoever does one, its outcomes are the same.
+class UnitRunner {
+ public:
+  virtual ~UnitRunner() = default;
+  // By its number. `answered` is called for each sample under each policy.
+  virtual absl::StatusOr<FinishedUnit> Run(std::size_t unit,
+                                           const std::function<void()>& answered) = 0;
+};
+
 class Evaluation {
  public:
   struct Options {
@@ -35,12 +44,17 @@ class Evaluation {
     std::function<void(const Unit&)> answered;  // one sample, under one policy
     std::function<absl::Status(const FinishedUnit&)> finished;
   };
+  using StartRunner = std::function<absl::StatusOr<std::unique_ptr<UnitRunner>>()>;
   struct RunOptions {
-    std::uint32_t workers = 1;     // each a thread with a session of its own
+    std::uint32_t runners = 1;     // which take units by turns, each waited for by a thread
+    StartRunner start;             // nothing: runners of this process, as Runner gives them
     std::set<std::size_t> except;  // units that are finished already
   };
   // Whatever cannot be, a policy that does not parse say, is found out before the first sample.
   absl::Status Run(const EvaluationPlan& plan, const RunOptions& run, const Listener& listener);
+
+  // A runner with a session of its own in this process. The plan must outlive it, as must this.
+  absl::StatusOr<std::unique_ptr<UnitRunner>> Runner(const EvaluationPlan& plan) const;
 
  private:
   class Session;  // a worker of the daemon

@@ -74,7 +74,7 @@ struct Example {
 struct FinishedUnit {
   std::size_t unit = 0;
   std::vector<Outcome> outcomes;  // by policy
-  Example example;                // the first sample; not in state files
+  Example example;                // the first sample
 };
 
 }  // namespace tessera::cli::eval

@@ -1,10 +1,10 @@
 #include "client/cli/eval/state_file.h"
 
-#include <cmath>
 #include <filesystem>
 #include <iterator>
 
 #include "absl/status/status.h"
+#include "client/cli/eval/unit_line.h"
 #include "client/cli/table.h"
 #include "client/worker/json.h"
 #include "daemon/base/strings.h"
@@ -38,58 +38,6 @@ absl::Status CheckHeader(std::string_view line, const EvaluationPlan& plan) {
                                              ". Give the same flags, or another file"));
   }
   return absl::OkStatus();
-}
-
-std::string LineOf(const FinishedUnit& unit) {
-  std::string text;
-  for (const Outcome& outcome : unit.outcomes) {
-    Append(text, text.empty() ? "" : ", ", "{\"right\": ", outcome.right,
-           ", \"samples\": ", outcome.samples, ", \"bytes_kept\": ", outcome.bytes_kept,
-           ", \"step_ms\": ", outcome.step_ms);
-    if (!outcome.refused.empty()) Append(text, ", \"refused\": ", JsonString(outcome.refused));
-    text += "}";
-  }
-  return Concat("{\"unit\": ", unit.unit, ", \"outcomes\": [", text, "]}");
-}
-
-absl::StatusOr<Outcome> OutcomeOf(const Json& json, const EvaluationPlan& plan) {
-  const absl::StatusOr<std::uint64_t> right = llm::Count(json, "right");
-  const absl::StatusOr<std::uint64_t> samples = llm::Count(json, "samples");
-  const absl::StatusOr<double> bytes_kept = llm::Number(json, "bytes_kept");
-  const absl::StatusOr<double> step_ms = llm::Number(json, "step_ms");
-  for (const absl::Status& status :
-       {right.status(), samples.status(), bytes_kept.status(), step_ms.status()}) {
-    if (!status.ok()) return status;
-  }
-  if (*right > *samples || *samples > plan.samples || !std::isfinite(*bytes_kept)) {
-    return absl::InvalidArgumentError(Concat(*right, " right of ", *samples, " samples, asked for ",
-                                             plan.samples, ", bytes kept ", *bytes_kept));
-  }
-  const JsonValue* const refused = llm::Find(json, "refused");
-  return Outcome{.right = static_cast<std::uint32_t>(*right),
-                 .samples = static_cast<std::uint32_t>(*samples),
-                 .bytes_kept = *bytes_kept,
-                 .step_ms = *step_ms,
-                 .refused = refused == nullptr ? "" : refused->string_value()};
-}
-
-absl::StatusOr<FinishedUnit> UnitOf(std::string_view line, const EvaluationPlan& plan) {
-  const absl::StatusOr<Json> json = llm::ParseJson(line);
-  if (!json.ok()) return json.status();
-  const absl::StatusOr<std::uint64_t> number = llm::Count(*json, "unit");
-  if (!number.ok()) return number.status();
-  const JsonValue* const outcomes = llm::Find(*json, "outcomes");
-  const int count = outcomes == nullptr ? 0 : outcomes->list_value().values_size();
-  if (*number >= UnitsOf(plan).size() || static_cast<std::size_t>(count) != plan.policies.size()) {
-    return absl::InvalidArgumentError(Concat("unit ", *number, " with ", count, " outcomes"));
-  }
-  FinishedUnit unit = {.unit = *number};
-  for (const JsonValue& value : outcomes->list_value().values()) {
-    absl::StatusOr<Outcome> outcome = OutcomeOf(value.struct_value(), plan);
-    if (!outcome.ok()) return outcome.status();
-    unit.outcomes.push_back(*std::move(outcome));
-  }
-  return unit;
 }
 
 }  // namespace

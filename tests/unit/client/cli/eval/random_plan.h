@@ -42,6 +42,13 @@ inline FinishedUnit RandomUnit(TestRandom& random, const EvaluationPlan& plan, s
     }
     finished.outcomes.push_back(outcome);
   }
+  if (random.OneIn(2)) {
+    finished.example = {.question = "what \"is\" it ?", .answer = "4 2 ."};
+    finished.example.answers.resize(plan.policies.size());
+    for (std::string& answer : finished.example.answers) {
+      if (!random.OneIn(4)) answer = std::to_string(random.Below(100)) + " .\n";
+    }
+  }
   return finished;
 }
 

@@ -43,6 +43,9 @@ class StateFileTest : public testing::Test {
       EXPECT_EQ(one.outcomes[i].step_ms, other.outcomes[i].step_ms);
       EXPECT_EQ(one.outcomes[i].refused, other.outcomes[i].refused);
     }
+    EXPECT_EQ(one.example.question, other.example.question);
+    EXPECT_EQ(one.example.answer, other.example.answer);
+    EXPECT_EQ(one.example.answers, other.example.answers);
   }
 
   TestRandom random_;
