@@ -13,7 +13,7 @@ Node::Node(const Options& options)
     : options_(options),
       instance_(NewSecret64()),
       account_("node", options.memory_bytes),
-      raw_copies_("raw copies", options.raw_copy_bytes),
+      host_rows_("rows in host memory", options.raw_copy_bytes),
       objects_("objects of all tenants", 0),
       host_tier_(options.host_tier_bytes),
       sessions_(options.tenants.size()) {}
@@ -31,7 +31,8 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
     tenant.host_tier = &node->host_tier_;
     tenant.instance = node->instance_;
     tenant.node = &node->account_;
-    tenant.raw_copies = &node->raw_copies_;
+    tenant.host_rows = &node->host_rows_;
+    tenant.host_rows_bytes = options.raw_copy_bytes / options.tenants.size();
     tenant.device = options.device;
     tenant.directory_memory = &node->directory_memory_;
     // Address space for everything the node may hold, in whole extents.

@@ -43,7 +43,7 @@ class Node {
   std::uint64_t instance() const { return instance_; }
   const pool::Account& account() const { return account_; }
   pool::Account& account() { return account_; }
-  const pool::Account& raw_copies() const { return raw_copies_; }
+  const pool::Account& host_rows() const { return host_rows_; }
   // What the objects of all tenants use, however their extents are filled.
   pool::Account& objects() { return objects_; }
   const tiers::HostTier& host_tier() const { return host_tier_; }
@@ -67,7 +67,7 @@ class Node {
   const Options options_;
   const std::uint64_t instance_;
   pool::Account account_;
-  pool::Account raw_copies_;
+  pool::Account host_rows_;
   pool::Account objects_;
   tiers::HostTier host_tier_;
   device::HostMemorySource directory_memory_{"tessera-directory"};

@@ -74,6 +74,7 @@ absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
                      .device = options.device,
                      .counters = &tenant->counters_,
                      .raw_copies = &tenant->raw_copies_,
+                     .observations = &tenant->host_rows_,
                      .offloaded = &tenant->offloaded_,
                      .host_tier = options.host_tier,
                      .clock = options.clock};
@@ -84,7 +85,10 @@ Tenant::Tenant(const Options& options)
     : options_(options),
       account_(Concat("tenant ", options.name), options.hard_limit_bytes, options.objects),
       held_(Concat("tenant ", options.name, ", extents and all"), HeldLimit(options), options.node),
-      raw_copies_(Concat("tenant ", options.name, ", raw copies"), 0, options.raw_copies),
+      host_rows_(Concat("tenant ", options.name, ", rows in host memory"), options.host_rows_bytes,
+                 options.host_rows),
+      raw_copies_(Concat("tenant ", options.name, ", raw copies"), options.host_rows_bytes / 4 * 3,
+                  &host_rows_),
       offloaded_(Concat("tenant ", options.name, ", offloaded"), 0),
       own_slots_(new shm::ReaderSlot[kOwnReaderSlots]()) {
   own_pins_ = std::make_shared<pool::PinSource>(

@@ -47,8 +47,9 @@ class Tenant {
     std::uint64_t prefix_hash_seed = 0;
     Clock::Duration pin_limit{};
     pool::Account* node = nullptr;
-    pool::Account* raw_copies = nullptr;  // of the node
-    pool::Account* objects = nullptr;     // of the node: what all tenants' objects use; may be null
+    pool::Account* host_rows = nullptr;  // of the node
+    std::uint64_t host_rows_bytes = 0;   // this tenant's part; 0: the node's limit alone
+    pool::Account* objects = nullptr;    // of the node: what all tenants' objects use; may be null
     tiers::HostTier* host_tier = nullptr;  // of the node
     std::uint64_t soft_limit_bytes = 0;    // above it this tenant's idle memory goes first; 0: none
     device::Device* device = nullptr;
@@ -64,7 +65,9 @@ class Tenant {
   const std::string& name() const { return options_.name; }
   const pool::Account& account() const { return account_; }
   pool::Account& account() { return account_; }
-  const pool::Account& raw_copies() const { return raw_copies_; }
+  // Rows in host memory that wait: raw copies, and what workers showed.
+  const pool::Account& host_rows() const { return host_rows_; }
+  const TenantMemory& memory() const { return memory_; }
   // What it has in the host tier.
   const pool::Account& offloaded() const { return offloaded_; }
   Directory& directory() { return *directory_; }
@@ -154,7 +157,8 @@ class Tenant {
   const Options options_;
   pool::Account account_;  // objects, by the hard limit
   pool::Account held_;     // physical memory, passed on to the node
-  pool::Account raw_copies_;
+  pool::Account host_rows_;
+  pool::Account raw_copies_;  // of those: what is shown always finds some room
   pool::Account offloaded_;
   TenantCounters counters_;
   std::unique_ptr<Directory> directory_;

@@ -40,9 +40,10 @@ struct TenantMemory {
   pool::Epochs* epochs;
   device::Device* device;
   TenantCounters* counters;
-  pool::Account* raw_copies;   // of the node
-  pool::Account* offloaded;    // of the tenant: what it has in the host tier
-  tiers::HostTier* host_tier;  // of the node
+  pool::Account* raw_copies;    // of the tenant, as the next two
+  pool::Account* observations;  // what workers show for token policies
+  pool::Account* offloaded;     // what it has in the host tier
+  tiers::HostTier* host_tier;   // of the node
   const Clock* clock;
 };
 

@@ -41,7 +41,7 @@ absl::Status Compactor::Observe(cache::Sequence& sequence, const ShownLayer& sho
   ManagedSequence::ManagedLayer& layer = managed->layer(shown.layer);
   MutexLock lock(layer.mutex);
   return layer.state.observation.Take(shown, policies::NeedsOf(policy), sequence.model(),
-                                      *options_.operations, *sequence.memory().raw_copies);
+                                      *options_.operations, *sequence.memory().observations);
 }
 
 absl::Status Compactor::ObserveTokens(cache::Sequence& sequence, std::uint64_t first_token,

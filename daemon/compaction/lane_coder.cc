@@ -115,7 +115,8 @@ std::uint64_t LaneCoder::CountForNewTiles() const {
 }
 
 LaneCoder::Swap LaneCoder::EncodeTiles() {
-  const std::optional<Form> form = FormOfNewTiles();
+  const std::optional<Form> form =
+      options_.state->LeftPlain(run_) ? std::nullopt : FormOfNewTiles();
   if (!form.has_value()) {
     wants_seal_ = options_.policy->mosaic.has_value() && RunIsLongEnough();
     return std::nullopt;
@@ -290,6 +291,7 @@ LaneCoder::Swap LaneCoder::Seal(Cut cut) {
     done += count;
     return absl::OkStatus();
   };
+  bool left_plain = false;
   while (done < total) {
     std::uint64_t count = std::min(segments.tokens, total - done);
     if (count < segments.tokens && cut == Cut::kLength) break;
@@ -301,6 +303,7 @@ LaneCoder::Swap LaneCoder::Seal(Cut cut) {
       if (!form.ok()) return form.status();
       if (!form->has_value()) {
         options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
+        left_plain = true;
         break;
       }
       if (absl::Status status = seal(**form, count); !status.ok()) return status;
@@ -310,13 +313,19 @@ LaneCoder::Swap LaneCoder::Seal(Cut cut) {
     if (!form.ok()) return form.status();
     if (absl::Status status = seal(*form, count); !status.ok()) return status;
   }
-  if (done == 0 && !swap.drops) return std::nullopt;
+  if (done == 0 && !swap.drops) {
+    if (left_plain) options_.state->LeavePlain(run_.first_position);
+    return std::nullopt;
+  }
   // Rows that were chosen keep their positions; the others are tokens one after another.
   const std::uint64_t chosen = swap.drops ? total : done;
   absl::Status status = AddPlain(*rows, done, chosen - done, swap);
   if (status.ok()) status = AddPlain(*rows, chosen, rows->count() - chosen, swap);
   if (!status.ok()) return status;
   options_.state->Reset();
+  if (left_plain && done < rows->count()) {
+    options_.state->LeavePlain(rows->positions()[done]);
+  }
   return swap;
 }
 

@@ -4,6 +4,7 @@
 // Used by one thread at a time: inside Sequence::Recode of its lane.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -42,12 +43,20 @@ class LaneState {
   // The mean over the newest tiles; nothing before the first.
   std::optional<kernels::Loss> WindowLoss() const;
 
+  // In the run from there on is the end of a prompt, of which the strategy before loses too much:
+  // its rows wait as they came for one of their own. A fork knows it of the run that it shares, and
+  // asks without waiting for a job.
+  void LeavePlain(std::uint64_t first_position) { left_plain_ = first_position; }
+  bool LeftPlain(const cache::OpenRun& run) const { return left_plain_ == run.first_position; }
+  void TakeOver(const LaneState& parent) { left_plain_ = parent.left_plain_.load(); }
+
   // Entries for which no raw rows are to be kept, because the budget was spent.
   std::uint64_t without_raw = 0;
 
  private:
   std::uint64_t first_position_ = 0;
-  std::uint64_t entries_ = 0;  // seen
+  std::uint64_t entries_ = 0;                                  // seen
+  std::atomic<std::uint64_t> left_plain_ = ~std::uint64_t{0};  // the run's first position; or none
   std::optional<LaneMoments> moments_;
   pool::Charge charge_;
   std::deque<kernels::Loss> window_;  // one for each tile

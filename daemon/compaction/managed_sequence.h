@@ -71,6 +71,9 @@ class ManagedSequence final : public cache::Companion {
   ManagedSequence(ManagedSequence& parent, const Pause&, const cache::Model& model,
                   std::uint64_t tokens) TESSERA_NO_THREAD_SAFETY_ANALYSIS
       : ManagedSequence(parent.policy_, model) {
+    for (std::size_t i = 0; i < lanes_.size(); ++i) {
+      lanes_[i].state.TakeOver(parent.lanes_[i].state);
+    }
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       layers_[i].state.memory = parent.layers_[i].state.memory;
       layers_[i].state.decided_until = parent.layers_[i].state.decided_until;

@@ -1,5 +1,5 @@
 // What a worker has shown of a sequence for its token policy, until it is compressed: queries, sums
-// of attention, token ids. Host memory with a budget (that of raw copies); freed by Compress.
+// of attention, token ids. Host memory with a budget; freed by Compress.
 //
 // Everything here came from a worker: Take checks it against the policy's needs and copies it.
 #pragma once

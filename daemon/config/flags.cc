@@ -60,7 +60,7 @@ constexpr std::array<FlagRow, 33> kRows = {{
     {"compactor-cpus", "LIST", "compactor_cpus",
      "CPUs those threads are pinned to, e.g. 2-3,8; empty: any"},
     {"raw-copy-bytes", "BYTES", "raw_copy_bytes",
-     "host memory for rows that wait for a strategy of their own"},
+     "host memory for rows that wait, for a strategy or a choice; an equal part for each tenant"},
     {"host-tier-bytes", "BYTES", "host_tier_bytes",
      "host memory for sequences that are offloaded; 0: none are"},
     {"offload-idle-ms", "MS", "offload_idle_ms",

@@ -151,12 +151,8 @@ LaneDecision DecideLane(const ChunkKvPolicy& chunk, const LaneEntries& lane, con
 }  // namespace
 
 absl::StatusOr<LayerDecision> DecideChunks(const ChunkKvPolicy& chunk, const LayerView& view) {
-  std::uint64_t entries = 0;  // of mode paper
-  if (!chunk.kvpress) {
-    const auto wanted = EntriesOf(chunk.budget, kChunkKvName, view, chunk.window);
-    if (!wanted.ok()) return wanted.status();
-    entries = *wanted;
-  }
+  const std::uint64_t entries =  // of mode paper
+      chunk.kvpress ? 0 : EntriesOf(chunk.budget, view, chunk.window);
   if (NothingGoes(view, std::max<std::uint64_t>(entries, chunk.window))) return KeepAll(view);
   const bool per_layer = chunk.scope == Scope::kLayer;
   if (per_layer) {

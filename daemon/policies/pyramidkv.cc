@@ -75,10 +75,9 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
                                           LayerMemory&) {
   const auto& pyramid = std::get<PyramidKvPolicy>(tokens);
   const std::uint64_t window = pyramid.scoring.window;
-  const absl::StatusOr<std::uint64_t> mean = EntriesOf(pyramid.budget, kName, view, window);
-  if (!mean.ok()) return mean.status();
+  const std::uint64_t mean = EntriesOf(pyramid.budget, view, window);
   const std::uint64_t entries = EntriesOfLayer(pyramid, view);
-  if (*mean >= view.tokens || NothingGoes(view, std::max(entries, window))) return KeepAll(view);
+  if (mean >= view.tokens || NothingGoes(view, std::max(entries, window))) return KeepAll(view);
   const auto scores = WindowScores(kName, view, pyramid.scoring);
   if (!scores.ok()) return scores.status();
   LayerDecision decision;

@@ -29,13 +29,17 @@ constexpr Option kOptions[] = {
      .standard = "head",
      .words = kScopeWords,
      .help = "Whether each kv head clusters its own keys, or all of a layer their keys joined"},
+    {.name = "delimiters",
+     .type = OptionType::kSwitch,
+     .standard = "1",
+     .help = "Whether a chunk of text ends at the model's delimiters, which are never clustered"},
     {.name = "max_chunk",
      .type = OptionType::kCount,
      .standard = "256",
      .least = 1,
      .most = kMostWindow,
      .unit = "tokens",
-     .help = "A chunk of text ends at its delimiter, and after so many tokens"},
+     .help = "A chunk of text ends after so many tokens at the latest"},
     {.name = "sink",
      .type = OptionType::kCount,
      .standard = "4",
@@ -63,6 +67,7 @@ std::string Check(const Term& term, std::span<const Term>) {
 
 void Apply(const Values& values, Policy& policy) {
   SemantiCachePolicy cache = {.scope = ScopeOf(values.Word("scope")),
+                              .delimiters = values.Switch("delimiters"),
                               .max_chunk = values.Count32("max_chunk"),
                               .sink = values.Count("sink"),
                               .recent = values.Count("recent"),
@@ -85,6 +90,7 @@ std::optional<Values> Read(const Policy& policy) {
     values.Give(kTau, cache->tau);
   }
   values.Give("scope", ScopeWord(cache->scope));
+  values.Give("delimiters", cache->delimiters);
   values.Give("max_chunk", cache->max_chunk);
   values.Give("sink", static_cast<double>(cache->sink));
   values.Give("recent", static_cast<double>(cache->recent));
@@ -92,7 +98,9 @@ std::optional<Values> Read(const Policy& policy) {
   return values;
 }
 
-Needs NeedsFrom(const TokenPolicy&) { return {.token_ids = true}; }
+Needs NeedsFrom(const TokenPolicy& tokens) {
+  return {.token_ids = std::get<SemantiCachePolicy>(tokens).delimiters};
+}
 
 absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const LayerView& view,
                                           LayerMemory&) {

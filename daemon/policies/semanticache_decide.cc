@@ -10,17 +10,19 @@
 namespace tessera::policies {
 namespace {
 
-// Which chunk of text each token belongs to. Chunks end behind a delimiter, and after max_chunk
-// tokens: counted in tokens, not in entries, so that the same cuts are found again when a prompt is
-// followed by another and its entries have become fewer. Nothing is ever merged across one.
+// Which chunk of text each token belongs to. Chunks end behind a delimiter, where the policy looks
+// at those, and after max_chunk tokens: counted in tokens, not in entries, so that the same cuts
+// are found again when a prompt is followed by another and its entries have become fewer. Nothing
+// is ever merged across one.
 class Chunks {
  public:
-  Chunks(const LayerView& view, std::uint32_t max_chunk) : view_(view) {
+  Chunks(const LayerView& view, const SemantiCachePolicy& cache)
+      : delimiters_(cache.delimiters ? view.delimiters : std::span<const std::uint8_t>()) {
     std::uint32_t chunk = 0;
     std::uint64_t begin = 0;
     of_.reserve(view.tokens + 1);
     for (std::uint64_t token = 0; token <= view.tokens; ++token) {
-      if (token != begin && (token - begin) % max_chunk == 0) ++chunk;
+      if (token != begin && (token - begin) % cache.max_chunk == 0) ++chunk;
       of_.push_back(chunk);
       if (!IsDelimiter(token)) continue;
       ++chunk;
@@ -29,14 +31,14 @@ class Chunks {
   }
 
   bool IsDelimiter(std::uint64_t token) const {
-    return token < view_.delimiters.size() && view_.delimiters[token] != 0;
+    return token < delimiters_.size() && delimiters_[token] != 0;
   }
   std::uint32_t Of(std::uint64_t token) const { return of_[token]; }
   // The one that the next token would belong to.
   std::uint32_t Open() const { return of_.back(); }
 
  private:
-  const LayerView& view_;
+  const std::span<const std::uint8_t> delimiters_;
   std::vector<std::uint32_t> of_;
 };
 
@@ -78,7 +80,7 @@ struct Cluster {
 };
 
 std::vector<Cluster> ClustersOf(const SemantiCachePolicy& cache, const LayerView& view) {
-  const Chunks chunks(view, cache.max_chunk);
+  const Chunks chunks(view, cache);
   std::vector<Cluster> clusters;
   for (std::uint32_t kv_head = 0; kv_head < view.lanes.size(); ++kv_head) {
     const LaneEntries& lane = view.lanes[kv_head];
@@ -169,7 +171,7 @@ absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
 
 absl::StatusOr<LayerDecision> DecideClusters(const SemantiCachePolicy& cache,
                                              const LayerView& view) {
-  if (view.delimiters.empty() && view.tokens != 0) {
+  if (cache.delimiters && view.delimiters.empty() && view.tokens != 0) {
     return Missing(kSemantiCacheName, "token ids have");
   }
   if (cache.scope == Scope::kLayer) {

@@ -41,14 +41,13 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
                                           LayerMemory&) {
   const auto& snap = std::get<SnapKvPolicy>(tokens);
   const std::uint64_t window = snap.scoring.window;
-  const absl::StatusOr<std::uint64_t> entries = EntriesOf(snap.budget, kName, view, window);
-  if (!entries.ok()) return entries.status();
-  if (NothingGoes(view, std::max(*entries, window))) return KeepAll(view);
+  const std::uint64_t entries = EntriesOf(snap.budget, view, window);
+  if (NothingGoes(view, std::max(entries, window))) return KeepAll(view);
   const auto scores = WindowScores(kName, view, snap.scoring);
   if (!scores.ok()) return scores.status();
   LayerDecision decision;
   for (std::size_t lane = 0; lane < view.lanes.size(); ++lane) {
-    decision.push_back(KeepWindowAndBest(view.lanes[lane], *entries, window, (*scores)[lane]));
+    decision.push_back(KeepWindowAndBest(view.lanes[lane], entries, window, (*scores)[lane]));
   }
   return decision;
 }

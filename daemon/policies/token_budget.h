@@ -25,23 +25,24 @@ inline constexpr Option kBudgetOption = {
     .standard = "0.2",
     .above_least = true,
     .unit = "share",
-    .help = "Of the sequence's tokens so many stay, rounded down; not beside tokens"};
+    .help =
+        "Of the tokens since the last compression so many stay, rounded down; all where that "
+        "is less than the window; not beside tokens"};
 inline constexpr Option kTokensOption = {
     .name = kTokens,
     .type = OptionType::kCount,
     .least = 1,
     .most = kMostEntries,
     .unit = "tokens",
-    .help = "So many tokens stay, whatever the length; instead of budget"};
+    .help = "Of the tokens since the last compression so many stay; instead of budget"};
 
 // What is wrong with them beside each other and a window that counts in the budget; empty: nothing.
 std::string WhyNoBudget(const Values& values, std::uint64_t window);
 EntryBudget BudgetOf(const Values& values);
 void GiveBudget(const EntryBudget& budget, Values& values);
 
-// What it comes to for this sequence. INVALID_ARGUMENT where the window alone is more, and some
-// lane has more than both.
-absl::StatusOr<std::uint64_t> EntriesOf(const EntryBudget& budget, std::string_view system,
-                                        const LayerView& view, std::uint64_t window);
+// What it comes to for this sequence. A share that is less than the window, which counts in it, is
+// of a short prompt: all of that stays.
+std::uint64_t EntriesOf(const EntryBudget& budget, const LayerView& view, std::uint64_t window);
 
 }  // namespace tessera::policies

@@ -62,6 +62,7 @@ struct SemantiCachePolicy {
   double tau = 0.7;
   std::optional<double> budget;  // a share of the tokens, from which tau follows
   Scope scope = Scope::kHead;
+  bool delimiters = true;  // else chunks end by their length alone
   std::uint32_t max_chunk = 256;
   std::uint64_t sink = 4;
   std::uint64_t recent = 32;

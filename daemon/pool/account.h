@@ -26,7 +26,7 @@ enum class MemoryTag : std::uint8_t {
   kPoolExtents,       // physical, charged to the node
   kDirectoryExtents,  // physical, charged to the node
   kRawCopies,         // of rows encoded provisionally; host memory with a budget of its own
-  kObservations,      // what workers show for token policies; likewise, and of the same budget
+  kObservations,      // what workers show for token policies; likewise
   kPrefixIndex,       // token ids: of published prefixes, and of calls that ask for one
   kOffloaded,         // of sequences whose memory went to the host tier; a budget of its own
 };

@@ -163,6 +163,12 @@ grpc::Status AdminService::Compress(grpc::ServerContext* context,
       return absl::OkStatus();
     };
     return WithRows(*context, request->sequence_id(), [&](const cache::Residence& held) {
+      const policies::Policy policy = compaction::Compactor::PolicyOf(*held.sequence());
+      if (policies::MovesPositions(policy)) {
+        return absl::Status(absl::FailedPreconditionError(Concat(
+            Quoted(policy.text), " moves positions, which the worker of ",
+            held.sequence()->id().ToString(), " counts on: only that may have it compressed")));
+      }
       return CompressByPolicy(services_, go_on, *request, held.sequence(), *response);
     });
   });
@@ -210,6 +216,13 @@ grpc::Status AdminService::SetPolicy(grpc::ServerContext* context,
     if (!sequence.ok()) return sequence.status();
     absl::StatusOr<policies::Policy> policy = policies::ParsePolicy(request->policy());
     if (!policy.ok()) return policy.status();
+    const policies::Needs shown = NeedsOf(compaction::Compactor::PolicyOf(**sequence));
+    if (const policies::Needs asked = NeedsOf(*policy); asked != shown) {
+      return absl::FailedPreconditionError(Concat(
+          Quoted(policy->text), " asks for ", policies::NeedsText(asked), ", and the worker of ",
+          (*sequence)->id().ToString(), " shows ", policies::NeedsText(shown),
+          ": it would not know. It can fork the sequence under that policy"));
+    }
     return services_.compactor->SetPolicy(**sequence, *std::move(policy));
   });
 }

@@ -157,10 +157,10 @@ void FillCompaction(const Services& services, v1::CompactionStats& out) {
   out.set_strategies_made(counters.strategies_made.load());
   out.set_ends_left_plain(counters.left_plain.load());
   out.set_raw_rows_dropped(counters.raw_rows_dropped.load());
-  out.set_raw_copy_bytes(services.node->raw_copies().used_bytes());
+  out.set_raw_copy_bytes(services.node->host_rows().used_bytes());
   out.set_token_choices(counters.decisions_made.load());
   out.set_token_choice_seconds(static_cast<double>(counters.decision_ns.load()) * 1e-9);
-  out.set_raw_copy_limit_bytes(services.node->raw_copies().limit_bytes());
+  out.set_raw_copy_limit_bytes(services.node->host_rows().limit_bytes());
 }
 
 }  // namespace
@@ -219,7 +219,7 @@ void FillTenantStats(cache::Tenant& tenant, v1::TenantStats& out) {
   out.set_offloaded_sequences(CountOffloaded(tenant));
   out.set_offloads(counters.offloads.load());
   out.set_restores(counters.restores.load());
-  out.set_observation_bytes(tenant.raw_copies().used_bytes(pool::MemoryTag::kObservations));
+  out.set_observation_bytes(tenant.host_rows().used_bytes(pool::MemoryTag::kObservations));
 }
 
 void NodeCollector::CollectCompaction(metrics::Visitor& visitor) const {
@@ -292,7 +292,7 @@ void NodeCollector::Collect(metrics::Visitor& visitor) const {
       visitor.Add(metrics::kPoolUsedBytes, tenant->account().used_bytes(memory_tag), name,
                   pool::TagName(memory_tag));
     }
-    const pool::Account& host = tenant->raw_copies();
+    const pool::Account& host = tenant->host_rows();
     visitor.Add(metrics::kRawCopyBytes, host.used_bytes(pool::MemoryTag::kRawCopies), name);
     visitor.Add(metrics::kObservationBytes, host.used_bytes(pool::MemoryTag::kObservations), name);
     CollectPrefixes(*tenant, visitor);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <string>
 
+#include "tessera/v1/admin.grpc.pb.h"
 #include "tessera/v1/tessera.grpc.pb.h"
 #include "tests/e2e/token_lanes.h"
 
@@ -111,6 +112,47 @@ TEST_P(ByPlace, KeysAreTurnedToWhereTheyAre) {
 INSTANTIATE_TEST_SUITE_P(Systems, ByPlace,
                          testing::Values("lacache:budget=64,span=2,overlap=1,sink=4,pos=slot",
                                          "streaming:sink=4,recent=60,pos=slot"));
+
+// What a worker could not know: where its next key stands, and what it is to show.
+TEST_F(Tokens, AnOperatorDoesNothingThatAWorkerWouldHaveToKnow) {
+  shape_ = {.layers = 1, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
+  client::ModelGeometry geometry = shape_.Geometry();
+  geometry.rope.theta = 10000;
+  model_ = *mapped_->RegisterModel(geometry);
+  const auto admin = v1::TesseraAdmin::NewStub(daemon_->Connect());
+  client::Sequence moved = NewSequence("dense");
+  client::Sequence shown = NewSequence("h2o:heavy=8,recent=8");
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(moved, truth, 64, false);
+  const auto set = [&](const client::Sequence& sequence, const char* policy) {
+    grpc::ClientContext context;
+    v1::SetPolicyRequest request;
+    v1::SetPolicyResponse response;
+    request.set_sequence_id(sequence.id().value());
+    request.set_policy(policy);
+    return admin->SetPolicy(&context, request, &response);
+  };
+  for (const char* policy : {"dense", "tova:budget=16", "mosaickv"}) {
+    const grpc::Status status = set(shown, policy);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION) << policy;
+    EXPECT_THAT(status.error_message(), HasSubstr(Concat("\"", policy)));
+    EXPECT_THAT(status.error_message(), HasSubstr(shown.id().ToString()));
+  }
+  EXPECT_EQ(set(moved, "snapkv").error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_TRUE(set(shown, "h2o:heavy=4,recent=4").ok());
+  EXPECT_TRUE(set(moved, "streaming:sink=4,recent=28").ok());
+  EXPECT_TRUE(set(moved, "streaming:sink=4,recent=28,pos=slot").ok());
+  grpc::ClientContext context;
+  v1::CompressRequest request;
+  v1::CompressResponse response;
+  request.set_sequence_id(moved.id().value());
+  const grpc::Status compressed = admin->Compress(&context, request, &response);
+  EXPECT_EQ(compressed.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(compressed.error_message(), HasSubstr("moves positions"));
+  EXPECT_EQ(moved.next_position(), 64u);
+  ASSERT_TRUE(moved.Compress().ok());
+  EXPECT_EQ(moved.next_position(), 32u);
+}
 
 TEST_F(Tokens, PositionsThatCannotBeMovedAreRefused) {
   Shape({.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64});

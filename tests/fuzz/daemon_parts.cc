@@ -87,7 +87,7 @@ DaemonParts::DaemonParts(Options options) : services_{} {
 void DaemonParts::ExpectNothingLeft() {
   for (const std::unique_ptr<cache::Tenant>& tenant : node_->tenants()) ExpectNothingLeft(*tenant);
   TESSERA_CHECK(node_->host_tier().used_bytes() == 0, "the host tier is empty");
-  TESSERA_CHECK(node_->raw_copies().used_bytes() == 0, "no raw copies");
+  TESSERA_CHECK(node_->host_rows().used_bytes() == 0, "no raw copies");
   TESSERA_CHECK(node_->sessions() == 0, "no session is counted");
   std::uint64_t extents = 0;
   for (const std::unique_ptr<cache::Tenant>& tenant : node_->tenants()) {
@@ -112,7 +112,7 @@ void DaemonParts::ExpectNothingLeft(cache::Tenant& tenant) {
   TESSERA_CHECK(tenant.pool().used_bytes() == 0, "the pool is empty");
   TESSERA_CHECK(tenant.directory().pool().used_bytes() == 0, "the directory is empty");
   TESSERA_CHECK(tenant.offloaded().used_bytes() == 0, "nothing is offloaded");
-  TESSERA_CHECK(tenant.raw_copies().used_bytes() == 0, "no raw copies");
+  TESSERA_CHECK(tenant.host_rows().used_bytes() == 0, "no raw copies");
   tenant.pool().Validate();
   tenant.directory().pool().Validate();
 }

@@ -17,7 +17,8 @@ namespace {
 class NodeTest : public testing::Test {
  protected:
   static std::unique_ptr<Node> NewNode(std::vector<Node::TenantOptions> tenants,
-                                       std::uint32_t max_sessions) {
+                                       std::uint32_t max_sessions,
+                                       std::uint64_t raw_copy_bytes = 0) {
     static device::CpuDevice device(kernels::BestImplementation());
     static const FakeClock clock;
     Node::Options options;
@@ -28,6 +29,7 @@ class NodeTest : public testing::Test {
     options.tenant_template.directory_extent_bytes = kTestDirectoryExtent;
     options.tenant_template.clock = &clock;
     options.max_sessions = max_sessions;
+    options.raw_copy_bytes = raw_copy_bytes;
     absl::StatusOr<std::unique_ptr<Node>> node = Node::Create(options);
     EXPECT_TRUE(node.ok()) << node.status();
     return *std::move(node);
@@ -65,6 +67,27 @@ TEST_F(NodeTest, NorDoSeveralTogether) {
   EXPECT_EQ(node->sessions(), 4u);
   EXPECT_TRUE(node->AdmitSession(c).ok());
   EXPECT_FALSE(node->AdmitSession(c).ok());
+}
+
+// Rows in host memory: no tenant takes another's part, and raw copies leave some of their own
+// tenant's for what workers show.
+TEST_F(NodeTest, EachTenantHasItsPartOfTheRowsThatWait) {
+  constexpr std::uint64_t kPart = 4 << 20;
+  const auto node = NewNode({{.name = "a"}, {.name = "b", .token = "x"}}, 3, 2 * kPart);
+  const TenantMemory& a = node->TenantByName("a")->memory();
+  const TenantMemory& b = node->TenantByName("b")->memory();
+  using pool::MemoryTag;
+  EXPECT_FALSE(a.raw_copies->Reserve(MemoryTag::kRawCopies, kPart / 4 * 3 + 1).ok());
+  const auto raw = a.raw_copies->Reserve(MemoryTag::kRawCopies, kPart / 4 * 3);
+  ASSERT_TRUE(raw.ok()) << raw.status();
+  const auto shown = a.observations->Reserve(MemoryTag::kObservations, kPart / 4);
+  ASSERT_TRUE(shown.ok()) << shown.status();
+  const absl::Status full = a.observations->Reserve(MemoryTag::kObservations, 1).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(full));
+  EXPECT_NE(full.ToString().find("tenant a"), std::string::npos) << full;
+  const auto all = b.observations->Reserve(MemoryTag::kObservations, kPart);
+  EXPECT_TRUE(all.ok()) << all.status();
+  EXPECT_EQ(node->host_rows().used_bytes(), 2 * kPart);
 }
 
 }  // namespace

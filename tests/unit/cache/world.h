@@ -84,7 +84,7 @@ class World {
                           .max_prefixes = options.max_prefixes,
                           .pin_limit = kTestPinLimit,
                           .node = &node_,
-                          .raw_copies = &raw_copies_,
+                          .host_rows = &raw_copies_,
                           .host_tier = &host_tier_,
                           .device = options.device == nullptr ? &cpu_ : options.device,
                           .directory_memory = &directories_,
@@ -166,7 +166,7 @@ class World {
       EXPECT_EQ(tenant->pool().used_bytes(), 0u);
       EXPECT_EQ(tenant->directory().pool().used_bytes(), 0u);
       EXPECT_LE(tenant->pool().extents(), 1u);
-      EXPECT_EQ(tenant->raw_copies().used_bytes(), 0u);
+      EXPECT_EQ(tenant->host_rows().used_bytes(), 0u);
       EXPECT_EQ(tenant->offloaded().used_bytes(), 0u);
     }
     EXPECT_EQ(host_tier_.used_bytes(), 0u);

@@ -74,42 +74,6 @@ TEST_F(CompactorTest, LayersAreCompressedByThemselves) {
   EXPECT_FALSE(view.segments[2].shape.packed());
 }
 
-TEST_F(CompactorTest, ShortEndsTakeWhatIsSmallest) {
-  policies::Policy policy = SmallMosaic();
-  policy.mosaic->segments.min_tokens = 256;  // anything below is short
-  // Nothing before it: a strategy of its own where that pays, else plain.
-  Track track = NewTrack(policy);
-  Append(track, 40, 1, true);
-  RunAll();
-  EXPECT_EQ(FormsOf(track), Forms{"plain: 40"});
-  EXPECT_EQ(counters().left_plain, 2u);
-  Append(track, 120, 1, true);
-  RunAll();
-  EXPECT_EQ(FormsOf(track), Forms{"16 kept: 160"});
-  const std::uint64_t of_its_own = Used(pool::MemoryTag::kRotations);
-  // The strategy before, where that loses little.
-  Append(track, 50, 1, true);
-  RunAll();
-  EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 160", "16 kept: 50"}));
-  EXPECT_EQ(Used(pool::MemoryTag::kRotations), of_its_own);
-  // Also where one of its own would be smaller than plain rows.
-  Append(track, 150, 1, true);
-  RunAll();
-  EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 160", "16 kept: 50", "16 kept: 150"}));
-  EXPECT_EQ(Used(pool::MemoryTag::kRotations), of_its_own);
-  Truncate(track, 210);
-  // It does not, and one of its own does not pay.
-  Append(track, 50, 2, true);
-  RunAll();
-  EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 160", "16 kept: 50", "plain: 50"}));
-  // With more of them it does.
-  Append(track, 150, 2, true);
-  RunAll();
-  EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 160", "16 kept: 50", "16 kept: 200"}));
-  EXPECT_EQ(Used(pool::MemoryTag::kRotations), 2 * of_its_own);
-  EXPECT_EQ(Shown(track), "");
-}
-
 // ---- decoding
 
 TEST_F(CompactorTest, NewTilesTakeTheStrategyBeforeUntilTheyLoseTooMuch) {

@@ -203,20 +203,25 @@ struct Clusters {
   std::uint64_t recent = 0;
   bool leave_open = false;
   bool per_layer = false;
+  bool delimiters = true;
+
+  bool EndsAt(ShownLayer& layer, std::uint64_t token) const {
+    return delimiters && token < layer.delimiters().size() && layer.delimiters()[token] != 0;
+  }
 };
 
 // The chunk that a token is in; 0 is the first.
-std::uint64_t PlainChunk(ShownLayer& layer, std::uint64_t position, std::uint64_t max_chunk) {
+std::uint64_t PlainChunk(ShownLayer& layer, std::uint64_t position, const Clusters& clusters) {
   std::uint64_t chunk = 0;
   std::uint64_t length = 0;
   for (std::uint64_t token = 0;; ++token) {
-    if (length == max_chunk) {
+    if (length == clusters.max_chunk) {
       ++chunk;
       length = 0;
     }
     if (token == position) return chunk;
     ++length;
-    if (token < layer.delimiters().size() && layer.delimiters()[token] != 0) {
+    if (clusters.EndsAt(layer, token)) {
       ++chunk;
       length = 0;
     }
@@ -232,11 +237,11 @@ Indices32 PlainSeeds(ShownLayer& layer, std::size_t lane, const Clusters& cluste
     std::iota(lanes.begin(), lanes.end(), std::size_t{0});
   }
   const auto chunk_of = [&](std::uint64_t position) {
-    return PlainChunk(layer, position, clusters.max_chunk);
+    return PlainChunk(layer, position, clusters);
   };
   const auto alone = [&](std::size_t i) {
     const std::uint64_t position = entries[i].position;
-    return layer.delimiters()[position] != 0 || i < clusters.sink ||
+    return clusters.EndsAt(layer, position) || i < clusters.sink ||
            i + clusters.recent >= entries.size() ||
            (clusters.leave_open && chunk_of(position) == chunk_of(layer.tokens()));
   };
@@ -300,13 +305,15 @@ Clusters RandomClusters(TestRandom& random) {
           .sink = random.Below(5),
           .recent = random.Below(9),
           .leave_open = random.OneIn(2),
-          .per_layer = random.OneIn(3)};
+          .per_layer = random.OneIn(3),
+          .delimiters = !random.OneIn(3)};
 }
 
 std::string TextOf(const Clusters& clusters) {
   return Concat("semanticache:tau=", clusters.tau, ",max_chunk=", clusters.max_chunk,
                 ",sink=", clusters.sink, ",recent=", clusters.recent,
                 ",leave_open=", clusters.leave_open ? 1 : 0,
+                ",delimiters=", clusters.delimiters ? 1 : 0,
                 ",scope=", clusters.per_layer ? "layer" : "head");
 }
 

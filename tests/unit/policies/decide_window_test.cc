@@ -99,25 +99,21 @@ TEST(DecideWindow, BudgetsAreSharesRoundedDown) {
   EXPECT_EQ(DecisionOf("snapkv:budget=1,window=8", layer)[0].kept.size(), 100u);
 }
 
-TEST(DecideWindow, AWindowThatIsMoreThanTheBudgetIsRefusedWithWhatWouldDo) {
+// Of which less than the window would stay: whatever the lengths of prompts, none is refused.
+TEST(DecideWindow, OfAShortPromptAllStays) {
   TestRandom random;
-  ShownLayer layer({}, ExactOperations(), random);
-  layer.Grow(150);
   for (const char* text : {"snapkv", "chunkkv", "pyramidkv"}) {
-    const Policy policy = Parsed(text);
-    LayerMemory memory;
-    const absl::Status status =
-        Decide(policy, layer.Show(NeedsOf(policy), layer.tokens()), memory).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_EQ(std::string(AsStringView(status.message())),
-              Concat(text,
-                     ": budget 0.2 of 150 tokens is 30 entries, less than the window of 32; "
-                     "a budget of 0.2134 is enough"));
-    EXPECT_EQ(DecisionOf(Concat(text, ":budget=0.2134"), layer)[0].kept.size(), 32u) << text;
+    for (const std::uint64_t tokens : {1, 31, 32, 33, 100, 159}) {
+      ShownLayer layer({}, ExactOperations(), random);
+      layer.Grow(tokens);
+      for (const LaneDecision& lane : DecisionOf(text, layer)) {
+        EXPECT_EQ(lane.kept.size(), tokens) << text;
+      }
+    }
+    ShownLayer layer({}, ExactOperations(), random);
+    layer.Grow(160);
+    EXPECT_EQ(DecisionOf(text, layer)[0].kept.size(), 32u) << text;
   }
-  ShownLayer small({}, ExactOperations(), random);
-  small.Grow(32);
-  EXPECT_EQ(DecisionOf("snapkv", small)[0].kept.size(), 32u);
 }
 
 // Each layer's entries by the rule, and their mean the budget.

@@ -125,14 +125,16 @@ TEST(Parse, EveryOptionOfTokenPoliciesArrives) {
                                          .causal = false,
                                          .norm_visible = true,
                                          .aggregate = SemanticKvPolicy::Aggregate::kMax}));
-  EXPECT_EQ(
-      Parsed("semanticache:budget=.5,scope=layer,max_chunk=9,sink=1,recent=2,leave_open=1").tokens,
-      TokenPolicy(SemantiCachePolicy{.budget = 0.5,
-                                     .scope = Scope::kLayer,
-                                     .max_chunk = 9,
-                                     .sink = 1,
-                                     .recent = 2,
-                                     .leave_open = true}));
+  EXPECT_EQ(Parsed("semanticache:budget=.5,scope=layer,delimiters=0,max_chunk=9,sink=1,recent=2,"
+                   "leave_open=1")
+                .tokens,
+            TokenPolicy(SemantiCachePolicy{.budget = 0.5,
+                                           .scope = Scope::kLayer,
+                                           .delimiters = false,
+                                           .max_chunk = 9,
+                                           .sink = 1,
+                                           .recent = 2,
+                                           .leave_open = true}));
   EXPECT_EQ(
       Parsed("lacache:budget=1K,span=8,overlap=4,sink=2,map=band,pass=uniform").tokens,
       TokenPolicy(LaCachePolicy{
