@@ -190,6 +190,12 @@ void Observer::SeeSums(const ObservedRows& rows, std::uint64_t tokens,
                        const kernels::Operations& operations, Layer& layer) {
   const kernels::LayerGeometry& geometry = model_->geometry(rows.layer);
   const std::uint64_t row_bytes = RowBytes(geometry);
+  // Tokens that were decoded in between brought no keys: sums begin anew behind them.
+  if (!layer.keys.empty() &&
+      layer.sums_first + layer.keys.front().size() / row_bytes != rows.first_token) {
+    layer.keys.clear();
+    layer.sums.clear();
+  }
   if (layer.keys.empty()) {
     layer.sums_first = rows.first_token;
     layer.keys.resize(geometry.kv_heads);

@@ -1,0 +1,91 @@
+// What a worker shows of what its queries paid, where tokens were decoded between those it saw.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "tests/unit/client/decoder.h"
+
+namespace tessera::client {
+namespace {
+
+class ObservingSums : public testing::Test {
+ protected:
+  ObservingSums()
+      : decoder_(random_, Geometry(),
+                 {.staging_bytes = 256 << 10,
+                  .max_message_bytes = 1 << 20,
+                  .has_staging = false,
+                  .needs = Needs()},
+                 /*map_memory=*/true),
+        track_(decoder_.NewTrack()) {}
+
+  static ModelGeometry Geometry() {
+    ModelGeometry model;
+    model.name = "observed";
+    model.type = kernels::ElementType::kBf16;
+    model.layers.assign(2, {.query_heads = 4, .kv_heads = 2, .head_dim = 64});
+    return model;
+  }
+  static v1::PolicyNeeds Needs() {
+    v1::PolicyNeeds needs;
+    needs.set_attention_sums(true);
+    needs.set_decode_queries(true);
+    return needs;
+  }
+  const BoundModel& model() const { return track_.history.model(); }
+
+  void See(std::uint64_t first, std::uint64_t tokens) {
+    for (std::uint32_t layer = 0; layer < model().layers(); ++layer) {
+      LayerRows rows(random_, model(), layer, tokens);
+      TESSERA_ASSERT_OK(track_.sequence.Observe(
+          {.layer = layer, .first_token = first, .query = rows.query, .key = rows.key}));
+    }
+  }
+  void Step() {
+    Sequence* const batch[] = {&track_.sequence};
+    absl::StatusOr<tessera::client::Step> step = decoder_.worker->BeginStep(batch);
+    TESSERA_ASSERT_OK(step.status());
+    for (std::uint32_t layer = 0; layer < model().layers(); ++layer) {
+      LayerRows rows(random_, model(), layer, 1);
+      TESSERA_ASSERT_OK(step->AppendAndAttend(layer, rows.tensors()));
+      track_.history.Append(layer, rows.key, rows.value);
+    }
+    TESSERA_ASSERT_OK(step->End());
+  }
+
+  TestRandom random_;
+  Decoder decoder_;
+  Track track_;
+};
+
+// Decoded tokens bring no keys: no sum reaches over them, and none is of keys that nobody showed.
+TEST_F(ObservingSums, BeginAnewBehindWhatWasDecoded) {
+  constexpr std::uint64_t kSteps = 5, kPrompt = 77;
+  Step();
+  See(0, 1);  // what was decoded may be shown like a prompt
+  for (std::uint64_t i = 0; i < kSteps; ++i) Step();
+  decoder_.Prefill(track_, kPrompt);
+  See(1 + kSteps, kPrompt);
+  TESSERA_ASSERT_OK(track_.sequence.Compress().status());
+  const std::vector<v1::ObserveRequest> shown = decoder_.daemon->TakeObserved();
+  ASSERT_EQ(shown.size(), model().layers());
+  for (const v1::ObserveRequest& request : shown) {
+    EXPECT_EQ(request.first_sum_position(), 1 + kSteps);
+    ASSERT_THAT(request.attention_sums().shape(), testing::ElementsAre(2, kPrompt));
+    const std::string& bytes = request.attention_sums().inline_();
+    std::vector<float> sums(2 * kPrompt);
+    ASSERT_EQ(bytes.size(), sums.size() * sizeof(float));
+    std::memcpy(sums.data(), bytes.data(), bytes.size());
+    for (const auto head : {sums.begin(), sums.begin() + kPrompt}) {
+      // Each query pays 1 in all.
+      EXPECT_NEAR(std::accumulate(head, head + kPrompt, 0.0), kPrompt, 0.01);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::client
