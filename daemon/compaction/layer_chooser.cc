@@ -14,9 +14,9 @@ namespace tessera::compaction {
 
 namespace {
 
-// Others go by positions alone.
+// Others go by positions alone. Who merges compares keys, even if it asks the worker for nothing.
 bool ReadsKeys(const policies::Policy& policy) {
-  return policies::NeedsOf(policy) != policies::Needs();
+  return policies::Merges(policy) || policies::NeedsOf(policy) != policies::Needs();
 }
 
 std::uint64_t CountBefore(std::span<const std::uint64_t> positions, std::uint64_t position) {

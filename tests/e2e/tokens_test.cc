@@ -240,6 +240,26 @@ TEST_F(Tokens, MergedEntriesStandForAllTheirTokens) {
   EXPECT_THAT(std::string(cut.message()), HasSubstr("merged"));
 }
 
+// Chunks by their length alone: nobody has to say what the tokens are.
+TEST_F(Tokens, FixedChunksAskForNothing) {
+  Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
+  client::Sequence sequence =
+      NewSequence("semanticache:tau=0,sink=0,recent=0,delimiters=0,max_chunk=40");
+  EXPECT_FALSE(sequence.needs().token_ids());
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(sequence, truth, 120);
+  Compress(sequence);
+  const v1::DescribeResponse held = Entries(sequence);
+  EXPECT_LT(held.tokens_kept(), 0.6);
+  for (const v1::LaneDescription& lane : held.lane()) {
+    EXPECT_EQ(std::accumulate(lane.weight().begin(), lane.weight().end(), 0.0), 120.0);
+    // The first of each chunk stays, as the seed of a cluster.
+    for (const std::uint64_t first : {0, 40, 80}) {
+      EXPECT_THAT(lane.position(), testing::Contains(first));
+    }
+  }
+}
+
 // Tokens that are the same are one entry, and attention does not notice.
 TEST_F(Tokens, IdenticalTokensMergeWithoutLoss) {
   Shape({.layers = 1, .query_heads = 2, .kv_heads = 1, .head_dim = 64});

@@ -426,7 +426,8 @@ TEST_F(ChoicesTest, AreTheSameOnAGpuAndNoKeyIsReadThere) {
           "chunkkv:tokens=40,window=8,chunk=4", "chunkkv:tokens=40,window=8,chunk=4,scope=head",
           "semantickv:sink=4,recent_ratio=0.05,keep_total=0.3,lambda=0.1,mask=none,norm=fixed",
           "semanticache:tau=0.5,sink=2,recent=4,max_chunk=32",
-          "semanticache:tau=0.5,sink=2,recent=4,max_chunk=32,scope=layer", "tova:budget=120",
+          "semanticache:tau=0.5,sink=2,recent=4,max_chunk=32,scope=layer",
+          "semanticache:tau=0.5,sink=2,recent=4,max_chunk=32,delimiters=0", "tova:budget=120",
           "h2o:heavy=90,recent=30"}) {
       SCOPED_TRACE(Concat(text, packs ? ", packed" : ", plain"));
       // What was packed does not wait for a choice any more.

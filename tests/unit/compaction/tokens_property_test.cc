@@ -37,6 +37,7 @@ const char* const kPolicies[] = {
     "snapkv:tokens=24,window=4,kernel=3+mosaickv:min_segment=32,segment=64,select=0",
     "chunkkv:chunk=4,window=4,budget=0.5,reuse=2",
     "semanticache:sink=2,recent=4,max_chunk=16",
+    "semanticache:sink=2,recent=4,max_chunk=16,delimiters=0",
     "dense",
 };
 
