@@ -1,7 +1,8 @@
 // What is learnt of a lane's open run while it grows: second moments of its rows, what the strategy
 // before loses of them. Made anew where the run is another one: after a seal, a fork, a cut.
 //
-// Used by one thread at a time: inside Sequence::Recode of its lane.
+// Used by one thread at a time: inside Sequence::Recode of its lane. Beside that a fork may call
+// TakeOver.
 #pragma once
 
 #include <atomic>

@@ -79,8 +79,6 @@ absl::Status Story::Publish(Known& known) {
   });
   const bool may_not = known.by_hand || !known.kind.tolerance.has_value();
   if (absl::IsFailedPrecondition(status) && may_not) return absl::OkStatus();
-  // A budget that is less than the window.
-  if (absl::IsInvalidArgument(status) && !known.kind.tolerance.has_value()) return absl::OkStatus();
   if (!status.ok()) return status;
   if (known.by_hand || published->tokens != tokens) {
     return absl::DataLossError(Concat("of sequence ", known.number, " ", published->tokens,

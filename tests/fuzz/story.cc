@@ -391,10 +391,7 @@ absl::Status Story::Truncate(Known& known) {
 absl::Status Story::Compress(Known& known) {
   Say(Concat("compress ", known.number, " by ", known.kind.policy));
   Known* const all[] = {&known};
-  const absl::Status status = ShowingAgain(all, [&] { return known.sequence.Compress().status(); });
-  // A budget that is less than the window.
-  if (!known.kind.tolerance.has_value() && absl::IsInvalidArgument(status)) return absl::OkStatus();
-  return status;
+  return ShowingAgain(all, [&] { return known.sequence.Compress().status(); });
 }
 
 absl::Status Story::Pack(Known& known) {
