@@ -166,6 +166,10 @@ tessera_code tessera_register_model(tessera_worker* worker, const tessera_model_
     geometry.rope.frequencies.assign(given.rope_frequencies,
                                      given.rope_frequencies + given.rope_frequency_count);
   }
+  if (given.delimiter_token_ids != nullptr) {
+    geometry.delimiter_token_ids.assign(given.delimiter_token_ids,
+                                        given.delimiter_token_ids + given.delimiter_count);
+  }
   for (std::size_t i = 0; i < given.layer_count; ++i) {
     const tessera_layer& layer = given.layers[i];
     geometry.layers.push_back({.query_heads = layer.query_heads,

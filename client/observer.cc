@@ -44,6 +44,9 @@ void SetShape(v1::DType type, std::initializer_list<std::uint64_t> shape, v1::Te
   for (const std::uint64_t dimension : shape) tensor.add_shape(dimension);
 }
 
+// While tokens are decoded nobody knows how many there will be.
+constexpr std::uint64_t kLeastFutureTokens = 4096;
+
 // Of queries that are shown in pieces.
 constexpr std::uint64_t kPieceBytes = 1 << 20;
 
@@ -160,9 +163,9 @@ void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, Layer& l
   const kernels::LayerGeometry& geometry = model_->geometry(rows.layer);
   const std::uint64_t row_bytes = RowBytes(geometry);
   layer.norms.resize(geometry.query_heads);
-  const std::uint64_t most = rows.prompt_tokens == 0
-                                 ? ~std::uint64_t{0}
-                                 : CountUp(needs_.norm_share(), rows.prompt_tokens);
+  const std::uint64_t length = std::max(rows.prompt_tokens, rows.first_token + tokens);
+  const std::uint64_t most =
+      rows.prompt_tokens == 0 ? ~std::uint64_t{0} : CountUp(needs_.norm_share(), length);
   for (std::uint32_t head = 0; head < geometry.query_heads; ++head) {
     HeadRows& kept = layer.norms[head];
     for (std::uint64_t token = 0; token < tokens; ++token) {
@@ -252,19 +255,29 @@ void Observer::SeeDecoded(std::uint32_t index, std::uint64_t first_token,
   // What has a gap before it says nothing of the tokens before the gap.
   if (first_token < layer.next) ForgetFrom(first_token, index);
   if (first_token > layer.next) layer.last.clear();
-  SeeLast({.layer = index, .first_token = first_token, .query = query}, query.size() / token_bytes,
-          layer);
-  layer.next = first_token + query.size() / token_bytes;
+  const std::uint64_t tokens = query.size() / token_bytes, end = first_token + tokens;
+  const ObservedRows rows = {.layer = index,
+                             .first_token = first_token,
+                             .query = query,
+                             .prompt_tokens = std::max(2 * end, kLeastFutureTokens)};
+  SeeLast(rows, tokens, layer);
+  SeeNorms(rows, tokens, layer);
+  layer.next = end;
 }
 
-void Observer::SeeTokens(std::uint64_t first_token, std::span<const std::uint32_t> ids) {
-  if (!needs_.token_ids()) return;
-  if (ids_.empty() || first_token < first_id_ || first_token > first_id_ + ids_.size()) {
+absl::Status Observer::SeeTokens(std::uint64_t first_token, std::span<const std::uint32_t> ids) {
+  if (!needs_.token_ids()) return absl::OkStatus();
+  if (!ids_.empty() && first_token > first_id_ + ids_.size()) {
+    return absl::OutOfRangeError(Concat("first_token is ", first_token,
+                                        "; ids were shown up to token ", first_id_ + ids_.size()));
+  }
+  if (ids_.empty() || first_token < first_id_) {
     first_id_ = first_token;
     ids_.clear();
   }
   ids_.resize(first_token - first_id_);
   ids_.insert(ids_.end(), ids.begin(), ids.end());
+  return absl::OkStatus();
 }
 
 std::vector<std::byte> Observer::FillNorms(const kernels::LayerGeometry& geometry,
@@ -293,35 +306,29 @@ std::vector<std::byte> Observer::FillNorms(const kernels::LayerGeometry& geometr
   return bytes;
 }
 
-absl::Status Observer::Show(Session& session, SequenceId sequence, std::uint32_t first_layer,
-                            std::uint32_t layers) {
+absl::StatusOr<std::uint32_t> Observer::Show(Session& session, SequenceId sequence,
+                                             std::uint32_t first, std::uint32_t end) {
   if (absl::Status status = ShowTokens(session, sequence); !status.ok()) return status;
-  const auto [begin, end] = Among(first_layer, layers);
-  for (auto it = begin; it != end; ++it) {
+  const auto behind = layers_.lower_bound(end);
+  for (auto it = layers_.lower_bound(first); it != behind; ++it) {
     const kernels::LayerGeometry& geometry = model_->geometry(it->first);
     KeepLast(MostLast(it->second, it->second.next), geometry.query_heads * RowBytes(geometry),
              it->second);
     absl::Status status = ShowLayer(session, sequence, it->first, it->second);
+    if (absl::IsResourceExhausted(status) && it->first > first) return it->first;
     if (!status.ok()) return status;
   }
-  return absl::OkStatus();
+  return end;
 }
 
-void Observer::Decided(std::uint32_t first_layer, std::uint32_t layers) {
-  const auto [begin, end] = Among(first_layer, layers);
-  for (auto it = begin; it != end; ++it) decided_.insert(it->first);
-  layers_.erase(begin, end);
+void Observer::Decided(std::uint32_t first, std::uint32_t end) {
+  const auto begin = layers_.lower_bound(first), behind = layers_.lower_bound(end);
+  for (auto it = begin; it != behind; ++it) decided_.insert(it->first);
+  layers_.erase(begin, behind);
 }
 
 void Observer::BeginsDecided() {
   for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) decided_.insert(layer);
-}
-
-std::pair<std::map<std::uint32_t, Observer::Layer>::iterator,
-          std::map<std::uint32_t, Observer::Layer>::iterator>
-Observer::Among(std::uint32_t first_layer, std::uint32_t layers) {
-  return {layers_.lower_bound(first_layer),
-          layers == 0 ? layers_.end() : layers_.lower_bound(first_layer + layers)};
 }
 
 absl::Status Observer::ShowTokens(Session& session, SequenceId sequence) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "client/model.h"
 #include "client/session.h"
 #include "client/tensor_carrier.h"
@@ -43,23 +44,27 @@ class Observer {
   // Layer by layer, in the order of tokens; rows that were seen before may come again, and those
   // from there on are forgotten.
   absl::Status See(const ObservedRows& rows, const kernels::Operations& operations);
-  // Whether the queries of tokens that are decoded are asked for, or may be among the newest ones
-  // when the next prompt ends.
+  // Whether the queries of tokens that are decoded are asked for, or may be among the newest ones,
+  // or the strongest, when the next prompt ends.
   bool WantsDecoded() const {
-    return needs_.decode_queries() || needs_.last_queries() > 0 || needs_.last_share() > 0;
+    return needs_.decode_queries() || needs_.last_queries() > 0 || needs_.last_share() > 0 ||
+           needs_.norm_share() > 0;
   }
-  // Those queries; the same step may be tried again.
+  // Those queries; the same step may be tried again. By norm as many are kept as would be asked for
+  // at twice the length, or at 4,096 tokens: none is missing while decoding does not go further.
   void SeeDecoded(std::uint32_t layer, std::uint64_t first_token, std::span<const std::byte> query);
-  void SeeTokens(std::uint64_t first_token, std::span<const std::uint32_t> ids);
+  // In the order of tokens, too.
+  absl::Status SeeTokens(std::uint64_t first_token, std::span<const std::uint32_t> ids);
   // The layer holds so many tokens, and no more: others were not accepted, or cut off.
   void CutTo(std::uint64_t tokens, std::uint32_t layer);
 
-  // Sends what was seen of these layers to the daemon. 0 layers: all from there on. It is kept
-  // here until the daemon has decided by it: a fork that is made before shows it again.
-  absl::Status Show(Session& session, SequenceId sequence, std::uint32_t first_layer,
-                    std::uint32_t layers);
+  // Sends what was seen of the layers [first, end) to the daemon, and returns where it ended:
+  // before `end` if the daemon has room for no more, RESOURCE_EXHAUSTED if not even for the first.
+  // It is kept here until the daemon has decided by it: a fork that is made before shows it again.
+  absl::StatusOr<std::uint32_t> Show(Session& session, SequenceId sequence, std::uint32_t first,
+                                     std::uint32_t end);
   // They have been compressed.
-  void Decided(std::uint32_t first_layer, std::uint32_t layers);
+  void Decided(std::uint32_t first, std::uint32_t end);
   // The sequence begins with what was compressed elsewhere: with a published prefix.
   void BeginsDecided();
 
@@ -113,10 +118,6 @@ class Observer {
   const v1::PolicyNeeds needs_;
   const std::shared_ptr<const BoundModel> model_;
   Layer& LayerOf(std::uint32_t index);
-  // Of these layers, 0 being all from there on, those that have seen something.
-  std::pair<std::map<std::uint32_t, Layer>::iterator, std::map<std::uint32_t, Layer>::iterator>
-  Among(std::uint32_t first_layer, std::uint32_t layers);
-
   std::map<std::uint32_t, Layer> layers_;
   std::set<std::uint32_t> decided_;  // layers that were compressed before
   std::uint64_t first_id_ = 0;

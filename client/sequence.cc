@@ -99,8 +99,8 @@ absl::Status Sequence::ObserveTokens(std::uint64_t first_token,
                                      std::span<const std::uint32_t> ids) {
   absl::StatusOr<Hold> hold = Take(core_, state_);
   if (!hold.ok()) return hold.status();
-  if (state_->observer != nullptr) state_->observer->SeeTokens(first_token, ids);
-  return absl::OkStatus();
+  if (state_->observer == nullptr) return absl::OkStatus();
+  return state_->observer->SeeTokens(first_token, ids);
 }
 
 absl::StatusOr<v1::CompressResponse> Sequence::Compress(const Packing& packing,
@@ -118,21 +118,34 @@ absl::StatusOr<v1::CompressResponse> Sequence::Compress() {
 
 absl::StatusOr<v1::CompressResponse> Sequence::Compress(Session& session, std::uint32_t first_layer,
                                                         std::uint32_t layers) {
-  if (state_->observer != nullptr) {
-    const std::uint32_t end = layers == 0 ? state_->model->layers() : first_layer + layers;
-    for (std::uint32_t layer = first_layer; layer < end; ++layer) {
-      state_->observer->CutTo(state_->TokensOf(layer), layer);
-    }
-    absl::Status status = state_->observer->Show(session, state_->id, first_layer, layers);
-    if (!status.ok()) return status;
-  }
+  Observer* const observer = state_->observer.get();
   v1::CompressRequest request;
   v1::CompressResponse response;
   request.set_sequence_id(state_->id.value());
   request.set_first_layer(first_layer);
   request.set_layers(layers);
-  if (absl::Status status = session.Call(request, response); !status.ok()) return status;
-  if (state_->observer != nullptr) state_->observer->Decided(first_layer, layers);
+  const std::uint32_t end = layers == 0 ? state_->model->layers() : first_layer + layers;
+  for (std::uint32_t layer = first_layer; layer < end && observer != nullptr; ++layer) {
+    observer->CutTo(state_->TokensOf(layer), layer);
+  }
+  for (std::uint32_t begin = first_layer;;) {
+    std::uint32_t shown = end;
+    if (observer != nullptr) {
+      // Where the daemon has no room for all of it, it decides about what it was shown before it
+      // is shown the rest.
+      const auto until = observer->Show(session, state_->id, begin, end);
+      if (!until.ok()) return until.status();
+      shown = *until;
+    }
+    if (begin != first_layer || shown != end) {
+      request.set_first_layer(begin);
+      request.set_layers(shown - begin);
+    }
+    if (absl::Status status = session.Call(request, response); !status.ok()) return status;
+    if (observer != nullptr) observer->Decided(begin, shown);
+    if (shown == end) break;
+    begin = shown;
+  }
   state_->compressed_at = state_->tokens;
   state_->prompt_waits = false;
   state_->position_shift = response.position_shift();

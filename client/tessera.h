@@ -131,9 +131,12 @@ typedef struct tessera_model_options {
    */
   const double* rope_frequencies;
   size_t rope_frequency_count;
+  /* Of the tokens that end a chunk of text, for policies that cut it there; or NULL. */
+  const uint32_t* delimiter_token_ids;
+  size_t delimiter_count;
 } tessera_model_options;
 #define TESSERA_MODEL_OPTIONS_INIT \
-  { sizeof(tessera_model_options), NULL, TESSERA_BF16, NULL, 0, 0, 0, NULL, 0 }
+  { sizeof(tessera_model_options), NULL, TESSERA_BF16, NULL, 0, 0, 0, NULL, 0, NULL, 0 }
 
 TESSERA_API tessera_code tessera_register_model(tessera_worker* worker,
                                                 const tessera_model_options* options,

@@ -96,7 +96,7 @@ absl::Status Generate(const Flags& flags) {
 }  // namespace
 
 int RunGenerate(std::span<const std::string_view> args) {
-  return RunWithFlags(
+  return RunWithArguments(
       Flags("Usage: tessera generate --model=FOLDER TEXT\n\n"
             "A model goes on with a text of words it knows, its cache being the daemon's.",
             WithDoorOrOwn({{"model", "FOLDER", "config.json, model.safetensors, vocab.json", ""},

@@ -49,6 +49,18 @@ std::string RenderTerm(const v1::PolicyTerm& term) {
   return Concat(text, "\n", table.Render());
 }
 
+absl::Status LeaveOnly(const std::string& name, v1::ListPoliciesResponse& policies) {
+  const auto term = std::ranges::find(policies.terms(), name, &v1::PolicyTerm::name);
+  if (term == policies.terms().end()) {
+    return absl::InvalidArgumentError(
+        Concat("there is no term \"", name, "\"; 'tessera policies' lists them"));
+  }
+  v1::PolicyTerm only = *term;
+  policies.mutable_terms()->Clear();
+  *policies.add_terms() = std::move(only);
+  return absl::OkStatus();
+}
+
 absl::Status List(const Flags& flags) {
   if (flags.positional().size() > 1) {
     return absl::InvalidArgumentError(
@@ -56,8 +68,13 @@ absl::Status List(const Flags& flags) {
   }
   absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
   if (!admin.ok()) return admin.status();
-  const absl::StatusOr<v1::ListPoliciesResponse> policies = admin->Policies();
+  absl::StatusOr<v1::ListPoliciesResponse> policies = admin->Policies();
   if (!policies.ok()) return policies.status();
+  if (!flags.positional().empty()) {
+    if (absl::Status status = LeaveOnly(flags.positional()[0], *policies); !status.ok()) {
+      return status;
+    }
+  }
   if (flags.Has("json")) {
     google::protobuf::util::JsonPrintOptions options;
     options.preserve_proto_field_names = true;
@@ -72,20 +89,14 @@ absl::Status List(const Flags& flags) {
     std::fputs(RenderList(*policies).c_str(), stdout);
     return absl::OkStatus();
   }
-  const std::string& name = flags.positional()[0];
-  const auto term = std::ranges::find(policies->terms(), name, &v1::PolicyTerm::name);
-  if (term == policies->terms().end()) {
-    return absl::InvalidArgumentError(
-        Concat("there is no term \"", name, "\"; 'tessera policies' lists them"));
-  }
-  std::fputs(RenderTerm(*term).c_str(), stdout);
+  std::fputs(RenderTerm(policies->terms(0)).c_str(), stdout);
   return absl::OkStatus();
 }
 
 }  // namespace
 
 int RunPolicies(std::span<const std::string_view> args) {
-  return RunWithFlags(
+  return RunWithArguments(
       Flags("Usage: tessera policies [TERM] [--json] [--address=ADDRESS]\n\n"
             "Lists what policies are made of; of one term its options, their defaults and limits.",
             WithDoor({{"json", "", "one JSON object instead of a table", ""}})),

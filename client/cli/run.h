@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "client/cli/flags.h"
@@ -14,7 +15,7 @@ namespace tessera::cli {
 
 // Parses, answers --help, runs `act(flags)` and prints its error. Exit status 0, 1 or 2 (usage).
 template <typename Act>
-int RunWithFlags(Flags flags, std::span<const std::string_view> args, Act act) {
+int RunWithArguments(Flags flags, std::span<const std::string_view> args, Act act) {
   if (absl::Status status = flags.Parse(args); !status.ok()) {
     std::fprintf(stderr, "tessera: %s\n", std::string(AsStringView(status.message())).c_str());
     return 2;
@@ -27,6 +28,16 @@ int RunWithFlags(Flags flags, std::span<const std::string_view> args, Act act) {
   if (status.ok()) return 0;
   std::fprintf(stderr, "tessera: %s\n", std::string(AsStringView(status.message())).c_str());
   return absl::IsInvalidArgument(status) ? 2 : 1;
+}
+
+// The same for what takes nothing but flags.
+template <typename Act>
+int RunWithFlags(Flags flags, std::span<const std::string_view> args, Act act) {
+  return RunWithArguments(std::move(flags), args, [&act](const Flags& parsed) -> absl::Status {
+    if (parsed.positional().empty()) return act(parsed);
+    return absl::InvalidArgumentError(
+        Concat("\"", parsed.positional()[0], "\" is no flag, and it takes nothing else"));
+  });
 }
 
 }  // namespace tessera::cli

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include "client/cli/admin.h"
 #include "client/cli/command.h"
@@ -75,20 +76,28 @@ std::string Render(const v1::DescribeResponse& sequence) {
                {"segments"},
                {"entries"},
                {"of tokens"},
+               {"tok %"},
+               {"elem %"},
+               {"byte %"},
                {"loss K"},
                {"loss V"},
                {"B/entry"}});
   for (const v1::LaneDescription& lane : sequence.lane()) {
+    // Of the lane as a whole, beside its first segments.
+    std::vector<std::string> kept = {Fixed(100 * lane.tokens_kept(), 1),
+                                     Fixed(100 * lane.elements_kept(), 1),
+                                     Fixed(100 * lane.bytes_kept(), 1)};
     for (const v1::SegmentRun& run : lane.segment_run()) {
       const double bytes = static_cast<double>(run.tile_bytes() + run.rotation_bytes());
       table.Add({Concat(lane.layer()), Concat(lane.kv_head()), FormOf(run), Concat(run.segments()),
-                 Concat(run.entries()), Concat(lane.tokens()), LossOf(run, run.key_loss()),
-                 LossOf(run, run.value_loss()),
+                 Concat(run.entries()), Concat(lane.tokens()), kept[0], kept[1], kept[2],
+                 LossOf(run, run.key_loss()), LossOf(run, run.value_loss()),
                  run.entries() == 0 ? "-" : Fixed(bytes / static_cast<double>(run.entries()), 1)});
+      kept.assign(3, "");
     }
     if (lane.tail_entries() == 0) continue;
     table.Add({Concat(lane.layer()), Concat(lane.kv_head()), "tail", "-",
-               Concat(lane.tail_entries()), "-", "-", "-", "-"});
+               Concat(lane.tail_entries()), "-", "-", "-", "-", "-", "-", "-"});
   }
   return text + table.Render();
 }
@@ -163,7 +172,7 @@ absl::Status Restore(const Flags& flags) {
 }  // namespace
 
 int RunOffload(std::span<const std::string_view> args) {
-  return RunWithFlags(
+  return RunWithArguments(
       Flags("Usage: tessera offload SEQUENCE [--address=ADDRESS]\n\n"
             "Moves what a sequence alone holds from the pool to host memory. Whatever needs it "
             "brings it back.",
@@ -172,14 +181,15 @@ int RunOffload(std::span<const std::string_view> args) {
 }
 
 int RunRestore(std::span<const std::string_view> args) {
-  return RunWithFlags(Flags("Usage: tessera restore SEQUENCE [--address=ADDRESS]\n\n"
-                            "Brings an offloaded sequence back to the pool before it is needed.",
-                            WithDoor({})),
-                      args, Restore);
+  return RunWithArguments(
+      Flags("Usage: tessera restore SEQUENCE [--address=ADDRESS]\n\n"
+            "Brings an offloaded sequence back to the pool before it is needed.",
+            WithDoor({})),
+      args, Restore);
 }
 
 int RunDescribe(std::span<const std::string_view> args) {
-  return RunWithFlags(
+  return RunWithArguments(
       Flags("Usage: tessera describe SEQUENCE [--json] [--address=ADDRESS]\n\n"
             "Shows one sequence, lane by lane: forms of its segments, what their strategies lose, "
             "bytes.",
@@ -188,7 +198,7 @@ int RunDescribe(std::span<const std::string_view> args) {
 }
 
 int RunPolicy(std::span<const std::string_view> args) {
-  return RunWithFlags(
+  return RunWithArguments(
       Flags("Usage: tessera policy SEQUENCE POLICY [--address=ADDRESS]\n\n"
             "Gives a sequence another policy from now on; what is compressed stays as it is.\n"
             "'tesserad --print-policies' lists policies and their options.",
@@ -197,11 +207,12 @@ int RunPolicy(std::span<const std::string_view> args) {
 }
 
 int RunCompress(std::span<const std::string_view> args) {
-  return RunWithFlags(Flags("Usage: tessera compress SEQUENCE [--address=ADDRESS]\n\n"
-                            "Has a sequence compress what it holds now, as its policy says, and "
-                            "waits for it.",
-                            WithDoor({})),
-                      args, Compress);
+  return RunWithArguments(
+      Flags("Usage: tessera compress SEQUENCE [--address=ADDRESS]\n\n"
+            "Has a sequence compress what it holds now, as its policy says, and "
+            "waits for it.",
+            WithDoor({})),
+      args, Compress);
 }
 
 }  // namespace tessera::cli

@@ -226,7 +226,7 @@ int RunStatus(std::span<const std::string_view> args) {
 }
 
 int RunEvict(std::span<const std::string_view> args) {
-  return RunWithFlags(
+  return RunWithArguments(
       Flags(
           "Usage: tessera evict SEQUENCE... [--address=ADDRESS]\n\n"
           "Frees sequences, whoever owns them; their workers get NOT_FOUND. And prefixes: nobody\n"

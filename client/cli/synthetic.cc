@@ -32,6 +32,7 @@ client::ModelGeometry SyntheticShape::Geometry() const {
   geometry.type = kernels::ElementType::kBf16;
   geometry.layers.assign(layers,
                          {.query_heads = query_heads, .kv_heads = kv_heads, .head_dim = head_dim});
+  geometry.delimiter_token_ids = {kDelimiter};
   return geometry;
 }
 

@@ -14,6 +14,8 @@ namespace tessera::cli {
 
 // Every layer alike; bf16.
 struct SyntheticShape {
+  static constexpr std::uint32_t kDelimiter = 1'000'000;  // the token id that ends a chunk of text
+
   std::uint32_t layers = 4;
   std::uint32_t query_heads = 8;
   std::uint32_t kv_heads = 2;

@@ -192,7 +192,8 @@ std::vector<SegmentRun> RunsOf(const Lane& lane) {
                              .provisional = segment.raw() != nullptr && !segment.raw()->dropped()};
     if (runs.empty() || !runs.back().SameForm(form)) runs.push_back(form);
     SegmentRun& run = runs.back();
-    AddLoss(segment.loss(), held.entries, run);
+    // A strategy's loss is of the rows that it was made from.
+    if (!form.provisional) AddLoss(segment.loss(), held.entries, run);
     ++run.segments;
     run.entries += held.entries;
     run.tile_bytes += segment.tile_bytes();

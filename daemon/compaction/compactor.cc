@@ -52,9 +52,11 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
                                              " kv heads, cannot take over the choice of layer ",
                                              decides, ", which has ", others));
   }
-  if (absl::Status fits = policies::CheckForModel(policy, sequence.model().layers()); !fits.ok()) {
-    return fits;
-  }
+  const cache::ModelSpec& spec = sequence.model().spec();
+  const absl::Status serves = policies::CheckForModel(
+      policy,
+      {.layers = sequence.model().layers(), .delimiters = !spec.delimiter_token_ids.empty()});
+  if (!serves.ok()) return serves;
   if (policies::MovesPositions(policy)) {
     if (absl::Status fits = MayMovePositions(sequence); !fits.ok()) return fits;
   }

@@ -193,9 +193,9 @@ absl::StatusOr<LayerChoice> Compactor::ChoiceOf(const cache::Sequence& sequence,
 absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
                                               ManagedSequence& managed, std::uint32_t index,
                                               const LayerState& state) {
-  const std::vector<std::uint8_t> delimiters = managed.delimiters();
-  const LayerChooser chooser(
-      {.sequence = &sequence, .policy = &managed.policy(), .delimiters = delimiters}, index);
+  const std::vector<policies::TextMark> text = managed.text();
+  const LayerChooser chooser({.sequence = &sequence, .policy = &managed.policy(), .text = text},
+                             index);
   const std::uint32_t decides = policies::DecidesFor(managed.policy(), index);
   if (decides == index) return chooser.Choose(state);
   TESSERA_CHECK(decides < index, "choices are handed on to later layers");
@@ -209,7 +209,7 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
 absl::Status Compactor::Refit(const cache::Sequence& sequence, ManagedSequence& managed,
                               std::uint32_t layer, LayerChoice& choice) {
   if (choice.cut_at == LayerChoice::kNotCut) return absl::OkStatus();
-  return LayerChooser({.sequence = &sequence, .policy = &managed.policy(), .delimiters = {}}, layer)
+  return LayerChooser({.sequence = &sequence, .policy = &managed.policy(), .text = {}}, layer)
       .Refit(choice);
 }
 

@@ -149,7 +149,7 @@ absl::StatusOr<LayerChooser::Lanes> LayerChooser::Look(bool whole, bool wants_ke
 // What the policy sees, and what it points into.
 class LayerChooser::Shown {
  public:
-  // Positions, queries and delimiters count from `first`: what came before it is none of the
+  // Positions, queries and text count from `first`: what came before it is none of the
   // policy's business.
   Shown(const Options& options, std::uint32_t layer, const LayerState& state, const Lanes& lanes,
         std::uint64_t first) {
@@ -173,12 +173,12 @@ class LayerChooser::Shown {
     view_ = {.layer = layer,
              .layers = model.layers(),
              .geometry = model.geometry(layer),
+             .first = first,
              .tokens = lanes.end - first,
              .lanes = entries_,
              .queries = queries_,
              .sums = {},
-             .delimiters = options.delimiters.subspan(
-                 std::min<std::size_t>(first, options.delimiters.size())),
+             .text = options.text.subspan(std::min<std::size_t>(first, options.text.size())),
              .scorer = lanes.keys.get()};
     if (all_sums_) view_.sums = sum_spans_;
   }

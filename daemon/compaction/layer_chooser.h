@@ -71,7 +71,7 @@ class LayerChooser {
   struct Options {
     const cache::Sequence* sequence;
     const policies::Policy* policy;
-    std::span<const std::uint8_t> delimiters;
+    std::span<const policies::TextMark> text;
   };
   LayerChooser(const Options& options, std::uint32_t layer);
 

@@ -84,7 +84,7 @@ class ManagedSequence final : public cache::Companion {
     }
     MutexLock lock(parent.text_mutex_);
     MutexLock own_lock(text_mutex_);
-    delimiters_ = parent.delimiters_;
+    text_ = parent.text_;
   }
 
   // A job waits for the rows.
@@ -108,7 +108,7 @@ class ManagedSequence final : public cache::Companion {
   void TakeTokenIds(std::uint64_t first_token, std::span<const std::uint32_t> ids,
                     const cache::Model& model) {
     MutexLock lock(text_mutex_);
-    compaction::TakeTokenIds(first_token, ids, model, delimiters_);
+    compaction::TakeTokenIds(first_token, ids, model, text_);
   }
   // It was cut to so many tokens.
   void CutTo(std::uint64_t tokens, const Pause&) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
@@ -118,12 +118,12 @@ class ManagedSequence final : public cache::Companion {
       if (layer.choice.has_value() && layer.choice->until > tokens) layer.choice.reset();
     }
     MutexLock lock(text_mutex_);
-    if (delimiters_.size() > tokens) delimiters_.resize(tokens);
+    if (text_.size() > tokens) text_.resize(tokens);
   }
-  // By token: 1 where it ends a chunk of text.
-  std::vector<std::uint8_t> delimiters() const {
+  // By token, as far as ids were shown.
+  std::vector<policies::TextMark> text() const {
     MutexLock lock(text_mutex_);
-    return delimiters_;
+    return text_;
   }
 
   // True for the first that asks since the job began.
@@ -157,7 +157,7 @@ class ManagedSequence final : public cache::Companion {
   std::vector<ManagedLane> lanes_;
   std::vector<ManagedLayer> layers_;
   mutable Mutex text_mutex_;
-  std::vector<std::uint8_t> delimiters_ TESSERA_GUARDED_BY(text_mutex_);
+  std::vector<policies::TextMark> text_ TESSERA_GUARDED_BY(text_mutex_);
 };
 
 }  // namespace tessera::compaction

@@ -216,12 +216,14 @@ std::vector<float> Observation::SumsAt(std::uint32_t kv_head,
 }
 
 void TakeTokenIds(std::uint64_t first_token, std::span<const std::uint32_t> ids,
-                  const cache::Model& model, std::vector<std::uint8_t>& delimiters) {
+                  const cache::Model& model, std::vector<policies::TextMark>& text) {
   const std::vector<std::uint32_t>& known = model.spec().delimiter_token_ids;
   const absl::flat_hash_set<std::uint32_t> ends(known.begin(), known.end());
-  if (delimiters.size() < first_token + ids.size()) delimiters.resize(first_token + ids.size(), 0);
+  using policies::TextMark;
+  const std::uint64_t end = first_token + ids.size();
+  if (text.size() < end) text.resize(end, TextMark::kNotShown);
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    delimiters[first_token + i] = ends.contains(ids[i]);
+    text[first_token + i] = ends.contains(ids[i]) ? TextMark::kDelimiter : TextMark::kInside;
   }
 }
 

@@ -73,8 +73,8 @@ class Observation {
   pool::Charge charge_;
 };
 
-// By token: 1 where it ends a chunk of text. `ids` are of the tokens from `first_token` on.
+// `text` is by token; `ids` are of those from `first_token` on.
 void TakeTokenIds(std::uint64_t first_token, std::span<const std::uint32_t> ids,
-                  const cache::Model& model, std::vector<std::uint8_t>& delimiters);
+                  const cache::Model& model, std::vector<policies::TextMark>& text);
 
 }  // namespace tessera::compaction

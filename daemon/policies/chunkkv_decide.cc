@@ -15,7 +15,8 @@ namespace {
 
 using Scores = std::vector<double>;
 
-// Entries [begin, end) of a lane, whose positions are of one cell of the grid that starts at 0.
+// Entries [begin, end) of a lane, whose positions are of one cell of the grid that starts with the
+// sequence.
 struct Chunk {
   std::uint64_t begin;
   std::uint64_t end;
@@ -24,11 +25,11 @@ struct Chunk {
   std::uint64_t size() const { return end - begin; }
 };
 
-std::vector<Chunk> ChunksOf(const LaneEntries& lane, std::uint32_t length) {
+std::vector<Chunk> ChunksOf(const LaneEntries& lane, std::uint64_t first, std::uint32_t length) {
   std::vector<Chunk> chunks;
+  const auto cell = [&](std::uint64_t i) { return (first + lane.positions[i]) / length; };
   for (std::uint64_t i = 0; i < lane.count; ++i) {
-    const bool first = i == 0 || lane.positions[i] / length != lane.positions[i - 1] / length;
-    if (first) chunks.push_back({.begin = i, .end = i});
+    if (i == 0 || cell(i) != cell(i - 1)) chunks.push_back({.begin = i, .end = i});
     chunks.back().end = i + 1;
   }
   return chunks;
@@ -38,8 +39,7 @@ std::vector<Chunk> ChunksOf(const LaneEntries& lane, std::uint32_t length) {
 // window, which all have the same score in mode kvpress, to the younger one, so that the newest
 // tokens are never the ones to go.
 std::vector<Chunk> Judged(const LaneEntries& lane, const ChunkKvPolicy& chunk, const Scores& scores,
-                          std::uint32_t length) {
-  std::vector<Chunk> chunks = ChunksOf(lane, length);
+                          std::vector<Chunk> chunks) {
   const std::uint64_t window_begin = lane.count - chunk.window;
   for (Chunk& one : chunks) {
     const auto first = scores.begin() + static_cast<std::ptrdiff_t>(one.begin);
@@ -136,16 +136,17 @@ void SumOverHeads(std::vector<Scores>& scores) {
   }
 }
 
-LaneDecision DecideLane(const ChunkKvPolicy& chunk, const LaneEntries& lane, const Scores& scores,
-                        std::uint64_t entries) {
+LaneDecision DecideLane(const ChunkKvPolicy& chunk, const LaneEntries& lane, std::uint64_t first,
+                        const Scores& scores, std::uint64_t entries) {
   if (lane.count <= chunk.window) return KeepAll(lane);
   if (!chunk.kvpress) {
     if (lane.count <= entries) return KeepAll(lane);
-    return KeepExactly(lane, Judged(lane, chunk, scores, chunk.chunk), entries, chunk.window);
+    return KeepExactly(lane, Judged(lane, chunk, scores, ChunksOf(lane, first, chunk.chunk)),
+                       entries, chunk.window);
   }
   // Where there is not one whole chunk, kvpress judges single tokens.
   const std::uint32_t length = lane.count < chunk.chunk ? 1 : chunk.chunk;
-  return KeepShare(Judged(lane, chunk, scores, length), chunk.budget.share);
+  return KeepShare(Judged(lane, chunk, scores, ChunksOf(lane, first, length)), chunk.budget.share);
 }
 
 }  // namespace
@@ -162,12 +163,13 @@ absl::StatusOr<LayerDecision> DecideChunks(const ChunkKvPolicy& chunk, const Lay
   if (!scores.ok()) return scores.status();
   if (per_layer) {
     SumOverHeads(*scores);
-    const LaneDecision same = DecideLane(chunk, view.lanes.front(), scores->front(), entries);
+    const LaneDecision same =
+        DecideLane(chunk, view.lanes.front(), view.first, scores->front(), entries);
     return LayerDecision(view.lanes.size(), same);
   }
   LayerDecision decision;
   for (std::size_t lane = 0; lane < view.lanes.size(); ++lane) {
-    decision.push_back(DecideLane(chunk, view.lanes[lane], (*scores)[lane], entries));
+    decision.push_back(DecideLane(chunk, view.lanes[lane], view.first, (*scores)[lane], entries));
   }
   return decision;
 }

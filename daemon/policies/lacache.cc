@@ -119,7 +119,8 @@ absl::Status Refuse(const Parts&... why) {
 
 bool MovesKeys(const TokenPolicy& tokens) { return std::get<LaCachePolicy>(tokens).slot_positions; }
 
-absl::Status CheckModel(const TokenPolicy& tokens, std::uint32_t layers) {
+absl::Status CheckModel(const TokenPolicy& tokens, const ModelFacts& model) {
+  const std::uint32_t layers = model.layers;
   const auto& ladder = std::get<LaCachePolicy>(tokens);
   const kernels::LadderOptions options = LadderFor(ladder, layers);
   switch (kernels::FaultOf(options)) {
@@ -142,7 +143,8 @@ absl::Status CheckModel(const TokenPolicy& tokens, std::uint32_t layers) {
 
 // Ladders count entries, whatever they are of, so that lanes need only be of one length.
 absl::Status CheckView(const TokenPolicy& tokens, const LayerView& view) {
-  if (absl::Status status = CheckModel(tokens, view.layers); !status.ok()) return status;
+  if (absl::Status status = CheckModel(tokens, {.layers = view.layers}); !status.ok())
+    return status;
   return CheckEqualCounts(kName, view);
 }
 

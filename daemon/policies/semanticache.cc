@@ -2,6 +2,7 @@
 // often as there were. semanticache_decide.cc decides.
 #include "daemon/policies/semanticache.h"
 
+#include "daemon/base/strings.h"
 #include "daemon/policies/rows.h"
 #include "daemon/policies/token_budget.h"
 #include "daemon/policies/token_system.h"
@@ -107,8 +108,21 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
   return DecideClusters(std::get<SemantiCachePolicy>(tokens), view);
 }
 
-constexpr TokenSystem kSystem = {
-    .is = Is<SemantiCachePolicy>, .needs = NeedsFrom, .decide = DecideLayer, .merges = true};
+absl::Status CheckModel(const TokenPolicy& tokens, const ModelFacts& model) {
+  if (!std::get<SemantiCachePolicy>(tokens).delimiters || model.delimiters) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      Concat("policy: ", kSemantiCacheName,
+             ": chunks of text end at delimiters, and the model was registered without any; name "
+             "them in its geometry (delimiter_token_ids), or say delimiters=0"));
+}
+
+constexpr TokenSystem kSystem = {.is = Is<SemantiCachePolicy>,
+                                 .needs = NeedsFrom,
+                                 .decide = DecideLayer,
+                                 .merges = true,
+                                 .check_model = CheckModel};
 
 }  // namespace
 

@@ -17,7 +17,7 @@ namespace {
 class Chunks {
  public:
   Chunks(const LayerView& view, const SemantiCachePolicy& cache)
-      : delimiters_(cache.delimiters ? view.delimiters : std::span<const std::uint8_t>()) {
+      : text_(cache.delimiters ? view.text : std::span<const TextMark>()) {
     std::uint32_t chunk = 0;
     std::uint64_t begin = 0;
     of_.reserve(view.tokens + 1);
@@ -31,14 +31,14 @@ class Chunks {
   }
 
   bool IsDelimiter(std::uint64_t token) const {
-    return token < delimiters_.size() && delimiters_[token] != 0;
+    return token < text_.size() && text_[token] == TextMark::kDelimiter;
   }
   std::uint32_t Of(std::uint64_t token) const { return of_[token]; }
   // The one that the next token would belong to.
   std::uint32_t Open() const { return of_.back(); }
 
  private:
-  const std::span<const std::uint8_t> delimiters_;
+  const std::span<const TextMark> text_;
   std::vector<std::uint32_t> of_;
 };
 
@@ -167,12 +167,23 @@ absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
              least, "; a budget of ", enough, " is enough"));
 }
 
+// Where a chunk of text ends nobody knows while its tokens are not named.
+absl::Status CheckText(const LayerView& view) {
+  for (const LaneEntries& lane : view.lanes) {
+    for (const std::uint64_t position : lane.positions) {
+      if (position < view.text.size() && view.text[position] != TextMark::kNotShown) continue;
+      return Missing(kSemantiCacheName, Concat("the id of token ", view.first + position, " has"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<LayerDecision> DecideClusters(const SemantiCachePolicy& cache,
                                              const LayerView& view) {
-  if (cache.delimiters && view.delimiters.empty() && view.tokens != 0) {
-    return Missing(kSemantiCacheName, "token ids have");
+  if (cache.delimiters) {
+    if (absl::Status status = CheckText(view); !status.ok()) return status;
   }
   if (cache.scope == Scope::kLayer) {
     if (absl::Status status = CheckEqualLanes(kSemantiCacheName, view); !status.ok()) {

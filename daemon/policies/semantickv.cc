@@ -68,6 +68,9 @@ std::string Check(const Term& term, std::span<const Term>) {
   if (term.values.given(kKeepTotal) && term.values.given(kKeepMiddle)) {
     return "keep_total and keep_middle are both given; each is the budget by itself";
   }
+  if (term.values.Word("mask") == kMaskWords[1] && term.values.Word("norm") == kNormWords[1]) {
+    return "norm is visible, but with mask none every query sees every token";
+  }
   return "";
 }
 

@@ -22,6 +22,19 @@ namespace tessera::policies {
 
 struct Policy;
 
+// Of the model, what decides whether a policy can be carried out for it.
+struct ModelFacts {
+  std::uint32_t layers = 0;
+  bool delimiters = false;  // it was registered with token ids that end a chunk of text
+};
+
+// In LayerView::delimiters.
+enum class TextMark : std::uint8_t {
+  kInside = 0,
+  kDelimiter = 1,  // ends a chunk of text
+  kNotShown = 2,   // the worker has not said which token it is
+};
+
 // What the worker is asked for while it prefills. Everything is 0 or false where nothing is wanted.
 struct Needs {
   // The rows of the newest queries, every query head's: so many, or ceil(last_share x tokens) where
@@ -59,13 +72,14 @@ struct LayerView {
   std::uint32_t layer = 0;
   std::uint32_t layers = 0;  // of the model
   kernels::LayerGeometry geometry;
-  std::uint64_t tokens = 0;              // that the sequence has; positions are below it
+  // Positions count from there. Tokens before it are out of sight: others decided about them.
+  std::uint64_t first = 0;
+  std::uint64_t tokens = 0;              // in sight; positions are below it
   std::span<const LaneEntries> lanes;    // by kv head; may differ in length
   std::span<const HeadQueries> queries;  // by query head; empty: none were shown
   // By kv head: for each of the lane's entries; empty: none were shown.
   std::span<const std::span<const float>> sums;
-  // By token: 1 for one that ends a chunk of text; shorter than `tokens`: 0 for the others.
-  std::span<const std::uint8_t> delimiters;
+  std::span<const TextMark> text;  // by token; shorter than `tokens`: the others are not shown
   // Of the lanes' keys, entry by entry; it may hold more of them. Null for policies that need
   // nothing: they go by positions.
   KeyScorer* scorer = nullptr;

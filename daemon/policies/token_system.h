@@ -29,8 +29,8 @@ struct TokenSystem {
   std::uint32_t (*decides_for)(const TokenPolicy& tokens, std::uint32_t layer) = nullptr;
   // Null: keys keep their positions.
   bool (*moves_positions)(const TokenPolicy& tokens) = nullptr;
-  // Of a model with so many layers.
-  absl::Status (*check_model)(const TokenPolicy& tokens, std::uint32_t layers) = nullptr;
+  // Null: any model will do.
+  absl::Status (*check_model)(const TokenPolicy& tokens, const ModelFacts& model) = nullptr;
 };
 
 template <typename System>

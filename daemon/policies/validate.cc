@@ -215,11 +215,11 @@ absl::Status CheckFor(const Policy& policy, const kernels::LayerGeometry& geomet
   return CheckGroups(policy.mosaic->strategy, geometry.head_dim);
 }
 
-absl::Status CheckForModel(const Policy& policy, std::uint32_t layers) {
+absl::Status CheckForModel(const Policy& policy, const ModelFacts& model) {
   if (!policy.tokens.has_value()) return absl::OkStatus();
   const TokenSystem& system = *KindOf(*policy.tokens).tokens;
   if (system.check_model == nullptr) return absl::OkStatus();
-  return system.check_model(*policy.tokens, layers);
+  return system.check_model(*policy.tokens, model);
 }
 
 }  // namespace tessera::policies

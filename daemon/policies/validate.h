@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "daemon/policies/policy.h"
 #include "daemon/policies/registry.h"
+#include "daemon/policies/token_policy.h"
 #include "kernels/format/layer_geometry.h"
 
 namespace tessera::policies {
@@ -23,7 +24,7 @@ absl::Status Validate(const Policy& policy);
 // silence.
 absl::Status CheckFor(const Policy& policy, const kernels::LayerGeometry& geometry);
 
-// Whether it can for a model of so many layers: what depends on how many there are.
-absl::Status CheckForModel(const Policy& policy, std::uint32_t layers);
+// Whether it can for such a model, all layers together.
+absl::Status CheckForModel(const Policy& policy, const ModelFacts& model);
 
 }  // namespace tessera::policies

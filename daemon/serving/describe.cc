@@ -37,37 +37,54 @@ std::uint64_t RingFullWaits(cache::Tenant& tenant) {
   return counters.tail_full_waits.load();
 }
 
-// The three ratios, over all lanes, to what was given: `lanes` are all of them.
-void DescribeKept(const cache::Sequence& sequence,
-                  std::span<const cache::Sequence::LaneDescription> lanes,
-                  v1::DescribeResponse& out) {
-  double tokens = 0;
-  double all_elements = 0;
-  for (const cache::Sequence::LaneDescription& lane : lanes) {
-    const auto given = static_cast<double>(lane.tokens);
-    tokens += given;
-    all_elements += given * sequence.model().geometry(lane.layer).head_dim;
-  }
-  const double all_bytes =
-      all_elements * 2 * static_cast<double>(kernels::ElementBytes(sequence.model().spec().type));
+// What lanes hold, and what they were given.
+struct Kept {
   double entries = 0;
   double elements = 0;
   double bytes = 0;
-  for (const cache::SegmentRun& run : sequence.Form()) {
-    const auto count = static_cast<double>(run.entries);
-    entries += count;
-    elements += count * (run.shape.key.kept + run.shape.value.kept) / 2;
-    bytes += static_cast<double>(run.tile_bytes + run.rotation_bytes + run.table_bytes +
-                                 run.stored_bytes);
-    out.set_offloaded_bytes(out.offloaded_bytes() + run.stored_bytes);
-    out.set_rotation_bytes(out.rotation_bytes() + run.rotation_bytes);
-    out.set_table_bytes(out.table_bytes() + run.table_bytes);
-    out.set_raw_copy_bytes(out.raw_copy_bytes() + run.raw_bytes);
+  double tokens = 0;
+  double all_elements = 0;
+  double all_bytes = 0;
+
+  void Add(const cache::Model& model, const cache::Sequence::LaneDescription& lane) {
+    const auto given = static_cast<double>(lane.tokens);
+    const double dense = given * model.geometry(lane.layer).head_dim;
+    tokens += given;
+    all_elements += dense;
+    all_bytes += dense * 2 * static_cast<double>(kernels::ElementBytes(model.spec().type));
+    for (const cache::SegmentRun& run : lane.runs) {
+      const auto count = static_cast<double>(run.entries);
+      entries += count;
+      elements += count * (run.shape.key.kept + run.shape.value.kept) / 2;
+      bytes += static_cast<double>(run.tile_bytes + run.rotation_bytes + run.table_bytes +
+                                   run.stored_bytes);
+    }
   }
-  if (tokens == 0) return;
-  out.set_tokens_kept(entries / tokens);
-  out.set_elements_kept(elements / all_elements);
-  out.set_bytes_kept(bytes / all_bytes);
+  // The three ratios; nothing where nothing was given.
+  template <typename Message>
+  void Write(Message& out) const {
+    if (tokens == 0) return;
+    out.set_tokens_kept(entries / tokens);
+    out.set_elements_kept(elements / all_elements);
+    out.set_bytes_kept(bytes / all_bytes);
+  }
+};
+
+// Of all lanes together.
+void DescribeKept(const cache::Model& model,
+                  std::span<const cache::Sequence::LaneDescription> lanes,
+                  v1::DescribeResponse& out) {
+  Kept kept;
+  for (const cache::Sequence::LaneDescription& lane : lanes) {
+    kept.Add(model, lane);
+    for (const cache::SegmentRun& run : lane.runs) {
+      out.set_offloaded_bytes(out.offloaded_bytes() + run.stored_bytes);
+      out.set_rotation_bytes(out.rotation_bytes() + run.rotation_bytes);
+      out.set_table_bytes(out.table_bytes() + run.table_bytes);
+      out.set_raw_copy_bytes(out.raw_copy_bytes() + run.raw_bytes);
+    }
+  }
+  kept.Write(out);
 }
 
 }  // namespace
@@ -96,7 +113,7 @@ absl::Status DescribeSequence(const Services& services, const cache::Sequence& s
   out.set_shared_tile_bytes(description.shared_tile_bytes);
   out.set_position_shift(sequence.position_shift());
   out.set_directory_offset(sequence.directory_offset());
-  DescribeKept(sequence, description.lanes, out);
+  DescribeKept(sequence.model(), description.lanes, out);
   if (!request.lanes() && !request.entries()) return absl::OkStatus();
   for (const cache::Sequence::LaneDescription& lane : description.lanes) {
     v1::LaneDescription& shown = *out.add_lane();
@@ -107,6 +124,9 @@ absl::Status DescribeSequence(const Services& services, const cache::Sequence& s
     shown.set_segments(lane.segments);
     shown.set_tile_bytes(lane.tile_bytes);
     shown.set_tokens(lane.tokens);
+    Kept kept;
+    kept.Add(sequence.model(), lane);
+    kept.Write(shown);
     for (const cache::SegmentRun& run : lane.runs) Describe(run, *shown.add_segment_run());
     shown.mutable_position()->Add(lane.positions.begin(), lane.positions.end());
     if (std::ranges::all_of(lane.weights, [](float weight) { return weight == 1; })) continue;

@@ -33,6 +33,8 @@ class CInterface : public Tokens {
     geometry.layers = layers.data();
     geometry.layer_count = layers.size();
     geometry.rope_theta = same.rope.theta;
+    geometry.delimiter_token_ids = same.delimiter_token_ids.data();
+    geometry.delimiter_count = same.delimiter_token_ids.size();
     ASSERT_EQ(tessera_register_model(worker_, &geometry, &c_model_, &error_), TESSERA_OK)
         << error_.message;
   }

@@ -263,6 +263,29 @@ TEST_F(Tokens, ScoresWhileDecodingAreThoseOfAllQueries) {
   EXPECT_THAT(Lane(Entries(sequence), 0).position(), ElementsAreArray(kept));
 }
 
+// What was seen of all layers together is more than the tenant may have shown at a time.
+class InLittleRoom : public Tokens {
+ protected:
+  InLittleRoom() : Tokens(DaemonProcess::Start({.flags = {"--raw-copy-bytes=1048576"}}), nullptr) {}
+};
+
+TEST_F(InLittleRoom, LayersAreDecidedAboutInParts) {
+  Shape({.layers = 6, .query_heads = 8, .kv_heads = 2, .head_dim = 64});
+  for (const char* policy : {"h2o:heavy=40,recent=40", "tova:budget=80"}) {
+    SCOPED_TRACE(policy);
+    client::Sequence sequence = NewSequence(policy);
+    SyntheticSequence truth(shape_, random_.Bits());
+    Append(sequence, truth, 40);
+    Compress(sequence);
+    // Of a prompt behind that every query is asked for: 400 KiB a layer.
+    Append(sequence, truth, 400);
+    Compress(sequence);
+    const v1::DescribeResponse held = Entries(sequence);
+    for (const v1::LaneDescription& lane : held.lane()) EXPECT_EQ(lane.entries(), 80u);
+    ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
+  }
+}
+
 // The same policy said as a message.
 TEST_F(Tokens, APolicyAsAMessage) {
   const auto channel = daemon_->Connect();

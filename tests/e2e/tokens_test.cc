@@ -240,6 +240,49 @@ TEST_F(Tokens, MergedEntriesStandForAllTheirTokens) {
   EXPECT_THAT(std::string(cut.message()), HasSubstr("merged"));
 }
 
+// Where chunks of text end must be known, of the model and of every token.
+TEST_F(Tokens, TextThatNobodyNamesIsNotCut) {
+  Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
+  client::ModelGeometry geometry = shape_.Geometry();
+  geometry.name = "without delimiters";
+  geometry.delimiter_token_ids.clear();
+  const auto plain = mapped_->RegisterModel(geometry);
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  const absl::Status refused = mapped_->CreateSequence(*plain, "semanticache").status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("delimiters=0"));
+  EXPECT_TRUE(mapped_->CreateSequence(*plain, "semanticache:delimiters=0").ok());
+
+  client::Sequence sequence = NewSequence("semanticache:tau=0,sink=0,recent=0");
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(sequence, truth, 90);
+  std::vector<std::uint32_t> ids(90, 7);
+  ids[29] = ids[59] = SyntheticShape::kDelimiter;
+  ASSERT_TRUE(sequence.ObserveTokens(0, std::span(ids).first(50)).ok());
+  const absl::Status gap = sequence.ObserveTokens(60, std::span(ids).last(30));
+  EXPECT_EQ(gap.code(), absl::StatusCode::kOutOfRange) << gap;
+  const absl::Status missing = sequence.Compress().status();
+  EXPECT_EQ(missing.code(), absl::StatusCode::kFailedPrecondition) << missing;
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("the id of token 50 has not been shown"));
+  EXPECT_EQ(Entries(sequence).tokens_kept(), 1);
+
+  ASSERT_TRUE(sequence.ObserveTokens(50, std::span(ids).last(40)).ok());
+  Compress(sequence);
+  // Delimiters stay as they are, and what begins behind one is in no cluster with what was before.
+  const v1::DescribeResponse held = Entries(sequence);
+  for (const v1::LaneDescription& lane : held.lane()) {
+    EXPECT_EQ(std::accumulate(lane.weight().begin(), lane.weight().end(), 0.0), 90.0);
+    for (const std::uint64_t stays : {0, 29, 30, 59, 60}) {
+      EXPECT_THAT(lane.position(), testing::Contains(stays));
+    }
+    for (int i = 0; i < lane.position_size(); ++i) {
+      const bool delimiter = lane.position(i) == 29 || lane.position(i) == 59;
+      EXPECT_TRUE(!delimiter || lane.weight(i) == 1);
+    }
+    EXPECT_LT(lane.entries(), 80u);
+  }
+}
+
 // Chunks by their length alone: nobody has to say what the tokens are.
 TEST_F(Tokens, FixedChunksAskForNothing) {
   Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});

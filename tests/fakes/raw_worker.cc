@@ -124,6 +124,7 @@ v1::ModelGeometry SmallModel(int layers) {
   v1::ModelGeometry model;
   model.set_name("small-" + std::to_string(layers));
   model.set_dtype(v1::DTYPE_BF16);
+  model.add_delimiter_token_ids(1'000'000);
   for (int i = 0; i < layers; ++i) {
     v1::LayerGeometry& layer = *model.add_layers();
     layer.set_query_heads(4);

@@ -66,7 +66,7 @@ class ShownLayer {
   std::uint64_t tokens() const { return tokens_; }
   std::vector<std::vector<Entry>>& lanes() { return lanes_; }
   std::vector<std::vector<Row>>& queries() { return queries_; }  // by head and position
-  std::vector<std::uint8_t>& delimiters() { return delimiters_; }
+  std::vector<TextMark>& text() { return text_; }
   const ShownLayerOptions& options() const { return options_; }
   std::uint32_t group() const { return options_.query_heads / options_.kv_heads; }
 
@@ -148,7 +148,7 @@ class ShownLayer {
     if (needs.attention_sums && !decoding) {
       for (std::size_t lane = 0; lane < lanes_.size(); ++lane) sums_.push_back(Sums(lane, 0));
     }
-    shows_delimiters_ = needs.token_ids;
+    shows_text_ = needs.token_ids;
     return View();
   }
 
@@ -175,7 +175,7 @@ class ShownLayer {
       query_views_.push_back({.positions = head.positions, .rows = head.rows.data()});
     }
     sum_views_.assign(sums_.begin(), sums_.end());
-    delimiters_.resize(tokens_);
+    text_.resize(tokens_);
     return {.layer = options_.layer,
             .layers = options_.layers,
             .geometry = geometry(),
@@ -183,8 +183,7 @@ class ShownLayer {
             .lanes = lane_views_,
             .queries = query_views_,
             .sums = sum_views_,
-            .delimiters = shows_delimiters_ ? std::span<const std::uint8_t>(delimiters_)
-                                            : std::span<const std::uint8_t>(),
+            .text = shows_text_ ? std::span<const TextMark>(text_) : std::span<const TextMark>(),
             .scorer = scorer_.get()};
   }
 
@@ -294,13 +293,13 @@ class ShownLayer {
   std::vector<std::vector<Entry>> lanes_;
   std::vector<std::vector<Row>> grown_keys_;  // by lane and position
   std::vector<std::vector<Row>> queries_;
-  std::vector<std::uint8_t> delimiters_;
+  std::vector<TextMark> text_;
 
   // What views point to.
   std::vector<Held> keys_;
   std::vector<Held> shown_;
   std::vector<std::vector<float>> sums_;
-  bool shows_delimiters_ = false;
+  bool shows_text_ = false;
   std::shared_ptr<HostKeyScorer>
       scorer_;  // of the last view; a copy of the layer has the same until then
   std::vector<LaneEntries> lane_views_;

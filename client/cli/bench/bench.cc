@@ -83,7 +83,7 @@ void ProgressDone() {
 }  // namespace bench
 
 int RunBench(std::span<const std::string_view> args) {
-  return RunWithFlags(
+  return RunWithArguments(
       Flags(
           Concat("Usage: tessera bench NAME [--quick] [--json]\n\n"
                  "Figures are ratios measured in one run; absolute times differ by machine.\n\n",

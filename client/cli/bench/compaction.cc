@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -201,14 +202,37 @@ absl::Status MeasureRawCopies(const GeneratedPrompt& prompt, Report& report) {
 
 // ---- decoding meanwhile
 
+// Those that this process may use.
+std::vector<int> OwnCpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cpus;
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+// This thread, and those that it starts afterwards.
+absl::Status PinTo(std::span<const int> cpus) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(cpu, &set);
+  if (::sched_setaffinity(0, sizeof set, &set) == 0) return absl::OkStatus();
+  return absl::ErrnoToStatus(errno, "a thread cannot be given a core of its own");
+}
+
 // Compresses forks of one dense sequence until it is told to stop: nothing but the compactor works.
 class Saturation {
  public:
-  Saturation(Bench& bench, client::Sequence& master)
-      : thread_([this, &bench, &master] {
+  // On these cores.
+  Saturation(Bench& bench, client::Sequence& master, std::span<const int> cpus)
+      : thread_([this, &bench, &master, cpus] {
           absl::StatusOr<Admin> admin =
               Admin::At({.address = bench.daemon->address(), .tls = std::nullopt});
           status_ = admin.status();
+          if (status_.ok()) status_ = PinTo(cpus);
           while (!over_.load() && status_.ok()) {
             absl::StatusOr<client::Sequence> fork = master.Fork();
             status_ = fork.status();
@@ -216,6 +240,7 @@ class Saturation {
             if (status_.ok()) status_ = admin->Compress(fork->id().value()).status();
             if (status_.ok()) rounds_.fetch_add(1);
           }
+          over_.store(true);
         }) {}
   ~Saturation() { Stop().IgnoreError(); }
   absl::Status Stop() {
@@ -224,6 +249,7 @@ class Saturation {
     return status_;
   }
   int rounds() const { return rounds_.load(); }
+  bool over() const { return over_.load(); }
 
  private:
   std::atomic<bool> over_{false};
@@ -231,14 +257,6 @@ class Saturation {
   absl::Status status_;
   std::thread thread_;
 };
-
-// This thread alone, and those that it starts afterwards.
-bool PinTo(int cpu) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
-  return ::sched_setaffinity(0, sizeof set, &set) == 0;
-}
 
 absl::Status TimeAttends(Bench& bench, client::Sequence& sequence, int count,
                          std::vector<double>& microseconds) {
@@ -267,9 +285,11 @@ struct Latency {
 };
 
 // In turns, so that both see the same minutes of the machine. The worker has a core, the compactor
-// another.
-absl::StatusOr<Latency> MeasureLatency(const GeneratedPrompt& prompt, const Options& options) {
-  absl::StatusOr<Bench> bench = Open({"--compactor-threads=1", "--compactor-cpus=1"});
+// another, and who asks for compression is not on the worker's.
+absl::StatusOr<Latency> MeasureLatency(const GeneratedPrompt& prompt, const Options& options,
+                                       std::span<const int> cpus) {
+  absl::StatusOr<Bench> bench =
+      Open({"--compactor-threads=1", Concat("--compactor-cpus=", cpus[1])});
   if (!bench.ok()) return bench.status();
   absl::StatusOr<client::Sequence> reader = bench->worker->CreateSequence(bench->model);
   if (!reader.ok()) return reader.status();
@@ -281,16 +301,17 @@ absl::StatusOr<Latency> MeasureLatency(const GeneratedPrompt& prompt, const Opti
   Latency latency;
   absl::Status measured;
   std::thread worker([&] {
-    PinTo(0);
+    measured = PinTo(cpus.first(1));
+    if (!measured.ok()) return;
     const int attends = options.quick ? 300 : 1000;
     std::vector<double> warm_up;
     measured = TimeAttends(*bench, *reader, attends / 10, warm_up);
     for (int turn = 0; turn < 4 && measured.ok(); ++turn) {
       measured = TimeAttends(*bench, *reader, attends, latency.idle);
       if (!measured.ok()) return;
-      Saturation saturation(*bench, *master);
+      Saturation saturation(*bench, *master, cpus.subspan(1));
       // Until the compactor is at it, and never a turn without a compression.
-      while (saturation.rounds() == 0 && measured.ok()) {
+      while (saturation.rounds() == 0 && !saturation.over() && measured.ok()) {
         measured = TimeAttends(*bench, *reader, 10, warm_up);
       }
       if (measured.ok()) measured = TimeAttends(*bench, *reader, attends, latency.busy);
@@ -305,12 +326,13 @@ absl::StatusOr<Latency> MeasureLatency(const GeneratedPrompt& prompt, const Opti
 }
 
 absl::Status AddLatency(const GeneratedPrompt& prompt, const Options& options, Report& report) {
-  if (std::thread::hardware_concurrency() < 2) {
-    report.notes.push_back(Concat("decoding during compaction needs two cores; this machine has ",
-                                  std::thread::hardware_concurrency()));
+  const std::vector<int> cpus = OwnCpus();
+  if (cpus.size() < 2) {
+    report.notes.push_back(
+        Concat("decoding during compaction needs two cores; there is ", cpus.size()));
     return absl::OkStatus();
   }
-  const absl::StatusOr<Latency> latency = MeasureLatency(prompt, options);
+  const absl::StatusOr<Latency> latency = MeasureLatency(prompt, options, cpus);
   if (!latency.ok()) return latency.status();
   struct Figure {
     const char* name;

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -28,6 +29,8 @@ constexpr std::uint32_t kSegmentTokens = 4096;
 // The model of the row per token.
 constexpr std::uint32_t kLayers = 32;
 constexpr std::uint32_t kKvHeads = 8;
+constexpr std::uint32_t kQueryHeads = 32;
+constexpr std::uint32_t kLanes = kLayers * kKvHeads;
 
 struct Step {
   std::string name;
@@ -66,12 +69,13 @@ double MedianRatio(const Step& step, const Step& against) {
   return Median(ratios);
 }
 
-// A segment, its strategy, and the tokens that come behind it.
+// A segment, its strategy, and the update buffers that fill up behind it, those of all of the
+// model's lanes: each with rows and rotations of its own, so that none is found in a cache because
+// the one before had it there. Their numbers are the same.
 class Scene {
  public:
   explicit Scene(const GeneratedKv& kv)
       : segment_(kv.Rows(0, 0, kSegmentTokens)),
-        full_buffer_(kv.Rows(0, kSegmentTokens, kernels::kTileEntries)),
         keys_(kv.shape().head_dim),
         values_(kv.shape().head_dim) {
     AddMoments(segment_, keys_, values_);
@@ -79,9 +83,19 @@ class Scene {
     const std::size_t bytes =
         BenchOperations().prepared_bytes(strategy_.shape, kernels::ElementType::kBf16);
     prepared_.resize(bytes);
-    BenchOperations().prepare_encode(strategy_.shape, kernels::ElementType::kBf16, strategy_.view(),
-                                     prepared_.data());
-    tile_.resize(kernels::LayoutOf(strategy_.shape).bytes);
+    const kernels::LaneRows full = kv.Rows(0, kSegmentTokens, kernels::kTileEntries);
+    lanes_.resize(kLanes);
+    for (Lane& lane : lanes_) {
+      const std::size_t side = full.keys.row_bytes() * kernels::kTileEntries;
+      lane.rows.resize(2 * side);
+      std::memcpy(lane.rows.data(), full.keys.data, side);
+      std::memcpy(lane.rows.data() + side, full.values.data, side);
+      lane.buffer = full;
+      lane.buffer.keys.data = lane.rows.data();
+      lane.buffer.values.data = lane.rows.data() + side;
+      lane.rotations = strategy_.rotations;
+      lane.tile.resize(kernels::LayoutOf(strategy_.shape).bytes);
+    }
   }
 
   kernels::Strategy Make() const {
@@ -94,24 +108,35 @@ class Scene {
     AddMoments(segment_, keys, values);
   }
 
+  // As the daemon does it, lane after lane: the lane's rotations are laid out for encoding first.
   void Encode() {
-    all_encoded_ &= BenchOperations().encode({.key = full_buffer_.keys.data,
-                                              .value = full_buffer_.values.data,
-                                              .stride = full_buffer_.keys.row_bytes(),
-                                              .type = full_buffer_.keys.type,
+    Lane& lane = lanes_[encoded_++ % kLanes];
+    kernels::RotationView rotation = strategy_.view();
+    const auto moved = [&](const std::byte* data) {
+      return lane.rotations.data() + (data - strategy_.rotations.data());
+    };
+    rotation.key = moved(rotation.key);
+    rotation.value = moved(rotation.value);
+    BenchOperations().prepare_encode(strategy_.shape, kernels::ElementType::kBf16, rotation,
+                                     prepared_.data());
+    all_encoded_ &= BenchOperations().encode({.key = lane.buffer.keys.data,
+                                              .value = lane.buffer.values.data,
+                                              .stride = lane.buffer.keys.row_bytes(),
+                                              .type = lane.buffer.keys.type,
                                               .rows = kernels::kTileEntries,
                                               .weights = nullptr,
                                               .positions = nullptr,
                                               .shape = strategy_.shape,
                                               .layout = kernels::LayoutOf(strategy_.shape),
                                               .prepared = prepared_.data(),
-                                              .tile = tile_.data()});
+                                              .tile = lane.tile.data()});
   }
   void JudgeTile() {
+    const Lane& lane = lanes_[judged_++ % kLanes];
     loss_ +=
-        kernels::LossOfTile(full_buffer_, strategy_.shape, tile_.data(), BenchOperations()).key;
+        kernels::LossOfTile(lane.buffer, strategy_.shape, lane.tile.data(), BenchOperations()).key;
   }
-  void SumUpTile() { AddMoments(full_buffer_, keys_, values_); }
+  void SumUpTile() { AddMoments(lanes_[summed_++ % kLanes].buffer, keys_, values_); }
 
   const kernels::Strategy& strategy() const { return strategy_; }
   bool all_encoded() const { return all_encoded_; }
@@ -123,13 +148,22 @@ class Scene {
     values.Add(rows.values, BenchOperations());
   }
 
+  struct Lane {
+    kernels::AlignedBytes rows;  // K, then V
+    kernels::LaneRows buffer;    // into `rows`
+    kernels::AlignedBytes rotations;
+    kernels::AlignedBytes tile;
+  };
+
   kernels::LaneRows segment_;
-  kernels::LaneRows full_buffer_;
   kernels::Moments keys_;
   kernels::Moments values_;
   kernels::Strategy strategy_;
   kernels::AlignedBytes prepared_;
-  kernels::AlignedBytes tile_;
+  std::vector<Lane> lanes_;
+  std::uint64_t encoded_ = 0;
+  std::uint64_t judged_ = 0;
+  std::uint64_t summed_ = 0;
   double loss_ = 0;
   bool all_encoded_ = true;
 };
@@ -178,7 +212,7 @@ class DenseStep {
  private:
   explicit DenseStep(std::unique_ptr<LaneSet> lanes) : lanes_(std::move(lanes)) {
     const std::uint32_t dim = lanes_->shape().tile.head_dim;
-    query_.assign(kKvHeads * dim, 0x3c00);
+    query_.assign(kQueryHeads * dim, 0x3c00);
     output_.resize(query_.size());
     for (std::uint32_t head = 0; head < kKvHeads; ++head) {
       items_.push_back({.lane = &lanes_->lane(head),
@@ -187,7 +221,7 @@ class DenseStep {
                         .query = query_.data(),
                         .output = output_.data()});
     }
-    batch_ = {.geometry = {.query_heads = kKvHeads,
+    batch_ = {.geometry = {.query_heads = kQueryHeads,
                            .kv_heads = kKvHeads,
                            .head_dim = dim,
                            .type = kernels::ElementType::kBf16,
@@ -238,7 +272,7 @@ absl::Status MeasureHeadDim(std::uint32_t head_dim, const Options& options, Repo
   Scene scene(kv);
   const absl::StatusOr<std::unique_ptr<DenseStep>> dense = DenseStep::Make(head_dim);
   if (!dense.ok()) return dense.status();
-  constexpr std::uint32_t kTiles = 200;
+  constexpr std::uint32_t kTiles = kLanes;
   std::vector<Step> steps = {
       {.name = "eigen", .times = 4, .act = [&] { scene.Decompose(); }},
       {.name = "moments_of_segment", .act = [&] { scene.SumUpSegment(); }},

@@ -338,7 +338,7 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
 }  // namespace
 
 int RunEval(std::span<const std::string_view> args) {
-  return RunWithFlags(
+  return RunWithArguments(
       Flags(
           "Usage: tessera eval [POLICY...] [--quick] [--json] [--report=FILE] [--state=FILE]\n\n"
           "Asks a small model about needles in made-up text, its cache being what each policy\n"

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include "kernels/tokens/counts.h"
@@ -50,17 +49,11 @@ class Observing : public testing::TestWithParam<Way> {
     return needs;
   }
 
-  // What one layer was shown since it was compressed: rows from `first` on, of which those before
-  // `prompt_end` came with a prompt.
+  // What one layer was shown since it was compressed, with a prompt or in steps: rows from `first`
+  // on.
   struct Seen {
     std::uint64_t first = 0;
     std::vector<std::byte> rows;
-    std::vector<std::pair<std::uint64_t, std::uint64_t>> prompts;  // positions [begin, end)
-    bool OfPrompt(std::uint64_t position) const {
-      return std::any_of(prompts.begin(), prompts.end(), [&](const auto& prompt) {
-        return position >= prompt.first && position < prompt.second;
-      });
-    }
   };
 
   const BoundModel& model() const { return track_.history.model(); }
@@ -78,7 +71,6 @@ class Observing : public testing::TestWithParam<Way> {
       Seen& seen = seen_[layer];
       if (seen.rows.empty()) seen.first = first;
       seen.rows.insert(seen.rows.end(), rows.begin(), rows.end());
-      seen.prompts.emplace_back(first, first + tokens);
     }
   }
 
@@ -138,7 +130,7 @@ class Observing : public testing::TestWithParam<Way> {
   void CheckNorms(const v1::ObserveRequest& shown, const Seen& seen) const {
     std::vector<std::uint64_t> candidates;
     for (std::uint64_t i = 0; i < seen.rows.size() / token_bytes(); ++i) {
-      if (seen.OfPrompt(seen.first + i)) candidates.push_back(seen.first + i);
+      candidates.push_back(seen.first + i);
     }
     const std::uint64_t count = std::min<std::uint64_t>(
         candidates.size(), kernels::CountUp(kNormShare * track_.history.tokens()));
@@ -180,6 +172,44 @@ TEST_P(Observing, ShowsTheNewestAndTheStrongest) {
     ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
   }
   EXPECT_EQ(decoder_.daemon->staged_tensors() > 0, GetParam().map_memory && GetParam().has_staging);
+}
+
+// Of keys and queries that are rotated by position the same ones are the strongest. (By quarters of
+// a turn, which are exact.)
+TEST_P(Observing, QueriesAreAsStrongHoweverTheyAreTurned) {
+  constexpr std::uint64_t kTokens = 90;
+  Track turned = decoder_.NewTrack();
+  decoder_.Prefill(track_, kTokens);
+  decoder_.Prefill(turned, kTokens);
+  const std::uint32_t dim = model().geometry(0).head_dim;
+  for (std::uint32_t layer = 0; layer < model().layers(); ++layer) {
+    std::vector<std::byte> rows =
+        RandomRows(random_, kTokens * LayerRows::QueryElements(model(), layer), model().type());
+    TESSERA_ASSERT_OK(track_.sequence.Observe({.layer = layer, .query = rows}));
+    auto* const numbers = reinterpret_cast<std::uint16_t*>(rows.data());
+    constexpr std::uint16_t kSign = 0x8000;
+    for (std::uint64_t row = 0; row < kTokens * 4; ++row) {
+      for (std::uint64_t quarter = 0; quarter < row / 4 % 4; ++quarter) {
+        std::uint16_t* const x = numbers + row * dim;
+        for (std::uint32_t i = 0; i < dim / 2; ++i) {
+          std::swap(x[i], x[i + dim / 2]);
+          x[i] ^= kSign;
+        }
+      }
+    }
+    TESSERA_ASSERT_OK(turned.sequence.Observe({.layer = layer, .query = rows}));
+  }
+  TESSERA_ASSERT_OK(track_.sequence.Compress().status());
+  TESSERA_ASSERT_OK(turned.sequence.Compress().status());
+  const std::vector<v1::ObserveRequest> shown = decoder_.daemon->TakeObserved();
+  ASSERT_EQ(shown.size(), 2 * model().layers());
+  for (std::uint32_t layer = 0; layer < model().layers(); ++layer) {
+    const v1::ObserveRequest& other = shown[model().layers() + layer];
+    EXPECT_EQ(shown[layer].norm_positions_size(), 4 * 9);
+    EXPECT_THAT(other.norm_positions(), testing::ElementsAreArray(shown[layer].norm_positions()));
+    EXPECT_NE(other.norm_queries().inline_(), "");
+    EXPECT_NE(other.norm_queries().inline_(), shown[layer].norm_queries().inline_());
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, Observing,

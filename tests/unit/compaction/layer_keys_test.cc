@@ -363,10 +363,10 @@ class ChoicesTest : public testing::Test {
     const GradedRows rows(node.model().layout(), row_seed_, text.starts_with("tova"));
     const absl::StatusOr<policies::Policy> policy = policies::ParsePolicy(text);
     EXPECT_TRUE(policy.ok()) << policy.status();
-    std::vector<std::uint8_t> delimiters(GradedRows::kTokens);
-    for (std::size_t i = 0; i < delimiters.size(); i += 23) delimiters[i] = 1;
-    const LayerChooser chooser(
-        {.sequence = sequence.get(), .policy = &*policy, .delimiters = delimiters}, kLayer);
+    std::vector<policies::TextMark> marks(GradedRows::kTokens);
+    for (std::size_t i = 0; i < marks.size(); i += 23) marks[i] = policies::TextMark::kDelimiter;
+    const LayerChooser chooser({.sequence = sequence.get(), .policy = &*policy, .text = marks},
+                               kLayer);
     LayerState state;
     Chosen chosen;
     const auto append = [&](std::uint64_t first, std::uint64_t count) {

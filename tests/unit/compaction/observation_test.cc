@@ -174,11 +174,12 @@ TEST(TokenIds, DelimitersAreThoseOfTheModel) {
   cache::ModelSpec spec = cache::SmallModel("text", 1, 1);
   spec.delimiter_token_ids = {13, 7};
   const cache::Model model = *cache::Model::Create(ModelId(1), spec, 2);
-  std::vector<std::uint8_t> delimiters;
-  TakeTokenIds(2, std::vector<std::uint32_t>{7, 8, 13}, model, delimiters);
-  EXPECT_EQ(delimiters, (std::vector<std::uint8_t>{0, 0, 1, 0, 1}));
-  TakeTokenIds(1, std::vector<std::uint32_t>{13, 1}, model, delimiters);
-  EXPECT_EQ(delimiters, (std::vector<std::uint8_t>{0, 1, 0, 0, 1}));
+  using enum policies::TextMark;
+  std::vector<policies::TextMark> text;
+  TakeTokenIds(2, std::vector<std::uint32_t>{7, 8, 13}, model, text);
+  EXPECT_EQ(text, (std::vector{kNotShown, kNotShown, kDelimiter, kInside, kDelimiter}));
+  TakeTokenIds(1, std::vector<std::uint32_t>{13, 1}, model, text);
+  EXPECT_EQ(text, (std::vector{kNotShown, kDelimiter, kInside, kInside, kDelimiter}));
 }
 
 }  // namespace

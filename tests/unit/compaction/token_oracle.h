@@ -248,17 +248,18 @@ class TokenOracle {
           {.positions = behind[i],
            .rows = queries[i].rows + skipped * model_->layout().tile(index).row_bytes()});
     }
-    const std::vector<std::uint8_t> delimiters = managed.delimiters();
+    const std::vector<policies::TextMark> text = managed.text();
     policies::HostKeyScorer scorer(*operations_, model_->geometry(index), std::move(keys));
     policies::LayerView view = {
         .layer = index,
         .layers = model_->layers(),
         .geometry = model_->geometry(index),
+        .first = from,
         .tokens = end - std::min(end, from),
         .lanes = lanes,
         .queries = shown,
         .sums = {},
-        .delimiters = std::span(delimiters).subspan(std::min<std::size_t>(from, delimiters.size())),
+        .text = std::span(text).subspan(std::min<std::size_t>(from, text.size())),
         .scorer = &scorer};
     if (all_sums) view.sums = sums;
     policies::LayerMemory memory = state.memory;

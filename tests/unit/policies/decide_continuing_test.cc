@@ -217,11 +217,11 @@ TEST(DecideContinuing, LaCacheIsTheLadderOfItsLayer) {
 
 TEST(DecideContinuing, LaddersThatTheModelCannotHaveAreRefused) {
   const auto why = [](std::string_view text, std::uint32_t layers) {
-    const absl::Status status = CheckForModel(Parsed(text), layers);
+    const absl::Status status = CheckForModel(Parsed(text), {.layers = layers});
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(AsStringView(status.message()));
   };
-  EXPECT_TRUE(CheckForModel(Parsed("lacache"), 32).ok());
+  EXPECT_TRUE(CheckForModel(Parsed("lacache"), {.layers = 32}).ok());
   EXPECT_EQ(why("lacache", 4), "policy: lacache: span 16 is not 1 to the model's 4 layers");
   EXPECT_EQ(why("lacache", 16),
             "policy: lacache: span 16 with overlap 0 of 16 layers removes nothing: every layer "
@@ -232,9 +232,9 @@ TEST(DecideContinuing, LaddersThatTheModelCannotHaveAreRefused) {
   EXPECT_EQ(why("lacache:budget=30,span=8", 32),
             "policy: lacache: budget 30 is too little for ladders over 32 layers; it is at least "
             "36");
-  EXPECT_TRUE(CheckForModel(Parsed("lacache:budget=36,span=8"), 32).ok());
+  EXPECT_TRUE(CheckForModel(Parsed("lacache:budget=36,span=8"), {.layers = 32}).ok());
   for (const char* text : {"dense", "mosaickv", "chunkkv:reuse=5", "pyramidkv", "h2o"}) {
-    EXPECT_TRUE(CheckForModel(Parsed(text), 1).ok()) << text;
+    EXPECT_TRUE(CheckForModel(Parsed(text), {.layers = 1}).ok()) << text;
   }
 }
 

@@ -388,5 +388,30 @@ TEST(DecideWindow, ChunksGoByPositionNotByIndex) {
   EXPECT_LE(parted, 1);
 }
 
+// What came before is out of sight, and the cells are still those of the whole sequence.
+TEST(DecideWindow, TheGridOfChunksBeginsWithTheSequence) {
+  TestRandom random;
+  ShownLayer layer({}, ExactOperations(), random);
+  layer.Grow(70);
+  const Policy policy = Parsed("chunkkv:tokens=30,window=5,chunk=7");
+  for (std::uint64_t first = 0; first < 20; ++first) {
+    LayerView view = layer.Show(NeedsOf(policy), layer.tokens());
+    view.first = first;
+    LayerMemory memory;
+    const auto decision = Decide(policy, view, memory);
+    ASSERT_TRUE(decision.ok()) << decision.status();
+    std::map<std::uint64_t, std::pair<int, int>> cells;  // entries, and kept ones
+    for (std::uint32_t i = 0; i + 5 < 70; ++i) ++cells[(first + i) / 7].first;
+    for (const std::uint32_t i : (*decision)[0].kept) {
+      if (i + 5 < 70) ++cells[(first + i) / 7].second;
+    }
+    int parted = 0;
+    for (const auto& [cell, counts] : cells) {
+      if (counts.second != 0 && counts.second != counts.first) ++parted;
+    }
+    EXPECT_LE(parted, 1) << first;
+  }
+}
+
 }  // namespace
 }  // namespace tessera::policies

@@ -116,15 +116,16 @@ TEST(Parse, EveryOptionOfTokenPoliciesArrives) {
   EXPECT_EQ(Parsed("chunkkv:tokens=64,score=logit,agg=mean").tokens,
             TokenPolicy(ChunkKvPolicy{.budget = {.tokens = 64}, .mean = true, .logit = true}));
   EXPECT_EQ(Parsed("semantickv:lambda=.5,recent_ratio=.25,sink=3,keep_middle=.125,mask=none,"
-                   "norm=visible,agg=max")
+                   "agg=max")
                 .tokens,
             TokenPolicy(SemanticKvPolicy{.lambda = 0.5,
                                          .recent_ratio = 0.25,
                                          .sink = 3,
                                          .keep_middle = 0.125,
                                          .causal = false,
-                                         .norm_visible = true,
                                          .aggregate = SemanticKvPolicy::Aggregate::kMax}));
+  EXPECT_EQ(Parsed("semantickv:norm=visible").tokens,
+            TokenPolicy(SemanticKvPolicy{.keep_total = 0.2, .norm_visible = true}));
   EXPECT_EQ(Parsed("semanticache:budget=.5,scope=layer,delimiters=0,max_chunk=9,sink=1,recent=2,"
                    "leave_open=1")
                 .tokens,
