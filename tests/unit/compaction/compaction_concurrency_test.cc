@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
@@ -212,14 +213,21 @@ TEST_F(CompactionConcurrency, EveryReadIsAStateThatWas) {
   world_.ExpectBaseline();
 }
 
-// One sequence is sealed while readers attend over it all the time.
+// One sequence is sealed while readers attend over it all the time. In every other round it has a
+// sealed segment, tiles that were encoded with its strategy, and plain rows behind them, all of
+// which are swapped at once.
 class Swap : public CompactionConcurrency {
  protected:
+  // What a reader resolved: other segments, another state.
+  using State = std::vector<const std::uint64_t*>;
+  using Floats = std::vector<float>;
   struct Round {
     std::shared_ptr<cache::Sequence> sequence;
     std::vector<std::uint16_t> query;
-    std::vector<std::vector<float>> before;  // of each lane
-    std::array<std::vector<std::vector<float>>, kReaders> after;
+    std::vector<State> before_state;  // of each lane
+    std::vector<Floats> before;       // what its attention gives then
+    // Of each lane, what a reader got, one after another as far as it changed.
+    std::array<std::vector<std::vector<Floats>>, kReaders> seen;
   };
   // Reads by the state of the lane when they began, and when they were over.
   struct Counts {
@@ -228,15 +236,18 @@ class Swap : public CompactionConcurrency {
     std::atomic<std::uint64_t> after{0};
   };
 
-  static bool Packed(const cache::SequenceView& view, const cache::SequenceView::LaneOf& lane) {
-    return view.segments[lane.first_segment].shape.packed();
+  static State StateOf(const cache::SequenceView& view, const cache::SequenceView::LaneOf& lane) {
+    State state;
+    for (std::uint32_t s = 0; s < lane.resolved.segments; ++s) {
+      state.push_back(view.segments[lane.first_segment + s].tile_offsets);
+    }
+    return state;
   }
-  std::vector<float> Output(const cache::SequenceView& view,
-                            const cache::SequenceView::LaneOf& lane,
-                            const std::vector<std::uint16_t>& query) {
+  Floats Output(const cache::SequenceView& view, const cache::SequenceView::LaneOf& lane,
+                const std::vector<std::uint16_t>& query) {
     const kernels::LaneView seen = {.segments = view.segments.data() + lane.first_segment,
                                     .segment_count = lane.resolved.segments};
-    std::vector<float> output(query.size());
+    Floats output(query.size());
     const kernels::AttendItem item = {.lane = &seen,
                                       .kv_head = lane.kv_head,
                                       .first_query_position = lane.resolved.entries,
@@ -256,63 +267,77 @@ class Swap : public CompactionConcurrency {
     const std::uint64_t pin = shm::Pin(slot, world_.tenant().epochs().epoch());
     const auto view = cache::ReadSequence(world_.tenant(), *round.sequence);
     if (!view.ok()) return view.status().ToString();
-    const bool packed = Packed(*view, view->lanes[index]);
-    const std::vector<float> output = Output(*view, view->lanes[index], round.query);
+    const bool old = StateOf(*view, view->lanes[index]) == round.before_state[index];
+    Floats output = Output(*view, view->lanes[index], round.query);
     const auto now = cache::ReadSequence(world_.tenant(), *round.sequence);
     if (!now.ok()) return now.status().ToString();
-    const bool packed_now = Packed(*now, now->lanes[index]);
+    const bool still_old = StateOf(*now, now->lanes[index]) == round.before_state[index];
     if (!shm::Unpin(slot, pin)) return "revoked";
-    (packed ? counts_.after : packed_now ? counts_.across : counts_.before).fetch_add(1);
+    (!old ? counts_.after : still_old ? counts_.before : counts_.across).fetch_add(1);
     reads_.fetch_add(1);
-    if (!packed) return output == round.before[index] ? "" : "neither state: a mixture";
-    std::vector<float>& after = round.after[reader][index];
-    if (after.empty()) after = output;
-    return output == after ? "" : "the new state changes";
+    std::vector<Floats>& seen = round.seen[reader][index];
+    if (seen.empty() || seen.back() != output) seen.push_back(std::move(output));
+    return seen.size() <= 2 ? "" : "a third state: a mixture";
   }
 
-  Counts counts_;
-};
-
-TEST_F(Swap, EveryReadFallsBeforeItOrAfterItOrAcross) {
-  constexpr int kMinRounds = 8;
-  constexpr int kMaxRounds = 1000;
-  const std::uint64_t seed = TestSeed();
-  TestRandom random(seed);
-  const auto session = world_.OpenSession();
-  const std::uint32_t lanes = model_->lanes();
-  int rounds = 0;
-  const auto all_kinds = [&] {
-    return counts_.before.load() > 0 && counts_.across.load() > 0 && counts_.after.load() > 0;
-  };
-  for (; rounds < kMaxRounds && (rounds < kMinRounds || !all_kinds()); ++rounds) {
-    Round round = {.sequence = world_.NewSequence(*session, *model_)};
-    ASSERT_TRUE(compactor_->SetPolicy(*round.sequence, SmallMosaic()).ok());
-    const Stamps stamps = DrawTokens(random.Between(65, 200), rounds + 1);
-    ASSERT_TRUE(
-        round.sequence
-            ->Append({0, model_->layers(), 0, stamps.size()}, DrawnRows(model_->layout(), stamps))
-            .ok());
-    round.query.resize(model_->geometry(0).query_heads * model_->geometry(0).head_dim);
-    for (std::uint16_t& element : round.query) {
-      element = kernels::FloatToBf16(Drawn(random.Bits() >> 8));
+  // A prompt, and after a sealed one in every other round tokens that its strategy does not fit:
+  // they wait for one of their own, encoded with the one before meanwhile.
+  void Grow(Round& round, TestRandom& random, bool behind_a_segment) {
+    policies::Policy policy = SmallMosaic();
+    policy.mosaic->segments.min_tokens = 256;
+    ASSERT_TRUE(compactor_->SetPolicy(*round.sequence, policy).ok());
+    std::uint64_t held = 0;
+    const auto append = [&](std::uint64_t tokens) {
+      ++subspace_;
+      const Stamps stamps = DrawTokens(tokens, subspace_);
+      const auto appended = round.sequence->Append({0, model_->layers(), held, tokens},
+                                                   DrawnRows(model_->layout(), stamps));
+      ASSERT_TRUE(appended.ok()) << appended.status();
+      held += tokens;
+    };
+    if (behind_a_segment) {
+      ASSERT_NO_FATAL_FAILURE(append(random.Between(150, 250)));
+      CompressAndWait(round);
     }
-    {
-      const auto view = cache::ReadSequence(world_.tenant(), *round.sequence);
-      ASSERT_TRUE(view.ok());
-      for (const auto& lane : view->lanes) {
-        round.before.push_back(Output(*view, lane, round.query));
+    ASSERT_NO_FATAL_FAILURE(append(random.Between(100, 200)));
+    if (!behind_a_segment) return;
+    compactor_->TailsMoved(round.sequence);
+    const auto waiting = [&] {
+      std::uint64_t entries = 0;
+      for (const cache::SegmentRun& run : round.sequence->Form()) {
+        if (run.provisional) entries += run.entries;
       }
-    }
-    for (auto& after : round.after) after.resize(lanes);
+      return entries;
+    };
+    while (waiting() < model_->lanes() * 96) std::this_thread::yield();
+    const auto busy = [&] {
+      const Scheduler::Load load = scheduler_->load();
+      const auto sum = [](const Scheduler::Load::ByPriority& jobs) {
+        return std::accumulate(jobs.begin(), jobs.end(), std::uint64_t{0});
+      };
+      return sum(load.queued) + sum(load.running) != 0;
+    };
+    while (busy()) std::this_thread::yield();
+  }
+  void CompressAndWait(Round& round) {
+    std::atomic<bool> done{false};
+    compactor_->Compress(round.sequence, {0, model_->layers(), true}, [&](absl::Status status) {
+      EXPECT_TRUE(status.ok()) << status;
+      done.store(true);
+    });
+    while (!done.load()) std::this_thread::yield();
+  }
+
+  // Readers all the while, from before the swap until after it.
+  void SwapWhileReading(Round& round, shm::ControlPage& page) {
     std::atomic<bool> stop{false};
     std::atomic<bool> failed{false};
     std::array<std::string, kReaders> wrong;
     std::vector<std::thread> threads;
     for (int i = 0; i < kReaders; ++i) {
       threads.emplace_back([&, i] {
-        shm::Word& slot = session->control()->page().readers[i].word;
         for (std::size_t index = 0; !stop.load() && wrong[i].empty(); ++index) {
-          wrong[i] = ReadLane(round, i, slot, index % lanes);
+          wrong[i] = ReadLane(round, i, page.readers[i].word, index % model_->lanes());
         }
         if (!wrong[i].empty()) failed.store(true);
       });
@@ -321,34 +346,72 @@ TEST_F(Swap, EveryReadFallsBeforeItOrAfterItOrAcross) {
       const std::uint64_t enough = reads_.load() + more;
       while (reads_.load() < enough && !failed.load()) std::this_thread::yield();
     };
-    std::atomic<bool> done{false};
     wait_for_reads(4);
-    compactor_->Compress(round.sequence, {0, model_->layers(), true}, [&](absl::Status status) {
-      EXPECT_TRUE(status.ok()) << status;
-      done.store(true);
-    });
-    while (!done.load()) std::this_thread::yield();
+    CompressAndWait(round);
     wait_for_reads(4);
     stop.store(true);
     for (std::thread& thread : threads) thread.join();
-    for (const std::string& each : wrong) ASSERT_EQ(each, "");
+    for (const std::string& each : wrong) EXPECT_EQ(each, "");
+  }
+
+  // Everything that was seen is the one state or the other, and nobody saw the old one again.
+  void Check(const Round& round) {
     const auto view = cache::ReadSequence(world_.tenant(), *round.sequence);
     ASSERT_TRUE(view.ok());
-    for (std::size_t lane = 0; lane < lanes; ++lane) {
-      ASSERT_TRUE(Packed(*view, view->lanes[lane])) << "nothing was sealed";
-      const std::vector<float> after = Output(*view, view->lanes[lane], round.query);
+    for (std::size_t lane = 0; lane < view->lanes.size(); ++lane) {
+      const Floats after = Output(*view, view->lanes[lane], round.query);
+      EXPECT_NE(StateOf(*view, view->lanes[lane]), round.before_state[lane]) << "nothing happened";
       EXPECT_NE(after, round.before[lane]) << "the two states cannot be told apart";
-      for (const auto& read : round.after) {
-        if (!read[lane].empty()) {
-          EXPECT_EQ(read[lane], after);
+      for (const auto& reader : round.seen) {
+        const std::vector<Floats>& seen = reader[lane];
+        if (seen.empty()) continue;
+        EXPECT_TRUE(seen.front() == round.before[lane] || seen.front() == after) << "a mixture";
+        if (seen.size() > 1) {
+          EXPECT_EQ(seen.front(), round.before[lane]);
+          EXPECT_EQ(seen.back(), after);
         }
       }
     }
+  }
+
+  Counts counts_;
+  std::uint64_t subspace_ = 0;
+};
+
+TEST_F(Swap, EveryReadFallsBeforeItOrAfterItOrAcross) {
+  constexpr int kMinRounds = 16;
+  constexpr int kMaxRounds = 1000;
+  TestRandom random;
+  const auto session = world_.OpenSession();
+  int rounds = 0;
+  const auto all_kinds = [&] {
+    return counts_.before.load() > 0 && counts_.across.load() > 0 && counts_.after.load() > 0;
+  };
+  for (; rounds < kMaxRounds && (rounds < kMinRounds || !all_kinds()); ++rounds) {
+    Round round = {.sequence = world_.NewSequence(*session, *model_)};
+    ASSERT_NO_FATAL_FAILURE(Grow(round, random, rounds % 2 == 1));
+    round.query.resize(model_->geometry(0).query_heads * model_->geometry(0).head_dim);
+    for (std::uint16_t& element : round.query) {
+      element = kernels::FloatToBf16(Drawn(random.Bits() >> 8));
+    }
+    {
+      const auto view = cache::ReadSequence(world_.tenant(), *round.sequence);
+      ASSERT_TRUE(view.ok());
+      for (const auto& lane : view->lanes) {
+        round.before_state.push_back(StateOf(*view, lane));
+        round.before.push_back(Output(*view, lane, round.query));
+      }
+    }
+    for (auto& seen : round.seen) seen.resize(model_->lanes());
+    ASSERT_NO_FATAL_FAILURE(SwapWhileReading(round, session->control()->page()));
+    ASSERT_NO_FATAL_FAILURE(Check(round));
+    ASSERT_FALSE(HasFailure());
     ASSERT_TRUE(world_.tenant().FreeSequence(round.sequence->id()).ok());
+    world_.tenant().epochs().Collect();  // and with what was replaced its raw copies
   }
   scheduler_.reset();
-  std::printf("%d swaps of %u lanes: reads before %llu, across %llu, after %llu\n", rounds, lanes,
-              static_cast<unsigned long long>(counts_.before.load()),
+  std::printf("%d swaps of %u lanes: reads before %llu, across %llu, after %llu\n", rounds,
+              model_->lanes(), static_cast<unsigned long long>(counts_.before.load()),
               static_cast<unsigned long long>(counts_.across.load()),
               static_cast<unsigned long long>(counts_.after.load()));
   EXPECT_TRUE(all_kinds());
