@@ -76,6 +76,8 @@ class Segment {
   const Rotations* rotations() const { return rotations_.get(); }
   const std::shared_ptr<const Rotations>& shared_rotations() const { return rotations_; }
   RawRows* raw() const { return raw_.get(); }
+  // Whether no twin (WithoutTiles) waits with the same rows.
+  bool raw_unshared() const { return raw_.use_count() == 1; }
 
   // Rows as they came, and nothing else.
   bool plain() const {

@@ -363,6 +363,55 @@ INSTANTIATE_TEST_SUITE_P(Systems, Composed,
                                          "semantickv:keep_total=0.3,sink=8,lambda=0.05",
                                          "snapkv:budget=0.3,window=16"));
 
+// Of what the token policy has left, attention reads the blocks that the selection names, and
+// nothing else.
+class Selected : public Composed {};
+
+TEST_P(Selected, AttentionReadsBlocksOfChosenTokens) {
+  Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
+  client::Sequence sequence = NewSequence(GetParam());
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(sequence, truth, 1000);
+  Compress(sequence);
+  v1::DescribeResponse held = Entries(sequence);
+  const client::PolicySelection selection = client::FromProto(held.selection());
+  for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+    const auto query = truth.Query(layer, truth.tokens() - 1);
+    const auto selected =
+        mapped_->Select(layer, {.sequence = &sequence, .query = BytesOf(query)}, selection.rule);
+    ASSERT_TRUE(selected.ok()) << selected.status();
+    for (const v1::HeadSelection& head : selected->heads()) {
+      ASSERT_EQ(head.entries_without_summary() + head.tail_entries(), 0u);
+      EXPECT_LT(head.selected_entries(), 140u);
+      Positions read;
+      for (const v1::PositionRun& run : head.runs()) {
+        for (std::uint64_t i = 0; i < run.entries(); ++i) read.push_back(run.first_position() + i);
+      }
+      v1::LaneDescription& lane =
+          *held.mutable_lane(static_cast<int>(layer * shape_.kv_heads + head.kv_head()));
+      EXPECT_EQ(lane.position_size(), 400);
+      Positions both;
+      std::ranges::set_intersection(lane.position(), read, std::back_inserter(both));
+      EXPECT_EQ(both, read);
+      lane.mutable_position()->Assign(both.begin(), both.end());
+    }
+    const std::vector<double> exact = ByDefinition(held, truth, layer);
+    for (client::Worker* worker : {mapped_.get(), remote_.get()}) {
+      std::vector<float> output(shape_.query_row());
+      const client::AttendQuery asked[] = {
+          {.sequence = &sequence, .query = BytesOf(query), .output = WritableBytesOf(output)}};
+      ASSERT_TRUE(worker->AttendRpc(layer, asked, {}).ok());
+      for (std::size_t i = 0; i < output.size(); ++i) ASSERT_NEAR(output[i], exact[i], 0.03);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Systems, Selected,
+    testing::Values("snapkv:budget=0.4,window=16+mosaickv:keep=1,group=1,loss_k=1,loss_v=1,"
+                    "select=0.25,min_segment=32",
+                    "chunkkv:budget=0.4,window=16+quest:tokens=96,page=8,dense_layers=0"));
+
 TEST_F(Tokens, ThreeSystemsAndInt8Together) {
   Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
   client::Sequence sequence = NewSequence(

@@ -274,6 +274,40 @@ TEST_F(SmallBudget, RawRowsThatAForkSharesAreGivenUpForBoth) {
   EXPECT_EQ(Shown(parent), "");
 }
 
+// Readers that are at work on what was replaced keep its tiles, not its raw copies.
+TEST_F(CompactorTest, RawRowsGoWithTheSealWhoeverReads) {
+  policies::Policy policy = SmallMosaic();
+  policy.mosaic->segments.min_tokens = 128;
+  Track parent = NewTrack(policy);
+  Append(parent, 128, 1, true);
+  RunAll();
+  const auto seal = [&](const Track& track) {
+    const auto told = Compress(track);
+    RunAll();
+    ExpectTold(*told);
+  };
+  Decode(parent, 64, 1);
+  RunAll();
+  EXPECT_GT(RawBytes(), 0u);
+  shm::Word& slot = worker_->session().control()->page().readers[0].word;
+  const std::uint64_t pin = shm::Pin(slot, world_.tenant().epochs().epoch());
+  seal(parent);
+  EXPECT_EQ(RawBytes(), 0u);
+  EXPECT_TRUE(shm::Unpin(slot, pin));
+  // A fork that waits with the same ones keeps them.
+  Decode(parent, 64, 1);
+  RunAll();
+  const Track child = Fork(parent);
+  seal(parent);
+  EXPECT_GT(RawBytes(), 0u);
+  world_.tenant().epochs().Collect();
+  EXPECT_GT(RawBytes(), 0u);
+  seal(child);
+  EXPECT_EQ(RawBytes(), 0u);
+  EXPECT_EQ(Shown(parent), "");
+  EXPECT_EQ(Shown(child), "");
+}
+
 // ---- block summaries
 
 TEST_F(CompactorTest, SummariesGrowTileByTile) {
