@@ -44,8 +44,8 @@ absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work)
   if (absl::Status status = SwapIn(run, **swap, replaced); !status.ok()) return status;
   // The lane alone holds what it opens next.
   run = OpenRun();
-  // Readers may be at work on what was replaced, but none reads raw copies: they go at once, unless a
-  // fork waits with them too.
+  // Readers may be at work on what was replaced, but none reads raw copies: they go at once, unless
+  // a fork waits with them too.
   for (const std::shared_ptr<Segment>& segment : replaced.segments) {
     if (segment.use_count() == 1 && segment->raw_unshared()) segment->raw()->Drop();
   }

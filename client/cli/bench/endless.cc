@@ -16,14 +16,17 @@ namespace tessera::cli::bench {
 namespace {
 
 constexpr std::uint64_t kBudget = 1024;
+constexpr std::uint64_t kEarly = 20'000;  // tokens
 constexpr SyntheticShape kShape = {.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
 
-// What the tenant's pool holds for sequences. Replaced memory waits for readers: it is counted,
-// since it is held.
+// What tiles take in the tenant's pool, by its own gauge. Replaced ones wait for readers: they are
+// counted, since they are held.
 absl::StatusOr<double> Held(client::Worker& worker) {
   const absl::StatusOr<v1::StatsResponse> stats = worker.Stats();
   if (!stats.ok()) return stats.status();
-  return static_cast<double>(stats->tenants(0).used_bytes());
+  const auto& by_tag = stats->tenants(0).used_bytes_by_tag();
+  const auto tiles = by_tag.find("tiles");
+  return tiles == by_tag.end() ? 0 : static_cast<double>(tiles->second);
 }
 
 absl::Status Decode(client::Worker& worker, client::Sequence& sequence,
@@ -49,6 +52,49 @@ absl::Status Decode(client::Worker& worker, client::Sequence& sequence,
   }
 }
 
+// The name of the row, and how keys stand: where they were, or at their places in the lane.
+struct Way {
+  const char* name;
+  const char* positions;
+};
+
+absl::Status Generate(const Way& way, std::uint64_t tokens, client::Worker& worker,
+                      const client::Model& model, Report& report) {
+  absl::StatusOr<client::Sequence> sequence = worker.CreateSequence(
+      model, Concat("lacache:span=2,overlap=1,budget=", kBudget, ",pos=", way.positions));
+  if (!sequence.ok()) return sequence.status();
+  SyntheticSequence rows(kShape, 1);
+  rows.Grow(4096);
+  double early = 0;
+  double most = 0;
+  for (std::uint64_t token = 0; token < tokens; ++token) {
+    absl::Status status = Decode(worker, *sequence, rows);
+    if (!status.ok()) return status;
+    if (token % 1000 != 999) continue;
+    if (token % 10'000 == 9'999) {
+      Progress(Concat(way.name, ": ", token + 1, " of ", tokens, " tokens"));
+    }
+    const absl::StatusOr<double> held = Held(worker);
+    if (!held.ok()) return held.status();
+    double& largest = token < kEarly ? early : most;
+    largest = std::max(largest, *held);
+  }
+  if (absl::Status status = sequence->Compress().status(); !status.ok()) return status;
+  const absl::StatusOr<v1::DescribeResponse> described = sequence->Describe(/*lanes=*/true);
+  if (!described.ok()) return described.status();
+  report.Add({.name = way.name,
+              .value = most / 1024,
+              .unit = "KiB of tiles at most",
+              .baseline = Concat("within the first ", kEarly, " tokens"),
+              .ratio = most / early,
+              .goal = 1.05,
+              .sense = Goal::kAtMost});
+  report.notes.push_back(Concat(way.name, ": ", described->tokens(), " tokens generated, ",
+                                described->lane(0).entries(), " entries in a lane at the end, the ",
+                                "next query stands at ", sequence->next_position()));
+  return sequence->Free();
+}
+
 }  // namespace
 
 absl::Status MeasureEndless(std::uint64_t tokens, Report& report) {
@@ -57,40 +103,14 @@ absl::Status MeasureEndless(std::uint64_t tokens, Report& report) {
   const absl::StatusOr<std::unique_ptr<client::Worker>> worker =
       client::Worker::Attach({.address = (*daemon)->address(), .worker_name = "endless"});
   if (!worker.ok()) return worker.status();
-  const absl::StatusOr<client::Model> model = (*worker)->RegisterModel(kShape.Geometry());
+  client::ModelGeometry geometry = kShape.Geometry();
+  geometry.rope.theta = 10000;  // keys can be turned
+  const absl::StatusOr<client::Model> model = (*worker)->RegisterModel(geometry);
   if (!model.ok()) return model.status();
-  absl::StatusOr<client::Sequence> sequence =
-      (*worker)->CreateSequence(*model, Concat("lacache:span=2,overlap=1,budget=", kBudget));
-  if (!sequence.ok()) return sequence.status();
-  SyntheticSequence rows(kShape, 1);
-  rows.Grow(4096);
-  double early = 0;
-  double most = 0;
-  for (std::uint64_t token = 0; token < tokens; ++token) {
-    absl::Status status = Decode(**worker, *sequence, rows);
+  for (const Way& way : {Way{"lacache_endless", "original"}, Way{"lacache_endless_slot", "slot"}}) {
+    absl::Status status = Generate(way, tokens, **worker, *model, report);
     if (!status.ok()) return status;
-    if (token % 10'000 != 9'999) continue;
-    Progress(Concat("generated ", token + 1, " of ", tokens, " tokens"));
-    const absl::StatusOr<double> held = Held(**worker);
-    if (!held.ok()) return held.status();
-    if (token < 20'000) {
-      early = std::max(early, *held);
-    } else {
-      most = std::max(most, *held);
-    }
   }
-  if (absl::Status status = sequence->Compress().status(); !status.ok()) return status;
-  const absl::StatusOr<v1::DescribeResponse> described = sequence->Describe(/*lanes=*/true);
-  if (!described.ok()) return described.status();
-  report.Add({.name = "lacache_endless",
-              .value = most / 1024,
-              .unit = "KiB held at most",
-              .baseline = "within the first 20,000 tokens",
-              .ratio = most / early,
-              .goal = 1.25,
-              .sense = Goal::kAtMost});
-  report.notes.push_back(Concat("lacache_endless: ", described->tokens(), " tokens generated, ",
-                                described->lane(0).entries(), " entries in a lane at the end"));
   return absl::OkStatus();
 }
 
