@@ -258,6 +258,7 @@ constexpr TermKind kMosaicKv = {
     .name = "mosaickv",
     .is = "Rows are rotated and packed segment by segment, and attention reads the best blocks",
     .sets = "packing, segments, block summaries (mean key), selection",
+    .paper = "MosaicKV (Sheng et al., Dynamic Two-D KV Cache Compression)",
     .decides = Decides::kPacking,
     .options = kOptions,
     .check = Check,

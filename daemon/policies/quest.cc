@@ -80,6 +80,7 @@ constexpr TermKind kQuest = {
         "Pages are summed up by their least and greatest keys, and attention reads those whose "
         "bound on the logit is greatest",
     .sets = "block summaries (min/max), selection",
+    .paper = "Quest (arXiv 2406.10774)",
     .decides = Decides::kSelection,
     .own_summaries = true,
     .options = kOptions,
