@@ -125,9 +125,13 @@ void Observer::ForgetFrom(std::uint64_t token, std::uint32_t index) {
   layer.sums.clear();
 }
 
-void Observer::CutTo(std::uint64_t tokens, std::uint32_t index) {
+void Observer::CutTo(std::uint64_t tokens) {
   const std::uint64_t ids = tokens - std::min(tokens, first_id_);
-  if (index == 0 && ids_.size() > ids) ids_.resize(ids);  // they are shown as of that layer
+  if (ids_.size() > ids) ids_.resize(ids);
+  for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) CutLayerTo(tokens, layer);
+}
+
+void Observer::CutLayerTo(std::uint64_t tokens, std::uint32_t index) {
   if (tokens == 0) decided_.erase(index);
   const auto layer = layers_.find(index);
   if (layer == layers_.end() || layer->second.next <= tokens) return;
@@ -163,7 +167,8 @@ void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, Layer& l
   const kernels::LayerGeometry& geometry = model_->geometry(rows.layer);
   const std::uint64_t row_bytes = RowBytes(geometry);
   layer.norms.resize(geometry.query_heads);
-  const std::uint64_t length = std::max(rows.prompt_tokens, rows.first_token + tokens);
+  // A second prompt has the tokens before it in its share, too.
+  const std::uint64_t length = rows.first_token + std::max(rows.prompt_tokens, tokens);
   const std::uint64_t most =
       rows.prompt_tokens == 0 ? ~std::uint64_t{0} : CountUp(needs_.norm_share(), length);
   for (std::uint32_t head = 0; head < geometry.query_heads; ++head) {
@@ -259,7 +264,7 @@ void Observer::SeeDecoded(std::uint32_t index, std::uint64_t first_token,
   const ObservedRows rows = {.layer = index,
                              .first_token = first_token,
                              .query = query,
-                             .prompt_tokens = std::max(2 * end, kLeastFutureTokens)};
+                             .prompt_tokens = std::max(end, kLeastFutureTokens)};
   SeeLast(rows, tokens, layer);
   SeeNorms(rows, tokens, layer);
   layer.next = end;
@@ -307,8 +312,9 @@ std::vector<std::byte> Observer::FillNorms(const kernels::LayerGeometry& geometr
 }
 
 absl::StatusOr<std::uint32_t> Observer::Show(Session& session, SequenceId sequence,
-                                             std::uint32_t first, std::uint32_t end) {
-  if (absl::Status status = ShowTokens(session, sequence); !status.ok()) return status;
+                                             std::uint32_t first, std::uint32_t end,
+                                             std::uint64_t tokens) {
+  if (absl::Status status = ShowTokens(session, sequence, tokens); !status.ok()) return status;
   const auto behind = layers_.lower_bound(end);
   for (auto it = layers_.lower_bound(first); it != behind; ++it) {
     const kernels::LayerGeometry& geometry = model_->geometry(it->first);
@@ -331,15 +337,19 @@ void Observer::BeginsDecided() {
   for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) decided_.insert(layer);
 }
 
-absl::Status Observer::ShowTokens(Session& session, SequenceId sequence) {
-  if (ids_.empty()) return absl::OkStatus();
+absl::Status Observer::ShowTokens(Session& session, SequenceId sequence, std::uint64_t tokens) {
+  const std::uint64_t count =
+      std::min<std::uint64_t>(ids_.size(), tokens - std::min(tokens, first_id_));
+  if (count == 0) return absl::OkStatus();
+  const auto end = ids_.begin() + static_cast<std::ptrdiff_t>(count);
   v1::ObserveRequest request;
   request.set_sequence_id(sequence.value());
   request.set_first_token_id(first_id_);
-  request.mutable_token_ids()->Add(ids_.begin(), ids_.end());
+  request.mutable_token_ids()->Add(ids_.begin(), end);
   v1::ObserveResponse response;
   if (absl::Status status = session.Call(request, response); !status.ok()) return status;
-  ids_.clear();
+  ids_.erase(ids_.begin(), end);
+  first_id_ += count;
   return absl::OkStatus();
 }
 

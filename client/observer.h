@@ -51,18 +51,22 @@ class Observer {
            needs_.norm_share() > 0;
   }
   // Those queries; the same step may be tried again. By norm as many are kept as would be asked for
-  // at twice the length, or at 4,096 tokens: none is missing while decoding does not go further.
+  // at twice the length, or 4,096 tokens on: none is missing while decoding goes no further, and
+  // takes nothing back.
   void SeeDecoded(std::uint32_t layer, std::uint64_t first_token, std::span<const std::byte> query);
   // In the order of tokens, too.
   absl::Status SeeTokens(std::uint64_t first_token, std::span<const std::uint32_t> ids);
-  // The layer holds so many tokens, and no more: others were not accepted, or cut off.
-  void CutTo(std::uint64_t tokens, std::uint32_t layer);
+  // The layer holds so many tokens, and no more: others were not accepted.
+  void CutLayerTo(std::uint64_t tokens, std::uint32_t layer);
+  // The sequence was cut off there.
+  void CutTo(std::uint64_t tokens);
 
   // Sends what was seen of the layers [first, end) to the daemon, and returns where it ended:
   // before `end` if the daemon has room for no more, RESOURCE_EXHAUSTED if not even for the first.
   // It is kept here until the daemon has decided by it: a fork that is made before shows it again.
+  // Ids are shown of the first `tokens` alone, whose rows are there.
   absl::StatusOr<std::uint32_t> Show(Session& session, SequenceId sequence, std::uint32_t first,
-                                     std::uint32_t end);
+                                     std::uint32_t end, std::uint64_t tokens);
   // They have been compressed.
   void Decided(std::uint32_t first, std::uint32_t end);
   // The sequence begins with what was compressed elsewhere: with a published prefix.
@@ -104,7 +108,7 @@ class Observer {
   void SeeNorms(const ObservedRows& rows, std::uint64_t tokens, Layer& layer);
   void SeeSums(const ObservedRows& rows, std::uint64_t tokens,
                const kernels::Operations& operations, Layer& layer);
-  absl::Status ShowTokens(Session& session, SequenceId sequence);
+  absl::Status ShowTokens(Session& session, SequenceId sequence, std::uint64_t tokens);
   absl::Status ShowLayer(Session& session, SequenceId sequence, std::uint32_t index,
                          const Layer& layer) const;
   // The queries of `last` from this row on, as many as a message should have. Returns how many.
@@ -120,6 +124,7 @@ class Observer {
   Layer& LayerOf(std::uint32_t index);
   std::map<std::uint32_t, Layer> layers_;
   std::set<std::uint32_t> decided_;  // layers that were compressed before
+  // Not shown yet. Those that were go on with the sequence in the daemon, and with its forks.
   std::uint64_t first_id_ = 0;
   std::vector<std::uint32_t> ids_;
 };

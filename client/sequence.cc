@@ -116,6 +116,23 @@ absl::StatusOr<v1::CompressResponse> Sequence::Compress() {
   return Compress(*hold->session, 0, 0);
 }
 
+namespace {
+
+// Of calls for some layers each, one after another.
+void AddPart(const v1::CompressResponse& part, bool first, v1::CompressResponse& all) {
+  if (first) {
+    all = part;
+    return;
+  }
+  all.set_entries_packed(all.entries_packed() + part.entries_packed());
+  all.set_entries_dropped(all.entries_dropped() + part.entries_dropped());
+  all.set_tile_bytes_after(part.tile_bytes_after());
+  all.set_rotation_bytes(part.rotation_bytes());
+  all.set_position_shift(part.position_shift());
+}
+
+}  // namespace
+
 absl::StatusOr<v1::CompressResponse> Sequence::Compress(Session& session, std::uint32_t first_layer,
                                                         std::uint32_t layers) {
   Observer* const observer = state_->observer.get();
@@ -126,14 +143,14 @@ absl::StatusOr<v1::CompressResponse> Sequence::Compress(Session& session, std::u
   request.set_layers(layers);
   const std::uint32_t end = layers == 0 ? state_->model->layers() : first_layer + layers;
   for (std::uint32_t layer = first_layer; layer < end && observer != nullptr; ++layer) {
-    observer->CutTo(state_->TokensOf(layer), layer);
+    observer->CutLayerTo(state_->TokensOf(layer), layer);
   }
   for (std::uint32_t begin = first_layer;;) {
     std::uint32_t shown = end;
     if (observer != nullptr) {
       // Where the daemon has no room for all of it, it decides about what it was shown before it
       // is shown the rest.
-      const auto until = observer->Show(session, state_->id, begin, end);
+      const auto until = observer->Show(session, state_->id, begin, end, state_->TokensOf(0));
       if (!until.ok()) return until.status();
       shown = *until;
     }
@@ -141,8 +158,10 @@ absl::StatusOr<v1::CompressResponse> Sequence::Compress(Session& session, std::u
       request.set_first_layer(begin);
       request.set_layers(shown - begin);
     }
-    if (absl::Status status = session.Call(request, response); !status.ok()) return status;
+    v1::CompressResponse part;
+    if (absl::Status status = session.Call(request, part); !status.ok()) return status;
     if (observer != nullptr) observer->Decided(begin, shown);
+    AddPart(part, begin == first_layer, response);
     if (shown == end) break;
     begin = shown;
   }
@@ -192,8 +211,11 @@ absl::StatusOr<PublishedPrefix> Sequence::Publish(std::span<const std::uint32_t>
   absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows(core_, state_);
   if (!hold.ok()) return hold.status();
   if (state_->observer != nullptr) {
-    // What was seen must be shown first.
-    absl::Status status = Compress(*hold->session, 0, 0).status();
+    // What was seen must be shown first, and these are the ids of all that is held.
+    const auto held = token_ids.first(std::min<std::size_t>(token_ids.size(), state_->tokens));
+    absl::Status status = state_->observer->SeeTokens(0, held);
+    if (!status.ok()) return status;
+    status = Compress(*hold->session, 0, 0).status();
     if (!status.ok()) return status;
   }
   v1::PublishRequest request;
@@ -222,6 +244,7 @@ absl::Status Sequence::Truncate(std::uint64_t tokens) {
   state_->tail = Tail();
   state_->abandoned_rows = false;
   state_->SetTokens(tokens);
+  if (state_->observer != nullptr) state_->observer->CutTo(tokens);
   state_->compressed_at = std::min(state_->compressed_at, tokens);
   if (tokens == 0) state_->prompt_waits = false;
   if (tokens == 0) state_->position_shift = 0;

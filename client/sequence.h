@@ -65,6 +65,8 @@ class Sequence {
   // Takes what it asks for of the queries of these rows. Kept here, and shown to the daemon by
   // Compress and by the Append that ends the prompt. OK where it asks for nothing.
   absl::Status Observe(const ObservedRows& rows);
+  // Where text is cut at delimiters: the ids of all tokens, decoded ones too, in their order,
+  // before their rows or after them.
   absl::Status ObserveTokens(std::uint64_t first_token, std::span<const std::uint32_t> ids);
 
   // Has the daemon encode what the segments hold in this form; tokens in the tail stay there. The

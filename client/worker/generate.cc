@@ -34,8 +34,17 @@ absl::StatusOr<std::vector<float>> TryStep(const Model& model, client::Worker& w
   absl::StatusOr<std::vector<float>> logits = model.Forward(
       {.tokens = batch.tokens, .positions = positions, .logits_of = batch.last}, attention);
   if (!logits.ok()) return logits;
+  std::vector<std::uint64_t> before;
+  for (const client::Sequence* sequence : batch.sequences) before.push_back(sequence->tokens());
   // What was computed counts only once the step has ended well.
   if (absl::Status status = step->End(); !status.ok()) return status;
+  std::span<const TokenId> tokens = batch.tokens;
+  for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
+    absl::Status status =
+        batch.sequences[i]->ObserveTokens(before[i], tokens.first(batch.counts[i]));
+    if (!status.ok()) return status;
+    tokens = tokens.subspan(batch.counts[i]);
+  }
   return logits;
 }
 

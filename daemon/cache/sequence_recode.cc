@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_set.h"
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
@@ -34,6 +35,12 @@ absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work)
     if (!run.plain.empty()) lane.open = false;
   }
   swap = work(run);
+  // Readers may be at work on what is replaced, but none reads raw copies: they go at once where
+  // nobody else holds the segment, a fork that waits with it, say. Without the lock.
+  std::vector<std::shared_ptr<Segment>> without_raw;
+  const absl::Cleanup drop = [&without_raw] {
+    for (const std::shared_ptr<Segment>& segment : without_raw) segment->raw()->Drop();
+  };
   Replaced replaced;
   MutexLock lock(mutex_);
   if (freed_) return Usable();
@@ -44,10 +51,8 @@ absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work)
   if (absl::Status status = SwapIn(run, **swap, replaced); !status.ok()) return status;
   // The lane alone holds what it opens next.
   run = OpenRun();
-  // Readers may be at work on what was replaced, but none reads raw copies: they go at once, unless
-  // a fork waits with them too.
   for (const std::shared_ptr<Segment>& segment : replaced.segments) {
-    if (segment.use_count() == 1 && segment->raw_unshared()) segment->raw()->Drop();
+    if (segment.use_count() == 1 && segment->raw_unshared()) without_raw.push_back(segment);
   }
   FinishPublication(std::move(replaced));
   return absl::OkStatus();

@@ -65,8 +65,11 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
   if (!policy.mosaic.has_value()) sequence.DropRawRows();
   // There is nothing to do, or to know, for one that stays dense.
   const bool idle = policy.dense() && !policy.selection.has_value();
-  sequence.set_companion(
-      idle ? nullptr : std::make_shared<ManagedSequence>(std::move(policy), sequence.model()));
+  std::shared_ptr<ManagedSequence> managed;
+  if (!idle) managed = std::make_shared<ManagedSequence>(std::move(policy), sequence.model());
+  const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(sequence);
+  if (managed != nullptr && before != nullptr) managed->TakeText(*before);
+  sequence.set_companion(std::move(managed));
   return absl::OkStatus();
 }
 

@@ -85,6 +85,7 @@ class ManagedSequence final : public cache::Companion {
     MutexLock lock(parent.text_mutex_);
     MutexLock own_lock(text_mutex_);
     text_ = parent.text_;
+    if (text_.size() > tokens) text_.resize(tokens);
   }
 
   // A job waits for the rows.
@@ -119,6 +120,12 @@ class ManagedSequence final : public cache::Companion {
     }
     MutexLock lock(text_mutex_);
     if (text_.size() > tokens) text_.resize(tokens);
+  }
+  // The same sequence under another policy: its text is what it was.
+  void TakeText(const ManagedSequence& before) {
+    std::vector<policies::TextMark> text = before.text();
+    MutexLock lock(text_mutex_);
+    text_ = std::move(text);
   }
   // By token, as far as ids were shown.
   std::vector<policies::TextMark> text() const {

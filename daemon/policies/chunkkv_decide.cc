@@ -144,9 +144,10 @@ LaneDecision DecideLane(const ChunkKvPolicy& chunk, const LaneEntries& lane, std
     return KeepExactly(lane, Judged(lane, chunk, scores, ChunksOf(lane, first, chunk.chunk)),
                        entries, chunk.window);
   }
-  // Where there is not one whole chunk, kvpress judges single tokens.
+  // The grid of kvpress begins with what it is given. Where that is not one whole chunk, it judges
+  // single tokens.
   const std::uint32_t length = lane.count < chunk.chunk ? 1 : chunk.chunk;
-  return KeepShare(Judged(lane, chunk, scores, ChunksOf(lane, first, length)), chunk.budget.share);
+  return KeepShare(Judged(lane, chunk, scores, ChunksOf(lane, 0, length)), chunk.budget.share);
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ struct ModelFacts {
   bool delimiters = false;  // it was registered with token ids that end a chunk of text
 };
 
-// In LayerView::delimiters.
+// In LayerView::text.
 enum class TextMark : std::uint8_t {
   kInside = 0,
   kDelimiter = 1,  // ends a chunk of text

@@ -279,7 +279,9 @@ TEST_F(InLittleRoom, LayersAreDecidedAboutInParts) {
     Compress(sequence);
     // Of a prompt behind that every query is asked for: 400 KiB a layer.
     Append(sequence, truth, 400);
-    Compress(sequence);
+    const absl::StatusOr<v1::CompressResponse> compressed = sequence.Compress();
+    ASSERT_TRUE(compressed.ok()) << compressed.status();
+    EXPECT_EQ(compressed->entries_dropped(), 6 * 2 * (440 - 80u));
     const v1::DescribeResponse held = Entries(sequence);
     for (const v1::LaneDescription& lane : held.lane()) EXPECT_EQ(lane.entries(), 80u);
     ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);

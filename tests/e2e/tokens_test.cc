@@ -283,6 +283,44 @@ TEST_F(Tokens, TextThatNobodyNamesIsNotCut) {
   }
 }
 
+// An id is known for good once it was shown, whichever call brought it.
+TEST_F(Tokens, IdsGoOnWithTheSequence) {
+  Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
+  const std::vector<std::uint32_t> ids(300, 7);
+  const auto part = [&](std::size_t count) { return std::span(ids).first(count); };
+  client::Sequence sequence = NewSequence("semanticache:tau=0,sink=0,recent=0");
+  SyntheticSequence truth(shape_, random_.Bits());
+  ASSERT_TRUE(sequence.ObserveTokens(0, part(128)).ok());  // before the rows of some
+  Append(sequence, truth, 64);
+  Compress(sequence);
+  Append(sequence, truth, 64);
+  Compress(sequence);
+  for (int i = 0; i < 32; ++i) Decode(sequence, truth);
+  EXPECT_TRUE(absl::IsFailedPrecondition(sequence.Compress().status()));
+  const auto published = sequence.Publish(part(160));  // brings the ids of what was decoded
+  ASSERT_TRUE(published.ok()) << published.status();
+  absl::StatusOr<client::Sequence> child = sequence.Fork("semanticache:tau=0.5,sink=0,recent=0");
+  ASSERT_TRUE(child.ok()) << child.status();
+  Append(*child, truth, 40);
+  ASSERT_TRUE(child->ObserveTokens(160, part(40)).ok());
+  Compress(*child);
+  EXPECT_EQ(Entries(*child).tokens(), 200u);
+
+  // What was cut off says nothing of what came in its place.
+  client::Sequence cut = NewSequence("semanticache:tau=0,sink=0,recent=0");
+  SyntheticSequence other(shape_, random_.Bits());
+  Append(cut, other, 90);
+  ASSERT_TRUE(cut.ObserveTokens(0, part(90)).ok());
+  ASSERT_TRUE(cut.Truncate(40).ok());
+  other.Truncate(40);
+  EXPECT_TRUE(absl::IsOutOfRange(cut.ObserveTokens(70, part(20))));
+  Append(cut, other, 50);
+  const absl::Status missing = cut.Compress().status();
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("the id of token 40 has not been shown"));
+  ASSERT_TRUE(cut.ObserveTokens(40, part(50)).ok());
+  Compress(cut);
+}
+
 // Chunks by their length alone: nobody has to say what the tokens are.
 TEST_F(Tokens, FixedChunksAskForNothing) {
   Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});

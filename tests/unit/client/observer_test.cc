@@ -174,6 +174,17 @@ TEST_P(Observing, ShowsTheNewestAndTheStrongest) {
   EXPECT_EQ(decoder_.daemon->staged_tensors() > 0, GetParam().map_memory && GetParam().has_staging);
 }
 
+// Far more tokens are decoded than rows are kept of.
+TEST_P(Observing, AmongManyDecodedTokensTheStrongestAreFound) {
+  ASSERT_NO_FATAL_FAILURE(Prompt(20, 0));
+  for (int i = 0; i < 1500; ++i) {
+    ASSERT_NO_FATAL_FAILURE(Step());
+    if (i % 32 == 0) decoder_.daemon->Absorb();
+  }
+  ASSERT_NO_FATAL_FAILURE(Prompt(30, 30));
+  ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
+}
+
 // Of keys and queries that are rotated by position the same ones are the strongest. (By quarters of
 // a turn, which are exact.)
 TEST_P(Observing, QueriesAreAsStrongHoweverTheyAreTurned) {

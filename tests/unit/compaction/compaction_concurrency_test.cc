@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -276,6 +277,7 @@ class Swap : public CompactionConcurrency {
     (!old ? counts_.after : still_old ? counts_.before : counts_.across).fetch_add(1);
     reads_.fetch_add(1);
     std::vector<Floats>& seen = round.seen[reader][index];
+    if (old && output != round.before[index]) return "the old segments give something else";
     if (seen.empty() || seen.back() != output) seen.push_back(std::move(output));
     return seen.size() <= 2 ? "" : "a third state: a mixture";
   }
@@ -298,6 +300,7 @@ class Swap : public CompactionConcurrency {
     if (behind_a_segment) {
       ASSERT_NO_FATAL_FAILURE(append(random.Between(150, 250)));
       CompressAndWait(round);
+      ASSERT_TRUE(round.sequence->Form().front().shape.packed()) << "there is no strategy";
     }
     ASSERT_NO_FATAL_FAILURE(append(random.Between(100, 200)));
     if (!behind_a_segment) return;
@@ -309,7 +312,11 @@ class Swap : public CompactionConcurrency {
       }
       return entries;
     };
-    while (waiting() < model_->lanes() * 96) std::this_thread::yield();
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(5);
+    while (waiting() < model_->lanes() * 96) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "no tile was encoded as before";
+      std::this_thread::yield();
+    }
     const auto busy = [&] {
       const Scheduler::Load load = scheduler_->load();
       const auto sum = [](const Scheduler::Load::ByPriority& jobs) {
