@@ -26,6 +26,7 @@ absl::Status MappedStep::Begin(Session& session, std::span<Sequence* const> sequ
   if (status.ok()) status = BeginPinned(session, options);
   if (!status.ok()) {
     Finish();
+    Release();
     return status;
   }
   open_ = true;

@@ -237,7 +237,8 @@ void MappedStep::Finish() {
   batch_.Release();
   commits_.clear();
   open_ = marked_ = doubtful_ = false;
-  door_.ReturnStep(slot_);
 }
+
+void MappedStep::Release() { door_.ReturnStep(slot_); }
 
 }  // namespace tessera::client

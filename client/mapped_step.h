@@ -26,7 +26,7 @@ class MappedStep final : public StepEngine {
   // Both outlive the step.
   MappedStep(MappedDoor& door, const Surroundings& surroundings, std::uint32_t slot);
 
-  // Errors give the slot back; so does the end of the step, whichever it is.
+  // Errors give the slot back.
   absl::Status Begin(Session& session, std::span<Sequence* const> sequences,
                      const StepOptions& options);
 
@@ -37,6 +37,7 @@ class MappedStep final : public StepEngine {
   absl::Status End(std::span<const std::uint32_t> accepted) override;
   bool open() const override { return open_; }
   void Abandon() override;
+  void Release() override;
 
  private:
   // What a look at a pinned batch finds.

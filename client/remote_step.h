@@ -29,6 +29,7 @@ class RemoteStep final : public StepEngine {
   absl::Status End(std::span<const std::uint32_t> accepted) override;
   bool open() const override { return open_; }
   void Abandon() override;
+  void Release() override {}
 
  private:
   absl::Status AppendItem(const StepItem& item, std::uint32_t layer, std::span<const std::byte> key,

@@ -1,5 +1,7 @@
 #include "client/step.h"
 
+#include <utility>
+
 namespace tessera::client {
 
 absl::Status Step::Over() const {
@@ -10,7 +12,7 @@ absl::Status Step::Over() const {
 absl::Status Step::After(absl::Status status) {
   if (!engine_->open()) {
     ended_by_ = status;
-    engine_ = nullptr;
+    std::exchange(engine_, nullptr)->Release();
   }
   return status;
 }
@@ -33,8 +35,9 @@ absl::Status Step::End(std::span<const std::uint32_t> accepted) {
 }
 
 void Step::Abandon() {
-  if (open()) engine_->Abandon();
-  engine_ = nullptr;
+  if (engine_ == nullptr) return;
+  engine_->Abandon();
+  std::exchange(engine_, nullptr)->Release();
 }
 
 }  // namespace tessera::client

@@ -64,6 +64,9 @@ class StepEngine {
   virtual absl::Status End(std::span<const std::uint32_t> accepted) = 0;
   virtual bool open() const = 0;
   virtual void Abandon() = 0;
+  // It is over, and the caller is done with it: the next call, of any thread, may begin another
+  // step in its place.
+  virtual void Release() = 0;
 };
 
 // Used by one thread at a time; other steps, of other sequences, may run on other threads.
