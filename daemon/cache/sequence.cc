@@ -236,9 +236,10 @@ void Sequence::Free() {
   if (std::exchange(freed_, true)) return;
   set_companion(nullptr);
   set_prefix(ForkHold());
-  DropTail();
+  // First: whoever finds no tail any more shall not take the lanes for all there is.
   block().state.store(shm::kSequenceGone);
   block().sequence_id.store(0);
+  DropTail();
   Replaced replaced;
   for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
     lane_words()[i].store(0);
