@@ -29,7 +29,8 @@ class OffloadConcurrency : public testing::Test {
     std::atomic<std::uint64_t> complete{0};  // appended for good
   };
 
-  // Empty where the sequence shows a prefix of its stamps, no shorter than `least`.
+  // Empty where every lane shows a prefix of the stamps, no shorter than `least`. How long is each
+  // lane's own: an append publishes them one after another, and the version after them all.
   std::string Look(Known& known, std::uint64_t least) {
     const auto stays = known.sequence->Restore();
     if (!stays.ok()) return stays.status().ToString();
@@ -41,11 +42,15 @@ class OffloadConcurrency : public testing::Test {
       const absl::StatusOr<SequenceView> view = ReadSequence(world_.tenant(), *known.sequence);
       if (!view.ok()) return view.status().ToString();
       if (block.version.load() != version) continue;
-      const std::uint64_t tokens = view->lanes.front().resolved.tail_start;
-      if (tokens < least) return "tokens are missing";
-      const Stamps shown(known.stamps.begin(),
-                         known.stamps.begin() + static_cast<std::ptrdiff_t>(tokens));
-      return Differs(*view, *model_, std::vector<Stamps>(model_->layers(), shown));
+      std::vector<Stamps> shown(model_->layers());
+      for (const SequenceView::LaneOf& lane : view->lanes) {
+        const std::uint64_t tokens = lane.resolved.tail_start;
+        if (tokens < least) return "tokens are missing";
+        if (tokens > known.stamps.size()) return "there are too many tokens";
+        shown[lane.layer].assign(known.stamps.begin(),
+                                 known.stamps.begin() + static_cast<std::ptrdiff_t>(tokens));
+      }
+      return Differs(*view, *model_, shown);
     }
   }
 
