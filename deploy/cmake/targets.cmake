@@ -46,16 +46,20 @@ function(tessera_library name)
   endif()
 endfunction()
 
-# tessera_test(NAME SOURCES... LINK libs... [LABELS ...] [TIMEOUT s] [THREADED filter]): one
-# GoogleTest binary. It writes its cases to test-results/NAME.xml, where tests/run counts them.
-# THREADED names the cases with threads, where all others would keep ThreadSanitizer busy for long
-# with nothing to find: it runs these alone.
+# tessera_test(NAME [ONE_THREAD] SOURCES... LINK libs... [LABELS ...] [TIMEOUT s] [THREADED filter]):
+# one GoogleTest binary. It writes its cases to test-results/NAME.xml, where tests/run counts them.
+# Cases without threads would keep ThreadSanitizer busy for an hour with nothing to find: its build
+# goes without ONE_THREAD's binaries, and runs of others those cases alone that THREADED names.
 function(tessera_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT;THREADED" "SOURCES;LINK;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "ONE_THREAD" "TIMEOUT;THREADED" "SOURCES;LINK;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_link_libraries(${name} PRIVATE ${ARG_LINK} tessera_warnings GTest::gtest GTest::gtest_main)
   tessera_use_pch(${name})
+  if(ARG_ONE_THREAD AND TESSERA_SANITIZE MATCHES "thread")
+    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
+    return()
+  endif()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
