@@ -255,8 +255,7 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
           // Settled rows keep their form, and their neighbours.
           if (choice.continued || (policies::Continues(policy) && !run.settled.empty())) {
             if (coding.decision == nullptr) return std::nullopt;
-            return LaneGather({&sequence.memory(), options_.operations}, run)
-                .Keep(*coding.decision, coding.decided);
+            return LaneGather(sequence.memory(), run).Keep(*coding.decision, coding.decided);
           }
           LaneCoder coder(coding, run);
           if (policy.mosaic.has_value()) return coder.Seal(LaneCoder::Cut::kPromptEnd);

@@ -1,12 +1,10 @@
 #include "daemon/compaction/lane_gather.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "daemon/base/check.h"
 #include "daemon/cache/build.h"
-#include "kernels/strategy/aligned_bytes.h"
 
 namespace tessera::compaction {
 
@@ -32,8 +30,8 @@ bool SameForm(const Segment& a, const Segment& b) {
 
 }  // namespace
 
-LaneGather::LaneGather(const Options& options, const cache::OpenRun& run)
-    : options_(options), sources_(AllOf(run)), growing_(run.grows ? run.previous.get() : nullptr) {}
+LaneGather::LaneGather(const cache::TenantMemory& memory, const cache::OpenRun& run)
+    : memory_(memory), sources_(AllOf(run)), growing_(run.grows ? run.previous.get() : nullptr) {}
 
 absl::StatusOr<std::optional<cache::LaneSwap>> LaneGather::Keep(
     const policies::LaneDecision& decision, std::uint64_t decided) {
@@ -103,61 +101,29 @@ absl::StatusOr<std::shared_ptr<Segment>> LaneGather::NewSegment(std::size_t firs
   segment->set_entry_list(std::move(list));
   std::vector<device::WordStore> words;
   absl::Status status =
-      cache::ReserveTiles(*options_.memory, static_cast<std::uint32_t>(count), *segment, words);
-  for (std::size_t done = 0; status.ok() && done < count; done += kTileEntries) {
-    status = FillTile(*segment, first + done,
-                      static_cast<std::uint32_t>(std::min<std::size_t>(kTileEntries, count - done)),
-                      segment->TileData(done / kTileEntries));
-  }
-  if (status.ok()) status = options_.memory->device->StoreWords(words);
+      cache::ReserveTiles(memory_, static_cast<std::uint32_t>(count), *segment, words);
+  if (status.ok()) status = FillTiles(*segment, first, count);
+  if (status.ok()) status = memory_.device->StoreWords(words);
   if (!status.ok()) return status;
   return segment;
 }
 
-absl::Status LaneGather::FillTile(const Segment& segment, std::size_t first, std::uint32_t count,
-                                  std::byte* target) {
-  copies_.clear();
+absl::Status LaneGather::FillTiles(const Segment& segment, std::size_t first, std::size_t count) {
   std::vector<kernels::GatherRow> rows;
   for (std::size_t i = first; i < first + count; ++i) {
-    const absl::StatusOr<const std::byte*> tile = TileOf(rows_[i]);
-    if (!tile.ok()) return tile.status();
-    rows.push_back({.tile = *tile,
-                    .row = rows_[i].entry % kTileEntries,
-                    .position = static_cast<std::uint32_t>(
-                        rows_[i].from->PositionOf(rows_[i].entry) - segment.first_position())});
+    const Row& row = rows_[i];
+    rows.push_back({.tile = row.from->TileData(row.entry / kTileEntries),
+                    .row = row.entry % kTileEntries,
+                    .position = static_cast<std::uint32_t>(row.from->PositionOf(row.entry) -
+                                                           segment.first_position())});
   }
-  const kernels::TileLayout layout = kernels::LayoutOf(segment.shape());
-  // Whole words, as they are stored; blocks of the pool have room for them.
-  constexpr std::size_t kWord = sizeof(std::uint64_t);
-  kernels::AlignedBytes tile((layout.bytes + kWord - 1) / kWord * kWord);
-  options_.operations->gather({.rows = rows.data(),
-                               .row_count = count,
-                               .from = form_->shape(),
-                               .from_layout = kernels::LayoutOf(form_->shape()),
-                               .to = segment.shape(),
-                               .to_layout = layout,
-                               .tile = tile.data()});
-  std::vector<device::WordStore> stores;
-  for (std::size_t at = 0; at < tile.size(); at += kWord) {
-    std::uint64_t word;
-    std::memcpy(&word, tile.data() + at, kWord);
-    stores.push_back({target + at, word});
+  std::vector<device::TileGather> tiles;
+  for (std::size_t done = 0; done < count; done += kTileEntries) {
+    const std::size_t some = std::min<std::size_t>(kTileEntries, count - done);
+    tiles.push_back({.rows = std::span(rows).subspan(done, some),
+                     .tile = segment.TileData(done / kTileEntries)});
   }
-  return options_.memory->device->StoreWords(stores);
-}
-
-absl::StatusOr<const std::byte*> LaneGather::TileOf(const Row& row) {
-  const std::byte* const tile = row.from->TileData(row.entry / kTileEntries);
-  if (options_.memory->device->description().reads_host_memory) return tile;
-  // Rows come in order: a tile that was copied before was copied last.
-  if (copies_.empty() || copies_.back().of != tile) {
-    Copy copy = {.of = tile,
-                 .bytes = std::vector<std::byte>(kernels::LayoutOf(row.from->shape()).bytes)};
-    absl::Status status = options_.memory->device->Read(copy.bytes.data(), tile, copy.bytes.size());
-    if (!status.ok()) return status;
-    copies_.push_back(std::move(copy));
-  }
-  return copies_.back().bytes.data();
+  return memory_.device->Gather(form_->shape(), segment.shape(), tiles);
 }
 
 }  // namespace tessera::compaction

@@ -12,17 +12,12 @@
 #include "daemon/cache/recode.h"
 #include "daemon/cache/tenant_memory.h"
 #include "daemon/policies/token_policy.h"
-#include "kernels/format/operations.h"
 
 namespace tessera::compaction {
 
 class LaneGather {
  public:
-  struct Options {
-    const cache::TenantMemory* memory;
-    const kernels::Operations* operations;
-  };
-  LaneGather(const Options& options, const cache::OpenRun& run);
+  LaneGather(const cache::TenantMemory& memory, const cache::OpenRun& run);
 
   // What the decision leaves of the first `decided` entries, and all of those behind them.
   absl::StatusOr<std::optional<cache::LaneSwap>> Keep(const policies::LaneDecision& decision,
@@ -38,22 +33,13 @@ class LaneGather {
   // Rows of segments of one form become segments of that form.
   absl::Status Flush(std::vector<cache::HeldSegment>& held);
   absl::StatusOr<std::shared_ptr<cache::Segment>> NewSegment(std::size_t first, std::size_t count);
-  absl::Status FillTile(const cache::Segment& segment, std::size_t first, std::uint32_t count,
-                        std::byte* target);
-  // A tile of a source in memory that can be read here.
-  absl::StatusOr<const std::byte*> TileOf(const Row& row);
+  absl::Status FillTiles(const cache::Segment& segment, std::size_t first, std::size_t count);
 
-  const Options options_;
+  const cache::TenantMemory& memory_;
   const std::vector<cache::HeldSegment> sources_;
   const cache::Segment* const growing_;   // that new tiles go into; null: none
   std::shared_ptr<cache::Segment> form_;  // of the rows that wait; null: none do
   std::vector<Row> rows_;
-  // Copies of tiles that the rows of one new tile come from.
-  struct Copy {
-    const std::byte* of;
-    std::vector<std::byte> bytes;
-  };
-  std::vector<Copy> copies_;
 };
 
 }  // namespace tessera::compaction

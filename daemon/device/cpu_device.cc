@@ -153,6 +153,21 @@ absl::StatusOr<std::optional<std::size_t>> CpuDevice::Encode(
   return std::nullopt;
 }
 
+absl::Status CpuDevice::Gather(const kernels::TileShape& from, const kernels::TileShape& to,
+                               std::span<const TileGather> tiles) {
+  const kernels::Operations& operations = kernels::OperationsOf(kernels_);
+  for (const TileGather& tile : tiles) {
+    operations.gather({.rows = tile.rows.data(),
+                       .row_count = static_cast<std::uint32_t>(tile.rows.size()),
+                       .from = from,
+                       .from_layout = kernels::LayoutOf(from),
+                       .to = to,
+                       .to_layout = kernels::LayoutOf(to),
+                       .tile = tile.tile});
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CpuDevice::StoreWords(std::span<const WordStore> stores) {
   for (const WordStore& store : stores) std::memcpy(store.address, &store.word, sizeof store.word);
   return absl::OkStatus();

@@ -46,6 +46,8 @@ class CudaDevice final : public Device {
   absl::StatusOr<std::optional<std::size_t>> Encode(std::span<const TileStrategy> strategies,
                                                     kernels::ElementType type,
                                                     std::span<const TileEncode> tiles) override;
+  absl::Status Gather(const kernels::TileShape& from, const kernels::TileShape& to,
+                      std::span<const TileGather> tiles) override;
   absl::Status StoreWords(std::span<const WordStore> stores) override;
   absl::Status Read(std::byte* to, const std::byte* from, std::uint64_t bytes) override;
   absl::Status Write(std::byte* to, const std::byte* from, std::uint64_t bytes) override;

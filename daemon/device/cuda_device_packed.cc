@@ -1,4 +1,4 @@
-// Encoding of tiles on a CUDA device; and which selections it serves.
+// Encoding and gathering of tiles on a CUDA device; and which selections it serves.
 
 #include <algorithm>
 #include <optional>
@@ -78,7 +78,7 @@ bool SameRule(const kernels::SelectionRule* a, const kernels::SelectionRule* b) 
   if (a == b) return true;
   if (a == nullptr || b == nullptr) return false;
   return a->rate == b->rate && a->entries == b->entries && a->judge == b->judge &&
-         a->first_block == b->first_block;
+         a->first_block == b->first_block && a->each_head == b->each_head;
 }
 
 }  // namespace
@@ -105,9 +105,29 @@ absl::StatusOr<std::optional<std::size_t>> CudaDevice::Encode(
   return first;
 }
 
+absl::Status CudaDevice::Gather(const kernels::TileShape& from, const kernels::TileShape& to,
+                                std::span<const TileGather> tiles) {
+  std::vector<cuda::DeviceStrategy> strategies;
+  for (const kernels::TileShape& shape : {from, to}) {
+    strategies.push_back({.shape = shape, .layout = kernels::LayoutOf(shape)});
+  }
+  std::vector<cuda::GatherTile> jobs;
+  for (const TileGather& tile : tiles) {
+    jobs.push_back({.tile = AddressOf(tile.tile), .rows = tile.rows, .from = 0, .to = 1});
+    const std::string_view problem = cuda::GatherProblem(strategies, jobs.back());
+    TESSERA_CHECK(problem.empty(), problem);
+  }
+  absl::StatusOr<Taken> bench = TakeBench();
+  if (!bench.ok()) return bench.status();
+  return Answer((**bench).tiles().Gather(strategies, jobs));
+}
+
 // A step image has one rule per sequence.
 absl::Status CudaDevice::CheckServed(const kernels::AttendBatch& batch) const {
   for (std::size_t i = 0; i < batch.items.size(); ++i) {
+    TESSERA_CHECK(batch.geometry.group() == 1 || batch.items[i].selection == nullptr ||
+                      !batch.items[i].selection->each_head,
+                  "choices of query heads come as by_head.h makes them");
     const std::size_t first = i - i % batch.geometry.kv_heads;
     if (SameRule(batch.items[i].selection, batch.items[first].selection)) continue;
     return absl::UnimplementedError(

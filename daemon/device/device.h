@@ -19,6 +19,7 @@
 #include "daemon/device/memory.h"
 #include "kernels/dispatch/attend.h"
 #include "kernels/format/element.h"
+#include "kernels/format/part.h"
 #include "kernels/format/rotation.h"
 #include "kernels/format/tile_shape.h"
 #include "kernels/tokens/attention.h"
@@ -64,6 +65,12 @@ struct TileEncode {
   const std::uint32_t* positions = nullptr;  // [rows], in the pool; null: 0, 1, 2, ...
   std::uint32_t rows;                        // 1 .. 32
   std::uint32_t strategy;                    // index
+  std::byte* tile;                           // all of its bytes are written
+};
+
+// Rows of tiles on their way into a new one, as they are stored.
+struct TileGather {
+  std::span<const kernels::GatherRow> rows;  // 1 .. 32, of tiles in the pool
   std::byte* tile;                           // all of its bytes are written
 };
 
@@ -147,6 +154,10 @@ class Device {
   virtual absl::StatusOr<std::optional<std::size_t>> Encode(
       std::span<const TileStrategy> strategies, kernels::ElementType type,
       std::span<const TileEncode> tiles) = 0;
+  // Copies rows of tiles of the form `from` into tiles that no reader sees yet. These are of the
+  // form `to`, which differs in weights and positions alone; blocks are summed up from the rows.
+  virtual absl::Status Gather(const kernels::TileShape& from, const kernels::TileShape& to,
+                              std::span<const TileGather> tiles) = 0;
   // Writes words of the pool, 8-byte aligned.
   virtual absl::Status StoreWords(std::span<const WordStore> stores) = 0;
   // Copies out of device memory into the daemon's own.

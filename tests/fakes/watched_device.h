@@ -40,6 +40,10 @@ class WatchedDevice final : public device::Device {
       std::span<const device::TileEncode> tiles) override {
     return device_.Encode(strategies, type, tiles);
   }
+  absl::Status Gather(const kernels::TileShape& from, const kernels::TileShape& to,
+                      std::span<const device::TileGather> tiles) override {
+    return device_.Gather(from, to, tiles);
+  }
   absl::Status StoreWords(std::span<const device::WordStore> stores) override {
     return device_.StoreWords(stores);
   }

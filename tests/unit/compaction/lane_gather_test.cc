@@ -132,7 +132,7 @@ class LaneGatherTest : public CompactionFixture {
   absl::Status Keep(const Track& track, const policies::LaneDecision& decision,
                     std::uint64_t decided) {
     return track.sequence->Recode({.lane = 0, .whole = true}, [&](const cache::OpenRun& run) {
-      return LaneGather({&track.sequence->memory(), &operations_}, run).Keep(decision, decided);
+      return LaneGather(track.sequence->memory(), run).Keep(decision, decided);
     });
   }
 
