@@ -1,15 +1,190 @@
-// ChunkKV: runs of neighbouring tokens are judged and kept together. chunkkv_decide.cc decides.
-#include "daemon/policies/chunkkv.h"
+// ChunkKV: runs of neighbouring tokens are judged and kept together.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <string_view>
+#include <vector>
 
+#include "absl/status/statusor.h"
 #include "daemon/base/strings.h"
 #include "daemon/cache/model.h"
+#include "daemon/policies/keep.h"
 #include "daemon/policies/rows.h"
+#include "daemon/policies/shown.h"
 #include "daemon/policies/token_budget.h"
 #include "daemon/policies/token_system.h"
 #include "daemon/policies/window_scores.h"
 
 namespace tessera::policies {
 namespace {
+
+constexpr std::string_view kChunkKvName = "chunkkv";
+
+// ---- the decision about a layer
+
+using Scores = std::vector<double>;
+
+// Entries [begin, end) of a lane, whose positions are of one cell of the grid that starts with the
+// sequence.
+struct Chunk {
+  std::uint64_t begin;
+  std::uint64_t end;
+  double score = 0;
+
+  std::uint64_t size() const { return end - begin; }
+};
+
+std::vector<Chunk> ChunksOf(const LaneEntries& lane, std::uint64_t first, std::uint32_t length) {
+  std::vector<Chunk> chunks;
+  const auto cell = [&](std::uint64_t i) { return (first + lane.positions[i]) / length; };
+  for (std::uint64_t i = 0; i < lane.count; ++i) {
+    if (i == 0 || cell(i) != cell(i - 1)) chunks.push_back({.begin = i, .end = i});
+    chunks.back().end = i + 1;
+  }
+  return chunks;
+}
+
+// Chunk by chunk what stays, best first. Ties go to the older chunk; among chunks wholly inside the
+// window, which all have the same score in mode kvpress, to the younger one, so that the newest
+// tokens are never the ones to go.
+std::vector<Chunk> Judged(const LaneEntries& lane, const ChunkKvPolicy& chunk, const Scores& scores,
+                          std::vector<Chunk> chunks) {
+  const std::uint64_t window_begin = lane.count - chunk.window;
+  for (Chunk& one : chunks) {
+    const auto first = scores.begin() + static_cast<std::ptrdiff_t>(one.begin);
+    const double size = static_cast<double>(one.size());
+    if (chunk.kvpress && one.begin >= window_begin) {
+      // The mean of equal numbers, exactly.
+      one.score = chunk.mean ? *first : *first * size;
+      continue;
+    }
+    one.score = std::accumulate(first, first + static_cast<std::ptrdiff_t>(one.size()), 0.0);
+    if (chunk.mean) one.score /= size;
+    if (std::isnan(one.score)) one.score = -std::numeric_limits<double>::infinity();
+  }
+  std::ranges::sort(chunks, [window_begin](const Chunk& a, const Chunk& b) {
+    if (a.score != b.score) return a.score > b.score;
+    const bool both_inside = a.begin >= window_begin && b.begin >= window_begin;
+    return both_inside ? a.begin > b.begin : a.begin < b.begin;
+  });
+  return chunks;
+}
+
+// The window, then chunk after chunk what it has outside the window, until there are so many.
+LaneDecision KeepExactly(const LaneEntries& lane, const std::vector<Chunk>& chunks,
+                         std::uint64_t entries, std::uint64_t window) {
+  const std::uint64_t window_begin = lane.count - window;
+  LaneDecision decision = {.kept = Indices(window_begin, lane.count)};
+  for (const Chunk& chunk : chunks) {
+    const std::uint64_t end = std::min(chunk.end, window_begin);
+    for (std::uint64_t i = chunk.begin; i < end && decision.kept.size() < entries; ++i) {
+      decision.kept.push_back(static_cast<std::uint32_t>(i));
+    }
+  }
+  std::ranges::sort(decision.kept);
+  return decision;
+}
+
+// kvpress: a share of the chunks, whole ones, with its own truncation.
+LaneDecision KeepShare(const std::vector<Chunk>& chunks, double share) {
+  const auto wanted = static_cast<std::size_t>(static_cast<double>(chunks.size()) * share);
+  const std::size_t count = std::clamp<std::size_t>(wanted, 1, chunks.size());
+  LaneDecision decision;
+  for (const Chunk& chunk : std::span(chunks).first(count)) {
+    for (std::uint64_t i = chunk.begin; i < chunk.end; ++i) {
+      decision.kept.push_back(static_cast<std::uint32_t>(i));
+    }
+  }
+  std::ranges::sort(decision.kept);
+  return decision;
+}
+
+// By kv head for each entry; nothing for a lane that is not longer than the window. Heads are
+// averaged over the group, which orders as the sum does.
+absl::StatusOr<std::vector<Scores>> PaperScores(const ChunkKvPolicy& chunk, const LayerView& view) {
+  std::vector<Scores> scores(view.lanes.size());
+  for (std::uint32_t head = 0; head < view.geometry.query_heads; ++head) {
+    const std::uint32_t kv_head = head / view.geometry.group();
+    const LaneEntries& lane = view.lanes[kv_head];
+    if (lane.count <= chunk.window) continue;
+    const auto queries = NewestQueries(kChunkKvName, view, head, chunk.window);
+    if (!queries.ok()) return queries.status();
+    scores[kv_head].resize(lane.count);
+    kernels::KeyLook look = {
+        .queries = queries->rows, .logits = chunk.logit, .sums = scores[kv_head]};
+    look.visible = chunk.logit ? kernels::FullRanges(chunk.window, lane.count)
+                               : kernels::CausalRanges(queries->positions, lane.positions,
+                                                       view.geometry.sliding_window);
+    absl::Status status = view.scorer->Look(kv_head, std::span(&look, 1));
+    if (!status.ok()) return status;
+  }
+  for (Scores& of_lane : scores) {
+    for (double& score : of_lane) score /= view.geometry.group();
+  }
+  return scores;
+}
+
+// SnapKV's, and beyond the largest of all heads for the window itself.
+absl::StatusOr<std::vector<Scores>> KvpressScores(const ChunkKvPolicy& chunk,
+                                                  const LayerView& view) {
+  auto scores = WindowScores(kChunkKvName, view, {.window = chunk.window});
+  if (!scores.ok()) return scores;
+  double largest = 0;
+  for (const Scores& of_lane : *scores) {
+    if (!of_lane.empty()) largest = std::max(largest, std::ranges::max(of_lane));
+  }
+  for (std::size_t lane = 0; lane < scores->size(); ++lane) {
+    if (!(*scores)[lane].empty()) (*scores)[lane].resize(view.lanes[lane].count, largest + 1);
+  }
+  return scores;
+}
+
+void SumOverHeads(std::vector<Scores>& scores) {
+  for (std::size_t lane = 1; lane < scores.size(); ++lane) {
+    std::ranges::transform(scores.front(), scores[lane], scores.front().begin(), std::plus<>());
+  }
+}
+
+LaneDecision DecideLane(const ChunkKvPolicy& chunk, const LaneEntries& lane, std::uint64_t first,
+                        const Scores& scores, std::uint64_t entries) {
+  if (lane.count <= chunk.window) return KeepAll(lane);
+  if (!chunk.kvpress) {
+    if (lane.count <= entries) return KeepAll(lane);
+    return KeepExactly(lane, Judged(lane, chunk, scores, ChunksOf(lane, first, chunk.chunk)),
+                       entries, chunk.window);
+  }
+  // The grid of kvpress begins with what it is given. Where that is not one whole chunk, it judges
+  // single tokens.
+  const std::uint32_t length = lane.count < chunk.chunk ? 1 : chunk.chunk;
+  return KeepShare(Judged(lane, chunk, scores, ChunksOf(lane, 0, length)), chunk.budget.share);
+}
+
+absl::StatusOr<LayerDecision> DecideChunks(const ChunkKvPolicy& chunk, const LayerView& view) {
+  const std::uint64_t entries =  // of mode paper
+      chunk.kvpress ? 0 : EntriesOf(chunk.budget, view, chunk.window);
+  if (NothingGoes(view, std::max<std::uint64_t>(entries, chunk.window))) return KeepAll(view);
+  const bool per_layer = chunk.scope == Scope::kLayer;
+  if (per_layer) {
+    if (absl::Status status = CheckEqualLanes(kChunkKvName, view); !status.ok()) return status;
+  }
+  auto scores = chunk.kvpress ? KvpressScores(chunk, view) : PaperScores(chunk, view);
+  if (!scores.ok()) return scores.status();
+  if (per_layer) {
+    SumOverHeads(*scores);
+    const LaneDecision same =
+        DecideLane(chunk, view.lanes.front(), view.first, scores->front(), entries);
+    return LayerDecision(view.lanes.size(), same);
+  }
+  LayerDecision decision;
+  for (std::size_t lane = 0; lane < view.lanes.size(); ++lane) {
+    decision.push_back(DecideLane(chunk, view.lanes[lane], view.first, (*scores)[lane], entries));
+  }
+  return decision;
+}
+
+// ---- the row of the registry
 
 constexpr std::string_view kModeWords[] = {"paper", "kvpress"};
 constexpr std::string_view kAggregateWords[] = {"sum", "mean"};
