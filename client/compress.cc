@@ -135,6 +135,7 @@ void ToProto(const kernels::SelectionRule& rule, v1::Selection& selection) {
                           ? v1::Selection::JUDGE_LOGIT
                           : v1::Selection::JUDGE_SHARE);
   selection.set_first_block(rule.first_block);
+  selection.set_each_head(rule.each_head);
 }
 
 PolicySelection FromProto(const v1::PolicySelection& policy) {
@@ -144,7 +145,8 @@ PolicySelection FromProto(const v1::PolicySelection& policy) {
                    .entries = selection.entries(),
                    .judge = selection.judge() == v1::Selection::JUDGE_LOGIT ? Judge::kLogit
                                                                             : Judge::kShare,
-                   .first_block = selection.first_block()},
+                   .first_block = selection.first_block(),
+                   .each_head = selection.each_head()},
           .dense_layers = policy.dense_layers()};
 }
 

@@ -6,6 +6,7 @@
 
 #include "daemon/base/strings.h"
 #include "kernels/cuda/step_view.h"
+#include "kernels/dispatch/by_head.h"
 
 namespace tessera::client {
 
@@ -22,7 +23,7 @@ bool Same(const std::optional<kernels::SelectionRule>& a,
           const std::optional<kernels::SelectionRule>& b) {
   if (!a.has_value() || !b.has_value()) return a.has_value() == b.has_value();
   return a->rate == b->rate && a->entries == b->entries && a->judge == b->judge &&
-         a->first_block == b->first_block;
+         a->first_block == b->first_block && a->each_head == b->each_head;
 }
 
 std::string Name(const kernels::SelectionRule* rule) {
@@ -75,22 +76,16 @@ absl::Status GpuBackend::TakeQueue(void* stream) {
 // Lays out device memory as well.
 void GpuBackend::Measure(const StepBatch& batch) {
   const BoundModel& model = batch.model();
-  const auto sequences = static_cast<std::uint32_t>(batch.items().size());
-  shape_ = {.batch = sequences,
-            .layers = model.layers(),
-            .lanes = sequences * model.layout().lanes(),
-            .extents = static_cast<std::uint32_t>(bases_.size())};
-  limits_ = {.batch = sequences, .queries = 1, .appended = 1, .works = 0};
+  limits_ = {.batch = static_cast<std::uint32_t>(batch.items().size()),
+             .queries = 1,
+             .appended = 1,
+             .works = 0};
   for (const StepItem& item : batch.items()) {
-    shape_.segments += static_cast<std::uint32_t>(item.sequence->resolved.segments.size());
-    for (const kernels::LaneView& lane : item.sequence->resolved.lanes) {
-      shape_.strategies += cuda::CountStrategies(lane);
-      const std::uint32_t choices = cuda::CountChoices(lane);
-      shape_.choices += choices;
-      shape_.selections += choices != 0;
-    }
     limits_.queries = limits_.appended = std::max(limits_.queries, item.new_tokens);
   }
+  // Scores take memory by the new token: where a step has more of them, it may well read
+  // everything.
+  if (limits_.queries > rule_queries_) rule_.reset();
   sinks_at_.assign(model.layers(), 0);
   std::uint64_t next = kAlignment;  // after the fault word
   for (std::uint32_t layer = 0; layer < model.layers(); ++layer) {
@@ -100,17 +95,53 @@ void GpuBackend::Measure(const StepBatch& batch) {
             kAlignment;
   }
   image_at_ = next;
+  // A rule that comes later may ask for the larger image, and what is on the device must stay.
+  image_room_ = cuda::StepBytes(ShapeOf(batch, true));
+  MeasureImage(batch);
+}
+
+void GpuBackend::MeasureImage(const StepBatch& batch) {
+  shape_ = ShapeOf(batch, EachHead());
   image_bytes_ = cuda::StepBytes(shape_);
+  host_.resize((image_at_ + image_bytes_) / sizeof(Line) + 1);
+}
+
+bool GpuBackend::EachHead() const { return rule_.has_value() && rule_->each_head; }
+
+kernels::LayerGeometry GpuBackend::GeometryOf(const StepBatch& batch, std::uint32_t layer) const {
+  const kernels::LayerGeometry& geometry = batch.model().geometry(layer);
+  return EachHead() ? kernels::WithoutGroups(geometry) : geometry;
+}
+
+// `each_head`: every query head has a lane of its own.
+cuda::StepShape GpuBackend::ShapeOf(const StepBatch& batch, bool each_head) const {
+  const BoundModel& model = batch.model();
+  cuda::StepShape shape = {.batch = static_cast<std::uint32_t>(batch.items().size()),
+                           .layers = model.layers(),
+                           .lanes = 0,
+                           .extents = static_cast<std::uint32_t>(bases_.size())};
+  for (std::uint32_t layer = 0; layer < model.layers(); ++layer) {
+    const std::uint32_t times = each_head ? model.geometry(layer).group() : 1;
+    for (std::uint32_t head = 0; head < model.layout().kv_heads(layer); ++head) {
+      for (const StepItem& item : batch.items()) {
+        const kernels::LaneView& lane =
+            item.sequence->resolved.lanes[model.layout().lane(layer, head)];
+        const std::uint32_t choices = cuda::CountChoices(lane);
+        shape.lanes += times;
+        shape.segments += times * lane.segment_count;
+        shape.strategies += times * cuda::CountStrategies(lane);
+        shape.choices += times * choices;
+        shape.selections += choices != 0 ? times : 0;
+      }
+    }
+  }
+  return shape;
 }
 
 absl::Status GpuBackend::Begin(const StepBatch& batch, const StepOptions& options) {
   if (absl::Status status = TakeQueue(options.cuda_stream); !status.ok()) return status;
   extents_.ListPoolExtents(bases_);
   Measure(batch);
-  // Scores take memory by the new token: where a step has more of them, it may well read
-  // everything.
-  if (limits_.queries > rule_queries_) rule_.reset();
-  host_.resize((image_at_ + image_bytes_) / sizeof(Line) + 1);
   std::byte* const host = host_.data()->bytes;
   std::memcpy(host, &cuda::kNoFault, sizeof cuda::kNoFault);
   for (std::uint32_t layer = 0; layer < batch.model().layers(); ++layer) {
@@ -140,10 +171,12 @@ absl::Status GpuBackend::WriteImage(const StepBatch& batch) {
   }
   for (std::uint32_t layer = 0; layer < model.layers(); ++layer) {
     const std::uint32_t heads = model.layout().kv_heads(layer);
-    writer.BeginLayer(heads, model.type());
+    const std::uint32_t lanes = GeometryOf(batch, layer).kv_heads;  // of a sequence
+    const std::uint32_t times = lanes / heads;
+    writer.BeginLayer(lanes, model.type());
     for (const StepItem& item : batch.items()) {
-      for (std::uint32_t head = 0; head < heads; ++head) {
-        writer.AddLane(item.sequence->resolved.lanes[model.layout().lane(layer, head)]);
+      for (std::uint32_t head = 0; head < lanes; ++head) {
+        writer.AddLane(item.sequence->resolved.lanes[model.layout().lane(layer, head / times)]);
       }
     }
   }
@@ -158,7 +191,7 @@ absl::Status GpuBackend::WriteImage(const StepBatch& batch) {
 std::uint64_t GpuBackend::PartialBytes(const StepBatch& batch) const {
   std::uint64_t partial = 0;
   for (std::uint32_t layer = 0; layer < batch.model().layers(); ++layer) {
-    partial = std::max(partial, cuda::AttendScratchBytes(batch.model().geometry(layer), limits_));
+    partial = std::max(partial, cuda::AttendScratchBytes(GeometryOf(batch, layer), limits_));
   }
   return partial;
 }
@@ -166,8 +199,10 @@ std::uint64_t GpuBackend::PartialBytes(const StepBatch& batch) const {
 absl::Status GpuBackend::UseRule(const StepBatch& batch,
                                  const std::optional<kernels::SelectionRule>& selection) {
   if (Same(selection, rule_)) return absl::OkStatus();
+  const bool each_head = EachHead();
   rule_ = selection;
   rule_queries_ = limits_.queries;
+  if (EachHead() != each_head) MeasureImage(batch);
   if (absl::Status status = WriteImage(batch); !status.ok()) return status;
   cuda::Error error;
   const std::uint64_t partial = PartialBytes(batch);
@@ -183,7 +218,7 @@ absl::Status GpuBackend::UseRule(const StepBatch& batch,
 }
 
 absl::Status GpuBackend::Upload(const StepBatch& batch) {
-  const std::uint64_t bytes = image_at_ + image_bytes_;
+  const std::uint64_t bytes = image_at_ + image_room_;
   const std::uint64_t partial = PartialBytes(batch);
   // Twice what is needed: lanes grow, and a steady decode shall not allocate.
   cuda::Error error;
@@ -191,7 +226,7 @@ absl::Status GpuBackend::Upload(const StepBatch& batch) {
   if (error.ok() && partial > partial_.bytes()) error = partial_.Grow(2 * partial);
   if (!error.ok()) return GpuStatus(error);
   under_way_ = true;
-  return GpuStatus(queue_->Copy(memory_.at(), host_.data(), bytes));
+  return GpuStatus(queue_->Copy(memory_.at(), host_.data(), image_at_ + image_bytes_));
 }
 
 absl::StatusOr<std::byte*> GpuBackend::Place(std::string_view what, const void* tensor,
@@ -260,7 +295,7 @@ absl::Status GpuBackend::Attend(const StepBatch& batch, std::uint32_t layer,
     lse = Place("lse", tensors.lse.data(), tensors.lse.size_bytes(), lse_, &lse_copied);
     if (!lse.ok()) return lse.status();
   }
-  kernels::LayerGeometry geometry = batch.model().geometry(layer);
+  kernels::LayerGeometry geometry = GeometryOf(batch, layer);
   if (sinks_at_[layer] != 0) geometry.sinks = memory_.at<const float>(sinks_at_[layer]);
   cuda::Error error = queue_->Attend({.geometry = geometry,
                                       .causal = tensors.causal,
@@ -293,8 +328,9 @@ absl::Status GpuBackend::Settle(const StepBatch& batch) {
   if (!error.ok()) return GpuStatus(error);
   if (fault == cuda::kNoFault) return absl::OkStatus();
   const std::uint32_t layer = cuda::FaultWord::Layer(fault);
-  const std::uint32_t sequence =
-      cuda::FaultWord::Lane(fault) / batch.model().geometry(layer).kv_heads;
+  // Lanes of the image as it is now: where the rule has changed since, they may be another's.
+  const std::size_t sequence = std::min<std::size_t>(
+      cuda::FaultWord::Lane(fault) / GeometryOf(batch, layer).kv_heads, batch.items().size() - 1);
   return absl::DataLossError(
       Concat(batch.items()[sequence].sequence->id.ToString(), ", layer ", layer));
 }

@@ -42,6 +42,13 @@ class GpuBackend final : public StepBackend {
   };
   absl::Status TakeQueue(void* stream);
   void Measure(const StepBatch& batch);
+  // For the rule as it is.
+  void MeasureImage(const StepBatch& batch);
+  kernels::cuda::StepShape ShapeOf(const StepBatch& batch, bool each_head) const;
+  // Whether every query head chooses for itself: then each has a lane of its own in the image.
+  bool EachHead() const;
+  // As the image has it.
+  kernels::LayerGeometry GeometryOf(const StepBatch& batch, std::uint32_t layer) const;
   absl::Status WriteImage(const StepBatch& batch);
   absl::Status UseRule(const StepBatch& batch,
                        const std::optional<kernels::SelectionRule>& selection);
@@ -72,6 +79,7 @@ class GpuBackend final : public StepBackend {
   std::uint32_t rule_queries_ = 0;              // limits_.queries where it was asked for
   std::uint64_t image_at_ = 0;
   std::uint64_t image_bytes_ = 0;
+  std::uint64_t image_room_ = 0;
   kernels::cuda::StepLimits limits_;
   std::vector<std::uint64_t> bases_;
   bool under_way_ = false;  // something was put on the stream and not waited for

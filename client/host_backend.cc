@@ -1,5 +1,6 @@
 #include "client/host_backend.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstdlib>
 
@@ -49,7 +50,7 @@ absl::Status HostBackend::Attend(const StepBatch& batch, std::uint32_t layer,
   const std::size_t query_token = geometry.query_heads * model.row_bytes(layer);
   const std::size_t output_token = std::size_t{geometry.query_heads} * geometry.head_dim *
                                    kernels::ElementBytes(tensors.output_type);
-  items_.clear();
+  items_.Clear();
   for (const StepItem& item : batch.items()) {
     const kernels::SelectionRule* const selection = RuleOf(item, layer, tensors);
     const std::uint64_t end = item.base + (batch.appended(layer) ? item.new_tokens : 0);
@@ -58,23 +59,33 @@ absl::Status HostBackend::Attend(const StepBatch& batch, std::uint32_t layer,
     for (std::uint32_t head = 0; head < geometry.kv_heads; ++head) {
       kernels::LaneView& lane = item.sequence->resolved.lanes[layout.lane(layer, head)];
       lane.tail.end = end;
-      items_.push_back({.lane = &lane,
-                        .kv_head = head,
-                        .queries = item.new_tokens,
-                        .first_query_position = item.base,
-                        .query = tensors.query.data() + item.first_row * query_token,
-                        .output = tensors.output.data() + item.first_row * output_token,
-                        .lse = lse,
-                        .selection = selection});
+      items_.Add(geometry, {.lane = &lane,
+                            .kv_head = head,
+                            .queries = item.new_tokens,
+                            .first_query_position = item.base,
+                            .query = tensors.query.data() + item.first_row * query_token,
+                            .output = tensors.output.data() + item.first_row * output_token,
+                            .lse = lse,
+                            .selection = selection});
     }
   }
-  const kernels::AttendResult result = Run({.geometry = geometry,
-                                            .causal = tensors.causal,
-                                            .output_type = tensors.output_type,
-                                            .items = items_});
-  if (result.status == kernels::AttendStatus::kOk) return absl::OkStatus();
-  const StepItem& at = batch.items()[result.item / geometry.kv_heads];
-  return absl::DataLossError(Concat(at.sequence->id.ToString(), ", layer ", layer));
+  const kernels::LaneView* at = nullptr;  // the lane at fault
+  items_.ForEachBatch(
+      {.geometry = geometry, .causal = tensors.causal, .output_type = tensors.output_type},
+      [&](const kernels::AttendBatch& part) {
+        const kernels::AttendResult result = Run(part);
+        if (result.status != kernels::AttendStatus::kOk) at = part.items[result.item].lane;
+        return result.status == kernels::AttendStatus::kOk;
+      },
+      [](bool good) { return good; });
+  if (at == nullptr) return absl::OkStatus();
+  const auto whose =
+      std::find_if(batch.items().begin(), batch.items().end(), [&](const auto& item) {
+        const std::vector<kernels::LaneView>& lanes = item.sequence->resolved.lanes;
+        return at >= lanes.data() && at < lanes.data() + lanes.size();
+      });
+  TESSERA_CHECK(whose != batch.items().end(), "the lane at fault is one of the step's");
+  return absl::DataLossError(Concat(whose->sequence->id.ToString(), ", layer ", layer));
 }
 
 kernels::AttendResult HostBackend::Run(const kernels::AttendBatch& batch) {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "client/step_backend.h"
-#include "kernels/dispatch/attend.h"
+#include "kernels/dispatch/by_head.h"
 
 namespace tessera::client {
 
@@ -27,7 +27,7 @@ class HostBackend final : public StepBackend {
   const kernels::Implementation& implementation_;
   kernels::Executor* executor_ = nullptr;
   kernels::InlineExecutor inline_executor_;
-  std::vector<kernels::AttendItem> items_;
+  kernels::ItemsByHead items_;
   struct FreeAligned {
     void operator()(std::byte* bytes) const;
   };

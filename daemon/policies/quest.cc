@@ -30,6 +30,11 @@ constexpr Option kOptions[] = {
      .unit = "tokens",
      .help =
          "The budget, rounded down to whole pages and at least 3 of them, the last one included"},
+    {.name = "heads",
+     .type = OptionType::kWord,
+     .standard = "group",
+     .words = kHeadsWords,
+     .help = "The query heads of a kv head share one choice, or each has its own"},
     {.name = "dense_layers",
      .type = OptionType::kCount,
      .standard = "2",
@@ -47,11 +52,12 @@ void Apply(const Values& values, Policy& policy) {
   } else {
     policy.summaries = {.summary = kernels::Summary::kMinMax, .block = page};
   }
-  // The greatest bound over the query heads of the group decides, as it is. The lane's last page is
-  // either forced, being partial, or followed by the tail, which is read whole.
+  // The greatest bound over the query heads that choose together decides, as it is. The lane's last
+  // page is either forced, being partial, or followed by the tail, which is read whole.
   policy.selection = {.rule = {.entries = pages * page,
                                .judge = kernels::SelectionRule::Judge::kLogit,
-                               .first_block = false},
+                               .first_block = false,
+                               .each_head = ChooseEach(values.Word("heads"))},
                       .dense_layers = values.Count32("dense_layers")};
 }
 
@@ -62,6 +68,7 @@ std::optional<Values> Read(const Policy& policy) {
   values.Give("page", policy.summaries.has_value() ? policy.summaries->block
                                                    : policy.mosaic->strategy.blocks.front());
   values.Give("tokens", static_cast<double>(policy.selection->rule.entries));
+  values.Give("heads", HeadsWord(policy.selection->rule.each_head));
   values.Give("dense_layers", policy.selection->dense_layers);
   return values;
 }

@@ -37,6 +37,11 @@ inline constexpr std::string_view kJudgeWords[] = {"share", "logit"};
 kernels::SelectionRule::Judge JudgeOf(std::string_view word);
 std::string_view JudgeWord(kernels::SelectionRule::Judge judge);
 
+// Of kernels::SelectionRule::each_head.
+inline constexpr std::string_view kHeadsWords[] = {"group", "each"};
+bool ChooseEach(std::string_view word);
+std::string_view HeadsWord(bool each_head);
+
 // Of Scope.
 inline constexpr std::string_view kScopeWords[] = {"layer", "head"};
 inline Scope ScopeOf(std::string_view word) {

@@ -27,6 +27,11 @@ constexpr Option kOptions[] = {
      .standard = "share",
      .words = kJudgeWords,
      .help = "Query heads compare blocks by share of their own attention, or by logit"},
+    {.name = "heads",
+     .type = OptionType::kWord,
+     .standard = "group",
+     .words = kHeadsWords,
+     .help = "The query heads of a kv head share one choice, or each has its own"},
     {.name = "first_block",
      .type = OptionType::kSwitch,
      .standard = "1",
@@ -48,7 +53,8 @@ std::string Check(const Term& term, std::span<const Term>) {
 
 void Apply(const Values& values, Policy& policy) {
   kernels::SelectionRule rule = {.judge = JudgeOf(values.Word("judge")),
-                                 .first_block = values.Switch("first_block")};
+                                 .first_block = values.Switch("first_block"),
+                                 .each_head = ChooseEach(values.Word("heads"))};
   if (values.given(kEntries)) {
     rule.entries = values.Count(kEntries);
   } else {
@@ -61,7 +67,8 @@ std::optional<Values> Read(const Policy& policy) {
   if (!policy.selection.has_value() || IsQuest(policy)) return std::nullopt;
   const kernels::SelectionRule& rule = policy.selection->rule;
   // What mosaickv says with options of its own.
-  if (policy.mosaic.has_value() && rule.entries == 0 && policy.selection->dense_layers == 0) {
+  if (policy.mosaic.has_value() && rule.entries == 0 && policy.selection->dense_layers == 0 &&
+      !rule.each_head) {
     return std::nullopt;
   }
   Values values(kOptions);
@@ -71,6 +78,7 @@ std::optional<Values> Read(const Policy& policy) {
     values.Give(kRate, rule.rate);
   }
   values.Give("judge", JudgeWord(rule.judge));
+  values.Give("heads", HeadsWord(rule.each_head));
   values.Give("first_block", rule.first_block);
   values.Give("dense_layers", policy.selection->dense_layers);
   return values;
@@ -86,6 +94,10 @@ kernels::SelectionRule::Judge JudgeOf(std::string_view word) {
 std::string_view JudgeWord(kernels::SelectionRule::Judge judge) {
   return kJudgeWords[judge == kernels::SelectionRule::Judge::kLogit ? 1 : 0];
 }
+
+bool ChooseEach(std::string_view word) { return word == kHeadsWords[1]; }
+
+std::string_view HeadsWord(bool each_head) { return kHeadsWords[each_head ? 1 : 0]; }
 
 constexpr TermKind kSelect = {
     .name = "select",

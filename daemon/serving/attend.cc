@@ -7,7 +7,7 @@
 
 #include "daemon/base/strings.h"
 #include "daemon/serving/attend_item.h"
-#include "kernels/dispatch/attend.h"
+#include "kernels/dispatch/by_head.h"
 
 namespace tessera::serving {
 
@@ -183,8 +183,7 @@ class Attention {
         const std::uint32_t queries = items_[i].rule.has_value()
                                           ? items_[i].queries
                                           : std::min(aligned, items_[i].queries - first);
-        const std::uint64_t cells =
-            (std::uint64_t{queries} * group + kernels::kMaxPartRows - 1) / kernels::kMaxPartRows;
+        const std::uint64_t cells = CellsOf(items_[i], queries);
         if (parts > 0 && parts + cells * parts_of_cell > kPartsAtOnce) {
           pieces.emplace_back();
           parts = 0;
@@ -200,6 +199,15 @@ class Attention {
       }
     }
     return pieces;
+  }
+
+  // Of one kv head.
+  std::uint64_t CellsOf(const AttendItem& item, std::uint64_t queries) const {
+    const auto of_rows = [](std::uint64_t rows) {
+      return (rows + kernels::kMaxPartRows - 1) / kernels::kMaxPartRows;
+    };
+    const bool each_head = item.rule.has_value() && item.rule->each_head;
+    return each_head ? geometry_.group() * of_rows(queries) : of_rows(queries * geometry_.group());
   }
 
   // Of all kv heads.
@@ -227,30 +235,31 @@ class Attention {
   }
 
   absl::Status Compute(const std::vector<Slice>& piece, v1::AttendResponse& response) {
-    std::vector<kernels::AttendItem> kernel_items;
+    kernels::ItemsByHead kernel_items;
     for (const Slice& slice : piece) {
       const AttendItem& item = items_[slice.item];
       v1::AttendOutput& output = *response.mutable_outputs(static_cast<int>(slice.item));
       const std::uint64_t first = slice.first_query;
       for (std::uint32_t head = 0; head < geometry_.kv_heads; ++head) {
-        kernel_items.push_back(
-            {.lane = &item.lanes[head],
-             .kv_head = head,
-             .queries = slice.queries,
-             .first_query_position = item.first_position + first,
-             .query = item.query.data() + first * QueryRowBytes(),
-             .output =
-                 output.mutable_output()->mutable_inline_()->data() + first * OutputRowBytes(),
-             .lse = output.mutable_lse()->mutable_data() + first * geometry_.query_heads,
-             .selection = item.rule.has_value() ? &*item.rule : nullptr});
+        kernel_items.Add(
+            geometry_, {.lane = &item.lanes[head],
+                        .kv_head = head,
+                        .queries = slice.queries,
+                        .first_query_position = item.first_position + first,
+                        .query = item.query.data() + first * QueryRowBytes(),
+                        .output = output.mutable_output()->mutable_inline_()->data() +
+                                  first * OutputRowBytes(),
+                        .lse = output.mutable_lse()->mutable_data() + first * geometry_.query_heads,
+                        .selection = item.rule.has_value() ? &*item.rule : nullptr});
       }
     }
-    absl::StatusOr<std::string_view> implementation =
-        services_.device->Attend({.geometry = geometry_,
-                                  .causal = !request_.non_causal(),
-                                  .output_type = output_type_,
-                                  .items = kernel_items},
-                                 caller_.tenant->pool().View());
+    using Implementation = absl::StatusOr<std::string_view>;
+    const Implementation implementation = kernel_items.ForEachBatch(
+        {.geometry = geometry_, .causal = !request_.non_causal(), .output_type = output_type_},
+        [&](const kernels::AttendBatch& batch) {
+          return services_.device->Attend(batch, caller_.tenant->pool().View());
+        },
+        [](const Implementation& ran) { return ran.ok(); });
     if (!implementation.ok()) return implementation.status();
     response.set_implementation(std::string(*implementation));
     return absl::OkStatus();

@@ -143,7 +143,8 @@ absl::StatusOr<kernels::SelectionRule> ToSelectionRule(const v1::Selection& sele
       .rate = selection.entries() != 0 ? 1.0 : selection.rate(),
       .entries = selection.entries(),
       .judge = judge == v1::Selection::JUDGE_LOGIT ? Judge::kLogit : Judge::kShare,
-      .first_block = selection.first_block()};
+      .first_block = selection.first_block(),
+      .each_head = selection.each_head()};
 }
 
 void Describe(const policies::SelectionPolicy& policy, v1::PolicySelection& shown) {
@@ -157,6 +158,7 @@ void Describe(const policies::SelectionPolicy& policy, v1::PolicySelection& show
   selection.set_judge(policy.rule.judge == Judge::kLogit ? v1::Selection::JUDGE_LOGIT
                                                          : v1::Selection::JUDGE_SHARE);
   selection.set_first_block(policy.rule.first_block);
+  selection.set_each_head(policy.rule.each_head);
   shown.set_dense_layers(policy.dense_layers);
 }
 

@@ -6,6 +6,7 @@
 
 #include "daemon/base/strings.h"
 #include "daemon/serving/attend_item.h"
+#include "kernels/dispatch/by_head.h"
 #include "kernels/dispatch/plan.h"
 
 namespace tessera::serving {
@@ -59,7 +60,7 @@ class EntryPositions {
   std::vector<std::uint32_t> words_;  // empty: one after another
 };
 
-// Keeps what is taken, lane by lane: item i of the batch is kv head i.
+// Keeps what is taken, item by item: i is the kv head, or the query head.
 class Recorder final : public kernels::SelectionSink {
  public:
   explicit Recorder(std::size_t heads) : runs_(heads) {}
@@ -110,33 +111,46 @@ absl::Status Tell(device::Device& device, const kernels::LaneView& lane,
   return absl::OkStatus();
 }
 
-absl::Status Choose(const Services& services, const Caller& caller,
-                    const v1::SelectRequest& request, const kernels::LayerGeometry& geometry,
-                    const AttendItem& item, v1::SelectResponse& response) {
-  std::vector<kernels::AttendItem> items;
-  for (std::uint32_t head = 0; head < geometry.kv_heads; ++head) {
-    items.push_back({.lane = &item.lanes[head],
-                     .kv_head = head,
-                     .queries = item.queries,
-                     .first_query_position = item.first_position,
-                     .query = item.query.data(),
-                     .selection = &*item.rule});
-    response.add_heads()->set_kv_head(head);
-  }
-  const kernels::AttendBatch batch = {
-      .geometry = geometry, .causal = !request.non_causal(), .items = items};
-  Recorder recorder(items.size());
+// All items have one rule.
+absl::Status ChooseFor(const Services& services, const Caller& caller,
+                       const kernels::LayerGeometry& geometry, const kernels::AttendBatch& batch,
+                       v1::SelectResponse& response) {
+  Recorder recorder(batch.items.size());
   absl::StatusOr<std::string_view> implementation =
       services.device->Select(batch, caller.tenant->pool().View(), recorder);
   if (!implementation.ok()) return implementation.status();
   response.set_implementation(std::string(*implementation));
-  for (std::uint32_t head = 0; head < geometry.kv_heads; ++head) {
-    absl::Status status =
-        Tell(*services.device, item.lanes[head], kernels::VisibleFromItem(batch, items[head]),
-             recorder.runs(head), *response.mutable_heads(static_cast<int>(head)));
+  for (std::size_t i = 0; i < batch.items.size(); ++i) {
+    const kernels::AttendItem& item = batch.items[i];
+    v1::HeadSelection& head = *response.add_heads();
+    const bool each_head = item.selection->each_head;
+    head.set_kv_head(each_head ? item.kv_head / geometry.group() : item.kv_head);
+    if (each_head) head.set_query_head(item.kv_head);
+    absl::Status status = Tell(*services.device, *item.lane, kernels::VisibleFromItem(batch, item),
+                               recorder.runs(i), head);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
+}
+
+absl::Status Choose(const Services& services, const Caller& caller,
+                    const v1::SelectRequest& request, const kernels::LayerGeometry& geometry,
+                    const AttendItem& item, v1::SelectResponse& response) {
+  kernels::ItemsByHead items;
+  for (std::uint32_t head = 0; head < geometry.kv_heads; ++head) {
+    items.Add(geometry, {.lane = &item.lanes[head],
+                         .kv_head = head,
+                         .queries = item.queries,
+                         .first_query_position = item.first_position,
+                         .query = item.query.data(),
+                         .selection = &*item.rule});
+  }
+  return items.ForEachBatch(
+      {.geometry = geometry, .causal = !request.non_causal()},
+      [&](const kernels::AttendBatch& batch) {
+        return ChooseFor(services, caller, geometry, batch, response);
+      },
+      [](const absl::Status& status) { return status.ok(); });
 }
 
 }  // namespace

@@ -23,11 +23,12 @@ TESSERA_DEVICE void CopyRow(const std::byte* key, const std::byte* value, std::u
   }
 }
 
-// Grid: max_appended x kv_heads, max_batch.
+// Grid: max_appended x kv_heads, max_batch. Where every query head chooses for itself a kv head has
+// several lanes one after another, all at one place.
 TESSERA_DEVICE void AppendRow(const AppendParams& params) {
   const StepReader step(params.step);
   if (!step.Holds(params.layer) || step.header().batch > params.max_batch ||
-      step.layer(params.layer).kv_heads != params.kv_heads) {
+      step.layer(params.layer).kv_heads % params.kv_heads != 0) {
     if (gpu::Thread() == 0) {
       gpu::AtomicMin(params.fault, FaultWord::Pack(FaultKind::kBadStep, params.layer, 0));
     }
@@ -37,7 +38,8 @@ TESSERA_DEVICE void AppendRow(const AppendParams& params) {
   const std::uint32_t head = gpu::BlockX() % params.kv_heads;
   if (gpu::BlockY() >= step.header().batch) return;
   const StepSequence& sequence = step.sequence(gpu::BlockY());
-  const std::uint32_t lane_index = gpu::BlockY() * params.kv_heads + head;
+  const std::uint32_t lanes = step.layer(params.layer).kv_heads;  // of the sequence
+  const std::uint32_t lane_index = gpu::BlockY() * lanes + head * (lanes / params.kv_heads);
   if (sequence.appended > params.max_appended && token == 0 && gpu::Thread() == 0) {
     gpu::AtomicMin(params.fault, FaultWord::Pack(FaultKind::kBadStep, params.layer, lane_index));
   }

@@ -15,7 +15,8 @@
 //                  are scored in, and of the most parts that what they take may fill
 //   extent bases   u64[extents]: device address of each pool extent, 0 where there is none
 //
-// Lane i of a layer belongs to sequence i / kv_heads and to kv head i % kv_heads.
+// Lane i of a layer belongs to sequence i / kv_heads and to kv head i % kv_heads. Where every query
+// head chooses its blocks for itself, kv_heads are the query heads.
 #pragma once
 
 #include <cstddef>

@@ -34,8 +34,8 @@ static_assert(kPartEntries == kMaxPartRuns * kTileEntries);
 
 // What attention reads of a lane: of the segments that have block summaries, the best blocks until
 // they hold a budget of entries; of everything else, and of the tail, all. One choice per kv head,
-// for all its query heads and all queries of the item; the lane's very last block, if it is
-// partial, and block 0, if asked for, are taken first and count.
+// for all its query heads and all queries of the item, or one per query head for its queries; the
+// lane's very last block, if it is partial, and block 0, if asked for, are taken first and count.
 struct SelectionRule {
   // What a query row says of a block: its score less the row's log-sum-exp over all blocks, so that
   // every row has an equal say, or the score itself. The largest over rows counts.
@@ -45,6 +45,8 @@ struct SelectionRule {
   std::uint64_t entries = 0;  // if not 0: the budget itself, instead of `rate`
   Judge judge = Judge::kShare;
   bool first_block = false;
+  // Items with it come as by_head.h makes them, of a layer without groups; others are at fault.
+  bool each_head = false;
 };
 
 // One (sequence, kv head). The pointers name the whole sequence's rows of this layer; the kernel

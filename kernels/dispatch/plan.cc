@@ -79,7 +79,7 @@ void ForEachCell(const AttendBatch& batch, Visit visit) {
   const std::uint32_t group = batch.geometry.group();
   for (std::uint32_t i = 0; i < batch.items.size(); ++i) {
     const AttendItem& item = batch.items[i];
-    const bool sound = LaneIsSound(batch, *item.lane);
+    const bool sound = ItemIsSound(batch, item);
     const std::uint32_t rows = item.queries * group;
     for (std::uint32_t first = 0; first < rows; first += kMaxPartRows) {
       visit(i, item, first, std::min(kMaxPartRows, rows - first), sound);
@@ -170,7 +170,11 @@ bool SegmentIsSound(const AttendBatch& batch, const SegmentView& segment) {
 
 }  // namespace
 
-bool LaneIsSound(const AttendBatch& batch, const LaneView& lane) {
+bool ItemIsSound(const AttendBatch& batch, const AttendItem& item) {
+  if (item.selection != nullptr && item.selection->each_head && batch.geometry.group() != 1) {
+    return false;
+  }
+  const LaneView& lane = *item.lane;
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
     if (!SegmentIsSound(batch, lane.segments[s])) return false;
   }

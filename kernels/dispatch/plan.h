@@ -86,8 +86,9 @@ void WriteCells(const AttendBatch& batch, std::span<Cell> cells, std::span<Space
 std::uint32_t WriteTasks(const AttendBatch& batch, std::span<const TakenBlocks> taken,
                          std::span<Cell> cells, std::span<Task> tasks);
 
-// A lane that no kernel may follow. Tile offsets are checked later, where they are read.
-bool LaneIsSound(const AttendBatch& batch, const LaneView& lane);
+// Whether a kernel may follow the item's lane, by the item's rule. Tile offsets are checked later,
+// where they are read.
+bool ItemIsSound(const AttendBatch& batch, const AttendItem& item);
 
 // The space of a cell for a segment that needs one.
 const Space& SpaceOf(const Cell& cell, std::span<const Space> spaces, std::uint32_t segment);

@@ -44,7 +44,7 @@ void ForEachSelection(const AttendBatch& batch, Visit visit) {
     const AttendItem& item = batch.items[i];
     const std::uint32_t first_cell = cell;
     cell += CellsOf(batch, item);
-    if (item.selection == nullptr || !LaneIsSound(batch, *item.lane)) continue;
+    if (item.selection == nullptr || !ItemIsSound(batch, item)) continue;
     const std::uint32_t blocks = BlocksOf(*item.lane);
     if (blocks != 0) visit(i, first_cell, blocks);
   }

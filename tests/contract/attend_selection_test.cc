@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/dispatch/by_head.h"
 #include "kernels/dispatch/implementation.h"
 #include "tests/contract/attend_conformance.h"
 #include "tests/contract/attend_packed_cases.h"
@@ -278,6 +279,109 @@ TEST_P(AttendSelection, TheSameOnAnyExecutorAndInAnyBatch) {
       EXPECT_EQ(batch.OutputBytes(), bytes);
     }
   }
+}
+
+// The only item's query head `head` alone, as a layer of one head: its choice and its output.
+struct OneHead {
+  OneHead(AttendSubject& subject, const AttendBatch& all, std::uint32_t head) {
+    const AttendItem& item = all.items[0];
+    const std::size_t row = all.geometry.head_dim * ElementBytes(all.geometry.type);
+    const std::size_t output_row = all.geometry.head_dim * ElementBytes(all.output_type);
+    Buffer query(item.queries * row);
+    Buffer result(item.queries * output_row);
+    lse.resize(item.queries);
+    for (std::uint32_t q = 0; q < item.queries; ++q) {
+      std::memcpy(query.data() + q * row,
+                  static_cast<const std::byte*>(item.query) +
+                      (std::size_t{q} * all.geometry.query_heads + head) * row,
+                  row);
+    }
+    SelectionRule rule = *item.selection;
+    rule.each_head = false;
+    AttendItem alone = item;
+    alone.kv_head = 0;
+    alone.query = query.data();
+    alone.output = result.data();
+    alone.lse = lse.data();
+    alone.selection = &rule;
+    AttendBatch batch = all;
+    batch.geometry.query_heads = batch.geometry.kv_heads = 1;
+    if (batch.geometry.sinks != nullptr) batch.geometry.sinks += head;
+    batch.items = {&alone, 1};
+    InlineExecutor executor;
+    Collect sink;
+    EXPECT_EQ(subject.Choose(batch, executor, sink).status, AttendStatus::kOk);
+    EXPECT_EQ(subject.Run(batch, executor).status, AttendStatus::kOk);
+    runs = std::move(sink.runs);
+    output.assign(result.data(), result.data() + result.size());
+  }
+  std::vector<SelectedRun> runs;
+  std::vector<std::byte> output;
+  std::vector<float> lse;
+};
+
+class CollectByItem final : public SelectionSink {
+ public:
+  void Take(std::uint32_t item, const SelectedRun& run) override {
+    if (item >= runs.size()) runs.resize(item + 1);
+    runs[item].push_back(run);
+  }
+  std::vector<std::vector<SelectedRun>> runs;
+};
+
+// Every query head chooses, and reads, as if it were the only one.
+TEST_P(AttendSelection, HeadsMayChooseForThemselves) {
+  int unlike = 0;
+  for (int round = 0; round < 40; ++round) {
+    const BatchShape shape = AnyBatch(random_);
+    const Mixture mixture = AnyLane(shape, random_);
+    SelectionRule rule = AnyRule(random_);
+    rule.each_head = true;
+    TestBatch batch(shape, random_);
+    AddNewest(batch, *mixture.lane, static_cast<std::uint32_t>(random_.Between(1, 12)));
+    batch.items()[0].selection = &rule;
+    SCOPED_TRACE(Describe(shape) + mixture.Describe());
+    const AttendBatch& all = batch.batch();
+    const AttendItem& item = all.items[0];
+    ItemsByHead items;
+    items.Add(all.geometry, item);
+    CollectByItem chosen;
+    chosen.runs.resize(all.geometry.group());
+    const AttendResult result = items.ForEachBatch(
+        all,
+        [&](const AttendBatch& apart) {
+          EXPECT_EQ(apart.items.size(), all.geometry.group());
+          InlineExecutor executor;
+          EXPECT_EQ(subject().Choose(apart, executor, chosen).status, AttendStatus::kOk);
+          return subject().Run(apart, executor);
+        },
+        [](const AttendResult& ran) { return ran.status == AttendStatus::kOk; });
+    ASSERT_EQ(result.status, AttendStatus::kOk);
+    EXPECT_EQ(result.implementation, subject().name());
+    const std::size_t row = all.geometry.head_dim * ElementBytes(all.output_type);
+    for (std::uint32_t h = 0; h < all.geometry.group(); ++h) {
+      const std::uint32_t head = item.kv_head * all.geometry.group() + h;
+      const OneHead expected(subject(), all, head);
+      ASSERT_EQ(chosen.runs[h].size(), expected.runs.size());
+      for (std::size_t i = 0; i < expected.runs.size(); ++i) {
+        EXPECT_EQ(chosen.runs[h][i].segment, expected.runs[i].segment);
+        EXPECT_EQ(chosen.runs[h][i].first_entry, expected.runs[i].first_entry);
+        EXPECT_EQ(chosen.runs[h][i].entries, expected.runs[i].entries);
+        unlike += chosen.runs[h][i].first_entry !=
+                  chosen.runs[0][std::min(i, chosen.runs[0].size() - 1)].first_entry;
+      }
+      for (std::uint32_t q = 0; q < item.queries; ++q) {
+        const std::size_t index = std::size_t{q} * all.geometry.query_heads + head;
+        EXPECT_EQ(std::memcmp(static_cast<const std::byte*>(item.output) + index * row,
+                              expected.output.data() + q * row, row),
+                  0)
+            << "query " << q << " of head " << head;
+        EXPECT_EQ(std::memcmp(item.lse + index, &expected.lse[q], sizeof(float)), 0);
+      }
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(unlike, 0) << "no two heads ever chose differently";
 }
 
 // What a block is worth to a query row, by definition: score, in logits.

@@ -60,7 +60,7 @@ TEST_F(SelectionsOnGpu, LayersOfOneStepMayHaveOtherRules) {
   std::vector<Output> outputs;
   for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
     std::optional<SelectionRule> rule;
-    if (layer % 2 == 0) rule = {.entries = 8 + 40 * layer};
+    if (layer % 2 == 0) rule = {.entries = 8 + 40 * layer, .each_head = layer == 2};
     const auto query = truth.Query(layer, 200);
     outputs.push_back(NewOutput());
     const absl::Status status =
@@ -75,7 +75,7 @@ TEST_F(SelectionsOnGpu, LayersOfOneStepMayHaveOtherRules) {
   ASSERT_TRUE(step->End().ok());
   for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
     std::optional<SelectionRule> rule;
-    if (layer % 2 == 0) rule = {.entries = 8 + 40 * layer};
+    if (layer % 2 == 0) rule = {.entries = 8 + 40 * layer, .each_head = layer == 2};
     EXPECT_TRUE(outputs[layer] == ByRpc(*mapped_, sequence, truth, layer, 200, rule)) << layer;
     // 8 of 200 entries are not all of them.
     const std::optional<SelectionRule> none;

@@ -173,6 +173,7 @@ class PackedLanes : public testing::Test {
                           .first_block = random_.OneIn(2)};
     if (random_.OneIn(2)) rule.entries = random_.Between(1, 200);
     if (random_.OneIn(2)) rule.judge = SelectionRule::Judge::kLogit;
+    rule.each_head = random_.OneIn(3);
     return rule;
   }
 

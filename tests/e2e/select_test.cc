@@ -35,7 +35,8 @@ TEST_F(PackedLanes, SelectSaysWhatAttendReads) {
         mapped_->Select(layer, {.sequence = &sequence, .query = BytesOf(query)}, rule);
     ASSERT_TRUE(selected.ok()) << selected.status();
     EXPECT_EQ(selected->tokens(), truth.tokens());
-    ASSERT_EQ(selected->heads_size(), static_cast<int>(shape_.kv_heads));
+    ASSERT_EQ(selected->heads_size(),
+              static_cast<int>(rule.each_head ? shape_.query_heads : shape_.kv_heads));
     const Output attended = ByRpc(*mapped_, sequence, truth, layer, position, rule);
     for (const v1::HeadSelection& head : selected->heads()) {
       EXPECT_EQ(head.visible_entries(), truth.tokens());
@@ -57,7 +58,10 @@ TEST_F(PackedLanes, SelectSaysWhatAttendReads) {
       EXPECT_GE(static_cast<double>(taken) + 1e-3, budget);
       EXPECT_LE(static_cast<double>(taken), budget + 16 + 1);
       const std::uint32_t group = shape_.group();
-      for (std::uint32_t h = head.kv_head() * group; h < (head.kv_head() + 1) * group; ++h) {
+      ASSERT_EQ(head.has_query_head(), rule.each_head);
+      const std::uint32_t first = rule.each_head ? head.query_head() : head.kv_head() * group;
+      ASSERT_EQ(first / group, head.kv_head());
+      for (std::uint32_t h = first; h < first + (rule.each_head ? 1 : group); ++h) {
         // Attention over those alone, the long way.
         std::vector<double> logits, weights;
         double most = -1e300;
@@ -180,8 +184,11 @@ TEST_F(PackedLanes, SelectIsTheKernelsChoice) {
                                            .first_query_position = position},
                                           rule);
     ASSERT_TRUE(selected.ok()) << selected.status();
-    for (std::uint32_t head = 0; head < shape_.kv_heads; ++head) {
-      const LocalLane lane(truth, layer, head, shape);
+    const std::uint32_t choices = rule.each_head ? shape_.query_heads : shape_.kv_heads;
+    ASSERT_EQ(selected->heads_size(), static_cast<int>(choices));
+    for (std::uint32_t head = 0; head < choices; ++head) {
+      const std::uint32_t kv_head = rule.each_head ? head / shape_.group() : head;
+      const LocalLane lane(truth, layer, kv_head, shape);
       const kernels::LaneView view = lane.view();
       const kernels::AttendItem item = {.lane = &view,
                                         .kv_head = head,
@@ -191,7 +198,7 @@ TEST_F(PackedLanes, SelectIsTheKernelsChoice) {
                                         .selection = &rule};
       const kernels::AttendBatch batch = {
           .geometry = {.query_heads = shape_.query_heads,
-                       .kv_heads = shape_.kv_heads,
+                       .kv_heads = choices,
                        .head_dim = shape_.head_dim,
                        .type = kernels::ElementType::kBf16,
                        .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim))},
@@ -210,7 +217,8 @@ TEST_F(PackedLanes, SelectIsTheKernelsChoice) {
                     .status,
                 kernels::AttendStatus::kOk);
       const v1::HeadSelection& answer = selected->heads(static_cast<int>(head));
-      EXPECT_EQ(answer.kv_head(), head);
+      EXPECT_EQ(answer.kv_head(), kv_head);
+      EXPECT_EQ(answer.query_head(), rule.each_head ? head : 0);
       EXPECT_EQ(answer.visible_entries(),
                 std::min<std::uint64_t>(truth.tokens(), position + queries));
       ASSERT_EQ(answer.runs_size(), static_cast<int>(sink.runs.size()));

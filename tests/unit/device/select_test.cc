@@ -153,6 +153,18 @@ TEST_P(SelectTest, RulesThatDifferByHeadAreHonouredOrRefused) {
   EXPECT_TRUE(device_->health().ok());
 }
 
+// A choice per query head is asked of a layer without groups: whoever asks otherwise hears of it.
+TEST_P(SelectTest, ChoicesOfHeadsAreNotMadeForGroups) {
+  rule_.each_head = true;
+  std::vector<float> output;
+  const kernels::AttendBatch batch = Batch(output);
+  if (GetParam() == Kind::kCpu) {
+    EXPECT_TRUE(absl::IsInternal(device_->Attend(batch, View()).status()));
+  } else {
+    EXPECT_DEATH((void)device_->Attend(batch, View()), "by_head.h");
+  }
+}
+
 TEST_P(SelectTest, ABadTileIsAnError) {
   std::vector<float> output;
   const kernels::AttendBatch batch = Batch(output);

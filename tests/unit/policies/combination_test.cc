@@ -112,6 +112,8 @@ TEST(Combination, SelectionByEntriesOverMeans) {
   EXPECT_EQ(policy->selection->rule.entries, 2048u);
   EXPECT_EQ(policy->text, "mosaickv:block=4+select:entries=2048");
   EXPECT_EQ(ParsePolicy("mosaickv+select:rate=.25")->text, "mosaickv:select=0.25");
+  // What mosaickv has no option for stays a term.
+  EXPECT_EQ(ParsePolicy("mosaickv+select:heads=each")->text, "mosaickv+select:heads=each");
 }
 
 TEST(Combination, SegmentsAndShares) {

@@ -88,17 +88,20 @@ TEST(Parse, ValueTypesArrive) {
 }
 
 TEST(Parse, SelectionAloneArrives) {
-  const SelectionPolicy by_rate = *Parsed("select:rate=5%,judge=logit,dense_layers=3").selection;
+  const SelectionPolicy by_rate =
+      *Parsed("select:rate=5%,judge=logit,heads=each,dense_layers=3").selection;
   EXPECT_EQ(by_rate.rule.rate, 0.05);
   EXPECT_EQ(by_rate.rule.entries, 0u);
   EXPECT_EQ(by_rate.rule.judge, kernels::SelectionRule::Judge::kLogit);
   EXPECT_TRUE(by_rate.rule.first_block);
+  EXPECT_TRUE(by_rate.rule.each_head);
   EXPECT_EQ(by_rate.dense_layers, 3u);
   const Policy by_entries = Parsed("select:entries=1M,first_block=0");
   EXPECT_TRUE(by_entries.dense());
   EXPECT_EQ(by_entries.selection->rule.entries, 1048576u);
   EXPECT_EQ(by_entries.selection->rule.rate, 1);
   EXPECT_FALSE(by_entries.selection->rule.first_block);
+  EXPECT_FALSE(by_entries.selection->rule.each_head);
   EXPECT_EQ(by_entries.selection->dense_layers, 0u);
 }
 
@@ -168,7 +171,7 @@ TEST(Parse, WordsThatAreNotKnown) {
               AllOf(HasSubstr("is not one of"), Not(HasSubstr("did you mean"))));
   EXPECT_THAT(ErrorOf("quest: pgae=8"),
               AllOf(StartsWith("policy, character 8: quest: \"pgae\" is not one of its options, "
-                               "page, tokens, dense_layers"),
+                               "page, tokens, heads, dense_layers"),
                     HasSubstr("did you mean \"page\"?")));
   EXPECT_THAT(ErrorOf("mosaickv:rotation=bf61"), HasSubstr("did you mean \"bf16\"?"));
   EXPECT_THAT(ErrorOf(std::string(500, 'q')),

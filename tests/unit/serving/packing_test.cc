@@ -163,10 +163,13 @@ TEST(Selections, RatesAndEntriesExcludeEachOther) {
   selection.set_rate(0);
   selection.set_judge(v1::Selection::JUDGE_LOGIT);
   selection.set_first_block(true);
+  EXPECT_FALSE(ToSelectionRule(selection)->each_head);
+  selection.set_each_head(true);
   const kernels::SelectionRule rule = *ToSelectionRule(selection);
   EXPECT_EQ(rule.entries, 7u);
   EXPECT_EQ(rule.judge, kernels::SelectionRule::Judge::kLogit);
   EXPECT_TRUE(rule.first_block);
+  EXPECT_TRUE(rule.each_head);
 }
 
 }  // namespace
