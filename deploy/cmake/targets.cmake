@@ -46,10 +46,11 @@ function(tessera_library name)
   endif()
 endfunction()
 
-# tessera_test(NAME [ONE_THREAD] SOURCES... LINK libs... [LABELS ...] [TIMEOUT s] [THREADED filter]):
-# one GoogleTest binary. It writes its cases to test-results/NAME.xml, where tests/run counts them.
-# Cases without threads would keep ThreadSanitizer busy for an hour with nothing to find: its build
-# goes without ONE_THREAD's binaries, and runs of others those cases alone that THREADED names.
+# tessera_test(NAME [ONE_THREAD] SOURCES... LINK libs... [LABELS ...] [TIMEOUT s]
+# [THREADED filter]): one GoogleTest binary. It writes its cases to test-results/NAME.xml, where
+# tests/run counts them. Cases without threads would keep ThreadSanitizer busy for an hour with
+# nothing to find: its build goes without ONE_THREAD's binaries, and of others it runs those cases
+# alone that THREADED names.
 function(tessera_test name)
   cmake_parse_arguments(ARG "ONE_THREAD" "TIMEOUT;THREADED" "SOURCES;LINK;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
