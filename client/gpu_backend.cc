@@ -15,6 +15,9 @@ namespace cuda = kernels::cuda;
 namespace {
 
 constexpr std::uint64_t kAlignment = 256;  // of the parts of device memory
+// Device memory begins with a fault word for each way in which an image has its lanes: by kv head,
+// and by query head.
+constexpr int kFaults = 2;
 constexpr std::uint64_t kTensorAlignment = 16;
 
 std::uint64_t AddressOf(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
@@ -28,8 +31,13 @@ bool Same(const std::optional<kernels::SelectionRule>& a,
 
 std::string Name(const kernels::SelectionRule* rule) {
   if (rule == nullptr) return "none";
-  if (rule->entries != 0) return Concat(rule->entries, " entries");
-  return Concat("a share of ", rule->rate);
+  std::string name =
+      rule->entries != 0 ? Concat(rule->entries, " entries") : Concat("a share of ", rule->rate);
+  const bool logit = rule->judge == kernels::SelectionRule::Judge::kLogit;
+  name += logit ? " by logit" : " by share";
+  if (rule->each_head) name += " for each query head";
+  if (rule->first_block) name += " with the first block";
+  return name;
 }
 
 // An image has one rule: all sequences of a step must have the same.
@@ -87,7 +95,7 @@ void GpuBackend::Measure(const StepBatch& batch) {
   // everything.
   if (limits_.queries > rule_queries_) rule_.reset();
   sinks_at_.assign(model.layers(), 0);
-  std::uint64_t next = kAlignment;  // after the fault word
+  std::uint64_t next = kAlignment;  // after the fault words
   for (std::uint32_t layer = 0; layer < model.layers(); ++layer) {
     if (model.geometry(layer).sinks == nullptr) continue;
     sinks_at_[layer] = next;
@@ -95,12 +103,14 @@ void GpuBackend::Measure(const StepBatch& batch) {
             kAlignment;
   }
   image_at_ = next;
-  // A rule that comes later may ask for the larger image, and what is on the device must stay.
-  image_room_ = cuda::StepBytes(ShapeOf(batch, true));
   MeasureImage(batch);
 }
 
+// Limits only widen, and those of an image with more lanes would be multiplied by the columns of
+// one with fewer.
 void GpuBackend::MeasureImage(const StepBatch& batch) {
+  limits_ = {
+      .batch = limits_.batch, .queries = limits_.queries, .appended = limits_.appended, .works = 0};
   shape_ = ShapeOf(batch, EachHead());
   image_bytes_ = cuda::StepBytes(shape_);
   host_.resize((image_at_ + image_bytes_) / sizeof(Line) + 1);
@@ -111,6 +121,10 @@ bool GpuBackend::EachHead() const { return rule_.has_value() && rule_->each_head
 kernels::LayerGeometry GpuBackend::GeometryOf(const StepBatch& batch, std::uint32_t layer) const {
   const kernels::LayerGeometry& geometry = batch.model().geometry(layer);
   return EachHead() ? kernels::WithoutGroups(geometry) : geometry;
+}
+
+std::uint64_t* GpuBackend::FaultOf(bool each_head) const {
+  return memory_.at<std::uint64_t>(each_head ? sizeof(std::uint64_t) : 0);
 }
 
 // `each_head`: every query head has a lane of its own.
@@ -143,14 +157,18 @@ absl::Status GpuBackend::Begin(const StepBatch& batch, const StepOptions& option
   extents_.ListPoolExtents(bases_);
   Measure(batch);
   std::byte* const host = host_.data()->bytes;
-  std::memcpy(host, &cuda::kNoFault, sizeof cuda::kNoFault);
+  for (int i = 0; i < kFaults; ++i) {
+    std::memcpy(host + i * sizeof cuda::kNoFault, &cuda::kNoFault, sizeof cuda::kNoFault);
+  }
   for (std::uint32_t layer = 0; layer < batch.model().layers(); ++layer) {
     const kernels::LayerGeometry& geometry = batch.model().geometry(layer);
     if (geometry.sinks == nullptr) continue;
     std::memcpy(host + sinks_at_[layer], geometry.sinks, geometry.query_heads * sizeof(float));
   }
   if (absl::Status status = WriteImage(batch); !status.ok()) return status;
-  return Upload(batch);
+  absl::Status status = Upload(batch);
+  stale_ = !status.ok();
+  return status;
 }
 
 absl::Status GpuBackend::WriteImage(const StepBatch& batch) {
@@ -198,27 +216,39 @@ std::uint64_t GpuBackend::PartialBytes(const StepBatch& batch) const {
 
 absl::Status GpuBackend::UseRule(const StepBatch& batch,
                                  const std::optional<kernels::SelectionRule>& selection) {
-  if (Same(selection, rule_)) return absl::OkStatus();
+  if (!stale_ && Same(selection, rule_)) return absl::OkStatus();
   const bool each_head = EachHead();
   rule_ = selection;
   rule_queries_ = limits_.queries;
   if (EachHead() != each_head) MeasureImage(batch);
-  if (absl::Status status = WriteImage(batch); !status.ok()) return status;
+  absl::Status status = WriteImage(batch);
+  if (status.ok()) status = GpuStatus(Replace(batch));
+  // What cannot be had is not asked for by the next step, too.
+  stale_ = !status.ok();
+  if (stale_) rule_.reset();
+  return status;
+}
+
+cuda::Error GpuBackend::Replace(const StepBatch& batch) {
   cuda::Error error;
   const std::uint64_t partial = PartialBytes(batch);
-  if (partial > partial_.bytes()) {
-    error = queue_->Wait();  // what is under way may use the old one
-    if (error.ok()) error = partial_.Grow(2 * partial);
+  const std::uint64_t bytes = image_at_ + image_bytes_;
+  const bool grows = bytes > memory_.bytes();
+  std::byte* const host = host_.data()->bytes;
+  // What an earlier layer met is still to be told.
+  if (grows) error = queue_->Copy(host, memory_.at(), kFaults * sizeof(std::uint64_t));
+  if (error.ok() && (grows || partial > partial_.bytes())) {
+    error = queue_->Wait();  // what is under way may use the old ones
   }
-  // The fault word stays: what an earlier layer met is still to be told.
-  if (error.ok()) {
-    error = queue_->Copy(memory_.at(image_at_), host_.data()->bytes + image_at_, image_bytes_);
-  }
-  return GpuStatus(error);
+  if (error.ok() && partial > partial_.bytes()) error = partial_.Grow(2 * partial);
+  if (error.ok() && grows) error = memory_.Grow(2 * bytes);
+  if (!error.ok()) return error;
+  return grows ? queue_->Copy(memory_.at(), host, bytes)
+               : queue_->Copy(memory_.at(image_at_), host + image_at_, image_bytes_);
 }
 
 absl::Status GpuBackend::Upload(const StepBatch& batch) {
-  const std::uint64_t bytes = image_at_ + image_room_;
+  const std::uint64_t bytes = image_at_ + image_bytes_;
   const std::uint64_t partial = PartialBytes(batch);
   // Twice what is needed: lanes grow, and a steady decode shall not allocate.
   cuda::Error error;
@@ -226,7 +256,7 @@ absl::Status GpuBackend::Upload(const StepBatch& batch) {
   if (error.ok() && partial > partial_.bytes()) error = partial_.Grow(2 * partial);
   if (!error.ok()) return GpuStatus(error);
   under_way_ = true;
-  return GpuStatus(queue_->Copy(memory_.at(), host_.data(), image_at_ + image_bytes_));
+  return GpuStatus(queue_->Copy(memory_.at(), host_.data(), bytes));
 }
 
 absl::StatusOr<std::byte*> GpuBackend::Place(std::string_view what, const void* tensor,
@@ -269,7 +299,7 @@ absl::Status GpuBackend::Append(const StepBatch& batch, std::uint32_t layer,
   return GpuStatus(queue_->Append({.step = memory_.at(image_at_),
                                    .key = *key_at,
                                    .value = *value_at,
-                                   .fault = memory_.at<std::uint64_t>(),
+                                   .fault = FaultOf(EachHead()),
                                    .row_stride = model.token_bytes(layer),
                                    .layer = layer,
                                    .row_bytes = static_cast<std::uint32_t>(model.row_bytes(layer)),
@@ -309,7 +339,7 @@ absl::Status GpuBackend::Attend(const StepBatch& batch, std::uint32_t layer,
                                       .lse = reinterpret_cast<float*>(*lse),
                                       .scratch = partial_.at(),
                                       .scratch_bytes = partial_.bytes(),
-                                      .fault = memory_.at<std::uint64_t>()});
+                                      .fault = FaultOf(EachHead())});
   if (error.ok() && output_copied) {
     error = queue_->Copy(tensors.output.data(), *output, tensors.output.size());
   }
@@ -322,17 +352,20 @@ absl::Status GpuBackend::Attend(const StepBatch& batch, std::uint32_t layer,
 absl::Status GpuBackend::Settle(const StepBatch& batch) {
   if (!under_way_) return absl::OkStatus();
   under_way_ = false;
-  std::uint64_t fault = cuda::kNoFault;
-  cuda::Error error = queue_->Copy(&fault, memory_.at(), sizeof fault);
+  std::uint64_t faults[kFaults];
+  cuda::Error error = queue_->Copy(faults, memory_.at(), sizeof faults);
   if (error.ok()) error = queue_->Wait();
   if (!error.ok()) return GpuStatus(error);
-  if (fault == cuda::kNoFault) return absl::OkStatus();
-  const std::uint32_t layer = cuda::FaultWord::Layer(fault);
-  // Lanes of the image as it is now: where the rule has changed since, they may be another's.
-  const std::size_t sequence = std::min<std::size_t>(
-      cuda::FaultWord::Lane(fault) / GeometryOf(batch, layer).kv_heads, batch.items().size() - 1);
-  return absl::DataLossError(
-      Concat(batch.items()[sequence].sequence->id.ToString(), ", layer ", layer));
+  for (const bool each_head : {false, true}) {
+    const std::uint64_t fault = faults[each_head ? 1 : 0];
+    if (fault == cuda::kNoFault) continue;
+    const std::uint32_t layer = cuda::FaultWord::Layer(fault);
+    const kernels::LayerGeometry& geometry = batch.model().geometry(layer);
+    const std::uint32_t lanes = each_head ? geometry.query_heads : geometry.kv_heads;
+    const StepItem& at = batch.items()[cuda::FaultWord::Lane(fault) / lanes];
+    return absl::DataLossError(Concat(at.sequence->id.ToString(), ", layer ", layer));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tessera::client

@@ -52,6 +52,9 @@ class GpuBackend final : public StepBackend {
   absl::Status WriteImage(const StepBatch& batch);
   absl::Status UseRule(const StepBatch& batch,
                        const std::optional<kernels::SelectionRule>& selection);
+  // The image on the device by the one on the host, in the middle of a step.
+  kernels::cuda::Error Replace(const StepBatch& batch);
+  std::uint64_t* FaultOf(bool each_head) const;
   // The largest layer's.
   std::uint64_t PartialBytes(const StepBatch& batch) const;
   absl::Status Upload(const StepBatch& batch);
@@ -76,10 +79,10 @@ class GpuBackend final : public StepBackend {
   std::vector<std::uint64_t> sinks_at_;         // per layer; 0: none
   kernels::cuda::StepShape shape_;              // with room for a selection of every lane
   std::optional<kernels::SelectionRule> rule_;  // of the image
+  bool stale_ = false;                          // it is not what the host has
   std::uint32_t rule_queries_ = 0;              // limits_.queries where it was asked for
   std::uint64_t image_at_ = 0;
   std::uint64_t image_bytes_ = 0;
-  std::uint64_t image_room_ = 0;
   kernels::cuda::StepLimits limits_;
   std::vector<std::uint64_t> bases_;
   bool under_way_ = false;  // something was put on the stream and not waited for

@@ -105,7 +105,8 @@ class Worker {
   absl::Status AttendRpc(std::uint32_t layer, std::span<const AttendQuery> queries,
                          const AttendOptions& options = {});
 
-  // Which entries attention would read of a layer under this rule: runs of positions per kv head.
+  // Which entries attention would read of a layer under this rule: runs of positions per kv
+  // head, or per query head where each chooses for itself.
   absl::StatusOr<v1::SelectResponse> Select(std::uint32_t layer, const SelectQuery& query,
                                             const kernels::SelectionRule& rule);
 

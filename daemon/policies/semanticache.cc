@@ -193,6 +193,8 @@ absl::Status CheckText(const LayerView& view) {
 
 absl::StatusOr<LayerDecision> DecideClusters(const SemantiCachePolicy& cache,
                                              const LayerView& view) {
+  // Of a short prompt all stays, whatever the budget.
+  if (NothingGoes(view, cache.sink + cache.recent)) return KeepAll(view);
   if (cache.delimiters) {
     if (absl::Status status = CheckText(view); !status.ok()) return status;
   }

@@ -88,19 +88,29 @@ void AddRuns(const EntryPositions& positions, const kernels::SelectedRun& run,
   head.set_selected_entries(head.selected_entries() + run.entries);
 }
 
+// By segment of the lane.
+absl::StatusOr<std::vector<EntryPositions>> PositionsOf(device::Device& device,
+                                                        const kernels::LaneView& lane) {
+  std::vector<EntryPositions> all;
+  for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
+    absl::StatusOr<EntryPositions> positions = EntryPositions::Read(device, lane.segments[s]);
+    if (!positions.ok()) return positions.status();
+    all.push_back(*std::move(positions));
+  }
+  return all;
+}
+
 // What was taken of a lane, and what the queries see of it.
-absl::Status Tell(device::Device& device, const kernels::LaneView& lane,
-                  const kernels::PositionRange& visible,
-                  const std::vector<kernels::SelectedRun>& taken, v1::HeadSelection& head) {
+void Tell(const kernels::LaneView& lane, const std::vector<EntryPositions>& positions,
+          const kernels::PositionRange& visible, const std::vector<kernels::SelectedRun>& taken,
+          v1::HeadSelection& head) {
   std::uint64_t with_summary = 0;
   std::uint64_t without = 0;
   auto next = taken.begin();
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
-    const kernels::SegmentView& segment = lane.segments[s];
-    const absl::StatusOr<EntryPositions> positions = EntryPositions::Read(device, segment);
-    if (!positions.ok()) return positions.status();
-    (kernels::BlocksOf(segment) == 0 ? without : with_summary) += positions->Seen(visible);
-    for (; next != taken.end() && next->segment == s; ++next) AddRuns(*positions, *next, head);
+    const bool summed_up = kernels::BlocksOf(lane.segments[s]) != 0;
+    (summed_up ? with_summary : without) += positions[s].Seen(visible);
+    for (; next != taken.end() && next->segment == s; ++next) AddRuns(positions[s], *next, head);
   }
   const std::uint64_t tail_begin = std::max(lane.tail.begin, visible.begin);
   const std::uint64_t tail_end = std::min(lane.tail.end, visible.end);
@@ -108,7 +118,6 @@ absl::Status Tell(device::Device& device, const kernels::LaneView& lane,
   head.set_entries_without_summary(without);
   head.set_tail_entries(tail);
   head.set_visible_entries(with_summary + without + tail);
-  return absl::OkStatus();
 }
 
 // All items have one rule.
@@ -120,15 +129,19 @@ absl::Status ChooseFor(const Services& services, const Caller& caller,
       services.device->Select(batch, caller.tenant->pool().View(), recorder);
   if (!implementation.ok()) return implementation.status();
   response.set_implementation(std::string(*implementation));
+  absl::StatusOr<std::vector<EntryPositions>> positions;
   for (std::size_t i = 0; i < batch.items.size(); ++i) {
     const kernels::AttendItem& item = batch.items[i];
+    // Query heads of a group follow one another, and read one lane.
+    if (i == 0 || item.lane != batch.items[i - 1].lane) {
+      positions = PositionsOf(*services.device, *item.lane);
+    }
+    if (!positions.ok()) return positions.status();
     v1::HeadSelection& head = *response.add_heads();
     const bool each_head = item.selection->each_head;
     head.set_kv_head(each_head ? item.kv_head / geometry.group() : item.kv_head);
     if (each_head) head.set_query_head(item.kv_head);
-    absl::Status status = Tell(*services.device, *item.lane, kernels::VisibleFromItem(batch, item),
-                               recorder.runs(i), head);
-    if (!status.ok()) return status;
+    Tell(*item.lane, *positions, kernels::VisibleFromItem(batch, item), recorder.runs(i), head);
   }
   return absl::OkStatus();
 }

@@ -44,6 +44,7 @@ class GatherTest : public DeviceTest {
     return tiles;
   }
 
+  static constexpr std::uint64_t kGuard = 64;  // bytes behind a tile, not to be touched
   static constexpr std::uint64_t kPoolBytes = 16 * kPiece;
   TestRandom dice_;
   const Pool pool_ = PoolMemory(kPoolBytes);
@@ -72,8 +73,8 @@ TEST_P(GatherTest, RowsAreTheReferences) {
                .row = static_cast<std::uint32_t>(dice_.Below(kernels::kTileEntries)),
                .position = static_cast<std::uint32_t>(dice_.Below(1000000))};
       }
-      tiles.push_back({.rows = own, .tile = Take(bytes)});
-      std::memset(tiles.back().tile, 0xa5, bytes);
+      tiles.push_back({.rows = own, .tile = Take(bytes + kGuard)});
+      std::memset(tiles.back().tile, 0xa5, bytes + kGuard);
     }
     const absl::Status status = device_->Gather(from, to, tiles);
     ASSERT_TRUE(status.ok()) << status;
@@ -88,6 +89,9 @@ TEST_P(GatherTest, RowsAreTheReferences) {
                         .tile = expected.data()});
       expected.resize(bytes);
       ASSERT_EQ(kernels::FirstDifference(to, expected, {tile.tile, tile.tile + bytes}), "");
+      for (std::uint64_t i = 0; i < kGuard; ++i) {
+        ASSERT_EQ(tile.tile[bytes + i], std::byte{0xa5}) << "written " << i << " bytes behind";
+      }
     }
   }
   EXPECT_TRUE(device_->Gather(TileShape(), TileShape(), {}).ok()) << "of nothing";

@@ -1,0 +1,147 @@
+// What each token policy promises under some options: policy_contract_test.cc holds it to that.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::policies {
+
+// What a row promises under these options, at 100 tokens and at any more.
+struct Promise {
+  std::string_view row;
+  std::string_view as;  // names the instance
+  std::string text;
+  std::uint64_t entries;     // that stay of 100 tokens; where `at_most`, or fewer
+  std::uint64_t sink = 0;    // the first, which stay
+  std::uint64_t recent = 0;  // the newest
+  bool at_most = false;
+  bool one_for_all = false;     // all lanes of a layer keep the same, so that they must be alike
+  bool same_again = true;       // where nothing has come since, nothing goes
+  bool wants_likeness = false;  // refuses where no keys are alike enough
+};
+
+inline const std::vector<Promise>& Promises() {
+  static const std::vector<Promise> kPromises = {
+      {.row = "chunkkv",
+       .as = "paper",
+       .text = "chunkkv:tokens=30,window=7",
+       .entries = 30,
+       .recent = 7,
+       .one_for_all = true},
+      {.row = "chunkkv",
+       .as = "heads",
+       .text = "chunkkv:tokens=30,window=7,scope=head",
+       .entries = 30,
+       .recent = 7},
+      {.row = "chunkkv",
+       .as = "logits",
+       .text = "chunkkv:tokens=30,window=7,chunk=3,score=logit,agg=mean",
+       .entries = 30,
+       .recent = 7,
+       .one_for_all = true},
+      // 6 of 20 chunks; of the window those that lie in it whole.
+      {.row = "chunkkv",
+       .as = "kvpress",
+       .text = "chunkkv:mode=kvpress,chunk=5,window=10,budget=0.3",
+       .entries = 30,
+       .recent = 6,
+       .one_for_all = true,
+       .same_again = false},
+      {.row = "semantickv",
+       .as = "total",
+       .text = "semantickv:sink=6,recent_ratio=0.05,keep_total=0.3,lambda=0.1",
+       .entries = 30,
+       .sink = 6,
+       .recent = 5},
+      // 17.8 of the 89 between.
+      {.row = "semantickv",
+       .as = "middle",
+       .text = "semantickv:sink=6,recent_ratio=0.05,keep_middle=0.2,lambda=0.1,mask=none,agg=max",
+       .entries = 28,
+       .sink = 6,
+       .recent = 5},
+      {.row = "semanticache",
+       .as = "tau",
+       .text = "semanticache:tau=0.05,sink=3,recent=5",
+       .entries = 99,
+       .sink = 3,
+       .recent = 5,
+       .at_most = true,
+       .same_again = false},
+      {.row = "semanticache",
+       .as = "layer",
+       .text = "semanticache:tau=0.05,sink=3,recent=5,scope=layer",
+       .entries = 99,
+       .sink = 3,
+       .recent = 5,
+       .at_most = true,
+       .one_for_all = true,
+       .same_again = false},
+      {.row = "semanticache",
+       .as = "budget",
+       .text = "semanticache:budget=0.8,sink=3,recent=5",
+       .entries = 80,
+       .sink = 3,
+       .recent = 5,
+       .at_most = true,
+       .same_again = false,
+       .wants_likeness = true},
+      // 4 layers, span 2: one of a ladder's two goes.
+      {.row = "lacache",
+       .as = "mod",
+       .text = "lacache:budget=30,span=2,sink=3",
+       .entries = 30,
+       .sink = 3,
+       .recent = 4,
+       .one_for_all = true},
+      {.row = "lacache",
+       .as = "band",
+       .text = "lacache:budget=30,span=2,sink=3,map=band",
+       .entries = 30,
+       .sink = 3,
+       .recent = 4,
+       .one_for_all = true},
+      {.row = "lacache",
+       .as = "slot",
+       .text = "lacache:budget=30,span=2,sink=3,pos=slot",
+       .entries = 30,
+       .sink = 3,
+       .recent = 4,
+       .one_for_all = true},
+      {.row = "streaming",
+       .as = "both",
+       .text = "streaming:sink=3,recent=27",
+       .entries = 30,
+       .sink = 3,
+       .recent = 27},
+      {.row = "streaming",
+       .as = "together",
+       .text = "streaming:sink=3,budget=30,pos=slot",
+       .entries = 30,
+       .sink = 3,
+       .recent = 27},
+      {.row = "h2o", .as = "both", .text = "h2o:heavy=20,recent=10", .entries = 30, .recent = 10},
+      {.row = "snapkv",
+       .as = "mean",
+       .text = "snapkv:tokens=30,window=7",
+       .entries = 30,
+       .recent = 7},
+      {.row = "snapkv",
+       .as = "max",
+       .text = "snapkv:tokens=30,window=7,pool=max,kernel=7",
+       .entries = 30,
+       .recent = 7},
+      // Layers have 45, 35, 25 and 15; it is the second.
+      {.row = "pyramidkv",
+       .as = "second",
+       .text = "pyramidkv:tokens=30,window=7,beta=2",
+       .entries = 35,
+       .recent = 7},
+      {.row = "tova", .as = "all", .text = "tova:budget=30", .entries = 30, .one_for_all = true},
+  };
+  return kPromises;
+}
+
+}  // namespace tessera::policies
