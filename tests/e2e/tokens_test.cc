@@ -13,21 +13,23 @@ namespace {
 
 TEST_F(Tokens, LaddersOfFourLayers) {
   Shape({.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64});
-  client::Sequence sequence = NewSequence("lacache:budget=16,span=2,overlap=0,sink=2");
-  SyntheticSequence truth(shape_, random_.Bits());
-  Append(sequence, truth, 16);
-  Compress(sequence);
-  EXPECT_THAT(Lane(Entries(sequence), 0).position(), ElementsAreArray(Range(0, 15)));
-  Append(sequence, truth, 1);
-  Compress(sequence);
-  const v1::DescribeResponse held = Entries(sequence);
-  for (std::uint32_t layer : {0u, 2u}) {
-    EXPECT_THAT(Lane(held, layer).position(), ElementsAreArray(AllBut(17, {3})));
+  for (const std::uint64_t overlap : {0u, 1u}) {
+    SCOPED_TRACE(overlap);
+    client::Sequence sequence =
+        NewSequence(Concat("lacache:budget=16,span=2,overlap=", overlap, ",sink=2"));
+    SyntheticSequence truth(shape_, random_.Bits());
+    Append(sequence, truth, 16);
+    Compress(sequence);
+    EXPECT_THAT(Lane(Entries(sequence), 0).position(), ElementsAreArray(Range(0, 15)));
+    Append(sequence, truth, 1);
+    Compress(sequence);
+    const v1::DescribeResponse held = Entries(sequence);
+    for (std::uint32_t layer = 0; layer < 4; ++layer) {
+      const std::uint64_t gone = layer % 2 == 1 ? 2 : 3 + overlap;
+      EXPECT_THAT(Lane(held, layer).position(), ElementsAreArray(AllBut(17, {gone}))) << layer;
+    }
+    ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
   }
-  for (std::uint32_t layer : {1u, 3u}) {
-    EXPECT_THAT(Lane(held, layer).position(), ElementsAreArray(AllBut(17, {2})));
-  }
-  ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
 }
 
 // The budget is smaller than a tail: tokens come one by one through the ring.
@@ -62,11 +64,12 @@ TEST_F(Tokens, LaddersOverThirtyTwoLayers) {
   for (int i = 0; i < 3; ++i) Append(sequence, truth, 1);
   Compress(sequence);
   const v1::DescribeResponse held = Entries(sequence);
-  EXPECT_THAT(Lane(held, 0).position(), ElementsAreArray(AllBut(259, Range(6, 10))));
-  Positions gone = {4, 7, 8, 9, 10};
-  EXPECT_THAT(Lane(held, 1).position(), ElementsAreArray(AllBut(259, gone)));
-  EXPECT_THAT(Lane(held, 5).position(), ElementsAreArray(AllBut(259, Range(4, 8))));
-  EXPECT_THAT(Lane(held, 6).position(), ElementsAreArray(Lane(held, 0).position()));
+  const std::vector<Positions> gone = {{6, 7, 8, 9, 10}, {4, 7, 8, 9, 10}, {4, 5, 8, 9, 10},
+                                       {4, 5, 6, 9, 10}, {4, 5, 6, 7, 10}, {4, 5, 6, 7, 8}};
+  for (std::uint32_t layer = 0; layer < 32; ++layer) {
+    EXPECT_THAT(Lane(held, layer).position(), ElementsAreArray(AllBut(259, gone[layer % 6])))
+        << layer;
+  }
 }
 
 TEST_F(Tokens, StreamingKeepsTheFirstAndTheNewest) {
@@ -373,100 +376,6 @@ TEST_F(Tokens, IdenticalTokensMergeWithoutLoss) {
   EXPECT_EQ(Lane(Entries(sequence), 0).entries(), 8u);
   const std::vector<float> after = attend();
   for (std::size_t i = 0; i < before.size(); ++i) EXPECT_NEAR(after[i], before[i], 1e-4);
-}
-
-// ---- composed
-
-class Composed : public Tokens, public testing::WithParamInterface<const char*> {};
-
-TEST_P(Composed, ChosenRowsArePackedWithTheirPositions) {
-  Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
-  client::Sequence sequence = NewSequence(GetParam() + kAllChannels);
-  SyntheticSequence truth(shape_, random_.Bits());
-  Append(sequence, truth, 1000);
-  Compress(sequence);
-  const v1::DescribeResponse held = Entries(sequence);
-  EXPECT_LT(held.tokens_kept(), 0.4);
-  EXPECT_THAT(Lane(held, 0).segment_run(0).format(), HasSubstr("packed"));
-  // All channels are kept: what is packed differs by rounding alone.
-  ExpectAttendsToWhatIsLeft(sequence, truth, 0.03);
-  for (int i = 0; i < 100; ++i) Decode(sequence, truth);
-  ASSERT_TRUE(sequence.Park().ok());
-  EXPECT_EQ(Lane(Entries(sequence), 0).entries(), Lane(held, 0).entries() + 100);
-  ExpectAttendsToWhatIsLeft(sequence, truth, 0.03);
-}
-
-INSTANTIATE_TEST_SUITE_P(Systems, Composed,
-                         testing::Values("chunkkv:budget=0.3,window=16",
-                                         "semantickv:keep_total=0.3,sink=8,lambda=0.05",
-                                         "snapkv:budget=0.3,window=16"));
-
-// Of what the token policy has left, attention reads the blocks that the selection names, and
-// nothing else.
-class Selected : public Composed {};
-
-TEST_P(Selected, AttentionReadsBlocksOfChosenTokens) {
-  Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
-  client::Sequence sequence = NewSequence(GetParam());
-  SyntheticSequence truth(shape_, random_.Bits());
-  Append(sequence, truth, 1000);
-  Compress(sequence);
-  v1::DescribeResponse held = Entries(sequence);
-  const client::PolicySelection selection = client::FromProto(held.selection());
-  for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
-    const auto query = truth.Query(layer, truth.tokens() - 1);
-    const auto selected =
-        mapped_->Select(layer, {.sequence = &sequence, .query = BytesOf(query)}, selection.rule);
-    ASSERT_TRUE(selected.ok()) << selected.status();
-    for (const v1::HeadSelection& head : selected->heads()) {
-      ASSERT_EQ(head.entries_without_summary() + head.tail_entries(), 0u);
-      EXPECT_LT(head.selected_entries(), 140u);
-      Positions read;
-      for (const v1::PositionRun& run : head.runs()) {
-        for (std::uint64_t i = 0; i < run.entries(); ++i) read.push_back(run.first_position() + i);
-      }
-      v1::LaneDescription& lane =
-          *held.mutable_lane(static_cast<int>(layer * shape_.kv_heads + head.kv_head()));
-      EXPECT_EQ(lane.position_size(), 400);
-      Positions both;
-      std::ranges::set_intersection(lane.position(), read, std::back_inserter(both));
-      EXPECT_EQ(both, read);
-      lane.mutable_position()->Assign(both.begin(), both.end());
-    }
-    const std::vector<double> exact = ByDefinition(held, truth, layer);
-    for (client::Worker* worker : {mapped_.get(), remote_.get()}) {
-      std::vector<float> output(shape_.query_row());
-      const client::AttendQuery asked[] = {
-          {.sequence = &sequence, .query = BytesOf(query), .output = WritableBytesOf(output)}};
-      ASSERT_TRUE(worker->AttendRpc(layer, asked, {}).ok());
-      for (std::size_t i = 0; i < output.size(); ++i) ASSERT_NEAR(output[i], exact[i], 0.03);
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Systems, Selected,
-    testing::Values("snapkv:budget=0.4,window=16+mosaickv:keep=1,group=1,loss_k=1,loss_v=1,"
-                    "select=0.25,min_segment=32",
-                    "chunkkv:budget=0.4,window=16+quest:tokens=96,page=8,dense_layers=0"));
-
-TEST_F(Tokens, ThreeSystemsAndInt8Together) {
-  Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
-  client::Sequence sequence = NewSequence(
-      "semanticache:budget=0.5,sink=0,recent=0+mosaickv:keep=0.25,loss_k=1,loss_v=1"
-      "+int8");
-  SyntheticSequence truth(shape_, random_.Bits());
-  Append(sequence, truth, 2000);
-  const std::vector<std::uint32_t> ids(2000, 7);
-  ASSERT_TRUE(sequence.ObserveTokens(0, ids).ok());
-  Compress(sequence);
-  const v1::DescribeResponse held = Entries(sequence);
-  EXPECT_LE(held.tokens_kept(), 0.5);
-  EXPECT_LE(held.elements_kept(), 0.5 * 0.25);
-  EXPECT_LT(held.bytes_kept(), 0.25);
-  for (const v1::LaneDescription& lane : held.lane()) {
-    EXPECT_EQ(std::accumulate(lane.weight().begin(), lane.weight().end(), 0.0), 2000.0);
-  }
 }
 
 }  // namespace
