@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <string>
+#include <utility>
 
 #include "client/cli/admin.h"
 #include "client/cli/command.h"
@@ -17,6 +18,24 @@ namespace tessera::cli {
 
 namespace {
 
+constexpr std::size_t kOptionColumns = 96;
+
+// As they are written where nothing is said; a name alone: it has no one default.
+void AddOptions(const v1::PolicyTerm& term, Table& table) {
+  std::string line;
+  std::string name = term.name();
+  for (const v1::PolicyOption& option : term.options()) {
+    const std::string one =
+        option.standard().empty() ? option.name() : Concat(option.name(), "=", option.standard());
+    if (line.size() + one.size() + 2 > kOptionColumns) {
+      table.Add({std::exchange(name, ""), std::exchange(line, "") + ","});
+    }
+    if (!line.empty()) line += ", ";
+    line += one;
+  }
+  if (!line.empty()) table.Add({name, line});
+}
+
 std::string RenderList(const v1::ListPoliciesResponse& policies) {
   Table table({{"term", Align::kLeft},
                {"meaning", Align::kLeft},
@@ -26,9 +45,11 @@ std::string RenderList(const v1::ListPoliciesResponse& policies) {
     table.Add({term.name(), term.meaning(), term.needs().empty() ? "-" : term.needs(),
                term.paper().empty() ? "-" : term.paper()});
   }
-  return table.Render() +
-         "\nTerms are joined: chunkkv:budget=0.3+mosaickv+int8. 'tessera policies TERM' lists the "
-         "options of one.\n";
+  Table options({{"term", Align::kLeft}, {"options and their defaults", Align::kLeft}});
+  for (const v1::PolicyTerm& term : policies.terms()) AddOptions(term, options);
+  return table.Render() + "\n" + options.Render() +
+         "\nTerms are joined: chunkkv:budget=0.3+mosaickv+int8. 'tessera policies TERM' says "
+         "what the options of one mean, and their limits.\n";
 }
 
 std::string RenderTerm(const v1::PolicyTerm& term) {

@@ -1,5 +1,6 @@
-// What a worker has shown of a sequence for its token policy, until it is compressed: queries, sums
-// of attention, token ids. Host memory with a budget; freed by Compress.
+// What a worker has shown of a sequence for its token policy, until it is compressed: queries and
+// sums of attention. Host memory with a budget; freed by Compress. Of token ids a byte each is kept
+// for as long as the sequence: where text is cut is asked again when more of it has come.
 //
 // Everything here came from a worker: Take checks it against the policy's needs and copies it.
 #pragma once

@@ -252,17 +252,24 @@ TEST_F(Metrics, TokenPolicies) {
   EXPECT_EQ(Value("tessera_token_choices_total"), 2);
   v1::ObserveRequest observe;
   *observe.mutable_session() = worker_->key();
-  observe.set_sequence_id(NewSequence(100, "snapkv:window=8"));
+  const std::uint64_t sequence = NewSequence(100, "snapkv:window=8");
+  observe.set_sequence_id(sequence);
   v1::Tensor& queries = *observe.mutable_last_queries();
   queries.set_dtype(v1::DTYPE_BF16);
   for (int dimension : {8, 4, 64}) queries.add_shape(dimension);
   queries.set_inline_(std::string(8 * 4 * 64 * 2, '\0'));
   observe.set_first_query_position(92);
-  grpc::ClientContext context;
-  v1::ObserveResponse response;
-  const grpc::Status status = worker_->stub().Observe(&context, observe, &response);
-  ASSERT_TRUE(status.ok()) << status.error_message();
+  for (std::uint32_t layer = 0; layer < 2; ++layer) {
+    observe.set_layer(layer);
+    grpc::ClientContext context;
+    v1::ObserveResponse response;
+    const grpc::Status status = worker_->stub().Observe(&context, observe, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+  }
   EXPECT_TRUE(Becomes("tessera_observation_bytes", "tenant=\"default\"", Positive));
+  Compress(sequence);
+  EXPECT_TRUE(Becomes("tessera_observation_bytes", "tenant=\"default\"",
+                      [](double bytes) { return bytes == 0; }));
 }
 
 // More rows wait for a strategy than the budget of 1 MiB has room for.
