@@ -18,6 +18,16 @@ Node::Node(const Options& options)
       host_tier_(options.host_tier_bytes),
       sessions_(options.tenants.size()) {}
 
+namespace {
+
+// Half of the tier is whoever's comes first, and of the other half each tenant has an equal part:
+// nobody's idle sequences can keep another's from leaving the pool.
+std::uint64_t MostOfTier(std::uint64_t tier_bytes, std::size_t tenants) {
+  return tier_bytes / 2 + tier_bytes / 2 / tenants;
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
   std::unique_ptr<Node> node(new Node(options));
   for (const TenantOptions& configured : options.tenants) {
@@ -29,6 +39,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
     tenant.soft_limit_bytes = configured.soft_limit_bytes;
     tenant.objects = &node->objects_;
     tenant.host_tier = &node->host_tier_;
+    tenant.host_tier_bytes = MostOfTier(options.host_tier_bytes, options.tenants.size());
     tenant.instance = node->instance_;
     tenant.node = &node->account_;
     tenant.host_rows = &node->host_rows_;

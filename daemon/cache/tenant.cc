@@ -89,7 +89,7 @@ Tenant::Tenant(const Options& options)
                  options.host_rows),
       raw_copies_(Concat("tenant ", options.name, ", raw copies"), options.host_rows_bytes / 4 * 3,
                   &host_rows_),
-      offloaded_(Concat("tenant ", options.name, ", offloaded"), 0),
+      offloaded_(Concat("tenant ", options.name, ", offloaded"), options.host_tier_bytes),
       own_slots_(new shm::ReaderSlot[kOwnReaderSlots]()) {
   own_pins_ = std::make_shared<pool::PinSource>(
       pool::PinSource{own_slots_.get(), kOwnReaderSlots, /*revocable=*/false});

@@ -51,6 +51,7 @@ class Tenant {
     std::uint64_t host_rows_bytes = 0;   // this tenant's part; 0: the node's limit alone
     pool::Account* objects = nullptr;    // of the node: what all tenants' objects use; may be null
     tiers::HostTier* host_tier = nullptr;  // of the node
+    std::uint64_t host_tier_bytes = 0;     // of it, at most for this tenant; 0: all
     std::uint64_t soft_limit_bytes = 0;    // above it this tenant's idle memory goes first; 0: none
     device::Device* device = nullptr;
     device::MemorySource* directory_memory = nullptr;  // host memory, whatever the device

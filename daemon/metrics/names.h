@@ -195,6 +195,11 @@ inline constexpr Description<2> kPressureClimbsTotal = {
     "Times that a rung of the ladder was asked for memory, by rung and whether it found enough.",
     Kind::kCounter,
     {"rung", "outcome"}};
+inline constexpr Description<1> kPressureStepsTotal = {
+    "tessera_pressure_steps_total",
+    "Steps of the ladder, by rung: prefixes dropped, sequences offloaded, segments thinned.",
+    Kind::kCounter,
+    {"rung"}};
 inline constexpr Description<1> kPressureCallsTotal = {
     "tessera_pressure_calls_total",
     "Calls that met a full pool: served after memory was found, or refused.",

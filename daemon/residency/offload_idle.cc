@@ -60,15 +60,22 @@ Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, const Need& need) {
         relief.bytes += *went;
         relief.steps += *went > 0;
       } else if (absl::IsResourceExhausted(went.status())) {
-        // Of the pool it is a Shortage; else the tier has no room for this one, but may for
-        // another.
-        if (pool::ShortageOf(went.status()).has_value()) {
-          again.push_back(std::move(candidate));
-        } else {
+        // Of the pool, or of the tenant's part of the tier, it is a Shortage; else the tier has no
+        // room for this one, but may for another.
+        const std::optional<pool::Shortage> shortage = pool::ShortageOf(went.status());
+        if (!shortage.has_value()) {
           full = options_.tier->free_bytes() < options_.tier->limit_bytes() / 64;
           relief.hindrance =
               Concat("the host tier is full: ", FormatBytes(options_.tier->used_bytes()), " of ",
                      FormatBytes(options_.tier->limit_bytes()));
+        } else if (shortage->tag == pool::MemoryTag::kOffloaded) {
+          const pool::Account& own = tenant.offloaded();
+          full = own.limit_bytes() - own.used_bytes() < own.limit_bytes() / 64;
+          relief.hindrance =
+              Concat("its part of the host tier is full: ", FormatBytes(own.used_bytes()), " of ",
+                     FormatBytes(own.limit_bytes()));
+        } else {
+          again.push_back(std::move(candidate));
         }
       }
     }

@@ -20,6 +20,7 @@ constexpr int kAttempts = 10;
 constexpr std::uint32_t kMostWaiting = 32;
 // What one background job moves, lest a tail wait for it for long.
 constexpr std::uint64_t kBytesPerJob = 32 * kMiB;
+constexpr std::uint64_t kAll = ~std::uint64_t{0};
 
 std::uint64_t Percent(std::uint64_t bytes, std::uint32_t percent) {
   return bytes / 100 * percent + bytes % 100 * percent / 100;
@@ -40,9 +41,14 @@ std::string_view OutcomeName(Outcome outcome) {
 }
 
 Pressure::Pressure(Options options)
-    : options_(std::move(options)), waiting_(options_.node->tenants().size()) {
+    : options_(std::move(options)),
+      waiting_(options_.node->tenants().size()),
+      refusals_(options_.node->tenants().size()) {
   TESSERA_CHECK(options_.low_percent <= options_.high_percent, "the low mark is the lower one");
-  counters_.climbs = decltype(counters_.climbs)(options_.ladder.size());
+  counters_.rungs = decltype(counters_.rungs)(options_.ladder.size());
+  for (std::size_t rung = 0; rung < options_.ladder.size(); ++rung) {
+    unsaid_.emplace_back(waiting_.size());
+  }
   cache::Node& node = *options_.node;
   // Extents are held however they are filled: only that there are no more of them says something.
   node.account().Watch(this, ~std::uint64_t{0});
@@ -63,10 +69,9 @@ Pressure::~Pressure() {
 
 // ---- who pays
 
-std::vector<Pressure::Payer> Pressure::PayersOf(cache::Tenant* asker, std::uint64_t asked) const {
-  constexpr std::uint64_t kAll = ~std::uint64_t{0};
-  std::vector<Payer> above;
-  std::vector<Payer> all;
+std::vector<Pressure::Payers> Pressure::PayersOf(cache::Tenant* asker, std::uint64_t asked) const {
+  Payers above;
+  Payers all;
   bool asker_above = false;
   for (const std::unique_ptr<cache::Tenant>& tenant : options_.node->tenants()) {
     const std::uint64_t used = tenant->account().used_bytes();
@@ -79,51 +84,56 @@ std::vector<Pressure::Payer> Pressure::PayersOf(cache::Tenant* asker, std::uint6
   }
   const auto larger = [](const Payer& a, const Payer& b) { return a.most > b.most; };
   std::sort(above.begin(), above.end(), larger);
-  if (asker_above) {
-    above.push_back({asker, kAll});
-    return above;
-  }
+  if (asker_above) return {above, {{asker, kAll}}};
   std::sort(all.begin(), all.end(), larger);
-  for (const Payer& payer : all) above.push_back({payer.tenant, kAll});
-  return above;
+  for (Payer& payer : all) payer.most = kAll;
+  return {above, all};
 }
 
 // ---- the ladder
 
-void Pressure::RelieveTenant(cache::Tenant& tenant, const Need& need, std::string_view reason,
-                             Climb& climb) {
-  std::uint64_t left = need.bytes;
-  for (std::size_t rung = 0; rung < options_.ladder.size() && left > 0; ++rung) {
-    Measure& measure = *options_.ladder[rung];
-    const Relief relief = measure.RelievePressure(tenant, {left, need.urgency});
-    const Outcome outcome = relief.bytes >= left ? Outcome::kEnough
-                            : relief.bytes > 0   ? Outcome::kSome
-                                                 : Outcome::kNothing;
-    counters_.climbs[rung][static_cast<std::size_t>(outcome)].fetch_add(1);
-    // That a rung has nothing is news where it is the last one.
-    if (relief.bytes > 0 || rung + 1 == options_.ladder.size()) {
-      Report(measure, tenant, reason, left, relief);
-    }
-    climb.bytes += relief.bytes;
-    left -= std::min(left, relief.bytes);
-    if (left == 0) return;
-    if (relief.wait.has_value()) {
-      climb.wait = std::min(climb.wait.value_or(*relief.wait), *relief.wait);
-    }
-    Append(climb.hindrances, climb.hindrances.empty() ? "" : "; ", "tenant ", tenant.name(), ": ",
-           relief.hindrance);
+// Returns what the tenant gave.
+std::uint64_t Pressure::ClimbRung(std::size_t rung, cache::Tenant& tenant, const Need& need,
+                                  std::string_view reason, Climb& climb) {
+  const Relief relief = options_.ladder[rung]->RelievePressure(tenant, need);
+  const Outcome outcome = relief.bytes >= need.bytes ? Outcome::kEnough
+                          : relief.bytes > 0         ? Outcome::kSome
+                                                     : Outcome::kNothing;
+  Counters::Rung& counters = counters_.rungs[rung];
+  counters.climbs[static_cast<std::size_t>(outcome)].fetch_add(1);
+  counters.steps.fetch_add(relief.steps);
+  counters.bytes.fetch_add(relief.bytes);
+  // That a rung has nothing is news where it is the last one.
+  if (relief.steps > 0 || relief.bytes > 0 || rung + 1 == options_.ladder.size()) {
+    Report(rung, tenant, reason, need.bytes, relief);
   }
+  climb.bytes += relief.bytes;
+  if (relief.bytes > 0 && std::ranges::find(climb.gave, &tenant) == climb.gave.end()) {
+    climb.gave.push_back(&tenant);
+  }
+  if (outcome == Outcome::kEnough) return relief.bytes;
+  if (relief.wait.has_value()) {
+    climb.wait = std::min(climb.wait.value_or(*relief.wait), *relief.wait);
+  }
+  Append(climb.hindrances, climb.hindrances.empty() ? "" : "; ", "tenant ", tenant.name(), ": ",
+         relief.hindrance);
+  return relief.bytes;
 }
 
-Pressure::Climb Pressure::Relieve(const std::vector<Payer>& payers, const Need& need,
+Pressure::Climb Pressure::Relieve(std::vector<Payers> payers, const Need& need,
                                   std::string_view reason) {
   Climb climb;
-  for (const Payer& payer : payers) {
-    if (climb.bytes >= need.bytes) break;
-    const std::uint64_t before = climb.bytes;
-    RelieveTenant(*payer.tenant, {std::min(need.bytes - climb.bytes, payer.most), need.urgency},
-                  reason, climb);
-    if (climb.bytes > before) climb.gave.push_back(payer.tenant);
+  for (Payers& alike : payers) {
+    for (std::size_t rung = 0; rung < options_.ladder.size(); ++rung) {
+      for (Payer& payer : alike) {
+        if (climb.bytes >= need.bytes) return climb;
+        const std::uint64_t asked = std::min(need.bytes - climb.bytes, payer.most);
+        if (asked == 0) continue;
+        const std::uint64_t gave =
+            ClimbRung(rung, *payer.tenant, {asked, need.urgency}, reason, climb);
+        payer.most -= std::min(payer.most, gave);
+      }
+    }
   }
   return climb;
 }
@@ -135,7 +145,7 @@ Pressure::Climb Pressure::RelieveFor(cache::Tenant& tenant, const pool::Shortage
   if (shortage.account == options_.node->account().name()) {
     return Relieve(PayersOf(&tenant, need.bytes), need, reason);
   }
-  return Relieve({{&tenant, ~std::uint64_t{0}}}, need, reason);
+  return Relieve({{{&tenant, kAll}}}, need, reason);
 }
 
 // Host memory with budgets of its own is not what the ladder finds.
@@ -238,6 +248,7 @@ absl::Status Pressure::WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl:
     return status;
   }
   counters_.refused.fetch_add(1, std::memory_order_relaxed);
+  ReportRefusal(tenant, *shortage, climb);
   const Clock::Duration again = climb.wait.value_or(options_.patience);
   return absl::ResourceExhaustedError(
       Concat(AsStringView(status.message()), ". Moved out for this call: ", FormatBytes(found),
@@ -275,19 +286,18 @@ void Pressure::RelieveInBackground() {
     const std::uint64_t low = Percent(limit, options_.low_percent) + retired;
     return used > low ? used - low : std::uint64_t{0};
   };
-  const auto relieve = [&](const std::vector<Payer>& payers, std::uint64_t bytes,
+  const auto relieve = [&](std::vector<Payers> payers, std::uint64_t bytes,
                            std::string_view reason) {
     if (bytes == 0) return;
     wanted += bytes;
-    found += Relieve(payers, {.bytes = std::min(bytes, kBytesPerJob)}, reason).bytes;
+    found += Relieve(std::move(payers), {.bytes = std::min(bytes, kBytesPerJob)}, reason).bytes;
   };
   std::uint64_t retired = 0;
   for (const std::unique_ptr<cache::Tenant>& tenant : options_.node->tenants()) {
     const pool::Account& account = tenant->account();
     const std::uint64_t waiting = tenant->epochs().waiting_bytes();
     retired += waiting;
-    relieve({{tenant.get(), ~std::uint64_t{0}}},
-            excess(account.used_bytes(), account.limit_bytes(), waiting),
+    relieve({{{tenant.get(), kAll}}}, excess(account.used_bytes(), account.limit_bytes(), waiting),
             "a tenant is above its high watermark");
   }
   const std::uint64_t used = options_.node->objects().used_bytes();
@@ -305,19 +315,40 @@ void Pressure::RelieveInBackground() {
   }
 }
 
-void Pressure::Report(const Measure& rung, const cache::Tenant& tenant, std::string_view reason,
+// ---- what is said of it
+
+void Pressure::Report(std::size_t rung, const cache::Tenant& tenant, std::string_view reason,
                       std::uint64_t asked, const Relief& relief) {
-  const std::optional<std::uint64_t> unsaid = reports_.Say(options_.clock->Now());
-  if (!unsaid.has_value()) return;
-  options_.logger->Log(relief.bytes > 0 ? LogLevel::kInfo : LogLevel::kWarning, "memory pressure",
+  Unsaid& unsaid = unsaid_[rung][tenant.options().id.value() - 1];
+  unsaid.steps.fetch_add(relief.steps);
+  unsaid.bytes.fetch_add(relief.bytes);
+  const std::optional<std::uint64_t> before = unsaid.seldom.Say(options_.clock->Now());
+  if (!before.has_value()) return;
+  const std::uint64_t moved = unsaid.bytes.exchange(0);
+  options_.logger->Log(moved > 0 ? LogLevel::kInfo : LogLevel::kWarning, "memory pressure",
                        {{"reason", reason},
-                        {"rung", rung.name()},
+                        {"rung", options_.ladder[rung]->name()},
                         {"tenant", tenant.name()},
                         {"asked_bytes", asked},
-                        {"moved_bytes", relief.bytes},
-                        {"steps", relief.steps},
+                        {"moved_bytes", moved},
+                        {"steps", unsaid.steps.exchange(0)},
                         {"hindrance", relief.hindrance},
-                        {"like_this_before", *unsaid}});
+                        {"climbs", *before + 1}});
+}
+
+void Pressure::ReportRefusal(const cache::Tenant& tenant, const pool::Shortage& shortage,
+                             const Climb& climb) {
+  const std::optional<std::uint64_t> before =
+      refusals_[tenant.options().id.value() - 1].Say(options_.clock->Now());
+  if (!before.has_value()) return;
+  options_.logger->Log(LogLevel::kWarning, "a call found no memory",
+                       {{"tenant", tenant.name()},
+                        {"account", shortage.account},
+                        {"for", pool::TagName(shortage.tag)},
+                        {"asked_bytes", shortage.asked},
+                        {"limit_bytes", shortage.limit},
+                        {"hindrance", climb.hindrances},
+                        {"calls", *before + 1}});
 }
 
 }  // namespace tessera::residency

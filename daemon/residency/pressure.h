@@ -6,8 +6,9 @@
 //                       for what it asked, waits a bounded time for readers, and is tried again
 //
 // Who pays: of the node's memory first those tenants that are above their soft limits, as far as
-// these; then, unless whoever asks is above its own, all of them, who holds most first. Of a
-// tenant's own limit that tenant alone.
+// these; then, unless whoever asks is above its own, all of them. Of a tenant's own limit that
+// tenant alone. Among those who pay alike a rung is climbed with all, who holds most first, before
+// the next one is with any: nobody loses channels while another's unused prefixes lie there.
 //
 // Takes no lock of cache or pool while it is told of pressure, and holds none while it relieves it.
 #pragma once
@@ -69,8 +70,13 @@ class Pressure final : public pool::PressureHandler {
                           absl::FunctionRef<bool()> gone);
 
   struct Counters {
-    // By rung, in the ladder's order, and outcome.
-    std::vector<std::array<std::atomic<std::uint64_t>, kOutcomes>> climbs;
+    // By rung, in the ladder's order.
+    struct Rung {
+      std::array<std::atomic<std::uint64_t>, kOutcomes> climbs{};
+      std::atomic<std::uint64_t> steps{0};  // Relief::steps
+      std::atomic<std::uint64_t> bytes{0};  // Relief::bytes
+    };
+    std::vector<Rung> rungs;
     std::atomic<std::uint64_t> served{0};   // calls that found room on a later attempt
     std::atomic<std::uint64_t> refused{0};  // calls that did not
   };
@@ -85,15 +91,17 @@ class Pressure final : public pool::PressureHandler {
     std::optional<Clock::Duration> wait;
     std::vector<cache::Tenant*> gave;
   };
-  // Who may be made to pay, in this order, and how much each.
+  // Who may be made to pay, and how much each: those who pay alike, before those who pay where
+  // that was not enough.
   struct Payer {
     cache::Tenant* tenant;
     std::uint64_t most;
   };
-  std::vector<Payer> PayersOf(cache::Tenant* asker, std::uint64_t asked) const;
-  Climb Relieve(const std::vector<Payer>& payers, const Need& need, std::string_view reason);
-  void RelieveTenant(cache::Tenant& tenant, const Need& need, std::string_view reason,
-                     Climb& climb);
+  using Payers = std::vector<Payer>;
+  std::vector<Payers> PayersOf(cache::Tenant* asker, std::uint64_t asked) const;
+  Climb Relieve(std::vector<Payers> payers, const Need& need, std::string_view reason);
+  std::uint64_t ClimbRung(std::size_t rung, cache::Tenant& tenant, const Need& need,
+                          std::string_view reason, Climb& climb);
   Climb RelieveFor(cache::Tenant& tenant, const pool::Shortage& shortage, const Need& need);
   bool MayHelp(const pool::Shortage& shortage) const;
   std::vector<cache::Tenant*> WhoseReaders(cache::Tenant& tenant, const pool::Shortage& shortage,
@@ -103,8 +111,10 @@ class Pressure final : public pool::PressureHandler {
 
   void Queue();
   void RelieveInBackground();
-  void Report(const Measure& rung, const cache::Tenant& tenant, std::string_view reason,
+  void Report(std::size_t rung, const cache::Tenant& tenant, std::string_view reason,
               std::uint64_t asked, const Relief& relief);
+  void ReportRefusal(const cache::Tenant& tenant, const pool::Shortage& shortage,
+                     const Climb& climb);
 
   const Options options_;
   Counters counters_;
@@ -114,7 +124,15 @@ class Pressure final : public pool::PressureHandler {
   std::atomic<std::int64_t> quiet_until_{0};
   std::vector<std::atomic<std::uint32_t>> waiting_;  // calls that wait now, by tenant
   WaitingLine line_;                                 // of those that did not get room at once
-  Seldom reports_;
+  // What was done and not said yet, of a rung and a tenant: a line tells all that came since the
+  // last one, and there is one a second at most.
+  struct Unsaid {
+    Seldom seldom;
+    std::atomic<std::uint64_t> steps{0};
+    std::atomic<std::uint64_t> bytes{0};
+  };
+  std::vector<std::vector<Unsaid>> unsaid_;  // [rung][tenant]
+  std::vector<Seldom> refusals_;             // by tenant
 };
 
 }  // namespace tessera::residency

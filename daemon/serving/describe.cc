@@ -284,10 +284,12 @@ void NodeCollector::CollectPressure(metrics::Visitor& visitor) const {
   const residency::Pressure& pressure = *services_.pressure;
   for (std::size_t rung = 0; rung < pressure.ladder().size(); ++rung) {
     for (std::size_t i = 0; i < residency::kOutcomes; ++i) {
-      visitor.Add(metrics::kPressureClimbsTotal, pressure.counters().climbs[rung][i].load(),
+      visitor.Add(metrics::kPressureClimbsTotal, pressure.counters().rungs[rung].climbs[i].load(),
                   pressure.ladder()[rung]->name(),
                   residency::OutcomeName(static_cast<residency::Outcome>(i)));
     }
+    visitor.Add(metrics::kPressureStepsTotal, pressure.counters().rungs[rung].steps.load(),
+                pressure.ladder()[rung]->name());
   }
   visitor.Add(metrics::kPressureCallsTotal, pressure.counters().served.load(), "served");
   visitor.Add(metrics::kPressureCallsTotal, pressure.counters().refused.load(), "refused");

@@ -137,6 +137,7 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
         "tessera_moves_total",
         "tessera_moved_bytes_total",
         "tessera_pressure_climbs_total",
+        "tessera_pressure_steps_total",
         "tessera_pressure_calls_total",
         "tessera_background_jobs",
         "tessera_background_jobs_total",

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdio>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "daemon/base/bytes.h"
+#include "daemon/base/strings.h"
 #include "daemon/residency/offload_idle.h"
 #include "daemon/residency/pressure.h"
 #include "gmock/gmock.h"
@@ -122,12 +124,35 @@ class PressureTest : public testing::Test {
     return text;
   }
   std::uint64_t Climbs(Outcome outcome, std::size_t rung = 0) {
-    return pressure_->counters().climbs[rung][static_cast<std::size_t>(outcome)].load();
+    return pressure_->counters().rungs[rung].climbs[static_cast<std::size_t>(outcome)].load();
   }
 
+  // Lines of this event so far.
+  std::vector<std::string> Logged(std::string_view event) const {
+    std::vector<std::string> lines;
+    std::fflush(log_.get());
+    std::rewind(log_.get());
+    char line[4096];
+    while (std::fgets(line, sizeof line, log_.get()) != nullptr) {
+      if (std::string_view(line).find(event) != std::string_view::npos) lines.emplace_back(line);
+    }
+    std::fseek(log_.get(), 0, SEEK_END);
+    return lines;
+  }
+  static std::uint64_t FieldOf(const std::string& line, std::string_view field) {
+    const std::string key = Concat(" ", field, "=");
+    const std::size_t at = line.find(key);
+    EXPECT_NE(at, std::string::npos) << line;
+    return at == std::string::npos ? 0 : std::stoull(line.substr(at + key.size()));
+  }
+
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
   FakeClock clock_;
   ManualScheduler scheduler_;
-  Logger logger_{LogOptions{.level = LogLevel::kOff}};
+  const std::unique_ptr<std::FILE, Close> log_{std::tmpfile()};
+  Logger logger_{LogOptions{.stream = log_.get()}};
   device::CpuDevice device_{kernels::BestImplementation()};
   std::unique_ptr<cache::Node> node_;
   std::optional<Pressure> pressure_;

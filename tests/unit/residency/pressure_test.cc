@@ -69,6 +69,26 @@ TEST_F(PressureTest, AFullTierIsWhatTheCallerIsTold) {
   EXPECT_GE(node_->host_tier().used_bytes(), kMiB);
 }
 
+// Two tenants: one may have three quarters of the tier.
+TEST_F(PressureTest, ATenantLeavesOthersTheirPartOfTheTier) {
+  Build({{.hard = 8 * kMiB}, {.hard = 8 * kMiB}}, /*tier=*/8 * kMiB);
+  const auto greedy = Fill(0, 6);
+  clock_.Advance(10 * kIdle);
+  absl::Status status;
+  for (int added = 0; added < 20 && status.ok(); ++added) {
+    status = AddWithRelief(0);
+    clock_.Advance(10 * kIdle);
+  }
+  EXPECT_THAT(status.ToString(), AllOf(HasSubstr("its part of the host tier is full"),
+                                       HasSubstr("of 6.0 MiB"), HasSubstr("Retry in ")));
+  EXPECT_LE(tenant(0).offloaded().used_bytes(), 6 * kMiB);
+  EXPECT_GE(tenant(0).offloaded().used_bytes(), 5 * kMiB);
+  const auto modest = Fill(1, 6);
+  clock_.Advance(10 * kIdle);
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(AddWithRelief(1).ok());
+  EXPECT_THAT(Gone(modest), HasSubstr("-"));
+}
+
 TEST_F(PressureTest, WithoutATierItSaysSo) {
   Build({{.hard = 4 * kMiB}}, /*tier=*/0);
   Fill(0, 3);
@@ -126,6 +146,79 @@ TEST_F(PressureTest, WhoIsAboveItsSoftLimitPaysFirst) {
   for (int i = 0; i < 5; ++i) ASSERT_TRUE(AddWithRelief(1).ok());
   EXPECT_EQ(Gone(modest), "xxxxxx");
   EXPECT_THAT(Gone(greedy), HasSubstr("-"));
+}
+
+// What a rung has, and the order in which rungs are asked.
+class Cheap final : public Measure {
+ public:
+  Cheap(std::string name, std::uint64_t bytes, std::vector<std::string>* asked)
+      : name_(std::move(name)), bytes_(bytes), asked_(asked) {}
+  std::string_view name() const override { return name_; }
+  Relief RelievePressure(cache::Tenant& tenant, const Need&) override {
+    asked_->push_back(Concat(name_, " of ", tenant.name()));
+    return {.bytes = bytes_, .steps = bytes_ > 0 ? 1u : 0u, .hindrance = "that was all"};
+  }
+
+ private:
+  const std::string name_;
+  const std::uint64_t bytes_;
+  std::vector<std::string>* const asked_;
+};
+
+TEST_F(PressureTest, NobodyPaysDearlyWhileAnotherCouldCheaply) {
+  std::vector<std::string> asked;
+  std::vector<std::unique_ptr<Measure>> rungs;
+  rungs.push_back(std::make_unique<Cheap>("first", 0, &asked));
+  rungs.push_back(std::make_unique<Cheap>("second", 0, &asked));
+  Build({{}, {}}, 64 * kMiB, std::move(rungs));
+  Fill(0, 8);
+  Fill(1, 5);
+  while (Add(1).ok()) {
+  }
+  asked.clear();
+  ASSERT_TRUE(absl::IsResourceExhausted(AddWithRelief(0)));
+  ASSERT_GE(asked.size(), 4u);
+  asked.resize(4);
+  EXPECT_THAT(asked,
+              testing::ElementsAre("first of t1", "first of t0", "second of t1", "second of t0"));
+}
+
+// All that was done is told, however seldom.
+TEST_F(PressureTest, EveryStepIsCountedAndSaidWithItsReason) {
+  Build({{.hard = 8 * kMiB}});
+  const auto sequences = Fill(0, 6);
+  clock_.Advance(10 * kIdle);
+  for (int i = 0; i < 7; ++i) {
+    ASSERT_TRUE(AddWithRelief(0).ok());
+    clock_.Advance(i == 5 ? milliseconds(1100) : milliseconds(1));
+  }
+  const Pressure::Counters::Rung& rung = pressure_->counters().rungs[0];
+  EXPECT_GE(rung.steps.load(), 4u);
+  std::uint64_t steps = 0, bytes = 0;
+  for (const std::string& line : Logged("memory pressure")) {
+    EXPECT_THAT(line, AllOf(HasSubstr("reason=\"tenant t0 had no"), HasSubstr("rung=offload"),
+                            HasSubstr("tenant=t0")));
+    steps += FieldOf(line, "steps");
+    bytes += FieldOf(line, "moved_bytes");
+  }
+  EXPECT_EQ(steps, rung.steps.load());
+  EXPECT_EQ(bytes, rung.bytes.load());
+  EXPECT_THAT(Logged("a call found no memory"), testing::IsEmpty());
+}
+
+TEST_F(PressureTest, ACallThatIsRefusedIsSaidWithItsReason) {
+  Build({{.hard = 4 * kMiB}}, /*tier=*/0);
+  Fill(0, 3);
+  for (int i = 0; i < 3; ++i) ASSERT_FALSE(AddWithRelief(0).ok());
+  clock_.Advance(seconds(2));
+  ASSERT_FALSE(AddWithRelief(0).ok());
+  std::uint64_t calls = 0;
+  for (const std::string& line : Logged("a call found no memory")) {
+    EXPECT_THAT(line, AllOf(HasSubstr("tenant=t0"), HasSubstr("host_tier_bytes is 0")));
+    EXPECT_EQ(FieldOf(line, "limit_bytes"), 4 * kMiB);
+    calls += FieldOf(line, "calls");
+  }
+  EXPECT_EQ(calls, 4u);
 }
 
 TEST_F(PressureTest, WhoIsBelowIsNeverSqueezedForOneAbove) {

@@ -1,13 +1,17 @@
 """The counting of tests/run: what each kind of ending counts as."""
 
+import contextlib
+import io
 import pathlib
 import sys
+import tempfile
 import unittest
 import xml.etree.ElementTree as ElementTree
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 sys.dont_write_bytecode = True
 
+import record  # noqa: E402
 import run_ctest  # noqa: E402
 
 
@@ -92,6 +96,30 @@ class JUnit(unittest.TestCase):
 
     def test_no_file_is_no_outcome(self):
         self.assertEqual(run_ctest.outcomes_of(None), {})
+
+
+class Recording(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.page = pathlib.Path(self.folder.name) / "README.md"
+        self.page.write_text("before\n<!-- soak -->\nold\n<!-- end of soak -->\nafter\n")
+
+    def tearDown(self):
+        self.folder.cleanup()
+
+    def test_a_block_becomes_what_was_printed(self):
+        for output in ("first  \n", "operations  12\nkilled  \\1\n"):
+            with contextlib.redirect_stdout(io.StringIO()):
+                record.record("soak", "tests/soak --minutes 3", output, self.page)
+        text = self.page.read_text()
+        self.assertRegex(text, r"^before\n<!-- soak -->\n```\ntests/soak --minutes 3 +# at .*\n"
+                               r"operations  12\nkilled  \\1\n```\n<!-- end of soak -->\nafter\n$")
+
+    def test_a_page_without_the_block_is_left_alone(self):
+        before = self.page.read_text()
+        with self.assertRaisesRegex(SystemExit, "no block"):
+            record.record("fuzz", "tests/fuzz/run", "table", self.page)
+        self.assertEqual(self.page.read_text(), before)
 
 
 if __name__ == "__main__":
