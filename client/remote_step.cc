@@ -70,6 +70,7 @@ absl::Status RemoteStep::AppendItem(const StepItem& item, std::uint32_t layer,
   request.set_first_layer(layer);
   request.set_layers(1);
   request.set_first_token(item.base);
+  request.set_decoded(true);
   FillTensor(*request.mutable_key(), batch_.model(), layer, item.new_tokens, key);
   FillTensor(*request.mutable_value(), batch_.model(), layer, item.new_tokens, value);
   return session_->Call(request, response);

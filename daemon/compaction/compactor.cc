@@ -68,7 +68,11 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
   std::shared_ptr<ManagedSequence> managed;
   if (!idle) managed = std::make_shared<ManagedSequence>(std::move(policy), sequence.model());
   const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(sequence);
-  if (managed != nullptr && before != nullptr) managed->TakeText(*before);
+  if (managed != nullptr && before != nullptr) {
+    managed->TakeText(*before);
+  } else if (managed != nullptr) {
+    managed->PromptReaches(sequence.Describe(/*lanes=*/false).tokens);
+  }
   sequence.set_companion(std::move(managed));
   return absl::OkStatus();
 }
@@ -128,6 +132,7 @@ std::optional<kernels::SelectionRule> Compactor::SelectionOf(const cache::Sequen
 void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr) return;
+  if (!rows.decoded) managed->PromptReaches(rows.until);
   if (managed->policy().chooses()) {
     // What stays is decided when all of the prompt is there.
     if (rows.end_of_prompt) QueueChoices(sequence, managed, rows, JobPriority::kSeals, nullptr);

@@ -194,7 +194,10 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
                                               ManagedSequence& managed, std::uint32_t index,
                                               const LayerState& state) {
   const std::vector<policies::TextMark> text = managed.text();
-  const LayerChooser chooser({.sequence = &sequence, .policy = &managed.policy(), .text = text},
+  const LayerChooser chooser({.sequence = &sequence,
+                              .policy = &managed.policy(),
+                              .text = text,
+                              .prompt_until = managed.prompt_until()},
                              index);
   const std::uint32_t decides = policies::DecidesFor(managed.policy(), index);
   if (decides == index) return chooser.Choose(state);
@@ -209,8 +212,7 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
 absl::Status Compactor::Refit(const cache::Sequence& sequence, ManagedSequence& managed,
                               std::uint32_t layer, LayerChoice& choice) {
   if (choice.cut_at == LayerChoice::kNotCut) return absl::OkStatus();
-  return LayerChooser({.sequence = &sequence, .policy = &managed.policy(), .text = {}}, layer)
-      .Refit(choice);
+  return LayerChooser({.sequence = &sequence, .policy = &managed.policy()}, layer).Refit(choice);
 }
 
 absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& managed,

@@ -175,6 +175,7 @@ class LayerChooser::Shown {
              .geometry = model.geometry(layer),
              .first = first,
              .tokens = lanes.end - first,
+             .decoded = lanes.end - std::min(lanes.end, std::max(options.prompt_until, first)),
              .lanes = entries_,
              .queries = queries_,
              .sums = {},

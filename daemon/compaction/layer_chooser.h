@@ -71,7 +71,8 @@ class LayerChooser {
   struct Options {
     const cache::Sequence* sequence;
     const policies::Policy* policy;
-    std::span<const policies::TextMark> text;
+    std::span<const policies::TextMark> text{};
+    std::uint64_t prompt_until = 0;  // tokens from there on were decoded
   };
   LayerChooser(const Options& options, std::uint32_t layer);
 

@@ -82,6 +82,7 @@ class ManagedSequence final : public cache::Companion {
       layers_[i].state.CutTo(tokens);
       if (layers_[i].unfinished.has_value()) layers_[i].unfinished->CutTo(tokens);
     }
+    prompt_until_.store(std::min(parent.prompt_until_.load(), tokens));
     MutexLock lock(parent.text_mutex_);
     MutexLock own_lock(text_mutex_);
     text_ = parent.text_;
@@ -113,6 +114,7 @@ class ManagedSequence final : public cache::Companion {
   }
   // It was cut to so many tokens.
   void CutTo(std::uint64_t tokens, const Pause&) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+    prompt_until_.store(std::min(prompt_until_.load(), tokens));
     for (ManagedLayer& layer : layers_) {
       layer.state.CutTo(tokens);
       if (layer.unfinished.has_value()) layer.unfinished->CutTo(tokens);
@@ -123,6 +125,7 @@ class ManagedSequence final : public cache::Companion {
   }
   // The same sequence under another policy: its text is what it was.
   void TakeText(const ManagedSequence& before) {
+    prompt_until_.store(before.prompt_until_.load());
     std::vector<policies::TextMark> text = before.text();
     MutexLock lock(text_mutex_);
     text_ = std::move(text);
@@ -131,6 +134,14 @@ class ManagedSequence final : public cache::Companion {
   std::vector<policies::TextMark> text() const {
     MutexLock lock(text_mutex_);
     return text_;
+  }
+
+  // Tokens before it came as a prompt, or before a decoded one did; those behind it were decoded.
+  std::uint64_t prompt_until() const { return prompt_until_.load(); }
+  void PromptReaches(std::uint64_t tokens) {
+    std::uint64_t before = prompt_until_.load();
+    while (before < tokens && !prompt_until_.compare_exchange_weak(before, tokens)) {
+    }
   }
 
   // True for the first that asks since the job began.
@@ -163,6 +174,7 @@ class ManagedSequence final : public cache::Companion {
   std::atomic<bool> tiles_wanted_{false};
   std::vector<ManagedLane> lanes_;
   std::vector<ManagedLayer> layers_;
+  std::atomic<std::uint64_t> prompt_until_{0};
   mutable Mutex text_mutex_;
   std::vector<policies::TextMark> text_ TESSERA_GUARDED_BY(text_mutex_);
 };

@@ -52,6 +52,7 @@ std::vector<DescriptionView> AllMetrics() {
       kMovesTotal.view(),
       kMovedBytesTotal.view(),
       kPressureClimbsTotal.view(),
+      kPressureStepsTotal.view(),
       kPressureCallsTotal.view(),
       kRpcRequestsTotal.view(),
       kRpcDurationSeconds.view(),

@@ -62,7 +62,7 @@ struct Run {
 
 // Entries of a lane that may be merged: of one chunk, without its delimiter, the sinks and the
 // newest. Sinks and newest are counted in entries.
-std::vector<Run> RunsOf(const LaneEntries& lane, const SemantiCachePolicy& cache,
+std::vector<Run> RunsOf(const LaneEntries& lane, const SemantiCachePolicy& cache, bool leave_open,
                         const Chunks& chunks) {
   std::vector<Run> runs;
   const std::uint64_t end = lane.count - std::min(lane.count, cache.recent);
@@ -71,7 +71,7 @@ std::vector<Run> RunsOf(const LaneEntries& lane, const SemantiCachePolicy& cache
     const std::uint64_t position = lane.positions[i];
     const std::uint32_t chunk = chunks.Of(position);
     if (chunks.IsDelimiter(position)) continue;
-    if (cache.leave_open && chunk == chunks.Open()) break;
+    if (leave_open && chunk == chunks.Open()) break;
     if (chunk != last_chunk) runs.push_back({.begin = i, .end = i});
     runs.back().end = i + 1;
     last_chunk = chunk;
@@ -94,12 +94,13 @@ struct Cluster {
 
 std::vector<Cluster> ClustersOf(const SemantiCachePolicy& cache, const LayerView& view) {
   const Chunks chunks(view, cache);
+  const bool leave_open = cache.leave_open || view.decoded > 0;
   std::vector<Cluster> clusters;
   for (std::uint32_t kv_head = 0; kv_head < view.lanes.size(); ++kv_head) {
     const LaneEntries& lane = view.lanes[kv_head];
     if (clusters.empty() || cache.scope == Scope::kHead) {
       clusters.push_back(
-          {.kv_heads = {}, .runs = RunsOf(lane, cache, chunks), .entries = lane.count});
+          {.kv_heads = {}, .runs = RunsOf(lane, cache, leave_open, chunks), .entries = lane.count});
     }
     clusters.back().kv_heads.push_back(kv_head);
   }
@@ -267,7 +268,8 @@ constexpr Option kOptions[] = {
     {.name = "leave_open",
      .type = OptionType::kSwitch,
      .standard = "0",
-     .help = "Whether the last chunk is left alone until it ends"},
+     .help =
+         "Whether a prompt's last chunk is left alone until it ends, as one that is decoded is"},
 };
 
 std::string Check(const Term& term, std::span<const Term>) {

@@ -75,6 +75,7 @@ struct LayerView {
   // Positions count from there. Tokens before it are out of sight: others decided about them.
   std::uint64_t first = 0;
   std::uint64_t tokens = 0;              // in sight; positions are below it
+  std::uint64_t decoded = 0;             // the newest of them, which are no prompt's
   std::span<const LaneEntries> lanes;    // by kv head; may differ in length
   std::span<const HeadQueries> queries;  // by query head; empty: none were shown
   // By kv head: for each of the lane's entries; empty: none were shown.

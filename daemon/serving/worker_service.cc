@@ -157,9 +157,12 @@ absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendR
                                                               .tokens = key->shape[1]},
                                                              rows);
   if (!tokens.ok()) return tokens.status();
-  services_.compactor->Appended(sequence->sequence(), {.first_layer = request.first_layer(),
-                                                       .layers = layers,
-                                                       .end_of_prompt = request.end_of_prompt()});
+  services_.compactor->Appended(sequence->sequence(),
+                                {.first_layer = request.first_layer(),
+                                 .layers = layers,
+                                 .until = request.first_token() + key->shape[1],
+                                 .end_of_prompt = request.end_of_prompt(),
+                                 .decoded = request.decoded()});
   response.set_tokens(*tokens);
   return absl::OkStatus();
 }

@@ -316,5 +316,55 @@ TEST_F(Tokens, APolicyAsAMessage) {
   EXPECT_EQ(both.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
+// ---- chunks of text that are being decoded
+
+// By either door: the chunk that goes on is left alone, those before it are not; and when more of a
+// prompt has come, its last one is clustered, too.
+TEST_F(Tokens, AChunkThatIsDecodedIsLeftAloneUntilItEnds) {
+  Shape({.layers = 2, .query_heads = 2, .kv_heads = 2, .head_dim = 64});
+  for (client::Worker* worker : {mapped_.get(), remote_.get()}) {
+    SCOPED_TRACE(worker == mapped_.get() ? "mapped" : "rpc");
+    auto created = worker->CreateSequence(
+        model_, "semanticache:tau=0.02,delimiters=0,max_chunk=64,sink=0,recent=0");
+    ASSERT_TRUE(created.ok()) << created.status();
+    client::Sequence& sequence = *created;
+    SyntheticSequence truth(shape_, random_.Bits());
+    const auto alone = [&](std::uint64_t first, std::uint64_t end) {
+      const v1::DescribeResponse held = Entries(sequence);
+      std::uint64_t count = 0;
+      for (int i = 0; i < Lane(held, 1).position_size(); ++i) {
+        const std::uint64_t position = Lane(held, 1).position(i);
+        count += position >= first && position < end && Lane(held, 1).weight(i) == 1;
+      }
+      return count;
+    };
+    Append(sequence, truth, 100, /*observe=*/false);
+    Compress(sequence);
+    EXPECT_LT(alone(0, 64), 40u);
+    EXPECT_LT(alone(64, 100), 30u) << "a prompt's last chunk is clustered";
+    truth.Grow(60);
+    for (std::uint64_t at = 100; at < 160;) {
+      client::Sequence* const batch[] = {&sequence};
+      auto step = worker->BeginStep(batch);
+      ASSERT_TRUE(step.ok()) << step.status();
+      for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+        (void)step->Append(layer, std::as_bytes(truth.Key(layer, at, 1)),
+                           std::as_bytes(truth.Value(layer, at, 1)));
+      }
+      const absl::Status status = step->End();
+      if (absl::IsAborted(status)) continue;
+      ASSERT_TRUE(status.ok()) << status;
+      ++at;
+    }
+    ASSERT_TRUE(sequence.Park().ok());
+    Compress(sequence);
+    EXPECT_EQ(alone(128, 160), 32u) << "it goes on";
+    EXPECT_LT(alone(64, 128), 50u) << "it has ended";
+    Append(sequence, truth, 20, /*observe=*/false);
+    Compress(sequence);
+    EXPECT_LT(alone(128, 180), 40u) << "a prompt has ended";
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -125,6 +125,7 @@ class ShownLayer {
   // What the worker shows at the end of a prompt, or of tokens decoded from `first_decoded` on.
   LayerView Show(const Needs& needs, std::uint64_t first_decoded) {
     const bool decoding = first_decoded != tokens_;
+    decoded_ = tokens_ - first_decoded;
     const auto up = [](double number) { return static_cast<std::uint64_t>(std::ceil(number)); };
     const double all = static_cast<double>(tokens_);
     const std::uint64_t last =
@@ -180,6 +181,7 @@ class ShownLayer {
             .layers = options_.layers,
             .geometry = geometry(),
             .tokens = tokens_,
+            .decoded = decoded_,
             .lanes = lane_views_,
             .queries = query_views_,
             .sums = sum_views_,
@@ -300,6 +302,7 @@ class ShownLayer {
   std::vector<Held> shown_;
   std::vector<std::vector<float>> sums_;
   bool shows_text_ = false;
+  std::uint64_t decoded_ = 0;  // tokens, at the last Show
   std::shared_ptr<HostKeyScorer>
       scorer_;  // of the last view; a copy of the layer has the same until then
   std::vector<LaneEntries> lane_views_;

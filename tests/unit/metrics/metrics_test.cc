@@ -84,6 +84,7 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
     visitor.Add(kMovesTotal, state, "offload");
     visitor.Add(kMovedBytesTotal, state, "restore");
     visitor.Add(kPressureClimbsTotal, state, "offload", "some");
+    visitor.Add(kPressureStepsTotal, state, "offload");
     visitor.Add(kPressureCallsTotal, state, "served");
     visitor.Add(kBackgroundJobs, state, "tails", "queued");
     visitor.Add(kBackgroundJobsTotal, state, "tails");

@@ -27,10 +27,12 @@ inline Policy Parsed(std::string_view text) {
   return policy.ok() ? *std::move(policy) : Policy{};
 }
 
-inline LayerDecision DecisionOf(std::string_view text, ShownLayer& layer, LayerMemory& memory) {
+// `decoded`: so many of the newest tokens are no prompt's.
+inline LayerDecision DecisionOf(std::string_view text, ShownLayer& layer, LayerMemory& memory,
+                                std::uint64_t decoded = 0) {
   const Policy policy = Parsed(text);
   absl::StatusOr<LayerDecision> decision =
-      Decide(policy, layer.Show(NeedsOf(policy), layer.tokens()), memory);
+      Decide(policy, layer.Show(NeedsOf(policy), layer.tokens() - decoded), memory);
   EXPECT_TRUE(decision.ok()) << text << ": " << decision.status();
   return decision.ok() ? *std::move(decision) : LayerDecision(layer.lanes().size());
 }

@@ -299,10 +299,15 @@ TEST(DecideSemantic, SemantiCacheIsItsDefinition) {
     MakeText(layer, random.Between(1, 90), random);
     const Clusters clusters = RandomClusters(random);
     SCOPED_TRACE(TextOf(clusters));
-    const LayerDecision decision = DecisionOf(TextOf(clusters), layer);
+    // A chunk that is being decoded is open, whatever the option says of a prompt's.
+    const std::uint64_t decoded = random.OneIn(3) ? random.Between(1, layer.tokens()) : 0;
+    LayerMemory memory;
+    const LayerDecision decision = DecisionOf(TextOf(clusters), layer, memory, decoded);
+    Clusters expected = clusters;
+    expected.leave_open = clusters.leave_open || decoded > 0;
     for (std::size_t lane = 0; lane < decision.size(); ++lane) {
       EXPECT_EQ(SeedsOf(decision[lane], layer.lanes()[lane].size()),
-                PlainSeeds(layer, lane, clusters));
+                PlainSeeds(layer, lane, expected));
       merged += decision[lane].merges() ? 1 : 0;
     }
   }
