@@ -62,9 +62,9 @@ class Compactor {
   struct Rows {
     std::uint32_t first_layer = 0;
     std::uint32_t layers = 0;
-    std::uint64_t until = 0;  // tokens that these layers hold now
     bool end_of_prompt = false;
     bool decoded = false;
+    std::uint64_t until = 0;  // tokens that these layers hold now
   };
   void Appended(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows);
   // Full tiles moved from the tail into segments.

@@ -160,9 +160,9 @@ absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendR
   services_.compactor->Appended(sequence->sequence(),
                                 {.first_layer = request.first_layer(),
                                  .layers = layers,
-                                 .until = request.first_token() + key->shape[1],
                                  .end_of_prompt = request.end_of_prompt(),
-                                 .decoded = request.decoded()});
+                                 .decoded = request.decoded(),
+                                 .until = request.first_token() + key->shape[1]});
   response.set_tokens(*tokens);
   return absl::OkStatus();
 }
