@@ -223,9 +223,12 @@ absl::Status GpuBackend::UseRule(const StepBatch& batch,
   if (EachHead() != each_head) MeasureImage(batch);
   absl::Status status = WriteImage(batch);
   if (status.ok()) status = GpuStatus(Replace(batch));
-  // What cannot be had is not asked for by the next step, too.
   stale_ = !status.ok();
-  if (stale_) rule_.reset();
+  if (stale_) {
+    // What cannot be had is not asked for by the next step, too.
+    rule_.reset();
+    MeasureImage(batch);
+  }
   return status;
 }
 
@@ -362,7 +365,8 @@ absl::Status GpuBackend::Settle(const StepBatch& batch) {
     const std::uint32_t layer = cuda::FaultWord::Layer(fault);
     const kernels::LayerGeometry& geometry = batch.model().geometry(layer);
     const std::uint32_t lanes = each_head ? geometry.query_heads : geometry.kv_heads;
-    const StepItem& at = batch.items()[cuda::FaultWord::Lane(fault) / lanes];
+    const std::size_t index = cuda::FaultWord::Lane(fault) / lanes;
+    const StepItem& at = batch.items()[std::min(index, batch.items().size() - 1)];
     return absl::DataLossError(Concat(at.sequence->id.ToString(), ", layer ", layer));
   }
   return absl::OkStatus();

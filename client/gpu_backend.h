@@ -5,7 +5,7 @@
 // An image holds one selection rule for all of its layers. Begin writes it with the rule that was
 // asked for last; where Attend asks for another one, it is written and uploaded again.
 //
-//   device memory of a step:   fault word | the sinks of each layer that has some | step image
+//   device memory of a step:   fault words | the sinks of each layer that has some | step image
 //                              partial results, for the largest layer
 #pragma once
 

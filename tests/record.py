@@ -17,7 +17,7 @@ def commit():
     def git(*arguments):
         return subprocess.run(["git", *arguments], cwd=README.parent, capture_output=True,
                               text=True, check=False).stdout.strip()
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!README.md")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!README.md")
     return git("rev-parse", "--short", "HEAD") + (", with changes" if changed else "")
 
 

@@ -20,10 +20,10 @@ Node::Node(const Options& options)
 
 namespace {
 
-// Half of the tier is whoever's comes first, and of the other half each tenant has an equal part:
-// nobody's idle sequences can keep another's from leaving the pool.
-std::uint64_t MostOfTier(std::uint64_t tier_bytes, std::size_t tenants) {
-  return tier_bytes / 2 + tier_bytes / 2 / tenants;
+// Each tenant has an equal part of the tier, as of the host memory for rows: nobody's idle
+// sequences can keep another's from leaving the pool.
+std::uint64_t PartOfTier(std::uint64_t tier_bytes, std::size_t tenants) {
+  return tier_bytes / tenants;
 }
 
 }  // namespace
@@ -39,7 +39,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
     tenant.soft_limit_bytes = configured.soft_limit_bytes;
     tenant.objects = &node->objects_;
     tenant.host_tier = &node->host_tier_;
-    tenant.host_tier_bytes = MostOfTier(options.host_tier_bytes, options.tenants.size());
+    tenant.host_tier_bytes = PartOfTier(options.host_tier_bytes, options.tenants.size());
     tenant.instance = node->instance_;
     tenant.node = &node->account_;
     tenant.host_rows = &node->host_rows_;

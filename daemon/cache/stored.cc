@@ -127,10 +127,15 @@ absl::Status Offloading::Store(Item& item) {
 }
 
 absl::Status Offloading::Run() {
-  // A tier that has no room for all of it is not worth a copy.
-  if (const std::uint64_t needed = bytes(); needed > memory_.host_tier->free_bytes()) {
+  // A tier that has no room for all of it is not worth a copy, nor is the tenant's part of one.
+  const std::uint64_t needed = bytes();
+  if (needed > memory_.host_tier->free_bytes()) {
     return memory_.host_tier->Reserve(needed).status();
   }
+  absl::StatusOr<pool::Charge> fits =
+      memory_.offloaded->Reserve(pool::MemoryTag::kOffloaded, needed);
+  if (!fits.ok()) return fits.status();
+  fits->Reset();
   for (Item& item : items_) {
     if (absl::Status status = Store(item); !status.ok()) return status;
   }

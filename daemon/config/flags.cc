@@ -62,7 +62,7 @@ constexpr std::array<FlagRow, 33> kRows = {{
     {"raw-copy-bytes", "BYTES", "raw_copy_bytes",
      "host memory for rows that wait, for a strategy or a choice; an equal part for each tenant"},
     {"host-tier-bytes", "BYTES", "host_tier_bytes",
-     "host memory for sequences that are offloaded; 0: none are"},
+     "host memory for offloaded sequences, an equal part for each tenant; 0: none are"},
     {"offload-idle-ms", "MS", "offload_idle_ms",
      "a sequence used within this time is not offloaded in the background"},
     {"pressure-high-percent", "N", "pressure_high_percent",

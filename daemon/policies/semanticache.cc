@@ -161,7 +161,8 @@ absl::StatusOr<std::vector<std::uint64_t>> EntriesByTau(std::span<const Cluster>
 }
 
 // The largest tau whose entries are within the budget. A greater tau need not leave more entries,
-// so that each is tried.
+// so that each is tried. While tokens are decoded those of the chunk that is left open may exceed
+// it by themselves: then as little stays as can.
 absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
                               const LayerView& view) {
   const double all = static_cast<double>(view.tokens) * static_cast<double>(view.lanes.size());
@@ -173,6 +174,10 @@ absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
   }
   constexpr double kSteps = 10000;
   const std::uint64_t least = std::ranges::min(*totals);
+  if (view.decoded > 0) {
+    const auto last = std::find(totals->rbegin(), totals->rend(), least);
+    return static_cast<double>(totals->rend() - last - 1) / kTauSteps;
+  }
   const double enough =
       static_cast<double>(kernels::CountUp(static_cast<double>(least) / all * kSteps)) / kSteps;
   return absl::InvalidArgumentError(

@@ -60,6 +60,18 @@ Pressure::Pressure(Options options)
 }
 
 Pressure::~Pressure() {
+  for (std::size_t rung = 0; rung < unsaid_.size(); ++rung) {
+    for (std::size_t i = 0; i < unsaid_[rung].size(); ++i) {
+      Unsaid& unsaid = unsaid_[rung][i];
+      if (unsaid.steps.load() == 0 && unsaid.bytes.load() == 0) continue;
+      options_.logger->Log(LogLevel::kInfo, "memory pressure",
+                           {{"reason", "what was not said before the end"},
+                            {"rung", options_.ladder[rung]->name()},
+                            {"tenant", options_.node->tenants()[i]->name()},
+                            {"moved_bytes", unsaid.bytes.load()},
+                            {"steps", unsaid.steps.load()}});
+    }
+  }
   options_.node->account().Watch(nullptr, 0);
   options_.node->objects().Watch(nullptr, 0);
   for (const std::unique_ptr<cache::Tenant>& tenant : options_.node->tenants()) {
@@ -215,7 +227,8 @@ absl::Status Pressure::WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl:
   Climb climb;
   // Two that need more than half of the pool each would else move out each other's for ever.
   std::optional<WaitingLine::Place> place;
-  for (int attempt = 0; attempt < kAttempts && shortage.has_value() && !gone();) {
+  for (int attempt = 0;
+       attempt < kAttempts && shortage.has_value() && MayHelp(*shortage) && !gone();) {
     const Clock::TimePoint now = options_.clock->Now();
     if (place.has_value() && !place->first()) {
       if (now >= until) break;
@@ -325,7 +338,8 @@ void Pressure::Report(std::size_t rung, const cache::Tenant& tenant, std::string
   const std::optional<std::uint64_t> before = unsaid.seldom.Say(options_.clock->Now());
   if (!before.has_value()) return;
   const std::uint64_t moved = unsaid.bytes.exchange(0);
-  options_.logger->Log(moved > 0 ? LogLevel::kInfo : LogLevel::kWarning, "memory pressure",
+  options_.logger->Log(moved > 0 || relief.steps > 0 ? LogLevel::kInfo : LogLevel::kWarning,
+                       "memory pressure",
                        {{"reason", reason},
                         {"rung", options_.ladder[rung]->name()},
                         {"tenant", tenant.name()},

@@ -8,7 +8,7 @@
 // Who pays: of the node's memory first those tenants that are above their soft limits, as far as
 // these; then, unless whoever asks is above its own, all of them. Of a tenant's own limit that
 // tenant alone. Among those who pay alike a rung is climbed with all, who holds most first, before
-// the next one is with any: nobody loses channels while another's unused prefixes lie there.
+// the next one is with any: none of them loses channels while another's unused prefixes lie there.
 //
 // Takes no lock of cache or pool while it is told of pressure, and holds none while it relieves it.
 #pragma once
@@ -125,7 +125,7 @@ class Pressure final : public pool::PressureHandler {
   std::vector<std::atomic<std::uint32_t>> waiting_;  // calls that wait now, by tenant
   WaitingLine line_;                                 // of those that did not get room at once
   // What was done and not said yet, of a rung and a tenant: a line tells all that came since the
-  // last one, and there is one a second at most.
+  // last one, and there is one a second at most. What is left is said at the end.
   struct Unsaid {
     Seldom seldom;
     std::atomic<std::uint64_t> steps{0};

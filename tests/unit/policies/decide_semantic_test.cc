@@ -413,6 +413,25 @@ TEST(DecideSemantic, ABudgetTakesTheLargestTauThatFits) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(AsStringView(status.message())),
                 HasSubstr(Concat("no tau leaves less than ", least, "; a budget of ")));
+
+    // While tokens are decoded their chunk may be too much by itself: as little stays as can.
+    clusters.leave_open = true;
+    std::size_t least_decoding = 160;
+    for (int step_now = 0; step_now <= 128; ++step_now) {
+      clusters.tau = step_now / 128.0;
+      std::size_t total = 0;
+      for (std::size_t lane = 0; lane < 2; ++lane) {
+        const Indices32 seeds = PlainSeeds(layer, lane, clusters);
+        total += std::set<std::uint32_t>(seeds.begin(), seeds.end()).size();
+      }
+      least_decoding = std::min(least_decoding, total);
+    }
+    std::size_t kept = 0;
+    for (const LaneDecision& lane :
+         DecisionOf(Concat("semanticache:budget=0.01", tail), layer, memory, /*decoded=*/1)) {
+      kept += lane.kept.size();
+    }
+    EXPECT_EQ(kept, least_decoding);
   }
 }
 
