@@ -96,7 +96,10 @@ class CompactionFixture : public testing::Test {
     ASSERT_TRUE(tokens.ok()) << tokens.status();
     track.tail.reset();
     track.stamps.insert(track.stamps.end(), stamps.begin(), stamps.end());
-    compactor_.Appended(track.sequence, {0, layers, end_of_prompt});
+    compactor_.Appended(track.sequence, {.first_layer = 0,
+                                         .layers = layers,
+                                         .end_of_prompt = end_of_prompt,
+                                         .until = track.stamps.size()});
   }
   void Append(Track& track, std::uint64_t tokens, std::uint64_t subspace,
               bool end_of_prompt = false) {

@@ -256,6 +256,7 @@ class TokenOracle {
         .geometry = model_->geometry(index),
         .first = from,
         .tokens = end - std::min(end, from),
+        .decoded = end - std::min(end, std::max(from, managed.prompt_until())),
         .lanes = lanes,
         .queries = shown,
         .sums = {},

@@ -141,7 +141,10 @@ class TokensProperty : public CompactionFixture,
         {first, layers, held, more.size()}, DrawnRows(model_->layout(), more));
     if (!tokens.ok()) return tokens.status().ToString();
     known.track.tail.reset();
-    compactor_.Appended(known.track.sequence, {first, layers, end});
+    compactor_.Appended(known.track.sequence, {.first_layer = first,
+                                               .layers = layers,
+                                               .end_of_prompt = end,
+                                               .until = held + more.size()});
     return Check(known);
   }
   // Layers that stayed behind catch up.
