@@ -87,13 +87,14 @@ class Tokens : public testing::Test {
       ASSERT_TRUE(seen.ok()) << seen;
     }
   }
-  // Decodes one token through the mapping.
-  void Decode(client::Sequence& sequence, SyntheticSequence& truth) {
+  // Decodes one token through the mapping, or as the sequence's own worker does.
+  void Decode(client::Sequence& sequence, SyntheticSequence& truth,
+              client::Worker* worker = nullptr) {
     const std::uint64_t at = truth.tokens();
     truth.Grow(1);
     client::Sequence* const batch[] = {&sequence};
     for (;;) {
-      auto step = mapped_->BeginStep(batch);
+      auto step = (worker != nullptr ? *worker : *mapped_).BeginStep(batch);
       ASSERT_TRUE(step.ok()) << step.status();
       for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
         (void)step->Append(layer, std::as_bytes(truth.Key(layer, at, 1)),

@@ -342,20 +342,7 @@ TEST_F(Tokens, AChunkThatIsDecodedIsLeftAloneUntilItEnds) {
     Compress(sequence);
     EXPECT_LT(alone(0, 64), 40u);
     EXPECT_LT(alone(64, 100), 30u) << "a prompt's last chunk is clustered";
-    truth.Grow(60);
-    for (std::uint64_t at = 100; at < 160;) {
-      client::Sequence* const batch[] = {&sequence};
-      auto step = worker->BeginStep(batch);
-      ASSERT_TRUE(step.ok()) << step.status();
-      for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
-        (void)step->Append(layer, std::as_bytes(truth.Key(layer, at, 1)),
-                           std::as_bytes(truth.Value(layer, at, 1)));
-      }
-      const absl::Status status = step->End();
-      if (absl::IsAborted(status)) continue;
-      ASSERT_TRUE(status.ok()) << status;
-      ++at;
-    }
+    for (int i = 0; i < 60; ++i) ASSERT_NO_FATAL_FAILURE(Decode(sequence, truth, worker));
     ASSERT_TRUE(sequence.Park().ok());
     Compress(sequence);
     EXPECT_EQ(alone(128, 160), 32u) << "it goes on";
