@@ -18,16 +18,6 @@ Node::Node(const Options& options)
       host_tier_(options.host_tier_bytes),
       sessions_(options.tenants.size()) {}
 
-namespace {
-
-// Each tenant has an equal part of the tier, as of the host memory for rows: nobody's idle
-// sequences can keep another's from leaving the pool.
-std::uint64_t PartOfTier(std::uint64_t tier_bytes, std::size_t tenants) {
-  return tier_bytes / tenants;
-}
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
   std::unique_ptr<Node> node(new Node(options));
   for (const TenantOptions& configured : options.tenants) {
@@ -39,7 +29,8 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
     tenant.soft_limit_bytes = configured.soft_limit_bytes;
     tenant.objects = &node->objects_;
     tenant.host_tier = &node->host_tier_;
-    tenant.host_tier_bytes = PartOfTier(options.host_tier_bytes, options.tenants.size());
+    // Equal parts: nobody's idle sequences keep another's from leaving the pool.
+    tenant.host_tier_bytes = options.host_tier_bytes / options.tenants.size();
     tenant.instance = node->instance_;
     tenant.node = &node->account_;
     tenant.host_rows = &node->host_rows_;

@@ -123,7 +123,8 @@ class ManagedSequence final : public cache::Companion {
     MutexLock lock(text_mutex_);
     if (text_.size() > tokens) text_.resize(tokens);
   }
-  // The same sequence under another policy: its text is what it was.
+  // The same sequence under another policy: its text, and where its prompt ends, are what they
+  // were.
   void TakeText(const ManagedSequence& before) {
     prompt_until_.store(before.prompt_until_.load());
     std::vector<policies::TextMark> text = before.text();

@@ -114,7 +114,6 @@ std::uint64_t Pressure::ClimbRung(std::size_t rung, cache::Tenant& tenant, const
   Counters::Rung& counters = counters_.rungs[rung];
   counters.climbs[static_cast<std::size_t>(outcome)].fetch_add(1);
   counters.steps.fetch_add(relief.steps);
-  counters.bytes.fetch_add(relief.bytes);
   // That a rung has nothing is news where it is the last one.
   if (relief.steps > 0 || relief.bytes > 0 || rung + 1 == options_.ladder.size()) {
     Report(rung, tenant, reason, need.bytes, relief);

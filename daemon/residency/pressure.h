@@ -74,7 +74,6 @@ class Pressure final : public pool::PressureHandler {
     struct Rung {
       std::array<std::atomic<std::uint64_t>, kOutcomes> climbs{};
       std::atomic<std::uint64_t> steps{0};  // Relief::steps
-      std::atomic<std::uint64_t> bytes{0};  // Relief::bytes
     };
     std::vector<Rung> rungs;
     std::atomic<std::uint64_t> served{0};   // calls that found room on a later attempt
