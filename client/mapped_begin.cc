@@ -55,6 +55,7 @@ absl::Status MappedStep::PrepareBatch(Session& session, std::span<Sequence* cons
 absl::Status MappedStep::BeginPinned(Session& session, const StepOptions& options) {
   const Clock::TimePoint begun = surroundings_.clock->Now();
   Clock::Duration pause = kFirstPause;
+  std::uint64_t reopened = 0;
   for (;;) {
     if (absl::Status status = OpenTails(session); !status.ok()) return status;
     Look look;
@@ -77,11 +78,9 @@ absl::Status MappedStep::BeginPinned(Session& session, const StepOptions& option
         break;
       case Finding::kTailGone:
         item.sequence->tail = Tail();
+        ++reopened;
         if (waited > options.timeout) {
-          return absl::UnavailableError(Concat("the tail of ", item.sequence->id.ToString(),
-                                               " is closed again and again; does another worker "
-                                               "append to it, or is the pool too small for the "
-                                               "batch?"));
+          return TailsTakenBack(*item.sequence, reopened, waited);
         }
         break;
       case Finding::kRingFull: {
@@ -273,6 +272,19 @@ absl::Status MappedStep::Unready(Session& session, const Look& look) const {
                                     " tokens, or are out of bounds"));
 }
 
+absl::Status MappedStep::TailsTakenBack(const SequenceState& sequence, std::uint64_t times,
+                                        Clock::Duration waited) const {
+  const std::uint64_t bytes = batch_.model().layout().tail_bytes();
+  return absl::ResourceExhaustedError(
+      Concat("a tail of the batch was closed ", times, " times in ",
+             std::chrono::duration<double>(waited).count(), " s, the last time that of ",
+             sequence.id.ToString(), ": the pool has no room for the tails of all ",
+             batch_.items().size(), " sequences at a time, ", bytes,
+             " bytes each, beside what they "
+             "hold, or another worker appends to one of them. Retry with fewer sequences in a "
+             "step, or free some"));
+}
+
 absl::Status MappedStep::WaitForRing(const StepItem& item, Clock::TimePoint deadline,
                                      Clock::Duration waited, Clock::Duration& pause) {
   const std::uint64_t capacity = batch_.model().layout().ring_capacity();
@@ -281,7 +293,8 @@ absl::Status MappedStep::WaitForRing(const StepItem& item, Clock::TimePoint dead
         Concat("the tail ring of ", item.sequence->id.ToString(), " is full: it has room for ",
                capacity, " tokens, and the daemon has not absorbed enough of the ",
                item.sequence->tokens, " committed to take ", item.new_tokens, " more; waited ",
-               std::chrono::duration<double>(waited).count(), " s"));
+               std::chrono::duration<double>(waited).count(),
+               " s; retry, or free sequences if the pool is full"));
   }
   // Whatever the wake word says: a daemon that found no room for these tiles sleeps until asked.
   door_.source().SignalWake();

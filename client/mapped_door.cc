@@ -60,7 +60,8 @@ absl::StatusOr<MappedStep*> MappedDoor::TakeStep(const Surroundings& surrounding
     const std::uint32_t slot = static_cast<std::uint32_t>(std::countr_one(taken));
     if (slot == shm::kReaderSlots) {
       return absl::ResourceExhaustedError(
-          Concat(shm::kReaderSlots, " steps are in flight, the most of one session"));
+          Concat(shm::kReaderSlots,
+                 " steps are in flight, the most of one session; retry when one has ended"));
     }
     // Acquire: whatever the slot's last user left in its step is seen by the next.
     if (!taken_slots_.compare_exchange_weak(taken, taken | std::uint64_t{1} << slot,

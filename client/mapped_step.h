@@ -67,6 +67,8 @@ class MappedStep final : public StepEngine {
   Finding LookAt(StepItem& item, std::uint64_t session);
   bool Resolve(SequenceState& sequence, const shm::Word* lane_words);
   absl::Status Unready(Session& session, const Look& look) const;
+  absl::Status TailsTakenBack(const SequenceState& sequence, std::uint64_t times,
+                              Clock::Duration waited) const;
   absl::Status WaitForRing(const StepItem& item, Clock::TimePoint deadline, Clock::Duration waited,
                            Clock::Duration& pause);
 

@@ -299,6 +299,38 @@ absl::StatusOr<std::optional<std::size_t>> EncodeRows(const TenantMemory& memory
   return EncodeUploaded(memory, form, rows, tiles);
 }
 
+absl::Status GatherRows(const TenantMemory& memory, const kernels::TileShape& from,
+                        std::span<const kernels::GatherRow> rows, const Segment& to) {
+  std::vector<device::TileGather> tiles;
+  for (std::size_t done = 0; done < rows.size(); done += kTileEntries) {
+    const std::size_t some = std::min<std::size_t>(kTileEntries, rows.size() - done);
+    tiles.push_back({.rows = rows.subspan(done, some), .tile = to.TileData(done / kTileEntries)});
+  }
+  return memory.device->Gather(from, to.shape(), tiles);
+}
+
+absl::StatusOr<std::shared_ptr<Segment>> CopyEntries(const TenantMemory& memory,
+                                                     const Segment& from, std::uint32_t first,
+                                                     std::uint32_t end) {
+  TESSERA_CHECK(first < end && from.entry_list() == nullptr, "an entry for every token");
+  auto copy =
+      std::make_shared<Segment>(from.shape(), from.PositionOf(first), from.shared_rotations());
+  copy->set_loss(from.loss());
+  if (!from.appendable()) copy->SealPlain();
+  std::vector<kernels::GatherRow> rows;
+  for (std::uint32_t entry = first; entry < end; ++entry) {
+    rows.push_back({.tile = from.TileData(entry / kTileEntries),
+                    .row = entry % kTileEntries,
+                    .position = entry - first});
+  }
+  std::vector<device::WordStore> words;
+  absl::Status status = ReserveTiles(memory, end - first, *copy, words);
+  if (status.ok()) status = GatherRows(memory, from.shape(), rows, *copy);
+  if (status.ok()) status = memory.device->StoreWords(words);
+  if (!status.ok()) return status;
+  return copy;
+}
+
 absl::Status ReadPlain(const TenantMemory& memory, const HeldSegment& held,
                        const kernels::DenseTile& tile, std::byte* keys, std::byte* values) {
   for (std::uint32_t entry = 0; entry < held.entries; entry += kTileEntries) {

@@ -62,6 +62,15 @@ absl::StatusOr<std::optional<std::size_t>> EncodeRows(const TenantMemory& memory
                                                       const TileForm& form, const HostRows& rows,
                                                       std::span<std::byte* const> tiles);
 
+// Fills the tiles of a new segment with rows of tiles of the form `from`, as they are stored, in
+// this order. The forms differ in weights and positions alone.
+absl::Status GatherRows(const TenantMemory& memory, const kernels::TileShape& from,
+                        std::span<const kernels::GatherRow> rows, const Segment& to);
+// The entries [first, end) of a segment that has one for every token, as one of the same form.
+absl::StatusOr<std::shared_ptr<Segment>> CopyEntries(const TenantMemory& memory,
+                                                     const Segment& from, std::uint32_t first,
+                                                     std::uint32_t end);
+
 // Copies the rows that a lane shows of a segment that is not packed to host memory.
 absl::Status ReadPlain(const TenantMemory& memory, const HeldSegment& held,
                        const kernels::DenseTile& tile, std::byte* keys, std::byte* values);

@@ -78,8 +78,9 @@ absl::StatusOr<CommitSlot> Control::TakeCommitSlot() {
     slot = next_slot_++;
     generations_.push_back(0);
   } else {
-    return absl::ResourceExhaustedError(
-        Concat("the session decodes ", next_slot_, " sequences; the limit is ", shm::kCommitSlots));
+    return absl::ResourceExhaustedError(Concat("the session decodes ", next_slot_,
+                                               " sequences; the limit is ", shm::kCommitSlots,
+                                               "; free some and retry, or use another session"));
   }
   page_->commits[slot].store(0, std::memory_order_release);
   return CommitSlot(shared_from_this(), slot);

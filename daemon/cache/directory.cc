@@ -2,8 +2,9 @@
 
 #include <cstring>
 #include <new>
-#include <string>
 #include <utility>
+
+#include "daemon/base/strings.h"
 
 namespace tessera::cache {
 
@@ -75,8 +76,9 @@ absl::StatusOr<Block> Directory::AllocateSequenceBlock(std::uint32_t lanes) {
 
 absl::StatusOr<Block> Directory::AllocateSnapshot(std::uint32_t segments) {
   if (segments > shm::kMaxSegments) {
-    return absl::ResourceExhaustedError("a lane has more segments than a snapshot can list (" +
-                                        std::to_string(shm::kMaxSegments) + ")");
+    return absl::ResourceExhaustedError(
+        Concat(segments, " segments of a lane; a snapshot can list ", shm::kMaxSegments,
+               "; compress the sequence and retry, so that short ones become one"));
   }
   return pool_->Allocate(sizeof(shm::Snapshot) + segments * sizeof(shm::SegmentRef), Fit::kRounded,
                          MemoryTag::kSnapshots);

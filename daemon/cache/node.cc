@@ -90,12 +90,13 @@ absl::Status Node::AdmitSession(const Tenant& tenant) {
   }
   if (kept == 0) {
     return absl::ResourceExhaustedError(
-        Concat(all, " sessions are attached; the limit is ", options_.max_sessions));
+        Concat(all, " sessions are attached; the limit is ", options_.max_sessions,
+               "; retry when one has ended, or raise max_sessions"));
   }
   return absl::ResourceExhaustedError(
       Concat("tenant ", tenant.name(), " has ", own, " sessions; the limit is ", own, ", of ",
              options_.max_sessions, " on this node: ", all - own, " are others', and ", kept,
-             " kept for tenants that have none"));
+             " kept for tenants that have none; retry when one has ended, or raise max_sessions"));
 }
 
 void Node::SessionEnded(const Tenant& tenant) {

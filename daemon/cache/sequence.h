@@ -104,10 +104,12 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // A new sequence that shares this one's segments. This one's open segment is frozen.
   absl::StatusOr<std::shared_ptr<Sequence>> Fork(SequenceId id, SessionId owner);
 
-  // Takes over another's segments, which hold the same tokens as its own, and gives its own up. The
-  // tail, if there is one, goes on behind them. FAILED_PRECONDITION where it holds other tokens in
-  // segments, or others are at other positions; ABORTED while it is compressed.
-  absl::Status TakeSegmentsOf(const Sequence& other);
+  // Takes over another's segments in place of its own of the same tokens, which the caller knows to
+  // be its first ones. What it has behind them stays: rows of a segment that their end parts are
+  // copied, in the form that they have. FAILED_PRECONDITION where it holds fewer tokens in
+  // segments, or more where either has dropped some, or others are at other positions; ABORTED
+  // while it is compressed, or has rows there that wait for a strategy.
+  absl::Status TakeHeadOf(const Sequence& other);
 
   // Of a sequence that came from a prefix, by forks: counted there while it lives.
   void set_prefix(ForkHold hold);
@@ -290,6 +292,26 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::uint64_t bytes() const;
   };
 
+  // Another's segments, on their way into this one (TakeHeadOf).
+  struct HeadLane {
+    std::vector<HeldSegment> segments;
+    std::uint64_t entries = 0;
+    std::uint64_t tokens = 0;
+    bool held = false;                // by this one, too
+    std::uint64_t losses = 0;         // of this one's lane until then
+    HeldSegment parted{};             // of this one, by the head's end; none: it parts none
+    std::shared_ptr<Segment> rest{};  // a copy of what `parted` has behind that
+
+    bool HeldBy(const Lane& lane) const;
+  };
+  struct Head {
+    SequenceId of;
+    PositionMove moved;
+    std::vector<HeadLane> lanes;
+
+    bool held() const;
+  };
+
   Sequence(const TenantMemory& memory, SequenceId id, std::shared_ptr<const Model> model,
            SessionId owner, pool::Block block);
 
@@ -324,6 +346,13 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::Status TakeForPacking(const PackSpec& spec, Packer& packer) TESSERA_REQUIRES(mutex_);
   absl::StatusOr<PackOutcome> PublishPacked(const PackSpec& spec, Packer& packer)
       TESSERA_REQUIRES(mutex_);
+
+  // sequence_prefix.cc
+  absl::Status ListHead(Head& head) const;
+  absl::Status MayTakeHead(const Head& head) const TESSERA_REQUIRES(mutex_);
+  absl::Status TakeParted(Head& head) TESSERA_REQUIRES(mutex_);
+  absl::Status CopyParted(Head& head) const;
+  absl::Status PutHead(Head& head) TESSERA_REQUIRES(mutex_);
 
   // sequence_recode.cc
   OpenRun OpenRunOf(std::uint32_t lane, bool whole = false) const TESSERA_REQUIRES(mutex_);

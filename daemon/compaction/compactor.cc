@@ -99,15 +99,16 @@ absl::Status Compactor::Truncate(cache::Sequence& sequence, std::uint64_t tokens
   return status;
 }
 
-absl::Status Compactor::TakeSegmentsOf(cache::Sequence& sequence, const cache::Sequence& other) {
+absl::Status Compactor::TakeHeadOf(cache::Sequence& sequence, const cache::Sequence& other) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
   const std::shared_ptr<ManagedSequence> theirs = ManagedSequence::Of(other);
-  if (managed == nullptr || theirs == nullptr) return sequence.TakeSegmentsOf(other);
+  if (managed == nullptr || theirs == nullptr) return sequence.TakeHeadOf(other);
   const ManagedSequence::Pause pause(*managed);
   const ManagedSequence::Pause their_pause(*theirs);
-  absl::Status status = sequence.TakeSegmentsOf(other);
-  if (!status.ok()) return status;
-  // As a fork of the other: what was learnt of the segments before is of no use.
+  absl::Status status = sequence.TakeHeadOf(other);
+  // What is learnt of a lane is made anew where its run is another.
+  if (!status.ok() || !managed->policy().chooses()) return status;
+  // As a fork of the other: what was decided of the segments before is of no use.
   const std::uint64_t tokens = sequence.Describe(/*lanes=*/false).tokens;
   sequence.set_companion(
       std::make_shared<ManagedSequence>(*theirs, their_pause, sequence.model(), tokens));

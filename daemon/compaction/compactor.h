@@ -51,8 +51,9 @@ class Compactor {
   // Likewise a cut, which waits for choices that are being made.
   absl::Status Truncate(cache::Sequence& sequence, std::uint64_t tokens);
   // Has a sequence take over the segments of another under the same policy that holds the same
-  // tokens: of a prefix, where nothing is done any more. ABORTED while it is being compressed.
-  absl::Status TakeSegmentsOf(cache::Sequence& sequence, const cache::Sequence& other);
+  // tokens, or the first of them: of a prefix, where nothing is done any more. ABORTED while it is
+  // being compressed.
+  absl::Status TakeHeadOf(cache::Sequence& sequence, const cache::Sequence& other);
   static policies::Policy PolicyOf(const cache::Sequence& sequence);
   // What its attention reads of a layer where a call does not say; nothing: everything.
   static std::optional<kernels::SelectionRule> SelectionOf(const cache::Sequence& sequence,

@@ -117,13 +117,7 @@ absl::Status LaneGather::FillTiles(const Segment& segment, std::size_t first, st
                     .position = static_cast<std::uint32_t>(row.from->PositionOf(row.entry) -
                                                            segment.first_position())});
   }
-  std::vector<device::TileGather> tiles;
-  for (std::size_t done = 0; done < count; done += kTileEntries) {
-    const std::size_t some = std::min<std::size_t>(kTileEntries, count - done);
-    tiles.push_back({.rows = std::span(rows).subspan(done, some),
-                     .tile = segment.TileData(done / kTileEntries)});
-  }
-  return memory_.device->Gather(form_->shape(), segment.shape(), tiles);
+  return cache::GatherRows(memory_, form_->shape(), rows, segment);
 }
 
 }  // namespace tessera::compaction

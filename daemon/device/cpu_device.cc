@@ -87,7 +87,9 @@ class Encoder {
       prepared_ = scratch_.Take(bytes);
       if (prepared_.size() < bytes) {
         return absl::ResourceExhaustedError(
-            Concat("encoding needs ", bytes, " bytes of scratch, and there is no memory for them"));
+            Concat("encoding needs ", bytes,
+                   " bytes of scratch, and the machine has no memory for them; retry when others "
+                   "have ended"));
       }
       operations_.prepare_encode(next.shape, type_, next.rotation, prepared_.data());
     }
@@ -211,8 +213,9 @@ absl::StatusOr<std::string_view> CpuDevice::Run(
   }
   const std::span<std::byte> scratch = workspace.Take(needed);
   if (scratch.size() < needed) {
-    return absl::ResourceExhaustedError(
-        Concat("attention needs ", needed, " bytes of scratch, and there is no memory for them"));
+    return absl::ResourceExhaustedError(Concat(
+        "attention needs ", needed,
+        " bytes of scratch, and the machine has no memory for them; retry when others have ended"));
   }
   const kernels::AttendResult result = compute(scratch);
   workspace.Return();

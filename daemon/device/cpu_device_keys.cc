@@ -150,7 +150,8 @@ absl::StatusOr<std::unique_ptr<LaneKeys>> CpuDevice::LoadKeys(
   std::unique_ptr<std::byte[]> rows(new (std::nothrow) std::byte[bytes]);
   if (rows == nullptr) {
     return absl::ResourceExhaustedError(
-        Concat("the keys of a lane take ", bytes, " bytes, and there is no memory for them"));
+        Concat("the keys of a lane take ", bytes,
+               " bytes, and the machine has no memory for them; retry when others have ended"));
   }
   std::byte* to = rows.get();
   for (const KeyRun& run : runs) {

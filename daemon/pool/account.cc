@@ -77,9 +77,10 @@ absl::Status Account::Refuse(MemoryTag tag, std::uint64_t bytes, std::uint64_t u
   if (PressureHandler* const handler = handler_.load(std::memory_order_acquire)) {
     handler->Pressed(*this, bytes);
   }
-  absl::Status status = absl::ResourceExhaustedError(Concat(
-      name_, ": ", FormatBytes(bytes), " asked for ", TagName(tag), ", ", FormatBytes(used),
-      " used of a limit of ", FormatBytes(limit_bytes_), "; free sequences, or raise the limit"));
+  absl::Status status = absl::ResourceExhaustedError(
+      Concat(name_, ": ", FormatBytes(bytes), " asked for ", TagName(tag), ", ", FormatBytes(used),
+             " used of a limit of ", FormatBytes(limit_bytes_),
+             "; free sequences and retry, or raise the limit"));
   status.SetPayload(kShortage, absl::Cord(Concat(static_cast<int>(tag), " ", bytes, " ", used, " ",
                                                  limit_bytes_, " ", name_)));
   return status;

@@ -25,7 +25,7 @@ absl::StatusOr<std::uint32_t> Arena::Grow() {
   if (offset >= options_.limit_bytes) {
     return absl::ResourceExhaustedError(Concat(
         "the arena holds all its ", live_, " extents of ", FormatBytes(options_.extent_bytes),
-        "; its limit is ", FormatBytes(options_.limit_bytes)));
+        "; its limit is ", FormatBytes(options_.limit_bytes), "; free sequences and retry"));
   }
   absl::StatusOr<Charge> charge = options_.node->Reserve(options_.tag, options_.extent_bytes);
   if (!charge.ok()) return charge.status();

@@ -53,9 +53,9 @@ class Admission {
     MutexLock lock(mutex_);
     Line& line = lines_[tenant];  // stays where it is
     if (!MayRun(line) && line.waiting >= options_.waiting) {
-      return absl::ResourceExhaustedError(Concat(line.running, " ", options_.what,
-                                                 " requests run and ", line.waiting,
-                                                 " wait, the most there may be; ask again later"));
+      return absl::ResourceExhaustedError(
+          Concat(line.running, " ", options_.what, " requests run and ", line.waiting,
+                 " wait, the most there may be; retry when some have been answered"));
     }
     ++line.waiting;
     while (!MayRun(line)) {

@@ -57,7 +57,7 @@ class Calls {
     if (own >= part_ && all_ >= most_ / 2) {
       return absl::ResourceExhaustedError(
           Concat("the tenant has ", own, " calls under way; the limit is ", part_, " while ",
-                 most_ / 2, " of all tenants or more are; ask again later"));
+                 most_ / 2, " of all tenants or more are; retry when some have been answered"));
     }
     ++own;
     ++all_;

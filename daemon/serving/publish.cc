@@ -56,8 +56,7 @@ class Publishing {
     response.set_prefix_id(published->prefix->id().value());
     response.set_tokens(ids_.size());
     response.set_deduplicated(shared || published->existed);
-    response.set_rebased(response.deduplicated() && ids_.size() == *held &&
-                         TakeOver(published->prefix->sequence()));
+    response.set_rebased(response.deduplicated() && TakeOver(published->prefix->sequence()));
     response.set_position_shift(sequence_->position_shift());
     services_.logger->Log(LogLevel::kDebug, "prefix published",
                           {{"prefix", response.prefix_id()},
@@ -139,9 +138,9 @@ class Publishing {
     return Frozen{.sequence = *std::move(frozen), .of_another = longer != nullptr};
   }
 
-  // Where the worker has gone on meanwhile, or something is in the way, there are two copies.
+  // Where something is in the way (memory to part a segment, say) there are two copies.
   bool TakeOver(const cache::Sequence& prefix) {
-    absl::Status status = services_.compactor->TakeSegmentsOf(*sequence_, prefix);
+    absl::Status status = services_.compactor->TakeHeadOf(*sequence_, prefix);
     // Its lanes are being compressed, as it was appended, and the end of that is waited for; or its
     // positions have not moved yet as those of the prefix have.
     const auto worth_it = [&] {
@@ -150,7 +149,7 @@ class Publishing {
     };
     for (int i = 1; worth_it() && i < kAttempts; ++i) {
       status = CompressAll();
-      if (status.ok()) status = services_.compactor->TakeSegmentsOf(*sequence_, prefix);
+      if (status.ok()) status = services_.compactor->TakeHeadOf(*sequence_, prefix);
     }
     if (!status.ok()) {
       services_.logger->Log(

@@ -34,17 +34,18 @@ absl::StatusOr<Blob> HostTier::Reserve(std::uint64_t bytes) {
   std::uint64_t before = used_.load(std::memory_order_relaxed);
   do {
     if (bytes > limit_bytes_ || before > limit_bytes_ - bytes) {
-      return absl::ResourceExhaustedError(Concat("host tier: ", FormatBytes(bytes), " asked, ",
-                                                 FormatBytes(before), " used of a limit of ",
-                                                 FormatBytes(limit_bytes_),
-                                                 "; free sequences, or raise host_tier_bytes"));
+      return absl::ResourceExhaustedError(
+          Concat("host tier: ", FormatBytes(bytes), " asked, ", FormatBytes(before),
+                 " used of a limit of ", FormatBytes(limit_bytes_),
+                 "; free sequences and retry, or raise host_tier_bytes"));
     }
   } while (!used_.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed));
   std::unique_ptr<std::byte[]> data(new (std::nothrow) std::byte[bytes]);
   if (data == nullptr) {
     Return(bytes);
     return absl::ResourceExhaustedError(Concat("host tier: the machine has no ", FormatBytes(bytes),
-                                               " left, with ", FormatBytes(before), " used here"));
+                                               " left, with ", FormatBytes(before),
+                                               " used here; free sequences and retry"));
   }
   return Blob(this, std::move(data), bytes);
 }

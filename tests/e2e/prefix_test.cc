@@ -86,69 +86,7 @@ INSTANTIATE_TEST_SUITE_P(
       return policy.substr(0, policy.find(':'));
     });
 
-// ---- one copy
-
-TEST_F(Prefixes, TwoWorkersThatPublishTheSameEndWithOneCopy) {
-  for (const std::string policy : {"dense", "mosaickv:keep=0.5,segment=128,min_segment=32"}) {
-    SCOPED_TRACE(policy);
-    const Ids ids = Count(256, policy == "dense" ? 1 : 1000);
-    const std::uint64_t seed = random_.Bits();
-    const std::uint64_t before = TileBytes();
-    client::Sequence first = NewSequence(policy);
-    SyntheticSequence truth(shape_, seed);
-    Append(first, truth, 256);
-    const PublishedPrefix one = Publish(first, ids);
-    std::uint64_t tiles = 0;
-    ASSERT_TRUE(Becomes([&] { return (tiles = TileBytes()) == TileBytes(); }));
-
-    auto made = remote_->CreateSequence(model_, policy);
-    ASSERT_TRUE(made.ok());
-    client::Sequence second = *std::move(made);
-    SyntheticSequence same(shape_, seed);
-    Append(second, same, 256);
-    EXPECT_GT(TileBytes(), tiles);
-    const PublishedPrefix two = Publish(second, ids);
-    EXPECT_EQ(two.prefix, one.prefix);
-    EXPECT_TRUE(two.deduplicated);
-    EXPECT_TRUE(two.rebased);
-    EXPECT_TRUE(Becomes([&] { return TileBytes() <= tiles; })) << TileBytes() << " " << tiles;
-    for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
-      EXPECT_EQ(AttendByRpc(*remote_, second, same, layer),
-                AttendByRpc(*mapped_, first, truth, layer));
-    }
-    // Neither is spent.
-    Append(second, same, 40);
-    EXPECT_EQ(second.tokens(), 296u);
-    for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
-      if (policy != "dense") continue;
-      EXPECT_LT(same.Error(layer, 295, AttendByRpc(*remote_, second, same, layer)), 0.02);
-    }
-    ASSERT_TRUE(first.Free().ok());
-    ASSERT_TRUE(second.Free().ok());
-    ASSERT_TRUE(mapped_->Free(one.prefix).ok());
-    EXPECT_FALSE(Match(*remote_, ids, policy).found());
-    EXPECT_TRUE(Becomes([&] { return TileBytes() == before; }));
-  }
-}
-
-// A head of one that is published takes no memory for KV, either.
-TEST_F(Prefixes, AHeadOfAPrefixIsMadeOfIt) {
-  client::Sequence first = NewSequence("");
-  SyntheticSequence truth(shape_, 7);
-  Append(first, truth, 256);
-  Publish(first, Count(256));
-  client::Sequence second = NewSequence("");
-  SyntheticSequence same(shape_, 7);
-  Append(second, same, 128);
-  ASSERT_TRUE(first.Free().ok());
-  std::uint64_t tiles = 0;
-  ASSERT_TRUE(Becomes([&] { return (tiles = TileBytes()) == TileBytes(); }));
-  const PublishedPrefix published = Publish(second, Count(128));
-  EXPECT_TRUE(published.deduplicated);
-  EXPECT_TRUE(published.rebased);
-  EXPECT_TRUE(Becomes([&] { return 3 * TileBytes() == 2 * tiles; })) << TileBytes();
-  EXPECT_EQ(TenantStats().prefixes(), 2u);
-}
+// ---- when it may be published
 
 // Under a policy that goes on from what it has decided every query is asked for.
 TEST_F(Prefixes, APromptBehindAPrefixShowsAllOfItsQueries) {

@@ -51,9 +51,7 @@ void Story::Say(const std::string& line) {
 }
 
 absl::Status Story::Allow(const absl::Status& status) {
-  // A pool that does not hold a batch at once lets its sequences push each other out.
-  const bool crowded = absl::IsUnavailable(status) && options_.worker->status().ok();
-  if (!IsRefusal(status) && !crowded) return status;
+  if (!IsRefusal(status)) return status;
   ++options_.tally->refused;
   Say(Concat("  refused: ", AsStringView(status.message())));
   return absl::OkStatus();

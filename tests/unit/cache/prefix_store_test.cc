@@ -96,7 +96,7 @@ TEST_F(Prefixes, TwoThatPublishTheSameEndWithOneCopy) {
     ASSERT_TRUE(again.ok());
     EXPECT_TRUE(again->existed);
     EXPECT_EQ(again->prefix, published->prefix);
-    ASSERT_TRUE(two->TakeSegmentsOf(again->prefix->sequence()).ok());
+    ASSERT_TRUE(two->TakeHeadOf(again->prefix->sequence()).ok());
     EXPECT_EQ(TileBytes(), tiles);
     EXPECT_EQ(Differs(*two, ids), "");
     EXPECT_EQ(store().figures().prefixes, 1u);
@@ -106,10 +106,50 @@ TEST_F(Prefixes, TwoThatPublishTheSameEndWithOneCopy) {
       ASSERT_TRUE(AppendAll(*sequence, 200, StampsOf(Count(50, 200))).ok());
       EXPECT_EQ(Differs(*sequence, Count(250)), "");
     }
-    // What holds other tokens takes nothing over.
-    EXPECT_TRUE(absl::IsFailedPrecondition(two->TakeSegmentsOf(again->prefix->sequence())));
+    // What holds fewer tokens takes nothing over.
+    const auto fewer = Compute(*first, Count(199));
+    EXPECT_TRUE(absl::IsFailedPrecondition(fewer->TakeHeadOf(again->prefix->sequence())));
     ASSERT_TRUE(store().Free(again->prefix->id()));
     EXPECT_EQ(Differs(*two, Count(250)), "");
+  }
+}
+
+// Wherever the head ends: between tiles, in one, in the only one.
+TEST_F(Prefixes, WhatComesBehindAHeadStaysWithItsSequence) {
+  {
+    const auto session = world_.OpenSession();
+    for (const std::uint32_t head : {1u, 31u, 32u, 64u, 70u, 128u, 199u}) {
+      const PrefixId id = PublishNew(*session, Count(head));
+      const auto from = store().TakeForFork(id, session->id());
+      ASSERT_TRUE(from.ok());
+      const Sequence& published = from->prefix->sequence();
+      const std::uint64_t shared = TileBytes();
+      const auto sequence = Compute(*session, Count(200));
+      const auto fork = tenant().Fork(*session, sequence->id());
+      ASSERT_TRUE(fork.ok()) << fork.status();
+      ASSERT_TRUE(AppendAll(*sequence, 200, StampsOf(Count(10, 200))).ok());
+      ASSERT_TRUE(sequence->TakeHeadOf(published).ok());
+      EXPECT_EQ(Differs(*sequence, Count(210)), "") << head;
+      EXPECT_EQ(Differs(**fork, Count(200)), "") << head;
+      ASSERT_TRUE(tenant().FreeSequence((*fork)->id()).ok());
+      // One copy of the head, and no more of the rest than its rows need.
+      const std::uint64_t tile = published.Describe(false).tile_bytes / ((head + 31) / 32);
+      const std::uint64_t rest = (200 - head + 31) / 32 + 1;  // one more: where ten were appended
+      EXPECT_LE(TileBytes(), shared + rest * tile) << head;
+      // Again: nothing is left to do, and nothing is copied.
+      const std::uint64_t tiles = TileBytes();
+      ASSERT_TRUE(sequence->TakeHeadOf(published).ok());
+      EXPECT_EQ(TileBytes(), tiles) << head;
+      // It goes on, and can be cut on both sides of the head's end.
+      ASSERT_TRUE(AppendAll(*sequence, 210, StampsOf(Count(50, 210))).ok());
+      EXPECT_EQ(Differs(*sequence, Count(260)), "") << head;
+      for (const std::uint32_t left : {head + 1, head, head - 1}) {
+        ASSERT_TRUE(sequence->Truncate(left).ok());
+        EXPECT_EQ(Differs(*sequence, Count(left)), "") << head;
+      }
+      ASSERT_TRUE(tenant().FreeSequence(sequence->id()).ok());
+      ASSERT_TRUE(store().Free(id));
+    }
   }
 }
 
@@ -127,7 +167,7 @@ TEST_F(Prefixes, ADecodingSequenceTakesOverWhatIsBeforeItsTail) {
     for (std::uint64_t i = 0; i < 3; ++i) worker.Write(*sequence, *tail, 64 + i, next[i]);
     worker.Commit(*tail, 67);
     const auto from = store().TakeForFork(id, session->id());
-    ASSERT_TRUE(sequence->TakeSegmentsOf(from->prefix->sequence()).ok());
+    ASSERT_TRUE(sequence->TakeHeadOf(from->prefix->sequence()).ok());
     EXPECT_EQ(TileBytes(), tiles);
     EXPECT_EQ(Differs(*sequence, Count(67)), "");
     ASSERT_TRUE(sequence->CloseTail().ok());
