@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/delimiters.h"
 #include "client/tessera.h"
 #include "client/worker.h"
 #include "daemon/base/strings.h"
@@ -152,6 +153,16 @@ uint64_t tessera_session_id(const tessera_worker* worker) {
 }
 
 // ---- models
+
+size_t tessera_delimiters(const char* const* texts, size_t count, uint32_t* ids) {
+  size_t found = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (texts[i] == nullptr || !tessera::client::IsDelimiter(texts[i])) continue;
+    if (ids != nullptr) ids[found] = static_cast<uint32_t>(i);
+    ++found;
+  }
+  return found;
+}
 
 tessera_code tessera_register_model(tessera_worker* worker, const tessera_model_options* options,
                                     tessera_model** model, tessera_error* error) {

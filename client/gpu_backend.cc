@@ -22,13 +22,6 @@ constexpr std::uint64_t kTensorAlignment = 16;
 
 std::uint64_t AddressOf(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
-bool Same(const std::optional<kernels::SelectionRule>& a,
-          const std::optional<kernels::SelectionRule>& b) {
-  if (!a.has_value() || !b.has_value()) return a.has_value() == b.has_value();
-  return a->rate == b->rate && a->entries == b->entries && a->judge == b->judge &&
-         a->first_block == b->first_block && a->each_head == b->each_head;
-}
-
 std::string Name(const kernels::SelectionRule* rule) {
   if (rule == nullptr) return "none";
   std::string name =
@@ -50,7 +43,7 @@ absl::StatusOr<std::optional<kernels::SelectionRule>> RuleOfAll(const StepBatch&
     const std::optional<kernels::SelectionRule> own =
         one == nullptr ? std::nullopt : std::optional(*one);
     if (i == 0) rule = own;
-    if (Same(rule, own)) continue;
+    if (rule == own) continue;
     return absl::UnimplementedError(Concat(
         batch.items()[i].sequence->id.ToString(), " selects ", Name(one), " by its policy, ",
         batch.items()[0].sequence->id.ToString(), " ", Name(rule.has_value() ? &*rule : nullptr),
@@ -216,7 +209,7 @@ std::uint64_t GpuBackend::PartialBytes(const StepBatch& batch) const {
 
 absl::Status GpuBackend::UseRule(const StepBatch& batch,
                                  const std::optional<kernels::SelectionRule>& selection) {
-  if (!stale_ && Same(selection, rule_)) return absl::OkStatus();
+  if (!stale_ && selection == rule_) return absl::OkStatus();
   const bool each_head = EachHead();
   rule_ = selection;
   rule_queries_ = limits_.queries;

@@ -328,9 +328,8 @@ absl::StatusOr<std::uint32_t> Observer::Show(Session& session, SequenceId sequen
 }
 
 void Observer::Decided(std::uint32_t first, std::uint32_t end) {
-  const auto begin = layers_.lower_bound(first), behind = layers_.lower_bound(end);
-  for (auto it = begin; it != behind; ++it) decided_.insert(it->first);
-  layers_.erase(begin, behind);
+  for (std::uint32_t layer = first; layer < end; ++layer) decided_.insert(layer);
+  layers_.erase(layers_.lower_bound(first), layers_.lower_bound(end));
 }
 
 void Observer::BeginsDecided() {

@@ -67,9 +67,10 @@ class Observer {
   // Ids are shown of the first `tokens` alone, whose rows are there.
   absl::StatusOr<std::uint32_t> Show(Session& session, SequenceId sequence, std::uint32_t first,
                                      std::uint32_t end, std::uint64_t tokens);
-  // They have been compressed.
+  // They have been compressed, and held some tokens.
   void Decided(std::uint32_t first, std::uint32_t end);
-  // The sequence begins with what was compressed elsewhere: with a published prefix.
+  // The sequence begins with what was, or may be, decided about elsewhere: with a published prefix,
+  // or with what another worker has shown.
   void BeginsDecided();
 
  private:

@@ -160,7 +160,7 @@ absl::StatusOr<v1::CompressResponse> Sequence::Compress(Session& session, std::u
     }
     v1::CompressResponse part;
     if (absl::Status status = session.Call(request, part); !status.ok()) return status;
-    if (observer != nullptr) observer->Decided(begin, shown);
+    if (observer != nullptr && state_->tokens > 0) observer->Decided(begin, shown);
     AddPart(part, begin == first_layer, response);
     if (shown == end) break;
     begin = shown;
@@ -308,9 +308,25 @@ absl::StatusOr<v1::DescribeResponse> Sequence::Ask(v1::DescribeRequest request) 
   return response;
 }
 
+// Whoever takes it over has not seen what this worker has.
+absl::Status Sequence::ShowAll(Session& session) {
+  Observer* const observer = state_->observer.get();
+  if (observer == nullptr) return absl::OkStatus();
+  const std::uint32_t layers = state_->model->layers();
+  for (std::uint32_t layer = 0; layer < layers; ++layer) {
+    observer->CutLayerTo(state_->TokensOf(layer), layer);
+  }
+  const auto until = observer->Show(session, state_->id, 0, layers, state_->TokensOf(0));
+  if (!until.ok() || *until == layers) return until.status();
+  return absl::ResourceExhaustedError(Concat("the daemon has room for what was seen of ", *until,
+                                             " of ", layers, " layers of ", state_->id.ToString(),
+                                             "; compress it, and retry"));
+}
+
 absl::Status Sequence::Handover(SessionId to) {
   absl::StatusOr<Hold> hold = TakeWithoutAbandonedRows(core_, state_);
   if (!hold.ok()) return hold.status();
+  if (absl::Status shown = ShowAll(*hold->session); !shown.ok()) return shown;
   v1::HandoverRequest request;
   v1::HandoverResponse response;
   request.set_sequence_id(state_->id.value());

@@ -99,8 +99,8 @@ class Sequence {
   absl::StatusOr<v1::DescribeResponse> Describe(bool lanes = false) const;
   // With the position of every entry of every lane.
   absl::StatusOr<v1::DescribeResponse> DescribeEntries() const;
-  // Gives the sequence to another session of the tenant, which adopts it by its id. The handle is
-  // spent then.
+  // Gives the sequence to another session of the tenant, which adopts it by its id, and shows the
+  // daemon what was seen of it for its policy. The handle is spent then.
   absl::Status Handover(SessionId to);
   // Spends the handle, unless it fails. OK where the sequence is gone already.
   absl::Status Free();
@@ -113,6 +113,7 @@ class Sequence {
   // Before a step: where the policy goes on while decoding, and a prompt, or a tile's worth of
   // tokens, has come since it acted last, has it act.
   absl::Status KeepToBudget();
+  absl::Status ShowAll(Session& session);
   absl::Status Release();
   absl::StatusOr<v1::DescribeResponse> Ask(v1::DescribeRequest request) const;
   absl::StatusOr<Sequence> Fork(const std::string* policy);

@@ -138,6 +138,10 @@ typedef struct tessera_model_options {
 #define TESSERA_MODEL_OPTIONS_INIT \
   { sizeof(tessera_model_options), NULL, TESSERA_BF16, NULL, 0, 0, 0, NULL, 0, NULL, 0 }
 
+/* Of the `count` tokens whose texts these are, those that are nothing but . , ? ! ; : and white
+   space: how many there are. They are written to `ids`, ascending, unless it is NULL. */
+TESSERA_API size_t tessera_delimiters(const char* const* texts, size_t count, uint32_t* ids);
+
 TESSERA_API tessera_code tessera_register_model(tessera_worker* worker,
                                                 const tessera_model_options* options,
                                                 tessera_model** model, tessera_error* error);

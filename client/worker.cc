@@ -77,8 +77,11 @@ absl::StatusOr<Sequence> Worker::Adopt(const Model& model, SequenceId sequence) 
   }
   auto state = std::make_shared<SequenceState>(sequence, bound, response.directory_offset(),
                                                response.tokens());
+  state->TakePolicy(response);
   state->position_shift = response.position_shift();
-  if (response.has_selection()) state->selection = FromProto(response.selection());
+  state->compressed_at = response.decided_tokens();
+  // Something may be decided at any time, by what the worker before has shown.
+  if (state->observer != nullptr && response.tokens() > 0) state->observer->BeginsDecided();
   core_->AddSequence(state);
   return Sequence(core_, std::move(state));
 }

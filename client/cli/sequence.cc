@@ -73,6 +73,7 @@ std::string Render(const v1::DescribeResponse& sequence) {
   Table table({{"layer"},
                {"head"},
                {"form", Align::kLeft},
+               {"from"},
                {"segments"},
                {"entries"},
                {"of tokens"},
@@ -81,6 +82,7 @@ std::string Render(const v1::DescribeResponse& sequence) {
                {"byte %"},
                {"loss K"},
                {"loss V"},
+               {"bytes"},
                {"B/entry"}});
   for (const v1::LaneDescription& lane : sequence.lane()) {
     // Of the lane as a whole, beside its first segments.
@@ -89,15 +91,17 @@ std::string Render(const v1::DescribeResponse& sequence) {
                                      Fixed(100 * lane.bytes_kept(), 1)};
     for (const v1::SegmentRun& run : lane.segment_run()) {
       const double bytes = static_cast<double>(run.tile_bytes() + run.rotation_bytes());
-      table.Add({Concat(lane.layer()), Concat(lane.kv_head()), FormOf(run), Concat(run.segments()),
-                 Concat(run.entries()), Concat(lane.tokens()), kept[0], kept[1], kept[2],
-                 LossOf(run, run.key_loss()), LossOf(run, run.value_loss()),
+      table.Add({Concat(lane.layer()), Concat(lane.kv_head()), FormOf(run),
+                 Concat(run.first_position()), Concat(run.segments()), Concat(run.entries()),
+                 Concat(lane.tokens()), kept[0], kept[1], kept[2], LossOf(run, run.key_loss()),
+                 LossOf(run, run.value_loss()),
+                 FormatBytes(run.tile_bytes() + run.rotation_bytes()),
                  run.entries() == 0 ? "-" : Fixed(bytes / static_cast<double>(run.entries()), 1)});
       kept.assign(3, "");
     }
     if (lane.tail_entries() == 0) continue;
-    table.Add({Concat(lane.layer()), Concat(lane.kv_head()), "tail", "-",
-               Concat(lane.tail_entries()), "-", "-", "-", "-", "-", "-", "-"});
+    table.Add({Concat(lane.layer()), Concat(lane.kv_head()), "tail", Concat(lane.tokens()), "-",
+               Concat(lane.tail_entries()), "-", "-", "-", "-", "-", "-", "-", "-"});
   }
   return text + table.Render();
 }

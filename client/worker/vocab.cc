@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/status/status.h"
+#include "client/delimiters.h"
 #include "client/worker/json.h"
 #include "daemon/base/strings.h"
 
@@ -47,8 +48,12 @@ absl::StatusOr<Vocab> Vocab::Read(const std::string& path) {
       if (!id.ok()) return id.status();
       vocab.delimiters_.push_back(*id);
     }
-    std::sort(vocab.delimiters_.begin(), vocab.delimiters_.end());
+  } else {
+    for (const auto& [word, id] : vocab.ids_) {
+      if (client::IsDelimiter(word)) vocab.delimiters_.push_back(id);
+    }
   }
+  std::sort(vocab.delimiters_.begin(), vocab.delimiters_.end());
   return vocab;
 }
 

@@ -16,7 +16,8 @@ using TokenId = std::uint32_t;
 
 class Vocab {
  public:
-  // A JSON object with `vocab` (word to number) and, if sentences end somewhere, `delimiters`.
+  // A JSON object with `vocab` (word to number) and `delimiters`, likewise; without them those are
+  // the words that look like it (client::IsDelimiter).
   static absl::StatusOr<Vocab> Read(const std::string& path);
 
   // NOT_FOUND names the word.

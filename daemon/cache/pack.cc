@@ -189,10 +189,15 @@ std::vector<SegmentRun> RunsOf(const Lane& lane) {
   for (const HeldSegment& held : lane.segments) {
     const Segment& segment = *held.segment;
     const SegmentRun form = {.shape = segment.shape(),
-                             .provisional = segment.raw() != nullptr && !segment.raw()->dropped()};
-    if (runs.empty() || !runs.back().SameForm(form)) runs.push_back(form);
+                             .provisional = segment.raw() != nullptr && !segment.raw()->dropped(),
+                             .first_position = segment.first_position()};
+    const StoredRotations* const stored_rotations =
+        segment.stored() == nullptr ? nullptr : segment.stored()->rotations.get();
+    const bool another = (segment.rotations() != nullptr && segment.rotations() != last) ||
+                         (stored_rotations != nullptr && stored_rotations != last_stored);
+    if (runs.empty() || !runs.back().SameForm(form) || another) runs.push_back(form);
     SegmentRun& run = runs.back();
-    // A strategy's loss is of the rows that it was made from.
+    // A strategy's loss is of rows like those that it was made from.
     if (!form.provisional) AddLoss(segment.loss(), held.entries, run);
     ++run.segments;
     run.entries += held.entries;
@@ -201,9 +206,8 @@ std::vector<SegmentRun> RunsOf(const Lane& lane) {
     if (form.provisional) run.raw_bytes += segment.raw()->bytes();
     if (const StoredTiles* stored = segment.stored()) {
       run.stored_bytes += stored->bytes();
-      const StoredRotations* rotations = stored->rotations.get();
-      if (rotations != nullptr && rotations != last_stored) run.stored_bytes += rotations->bytes();
-      if (rotations != nullptr) last_stored = rotations;
+      if (stored_rotations != nullptr && another) run.stored_bytes += stored_rotations->bytes();
+      if (stored_rotations != nullptr) last_stored = stored_rotations;
     }
     // Those who share rotations follow one another.
     if (segment.rotations() != nullptr && segment.rotations() != last) {

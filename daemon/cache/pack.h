@@ -109,12 +109,13 @@ struct SegmentRun {
   std::uint64_t raw_bytes = 0;     // of copies in host memory
   std::uint64_t stored_bytes = 0;  // of tiles and rotations that are in a tier
   bool provisional = false;
+  std::uint64_t first_position = 0;
   SegmentLoss loss{};  // the mean over entries
   bool SameForm(const SegmentRun& other) const {
     return shape == other.shape && provisional == other.provisional;
   }
 };
-// In the order of the lane; neighbours of the same form are one run.
+// In the order of the lane; neighbours of the same form and strategy are one run.
 std::vector<SegmentRun> RunsOf(const Lane& lane);
 // Adds runs to those of the same form.
 void AddRuns(const std::vector<SegmentRun>& runs, std::vector<SegmentRun>& sums);

@@ -120,6 +120,16 @@ policies::Policy Compactor::PolicyOf(const cache::Sequence& sequence) {
   return managed == nullptr ? policies::Policy() : managed->policy();
 }
 
+std::uint64_t Compactor::DecidedOf(const cache::Sequence& sequence) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  return managed == nullptr ? 0 : managed->decided_until();
+}
+
+kernels::Loss Compactor::LossOf(const cache::Sequence& sequence, std::uint32_t lane) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  return managed == nullptr ? kernels::Loss() : managed->ShownLoss(lane);
+}
+
 std::optional<kernels::SelectionRule> Compactor::SelectionOf(const cache::Sequence& sequence,
                                                              std::uint32_t layer) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
@@ -168,7 +178,9 @@ void Compactor::TailsMoved(const std::shared_ptr<cache::Sequence>& sequence) {
     QueueChoices(sequence, managed, all, JobPriority::kTails, nullptr);
     return;
   }
-  if (managed->WantTiles()) QueueTiles(sequence, 0, Ticket(nullptr));
+  if (managed->WantTiles()) {
+    QueueTiles(sequence, 0, sequence->model().lanes(), Ticket(nullptr));
+  }
 }
 
 void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows,
@@ -184,7 +196,7 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
     return;
   }
   if (managed->policy().summaries.has_value()) {
-    QueueTiles(sequence, 0, Ticket(batch));
+    QueueTiles(sequence, 0, sequence->model().lanes(), Ticket(batch));
     return;
   }
   const shm::LaneLayout& layout = sequence->model().layout();
@@ -200,13 +212,14 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
 // ---- jobs
 
 void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence,
-                           std::uint32_t first_lane, Ticket ticket) {
+                           std::uint32_t first_lane, std::uint32_t end_lane, Ticket ticket) {
   options_.scheduler->Submit(
       {.name = "encode-tiles",
        .priority = JobPriority::kTails,
        .tenant = TenantOf(*sequence),
        .owner = sequence->id().value()},
-      [this, weak = std::weak_ptr(sequence), first_lane, ticket = std::move(ticket)]() mutable {
+      [this, weak = std::weak_ptr(sequence), first_lane, end_lane,
+       ticket = std::move(ticket)]() mutable {
         const std::shared_ptr<cache::Sequence> held = weak.lock();
         const std::shared_ptr<ManagedSequence> managed =
             held == nullptr ? nullptr : ManagedSequence::Of(*held);
@@ -216,10 +229,9 @@ void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence,
           return;
         }
         if (first_lane == 0) managed->TilesBegin();
-        const std::uint32_t lanes = held->model().lanes();
-        const std::uint32_t end = std::min(lanes, first_lane + kLanesPerJob);
+        const std::uint32_t end = std::min(end_lane, first_lane + kLanesPerJob);
         for (std::uint32_t lane = first_lane; lane < end; ++lane) {
-          const absl::Status status = EncodeTiles(held, lane);
+          const absl::Status status = EncodeTiles(held, lane, /*waits=*/ticket.waited_for());
           if (status.ok()) continue;
           if (ticket.waited_for()) {
             ticket.Report(status);
@@ -227,10 +239,10 @@ void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence,
             Complain(*held, "tiles not encoded", status);
           }
         }
-        if (end == lanes) {
+        if (end == end_lane) {
           ticket.Finish();
         } else {
-          QueueTiles(held, end, std::move(ticket));
+          QueueTiles(held, end, end_lane, std::move(ticket));
         }
       });
 }
@@ -265,52 +277,77 @@ LaneCoder::Options Compactor::CoderOptions(const cache::Sequence& sequence,
           .counters = &counters_};
 }
 
+// A tail's tiles never wait behind a seal of their lane, which may take a while: the thread has
+// other tails to serve.
 absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence,
-                                    std::uint32_t index) {
+                                    std::uint32_t index,
+                                    bool waits) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr) return absl::OkStatus();
-  bool wants_seal = false;
   ManagedSequence::ManagedLane& lane = managed->lane(index);
-  absl::Status status;
-  {
-    MutexLock lock(lane.mutex);
-    const LaneCoder::Options options = CoderOptions(*sequence, *managed, lane.state);
-    for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
-      status = sequence->Recode({.lane = index, .least_plain = kernels::kTileEntries},
-                                [&](const cache::OpenRun& run) -> LaneCoder::Swap {
-                                  if (managed->Interrupted(run.layer)) return std::nullopt;
-                                  LaneCoder coder(options, run);
-                                  LaneCoder::Swap swap = coder.EncodeTiles();
-                                  wants_seal = coder.wants_seal();
-                                  return swap;
-                                });
-      if (!absl::IsAborted(status)) break;
-    }
+  if (waits) {
+    lane.mutex.Lock();
+  } else if (!lane.mutex.TryLock()) {
+    lane.tiles_left.store(true);
+    // Whoever had it may have looked before that.
+    if (!lane.mutex.TryLock()) return absl::OkStatus();
   }
+  lane.tiles_left.store(false);
+  bool wants_seal = false;
+  const absl::Status status = EncodeTilesOf(*sequence, *managed, index, lane.state, wants_seal);
+  lane.mutex.Unlock();
+  LaneFree(sequence, *managed, index);
   if (wants_seal && managed->WantSeal(index, LaneCoder::Cut::kDecoding)) {
     QueueSeal(sequence, index, Ticket(nullptr));
   }
   return status;
 }
 
+absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence& managed,
+                                      std::uint32_t index, LaneState& state, bool& wants_seal) {
+  const LaneCoder::Options options = CoderOptions(sequence, managed, state);
+  absl::Status status;
+  for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
+    status = sequence.Recode({.lane = index, .least_plain = kernels::kTileEntries},
+                             [&](const cache::OpenRun& run) -> LaneCoder::Swap {
+                               if (managed.Interrupted(run.layer)) return std::nullopt;
+                               LaneCoder coder(options, run);
+                               LaneCoder::Swap swap = coder.EncodeTiles();
+                               wants_seal = coder.wants_seal();
+                               return swap;
+                             });
+    if (!absl::IsAborted(status)) break;
+  }
+  return status;
+}
+
+void Compactor::LaneFree(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
+                         std::uint32_t lane) {
+  if (managed.lane(lane).tiles_left.load()) {
+    QueueTiles(sequence, lane, lane + 1, Ticket(nullptr));
+  }
+}
+
 absl::Status Compactor::Seal(cache::Sequence& sequence, std::uint32_t index, bool to_the_end) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
   if (managed == nullptr || !managed->policy().mosaic.has_value()) return absl::OkStatus();
   ManagedSequence::ManagedLane& lane = managed->lane(index);
-  MutexLock lock(lane.mutex);
-  const LaneCoder::Options options = CoderOptions(sequence, *managed, lane.state);
-  std::optional<LaneCoder::Cut> cut = managed->SealBegins(index);
-  // Another job may have taken it on, and failed: whoever waits is told of the work itself.
-  if (to_the_end) cut = LaneCoder::Cut::kPromptEnd;
-  // Somebody else's seal may have done the work already.
-  if (!cut.has_value()) return absl::OkStatus();
   absl::Status status;
-  for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
-    status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
-      return LaneCoder(options, run).Seal(*cut);
-    });
-    if (!absl::IsAborted(status)) break;
+  {
+    MutexLock lock(lane.mutex);
+    const LaneCoder::Options options = CoderOptions(sequence, *managed, lane.state);
+    std::optional<LaneCoder::Cut> cut = managed->SealBegins(index);
+    // Another job may have taken it on, and failed: whoever waits is told of the work itself.
+    if (to_the_end) cut = LaneCoder::Cut::kPromptEnd;
+    // Where there is none, somebody else's seal has done the work already.
+    for (int attempt = 0; cut.has_value() && attempt < internal::kAttempts; ++attempt) {
+      status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
+        return LaneCoder(options, run).Seal(*cut);
+      });
+      if (!absl::IsAborted(status)) break;
+    }
   }
+  LaneFree(sequence.shared_from_this(), *managed, index);
   return status;
 }
 
@@ -323,17 +360,20 @@ Compactor::ThinOutcome Compactor::Thin(cache::Sequence& sequence, std::uint64_t 
   outcome.allowed = true;
   for (std::uint32_t i = 0; i < sequence.model().lanes(); ++i) {
     if (outcome.gained.bytes >= bytes) break;
-    MutexLock lock(managed->lane(i).mutex);
     Thinned thinned;
-    absl::Status status =
-        sequence.Recode({.lane = i, .whole = true}, [&](const cache::OpenRun& run) {
-          LaneThinner thinner(
-              {.memory = &sequence.memory(), .share = share, .bytes = bytes - outcome.gained.bytes},
-              run);
-          absl::StatusOr<std::optional<cache::LaneSwap>> swap = thinner.Thin();
-          thinned = thinner.thinned();
-          return swap;
-        });
+    absl::Status status;
+    {
+      MutexLock lock(managed->lane(i).mutex);
+      status = sequence.Recode({.lane = i, .whole = true}, [&](const cache::OpenRun& run) {
+        LaneThinner thinner(
+            {.memory = &sequence.memory(), .share = share, .bytes = bytes - outcome.gained.bytes},
+            run);
+        absl::StatusOr<std::optional<cache::LaneSwap>> swap = thinner.Thin();
+        thinned = thinner.thinned();
+        return swap;
+      });
+    }
+    LaneFree(sequence.shared_from_this(), *managed, i);
     if (!status.ok()) {
       outcome.hindrance = status;
       // The next lane would find no room either. Others may just be in use.

@@ -55,6 +55,10 @@ class Compactor {
   // being compressed.
   absl::Status TakeHeadOf(cache::Sequence& sequence, const cache::Sequence& other);
   static policies::Policy PolicyOf(const cache::Sequence& sequence);
+  // The tokens that every layer has chosen among, of policies that choose.
+  static std::uint64_t DecidedOf(const cache::Sequence& sequence);
+  // What is lost of rows of a lane that wait for a strategy: in the mean, of the newest.
+  static kernels::Loss LossOf(const cache::Sequence& sequence, std::uint32_t lane);
   // What its attention reads of a layer where a call does not say; nothing: everything.
   static std::optional<kernels::SelectionRule> SelectionOf(const cache::Sequence& sequence,
                                                            std::uint32_t layer);
@@ -101,8 +105,9 @@ class Compactor {
   class Batch;
   class Ticket;
 
+  // Of lanes [first_lane, end_lane).
   void QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t first_lane,
-                  Ticket ticket);
+                  std::uint32_t end_lane, Ticket ticket);
   // compactor_tokens.cc
   void QueueChoices(const std::shared_ptr<cache::Sequence>& sequence,
                     const std::shared_ptr<ManagedSequence>& managed, const Rows& rows,
@@ -125,7 +130,14 @@ class Compactor {
 
   void QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
                  Ticket ticket);
-  absl::Status EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane);
+  // `waits`: until nobody works on the lane. Else a lane where somebody does is left to them.
+  absl::Status EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
+                           bool waits);
+  absl::Status EncodeTilesOf(cache::Sequence& sequence, ManagedSequence& managed,
+                             std::uint32_t lane, LaneState& state, bool& wants_seal);
+  // Whoever has worked on a lane has let go of it.
+  void LaneFree(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
+                std::uint32_t lane);
   // `to_the_end`: as at the end of a prompt, whatever cut the lane waits for.
   absl::Status Seal(cache::Sequence& sequence, std::uint32_t lane, bool to_the_end);
   LaneCoder::Options CoderOptions(const cache::Sequence& sequence, ManagedSequence& managed,

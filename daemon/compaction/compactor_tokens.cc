@@ -136,7 +136,7 @@ absl::Status Compactor::EncodeBefore(const std::shared_ptr<cache::Sequence>& seq
   }
   const shm::LaneLayout& layout = sequence->model().layout();
   for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
-    absl::Status status = EncodeTiles(sequence, layout.lane(layer, head));
+    absl::Status status = EncodeTiles(sequence, layout.lane(layer, head), /*waits=*/true);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -155,10 +155,14 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
     if (!choice.ok()) return choice.status();
     absl::Status status = Refit(sequence, managed, index, *choice);
     if (status.ok()) status = CarryOut(sequence, managed, index, *choice);
+    for (std::uint32_t head = 0; head < sequence.model().layout().kv_heads(index); ++head) {
+      LaneFree(sequence.shared_from_this(), managed, sequence.model().layout().lane(index, head));
+    }
     if (status.ok()) {
       counters_.decisions_made.fetch_add(1, std::memory_order_relaxed);
       layer.state.memory = choice->memory;
       layer.state.decided_until = choice->until;
+      layer.decided_until = choice->until;
       if (!choice->waits) layer.state.observation.ForgetBefore(choice->until);
       layer.interrupted = false;
       if (!choice->idle) {

@@ -20,6 +20,13 @@ void LaneState::Reset() {
   moments_.reset();
   charge_.Reset();
   window_.clear();
+  ShowLoss();
+}
+
+void LaneState::ShowLoss() {
+  const kernels::Loss loss = WindowLoss().value_or(kernels::Loss());
+  shown_key_loss_ = static_cast<float>(loss.key);
+  shown_value_loss_ = static_cast<float>(loss.value);
 }
 
 void LaneState::Observe(const kernels::LaneRows& rows, const kernels::Operations& operations,
@@ -42,6 +49,7 @@ void LaneState::ObserveLoss(const kernels::Loss& mean_of_tile, std::uint64_t win
   while (window_.size() > 1 && window_.size() * kernels::kTileEntries > window_tokens) {
     window_.pop_front();
   }
+  ShowLoss();
 }
 
 const LaneMoments* LaneState::MomentsOf(std::uint64_t entries) const {

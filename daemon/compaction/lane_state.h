@@ -2,7 +2,7 @@
 // before loses of them. Made anew where the run is another one: after a seal, a fork, a cut.
 //
 // Used by one thread at a time: inside Sequence::Recode of its lane. Beside that a fork may call
-// TakeOver.
+// TakeOver, and anybody ShownLoss.
 #pragma once
 
 #include <atomic>
@@ -43,6 +43,8 @@ class LaneState {
   const LaneMoments* MomentsOf(std::uint64_t entries) const;
   // The mean over the newest tiles; nothing before the first.
   std::optional<kernels::Loss> WindowLoss() const;
+  // The same, rounded, for whoever looks on.
+  kernels::Loss ShownLoss() const { return {.key = shown_key_loss_, .value = shown_value_loss_}; }
 
   // In the run from there on is the end of a prompt, of which the strategy before loses too much:
   // its rows wait as they came for one of their own. A fork knows it of the run that it shares, and
@@ -61,6 +63,10 @@ class LaneState {
   std::optional<LaneMoments> moments_;
   pool::Charge charge_;
   std::deque<kernels::Loss> window_;  // one for each tile
+  std::atomic<float> shown_key_loss_{0};
+  std::atomic<float> shown_value_loss_{0};
+
+  void ShowLoss();
 };
 
 }  // namespace tessera::compaction

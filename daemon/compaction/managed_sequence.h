@@ -26,6 +26,8 @@ class ManagedSequence final : public cache::Companion {
     LaneState state TESSERA_GUARDED_BY(mutex);
     // 1 + the Cut that a seal waits for; 0: none waits.
     std::atomic<std::uint8_t> seal_wanted{0};
+    // Tiles that found another job at work here: it has them encoded when it is done.
+    std::atomic<bool> tiles_left{false};
   };
 
   // Of policies that choose.
@@ -39,6 +41,8 @@ class ManagedSequence final : public cache::Companion {
     std::optional<LayerChoice> unfinished TESSERA_GUARDED_BY(mutex);
     // There is one. Until it is finished the layer's rows keep their form, so that it still fits.
     std::atomic<bool> interrupted{false};
+    // What `state` says of it, for whoever does not wait.
+    std::atomic<std::uint64_t> decided_until{0};
     // Jobs that wait, or run, to choose for this layer.
     std::atomic<std::uint32_t> pending{0};
   };
@@ -80,6 +84,7 @@ class ManagedSequence final : public cache::Companion {
       layers_[i].unfinished = parent.layers_[i].unfinished;
       layers_[i].interrupted = layers_[i].unfinished.has_value();
       layers_[i].state.CutTo(tokens);
+      layers_[i].decided_until = layers_[i].state.decided_until;
       if (layers_[i].unfinished.has_value()) layers_[i].unfinished->CutTo(tokens);
     }
     prompt_until_.store(std::min(parent.prompt_until_.load(), tokens));
@@ -93,7 +98,9 @@ class ManagedSequence final : public cache::Companion {
   bool Busy() const override {
     return tiles_wanted_.load() ||
            std::any_of(lanes_.begin(), lanes_.end(),
-                       [](const ManagedLane& lane) { return lane.seal_wanted.load() != 0; }) ||
+                       [](const ManagedLane& lane) {
+                         return lane.seal_wanted.load() != 0 || lane.tiles_left.load();
+                       }) ||
            std::any_of(layers_.begin(), layers_.end(),
                        [](const ManagedLayer& layer) { return layer.pending.load() != 0; });
   }
@@ -107,6 +114,17 @@ class ManagedSequence final : public cache::Companion {
     return !layers_.empty() && layers_[layer].interrupted;
   }
 
+  // What the strategy before loses of the newest tiles of a lane; 0 where none wait for their own.
+  kernels::Loss ShownLoss(std::uint32_t index) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+    return lanes_[index].state.ShownLoss();
+  }
+  // The tokens that every layer has chosen among.
+  std::uint64_t decided_until() const {
+    std::uint64_t until = layers_.empty() ? 0 : ~std::uint64_t{0};
+    for (const ManagedLayer& layer : layers_) until = std::min(until, layer.decided_until.load());
+    return until;
+  }
+
   void TakeTokenIds(std::uint64_t first_token, std::span<const std::uint32_t> ids,
                     const cache::Model& model) {
     MutexLock lock(text_mutex_);
@@ -117,6 +135,7 @@ class ManagedSequence final : public cache::Companion {
     prompt_until_.store(std::min(prompt_until_.load(), tokens));
     for (ManagedLayer& layer : layers_) {
       layer.state.CutTo(tokens);
+      layer.decided_until = layer.state.decided_until;
       if (layer.unfinished.has_value()) layer.unfinished->CutTo(tokens);
       if (layer.choice.has_value() && layer.choice->until > tokens) layer.choice.reset();
     }

@@ -77,8 +77,7 @@ class EncodeLaunch {
 bool SameRule(const kernels::SelectionRule* a, const kernels::SelectionRule* b) {
   if (a == b) return true;
   if (a == nullptr || b == nullptr) return false;
-  return a->rate == b->rate && a->entries == b->entries && a->judge == b->judge &&
-         a->first_block == b->first_block && a->each_head == b->each_head;
+  return *a == *b;
 }
 
 }  // namespace

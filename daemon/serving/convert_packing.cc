@@ -217,6 +217,7 @@ std::optional<v1::PolicyNeeds> ShownNeeds(const policies::Policy& policy) {
 void Describe(const cache::SegmentRun& run, v1::SegmentRun& shown) {
   shown.set_segments(run.segments);
   shown.set_entries(run.entries);
+  shown.set_first_position(run.first_position);
   shown.set_format(FormatName(run.shape));
   if (run.shape.packed()) {
     shown.set_channels(run.shape.key.channels);

@@ -104,6 +104,8 @@ absl::Status DescribeSequence(const Services& services, const cache::Sequence& s
   out.set_owner_session_id(description.owner.value());
   const policies::Policy policy = compaction::Compactor::PolicyOf(sequence);
   out.set_policy(policy.text);
+  if (auto needs = ShownNeeds(policy)) *out.mutable_needs() = *std::move(needs);
+  out.set_decided_tokens(compaction::Compactor::DecidedOf(sequence));
   if (policy.selection.has_value()) Describe(*policy.selection, *out.mutable_selection());
   out.set_state(StateOf(description));
   out.set_failure(description.failure);
@@ -127,7 +129,14 @@ absl::Status DescribeSequence(const Services& services, const cache::Sequence& s
     Kept kept;
     kept.Add(sequence.model(), lane);
     kept.Write(shown);
-    for (const cache::SegmentRun& run : lane.runs) Describe(run, *shown.add_segment_run());
+    for (cache::SegmentRun run : lane.runs) {
+      if (run.provisional) {
+        const kernels::Loss loss = compaction::Compactor::LossOf(
+            sequence, sequence.model().layout().lane(lane.layer, lane.kv_head));
+        run.loss = {.key = loss.key, .value = loss.value};
+      }
+      Describe(run, *shown.add_segment_run());
+    }
     shown.mutable_position()->Add(lane.positions.begin(), lane.positions.end());
     if (std::ranges::all_of(lane.weights, [](float weight) { return weight == 1; })) continue;
     shown.mutable_weight()->Add(lane.weights.begin(), lane.weights.end());

@@ -47,6 +47,8 @@ struct SelectionRule {
   bool first_block = false;
   // Items with it come as by_head.h makes them, of a layer without groups; others are at fault.
   bool each_head = false;
+
+  friend bool operator==(const SelectionRule&, const SelectionRule&) = default;
 };
 
 // One (sequence, kv head). The pointers name the whole sequence's rows of this layer; the kernel

@@ -266,6 +266,42 @@ TEST_F(Offload, PoliciesMayLetRowsKeepLess) {
   EXPECT_GT(2 * held[1], 3 * held[0]);
 }
 
+// Unused prefixes, then idle sequences, then rows of those that may keep less: each only when the
+// one before has no more to give.
+TEST_F(Offload, TheRungsAreClimbedInTheirOrder) {
+  constexpr std::uint64_t kTier = 6 << 20;
+  ASSERT_NO_FATAL_FAILURE(Start({"--offload-idle-ms=0", "--host-tier-bytes=6MiB",
+                                 "--pressure-high-percent=60", "--pressure-low-percent=50"}));
+  const std::unique_ptr<client::Worker> worker = Attach();
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    const auto track = NewTrack(*worker);
+    ASSERT_TRUE(track.ok()) << track.status();
+    ASSERT_TRUE((*track)->sequence.Publish(std::vector<std::uint32_t>(kTokens, i)).ok());
+  }
+  std::vector<std::unique_ptr<Track>> tracks;
+  std::vector<std::string> order;
+  while (order.size() < 3 && tracks.size() < 300) {
+    auto track =
+        NewTrack(*worker, "mosaickv:keep=0.5,group=1,loss_k=1,loss_v=1,select=0,pressed=0.125");
+    ASSERT_TRUE(track.ok()) << "behind " << order.size() << " rungs: " << track.status();
+    (void)(*track)->sequence.Compress();
+    tracks.push_back(*std::move(track));
+    for (const std::string rung : {"thin", "offload", "drop_prefixes"}) {
+      const bool known = std::ranges::find(order, rung) != order.end();
+      if (known || Metric("tessera_pressure_steps_total", "rung=\"" + rung + "\"") == 0) continue;
+      order.push_back(rung);
+      const v1::TenantStats tenant = Stats().tenants(0);
+      if (rung != "drop_prefixes") {
+        EXPECT_EQ(tenant.prefixes(), 0u) << rung;
+      }
+      if (rung == "thin") {
+        EXPECT_GT(tenant.offloaded_bytes(), kTier * 2 / 3);
+      }
+    }
+  }
+  EXPECT_THAT(order, testing::ElementsAre("drop_prefixes", "offload", "thin"));
+}
+
 TEST_F(Offload, OnlyAFullTierIsRefused) {
   ASSERT_NO_FATAL_FAILURE(Start({"--offload-idle-ms=0", "--host-tier-bytes=16MiB"}));
   const std::unique_ptr<client::Worker> worker = Attach(/*mapped=*/false);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -155,6 +156,15 @@ double DaemonProcess::CpuSeconds() const {
   double system = 0;
   fields >> user >> system;
   return (user + system) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+}
+
+std::uint64_t DaemonProcess::HeapBytes() const {
+  std::istringstream status(ReadAll("/proc/" + std::to_string(pid_) + "/status"));
+  for (std::string line; std::getline(status, line);) {
+    std::uint64_t kib = 0;
+    if (std::sscanf(line.c_str(), "RssAnon: %" SCNu64 " kB", &kib) == 1) return kib << 10;
+  }
+  return 0;
 }
 
 FinishedDaemon RunDaemonToEnd(const std::vector<std::string>& args) {

@@ -42,6 +42,8 @@ class DaemonProcess {
   int OpenFds() const;
   int Mappings() const;
   double CpuSeconds() const;
+  // Of its own: neither files nor what it shares.
+  std::uint64_t HeapBytes() const;
 
  private:
   DaemonProcess(pid_t pid, std::string folder, bool owns_folder)

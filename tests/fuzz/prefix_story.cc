@@ -29,11 +29,6 @@ absl::Status UnlessSomebodyIsAtIt(const absl::Status& status) {
   return absl::IsAborted(status) ? absl::OkStatus() : status;
 }
 
-// Of what an operator is told.
-absl::Status ToAbsl(const grpc::Status& status) {
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
-}
-
 }  // namespace
 
 // ---- the host tier
@@ -69,15 +64,18 @@ absl::Status Story::Publish(Known& known) {
   const bool part = known.kind.any_head && options_.random->OneIn(2);
   const std::uint64_t tokens = part ? options_.random->Between(1, held) : held;
   const bool pinned = options_.pins && options_.random->OneIn(4);
-  Say(Concat("publish ", known.number, ", ", tokens, " of ", held, pinned ? ", pinned" : ""));
+  const std::chrono::milliseconds ttl(options_.random->OneIn(4) ? options_.random->Between(1, 300)
+                                                                : 0);
+  Say(Concat("publish ", known.number, ", ", tokens, " of ", held, pinned ? ", pinned" : "",
+             ttl.count() > 0 ? Concat(", for ", ttl.count(), " ms") : std::string()));
   const std::vector<std::uint32_t> ids = IdsOf(known.truth, tokens);
   absl::StatusOr<client::PublishedPrefix> published = absl::UnknownError("not asked");
   Known* const all[] = {&known};
   const absl::Status status = ShowingAgain(all, [&] {
-    published = known.sequence.Publish(ids, {.pinned = pinned});
+    published = known.sequence.Publish(ids, {.ttl = ttl, .pinned = pinned});
     return published.status();
   });
-  const bool may_not = known.by_hand || !known.kind.tolerance.has_value();
+  const bool may_not = known.by_hand || known.repolicied || !known.kind.tolerance.has_value();
   if (absl::IsFailedPrecondition(status) && may_not) return absl::OkStatus();
   if (!status.ok()) return status;
   if (known.by_hand || published->tokens != tokens) {
@@ -104,12 +102,18 @@ absl::Status Story::Reuse() {
   wanted.Grow(options_.random->Below(40));
   if (options_.random->OneIn(4)) wanted.Truncate(options_.random->Between(1, wanted.tokens()));
   const bool will_compute = options_.random->OneIn(3);
+  // Somebody may compute it now, and never say that it is done.
+  const std::chrono::milliseconds wait(options_.random->OneIn(4) ? options_.random->Below(10) : 0);
   const std::uint64_t number = ++created_;
   Say(Concat("reuse ", wanted.tokens(), " tokens of prefix ", entry.prefix.value(), " as ", number,
-             " ", entry.kind.policy, will_compute ? ", computes the rest" : ""));
+             " ", entry.kind.policy, will_compute ? ", computes the rest" : "", ", waits ",
+             wait.count(), " ms"));
   const std::vector<std::uint32_t> ids = IdsOf(wanted, wanted.tokens());
   const absl::StatusOr<client::PrefixMatch> match = options_.worker->Match(
-      model_, {.policy = entry.kind.policy, .tokens = ids, .will_compute = will_compute});
+      model_,
+      {.policy = entry.kind.policy, .tokens = ids, .wait = wait, .will_compute = will_compute});
+  // A rank of the group has gone, and it may ask again.
+  if (absl::IsAborted(match.status())) return absl::OkStatus();
   if (!match.ok()) return match.status();
   if (match->computation.valid() && options_.random->OneIn(2)) {
     const absl::Status status = options_.worker->Withdraw(match->computation);

@@ -1,5 +1,6 @@
-// Workers that do everything, while they are killed, stopped and continued and others knock with
-// the wrong words; at the end nothing may be left of them.
+// Workers of two tenants that do everything, while they are killed, stopped and continued and
+// others knock with the wrong words; then nothing may be left of them. At last the daemon drains,
+// with workers at work, and ends.
 //
 //   soak [--seconds=N] [--workers=N] [--seed=N]        `tests/soak --minutes N` builds and runs it
 //
@@ -20,6 +21,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/channel.h"
@@ -39,6 +41,13 @@ using Seconds = std::chrono::duration<double>;
 constexpr std::chrono::milliseconds kBetweenEvents{60};
 constexpr std::chrono::seconds kPatience{30};
 constexpr std::uint64_t kDirectoryExtent = 2 << 20;  // directory_extent_bytes, by default
+constexpr std::uint64_t kDrainMs = 2000;
+// What heaps may keep of a crowd that has gone. Beyond that something grows.
+constexpr std::uint64_t kMostHeapGrowth = 192 << 20;
+// The second one has little, and is kept to it.
+constexpr char kTenants[] = R"({"tenants": [{"name": "default"},
+    {"name": "small", "token": "sesame", "soft_limit_bytes": 8388608,
+     "hard_limit_bytes": 16777216}]})";
 
 struct Plan {
   std::uint64_t seconds;
@@ -78,17 +87,24 @@ class Soak {
     daemon_ =
         fakes::DaemonProcess::Start({.flags = {"--pin-limit-ms=300", "--raw-copy-bytes=8MiB",
                                                "--pool-extent-bytes=2MiB", "--max-sessions=64"},
-                                     .pool_bytes = "64MiB"});
+                                     .pool_bytes = "64MiB",
+                                     .config_json = kTenants});
     if (daemon_ == nullptr) return absl::UnavailableError("the daemon does not start");
     admin_ = v1::TesseraAdmin::NewStub(daemon_->Connect());
     counters_ = &MapCounters(daemon_->folder() + "/counters");
     absl::StatusOr<Holdings> before = Look();
     if (!before.ok()) return before.status();
+    heap_before_ = daemon_->HeapBytes();
     workers_.resize(plan_.workers);
-    absl::Status status = Live();
+    absl::Status status = Live(std::chrono::seconds(plan_.seconds));
     KillAll();
+    if (status.ok() && Operations() == 0) status = absl::DataLossError("no worker did anything");
     if (status.ok()) status = FreePrefixes(*admin_);
     if (status.ok()) status = AwaitBaseline(*before);
+    heap_after_ = daemon_->HeapBytes();
+    if (status.ok()) status = CheckHeap();
+    if (status.ok()) status = Drain();
+    KillAll();
     if (status.ok()) status = CheckLog();
     Print();
     return status;
@@ -101,9 +117,9 @@ class Soak {
     bool stopped = false;
   };
 
-  absl::Status Live() {
+  absl::Status Live(std::chrono::seconds time) {
     const auto begun = std::chrono::steady_clock::now();
-    const auto end = begun + std::chrono::seconds(plan_.seconds);
+    const auto end = begun + time;
     auto told = begun;
     while (std::chrono::steady_clock::now() < end) {
       for (Worker& worker : workers_) {
@@ -204,8 +220,30 @@ class Soak {
       if (worker.pid != 0) ::kill(worker.pid, SIGKILL);
     }
     for (Worker& worker : workers_) {
-      if (worker.pid != 0) ::waitpid(worker.pid, nullptr, 0);
+      if (worker.pid != 0) ::waitpid(std::exchange(worker.pid, 0), nullptr, 0);
     }
+  }
+
+  // Workers that are at it have until the limit, and those that stand still keep nobody.
+  absl::Status Drain() {
+    if (absl::Status status = Live(std::chrono::seconds(1)); !status.ok()) return status;
+    grpc::ClientContext context;
+    v1::DrainRequest request;
+    v1::DrainResponse response;
+    request.set_limit_ms(kDrainMs);
+    const grpc::Status asked = admin_->Drain(&context, request, &response);
+    if (!asked.ok())
+      return absl::DataLossError(Concat("it does not drain: ", asked.error_message()));
+    const int status = daemon_->WaitForExit(static_cast<int>(kPatience.count()));
+    if (status == 0) return absl::OkStatus();
+    return absl::DataLossError(Concat("drained, the daemon ended with status ", status));
+  }
+
+  absl::Status CheckHeap() const {
+    if (heap_after_ <= heap_before_ + kMostHeapGrowth) return absl::OkStatus();
+    return absl::DataLossError(Concat("the daemon's heap has grown from ", heap_before_, " to ",
+                                      heap_after_, " bytes; the limit is ", kMostHeapGrowth,
+                                      " more"));
   }
 
   absl::StatusOr<Holdings> Look() {
@@ -216,18 +254,21 @@ class Soak {
     if (!status.ok()) {
       return absl::DataLossError(Concat("the daemon does not answer: ", status.error_message()));
     }
-    const v1::TenantStats& tenant = stats.tenants(0);
-    const std::uint64_t pool = tenant.pool_extents() * tenant.pool_extent_bytes();
-    const std::uint64_t directory = (stats.pool_reserved_bytes() - pool) / kDirectoryExtent;
-    return Holdings{
-        .sessions = stats.sessions(),
-        .sequences = tenant.sequences(),
-        .used_bytes = tenant.used_bytes() + tenant.retired_bytes() + tenant.observation_bytes() +
-                      tenant.offloaded_bytes() + stats.compaction().raw_copy_bytes(),
-        // One may stay for whoever comes next.
-        .pool_extents = std::max<std::uint64_t>(tenant.pool_extents(), 1),
-        .descriptors =
-            static_cast<std::uint64_t>(daemon_->OpenFds()) - tenant.pool_extents() - directory};
+    Holdings sum = {.sessions = stats.sessions(),
+                    .used_bytes = stats.compaction().raw_copy_bytes(),
+                    .descriptors = static_cast<std::uint64_t>(daemon_->OpenFds())};
+    std::uint64_t pool = 0;
+    for (const v1::TenantStats& tenant : stats.tenants()) {
+      sum.sequences += tenant.sequences();
+      sum.used_bytes += tenant.used_bytes() + tenant.retired_bytes() + tenant.observation_bytes() +
+                        tenant.offloaded_bytes();
+      // One may stay for whoever comes next.
+      sum.pool_extents += std::max<std::uint64_t>(tenant.pool_extents(), 1);
+      sum.descriptors -= tenant.pool_extents();
+      pool += tenant.pool_extents() * tenant.pool_extent_bytes();
+    }
+    sum.descriptors -= (stats.pool_reserved_bytes() - pool) / kDirectoryExtent;
+    return sum;
   }
 
   // What workers have published stays when they go.
@@ -277,6 +318,8 @@ class Soak {
     table.Add({"leases lost", Concat(counters_->leases_lost.load())});
     table.Add({"other protocol versions refused", Concat(events_.strangers)});
     table.Add({"bytes left behind", Concat(after_.used_bytes)});
+    table.Add({"heap of the daemon before, MiB", Concat(heap_before_ >> 20)});
+    table.Add({"and after, MiB", Concat(heap_after_ >> 20)});
     std::fputs(table.Render().c_str(), stdout);
   }
 
@@ -295,6 +338,8 @@ class Soak {
   std::vector<Worker> workers_;
   Events events_;
   Holdings after_;
+  std::uint64_t heap_before_ = 0;
+  std::uint64_t heap_after_ = 0;
 };
 
 absl::Status Main(const cli::Flags& flags) {

@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 
+#include "client/channel.h"
 #include "daemon/base/strings.h"
 #include "tests/fuzz/soak_counters.h"
 
@@ -35,11 +36,28 @@ void AddTo(SoakCounters& counters, const Tally& tally) {
 
 int Live(const std::string& address, SoakCounters& counters, std::uint64_t seed) {
   TestRandom random(seed);
-  const absl::StatusOr<std::unique_ptr<client::Worker>> worker = client::Worker::Attach(
-      {.address = address, .worker_name = Concat("soak-", seed), .map_memory = !random.OneIn(4)});
-  // Too many are attached: those that were killed are not buried yet.
-  if (absl::IsResourceExhausted(worker.status())) return 0;
-  if (!worker.ok()) return Fail(worker.status(), "");
+  client::AttachOptions options = {.address = address,
+                                   .tenant_token = random.OneIn(3) ? "sesame" : "",
+                                   .worker_name = Concat("soak-", seed)};
+  if (random.OneIn(4)) {
+    options.group = "pair";
+    options.group_size = 2;
+    options.rank = static_cast<std::uint32_t>(random.Below(2));
+  }
+  options.map_memory = !random.OneIn(4);
+  const absl::StatusOr<std::unique_ptr<client::Worker>> worker = client::Worker::Attach(options);
+  options.map_memory = !options.map_memory;
+  absl::StatusOr<std::unique_ptr<client::Worker>> colleague = absl::UnknownError("not asked");
+  if (worker.ok()) colleague = client::Worker::Attach(options);
+  for (const absl::Status& status :
+       {worker.status(), worker.ok() ? colleague.status() : absl::OkStatus()}) {
+    // Too many are attached, for those that were killed are not buried yet; or the daemon drains.
+    if (absl::IsResourceExhausted(status) || absl::IsUnavailable(status)) return 0;
+    if (!status.ok()) return Fail(status, "");
+  }
+  const auto channel = client::OpenChannel(address, std::nullopt, {});
+  if (!channel.ok()) return Fail(channel.status(), "");
+  const std::unique_ptr<v1::TesseraAdmin::Stub> admin = v1::TesseraAdmin::NewStub(*channel);
   Tally tally;
   Shelf shelf;
   // Nobody frees by name what a worker that was killed has pinned.
@@ -47,6 +65,8 @@ int Live(const std::string& address, SoakCounters& counters, std::uint64_t seed)
                                               .random = &random,
                                               .tally = &tally,
                                               .shelf = &shelf,
+                                              .colleague = colleague->get(),
+                                              .admin = admin.get(),
                                               .pins = false});
   if (!story.ok()) return Fail(story.status(), "");
   while (!leave.load()) {

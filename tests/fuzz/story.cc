@@ -15,12 +15,12 @@ using cli::WritableBytesOf;
 namespace {
 
 constexpr std::array<std::string_view, kActs> kNames = {
-    "create",  "append",   "step",     "speculate", "abandon",  "attend",
-    "fork",    "truncate", "compress", "pack",      "park",     "offload",
-    "restore", "publish",  "reuse",    "unpublish", "describe", "free"};
+    "create",  "append",   "step",      "speculate", "abandon",    "attend",   "select",
+    "fork",    "truncate", "compress",  "pack",      "park",       "offload",  "restore",
+    "publish", "reuse",    "unpublish", "handover",  "set_policy", "describe", "free"};
 // How often each, in the order of Act.
-constexpr std::array<std::uint32_t, kActs> kWeights = {6, 12, 30, 6, 3, 12, 6, 6, 6,
-                                                       3, 3,  4,  2, 6, 6,  2, 4, 5};
+constexpr std::array<std::uint32_t, kActs> kWeights = {6, 12, 30, 6, 3, 12, 4, 6, 6, 6, 3,
+                                                       3, 4,  2,  6, 6, 2,  3, 2, 4, 5};
 constexpr std::size_t kLinesKept = 60;
 
 constexpr double kExact = 0.02;   // of sums in fp32 over bf16 rows
@@ -31,6 +31,30 @@ bool IsRefusal(const absl::Status& status) { return absl::IsResourceExhausted(st
 }  // namespace
 
 std::string_view NameOf(Act act) { return kNames[static_cast<std::size_t>(act)]; }
+
+std::span<const Kind> Kinds() {
+  static const Kind kKinds[] = {
+      {"dense", kExact},
+      {"dense", kExact},
+      {"mosaickv:keep=1,group=1,loss_k=1,loss_v=1,select=0,min_segment=32", kRounded},
+      {"mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,pressed=0.125,min_segment=32", std::nullopt},
+      {"mosaickv:keep=0.5,group=2,loss_k=1,loss_v=1,pressed=0.1,min_segment=32+quest:page=8,"
+       "tokens=64,dense_layers=0+int8",
+       std::nullopt},
+      {"quest:page=4,tokens=64,dense_layers=0", std::nullopt},
+      {"think:ratio=0.5", std::nullopt},
+      {"chunkkv:budget=0.7,chunk=4,window=8", std::nullopt, /*any_head=*/false},
+      {"snapkv:budget=0.7,window=8+mosaickv:keep=0.5,group=2,loss_k=1,loss_v=1,min_segment=32,"
+       "pressed=0.25+fp8",
+       std::nullopt, /*any_head=*/false},
+      {"streaming:sink=4,recent=100", std::nullopt, /*any_head=*/false},
+      {"lacache:budget=96,span=1,overlap=0,sink=4", std::nullopt, /*any_head=*/false},
+      {"h2o:heavy=40,recent=40", std::nullopt, /*any_head=*/false},
+      {"tova:budget=80+mosaickv:keep=0.5,group=1,loss_k=1,loss_v=1,min_segment=32,pressed=0.125",
+       std::nullopt, /*any_head=*/false},
+  };
+  return kKinds;
+}
 
 absl::StatusOr<Story> Story::Begin(const Options& options) {
   absl::StatusOr<client::Model> model = options.worker->RegisterModel(kStoryShape.Geometry());
@@ -86,6 +110,8 @@ absl::Status Story::Perform(Act act) {
       return Abandon(known);
     case Act::kAttend:
       return Attend(known);
+    case Act::kSelect:
+      return Select(known);
     case Act::kFork:
       return Fork(known);
     case Act::kTruncate:
@@ -103,6 +129,10 @@ absl::Status Story::Perform(Act act) {
       return Restore(known);
     case Act::kPublish:
       return Publish(known);
+    case Act::kHandover:
+      return Handover(known);
+    case Act::kSetPolicy:
+      return SetPolicy(known);
     case Act::kDescribe:
       return Describe(known);
     default:
@@ -115,28 +145,8 @@ absl::Status Story::Perform(Act act) {
 }
 
 absl::Status Story::Create() {
-  static const Kind kKinds[] = {
-      {"dense", kExact},
-      {"dense", kExact},
-      {"mosaickv:keep=1,group=1,loss_k=1,loss_v=1,select=0,min_segment=32", kRounded},
-      {"mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,pressed=0.125,min_segment=32", std::nullopt},
-      {"mosaickv:keep=0.5,group=2,loss_k=1,loss_v=1,pressed=0.1,min_segment=32+quest:page=8,"
-       "tokens=64,dense_layers=0+int8",
-       std::nullopt},
-      {"quest:page=4,tokens=64,dense_layers=0", std::nullopt},
-      {"think:ratio=0.5", std::nullopt},
-      {"chunkkv:budget=0.7,chunk=4,window=8", std::nullopt, /*any_head=*/false},
-      {"snapkv:budget=0.7,window=8+mosaickv:keep=0.5,group=2,loss_k=1,loss_v=1,min_segment=32,"
-       "pressed=0.25+fp8",
-       std::nullopt, /*any_head=*/false},
-      {"streaming:sink=4,recent=100", std::nullopt, /*any_head=*/false},
-      {"lacache:budget=96,span=1,overlap=0,sink=4", std::nullopt, /*any_head=*/false},
-      {"h2o:heavy=40,recent=40", std::nullopt, /*any_head=*/false},
-      {"tova:budget=80+mosaickv:keep=0.5,group=1,loss_k=1,loss_v=1,min_segment=32,pressed=0.125",
-       std::nullopt, /*any_head=*/false},
-  };
   if (known_.size() >= options_.most_sequences) return Step();
-  const Kind& kind = kKinds[options_.random->Below(std::size(kKinds))];
+  const Kind& kind = Kinds()[options_.random->Below(Kinds().size())];
   const std::uint64_t number = ++created_;
   Say(Concat("create ", number, " ", kind.policy));
   absl::StatusOr<client::Sequence> sequence = options_.worker->CreateSequence(model_, kind.policy);
@@ -332,18 +342,8 @@ absl::Status Story::Judge(const Known& known, std::uint32_t layer, std::uint64_t
 
 absl::Status Story::Attend(Known& known) {
   if (known.truth.tokens() == 0) return Describe(known);
-  const auto layer = static_cast<std::uint32_t>(options_.random->Below(kStoryShape.layers));
-  const std::uint64_t position = known.truth.tokens() - 1;
-  Say(Concat("attend ", known.number, " layer ", layer, " at ", position));
-  std::vector<float> output(kStoryShape.query_row());
-  const auto query = known.truth.Query(layer, position);
-  const client::AttendQuery asked[] = {{.sequence = &known.sequence,
-                                        .query = BytesOf(query),
-                                        .output = WritableBytesOf(output),
-                                        .lse = {},
-                                        .first_query_position = std::nullopt}};
-  const absl::Status status = options_.worker->AttendRpc(layer, asked, {});
-  return status.ok() ? Judge(known, layer, position, output) : status;
+  Say(Concat("attend ", known.number, " at ", known.truth.tokens() - 1));
+  return AttendBy(*options_.worker, known.sequence, known);
 }
 
 absl::Status Story::Describe(Known& known) {
@@ -371,7 +371,7 @@ absl::Status Story::Fork(Known& known) {
         Concat("a fork holds ", child->tokens(), " tokens; its parent ", known.truth.tokens()));
   }
   known_.push_back({number, *std::move(child), known.truth.Fork(options_.random->Bits()),
-                    known.kind, known.by_hand});
+                    known.kind, known.by_hand, known.repolicied});
   return absl::OkStatus();
 }
 

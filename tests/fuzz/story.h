@@ -28,6 +28,7 @@ enum class Act : std::uint8_t {
   kSpeculate,
   kAbandon,
   kAttend,
+  kSelect,
   kFork,
   kTruncate,
   kCompress,
@@ -38,10 +39,12 @@ enum class Act : std::uint8_t {
   kPublish,
   kReuse,
   kUnpublish,
+  kHandover,
+  kSetPolicy,
   kDescribe,
   kFree,
 };
-inline constexpr std::size_t kActs = 18;
+inline constexpr std::size_t kActs = 21;
 std::string_view NameOf(Act act);
 
 // What came of operations. A refusal is for want of memory, or of a place: it changes nothing.
@@ -59,6 +62,8 @@ struct Kind {
   std::optional<double> tolerance;
   bool any_head = true;  // a prefix may end anywhere: every token is kept
 };
+// All that sequences are made with.
+std::span<const Kind> Kinds();
 
 // What the workers of one tenant have published, as far as they know.
 struct Shelf {
@@ -78,7 +83,9 @@ class Story {
     TestRandom* random;
     Tally* tally;
     Shelf* shelf;  // of all stories of a tenant, where one of them runs at a time
-    // Moves sequences, too; null: only the worker does.
+    // Another session of the tenant's, which sequences are handed to for a while; null: none.
+    client::Worker* colleague = nullptr;
+    // Moves sequences, too, and changes policies; null: only the worker moves them.
     v1::TesseraAdmin::Stub* admin = nullptr;
     bool pins = true;  // some prefixes stay until they are freed by name
     std::size_t most_sequences = 6;
@@ -101,6 +108,8 @@ class Story {
     cli::SyntheticSequence truth;
     Kind kind;
     bool by_hand = false;  // some of it was packed by a call: it is no prefix
+    // It has had another policy: it is no prefix where that has done something.
+    bool repolicied = false;
   };
 
   Story(const Options& options, client::Model model)
@@ -118,6 +127,13 @@ class Story {
   absl::Status Compress(Known& known);
   absl::Status Pack(Known& known);
   absl::Status Describe(Known& known);
+
+  // others_story.cc
+  absl::Status Select(Known& known);
+  absl::Status Handover(Known& known);
+  absl::Status AttendBy(client::Worker& worker, const client::Sequence& sequence,
+                        const Known& known);
+  absl::Status SetPolicy(Known& known);
 
   // prefix_story.cc
   absl::Status Offload(Known& known);
@@ -150,6 +166,9 @@ class Story {
   std::uint64_t operations_ = 0;
   std::uint64_t created_ = 0;
 };
+
+// Of what an operator is told.
+absl::Status ToAbsl(const grpc::Status& status);
 
 // What stories have published; sessions that end leave it.
 absl::Status FreePrefixes(v1::TesseraAdmin::Stub& admin);

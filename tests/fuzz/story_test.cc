@@ -55,10 +55,13 @@ TEST_P(Stories, ComeTrueAndLeaveNothingBehind) {
       auto worker = client::Worker::Attach({.address = daemon_->address(), .map_memory = mapped});
       ASSERT_TRUE(worker.ok()) << worker.status();
       workers.push_back(*std::move(worker));
-      auto story = Story::Begin({.worker = workers.back().get(),
+    }
+    for (std::size_t i = 0; i < workers.size(); ++i) {
+      auto story = Story::Begin({.worker = workers[i].get(),
                                  .random = &random,
                                  .tally = &tally,
                                  .shelf = &shelf,
+                                 .colleague = workers[(i + 1) % workers.size()].get(),
                                  .admin = admin_.get()});
       ASSERT_TRUE(story.ok()) << story.status();
       stories.push_back(*std::move(story));

@@ -108,10 +108,15 @@ std::string Live(DaemonParts& parts, bool mapped, std::uint64_t seed, Tally& tal
       client::Worker::Attach({.worker_name = "story", .map_memory = mapped},
                              std::make_unique<LocalConnector>(parts.worker(), parts.door()));
   if (!worker.ok()) return worker.status().ToString();
+  absl::StatusOr<std::unique_ptr<client::Worker>> colleague =
+      client::Worker::Attach({.worker_name = "colleague", .map_memory = !mapped},
+                             std::make_unique<LocalConnector>(parts.worker(), parts.door()));
+  if (!colleague.ok()) return colleague.status().ToString();
   absl::StatusOr<Story> story = Story::Begin({.worker = worker->get(),
                                               .random = &random,
                                               .tally = &tally,
                                               .shelf = &shelf,
+                                              .colleague = colleague->get(),
                                               .pins = false});
   if (!story.ok()) return story.status().ToString();
   for (int i = 0; i < kOperations; ++i) {

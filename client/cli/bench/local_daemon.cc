@@ -24,7 +24,7 @@ std::string BinaryFolder() {
 std::string RecallFolder() { return BinaryFolder() + "/../../tests/golden/recall"; }
 
 absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(
-    const std::vector<std::string>& flags) {
+    const std::vector<std::string>& flags, const std::string& config) {
   std::string folder = std::filesystem::temp_directory_path() / "tessera-bench-XXXXXX";
   if (::mkdtemp(folder.data()) == nullptr) {
     return absl::InternalError(Concat("no temporary folder ", folder));
@@ -36,6 +36,10 @@ absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(
                                    "--pool-bytes=1GiB",
                                    "--log-level=error"};
   args.insert(args.end(), flags.begin(), flags.end());
+  if (!config.empty()) {
+    std::ofstream(folder + "/config.json") << config;
+    args.push_back(Concat("--config=", folder, "/config.json"));
+  }
   std::vector<char*> raw;
   for (std::string& arg : args) raw.push_back(arg.data());
   raw.push_back(nullptr);

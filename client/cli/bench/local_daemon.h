@@ -13,8 +13,9 @@ namespace tessera::cli::bench {
 
 class LocalDaemon {
  public:
-  // The tesserad beside this binary. Waits until it serves.
-  static absl::StatusOr<std::unique_ptr<LocalDaemon>> Start(const std::vector<std::string>& flags);
+  // The tesserad beside this binary. Waits until it serves. `config`: what --config would name.
+  static absl::StatusOr<std::unique_ptr<LocalDaemon>> Start(const std::vector<std::string>& flags,
+                                                            const std::string& config = "");
   ~LocalDaemon();
 
   std::string address() const { return "unix:" + folder_ + "/tesserad.sock"; }

@@ -27,21 +27,23 @@ constexpr SyntheticShape kShape = {.layers = 1, .query_heads = 1, .kv_heads = 1,
 
 constexpr std::uint32_t kSessions = 16;  // that ask in turns
 
+constexpr char kTenants[] =
+    R"({"tenants": [{"name": "default"}, {"name": "stranger", "token": "stranger"}]})";
+
+using Micros = std::chrono::duration<double, std::micro>;
+
 // A daemon with so many prefixes, and workers that ask for them.
 class Library {
  public:
   static absl::StatusOr<std::unique_ptr<Library>> Open(std::uint32_t prefixes) {
-    absl::StatusOr<std::unique_ptr<LocalDaemon>> daemon =
-        LocalDaemon::Start({Concat("--max-prefixes-per-tenant=", prefixes), "--pool-bytes=2GiB"});
+    absl::StatusOr<std::unique_ptr<LocalDaemon>> daemon = LocalDaemon::Start(
+        {Concat("--max-prefixes-per-tenant=", prefixes), "--pool-bytes=2GiB"}, kTenants);
     if (!daemon.ok()) return daemon.status();
     std::unique_ptr<Library> library(new Library(*std::move(daemon), prefixes));
     for (std::uint32_t i = 0; i < kSessions; ++i) {
-      absl::StatusOr<std::unique_ptr<client::Worker>> worker =
-          client::Worker::Attach({.address = library->daemon_->address(), .worker_name = "bench"});
-      if (!worker.ok()) return worker.status();
-      absl::StatusOr<client::Model> model = (*worker)->RegisterModel(kShape.Geometry());
-      if (!model.ok()) return model.status();
-      library->sessions_.push_back({*std::move(worker), *std::move(model)});
+      absl::Status status = library->Attach("", library->sessions_);
+      if (status.ok()) status = library->Attach("stranger", library->strangers_);
+      if (!status.ok()) return status;
     }
     if (absl::Status status = library->Publish(); !status.ok()) return status;
     return library;
@@ -49,23 +51,27 @@ class Library {
 
   // One question about a prefix that is there, taken at random.
   absl::Status Ask() {
-    const std::vector<std::uint32_t> ids =
-        TokenIds(kAsked, static_cast<std::uint32_t>(random_() % prefixes_));
     Session& session = sessions_[times_.size() % sessions_.size()];
-    const Clock::time_point begun = Clock::now();
-    const absl::StatusOr<client::PrefixMatch> match =
-        session.worker->Match(session.model, {.tokens = ids});
-    const std::chrono::duration<double, std::micro> taken = Clock::now() - begun;
-    if (!match.ok()) return match.status();
-    if (match->tokens != kTokens) {
-      return absl::InternalError(Concat(match->tokens, " tokens were found, not ", kTokens));
+    return Ask(session, static_cast<std::uint32_t>(random_() % prefixes_), kTokens, times_);
+  }
+  // Of another tenant: for one that is there, but not its own, and for one that nobody has. The
+  // one and the other first in turns.
+  absl::Status AskAsStranger() {
+    for (const bool first : {true, false}) {
+      const bool there = first == (nobodys_.size() % 2 == 0);
+      std::vector<double>& times = there ? anothers_ : nobodys_;
+      Session& session = strangers_[times.size() % strangers_.size()];
+      const auto which = static_cast<std::uint32_t>(random_() % prefixes_);
+      absl::Status status = Ask(session, there ? which : prefixes_ + which, 0, times);
+      if (!status.ok()) return status;
     }
-    times_.push_back(taken.count());
     return absl::OkStatus();
   }
 
   std::uint32_t prefixes() const { return prefixes_; }
   const std::vector<double>& times() const { return times_; }
+  const std::vector<double>& anothers() const { return anothers_; }
+  const std::vector<double>& nobodys() const { return nobodys_; }
 
  private:
   struct Session {
@@ -74,6 +80,31 @@ class Library {
   };
   Library(std::unique_ptr<LocalDaemon> daemon, std::uint32_t prefixes)
       : daemon_(std::move(daemon)), prefixes_(prefixes) {}
+
+  absl::Status Attach(const std::string& token, std::vector<Session>& sessions) {
+    absl::StatusOr<std::unique_ptr<client::Worker>> worker = client::Worker::Attach(
+        {.address = daemon_->address(), .tenant_token = token, .worker_name = "bench"});
+    if (!worker.ok()) return worker.status();
+    absl::StatusOr<client::Model> model = (*worker)->RegisterModel(kShape.Geometry());
+    if (!model.ok()) return model.status();
+    sessions.push_back({*std::move(worker), *std::move(model)});
+    return absl::OkStatus();
+  }
+
+  absl::Status Ask(Session& session, std::uint32_t prefix, std::uint64_t expected,
+                   std::vector<double>& times) {
+    const std::vector<std::uint32_t> ids = TokenIds(kAsked, prefix);
+    const Clock::time_point begun = Clock::now();
+    const absl::StatusOr<client::PrefixMatch> match =
+        session.worker->Match(session.model, {.tokens = ids});
+    const Micros taken = Clock::now() - begun;
+    if (!match.ok()) return match.status();
+    if (match->tokens != expected) {
+      return absl::InternalError(Concat(match->tokens, " tokens were found, not ", expected));
+    }
+    times.push_back(taken.count());
+    return absl::OkStatus();
+  }
 
   // One sequence is published under ever other ids: what is measured is finding, not what is found.
   absl::Status Publish() {
@@ -94,9 +125,32 @@ class Library {
   const std::unique_ptr<LocalDaemon> daemon_;
   const std::uint32_t prefixes_;
   std::vector<Session> sessions_;
+  std::vector<Session> strangers_;
   std::mt19937_64 random_{1};
   std::vector<double> times_;
+  std::vector<double> anothers_;
+  std::vector<double> nobodys_;
 };
+
+// Whether the time of an answer tells a tenant what another one has.
+void AddStrangers(const Library& library, int rounds, Report& report) {
+  for (const auto& [name, share] : {std::pair{"p50", 0.5}, std::pair{"p99", 0.99}}) {
+    const double nobodys = Percentile(library.nobodys(), share);
+    report.Add({.name = Concat("match_", name, "_of_nobodys"), .value = nobodys, .unit = "us"});
+    Row row = {.name = Concat("match_", name, "_of_anothers"),
+               .value = Percentile(library.anothers(), share),
+               .unit = "us",
+               .baseline = Concat("match_", name, "_of_nobodys"),
+               .sense = Goal::kAtMost};
+    row.ratio = row.value / nobodys;
+    if (share == 0.5) row.goal = 1.1;
+    report.Add(std::move(row));
+  }
+  report.notes.push_back(Concat(
+      "match_*_of_anothers: the same of another tenant's sessions, which find nothing, about "
+      "heads that the first tenant has published, against heads that nobody has; ",
+      rounds, " calls each, in turns, in the daemon with ", library.prefixes(), " prefixes"));
+}
 
 }  // namespace
 
@@ -115,6 +169,7 @@ absl::Status MeasureMatch(bool quick, Report& report) {
       absl::Status status = libraries[(round + i) % libraries.size()]->Ask();
       if (!status.ok()) return status;
     }
+    if (absl::Status status = libraries.back()->AskAsStranger(); !status.ok()) return status;
   }
   for (const auto& [name, share] : {std::pair{"p50", 0.5}, std::pair{"p99", 0.99}}) {
     const double few = Percentile(libraries.front()->times(), share);
@@ -136,6 +191,7 @@ absl::Status MeasureMatch(bool quick, Report& report) {
              kTokens, " are published, in a daemon with N prefixes that share no block; ", rounds,
              " calls to each daemon, of ", kSessions,
              " sessions in turns, the daemons in turns; all prefixes name the same rows"));
+  AddStrangers(*libraries.back(), rounds, report);
   return absl::OkStatus();
 }
 

@@ -21,6 +21,14 @@ TEST(CApi, CompilesAsCAndFillsItsStructs) {
   EXPECT_EQ(sizeof(tessera_error), 1024u);
 }
 
+TEST(CApi, TellsDelimitersByTheirTexts) {
+  const char* const texts[] = {"", "the", ".", nullptr, " and", ".\n", ";", ", and", " "};
+  std::uint32_t ids[std::size(texts)] = {};
+  ASSERT_EQ(tessera_delimiters(texts, std::size(texts), ids), 4u);
+  EXPECT_EQ(std::vector<std::uint32_t>(ids, ids + 4), (std::vector<std::uint32_t>{2, 5, 6, 8}));
+  EXPECT_EQ(tessera_delimiters(texts, 3, nullptr), 1u);
+}
+
 TEST(CApi, NamesWhatIsWrong) {
   tessera_error error;
   EXPECT_EQ(AttachFromC("nowhere", &error), TESSERA_INVALID_ARGUMENT);

@@ -79,6 +79,15 @@ TEST(Files, WordsAndBack) {
   EXPECT_THAT(std::string(vocab->Encode("the Special").status().message()), HasSubstr("Special"));
 }
 
+// A vocabulary that does not say where sentences end.
+TEST(Files, WithoutDelimitersThoseAreTheWordsThatLookLikeIt) {
+  const auto vocab = Vocab::Read(
+      TemporaryFile(R"({"vocab": {".": 4, "a": 1, ", and": 2, "?!\n": 9, " ": 3, "": 0, "\t": 5}})")
+          .path());
+  ASSERT_TRUE(vocab.ok()) << vocab.status();
+  EXPECT_THAT(vocab->delimiters(), ElementsAre(3, 4, 5, 9));
+}
+
 TEST(Files, VocabulariesThatCannotBeAreRefused) {
   const auto refusal = [](const std::string& text) {
     const absl::Status status = Vocab::Read(TemporaryFile(text).path()).status();

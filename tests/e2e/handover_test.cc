@@ -1,0 +1,84 @@
+// Sequences that are handed over: whoever takes one goes on under its policy, with all that the
+// worker before has seen of it.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "client/tessera.h"
+#include "tests/e2e/prefix_lanes.h"
+
+namespace tessera {
+namespace {
+
+class Handover : public Prefixes, public testing::WithParamInterface<const char*> {
+ protected:
+  void HandTo(client::Worker& worker, client::Sequence& sequence) {
+    const SequenceId id = sequence.id();
+    const std::uint64_t tokens = sequence.tokens();
+    const std::uint64_t next = sequence.next_position();
+    const std::string policy = sequence.policy();
+    const std::string needs = sequence.needs().SerializeAsString();
+    const absl::Status given = sequence.Handover(worker.session_id());
+    ASSERT_TRUE(given.ok()) << given;
+    EXPECT_TRUE(absl::IsNotFound(sequence.Compress().status())) << "the handle is spent";
+    auto taken = worker.Adopt(model_, id);
+    ASSERT_TRUE(taken.ok()) << taken.status();
+    sequence = *std::move(taken);
+    EXPECT_EQ(sequence.tokens(), tokens);
+    EXPECT_EQ(sequence.next_position(), next);
+    EXPECT_EQ(sequence.policy(), policy);
+    EXPECT_EQ(sequence.needs().SerializeAsString(), needs);
+  }
+  void DecodeBy(client::Worker& worker, client::Sequence& sequence, SyntheticSequence& truth,
+                int tokens) {
+    for (int i = 0; i < tokens; ++i) {
+      truth.Grow(1);
+      DecodeOne(worker, sequence, truth);
+    }
+  }
+};
+
+TEST_P(Handover, WhoeverTakesItGoesOnUnderItsPolicy) {
+  client::Sequence sequence = NewSequence(GetParam());
+  client::Sequence twin = NewSequence(GetParam());
+  const std::uint64_t seed = random_.Bits();
+  SyntheticSequence truth(shape_, seed);
+  SyntheticSequence twins(shape_, seed);
+  Append(sequence, truth, 200);
+  Append(twin, twins, 200);
+  // Before anything is decided: what was seen of the prompt is shown.
+  HandTo(*remote_, sequence);
+  Compress(sequence);
+  Compress(twin);
+  const v1::DescribeResponse held = Entries(sequence);
+  const v1::DescribeResponse alike = Entries(twin);
+  ASSERT_EQ(held.lane_size(), alike.lane_size());
+  for (int lane = 0; lane < held.lane_size(); ++lane) {
+    EXPECT_TRUE(std::ranges::equal(held.lane(lane).position(), alike.lane(lane).position()))
+        << "lane " << lane;
+  }
+  // Behind it, in the middle of what goes on while decoding, and again.
+  DecodeBy(*remote_, sequence, truth, 41);
+  HandTo(*mapped_, sequence);
+  DecodeBy(*mapped_, sequence, truth, 45);
+  HandTo(*remote_, sequence);
+  DecodeBy(*remote_, sequence, truth, 7);
+  Compress(sequence);
+  EXPECT_EQ(sequence.tokens(), 293u);
+  ExpectAttendsToWhatIsLeft(sequence, truth, 0.02);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Handover,
+                         testing::Values("dense", "snapkv:budget=0.5,window=8",
+                                         "chunkkv:budget=0.7,chunk=4,window=8",
+                                         "streaming:sink=4,recent=100", "h2o:heavy=40,recent=40",
+                                         "tova:budget=80"),
+                         [](const auto& policy) {
+                           const std::string text = policy.param;
+                           return text.substr(0, text.find(':'));
+                         });
+
+}  // namespace
+}  // namespace tessera
