@@ -327,9 +327,9 @@ absl::StatusOr<std::uint32_t> Observer::Show(Session& session, SequenceId sequen
   return end;
 }
 
-void Observer::Decided(std::uint32_t first, std::uint32_t end) {
-  for (std::uint32_t layer = first; layer < end; ++layer) decided_.insert(layer);
-  layers_.erase(layers_.lower_bound(first), layers_.lower_bound(end));
+void Observer::Decided(std::uint32_t layer) {
+  decided_.insert(layer);
+  layers_.erase(layer);
 }
 
 void Observer::BeginsDecided() {

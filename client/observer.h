@@ -67,8 +67,8 @@ class Observer {
   // Ids are shown of the first `tokens` alone, whose rows are there.
   absl::StatusOr<std::uint32_t> Show(Session& session, SequenceId sequence, std::uint32_t first,
                                      std::uint32_t end, std::uint64_t tokens);
-  // They have been compressed, and held some tokens.
-  void Decided(std::uint32_t first, std::uint32_t end);
+  // The layer has been compressed, and held some tokens.
+  void Decided(std::uint32_t layer);
   // The sequence begins with what was, or may be, decided about elsewhere: with a published prefix,
   // or with what another worker has shown.
   void BeginsDecided();

@@ -160,7 +160,9 @@ absl::StatusOr<v1::CompressResponse> Sequence::Compress(Session& session, std::u
     }
     v1::CompressResponse part;
     if (absl::Status status = session.Call(request, part); !status.ok()) return status;
-    if (observer != nullptr && state_->tokens > 0) observer->Decided(begin, shown);
+    for (std::uint32_t layer = begin; observer != nullptr && layer < shown; ++layer) {
+      if (state_->TokensOf(layer) > 0) observer->Decided(layer);
+    }
     AddPart(part, begin == first_layer, response);
     if (shown == end) break;
     begin = shown;

@@ -80,6 +80,7 @@ absl::StatusOr<Sequence> Worker::Adopt(const Model& model, SequenceId sequence) 
   state->TakePolicy(response);
   state->position_shift = response.position_shift();
   state->compressed_at = response.decided_tokens();
+  state->prompt_waits = response.tokens() > response.decided_tokens();
   // Something may be decided at any time, by what the worker before has shown.
   if (state->observer != nullptr && response.tokens() > 0) state->observer->BeginsDecided();
   core_->AddSequence(state);

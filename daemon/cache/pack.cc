@@ -186,6 +186,8 @@ std::vector<SegmentRun> RunsOf(const Lane& lane) {
   std::vector<SegmentRun> runs;
   const Rotations* last = nullptr;
   const StoredRotations* last_stored = nullptr;
+  const Rotations* of_run = nullptr;
+  const StoredRotations* stored_of_run = nullptr;
   for (const HeldSegment& held : lane.segments) {
     const Segment& segment = *held.segment;
     const SegmentRun form = {.shape = segment.shape(),
@@ -193,9 +195,12 @@ std::vector<SegmentRun> RunsOf(const Lane& lane) {
                              .first_position = segment.first_position()};
     const StoredRotations* const stored_rotations =
         segment.stored() == nullptr ? nullptr : segment.stored()->rotations.get();
-    const bool another = (segment.rotations() != nullptr && segment.rotations() != last) ||
-                         (stored_rotations != nullptr && stored_rotations != last_stored);
-    if (runs.empty() || !runs.back().SameForm(form) || another) runs.push_back(form);
+    if (runs.empty() || !runs.back().SameForm(form) || segment.rotations() != of_run ||
+        stored_rotations != stored_of_run) {
+      runs.push_back(form);
+    }
+    of_run = segment.rotations();
+    stored_of_run = stored_rotations;
     SegmentRun& run = runs.back();
     // A strategy's loss is of rows like those that it was made from.
     if (!form.provisional) AddLoss(segment.loss(), held.entries, run);
@@ -206,8 +211,10 @@ std::vector<SegmentRun> RunsOf(const Lane& lane) {
     if (form.provisional) run.raw_bytes += segment.raw()->bytes();
     if (const StoredTiles* stored = segment.stored()) {
       run.stored_bytes += stored->bytes();
-      if (stored_rotations != nullptr && another) run.stored_bytes += stored_rotations->bytes();
-      if (stored_rotations != nullptr) last_stored = stored_rotations;
+      if (stored_rotations != nullptr && stored_rotations != last_stored) {
+        run.stored_bytes += stored_rotations->bytes();
+        last_stored = stored_rotations;
+      }
     }
     // Those who share rotations follow one another.
     if (segment.rotations() != nullptr && segment.rotations() != last) {

@@ -108,8 +108,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // be its first ones. What it has behind them stays: rows of a segment that their end parts are
   // copied, in the form that they have. FAILED_PRECONDITION where it holds fewer tokens in
   // segments, or more where either has dropped some, or others are at other positions; ABORTED
-  // while it is compressed, or has rows there that wait for a strategy.
-  absl::Status TakeHeadOf(const Sequence& other);
+  // while it is compressed, or has rows there that wait for a strategy. False: it has them already.
+  absl::StatusOr<bool> TakeHeadOf(const Sequence& other);
 
   // Of a sequence that came from a prefix, by forks: counted there while it lives.
   void set_prefix(ForkHold hold);
@@ -297,10 +297,11 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::vector<HeldSegment> segments;
     std::uint64_t entries = 0;
     std::uint64_t tokens = 0;
-    bool held = false;                // by this one, too
-    std::uint64_t losses = 0;         // of this one's lane until then
-    HeldSegment parted{};             // of this one, by the head's end; none: it parts none
-    std::shared_ptr<Segment> rest{};  // a copy of what `parted` has behind that
+    bool held = false;                  // by this one, too
+    std::uint64_t losses = 0;           // of this one's lane until then
+    HeldSegment parted{};               // of this one, by the head's end; none: it parts none
+    std::shared_ptr<Segment> newest{};  // of this one: nobody appends to it
+    std::shared_ptr<Segment> rest{};    // a copy of what `parted` has behind that
 
     bool HeldBy(const Lane& lane) const;
   };

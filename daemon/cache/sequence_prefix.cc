@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 #include "daemon/cache/build.h"
 #include "daemon/cache/sequence.h"
@@ -43,20 +42,22 @@ bool Sequence::AsItCame() const {
 
 // As a packing: segments that the head's end parts are closed under the lock, their rows behind it
 // are copied without it, and all lanes are published under it again.
-absl::Status Sequence::TakeHeadOf(const Sequence& other) {
+absl::StatusOr<bool> Sequence::TakeHeadOf(const Sequence& other) {
   Head head;  // outlives the lock: what it drops goes to the pool
   if (absl::Status status = other.ListHead(head); !status.ok()) return status;
   {
     MutexLock lock(mutex_);
-    absl::Status status = TakeParted(head);
-    if (!status.ok() || head.held()) return status;
+    if (absl::Status status = TakeParted(head); !status.ok()) return status;
+    if (head.held()) return false;
     packing_ = true;
   }
   absl::Status status = CopyParted(head);
   MutexLock lock(mutex_);
   packing_ = false;
   if (status.ok()) status = MayTakeHead(head);
-  return status.ok() ? PutHead(head) : status;
+  if (status.ok()) status = PutHead(head);
+  if (!status.ok()) return status;
+  return true;
 }
 
 // Held from then on, so that it stays whatever becomes of this sequence.
@@ -110,8 +111,11 @@ absl::Status Sequence::TakeParted(Head& head) {
     }
   }
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
-    // Closed, like one that a fork shares. Where nothing comes of it the lane may open it again.
-    if (head.lanes[i].parted.segment != nullptr) lanes_[i].open = false;
+    if (head.lanes[i].held || lanes_[i].segments.empty()) continue;
+    // Closed, like one that a fork shares, and held so that it stays so: rows that come meanwhile
+    // go into a segment of their own. Where nothing comes of this the lane may open it again.
+    head.lanes[i].newest = lanes_[i].segments.back().segment;
+    lanes_[i].open = false;
   }
   return absl::OkStatus();
 }
@@ -132,14 +136,15 @@ absl::Status Sequence::PutHead(Head& head) {
   std::vector<pool::Block> snapshots(lanes_.size());
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
     HeadLane& theirs = head.lanes[i];
-    if (lanes_[i].losses != theirs.losses) {
+    const auto changed = [this] {
       return absl::AbortedError(Concat(id_.ToString(), " was cut meanwhile; ask again"));
-    }
+    };
+    if (lanes_[i].losses != theirs.losses) return changed();
     if (theirs.held) continue;
     for (HeldSegment held : lanes_[i].segments) {
       if (held.end_position() <= theirs.tokens) continue;
       if (held.segment->first_position() < theirs.tokens) {
-        TESSERA_CHECK(held.segment == theirs.parted.segment, "nobody else changes its form");
+        if (held.segment != theirs.parted.segment) return changed();
         held = {.segment = theirs.rest,
                 .entries = held.entries - held.EntriesBefore(theirs.tokens)};
       }
@@ -157,6 +162,7 @@ absl::Status Sequence::PutHead(Head& head) {
     if (theirs.held) continue;
     Lane& lane = lanes_[i];
     theirs.parted = {};
+    theirs.newest = nullptr;
     std::swap(lane.segments, theirs.segments);
     for (HeldSegment& held : theirs.segments) replaced.segments.push_back(std::move(held.segment));
     lane.entries = lane.tail_start > theirs.tokens ? lane.entries : theirs.entries;

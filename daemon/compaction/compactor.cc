@@ -99,20 +99,29 @@ absl::Status Compactor::Truncate(cache::Sequence& sequence, std::uint64_t tokens
   return status;
 }
 
+// Jobs for it wait meanwhile: a seal that was answered ABORTED would be lost.
 absl::Status Compactor::TakeHeadOf(cache::Sequence& sequence, const cache::Sequence& other) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
   const std::shared_ptr<ManagedSequence> theirs = ManagedSequence::Of(other);
-  if (managed == nullptr || theirs == nullptr) return sequence.TakeHeadOf(other);
+  if (managed == nullptr || theirs == nullptr) return sequence.TakeHeadOf(other).status();
   const ManagedSequence::Pause pause(*managed);
   const ManagedSequence::Pause their_pause(*theirs);
-  absl::Status status = sequence.TakeHeadOf(other);
-  // What is learnt of a lane is made anew where its run is another.
-  if (!status.ok() || !managed->policy().chooses()) return status;
-  // As a fork of the other: what was decided of the segments before is of no use.
+  absl::StatusOr<bool> taken = absl::UnknownError("not asked");
+  {
+    const ManagedSequence::LanesHeld lanes(*managed);
+    taken = sequence.TakeHeadOf(other);
+  }
+  for (std::uint32_t lane = 0; lane < sequence.model().lanes(); ++lane) {
+    LaneFree(sequence.shared_from_this(), *managed, lane);
+  }
+  // What is learnt of a lane is made anew where its run is another. What was decided among tokens
+  // is that of the other from now on, as for a fork of it: both hold the same ones.
+  if (!taken.ok() || !*taken || !managed->policy().tokens.has_value()) return taken.status();
+  if (ManagedSequence::Of(sequence) != managed) return absl::OkStatus();  // another policy by now
   const std::uint64_t tokens = sequence.Describe(/*lanes=*/false).tokens;
   sequence.set_companion(
       std::make_shared<ManagedSequence>(*theirs, their_pause, sequence.model(), tokens));
-  return status;
+  return absl::OkStatus();
 }
 
 policies::Policy Compactor::PolicyOf(const cache::Sequence& sequence) {
@@ -179,7 +188,7 @@ void Compactor::TailsMoved(const std::shared_ptr<cache::Sequence>& sequence) {
     return;
   }
   if (managed->WantTiles()) {
-    QueueTiles(sequence, 0, sequence->model().lanes(), Ticket(nullptr));
+    QueueTiles(sequence, {.end = sequence->model().lanes(), .all = true}, Ticket(nullptr));
   }
 }
 
@@ -196,7 +205,7 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
     return;
   }
   if (managed->policy().summaries.has_value()) {
-    QueueTiles(sequence, 0, sequence->model().lanes(), Ticket(batch));
+    QueueTiles(sequence, {.end = sequence->model().lanes(), .all = true}, Ticket(batch));
     return;
   }
   const shm::LaneLayout& layout = sequence->model().layout();
@@ -211,15 +220,14 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
 
 // ---- jobs
 
-void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence,
-                           std::uint32_t first_lane, std::uint32_t end_lane, Ticket ticket) {
+void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, TileJob job,
+                           Ticket ticket) {
   options_.scheduler->Submit(
       {.name = "encode-tiles",
        .priority = JobPriority::kTails,
        .tenant = TenantOf(*sequence),
        .owner = sequence->id().value()},
-      [this, weak = std::weak_ptr(sequence), first_lane, end_lane,
-       ticket = std::move(ticket)]() mutable {
+      [this, weak = std::weak_ptr(sequence), job, ticket = std::move(ticket)]() mutable {
         const std::shared_ptr<cache::Sequence> held = weak.lock();
         const std::shared_ptr<ManagedSequence> managed =
             held == nullptr ? nullptr : ManagedSequence::Of(*held);
@@ -228,9 +236,9 @@ void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence,
           if (held != nullptr && held->TokensOfLayer(0).ok()) ticket.Finish();
           return;
         }
-        if (first_lane == 0) managed->TilesBegin();
-        const std::uint32_t end = std::min(end_lane, first_lane + kLanesPerJob);
-        for (std::uint32_t lane = first_lane; lane < end; ++lane) {
+        if (job.all && job.first == 0) managed->TilesBegin();
+        const std::uint32_t end = std::min(job.end, job.first + kLanesPerJob);
+        for (std::uint32_t lane = job.first; lane < end; ++lane) {
           const absl::Status status = EncodeTiles(held, lane, /*waits=*/ticket.waited_for());
           if (status.ok()) continue;
           if (ticket.waited_for()) {
@@ -239,10 +247,11 @@ void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence,
             Complain(*held, "tiles not encoded", status);
           }
         }
-        if (end == end_lane) {
+        job.first = end;
+        if (end == job.end) {
           ticket.Finish();
         } else {
-          QueueTiles(held, end, end_lane, std::move(ticket));
+          QueueTiles(held, job, std::move(ticket));
         }
       });
 }
@@ -324,7 +333,7 @@ absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence
 void Compactor::LaneFree(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
                          std::uint32_t lane) {
   if (managed.lane(lane).tiles_left.load()) {
-    QueueTiles(sequence, lane, lane + 1, Ticket(nullptr));
+    QueueTiles(sequence, {.first = lane, .end = lane + 1}, Ticket(nullptr));
   }
 }
 

@@ -105,9 +105,12 @@ class Compactor {
   class Batch;
   class Ticket;
 
-  // Of lanes [first_lane, end_lane).
-  void QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t first_lane,
-                  std::uint32_t end_lane, Ticket ticket);
+  struct TileJob {
+    std::uint32_t first = 0;  // lane
+    std::uint32_t end = 0;
+    bool all = false;  // what WantTiles asked for
+  };
+  void QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, TileJob job, Ticket ticket);
   // compactor_tokens.cc
   void QueueChoices(const std::shared_ptr<cache::Sequence>& sequence,
                     const std::shared_ptr<ManagedSequence>& managed, const Rows& rows,

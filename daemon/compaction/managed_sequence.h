@@ -70,6 +70,23 @@ class ManagedSequence final : public cache::Companion {
     ManagedSequence& sequence_;
   };
 
+  // While it is held nobody works on any lane; after the pause.
+  class LanesHeld {
+   public:
+    explicit LanesHeld(ManagedSequence& sequence) TESSERA_NO_THREAD_SAFETY_ANALYSIS
+        : sequence_(sequence) {
+      for (ManagedLane& lane : sequence.lanes_) lane.mutex.Lock();
+    }
+    ~LanesHeld() TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+      for (ManagedLane& lane : sequence_.lanes_) lane.mutex.Unlock();
+    }
+    LanesHeld(const LanesHeld&) = delete;
+    LanesHeld& operator=(const LanesHeld&) = delete;
+
+   private:
+    ManagedSequence& sequence_;
+  };
+
   // What a fork of a paused sequence goes on from, which has the first `tokens` of its tokens; what
   // a worker has shown stays with the parent.
   ManagedSequence(ManagedSequence& parent, const Pause&, const cache::Model& model,

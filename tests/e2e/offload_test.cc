@@ -286,7 +286,7 @@ TEST_F(Offload, TheRungsAreClimbedInTheirOrder) {
     ASSERT_TRUE(track.ok()) << "behind " << order.size() << " rungs: " << track.status();
     (void)(*track)->sequence.Compress();
     tracks.push_back(*std::move(track));
-    for (const std::string rung : {"thin", "offload", "drop_prefixes"}) {
+    for (const std::string rung : {"drop_prefixes", "offload", "thin"}) {
       const bool known = std::ranges::find(order, rung) != order.end();
       if (known || Metric("tessera_pressure_steps_total", "rung=\"" + rung + "\"") == 0) continue;
       order.push_back(rung);

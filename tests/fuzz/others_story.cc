@@ -35,6 +35,16 @@ absl::Status CheckChoice(const v1::HeadSelection& head, std::uint64_t tokens) {
                                     head.selected_entries()));
 }
 
+// The daemon refuses calls where it has too many; what was handed over waits.
+absl::StatusOr<client::Sequence> Adopt(client::Worker& worker, const client::Model& model,
+                                       SequenceId id) {
+  absl::StatusOr<client::Sequence> taken = worker.Adopt(model, id);
+  for (int i = 0; i < 1000 && absl::IsResourceExhausted(taken.status()); ++i) {
+    taken = worker.Adopt(model, id);
+  }
+  return taken;
+}
+
 // What sequences may become, and come from: no rows are dropped, and no queries asked for.
 bool MayChange(const Kind& kind) {
   return kind.any_head && !std::string_view(kind.policy).starts_with("think");
@@ -81,7 +91,7 @@ absl::Status Story::Handover(Known& known) {
   if (absl::Status status = known.sequence.Handover(colleague->session_id()); !status.ok()) {
     return status;
   }
-  absl::StatusOr<client::Sequence> taken = colleague->Adopt(*model, id);
+  absl::StatusOr<client::Sequence> taken = Adopt(*colleague, *model, id);
   if (!taken.ok()) return taken.status();
   if (taken->tokens() != known.truth.tokens()) {
     return absl::DataLossError(Concat("what was handed over holds ", taken->tokens(),
@@ -89,8 +99,12 @@ absl::Status Story::Handover(Known& known) {
   }
   absl::Status status = AttendBy(*colleague, *taken, known);
   if (!status.ok() && !absl::IsResourceExhausted(status)) return status;
-  if (status = taken->Handover(options_.worker->session_id()); !status.ok()) return status;
-  absl::StatusOr<client::Sequence> back = options_.worker->Adopt(model_, id);
+  status = taken->Handover(options_.worker->session_id());
+  for (int i = 0; i < 1000 && absl::IsResourceExhausted(status); ++i) {
+    status = taken->Handover(options_.worker->session_id());
+  }
+  if (!status.ok()) return status;
+  absl::StatusOr<client::Sequence> back = Adopt(*options_.worker, model_, id);
   if (!back.ok()) return back.status();
   known.sequence = *std::move(back);
   return absl::OkStatus();

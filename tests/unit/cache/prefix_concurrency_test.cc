@@ -118,5 +118,33 @@ TEST_F(PrefixesAtOnce, EveryForkIsWhatItSays) {
   EXPECT_EQ(answered_.load(), asked_.load());
 }
 
+// Whoever publishes may be appended to by another call at any moment of it.
+TEST_F(PrefixesAtOnce, WhoTakesAHeadOverIsAppendedToMeanwhile) {
+  {
+    TestRandom random;
+    const std::shared_ptr<SessionState> session = world_.OpenSession();
+    for (int round = 0; round < 400; ++round) {
+      const auto tokens = static_cast<std::uint32_t>(random.Between(1, 100));
+      const auto head =
+          random.OneIn(2) ? tokens : static_cast<std::uint32_t>(random.Between(1, tokens));
+      const PrefixId id = PublishNew(*session, Count(head));
+      const auto from = store().TakeForFork(id, session->id());
+      ASSERT_TRUE(from.ok());
+      const std::shared_ptr<Sequence> sequence = Compute(*session, Count(tokens));
+      std::thread appender([&] {
+        for (std::uint32_t at = tokens; at < tokens + 40; at += 5) {
+          ASSERT_TRUE(AppendAll(*sequence, at, StampsOf(Count(5, at))).ok());
+        }
+      });
+      const absl::StatusOr<bool> taken = sequence->TakeHeadOf(from->prefix->sequence());
+      EXPECT_TRUE(taken.ok() && *taken) << taken.status();
+      appender.join();
+      EXPECT_EQ(Differs(*sequence, Count(tokens + 40)), "");
+      ASSERT_TRUE(tenant().FreeSequence(sequence->id()).ok());
+      ASSERT_TRUE(store().Free(id));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::cache

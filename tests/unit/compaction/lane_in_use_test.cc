@@ -50,12 +50,22 @@ TEST_F(LaneInUse, ASealThatFoundTilesLeftHasThemEncoded) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*track.sequence);
   Decode(track, 40, 1);
   managed->lane(0).tiles_left = true;  // as if they had come while the seal is at work
+  EXPECT_FALSE(managed->WantTiles()) << "they are: a job for all lanes is queued";
   const std::shared_ptr<Told> told = Compress(track);
   while (scheduler_.RunFirst(kSeal)) {
   }
   ExpectTold(*told);
   EXPECT_EQ(scheduler_.Queued(), (Forms{kTiles, kTiles})) << "the first is that of before";
   RunAll();
+  managed->lane(0).tiles_left = true;
+  EXPECT_TRUE(managed->WantTiles());
+  ExpectTold(*[&] {
+    const std::shared_ptr<Told> again = Compress(track);
+    RunAll();
+    return again;
+  }());
+  EXPECT_FALSE(managed->WantTiles()) << "the job for one lane is not that for all";
+  managed->TilesBegin();
   EXPECT_FALSE(managed->Busy());
   EXPECT_EQ(Shown(track), "");
 }
