@@ -57,8 +57,8 @@ class Library {
   // Of another tenant: for one that is there, but not its own, and for one that nobody has. The
   // one and the other first in turns.
   absl::Status AskAsStranger() {
-    for (const bool first : {true, false}) {
-      const bool there = first == (nobodys_.size() % 2 == 0);
+    const bool begins = nobodys_.size() % 2 == 0;
+    for (const bool there : {begins, !begins}) {
       std::vector<double>& times = there ? anothers_ : nobodys_;
       Session& session = strangers_[times.size() % strangers_.size()];
       const auto which = static_cast<std::uint32_t>(random_() % prefixes_);
