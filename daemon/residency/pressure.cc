@@ -46,9 +46,6 @@ Pressure::Pressure(Options options)
       refusals_(options_.node->tenants().size()) {
   TESSERA_CHECK(options_.low_percent <= options_.high_percent, "the low mark is the lower one");
   counters_.rungs = decltype(counters_.rungs)(options_.ladder.size());
-  for (std::size_t rung = 0; rung < options_.ladder.size(); ++rung) {
-    unsaid_.emplace_back(waiting_.size());
-  }
   cache::Node& node = *options_.node;
   // Extents are held however they are filled: only that there are no more of them says something.
   node.account().Watch(this, ~std::uint64_t{0});
@@ -60,16 +57,17 @@ Pressure::Pressure(Options options)
 }
 
 Pressure::~Pressure() {
-  for (std::size_t rung = 0; rung < unsaid_.size(); ++rung) {
-    for (std::size_t i = 0; i < unsaid_[rung].size(); ++i) {
-      Unsaid& unsaid = unsaid_[rung][i];
-      if (unsaid.steps.load() == 0 && unsaid.bytes.load() == 0) continue;
+  {
+    MutexLock lock(unsaid_mutex_);
+    for (const auto& [occasion, unsaid] : unsaid_) {
+      if (unsaid.steps == 0 && unsaid.bytes == 0) continue;
+      const auto& [rung, tenant, reason] = occasion;
       options_.logger->Log(LogLevel::kInfo, "memory pressure",
-                           {{"reason", "what was not said before the end"},
+                           {{"reason", reason},
                             {"rung", options_.ladder[rung]->name()},
-                            {"tenant", options_.node->tenants()[i]->name()},
-                            {"moved_bytes", unsaid.bytes.load()},
-                            {"steps", unsaid.steps.load()}});
+                            {"tenant", tenant},
+                            {"moved_bytes", unsaid.bytes},
+                            {"steps", unsaid.steps}});
     }
   }
   options_.node->account().Watch(nullptr, 0);
@@ -151,8 +149,8 @@ Pressure::Climb Pressure::Relieve(std::vector<Payers> payers, const Need& need,
 
 Pressure::Climb Pressure::RelieveFor(cache::Tenant& tenant, const pool::Shortage& shortage,
                                      const Need& need) {
-  const std::string reason = Concat(shortage.account, " had no ", FormatBytes(shortage.asked),
-                                    " for ", pool::TagName(shortage.tag));
+  const std::string reason =
+      Concat(shortage.account, " had no room for ", pool::TagName(shortage.tag));
   if (shortage.account == options_.node->account().name()) {
     return Relieve(PayersOf(&tenant, need.bytes), need, reason);
   }
@@ -331,12 +329,19 @@ void Pressure::RelieveInBackground() {
 
 void Pressure::Report(std::size_t rung, const cache::Tenant& tenant, std::string_view reason,
                       std::uint64_t asked, const Relief& relief) {
-  Unsaid& unsaid = unsaid_[rung][tenant.options().id.value() - 1];
-  unsaid.steps.fetch_add(relief.steps);
-  unsaid.bytes.fetch_add(relief.bytes);
-  const std::optional<std::uint64_t> before = unsaid.seldom.Say(options_.clock->Now());
-  if (!before.has_value()) return;
-  const std::uint64_t moved = unsaid.bytes.exchange(0);
+  std::uint64_t moved = 0;
+  std::uint64_t steps = 0;
+  std::optional<std::uint64_t> before;
+  {
+    MutexLock lock(unsaid_mutex_);
+    Unsaid& unsaid = unsaid_[{rung, tenant.name(), std::string(reason)}];
+    unsaid.steps += relief.steps;
+    unsaid.bytes += relief.bytes;
+    before = unsaid.seldom.Say(options_.clock->Now());
+    if (!before.has_value()) return;
+    moved = std::exchange(unsaid.bytes, 0);
+    steps = std::exchange(unsaid.steps, 0);
+  }
   options_.logger->Log(moved > 0 || relief.steps > 0 ? LogLevel::kInfo : LogLevel::kWarning,
                        "memory pressure",
                        {{"reason", reason},
@@ -344,7 +349,7 @@ void Pressure::Report(std::size_t rung, const cache::Tenant& tenant, std::string
                         {"tenant", tenant.name()},
                         {"asked_bytes", asked},
                         {"moved_bytes", moved},
-                        {"steps", unsaid.steps.exchange(0)},
+                        {"steps", steps},
                         {"hindrance", relief.hindrance},
                         {"climbs", *before + 1}});
 }

@@ -17,15 +17,18 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
+#include "daemon/base/mutex.h"
 #include "daemon/base/scheduler.h"
 #include "daemon/base/seldom.h"
 #include "daemon/cache/node.h"
@@ -123,15 +126,18 @@ class Pressure final : public pool::PressureHandler {
   std::atomic<std::int64_t> quiet_until_{0};
   std::vector<std::atomic<std::uint32_t>> waiting_;  // calls that wait now, by tenant
   WaitingLine line_;                                 // of those that did not get room at once
-  // What was done and not said yet, of a rung and a tenant: a line tells all that came since the
-  // last one, and there is one a second at most. What is left is said at the end.
+  // What was done and not said yet, by rung, tenant and reason, of which there are few: a line
+  // tells all that came since the last one, and there is one a second at most. What is left is said
+  // at the end.
   struct Unsaid {
     Seldom seldom;
-    std::atomic<std::uint64_t> steps{0};
-    std::atomic<std::uint64_t> bytes{0};
+    std::uint64_t steps = 0;
+    std::uint64_t bytes = 0;
   };
-  std::vector<std::vector<Unsaid>> unsaid_;  // [rung][tenant]
-  std::vector<Seldom> refusals_;             // by tenant
+  using Occasion = std::tuple<std::size_t, std::string, std::string>;
+  Mutex unsaid_mutex_;
+  std::map<Occasion, Unsaid> unsaid_ TESSERA_GUARDED_BY(unsaid_mutex_);
+  std::vector<Seldom> refusals_;  // by tenant
 };
 
 }  // namespace tessera::residency

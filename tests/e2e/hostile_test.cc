@@ -205,6 +205,45 @@ TEST_F(Hostile, AWorkerThatGoesWhileItIsGreetedLeavesNoSession) {
   EXPECT_EQ(sessions.sessions_size(), 0);
 }
 
+// A tenant that attaches without end: refused at the limit, and the other tenant's place is kept.
+TEST_F(Hostile, AFloodOfSessionsKeepsNoOtherTenantOut) {
+  Start({.flags = {"--max-sessions=40"},
+         .config_json = R"({"tenants": [{"name": "a"}, {"name": "b", "token": "sesame"}]})"});
+  std::vector<std::unique_ptr<RawWorker>> flood;
+  int refused = 0;
+  for (int i = 0; i < 100; ++i) {
+    auto worker = std::make_unique<RawWorker>(daemon_->Connect());
+    const grpc::Status status = worker->Attach();
+    refused += !status.ok();
+    if (!status.ok()) {
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+      EXPECT_THAT(status.error_message(),
+                  testing::AllOf(testing::HasSubstr("of 40 on this node"),
+                                 testing::HasSubstr("retry when one has ended")));
+    }
+    flood.push_back(std::move(worker));
+  }
+  EXPECT_EQ(refused, 61);
+  RawWorker other(daemon_->Connect());
+  v1::Hello hello = RawWorker::GoodHello();
+  hello.set_tenant_token("sesame");
+  ASSERT_TRUE(other.Attach(hello).ok());
+  NewSequence(other, 40);
+  flood.clear();
+  // All of them have gone, and with them all that they held.
+  const auto admin = v1::TesseraAdmin::NewStub(daemon_->Connect());
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  v1::StatsResponse stats;
+  do {
+    grpc::ClientContext context;
+    stats.Clear();
+    ASSERT_TRUE(admin->NodeStats(&context, {}, &stats).ok());
+  } while (stats.sessions() > 1 && std::chrono::steady_clock::now() < deadline);
+  EXPECT_EQ(stats.sessions(), 1u);
+  EXPECT_EQ(stats.tenants(0).used_bytes(), 0u);
+  EXPECT_TRUE(RawWorker(daemon_->Connect()).Attach().ok());
+}
+
 // As many wait for memory as a tenant of two may have; of threads for streams gRPC has half as many
 // as there are cores.
 TEST_F(Hostile, ATenantThatWaitsForMemoryKeepsNobodyElseWaiting) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <span>
 
 #include "tests/unit/residency/pressure_fixture.h"
@@ -207,6 +208,26 @@ TEST_F(PressureTest, EveryStepIsCountedAndSaidWithItsReason) {
   }
   EXPECT_EQ(steps, rung.steps.load());
   EXPECT_THAT(Logged("a call found no memory"), testing::IsEmpty());
+}
+
+// What is said together is of one reason.
+TEST_F(PressureTest, StepsOfTwoReasonsAreSaidApart) {
+  Build({{.hard = 8 * kMiB}});
+  while (Add(0, nullptr, 100).ok()) {
+  }
+  clock_.Advance(2 * kIdle);
+  const auto little = [&] { return Add(0, nullptr, 150); };
+  ASSERT_TRUE(pressure_->WithRelief(tenant(0), little, [] { return false; }).ok());
+  EXPECT_EQ(scheduler_.RunAll("relieve"), 1) << "in the same second";
+  pressure_.reset();  // says what is left
+  std::map<std::string, std::uint64_t> steps;
+  for (const std::string& line : Logged("memory pressure")) {
+    for (const std::string reason : {"tenant t0 had no room for", "above its high watermark"}) {
+      if (line.find(reason) != std::string::npos) steps[reason] += FieldOf(line, "steps");
+    }
+  }
+  EXPECT_GT(steps["tenant t0 had no room for"], 0u);
+  EXPECT_GT(steps["above its high watermark"], 0u);
 }
 
 TEST_F(PressureTest, ACallThatIsRefusedIsSaidWithItsReason) {
