@@ -162,7 +162,6 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
       counters_.decisions_made.fetch_add(1, std::memory_order_relaxed);
       layer.state.memory = choice->memory;
       layer.state.decided_until = choice->until;
-      layer.decided_until = choice->until;
       if (!choice->waits) layer.state.observation.ForgetBefore(choice->until);
       layer.interrupted = false;
       if (!choice->idle) {

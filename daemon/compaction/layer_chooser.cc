@@ -93,7 +93,7 @@ struct LayerChooser::Lanes {
 
 void LayerState::CutTo(std::uint64_t tokens) {
   observation.ForgetFrom(tokens);
-  decided_until = std::min(decided_until, tokens);
+  decided_until = std::min(decided_until.load(), tokens);
   if (decided_until == 0) memory = {};
 }
 

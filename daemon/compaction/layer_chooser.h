@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -21,8 +22,8 @@ namespace tessera::compaction {
 // What is kept of a layer beside its lanes.
 struct LayerState {
   policies::LayerMemory memory;
-  // Tokens before it have been decided about.
-  std::uint64_t decided_until = 0;
+  // Tokens before it have been decided about. Others may look at any time.
+  std::atomic<std::uint64_t> decided_until{0};
   Observation observation;
 
   // The sequence was cut to so many tokens.

@@ -41,8 +41,6 @@ class ManagedSequence final : public cache::Companion {
     std::optional<LayerChoice> unfinished TESSERA_GUARDED_BY(mutex);
     // There is one. Until it is finished the layer's rows keep their form, so that it still fits.
     std::atomic<bool> interrupted{false};
-    // What `state` says of it, for whoever does not wait.
-    std::atomic<std::uint64_t> decided_until{0};
     // Jobs that wait, or run, to choose for this layer.
     std::atomic<std::uint32_t> pending{0};
   };
@@ -97,11 +95,10 @@ class ManagedSequence final : public cache::Companion {
     }
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       layers_[i].state.memory = parent.layers_[i].state.memory;
-      layers_[i].state.decided_until = parent.layers_[i].state.decided_until;
+      layers_[i].state.decided_until = parent.layers_[i].state.decided_until.load();
       layers_[i].unfinished = parent.layers_[i].unfinished;
       layers_[i].interrupted = layers_[i].unfinished.has_value();
       layers_[i].state.CutTo(tokens);
-      layers_[i].decided_until = layers_[i].state.decided_until;
       if (layers_[i].unfinished.has_value()) layers_[i].unfinished->CutTo(tokens);
     }
     prompt_until_.store(std::min(parent.prompt_until_.load(), tokens));
@@ -136,9 +133,11 @@ class ManagedSequence final : public cache::Companion {
     return lanes_[index].state.ShownLoss();
   }
   // The tokens that every layer has chosen among.
-  std::uint64_t decided_until() const {
+  std::uint64_t decided_until() const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     std::uint64_t until = layers_.empty() ? 0 : ~std::uint64_t{0};
-    for (const ManagedLayer& layer : layers_) until = std::min(until, layer.decided_until.load());
+    for (const ManagedLayer& layer : layers_) {
+      until = std::min(until, layer.state.decided_until.load());
+    }
     return until;
   }
 
@@ -152,7 +151,6 @@ class ManagedSequence final : public cache::Companion {
     prompt_until_.store(std::min(prompt_until_.load(), tokens));
     for (ManagedLayer& layer : layers_) {
       layer.state.CutTo(tokens);
-      layer.decided_until = layer.state.decided_until;
       if (layer.unfinished.has_value()) layer.unfinished->CutTo(tokens);
       if (layer.choice.has_value() && layer.choice->until > tokens) layer.choice.reset();
     }
