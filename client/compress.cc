@@ -135,6 +135,7 @@ void ToProto(const kernels::SelectionRule& rule, v1::Selection& selection) {
                           ? v1::Selection::JUDGE_LOGIT
                           : v1::Selection::JUDGE_SHARE);
   selection.set_first_block(rule.first_block);
+  selection.set_counts_tail(rule.counts_tail);
   selection.set_each_head(rule.each_head);
 }
 
@@ -146,6 +147,7 @@ PolicySelection FromProto(const v1::PolicySelection& policy) {
                    .judge = selection.judge() == v1::Selection::JUDGE_LOGIT ? Judge::kLogit
                                                                             : Judge::kShare,
                    .first_block = selection.first_block(),
+                   .counts_tail = selection.counts_tail(),
                    .each_head = selection.each_head()},
           .dense_layers = policy.dense_layers()};
 }

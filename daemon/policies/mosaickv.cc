@@ -87,7 +87,9 @@ constexpr Option kOptions[] = {
      .most = shm::kMaxSegmentEntries,
      .multiple_of = kernels::kTileEntries,
      .unit = "tokens",
-     .help = "A segment, which has one strategy, is at most so long"},
+     .help =
+         "A segment, which has one strategy, is at most so long; shorter than about 1.5 head_dim "
+         "its rotations take more than they save"},
     {.name = "min_segment",
      .type = OptionType::kCount,
      .standard = "4096",
@@ -142,6 +144,27 @@ constexpr Option kOptions[] = {
      .standard = "bf16",
      .words = kRotationWords,
      .help = "The type in which rotations are stored"},
+    {.name = "sample",
+     .type = OptionType::kCount,
+     .standard = "4096",
+     .least = kTile,
+     .most = shm::kMaxSegmentEntries,
+     .unit = "tokens",
+     .help = "Losses of candidates are judged on so many tokens of a segment, spread over it"},
+    {.name = "trial",
+     .type = OptionType::kCount,
+     .standard = "8192",
+     .least = kTile,
+     .most = shm::kMaxSegmentEntries,
+     .unit = "tokens",
+     .help = "The rotation that they are judged with is made from so many others"},
+    {.name = "reorder_sample",
+     .type = OptionType::kCount,
+     .standard = "1024",
+     .least = kTile,
+     .most = shm::kMaxSegmentEntries,
+     .unit = "tokens",
+     .help = "Which channels rows keep together is seen on so many"},
     {.name = "pressed",
      .type = OptionType::kNumber,
      .standard = "0",
@@ -195,6 +218,9 @@ void Apply(const Values& values, Policy& policy) {
   strategy.rotation_type = values.Word("rotation") == kRotationWords[1]
                                ? kernels::ElementType::kFp32
                                : kernels::ElementType::kBf16;
+  strategy.sampled_rows = values.Count("sample");
+  strategy.trial_rows = values.Count("trial");
+  strategy.reorder_rows = values.Count("reorder_sample");
   mosaic.segments = {
       .tokens = values.Count("segment"),
       .min_tokens = values.Count("min_segment"),
@@ -247,6 +273,9 @@ std::optional<Values> Read(const Policy& policy) {
   values.Give("window", static_cast<double>(segments.loss_window));
   values.Give("rotation",
               kRotationWords[strategy.rotation_type == kernels::ElementType::kFp32 ? 1 : 0]);
+  values.Give("sample", static_cast<double>(strategy.sampled_rows));
+  values.Give("trial", static_cast<double>(strategy.trial_rows));
+  values.Give("reorder_sample", static_cast<double>(strategy.reorder_rows));
   values.Give("pressed", policy.mosaic->pressed);
   ReadSelection(policy, values);
   return values;

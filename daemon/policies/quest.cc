@@ -28,8 +28,9 @@ constexpr Option kOptions[] = {
      .least = 1,
      .most = kMostEntries,
      .unit = "tokens",
-     .help =
-         "The budget, rounded down to whole pages and at least 3 of them, the last one included"},
+     .help = "The budget, rounded down to whole pages and at least 3 of them; the newest page, and "
+             "what "
+             "waits in the tail, are among them"},
     {.name = "heads",
      .type = OptionType::kWord,
      .standard = "group",
@@ -52,11 +53,13 @@ void Apply(const Values& values, Policy& policy) {
   } else {
     policy.summaries = {.summary = kernels::Summary::kMinMax, .block = page};
   }
-  // The greatest bound over the query heads that choose together decides, as it is. The lane's last
-  // page is either forced, being partial, or followed by the tail, which is read whole.
+  // The greatest bound over the query heads that choose together decides, as it is. Pages are of
+  // all that a lane holds: those of the tail, and the newest one where there is none, are among
+  // them.
   policy.selection = {.rule = {.entries = pages * page,
                                .judge = kernels::SelectionRule::Judge::kLogit,
                                .first_block = false,
+                               .counts_tail = true,
                                .each_head = ChooseEach(values.Word("heads"))},
                       .dense_layers = values.Count32("dense_layers")};
 }

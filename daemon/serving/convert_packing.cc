@@ -144,6 +144,7 @@ absl::StatusOr<kernels::SelectionRule> ToSelectionRule(const v1::Selection& sele
       .entries = selection.entries(),
       .judge = judge == v1::Selection::JUDGE_LOGIT ? Judge::kLogit : Judge::kShare,
       .first_block = selection.first_block(),
+      .counts_tail = selection.counts_tail(),
       .each_head = selection.each_head()};
 }
 
@@ -158,6 +159,7 @@ void Describe(const policies::SelectionPolicy& policy, v1::PolicySelection& show
   selection.set_judge(policy.rule.judge == Judge::kLogit ? v1::Selection::JUDGE_LOGIT
                                                          : v1::Selection::JUDGE_SHARE);
   selection.set_first_block(policy.rule.first_block);
+  selection.set_counts_tail(policy.rule.counts_tail);
   selection.set_each_head(policy.rule.each_head);
   shown.set_dense_layers(policy.dense_layers);
 }
@@ -230,6 +232,7 @@ void Describe(const cache::SegmentRun& run, v1::SegmentRun& shown) {
   shown.set_block(run.shape.block);
   shown.set_tile_bytes(run.tile_bytes);
   shown.set_rotation_bytes(run.rotation_bytes);
+  shown.set_table_bytes(run.table_bytes);
   shown.set_provisional(run.provisional);
   shown.set_key_loss(run.loss.key);
   shown.set_value_loss(run.loss.value);

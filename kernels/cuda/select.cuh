@@ -46,11 +46,9 @@ struct SelectLane {
   std::uint32_t* values;  // likewise
   std::uint8_t* visible;  // likewise
   std::uint32_t* taken;   // likewise
+  std::uint32_t tail;     // rows of it that the queries see
 
-  TESSERA_DEVICE bool Forced(std::uint32_t block) const {
-    return (block == 0 && selection.first_forced != 0) ||
-           (block + 1 == selection.blocks && selection.last_forced != 0);
-  }
+  TESSERA_DEVICE bool Forced(std::uint32_t block) const { return IsForced(selection, block, tail); }
 };
 
 // The sum of `value` over the threads of the warp up to this one.
@@ -262,6 +260,17 @@ TESSERA_DEVICE bool CutParts(const AttendParams& params, const StepReader& step,
   return fits;
 }
 
+// How many rows of the lane's tail the queries see.
+TESSERA_DEVICE std::uint32_t TailSeen(const AttendParams& params, const StepReader& step,
+                                      const StepSelection& selection) {
+  const StepSequence& sequence = step.sequence(selection.lane / step.layer(params.layer).kv_heads);
+  const Positions visible = VisibleFromAll(sequence.first_query_position, sequence.queries,
+                                           {.causal = params.causal != 0, .window = params.window});
+  const EntryRange seen =
+      LocateTail(step.lane(params.layer, selection.lane), sequence, visible).entries;
+  return seen.end - seen.begin;
+}
+
 // The kernel's body. Grid: the layer's selections.
 TESSERA_DEVICE void SelectBlocks(const AttendParams& params) {
   const StepReader step(params.step);
@@ -278,14 +287,16 @@ TESSERA_DEVICE void SelectBlocks(const AttendParams& params) {
                            .scores = params.scores + selection.first_block,
                            .values = params.values + selection.first_block,
                            .visible = params.visible + selection.first_block,
-                           .taken = params.taken + selection.first_block};
+                           .taken = params.taken + selection.first_block,
+                           .tail = TailSeen(params, step, selection)};
   const SelectShared shared;
   SumRows(params, step, lane);
   gpu::SyncBlock();
   const Visible own = LaneValues(params, lane);
   const std::uint32_t visible = SumOverBlock(own.entries, shared).all;
   const std::uint32_t forced = SumOverBlock(own.forced, shared).all;
-  const std::uint64_t budget = BudgetOf(lane.rule, visible);
+  const std::uint64_t budget = BudgetOf(
+      lane.rule, {.entries = visible, .tail = lane.tail, .block = lane.selection.tail_block});
   Threshold threshold;
   if (budget > forced) {
     threshold = FindThreshold(lane, shared, static_cast<std::uint32_t>(budget) - forced);

@@ -43,19 +43,43 @@ TESSERA_HOST_DEVICE constexpr std::uint32_t SelectedPartsOf(std::uint32_t taken,
                                     kSelectedEntries);
 }
 
-// The budget of a rule in entries, where `visible` may be selected.
-TESSERA_HOST_DEVICE inline std::uint64_t BudgetOf(const StepRule& rule, std::uint64_t visible) {
-  if (rule.entries != 0) return rule.entries < visible ? rule.entries : visible;
-  const double all = static_cast<double>(visible);
+// A rule's share of `all` entries.
+TESSERA_HOST_DEVICE inline std::uint64_t ShareOf(double rate, std::uint64_t all) {
 #if defined(__CUDA_ARCH__)
-  const double product = __dmul_rn(rule.rate, all);  // not fused with what follows
+  const double product = __dmul_rn(rate, static_cast<double>(all));  // not fused with what follows
 #else
-  const double product = rule.rate * all;
+  const double product = rate * static_cast<double>(all);
 #endif
   // Ratios are doubles: the excess of a product over a whole number may be rounding.
   const double wanted = ::ceil(product - 1e-6);
   if (!(wanted > 0)) return 0;
-  return wanted < all ? static_cast<std::uint64_t>(wanted) : visible;
+  return wanted < static_cast<double>(all) ? static_cast<std::uint64_t>(wanted) : all;
+}
+
+// What a rule's budget has to go round: entries that the queries see.
+struct Selectable {
+  std::uint64_t entries = 0;  // of choices
+  std::uint32_t tail = 0;
+  std::uint32_t block = 1;  // that the tail's count in
+};
+
+// Of a rule's budget what is left for choices.
+TESSERA_HOST_DEVICE inline std::uint64_t BudgetOf(const StepRule& rule, const Selectable& visible) {
+  const std::uint32_t blocks = (visible.tail + visible.block - 1) / visible.block;
+  const std::uint32_t tail = rule.counts_tail != 0 ? blocks * visible.block : 0;
+  std::uint64_t budget = rule.entries;
+  if (budget == 0) budget = ShareOf(rule.rate, visible.entries + tail);
+  budget = budget > tail ? budget - tail : 0;
+  return budget < visible.entries ? budget : visible.entries;
+}
+
+// `tail`: rows of it that the queries see.
+TESSERA_HOST_DEVICE constexpr bool IsForced(const StepSelection& selection, std::uint32_t block,
+                                            std::uint32_t tail) {
+  if (block == 0 && selection.first_forced != 0) return true;
+  if (block + 1 != selection.blocks) return false;
+  return selection.last_forced == LastForced::kYes ||
+         (selection.last_forced == LastForced::kWithoutTail && tail == 0);
 }
 
 // The most parts that a lane's taken blocks may fill: `entries` in `choices` segments may be
@@ -66,7 +90,7 @@ TESSERA_HOST_DEVICE inline std::uint32_t MostSelectedParts(const StepRule& rule,
                                                            std::uint64_t entries,
                                                            std::uint32_t choices,
                                                            std::uint32_t whole) {
-  const std::uint64_t filled = BudgetOf(rule, entries) + 2 * kMaxBlockEntries +
+  const std::uint64_t filled = BudgetOf(rule, {.entries = entries}) + 2 * kMaxBlockEntries +
                                std::uint64_t{choices} * 2 * kMaxBlockEntries;
   // Each choice but one may end with a part that is not full.
   const std::uint64_t parts = (filled + kSelectedEntries - 1) / kSelectedEntries + choices - 1;

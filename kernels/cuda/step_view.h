@@ -72,7 +72,8 @@ struct StepRule {
   std::uint8_t selects = 0;   // 0: everything is read
   std::uint8_t by_share = 1;  // a row's score counts less its log-sum-exp over all candidates
   std::uint8_t first_block = 0;
-  std::uint8_t reserved[5] = {};
+  std::uint8_t counts_tail = 0;  // the budget is of the tail's rows as well
+  std::uint8_t reserved[4] = {};
 };
 static_assert(sizeof(StepRule) == 24);
 
@@ -176,6 +177,8 @@ struct StepStrategy {
 static_assert(sizeof(StepStrategy) == 136);
 inline constexpr std::uint64_t kNoRotation = ~std::uint64_t{0};
 
+enum class LastForced : std::uint8_t { kNo = 0, kYes = 1, kWithoutTail = 2 };
+
 // A lane that reads a selection of blocks. Its blocks are those of its choices, one after another.
 struct StepSelection {
   std::uint32_t lane;          // of the layer
@@ -184,8 +187,9 @@ struct StepSelection {
   std::uint32_t first_block;  // of the layer
   std::uint32_t blocks;
   std::uint8_t first_forced;  // its first block is taken whatever its score
-  std::uint8_t last_forced;   // likewise its last
-  std::uint16_t reserved;
+  LastForced last_forced;     // likewise its last
+  std::uint8_t tail_block;    // the last choice's, that the tail's rows count in
+  std::uint8_t reserved;
 };
 static_assert(sizeof(StepSelection) == 24);
 

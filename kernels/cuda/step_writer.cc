@@ -229,7 +229,7 @@ void StepWriter::AddSegment(const SegmentSpec& segment) {
     lane_.segment_parts += PartsOf(segment.entries);
     if (!plain) MarkKind(KindOf(segment.shape));
   }
-  selection_.last_forced = selects && segment.entries % segment.shape.block != 0 ? 1 : 0;
+  selection_.last_forced = selects ? LastForcedOf(segment) : LastForced::kNo;
   ++lane_.segment_count;
   ++segments_;
 }
@@ -264,6 +264,12 @@ const StepRule& StepWriter::RuleOfLane() {
   return At<StepSequence>(header.sequences_offset)[sequence].rule;
 }
 
+// Where nothing but the tail follows the segment, which selects.
+LastForced StepWriter::LastForcedOf(const SegmentSpec& segment) {
+  if (segment.entries % segment.shape.block != 0) return LastForced::kYes;
+  return RuleOfLane().counts_tail != 0 ? LastForced::kWithoutTail : LastForced::kNo;
+}
+
 // The place among the lane's. Its segment is the one to be added.
 std::uint32_t StepWriter::AddChoice(const SegmentSpec& segment) {
   const std::uint32_t block = segment.shape.block;
@@ -275,6 +281,7 @@ std::uint32_t StepWriter::AddChoice(const SegmentSpec& segment) {
                                                                    .first_piece = pieces_};
   if (lane_.segment_count == 0) selection_.first_forced = RuleOfLane().first_block != 0 ? 1 : 0;
   selection_.blocks += blocks;
+  selection_.tail_block = segment.shape.block;
   pieces_ += PiecesOf(segment.entries);
   whole_slots_ += SelectedPartsOf(blocks, block);
   selectable_ += segment.entries;

@@ -44,7 +44,8 @@ StepRule StepRuleOf(const Rule* rule) {
           .entries = rule->entries,
           .selects = 1,
           .by_share = rule->judge == Rule::Judge::kShare,
-          .first_block = rule->first_block};
+          .first_block = rule->first_block,
+          .counts_tail = rule->counts_tail};
 }
 
 std::uint64_t StepBytes(const StepShape& shape);
@@ -110,6 +111,7 @@ class StepWriter {
   bool Fits(const SegmentSpec& segment);
   std::uint32_t AddStrategy(const SegmentSpec& segment);
   const StepRule& RuleOfLane();
+  LastForced LastForcedOf(const SegmentSpec& segment);
   std::uint32_t AddChoice(const SegmentSpec& segment);
   void MarkKind(PartKind kind);
   void CloseSelection();

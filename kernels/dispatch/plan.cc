@@ -127,7 +127,7 @@ std::uint64_t MostTasks(const AttendItem& item, const PositionRange& visible) {
     const std::uint64_t excess = kTileEntries * (segments + 5);
     // Positions come from the tiles: where they do not rise, any block may be seen in part.
     const std::uint64_t wanted =
-        positions ? selectable : BudgetOf(*item.selection, selectable) + excess;
+        positions ? selectable : BudgetOf(*item.selection, {.entries = selectable}) + excess;
     const std::uint64_t most = std::min(selectable, wanted);
     tasks += segments + most / kLeast;
   }
@@ -220,12 +220,18 @@ PositionRange VisibleFromItem(const AttendBatch& batch, const AttendItem& item) 
   return VisibleFromRows(batch, item, 0, item.queries * batch.geometry.group());
 }
 
-std::uint64_t BudgetOf(const SelectionRule& rule, std::uint64_t visible) {
-  if (rule.entries != 0) return std::min(rule.entries, visible);
-  // Ratios are doubles: the excess of a product over a whole number may be rounding.
-  const double wanted = std::ceil(rule.rate * static_cast<double>(visible) - 1e-6);
-  if (!(wanted > 0)) return 0;
-  return wanted < static_cast<double>(visible) ? static_cast<std::uint64_t>(wanted) : visible;
+std::uint64_t BudgetOf(const SelectionRule& rule, const Selectable& visible) {
+  const std::uint64_t tail =
+      rule.counts_tail ? (visible.tail + visible.block - 1) / visible.block * visible.block : 0;
+  const std::uint64_t all = visible.entries + tail;
+  std::uint64_t budget = rule.entries;
+  if (budget == 0) {
+    // Ratios are doubles: the excess of a product over a whole number may be rounding.
+    const double wanted = std::ceil(rule.rate * static_cast<double>(all) - 1e-6);
+    if (!(wanted > 0)) return 0;
+    budget = wanted < static_cast<double>(all) ? static_cast<std::uint64_t>(wanted) : all;
+  }
+  return std::min(budget - std::min(budget, tail), visible.entries);
 }
 
 PlanSize MeasurePlan(const AttendBatch& batch) {

@@ -107,8 +107,15 @@ PositionRange VisibleFromRows(const AttendBatch& batch, const AttendItem& item,
 // What all queries of an item see together.
 PositionRange VisibleFromItem(const AttendBatch& batch, const AttendItem& item);
 
-// The budget of an item's rule in entries, where its segments hold `visible` that may be selected.
-std::uint64_t BudgetOf(const SelectionRule& rule, std::uint64_t visible);
+// What a rule's budget has to go round: entries that the item's queries see.
+struct Selectable {
+  std::uint64_t entries = 0;  // of segments with block summaries
+  std::uint64_t tail = 0;
+  std::uint32_t block = 1;  // that the tail's count in
+};
+
+// Of a rule's budget what is left for segments.
+std::uint64_t BudgetOf(const SelectionRule& rule, const Selectable& visible);
 
 // The floats of one task's partial result: maxima and sums padded so that outputs are aligned.
 // Rotated rows have at most head_dim channels, padding included.

@@ -227,14 +227,20 @@ void FindBlockFacts(const AttendBatch& batch, ItemSelection& selection) {
   std::uint32_t first = 0;
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
     const SegmentView& segment = lane.segments[s];
-    if (!FindFacts(segment, visible, selection.facts + first, selection.visible)) {
+    if (!FindFacts(segment, visible, selection.facts + first, selection.visible.entries)) {
       selection.faulted.store(true, std::memory_order_relaxed);
       return;
     }
-    first += BlocksOf(segment);
+    const std::uint32_t blocks = BlocksOf(segment);
+    if (blocks != 0) selection.visible.block = segment.shape.block;
+    first += blocks;
   }
+  const std::uint64_t tail_begin = std::max(lane.tail.begin, visible.begin);
+  const std::uint64_t tail_end = std::min(lane.tail.end, visible.end);
+  selection.visible.tail = tail_end > tail_begin ? tail_end - tail_begin : 0;
   const SegmentView& last = lane.segments[lane.segment_count - 1];
-  if (BlocksOf(last) != 0 && last.entries % last.shape.block != 0) {
+  const bool newest = item.selection->counts_tail && selection.visible.tail == 0;
+  if (BlocksOf(last) != 0 && (newest || last.entries % last.shape.block != 0)) {
     selection.facts[selection.blocks - 1].forced = 1;
   }
   if (item.selection->first_block && BlocksOf(lane.segments[0]) != 0) {

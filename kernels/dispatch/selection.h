@@ -23,7 +23,7 @@ struct ItemSelection {
   std::uint32_t first_cell = 0;
   std::uint32_t cells = 0;
   std::uint32_t blocks = 0;
-  std::uint64_t visible = 0;      // entries of all blocks
+  Selectable visible;
   BlockFacts* facts = nullptr;    // [blocks]
   std::uint8_t* taken = nullptr;  // [blocks]
   float* scores = nullptr;        // [rows of a cell][blocks], reused from cell to cell

@@ -14,11 +14,6 @@
 namespace tessera::kernels {
 namespace {
 
-// Of a rotation that losses are tried with: beyond this more rows change little.
-constexpr std::uint64_t kTrialRows = 8192;
-// That are looked at for which channels are kept together.
-constexpr std::uint64_t kReorderRows = 1024;
-
 // One side of a lane, and how it is looked at.
 struct Side {
   const RowSpan& rows;
@@ -33,7 +28,7 @@ std::vector<ChannelOrder> OrdersFor(const Side& side, const std::vector<RowRange
   if (kept.empty()) return {};
   std::vector<CoKept> together(kept.size(), CoKept(rotation.channels));
   FloatRows rotated;
-  for (const RowRange& range : Spread(ranges, kReorderRows)) {
+  for (const RowRange& range : Spread(ranges, side.options.reorder_rows)) {
     Rotate(side.rows.Slice(range.first, range.count), rotation, side.operations, rotated);
     for (std::uint32_t r = 0; r < range.count; ++r) {
       for (std::size_t i = 0; i < kept.size(); ++i) together[i].Add(rotated.row(r), kept[i]);
@@ -74,7 +69,7 @@ std::vector<Judgement> CrossFit(const Side& side, const std::vector<Candidate>& 
   const TileShape& shape = candidates.front().shape;
   const Folds folds = SplitRows(side.rows.count);
   Moments moments(side.rows.head_dim);
-  for (const RowRange& range : Spread(folds.made_from, kTrialRows)) {
+  for (const RowRange& range : Spread(folds.made_from, side.options.trial_rows)) {
     moments.Add(side.rows.Slice(range.first, range.count), side.operations);
   }
   AlignedBytes matrix(RotationBytes(shape, shape.key, side.options.rotation_type));

@@ -36,8 +36,12 @@ struct StrategyOptions {
   double block_variance = 0.5;
   ValueType values = ValueType::kBf16;
   ElementType rotation_type = ElementType::kBf16;
-  // Losses are judged on at most so many rows, whole tiles where one fits, spread over the run.
+  // What is looked at of a run at most, spread over it, whole tiles where one fits: rows that
+  // losses are judged on, that the trial rotation is made from, that say which channels go
+  // together.
   std::uint64_t sampled_rows = 4096;
+  std::uint64_t trial_rows = 8192;
+  std::uint64_t reorder_rows = 1024;
 };
 
 struct Strategy {

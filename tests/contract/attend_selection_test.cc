@@ -30,6 +30,7 @@ SelectionRule AnyRule(TestRandom& random) {
   if (random.OneIn(4)) rule.entries = 1 + random.Below(300);
   if (random.OneIn(3)) rule.judge = SelectionRule::Judge::kLogit;
   rule.first_block = random.OneIn(2);
+  rule.counts_tail = random.OneIn(2);
   return rule;
 }
 
@@ -171,6 +172,20 @@ std::pair<std::uint64_t, std::uint64_t> VisibleRange(const AttendBatch& batch) {
   return {begin, end};
 }
 
+// Rows of the tail that are seen, in whole blocks of the last segment that has any; 0 where the
+// rule leaves the tail out.
+std::uint64_t BlocksOfTail(const SelectionRule& rule, const LaneView& lane, std::uint64_t begin,
+                           std::uint64_t end, const std::vector<Block>& blocks) {
+  if (!rule.counts_tail || blocks.empty()) return 0;
+  std::uint64_t rows = 0;
+  for (std::uint64_t position = lane.tail.begin; position < lane.tail.end; ++position) {
+    rows += position >= begin && position < end ? 1 : 0;
+  }
+  const std::uint64_t block = lane.segments[blocks.back().segment].shape.block;
+  while (rows % block != 0) ++rows;
+  return rows;
+}
+
 TEST_P(AttendSelection, KeepsTheBudgetAndTheForcedBlocks) {
   for (int round = 0; round < 80; ++round) {
     const BatchShape shape = AnyBatch(random_);
@@ -196,14 +211,19 @@ TEST_P(AttendSelection, KeepsTheBudgetAndTheForcedBlocks) {
         largest = std::max(largest, block.visible);
       }
     }
-    const double wanted = rule.entries != 0
-                              ? static_cast<double>(rule.entries)
-                              : std::ceil(rule.rate * static_cast<double>(visible) - 1e-6);
-    const double budget = std::min(wanted, static_cast<double>(visible));
+    const std::uint64_t tail = BlocksOfTail(rule, lane, begin, end, blocks);
+    const auto all = static_cast<double>(visible + tail);
+    const double wanted = rule.entries != 0 ? static_cast<double>(rule.entries)
+                                            : std::min(std::ceil(rule.rate * all - 1e-6), all);
+    const double budget =
+        std::clamp(wanted - static_cast<double>(tail), 0.0, static_cast<double>(visible));
     std::uint64_t forced = 0;
     if (!blocks.empty()) {
       const SegmentView& last = lane.segments[lane.segment_count - 1];
-      if (Selectable(last) && last.entries % last.shape.block != 0 && blocks.back().visible != 0) {
+      const bool newest =
+          Selectable(last) &&
+          (last.entries % last.shape.block != 0 || (rule.counts_tail && tail == 0));
+      if (newest && blocks.back().visible != 0) {
         EXPECT_TRUE(blocks.back().taken);
         forced += blocks.back().visible;
       }
@@ -248,7 +268,7 @@ TEST_P(AttendSelection, AllOfItIsTheSameAsNone) {
   for (int round = 0; round < 20; ++round) {
     const BatchShape shape = AnyBatch(random_);
     const Mixture mixture = AnyLane(shape, random_);
-    const SelectionRule rule = {.rate = 1};
+    const SelectionRule rule = {.rate = 1, .counts_tail = random_.OneIn(2)};
     TestBatch batch(shape, random_);
     AddNewest(batch, *mixture.lane, 3);
     batch.items()[0].selection = &rule;
@@ -332,7 +352,7 @@ class CollectByItem final : public SelectionSink {
 // Every query head chooses, and reads, as if it were the only one.
 TEST_P(AttendSelection, HeadsMayChooseForThemselves) {
   int unlike = 0;
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < 40 || (unlike == 0 && round < 1000); ++round) {
     const BatchShape shape = AnyBatch(random_);
     const Mixture mixture = AnyLane(shape, random_);
     SelectionRule rule = AnyRule(random_);

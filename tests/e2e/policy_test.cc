@@ -128,6 +128,7 @@ TEST_F(Policies, ThePolicysSelectionIsWhatBothDoorsTake) {
                                  .entries = selection.entries(),
                                  .judge = static_cast<SelectionRule::Judge>(selection.judge()),
                                  .first_block = selection.first_block(),
+                                 .counts_tail = selection.counts_tail(),
                                  .each_head = selection.each_head()};
     const std::uint32_t dense_layers = Describe(sequence).selection().dense_layers();
     bool differs = false;

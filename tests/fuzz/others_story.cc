@@ -61,6 +61,7 @@ absl::Status Story::Select(Known& known) {
   const auto layer = static_cast<std::uint32_t>(options_.random->Below(kStoryShape.layers));
   const kernels::SelectionRule rule = {.rate = 0.25,
                                        .first_block = options_.random->OneIn(2),
+                                       .counts_tail = options_.random->OneIn(2),
                                        .each_head = options_.random->OneIn(2)};
   Say(Concat("select ", known.number, " layer ", layer, rule.each_head ? ", each head" : ""));
   const auto query = known.truth.Query(layer, known.truth.tokens() - 1);

@@ -175,10 +175,12 @@ TEST(Options, DefaultsAreWhatIsMeantWhereNothingIsSaid) {
   Policy mosaic = {.mosaic = MosaicPolicy{},
                    .selection = SelectionPolicy{.rule = {.rate = 0.1, .first_block = true}}};
   EXPECT_TRUE(Same(*ParsePolicy("mosaickv"), mosaic));
-  Policy quest = {.summaries = SummaryPolicy{},
-                  .selection = SelectionPolicy{
-                      .rule = {.entries = 1024, .judge = kernels::SelectionRule::Judge::kLogit},
-                      .dense_layers = 2}};
+  Policy quest = {
+      .summaries = SummaryPolicy{},
+      .selection = SelectionPolicy{.rule = {.entries = 1024,
+                                            .judge = kernels::SelectionRule::Judge::kLogit,
+                                            .counts_tail = true},
+                                   .dense_layers = 2}};
   EXPECT_TRUE(Same(*ParsePolicy("quest"), quest));
   EXPECT_TRUE(Same(*ParsePolicy(""), Policy{}));
   const std::pair<const char*, TokenPolicy> token_policies[] = {

@@ -15,12 +15,12 @@ inline auto FieldsOf(const kernels::Loss& loss) { return std::tie(loss.key, loss
 inline auto FieldsOf(const MosaicPolicy& mosaic) {
   const auto& [strategy, segments, pressed] = mosaic;
   const auto& [kept, groups, threshold, truncated, reorder, summary, blocks, block_variance, values,
-               rotation_type, sampled_rows] = strategy;
+               rotation_type, sampled_rows, trial_rows, reorder_rows] = strategy;
   const auto& [tokens, min_tokens, recent, loss_window, margin] = segments;
-  return std::tuple_cat(
-      std::tie(kept, groups, truncated, reorder, summary, blocks, block_variance, values,
-               rotation_type, sampled_rows, tokens, min_tokens, recent, loss_window, pressed),
-      FieldsOf(threshold), FieldsOf(margin));
+  return std::tuple_cat(std::tie(kept, groups, truncated, reorder, summary, blocks, block_variance,
+                                 values, rotation_type, sampled_rows, trial_rows, reorder_rows,
+                                 tokens, min_tokens, recent, loss_window, pressed),
+                        FieldsOf(threshold), FieldsOf(margin));
 }
 
 inline auto FieldsOf(const KeyChannelPolicy& channels) {
@@ -35,8 +35,8 @@ inline auto FieldsOf(const SummaryPolicy& summaries) {
 
 inline auto FieldsOf(const SelectionPolicy& selection) {
   const auto& [rule, dense_layers] = selection;
-  const auto& [rate, entries, judge, first_block, each_head] = rule;
-  return std::tie(dense_layers, rate, entries, judge, first_block, each_head);
+  const auto& [rate, entries, judge, first_block, counts_tail, each_head] = rule;
+  return std::tie(dense_layers, rate, entries, judge, first_block, counts_tail, each_head);
 }
 
 template <typename T>

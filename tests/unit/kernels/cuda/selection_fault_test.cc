@@ -72,7 +72,7 @@ TEST_F(SelectionWriter, CountsPiecesAndSlotsOfWhatIsSelectedFrom) {
   EXPECT_EQ(selection.choices, 2u);
   EXPECT_EQ(selection.blocks, 65u + 63u);
   EXPECT_EQ(selection.first_forced, 0);
-  EXPECT_EQ(selection.last_forced, 1);  // 500 is no multiple of 8
+  EXPECT_EQ(selection.last_forced, LastForced::kYes);  // 500 is no multiple of 8
   EXPECT_EQ(step.choices(0)[1].segment, 3u);
   EXPECT_EQ(step.choices(0)[1].first_block, 65u);
   EXPECT_EQ(step.choices(0)[1].first_piece, 3u);
@@ -110,13 +110,30 @@ TEST_F(SelectionWriter, TheFirstBlockIsForcedOnlyWhereTheLaneBeginsWithOne) {
   const SegmentSpec summed = {.entries = 64, .shape = Summed(plain, 16)};
   ASSERT_EQ(Write({summed}, rule, 1, 1), StepStatus::kOk);
   EXPECT_EQ(StepReader(image_->data()).selection(0, 0).first_forced, 1);
-  EXPECT_EQ(StepReader(image_->data()).selection(0, 0).last_forced, 0);
+  EXPECT_EQ(StepReader(image_->data()).selection(0, 0).last_forced, LastForced::kNo);
   const SegmentSpec odd = {.entries = 65, .shape = Summed(plain, 16)};
   ASSERT_EQ(
       Write({{.entries = 32, .shape = plain}, odd, {.entries = 1, .shape = plain}}, rule, 1, 1),
       StepStatus::kOk);
   EXPECT_EQ(StepReader(image_->data()).selection(0, 0).first_forced, 0);
-  EXPECT_EQ(StepReader(image_->data()).selection(0, 0).last_forced, 0);
+  EXPECT_EQ(StepReader(image_->data()).selection(0, 0).last_forced, LastForced::kNo);
+}
+
+TEST_F(SelectionWriter, WithoutATailTheNewestBlockIsForcedWhereTheTailCounts) {
+  StepRule rule = kQuarter;
+  rule.counts_tail = 1;
+  const TileShape plain = DenseShape(64, ElementType::kBf16);
+  const SegmentSpec full = {.entries = 64, .shape = Summed(plain, 8)};
+  ASSERT_EQ(Write({full}, rule, 1, 1), StepStatus::kOk);
+  EXPECT_EQ(StepReader(image_->data()).selection(0, 0).last_forced, LastForced::kWithoutTail);
+  EXPECT_EQ(StepReader(image_->data()).selection(0, 0).tail_block, 8);
+  // Others are newer: they are read whole.
+  ASSERT_EQ(Write({full, {.entries = 32, .shape = plain}}, rule, 1, 1), StepStatus::kOk);
+  EXPECT_EQ(StepReader(image_->data()).selection(0, 0).last_forced, LastForced::kNo);
+  const SegmentSpec partial = {.entries = 65, .shape = Summed(plain, 16)};
+  ASSERT_EQ(Write({full, partial}, rule, 1, 2), StepStatus::kOk);
+  EXPECT_EQ(StepReader(image_->data()).selection(0, 0).last_forced, LastForced::kYes);
+  EXPECT_EQ(StepReader(image_->data()).selection(0, 0).tail_block, 16);
 }
 
 TEST_F(SelectionWriter, RefusesWhatDoesNotFit) {

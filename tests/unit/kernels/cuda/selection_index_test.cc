@@ -15,16 +15,49 @@ namespace {
 
 TEST(SelectionIndex, BudgetsAreRatesRoundedUpOrEntries) {
   const auto rate = [](double value) { return StepRule{.rate = value, .selects = 1}; };
-  EXPECT_EQ(BudgetOf(rate(0), 1000), 0u);
-  EXPECT_EQ(BudgetOf(rate(0.0625), 1600), 100u);
-  EXPECT_EQ(BudgetOf(rate(0.0625), 1601), 101u);
-  EXPECT_EQ(BudgetOf(rate(0.1), 30), 3u);  // 0.1 * 30 is more than 3 in doubles
-  EXPECT_EQ(BudgetOf(rate(1), 77), 77u);
-  EXPECT_EQ(BudgetOf(rate(7), 77), 77u);
-  EXPECT_EQ(BudgetOf(rate(-1), 77), 0u);
-  EXPECT_EQ(BudgetOf(rate(std::numeric_limits<double>::quiet_NaN()), 77), 0u);
-  EXPECT_EQ(BudgetOf({.rate = 1, .entries = 5, .selects = 1}, 77), 5u);
-  EXPECT_EQ(BudgetOf({.rate = 0, .entries = 500, .selects = 1}, 77), 77u);
+  EXPECT_EQ(BudgetOf(rate(0), {.entries = 1000}), 0u);
+  EXPECT_EQ(BudgetOf(rate(0.0625), {.entries = 1600}), 100u);
+  EXPECT_EQ(BudgetOf(rate(0.0625), {.entries = 1601}), 101u);
+  EXPECT_EQ(BudgetOf(rate(0.1), {.entries = 30}), 3u);  // 0.1 * 30 is more than 3 in doubles
+  EXPECT_EQ(BudgetOf(rate(1), {.entries = 77}), 77u);
+  EXPECT_EQ(BudgetOf(rate(7), {.entries = 77}), 77u);
+  EXPECT_EQ(BudgetOf(rate(-1), {.entries = 77}), 0u);
+  EXPECT_EQ(BudgetOf(rate(std::numeric_limits<double>::quiet_NaN()), {.entries = 77}), 0u);
+  EXPECT_EQ(BudgetOf({.rate = 1, .entries = 5, .selects = 1}, {.entries = 77}), 5u);
+  EXPECT_EQ(BudgetOf({.rate = 0, .entries = 500, .selects = 1}, {.entries = 77}), 77u);
+}
+
+TEST(SelectionIndex, BudgetsOfTheTailTooLeaveTheRest) {
+  const StepRule pages = {.entries = 64, .selects = 1, .counts_tail = 1};
+  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .tail = 0, .block = 16}), 64u);
+  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .tail = 1, .block = 16}), 48u);
+  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .tail = 16, .block = 16}), 48u);
+  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .tail = 17, .block = 16}), 32u);
+  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .tail = 90, .block = 16}), 0u);
+  EXPECT_EQ(BudgetOf(pages, {.entries = 32, .tail = 3, .block = 16}), 32u);
+  EXPECT_EQ(BudgetOf({.entries = 64, .selects = 1}, {.entries = 1000, .tail = 90, .block = 16}),
+            64u);
+  // A rate of all is all, however the tail is rounded.
+  EXPECT_EQ(BudgetOf({.rate = 1, .selects = 1, .counts_tail = 1},
+                     {.entries = 1000, .tail = 3, .block = 16}),
+            1000u);
+  EXPECT_EQ(BudgetOf({.rate = 0.25, .selects = 1, .counts_tail = 1},
+                     {.entries = 384, .tail = 10, .block = 16}),
+            84u);
+}
+
+TEST(SelectionIndex, TheNewestBlockIsForcedWhereItIsPartialOrThereIsNoTail) {
+  StepSelection selection = {.blocks = 4, .last_forced = LastForced::kNo};
+  EXPECT_FALSE(IsForced(selection, 3, 0));
+  selection.last_forced = LastForced::kWithoutTail;
+  EXPECT_TRUE(IsForced(selection, 3, 0));
+  EXPECT_FALSE(IsForced(selection, 3, 1));
+  EXPECT_FALSE(IsForced(selection, 2, 0));
+  selection.last_forced = LastForced::kYes;
+  EXPECT_TRUE(IsForced(selection, 3, 1));
+  EXPECT_FALSE(IsForced(selection, 0, 1));
+  selection.first_forced = 1;
+  EXPECT_TRUE(IsForced(selection, 0, 1));
 }
 
 TEST(SelectionIndex, KeysAreOrderedAsValues) {

@@ -67,6 +67,7 @@ inline kernels::cuda::StepRule AnyStepRule(TestRandom& random) {
   if (random.OneIn(4)) rule.entries = 1 + random.Below(300);
   rule.by_share = random.OneIn(2) ? 1 : 0;
   rule.first_block = random.OneIn(2) ? 1 : 0;
+  rule.counts_tail = random.OneIn(2) ? 1 : 0;
   return rule;
 }
 

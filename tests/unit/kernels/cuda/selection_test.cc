@@ -219,7 +219,8 @@ class ChoiceProblem {
         }
         shapes.push_back(shape);
       }
-      problem_.Add(shapes, 1, static_cast<std::uint32_t>(random.Between(1, 3)), 0);
+      const auto tail = static_cast<std::uint32_t>(random.OneIn(3) ? 0 : random.Below(90));
+      problem_.Add(shapes, tail, static_cast<std::uint32_t>(random.Between(1, 3)), 0);
       if (!random.OneIn(5)) problem_.items()[i].rule = AnyStepRule(random);
     }
     call_.emplace(geometry_, false, problem_.items());
@@ -245,24 +246,26 @@ class ChoiceProblem {
     const StepRule& rule = RuleOf(selection);
     std::vector<kernels::BlockFacts> facts(selection.blocks);
     std::uint64_t visible = 0;
+    const std::uint32_t tail = TailOf(selection);
     for (std::uint32_t b = 0; b < selection.blocks; ++b) {
       facts[b].entries = params.visible[selection.first_block + b];
-      facts[b].forced = (b == 0 && selection.first_forced != 0) ||
-                        (b + 1 == selection.blocks && selection.last_forced != 0);
+      facts[b].forced = IsForced(selection, b, tail);
       visible += facts[b].entries;
     }
     std::vector<float> values = Values(params, selection, index, rule);
     std::vector<float> scratch(selection.blocks);
     std::vector<std::uint8_t> taken(selection.blocks);
-    kernels::SelectReference({.scores = values.data(),
-                              .score_stride = selection.blocks,
-                              .row_count = 1,
-                              .blocks = facts.data(),
-                              .block_count = selection.blocks,
-                              .budget = BudgetOf(rule, visible),
-                              .by_share = false,
-                              .values = scratch.data(),
-                              .taken = taken.data()});
+    kernels::SelectReference(
+        {.scores = values.data(),
+         .score_stride = selection.blocks,
+         .row_count = 1,
+         .blocks = facts.data(),
+         .block_count = selection.blocks,
+         .budget =
+             BudgetOf(rule, {.entries = visible, .tail = tail, .block = selection.tail_block}),
+         .by_share = false,
+         .values = scratch.data(),
+         .taken = taken.data()});
     const std::vector<std::vector<std::uint32_t>> lists = call_->Taken(index);
     std::uint32_t parts = 0;
     const TakenRange* ranges = params.ranges + FirstRangeOf(selection, index);
@@ -285,6 +288,17 @@ class ChoiceProblem {
  private:
   const StepRule& RuleOf(const StepSelection& selection) {
     return call_->step().sequence(selection.lane / geometry_.kv_heads).rule;
+  }
+  // All of it is seen.
+  std::uint32_t TailOf(const StepSelection& selection) {
+    for (std::uint32_t i = 0; i < problem_.items().size(); ++i) {
+      const kernels::TailView& tail = problem_.items()[i].lane->tail;
+      if (call_->LaneOfItem(i) == selection.lane) {
+        return static_cast<std::uint32_t>(tail.end - tail.begin);
+      }
+    }
+    ADD_FAILURE() << "lane " << selection.lane << " is no item's";
+    return 0;
   }
   std::uint32_t BlockOf(const StepSelection& selection, const StepChoice& choice) {
     const StepReader step = call_->step();
