@@ -101,6 +101,43 @@ TEST(BenchTest, SharingHoldsOneCopyForEightWorkers) {
   for (const auto& [name, value] : rows) EXPECT_GT(value, 0) << name;
 }
 
+// What packing is worth, in errors of attention: the order of the paper's ablation.
+TEST(BenchTest, FidelityPutsTheFormsInTheirOrder) {
+  const Values rows = RowsOf("fidelity");
+  for (const char* share : {"125", "250", "375"}) {
+    const auto error = [&](const char* form) { return rows.at(Concat(form, "_", share)); };
+    EXPECT_LT(error("svd_mask"), error("raw_mask")) << share;
+    EXPECT_LT(error("svd_rows_g1"), error("svd_mask")) << share;
+    EXPECT_LT(error("svd_rows_g1"), error("raw_rows")) << share;
+    EXPECT_LT(error("svd_rows_g1"), error("svd_rows_g2")) << share;
+    EXPECT_LT(error("svd_rows_g2"), error("svd_rows_g4")) << share;
+  }
+  EXPECT_LT(rows.at("drifting_per_segment_key_loss"), rows.at("drifting_global_key_loss"));
+  EXPECT_LT(rows.at("drifting_per_segment_value_loss"), rows.at("drifting_global_value_loss"));
+  EXPECT_LE(rows.at("similar_dynamic"), rows.at("similar_fixed_250_g1"));
+  EXPECT_THAT(NamesOf(rows), IsSupersetOf({"mean_b16_0625", "min_max_b16_0625"}));
+}
+
+TEST(BenchTest, CompactionSavesWhatIsPublishedAndNeverCosts) {
+  const Values rows = RowsOf("compaction");
+  for (const char* tokens : {"1k", "4k", "16k", "64k"}) {
+    for (const char* kind : {"_memory", "_memory_chosen"}) {
+      const std::string name = Concat("mosaickv_", tokens, kind);
+      EXPECT_LT(rows.at(name), 512) << name << ": larger than dense";
+      EXPECT_GE(rows.at(name + "_peak"), rows.at(name)) << name;
+      EXPECT_GT(rows.at(name + "_raw_copies"), 0) << name;
+    }
+  }
+  EXPECT_LE(rows.at("mosaickv_64k_memory"), 512 / 2.99);
+  EXPECT_LT(rows.at("mosaickv_16k_8_layers_peak"), 512) << "no layer is encoded while others come";
+}
+
+TEST(BenchTest, StrategyTimesWhatItSays) {
+  const Values rows = RowsOf("strategy");
+  EXPECT_FALSE(rows.empty());
+  for (const auto& [name, value] : rows) EXPECT_GT(value, 0) << name;
+}
+
 TEST(BenchTest, WrongUsageIsRefused) {
   EXPECT_NE(RunBench("scale --layers=0 --quick").status, 0);
   EXPECT_NE(RunBench("serve --tokens=4096 --quick").status, 0);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "daemon/base/check.h"
+#include "kernels/strategy/candidates.h"
 
 namespace tessera::cli::bench {
 
@@ -205,36 +206,90 @@ absl::StatusOr<RotationScores> MeasureRotations(const Examination& examination) 
   return scores;
 }
 
-absl::StatusOr<ChoiceScores> MeasureChoice(const Examination& examination) {
-  const std::vector<Strategy> fixed = StrategiesFor(examination, FixedOptions(kQuarter, 1));
-  const double bytes = BytesOf(examination, fixed);
-  const auto under = [&](double loss) {
-    kernels::StrategyOptions options = FixedOptions(kQuarter, 1);
-    options.kept = kernels::StrategyOptions{}.kept;
-    options.groups = kernels::StrategyOptions{}.groups;
-    options.threshold = {.key = loss, .value = 1.5 * loss};
-    return StrategiesFor(examination, options);
-  };
-  double low = 0;
-  double high = 1;  // nothing loses more, so the cheapest candidate is taken
-  std::vector<Strategy> dynamic = under(high);
-  for (int step = 0; step < 9; ++step) {
-    const double middle = (low + high) / 2;
-    std::vector<Strategy> tried = under(middle);
-    if (BytesOf(examination, tried) <= bytes) {
-      high = middle;
-      dynamic = std::move(tried);
-    } else {
-      low = middle;
+namespace {
+
+// What each segment would lose and take in every form that a threshold chooses from.
+class Candidates {
+ public:
+  Candidates(const Examination& examination, const kernels::StrategyOptions& options)
+      : of_segment_(examination.segments().size()) {
+    for (const double share : options.kept) {
+      for (const std::uint32_t group : options.groups) {
+        const std::vector<Strategy> all = StrategiesFor(examination, FixedOptions(share, group));
+        for (std::size_t i = 0; i < all.size(); ++i) {
+          const auto entries = static_cast<double>(examination.segments()[i].rows.keys.count);
+          of_segment_[i].push_back({.shape = all[i].shape,
+                                    .bytes = BytesOf(examination.segments()[i], all[i]) / entries,
+                                    .loss = all[i].loss});
+        }
+      }
     }
   }
+
+  struct Outcome {
+    double lost = 0;   // of K and of V, in the mean over segments
+    double bytes = 0;  // of an entry, likewise
+  };
+  Outcome Under(const kernels::Loss& threshold) const {
+    Outcome outcome;
+    for (const std::vector<kernels::Candidate>& candidates : of_segment_) {
+      const kernels::Candidate& chosen =
+          candidates[kernels::ChooseCandidate(candidates, threshold)];
+      outcome.lost += chosen.loss.key + chosen.loss.value;
+      outcome.bytes += chosen.bytes;
+    }
+    const auto segments = static_cast<double>(of_segment_.size());
+    return {.lost = outcome.lost / segments, .bytes = outcome.bytes / segments};
+  }
+
+  // The thresholds under which all together take at most so many bytes an entry and lose least.
+  kernels::Loss BestWithin(double bytes) const {
+    std::vector<double> keys;
+    std::vector<double> values;
+    for (const std::vector<kernels::Candidate>& candidates : of_segment_) {
+      for (const kernels::Candidate& candidate : candidates) {
+        keys.push_back(candidate.loss.key);
+        values.push_back(candidate.loss.value);
+      }
+    }
+    kernels::Loss best = {.key = 1, .value = 1};  // the cheapest of all
+    double least = Under(best).lost;
+    for (const double key : keys) {
+      for (const double value : values) {
+        const Outcome outcome = Under({.key = key, .value = value});
+        if (outcome.bytes > bytes || outcome.lost >= least) continue;
+        least = outcome.lost;
+        best = {.key = key, .value = value};
+      }
+    }
+    return best;
+  }
+
+ private:
+  std::vector<std::vector<kernels::Candidate>> of_segment_;
+};
+
+}  // namespace
+
+absl::StatusOr<ChoiceScores> MeasureChoice(const Examination& examination) {
+  const std::vector<Strategy> fixed = StrategiesFor(examination, FixedOptions(kQuarter, 1));
+  kernels::StrategyOptions options = FixedOptions(kQuarter, 1);
+  options.kept = kernels::StrategyOptions{}.kept;
+  options.groups = kernels::StrategyOptions{}.groups;
+  double entries = 0;
+  for (const Segment& segment : examination.segments()) {
+    entries += static_cast<double>(segment.rows.keys.count);
+  }
+  options.threshold =
+      Candidates(examination, options).BestWithin(BytesOf(examination, fixed) / entries);
+  const std::vector<Strategy> dynamic = StrategiesFor(examination, options);
   const absl::StatusOr<Score> fixed_score = ExaminePacked(examination, fixed);
   if (!fixed_score.ok()) return fixed_score.status();
   const absl::StatusOr<Score> dynamic_score = ExaminePacked(examination, dynamic);
   if (!dynamic_score.ok()) return dynamic_score.status();
   return ChoiceScores{.fixed = *fixed_score,
                       .dynamic = *dynamic_score,
-                      .threshold = {.key = high, .value = 1.5 * high},
+                      .threshold = options.threshold,
                       .fixed_worst = WorstLoss(examination, fixed),
                       .dynamic_worst = WorstLoss(examination, dynamic)};
 }

@@ -76,8 +76,8 @@ struct RotationScores {
 };
 absl::StatusOr<RotationScores> MeasureRotations(const Examination& examination);
 
-// Every segment a quarter of the channels, against each what a threshold says, the least one at
-// which all together take no more bytes.
+// Every segment a quarter of the channels, against each what thresholds say: those at which all
+// together take no more bytes and, in the mean over segments, lose least.
 struct ChoiceScores {
   Score fixed;
   Score dynamic;
