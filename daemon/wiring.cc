@@ -243,7 +243,10 @@ int Serve(const config::Config& config, device::Finder& devices, const StopSigna
       {.scheduler = scheduler->get(),
        .logger = &logger,
        .clock = &clock,
-       .operations = &kernels::OperationsOf(kernels::BestImplementation())});
+       .operations = &kernels::OperationsOf(kernels::BestImplementation()),
+       .on_attention = [&server] {
+         if (*server != nullptr) (*server)->Attention();
+       }});
   compaction::TailAbsorber absorber({.scheduler = scheduler->get(),
                                      .logger = &logger,
                                      .clock = &clock,

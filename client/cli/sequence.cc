@@ -90,13 +90,14 @@ std::string Render(const v1::DescribeResponse& sequence) {
                                      Fixed(100 * lane.elements_kept(), 1),
                                      Fixed(100 * lane.bytes_kept(), 1)};
     for (const v1::SegmentRun& run : lane.segment_run()) {
-      const double bytes = static_cast<double>(run.tile_bytes() + run.rotation_bytes());
+      const std::uint64_t bytes = run.tile_bytes() + run.rotation_bytes() + run.table_bytes();
       table.Add({Concat(lane.layer()), Concat(lane.kv_head()), FormOf(run),
                  Concat(run.first_position()), Concat(run.segments()), Concat(run.entries()),
                  Concat(lane.tokens()), kept[0], kept[1], kept[2], LossOf(run, run.key_loss()),
-                 LossOf(run, run.value_loss()),
-                 FormatBytes(run.tile_bytes() + run.rotation_bytes()),
-                 run.entries() == 0 ? "-" : Fixed(bytes / static_cast<double>(run.entries()), 1)});
+                 LossOf(run, run.value_loss()), FormatBytes(bytes),
+                 run.entries() == 0
+                     ? "-"
+                     : Fixed(static_cast<double>(bytes) / static_cast<double>(run.entries()), 1)});
       kept.assign(3, "");
     }
     if (lane.tail_entries() == 0) continue;

@@ -50,11 +50,12 @@ std::string RenderCompaction(const v1::CompactionStats& stats) {
     if (priority >= stats.jobs_queued_size()) return std::string("-");
     return Concat(stats.jobs_running(priority), "+", stats.jobs_queued(priority));
   };
-  return Concat(
-      "compaction   jobs running+queued: tails ", jobs(0), ", seals ", jobs(1), ", pressure ",
-      jobs(2), "   tiles ", Short(static_cast<double>(stats.tiles_encoded())),
-      "   segments sealed ", Short(static_cast<double>(stats.segments_sealed())), "   raw copies ",
-      FormatBytes(stats.raw_copy_bytes()), " of ", FormatBytes(stats.raw_copy_limit_bytes()), "\n");
+  return Concat("compaction   jobs running+queued: tails ", jobs(0), ", seals ", jobs(1),
+                ", pressure ", jobs(2), "   tiles ",
+                Short(static_cast<double>(stats.tiles_encoded())), "   segments sealed ",
+                Short(static_cast<double>(stats.segments_sealed())), "   waiting rows ",
+                FormatBytes(stats.raw_copy_bytes()), " of ",
+                FormatBytes(stats.raw_copy_limit_bytes()), "\n");
 }
 
 const v1::TenantStats* Find(const Look* look, const std::string& name) {

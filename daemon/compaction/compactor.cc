@@ -17,6 +17,12 @@ namespace {
 // Of one job: about a millisecond of work where each lane has one new tile.
 constexpr std::uint32_t kLanesPerJob = 16;
 
+// Another lane took the room for raw copies that was there when this one looked: it decides anew.
+bool RawRoomWent(const absl::Status& status) {
+  const std::optional<pool::Shortage> shortage = pool::ShortageOf(status);
+  return shortage.has_value() && shortage->tag == pool::MemoryTag::kRawCopies;
+}
+
 }  // namespace
 
 // ---- policies
@@ -60,6 +66,7 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
   if (policies::MovesPositions(policy)) {
     if (absl::Status fits = MayMovePositions(sequence); !fits.ok()) return fits;
   }
+  WarnOfSmallBudget(sequence, policy);
   if (PolicyOf(sequence).text != policy.text && !sequence.AsItCame()) sequence.set_made_by_hand();
   // Nothing would come back to what waits for a strategy: its form is final then.
   if (!policy.mosaic.has_value()) sequence.DropRawRows();
@@ -69,12 +76,34 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
   if (!idle) managed = std::make_shared<ManagedSequence>(std::move(policy), sequence.model());
   const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(sequence);
   if (managed != nullptr && before != nullptr) {
-    managed->TakeText(*before);
+    managed->Follow(*before);
   } else if (managed != nullptr) {
     managed->PromptReaches(sequence.Describe(/*lanes=*/false).tokens);
   }
   sequence.set_companion(std::move(managed));
   return absl::OkStatus();
+}
+
+// Decoded tokens get strategies of their own from raw copies: of a whole shortest segment at least.
+void Compactor::WarnOfSmallBudget(const cache::Sequence& sequence, const policies::Policy& policy) {
+  if (!policy.mosaic.has_value() || policy.chooses()) return;
+  std::uint64_t wanted = 0;
+  const shm::LaneLayout& layout = sequence.model().layout();
+  for (std::uint32_t layer = 0; layer < layout.layers(); ++layer) {
+    wanted += policy.mosaic->segments.min_tokens * 2 * layout.tile(layer).row_bytes() *
+              layout.kv_heads(layer);
+  }
+  const std::uint64_t budget = sequence.memory().raw_copies->limit_bytes();
+  if (budget == 0 || wanted <= budget) return;
+  if (!small_budgets_.Say(options_.clock->Now()).has_value()) return;
+  options_.logger->Log(
+      LogLevel::kWarning,
+      "raw copies of one shortest segment do not fit their budget: what is decoded keeps the "
+      "strategy before; raise raw_copy_bytes, or lower the policy's min_segment",
+      {{"sequence", sequence.id().value()},
+       {"min_segment", policy.mosaic->segments.min_tokens},
+       {"bytes", wanted},
+       {"budget", budget}});
 }
 
 absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Sequence& parent,
@@ -257,23 +286,74 @@ void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, Til
 }
 
 void Compactor::QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
-                          Ticket ticket) {
+                          Ticket ticket, bool again) {
   options_.scheduler->Submit(
       {.name = "seal",
        .priority = JobPriority::kSeals,
        .tenant = TenantOf(*sequence),
        .owner = sequence->id().value()},
-      [this, weak = std::weak_ptr(sequence), lane, ticket = std::move(ticket)]() mutable {
+      [this, weak = std::weak_ptr(sequence), lane, ticket = std::move(ticket), again,
+       tenant = TenantOf(*sequence)]() mutable {
+        Turn turn(*this, tenant, again);
         const std::shared_ptr<cache::Sequence> held = weak.lock();
         if (held == nullptr) return;
-        const absl::Status status = Seal(*held, lane, /*to_the_end=*/ticket.waited_for());
-        if (ticket.waited_for()) {
+        const bool waits = ticket.waited_for();
+        const absl::Status status = SealOrStall(held, lane, waits, turn);
+        if (waits) {
           ticket.Report(status);
           ticket.Finish();
         } else if (!status.ok() && !absl::IsNotFound(status)) {
           Complain(*held, "segment not sealed", status);
         }
       });
+}
+
+absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequence,
+                                    std::uint32_t lane, bool waits, Turn& turn) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  if (managed == nullptr) return absl::OkStatus();
+  std::optional<LaneCoder::Cut> cut = managed->SealBegins(lane);
+  // Another job may have taken it on, and failed: whoever waits is told of the work itself.
+  if (waits) cut = LaneCoder::Cut::kPromptEnd;
+  // Where there is none, somebody else's seal has done the work already; and where tokens are
+  // chosen, what seals is the choice.
+  const policies::Policy& policy = managed->policy();
+  if (!cut.has_value() || !policy.mosaic.has_value() || policy.chooses()) return absl::OkStatus();
+  // Those before it have found no memory.
+  const bool joins = !waits && !turn.again() && stalled_.Any(TenantOf(*sequence));
+  const absl::Status status = joins ? absl::OkStatus() : Seal(*sequence, *managed, lane, *cut);
+  const bool later = joins || absl::IsResourceExhausted(status) || absl::IsAborted(status);
+  if (later && !waits && managed->StallSeal(lane, *cut)) {
+    turn.Stall({.tenant = TenantOf(*sequence), .sequence = sequence, .first = lane});
+  }
+  return status;
+}
+
+// That one, or the first behind it that still has something to do.
+void Compactor::QueueStalled(std::optional<StalledWork::Item> item) {
+  for (; item.has_value(); item = stalled_.Found(item->tenant)) {
+    const std::shared_ptr<cache::Sequence> sequence = item->sequence.lock();
+    const std::shared_ptr<ManagedSequence> managed =
+        sequence == nullptr ? nullptr : ManagedSequence::Of(*sequence);
+    if (managed == nullptr) continue;
+    if (item->kind == StalledWork::Kind::kChoice) {
+      if (!managed->policy().chooses()) continue;
+      const Rows rows = {.first_layer = item->first, .layers = item->count};
+      QueueChoices(sequence, managed, rows, JobPriority::kSeals, nullptr, /*again=*/true);
+      return;
+    }
+    const std::optional<LaneCoder::Cut> cut = managed->TakeStalledSeal(item->first);
+    if (!cut.has_value()) continue;
+    managed->WantSeal(item->first, *cut);
+    QueueSeal(sequence, item->first, Ticket(nullptr), /*again=*/true);
+    return;
+  }
+}
+
+std::optional<Clock::Duration> Compactor::Resume() {
+  const Clock::TimePoint now = options_.clock->Now();
+  for (const StalledWork::Item& item : stalled_.TakeDue(now)) QueueStalled(item);
+  return stalled_.DueIn(now);
 }
 
 LaneCoder::Options Compactor::CoderOptions(const cache::Sequence& sequence,
@@ -295,16 +375,16 @@ absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequ
   if (managed == nullptr) return absl::OkStatus();
   ManagedSequence::ManagedLane& lane = managed->lane(index);
   if (waits) {
-    lane.mutex.Lock();
-  } else if (!lane.mutex.TryLock()) {
-    lane.tiles_left.store(true);
+    lane.work->mutex.Lock();
+  } else if (!lane.work->mutex.TryLock()) {
+    lane.work->tiles_left.store(true);
     // Whoever had it may have looked before that.
-    if (!lane.mutex.TryLock()) return absl::OkStatus();
+    if (!lane.work->mutex.TryLock()) return absl::OkStatus();
   }
-  lane.tiles_left.store(false);
+  lane.work->tiles_left.store(false);
   bool wants_seal = false;
   const absl::Status status = EncodeTilesOf(*sequence, *managed, index, lane.state, wants_seal);
-  lane.mutex.Unlock();
+  lane.work->mutex.Unlock();
   LaneFree(sequence, *managed, index);
   if (wants_seal && managed->WantSeal(index, LaneCoder::Cut::kDecoding)) {
     QueueSeal(sequence, index, Ticket(nullptr));
@@ -315,48 +395,45 @@ absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequ
 absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence& managed,
                                       std::uint32_t index, LaneState& state, bool& wants_seal) {
   const LaneCoder::Options options = CoderOptions(sequence, managed, state);
+  const std::uint64_t without_raw = state.without_raw;
   absl::Status status;
   for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
     status = sequence.Recode({.lane = index, .least_plain = kernels::kTileEntries},
                              [&](const cache::OpenRun& run) -> LaneCoder::Swap {
                                if (managed.Interrupted(run.layer)) return std::nullopt;
+                               state.without_raw = without_raw;  // an attempt may have counted
                                LaneCoder coder(options, run);
                                LaneCoder::Swap swap = coder.EncodeTiles();
                                wants_seal = coder.wants_seal();
                                return swap;
                              });
-    if (!absl::IsAborted(status)) break;
+    if (!absl::IsAborted(status) && !RawRoomWent(status)) break;
   }
   return status;
 }
 
 void Compactor::LaneFree(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
                          std::uint32_t lane) {
-  if (managed.lane(lane).tiles_left.load()) {
+  if (managed.lane(lane).work->tiles_left.load()) {
     QueueTiles(sequence, {.first = lane, .end = lane + 1}, Ticket(nullptr));
   }
 }
 
-absl::Status Compactor::Seal(cache::Sequence& sequence, std::uint32_t index, bool to_the_end) {
-  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
-  if (managed == nullptr || !managed->policy().mosaic.has_value()) return absl::OkStatus();
-  ManagedSequence::ManagedLane& lane = managed->lane(index);
+absl::Status Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed,
+                             std::uint32_t index, LaneCoder::Cut cut) {
+  ManagedSequence::ManagedLane& lane = managed.lane(index);
   absl::Status status;
   {
-    MutexLock lock(lane.mutex);
-    const LaneCoder::Options options = CoderOptions(sequence, *managed, lane.state);
-    std::optional<LaneCoder::Cut> cut = managed->SealBegins(index);
-    // Another job may have taken it on, and failed: whoever waits is told of the work itself.
-    if (to_the_end) cut = LaneCoder::Cut::kPromptEnd;
-    // Where there is none, somebody else's seal has done the work already.
-    for (int attempt = 0; cut.has_value() && attempt < internal::kAttempts; ++attempt) {
+    MutexLock lock(lane.work->mutex);
+    const LaneCoder::Options options = CoderOptions(sequence, managed, lane.state);
+    for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
       status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
-        return LaneCoder(options, run).Seal(*cut);
+        return LaneCoder(options, run).Seal(cut);
       });
       if (!absl::IsAborted(status)) break;
     }
   }
-  LaneFree(sequence.shared_from_this(), *managed, index);
+  LaneFree(sequence.shared_from_this(), managed, index);
   return status;
 }
 
@@ -372,7 +449,7 @@ Compactor::ThinOutcome Compactor::Thin(cache::Sequence& sequence, std::uint64_t 
     Thinned thinned;
     absl::Status status;
     {
-      MutexLock lock(managed->lane(i).mutex);
+      MutexLock lock(managed->lane(i).work->mutex);
       status = sequence.Recode({.lane = i, .whole = true}, [&](const cache::OpenRun& run) {
         LaneThinner thinner(
             {.memory = &sequence.memory(), .share = share, .bytes = bytes - outcome.gained.bytes},

@@ -8,7 +8,9 @@
 // Every job holds its sequence weakly: work for one that is gone is dropped.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -26,6 +28,7 @@
 #include "daemon/cache/sequence.h"
 #include "daemon/compaction/lane_thinner.h"
 #include "daemon/compaction/managed_sequence.h"
+#include "daemon/compaction/stalled_work.h"
 
 namespace tessera::compaction {
 
@@ -37,6 +40,8 @@ class Compactor {
     const Clock* clock;
     // For strategies, which are made on the host whatever the device.
     const kernels::Operations* operations;
+    // Something is to be tried again: Resume says when.
+    std::function<void()> on_attention = nullptr;
   };
   explicit Compactor(const Options& options) : options_(options) {}
 
@@ -99,11 +104,16 @@ class Compactor {
   };
   ThinOutcome Thin(cache::Sequence& sequence, std::uint64_t bytes);
 
+  // Tries again, in jobs, what found no memory and has waited long enough; how long until the next
+  // look. Nothing: until on_attention.
+  std::optional<Clock::Duration> Resume();
+
   const CodingCounters& counters() const { return counters_; }
 
  private:
   class Batch;
   class Ticket;
+  class Turn;
 
   struct TileJob {
     std::uint32_t first = 0;  // lane
@@ -114,10 +124,11 @@ class Compactor {
   // compactor_tokens.cc
   void QueueChoices(const std::shared_ptr<cache::Sequence>& sequence,
                     const std::shared_ptr<ManagedSequence>& managed, const Rows& rows,
-                    JobPriority priority, const std::shared_ptr<Batch>& batch);
+                    JobPriority priority, const std::shared_ptr<Batch>& batch, bool again = false);
   void QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
                    const std::shared_ptr<ManagedSequence>& managed,
-                   std::vector<std::uint32_t> layers, JobPriority priority, Ticket ticket);
+                   std::vector<std::uint32_t> layers, JobPriority priority, Ticket ticket,
+                   bool again);
   absl::Status EncodeBefore(const std::shared_ptr<cache::Sequence>& sequence,
                             ManagedSequence& managed, std::uint32_t layer);
   absl::Status Choose(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t layer);
@@ -131,8 +142,10 @@ class Compactor {
   absl::Status CarryOut(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t layer,
                         LayerChoice& choice);
 
+  // `again`: it comes from the line of those that found no memory.
   void QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
-                 Ticket ticket);
+                 Ticket ticket, bool again = false);
+  void QueueStalled(std::optional<StalledWork::Item> item);
   // `waits`: until nobody works on the lane. Else a lane where somebody does is left to them.
   absl::Status EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
                            bool waits);
@@ -141,16 +154,22 @@ class Compactor {
   // Whoever has worked on a lane has let go of it.
   void LaneFree(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
                 std::uint32_t lane);
-  // `to_the_end`: as at the end of a prompt, whatever cut the lane waits for.
-  absl::Status Seal(cache::Sequence& sequence, std::uint32_t lane, bool to_the_end);
+  // `waits`: somebody is told how it went. Else what finds no memory comes again.
+  absl::Status SealOrStall(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
+                           bool waits, Turn& turn);
+  absl::Status Seal(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t lane,
+                    LaneCoder::Cut cut);
   LaneCoder::Options CoderOptions(const cache::Sequence& sequence, ManagedSequence& managed,
                                   LaneState& state);
+  void WarnOfSmallBudget(const cache::Sequence& sequence, const policies::Policy& policy);
   void Complain(const cache::Sequence& sequence, std::string_view what, const absl::Status& why);
 
   const Options options_;
   CodingCounters counters_;
   // A worker decides how often a full pool is met: complaints are kept to one a second.
   Seldom complaints_;
+  Seldom small_budgets_{std::chrono::minutes(1)};
+  StalledWork stalled_;
 };
 
 }  // namespace tessera::compaction

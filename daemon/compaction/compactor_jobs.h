@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -56,6 +57,35 @@ class Compactor::Ticket {
 
  private:
   std::shared_ptr<Batch> batch_;
+};
+
+// While a job runs: whether it came from the line of those that found no memory. At its end the
+// next one of the line follows, unless it went back.
+class Compactor::Turn {
+ public:
+  Turn(Compactor& compactor, TenantId tenant, bool again)
+      : compactor_(compactor), tenant_(tenant), again_(again) {}
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  ~Turn() {
+    if (!again_) return;
+    compactor_.QueueStalled(compactor_.stalled_.Found(tenant_));
+  }
+  bool again() const { return again_; }
+  // Another job goes on with it.
+  void Pass() { again_ = false; }
+  // To the end of the line.
+  void Stall(StalledWork::Item item) {
+    again_ = false;
+    const Clock::TimePoint now = compactor_.options_.clock->Now();
+    const bool look = compactor_.stalled_.Add(std::move(item), now);
+    if (look && compactor_.options_.on_attention) compactor_.options_.on_attention();
+  }
+
+ private:
+  Compactor& compactor_;
+  const TenantId tenant_;
+  bool again_;
 };
 
 }  // namespace tessera::compaction

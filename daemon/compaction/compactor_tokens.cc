@@ -59,12 +59,13 @@ absl::Status Compactor::ObserveTokens(cache::Sequence& sequence, std::uint64_t f
 // Layers that share a choice go into one job, the one that decides first.
 void Compactor::QueueChoices(const std::shared_ptr<cache::Sequence>& sequence,
                              const std::shared_ptr<ManagedSequence>& managed, const Rows& rows,
-                             JobPriority priority, const std::shared_ptr<Batch>& batch) {
+                             JobPriority priority, const std::shared_ptr<Batch>& batch,
+                             bool again) {
   std::vector<std::uint32_t> together;
   const auto queue = [&] {
     if (together.empty()) return;
     for (const std::uint32_t layer : together) managed->layer(layer).pending.fetch_add(1);
-    QueueChoice(sequence, managed, std::exchange(together, {}), priority, Ticket(batch));
+    QueueChoice(sequence, managed, std::exchange(together, {}), priority, Ticket(batch), again);
   };
   for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
     // While decoding one job that waits is enough.
@@ -77,15 +78,17 @@ void Compactor::QueueChoices(const std::shared_ptr<cache::Sequence>& sequence,
 
 void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
                             const std::shared_ptr<ManagedSequence>& asker,
-                            std::vector<std::uint32_t> layers, JobPriority priority,
-                            Ticket ticket) {
+                            std::vector<std::uint32_t> layers, JobPriority priority, Ticket ticket,
+                            bool again) {
   options_.scheduler->Submit(
       {.name = "choose-tokens",
        .priority = priority,
        .tenant = internal::TenantOf(*sequence),
        .owner = sequence->id().value()},
       [this, weak = std::weak_ptr(sequence), asked = std::weak_ptr(asker),
-       layers = std::move(layers), priority, ticket = std::move(ticket)]() mutable {
+       layers = std::move(layers), priority, ticket = std::move(ticket), again,
+       tenant = internal::TenantOf(*sequence)]() mutable {
+        Turn turn(*this, tenant, again);
         const std::shared_ptr<cache::Sequence> held = weak.lock();
         const std::shared_ptr<ManagedSequence> managed = asked.lock();
         const std::shared_ptr<ManagedSequence> now =
@@ -101,9 +104,23 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
         const std::uint32_t decides = policies::DecidesFor(managed->policy(), layers.front());
         if (decides != layers.front() && managed->layer(decides).pending.load() > 0) {
           // The layer whose choice these take over comes first.
-          QueueChoice(held, managed, std::move(layers), priority, std::move(ticket));
+          QueueChoice(held, managed, std::move(layers), priority, std::move(ticket), again);
+          turn.Pass();
           return;
         }
+        const StalledWork::Item stalled = {.tenant = tenant,
+                                           .sequence = weak,
+                                           .kind = StalledWork::Kind::kChoice,
+                                           .first = layers.front(),
+                                           .count = static_cast<std::uint32_t>(layers.size())};
+        // While decoding the next tile asks again; whoever waits is told.
+        const bool may_stall = priority == JobPriority::kSeals && !ticket.waited_for();
+        if (may_stall && !again && stalled_.Any(tenant)) {
+          for (const std::uint32_t layer : layers) managed->layer(layer).pending.fetch_sub(1);
+          turn.Stall(stalled);
+          return;
+        }
+        bool no_memory = false;
         // Nobody moves it out from under a choice that is carried out lane by lane.
         absl::StatusOr<cache::Residence> stays = held->Restore();
         for (const std::uint32_t layer : layers) {
@@ -116,7 +133,9 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
           } else if (!status.ok() && !absl::IsNotFound(status)) {
             Complain(*held, "tokens not chosen", status);
           }
+          no_memory = no_memory || absl::IsResourceExhausted(status);
         }
+        if (may_stall && no_memory) turn.Stall(stalled);
         if (stays.ok()) stays->Reset();  // before whoever waits goes on
         ticket.Finish();
       });
@@ -236,7 +255,7 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
     if (choice.done[head] || (choice.Untouched(head) && !settles && LeavesRows(policy))) continue;
     const std::uint32_t index = layout.lane(layer, head);
     ManagedSequence::ManagedLane& lane = managed.lane(index);
-    MutexLock lock(lane.mutex);
+    MutexLock lock(lane.work->mutex);
     LaneCoder::Options coding = CoderOptions(sequence, managed, lane.state);
     if (settles || !choice.Untouched(head)) coding.decision = &choice.lanes[head];
     if (!choice.key_channels.empty()) coding.key_channels = &choice.key_channels[head];

@@ -97,7 +97,7 @@ std::uint64_t LaneCoder::OlderOf(std::uint64_t entries) const {
 // more: then it is drift that counts.
 bool LaneCoder::LossIsTooHigh(const Form& form) const {
   const policies::MosaicPolicy& mosaic = *options_.policy->mosaic;
-  const std::optional<kernels::Loss> loss = options_.state->WindowLoss();
+  const std::optional<kernels::Loss> loss = options_.state->WindowLoss(mosaic.segments.loss_window);
   if (!loss.has_value()) return false;
   return !AtMost(*loss, {.key = std::max(mosaic.strategy.threshold.key, form.loss.key) +
                                 mosaic.segments.margin.key,
@@ -178,9 +178,11 @@ void LaneCoder::GiveUpRaw() {
 }
 
 void LaneCoder::DropRaw() {
-  options_.counters->raw_rows_dropped.fetch_add(run_.provisional_entries(),
-                                                std::memory_order_relaxed);
-  for (const cache::HeldSegment& held : run_.provisional) held.segment->raw()->Drop();
+  for (const cache::HeldSegment& held : run_.provisional) {
+    if (held.segment->raw()->dropped()) continue;  // by an attempt that came to nothing
+    options_.counters->raw_rows_dropped.fetch_add(held.entries, std::memory_order_relaxed);
+    held.segment->raw()->Drop();
+  }
   options_.state->Reset();
 }
 

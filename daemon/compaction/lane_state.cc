@@ -20,13 +20,7 @@ void LaneState::Reset() {
   moments_.reset();
   charge_.Reset();
   window_.clear();
-  ShowLoss();
-}
-
-void LaneState::ShowLoss() {
-  const kernels::Loss loss = WindowLoss().value_or(kernels::Loss());
-  shown_key_loss_ = static_cast<float>(loss.key);
-  shown_value_loss_ = static_cast<float>(loss.value);
+  shown_key_loss_ = shown_value_loss_ = 0;
 }
 
 void LaneState::Observe(const kernels::LaneRows& rows, const kernels::Operations& operations,
@@ -49,7 +43,9 @@ void LaneState::ObserveLoss(const kernels::Loss& mean_of_tile, std::uint64_t win
   while (window_.size() > 1 && window_.size() * kernels::kTileEntries > window_tokens) {
     window_.pop_front();
   }
-  ShowLoss();
+  const kernels::Loss loss = MeanLoss();
+  shown_key_loss_ = static_cast<float>(loss.key);
+  shown_value_loss_ = static_cast<float>(loss.value);
 }
 
 const LaneMoments* LaneState::MomentsOf(std::uint64_t entries) const {
@@ -57,15 +53,22 @@ const LaneMoments* LaneState::MomentsOf(std::uint64_t entries) const {
   return all ? &*moments_ : nullptr;
 }
 
-std::optional<kernels::Loss> LaneState::WindowLoss() const {
-  if (window_.empty()) return std::nullopt;
+std::optional<kernels::Loss> LaneState::WindowLoss(std::uint64_t tokens) const {
+  // Whole tiles: what the window holds when it is full may be up to one less than `tokens`.
+  const std::uint64_t most = std::max<std::uint64_t>(tokens / kernels::kTileEntries, 1);
+  const std::uint64_t wanted = std::min(most, entries_ / kernels::kTileEntries);
+  if (window_.empty() || window_.size() < wanted) return std::nullopt;
+  return MeanLoss();
+}
+
+kernels::Loss LaneState::MeanLoss() const {
   kernels::Loss sum;
   for (const kernels::Loss& loss : window_) {
     sum.key += loss.key;
     sum.value += loss.value;
   }
   const auto count = static_cast<double>(window_.size());
-  return kernels::Loss{.key = sum.key / count, .value = sum.value / count};
+  return {.key = sum.key / count, .value = sum.value / count};
 }
 
 }  // namespace tessera::compaction

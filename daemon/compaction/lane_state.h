@@ -41,9 +41,10 @@ class LaneState {
 
   // Of the first `entries` of the run; null where they are not all in it.
   const LaneMoments* MomentsOf(std::uint64_t entries) const;
-  // The mean over the newest tiles; nothing before the first.
-  std::optional<kernels::Loss> WindowLoss() const;
-  // The same, rounded, for whoever looks on.
+  // The mean over the newest so many tokens, or all of the run where it has fewer; nothing where
+  // not so many have been seen: after a fork, say.
+  std::optional<kernels::Loss> WindowLoss(std::uint64_t tokens) const;
+  // That over what has been seen of them, rounded, for whoever looks on; 0: nothing.
   kernels::Loss ShownLoss() const { return {.key = shown_key_loss_, .value = shown_value_loss_}; }
 
   // In the run from there on is the end of a prompt, of which the strategy before loses too much:
@@ -66,7 +67,7 @@ class LaneState {
   std::atomic<float> shown_key_loss_{0};
   std::atomic<float> shown_value_loss_{0};
 
-  void ShowLoss();
+  kernels::Loss MeanLoss() const;  // of a window that is not empty
 };
 
 }  // namespace tessera::compaction

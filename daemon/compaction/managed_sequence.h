@@ -19,15 +19,23 @@
 
 namespace tessera::compaction {
 
+// Who works on a lane and what waits to be done there, under whatever policy: those that a sequence
+// has one after another share it.
+struct LaneWork {
+  Mutex mutex;  // held by the job that works on the lane
+  // 1 + the Cut that a seal waits for; 0: none waits.
+  std::atomic<std::uint8_t> seal_wanted{0};
+  // Likewise of one that is in the line for memory (StalledWork).
+  std::atomic<std::uint8_t> seal_stalled{0};
+  // Tiles that found another job at work here: it has them encoded when it is done.
+  std::atomic<bool> tiles_left{false};
+};
+
 class ManagedSequence final : public cache::Companion {
  public:
   struct ManagedLane {
-    Mutex mutex;  // held by the job that works on the lane
-    LaneState state TESSERA_GUARDED_BY(mutex);
-    // 1 + the Cut that a seal waits for; 0: none waits.
-    std::atomic<std::uint8_t> seal_wanted{0};
-    // Tiles that found another job at work here: it has them encoded when it is done.
-    std::atomic<bool> tiles_left{false};
+    std::shared_ptr<LaneWork> work = std::make_shared<LaneWork>();
+    LaneState state TESSERA_GUARDED_BY(work->mutex);
   };
 
   // Of policies that choose.
@@ -73,10 +81,10 @@ class ManagedSequence final : public cache::Companion {
    public:
     explicit LanesHeld(ManagedSequence& sequence) TESSERA_NO_THREAD_SAFETY_ANALYSIS
         : sequence_(sequence) {
-      for (ManagedLane& lane : sequence.lanes_) lane.mutex.Lock();
+      for (ManagedLane& lane : sequence.lanes_) lane.work->mutex.Lock();
     }
     ~LanesHeld() TESSERA_NO_THREAD_SAFETY_ANALYSIS {
-      for (ManagedLane& lane : sequence_.lanes_) lane.mutex.Unlock();
+      for (ManagedLane& lane : sequence_.lanes_) lane.work->mutex.Unlock();
     }
     LanesHeld(const LanesHeld&) = delete;
     LanesHeld& operator=(const LanesHeld&) = delete;
@@ -113,7 +121,7 @@ class ManagedSequence final : public cache::Companion {
     return tiles_wanted_.load() ||
            std::any_of(lanes_.begin(), lanes_.end(),
                        [](const ManagedLane& lane) {
-                         return lane.seal_wanted.load() != 0 || lane.tiles_left.load();
+                         return lane.work->seal_wanted.load() != 0 || lane.work->tiles_left.load();
                        }) ||
            std::any_of(layers_.begin(), layers_.end(),
                        [](const ManagedLayer& layer) { return layer.pending.load() != 0; });
@@ -157,9 +165,10 @@ class ManagedSequence final : public cache::Companion {
     MutexLock lock(text_mutex_);
     if (text_.size() > tokens) text_.resize(tokens);
   }
-  // The same sequence under another policy: its text, and where its prompt ends, are what they
-  // were.
-  void TakeText(const ManagedSequence& before) {
+  // The same sequence under another policy, before anybody sees it: its text, where its prompt
+  // ends, and what waits to be done are what they were.
+  void Follow(const ManagedSequence& before) {
+    for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].work = before.lanes_[i].work;
     prompt_until_.store(before.prompt_until_.load());
     std::vector<policies::TextMark> text = before.text();
     MutexLock lock(text_mutex_);
@@ -185,18 +194,18 @@ class ManagedSequence final : public cache::Companion {
 
   // True where no seal of the lane was wanted before. The most thorough cut is what is done.
   bool WantSeal(std::uint32_t lane, LaneCoder::Cut cut) {
-    const auto wanted = static_cast<std::uint8_t>(static_cast<int>(cut) + 1);
-    std::atomic<std::uint8_t>& waits = lanes_[lane].seal_wanted;
-    std::uint8_t before = waits.load();
-    while (before < wanted && !waits.compare_exchange_weak(before, wanted)) {
-    }
-    return before == 0;
+    return Raise(lanes_[lane].work->seal_wanted, cut);
   }
   // Nothing: another job has taken it on.
   std::optional<LaneCoder::Cut> SealBegins(std::uint32_t lane) {
-    const std::uint8_t wanted = lanes_[lane].seal_wanted.exchange(0);
-    if (wanted == 0) return std::nullopt;
-    return static_cast<LaneCoder::Cut>(wanted - 1);
+    return Take(lanes_[lane].work->seal_wanted);
+  }
+  // The same of one that waits for memory.
+  bool StallSeal(std::uint32_t lane, LaneCoder::Cut cut) {
+    return Raise(lanes_[lane].work->seal_stalled, cut);
+  }
+  std::optional<LaneCoder::Cut> TakeStalledSeal(std::uint32_t lane) {
+    return Take(lanes_[lane].work->seal_stalled);
   }
 
   // Null where the sequence has no policy that does anything.
@@ -205,6 +214,19 @@ class ManagedSequence final : public cache::Companion {
   }
 
  private:
+  static bool Raise(std::atomic<std::uint8_t>& waits, LaneCoder::Cut cut) {
+    const auto wanted = static_cast<std::uint8_t>(static_cast<int>(cut) + 1);
+    std::uint8_t before = waits.load();
+    while (before < wanted && !waits.compare_exchange_weak(before, wanted)) {
+    }
+    return before == 0;
+  }
+  static std::optional<LaneCoder::Cut> Take(std::atomic<std::uint8_t>& waits) {
+    const std::uint8_t wanted = waits.exchange(0);
+    if (wanted == 0) return std::nullopt;
+    return static_cast<LaneCoder::Cut>(wanted - 1);
+  }
+
   const policies::Policy policy_;
   std::atomic<bool> tiles_wanted_{false};
   std::vector<ManagedLane> lanes_;

@@ -90,7 +90,7 @@ void Watcher::Run() {
     loop_.RunOnce(timeout);
     RunCommands();
     timeout = Sooner(Sooner(CollectAll(), SweepPrefixes()),
-                     Sooner(DropLateOpenings(), ResumeAccepting()));
+                     Sooner(Sooner(DropLateOpenings(), ResumeAccepting()), ResumeCompaction()));
     TellOfShrunkPools();
   }
   RunCommands();
@@ -113,6 +113,12 @@ std::optional<absl::Duration> Watcher::SweepPrefixes() {
     if (again.has_value()) next = Sooner(next, absl::FromChrono(*again));
   }
   return next;
+}
+
+std::optional<absl::Duration> Watcher::ResumeCompaction() {
+  const std::optional<Clock::Duration> again = services_.compactor->Resume();
+  if (!again.has_value()) return std::nullopt;
+  return absl::FromChrono(*again);
 }
 
 void Watcher::TellOfShrunkPools() {

@@ -84,6 +84,7 @@ class Watcher {
   std::optional<absl::Duration> SweepPrefixes();
   std::optional<absl::Duration> DropLateOpenings();
   std::optional<absl::Duration> ResumeAccepting();
+  std::optional<absl::Duration> ResumeCompaction();
 
   Services& services_;
   Listener& listener_;

@@ -151,7 +151,7 @@ TEST_F(Commands, StatusAndTopShowWhatIsDone) {
     EXPECT_THAT(
         Good(command),
         AllOf(ContainsRegex("compaction +jobs running.queued: tails [0-9]+.0, seals [0-9]+.0"),
-              ContainsRegex("segments sealed +4"), HasSubstr("raw copies "),
+              ContainsRegex("segments sealed +4"), HasSubstr("waiting rows "),
               HasSubstr(IdOf(sequence)), HasSubstr("packed")))
         << command;
   }

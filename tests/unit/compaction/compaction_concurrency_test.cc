@@ -214,11 +214,14 @@ TEST_F(CompactionConcurrency, EveryReadIsAStateThatWas) {
   world_.ExpectBaseline();
 }
 
-// One sequence is sealed while readers attend over it all the time. In every other round it has a
-// sealed segment, tiles that were encoded with its strategy, and plain rows behind them, all of
-// which are swapped at once.
+// One sequence is sealed while readers attend over it all the time: by whoever asks for it, at a
+// prompt's end, while decoding. In every other round it has a sealed segment, tiles that were
+// encoded with its strategy, and plain rows behind them, all of which are swapped at once.
 class Swap : public CompactionConcurrency {
  protected:
+  // What has the lanes sealed.
+  enum class Cause { kAsked, kAskedBehindASegment, kPromptsEnd, kDecoding };
+  static constexpr int kCauses = 4;
   // What a reader resolved: other segments, another state.
   using State = std::vector<const std::uint64_t*>;
   using Floats = std::vector<float>;
@@ -284,9 +287,11 @@ class Swap : public CompactionConcurrency {
 
   // A prompt, and after a sealed one in every other round tokens that its strategy does not fit:
   // they wait for one of their own, encoded with the one before meanwhile.
-  void Grow(Round& round, TestRandom& random, bool behind_a_segment) {
+  void Grow(Round& round, TestRandom& random, Cause cause) {
+    const bool behind_a_segment =
+        cause == Cause::kAskedBehindASegment || cause == Cause::kPromptsEnd;
     policies::Policy policy = SmallMosaic();
-    policy.mosaic->segments.min_tokens = 256;
+    if (cause != Cause::kDecoding) policy.mosaic->segments.min_tokens = 256;
     ASSERT_TRUE(compactor_->SetPolicy(*round.sequence, policy).ok());
     std::uint64_t held = 0;
     const auto append = [&](std::uint64_t tokens) {
@@ -317,6 +322,9 @@ class Swap : public CompactionConcurrency {
       ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "no tile was encoded as before";
       std::this_thread::yield();
     }
+    WaitUntilIdle();
+  }
+  void WaitUntilIdle() {
     const auto busy = [&] {
       const Scheduler::Load load = scheduler_->load();
       const auto sum = [](const Scheduler::Load::ByPriority& jobs) {
@@ -325,6 +333,18 @@ class Swap : public CompactionConcurrency {
       return sum(load.queued) + sum(load.running) != 0;
     };
     while (busy()) std::this_thread::yield();
+  }
+  void Seal(Round& round, Cause cause) {
+    if (cause == Cause::kPromptsEnd) {
+      compactor_->Appended(round.sequence, {0, model_->layers(), true});
+      WaitUntilIdle();
+    } else if (cause == Cause::kDecoding) {
+      // As if the last tile had just come: with no strategy before, it stays plain until then.
+      compactor_->TailsMoved(round.sequence);
+      WaitUntilIdle();
+    } else {
+      CompressAndWait(round);
+    }
   }
   void CompressAndWait(Round& round) {
     std::atomic<bool> done{false};
@@ -336,7 +356,7 @@ class Swap : public CompactionConcurrency {
   }
 
   // Readers all the while, from before the swap until after it.
-  void SwapWhileReading(Round& round, shm::ControlPage& page) {
+  void SwapWhileReading(Round& round, Cause cause, shm::ControlPage& page) {
     std::atomic<bool> stop{false};
     std::atomic<bool> failed{false};
     std::array<std::string, kReaders> wrong;
@@ -354,7 +374,7 @@ class Swap : public CompactionConcurrency {
       while (reads_.load() < enough && !failed.load()) std::this_thread::yield();
     };
     wait_for_reads(4);
-    CompressAndWait(round);
+    Seal(round, cause);
     wait_for_reads(4);
     stop.store(true);
     for (std::thread& thread : threads) thread.join();
@@ -396,7 +416,8 @@ TEST_F(Swap, EveryReadFallsBeforeItOrAfterItOrAcross) {
   };
   for (; rounds < kMaxRounds && (rounds < kMinRounds || !all_kinds()); ++rounds) {
     Round round = {.sequence = world_.NewSequence(*session, *model_)};
-    ASSERT_NO_FATAL_FAILURE(Grow(round, random, rounds % 2 == 1));
+    const auto cause = static_cast<Cause>(rounds % kCauses);
+    ASSERT_NO_FATAL_FAILURE(Grow(round, random, cause));
     round.query.resize(model_->geometry(0).query_heads * model_->geometry(0).head_dim);
     for (std::uint16_t& element : round.query) {
       element = kernels::FloatToBf16(Drawn(random.Bits() >> 8));
@@ -410,7 +431,7 @@ TEST_F(Swap, EveryReadFallsBeforeItOrAfterItOrAcross) {
       }
     }
     for (auto& seen : round.seen) seen.resize(model_->lanes());
-    ASSERT_NO_FATAL_FAILURE(SwapWhileReading(round, session->control()->page()));
+    ASSERT_NO_FATAL_FAILURE(SwapWhileReading(round, cause, session->control()->page()));
     ASSERT_NO_FATAL_FAILURE(Check(round));
     ASSERT_FALSE(HasFailure());
     ASSERT_TRUE(world_.tenant().FreeSequence(round.sequence->id()).ok());

@@ -163,12 +163,15 @@ class CompactionFixture : public testing::Test {
   std::string Shown(const Track& track) {
     return Differs(View(track), *model_, track.stamps, thinned_from_);
   }
-  // Of the first lane.
-  Forms FormsOf(const Track& track) {
+  // Of the layer's first lane.
+  Forms FormsOf(const Track& track, std::uint32_t layer = 0) {
     const cache::SequenceView view = View(track);
+    const std::uint32_t lane = model_->layout().lane(layer, 0);
+    std::uint32_t first = 0;
+    for (std::uint32_t i = 0; i < lane; ++i) first += view.lanes[i].resolved.segments;
     Forms forms;
-    for (std::uint32_t i = 0; i < view.lanes[0].resolved.segments; ++i) {
-      forms.push_back(FormOf(view.segments[i]));
+    for (std::uint32_t i = 0; i < view.lanes[lane].resolved.segments; ++i) {
+      forms.push_back(FormOf(view.segments[first + i]));
     }
     return forms;
   }
@@ -192,11 +195,13 @@ class CompactionFixture : public testing::Test {
   device::CpuDevice device_{cache::ReferenceKernels()};
   cache::World world_;
   ManualScheduler scheduler_;
+  int attentions_ = 0;
   Compactor compactor_{
       Compactor::Options{.scheduler = &scheduler_,
                          .logger = &logger_,
                          .clock = &world_.clock(),
-                         .operations = &kernels::OperationsOf(kernels::BestImplementation())}};
+                         .operations = &kernels::OperationsOf(kernels::BestImplementation()),
+                         .on_attention = [this] { ++attentions_; }}};
   std::optional<cache::TestWorker> worker_{std::in_place, world_.tenant(), world_.OpenSession()};
   std::shared_ptr<const cache::Model> model_ = world_.Register(cache::SmallModel("small", 1, 2));
 };

@@ -23,7 +23,7 @@ TEST_F(LaneInUse, TilesAreLeftToWhoeverIsAtTheLane) {
   std::promise<void> taken;
   std::promise<void> done;
   std::thread seal([&] {
-    MutexLock lock(managed->lane(0).mutex);
+    MutexLock lock(managed->lane(0).work->mutex);
     taken.set_value();
     done.get_future().wait();
   });
@@ -38,7 +38,7 @@ TEST_F(LaneInUse, TilesAreLeftToWhoeverIsAtTheLane) {
   // The next tiles take them along.
   Decode(track, 32, 1);
   RunAll();
-  EXPECT_FALSE(managed->lane(0).tiles_left);
+  EXPECT_FALSE(managed->lane(0).work->tiles_left);
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 100", "16 kept: 64"}));
   EXPECT_EQ(Shown(track), "");
 }
@@ -49,7 +49,7 @@ TEST_F(LaneInUse, ASealThatFoundTilesLeftHasThemEncoded) {
   RunAll();
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*track.sequence);
   Decode(track, 40, 1);
-  managed->lane(0).tiles_left = true;  // as if they had come while the seal is at work
+  managed->lane(0).work->tiles_left = true;  // as if they had come while the seal is at work
   EXPECT_FALSE(managed->WantTiles()) << "they are: a job for all lanes is queued";
   const std::shared_ptr<Told> told = Compress(track);
   while (scheduler_.RunFirst(kSeal)) {
@@ -57,7 +57,7 @@ TEST_F(LaneInUse, ASealThatFoundTilesLeftHasThemEncoded) {
   ExpectTold(*told);
   EXPECT_EQ(scheduler_.Queued(), (Forms{kTiles, kTiles})) << "the first is that of before";
   RunAll();
-  managed->lane(0).tiles_left = true;
+  managed->lane(0).work->tiles_left = true;
   EXPECT_TRUE(managed->WantTiles());
   ExpectTold(*[&] {
     const std::shared_ptr<Told> again = Compress(track);
