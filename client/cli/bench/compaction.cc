@@ -433,7 +433,8 @@ absl::StatusOr<Report> RunCompaction(const Options& options) {
       "_raw_copies: host memory of raw rows and moments of 256 tokens decoded behind the prompt, "
       "per token and kv head, of ",
       kKvHeads,
-      " kv heads; _layers_peak: appended layer by layer, no further ahead of the "
+      " kv heads; moments are 256 KiB a lane, however many; _layers_peak: appended layer by layer, "
+      "no further ahead of the "
       "encoding than one layer"));
   return report;
 }
