@@ -196,6 +196,8 @@ void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const
   const shm::LaneLayout& layout = sequence->model().layout();
   for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
     const std::uint32_t first = layout.lane(layer, 0);
+    // The end of one that waits for memory is no end any more.
+    if (!rows.end_of_prompt && !rows.decoded) managed->PromptGoesOn(first, layout.kv_heads(layer));
     if (!rows.end_of_prompt &&
         sequence->OpenEntries(first) < managed->policy().mosaic->segments.tokens) {
       continue;
@@ -216,6 +218,7 @@ void Compactor::TailsMoved(const std::shared_ptr<cache::Sequence>& sequence) {
     QueueChoices(sequence, managed, all, JobPriority::kTails, nullptr);
     return;
   }
+  QueueParked(sequence, *managed);
   if (managed->WantTiles()) {
     QueueTiles(sequence, {.end = sequence->model().lanes(), .all = true}, Ticket(nullptr));
   }
@@ -306,54 +309,6 @@ void Compactor::QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, std:
           Complain(*held, "segment not sealed", status);
         }
       });
-}
-
-absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequence,
-                                    std::uint32_t lane, bool waits, Turn& turn) {
-  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
-  if (managed == nullptr) return absl::OkStatus();
-  std::optional<LaneCoder::Cut> cut = managed->SealBegins(lane);
-  // Another job may have taken it on, and failed: whoever waits is told of the work itself.
-  if (waits) cut = LaneCoder::Cut::kPromptEnd;
-  // Where there is none, somebody else's seal has done the work already; and where tokens are
-  // chosen, what seals is the choice.
-  const policies::Policy& policy = managed->policy();
-  if (!cut.has_value() || !policy.mosaic.has_value() || policy.chooses()) return absl::OkStatus();
-  // Those before it have found no memory.
-  const bool joins = !waits && !turn.again() && stalled_.Any(TenantOf(*sequence));
-  const absl::Status status = joins ? absl::OkStatus() : Seal(*sequence, *managed, lane, *cut);
-  const bool later = joins || absl::IsResourceExhausted(status) || absl::IsAborted(status);
-  if (later && !waits && managed->StallSeal(lane, *cut)) {
-    turn.Stall({.tenant = TenantOf(*sequence), .sequence = sequence, .first = lane});
-  }
-  return status;
-}
-
-// That one, or the first behind it that still has something to do.
-void Compactor::QueueStalled(std::optional<StalledWork::Item> item) {
-  for (; item.has_value(); item = stalled_.Found(item->tenant)) {
-    const std::shared_ptr<cache::Sequence> sequence = item->sequence.lock();
-    const std::shared_ptr<ManagedSequence> managed =
-        sequence == nullptr ? nullptr : ManagedSequence::Of(*sequence);
-    if (managed == nullptr) continue;
-    if (item->kind == StalledWork::Kind::kChoice) {
-      if (!managed->policy().chooses()) continue;
-      const Rows rows = {.first_layer = item->first, .layers = item->count};
-      QueueChoices(sequence, managed, rows, JobPriority::kSeals, nullptr, /*again=*/true);
-      return;
-    }
-    const std::optional<LaneCoder::Cut> cut = managed->TakeStalledSeal(item->first);
-    if (!cut.has_value()) continue;
-    managed->WantSeal(item->first, *cut);
-    QueueSeal(sequence, item->first, Ticket(nullptr), /*again=*/true);
-    return;
-  }
-}
-
-std::optional<Clock::Duration> Compactor::Resume() {
-  const Clock::TimePoint now = options_.clock->Now();
-  for (const StalledWork::Item& item : stalled_.TakeDue(now)) QueueStalled(item);
-  return stalled_.DueIn(now);
 }
 
 LaneCoder::Options Compactor::CoderOptions(const cache::Sequence& sequence,

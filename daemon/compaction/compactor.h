@@ -28,7 +28,7 @@
 #include "daemon/cache/sequence.h"
 #include "daemon/compaction/lane_thinner.h"
 #include "daemon/compaction/managed_sequence.h"
-#include "daemon/compaction/stalled_work.h"
+#include "daemon/compaction/stalled_seals.h"
 
 namespace tessera::compaction {
 
@@ -124,11 +124,10 @@ class Compactor {
   // compactor_tokens.cc
   void QueueChoices(const std::shared_ptr<cache::Sequence>& sequence,
                     const std::shared_ptr<ManagedSequence>& managed, const Rows& rows,
-                    JobPriority priority, const std::shared_ptr<Batch>& batch, bool again = false);
+                    JobPriority priority, const std::shared_ptr<Batch>& batch);
   void QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
                    const std::shared_ptr<ManagedSequence>& managed,
-                   std::vector<std::uint32_t> layers, JobPriority priority, Ticket ticket,
-                   bool again);
+                   std::vector<std::uint32_t> layers, JobPriority priority, Ticket ticket);
   absl::Status EncodeBefore(const std::shared_ptr<cache::Sequence>& sequence,
                             ManagedSequence& managed, std::uint32_t layer);
   absl::Status Choose(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t layer);
@@ -145,7 +144,9 @@ class Compactor {
   // `again`: it comes from the line of those that found no memory.
   void QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
                  Ticket ticket, bool again = false);
-  void QueueStalled(std::optional<StalledWork::Item> item);
+  void QueueStalled(std::optional<StalledSeals::Item> item);
+  // Those that met somebody at their lane, or a sequence that had been moved out.
+  void QueueParked(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed);
   // `waits`: until nobody works on the lane. Else a lane where somebody does is left to them.
   absl::Status EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
                            bool waits);
@@ -169,7 +170,7 @@ class Compactor {
   // A worker decides how often a full pool is met: complaints are kept to one a second.
   Seldom complaints_;
   Seldom small_budgets_{std::chrono::minutes(1)};
-  StalledWork stalled_;
+  StalledSeals stalled_;
 };
 
 }  // namespace tessera::compaction

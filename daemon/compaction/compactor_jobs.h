@@ -59,7 +59,7 @@ class Compactor::Ticket {
   std::shared_ptr<Batch> batch_;
 };
 
-// While a job runs: whether it came from the line of those that found no memory. At its end the
+// While a seal runs: whether it came from the line of those that found no memory. At its end the
 // next one of the line follows, unless it went back.
 class Compactor::Turn {
  public:
@@ -69,16 +69,20 @@ class Compactor::Turn {
   Turn& operator=(const Turn&) = delete;
   ~Turn() {
     if (!again_) return;
-    compactor_.QueueStalled(compactor_.stalled_.Found(tenant_));
+    compactor_.QueueStalled(compactor_.stalled_.Next(tenant_, found_));
   }
   bool again() const { return again_; }
-  // Another job goes on with it.
-  void Pass() { again_ = false; }
+  // There was memory for it.
+  void Found() { found_ = true; }
   // To the end of the line.
-  void Stall(StalledWork::Item item) {
-    again_ = false;
+  void Stall(StalledSeals::Item item) {
     const Clock::TimePoint now = compactor_.options_.clock->Now();
-    const bool look = compactor_.stalled_.Add(std::move(item), now);
+    bool look = true;
+    if (std::exchange(again_, false)) {
+      compactor_.stalled_.Return(std::move(item), now);
+    } else {
+      look = compactor_.stalled_.Join(std::move(item), now);
+    }
     if (look && compactor_.options_.on_attention) compactor_.options_.on_attention();
   }
 
@@ -86,6 +90,7 @@ class Compactor::Turn {
   Compactor& compactor_;
   const TenantId tenant_;
   bool again_;
+  bool found_ = false;
 };
 
 }  // namespace tessera::compaction

@@ -59,13 +59,12 @@ absl::Status Compactor::ObserveTokens(cache::Sequence& sequence, std::uint64_t f
 // Layers that share a choice go into one job, the one that decides first.
 void Compactor::QueueChoices(const std::shared_ptr<cache::Sequence>& sequence,
                              const std::shared_ptr<ManagedSequence>& managed, const Rows& rows,
-                             JobPriority priority, const std::shared_ptr<Batch>& batch,
-                             bool again) {
+                             JobPriority priority, const std::shared_ptr<Batch>& batch) {
   std::vector<std::uint32_t> together;
   const auto queue = [&] {
     if (together.empty()) return;
     for (const std::uint32_t layer : together) managed->layer(layer).pending.fetch_add(1);
-    QueueChoice(sequence, managed, std::exchange(together, {}), priority, Ticket(batch), again);
+    QueueChoice(sequence, managed, std::exchange(together, {}), priority, Ticket(batch));
   };
   for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
     // While decoding one job that waits is enough.
@@ -78,17 +77,15 @@ void Compactor::QueueChoices(const std::shared_ptr<cache::Sequence>& sequence,
 
 void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
                             const std::shared_ptr<ManagedSequence>& asker,
-                            std::vector<std::uint32_t> layers, JobPriority priority, Ticket ticket,
-                            bool again) {
+                            std::vector<std::uint32_t> layers, JobPriority priority,
+                            Ticket ticket) {
   options_.scheduler->Submit(
       {.name = "choose-tokens",
        .priority = priority,
        .tenant = internal::TenantOf(*sequence),
        .owner = sequence->id().value()},
       [this, weak = std::weak_ptr(sequence), asked = std::weak_ptr(asker),
-       layers = std::move(layers), priority, ticket = std::move(ticket), again,
-       tenant = internal::TenantOf(*sequence)]() mutable {
-        Turn turn(*this, tenant, again);
+       layers = std::move(layers), priority, ticket = std::move(ticket)]() mutable {
         const std::shared_ptr<cache::Sequence> held = weak.lock();
         const std::shared_ptr<ManagedSequence> managed = asked.lock();
         const std::shared_ptr<ManagedSequence> now =
@@ -104,23 +101,9 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
         const std::uint32_t decides = policies::DecidesFor(managed->policy(), layers.front());
         if (decides != layers.front() && managed->layer(decides).pending.load() > 0) {
           // The layer whose choice these take over comes first.
-          QueueChoice(held, managed, std::move(layers), priority, std::move(ticket), again);
-          turn.Pass();
+          QueueChoice(held, managed, std::move(layers), priority, std::move(ticket));
           return;
         }
-        const StalledWork::Item stalled = {.tenant = tenant,
-                                           .sequence = weak,
-                                           .kind = StalledWork::Kind::kChoice,
-                                           .first = layers.front(),
-                                           .count = static_cast<std::uint32_t>(layers.size())};
-        // While decoding the next tile asks again; whoever waits is told.
-        const bool may_stall = priority == JobPriority::kSeals && !ticket.waited_for();
-        if (may_stall && !again && stalled_.Any(tenant)) {
-          for (const std::uint32_t layer : layers) managed->layer(layer).pending.fetch_sub(1);
-          turn.Stall(stalled);
-          return;
-        }
-        bool no_memory = false;
         // Nobody moves it out from under a choice that is carried out lane by lane.
         absl::StatusOr<cache::Residence> stays = held->Restore();
         for (const std::uint32_t layer : layers) {
@@ -133,9 +116,7 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
           } else if (!status.ok() && !absl::IsNotFound(status)) {
             Complain(*held, "tokens not chosen", status);
           }
-          no_memory = no_memory || absl::IsResourceExhausted(status);
         }
-        if (may_stall && no_memory) turn.Stall(stalled);
         if (stays.ok()) stays->Reset();  // before whoever waits goes on
         ticket.Finish();
       });

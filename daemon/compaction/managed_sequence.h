@@ -25,8 +25,10 @@ struct LaneWork {
   Mutex mutex;  // held by the job that works on the lane
   // 1 + the Cut that a seal waits for; 0: none waits.
   std::atomic<std::uint8_t> seal_wanted{0};
-  // Likewise of one that is in the line for memory (StalledWork).
+  // Likewise of one that could not be carried out, and whether it is in the line for memory
+  // (StalledSeals). Where it is not, the lane's next rows bring it back.
   std::atomic<std::uint8_t> seal_stalled{0};
+  std::atomic<bool> seal_in_line{false};
   // Tiles that found another job at work here: it has them encoded when it is done.
   std::atomic<bool> tiles_left{false};
 };
@@ -200,9 +202,12 @@ class ManagedSequence final : public cache::Companion {
   std::optional<LaneCoder::Cut> SealBegins(std::uint32_t lane) {
     return Take(lanes_[lane].work->seal_wanted);
   }
-  // The same of one that waits for memory.
-  bool StallSeal(std::uint32_t lane, LaneCoder::Cut cut) {
-    return Raise(lanes_[lane].work->seal_stalled, cut);
+  // The same of one that could not be carried out.
+  void StallSeal(std::uint32_t lane, LaneCoder::Cut cut) {
+    Raise(lanes_[lane].work->seal_stalled, cut);
+  }
+  void PromptGoesOn(std::uint32_t first_lane, std::uint32_t lanes) {
+    for (std::uint32_t lane = first_lane; lane < first_lane + lanes; ++lane) TakeStalledSeal(lane);
   }
   std::optional<LaneCoder::Cut> TakeStalledSeal(std::uint32_t lane) {
     return Take(lanes_[lane].work->seal_stalled);

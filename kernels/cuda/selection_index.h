@@ -65,8 +65,10 @@ struct Selectable {
 
 // Of a rule's budget what is left for choices.
 TESSERA_HOST_DEVICE inline std::uint64_t BudgetOf(const StepRule& rule, const Selectable& visible) {
-  const std::uint32_t blocks = (visible.tail + visible.block - 1) / visible.block;
-  const std::uint32_t tail = rule.counts_tail != 0 ? blocks * visible.block : 0;
+  std::uint32_t tail = 0;
+  if (rule.counts_tail != 0) {
+    tail = (visible.tail + visible.block - 1) / visible.block * visible.block;
+  }
   std::uint64_t budget = rule.entries;
   if (budget == 0) budget = ShareOf(rule.rate, visible.entries + tail);
   budget = budget > tail ? budget - tail : 0;
