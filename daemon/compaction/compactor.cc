@@ -191,6 +191,7 @@ void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const
     if (rows.end_of_prompt) TailsMoved(sequence);
     return;
   }
+  if (rows.decoded) QueueParked(sequence, *managed);
   const LaneCoder::Cut cut =
       rows.end_of_prompt ? LaneCoder::Cut::kPromptEnd : LaneCoder::Cut::kLength;
   const shm::LaneLayout& layout = sequence->model().layout();

@@ -1,6 +1,7 @@
 // Seals that cannot be carried out now: which wait for memory, which for their lane, and when they
 // come again.
 
+#include <algorithm>
 #include <optional>
 
 #include "daemon/base/strings.h"
@@ -29,15 +30,20 @@ absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequ
   }
   // Those before it have found no memory.
   const bool joins = !waits && !turn.again() && stalled_.Any(TenantOf(*sequence));
-  const absl::Status status = joins ? absl::OkStatus() : Seal(*sequence, *managed, lane, *cut);
-  if (status.ok() && !joins) {
-    turn.Found();
-    managed->TakeStalledSeal(lane);
+  absl::Status status;
+  if (!joins) {
+    // What could not be carried out before is part of it.
+    if (const auto stalled = managed->TakeStalledSeal(lane)) cut = std::max(*cut, *stalled);
+    status = Seal(*sequence, *managed, lane, *cut);
+    if (status.ok()) turn.Found();
   }
-  if (waits) return status;
+  // Also where somebody is told: a prompt may have come to its end there, and that is not
+  // forgotten.
   const bool no_memory = joins || absl::IsResourceExhausted(status);
   if (no_memory || absl::IsAborted(status)) managed->StallSeal(lane, *cut);
-  if (no_memory && !managed->lane(lane).work->seal_in_line.exchange(true)) {
+  if (!no_memory) return status;
+  // Whatever came of the line comes to its end again, so that there is a pause.
+  if (!managed->lane(lane).work->seal_in_line.exchange(true) || turn.again()) {
     turn.Stall({.tenant = TenantOf(*sequence), .sequence = sequence, .lane = lane});
   }
   return status;

@@ -206,8 +206,11 @@ class ManagedSequence final : public cache::Companion {
   void StallSeal(std::uint32_t lane, LaneCoder::Cut cut) {
     Raise(lanes_[lane].work->seal_stalled, cut);
   }
+  // Whole segments are sealed all the same.
   void PromptGoesOn(std::uint32_t first_lane, std::uint32_t lanes) {
-    for (std::uint32_t lane = first_lane; lane < first_lane + lanes; ++lane) TakeStalledSeal(lane);
+    for (std::uint32_t lane = first_lane; lane < first_lane + lanes; ++lane) {
+      if (TakeStalledSeal(lane).has_value()) StallSeal(lane, LaneCoder::Cut::kLength);
+    }
   }
   std::optional<LaneCoder::Cut> TakeStalledSeal(std::uint32_t lane) {
     return Take(lanes_[lane].work->seal_stalled);
