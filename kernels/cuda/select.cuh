@@ -39,16 +39,13 @@ struct SelectShared {
 // One lane's choice, as its block of threads sees it.
 struct SelectLane {
   std::uint32_t index;  // of the layer's selections
-  StepSelection selection;
-  StepRule rule;
   std::uint32_t columns;
+  std::uint32_t blocks;
+  ForcedBlocks forced;
   const float* scores;    // of the lane's first block
   std::uint32_t* values;  // likewise
   std::uint8_t* visible;  // likewise
   std::uint32_t* taken;   // likewise
-  std::uint32_t tail;     // rows of it that the queries see
-
-  TESSERA_DEVICE bool Forced(std::uint32_t block) const { return IsForced(selection, block, tail); }
 };
 
 // The sum of `value` over the threads of the warp up to this one.
@@ -112,19 +109,20 @@ struct Visible {
 };
 
 // Every block's value, and this thread's share of what is visible.
-TESSERA_DEVICE Visible LaneValues(const AttendParams& params, const SelectLane& lane) {
+TESSERA_DEVICE Visible LaneValues(const AttendParams& params, const SelectLane& lane,
+                                  bool by_share) {
   const float* sums = params.row_sums + std::uint64_t{lane.index} * params.max_columns;
   Visible visible;
-  for (std::uint32_t b = gpu::Thread(); b < lane.selection.blocks; b += kSelectThreads) {
+  for (std::uint32_t b = gpu::Thread(); b < lane.blocks; b += kSelectThreads) {
     float value = gpu::NegativeInfinity();
     for (std::uint32_t c = 0; c < lane.columns; ++c) {
       const float score = lane.scores[std::uint64_t{c} * params.max_blocks + b];
-      value = gpu::Max(value, lane.rule.by_share != 0 ? score - sums[c] : score);
+      value = gpu::Max(value, by_share ? score - sums[c] : score);
     }
     lane.values[b] = OrderedKey(value);
     const std::uint32_t entries = lane.visible[b];
     visible.entries += entries;
-    if (lane.Forced(b)) visible.forced += entries;
+    if (lane.forced.Has(b)) visible.forced += entries;
   }
   return visible;
 }
@@ -169,10 +167,10 @@ TESSERA_DEVICE Threshold FindThreshold(const SelectLane& lane, const SelectShare
       shared.told[1] = threshold.wanted;
     }
     gpu::SyncBlock();
-    for (std::uint32_t b = gpu::Thread(); b < lane.selection.blocks; b += kSelectThreads) {
+    for (std::uint32_t b = gpu::Thread(); b < lane.blocks; b += kSelectThreads) {
       const std::uint32_t entries = lane.visible[b];
       const std::uint32_t key = lane.values[b];
-      if (entries == 0 || lane.Forced(b) || (key & known) != threshold.key) continue;
+      if (entries == 0 || lane.forced.Has(b) || (key & known) != threshold.key) continue;
       gpu::AtomicAdd(shared.histogram + (key >> shift & (kHistogramBins - 1)), entries);
     }
     gpu::SyncBlock();
@@ -195,7 +193,7 @@ class TakenRun {
   TESSERA_DEVICE bool Takes(std::uint32_t block) {
     const std::uint32_t entries = lane_.visible[block];
     if (entries == 0) return false;
-    if (lane_.Forced(block)) return true;
+    if (lane_.forced.Has(block)) return true;
     const std::uint32_t key = lane_.values[block];
     if (threshold_.wanted == 0 || key < threshold_.key) return false;
     if (key > threshold_.key) return true;
@@ -214,8 +212,8 @@ class TakenRun {
 // The list, and where each choice begins in it. Returns its length. The whole block.
 TESSERA_DEVICE std::uint32_t ListTaken(const SelectLane& lane, const SelectShared& shared,
                                        const Threshold& threshold, const StepChoice* choices,
-                                       TakenRange* ranges) {
-  const std::uint32_t blocks = lane.selection.blocks;
+                                       std::uint32_t choice_count, TakenRange* ranges) {
+  const std::uint32_t blocks = lane.blocks;
   const std::uint32_t per = (blocks + kSelectThreads - 1) / kSelectThreads;
   const std::uint32_t begin = gpu::Thread() * per < blocks ? gpu::Thread() * per : blocks;
   const std::uint32_t end = blocks - begin > per ? begin + per : blocks;
@@ -229,9 +227,9 @@ TESSERA_DEVICE std::uint32_t ListTaken(const SelectLane& lane, const SelectShare
   std::uint32_t place = sum.before;
   if (begin == end) return sum.all;
   TakenRun listed(lane, threshold, ties);
-  std::uint32_t choice = ChoiceOfBlock(choices, lane.selection.choices, begin);
+  std::uint32_t choice = ChoiceOfBlock(choices, choice_count, begin);
   for (std::uint32_t b = begin; b < end; ++b) {
-    if (choice + 1 < lane.selection.choices && choices[choice + 1].first_block == b) ++choice;
+    if (choice + 1 < choice_count && choices[choice + 1].first_block == b) ++choice;
     if (choices[choice].first_block == b) ranges[choice].first_taken = place;
     if (listed.Takes(b)) lane.taken[place++] = b - choices[choice].first_block;
   }
@@ -240,15 +238,16 @@ TESSERA_DEVICE std::uint32_t ListTaken(const SelectLane& lane, const SelectShare
 
 // The ranges' parts, no more than the lane has slots. False where there would be more.
 TESSERA_DEVICE bool CutParts(const AttendParams& params, const StepReader& step,
-                             const SelectLane& lane, const StepChoice* choices, std::uint32_t taken,
-                             TakenRange* ranges) {
-  const StepLane& step_lane = step.lane(params.layer, lane.selection.lane);
-  const std::uint32_t* counts = step.slots(params.layer) + lane.index;
+                             const StepSelection& selection, std::uint32_t index,
+                             std::uint32_t taken, TakenRange* ranges) {
+  const StepLane& step_lane = step.lane(params.layer, selection.lane);
+  const StepChoice* choices = step.choices(params.layer) + selection.first_choice;
+  const std::uint32_t* counts = step.slots(params.layer) + index;
   const std::uint32_t slots = counts[1] - counts[0];
   std::uint32_t parts = 0;
   bool fits = true;
-  ranges[lane.selection.choices].first_taken = taken;
-  for (std::uint32_t c = 0; c < lane.selection.choices; ++c) {
+  ranges[selection.choices].first_taken = taken;
+  for (std::uint32_t c = 0; c < selection.choices; ++c) {
     const StepSegment& segment = step.segments(step_lane)[choices[c].segment];
     const std::uint32_t block = step.strategy(params.layer, segment.strategy).shape.block;
     ranges[c].first_part = parts;
@@ -256,7 +255,7 @@ TESSERA_DEVICE bool CutParts(const AttendParams& params, const StepReader& step,
     fits = fits && parts <= slots;
     parts = parts < slots ? parts : slots;
   }
-  ranges[lane.selection.choices].first_part = parts;
+  ranges[selection.choices].first_part = parts;
   return fits;
 }
 
@@ -280,32 +279,33 @@ TESSERA_DEVICE void SelectBlocks(const AttendParams& params) {
   const StepSelection& selection = step.selection(params.layer, gpu::BlockX());
   const StepSequence& sequence = step.sequence(selection.lane / layer.kv_heads);
   const std::uint32_t asked = sequence.queries * params.group;
+  const std::uint32_t tail = TailSeen(params, step, selection);
   const SelectLane lane = {.index = gpu::BlockX(),
-                           .selection = selection,
-                           .rule = sequence.rule,
                            .columns = asked < params.max_columns ? asked : params.max_columns,
+                           .blocks = selection.blocks,
+                           .forced = ForcedOf(selection, tail),
                            .scores = params.scores + selection.first_block,
                            .values = params.values + selection.first_block,
                            .visible = params.visible + selection.first_block,
-                           .taken = params.taken + selection.first_block,
-                           .tail = TailSeen(params, step, selection)};
+                           .taken = params.taken + selection.first_block};
   const SelectShared shared;
   SumRows(params, step, lane);
   gpu::SyncBlock();
-  const Visible own = LaneValues(params, lane);
+  const Visible own = LaneValues(params, lane, sequence.rule.by_share != 0);
   const std::uint32_t visible = SumOverBlock(own.entries, shared).all;
   const std::uint32_t forced = SumOverBlock(own.forced, shared).all;
-  const std::uint64_t budget = BudgetOf(
-      lane.rule, {.entries = visible, .tail = lane.tail, .block = lane.selection.tail_block});
+  const std::uint64_t budget =
+      BudgetOf(sequence.rule, {.entries = visible, .tail = tail, .block = selection.tail_block});
   Threshold threshold;
   if (budget > forced) {
     threshold = FindThreshold(lane, shared, static_cast<std::uint32_t>(budget) - forced);
   }
   const StepChoice* choices = step.choices(params.layer) + selection.first_choice;
   TakenRange* ranges = params.ranges + FirstRangeOf(selection, lane.index);
-  const std::uint32_t taken = ListTaken(lane, shared, threshold, choices, ranges);
+  const std::uint32_t taken =
+      ListTaken(lane, shared, threshold, choices, selection.choices, ranges);
   gpu::SyncBlock();
-  if (gpu::Thread() != 0 || CutParts(params, step, lane, choices, taken, ranges)) return;
+  if (gpu::Thread() != 0 || CutParts(params, step, selection, lane.index, taken, ranges)) return;
   // Words of positions that do not rise: memory under a revoked reader.
   gpu::AtomicMin(params.fault, FaultWord::Pack(FaultKind::kBadTile, params.layer, selection.lane));
 }

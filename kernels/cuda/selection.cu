@@ -14,7 +14,8 @@ __global__ void __launch_bounds__(kScoreThreads)
     ScoreKernel(const __grid_constant__ AttendParams params) {
   ScoreBlocks<kHeadDim>(params);
 }
-__global__ void __launch_bounds__(kSelectThreads)
+// With 3 blocks to a multiprocessor the compiler spills, on one architecture or another.
+__global__ void __launch_bounds__(kSelectThreads, 2)
     SelectKernel(const __grid_constant__ AttendParams params) {
   SelectBlocks(params);
 }

@@ -60,14 +60,14 @@ TESSERA_HOST_DEVICE inline std::uint64_t ShareOf(double rate, std::uint64_t all)
 struct Selectable {
   std::uint64_t entries = 0;  // of choices
   std::uint32_t tail = 0;
-  std::uint32_t block = 1;  // that the tail's count in
+  std::uint32_t block = 1;  // that the tail's count in: a power of two
 };
 
 // Of a rule's budget what is left for choices.
 TESSERA_HOST_DEVICE inline std::uint64_t BudgetOf(const StepRule& rule, const Selectable& visible) {
   std::uint32_t tail = 0;
   if (rule.counts_tail != 0) {
-    tail = (visible.tail + visible.block - 1) / visible.block * visible.block;
+    tail = (visible.tail + visible.block - 1) & ~(visible.block - 1);
   }
   std::uint64_t budget = rule.entries;
   if (budget == 0) budget = ShareOf(rule.rate, visible.entries + tail);
@@ -75,13 +75,26 @@ TESSERA_HOST_DEVICE inline std::uint64_t BudgetOf(const StepRule& rule, const Se
   return budget < visible.entries ? budget : visible.entries;
 }
 
+// The blocks of a lane that are taken whatever their values.
+struct ForcedBlocks {
+  static constexpr std::uint32_t kNone = ~0u;
+  std::uint32_t first = kNone;
+  std::uint32_t last = kNone;
+  TESSERA_HOST_DEVICE constexpr bool Has(std::uint32_t block) const {
+    return block == first || block == last;
+  }
+};
 // `tail`: rows of it that the queries see.
-TESSERA_HOST_DEVICE constexpr bool IsForced(const StepSelection& selection, std::uint32_t block,
-                                            std::uint32_t tail) {
-  if (block == 0 && selection.first_forced != 0) return true;
-  if (block + 1 != selection.blocks) return false;
-  return selection.last_forced == LastForced::kYes ||
-         (selection.last_forced == LastForced::kWithoutTail && tail == 0);
+TESSERA_HOST_DEVICE constexpr ForcedBlocks ForcedOf(const StepSelection& selection,
+                                                    std::uint32_t tail) {
+  ForcedBlocks forced;
+  if (selection.blocks == 0) return forced;
+  if (selection.first_forced != 0) forced.first = 0;
+  if (selection.last_forced == LastForced::kYes ||
+      (selection.last_forced == LastForced::kWithoutTail && tail == 0)) {
+    forced.last = selection.blocks - 1;
+  }
+  return forced;
 }
 
 // The most parts that a lane's taken blocks may fill: `entries` in `choices` segments may be

@@ -48,16 +48,16 @@ TEST(SelectionIndex, BudgetsOfTheTailTooLeaveTheRest) {
 
 TEST(SelectionIndex, TheNewestBlockIsForcedWhereItIsPartialOrThereIsNoTail) {
   StepSelection selection = {.blocks = 4, .last_forced = LastForced::kNo};
-  EXPECT_FALSE(IsForced(selection, 3, 0));
+  EXPECT_FALSE(ForcedOf(selection, 0).Has(3));
   selection.last_forced = LastForced::kWithoutTail;
-  EXPECT_TRUE(IsForced(selection, 3, 0));
-  EXPECT_FALSE(IsForced(selection, 3, 1));
-  EXPECT_FALSE(IsForced(selection, 2, 0));
+  EXPECT_TRUE(ForcedOf(selection, 0).Has(3));
+  EXPECT_FALSE(ForcedOf(selection, 1).Has(3));
+  EXPECT_FALSE(ForcedOf(selection, 0).Has(2));
   selection.last_forced = LastForced::kYes;
-  EXPECT_TRUE(IsForced(selection, 3, 1));
-  EXPECT_FALSE(IsForced(selection, 0, 1));
+  EXPECT_TRUE(ForcedOf(selection, 1).Has(3));
+  EXPECT_FALSE(ForcedOf(selection, 1).Has(0));
   selection.first_forced = 1;
-  EXPECT_TRUE(IsForced(selection, 0, 1));
+  EXPECT_TRUE(ForcedOf(selection, 1).Has(0));
 }
 
 TEST(SelectionIndex, KeysAreOrderedAsValues) {

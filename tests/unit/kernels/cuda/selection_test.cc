@@ -249,7 +249,7 @@ class ChoiceProblem {
     const std::uint32_t tail = TailOf(selection);
     for (std::uint32_t b = 0; b < selection.blocks; ++b) {
       facts[b].entries = params.visible[selection.first_block + b];
-      facts[b].forced = IsForced(selection, b, tail);
+      facts[b].forced = ForcedOf(selection, tail).Has(b);
       visible += facts[b].entries;
     }
     std::vector<float> values = Values(params, selection, index, rule);
