@@ -115,6 +115,7 @@ TEST(BenchTest, FidelityPutsTheFormsInTheirOrder) {
   EXPECT_LT(rows.at("drifting_per_segment_key_loss"), rows.at("drifting_global_key_loss"));
   EXPECT_LT(rows.at("drifting_per_segment_value_loss"), rows.at("drifting_global_value_loss"));
   EXPECT_LE(rows.at("similar_dynamic"), rows.at("similar_fixed_250_g1"));
+  EXPECT_LT(rows.at("similar_dynamic"), rows.at("similar_fixed_first"));
   EXPECT_THAT(NamesOf(rows), IsSupersetOf({"mean_b16_0625", "min_max_b16_0625"}));
 }
 

@@ -1,6 +1,8 @@
 #include "client/cli/bench/ablation.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "daemon/base/check.h"
 #include "kernels/strategy/candidates.h"
@@ -269,6 +271,37 @@ class Candidates {
   std::vector<std::vector<kernels::Candidate>> of_segment_;
 };
 
+// Of each head the strategy of its first segment, for all of them: as many channels of each row as
+// fit into `bytes` an entry, with the rotations that are stored once.
+absl::StatusOr<Score> ExamineFirst(const Examination& examination, double bytes) {
+  const std::uint64_t tokens = examination.kv().shape().tokens;
+  std::vector<Strategy> of_head;
+  for (const Segment& segment : examination.segments()) {
+    if (segment.index != 0) continue;
+    const std::uint32_t dim = examination.kv().shape().head_dim;
+    std::optional<Strategy> most;
+    for (std::uint32_t kept = dim / 8; kept <= dim; ++kept) {
+      Strategy strategy =
+          StrategyFor(segment.rows, FixedOptions(static_cast<double>(kept) / dim, 1));
+      if (kernels::BytesPerEntry(strategy.shape, strategy.rotation_type, tokens) > bytes) break;
+      most = std::move(strategy);
+    }
+    if (!most) return absl::InternalError("no form has so few bytes");
+    of_head.push_back(*std::move(most));
+  }
+  absl::StatusOr<Score> score = examination.Examine([&](const Segment& segment) {
+    const Strategy& strategy = of_head[segment.kv_head];
+    return ThroughTiles(segment.rows, strategy.shape, strategy.view());
+  });
+  if (!score.ok()) return score;
+  score->bytes = 0;
+  for (const Strategy& strategy : of_head) {
+    score->bytes += kernels::BytesPerEntry(strategy.shape, strategy.rotation_type, tokens) /
+                    static_cast<double>(of_head.size());
+  }
+  return score;
+}
+
 }  // namespace
 
 absl::StatusOr<ChoiceScores> MeasureChoice(const Examination& examination) {
@@ -287,7 +320,10 @@ absl::StatusOr<ChoiceScores> MeasureChoice(const Examination& examination) {
   if (!fixed_score.ok()) return fixed_score.status();
   const absl::StatusOr<Score> dynamic_score = ExaminePacked(examination, dynamic);
   if (!dynamic_score.ok()) return dynamic_score.status();
-  return ChoiceScores{.fixed = *fixed_score,
+  const absl::StatusOr<Score> first_score = ExamineFirst(examination, dynamic_score->bytes);
+  if (!first_score.ok()) return first_score.status();
+  return ChoiceScores{.first = *first_score,
+                      .fixed = *fixed_score,
                       .dynamic = *dynamic_score,
                       .threshold = options.threshold,
                       .fixed_worst = WorstLoss(examination, fixed),

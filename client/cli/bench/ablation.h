@@ -77,8 +77,10 @@ struct RotationScores {
 absl::StatusOr<RotationScores> MeasureRotations(const Examination& examination);
 
 // Every segment a quarter of the channels, against each what thresholds say: those at which all
-// together take no more bytes and, in the mean over segments, lose least.
+// together take no more bytes and, in the mean over segments, lose least. And against both, at no
+// more bytes, one strategy from the beginning to the end: the first segment's.
 struct ChoiceScores {
+  Score first;
   Score fixed;
   Score dynamic;
   kernels::Loss threshold;
