@@ -42,6 +42,16 @@ absl::Status MayMovePositions(const cache::Sequence& sequence) {
   return absl::OkStatus();
 }
 
+// A key is turned back from the position of its token.
+absl::Status MayTurnKeysBack(const cache::Sequence& sequence) {
+  if (absl::Status fits = KeyTurner::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
+  if (sequence.position_shift() == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      Concat("entries of ", sequence.id().ToString(), " were moved to other positions, by ",
+             sequence.position_shift(),
+             " at the end; a policy that turns keys back begins before any is moved"));
+}
+
 }  // namespace
 
 absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy policy) {
@@ -65,6 +75,9 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
   if (!serves.ok()) return serves;
   if (policies::MovesPositions(policy)) {
     if (absl::Status fits = MayMovePositions(sequence); !fits.ok()) return fits;
+  }
+  if (policies::TurnsKeysBack(policy)) {
+    if (absl::Status fits = MayTurnKeysBack(sequence); !fits.ok()) return fits;
   }
   WarnOfSmallBudget(sequence, policy);
   if (PolicyOf(sequence).text != policy.text && !sequence.AsItCame()) sequence.set_made_by_hand();

@@ -224,8 +224,10 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
   const shm::LaneLayout& layout = sequence.model().layout();
   std::optional<KeyTurner> turner;
   std::optional<cache::PositionMove> moves;
-  if (policies::MovesPositions(policy)) {
+  if (policies::MovesPositions(policy) || policies::TurnsKeysBack(policy)) {
     turner.emplace(sequence.model().spec(), layout.tile(layer));
+  }
+  if (policies::MovesPositions(policy)) {
     // Every layer keeps equally many: the same for all, whichever is done last.
     moves = {.shift = choice.until - choice.lanes.front().kept.size(), .until = choice.until};
   }
@@ -242,7 +244,9 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
     if (!choice.key_channels.empty()) coding.key_channels = &choice.key_channels[head];
     coding.decided = choice.decided[head];
     coding.settles = !ChoosesFromAll(policy);
-    if (turner.has_value()) coding.turner = &*turner;
+    if (turner.has_value()) {
+      (moves.has_value() ? coding.turning.moved : coding.turning.merged) = &*turner;
+    }
     coding.first_position = choice.first_positions[head];
     const absl::Status status = sequence.Recode(
         {.lane = index, .whole = ChoosesFromAll(policy)},
@@ -251,7 +255,7 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
             return absl::AbortedError(Concat("lane ", index, " of ", sequence.id().ToString(),
                                              " was cut while its entries were chosen; ask again"));
           }
-          if (turner.has_value()) {
+          if (moves.has_value()) {
             if (coding.decision == nullptr) return std::nullopt;
             LaneCoder::Swap swap = LaneCoder(coding, run).Retain();
             if (swap.ok()) (*swap)->moves = moves;

@@ -36,19 +36,26 @@ KeyTurner::KeyTurner(const cache::ModelSpec& spec, const kernels::DenseTile& til
   }
 }
 
-void KeyTurner::Turn(std::byte* key, std::int64_t by) const {
-  if (by == 0) return;
+void KeyTurner::TurnInto(const std::byte* key, std::int64_t by, std::span<double> row) const {
+  for (std::uint32_t d = 0; d < tile_.head_dim; ++d) row[d] = ElementAt(key, tile_.type, d);
   const auto pairs = static_cast<std::uint32_t>(frequencies_.size());
   for (std::uint32_t i = 0; i < pairs; ++i) {
-    const std::uint32_t first = interleaved_ ? 2 * i : i;
-    const std::uint32_t second = interleaved_ ? 2 * i + 1 : i + pairs;
+    double& first = row[interleaved_ ? 2 * i : i];
+    double& second = row[interleaved_ ? 2 * i + 1 : i + pairs];
     const double angle = static_cast<double>(by) * frequencies_[i];
-    const double x = ElementAt(key, tile_.type, first);
-    const double y = ElementAt(key, tile_.type, second);
-    SetElement(key, tile_.type, first,
-               static_cast<float>(x * std::cos(angle) - y * std::sin(angle)));
-    SetElement(key, tile_.type, second,
-               static_cast<float>(x * std::sin(angle) + y * std::cos(angle)));
+    const double x = first;
+    const double y = second;
+    first = x * std::cos(angle) - y * std::sin(angle);
+    second = x * std::sin(angle) + y * std::cos(angle);
+  }
+}
+
+void KeyTurner::Turn(std::byte* key, std::int64_t by) const {
+  if (by == 0) return;
+  std::vector<double> row(tile_.head_dim);
+  TurnInto(key, by, row);
+  for (std::uint32_t d = 0; d < tile_.head_dim; ++d) {
+    SetElement(key, tile_.type, d, static_cast<float>(row[d]));
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,6 +22,8 @@ class KeyTurner {
 
   // The key of a token at position p becomes that of one at p + by.
   void Turn(std::byte* key, std::int64_t by) const;
+  // Likewise, elsewhere: head_dim elements.
+  void TurnInto(const std::byte* key, std::int64_t by, std::span<double> row) const;
 
  private:
   const kernels::DenseTile tile_;

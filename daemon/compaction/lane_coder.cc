@@ -355,7 +355,7 @@ absl::StatusOr<HeldRows> LaneCoder::RowsThatStay() const {
       (options_.decided > 0 && rows->positions().front() != options_.first_position)) {
     return absl::AbortedError("the lane was cut while its entries were chosen");
   }
-  return rows->After(*options_.decision, options_.decided, options_.turner);
+  return rows->After(*options_.decision, options_.decided, options_.turning);
 }
 
 std::uint64_t LaneCoder::CountDecided(const HeldRows& rows) const {

@@ -58,8 +58,8 @@ class LaneCoder {
     bool settles = false;  // what it leaves is not chosen from again
     // The channels of keys that stay, where they are not those of the segment before.
     const std::vector<std::uint32_t>* key_channels = nullptr;
-    std::uint64_t first_position = 0;   // of these
-    const KeyTurner* turner = nullptr;  // of policies that move positions
+    std::uint64_t first_position = 0;  // of these
+    HeldRows::Turning turning = {};    // of policies that turn keys
   };
   LaneCoder(const Options& options, const cache::OpenRun& run);
 

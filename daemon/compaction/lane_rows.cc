@@ -71,7 +71,7 @@ absl::Status HeldRows::AddDense(const cache::TenantMemory& memory,
 }
 
 HeldRows HeldRows::After(const policies::LaneDecision& decision, std::uint64_t decided,
-                         const KeyTurner* turner) const {
+                         const Turning& turning) const {
   TESSERA_CHECK(decided <= count_, "what was decided about is among the rows");
   const std::uint64_t kept = decision.kept.size();
   HeldRows after(tile_, kept + count_ - decided);
@@ -81,9 +81,9 @@ HeldRows HeldRows::After(const policies::LaneDecision& decision, std::uint64_t d
   const auto copy = [&](std::uint64_t from, std::uint64_t to) {
     std::memcpy(after.keys() + to * row_bytes, keys() + from * row_bytes, row_bytes);
     std::memcpy(after.values() + to * row_bytes, values() + from * row_bytes, row_bytes);
-    if (turner != nullptr) {
-      turner->Turn(after.keys() + to * row_bytes,
-                   static_cast<std::int64_t>(to) - static_cast<std::int64_t>(from));
+    if (turning.moved != nullptr) {
+      turning.moved->Turn(after.keys() + to * row_bytes,
+                          static_cast<std::int64_t>(to) - static_cast<std::int64_t>(from));
     }
     if (!weights_.empty()) after.weights_[to] = weights_[from];
     after.positions_.push_back(positions_[from]);
@@ -93,36 +93,43 @@ HeldRows HeldRows::After(const policies::LaneDecision& decision, std::uint64_t d
     if (!decision.merges()) continue;
     const std::span<const std::uint32_t> members(decision.members.data() + decision.begins[i],
                                                  decision.members.data() + decision.begins[i + 1]);
-    if (members.size() > 1) after.Merge(*this, members, i);
+    if (members.size() > 1) after.Merge(*this, members, i, turning.merged);
   }
   for (std::uint64_t from = decided; from < count_; ++from) copy(from, kept + from - decided);
   after.filled_ = after.count_;
   return after;
 }
 
-void HeldRows::Merge(const HeldRows& from, std::span<const std::uint32_t> members,
-                     std::uint64_t to) {
+void HeldRows::Merge(const HeldRows& from, std::span<const std::uint32_t> members, std::uint64_t to,
+                     const KeyTurner* turner) {
   const std::size_t row_bytes = tile_.row_bytes();
-  const auto weight = [&](std::uint32_t member) {
-    return from.weights_.empty() ? 1.0 : static_cast<double>(from.weights_[member]);
-  };
-  double sum = 0;
+  const std::uint32_t dim = tile_.head_dim;
+  std::vector<double> key(dim);
+  std::vector<double> keys_sum(dim);
+  std::vector<double> values_sum(dim);
+  double tokens = 0;
   for (const std::uint32_t member : members) {
-    sum += weight(member);
+    const double weight = from.weights_.empty() ? 1.0 : static_cast<double>(from.weights_[member]);
+    tokens += weight;
     merged_until_ = std::max(merged_until_, from.positions_[member] + 1);
-  }
-  const auto merge = [&](const std::byte* rows, std::byte* row) {
-    for (std::uint32_t d = 0; d < tile_.head_dim; ++d) {
-      double mean = 0;
-      for (const std::uint32_t member : members) {
-        mean += weight(member) * ElementAt(rows + member * row_bytes, tile_.type, d);
-      }
-      SetElement(row, tile_.type, d, static_cast<float>(mean / sum));
+    const std::byte* const stored = from.keys() + member * row_bytes;
+    if (turner != nullptr) {
+      turner->TurnInto(stored,
+                       static_cast<std::int64_t>(positions_[to]) -
+                           static_cast<std::int64_t>(from.positions_[member]),
+                       key);
     }
-  };
-  merge(from.keys(), keys() + to * row_bytes);
-  merge(from.values(), values() + to * row_bytes);
-  weights_[to] = static_cast<float>(sum);
+    for (std::uint32_t d = 0; d < dim; ++d) {
+      keys_sum[d] += weight * (turner != nullptr ? key[d] : ElementAt(stored, tile_.type, d));
+      values_sum[d] += weight * ElementAt(from.values() + member * row_bytes, tile_.type, d);
+    }
+  }
+  for (std::uint32_t d = 0; d < dim; ++d) {
+    SetElement(keys() + to * row_bytes, tile_.type, d, static_cast<float>(keys_sum[d] / tokens));
+    SetElement(values() + to * row_bytes, tile_.type, d,
+               static_cast<float>(values_sum[d] / tokens));
+  }
+  weights_[to] = static_cast<float>(tokens);
 }
 
 kernels::LaneRows HeldRows::lane(std::uint64_t first, std::uint64_t count) const {

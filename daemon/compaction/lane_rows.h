@@ -28,10 +28,16 @@ class HeldRows {
                                           const kernels::DenseTile& tile,
                                           const cache::OpenRun& run);
 
-  // What a decision leaves of the first rows, and all of those behind them. `turner`: rows stand at
-  // rotary positions by their places in the lane, and are turned to those that they get.
+  struct Turning {
+    // Rows stand at rotary positions by their places in the lane, and are turned to those that they
+    // get.
+    const KeyTurner* moved = nullptr;
+    // Keys are merged as they were before they were turned; the mean stands where the entry does.
+    const KeyTurner* merged = nullptr;
+  };
+  // What a decision leaves of the first rows, and all of those behind them.
   HeldRows After(const policies::LaneDecision& decision, std::uint64_t decided,
-                 const KeyTurner* turner = nullptr) const;
+                 const Turning& turning) const;
 
   std::uint64_t count() const { return count_; }
   kernels::LaneRows lane(std::uint64_t first, std::uint64_t count) const;
@@ -49,8 +55,10 @@ class HeldRows {
   absl::Status AddDense(const cache::TenantMemory& memory,
                         const std::vector<cache::HeldSegment>& segments);
   void AddPositions(const cache::HeldSegment& held);
-  // Row `to` becomes the mean of entries of `from`, each as heavy as the tokens it stands for.
-  void Merge(const HeldRows& from, std::span<const std::uint32_t> members, std::uint64_t to);
+  // Row `to`, in place, becomes the mean of entries of `from`, each as heavy as the tokens it
+  // stands for. `turner`: of keys as they would be at its position; null: as they are.
+  void Merge(const HeldRows& from, std::span<const std::uint32_t> members, std::uint64_t to,
+             const KeyTurner* turner);
   std::byte* keys() const { return bytes_.get(); }
   std::byte* values() const { return bytes_.get() + count_ * tile_.row_bytes(); }
 

@@ -131,10 +131,13 @@ absl::StatusOr<LayerChooser::Lanes> LayerChooser::Look(bool whole, bool wants_ke
         KeyChannelFormOf(run, *options_.policy, sequence.model().geometry(layer_)) != nullptr);
   }
   if (wants_keys) {
-    lanes.keys = std::make_unique<LayerKeys>(
-        LayerKeys::Options{.device = sequence.memory().device,
-                           .geometry = sequence.model().geometry(layer_)},
-        *std::move(runs));
+    const cache::Model& model = sequence.model();
+    LayerKeys::Options options = {.device = sequence.memory().device,
+                                  .geometry = model.geometry(layer_)};
+    if (policies::TurnsKeysBack(*options_.policy)) {
+      options.turner.emplace(model.spec(), model.layout().tile(layer_));
+    }
+    lanes.keys = std::make_unique<LayerKeys>(options, *std::move(runs));
   }
   for (const SeenEntries& seen : lanes.seen) {
     lanes.entries.push_back(seen.view());

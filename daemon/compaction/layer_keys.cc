@@ -1,8 +1,12 @@
 #include "daemon/compaction/layer_keys.h"
 
+#include <cstring>
+#include <vector>
+
 #include "absl/status/status.h"
 #include "daemon/base/check.h"
 #include "daemon/cache/build.h"
+#include "daemon/compaction/seen_entries.h"
 
 namespace tessera::compaction {
 
@@ -52,19 +56,46 @@ class KeyRuns {
 }  // namespace
 
 std::uint64_t LayerKeys::BytesOf(std::size_t lane) const {
-  const cache::OpenRun& run = runs_[lane];
-  return (run.settled_entries() + run.provisional_entries() + run.plain_entries()) *
-         Tile().row_bytes();
+  kernels::DenseTile tile = Tile();
+  if (options_.turner.has_value()) tile.type = kernels::ElementType::kFp32;
+  return EntriesOf(runs_[lane]) * tile.row_bytes();
 }
 
 absl::Status LayerKeys::Load(std::size_t lane) {
   const KeyRuns runs(runs_[lane], Tile());
   absl::StatusOr<std::unique_ptr<device::LaneKeys>> keys =
       options_.device->LoadKeys(options_.geometry, runs.runs());
+  if (keys.ok() && options_.turner.has_value()) keys = TurnedBack(runs_[lane], **keys);
   if (!keys.ok()) return keys.status();
   lanes_[lane] = *std::move(keys);
   loaded_bytes_ += BytesOf(lane);
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<device::LaneKeys>> LayerKeys::TurnedBack(
+    const cache::OpenRun& run, device::LaneKeys& keys) const {
+  const kernels::DenseTile tile = Tile();
+  const std::uint64_t entries = EntriesOf(run);
+  std::vector<std::byte> stored(entries * tile.row_bytes());
+  if (absl::Status status = keys.Read(stored.data()); !status.ok()) return status;
+  const SeenEntries seen(run);
+  const std::span<const std::uint64_t> positions = seen.view().positions;
+  std::vector<double> row(tile.head_dim);
+  std::vector<float> turned;
+  turned.reserve(entries * tile.head_dim);
+  for (std::uint64_t i = 0; i < entries; ++i) {
+    options_.turner->TurnInto(stored.data() + i * tile.row_bytes(),
+                              -static_cast<std::int64_t>(positions[i]), row);
+    turned.insert(turned.end(), row.begin(), row.end());
+  }
+  kernels::LayerGeometry geometry = options_.geometry;
+  geometry.type = kernels::ElementType::kFp32;
+  const device::KeyRun all = {
+      .entries = entries,
+      .tiles = {},
+      .strategy = {.shape = kernels::DenseShape(tile.head_dim, kernels::ElementType::kFp32)},
+      .rows = std::as_bytes(std::span(turned)).data()};
+  return options_.device->LoadKeys(geometry, {&all, 1});
 }
 
 void LayerKeys::UnloadAll() {

@@ -1,14 +1,17 @@
-// The keys of a layer's lanes as token policies look at them: loaded where the device computes.
+// The keys of a layer's lanes as token policies look at them: loaded where the device computes, as
+// they are stored, or as they were before they were turned to their positions.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "daemon/cache/recode.h"
+#include "daemon/compaction/key_turner.h"
 #include "daemon/device/device.h"
 #include "daemon/policies/key_scorer.h"
 #include "kernels/format/dense_tile.h"
@@ -23,6 +26,9 @@ class LayerKeys final : public policies::KeyScorer {
     kernels::LayerGeometry geometry;
     // So many bytes of keys stay loaded, or one lane's. What is loaded is in no account.
     std::uint64_t most_bytes = std::uint64_t{256} << 20;
+    // Keys are turned back by it, each from its entry's position, and kept in fp32: for that they
+    // pass through the host.
+    std::optional<KeyTurner> turner = std::nullopt;
   };
   // Of everything in these runs, by kv head: settled segments first, packed rows as what was kept
   // of them, or as they came where raw copies are still there. The runs are ones that were looked
@@ -46,7 +52,13 @@ class LayerKeys final : public policies::KeyScorer {
   kernels::DenseTile Tile() const {
     return {.head_dim = options_.geometry.head_dim, .type = options_.geometry.type};
   }
+  static std::uint64_t EntriesOf(const cache::OpenRun& run) {
+    return run.settled_entries() + run.provisional_entries() + run.plain_entries();
+  }
   std::uint64_t BytesOf(std::size_t lane) const;
+  // The same keys, turned back.
+  absl::StatusOr<std::unique_ptr<device::LaneKeys>> TurnedBack(const cache::OpenRun& run,
+                                                               device::LaneKeys& keys) const;
   absl::Status Load(std::size_t lane);
   // Makes sure that it is there.
   absl::Status Need(std::size_t lane);

@@ -130,6 +130,11 @@ class HostKeys final : public LaneKeys {
     kernels::AddChannelSquares(keys_.rows, count, geometry_.head_dim, geometry_.type, sums);
     return absl::OkStatus();
   }
+  absl::Status Read(std::byte* to) override {
+    const std::size_t row_bytes = geometry_.head_dim * kernels::ElementBytes(geometry_.type);
+    if (keys_.count > 0) std::memcpy(to, keys_.rows, keys_.count * row_bytes);
+    return absl::OkStatus();
+  }
 
  private:
   const kernels::LayerGeometry geometry_;

@@ -180,6 +180,14 @@ class CudaDevice::Keys final : public LaneKeys {
     return absl::OkStatus();
   }
 
+  absl::Status Read(std::byte* to) override {
+    if (absl::Status failed = device_.health(); !failed.ok()) return failed;
+    if (count_ == 0) return absl::OkStatus();
+    cuda::Error error = queue_->Copy(to, rows_.at(), count_ * dense_.row_bytes());
+    if (error.ok()) error = queue_->Wait();
+    return Answer(error, 0);
+  }
+
  private:
   // What a call uploads: the sums of all looks, then what else they need.
   class Image {

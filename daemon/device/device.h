@@ -102,6 +102,8 @@ class LaneKeys {
   virtual absl::Status AddSquaredLengths(std::span<double> sums) = 0;
   // sums[d] += the squares of channel d of the first `count` keys. As many as head_dim.
   virtual absl::Status AddChannelSquares(std::uint64_t count, std::span<double> sums) = 0;
+  // All of them, into host memory.
+  virtual absl::Status Read(std::byte* to) = 0;
 };
 
 // A pool as kernels see it: the address of each extent, null where there is none.

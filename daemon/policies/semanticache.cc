@@ -229,6 +229,8 @@ absl::StatusOr<LayerDecision> DecideClusters(const SemantiCachePolicy& cache,
 // ---- the row of the registry
 
 constexpr std::string_view kTau = "tau";
+constexpr std::string_view kKeySpace = "key_space";
+constexpr std::string_view kKeySpaceWords[] = {"post", "pre"};  // by KeySpace
 
 constexpr Option kOptions[] = {
     {.name = kTau,
@@ -275,6 +277,12 @@ constexpr Option kOptions[] = {
      .standard = "0",
      .help =
          "Whether a prompt's last chunk is left alone until it ends, as one that is decoded is"},
+    {.name = kKeySpace,
+     .type = OptionType::kWord,
+     .standard = "post",
+     .words = kKeySpaceWords,
+     .help = "Whether keys are compared and merged as they are stored, or as they were before they "
+             "were turned to their rotary positions"},
 };
 
 std::string Check(const Term& term, std::span<const Term>) {
@@ -285,12 +293,14 @@ std::string Check(const Term& term, std::span<const Term>) {
 }
 
 void Apply(const Values& values, Policy& policy) {
-  SemantiCachePolicy cache = {.scope = ScopeOf(values.Word("scope")),
-                              .delimiters = values.Switch("delimiters"),
-                              .max_chunk = values.Count32("max_chunk"),
-                              .sink = values.Count("sink"),
-                              .recent = values.Count("recent"),
-                              .leave_open = values.Switch("leave_open")};
+  SemantiCachePolicy cache = {
+      .scope = ScopeOf(values.Word("scope")),
+      .delimiters = values.Switch("delimiters"),
+      .max_chunk = values.Count32("max_chunk"),
+      .sink = values.Count("sink"),
+      .recent = values.Count("recent"),
+      .leave_open = values.Switch("leave_open"),
+      .key_space = values.Word(kKeySpace) == "pre" ? KeySpace::kPre : KeySpace::kPost};
   if (values.given(kBudget)) {
     cache.budget = values.Number(kBudget);
   } else {
@@ -314,6 +324,7 @@ std::optional<Values> Read(const Policy& policy) {
   values.Give("sink", static_cast<double>(cache->sink));
   values.Give("recent", static_cast<double>(cache->recent));
   values.Give("leave_open", cache->leave_open);
+  values.Give(kKeySpace, kKeySpaceWords[static_cast<std::size_t>(cache->key_space)]);
   return values;
 }
 
@@ -324,6 +335,10 @@ Needs NeedsFrom(const TokenPolicy& tokens) {
 absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const LayerView& view,
                                           LayerMemory&) {
   return DecideClusters(std::get<SemantiCachePolicy>(tokens), view);
+}
+
+bool TurnsBack(const TokenPolicy& tokens) {
+  return std::get<SemantiCachePolicy>(tokens).key_space == KeySpace::kPre;
 }
 
 absl::Status CheckModel(const TokenPolicy& tokens, const ModelFacts& model) {
@@ -340,6 +355,7 @@ constexpr TokenSystem kSystem = {.is = Is<SemantiCachePolicy>,
                                  .needs = NeedsFrom,
                                  .decide = DecideLayer,
                                  .merges = true,
+                                 .turns_keys_back = TurnsBack,
                                  .check_model = CheckModel};
 
 }  // namespace

@@ -58,6 +58,10 @@ struct SemanticKvPolicy {
   bool operator==(const SemanticKvPolicy&) const = default;
 };
 
+// Which keys are compared and merged: as they are stored, or as they were before they were turned
+// to their rotary positions.
+enum class KeySpace : std::uint8_t { kPost, kPre };
+
 struct SemantiCachePolicy {
   double tau = 0.7;
   std::optional<double> budget;  // a share of the tokens, from which tau follows
@@ -67,6 +71,7 @@ struct SemantiCachePolicy {
   std::uint64_t sink = 4;
   std::uint64_t recent = 32;
   bool leave_open = false;
+  KeySpace key_space = KeySpace::kPost;
 
   bool operator==(const SemantiCachePolicy&) const = default;
 };

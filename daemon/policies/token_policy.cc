@@ -52,6 +52,12 @@ bool MovesPositions(const Policy& policy) {
          system->moves_positions(*policy.tokens);
 }
 
+bool TurnsKeysBack(const Policy& policy) {
+  const TokenSystem* const system = SystemOf(policy);
+  return system != nullptr && system->turns_keys_back != nullptr &&
+         system->turns_keys_back(*policy.tokens);
+}
+
 bool Merges(const Policy& policy) {
   const TokenSystem* const system = SystemOf(policy);
   return system != nullptr && system->merges;

@@ -117,6 +117,8 @@ bool Continues(const Policy& policy);
 // Whether keys are turned to the places that they have after others went, and the worker's next
 // query stands behind them.
 bool MovesPositions(const Policy& policy);
+// Whether keys are compared, and merged, as they were before they were turned to their positions.
+bool TurnsKeysBack(const Policy& policy);
 // Whether entries may come to stand for several tokens.
 bool Merges(const Policy& policy);
 // The layer whose decision this one shares (ChunkKV's index reuse); itself: it decides.

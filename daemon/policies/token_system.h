@@ -29,6 +29,8 @@ struct TokenSystem {
   std::uint32_t (*decides_for)(const TokenPolicy& tokens, std::uint32_t layer) = nullptr;
   // Null: keys keep their positions.
   bool (*moves_positions)(const TokenPolicy& tokens) = nullptr;
+  // Null: keys are looked at, and merged, as they are stored.
+  bool (*turns_keys_back)(const TokenPolicy& tokens) = nullptr;
   // Null: any model will do.
   absl::Status (*check_model)(const TokenPolicy& tokens, const ModelFacts& model) = nullptr;
 };

@@ -91,6 +91,7 @@ class WatchedDevice final : public device::Device {
       return device_.look_status_.ok() ? keys_->AddChannelSquares(count, sums)
                                        : device_.look_status_;
     }
+    absl::Status Read(std::byte* to) override { return keys_->Read(to); }
 
    private:
     WatchedDevice& device_;

@@ -130,6 +130,27 @@ TEST_F(TokenJobs, APolicyThatIsSetWhileAChoiceWaitsIsNotHeldUp) {
   EXPECT_EQ(PositionsOf(track), Join(Range(0, 2), Range(122, 132)));
 }
 
+TEST_F(TokenJobs, KeysAreTurnedBackOnlyFromWhereTheirTokensStand) {
+  const policies::Policy turns = Policy("semanticache:delimiters=0,key_space=pre");
+  Track track = NewTrack(Policy("streaming:sink=2,recent=40,pos=slot"));
+  Append(track, 100, 1, /*end_of_prompt=*/true);
+  EXPECT_TRUE(compactor_.SetPolicy(*track.sequence, turns).ok()) << "nothing has moved as yet";
+  ASSERT_TRUE(
+      compactor_.SetPolicy(*track.sequence, Policy("streaming:sink=2,recent=40,pos=slot")).ok());
+  const auto told = Compress(track);
+  RunAll();
+  ExpectTold(*told);
+  const absl::Status moved = compactor_.SetPolicy(*track.sequence, turns);
+  EXPECT_EQ(moved.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(moved.message(), testing::HasSubstr("by 58 at the end")) << moved;
+  cache::ModelSpec still = cache::SmallModel("still", 4, 2);
+  model_ = world_.Register(still);
+  const absl::Status none =
+      compactor_.SetPolicy(*world_.NewSequence(worker_->session(), *model_), turns);
+  EXPECT_EQ(none.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(none.message(), testing::HasSubstr("has no rotary positions")) << none;
+}
+
 TEST_F(TokenJobs, PositionsMoveLayerByLayer) {
   Track track = NewTrack(Policy("streaming:sink=2,recent=40,pos=slot"));
   const Stamps stamps = DrawTokens(100, 1);

@@ -6,11 +6,13 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "daemon/compaction/element.h"
+#include "daemon/compaction/key_turner.h"
 #include "daemon/compaction/managed_sequence.h"
 #include "tests/fakes/host_key_scorer.h"
 #include "tests/unit/compaction/compaction_fixture.h"
@@ -219,7 +221,8 @@ class TokenOracle {
       std::vector<std::uint64_t> absolute;
       for (std::size_t i = FirstOf(track, policy, index, head);
            i < entries.size() && entries[i].position < end; ++i) {
-        lane.keys.insert(lane.keys.end(), entries[i].key.begin(), entries[i].key.end());
+        const std::vector<std::byte> key = Looked(policy, index, entries[i]);
+        lane.keys.insert(lane.keys.end(), key.begin(), key.end());
         absolute.push_back(entries[i].position);
         lane.positions.push_back(entries[i].position - from);
         lane.weights.push_back(entries[i].weight);
@@ -249,7 +252,9 @@ class TokenOracle {
            .rows = queries[i].rows + skipped * model_->layout().tile(index).row_bytes()});
     }
     const std::vector<policies::TextMark> text = managed.text();
-    policies::HostKeyScorer scorer(*operations_, model_->geometry(index), std::move(keys));
+    kernels::LayerGeometry looked = model_->geometry(index);
+    if (policies::TurnsKeysBack(policy)) looked.type = kernels::ElementType::kFp32;
+    policies::HostKeyScorer scorer(*operations_, looked, std::move(keys));
     policies::LayerView view = {
         .layer = index,
         .layers = model_->layers(),
@@ -287,7 +292,9 @@ class TokenOracle {
         for (std::uint32_t m = of_lane.begins[i]; m < of_lane.begins[i + 1]; ++m) {
           members.push_back(&before[first + of_lane.members[m]]);
         }
-        if (members.size() > 1) Merge(index, members, entries.back());
+        if (members.size() > 1) {
+          Merge(index, members, policies::TurnsKeysBack(policy), entries.back());
+        }
       }
       entries.insert(entries.end(), before.begin() + static_cast<long>(first + decided[head]),
                      before.end());
@@ -296,23 +303,48 @@ class TokenOracle {
     return after;
   }
 
-  void Merge(std::uint32_t layer, const std::vector<const Entry*>& members, Entry& into) const {
+  // The key that a policy looks at.
+  std::vector<std::byte> Looked(const policies::Policy& policy, std::uint32_t layer,
+                                const Entry& entry) const {
+    if (!policies::TurnsKeysBack(policy)) return entry.key;
+    const std::vector<double> row = TurnedTo(layer, entry, 0);
+    const std::vector<float> narrow(row.begin(), row.end());
+    const auto bytes = std::as_bytes(std::span(narrow));
+    return {bytes.begin(), bytes.end()};
+  }
+  // As it would be at another position.
+  std::vector<double> TurnedTo(std::uint32_t layer, const Entry& entry,
+                               std::uint64_t position) const {
+    const kernels::DenseTile tile = model_->layout().tile(layer);
+    std::vector<double> row(tile.head_dim);
+    KeyTurner(model_->spec(), tile)
+        .TurnInto(entry.key.data(), static_cast<std::int64_t>(position - entry.position), row);
+    return row;
+  }
+
+  void Merge(std::uint32_t layer, const std::vector<const Entry*>& members, bool turns,
+             Entry& into) const {
     const kernels::DenseTile tile = model_->layout().tile(layer);
     double sum = 0;
     for (const Entry* member : members) sum += member->weight;
-    const auto merge = [&](std::vector<std::byte> Entry::*row) {
+    const auto merge = [&](std::vector<std::byte> Entry::*row, bool turned) {
+      std::vector<double> mean(tile.head_dim);
+      for (const Entry* member : members) {
+        const std::vector<double> at =
+            turned ? TurnedTo(layer, *member, into.position) : std::vector<double>();
+        for (std::uint32_t d = 0; d < tile.head_dim; ++d) {
+          mean[d] += double{member->weight} *
+                     (turned ? at[d] : ElementAt((member->*row).data(), tile.type, d));
+        }
+      }
       std::vector<std::byte> merged(tile.row_bytes());
       for (std::uint32_t d = 0; d < tile.head_dim; ++d) {
-        double mean = 0;
-        for (const Entry* member : members) {
-          mean += double{member->weight} * ElementAt((member->*row).data(), tile.type, d);
-        }
-        SetElement(merged.data(), tile.type, d, static_cast<float>(mean / sum));
+        SetElement(merged.data(), tile.type, d, static_cast<float>(mean[d] / sum));
       }
       into.*row = std::move(merged);
     };
-    merge(&Entry::key);
-    merge(&Entry::value);
+    merge(&Entry::key, turns);
+    merge(&Entry::value, false);
     into.weight = static_cast<float>(sum);
   }
 

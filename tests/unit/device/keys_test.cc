@@ -207,6 +207,19 @@ class KeysTest : public DeviceTest {
     return loaded;
   }
 
+  // The same, as they are given out.
+  std::vector<Row> Read(LaneKeys& keys) {
+    std::vector<std::byte> rows(expected_.size() * row_bytes());
+    EXPECT_TRUE(keys.Read(rows.data()).ok());
+    std::vector<Row> read(expected_.size(), Row(geometry_.head_dim));
+    for (std::size_t t = 0; t < read.size(); ++t) {
+      for (std::uint32_t d = 0; d < geometry_.head_dim; ++d) {
+        read[t][d] = ElementAt(rows.data() + t * row_bytes(), d, geometry_.type);
+      }
+    }
+    return read;
+  }
+
   // ---- looks
 
   struct Look {
@@ -296,8 +309,10 @@ TEST_P(KeysTest, AreThoseOfTheirTilesInEveryForm) {
       const std::unique_ptr<LaneKeys> keys = Load();
       ASSERT_NE(keys, nullptr);
       const std::vector<Row> loaded = Loaded(*keys);
+      const std::vector<Row> read = Read(*keys);
       for (std::size_t t = 0; t < loaded.size(); ++t) {
         for (std::uint32_t d = 0; d < head_dim; ++d) {
+          ASSERT_EQ(loaded[t][d], read[t][d]) << "key " << t << " dim " << d;
           ASSERT_LE(std::fabs(loaded[t][d] - expected_[t].key[d]), expected_[t].slack[d])
               << "key " << t << " of " << loaded.size() << " dim " << d << ": " << loaded[t][d]
               << " is not " << expected_[t].key[d];

@@ -130,7 +130,7 @@ TEST(Parse, EveryOptionOfTokenPoliciesArrives) {
   EXPECT_EQ(Parsed("semantickv:norm=visible").tokens,
             TokenPolicy(SemanticKvPolicy{.keep_total = 0.2, .norm_visible = true}));
   EXPECT_EQ(Parsed("semanticache:budget=.5,scope=layer,delimiters=0,max_chunk=9,sink=1,recent=2,"
-                   "leave_open=1")
+                   "leave_open=1,key_space=pre")
                 .tokens,
             TokenPolicy(SemantiCachePolicy{.budget = 0.5,
                                            .scope = Scope::kLayer,
@@ -138,7 +138,8 @@ TEST(Parse, EveryOptionOfTokenPoliciesArrives) {
                                            .max_chunk = 9,
                                            .sink = 1,
                                            .recent = 2,
-                                           .leave_open = true}));
+                                           .leave_open = true,
+                                           .key_space = KeySpace::kPre}));
   EXPECT_EQ(
       Parsed("lacache:budget=1K,span=8,overlap=4,sink=2,map=band,pass=uniform").tokens,
       TokenPolicy(LaCachePolicy{
