@@ -64,7 +64,8 @@ GpuBackend::GpuBackend(Gpu& gpu, const Extents& extents)
       value_(gpu.runtime()),
       query_(gpu.runtime()),
       output_(gpu.runtime()),
-      lse_(gpu.runtime()) {}
+      lse_(gpu.runtime()),
+      queries_(gpu.runtime()) {}
 
 absl::Status GpuBackend::TakeQueue(void* stream) {
   if (queue_ != nullptr && stream == stream_) return absl::OkStatus();
@@ -158,10 +159,41 @@ absl::Status GpuBackend::Begin(const StepBatch& batch, const StepOptions& option
     if (geometry.sinks == nullptr) continue;
     std::memcpy(host + sinks_at_[layer], geometry.sinks, geometry.query_heads * sizeof(float));
   }
+  if (absl::Status status = PrepareQueries(batch); !status.ok()) return status;
   if (absl::Status status = WriteImage(batch); !status.ok()) return status;
   absl::Status status = Upload(batch);
   stale_ = !status.ok();
   return status;
+}
+
+absl::Status GpuBackend::PrepareQueries(const StepBatch& batch) {
+  queries_of_.clear();
+  queries_end_ = 0;
+  if (!batch.Observes()) return absl::OkStatus();
+  const BoundModel& model = batch.model();
+  std::uint64_t end = 0;
+  for (std::uint32_t layer = 0; layer < model.layers(); ++layer) {
+    queries_of_.push_back({.at = end});
+    const std::uint64_t bytes =
+        batch.rows() * model.geometry(layer).query_heads * model.row_bytes(layer);
+    end += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  settled_queries_.resize(std::max(settled_queries_.size(), end / sizeof(Line)));
+  return end > queries_.bytes() ? GpuStatus(queries_.Grow(end)) : absl::OkStatus();
+}
+
+cuda::Error GpuBackend::KeepQueries(std::uint32_t layer, const std::byte* query,
+                                    std::uint64_t bytes) {
+  if (queries_of_.empty()) return {};
+  LayerQueries& kept = queries_of_[layer];
+  kept.bytes = bytes;
+  queries_end_ = std::max(queries_end_, kept.at + bytes);
+  return queue_->Copy(queries_.at(kept.at), query, bytes);
+}
+
+std::span<const std::byte> GpuBackend::SettledQueries(std::uint32_t layer) const {
+  if (queries_of_.empty() || queries_of_[layer].bytes == 0) return {};
+  return {settled_queries_.data()->bytes + queries_of_[layer].at, queries_of_[layer].bytes};
 }
 
 absl::Status GpuBackend::WriteImage(const StepBatch& batch) {
@@ -336,6 +368,7 @@ absl::Status GpuBackend::Attend(const StepBatch& batch, std::uint32_t layer,
                                       .scratch = partial_.at(),
                                       .scratch_bytes = partial_.bytes(),
                                       .fault = FaultOf(EachHead())});
+  if (error.ok()) error = KeepQueries(layer, *query, tensors.query.size());
   if (error.ok() && output_copied) {
     error = queue_->Copy(tensors.output.data(), *output, tensors.output.size());
   }
@@ -350,6 +383,9 @@ absl::Status GpuBackend::Settle(const StepBatch& batch) {
   under_way_ = false;
   std::uint64_t faults[kFaults];
   cuda::Error error = queue_->Copy(faults, memory_.at(), sizeof faults);
+  if (error.ok() && queries_end_ != 0) {
+    error = queue_->Copy(settled_queries_.data(), queries_.at(), queries_end_);
+  }
   if (error.ok()) error = queue_->Wait();
   if (!error.ok()) return GpuStatus(error);
   for (const bool each_head : {false, true}) {

@@ -1,5 +1,6 @@
 // Steps on a GPU: Begin uploads a StepView, every layer is launched on the step's stream, and
-// Settle waits. Tensors that are device memory are used where they are; those in host memory go
+// Settle waits. Queries that policies ask for are gathered on the device, and come with one copy
+// then. Tensors that are device memory are used where they are; those in host memory go
 // through copies, which costs a wait per layer.
 //
 // An image holds one selection rule for all of its layers. Begin writes it with the rule that was
@@ -35,6 +36,7 @@ class GpuBackend final : public StepBackend {
   absl::Status Attend(const StepBatch& batch, std::uint32_t layer,
                       const StepTensors& tensors) override;
   absl::Status Settle(const StepBatch& batch) override;
+  std::span<const std::byte> SettledQueries(std::uint32_t layer) const override;
 
  private:
   struct alignas(64) Line {
@@ -58,6 +60,11 @@ class GpuBackend final : public StepBackend {
   // The largest layer's.
   std::uint64_t PartialBytes(const StepBatch& batch) const;
   absl::Status Upload(const StepBatch& batch);
+  // Room for the queries of all layers, where the batch asks for them.
+  absl::Status PrepareQueries(const StepBatch& batch);
+  // They stay until the step settles.
+  kernels::cuda::Error KeepQueries(std::uint32_t layer, const std::byte* query,
+                                   std::uint64_t bytes);
 
   // A place on the device for a tensor of the caller's: itself, or one in `copy`.
   absl::StatusOr<std::byte*> Place(std::string_view what, const void* tensor, std::uint64_t bytes,
@@ -75,6 +82,15 @@ class GpuBackend final : public StepBackend {
   kernels::cuda::Scratch partial_;
   // Of the caller's host tensors. The stream's order keeps one layer's from the next one's.
   kernels::cuda::Scratch key_, value_, query_, output_, lse_;
+  // Queries for policies: on the device, and once the step has settled here.
+  struct LayerQueries {
+    std::uint64_t at;
+    std::uint64_t bytes = 0;  // 0: it was not attended to
+  };
+  kernels::cuda::Scratch queries_;
+  std::vector<Line> settled_queries_;
+  std::vector<LayerQueries> queries_of_;        // by layer; empty: nobody asks
+  std::uint64_t queries_end_ = 0;               // of what was kept
   std::vector<Line> host_;                      // what memory_ holds
   std::vector<std::uint64_t> sinks_at_;         // per layer; 0: none
   kernels::cuda::StepShape shape_;              // with room for a selection of every lane

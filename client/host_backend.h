@@ -20,6 +20,7 @@ class HostBackend final : public StepBackend {
   absl::Status Attend(const StepBatch& batch, std::uint32_t layer,
                       const StepTensors& tensors) override;
   absl::Status Settle(const StepBatch&) override { return absl::OkStatus(); }
+  std::span<const std::byte> SettledQueries(std::uint32_t) const override { return {}; }
 
  private:
   kernels::AttendResult Run(const kernels::AttendBatch& batch);

@@ -82,7 +82,7 @@ absl::Status MappedStep::AppendRows(std::uint32_t layer, std::span<const std::by
 }
 
 absl::Status MappedStep::AttendRows(std::uint32_t layer, const StepTensors& tensors) {
-  // A GPU's memory cannot be read here: its worker calls Sequence::Observe.
+  // A GPU's memory cannot be read here: its queries come when the step has settled.
   if (door_.gpu() == nullptr) batch_.Observe(layer, tensors.query);
   const absl::Status status = backend_->Attend(batch_, layer, tensors);
   return absl::IsDataLoss(status) ? OutOfBounds(status) : status;
@@ -106,6 +106,7 @@ absl::Status MappedStep::End(std::span<const std::uint32_t> accepted) {
     if (absl::IsDataLoss(status)) status = OutOfBounds(status);
     if (absl::IsAborted(status)) return status;
     if (!StillPinned()) return Aborted();
+    if (status.ok()) ObserveSettled();
     // Under the pin, too: a step whose worker has none counts as dead, and its tails may be closed
     // with the tokens that they had before it.
     if (status.ok()) status = Commit(accepted);
@@ -116,6 +117,13 @@ absl::Status MappedStep::End(std::span<const std::uint32_t> accepted) {
   if (status.ok() && doubtful_) status = AskWhatCounts();
   Finish();
   return status;
+}
+
+void MappedStep::ObserveSettled() {
+  for (std::uint32_t layer = 0; layer < batch_.model().layers(); ++layer) {
+    const std::span<const std::byte> queries = backend_->SettledQueries(layer);
+    if (!queries.empty()) batch_.Observe(layer, queries);
+  }
 }
 
 // Evicted, or closed by another worker's append: nobody would read what is stored there.

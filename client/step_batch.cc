@@ -135,6 +135,12 @@ absl::Status StepBatch::CheckAttend(std::uint32_t layer, const StepTensors& tens
   return status;
 }
 
+bool StepBatch::Observes() const {
+  return std::any_of(items_.begin(), items_.end(), [](const StepItem& item) {
+    return item.sequence->observer != nullptr && item.sequence->observer->WantsDecoded();
+  });
+}
+
 void StepBatch::Observe(std::uint32_t layer, std::span<const std::byte> query) {
   const std::size_t token =
       std::size_t{model_->geometry(layer).query_heads} * model_->row_bytes(layer);

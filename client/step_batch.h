@@ -42,7 +42,9 @@ class StepBatch {
   absl::Status CheckAppend(std::uint32_t layer, std::span<const std::byte> key,
                            std::span<const std::byte> value) const;
   absl::Status CheckAttend(std::uint32_t layer, const StepTensors& tensors) const;
-  // Takes what the policies of the sequences ask for of queries that are decoded. Host memory.
+  // Whether the policy of some sequence asks for queries that are decoded.
+  bool Observes() const;
+  // Takes what the policies of the sequences ask for of these. Host memory.
   void Observe(std::uint32_t layer, std::span<const std::byte> query);
   // That every layer was appended and that `accepted` fits.
   absl::Status CheckEnd(std::span<const std::uint32_t> accepted) const;

@@ -115,6 +115,29 @@ class GradedPrompt {
     (void)sequence.ObserveTokens(0, ids);  // not every policy asks for them
   }
 
+  // Token by token instead, each attended to; nothing is shown otherwise.
+  void Decode(client::Worker& worker, client::Sequence& sequence) const {
+    const auto row = [&](const std::vector<std::uint16_t>& rows, std::uint64_t token) {
+      const std::size_t size = rows.size() / kTokens;
+      return std::as_bytes(std::span(rows).subspan(token * size, size));
+    };
+    client::Sequence* const batch[] = {&sequence};
+    std::vector<float> output(shape_.query_row());
+    for (std::uint64_t token = 0; token < kTokens;) {
+      auto step = worker.BeginStep(batch);
+      ASSERT_TRUE(step.ok()) << step.status();
+      const absl::Status attended = step->AppendAndAttend(0, {.key = row(keys_, token),
+                                                              .value = row(values_, token),
+                                                              .query = row(queries_, token),
+                                                              .output = WritableBytesOf(output)});
+      ASSERT_TRUE(attended.ok()) << attended;
+      const absl::Status status = step->End();
+      if (absl::IsAborted(status)) continue;
+      ASSERT_TRUE(status.ok()) << status;
+      ++token;
+    }
+  }
+
   static constexpr std::uint64_t kTokens = 120;
 
  private:
@@ -124,14 +147,41 @@ class GradedPrompt {
   std::vector<std::uint16_t> queries_;
 };
 
-TEST_F(TokensOnGpu, ChoicesAreThoseOfTheCpu) {
-  Shape({.layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
-  const std::unique_ptr<DaemonProcess> cpu_daemon = DaemonProcess::Start({});
-  ASSERT_NE(cpu_daemon, nullptr);
-  const auto cpu_worker = client::Worker::Attach({.address = cpu_daemon->address()});
-  ASSERT_TRUE(cpu_worker.ok()) << cpu_worker.status();
-  const auto cpu_model = (*cpu_worker)->RegisterModel(shape_.Geometry());
-  ASSERT_TRUE(cpu_model.ok()) << cpu_model.status();
+class ChoicesOnGpu : public TokensOnGpu {
+ protected:
+  void SetUp() override {
+    TokensOnGpu::SetUp();
+    Shape({.layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
+    cpu_daemon_ = DaemonProcess::Start({});
+    ASSERT_NE(cpu_daemon_, nullptr);
+    auto worker = client::Worker::Attach({.address = cpu_daemon_->address()});
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    cpu_worker_ = *std::move(worker);
+    const auto model = cpu_worker_->RegisterModel(shape_.Geometry());
+    ASSERT_TRUE(model.ok()) << model.status();
+    cpu_model_ = *model;
+  }
+  client::Sequence NewOnCpu(const std::string& policy) {
+    auto sequence = cpu_worker_->CreateSequence(cpu_model_, policy);
+    EXPECT_TRUE(sequence.ok()) << sequence.status();
+    return *std::move(sequence);
+  }
+  void ExpectAlike(const client::Sequence& on_gpu, const client::Sequence& on_cpu) {
+    const v1::DescribeResponse gpu = Entries(on_gpu);
+    const v1::DescribeResponse cpu = Entries(on_cpu);
+    for (std::uint32_t head = 0; head < shape_.kv_heads; ++head) {
+      EXPECT_LT(Lane(cpu, 0, head).entries(), GradedPrompt::kTokens);
+      EXPECT_THAT(Lane(gpu, 0, head).position(), ElementsAreArray(Lane(cpu, 0, head).position()));
+      EXPECT_THAT(Lane(gpu, 0, head).weight(), ElementsAreArray(Lane(cpu, 0, head).weight()));
+    }
+  }
+
+  std::unique_ptr<DaemonProcess> cpu_daemon_;
+  std::unique_ptr<client::Worker> cpu_worker_;
+  client::Model cpu_model_;
+};
+
+TEST_F(ChoicesOnGpu, AreThoseOfTheCpu) {
   for (const std::string& policy :
        {std::string("snapkv:tokens=40,window=8,kernel=1"),
         "snapkv:tokens=40,window=8,kernel=1" + kAllChannels,
@@ -144,19 +194,30 @@ TEST_F(TokensOnGpu, ChoicesAreThoseOfTheCpu) {
     SCOPED_TRACE(policy);
     const GradedPrompt prompt(shape_, random_);
     client::Sequence on_gpu = NewSequence(policy);
-    auto on_cpu = (*cpu_worker)->CreateSequence(*cpu_model, policy);
-    ASSERT_TRUE(on_cpu.ok()) << on_cpu.status();
-    for (client::Sequence* sequence : {&on_gpu, &*on_cpu}) {
+    client::Sequence on_cpu = NewOnCpu(policy);
+    for (client::Sequence* sequence : {&on_gpu, &on_cpu}) {
       ASSERT_NO_FATAL_FAILURE(prompt.AppendTo(*sequence));
       Compress(*sequence);
     }
-    const v1::DescribeResponse gpu = Entries(on_gpu);
-    const v1::DescribeResponse cpu = Entries(*on_cpu);
-    for (std::uint32_t head = 0; head < shape_.kv_heads; ++head) {
-      EXPECT_LT(Lane(cpu, 0, head).entries(), GradedPrompt::kTokens);
-      EXPECT_THAT(Lane(gpu, 0, head).position(), ElementsAreArray(Lane(cpu, 0, head).position()));
-      EXPECT_THAT(Lane(gpu, 0, head).weight(), ElementsAreArray(Lane(cpu, 0, head).weight()));
+    ExpectAlike(on_gpu, on_cpu);
+  }
+}
+
+// By the queries that steps are attended with, on either.
+TEST_F(ChoicesOnGpu, AreThoseOfTheCpuWhileDecoding) {
+  for (const std::string policy : {"h2o:heavy=30,recent=10", "tova:budget=40"}) {
+    SCOPED_TRACE(policy);
+    const GradedPrompt prompt(shape_, random_);
+    client::Sequence on_gpu = NewSequence(policy);
+    client::Sequence on_cpu = NewOnCpu(policy);
+    ASSERT_NO_FATAL_FAILURE(prompt.Decode(*mapped_, on_gpu));
+    ASSERT_NO_FATAL_FAILURE(prompt.Decode(*cpu_worker_, on_cpu));
+    for (client::Sequence* sequence : {&on_gpu, &on_cpu}) {
+      ASSERT_TRUE(sequence->Park().ok());
+      Compress(*sequence);
     }
+    ExpectAlike(on_gpu, on_cpu);
+    EXPECT_EQ(Lane(Entries(on_cpu), 0).entries(), 40u);
   }
 }
 
