@@ -217,15 +217,17 @@ TEST_F(Tokens, ACutGoesByPosition) {
 
 TEST_F(Tokens, MergedEntriesStandForAllTheirTokens) {
   Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
-  // Nothing is alike below cos 1: random keys stay, each for itself.
-  client::Sequence sequence = NewSequence("semanticache:tau=1");
-  SyntheticSequence truth(shape_, random_.Bits());
-  Append(sequence, truth, 120);
   const std::vector<std::uint32_t> ids(120, 7);
-  ASSERT_TRUE(sequence.ObserveTokens(0, ids).ok());
-  Compress(sequence);
-  EXPECT_EQ(Entries(sequence).tokens_kept(), 1);
-  ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
+  // Random keys are not alike: none has another with such a cosine, and each stays for itself.
+  for (const char* policy : {"semanticache:tau=1", "semanticache:tau=0.9,sink=0,recent=0"}) {
+    client::Sequence sequence = NewSequence(policy);
+    SyntheticSequence truth(shape_, random_.Bits());
+    Append(sequence, truth, 120);
+    ASSERT_TRUE(sequence.ObserveTokens(0, ids).ok());
+    Compress(sequence);
+    EXPECT_EQ(Entries(sequence).tokens_kept(), 1);
+    ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
+  }
 
   client::Sequence merged = NewSequence("semanticache:tau=0,sink=0,recent=0");
   SyntheticSequence other(shape_, random_.Bits());
@@ -241,6 +243,32 @@ TEST_F(Tokens, MergedEntriesStandForAllTheirTokens) {
   const absl::Status cut = merged.Truncate(60);
   EXPECT_EQ(cut.code(), absl::StatusCode::kFailedPrecondition) << cut;
   EXPECT_THAT(std::string(cut.message()), HasSubstr("merged"));
+}
+
+// Prompt after prompt, and what is decoded in between.
+TEST_F(Tokens, WeightsAddUpHoweverOftenEntriesAreMerged) {
+  Shape({.layers = 2, .query_heads = 2, .kv_heads = 2, .head_dim = 64});
+  client::Sequence sequence = NewSequence("semanticache:tau=0.05,sink=1,recent=0,max_chunk=24");
+  SyntheticSequence truth(shape_, random_.Bits());
+  double kept = 1;
+  for (int pass = 0; pass < 6; ++pass) {
+    if (pass != 0 && random_.OneIn(2)) {
+      for (std::uint64_t i = random_.Between(1, 70); i > 0; --i) Decode(sequence, truth);
+      ASSERT_TRUE(sequence.Park().ok());
+    }
+    Append(sequence, truth, random_.Between(1, 90));
+    std::vector<std::uint32_t> ids(truth.tokens());
+    for (std::uint32_t& id : ids) id = random_.OneIn(15) ? 1 : 7;  // 1 ends a chunk
+    ASSERT_TRUE(sequence.ObserveTokens(0, ids).ok());
+    Compress(sequence);
+    const v1::DescribeResponse held = Entries(sequence);
+    for (const v1::LaneDescription& lane : held.lane()) {
+      EXPECT_EQ(std::accumulate(lane.weight().begin(), lane.weight().end(), 0.0),
+                static_cast<double>(truth.tokens()));
+    }
+    kept = held.tokens_kept();
+  }
+  EXPECT_LT(kept, 0.9);
 }
 
 // Where chunks of text end must be known, of the model and of every token.

@@ -195,8 +195,48 @@ TEST(Ladder, WhatEveryLadderPromises) {
   }
 }
 
-// Of each token of a ladder `kept` of every length of layers keep it, taken over all offsets, and
-// every token between sinks and newest is kept by some layer.
+// How many layers keep each token of one ladder: those in its middle more than those at its ends,
+// and all tokens together as many as the layers keep.
+TEST(Ladder, CountsOfLayersThatKeepAToken) {
+  const auto counts = [](const LadderOptions& options) {
+    const LadderShape shape = ShapeOf(options);
+    // One entry too many: one ladder.
+    const std::uint64_t tokens = options.entries + shape.removed / 2 + 1;
+    std::vector<std::uint32_t> kept_by(shape.length);
+    for (std::uint32_t layer = 0; layer < options.layers; ++layer) {
+      for (const std::uint32_t token : Compact(options, layer, tokens).kept) {
+        const std::uint64_t place = token - options.sink;
+        if (token >= options.sink && place < shape.length) ++kept_by[place];
+      }
+    }
+    return kept_by;
+  };
+  LadderOptions options = {.layers = 8, .span = 2, .overlap = 0, .sink = 4, .entries = 24};
+  EXPECT_THAT(counts(options), ElementsAre(2, 2, 2, 2));
+  options = {.layers = 32, .span = 8, .overlap = 4, .sink = 4, .entries = 256};
+  EXPECT_THAT(counts(options), ElementsAre(6, 12, 11, 10, 10, 10, 5));
+  options.band = true;
+  EXPECT_THAT(counts(options), ElementsAre(6, 11, 10, 11, 11, 10, 5));
+
+  TestRandom random;
+  for (int round = 0; round < 100; ++round) {
+    options = RandomLadder(random);
+    const LadderShape shape = ShapeOf(options);
+    options.entries = LeastEntries(options) + 50;
+    SCOPED_TRACE(Describe(options));
+    std::vector<std::uint32_t> expected(shape.length);
+    for (std::uint32_t layer = 0; layer < options.layers; ++layer) {
+      const std::uint64_t offset = options.band
+                                       ? std::uint64_t{layer} * (shape.removed + 1) / options.layers
+                                       : layer % (shape.removed + 1);
+      for (std::uint64_t i = 0; i < shape.kept; ++i) ++expected[offset + i];
+    }
+    EXPECT_EQ(counts(options), expected);
+  }
+}
+
+// Every token between sinks and newest is kept by some layer, where there are as many layers as
+// offsets.
 TEST(Ladder, TogetherLayersCoverEverything) {
   TestRandom random;
   for (int round = 0; round < 200; ++round) {
