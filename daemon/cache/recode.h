@@ -38,6 +38,12 @@ struct OpenRun {
   // must not be asked for them.
   std::vector<const std::byte*> tiles;
 
+  // All that wait: provisional ones, then plain ones.
+  std::vector<HeldSegment> Waiting() const {
+    std::vector<HeldSegment> waiting = provisional;
+    waiting.insert(waiting.end(), plain.begin(), plain.end());
+    return waiting;
+  }
   std::uint64_t settled_entries() const { return Entries(settled); }
   std::uint64_t provisional_entries() const { return Entries(provisional); }
   std::uint64_t plain_entries() const { return Entries(plain); }
@@ -79,6 +85,8 @@ struct LaneSwap {
   std::optional<PositionMove> moves;    // of the sequence, from then on
   std::optional<SegmentGrowth> growth;  // of `previous`; only where the plain ones alone go
   std::vector<std::shared_ptr<Segment>> segments;  // filled
+  // The first so many of these were not made for it: somebody else holds them, too.
+  std::size_t taken_over = 0;
   // Instead of these, where the whole lane goes: what it holds then, segments that it held before
   // among them. It must not have been cut meanwhile.
   std::vector<HeldSegment> held;

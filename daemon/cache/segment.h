@@ -4,7 +4,8 @@
 // Invariants:
 //   tiles and table only ever grow, and only while one lane holds the segment open;
 //   table[i] == tiles[i].offset() for every i, written before any snapshot shows an entry of it;
-//   rows at and beyond the count a snapshot shows may change, rows below it never do;
+//   rows at and beyond the count a snapshot shows may change, rows below it never do; where rows
+//   change that some lane has shown before it was cut, `rewrites` is counted;
 //   a segment is in the pool, or stored: then it has no tiles, and neither changes. What goes to a
 //   tier, or comes back, is another segment with the same description;
 //   a segment that is packed, or has block summaries, is never appended to row by row; it may take
@@ -21,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/mutex.h"
 #include "daemon/cache/raw_rows.h"
 #include "daemon/device/device.h"
 #include "daemon/pool/pool.h"
@@ -58,6 +60,7 @@ struct EntryList {
   std::uint64_t merged_until = 0;
 };
 
+class SealedRows;
 struct StoredTiles;
 
 class Segment {
@@ -109,6 +112,17 @@ class Segment {
   // Rows [0, filled) hold what some lane has shown, or shows.
   std::uint32_t filled() const { return filled_; }
   void set_filled(std::uint32_t entries) { filled_ = entries; }
+  std::uint64_t rewrites() const { return rewrites_.load(std::memory_order_relaxed); }
+  void CountRewrite() { rewrites_.fetch_add(1, std::memory_order_relaxed); }
+  // What its rows, and those of the segments behind it, have become elsewhere. Null: nothing.
+  std::shared_ptr<const SealedRows> sealed_rows() const {
+    MutexLock lock(sealed_rows_mutex_);
+    return sealed_rows_;
+  }
+  void set_sealed_rows(std::shared_ptr<const SealedRows> rows) {
+    MutexLock lock(sealed_rows_mutex_);
+    sealed_rows_.swap(rows);
+  }
   // What its tiles take in the pool: whole units of 64 bytes each.
   std::uint64_t tile_bytes() const {
     return tiles_.empty() ? 0 : tiles_.size() * tiles_.front().bytes();
@@ -148,6 +162,9 @@ class Segment {
   std::shared_ptr<const EntryList> entry_list_;
   SegmentLoss loss_;
   std::uint32_t filled_ = 0;
+  std::atomic<std::uint64_t> rewrites_{0};
+  mutable Mutex sealed_rows_mutex_;
+  std::shared_ptr<const SealedRows> sealed_rows_ TESSERA_GUARDED_BY(sealed_rows_mutex_);
   std::vector<pool::Block> tiles_;
   pool::Block table_;
   std::shared_ptr<const StoredTiles> stored_;

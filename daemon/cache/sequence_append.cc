@@ -193,6 +193,7 @@ void Sequence::Commit(LanePlan& plan, std::uint64_t tokens, Replaced& replaced) 
   for (Growth& growth : plan.growths) {
     memory_.counters->tiles_written.fetch_add(growth.tiles.size(), std::memory_order_relaxed);
     pool::Block old = growth.segment->AddTiles(std::move(growth.tiles), std::move(growth.table));
+    if (growth.first_entry < growth.segment->filled()) growth.segment->CountRewrite();
     growth.segment->set_filled(growth.first_entry + growth.count);
     if (old.valid()) replaced.blocks.push_back(std::move(old));
     if (growth.fresh) {

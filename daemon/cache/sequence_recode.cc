@@ -3,6 +3,7 @@
 // is held twice.
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -239,7 +240,8 @@ void Sequence::CountSwap(const std::vector<HeldSegment>& sources, const LaneSwap
     tiles += swap.growth->tiles.size();
     counters.entries_packed.fetch_add(swap.growth->entries(), std::memory_order_relaxed);
   }
-  for (const std::shared_ptr<Segment>& segment : swap.segments) {
+  for (const std::shared_ptr<Segment>& segment :
+       std::span(swap.segments).subspan(swap.taken_over)) {
     after += segment->tile_bytes();
     tiles += segment->tiles();
     if (!segment->shape().packed() && segment->shape().block == 0) continue;

@@ -124,11 +124,21 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Se
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(parent);
   if (managed == nullptr) return fork();
   const ManagedSequence::Pause pause(*managed);
+  // Before: where one is over by then, the fork has what came of it.
+  std::vector<std::optional<LaneCoder::Cut>> ahead;
+  for (std::uint32_t lane = 0; lane < parent.model().lanes(); ++lane) {
+    ahead.push_back(managed->SealAhead(lane));
+  }
   absl::StatusOr<std::shared_ptr<cache::Sequence>> child = fork();
   if (!child.ok()) return child;
   const std::uint64_t tokens = (*child)->Describe(/*lanes=*/false).tokens;
-  (*child)->set_companion(
-      std::make_shared<ManagedSequence>(*managed, pause, (*child)->model(), tokens));
+  const auto own = std::make_shared<ManagedSequence>(*managed, pause, (*child)->model(), tokens);
+  (*child)->set_companion(own);
+  for (std::uint32_t lane = 0; lane < ahead.size(); ++lane) {
+    if (ahead[lane].has_value() && own->WantSeal(lane, *ahead[lane])) {
+      QueueSeal(*child, lane, Ticket(nullptr));
+    }
+  }
   return child;
 }
 
@@ -389,7 +399,7 @@ void Compactor::LaneFree(const std::shared_ptr<cache::Sequence>& sequence, Manag
 }
 
 absl::Status Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed,
-                             std::uint32_t index, LaneCoder::Cut cut) {
+                             std::uint32_t index, LaneCoder::Cut cut, std::uint64_t until) {
   ManagedSequence::ManagedLane& lane = managed.lane(index);
   absl::Status status;
   {
@@ -397,7 +407,7 @@ absl::Status Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed
     const LaneCoder::Options options = CoderOptions(sequence, managed, lane.state);
     for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
       status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
-        return LaneCoder(options, run).Seal(cut);
+        return LaneCoder(options, run).Seal(cut, until);
       });
       if (!absl::IsAborted(status)) break;
     }

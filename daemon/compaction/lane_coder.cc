@@ -6,6 +6,7 @@
 #include "daemon/base/check.h"
 #include "daemon/policies/plan.h"
 #include "kernels/strategy/aligned_bytes.h"
+#include "kernels/strategy/candidates.h"
 
 namespace tessera::compaction {
 
@@ -14,17 +15,6 @@ using cache::Segment;
 using kernels::kTileEntries;
 
 namespace {
-
-std::uint64_t FullTiles(std::uint64_t entries) { return entries / kTileEntries * kTileEntries; }
-std::uint64_t TilesOf(std::uint64_t entries) { return (entries + kTileEntries - 1) / kTileEntries; }
-
-std::uint64_t TileBytes(const kernels::TileShape& shape, std::uint64_t entries) {
-  return TilesOf(entries) * kernels::LayoutOf(shape).bytes;
-}
-
-bool AtMost(const kernels::Loss& loss, const kernels::Loss& limit) {
-  return loss.key <= limit.key && loss.value <= limit.value;
-}
 
 std::vector<std::byte*> TilesBehind(const Segment& segment, std::size_t first) {
   std::vector<std::byte*> tiles;
@@ -99,10 +89,11 @@ bool LaneCoder::LossIsTooHigh(const Form& form) const {
   const policies::MosaicPolicy& mosaic = *options_.policy->mosaic;
   const std::optional<kernels::Loss> loss = options_.state->WindowLoss(mosaic.segments.loss_window);
   if (!loss.has_value()) return false;
-  return !AtMost(*loss, {.key = std::max(mosaic.strategy.threshold.key, form.loss.key) +
-                                mosaic.segments.margin.key,
-                         .value = std::max(mosaic.strategy.threshold.value, form.loss.value) +
-                                  mosaic.segments.margin.value});
+  return !kernels::IsWithin(
+      *loss,
+      {.key = std::max(mosaic.strategy.threshold.key, form.loss.key) + mosaic.segments.margin.key,
+       .value = std::max(mosaic.strategy.threshold.value, form.loss.value) +
+                mosaic.segments.margin.value});
 }
 
 // ---- new tiles
@@ -261,75 +252,7 @@ absl::Status LaneCoder::ObserveTiles(const Form& form, const HeldRows& rows,
   return absl::OkStatus();
 }
 
-// ---- strategies
-
-LaneCoder::Swap LaneCoder::Seal(Cut cut) {
-  const policies::SegmentOptions& segments = options_.policy->mosaic->segments;
-  const std::uint64_t given = OlderOf(run_.provisional_entries() + run_.plain_entries());
-  const std::uint64_t least = cut == Cut::kPromptEnd ? 1
-                              : cut == Cut::kLength  ? segments.tokens
-                                                     : segments.min_tokens;
-  if (given < least) return std::nullopt;
-  const absl::StatusOr<HeldRows> rows = RowsThatStay();
-  if (!rows.ok()) return rows.status();
-  const std::uint64_t total = OlderOf(CountDecided(*rows));
-
-  LaneSwap swap = {.all = true, .drops = options_.decision != nullptr};
-  std::optional<Form> before = FormBefore();
-  std::uint64_t done = 0;
-  const auto seal = [&](const Form& form, std::uint64_t count) -> absl::Status {
-    absl::StatusOr<std::shared_ptr<Segment>> segment = Encoded(form, *rows, done, count);
-    if (!segment.ok()) return segment.status();
-    if (*segment == nullptr) {
-      // A value has no place in that form: plain for good.
-      if (absl::Status status = AddPlain(*rows, done, count, swap); !status.ok()) return status;
-      swap.segments.back()->SealPlain();
-      options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
-    } else {
-      swap.segments.push_back(*std::move(segment));
-      options_.counters->segments_sealed.fetch_add(1, std::memory_order_relaxed);
-      before = form;
-    }
-    done += count;
-    return absl::OkStatus();
-  };
-  bool left_plain = false;
-  while (done < total) {
-    std::uint64_t count = std::min(segments.tokens, total - done);
-    if (count < segments.tokens && cut == Cut::kLength) break;
-    if (count < segments.tokens && cut == Cut::kDecoding) count = FullTiles(count);
-    if (count == 0) break;
-    if (count < segments.min_tokens && count < segments.tokens) {
-      if (cut != Cut::kPromptEnd) break;
-      const absl::StatusOr<std::optional<Form>> form = FormOfShortEnd(*rows, done, count, before);
-      if (!form.ok()) return form.status();
-      if (!form->has_value()) {
-        options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
-        left_plain = true;
-        break;
-      }
-      if (absl::Status status = seal(**form, count); !status.ok()) return status;
-      continue;
-    }
-    const absl::StatusOr<Form> form = MakeForm(*rows, done, count);
-    if (!form.ok()) return form.status();
-    if (absl::Status status = seal(*form, count); !status.ok()) return status;
-  }
-  if (done == 0 && !swap.drops) {
-    if (left_plain) options_.state->LeavePlain(run_.first_position);
-    return std::nullopt;
-  }
-  // Rows that were chosen keep their positions; the others are tokens one after another.
-  const std::uint64_t chosen = swap.drops ? total : done;
-  absl::Status status = AddPlain(*rows, done, chosen - done, swap);
-  if (status.ok()) status = AddPlain(*rows, chosen, rows->count() - chosen, swap);
-  if (!status.ok()) return status;
-  options_.state->Reset();
-  if (left_plain && done < rows->count()) {
-    options_.state->LeavePlain(rows->positions()[done]);
-  }
-  return swap;
-}
+// ---- what a decision leaves
 
 LaneCoder::Swap LaneCoder::Retain() {
   const absl::StatusOr<HeldRows> rows = RowsThatStay();
@@ -362,90 +285,7 @@ std::uint64_t LaneCoder::CountDecided(const HeldRows& rows) const {
   return options_.decision == nullptr ? rows.count() : options_.decision->kept.size();
 }
 
-absl::StatusOr<LaneCoder::Form> LaneCoder::MakeForm(const HeldRows& rows, std::uint64_t first,
-                                                    std::uint64_t count) {
-  const kernels::Strategy strategy = MakeStrategyOf(rows, first, count);
-  return Store(strategy);
-}
-
-kernels::Strategy LaneCoder::MakeStrategyOf(const HeldRows& rows, std::uint64_t first,
-                                            std::uint64_t count) {
-  const kernels::LaneRows lane = rows.lane(first, count);
-  const std::uint64_t seen = run_.provisional_entries();
-  const LaneMoments* const known = options_.decision == nullptr && first == 0 && seen <= count
-                                       ? options_.state->MomentsOf(seen)
-                                       : nullptr;
-  LaneMoments moments = known != nullptr ? *known : LaneMoments(tile_.head_dim);
-  const std::uint64_t covered = known != nullptr ? seen : 0;
-  moments.Add(rows.lane(first + covered, count - covered), *options_.operations);
-  options_.counters->strategies_made.fetch_add(1, std::memory_order_relaxed);
-  return kernels::MakeStrategy(lane, moments.key, moments.value, options_.policy->mosaic->strategy,
-                               *options_.operations);
-}
-
-absl::StatusOr<LaneCoder::Form> LaneCoder::Store(const kernels::Strategy& strategy) {
-  return Store(strategy.shape, strategy.view(), {strategy.loss.key, strategy.loss.value});
-}
-
-absl::StatusOr<LaneCoder::Form> LaneCoder::Store(const kernels::TileShape& shape,
-                                                 const kernels::RotationView& matrices,
-                                                 cache::SegmentLoss loss) {
-  absl::StatusOr<std::shared_ptr<const cache::Rotations>> rotations =
-      cache::ReserveRotations(*options_.memory, shape, matrices);
-  if (!rotations.ok()) return rotations.status();
-  const cache::RotationStore store = {
-      .rotations = rotations->get(), .shape = shape, .matrices = matrices};
-  if (absl::Status status = cache::StoreRotations(*options_.memory, {&store, 1}); !status.ok()) {
-    return status;
-  }
-  return Form{shape, *std::move(rotations), loss};
-}
-
-// The end of a prompt, too short for a segment: a strategy of its own, the one before, or none,
-// whichever is smallest of those that lose little enough. Nothing: it stays plain.
-absl::StatusOr<std::optional<LaneCoder::Form>> LaneCoder::FormOfShortEnd(
-    const HeldRows& rows, std::uint64_t first, std::uint64_t count,
-    const std::optional<Form>& before) {
-  const kernels::Loss& threshold = options_.policy->mosaic->strategy.threshold;
-  std::uint64_t smallest = TilesOf(count) * tile_.bytes();
-  std::optional<Form> best;
-  if (before.has_value() && TileBytes(before->shape, count) < smallest) {
-    const absl::StatusOr<kernels::Loss> loss = LossOf(*before, rows.lane(first, count));
-    if (!loss.ok()) return loss.status();
-    if (AtMost(*loss, threshold)) {
-      smallest = TileBytes(before->shape, count);
-      best = before;
-      best->loss = {loss->key, loss->value};
-    }
-  }
-  const kernels::Strategy own = MakeStrategyOf(rows, first, count);
-  const std::uint64_t bytes =
-      TileBytes(own.shape, count) + kernels::RotationBytes(own.shape, own.rotation_type);
-  if (!own.within_threshold || bytes >= smallest) return best;
-  absl::StatusOr<Form> stored = Store(own);
-  if (!stored.ok()) return stored.status();
-  return *std::move(stored);
-}
-
-absl::StatusOr<kernels::Loss> LaneCoder::LossOf(const Form& form, const kernels::LaneRows& rows) {
-  if (form.rotations == nullptr) {
-    return kernels::LossUnder(rows, form.shape, {}, *options_.operations);
-  }
-  kernels::RotationView stored = cache::ViewOf(form.rotations.get(), form.shape);
-  kernels::AlignedBytes copies[2];
-  const auto copy = [&](const kernels::RowShape& side, const std::byte*& matrix,
-                        kernels::AlignedBytes& to) {
-    if (matrix == nullptr) return absl::OkStatus();
-    to.resize(kernels::RotationBytes(form.shape, side, stored.type));
-    absl::Status status = options_.memory->device->Read(to.data(), matrix, to.size());
-    matrix = to.data();
-    return status;
-  };
-  absl::Status status = copy(form.shape.key, stored.key, copies[0]);
-  if (status.ok()) status = copy(form.shape.value, stored.value, copies[1]);
-  if (!status.ok()) return status;
-  return kernels::LossUnder(rows, form.shape, stored, *options_.operations);
-}
+// ---- segments
 
 absl::StatusOr<std::shared_ptr<Segment>> LaneCoder::Encoded(const Form& form, const HeldRows& rows,
                                                             std::uint64_t first,

@@ -43,6 +43,10 @@ struct CodingCounters {
 const cache::Segment* KeyChannelFormOf(const cache::OpenRun& run, const policies::Policy& policy,
                                        const kernels::LayerGeometry& geometry);
 
+inline std::uint64_t FullTiles(std::uint64_t entries) {
+  return entries / kernels::kTileEntries * kernels::kTileEntries;
+}
+
 class LaneCoder {
  public:
   struct Options {
@@ -71,7 +75,8 @@ class LaneCoder {
   };
   using Swap = absl::StatusOr<std::optional<cache::LaneSwap>>;
   Swap EncodeTiles();
-  Swap Seal(Cut cut);
+  // `until`: rows of tokens from there on stay as they are.
+  Swap Seal(Cut cut, std::uint64_t until = ~std::uint64_t{0});
   // Of policies that pack nothing: what the decision leaves, in the form of new tiles or as it is.
   Swap Retain();
   // Of policies that have key channels go: what the decision leaves, but for the newest, without
@@ -125,6 +130,10 @@ class LaneCoder {
   // Null: a value has no place in that form.
   absl::StatusOr<std::shared_ptr<cache::Segment>> Encoded(const Form& form, const HeldRows& rows,
                                                           std::uint64_t first, std::uint64_t count);
+  std::vector<std::shared_ptr<cache::Segment>> SealedElsewhere(std::uint64_t most) const;
+  void TellOthers(std::uint64_t done, cache::LaneSwap& swap) const;
+  absl::StatusOr<bool> AddSealed(const Form& form, const HeldRows& rows, std::uint64_t first,
+                                 std::uint64_t count, cache::LaneSwap& swap);
   absl::Status AddPlain(const HeldRows& rows, std::uint64_t first, std::uint64_t count,
                         cache::LaneSwap& swap);
   absl::Status AddAs(const Form& form, const HeldRows& rows, std::uint64_t first,

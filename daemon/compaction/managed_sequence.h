@@ -25,6 +25,7 @@ struct LaneWork {
   Mutex mutex;  // held by the job that works on the lane
   // 1 + the Cut that a seal waits for; 0: none waits.
   std::atomic<std::uint8_t> seal_wanted{0};
+  std::atomic<std::uint8_t> seal_running{0};  // likewise of one that is being carried out
   // Likewise of one that could not be carried out, and whether it is in the line for memory
   // (StalledSeals). Where it is not, the lane's next rows bring it back.
   std::atomic<std::uint8_t> seal_stalled{0};
@@ -200,7 +201,19 @@ class ManagedSequence final : public cache::Companion {
   }
   // Nothing: another job has taken it on.
   std::optional<LaneCoder::Cut> SealBegins(std::uint32_t lane) {
-    return Take(lanes_[lane].work->seal_wanted);
+    LaneWork& work = *lanes_[lane].work;
+    work.seal_running.store(work.seal_wanted.load());  // first: it is never in neither
+    return Take(work.seal_wanted);
+  }
+  void SealEnds(std::uint32_t lane) { lanes_[lane].work->seal_running.store(0); }
+  // The most thorough of those that wait, run, or could not be carried out; for whoever shares the
+  // lane's rows.
+  std::optional<LaneCoder::Cut> SealAhead(std::uint32_t lane) const {
+    const LaneWork& work = *lanes_[lane].work;
+    const std::uint8_t ahead =
+        std::max({work.seal_wanted.load(), work.seal_running.load(), work.seal_stalled.load()});
+    if (ahead == 0) return std::nullopt;
+    return static_cast<LaneCoder::Cut>(ahead - 1);
   }
   // The same of one that could not be carried out.
   void StallSeal(std::uint32_t lane, LaneCoder::Cut cut) {

@@ -44,7 +44,7 @@ class CompactionConcurrency : public testing::Test {
         story.sequence->Append({0, layers, held, tokens}, DrawnRows(model_->layout(), stamps))
             .ok());
     story.tokens.store(held + tokens);
-    compactor_->Appended(story.sequence, {0, layers, end});
+    compactor_->Appended(story.sequence, {0, layers, end, false, held + tokens});
     compactor_->TailsMoved(story.sequence);
   }
 
@@ -336,7 +336,9 @@ class Swap : public CompactionConcurrency {
   }
   void Seal(Round& round, Cause cause) {
     if (cause == Cause::kPromptsEnd) {
-      compactor_->Appended(round.sequence, {0, model_->layers(), true});
+      compactor_->Appended(round.sequence, {.layers = model_->layers(),
+                                            .end_of_prompt = true,
+                                            .until = *round.sequence->TokensOfLayer(0)});
       WaitUntilIdle();
     } else if (cause == Cause::kDecoding) {
       // As if the last tile had just come: with no strategy before, it stays plain until then.

@@ -23,7 +23,9 @@ class InEveryState : public CompactorTest, public testing::WithParamInterface<in
       return track;
     }
     reach(0, [&] { Append(track, 100, 1); });
-    reach(1, [&] { compactor_.Appended(track.sequence, {0, 1, true}); });
+    reach(1, [&] {
+      compactor_.Appended(track.sequence, {.layers = 1, .end_of_prompt = true, .until = 100});
+    });
     reach(2, [&] { RunAll(); });
     reach(3, [&] { Decode(track, 50, 1); });
     reach(4, [&] { RunAll(); });

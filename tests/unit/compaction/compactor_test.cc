@@ -65,7 +65,7 @@ TEST_F(CompactorTest, LayersAreCompressedByThemselves) {
     ASSERT_TRUE(
         track.sequence->Append({layer, 1, 0, stamps.size()}, DrawnRows(model_->layout(), stamps))
             .ok());
-    compactor_.Appended(track.sequence, {layer, 1, layer == 1});
+    compactor_.Appended(track.sequence, {layer, 1, layer == 1, false, stamps.size()});
   }
   RunAll();
   const cache::SequenceView view = View(track);

@@ -92,7 +92,8 @@ TEST_F(RecentTest, AnyTimeInALife) {
           }
           break;
         default:
-          compactor_.Appended(track.sequence, {0, 1, true});
+          compactor_.Appended(track.sequence,
+                              {.layers = 1, .end_of_prompt = true, .until = track.stamps.size()});
       }
       if (track.stamps.size() > before) since_cut += track.stamps.size() - before;
       RunAll();

@@ -130,7 +130,8 @@ TEST_F(WithoutMemory, APromptsEndIsSealedWhenThereIsSome) {
     // Nor does each that comes meanwhile try by itself.
     const std::uint64_t tried = counters().strategies_made;
     Track late = NewTrack(SmallMosaic());
-    compactor_.Appended(track.sequence, {0, 1, true});
+    compactor_.Appended(track.sequence,
+                        {.layers = 1, .end_of_prompt = true, .until = track.stamps.size()});
     RunAll();
     EXPECT_EQ(counters().strategies_made, tried);
     ASSERT_TRUE(world_.tenant().FreeSequence(late.sequence->id()).ok());

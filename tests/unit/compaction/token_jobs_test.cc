@@ -157,7 +157,7 @@ TEST_F(TokenJobs, PositionsMoveLayerByLayer) {
   for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
     ASSERT_TRUE(
         track.sequence->Append({layer, 1, 0, 100}, DrawnRows(model_->layout(), stamps)).ok());
-    compactor_.Appended(track.sequence, {layer, 1, true});
+    compactor_.Appended(track.sequence, {layer, 1, true, false, 100});
     RunAll();
     EXPECT_EQ(worker_->Block(*track.sequence).next_position.load(), layer == 3 ? 42u : 0u);
   }

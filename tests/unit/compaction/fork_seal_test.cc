@@ -1,0 +1,154 @@
+// Sequences that share rows which wait for a strategy: one makes it, the others take it over.
+
+#include <utility>
+#include <vector>
+
+#include "tests/unit/compaction/compactor_fixture.h"
+
+namespace tessera::compaction {
+namespace {
+
+class ForkSeal : public CompactorTest {
+ protected:
+  Track Fork(const Track& parent) {
+    auto child = compactor_.Fork(*parent.sequence, [&] {
+      return world_.tenant().Fork(worker_->session(), parent.sequence->id());
+    });
+    EXPECT_TRUE(child.ok()) << child.status();
+    Track track = {*std::move(child), parent.stamps, std::nullopt};
+    track.stamps.resize(track.sequence->Describe(false).tokens);
+    return track;
+  }
+  // The tiles of a lane's segments, by their tables.
+  std::vector<std::uint64_t> TablesOf(const Track& track) {
+    std::vector<std::uint64_t> tables;
+    const auto runs = track.sequence->LookAt(0, /*whole=*/true);
+    EXPECT_TRUE(runs.ok()) << runs.status();
+    for (const auto* held : {&(*runs)[0].settled, &(*runs)[0].provisional, &(*runs)[0].plain}) {
+      for (const cache::HeldSegment& one : *held) tables.push_back(one.segment->table_offset());
+    }
+    return tables;
+  }
+  void Free(Track& track) {
+    ASSERT_TRUE(world_.tenant().FreeSequence(track.sequence->id()).ok());
+    track.sequence.reset();
+    Collect();
+  }
+};
+
+TEST_F(ForkSeal, ForksOfAPromptThatWaitsShareWhatBecomesOfIt) {
+  Track parent = NewTrack(SmallMosaic());
+  Append(parent, 600, 1, /*end_of_prompt=*/true);
+  std::vector<Track> all;
+  for (int i = 0; i < 4; ++i) all.push_back(Fork(parent));
+  all.push_back(std::move(parent));
+  const std::uint64_t plain = Used(pool::MemoryTag::kTiles);
+  RunAll();
+  const std::uint64_t lanes = model_->lanes();
+  const std::uint64_t packed = Used(pool::MemoryTag::kTiles);
+  EXPECT_LT(packed, plain) << "nobody holds rows as they came any more";
+  for (Track& track : all) {
+    EXPECT_EQ(TablesOf(track), TablesOf(all.front()));
+    EXPECT_EQ(Shown(track), "");
+    EXPECT_EQ(track.sequence->OpenEntries(0), 0u);
+  }
+  EXPECT_EQ(counters().segments_sealed, 3 * lanes) << "of 256, 256 and 88 tokens, once";
+  // What is shared stays while somebody holds it, and no longer.
+  while (all.size() > 1) {
+    ASSERT_NO_FATAL_FAILURE(Free(all.back()));
+    all.pop_back();
+    EXPECT_EQ(Used(pool::MemoryTag::kTiles), packed);
+  }
+  ASSERT_NO_FATAL_FAILURE(Free(all.back()));
+  EXPECT_EQ(Used(pool::MemoryTag::kTiles), 0u);
+}
+
+// A fork that has gone on meanwhile takes over the prompt, and keeps its own rows.
+TEST_F(ForkSeal, WhatAForkHasDecodedIsItsOwn) {
+  Track parent = NewTrack(SmallMosaic());
+  Append(parent, 300, 1, /*end_of_prompt=*/true);
+  Track fork = Fork(parent);
+  Decode(fork, 70, 2);
+  Decode(parent, 40, 3);
+  RunAll();
+  EXPECT_EQ(Shown(parent), "");
+  EXPECT_EQ(Shown(fork), "");
+  const auto of_parent = TablesOf(parent);
+  const auto of_fork = TablesOf(fork);
+  ASSERT_GE(of_parent.size(), 2u);
+  ASSERT_GE(of_fork.size(), 2u);
+  EXPECT_EQ(of_parent[0], of_fork[0]) << "the segment of 256";
+  EXPECT_EQ(of_parent[1], of_fork[1]) << "the end of the prompt";
+  for (Track* track : {&parent, &fork}) {
+    Append(*track, 300, 2, /*end_of_prompt=*/true);
+    RunAll();
+    EXPECT_EQ(Shown(*track), "");
+  }
+}
+
+// A shorter fork has the segments that lie within it, and its own end.
+TEST_F(ForkSeal, AForkThatWasCutTakesWhatIsWhollyItsOwn) {
+  Track parent = NewTrack(SmallMosaic());
+  Append(parent, 600, 1, /*end_of_prompt=*/true);
+  Track fork = Fork(parent);
+  Truncate(fork, 300);
+  RunAll();
+  EXPECT_EQ(Shown(parent), "");
+  EXPECT_EQ(Shown(fork), "");
+  EXPECT_EQ(TablesOf(parent)[0], TablesOf(fork)[0]);
+  EXPECT_NE(TablesOf(parent)[1], TablesOf(fork)[1]);
+  EXPECT_EQ(fork.sequence->OpenEntries(0), 0u);
+}
+
+TEST_F(ForkSeal, AnotherPolicyTakesNothingOver) {
+  Track parent = NewTrack(SmallMosaic());
+  Append(parent, 300, 1, /*end_of_prompt=*/true);
+  Track fork = Fork(parent);
+  policies::Policy other = SmallMosaic();
+  other.mosaic->strategy.kept = {0.5};
+  other.text = "another";
+  ASSERT_TRUE(compactor_.SetPolicy(*fork.sequence, other).ok());
+  RunAll();
+  EXPECT_EQ(Shown(parent), "");
+  EXPECT_EQ(Shown(fork), "");
+  EXPECT_NE(TablesOf(parent)[0], TablesOf(fork)[0]);
+  EXPECT_NE(FormsOf(parent), FormsOf(fork));
+}
+
+// Rows that were cut off and others written in their place, in the same tiles: what the first ones
+// became is not for these.
+TEST_F(ForkSeal, RowsThatWereWrittenAnewAreSealedAnew) {
+  Track parent = NewTrack(SmallMosaic());
+  Append(parent, 200, 1);
+  Track fork = Fork(parent);
+  const auto told = Compress(parent);
+  RunAll();
+  ExpectTold(*told);
+  // Alone with the rows as they came, the fork may write behind its cut.
+  const std::vector<std::uint64_t> tables = TablesOf(fork);
+  Truncate(fork, 40);
+  Collect();
+  Append(fork, 160, 2);
+  EXPECT_EQ(TablesOf(fork), tables) << "in the same tiles";
+  EXPECT_EQ(Shown(fork), "");
+  const auto again = Compress(fork);
+  RunAll();
+  ExpectTold(*again);
+  EXPECT_EQ(Shown(fork), "");
+  EXPECT_EQ(Shown(parent), "");
+  EXPECT_NE(TablesOf(parent)[0], TablesOf(fork)[0]);
+}
+
+// What is decoded while the end of a prompt waits is not part of it.
+TEST_F(ForkSeal, AnEndThatComesLateIsThatOfThePrompt) {
+  Track track = NewTrack(SmallMosaic());
+  Append(track, 300, 1, /*end_of_prompt=*/true);
+  Decode(track, 64, 2);
+  ASSERT_TRUE(scheduler_.RunFirst(kSeal));
+  EXPECT_EQ(track.sequence->OpenEntries(0), 64u);
+  RunAll();
+  EXPECT_EQ(Shown(track), "");
+}
+
+}  // namespace
+}  // namespace tessera::compaction
