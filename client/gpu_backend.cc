@@ -169,26 +169,37 @@ absl::Status GpuBackend::Begin(const StepBatch& batch, const StepOptions& option
 absl::Status GpuBackend::PrepareQueries(const StepBatch& batch) {
   queries_of_.clear();
   queries_end_ = 0;
-  if (!batch.Observes()) return absl::OkStatus();
+  batch.ListObserved(observed_);
+  if (observed_.empty()) return absl::OkStatus();
   const BoundModel& model = batch.model();
+  std::uint64_t rows = 0;
+  for (const StepBatch::RowRun& run : observed_) rows += run.count;
   std::uint64_t end = 0;
   for (std::uint32_t layer = 0; layer < model.layers(); ++layer) {
     queries_of_.push_back({.at = end});
-    const std::uint64_t bytes =
-        batch.rows() * model.geometry(layer).query_heads * model.row_bytes(layer);
+    const std::uint64_t bytes = rows * model.geometry(layer).query_heads * model.row_bytes(layer);
     end += (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
-  settled_queries_.resize(std::max(settled_queries_.size(), end / sizeof(Line)));
-  return end > queries_.bytes() ? GpuStatus(queries_.Grow(end)) : absl::OkStatus();
+  settled_queries_.resize(std::max<std::size_t>(settled_queries_.size(), end / sizeof(Line)));
+  return end > queries_.bytes() ? GpuStatus(queries_.Grow(2 * end)) : absl::OkStatus();
 }
 
 cuda::Error GpuBackend::KeepQueries(std::uint32_t layer, const std::byte* query,
-                                    std::uint64_t bytes) {
-  if (queries_of_.empty()) return {};
+                                    std::uint64_t token_bytes) {
+  cuda::Error error;
+  if (queries_of_.empty()) return error;
   LayerQueries& kept = queries_of_[layer];
-  kept.bytes = bytes;
-  queries_end_ = std::max(queries_end_, kept.at + bytes);
-  return queue_->Copy(queries_.at(kept.at), query, bytes);
+  kept.bytes = 0;
+  for (const StepBatch::RowRun& run : observed_) {
+    const std::uint64_t bytes = run.count * token_bytes;
+    if (error.ok()) {
+      error =
+          queue_->Copy(queries_.at(kept.at + kept.bytes), query + run.first * token_bytes, bytes);
+    }
+    kept.bytes += bytes;
+  }
+  queries_end_ = std::max(queries_end_, kept.at + kept.bytes);
+  return error;
 }
 
 std::span<const std::byte> GpuBackend::SettledQueries(std::uint32_t layer) const {
@@ -368,7 +379,7 @@ absl::Status GpuBackend::Attend(const StepBatch& batch, std::uint32_t layer,
                                       .scratch = partial_.at(),
                                       .scratch_bytes = partial_.bytes(),
                                       .fault = FaultOf(EachHead())});
-  if (error.ok()) error = KeepQueries(layer, *query, tensors.query.size());
+  if (error.ok()) error = KeepQueries(layer, *query, tensors.query.size() / batch.rows());
   if (error.ok() && output_copied) {
     error = queue_->Copy(tensors.output.data(), *output, tensors.output.size());
   }

@@ -64,7 +64,7 @@ class GpuBackend final : public StepBackend {
   absl::Status PrepareQueries(const StepBatch& batch);
   // They stay until the step settles.
   kernels::cuda::Error KeepQueries(std::uint32_t layer, const std::byte* query,
-                                   std::uint64_t bytes);
+                                   std::uint64_t token_bytes);
 
   // A place on the device for a tensor of the caller's: itself, or one in `copy`.
   absl::StatusOr<std::byte*> Place(std::string_view what, const void* tensor, std::uint64_t bytes,
@@ -89,6 +89,7 @@ class GpuBackend final : public StepBackend {
   };
   kernels::cuda::Scratch queries_;
   std::vector<Line> settled_queries_;
+  std::vector<StepBatch::RowRun> observed_;     // rows of the batch that are kept
   std::vector<LayerQueries> queries_of_;        // by layer; empty: nobody asks
   std::uint64_t queries_end_ = 0;               // of what was kept
   std::vector<Line> host_;                      // what memory_ holds

@@ -122,7 +122,7 @@ absl::Status MappedStep::End(std::span<const std::uint32_t> accepted) {
 void MappedStep::ObserveSettled() {
   for (std::uint32_t layer = 0; layer < batch_.model().layers(); ++layer) {
     const std::span<const std::byte> queries = backend_->SettledQueries(layer);
-    if (!queries.empty()) batch_.Observe(layer, queries);
+    if (!queries.empty()) batch_.ObservePacked(layer, queries);
   }
 }
 

@@ -355,12 +355,30 @@ absl::Status Observer::ShowTokens(Session& session, SequenceId sequence, std::ui
 absl::Status Observer::ShowLayer(Session& session, SequenceId sequence, std::uint32_t index,
                                  const Layer& layer) const {
   const kernels::LayerGeometry& geometry = model_->geometry(index);
+  const std::uint64_t rows = layer.last.size() / (geometry.query_heads * RowBytes(geometry));
+  std::uint64_t shown = 0;
+  absl::Status status = ShowFirst(session, sequence, index, layer, shown);
+  while (status.ok() && shown < rows) {
+    v1::ObserveRequest more;
+    more.set_sequence_id(sequence.value());
+    more.set_layer(index);
+    TensorCarrier tensors(session);
+    shown += FillLast(geometry, layer, shown, more, tensors);
+    status = Send(session, index, more, tensors);
+  }
+  return status;
+}
+
+// All but what is too much for one piece. What carries it is gone when this returns: the next piece
+// may need its place.
+absl::Status Observer::ShowFirst(Session& session, SequenceId sequence, std::uint32_t index,
+                                 const Layer& layer, std::uint64_t& shown) const {
+  const kernels::LayerGeometry& geometry = model_->geometry(index);
   v1::ObserveRequest request;
   request.set_sequence_id(sequence.value());
   request.set_layer(index);
   TensorCarrier tensors(session);
-  const std::uint64_t rows = layer.last.size() / (geometry.query_heads * RowBytes(geometry));
-  std::uint64_t shown = FillLast(geometry, layer, 0, request, tensors);
+  shown = FillLast(geometry, layer, 0, request, tensors);
   const std::vector<std::byte> norms = FillNorms(geometry, layer, request);
   if (!norms.empty()) tensors.Add(*request.mutable_norm_queries(), norms);
   std::vector<float> sums;
@@ -374,16 +392,7 @@ absl::Status Observer::ShowLayer(Session& session, SequenceId sequence, std::uin
     request.set_first_sum_position(layer.sums_first);
   }
   if (layer.last.empty() && norms.empty() && sums.empty()) return absl::OkStatus();
-  absl::Status status = Send(session, index, request, tensors);
-  while (status.ok() && shown < rows) {
-    v1::ObserveRequest more;
-    more.set_sequence_id(sequence.value());
-    more.set_layer(index);
-    TensorCarrier of_more(session);
-    shown += FillLast(geometry, layer, shown, more, of_more);
-    status = Send(session, index, more, of_more);
-  }
-  return status;
+  return Send(session, index, request, tensors);
 }
 
 std::uint64_t Observer::FillLast(const kernels::LayerGeometry& geometry, const Layer& layer,

@@ -112,6 +112,9 @@ class Observer {
   absl::Status ShowTokens(Session& session, SequenceId sequence, std::uint64_t tokens);
   absl::Status ShowLayer(Session& session, SequenceId sequence, std::uint32_t index,
                          const Layer& layer) const;
+  // `shown`: rows of `last` that went with it.
+  absl::Status ShowFirst(Session& session, SequenceId sequence, std::uint32_t index,
+                         const Layer& layer, std::uint64_t& shown) const;
   // The queries of `last` from this row on, as many as a message should have. Returns how many.
   std::uint64_t FillLast(const kernels::LayerGeometry& geometry, const Layer& layer,
                          std::uint64_t first_row, v1::ObserveRequest& request,

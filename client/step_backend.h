@@ -26,8 +26,9 @@ class StepBackend {
   // Returns when all of it is done, and how it went. DATA_LOSS, from here or Attend: a lane led out
   // of bounds, because the pin was taken back or because it is broken; the message says which lane.
   virtual absl::Status Settle(const StepBatch& batch) = 0;
-  // Once it has settled: the queries that a layer was attended with, as far as the batch asks for
-  // them and they were not in host memory before. Empty: there are none.
+  // Once it has settled: the queries that a layer was attended with, of the sequences that ask for
+  // them (StepBatch::ObservePacked), where Attend has not been given them in host memory for sure.
+  // Empty: there are none.
   virtual std::span<const std::byte> SettledQueries(std::uint32_t layer) const = 0;
 };
 

@@ -135,20 +135,38 @@ absl::Status StepBatch::CheckAttend(std::uint32_t layer, const StepTensors& tens
   return status;
 }
 
-bool StepBatch::Observes() const {
-  return std::any_of(items_.begin(), items_.end(), [](const StepItem& item) {
-    return item.sequence->observer != nullptr && item.sequence->observer->WantsDecoded();
-  });
+bool StepBatch::Observes(const StepItem& item) {
+  return item.sequence->observer != nullptr && item.sequence->observer->WantsDecoded();
 }
 
 void StepBatch::Observe(std::uint32_t layer, std::span<const std::byte> query) {
   const std::size_t token =
       std::size_t{model_->geometry(layer).query_heads} * model_->row_bytes(layer);
   for (StepItem& item : items_) {
-    Observer* const observer = item.sequence->observer.get();
-    if (observer == nullptr || !observer->WantsDecoded()) continue;
-    observer->SeeDecoded(layer, item.base,
-                         query.subspan(item.first_row * token, item.new_tokens * token));
+    if (!Observes(item)) continue;
+    item.sequence->observer->SeeDecoded(
+        layer, item.base, query.subspan(item.first_row * token, item.new_tokens * token));
+  }
+}
+
+void StepBatch::ListObserved(std::vector<RowRun>& runs) const {
+  runs.clear();
+  for (const StepItem& item : items_) {
+    if (!Observes(item)) continue;
+    if (runs.empty() || runs.back().first + runs.back().count != item.first_row) {
+      runs.push_back({.first = item.first_row, .count = 0});
+    }
+    runs.back().count += item.new_tokens;
+  }
+}
+
+void StepBatch::ObservePacked(std::uint32_t layer, std::span<const std::byte> query) {
+  const std::size_t token =
+      std::size_t{model_->geometry(layer).query_heads} * model_->row_bytes(layer);
+  for (StepItem& item : items_) {
+    if (!Observes(item)) continue;
+    item.sequence->observer->SeeDecoded(layer, item.base, query.first(item.new_tokens * token));
+    query = query.subspan(item.new_tokens * token);
   }
 }
 

@@ -42,14 +42,21 @@ class StepBatch {
   absl::Status CheckAppend(std::uint32_t layer, std::span<const std::byte> key,
                            std::span<const std::byte> value) const;
   absl::Status CheckAttend(std::uint32_t layer, const StepTensors& tensors) const;
-  // Whether the policy of some sequence asks for queries that are decoded.
-  bool Observes() const;
-  // Takes what the policies of the sequences ask for of these. Host memory.
+  // Takes what the policies of the sequences ask for of queries that are decoded. Host memory.
   void Observe(std::uint32_t layer, std::span<const std::byte> query);
+  // The same of the rows of those sequences alone, one after another; and which rows that are, in
+  // runs of the step's tensors.
+  void ObservePacked(std::uint32_t layer, std::span<const std::byte> query);
+  struct RowRun {
+    std::uint64_t first;
+    std::uint64_t count;
+  };
+  void ListObserved(std::vector<RowRun>& runs) const;
   // That every layer was appended and that `accepted` fits.
   absl::Status CheckEnd(std::span<const std::uint32_t> accepted) const;
 
  private:
+  static bool Observes(const StepItem& item);
   absl::Status CheckLayer(std::uint32_t layer) const;
   std::string MissingLayers() const;
 

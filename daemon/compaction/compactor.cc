@@ -45,11 +45,7 @@ absl::Status MayMovePositions(const cache::Sequence& sequence) {
 // A key is turned back from the position of its token.
 absl::Status MayTurnKeysBack(const cache::Sequence& sequence) {
   if (absl::Status fits = KeyTurner::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
-  if (sequence.position_shift() == 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      Concat("entries of ", sequence.id().ToString(), " were moved to other positions, by ",
-             sequence.position_shift(),
-             " at the end; a policy that turns keys back begins before any is moved"));
+  return sequence.position_shift() == 0 ? absl::OkStatus() : internal::MovedPositions(sequence);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "daemon/base/ids.h"
+#include "daemon/base/strings.h"
 #include "daemon/compaction/compactor.h"
 
 namespace tessera::compaction {
@@ -15,6 +16,13 @@ namespace internal {
 
 // A lane that is forked or cut under the work is taken up again.
 inline constexpr int kAttempts = 3;
+
+inline absl::Status MovedPositions(const cache::Sequence& sequence) {
+  return absl::FailedPreconditionError(
+      Concat("entries of ", sequence.id().ToString(), " were moved to other positions, by ",
+             sequence.position_shift(),
+             " at the end; a policy that turns keys back begins before any is moved"));
+}
 
 inline TenantId TenantOf(const cache::Sequence& sequence) {
   return TenantId(sequence.id().value() >> 48);

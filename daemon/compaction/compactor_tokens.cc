@@ -196,6 +196,10 @@ absl::StatusOr<LayerChoice> Compactor::ChoiceOf(const cache::Sequence& sequence,
 absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
                                               ManagedSequence& managed, std::uint32_t index,
                                               const LayerState& state) {
+  // A choice under the policy before may have moved them since this one was set.
+  if (policies::TurnsKeysBack(managed.policy()) && sequence.position_shift() != 0) {
+    return internal::MovedPositions(sequence);
+  }
   const std::vector<policies::TextMark> text = managed.text();
   const LayerChooser chooser({.sequence = &sequence,
                               .policy = &managed.policy(),
@@ -254,6 +258,9 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
           if (run.losses != choice.losses[head]) {
             return absl::AbortedError(Concat("lane ", index, " of ", sequence.id().ToString(),
                                              " was cut while its entries were chosen; ask again"));
+          }
+          if (coding.turning.merged != nullptr && sequence.position_shift() != 0) {
+            return internal::MovedPositions(sequence);
           }
           if (moves.has_value()) {
             if (coding.decision == nullptr) return std::nullopt;

@@ -56,15 +56,16 @@ class KeyRuns {
 }  // namespace
 
 std::uint64_t LayerKeys::BytesOf(std::size_t lane) const {
-  kernels::DenseTile tile = Tile();
-  if (options_.turner.has_value()) tile.type = kernels::ElementType::kFp32;
-  return EntriesOf(runs_[lane]) * tile.row_bytes();
+  return EntriesOf(runs_[lane]) * Tile().row_bytes();
+}
+
+absl::StatusOr<std::unique_ptr<device::LaneKeys>> LayerKeys::AsStored(std::size_t lane) const {
+  const KeyRuns runs(runs_[lane], Tile());
+  return options_.device->LoadKeys(options_.geometry, runs.runs());
 }
 
 absl::Status LayerKeys::Load(std::size_t lane) {
-  const KeyRuns runs(runs_[lane], Tile());
-  absl::StatusOr<std::unique_ptr<device::LaneKeys>> keys =
-      options_.device->LoadKeys(options_.geometry, runs.runs());
+  absl::StatusOr<std::unique_ptr<device::LaneKeys>> keys = AsStored(lane);
   if (keys.ok() && options_.turner.has_value()) keys = TurnedBack(runs_[lane], **keys);
   if (!keys.ok()) return keys.status();
   lanes_[lane] = *std::move(keys);
@@ -126,6 +127,10 @@ absl::Status LayerKeys::AddSquaredLengths(std::uint32_t kv_head, std::span<doubl
 
 absl::Status LayerKeys::AddChannelSquares(std::uint32_t kv_head, std::uint64_t count,
                                           std::span<double> sums) {
+  if (options_.turner.has_value()) {
+    const absl::StatusOr<std::unique_ptr<device::LaneKeys>> keys = AsStored(kv_head);
+    return keys.ok() ? (*keys)->AddChannelSquares(count, sums) : keys.status();
+  }
   if (absl::Status status = Need(kv_head); !status.ok()) return status;
   return lanes_[kv_head]->AddChannelSquares(count, sums);
 }

@@ -24,10 +24,12 @@ class LayerKeys final : public policies::KeyScorer {
   struct Options {
     device::Device* device;  // outlives it
     kernels::LayerGeometry geometry;
-    // So many bytes of keys stay loaded, or one lane's. What is loaded is in no account.
+    // So many bytes of keys stay loaded, as they are stored, or one lane's. What is loaded is in no
+    // account.
     std::uint64_t most_bytes = std::uint64_t{256} << 20;
     // Keys are turned back by it, each from its entry's position, and kept in fp32: for that they
-    // pass through the host.
+    // pass through the host whenever they are loaded. Channels are those of stored keys all the
+    // same.
     std::optional<KeyTurner> turner = std::nullopt;
   };
   // Of everything in these runs, by kv head: settled segments first, packed rows as what was kept
@@ -59,6 +61,7 @@ class LayerKeys final : public policies::KeyScorer {
   // The same keys, turned back.
   absl::StatusOr<std::unique_ptr<device::LaneKeys>> TurnedBack(const cache::OpenRun& run,
                                                                device::LaneKeys& keys) const;
+  absl::StatusOr<std::unique_ptr<device::LaneKeys>> AsStored(std::size_t lane) const;
   absl::Status Load(std::size_t lane);
   // Makes sure that it is there.
   absl::Status Need(std::size_t lane);

@@ -288,6 +288,23 @@ TEST_F(InLittleRoom, LayersAreDecidedAboutInParts) {
   }
 }
 
+class SmallArena : public Tokens {
+ protected:
+  SmallArena() : Tokens(DaemonProcess::Start({.flags = {"--staging-bytes=2MiB"}}), nullptr) {}
+};
+
+// In pieces, of which each goes through the arena when the one before has left it.
+TEST_F(SmallArena, MoreIsShownThanFitsIntoIt) {
+  Shape({.layers = 1, .query_heads = 8, .kv_heads = 2, .head_dim = 64});
+  client::Sequence sequence = NewSequence("tova:budget=80");
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(sequence, truth, 40);
+  Compress(sequence);
+  Append(sequence, truth, 4000);  // 1 KiB each
+  Compress(sequence);
+  EXPECT_EQ(Lane(Entries(sequence), 0).entries(), 80u);
+}
+
 // The same policy said as a message.
 TEST_F(Tokens, APolicyAsAMessage) {
   const auto channel = daemon_->Connect();
