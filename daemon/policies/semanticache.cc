@@ -197,8 +197,9 @@ absl::Status CheckText(const LayerView& view) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<LayerDecision> DecideClusters(const SemantiCachePolicy& cache,
-                                             const LayerView& view) {
+absl::StatusOr<LayerDecision> DecideClusters(SemantiCachePolicy cache, const LayerView& view) {
+  // Sinks are the sequence's first tokens, not those of every prompt.
+  cache.sink -= std::min(cache.sink, view.first);
   // Of a short prompt all stays, whatever the budget.
   if (NothingGoes(view, cache.sink + cache.recent)) return KeepAll(view);
   if (cache.delimiters) {

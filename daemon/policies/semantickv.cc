@@ -125,8 +125,9 @@ void Join(Aggregate aggregate, std::uint32_t group, const Scores& of_head, Score
   }
 }
 
-absl::StatusOr<LayerDecision> DecideSemantic(const SemanticKvPolicy& semantic,
-                                             const LayerView& view) {
+absl::StatusOr<LayerDecision> DecideSemantic(SemanticKvPolicy semantic, const LayerView& view) {
+  // Sinks are the sequence's first tokens, not those of every prompt.
+  semantic.sink -= std::min(semantic.sink, view.first);
   const Counts counts(semantic, view.tokens);
   const std::uint32_t group = view.geometry.group();
   LayerDecision decision;

@@ -213,6 +213,25 @@ TEST_F(Tokens, ACutGoesByPosition) {
   EXPECT_EQ(Entries(sequence).tokens(), 0u);
 }
 
+TEST_F(Tokens, SinksAreTheFirstTokensOfTheSequenceAlone) {
+  Shape({.layers = 1, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
+  client::Sequence sequence =
+      NewSequence("semantickv:keep_total=0.2,sink=64,lambda=0.05,recent_ratio=0.02");
+  SyntheticSequence truth(shape_, random_.Bits());
+  for (int prompt = 0; prompt < 2; ++prompt) {
+    Append(sequence, truth, 400);
+    Compress(sequence);
+  }
+  const v1::DescribeResponse held = Entries(sequence);
+  const auto& positions = Lane(held, 0).position();
+  const Positions sinks = Range(0, 63);
+  EXPECT_TRUE(std::ranges::includes(positions, sinks));
+  const auto of_second = std::ranges::count_if(
+      positions, [](std::uint64_t position) { return position >= 400 && position < 464; });
+  EXPECT_LT(of_second, 60) << "80 of 400 stay, chosen from all of them";
+  EXPECT_EQ(positions.size(), 160);
+}
+
 // ---- merging
 
 TEST_F(Tokens, MergedEntriesStandForAllTheirTokens) {

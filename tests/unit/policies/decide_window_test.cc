@@ -304,6 +304,17 @@ TEST(DecideWindow, ChunkKvIsThePapersAlgorithm) {
   }
 }
 
+// int(20 * (1 - 0.8)) is 3.
+TEST(DecideWindow, KvpressTruncatesWhatStays) {
+  TestRandom random;
+  ShownLayer layer(RandomForm(random), ExactOperations(), random);
+  layer.Grow(100);
+  for (const LaneDecision& lane :
+       DecisionOf("chunkkv:mode=kvpress,budget=20%,chunk=5,window=5", layer)) {
+    EXPECT_EQ(lane.kept.size(), 15u);
+  }
+}
+
 TEST(DecideWindow, ChunkKvIsKvpresss) {
   TestRandom random;
   for (int round = 0; round < 40; ++round) {
@@ -329,9 +340,11 @@ TEST(DecideWindow, ChunkKvIsKvpresss) {
           chunks[c] = 1e6 + static_cast<double>(c);
         }
       }
-      const auto count =
-          std::max<std::size_t>(1, static_cast<std::size_t>(static_cast<double>(chunks.size()) *
-                                                            (static_cast<double>(percent) / 100)));
+      // compression_ratio says what goes.
+      const double compression_ratio = 1 - static_cast<double>(percent) / 100;
+      const auto count = std::max<std::size_t>(
+          1,
+          static_cast<std::size_t>(static_cast<double>(chunks.size()) * (1 - compression_ratio)));
       Indices32 kept;
       for (const std::uint32_t c : PlainTop(chunks, count)) {
         for (std::uint64_t i = c * chunk.size;
