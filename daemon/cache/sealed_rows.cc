@@ -13,6 +13,16 @@ SealedRows::SealedRows(std::string policy, std::span<const HeldSegment> sources,
   }
 }
 
+std::uint64_t SealedRows::EntriesHeld() const {
+  std::uint64_t entries = 0;
+  for (const std::weak_ptr<Segment>& weak : segments_) {
+    const std::shared_ptr<Segment> segment = weak.lock();
+    if (segment == nullptr) break;
+    entries += segment->filled();
+  }
+  return entries;
+}
+
 std::uint64_t SealedRows::CommonWith(std::span<const HeldSegment> held) const {
   std::uint64_t common = 0;
   for (std::size_t i = 0; i < std::min(held.size(), sources_.size()); ++i) {

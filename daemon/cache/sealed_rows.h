@@ -20,6 +20,8 @@ class SealedRows {
              std::span<const std::shared_ptr<Segment>> segments);
 
   const std::string& policy() const { return policy_; }
+  // So many rows, from the first on, stand in segments that somebody still holds.
+  std::uint64_t EntriesHeld() const;
   // Of those that are still held by somebody, the first ones whose rows are all among the first
   // `most` of `held`.
   std::vector<std::shared_ptr<Segment>> For(std::span<const HeldSegment> held,

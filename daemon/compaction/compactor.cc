@@ -395,7 +395,7 @@ void Compactor::LaneFree(const std::shared_ptr<cache::Sequence>& sequence, Manag
 }
 
 absl::Status Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed,
-                             std::uint32_t index, LaneCoder::Cut cut, std::uint64_t until) {
+                             std::uint32_t index, LaneCoder::Cut cut) {
   ManagedSequence::ManagedLane& lane = managed.lane(index);
   absl::Status status;
   {
@@ -403,7 +403,7 @@ absl::Status Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed
     const LaneCoder::Options options = CoderOptions(sequence, managed, lane.state);
     for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
       status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
-        return LaneCoder(options, run).Seal(cut, until);
+        return LaneCoder(options, run).Seal(cut);
       });
       if (!absl::IsAborted(status)) break;
     }

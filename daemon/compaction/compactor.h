@@ -158,9 +158,8 @@ class Compactor {
   // `waits`: somebody is told how it went. Else what finds no memory comes again.
   absl::Status SealOrStall(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
                            bool waits, Turn& turn);
-  // Rows of tokens from `until` on stay as they are.
   absl::Status Seal(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t lane,
-                    LaneCoder::Cut cut, std::uint64_t until);
+                    LaneCoder::Cut cut);
   LaneCoder::Options CoderOptions(const cache::Sequence& sequence, ManagedSequence& managed,
                                   LaneState& state);
   void WarnOfSmallBudget(const cache::Sequence& sequence, const policies::Policy& policy);

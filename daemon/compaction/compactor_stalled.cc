@@ -18,7 +18,9 @@ absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequ
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr) return absl::OkStatus();
   std::optional<LaneCoder::Cut> cut = managed->SealBegins(lane);
-  const absl::Cleanup ends = [&] { managed->SealEnds(lane); };
+  const absl::Cleanup ends = [&, took = cut.has_value()] {
+    if (took) managed->SealEnds(lane);
+  };
   // Another job may have taken it on, and failed: whoever waits is told of the work itself.
   if (waits) cut = LaneCoder::Cut::kPromptEnd;
   // Where there is none, somebody else's seal has done the work already; and where tokens are
@@ -36,11 +38,7 @@ absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequ
   if (!joins) {
     // What could not be carried out before is part of it.
     if (const auto stalled = managed->TakeStalledSeal(lane)) cut = std::max(*cut, *stalled);
-    // A prompt's end is where the prompt ends, whatever has been decoded since; unless somebody
-    // asks for what there is.
-    const bool all = waits || *cut != LaneCoder::Cut::kPromptEnd;
-    const std::uint64_t until = all ? ~std::uint64_t{0} : managed->prompt_until();
-    status = Seal(*sequence, *managed, lane, *cut, until);
+    status = Seal(*sequence, *managed, lane, *cut);
     if (status.ok()) turn.Found();
   }
   // Also where somebody is told: a prompt may have come to its end there, and that is not

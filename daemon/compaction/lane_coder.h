@@ -75,8 +75,7 @@ class LaneCoder {
   };
   using Swap = absl::StatusOr<std::optional<cache::LaneSwap>>;
   Swap EncodeTiles();
-  // `until`: rows of tokens from there on stay as they are.
-  Swap Seal(Cut cut, std::uint64_t until = ~std::uint64_t{0});
+  Swap Seal(Cut cut);
   // Of policies that pack nothing: what the decision leaves, in the form of new tiles or as it is.
   Swap Retain();
   // Of policies that have key channels go: what the decision leaves, but for the newest, without

@@ -51,17 +51,17 @@ void LaneCoder::TellOthers(std::uint64_t done, LaneSwap& swap) const {
     return;
   }
   const std::vector<cache::HeldSegment> sources = run_.Waiting();
+  // Whoever holds more of the rows has more use for it.
+  const std::shared_ptr<const cache::SealedRows> known = sources.front().segment->sealed_rows();
+  if (known != nullptr && known->EntriesHeld() >= done) return;
   sources.front().segment->set_sealed_rows(
       std::make_shared<cache::SealedRows>(options_.policy->text, sources, swap.segments));
 }
 
-LaneCoder::Swap LaneCoder::Seal(Cut cut, std::uint64_t until) {
+LaneCoder::Swap LaneCoder::Seal(Cut cut) {
   const policies::SegmentOptions& segments = options_.policy->mosaic->segments;
   const std::uint64_t waiting = run_.provisional_entries() + run_.plain_entries();
-  // Rows that nobody has chosen from are tokens one after another.
-  const std::uint64_t bound =
-      options_.decision != nullptr ? waiting : until - std::min(until, run_.first_position);
-  const std::uint64_t given = std::min(OlderOf(waiting), bound);
+  const std::uint64_t given = OlderOf(waiting);
   const std::uint64_t least = cut == Cut::kPromptEnd ? 1
                               : cut == Cut::kLength  ? segments.tokens
                                                      : segments.min_tokens;
@@ -76,7 +76,7 @@ LaneCoder::Swap LaneCoder::Seal(Cut cut, std::uint64_t until) {
   }
   const absl::StatusOr<HeldRows> rows = RowsThatStay();
   if (!rows.ok()) return rows.status();
-  const std::uint64_t total = std::min(OlderOf(CountDecided(*rows)), bound);
+  const std::uint64_t total = OlderOf(CountDecided(*rows));
   std::optional<Form> before = FormBefore();
   for (const std::shared_ptr<Segment>& segment : swap.segments) {
     if (std::optional<Form> form = FormOf(segment.get())) before = std::move(form);

@@ -202,7 +202,8 @@ class ManagedSequence final : public cache::Companion {
   // Nothing: another job has taken it on.
   std::optional<LaneCoder::Cut> SealBegins(std::uint32_t lane) {
     LaneWork& work = *lanes_[lane].work;
-    work.seal_running.store(work.seal_wanted.load());  // first: it is never in neither
+    // First: it is never in neither.
+    if (const std::uint8_t wanted = work.seal_wanted.load()) work.seal_running.store(wanted);
     return Take(work.seal_wanted);
   }
   void SealEnds(std::uint32_t lane) { lanes_[lane].work->seal_running.store(0); }
