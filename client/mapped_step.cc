@@ -83,7 +83,9 @@ absl::Status MappedStep::AppendRows(std::uint32_t layer, std::span<const std::by
 
 absl::Status MappedStep::AttendRows(std::uint32_t layer, const StepTensors& tensors) {
   // A GPU's memory cannot be read here: its queries come when the step has settled.
-  if (door_.gpu() == nullptr) batch_.Observe(layer, tensors.query);
+  if (door_.gpu() == nullptr) {
+    batch_.Observe(layer, tensors.query, StepBatch::QueryRows::kAll);
+  }
   const absl::Status status = backend_->Attend(batch_, layer, tensors);
   return absl::IsDataLoss(status) ? OutOfBounds(status) : status;
 }
@@ -122,7 +124,7 @@ absl::Status MappedStep::End(std::span<const std::uint32_t> accepted) {
 void MappedStep::ObserveSettled() {
   for (std::uint32_t layer = 0; layer < batch_.model().layers(); ++layer) {
     const std::span<const std::byte> queries = backend_->SettledQueries(layer);
-    if (!queries.empty()) batch_.ObservePacked(layer, queries);
+    if (!queries.empty()) batch_.Observe(layer, queries, StepBatch::QueryRows::kObserved);
   }
 }
 

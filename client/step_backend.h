@@ -26,9 +26,8 @@ class StepBackend {
   // Returns when all of it is done, and how it went. DATA_LOSS, from here or Attend: a lane led out
   // of bounds, because the pin was taken back or because it is broken; the message says which lane.
   virtual absl::Status Settle(const StepBatch& batch) = 0;
-  // Once it has settled: the queries that a layer was attended with, of the sequences that ask for
-  // them (StepBatch::ObservePacked), where Attend has not been given them in host memory for sure.
-  // Empty: there are none.
+  // Once it has settled: the queries that a layer was attended with, of rows that are observed
+  // alone (StepBatch::QueryRows). Empty: nobody asks, or tensors are host memory throughout.
   virtual std::span<const std::byte> SettledQueries(std::uint32_t layer) const = 0;
 };
 

@@ -139,13 +139,16 @@ bool StepBatch::Observes(const StepItem& item) {
   return item.sequence->observer != nullptr && item.sequence->observer->WantsDecoded();
 }
 
-void StepBatch::Observe(std::uint32_t layer, std::span<const std::byte> query) {
+void StepBatch::Observe(std::uint32_t layer, std::span<const std::byte> query, QueryRows rows) {
   const std::size_t token =
       std::size_t{model_->geometry(layer).query_heads} * model_->row_bytes(layer);
+  std::uint64_t packed = 0;
   for (StepItem& item : items_) {
     if (!Observes(item)) continue;
-    item.sequence->observer->SeeDecoded(
-        layer, item.base, query.subspan(item.first_row * token, item.new_tokens * token));
+    const std::uint64_t first = rows == QueryRows::kAll ? item.first_row : packed;
+    item.sequence->observer->SeeDecoded(layer, item.base,
+                                        query.subspan(first * token, item.new_tokens * token));
+    packed += item.new_tokens;
   }
 }
 
@@ -157,16 +160,6 @@ void StepBatch::ListObserved(std::vector<RowRun>& runs) const {
       runs.push_back({.first = item.first_row, .count = 0});
     }
     runs.back().count += item.new_tokens;
-  }
-}
-
-void StepBatch::ObservePacked(std::uint32_t layer, std::span<const std::byte> query) {
-  const std::size_t token =
-      std::size_t{model_->geometry(layer).query_heads} * model_->row_bytes(layer);
-  for (StepItem& item : items_) {
-    if (!Observes(item)) continue;
-    item.sequence->observer->SeeDecoded(layer, item.base, query.first(item.new_tokens * token));
-    query = query.subspan(item.new_tokens * token);
   }
 }
 

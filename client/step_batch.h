@@ -42,11 +42,11 @@ class StepBatch {
   absl::Status CheckAppend(std::uint32_t layer, std::span<const std::byte> key,
                            std::span<const std::byte> value) const;
   absl::Status CheckAttend(std::uint32_t layer, const StepTensors& tensors) const;
-  // Takes what the policies of the sequences ask for of queries that are decoded. Host memory.
-  void Observe(std::uint32_t layer, std::span<const std::byte> query);
-  // The same of the rows of those sequences alone, one after another; and which rows that are, in
-  // runs of the step's tensors.
-  void ObservePacked(std::uint32_t layer, std::span<const std::byte> query);
+  // Takes what the policies of the sequences ask for of queries that are decoded. Host memory: all
+  // rows of the step, or those that are observed alone, one after another.
+  enum class QueryRows : std::uint8_t { kAll, kObserved };
+  void Observe(std::uint32_t layer, std::span<const std::byte> query, QueryRows rows);
+  // Which those are, in runs of the step's tensors.
   struct RowRun {
     std::uint64_t first;
     std::uint64_t count;

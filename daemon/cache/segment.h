@@ -113,7 +113,10 @@ class Segment {
   std::uint32_t filled() const { return filled_; }
   void set_filled(std::uint32_t entries) { filled_ = entries; }
   std::uint64_t rewrites() const { return rewrites_.load(std::memory_order_relaxed); }
-  void CountRewrite() { rewrites_.fetch_add(1, std::memory_order_relaxed); }
+  void CountRewrite() {
+    rewrites_.fetch_add(1, std::memory_order_relaxed);
+    set_sealed_rows(nullptr);  // of rows that are not there any more
+  }
   // What its rows, and those of the segments behind it, have become elsewhere. Null: nothing.
   std::shared_ptr<const SealedRows> sealed_rows() const {
     MutexLock lock(sealed_rows_mutex_);

@@ -5,7 +5,6 @@
 
 #include "daemon/base/check.h"
 #include "daemon/policies/plan.h"
-#include "kernels/strategy/aligned_bytes.h"
 #include "kernels/strategy/candidates.h"
 
 namespace tessera::compaction {

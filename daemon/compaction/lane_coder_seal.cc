@@ -42,7 +42,8 @@ std::vector<std::shared_ptr<Segment>> LaneCoder::SealedElsewhere(std::uint64_t m
   return known->For(sources, most);
 }
 
-// So that others take it over. Of two that were at work at the same time the later one does.
+// So that others take it over. Of two that were at work on the same rows the later one takes over
+// what the other has made.
 void LaneCoder::TellOthers(std::uint64_t done, LaneSwap& swap) const {
   std::vector<std::shared_ptr<Segment>> theirs = SealedElsewhere(done);
   if (EntriesOf(theirs) == done) {
@@ -51,7 +52,7 @@ void LaneCoder::TellOthers(std::uint64_t done, LaneSwap& swap) const {
     return;
   }
   const std::vector<cache::HeldSegment> sources = run_.Waiting();
-  // Whoever holds more of the rows has more use for it.
+  // What stands for more of the rows stays known.
   const std::shared_ptr<const cache::SealedRows> known = sources.front().segment->sealed_rows();
   if (known != nullptr && known->EntriesHeld() >= done) return;
   sources.front().segment->set_sealed_rows(

@@ -1,6 +1,5 @@
 #include "daemon/compaction/layer_keys.h"
 
-#include <cstring>
 #include <vector>
 
 #include "absl/status/status.h"

@@ -263,8 +263,7 @@ absl::StatusOr<Report> RunFidelity(const Options& options) {
       "up to 1.4 times either way, of differing ones by up to 4; thresholds are those that lose "
       "least, in the mean over segments, at no more bytes than the fixed rate (a rotation per "
       "segment, 25 % in groups of 1); the first segment's strategy keeps as many channels as fit "
-      "into "
-      "these bytes");
+      "into these bytes");
   return report;
 }
 

@@ -81,6 +81,15 @@ class LayerKeysTest : public testing::TestWithParam<DeviceKind> {
                                       rows);
     ASSERT_TRUE(held.ok()) << held.status();
   }
+  void RunAll() {
+    while (scheduler_.RunNext().has_value()) {
+    }
+  }
+  void Compress(const std::shared_ptr<cache::Sequence>& sequence) {
+    compactor_.Compress(sequence, {0, 1, true},
+                        [](const absl::Status& status) { EXPECT_TRUE(status.ok()) << status; });
+    RunAll();
+  }
   static LayerKeys::Options OptionsFor(cache::Sequence& sequence) {
     return {.device = sequence.memory().device, .geometry = sequence.model().geometry(0)};
   }
@@ -88,16 +97,16 @@ class LayerKeysTest : public testing::TestWithParam<DeviceKind> {
   TestRandom random_;
   TestNode node_{GetParam()};
   std::vector<std::uint64_t> stamps_;
+  ManualScheduler scheduler_;
+  Logger logger_{{.level = LogLevel::kError}};
+  Compactor compactor_{{.scheduler = &scheduler_,
+                        .logger = &logger_,
+                        .clock = &node_.world().clock(),
+                        .operations = &kernels::OperationsOf(kernels::BestImplementation())}};
 };
 
 // A sealed segment, a provisional one whose rows are still there as they came, and plain rows.
 TEST_P(LayerKeysTest, AreRowsAsTheyCameOrWhatWasKeptOfThem) {
-  ManualScheduler scheduler;
-  Logger logger({.level = LogLevel::kError});
-  Compactor compactor({.scheduler = &scheduler,
-                       .logger = &logger,
-                       .clock = &node_.world().clock(),
-                       .operations = &kernels::OperationsOf(kernels::BestImplementation())});
   const kernels::ElementType types[] = {kernels::ElementType::kBf16, kernels::ElementType::kFp16,
                                         kernels::ElementType::kFp32};
   const auto sequence = node_.NewSequence(cache::SmallModel("m", 1, 2, random_.Pick(types)));
@@ -107,18 +116,14 @@ TEST_P(LayerKeysTest, AreRowsAsTheyCameOrWhatWasKeptOfThem) {
   policy.mosaic->strategy.groups = {1};
   policy.mosaic->strategy.threshold = {.key = 1, .value = 1};
   policy.mosaic->segments = {.tokens = 512, .min_tokens = 64, .loss_window = 64};
-  ASSERT_TRUE(compactor.SetPolicy(*sequence, policy).ok());
+  ASSERT_TRUE(compactor_.SetPolicy(*sequence, policy).ok());
   ASSERT_NO_FATAL_FAILURE(Append(*sequence, 100));
-  compactor.Compress(sequence, {0, 1, true},
-                     [](const absl::Status& status) { EXPECT_TRUE(status.ok()) << status; });
-  while (scheduler.RunNext().has_value()) {
-  }
+  Compress(sequence);
   const auto sealed = ShownKeys(*sequence);
   ASSERT_NO_FATAL_FAILURE(Append(*sequence, 70));
   const auto appended = ShownKeys(*sequence);
-  compactor.TailsMoved(sequence);
-  while (scheduler.RunNext().has_value()) {
-  }
+  compactor_.TailsMoved(sequence);
+  RunAll();
   auto runs = sequence->LookAt(0, /*whole=*/true);
   ASSERT_TRUE(runs.ok()) << runs.status();
   ASSERT_EQ((*runs)[0].settled_entries(), 100u);
@@ -225,12 +230,6 @@ class TurnedRows final : public cache::MadeRows {
 // stands where the first of them does.
 TEST_P(LayerKeysTest, KeysThatAreTurnedBackAreAlikeWhereverTheyStand) {
   constexpr std::uint64_t kTokens = 90;
-  ManualScheduler scheduler;
-  Logger logger({.level = LogLevel::kError});
-  Compactor compactor({.scheduler = &scheduler,
-                       .logger = &logger,
-                       .clock = &node_.world().clock(),
-                       .operations = &kernels::OperationsOf(kernels::BestImplementation())});
   const kernels::ElementType types[] = {kernels::ElementType::kBf16, kernels::ElementType::kFp16,
                                         kernels::ElementType::kFp32};
   cache::ModelSpec spec = cache::SmallModel("m", 1, 2, random_.Pick(types));
@@ -243,11 +242,8 @@ TEST_P(LayerKeysTest, KeysThatAreTurnedBackAreAlikeWhereverTheyStand) {
     const auto policy = policies::ParsePolicy(
         Concat("semanticache:tau=0.98,sink=0,recent=0,delimiters=0,key_space=", key_space));
     ASSERT_TRUE(policy.ok()) << policy.status();
-    ASSERT_TRUE(compactor.SetPolicy(*sequence, *policy).ok());
-    compactor.Compress(sequence, {0, 1, true},
-                       [](const absl::Status& status) { EXPECT_TRUE(status.ok()) << status; });
-    while (scheduler.RunNext().has_value()) {
-    }
+    ASSERT_TRUE(compactor_.SetPolicy(*sequence, *policy).ok());
+    Compress(sequence);
   };
   ASSERT_NO_FATAL_FAILURE(compress("post"));
   const auto entries = [&] { return sequence->Describe(cache::Sequence::Detail::kEntries).lanes; };
