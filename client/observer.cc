@@ -90,6 +90,7 @@ absl::Status Observer::See(const ObservedRows& rows, const kernels::Operations& 
         Concat("key has ", rows.key.size(), " bytes; ", tokens, " tokens of ", geometry.kv_heads,
                " kv heads have ", key_bytes, ", and the policy asks for sums of attention"));
   }
+  if (!Decides(rows.layer)) return absl::OkStatus();
   Layer& layer = LayerOf(rows.layer);
   if (rows.first_token > layer.next && !layer.empty()) {
     return absl::OutOfRangeError(Concat("first_token is ", rows.first_token, "; layer ", rows.layer,
@@ -253,6 +254,7 @@ void Observer::SeeSums(const ObservedRows& rows, std::uint64_t tokens,
 
 void Observer::SeeDecoded(std::uint32_t index, std::uint64_t first_token,
                           std::span<const std::byte> query) {
+  if (!Decides(index)) return;
   const kernels::LayerGeometry& geometry = model_->geometry(index);
   const std::uint64_t token_bytes = geometry.query_heads * RowBytes(geometry);
   Layer& layer = LayerOf(index);

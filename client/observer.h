@@ -41,8 +41,8 @@ class Observer {
   const v1::PolicyNeeds& needs() const { return needs_; }
   // Whether that is what this one gathers, no more and no less.
   bool Sees(const v1::PolicyNeeds& needs) const;
-  // Layer by layer, in the order of tokens; rows that were seen before may come again, and those
-  // from there on are forgotten.
+  // Layer by layer, in the order of tokens; nothing is kept of layers that are not asked for. Rows
+  // that were seen before may come again, and those from there on are forgotten.
   absl::Status See(const ObservedRows& rows, const kernels::Operations& operations);
   // Whether the queries of tokens that are decoded are asked for, or may be among the newest ones,
   // or the strongest, when the next prompt ends.
@@ -125,6 +125,10 @@ class Observer {
 
   const v1::PolicyNeeds needs_;
   const std::shared_ptr<const BoundModel> model_;
+  // Others take over what is decided for one before them.
+  bool Decides(std::uint32_t layer) const {
+    return needs_.layers_alike() <= 1 || layer % needs_.layers_alike() == 0;
+  }
   Layer& LayerOf(std::uint32_t index);
   std::map<std::uint32_t, Layer> layers_;
   std::set<std::uint32_t> decided_;  // layers that were compressed before

@@ -164,7 +164,7 @@ absl::Status Compactor::TakeHeadOf(cache::Sequence& sequence, const cache::Seque
   }
   // What is learnt of a lane is made anew where its run is another. What was decided among tokens
   // is that of the other from now on, as for a fork of it: both hold the same ones.
-  if (!taken.ok() || !*taken || !managed->policy().tokens.has_value()) return taken.status();
+  if (!taken.ok() || !*taken || !managed->policy().drops_entries()) return taken.status();
   if (ManagedSequence::Of(sequence) != managed) return absl::OkStatus();  // another policy by now
   const std::uint64_t tokens = sequence.Describe(/*lanes=*/false).tokens;
   sequence.set_companion(
@@ -246,7 +246,7 @@ void Compactor::TailsMoved(const std::shared_ptr<cache::Sequence>& sequence) {
 
 void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows,
                          Done done) {
-  const auto batch = std::make_shared<Batch>(std::move(done));
+  const auto batch = std::make_shared<Batch>(std::move(done), rows.all_shown);
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr || managed->policy().dense()) return;
   if (managed->policy().chooses()) {

@@ -75,6 +75,9 @@ class Compactor {
     bool end_of_prompt = false;
     bool decoded = false;
     std::uint64_t until = 0;  // tokens that these layers hold now
+    // Of Compress: the worker has shown what it will. What a policy misses then is an error; else
+    // what has not been shown yet is decided about another time.
+    bool all_shown = false;
   };
   void Appended(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows);
   // Full tiles moved from the tail into segments.
@@ -130,12 +133,16 @@ class Compactor {
                    std::vector<std::uint32_t> layers, JobPriority priority, Ticket ticket);
   absl::Status EncodeBefore(const std::shared_ptr<cache::Sequence>& sequence,
                             ManagedSequence& managed, std::uint32_t layer);
-  absl::Status Choose(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t layer);
+  struct AskedLayer {
+    std::uint32_t index;
+    bool all_shown;
+  };
+  absl::Status Choose(cache::Sequence& sequence, ManagedSequence& managed, AskedLayer asked);
   // What is chosen now; ChoiceOf also measures the time that it takes.
   absl::StatusOr<LayerChoice> Choice(const cache::Sequence& sequence, ManagedSequence& managed,
-                                     std::uint32_t layer, const LayerState& state);
+                                     AskedLayer asked, const LayerState& state);
   absl::StatusOr<LayerChoice> ChoiceOf(const cache::Sequence& sequence, ManagedSequence& managed,
-                                       std::uint32_t layer, const LayerState& state);
+                                       AskedLayer asked, const LayerState& state);
   absl::Status Refit(const cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t layer,
                      LayerChoice& choice);
   absl::Status CarryOut(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t layer,

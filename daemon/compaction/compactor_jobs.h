@@ -33,14 +33,16 @@ inline TenantId TenantOf(const cache::Sequence& sequence) {
 // Jobs that somebody waits for. The last to let go of it tells.
 class Compactor::Batch {
  public:
-  explicit Batch(Done done) : done_(std::move(done)) {}
+  Batch(Done done, bool all_shown) : all_shown_(all_shown), done_(std::move(done)) {}
   ~Batch() { std::move(done_)(status_); }
+  bool all_shown() const { return all_shown_; }  // Rows::all_shown
   void Report(const absl::Status& status) {
     MutexLock lock(mutex_);
     if (status_.ok()) status_ = status;
   }
 
  private:
+  const bool all_shown_;
   Mutex mutex_;
   absl::Status status_;  // in the destructor nobody else has it
   Done done_;
@@ -59,6 +61,7 @@ class Compactor::Ticket {
   }
 
   bool waited_for() const { return batch_ != nullptr; }
+  bool all_shown() const { return waited_for() && batch_->all_shown(); }
   void Report(const absl::Status& status) { batch_->Report(status); }
   // The work is done, or has failed as it was reported.
   void Finish() { batch_ = nullptr; }

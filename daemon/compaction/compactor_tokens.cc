@@ -40,8 +40,14 @@ absl::Status Compactor::Observe(cache::Sequence& sequence, const ShownLayer& sho
   if (!policy.chooses()) return AsksForNothing(sequence, policy);
   ManagedSequence::ManagedLayer& layer = managed->layer(shown.layer);
   MutexLock lock(layer.mutex);
-  return layer.state.observation.Take(shown, policies::NeedsOf(policy), sequence.model(),
-                                      *options_.operations, *sequence.memory().observations);
+  absl::Status status =
+      layer.state.observation.Take(shown, policies::NeedsOf(policy), sequence.model(),
+                                   *options_.operations, *sequence.memory().observations);
+  if (status.ok()) {
+    counters_.shown_bytes.fetch_add(BytesOf(shown, sequence.model().geometry(shown.layer)),
+                                    std::memory_order_relaxed);
+  }
+  return status;
 }
 
 absl::Status Compactor::ObserveTokens(cache::Sequence& sequence, std::uint64_t first_token,
@@ -110,7 +116,7 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
           managed->layer(layer).pending.fetch_sub(1);
           absl::Status status = stays.status();
           if (status.ok()) status = EncodeBefore(held, *managed, layer);
-          if (status.ok()) status = Choose(*held, *managed, layer);
+          if (status.ok()) status = Choose(*held, *managed, {layer, ticket.all_shown()});
           if (ticket.waited_for()) {
             ticket.Report(status);
           } else if (!status.ok() && !absl::IsNotFound(status)) {
@@ -145,13 +151,14 @@ absl::Status Compactor::EncodeBefore(const std::shared_ptr<cache::Sequence>& seq
 // ---- one layer
 
 absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& managed,
-                               std::uint32_t index) {
+                               AskedLayer asked) {
+  const std::uint32_t index = asked.index;
   ManagedSequence::ManagedLayer& layer = managed.layer(index);
   MutexLock lock(layer.mutex);
   for (int attempt = 0;;) {
     const bool resumes = layer.unfinished.has_value();
     absl::StatusOr<LayerChoice> choice = resumes ? *std::exchange(layer.unfinished, std::nullopt)
-                                                 : ChoiceOf(sequence, managed, index, layer.state);
+                                                 : ChoiceOf(sequence, managed, asked, layer.state);
     if (!choice.ok()) return choice.status();
     absl::Status status = Refit(sequence, managed, index, *choice);
     if (status.ok()) status = CarryOut(sequence, managed, index, *choice);
@@ -181,11 +188,11 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
 }
 
 absl::StatusOr<LayerChoice> Compactor::ChoiceOf(const cache::Sequence& sequence,
-                                                ManagedSequence& managed, std::uint32_t index,
+                                                ManagedSequence& managed, AskedLayer asked,
                                                 const LayerState& state) {
-  const Clock::TimePoint asked = options_.clock->Now();
-  absl::StatusOr<LayerChoice> choice = Choice(sequence, managed, index, state);
-  const Clock::Duration spent = options_.clock->Now() - asked;
+  const Clock::TimePoint begun = options_.clock->Now();
+  absl::StatusOr<LayerChoice> choice = Choice(sequence, managed, asked, state);
+  const Clock::Duration spent = options_.clock->Now() - begun;
   counters_.decision_ns.fetch_add(
       static_cast<std::uint64_t>(
           std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count()),
@@ -194,8 +201,9 @@ absl::StatusOr<LayerChoice> Compactor::ChoiceOf(const cache::Sequence& sequence,
 }
 
 absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
-                                              ManagedSequence& managed, std::uint32_t index,
+                                              ManagedSequence& managed, AskedLayer asked,
                                               const LayerState& state) {
+  const std::uint32_t index = asked.index;
   // A choice under the policy before may have moved them since this one was set.
   if (policies::TurnsKeysBack(managed.policy()) && sequence.position_shift() != 0) {
     return internal::MovedPositions(sequence);
@@ -204,7 +212,8 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
   const LayerChooser chooser({.sequence = &sequence,
                               .policy = &managed.policy(),
                               .text = text,
-                              .prompt_until = managed.prompt_until()},
+                              .prompt_until = managed.prompt_until(),
+                              .all_shown = asked.all_shown},
                              index);
   const std::uint32_t decides = policies::DecidesFor(managed.policy(), index);
   if (decides == index) return chooser.Choose(state);

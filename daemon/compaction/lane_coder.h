@@ -36,6 +36,7 @@ struct CodingCounters {
   std::atomic<std::uint64_t> raw_rows_dropped{0};  // or not kept, for want of budget
   std::atomic<std::uint64_t> decisions_made{0};    // of token policies, layer by layer
   std::atomic<std::uint64_t> decision_ns{0};       // spent on them, carrying out left out
+  std::atomic<std::uint64_t> shown_bytes{0};       // that workers have shown for them
 };
 
 // The segment that says which key channels new rows lose under this policy: the last one, where its

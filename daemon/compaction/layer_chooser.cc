@@ -9,6 +9,7 @@
 #include "daemon/compaction/layer_keys.h"
 #include "daemon/compaction/seen_entries.h"
 #include "daemon/policies/keep.h"
+#include "daemon/policies/shown.h"
 
 namespace tessera::compaction {
 
@@ -214,7 +215,8 @@ class LayerChooser::Shown {
 
 bool ChoosesFromAll(const policies::Policy& policy) {
   const bool packs = policy.mosaic.has_value() || policy.key_channels.has_value();
-  return policies::Continues(policy) || (policies::Merges(policy) && !packs);
+  const bool merges_alone = policies::Merges(policy) && !policy.tokens.has_value();
+  return policies::Continues(policy) || (merges_alone && !packs);
 }
 
 bool LeavesRows(const policies::Policy& policy) {
@@ -222,16 +224,22 @@ bool LeavesRows(const policies::Policy& policy) {
          !policy.summaries.has_value();
 }
 
-// Behind a token whose query was not shown nothing would ever be decided.
-absl::Status LayerChooser::CheckGap(std::span<const policies::HeadQueries> queries,
-                                    std::uint64_t until, std::uint64_t end) const {
-  if (queries.empty() || until >= end) return absl::OkStatus();
-  const std::span<const std::uint64_t> positions = queries.front().positions;
+// Behind a token whose query was not shown nothing is decided: for ever, where those of later ones
+// were.
+absl::Status LayerChooser::CheckShown(std::span<const policies::HeadQueries> queries,
+                                      std::uint64_t until, std::uint64_t end) const {
+  if (until >= end) return absl::OkStatus();
+  std::span<const std::uint64_t> positions;
+  if (!queries.empty()) positions = queries.front().positions;
   const auto next = std::lower_bound(positions.begin(), positions.end(), until);
-  if (next == positions.end()) return absl::OkStatus();
+  const bool later = next != positions.end() && *next < end;
+  if (!later && !options_.all_shown) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      Concat("layer ", layer_, ": the queries of the tokens from ", until, " to ", *next - 1,
-             " were not shown, and those from ", *next, " on were; show every one"));
+      Concat("layer ", layer_, ": the queries of the tokens from ", until, " to ",
+             (later ? *next : end) - 1,
+             " were not shown, and the policy needs that of every token; "
+             "a step's Attend shows them, or ",
+             policies::kShowingCall));
 }
 
 absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const {
@@ -247,7 +255,7 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
     advances = advances || (lanes->begin == 0 && ShownUntil(queries, 0) >= lanes->end);
     if (advances) {
       const std::uint64_t until = ShownUntil(queries, decided_until);
-      if (absl::Status status = CheckGap(queries, until, lanes->end); !status.ok()) return status;
+      if (absl::Status status = CheckShown(queries, until, lanes->end); !status.ok()) return status;
       lanes->CutAt(until);
     }
   }
@@ -264,7 +272,7 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
                         .idle = NothingNew(*lanes, state)};
   const Shown shown(options_, layer_, state, *lanes, whole ? 0 : lanes->begin);
   absl::StatusOr<policies::LayerDecision> decision =
-      !policy.tokens.has_value() || choice.idle ? policies::KeepAll(shown.view())
+      !policy.drops_entries() || choice.idle ? policies::KeepAll(shown.view())
       : advances ? policies::Advance(policy, shown.view(), lanes->CountsBefore(decided_until),
                                      choice.memory)
                  : policies::Decide(policy, shown.view(), choice.memory);

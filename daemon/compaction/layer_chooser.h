@@ -74,6 +74,9 @@ class LayerChooser {
     const policies::Policy* policy;
     std::span<const policies::TextMark> text{};
     std::uint64_t prompt_until = 0;  // tokens from there on were decoded
+    // The worker has shown what it will. Otherwise what the newest tokens need may be on its way,
+    // and the next choice is about them.
+    bool all_shown = false;
   };
   LayerChooser(const Options& options, std::uint32_t layer);
 
@@ -94,8 +97,8 @@ class LayerChooser {
   bool LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) const;
   bool NothingNew(const Lanes& lanes, const LayerState& state) const;
   absl::Status OfLayer(const absl::Status& why) const;
-  absl::Status CheckGap(std::span<const policies::HeadQueries> queries, std::uint64_t until,
-                        std::uint64_t end) const;
+  absl::Status CheckShown(std::span<const policies::HeadQueries> queries, std::uint64_t until,
+                          std::uint64_t end) const;
 
   const Options options_;
   const std::uint32_t layer_;

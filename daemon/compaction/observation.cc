@@ -20,6 +20,11 @@ absl::Status Refuse(std::uint32_t layer, const auto&... why) {
 
 absl::Status CheckCounts(const ShownLayer& shown, const policies::Needs& needs,
                          std::uint64_t most_last) {
+  const std::uint32_t decides = shown.layer - shown.layer % needs.layers_alike;
+  if (decides != shown.layer) {
+    return Refuse(shown.layer, "it takes over what is decided for layer ", decides,
+                  ", and the policy asks for nothing of it");
+  }
   if (shown.last.count > 0 && most_last == 0) {
     return Refuse(shown.layer, "there are last queries, and the policy asks for none");
   }
@@ -77,6 +82,12 @@ absl::Status CheckValues(const ShownLayer& shown, const kernels::LayerGeometry& 
 
 }  // namespace
 
+std::uint64_t BytesOf(const ShownLayer& shown, const kernels::LayerGeometry& geometry) {
+  const std::uint64_t rows = (shown.last.count + shown.norm.count) * geometry.query_heads;
+  return rows * geometry.head_dim * kernels::ElementBytes(geometry.type) +
+         shown.sums.count * geometry.kv_heads * sizeof(float);
+}
+
 absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& needs,
                                const cache::Model& model, const kernels::Operations& operations,
                                pool::Account& budget) {
@@ -91,9 +102,8 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
   if (!status.ok()) return status;
 
   const std::uint64_t row_bytes = geometry.head_dim * kernels::ElementBytes(geometry.type);
-  const std::uint64_t more = (shown.last.count + shown.norm.count) * geometry.query_heads *
-                                 (row_bytes + sizeof(std::uint64_t)) +
-                             shown.sums.count * geometry.kv_heads * sizeof(float);
+  const std::uint64_t positions = (shown.last.count + shown.norm.count) * geometry.query_heads;
+  const std::uint64_t more = BytesOf(shown, geometry) + positions * sizeof(std::uint64_t);
   absl::StatusOr<pool::Charge> charge =
       budget.Reserve(pool::MemoryTag::kObservations, bytes() + more);
   if (!charge.ok()) return charge.status();

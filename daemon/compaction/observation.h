@@ -41,6 +41,9 @@ struct ShownLayer {
   } sums;
 };
 
+// Of queries and sums.
+std::uint64_t BytesOf(const ShownLayer& shown, const kernels::LayerGeometry& geometry);
+
 // Of one layer. Used by one thread at a time.
 class Observation {
  public:

@@ -229,15 +229,17 @@ class CudaDevice::Keys final : public LaneKeys {
       const kernels::KeyLook& look = looks[i];
       const std::span<const std::byte> queries(look.queries.rows,
                                                look.queries.count * dense_.row_bytes());
-      jobs.push_back({.keys = AddressOf(rows_.at(look.first * dense_.row_bytes())),
-                      .key_stride = dense_.row_bytes(),
-                      .key_count = look.sums.size(),
-                      .queries = look.key.has_value() ? 0 : image.Add(queries),
-                      .query_stride = dense_.row_bytes(),
-                      .visible_begin = image.Add(std::span(look.visible.begin)),
-                      .visible_end = image.Add(std::span(look.visible.end)),
-                      .sums = image.sums_at(i),
-                      .query_count = static_cast<std::uint32_t>(look.query_count())});
+      jobs.push_back(
+          {.keys = AddressOf(rows_.at(look.first * dense_.row_bytes())),
+           .key_stride = dense_.row_bytes(),
+           .key_count = look.sums.size(),
+           .queries = look.key.has_value() ? 0 : image.Add(queries),
+           .query_stride = dense_.row_bytes(),
+           .visible_begin = image.Add(std::span(look.visible.begin)),
+           .visible_end = image.Add(std::span(look.visible.end)),
+           .log2_weights = look.log2_weights.empty() ? 0 : image.Add(std::span(look.log2_weights)),
+           .sums = image.sums_at(i),
+           .query_count = static_cast<std::uint32_t>(look.query_count())});
     }
     if (absl::Status status = Answer(looks_.Grow(host_.size()), host_.size()); !status.ok()) {
       return status;
@@ -250,6 +252,7 @@ class CudaDevice::Keys final : public LaneKeys {
       for (std::uint64_t* address : {&jobs[i].visible_begin, &jobs[i].visible_end, &jobs[i].sums}) {
         *address += base;
       }
+      if (!looks[i].log2_weights.empty()) jobs[i].log2_weights += base;
     }
     cuda::ObserveForm form = form_;
     form.logits = looks.front().logits;

@@ -32,6 +32,7 @@ std::vector<DescriptionView> AllMetrics() {
       kEntriesPackedTotal.view(),
       kEntriesDroppedTotal.view(),
       kTokenChoicesTotal.view(),
+      kShownBytesTotal.view(),
       kPackedBytesTotal.view(),
       kBackgroundJobsTotal.view(),
       kProvisionalTilesTotal.view(),

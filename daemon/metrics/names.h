@@ -111,6 +111,11 @@ inline constexpr Description<0> kTokenChoicesTotal = {
     "Times that a token policy chose among the entries of a layer.",
     Kind::kCounter,
     {}};
+inline constexpr Description<0> kShownBytesTotal = {
+    "tessera_shown_bytes_total",
+    "Bytes of queries and sums of attention that workers have shown for token policies.",
+    Kind::kCounter,
+    {}};
 inline constexpr Description<1> kPackedBytesTotal = {
     "tessera_packed_bytes_total",
     "Bytes of tiles that were encoded in another form: before, and after.",

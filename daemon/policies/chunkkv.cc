@@ -114,8 +114,10 @@ absl::StatusOr<std::vector<Scores>> PaperScores(const ChunkKvPolicy& chunk, cons
     const auto queries = NewestQueries(kChunkKvName, view, head, chunk.window);
     if (!queries.ok()) return queries.status();
     scores[kv_head].resize(lane.count);
-    kernels::KeyLook look = {
-        .queries = queries->rows, .logits = chunk.logit, .sums = scores[kv_head]};
+    kernels::KeyLook look = {.queries = queries->rows,
+                             .log2_weights = kernels::Log2Weights(lane.weights),
+                             .logits = chunk.logit,
+                             .sums = scores[kv_head]};
     look.visible = chunk.logit ? kernels::FullRanges(chunk.window, lane.count)
                                : kernels::CausalRanges(queries->positions, lane.positions,
                                                        view.geometry.sliding_window);
@@ -293,12 +295,8 @@ std::optional<Values> Read(const Policy& policy) {
 }
 
 Needs NeedsFrom(const TokenPolicy& tokens) {
-  return {.last_queries = std::get<ChunkKvPolicy>(tokens).window};
-}
-
-std::uint32_t Decider(const TokenPolicy& tokens, std::uint32_t layer) {
-  const std::uint32_t reuse = std::get<ChunkKvPolicy>(tokens).reuse;
-  return layer / reuse * reuse;
+  const auto& chunk = std::get<ChunkKvPolicy>(tokens);
+  return {.last_queries = chunk.window, .layers_alike = chunk.reuse};
 }
 
 absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const LayerView& view,
@@ -307,7 +305,7 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
 }
 
 constexpr TokenSystem kSystem = {
-    .is = Is<ChunkKvPolicy>, .needs = NeedsFrom, .decide = DecideLayer, .decides_for = Decider};
+    .is = Is<ChunkKvPolicy>, .needs = NeedsFrom, .decide = DecideLayer};
 
 }  // namespace
 

@@ -56,20 +56,23 @@ struct SelectionPolicy {
 
 struct Policy {
   std::string text = "dense";  // in its canonical form: every policy has one, and it parses to this
-  std::optional<TokenPolicy> tokens;  // which of them stay; nothing: all
+  std::optional<TokenPolicy> tokens;   // which of them stay; nothing: all
+  std::optional<TokenPolicy> merging;  // which of those become one; nothing: none
   // At most one of these three.
   std::optional<MosaicPolicy> mosaic;
   std::optional<KeyChannelPolicy> key_channels;
   std::optional<SummaryPolicy> summaries;
   std::optional<SelectionPolicy> selection;  // nothing: everything is read
 
+  // Whether entries go.
+  bool drops_entries() const { return tokens.has_value() || merging.has_value(); }
   // Rows stay, as they are.
   bool dense() const {
-    return !tokens.has_value() && !mosaic.has_value() && !key_channels.has_value() &&
+    return !drops_entries() && !mosaic.has_value() && !key_channels.has_value() &&
            !summaries.has_value();
   }
   // Whether something is chosen layer by layer, of what was shown: tokens, or channels.
-  bool chooses() const { return tokens.has_value() || key_channels.has_value(); }
+  bool chooses() const { return drops_entries() || key_channels.has_value(); }
 };
 
 }  // namespace tessera::policies

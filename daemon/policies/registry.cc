@@ -11,9 +11,9 @@ namespace tessera::policies {
 namespace {
 
 constexpr std::array kKinds = {
-    &kDense, &kChunkKv, &kSemanticKv, &kSemantiCache, &kLaCache,  &kStreaming,
-    &kH2o,   &kSnapKv,  &kPyramidKv,  &kTova,         &kMosaicKv, &kThink,
-    &kQuest, &kSelect,  &kBf16,       &kFp16,         &kInt8,     &kFp8,
+    &kDense,  &kChunkKv,   &kSemanticKv, &kLaCache,      &kStreaming, &kH2o,
+    &kSnapKv, &kPyramidKv, &kTova,       &kSemantiCache, &kMosaicKv,  &kThink,
+    &kQuest,  &kSelect,    &kBf16,       &kFp16,         &kInt8,      &kFp8,
 };
 
 }  // namespace
@@ -24,6 +24,8 @@ std::string_view DecidesText(Decides decides) {
       return "nothing";
     case Decides::kTokens:
       return "which tokens stay";
+    case Decides::kMerging:
+      return "which tokens become one";
     case Decides::kPacking:
       return "how rows are packed";
     case Decides::kSelection:
@@ -43,7 +45,7 @@ const TermKind* FindTermKind(std::string_view name) {
 }
 
 std::string NeedsTextOf(const TermKind& kind) {
-  if (kind.decides != Decides::kTokens && kind.decides != Decides::kPacking) return "";
+  if (kind.decides == Decides::kSelection || kind.decides == Decides::kValues) return "";
   Policy policy;
   kind.apply(Values(kind.options), policy);
   return policy.chooses() ? NeedsText(NeedsOf(policy)) : "";

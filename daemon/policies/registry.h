@@ -18,6 +18,7 @@ namespace tessera::policies {
 enum class Decides : std::uint8_t {
   kNothing,    // stands alone
   kTokens,     // which tokens stay
+  kMerging,    // which of them become one
   kPacking,    // whether and how rows are packed
   kSelection,  // what attention reads
   kValues,     // the type of packed values

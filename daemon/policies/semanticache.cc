@@ -60,20 +60,28 @@ struct Run {
   std::uint64_t end;
 };
 
+struct Runs {
+  std::vector<Run> of;
+  std::uint64_t open = 0;  // entries behind them that their chunk's end may merge
+};
+
 // Entries of a lane that may be merged: of one chunk, without its delimiter, the sinks and the
 // newest. Sinks and newest are counted in entries.
-std::vector<Run> RunsOf(const LaneEntries& lane, const SemantiCachePolicy& cache, bool leave_open,
-                        const Chunks& chunks) {
-  std::vector<Run> runs;
+Runs RunsOf(const LaneEntries& lane, const SemantiCachePolicy& cache, bool leave_open,
+            const Chunks& chunks) {
+  Runs runs;
   const std::uint64_t end = lane.count - std::min(lane.count, cache.recent);
   std::uint64_t last_chunk = ~std::uint64_t{0};
   for (std::uint64_t i = std::min(lane.count, cache.sink); i < end; ++i) {
     const std::uint64_t position = lane.positions[i];
     const std::uint32_t chunk = chunks.Of(position);
     if (chunks.IsDelimiter(position)) continue;
-    if (leave_open && chunk == chunks.Open()) break;
-    if (chunk != last_chunk) runs.push_back({.begin = i, .end = i});
-    runs.back().end = i + 1;
+    if (leave_open && chunk == chunks.Open()) {
+      runs.open = end - i;
+      break;
+    }
+    if (chunk != last_chunk) runs.of.push_back({.begin = i, .end = i});
+    runs.of.back().end = i + 1;
     last_chunk = chunk;
   }
   return runs;
@@ -82,12 +90,12 @@ std::vector<Run> RunsOf(const LaneEntries& lane, const SemantiCachePolicy& cache
 // What is clustered together: one lane, or all of a layer.
 struct Cluster {
   std::vector<std::uint32_t> kv_heads;
-  std::vector<Run> runs;
+  Runs runs;
   std::uint64_t entries = 0;
 
   std::uint64_t OutsideRuns() const {
     std::uint64_t outside = entries;
-    for (const Run& run : runs) outside -= run.end - run.begin;
+    for (const Run& run : runs.of) outside -= run.end - run.begin;
     return outside;
   }
 };
@@ -129,7 +137,7 @@ absl::StatusOr<LaneDecision> DecideCluster(const Cluster& cluster, const LayerVi
       KeyCosines::Of(*view.scorer, cluster.kv_heads, cluster.entries);
   if (!cosines.ok()) return cosines.status();
   std::vector<std::uint32_t> seed_of = Indices(0, cluster.entries);
-  for (const Run& run : cluster.runs) {
+  for (const Run& run : cluster.runs.of) {
     absl::Status status = ClusterRun(*cosines, run.begin, run.end, tau,
                                      std::span(seed_of).subspan(run.begin, run.end - run.begin));
     if (!status.ok()) return status;
@@ -149,7 +157,7 @@ absl::StatusOr<std::vector<std::uint64_t>> EntriesByTau(std::span<const Cluster>
     if (!cosines.ok()) return cosines.status();
     ClusterCounts counts;
     counts.AddSingle(cluster.OutsideRuns());
-    for (const Run& run : cluster.runs) {
+    for (const Run& run : cluster.runs.of) {
       absl::Status status = counts.AddRun(*cosines, run.begin, run.end);
       if (!status.ok()) return status;
     }
@@ -161,8 +169,8 @@ absl::StatusOr<std::vector<std::uint64_t>> EntriesByTau(std::span<const Cluster>
 }
 
 // The largest tau whose entries are within the budget. A greater tau need not leave more entries,
-// so that each is tried. While tokens are decoded those of the chunk that is left open may exceed
-// it by themselves: then as little stays as can.
+// so that each is tried. While tokens are decoded nothing can be done about those of the chunk that
+// is left open: where they alone are too many, as little stays as can.
 absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
                               const LayerView& view) {
   const double all = static_cast<double>(view.tokens) * static_cast<double>(view.lanes.size());
@@ -172,18 +180,23 @@ absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
   for (std::size_t step = totals->size(); step-- > 0;) {
     if ((*totals)[step] <= most) return static_cast<double>(step) / kTauSteps;
   }
-  constexpr double kSteps = 10000;
   const std::uint64_t least = std::ranges::min(*totals);
-  if (view.decoded > 0) {
+  std::uint64_t open = 0;
+  for (const Cluster& cluster : clusters) {
+    if (view.decoded > 0) open += cluster.runs.open * cluster.kv_heads.size();
+  }
+  if (least - open <= most) {
     const auto last = std::find(totals->rbegin(), totals->rend(), least);
     return static_cast<double>(totals->rend() - last - 1) / kTauSteps;
   }
+  constexpr double kSteps = 10000;
   const double enough =
-      static_cast<double>(kernels::CountUp(static_cast<double>(least) / all * kSteps)) / kSteps;
+      static_cast<double>(kernels::CountUp(static_cast<double>(least - open) / all * kSteps)) /
+      kSteps;
   return absl::InvalidArgumentError(
       Concat(kSemantiCacheName, ": budget ", budget, " of ", view.tokens, " tokens in ",
              view.lanes.size(), " kv heads is ", most, " entries, and no tau leaves less than ",
-             least, "; a budget of ", enough, " is enough"));
+             least - open, "; a budget of ", enough, " is enough"));
 }
 
 // Where a chunk of text ends nobody knows while its tokens are not named.
@@ -286,9 +299,33 @@ constexpr Option kOptions[] = {
              "were turned to their rotary positions"},
 };
 
-std::string Check(const Term& term, std::span<const Term>) {
+// Beside a policy that says which tokens stay: what that leaves is merged.
+std::string CheckBeside(const Term& term, const Term& other) {
+  Policy alone;
+  other.kind->apply(other.values, alone);
+  if (Continues(alone)) {
+    return Concat(other.kind->name,
+                  " goes on choosing tokens while decoding, and counts entries; what is merged "
+                  "stands for several");
+  }
+  if (DecidesFor(alone, 1) != 1) {
+    return Concat("layers that share a choice of ", other.kind->name,
+                  " have keys of their own, which are not alike where another layer's are");
+  }
+  if (term.values.Word(kKeySpace) == "pre") {
+    return Concat("keys are turned back for key_space=pre, and ", other.kind->name,
+                  " has queries look at them as they are stored");
+  }
+  return "";
+}
+
+std::string Check(const Term& term, std::span<const Term> all) {
   if (term.values.given(kTau) && term.values.given(kBudget)) {
     return "tau and budget are both given; tau follows from the budget";
+  }
+  for (const Term& other : all) {
+    if (other.kind->decides != Decides::kTokens) continue;
+    if (std::string why = CheckBeside(term, other); !why.empty()) return why;
   }
   return "";
 }
@@ -307,11 +344,11 @@ void Apply(const Values& values, Policy& policy) {
   } else {
     cache.tau = values.Number(kTau);
   }
-  policy.tokens = cache;
+  policy.merging = cache;
 }
 
 std::optional<Values> Read(const Policy& policy) {
-  const auto* const cache = TokensOf<SemantiCachePolicy>(policy);
+  const auto* const cache = MergingOf<SemantiCachePolicy>(policy);
   if (cache == nullptr) return std::nullopt;
   Values values(kOptions);
   if (cache->budget.has_value()) {
@@ -355,7 +392,6 @@ absl::Status CheckModel(const TokenPolicy& tokens, const ModelFacts& model) {
 constexpr TokenSystem kSystem = {.is = Is<SemantiCachePolicy>,
                                  .needs = NeedsFrom,
                                  .decide = DecideLayer,
-                                 .merges = true,
                                  .turns_keys_back = TurnsBack,
                                  .check_model = CheckModel};
 
@@ -366,9 +402,11 @@ constexpr TermKind kSemantiCache = {
     .is =
         "Of a prompt, within a chunk of text, tokens with like keys become one that counts for "
         "all of them",
-    .sets = "tokens, once at the end of a prompt; merged entries have weights",
+    .sets =
+        "merging, once at the end of a prompt, of the tokens that stay; merged entries have "
+        "weights",
     .paper = "SemantiCache (arXiv 2603.14303)",
-    .decides = Decides::kTokens,
+    .decides = Decides::kMerging,
     .options = kOptions,
     .check = Check,
     .apply = Apply,

@@ -93,7 +93,9 @@ absl::StatusOr<Scores> HeadScores(const SemanticKvPolicy& semantic, const LayerV
   if (!observers.ok()) return observers.status();
   const std::vector<std::uint64_t>& positions = observers->positions;
   Scores paid(lane.count);
-  kernels::KeyLook look = {.queries = observers->span(), .sums = paid};
+  kernels::KeyLook look = {.queries = observers->span(),
+                           .log2_weights = kernels::Log2Weights(lane.weights),
+                           .sums = paid};
   look.visible = semantic.causal ? kernels::CausalRanges(positions, lane.positions,
                                                          view.geometry.sliding_window)
                                  : kernels::FullRanges(positions.size(), lane.count);

@@ -62,14 +62,14 @@ absl::Status AddShares(const LayerView& view, std::uint32_t kv_head, const Shown
       .queries = queries.rows,
       .visible = kernels::CausalRanges(queries.positions, view.lanes[kv_head].positions,
                                        view.geometry.sliding_window),
+      .log2_weights = kernels::Log2Weights(view.lanes[kv_head].weights),
       .sums = sums};
   return view.scorer->Look(kv_head, std::span(&look, 1));
 }
 
 absl::Status AddSharesAt(std::string_view system, const LayerView& view, std::uint32_t kv_head,
                          std::uint64_t position, std::uint32_t newest,
-                         std::span<const std::uint32_t> seen, double weight,
-                         std::span<double> paid) {
+                         std::span<const std::uint32_t> seen, double part, std::span<double> paid) {
   const std::uint64_t count = std::uint64_t{newest} + 1;
   const std::uint32_t group = view.geometry.group();
   std::vector<std::vector<double>> products(group, std::vector<double>(count));
@@ -87,9 +87,10 @@ absl::Status AddSharesAt(std::string_view system, const LayerView& view, std::ui
       std::span(&position, 1), view.lanes[kv_head].positions, view.geometry.sliding_window);
   const auto first = static_cast<std::size_t>(
       std::ranges::lower_bound(seen, visible.begin.front()) - seen.begin());
+  const std::vector<float> weights = kernels::Log2Weights(view.lanes[kv_head].weights);
   for (const std::vector<double>& of_head : products) {
-    kernels::AddSharesAmong(of_head, seen.subspan(first), view.geometry, weight,
-                            paid.subspan(first));
+    kernels::AddSharesAmong({.products = of_head, .log2_weights = weights}, seen.subspan(first),
+                            view.geometry, part, paid.subspan(first));
   }
   return absl::OkStatus();
 }

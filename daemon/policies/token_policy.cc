@@ -4,14 +4,18 @@
 
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
+#include "daemon/policies/staying_entries.h"
 #include "daemon/policies/token_system.h"
 
 namespace tessera::policies {
 namespace {
 
-// Null where the policy has no say about tokens.
-const TokenSystem* SystemOf(const Policy& policy) {
+// Null where the policy has no say about which tokens stay, or become one.
+const TokenSystem* Selector(const Policy& policy) {
   return policy.tokens.has_value() ? KindOf(*policy.tokens).tokens : nullptr;
+}
+const TokenSystem* Merger(const Policy& policy) {
+  return policy.merging.has_value() ? KindOf(*policy.merging).tokens : nullptr;
 }
 
 void CheckView(const LayerView& view) {
@@ -33,8 +37,10 @@ const TermKind& KindOf(const TokenPolicy& tokens) {
 }
 
 Needs NeedsOf(const Policy& policy) {
-  const TokenSystem* const system = SystemOf(policy);
-  Needs needs = system == nullptr ? Needs{} : system->needs(*policy.tokens);
+  const TokenSystem* const selector = Selector(policy);
+  const TokenSystem* const merger = Merger(policy);
+  Needs needs = selector == nullptr ? Needs{} : selector->needs(*policy.tokens);
+  if (merger != nullptr) needs.token_ids = merger->needs(*policy.merging).token_ids;
   if (policy.key_channels.has_value()) {
     needs.last_queries = std::max(needs.last_queries, policy.key_channels->window);
   }
@@ -42,48 +48,51 @@ Needs NeedsOf(const Policy& policy) {
 }
 
 bool Continues(const Policy& policy) {
-  const TokenSystem* const system = SystemOf(policy);
-  return system != nullptr && system->advance != nullptr;
+  const TokenSystem* const selector = Selector(policy);
+  return selector != nullptr && selector->advance != nullptr;
 }
 
 bool MovesPositions(const Policy& policy) {
-  const TokenSystem* const system = SystemOf(policy);
-  return system != nullptr && system->moves_positions != nullptr &&
-         system->moves_positions(*policy.tokens);
+  const TokenSystem* const selector = Selector(policy);
+  return selector != nullptr && selector->moves_positions != nullptr &&
+         selector->moves_positions(*policy.tokens);
 }
 
 bool TurnsKeysBack(const Policy& policy) {
-  const TokenSystem* const system = SystemOf(policy);
-  return system != nullptr && system->turns_keys_back != nullptr &&
-         system->turns_keys_back(*policy.tokens);
+  const TokenSystem* const merger = Merger(policy);
+  return merger != nullptr && merger->turns_keys_back != nullptr &&
+         merger->turns_keys_back(*policy.merging);
 }
 
-bool Merges(const Policy& policy) {
-  const TokenSystem* const system = SystemOf(policy);
-  return system != nullptr && system->merges;
-}
+bool Merges(const Policy& policy) { return policy.merging.has_value(); }
 
 std::uint32_t DecidesFor(const Policy& policy, std::uint32_t layer) {
-  const TokenSystem* const system = SystemOf(policy);
-  if (system == nullptr || system->decides_for == nullptr) return layer;
-  return system->decides_for(*policy.tokens, layer);
+  const TokenSystem* const selector = Selector(policy);
+  return selector == nullptr ? layer : layer - layer % selector->needs(*policy.tokens).layers_alike;
 }
 
 absl::StatusOr<LayerDecision> Decide(const Policy& policy, const LayerView& view,
                                      LayerMemory& memory) {
-  const TokenSystem* const system = SystemOf(policy);
-  TESSERA_CHECK(system != nullptr, policy.text);
+  const TokenSystem* const selector = Selector(policy);
+  const TokenSystem* const merger = Merger(policy);
+  TESSERA_CHECK(selector != nullptr || merger != nullptr, policy.text);
   CheckView(view);
-  return system->decide(*policy.tokens, view, memory);
+  if (selector == nullptr) return merger->decide(*policy.merging, view, memory);
+  absl::StatusOr<LayerDecision> stay = selector->decide(*policy.tokens, view, memory);
+  if (merger == nullptr || !stay.ok()) return stay;
+  StayingEntries staying(view, *stay);
+  absl::StatusOr<LayerDecision> merged = merger->decide(*policy.merging, staying.view(), memory);
+  if (!merged.ok()) return merged;
+  return staying.InAll(*std::move(merged));
 }
 
 absl::StatusOr<LayerDecision> Advance(const Policy& policy, const LayerView& view,
                                       std::span<const std::uint64_t> held, LayerMemory& memory) {
-  const TokenSystem* const system = SystemOf(policy);
-  TESSERA_CHECK(system != nullptr && system->advance != nullptr, policy.text);
+  const TokenSystem* const selector = Selector(policy);
+  TESSERA_CHECK(selector != nullptr && selector->advance != nullptr, policy.text);
   CheckView(view);
   TESSERA_CHECK(held.size() == view.lanes.size(), "counts of other lanes");
-  return system->advance(*policy.tokens, view, held, memory);
+  return selector->advance(*policy.tokens, view, held, memory);
 }
 
 std::string NeedsText(const Needs& needs) {
@@ -105,6 +114,7 @@ std::string NeedsText(const Needs& needs) {
   if (needs.attention_sums) add("the attention that a prompt's queries pay to each key");
   if (needs.token_ids) add("token ids");
   if (needs.decode_queries) add("the queries of decoded tokens");
+  if (needs.layers_alike > 1) add("of the first of every ", needs.layers_alike, " layers alone");
   return text.empty() ? "nothing" : text;
 }
 

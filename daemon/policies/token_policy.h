@@ -50,6 +50,9 @@ struct Needs {
   bool token_ids = false;
   // Of tokens that are decoded the queries, too.
   bool decode_queries = false;
+  // Nothing of these is wanted but of the first of so many layers in a row: the others take over
+  // what is decided for it.
+  std::uint32_t layers_alike = 1;
 
   bool operator==(const Needs&) const = default;
 };

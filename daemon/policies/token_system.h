@@ -1,5 +1,5 @@
-// What a row of the registry adds where its system decides about tokens: functions of
-// token_policy.h for it alone.
+// What a row of the registry adds where its system decides which tokens stay, or become one:
+// functions of token_policy.h for it alone.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +24,6 @@ struct TokenSystem {
   absl::StatusOr<LayerDecision> (*advance)(const TokenPolicy& tokens, const LayerView& view,
                                            std::span<const std::uint64_t> held,
                                            LayerMemory& memory) = nullptr;
-  bool merges = false;
-  // Null: every layer decides for itself.
-  std::uint32_t (*decides_for)(const TokenPolicy& tokens, std::uint32_t layer) = nullptr;
   // Null: keys keep their positions.
   bool (*moves_positions)(const TokenPolicy& tokens) = nullptr;
   // Null: keys are looked at, and merged, as they are stored.
@@ -44,6 +41,10 @@ bool Is(const TokenPolicy& tokens) {
 template <typename System>
 const System* TokensOf(const Policy& policy) {
   return policy.tokens.has_value() ? std::get_if<System>(&*policy.tokens) : nullptr;
+}
+template <typename System>
+const System* MergingOf(const Policy& policy) {
+  return policy.merging.has_value() ? std::get_if<System>(&*policy.merging) : nullptr;
 }
 
 // The row that serves them: every alternative has one.

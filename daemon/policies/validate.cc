@@ -216,10 +216,13 @@ absl::Status CheckFor(const Policy& policy, const kernels::LayerGeometry& geomet
 }
 
 absl::Status CheckForModel(const Policy& policy, const ModelFacts& model) {
-  if (!policy.tokens.has_value()) return absl::OkStatus();
-  const TokenSystem& system = *KindOf(*policy.tokens).tokens;
-  if (system.check_model == nullptr) return absl::OkStatus();
-  return system.check_model(*policy.tokens, model);
+  for (const std::optional<TokenPolicy>& decides : {policy.tokens, policy.merging}) {
+    if (!decides.has_value()) continue;
+    const TokenSystem& system = *KindOf(*decides).tokens;
+    if (system.check_model == nullptr) continue;
+    if (absl::Status status = system.check_model(*decides, model); !status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tessera::policies

@@ -169,7 +169,8 @@ grpc::Status AdminService::Compress(grpc::ServerContext* context,
             Quoted(policy.text), " moves positions, which the worker of ",
             held.sequence()->id().ToString(), " counts on: only that may have it compressed")));
       }
-      return CompressByPolicy(services_, go_on, *request, held.sequence(), *response);
+      return CompressByPolicy(services_, {.sequence = held.sequence(), .go_on = go_on}, *request,
+                              *response);
     });
   });
 }

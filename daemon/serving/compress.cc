@@ -164,25 +164,26 @@ void Answer(const cache::PackOutcome& outcome, v1::CompressResponse& response) {
 
 }  // namespace
 
-absl::Status CompressByPolicy(const Services& services, const cache::GoOn& go_on,
-                              const v1::CompressRequest& request,
-                              const std::shared_ptr<cache::Sequence>& sequence,
-                              v1::CompressResponse& response) {
+absl::Status CompressByPolicy(const Services& services, const PolicyCompression& compression,
+                              const v1::CompressRequest& request, v1::CompressResponse& response) {
+  const std::shared_ptr<cache::Sequence>& sequence = compression.sequence;
   const absl::StatusOr<std::uint32_t> layers =
       CountLayers(sequence->model(), request.first_layer(), request.layers());
   if (!layers.ok()) return layers.status();
   const Sums before = SumsOf(*sequence);
   const auto outcome = std::make_shared<Outcome>();
-  services.compactor->Compress(sequence, {.first_layer = request.first_layer(), .layers = *layers},
-                               [outcome](absl::Status status) {
-                                 MutexLock lock(outcome->mutex);
-                                 outcome->status = std::move(status);
-                                 outcome->known.NotifyAll();
-                               });
+  services.compactor->Compress(
+      sequence,
+      {.first_layer = request.first_layer(), .layers = *layers, .all_shown = compression.by_worker},
+      [outcome](absl::Status status) {
+        MutexLock lock(outcome->mutex);
+        outcome->status = std::move(status);
+        outcome->known.NotifyAll();
+      });
   {
     MutexLock lock(outcome->mutex);
     while (!outcome->status.has_value()) {
-      if (absl::Status status = go_on(); !status.ok()) return status;
+      if (absl::Status status = compression.go_on(); !status.ok()) return status;
       outcome->known.WaitUntil(outcome->mutex, std::chrono::steady_clock::now() + kBetweenLooks);
     }
     if (!outcome->status->ok()) return *outcome->status;
@@ -215,8 +216,11 @@ absl::Status Compress(const Services& services, const Caller& caller,
                ", which packs by itself; leave the packing out, or set the policy \"dense\""));
   }
   if (!request.has_packing()) {
-    return CompressByPolicy(
-        services, [&] { return GoOn(services, caller); }, request, sequence->sequence(), response);
+    return CompressByPolicy(services,
+                            {.sequence = sequence->sequence(),
+                             .by_worker = true,
+                             .go_on = [&] { return GoOn(services, caller); }},
+                            request, response);
   }
   const absl::StatusOr<cache::PackOutcome> outcome =
       Compression(services, caller, request, **sequence).Run();

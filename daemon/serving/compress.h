@@ -8,11 +8,17 @@
 
 namespace tessera::serving {
 
-// As the sequence's policy says, and waits for the end of it, asking `go_on` now and then.
-absl::Status CompressByPolicy(const Services& services, const cache::GoOn& go_on,
-                              const v1::CompressRequest& request,
-                              const std::shared_ptr<cache::Sequence>& sequence,
-                              v1::CompressResponse& response);
+struct PolicyCompression {
+  std::shared_ptr<cache::Sequence> sequence;
+  // Its worker asks, and has shown what it will: what the policy misses then is an error. Else what
+  // has not been shown yet is left to the next time.
+  bool by_worker = false;
+  cache::GoOn go_on;  // asked now and then
+};
+
+// As the sequence's policy says, and waits for the end of it.
+absl::Status CompressByPolicy(const Services& services, const PolicyCompression& compression,
+                              const v1::CompressRequest& request, v1::CompressResponse& response);
 
 absl::Status Compress(const Services& services, const Caller& caller,
                       const v1::CompressRequest& request, v1::CompressResponse& response);

@@ -213,6 +213,7 @@ std::optional<v1::PolicyNeeds> ShownNeeds(const policies::Policy& policy) {
   shown.set_token_ids(needs.token_ids);
   shown.set_decode_queries(needs.decode_queries);
   shown.set_acts_while_decoding(policies::Continues(policy));
+  shown.set_layers_alike(needs.layers_alike);
   return shown;
 }
 

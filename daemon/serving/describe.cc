@@ -265,6 +265,7 @@ void NodeCollector::CollectCompaction(metrics::Visitor& visitor) const {
   visitor.Add(metrics::kStrategiesTotal, counters.strategies_made.load());
   visitor.Add(metrics::kRunsLeftPlainTotal, counters.left_plain.load());
   visitor.Add(metrics::kTokenChoicesTotal, counters.decisions_made.load());
+  visitor.Add(metrics::kShownBytesTotal, counters.shown_bytes.load());
   visitor.Add(metrics::kRawRowsDroppedTotal, counters.raw_rows_dropped.load());
 }
 

@@ -84,11 +84,10 @@ class Publishing {
       return absl::OutOfRangeError(Concat(ids_.size(), " token ids; ", sequence_->id().ToString(),
                                           " holds ", held, " tokens"));
     }
-    if (sequence_->made_by_hand() ||
-        (!policy_.tokens.has_value() && !sequence_->KeepsEveryToken())) {
+    if (sequence_->made_by_hand() || (!policy_.drops_entries() && !sequence_->KeepsEveryToken())) {
       return NotItsPolicys();
     }
-    if (ids_.size() < held && policy_.tokens.has_value()) {
+    if (ids_.size() < held && policy_.drops_entries()) {
       return absl::FailedPreconditionError(Concat(
           ids_.size(), " token ids; ", sequence_->id().ToString(), " holds ", held,
           " tokens under the token policy ", Quoted(policy_.text), ", which has no other end"));
@@ -112,8 +111,8 @@ class Publishing {
 
   absl::Status CompressAll() {
     v1::CompressResponse ignored;
-    return CompressByPolicy(
-        services_, [this] { return GoOn(); }, v1::CompressRequest(), sequence_, ignored);
+    return CompressByPolicy(services_, {.sequence = sequence_, .go_on = [this] { return GoOn(); }},
+                            v1::CompressRequest(), ignored);
   }
 
   struct Frozen {
@@ -171,7 +170,7 @@ class Publishing {
 cache::PrefixScope ScopeOf(const cache::Tenant& tenant, const cache::Model& model,
                            const policies::Policy& policy) {
   return cache::ScopeOf(tenant.name(), model, policy.text,
-                        /*keeps_every_token=*/!policy.tokens.has_value());
+                        /*keeps_every_token=*/!policy.drops_entries());
 }
 
 absl::StatusOr<Clock::Duration> ToDuration(std::string_view field, std::uint64_t ms,

@@ -118,6 +118,10 @@ absl::Status WorkerService::HandleFree(const Caller& caller, const v1::FreeReque
 
 absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendRequest& request,
                                          v1::AppendResponse& response) {
+  if (request.decoded() && request.end_of_prompt()) {
+    return absl::InvalidArgumentError(
+        "decoded and end_of_prompt are both set; tokens that were decoded end no prompt");
+  }
   absl::StatusOr<cache::Residence> sequence =
       FindResident(*caller.tenant, SequenceId(request.sequence_id()));
   if (!sequence.ok()) return sequence.status();

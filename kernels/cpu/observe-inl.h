@@ -56,6 +56,14 @@ TESSERA_SIMD void WithBlock(const ObserveJob& job, std::uint32_t slot, std::uint
   __builtin_memcpy(at, block, bytes);
 }
 
+// The logarithms of what the keys of the block from `key` on stand for; 0 behind the last one.
+TESSERA_SIMD void LoadWeights(const ObserveJob& job, std::uint64_t key, float* weights) {
+  for (int i = 0; i < kTileRows; ++i) weights[i] = 0;
+  if (job.log2_weights == nullptr) return;
+  __builtin_memcpy(weights, job.log2_weights + key,
+                   Least(job.key_count - key, kTileRows) * sizeof(float));
+}
+
 // The products of rows [slot, slot + kRows) with the keys of one block, into scratch: as logits in
 // units of log2, -infinity where a row does not see the key; or as they are.
 template <ElementType kType, int kRows>
@@ -74,6 +82,8 @@ static void ProductsOfBlock(const ObserveJob& job, const Logits& logits, std::ui
                          .row_bytes = job.key_stride,
                          .head_dim = static_cast<int>(job.head_dim)};
   const float* queries = rows.queries + slot * job.head_dim;
+  alignas(64) float weights[kTileRows];
+  LoadWeights(job, key, weights);
   alignas(64) float products[kRows][kTileRows];
   DotRows<kRows>(
       live,
@@ -86,7 +96,8 @@ static void ProductsOfBlock(const ObserveJob& job, const Logits& logits, std::ui
       TESSERA_UNROLL for (int i = 0; i < kTileRows; i += Simd::kLanes) {
         auto x = Simd::Load(products[n] + i);
         if (!job.logits) {
-          x = Simd::WhereBits(seen[n] >> i, ToLog2(x, logits), Simd::Splat(-kInfinity));
+          x = Simd::Add(ToLog2(x, logits), Simd::Load(weights + i));
+          x = Simd::WhereBits(seen[n] >> i, x, Simd::Splat(-kInfinity));
           peak = Simd::Max(peak, x);
         }
         Simd::Store(values + i, x);

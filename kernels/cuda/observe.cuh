@@ -72,8 +72,8 @@ TESSERA_DEVICE SeenKeys SeenBy(const ObserveTileJob& job, std::uint32_t query) {
   return {.begin = begins == nullptr ? 0 : begins[query], .end = ends[query]};
 }
 
-// In units of log2, saturated to the finite range; NaN stays.
-TESSERA_DEVICE float ObservedLogit(const ObserveForm& form, float product) {
+// In units of log2, saturated to the finite range before the weight; NaN stays.
+TESSERA_DEVICE float ObservedLogit(const ObserveForm& form, float product, float log2_weight) {
   constexpr float kLog2E = 1.44269504088896340736f;
   constexpr float kLargest = 3.40282347e+38f;
   float logit = product * form.scale;
@@ -81,8 +81,9 @@ TESSERA_DEVICE float ObservedLogit(const ObserveForm& form, float product) {
     logit = form.logit_softcap * gpu::Tanh(logit / form.logit_softcap);
   }
   logit *= kLog2E;
-  if (logit > kLargest) return kLargest;
-  return logit < -kLargest ? -kLargest : logit;
+  if (logit > kLargest) logit = kLargest;
+  if (logit < -kLargest) logit = -kLargest;
+  return logit + log2_weight;
 }
 
 // The product of key lane / 8 and query lane % 8; keys from `end` on are not read. Whole warps.
@@ -126,6 +127,7 @@ TESSERA_DEVICE void ObserveProducts(const ObserveTilesParams& params) {
                                           ? rows + (first_query + c) * job.query_stride
                                           : nullptr);
   }
+  const auto* weights = reinterpret_cast<const float*>(job.log2_weights);
   float* scratch = params.scratch + job.scratch_at;
   LogSum paid;
   for (std::uint64_t key = first_key + gpu::Warp() * kScoreRows; key < end;
@@ -135,7 +137,8 @@ TESSERA_DEVICE void ObserveProducts(const ObserveTilesParams& params) {
     const float product = MultiplyKeys<kHeadDim>(params.form.type, job, key, end, queries);
     const std::uint64_t own_key = key + gpu::Lane() / kTileColumns;
     if (!seen.Contains(own_key)) continue;
-    const float x = params.form.logits ? product : ObservedLogit(params.form, product);
+    const float weight = weights == nullptr ? 0 : weights[own_key];
+    const float x = params.form.logits ? product : ObservedLogit(params.form, product, weight);
     scratch[ObservedLogitAt(job.key_count, first_slot + own, own_key)] = x;
     if (!params.form.logits) paid.Add(x, 1);
   }

@@ -157,6 +157,7 @@ std::string_view ObserveProblem(const ObserveForm& form, const ObserveTileJob& j
       job.visible_end % sizeof(std::uint64_t) != 0) {
     return "visible ranges that are not 8-byte aligned";
   }
+  if (job.log2_weights % sizeof(float) != 0) return "weights that are not 4-byte aligned";
   if (!Chunked(job.sums)) return "sums that are not 16-byte aligned";
   return {};
 }

@@ -83,12 +83,13 @@ struct ObserveTileJob {
   std::uint64_t query_stride = 0;
   std::uint64_t visible_begin = 0;  // uint64[query_count]; 0: all begin at 0
   std::uint64_t visible_end = 0;    // uint64[query_count], at most key_count
+  std::uint64_t log2_weights = 0;   // float[key_count]; 0: every key is one token
   std::uint64_t sums = 0;           // double[key_count]
   std::uint64_t scratch_at = 0;     // floats into the launch's scratch; TileCalls sets it
   std::uint32_t query_count = 0;
   std::uint32_t reserved = 0;
 };
-static_assert(sizeof(ObserveTileJob) == 80);
+static_assert(sizeof(ObserveTileJob) == 88);
 
 // What all observations of a launch have in common.
 struct ObserveForm {

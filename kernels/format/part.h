@@ -186,9 +186,9 @@ struct MomentsJob {
 
 // What queries pay to keys:
 //   sums[t] += sum over rows r with visible_begin[r] <= t < visible_end[r] of a(r, t)
-// a: the softmax over those t of x = scale * q_r . k_t (capped, where there is a cap); or, as
-// logits, the product q_r . k_t itself, neither scaled nor capped. A row that sees nothing adds
-// nothing.
+// a: the softmax over those t of x = scale * q_r . k_t (capped, where there is a cap), plus the
+// logarithm of how many tokens key t stands for; or, as logits, the product q_r . k_t itself,
+// neither scaled nor capped nor weighed. A row that sees nothing adds nothing.
 struct ObserveJob {
   const std::byte* keys;  // [key_count], each head_dim elements of `type`
   std::uint64_t key_stride;
@@ -196,8 +196,9 @@ struct ObserveJob {
   const std::byte* queries;  // [query_count], likewise
   std::uint64_t query_stride;
   std::uint32_t query_count;
-  const std::uint64_t* visible_begin;  // [query_count]; null: 0
-  const std::uint64_t* visible_end;    // [query_count], at most key_count
+  const std::uint64_t* visible_begin;   // [query_count]; null: 0
+  const std::uint64_t* visible_end;     // [query_count], at most key_count
+  const float* log2_weights = nullptr;  // [key_count]; null: 0, every key is one token
   std::uint32_t head_dim;
   ElementType type;
   float scale;

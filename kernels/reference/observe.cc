@@ -27,7 +27,8 @@ struct Observer {
       logit = job.logit_softcap * std::tanh(logit / job.logit_softcap);
     }
     constexpr double kLimit = std::numeric_limits<float>::max();
-    return std::clamp(logit * kLog2E, -kLimit, kLimit);
+    const double weight = job.log2_weights == nullptr ? 0 : job.log2_weights[key];
+    return std::clamp(logit * kLog2E, -kLimit, kLimit) + weight;
   }
 };
 

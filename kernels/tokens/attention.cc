@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 namespace tessera::kernels {
 
@@ -34,6 +35,9 @@ std::string_view LookProblem(const KeyLook& look, std::uint64_t keys) {
       look.visible.end.size() != look.query_count()) {
     return "ranges of other queries";
   }
+  if (!look.log2_weights.empty() && look.log2_weights.size() != count) {
+    return "weights of other keys";
+  }
   const auto beyond = [count](std::uint64_t end) { return end > count; };
   if (std::ranges::any_of(look.visible.end, beyond)) return "a query that sees beyond its keys";
   return {};
@@ -53,6 +57,7 @@ void AttentionSums::Add(RowRange keys, const KeyLook& look) {
        .query_count = static_cast<std::uint32_t>(look.query_count()),
        .visible_begin = look.visible.begin.data(),
        .visible_end = look.visible.end.data(),
+       .log2_weights = look.log2_weights.empty() ? nullptr : look.log2_weights.data(),
        .head_dim = geometry_.head_dim,
        .type = geometry_.type,
        .scale = geometry_.scale,
@@ -62,19 +67,26 @@ void AttentionSums::Add(RowRange keys, const KeyLook& look) {
        .sums = look.sums.data()});
 }
 
-void AddSharesAmong(std::span<const double> products, std::span<const std::uint32_t> seen,
-                    const LayerGeometry& geometry, double weight, std::span<double> sums) {
+std::vector<float> Log2Weights(std::span<const float> weights) {
+  std::vector<float> logs(weights.size());
+  std::ranges::transform(weights, logs.begin(), [](float weight) { return std::log2(weight); });
+  return logs;
+}
+
+void AddSharesAmong(const KeyProducts& keys, std::span<const std::uint32_t> seen,
+                    const LayerGeometry& geometry, double part, std::span<double> sums) {
   const double cap = geometry.logit_softcap;
   const auto logit = [&](std::uint32_t i) {
-    const double scaled = geometry.scale * products[i];
-    return cap == 0 ? scaled : cap * std::tanh(scaled / cap);
+    const double scaled = geometry.scale * keys.products[i];
+    const double capped = cap == 0 ? scaled : cap * std::tanh(scaled / cap);
+    return keys.log2_weights.empty() ? capped : capped + std::numbers::ln2 * keys.log2_weights[i];
   };
   double largest = -std::numeric_limits<double>::infinity();
   for (const std::uint32_t i : seen) largest = std::max(largest, logit(i));
   double total = 0;
   for (const std::uint32_t i : seen) total += std::exp(logit(i) - largest);
   for (std::size_t i = 0; i < seen.size(); ++i) {
-    sums[i] += weight * std::exp(logit(seen[i]) - largest) / total;
+    sums[i] += part * std::exp(logit(seen[i]) - largest) / total;
   }
 }
 

@@ -37,7 +37,8 @@ struct KeyLook {
   // Instead of them: the key at this index of the lane is the one query.
   std::optional<std::uint64_t> key;
   std::uint64_t first = 0;
-  VisibleRanges visible;  // one per query, counted from `first`
+  VisibleRanges visible;            // one per query, counted from `first`
+  std::vector<float> log2_weights;  // of each key, Log2Weights; empty: each is one token
   // What is added: the share of its attention that each query pays to the key; or the product
   // q . k, neither scaled nor capped.
   bool logits = false;
@@ -63,9 +64,18 @@ class AttentionSums {
   std::vector<float> scratch_;
 };
 
-// Of one query with these products q . k over all keys, which sees only the `seen` ones: the share
-// it pays to each, times `weight`, is added to its sum. seen and sums go together.
-void AddSharesAmong(std::span<const double> products, std::span<const std::uint32_t> seen,
-                    const LayerGeometry& geometry, double weight, std::span<double> sums);
+// What attention adds to the logits of entries that stand for so many tokens each.
+std::vector<float> Log2Weights(std::span<const float> weights);
+
+// Keys that one query has been multiplied with.
+struct KeyProducts {
+  std::span<const double> products;     // q . k of every key
+  std::span<const float> log2_weights;  // likewise; empty: each is one token
+};
+
+// Of one query that sees only the `seen` ones of these keys: the share it pays to each, times
+// `part`, is added to its sum. seen and sums go together.
+void AddSharesAmong(const KeyProducts& keys, std::span<const std::uint32_t> seen,
+                    const LayerGeometry& geometry, double part, std::span<double> sums);
 
 }  // namespace tessera::kernels

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numbers>
 
 #include "tests/contract/attend_batch.h"
 
@@ -64,6 +65,9 @@ ObserveCase::ObserveCase(const ObserveWish& wish, TestRandom& random)
   for (std::uint32_t r = 0; r < query_count; ++r) {
     for (std::uint32_t c = 0; c < head_dim; ++c) SetQuery(r, c, NormalNumber(random));
   }
+  for (std::uint64_t t = 0, weighed = random.OneIn(3) ? key_count : 0; t < weighed; ++t) {
+    log2_weights.push_back(std::log2(static_cast<float>(random.Between(1, 5000))));
+  }
 }
 
 void ObserveCase::DrawVisibility(bool all, TestRandom& random) {
@@ -100,6 +104,7 @@ ObserveJob ObserveCase::Job() const {
           .query_count = query_count,
           .visible_begin = no_begins ? nullptr : visible_begin.data(),
           .visible_end = visible_end.data(),
+          .log2_weights = log2_weights.empty() ? nullptr : log2_weights.data(),
           .head_dim = head_dim,
           .type = type,
           .scale = scale,
@@ -145,7 +150,9 @@ ObserveExpected ObserveCase::Expected() const {
       const Product product = ProductOf(query, rows[t]);
       x[t] = product.value * scale;
       if (logit_softcap != 0) x[t] = logit_softcap * std::tanh(x[t] / logit_softcap);
-      logit_mass = std::max(logit_mass, scale * product.mass + logit_softcap);
+      const double weight = log2_weights.empty() ? 0 : std::numbers::ln2 * log2_weights[t];
+      x[t] += weight;
+      logit_mass = std::max(logit_mass, scale * product.mass + logit_softcap + weight);
       expected.mass[t] += product.mass;
       if (logits) expected.sums[t] += product.value;
     }
@@ -176,6 +183,8 @@ void ObserveCase::Permute(const std::vector<std::uint64_t>& order) {
                 head_dim * ElementBytes(type));
   }
   keys = std::move(moved);
+  const std::vector<float> weights = log2_weights;
+  for (std::uint64_t t = 0; t < weights.size(); ++t) log2_weights[t] = weights[order[t]];
 }
 
 }  // namespace tessera::kernels

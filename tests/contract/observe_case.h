@@ -65,6 +65,7 @@ class ObserveCase {
   std::vector<std::uint64_t> visible_end;
   std::unique_ptr<Buffer> keys;
   std::unique_ptr<Buffer> queries;
+  std::vector<float> log2_weights;  // empty: every key is one token
 
  private:
   void DrawVisibility(bool all, TestRandom& random);

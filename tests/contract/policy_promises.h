@@ -88,6 +88,13 @@ inline const std::vector<Promise>& Promises() {
        .at_most = true,
        .same_again = false,
        .wants_likeness = true},
+      {.row = "semanticache",
+       .as = "behind_snapkv",
+       .text = "snapkv:tokens=60,window=7+semanticache:tau=0.05,sink=3,recent=5",
+       .entries = 60,
+       .recent = 5,
+       .at_most = true,
+       .same_again = false},
       // 4 layers, span 2: one of a ladder's two goes.
       {.row = "lacache",
        .as = "mod",

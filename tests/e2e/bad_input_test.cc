@@ -175,6 +175,12 @@ std::vector<Mistake> AppendMistakes() {
       BadAppend("bytes cut short",
                 [](auto& r, World&) { r.mutable_key()->mutable_inline_()->pop_back(); },
                 StatusCode::INVALID_ARGUMENT, {"key carries 1535 bytes", "needs 1536"}),
+      BadAppend("decoded tokens that end a prompt",
+                [](auto& r, World&) {
+                  r.set_decoded(true);
+                  r.set_end_of_prompt(true);
+                },
+                StatusCode::INVALID_ARGUMENT, {"decoded", "end_of_prompt"}),
       BadAppend("a shape whose bytes overflow",
                 [](auto& r, World&) { r.mutable_key()->set_shape(1, ~std::uint64_t{0}); },
                 StatusCode::INVALID_ARGUMENT, {"2^64"}),

@@ -245,8 +245,9 @@ TEST_F(LanguageModel, AnEvaluationCountsAnswers) {
   const cli::eval::Tally dense = results.Of(0, all), cut = results.Of(1, all),
                          chunks = results.Of(2, all);
   EXPECT_EQ(dense.samples, 14u);
-  EXPECT_GE(dense.right, 13u);  // its makers saw 500 of 500
-  EXPECT_LE(cut.right, 7u);     // two channels of 128 are not enough
+  // Its makers saw 500 of 500. The rare sample that it misses counts twice: both questions miss it.
+  EXPECT_GE(dense.right, 12u);
+  EXPECT_LE(cut.right, 7u);  // two channels of 128 are not enough
   // Rotations and the ends of tiles weigh much in so short a text.
   EXPECT_GT(dense.bytes_kept(), 1 - 1e-9);
   EXPECT_LT(dense.bytes_kept(), 1.25);

@@ -267,6 +267,7 @@ TEST_F(Metrics, TokenPolicies) {
     ASSERT_TRUE(status.ok()) << status.error_message();
   }
   EXPECT_TRUE(Becomes("tessera_observation_bytes", "tenant=\"default\"", Positive));
+  EXPECT_EQ(Value("tessera_shown_bytes_total"), 2 * 8 * 4 * 64 * 2);
   Compress(sequence);
   EXPECT_TRUE(Becomes("tessera_observation_bytes", "tenant=\"default\"",
                       [](double bytes) { return bytes == 0; }));

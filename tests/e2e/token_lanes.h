@@ -73,7 +73,12 @@ class Tokens : public testing::Test {
     const auto held =
         sequence.Append({.key = BytesOf(key), .value = BytesOf(value), .tokens = count});
     ASSERT_TRUE(held.ok()) << held.status();
-    for (std::uint32_t layer = 0; observe && layer < shape_.layers; ++layer) {
+    if (observe) Observe(sequence, truth, first, count);
+  }
+  // What a worker that has computed their attention itself tells of these tokens.
+  void Observe(client::Sequence& sequence, const SyntheticSequence& truth, std::uint64_t first,
+               std::uint64_t count) {
+    for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
       std::vector<std::uint16_t> queries;
       for (std::uint64_t t = first; t < first + count; ++t) {
         const auto row = truth.Query(layer, t);

@@ -263,6 +263,38 @@ TEST_F(Tokens, ScoresWhileDecodingAreThoseOfAllQueries) {
   EXPECT_THAT(Lane(Entries(sequence), 0).position(), ElementsAreArray(kept));
 }
 
+// Of a worker that computes attention elsewhere and does not say what it asked.
+TEST_F(Tokens, TokensWhoseQueriesAreMissingAreNotPassedOver) {
+  Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
+  const auto admin = v1::TesseraAdmin::NewStub(daemon_->Connect());
+  for (const char* policy : {"h2o:heavy=20,recent=20", "tova:budget=40"}) {
+    SCOPED_TRACE(policy);
+    client::Sequence sequence = NewSequence(policy);
+    SyntheticSequence truth(shape_, random_.Bits());
+    Append(sequence, truth, 100);
+    Compress(sequence);
+    for (int i = 0; i < 10; ++i) Decode(sequence, truth);
+    const absl::Status missing = sequence.Compress().status();
+    EXPECT_EQ(missing.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(missing.message()), HasSubstr("layer 0"));
+    EXPECT_THAT(std::string(missing.message()), HasSubstr("from 100 to 109"));
+    // An operator cannot know what there is to be shown.
+    grpc::ClientContext context;
+    v1::CompressRequest request;
+    v1::CompressResponse response;
+    request.set_sequence_id(sequence.id().value());
+    EXPECT_TRUE(admin->Compress(&context, request, &response).ok());
+    EXPECT_EQ(Lane(Entries(sequence), 0).entries(), 50u);
+    Observe(sequence, truth, 100, 10);
+    Compress(sequence);
+    EXPECT_EQ(Lane(Entries(sequence), 0).entries(), 40u);
+    // Where the client asks by itself, as often as a tail fills, it is said, too.
+    for (int i = 0; i < 32; ++i) Decode(sequence, truth);
+    client::Sequence* const batch[] = {&sequence};
+    EXPECT_EQ(mapped_->BeginStep(batch).status().code(), absl::StatusCode::kFailedPrecondition);
+  }
+}
+
 // What was seen of all layers together is more than the tenant may have shown at a time.
 class InLittleRoom : public Tokens {
  protected:

@@ -132,8 +132,7 @@ INSTANTIATE_TEST_SUITE_P(Systems, OneShot,
                                          "chunkkv:budget=0.3,chunk=10,window=16,reuse=2",
                                          "semantickv:keep_total=0.3,sink=8,lambda=0.05",
                                          "snapkv:budget=0.3,window=16",
-                                         "pyramidkv:budget=0.3,window=16",
-                                         "h2o:heavy=40,recent=20"));
+                                         "pyramidkv:budget=0.3,window=16"));
 
 // ---- what is shown is larger than a message
 

@@ -63,6 +63,13 @@ class ShownLayer {
     }
   }
 
+  // Entries come to stand for several tokens each.
+  void Weigh(TestRandom& random) {
+    for (auto& lane : lanes_) {
+      for (Entry& entry : lane) entry.weight = static_cast<float>(random.Between(1, 40));
+    }
+  }
+
   std::uint64_t tokens() const { return tokens_; }
   std::vector<std::vector<Entry>>& lanes() { return lanes_; }
   std::vector<std::vector<Row>>& queries() { return queries_; }  // by head and position
@@ -84,25 +91,25 @@ class ShownLayer {
   double Product(std::uint32_t head, std::uint64_t query, std::uint64_t entry) const {
     return Dot(queries_[head][query], lanes_[head / group()][entry].key);
   }
-  // The share that it pays to each of these entries, 0 to those that it may not see.
+  // The share that it pays to each of these entries, 0 to those that it may not see. An entry
+  // counts for as many as it stands for.
   std::vector<double> Shares(std::uint32_t head, std::uint64_t query,
                              const std::vector<std::uint32_t>& among, bool causal = true) const {
-    std::vector<const Row*> keys;
-    std::vector<std::uint64_t> positions;
+    std::vector<Seen> seen;
     for (const std::uint32_t i : among) {
-      keys.push_back(&lanes_[head / group()][i].key);
-      positions.push_back(lanes_[head / group()][i].position);
+      const Entry& entry = lanes_[head / group()][i];
+      seen.push_back({&entry.key, entry.position, entry.weight});
     }
-    return SharesAmong(queries_[head][query], query, keys, positions, causal);
+    return SharesAmong(queries_[head][query], query, seen, causal);
   }
   // The same for tokens by position, as they were when they came, whether or not they still are.
   std::vector<double> SharesOfTokens(std::uint32_t head, std::uint64_t query,
                                      const std::vector<std::uint64_t>& positions) const {
-    std::vector<const Row*> keys;
+    std::vector<Seen> seen;
     for (const std::uint64_t position : positions) {
-      keys.push_back(&grown_keys_[head / group()][position]);
+      seen.push_back({&grown_keys_[head / group()][position], position, 1});
     }
-    return SharesAmong(queries_[head][query], query, keys, positions, /*causal=*/true);
+    return SharesAmong(queries_[head][query], query, seen, /*causal=*/true);
   }
   std::vector<std::uint32_t> AllOf(std::size_t lane) const {
     std::vector<std::uint32_t> all(lanes_[lane].size());
@@ -224,17 +231,22 @@ class ShownLayer {
     for (std::size_t i = 0; i < a.size(); ++i) sum += double{a[i]} * b[i];
     return sum;
   }
+  struct Seen {
+    const Row* key;
+    std::uint64_t position;
+    float weight;  // tokens it stands for
+  };
   std::vector<double> SharesAmong(const Row& row, std::uint64_t query,
-                                  const std::vector<const Row*>& keys,
-                                  const std::vector<std::uint64_t>& positions, bool causal) const {
+                                  const std::vector<Seen>& entries, bool causal) const {
     std::vector<double> shares;
-    for (std::size_t i = 0; i < keys.size(); ++i) {
+    for (const auto& [key, position, weight] : entries) {
       const std::uint32_t window = options_.sliding_window;
       const bool seen =
-          !causal || (positions[i] <= query && (window == 0 || positions[i] + window > query));
-      double logit = geometry().scale * Dot(row, *keys[i]);
+          !causal || (position <= query && (window == 0 || position + window > query));
+      double logit = geometry().scale * Dot(row, *key);
       const double cap = options_.logit_softcap;
       if (cap != 0) logit = cap * std::tanh(logit / cap);
+      logit += std::log(weight);
       shares.push_back(seen ? logit : -std::numeric_limits<double>::infinity());
     }
     const double most = shares.empty() ? 0 : std::ranges::max(shares);

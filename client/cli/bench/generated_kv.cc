@@ -41,6 +41,7 @@ class Random {
 
 constexpr std::uint64_t kPlaces = 0;  // streams; heads come behind
 constexpr std::uint64_t kHeads = 1;
+constexpr std::uint64_t kLayerStride = 7919;  // between the seeds of layers' heads
 
 float Dot(const float* a, const float* b, std::size_t size) {
   constexpr std::size_t kSums = 16;  // head_dim is a multiple of it
@@ -297,8 +298,8 @@ GeneratedShape ContentOnly(GeneratedShape shape) {
   return shape;
 }
 
-GeneratedKv::GeneratedKv(const GeneratedShape& shape, std::uint64_t seed)
-    : shape_(shape), seed_(seed) {
+GeneratedKv::GeneratedKv(const GeneratedShape& shape, std::uint64_t seed, std::uint32_t layer)
+    : shape_(shape), seed_(seed), head_seed_(seed + kLayerStride * layer) {
   TESSERA_CHECK(
       kernels::IsHeadDim(shape.head_dim) && shape.regions > 0 &&
           shape.tokens >= shape.sinks + shape.recent +
@@ -336,7 +337,7 @@ void GeneratedKv::PlaceTokens() {
 }
 
 GeneratedKv::Head GeneratedKv::MakeHead(std::uint32_t kv_head) const {
-  Random random(seed_, kHeads + kv_head, 0);
+  Random random(head_seed_, kHeads + kv_head, 0);
   const Rope rope(shape_);
   Content keys(random, shape_, chunks_, shape_.key_exponent, rope.Emphasis(shape_.turning));
   Content values(random, shape_, chunks_, shape_.value_exponent, Vector(shape_.head_dim, 1));
@@ -432,7 +433,7 @@ std::vector<double> GeneratedKv::Logits(const Head& head, const std::vector<floa
 GeneratedQuery GeneratedKv::Query(std::uint32_t kv_head, std::uint32_t head,
                                   std::uint64_t index) const {
   const Head& from = heads_[kv_head];
-  Random random(seed_, kHeads + kv_head, 1 + index * shape_.group + head);
+  Random random(head_seed_, kHeads + kv_head, 1 + index * shape_.group + head);
   const Rope rope(shape_);
   const std::uint32_t drawn = random.Below(4);
   Goal goal = DrawGoal(from, drawn, random.Below(std::max(shape_.needles, 1u)));

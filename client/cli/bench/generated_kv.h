@@ -80,8 +80,9 @@ struct GeneratedQuery {
 
 class GeneratedKv {
  public:
-  // The same shape and seed give the same rows in every process of one build.
-  GeneratedKv(const GeneratedShape& shape, std::uint64_t seed);
+  // The same shape and seed give the same rows in every process of one build. Layers of one seed
+  // have heads of their own and the same text: what is planted is planted at the same tokens.
+  GeneratedKv(const GeneratedShape& shape, std::uint64_t seed, std::uint32_t layer = 0);
 
   const GeneratedShape& shape() const { return shape_; }
   // K and V of tokens [first, first + count).
@@ -120,7 +121,8 @@ class GeneratedKv {
   std::vector<double> Logits(const Head& head, const std::vector<float>& query) const;
 
   GeneratedShape shape_;
-  std::uint64_t seed_;
+  std::uint64_t seed_;                 // of the text
+  std::uint64_t head_seed_;            // of what the layer makes of it
   std::vector<std::uint32_t> chunks_;  // the type of each
   std::vector<std::uint32_t> needles_;
   std::vector<std::uint32_t> heavy_hitters_;

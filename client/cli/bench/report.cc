@@ -35,12 +35,20 @@ struct Extra {
   std::optional<double> Row::*field;
 };
 constexpr Extra kExtras[] = {
-    {"kept mass", "kept_mass", &Row::kept_mass},  {"needles", "needles", &Row::needles},
-    {"tokens", "tokens_kept", &Row::tokens},      {"elements", "elements_kept", &Row::elements},
-    {"bytes", "bytes_kept", &Row::bytes},         {"ms/1K", "ms_per_1k", &Row::ms_per_1k},
-    {"p50 ms", "p50_ms", &Row::p50_ms},           {"p99 ms", "p99_ms", &Row::p99_ms},
-    {"daemon %", "daemon_cpu", &Row::daemon_cpu}, {"pool MiB", "pool_mib", &Row::pool_mib},
-    {"held B", "held_bytes", &Row::held_bytes},   {"read B", "read_bytes", &Row::read_bytes},
+    {"kept mass", "kept_mass", &Row::kept_mass},
+    {"needles", "needles", &Row::needles},
+    {"anywhere", "needles_anywhere", &Row::anywhere},
+    {"tokens", "tokens_kept", &Row::tokens},
+    {"elements", "elements_kept", &Row::elements},
+    {"bytes", "bytes_kept", &Row::bytes},
+    {"show ms/1K", "show_ms_per_1k", &Row::show_ms_per_1k},
+    {"ms/1K", "ms_per_1k", &Row::ms_per_1k},
+    {"p50 ms", "p50_ms", &Row::p50_ms},
+    {"p99 ms", "p99_ms", &Row::p99_ms},
+    {"daemon %", "daemon_cpu", &Row::daemon_cpu},
+    {"pool MiB", "pool_mib", &Row::pool_mib},
+    {"held B", "held_bytes", &Row::held_bytes},
+    {"read B", "read_bytes", &Row::read_bytes},
 };
 
 // The table has a column for what at least one row has.

@@ -17,19 +17,21 @@ struct Row {
   std::optional<double> ratio;  // to the baseline, as the goal is worded
   std::optional<double> goal;
   Goal sense = Goal::kAtLeast;
-  bool goal_is_on_ratio = true;      // else on the value
-  std::optional<double> held_bytes;  // per token and kv head
-  std::optional<double> read_bytes;  // likewise, by one look at everything
-  std::optional<double> kept_mass;   // share of the true attention that stays where it was
-  std::optional<double> needles;     // share of needles of which every token stayed
-  std::optional<double> tokens;      // shares that stayed: of tokens,
-  std::optional<double> elements;    // of elements,
-  std::optional<double> bytes;       // of bytes
-  std::optional<double> ms_per_1k;   // to compress 1,024 tokens
-  std::optional<double> p50_ms;      // per token, the median
-  std::optional<double> p99_ms;      // likewise, all but 1 %
-  std::optional<double> daemon_cpu;  // % of a core that the daemon took meanwhile
-  std::optional<double> pool_mib;    // that the sequences take in the daemon's pool
+  bool goal_is_on_ratio = true;          // else on the value
+  std::optional<double> held_bytes;      // per token and kv head
+  std::optional<double> read_bytes;      // likewise, by one look at everything
+  std::optional<double> kept_mass;       // share of the true attention that stays where it was
+  std::optional<double> needles;         // share of needles of which every token stayed
+  std::optional<double> anywhere;        // likewise, in some lane of some layer
+  std::optional<double> tokens;          // shares that stayed: of tokens,
+  std::optional<double> elements;        // of elements,
+  std::optional<double> bytes;           // of bytes
+  std::optional<double> show_ms_per_1k;  // to gather what the policy asks for of 1,024 tokens
+  std::optional<double> ms_per_1k;       // to compress them
+  std::optional<double> p50_ms;          // per token, the median
+  std::optional<double> p99_ms;          // likewise, all but 1 %
+  std::optional<double> daemon_cpu;      // % of a core that the daemon took meanwhile
+  std::optional<double> pool_mib;        // that the sequences take in the daemon's pool
 
   // Nothing where there is no goal.
   std::optional<bool> Holds() const;

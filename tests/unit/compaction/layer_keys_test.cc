@@ -264,6 +264,36 @@ TEST_P(LayerKeysTest, KeysThatAreTurnedBackAreAlikeWhereverTheyStand) {
   }
 }
 
+// Channels go from rows as they are stored, whatever keys are compared as.
+TEST_P(LayerKeysTest, ChannelsAreWeighedAsTheyAreStored) {
+  constexpr std::uint64_t kTokens = 50;
+  cache::ModelSpec spec = cache::SmallModel("m", 1, 2, kernels::ElementType::kFp32);
+  spec.rope_theta = 10000;
+  const auto sequence = node_.NewSequence(spec);
+  const TurnedRows rows(sequence->model());
+  ASSERT_TRUE(sequence->Append({.layers = 1, .tokens = kTokens}, rows).ok());
+  const auto stored = ShownKeys(*sequence);
+  LayerKeys::Options options = OptionsFor(*sequence);
+  options.turner.emplace(sequence->model().spec(), sequence->model().layout().tile(0));
+  auto runs = sequence->LookAt(0, /*whole=*/true);
+  ASSERT_TRUE(runs.ok()) << runs.status();
+  LayerKeys keys(options, *std::move(runs));
+  for (std::uint32_t lane = 0; lane < 2; ++lane) {
+    const auto loaded = Loaded(keys, lane, kTokens);
+    std::vector<double> squares(64);
+    ASSERT_TRUE(keys.AddChannelSquares(lane, kTokens, squares).ok());
+    for (std::uint32_t d = 0; d < 64; ++d) {
+      double expected = 0;
+      for (const std::vector<double>& key : stored[lane]) expected += key[d] * key[d];
+      EXPECT_NEAR(squares[d], expected, 1e-5 * expected) << d;
+      for (std::uint64_t i = 0; i < kTokens; ++i) {
+        const std::vector<std::byte> key = rows.Key(i % TurnedRows::kKinds, 0);
+        EXPECT_NEAR(loaded[i][d], ElementAt(key.data(), spec.type, d), 1e-4) << i;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Devices, LayerKeysTest,
                          testing::Values(DeviceKind::kCpu, DeviceKind::kGpu),
                          [](const testing::TestParamInfo<DeviceKind>& kind) {

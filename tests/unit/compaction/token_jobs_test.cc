@@ -70,7 +70,9 @@ class TokenJobs : public CompactorTest {
   };
   void ShowQueries(const Track& track, std::uint64_t first, std::uint64_t count, const Query& query,
                    bool sums = false) {
+    const policies::Policy policy = Compactor::PolicyOf(*track.sequence);
     for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
+      if (policies::DecidesFor(policy, layer) != layer) continue;
       const std::uint32_t heads = model_->geometry(layer).query_heads;
       std::vector<std::byte> rows;
       for (std::uint64_t i = 0; i < count * heads; ++i) {

@@ -98,6 +98,7 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
     visitor.Add(kEntriesPackedTotal, state);
     visitor.Add(kEntriesDroppedTotal, state);
     visitor.Add(kTokenChoicesTotal, state);
+    visitor.Add(kShownBytesTotal, state);
     visitor.Add(kPackedBytesTotal, state, "before");
     visitor.Add(kSelectRequestsTotal, state);
     visitor.Add(kTailFullWaitsTotal, state);
@@ -152,6 +153,7 @@ TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
         "tessera_entries_packed_total",
         "tessera_entries_dropped_total",
         "tessera_token_choices_total",
+        "tessera_shown_bytes_total",
         "tessera_packed_bytes_total",
         "tessera_select_requests_total",
         "tessera_tail_full_waits_total",

@@ -28,7 +28,7 @@ std::string ErrorOf(std::string_view text) {
 
 // All pairs of terms without options, against the rules in words: dense alone; one term for each
 // thing; values only of packed rows; beside think no selection, and no tokens that go while
-// decoding.
+// decoding; nor those beside what merges.
 TEST(Combination, AllPairs) {
   for (const TermKind* one : TermKinds()) {
     for (const TermKind* other : TermKinds()) {
@@ -36,15 +36,29 @@ TEST(Combination, AllPairs) {
         return one->decides == decides || other->decides == decides;
       };
       const bool thinks = one->name == "think" || other->name == "think";
-      const TokenSystem* const tokens = one->tokens != nullptr ? one->tokens : other->tokens;
-      const bool bars_think =
-          is(Decides::kSelection) || (tokens != nullptr && tokens->advance != nullptr);
-      const bool legal = !(thinks && bars_think) && one->decides != other->decides &&
-                         !is(Decides::kNothing) && (!is(Decides::kValues) || is(Decides::kPacking));
+      const auto continues = [](const TermKind& kind) {
+        return kind.tokens != nullptr && kind.tokens->advance != nullptr;
+      };
+      const bool any_continues = continues(*one) || continues(*other);
+      const bool legal = !(thinks && (is(Decides::kSelection) || any_continues)) &&
+                         !(is(Decides::kMerging) && any_continues) &&
+                         one->decides != other->decides && !is(Decides::kNothing) &&
+                         (!is(Decides::kValues) || is(Decides::kPacking));
       const std::string text = Concat(one->name, "+", other->name);
       EXPECT_EQ(ParsePolicy(text).ok(), legal) << text << ": " << ParsePolicy(text).status();
     }
   }
+}
+
+TEST(Combination, WhatCannotBeMergedIsSaid) {
+  EXPECT_EQ(
+      ErrorOf("lacache+semanticache"),
+      "policy, character 9: semanticache: lacache goes on choosing tokens while decoding, and "
+      "counts entries; what is merged stands for several");
+  EXPECT_THAT(ErrorOf("semanticache+chunkkv:reuse=2"),
+              HasSubstr("layers that share a choice of chunkkv have keys of their own"));
+  EXPECT_THAT(ErrorOf("snapkv+semanticache:key_space=pre"),
+              HasSubstr("snapkv has queries look at them as they are stored"));
 }
 
 TEST(Combination, TwoSelections) {

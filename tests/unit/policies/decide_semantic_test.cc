@@ -98,6 +98,7 @@ TEST(DecideSemantic, SemanticKvIsItsDefinition) {
     ShownLayerOptions form = RandomForm(random);
     ShownLayer layer(form, ExactOperations(), random);
     layer.Grow(random.Between(1, 110));
+    if (random.OneIn(3)) layer.Weigh(random);
     constexpr const char* kAggregates[] = {"mean", "max", "sum"};
     const auto percent = [&](std::uint64_t most) {
       return static_cast<double>(random.Between(1, most)) / 100;
@@ -369,13 +370,11 @@ TEST(DecideSemantic, EqualKeysMergeWithoutLoss) {
   const LayerDecision decision = DecisionOf("semanticache:tau=0.99,sink=0,recent=0", layer);
   layer.Apply(decision);
   ASSERT_EQ(lane.size(), 8u);
-  std::vector<double> shares = layer.Shares(0, 59, layer.AllOf(0));
-  double total = 0;
-  for (std::size_t i = 0; i < 8; ++i) total += shares[i] *= lane[i].weight;
+  const std::vector<double> shares = layer.Shares(0, 59, layer.AllOf(0));
   for (std::size_t i = 0; i < 8; ++i) {
     double expected = 0;
     for (std::size_t j = i; j < 60; j += 8) expected += all[j];
-    EXPECT_NEAR(shares[i] / total, expected, 1e-6);
+    EXPECT_NEAR(shares[i], expected, 1e-6);
   }
 }
 
@@ -414,7 +413,7 @@ TEST(DecideSemantic, ABudgetTakesTheLargestTauThatFits) {
     EXPECT_THAT(std::string(AsStringView(status.message())),
                 HasSubstr(Concat("no tau leaves less than ", least, "; a budget of ")));
 
-    // While tokens are decoded their chunk may be too much by itself: as little stays as can.
+    // While tokens are decoded nothing can be done about those of their chunk.
     clusters.leave_open = true;
     std::size_t least_decoding = 160;
     for (int step_now = 0; step_now <= 128; ++step_now) {
@@ -426,12 +425,22 @@ TEST(DecideSemantic, ABudgetTakesTheLargestTauThatFits) {
       }
       least_decoding = std::min(least_decoding, total);
     }
+    std::size_t enough = least_decoding;
+    for (std::uint64_t t = clusters.sink; t < 80 - clusters.recent; ++t) {
+      if (PlainChunk(layer, t, clusters) == PlainChunk(layer, 80, clusters)) enough -= 2;
+    }
+    const auto decoding = [&](std::size_t entries) {
+      return Concat("semanticache:budget=", static_cast<double>(entries) / 160, tail);
+    };
     std::size_t kept = 0;
-    for (const LaneDecision& lane :
-         DecisionOf(Concat("semanticache:budget=0.01", tail), layer, memory, /*decoded=*/1)) {
+    for (const LaneDecision& lane : DecisionOf(decoding(enough), layer, memory, /*decoded=*/1)) {
       kept += lane.kept.size();
     }
     EXPECT_EQ(kept, least_decoding);
+    const Policy too_small = Parsed(decoding(enough - 1));
+    const absl::Status refused =
+        Decide(too_small, layer.Show(NeedsOf(too_small), layer.tokens() - 1), memory).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
   }
 }
 

@@ -74,6 +74,7 @@ TEST(DecideWindow, SnapKvIsItsDefinition) {
   for (int round = 0; round < 60; ++round) {
     ShownLayer layer(RandomForm(random), ExactOperations(), random);
     layer.Grow(random.Between(1, 120));
+    if (random.OneIn(3)) layer.Weigh(random);
     const Snap snap = {.window = random.Between(1, 12),
                        .kernel = static_cast<int>(2 * random.Below(4) + 1),
                        .largest = random.OneIn(2)};
@@ -290,6 +291,7 @@ TEST(DecideWindow, ChunkKvIsThePapersAlgorithm) {
                          .logit = random.OneIn(3),
                          .per_layer = random.OneIn(2)};
     layer.Grow(chunk.window + random.Between(1, 100));
+    if (random.OneIn(3)) layer.Weigh(random);
     const std::uint64_t entries = chunk.window + random.Below(layer.tokens() - chunk.window);
     const std::string text =
         Concat("chunkkv:tokens=", entries, ",chunk=", chunk.size, ",window=", chunk.window,

@@ -28,7 +28,7 @@ TEST(Help, HasEveryTermWithEveryOption) {
   for (const TermKind* kind : TermKinds()) {
     const std::string section = SectionOf(help, kind->name);
     EXPECT_THAT(section, AllOf(HasSubstr(kind->is), HasSubstr(kind->sets)));
-    if (kind->decides == Decides::kTokens) {
+    if (kind->tokens != nullptr) {
       EXPECT_FALSE(kind->paper.empty()) << kind->name;
       EXPECT_THAT(section, HasSubstr(Concat("\n  Paper: ", kind->paper, ".\n")));
       EXPECT_THAT(section, HasSubstr(Concat("\n  Needs: ", NeedsTextOf(*kind), ".\n")));

@@ -183,20 +183,20 @@ TEST(Options, DefaultsAreWhatIsMeantWhereNothingIsSaid) {
                                    .dense_layers = 2}};
   EXPECT_TRUE(Same(*ParsePolicy("quest"), quest));
   EXPECT_TRUE(Same(*ParsePolicy(""), Policy{}));
-  const std::pair<const char*, TokenPolicy> token_policies[] = {
-      {"chunkkv", ChunkKvPolicy{}},
-      {"semantickv", SemanticKvPolicy{}},
-      {"semanticache", SemantiCachePolicy{}},
-      {"lacache", LaCachePolicy{}},
-      {"streaming", StreamingPolicy{}},
-      {"h2o", H2oPolicy{}},
-      {"snapkv", SnapKvPolicy{}},
-      {"pyramidkv", PyramidKvPolicy{}},
-      {"tova", TovaPolicy{}}};
+  const std::pair<const char*, TokenPolicy> token_policies[] = {{"chunkkv", ChunkKvPolicy{}},
+                                                                {"semantickv", SemanticKvPolicy{}},
+                                                                {"lacache", LaCachePolicy{}},
+                                                                {"streaming", StreamingPolicy{}},
+                                                                {"h2o", H2oPolicy{}},
+                                                                {"snapkv", SnapKvPolicy{}},
+                                                                {"pyramidkv", PyramidKvPolicy{}},
+                                                                {"tova", TovaPolicy{}}};
   for (const auto& [name, tokens] : token_policies) {
     EXPECT_TRUE(Same(*ParsePolicy(name), Policy{.tokens = tokens})) << name;
     EXPECT_FALSE(ParsePolicy(name)->dense());
   }
+  EXPECT_TRUE(Same(*ParsePolicy("semanticache"), Policy{.merging = SemantiCachePolicy{}}));
+  EXPECT_FALSE(ParsePolicy("semanticache")->dense());
 }
 
 // Each option changes something, and is then part of the text.

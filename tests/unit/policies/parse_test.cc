@@ -131,7 +131,7 @@ TEST(Parse, EveryOptionOfTokenPoliciesArrives) {
             TokenPolicy(SemanticKvPolicy{.keep_total = 0.2, .norm_visible = true}));
   EXPECT_EQ(Parsed("semanticache:budget=.5,scope=layer,delimiters=0,max_chunk=9,sink=1,recent=2,"
                    "leave_open=1,key_space=pre")
-                .tokens,
+                .merging,
             TokenPolicy(SemantiCachePolicy{.budget = 0.5,
                                            .scope = Scope::kLayer,
                                            .delimiters = false,

@@ -31,9 +31,9 @@ class PolicyWords {
     std::vector<GivenTerm> terms;
     for (const TermKind* kind : TermKinds()) {
       // There are many token policies, of which only one may be there.
-      if (!random_.OneIn(kind->decides == Decides::kPacking  ? 2
-                         : kind->decides == Decides::kTokens ? 16
-                                                             : 4)) {
+      if (!random_.OneIn(kind->decides == Decides::kPacking ? 2
+                         : kind->tokens != nullptr          ? 16
+                                                            : 4)) {
         continue;
       }
       GivenTerm term = {kind, {}};

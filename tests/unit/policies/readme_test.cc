@@ -74,7 +74,7 @@ TEST(Readme, ItsTablesAreTheRegistry) {
     EXPECT_THAT(section->text, testing::HasSubstr(Concat(kind->is, ".")));
     EXPECT_THAT(section->text, testing::HasSubstr(Concat("Sets: ", kind->sets, ".")));
     const std::string needs = NeedsTextOf(*kind);
-    EXPECT_EQ(needs.empty(), kind->decides != Decides::kTokens && kind->name != "think");
+    EXPECT_EQ(needs.empty(), kind->tokens == nullptr && kind->name != "think");
     if (!needs.empty()) {
       EXPECT_THAT(section->text, testing::HasSubstr(Concat("Paper: ", kind->paper, ".")));
       EXPECT_THAT(section->text, testing::HasSubstr(Concat("Needs: ", needs, ".")));

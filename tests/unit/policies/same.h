@@ -46,9 +46,9 @@ bool SameParts(const std::optional<T>& a, const std::optional<T>& b) {
 }
 
 inline bool Same(const Policy& a, const Policy& b) {
-  const auto& [a_text, a_tokens, a_mosaic, a_channels, a_summaries, a_selection] = a;
-  const auto& [b_text, b_tokens, b_mosaic, b_channels, b_summaries, b_selection] = b;
-  return a_tokens == b_tokens && SameParts(a_mosaic, b_mosaic) &&
+  const auto& [a_text, a_tokens, a_merging, a_mosaic, a_channels, a_summaries, a_selection] = a;
+  const auto& [b_text, b_tokens, b_merging, b_mosaic, b_channels, b_summaries, b_selection] = b;
+  return a_tokens == b_tokens && a_merging == b_merging && SameParts(a_mosaic, b_mosaic) &&
          SameParts(a_channels, b_channels) && SameParts(a_summaries, b_summaries) &&
          SameParts(a_selection, b_selection);
 }

@@ -51,6 +51,7 @@ class ObserveTest : public TileOpsTest {
             .query_stride = observed.query_stride,
             .visible_begin = observed.no_begins ? 0 : Put(CopyOf(observed.visible_begin)),
             .visible_end = Put(CopyOf(observed.visible_end)),
+            .log2_weights = observed.log2_weights.empty() ? 0 : Put(CopyOf(observed.log2_weights)),
             .sums = Put(CopyOf(before)),
             .query_count = observed.query_count};
   }

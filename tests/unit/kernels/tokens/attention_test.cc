@@ -58,7 +58,7 @@ TEST(Attention, SharesAmongSomeKeys) {
     std::vector<std::uint32_t> all(keys.count());
     std::iota(all.begin(), all.end(), 0u);
     std::vector<double> shares(keys.count(), 1);
-    AddSharesAmong(products, all, geometry, 0.5, shares);
+    AddSharesAmong({.products = products}, all, geometry, 0.5, shares);
     std::vector<double> expected(keys.count());
     attention.Add(
         keys.range(),
@@ -71,13 +71,62 @@ TEST(Attention, SharesAmongSomeKeys) {
       if (random.OneIn(2)) some.push_back(i);
     }
     std::vector<double> among(some.size());
-    AddSharesAmong(products, some, geometry, 1, among);
+    AddSharesAmong({.products = products}, some, geometry, 1, among);
     if (some.empty()) continue;
     EXPECT_NEAR(std::accumulate(among.begin(), among.end(), 0.0), 1, 1e-9);
     for (std::size_t i = 1; i < some.size(); ++i) {
       EXPECT_NEAR(among[i] / among[0], (expected[some[i]] - 1) / (expected[some[0]] - 1),
                   1e-4 * (1 + among[i] / among[0]));
     }
+  }
+}
+
+// A key that stands for several tokens is paid what they would be paid, were each there.
+TEST(Attention, AKeyCountsForAllThatItStandsFor) {
+  TestRandom random;
+  for (int round = 0; round < 50; ++round) {
+    const TestRows keys(random.Between(1, 20), random);
+    const TestRows query(1, random);
+    const LayerGeometry geometry = TestGeometry(random.OneIn(2) ? 0.0f : 2.0f);
+    std::vector<float> weights;
+    std::vector<std::byte> each_token;
+    std::vector<std::uint64_t> key_of;
+    const std::size_t row_bytes = geometry.head_dim * ElementBytes(geometry.type);
+    for (std::uint64_t i = 0; i < keys.count(); ++i) {
+      weights.push_back(static_cast<float>(random.Between(1, 9)));
+      const std::byte* const row = keys.range().rows + i * row_bytes;
+      for (float n = 0; n < weights.back(); ++n) {
+        each_token.insert(each_token.end(), row, row + row_bytes);
+        key_of.push_back(i);
+      }
+    }
+    AttentionSums attention(ReferenceOperations(), geometry);
+    std::vector<double> paid_each(key_of.size());
+    attention.Add(
+        {.rows = each_token.data(), .count = key_of.size()},
+        {.queries = query.range(), .visible = FullRanges(1, key_of.size()), .sums = paid_each});
+    std::vector<double> expected(keys.count());
+    for (std::size_t token = 0; token < key_of.size(); ++token) {
+      expected[key_of[token]] += paid_each[token];
+    }
+    std::vector<double> shares(keys.count());
+    KeyLook look = {.queries = query.range(),
+                    .visible = FullRanges(1, keys.count()),
+                    .log2_weights = Log2Weights(weights),
+                    .sums = shares};
+    attention.Add(keys.range(), look);
+    EXPECT_THAT(shares, Pointwise(DoubleNear(1e-6), expected));
+
+    std::vector<double> products(keys.count());
+    look.logits = true;
+    look.sums = products;
+    attention.Add(keys.range(), look);
+    std::vector<std::uint32_t> all(keys.count());
+    std::iota(all.begin(), all.end(), 0u);
+    std::vector<double> among(keys.count());
+    AddSharesAmong({.products = products, .log2_weights = look.log2_weights}, all, geometry, 1,
+                   among);
+    EXPECT_THAT(among, Pointwise(DoubleNear(1e-6), expected));
   }
 }
 
@@ -113,6 +162,9 @@ TEST(Attention, LooksBeyondTheLaneAreNamed) {
   EXPECT_NE(LookProblem(bad, 8), "");
   bad = good;
   bad.queries.count = 3;
+  EXPECT_NE(LookProblem(bad, 8), "");
+  bad = good;
+  bad.log2_weights = {1, 2, 3, 4};
   EXPECT_NE(LookProblem(bad, 8), "");
   bad = good;
   bad.visible = FullRanges(1, 5);

@@ -1,0 +1,88 @@
+// One policy says which tokens stay, another merges what stays.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "daemon/base/strings.h"
+#include "tests/unit/policies/decide.h"
+
+namespace tessera::policies {
+namespace {
+
+// Keys of a few kinds, and sentences.
+void MakeText(ShownLayer& layer, std::uint64_t tokens, TestRandom& random) {
+  layer.Grow(tokens);
+  layer.text().resize(tokens);
+  for (TextMark& mark : layer.text()) {
+    mark = random.OneIn(14) ? TextMark::kDelimiter : TextMark::kInside;
+  }
+  std::vector<ShownLayer::Row> kinds;
+  for (int i = 0; i < 3; ++i) kinds.push_back(layer.RandomRow());
+  for (auto& lane : layer.lanes()) {
+    for (ShownLayer::Entry& entry : lane) {
+      const ShownLayer::Row& kind = random.Pick(kinds);
+      for (std::size_t c = 0; c < kind.size(); ++c) {
+        entry.key[c] = kernels::Bf16ToFloat(kernels::FloatToBf16(kind[c] + 0.4f * entry.key[c]));
+      }
+    }
+  }
+}
+
+// As if those that go had never been there.
+TEST(DecideBoth, WhatStaysIsMerged) {
+  TestRandom random;
+  int merged = 0;
+  for (int round = 0; round < 60; ++round) {
+    ShownLayer layer(RandomForm(random), ExactOperations(), random);
+    MakeText(layer, random.Between(40, 120), random);
+    const char* const selectors[] = {
+        "snapkv:budget=0.6,window=8,kernel=3", "chunkkv:budget=0.5,window=8,chunk=5",
+        "chunkkv:tokens=30,window=8,scope=head", "pyramidkv:budget=0.5,window=8",
+        "semantickv:sink=4,recent_ratio=0.05,keep_total=0.5,lambda=0.1"};
+    const std::string selector = random.Pick(selectors);
+    const std::string merger =
+        Concat("semanticache:sink=", random.Below(4), ",recent=", random.Below(6),
+               ",max_chunk=", random.Between(4, 64), random.OneIn(3) ? ",budget=0.4" : ",tau=0.5",
+               random.OneIn(3) ? ",delimiters=0" : "");
+    SCOPED_TRACE(Concat(selector, "+", merger));
+    const LayerDecision stay = DecisionOf(selector, layer);
+    ShownLayer left = layer;
+    for (std::size_t lane = 0; lane < stay.size(); ++lane) {
+      left.lanes()[lane].clear();
+      for (const std::uint32_t i : stay[lane].kept) {
+        left.lanes()[lane].push_back(layer.lanes()[lane][i]);
+      }
+    }
+    LayerMemory memory;
+    const Policy alone = Parsed(merger);
+    const auto expected = Decide(alone, left.Show(NeedsOf(alone), left.tokens()), memory);
+    const Policy both = Parsed(Concat(merger, "+", selector));
+    const auto decision = Decide(both, layer.Show(NeedsOf(both), layer.tokens()), memory);
+    ASSERT_EQ(decision.status().code(), expected.status().code()) << decision.status();
+    if (!expected.ok()) continue;  // a budget out of reach
+    for (std::size_t lane = 0; lane < stay.size(); ++lane) {
+      const auto among_all = [&](Indices32 entries) {
+        for (std::uint32_t& entry : entries) entry = stay[lane].kept[entry];
+        return entries;
+      };
+      EXPECT_EQ((*decision)[lane].kept, among_all((*expected)[lane].kept));
+      EXPECT_EQ((*decision)[lane].begins, (*expected)[lane].begins);
+      EXPECT_EQ((*decision)[lane].members, among_all((*expected)[lane].members));
+      merged += (*decision)[lane].merges() ? 1 : 0;
+    }
+  }
+  EXPECT_GT(merged, 30);
+}
+
+TEST(DecideBoth, BothAreAskedFor) {
+  const Needs needs = NeedsOf(Parsed("semanticache+chunkkv:window=16"));
+  EXPECT_EQ(needs, (Needs{.last_queries = 16, .token_ids = true}));
+  EXPECT_EQ(Parsed("semanticache:tau=0.5+mosaickv+snapkv").text,
+            "snapkv+semanticache:tau=0.5+mosaickv");
+}
+
+}  // namespace
+}  // namespace tessera::policies
