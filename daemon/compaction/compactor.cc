@@ -87,7 +87,7 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
   if (managed != nullptr && before != nullptr) {
     managed->Follow(*before);
   } else if (managed != nullptr) {
-    managed->PromptReaches(sequence.Describe(/*lanes=*/false).tokens);
+    managed->TakePrompt(0, sequence.Describe(/*lanes=*/false).tokens);
   }
   sequence.set_companion(std::move(managed));
   return absl::OkStatus();
@@ -200,7 +200,7 @@ std::optional<kernels::SelectionRule> Compactor::SelectionOf(const cache::Sequen
 void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr) return;
-  if (!rows.decoded) managed->PromptReaches(rows.until);
+  if (!rows.decoded) managed->TakePrompt(rows.first_token, rows.until);
   if (managed->policy().chooses()) {
     // What stays is decided when all of the prompt is there.
     if (rows.end_of_prompt) QueueChoices(sequence, managed, rows, JobPriority::kSeals, nullptr);

@@ -74,6 +74,7 @@ class Compactor {
     std::uint32_t layers = 0;
     bool end_of_prompt = false;
     bool decoded = false;
+    std::uint64_t first_token = 0;
     std::uint64_t until = 0;  // tokens that these layers hold now
     // Of Compress: the worker has shown what it will. What a policy misses then is an error; else
     // what has not been shown yet is decided about another time.

@@ -209,10 +209,11 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
     return internal::MovedPositions(sequence);
   }
   const std::vector<policies::TextMark> text = managed.text();
+  const std::vector<policies::TokenSpan> prompts = managed.prompts();
   const LayerChooser chooser({.sequence = &sequence,
                               .policy = &managed.policy(),
                               .text = text,
-                              .prompt_until = managed.prompt_until(),
+                              .prompts = prompts,
                               .all_shown = asked.all_shown},
                              index);
   const std::uint32_t decides = policies::DecidesFor(managed.policy(), index);

@@ -167,6 +167,11 @@ class LayerChooser::Shown {
       entries_.push_back(lanes.entries[head]);
       entries_.back().positions = entry_positions_.back();
     }
+    for (const policies::TokenSpan& prompt : options.prompts) {
+      const std::uint64_t begin = std::max(prompt.begin, first);
+      const std::uint64_t end = std::min(prompt.end, lanes.end);
+      if (begin < end) prompts_.push_back({.begin = begin - first, .end = end - first});
+    }
     const std::uint64_t row_bytes = RowBytes(model, layer);
     for (const policies::HeadQueries& head : state.observation.queries()) {
       const std::uint64_t skipped = CountBefore(head.positions, first);
@@ -179,7 +184,7 @@ class LayerChooser::Shown {
              .geometry = model.geometry(layer),
              .first = first,
              .tokens = lanes.end - first,
-             .decoded = lanes.end - std::min(lanes.end, std::max(options.prompt_until, first)),
+             .prompts = prompts_,
              .lanes = entries_,
              .queries = queries_,
              .sums = {},
@@ -208,6 +213,7 @@ class LayerChooser::Shown {
   bool all_sums_ = true;
   std::vector<std::vector<std::uint64_t>> entry_positions_;
   std::vector<policies::LaneEntries> entries_;
+  std::vector<policies::TokenSpan> prompts_;
   std::vector<std::vector<std::uint64_t>> query_positions_;
   std::vector<policies::HeadQueries> queries_;
   policies::LayerView view_;
@@ -242,6 +248,15 @@ absl::Status LayerChooser::CheckShown(std::span<const policies::HeadQueries> que
              policies::kShowingCall));
 }
 
+// What is decided about a prompt must not depend on how much of it had been shown when somebody
+// looked: of one that is not there whole, nothing.
+std::uint64_t LayerChooser::WholeSteps(std::uint64_t until, std::uint64_t end) const {
+  for (const policies::TokenSpan& prompt : options_.prompts) {
+    if (prompt.begin < until && until < std::min(prompt.end, end)) return prompt.begin;
+  }
+  return until;
+}
+
 absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const {
   const policies::Policy& policy = *options_.policy;
   const bool whole = ChoosesFromAll(policy);
@@ -256,7 +271,7 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
     if (advances) {
       const std::uint64_t until = ShownUntil(queries, decided_until);
       if (absl::Status status = CheckShown(queries, until, lanes->end); !status.ok()) return status;
-      lanes->CutAt(until);
+      lanes->CutAt(std::max(decided_until, WholeSteps(until, lanes->end)));
     }
   }
   LayerChoice choice = {.lanes = {},

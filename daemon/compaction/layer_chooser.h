@@ -73,7 +73,7 @@ class LayerChooser {
     const cache::Sequence* sequence;
     const policies::Policy* policy;
     std::span<const policies::TextMark> text{};
-    std::uint64_t prompt_until = 0;  // tokens from there on were decoded
+    std::span<const policies::TokenSpan> prompts{};  // the other tokens were decoded
     // The worker has shown what it will. Otherwise what the newest tokens need may be on its way,
     // and the next choice is about them.
     bool all_shown = false;
@@ -97,6 +97,7 @@ class LayerChooser {
   bool LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) const;
   bool NothingNew(const Lanes& lanes, const LayerState& state) const;
   absl::Status OfLayer(const absl::Status& why) const;
+  std::uint64_t WholeSteps(std::uint64_t until, std::uint64_t end) const;
   absl::Status CheckShown(std::span<const policies::HeadQueries> queries, std::uint64_t until,
                           std::uint64_t end) const;
 

@@ -15,6 +15,7 @@
 #include "daemon/compaction/lane_coder.h"
 #include "daemon/compaction/lane_state.h"
 #include "daemon/compaction/layer_chooser.h"
+#include "daemon/compaction/prompt_spans.h"
 #include "daemon/policies/policy.h"
 
 namespace tessera::compaction {
@@ -112,11 +113,11 @@ class ManagedSequence final : public cache::Companion {
       layers_[i].state.CutTo(tokens);
       if (layers_[i].unfinished.has_value()) layers_[i].unfinished->CutTo(tokens);
     }
-    prompt_until_.store(std::min(parent.prompt_until_.load(), tokens));
     MutexLock lock(parent.text_mutex_);
     MutexLock own_lock(text_mutex_);
     text_ = parent.text_;
-    if (text_.size() > tokens) text_.resize(tokens);
+    prompts_ = parent.prompts_;
+    CutTextTo(tokens);
   }
 
   // A job waits for the rows.
@@ -159,23 +160,23 @@ class ManagedSequence final : public cache::Companion {
   }
   // It was cut to so many tokens.
   void CutTo(std::uint64_t tokens, const Pause&) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
-    prompt_until_.store(std::min(prompt_until_.load(), tokens));
     for (ManagedLayer& layer : layers_) {
       layer.state.CutTo(tokens);
       if (layer.unfinished.has_value()) layer.unfinished->CutTo(tokens);
       if (layer.choice.has_value() && layer.choice->until > tokens) layer.choice.reset();
     }
     MutexLock lock(text_mutex_);
-    if (text_.size() > tokens) text_.resize(tokens);
+    CutTextTo(tokens);
   }
-  // The same sequence under another policy, before anybody sees it: its text, where its prompt
-  // ends, and what waits to be done are what they were.
+  // The same sequence under another policy, before anybody sees it: its text, where its prompts
+  // are, and what waits to be done are what they were.
   void Follow(const ManagedSequence& before) {
     for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].work = before.lanes_[i].work;
-    prompt_until_.store(before.prompt_until_.load());
     std::vector<policies::TextMark> text = before.text();
+    std::vector<policies::TokenSpan> prompts = before.prompts();
     MutexLock lock(text_mutex_);
     text_ = std::move(text);
+    for (const policies::TokenSpan& prompt : prompts) prompts_.Add(prompt.begin, prompt.end);
   }
   // By token, as far as ids were shown.
   std::vector<policies::TextMark> text() const {
@@ -183,12 +184,14 @@ class ManagedSequence final : public cache::Companion {
     return text_;
   }
 
-  // Tokens before it came as a prompt, or before a decoded one did; those behind it were decoded.
-  std::uint64_t prompt_until() const { return prompt_until_.load(); }
-  void PromptReaches(std::uint64_t tokens) {
-    std::uint64_t before = prompt_until_.load();
-    while (before < tokens && !prompt_until_.compare_exchange_weak(before, tokens)) {
-    }
+  // Tokens [begin, end) came as a prompt, or a part of one.
+  void TakePrompt(std::uint64_t begin, std::uint64_t end) {
+    MutexLock lock(text_mutex_);
+    prompts_.Add(begin, end);
+  }
+  std::vector<policies::TokenSpan> prompts() const {
+    MutexLock lock(text_mutex_);
+    return prompts_.spans();
   }
 
   // True for the first that asks since the job began.
@@ -243,6 +246,10 @@ class ManagedSequence final : public cache::Companion {
     }
     return before == 0;
   }
+  void CutTextTo(std::uint64_t tokens) TESSERA_REQUIRES(text_mutex_) {
+    if (text_.size() > tokens) text_.resize(tokens);
+    prompts_.CutTo(tokens);
+  }
   static std::optional<LaneCoder::Cut> Take(std::atomic<std::uint8_t>& waits) {
     const std::uint8_t wanted = waits.exchange(0);
     if (wanted == 0) return std::nullopt;
@@ -253,9 +260,9 @@ class ManagedSequence final : public cache::Companion {
   std::atomic<bool> tiles_wanted_{false};
   std::vector<ManagedLane> lanes_;
   std::vector<ManagedLayer> layers_;
-  std::atomic<std::uint64_t> prompt_until_{0};
   mutable Mutex text_mutex_;
   std::vector<policies::TextMark> text_ TESSERA_GUARDED_BY(text_mutex_);
+  PromptSpans prompts_ TESSERA_GUARDED_BY(text_mutex_);
 };
 
 }  // namespace tessera::compaction

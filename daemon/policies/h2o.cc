@@ -107,9 +107,9 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
   return decision;
 }
 
-// One decoded token of a lane: its queries pay, then what no longer fits goes.
-absl::Status Step(const H2oPolicy& h2o, const LayerView& view, std::uint32_t lane,
-                  std::uint32_t newest, Hitters& hitters) {
+// A token of a lane: its queries pay.
+absl::Status Pay(const LayerView& view, std::uint32_t lane, std::uint32_t newest,
+                 Hitters& hitters) {
   hitters.entries.push_back(newest);
   hitters.scores.push_back(0);
   std::vector<double> paid(hitters.entries.size());
@@ -119,7 +119,6 @@ absl::Status Step(const H2oPolicy& h2o, const LayerView& view, std::uint32_t lan
   for (std::size_t i = 0; i < paid.size(); ++i) {
     hitters.scores[i] = static_cast<float>(hitters.scores[i] + paid[i]);
   }
-  hitters.Evict(h2o);
   return absl::OkStatus();
 }
 
@@ -133,9 +132,14 @@ absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const Laye
     auto remembered = Remembered(memory, lane, held[lane]);
     if (!remembered.ok()) return remembered.status();
     Hitters hitters = {.entries = Indices(0, held[lane]), .scores = *std::move(remembered)};
-    for (std::uint64_t i = held[lane]; i < view.lanes[lane].count; ++i) {
-      absl::Status status = Step(h2o, view, lane, static_cast<std::uint32_t>(i), hitters);
-      if (!status.ok()) return status;
+    const LaneEntries& entries = view.lanes[lane];
+    for (std::uint64_t i = held[lane]; i < entries.count;) {
+      const std::uint64_t end = view.StepEnd(entries.positions[i]);
+      for (; i < entries.count && entries.positions[i] < end; ++i) {
+        absl::Status status = Pay(view, lane, static_cast<std::uint32_t>(i), hitters);
+        if (!status.ok()) return status;
+      }
+      hitters.Evict(h2o);  // what no longer fits after a forward step
     }
     decision.push_back({.kept = std::move(hitters.entries)});
     scores.push_back(std::move(hitters.scores));

@@ -167,8 +167,12 @@ absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const Laye
   const kernels::LadderOptions options = LadderFor(std::get<LaCachePolicy>(tokens), view.layers);
   kernels::LadderState state = {.cursor = memory.cursor, .capacity = memory.capacity};
   std::vector<std::uint32_t> held = Indices(0, before.front());
-  for (std::uint64_t i = before.front(); i < view.lanes.front().count; ++i) {
-    held.push_back(static_cast<std::uint32_t>(i));
+  const LaneEntries& lane = view.lanes.front();
+  for (std::uint64_t i = before.front(); i < lane.count;) {
+    const std::uint64_t end = view.StepEnd(lane.positions[i]);
+    for (; i < lane.count && lane.positions[i] < end; ++i) {
+      held.push_back(static_cast<std::uint32_t>(i));
+    }
     kernels::StepLadder(options, view.layer, state, held);
   }
   memory.cursor = state.cursor;

@@ -102,7 +102,7 @@ struct Cluster {
 
 std::vector<Cluster> ClustersOf(const SemantiCachePolicy& cache, const LayerView& view) {
   const Chunks chunks(view, cache);
-  const bool leave_open = cache.leave_open || view.decoded > 0;
+  const bool leave_open = cache.leave_open || view.decoded() > 0;
   std::vector<Cluster> clusters;
   for (std::uint32_t kv_head = 0; kv_head < view.lanes.size(); ++kv_head) {
     const LaneEntries& lane = view.lanes[kv_head];
@@ -183,7 +183,7 @@ absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
   const std::uint64_t least = std::ranges::min(*totals);
   std::uint64_t open = 0;
   for (const Cluster& cluster : clusters) {
-    if (view.decoded > 0) open += cluster.runs.open * cluster.kv_heads.size();
+    if (view.decoded() > 0) open += cluster.runs.open * cluster.kv_heads.size();
   }
   if (least - open <= most) {
     const auto last = std::find(totals->rbegin(), totals->rend(), least);

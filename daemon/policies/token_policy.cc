@@ -28,6 +28,12 @@ void CheckView(const LayerView& view) {
 
 }  // namespace
 
+std::uint64_t LayerView::StepEnd(std::uint64_t position) const {
+  const auto behind = std::ranges::upper_bound(prompts, position, {}, &TokenSpan::begin);
+  if (behind == prompts.begin()) return position + 1;
+  return std::max(std::prev(behind)->end, position + 1);
+}
+
 const TermKind& KindOf(const TokenPolicy& tokens) {
   for (const TermKind* kind : TermKinds()) {
     if (kind->tokens != nullptr && kind->tokens->is(tokens)) return *kind;

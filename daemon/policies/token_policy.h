@@ -71,14 +71,23 @@ struct HeadQueries {
   const std::byte* rows = nullptr;           // [count][head_dim] of the layer's type
 };
 
+// Tokens [begin, end).
+struct TokenSpan {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+
+  bool operator==(const TokenSpan&) const = default;
+};
+
 struct LayerView {
   std::uint32_t layer = 0;
   std::uint32_t layers = 0;  // of the model
   kernels::LayerGeometry geometry;
   // Positions count from there. Tokens before it are out of sight: others decided about them.
   std::uint64_t first = 0;
-  std::uint64_t tokens = 0;              // in sight; positions are below it
-  std::uint64_t decoded = 0;             // the newest of them, which are no prompt's
+  std::uint64_t tokens = 0;  // in sight; positions are below it
+  // Those that came in one forward step each, rising and apart; the others came one by one.
+  std::span<const TokenSpan> prompts;
   std::span<const LaneEntries> lanes;    // by kv head; may differ in length
   std::span<const HeadQueries> queries;  // by query head; empty: none were shown
   // By kv head: for each of the lane's entries; empty: none were shown.
@@ -87,6 +96,11 @@ struct LayerView {
   // Of the lanes' keys, entry by entry; it may hold more of them. Null for policies that need
   // nothing: they go by positions.
   KeyScorer* scorer = nullptr;
+
+  // The newest tokens, which are no prompt's.
+  std::uint64_t decoded() const { return prompts.empty() ? tokens : tokens - prompts.back().end; }
+  // Behind the last token of the forward step that this one came in.
+  std::uint64_t StepEnd(std::uint64_t position) const;
 };
 
 // What becomes of one lane. Entries that are neither kept nor members go.
@@ -136,7 +150,8 @@ absl::StatusOr<LayerDecision> Decide(const Policy& policy, const LayerView& view
                                      LayerMemory& memory);
 
 // While decoding: the first `held` entries of each lane have been decided about before, those
-// behind are one token each. As if it had been asked after every single one of these.
+// behind are one token each. As if it had been asked after every forward step that brought some of
+// these: each by itself, or all of a prompt.
 absl::StatusOr<LayerDecision> Advance(const Policy& policy, const LayerView& view,
                                       std::span<const std::uint64_t> held, LayerMemory& memory);
 

@@ -74,10 +74,12 @@ absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const Laye
   if (absl::Status status = CheckEqualLanes(kName, view); !status.ok()) return status;
   const LaneEntries& lane = view.lanes.front();
   std::vector<std::uint32_t> kept = Indices(0, held.front());
-  for (std::uint64_t i = held.front(); i < lane.count; ++i) {
-    const auto newest = static_cast<std::uint32_t>(i);
-    kept.push_back(newest);
-    absl::Status status = Step(tova, view, newest, lane.positions[i], kept);
+  for (std::uint64_t i = held.front(); i < lane.count;) {
+    const std::uint64_t end = view.StepEnd(lane.positions[i]);
+    for (; i < lane.count && lane.positions[i] < end; ++i) {
+      kept.push_back(static_cast<std::uint32_t>(i));
+    }
+    absl::Status status = Step(tova, view, kept.back(), lane.positions[i - 1], kept);
     if (!status.ok()) return status;
   }
   return KeepInEveryLane(view, kept);

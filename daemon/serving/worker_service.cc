@@ -166,6 +166,7 @@ absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendR
                                  .layers = layers,
                                  .end_of_prompt = request.end_of_prompt(),
                                  .decoded = request.decoded(),
+                                 .first_token = request.first_token(),
                                  .until = request.first_token() + key->shape[1]});
   response.set_tokens(*tokens);
   return absl::OkStatus();

@@ -132,7 +132,8 @@ class ShownLayer {
   // What the worker shows at the end of a prompt, or of tokens decoded from `first_decoded` on.
   LayerView Show(const Needs& needs, std::uint64_t first_decoded) {
     const bool decoding = first_decoded != tokens_;
-    decoded_ = tokens_ - first_decoded;
+    prompts_.clear();
+    if (first_decoded > 0) prompts_.push_back({.begin = 0, .end = first_decoded});
     const auto up = [](double number) { return static_cast<std::uint64_t>(std::ceil(number)); };
     const double all = static_cast<double>(tokens_);
     const std::uint64_t last =
@@ -188,7 +189,7 @@ class ShownLayer {
             .layers = options_.layers,
             .geometry = geometry(),
             .tokens = tokens_,
-            .decoded = decoded_,
+            .prompts = prompts_,
             .lanes = lane_views_,
             .queries = query_views_,
             .sums = sum_views_,
@@ -314,7 +315,7 @@ class ShownLayer {
   std::vector<Held> shown_;
   std::vector<std::vector<float>> sums_;
   bool shows_text_ = false;
-  std::uint64_t decoded_ = 0;  // tokens, at the last Show
+  std::vector<TokenSpan> prompts_;  // at the last Show
   std::shared_ptr<HostKeyScorer>
       scorer_;  // of the last view; a copy of the layer has the same until then
   std::vector<LaneEntries> lane_views_;

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -215,29 +216,42 @@ absl::StatusOr<Seconds> Show(const Prompt& prompt, client::Sequence& sequence) {
   return spent;
 }
 
-// Of which every token stayed: in a lane, on average, and in any lane at all.
+// Of which every token stayed: in a lane, on average; and in some lane each, whichever that is.
 struct Needles {
-  double on_average = 0;
+  double in_a_lane = 0;
   double anywhere = 0;
 };
 
-Needles NeedlesIn(const Prompt& prompt, const v1::DescribeResponse& held) {
+// Nothing where entries stand for several tokens: who knows for which.
+std::optional<Needles> NeedlesIn(const Prompt& prompt, const v1::DescribeResponse& held) {
+  const std::uint32_t length = prompt.shape().needle_tokens;
   double whole = 0;
-  std::set<std::uint32_t> found;
+  std::set<std::uint64_t> somewhere;
   for (const v1::LaneDescription& lane : held.lane()) {
+    if (std::any_of(lane.weight().begin(), lane.weight().end(), [](float w) { return w > 1; })) {
+      return std::nullopt;
+    }
     const std::set<std::uint64_t> kept(lane.position().begin(), lane.position().end());
     for (const std::uint32_t needle : prompt.layer(lane.layer()).needles()) {
-      bool every = true;
-      for (std::uint32_t i = 0; i < prompt.shape().needle_tokens; ++i) {
-        every = every && kept.contains(needle + i);
+      std::uint32_t stayed = 0;
+      for (std::uint64_t token = needle; token < needle + length; ++token) {
+        if (!kept.contains(token)) continue;
+        ++stayed;
+        somewhere.insert(token);
       }
-      whole += every;
-      if (every) found.insert(needle);
+      whole += stayed == length;
     }
   }
-  const auto needles = static_cast<double>(prompt.shape().needles);
-  return {.on_average = whole / (needles * held.lane_size()),
-          .anywhere = static_cast<double>(found.size()) / needles};
+  const std::vector<std::uint32_t>& needles = prompt.layer(0).needles();  // of the text
+  const auto covered = std::count_if(needles.begin(), needles.end(), [&](std::uint32_t needle) {
+    for (std::uint64_t token = needle; token < needle + length; ++token) {
+      if (!somewhere.contains(token)) return false;
+    }
+    return true;
+  });
+  const auto count = static_cast<double>(needles.size());
+  return Needles{.in_a_lane = whole / (count * held.lane_size()),
+                 .anywhere = static_cast<double>(covered) / count};
 }
 
 absl::Status Judge(const Prompt& prompt, const Truth& truth, Bench& bench,
@@ -305,14 +319,12 @@ absl::StatusOr<Measured> Measure(const Prompt& prompt, const Truth& truth, Bench
   if (!after.ok()) return after.status();
   absl::StatusOr<v1::DescribeResponse> held = sequence->DescribeEntries();
   if (!held.ok()) return held.status();
-  const Needles needles = NeedlesIn(prompt, *held);
+  const std::optional<Needles> needles = NeedlesIn(prompt, *held);
   const auto per_1k = [&](Seconds spent) {
     return spent.count() * 1e3 * 1024 / prompt.shape().tokens;
   };
   Measured measured = {.row = {.name = name,
                                .unit = "rel. error",
-                               .needles = needles.on_average,
-                               .anywhere = needles.anywhere,
                                .tokens = held->tokens_kept(),
                                .elements = held->elements_kept(),
                                .bytes = held->bytes_kept(),
@@ -321,6 +333,10 @@ absl::StatusOr<Measured> Measure(const Prompt& prompt, const Truth& truth, Bench
                        .choice_seconds = after->compaction().token_choice_seconds() -
                                          before->compaction().token_choice_seconds(),
                        .held = *std::move(held)};
+  if (needles.has_value()) {
+    measured.row.needles = needles->in_a_lane;
+    measured.row.anywhere = needles->anywhere;
+  }
   absl::Status status = Judge(prompt, truth, bench, *sequence, measured.held, measured.row);
   if (!status.ok()) return status;
   return measured;
@@ -439,10 +455,11 @@ absl::StatusOr<Report> RunPolicies(const Options& options) {
       Concat(kLayers, " layers of ", shape.kv_heads, " kv heads, ", shape.tokens,
              " tokens of generated rows; queries that are judged by were not shown to the policy"));
   report.notes.push_back(
-      "kept mass and needles are of tokens that have an entry of their own; a merged entry counts "
-      "as the token it began with, and the error alone tells what it is worth");
+      "kept mass is of tokens that have an entry of their own: a merged entry counts as the token "
+      "it began with, and the error alone tells what it is worth");
   report.notes.push_back(
-      "needles: those that stayed whole in a lane, on average; anywhere: in one lane at least");
+      "needles: those that stayed whole in a lane, on average; anywhere: every token in some lane, "
+      "whichever that is; -: tokens were merged");
   report.notes.push_back(
       "show ms/1K: what the worker spends on gathering queries and sums; ms/1K: to compress, "
       "what it waits for");

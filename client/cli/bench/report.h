@@ -22,7 +22,7 @@ struct Row {
   std::optional<double> read_bytes;      // likewise, by one look at everything
   std::optional<double> kept_mass;       // share of the true attention that stays where it was
   std::optional<double> needles;         // share of needles of which every token stayed
-  std::optional<double> anywhere;        // likewise, in some lane of some layer
+  std::optional<double> anywhere;        // likewise, each in some lane of some layer
   std::optional<double> tokens;          // shares that stayed: of tokens,
   std::optional<double> elements;        // of elements,
   std::optional<double> bytes;           // of bytes

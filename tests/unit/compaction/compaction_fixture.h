@@ -99,6 +99,7 @@ class CompactionFixture : public testing::Test {
     compactor_.Appended(track.sequence, {.first_layer = 0,
                                          .layers = layers,
                                          .end_of_prompt = end_of_prompt,
+                                         .first_token = track.stamps.size() - stamps.size(),
                                          .until = track.stamps.size()});
   }
   void Append(Track& track, std::uint64_t tokens, std::uint64_t subspace,

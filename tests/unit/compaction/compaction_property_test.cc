@@ -136,9 +136,10 @@ class CompactionProperty : public CompactionFixture,
     if (!track.sequence->decoding()) track.tail.reset();
     if (!tokens.ok()) return Refused(tokens.status());
     track.stamps.insert(track.stamps.end(), stamps.begin(), stamps.end());
-    compactor_.Appended(
-        track.sequence,
-        {.layers = model.layers(), .end_of_prompt = end, .until = track.stamps.size()});
+    compactor_.Appended(track.sequence, {.layers = model.layers(),
+                                         .end_of_prompt = end,
+                                         .first_token = track.stamps.size() - stamps.size(),
+                                         .until = track.stamps.size()});
     return "";
   }
 

@@ -227,6 +227,32 @@ TEST_F(TokenJobs, AsManyTimesAsItIsAskedNothingNewChangesNothing) {
   EXPECT_EQ(PositionsOf(track).size(), 99u);
 }
 
+// Its last query decides about all of it, not each about those before it. While some of its queries
+// are missing nothing is decided about any of it, whoever looks.
+TEST_F(TokenJobs, ASecondPromptIsOneForwardStep) {
+  for (int round = 0; round < 8; ++round) {
+    Track track = NewTrack(Policy("tova:budget=10"));
+    Append(track, 10, 1);
+    ShowQueries(track, 9, 1, {track.stamps[0], 1});
+    auto told = Compress(track);
+    RunAll();
+    ExpectTold(*told);
+    Append(track, 30, 1);
+    ShowQueries(track, 10, 20, {track.stamps[0], 8});
+    compactor_.TailsMoved(track.sequence);
+    RunAll();
+    EXPECT_EQ(PositionsOf(track), Range(0, 40));
+    ShowQueries(track, 30, 9, {track.stamps[0], 8});
+    ShowQueries(track, 39, 1, {track.stamps[15], 8});
+    told = Compress(track);
+    RunAll();
+    ExpectTold(*told);
+    const std::vector<std::uint64_t> kept = PositionsOf(track);
+    EXPECT_EQ(kept.size(), 10u);
+    EXPECT_TRUE(std::ranges::binary_search(kept, 15u));
+  }
+}
+
 TEST_F(TokenJobs, ASequenceThatWasCutGoesOn) {
   Track track = NewTrack(Policy("h2o:heavy=10,recent=10"));
   Append(track, 100, 1);

@@ -197,7 +197,15 @@ class TokenOracle {
     bool advances = policies::Continues(policy) && state.decided_until > 0;
     if (policies::NeedsOf(policy).decode_queries) {
       advances |= begin == 0 && shown_from(0) >= end;
-      if (advances) end = std::min(end, shown_from(state.decided_until));
+      if (advances) {
+        std::uint64_t until = shown_from(state.decided_until);
+        for (const policies::TokenSpan& span : managed.prompts()) {  // a prompt whole, or nothing
+          if (span.begin < until && until < std::min(span.end, end)) {
+            until = std::max<std::uint64_t>(span.begin, state.decided_until);
+          }
+        }
+        end = std::min(end, until);
+      }
     }
     const std::uint64_t from = ChoosesFromAll(policy) ? 0 : begin;
 
@@ -252,6 +260,12 @@ class TokenOracle {
            .rows = queries[i].rows + skipped * model_->layout().tile(index).row_bytes()});
     }
     const std::vector<policies::TextMark> text = managed.text();
+    std::vector<policies::TokenSpan> prompts;
+    for (const policies::TokenSpan& span : managed.prompts()) {
+      if (span.end > from && span.begin < end) {
+        prompts.push_back({std::max(span.begin, from) - from, std::min(span.end, end) - from});
+      }
+    }
     kernels::LayerGeometry looked = model_->geometry(index);
     if (policies::TurnsKeysBack(policy)) looked.type = kernels::ElementType::kFp32;
     policies::HostKeyScorer scorer(*operations_, looked, std::move(keys));
@@ -261,7 +275,7 @@ class TokenOracle {
         .geometry = model_->geometry(index),
         .first = from,
         .tokens = end - std::min(end, from),
-        .decoded = end - std::min(end, std::max(from, managed.prompt_until())),
+        .prompts = prompts,
         .lanes = lanes,
         .queries = shown,
         .sums = {},

@@ -148,6 +148,7 @@ class TokensProperty : public CompactionFixture,
     compactor_.Appended(known.track.sequence, {.first_layer = first,
                                                .layers = layers,
                                                .end_of_prompt = end,
+                                               .first_token = held,
                                                .until = held + more.size()});
     return Check(known);
   }

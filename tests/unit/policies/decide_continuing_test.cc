@@ -26,15 +26,23 @@ struct Session {
     ASSERT_TRUE(decision.ok()) << decision.status();
     layer.Apply(*decision);
   }
-  void Decoded(std::uint64_t tokens) {
+  // Forward steps of so many tokens each.
+  void Came(const std::vector<std::uint64_t>& steps) {
     std::vector<std::uint64_t> held;
     for (const auto& lane : layer.lanes()) held.push_back(lane.size());
     const std::uint64_t first = layer.tokens();
-    layer.Grow(tokens);
-    const auto decision = Advance(policy, layer.Show(NeedsOf(policy), first), held, memory);
+    std::vector<TokenSpan> prompts;
+    for (const std::uint64_t tokens : steps) {
+      if (tokens > 1) prompts.push_back({layer.tokens(), layer.tokens() + tokens});
+      layer.Grow(tokens);
+    }
+    LayerView view = layer.Show(NeedsOf(policy), first);
+    view.prompts = prompts;
+    const auto decision = Advance(policy, view, held, memory);
     ASSERT_TRUE(decision.ok()) << decision.status();
     layer.Apply(*decision);
   }
+  void Decoded(std::uint64_t tokens) { Came(std::vector<std::uint64_t>(tokens, 1)); }
   // Positions that each lane holds.
   std::vector<Positions> Held() {
     std::vector<Positions> held;
@@ -50,6 +58,15 @@ Positions FirstPositions(std::uint64_t count) {
   Positions positions(count);
   std::iota(positions.begin(), positions.end(), std::uint64_t{0});
   return positions;
+}
+
+// Mostly of one token, now and then of a prompt.
+std::vector<std::uint64_t> RandomSteps(TestRandom& random) {
+  std::vector<std::uint64_t> steps(random.Between(1, 4), 1);
+  for (std::uint64_t& tokens : steps) {
+    if (random.OneIn(4)) tokens = random.Between(2, 40);
+  }
+  return steps;
 }
 
 TEST(DecideContinuing, StreamingKeepsTheFirstAndTheNewest) {
@@ -124,10 +141,12 @@ TEST(DecideContinuing, H2oIsItsDefinition) {
         ASSERT_EQ(run.Held()[lane], plain[lane].held);
       }
       const std::uint64_t first = run.layer.tokens();
-      run.Decoded(random.Between(1, 4));
+      const std::vector<std::uint64_t> steps = RandomSteps(random);
+      run.Came(steps);
       for (std::size_t lane = 0; lane < plain.size(); ++lane) {
-        for (std::uint64_t query = first; query < run.layer.tokens(); ++query) {
-          plain[lane].Pay(run.layer, lane, query);
+        std::uint64_t query = first;
+        for (const std::uint64_t tokens : steps) {
+          for (std::uint64_t i = 0; i < tokens; ++i) plain[lane].Pay(run.layer, lane, query++);
           plain[lane].Evict(heavy, recent);
         }
       }
@@ -168,11 +187,12 @@ TEST(DecideContinuing, TovaIsItsDefinition) {
     evict(run.layer.tokens() - 1);
     for (int step = 0; step < 12; ++step) {
       for (const Positions& lane : run.Held()) ASSERT_EQ(lane, held);
-      const std::uint64_t first = run.layer.tokens();
-      run.Decoded(random.Between(1, 4));
-      for (std::uint64_t query = first; query < run.layer.tokens(); ++query) {
-        held.push_back(query);
-        evict(query);
+      std::uint64_t next = run.layer.tokens();
+      const std::vector<std::uint64_t> steps = RandomSteps(random);
+      run.Came(steps);
+      for (const std::uint64_t tokens : steps) {
+        for (std::uint64_t i = 0; i < tokens; ++i) held.push_back(next++);
+        evict(next - 1);
       }
     }
   }
@@ -195,19 +215,20 @@ TEST(DecideContinuing, LaCacheIsTheLadderOfItsLayer) {
     kernels::LadderState state;
     std::vector<std::uint32_t> held;
     for (int step = 0; step < 12; ++step) {
-      const std::uint64_t first = run.layer.tokens();
-      const bool prompt = step == 0 || random.OneIn(5);
-      const std::uint64_t more = random.Between(1, prompt ? 90 : 6);
-      if (prompt) {
-        run.Prompt(more);
+      std::uint64_t next = run.layer.tokens();
+      std::vector<std::uint64_t> steps = RandomSteps(random);
+      if (step == 0 || random.OneIn(5)) {
+        steps = {random.Between(1, 90)};
+        run.Prompt(steps.front());
       } else {
-        run.Decoded(more);
+        run.Came(steps);
       }
-      for (std::uint64_t t = first; t < run.layer.tokens(); ++t) {
-        held.push_back(static_cast<std::uint32_t>(t));
-        if (!prompt) kernels::StepLadder(options, form.layer, state, held);
+      for (const std::uint64_t tokens : steps) {
+        for (std::uint64_t i = 0; i < tokens; ++i) {
+          held.push_back(static_cast<std::uint32_t>(next++));
+        }
+        kernels::StepLadder(options, form.layer, state, held);
       }
-      if (prompt) kernels::StepLadder(options, form.layer, state, held);
       for (const Positions& lane : run.Held()) {
         ASSERT_EQ(lane, Positions(held.begin(), held.end())) << text;
       }
