@@ -123,6 +123,7 @@ OpenRun Sequence::OpenRunOf(std::uint32_t index, bool whole) const {
   OpenRun run = {.lane = index, .layer = layer, .kv_head = index - layout.lane(layer, 0)};
   run.losses = lane.losses;
   if (whole) run.settled.assign(segments.begin(), segments.begin() + first);
+  for (std::size_t i = 0; i < first && !whole; ++i) run.before += segments[i].entries;
   run.provisional.assign(segments.begin() + first, segments.begin() + first_plain);
   run.plain.assign(segments.begin() + first_plain, segments.end());
   run.first_position =

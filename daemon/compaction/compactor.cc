@@ -128,7 +128,8 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Se
   absl::StatusOr<std::shared_ptr<cache::Sequence>> child = fork();
   if (!child.ok()) return child;
   const std::uint64_t tokens = (*child)->Describe(/*lanes=*/false).tokens;
-  const auto own = std::make_shared<ManagedSequence>(*managed, pause, (*child)->model(), tokens);
+  const auto own = std::make_shared<ManagedSequence>(*managed, pause, (*child)->model(), tokens,
+                                                     *(*child)->memory().observations);
   (*child)->set_companion(own);
   for (std::uint32_t lane = 0; lane < ahead.size(); ++lane) {
     if (ahead[lane].has_value() && own->WantSeal(lane, *ahead[lane])) {
@@ -167,8 +168,8 @@ absl::Status Compactor::TakeHeadOf(cache::Sequence& sequence, const cache::Seque
   if (!taken.ok() || !*taken || !managed->policy().drops_entries()) return taken.status();
   if (ManagedSequence::Of(sequence) != managed) return absl::OkStatus();  // another policy by now
   const std::uint64_t tokens = sequence.Describe(/*lanes=*/false).tokens;
-  sequence.set_companion(
-      std::make_shared<ManagedSequence>(*theirs, their_pause, sequence.model(), tokens));
+  sequence.set_companion(std::make_shared<ManagedSequence>(
+      *theirs, their_pause, sequence.model(), tokens, *sequence.memory().observations));
   return absl::OkStatus();
 }
 
@@ -196,11 +197,25 @@ std::optional<kernels::SelectionRule> Compactor::SelectionOf(const cache::Sequen
 
 // ---- what happens to a sequence
 
+void Compactor::Appending(const cache::Sequence& sequence, const Rows& rows) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  if (managed != nullptr && !rows.decoded) managed->TakePrompt(rows.first_token, rows.until);
+}
+
+void Compactor::NotAppended(cache::Sequence& sequence) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  if (managed == nullptr) return;
+  std::uint64_t held = 0;
+  for (std::uint32_t layer = 0; layer < sequence.model().layers(); ++layer) {
+    held = std::max(held, sequence.TokensOfLayer(layer).value_or(0));
+  }
+  managed->CutPromptsTo(held);
+}
+
 // At most one job waits for each lane, however often a worker says that its prompt has ended.
 void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr) return;
-  if (!rows.decoded) managed->TakePrompt(rows.first_token, rows.until);
   if (managed->policy().chooses()) {
     // What stays is decided when all of the prompt is there.
     if (rows.end_of_prompt) QueueChoices(sequence, managed, rows, JobPriority::kSeals, nullptr);

@@ -68,18 +68,21 @@ class Compactor {
   static std::optional<kernels::SelectionRule> SelectionOf(const cache::Sequence& sequence,
                                                            std::uint32_t layer);
 
-  // Rows came in by Append.
+  // Rows that come in by Append.
   struct Rows {
     std::uint32_t first_layer = 0;
     std::uint32_t layers = 0;
     bool end_of_prompt = false;
     bool decoded = false;
     std::uint64_t first_token = 0;
-    std::uint64_t until = 0;  // tokens that these layers hold now
+    std::uint64_t until = 0;  // tokens that these layers hold then
     // Of Compress: the worker has shown what it will. What a policy misses then is an error; else
     // what has not been shown yet is decided about another time.
     bool all_shown = false;
   };
+  // Before anybody can see them, and where they did not come after all.
+  void Appending(const cache::Sequence& sequence, const Rows& rows);
+  void NotAppended(cache::Sequence& sequence);
   void Appended(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows);
   // Full tiles moved from the tail into segments.
   void TailsMoved(const std::shared_ptr<cache::Sequence>& sequence);
@@ -136,7 +139,8 @@ class Compactor {
                             ManagedSequence& managed, std::uint32_t layer);
   struct AskedLayer {
     std::uint32_t index;
-    bool all_shown;
+    bool all_shown;  // Rows::all_shown
+    bool decoding;   // asked for by tokens that were decoded
   };
   absl::Status Choose(cache::Sequence& sequence, ManagedSequence& managed, AskedLayer asked);
   // What is chosen now; ChoiceOf also measures the time that it takes.

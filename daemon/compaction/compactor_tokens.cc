@@ -116,7 +116,12 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
           managed->layer(layer).pending.fetch_sub(1);
           absl::Status status = stays.status();
           if (status.ok()) status = EncodeBefore(held, *managed, layer);
-          if (status.ok()) status = Choose(*held, *managed, {layer, ticket.all_shown()});
+          if (status.ok()) {
+            status = Choose(*held, *managed,
+                            {.index = layer,
+                             .all_shown = ticket.all_shown(),
+                             .decoding = priority == JobPriority::kTails});
+          }
           if (ticket.waited_for()) {
             ticket.Report(status);
           } else if (!status.ok() && !absl::IsNotFound(status)) {
@@ -214,7 +219,8 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
                               .policy = &managed.policy(),
                               .text = text,
                               .prompts = prompts,
-                              .all_shown = asked.all_shown},
+                              .all_shown = asked.all_shown,
+                              .decoding = asked.decoding},
                              index);
   const std::uint32_t decides = policies::DecidesFor(managed.policy(), index);
   if (decides == index) return chooser.Choose(state);
@@ -245,9 +251,10 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
     // Every layer keeps equally many: the same for all, whichever is done last.
     moves = {.shift = choice.until - choice.lanes.front().kept.size(), .until = choice.until};
   }
-  // Lanes that keep all are settled with the others: the next choice is not about their rows,
-  // either.
-  const bool settles = LeavesRows(policy) && !ChoosesFromAll(policy) && !choice.waits;
+  // Lanes that keep all are settled with the others, whatever their form: the next choice is not
+  // about their rows, either, and finds the layer's lanes alike.
+  const bool settles = !ChoosesFromAll(policy) && !choice.waits && policy.drops_entries() &&
+                       (LeavesRows(policy) || !choice.UntouchedAll());
   for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
     if (choice.done[head] || (choice.Untouched(head) && !settles && LeavesRows(policy))) continue;
     const std::uint32_t index = layout.lane(layer, head);

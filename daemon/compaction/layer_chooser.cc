@@ -257,12 +257,20 @@ std::uint64_t LayerChooser::WholeSteps(std::uint64_t until, std::uint64_t end) c
   return until;
 }
 
+// The first token of the prompt that ends there, of which more may come; `end`: there is none.
+std::uint64_t LayerChooser::OpenPrompt(std::uint64_t end) const {
+  if (options_.prompts.empty()) return end;
+  const policies::TokenSpan& last = options_.prompts.back();
+  return last.end >= end ? std::min(last.begin, end) : end;
+}
+
 absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const {
   const policies::Policy& policy = *options_.policy;
   const bool whole = ChoosesFromAll(policy);
   absl::StatusOr<Lanes> lanes = Look(whole, ReadsKeys(policy));
   if (!lanes.ok()) return lanes.status();
   const std::uint64_t decided_until = state.decided_until;
+  if (options_.decoding) lanes->CutAt(std::max(decided_until, OpenPrompt(lanes->end)));
   bool advances = policies::Continues(policy) && decided_until > 0;
   if (policies::NeedsOf(policy).decode_queries) {
     const std::vector<policies::HeadQueries> queries = state.observation.queries();
@@ -312,7 +320,7 @@ bool LayerChooser::LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) 
     return std::find(lanes.channels_gone.begin(), lanes.channels_gone.end(), false) !=
            lanes.channels_gone.end();
   }
-  return !ChoosesFromAll(policy) && LeavesRows(policy) && choice.UntouchedAll();
+  return !ChoosesFromAll(policy) && choice.UntouchedAll();
 }
 
 // What was decided about may still be open: to packing, or because it ends where the lane does.

@@ -77,6 +77,8 @@ class LayerChooser {
     // The worker has shown what it will. Otherwise what the newest tokens need may be on its way,
     // and the next choice is about them.
     bool all_shown = false;
+    // Asked for by tokens that were decoded: a prompt that still comes is left alone.
+    bool decoding = false;
   };
   LayerChooser(const Options& options, std::uint32_t layer);
 
@@ -98,6 +100,7 @@ class LayerChooser {
   bool NothingNew(const Lanes& lanes, const LayerState& state) const;
   absl::Status OfLayer(const absl::Status& why) const;
   std::uint64_t WholeSteps(std::uint64_t until, std::uint64_t end) const;
+  std::uint64_t OpenPrompt(std::uint64_t end) const;
   absl::Status CheckShown(std::span<const policies::HeadQueries> queries, std::uint64_t until,
                           std::uint64_t end) const;
 

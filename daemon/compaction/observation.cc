@@ -196,6 +196,17 @@ Observation::HeadRows Observation::Merged(const HeadRows& before, const HeadRows
   return merged;
 }
 
+std::optional<Observation> Observation::Copy(pool::Account& budget) const {
+  absl::StatusOr<pool::Charge> charge = budget.Reserve(pool::MemoryTag::kObservations, bytes());
+  if (!charge.ok()) return std::nullopt;
+  Observation copy;
+  copy.heads_ = heads_;
+  copy.sums_first_ = sums_first_;
+  copy.sums_ = sums_;
+  copy.charge_ = *std::move(charge);
+  return copy;
+}
+
 std::uint64_t Observation::bytes() const {
   std::uint64_t sum = 0;
   for (const HeadRows& head : heads_) {

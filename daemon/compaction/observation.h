@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -53,6 +54,8 @@ class Observation {
   absl::Status Take(const ShownLayer& shown, const policies::Needs& needs,
                     const cache::Model& model, const kernels::Operations& operations,
                     pool::Account& budget);
+  // Of a fork; nothing where the budget has no room for it.
+  std::optional<Observation> Copy(pool::Account& budget) const;
   // What was decided about: queries of tokens before this one, and all sums.
   void ForgetBefore(std::uint64_t position);
   // The sequence was cut: queries from there on, and sums that they paid to.

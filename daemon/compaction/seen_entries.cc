@@ -2,7 +2,7 @@
 
 namespace tessera::compaction {
 
-SeenEntries::SeenEntries(const cache::OpenRun& run) {
+SeenEntries::SeenEntries(const cache::OpenRun& run) : before_(run.before) {
   for (const std::vector<cache::HeldSegment>* segments :
        {&run.settled, &run.provisional, &run.plain}) {
     for (const cache::HeldSegment& held : *segments) Add(held);

@@ -15,7 +15,10 @@ class SeenEntries {
   explicit SeenEntries(const cache::OpenRun& run);
 
   policies::LaneEntries view() const {
-    return {.count = positions_.size(), .positions = positions_, .weights = weights_};
+    return {.count = positions_.size(),
+            .positions = positions_,
+            .weights = weights_,
+            .before = before_};
   }
 
  private:
@@ -23,6 +26,7 @@ class SeenEntries {
 
   std::vector<std::uint64_t> positions_;
   std::vector<float> weights_;  // empty: 1
+  std::uint64_t before_;
 };
 
 }  // namespace tessera::compaction

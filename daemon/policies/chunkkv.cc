@@ -304,8 +304,12 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
   return DecideChunks(std::get<ChunkKvPolicy>(tokens), view);
 }
 
+bool OneForAll(const TokenPolicy& tokens) {
+  return std::get<ChunkKvPolicy>(tokens).scope == Scope::kLayer;
+}
+
 constexpr TokenSystem kSystem = {
-    .is = Is<ChunkKvPolicy>, .needs = NeedsFrom, .decide = DecideLayer};
+    .is = Is<ChunkKvPolicy>, .needs = NeedsFrom, .decide = DecideLayer, .one_for_all = OneForAll};
 
 }  // namespace
 

@@ -168,13 +168,25 @@ absl::StatusOr<std::vector<std::uint64_t>> EntriesByTau(std::span<const Cluster>
   return totals;
 }
 
+// Of all lanes together. Where others were decided about before, what they have left over counts:
+// a short prompt's sinks and newest tokens alone may be more than its share.
+std::uint64_t MostEntries(double budget, const LayerView& view) {
+  const auto lanes = static_cast<double>(view.lanes.size());
+  std::uint64_t before = 0;
+  for (const LaneEntries& lane : view.lanes) before += lane.before;
+  const std::uint64_t in_sight =
+      kernels::CountDown(budget * static_cast<double>(view.tokens) * lanes);
+  const std::uint64_t in_all =
+      kernels::CountDown(budget * static_cast<double>(view.first + view.tokens) * lanes);
+  return std::max(in_sight, in_all - std::min(in_all, before));
+}
+
 // The largest tau whose entries are within the budget. A greater tau need not leave more entries,
 // so that each is tried. While tokens are decoded nothing can be done about those of the chunk that
-// is left open: where they alone are too many, as little stays as can.
+// is left open: where the others are within the budget, as little stays as can.
 absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
                               const LayerView& view) {
-  const double all = static_cast<double>(view.tokens) * static_cast<double>(view.lanes.size());
-  const std::uint64_t most = kernels::CountDown(budget * all);
+  const std::uint64_t most = MostEntries(budget, view);
   const absl::StatusOr<std::vector<std::uint64_t>> totals = EntriesByTau(clusters, view);
   if (!totals.ok()) return totals.status();
   for (std::size_t step = totals->size(); step-- > 0;) {
@@ -190,22 +202,21 @@ absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
     return static_cast<double>(totals->rend() - last - 1) / kTauSteps;
   }
   constexpr double kSteps = 10000;
+  const double all = static_cast<double>(view.tokens) * static_cast<double>(view.lanes.size());
   const double enough =
       static_cast<double>(kernels::CountUp(static_cast<double>(least - open) / all * kSteps)) /
       kSteps;
-  return absl::InvalidArgumentError(
-      Concat(kSemantiCacheName, ": budget ", budget, " of ", view.tokens, " tokens in ",
-             view.lanes.size(), " kv heads is ", most, " entries, and no tau leaves less than ",
-             least - open, "; a budget of ", enough, " is enough"));
+  return absl::InvalidArgumentError(Concat(
+      kSemantiCacheName, ": budget ", budget, " of ", view.tokens, " tokens in ", view.lanes.size(),
+      " kv heads is ", most, " entries, and no tau leaves less than ", least - open,
+      open == 0 ? "" : " beside the chunk that goes on", "; a budget of ", enough, " is enough"));
 }
 
-// Where a chunk of text ends nobody knows while its tokens are not named.
+// Where a chunk of text ends nobody knows while tokens are not named, those too that do not stay.
 absl::Status CheckText(const LayerView& view) {
-  for (const LaneEntries& lane : view.lanes) {
-    for (const std::uint64_t position : lane.positions) {
-      if (position < view.text.size() && view.text[position] != TextMark::kNotShown) continue;
-      return Missing(kSemantiCacheName, Concat("the id of token ", view.first + position, " has"));
-    }
+  for (std::uint64_t token = 0; token < view.tokens; ++token) {
+    if (token < view.text.size() && view.text[token] != TextMark::kNotShown) continue;
+    return Missing(kSemantiCacheName, Concat("the id of token ", view.first + token, " has"));
   }
   return absl::OkStatus();
 }
@@ -311,6 +322,12 @@ std::string CheckBeside(const Term& term, const Term& other) {
   if (DecidesFor(alone, 1) != 1) {
     return Concat("layers that share a choice of ", other.kind->name,
                   " have keys of their own, which are not alike where another layer's are");
+  }
+  const TokenSystem& system = *other.kind->tokens;
+  const bool one_for_all = system.one_for_all != nullptr && system.one_for_all(*alone.tokens);
+  if (ScopeOf(term.values.Word("scope")) == Scope::kLayer && !one_for_all) {
+    return Concat("scope=layer joins the keys of all kv heads token by token, and under ",
+                  other.kind->name, " each keeps its own tokens");
   }
   if (term.values.Word(kKeySpace) == "pre") {
     return Concat("keys are turned back for key_space=pre, and ", other.kind->name,

@@ -28,7 +28,10 @@ StayingEntries::StayingEntries(const LayerView& view, const LayerDecision& stay)
       positions.push_back(all.positions[entry]);
       if (!all.weights.empty()) weights.push_back(all.weights[entry]);
     }
-    lanes_.push_back({.count = positions.size(), .positions = positions, .weights = weights});
+    lanes_.push_back({.count = positions.size(),
+                      .positions = positions,
+                      .weights = weights,
+                      .before = all.before});
   }
   view_.lanes = lanes_;
   view_.scorer = &scorer_;

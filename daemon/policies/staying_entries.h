@@ -1,5 +1,5 @@
-// What a policy that merges is shown where another one has said which tokens stay: those alone, as
-// if there were no others. What it decides is then said of all.
+// What a policy that merges is shown where another one has said which tokens stay: those alone.
+// What it decides is then said of all.
 #pragma once
 
 #include <cstdint>

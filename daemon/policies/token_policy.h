@@ -63,6 +63,7 @@ struct LaneEntries {
   std::uint64_t count = 0;
   std::span<const std::uint64_t> positions;  // [count], ascending
   std::span<const float> weights;            // [count] tokens each stands for; empty: 1
+  std::uint64_t before = 0;                  // entries out of sight, of tokens before the view's
 };
 
 // Queries of one query head that the worker has shown, by position, each position once.

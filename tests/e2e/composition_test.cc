@@ -207,6 +207,64 @@ INSTANTIATE_TEST_SUITE_P(Systems, Composition,
                                          std::get<1>(one.param).name);
                          });
 
+// Prompts one after another, of which each is decided about. In the first head keys are alike, in
+// the other they are not: its lanes keep all that one system leaves, and are done with nonetheless.
+TEST_F(Tokens, PromptAfterPromptIsChosenFromAndMerged) {
+  Shape({.layers = 1, .query_heads = 2, .kv_heads = 2, .head_dim = 64});
+  for (const char* form : {"", "+quest", "+mosaickv", "+mosaickv+int8"}) {
+    const std::string policy =
+        Concat("chunkkv:budget=0.8,window=8+semanticache:tau=0.7,sink=2,recent=8", form);
+    SCOPED_TRACE(policy);
+    client::Sequence sequence = NewSequence(policy);
+    SyntheticSequence truth(shape_, random_.Bits());
+    std::uint64_t held[2] = {0, 0};
+    for (const std::uint64_t tokens : {60, 200, 200}) {
+      const std::uint64_t first = truth.tokens();
+      truth.Grow(tokens);
+      auto keys = truth.KeysOfAllLayers(first, tokens);
+      for (std::uint64_t t = 0; t < tokens; ++t) {
+        std::copy_n(truth.Key(0, 0, 1).begin(), 64, &keys[t * 128]);
+      }
+      const auto values = truth.ValuesOfAllLayers(first, tokens);
+      ASSERT_TRUE(
+          sequence.Append({.key = BytesOf(keys), .value = BytesOf(values), .tokens = tokens}).ok());
+      Observe(sequence, truth, first, tokens);
+      ASSERT_TRUE(sequence.ObserveTokens(first, std::vector<std::uint32_t>(tokens, 7)).ok());
+      Compress(sequence);
+      const v1::DescribeResponse now = Entries(sequence);
+      const std::uint64_t stay = tokens * 4 / 5;
+      EXPECT_EQ(Lane(now, 0, 0).entries() - held[0], 2 * (first == 0) + 1 + 8);
+      EXPECT_EQ(Lane(now, 0, 1).entries() - held[1], stay);
+      for (std::uint32_t head = 0; head < 2; ++head) held[head] = Lane(now, 0, head).entries();
+    }
+  }
+}
+
+// What a short prompt's end has not decided about is decided about with the next one, whatever form
+// rows take then.
+TEST_F(Tokens, AShortPromptWaitsForTheNext) {
+  Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
+  for (const char* policy : {"snapkv", "snapkv+quest", "chunkkv+quest", "snapkv+mosaickv",
+                             "chunkkv+mosaickv+int8", "snapkv+semanticache+quest"}) {
+    SCOPED_TRACE(policy);
+    client::Sequence sequence = NewSequence(policy);
+    SyntheticSequence truth(shape_, random_.Bits());
+    for (const std::uint64_t tokens : {150, 20}) {
+      Append(sequence, truth, tokens);
+      ASSERT_TRUE(
+          sequence.ObserveTokens(truth.tokens() - tokens, std::vector<std::uint32_t>(tokens, 7))
+              .ok());
+      Compress(sequence);
+      // A fork has been shown what its parent has.
+      auto fork = sequence.Fork();
+      ASSERT_TRUE(fork.ok()) << fork.status();
+      Compress(*fork);
+      EXPECT_EQ(Entries(*fork).tokens_kept(), Entries(sequence).tokens_kept());
+    }
+    EXPECT_LE(Lane(Entries(sequence), 1).entries(), 34u);
+  }
+}
+
 TEST_F(Tokens, ThreeSystemsAndInt8Together) {
   Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
   client::Sequence sequence = NewSequence(

@@ -70,6 +70,27 @@ TEST_P(Handover, WhoeverTakesItGoesOnUnderItsPolicy) {
   ExpectAttendsToWhatIsLeft(sequence, truth, 0.02);
 }
 
+// What was shown and not yet decided by is the fork's, too: who forks has never had it.
+using HandoverOfShownRows = Handover;
+TEST_F(HandoverOfShownRows, AForkGoesOn) {
+  for (const char* policy : {"tova:budget=40", "h2o:heavy=20,recent=20"}) {
+    SCOPED_TRACE(policy);
+    client::Sequence sequence = NewSequence(policy);
+    SyntheticSequence truth(shape_, random_.Bits());
+    Append(sequence, truth, 100);
+    Compress(sequence);
+    DecodeBy(*mapped_, sequence, truth, 5);
+    HandTo(*remote_, sequence);
+    auto fork = sequence.Fork();
+    ASSERT_TRUE(fork.ok()) << fork.status();
+    DecodeBy(*remote_, *fork, truth, 40);
+    const auto compressed = fork->Compress();
+    ASSERT_TRUE(compressed.ok()) << compressed.status();
+    const v1::DescribeResponse held = Entries(*fork);
+    for (const v1::LaneDescription& lane : held.lane()) EXPECT_EQ(lane.entries(), 40u);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, Handover,
                          testing::Values("dense", "snapkv:budget=0.5,window=8",
                                          "chunkkv:budget=0.7,chunk=4,window=8",

@@ -44,7 +44,7 @@ class CompactionConcurrency : public testing::Test {
         story.sequence->Append({0, layers, held, tokens}, DrawnRows(model_->layout(), stamps))
             .ok());
     story.tokens.store(held + tokens);
-    compactor_->Appended(story.sequence, {0, layers, end, false, held + tokens});
+    compactor_->Appended(story.sequence, {.layers = layers, .end_of_prompt = end});
     compactor_->TailsMoved(story.sequence);
   }
 

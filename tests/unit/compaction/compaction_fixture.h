@@ -90,17 +90,17 @@ class CompactionFixture : public testing::Test {
 
   // As a request brings them.
   void AppendStamps(Track& track, const Stamps& stamps, bool end_of_prompt = false) {
-    const std::uint32_t layers = model_->layers();
+    const Compactor::Rows rows = {.layers = model_->layers(),
+                                  .end_of_prompt = end_of_prompt,
+                                  .first_token = track.stamps.size(),
+                                  .until = track.stamps.size() + stamps.size()};
+    compactor_.Appending(*track.sequence, rows);
     const absl::StatusOr<std::uint64_t> tokens = track.sequence->Append(
-        {0, layers, track.stamps.size(), stamps.size()}, DrawnRows(model_->layout(), stamps));
+        {0, rows.layers, rows.first_token, stamps.size()}, DrawnRows(model_->layout(), stamps));
     ASSERT_TRUE(tokens.ok()) << tokens.status();
     track.tail.reset();
     track.stamps.insert(track.stamps.end(), stamps.begin(), stamps.end());
-    compactor_.Appended(track.sequence, {.first_layer = 0,
-                                         .layers = layers,
-                                         .end_of_prompt = end_of_prompt,
-                                         .first_token = track.stamps.size() - stamps.size(),
-                                         .until = track.stamps.size()});
+    compactor_.Appended(track.sequence, rows);
   }
   void Append(Track& track, std::uint64_t tokens, std::uint64_t subspace,
               bool end_of_prompt = false) {

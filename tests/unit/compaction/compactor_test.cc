@@ -65,7 +65,8 @@ TEST_F(CompactorTest, LayersAreCompressedByThemselves) {
     ASSERT_TRUE(
         track.sequence->Append({layer, 1, 0, stamps.size()}, DrawnRows(model_->layout(), stamps))
             .ok());
-    compactor_.Appended(track.sequence, {layer, 1, layer == 1, false, stamps.size()});
+    compactor_.Appended(track.sequence,
+                        {.first_layer = layer, .layers = 1, .end_of_prompt = layer == 1});
   }
   RunAll();
   const cache::SequenceView view = View(track);

@@ -159,7 +159,7 @@ TEST_F(TokenJobs, PositionsMoveLayerByLayer) {
   for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
     ASSERT_TRUE(
         track.sequence->Append({layer, 1, 0, 100}, DrawnRows(model_->layout(), stamps)).ok());
-    compactor_.Appended(track.sequence, {layer, 1, true, false, 100});
+    compactor_.Appended(track.sequence, {.first_layer = layer, .layers = 1, .end_of_prompt = true});
     RunAll();
     EXPECT_EQ(worker_->Block(*track.sequence).next_position.load(), layer == 3 ? 42u : 0u);
   }
@@ -251,6 +251,23 @@ TEST_F(TokenJobs, ASecondPromptIsOneForwardStep) {
     EXPECT_EQ(kept.size(), 10u);
     EXPECT_TRUE(std::ranges::binary_search(kept, 15u));
   }
+}
+
+// What was decoded before it asks meanwhile: of a prompt that still comes nothing goes.
+TEST_F(TokenJobs, APromptThatStillComesIsLeftAlone) {
+  Track track = NewTrack(Policy("lacache:budget=40,span=2,sink=4"));
+  Append(track, 60, 1);
+  auto told = Compress(track);
+  RunAll();
+  ExpectTold(*told);
+  const std::size_t left = PositionsOf(track).size();
+  Append(track, 50, 1);
+  compactor_.TailsMoved(track.sequence);
+  RunAll();
+  EXPECT_EQ(PositionsOf(track).size(), left + 50);
+  Append(track, 50, 1, /*end_of_prompt=*/true);
+  RunAll();
+  EXPECT_LE(PositionsOf(track).size(), 41u);
 }
 
 TEST_F(TokenJobs, ASequenceThatWasCutGoesOn) {

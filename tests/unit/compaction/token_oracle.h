@@ -82,8 +82,10 @@ class TokenOracle {
     const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*track.sequence);
     for (std::uint32_t layer = 0; layer < layers_.size(); ++layer) {
       const std::uint32_t decides = policies::DecidesFor(policy, layer);
-      const auto decided = Decided(track, policy, *managed, decides);
-      if (decided.has_value()) {
+      // Who asks because of decoded tokens leaves a prompt alone of which more may come.
+      for (const bool leaves_open : {false, true}) {
+        const auto decided = Decided(track, policy, *managed, decides, leaves_open);
+        if (!decided.has_value()) continue;
         outcomes[layer].push_back(After(track, policy, layer, decided->first, decided->second));
       }
       if (decides == layer) continue;
@@ -172,7 +174,8 @@ class TokenOracle {
 
   using Decision = std::pair<policies::LayerDecision, std::vector<std::uint64_t>>;
   std::optional<Decision> Decided(const Track& track, const policies::Policy& policy,
-                                  ManagedSequence& managed, std::uint32_t index) const {
+                                  ManagedSequence& managed, std::uint32_t index,
+                                  bool leaves_open) const {
     ManagedSequence::ManagedLayer& kept = managed.layer(index);
     MutexLock lock(kept.mutex);
     const LayerState& state = kept.state;
@@ -186,6 +189,10 @@ class TokenOracle {
       end = std::max(end, lane.entries.back().position + 1);
     }
     if (end == 0) begin = 0;
+    const std::vector<policies::TokenSpan> all_prompts = managed.prompts();
+    if (leaves_open && !all_prompts.empty() && all_prompts.back().end >= end) {
+      end = std::min(end, std::max<std::uint64_t>(all_prompts.back().begin, state.decided_until));
+    }
     const std::vector<policies::HeadQueries> queries = state.observation.queries();
     const auto shown_from = [&](std::uint64_t token) {
       for (const std::uint64_t position :
@@ -199,7 +206,7 @@ class TokenOracle {
       advances |= begin == 0 && shown_from(0) >= end;
       if (advances) {
         std::uint64_t until = shown_from(state.decided_until);
-        for (const policies::TokenSpan& span : managed.prompts()) {  // a prompt whole, or nothing
+        for (const policies::TokenSpan& span : all_prompts) {  // a prompt whole, or nothing
           if (span.begin < until && until < std::min(span.end, end)) {
             until = std::max<std::uint64_t>(span.begin, state.decided_until);
           }
@@ -261,7 +268,7 @@ class TokenOracle {
     }
     const std::vector<policies::TextMark> text = managed.text();
     std::vector<policies::TokenSpan> prompts;
-    for (const policies::TokenSpan& span : managed.prompts()) {
+    for (const policies::TokenSpan& span : all_prompts) {
       if (span.end > from && span.begin < end) {
         prompts.push_back({std::max(span.begin, from) - from, std::min(span.end, end) - from});
       }

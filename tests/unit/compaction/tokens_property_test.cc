@@ -141,15 +141,17 @@ class TokensProperty : public CompactionFixture,
     const bool end = random_.OneIn(2);
     Say("append " + std::to_string(more.size()) + " to layers from " + std::to_string(first) +
         (layers == 1 ? " alone" : "") + (end ? ", the end, of " : " of ") + Name(known));
+    const Compactor::Rows rows = {.first_layer = first,
+                                  .layers = layers,
+                                  .end_of_prompt = end,
+                                  .first_token = held,
+                                  .until = held + more.size()};
+    compactor_.Appending(*known.track.sequence, rows);
     const absl::StatusOr<std::uint64_t> tokens = known.track.sequence->Append(
         {first, layers, held, more.size()}, DrawnRows(model_->layout(), more));
     if (!tokens.ok()) return tokens.status().ToString();
     known.track.tail.reset();
-    compactor_.Appended(known.track.sequence, {.first_layer = first,
-                                               .layers = layers,
-                                               .end_of_prompt = end,
-                                               .first_token = held,
-                                               .until = held + more.size()});
+    compactor_.Appended(known.track.sequence, rows);
     return Check(known);
   }
   // Layers that stayed behind catch up.

@@ -57,6 +57,11 @@ TEST(Combination, WhatCannotBeMergedIsSaid) {
       "counts entries; what is merged stands for several");
   EXPECT_THAT(ErrorOf("semanticache+chunkkv:reuse=2"),
               HasSubstr("layers that share a choice of chunkkv have keys of their own"));
+  EXPECT_THAT(ErrorOf("snapkv+semanticache:scope=layer"),
+              HasSubstr("under snapkv each keeps its own tokens"));
+  EXPECT_THAT(ErrorOf("chunkkv:scope=head+semanticache:scope=layer"),
+              HasSubstr("under chunkkv each keeps its own tokens"));
+  EXPECT_TRUE(ParsePolicy("chunkkv+semanticache:scope=layer").ok());
   EXPECT_THAT(ErrorOf("snapkv+semanticache:key_space=pre"),
               HasSubstr("snapkv has queries look at them as they are stored"));
 }

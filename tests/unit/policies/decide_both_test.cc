@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -75,6 +76,41 @@ TEST(DecideBoth, WhatStaysIsMerged) {
     }
   }
   EXPECT_GT(merged, 30);
+}
+
+// Chunks of text end at tokens that do not stay, too.
+TEST(DecideBoth, EveryTokenMustBeNamed) {
+  TestRandom random;
+  ShownLayer layer(RandomForm(random), ExactOperations(), random);
+  MakeText(layer, 100, random);
+  layer.text()[1] = TextMark::kNotShown;
+  const Policy both = Parsed("chunkkv:window=8,tokens=8+semanticache:sink=0,recent=0");
+  LayerMemory memory;
+  const absl::Status status =
+      Decide(both, layer.Show(NeedsOf(both), layer.tokens()), memory).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(AsStringView(status.message())), testing::HasSubstr("id of token 1"));
+}
+
+// A second prompt may be too short for its share: what the first one has left over is there for it.
+TEST(DecideBoth, ABudgetIsOfTheWholeSequence) {
+  TestRandom random;
+  ShownLayer layer({.query_heads = 2, .kv_heads = 2}, ExactOperations(), random);
+  layer.Grow(60);
+  for (auto& lane : layer.lanes()) {  // keys of zeros are like no other: nothing can be merged
+    for (ShownLayer::Entry& entry : lane) std::ranges::fill(entry.key, 0.0f);
+  }
+  const Policy policy = Parsed("semanticache:budget=0.35,delimiters=0");
+  LayerMemory memory;
+  LayerView view = layer.Show(NeedsOf(policy), layer.tokens());
+  EXPECT_EQ(Decide(policy, view, memory).status().code(), absl::StatusCode::kInvalidArgument);
+  std::vector<LaneEntries> lanes(view.lanes.begin(), view.lanes.end());
+  view.lanes = lanes;
+  view.first = 1000;
+  for (const std::uint64_t before : {130, 311, 312, 900}) {  // 371 of 1060 may stay
+    for (LaneEntries& lane : lanes) lane.before = before;
+    EXPECT_EQ(Decide(policy, view, memory).ok(), before <= 311) << before;
+  }
 }
 
 TEST(DecideBoth, BothAreAskedFor) {
