@@ -11,6 +11,9 @@
 
 #include "daemon/base/strings.h"
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
@@ -18,6 +21,9 @@
 namespace tessera {
 
 namespace {
+
+// Where the kernel allows huge pages of shared memory, they need places of their alignment.
+constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
 
 int Protection(Access access) {
   return access == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
@@ -52,20 +58,26 @@ AddressRange::~AddressRange() {
 }
 
 absl::StatusOr<AddressRange> AddressRange::Reserve(std::uint64_t bytes) {
-  void* base = MapNothing(nullptr, bytes, 0);
+  const std::uint64_t page = PageBytes();
+  const std::uint64_t whole = (bytes + page - 1) / page * page;
+  const std::uint64_t slack = bytes >= kHugePage ? kHugePage - page : 0;
+  void* base = MapNothing(nullptr, whole + slack, 0);
   if (base == MAP_FAILED) {
     return ErrnoStatus(Concat("reserving ", bytes, " bytes of address space"));
   }
-  return AddressRange(static_cast<std::byte*>(base), bytes);
+  auto* begin = static_cast<std::byte*>(base);
+  const std::uint64_t past = reinterpret_cast<std::uintptr_t>(begin) % kHugePage;
+  const std::uint64_t before = slack == 0 || past == 0 ? 0 : kHugePage - past;
+  if (before > 0) ::munmap(begin, before);
+  if (slack > before) ::munmap(begin + before + whole, slack - before);
+  return AddressRange(begin + before, bytes);
 }
 
 absl::StatusOr<AddressRange> AddressRange::Map(int fd, std::uint64_t bytes, Access access) {
-  void* base = ::mmap(nullptr, bytes, Protection(access), MAP_SHARED, fd, 0);
-  if (base == MAP_FAILED) {
-    return ErrnoStatus(Concat("mapping ", bytes, " bytes of shared memory"));
-  }
-  ::madvise(base, bytes, MADV_DONTDUMP);
-  return AddressRange(static_cast<std::byte*>(base), bytes);
+  absl::StatusOr<AddressRange> range = Reserve(bytes);
+  if (!range.ok()) return range.status();
+  if (absl::Status status = range->MapAt(0, fd, bytes, access); !status.ok()) return status;
+  return range;
 }
 
 absl::Status AddressRange::MapAt(std::uint64_t offset, int fd, std::uint64_t bytes, Access access) {
@@ -101,6 +113,10 @@ absl::StatusOr<Memfd> Memfd::Create(std::string_view name, std::uint64_t bytes) 
 }
 
 absl::Status Memfd::Prefault() {
+  if (bytes_ >= kHugePage) {  // fallocate alone would take small pages, whatever is allowed
+    absl::StatusOr<AddressRange> range = AddressRange::Map(fd_.get(), bytes_, Access::kReadWrite);
+    if (range.ok()) ::madvise(range->data(), bytes_, MADV_POPULATE_WRITE);
+  }
   while (::fallocate(fd_.get(), 0, 0, static_cast<off_t>(bytes_)) != 0) {
     if (errno == EINTR) continue;  // a signal came while pages were cleared
     return ErrnoStatus(Concat("allocating ", bytes_, " bytes of shared memory"));

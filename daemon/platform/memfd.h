@@ -28,6 +28,7 @@ class AddressRange {
   AddressRange& operator=(const AddressRange&) = delete;
   ~AddressRange();
 
+  // Large ranges begin at a multiple of 2 MiB, so that huge pages may back them.
   static absl::StatusOr<AddressRange> Reserve(std::uint64_t bytes);
   // A range that is one mapping of `fd`.
   static absl::StatusOr<AddressRange> Map(int fd, std::uint64_t bytes, Access access);
@@ -59,7 +60,8 @@ class Memfd {
   Memfd() = default;
   static absl::StatusOr<Memfd> Create(std::string_view name, std::uint64_t bytes);
 
-  // Allocates every page now, so that a later write cannot fail with SIGBUS for lack of memory.
+  // Allocates every page now, so that a later write cannot fail with SIGBUS for lack of memory:
+  // huge ones where the kernel allows them (transparent_hugepage/shmem_enabled).
   absl::Status Prefault();
   absl::Status Seal(SealFor who);
 

@@ -96,7 +96,7 @@ struct FloatEngine {
                            .values = nullptr,
                            .row_bytes = part.padded_channels * 2,
                            .head_dim = static_cast<int>(part.padded_channels)};
-    DotTile<kType, kRows>(tile, live, {nullptr, nullptr},
+    DotTile<kType, kRows>(tile, live, kNoneUpcoming,
                           context.scratch->queries + first * part.padded_channels,
                           context.scratch->weights + first);
   }
@@ -117,8 +117,7 @@ struct FloatEngine {
                            .values = values,
                            .row_bytes = part.padded_channels * 2,
                            .head_dim = static_cast<int>(part.padded_channels)};
-    kernels::AddValues<kType, kRows>(tile, live, {nullptr, nullptr},
-                                     context.scratch->weights + first,
+    kernels::AddValues<kType, kRows>(tile, live, kNoneUpcoming, context.scratch->weights + first,
                                      context.partial->output + first * part.padded_channels);
   }
   TESSERA_SIMD void Finish(const PartContext& context) { FinishOutputs<kType>(context); }

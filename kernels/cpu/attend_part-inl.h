@@ -105,8 +105,7 @@ static void AttendTile(const PartContext& context, const RowRun& run, const Upco
     WeighRow(context.logits, factors, visible[n], head_dim, scratch.weights[n],
              context.partial->max + first + n, scratch.sums[first + n], output + n * head_dim);
   }
-  AddValues<kType, kRows>(tile, live, upcoming.From(kTileRows * row_bytes), scratch.weights,
-                          output);
+  AddValues<kType, kRows>(tile, live, upcoming, scratch.weights, output);
 }
 
 // Neutral partial results.
@@ -186,7 +185,10 @@ static void AttendDense(const PartContext& context) {
   }
   for (std::uint32_t i = 0; i < part.run_count; ++i) {
     const RowRun& run = part.runs[i];
-    Upcoming upcoming = {TileOf(part, i + 1), TileOf(part, i + 2)};
+    Upcoming upcoming = {.now = run.tile,
+                         .next = TileOf(part, i + 1),
+                         .after = TileOf(part, i + 2),
+                         .row_bytes = 2 * kTileRows * part.padded_channels * kElementBytes<kType>};
     if (part.shape.weights) {
       ReadBias(part, run.tile, run.row_begin, run.row_count, context.scratch->bias + run.row_begin);
     }

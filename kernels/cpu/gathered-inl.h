@@ -32,6 +32,7 @@ struct RowList {
   const std::byte* data[kTileRows];
   std::uint32_t row_data;  // bytes of each one's values
   int channels;            // of each one
+  bool whole_tile;
 };
 
 struct Gathered {
@@ -82,6 +83,7 @@ TESSERA_SIMD void Gather(const AttendPart& part, Cursor& cursor, Gathered& gathe
     cursor.row += count;
     if (cursor.row == run.row_count) cursor = {.run = cursor.run + 1, .row = 0};
   }
+  gathered.keys.whole_tile = gathered.values.whole_tile = gathered.count == 1;
   if (gathered.rows == 0 || gathered.rows == kTileRows) return;
   RepeatLast(gathered.rows, gathered.keys);
   RepeatLast(gathered.rows, gathered.values);
@@ -115,15 +117,24 @@ TESSERA_SIMD void CopyShortRows(const TileLayout& layout, Gathered& gathered, Sh
   RepeatLast(gathered.rows, gathered.values);
 }
 
-// Requests rows [first, first + kCount) into L2: a few behind each step's own loads, since a burst
-// of requests for a whole tile would stop the core until memory has answered.
-template <int kCount>
-TESSERA_SIMD void Request(const RowList& list, int first) {
-  TESSERA_UNROLL for (int r = first; r < first + kCount; ++r) PrefetchLines(list.data[r], 1);
-  PrefetchLines(list.bits[first], 1);
+// Requests rows [first, first + kCount): a few behind each step's own loads, since a burst of
+// requests for a whole tile would stop the core until memory has answered.
+template <int kInto, int kCount>
+TESSERA_SIMD void RequestInto(const RowList& list, int first) {
+  TESSERA_UNROLL for (int r = first; r < first + kCount; ++r) PrefetchLines<kInto>(list.data[r], 1);
+  PrefetchLines<kInto>(list.bits[first], 1);
   if (list.row_data <= kLine) return;
   for (int r = first; r < first + kCount; ++r) {
-    PrefetchLines(list.data[r] + kLine, list.row_data - kLine);
+    PrefetchLines<kInto>(list.data[r] + kLine, list.row_data - kLine);
+  }
+}
+// Short runs into L2: what waits for a translation would keep the lines that L1 can wait for.
+template <int kCount>
+TESSERA_SIMD void Request(const RowList& list, int first) {
+  if (list.whole_tile && Simd::kAheadInto != kIntoL2) {
+    RequestInto<Simd::kAheadInto, kCount>(list, first);
+  } else {
+    RequestInto<kIntoL2, kCount>(list, first);
   }
 }
 

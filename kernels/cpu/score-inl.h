@@ -63,7 +63,7 @@ struct FloatScores {
                            .values = nullptr,
                            .row_bytes = static_cast<std::size_t>(channels) * kElementBytes<kType>,
                            .head_dim = channels};
-    DotTile<kType, kRows>(tile, live, {nullptr, nullptr}, scratch.queries + row * channels,
+    DotTile<kType, kRows>(tile, live, kNoneUpcoming, scratch.queries + row * channels,
                           scratch.scores + row);
   }
 };
@@ -186,7 +186,8 @@ TESSERA_SIMD void RequestBlocks(const ScorePart& part, std::uint32_t run) {
   const std::uint32_t end =
       layout.block_data + (kTileRows / part.shape.block) * layout.block_row.data;
   Touch(part.runs[run].tile + first);
-  if (end - first > kLine) PrefetchLines(part.runs[run].tile + first + kLine, end - first - kLine);
+  if (end - first <= kLine) return;
+  PrefetchLines<kIntoL2>(part.runs[run].tile + first + kLine, end - first - kLine);
 }
 
 template <class Scores, class Blocks>

@@ -27,6 +27,13 @@ struct Simd {
   using Floats = __m512;
   static constexpr int kLanes = 16;
   static constexpr int kRowGroup = 4;  // query rows that share one pass over a tile's registers
+#if defined(__AVX512BF16__)
+  static constexpr std::size_t kAhead = 8192;  // bytes
+  static constexpr int kAheadInto = 3;         // L1: README.md has the measurements
+#else
+  static constexpr std::size_t kAhead = ~std::size_t{0};
+  static constexpr int kAheadInto = 2;  // L2
+#endif
 
   // 2 * kLanes consecutive channels of a row as floats, in the order that is cheapest to produce:
   // bf16 gives (even, odd) channels, the others (first half, second half). Queries and outputs

@@ -65,16 +65,14 @@ TESSERA_SIMD Span SpanOf(std::uint32_t bits) {
   return {__builtin_ctz(bits), kTileRows - __builtin_clz(bits)};
 }
 
-// The tiles that come next (null at the end of a part), or one half of them.
+// The tile at hand and those that come next; null: requested before, or the part ends.
 struct Upcoming {
-  const std::byte* first;
-  const std::byte* second;
-
-  TESSERA_MEMBER Upcoming From(std::size_t offset) const {
-    return {first == nullptr ? nullptr : first + offset,
-            second == nullptr ? nullptr : second + offset};
-  }
+  const std::byte* now;
+  const std::byte* next;
+  const std::byte* after;
+  std::size_t row_bytes;  // of all rows of K and V of a tile, which stand first in it
 };
+constexpr Upcoming kNoneUpcoming = {};
 
 constexpr std::size_t kLine = 64;
 
@@ -84,29 +82,40 @@ TESSERA_SIMD void Touch(const std::byte* at) {
   (void)*reinterpret_cast<const volatile unsigned char*>(at);
 }
 
-// Into L2, line by line.
+constexpr int kIntoL1 = 3;
+constexpr int kIntoL2 = 2;
+
+template <int kInto>
 TESSERA_SIMD void PrefetchLines(const std::byte* from, std::size_t bytes) {
   constexpr int kRead = 0;
-  constexpr int kIntoL2 = 2;
-  for (std::size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(from + at, kRead, kIntoL2);
+  for (std::size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(from + at, kRead, kInto);
 }
 
-// Prefetches bytes [begin, begin + bytes) of the next tile into L2, line by line. Of the tile
-// after that only the head of each page: enough to walk the page tables and to start the
-// hardware's stream prefetcher, which alone has enough requests in flight to saturate DRAM.
-// README.md has the measurements.
+// Requests as many bytes as are loaded from `begin` of the tile at hand on, Simd::kAhead or a tile
+// further on. Where tiles do not follow one another in memory, of the tile behind the next only the
+// head of each page: enough to walk the page tables and to start the hardware's stream prefetcher,
+// which alone has enough requests in flight to saturate DRAM. README.md has the measurements.
 //
 // Callers ask in small doses, each behind the loads of the step it belongs to: a core has few
 // requests for lines outstanding, and the loads of the current tile need some of them.
 TESSERA_SIMD void Prefetch(const Upcoming& upcoming, std::size_t begin, std::size_t bytes) {
   constexpr std::size_t kPage = 4096;
   constexpr std::size_t kPageHead = 4 * kLine;
-  if (upcoming.first != nullptr) PrefetchLines(upcoming.first + begin, bytes);
-  if (upcoming.second != nullptr) {
-    for (std::size_t page = (begin + kPage - 1) / kPage * kPage; page < begin + bytes;
-         page += kPage) {
-      PrefetchLines(upcoming.second + page, kPageHead);
-    }
+  if (upcoming.now == nullptr) return;
+  const std::size_t tile = upcoming.row_bytes;
+  const std::size_t ahead = begin + (Simd::kAhead < tile ? Simd::kAhead : tile);
+  if (ahead < tile) {
+    PrefetchLines<Simd::kAheadInto>(upcoming.now + ahead, bytes);
+  } else if (upcoming.next != nullptr) {
+    PrefetchLines<Simd::kAheadInto>(upcoming.next + (ahead - tile), bytes);
+  }
+  const bool in_order = reinterpret_cast<std::uintptr_t>(upcoming.after) -
+                            reinterpret_cast<std::uintptr_t>(upcoming.now) <
+                        3 * tile;
+  if (upcoming.after == nullptr || in_order) return;
+  for (std::size_t page = (begin + kPage - 1) / kPage * kPage; page < begin + bytes;
+       page += kPage) {
+    PrefetchLines<kIntoL2>(upcoming.after + page, kPageHead);
   }
 }
 
@@ -166,14 +175,14 @@ TESSERA_SIMD void DotRows(Span live, Blocks dot_blocks, After after, float (*wei
 }
 
 template <ElementType kType, int kRows>
-TESSERA_SIMD void DotTile(const TileView& tile, Span live, const Upcoming& keys,
+TESSERA_SIMD void DotTile(const TileView& tile, Span live, const Upcoming& upcoming,
                           const float* queries, float (*weights)[kTileRows]) {
   DotRows<kRows>(
       live,
       [&](int first, typename Simd::Floats(&block)[kRows])
           TESSERA_INLINE_LAMBDA { DotBlocks<kType, kRows>(tile, live, first, queries, block); },
       [&](int first) TESSERA_INLINE_LAMBDA {
-        Prefetch(keys, static_cast<std::size_t>(first) * tile.row_bytes,
+        Prefetch(upcoming, static_cast<std::size_t>(first) * tile.row_bytes,
                  kRowsAtOnce * tile.row_bytes);
       },
       weights);
@@ -267,7 +276,7 @@ TESSERA_SIMD void AddValueBlock(const TileView& tile, Span live, int c,
 // output[n] += weights[n] x V over the rows of `live`, a few rows at a time, so that V is read in
 // almost the order of its addresses.
 template <ElementType kType, int kRows>
-TESSERA_SIMD void AddValues(const TileView& tile, Span live, const Upcoming& values,
+TESSERA_SIMD void AddValues(const TileView& tile, Span live, const Upcoming& upcoming,
                             const float (*weights)[kTileRows], float* output) {
   constexpr int kPairs = 2;
   constexpr int kChunk = 8;
@@ -276,14 +285,14 @@ TESSERA_SIMD void AddValues(const TileView& tile, Span live, const Upcoming& val
   for (int first = 0; first < kTileRows; first += kChunk) {
     const Span chunk = {first > live.begin ? first : live.begin,
                         first + kChunk < live.end ? first + kChunk : live.end};
-    std::size_t ahead = static_cast<std::size_t>(first) * tile.row_bytes;
+    std::size_t read = static_cast<std::size_t>(kTileRows + first) * tile.row_bytes;
     int c = 0;
     for (; c + kBlockChannels <= tile.head_dim; c += kBlockChannels) {
       if (chunk.begin < chunk.end) {
         AddValueBlock<kType, kRows, kPairs>(tile, chunk, c, weights, output);
       }
-      Prefetch(values, ahead, kBlockBytes);
-      ahead += kBlockBytes;
+      Prefetch(upcoming, read, kBlockBytes);
+      read += kBlockBytes;
     }
     for (; c < tile.head_dim; c += kPairChannels) {  // what truncation leaves over
       if (chunk.begin < chunk.end) {

@@ -143,9 +143,10 @@ struct Shape {
   ElementType type;
   std::size_t bytes;
   bool large_pages;
+  bool shuffled;
 };
 
-// Lanes of kLaneEntries entries that fill a mapping, their tiles in shuffled order.
+// Lanes of kLaneEntries entries that fill a mapping, their tiles in order or shuffled.
 class Workload {
  public:
   explicit Workload(const Shape& shape) : mapping_(shape.bytes, shape.large_pages) {
@@ -153,7 +154,7 @@ class Workload {
     const std::size_t tiles_per_lane = kLaneEntries / kTileEntries;
     const std::size_t lanes = shape.bytes / (tile.bytes() * tiles_per_lane);
     for (std::size_t t = 0; t < lanes * tiles_per_lane; ++t) offsets_.push_back(t * tile.bytes());
-    std::shuffle(offsets_.begin(), offsets_.end(), std::mt19937_64(1));
+    if (shape.shuffled) std::shuffle(offsets_.begin(), offsets_.end(), std::mt19937_64(1));
 
     const std::uint32_t query_heads = kKvHeads * shape.group;
     query_.resize(query_heads * shape.head_dim * ElementBytes(shape.type));
@@ -220,7 +221,8 @@ void DenseAttention(benchmark::State& state, const Implementation* implementatio
                        .group = static_cast<std::uint32_t>(state.range(1)),
                        .type = type,
                        .bytes = static_cast<std::size_t>(state.range(3)) << 20,
-                       .large_pages = state.range(4) != 0};
+                       .large_pages = state.range(4) != 0,
+                       .shuffled = state.range(5) != 0};
   Workload workload(shape);
   ThreadExecutor executor(static_cast<int>(state.range(2)));
   std::vector<double> stream;
@@ -250,8 +252,8 @@ void RegisterAll() {
           std::string(ImplementationName(*implementation)) + "/" + ElementName(type);
       benchmark::RegisterBenchmark(
           name.c_str(), [=](benchmark::State& s) { DenseAttention(s, implementation, type); })
-          ->ArgNames({"D", "G", "threads", "MiB", "huge"})
-          ->ArgsProduct({{128}, {1, 4, 8}, {1, 2}, {1, 1536}, {0, 1}})
+          ->ArgNames({"D", "G", "threads", "MiB", "huge", "shuffled"})
+          ->ArgsProduct({{128}, {1, 4, 8}, {1, 2}, {1, 1536}, {0, 1}, {0, 1}})
           ->UseManualTime()
           ->Unit(benchmark::kMillisecond);
     }

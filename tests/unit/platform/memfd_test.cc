@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <cstring>
 #include <string>
@@ -86,6 +87,35 @@ TEST(Memfd, WhatTheWorkerWritesKeepsItsSize) {
   // Every page is still there to be read: nothing faults.
   EXPECT_EQ(range->data()[0], std::byte{0x5a});  // what the worker wrote last
   EXPECT_TRUE(ReadsZero(range->data() + 1, kBytes - 1));
+}
+
+// Of whatever size: nothing is left behind of the place that a large range was cut out of.
+TEST(AddressRange, LargeOnesBeginWhereHugePagesMay) {
+  constexpr std::uint64_t kHuge = std::uint64_t{2} << 20;
+  for (const std::uint64_t bytes :
+       {kHuge - PageBytes(), kHuge, kHuge + 1, 3 * kHuge + PageBytes()}) {
+    const int before = CountMappings();
+    {
+      AddressRange range = MustReserve(bytes);
+      const bool aligned = reinterpret_cast<std::uintptr_t>(range.data()) % kHuge == 0;
+      EXPECT_TRUE(aligned || bytes < kHuge) << bytes;
+      EXPECT_TRUE(ReadsZero(range.data(), bytes));
+      EXPECT_LE(CountMappings(), before + 1);
+    }
+    EXPECT_EQ(CountMappings(), before) << bytes;
+  }
+}
+
+TEST(Memfd, EveryPageOfALargeOneIsThere) {
+  constexpr std::uint64_t kLarge = 5 << 20;
+  Memfd memory = MustCreate(kLarge);
+  ASSERT_TRUE(memory.Prefault().ok());
+  struct stat file {};
+  ASSERT_EQ(fstat(memory.fd(), &file), 0);
+  EXPECT_GE(static_cast<std::uint64_t>(file.st_blocks) * 512, kLarge);
+  absl::StatusOr<AddressRange> range = AddressRange::Map(memory.fd(), kLarge, Access::kReadOnly);
+  ASSERT_TRUE(range.ok()) << range.status();
+  EXPECT_TRUE(ReadsZero(range->data(), kLarge));
 }
 
 TEST(AddressRange, ReadsZerosWhereNothingIsMapped) {
