@@ -16,7 +16,7 @@ namespace tessera::cli::bench {
 namespace {
 
 constexpr std::uint64_t kBudget = 1024;
-constexpr std::uint64_t kEarly = 20'000;  // tokens
+constexpr std::uint64_t kStretch = 20'000;  // tokens, at the beginning and at the end
 constexpr SyntheticShape kShape = {.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
 
 // What tiles take in the tenant's pool, by its own gauge. Replaced ones wait for readers: they are
@@ -65,7 +65,8 @@ absl::Status Generate(const Way& way, std::uint64_t tokens, client::Worker& work
   if (!sequence.ok()) return sequence.status();
   SyntheticSequence rows(kShape, 1);
   rows.Grow(4096);
-  double early = 0;
+  std::vector<double> early;
+  std::vector<double> late;
   double most = 0;
   for (std::uint64_t token = 0; token < tokens; ++token) {
     absl::Status status = Decode(worker, *sequence, rows);
@@ -76,22 +77,25 @@ absl::Status Generate(const Way& way, std::uint64_t tokens, client::Worker& work
     }
     const absl::StatusOr<double> held = Held(worker);
     if (!held.ok()) return held.status();
-    double& largest = token < kEarly ? early : most;
-    largest = std::max(largest, *held);
+    most = std::max(most, *held);
+    if (token < kStretch) early.push_back(*held);
+    if (token + kStretch >= tokens) late.push_back(*held);
   }
   if (absl::Status status = sequence->Compress().status(); !status.ok()) return status;
   const absl::StatusOr<v1::DescribeResponse> described = sequence->Describe(/*lanes=*/true);
   if (!described.ok()) return described.status();
+  // Medians: how many full tiles wait at a moment depends on who else wants the processor.
   report.Add({.name = way.name,
-              .value = most / 1024,
-              .unit = "KiB of tiles at most",
-              .baseline = Concat("within the first ", kEarly, " tokens"),
-              .ratio = most / early,
+              .value = Median(late) / 1024,
+              .unit = "KiB of tiles",
+              .baseline = Concat("the first ", kStretch, " tokens"),
+              .ratio = Median(late) / Median(early),
               .goal = 1.05,
               .sense = Goal::kAtMost});
-  report.notes.push_back(Concat(way.name, ": ", described->tokens(), " tokens generated, ",
-                                described->lane(0).entries(), " entries in a lane at the end, the ",
-                                "next query stands at ", sequence->next_position()));
+  report.notes.push_back(Concat(
+      way.name, ": ", described->tokens(), " tokens generated, ", described->lane(0).entries(),
+      " entries in a lane at the end, the ", "next query stands at ", sequence->next_position(),
+      "; ", static_cast<std::uint64_t>(most / 1024), " KiB of tiles at most, at any time"));
   return sequence->Free();
 }
 
