@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "daemon/base/ids.h"
 #include "daemon/base/mutex.h"
@@ -99,7 +100,10 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::uint64_t first_token = 0;
     std::uint64_t tokens = 0;
   };
-  absl::StatusOr<std::uint64_t> Append(const AppendSpan& span, const RowSource& rows);
+  // `before_seen` is called when nothing can fail any more and nobody has seen a row; under the
+  // sequence's lock.
+  absl::StatusOr<std::uint64_t> Append(
+      const AppendSpan& span, const RowSource& rows, absl::FunctionRef<void()> before_seen = [] {});
 
   // A new sequence that shares this one's segments. This one's open segment is frozen.
   absl::StatusOr<std::shared_ptr<Sequence>> Fork(SequenceId id, SessionId owner);
@@ -159,7 +163,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // Entries of a lane that wait for a strategy.
   std::uint64_t OpenEntries(std::uint32_t lane) const;
 
-  // Gives up the copies of rows that wait for a strategy: what they were encoded to is final.
+  // Gives up the copies of rows that wait for a strategy, but for those of segments that somebody
+  // else holds, too: what they were encoded to is final.
   void DropRawRows();
 
   // What an upper layer keeps with the sequence; null once it is freed.
@@ -326,7 +331,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // sequence_append.cc
   absl::Status CheckFirstToken(const AppendSpan& span, std::uint64_t committed)
       TESSERA_REQUIRES(mutex_);
-  absl::Status AppendLocked(const AppendSpan& span, const RowSource& rows, Replaced& replaced)
+  absl::Status AppendLocked(const AppendSpan& span, const RowSource& rows,
+                            absl::FunctionRef<void()> before_seen, Replaced& replaced)
       TESSERA_REQUIRES(mutex_);
   absl::StatusOr<LanePlan> Plan(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t tokens)
       TESSERA_REQUIRES(mutex_);

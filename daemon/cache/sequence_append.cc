@@ -17,7 +17,8 @@ namespace {
 constexpr std::size_t kRunsAtOnce = 16384;
 }  // namespace
 
-absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const RowSource& rows) {
+absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const RowSource& rows,
+                                               absl::FunctionRef<void()> before_seen) {
   MutexLock lock(mutex_);
   if (absl::Status status = Resident(); !status.ok()) return status;
   TESSERA_CHECK(span.layers > 0 && span.first_layer + span.layers <= model_->layers(),
@@ -30,7 +31,7 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const Row
   // Once more: its worker may have committed tokens meanwhile.
   if (status.ok()) status = CheckFirstToken(span, TokensInSegments());
   Replaced replaced;
-  if (status.ok()) status = AppendLocked(span, rows, replaced);
+  if (status.ok()) status = AppendLocked(span, rows, before_seen, replaced);
   if (!status.ok()) return status;
   FinishPublication(std::move(replaced));
   memory_.counters->tokens_appended.fetch_add(span.first_layer == 0 ? span.tokens : 0,
@@ -52,7 +53,7 @@ absl::Status Sequence::CheckFirstToken(const AppendSpan& span, std::uint64_t com
 }
 
 absl::Status Sequence::AppendLocked(const AppendSpan& span, const RowSource& rows,
-                                    Replaced& replaced) {
+                                    absl::FunctionRef<void()> before_seen, Replaced& replaced) {
   std::vector<LanePlan> plans;
   for (std::uint32_t layer = span.first_layer; layer < span.first_layer + span.layers; ++layer) {
     for (std::uint32_t head = 0; head < model_->layout().kv_heads(layer); ++head) {
@@ -62,6 +63,7 @@ absl::Status Sequence::AppendLocked(const AppendSpan& span, const RowSource& row
     }
   }
   if (absl::Status status = Fill(plans, rows, span.first_token); !status.ok()) return status;
+  before_seen();
   for (LanePlan& plan : plans) Commit(plan, span.tokens, replaced);
   return absl::OkStatus();
 }

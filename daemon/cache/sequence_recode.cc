@@ -95,7 +95,8 @@ void Sequence::DropRawRows() {
     MutexLock lock(mutex_);
     for (const Lane& lane : lanes_) {
       for (const HeldSegment& held : lane.segments) {
-        if (held.segment->raw() != nullptr) segments.push_back(held.segment);
+        const bool shared = held.segment.use_count() > 1;  // whose other holder may want them
+        if (held.segment->raw() != nullptr && !shared) segments.push_back(held.segment);
       }
     }
   }

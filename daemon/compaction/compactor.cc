@@ -77,8 +77,7 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
   }
   WarnOfSmallBudget(sequence, policy);
   if (PolicyOf(sequence).text != policy.text && !sequence.AsItCame()) sequence.set_made_by_hand();
-  // Nothing would come back to what waits for a strategy: its form is final then.
-  if (!policy.mosaic.has_value()) sequence.DropRawRows();
+  const bool packs = policy.mosaic.has_value();
   // There is nothing to do, or to know, for one that stays dense.
   const bool idle = policy.dense() && !policy.selection.has_value();
   std::shared_ptr<ManagedSequence> managed;
@@ -90,6 +89,12 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
     managed->TakePrompt(0, sequence.Describe(/*lanes=*/false).tokens);
   }
   sequence.set_companion(std::move(managed));
+  if (packs) return absl::OkStatus();
+  // Nothing would come back to what waits for a strategy: its form is final then. Jobs of the
+  // policy before make no raw rows any more once those that run are done.
+  std::optional<ManagedSequence::LanesHeld> held;
+  if (before != nullptr) held.emplace(*before);
+  sequence.DropRawRows();
   return absl::OkStatus();
 }
 
@@ -128,8 +133,7 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Se
   absl::StatusOr<std::shared_ptr<cache::Sequence>> child = fork();
   if (!child.ok()) return child;
   const std::uint64_t tokens = (*child)->Describe(/*lanes=*/false).tokens;
-  const auto own = std::make_shared<ManagedSequence>(*managed, pause, (*child)->model(), tokens,
-                                                     *(*child)->memory().observations);
+  const auto own = std::make_shared<ManagedSequence>(*managed, pause, (*child)->model(), tokens);
   (*child)->set_companion(own);
   for (std::uint32_t lane = 0; lane < ahead.size(); ++lane) {
     if (ahead[lane].has_value() && own->WantSeal(lane, *ahead[lane])) {
@@ -168,8 +172,8 @@ absl::Status Compactor::TakeHeadOf(cache::Sequence& sequence, const cache::Seque
   if (!taken.ok() || !*taken || !managed->policy().drops_entries()) return taken.status();
   if (ManagedSequence::Of(sequence) != managed) return absl::OkStatus();  // another policy by now
   const std::uint64_t tokens = sequence.Describe(/*lanes=*/false).tokens;
-  sequence.set_companion(std::make_shared<ManagedSequence>(
-      *theirs, their_pause, sequence.model(), tokens, *sequence.memory().observations));
+  sequence.set_companion(
+      std::make_shared<ManagedSequence>(*theirs, their_pause, sequence.model(), tokens));
   return absl::OkStatus();
 }
 
@@ -197,25 +201,38 @@ std::optional<kernels::SelectionRule> Compactor::SelectionOf(const cache::Sequen
 
 // ---- what happens to a sequence
 
-void Compactor::Appending(const cache::Sequence& sequence, const Rows& rows) {
-  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
-  if (managed != nullptr && !rows.decoded) managed->TakePrompt(rows.first_token, rows.until);
-}
-
-void Compactor::NotAppended(cache::Sequence& sequence) {
-  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
-  if (managed == nullptr) return;
-  std::uint64_t held = 0;
-  for (std::uint32_t layer = 0; layer < sequence.model().layers(); ++layer) {
-    held = std::max(held, sequence.TokensOfLayer(layer).value_or(0));
+absl::StatusOr<std::uint64_t> Compactor::Append(const std::shared_ptr<cache::Sequence>& sequence,
+                                                const Rows& rows, const cache::RowSource& source) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  const absl::StatusOr<std::uint64_t> tokens =
+      sequence->Append({.first_layer = rows.first_layer,
+                        .layers = rows.layers,
+                        .first_token = rows.first_token,
+                        .tokens = rows.until - rows.first_token},
+                       source, [&] {
+                         if (managed != nullptr && !rows.decoded) {
+                           managed->TakePrompt(rows.first_token, rows.until);
+                         }
+                       });
+  if (!tokens.ok()) return tokens;
+  const std::shared_ptr<ManagedSequence> now = ManagedSequence::Of(*sequence);
+  if (now != nullptr && now != managed && !rows.decoded) {  // another policy was set meanwhile
+    now->TakePrompt(rows.first_token, rows.until);
   }
-  managed->CutPromptsTo(held);
+  Appended(sequence, rows);
+  return tokens;
 }
 
 // At most one job waits for each lane, however often a worker says that its prompt has ended.
 void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr) return;
+  // Tokens that were decoded through gRPC are in no tail; tiles of theirs are full all the same.
+  const bool last_layer = rows.first_layer + rows.layers == sequence->model().layers();
+  if (rows.decoded && last_layer &&
+      rows.first_token / kernels::kTileEntries != rows.until / kernels::kTileEntries) {
+    TailsMoved(sequence);
+  }
   if (managed->policy().chooses()) {
     // What stays is decided when all of the prompt is there.
     if (rows.end_of_prompt) QueueChoices(sequence, managed, rows, JobPriority::kSeals, nullptr);
@@ -372,6 +389,10 @@ absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequ
     if (!lane.work->mutex.TryLock()) return absl::OkStatus();
   }
   lane.work->tiles_left.store(false);
+  if (ManagedSequence::Of(*sequence) != managed) {  // another policy by now
+    lane.work->mutex.Unlock();
+    return EncodeTiles(sequence, index, waits);
+  }
   bool wants_seal = false;
   const absl::Status status = EncodeTilesOf(*sequence, *managed, index, lane.state, wants_seal);
   lane.work->mutex.Unlock();

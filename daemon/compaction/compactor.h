@@ -80,9 +80,9 @@ class Compactor {
     // what has not been shown yet is decided about another time.
     bool all_shown = false;
   };
-  // Before anybody can see them, and where they did not come after all.
-  void Appending(const cache::Sequence& sequence, const Rows& rows);
-  void NotAppended(cache::Sequence& sequence);
+  // As Sequence::Append; that they are a prompt is known before anybody can see them.
+  absl::StatusOr<std::uint64_t> Append(const std::shared_ptr<cache::Sequence>& sequence,
+                                       const Rows& rows, const cache::RowSource& source);
   void Appended(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows);
   // Full tiles moved from the tail into segments.
   void TailsMoved(const std::shared_ptr<cache::Sequence>& sequence);

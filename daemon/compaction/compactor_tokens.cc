@@ -242,6 +242,12 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
                                  std::uint32_t layer, LayerChoice& choice) {
   const Policy& policy = managed.policy();
   const shm::LaneLayout& layout = sequence.model().layout();
+  // Packed, rows of one lane might wait no more, and those of the next might.
+  const bool packs = policy.mosaic.has_value() || policy.key_channels.has_value();
+  if (packs && policy.drops_entries() && choice.waits && choice.UntouchedAll() &&
+      choice.key_channels.empty()) {
+    return absl::OkStatus();
+  }
   std::optional<KeyTurner> turner;
   std::optional<cache::PositionMove> moves;
   if (policies::MovesPositions(policy) || policies::TurnsKeysBack(policy)) {
@@ -253,8 +259,8 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
   }
   // Lanes that keep all are settled with the others, whatever their form: the next choice is not
   // about their rows, either, and finds the layer's lanes alike.
-  const bool settles = !ChoosesFromAll(policy) && !choice.waits && policy.drops_entries() &&
-                       (LeavesRows(policy) || !choice.UntouchedAll());
+  const bool settles = !ChoosesFromAll(policy) && policy.drops_entries() &&
+                       (!choice.UntouchedAll() || (LeavesRows(policy) && !choice.waits));
   for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
     if (choice.done[head] || (choice.Untouched(head) && !settles && LeavesRows(policy))) continue;
     const std::uint32_t index = layout.lane(layer, head);

@@ -261,13 +261,17 @@ LaneCoder::Swap LaneCoder::Retain() {
   const std::optional<Form> form = FormOfNewTiles();
   absl::Status status =
       form.has_value() ? AddAs(*form, *rows, 0, kept, swap) : AddPlain(*rows, 0, kept, swap);
-  if (options_.settles) {
-    // Those that stay may be tokens one after another, and look like ones that wait.
-    for (const std::shared_ptr<Segment>& segment : swap.segments) segment->SealPlain();
-  }
+  if (options_.settles) Settle(swap);
   if (status.ok()) status = AddPlain(*rows, kept, rows->count() - kept, swap);
   if (!status.ok()) return status;
   return swap;
+}
+
+// Those that stay may be tokens one after another, and look like ones that wait.
+void LaneCoder::Settle(const LaneSwap& swap) {
+  for (const std::shared_ptr<Segment>& segment : swap.segments) {
+    if (segment->plain()) segment->SealPlain();
+  }
 }
 
 absl::StatusOr<HeldRows> LaneCoder::RowsThatStay() const {

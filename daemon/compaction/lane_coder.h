@@ -95,6 +95,7 @@ class LaneCoder {
   absl::StatusOr<HeldRows> RowsThatStay() const;
   // Of these, those that the decision was about.
   std::uint64_t CountDecided(const HeldRows& rows) const;
+  static void Settle(const cache::LaneSwap& swap);
   static std::optional<Form> FormOf(const cache::Segment* segment);
   std::optional<Form> FormBefore() const;
   std::optional<Form> FormOfNewTiles() const;

@@ -56,7 +56,10 @@ LaneCoder::Swap LaneCoder::CutKeys() {
     }
     done += some;
   }
-  absl::Status status = AddPlain(*rows, cut, rows->count() - cut, swap);
+  const std::uint64_t chosen = swap.drops ? std::max(cut, CountDecided(*rows)) : cut;
+  absl::Status status = AddPlain(*rows, cut, chosen - cut, swap);
+  if (swap.drops) Settle(swap);
+  if (status.ok()) status = AddPlain(*rows, chosen, rows->count() - chosen, swap);
   if (!status.ok()) return status;
   return swap;
 }

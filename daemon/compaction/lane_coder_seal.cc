@@ -54,7 +54,10 @@ void LaneCoder::TellOthers(std::uint64_t done, LaneSwap& swap) const {
   const std::vector<cache::HeldSegment> sources = run_.Waiting();
   // What stands for more of the rows stays known.
   const std::shared_ptr<const cache::SealedRows> known = sources.front().segment->sealed_rows();
-  if (known != nullptr && known->EntriesHeld() >= done) return;
+  if (known != nullptr && known->policy() == options_.policy->text &&
+      known->EntriesHeld() >= done) {
+    return;
+  }
   sources.front().segment->set_sealed_rows(
       std::make_shared<cache::SealedRows>(options_.policy->text, sources, swap.segments));
 }
@@ -117,6 +120,7 @@ LaneCoder::Swap LaneCoder::Seal(Cut cut) {
   // Rows that were chosen keep their positions; the others are tokens one after another.
   const std::uint64_t chosen = swap.drops ? total : done;
   absl::Status status = AddPlain(*rows, done, chosen - done, swap);
+  if (swap.drops) Settle(swap);
   if (status.ok()) status = AddPlain(*rows, chosen, rows->count() - chosen, swap);
   if (!status.ok()) return status;
   options_.state->Reset();

@@ -97,10 +97,10 @@ class ManagedSequence final : public cache::Companion {
     ManagedSequence& sequence_;
   };
 
-  // What a fork of a paused sequence goes on from, which has the first `tokens` of its tokens. What
-  // a worker has shown, and nothing has been decided by, goes with it as far as `shown` has room.
+  // What a fork of a paused sequence goes on from, which has the first `tokens` of its tokens; what
+  // a worker has shown, and nothing has been decided by, goes with it.
   ManagedSequence(ManagedSequence& parent, const Pause&, const cache::Model& model,
-                  std::uint64_t tokens, pool::Account& shown) TESSERA_NO_THREAD_SAFETY_ANALYSIS
+                  std::uint64_t tokens) TESSERA_NO_THREAD_SAFETY_ANALYSIS
       : ManagedSequence(parent.policy_, model) {
     for (std::size_t i = 0; i < lanes_.size(); ++i) {
       lanes_[i].state.TakeOver(parent.lanes_[i].state);
@@ -110,9 +110,7 @@ class ManagedSequence final : public cache::Companion {
       layers_[i].state.decided_until = parent.layers_[i].state.decided_until.load();
       layers_[i].unfinished = parent.layers_[i].unfinished;
       layers_[i].interrupted = layers_[i].unfinished.has_value();
-      if (auto copy = parent.layers_[i].state.observation.Copy(shown); copy.has_value()) {
-        layers_[i].state.observation = *std::move(copy);
-      }
+      layers_[i].state.observation = parent.layers_[i].state.observation;
       layers_[i].state.CutTo(tokens);
       if (layers_[i].unfinished.has_value()) layers_[i].unfinished->CutTo(tokens);
     }
@@ -191,10 +189,6 @@ class ManagedSequence final : public cache::Companion {
   void TakePrompt(std::uint64_t begin, std::uint64_t end) {
     MutexLock lock(text_mutex_);
     prompts_.Add(begin, end);
-  }
-  void CutPromptsTo(std::uint64_t tokens) {
-    MutexLock lock(text_mutex_);
-    prompts_.CutTo(tokens);
   }
   std::vector<policies::TokenSpan> prompts() const {
     MutexLock lock(text_mutex_);

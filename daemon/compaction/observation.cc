@@ -108,8 +108,14 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
       budget.Reserve(pool::MemoryTag::kObservations, bytes() + more);
   if (!charge.ok()) return charge.status();
 
-  if (shown.last.count + shown.norm.count > 0) heads_.resize(geometry.query_heads);
-  for (std::uint32_t head = 0; head < heads_.size(); ++head) {
+  auto now = std::make_shared<Shown>();
+  const HeadRows nothing;
+  const std::vector<HeadRows> none;
+  const std::vector<HeadRows>& before = shown_ == nullptr ? none : shown_->heads;
+  if (!before.empty() || shown.last.count + shown.norm.count > 0) {
+    now->heads.resize(geometry.query_heads);
+  }
+  for (std::uint32_t head = 0; head < now->heads.size(); ++head) {
     HeadRows last;
     for (std::uint64_t i = 0; i < shown.last.count; ++i) {
       last.positions.push_back(shown.last.first_position + i);
@@ -125,50 +131,74 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
       const std::byte* const rows = shown.norm.rows + first * row_bytes;
       norm.rows.assign(rows, rows + shown.norm.count * row_bytes);
     }
-    heads_[head] = Merged(Merged(heads_[head], norm, row_bytes), last, row_bytes);
+    const HeadRows& known = before.empty() ? nothing : before[head];
+    now->heads[head] = Merged(Merged(known, norm, row_bytes), last, row_bytes);
   }
   if (shown.sums.count > 0) {
-    sums_first_ = shown.sums.first_position;
-    sums_.clear();
+    now->sums_first = shown.sums.first_position;
     for (std::uint32_t head = 0; head < geometry.kv_heads; ++head) {
       const float* const values = shown.sums.values + head * shown.sums.count;
-      sums_.emplace_back(values, values + shown.sums.count);
+      now->sums.emplace_back(values, values + shown.sums.count);
     }
+  } else if (shown_ != nullptr) {
+    now->sums_first = shown_->sums_first;
+    now->sums = shown_->sums;
   }
-  charge_ = *std::move(charge);
+  now->budget = &budget;
+  now->charge = *std::move(charge);
+  shown_ = std::move(now);
   return absl::OkStatus();
 }
 
 void Observation::ForgetBefore(std::uint64_t position) {
-  sums_.clear();
-  bool empty = true;
-  for (HeadRows& head : heads_) {
-    const auto begin = head.positions.begin();
-    const auto first = std::lower_bound(begin, head.positions.end(), position);
-    if (first != begin) {
-      const std::size_t row_bytes = head.rows.size() / head.positions.size();
-      head.rows.erase(head.rows.begin(), head.rows.begin() + (first - begin) * row_bytes);
-      head.positions.erase(begin, first);
-    }
-    empty &= head.positions.empty();
-  }
-  if (empty) *this = Observation();
+  KeepOnly(position, ~std::uint64_t{0}, /*keeps_sums=*/false);
 }
 
 void Observation::ForgetFrom(std::uint64_t position) {
-  if (!sums_.empty() && sums_first_ + sums_.front().size() > position) sums_.clear();
-  bool empty = sums_.empty();
-  for (HeadRows& head : heads_) {
-    const auto begin = head.positions.begin();
-    const auto first = std::lower_bound(begin, head.positions.end(), position);
-    if (first != head.positions.end()) {
-      const std::size_t row_bytes = head.rows.size() / head.positions.size();
-      head.rows.resize(static_cast<std::size_t>(first - begin) * row_bytes);
-      head.positions.erase(first, head.positions.end());
-    }
-    empty &= head.positions.empty();
+  if (shown_ != nullptr) KeepOnly(0, position, /*keeps_sums=*/shown_->SumsEnd() <= position);
+}
+
+void Observation::KeepOnly(std::uint64_t begin, std::uint64_t end, bool keeps_sums) {
+  if (shown_ == nullptr) return;
+  bool all = keeps_sums || shown_->sums.empty();
+  auto rest = std::make_shared<Shown>();
+  if (keeps_sums) {
+    rest->sums_first = shown_->sums_first;
+    rest->sums = shown_->sums;
   }
-  if (empty) *this = Observation();
+  bool empty = rest->sums.empty();
+  for (const HeadRows& head : shown_->heads) {
+    const auto at = [&](std::uint64_t position) {
+      return std::lower_bound(head.positions.begin(), head.positions.end(), position);
+    };
+    const auto first = at(begin);
+    const auto last = at(end);
+    all = all && first == head.positions.begin() && last == head.positions.end();
+    HeadRows& kept = rest->heads.emplace_back();
+    if (first == last) continue;
+    empty = false;
+    const std::size_t row_bytes = head.rows.size() / head.positions.size();
+    const auto row = [&](auto position) {
+      return head.rows.begin() +
+             static_cast<std::ptrdiff_t>(row_bytes) * (position - head.positions.begin());
+    };
+    kept.positions.assign(first, last);
+    kept.rows.assign(row(first), row(last));
+  }
+  if (all) return;
+  const std::shared_ptr<Shown> before = std::exchange(shown_, nullptr);
+  if (empty) return;
+  rest->budget = before->budget;
+  if (before.use_count() == 1) {
+    rest->charge = std::move(before->charge);
+    rest->charge.ShrinkTo(rest->bytes());
+  } else {
+    absl::StatusOr<pool::Charge> charge =
+        before->budget->Reserve(pool::MemoryTag::kObservations, rest->bytes());
+    if (!charge.ok()) return;
+    rest->charge = *std::move(charge);
+  }
+  shown_ = std::move(rest);
 }
 
 // Each position once; what was added wins.
@@ -196,29 +226,21 @@ Observation::HeadRows Observation::Merged(const HeadRows& before, const HeadRows
   return merged;
 }
 
-std::optional<Observation> Observation::Copy(pool::Account& budget) const {
-  absl::StatusOr<pool::Charge> charge = budget.Reserve(pool::MemoryTag::kObservations, bytes());
-  if (!charge.ok()) return std::nullopt;
-  Observation copy;
-  copy.heads_ = heads_;
-  copy.sums_first_ = sums_first_;
-  copy.sums_ = sums_;
-  copy.charge_ = *std::move(charge);
-  return copy;
-}
-
-std::uint64_t Observation::bytes() const {
+std::uint64_t Observation::Shown::bytes() const {
   std::uint64_t sum = 0;
-  for (const HeadRows& head : heads_) {
+  for (const HeadRows& head : heads) {
     sum += head.rows.size() + head.positions.size() * sizeof(std::uint64_t);
   }
-  for (const std::vector<float>& sums : sums_) sum += sums.size() * sizeof(float);
+  for (const std::vector<float>& of_head : sums) sum += of_head.size() * sizeof(float);
   return sum;
 }
 
+std::uint64_t Observation::bytes() const { return shown_ == nullptr ? 0 : shown_->bytes(); }
+
 std::vector<policies::HeadQueries> Observation::queries() const {
   std::vector<policies::HeadQueries> queries;
-  for (const HeadRows& head : heads_) {
+  if (shown_ == nullptr) return queries;
+  for (const HeadRows& head : shown_->heads) {
     queries.push_back({.positions = head.positions, .rows = head.rows.data()});
   }
   return queries;
@@ -227,11 +249,12 @@ std::vector<policies::HeadQueries> Observation::queries() const {
 std::vector<float> Observation::SumsAt(std::uint32_t kv_head,
                                        std::span<const std::uint64_t> positions) const {
   std::vector<float> sums;
-  if (kv_head >= sums_.size()) return sums;
-  const std::vector<float>& known = sums_[kv_head];
+  if (shown_ == nullptr || kv_head >= shown_->sums.size()) return sums;
+  const std::vector<float>& known = shown_->sums[kv_head];
   for (const std::uint64_t position : positions) {
-    if (position < sums_first_ || position - sums_first_ >= known.size()) return {};
-    sums.push_back(known[position - sums_first_]);
+    const std::uint64_t first = shown_->sums_first;
+    if (position < first || position - first >= known.size()) return {};
+    sums.push_back(known[position - first]);
   }
   return sums;
 }

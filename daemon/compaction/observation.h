@@ -2,12 +2,13 @@
 // sums of attention. Host memory with a budget; freed by Compress. Of token ids a byte each is kept
 // for as long as the sequence: where text is cut is asked again when more of it has come.
 //
-// Everything here came from a worker: Take checks it against the policy's needs and copies it.
+// Everything here came from a worker: Take checks it against the policy's needs and copies it. A
+// fork has the same memory until one of the two changes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -45,7 +46,7 @@ struct ShownLayer {
 // Of queries and sums.
 std::uint64_t BytesOf(const ShownLayer& shown, const kernels::LayerGeometry& geometry);
 
-// Of one layer. Used by one thread at a time.
+// Of one layer. Used by one thread at a time; a copy by another.
 class Observation {
  public:
   // INVALID_ARGUMENT names what the policy does not ask for, or what cannot be; RESOURCE_EXHAUSTED
@@ -54,11 +55,10 @@ class Observation {
   absl::Status Take(const ShownLayer& shown, const policies::Needs& needs,
                     const cache::Model& model, const kernels::Operations& operations,
                     pool::Account& budget);
-  // Of a fork; nothing where the budget has no room for it.
-  std::optional<Observation> Copy(pool::Account& budget) const;
-  // What was decided about: queries of tokens before this one, and all sums.
+  // What was decided about: queries of tokens before this one, and all sums. What a fork shares is
+  // copied for the rest of it, and forgotten where the budget has no room for that.
   void ForgetBefore(std::uint64_t position);
-  // The sequence was cut: queries from there on, and sums that they paid to.
+  // The sequence was cut: queries from there on, and sums that they paid to. Likewise.
   void ForgetFrom(std::uint64_t position);
 
   std::uint64_t bytes() const;
@@ -72,12 +72,21 @@ class Observation {
     std::vector<std::uint64_t> positions;
     std::vector<std::byte> rows;
   };
-  static HeadRows Merged(const HeadRows& before, const HeadRows& added, std::uint64_t row_bytes);
+  struct Shown {
+    std::vector<HeadRows> heads;
+    std::uint64_t sums_first = 0;
+    std::vector<std::vector<float>> sums;  // by kv head
+    pool::Account* budget = nullptr;
+    pool::Charge charge;
 
-  std::vector<HeadRows> heads_;
-  std::uint64_t sums_first_ = 0;
-  std::vector<std::vector<float>> sums_;  // by kv head
-  pool::Charge charge_;
+    std::uint64_t bytes() const;
+    std::uint64_t SumsEnd() const { return sums.empty() ? 0 : sums_first + sums.front().size(); }
+  };
+  static HeadRows Merged(const HeadRows& before, const HeadRows& added, std::uint64_t row_bytes);
+  // Of each head the queries at positions [begin, end).
+  void KeepOnly(std::uint64_t begin, std::uint64_t end, bool keeps_sums);
+
+  std::shared_ptr<Shown> shown_;  // null: nothing; never changes while somebody else has it, too
 };
 
 // `text` is by token; `ids` are of those from `first_token` on.

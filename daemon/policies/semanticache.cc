@@ -168,12 +168,18 @@ absl::StatusOr<std::vector<std::uint64_t>> EntriesByTau(std::span<const Cluster>
   return totals;
 }
 
+// Of all lanes together.
+std::uint64_t EntriesBefore(const LayerView& view) {
+  std::uint64_t before = 0;
+  for (const LaneEntries& lane : view.lanes) before += lane.before;
+  return before;
+}
+
 // Of all lanes together. Where others were decided about before, what they have left over counts:
 // a short prompt's sinks and newest tokens alone may be more than its share.
 std::uint64_t MostEntries(double budget, const LayerView& view) {
   const auto lanes = static_cast<double>(view.lanes.size());
-  std::uint64_t before = 0;
-  for (const LaneEntries& lane : view.lanes) before += lane.before;
+  const std::uint64_t before = EntriesBefore(view);
   const std::uint64_t in_sight =
       kernels::CountDown(budget * static_cast<double>(view.tokens) * lanes);
   const std::uint64_t in_all =
@@ -202,13 +208,19 @@ absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
     return static_cast<double>(totals->rend() - last - 1) / kTauSteps;
   }
   constexpr double kSteps = 10000;
-  const double all = static_cast<double>(view.tokens) * static_cast<double>(view.lanes.size());
-  const double enough =
-      static_cast<double>(kernels::CountUp(static_cast<double>(least - open) / all * kSteps)) /
-      kSteps;
+  const auto lanes = static_cast<double>(view.lanes.size());
+  const auto share = [&](std::uint64_t entries, std::uint64_t tokens) {
+    const double exact = static_cast<double>(entries) / (static_cast<double>(tokens) * lanes);
+    return static_cast<double>(kernels::CountUp(exact * kSteps)) / kSteps;
+  };
+  const std::uint64_t before = EntriesBefore(view);
+  const double enough = std::min(share(least - open, view.tokens),
+                                 share(least - open + before, view.first + view.tokens));
   return absl::InvalidArgumentError(Concat(
       kSemantiCacheName, ": budget ", budget, " of ", view.tokens, " tokens in ", view.lanes.size(),
-      " kv heads is ", most, " entries, and no tau leaves less than ", least - open,
+      " kv heads is ", most, " entries",
+      before == 0 ? "" : ", with what earlier ones have left over",
+      ", and no tau leaves less than ", least - open,
       open == 0 ? "" : " beside the chunk that goes on", "; a budget of ", enough, " is enough"));
 }
 

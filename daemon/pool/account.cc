@@ -130,4 +130,10 @@ void Charge::Reset() {
   bytes_ = 0;
 }
 
+void Charge::ShrinkTo(std::uint64_t bytes) {
+  if (account_ == nullptr || bytes >= bytes_) return;
+  account_->Return(tag_, bytes_ - bytes);
+  bytes_ = bytes;
+}
+
 }  // namespace tessera::pool

@@ -111,6 +111,8 @@ class Charge {
 
   std::uint64_t bytes() const { return bytes_; }
   void Reset();
+  // Gives back what is beyond so many bytes.
+  void ShrinkTo(std::uint64_t bytes);
 
  private:
   friend class Account;

@@ -155,23 +155,16 @@ absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendR
        .tokens = key->shape[1],
        .kv_heads = geometry.kv_heads,
        .row_bytes = geometry.head_dim * kernels::ElementBytes(geometry.type)});
-  const compaction::Compactor::Rows coming = {.first_layer = request.first_layer(),
-                                              .layers = layers,
-                                              .end_of_prompt = request.end_of_prompt(),
-                                              .decoded = request.decoded(),
-                                              .first_token = request.first_token(),
-                                              .until = request.first_token() + key->shape[1]};
-  services_.compactor->Appending(**sequence, coming);
-  absl::StatusOr<std::uint64_t> tokens = (*sequence)->Append({.first_layer = request.first_layer(),
-                                                              .layers = layers,
-                                                              .first_token = request.first_token(),
-                                                              .tokens = key->shape[1]},
-                                                             rows);
-  if (!tokens.ok()) {
-    services_.compactor->NotAppended(**sequence);
-    return tokens.status();
-  }
-  services_.compactor->Appended(sequence->sequence(), coming);
+  const absl::StatusOr<std::uint64_t> tokens =
+      services_.compactor->Append(sequence->sequence(),
+                                  {.first_layer = request.first_layer(),
+                                   .layers = layers,
+                                   .end_of_prompt = request.end_of_prompt(),
+                                   .decoded = request.decoded(),
+                                   .first_token = request.first_token(),
+                                   .until = request.first_token() + key->shape[1]},
+                                  rows);
+  if (!tokens.ok()) return tokens.status();
   response.set_tokens(*tokens);
   return absl::OkStatus();
 }

@@ -211,7 +211,7 @@ INSTANTIATE_TEST_SUITE_P(Systems, Composition,
 // the other they are not: its lanes keep all that one system leaves, and are done with nonetheless.
 TEST_F(Tokens, PromptAfterPromptIsChosenFromAndMerged) {
   Shape({.layers = 1, .query_heads = 2, .kv_heads = 2, .head_dim = 64});
-  for (const char* form : {"", "+quest", "+mosaickv", "+mosaickv+int8"}) {
+  for (const char* form : {"", "+quest", "+mosaickv", "+mosaickv+int8", "+think:recent_size=8"}) {
     const std::string policy =
         Concat("chunkkv:budget=0.8,window=8+semanticache:tau=0.7,sink=2,recent=8", form);
     SCOPED_TRACE(policy);
@@ -237,6 +237,35 @@ TEST_F(Tokens, PromptAfterPromptIsChosenFromAndMerged) {
       EXPECT_EQ(Lane(now, 0, 1).entries() - held[1], stay);
       for (std::uint32_t head = 0; head < 2; ++head) held[head] = Lane(now, 0, head).entries();
     }
+  }
+}
+
+// A prompt so short that one head merges and the other keeps all of its tokens, as they are: both
+// are done with, and the next prompt finds them alike.
+TEST_F(Tokens, ALaneThatKeepsAllIsDoneWithInEveryForm) {
+  Shape({.layers = 1, .query_heads = 2, .kv_heads = 2, .head_dim = 64});
+  for (const char* form : {"", "+quest", "+mosaickv", "+mosaickv+int8", "+think:recent_size=64"}) {
+    const std::string policy = Concat("chunkkv:budget=0.5+semanticache", form);
+    SCOPED_TRACE(policy);
+    client::Sequence sequence = NewSequence(policy);
+    SyntheticSequence truth(shape_, random_.Bits());
+    for (const std::uint64_t tokens : {60, 300}) {
+      const std::uint64_t first = truth.tokens();
+      truth.Grow(tokens);
+      auto keys = truth.KeysOfAllLayers(first, tokens);
+      for (std::uint64_t t = 0; t < tokens; ++t) {
+        std::copy_n(truth.Key(0, 0, 1).begin(), 64, &keys[t * 128]);
+      }
+      const auto values = truth.ValuesOfAllLayers(first, tokens);
+      ASSERT_TRUE(
+          sequence.Append({.key = BytesOf(keys), .value = BytesOf(values), .tokens = tokens}).ok());
+      Observe(sequence, truth, first, tokens);
+      ASSERT_TRUE(sequence.ObserveTokens(first, std::vector<std::uint32_t>(tokens, 7)).ok());
+      Compress(sequence);
+    }
+    const v1::DescribeResponse held = Entries(sequence);
+    EXPECT_EQ(Lane(held, 0, 0).entries(), 37u + 34u) << "of two chunks, parted at token 256";
+    EXPECT_EQ(Lane(held, 0, 1).entries(), 60u + 150u);
   }
 }
 

@@ -40,11 +40,15 @@ class CompactionConcurrency : public testing::Test {
     const Stamps stamps(story.stamps.begin() + static_cast<std::ptrdiff_t>(held),
                         story.stamps.begin() + static_cast<std::ptrdiff_t>(held + tokens));
     const std::uint32_t layers = model_->layers();
-    ASSERT_TRUE(
-        story.sequence->Append({0, layers, held, tokens}, DrawnRows(model_->layout(), stamps))
-            .ok());
+    ASSERT_TRUE(compactor_
+                    ->Append(story.sequence,
+                             {.layers = layers,
+                              .end_of_prompt = end,
+                              .first_token = held,
+                              .until = held + tokens},
+                             DrawnRows(model_->layout(), stamps))
+                    .ok());
     story.tokens.store(held + tokens);
-    compactor_->Appended(story.sequence, {.layers = layers, .end_of_prompt = end});
     compactor_->TailsMoved(story.sequence);
   }
 

@@ -94,17 +94,31 @@ class CompactionFixture : public testing::Test {
                                   .end_of_prompt = end_of_prompt,
                                   .first_token = track.stamps.size(),
                                   .until = track.stamps.size() + stamps.size()};
-    compactor_.Appending(*track.sequence, rows);
-    const absl::StatusOr<std::uint64_t> tokens = track.sequence->Append(
-        {0, rows.layers, rows.first_token, stamps.size()}, DrawnRows(model_->layout(), stamps));
+    const absl::StatusOr<std::uint64_t> tokens =
+        compactor_.Append(track.sequence, rows, DrawnRows(model_->layout(), stamps));
     ASSERT_TRUE(tokens.ok()) << tokens.status();
     track.tail.reset();
     track.stamps.insert(track.stamps.end(), stamps.begin(), stamps.end());
-    compactor_.Appended(track.sequence, rows);
   }
   void Append(Track& track, std::uint64_t tokens, std::uint64_t subspace,
               bool end_of_prompt = false) {
     AppendStamps(track, DrawTokens(tokens, subspace), end_of_prompt);
+  }
+  // As a worker decodes through gRPC: a token of one layer at a time.
+  void DecodeByCalls(Track& track, const Stamps& stamps) {
+    for (const std::uint64_t stamp : stamps) {
+      for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
+        const Compactor::Rows rows = {.first_layer = layer,
+                                      .layers = 1,
+                                      .decoded = true,
+                                      .first_token = track.stamps.size(),
+                                      .until = track.stamps.size() + 1};
+        const auto tokens =
+            compactor_.Append(track.sequence, rows, DrawnRows(model_->layout(), {stamp}));
+        ASSERT_TRUE(tokens.ok()) << tokens.status();
+      }
+      track.stamps.push_back(stamp);
+    }
   }
   void Truncate(Track& track, std::uint64_t tokens) {
     ASSERT_TRUE(track.sequence->Truncate(tokens).ok());

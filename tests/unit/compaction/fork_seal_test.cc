@@ -85,6 +85,44 @@ TEST_F(ForkSeal, WhatAForkHasDecodedIsItsOwn) {
   }
 }
 
+// One under a policy that packs nothing wants no raw copies; its parent does.
+TEST_F(ForkSeal, AForkUnderAnotherPolicyTakesNothingFromItsParent) {
+  Track parent = NewTrack(SmallMosaic());
+  Append(parent, 128, 1, /*end_of_prompt=*/true);
+  RunAll();
+  Decode(parent, 32, 2);
+  RunAll();
+  const std::uint64_t raw = RawBytes();
+  EXPECT_GT(raw, 0u);
+  Track fork = Fork(parent);
+  ASSERT_TRUE(compactor_.SetPolicy(*fork.sequence, policies::Policy()).ok());
+  EXPECT_EQ(RawBytes(), raw);
+  Decode(parent, 64, 2);
+  RunAll();
+  EXPECT_EQ(FormsOf(parent).size(), 2u) << "what was decoded has a strategy of its own, all of it";
+  EXPECT_EQ(FormsOf(parent)[1], "16 kept: 96");
+  EXPECT_EQ(Shown(parent), "");
+  EXPECT_EQ(Shown(fork), "");
+  ASSERT_TRUE(compactor_.SetPolicy(*parent.sequence, policies::Policy()).ok());
+}
+
+// Who seals first does so for those of its own policy, and keeps nobody else from it.
+TEST_F(ForkSeal, ForksUnderAnotherPolicyShareAmongThemselves) {
+  Track parent = NewTrack(SmallMosaic());
+  Append(parent, 600, 1, /*end_of_prompt=*/true);
+  policies::Policy other = SmallMosaic();
+  other.text = "another";
+  std::vector<Track> forks;
+  for (int i = 0; i < 2; ++i) {
+    forks.push_back(Fork(parent));
+    ASSERT_TRUE(compactor_.SetPolicy(*forks.back().sequence, other).ok());
+  }
+  RunAll();
+  EXPECT_EQ(TablesOf(forks[0]), TablesOf(forks[1]));
+  EXPECT_NE(TablesOf(forks[0]), TablesOf(parent));
+  EXPECT_EQ(counters().segments_sealed, 2 * 3 * model_->lanes());
+}
+
 // A shorter fork has the segments that lie within it, and its own end.
 TEST_F(ForkSeal, AForkThatWasCutTakesWhatIsWhollyItsOwn) {
   Track parent = NewTrack(SmallMosaic());

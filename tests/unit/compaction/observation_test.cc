@@ -170,6 +170,34 @@ TEST_F(ObservationTest, ForgetsWhatWasDecidedAboutAndWhatWasCutOff) {
   EXPECT_EQ(budget_.used_bytes(), 0u);
 }
 
+// Until one of the two changes, memory is shared, and charged once.
+TEST_F(ObservationTest, AForkIsShownTheSame) {
+  ASSERT_TRUE(Take(Last(80, 10)).ok());
+  const std::uint64_t charged = budget_.used_bytes();
+  std::vector<Observation> forks(100, observation_);
+  EXPECT_EQ(budget_.used_bytes(), charged);
+  forks[0].ForgetFrom(83);
+  EXPECT_EQ(forks[0].queries()[1].positions.size(), 3u);
+  EXPECT_EQ(budget_.used_bytes(), charged + charged * 3 / 10);
+  EXPECT_EQ(PositionsOf(1).size(), 10u);
+  EXPECT_TRUE(IsRow(1, 9, 9 * kHeads + 1));
+  // No room for what is left of it: forgotten, in that fork alone.
+  pool::Charge rest = *budget_.Reserve(pool::MemoryTag::kRawCopies, 100'000 - budget_.used_bytes());
+  forks[1].ForgetBefore(85);
+  EXPECT_EQ(forks[1].bytes(), 0u);
+  EXPECT_EQ(forks[2].queries()[1].positions.size(), 10u);
+  // Who has it alone needs no room.
+  forks.erase(forks.begin() + 1, forks.end());
+  observation_.ForgetBefore(85);
+  EXPECT_EQ(PositionsOf(1), (std::vector<std::uint64_t>{85, 86, 87, 88, 89}));
+  EXPECT_TRUE(IsRow(1, 4, 9 * kHeads + 1));
+  rest.Reset();
+  EXPECT_EQ(budget_.used_bytes(), charged / 2 + charged * 3 / 10);
+  forks.clear();
+  observation_.ForgetBefore(kTokens);
+  EXPECT_EQ(budget_.used_bytes(), 0u);
+}
+
 TEST(TokenIds, DelimitersAreThoseOfTheModel) {
   cache::ModelSpec spec = cache::SmallModel("text", 1, 1);
   spec.delimiter_token_ids = {13, 7};

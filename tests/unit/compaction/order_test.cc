@@ -106,5 +106,27 @@ TEST_F(CompactorTest, TheSameStoryTwiceIsTheSame) {
   EXPECT_TRUE(first.bytes == second.bytes);
 }
 
+// It is in no tail, whose full tiles somebody would hear of.
+TEST_F(CompactorTest, WhatIsDecodedThroughCallsTakesTheSameForm) {
+  for (const policies::Policy& policy : {SmallMosaic(), Quest()}) {
+    Track mapped = NewTrack(policy);
+    Track called = NewTrack(policy);
+    for (Track* track : {&mapped, &called}) Append(*track, 96, 1, /*end_of_prompt=*/true);
+    RunAll();
+    const Stamps stamps = DrawTokens(70, 1);
+    DecodeStamps(mapped, stamps);
+    DecodeByCalls(called, stamps);
+    RunAll();
+    Forms forms = FormsOf(mapped);
+    if (policy.mosaic.has_value()) {
+      forms.push_back("plain: 6");
+    } else {
+      forms = {"summed up: 160", "plain: 6"};
+    }
+    EXPECT_EQ(FormsOf(called), forms);
+    EXPECT_EQ(Shown(called), "");
+  }
+}
+
 }  // namespace
 }  // namespace tessera::compaction

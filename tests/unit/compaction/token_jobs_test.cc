@@ -270,6 +270,23 @@ TEST_F(TokenJobs, APromptThatStillComesIsLeftAlone) {
   EXPECT_LE(PositionsOf(track).size(), 41u);
 }
 
+// What was refused was no prompt.
+TEST_F(TokenJobs, ARefusedAppendLeavesNoTrace) {
+  Track track = NewTrack(Policy("streaming:sink=4,recent=36"));
+  Append(track, 60, 1);
+  auto told = Compress(track);
+  RunAll();
+  ExpectTold(*told);
+  Decode(track, 64, 1);
+  const auto refused = compactor_.Append(
+      track.sequence, {.layers = model_->layers(), .first_token = 60, .until = 260},
+      DrawnRows(model_->layout(), DrawTokens(200, 1)));
+  EXPECT_TRUE(absl::IsOutOfRange(refused.status())) << refused.status();
+  Decode(track, 32, 1);
+  RunAll();
+  EXPECT_EQ(PositionsOf(track), Join(Range(0, 4), Range(120, 156)));
+}
+
 TEST_F(TokenJobs, ASequenceThatWasCutGoesOn) {
   Track track = NewTrack(Policy("h2o:heavy=10,recent=10"));
   Append(track, 100, 1);

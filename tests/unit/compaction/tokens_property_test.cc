@@ -146,12 +146,10 @@ class TokensProperty : public CompactionFixture,
                                   .end_of_prompt = end,
                                   .first_token = held,
                                   .until = held + more.size()};
-    compactor_.Appending(*known.track.sequence, rows);
-    const absl::StatusOr<std::uint64_t> tokens = known.track.sequence->Append(
-        {first, layers, held, more.size()}, DrawnRows(model_->layout(), more));
+    const absl::StatusOr<std::uint64_t> tokens =
+        compactor_.Append(known.track.sequence, rows, DrawnRows(model_->layout(), more));
     if (!tokens.ok()) return tokens.status().ToString();
     known.track.tail.reset();
-    compactor_.Appended(known.track.sequence, rows);
     return Check(known);
   }
   // Layers that stayed behind catch up.
