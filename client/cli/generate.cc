@@ -42,15 +42,15 @@ absl::StatusOr<llm::GenerateOptions> OptionsOf(const Flags& flags) {
           .temperature = temperature, .top_k = static_cast<std::uint32_t>(*top_k), .seed = *seed}};
 }
 
-absl::StatusOr<std::vector<llm::TokenId>> GoOn(const llm::Model& model, const Flags& flags,
-                                               const Door& door,
+absl::StatusOr<std::vector<llm::TokenId>> GoOn(const llm::Model& model, const llm::Vocab& vocab,
+                                               const Flags& flags, const Door& door,
                                                std::span<const llm::TokenId> prompt,
                                                const llm::GenerateOptions& options) {
   absl::StatusOr<std::unique_ptr<client::Worker>> worker =
       client::Worker::Attach({.address = door.address, .tls = door.tls, .worker_name = "generate"});
   if (!worker.ok()) return worker.status();
   const absl::StatusOr<client::Model> registered =
-      (*worker)->RegisterModel(llm::GeometryOf(model.config(), "generate"));
+      (*worker)->RegisterModel(llm::GeometryOf(model.config(), "generate", vocab.delimiters()));
   if (!registered.ok()) return registered.status();
   absl::StatusOr<client::Sequence> sequence =
       (*worker)->CreateSequence(*registered, flags.Get("policy"));
@@ -87,7 +87,7 @@ absl::Status Generate(const Flags& flags) {
     door = {.address = own->address(), .tls = std::nullopt};
   }
   const absl::StatusOr<std::vector<llm::TokenId>> answer =
-      GoOn(**model, flags, door, *prompt, *options);
+      GoOn(**model, *vocab, flags, door, *prompt, *options);
   if (!answer.ok()) return answer.status();
   std::printf("%s\n", vocab->Decode(*answer).c_str());
   return absl::OkStatus();

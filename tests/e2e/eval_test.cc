@@ -45,8 +45,8 @@ class EvalCommand : public testing::Test {
   ~EvalCommand() override { fs::remove_all(folder_); }
 
   // With what it prints in two files.
-  PeerProcess Start(std::vector<std::string> args) const {
-    args.insert(args.begin(), {TESSERA_BINARY, "eval"});
+  PeerProcess Start(std::vector<std::string> args, const std::string& command = "eval") const {
+    args.insert(args.begin(), {TESSERA_BINARY, command});
     return PeerProcess([args = std::move(args), out = (folder_ / "out").string(),
                         err = (folder_ / "err").string()](int) mutable {
       std::vector<char*> raw;
@@ -105,6 +105,19 @@ TEST_F(EvalCommand, AProcessThatIsKilledIsNamedAndTheSameCommandGoesOn) {
                                       testing::HasSubstr(state)));
   }
   EXPECT_EQ(Cells(With({"--workers=2", "--state=" + state})), Cells(With({"--workers=2"})));
+}
+
+// Of whatever the policy wants to know, the model's files tell it.
+TEST_F(EvalCommand, ATextIsGoneOnWithUnderAnyPolicy) {
+  std::string text;
+  for (int i = 0; i < 10; ++i) text += "what is the special number for lobster ? answer : ";
+  for (const char* policy : {"dense", "semanticache:tau=0.5", "chunkkv+semanticache+mosaickv"}) {
+    PeerProcess generate =
+        Start({"--model=" TESSERA_RECALL_FOLDER, "--tokens=40", Concat("--policy=", policy), text},
+              "generate");
+    EXPECT_EQ(generate.Wait(), 0) << policy << ": " << Err();
+    EXPECT_FALSE(Out().empty()) << policy;
+  }
 }
 
 }  // namespace
