@@ -252,13 +252,17 @@ TEST_F(Death, KilledWorkersLeaveNothing) {
     x.reserved_bytes = y.reserved_bytes = 0;
     return x == y;
   };
+  // A connection that is being closed may be seen twice on a busy machine.
+  constexpr int kAlike = 25;
   Holdings baseline = Look();
+  int alike = 0;
   Await([&] {
     const Holdings again = Look();
-    const bool same = settled(again, baseline) && again.retired_bytes == 0;
+    alike = settled(again, baseline) && again.retired_bytes == 0 ? alike + 1 : 0;
     baseline = again;
-    return same;
+    return alike >= kAlike;
   });
+  ASSERT_GE(alike, kAlike) << baseline.ToString();
 
   double worst = 0;
   int kills = 0;
