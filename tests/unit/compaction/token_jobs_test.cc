@@ -11,6 +11,7 @@
 
 #include "daemon/compaction/element.h"
 #include "daemon/policies/parse.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/compaction/compactor_fixture.h"
 
