@@ -100,9 +100,8 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceId id, SessionI
     const TailRows rows(model_->layout(), tail->region().data(), in_segments);
     Replaced replaced;
     const AppendSpan span = {0, model_->layers(), in_segments, *committed - in_segments};
-    if (absl::Status status = (*child)->AppendLocked(
-            span, rows, [] {}, replaced);
-        !status.ok()) {
+    const auto nobody = [] {};
+    if (absl::Status status = (*child)->AppendLocked(span, rows, nobody, replaced); !status.ok()) {
       // Values the child may not hold the parent may not hold either.
       return status.code() == absl::StatusCode::kDataLoss ? Fail(std::string((*child)->failure_))
                                                           : status;

@@ -102,10 +102,9 @@ absl::Status Sequence::AbsorbLocked(std::uint64_t upto) {
   const TailRows rows(model_->layout(), tail->region().data(), from);
   Replaced replaced;
   const AppendSpan span = {0, model_->layers(), from, upto - from};
-  if (absl::Status status = AppendLocked(
-          span, rows, [] {}, replaced);
-      !status.ok())
-    return status;
+  const auto nobody = [] {};
+  absl::Status status = AppendLocked(span, rows, nobody, replaced);
+  if (!status.ok()) return status;
   // Readers pinned before may still look at the ring rows: they are free once the epoch drains.
   FinishPublication(std::move(replaced), [weak = std::weak_ptr<TailHandle>(tail), upto]() {
     if (const std::shared_ptr<TailHandle> held = weak.lock()) held->PublishRingStart(upto);

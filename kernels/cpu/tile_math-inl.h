@@ -82,7 +82,6 @@ TESSERA_SIMD void Touch(const std::byte* at) {
   (void)*reinterpret_cast<const volatile unsigned char*>(at);
 }
 
-constexpr int kIntoL1 = 3;
 constexpr int kIntoL2 = 2;
 
 template <int kInto>

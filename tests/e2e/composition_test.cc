@@ -207,9 +207,30 @@ INSTANTIATE_TEST_SUITE_P(Systems, Composition,
                                          std::get<1>(one.param).name);
                          });
 
-// Prompts one after another, of which each is decided about. In the first head keys are alike, in
-// the other they are not: its lanes keep all that one system leaves, and are done with nonetheless.
-TEST_F(Tokens, PromptAfterPromptIsChosenFromAndMerged) {
+class LikeKeys : public Tokens {
+ protected:
+  // One layer of two kv heads of 64 channels: in the first all keys are one, in the other none are
+  // alike. Shown, and compressed.
+  void PromptOfLikeKeys(client::Sequence& sequence, SyntheticSequence& truth,
+                        std::uint64_t tokens) {
+    const std::uint64_t first = truth.tokens();
+    truth.Grow(tokens);
+    auto keys = truth.KeysOfAllLayers(first, tokens);
+    for (std::uint64_t t = 0; t < tokens; ++t) {
+      std::copy_n(truth.Key(0, 0, 1).begin(), 64, &keys[t * 128]);
+    }
+    const auto values = truth.ValuesOfAllLayers(first, tokens);
+    ASSERT_TRUE(
+        sequence.Append({.key = BytesOf(keys), .value = BytesOf(values), .tokens = tokens}).ok());
+    Observe(sequence, truth, first, tokens);
+    ASSERT_TRUE(sequence.ObserveTokens(first, std::vector<std::uint32_t>(tokens, 7)).ok());
+    Compress(sequence);
+  }
+};
+
+// Prompts one after another, of which each is decided about. Lanes of the second head keep all that
+// one system leaves, and are done with nonetheless.
+TEST_F(LikeKeys, PromptAfterPromptIsChosenFromAndMerged) {
   Shape({.layers = 1, .query_heads = 2, .kv_heads = 2, .head_dim = 64});
   for (const char* form : {"", "+quest", "+mosaickv", "+mosaickv+int8", "+think:recent_size=8"}) {
     const std::string policy =
@@ -220,17 +241,7 @@ TEST_F(Tokens, PromptAfterPromptIsChosenFromAndMerged) {
     std::uint64_t held[2] = {0, 0};
     for (const std::uint64_t tokens : {60, 200, 200}) {
       const std::uint64_t first = truth.tokens();
-      truth.Grow(tokens);
-      auto keys = truth.KeysOfAllLayers(first, tokens);
-      for (std::uint64_t t = 0; t < tokens; ++t) {
-        std::copy_n(truth.Key(0, 0, 1).begin(), 64, &keys[t * 128]);
-      }
-      const auto values = truth.ValuesOfAllLayers(first, tokens);
-      ASSERT_TRUE(
-          sequence.Append({.key = BytesOf(keys), .value = BytesOf(values), .tokens = tokens}).ok());
-      Observe(sequence, truth, first, tokens);
-      ASSERT_TRUE(sequence.ObserveTokens(first, std::vector<std::uint32_t>(tokens, 7)).ok());
-      Compress(sequence);
+      ASSERT_NO_FATAL_FAILURE(PromptOfLikeKeys(sequence, truth, tokens));
       const v1::DescribeResponse now = Entries(sequence);
       const std::uint64_t stay = tokens * 4 / 5;
       EXPECT_EQ(Lane(now, 0, 0).entries() - held[0], 2 * (first == 0) + 1 + 8);
@@ -242,7 +253,7 @@ TEST_F(Tokens, PromptAfterPromptIsChosenFromAndMerged) {
 
 // A prompt so short that one head merges and the other keeps all of its tokens, as they are: both
 // are done with, and the next prompt finds them alike.
-TEST_F(Tokens, ALaneThatKeepsAllIsDoneWithInEveryForm) {
+TEST_F(LikeKeys, ALaneThatKeepsAllIsDoneWithInEveryForm) {
   Shape({.layers = 1, .query_heads = 2, .kv_heads = 2, .head_dim = 64});
   for (const char* form : {"", "+quest", "+mosaickv", "+mosaickv+int8", "+think:recent_size=64"}) {
     const std::string policy = Concat("chunkkv:budget=0.5+semanticache", form);
@@ -250,18 +261,7 @@ TEST_F(Tokens, ALaneThatKeepsAllIsDoneWithInEveryForm) {
     client::Sequence sequence = NewSequence(policy);
     SyntheticSequence truth(shape_, random_.Bits());
     for (const std::uint64_t tokens : {60, 300}) {
-      const std::uint64_t first = truth.tokens();
-      truth.Grow(tokens);
-      auto keys = truth.KeysOfAllLayers(first, tokens);
-      for (std::uint64_t t = 0; t < tokens; ++t) {
-        std::copy_n(truth.Key(0, 0, 1).begin(), 64, &keys[t * 128]);
-      }
-      const auto values = truth.ValuesOfAllLayers(first, tokens);
-      ASSERT_TRUE(
-          sequence.Append({.key = BytesOf(keys), .value = BytesOf(values), .tokens = tokens}).ok());
-      Observe(sequence, truth, first, tokens);
-      ASSERT_TRUE(sequence.ObserveTokens(first, std::vector<std::uint32_t>(tokens, 7)).ok());
-      Compress(sequence);
+      ASSERT_NO_FATAL_FAILURE(PromptOfLikeKeys(sequence, truth, tokens));
     }
     const v1::DescribeResponse held = Entries(sequence);
     // Of two chunks, parted at token 256: of one of them nothing but newest tokens may stay.
