@@ -126,19 +126,19 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Se
   if (managed == nullptr) return fork();
   const ManagedSequence::Pause pause(*managed);
   // Before: where one is over by then, the fork has what came of it.
-  std::vector<std::optional<LaneCoder::Cut>> ahead;
+  std::vector<std::optional<SealWish>> ahead;
   for (std::uint32_t lane = 0; lane < parent.model().lanes(); ++lane) {
-    ahead.push_back(managed->SealAhead(lane));
+    ahead.push_back(managed->lane(lane).work->seals.Ahead());
   }
   absl::StatusOr<std::shared_ptr<cache::Sequence>> child = fork();
   if (!child.ok()) return child;
   const std::uint64_t tokens = (*child)->Describe(/*lanes=*/false).tokens;
-  const auto own = std::make_shared<ManagedSequence>(*managed, pause, (*child)->model(), tokens);
+  const auto own = std::make_shared<ManagedSequence>(*managed, pause, **child);
   (*child)->set_companion(own);
   for (std::uint32_t lane = 0; lane < ahead.size(); ++lane) {
-    if (ahead[lane].has_value() && own->WantSeal(lane, *ahead[lane])) {
-      QueueSeal(*child, lane, Ticket(nullptr));
-    }
+    if (!ahead[lane].has_value()) continue;
+    ahead[lane]->CutTo(tokens);
+    WantSeal(*child, *own, lane, *ahead[lane]);
   }
   return child;
 }
@@ -148,7 +148,7 @@ absl::Status Compactor::Truncate(cache::Sequence& sequence, std::uint64_t tokens
   if (managed == nullptr) return sequence.Truncate(tokens);
   const ManagedSequence::Pause pause(*managed);
   absl::Status status = sequence.Truncate(tokens);
-  if (status.ok()) managed->CutTo(tokens, pause);
+  if (status.ok()) managed->CutTo(tokens, sequence, pause);
   return status;
 }
 
@@ -171,9 +171,7 @@ absl::Status Compactor::TakeHeadOf(cache::Sequence& sequence, const cache::Seque
   // is that of the other from now on, as for a fork of it: both hold the same ones.
   if (!taken.ok() || !*taken || !managed->policy().drops_entries()) return taken.status();
   if (ManagedSequence::Of(sequence) != managed) return absl::OkStatus();  // another policy by now
-  const std::uint64_t tokens = sequence.Describe(/*lanes=*/false).tokens;
-  sequence.set_companion(
-      std::make_shared<ManagedSequence>(*theirs, their_pause, sequence.model(), tokens));
+  sequence.set_companion(std::make_shared<ManagedSequence>(*theirs, their_pause, sequence));
   return absl::OkStatus();
 }
 
@@ -243,19 +241,16 @@ void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const
     return;
   }
   if (rows.decoded) QueueParked(sequence, *managed);
-  const LaneCoder::Cut cut =
-      rows.end_of_prompt ? LaneCoder::Cut::kPromptEnd : LaneCoder::Cut::kLength;
+  const SealWish wish = {.all_before = rows.end_of_prompt ? rows.until : 0};
   const shm::LaneLayout& layout = sequence->model().layout();
   for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
     const std::uint32_t first = layout.lane(layer, 0);
-    // The end of one that waits for memory is no end any more.
-    if (!rows.end_of_prompt && !rows.decoded) managed->PromptGoesOn(first, layout.kv_heads(layer));
     if (!rows.end_of_prompt &&
         sequence->OpenEntries(first) < managed->policy().mosaic->segments.tokens) {
       continue;
     }
     for (std::uint32_t lane = first; lane < first + layout.kv_heads(layer); ++lane) {
-      if (managed->WantSeal(lane, cut)) QueueSeal(sequence, lane, Ticket(nullptr));
+      WantSeal(sequence, *managed, lane, wish);
     }
   }
 }
@@ -294,10 +289,16 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
   }
   const shm::LaneLayout& layout = sequence->model().layout();
   for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
+    const absl::StatusOr<std::uint64_t> tokens = sequence->TokensOfLayer(layer);
+    if (!tokens.ok()) {
+      batch->Report(tokens.status());
+      return;
+    }
+    const SealWish all = {.all_before = *tokens};
     for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
       const std::uint32_t lane = layout.lane(layer, head);
-      managed->WantSeal(lane, LaneCoder::Cut::kPromptEnd);
-      QueueSeal(sequence, lane, Ticket(batch));
+      managed->lane(lane).work->seals.Want(all);
+      QueueSeal(sequence, {.lane = lane, .told = all}, Ticket(batch));
     }
   }
 }
@@ -340,29 +341,6 @@ void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, Til
       });
 }
 
-void Compactor::QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
-                          Ticket ticket, bool again) {
-  options_.scheduler->Submit(
-      {.name = "seal",
-       .priority = JobPriority::kSeals,
-       .tenant = TenantOf(*sequence),
-       .owner = sequence->id().value()},
-      [this, weak = std::weak_ptr(sequence), lane, ticket = std::move(ticket), again,
-       tenant = TenantOf(*sequence)]() mutable {
-        Turn turn(*this, tenant, again);
-        const std::shared_ptr<cache::Sequence> held = weak.lock();
-        if (held == nullptr) return;
-        const bool waits = ticket.waited_for();
-        const absl::Status status = SealOrStall(held, lane, waits, turn);
-        if (waits) {
-          ticket.Report(status);
-          ticket.Finish();
-        } else if (!status.ok() && !absl::IsNotFound(status)) {
-          Complain(*held, "segment not sealed", status);
-        }
-      });
-}
-
 LaneCoder::Options Compactor::CoderOptions(const cache::Sequence& sequence,
                                            ManagedSequence& managed, LaneState& state) {
   return {.memory = &sequence.memory(),
@@ -397,9 +375,7 @@ absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequ
   const absl::Status status = EncodeTilesOf(*sequence, *managed, index, lane.state, wants_seal);
   lane.work->mutex.Unlock();
   LaneFree(sequence, *managed, index);
-  if (wants_seal && managed->WantSeal(index, LaneCoder::Cut::kDecoding)) {
-    QueueSeal(sequence, index, Ticket(nullptr));
-  }
+  if (wants_seal) WantSeal(sequence, *managed, index, {.decoded = true});
   return status;
 }
 
@@ -428,24 +404,6 @@ void Compactor::LaneFree(const std::shared_ptr<cache::Sequence>& sequence, Manag
   if (managed.lane(lane).work->tiles_left.load()) {
     QueueTiles(sequence, {.first = lane, .end = lane + 1}, Ticket(nullptr));
   }
-}
-
-absl::Status Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed,
-                             std::uint32_t index, LaneCoder::Cut cut) {
-  ManagedSequence::ManagedLane& lane = managed.lane(index);
-  absl::Status status;
-  {
-    MutexLock lock(lane.work->mutex);
-    const LaneCoder::Options options = CoderOptions(sequence, managed, lane.state);
-    for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
-      status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
-        return LaneCoder(options, run).Seal(cut);
-      });
-      if (!absl::IsAborted(status)) break;
-    }
-  }
-  LaneFree(sequence.shared_from_this(), managed, index);
-  return status;
 }
 
 Compactor::ThinOutcome Compactor::Thin(cache::Sequence& sequence, std::uint64_t bytes) {

@@ -153,9 +153,17 @@ class Compactor {
   absl::Status CarryOut(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t layer,
                         LayerChoice& choice);
 
-  // `again`: it comes from the line of those that found no memory.
-  void QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
-                 Ticket ticket, bool again = false);
+  struct SealJob {
+    std::uint32_t lane = 0;
+    // What somebody waits for; nothing: whatever is wanted of the lane.
+    std::optional<SealWish> told;
+    bool again = false;  // it comes from the line of those that found no memory
+  };
+  void QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, const SealJob& job,
+                 Ticket ticket);
+  // At most one job waits for each lane.
+  void WantSeal(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
+                std::uint32_t lane, const SealWish& wish);
   void QueueStalled(std::optional<StalledSeals::Item> item);
   // Those that met somebody at their lane, or a sequence that had been moved out.
   void QueueParked(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed);
@@ -167,11 +175,11 @@ class Compactor {
   // Whoever has worked on a lane has let go of it.
   void LaneFree(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
                 std::uint32_t lane);
-  // `waits`: somebody is told how it went. Else what finds no memory comes again.
-  absl::Status SealOrStall(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
-                           bool waits, Turn& turn);
+  // Where nobody is told how it went, what finds no memory comes again.
+  absl::Status SealOrStall(const std::shared_ptr<cache::Sequence>& sequence, const SealJob& job,
+                           Turn& turn);
   absl::Status Seal(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t lane,
-                    LaneCoder::Cut cut);
+                    SealWish wish);
   LaneCoder::Options CoderOptions(const cache::Sequence& sequence, ManagedSequence& managed,
                                   LaneState& state);
   void WarnOfSmallBudget(const cache::Sequence& sequence, const policies::Policy& policy);

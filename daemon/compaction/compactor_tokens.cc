@@ -297,7 +297,7 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
             return LaneGather(sequence.memory(), run).Keep(*coding.decision, coding.decided);
           }
           LaneCoder coder(coding, run);
-          if (policy.mosaic.has_value()) return coder.Seal(LaneCoder::Cut::kPromptEnd);
+          if (policy.mosaic.has_value()) return coder.Seal(SealWish::Everything());
           if (policy.key_channels.has_value()) return coder.CutKeys();
           return coding.decision != nullptr ? coder.Retain() : coder.EncodeTiles();
         });

@@ -21,6 +21,7 @@
 #include "daemon/cache/recode.h"
 #include "daemon/compaction/lane_rows.h"
 #include "daemon/compaction/lane_state.h"
+#include "daemon/compaction/seal_wishes.h"
 #include "daemon/policies/policy.h"
 #include "kernels/strategy/strategy.h"
 
@@ -68,15 +69,10 @@ class LaneCoder {
   };
   LaneCoder(const Options& options, const cache::OpenRun& run);
 
-  // What ends a segment.
-  enum class Cut {
-    kLength,     // whole segments of the policy's length; what follows stays plain
-    kDecoding,   // whatever there is in full tiles, if it is long enough
-    kPromptEnd,  // all of it
-  };
   using Swap = absl::StatusOr<std::optional<cache::LaneSwap>>;
   Swap EncodeTiles();
-  Swap Seal(Cut cut);
+  // By positions in the lane, where the wish is by tokens.
+  Swap Seal(const SealWish& wish);
   // Of policies that pack nothing: what the decision leaves, in the form of new tiles or as it is.
   Swap Retain();
   // Of policies that have key channels go: what the decision leaves, but for the newest, without

@@ -62,14 +62,16 @@ void LaneCoder::TellOthers(std::uint64_t done, LaneSwap& swap) const {
       std::make_shared<cache::SealedRows>(options_.policy->text, sources, swap.segments));
 }
 
-LaneCoder::Swap LaneCoder::Seal(Cut cut) {
+LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
   const policies::SegmentOptions& segments = options_.policy->mosaic->segments;
   const std::uint64_t waiting = run_.provisional_entries() + run_.plain_entries();
   const std::uint64_t given = OlderOf(waiting);
-  const std::uint64_t least = cut == Cut::kPromptEnd ? 1
-                              : cut == Cut::kLength  ? segments.tokens
-                                                     : segments.min_tokens;
-  if (given < least) return std::nullopt;
+  // They are tokens one after another.
+  std::uint64_t ended = wish.all_before - std::min(wish.all_before, run_.first_position);
+  ended = std::min(ended, given);
+  if (ended == 0 && given < (wish.decoded ? segments.min_tokens : segments.tokens)) {
+    return std::nullopt;
+  }
   LaneSwap swap = {.all = true, .drops = options_.decision != nullptr};
   swap.segments = SealedElsewhere(given);
   swap.taken_over = swap.segments.size();
@@ -81,27 +83,29 @@ LaneCoder::Swap LaneCoder::Seal(Cut cut) {
   const absl::StatusOr<HeldRows> rows = RowsThatStay();
   if (!rows.ok()) return rows.status();
   const std::uint64_t total = OlderOf(CountDecided(*rows));
+  if (swap.drops) ended = total;
   std::optional<Form> before = FormBefore();
   for (const std::shared_ptr<Segment>& segment : swap.segments) {
     if (std::optional<Form> form = FormOf(segment.get())) before = std::move(form);
   }
-  bool left_plain = false;
+  std::optional<std::uint64_t> left_plain;  // from there on
   while (done < total) {
-    std::uint64_t count = std::min(segments.tokens, total - done);
-    if (count < segments.tokens && cut == Cut::kLength) break;
-    if (count < segments.tokens && cut == Cut::kDecoding) count = FullTiles(count);
+    const bool of_end = done < ended;
+    std::uint64_t count = std::min(segments.tokens, (of_end ? ended : total) - done);
+    if (!of_end && count < segments.tokens) count = wish.decoded ? FullTiles(count) : 0;
     if (count == 0) break;
     std::optional<Form> form;
     if (count < segments.min_tokens && count < segments.tokens) {
-      if (cut != Cut::kPromptEnd) break;
-      absl::StatusOr<std::optional<Form>> of_end = FormOfShortEnd(*rows, done, count, before);
-      if (!of_end.ok()) return of_end.status();
-      if (!of_end->has_value()) {
-        options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
-        left_plain = true;
-        break;
+      if (!of_end) break;
+      absl::StatusOr<std::optional<Form>> short_end = FormOfShortEnd(*rows, done, count, before);
+      if (!short_end.ok()) return short_end.status();
+      if (!short_end->has_value()) {
+        // Unless it is long enough together with what comes behind.
+        left_plain = done;
+        ended = done;
+        continue;
       }
-      form = *std::move(of_end);
+      form = *std::move(short_end);
     } else {
       absl::StatusOr<Form> own = MakeForm(*rows, done, count);
       if (!own.ok()) return own.status();
@@ -112,8 +116,9 @@ LaneCoder::Swap LaneCoder::Seal(Cut cut) {
     if (*sealed) before = std::move(form);
     done += count;
   }
+  if (left_plain == done) options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
   if (done == 0 && !swap.drops) {
-    if (left_plain) options_.state->LeavePlain(run_.first_position);
+    if (left_plain == done) options_.state->LeavePlain(run_.first_position, run_.losses);
     return std::nullopt;
   }
   if (!swap.drops) TellOthers(done, swap);
@@ -124,8 +129,8 @@ LaneCoder::Swap LaneCoder::Seal(Cut cut) {
   if (status.ok()) status = AddPlain(*rows, chosen, rows->count() - chosen, swap);
   if (!status.ok()) return status;
   options_.state->Reset();
-  if (left_plain && done < rows->count()) {
-    options_.state->LeavePlain(rows->positions()[done]);
+  if (left_plain == done && done < rows->count()) {
+    options_.state->LeavePlain(rows->positions()[done], run_.losses + (swap.drops ? 1 : 0));
   }
   return swap;
 }

@@ -2,7 +2,7 @@
 // before loses of them. Made anew where the run is another one: after a seal, a fork, a cut.
 //
 // Used by one thread at a time: inside Sequence::Recode of its lane. Beside that a fork may call
-// TakeOver, and anybody ShownLoss.
+// TakeOver, a cut CutTo, and anybody ShownLoss.
 #pragma once
 
 #include <atomic>
@@ -10,6 +10,7 @@
 #include <deque>
 #include <optional>
 
+#include "daemon/base/mutex.h"
 #include "daemon/cache/recode.h"
 #include "daemon/pool/account.h"
 #include "kernels/strategy/loss.h"
@@ -48,24 +49,31 @@ class LaneState {
   kernels::Loss ShownLoss() const { return {.key = shown_key_loss_, .value = shown_value_loss_}; }
 
   // In the run from there on is the end of a prompt, of which the strategy before loses too much:
-  // its rows wait as they came for one of their own. A fork knows it of the run that it shares, and
-  // asks without waiting for a job.
-  void LeavePlain(std::uint64_t first_position) { left_plain_ = first_position; }
-  bool LeftPlain(const cache::OpenRun& run) const { return left_plain_ == run.first_position; }
-  void TakeOver(const LaneState& parent) { left_plain_ = parent.left_plain_.load(); }
+  // its rows wait as they came for one of their own. `losses`: of the lane (cache::OpenRun). A fork
+  // knows it of the run that it shares, and asks without waiting for a job; so does who cuts.
+  void LeavePlain(std::uint64_t first_position, std::uint64_t losses);
+  bool LeftPlain(const cache::OpenRun& run) const;
+  void TakeOver(const LaneState& parent);
+  // The lane holds what stood before that position, and has lost so often now.
+  void CutTo(std::uint64_t position, std::uint64_t losses);
 
   // Entries for which no raw rows are to be kept, because the budget was spent.
   std::uint64_t without_raw = 0;
 
  private:
   std::uint64_t first_position_ = 0;
-  std::uint64_t entries_ = 0;                                  // seen
-  std::atomic<std::uint64_t> left_plain_ = ~std::uint64_t{0};  // the run's first position; or none
+  std::uint64_t entries_ = 0;  // seen
   std::optional<LaneMoments> moments_;
   pool::Charge charge_;
   std::deque<kernels::Loss> window_;  // one for each tile
   std::atomic<float> shown_key_loss_{0};
   std::atomic<float> shown_value_loss_{0};
+  struct PlainEnd {
+    std::uint64_t first_position;
+    std::uint64_t losses;
+  };
+  mutable Mutex plain_end_mutex_;
+  std::optional<PlainEnd> plain_end_ TESSERA_GUARDED_BY(plain_end_mutex_);
 
   kernels::Loss MeanLoss() const;  // of a window that is not empty
 };

@@ -16,6 +16,7 @@
 #include "daemon/compaction/lane_state.h"
 #include "daemon/compaction/layer_chooser.h"
 #include "daemon/compaction/prompt_spans.h"
+#include "daemon/compaction/seal_wishes.h"
 #include "daemon/policies/policy.h"
 
 namespace tessera::compaction {
@@ -24,12 +25,9 @@ namespace tessera::compaction {
 // has one after another share it.
 struct LaneWork {
   Mutex mutex;  // held by the job that works on the lane
-  // 1 + the Cut that a seal waits for; 0: none waits.
-  std::atomic<std::uint8_t> seal_wanted{0};
-  std::atomic<std::uint8_t> seal_running{0};  // likewise of one that is being carried out
-  // Likewise of one that could not be carried out, and whether it is in the line for memory
-  // (StalledSeals). Where it is not, the lane's next rows bring it back.
-  std::atomic<std::uint8_t> seal_stalled{0};
+  SealWishes seals;
+  // Whether one that could not be carried out is in the line for memory (StalledSeals). Where it is
+  // not, the lane's next rows bring it back.
   std::atomic<bool> seal_in_line{false};
   // Tiles that found another job at work here: it has them encoded when it is done.
   std::atomic<bool> tiles_left{false};
@@ -97,36 +95,17 @@ class ManagedSequence final : public cache::Companion {
     ManagedSequence& sequence_;
   };
 
-  // What a fork of a paused sequence goes on from, which has the first `tokens` of its tokens; what
-  // a worker has shown, and nothing has been decided by, goes with it.
-  ManagedSequence(ManagedSequence& parent, const Pause&, const cache::Model& model,
-                  std::uint64_t tokens) TESSERA_NO_THREAD_SAFETY_ANALYSIS
-      : ManagedSequence(parent.policy_, model) {
-    for (std::size_t i = 0; i < lanes_.size(); ++i) {
-      lanes_[i].state.TakeOver(parent.lanes_[i].state);
-    }
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-      layers_[i].state.memory = parent.layers_[i].state.memory;
-      layers_[i].state.decided_until = parent.layers_[i].state.decided_until.load();
-      layers_[i].unfinished = parent.layers_[i].unfinished;
-      layers_[i].interrupted = layers_[i].unfinished.has_value();
-      layers_[i].state.observation = parent.layers_[i].state.observation;
-      layers_[i].state.CutTo(tokens);
-      if (layers_[i].unfinished.has_value()) layers_[i].unfinished->CutTo(tokens);
-    }
-    MutexLock lock(parent.text_mutex_);
-    MutexLock own_lock(text_mutex_);
-    text_ = parent.text_;
-    prompts_ = parent.prompts_;
-    CutTextTo(tokens);
-  }
+  // What `fork` goes on from, of a paused sequence; what a worker has shown, and nothing has been
+  // decided by, goes with it.
+  ManagedSequence(ManagedSequence& parent, const Pause& pause, const cache::Sequence& fork)
+      : ManagedSequence(parent, pause, fork, fork.Describe(/*lanes=*/false).tokens) {}
 
   // A job waits for the rows.
   bool Busy() const override {
     return tiles_wanted_.load() ||
            std::any_of(lanes_.begin(), lanes_.end(),
                        [](const ManagedLane& lane) {
-                         return lane.work->seal_wanted.load() != 0 || lane.work->tiles_left.load();
+                         return lane.work->seals.wanted() || lane.work->tiles_left.load();
                        }) ||
            std::any_of(layers_.begin(), layers_.end(),
                        [](const ManagedLayer& layer) { return layer.pending.load() != 0; });
@@ -159,8 +138,11 @@ class ManagedSequence final : public cache::Companion {
     MutexLock lock(text_mutex_);
     compaction::TakeTokenIds(first_token, ids, model, text_);
   }
-  // It was cut to so many tokens.
-  void CutTo(std::uint64_t tokens, const Pause&) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+  // `sequence`, whose companion this is, was cut to so many tokens.
+  void CutTo(std::uint64_t tokens, const cache::Sequence& sequence,
+             const Pause&) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+    for (ManagedLane& lane : lanes_) lane.work->seals.CutTo(tokens);
+    CutLanesTo(tokens, sequence);
     for (ManagedLayer& layer : layers_) {
       layer.state.CutTo(tokens);
       if (layer.unfinished.has_value()) layer.unfinished->CutTo(tokens);
@@ -199,62 +181,44 @@ class ManagedSequence final : public cache::Companion {
   bool WantTiles() { return !tiles_wanted_.exchange(true); }
   void TilesBegin() { tiles_wanted_.store(false); }
 
-  // True where no seal of the lane was wanted before. The most thorough cut is what is done.
-  bool WantSeal(std::uint32_t lane, LaneCoder::Cut cut) {
-    return Raise(lanes_[lane].work->seal_wanted, cut);
-  }
-  // Nothing: another job has taken it on.
-  std::optional<LaneCoder::Cut> SealBegins(std::uint32_t lane) {
-    LaneWork& work = *lanes_[lane].work;
-    // First: it is never in neither.
-    if (const std::uint8_t wanted = work.seal_wanted.load()) work.seal_running.store(wanted);
-    return Take(work.seal_wanted);
-  }
-  void SealEnds(std::uint32_t lane) { lanes_[lane].work->seal_running.store(0); }
-  // The most thorough of those that wait, run, or could not be carried out; for whoever shares the
-  // lane's rows.
-  std::optional<LaneCoder::Cut> SealAhead(std::uint32_t lane) const {
-    const LaneWork& work = *lanes_[lane].work;
-    const std::uint8_t ahead =
-        std::max({work.seal_wanted.load(), work.seal_running.load(), work.seal_stalled.load()});
-    if (ahead == 0) return std::nullopt;
-    return static_cast<LaneCoder::Cut>(ahead - 1);
-  }
-  // The same of one that could not be carried out.
-  void StallSeal(std::uint32_t lane, LaneCoder::Cut cut) {
-    Raise(lanes_[lane].work->seal_stalled, cut);
-  }
-  // Whole segments are sealed all the same.
-  void PromptGoesOn(std::uint32_t first_lane, std::uint32_t lanes) {
-    for (std::uint32_t lane = first_lane; lane < first_lane + lanes; ++lane) {
-      if (TakeStalledSeal(lane).has_value()) StallSeal(lane, LaneCoder::Cut::kLength);
-    }
-  }
-  std::optional<LaneCoder::Cut> TakeStalledSeal(std::uint32_t lane) {
-    return Take(lanes_[lane].work->seal_stalled);
-  }
-
   // Null where the sequence has no policy that does anything.
   static std::shared_ptr<ManagedSequence> Of(const cache::Sequence& sequence) {
     return std::static_pointer_cast<ManagedSequence>(sequence.companion());
   }
 
  private:
-  static bool Raise(std::atomic<std::uint8_t>& waits, LaneCoder::Cut cut) {
-    const auto wanted = static_cast<std::uint8_t>(static_cast<int>(cut) + 1);
-    std::uint8_t before = waits.load();
-    while (before < wanted && !waits.compare_exchange_weak(before, wanted)) {
+  ManagedSequence(ManagedSequence& parent, const Pause&, const cache::Sequence& fork,
+                  std::uint64_t tokens) TESSERA_NO_THREAD_SAFETY_ANALYSIS
+      : ManagedSequence(parent.policy_, fork.model()) {
+    for (std::size_t i = 0; i < lanes_.size(); ++i) {
+      lanes_[i].state.TakeOver(parent.lanes_[i].state);
     }
-    return before == 0;
+    CutLanesTo(tokens, fork);
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      layers_[i].state.memory = parent.layers_[i].state.memory;
+      layers_[i].state.decided_until = parent.layers_[i].state.decided_until.load();
+      layers_[i].unfinished = parent.layers_[i].unfinished;
+      layers_[i].interrupted = layers_[i].unfinished.has_value();
+      layers_[i].state.observation = parent.layers_[i].state.observation;
+      layers_[i].state.CutTo(tokens);
+      if (layers_[i].unfinished.has_value()) layers_[i].unfinished->CutTo(tokens);
+    }
+    MutexLock lock(parent.text_mutex_);
+    MutexLock own_lock(text_mutex_);
+    text_ = parent.text_;
+    prompts_ = parent.prompts_;
+    CutTextTo(tokens);
+  }
+  void CutLanesTo(std::uint64_t tokens,
+                  const cache::Sequence& sequence) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+    const std::uint64_t position = tokens - std::min(tokens, sequence.position_shift());
+    for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
+      lanes_[i].state.CutTo(position, sequence.Losses(i));
+    }
   }
   void CutTextTo(std::uint64_t tokens) TESSERA_REQUIRES(text_mutex_) {
     if (text_.size() > tokens) text_.resize(tokens);
     prompts_.CutTo(tokens);
-  }
-  static std::optional<LaneCoder::Cut> Take(std::atomic<std::uint8_t>& waits) {
-    const std::uint8_t wanted = waits.exchange(0);
-    if (wanted == 0) return std::nullopt;
-    return static_cast<LaneCoder::Cut>(wanted - 1);
   }
 
   const policies::Policy policy_;

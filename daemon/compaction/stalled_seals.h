@@ -18,7 +18,7 @@
 
 namespace tessera::compaction {
 
-// Thread-safe. What ends the segment is kept with the lane (LaneWork::seal_stalled).
+// Thread-safe. What ends the segment is kept with the lane (SealWishes).
 class StalledSeals {
  public:
   struct Item {

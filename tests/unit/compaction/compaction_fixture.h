@@ -121,6 +121,12 @@ class CompactionFixture : public testing::Test {
     }
   }
   void Truncate(Track& track, std::uint64_t tokens) {
+    ASSERT_TRUE(compactor_.Truncate(*track.sequence, tokens).ok());
+    track.tail.reset();
+    track.stamps.resize(tokens);
+  }
+  // From within a job, which the compactor would wait for.
+  void CutUnderneath(Track& track, std::uint64_t tokens) {
     ASSERT_TRUE(track.sequence->Truncate(tokens).ok());
     track.tail.reset();
     track.stamps.resize(tokens);

@@ -65,8 +65,9 @@ TEST_F(CompactorTest, LayersAreCompressedByThemselves) {
     ASSERT_TRUE(
         track.sequence->Append({layer, 1, 0, stamps.size()}, DrawnRows(model_->layout(), stamps))
             .ok());
-    compactor_.Appended(track.sequence,
-                        {.first_layer = layer, .layers = 1, .end_of_prompt = layer == 1});
+    compactor_.Appended(
+        track.sequence,
+        {.first_layer = layer, .layers = 1, .end_of_prompt = layer == 1, .until = stamps.size()});
   }
   RunAll();
   const cache::SequenceView view = View(track);

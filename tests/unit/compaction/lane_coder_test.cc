@@ -37,7 +37,7 @@ class LaneCoderTest : public CompactionFixture {
     });
   }
   absl::Status Seal(const Track& track, const policies::Policy& policy, LaneState& state,
-                    LaneCoder::Cut cut) {
+                    const SealWish& cut) {
     return track.sequence->Recode({.lane = 0}, [&](const cache::OpenRun& run) {
       return LaneCoder(Options(track, policy, state), run).Seal(cut);
     });
@@ -68,7 +68,7 @@ TEST_F(LaneCoderTest, AStrategyIsTheSameHoweverTheRunCame) {
     Track track = Empty();
     LaneState state;
     AppendStamps(track, prompt);
-    ASSERT_TRUE(Seal(track, policy, state, LaneCoder::Cut::kPromptEnd).ok());
+    ASSERT_TRUE(Seal(track, policy, state, SealWish::Everything()).ok());
     for (std::size_t done = 0; done < decoded.size(); done += at_once) {
       AppendStamps(track, Stamps(decoded.begin() + static_cast<std::ptrdiff_t>(done),
                                  decoded.begin() + static_cast<std::ptrdiff_t>(done + at_once)));
@@ -77,7 +77,7 @@ TEST_F(LaneCoderTest, AStrategyIsTheSameHoweverTheRunCame) {
     ASSERT_EQ(FormsOf(track), (Forms{"16 kept: 100", "16 kept: 160"}));
     AppendStamps(track, rest);
     LaneState anew;
-    ASSERT_TRUE(Seal(track, policy, at_once == 32 ? state : anew, LaneCoder::Cut::kPromptEnd).ok());
+    ASSERT_TRUE(Seal(track, policy, at_once == 32 ? state : anew, SealWish::Everything()).ok());
     ASSERT_EQ(FormsOf(track), (Forms{"16 kept: 100", "16 kept: 220"}));
     EXPECT_EQ(Shown(track), "");
     views.push_back(View(track));
@@ -108,7 +108,7 @@ TEST_F(LaneCoderTest, ARunIsCutWhenItsNewestRowsLoseMoreThanTheStrategyMay) {
     LaneState state;
     Append(track, 256, 1);
     const Stamps prompt = track.stamps;
-    ASSERT_TRUE(Seal(track, policy, state, LaneCoder::Cut::kPromptEnd).ok());
+    ASSERT_TRUE(Seal(track, policy, state, SealWish::Everything()).ok());
     const cache::SequenceView sealed = View(track);
     // What the strategy lost of its own rows, made once more.
     const std::vector<std::byte> keys = RowsOf(prompt, cache::RowKind::kKey);
@@ -163,17 +163,17 @@ TEST_F(LaneCoderTest, RawRowsThatGoMeanwhileAskForAnotherTry) {
   Track track = Empty();
   LaneState state;
   Append(track, 256, 1);
-  ASSERT_TRUE(Seal(track, policy, state, LaneCoder::Cut::kPromptEnd).ok());
+  ASSERT_TRUE(Seal(track, policy, state, SealWish::Everything()).ok());
   Append(track, 64, 1);
   ASSERT_TRUE(Encode(track, policy, state).ok());
   Append(track, 64, 1);
   const absl::Status status = track.sequence->Recode({.lane = 0}, [&](const cache::OpenRun& run) {
     LaneCoder coder(Options(track, policy, state), run);
     run.provisional.front().segment->raw()->Drop();
-    return coder.Seal(LaneCoder::Cut::kDecoding);
+    return coder.Seal({.decoded = true});
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
-  ASSERT_TRUE(Seal(track, policy, state, LaneCoder::Cut::kDecoding).ok());
+  ASSERT_TRUE(Seal(track, policy, state, {.decoded = true}).ok());
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 256", "16 kept: 64", "16 kept: 64"}));
   EXPECT_EQ(Shown(track), "");
   EXPECT_EQ(RawBytes(), 0u);
@@ -185,9 +185,9 @@ TEST_F(LaneCoderTest, ASegmentMayHaveNoMinimum) {
   Track track = Empty();
   LaneState state;
   Append(track, 40, 1);
-  ASSERT_TRUE(Seal(track, policy, state, LaneCoder::Cut::kDecoding).ok());
+  ASSERT_TRUE(Seal(track, policy, state, {.decoded = true}).ok());
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 32", "plain: 8"}));
-  ASSERT_TRUE(Seal(track, policy, state, LaneCoder::Cut::kDecoding).ok());
+  ASSERT_TRUE(Seal(track, policy, state, {.decoded = true}).ok());
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 32", "plain: 8"}));
   EXPECT_EQ(Shown(track), "");
 }

@@ -119,7 +119,7 @@ class LaneGatherTest : public CompactionFixture {
             options.decision = &decision;
             options.decided = run.plain_entries();
             options.first_position = run.first_position;
-            if (form == 2) return LaneCoder(options, run).Seal(LaneCoder::Cut::kPromptEnd);
+            if (form == 2) return LaneCoder(options, run).Seal(SealWish::Everything());
             policies::Policy none;
             options.policy = &none;
             return LaneCoder(options, run).Retain();

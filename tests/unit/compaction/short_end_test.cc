@@ -1,5 +1,8 @@
 // Ends of prompts that are shorter than a segment.
 
+#include <string>
+#include <utility>
+
 #include "tests/unit/compaction/compactor_fixture.h"
 
 namespace tessera::compaction {
@@ -71,6 +74,80 @@ TEST_F(CompactorTest, AShortEndThatStaysPlainWaitsForAStrategyOfItsOwn) {
   Decode(track, 32, 2);
   RunAll();
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 160", "16 kept: 256", "16 kept: 32", "plain: 18"}));
+}
+
+// Whoever goes back to the prompt and decodes again finds it as it was; what is written at the
+// place of rows that were left plain is another matter.
+TEST_F(CompactorTest, WhatWasLeftPlainIsSoAsLongAsItIsThere) {
+  policies::Policy policy = SmallMosaic();
+  policy.mosaic->segments.min_tokens = 256;
+  Track track = NewTrack(policy);
+  Append(track, 160, 1, true);
+  RunAll();
+  Append(track, 50, 2, true);
+  RunAll();
+  ASSERT_EQ(FormsOf(track), (Forms{"16 kept: 160", "plain: 50"}));
+  Track regenerated = Fork(track);
+  for (Track* each : {&track, &regenerated}) {
+    Decode(*each, 64, 2);
+    RunAll();
+    Truncate(*each, 210);
+    Decode(*each, 64, 2);
+    RunAll();
+    EXPECT_EQ(FormsOf(*each).size(), FormsOf(track).size());
+    for (const std::string& form : FormsOf(*each)) {
+      EXPECT_TRUE(form == "16 kept: 160" || form.starts_with("plain")) << form;
+    }
+    EXPECT_EQ(Shown(*each), "");
+  }
+  Truncate(track, 160);
+  Decode(track, 64, 1);
+  RunAll();
+  EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 160", "16 kept: 64"}));
+  EXPECT_EQ(Shown(track), "");
+}
+
+// The end that waits for its seal is where it was, whatever comes behind it meanwhile.
+TEST_F(CompactorTest, ThePromptsEndIsWhereItWas) {
+  Track track = NewTrack(SmallMosaic());
+  Append(track, 100, 1, true);
+  Append(track, 90, 2);  // the first part of the next prompt
+  RunAll();
+  EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 100", "plain: 90"}));
+  // Two that wait are one; so are whole segments, and what is left over stays.
+  Append(track, 60, 1, true);
+  Append(track, 20, 1, true);
+  Append(track, 300, 1);
+  RunAll();
+  EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 100", "16 kept: 170", "16 kept: 256", "plain: 44"}));
+  // An end that is cut off is where the cut is.
+  Append(track, 60, 1, true);
+  Truncate(track, 540);
+  Append(track, 60, 2);
+  RunAll();
+  EXPECT_EQ(FormsOf(track),
+            (Forms{"16 kept: 100", "16 kept: 170", "16 kept: 256", "16 kept: 14", "plain: 60"}));
+  EXPECT_EQ(Shown(track), "");
+}
+
+// Behind an end that waits, decoded rows have a cut of their own; so has what is left plain
+// together with them.
+TEST_F(CompactorTest, AnEndThatWaitsTakesNoCutFromWhatIsDecodedBehindIt) {
+  const std::pair<std::uint64_t, Forms> cases[] = {{100, {"16 kept: 100", "16 kept: 128"}},
+                                                   {40, {"16 kept: 160", "plain: 8"}}};
+  for (const auto& [prompt, forms] : cases) {
+    SCOPED_TRACE(prompt);
+    policies::Policy policy = SmallMosaic();
+    policy.mosaic->segments.min_tokens = 96;
+    Track track = NewTrack(policy);
+    Append(track, prompt, 1, true);
+    Decode(track, 140, 2);
+    while (scheduler_.RunFirst(kTiles)) {
+    }
+    RunAll();
+    EXPECT_EQ(FormsOf(track), forms);
+    EXPECT_EQ(Shown(track), "");
+  }
 }
 
 }  // namespace

@@ -189,7 +189,7 @@ TEST_F(TokenJobs, ALaneThatIsCutWhileItIsChosenFromIsLookedAtAgain) {
     ASSERT_TRUE(told.ok()) << told;
     Append(track, 30, 1);
     const bool moves = track.sequence->position_shift() > 0;
-    clock.After(2, [&] { Truncate(track, moves ? 0 : 110); });
+    clock.After(2, [&] { CutUnderneath(track, moves ? 0 : 110); });
     compress();
     EXPECT_TRUE(told.ok()) << told;
     const Positions left = moves ? Positions() : Join(Range(0, 2), Range(70, 110));

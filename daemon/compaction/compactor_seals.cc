@@ -1,0 +1,135 @@
+// Seals: who wants them, and those that cannot be carried out now: which wait for memory, which for
+// their lane, and when they come again.
+
+#include <algorithm>
+#include <optional>
+
+#include "absl/cleanup/cleanup.h"
+#include "daemon/base/strings.h"
+#include "daemon/compaction/compactor.h"
+#include "daemon/compaction/compactor_jobs.h"
+
+namespace tessera::compaction {
+
+using internal::TenantOf;
+
+void Compactor::WantSeal(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
+                         std::uint32_t lane, const SealWish& wish) {
+  if (managed.lane(lane).work->seals.Want(wish)) {
+    QueueSeal(sequence, {.lane = lane}, Ticket(nullptr));
+  }
+}
+
+void Compactor::QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, const SealJob& job,
+                          Ticket ticket) {
+  options_.scheduler->Submit({.name = "seal",
+                              .priority = JobPriority::kSeals,
+                              .tenant = TenantOf(*sequence),
+                              .owner = sequence->id().value()},
+                             [this, weak = std::weak_ptr(sequence), job, ticket = std::move(ticket),
+                              tenant = TenantOf(*sequence)]() mutable {
+                               Turn turn(*this, tenant, job.again);
+                               const std::shared_ptr<cache::Sequence> held = weak.lock();
+                               if (held == nullptr) return;
+                               const absl::Status status = SealOrStall(held, job, turn);
+                               if (ticket.waited_for()) {
+                                 ticket.Report(status);
+                                 ticket.Finish();
+                               } else if (!status.ok() && !absl::IsNotFound(status)) {
+                                 Complain(*held, "segment not sealed", status);
+                               }
+                             });
+}
+
+absl::Status Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed,
+                             std::uint32_t index, SealWish wish) {
+  // From tokens to where they stand in the lane.
+  wish.all_before -= std::min(wish.all_before, sequence.position_shift());
+  ManagedSequence::ManagedLane& lane = managed.lane(index);
+  absl::Status status;
+  {
+    MutexLock lock(lane.work->mutex);
+    const LaneCoder::Options options = CoderOptions(sequence, managed, lane.state);
+    for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
+      status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
+        return LaneCoder(options, run).Seal(wish);
+      });
+      if (!absl::IsAborted(status)) break;
+    }
+  }
+  LaneFree(sequence.shared_from_this(), managed, index);
+  return status;
+}
+
+absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequence,
+                                    const SealJob& job, Turn& turn) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  if (managed == nullptr) return absl::OkStatus();
+  LaneWork& work = *managed->lane(job.lane).work;
+  const bool waits = job.told.has_value();
+  // Where there is none, somebody else's seal has done the work already. Whoever waits is told of
+  // the work itself: another job may have taken it on, and failed.
+  std::optional<SealWish> wish = work.seals.Begin(job.told);
+  if (!wish.has_value()) return absl::OkStatus();
+  const absl::Cleanup ends = [&] { work.seals.End(); };
+  const policies::Policy& policy = managed->policy();
+  if (!policy.mosaic.has_value()) return absl::OkStatus();
+  // Where tokens are chosen, what seals is the choice.
+  if (policy.chooses()) {
+    if (!waits) return absl::OkStatus();
+    return absl::AbortedError(
+        Concat("the policy of ", sequence->id().ToString(), " has changed; ask again"));
+  }
+  // Those before it have found no memory.
+  const bool joins = !waits && !turn.again() && stalled_.Any(TenantOf(*sequence));
+  absl::Status status;
+  if (!joins) {
+    wish = work.seals.WithStalled(*wish);
+    status = Seal(*sequence, *managed, job.lane, *wish);
+    if (status.ok()) turn.Found();
+  }
+  // Also where somebody is told: a prompt may have come to its end there, and that is not
+  // forgotten.
+  const bool no_memory = joins || absl::IsResourceExhausted(status);
+  if (no_memory || absl::IsAborted(status)) work.seals.Stall(*wish);
+  if (!no_memory) return status;
+  // Whatever came of the line comes to its end again, so that there is a pause.
+  if (!work.seal_in_line.exchange(true) || turn.again()) {
+    turn.Stall({.tenant = TenantOf(*sequence), .sequence = sequence, .lane = job.lane});
+  }
+  return status;
+}
+
+// That one, or the first behind it that still has something to do.
+void Compactor::QueueStalled(std::optional<StalledSeals::Item> item) {
+  for (; item.has_value(); item = stalled_.Next(item->tenant, /*found=*/false)) {
+    const std::shared_ptr<cache::Sequence> sequence = item->sequence.lock();
+    const std::shared_ptr<ManagedSequence> managed =
+        sequence == nullptr ? nullptr : ManagedSequence::Of(*sequence);
+    if (managed == nullptr) continue;
+    LaneWork& work = *managed->lane(item->lane).work;
+    work.seal_in_line.store(false);
+    // One that has been moved out keeps nobody waiting.
+    if (sequence->Describe(/*lanes=*/false).offloaded) continue;
+    if (!work.seals.WantStalled()) continue;
+    QueueSeal(sequence, {.lane = item->lane, .again = true}, Ticket(nullptr));
+    return;
+  }
+}
+
+void Compactor::QueueParked(const std::shared_ptr<cache::Sequence>& sequence,
+                            ManagedSequence& managed) {
+  for (std::uint32_t lane = 0; lane < sequence->model().lanes(); ++lane) {
+    LaneWork& work = *managed.lane(lane).work;
+    if (work.seal_in_line.load() || !work.seals.WantStalled()) continue;
+    QueueSeal(sequence, {.lane = lane}, Ticket(nullptr));
+  }
+}
+
+std::optional<Clock::Duration> Compactor::Resume() {
+  const Clock::TimePoint now = options_.clock->Now();
+  for (const StalledSeals::Item& item : stalled_.TakeDue(now)) QueueStalled(item);
+  return stalled_.DueIn(now);
+}
+
+}  // namespace tessera::compaction
