@@ -1,6 +1,9 @@
 #include "client/cli/bench/ablation.h"
 
 #include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -15,6 +18,7 @@ using Segment = Examination::Segment;
 using kernels::Strategy;
 
 constexpr double kQuarter = 0.25;
+constexpr std::size_t kThresholdsTried = 8;
 
 std::vector<Strategy> StrategiesFor(const Examination& examination,
                                     const kernels::StrategyOptions& options) {
@@ -85,7 +89,23 @@ absl::Status MeasureMasks(const Examination& examination, const std::vector<Stra
 
 }  // namespace
 
-Examination::Examination(const GeneratedKv& kv, std::uint32_t segment_tokens, std::uint32_t queries)
+Difference ErrorsBeyond(const Score& a, const Score& b) {
+  TESSERA_CHECK(a.errors.size() == b.errors.size(), "the same queries");
+  const auto count = static_cast<double>(a.errors.size());
+  Difference difference;
+  double squares = 0;
+  for (std::size_t i = 0; i < a.errors.size(); ++i) {
+    const double one = a.errors[i] - b.errors[i];
+    difference.mean += one / count;
+    squares += one * one;
+  }
+  const double variance = squares / count - difference.mean * difference.mean;
+  difference.standard_error = std::sqrt(std::max(variance, 0.0) / std::max(count - 1, 1.0));
+  return difference;
+}
+
+Examination::Examination(const GeneratedKv& kv, std::uint32_t segment_tokens,
+                         const Queries& queries)
     : kv_(kv) {
   const GeneratedShape& shape = kv.shape();
   questions_.resize(shape.kv_heads);
@@ -97,8 +117,9 @@ Examination::Examination(const GeneratedKv& kv, std::uint32_t segment_tokens, st
            .index = first / segment_tokens,
            .rows = kv.Rows(h, first, std::min(segment_tokens, shape.tokens - first))});
     }
-    for (std::uint32_t i = 0; i < queries * shape.group; ++i) {
-      Question question = {.query = kv.Query(h, i % shape.group, i / shape.group), .truth = {}};
+    for (std::uint32_t i = 0; i < queries.count * shape.group; ++i) {
+      Question question = {.query = kv.Query(h, i % shape.group, queries.first + i / shape.group),
+                           .truth = {}};
       question.truth = Attend(question.query.row, lanes_[h]);
       questions_[h].push_back(std::move(question));
     }
@@ -119,6 +140,7 @@ absl::StatusOr<Score> Examination::Examine(const Keep& keep) const {
     }
     for (const Question& question : questions_[h]) {
       const Fidelity fidelity = Compare(Attend(question.query.row, lane), question.truth);
+      score.errors.push_back(fidelity.error);
       score.fidelity.error += fidelity.error;
       score.fidelity.kept_mass += fidelity.kept_mass;
       ++asked;
@@ -244,8 +266,9 @@ class Candidates {
     return {.lost = outcome.lost / segments, .bytes = outcome.bytes / segments};
   }
 
-  // The thresholds under which all together take at most so many bytes an entry and lose least.
-  kernels::Loss BestWithin(double bytes) const {
+  // Thresholds under which all together take at most so many bytes an entry: of all that have
+  // different outcomes the `most` that lose least. There is always one: that of the cheapest forms.
+  std::vector<kernels::Loss> BestWithin(double bytes, std::size_t most) const {
     std::vector<double> keys;
     std::vector<double> values;
     for (const std::vector<kernels::Candidate>& candidates : of_segment_) {
@@ -254,16 +277,18 @@ class Candidates {
         values.push_back(candidate.loss.value);
       }
     }
-    kernels::Loss best = {.key = 1, .value = 1};  // the cheapest of all
-    double least = Under(best).lost;
+    const kernels::Loss cheapest = {.key = 1, .value = 1};
+    std::map<double, kernels::Loss> by_lost = {{Under(cheapest).lost, cheapest}};
     for (const double key : keys) {
       for (const double value : values) {
         const Outcome outcome = Under({.key = key, .value = value});
-        if (outcome.bytes > bytes || outcome.lost >= least) continue;
-        least = outcome.lost;
-        best = {.key = key, .value = value};
+        if (outcome.bytes > bytes) continue;
+        by_lost.emplace(outcome.lost, kernels::Loss{.key = key, .value = value});
+        if (by_lost.size() > most) by_lost.erase(std::prev(by_lost.end()));
       }
     }
+    std::vector<kernels::Loss> best;
+    for (const auto& [lost, threshold] : by_lost) best.push_back(threshold);
     return best;
   }
 
@@ -304,7 +329,8 @@ absl::StatusOr<Score> ExamineFirst(const Examination& examination, double bytes)
 
 }  // namespace
 
-absl::StatusOr<ChoiceScores> MeasureChoice(const Examination& examination) {
+absl::StatusOr<ChoiceScores> MeasureChoice(const Examination& examination,
+                                           const Examination& calibration) {
   const std::vector<Strategy> fixed = StrategiesFor(examination, FixedOptions(kQuarter, 1));
   kernels::StrategyOptions options = FixedOptions(kQuarter, 1);
   options.kept = kernels::StrategyOptions{}.kept;
@@ -313,9 +339,22 @@ absl::StatusOr<ChoiceScores> MeasureChoice(const Examination& examination) {
   for (const Segment& segment : examination.segments()) {
     entries += static_cast<double>(segment.rows.keys.count);
   }
-  options.threshold =
-      Candidates(examination, options).BestWithin(BytesOf(examination, fixed) / entries);
-  const std::vector<Strategy> dynamic = StrategiesFor(examination, options);
+  const std::vector<kernels::Loss> thresholds =
+      Candidates(examination, options)
+          .BestWithin(BytesOf(examination, fixed) / entries, kThresholdsTried);
+  std::vector<Strategy> dynamic;
+  double least = 0;
+  for (const kernels::Loss& threshold : thresholds) {
+    kernels::StrategyOptions under = options;
+    under.threshold = threshold;
+    std::vector<Strategy> strategies = StrategiesFor(calibration, under);
+    const absl::StatusOr<Score> score = ExaminePacked(calibration, strategies);
+    if (!score.ok()) return score.status();
+    if (!dynamic.empty() && score->fidelity.error >= least) continue;
+    least = score->fidelity.error;
+    options.threshold = threshold;
+    dynamic = std::move(strategies);
+  }
   const absl::StatusOr<Score> fixed_score = ExaminePacked(examination, fixed);
   if (!fixed_score.ok()) return fixed_score.status();
   const absl::StatusOr<Score> dynamic_score = ExaminePacked(examination, dynamic);

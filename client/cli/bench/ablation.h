@@ -17,15 +17,26 @@ namespace tessera::cli::bench {
 // Means over heads and queries.
 struct Score {
   Fidelity fidelity;
-  double bytes = 0;  // per token and kv head, rotations included
+  double bytes = 0;            // per token and kv head, rotations included
+  std::vector<double> errors;  // of each query, in the order of heads
 };
+// How much larger errors of `a` are than those of `b`, query by query.
+struct Difference {
+  double mean = 0;
+  double standard_error = 0;
+};
+Difference ErrorsBeyond(const Score& a, const Score& b);
 
 // Queries at the end of generated rows, and their true attention. The rows outlive it.
 class Examination {
  public:
-  // `queries` tokens of a query in every head of the group. Segments are what a rotation is made
-  // for.
-  Examination(const GeneratedKv& kv, std::uint32_t segment_tokens, std::uint32_t queries);
+  // Tokens with a query in every head of the group.
+  struct Queries {
+    std::uint32_t first = 0;
+    std::uint32_t count = 0;
+  };
+  // Segments are what a rotation is made for.
+  Examination(const GeneratedKv& kv, std::uint32_t segment_tokens, const Queries& queries);
 
   struct Segment {
     std::uint32_t kv_head = 0;
@@ -76,9 +87,10 @@ struct RotationScores {
 };
 absl::StatusOr<RotationScores> MeasureRotations(const Examination& examination);
 
-// Every segment a quarter of the channels, against each what thresholds say: those at which all
-// together take no more bytes and, in the mean over segments, lose least. And against both, at no
-// more bytes, one strategy from the beginning to the end: the first segment's.
+// Every segment a quarter of the channels, against each what thresholds say. Of the thresholds at
+// which all together take no more bytes, and lose about as little as can be, they are those under
+// which other queries, those of `calibration`, err least. And against both, at no more bytes, one
+// strategy from the beginning to the end: the first segment's.
 struct ChoiceScores {
   Score first;
   Score fixed;
@@ -88,6 +100,7 @@ struct ChoiceScores {
   kernels::Loss fixed_worst;
   kernels::Loss dynamic_worst;
 };
-absl::StatusOr<ChoiceScores> MeasureChoice(const Examination& examination);
+absl::StatusOr<ChoiceScores> MeasureChoice(const Examination& examination,
+                                           const Examination& calibration);
 
 }  // namespace tessera::cli::bench

@@ -22,7 +22,8 @@ TEST(Ablation, EveryPartOfPackingCountsForSomething) {
     double rotated[3] = {};
     for (int i = 0; i < kInstances; ++i) {
       const GeneratedKv kv(shape, random.Bits());
-      const absl::StatusOr<FormScores> forms = MeasureForms(Examination(kv, 2048, 12), share);
+      const absl::StatusOr<FormScores> forms =
+          MeasureForms(Examination(kv, 2048, {.count = 12}), share);
       ASSERT_TRUE(forms.ok());
       EXPECT_LE(forms->raw_mask.bytes, forms->rotated[0].bytes);
       EXPECT_LE(forms->svd_mask.bytes, forms->rotated[0].bytes);
@@ -46,7 +47,8 @@ TEST(Ablation, DriftingRowsWantARotationPerSegment) {
   shape.tokens = 8192;
   shape.regions = 4;
   const GeneratedKv kv(shape, random.Bits());
-  const absl::StatusOr<RotationScores> scores = MeasureRotations(Examination(kv, 2048, 1));
+  const absl::StatusOr<RotationScores> scores =
+      MeasureRotations(Examination(kv, 2048, {.count = 1}));
   ASSERT_TRUE(scores.ok());
   EXPECT_LT(scores->own_loss.key, scores->global_loss.key);
   EXPECT_LT(scores->own_loss.value, scores->global_loss.value);
@@ -60,7 +62,8 @@ TEST(Ablation, ADynamicChoiceTakesNoMoreBytes) {
   shape.tokens = 2048;
   shape.regions = 2;
   const GeneratedKv kv(shape, random.Bits());
-  const absl::StatusOr<ChoiceScores> scores = MeasureChoice(Examination(kv, 1024, 1));
+  const absl::StatusOr<ChoiceScores> scores = MeasureChoice(
+      Examination(kv, 1024, {.count = 1}), Examination(kv, 1024, {.first = 1, .count = 1}));
   ASSERT_TRUE(scores.ok());
   EXPECT_LE(scores->dynamic.bytes, scores->fixed.bytes);
   EXPECT_GT(scores->threshold.key, 0);

@@ -13,7 +13,7 @@ TEST(BlockChoice, AllBlocksAreAllMass) {
   shape.tokens = 2048;
   const GeneratedKv kv(shape, random.Bits());
   const absl::StatusOr<BlockScores> scores =
-      MeasureBlocks(Examination(kv, 1024, 2), {.block = 8, .rate = 1});
+      MeasureBlocks(Examination(kv, 1024, {.count = 2}), {.block = 8, .rate = 1});
   ASSERT_TRUE(scores.ok());
   for (const Fidelity* fidelity :
        {&scores->ideal, &scores->mean, &scores->min_max, &scores->packed_mean}) {
@@ -30,7 +30,7 @@ TEST(BlockChoice, NoneBeatsTheIdeal) {
   shape.kv_heads = 1;
   shape.tokens = 2048;
   const GeneratedKv kv(shape, random.Bits());
-  const Examination examination(kv, 1024, 4);
+  const Examination examination(kv, 1024, {.count = 4});
   for (const std::uint32_t block : {8u, 16u}) {
     BlockScores before = {};
     for (const double rate : {0.0625, 0.25}) {
