@@ -14,6 +14,7 @@
 #include "client/cli/command.h"
 #include "client/cli/door.h"
 #include "client/cli/run.h"
+#include "client/worker/shared_prompt.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::cli {
@@ -42,9 +43,35 @@ absl::StatusOr<llm::GenerateOptions> OptionsOf(const Flags& flags) {
           .temperature = temperature, .top_k = static_cast<std::uint32_t>(*top_k), .seed = *seed}};
 }
 
+struct Prompt {
+  std::vector<llm::TokenId> tokens;
+  std::uint64_t head = 0;  // shared with other workers; 0: none of it
+};
+
+absl::StatusOr<llm::StartedPrompt> Start(const llm::Model& model, client::Worker& worker,
+                                         const client::Model& registered, const std::string& policy,
+                                         const Prompt& prompt) {
+  if (prompt.head > 0) {
+    absl::StatusOr<llm::StartedPrompt> started =
+        llm::PrefillShared(model, worker, registered,
+                           {.tokens = prompt.tokens, .head = prompt.head, .policy = policy});
+    if (started.ok()) {
+      std::fprintf(stderr, "the first %llu of %zu tokens: %s\n",
+                   static_cast<unsigned long long>(prompt.head), prompt.tokens.size(),
+                   started->found ? "found" : "computed and published");
+    }
+    return started;
+  }
+  absl::StatusOr<client::Sequence> sequence = worker.CreateSequence(registered, policy);
+  if (!sequence.ok()) return sequence.status();
+  absl::StatusOr<std::vector<float>> logits = llm::Prefill(model, prompt.tokens, *sequence);
+  if (!logits.ok()) return logits.status();
+  return llm::StartedPrompt{*std::move(sequence), *std::move(logits)};
+}
+
 absl::StatusOr<std::vector<llm::TokenId>> GoOn(const llm::Model& model, const llm::Vocab& vocab,
                                                const Flags& flags, const Door& door,
-                                               std::span<const llm::TokenId> prompt,
+                                               const Prompt& prompt,
                                                const llm::GenerateOptions& options) {
   absl::StatusOr<std::unique_ptr<client::Worker>> worker =
       client::Worker::Attach({.address = door.address, .tls = door.tls, .worker_name = "generate"});
@@ -52,14 +79,12 @@ absl::StatusOr<std::vector<llm::TokenId>> GoOn(const llm::Model& model, const ll
   const absl::StatusOr<client::Model> registered =
       (*worker)->RegisterModel(llm::GeometryOf(model.config(), "generate", vocab.delimiters()));
   if (!registered.ok()) return registered.status();
-  absl::StatusOr<client::Sequence> sequence =
-      (*worker)->CreateSequence(*registered, flags.Get("policy"));
-  if (!sequence.ok()) return sequence.status();
-  absl::StatusOr<std::vector<float>> logits = llm::Prefill(model, prompt, *sequence);
-  if (!logits.ok()) return logits.status();
-  client::Sequence* const batch[] = {&*sequence};
+  absl::StatusOr<llm::StartedPrompt> started =
+      Start(model, **worker, *registered, flags.Get("policy"), prompt);
+  if (!started.ok()) return started.status();
+  client::Sequence* const batch[] = {&started->sequence};
   absl::StatusOr<std::vector<std::vector<llm::TokenId>>> answers =
-      llm::Generate(model, **worker, batch, *std::move(logits), options);
+      llm::Generate(model, **worker, batch, std::move(started->logits), options);
   if (!answers.ok()) return answers.status();
   return std::move((*answers)[0]);
 }
@@ -73,9 +98,12 @@ absl::Status Generate(const Flags& flags) {
   if (!options.ok()) return options.status();
   const absl::StatusOr<llm::Vocab> vocab = llm::Vocab::Read(flags.Get("model") + "/vocab.json");
   if (!vocab.ok()) return vocab.status();
-  const absl::StatusOr<std::vector<llm::TokenId>> prompt =
+  absl::StatusOr<std::vector<llm::TokenId>> tokens =
       vocab->Encode(Concat(kBegin, " ", flags.positional()[0]));
-  if (!prompt.ok()) return prompt.status();
+  if (!tokens.ok()) return tokens.status();
+  const absl::StatusOr<std::uint64_t> shared = flags.Number("share", 0, tokens->size() - 1);
+  if (!shared.ok()) return shared.status();
+  const Prompt prompt = {.tokens = *std::move(tokens), .head = *shared};
   const absl::StatusOr<std::unique_ptr<llm::Model>> model = llm::Model::Load(flags.Get("model"));
   if (!model.ok()) return model.status();
   std::unique_ptr<bench::LocalDaemon> own;
@@ -87,7 +115,7 @@ absl::Status Generate(const Flags& flags) {
     door = {.address = own->address(), .tls = std::nullopt};
   }
   const absl::StatusOr<std::vector<llm::TokenId>> answer =
-      GoOn(**model, *vocab, flags, door, *prompt, *options);
+      GoOn(**model, *vocab, flags, door, prompt, *options);
   if (!answer.ok()) return answer.status();
   std::printf("%s\n", vocab->Decode(*answer).c_str());
   return absl::OkStatus();
@@ -101,6 +129,10 @@ int RunGenerate(std::span<const std::string_view> args) {
             "A model goes on with a text of words it knows, its cache being the daemon's.",
             WithDoorOrOwn({{"model", "FOLDER", "config.json, model.safetensors, vocab.json", ""},
                            {"policy", "POLICY", "what becomes of the cache", "dense"},
+                           {"share", "N",
+                            "the first N tokens, with one for the beginning: found where they have "
+                            "been published, else published",
+                            "0"},
                            {"tokens", "N", "how many", "16"},
                            {"temperature", "T", "0: always the likeliest token", "0"},
                            {"top-k", "N", "among so many of the likeliest; 0: all", "0"},

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "client/sequence.h"
 #include "client/step.h"
-#include "client/worker/config.h"
+#include "client/checkpoint/config.h"
 
 namespace tessera::llm {
 

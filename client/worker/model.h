@@ -10,10 +10,10 @@
 
 #include "absl/status/statusor.h"
 #include "client/worker/attention.h"
-#include "client/worker/config.h"
+#include "client/checkpoint/config.h"
 #include "client/worker/matrix.h"
-#include "client/worker/safetensors.h"
-#include "client/worker/vocab.h"
+#include "client/checkpoint/safetensors.h"
+#include "client/checkpoint/vocab.h"
 
 namespace tessera::llm {
 

@@ -5,7 +5,7 @@
 #include <random>
 #include <span>
 
-#include "client/worker/vocab.h"
+#include "client/checkpoint/vocab.h"
 
 namespace tessera::llm {
 

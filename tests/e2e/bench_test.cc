@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "client/worker/json.h"
+#include "client/checkpoint/json.h"
 #include "daemon/base/strings.h"
 
 namespace tessera {

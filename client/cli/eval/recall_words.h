@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/worker/vocab.h"
+#include "client/checkpoint/vocab.h"
 
 namespace tessera::cli::eval {
 

@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "client/cli/table.h"
-#include "client/worker/json.h"
+#include "client/checkpoint/json.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::cli::eval {

@@ -10,11 +10,11 @@
 #include <string>
 #include <string_view>
 
-#include "client/worker/config.h"
-#include "client/worker/json.h"
+#include "client/checkpoint/config.h"
+#include "client/checkpoint/json.h"
 #include "client/worker/model.h"
-#include "client/worker/safetensors.h"
-#include "client/worker/vocab.h"
+#include "client/checkpoint/safetensors.h"
+#include "client/checkpoint/vocab.h"
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 #include "tests/fuzz/fuzz_target.h"

@@ -44,9 +44,10 @@ MAY_INCLUDE = {
     "daemon/serving": BELOW_SERVING + ("proto/tessera",),
     "daemon": BELOW_SERVING + ("proto/tessera", "daemon/serving"),
     "client": BELOW_CLIENT,
-    "client/cli": BELOW_CLIENT + ("client", "client/worker"),
+    "client/cli": BELOW_CLIENT + ("client", "client/checkpoint", "client/worker"),
     "client/examples": BELOW_CLIENT + ("client",),
-    "client/worker": BELOW_CLIENT + ("client",),
+    "client/checkpoint": BELOW_CLIENT + ("client",),
+    "client/worker": BELOW_CLIENT + ("client", "client/checkpoint"),
     "client/python": BELOW_CLIENT + ("client",),
 }
 

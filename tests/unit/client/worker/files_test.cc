@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "client/worker/config.h"
-#include "client/worker/vocab.h"
+#include "client/checkpoint/config.h"
+#include "client/checkpoint/vocab.h"
 #include "tests/unit/client/worker/temporary_file.h"
 
 namespace tessera::llm {

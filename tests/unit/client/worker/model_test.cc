@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/worker/json.h"
+#include "client/checkpoint/json.h"
 #include "client/worker/sampler.h"
 #include "kernels/format/element.h"
 

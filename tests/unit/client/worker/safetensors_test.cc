@@ -1,6 +1,6 @@
 // Files that say what they hold, and files that lie about it.
 
-#include "client/worker/safetensors.h"
+#include "client/checkpoint/safetensors.h"
 
 #include <gmock/gmock.h>
 

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <string>
 
-#include "client/worker/json.h"
+#include "client/checkpoint/json.h"
 #include "tests/fakes/seed.h"
 
 namespace tessera::cli::eval {

@@ -1,4 +1,4 @@
-#include "client/worker/json.h"
+#include "client/checkpoint/json.h"
 
 #include <google/protobuf/util/json_util.h>
 

@@ -1,10 +1,10 @@
-#include "client/worker/vocab.h"
+#include "client/checkpoint/vocab.h"
 
 #include <algorithm>
 
 #include "absl/status/status.h"
 #include "client/delimiters.h"
-#include "client/worker/json.h"
+#include "client/checkpoint/json.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::llm {

@@ -1,7 +1,7 @@
-#include "client/worker/config.h"
+#include "client/checkpoint/config.h"
 
 #include "absl/status/status.h"
-#include "client/worker/json.h"
+#include "client/checkpoint/json.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::llm {

@@ -1,4 +1,4 @@
-#include "client/worker/safetensors.h"
+#include "client/checkpoint/safetensors.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "client/worker/json.h"
+#include "client/checkpoint/json.h"
 #include "daemon/base/strings.h"
 #include "daemon/platform/fd.h"
 
