@@ -1,12 +1,14 @@
 // tessera bench serve: a model that decodes in batches through a daemon, against the same model
 // with a dense cache in its own memory.
 
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <chrono>
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -24,8 +26,10 @@ namespace tessera::cli::bench {
 
 namespace {
 
-// Steps of one side before the next one has its turn: about as long as a scheduler's slice.
+// Steps of one side before the next one has its turn: about as long as a scheduler's slice. One
+// more comes before them and is not counted: caches hold what the side before has read.
 constexpr std::uint32_t kSliceSteps = 4;
+constexpr std::uint32_t kStepsOfTurn = kSliceSteps + 1;
 constexpr std::uint32_t kMostTokens = 2048;  // of a prompt
 
 // What is compared: a batch of so many sequences in each worker.
@@ -208,6 +212,7 @@ class Race {
         sides_(std::move(sides)),
         workers_(options.workers),
         rounds_(options.quick ? 12 : 40),
+        seed_(options.seed),
         barrier_(options.workers),
         measured_(sides_.size()) {}
 
@@ -238,7 +243,7 @@ class Race {
     mine.model = *std::move(model);
     for (const Side& side : sides_) {
       absl::StatusOr<std::unique_ptr<Batch>> batch =
-          Batch::Open(shared_, *mine.worker, mine.model, side, (rounds_ + 1) * kSliceSteps);
+          Batch::Open(shared_, *mine.worker, mine.model, side, (rounds_ + 1) * kStepsOfTurn);
       if (!batch.ok()) return batch.status();
       mine.batches.push_back(*std::move(batch));
     }
@@ -250,8 +255,13 @@ class Race {
     Mine mine;
     Note(Open(mine));
     if (first) Progress(Concat("decoding: ", rounds_, " rounds of ", sides_.size(), " batches"));
+    std::mt19937_64 random(seed_);  // alike in all workers
+    std::vector<std::size_t> order(sides_.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
     for (std::uint32_t round = 0; round <= rounds_; ++round) {
-      for (std::size_t side = 0; side < sides_.size(); ++side) Slice(mine, side, first, round > 0);
+      // So that none always follows the same one.
+      std::shuffle(order.begin(), order.end(), random);
+      for (const std::size_t side : order) Slice(mine, side, first, round > 0);
     }
     for (std::size_t side = 0; !failed_ && side < sides_.size(); ++side) {
       const absl::StatusOr<std::uint64_t> bytes = mine.batches[side]->PoolBytes();
@@ -266,6 +276,7 @@ class Race {
     const auto since = [](Clock::time_point begun) {
       return std::chrono::duration<double>(Clock::now() - begun).count();
     };
+    if (!failed_) Note(mine.batches[side]->Step());
     barrier_.arrive_and_wait();
     const double daemon_before = first ? daemon_.CpuSeconds() : 0;
     const Clock::time_point begun = Clock::now();
@@ -297,6 +308,7 @@ class Race {
   const std::vector<Side> sides_;
   const std::uint32_t workers_;
   const std::uint32_t rounds_;
+  const std::uint64_t seed_;
   std::barrier<> barrier_;
   std::mutex mutex_;  // over what follows
   absl::Status status_;
@@ -356,7 +368,9 @@ absl::StatusOr<Report> RunServe(const Options& options) {
              " sequences of ", shared->prompt.size(), " tokens and more; the recall model, ",
              "one thread a worker"),
       Concat("own: a dense cache in the worker's memory, read by the same kernels; slices of ",
-             kSliceSteps, " steps take turns"),
+             kSliceSteps,
+             " steps, and one before them that is not counted, take turns in an order "
+             "that is drawn for each round"),
       "ratio: time of a slice against the baseline's, median over rounds; p50, p99: of one step, "
       "which is a token of every sequence",
       "daemon %: of one core, while the batch decoded"};

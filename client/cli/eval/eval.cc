@@ -353,7 +353,7 @@ int RunEval(std::span<const std::string_view> args) {
                {"question", "LIST", "blind: it comes after compression; seen: before",
                 "blind,seen"},
                {"samples", "N", "of each task, length and depth (default 3; quick: 1)", ""},
-               {"seed", "N", "of the first sample", "1000000"},
+               {"seed", "N", "of the first sample", "70000000"},
                {"batch", "N", "policies that decode together; 1: time the steps of each", "16"},
                {"workers", "N", "worker processes; 0: one per core", "0"},
                {"quick", "", "a minute instead of five, on two cores", ""},

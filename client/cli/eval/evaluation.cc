@@ -89,6 +89,7 @@ class Evaluation::Session final : public UnitRunner {
     const Unit& unit = units_[number];
     FinishedUnit finished = {.unit = number};
     finished.outcomes.resize(plan_.policies.size());
+    for (Outcome& outcome : finished.outcomes) outcome.marks.assign(plan_.samples, '-');
     finished.example.answers.resize(plan_.policies.size());
     for (std::uint32_t i = 0; i < plan_.samples; ++i) {
       const absl::StatusOr<RecallSample> sample =
@@ -97,7 +98,7 @@ class Evaluation::Session final : public UnitRunner {
                                       .depth = unit.depth,
                                       .seed = plan_.first_seed + i});
       if (!sample.ok()) return sample.status();
-      absl::Status status = Answer(unit, *sample, i == 0, answered, finished);
+      absl::Status status = Answer(unit, *sample, i, answered, finished);
       if (!status.ok()) return status;
     }
     return finished;
@@ -114,7 +115,7 @@ class Evaluation::Session final : public UnitRunner {
   Session(const Evaluation& evaluation, const EvaluationPlan& plan)
       : evaluation_(evaluation), plan_(plan), units_(UnitsOf(plan)) {}
 
-  absl::Status Answer(const Unit& unit, const RecallSample& sample, bool is_example,
+  absl::Status Answer(const Unit& unit, const RecallSample& sample, std::uint32_t index,
                       const std::function<void()>& answered, FinishedUnit& finished) {
     absl::StatusOr<Prompt> prompt = Compute(unit, sample);
     if (!prompt.ok()) return prompt.status();
@@ -140,7 +141,7 @@ class Evaluation::Session final : public UnitRunner {
         status = fork.status();
       }
       if (forks.size() == plan_.batch || policy + 1 == plan_.policies.size()) {
-        if (status.ok()) status = Ask(sample, *prompt, is_example, forks, finished);
+        if (status.ok()) status = Ask(sample, *prompt, index, forks, finished);
         for (std::size_t i = 0; i < forks.size(); ++i) answered();
         forks.clear();
       }
@@ -196,7 +197,7 @@ class Evaluation::Session final : public UnitRunner {
   }
 
   // The question, and the answer, of all forks in the same steps.
-  absl::Status Ask(const RecallSample& sample, const Prompt& prompt, bool is_example,
+  absl::Status Ask(const RecallSample& sample, const Prompt& prompt, std::uint32_t index,
                    std::vector<Fork>& forks, FinishedUnit& finished) {
     const std::span<const TokenId> question =
         std::span(sample.prompt).subspan(prompt.tokens.size());
@@ -219,15 +220,17 @@ class Evaluation::Session final : public UnitRunner {
     const double step_ms = SecondsSince(begun) * 1e3 / steps;
     for (std::size_t i = 0; i < forks.size(); ++i) {
       Outcome& outcome = finished.outcomes[forks[i].policy];
-      outcome.right += (*answers)[i] == sample.answer ? 1 : 0;
+      const bool right = (*answers)[i] == sample.answer;
+      outcome.marks[index] = right ? '1' : '0';
+      outcome.right += right ? 1 : 0;
       outcome.samples += 1;
       AddToMean(forks[i].bytes_kept, outcome.samples, outcome.bytes_kept);
       AddToMean(step_ms, outcome.samples, outcome.step_ms);
-      if (is_example) {
+      if (index == 0) {
         finished.example.answers[forks[i].policy] = evaluation_.vocab_->Decode((*answers)[i]);
       }
     }
-    if (is_example) {
+    if (index == 0) {
       finished.example.question = evaluation_.vocab_->Decode(
           std::span(sample.prompt).last(sample.question_tokens).subspan(1));
       finished.example.answer = evaluation_.vocab_->Decode(sample.answer);

@@ -11,6 +11,14 @@ std::string Percent(const Tally& tally) {
   return tally.empty() ? "-" : Fixed(100 * tally.accuracy(), 0);
 }
 
+// In points, with where it may lie.
+std::string Difference(const Pairs& pairs) {
+  if (pairs.samples == 0) return "-";
+  const Interval sure = DifferenceInterval(pairs);
+  return Concat(Fixed(100 * pairs.difference(), 1), " (", Fixed(100 * sure.low, 1), " to ",
+                Fixed(100 * sure.high, 1), ")");
+}
+
 }  // namespace
 
 ResultTable TableOf(const Results& results, Question question, double dense_bytes_per_token) {
@@ -23,7 +31,8 @@ ResultTable TableOf(const Results& results, Question question, double dense_byte
   for (std::size_t i = 0; by_length && i < plan.lengths.size(); ++i) {
     table.titles.push_back(Concat("at ", plan.lengths[i]));
   }
-  table.titles.insert(table.titles.end(), {"all", "95 % sure"});
+  table.titles.insert(table.titles.end(),
+                      {"all", "95 % sure", Concat("over ", plan.policies[0].Name())});
   for (std::size_t policy = 0; policy < plan.policies.size(); ++policy) {
     const Tally all = results.Of(policy, [&](const Unit& u) { return u.question == question; });
     std::vector<std::string> row = {plan.policies[policy].Name()};
@@ -48,6 +57,9 @@ ResultTable TableOf(const Results& results, Question question, double dense_byte
     row.push_back(Percent(all));
     row.push_back(
         all.empty() ? "-" : Concat(Fixed(100 * sure.low, 0), " to ", Fixed(100 * sure.high, 0)));
+    row.push_back(policy == 0 ? "-" : Difference(results.PairsOf(policy, 0, [&](const Unit& u) {
+      return u.question == question;
+    })));
     table.rows.push_back(std::move(row));
   }
   return table;

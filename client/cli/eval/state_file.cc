@@ -4,9 +4,9 @@
 #include <iterator>
 
 #include "absl/status/status.h"
+#include "client/checkpoint/json.h"
 #include "client/cli/eval/unit_line.h"
 #include "client/cli/table.h"
-#include "client/checkpoint/json.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::cli::eval {

@@ -20,6 +20,19 @@ struct Interval {
 // confidence. 0 to 1 where there are no samples.
 Interval WilsonInterval(std::uint32_t right, std::uint32_t samples);
 
+// Of the same samples, answered twice.
+struct Pairs {
+  std::uint32_t samples = 0;
+  std::uint32_t gained = 0;  // wrong before, right now
+  std::uint32_t lost = 0;    // the other way round
+
+  double difference() const { return (static_cast<double>(gained) - lost) / samples; }
+};
+// Where the difference of the two shares of right answers may lie, with 95 % confidence: Bonett and
+// Price's interval, Wald's with one sample more of each kind that differs. -1 to 1 where there are
+// no samples.
+Interval DifferenceInterval(const Pairs& pairs);
+
 struct Tally {
   std::uint32_t right = 0;
   std::uint32_t samples = 0;
@@ -51,6 +64,9 @@ class Results {
 
   // Over the units that `which` takes.
   Tally Of(std::size_t policy, const std::function<bool(const Unit&)>& which) const;
+  // Sample by sample, of those that both answered: what a policy gains over another.
+  Pairs PairsOf(std::size_t policy, std::size_t over,
+                const std::function<bool(const Unit&)>& which) const;
   // One reason, where a policy was refused in any unit; else empty.
   std::string WhyRefused(std::size_t policy) const;
 

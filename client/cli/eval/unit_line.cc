@@ -1,11 +1,12 @@
 #include "client/cli/eval/unit_line.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "absl/status/status.h"
-#include "client/cli/table.h"
 #include "client/checkpoint/json.h"
+#include "client/cli/table.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::cli::eval {
@@ -53,11 +54,20 @@ absl::StatusOr<Outcome> OutcomeOf(const Json& json, const EvaluationPlan& plan) 
     return absl::InvalidArgumentError(Concat(*right, " right of ", *samples, " samples, asked for ",
                                              plan.samples, ", bytes kept ", *bytes_kept));
   }
+  const std::string marks = TextOf(json, "marks");
+  const auto ones = static_cast<std::uint64_t>(std::count(marks.begin(), marks.end(), '1'));
+  const auto zeros = static_cast<std::uint64_t>(std::count(marks.begin(), marks.end(), '0'));
+  if (!marks.empty() &&
+      (marks.size() != plan.samples || ones != *right || ones + zeros != *samples)) {
+    return absl::InvalidArgumentError(Concat("marks \"", marks, "\" of ", *right, " right of ",
+                                             *samples, " samples, asked for ", plan.samples));
+  }
   return Outcome{.right = static_cast<std::uint32_t>(*right),
                  .samples = static_cast<std::uint32_t>(*samples),
                  .bytes_kept = *bytes_kept,
                  .step_ms = *step_ms,
-                 .refused = TextOf(json, "refused")};
+                 .refused = TextOf(json, "refused"),
+                 .marks = marks};
 }
 
 }  // namespace
@@ -69,6 +79,7 @@ std::string LineOf(const FinishedUnit& unit) {
            ", \"samples\": ", outcome.samples, ", \"bytes_kept\": ", outcome.bytes_kept,
            ", \"step_ms\": ", outcome.step_ms);
     if (!outcome.refused.empty()) Append(text, ", \"refused\": ", JsonString(outcome.refused));
+    if (!outcome.marks.empty()) Append(text, ", \"marks\": ", JsonString(outcome.marks));
     text += "}";
   }
   return Concat("{\"unit\": ", unit.unit, ", \"outcomes\": [", text, "]", ExampleText(unit.example),

@@ -35,10 +35,17 @@ inline FinishedUnit RandomUnit(TestRandom& random, const EvaluationPlan& plan, s
     if (random.OneIn(8)) {
       outcome.refused = "no \"tau\" <leaves> less\n";
     } else {
-      outcome = {.right = static_cast<std::uint32_t>(random.Below(plan.samples + 1)),
-                 .samples = plan.samples,
+      for (std::uint32_t sample = 0; sample < plan.samples; ++sample) {
+        outcome.marks += "10-"[random.Below(3)];
+        outcome.right += outcome.marks.back() == '1' ? 1 : 0;
+        outcome.samples += outcome.marks.back() != '-' ? 1 : 0;
+      }
+      outcome = {.right = outcome.right,
+                 .samples = outcome.samples,
                  .bytes_kept = static_cast<double>(random.Between(1, 1'000'000)) / 999'999,
-                 .step_ms = static_cast<double>(random.Below(1000)) / 7};
+                 .step_ms = static_cast<double>(random.Below(1000)) / 7,
+                 .refused = "",
+                 .marks = outcome.marks};
     }
     finished.outcomes.push_back(outcome);
   }

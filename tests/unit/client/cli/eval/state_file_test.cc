@@ -39,6 +39,7 @@ class StateFileTest : public testing::Test {
     for (std::size_t i = 0; i < one.outcomes.size(); ++i) {
       EXPECT_EQ(one.outcomes[i].right, other.outcomes[i].right);
       EXPECT_EQ(one.outcomes[i].samples, other.outcomes[i].samples);
+      EXPECT_EQ(one.outcomes[i].marks, other.outcomes[i].marks);
       EXPECT_EQ(one.outcomes[i].bytes_kept, other.outcomes[i].bytes_kept);
       EXPECT_EQ(one.outcomes[i].step_ms, other.outcomes[i].step_ms);
       EXPECT_EQ(one.outcomes[i].refused, other.outcomes[i].refused);
