@@ -51,6 +51,11 @@ std::shared_ptr<Segment> Segment::WithoutTiles(std::shared_ptr<const Rotations> 
   twin->loss_ = loss_;
   twin->filled_ = filled_;
   twin->stored_ = std::move(stored);
+  {
+    MutexLock lock(notes_mutex_);
+    MutexLock twins_lock(twin->notes_mutex_);
+    twin->left_plain_under_ = left_plain_under_;
+  }
   return twin;
 }
 

@@ -19,6 +19,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -119,12 +122,23 @@ class Segment {
   }
   // What its rows, and those of the segments behind it, have become elsewhere. Null: nothing.
   std::shared_ptr<const SealedRows> sealed_rows() const {
-    MutexLock lock(sealed_rows_mutex_);
+    MutexLock lock(notes_mutex_);
     return sealed_rows_;
   }
   void set_sealed_rows(std::shared_ptr<const SealedRows> rows) {
-    MutexLock lock(sealed_rows_mutex_);
+    MutexLock lock(notes_mutex_);
     sealed_rows_.swap(rows);
+  }
+  // With its first row begins the end of a prompt that is too short for a segment, and of which the
+  // strategy before loses too much, by that policy (in its canonical form): the rows wait as they
+  // came for one of their own. Whoever holds them knows it.
+  void LeavePlainUnder(const std::string& policy) {
+    MutexLock lock(notes_mutex_);
+    left_plain_under_ = policy;
+  }
+  bool LeftPlainUnder(std::string_view policy) const {
+    MutexLock lock(notes_mutex_);
+    return left_plain_under_.has_value() && *left_plain_under_ == policy;
   }
   // What its tiles take in the pool: whole units of 64 bytes each.
   std::uint64_t tile_bytes() const {
@@ -166,8 +180,9 @@ class Segment {
   SegmentLoss loss_;
   std::uint32_t filled_ = 0;
   std::atomic<std::uint64_t> rewrites_{0};
-  mutable Mutex sealed_rows_mutex_;
-  std::shared_ptr<const SealedRows> sealed_rows_ TESSERA_GUARDED_BY(sealed_rows_mutex_);
+  mutable Mutex notes_mutex_;
+  std::shared_ptr<const SealedRows> sealed_rows_ TESSERA_GUARDED_BY(notes_mutex_);
+  std::optional<std::string> left_plain_under_ TESSERA_GUARDED_BY(notes_mutex_);
   std::vector<pool::Block> tiles_;
   pool::Block table_;
   std::shared_ptr<const StoredTiles> stored_;

@@ -163,9 +163,6 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // Entries of a lane that wait for a strategy.
   std::uint64_t OpenEntries(std::uint32_t lane) const;
 
-  // How often a lane has lost rows that were in segments.
-  std::uint64_t Losses(std::uint32_t lane) const;
-
   // Gives up the copies of rows that wait for a strategy, but for those of segments that somebody
   // else holds, too: what they were encoded to is final.
   void DropRawRows();

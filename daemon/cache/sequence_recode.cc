@@ -89,11 +89,6 @@ std::uint64_t Sequence::OpenEntries(std::uint32_t lane) const {
   return run.plain_entries() + run.provisional_entries();
 }
 
-std::uint64_t Sequence::Losses(std::uint32_t lane) const {
-  MutexLock lock(mutex_);
-  return lanes_[lane].losses;
-}
-
 void Sequence::DropRawRows() {
   std::vector<std::shared_ptr<Segment>> segments;  // whose rows are freed without the lock
   {

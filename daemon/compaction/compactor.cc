@@ -133,7 +133,7 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Se
   absl::StatusOr<std::shared_ptr<cache::Sequence>> child = fork();
   if (!child.ok()) return child;
   const std::uint64_t tokens = (*child)->Describe(/*lanes=*/false).tokens;
-  const auto own = std::make_shared<ManagedSequence>(*managed, pause, **child);
+  const auto own = std::make_shared<ManagedSequence>(*managed, pause, (*child)->model(), tokens);
   (*child)->set_companion(own);
   for (std::uint32_t lane = 0; lane < ahead.size(); ++lane) {
     if (!ahead[lane].has_value()) continue;
@@ -148,7 +148,7 @@ absl::Status Compactor::Truncate(cache::Sequence& sequence, std::uint64_t tokens
   if (managed == nullptr) return sequence.Truncate(tokens);
   const ManagedSequence::Pause pause(*managed);
   absl::Status status = sequence.Truncate(tokens);
-  if (status.ok()) managed->CutTo(tokens, sequence, pause);
+  if (status.ok()) managed->CutTo(tokens, pause);
   return status;
 }
 
@@ -171,7 +171,9 @@ absl::Status Compactor::TakeHeadOf(cache::Sequence& sequence, const cache::Seque
   // is that of the other from now on, as for a fork of it: both hold the same ones.
   if (!taken.ok() || !*taken || !managed->policy().drops_entries()) return taken.status();
   if (ManagedSequence::Of(sequence) != managed) return absl::OkStatus();  // another policy by now
-  sequence.set_companion(std::make_shared<ManagedSequence>(*theirs, their_pause, sequence));
+  const std::uint64_t tokens = sequence.Describe(/*lanes=*/false).tokens;
+  sequence.set_companion(
+      std::make_shared<ManagedSequence>(*theirs, their_pause, sequence.model(), tokens));
   return absl::OkStatus();
 }
 
@@ -202,16 +204,18 @@ std::optional<kernels::SelectionRule> Compactor::SelectionOf(const cache::Sequen
 absl::StatusOr<std::uint64_t> Compactor::Append(const std::shared_ptr<cache::Sequence>& sequence,
                                                 const Rows& rows, const cache::RowSource& source) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  std::vector<std::uint32_t> ended;  // lanes that nobody was to seal
   const absl::StatusOr<std::uint64_t> tokens =
       sequence->Append({.first_layer = rows.first_layer,
                         .layers = rows.layers,
                         .first_token = rows.first_token,
                         .tokens = rows.until - rows.first_token},
                        source, [&] {
-                         if (managed != nullptr && !rows.decoded) {
-                           managed->TakePrompt(rows.first_token, rows.until);
-                         }
+                         if (managed == nullptr || rows.decoded) return;
+                         managed->TakePrompt(rows.first_token, rows.until);
+                         if (rows.end_of_prompt) ended = WantEnd(*managed, sequence->model(), rows);
                        });
+  for (const std::uint32_t lane : ended) QueueSeal(sequence, {.lane = lane}, Ticket(nullptr));
   if (!tokens.ok()) return tokens;
   const std::shared_ptr<ManagedSequence> now = ManagedSequence::Of(*sequence);
   if (now != nullptr && now != managed && !rows.decoded) {  // another policy was set meanwhile
@@ -240,17 +244,19 @@ void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const
     if (rows.end_of_prompt) TailsMoved(sequence);
     return;
   }
-  if (rows.decoded) QueueParked(sequence, *managed);
-  const SealWish wish = {.all_before = rows.end_of_prompt ? rows.until : 0};
+  QueueParked(sequence, *managed);
+  if (rows.end_of_prompt) {
+    for (const std::uint32_t lane : WantEnd(*managed, sequence->model(), rows)) {
+      QueueSeal(sequence, {.lane = lane}, Ticket(nullptr));
+    }
+    return;
+  }
   const shm::LaneLayout& layout = sequence->model().layout();
   for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
     const std::uint32_t first = layout.lane(layer, 0);
-    if (!rows.end_of_prompt &&
-        sequence->OpenEntries(first) < managed->policy().mosaic->segments.tokens) {
-      continue;
-    }
+    if (sequence->OpenEntries(first) < managed->policy().mosaic->segments.tokens) continue;
     for (std::uint32_t lane = first; lane < first + layout.kv_heads(layer); ++lane) {
-      WantSeal(sequence, *managed, lane, wish);
+      WantSeal(sequence, *managed, lane, {});
     }
   }
 }
@@ -371,16 +377,17 @@ absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequ
     lane.work->mutex.Unlock();
     return EncodeTiles(sequence, index, waits);
   }
-  bool wants_seal = false;
+  std::optional<SealWish> wants_seal;
   const absl::Status status = EncodeTilesOf(*sequence, *managed, index, lane.state, wants_seal);
   lane.work->mutex.Unlock();
   LaneFree(sequence, *managed, index);
-  if (wants_seal) WantSeal(sequence, *managed, index, {.decoded = true});
+  if (wants_seal.has_value()) WantSeal(sequence, *managed, index, *wants_seal);
   return status;
 }
 
 absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence& managed,
-                                      std::uint32_t index, LaneState& state, bool& wants_seal) {
+                                      std::uint32_t index, LaneState& state,
+                                      std::optional<SealWish>& wants_seal) {
   const LaneCoder::Options options = CoderOptions(sequence, managed, state);
   const std::uint64_t without_raw = state.without_raw;
   absl::Status status;
@@ -391,7 +398,10 @@ absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence
                                state.without_raw = without_raw;  // an attempt may have counted
                                LaneCoder coder(options, run);
                                LaneCoder::Swap swap = coder.EncodeTiles();
-                               wants_seal = coder.wants_seal();
+                               wants_seal.reset();
+                               if (coder.wants_seal()) {
+                                 wants_seal = {.decoded_before = coder.end_of_run()};
+                               }
                                return swap;
                              });
     if (!absl::IsAborted(status) && !RawRoomWent(status)) break;

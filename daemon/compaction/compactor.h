@@ -164,6 +164,10 @@ class Compactor {
   // At most one job waits for each lane.
   void WantSeal(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
                 std::uint32_t lane, const SealWish& wish);
+  // Of lanes whose prompt ends with these rows: those that no job waits for, and that are to get
+  // one.
+  static std::vector<std::uint32_t> WantEnd(ManagedSequence& managed, const cache::Model& model,
+                                            const Rows& rows);
   void QueueStalled(std::optional<StalledSeals::Item> item);
   // Those that met somebody at their lane, or a sequence that had been moved out.
   void QueueParked(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed);
@@ -171,15 +175,16 @@ class Compactor {
   absl::Status EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
                            bool waits);
   absl::Status EncodeTilesOf(cache::Sequence& sequence, ManagedSequence& managed,
-                             std::uint32_t lane, LaneState& state, bool& wants_seal);
+                             std::uint32_t lane, LaneState& state,
+                             std::optional<SealWish>& wants_seal);
   // Whoever has worked on a lane has let go of it.
   void LaneFree(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
                 std::uint32_t lane);
   // Where nobody is told how it went, what finds no memory comes again.
   absl::Status SealOrStall(const std::shared_ptr<cache::Sequence>& sequence, const SealJob& job,
                            Turn& turn);
-  absl::Status Seal(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t lane,
-                    SealWish wish);
+  // What the lane's jobs are to do.
+  absl::Status Seal(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t lane);
   LaneCoder::Options CoderOptions(const cache::Sequence& sequence, ManagedSequence& managed,
                                   LaneState& state);
   void WarnOfSmallBudget(const cache::Sequence& sequence, const policies::Policy& policy);

@@ -1,8 +1,9 @@
 // Seals: who wants them, and those that cannot be carried out now: which wait for memory, which for
 // their lane, and when they come again.
 
-#include <algorithm>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "daemon/base/strings.h"
@@ -18,6 +19,21 @@ void Compactor::WantSeal(const std::shared_ptr<cache::Sequence>& sequence, Manag
   if (managed.lane(lane).work->seals.Want(wish)) {
     QueueSeal(sequence, {.lane = lane}, Ticket(nullptr));
   }
+}
+
+std::vector<std::uint32_t> Compactor::WantEnd(ManagedSequence& managed, const cache::Model& model,
+                                              const Rows& rows) {
+  std::vector<std::uint32_t> first;
+  const policies::Policy& policy = managed.policy();
+  if (!policy.mosaic.has_value() || policy.chooses()) return first;
+  const shm::LaneLayout& layout = model.layout();
+  for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
+    for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
+      const std::uint32_t lane = layout.lane(layer, head);
+      if (managed.lane(lane).work->seals.Want({.all_before = rows.until})) first.push_back(lane);
+    }
+  }
+  return first;
 }
 
 void Compactor::QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, const SealJob& job,
@@ -42,9 +58,7 @@ void Compactor::QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, cons
 }
 
 absl::Status Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed,
-                             std::uint32_t index, SealWish wish) {
-  // From tokens to where they stand in the lane.
-  wish.all_before -= std::min(wish.all_before, sequence.position_shift());
+                             std::uint32_t index) {
   ManagedSequence::ManagedLane& lane = managed.lane(index);
   absl::Status status;
   {
@@ -52,7 +66,7 @@ absl::Status Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed
     const LaneCoder::Options options = CoderOptions(sequence, managed, lane.state);
     for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
       status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
-        return LaneCoder(options, run).Seal(wish);
+        return LaneCoder(options, run).Seal(lane.work->seals.running());
       });
       if (!absl::IsAborted(status)) break;
     }
@@ -63,19 +77,19 @@ absl::Status Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed
 
 absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequence,
                                     const SealJob& job, Turn& turn) {
-  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
-  if (managed == nullptr) return absl::OkStatus();
-  LaneWork& work = *managed->lane(job.lane).work;
+  const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(*sequence);
+  if (before == nullptr) return absl::OkStatus();
+  const std::shared_ptr<LaneWork> work = before->lane(job.lane).work;
   const bool waits = job.told.has_value();
   // Where there is none, somebody else's seal has done the work already. Whoever waits is told of
   // the work itself: another job may have taken it on, and failed.
-  std::optional<SealWish> wish = work.seals.Begin(job.told);
-  if (!wish.has_value()) return absl::OkStatus();
-  const absl::Cleanup ends = [&] { work.seals.End(); };
-  const policies::Policy& policy = managed->policy();
-  if (!policy.mosaic.has_value()) return absl::OkStatus();
+  if (!work->seals.Begin(job.told)) return absl::OkStatus();
+  const absl::Cleanup ends = [&] { work->seals.End(); };
+  // Only now: the wish may be that of a policy that was set meanwhile.
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  if (managed == nullptr || !managed->policy().mosaic.has_value()) return absl::OkStatus();
   // Where tokens are chosen, what seals is the choice.
-  if (policy.chooses()) {
+  if (managed->policy().chooses()) {
     if (!waits) return absl::OkStatus();
     return absl::AbortedError(
         Concat("the policy of ", sequence->id().ToString(), " has changed; ask again"));
@@ -84,17 +98,17 @@ absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequ
   const bool joins = !waits && !turn.again() && stalled_.Any(TenantOf(*sequence));
   absl::Status status;
   if (!joins) {
-    wish = work.seals.WithStalled(*wish);
-    status = Seal(*sequence, *managed, job.lane, *wish);
+    work->seals.TakeOnStalled();
+    status = Seal(*sequence, *managed, job.lane);
     if (status.ok()) turn.Found();
   }
   // Also where somebody is told: a prompt may have come to its end there, and that is not
   // forgotten.
   const bool no_memory = joins || absl::IsResourceExhausted(status);
-  if (no_memory || absl::IsAborted(status)) work.seals.Stall(*wish);
+  if (no_memory || absl::IsAborted(status)) work->seals.Stall();
   if (!no_memory) return status;
   // Whatever came of the line comes to its end again, so that there is a pause.
-  if (!work.seal_in_line.exchange(true) || turn.again()) {
+  if (!work->seal_in_line.exchange(true) || turn.again()) {
     turn.Stall({.tenant = TenantOf(*sequence), .sequence = sequence, .lane = job.lane});
   }
   return status;

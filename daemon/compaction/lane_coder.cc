@@ -97,6 +97,13 @@ bool LaneCoder::LossIsTooHigh(const Form& form) const {
 
 // ---- new tiles
 
+// The run begins with what a seal left as it came.
+bool LaneCoder::LeftPlain() const {
+  const std::vector<cache::HeldSegment>& first =
+      run_.provisional.empty() ? run_.plain : run_.provisional;
+  return !first.empty() && first.front().segment->LeftPlainUnder(options_.policy->text);
+}
+
 std::uint64_t LaneCoder::CountForNewTiles() const {
   const std::uint64_t plain = run_.plain_entries();
   const std::optional<policies::KeyChannelPolicy>& channels = options_.policy->key_channels;
@@ -105,8 +112,7 @@ std::uint64_t LaneCoder::CountForNewTiles() const {
 }
 
 LaneCoder::Swap LaneCoder::EncodeTiles() {
-  const std::optional<Form> form =
-      options_.state->LeftPlain(run_) ? std::nullopt : FormOfNewTiles();
+  const std::optional<Form> form = LeftPlain() ? std::nullopt : FormOfNewTiles();
   if (!form.has_value()) {
     wants_seal_ = options_.policy->mosaic.has_value() && RunIsLongEnough();
     return std::nullopt;

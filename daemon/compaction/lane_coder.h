@@ -9,6 +9,7 @@
 // Runs inside Sequence::Recode: without a lock, on one lane at a time.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -71,7 +72,6 @@ class LaneCoder {
 
   using Swap = absl::StatusOr<std::optional<cache::LaneSwap>>;
   Swap EncodeTiles();
-  // By positions in the lane, where the wish is by tokens.
   Swap Seal(const SealWish& wish);
   // Of policies that pack nothing: what the decision leaves, in the form of new tiles or as it is.
   Swap Retain();
@@ -79,8 +79,11 @@ class LaneCoder {
   // them.
   Swap CutKeys();
 
-  // After EncodeTiles: whether the run should be sealed now.
+  // After EncodeTiles: whether the run should be sealed now, as far as it is known here.
   bool wants_seal() const { return wants_seal_; }
+  std::uint64_t end_of_run() const {
+    return run_.first_position + run_.provisional_entries() + run_.plain_entries();
+  }
 
  private:
   struct Form {
@@ -89,6 +92,11 @@ class LaneCoder {
     cache::SegmentLoss loss;
   };
   absl::StatusOr<HeldRows> RowsThatStay() const;
+  bool LeftPlain() const;
+  // How many of the run's first `entries` stand before that token.
+  std::uint64_t EntriesBefore(std::uint64_t token, std::uint64_t entries) const {
+    return std::min(token - std::min(token, run_.first_position), entries);
+  }
   // Of these, those that the decision was about.
   std::uint64_t CountDecided(const HeldRows& rows) const;
   static void Settle(const cache::LaneSwap& swap);

@@ -66,10 +66,9 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
   const policies::SegmentOptions& segments = options_.policy->mosaic->segments;
   const std::uint64_t waiting = run_.provisional_entries() + run_.plain_entries();
   const std::uint64_t given = OlderOf(waiting);
-  // They are tokens one after another.
-  std::uint64_t ended = wish.all_before - std::min(wish.all_before, run_.first_position);
-  ended = std::min(ended, given);
-  if (ended == 0 && given < (wish.decoded ? segments.min_tokens : segments.tokens)) {
+  std::uint64_t ended = EntriesBefore(wish.all_before, given);
+  const std::uint64_t decoded = EntriesBefore(wish.decoded_before, given);
+  if (ended == 0 && given < segments.tokens && (decoded == 0 || decoded < segments.min_tokens)) {
     return std::nullopt;
   }
   LaneSwap swap = {.all = true, .drops = options_.decision != nullptr};
@@ -92,7 +91,7 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
   while (done < total) {
     const bool of_end = done < ended;
     std::uint64_t count = std::min(segments.tokens, (of_end ? ended : total) - done);
-    if (!of_end && count < segments.tokens) count = wish.decoded ? FullTiles(count) : 0;
+    if (!of_end && count < segments.tokens) count = FullTiles(decoded - std::min(decoded, done));
     if (count == 0) break;
     std::optional<Form> form;
     if (count < segments.min_tokens && count < segments.tokens) {
@@ -118,20 +117,21 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
   }
   if (left_plain == done) options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
   if (done == 0 && !swap.drops) {
-    if (left_plain == done) options_.state->LeavePlain(run_.first_position, run_.losses);
+    if (left_plain == done) {
+      run_.Waiting().front().segment->LeavePlainUnder(options_.policy->text);
+    }
     return std::nullopt;
   }
   if (!swap.drops) TellOthers(done, swap);
   // Rows that were chosen keep their positions; the others are tokens one after another.
   const std::uint64_t chosen = swap.drops ? total : done;
+  const std::size_t sealed = swap.segments.size();
   absl::Status status = AddPlain(*rows, done, chosen - done, swap);
   if (swap.drops) Settle(swap);
   if (status.ok()) status = AddPlain(*rows, chosen, rows->count() - chosen, swap);
   if (!status.ok()) return status;
   options_.state->Reset();
-  if (left_plain == done && done < rows->count()) {
-    options_.state->LeavePlain(rows->positions()[done], run_.losses + (swap.drops ? 1 : 0));
-  }
+  if (left_plain == done) swap.segments[sealed]->LeavePlainUnder(options_.policy->text);
   return swap;
 }
 

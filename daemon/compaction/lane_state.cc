@@ -61,38 +61,6 @@ std::optional<kernels::Loss> LaneState::WindowLoss(std::uint64_t tokens) const {
   return MeanLoss();
 }
 
-void LaneState::LeavePlain(std::uint64_t first_position, std::uint64_t losses) {
-  MutexLock lock(plain_end_mutex_);
-  plain_end_ = {.first_position = first_position, .losses = losses};
-}
-
-// What was learnt before a cut says nothing of rows that came behind it, even at the same place.
-bool LaneState::LeftPlain(const cache::OpenRun& run) const {
-  MutexLock lock(plain_end_mutex_);
-  return plain_end_.has_value() && plain_end_->first_position == run.first_position &&
-         plain_end_->losses == run.losses;
-}
-
-void LaneState::TakeOver(const LaneState& parent) {
-  std::optional<PlainEnd> theirs;
-  {
-    MutexLock lock(parent.plain_end_mutex_);
-    theirs = parent.plain_end_;
-  }
-  MutexLock lock(plain_end_mutex_);
-  plain_end_ = theirs;
-}
-
-void LaneState::CutTo(std::uint64_t position, std::uint64_t losses) {
-  MutexLock lock(plain_end_mutex_);
-  if (!plain_end_.has_value()) return;
-  if (plain_end_->first_position < position) {
-    plain_end_->losses = losses;
-  } else {
-    plain_end_.reset();
-  }
-}
-
 kernels::Loss LaneState::MeanLoss() const {
   kernels::Loss sum;
   for (const kernels::Loss& loss : window_) {

@@ -1,8 +1,8 @@
 // What is learnt of a lane's open run while it grows: second moments of its rows, what the strategy
 // before loses of them. Made anew where the run is another one: after a seal, a fork, a cut.
 //
-// Used by one thread at a time: inside Sequence::Recode of its lane. Beside that a fork may call
-// TakeOver, a cut CutTo, and anybody ShownLoss.
+// Used by one thread at a time: inside Sequence::Recode of its lane. Beside that anybody may call
+// ShownLoss.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,6 @@
 #include <deque>
 #include <optional>
 
-#include "daemon/base/mutex.h"
 #include "daemon/cache/recode.h"
 #include "daemon/pool/account.h"
 #include "kernels/strategy/loss.h"
@@ -48,15 +47,6 @@ class LaneState {
   // That over what has been seen of them, rounded, for whoever looks on; 0: nothing.
   kernels::Loss ShownLoss() const { return {.key = shown_key_loss_, .value = shown_value_loss_}; }
 
-  // In the run from there on is the end of a prompt, of which the strategy before loses too much:
-  // its rows wait as they came for one of their own. `losses`: of the lane (cache::OpenRun). A fork
-  // knows it of the run that it shares, and asks without waiting for a job; so does who cuts.
-  void LeavePlain(std::uint64_t first_position, std::uint64_t losses);
-  bool LeftPlain(const cache::OpenRun& run) const;
-  void TakeOver(const LaneState& parent);
-  // The lane holds what stood before that position, and has lost so often now.
-  void CutTo(std::uint64_t position, std::uint64_t losses);
-
   // Entries for which no raw rows are to be kept, because the budget was spent.
   std::uint64_t without_raw = 0;
 
@@ -68,12 +58,6 @@ class LaneState {
   std::deque<kernels::Loss> window_;  // one for each tile
   std::atomic<float> shown_key_loss_{0};
   std::atomic<float> shown_value_loss_{0};
-  struct PlainEnd {
-    std::uint64_t first_position;
-    std::uint64_t losses;
-  };
-  mutable Mutex plain_end_mutex_;
-  std::optional<PlainEnd> plain_end_ TESSERA_GUARDED_BY(plain_end_mutex_);
 
   kernels::Loss MeanLoss() const;  // of a window that is not empty
 };

@@ -95,10 +95,26 @@ class ManagedSequence final : public cache::Companion {
     ManagedSequence& sequence_;
   };
 
-  // What `fork` goes on from, of a paused sequence; what a worker has shown, and nothing has been
-  // decided by, goes with it.
-  ManagedSequence(ManagedSequence& parent, const Pause& pause, const cache::Sequence& fork)
-      : ManagedSequence(parent, pause, fork, fork.Describe(/*lanes=*/false).tokens) {}
+  // What a fork of a paused sequence goes on from, which has the first `tokens` of its tokens; what
+  // a worker has shown, and nothing has been decided by, goes with it.
+  ManagedSequence(ManagedSequence& parent, const Pause&, const cache::Model& model,
+                  std::uint64_t tokens) TESSERA_NO_THREAD_SAFETY_ANALYSIS
+      : ManagedSequence(parent.policy_, model) {
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      layers_[i].state.memory = parent.layers_[i].state.memory;
+      layers_[i].state.decided_until = parent.layers_[i].state.decided_until.load();
+      layers_[i].unfinished = parent.layers_[i].unfinished;
+      layers_[i].interrupted = layers_[i].unfinished.has_value();
+      layers_[i].state.observation = parent.layers_[i].state.observation;
+      layers_[i].state.CutTo(tokens);
+      if (layers_[i].unfinished.has_value()) layers_[i].unfinished->CutTo(tokens);
+    }
+    MutexLock lock(parent.text_mutex_);
+    MutexLock own_lock(text_mutex_);
+    text_ = parent.text_;
+    prompts_ = parent.prompts_;
+    CutTextTo(tokens);
+  }
 
   // A job waits for the rows.
   bool Busy() const override {
@@ -138,11 +154,9 @@ class ManagedSequence final : public cache::Companion {
     MutexLock lock(text_mutex_);
     compaction::TakeTokenIds(first_token, ids, model, text_);
   }
-  // `sequence`, whose companion this is, was cut to so many tokens.
-  void CutTo(std::uint64_t tokens, const cache::Sequence& sequence,
-             const Pause&) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+  // It was cut to so many tokens.
+  void CutTo(std::uint64_t tokens, const Pause&) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     for (ManagedLane& lane : lanes_) lane.work->seals.CutTo(tokens);
-    CutLanesTo(tokens, sequence);
     for (ManagedLayer& layer : layers_) {
       layer.state.CutTo(tokens);
       if (layer.unfinished.has_value()) layer.unfinished->CutTo(tokens);
@@ -187,35 +201,6 @@ class ManagedSequence final : public cache::Companion {
   }
 
  private:
-  ManagedSequence(ManagedSequence& parent, const Pause&, const cache::Sequence& fork,
-                  std::uint64_t tokens) TESSERA_NO_THREAD_SAFETY_ANALYSIS
-      : ManagedSequence(parent.policy_, fork.model()) {
-    for (std::size_t i = 0; i < lanes_.size(); ++i) {
-      lanes_[i].state.TakeOver(parent.lanes_[i].state);
-    }
-    CutLanesTo(tokens, fork);
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-      layers_[i].state.memory = parent.layers_[i].state.memory;
-      layers_[i].state.decided_until = parent.layers_[i].state.decided_until.load();
-      layers_[i].unfinished = parent.layers_[i].unfinished;
-      layers_[i].interrupted = layers_[i].unfinished.has_value();
-      layers_[i].state.observation = parent.layers_[i].state.observation;
-      layers_[i].state.CutTo(tokens);
-      if (layers_[i].unfinished.has_value()) layers_[i].unfinished->CutTo(tokens);
-    }
-    MutexLock lock(parent.text_mutex_);
-    MutexLock own_lock(text_mutex_);
-    text_ = parent.text_;
-    prompts_ = parent.prompts_;
-    CutTextTo(tokens);
-  }
-  void CutLanesTo(std::uint64_t tokens,
-                  const cache::Sequence& sequence) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
-    const std::uint64_t position = tokens - std::min(tokens, sequence.position_shift());
-    for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
-      lanes_[i].state.CutTo(position, sequence.Losses(i));
-    }
-  }
   void CutTextTo(std::uint64_t tokens) TESSERA_REQUIRES(text_mutex_) {
     if (text_.size() > tokens) text_.resize(tokens);
     prompts_.CutTo(tokens);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -16,84 +17,88 @@ struct SealWish {
   // Of tokens before this one nothing is left over: a prompt has come to its end there, or somebody
   // asks.
   std::uint64_t all_before = 0;
-  // Of what comes behind, full tiles are sealed where they are long enough for a segment.
-  bool decoded = false;
+  // Of those that come behind, full tiles before this one are sealed where they are long enough for
+  // a segment: so much had been decoded.
+  std::uint64_t decoded_before = 0;
 
   void Join(const SealWish& other) {
     all_before = std::max(all_before, other.all_before);
-    decoded |= other.decoded;
+    decoded_before = std::max(decoded_before, other.decoded_before);
   }
-  void CutTo(std::uint64_t tokens) { all_before = std::min(all_before, tokens); }
+  void CutTo(std::uint64_t tokens) {
+    all_before = std::min(all_before, tokens);
+    decoded_before = std::min(decoded_before, tokens);
+  }
   static constexpr SealWish Everything() { return {.all_before = ~std::uint64_t{0}}; }
 
   friend bool operator==(const SealWish&, const SealWish&) = default;
 };
 
 // Thread-safe. A wish is in one of its three places until it is carried out, and never in none: a
-// fork asks for all of them.
+// fork asks for all of them. Nobody keeps one elsewhere, so that all are cut where the lane is.
 class SealWishes {
  public:
   // True where none was wanted before. Wishes that wait become one.
   bool Want(const SealWish& wish) {
     MutexLock lock(mutex_);
-    return Add(wish, wanted_);
+    const bool first = !wanted_.has_value();
+    Add(wish, wanted_);
+    return Note(first);
   }
-  bool wanted() const {
-    MutexLock lock(mutex_);
-    return wanted_.has_value();
-  }
+  bool wanted() const { return any_wanted_.load(); }
 
-  // By a job, which is one of several: what it is to do, with what it was told itself. Nothing:
-  // another one has taken it on. Else the job ends by End.
-  std::optional<SealWish> Begin(const std::optional<SealWish>& told) {
+  // By a job, with what it was told itself. False: another one has taken on what was wanted. Else
+  // it ends by End.
+  bool Begin(const std::optional<SealWish>& told) {
     MutexLock lock(mutex_);
-    std::optional<SealWish> wish = std::exchange(wanted_, std::nullopt);
-    if (told.has_value()) Add(*told, wish);
-    if (!wish.has_value()) return std::nullopt;
+    if (!wanted_.has_value() && !told.has_value()) return false;
+    if (told.has_value()) Add(*told, running_);
+    Move(wanted_, running_);
     ++jobs_;
-    Add(*wish, running_);
-    return wish;
+    return Note(true);
   }
-  // By a job that has begun with `wish`: what could not be carried out before is part of it.
-  SealWish WithStalled(SealWish wish) {
+  // By a job that has begun: what could not be carried out before is part of it.
+  void TakeOnStalled() {
     MutexLock lock(mutex_);
-    if (stalled_.has_value()) {
-      wish.Join(*stalled_);
-      Add(*std::exchange(stalled_, std::nullopt), running_);
-    }
-    return wish;
+    Move(stalled_, running_);
+    Note();
+  }
+  // What jobs that have begun are to do; asked for when it is done, for it may be cut meanwhile.
+  SealWish running() const {
+    MutexLock lock(mutex_);
+    return running_.value_or(SealWish());
+  }
+  // By a job that has begun: it could not be carried out.
+  void Stall() {
+    MutexLock lock(mutex_);
+    if (running_.has_value()) Add(*running_, stalled_);
+    Note();
   }
   void End() {
     MutexLock lock(mutex_);
     if (--jobs_ == 0) running_.reset();
   }
 
-  // It could not be carried out.
-  void Stall(const SealWish& wish) {
-    MutexLock lock(mutex_);
-    Add(wish, stalled_);
-  }
-  bool stalled() const {
-    MutexLock lock(mutex_);
-    return stalled_.has_value();
-  }
+  bool stalled() const { return any_stalled_.load(); }
   // What could not be carried out is wanted again. False: there is nothing of the kind.
   bool WantStalled() {
+    if (!stalled()) return false;
     MutexLock lock(mutex_);
-    if (!stalled_.has_value()) return false;
-    Add(*std::exchange(stalled_, std::nullopt), wanted_);
-    return true;
+    const bool any = stalled_.has_value();
+    Move(stalled_, wanted_);
+    return Note(any);
   }
 
   // All of them together; for whoever shares the lane's rows.
   std::optional<SealWish> Ahead() const {
     MutexLock lock(mutex_);
-    std::optional<SealWish> ahead = wanted_;
-    if (running_.has_value()) Add(*running_, ahead);
-    if (stalled_.has_value()) Add(*stalled_, ahead);
+    std::optional<SealWish> ahead;
+    for (const std::optional<SealWish>* wish : {&wanted_, &running_, &stalled_}) {
+      if (wish->has_value()) Add(**wish, ahead);
+    }
     return ahead;
   }
-  // The lane was cut. What a job has begun with it goes on with, on whatever it finds.
+  // The lane was.
   void CutTo(std::uint64_t tokens) {
     MutexLock lock(mutex_);
     for (std::optional<SealWish>* wish : {&wanted_, &running_, &stalled_}) {
@@ -102,11 +107,17 @@ class SealWishes {
   }
 
  private:
-  static bool Add(const SealWish& wish, std::optional<SealWish>& to) {
-    const bool first = !to.has_value();
-    if (first) to.emplace();
+  static void Add(const SealWish& wish, std::optional<SealWish>& to) {
+    if (!to.has_value()) to.emplace();
     to->Join(wish);
-    return first;
+  }
+  static void Move(std::optional<SealWish>& from, std::optional<SealWish>& to) {
+    if (from.has_value()) Add(*std::exchange(from, std::nullopt), to);
+  }
+  bool Note(bool result = true) TESSERA_REQUIRES(mutex_) {
+    any_wanted_.store(wanted_.has_value());
+    any_stalled_.store(stalled_.has_value());
+    return result;
   }
 
   mutable Mutex mutex_;
@@ -114,6 +125,9 @@ class SealWishes {
   std::optional<SealWish> running_ TESSERA_GUARDED_BY(mutex_);
   std::optional<SealWish> stalled_ TESSERA_GUARDED_BY(mutex_);
   std::uint32_t jobs_ TESSERA_GUARDED_BY(mutex_) = 0;
+  // For who looks at every lane of a sequence, token by token.
+  std::atomic<bool> any_wanted_{false};
+  std::atomic<bool> any_stalled_{false};
 };
 
 }  // namespace tessera::compaction

@@ -170,10 +170,10 @@ TEST_F(LaneCoderTest, RawRowsThatGoMeanwhileAskForAnotherTry) {
   const absl::Status status = track.sequence->Recode({.lane = 0}, [&](const cache::OpenRun& run) {
     LaneCoder coder(Options(track, policy, state), run);
     run.provisional.front().segment->raw()->Drop();
-    return coder.Seal({.decoded = true});
+    return coder.Seal({.decoded_before = ~std::uint64_t{0}});
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
-  ASSERT_TRUE(Seal(track, policy, state, {.decoded = true}).ok());
+  ASSERT_TRUE(Seal(track, policy, state, {.decoded_before = ~std::uint64_t{0}}).ok());
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 256", "16 kept: 64", "16 kept: 64"}));
   EXPECT_EQ(Shown(track), "");
   EXPECT_EQ(RawBytes(), 0u);
@@ -185,9 +185,9 @@ TEST_F(LaneCoderTest, ASegmentMayHaveNoMinimum) {
   Track track = Empty();
   LaneState state;
   Append(track, 40, 1);
-  ASSERT_TRUE(Seal(track, policy, state, {.decoded = true}).ok());
+  ASSERT_TRUE(Seal(track, policy, state, {.decoded_before = ~std::uint64_t{0}}).ok());
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 32", "plain: 8"}));
-  ASSERT_TRUE(Seal(track, policy, state, {.decoded = true}).ok());
+  ASSERT_TRUE(Seal(track, policy, state, {.decoded_before = ~std::uint64_t{0}}).ok());
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 32", "plain: 8"}));
   EXPECT_EQ(Shown(track), "");
 }

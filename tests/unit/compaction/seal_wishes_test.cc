@@ -11,16 +11,18 @@ namespace {
 
 // Whether whoever carries out `by` has done what `wish` asks for.
 bool Covers(const std::optional<SealWish>& by, const SealWish& wish) {
-  return by.has_value() && by->all_before >= wish.all_before && (by->decoded || !wish.decoded);
+  return by.has_value() && by->all_before >= wish.all_before &&
+         by->decoded_before >= wish.decoded_before;
 }
 
 TEST(SealWishes, ThoseThatWaitAreOneJob) {
   SealWishes wishes;
   EXPECT_TRUE(wishes.Want({.all_before = 7}));
-  EXPECT_FALSE(wishes.Want({.all_before = 5, .decoded = true}));
-  EXPECT_EQ(wishes.Begin(std::nullopt), (SealWish{.all_before = 7, .decoded = true}));
+  EXPECT_FALSE(wishes.Want({.all_before = 5, .decoded_before = 9}));
+  EXPECT_TRUE(wishes.Begin(std::nullopt));
+  EXPECT_EQ(wishes.running(), (SealWish{.all_before = 7, .decoded_before = 9}));
   EXPECT_FALSE(wishes.wanted());
-  EXPECT_EQ(wishes.Begin(std::nullopt), std::nullopt) << "another job has taken it on";
+  EXPECT_FALSE(wishes.Begin(std::nullopt)) << "another job has taken it on";
   EXPECT_TRUE(wishes.Want({})) << "since it began";
 }
 
@@ -28,50 +30,67 @@ TEST(SealWishes, ThoseThatWaitAreOneJob) {
 TEST(SealWishes, AJobDoesWhatItWasTold) {
   SealWishes wishes;
   wishes.Want({.all_before = 7});
-  EXPECT_TRUE(wishes.Begin(std::nullopt).has_value());
-  EXPECT_EQ(wishes.Begin(SealWish{.all_before = 7}), SealWish{.all_before = 7});
+  EXPECT_TRUE(wishes.Begin(std::nullopt));
+  EXPECT_TRUE(wishes.Begin(SealWish{.all_before = 7}));
+  wishes.End();
+  EXPECT_EQ(wishes.running(), SealWish{.all_before = 7}) << "the other one has not ended";
+  wishes.End();
+  EXPECT_EQ(wishes.running(), SealWish());
 }
 
+// Wherever it is.
 TEST(SealWishes, OneThatWasCutEndsThere) {
   SealWishes wishes;
-  wishes.Want({.all_before = 7});
+  wishes.Want({.all_before = 7, .decoded_before = 9});
+  wishes.CutTo(8);
+  EXPECT_TRUE(wishes.Begin(std::nullopt));
+  EXPECT_EQ(wishes.running(), (SealWish{.all_before = 7, .decoded_before = 8}));
   wishes.CutTo(5);
-  EXPECT_EQ(wishes.Begin(std::nullopt), SealWish{.all_before = 5});
+  EXPECT_EQ(wishes.running(), (SealWish{.all_before = 5, .decoded_before = 5}));
+  wishes.Stall();
+  wishes.End();
   wishes.CutTo(3);
-  EXPECT_EQ(wishes.Ahead(), SealWish{.all_before = 3}) << "of one that runs: for forks";
+  EXPECT_EQ(wishes.Ahead(), (SealWish{.all_before = 3, .decoded_before = 3}));
+  EXPECT_TRUE(wishes.stalled());
+  EXPECT_TRUE(wishes.WantStalled());
+  EXPECT_FALSE(wishes.stalled());
+  EXPECT_FALSE(wishes.WantStalled());
 }
 
-// Whatever two jobs do, a fork is told of all that has not been carried out.
+// Whatever jobs do, a fork is told of all that has not been carried out.
 TEST(SealWishes, NoneIsLostFromSight) {
   TestRandom random;
   for (int round = 0; round < 200; ++round) {
     SealWishes wishes;
-    std::vector<SealWish> running;
+    int jobs = 0;
     std::vector<SealWish> open;  // all that nobody has carried out
     for (int step = 0; step < 40; ++step) {
       switch (random.Below(6)) {
         case 0:
         case 1: {
-          const SealWish wish = {.all_before = random.Below(100), .decoded = random.OneIn(2)};
-          wishes.Want(wish);
+          const SealWish wish = {.all_before = random.Below(100),
+                                 .decoded_before = random.Below(100)};
+          const bool first = !wishes.wanted();
+          EXPECT_EQ(wishes.Want(wish), first);
           open.push_back(wish);
           break;
         }
         case 2:
-          if (std::optional<SealWish> wish = wishes.Begin(std::nullopt)) {
-            running.push_back(random.OneIn(2) ? wishes.WithStalled(*wish) : *wish);
-          }
+          if (!wishes.Begin(std::nullopt)) break;
+          ++jobs;
+          if (random.OneIn(2)) wishes.TakeOnStalled();
           break;
         case 3:
         case 4:
-          if (running.empty()) break;
+          if (jobs == 0) break;
           if (random.OneIn(2)) {
-            wishes.Stall(running.back());
+            wishes.Stall();
           } else {
-            std::erase_if(open, [&](const SealWish& wish) { return Covers(running.back(), wish); });
+            const SealWish done = wishes.running();
+            std::erase_if(open, [&](const SealWish& wish) { return Covers(done, wish); });
           }
-          running.pop_back();
           wishes.End();
+          --jobs;
           break;
         default: {
           const bool stalled = wishes.stalled();
