@@ -157,7 +157,8 @@ class Compactor {
     std::uint32_t lane = 0;
     // What somebody waits for; nothing: whatever is wanted of the lane.
     std::optional<SealWish> told;
-    bool again = false;  // it comes from the line of those that found no memory
+    bool again = false;    // it comes from the line of those that found no memory
+    bool goes_on = false;  // with what another has begun
   };
   void QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, const SealJob& job,
                  Ticket ticket);
@@ -181,10 +182,13 @@ class Compactor {
   void LaneFree(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
                 std::uint32_t lane);
   // Where nobody is told how it went, what finds no memory comes again.
+  // `goes_on`: there is more to do, and another job is to do it.
   absl::Status SealOrStall(const std::shared_ptr<cache::Sequence>& sequence, const SealJob& job,
-                           Turn& turn);
-  // What the lane's jobs are to do.
-  absl::Status Seal(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t lane);
+                           Turn& turn, bool& goes_on);
+  // What the lane's jobs are to do, or a part of it. A long one would keep tails waiting where
+  // there is one thread, and other sequences in any case.
+  absl::Status Seal(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t lane,
+                    bool& goes_on);
   LaneCoder::Options CoderOptions(const cache::Sequence& sequence, ManagedSequence& managed,
                                   LaneState& state);
   void WarnOfSmallBudget(const cache::Sequence& sequence, const policies::Policy& policy);

@@ -38,27 +38,33 @@ std::vector<std::uint32_t> Compactor::WantEnd(ManagedSequence& managed, const ca
 
 void Compactor::QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, const SealJob& job,
                           Ticket ticket) {
-  options_.scheduler->Submit({.name = "seal",
-                              .priority = JobPriority::kSeals,
-                              .tenant = TenantOf(*sequence),
-                              .owner = sequence->id().value()},
-                             [this, weak = std::weak_ptr(sequence), job, ticket = std::move(ticket),
-                              tenant = TenantOf(*sequence)]() mutable {
-                               Turn turn(*this, tenant, job.again);
-                               const std::shared_ptr<cache::Sequence> held = weak.lock();
-                               if (held == nullptr) return;
-                               const absl::Status status = SealOrStall(held, job, turn);
-                               if (ticket.waited_for()) {
-                                 ticket.Report(status);
-                                 ticket.Finish();
-                               } else if (!status.ok() && !absl::IsNotFound(status)) {
-                                 Complain(*held, "segment not sealed", status);
-                               }
-                             });
+  options_.scheduler->Submit(
+      {.name = "seal",
+       .priority = JobPriority::kSeals,
+       .tenant = TenantOf(*sequence),
+       .owner = sequence->id().value()},
+      [this, weak = std::weak_ptr(sequence), job, ticket = std::move(ticket),
+       tenant = TenantOf(*sequence)]() mutable {
+        Turn turn(*this, tenant, job.again);
+        const std::shared_ptr<cache::Sequence> held = weak.lock();
+        if (held == nullptr) return;
+        bool goes_on = false;
+        const absl::Status status = SealOrStall(held, job, turn, goes_on);
+        if (goes_on) {
+          QueueSeal(held, {.lane = job.lane, .told = job.told, .goes_on = true}, std::move(ticket));
+          return;
+        }
+        if (ticket.waited_for()) {
+          ticket.Report(status);
+          ticket.Finish();
+        } else if (!status.ok() && !absl::IsNotFound(status)) {
+          Complain(*held, "segment not sealed", status);
+        }
+      });
 }
 
 absl::Status Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed,
-                             std::uint32_t index) {
+                             std::uint32_t index, bool& goes_on) {
   ManagedSequence::ManagedLane& lane = managed.lane(index);
   absl::Status status;
   {
@@ -66,17 +72,22 @@ absl::Status Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed
     const LaneCoder::Options options = CoderOptions(sequence, managed, lane.state);
     for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
       status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
-        return LaneCoder(options, run).Seal(lane.work->seals.running());
+        LaneCoder coder(options, run);
+        LaneCoder::Swap swap = coder.Seal(lane.work->seals.running());
+        goes_on = coder.goes_on();
+        return swap;
       });
+      goes_on = goes_on && status.ok();
       if (!absl::IsAborted(status)) break;
     }
+    if (!status.ok()) lane.state.begun.reset();
   }
   LaneFree(sequence.shared_from_this(), managed, index);
   return status;
 }
 
 absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequence,
-                                    const SealJob& job, Turn& turn) {
+                                    const SealJob& job, Turn& turn, bool& goes_on) {
   const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(*sequence);
   if (before == nullptr) return absl::OkStatus();
   const std::shared_ptr<LaneWork> work = before->lane(job.lane).work;
@@ -95,12 +106,14 @@ absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequ
         Concat("the policy of ", sequence->id().ToString(), " has changed; ask again"));
   }
   // Those before it have found no memory.
-  const bool joins = !waits && !turn.again() && stalled_.Any(TenantOf(*sequence));
+  const bool joins = !waits && !turn.again() && !job.goes_on && stalled_.Any(TenantOf(*sequence));
   absl::Status status;
   if (!joins) {
     work->seals.TakeOnStalled();
-    status = Seal(*sequence, *managed, job.lane);
+    status = Seal(*sequence, *managed, job.lane, goes_on);
     if (status.ok()) turn.Found();
+    // Nobody moves it out from under what goes on.
+    if (goes_on) work->seals.Want(work->seals.running());
   }
   // Also where somebody is told: a prompt may have come to its end there, and that is not
   // forgotten.

@@ -72,6 +72,7 @@ class LaneCoder {
 
   using Swap = absl::StatusOr<std::optional<cache::LaneSwap>>;
   Swap EncodeTiles();
+  // Of many segments some are made at a time: then nothing is swapped yet, and goes_on().
   Swap Seal(const SealWish& wish);
   // Of policies that pack nothing: what the decision leaves, in the form of new tiles or as it is.
   Swap Retain();
@@ -79,6 +80,8 @@ class LaneCoder {
   // them.
   Swap CutKeys();
 
+  // After Seal: whether it is to be called again.
+  bool goes_on() const { return goes_on_; }
   // After EncodeTiles: whether the run should be sealed now, as far as it is known here.
   bool wants_seal() const { return wants_seal_; }
   std::uint64_t end_of_run() const {
@@ -136,6 +139,7 @@ class LaneCoder {
   absl::StatusOr<std::shared_ptr<cache::Segment>> Encoded(const Form& form, const HeldRows& rows,
                                                           std::uint64_t first, std::uint64_t count);
   std::vector<std::shared_ptr<cache::Segment>> SealedElsewhere(std::uint64_t most) const;
+  void TakeWhatIsMade(std::uint64_t most, cache::LaneSwap& swap) const;
   void TellOthers(std::uint64_t done, cache::LaneSwap& swap) const;
   absl::StatusOr<bool> AddSealed(const Form& form, const HeldRows& rows, std::uint64_t first,
                                  std::uint64_t count, cache::LaneSwap& swap);
@@ -150,6 +154,7 @@ class LaneCoder {
   const kernels::LayerGeometry geometry_;
   bool keeps_raw_ = false;  // of the tiles that are encoded now
   bool wants_seal_ = false;
+  bool goes_on_ = false;
 };
 
 }  // namespace tessera::compaction

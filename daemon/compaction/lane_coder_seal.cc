@@ -18,6 +18,10 @@ using kernels::kTileEntries;
 
 namespace {
 
+// Of one call: about as long as a segment of the default length takes, or less.
+constexpr std::uint64_t kTokensAtOnce = 16 * 1024;
+constexpr int kSegmentsAtOnce = 8;
+
 std::uint64_t TilesOf(std::uint64_t entries) { return (entries + kTileEntries - 1) / kTileEntries; }
 
 std::uint64_t EntriesOf(const std::vector<std::shared_ptr<Segment>>& segments) {
@@ -62,6 +66,18 @@ void LaneCoder::TellOthers(std::uint64_t done, LaneSwap& swap) const {
       std::make_shared<cache::SealedRows>(options_.policy->text, sources, swap.segments));
 }
 
+// What has been made of the first rows of the run: by somebody else, or here in jobs before.
+void LaneCoder::TakeWhatIsMade(std::uint64_t most, LaneSwap& swap) const {
+  swap.segments = SealedElsewhere(most);
+  swap.taken_over = swap.segments.size();
+  const std::optional<LaneState::BegunSeal>& begun = options_.state->begun;
+  if (!begun.has_value() || swap.drops) return;
+  std::vector<std::shared_ptr<Segment>> own = begun->rows.For(run_.Waiting(), most);
+  if (EntriesOf(own) <= EntriesOf(swap.segments)) return;
+  swap.segments = std::move(own);
+  swap.taken_over = std::min(begun->taken_over, swap.segments.size());
+}
+
 LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
   const policies::SegmentOptions& segments = options_.policy->mosaic->segments;
   const std::uint64_t waiting = run_.provisional_entries() + run_.plain_entries();
@@ -72,8 +88,7 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
     return std::nullopt;
   }
   LaneSwap swap = {.all = true, .drops = options_.decision != nullptr};
-  swap.segments = SealedElsewhere(given);
-  swap.taken_over = swap.segments.size();
+  TakeWhatIsMade(given, swap);
   std::uint64_t done = EntriesOf(swap.segments);
   if (done == waiting) {
     options_.state->Reset();
@@ -88,7 +103,12 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
     if (std::optional<Form> form = FormOf(segment.get())) before = std::move(form);
   }
   std::optional<std::uint64_t> left_plain;  // from there on
-  while (done < total) {
+  const std::uint64_t begun_at = done;
+  for (int made = 0; done < total; ++made) {
+    if (!swap.drops && (made == kSegmentsAtOnce || done - begun_at >= kTokensAtOnce)) {
+      goes_on_ = true;
+      break;
+    }
     const bool of_end = done < ended;
     std::uint64_t count = std::min(segments.tokens, (of_end ? ended : total) - done);
     if (!of_end && count < segments.tokens) count = FullTiles(decoded - std::min(decoded, done));
@@ -114,6 +134,14 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
     if (!sealed.ok()) return sealed.status();
     if (*sealed) before = std::move(form);
     done += count;
+  }
+  if (goes_on_) {
+    TellOthers(done, swap);
+    options_.state->begun.emplace(LaneState::BegunSeal{
+        .rows = cache::SealedRows(options_.policy->text, run_.Waiting(), swap.segments),
+        .segments = swap.segments,
+        .taken_over = swap.taken_over});
+    return std::nullopt;
   }
   if (left_plain == done) options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
   if (done == 0 && !swap.drops) {

@@ -16,6 +16,7 @@ void LaneState::Meet(const cache::OpenRun& run) {
 }
 
 void LaneState::Reset() {
+  begun.reset();
   first_position_ = entries_ = 0;
   moments_.reset();
   charge_.Reset();

@@ -8,9 +8,12 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "daemon/cache/recode.h"
+#include "daemon/cache/sealed_rows.h"
 #include "daemon/pool/account.h"
 #include "kernels/strategy/loss.h"
 #include "kernels/strategy/moments.h"
@@ -46,6 +49,14 @@ class LaneState {
   std::optional<kernels::Loss> WindowLoss(std::uint64_t tokens) const;
   // That over what has been seen of them, rounded, for whoever looks on; 0: nothing.
   kernels::Loss ShownLoss() const { return {.key = shown_key_loss_, .value = shown_value_loss_}; }
+
+  // Of a seal that goes on in another job.
+  struct BegunSeal {
+    cache::SealedRows rows;  // finds `segments` again where the rows are still there
+    std::vector<std::shared_ptr<cache::Segment>> segments;
+    std::size_t taken_over;  // the first so many of these (cache::LaneSwap)
+  };
+  std::optional<BegunSeal> begun;
 
   // Entries for which no raw rows are to be kept, because the budget was spent.
   std::uint64_t without_raw = 0;

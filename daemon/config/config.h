@@ -65,7 +65,7 @@ struct Config {
   std::uint64_t prefix_hash_seed = 0;
   std::uint64_t max_message_bytes = 16 * kMiB;
 
-  std::uint32_t compactor_threads = 1;
+  std::uint32_t compactor_threads = 2;
   std::vector<std::uint32_t> compactor_cpus;  // ascending, each once; empty: any
   std::chrono::milliseconds compactor_linger{0};
   std::uint64_t raw_copy_bytes = kGiB;

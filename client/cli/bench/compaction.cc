@@ -259,23 +259,32 @@ absl::Status PinTo(std::span<const int> cpus) {
   return absl::ErrnoToStatus(errno, "a thread cannot be given a core of its own");
 }
 
+// What is asked of the compactor, by all who ask.
+struct Asked {
+  std::mutex forking;
+  // Rounds begun. Each has a policy of its own, though all do the same: forks that share rows take
+  // over what one of them has become under the same policy.
+  std::atomic<int> begun{0};
+  std::string NextPolicy() { return Concat(kFixed, ",window=", 512 + begun.fetch_add(1)); }
+};
+
 // Compresses forks of one dense sequence until it is told to stop: nothing but the compactor works.
 class Saturation {
  public:
   // On these cores.
-  Saturation(Bench& bench, client::Sequence& master, std::mutex& forking, std::span<const int> cpus)
-      : thread_([this, &bench, &master, &forking, cpus] {
+  Saturation(Bench& bench, client::Sequence& master, Asked& asked, std::span<const int> cpus)
+      : thread_([this, &bench, &master, &asked, cpus] {
           absl::StatusOr<Admin> admin =
               Admin::At({.address = bench.daemon->address(), .tls = std::nullopt});
           status_ = admin.status();
           if (status_.ok()) status_ = PinTo(cpus);
           while (!over_.load() && status_.ok()) {
             absl::StatusOr<client::Sequence> fork = [&] {
-              const std::lock_guard lock(forking);
+              const std::lock_guard lock(asked.forking);
               return master.Fork();
             }();
             status_ = fork.status();
-            if (status_.ok()) status_ = admin->SetPolicy(fork->id().value(), kFixed);
+            if (status_.ok()) status_ = admin->SetPolicy(fork->id().value(), asked.NextPolicy());
             if (status_.ok()) status_ = admin->Compress(fork->id().value()).status();
             if (status_.ok()) rounds_.fetch_add(1);
           }
@@ -323,12 +332,15 @@ struct Latency {
   int compressed = 0;
 };
 
-// In turns, so that both see the same minutes of the machine. The worker has a core, the compactor
-// another, and who asks for compression is not on the worker's.
+// In turns, so that both see the same minutes of the machine. The worker has a core, the whole
+// daemon another, and who asks for compression is not on the worker's.
 absl::StatusOr<Latency> MeasureLatency(const GeneratedPrompt& prompt, const Options& options,
                                        std::span<const int> cpus) {
+  // The daemon runs where the thread does that starts it.
+  if (absl::Status status = PinTo(cpus.subspan(1)); !status.ok()) return status;
   absl::StatusOr<Bench> bench =
       Open({"--compactor-threads=1", Concat("--compactor-cpus=", cpus[1])});
+  if (absl::Status status = PinTo(cpus); !status.ok()) return status;
   if (!bench.ok()) return bench.status();
   absl::StatusOr<client::Sequence> reader = bench->worker->CreateSequence(bench->model);
   if (!reader.ok()) return reader.status();
@@ -339,6 +351,7 @@ absl::StatusOr<Latency> MeasureLatency(const GeneratedPrompt& prompt, const Opti
   if (!status.ok()) return status;
   Latency latency;
   absl::Status measured;
+  Asked asked;
   std::thread worker([&] {
     measured = PinTo(cpus.first(1));
     if (!measured.ok()) return;
@@ -349,9 +362,8 @@ absl::StatusOr<Latency> MeasureLatency(const GeneratedPrompt& prompt, const Opti
       measured = TimeAttends(*bench, *reader, attends, latency.idle);
       if (!measured.ok()) return;
       // Two, so that the compactor never waits for who asks.
-      std::mutex forking;
-      Saturation saturation(*bench, *master, forking, cpus.subspan(1));
-      Saturation another(*bench, *master, forking, cpus.subspan(1));
+      Saturation saturation(*bench, *master, asked, cpus.subspan(1));
+      Saturation another(*bench, *master, asked, cpus.subspan(1));
       // Until the compactor is at it, and never a turn without a compression.
       while (saturation.rounds() == 0 && !saturation.over() && measured.ok()) {
         measured = TimeAttends(*bench, *reader, 10, warm_up);
@@ -366,6 +378,14 @@ absl::StatusOr<Latency> MeasureLatency(const GeneratedPrompt& prompt, const Opti
   });
   worker.join();
   if (!measured.ok()) return measured;
+  const absl::StatusOr<v1::StatsResponse> stats = bench->worker->Stats();
+  if (!stats.ok()) return stats.status();
+  const std::uint64_t sealed = stats->compaction().segments_sealed();
+  const auto wanted = static_cast<std::uint64_t>(latency.compressed) * kKvHeads;
+  if (sealed < wanted) {
+    return absl::InternalError(Concat(latency.compressed, " sequences were compressed, but ",
+                                      sealed, " segments sealed, not ", wanted));
+  }
   return latency;
 }
 
@@ -397,8 +417,8 @@ absl::Status AddLatency(const GeneratedPrompt& prompt, const Options& options, R
                 .sense = Goal::kAtMost});
   }
   report.notes.push_back(Concat(
-      "decode_*: direct attends over 4096 dense tokens of one layer, the worker on core 0, the "
-      "compactor's thread on core 1; ",
+      "decode_*: direct attends over 4096 dense tokens of one layer, the worker on one core, the "
+      "daemon with one compactor thread on another; ",
       latency->idle.size(), " idle, ", latency->busy.size(), " while ", latency->compressed,
       " sequences of 16384 tokens were compressed"));
   return absl::OkStatus();
