@@ -76,53 +76,6 @@ TEST_F(CompactorTest, LayersAreCompressedByThemselves) {
   EXPECT_FALSE(view.segments[2].shape.packed());
 }
 
-// A seal of many segments is many jobs: tails come between them, and readers see all of it at once.
-TEST_F(CompactorTest, ALongSealIsDoneInPieces) {
-  Track track = NewTrack(SmallMosaic());
-  Append(track, 20 * 256 + 70, 1, /*end_of_prompt=*/true);
-  Track other = NewTrack(Quest());
-  Append(other, 40, 1);
-  int pieces = 0, tails = 0;
-  while (scheduler_.RunFirst(kSeal)) {
-    ++pieces;
-    if (FormsOf(track).size() == 1) {
-      Decode(other, 32, 1);
-      tails += scheduler_.RunFirst(kTiles) ? 1 : 0;
-      EXPECT_TRUE(ManagedSequence::Of(*track.sequence)->Busy()) << "it stays in the pool";
-    }
-    EXPECT_EQ(Shown(track), "");
-  }
-  RunAll();
-  EXPECT_EQ(FormsOf(track).size(), 21u);
-  EXPECT_GE(pieces, 6) << "of two lanes";
-  EXPECT_GE(tails, 2);
-  EXPECT_EQ(counters().segments_sealed, 21u * model_->lanes()) << "none twice";
-  EXPECT_FALSE(ManagedSequence::Of(*track.sequence)->Busy());
-}
-
-// What was cut between two pieces is made anew, and no more of it.
-TEST_F(CompactorTest, ALongSealThatIsCutGoesOnFromThere) {
-  for (const bool forked : {false, true}) {
-    SCOPED_TRACE(forked);
-    Track track = NewTrack(SmallMosaic());
-    Append(track, 20 * 256, 1, /*end_of_prompt=*/true);
-    std::optional<Track> fork;
-    ASSERT_TRUE(scheduler_.RunFirst(kSeal));
-    if (forked) fork = Fork(track);
-    Truncate(track, 6 * 256 + 100);
-    const auto told = Compress(track);
-    RunAll();
-    ExpectTold(*told);
-    EXPECT_EQ(FormsOf(track).size(), 7u);
-    EXPECT_EQ(track.sequence->OpenEntries(0), 0u);
-    EXPECT_EQ(Shown(track), "");
-    if (forked) {
-      EXPECT_EQ(FormsOf(*fork).size(), 20u);
-      EXPECT_EQ(Shown(*fork), "");
-    }
-  }
-}
-
 // ---- decoding
 
 TEST_F(CompactorTest, NewTilesTakeTheStrategyBeforeUntilTheyLoseTooMuch) {
