@@ -26,6 +26,10 @@ bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 // the same double.
 std::optional<double> ReadNumber(std::string_view text) {
   if (text.empty()) return std::nullopt;
+  if (text.front() == '-') {  // so that the limit can be named
+    const std::optional<double> below = ReadNumber(text.substr(1));
+    return below.has_value() && *below > 0 ? std::optional<double>(-*below) : std::nullopt;
+  }
   if (!IsDigit(text.front()) && text.front() != '.') return std::nullopt;  // no sign, inf or nan
   std::string digits(text);
   if (text.back() == '%') {
