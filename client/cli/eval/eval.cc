@@ -187,6 +187,14 @@ class ProgressLine {
   double all_ = 0, done_ = 0, before_ = 0;
 };
 
+// A line break is a word of the model.
+std::string InOneLine(std::string text) {
+  for (std::size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 2) {
+    text.replace(at, 1, "\\n");
+  }
+  return text;
+}
+
 // So many samples, from all over the plan.
 std::string ExamplesText(const Results& results, std::uint64_t count) {
   std::string text;
@@ -201,8 +209,8 @@ std::string ExamplesText(const Results& results, std::uint64_t count) {
     Table table({{"policy", Align::kLeft}, {"answer", Align::kLeft}, {"", Align::kLeft}});
     for (std::size_t policy = 0; policy < plan.policies.size(); ++policy) {
       const std::string& answer = example.answers[policy];
-      table.Add({plan.policies[policy].Name(), answer,
-                 answer == example.answer ? "right" : "wrong, it is " + example.answer});
+      table.Add({plan.policies[policy].Name(), InOneLine(answer),
+                 answer == example.answer ? "right" : "wrong, it is " + InOneLine(example.answer)});
     }
     Append(text, table.Render(2), "\n");
   }
