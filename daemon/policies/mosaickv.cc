@@ -185,8 +185,21 @@ std::string_view Given(const Values& values, std::span<const std::string_view> n
   return {};
 }
 
+// What is given, and changes nothing beside what else is.
+std::string Idle(const Values& values) {
+  if (values.given("reorder_sample") && !values.Switch("reorder")) {
+    return "reorder_sample is given, but with reorder=0 no channels become neighbours";
+  }
+  if (values.given("block_variance") && values.Counts("block").size() == 1) {
+    return Concat("block_variance is given, but block=", values.Counts("block").front(),
+                  " leaves nothing to choose");
+  }
+  return "";
+}
+
 std::string Check(const Term& term, std::span<const Term> all) {
   const Values& values = term.values;
+  if (std::string idle = Idle(values); !idle.empty()) return idle;
   for (const Term& other : all) {
     if (other.kind->decides != Decides::kSelection) continue;
     if (const auto name = Given(values, kOfSelection); !name.empty()) {

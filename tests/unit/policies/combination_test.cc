@@ -100,6 +100,18 @@ TEST(Combination, NothingIsSummedUpWhereNothingIsSelected) {
   }
 }
 
+TEST(Combination, WhatChangesNothingBesideWhatElseIsGivenIsRefused) {
+  for (const auto& [text, why] :
+       {std::pair{"mosaickv:reorder=0,reorder_sample=64", "with reorder=0 no channels"},
+        {"mosaickv:block=8,block_variance=0.2", "block=8 leaves nothing to choose"}}) {
+    EXPECT_THAT(ParsePolicy(text).status().ToString(), HasSubstr(why));
+  }
+  for (const char* text : {"mosaickv:reorder=1,reorder_sample=64", "mosaickv:reorder=0",
+                           "mosaickv:block=8|16,block_variance=0.2", "mosaickv:block=8"}) {
+    EXPECT_TRUE(ParsePolicy(text).ok()) << text;
+  }
+}
+
 TEST(Combination, ValuesWithoutPacking) {
   EXPECT_THAT(ErrorOf("int8"), HasSubstr("int8 is a type of packed values, and no term packs"));
   EXPECT_THAT(ErrorOf("quest+fp8"), HasSubstr("fp8 is a type of packed values, and no term packs"));

@@ -46,7 +46,7 @@ TEST(Parse, NothingIsDense) {
 TEST(Parse, EveryOptionOfMosaicKvArrives) {
   const Policy policy = Parsed(
       "\n mosaickv: keep=50%|.25, group=2|1, loss_k=1%, loss_v=2%, truncate=.125, reorder=0, "
-      "block=8, "
+      "block=4|8, "
       "block_variance=.75, segment=32K, min_segment=64, margin_k=.3, margin_v=.4, window=7, "
       "select=.2, judge=logit, first_block=0, rotation=fp32 + fp8 \t\n");
   ASSERT_TRUE(policy.mosaic.has_value() && policy.selection.has_value());
@@ -59,7 +59,7 @@ TEST(Parse, EveryOptionOfMosaicKvArrives) {
   EXPECT_EQ(strategy.truncated, 0.125);
   EXPECT_FALSE(strategy.reorder);
   EXPECT_EQ(strategy.summary, Summary::kMean);
-  EXPECT_THAT(strategy.blocks, ElementsAre(8u));
+  EXPECT_THAT(strategy.blocks, ElementsAre(4u, 8u));
   EXPECT_EQ(strategy.block_variance, 0.75);
   EXPECT_EQ(strategy.values, kernels::ValueType::kFp8);
   EXPECT_EQ(strategy.rotation_type, kernels::ElementType::kFp32);
