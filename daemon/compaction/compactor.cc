@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "daemon/base/strings.h"
 #include "daemon/compaction/compactor_jobs.h"
 #include "daemon/policies/plan.h"
 #include "daemon/policies/validate.h"
+#include "kernels/strategy/candidates.h"
 
 namespace tessera::compaction {
 
@@ -76,6 +78,7 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
     if (absl::Status fits = MayTurnKeysBack(sequence); !fits.ok()) return fits;
   }
   WarnOfSmallBudget(sequence, policy);
+  WarnOfShortSegments(sequence, policy);
   if (PolicyOf(sequence).text != policy.text && !sequence.AsItCame()) sequence.set_made_by_hand();
   const bool packs = policy.mosaic.has_value();
   // There is nothing to do, or to know, for one that stays dense.
@@ -118,6 +121,34 @@ void Compactor::WarnOfSmallBudget(const cache::Sequence& sequence, const policie
        {"min_segment", policy.mosaic->segments.min_tokens},
        {"bytes", wanted},
        {"budget", budget}});
+}
+
+// Each has rotations of its own.
+void Compactor::WarnOfShortSegments(const cache::Sequence& sequence,
+                                    const policies::Policy& policy) {
+  if (!policy.mosaic.has_value()) return;
+  const kernels::StrategyOptions& strategy = policy.mosaic->strategy;
+  const policies::SegmentOptions& segments = policy.mosaic->segments;
+  const std::uint64_t shortest = std::min(
+      segments.tokens, std::max<std::uint64_t>(segments.min_tokens, kernels::kTileEntries));
+  const std::uint32_t block = strategy.blocks.empty() ? 0 : strategy.blocks.back();
+  for (std::uint32_t layer = 0; layer < sequence.model().layers(); ++layer) {
+    const kernels::LayerGeometry geometry = sequence.model().geometry(layer);
+    const std::vector<kernels::Candidate> candidates =
+        kernels::ListCandidates(geometry.head_dim, shortest, block, strategy);
+    const auto least = std::ranges::min_element(candidates, {}, &kernels::Candidate::bytes);
+    const auto dense = static_cast<double>(2 * sequence.model().layout().tile(layer).row_bytes());
+    if (least->bytes < dense || !short_segments_.Say(options_.clock->Now()).has_value()) continue;
+    options_.logger->Log(
+        LogLevel::kWarning,
+        "segments so short are larger than their rows as they came: rotations take "
+        "more than they save; raise the policy's segment and min_segment",
+        {{"sequence", sequence.id().value()},
+         {"tokens", shortest},
+         {"bytes_per_token", static_cast<std::uint64_t>(least->bytes)},
+         {"dense_bytes_per_token", static_cast<std::uint64_t>(dense)}});
+    return;
+  }
 }
 
 absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Sequence& parent,

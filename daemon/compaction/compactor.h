@@ -192,6 +192,7 @@ class Compactor {
   LaneCoder::Options CoderOptions(const cache::Sequence& sequence, ManagedSequence& managed,
                                   LaneState& state);
   void WarnOfSmallBudget(const cache::Sequence& sequence, const policies::Policy& policy);
+  void WarnOfShortSegments(const cache::Sequence& sequence, const policies::Policy& policy);
   void Complain(const cache::Sequence& sequence, std::string_view what, const absl::Status& why);
 
   const Options options_;
@@ -199,6 +200,7 @@ class Compactor {
   // A worker decides how often a full pool is met: complaints are kept to one a second.
   Seldom complaints_;
   Seldom small_budgets_{std::chrono::minutes(1)};
+  Seldom short_segments_{std::chrono::minutes(1)};
   StalledSeals stalled_;
 };
 

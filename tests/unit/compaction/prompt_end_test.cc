@@ -246,5 +246,18 @@ TEST_F(PromptEnd, ALongSealThatIsCutGoesOnFromThere) {
   }
 }
 
+// Told when the policy is set, not when memory is gone.
+TEST_F(PromptEnd, SegmentsThatAreLargerThanTheirRowsAreWarnedOf) {
+  policies::Policy policy = SmallMosaic();
+  policy.mosaic->segments = {.tokens = 256, .min_tokens = 256, .loss_window = 64};
+  NewTrack(policy);
+  EXPECT_EQ(LinesWith(kShortSegments), 0) << "16 KiB of rotations beside 64 KiB of rows";
+  policy.mosaic->segments.min_tokens = 32;
+  NewTrack(policy);
+  EXPECT_EQ(LinesWith(kShortSegments), 1) << "beside 8 KiB";
+  NewTrack(policy);
+  EXPECT_EQ(LinesWith(kShortSegments), 1) << "once a minute";
+}
+
 }  // namespace
 }  // namespace tessera::compaction
