@@ -18,7 +18,7 @@ using kernels::kTileEntries;
 
 namespace {
 
-// Of one call: about as long as a segment of the default length takes, or less.
+// Of one call, the segment that comes to so many included.
 constexpr std::uint64_t kTokensAtOnce = 16 * 1024;
 constexpr int kSegmentsAtOnce = 8;
 
@@ -85,6 +85,7 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
   std::uint64_t ended = EntriesBefore(wish.all_before, given);
   const std::uint64_t decoded = EntriesBefore(wish.decoded_before, given);
   if (ended == 0 && given < segments.tokens && (decoded == 0 || decoded < segments.min_tokens)) {
+    options_.state->begun.reset();  // it was cut since
     return std::nullopt;
   }
   LaneSwap swap = {.all = true, .drops = options_.decision != nullptr};
@@ -145,6 +146,7 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
   }
   if (left_plain == done) options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
   if (done == 0 && !swap.drops) {
+    options_.state->begun.reset();
     if (left_plain == done) {
       run_.Waiting().front().segment->LeavePlainUnder(options_.policy->text);
     }

@@ -58,7 +58,8 @@ absl::StatusOr<Outcome> OutcomeOf(const Json& json, const EvaluationPlan& plan) 
   const auto ones = static_cast<std::uint64_t>(std::count(marks.begin(), marks.end(), '1'));
   const auto zeros = static_cast<std::uint64_t>(std::count(marks.begin(), marks.end(), '0'));
   if (!marks.empty() &&
-      (marks.size() != plan.samples || ones != *right || ones + zeros != *samples)) {
+      (marks.size() != plan.samples || marks.find_first_not_of("10-") != std::string::npos ||
+       ones != *right || ones + zeros != *samples)) {
     return absl::InvalidArgumentError(Concat("marks \"", marks, "\" of ", *right, " right of ",
                                              *samples, " samples, asked for ", plan.samples));
   }
