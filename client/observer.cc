@@ -117,11 +117,7 @@ void Observer::ForgetFrom(std::uint64_t token, std::uint32_t index) {
   const std::uint64_t token_bytes = geometry.query_heads * RowBytes(geometry);
   const std::uint64_t left = token > layer.last_first ? token - layer.last_first : 0;
   layer.last.resize(std::min<std::uint64_t>(layer.last.size(), left * token_bytes));
-  for (HeadRows& head : layer.norms) {
-    while (!head.rows.empty() && head.rows.rbegin()->first >= token) {
-      head.Erase(std::prev(head.rows.end()));
-    }
-  }
+  for (HeadRows& head : layer.norms) head.ForgetFrom(token);
   layer.keys.clear();
   layer.sums.clear();
 }
@@ -178,12 +174,16 @@ void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, Layer& l
       const std::byte* const row =
           rows.query.data() + (token * geometry.query_heads + head) * row_bytes;
       const double norm = SquaredNorm(row, geometry.head_dim, geometry.type);
-      if (kept.rows.size() >= most) {
-        const auto [weakest, position] = *kept.order.begin();
-        if (norm <= weakest) continue;
-        kept.Erase(kept.rows.find(~position));
-      }
       const std::uint64_t position = rows.first_token + token;
+      if (kept.rows.size() >= most) {
+        const auto [weakest, its_position] = *kept.order.begin();
+        if (norm <= weakest) {
+          kept.Lose(position, norm);
+          continue;
+        }
+        kept.Lose(~its_position, weakest);
+        kept.Erase(kept.rows.find(~its_position));
+      }
       kept.rows[position] = {norm, std::vector<std::byte>(row, row + row_bytes)};
       kept.order.emplace(norm, ~position);
     }
@@ -193,6 +193,19 @@ void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, Layer& l
 void Observer::HeadRows::Erase(std::map<std::uint64_t, ByNorm>::iterator row) {
   order.erase({row->second.norm, ~row->first});
   rows.erase(row);
+}
+
+void Observer::HeadRows::Lose(std::uint64_t position, double norm) {
+  const auto behind = lost.upper_bound(position);
+  if (behind != lost.begin() && std::prev(behind)->second >= norm) return;
+  const auto stronger =
+      std::find_if(behind, lost.end(), [norm](const auto& other) { return other.second > norm; });
+  lost.insert_or_assign(lost.erase(behind, stronger), position, norm);
+}
+
+void Observer::HeadRows::ForgetFrom(std::uint64_t position) {
+  while (!rows.empty() && rows.rbegin()->first >= position) Erase(std::prev(rows.end()));
+  lost.erase(lost.lower_bound(position), lost.end());
 }
 
 void Observer::SeeSums(const ObservedRows& rows, std::uint64_t tokens,
@@ -287,8 +300,9 @@ absl::Status Observer::SeeTokens(std::uint64_t first_token, std::span<const std:
   return absl::OkStatus();
 }
 
-std::vector<std::byte> Observer::FillNorms(const kernels::LayerGeometry& geometry,
-                                           const Layer& layer, v1::ObserveRequest& request) const {
+absl::StatusOr<std::vector<std::byte>> Observer::FillNorms(std::uint32_t index, const Layer& layer,
+                                                           v1::ObserveRequest& request) const {
+  const kernels::LayerGeometry& geometry = model_->geometry(index);
   std::vector<std::byte> bytes;
   std::uint64_t count = CountUp(needs_.norm_share(), layer.next);
   for (const HeadRows& head : layer.norms) {
@@ -298,6 +312,13 @@ std::vector<std::byte> Observer::FillNorms(const kernels::LayerGeometry& geometr
     std::vector<std::uint64_t> strongest;
     for (auto it = head.order.rbegin(); strongest.size() < count; ++it) {
       strongest.push_back(~it->second);
+    }
+    const double least = count == 0 ? 0 : head.rows.at(strongest.back()).norm;
+    if (!head.lost.empty() && count > 0 && head.lost.rbegin()->second > least) {
+      return absl::FailedPreconditionError(
+          Concat("layer ", index, ": the ", count, " queries of largest norm of ", layer.next,
+                 " tokens are not known: others were kept in their place, which were taken back "
+                 "since; observe the tokens again, from 0 on"));
     }
     std::sort(strongest.begin(), strongest.end());
     for (const std::uint64_t position : strongest) {
@@ -381,8 +402,9 @@ absl::Status Observer::ShowFirst(Session& session, SequenceId sequence, std::uin
   request.set_layer(index);
   TensorCarrier tensors(session);
   shown = FillLast(geometry, layer, 0, request, tensors);
-  const std::vector<std::byte> norms = FillNorms(geometry, layer, request);
-  if (!norms.empty()) tensors.Add(*request.mutable_norm_queries(), norms);
+  const absl::StatusOr<std::vector<std::byte>> norms = FillNorms(index, layer, request);
+  if (!norms.ok()) return norms.status();
+  if (!norms->empty()) tensors.Add(*request.mutable_norm_queries(), *norms);
   std::vector<float> sums;
   for (const std::vector<double>& head : layer.sums) {
     sums.insert(sums.end(), head.begin(), head.end());
@@ -393,7 +415,7 @@ absl::Status Observer::ShowFirst(Session& session, SequenceId sequence, std::uin
     tensors.Add(*request.mutable_attention_sums(), std::as_bytes(std::span(sums)));
     request.set_first_sum_position(layer.sums_first);
   }
-  if (layer.last.empty() && norms.empty() && sums.empty()) return absl::OkStatus();
+  if (layer.last.empty() && norms->empty() && sums.empty()) return absl::OkStatus();
   return Send(session, index, request, tensors);
 }
 

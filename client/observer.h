@@ -42,7 +42,8 @@ class Observer {
   // Whether that is what this one gathers, no more and no less.
   bool Sees(const v1::PolicyNeeds& needs) const;
   // Layer by layer, in the order of tokens; nothing is kept of layers that are not asked for. Rows
-  // that were seen before may come again, and those from there on are forgotten.
+  // that were seen before may come again, and those from there on are forgotten. Weak ones that
+  // were let go before for their sake do not come back: Show says where one of them is missing.
   absl::Status See(const ObservedRows& rows, const kernels::Operations& operations);
   // Whether the queries of tokens that are decoded are asked for, or may be among the newest ones,
   // or the strongest, when the next prompt ends.
@@ -63,6 +64,7 @@ class Observer {
 
   // Sends what was seen of the layers [first, end) to the daemon, and returns where it ended:
   // before `end` if the daemon has room for no more, RESOURCE_EXHAUSTED if not even for the first.
+  // FAILED_PRECONDITION where the strongest queries are not known, since some were forgotten.
   // It is kept here until the daemon has decided by it: a fork that is made before shows it again.
   // Ids are shown of the first `tokens` alone, whose rows are there.
   absl::StatusOr<std::uint32_t> Show(Session& session, SequenceId sequence, std::uint32_t first,
@@ -83,7 +85,11 @@ class Observer {
     std::map<std::uint64_t, ByNorm> rows;
     // (norm, ~position) of each: the first is the weakest, of equal ones the last.
     std::set<std::pair<double, std::uint64_t>> order;
+    // Norms that were let go, by position: each stronger than any before it.
+    std::map<std::uint64_t, double> lost;
     void Erase(std::map<std::uint64_t, ByNorm>::iterator row);
+    void Lose(std::uint64_t position, double norm);
+    void ForgetFrom(std::uint64_t position);
   };
   struct Layer {
     std::uint64_t next = 0;        // the token after the last one seen
@@ -120,8 +126,8 @@ class Observer {
                          std::uint64_t first_row, v1::ObserveRequest& request,
                          TensorCarrier& tensors) const;
   // The rows, whose positions and shape it fills in.
-  std::vector<std::byte> FillNorms(const kernels::LayerGeometry& geometry, const Layer& layer,
-                                   v1::ObserveRequest& request) const;
+  absl::StatusOr<std::vector<std::byte>> FillNorms(std::uint32_t index, const Layer& layer,
+                                                   v1::ObserveRequest& request) const;
 
   const v1::PolicyNeeds needs_;
   const std::shared_ptr<const BoundModel> model_;

@@ -98,15 +98,14 @@ absl::StatusOr<v1::CompressResponse> Admin::Compress(std::uint64_t sequence) {
       std::chrono::seconds(0));
 }
 
-absl::Status Admin::SetPolicy(std::uint64_t sequence, const std::string& policy) {
+absl::StatusOr<v1::SetPolicyResponse> Admin::SetPolicy(std::uint64_t sequence,
+                                                       const std::string& policy) {
   v1::SetPolicyRequest request;
   request.set_sequence_id(sequence);
   request.set_policy(policy);
-  return Run<v1::SetPolicyResponse>(address_,
-                                    [&](auto* context, auto* response) {
-                                      return stub_->SetPolicy(context, request, response);
-                                    })
-      .status();
+  return Run<v1::SetPolicyResponse>(address_, [&](auto* context, auto* response) {
+    return stub_->SetPolicy(context, request, response);
+  });
 }
 
 absl::StatusOr<v1::OffloadResponse> Admin::Offload(std::uint64_t sequence) {

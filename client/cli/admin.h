@@ -25,7 +25,8 @@ class Admin {
   absl::StatusOr<v1::DescribeResponse> Describe(std::uint64_t sequence);
   // Waits as long as it takes.
   absl::StatusOr<v1::CompressResponse> Compress(std::uint64_t sequence);
-  absl::Status SetPolicy(std::uint64_t sequence, const std::string& policy);
+  absl::StatusOr<v1::SetPolicyResponse> SetPolicy(std::uint64_t sequence,
+                                                  const std::string& policy);
   absl::StatusOr<v1::OffloadResponse> Offload(std::uint64_t sequence);
   absl::StatusOr<v1::RestoreResponse> Restore(std::uint64_t sequence);
   absl::Status Evict(std::uint64_t sequence);

@@ -132,9 +132,16 @@ absl::Status Describe(const Flags& flags) {
 absl::Status SetPolicy(const Flags& flags) {
   const absl::StatusOr<std::uint64_t> id = SequenceOf(flags, 2);
   if (!id.ok()) return id.status();
+  const std::string& policy = flags.positional()[1];
+  if (policy.empty()) {
+    return absl::InvalidArgumentError("POLICY is empty; 'dense' keeps rows as they come");
+  }
   absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
   if (!admin.ok()) return admin.status();
-  return admin->SetPolicy(*id, flags.positional()[1]);
+  const absl::StatusOr<v1::SetPolicyResponse> outcome = admin->SetPolicy(*id, policy);
+  if (!outcome.ok()) return outcome.status();
+  std::printf("policy %s from now on\n", outcome->policy().c_str());
+  return absl::OkStatus();
 }
 
 absl::Status Compress(const Flags& flags) {

@@ -2,9 +2,9 @@
 // nobody else. Not thread-safe.
 //
 // Within a priority tenants take turns of one job each, and within a tenant owners do; the jobs of
-// one owner run in the order in which they came. Who begins to wait joins behind all that wait
-// already, and before its turn every other has at most one. Push and Pop take O(log n) for n
-// tenants and owners that wait; those that have nothing queued take no memory.
+// one owner run in the order in which they came, but for one that goes on. Who begins to wait joins
+// behind all that wait already, and before its turn every other has at most one. Push and Pop take
+// O(log n) for n tenants and owners that wait; those that have nothing queued take no memory.
 #pragma once
 
 #include <array>
@@ -32,6 +32,7 @@ struct JobSpec {
   // What of the tenant's it is for: the id of a session or a sequence, which one tenant never gives
   // twice. 0: nothing in particular.
   std::uint64_t owner = 0;
+  bool goes_on = false;  // with what a job of the owner has begun: before its others that wait
 };
 
 class FairQueue {
@@ -81,7 +82,9 @@ class FairQueue {
   class Fifo {
    public:
     bool empty() const { return entries_.empty(); }
-    void Push(Entry entry) { entries_.push_back(std::move(entry)); }
+    void Push(Entry entry) {
+      entries_.insert(entry.spec.goes_on ? entries_.begin() : entries_.end(), std::move(entry));
+    }
     Entry Pop() {
       Entry entry = std::move(entries_.front());
       entries_.pop_front();

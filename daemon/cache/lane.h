@@ -44,6 +44,12 @@ struct HeldSegment {
   }
 };
 
+// Where tokens stand now that keys were turned to other positions.
+struct PositionMove {
+  std::uint64_t shift = 0;  // how far behind their numbers
+  std::uint64_t until = 0;  // those before it were moved, and are not parted any more
+};
+
 struct Lane {
   std::vector<HeldSegment> segments;
   // True where the last segment is this lane's alone and may still be appended to. A fork freezes
@@ -61,7 +67,8 @@ struct Lane {
   std::uint64_t losses = 0;
   std::uint64_t entries = 0;     // in all segments
   std::uint64_t tail_start = 0;  // the first token not in a segment
-  pool::Block snapshot;          // published; invalid while the lane holds nothing
+  PositionMove moved;
+  pool::Block snapshot;  // published; invalid while the lane holds nothing
   std::uint64_t generation = 0;
 
   // Whether a frozen last segment may be appended to again: the next token is the next position of

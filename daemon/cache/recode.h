@@ -68,12 +68,6 @@ struct SegmentGrowth {
   }
 };
 
-// Where tokens of a sequence stand now that keys were turned to other positions.
-struct PositionMove {
-  std::uint64_t shift = 0;  // how far behind their numbers
-  std::uint64_t until = 0;  // those before it were moved, and are not parted any more
-};
-
 // What takes the place of segments of an OpenRun: as many entries, in the same order, unless
 // entries are dropped.
 struct LaneSwap {

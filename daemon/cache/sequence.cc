@@ -120,6 +120,7 @@ absl::Status Sequence::CopyLanesOf(const Sequence& parent, std::uint64_t tokens)
     lanes_[i].losses = parent.lanes_[i].losses;
     lanes_[i].entries = parent.lanes_[i].entries;
     lanes_[i].tail_start = parent.lanes_[i].tail_start;
+    lanes_[i].moved = parent.lanes_[i].moved;
   }
   moved_ = parent.moved_;
   if (absl::Status status = MayCut(tokens); !status.ok()) return status;
@@ -164,10 +165,11 @@ absl::StatusOr<std::vector<pool::Block>> Sequence::ReserveSnapshots(std::size_t 
 }
 
 absl::Status Sequence::MayCut(std::uint64_t tokens) const {
-  if (tokens > 0 && tokens < moved_.until) {
-    return absl::FailedPreconditionError(
-        Concat(id_.ToString(), " has moved its first ", moved_.until,
-               " tokens to other positions; it cannot be cut to ", tokens, " among them"));
+  const std::uint64_t moved = std::max(moved_.until, MovedAhead());
+  if (tokens > 0 && tokens < moved) {
+    return absl::FailedPreconditionError(Concat(id_.ToString(), " has moved its first ", moved,
+                                                " tokens to other positions; it cannot be cut to ",
+                                                tokens, " among them"));
   }
   for (const Lane& lane : lanes_) {
     for (const HeldSegment& held : lane.segments) {
@@ -185,7 +187,10 @@ absl::Status Sequence::MayCut(std::uint64_t tokens) const {
 
 // Every lane keeps what it has of the first `tokens` tokens, and is published anew.
 void Sequence::CutLanes(std::uint64_t tokens, std::vector<pool::Block> snapshots) {
-  if (tokens == 0) moved_ = {};
+  if (tokens == 0) {
+    moved_ = {};
+    for (Lane& lane : lanes_) lane.moved = {};
+  }
   Replaced replaced;
   const auto drained = std::make_shared<std::atomic<bool>>(false);
   for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
@@ -310,10 +315,10 @@ Sequence::Description Sequence::Describe(Detail detail) const {
           description.shared_tile_bytes += held.segment->tile_bytes();
       }
       if (detail == Detail::kSums) continue;
-      description.lanes.push_back({layer, head, lane.entries,
-                                   committed > lane.tail_start ? committed - lane.tail_start : 0,
-                                   static_cast<std::uint32_t>(lane.segments.size()),
-                                   lane.tile_bytes(), RunsOf(lane), lane.tail_start});
+      description.lanes.push_back(
+          {layer, head, lane.entries, committed > lane.tail_start ? committed - lane.tail_start : 0,
+           static_cast<std::uint32_t>(lane.segments.size()), lane.tile_bytes(), RunsOf(lane),
+           lane.tail_start, lane.moved.shift});
       if (detail == Detail::kEntries) ListEntries(lane, description.lanes.back());
     }
   }

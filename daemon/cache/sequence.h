@@ -155,7 +155,14 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
 
   // How far the rotary position of a token is behind its number, because keys were turned to the
   // places that they have after others went. 0 unless a policy moves positions.
+  // While that is done lane by lane, or where it has ended in between, it is what it was before.
   std::uint64_t position_shift() const;
+  // Whether any lane has moved any.
+  bool HasMoved() const;
+  // FAILED_PRECONDITION where some lanes have moved tokens that others have not moved yet.
+  absl::Status StandsAlike() const;
+  // FAILED_PRECONDITION where lanes of the layer stand elsewhere than the sequence's next query.
+  absl::Status MayAttend(std::uint32_t layer) const;
 
   // Tokens that a layer holds, committed ones of the tail included.
   absl::StatusOr<std::uint64_t> TokensOfLayer(std::uint32_t layer);
@@ -234,6 +241,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::uint64_t tile_bytes;
     std::vector<SegmentRun> runs;
     std::uint64_t tokens = 0;  // that its entries are what is left of
+    std::uint64_t position_shift = 0;
     // Only where they were asked for: of each entry.
     std::vector<std::uint64_t> positions;
     std::vector<float> weights;
@@ -325,6 +333,10 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   shm::Word* lane_words() const;
 
   absl::Status Usable() const TESSERA_REQUIRES(mutex_);
+  void AdoptMoves() TESSERA_REQUIRES(mutex_);
+  // Tokens up to which some lanes have moved, and others have not; 0: all stand alike.
+  std::uint64_t MovedAhead() const TESSERA_REQUIRES(mutex_);
+  absl::Status HalfMoved() const TESSERA_REQUIRES(mutex_);
   absl::Status Fail(std::string why) TESSERA_REQUIRES(mutex_);
   std::uint64_t TokensInSegments() const TESSERA_REQUIRES(mutex_);
 
@@ -405,7 +417,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::uint32_t tail_generation_ TESSERA_GUARDED_BY(mutex_) = 0;
   bool freed_ TESSERA_GUARDED_BY(mutex_) = false;
   bool packing_ TESSERA_GUARDED_BY(mutex_) = false;
-  PositionMove moved_ TESSERA_GUARDED_BY(mutex_);
+  PositionMove moved_ TESSERA_GUARDED_BY(mutex_);   // of all lanes together: AdoptMoves
   std::string failure_ TESSERA_GUARDED_BY(mutex_);  // empty: live
   bool offloaded_ TESSERA_GUARDED_BY(mutex_) = false;
   bool moving_ TESSERA_GUARDED_BY(mutex_) = false;  // rows are copied out or in, without the lock

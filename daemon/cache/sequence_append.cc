@@ -26,6 +26,9 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const Row
   // Before the tail is closed: a refused append leaves the sequence decoding.
   absl::StatusOr<std::uint64_t> committed = CommittedLocked();
   if (!committed.ok()) return committed.status();
+  // A prompt may come layer by layer, and each be compressed as it comes; more may not.
+  const std::uint64_t ahead = MovedAhead();
+  if (ahead != 0 && span.first_token + span.tokens > ahead) return HalfMoved();
   absl::Status status = CheckFirstToken(span, *committed);
   if (status.ok()) status = CloseTailLocked();
   // Once more: its worker may have committed tokens meanwhile.

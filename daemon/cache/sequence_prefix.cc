@@ -65,6 +65,7 @@ absl::Status Sequence::ListHead(Head& head) const {
   MutexLock lock(mutex_);
   if (absl::Status status = Resident(); !status.ok()) return status;
   head.of = id_;
+  if (MovedAhead() != 0) return HalfMoved();
   head.moved = moved_;
   for (const Lane& lane : lanes_) {
     head.lanes.push_back(
@@ -75,6 +76,7 @@ absl::Status Sequence::ListHead(Head& head) const {
 
 absl::Status Sequence::MayTakeHead(const Head& head) const {
   if (absl::Status status = Resident(); !status.ok()) return status;
+  if (MovedAhead() != 0) return HalfMoved();
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
     const Lane& lane = lanes_[i];
     const HeadLane& theirs = head.lanes[i];
@@ -156,6 +158,7 @@ absl::Status Sequence::PutHead(Head& head) {
     snapshots[i] = *std::move(snapshot);
   }
   moved_ = head.moved;
+  for (Lane& lane : lanes_) lane.moved = head.moved;
   Replaced replaced;
   for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
     HeadLane& theirs = head.lanes[i];

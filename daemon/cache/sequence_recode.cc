@@ -1,6 +1,6 @@
 // How the newest part of a lane changes its form: taken under the lock, encoded without it, swapped
-// in under it again. One lane at a time, so that the old and the new form of one lane is all that
-// is held twice.
+// in under it again. Lane by lane, so that the old and the new form of those that are being worked
+// on is all that is held twice.
 
 #include <algorithm>
 #include <span>
@@ -80,6 +80,52 @@ absl::StatusOr<std::vector<OpenRun>> Sequence::LookAt(std::uint32_t layer, bool 
 std::uint64_t Sequence::position_shift() const {
   MutexLock lock(mutex_);
   return moved_.shift;
+}
+
+bool Sequence::HasMoved() const {
+  MutexLock lock(mutex_);
+  return std::any_of(lanes_.begin(), lanes_.end(),
+                     [](const Lane& lane) { return lane.moved.shift != 0; });
+}
+
+absl::Status Sequence::StandsAlike() const {
+  MutexLock lock(mutex_);
+  return MovedAhead() == 0 ? absl::OkStatus() : HalfMoved();
+}
+
+absl::Status Sequence::MayAttend(std::uint32_t layer) const {
+  MutexLock lock(mutex_);
+  for (std::uint32_t head = 0; head < model_->layout().kv_heads(layer); ++head) {
+    if (lanes_[model_->layout().lane(layer, head)].moved.shift != moved_.shift) {
+      return HalfMoved();
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Tokens have one place in all lanes. Until all have moved it is the one before.
+void Sequence::AdoptMoves() {
+  PositionMove all = lanes_.front().moved;
+  for (const Lane& lane : lanes_) {
+    if (lane.moved.shift != all.shift) return;
+    all.until = std::max(all.until, lane.moved.until);
+  }
+  moved_ = all;
+}
+
+std::uint64_t Sequence::MovedAhead() const {
+  std::uint64_t until = 0;
+  for (const Lane& lane : lanes_) {
+    if (lane.moved.shift != moved_.shift) until = std::max(until, lane.moved.until);
+  }
+  return until;
+}
+
+absl::Status Sequence::HalfMoved() const {
+  return absl::FailedPreconditionError(
+      Concat("some lanes of ", id_.ToString(), " have moved their first ", MovedAhead(),
+             " tokens to other positions, and others have not yet; compress all of its layers "
+             "first"));
 }
 
 std::uint64_t Sequence::OpenEntries(std::uint32_t lane) const {
@@ -223,7 +269,10 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
     lane.entries -= shown - remaining;
     memory_.counters->entries_dropped.fetch_add(shown - remaining, std::memory_order_relaxed);
   }
-  if (swap.moves.has_value()) moved_ = *swap.moves;
+  if (swap.moves.has_value()) {
+    lane.moved = *swap.moves;
+    AdoptMoves();
+  }
   if (swap.by_hand) set_made_by_hand();
   // A cut leaves a partial tile, and a fork that came meanwhile shares what was held before.
   lane.growing = swap.growing && shown == taken && (lane.growing || !gathered);

@@ -39,6 +39,7 @@ absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory, Cont
   MutexLock lock(mutex_);
   if (absl::Status status = Resident(); !status.ok()) return status;
   if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
+  if (MovedAhead() != 0) return HalfMoved();
   const std::uint64_t tokens = TokensInSegments();
   for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
     const std::uint64_t held = lanes_[model_->layout().lane(layer, 0)].tail_start;

@@ -14,19 +14,6 @@ namespace tessera::compaction {
 
 using internal::TenantOf;
 
-namespace {
-
-// Of one job: about a millisecond of work where each lane has one new tile.
-constexpr std::uint32_t kLanesPerJob = 16;
-
-// Another lane took the room for raw copies that was there when this one looked: it decides anew.
-bool RawRoomWent(const absl::Status& status) {
-  const std::optional<pool::Shortage> shortage = pool::ShortageOf(status);
-  return shortage.has_value() && shortage->tag == pool::MemoryTag::kRawCopies;
-}
-
-}  // namespace
-
 // ---- policies
 
 namespace {
@@ -35,7 +22,7 @@ namespace {
 absl::Status MayMovePositions(const cache::Sequence& sequence) {
   if (absl::Status fits = KeyTurner::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
   for (const cache::Sequence::LaneDescription& lane : sequence.Describe(/*lanes=*/true).lanes) {
-    if (lane.entries + sequence.position_shift() == lane.tokens) continue;
+    if (lane.entries + lane.position_shift == lane.tokens) continue;
     return absl::FailedPreconditionError(
         Concat(sequence.id().ToString(), " holds ", lane.entries, " entries of ", lane.tokens,
                " tokens at their own positions; a policy that moves positions begins before any "
@@ -47,7 +34,7 @@ absl::Status MayMovePositions(const cache::Sequence& sequence) {
 // A key is turned back from the position of its token.
 absl::Status MayTurnKeysBack(const cache::Sequence& sequence) {
   if (absl::Status fits = KeyTurner::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
-  return sequence.position_shift() == 0 ? absl::OkStatus() : internal::MovedPositions(sequence);
+  return sequence.HasMoved() ? internal::MovedPositions(sequence) : absl::OkStatus();
 }
 
 }  // namespace
@@ -86,6 +73,12 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
   std::shared_ptr<ManagedSequence> managed;
   if (!idle) managed = std::make_shared<ManagedSequence>(std::move(policy), sequence.model());
   const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(sequence);
+  // What has been chosen is carried out in all lanes first, where tokens move by it.
+  std::optional<ManagedSequence::Pause> pause;
+  if (before != nullptr && policies::MovesPositions(before->policy())) {
+    pause.emplace(*before);
+    if (absl::Status alike = sequence.StandsAlike(); !alike.ok()) return alike;
+  }
   if (managed != nullptr && before != nullptr) {
     managed->Follow(*before);
   } else if (managed != nullptr) {
@@ -334,49 +327,14 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
     const SealWish all = {.all_before = *tokens};
     for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
       const std::uint32_t lane = layout.lane(layer, head);
-      managed->lane(lane).work->seals.Want(all);
-      QueueSeal(sequence, {.lane = lane, .told = all}, Ticket(batch));
+      SealWishes& seals = managed->lane(lane).work->seals;
+      seals.Want(all);
+      QueueSeal(sequence, {.lane = lane, .told = seals.Tell(all)}, Ticket(batch));
     }
   }
 }
 
-// ---- jobs
-
-void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, TileJob job,
-                           Ticket ticket) {
-  options_.scheduler->Submit(
-      {.name = "encode-tiles",
-       .priority = JobPriority::kTails,
-       .tenant = TenantOf(*sequence),
-       .owner = sequence->id().value()},
-      [this, weak = std::weak_ptr(sequence), job, ticket = std::move(ticket)]() mutable {
-        const std::shared_ptr<cache::Sequence> held = weak.lock();
-        const std::shared_ptr<ManagedSequence> managed =
-            held == nullptr ? nullptr : ManagedSequence::Of(*held);
-        if (managed == nullptr) {
-          // It has been freed; or its policy does nothing any more, and there is nothing to do.
-          if (held != nullptr && held->TokensOfLayer(0).ok()) ticket.Finish();
-          return;
-        }
-        if (job.all && job.first == 0) managed->TilesBegin();
-        const std::uint32_t end = std::min(job.end, job.first + kLanesPerJob);
-        for (std::uint32_t lane = job.first; lane < end; ++lane) {
-          const absl::Status status = EncodeTiles(held, lane, /*waits=*/ticket.waited_for());
-          if (status.ok()) continue;
-          if (ticket.waited_for()) {
-            ticket.Report(status);
-          } else if (!absl::IsNotFound(status)) {
-            Complain(*held, "tiles not encoded", status);
-          }
-        }
-        job.first = end;
-        if (end == job.end) {
-          ticket.Finish();
-        } else {
-          QueueTiles(held, job, std::move(ticket));
-        }
-      });
-}
+// ---- lanes
 
 LaneCoder::Options Compactor::CoderOptions(const cache::Sequence& sequence,
                                            ManagedSequence& managed, LaneState& state) {
@@ -386,65 +344,6 @@ LaneCoder::Options Compactor::CoderOptions(const cache::Sequence& sequence,
           .state = &state,
           .operations = options_.operations,
           .counters = &counters_};
-}
-
-// A tail's tiles never wait behind a seal of their lane, which may take a while: the thread has
-// other tails to serve.
-absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence,
-                                    std::uint32_t index,
-                                    bool waits) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
-  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
-  if (managed == nullptr) return absl::OkStatus();
-  ManagedSequence::ManagedLane& lane = managed->lane(index);
-  if (waits) {
-    lane.work->mutex.Lock();
-  } else if (!lane.work->mutex.TryLock()) {
-    lane.work->tiles_left.store(true);
-    // Whoever had it may have looked before that.
-    if (!lane.work->mutex.TryLock()) return absl::OkStatus();
-  }
-  lane.work->tiles_left.store(false);
-  if (ManagedSequence::Of(*sequence) != managed) {  // another policy by now
-    lane.work->mutex.Unlock();
-    return EncodeTiles(sequence, index, waits);
-  }
-  std::optional<SealWish> wants_seal;
-  const absl::Status status = EncodeTilesOf(*sequence, *managed, index, lane.state, wants_seal);
-  lane.work->mutex.Unlock();
-  LaneFree(sequence, *managed, index);
-  if (wants_seal.has_value()) WantSeal(sequence, *managed, index, *wants_seal);
-  return status;
-}
-
-absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence& managed,
-                                      std::uint32_t index, LaneState& state,
-                                      std::optional<SealWish>& wants_seal) {
-  const LaneCoder::Options options = CoderOptions(sequence, managed, state);
-  const std::uint64_t without_raw = state.without_raw;
-  absl::Status status;
-  for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
-    status = sequence.Recode({.lane = index, .least_plain = kernels::kTileEntries},
-                             [&](const cache::OpenRun& run) -> LaneCoder::Swap {
-                               if (managed.Interrupted(run.layer)) return std::nullopt;
-                               state.without_raw = without_raw;  // an attempt may have counted
-                               LaneCoder coder(options, run);
-                               LaneCoder::Swap swap = coder.EncodeTiles();
-                               wants_seal.reset();
-                               if (coder.wants_seal()) {
-                                 wants_seal = {.decoded_before = coder.end_of_run()};
-                               }
-                               return swap;
-                             });
-    if (!absl::IsAborted(status) && !RawRoomWent(status)) break;
-  }
-  return status;
-}
-
-void Compactor::LaneFree(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
-                         std::uint32_t lane) {
-  if (managed.lane(lane).work->tiles_left.load()) {
-    QueueTiles(sequence, {.first = lane, .end = lane + 1}, Ticket(nullptr));
-  }
 }
 
 Compactor::ThinOutcome Compactor::Thin(cache::Sequence& sequence, std::uint64_t bytes) {

@@ -127,6 +127,7 @@ class Compactor {
     std::uint32_t end = 0;
     bool all = false;  // what WantTiles asked for
   };
+  // compactor_tiles.cc
   void QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, TileJob job, Ticket ticket);
   // compactor_tokens.cc
   void QueueChoices(const std::shared_ptr<cache::Sequence>& sequence,
@@ -155,8 +156,8 @@ class Compactor {
 
   struct SealJob {
     std::uint32_t lane = 0;
-    // What somebody waits for; nothing: whatever is wanted of the lane.
-    std::optional<SealWish> told;
+    // What somebody waits for; 0: whatever is wanted of the lane.
+    SealWishes::Told told = 0;
     bool again = false;    // it comes from the line of those that found no memory
     bool goes_on = false;  // with what another has begun
   };
@@ -175,9 +176,13 @@ class Compactor {
   // `waits`: until nobody works on the lane. Else a lane where somebody does is left to them.
   absl::Status EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
                            bool waits);
+  struct TilesOutcome {
+    bool left = false;  // to a seal that is in hand
+    bool more = false;  // are there
+    std::optional<SealWish> wants_seal;
+  };
   absl::Status EncodeTilesOf(cache::Sequence& sequence, ManagedSequence& managed,
-                             std::uint32_t lane, LaneState& state,
-                             std::optional<SealWish>& wants_seal);
+                             std::uint32_t lane, LaneState& state, TilesOutcome& outcome);
   // Whoever has worked on a lane has let go of it.
   void LaneFree(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
                 std::uint32_t lane);

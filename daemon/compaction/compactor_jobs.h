@@ -83,6 +83,8 @@ class Compactor::Turn {
     compactor_.QueueStalled(compactor_.stalled_.Next(tenant_, found_));
   }
   bool again() const { return again_; }
+  // Another job goes on with it: that one answers.
+  void PassOn() { again_ = false; }
   // There was memory for it.
   void Found() { found_ = true; }
   // To the end of the line.

@@ -42,7 +42,9 @@ void Compactor::QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, cons
       {.name = "seal",
        .priority = JobPriority::kSeals,
        .tenant = TenantOf(*sequence),
-       .owner = sequence->id().value()},
+       .owner = sequence->id().value(),
+       // Old and new form of so many lanes are held at a time as there are threads.
+       .goes_on = job.goes_on},
       [this, weak = std::weak_ptr(sequence), job, ticket = std::move(ticket),
        tenant = TenantOf(*sequence)]() mutable {
         Turn turn(*this, tenant, job.again);
@@ -51,7 +53,10 @@ void Compactor::QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, cons
         bool goes_on = false;
         const absl::Status status = SealOrStall(held, job, turn, goes_on);
         if (goes_on) {
-          QueueSeal(held, {.lane = job.lane, .told = job.told, .goes_on = true}, std::move(ticket));
+          turn.PassOn();
+          SealJob next = job;
+          next.goes_on = true;
+          QueueSeal(held, next, std::move(ticket));
           return;
         }
         if (ticket.waited_for()) {
@@ -80,38 +85,44 @@ absl::Status Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed
       goes_on = goes_on && status.ok();
       if (!absl::IsAborted(status)) break;
     }
-    if (!status.ok()) lane.state.begun.reset();
+    if (!goes_on) lane.state.begun.reset();
   }
-  LaneFree(sequence.shared_from_this(), managed, index);
   return status;
 }
 
 absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequence,
                                     const SealJob& job, Turn& turn, bool& goes_on) {
-  const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(*sequence);
-  if (before == nullptr) return absl::OkStatus();
-  const std::shared_ptr<LaneWork> work = before->lane(job.lane).work;
-  const bool waits = job.told.has_value();
-  // Where there is none, somebody else's seal has done the work already. Whoever waits is told of
-  // the work itself: another job may have taken it on, and failed.
-  if (!work->seals.Begin(job.told)) return absl::OkStatus();
-  const absl::Cleanup ends = [&] { work->seals.End(); };
-  // Only now: the wish may be that of a policy that was set meanwhile.
-  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
-  if (managed == nullptr || !managed->policy().mosaic.has_value()) return absl::OkStatus();
-  // Where tokens are chosen, what seals is the choice.
-  if (managed->policy().chooses()) {
-    if (!waits) return absl::OkStatus();
+  const auto nothing_done = [&]() -> absl::Status {
+    if (job.told == 0) return absl::OkStatus();
     return absl::AbortedError(
         Concat("the policy of ", sequence->id().ToString(), " has changed; ask again"));
-  }
+  };
+  const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(*sequence);
+  if (before == nullptr) return nothing_done();
+  const std::shared_ptr<LaneWork> work = before->lane(job.lane).work;
+  // Where there is none, somebody else's seal has done the work already. Whoever waits is told of
+  // the work itself: another job may have taken it on, and failed.
+  if (!work->seals.Begin(job.told)) return nothing_done();
+  const absl::Cleanup ends = [&] {
+    work->seals.End();
+    if (goes_on) return;
+    work->seals.Forget(job.told);
+    // In this order: tiles leave the lane to a seal that is in hand.
+    LaneFree(sequence, *before, job.lane);
+  };
+  // Only now: the wish may be that of a policy that was set meanwhile.
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  if (managed == nullptr || !managed->policy().mosaic.has_value()) return nothing_done();
+  // Where tokens are chosen, what seals is the choice.
+  if (managed->policy().chooses()) return nothing_done();
   // Those before it have found no memory.
-  const bool joins = !waits && !turn.again() && !job.goes_on && stalled_.Any(TenantOf(*sequence));
+  const bool joins =
+      job.told == 0 && !turn.again() && !job.goes_on && stalled_.Any(TenantOf(*sequence));
   absl::Status status;
   if (!joins) {
     work->seals.TakeOnStalled();
     status = Seal(*sequence, *managed, job.lane, goes_on);
-    if (status.ok()) turn.Found();
+    if (status.ok() && !goes_on) turn.Found();
     // Nobody moves it out from under what goes on.
     if (goes_on) work->seals.Want(work->seals.running());
   }

@@ -210,7 +210,7 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
                                               const LayerState& state) {
   const std::uint32_t index = asked.index;
   // A choice under the policy before may have moved them since this one was set.
-  if (policies::TurnsKeysBack(managed.policy()) && sequence.position_shift() != 0) {
+  if (policies::TurnsKeysBack(managed.policy()) && sequence.HasMoved()) {
     return internal::MovedPositions(sequence);
   }
   const std::vector<policies::TextMark> text = managed.text();
@@ -254,7 +254,8 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
     turner.emplace(sequence.model().spec(), layout.tile(layer));
   }
   if (policies::MovesPositions(policy)) {
-    // Every layer keeps equally many: the same for all, whichever is done last.
+    // Every layer keeps equally many. The sequence's next token stands behind them when all are
+    // done (Sequence::AdoptMoves).
     moves = {.shift = choice.until - choice.lanes.front().kept.size(), .until = choice.until};
   }
   // Lanes that keep all are settled with the others, whatever their form: the next choice is not
@@ -282,7 +283,7 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
             return absl::AbortedError(Concat("lane ", index, " of ", sequence.id().ToString(),
                                              " was cut while its entries were chosen; ask again"));
           }
-          if (coding.turning.merged != nullptr && sequence.position_shift() != 0) {
+          if (coding.turning.merged != nullptr && sequence.HasMoved()) {
             return internal::MovedPositions(sequence);
           }
           if (moves.has_value()) {

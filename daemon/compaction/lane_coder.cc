@@ -117,8 +117,13 @@ LaneCoder::Swap LaneCoder::EncodeTiles() {
     wants_seal_ = options_.policy->mosaic.has_value() && RunIsLongEnough();
     return std::nullopt;
   }
-  const std::uint64_t full = CountForNewTiles();
-  if (full == 0) return std::nullopt;
+  const std::uint64_t all = CountForNewTiles();
+  if (all == 0) return std::nullopt;
+  // Those behind the ones for which no raw rows are kept are another matter.
+  const std::uint64_t without_raw = options_.state->without_raw;
+  const std::uint64_t full =
+      without_raw == 0 ? all : std::min(all, FullTiles(without_raw + kTileEntries - 1));
+  leaves_tiles_ = full < all;
   const absl::StatusOr<HeldRows> rows = HeldRows::OfPlain(*options_.memory, tile_, run_);
   if (!rows.ok()) return rows.status();
   if (options_.policy->mosaic.has_value() && !DecideAboutRaw(full)) {

@@ -84,6 +84,8 @@ class LaneCoder {
   bool goes_on() const { return goes_on_; }
   // After EncodeTiles: whether the run should be sealed now, as far as it is known here.
   bool wants_seal() const { return wants_seal_; }
+  // After EncodeTiles: whether there are more than it took.
+  bool leaves_tiles() const { return leaves_tiles_; }
   std::uint64_t end_of_run() const {
     return run_.first_position + run_.provisional_entries() + run_.plain_entries();
   }
@@ -154,6 +156,7 @@ class LaneCoder {
   const kernels::LayerGeometry geometry_;
   bool keeps_raw_ = false;  // of the tiles that are encoded now
   bool wants_seal_ = false;
+  bool leaves_tiles_ = false;
   bool goes_on_ = false;
 };
 

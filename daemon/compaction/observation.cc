@@ -104,24 +104,16 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
   const std::uint64_t row_bytes = geometry.head_dim * kernels::ElementBytes(geometry.type);
   const std::uint64_t positions = (shown.last.count + shown.norm.count) * geometry.query_heads;
   const std::uint64_t more = BytesOf(shown, geometry) + positions * sizeof(std::uint64_t);
+  // What is shown piece by piece grows where it is.
+  const bool alone = Alone();
   absl::StatusOr<pool::Charge> charge =
-      budget.Reserve(pool::MemoryTag::kObservations, bytes() + more);
+      budget.Reserve(pool::MemoryTag::kObservations, alone ? more : bytes() + more);
   if (!charge.ok()) return charge.status();
+  if (!alone) shown_ = shown_ == nullptr ? std::make_shared<Shown>() : shown_->Copy();
 
-  auto now = std::make_shared<Shown>();
-  const HeadRows nothing;
-  const std::vector<HeadRows> none;
-  const std::vector<HeadRows>& before = shown_ == nullptr ? none : shown_->heads;
-  if (!before.empty() || shown.last.count + shown.norm.count > 0) {
-    now->heads.resize(geometry.query_heads);
-  }
-  for (std::uint32_t head = 0; head < now->heads.size(); ++head) {
-    HeadRows last;
-    for (std::uint64_t i = 0; i < shown.last.count; ++i) {
-      last.positions.push_back(shown.last.first_position + i);
-      const std::byte* const row = shown.last.rows + (i * geometry.query_heads + head) * row_bytes;
-      last.rows.insert(last.rows.end(), row, row + row_bytes);
-    }
+  Shown& now = *shown_;
+  if (shown.last.count + shown.norm.count > 0) now.heads.resize(geometry.query_heads);
+  for (std::uint32_t head = 0; head < now.heads.size(); ++head) {
     HeadRows norm;
     const std::uint64_t first = head * shown.norm.count;
     for (std::uint64_t i = 0; i < shown.norm.count; ++i) {
@@ -131,23 +123,35 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
       const std::byte* const rows = shown.norm.rows + first * row_bytes;
       norm.rows.assign(rows, rows + shown.norm.count * row_bytes);
     }
-    const HeadRows& known = before.empty() ? nothing : before[head];
-    now->heads[head] = Merged(Merged(known, norm, row_bytes), last, row_bytes);
+    Merge(std::move(norm), row_bytes, now.heads[head]);
+    HeadRows last;
+    for (std::uint64_t i = 0; i < shown.last.count; ++i) {
+      last.positions.push_back(shown.last.first_position + i);
+      const std::byte* const row = shown.last.rows + (i * geometry.query_heads + head) * row_bytes;
+      last.rows.insert(last.rows.end(), row, row + row_bytes);
+    }
+    Merge(std::move(last), row_bytes, now.heads[head]);
   }
   if (shown.sums.count > 0) {
-    now->sums_first = shown.sums.first_position;
+    now.sums_first = shown.sums.first_position;
+    now.sums.clear();
     for (std::uint32_t head = 0; head < geometry.kv_heads; ++head) {
       const float* const values = shown.sums.values + head * shown.sums.count;
-      now->sums.emplace_back(values, values + shown.sums.count);
+      now.sums.emplace_back(values, values + shown.sums.count);
     }
-  } else if (shown_ != nullptr) {
-    now->sums_first = shown_->sums_first;
-    now->sums = shown_->sums;
   }
-  now->budget = &budget;
-  now->charge = *std::move(charge);
-  shown_ = std::move(now);
+  now.budget = &budget;
+  now.charge.Add(*std::move(charge));
+  now.charge.ShrinkTo(now.bytes());  // what was shown before is in it once
   return absl::OkStatus();
+}
+
+// Whoever had it, too, is done with it.
+bool Observation::Alone() const {
+  if (shown_ == nullptr || shown_.use_count() != 1) return false;
+  // A count alone orders nothing: releasing a copy sees all that earlier holders did.
+  std::shared_ptr<Shown>(shown_).reset();
+  return true;
 }
 
 void Observation::ForgetBefore(std::uint64_t position) {
@@ -202,8 +206,17 @@ void Observation::KeepOnly(std::uint64_t begin, std::uint64_t end, bool keeps_su
 }
 
 // Each position once; what was added wins.
-Observation::HeadRows Observation::Merged(const HeadRows& before, const HeadRows& added,
-                                          std::uint64_t row_bytes) {
+void Observation::Merge(HeadRows added, std::uint64_t row_bytes, HeadRows& rows) {
+  if (added.positions.empty()) return;
+  if (rows.positions.empty()) {
+    rows = std::move(added);
+    return;
+  }
+  if (added.positions.front() > rows.positions.back()) {
+    rows.positions.insert(rows.positions.end(), added.positions.begin(), added.positions.end());
+    rows.rows.insert(rows.rows.end(), added.rows.begin(), added.rows.end());
+    return;
+  }
   HeadRows merged;
   std::size_t a = 0;
   std::size_t b = 0;
@@ -212,18 +225,25 @@ Observation::HeadRows Observation::Merged(const HeadRows& before, const HeadRows
     const std::byte* const row = from.rows.data() + index * row_bytes;
     merged.rows.insert(merged.rows.end(), row, row + row_bytes);
   };
-  while (a < before.positions.size() || b < added.positions.size()) {
-    const bool from_added =
-        a == before.positions.size() ||
-        (b < added.positions.size() && added.positions[b] <= before.positions[a]);
+  while (a < rows.positions.size() || b < added.positions.size()) {
+    const bool from_added = a == rows.positions.size() ||
+                            (b < added.positions.size() && added.positions[b] <= rows.positions[a]);
     if (!from_added) {
-      take(before, a++);
+      take(rows, a++);
       continue;
     }
-    if (a < before.positions.size() && before.positions[a] == added.positions[b]) ++a;
+    if (a < rows.positions.size() && rows.positions[a] == added.positions[b]) ++a;
     take(added, b++);
   }
-  return merged;
+  rows = std::move(merged);
+}
+
+std::shared_ptr<Observation::Shown> Observation::Shown::Copy() const {
+  auto copy = std::make_shared<Shown>();
+  copy->heads = heads;
+  copy->sums_first = sums_first;
+  copy->sums = sums;
+  return copy;
 }
 
 std::uint64_t Observation::Shown::bytes() const {

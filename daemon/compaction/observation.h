@@ -80,11 +80,15 @@ class Observation {
     pool::Charge charge;
 
     std::uint64_t bytes() const;
+    // The same rows and sums, on no account as yet.
+    std::shared_ptr<Shown> Copy() const;
     std::uint64_t SumsEnd() const { return sums.empty() ? 0 : sums_first + sums.front().size(); }
   };
-  static HeadRows Merged(const HeadRows& before, const HeadRows& added, std::uint64_t row_bytes);
+  static void Merge(HeadRows added, std::uint64_t row_bytes, HeadRows& rows);
   // Of each head the queries at positions [begin, end).
   void KeepOnly(std::uint64_t begin, std::uint64_t end, bool keeps_sums);
+
+  bool Alone() const;
 
   std::shared_ptr<Shown> shown_;  // null: nothing; never changes while somebody else has it, too
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -35,9 +36,13 @@ struct SealWish {
 };
 
 // Thread-safe. A wish is in one of its three places until it is carried out, and never in none: a
-// fork asks for all of them. Nobody keeps one elsewhere, so that all are cut where the lane is.
+// fork asks for all of them. What somebody waits for stands here beside that until he is told.
+// Nobody keeps one elsewhere, so that all are cut where the lane is.
 class SealWishes {
  public:
+  // Of what somebody waits for; 0: nobody does.
+  using Told = std::uint64_t;
+
   // True where none was wanted before. Wishes that wait become one.
   bool Want(const SealWish& wish) {
     MutexLock lock(mutex_);
@@ -46,13 +51,29 @@ class SealWishes {
     return Note(first);
   }
   bool wanted() const { return any_wanted_.load(); }
+  // Wanted, or a job has begun.
+  bool in_hand() const {
+    MutexLock lock(mutex_);
+    return wanted_.has_value() || jobs_ != 0;
+  }
+
+  Told Tell(const SealWish& wish) {
+    MutexLock lock(mutex_);
+    told_[++last_told_] = wish;
+    return last_told_;
+  }
+  void Forget(Told told) {
+    MutexLock lock(mutex_);
+    told_.erase(told);
+  }
 
   // By a job, with what it was told itself. False: another one has taken on what was wanted. Else
   // it ends by End.
-  bool Begin(const std::optional<SealWish>& told) {
+  bool Begin(Told told) {
     MutexLock lock(mutex_);
-    if (!wanted_.has_value() && !told.has_value()) return false;
-    if (told.has_value()) Add(*told, running_);
+    const auto own = told_.find(told);
+    if (!wanted_.has_value() && own == told_.end()) return false;
+    if (own != told_.end()) Add(own->second, running_);
     Move(wanted_, running_);
     ++jobs_;
     return Note(true);
@@ -104,6 +125,7 @@ class SealWishes {
     for (std::optional<SealWish>* wish : {&wanted_, &running_, &stalled_}) {
       if (wish->has_value()) (*wish)->CutTo(tokens);
     }
+    for (auto& [told, wish] : told_) wish.CutTo(tokens);
   }
 
  private:
@@ -124,6 +146,8 @@ class SealWishes {
   std::optional<SealWish> wanted_ TESSERA_GUARDED_BY(mutex_);
   std::optional<SealWish> running_ TESSERA_GUARDED_BY(mutex_);
   std::optional<SealWish> stalled_ TESSERA_GUARDED_BY(mutex_);
+  std::map<Told, SealWish> told_ TESSERA_GUARDED_BY(mutex_);
+  Told last_told_ TESSERA_GUARDED_BY(mutex_) = 0;
   std::uint32_t jobs_ TESSERA_GUARDED_BY(mutex_) = 0;
   // For who looks at every lane of a sequence, token by token.
   std::atomic<bool> any_wanted_{false};

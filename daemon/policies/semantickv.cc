@@ -61,20 +61,22 @@ absl::StatusOr<Observers> ObserversOf(const LayerView& view, std::uint32_t head,
   const auto newest = NewestQueries(kSemanticKvName, view, head, counts.recent);
   if (!newest.ok()) return newest.status();
   const auto all = QueriesOf(kSemanticKvName, view, head);
-  if (all->positions.size() < counts.semantic) {
-    return Missing(kSemanticKvName,
-                   Concat(counts.semantic - all->positions.size(), " of the ", counts.semantic,
-                          " queries of largest norm of head ", head, " have"));
+  // Tokens behind those of the view have none to judge.
+  const auto there = static_cast<std::uint64_t>(
+      std::ranges::lower_bound(all->positions, view.tokens) - all->positions.begin());
+  if (there < counts.semantic) {
+    return Missing(kSemanticKvName, Concat(counts.semantic - there, " of the ", counts.semantic,
+                                           " queries of largest norm of head ", head, " have"));
   }
   const std::size_t row_bytes = RowBytes(view);
   Scores lengths;
-  for (std::uint64_t i = 0; i < all->rows.count; ++i) {
+  for (std::uint64_t i = 0; i < there; ++i) {
     lengths.push_back(kernels::SquaredLength(all->rows.rows + i * row_bytes, view.geometry.head_dim,
                                              view.geometry.type));
   }
   const std::vector<std::uint32_t> longest = kernels::TopIndices(lengths, counts.semantic);
   Observers observers;
-  for (std::uint32_t i = 0; i < all->rows.count; ++i) {
+  for (std::uint32_t i = 0; i < there; ++i) {
     const bool recent = all->positions[i] + counts.recent >= view.tokens;
     if (!recent && !std::ranges::binary_search(longest, i)) continue;
     observers.positions.push_back(all->positions[i]);

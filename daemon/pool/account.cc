@@ -5,6 +5,7 @@
 
 #include "absl/strings/cord.h"
 #include "daemon/base/bytes.h"
+#include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::pool {
@@ -134,6 +135,16 @@ void Charge::ShrinkTo(std::uint64_t bytes) {
   if (account_ == nullptr || bytes >= bytes_) return;
   account_->Return(tag_, bytes_ - bytes);
   bytes_ = bytes;
+}
+
+void Charge::Add(Charge other) {
+  if (account_ == nullptr) {
+    *this = std::move(other);
+    return;
+  }
+  if (other.account_ == nullptr) return;
+  TESSERA_CHECK(other.account_ == account_ && other.tag_ == tag_, "charges of one kind");
+  bytes_ += std::exchange(other.bytes_, 0);
 }
 
 }  // namespace tessera::pool

@@ -113,6 +113,8 @@ class Charge {
   void Reset();
   // Gives back what is beyond so many bytes.
   void ShrinkTo(std::uint64_t bytes);
+  // Takes over another one, of the same tag on the same account.
+  void Add(Charge other);
 
  private:
   friend class Account;

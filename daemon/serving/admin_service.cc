@@ -211,7 +211,8 @@ grpc::Status AdminService::Restore(grpc::ServerContext* context, const v1::Resto
 }
 
 grpc::Status AdminService::SetPolicy(grpc::ServerContext* context,
-                                     const v1::SetPolicyRequest* request, v1::SetPolicyResponse*) {
+                                     const v1::SetPolicyRequest* request,
+                                     v1::SetPolicyResponse* response) {
   return Serve("SetPolicy", *context, [&]() -> absl::Status {
     absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence = Find(request->sequence_id());
     if (!sequence.ok()) return sequence.status();
@@ -224,6 +225,7 @@ grpc::Status AdminService::SetPolicy(grpc::ServerContext* context,
           (*sequence)->id().ToString(), " shows ", policies::NeedsText(shown),
           ": it would not know. It can fork the sequence under that policy"));
     }
+    response->set_policy(policy->text);
     return services_.compactor->SetPolicy(**sequence, *std::move(policy));
   });
 }

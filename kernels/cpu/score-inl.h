@@ -121,16 +121,15 @@ TESSERA_SIMD void CopyHalves(const std::byte* row, std::size_t half_bytes, std::
   }
 }
 
-// The rows of blocks [first, first + count) of a tile as rows `at` and on of the scratch: plain.
+// The rows of a tile's first `count` blocks as rows `at` and on of the scratch: plain.
 struct PlainBlocks {
   std::uint32_t element_bytes;
   std::size_t row_bytes;
-  TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* tile, std::uint32_t first,
-                                 std::uint32_t count, std::uint32_t at,
-                                 ScoreScratch& scratch) const {
+  TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* tile, std::uint32_t count,
+                                 std::uint32_t at, ScoreScratch& scratch) const {
     std::byte* to = scratch.rows + at * row_bytes;
     const TileLayout& layout = part.layout;
-    const std::byte* row = tile + layout.block_data + first * layout.block_row.data;
+    const std::byte* row = tile + layout.block_data;
     const std::size_t padded = part.padded_channels * element_bytes;
     for (std::uint32_t b = 0; b < count; ++b, row += layout.block_row.data) {
       if (part.shape.summary == Summary::kMean) {
@@ -145,49 +144,76 @@ struct PlainBlocks {
 };
 
 template <ValueType kValues>
-TESSERA_SIMD void ReadBlockScales(const ScorePart& part, const PackedRows& rows,
-                                  std::uint32_t first, std::uint32_t count, float* scale) {
+TESSERA_SIMD void ReadBlockScales(const ScorePart& part, const std::byte* tile, std::uint32_t count,
+                                  float* scale) {
   if constexpr (kValueBytes<kValues> == 1) {
-    ReadScales(rows, first, count, scale);
+    ReadScales(BlocksOfTile(part.shape, part.layout, tile), 0, count, scale);
     for (std::uint32_t b = 0; b < count; ++b) scale[b] *= part.scale;
   }
 }
 
 template <ValueType kValues, int kGroup>
 struct PackedBlocks {
-  TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* tile, std::uint32_t first,
-                                 std::uint32_t count, std::uint32_t at,
-                                 ScoreScratch& scratch) const {
+  TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* tile, std::uint32_t count,
+                                 std::uint32_t at, ScoreScratch& scratch) const {
     const PackedRows rows = BlocksOfTile(part.shape, part.layout, tile);
     const auto padded = static_cast<int>(part.padded_channels);
-    ExpandRows<kValues, kGroup>(rows, first, count, padded,
+    ExpandRows<kValues, kGroup>(rows, 0, count, padded,
                                 scratch.rows + at * static_cast<std::size_t>(padded) * 2);
-    ReadBlockScales<kValues>(part, rows, first, count, scratch.scale + at);
+    ReadBlockScales<kValues>(part, tile, count, scratch.scale + at);
   }
 };
 
-// As they are.
+// As they are: the addresses of a whole tile's, whether or not all are there. The next tile's stand
+// in the place of those that are not.
 template <ValueType kValues>
 struct ListedBlocks {
-  TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* tile, std::uint32_t first,
-                                 std::uint32_t count, std::uint32_t at,
-                                 ScoreScratch& scratch) const {
-    const PackedRows rows = BlocksOfTile(part.shape, part.layout, tile);
-    ListPiece(rows, first, count, at, scratch.listed);
-    ReadBlockScales<kValues>(part, rows, first, count, scratch.scale + at);
+  int per_tile;      // 2, 4 or 8
+  std::size_t bits;  // of a tile's first summary; bytes of one
+  std::size_t row_bits;
+  std::size_t data;
+  std::size_t row_data;
+
+  template <int kCount>
+  TESSERA_MEMBER void List(const std::byte* tile, std::uint32_t at, RowList& list) const {
+    TESSERA_UNROLL for (std::size_t b = 0; b < kCount; ++b) {
+      list.bits[at + b] = tile + bits + b * row_bits;
+      list.data[at + b] = tile + data + b * row_data;
+    }
+  }
+  TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* tile, std::uint32_t count,
+                                 std::uint32_t at, ScoreScratch& scratch) const {
+    if (per_tile == 2) {
+      List<2>(tile, at, scratch.listed);
+    } else if (per_tile == 4) {
+      List<4>(tile, at, scratch.listed);
+    } else {
+      List<8>(tile, at, scratch.listed);
+    }
+    ReadBlockScales<kValues>(part, tile, count, scratch.scale + at);
   }
 };
 
-// Requests a tile's summaries: the first line by a load, so that the others find their page.
-TESSERA_SIMD void RequestBlocks(const ScorePart& part, std::uint32_t run) {
-  const TileLayout& layout = part.layout;
-  if (run >= part.run_count) return;
+// Where a tile's summaries stand.
+struct SummaryLines {
+  std::size_t first;  // byte
+  std::size_t bytes;
+};
+
+TESSERA_SIMD SummaryLines LinesOf(const TileShape& shape, const TileLayout& layout) {
   const std::uint32_t first = layout.block_row.bits != 0 ? layout.block_bits : layout.block_data;
-  const std::uint32_t end =
-      layout.block_data + (kTileRows / part.shape.block) * layout.block_row.data;
-  Touch(part.runs[run].tile + first);
-  if (end - first <= kLine) return;
-  PrefetchLines<kIntoL2>(part.runs[run].tile + first + kLine, end - first - kLine);
+  return {first, layout.block_data + (kTileRows / shape.block) * layout.block_row.data - first};
+}
+
+// Requests those of a run: the first line by a load, so that the others find their page.
+TESSERA_SIMD void RequestBlocks(const ScorePart& part, const SummaryLines& lines,
+                                std::uint32_t run) {
+  if (run >= part.run_count) return;
+  const std::byte* at = part.runs[run].tile + lines.first;
+  Touch(at);
+  for (std::size_t line = kLine; line < lines.bytes; line += kLine) {
+    PrefetchLines<kIntoL2>(at + line, 1);
+  }
 }
 
 template <class Scores, class Blocks>
@@ -232,25 +258,23 @@ static void ScoreRuns(const ScorePart& part, const Scores& scores, const Blocks&
     done += at;
     at = 0;
   };
-  const std::uint32_t ahead = part.shape.block;  // runs, so 32 rows
-  for (std::uint32_t i = 0; i < ahead; ++i) RequestBlocks(part, i);
-  for (std::uint32_t i = 0; i < part.run_count; ++i) {
+  const SummaryLines lines = LinesOf(part.shape, part.layout);
+  const bool weights = part.shape.weights;
+  const std::uint32_t run_count = part.run_count;
+  const std::uint32_t full = kTileRows - kTileRows / part.shape.block;  // no tile fits behind it
+  const std::uint32_t ahead = part.shape.block;                         // runs, so 32 rows
+  for (std::uint32_t i = 0; i < ahead; ++i) RequestBlocks(part, lines, i);
+  for (std::uint32_t i = 0; i < run_count; ++i) {
     const BlockRun& run = part.runs[i];
-    RequestBlocks(part, i + ahead);
-    for (std::uint32_t block = 0; block < run.blocks;) {
-      const std::uint32_t left = run.blocks - block;
-      const std::uint32_t room = kTileRows - at;
-      const std::uint32_t count = left < room ? left : room;
-      blocks(part, run.tile, block, count, at, scratch);
-      if (part.shape.weights) {
-        for (std::uint32_t b = 0; b < count; ++b) {
-          scratch.bias[at + b] = LargestLogWeight(part, run, block + b);
-        }
+    RequestBlocks(part, lines, i + ahead);
+    blocks(part, run.tile, run.blocks, at, scratch);
+    if (weights) {
+      for (std::uint32_t b = 0; b < run.blocks; ++b) {
+        scratch.bias[at + b] = LargestLogWeight(part, run, b);
       }
-      at += count;
-      block += count;
-      if (at == kTileRows) flush();
     }
+    at += run.blocks;
+    if (at > full) flush();
   }
   flush();
 }
@@ -274,8 +298,14 @@ TESSERA_SIMD void ScoreMeans(const ScorePart& part) {
     if (WithSparseKeys(part.shape, part.padded_channels,
                        [&]<int kSteps, int kVectors>() TESSERA_INLINE_LAMBDA {
                          using Keys = SparseKeys<kValues, kGroup, kSteps, kVectors>;
-                         ScoreRuns(part, SparseScores<Keys>{part.shape.key.kept},
-                                   ListedBlocks<kValues>(), padded);
+                         const TileLayout& layout = part.layout;
+                         const ListedBlocks<kValues> listed = {
+                             .per_tile = kTileRows / part.shape.block,
+                             .bits = layout.block_bits,
+                             .row_bits = layout.block_row.bits,
+                             .data = layout.block_data,
+                             .row_data = layout.block_row.data};
+                         ScoreRuns(part, SparseScores<Keys>{part.shape.key.kept}, listed, padded);
                        })) {
       return;
     }

@@ -20,8 +20,9 @@ namespace tessera::kernels {
 inline constexpr std::uint32_t kTailSegment = ~std::uint32_t{0};
 
 // A part of selected blocks ends with the kFlagBlocks in which it reaches this many entries, or so
-// many runs that those of further blocks might be too many.
-inline constexpr std::uint32_t kSelectedPartEntries = 512;
+// many runs that those of further blocks might be too many. Long parts, since each begins by
+// waiting for memory.
+inline constexpr std::uint32_t kSelectedPartEntries = 960;
 inline constexpr std::uint32_t kSelectedPartRuns = kMaxPartRuns - kFlagBlocks / 2;
 
 // Positions [begin, end).

@@ -128,7 +128,8 @@ TEST_F(Commands, PoliciesAreSetAndCarriedOut) {
   SyntheticSequence truth(shape_, 5);
   Append(sequence, truth, 128);
   const std::uint64_t dense = Described(sequence).tile_bytes();
-  EXPECT_EQ(Good("policy " + IdOf(sequence) + " mosaickv:keep=0.25,min_segment=32"), "");
+  EXPECT_EQ(Good("policy " + IdOf(sequence) + " mosaickv:keep=0.25,min_segment=32"),
+            "policy mosaickv:keep=0.25,min_segment=32 from now on\n");
   EXPECT_THAT(Described(sequence).policy(), HasSubstr("mosaickv"));
   EXPECT_EQ(Described(sequence).tile_bytes(), dense) << "what is there stays as it is";
   EXPECT_THAT(Good("compress " + IdOf(sequence)),

@@ -158,7 +158,9 @@ TEST_F(Policies, AnOperatorLooksAndChanges) {
   ASSERT_TRUE(admin.ok()) << admin.status();
   const std::uint64_t id = sequence.id().value();
   EXPECT_EQ(admin->Describe(id)->policy(), "dense");
-  ASSERT_TRUE(admin->SetPolicy(id, kLossless).ok());
+  const auto changed = admin->SetPolicy(id, kLossless);
+  ASSERT_TRUE(changed.ok()) << changed.status();
+  EXPECT_EQ(changed->policy(), kLossless);
   ASSERT_TRUE(admin->Compress(id).ok());
   const auto described = admin->Describe(id);
   ASSERT_TRUE(described.ok());
@@ -166,9 +168,9 @@ TEST_F(Policies, AnOperatorLooksAndChanges) {
   EXPECT_EQ(Sealed(*described), 256u);
   EXPECT_GT(admin->Stats()->compaction().segments_sealed(), 0u);
   ExpectTrue(sequence, truth);
-  const absl::Status unknown = admin->SetPolicy(id, "mosaikkv");
+  const absl::Status unknown = admin->SetPolicy(id, "mosaikkv").status();
   EXPECT_THAT(std::string(unknown.message()), HasSubstr("mosaikkv"));
-  const absl::Status nobody = admin->SetPolicy(id + 1, kLossless);
+  const absl::Status nobody = admin->SetPolicy(id + 1, kLossless).status();
   EXPECT_TRUE(absl::IsNotFound(nobody)) << nobody;
 }
 

@@ -10,6 +10,36 @@
 namespace tessera {
 namespace {
 
+// Where the keys of one layer's new tokens are to stand, those of all stand.
+TEST_F(Tokens, APromptThatComesLayerByLayerHasOnePlace) {
+  shape_ = {.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
+  client::ModelGeometry geometry = shape_.Geometry();
+  geometry.rope.theta = 10000;
+  model_ = *mapped_->RegisterModel(geometry);
+  for (const char* policy : {"streaming:sink=2,recent=40,pos=slot",
+                             "lacache:budget=40,span=2,overlap=1,sink=2,pos=slot"}) {
+    SCOPED_TRACE(policy);
+    client::Sequence sequence = NewSequence(policy);
+    SyntheticSequence truth(shape_, random_.Bits());
+    for (int prompt = 0; prompt < 3; ++prompt) {
+      const std::uint64_t first = truth.tokens();
+      truth.Grow(100);
+      const std::uint64_t before = sequence.next_position();
+      EXPECT_LE(before, 42u);
+      for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+        EXPECT_EQ(sequence.next_position(), before) << "prompt " << prompt << ", layer " << layer;
+        const auto held = sequence.Append({.key = std::as_bytes(truth.Key(layer, first, 100)),
+                                           .value = std::as_bytes(truth.Value(layer, first, 100)),
+                                           .tokens = 100,
+                                           .first_layer = layer,
+                                           .layers = 1,
+                                           .end_of_prompt = true});
+        ASSERT_TRUE(held.ok()) << held.status();
+      }
+    }
+  }
+}
+
 // ---- positions by place
 
 // Keys are written at the position that the worker is told, and turned when others go: whatever is

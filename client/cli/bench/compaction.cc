@@ -284,7 +284,9 @@ class Saturation {
               return master.Fork();
             }();
             status_ = fork.status();
-            if (status_.ok()) status_ = admin->SetPolicy(fork->id().value(), asked.NextPolicy());
+            if (status_.ok()) {
+              status_ = admin->SetPolicy(fork->id().value(), asked.NextPolicy()).status();
+            }
             if (status_.ok()) status_ = admin->Compress(fork->id().value()).status();
             if (status_.ok()) rounds_.fetch_add(1);
           }

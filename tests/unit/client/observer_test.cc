@@ -185,6 +185,39 @@ TEST_P(Observing, AmongManyDecodedTokensTheStrongestAreFound) {
   ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
 }
 
+// Rows that were let go for the sake of stronger ones, which are taken back: whether one of them is
+// among the strongest again is not known, and no other is shown in its place.
+TEST_P(Observing, APromptThatGoesOnOtherwiseIsSeenFromItsBeginning) {
+  constexpr std::uint64_t kTokens = 100, kStays = 60;
+  const auto see = [&](std::uint64_t first, std::uint64_t layer, float ending) {
+    auto rows = RandomRows(random_, (kTokens - first) * LayerRows::QueryElements(model(), layer),
+                           model().type());
+    auto* const numbers = reinterpret_cast<std::uint16_t*>(rows.data());
+    for (std::size_t i = 0; i < rows.size() / 2; ++i) {
+      if (first + i / (token_bytes() / 2) < kStays) continue;
+      numbers[i] = kernels::FloatToFp16(ending * kernels::Fp16ToFloat(numbers[i]));
+    }
+    TESSERA_ASSERT_OK(track_.sequence.Observe({.layer = static_cast<std::uint32_t>(layer),
+                                               .first_token = first,
+                                               .query = rows,
+                                               .prompt_tokens = kTokens - first}));
+    Seen& seen = seen_[layer];
+    seen.rows.resize(first * token_bytes());
+    seen.rows.insert(seen.rows.end(), rows.begin(), rows.end());
+  };
+  decoder_.Prefill(track_, kTokens);
+  for (std::uint32_t layer = 0; layer < model().layers(); ++layer) see(0, layer, 8);
+  TESSERA_ASSERT_OK(track_.sequence.Truncate(kStays));
+  track_.history.Truncate(kStays);
+  decoder_.Prefill(track_, kTokens - kStays);
+  for (std::uint32_t layer = 0; layer < model().layers(); ++layer) see(kStays, layer, 0.01f);
+  const absl::Status unknown = track_.sequence.Compress().status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(unknown)) << unknown;
+  EXPECT_THAT(std::string(unknown.message()), testing::HasSubstr("observe the tokens again"));
+  for (std::uint32_t layer = 0; layer < model().layers(); ++layer) see(0, layer, 0.01f);
+  ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
+}
+
 // Of keys and queries that are rotated by position the same ones are the strongest. (By quarters of
 // a turn, which are exact.)
 TEST_P(Observing, QueriesAreAsStrongHoweverTheyAreTurned) {

@@ -24,7 +24,26 @@ namespace {
 
 constexpr int kReaders = 2;
 constexpr int kSequences = 3;
-constexpr std::uint64_t kMost = 450;  // tokens of a sequence
+
+// Sequences that are sealed whole, or of so many short segments that it is done in pieces; these
+// are also cut and asked for, and get other policies, between two pieces.
+struct Scene {
+  std::uint64_t tokens;  // of a sequence
+  std::uint64_t prompt;  // the longest
+  bool pieces;
+  std::uint64_t tokens_per_read;  // at least one read for so many
+};
+constexpr Scene kWhole = {.tokens = 450, .prompt = 40, .pieces = false, .tokens_per_read = 10};
+constexpr Scene kPieces = {.tokens = 2600, .prompt = 1300, .pieces = true, .tokens_per_read = 100};
+
+policies::Policy PolicyOf(const Scene& scene, int sequence, double kept = 0.25) {
+  if (!scene.pieces) return sequence == 2 ? Quest() : SmallMosaic();
+  policies::Policy policy = SmallMosaic();
+  policy.text = std::to_string(kept);
+  policy.mosaic->strategy.kept = {kept};
+  policy.mosaic->segments = {.tokens = 32, .min_tokens = 32, .loss_window = 64};
+  return policy;
+}
 
 class CompactionConcurrency : public testing::Test {
  protected:
@@ -114,6 +133,9 @@ class CompactionConcurrency : public testing::Test {
     return outputs[0] == outputs[1] ? "" : "attention over the same view differs";
   }
 
+  // Grows all sequences to their end while readers read; forks come and go.
+  void Grow(const Scene& scene);
+
   void TearDown() override { std::fclose(log_); }
 
   std::FILE* log_ = std::tmpfile();
@@ -133,19 +155,18 @@ class CompactionConcurrency : public testing::Test {
   std::atomic<std::uint64_t> packed_{0};
 };
 
-TEST_F(CompactionConcurrency, EveryReadIsAStateThatWas) {
+void CompactionConcurrency::Grow(const Scene& scene) {
   const std::uint64_t seed = TestSeed();
   TestRandom random(seed);
   const auto session = world_.OpenSession();
   for (int i = 0; i < kSequences; ++i) {
     stories_[i] = std::make_unique<Story>();
     stories_[i]->sequence = world_.NewSequence(*session, *model_);
-    for (std::uint64_t subspace = 1; stories_[i]->stamps.size() < kMost; ++subspace) {
+    for (std::uint64_t subspace = 1; stories_[i]->stamps.size() < scene.tokens; ++subspace) {
       const Stamps more = DrawTokens(150, subspace);
       stories_[i]->stamps.insert(stories_[i]->stamps.end(), more.begin(), more.end());
     }
-    ASSERT_TRUE(
-        compactor_->SetPolicy(*stories_[i]->sequence, i == 2 ? Quest() : SmallMosaic()).ok());
+    ASSERT_TRUE(compactor_->SetPolicy(*stories_[i]->sequence, PolicyOf(scene, i)).ok());
   }
   std::atomic<bool> stop{false};
   std::array<std::string, kReaders> wrong;
@@ -170,8 +191,25 @@ TEST_F(CompactionConcurrency, EveryReadIsAStateThatWas) {
     for (const std::unique_ptr<Story>& story : stories_) {
       const std::uint64_t room = story->stamps.size() - story->tokens.load();
       if (room == 0) continue;
-      Append(*story, std::min<std::uint64_t>(room, random.Between(1, 40)), random.OneIn(12));
+      const bool prompt = random.OneIn(3);
+      const std::uint64_t more = random.Between(1, prompt ? scene.prompt : 40);
+      Append(*story, std::min(room, more), random.OneIn(scene.pieces ? 3 : 12));
       grew = true;
+      if (scene.pieces && random.OneIn(8)) {
+        const policies::Policy other = PolicyOf(scene, 0, random.OneIn(2) ? 0.25 : 0.5);
+        ASSERT_TRUE(compactor_->SetPolicy(*story->sequence, other).ok());
+      }
+      if (scene.pieces && !forks.empty() && random.OneIn(2)) {
+        const auto& fork = random.Pick(forks);
+        const std::uint64_t tokens = *fork->TokensOfLayer(0);
+        if (random.OneIn(2)) {
+          const absl::Status cut = compactor_->Truncate(*fork, random.Between(tokens / 2, tokens));
+          EXPECT_TRUE(cut.ok() || absl::IsAborted(cut)) << cut;
+        } else {
+          compactor_->Compress(fork, {0, 1, true}, [&](absl::Status) { told.fetch_add(1); });
+          ++asked;
+        }
+      }
       if (random.OneIn(10)) {
         const auto fork = compactor_->Fork(*story->sequence, [&] {
           return world_.tenant().Fork(*session, story->sequence->id());
@@ -186,7 +224,7 @@ TEST_F(CompactionConcurrency, EveryReadIsAStateThatWas) {
         }
       }
       // The readers go on at least as fast.
-      while (!stop.load() && reads_.load() < story->tokens.load() / 10) {
+      while (!stop.load() && reads_.load() < story->tokens.load() / scene.tokens_per_read) {
         std::this_thread::yield();
       }
     }
@@ -217,6 +255,9 @@ TEST_F(CompactionConcurrency, EveryReadIsAStateThatWas) {
   world_.tenant().EndSession(session->id());
   world_.ExpectBaseline();
 }
+
+TEST_F(CompactionConcurrency, EveryReadIsAStateThatWas) { Grow(kWhole); }
+TEST_F(CompactionConcurrency, EveryReadIsAStateThatWasWhileSealsGoOn) { Grow(kPieces); }
 
 // One sequence is sealed while readers attend over it all the time: by whoever asks for it, at a
 // prompt's end, while decoding. In every other round it has a sealed segment, tiles that were

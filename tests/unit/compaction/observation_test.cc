@@ -95,6 +95,34 @@ TEST_F(ObservationTest, TakesWhatThePolicyAsksForAndNotOneRowMore) {
   ExpectRefused(Last(0, 101), "last queries", {.decode_queries = true});
 }
 
+// Piece by piece there is room for all that there is room for at once.
+TEST_F(ObservationTest, WhatComesInPiecesTakesNoMoreRoom) {
+  constexpr std::uint64_t kPiece = 16;
+  constexpr std::uint64_t kPieces = 64;
+  const std::vector<float> rows(kPiece * kHeads * kDim, 0.5f);
+  const std::uint64_t all =
+      kPieces * kPiece * kHeads * (kDim * sizeof(float) + sizeof(std::uint64_t));
+  pool::Account budget("budget", all);
+  Observation observation;
+  for (std::uint64_t i = 0; i < kPieces; ++i) {
+    ShownLayer shown = {.tokens = kPieces * kPiece};
+    shown.last = {i * kPiece, kPiece, reinterpret_cast<const std::byte*>(rows.data())};
+    const absl::Status status =
+        observation.Take(shown, {.decode_queries = true}, *model_, operations_, budget);
+    ASSERT_TRUE(status.ok()) << status << ", piece " << i;
+    EXPECT_EQ(budget.used_bytes(), (i + 1) * (all / kPieces));
+  }
+  // Once more: nothing is held twice, and what a copy has stays its own.
+  const Observation copy = observation;
+  pool::Account more("more", 2 * all);
+  ShownLayer again = {.tokens = kPieces * kPiece};
+  again.last = {0, kPiece, reinterpret_cast<const std::byte*>(rows.data())};
+  ASSERT_TRUE(observation.Take(again, {.decode_queries = true}, *model_, operations_, more).ok());
+  EXPECT_EQ(more.used_bytes(), all);
+  EXPECT_EQ(copy.bytes(), all);
+  EXPECT_EQ(observation.bytes(), all);
+}
+
 TEST_F(ObservationTest, PositionsOfAHeadRise) {
   EXPECT_TRUE(Take(Norm(2, {0, 1, 98, 99, 0, 99, 5, 6})).ok());
   EXPECT_EQ(PositionsOf(1), (std::vector<std::uint64_t>{98, 99}));

@@ -19,10 +19,10 @@ TEST(SealWishes, ThoseThatWaitAreOneJob) {
   SealWishes wishes;
   EXPECT_TRUE(wishes.Want({.all_before = 7}));
   EXPECT_FALSE(wishes.Want({.all_before = 5, .decoded_before = 9}));
-  EXPECT_TRUE(wishes.Begin(std::nullopt));
+  EXPECT_TRUE(wishes.Begin(0));
   EXPECT_EQ(wishes.running(), (SealWish{.all_before = 7, .decoded_before = 9}));
   EXPECT_FALSE(wishes.wanted());
-  EXPECT_FALSE(wishes.Begin(std::nullopt)) << "another job has taken it on";
+  EXPECT_FALSE(wishes.Begin(0)) << "another job has taken it on";
   EXPECT_TRUE(wishes.Want({})) << "since it began";
 }
 
@@ -30,8 +30,8 @@ TEST(SealWishes, ThoseThatWaitAreOneJob) {
 TEST(SealWishes, AJobDoesWhatItWasTold) {
   SealWishes wishes;
   wishes.Want({.all_before = 7});
-  EXPECT_TRUE(wishes.Begin(std::nullopt));
-  EXPECT_TRUE(wishes.Begin(SealWish{.all_before = 7}));
+  EXPECT_TRUE(wishes.Begin(0));
+  EXPECT_TRUE(wishes.Begin(wishes.Tell({.all_before = 7})));
   wishes.End();
   EXPECT_EQ(wishes.running(), SealWish{.all_before = 7}) << "the other one has not ended";
   wishes.End();
@@ -43,7 +43,7 @@ TEST(SealWishes, OneThatWasCutEndsThere) {
   SealWishes wishes;
   wishes.Want({.all_before = 7, .decoded_before = 9});
   wishes.CutTo(8);
-  EXPECT_TRUE(wishes.Begin(std::nullopt));
+  EXPECT_TRUE(wishes.Begin(0));
   EXPECT_EQ(wishes.running(), (SealWish{.all_before = 7, .decoded_before = 8}));
   wishes.CutTo(5);
   EXPECT_EQ(wishes.running(), (SealWish{.all_before = 5, .decoded_before = 5}));
@@ -76,7 +76,7 @@ TEST(SealWishes, NoneIsLostFromSight) {
           break;
         }
         case 2:
-          if (!wishes.Begin(std::nullopt)) break;
+          if (!wishes.Begin(0)) break;
           ++jobs;
           if (random.OneIn(2)) wishes.TakeOnStalled();
           break;

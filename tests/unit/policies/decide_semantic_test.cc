@@ -444,5 +444,39 @@ TEST(DecideSemantic, ABudgetTakesTheLargestTauThatFits) {
   }
 }
 
+// A worker may have shown those of tokens that the lane does not hold yet.
+TEST(DecideSemantic, QueriesBehindTheLaneDoNotJudge) {
+  constexpr std::uint64_t kHeld = 100, kSeen = 120;
+  TestRandom random;
+  const Policy policy =
+      *ParsePolicy("semantickv:sink=2,recent_ratio=0.05,lambda=0.1,keep_total=0.3");
+  for (int round = 0; round < 20; ++round) {
+    ShownLayer layer({}, kernels::OperationsOf(*kernels::Implementations().front()), random);
+    layer.Grow(kSeen);
+    Needs all = NeedsOf(policy);
+    all.last_queries = kSeen;
+    LayerView more = layer.Show(all, kSeen);
+    std::vector<LaneEntries> lanes(more.lanes.begin(), more.lanes.end());
+    for (LaneEntries& lane : lanes) {
+      lane.count = kHeld;
+      lane.positions = lane.positions.first(kHeld);
+      lane.weights = lane.weights.first(std::min<std::size_t>(lane.weights.size(), kHeld));
+    }
+    more.lanes = lanes;
+    more.tokens = kHeld;
+    LayerView less = more;
+    std::vector<HeadQueries> queries(more.queries.begin(), more.queries.end());
+    for (HeadQueries& head : queries) head.positions = head.positions.first(kHeld);
+    less.queries = queries;
+    LayerMemory memory;
+    const auto with = Decide(policy, more, memory);
+    const auto without = Decide(policy, less, memory);
+    ASSERT_TRUE(with.ok() && without.ok()) << with.status() << without.status();
+    for (std::size_t lane = 0; lane < with->size(); ++lane) {
+      EXPECT_EQ((*with)[lane].kept, (*without)[lane].kept);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::policies

@@ -1,0 +1,285 @@
+// Seals of so many segments that they are done in pieces, a job each: what memory they take, what
+// happens where there is none, and what may come between two pieces.
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tests/unit/compaction/compactor_fixture.h"
+
+namespace tessera::compaction {
+namespace {
+
+constexpr std::uint64_t kSegment = 256;  // of SmallMosaic
+constexpr std::uint64_t kOnePiece = 8;
+constexpr std::uint64_t kManyPieces = 20;
+
+class SealPieces : public CompactorTest {
+ protected:
+  static constexpr std::uint64_t kLimit = 64 << 20;
+  SealPieces() : CompactorTest(0, kLimit) {}
+
+  pool::Charge LeaveRoom(std::uint64_t bytes) {
+    auto& account = const_cast<pool::Account&>(world_.tenant().account());
+    return *account.Reserve(pool::MemoryTag::kPoolExtents, kLimit - account.used_bytes() - bytes);
+  }
+  std::uint64_t PoolUsed() {
+    Collect();
+    return Used(pool::MemoryTag::kTiles) + Used(pool::MemoryTag::kTables) +
+           Used(pool::MemoryTag::kRotations);
+  }
+  // A prompt of which two jobs have begun the seals.
+  Track Begun() {
+    Track track = NewTrack(SmallMosaic());
+    Append(track, kManyPieces * kSegment + 70, 1, /*end_of_prompt=*/true);
+    EXPECT_TRUE(scheduler_.RunFirst(kSeal));
+    EXPECT_TRUE(scheduler_.RunFirst(kSeal));
+    return track;
+  }
+  void Free(Track& track) {
+    ASSERT_TRUE(world_.tenant().FreeSequence(track.sequence->id()).ok());
+    track = {};
+  }
+  // Jobs that run until none waits; at most 200, which no end of them would reach.
+  int CountJobs() {
+    int jobs = 0;
+    while (jobs < 200 && scheduler_.RunNext().has_value()) ++jobs;
+    return jobs;
+  }
+};
+
+// ---- memory
+
+TEST_F(SealPieces, OldAndNewFormOfOneLaneIsAllThatIsHeldTwice) {
+  model_ = world_.Register(cache::SmallModel("wide", 4, 4));  // 16 lanes
+  for (const std::uint64_t segments : {kOnePiece, kManyPieces}) {
+    SCOPED_TRACE(segments);
+    Track track = NewTrack(SmallMosaic());
+    Append(track, segments * kSegment, 1, /*end_of_prompt=*/true);
+    const std::uint64_t dense = PoolUsed();
+    std::uint64_t peak = dense;
+    while (scheduler_.RunNext().has_value()) peak = std::max(peak, PoolUsed());
+    const std::uint64_t packed = PoolUsed();
+    EXPECT_LT(packed, dense);
+    EXPECT_LE(peak, dense + packed / model_->lanes() + 65536);
+    Free(track);
+  }
+}
+
+TEST_F(SealPieces, WhatFitsLaneByLaneIsSealed) {
+  model_ = world_.Register(cache::SmallModel("wide", 4, 4));
+  for (const std::uint64_t segments : {kOnePiece, kManyPieces}) {
+    SCOPED_TRACE(segments);
+    Track track = NewTrack(SmallMosaic());
+    Append(track, segments * kSegment, 1, /*end_of_prompt=*/true);
+    const pool::Charge rest = LeaveRoom(1200 << 10);  // for one lane, and half of another
+    const auto told = Compress(track);
+    RunAll();
+    EXPECT_TRUE(told->status.ok()) << told->status;
+    Free(track);
+  }
+}
+
+// Whether there is room for no segment, or for a piece but not for all.
+TEST_F(SealPieces, WithoutMemoryOneIsTriedNowAndThen) {
+  for (const std::uint64_t room : {4 << 10, 500 << 10}) {
+    SCOPED_TRACE(room);
+    Track track = NewTrack(SmallMosaic());
+    Append(track, kManyPieces * kSegment, 1, /*end_of_prompt=*/true);
+    {
+      const pool::Charge rest = LeaveRoom(room);
+      EXPECT_LE(CountJobs(), 8);
+      for (int look = 0; look < 3; ++look) {
+        world_.clock().Advance(std::chrono::seconds(5));
+        compactor_.Resume();
+        EXPECT_LE(CountJobs(), 4);
+      }
+    }
+    for (int look = 0; look < 20; ++look) {
+      world_.clock().Advance(std::chrono::seconds(5));
+      compactor_.Resume();
+      RunAll();
+    }
+    EXPECT_EQ(FormsOf(track).size(), kManyPieces) << "there is room again";
+    Free(track);
+  }
+}
+
+TEST_F(SealPieces, ThePauseGrowsThoughAPieceFindsRoom) {
+  model_ = world_.Register(cache::SmallModel("one lane", 1, 1));
+  for (const std::uint64_t room : {4 << 10, 500 << 10}) {
+    SCOPED_TRACE(room);
+    Track track = NewTrack(SmallMosaic());
+    Append(track, kManyPieces * kSegment, 1, /*end_of_prompt=*/true);
+    {
+      const pool::Charge rest = LeaveRoom(room);
+      EXPECT_LE(CountJobs(), 8);
+      int looks = 0;
+      for (int ms = 0; ms < 20000; ms += 100) {
+        world_.clock().Advance(std::chrono::milliseconds(100));
+        compactor_.Resume();
+        if (CountJobs() > 0) ++looks;
+      }
+      EXPECT_LT(looks, 15) << "in 20 s";
+    }
+    RunAll();
+    Free(track);
+  }
+}
+
+// ---- between two pieces
+
+TEST_F(SealPieces, WhatIsFreedGivesAllBack) {
+  Track track = Begun();
+  Free(track);
+  EXPECT_EQ(PoolUsed(), 0u);
+  RunAll();
+}
+
+TEST_F(SealPieces, AnotherPolicyGivesBackWhatWasBegun) {
+  policies::Policy half = SmallMosaic();
+  half.text = "another";
+  half.mosaic->strategy.kept = {0.5};
+  for (const policies::Policy& policy : {policies::Policy(), Quest(), SmallMosaic(), half}) {
+    SCOPED_TRACE(policy.text);
+    Track track = NewTrack(SmallMosaic());
+    Append(track, kManyPieces * kSegment + 70, 1, /*end_of_prompt=*/true);
+    const std::uint64_t dense = PoolUsed();
+    ASSERT_TRUE(scheduler_.RunFirst(kSeal));
+    ASSERT_TRUE(scheduler_.RunFirst(kSeal));
+    EXPECT_GT(PoolUsed(), dense);
+    ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, policy).ok());
+    EXPECT_EQ(PoolUsed(), dense);
+    RunAll();
+    EXPECT_EQ(Shown(track), "");
+    if (policy.mosaic.has_value()) {
+      EXPECT_EQ(FormsOf(track).size(), kManyPieces + 1);
+    }
+    Free(track);
+    EXPECT_EQ(PoolUsed(), 0u);
+  }
+}
+
+// Also where the policy's work on it is over.
+TEST_F(SealPieces, ACutToTheSegmentBeforeGivesBackWhatWasBegun) {
+  Track track = NewTrack(SmallMosaic());
+  Append(track, kSegment, 1, /*end_of_prompt=*/true);
+  RunAll();
+  const std::uint64_t first = PoolUsed();
+  Append(track, kManyPieces * kSegment + 70, 1, /*end_of_prompt=*/true);
+  ASSERT_TRUE(scheduler_.RunFirst(kSeal));
+  ASSERT_TRUE(scheduler_.RunFirst(kSeal));
+  Truncate(track, kSegment);
+  RunAll();
+  EXPECT_EQ(FormsOf(track), Forms{"16 kept: 256"});
+  EXPECT_EQ(PoolUsed(), first);
+  EXPECT_FALSE(ManagedSequence::Of(*track.sequence)->Busy());
+}
+
+TEST_F(SealPieces, ForksTakeOverWhatIsMade) {
+  Track track = Begun();
+  std::vector<Track> forks;
+  for (int i = 0; i < 3; ++i) {
+    forks.push_back(Fork(track));
+    scheduler_.RunFirst(kSeal);
+  }
+  RunAll();
+  EXPECT_EQ(FormsOf(track).size(), kManyPieces + 1);
+  EXPECT_EQ(counters().segments_sealed, (kManyPieces + 1) * model_->lanes());
+  for (Track& fork : forks) {
+    EXPECT_EQ(FormsOf(fork).size(), kManyPieces + 1);
+    EXPECT_EQ(Shown(fork), "");
+  }
+}
+
+// A second turn of a conversation: its answer begins before its question is sealed.
+TEST_F(SealPieces, ATileLeavesThePromptToItsSeal) {
+  for (const bool begun : {false, true}) {
+    SCOPED_TRACE(begun);
+    Track track = NewTrack(SmallMosaic());
+    Append(track, kSegment, 1, /*end_of_prompt=*/true);
+    RunAll();
+    const std::uint64_t sealed = counters().segments_sealed;
+    const std::uint64_t tiles = counters().tiles_encoded;
+    Append(track, kManyPieces * kSegment, 1, /*end_of_prompt=*/true);
+    if (begun) {
+      ASSERT_TRUE(scheduler_.RunFirst(kSeal));
+      ASSERT_TRUE(scheduler_.RunFirst(kSeal));
+    }
+    Decode(track, kernels::kTileEntries, 1);
+    RunAll();
+    EXPECT_EQ(counters().segments_sealed - sealed, kManyPieces * model_->lanes());
+    EXPECT_EQ(counters().tiles_encoded - tiles, model_->lanes()) << "the answer's";
+    EXPECT_EQ(Shown(track), "");
+    Free(track);
+  }
+}
+
+// ---- who asks
+
+TEST_F(SealPieces, WhatSomebodyAskedForIsCutWithTheLane) {
+  Track track = NewTrack(SmallMosaic());
+  Append(track, 200, 1);
+  const auto told = Compress(track);
+  Truncate(track, 100);
+  Append(track, 100, 2);  // of a prompt that has not come to its end
+  RunAll();
+  ExpectTold(*told);
+  EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 100", "plain: 100"}));
+}
+
+TEST_F(SealPieces, WhatSomebodyAskedForIsCutBetweenPieces) {
+  Track track = NewTrack(SmallMosaic());
+  Append(track, (kManyPieces + 10) * kSegment + 100, 1);
+  const auto told = Compress(track);
+  ASSERT_TRUE(scheduler_.RunFirst(kSeal));
+  Truncate(track, kManyPieces * kSegment);
+  Append(track, 100, 2);  // of a prompt that has not come to its end
+  RunAll();
+  ExpectTold(*told);
+  EXPECT_EQ(FormsOf(track).back(), "plain: 100");
+}
+
+TEST_F(SealPieces, WhoAsksIsToldThatAnotherPolicyCame) {
+  for (const policies::Policy& policy : {policies::Policy(), Quest()}) {
+    SCOPED_TRACE(policy.text);
+    Track track = NewTrack(SmallMosaic());
+    Append(track, kManyPieces * kSegment, 1);
+    const auto told = Compress(track);
+    ASSERT_TRUE(scheduler_.RunFirst(kSeal));
+    ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, policy).ok());
+    RunAll();
+    EXPECT_TRUE(absl::IsAborted(told->status)) << told->status;
+    Free(track);
+  }
+}
+
+// ---- a spent budget
+
+class SpentBudget : public CompactorTest {
+ protected:
+  SpentBudget() : CompactorTest(/*raw_copy_bytes=*/1 << 20) {}
+};
+
+TEST_F(SpentBudget, APromptBehindItGetsItsOwnStrategies) {
+  for (const bool decodes : {false, true}) {
+    SCOPED_TRACE(decodes);
+    Track track = NewTrack(SmallMosaic());
+    Append(track, 100, 1, /*end_of_prompt=*/true);
+    RunAll();
+    const pool::Charge rest = SqueezeRaw(0);
+    Decode(track, kernels::kTileEntries, 1);  // keeps no raw copies, as those that follow
+    RunAll();
+    Append(track, 4 * kSegment, 3, /*end_of_prompt=*/true);
+    if (decodes) Decode(track, kernels::kTileEntries, 3);  // before its seals come to their turn
+    RunAll();
+    const Forms forms = FormsOf(track);
+    EXPECT_EQ(std::count(forms.begin(), forms.end(), "16 kept: 256"), 4);
+    ASSERT_TRUE(world_.tenant().FreeSequence(track.sequence->id()).ok());
+  }
+}
+
+}  // namespace
+}  // namespace tessera::compaction

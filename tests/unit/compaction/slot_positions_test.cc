@@ -1,0 +1,159 @@
+// Positions by place (`pos=slot`): tokens of all layers stand alike, or nothing is read or written
+// where they do not.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "daemon/policies/parse.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/unit/compaction/compactor_fixture.h"
+
+namespace tessera::compaction {
+namespace {
+
+constexpr const char* kStreaming = "streaming:sink=2,recent=40,pos=slot";
+constexpr std::uint64_t kKept = 42;  // by it
+
+class SlotPositions : public CompactorTest {
+ protected:
+  SlotPositions() : CompactorTest(0, 96 << 20) {
+    cache::ModelSpec spec = cache::SmallModel("slots", 4, 2);
+    spec.rope_theta = 10000;
+    model_ = world_.Register(spec);
+  }
+  static policies::Policy Policy(const std::string& text) { return *policies::ParsePolicy(text); }
+  absl::Status CompressLayers(Track& track, std::uint32_t first, std::uint32_t layers) {
+    const auto told = std::make_shared<absl::Status>(absl::UnknownError("never told"));
+    compactor_.Compress(track.sequence, {.first_layer = first, .layers = layers, .all_shown = true},
+                        [told](absl::Status status) { *told = std::move(status); });
+    RunAll();
+    return *told;
+  }
+  absl::Status CompressAll(Track& track) { return CompressLayers(track, 0, model_->layers()); }
+  absl::Status AppendTo(Track& track, std::uint32_t layer, std::uint32_t layers,
+                        std::uint64_t first, std::uint64_t tokens) {
+    const Stamps stamps = DrawTokens(tokens, first);
+    return track.sequence
+        ->Append({layer, layers, first, tokens}, DrawnRows(model_->layout(), stamps))
+        .status();
+  }
+  // Of the next query and key.
+  std::uint64_t Next(const Track& track) {
+    return worker_->Block(*track.sequence).next_position.load();
+  }
+  bool AllLanesHold(const Track& track, std::uint64_t entries) {
+    for (const auto& lane : track.sequence->Describe(true).lanes) {
+      if (lane.entries != entries) return false;
+    }
+    return true;
+  }
+  // Some lanes have moved, and others have not.
+  void ExpectNothingButCompress(Track& track, std::uint64_t tokens) {
+    EXPECT_EQ(Next(track), tokens) << "as before";
+    EXPECT_EQ(track.sequence->position_shift(), 0u);
+    const absl::Status append = AppendTo(track, 0, model_->layers(), tokens, 1);
+    EXPECT_TRUE(absl::IsFailedPrecondition(append)) << append;
+    EXPECT_THAT(std::string(append.message()), testing::HasSubstr("compress all of its layers"));
+    EXPECT_TRUE(absl::IsFailedPrecondition(worker_->Open(*track.sequence).status()));
+    EXPECT_TRUE(absl::IsFailedPrecondition(compactor_.Truncate(*track.sequence, tokens - 1)));
+  }
+  void ExpectGoesOn(Track& track, std::uint64_t tokens) {
+    EXPECT_TRUE(AllLanesHold(track, kKept));
+    EXPECT_EQ(Next(track), kKept);
+    EXPECT_EQ(track.sequence->position_shift(), tokens - kKept);
+    EXPECT_TRUE(AppendTo(track, 0, model_->layers(), tokens, 1).ok());
+    EXPECT_EQ(Next(track), kKept + 1);
+  }
+};
+
+TEST_F(SlotPositions, SomeLayersAloneMoveNobody) {
+  Track track = NewTrack(Policy(kStreaming));
+  Append(track, 100, 1);
+  ASSERT_TRUE(CompressLayers(track, 0, 1).ok());
+  ExpectNothingButCompress(track, 100);
+  EXPECT_TRUE(absl::IsFailedPrecondition(track.sequence->MayAttend(0)));
+  EXPECT_TRUE(track.sequence->MayAttend(1).ok()) << "as before";
+  for (const char* other : {kStreaming, "tova:budget=30"}) {
+    const absl::Status set = compactor_.SetPolicy(*track.sequence, Policy(other));
+    EXPECT_TRUE(absl::IsFailedPrecondition(set)) << other << ": " << set;
+  }
+  ASSERT_TRUE(CompressLayers(track, 1, 3).ok());
+  ExpectGoesOn(track, 100);
+  EXPECT_TRUE(track.sequence->MayAttend(0).ok());
+}
+
+TEST_F(SlotPositions, APromptThatComesLayerByLayerStandsAtOnePlace) {
+  Track track = NewTrack(Policy(kStreaming));
+  std::uint64_t held = 0;
+  for (int prompt = 0; prompt < 3; ++prompt) {
+    const std::uint64_t before = Next(track);
+    for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
+      EXPECT_EQ(Next(track), before) << "prompt " << prompt << ", before layer " << layer;
+      ASSERT_TRUE(AppendTo(track, layer, 1, held, 100).ok());
+      compactor_.Appended(track.sequence, {.first_layer = layer,
+                                           .layers = 1,
+                                           .end_of_prompt = true,
+                                           .first_token = held,
+                                           .until = held + 100});
+      RunAll();
+    }
+    held += 100;
+    EXPECT_EQ(Next(track), kKept);
+  }
+}
+
+// Wherever memory runs out: tokens stand as they did, or all of them anew.
+TEST_F(SlotPositions, MemoryThatRunsOutInBetweenMovesNobody) {
+  int failed = 0;
+  int halfway = 0;
+  for (std::uint64_t room = 4096; room < 400'000; room += 4096) {
+    SCOPED_TRACE(room);
+    Track track = NewTrack(Policy(kStreaming));
+    Append(track, 200, 1);
+    auto& account = const_cast<pool::Account&>(world_.tenant().account());
+    const std::uint64_t free = account.limit_bytes() - account.used_bytes();
+    ASSERT_GT(free, room);
+    auto squeezed = *account.Reserve(pool::MemoryTag::kPoolExtents, free - room);
+    std::optional<cache::Tenant::Reader> reader(world_.tenant());  // what goes is not yet free
+    const absl::Status status = CompressAll(track);
+    reader.reset();
+    Collect();
+    squeezed.Reset();
+    if (!status.ok()) {
+      ++failed;
+      EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+      if (!AllLanesHold(track, 200)) {
+        ++halfway;
+        ExpectNothingButCompress(track, 200);
+      }
+      ASSERT_TRUE(CompressAll(track).ok());
+    }
+    ExpectGoesOn(track, 200);
+    track.sequence->Free();
+    Collect();
+    if (status.ok()) break;
+  }
+  EXPECT_GT(failed, 1);
+  EXPECT_GT(halfway, 1);
+}
+
+TEST_F(SlotPositions, WhatIsCutToNothingBeginsAnew) {
+  for (const char* text : {"lacache:budget=40,span=2,overlap=1,sink=2,pos=slot", kStreaming}) {
+    SCOPED_TRACE(text);
+    Track track = NewTrack(Policy(text));
+    Append(track, 100, 1);
+    ASSERT_TRUE(CompressLayers(track, 0, 2).ok());
+    ASSERT_TRUE(compactor_.Truncate(*track.sequence, 0).ok());
+    EXPECT_EQ(Next(track), 0u);
+    ASSERT_TRUE(AppendTo(track, 0, model_->layers(), 0, 100).ok());
+    EXPECT_EQ(Next(track), 100u);
+    ASSERT_TRUE(CompressAll(track).ok());
+    EXPECT_TRUE(AllLanesHold(track, Next(track)));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::compaction
