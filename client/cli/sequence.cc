@@ -20,9 +20,9 @@ namespace {
 
 absl::StatusOr<std::uint64_t> SequenceOf(const Flags& flags, std::size_t arguments) {
   if (flags.positional().size() != arguments) {
-    return absl::InvalidArgumentError(Concat("there are ", flags.positional().size(),
-                                             " arguments; it takes ", arguments,
-                                             ". 'tessera status' lists sequences"));
+    return absl::InvalidArgumentError(Concat(
+        "it takes ", arguments == 1 ? "a sequence" : "a sequence and a policy", ", and ",
+        flags.positional().size(), " of these were given. 'tessera status' lists sequences"));
   }
   const std::string& text = flags.positional()[0];
   if (const std::uint64_t id = WholeNumber(text).value_or(0); id != 0) return id;

@@ -91,7 +91,7 @@ absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequ
     if (!lane.work->seals.in_hand()) LaneFree(sequence, *managed, index);
     return status;
   }
-  if (outcome.more) lane.work->tiles_left.store(true);
+  if (outcome.more && status.ok()) lane.work->tiles_left.store(true);
   LaneFree(sequence, *managed, index);
   if (outcome.wants_seal.has_value()) WantSeal(sequence, *managed, index, *outcome.wants_seal);
   return status;
@@ -102,6 +102,7 @@ absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence
                                       TilesOutcome& outcome) {
   const LaneCoder::Options options = CoderOptions(sequence, managed, state);
   const SealWishes& seals = managed.lane(index).work->seals;
+  const bool seals_lanes = managed.policy().mosaic.has_value() && !managed.policy().chooses();
   const std::uint64_t without_raw = state.without_raw;
   absl::Status status;
   for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
@@ -111,8 +112,7 @@ absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence
                                outcome = {};
                                // Asked for when the rows are known: what ends with them is wanted
                                // before anybody sees them.
-                               outcome.left =
-                                   managed.policy().mosaic.has_value() && seals.in_hand();
+                               outcome.left = seals_lanes && seals.in_hand();
                                if (outcome.left) return std::nullopt;
                                state.without_raw = without_raw;  // an attempt may have counted
                                LaneCoder coder(options, run);

@@ -136,7 +136,7 @@ TEST_F(Commands, PoliciesAreSetAndCarriedOut) {
               AllOf(HasSubstr("tiles "), HasSubstr(" -> "), HasSubstr("entries dropped 0")));
   EXPECT_LT(Described(sequence).tile_bytes(), dense / 2);
   Bad("policy " + IdOf(sequence) + " mosaikkv", 2, "mosaikkv");
-  Bad("policy " + IdOf(sequence), 2, "there are 1 arguments; it takes 2");
+  Bad("policy " + IdOf(sequence), 2, "it takes a sequence and a policy, and 1 of these were given");
   Bad("policy " + IdOf(sequence) + " mosaickv:keep=2", 2, "keep");
   Bad("compress 12345", 1, "12345");
   Bad("describe nonsense", 2, "'tessera status' lists them");

@@ -33,6 +33,27 @@ constexpr double kDenseBytes = 2.0 * 2 * kHeadDim;  // of an entry
 // The published point, and what the policy chooses by itself.
 constexpr char kFixed[] = "mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1";
 constexpr char kChosen[] = "mosaickv";
+// So many segments that each lane is sealed in pieces.
+constexpr char kPieces[] = "mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,segment=4096";
+
+// A prompt under a policy, and what its rows are called.
+struct MemoryCase {
+  const char* policy;
+  std::uint64_t tokens;
+  const char* suffix = "";
+  double goal = 1;  // no prompt is larger than its dense rows
+};
+constexpr MemoryCase kMemoryCases[] = {
+    {kFixed, 1024},
+    {kFixed, 4096},
+    {kFixed, 16 * 1024},
+    {kFixed, 64 * 1024, "", 2.99},
+    {kChosen, 1024, "_chosen"},
+    {kChosen, 4096, "_chosen"},
+    {kChosen, 16 * 1024, "_chosen"},
+    {kChosen, 64 * 1024, "_chosen"},
+    {kPieces, 64 * 1024, "_pieces"},
+};
 
 // A daemon with a worker that knows the model.
 struct Bench {
@@ -161,11 +182,13 @@ absl::Status MeasureRawCopies(Bench& bench, client::Sequence& sequence,
   return absl::OkStatus();
 }
 
-absl::Status MeasureMemory(const GeneratedPrompt& prompt, std::uint64_t tokens, const char* policy,
+absl::Status MeasureMemory(const GeneratedPrompt& prompt, const MemoryCase& memory,
                            Report& report) {
+  const std::uint64_t tokens = memory.tokens;
   absl::StatusOr<Bench> bench = Open({});
   if (!bench.ok()) return bench.status();
-  absl::StatusOr<client::Sequence> sequence = bench->worker->CreateSequence(bench->model, policy);
+  absl::StatusOr<client::Sequence> sequence =
+      bench->worker->CreateSequence(bench->model, memory.policy);
   if (!sequence.ok()) return sequence.status();
   double peak = 0;
   {
@@ -178,17 +201,13 @@ absl::Status MeasureMemory(const GeneratedPrompt& prompt, std::uint64_t tokens, 
   const absl::StatusOr<Held> held = Settled(*bench);
   if (!held.ok()) return held.status();
   const double entries = static_cast<double>(tokens) * kKvHeads;
-  const bool chosen = policy == std::string(kChosen);
-  const std::string name =
-      Concat("mosaickv_", TokensName(tokens), chosen ? "_memory_chosen" : "_memory");
-  // No prompt is larger than its dense rows.
-  const double goal = !chosen && tokens >= 64 * 1024 ? 2.99 : 1;
+  const std::string name = Concat("mosaickv_", TokensName(tokens), "_memory", memory.suffix);
   report.Add({.name = name,
               .value = held->bytes / entries,
               .unit = "B",
               .baseline = "dense, 512 B",
               .ratio = kDenseBytes * entries / held->bytes,
-              .goal = goal});
+              .goal = memory.goal});
   report.Add({.name = name + "_peak",
               .value = peak / entries,
               .unit = "B",
@@ -434,13 +453,10 @@ absl::StatusOr<Report> RunCompaction(const Options& options) {
   const GeneratedPrompt prompt = MakePrompt(64 * 1024, options.seed);
   Progress("decoding during compaction");
   if (absl::Status status = AddLatency(prompt, options, report); !status.ok()) return status;
-  std::vector<std::uint64_t> lengths = {1024, 4096, 16 * 1024, 64 * 1024};
-  for (const char* const policy : {kFixed, kChosen}) {
-    for (const std::uint64_t tokens : lengths) {
-      Progress(Concat("memory of ", TokensName(tokens), " tokens under ", policy));
-      absl::Status status = MeasureMemory(prompt, tokens, policy, report);
-      if (!status.ok()) return status;
-    }
+  for (const MemoryCase& memory : kMemoryCases) {
+    Progress(Concat("memory of ", TokensName(memory.tokens), " tokens under ", memory.policy));
+    absl::Status status = MeasureMemory(prompt, memory, report);
+    if (!status.ok()) return status;
   }
   Progress("layer by layer");
   if (absl::Status status = MeasureLayers(prompt, report); !status.ok()) return status;
@@ -448,7 +464,7 @@ absl::StatusOr<Report> RunCompaction(const Options& options) {
       Concat("memory: bytes per token and kv head by the daemon's own books (tiles, tables, "
              "rotations, snapshots) of one layer of ",
              kKvHeads, " kv heads, head_dim ", kHeadDim, ", bf16, under \"", kFixed,
-             "\"; _chosen under \"", kChosen,
+             "\"; _chosen under \"", kChosen, "\", _pieces under \"", kPieces,
              "\"; _peak is the most that was seen, every 2 ms, from the first append to the end of "
              "Compress"));
   report.notes.push_back(Concat(
