@@ -176,13 +176,8 @@ void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, Layer& l
       const double norm = SquaredNorm(row, geometry.head_dim, geometry.type);
       const std::uint64_t position = rows.first_token + token;
       if (kept.rows.size() >= most) {
-        const auto [weakest, its_position] = *kept.order.begin();
-        if (norm <= weakest) {
-          kept.Lose(position, norm);
-          continue;
-        }
-        kept.Lose(~its_position, weakest);
-        kept.Erase(kept.rows.find(~its_position));
+        if (norm <= kept.order.begin()->first) continue;
+        kept.Replace(position);
       }
       kept.rows[position] = {norm, std::vector<std::byte>(row, row + row_bytes)};
       kept.order.emplace(norm, ~position);
@@ -195,17 +190,23 @@ void Observer::HeadRows::Erase(std::map<std::uint64_t, ByNorm>::iterator row) {
   rows.erase(row);
 }
 
-void Observer::HeadRows::Lose(std::uint64_t position, double norm) {
-  const auto behind = lost.upper_bound(position);
-  if (behind != lost.begin() && std::prev(behind)->second >= norm) return;
-  const auto stronger =
-      std::find_if(behind, lost.end(), [norm](const auto& other) { return other.second > norm; });
-  lost.insert_or_assign(lost.erase(behind, stronger), position, norm);
+void Observer::HeadRows::Replace(std::uint64_t by) {
+  const auto [norm, place] = *order.begin();
+  replaced.erase(replaced.lower_bound(~place), replaced.end());
+  replaced.emplace(~place, Replaced{.norm = norm, .by = by});
+  Erase(rows.find(~place));
 }
 
 void Observer::HeadRows::ForgetFrom(std::uint64_t position) {
   while (!rows.empty() && rows.rbegin()->first >= position) Erase(std::prev(rows.end()));
-  lost.erase(lost.lower_bound(position), lost.end());
+  replaced.erase(replaced.lower_bound(position), replaced.end());
+  if (missed_from >= position) missed = -1;
+  while (!replaced.empty() && replaced.rbegin()->second.by >= position) {
+    const auto last = std::prev(replaced.end());
+    missed_from = missed < 0 ? last->first : std::min(missed_from, last->first);
+    missed = std::max(missed, last->second.norm);
+    replaced.erase(last);
+  }
 }
 
 void Observer::SeeSums(const ObservedRows& rows, std::uint64_t tokens,
@@ -314,7 +315,7 @@ absl::StatusOr<std::vector<std::byte>> Observer::FillNorms(std::uint32_t index, 
       strongest.push_back(~it->second);
     }
     const double least = count == 0 ? 0 : head.rows.at(strongest.back()).norm;
-    if (!head.lost.empty() && count > 0 && head.lost.rbegin()->second > least) {
+    if (count > 0 && head.missed > least) {
       return absl::FailedPreconditionError(
           Concat("layer ", index, ": the ", count, " queries of largest norm of ", layer.next,
                  " tokens are not known: others were kept in their place, which were taken back "

@@ -85,10 +85,19 @@ class Observer {
     std::map<std::uint64_t, ByNorm> rows;
     // (norm, ~position) of each: the first is the weakest, of equal ones the last.
     std::set<std::pair<double, std::uint64_t>> order;
-    // Norms that were let go, by position: each stronger than any before it.
-    std::map<std::uint64_t, double> lost;
+    // Rows that were let go for the sake of another one, by position: of those that would be missed
+    // if others were forgotten the strongest, since norms and others rise with positions.
+    struct Replaced {
+      double norm;
+      std::uint64_t by;  // position of the other one
+    };
+    std::map<std::uint64_t, Replaced> replaced;
+    // Of those whose other one was forgotten: none may be weaker that is to be among the strongest.
+    double missed = -1;
+    std::uint64_t missed_from = 0;  // the first position of one
     void Erase(std::map<std::uint64_t, ByNorm>::iterator row);
-    void Lose(std::uint64_t position, double norm);
+    // The weakest one goes for the sake of one at `by`.
+    void Replace(std::uint64_t by);
     void ForgetFrom(std::uint64_t position);
   };
   struct Layer {

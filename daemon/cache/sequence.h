@@ -336,6 +336,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   void AdoptMoves() TESSERA_REQUIRES(mutex_);
   // Tokens up to which some lanes have moved, and others have not; 0: all stand alike.
   std::uint64_t MovedAhead() const TESSERA_REQUIRES(mutex_);
+  // Whether a lane of the layer has moved, and not all others.
+  bool MovedAlone(std::uint32_t layer) const TESSERA_REQUIRES(mutex_);
   absl::Status HalfMoved() const TESSERA_REQUIRES(mutex_);
   absl::Status Fail(std::string why) TESSERA_REQUIRES(mutex_);
   std::uint64_t TokensInSegments() const TESSERA_REQUIRES(mutex_);

@@ -29,6 +29,9 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const Row
   // A prompt may come layer by layer, and each be compressed as it comes; more may not.
   const std::uint64_t ahead = MovedAhead();
   if (ahead != 0 && span.first_token + span.tokens > ahead) return HalfMoved();
+  for (std::uint32_t layer = span.first_layer; layer < span.first_layer + span.layers; ++layer) {
+    if (MovedAlone(layer)) return HalfMoved();
+  }
   absl::Status status = CheckFirstToken(span, *committed);
   if (status.ok()) status = CloseTailLocked();
   // Once more: its worker may have committed tokens meanwhile.

@@ -95,12 +95,14 @@ absl::Status Sequence::StandsAlike() const {
 
 absl::Status Sequence::MayAttend(std::uint32_t layer) const {
   MutexLock lock(mutex_);
+  return MovedAlone(layer) ? HalfMoved() : absl::OkStatus();
+}
+
+bool Sequence::MovedAlone(std::uint32_t layer) const {
   for (std::uint32_t head = 0; head < model_->layout().kv_heads(layer); ++head) {
-    if (lanes_[model_->layout().lane(layer, head)].moved.shift != moved_.shift) {
-      return HalfMoved();
-    }
+    if (lanes_[model_->layout().lane(layer, head)].moved.shift != moved_.shift) return true;
   }
-  return absl::OkStatus();
+  return false;
 }
 
 // Tokens have one place in all lanes. Until all have moved it is the one before.

@@ -88,9 +88,17 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
   if (packs) return absl::OkStatus();
   // Nothing would come back to what waits for a strategy: its form is final then. Jobs of the
   // policy before make no raw rows any more once those that run are done.
-  std::optional<ManagedSequence::LanesHeld> held;
-  if (before != nullptr) held.emplace(*before);
-  sequence.DropRawRows();
+  if (before == nullptr) {
+    sequence.DropRawRows();
+    return absl::OkStatus();
+  }
+  {
+    const ManagedSequence::LanesHeld held(*before);
+    sequence.DropRawRows();
+  }
+  for (std::uint32_t lane = 0; lane < sequence.model().lanes(); ++lane) {
+    LaneFree(sequence.shared_from_this(), *before, lane);
+  }
   return absl::OkStatus();
 }
 
@@ -260,8 +268,10 @@ void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const
     TailsMoved(sequence);
   }
   if (managed->policy().chooses()) {
-    // What stays is decided when all of the prompt is there.
-    if (rows.end_of_prompt) QueueChoices(sequence, managed, rows, JobPriority::kSeals, nullptr);
+    // What stays is decided when all of the prompt is there; where tokens move by it, only when the
+    // worker asks, as in TailsMoved.
+    if (rows.end_of_prompt && !policies::MovesPositions(managed->policy()))
+      QueueChoices(sequence, managed, rows, JobPriority::kSeals, nullptr);
     return;
   }
   if (!managed->policy().mosaic.has_value()) {
@@ -327,9 +337,10 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
     const SealWish all = {.all_before = *tokens};
     for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
       const std::uint32_t lane = layout.lane(layer, head);
-      SealWishes& seals = managed->lane(lane).work->seals;
-      seals.Want(all);
-      QueueSeal(sequence, {.lane = lane, .told = seals.Tell(all)}, Ticket(batch));
+      const std::shared_ptr<LaneWork>& work = managed->lane(lane).work;
+      work->seals.Want(all);
+      QueueSeal(sequence, {.lane = lane, .told = work->seals.Tell(all), .told_to = work},
+                Ticket(batch));
     }
   }
 }

@@ -156,8 +156,9 @@ class Compactor {
 
   struct SealJob {
     std::uint32_t lane = 0;
-    // What somebody waits for; 0: whatever is wanted of the lane.
+    // What somebody waits for, and where it stands; 0: whatever is wanted of the lane.
     SealWishes::Told told = 0;
+    std::shared_ptr<LaneWork> told_to = nullptr;
     bool again = false;    // it comes from the line of those that found no memory
     bool goes_on = false;  // with what another has begun
   };

@@ -100,6 +100,8 @@ absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequ
   const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(*sequence);
   if (before == nullptr) return nothing_done();
   const std::shared_ptr<LaneWork> work = before->lane(job.lane).work;
+  // Told to a lane whose policy had gone before this one came.
+  if (job.told != 0 && job.told_to != work) return nothing_done();
   // Where there is none, somebody else's seal has done the work already. Whoever waits is told of
   // the work itself: another job may have taken it on, and failed.
   if (!work->seals.Begin(job.told)) return nothing_done();

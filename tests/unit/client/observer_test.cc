@@ -218,6 +218,16 @@ TEST_P(Observing, APromptThatGoesOnOtherwiseIsSeenFromItsBeginning) {
   ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
 }
 
+// Where nothing is taken back nothing is missed, however short the prompt was said to be.
+TEST_P(Observing, WhatGoesOnBehindAPromptIsNoReasonToRefuse) {
+  ASSERT_NO_FATAL_FAILURE(Prompt(100, 100));
+  ASSERT_NO_FATAL_FAILURE(Step());
+  TESSERA_ASSERT_OK(track_.sequence.Compress().status());
+  ASSERT_NO_FATAL_FAILURE(Prompt(100, 100));
+  ASSERT_NO_FATAL_FAILURE(Prompt(100, 100));
+  TESSERA_ASSERT_OK(track_.sequence.Compress().status());
+}
+
 // Of keys and queries that are rotated by position the same ones are the strongest. (By quarters of
 // a turn, which are exact.)
 TEST_P(Observing, QueriesAreAsStrongHoweverTheyAreTurned) {

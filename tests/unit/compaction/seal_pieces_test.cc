@@ -256,6 +256,20 @@ TEST_F(SealPieces, WhoAsksIsToldThatAnotherPolicyCame) {
   }
 }
 
+// Also where the policy in between did nothing, and left nothing of what was told.
+TEST_F(SealPieces, WhoAsksUnderTheNextPolicyIsAnsweredByIt) {
+  Track track = NewTrack(SmallMosaic());
+  Append(track, 300, 1);
+  const auto before = Compress(track);
+  ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, policies::Policy()).ok());
+  ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, SmallMosaic()).ok());
+  const auto after = Compress(track);
+  RunAll();
+  EXPECT_TRUE(absl::IsAborted(before->status)) << before->status;
+  EXPECT_TRUE(after->status.ok()) << after->status;
+  EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 256", "16 kept: 44"}));
+}
+
 // ---- a spent budget
 
 class SpentBudget : public CompactorTest {

@@ -93,16 +93,35 @@ TEST_F(SlotPositions, APromptThatComesLayerByLayerStandsAtOnePlace) {
     for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
       EXPECT_EQ(Next(track), before) << "prompt " << prompt << ", before layer " << layer;
       ASSERT_TRUE(AppendTo(track, layer, 1, held, 100).ok());
-      compactor_.Appended(track.sequence, {.first_layer = layer,
-                                           .layers = 1,
-                                           .end_of_prompt = true,
-                                           .first_token = held,
-                                           .until = held + 100});
-      RunAll();
+      ASSERT_TRUE(CompressLayers(track, layer, 1).ok());
     }
     held += 100;
+    EXPECT_EQ(track.sequence->position_shift(), held - kKept);
     EXPECT_EQ(Next(track), kKept);
   }
+}
+
+// Its worker is not told of it: what moves tokens is asked for.
+TEST_F(SlotPositions, APromptsEndMovesNobody) {
+  Track track = NewTrack(Policy(kStreaming));
+  Append(track, 100, 1, /*end_of_prompt=*/true);
+  RunAll();
+  EXPECT_TRUE(AllLanesHold(track, 100));
+  EXPECT_EQ(Next(track), 100u);
+  ASSERT_TRUE(CompressAll(track).ok());
+  ExpectGoesOn(track, 100);
+}
+
+// Rows of a layer that has moved by itself would stand at two places.
+TEST_F(SlotPositions, UnevenLayersThatMovedWaitForTheOthers) {
+  Track track = NewTrack(Policy(kStreaming));
+  ASSERT_TRUE(AppendTo(track, 0, 1, 0, 100).ok());
+  ASSERT_TRUE(AppendTo(track, 1, 1, 0, 50).ok());
+  ASSERT_TRUE(CompressLayers(track, 1, 1).ok());
+  ASSERT_TRUE(CompressLayers(track, 0, 1).ok());
+  const absl::Status more = AppendTo(track, 1, 1, 50, 50);
+  EXPECT_TRUE(absl::IsFailedPrecondition(more)) << more;
+  EXPECT_TRUE(AppendTo(track, 2, 2, 0, 100).ok()) << "these have not moved";
 }
 
 // Wherever memory runs out: tokens stand as they did, or all of them anew.

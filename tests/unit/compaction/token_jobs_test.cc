@@ -154,19 +154,6 @@ TEST_F(TokenJobs, KeysAreTurnedBackOnlyFromWhereTheirTokensStand) {
   EXPECT_THAT(none.message(), testing::HasSubstr("has no rotary positions")) << none;
 }
 
-TEST_F(TokenJobs, PositionsMoveLayerByLayer) {
-  Track track = NewTrack(Policy("streaming:sink=2,recent=40,pos=slot"));
-  const Stamps stamps = DrawTokens(100, 1);
-  for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
-    ASSERT_TRUE(
-        track.sequence->Append({layer, 1, 0, 100}, DrawnRows(model_->layout(), stamps)).ok());
-    compactor_.Appended(track.sequence, {.first_layer = layer, .layers = 1, .end_of_prompt = true});
-    RunAll();
-    EXPECT_EQ(worker_->Block(*track.sequence).next_position.load(), layer == 3 ? 42u : 0u);
-  }
-  EXPECT_EQ(track.sequence->position_shift(), 58u);
-}
-
 TEST_F(TokenJobs, ALaneThatIsCutWhileItIsChosenFromIsLookedAtAgain) {
   for (const char* text :
        {"streaming:sink=2,recent=40", "streaming:sink=2,recent=40,pos=slot",
