@@ -64,6 +64,13 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
   if (policies::TurnsKeysBack(policy)) {
     if (absl::Status fits = MayTurnKeysBack(sequence); !fits.ok()) return fits;
   }
+  const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(sequence);
+  // What has been chosen is carried out in all lanes first, where tokens move by it.
+  std::optional<ManagedSequence::Pause> pause;
+  if (before != nullptr && policies::MovesPositions(before->policy())) {
+    pause.emplace(*before);
+    if (absl::Status alike = sequence.StandsAlike(); !alike.ok()) return alike;
+  }
   WarnOfSmallBudget(sequence, policy);
   WarnOfShortSegments(sequence, policy);
   if (PolicyOf(sequence).text != policy.text && !sequence.AsItCame()) sequence.set_made_by_hand();
@@ -72,13 +79,6 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
   const bool idle = policy.dense() && !policy.selection.has_value();
   std::shared_ptr<ManagedSequence> managed;
   if (!idle) managed = std::make_shared<ManagedSequence>(std::move(policy), sequence.model());
-  const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(sequence);
-  // What has been chosen is carried out in all lanes first, where tokens move by it.
-  std::optional<ManagedSequence::Pause> pause;
-  if (before != nullptr && policies::MovesPositions(before->policy())) {
-    pause.emplace(*before);
-    if (absl::Status alike = sequence.StandsAlike(); !alike.ok()) return alike;
-  }
   if (managed != nullptr && before != nullptr) {
     managed->Follow(*before);
   } else if (managed != nullptr) {
@@ -270,8 +270,9 @@ void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const
   if (managed->policy().chooses()) {
     // What stays is decided when all of the prompt is there; where tokens move by it, only when the
     // worker asks, as in TailsMoved.
-    if (rows.end_of_prompt && !policies::MovesPositions(managed->policy()))
+    if (rows.end_of_prompt && !policies::MovesPositions(managed->policy())) {
       QueueChoices(sequence, managed, rows, JobPriority::kSeals, nullptr);
+    }
     return;
   }
   if (!managed->policy().mosaic.has_value()) {

@@ -1,6 +1,7 @@
 // Seals that found no memory, and those that came while others waited for some: a line for each
-// tenant. One of a line is tried at a time, after a while that doubles; when it finds memory, the
-// next one follows at once. So a full pool costs an attempt now and then, and nothing is forgotten.
+// tenant. One of a line is tried at a time, after a while that doubles; when it has been carried
+// out, the next one follows at once. So a full pool costs an attempt now and then, and nothing is
+// forgotten.
 #pragma once
 
 #include <chrono>

@@ -196,13 +196,15 @@ struct ListedBlocks {
 
 // Where a tile's summaries stand.
 struct SummaryLines {
-  std::size_t first;  // byte
-  std::size_t bytes;
+  std::size_t first;   // byte
+  std::size_t behind;  // bytes behind the line that begins there
 };
 
 TESSERA_SIMD SummaryLines LinesOf(const TileShape& shape, const TileLayout& layout) {
   const std::uint32_t first = layout.block_row.bits != 0 ? layout.block_bits : layout.block_data;
-  return {first, layout.block_data + (kTileRows / shape.block) * layout.block_row.data - first};
+  const std::uint32_t bytes =
+      layout.block_data + (kTileRows / shape.block) * layout.block_row.data - first;
+  return {first, bytes > kLine ? bytes - kLine : 0};
 }
 
 // Requests those of a run: the first line by a load, so that the others find their page.
@@ -211,9 +213,7 @@ TESSERA_SIMD void RequestBlocks(const ScorePart& part, const SummaryLines& lines
   if (run >= part.run_count) return;
   const std::byte* at = part.runs[run].tile + lines.first;
   Touch(at);
-  for (std::size_t line = kLine; line < lines.bytes; line += kLine) {
-    PrefetchLines<kIntoL2>(at + line, 1);
-  }
+  PrefetchLines<kIntoL2>(at + kLine, lines.behind);
 }
 
 template <class Scores, class Blocks>

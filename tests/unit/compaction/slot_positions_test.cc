@@ -79,6 +79,7 @@ TEST_F(SlotPositions, SomeLayersAloneMoveNobody) {
   for (const char* other : {kStreaming, "tova:budget=30"}) {
     const absl::Status set = compactor_.SetPolicy(*track.sequence, Policy(other));
     EXPECT_TRUE(absl::IsFailedPrecondition(set)) << other << ": " << set;
+    EXPECT_FALSE(track.sequence->made_by_hand()) << "refused, it changes nothing";
   }
   ASSERT_TRUE(CompressLayers(track, 1, 3).ok());
   ExpectGoesOn(track, 100);
