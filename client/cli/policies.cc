@@ -18,6 +18,11 @@ namespace tessera::cli {
 
 namespace {
 
+// Of text in cells.
+constexpr std::size_t kMeaningColumns = 48;
+constexpr std::size_t kNeedsColumns = 28;
+constexpr std::size_t kPaperColumns = 26;
+constexpr std::size_t kRangeColumns = 24;
 constexpr std::size_t kOptionColumns = 96;
 
 // As they are written where nothing is said; a name alone: it has no one default.
@@ -38,9 +43,9 @@ void AddOptions(const v1::PolicyTerm& term, Table& table) {
 
 std::string RenderList(const v1::ListPoliciesResponse& policies) {
   Table table({{"term", Align::kLeft},
-               {"meaning", Align::kLeft},
-               {"needs of the worker", Align::kLeft},
-               {"paper", Align::kLeft}});
+               {"meaning", Align::kLeft, kMeaningColumns},
+               {"needs of the worker", Align::kLeft, kNeedsColumns},
+               {"paper", Align::kLeft, kPaperColumns}});
   for (const v1::PolicyTerm& term : policies.terms()) {
     table.Add({term.name(), term.meaning(), term.needs().empty() ? "-" : term.needs(),
                term.paper().empty() ? "-" : term.paper()});
@@ -60,9 +65,9 @@ std::string RenderTerm(const v1::PolicyTerm& term) {
   Table table({{"option", Align::kLeft},
                {"type", Align::kLeft},
                {"default", Align::kLeft},
-               {"range", Align::kLeft},
+               {"range", Align::kLeft, kRangeColumns},
                {"unit", Align::kLeft},
-               {"meaning", Align::kLeft}});
+               {"meaning", Align::kLeft, kMeaningColumns}});
   for (const v1::PolicyOption& option : term.options()) {
     table.Add({option.name(), option.type(), option.standard().empty() ? "-" : option.standard(),
                option.range(), option.unit().empty() ? "-" : option.unit(), option.help()});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <sstream>
 
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
@@ -23,6 +24,24 @@ std::string Pad(const std::string& text, std::size_t width, Align align) {
   return align == Align::kLeft ? text + space : space + text;
 }
 
+// At least one line, each at most this wide where words allow it.
+std::vector<std::string> Lines(const std::string& text, std::size_t most) {
+  if (most == 0 || Width(text) <= most) return {text};
+  std::vector<std::string> lines(1);
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    std::string& line = lines.back();
+    if (line.empty()) {
+      line = word;
+    } else if (Width(line) + 1 + Width(word) <= most) {
+      Append(line, " ", word);
+    } else {
+      lines.push_back(word);
+    }
+  }
+  return lines;
+}
+
 }  // namespace
 
 void Table::Add(std::vector<std::string> cells) {
@@ -32,10 +51,17 @@ void Table::Add(std::vector<std::string> cells) {
 
 std::string Table::Render(int indent) const {
   std::vector<std::size_t> widths;
-  for (std::size_t c = 0; c < columns_.size(); ++c) {
-    std::size_t width = Width(columns_[c].title);
-    for (const std::vector<std::string>& row : rows_) width = std::max(width, Width(row[c]));
-    widths.push_back(width);
+  for (const Column& column : columns_) widths.push_back(Width(column.title));
+  // Of every row, of every column, the lines that its cell takes.
+  std::vector<std::vector<std::vector<std::string>>> cells;
+  for (const std::vector<std::string>& row : rows_) {
+    cells.emplace_back();
+    for (std::size_t c = 0; c < columns_.size(); ++c) {
+      cells.back().push_back(Lines(row[c], columns_[c].most));
+      for (const std::string& text : cells.back().back()) {
+        widths[c] = std::max(widths[c], Width(text));
+      }
+    }
   }
   const auto line = [&](const auto& cell) {
     std::string text(static_cast<std::size_t>(indent), ' ');
@@ -48,8 +74,12 @@ std::string Table::Render(int indent) const {
   };
   std::string out = line([&](std::size_t c) { return columns_[c].title; });
   out += line([&](std::size_t c) { return std::string(widths[c], '-'); });
-  for (const std::vector<std::string>& row : rows_) {
-    out += line([&](std::size_t c) { return row[c]; });
+  for (const std::vector<std::vector<std::string>>& row : cells) {
+    std::size_t lines = 0;
+    for (const std::vector<std::string>& cell : row) lines = std::max(lines, cell.size());
+    for (std::size_t i = 0; i < lines; ++i) {
+      out += line([&](std::size_t c) { return i < row[c].size() ? row[c][i] : std::string(); });
+    }
   }
   return out;
 }

@@ -14,6 +14,9 @@ class Table {
   struct Column {
     std::string title;
     Align align = Align::kRight;
+    // Longer cells go on in the next line, broken at spaces; a longer word stays whole. 0: as wide
+    // as its widest cell.
+    std::size_t most = 0;
   };
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 

@@ -188,7 +188,8 @@ static void AttendDense(const PartContext& context) {
     Upcoming upcoming = {.now = run.tile,
                          .next = TileOf(part, i + 1),
                          .after = TileOf(part, i + 2),
-                         .row_bytes = 2 * kTileRows * part.padded_channels * kElementBytes<kType>};
+                         .row_bytes = 2 * kTileRows * part.padded_channels * kElementBytes<kType>,
+                         .lookahead = part.lookahead};
     if (part.shape.weights) {
       ReadBias(part, run.tile, run.row_begin, run.row_count, context.scratch->bias + run.row_begin);
     }

@@ -41,6 +41,9 @@ CpuFeatures DetectCpuFeatures() {
 #if defined(__x86_64__)
   std::uint32_t eax, ebx, ecx, edx;
   if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return features;
+  // Families from 15 on are written in two fields.
+  const std::uint32_t family = (eax >> 8 & 0xfu) + (eax >> 20 & 0xffu);
+  constexpr std::uint32_t kZen5Family = 0x1a;
   features.fma = Bit(ecx, 12);
   features.f16c = Bit(ecx, 29);
   if (Bit(ecx, 27)) {                              // OSXSAVE
@@ -56,6 +59,7 @@ CpuFeatures DetectCpuFeatures() {
   features.avx512dq = Bit(ebx, 17);
   features.avx512bw = Bit(ebx, 30);
   features.avx512vl = Bit(ebx, 31);
+  features.avx512vbmi = Bit(ecx, 1);
   features.avx512vbmi2 = Bit(ecx, 6);
   const std::uint32_t last_subleaf = eax;
   if (last_subleaf >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0) {
@@ -64,6 +68,7 @@ CpuFeatures DetectCpuFeatures() {
   if (__get_cpuid(0, &eax, &ebx, &ecx, &edx) != 0) {
     constexpr std::uint32_t kAmd[] = {0x68747541, 0x69746e65, 0x444d4163};  // "AuthenticAMD"
     features.fast_bf16_dots = ebx == kAmd[0] && edx == kAmd[1] && ecx == kAmd[2];
+    features.zen5 = features.fast_bf16_dots && family >= kZen5Family;
   }
 #endif
   return features;
@@ -95,8 +100,17 @@ Support Avx512Vbmi2Support(const CpuFeatures& features) {
 
 Support Avx512Bf16Support(const CpuFeatures& features) {
   const Support vbmi2 = Avx512Vbmi2Support(features);
-  return AllOf(
-      {{vbmi2.supported, vbmi2.reason}, {features.avx512bf16, "the CPU has no AVX-512 BF16"}});
+  return AllOf({{vbmi2.supported, vbmi2.reason},
+                {features.avx512vbmi, "the CPU has no AVX-512 VBMI"},
+                {features.avx512bf16, "the CPU has no AVX-512 BF16"}});
+}
+
+Lookahead BestLookahead(const CpuFeatures& features) {
+  constexpr std::uint32_t kNear = 8192;
+  if (features.zen5) return {.into_l1 = true, .bytes = kNear};
+  const bool zen4 = features.fast_bf16_dots && features.avx512bf16;
+  if (zen4) return {.bytes = kNear};
+  return {};
 }
 
 }  // namespace tessera::kernels

@@ -14,6 +14,7 @@ struct CpuFeatures {
   bool avx512bw = false;
   bool avx512dq = false;
   bool avx512vl = false;
+  bool avx512vbmi = false;
   bool avx512vbmi2 = false;
   bool avx512bf16 = false;
   bool os_saves_avx = false;
@@ -21,6 +22,7 @@ struct CpuFeatures {
   // vdpbf16ps keeps more than half the rate of an fp32 FMA. Measured: Zen 4 issues 0.64 a cycle,
   // against 1 FMA; Sapphire Rapids 0.45, against 2.
   bool fast_bf16_dots = false;
+  bool zen5 = false;  // or newer of AMD
 };
 
 // Asks CPUID and XGETBV; all false on other architectures.
@@ -30,5 +32,9 @@ Support Avx2Support(const CpuFeatures& features);
 Support Avx512Support(const CpuFeatures& features);
 Support Avx512Vbmi2Support(const CpuFeatures& features);
 Support Avx512Bf16Support(const CpuFeatures& features);
+
+// By measurement, what was not measured as Sapphire Rapids: Zen 5 wants lines in L1, Zen 4 in L2
+// and near, Sapphire Rapids in L2, a tile ahead.
+Lookahead BestLookahead(const CpuFeatures& features);
 
 }  // namespace tessera::kernels

@@ -32,7 +32,7 @@ struct RowList {
   const std::byte* data[kTileRows];
   std::uint32_t row_data;  // bytes of each one's values
   int channels;            // of each one
-  bool whole_tile;
+  bool into_l1;            // how they are requested
 };
 
 struct Gathered {
@@ -83,7 +83,8 @@ TESSERA_SIMD void Gather(const AttendPart& part, Cursor& cursor, Gathered& gathe
     cursor.row += count;
     if (cursor.row == run.row_count) cursor = {.run = cursor.run + 1, .row = 0};
   }
-  gathered.keys.whole_tile = gathered.values.whole_tile = gathered.count == 1;
+  // Short runs into L2: what waits for a translation would keep the lines that L1 can wait for.
+  gathered.keys.into_l1 = gathered.values.into_l1 = gathered.count == 1 && part.lookahead.into_l1;
   if (gathered.rows == 0 || gathered.rows == kTileRows) return;
   RepeatLast(gathered.rows, gathered.keys);
   RepeatLast(gathered.rows, gathered.values);
@@ -128,11 +129,10 @@ TESSERA_SIMD void RequestInto(const RowList& list, int first) {
     PrefetchLines<kInto>(list.data[r] + kLine, list.row_data - kLine);
   }
 }
-// Short runs into L2: what waits for a translation would keep the lines that L1 can wait for.
 template <int kCount>
 TESSERA_SIMD void Request(const RowList& list, int first) {
-  if (list.whole_tile && Simd::kAheadInto != kIntoL2) {
-    RequestInto<Simd::kAheadInto, kCount>(list, first);
+  if (list.into_l1) {
+    RequestInto<kIntoL1, kCount>(list, first);
   } else {
     RequestInto<kIntoL2, kCount>(list, first);
   }

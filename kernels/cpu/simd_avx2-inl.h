@@ -39,9 +39,7 @@ struct Simd {
   static constexpr char kName[] = "avx2";
   using Floats = __m256;
   static constexpr int kLanes = 8;
-  static constexpr int kRowGroup = 2;                     // 16 registers hold no more
-  static constexpr std::size_t kAhead = ~std::size_t{0};  // bytes: a whole tile
-  static constexpr int kAheadInto = 2;                    // L2
+  static constexpr int kRowGroup = 2;  // 16 registers hold no more
 
   struct Pair {
     Floats a;

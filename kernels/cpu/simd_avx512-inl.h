@@ -27,13 +27,6 @@ struct Simd {
   using Floats = __m512;
   static constexpr int kLanes = 16;
   static constexpr int kRowGroup = 4;  // query rows that share one pass over a tile's registers
-#if defined(__AVX512BF16__)
-  static constexpr std::size_t kAhead = 8192;  // bytes
-  static constexpr int kAheadInto = 3;         // L1: README.md has the measurements
-#else
-  static constexpr std::size_t kAhead = ~std::size_t{0};
-  static constexpr int kAheadInto = 2;  // L2
-#endif
 
   // 2 * kLanes consecutive channels of a row as floats, in the order that is cheapest to produce:
   // bf16 gives (even, odd) channels, the others (first half, second half). Queries and outputs
@@ -320,33 +313,68 @@ struct Simd {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_castsi512_si256(bytes));
     }
   }
-  // The channels of 32 stored values, from the bytes of their groups.
+  // The channels of 32 stored values, a byte each, from the bytes of their groups.
   template <int kGroup>
-  TESSERA_SIMD Words LoadChannels(const std::byte* from) {
+  TESSERA_SIMD __m256i LoadChannels(const std::byte* from) {
     if constexpr (kGroup == 1) {
-      return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     } else if constexpr (kGroup == 2) {
-      const __m512i first =
-          _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-      return _mm512_or_si512(_mm512_or_si512(first, _mm512_slli_epi32(first, 16)),
-                             _mm512_set1_epi32(0x00010000));
+      const __m256i first =
+          _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+      return _mm256_or_si256(_mm256_or_si256(first, _mm256_slli_epi16(first, 8)),
+                             _mm256_set1_epi16(0x0100));
     } else {
-      const __m512i first =
-          _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
-      const __m512i two = _mm512_or_si512(first, _mm512_slli_epi64(first, 16));
-      return _mm512_or_si512(_mm512_or_si512(two, _mm512_slli_epi64(two, 32)),
-                             _mm512_set1_epi64(0x0003000200010000));
+      const __m256i first =
+          _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+      const __m256i two = _mm256_or_si256(first, _mm256_slli_epi32(first, 8));
+      return _mm256_or_si256(_mm256_or_si256(two, _mm256_slli_epi32(two, 16)),
+                             _mm256_set1_epi32(0x03020100));
     }
   }
-  // Words of a row of kWords (64 or 128) by their numbers.
+  // Those of two rows, 8 of one and 8 of the other by turns: as PickPair wants them.
+  template <int kGroup>
+  TESSERA_SIMD Words LoadChannelPair(const std::byte* first, const std::byte* second) {
+    const __m512i by_turns = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+    return _mm512_permutex2var_epi64(_mm512_castsi256_si512(LoadChannels<kGroup>(first)), by_turns,
+                                     _mm512_castsi256_si512(LoadChannels<kGroup>(second)));
+  }
+  struct EveryOther {
+    std::uint8_t of[64] = {};
+    constexpr explicit EveryOther(int first) {
+      for (int i = 0; i < 64; ++i) of[i] = static_cast<std::uint8_t>(2 * i + first);
+    }
+  };
+  // A row of kWords (64 or 128) words as a table to pick from: the lower bytes of all of them, then
+  // the upper ones.
   template <int kWords>
-  TESSERA_SIMD Words PickWords(const std::byte* row, Words numbers) {
-    const __m512i low = _mm512_permutex2var_epi16(LoadWords(row), numbers, LoadWords(row + 64));
-    if constexpr (kWords == 64) return low;
-    const __m512i high =
-        _mm512_permutex2var_epi16(LoadWords(row + 128), numbers, LoadWords(row + 192));
-    return _mm512_mask_blend_epi16(_mm512_test_epi16_mask(numbers, _mm512_set1_epi16(64)), low,
-                                   high);
+  TESSERA_SIMD void SplitBytes(const std::byte* row, std::byte* table) {
+    alignas(64) static constexpr EveryOther kEven(0);
+    alignas(64) static constexpr EveryOther kOdd(1);
+    for (int half = 0; half < kWords / 64; ++half, row += 128, table += 64) {
+      const Words low = LoadWords(row);
+      const Words high = LoadWords(row + 64);
+      StoreWords(table, _mm512_permutex2var_epi8(low, _mm512_load_si512(kEven.of), high));
+      StoreWords(table + kWords, _mm512_permutex2var_epi8(low, _mm512_load_si512(kOdd.of), high));
+    }
+  }
+  struct WordsPair {
+    Words a;
+    Words b;
+  };
+  // Words of the table by their numbers, for each of two rows. Half as many instructions as to pick
+  // words: bytes of both rows are picked at once, and two tables hold what four do.
+  template <int kWords>
+  TESSERA_SIMD WordsPair PickPair(const std::byte* table, Words numbers) {
+    Words low;
+    Words high;
+    if constexpr (kWords == 64) {
+      low = _mm512_permutexvar_epi8(numbers, LoadWords(table));
+      high = _mm512_permutexvar_epi8(numbers, LoadWords(table + 64));
+    } else {
+      low = _mm512_permutex2var_epi8(LoadWords(table), numbers, LoadWords(table + 64));
+      high = _mm512_permutex2var_epi8(LoadWords(table + 128), numbers, LoadWords(table + 192));
+    }
+    return {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
   }
   // Stored values as words, 8-bit ones as bf16, where a bit is set; others are not read and zero.
   template <ValueType kValues>

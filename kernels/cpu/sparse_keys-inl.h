@@ -1,7 +1,7 @@
 // Dot products with K rows of which few channels are stored, without expanding them: the query's
-// words are picked by the channels of the stored values. One pair dot per 32 stored values and
-// query row instead of one per 32 channels, and 8-bit values are converted before they are spread,
-// not after. Internal linkage throughout: see README.md.
+// words are picked by the channels of the stored values, for two rows at once. One pair dot per 32
+// stored values and query row instead of one per 32 channels, and 8-bit values are converted before
+// they are spread, not after. Internal linkage throughout: see README.md.
 //
 //   bitmap 0100 0110 0001 ──▶ channels 1 5 6 11 ──▶ q[1] q[5] q[6] q[11]
 //                             values   a b c d   .  ─────────────────────
@@ -40,26 +40,38 @@ struct SparseKeys {
   TESSERA_SIMD void Dot(const RowList& keys, const std::byte* channels, std::uint32_t kept,
                         const std::uint16_t* queries, Span live, After after,
                         float (*weights)[kTileRows]) {
-    const auto* query = reinterpret_cast<const std::byte*>(queries);
+    constexpr int kTableBytes = kChannels * 2;
+    alignas(64) std::byte tables[kRows][kTableBytes];
+    TESSERA_UNROLL for (int n = 0; n < kRows; ++n) {
+      Simd::SplitBytes<kChannels>(reinterpret_cast<const std::byte*>(queries + n * kChannels),
+                                  tables[n]);
+    }
     const auto blocks = [&](int first, typename Simd::Floats(&block)[kRows]) TESSERA_INLINE_LAMBDA {
-      typename Simd::Floats dot[kRows][kRowsAtOnce];
-      TESSERA_UNROLL for (int r = 0; r < kRowsAtOnce; ++r) {
-        TESSERA_UNROLL for (int n = 0; n < kRows; ++n) dot[n][r] = Simd::Zero();
-        TESSERA_UNROLL for (int v = 0; v < kVectors; ++v) {
-          const std::uint32_t left = kept - static_cast<std::uint32_t>(32 * v);
-          const auto stored = Simd::LoadStored<kValues>(
-              keys.data[first + r] + 32 * v * kValueBytes<kValues>,
-              left >= 32 ? ~std::uint32_t{0} : (std::uint32_t{1} << left) - 1);
-          const auto numbers =
-              Simd::LoadChannels<kGroup>(channels + (first + r) * kRowBytes + v * 32 / kGroup);
-          TESSERA_UNROLL for (int n = 0; n < kRows; ++n) {
-            dot[n][r] = Simd::AddPairDots(
-                dot[n][r], stored, Simd::PickWords<kChannels>(query + n * kChannels * 2, numbers));
-          }
+      typename Simd::Words stored[kRowsAtOnce][kVectors];
+      typename Simd::Words numbers[kRowsAtOnce / 2][kVectors];
+      TESSERA_UNROLL for (int v = 0; v < kVectors; ++v) {
+        const std::uint32_t left = kept - static_cast<std::uint32_t>(32 * v);
+        const std::uint32_t bits = left >= 32 ? ~std::uint32_t{0} : (std::uint32_t{1} << left) - 1;
+        TESSERA_UNROLL for (int r = 0; r < kRowsAtOnce; ++r) {
+          stored[r][v] =
+              Simd::LoadStored<kValues>(keys.data[first + r] + 32 * v * kValueBytes<kValues>, bits);
+        }
+        TESSERA_UNROLL for (int p = 0; p < kRowsAtOnce / 2; ++p) {
+          const std::byte* pair = channels + (first + 2 * p) * kRowBytes + v * 32 / kGroup;
+          numbers[p][v] = Simd::LoadChannelPair<kGroup>(pair, pair + kRowBytes);
         }
       }
       TESSERA_UNROLL for (int n = 0; n < kRows; ++n) {
-        block[n] = Simd::SumBlocks(dot[n][0], dot[n][1], dot[n][2], dot[n][3]);
+        typename Simd::Floats dot[kRowsAtOnce];
+        TESSERA_UNROLL for (int r = 0; r < kRowsAtOnce; ++r) dot[r] = Simd::Zero();
+        TESSERA_UNROLL for (int v = 0; v < kVectors; ++v) {
+          TESSERA_UNROLL for (int p = 0; p < kRowsAtOnce / 2; ++p) {
+            const auto picked = Simd::PickPair<kChannels>(tables[n], numbers[p][v]);
+            dot[2 * p] = Simd::AddPairDots(dot[2 * p], stored[2 * p][v], picked.a);
+            dot[2 * p + 1] = Simd::AddPairDots(dot[2 * p + 1], stored[2 * p + 1][v], picked.b);
+          }
+        }
+        block[n] = Simd::SumBlocks(dot[0], dot[1], dot[2], dot[3]);
       }
     };
     DotRows<kRows>(live, blocks, after, weights);

@@ -71,6 +71,7 @@ struct Upcoming {
   const std::byte* next;
   const std::byte* after;
   std::size_t row_bytes;  // of all rows of K and V of a tile, which stand first in it
+  Lookahead lookahead;
 };
 constexpr Upcoming kNoneUpcoming = {};
 
@@ -83,6 +84,7 @@ TESSERA_SIMD void Touch(const std::byte* at) {
 }
 
 constexpr int kIntoL2 = 2;
+constexpr int kIntoL1 = 3;
 
 template <int kInto>
 TESSERA_SIMD void PrefetchLines(const std::byte* from, std::size_t bytes) {
@@ -90,10 +92,11 @@ TESSERA_SIMD void PrefetchLines(const std::byte* from, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(from + at, kRead, kInto);
 }
 
-// Requests as many bytes as are loaded from `begin` of the tile at hand on, Simd::kAhead or a tile
-// further on. Where tiles do not follow one another in memory, of the tile behind the next only the
-// head of each page: enough to walk the page tables and to start the hardware's stream prefetcher,
-// which alone has enough requests in flight to saturate DRAM. README.md has the measurements.
+// Requests as many bytes as are loaded from `begin` of the tile at hand on, so far ahead as the
+// core wants, a tile at most. Where tiles do not follow one another in memory, of the tile behind
+// the next only the head of each page: enough to walk the page tables and to start the hardware's
+// stream prefetcher, which alone has enough requests in flight to saturate DRAM. README.md has the
+// measurements.
 //
 // Callers ask in small doses, each behind the loads of the step it belongs to: a core has few
 // requests for lines outstanding, and the loads of the current tile need some of them.
@@ -102,11 +105,16 @@ TESSERA_SIMD void Prefetch(const Upcoming& upcoming, std::size_t begin, std::siz
   constexpr std::size_t kPageHead = 4 * kLine;
   if (upcoming.now == nullptr) return;
   const std::size_t tile = upcoming.row_bytes;
-  const std::size_t ahead = begin + (Simd::kAhead < tile ? Simd::kAhead : tile);
-  if (ahead < tile) {
-    PrefetchLines<Simd::kAheadInto>(upcoming.now + ahead, bytes);
-  } else if (upcoming.next != nullptr) {
-    PrefetchLines<Simd::kAheadInto>(upcoming.next + (ahead - tile), bytes);
+  const std::size_t ahead = begin + Least(upcoming.lookahead.bytes, tile);
+  const std::byte* from = ahead < tile               ? upcoming.now + ahead
+                          : upcoming.next != nullptr ? upcoming.next + (ahead - tile)
+                                                     : nullptr;
+  if (from != nullptr) {
+    if (upcoming.lookahead.into_l1) {
+      PrefetchLines<kIntoL1>(from, bytes);
+    } else {
+      PrefetchLines<kIntoL2>(from, bytes);
+    }
   }
   const bool in_order = reinterpret_cast<std::uintptr_t>(upcoming.after) -
                             reinterpret_cast<std::uintptr_t>(upcoming.now) <

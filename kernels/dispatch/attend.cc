@@ -46,6 +46,7 @@ struct Layout {
 // One call of Attend or Select, shared by its tasks.
 struct Call {
   const Operations* operations;
+  Lookahead lookahead;
   const AttendBatch* batch;
   std::span<Cell> cells;
   std::span<Space> spaces;
@@ -153,7 +154,8 @@ bool ComputePart(Call& call, const Cell& cell, const Task& task) {
       .layout = LayoutOf(shape),
       .padded_channels = shape.packed() ? PaddedChannels(shape) : geometry.head_dim,
       .scale = geometry.scale,
-      .logit_softcap = geometry.logit_softcap};
+      .logit_softcap = geometry.logit_softcap,
+      .lookahead = call.lookahead};
   call.ran.store(
       call.operations->attend_part(
           part, {.max = base, .sum = base + kMaxPartRows, .output = base + 2 * kMaxPartRows}),
@@ -221,6 +223,7 @@ AttendResult Run(const Implementation& implementation, const AttendBatch& batch,
     return result;
   }
   Call call = {.operations = &implementation.operations(),
+               .lookahead = implementation.lookahead(),
                .batch = &batch,
                .cells = Make<Cell>(memory, plan.cells),
                .spaces = Make<Space>(memory + layout.spaces, plan.spaces),

@@ -14,10 +14,12 @@ namespace {
 struct Table {
   explicit Table(const CpuFeatures& features)
       : reference("reference", ReferenceOperations(), {.supported = true}),
-        avx2("avx2", Avx2(), Avx2Support(features)),
-        avx512("avx512", Avx512(), Avx512Support(features)),
-        avx512vbmi2("avx512vbmi2", Avx512Vbmi2(), Avx512Vbmi2Support(features)),
-        avx512bf16("avx512bf16", Avx512Bf16(), Avx512Bf16Support(features)),
+        avx2("avx2", Avx2(), Avx2Support(features), BestLookahead(features)),
+        avx512("avx512", Avx512(), Avx512Support(features), BestLookahead(features)),
+        avx512vbmi2("avx512vbmi2", Avx512Vbmi2(), Avx512Vbmi2Support(features),
+                    BestLookahead(features)),
+        avx512bf16("avx512bf16", Avx512Bf16(), Avx512Bf16Support(features),
+                   BestLookahead(features)),
         list{&reference, &avx2, &avx512, &avx512vbmi2, &avx512bf16},
         best(&reference) {
     for (const Implementation* each : list) {

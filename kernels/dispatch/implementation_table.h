@@ -10,12 +10,14 @@ namespace tessera::kernels {
 
 class Implementation {
  public:
-  Implementation(std::string_view name, const Operations& operations, Support support)
-      : name_(name), operations_(operations), support_(support) {}
+  Implementation(std::string_view name, const Operations& operations, Support support,
+                 Lookahead lookahead = {})
+      : name_(name), operations_(operations), support_(support), lookahead_(lookahead) {}
 
   std::string_view name() const { return name_; }
   bool supported() const { return support_.supported; }
   std::string_view reason() const { return support_.reason; }
+  Lookahead lookahead() const { return lookahead_; }
 
   // Aborts, naming the reason, where this machine cannot run it: better than an illegal
   // instruction.
@@ -25,6 +27,7 @@ class Implementation {
   std::string_view name_;
   const Operations& operations_;
   Support support_;
+  Lookahead lookahead_;
 };
 
 }  // namespace tessera::kernels

@@ -35,6 +35,15 @@ struct QueryRow {
   std::uint64_t visible_end;  // exclusive
 };
 
+// How what is read soon is requested: cores want opposite things. kernels/cpu/README.md has the
+// measurements.
+struct Lookahead {
+  bool into_l1 = false;  // dense and whole packed tiles; else into L2
+  // How far ahead of what is computed with, in bytes of a dense tile; a whole tile where it is
+  // less.
+  std::uint32_t bytes = 0xffffffffu;
+};
+
 // All runs share one shape.
 struct AttendPart {
   const RowRun* runs;
@@ -46,6 +55,7 @@ struct AttendPart {
   std::uint32_t padded_channels;  // of `shape`; head_dim where it is dense
   float scale;
   float logit_softcap;  // 0: none
+  Lookahead lookahead;
 };
 
 // The result, per query row r, over the entries that r may see, with

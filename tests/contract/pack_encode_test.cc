@@ -14,9 +14,6 @@ namespace {
 
 constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32};
 
-// How far a channel rotated in fp32 may be from the exact one, as a share of the row's length.
-constexpr double kRotationError = 0x1p-19;
-
 std::string Trace(const TileShape& shape, const TileInput& input, Content content) {
   return Describe(shape) + " rows " + std::to_string(input.rows()) + " of " +
          ElementName(input.type()) + " content " + std::to_string(static_cast<int>(content));
@@ -28,23 +25,24 @@ struct ExactRow {
   double error;
 };
 
+// A row rotated, of which each channel may be off by `rotation_error` of the row's length.
 ExactRow Rotated(const TileShape& shape, const TileInput& input, const RotationView& rotation,
-                 bool value, std::uint32_t row) {
+                 double rotation_error, bool value, std::uint32_t row) {
   const std::vector<double> elements = input.Row(value, row);
   double squares = 0;
   for (double e : elements) squares += e * e;
   return {.elements = RotateExactly(value ? rotation.value : rotation.key, rotation.type,
                                     (value ? shape.value : shape.key).channels, elements),
-          .error = std::sqrt(squares) * kRotationError + 0x1p-118};
+          .error = std::sqrt(squares) * rotation_error + 0x1p-118};
 }
 
 ExactRow MeanKey(const TileShape& shape, const TileInput& input, const RotationView& rotation,
-                 std::uint32_t block) {
+                 double rotation_error, std::uint32_t block) {
   ExactRow mean = {.elements = std::vector<double>(shape.key.channels, 0.0), .error = 0};
   const std::uint32_t begin = block * shape.block;
   const std::uint32_t end = std::min<std::uint32_t>(begin + shape.block, input.rows());
   for (std::uint32_t r = begin; r < end; ++r) {
-    const ExactRow row = Rotated(shape, input, rotation, false, r);
+    const ExactRow row = Rotated(shape, input, rotation, rotation_error, false, r);
     for (std::uint32_t c = 0; c < shape.key.channels; ++c) {
       mean.elements[c] += row.elements[c] / (end - begin);
     }
@@ -178,7 +176,7 @@ void JudgeDeadBytes(const TileShape& shape, std::vector<std::byte> tile, std::ui
 // those of the reference: all of them, whatever the rows hold.
 TEST_P(PackConformance, EncodeWithoutRotationGivesTheBytesOfTheReference) {
   TESSERA_NEEDS(encode);
-  for (int round = 0; round < 1500; ++round) {
+  for (int round = 0; round < Rounds(1500); ++round) {
     const TileShape shape = RandomShape(random_, {.dense = true});
     const ElementType type = shape.packed() ? kTypes[random_.Below(3)] : ElementsOf(shape.format);
     const auto rows = static_cast<std::uint32_t>(random_.OneIn(2) ? 32 : random_.Between(1, 32));
@@ -201,7 +199,7 @@ TEST_P(PackConformance, EncodeWithoutRotationGivesTheBytesOfTheReference) {
 // Ties go to the lower channel, from the bits alone.
 TEST_P(PackConformance, EncodeTakesTheLowerOfEqualGroups) {
   TESSERA_NEEDS(encode);
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < Rounds(60); ++round) {
     TileShape shape = RandomShape(random_, {.summary = false, .words = false});
     const Content content = random_.OneIn(2) ? Content::kEqual : Content::kZeros;
     const TileInput input(shape, kTypes[random_.Below(3)], 5, content, random_);
@@ -223,7 +221,8 @@ TEST_P(PackConformance, EncodeKeepsTheStrongestOfRotatedRows) {
   constexpr Content kJudged[] = {Content::kNormal, Content::kSparse, Content::kEqual,
                                  Content::kHuge,   Content::kTies,   Content::kZeros,
                                  Content::kTiny};
-  for (int round = 0; round < 120; ++round) {
+  const double rotation_error = subject().rotation_error;
+  for (int round = 0; round < Rounds(120); ++round) {
     const TileShape shape = RandomShape(random_, {.cut = true});
     const Content content = kJudged[random_.Below(std::size(kJudged))];
     if (content == Content::kHuge && ValuesOf(shape.format) == ValueType::kFp16) continue;
@@ -236,13 +235,16 @@ TEST_P(PackConformance, EncodeKeepsTheStrongestOfRotatedRows) {
     const auto tile = EncodeTile(ops(), shape, input, rotation);
     ASSERT_TRUE(tile.has_value());
     for (std::uint32_t r = 0; r < rows; ++r) {
-      JudgeRow(shape, tile->data(), Array::kKeys, r, Rotated(shape, input, rotation, false, r));
-      JudgeRow(shape, tile->data(), Array::kValues, r, Rotated(shape, input, rotation, true, r));
+      JudgeRow(shape, tile->data(), Array::kKeys, r,
+               Rotated(shape, input, rotation, rotation_error, false, r));
+      JudgeRow(shape, tile->data(), Array::kValues, r,
+               Rotated(shape, input, rotation, rotation_error, true, r));
       if (HasFatalFailure()) return;
     }
     if (shape.summary == Summary::kMean) {
       for (std::uint32_t b = 0; b * shape.block < rows; ++b) {
-        JudgeRow(shape, tile->data(), Array::kBlocks, b, MeanKey(shape, input, rotation, b));
+        JudgeRow(shape, tile->data(), Array::kBlocks, b,
+                 MeanKey(shape, input, rotation, rotation_error, b));
       }
     } else if (shape.summary == Summary::kMinMax) {
       JudgeMinMax(shape, tile->data(), rows);
@@ -254,7 +256,7 @@ TEST_P(PackConformance, EncodeKeepsTheStrongestOfRotatedRows) {
 
 TEST_P(PackConformance, EncodeJudgesMinMaxOfWhatIsStored) {
   TESSERA_NEEDS(encode);
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < Rounds(60); ++round) {
     TileShape shape = RandomShape(random_, {.dense = true});
     shape.summary = Summary::kMinMax;
     shape.block = static_cast<std::uint8_t>(4u << random_.Below(3));
@@ -271,7 +273,7 @@ TEST_P(PackConformance, EncodeJudgesMinMaxOfWhatIsStored) {
 
 TEST_P(PackConformance, EncodeStoresWeightsAndPositions) {
   TESSERA_NEEDS(encode);
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < Rounds(40); ++round) {
     TileShape shape = RandomShape(random_, {.dense = true});
     shape.weights = shape.positions = true;
     const ElementType type = shape.packed() ? ElementType::kBf16 : ElementsOf(shape.format);
@@ -296,7 +298,7 @@ TEST_P(PackConformance, EncodeRefusesWhatIsNotFinite) {
   constexpr float kBad[] = {std::numeric_limits<float>::quiet_NaN(),
                             std::numeric_limits<float>::infinity(),
                             -std::numeric_limits<float>::infinity()};
-  for (int round = 0; round < 80; ++round) {
+  for (int round = 0; round < Rounds(80); ++round) {
     const bool rotated = random_.OneIn(2);
     const TileShape shape = RandomShape(random_, {.dense = !rotated});
     const Rotations rotations(shape, ElementType::kBf16, random_);

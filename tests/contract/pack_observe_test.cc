@@ -12,14 +12,6 @@
 namespace tessera::kernels {
 namespace {
 
-ErrorBound BoundOf(const std::string& implementation) {
-  return implementation == "reference" ? kReferenceObserveErrorBound : kCpuObserveErrorBound;
-}
-ErrorBound ProductBoundOf(const std::string& implementation) {
-  return implementation == "reference" ? kReferenceObserveErrorBound
-                                       : ErrorBound{.per_logit_mass = kObservedProductError};
-}
-
 // Random keys in another order.
 std::vector<std::uint64_t> RandomOrder(std::uint64_t count, TestRandom& random) {
   std::vector<std::uint64_t> order(count);
@@ -35,7 +27,7 @@ constexpr double kReordered = 0x1p-20;
 
 TEST_P(PackConformance, ObserveAddsTheSharesOfRows) {
   TESSERA_NEEDS(observe);
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < Rounds(60); ++round) {
     const ObserveCase observed({.max_keys = round % 10 == 0 ? 1400u : 300u}, random_);
     std::vector<double> before(observed.key_count);
     for (double& each : before) each = NormalNumber(random_);
@@ -44,8 +36,8 @@ TEST_P(PackConformance, ObserveAddsTheSharesOfRows) {
     ExpectRan(ran);
     const ObserveExpected expected = observed.Expected();
     for (std::uint64_t t = 0; t < observed.key_count; ++t) {
-      const double tolerance = observed.logits ? ProductBoundOf(name()).At(expected.mass[t])
-                                               : expected.Tolerance(BoundOf(name()), t);
+      const double tolerance = observed.logits ? subject().products.At(expected.mass[t])
+                                               : expected.Tolerance(subject().shares, t);
       ASSERT_LE(std::fabs(sums[t] - before[t] - expected.sums[t]),
                 tolerance + 0x1p-48 * (1 + std::fabs(expected.sums[t])))
           << "key " << t << " of " << observed.key_count << ", " << observed.query_count
@@ -59,7 +51,7 @@ TEST_P(PackConformance, ObserveAddsTheSharesOfRows) {
 // Whatever the logits are, those too that saturate.
 TEST_P(PackConformance, ObservedSharesOfARowAreOneInAll) {
   TESSERA_NEEDS(observe);
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < Rounds(40); ++round) {
     ObserveCase observed({}, random_);
     observed.logits = false;
     if (random_.OneIn(3)) observed.scale = random_.OneIn(2) ? 1e30f : -1e30f;
@@ -73,7 +65,7 @@ TEST_P(PackConformance, ObservedSharesOfARowAreOneInAll) {
 
 TEST_P(PackConformance, ObservedKeysMayStandInAnyOrder) {
   TESSERA_NEEDS(observe);
-  for (int round = 0; round < 30; ++round) {
+  for (int round = 0; round < Rounds(30); ++round) {
     ObserveCase observed({.all_visible = true}, random_);
     const std::vector<double> mass = observed.Expected().mass;
     const std::vector<std::uint64_t> order = RandomOrder(observed.key_count, random_);
@@ -91,7 +83,7 @@ TEST_P(PackConformance, ObservedKeysMayStandInAnyOrder) {
 // However the queries are grouped.
 TEST_P(PackConformance, ObservingTwiceIsObservingOnce) {
   TESSERA_NEEDS(observe);
-  for (int round = 0; round < 30; ++round) {
+  for (int round = 0; round < Rounds(30); ++round) {
     const ObserveCase observed({}, random_);
     const std::vector<double> mass = observed.Expected().mass;
     const auto first = static_cast<std::uint32_t>(random_.Between(0, observed.query_count));
@@ -110,7 +102,7 @@ TEST_P(PackConformance, ObservingTwiceIsObservingOnce) {
 // Never a plausible number from a query that is none; and none elsewhere than where it looks.
 TEST_P(PackConformance, AnObservingNanShowsWhereItLooks) {
   TESSERA_NEEDS(observe);
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < Rounds(20); ++round) {
     ObserveCase observed({}, random_);
     const auto row = static_cast<std::uint32_t>(random_.Below(observed.query_count));
     observed.SetQuery(row, static_cast<std::uint32_t>(random_.Below(observed.head_dim)),

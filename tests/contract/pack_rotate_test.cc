@@ -1,4 +1,4 @@
-// rotate, unrotate and moments.
+// rotate and unrotate; and that an implementation has everything.
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -48,7 +48,7 @@ std::vector<float> Rotate(const Operations& operations, const TileShape& shape,
 }
 
 // The list is the contract: an implementation has all of it.
-TEST_P(PackConformance, EveryOperationIsThere) {
+TEST_P(PartConformance, EveryOperationIsThere) {
   TESSERA_NEEDS(attend_part);
   TESSERA_NEEDS(rotate);
   TESSERA_NEEDS(unrotate);
@@ -64,7 +64,7 @@ TEST_P(PackConformance, EveryOperationIsThere) {
   TESSERA_NEEDS(first_unusable);
 }
 
-TEST_P(PackConformance, RotateIsTheProduct) {
+TEST_P(PartConformance, RotateIsTheProduct) {
   TESSERA_NEEDS(rotate);
   for (int round = 0; round < 80; ++round) {
     const TileShape shape = RandomShape(random_, {.cut = true});
@@ -94,7 +94,7 @@ TEST_P(PackConformance, RotateIsTheProduct) {
   }
 }
 
-TEST_P(PackConformance, RotateWithoutMatrixCopies) {
+TEST_P(PartConformance, RotateWithoutMatrixCopies) {
   TESSERA_NEEDS(rotate);
   for (std::uint32_t head_dim : kHeadDims) {
     for (ElementType type : kTypes) {
@@ -130,7 +130,7 @@ std::vector<float> Unrotate(const Operations& operations, const TileShape& shape
   return {floats, floats + std::size_t{count} * shape.head_dim};
 }
 
-TEST_P(PackConformance, UnrotateIsTheTransposedProduct) {
+TEST_P(PartConformance, UnrotateIsTheTransposedProduct) {
   TESSERA_NEEDS(unrotate);
   for (int round = 0; round < 80; ++round) {
     const TileShape shape = RandomShape(random_, {.cut = true});
@@ -168,7 +168,7 @@ TEST_P(PackConformance, UnrotateIsTheTransposedProduct) {
 }
 
 // R^T R x = x where R is whole, to the exactness of the matrix; without one both only copy.
-TEST_P(PackConformance, UnrotateUndoesRotate) {
+TEST_P(PartConformance, UnrotateUndoesRotate) {
   TESSERA_NEEDS(rotate);
   TESSERA_NEEDS(unrotate);
   for (int round = 0; round < 40; ++round) {
@@ -187,45 +187,6 @@ TEST_P(PackConformance, UnrotateUndoesRotate) {
       const std::vector<double> x = rows.inputs[r].Row(false, 0);
       for (std::uint32_t c = 0; c < shape.head_dim; ++c) {
         ASSERT_NEAR(back[r * shape.head_dim + c], x[c], error * Length(x)) << Describe(shape);
-      }
-    }
-  }
-}
-
-TEST_P(PackConformance, MomentsAddTheProductsOfRows) {
-  TESSERA_NEEDS(moments);
-  for (int round = 0; round < 24; ++round) {
-    const auto dim = static_cast<std::uint32_t>(random_.Pick(kHeadDims));
-    const ElementType type = kTypes[random_.Below(3)];
-    const auto count = static_cast<std::uint32_t>(random_.OneIn(2) ? random_.Between(1, 5)
-                                                                   : random_.Between(6, 70));
-    const TileInput input(DenseShape(dim, type), type, count, Content::kNormal, random_);
-    const EncodeJob rows = input.Job(DenseShape(dim, type));
-    std::vector<double> sums(std::size_t{dim} * dim);
-    for (double& sum : sums) sum = NormalNumber(random_);
-    std::vector<double> exact = sums;
-    std::vector<double> mass(sums.size(), 0.0);
-    for (std::uint32_t r = 0; r < count; ++r) {
-      const std::vector<double> x = input.Row(false, r);
-      for (std::uint32_t i = 0; i < dim; ++i) {
-        for (std::uint32_t j = i; j < dim; ++j) {
-          exact[i * dim + j] += x[i] * x[j];
-          mass[i * dim + j] += std::fabs(x[i] * x[j]);
-        }
-      }
-    }
-    ExpectRan(ops().moments({.rows = rows.key,
-                             .stride = rows.stride,
-                             .type = type,
-                             .row_count = count,
-                             .head_dim = dim,
-                             .sums = sums.data()}));
-    for (std::uint32_t i = 0; i < dim; ++i) {
-      for (std::uint32_t j = 0; j < dim; ++j) {
-        const std::size_t at = std::size_t{i} * dim + j;
-        ASSERT_LE(std::fabs(sums[at] - exact[at]),
-                  j < i ? 0 : mass[at] * 0x1p-20 + std::fabs(exact[at]) * 0x1p-50)
-            << i << ", " << j << " of " << dim << " rows " << count;
       }
     }
   }

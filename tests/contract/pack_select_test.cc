@@ -87,7 +87,7 @@ double WeightAt(const TileShape& shape, const std::byte* tile, std::uint32_t row
   return shape.weights ? OutputElement(ElementType::kFp32, tile + LayoutOf(shape).weights, row) : 1;
 }
 
-TEST_P(PackConformance, ScoreIsTheSummarysProduct) {
+TEST_P(PartConformance, ScoreIsTheSummarysProduct) {
   TESSERA_NEEDS(score_part);
   for (int round = 0; round < 120; ++round) {
     const ScoreCase test(reference(), SummaryShape(random_), random_);
@@ -132,7 +132,7 @@ TEST_P(PackConformance, ScoreIsTheSummarysProduct) {
 }
 
 // Quest: no entry of a block has a larger logit than the block's score.
-TEST_P(PackConformance, MinMaxScoresBoundEveryEntry) {
+TEST_P(PartConformance, MinMaxScoresBoundEveryEntry) {
   TESSERA_NEEDS(score_part);
   for (int round = 0; round < 80; ++round) {
     TileShape shape = SummaryShape(random_);
@@ -233,7 +233,7 @@ struct SelectCase {
 };
 
 // By scores alone nothing is rounded: an exhaustive choice, one block after another.
-TEST_P(PackConformance, SelectByScoreTakesTheBest) {
+TEST_P(PartConformance, SelectByScoreTakesTheBest) {
   TESSERA_NEEDS(select);
   for (int round = 0; round < 300; ++round) {
     SelectCase test(random_);
@@ -265,7 +265,7 @@ TEST_P(PackConformance, SelectByScoreTakesTheBest) {
 }
 
 // By shares the log-sum-exp is rounded, so the choice is judged by values.
-TEST_P(PackConformance, SelectByShareTakesTheBest) {
+TEST_P(PartConformance, SelectByShareTakesTheBest) {
   TESSERA_NEEDS(select);
   for (int round = 0; round < 300; ++round) {
     SelectCase test(random_);
@@ -304,7 +304,7 @@ TEST_P(PackConformance, SelectByShareTakesTheBest) {
 
 // Queries of workers may be infinite, or NaN, and so may scores: a selection that takes more than
 // its budget and a block would overrun memory that was measured by it. NaN says nothing of a block.
-TEST_P(PackConformance, SelectKeepsItsBudgetWhateverTheScoresAre) {
+TEST_P(PartConformance, SelectKeepsItsBudgetWhateverTheScoresAre) {
   TESSERA_NEEDS(select);
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   constexpr float kMost = std::numeric_limits<float>::infinity();
@@ -334,9 +334,6 @@ TEST_P(PackConformance, SelectKeepsItsBudgetWhateverTheScoresAre) {
     ASSERT_EQ(test.taken, expected.taken);
   }
 }
-
-INSTANTIATE_TEST_SUITE_P(Cpu, PackConformance, testing::ValuesIn(Implementations()),
-                         ImplementationParam);
 
 }  // namespace
 }  // namespace tessera::kernels

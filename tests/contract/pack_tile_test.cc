@@ -18,7 +18,7 @@ ElementType RowType(const TileShape& shape, TestRandom& random) {
 
 TEST_P(PackConformance, DecodeReadsWhatTheBytesSay) {
   TESSERA_NEEDS(decode);
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < Rounds(300); ++round) {
     const TileShape shape = RandomShape(random_, {.cut = true, .dense = true});
     const Rotations rotations(shape, ElementType::kBf16, random_);
     const RotationView rotation =
@@ -54,7 +54,7 @@ TEST_P(PackConformance, PackingWhatWasUnpackedChangesNothing) {
   TESSERA_NEEDS(encode);
   TESSERA_NEEDS(decode);
   std::uint32_t compared = 0;
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < Rounds(300); ++round) {
     TileShape shape = RandomShape(random_, {.summary = false, .words = false});
     const Content content = kContents[random_.Below(std::size(kContents))];
     const bool large = content == Content::kHuge || content == Content::kSpread;
@@ -109,7 +109,7 @@ TEST_P(PackConformance, UnpackingWhatWasPackedGivesTheKeptChannels) {
   TESSERA_NEEDS(encode);
   TESSERA_NEEDS(decode);
   constexpr double kRelative[] = {0x1p-8, 0x1p-11, 0.5001 / 127 * (1 + 0x1p-7), 0.0626};
-  for (int round = 0; round < 120; ++round) {
+  for (int round = 0; round < Rounds(120); ++round) {
     TileShape shape = RandomShape(random_, {});
     if (random_.OneIn(3)) shape.key.kept = shape.key.channels;
     const TileInput input(shape, RowType(shape, random_), 32, Content::kNormal, random_);
@@ -173,7 +173,7 @@ std::vector<std::byte> RowBytes(const std::vector<std::byte>& tile, std::uint32_
 
 TEST_P(PackConformance, GatherCopiesRowsAndSumsThemUp) {
   TESSERA_NEEDS(gather);
-  for (int round = 0; round < 150; ++round) {
+  for (int round = 0; round < Rounds(150); ++round) {
     const TileShape from = RandomShape(random_, {.dense = true});
     TileShape to = from;
     to.weights = random_.OneIn(2);
@@ -223,7 +223,7 @@ TEST_P(PackConformance, GatherCopiesRowsAndSumsThemUp) {
 // The summaries of a gathered tile are those of its rows, read and encoded again.
 TEST_P(PackConformance, GatherSummariesAreOfTheStoredRows) {
   TESSERA_NEEDS(gather);
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < Rounds(60); ++round) {
     TileShape shape = RandomShape(random_, {.dense = true, .words = false});
     shape.summary = random_.OneIn(2) ? Summary::kMean : Summary::kMinMax;
     shape.block = static_cast<std::uint8_t>(4u << random_.Below(3));
@@ -264,7 +264,7 @@ TEST_P(PackConformance, GatherSummariesAreOfTheStoredRows) {
 
 TEST_P(PackConformance, GatherOfAWholeTileIsTheTile) {
   TESSERA_NEEDS(gather);
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < Rounds(60); ++round) {
     TileShape shape = RandomShape(random_, {.dense = true});
     if (shape.summary == Summary::kMean && shape.packed()) shape.summary = Summary::kMinMax;
     const Source source = MakeSource(shape, 1, reference(), random_);

@@ -12,6 +12,7 @@ constexpr CpuFeatures kAll = {.avx2 = true,
                               .avx512bw = true,
                               .avx512dq = true,
                               .avx512vl = true,
+                              .avx512vbmi = true,
                               .avx512vbmi2 = true,
                               .avx512bf16 = true,
                               .os_saves_avx = true,
@@ -43,6 +44,7 @@ TEST(CpuFeatures, EachMissingFeatureIsNamed) {
         Case{&CpuFeatures::avx512vl, kAvx512, "AVX-512VL"},
         Case{&CpuFeatures::os_saves_avx512, kAvx512, "operating system"},
         Case{&CpuFeatures::avx512vbmi2, kVbmi2, "VBMI2"},
+        Case{&CpuFeatures::avx512vbmi, kBf16, "VBMI"},
         Case{&CpuFeatures::avx512bf16, kBf16, "BF16"}}) {
     CpuFeatures features = kAll;
     features.*c.feature = false;
@@ -56,6 +58,25 @@ TEST(CpuFeatures, EachMissingFeatureIsNamed) {
   }
 }
 
+TEST(CpuFeatures, CoresAreAskedHowTheyWantTheirLines) {
+  CpuFeatures features = kAll;
+  const Lookahead others = BestLookahead(features);
+  EXPECT_FALSE(others.into_l1);
+  EXPECT_EQ(others.bytes, Lookahead().bytes);
+  features.fast_bf16_dots = true;
+  const Lookahead zen4 = BestLookahead(features);
+  EXPECT_FALSE(zen4.into_l1);
+  EXPECT_EQ(zen4.bytes, 8192u);
+  features.zen5 = true;
+  const Lookahead zen5 = BestLookahead(features);
+  EXPECT_TRUE(zen5.into_l1);
+  EXPECT_EQ(zen5.bytes, 8192u);
+  // AMD's without pair dots: nobody has measured them.
+  features.zen5 = false;
+  features.avx512bf16 = false;
+  EXPECT_EQ(BestLookahead(features).bytes, others.bytes);
+}
+
 // The compiler's own detection agrees.
 TEST(CpuFeatures, DetectionAgreesWithTheCompiler) {
   const CpuFeatures features = DetectCpuFeatures();
@@ -66,6 +87,7 @@ TEST(CpuFeatures, DetectionAgreesWithTheCompiler) {
             __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
   EXPECT_EQ(features.avx512vbmi2, __builtin_cpu_supports("avx512vbmi2") != 0);
+  EXPECT_EQ(features.avx512vbmi, __builtin_cpu_supports("avx512vbmi") != 0);
   EXPECT_EQ(features.avx512bf16, __builtin_cpu_supports("avx512bf16") != 0);
 #else
   EXPECT_FALSE(Avx2Support(features).supported);
