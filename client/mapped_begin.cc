@@ -151,8 +151,14 @@ absl::Status MappedStep::OpenTails(Session& session) {
                                                " tokens where this worker "
                                                "left ",
                                                sequence.tokens, ": another one has changed it"));
+    } else if (place.position_shift() != sequence.position_shift) {
+      changed = absl::FailedPreconditionError(
+          Concat(sequence.id.ToString(), " has moved its tokens by ", place.position_shift(),
+                 " positions where this worker left them moved by ", sequence.position_shift,
+                 ": another one has had it compressed; its next_position() is known again"));
     }
     sequence.SetTokens(place.tokens());
+    sequence.position_shift = place.position_shift();
     sequence.uncertain = false;
   }
   return changed;

@@ -138,6 +138,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::uint32_t commit_slot;
     std::uint32_t generation;
     std::uint64_t tokens;
+    std::uint64_t position_shift;  // for as long as the tail is open
   };
   absl::StatusOr<OpenedTail> OpenTail(TailMemory& memory, Control& control);
   // Absorbs everything committed and gives the rings back. No effect without a tail. Where the pool
@@ -153,6 +154,12 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // INVALID_ARGUMENT where a value has no place in that form, ABORTED while another packing runs.
   absl::StatusOr<PackOutcome> Pack(const PackSpec& spec, const GoOn& go_on);
 
+  // Before entries of some layers are moved to other positions, which a swap does (LaneSwap).
+  // Closes the tail: rows that come through it stand where its worker was told when it opened it.
+  // None is opened while the answer is held. FAILED_PRECONDITION where a layer is named that holds
+  // fewer tokens than another: those that it misses would stand elsewhere than what it holds.
+  using TailShut = std::shared_ptr<const void>;
+  absl::StatusOr<TailShut> BeginMoves(std::uint32_t first_layer, std::uint32_t layers);
   // How far the rotary position of a token is behind its number, because keys were turned to the
   // places that they have after others went. 0 unless a policy moves positions.
   // While that is done lane by lane, or where it has ended in between, it is what it was before.
@@ -161,8 +168,9 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   bool HasMoved() const;
   // FAILED_PRECONDITION where some lanes have moved tokens that others have not moved yet.
   absl::Status StandsAlike() const;
-  // FAILED_PRECONDITION where lanes of the layer stand elsewhere than the sequence's next query.
-  absl::Status MayAttend(std::uint32_t layer) const;
+  // The same for whoever reads one layer; FAILED_PRECONDITION where lanes of it stand elsewhere
+  // than the sequence's next query. Whatever was published before this call has a version by now.
+  absl::StatusOr<std::uint64_t> PositionShiftOf(std::uint32_t layer) const;
 
   // Tokens that a layer holds, committed ones of the tail included.
   absl::StatusOr<std::uint64_t> TokensOfLayer(std::uint32_t layer);
@@ -339,6 +347,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // Whether a lane of the layer has moved, and not all others.
   bool MovedAlone(std::uint32_t layer) const TESSERA_REQUIRES(mutex_);
   absl::Status HalfMoved() const TESSERA_REQUIRES(mutex_);
+  // Whether tokens of a lane may be moved that stand before this one.
+  absl::Status MayMove(std::uint32_t lane, std::uint64_t until) const TESSERA_REQUIRES(mutex_);
   absl::Status Fail(std::string why) TESSERA_REQUIRES(mutex_);
   std::uint64_t TokensInSegments() const TESSERA_REQUIRES(mutex_);
 
@@ -419,8 +429,9 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::uint32_t tail_generation_ TESSERA_GUARDED_BY(mutex_) = 0;
   bool freed_ TESSERA_GUARDED_BY(mutex_) = false;
   bool packing_ TESSERA_GUARDED_BY(mutex_) = false;
-  PositionMove moved_ TESSERA_GUARDED_BY(mutex_);   // of all lanes together: AdoptMoves
-  std::string failure_ TESSERA_GUARDED_BY(mutex_);  // empty: live
+  PositionMove moved_ TESSERA_GUARDED_BY(mutex_);           // of all lanes together: AdoptMoves
+  std::uint32_t tail_shut_ TESSERA_GUARDED_BY(mutex_) = 0;  // TailShuts that are held
+  std::string failure_ TESSERA_GUARDED_BY(mutex_);          // empty: live
   bool offloaded_ TESSERA_GUARDED_BY(mutex_) = false;
   bool moving_ TESSERA_GUARDED_BY(mutex_) = false;  // rows are copied out or in, without the lock
   CondVar still_;                                   // `moving_` has ended

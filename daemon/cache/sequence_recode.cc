@@ -93,9 +93,46 @@ absl::Status Sequence::StandsAlike() const {
   return MovedAhead() == 0 ? absl::OkStatus() : HalfMoved();
 }
 
-absl::Status Sequence::MayAttend(std::uint32_t layer) const {
+absl::StatusOr<std::uint64_t> Sequence::PositionShiftOf(std::uint32_t layer) const {
   MutexLock lock(mutex_);
-  return MovedAlone(layer) ? HalfMoved() : absl::OkStatus();
+  if (absl::Status status = Usable(); !status.ok()) return status;
+  if (MovedAlone(layer)) return HalfMoved();
+  return moved_.shift;
+}
+
+absl::StatusOr<Sequence::TailShut> Sequence::BeginMoves(std::uint32_t first_layer,
+                                                        std::uint32_t layers) {
+  MutexLock lock(mutex_);
+  if (absl::Status status = Usable(); !status.ok()) return status;
+  if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
+  for (std::uint32_t layer = first_layer; layer < first_layer + layers; ++layer) {
+    const std::uint32_t lane = model_->layout().lane(layer, 0);
+    absl::Status status = MayMove(lane, lanes_[lane].tail_start);
+    if (!status.ok()) return status;
+  }
+  ++tail_shut_;
+  return TailShut(nullptr, [self = shared_from_this()](std::nullptr_t) {
+    MutexLock held(self->mutex_);
+    --self->tail_shut_;
+  });
+}
+
+// So that a token never stands at one position in some lanes and at another in others for longer
+// than until all of them have been compressed.
+absl::Status Sequence::MayMove(std::uint32_t index, std::uint64_t until) const {
+  const std::uint64_t held = lanes_[index].tail_start;
+  if (held != until) {
+    return absl::AbortedError(Concat("lane ", index, " of ", id_.ToString(), " holds ", held,
+                                     " tokens by now, and was to move ", until, "; ask again"));
+  }
+  for (const Lane& lane : lanes_) {
+    if (lane.tail_start <= held) continue;
+    return absl::FailedPreconditionError(
+        Concat(id_.ToString(), " holds ", held, " tokens in some layers and ", lane.tail_start,
+               " in others; a policy that moves positions waits until the former hold as many: "
+               "append the missing rows first"));
+  }
+  return absl::OkStatus();
 }
 
 bool Sequence::MovedAlone(std::uint32_t layer) const {
@@ -216,6 +253,10 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
   if ((swap.drops || gathered) && shown != taken) {
     return absl::AbortedError(Concat("lane ", run.lane, " of ", id_.ToString(),
                                      " was cut while it was worked on; ask again"));
+  }
+  if (swap.moves.has_value()) {
+    TESSERA_CHECK(!decoding(), "entries are moved under a TailShut");
+    if (absl::Status may = MayMove(run.lane, swap.moves->until); !may.ok()) return may;
   }
   if (count == 0) return absl::OkStatus();  // all of it has been cut off
   if (swap.growth.has_value() &&

@@ -39,6 +39,12 @@ absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory, Cont
   MutexLock lock(mutex_);
   if (absl::Status status = Resident(); !status.ok()) return status;
   if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
+  if (tail_shut_ > 0) {
+    return absl::AbortedError(
+        Concat(id_.ToString(),
+               " is being compressed, which moves its tokens to other positions; ask "
+               "again"));
+  }
   if (MovedAhead() != 0) return HalfMoved();
   const std::uint64_t tokens = TokensInSegments();
   for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
@@ -54,8 +60,13 @@ absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory, Cont
   absl::StatusOr<CommitSlot> slot = control.TakeCommitSlot();
   if (!slot.ok()) return slot.status();
   tail_generation_ = slot->NextGeneration(tail_generation_);
-  const OpenedTail opened = {region->extent(), region->extent_bytes(), region->offset(),
-                             slot->index(),    tail_generation_,       tokens};
+  const OpenedTail opened = {.extent = region->extent(),
+                             .extent_bytes = region->extent_bytes(),
+                             .offset = region->offset(),
+                             .commit_slot = slot->index(),
+                             .generation = tail_generation_,
+                             .tokens = tokens,
+                             .position_shift = moved_.shift};
   block().ring_start.store(tokens);
   seen_committed_ = tokens;
   Used();

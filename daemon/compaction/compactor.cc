@@ -320,12 +320,22 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
   if (managed->policy().chooses()) {
     // What is chosen among is all that there is, whatever has been decoded too: the newest queries
     // are those of the newest tokens.
-    batch->Report(sequence->AbsorbTail());
+    if (policies::MovesPositions(managed->policy())) {
+      absl::StatusOr<cache::Sequence::TailShut> shut =
+          sequence->BeginMoves(rows.first_layer, rows.layers);
+      if (!shut.ok()) return batch->Report(shut.status());
+      batch->Hold(*std::move(shut));
+    } else {
+      batch->Report(sequence->AbsorbTail());
+    }
     QueueChoices(sequence, managed, rows, JobPriority::kSeals, batch);
     return;
   }
   if (managed->policy().summaries.has_value()) {
-    QueueTiles(sequence, {.end = sequence->model().lanes(), .all = true}, Ticket(batch));
+    QueueTiles(
+        sequence,
+        {.end = sequence->model().lanes(), .all = true, .told_under = managed->policy().text},
+        Ticket(batch));
     return;
   }
   const shm::LaneLayout& layout = sequence->model().layout();
@@ -340,7 +350,11 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
       const std::uint32_t lane = layout.lane(layer, head);
       const std::shared_ptr<LaneWork>& work = managed->lane(lane).work;
       work->seals.Want(all);
-      QueueSeal(sequence, {.lane = lane, .told = work->seals.Tell(all), .told_to = work},
+      QueueSeal(sequence,
+                {.lane = lane,
+                 .told = work->seals.Tell(all),
+                 .told_to = work,
+                 .told_under = managed->policy().text},
                 Ticket(batch));
     }
   }

@@ -125,7 +125,8 @@ class Compactor {
   struct TileJob {
     std::uint32_t first = 0;  // lane
     std::uint32_t end = 0;
-    bool all = false;  // what WantTiles asked for
+    bool all = false;             // what WantTiles asked for
+    std::string told_under = {};  // where somebody waits: the policy that he asked under
   };
   // compactor_tiles.cc
   void QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, TileJob job, Ticket ticket);
@@ -156,9 +157,11 @@ class Compactor {
 
   struct SealJob {
     std::uint32_t lane = 0;
-    // What somebody waits for, and where it stands; 0: whatever is wanted of the lane.
+    // What somebody waits for, where it stands, and the policy that he asked for it under;
+    // 0: whatever is wanted of the lane.
     SealWishes::Told told = 0;
     std::shared_ptr<LaneWork> told_to = nullptr;
+    std::string told_under = {};
     bool again = false;    // it comes from the line of those that found no memory
     bool goes_on = false;  // with what another has begun
   };
@@ -192,9 +195,9 @@ class Compactor {
   absl::Status SealOrStall(const std::shared_ptr<cache::Sequence>& sequence, const SealJob& job,
                            Turn& turn, bool& goes_on);
   // What the lane's jobs are to do, or a part of it. A long one would keep tails waiting where
-  // there is one thread, and other sequences in any case.
-  absl::Status Seal(cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t lane,
-                    bool& goes_on);
+  // there is one thread, and other sequences in any case. Nothing: another policy has been set.
+  std::optional<absl::Status> Seal(cache::Sequence& sequence, ManagedSequence& managed,
+                                   std::uint32_t lane, bool& goes_on);
   LaneCoder::Options CoderOptions(const cache::Sequence& sequence, ManagedSequence& managed,
                                   LaneState& state);
   void WarnOfSmallBudget(const cache::Sequence& sequence, const policies::Policy& policy);

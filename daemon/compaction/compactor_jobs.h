@@ -24,6 +24,12 @@ inline absl::Status MovedPositions(const cache::Sequence& sequence) {
              " at the end; a policy that turns keys back begins before any is moved"));
 }
 
+// To whoever asked for something under a policy that is not the sequence's any more.
+inline absl::Status PolicyChanged(const cache::Sequence& sequence) {
+  return absl::AbortedError(
+      Concat("the policy of ", sequence.id().ToString(), " has changed; ask again"));
+}
+
 inline TenantId TenantOf(const cache::Sequence& sequence) {
   return TenantId(sequence.id().value() >> 48);
 }
@@ -34,8 +40,13 @@ inline TenantId TenantOf(const cache::Sequence& sequence) {
 class Compactor::Batch {
  public:
   Batch(Done done, bool all_shown) : all_shown_(all_shown), done_(std::move(done)) {}
-  ~Batch() { std::move(done_)(status_); }
+  ~Batch() {
+    tail_shut_.reset();  // before whoever waits goes on
+    std::move(done_)(status_);
+  }
   bool all_shown() const { return all_shown_; }  // Rows::all_shown
+  // Until all of its jobs are done.
+  void Hold(cache::Sequence::TailShut shut) { tail_shut_ = std::move(shut); }
   void Report(const absl::Status& status) {
     MutexLock lock(mutex_);
     if (status_.ok()) status_ = status;
@@ -45,6 +56,7 @@ class Compactor::Batch {
   const bool all_shown_;
   Mutex mutex_;
   absl::Status status_;  // in the destructor nobody else has it
+  cache::Sequence::TailShut tail_shut_;
   Done done_;
 };
 

@@ -68,34 +68,32 @@ void Compactor::QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, cons
       });
 }
 
-absl::Status Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed,
-                             std::uint32_t index, bool& goes_on) {
+std::optional<absl::Status> Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed,
+                                            std::uint32_t index, bool& goes_on) {
   ManagedSequence::ManagedLane& lane = managed.lane(index);
+  MutexLock lock(lane.work->mutex);
+  // What begins behind SetPolicy follows the policy that it has set.
+  if (ManagedSequence::Of(sequence).get() != &managed) return std::nullopt;
+  const LaneCoder::Options options = CoderOptions(sequence, managed, lane.state);
   absl::Status status;
-  {
-    MutexLock lock(lane.work->mutex);
-    const LaneCoder::Options options = CoderOptions(sequence, managed, lane.state);
-    for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
-      status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
-        LaneCoder coder(options, run);
-        LaneCoder::Swap swap = coder.Seal(lane.work->seals.running());
-        goes_on = coder.goes_on();
-        return swap;
-      });
-      goes_on = goes_on && status.ok();
-      if (!absl::IsAborted(status)) break;
-    }
-    if (!goes_on) lane.state.begun.reset();
+  for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
+    status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
+      LaneCoder coder(options, run);
+      LaneCoder::Swap swap = coder.Seal(lane.work->seals.running());
+      goes_on = coder.goes_on();
+      return swap;
+    });
+    goes_on = goes_on && status.ok();
+    if (!absl::IsAborted(status)) break;
   }
+  if (!goes_on) lane.state.begun.reset();
   return status;
 }
 
 absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequence,
                                     const SealJob& job, Turn& turn, bool& goes_on) {
   const auto nothing_done = [&]() -> absl::Status {
-    if (job.told == 0) return absl::OkStatus();
-    return absl::AbortedError(
-        Concat("the policy of ", sequence->id().ToString(), " has changed; ask again"));
+    return job.told == 0 ? absl::OkStatus() : internal::PolicyChanged(*sequence);
   };
   const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(*sequence);
   if (before == nullptr) return nothing_done();
@@ -112,32 +110,35 @@ absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequ
     // In this order: tiles leave the lane to a seal that is in hand.
     LaneFree(sequence, *before, job.lane);
   };
-  // Only now: the wish may be that of a policy that was set meanwhile.
-  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
-  if (managed == nullptr || !managed->policy().mosaic.has_value()) return nothing_done();
-  // Where tokens are chosen, what seals is the choice.
-  if (managed->policy().chooses()) return nothing_done();
   // Those before it have found no memory.
   const bool joins =
       job.told == 0 && !turn.again() && !job.goes_on && stalled_.Any(TenantOf(*sequence));
-  absl::Status status;
-  if (!joins) {
+  std::optional<absl::Status> sealed;
+  bool as_asked = true;
+  while (!sealed.has_value()) {
+    // Only now: the wish may be that of a policy that was set meanwhile.
+    const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+    if (managed == nullptr || !managed->policy().mosaic.has_value()) return nothing_done();
+    // Where tokens are chosen, what seals is the choice.
+    if (managed->policy().chooses()) return nothing_done();
+    if (joins) break;
     work->seals.TakeOnStalled();
-    status = Seal(*sequence, *managed, job.lane, goes_on);
-    if (status.ok() && !goes_on) turn.Found();
-    // Nobody moves it out from under what goes on.
-    if (goes_on) work->seals.Want(work->seals.running());
+    sealed = Seal(*sequence, *managed, job.lane, goes_on);
+    as_asked = job.told == 0 || managed->policy().text == job.told_under;
   }
+  const absl::Status status = sealed.value_or(absl::OkStatus());
+  if (!joins && status.ok() && !goes_on) turn.Found();
+  // Nobody moves it out from under what goes on.
+  if (goes_on) work->seals.Want(work->seals.running());
   // Also where somebody is told: a prompt may have come to its end there, and that is not
   // forgotten.
   const bool no_memory = joins || absl::IsResourceExhausted(status);
   if (no_memory || absl::IsAborted(status)) work->seals.Stall();
-  if (!no_memory) return status;
   // Whatever came of the line comes to its end again, so that there is a pause.
-  if (!work->seal_in_line.exchange(true) || turn.again()) {
+  if (no_memory && (!work->seal_in_line.exchange(true) || turn.again())) {
     turn.Stall({.tenant = TenantOf(*sequence), .sequence = sequence, .lane = job.lane});
   }
-  return status;
+  return as_asked ? status : nothing_done();
 }
 
 // That one, or the first behind it that still has something to do.

@@ -38,7 +38,9 @@ void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, Til
             held == nullptr ? nullptr : ManagedSequence::Of(*held);
         if (managed == nullptr) {
           // It has been freed; or its policy does nothing any more, and there is nothing to do.
-          if (held != nullptr && held->TokensOfLayer(0).ok()) ticket.Finish();
+          if (held == nullptr || !held->TokensOfLayer(0).ok()) return;
+          if (ticket.waited_for()) ticket.Report(internal::PolicyChanged(*held));
+          ticket.Finish();
           return;
         }
         if (job.all && job.first == 0) managed->TilesBegin();
@@ -51,6 +53,10 @@ void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, Til
           } else if (!absl::IsNotFound(status)) {
             Complain(*held, "tiles not encoded", status);
           }
+        }
+        // Last: a lane has its tiles in the form of the policy that it finds.
+        if (ticket.waited_for() && Compactor::PolicyOf(*held).text != job.told_under) {
+          ticket.Report(internal::PolicyChanged(*held));
         }
         job.first = end;
         if (end == job.end) {

@@ -98,10 +98,7 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
             held == nullptr ? nullptr : ManagedSequence::Of(*held);
         if (now == nullptr) return;
         if (now != managed) {  // a choice by rules that are not those of the sequence any more
-          if (ticket.waited_for()) {
-            ticket.Report(absl::AbortedError(
-                Concat("the policy of ", held->id().ToString(), " has changed; ask again")));
-          }
+          if (ticket.waited_for()) ticket.Report(internal::PolicyChanged(*held));
           return;
         }
         const std::uint32_t decides = policies::DecidesFor(managed->policy(), layers.front());

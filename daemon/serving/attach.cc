@@ -348,6 +348,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
         tail.set_commit_slot(place.tail.commit_slot);
         tail.set_generation(place.tail.generation);
         tail.set_tokens(place.tail.tokens);
+        tail.set_position_shift(place.tail.position_shift);
       }
     }
     Write(std::move(response));

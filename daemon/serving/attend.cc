@@ -38,8 +38,7 @@ class Attention {
     if (!status.ok()) return status;
     std::optional<cache::Tenant::Reader> pinned(std::in_place, *caller_.tenant);
     for (std::size_t i = 0; i < items_.size() && status.ok(); ++i) {
-      status = items_[i].sequence->MayAttend(request_.layer());
-      if (status.ok()) status = ResolveLanes(*caller_.tenant, request_.layer(), items_[i]);
+      status = ResolveLanes(*caller_.tenant, request_.layer(), items_[i]);
       const v1::AttendItem& asked = request_.items(static_cast<int>(i));
       if (status.ok()) {
         status = SetPosition(asked.has_first_query_position()

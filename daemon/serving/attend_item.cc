@@ -137,14 +137,26 @@ absl::Status ResolveLanes(cache::Tenant& tenant, std::uint32_t layer, AttendItem
     }
     const std::uint64_t version = block->version.load();
     if (absl::Status status = ReadLanes(tenant, layer, words, item); !status.ok()) return status;
-    if (block->version.load() == version) return absl::OkStatus();
+    // Behind that: lanes that were being moved while they were read make the version another one.
+    const absl::StatusOr<std::uint64_t> shift = item.sequence->PositionShiftOf(layer);
+    if (block->version.load() != version) continue;
+    if (!shift.ok()) return shift.status();
+    item.position_shift = *shift;
+    return absl::OkStatus();
   }
 }
 
 absl::Status ResolveLanesAgain(cache::Tenant& tenant, std::uint32_t layer, bool causal,
                                AttendItem& item) {
   const std::uint64_t before = item.tokens;
+  const std::uint64_t shift_before = item.position_shift;
   if (absl::Status status = ResolveLanes(tenant, layer, item); !status.ok()) return status;
+  if (item.position_shift != shift_before) {
+    return absl::AbortedError(Concat("entries of ", item.sequence->id().ToString(),
+                                     " were moved to other positions, by ", shift_before,
+                                     " when its attention began and by ", item.position_shift,
+                                     " before it was done; ask again"));
+  }
   const std::uint64_t now = std::exchange(item.tokens, before);
   const bool sees_new = !causal || item.first_position + (item.queries - 1) >= before;
   if (now == before || (now > before && !sees_new)) return absl::OkStatus();

@@ -22,7 +22,8 @@ struct AttendItem {
   std::vector<std::byte> query;  // a copy of it
   std::uint32_t queries = 0;
   std::uint64_t first_position = 0;
-  std::uint64_t tokens = 0;  // that the lanes hold
+  std::uint64_t tokens = 0;          // that the lanes hold
+  std::uint64_t position_shift = 0;  // of their positions
   std::optional<kernels::SelectionRule> rule;
 
   std::shared_ptr<const cache::TailHandle> tail;  // what the views point into

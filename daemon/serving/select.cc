@@ -183,8 +183,7 @@ absl::Status Select(const Services& services, const Caller& caller,
   if (status.ok()) status = TakeQuery(*services.device, item);
   if (!status.ok()) return status;
   const cache::Tenant::Reader pinned(*caller.tenant);
-  status = item.sequence->MayAttend(request.layer());
-  if (status.ok()) status = ResolveLanes(*caller.tenant, request.layer(), item);
+  status = ResolveLanes(*caller.tenant, request.layer(), item);
   if (status.ok()) {
     status = SetPosition(request.has_first_query_position()
                              ? std::optional(request.first_query_position())

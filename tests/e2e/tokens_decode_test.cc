@@ -6,6 +6,7 @@
 #include "tessera/v1/admin.grpc.pb.h"
 #include "tessera/v1/tessera.grpc.pb.h"
 #include "tests/e2e/token_lanes.h"
+#include "tests/fakes/raw_worker.h"
 
 namespace tessera {
 namespace {
@@ -135,6 +136,44 @@ TEST_P(ByPlace, KeysAreTurnedToWhereTheyAre) {
   EXPECT_EQ(fork->next_position(), sequence.next_position());
   EXPECT_EQ(sequence.Truncate(100).code(), absl::StatusCode::kFailedPrecondition);
   for (int i = 0; i < 100; ++i) ASSERT_NO_FATAL_FAILURE(Step(sequence, truth));
+  Compress(sequence);
+  ExpectStandsInPlace(sequence, truth);
+}
+
+// What a worker computes stands where its tail was opened, or does not count.
+TEST_P(ByPlace, WhatAnotherSessionHasMovedIsNoticed) {
+  shape_ = {.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
+  client::ModelGeometry geometry = shape_.Geometry();
+  geometry.rope.theta = kTheta;
+  model_ = *mapped_->RegisterModel(geometry);
+  client::Sequence sequence = NewSequence(GetParam());
+  SyntheticSequence truth(shape_, random_.Bits());
+  for (int i = 0; i < 90; ++i) ASSERT_NO_FATAL_FAILURE(Step(sequence, truth));
+  const std::uint64_t before = sequence.next_position();
+  client::Sequence* const batch[] = {&sequence};
+  auto step = mapped_->BeginStep(batch);
+  ASSERT_TRUE(step.ok()) << step.status();
+  for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+    const auto row = std::as_bytes(truth.Key(layer, 0, 1));
+    ASSERT_TRUE(step->Append(layer, row, row).ok());
+  }
+  fakes::RawWorker other(daemon_->Connect());
+  ASSERT_TRUE(other.Attach().ok());
+  grpc::ClientContext context;
+  v1::CompressRequest request;
+  v1::CompressResponse response;
+  *request.mutable_session() = other.key();
+  request.set_sequence_id(sequence.id().value());
+  const grpc::Status compressed = other.stub().Compress(&context, request, &response);
+  ASSERT_TRUE(compressed.ok()) << compressed.error_message();
+  EXPECT_TRUE(absl::IsAborted(step->End()));
+  const absl::Status noticed = mapped_->BeginStep(batch).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(noticed)) << noticed;
+  EXPECT_THAT(std::string(noticed.message()), HasSubstr("another one has had it compressed"));
+  EXPECT_EQ(sequence.tokens(), 90u);
+  EXPECT_EQ(sequence.next_position(), 90 - response.position_shift());
+  EXPECT_LT(sequence.next_position(), before);
+  for (int i = 0; i < 40; ++i) ASSERT_NO_FATAL_FAILURE(Step(sequence, truth));
   Compress(sequence);
   ExpectStandsInPlace(sequence, truth);
 }

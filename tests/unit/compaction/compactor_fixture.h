@@ -1,12 +1,30 @@
-// A compactor, who asks it, and a budget that the test spends.
+// A compactor, who asks it, and a budget and a clock in the test's hands.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <utility>
 
 #include "tests/unit/compaction/compaction_fixture.h"
 
 namespace tessera::compaction {
+
+// Calls back when it is asked for the time: a choice is timed before and after it is made.
+class TellingClock final : public Clock {
+ public:
+  TimePoint Now() const override {
+    if (calls_left_ > 0 && --calls_left_ == 0) std::exchange(then_, nullptr)();
+    return TimePoint(std::chrono::seconds(1));
+  }
+  void After(int calls, std::function<void()> then) {
+    calls_left_ = calls;
+    then_ = std::move(then);
+  }
+
+ private:
+  mutable int calls_left_ = 0;
+  mutable std::function<void()> then_;
+};
 
 class CompactorTest : public CompactionFixture {
  protected:

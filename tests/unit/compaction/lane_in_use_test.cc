@@ -43,6 +43,27 @@ TEST_F(LaneInUse, TilesAreLeftToWhoeverIsAtTheLane) {
   EXPECT_EQ(Shown(track), "");
 }
 
+// It waits for its lane while another policy is set.
+TEST_F(LaneInUse, ASealThatBeginsBehindANewPolicyFollowsIt) {
+  policies::Policy half = SmallMosaic();
+  half.text = "half";
+  half.mosaic->strategy.kept = {0.5};
+  Track track = NewTrack(SmallMosaic());
+  Append(track, 100, 1, true);
+  LaneWork& work = *ManagedSequence::Of(*track.sequence)->lane(0).work;
+  std::thread seal;
+  {
+    MutexLock lock(work.mutex);
+    seal = std::thread([&] { scheduler_.RunFirst(kSeal); });
+    while (work.seals.wanted()) std::this_thread::yield();  // until the job has taken it on
+    ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, half).ok());
+  }
+  seal.join();
+  EXPECT_EQ(FormsOf(track), Forms{"32 kept: 100"});
+  RunAll();
+  EXPECT_EQ(Shown(track), "");
+}
+
 TEST_F(LaneInUse, ASealThatFoundTilesLeftHasThemEncoded) {
   Track track = NewTrack(SmallMosaic());
   Append(track, 100, 1, true);

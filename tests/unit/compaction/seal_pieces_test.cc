@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -242,16 +243,53 @@ TEST_F(SealPieces, WhatSomebodyAskedForIsCutBetweenPieces) {
   EXPECT_EQ(FormsOf(track).back(), "plain: 100");
 }
 
+// Whether the seals wait, are between two pieces, or some lanes have been sealed.
 TEST_F(SealPieces, WhoAsksIsToldThatAnotherPolicyCame) {
-  for (const policies::Policy& policy : {policies::Policy(), Quest()}) {
+  policies::Policy half = SmallMosaic();
+  half.text = "half";
+  half.mosaic->strategy.kept = {0.5};
+  for (const policies::Policy& policy : {policies::Policy(), Quest(), half}) {
+    for (const int jobs : {0, 1, 5}) {
+      SCOPED_TRACE(policy.text + " after " + std::to_string(jobs));
+      Track track = NewTrack(SmallMosaic());
+      Append(track, kManyPieces * kSegment, 1);
+      const auto told = Compress(track);
+      for (int job = 0; job < jobs; ++job) ASSERT_TRUE(scheduler_.RunFirst(kSeal));
+      ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, policy).ok());
+      RunAll();
+      ExpectTold(*told, absl::StatusCode::kAborted);
+      const auto again = Compress(track);
+      RunAll();
+      ExpectTold(*again);
+      EXPECT_EQ(Shown(track), "");
+      Free(track);
+    }
+  }
+}
+
+TEST_F(SealPieces, WhoAsksUnderOnePolicyThatIsSetAgainIsAnswered) {
+  Track track = NewTrack(SmallMosaic());
+  Append(track, kManyPieces * kSegment, 1);
+  const auto told = Compress(track);
+  ASSERT_TRUE(scheduler_.RunFirst(kSeal));
+  ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, SmallMosaic()).ok());
+  RunAll();
+  ExpectTold(*told);
+  EXPECT_EQ(FormsOf(track).size(), kManyPieces);
+}
+
+TEST_F(SealPieces, WhoAsksForSummariesIsToldThatAnotherPolicyCame) {
+  for (const policies::Policy& policy : {policies::Policy(), SmallMosaic()}) {
     SCOPED_TRACE(policy.text);
-    Track track = NewTrack(SmallMosaic());
-    Append(track, kManyPieces * kSegment, 1);
+    Track track = NewTrack(Quest());
+    Append(track, kSegment, 1);
     const auto told = Compress(track);
-    ASSERT_TRUE(scheduler_.RunFirst(kSeal));
     ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, policy).ok());
     RunAll();
-    EXPECT_TRUE(absl::IsAborted(told->status)) << told->status;
+    ExpectTold(*told, absl::StatusCode::kAborted);
+    const auto again = Compress(track);
+    RunAll();
+    ExpectTold(*again);
     Free(track);
   }
 }

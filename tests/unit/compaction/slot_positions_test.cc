@@ -74,8 +74,8 @@ TEST_F(SlotPositions, SomeLayersAloneMoveNobody) {
   Append(track, 100, 1);
   ASSERT_TRUE(CompressLayers(track, 0, 1).ok());
   ExpectNothingButCompress(track, 100);
-  EXPECT_TRUE(absl::IsFailedPrecondition(track.sequence->MayAttend(0)));
-  EXPECT_TRUE(track.sequence->MayAttend(1).ok()) << "as before";
+  EXPECT_TRUE(absl::IsFailedPrecondition(track.sequence->PositionShiftOf(0).status()));
+  EXPECT_EQ(track.sequence->PositionShiftOf(1).value(), 0u) << "as before";
   for (const char* other : {kStreaming, "tova:budget=30"}) {
     const absl::Status set = compactor_.SetPolicy(*track.sequence, Policy(other));
     EXPECT_TRUE(absl::IsFailedPrecondition(set)) << other << ": " << set;
@@ -83,7 +83,7 @@ TEST_F(SlotPositions, SomeLayersAloneMoveNobody) {
   }
   ASSERT_TRUE(CompressLayers(track, 1, 3).ok());
   ExpectGoesOn(track, 100);
-  EXPECT_TRUE(track.sequence->MayAttend(0).ok());
+  EXPECT_EQ(track.sequence->PositionShiftOf(0).value(), 100 - kKept);
 }
 
 TEST_F(SlotPositions, APromptThatComesLayerByLayerStandsAtOnePlace) {
@@ -113,16 +113,96 @@ TEST_F(SlotPositions, APromptsEndMovesNobody) {
   ExpectGoesOn(track, 100);
 }
 
-// Rows of a layer that has moved by itself would stand at two places.
-TEST_F(SlotPositions, UnevenLayersThatMovedWaitForTheOthers) {
+// What a layer misses would stand elsewhere than what it holds: it is not moved without.
+TEST_F(SlotPositions, LayersThatStayedBehindWaitForTheirRows) {
   Track track = NewTrack(Policy(kStreaming));
   ASSERT_TRUE(AppendTo(track, 0, 1, 0, 100).ok());
   ASSERT_TRUE(AppendTo(track, 1, 1, 0, 50).ok());
-  ASSERT_TRUE(CompressLayers(track, 1, 1).ok());
+  ASSERT_TRUE(AppendTo(track, 2, 2, 0, 100).ok());
+  for (const std::uint32_t first : {0u, 1u}) {
+    const absl::Status early = CompressLayers(track, first, model_->layers() - first);
+    EXPECT_TRUE(absl::IsFailedPrecondition(early)) << early;
+    EXPECT_THAT(std::string(early.message()), testing::HasSubstr("append the missing rows"));
+    EXPECT_FALSE(track.sequence->HasMoved());
+  }
+  ASSERT_TRUE(CompressLayers(track, 0, 1).ok()) << "that one misses none";
+  ASSERT_TRUE(AppendTo(track, 1, 1, 50, 50).ok());
+  ASSERT_TRUE(CompressAll(track).ok());
+  ExpectGoesOn(track, 100);
+}
+
+// They come when it is known what goes, and before it has gone.
+TEST_F(SlotPositions, RowsThatComeInBetweenMoveWithTheOthers) {
+  TellingClock clock;
+  Compactor compactor({.scheduler = &scheduler_,
+                       .logger = &logger_,
+                       .clock = &clock,
+                       .operations = &kernels::OperationsOf(kernels::BestImplementation())});
+  for (const char* text : {"lacache:budget=40,span=2,overlap=1,sink=2,pos=slot", kStreaming}) {
+    SCOPED_TRACE(text);
+    Track track = NewTrack(Policy(text));
+    Append(track, 100, 1);
+    clock.After(2, [&] { ASSERT_TRUE(AppendTo(track, 0, model_->layers(), 100, 10).ok()); });
+    absl::Status told;
+    compactor.Compress(track.sequence, {0, model_->layers(), true},
+                       [&](absl::Status status) { told = std::move(status); });
+    RunAll();
+    EXPECT_TRUE(told.ok()) << told;
+    EXPECT_LE(Next(track), kKept);
+    EXPECT_TRUE(AllLanesHold(track, Next(track)));
+    EXPECT_EQ(track.sequence->position_shift(), 110 - Next(track));
+  }
+}
+
+// ---- tails
+
+// Its worker writes for the positions that it was told with it.
+TEST_F(SlotPositions, ATailIsClosedBeforeAnythingMoves) {
+  Track track = NewTrack(Policy(kStreaming));
+  Append(track, 100, 1);
+  Decode(track, 4, 1);
   ASSERT_TRUE(CompressLayers(track, 0, 1).ok());
-  const absl::Status more = AppendTo(track, 1, 1, 50, 50);
-  EXPECT_TRUE(absl::IsFailedPrecondition(more)) << more;
-  EXPECT_TRUE(AppendTo(track, 2, 2, 0, 100).ok()) << "these have not moved";
+  EXPECT_FALSE(track.sequence->decoding());
+  EXPECT_EQ(worker_->Block(*track.sequence).tail_generation.load(), 0u);
+  ExpectNothingButCompress(track, 104);
+  ASSERT_TRUE(CompressLayers(track, 1, 3).ok());
+  const auto tail = worker_->Open(*track.sequence);
+  ASSERT_TRUE(tail.ok()) << tail.status();
+  EXPECT_EQ(tail->place.tail.tokens, 104u);
+  EXPECT_EQ(tail->place.tail.position_shift, 104 - kKept);
+  ExpectGoesOn(track, 104);
+}
+
+TEST_F(SlotPositions, NoTailIsOpenedUntilAllHasMoved) {
+  Track track = NewTrack(Policy(kStreaming));
+  Append(track, 100, 1);
+  absl::Status told = absl::UnknownError("never told");
+  compactor_.Compress(track.sequence, {0, model_->layers(), true},
+                      [&](absl::Status status) { told = std::move(status); });
+  do {
+    const absl::Status early = worker_->Open(*track.sequence).status();
+    EXPECT_TRUE(absl::IsAborted(early)) << early;
+  } while (scheduler_.RunNext().has_value() && absl::IsUnknown(told));
+  ASSERT_TRUE(told.ok()) << told;
+  EXPECT_TRUE(worker_->Open(*track.sequence).ok());
+  Collect();
+}
+
+// Where there is no room to close it nothing moves, and it stays open.
+TEST_F(SlotPositions, ATailThatCannotBeClosedStays) {
+  Track track = NewTrack(Policy(kStreaming));
+  Append(track, 100, 1);
+  Decode(track, 20, 1);
+  auto& account = const_cast<pool::Account&>(world_.tenant().account());
+  auto squeezed =
+      *account.Reserve(pool::MemoryTag::kPoolExtents, account.limit_bytes() - account.used_bytes());
+  const absl::Status status = CompressAll(track);
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_FALSE(track.sequence->HasMoved());
+  EXPECT_TRUE(track.sequence->decoding());
+  squeezed.Reset();
+  ASSERT_TRUE(CompressAll(track).ok());
+  ExpectGoesOn(track, 120);
 }
 
 // Wherever memory runs out: tokens stand as they did, or all of them anew.

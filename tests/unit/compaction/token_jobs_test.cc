@@ -20,23 +20,6 @@ namespace {
 
 using Positions = std::vector<std::uint64_t>;
 
-// Calls back when it is asked for the time: a choice is timed before and after it is made.
-class TellingClock final : public Clock {
- public:
-  TimePoint Now() const override {
-    if (calls_left_ > 0 && --calls_left_ == 0) std::exchange(then_, nullptr)();
-    return TimePoint(std::chrono::seconds(1));
-  }
-  void After(int calls, std::function<void()> then) {
-    calls_left_ = calls;
-    then_ = std::move(then);
-  }
-
- private:
-  mutable int calls_left_ = 0;
-  mutable std::function<void()> then_;
-};
-
 class TokenJobs : public CompactorTest {
  protected:
   TokenJobs() : CompactorTest(0, 96 << 20) {
