@@ -137,14 +137,21 @@ class Compactor {
   void QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
                    const std::shared_ptr<ManagedSequence>& managed,
                    std::vector<std::uint32_t> layers, JobPriority priority, Ticket ticket);
+  // Of policies that choose and pack: what was decoded behind their choices gets strategies of its
+  // own, all lanes of the layer alike.
+  void QueueKeepDecoded(const std::shared_ptr<cache::Sequence>& sequence,
+                        const std::shared_ptr<ManagedSequence>& managed, std::uint32_t layer);
   absl::Status EncodeBefore(const std::shared_ptr<cache::Sequence>& sequence,
                             ManagedSequence& managed, std::uint32_t layer);
   struct AskedLayer {
     std::uint32_t index;
-    bool all_shown;  // Rows::all_shown
-    bool decoding;   // asked for by tokens that were decoded
+    bool all_shown;              // Rows::all_shown
+    bool decoding;               // asked for by tokens that were decoded
+    bool keeps_decoded = false;  // LayerChooser::KeepDecoded
   };
   absl::Status Choose(cache::Sequence& sequence, ManagedSequence& managed, AskedLayer asked);
+  void Decided(const cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t layer,
+               LayerChoice choice) TESSERA_NO_THREAD_SAFETY_ANALYSIS;
   // What is chosen now; ChoiceOf also measures the time that it takes.
   absl::StatusOr<LayerChoice> Choice(const cache::Sequence& sequence, ManagedSequence& managed,
                                      AskedLayer asked, const LayerState& state);
@@ -181,6 +188,7 @@ class Compactor {
   absl::Status EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
                            bool waits);
   struct TilesOutcome {
+    std::uint32_t layer = 0;
     bool left = false;  // to a seal that is in hand
     bool more = false;  // are there
     std::optional<SealWish> wants_seal;

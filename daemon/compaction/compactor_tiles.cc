@@ -99,14 +99,19 @@ absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequ
   }
   if (outcome.more && status.ok()) lane.work->tiles_left.store(true);
   LaneFree(sequence, *managed, index);
-  if (outcome.wants_seal.has_value()) WantSeal(sequence, *managed, index, *outcome.wants_seal);
+  if (!outcome.wants_seal.has_value()) return status;
+  if (managed->policy().chooses()) {
+    QueueKeepDecoded(sequence, managed, outcome.layer);
+  } else {
+    WantSeal(sequence, *managed, index, *outcome.wants_seal);
+  }
   return status;
 }
 
 absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence& managed,
                                       std::uint32_t index, LaneState& state,
                                       TilesOutcome& outcome) {
-  const LaneCoder::Options options = CoderOptions(sequence, managed, state);
+  LaneCoder::Options options = CoderOptions(sequence, managed, state);
   const SealWishes& seals = managed.lane(index).work->seals;
   const bool seals_lanes = managed.policy().mosaic.has_value() && !managed.policy().chooses();
   const std::uint64_t without_raw = state.without_raw;
@@ -115,12 +120,13 @@ absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence
     status = sequence.Recode({.lane = index, .least_plain = kernels::kTileEntries},
                              [&](const cache::OpenRun& run) -> LaneCoder::Swap {
                                if (managed.Interrupted(run.layer)) return std::nullopt;
-                               outcome = {};
+                               outcome = {.layer = run.layer};
                                // Asked for when the rows are known: what ends with them is wanted
                                // before anybody sees them.
                                outcome.left = seals_lanes && seals.in_hand();
                                if (outcome.left) return std::nullopt;
                                state.without_raw = without_raw;  // an attempt may have counted
+                               options.chosen_before = managed.chosen_before(run.layer);
                                LaneCoder coder(options, run);
                                LaneCoder::Swap swap = coder.EncodeTiles();
                                outcome.more = coder.leaves_tiles();

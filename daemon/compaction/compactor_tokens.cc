@@ -29,6 +29,14 @@ absl::Status AsksForNothing(const cache::Sequence& sequence, const Policy& polic
                                               ", which does not ask for this"));
 }
 
+// Whether rows of a lane that nothing has been packed of are enough for a segment by now. Under a
+// policy that goes on while decoding the first prompt may have been short.
+bool FirstForm(const Policy& policy, const cache::OpenRun& run,
+               const policies::LaneDecision& decision) {
+  return policy.mosaic.has_value() && policies::Continues(policy) && run.packed == nullptr &&
+         decision.kept.size() >= policy.mosaic->segments.min_tokens;
+}
+
 }  // namespace
 
 // ---- what a worker shows
@@ -130,6 +138,35 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
       });
 }
 
+void Compactor::QueueKeepDecoded(const std::shared_ptr<cache::Sequence>& sequence,
+                                 const std::shared_ptr<ManagedSequence>& managed,
+                                 std::uint32_t layer) {
+  // One job that waits is enough, and every lane asks.
+  if (managed->layer(layer).pending.load() > 0) return;
+  managed->layer(layer).pending.fetch_add(1);
+  options_.scheduler->Submit(
+      {.name = "seal",
+       .priority = JobPriority::kSeals,
+       .tenant = internal::TenantOf(*sequence),
+       .owner = sequence->id().value()},
+      [this, weak = std::weak_ptr(sequence), asked = std::weak_ptr(managed), layer]() {
+        const std::shared_ptr<cache::Sequence> held = weak.lock();
+        const std::shared_ptr<ManagedSequence> asker = asked.lock();
+        if (held == nullptr || asker == nullptr || ManagedSequence::Of(*held) != asker) return;
+        absl::StatusOr<cache::Residence> stays = held->Restore();
+        asker->layer(layer).pending.fetch_sub(1);
+        absl::Status status = stays.status();
+        if (status.ok()) {
+          status =
+              Choose(*held, *asker,
+                     {.index = layer, .all_shown = false, .decoding = true, .keeps_decoded = true});
+        }
+        if (!status.ok() && !absl::IsNotFound(status)) {
+          Complain(*held, "segment not sealed", status);
+        }
+      });
+}
+
 // Of a policy that goes on while decoding, and packs: what comes in takes its form first, so that
 // what is chosen keeps it.
 absl::Status Compactor::EncodeBefore(const std::shared_ptr<cache::Sequence>& sequence,
@@ -168,17 +205,10 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
       LaneFree(sequence.shared_from_this(), managed, sequence.model().layout().lane(index, head));
     }
     if (status.ok()) {
-      counters_.decisions_made.fetch_add(1, std::memory_order_relaxed);
       layer.state.memory = choice->memory;
       layer.state.decided_until = choice->until;
-      if (!choice->waits) layer.state.observation.ForgetBefore(choice->until);
       layer.interrupted = false;
-      if (!choice->idle) {
-        layer.choice = std::nullopt;
-        if (IsTakenOver(managed.policy(), index, sequence.model().layers())) {
-          layer.choice = *std::move(choice);
-        }
-      }
+      if (!choice->decoded) Decided(sequence, managed, index, *std::move(choice));
       if (!resumes) return status;
       continue;  // with what has come since
     }
@@ -186,6 +216,20 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
     if (choice->Begun() && !(resumes && again)) layer.unfinished = *std::move(choice);
     layer.interrupted = layer.unfinished.has_value();
     if (!again || ++attempt == internal::kAttempts) return status;
+  }
+}
+
+// It has been carried out.
+void Compactor::Decided(const cache::Sequence& sequence, ManagedSequence& managed,
+                        std::uint32_t index, LayerChoice choice) {
+  ManagedSequence::ManagedLayer& layer = managed.layer(index);
+  counters_.decisions_made.fetch_add(1, std::memory_order_relaxed);
+  layer.state.looked_until = choice.end;
+  if (!choice.waits) layer.state.observation.ForgetBefore(choice.until);
+  if (choice.idle) return;
+  layer.choice = std::nullopt;
+  if (IsTakenOver(managed.policy(), index, sequence.model().layers())) {
+    layer.choice = std::move(choice);
   }
 }
 
@@ -219,6 +263,7 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
                               .all_shown = asked.all_shown,
                               .decoding = asked.decoding},
                              index);
+  if (asked.keeps_decoded) return chooser.KeepDecoded(state);
   const std::uint32_t decides = policies::DecidesFor(managed.policy(), index);
   if (decides == index) return chooser.Choose(state);
   TESSERA_CHECK(decides < index, "choices are handed on to later layers");
@@ -258,7 +303,8 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
   // Lanes that keep all are settled with the others, whatever their form: the next choice is not
   // about their rows, either, and finds the layer's lanes alike.
   const bool settles = !ChoosesFromAll(policy) && policy.drops_entries() &&
-                       (!choice.UntouchedAll() || (LeavesRows(policy) && !choice.waits));
+                       (!choice.UntouchedAll() ||
+                        ((LeavesRows(policy) || policy.mosaic.has_value()) && !choice.waits));
   for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
     if (choice.done[head] || (choice.Untouched(head) && !settles && LeavesRows(policy))) continue;
     const std::uint32_t index = layout.lane(layer, head);
@@ -289,11 +335,14 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
             if (swap.ok()) (*swap)->moves = moves;
             return swap;
           }
-          // Settled rows keep their form, and their neighbours.
-          if (choice.continued || (policies::Continues(policy) && !run.settled.empty())) {
+          // Settled rows keep their form, and their neighbours, once they have one.
+          const bool first = FirstForm(policy, run, choice.lanes[head]);
+          if (!first &&
+              (choice.continued || (policies::Continues(policy) && !run.settled.empty()))) {
             if (coding.decision == nullptr) return std::nullopt;
             return LaneGather(sequence.memory(), run).Keep(*coding.decision, coding.decided);
           }
+          if (first) coding.decision = &choice.lanes[head];
           LaneCoder coder(coding, run);
           if (policy.mosaic.has_value()) return coder.Seal(SealWish::Everything());
           if (policy.key_channels.has_value()) return coder.CutKeys();

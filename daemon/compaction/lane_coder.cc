@@ -71,7 +71,8 @@ std::optional<LaneCoder::Form> LaneCoder::FormOfNewTiles() const {
   return Form{.shape = shape, .rotations = nullptr, .loss = {}};
 }
 
-bool LaneCoder::RunIsLongEnough() const {
+bool LaneCoder::MayBeSealed() const {
+  if (run_.first_position < options_.chosen_before) return false;
   const std::uint64_t full = FullTiles(OlderOf(run_.provisional_entries() + run_.plain_entries()));
   return full >= options_.policy->mosaic->segments.min_tokens;
 }
@@ -114,7 +115,7 @@ std::uint64_t LaneCoder::CountForNewTiles() const {
 LaneCoder::Swap LaneCoder::EncodeTiles() {
   const std::optional<Form> form = LeftPlain() ? std::nullopt : FormOfNewTiles();
   if (!form.has_value()) {
-    wants_seal_ = options_.policy->mosaic.has_value() && RunIsLongEnough();
+    wants_seal_ = options_.policy->mosaic.has_value() && MayBeSealed();
     return std::nullopt;
   }
   const std::uint64_t all = CountForNewTiles();
@@ -145,8 +146,9 @@ LaneCoder::Swap LaneCoder::EncodeTiles() {
   if (options_.policy->mosaic.has_value()) {
     const std::uint64_t entries = run_.provisional_entries() + full;
     const policies::SegmentOptions& segments = options_.policy->mosaic->segments;
-    wants_seal_ = keeps_raw_ && (entries >= segments.tokens ||
-                                 (entries >= segments.min_tokens && LossIsTooHigh(*form)));
+    wants_seal_ =
+        keeps_raw_ && MayBeSealed() &&
+        (entries >= segments.tokens || (entries >= segments.min_tokens && LossIsTooHigh(*form)));
   }
   return swap;
 }
@@ -165,7 +167,7 @@ bool LaneCoder::DecideAboutRaw(std::uint64_t count) {
       pool::MemoryTag::kRawCopies, 2 * count * tile_.row_bytes());
   keeps_raw_ = room.ok();
   if (keeps_raw_) return true;
-  if (RunIsLongEnough()) return false;
+  if (MayBeSealed()) return false;
   GiveUpRaw();
   options_.counters->raw_rows_dropped.fetch_add(count, std::memory_order_relaxed);
   return true;

@@ -63,6 +63,9 @@ class LaneCoder {
     const policies::LaneDecision* decision = nullptr;
     std::uint64_t decided = 0;
     bool settles = false;  // what it leaves is not chosen from again
+    // ManagedSequence::chosen_before of the run's layer: a run that begins before it is sealed by a
+    // choice, whenever that comes; no tile waits for one.
+    std::uint64_t chosen_before = 0;
     // The channels of keys that stay, where they are not those of the segment before.
     const std::vector<std::uint32_t>* key_channels = nullptr;
     std::uint64_t first_position = 0;  // of these
@@ -110,7 +113,8 @@ class LaneCoder {
   std::optional<Form> FormOfNewTiles() const;
   // Plain rows that are to be encoded when there are so many: whole tiles.
   std::uint64_t CountForNewTiles() const;
-  bool RunIsLongEnough() const;
+  // For a seal, which may come at any time.
+  bool MayBeSealed() const;
   // Of so many, the last ones of the lane, those that do not wait as the policy's newest: whole
   // tiles, where some wait.
   std::uint64_t OlderOf(std::uint64_t entries) const;

@@ -88,7 +88,8 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
     options_.state->begun.reset();  // it was cut since
     return std::nullopt;
   }
-  LaneSwap swap = {.all = true, .drops = options_.decision != nullptr};
+  const bool drops = options_.decision != nullptr;
+  LaneSwap swap = {.all = true, .whole = drops, .drops = drops};
   TakeWhatIsMade(given, swap);
   std::uint64_t done = EntriesOf(swap.segments);
   if (done == waiting) {

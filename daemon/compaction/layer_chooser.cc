@@ -95,6 +95,7 @@ struct LayerChooser::Lanes {
 void LayerState::CutTo(std::uint64_t tokens) {
   observation.ForgetFrom(tokens);
   decided_until = std::min(decided_until.load(), tokens);
+  looked_until = std::min(looked_until.load(), tokens);
   if (decided_until == 0) memory = {};
 }
 
@@ -282,17 +283,9 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
       lanes->CutAt(std::max(decided_until, WholeSteps(until, lanes->end)));
     }
   }
-  LayerChoice choice = {.lanes = {},
-                        .decided = lanes->Counts(),
-                        .first_positions = lanes->FirstPositions(),
-                        .losses = lanes->losses,
-                        .done = std::vector<bool>(lanes->losses.size()),
-                        .memory = state.memory,
-                        .end = lanes->end,
-                        // The newest tokens may have gone.
-                        .until = std::max(lanes->end, decided_until),
-                        .continued = advances,
-                        .idle = NothingNew(*lanes, state)};
+  LayerChoice choice = About(*lanes, state);
+  choice.continued = advances;
+  choice.idle = NothingNew(*lanes, state);
   const Shown shown(options_, layer_, state, *lanes, whole ? 0 : lanes->begin);
   absl::StatusOr<policies::LayerDecision> decision =
       !policy.drops_entries() || choice.idle ? policies::KeepAll(shown.view())
@@ -313,6 +306,33 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
   return choice;
 }
 
+LayerChoice LayerChooser::About(const Lanes& lanes, const LayerState& state) {
+  return {.lanes = {},
+          .decided = lanes.Counts(),
+          .first_positions = lanes.FirstPositions(),
+          .losses = lanes.losses,
+          .done = std::vector<bool>(lanes.losses.size()),
+          .memory = state.memory,
+          .end = lanes.end,
+          // The newest tokens may have gone.
+          .until = std::max<std::uint64_t>(lanes.end, state.decided_until)};
+}
+
+absl::StatusOr<LayerChoice> LayerChooser::KeepDecoded(const LayerState& state) const {
+  absl::StatusOr<Lanes> lanes = Look(/*whole=*/false, /*keys=*/false);
+  if (!lanes.ok()) return lanes.status();
+  const std::uint64_t prompts = options_.prompts.empty() ? 0 : options_.prompts.back().end;
+  const std::uint64_t tokens = lanes->end - lanes->begin;
+  const bool open = lanes->begin < prompts && state.looked_until < prompts;
+  lanes->CutAt(open ? lanes->begin : lanes->end - tokens % kernels::kTileEntries);
+  LayerChoice choice = About(*lanes, state);
+  choice.decoded = true;
+  choice.lanes = policies::KeepAll(Shown(options_, layer_, state, *lanes, lanes->begin).view());
+  choice.waits = lanes->begin == lanes->end;
+  if (choice.waits) choice.until = state.decided_until;
+  return choice;
+}
+
 // Whether the next choice looks at the same rows again.
 bool LayerChooser::LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) const {
   const policies::Policy& policy = *options_.policy;
@@ -320,7 +340,10 @@ bool LayerChooser::LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) 
     return std::find(lanes.channels_gone.begin(), lanes.channels_gone.end(), false) !=
            lanes.channels_gone.end();
   }
-  return !ChoosesFromAll(policy) && choice.UntouchedAll();
+  if (ChoosesFromAll(policy) || !choice.UntouchedAll()) return false;
+  // Enough for a segment: it is packed as it is.
+  return !policy.mosaic.has_value() ||
+         *std::ranges::min_element(choice.decided) < policy.mosaic->segments.min_tokens;
 }
 
 // What was decided about may still be open: to packing, or because it ends where the lane does.

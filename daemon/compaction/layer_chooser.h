@@ -24,6 +24,9 @@ struct LayerState {
   policies::LayerMemory memory;
   // Tokens before it have been decided about. Others may look at any time.
   std::atomic<std::uint64_t> decided_until{0};
+  // Those before it have been looked at; what was left of them waits for the next prompt's end, if
+  // that comes soon.
+  std::atomic<std::uint64_t> looked_until{0};
   Observation observation;
 
   // The sequence was cut to so many tokens.
@@ -51,6 +54,8 @@ struct LayerChoice {
   // There was too little to decide about: the next prompt's end decides about all of it, and wants
   // these tokens' queries, too.
   bool waits = false;
+  // That tokens which were decoded stay, and need not wait to be packed. No prompt's end.
+  bool decoded = false;
 
   static constexpr std::uint64_t kNotCut = ~std::uint64_t{0};
   // The sequence was cut to so many tokens.
@@ -85,6 +90,9 @@ class LayerChooser {
   // About what waits in the lanes, as at the end of a prompt. A policy that continues, and has
   // begun, goes on over all of the lanes.
   absl::StatusOr<LayerChoice> Choose(const LayerState& state) const;
+  // That what was decoded behind the last prompt stays, and what was left of that with it; nothing
+  // where it has not been looked at.
+  absl::StatusOr<LayerChoice> KeepDecoded(const LayerState& state) const;
   // The choice of another layer, taken over. FAILED_PRECONDITION where the lanes are not alike.
   absl::StatusOr<LayerChoice> TakeOver(const LayerChoice& choice, const LayerState& state) const;
   // Makes a choice that was cut fit the lanes where it has not been carried out: the layer's lanes
@@ -95,6 +103,8 @@ class LayerChooser {
   struct Lanes;
   class Shown;
   absl::StatusOr<Lanes> Look(bool whole, bool keys) const;
+  // A choice about what is seen, before it has been made.
+  static LayerChoice About(const Lanes& lanes, const LayerState& state);
   bool NeedsKeyChannels(const Lanes& lanes, const policies::LayerDecision& decision) const;
   bool LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) const;
   bool NothingNew(const Lanes& lanes, const LayerState& state) const;

@@ -103,6 +103,7 @@ class ManagedSequence final : public cache::Companion {
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       layers_[i].state.memory = parent.layers_[i].state.memory;
       layers_[i].state.decided_until = parent.layers_[i].state.decided_until.load();
+      layers_[i].state.looked_until = parent.layers_[i].state.looked_until.load();
       layers_[i].unfinished = parent.layers_[i].unfinished;
       layers_[i].interrupted = layers_[i].unfinished.has_value();
       layers_[i].state.observation = parent.layers_[i].state.observation;
@@ -189,6 +190,15 @@ class ManagedSequence final : public cache::Companion {
   std::vector<policies::TokenSpan> prompts() const {
     MutexLock lock(text_mutex_);
     return prompts_.spans();
+  }
+
+  // Tokens before this one a choice may still come for; those behind stay, if no prompt comes.
+  std::uint64_t chosen_before(std::uint32_t layer) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+    if (!policy_.chooses()) return 0;
+    if (policies::Continues(policy_)) return ~std::uint64_t{0};
+    MutexLock lock(text_mutex_);
+    const std::uint64_t prompts = prompts_.spans().empty() ? 0 : prompts_.spans().back().end;
+    return prompts <= layers_[layer].state.looked_until ? 0 : prompts;
   }
 
   // True for the first that asks since the job began.

@@ -70,8 +70,8 @@ double MedianRatio(const Step& step, const Step& against) {
 }
 
 // A segment, its strategy, and the update buffers that fill up behind it, those of all of the
-// model's lanes: each with rows and rotations of its own, so that none is found in a cache because
-// the one before had it there. Their numbers are the same.
+// model's lanes: each with rows, rotations and moments of its own, so that none is found in a cache
+// because the one before had it there. Their numbers are the same.
 class Scene {
  public:
   explicit Scene(const GeneratedKv& kv)
@@ -84,8 +84,9 @@ class Scene {
         BenchOperations().prepared_bytes(strategy_.shape, kernels::ElementType::kBf16);
     prepared_.resize(bytes);
     const kernels::LaneRows full = kv.Rows(0, kSegmentTokens, kernels::kTileEntries);
-    lanes_.resize(kLanes);
-    for (Lane& lane : lanes_) {
+    lanes_.reserve(kLanes);
+    while (lanes_.size() < kLanes) {
+      Lane& lane = lanes_.emplace_back(kv.shape().head_dim);
       const std::size_t side = full.keys.row_bytes() * kernels::kTileEntries;
       lane.rows.resize(2 * side);
       std::memcpy(lane.rows.data(), full.keys.data, side);
@@ -136,7 +137,10 @@ class Scene {
     loss_ +=
         kernels::LossOfTile(lane.buffer, strategy_.shape, lane.tile.data(), BenchOperations()).key;
   }
-  void SumUpTile() { AddMoments(lanes_[summed_++ % kLanes].buffer, keys_, values_); }
+  void SumUpTile() {
+    Lane& lane = lanes_[summed_++ % kLanes];
+    AddMoments(lane.buffer, lane.keys, lane.values);
+  }
 
   const kernels::Strategy& strategy() const { return strategy_; }
   bool all_encoded() const { return all_encoded_; }
@@ -149,10 +153,13 @@ class Scene {
   }
 
   struct Lane {
+    explicit Lane(std::uint32_t head_dim) : keys(head_dim), values(head_dim) {}
     kernels::AlignedBytes rows;  // K, then V
     kernels::LaneRows buffer;    // into `rows`
     kernels::AlignedBytes rotations;
     kernels::AlignedBytes tile;
+    kernels::Moments keys;
+    kernels::Moments values;
   };
 
   kernels::LaneRows segment_;
