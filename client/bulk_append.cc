@@ -85,6 +85,7 @@ class Bulk {
     request.set_layers(piece.layers);
     request.set_first_token(sequence_.TokensOf(tensors_.first_layer + piece.layer));
     request.set_end_of_prompt(tensors_.end_of_prompt && IsLast(piece));
+    request.set_position_shift(sequence_.position_shift);
     for (v1::Tensor* tensor : {request.mutable_key(), request.mutable_value()}) {
       const kernels::LayerGeometry& geometry = sequence_.model->geometry(tensors_.first_layer);
       tensor->set_dtype(ToDType(sequence_.model->type()));
@@ -233,8 +234,9 @@ absl::Status RefreshTokens(Session& session, SequenceState& sequence) {
   request.set_lanes(true);
   if (absl::Status status = session.Call(request, response); !status.ok()) return status;
   sequence.SetTokens(response.tokens());
+  sequence.position_shift = response.position_shift();
   for (const v1::LaneDescription& lane : response.lane()) {
-    const std::uint64_t held = lane.entries() + lane.tail_entries();
+    const std::uint64_t held = lane.tokens() + lane.tail_entries();
     if (lane.kv_head() != 0 || held <= response.tokens() ||
         lane.layer() >= sequence.model->layers()) {
       continue;
@@ -243,6 +245,20 @@ absl::Status RefreshTokens(Session& session, SequenceState& sequence) {
   }
   sequence.uncertain = false;
   return absl::OkStatus();
+}
+
+absl::Status LearnPositionShift(Session& session, SequenceState& sequence,
+                                const absl::Status& refused) {
+  if (!absl::IsFailedPrecondition(refused)) return refused;
+  v1::DescribeRequest request;
+  v1::DescribeResponse response;
+  request.set_sequence_id(sequence.id.value());
+  if (!session.Call(request, response).ok()) return refused;
+  if (sequence.position_shift == response.position_shift()) return refused;
+  sequence.position_shift = response.position_shift();
+  return absl::FailedPreconditionError(
+      Concat(AsStringView(refused.message()),
+             ": another one has had it compressed; its next_position() is known again"));
 }
 
 absl::Status CutTo(Session& session, SequenceId sequence, std::uint64_t tokens) {
@@ -290,6 +306,7 @@ absl::StatusOr<std::uint64_t> BulkAppend(Session& session, SequenceState& sequen
     return sequence.tokens;
   }
   if (IsUncertain(status)) sequence.uncertain = true;
+  status = LearnPositionShift(session, sequence, status);
   const std::uint64_t first_now = sequence.TokensOf(tensors.first_layer);
   if (first_now == first_before || sequence.uncertain || absl::IsDataLoss(status)) return status;
   if (was_even) return TakeBack(session, sequence, before, status);

@@ -18,6 +18,11 @@ absl::StatusOr<std::uint64_t> BulkAppend(Session& session, SequenceState& sequen
 // Asks the daemon what the sequence holds, after a call whose outcome is unknown.
 absl::Status RefreshTokens(Session& session, SequenceState& sequence);
 
+// Of an append that was refused: where another one has moved the sequence's tokens, says so and
+// learns by how much.
+absl::Status LearnPositionShift(Session& session, SequenceState& sequence,
+                                const absl::Status& refused);
+
 // Has the daemon keep the first `tokens` tokens of it.
 absl::Status CutTo(Session& session, SequenceId sequence, std::uint64_t tokens);
 // Takes back what is left of a step that was abandoned, where that did not work at once.

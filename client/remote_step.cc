@@ -53,6 +53,7 @@ absl::Status RemoteStep::Append(std::uint32_t layer, std::span<const std::byte> 
     absl::Status status =
         AppendItem(item, layer, key.subspan(first, bytes), value.subspan(first, bytes));
     if (status.ok()) continue;
+    status = LearnPositionShift(*session_, *item.sequence, status);
     // Some sequences have the layer and some do not: nothing of the step can be committed.
     Abandon();
     return status;
@@ -71,6 +72,7 @@ absl::Status RemoteStep::AppendItem(const StepItem& item, std::uint32_t layer,
   request.set_layers(1);
   request.set_first_token(item.base);
   request.set_decoded(true);
+  request.set_position_shift(item.sequence->position_shift);
   FillTensor(*request.mutable_key(), batch_.model(), layer, item.new_tokens, key);
   FillTensor(*request.mutable_value(), batch_.model(), layer, item.new_tokens, value);
   return session_->Call(request, response);

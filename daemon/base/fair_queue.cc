@@ -6,8 +6,11 @@ namespace tessera {
 
 void FairQueue::Push(JobSpec spec, Job job) {
   const auto priority = static_cast<std::size_t>(spec.priority);
-  Fifo& line = priorities_[priority].Of(spec.tenant).Of(spec.owner);
-  line.Push({std::move(spec), std::move(job)});
+  Owners& owners = priorities_[priority].Of(spec.tenant);
+  const std::uint64_t owner = spec.owner;
+  const bool goes_on = spec.goes_on;
+  owners.Of(owner).Push({std::move(spec), std::move(job)});
+  if (goes_on) owners.Prefer(owner);
   ++sizes_[priority];
 }
 

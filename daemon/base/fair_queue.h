@@ -2,11 +2,13 @@
 // nobody else. Not thread-safe.
 //
 // Within a priority tenants take turns of one job each, and within a tenant owners do; the jobs of
-// one owner run in the order in which they came, but for one that goes on. Who begins to wait joins
+// one owner run in the order in which they came. One that goes on comes before all others of its
+// tenant, so that no more is begun at a time than there are threads. Who begins to wait joins
 // behind all that wait already, and before its turn every other has at most one. Push and Pop take
 // O(log n) for n tenants and owners that wait; those that have nothing queued take no memory.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +34,7 @@ struct JobSpec {
   // What of the tenant's it is for: the id of a session or a sequence, which one tenant never gives
   // twice. 0: nothing in particular.
   std::uint64_t owner = 0;
-  bool goes_on = false;  // with what a job of the owner has begun: before its others that wait
+  bool goes_on = false;  // with what a job of the owner has begun: before others of its tenant
 };
 
 class FairQueue {
@@ -60,6 +62,11 @@ class FairQueue {
       const auto [place, is_new] = queues_.try_emplace(key);
       if (is_new) ring_.push_back(place);
       return place->second;
+    }
+    // The next turn is that of `key`, which waits.
+    void Prefer(const Key& key) {
+      const auto at = std::find(ring_.begin(), ring_.end(), queues_.find(key));
+      ring_.splice(ring_.begin(), ring_, at);
     }
     Entry Pop() {
       const auto place = ring_.front();

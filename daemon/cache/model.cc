@@ -54,12 +54,23 @@ absl::Status CheckAttention(std::uint32_t index, const LayerSpec& layer) {
   return absl::OkStatus();
 }
 
+// Of positions that differ by up to 2^32 the angles are far from where a double has no fractions.
+constexpr double kMostFrequency = 1024;
+
 absl::Status CheckFrequencies(const ModelSpec& spec) {
   const std::vector<double>& frequencies = spec.rope_frequencies;
   for (std::size_t i = 0; i < frequencies.size(); ++i) {
-    if (std::isfinite(frequencies[i]) && frequencies[i] >= 0) continue;
+    if (frequencies[i] >= 0 && frequencies[i] <= kMostFrequency) continue;  // not NaN
     return absl::InvalidArgumentError(Concat("rope frequency ", i, " is ", frequencies[i],
-                                             "; it must be finite and not negative"));
+                                             "; it must lie between 0 and ", kMostFrequency,
+                                             ", in radians per position"));
+  }
+  // Of those that follow from theta the first is 1, the last almost 1 / theta.
+  const double factor = spec.rope_scaling_factor > 0 ? spec.rope_scaling_factor : 1;
+  if (spec.rope_theta > 0 && std::max(1.0, 1 / spec.rope_theta) / factor > kMostFrequency) {
+    return absl::InvalidArgumentError(
+        Concat("rope theta ", spec.rope_theta, " with scaling factor ", spec.rope_scaling_factor,
+               " makes frequencies beyond ", kMostFrequency, " radians per position"));
   }
   if (frequencies.empty()) return absl::OkStatus();
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {

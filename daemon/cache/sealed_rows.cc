@@ -29,11 +29,14 @@ std::uint64_t SealedRows::CommonWith(std::span<const HeldSegment> held) const {
     const Source& source = sources_[i];
     // The same one, not another at the address of one that has gone; without taking hold of it.
     const bool same = !source.segment.owner_before(held[i].segment) &&
-                      !held[i].segment.owner_before(source.segment) &&
-                      held[i].segment->rewrites() == source.rewrites;
+                      !held[i].segment.owner_before(source.segment);
     if (!same) break;
-    common += std::min(held[i].entries, source.entries);
-    if (held[i].entries != source.entries) break;  // other rows follow
+    const std::uint32_t as_it_was =
+        held[i].segment->rewrites() == source.rewrites
+            ? source.entries
+            : std::min(source.entries, held[i].segment->FirstRewritten(source.rewrites));
+    common += std::min(held[i].entries, as_it_was);
+    if (held[i].entries != source.entries || as_it_was != source.entries) break;  // others follow
   }
   return common;
 }

@@ -67,4 +67,19 @@ pool::Block Segment::AddTiles(std::vector<pool::Block> tiles, pool::Block larger
   return old;
 }
 
+std::uint32_t Segment::FirstRewritten(std::uint64_t since) const {
+  MutexLock lock(notes_mutex_);
+  for (const Rewrite& rewrite : rewritten_) {
+    if (rewrite.count > since) return rewrite.first_entry;
+  }
+  return filled_;
+}
+
+void Segment::CountRewrite(std::uint32_t first_entry) {
+  first_entry -= first_entry % kernels::kTileEntries;
+  MutexLock lock(notes_mutex_);
+  while (!rewritten_.empty() && rewritten_.back().first_entry >= first_entry) rewritten_.pop_back();
+  rewritten_.push_back({++rewrites_, first_entry});
+}
+
 }  // namespace tessera::cache

@@ -115,11 +115,14 @@ class Segment {
   // Rows [0, filled) hold what some lane has shown, or shows.
   std::uint32_t filled() const { return filled_; }
   void set_filled(std::uint32_t entries) { filled_ = entries; }
-  std::uint64_t rewrites() const { return rewrites_.load(std::memory_order_relaxed); }
-  void CountRewrite() {
-    rewrites_.fetch_add(1, std::memory_order_relaxed);
-    set_sealed_rows(nullptr);  // of rows that are not there any more
+  // How often rows were written anew, and from which entry on some were when that had happened
+  // `since` times; `filled`: none.
+  std::uint64_t rewrites() const {
+    MutexLock lock(notes_mutex_);
+    return rewrites_;
   }
+  std::uint32_t FirstRewritten(std::uint64_t since) const;
+  void CountRewrite(std::uint32_t first_entry);
   // What its rows, and those of the segments behind it, have become elsewhere. Null: nothing.
   std::shared_ptr<const SealedRows> sealed_rows() const {
     MutexLock lock(notes_mutex_);
@@ -179,8 +182,15 @@ class Segment {
   std::shared_ptr<const EntryList> entry_list_;
   SegmentLoss loss_;
   std::uint32_t filled_ = 0;
-  std::atomic<std::uint64_t> rewrites_{0};
   mutable Mutex notes_mutex_;
+  std::uint64_t rewrites_ TESSERA_GUARDED_BY(notes_mutex_) = 0;
+  // Each with the count that it made. Of two the later one begins behind the earlier one: else it
+  // stands for both. By whole tiles, so that there are few.
+  struct Rewrite {
+    std::uint64_t count;
+    std::uint32_t first_entry;
+  };
+  std::vector<Rewrite> rewritten_ TESSERA_GUARDED_BY(notes_mutex_);
   std::shared_ptr<const SealedRows> sealed_rows_ TESSERA_GUARDED_BY(notes_mutex_);
   std::optional<std::string> left_plain_under_ TESSERA_GUARDED_BY(notes_mutex_);
   std::vector<pool::Block> tiles_;

@@ -99,6 +99,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::uint32_t layers = 0;
     std::uint64_t first_token = 0;
     std::uint64_t tokens = 0;
+    // For which the rows were computed: FAILED_PRECONDITION where it is another. None: any.
+    std::optional<std::uint64_t> position_shift{};
   };
   // `before_seen` is called when nothing can fail any more and nobody has seen a row; under the
   // sequence's lock.

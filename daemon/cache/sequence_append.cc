@@ -23,6 +23,11 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const Row
   if (absl::Status status = Resident(); !status.ok()) return status;
   TESSERA_CHECK(span.layers > 0 && span.first_layer + span.layers <= model_->layers(),
                 "the caller checked the layers");
+  if (span.position_shift.value_or(moved_.shift) != moved_.shift) {
+    return absl::FailedPreconditionError(
+        Concat(id_.ToString(), " has moved its tokens by ", moved_.shift,
+               " positions; these rows were computed for a move by ", *span.position_shift));
+  }
   // Before the tail is closed: a refused append leaves the sequence decoding.
   absl::StatusOr<std::uint64_t> committed = CommittedLocked();
   if (!committed.ok()) return committed.status();
@@ -201,7 +206,9 @@ void Sequence::Commit(LanePlan& plan, std::uint64_t tokens, Replaced& replaced) 
   for (Growth& growth : plan.growths) {
     memory_.counters->tiles_written.fetch_add(growth.tiles.size(), std::memory_order_relaxed);
     pool::Block old = growth.segment->AddTiles(std::move(growth.tiles), std::move(growth.table));
-    if (growth.first_entry < growth.segment->filled()) growth.segment->CountRewrite();
+    if (growth.first_entry < growth.segment->filled()) {
+      growth.segment->CountRewrite(growth.first_entry);
+    }
     growth.segment->set_filled(growth.first_entry + growth.count);
     if (old.valid()) replaced.blocks.push_back(std::move(old));
     if (growth.fresh) {

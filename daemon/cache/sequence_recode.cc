@@ -105,6 +105,18 @@ absl::StatusOr<Sequence::TailShut> Sequence::BeginMoves(std::uint32_t first_laye
   MutexLock lock(mutex_);
   if (absl::Status status = Usable(); !status.ok()) return status;
   if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
+  if (packing_) {
+    return absl::AbortedError(
+        Concat(id_.ToString(), " is being compressed by another call; ask again"));
+  }
+  for (const Lane& lane : lanes_) {
+    for (const HeldSegment& held : lane.segments) {
+      if (!held.segment->shape().packed()) continue;
+      return absl::FailedPreconditionError(Concat(
+          id_.ToString(), " holds packed entries from position ", held.segment->first_position(),
+          " on, which cannot be moved; set a policy that moves no positions"));
+    }
+  }
   for (std::uint32_t layer = first_layer; layer < first_layer + layers; ++layer) {
     const std::uint32_t lane = model_->layout().lane(layer, 0);
     absl::Status status = MayMove(lane, lanes_[lane].tail_start);
@@ -210,6 +222,7 @@ OpenRun Sequence::OpenRunOf(std::uint32_t index, bool whole) const {
   run.losses = lane.losses;
   if (whole) run.settled.assign(segments.begin(), segments.begin() + first);
   for (std::size_t i = 0; i < first && !whole; ++i) run.before += segments[i].entries;
+  run.segments_before = whole ? 0 : first;
   run.provisional.assign(segments.begin() + first, segments.begin() + first_plain);
   run.plain.assign(segments.begin() + first_plain, segments.end());
   run.first_position =
@@ -329,6 +342,7 @@ void Sequence::CountSwap(const std::vector<HeldSegment>& sources, const LaneSwap
   for (const HeldSegment& held : sources) before += held.segment->tile_bytes();
   std::uint64_t after = 0;
   std::uint64_t tiles = 0;
+  bool packs = swap.growth.has_value() || swap.taken_over > 0;
   if (swap.growth.has_value()) {
     for (const pool::Block& tile : swap.growth->tiles) after += tile.bytes();
     tiles += swap.growth->tiles.size();
@@ -339,9 +353,11 @@ void Sequence::CountSwap(const std::vector<HeldSegment>& sources, const LaneSwap
     after += segment->tile_bytes();
     tiles += segment->tiles();
     if (!segment->shape().packed() && segment->shape().block == 0) continue;
+    packs = true;
     counters.entries_packed.fetch_add(segment->filled(), std::memory_order_relaxed);
   }
   counters.tiles_written.fetch_add(tiles, std::memory_order_relaxed);
+  if (!packs) return;
   counters.pack_bytes_before.fetch_add(before, std::memory_order_relaxed);
   counters.pack_bytes_after.fetch_add(after, std::memory_order_relaxed);
 }

@@ -22,6 +22,13 @@ namespace {
 absl::Status MayMovePositions(const cache::Sequence& sequence) {
   if (absl::Status fits = KeyTurner::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
   for (const cache::Sequence::LaneDescription& lane : sequence.Describe(/*lanes=*/true).lanes) {
+    for (const cache::SegmentRun& run : lane.runs) {
+      if (!run.shape.packed()) continue;
+      return absl::FailedPreconditionError(
+          Concat(sequence.id().ToString(), " holds ", run.entries, " packed entries in layer ",
+                 lane.layer, ", kv head ", lane.kv_head,
+                 "; a policy that moves positions begins before any is packed"));
+    }
     if (lane.entries + lane.position_shift == lane.tokens) continue;
     return absl::FailedPreconditionError(
         Concat(sequence.id().ToString(), " holds ", lane.entries, " entries of ", lane.tokens,
@@ -58,17 +65,36 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
       policy,
       {.layers = sequence.model().layers(), .delimiters = !spec.delimiter_token_ids.empty()});
   if (!serves.ok()) return serves;
+  for (;;) {
+    const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(sequence);
+    if (before == nullptr) return SetPolicyOver(sequence, nullptr, std::move(policy));
+    if (before->policy().text == policy.text) return absl::OkStatus();  // as it is
+    absl::Status status;
+    {
+      // No job of the policy before is at any lane: what one did after a look at them would be
+      // taken for what the next policy does.
+      const ManagedSequence::Pause pause(*before);
+      const ManagedSequence::LanesHeld held(*before);
+      if (ManagedSequence::Of(sequence) != before) continue;  // another call was first
+      status = SetPolicyOver(sequence, before.get(), std::move(policy));
+    }
+    for (std::uint32_t lane = 0; lane < sequence.model().lanes(); ++lane) {
+      LaneFree(sequence.shared_from_this(), *before, lane);
+    }
+    return status;
+  }
+}
+
+absl::Status Compactor::SetPolicyOver(cache::Sequence& sequence, ManagedSequence* before,
+                                      policies::Policy policy) {
   if (policies::MovesPositions(policy)) {
     if (absl::Status fits = MayMovePositions(sequence); !fits.ok()) return fits;
   }
   if (policies::TurnsKeysBack(policy)) {
     if (absl::Status fits = MayTurnKeysBack(sequence); !fits.ok()) return fits;
   }
-  const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(sequence);
   // What has been chosen is carried out in all lanes first, where tokens move by it.
-  std::optional<ManagedSequence::Pause> pause;
   if (before != nullptr && policies::MovesPositions(before->policy())) {
-    pause.emplace(*before);
     if (absl::Status alike = sequence.StandsAlike(); !alike.ok()) return alike;
   }
   WarnOfSmallBudget(sequence, policy);
@@ -85,20 +111,8 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
     managed->TakePrompt(0, sequence.Describe(/*lanes=*/false).tokens);
   }
   sequence.set_companion(std::move(managed));
-  if (packs) return absl::OkStatus();
-  // Nothing would come back to what waits for a strategy: its form is final then. Jobs of the
-  // policy before make no raw rows any more once those that run are done.
-  if (before == nullptr) {
-    sequence.DropRawRows();
-    return absl::OkStatus();
-  }
-  {
-    const ManagedSequence::LanesHeld held(*before);
-    sequence.DropRawRows();
-  }
-  for (std::uint32_t lane = 0; lane < sequence.model().lanes(); ++lane) {
-    LaneFree(sequence.shared_from_this(), *before, lane);
-  }
+  // Nothing would come back to what waits for a strategy: its form is final then.
+  if (!packs) sequence.DropRawRows();
   return absl::OkStatus();
 }
 
@@ -157,13 +171,21 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Se
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(parent);
   if (managed == nullptr) return fork();
   const ManagedSequence::Pause pause(*managed);
-  // Before: where one is over by then, the fork has what came of it.
-  std::vector<std::optional<SealWish>> ahead;
-  for (std::uint32_t lane = 0; lane < parent.model().lanes(); ++lane) {
-    ahead.push_back(managed->lane(lane).work->seals.Ahead());
-  }
+  // Before: where one is over by then, the fork has what came of it. And behind it: where one came
+  // with rows that the fork has.
+  std::vector<std::optional<SealWish>> ahead(parent.model().lanes());
+  const auto look = [&] {
+    for (std::uint32_t lane = 0; lane < ahead.size(); ++lane) {
+      const std::optional<SealWish> now = managed->lane(lane).work->seals.Ahead();
+      if (!now.has_value()) continue;
+      if (!ahead[lane].has_value()) ahead[lane].emplace();
+      ahead[lane]->Join(*now);
+    }
+  };
+  look();
   absl::StatusOr<std::shared_ptr<cache::Sequence>> child = fork();
   if (!child.ok()) return child;
+  look();
   const std::uint64_t tokens = (*child)->Describe(/*lanes=*/false).tokens;
   const auto own = std::make_shared<ManagedSequence>(*managed, pause, (*child)->model(), tokens);
   (*child)->set_companion(own);
@@ -241,7 +263,8 @@ absl::StatusOr<std::uint64_t> Compactor::Append(const std::shared_ptr<cache::Seq
       sequence->Append({.first_layer = rows.first_layer,
                         .layers = rows.layers,
                         .first_token = rows.first_token,
-                        .tokens = rows.until - rows.first_token},
+                        .tokens = rows.until - rows.first_token,
+                        .position_shift = rows.position_shift},
                        source, [&] {
                          if (managed == nullptr || rows.decoded) return;
                          managed->TakePrompt(rows.first_token, rows.until);
@@ -331,11 +354,11 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
     QueueChoices(sequence, managed, rows, JobPriority::kSeals, batch);
     return;
   }
+  // What has been decoded so far is part of it.
+  batch->Report(sequence->AbsorbTail());
   if (managed->policy().summaries.has_value()) {
-    QueueTiles(
-        sequence,
-        {.end = sequence->model().lanes(), .all = true, .told_under = managed->policy().text},
-        Ticket(batch));
+    QueueTiles(sequence, {.end = sequence->model().lanes(), .all = true, .told_under = managed},
+               Ticket(batch));
     return;
   }
   const shm::LaneLayout& layout = sequence->model().layout();
@@ -350,12 +373,10 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
       const std::uint32_t lane = layout.lane(layer, head);
       const std::shared_ptr<LaneWork>& work = managed->lane(lane).work;
       work->seals.Want(all);
-      QueueSeal(sequence,
-                {.lane = lane,
-                 .told = work->seals.Tell(all),
-                 .told_to = work,
-                 .told_under = managed->policy().text},
-                Ticket(batch));
+      QueueSeal(
+          sequence,
+          {.lane = lane, .told = work->seals.Tell(all), .told_to = work, .told_under = managed},
+          Ticket(batch));
     }
   }
 }
@@ -385,6 +406,7 @@ Compactor::ThinOutcome Compactor::Thin(cache::Sequence& sequence, std::uint64_t 
     absl::Status status;
     {
       MutexLock lock(managed->lane(i).work->mutex);
+      if (ManagedSequence::Of(sequence) != managed) return outcome;  // another policy by now
       status = sequence.Recode({.lane = i, .whole = true}, [&](const cache::OpenRun& run) {
         LaneThinner thinner(
             {.memory = &sequence.memory(), .share = share, .bytes = bytes - outcome.gained.bytes},

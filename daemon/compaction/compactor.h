@@ -75,7 +75,8 @@ class Compactor {
     bool end_of_prompt = false;
     bool decoded = false;
     std::uint64_t first_token = 0;
-    std::uint64_t until = 0;  // tokens that these layers hold then
+    std::uint64_t until = 0;                        // tokens that these layers hold then
+    std::optional<std::uint64_t> position_shift{};  // of Append: AppendSpan
     // Of Compress: the worker has shown what it will. What a policy misses then is an error; else
     // what has not been shown yet is decided about another time.
     bool all_shown = false;
@@ -125,8 +126,9 @@ class Compactor {
   struct TileJob {
     std::uint32_t first = 0;  // lane
     std::uint32_t end = 0;
-    bool all = false;             // what WantTiles asked for
-    std::string told_under = {};  // where somebody waits: the policy that he asked under
+    bool all = false;  // what WantTiles asked for
+    // Where somebody waits: the policy that he asked under.
+    std::weak_ptr<const ManagedSequence> told_under = {};
   };
   // compactor_tiles.cc
   void QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, TileJob job, Ticket ticket);
@@ -150,8 +152,6 @@ class Compactor {
     bool keeps_decoded = false;  // LayerChooser::KeepDecoded
   };
   absl::Status Choose(cache::Sequence& sequence, ManagedSequence& managed, AskedLayer asked);
-  void Decided(const cache::Sequence& sequence, ManagedSequence& managed, std::uint32_t layer,
-               LayerChoice choice) TESSERA_NO_THREAD_SAFETY_ANALYSIS;
   // What is chosen now; ChoiceOf also measures the time that it takes.
   absl::StatusOr<LayerChoice> Choice(const cache::Sequence& sequence, ManagedSequence& managed,
                                      AskedLayer asked, const LayerState& state);
@@ -168,7 +168,7 @@ class Compactor {
     // 0: whatever is wanted of the lane.
     SealWishes::Told told = 0;
     std::shared_ptr<LaneWork> told_to = nullptr;
-    std::string told_under = {};
+    std::weak_ptr<const ManagedSequence> told_under = {};
     bool again = false;    // it comes from the line of those that found no memory
     bool goes_on = false;  // with what another has begun
   };
@@ -208,6 +208,9 @@ class Compactor {
                                    std::uint32_t lane, bool& goes_on);
   LaneCoder::Options CoderOptions(const cache::Sequence& sequence, ManagedSequence& managed,
                                   LaneState& state);
+  // While no job of the policy before is at any lane; null: there is none.
+  absl::Status SetPolicyOver(cache::Sequence& sequence, ManagedSequence* before,
+                             policies::Policy policy);
   void WarnOfSmallBudget(const cache::Sequence& sequence, const policies::Policy& policy);
   void WarnOfShortSegments(const cache::Sequence& sequence, const policies::Policy& policy);
   void Complain(const cache::Sequence& sequence, std::string_view what, const absl::Status& why);

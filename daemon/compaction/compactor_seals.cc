@@ -124,7 +124,7 @@ absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequ
     if (joins) break;
     work->seals.TakeOnStalled();
     sealed = Seal(*sequence, *managed, job.lane, goes_on);
-    as_asked = job.told == 0 || managed->policy().text == job.told_under;
+    as_asked = job.told == 0 || managed == job.told_under.lock();
   }
   const absl::Status status = sealed.value_or(absl::OkStatus());
   if (!joins && status.ok() && !goes_on) turn.Found();

@@ -55,7 +55,7 @@ void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, Til
           }
         }
         // Last: a lane has its tiles in the form of the policy that it finds.
-        if (ticket.waited_for() && Compactor::PolicyOf(*held).text != job.told_under) {
+        if (ticket.waited_for() && ManagedSequence::Of(*held) != job.told_under.lock()) {
           ticket.Report(internal::PolicyChanged(*held));
         }
         job.first = end;

@@ -18,11 +18,6 @@ using policies::Policy;
 
 namespace {
 
-// Whether another layer takes over what is chosen for this one.
-bool IsTakenOver(const Policy& policy, std::uint32_t layer, std::uint32_t layers) {
-  return layer + 1 < layers && policies::DecidesFor(policy, layer + 1) == layer;
-}
-
 absl::Status AsksForNothing(const cache::Sequence& sequence, const Policy& policy) {
   return absl::FailedPreconditionError(Concat(sequence.id().ToString(), " has the policy ",
                                               Quoted(policy.text),
@@ -104,8 +99,9 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
         const std::shared_ptr<ManagedSequence> managed = asked.lock();
         const std::shared_ptr<ManagedSequence> now =
             held == nullptr ? nullptr : ManagedSequence::Of(*held);
-        if (now == nullptr) return;
-        if (now != managed) {  // a choice by rules that are not those of the sequence any more
+        if (held == nullptr || !held->TokensOfLayer(0).ok()) return;
+        // A choice by rules that are not those of the sequence any more.
+        if (now == nullptr || now != managed) {
           if (ticket.waited_for()) ticket.Report(internal::PolicyChanged(*held));
           return;
         }
@@ -194,6 +190,8 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
   const std::uint32_t index = asked.index;
   ManagedSequence::ManagedLayer& layer = managed.layer(index);
   MutexLock lock(layer.mutex);
+  // What begins behind SetPolicy follows the policy that it has set.
+  if (ManagedSequence::Of(sequence).get() != &managed) return internal::PolicyChanged(sequence);
   for (int attempt = 0;;) {
     const bool resumes = layer.unfinished.has_value();
     absl::StatusOr<LayerChoice> choice = resumes ? *std::exchange(layer.unfinished, std::nullopt)
@@ -205,10 +203,15 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
       LaneFree(sequence.shared_from_this(), managed, sequence.model().layout().lane(index, head));
     }
     if (status.ok()) {
+      const bool decides = choice->until > layer.state.decided_until;
       layer.state.memory = choice->memory;
       layer.state.decided_until = choice->until;
       layer.interrupted = false;
-      if (!choice->decoded) Decided(sequence, managed, index, *std::move(choice));
+      if (!choice->decoded) {
+        if (decides) counters_.decisions_made.fetch_add(1, std::memory_order_relaxed);
+        layer.state.looked_until = std::max(layer.state.looked_until.load(), choice->end);
+        if (!choice->waits) layer.state.observation.ForgetBefore(choice->until);
+      }
       if (!resumes) return status;
       continue;  // with what has come since
     }
@@ -216,20 +219,6 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
     if (choice->Begun() && !(resumes && again)) layer.unfinished = *std::move(choice);
     layer.interrupted = layer.unfinished.has_value();
     if (!again || ++attempt == internal::kAttempts) return status;
-  }
-}
-
-// It has been carried out.
-void Compactor::Decided(const cache::Sequence& sequence, ManagedSequence& managed,
-                        std::uint32_t index, LayerChoice choice) {
-  ManagedSequence::ManagedLayer& layer = managed.layer(index);
-  counters_.decisions_made.fetch_add(1, std::memory_order_relaxed);
-  layer.state.looked_until = choice.end;
-  if (!choice.waits) layer.state.observation.ForgetBefore(choice.until);
-  if (choice.idle) return;
-  layer.choice = std::nullopt;
-  if (IsTakenOver(managed.policy(), index, sequence.model().layers())) {
-    layer.choice = std::move(choice);
   }
 }
 
@@ -269,9 +258,10 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
   TESSERA_CHECK(decides < index, "choices are handed on to later layers");
   ManagedSequence::ManagedLayer& other = managed.layer(decides);
   MutexLock lock(other.mutex);
-  if (other.choice.has_value()) return chooser.TakeOver(*other.choice, state);
-  return absl::FailedPreconditionError(Concat("layer ", index, " takes over the choice of layer ",
-                                              decides, ", which has not been compressed"));
+  if (!other.unfinished.has_value()) return chooser.TakeOver(decides, other.state, state);
+  return absl::FailedPreconditionError(
+      Concat("layer ", index, " takes over the choice of layer ", decides,
+             ", which has been carried out in some of its lanes; compress that one first"));
 }
 
 absl::Status Compactor::Refit(const cache::Sequence& sequence, ManagedSequence& managed,

@@ -1,6 +1,7 @@
 // Single elements of rows in host memory, where speed does not matter.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -21,8 +22,16 @@ inline float ElementAt(const std::byte* row, kernels::ElementType type, std::uin
                                              : kernels::Fp16ToFloat(bits);
 }
 
+// The largest magnitude below that which rows may not hold.
+inline float LargestElement(kernels::ElementType type) {
+  return type == kernels::ElementType::kFp16 ? 65504.0f : 0x1.fep62f;
+}
+
+// What is computed from rows that were judged may be larger than any of them, a turned key's
+// element by up to the square root of 2: it becomes the largest that a row may hold. Not of NaN.
 inline void SetElement(std::byte* row, kernels::ElementType type, std::uint32_t index,
                        float value) {
+  value = std::clamp(value, -LargestElement(type), LargestElement(type));
   if (type == kernels::ElementType::kFp32) {
     std::memcpy(row + index * sizeof value, &value, sizeof value);
     return;

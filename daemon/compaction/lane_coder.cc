@@ -132,12 +132,13 @@ LaneCoder::Swap LaneCoder::EncodeTiles() {
     return std::nullopt;
   }
   LaneSwap swap = {.growing = true};
-  const absl::StatusOr<bool> fits = EncodeProvisional(*form, *rows, full, swap);
-  if (!fits.ok()) return fits.status();
-  if (!*fits) {
+  const absl::StatusOr<std::optional<std::size_t>> unfit =
+      EncodeProvisional(*form, *rows, full, swap);
+  if (!unfit.ok()) return unfit.status();
+  if (unfit->has_value()) {
     // They stay as they are, in segments that nothing comes back to, nor to those before them.
     DropRaw();
-    for (const cache::HeldSegment& held : run_.plain) held.segment->SealPlain();
+    SealPlainAt(**unfit);
     options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
     return std::nullopt;
   }
@@ -189,8 +190,10 @@ void LaneCoder::DropRaw() {
   options_.state->Reset();
 }
 
-absl::StatusOr<bool> LaneCoder::EncodeProvisional(const Form& form, const HeldRows& rows,
-                                                  std::uint64_t count, LaneSwap& swap) {
+absl::StatusOr<std::optional<std::size_t>> LaneCoder::EncodeProvisional(const Form& form,
+                                                                        const HeldRows& rows,
+                                                                        std::uint64_t count,
+                                                                        LaneSwap& swap) {
   const cache::TenantMemory& memory = *options_.memory;
   std::vector<device::WordStore> words;
   std::vector<std::byte*> tiles;
@@ -230,11 +233,10 @@ absl::StatusOr<bool> LaneCoder::EncodeProvisional(const Form& form, const HeldRo
   }
   const absl::StatusOr<std::optional<std::size_t>> unfit =
       cache::EncodeRows(memory, {form.shape, form.rotations.get()}, rows.host(0, count), tiles);
-  if (!unfit.ok()) return unfit.status();
-  if (unfit->has_value()) return false;
+  if (!unfit.ok() || unfit->has_value()) return unfit;
   if (absl::Status status = memory.device->StoreWords(words); !status.ok()) return status;
   options_.counters->tiles_encoded.fetch_add(tiles.size(), std::memory_order_relaxed);
-  if (!keeps_raw_) return true;
+  if (!keeps_raw_) return std::nullopt;
   if (swap.growth.has_value()) {
     // Last: what fails before leaves nothing behind.
     const cache::HostRows raw = rows.host(0, swap.growth->entries());
@@ -243,7 +245,19 @@ absl::StatusOr<bool> LaneCoder::EncodeProvisional(const Form& form, const HeldRo
     if (!status.ok()) return status;
   }
   if (absl::Status status = ObserveTiles(form, rows, tiles); !status.ok()) return status;
-  return true;
+  return std::nullopt;
+}
+
+// Nothing before a segment that stays plain is open. Of those that the tile has rows of it is the
+// last one: others may be shared with a fork that does not hold the value.
+void LaneCoder::SealPlainAt(std::size_t tile) {
+  std::uint64_t entries = 0;
+  for (const cache::HeldSegment& held : run_.plain) {
+    entries += held.entries;
+    if (entries < (tile + 1) * kTileEntries && &held != &run_.plain.back()) continue;
+    held.segment->SealPlain();
+    return;
+  }
 }
 
 // What the strategy loses of rows that it was not made from, tile by tile.

@@ -124,9 +124,13 @@ class LaneCoder {
   void GiveUpRaw();
   void DropRaw();
 
-  // False: a value has no place in that form.
-  absl::StatusOr<bool> EncodeProvisional(const Form& form, const HeldRows& rows,
-                                         std::uint64_t count, cache::LaneSwap& swap);
+  // Nothing, or the first tile of which a value has no place in that form.
+  absl::StatusOr<std::optional<std::size_t>> EncodeProvisional(const Form& form,
+                                                               const HeldRows& rows,
+                                                               std::uint64_t count,
+                                                               cache::LaneSwap& swap);
+  void SealPlainAt(std::size_t tile);
+  absl::Status FitsALane(std::uint64_t entries) const;
   absl::Status ObserveTiles(const Form& form, const HeldRows& rows,
                             const std::vector<std::byte*>& tiles);
 

@@ -5,10 +5,12 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/strings.h"
 #include "daemon/cache/sealed_rows.h"
 #include "daemon/compaction/lane_coder.h"
 #include "kernels/strategy/aligned_bytes.h"
 #include "kernels/strategy/candidates.h"
+#include "proto/shm/layout.h"
 
 namespace tessera::compaction {
 
@@ -21,6 +23,7 @@ namespace {
 // Of one call, the segment that comes to so many included.
 constexpr std::uint64_t kTokensAtOnce = 16 * 1024;
 constexpr int kSegmentsAtOnce = 8;
+constexpr std::uint64_t kSpareSegments = 64;
 
 std::uint64_t TilesOf(std::uint64_t entries) { return (entries + kTileEntries - 1) / kTileEntries; }
 
@@ -30,8 +33,13 @@ std::uint64_t EntriesOf(const std::vector<std::shared_ptr<Segment>>& segments) {
   return entries;
 }
 
+// As the pool counts: whole units.
+std::uint64_t InPool(std::uint64_t bytes) {
+  return (bytes + shm::kObjectAlignment - 1) / shm::kObjectAlignment * shm::kObjectAlignment;
+}
+
 std::uint64_t TileBytes(const kernels::TileShape& shape, std::uint64_t entries) {
-  return TilesOf(entries) * kernels::LayoutOf(shape).bytes;
+  return TilesOf(entries) * InPool(kernels::LayoutOf(shape).bytes);
 }
 
 }  // namespace
@@ -90,6 +98,8 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
   }
   const bool drops = options_.decision != nullptr;
   LaneSwap swap = {.all = true, .whole = drops, .drops = drops};
+  absl::Status fits = FitsALane(drops ? options_.decision->kept.size() : given);
+  if (!fits.ok()) return fits;
   TakeWhatIsMade(given, swap);
   std::uint64_t done = EntriesOf(swap.segments);
   if (done == waiting) {
@@ -166,6 +176,18 @@ LaneCoder::Swap LaneCoder::Seal(const SealWish& wish) {
   return swap;
 }
 
+// Memory would not help: those behind them would wait in vain.
+absl::Status LaneCoder::FitsALane(std::uint64_t entries) const {
+  const std::uint64_t tokens = options_.policy->mosaic->segments.tokens;
+  const std::uint64_t segments = run_.segments_before + (entries + tokens - 1) / tokens;
+  // What follows takes some, too.
+  if (segments <= shm::kMaxSegments - kSpareSegments) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      Concat("a lane with ", entries, " entries that wait would have ", segments,
+             " segments; the limit is ", shm::kMaxSegments - kSpareSegments,
+             "; set a policy with a longer segment"));
+}
+
 // False: a value has no place in that form, and the rows stay plain for good.
 absl::StatusOr<bool> LaneCoder::AddSealed(const Form& form, const HeldRows& rows,
                                           std::uint64_t first, std::uint64_t count,
@@ -228,7 +250,7 @@ absl::StatusOr<std::optional<LaneCoder::Form>> LaneCoder::FormOfShortEnd(
     const HeldRows& rows, std::uint64_t first, std::uint64_t count,
     const std::optional<Form>& before) {
   const kernels::Loss& threshold = options_.policy->mosaic->strategy.threshold;
-  std::uint64_t smallest = TilesOf(count) * tile_.bytes();
+  std::uint64_t smallest = TilesOf(count) * InPool(tile_.bytes());
   std::optional<Form> best;
   if (before.has_value() && TileBytes(before->shape, count) < smallest) {
     const absl::StatusOr<kernels::Loss> loss = LossOf(*before, rows.lane(first, count));
@@ -241,7 +263,7 @@ absl::StatusOr<std::optional<LaneCoder::Form>> LaneCoder::FormOfShortEnd(
   }
   const kernels::Strategy own = MakeStrategyOf(rows, first, count);
   const std::uint64_t bytes =
-      TileBytes(own.shape, count) + kernels::RotationBytes(own.shape, own.rotation_type);
+      TileBytes(own.shape, count) + InPool(kernels::RotationBytes(own.shape, own.rotation_type));
   if (!own.within_threshold || bytes >= smallest) return best;
   absl::StatusOr<Form> stored = Store(own);
   if (!stored.ok()) return stored.status();

@@ -368,24 +368,37 @@ bool LayerChooser::NeedsKeyChannels(const Lanes& lanes,
   return false;
 }
 
-absl::StatusOr<LayerChoice> LayerChooser::TakeOver(const LayerChoice& choice,
+// By what the other layer holds: it may be of another length by now, and so may its last choice.
+absl::StatusOr<LayerChoice> LayerChooser::TakeOver(std::uint32_t decides, const LayerState& theirs,
                                                    const LayerState& state) const {
-  const absl::StatusOr<Lanes> lanes = Look(/*whole=*/false, /*keys=*/false);
+  absl::StatusOr<Lanes> lanes = Look(/*whole=*/false, /*keys=*/false);
   if (!lanes.ok()) return lanes.status();
   if (NothingNew(*lanes, state)) return Choose(state);
-  const std::vector<std::uint64_t> counts = lanes->Counts();
-  if (counts == choice.decided && lanes->end == choice.end) {
-    LayerChoice taken = choice;
-    taken.first_positions = lanes->FirstPositions();
-    taken.losses = lanes->losses;
-    taken.done.assign(taken.done.size(), false);
-    return taken;
+  const std::uint64_t until = theirs.decided_until;
+  const bool decided = until > lanes->begin || lanes->begin == lanes->end;
+  if (!decided && theirs.looked_until < lanes->end) {
+    return absl::FailedPreconditionError(
+        Concat("layer ", layer_, " takes over the choice of layer ", decides,
+               ", which has not been compressed: ", lanes->end, " tokens wait, of that one ",
+               theirs.looked_until.load(), " have been looked at"));
   }
-  return absl::FailedPreconditionError(
-      Concat("layer ", layer_, " is to take over the choice of an earlier layer, and has ",
-             counts.empty() ? 0 : counts.front(), " entries that wait where that one had ",
-             choice.decided.empty() ? 0 : choice.decided.front(),
-             "; compress layers that share a choice at the same length"));
+  const absl::StatusOr<std::vector<cache::OpenRun>> runs =
+      options_.sequence->LookAt(decides, /*whole=*/true);
+  if (!runs.ok()) return runs.status();
+  if (decided) lanes->CutAt(until);
+  LayerChoice choice = About(*lanes, state);
+  choice.waits = !decided;
+  if (!decided) choice.until = state.decided_until;
+  for (std::uint32_t head = 0; head < lanes->entries.size(); ++head) {
+    const SeenEntries seen((*runs)[head]);
+    const std::span<const std::uint64_t> stay = seen.view().positions;
+    const std::span<const std::uint64_t> positions = lanes->entries[head].positions;
+    policies::LaneDecision& lane = choice.lanes.emplace_back();
+    for (std::uint32_t i = 0; i < positions.size(); ++i) {
+      if (!decided || std::ranges::binary_search(stay, positions[i])) lane.kept.push_back(i);
+    }
+  }
+  return choice;
 }
 
 absl::Status LayerChooser::Refit(LayerChoice& choice) const {

@@ -49,7 +49,7 @@ struct LayerChoice {
   // Only of one that has begun: of the tokens at or behind it the other lanes have lost all, or
   // have others now.
   std::uint64_t cut_at = kNotCut;
-  // Nothing has come since the last one: it says nothing that others could take over.
+  // Nothing has come since the last one.
   bool idle = false;
   // There was too little to decide about: the next prompt's end decides about all of it, and wants
   // these tokens' queries, too.
@@ -93,8 +93,10 @@ class LayerChooser {
   // That what was decoded behind the last prompt stays, and what was left of that with it; nothing
   // where it has not been looked at.
   absl::StatusOr<LayerChoice> KeepDecoded(const LayerState& state) const;
-  // The choice of another layer, taken over. FAILED_PRECONDITION where the lanes are not alike.
-  absl::StatusOr<LayerChoice> TakeOver(const LayerChoice& choice, const LayerState& state) const;
+  // What another layer has left of the same tokens. FAILED_PRECONDITION where that has not looked
+  // at them.
+  absl::StatusOr<LayerChoice> TakeOver(std::uint32_t decides, const LayerState& theirs,
+                                       const LayerState& state) const;
   // Makes a choice that was cut fit the lanes where it has not been carried out: the layer's lanes
   // are to be alike again.
   absl::Status Refit(LayerChoice& choice) const;

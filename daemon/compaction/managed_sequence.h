@@ -44,8 +44,6 @@ class ManagedSequence final : public cache::Companion {
   struct ManagedLayer {
     Mutex mutex;  // held by the job that chooses; before those of its lanes
     LayerState state TESSERA_GUARDED_BY(mutex);
-    // What was chosen last, for layers that take it over.
-    std::optional<LayerChoice> choice TESSERA_GUARDED_BY(mutex);
     // One that has been carried out in some lanes when memory ran out: the others come first, so
     // that the lanes of a layer stay alike.
     std::optional<LayerChoice> unfinished TESSERA_GUARDED_BY(mutex);
@@ -161,7 +159,6 @@ class ManagedSequence final : public cache::Companion {
     for (ManagedLayer& layer : layers_) {
       layer.state.CutTo(tokens);
       if (layer.unfinished.has_value()) layer.unfinished->CutTo(tokens);
-      if (layer.choice.has_value() && layer.choice->until > tokens) layer.choice.reset();
     }
     MutexLock lock(text_mutex_);
     CutTextTo(tokens);

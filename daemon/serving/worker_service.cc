@@ -155,15 +155,17 @@ absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendR
        .tokens = key->shape[1],
        .kv_heads = geometry.kv_heads,
        .row_bytes = geometry.head_dim * kernels::ElementBytes(geometry.type)});
-  const absl::StatusOr<std::uint64_t> tokens =
-      services_.compactor->Append(sequence->sequence(),
-                                  {.first_layer = request.first_layer(),
-                                   .layers = layers,
-                                   .end_of_prompt = request.end_of_prompt(),
-                                   .decoded = request.decoded(),
-                                   .first_token = request.first_token(),
-                                   .until = request.first_token() + key->shape[1]},
-                                  rows);
+  const absl::StatusOr<std::uint64_t> tokens = services_.compactor->Append(
+      sequence->sequence(),
+      {.first_layer = request.first_layer(),
+       .layers = layers,
+       .end_of_prompt = request.end_of_prompt(),
+       .decoded = request.decoded(),
+       .first_token = request.first_token(),
+       .until = request.first_token() + key->shape[1],
+       .position_shift =
+           request.has_position_shift() ? std::optional(request.position_shift()) : std::nullopt},
+      rows);
   if (!tokens.ok()) return tokens.status();
   response.set_tokens(*tokens);
   return absl::OkStatus();

@@ -65,15 +65,16 @@ TEST(FairQueue, AFloodDelaysNobodyByMoreThanOneJob) {
   EXPECT_THAT(names, ElementsAre("flood", "a", "c", "flood", "b", "flood"));
 }
 
-TEST(FairQueue, WhatGoesOnComesBeforeTheOwnersOthersAndNobodyElses) {
+TEST(FairQueue, WhatGoesOnComesBeforeItsTenantsOthersAndNobodyElses) {
   FairQueue queue;
   for (const char* name : {"x1", "x2"}) Push(queue, Spec(name, 1, 10));
   Push(queue, Spec("y1", 1, 20));
+  Push(queue, Spec("z1", 2, 10));
   EXPECT_EQ(queue.Pop()->spec.name, "x1");
   JobSpec more = Spec("more of x1", 1, 10);
   more.goes_on = true;
   Push(queue, more);
-  EXPECT_THAT(PopAll(queue), ElementsAre("y1", "more of x1", "x2"));
+  EXPECT_THAT(PopAll(queue), ElementsAre("z1", "more of x1", "y1", "x2"));
 }
 
 TEST(FairQueue, OwnersOfATenantTakeTurns) {

@@ -112,6 +112,20 @@ const Refusal kRefusals[] = {
      [](ModelSpec& m) { m.rope_frequencies = {-0.5}; },
      kInvalid,
      {"frequency 0", "-0.5"}},
+    {"frequency_large",
+     [](ModelSpec& m) {
+       m.rope_frequencies = {1, 1e308};
+     },
+     kInvalid,
+     {"frequency 1", "1e+308", "1024"}},
+    {"theta_small", [](ModelSpec& m) { m.rope_theta = 1e-300; }, kInvalid, {"theta", "1024"}},
+    {"factor_small",
+     [](ModelSpec& m) {
+       m.rope_theta = 10000;
+       m.rope_scaling_factor = 1e-300;
+     },
+     kInvalid,
+     {"factor", "1e-300", "1024"}},
     {"frequencies_of_two",
      [](ModelSpec& m) {
        m.rope_frequencies = {1};

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "tests/unit/compaction/compactor_fixture.h"
 
 namespace tessera::compaction {
@@ -190,6 +191,27 @@ TEST_F(ForkSeal, WhatWasMadeOfMoreRowsIsWhatStays) {
     EXPECT_EQ(Shown(*track), "");
   }
   EXPECT_EQ(TablesOf(whole), TablesOf(parent));
+}
+
+// One of two forks decodes a value that no packed row can hold.
+TEST_F(ForkSeal, AValueThatDoesNotFitIsItsOwnHoldersAffair) {
+  policies::Policy halves = SmallMosaic();
+  halves.text = "values in fp16";
+  halves.mosaic->strategy.values = kernels::ValueType::kFp16;
+  Track parent = NewTrack(halves);
+  Append(parent, 256, 1, /*end_of_prompt=*/true);
+  RunAll();
+  Append(parent, 200, 1);  // a part of the next prompt
+  Track fork = Fork(parent);
+  Stamps stamps = DrawTokens(64, 1);
+  stamps[3] |= kHuge;
+  DecodeStamps(parent, stamps);
+  RunAll();
+  Append(fork, 300, 1, /*end_of_prompt=*/true);
+  RunAll();
+  for (const std::string& form : FormsOf(fork)) EXPECT_THAT(form, testing::StartsWith("16 kept"));
+  EXPECT_EQ(Shown(fork), "");
+  EXPECT_EQ(Shown(parent), "");
 }
 
 }  // namespace

@@ -143,7 +143,7 @@ TEST_F(SealPieces, AnotherPolicyGivesBackWhatWasBegun) {
   policies::Policy half = SmallMosaic();
   half.text = "another";
   half.mosaic->strategy.kept = {0.5};
-  for (const policies::Policy& policy : {policies::Policy(), Quest(), SmallMosaic(), half}) {
+  for (const policies::Policy& policy : {policies::Policy(), Quest(), half}) {
     SCOPED_TRACE(policy.text);
     Track track = NewTrack(SmallMosaic());
     Append(track, kManyPieces * kSegment + 70, 1, /*end_of_prompt=*/true);
@@ -306,6 +306,91 @@ TEST_F(SealPieces, WhoAsksUnderTheNextPolicyIsAnsweredByIt) {
   EXPECT_TRUE(absl::IsAborted(before->status)) << before->status;
   EXPECT_TRUE(after->status.ok()) << after->status;
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 256", "16 kept: 44"}));
+}
+
+// Its rows took the form of the policy in between.
+TEST_F(SealPieces, WhoAsksIsToldThoughThePolicyCameBack) {
+  Track track = NewTrack(SmallMosaic());
+  Append(track, 300, 1);
+  const auto told = Compress(track);
+  ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, Quest()).ok());
+  const auto summed_up = Compress(track);
+  while (scheduler_.RunFirst(kTiles)) {
+  }
+  ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, SmallMosaic()).ok());
+  RunAll();
+  ExpectTold(*summed_up);
+  ExpectTold(*told, absl::StatusCode::kAborted);
+}
+
+TEST_F(SealPieces, WhatIsInTheTailIsPartOfWhatSomebodyAsksFor) {
+  Track track = NewTrack(SmallMosaic());
+  Append(track, 300, 1);
+  track.tail = *worker_->Open(*track.sequence);
+  for (const std::uint64_t stamp : DrawTokens(20, 1)) WriteTail(track, stamp);
+  const auto told = Compress(track);
+  RunAll();
+  ExpectTold(*told);
+  EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 256", "16 kept: 64"}));
+  EXPECT_TRUE(track.sequence->decoding());
+}
+
+// ---- what changes behind it
+
+// A worker that speculates appends some rows and cuts some of them off again, all the time.
+TEST_F(SealPieces, RowsThatAreCutBehindWhatIsMadeCostNothing) {
+  for (const bool cuts : {false, true}) {
+    SCOPED_TRACE(cuts);
+    const std::uint64_t before = counters().segments_sealed;
+    Track track = NewTrack(SmallMosaic());
+    Append(track, kManyPieces * kSegment, 1, /*end_of_prompt=*/true);
+    int jobs = 0;
+    for (; scheduler_.RunFirst(kSeal) && jobs < 200; ++jobs) {
+      if (!cuts) continue;
+      Append(track, 2, 1);
+      Truncate(track, track.stamps.size() - 1);
+    }
+    EXPECT_LE(jobs, 40);
+    RunAll();
+    EXPECT_EQ(counters().segments_sealed - before, kManyPieces * model_->lanes());
+    EXPECT_EQ(Shown(track), "");
+    Free(track);
+  }
+}
+
+// Between the look at what waits in the parent, and the fork, which has the rows.
+TEST_F(SealPieces, APromptThatEndsAsItIsForkedIsSealedInBoth) {
+  Track parent = NewTrack(SmallMosaic());
+  Append(parent, 100, 1);
+  const auto child = compactor_.Fork(*parent.sequence, [&] {
+    Append(parent, 200, 1, /*end_of_prompt=*/true);
+    return world_.tenant().Fork(worker_->session(), parent.sequence->id());
+  });
+  ASSERT_TRUE(child.ok()) << child.status();
+  RunAll();
+  const Track fork = {*child, parent.stamps, std::nullopt};
+  for (const Track* each : {&std::as_const(parent), &fork}) {
+    EXPECT_EQ(FormsOf(*each), (Forms{"16 kept: 256", "16 kept: 44"}));
+  }
+}
+
+// More memory would not help, and nobody waits behind it.
+TEST_F(SealPieces, MoreSegmentsThanALaneMayHaveAreRefusedAtOnce) {
+  model_ = world_.Register(cache::SmallModel("one lane", 1, 1));
+  policies::Policy shortest = SmallMosaic();
+  shortest.text = "shortest";
+  shortest.mosaic->segments.tokens = shortest.mosaic->segments.min_tokens = 32;
+  Track track = NewTrack(shortest);
+  constexpr std::uint64_t kTokens = 4096 * 32;
+  Append(track, kTokens, 1, /*end_of_prompt=*/true);
+  const auto told = Compress(track);
+  EXPECT_LE(CountJobs(), 8);
+  ExpectTold(*told, absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(counters().segments_sealed, 0u);
+  Track other = NewTrack(SmallMosaic());
+  Append(other, kSegment, 1, /*end_of_prompt=*/true);
+  RunAll();
+  EXPECT_EQ(FormsOf(other), Forms{"16 kept: 256"});
 }
 
 // ---- a spent budget

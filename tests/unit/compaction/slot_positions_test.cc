@@ -5,7 +5,9 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "daemon/compaction/element.h"
 #include "daemon/policies/parse.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -76,7 +78,7 @@ TEST_F(SlotPositions, SomeLayersAloneMoveNobody) {
   ExpectNothingButCompress(track, 100);
   EXPECT_TRUE(absl::IsFailedPrecondition(track.sequence->PositionShiftOf(0).status()));
   EXPECT_EQ(track.sequence->PositionShiftOf(1).value(), 0u) << "as before";
-  for (const char* other : {kStreaming, "tova:budget=30"}) {
+  for (const char* other : {"streaming:sink=2,recent=30,pos=slot", "tova:budget=30"}) {
     const absl::Status set = compactor_.SetPolicy(*track.sequence, Policy(other));
     EXPECT_TRUE(absl::IsFailedPrecondition(set)) << other << ": " << set;
     EXPECT_FALSE(track.sequence->made_by_hand()) << "refused, it changes nothing";
@@ -238,6 +240,84 @@ TEST_F(SlotPositions, MemoryThatRunsOutInBetweenMovesNobody) {
   }
   EXPECT_GT(failed, 1);
   EXPECT_GT(halfway, 1);
+}
+
+// ---- what cannot be moved
+
+// Where some layers could be moved, and others never.
+TEST_F(SlotPositions, NothingMovesWhereAnythingIsPacked) {
+  for (const int sealed : {1, 3, 8}) {
+    SCOPED_TRACE(sealed);
+    Track track = NewTrack(Policy("mosaickv:min_segment=32,segment=64"));
+    Append(track, 128, 1, /*end_of_prompt=*/true);
+    for (int job = 0; job < sealed; ++job) scheduler_.RunNext();
+    Track fork = Fork(track);
+    for (const Track* each : {&std::as_const(track), &std::as_const(fork)}) {
+      const absl::Status set = compactor_.SetPolicy(*each->sequence, Policy(kStreaming));
+      EXPECT_TRUE(absl::IsFailedPrecondition(set)) << set;
+      EXPECT_THAT(std::string(set.message()), testing::HasSubstr("packed entries"));
+    }
+    RunAll();
+    EXPECT_TRUE(AppendTo(track, 0, model_->layers(), 128, 1).ok());
+  }
+}
+
+TEST_F(SlotPositions, NothingMovesWhereACallHasPackedMeanwhile) {
+  Track track = NewTrack(policies::Policy());
+  Append(track, 100, 1);
+  kernels::TileShape shape = kernels::DenseShape(64, kernels::ElementType::kBf16);
+  shape.format = kernels::TileFormat::kPackedBf16;
+  shape.key.kept = shape.value.kept = 16;
+  cache::PackSpec spec;
+  spec.first_layer = 2;
+  spec.shapes = {shape};
+  bool set = false;
+  const auto packed = track.sequence->Pack(spec, [&] {
+    if (std::exchange(set, true)) return absl::OkStatus();
+    EXPECT_TRUE(compactor_.SetPolicy(*track.sequence, Policy(kStreaming)).ok());
+    EXPECT_TRUE(absl::IsAborted(CompressAll(track)));
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(packed.ok()) << packed.status();
+  const absl::Status status = CompressAll(track);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_FALSE(track.sequence->HasMoved());
+  EXPECT_TRUE(AppendTo(track, 0, model_->layers(), 100, 1).ok());
+  EXPECT_TRUE(compactor_.SetPolicy(*track.sequence, policies::Policy()).ok());
+}
+
+// Rows whose every element has this value.
+struct AllAlike final : cache::RowSource {
+  AllAlike(kernels::ElementType type, float value) : row(64 * kernels::ElementBytes(type)) {
+    for (std::uint32_t d = 0; d < 64; ++d) SetElement(row.data(), type, d, value);
+  }
+  device::Place place() const override { return device::Place::kHost; }
+  cache::RowSpan At(std::uint32_t, std::uint32_t, std::uint64_t, std::uint32_t) const override {
+    return {row.data(), row.data(), row.size(), 1};
+  }
+  std::vector<std::byte> row;
+};
+
+// Turned, an element may be larger than any that came.
+TEST_F(SlotPositions, KeysStayUsableHoweverLargeTheyAre) {
+  for (const auto& [type, value] : {std::pair{kernels::ElementType::kFp16, 60000.0f},
+                                    std::pair{kernels::ElementType::kBf16, 9e18f},
+                                    std::pair{kernels::ElementType::kFp32, -9.2e18f}}) {
+    for (const char* text :
+         {kStreaming, "semanticache:delimiters=0,key_space=pre,tau=0.1,sink=2,recent=4",
+          "semanticache:delimiters=0,key_space=pre,tau=0.1+mosaickv:min_segment=32,segment=64"}) {
+      SCOPED_TRACE(std::string(kernels::ElementName(type)) + " " + text);
+      cache::ModelSpec spec = cache::SmallModel(kernels::ElementName(type), 1, 1, type);
+      spec.rope_theta = 10000;
+      model_ = world_.Register(spec);
+      const absl::StatusOr<policies::Policy> policy = policies::ParsePolicy(text);
+      Track track = NewTrack(*policy);
+      ASSERT_TRUE(track.sequence->Append({0, 1, 0, 100}, AllAlike(type, value)).ok());
+      const absl::Status status = CompressAll(track);
+      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_FALSE(track.sequence->failed());
+    }
+  }
 }
 
 TEST_F(SlotPositions, WhatIsCutToNothingBeginsAnew) {

@@ -116,6 +116,30 @@ TEST_F(TokenJobs, APolicyThatIsSetWhileAChoiceWaitsIsNotHeldUp) {
   EXPECT_EQ(PositionsOf(track), Join(Range(0, 2), Range(122, 132)));
 }
 
+TEST_F(TokenJobs, WhoAsksIsToldThatNothingIsChosenAnyMore) {
+  Track track = NewTrack(Policy("streaming:sink=2,recent=40"));
+  Append(track, 100, 1);
+  const auto told = Compress(track);
+  ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, Policy("dense")).ok());
+  RunAll();
+  ExpectTold(*told, absl::StatusCode::kAborted);
+}
+
+TEST_F(TokenJobs, WhatIsCountedHasHappened) {
+  Track track = NewTrack(Policy("streaming:sink=2,recent=40"));
+  Append(track, 100, 1);
+  for (int i = 0; i < 3; ++i) {
+    const auto told = Compress(track);
+    RunAll();
+    ExpectTold(*told);
+    EXPECT_EQ(counters().decisions_made, 4u) << "of each layer one; nothing has come since";
+  }
+  const cache::TenantCounters& counted = world_.tenant().counters();
+  EXPECT_EQ(counted.entries_dropped, 58u * model_->lanes());
+  EXPECT_EQ(counted.pack_bytes_before, 0u) << "nothing was packed";
+  EXPECT_EQ(counted.pack_bytes_after, 0u);
+}
+
 TEST_F(TokenJobs, KeysAreTurnedBackOnlyFromWhereTheirTokensStand) {
   const policies::Policy turns = Policy("semanticache:delimiters=0,key_space=pre");
   Track track = NewTrack(Policy("streaming:sink=2,recent=40,pos=slot"));

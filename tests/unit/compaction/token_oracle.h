@@ -89,11 +89,7 @@ class TokenOracle {
         outcomes[layer].push_back(After(track, policy, layer, decided->first, decided->second));
       }
       if (decides == layer) continue;
-      ManagedSequence::ManagedLayer& other = managed->layer(decides);
-      MutexLock lock(other.mutex);
-      if (!other.choice.has_value()) continue;
-      outcomes[layer].push_back(
-          After(track, policy, layer, other.choice->lanes, other.choice->decided));
+      outcomes[layer].push_back(TakenOver(*managed, layer, decides));
     }
     return outcomes;
   }
@@ -170,6 +166,22 @@ class TokenOracle {
     if (ChoosesFromAll(policy)) return 0;
     return layers_[layer][head].entries.size() -
            track.sequence->OpenEntries(model_->layout().lane(layer, head));
+  }
+
+  // Of the tokens that the other layer has decided about, those that it holds.
+  Layer TakenOver(ManagedSequence& managed, std::uint32_t layer, std::uint32_t decides) const {
+    ManagedSequence::ManagedLayer& other = managed.layer(decides);
+    MutexLock lock(other.mutex);
+    const std::uint64_t until = other.state.decided_until;
+    Layer left = layers_[layer];
+    for (std::size_t head = 0; head < left.size(); ++head) {
+      std::erase_if(left[head].entries, [&](const Entry& entry) {
+        const std::vector<Entry>& theirs = layers_[decides][head].entries;
+        return entry.position < until &&
+               std::ranges::find(theirs, entry.position, &Entry::position) == theirs.end();
+      });
+    }
+    return left;
   }
 
   using Decision = std::pair<policies::LayerDecision, std::vector<std::uint64_t>>;
