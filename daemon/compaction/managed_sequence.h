@@ -135,7 +135,8 @@ class ManagedSequence final : public cache::Companion {
     return !layers_.empty() && layers_[layer].interrupted;
   }
 
-  // What the strategy before loses of the newest tiles of a lane; 0 where none wait for their own.
+  // What the strategy before loses of the newest tiles of a lane; 0 where none wait for their own,
+  // or none has come since a fork or another policy.
   kernels::Loss ShownLoss(std::uint32_t index) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     return lanes_[index].state.ShownLoss();
   }
