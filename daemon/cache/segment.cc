@@ -72,7 +72,7 @@ std::uint32_t Segment::FirstRewritten(std::uint64_t since) const {
   for (const Rewrite& rewrite : rewritten_) {
     if (rewrite.count > since) return rewrite.first_entry;
   }
-  return filled_;
+  return kMaxSegmentEntries;
 }
 
 void Segment::CountRewrite(std::uint32_t first_entry) {

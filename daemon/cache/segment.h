@@ -115,8 +115,8 @@ class Segment {
   // Rows [0, filled) hold what some lane has shown, or shows.
   std::uint32_t filled() const { return filled_; }
   void set_filled(std::uint32_t entries) { filled_ = entries; }
-  // How often rows were written anew, and from which entry on some were when that had happened
-  // `since` times; `filled`: none.
+  // How often rows were written anew; and from which entry on some have been since that had
+  // happened `since` times: kMaxSegmentEntries, none.
   std::uint64_t rewrites() const {
     MutexLock lock(notes_mutex_);
     return rewrites_;

@@ -104,7 +104,6 @@ absl::StatusOr<Sequence::TailShut> Sequence::BeginMoves(std::uint32_t first_laye
                                                         std::uint32_t layers) {
   MutexLock lock(mutex_);
   if (absl::Status status = Usable(); !status.ok()) return status;
-  if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
   if (packing_) {
     return absl::AbortedError(
         Concat(id_.ToString(), " is being compressed by another call; ask again"));
@@ -117,6 +116,7 @@ absl::StatusOr<Sequence::TailShut> Sequence::BeginMoves(std::uint32_t first_laye
           " on, which cannot be moved; set a policy that moves no positions"));
     }
   }
+  if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
   for (std::uint32_t layer = first_layer; layer < first_layer + layers; ++layer) {
     const std::uint32_t lane = model_->layout().lane(layer, 0);
     absl::Status status = MayMove(lane, lanes_[lane].tail_start);

@@ -473,10 +473,9 @@ absl::StatusOr<Report> RunPolicies(const Options& options) {
       Concat(kLayers, " layers of ", shape.kv_heads, " kv heads, ", shape.tokens,
              " tokens of generated rows; queries that are judged by were not shown to the policy"));
   report.notes.push_back(
-      "kept mass is of tokens that have an entry of their own, whether a query reads it or not (of "
-      "mosaickv it reads a tenth, but for mosaickv_reads_all): a merged entry counts as the token "
-      "it "
-      "began with, and the error alone tells what it is worth");
+      "kept mass is of tokens that have an entry of their own, whether a query reads it or not: "
+      "under mosaickv it reads a tenth, mosaickv_reads_all apart. A merged entry counts as the "
+      "token it began with, and the error alone tells what it is worth");
   report.notes.push_back(
       "jaccard: of the tokens that adjacent layers keep, first head, mean; layers have rows of "
       "their own, of one text");
