@@ -116,6 +116,7 @@ class CompactionProperty : public CompactionFixture, public testing::WithParamIn
     mosaic.segments.tokens = 32 * random_.Between(1, GetParam().most_segment_tiles);
     mosaic.segments.min_tokens = 32 * random_.Between(1, mosaic.segments.tokens / 32);
     mosaic.segments.loss_window = random_.Between(1, 256);
+    policy.text = "mosaic " + std::to_string(++policies_drawn_);  // by which two are told apart
     const absl::Status status = policies::Validate(policy);
     EXPECT_TRUE(status.ok()) << status;
     return policy;
@@ -399,6 +400,7 @@ class CompactionProperty : public CompactionFixture, public testing::WithParamIn
   std::optional<pool::Charge> squeezed_;
   std::optional<pool::Charge> raw_squeezed_;
   std::string story_;
+  int policies_drawn_ = 0;
   int refusals_ = 0;
 };
 

@@ -232,7 +232,10 @@ TEST_F(TokenJobs, ASecondPromptIsOneForwardStep) {
     auto told = Compress(track);
     RunAll();
     ExpectTold(*told);
-    Append(track, 30, 1);
+    // One of them is far longer than the others, so that its own query sees no other.
+    Stamps second = DrawTokens(30, 1);
+    second[5] |= kHuge;
+    AppendStamps(track, second);
     ShowQueries(track, 10, 20, {track.stamps[0], 8});
     compactor_.TailsMoved(track.sequence);
     RunAll();
