@@ -13,7 +13,9 @@ struct Promise {
   std::string_view row;
   std::string_view as;  // names the instance
   std::string text;
-  std::uint64_t entries;     // that stay of 100 tokens; where `at_most`, or fewer
+  std::uint64_t entries;  // that stay of 100 tokens; where `at_most`, or fewer
+  // Where budgets are shares: of so many tokens, a multiple of 100.
+  std::uint64_t (*entries_of)(std::uint64_t tokens) = nullptr;
   std::uint64_t sink = 0;    // the first, which stay
   std::uint64_t recent = 0;  // the newest
   bool at_most = false;
@@ -46,6 +48,7 @@ inline const std::vector<Promise>& Promises() {
        .as = "kvpress",
        .text = "chunkkv:mode=kvpress,chunk=5,window=10,budget=0.3",
        .entries = 30,
+       .entries_of = [](std::uint64_t tokens) { return tokens * 3 / 10; },
        .recent = 6,
        .one_for_all = true,
        .same_again = false},
@@ -53,6 +56,7 @@ inline const std::vector<Promise>& Promises() {
        .as = "total",
        .text = "semantickv:sink=6,recent_ratio=0.05,keep_total=0.3,lambda=0.1",
        .entries = 30,
+       .entries_of = [](std::uint64_t tokens) { return tokens * 3 / 10; },
        .sink = 6,
        .recent = 5},
       // 17.8 of the 89 between.
@@ -60,12 +64,15 @@ inline const std::vector<Promise>& Promises() {
        .as = "middle",
        .text = "semantickv:sink=6,recent_ratio=0.05,keep_middle=0.2,lambda=0.1,mask=none,agg=max",
        .entries = 28,
+       .entries_of =
+           [](std::uint64_t tokens) { return 6 + tokens / 20 + (tokens - 6 - tokens / 20) / 5; },
        .sink = 6,
        .recent = 5},
       {.row = "semanticache",
        .as = "tau",
        .text = "semanticache:tau=0.05,sink=3,recent=5",
        .entries = 99,
+       .entries_of = [](std::uint64_t tokens) { return tokens - 1; },
        .sink = 3,
        .recent = 5,
        .at_most = true,
@@ -74,6 +81,7 @@ inline const std::vector<Promise>& Promises() {
        .as = "layer",
        .text = "semanticache:tau=0.05,sink=3,recent=5,scope=layer",
        .entries = 99,
+       .entries_of = [](std::uint64_t tokens) { return tokens - 1; },
        .sink = 3,
        .recent = 5,
        .at_most = true,
@@ -83,6 +91,7 @@ inline const std::vector<Promise>& Promises() {
        .as = "budget",
        .text = "semanticache:budget=0.8,sink=3,recent=5",
        .entries = 80,
+       .entries_of = [](std::uint64_t tokens) { return tokens * 8 / 10; },
        .sink = 3,
        .recent = 5,
        .at_most = true,
