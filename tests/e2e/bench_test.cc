@@ -139,7 +139,36 @@ TEST(BenchTest, StrategyTimesWhatItSays) {
   for (const auto& [name, value] : rows) EXPECT_GT(value, 0) << name;
 }
 
+// Every policy at every budget; what is kept of attention, through a daemon.
+TEST(BenchTest, PoliciesLoseLessTheMoreTheyKeep) {
+  const Values rows = RowsOf("policies --tokens=1024");
+  EXPECT_LT(rows.at("dense"), 1e-5);
+  for (const char* policy : {"chunkkv", "chunkkv_kvpress", "semantickv", "semanticache_no_ends",
+                             "lacache", "streaming", "h2o", "snapkv", "tova"}) {
+    double before = 1;
+    for (const char* budget : {"_20", "_35", "_50"}) {
+      const std::string name = Concat(policy, budget);
+      ASSERT_TRUE(rows.contains(name)) << name;
+      EXPECT_LT(rows.at(name), before) << name;
+      before = rows.at(name);
+    }
+  }
+  // The first layers of a pyramid take more, the larger it is, and leave the last ones little.
+  for (const char* composed :
+       {"pyramidkv_20", "pyramidkv_50", "mosaickv", "chunkkv+mosaickv", "semantickv+mosaickv",
+        "semanticache+mosaickv+int8", "chunkkv+semanticache"}) {
+    EXPECT_GT(rows.at(composed), 0) << composed;
+  }
+  EXPECT_LT(rows.at("mosaickv_reads_all"), rows.at("mosaickv"));
+  // 1,024 entries in each of 4 lanes, of 256 bytes each; a tile or two more.
+  for (const char* endless : {"lacache_endless", "lacache_endless_slot"}) {
+    EXPECT_GE(rows.at(endless), 1024) << endless;
+    EXPECT_LT(rows.at(endless), 1024 * 1.1) << endless;
+  }
+}
+
 TEST(BenchTest, WrongUsageIsRefused) {
+  EXPECT_NE(RunBench("policies --tokens=512 --quick").status, 0);
   EXPECT_NE(RunBench("scale --layers=0 --quick").status, 0);
   EXPECT_NE(RunBench("serve --tokens=4096 --quick").status, 0);
   EXPECT_NE(RunBench("nothing").status, 0);

@@ -84,20 +84,20 @@ void ProgressDone() {
 
 int RunBench(std::span<const std::string_view> args) {
   return RunWithArguments(
-      Flags(
-          Concat("Usage: tessera bench NAME [--quick] [--json]\n\n"
-                 "Figures are ratios measured in one run; absolute times differ by machine.\n\n",
-                 bench::List()),
-          {{"quick", "", "finish within a minute on two cores", ""},
-           {"json", "", "one JSON object instead of the table", ""},
-           {"address", "ADDRESS", "for decode-loop and sharing-worker: the daemon", ""},
-           {"steps", "N", "for decode-loop: steps", "1000"},
-           {"threads", "N", "threads of the kernels; 0: one per core", "0"},
-           {"sequences", "N", "for serve: in each worker's batch", "16"},
-           {"tokens", "N", "of each prompt; for serve, 1024 unless given; for sharing, 65536", ""},
-           {"layers", "N", "of the model; for scale and sharing, 32 unless given", ""},
-           {"workers", "N", "for serve: each a thread with a session", "1"},
-           {"seed", "N", "of the rows that fidelity, policies and strategy generate", "1"}}),
+      Flags(Concat("Usage: tessera bench NAME [--quick] [--json]\n\n"
+                   "Figures are ratios measured in one run; absolute times differ by machine.\n\n",
+                   bench::List()),
+            {{"quick", "", "finish within a minute on two cores", ""},
+             {"json", "", "one JSON object instead of the table", ""},
+             {"address", "ADDRESS", "for decode-loop and sharing-worker: the daemon", ""},
+             {"steps", "N", "for decode-loop: steps", "1000"},
+             {"threads", "N", "threads of the kernels; 0: one per core", "0"},
+             {"sequences", "N", "for serve: in each worker's batch", "16"},
+             {"tokens", "N",
+              "of each prompt; serve, 1024 unless given; policies, 8192; sharing, 65536", ""},
+             {"layers", "N", "of the model; for scale and sharing, 32 unless given", ""},
+             {"workers", "N", "for serve: each a thread with a session", "1"},
+             {"seed", "N", "of the rows that fidelity, policies and strategy generate", "1"}}),
       args, [](const Flags& flags) -> absl::Status {
         const absl::StatusOr<bench::Options> options = bench::OptionsOf(flags);
         if (!options.ok()) return options.status();

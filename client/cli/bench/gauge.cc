@@ -1,5 +1,6 @@
 #include "client/cli/bench/gauge.h"
 
+#include <algorithm>
 #include <chrono>
 #include <random>
 #include <thread>
@@ -16,27 +17,34 @@ namespace tessera::cli::bench {
 
 namespace {
 
-// The tenant's books, once nothing waits for readers any more.
+bool AtRest(const v1::StatsResponse& stats) {
+  const auto none = [](const auto& jobs) {
+    return std::ranges::all_of(jobs, [](std::uint64_t count) { return count == 0; });
+  };
+  return none(stats.compaction().jobs_queued()) && none(stats.compaction().jobs_running()) &&
+         stats.tenants(0).retired_bytes() == 0;
+}
+
+}  // namespace
+
 absl::StatusOr<v1::TenantStats> SettledStats(client::Worker& worker) {
-  constexpr int kPatience = 500;  // of 10 ms
+  constexpr int kPatience = 5000;  // of 1 ms
   for (int i = 0; i < kPatience; ++i) {
     absl::StatusOr<v1::StatsResponse> stats = worker.Stats();
     if (!stats.ok()) return stats.status();
     if (stats->tenants_size() != 1) {
       return absl::InternalError(Concat("the daemon told of ", stats->tenants_size(), " tenants"));
     }
-    if (stats->tenants(0).retired_bytes() == 0) return stats->tenants(0);
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    if (AtRest(*stats)) return stats->tenants(0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  return absl::DeadlineExceededError("the daemon still holds replaced tiles after 5 s");
+  return absl::DeadlineExceededError("the daemon still works, or holds replaced tiles, after 5 s");
 }
 
 std::uint64_t UsedBytes(const v1::TenantStats& stats, const std::string& tag) {
   const auto found = stats.used_bytes_by_tag().find(tag);
   return found == stats.used_bytes_by_tag().end() ? 0 : found->second;
 }
-
-}  // namespace
 
 absl::Status AddPoolGauge(const kernels::TileShape& tile, Report& report) {
   Progress("bytes per token in a daemon's pool");

@@ -32,6 +32,7 @@ namespace tessera::cli::bench {
 namespace {
 
 constexpr std::uint32_t kLayers = 8;
+constexpr std::uint32_t kLeastTokens = 1024;
 constexpr std::uint32_t kSeenQueries = 64;  // of a head, used again and again along the prompt
 constexpr std::uint64_t kFirstUnseen = 1000;
 constexpr std::uint32_t kDelimiter = 1;
@@ -430,7 +431,11 @@ absl::Status MeasureReuse(const Prompt& prompt, const Truth& truth, Bench& bench
 absl::StatusOr<Report> RunPolicies(const Options& options) {
   Report report = {.name = "policies"};
   GeneratedShape shape;
-  shape.tokens = options.quick ? 2048 : 8192;
+  shape.tokens = options.tokens.value_or(options.quick ? 2048 : 8192);
+  if (shape.tokens < kLeastTokens) {
+    return absl::InvalidArgumentError(Concat("--tokens is ", shape.tokens, "; policies needs ",
+                                             kLeastTokens, " at least, for what is planted"));
+  }
   const Prompt prompt(shape, options.seed);
   const Truth truth = TruthOf(prompt, options.quick ? 2 : 4);
   absl::StatusOr<Bench> bench = Open(prompt);
