@@ -77,8 +77,14 @@ class TokenOracle {
   }
 
   // Of one job, whichever layers it is about.
-  Outcomes Expected(const Track& track, const policies::Policy& policy) const {
+  Outcomes Expected(const Track& track, const policies::Policy& policy) {
     Outcomes outcomes(layers_.size());
+    waits_from_.assign(layers_.size(), {});
+    for (std::uint32_t layer = 0; layer < layers_.size(); ++layer) {
+      for (std::uint32_t head = 0; head < layers_[layer].size(); ++head) {
+        waits_from_[layer].push_back(FirstOf(track, policy, layer, head));
+      }
+    }
     const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*track.sequence);
     for (std::uint32_t layer = 0; layer < layers_.size(); ++layer) {
       const std::uint32_t decides = policies::DecidesFor(policy, layer);
@@ -96,11 +102,16 @@ class TokenOracle {
 
   // Takes over what came of each layer where it is one of these. Of packed rows that were chosen
   // among by their keys, which are not those that came: any that were there.
-  void Adopt(const Track& track, const Outcomes& outcomes) {
+  void Adopt(const Track& track, const policies::Policy& policy, Outcomes outcomes) {
     const cache::Sequence::Description shown =
         track.sequence->Describe(cache::Sequence::Detail::kEntries);
     for (std::uint32_t layer = 0; layer < layers_.size(); ++layer) {
       if (Matches(shown, layer, layers_[layer])) continue;
+      // Of what the other layer holds behind the same job.
+      const std::uint32_t decides = policies::DecidesFor(policy, layer);
+      if (decides != layer) {
+        outcomes[layer].push_back(TakenOver(*ManagedSequence::Of(*track.sequence), layer, decides));
+      }
       const auto it = std::ranges::find_if(
           outcomes[layer], [&](const Layer& outcome) { return Matches(shown, layer, outcome); });
       if (it != outcomes[layer].end()) {
@@ -168,18 +179,21 @@ class TokenOracle {
            track.sequence->OpenEntries(model_->layout().lane(layer, head));
   }
 
-  // Of the tokens that the other layer has decided about, those that it holds.
+  // Of the tokens that wait, and that the other layer has decided about, those that it holds.
   Layer TakenOver(ManagedSequence& managed, std::uint32_t layer, std::uint32_t decides) const {
     ManagedSequence::ManagedLayer& other = managed.layer(decides);
     MutexLock lock(other.mutex);
     const std::uint64_t until = other.state.decided_until;
     Layer left = layers_[layer];
     for (std::size_t head = 0; head < left.size(); ++head) {
-      std::erase_if(left[head].entries, [&](const Entry& entry) {
-        const std::vector<Entry>& theirs = layers_[decides][head].entries;
+      const std::vector<Entry>& theirs = layers_[decides][head].entries;
+      std::vector<Entry>& entries = left[head].entries;
+      const auto goes = [&](const Entry& entry) {
         return entry.position < until &&
                std::ranges::find(theirs, entry.position, &Entry::position) == theirs.end();
-      });
+      };
+      const auto waits = entries.begin() + static_cast<std::ptrdiff_t>(waits_from_[layer][head]);
+      entries.erase(std::remove_if(waits, entries.end(), goes), entries.end());
     }
     return left;
   }
@@ -476,6 +490,8 @@ class TokenOracle {
   // The device's.
   const kernels::Operations* operations_ = &kernels::OperationsOf(cache::ReferenceKernels());
   std::vector<Layer> layers_;
+  // By layer and head, before the job that is expected: the first entry that a choice is about.
+  std::vector<std::vector<std::uint64_t>> waits_from_;
 };
 
 }  // namespace tessera::compaction
