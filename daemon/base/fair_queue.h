@@ -8,7 +8,6 @@
 // O(log n) for n tenants and owners that wait; those that have nothing queued take no memory.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -60,18 +59,17 @@ class FairQueue {
     // The queue of `key`, for a Push that must follow: an empty one has no turn.
     Queue& Of(const Key& key) {
       const auto [place, is_new] = queues_.try_emplace(key);
-      if (is_new) ring_.push_back(place);
-      return place->second;
+      if (is_new) place->second.turn = ring_.insert(ring_.end(), place);
+      return place->second.queue;
     }
     // The next turn is that of `key`, which waits.
     void Prefer(const Key& key) {
-      const auto at = std::find(ring_.begin(), ring_.end(), queues_.find(key));
-      ring_.splice(ring_.begin(), ring_, at);
+      ring_.splice(ring_.begin(), ring_, queues_.find(key)->second.turn);
     }
     Entry Pop() {
       const auto place = ring_.front();
-      Entry entry = place->second.Pop();
-      if (place->second.empty()) {
+      Entry entry = place->second.queue.Pop();
+      if (place->second.queue.empty()) {
         ring_.pop_front();
         queues_.erase(place);
       } else {
@@ -81,8 +79,14 @@ class FairQueue {
     }
 
    private:
-    std::map<Key, Queue> queues_;
-    std::list<typename std::map<Key, Queue>::iterator> ring_;  // the next turn first
+    struct Waiting;
+    using Ring = std::list<typename std::map<Key, Waiting>::iterator>;
+    struct Waiting {
+      Queue queue;
+      typename Ring::iterator turn;
+    };
+    std::map<Key, Waiting> queues_;
+    Ring ring_;  // the next turn first
   };
 
   // The jobs of one owner. A list, for it takes only what its jobs take.

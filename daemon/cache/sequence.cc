@@ -130,7 +130,7 @@ absl::Status Sequence::CopyLanesOf(const Sequence& parent, std::uint64_t tokens)
   return absl::OkStatus();
 }
 
-absl::Status Sequence::Truncate(std::uint64_t tokens) {
+absl::Status Sequence::Truncate(std::uint64_t tokens, absl::FunctionRef<void()> before_seen) {
   MutexLock lock(mutex_);
   if (absl::Status status = Resident(); !status.ok()) return status;
   absl::StatusOr<std::uint64_t> held = CommittedLocked();
@@ -146,6 +146,7 @@ absl::Status Sequence::Truncate(std::uint64_t tokens) {
   absl::StatusOr<std::vector<pool::Block>> snapshots = ReserveSnapshots(of_tail);
   if (!snapshots.ok()) return snapshots.status();
   if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
+  before_seen();
   CutLanes(tokens, *std::move(snapshots));
   return absl::OkStatus();
 }

@@ -114,8 +114,13 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // be its first ones. What it has behind them stays: rows of a segment that their end parts are
   // copied, in the form that they have. FAILED_PRECONDITION where it holds fewer tokens in
   // segments, or more where either has dropped some, or others are at other positions; ABORTED
-  // while it is compressed, or has rows there that wait for a strategy. False: it has them already.
-  absl::StatusOr<bool> TakeHeadOf(const Sequence& other);
+  // while it is compressed, or has rows there that wait for a strategy.
+  enum class HeadTaken : std::uint8_t {
+    kHadIt,   // all of these segments, before
+    kAll,     // of as many tokens as it holds itself
+    kBehind,  // it holds tokens behind them
+  };
+  absl::StatusOr<HeadTaken> TakeHeadOf(const Sequence& other);
 
   // Of a sequence that came from a prefix, by forks: counted there while it lives.
   void set_prefix(ForkHold hold);
@@ -130,7 +135,10 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // Every lane has an entry of its own for every token.
   bool KeepsEveryToken() const;
 
-  absl::Status Truncate(std::uint64_t tokens);
+  // `before_seen` is called when nothing can fail any more and nobody has seen that rows have gone;
+  // under the sequence's lock.
+  absl::Status Truncate(
+      std::uint64_t tokens, absl::FunctionRef<void()> before_seen = [] {});
 
   // Starts decoding through the mapping. An open tail is closed first.
   struct OpenedTail {
@@ -382,6 +390,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
 
   // sequence_prefix.cc
   absl::Status ListHead(Head& head) const;
+  bool IsAsLongAs(const Head& head) const TESSERA_REQUIRES(mutex_);
   absl::Status MayTakeHead(const Head& head) const TESSERA_REQUIRES(mutex_);
   absl::Status TakeParted(Head& head) TESSERA_REQUIRES(mutex_);
   absl::Status CopyParted(Head& head) const;

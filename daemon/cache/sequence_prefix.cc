@@ -42,13 +42,13 @@ bool Sequence::AsItCame() const {
 
 // As a packing: segments that the head's end parts are closed under the lock, their rows behind it
 // are copied without it, and all lanes are published under it again.
-absl::StatusOr<bool> Sequence::TakeHeadOf(const Sequence& other) {
+absl::StatusOr<Sequence::HeadTaken> Sequence::TakeHeadOf(const Sequence& other) {
   Head head;  // outlives the lock: what it drops goes to the pool
   if (absl::Status status = other.ListHead(head); !status.ok()) return status;
   {
     MutexLock lock(mutex_);
     if (absl::Status status = TakeParted(head); !status.ok()) return status;
-    if (head.held()) return false;
+    if (head.held()) return HeadTaken::kHadIt;
     packing_ = true;
   }
   absl::Status status = CopyParted(head);
@@ -57,6 +57,13 @@ absl::StatusOr<bool> Sequence::TakeHeadOf(const Sequence& other) {
   if (status.ok()) status = MayTakeHead(head);
   if (status.ok()) status = PutHead(head);
   if (!status.ok()) return status;
+  return IsAsLongAs(head) ? HeadTaken::kAll : HeadTaken::kBehind;
+}
+
+bool Sequence::IsAsLongAs(const Head& head) const {
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {
+    if (lanes_[i].tail_start != head.lanes[i].tokens) return false;
+  }
   return true;
 }
 
@@ -77,12 +84,12 @@ absl::Status Sequence::ListHead(Head& head) const {
 absl::Status Sequence::MayTakeHead(const Head& head) const {
   if (absl::Status status = Resident(); !status.ok()) return status;
   if (MovedAhead() != 0) return HalfMoved();
+  const bool as_long = IsAsLongAs(head);
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
     const Lane& lane = lanes_[i];
     const HeadLane& theirs = head.lanes[i];
     const bool every_token = lane.entries == lane.tail_start && theirs.entries == theirs.tokens;
-    const bool has_it =
-        lane.tail_start == theirs.tokens || (lane.tail_start > theirs.tokens && every_token);
+    const bool has_it = as_long || (lane.tail_start >= theirs.tokens && every_token);
     if (has_it && moved_.shift == head.moved.shift) continue;
     return absl::FailedPreconditionError(
         Concat(id_.ToString(), " holds ", lane.entries, " entries of ", lane.tail_start,

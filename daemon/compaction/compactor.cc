@@ -6,6 +6,7 @@
 
 #include "daemon/base/strings.h"
 #include "daemon/compaction/compactor_jobs.h"
+#include "daemon/compaction/policy_fits.h"
 #include "daemon/policies/plan.h"
 #include "daemon/policies/validate.h"
 #include "kernels/strategy/candidates.h"
@@ -15,36 +16,6 @@ namespace tessera::compaction {
 using internal::TenantOf;
 
 // ---- policies
-
-namespace {
-
-// Rows are turned by how far their place in the lane moves: they must stand at their places.
-absl::Status MayMovePositions(const cache::Sequence& sequence) {
-  if (absl::Status fits = KeyTurner::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
-  for (const cache::Sequence::LaneDescription& lane : sequence.Describe(/*lanes=*/true).lanes) {
-    for (const cache::SegmentRun& run : lane.runs) {
-      if (!run.shape.packed()) continue;
-      return absl::FailedPreconditionError(
-          Concat(sequence.id().ToString(), " holds ", run.entries, " packed entries in layer ",
-                 lane.layer, ", kv head ", lane.kv_head,
-                 "; a policy that moves positions begins before any is packed"));
-    }
-    if (lane.entries + lane.position_shift == lane.tokens) continue;
-    return absl::FailedPreconditionError(
-        Concat(sequence.id().ToString(), " holds ", lane.entries, " entries of ", lane.tokens,
-               " tokens at their own positions; a policy that moves positions begins before any "
-               "entry goes"));
-  }
-  return absl::OkStatus();
-}
-
-// A key is turned back from the position of its token.
-absl::Status MayTurnKeysBack(const cache::Sequence& sequence) {
-  if (absl::Status fits = KeyTurner::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
-  return sequence.HasMoved() ? internal::MovedPositions(sequence) : absl::OkStatus();
-}
-
-}  // namespace
 
 absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy policy) {
   for (std::uint32_t layer = 0; layer < sequence.model().layers(); ++layer) {
@@ -87,12 +58,7 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
 
 absl::Status Compactor::SetPolicyOver(cache::Sequence& sequence, ManagedSequence* before,
                                       policies::Policy policy) {
-  if (policies::MovesPositions(policy)) {
-    if (absl::Status fits = MayMovePositions(sequence); !fits.ok()) return fits;
-  }
-  if (policies::TurnsKeysBack(policy)) {
-    if (absl::Status fits = MayTurnKeysBack(sequence); !fits.ok()) return fits;
-  }
+  if (absl::Status fits = CheckFitsRows(policy, sequence); !fits.ok()) return fits;
   // What has been chosen is carried out in all lanes first, where tokens move by it.
   if (before != nullptr && policies::MovesPositions(before->policy())) {
     if (absl::Status alike = sequence.StandsAlike(); !alike.ok()) return alike;
@@ -138,9 +104,10 @@ void Compactor::WarnOfSmallBudget(const cache::Sequence& sequence, const policie
        {"budget", budget}});
 }
 
-// Each has rotations of its own.
+// Each has rotations of its own, of which a segment without end feels nothing.
 void Compactor::WarnOfShortSegments(const cache::Sequence& sequence,
                                     const policies::Policy& policy) {
+  constexpr std::uint64_t kEndless = std::uint64_t{1} << 40;
   if (!policy.mosaic.has_value()) return;
   const kernels::StrategyOptions& strategy = policy.mosaic->strategy;
   const policies::SegmentOptions& segments = policy.mosaic->segments;
@@ -154,10 +121,16 @@ void Compactor::WarnOfShortSegments(const cache::Sequence& sequence,
     const auto least = std::ranges::min_element(candidates, {}, &kernels::Candidate::bytes);
     const auto dense = static_cast<double>(2 * sequence.model().layout().tile(layer).row_bytes());
     if (least->bytes < dense || !short_segments_.Say(options_.clock->Now()).has_value()) continue;
+    const std::vector<kernels::Candidate> endless =
+        kernels::ListCandidates(geometry.head_dim, kEndless, block, strategy);
+    const bool ever =
+        std::ranges::min_element(endless, {}, &kernels::Candidate::bytes)->bytes < dense;
     options_.logger->Log(
         LogLevel::kWarning,
-        "segments so short are larger than their rows as they came: rotations take "
-        "more than they save; raise the policy's segment and min_segment",
+        ever ? "segments so short are larger than their rows as they came: rotations take "
+               "more than they save; raise the policy's segment and min_segment"
+             : "packed rows are larger than rows as they came, however long a segment is: lower "
+               "the policy's keep",
         {{"sequence", sequence.id().value()},
          {"tokens", shortest},
          {"bytes_per_token", static_cast<std::uint64_t>(least->bytes)},
@@ -168,15 +141,24 @@ void Compactor::WarnOfShortSegments(const cache::Sequence& sequence,
 
 absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Sequence& parent,
                                                                  MakeFork fork) {
-  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(parent);
-  if (managed == nullptr) return fork();
-  const ManagedSequence::Pause pause(*managed);
+  for (;;) {
+    const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(parent);
+    if (managed == nullptr) return fork();
+    const ManagedSequence::Pause pause(*managed);
+    if (ManagedSequence::Of(parent) != managed) continue;  // another policy by now
+    return ForkPaused(*managed, pause, parent.model(), fork);
+  }
+}
+
+absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::ForkPaused(
+    ManagedSequence& managed, const ManagedSequence::Pause& pause, const cache::Model& model,
+    MakeFork fork) {
   // Before: where one is over by then, the fork has what came of it. And behind it: where one came
   // with rows that the fork has.
-  std::vector<std::optional<SealWish>> ahead(parent.model().lanes());
+  std::vector<std::optional<SealWish>> ahead(model.lanes());
   const auto look = [&] {
     for (std::uint32_t lane = 0; lane < ahead.size(); ++lane) {
-      const std::optional<SealWish> now = managed->lane(lane).work->seals.Ahead();
+      const std::optional<SealWish> now = managed.lane(lane).work->seals.Ahead();
       if (!now.has_value()) continue;
       if (!ahead[lane].has_value()) ahead[lane].emplace();
       ahead[lane]->Join(*now);
@@ -187,7 +169,7 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Se
   if (!child.ok()) return child;
   look();
   const std::uint64_t tokens = (*child)->Describe(/*lanes=*/false).tokens;
-  const auto own = std::make_shared<ManagedSequence>(*managed, pause, (*child)->model(), tokens);
+  const auto own = std::make_shared<ManagedSequence>(managed, pause, model, tokens);
   (*child)->set_companion(own);
   for (std::uint32_t lane = 0; lane < ahead.size(); ++lane) {
     if (!ahead[lane].has_value()) continue;
@@ -198,37 +180,60 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Se
 }
 
 absl::Status Compactor::Truncate(cache::Sequence& sequence, std::uint64_t tokens) {
-  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
-  if (managed == nullptr) return sequence.Truncate(tokens);
-  const ManagedSequence::Pause pause(*managed);
-  absl::Status status = sequence.Truncate(tokens);
-  if (status.ok()) managed->CutTo(tokens, pause);
-  return status;
+  for (;;) {
+    const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+    if (managed == nullptr) return TruncateUnmanaged(sequence, tokens);
+    const ManagedSequence::Pause pause(*managed);
+    if (ManagedSequence::Of(sequence) != managed) continue;  // another policy by now
+    // With the rows: what comes behind the cut, and is wanted of it, is not cut.
+    return sequence.Truncate(tokens, [&] { managed->CutTo(tokens, pause); });
+  }
+}
+
+absl::Status Compactor::TruncateUnmanaged(cache::Sequence& sequence, std::uint64_t tokens) {
+  if (absl::Status status = sequence.Truncate(tokens); !status.ok()) return status;
+  const std::shared_ptr<ManagedSequence> now = ManagedSequence::Of(sequence);
+  if (now == nullptr) return absl::OkStatus();
+  // A policy was set meanwhile, which may have seen what has gone.
+  const ManagedSequence::Pause pause(*now);
+  std::uint64_t held = 0;
+  for (std::uint32_t layer = 0; layer < sequence.model().layers(); ++layer) {
+    held = std::max(held, sequence.TokensOfLayer(layer).value_or(0));
+  }
+  now->CutTo(held, pause);
+  return absl::OkStatus();
 }
 
 // Jobs for it wait meanwhile: a seal that was answered ABORTED would be lost.
 absl::Status Compactor::TakeHeadOf(cache::Sequence& sequence, const cache::Sequence& other) {
-  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
-  const std::shared_ptr<ManagedSequence> theirs = ManagedSequence::Of(other);
-  if (managed == nullptr || theirs == nullptr) return sequence.TakeHeadOf(other).status();
-  const ManagedSequence::Pause pause(*managed);
-  const ManagedSequence::Pause their_pause(*theirs);
-  absl::StatusOr<bool> taken = absl::UnknownError("not asked");
-  {
-    const ManagedSequence::LanesHeld lanes(*managed);
-    taken = sequence.TakeHeadOf(other);
+  using enum cache::Sequence::HeadTaken;
+  for (;;) {
+    const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+    const std::shared_ptr<ManagedSequence> theirs = ManagedSequence::Of(other);
+    if (managed == nullptr || theirs == nullptr) return sequence.TakeHeadOf(other).status();
+    if (managed->policy().text != theirs->policy().text) return internal::PolicyChanged(sequence);
+    absl::StatusOr<cache::Sequence::HeadTaken> taken = absl::UnknownError("not asked");
+    {
+      // Of two that pause both the one does not wait for the other.
+      const bool first = sequence.id() < other.id();
+      const ManagedSequence::Pause one(first ? *managed : *theirs);
+      const ManagedSequence::Pause two(first ? *theirs : *managed);
+      if (ManagedSequence::Of(sequence) != managed || ManagedSequence::Of(other) != theirs) {
+        continue;  // another policy by now
+      }
+      const ManagedSequence::LanesHeld lanes(*managed);
+      taken = sequence.TakeHeadOf(other);
+      // Where it holds tokens behind them, every token has stayed, and it knows more of them. What
+      // is learnt of a lane is made anew where its run is another.
+      if (taken.ok() && *taken == kAll) {
+        managed->TakeDecisionsOf(*theirs, first ? one : two, first ? two : one);
+      }
+    }
+    for (std::uint32_t lane = 0; lane < sequence.model().lanes(); ++lane) {
+      LaneFree(sequence.shared_from_this(), *managed, lane);
+    }
+    return taken.status();
   }
-  for (std::uint32_t lane = 0; lane < sequence.model().lanes(); ++lane) {
-    LaneFree(sequence.shared_from_this(), *managed, lane);
-  }
-  // What is learnt of a lane is made anew where its run is another. What was decided among tokens
-  // is that of the other from now on, as for a fork of it: both hold the same ones.
-  if (!taken.ok() || !*taken || !managed->policy().drops_entries()) return taken.status();
-  if (ManagedSequence::Of(sequence) != managed) return absl::OkStatus();  // another policy by now
-  const std::uint64_t tokens = sequence.Describe(/*lanes=*/false).tokens;
-  sequence.set_companion(
-      std::make_shared<ManagedSequence>(*theirs, their_pause, sequence.model(), tokens));
-  return absl::OkStatus();
 }
 
 policies::Policy Compactor::PolicyOf(const cache::Sequence& sequence) {
@@ -362,6 +367,8 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
     return;
   }
   const shm::LaneLayout& layout = sequence->model().layout();
+  // No cut comes between what a layer holds and what is wanted of it.
+  const ManagedSequence::Pause pause(*managed);
   for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
     const absl::StatusOr<std::uint64_t> tokens = sequence->TokensOfLayer(layer);
     if (!tokens.ok()) {
@@ -397,36 +404,45 @@ Compactor::ThinOutcome Compactor::Thin(cache::Sequence& sequence, std::uint64_t 
   ThinOutcome outcome;
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
   if (managed == nullptr || !managed->policy().mosaic.has_value()) return outcome;
-  const double share = managed->policy().mosaic->pressed;
-  if (share == 0) return outcome;
+  if (managed->policy().mosaic->pressed == 0) return outcome;
   outcome.allowed = true;
   for (std::uint32_t i = 0; i < sequence.model().lanes(); ++i) {
     if (outcome.gained.bytes >= bytes) break;
-    Thinned thinned;
-    absl::Status status;
-    {
-      MutexLock lock(managed->lane(i).work->mutex);
-      if (ManagedSequence::Of(sequence) != managed) return outcome;  // another policy by now
-      status = sequence.Recode({.lane = i, .whole = true}, [&](const cache::OpenRun& run) {
-        LaneThinner thinner(
-            {.memory = &sequence.memory(), .share = share, .bytes = bytes - outcome.gained.bytes},
-            run);
-        absl::StatusOr<std::optional<cache::LaneSwap>> swap = thinner.Thin();
-        thinned = thinner.thinned();
-        return swap;
-      });
-    }
-    LaneFree(sequence.shared_from_this(), *managed, i);
-    if (!status.ok()) {
-      outcome.hindrance = status;
+    const absl::StatusOr<Thinned> thinned =
+        ThinLane(sequence, *managed, i, bytes - outcome.gained.bytes);
+    if (!thinned.ok()) {
+      outcome.hindrance = thinned.status();
       // The next lane would find no room either. Others may just be in use.
-      if (absl::IsResourceExhausted(status)) break;
+      if (absl::IsResourceExhausted(thinned.status())) break;
       continue;
     }
-    outcome.gained.bytes += thinned.bytes;
-    outcome.gained.segments += thinned.segments;
+    outcome.gained.bytes += thinned->bytes;
+    outcome.gained.segments += thinned->segments;
   }
   return outcome;
+}
+
+absl::StatusOr<Thinned> Compactor::ThinLane(cache::Sequence& sequence, ManagedSequence& managed,
+                                            std::uint32_t index, std::uint64_t bytes) {
+  Thinned thinned;
+  const auto thin = [&](const cache::OpenRun& run) {
+    LaneThinner thinner(
+        {.memory = &sequence.memory(), .share = managed.policy().mosaic->pressed, .bytes = bytes},
+        run);
+    absl::StatusOr<std::optional<cache::LaneSwap>> swap = thinner.Thin();
+    thinned = thinner.thinned();
+    return swap;
+  };
+  absl::Status status;
+  {
+    MutexLock lock(managed.lane(index).work->mutex);
+    status = ManagedSequence::Of(sequence).get() == &managed
+                 ? sequence.Recode({.lane = index, .whole = true}, thin)
+                 : internal::PolicyChanged(sequence);
+  }
+  LaneFree(sequence.shared_from_this(), managed, index);
+  if (!status.ok()) return status;
+  return thinned;
 }
 
 void Compactor::Complain(const cache::Sequence& sequence, std::string_view what,

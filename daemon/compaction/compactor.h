@@ -208,6 +208,14 @@ class Compactor {
                                    std::uint32_t lane, bool& goes_on);
   LaneCoder::Options CoderOptions(const cache::Sequence& sequence, ManagedSequence& managed,
                                   LaneState& state);
+  absl::StatusOr<std::shared_ptr<cache::Sequence>> ForkPaused(ManagedSequence& managed,
+                                                              const ManagedSequence::Pause& pause,
+                                                              const cache::Model& model,
+                                                              MakeFork fork);
+  // Of one without a policy, when it was asked.
+  static absl::Status TruncateUnmanaged(cache::Sequence& sequence, std::uint64_t tokens);
+  absl::StatusOr<Thinned> ThinLane(cache::Sequence& sequence, ManagedSequence& managed,
+                                   std::uint32_t index, std::uint64_t bytes);
   // While no job of the policy before is at any lane; null: there is none.
   absl::Status SetPolicyOver(cache::Sequence& sequence, ManagedSequence* before,
                              policies::Policy policy);

@@ -25,10 +25,12 @@ absl::Status AsksForNothing(const cache::Sequence& sequence, const Policy& polic
 }
 
 // Whether rows of a lane that nothing has been packed of are enough for a segment by now. Under a
-// policy that goes on while decoding the first prompt may have been short.
+// policy that goes on while decoding the first prompt may have been short. Where none waits, what
+// comes next gives them one.
 bool FirstForm(const Policy& policy, const cache::OpenRun& run,
                const policies::LaneDecision& decision) {
   return policy.mosaic.has_value() && policies::Continues(policy) && run.packed == nullptr &&
+         run.provisional_entries() + run.plain_entries() > 0 &&
          decision.kept.size() >= policy.mosaic->segments.min_tokens;
 }
 
@@ -207,13 +209,13 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
       layer.state.memory = choice->memory;
       layer.state.decided_until = choice->until;
       layer.interrupted = false;
-      if (!choice->decoded) {
+      if (!choice->keeps) {
         if (decides) counters_.decisions_made.fetch_add(1, std::memory_order_relaxed);
         layer.state.looked_until = std::max(layer.state.looked_until.load(), choice->end);
         if (!choice->waits) layer.state.observation.ForgetBefore(choice->until);
       }
-      if (!resumes) return status;
-      continue;  // with what has come since
+      if (!resumes && !choice->aligns) return status;
+      continue;  // with what has come since, or stands behind
     }
     const bool again = absl::IsAborted(status);
     if (choice->Begun() && !(resumes && again)) layer.unfinished = *std::move(choice);
@@ -253,6 +255,9 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
                               .decoding = asked.decoding},
                              index);
   if (asked.keeps_decoded) return chooser.KeepDecoded(state);
+  absl::StatusOr<std::optional<LayerChoice>> aligned = chooser.Align(state);
+  if (!aligned.ok()) return aligned.status();
+  if (aligned->has_value()) return **std::move(aligned);
   const std::uint32_t decides = policies::DecidesFor(managed.policy(), index);
   if (decides == index) return chooser.Choose(state);
   TESSERA_CHECK(decides < index, "choices are handed on to later layers");
@@ -293,7 +298,7 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
   // Lanes that keep all are settled with the others, whatever their form: the next choice is not
   // about their rows, either, and finds the layer's lanes alike.
   const bool settles = !ChoosesFromAll(policy) && policy.drops_entries() &&
-                       (!choice.UntouchedAll() ||
+                       (!choice.UntouchedAll() || choice.aligns ||
                         ((LeavesRows(policy) || policy.mosaic.has_value()) && !choice.waits));
   for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
     if (choice.done[head] || (choice.Untouched(head) && !settles && LeavesRows(policy))) continue;

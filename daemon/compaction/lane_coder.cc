@@ -73,6 +73,7 @@ std::optional<LaneCoder::Form> LaneCoder::FormOfNewTiles() const {
 
 bool LaneCoder::MayBeSealed() const {
   if (run_.first_position < options_.chosen_before) return false;
+  if (!FitsALane(run_.provisional_entries() + run_.plain_entries()).ok()) return false;
   const std::uint64_t full = FullTiles(OlderOf(run_.provisional_entries() + run_.plain_entries()));
   return full >= options_.policy->mosaic->segments.min_tokens;
 }
@@ -164,11 +165,14 @@ bool LaneCoder::DecideAboutRaw(std::uint64_t count) {
     options_.counters->raw_rows_dropped.fetch_add(count, std::memory_order_relaxed);
     return true;
   }
-  const absl::StatusOr<pool::Charge> room = options_.memory->raw_copies->Reserve(
-      pool::MemoryTag::kRawCopies, 2 * count * tile_.row_bytes());
-  keeps_raw_ = room.ok();
-  if (keeps_raw_) return true;
-  if (MayBeSealed()) return false;
+  // Where a lane has all the segments that it can have, nothing would ever come of them.
+  if (FitsALane(run_.provisional_entries() + count).ok()) {
+    const absl::StatusOr<pool::Charge> room = options_.memory->raw_copies->Reserve(
+        pool::MemoryTag::kRawCopies, 2 * count * tile_.row_bytes());
+    keeps_raw_ = room.ok();
+    if (keeps_raw_) return true;
+    if (MayBeSealed()) return false;
+  }
   GiveUpRaw();
   options_.counters->raw_rows_dropped.fetch_add(count, std::memory_order_relaxed);
   return true;

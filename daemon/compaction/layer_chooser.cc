@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "daemon/base/strings.h"
@@ -326,10 +327,36 @@ absl::StatusOr<LayerChoice> LayerChooser::KeepDecoded(const LayerState& state) c
   const bool open = lanes->begin < prompts && state.looked_until < prompts;
   lanes->CutAt(open ? lanes->begin : lanes->end - tokens % kernels::kTileEntries);
   LayerChoice choice = About(*lanes, state);
-  choice.decoded = true;
+  choice.keeps = true;
   choice.lanes = policies::KeepAll(Shown(options_, layer_, state, *lanes, lanes->begin).view());
   choice.waits = lanes->begin == lanes->end;
   if (choice.waits) choice.until = state.decided_until;
+  return choice;
+}
+
+absl::StatusOr<std::optional<LayerChoice>> LayerChooser::Align(const LayerState& state) const {
+  const policies::Policy& policy = *options_.policy;
+  if (ChoosesFromAll(policy) || policy.key_channels.has_value() ||
+      policies::NeedsLanesAlike(policy) == policies::LanesAlike::kNothing) {
+    return std::nullopt;
+  }
+  absl::StatusOr<Lanes> lanes = Look(/*whole=*/false, /*keys=*/false);
+  if (!lanes.ok()) return lanes.status();
+  std::uint64_t from = lanes->begin;
+  for (const policies::LaneEntries& lane : lanes->entries) {
+    from = std::max(from, lane.count == 0 ? lanes->end : lane.positions.front());
+  }
+  if (from == lanes->begin) return std::nullopt;
+  lanes->CutAt(from);
+  LayerChoice choice = About(*lanes, state);
+  choice.until = state.decided_until;
+  choice.keeps = choice.aligns = true;
+  for (std::size_t head = 0; head < choice.decided.size(); ++head) {
+    policies::LaneDecision& lane = choice.lanes.emplace_back();
+    lane.kept.resize(choice.decided[head]);
+    std::iota(lane.kept.begin(), lane.kept.end(), 0);
+    choice.done[head] = lane.kept.empty();
+  }
   return choice;
 }
 
@@ -374,7 +401,20 @@ absl::StatusOr<LayerChoice> LayerChooser::TakeOver(std::uint32_t decides, const 
   absl::StatusOr<Lanes> lanes = Look(/*whole=*/false, /*keys=*/false);
   if (!lanes.ok()) return lanes.status();
   if (NothingNew(*lanes, state)) return Choose(state);
-  const std::uint64_t until = theirs.decided_until;
+  // Before a look at what waits there: where nothing does, it is settled up to here, under
+  // whatever policy.
+  std::uint64_t settled = 0;
+  for (const auto& lane : options_.sequence->Describe(/*lanes=*/true).lanes) {
+    if (lane.layer == decides) settled = lane.tokens;
+  }
+  const absl::StatusOr<std::vector<cache::OpenRun>> runs =
+      options_.sequence->LookAt(decides, /*whole=*/true);
+  if (!runs.ok()) return runs.status();
+  const bool none_waits = std::ranges::all_of(*runs, [](const cache::OpenRun& run) {
+    return run.provisional_entries() + run.plain_entries() == 0;
+  });
+  const std::uint64_t until =
+      std::max(theirs.decided_until.load(), none_waits ? settled : std::uint64_t{0});
   const bool decided = until > lanes->begin || lanes->begin == lanes->end;
   if (!decided && theirs.looked_until < lanes->end) {
     return absl::FailedPreconditionError(
@@ -382,9 +422,6 @@ absl::StatusOr<LayerChoice> LayerChooser::TakeOver(std::uint32_t decides, const 
                ", which has not been compressed: ", lanes->end, " tokens wait, of that one ",
                theirs.looked_until.load(), " have been looked at"));
   }
-  const absl::StatusOr<std::vector<cache::OpenRun>> runs =
-      options_.sequence->LookAt(decides, /*whole=*/true);
-  if (!runs.ok()) return runs.status();
   if (decided) lanes->CutAt(until);
   LayerChoice choice = About(*lanes, state);
   choice.waits = !decided;

@@ -54,8 +54,11 @@ struct LayerChoice {
   // There was too little to decide about: the next prompt's end decides about all of it, and wants
   // these tokens' queries, too.
   bool waits = false;
-  // That tokens which were decoded stay, and need not wait to be packed. No prompt's end.
-  bool decoded = false;
+  // Of tokens that stay because they were decoded, and need not wait to be packed, or because they
+  // wait in some lanes alone. No prompt's end.
+  bool keeps = false;
+  // Another one is to follow, about what waits behind these.
+  bool aligns = false;
 
   static constexpr std::uint64_t kNotCut = ~std::uint64_t{0};
   // The sequence was cut to so many tokens.
@@ -93,6 +96,9 @@ class LayerChooser {
   // That what was decoded behind the last prompt stays, and what was left of that with it; nothing
   // where it has not been looked at.
   absl::StatusOr<LayerChoice> KeepDecoded(const LayerState& state) const;
+  // Where one decision is made for all lanes of a layer, and some have rows that wait where another
+  // has none any more: that those stay, so that what waits is alike. Nothing: it is.
+  absl::StatusOr<std::optional<LayerChoice>> Align(const LayerState& state) const;
   // What another layer has left of the same tokens. FAILED_PRECONDITION where that has not looked
   // at them.
   absl::StatusOr<LayerChoice> TakeOver(std::uint32_t decides, const LayerState& theirs,

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/check.h"
 #include "daemon/base/mutex.h"
 #include "daemon/cache/sequence.h"
 #include "daemon/compaction/lane_coder.h"
@@ -58,16 +59,18 @@ class ManagedSequence final : public cache::Companion {
         lanes_(model.lanes()),
         layers_(policy_.chooses() ? model.layers() : 0) {}
   // While it is held nothing is chosen in any layer, and nothing that was chosen is carried out in
-  // some lanes of a layer, and in others not yet.
+  // some lanes of a layer, and in others not yet; nobody else pauses it, to set a policy, say.
   class Pause {
    public:
     explicit Pause(ManagedSequence& sequence) TESSERA_NO_THREAD_SAFETY_ANALYSIS
         : sequence_(sequence) {
+      sequence.paused_.Lock();
       // In this order: whoever chooses for a layer asks those before it.
       for (std::size_t i = sequence.layers_.size(); i-- > 0;) sequence.layers_[i].mutex.Lock();
     }
     ~Pause() TESSERA_NO_THREAD_SAFETY_ANALYSIS {
       for (ManagedLayer& layer : sequence_.layers_) layer.mutex.Unlock();
+      sequence_.paused_.Unlock();
     }
     Pause(const Pause&) = delete;
     Pause& operator=(const Pause&) = delete;
@@ -164,6 +167,19 @@ class ManagedSequence final : public cache::Companion {
     MutexLock lock(text_mutex_);
     CutTextTo(tokens);
   }
+  // All its lanes hold the other's entries now, and it has no others: what has been decided about
+  // them is what was decided there. What was shown, or waits to be done, is its own.
+  void TakeDecisionsOf(ManagedSequence& other, const Pause&,
+                       const Pause& /*other*/) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+    TESSERA_CHECK(layers_.size() == other.layers_.size(), "both have one policy");
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      layers_[i].state.memory = other.layers_[i].state.memory;
+      layers_[i].state.decided_until = other.layers_[i].state.decided_until.load();
+      layers_[i].state.looked_until = other.layers_[i].state.looked_until.load();
+      layers_[i].unfinished = other.layers_[i].unfinished;
+      layers_[i].interrupted = layers_[i].unfinished.has_value();
+    }
+  }
   // The same sequence under another policy, before anybody sees it: its text, where its prompts
   // are, and what waits to be done are what they were.
   void Follow(const ManagedSequence& before) {
@@ -215,6 +231,7 @@ class ManagedSequence final : public cache::Companion {
   }
 
   const policies::Policy policy_;
+  Mutex paused_;
   std::atomic<bool> tiles_wanted_{false};
   std::vector<ManagedLane> lanes_;
   std::vector<ManagedLayer> layers_;

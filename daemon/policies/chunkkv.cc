@@ -304,12 +304,13 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
   return DecideChunks(std::get<ChunkKvPolicy>(tokens), view);
 }
 
-bool OneForAll(const TokenPolicy& tokens) {
-  return std::get<ChunkKvPolicy>(tokens).scope == Scope::kLayer;
+LanesAlike WantsAlike(const TokenPolicy& tokens) {
+  return std::get<ChunkKvPolicy>(tokens).scope == Scope::kLayer ? LanesAlike::kTokens
+                                                                : LanesAlike::kNothing;
 }
 
 constexpr TokenSystem kSystem = {
-    .is = Is<ChunkKvPolicy>, .needs = NeedsFrom, .decide = DecideLayer, .one_for_all = OneForAll};
+    .is = Is<ChunkKvPolicy>, .needs = NeedsFrom, .decide = DecideLayer, .lanes_alike = WantsAlike};
 
 }  // namespace
 

@@ -180,10 +180,13 @@ absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const Laye
   return KeepInEveryLane(view, held);
 }
 
+LanesAlike WantsAlike(const TokenPolicy&) { return LanesAlike::kLength; }
+
 constexpr TokenSystem kSystem = {.is = Is<LaCachePolicy>,
                                  .needs = NeedsFrom,
                                  .decide = DecideLayer,
                                  .advance = AdvanceLayer,
+                                 .lanes_alike = WantsAlike,
                                  .moves_positions = MovesKeys,
                                  .check_model = CheckModel};
 

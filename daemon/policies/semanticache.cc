@@ -336,7 +336,8 @@ std::string CheckBeside(const Term& term, const Term& other) {
                   " have keys of their own, which are not alike where another layer's are");
   }
   const TokenSystem& system = *other.kind->tokens;
-  const bool one_for_all = system.one_for_all != nullptr && system.one_for_all(*alone.tokens);
+  const bool one_for_all =
+      system.lanes_alike != nullptr && system.lanes_alike(*alone.tokens) == LanesAlike::kTokens;
   if (ScopeOf(term.values.Word("scope")) == Scope::kLayer && !one_for_all) {
     return Concat("scope=layer joins the keys of all kv heads token by token, and under ",
                   other.kind->name, " each keeps its own tokens");
@@ -418,9 +419,15 @@ absl::Status CheckModel(const TokenPolicy& tokens, const ModelFacts& model) {
              "them in its geometry (delimiter_token_ids), or say delimiters=0"));
 }
 
+LanesAlike WantsAlike(const TokenPolicy& tokens) {
+  return std::get<SemantiCachePolicy>(tokens).scope == Scope::kLayer ? LanesAlike::kTokens
+                                                                     : LanesAlike::kNothing;
+}
+
 constexpr TokenSystem kSystem = {.is = Is<SemantiCachePolicy>,
                                  .needs = NeedsFrom,
                                  .decide = DecideLayer,
+                                 .lanes_alike = WantsAlike,
                                  .turns_keys_back = TurnsBack,
                                  .check_model = CheckModel};
 

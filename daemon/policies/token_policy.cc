@@ -58,6 +58,14 @@ bool Continues(const Policy& policy) {
   return selector != nullptr && selector->advance != nullptr;
 }
 
+LanesAlike NeedsLanesAlike(const Policy& policy) {
+  const auto needs = [](const TokenSystem* system, const std::optional<TokenPolicy>& tokens) {
+    return system == nullptr || system->lanes_alike == nullptr ? LanesAlike::kNothing
+                                                               : system->lanes_alike(*tokens);
+  };
+  return std::max(needs(Selector(policy), policy.tokens), needs(Merger(policy), policy.merging));
+}
+
 bool MovesPositions(const Policy& policy) {
   const TokenSystem* const selector = Selector(policy);
   return selector != nullptr && selector->moves_positions != nullptr &&

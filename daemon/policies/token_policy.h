@@ -132,6 +132,10 @@ std::string NeedsText(const Needs& needs);  // "token ids"; where nothing is wan
 
 // Whether the policy goes on while tokens are decoded.
 bool Continues(const Policy& policy);
+// What the lanes of a layer must have in common to be decided about: some policies make one
+// decision for all of them.
+enum class LanesAlike : std::uint8_t { kNothing, kLength, kTokens };
+LanesAlike NeedsLanesAlike(const Policy& policy);
 // Whether keys are turned to the places that they have after others went, and the worker's next
 // query stands behind them.
 bool MovesPositions(const Policy& policy);

@@ -24,8 +24,8 @@ struct TokenSystem {
   absl::StatusOr<LayerDecision> (*advance)(const TokenPolicy& tokens, const LayerView& view,
                                            std::span<const std::uint64_t> held,
                                            LayerMemory& memory) = nullptr;
-  // Whether all kv heads of a layer keep the same tokens. Null: they do not.
-  bool (*one_for_all)(const TokenPolicy& tokens) = nullptr;
+  // Null: each lane is decided about by itself.
+  LanesAlike (*lanes_alike)(const TokenPolicy& tokens) = nullptr;
   // Null: keys keep their positions.
   bool (*moves_positions)(const TokenPolicy& tokens) = nullptr;
   // Null: keys are looked at, and merged, as they are stored.

@@ -85,8 +85,13 @@ absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const Laye
   return KeepInEveryLane(view, kept);
 }
 
-constexpr TokenSystem kSystem = {
-    .is = Is<TovaPolicy>, .needs = NeedsFrom, .decide = DecideLayer, .advance = AdvanceLayer};
+LanesAlike WantsAlike(const TokenPolicy&) { return LanesAlike::kTokens; }
+
+constexpr TokenSystem kSystem = {.is = Is<TovaPolicy>,
+                                 .needs = NeedsFrom,
+                                 .decide = DecideLayer,
+                                 .advance = AdvanceLayer,
+                                 .lanes_alike = WantsAlike};
 
 }  // namespace
 

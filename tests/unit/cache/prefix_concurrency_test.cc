@@ -136,8 +136,9 @@ TEST_F(PrefixesAtOnce, WhoTakesAHeadOverIsAppendedToMeanwhile) {
           ASSERT_TRUE(AppendAll(*sequence, at, StampsOf(Count(5, at))).ok());
         }
       });
-      const absl::StatusOr<bool> taken = sequence->TakeHeadOf(from->prefix->sequence());
-      EXPECT_TRUE(taken.ok() && *taken) << taken.status();
+      const absl::StatusOr<Sequence::HeadTaken> taken =
+          sequence->TakeHeadOf(from->prefix->sequence());
+      EXPECT_TRUE(taken.ok() && *taken != Sequence::HeadTaken::kHadIt) << taken.status();
       appender.join();
       EXPECT_EQ(Differs(*sequence, Count(tokens + 40)), "");
       ASSERT_TRUE(tenant().FreeSequence(sequence->id()).ok());

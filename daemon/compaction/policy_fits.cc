@@ -1,0 +1,102 @@
+#include "daemon/compaction/policy_fits.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "daemon/base/strings.h"
+#include "daemon/compaction/compactor_jobs.h"
+#include "daemon/compaction/key_turner.h"
+#include "daemon/compaction/layer_chooser.h"
+#include "daemon/policies/token_policy.h"
+
+namespace tessera::compaction {
+
+using LaneDescription = cache::Sequence::LaneDescription;
+
+namespace {
+
+// Rows are turned by how far their place in the lane moves: they must stand at their places.
+absl::Status MayMovePositions(const cache::Sequence& sequence) {
+  if (absl::Status fits = KeyTurner::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
+  for (const cache::Sequence::LaneDescription& lane : sequence.Describe(/*lanes=*/true).lanes) {
+    for (const cache::SegmentRun& run : lane.runs) {
+      if (!run.shape.packed()) continue;
+      return absl::FailedPreconditionError(
+          Concat(sequence.id().ToString(), " holds ", run.entries, " packed entries in layer ",
+                 lane.layer, ", kv head ", lane.kv_head,
+                 "; a policy that moves positions begins before any is packed"));
+    }
+    if (lane.entries + lane.position_shift == lane.tokens) continue;
+    return absl::FailedPreconditionError(
+        Concat(sequence.id().ToString(), " holds ", lane.entries, " entries of ", lane.tokens,
+               " tokens at their own positions; a policy that moves positions begins before any "
+               "entry goes"));
+  }
+  return absl::OkStatus();
+}
+
+// A key is turned back from the position of its token.
+absl::Status MayTurnKeysBack(const cache::Sequence& sequence) {
+  if (absl::Status fits = KeyTurner::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
+  return sequence.HasMoved() ? internal::MovedPositions(sequence) : absl::OkStatus();
+}
+
+std::string Where(const cache::Sequence& sequence, const LaneDescription& lane) {
+  return Concat(sequence.id().ToString(), ", layer ", lane.layer, ", kv head ", lane.kv_head);
+}
+
+absl::Status MayMerge(const cache::Sequence& sequence, const LaneDescription& lane) {
+  for (const cache::SegmentRun& run : lane.runs) {
+    if (!run.shape.packed()) continue;
+    return absl::FailedPreconditionError(
+        Concat(Where(sequence, lane), " holds ", run.entries,
+               " packed entries; a policy that merges all of a lane begins before any is packed"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AreAlike(policies::LanesAlike alike, const cache::Sequence& sequence,
+                      const LaneDescription& first, const LaneDescription& lane) {
+  if (first.positions.size() != lane.positions.size()) {
+    return absl::FailedPreconditionError(
+        Concat(Where(sequence, lane), " holds ", lane.positions.size(), " entries, and kv head ",
+               first.kv_head, " ", first.positions.size(),
+               "; a policy that makes one decision for all lanes of a layer wants equally many"));
+  }
+  if (alike == policies::LanesAlike::kLength || first.positions == lane.positions) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      Concat(Where(sequence, lane), " holds entries of other tokens than kv head ", first.kv_head,
+             "; a policy that makes one decision for all lanes of a layer wants the same"));
+}
+
+// Decisions about all of a lane meet what is there. Those about what waits find it alike.
+absl::Status MayDecideAboutAll(const policies::Policy& policy, const cache::Sequence& sequence) {
+  const policies::LanesAlike alike = policies::NeedsLanesAlike(policy);
+  if (!policies::Merges(policy) && alike == policies::LanesAlike::kNothing) return absl::OkStatus();
+  const cache::Sequence::Description shown = sequence.Describe(cache::Sequence::Detail::kEntries);
+  for (const LaneDescription& lane : shown.lanes) {
+    if (policies::Merges(policy)) {
+      if (absl::Status fits = MayMerge(sequence, lane); !fits.ok()) return fits;
+    }
+    if (alike == policies::LanesAlike::kNothing) continue;
+    const auto first = std::ranges::find(shown.lanes, lane.layer, &LaneDescription::layer);
+    if (absl::Status fits = AreAlike(alike, sequence, *first, lane); !fits.ok()) return fits;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckFitsRows(const policies::Policy& policy, const cache::Sequence& sequence) {
+  if (policies::MovesPositions(policy)) {
+    if (absl::Status fits = MayMovePositions(sequence); !fits.ok()) return fits;
+  }
+  if (policies::TurnsKeysBack(policy)) {
+    if (absl::Status fits = MayTurnKeysBack(sequence); !fits.ok()) return fits;
+  }
+  return ChoosesFromAll(policy) ? MayDecideAboutAll(policy, sequence) : absl::OkStatus();
+}
+
+}  // namespace tessera::compaction
