@@ -80,7 +80,10 @@ class TokenOracle {
   Outcomes Expected(const Track& track, const policies::Policy& policy) {
     Outcomes outcomes(layers_.size());
     waits_from_.assign(layers_.size(), {});
+    had_packed_.assign(layers_.size(), false);
+    const cache::Sequence::Description shown = track.sequence->Describe(/*lanes=*/true);
     for (std::uint32_t layer = 0; layer < layers_.size(); ++layer) {
+      had_packed_[layer] = HasPacked(shown, layer);
       for (std::uint32_t head = 0; head < layers_[layer].size(); ++head) {
         waits_from_[layer].push_back(FirstOf(track, policy, layer, head));
       }
@@ -116,10 +119,11 @@ class TokenOracle {
           outcomes[layer], [&](const Layer& outcome) { return Matches(shown, layer, outcome); });
       if (it != outcomes[layer].end()) {
         layers_[layer] = *it;
-      } else if (HasPacked(shown, layer)) {
+      } else if (HadPacked(layer) || HasPacked(shown, layer)) {
         KeepShown(shown, layer);
       }
     }
+    had_packed_.clear();
   }
 
   // Of a sequence whose keys were turned: a later policy looks at them as they are now.
@@ -410,6 +414,7 @@ class TokenOracle {
       return true;
     });
   }
+  bool HadPacked(std::uint32_t layer) const { return !had_packed_.empty() && had_packed_[layer]; }
   static bool HasPacked(const cache::Sequence::Description& shown, std::uint32_t layer) {
     return std::ranges::any_of(shown.lanes, [&](const auto& lane) {
       return lane.layer == layer &&
@@ -492,6 +497,7 @@ class TokenOracle {
   std::vector<Layer> layers_;
   // By layer and head, before the job that is expected: the first entry that a choice is about.
   std::vector<std::vector<std::uint64_t>> waits_from_;
+  std::vector<bool> had_packed_;  // by layer, likewise; empty: nothing is expected
 };
 
 }  // namespace tessera::compaction
