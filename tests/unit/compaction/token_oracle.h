@@ -103,8 +103,8 @@ class TokenOracle {
     return outcomes;
   }
 
-  // Takes over what came of each layer where it is one of these. Of packed rows that were chosen
-  // among by their keys, which are not those that came: any that were there.
+  // Takes over what came of each layer where it is one of these; of packed rows, whose keys are not
+  // those that came, any that were there.
   void Adopt(const Track& track, const policies::Policy& policy, Outcomes outcomes) {
     const cache::Sequence::Description shown =
         track.sequence->Describe(cache::Sequence::Detail::kEntries);
@@ -119,7 +119,7 @@ class TokenOracle {
           outcomes[layer], [&](const Layer& outcome) { return Matches(shown, layer, outcome); });
       if (it != outcomes[layer].end()) {
         layers_[layer] = *it;
-      } else if (HadPacked(layer) || HasPacked(shown, layer)) {
+      } else if ((!had_packed_.empty() && had_packed_[layer]) || HasPacked(shown, layer)) {
         KeepShown(shown, layer);
       }
     }
@@ -175,7 +175,6 @@ class TokenOracle {
   }
 
   // ---- what a policy decides about a layer, and how many entries of each lane that is about
-
   std::uint64_t FirstOf(const Track& track, const policies::Policy& policy, std::uint32_t layer,
                         std::uint32_t head) const {
     if (ChoosesFromAll(policy)) return 0;
@@ -193,8 +192,8 @@ class TokenOracle {
       const std::vector<Entry>& theirs = layers_[decides][head].entries;
       std::vector<Entry>& entries = left[head].entries;
       const auto goes = [&](const Entry& entry) {
-        return entry.position < until &&
-               std::ranges::find(theirs, entry.position, &Entry::position) == theirs.end();
+        const auto at = std::ranges::find(theirs, entry.position, &Entry::position);
+        return entry.position < until && at == theirs.end();
       };
       const auto waits = entries.begin() + static_cast<std::ptrdiff_t>(waits_from_[layer][head]);
       entries.erase(std::remove_if(waits, entries.end(), goes), entries.end());
@@ -218,7 +217,7 @@ class TokenOracle {
       begin = std::min(begin, lane.entries[first].position);
       end = std::max(end, lane.entries.back().position + 1);
     }
-    if (end == 0) begin = 0;
+    begin = end == 0 ? 0 : begin;
     const std::vector<policies::TokenSpan> all_prompts = managed.prompts();
     if (leaves_open && !all_prompts.empty() && all_prompts.back().end >= end) {
       end = std::min(end, std::max<std::uint64_t>(all_prompts.back().begin, state.decided_until));
@@ -400,7 +399,6 @@ class TokenOracle {
   }
 
   // ---- what is shown
-
   static bool Matches(const cache::Sequence::Description& shown, std::uint32_t layer,
                       const Layer& expected) {
     return std::ranges::all_of(shown.lanes, [&](const auto& lane) {
@@ -414,7 +412,6 @@ class TokenOracle {
       return true;
     });
   }
-  bool HadPacked(std::uint32_t layer) const { return !had_packed_.empty() && had_packed_[layer]; }
   static bool HasPacked(const cache::Sequence::Description& shown, std::uint32_t layer) {
     return std::ranges::any_of(shown.lanes, [&](const auto& lane) {
       return lane.layer == layer &&
