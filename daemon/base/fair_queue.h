@@ -59,7 +59,7 @@ class FairQueue {
     // The queue of `key`, for a Push that must follow: an empty one has no turn.
     Queue& Of(const Key& key) {
       const auto [place, is_new] = queues_.try_emplace(key);
-      if (is_new) place->second.turn = ring_.insert(ring_.end(), place);
+      if (is_new) place->second.turn = ring_.insert(ring_.end(), key);
       return place->second.queue;
     }
     // The next turn is that of `key`, which waits.
@@ -67,7 +67,7 @@ class FairQueue {
       ring_.splice(ring_.begin(), ring_, queues_.find(key)->second.turn);
     }
     Entry Pop() {
-      const auto place = ring_.front();
+      const auto place = queues_.find(ring_.front());
       Entry entry = place->second.queue.Pop();
       if (place->second.queue.empty()) {
         ring_.pop_front();
@@ -79,14 +79,12 @@ class FairQueue {
     }
 
    private:
-    struct Waiting;
-    using Ring = std::list<typename std::map<Key, Waiting>::iterator>;
     struct Waiting {
       Queue queue;
-      typename Ring::iterator turn;
+      typename std::list<Key>::iterator turn;
     };
     std::map<Key, Waiting> queues_;
-    Ring ring_;  // the next turn first
+    std::list<Key> ring_;  // the next turn first
   };
 
   // The jobs of one owner. A list, for it takes only what its jobs take.

@@ -206,27 +206,24 @@ absl::Status Compactor::TruncateUnmanaged(cache::Sequence& sequence, std::uint64
 
 // Jobs for it wait meanwhile: a seal that was answered ABORTED would be lost.
 absl::Status Compactor::TakeHeadOf(cache::Sequence& sequence, const cache::Sequence& other) {
-  using enum cache::Sequence::HeadTaken;
   for (;;) {
     const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
     const std::shared_ptr<ManagedSequence> theirs = ManagedSequence::Of(other);
-    if (managed == nullptr || theirs == nullptr) return sequence.TakeHeadOf(other).status();
-    if (managed->policy().text != theirs->policy().text) return internal::PolicyChanged(sequence);
+    if (managed == nullptr && theirs == nullptr) return sequence.TakeHeadOf(other).status();
+    if (absl::Status status = MayTakeHead(sequence, other); !status.ok()) return status;
+    if (managed == nullptr || theirs == nullptr) continue;  // another policy by now
     absl::StatusOr<cache::Sequence::HeadTaken> taken = absl::UnknownError("not asked");
     {
-      // Of two that pause both the one does not wait for the other.
-      const bool first = sequence.id() < other.id();
-      const ManagedSequence::Pause one(first ? *managed : *theirs);
-      const ManagedSequence::Pause two(first ? *theirs : *managed);
-      if (ManagedSequence::Of(sequence) != managed || ManagedSequence::Of(other) != theirs) {
-        continue;  // another policy by now
-      }
+      const ManagedSequence::Pause pause(*managed);
+      if (ManagedSequence::Of(sequence) != managed) continue;  // another policy by now
       const ManagedSequence::LanesHeld lanes(*managed);
       taken = sequence.TakeHeadOf(other);
       // Where it holds tokens behind them, every token has stayed, and it knows more of them. What
       // is learnt of a lane is made anew where its run is another.
-      if (taken.ok() && *taken == kAll) {
-        managed->TakeDecisionsOf(*theirs, first ? one : two, first ? two : one);
+      if (taken.ok() && *taken == cache::Sequence::HeadTaken::kAll) {
+        // A head takes no head itself, so that nobody waits the other way round.
+        const ManagedSequence::Pause their_pause(*theirs);
+        managed->TakeDecisionsOf(*theirs, pause, their_pause);
       }
     }
     for (std::uint32_t lane = 0; lane < sequence.model().lanes(); ++lane) {
@@ -234,6 +231,25 @@ absl::Status Compactor::TakeHeadOf(cache::Sequence& sequence, const cache::Seque
     }
     return taken.status();
   }
+}
+
+// Where both are under one policy, and what that has decided is done in all lanes.
+absl::Status Compactor::MayTakeHead(const cache::Sequence& sequence, const cache::Sequence& other) {
+  const policies::Policy own = PolicyOf(sequence);
+  const policies::Policy theirs = PolicyOf(other);
+  if (own.text != theirs.text) {
+    return absl::FailedPreconditionError(Concat(sequence.id().ToString(), " is under policy ",
+                                                Quoted(own.text), ", ", other.id().ToString(),
+                                                " under ", Quoted(theirs.text)));
+  }
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(other);
+  for (std::uint32_t layer = 0; layer < other.model().layers(); ++layer) {
+    if (managed == nullptr || !managed->Interrupted(layer)) continue;
+    return absl::FailedPreconditionError(Concat("a choice for layer ", layer, " of ",
+                                                other.id().ToString(),
+                                                " has been carried out in some of its lanes"));
+  }
+  return absl::OkStatus();
 }
 
 policies::Policy Compactor::PolicyOf(const cache::Sequence& sequence) {
@@ -369,6 +385,9 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
   const shm::LaneLayout& layout = sequence->model().layout();
   // No cut comes between what a layer holds and what is wanted of it.
   const ManagedSequence::Pause pause(*managed);
+  if (ManagedSequence::Of(*sequence) != managed) {
+    return batch->Report(internal::PolicyChanged(*sequence));
+  }
   for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
     const absl::StatusOr<std::uint64_t> tokens = sequence->TokensOfLayer(layer);
     if (!tokens.ok()) {

@@ -212,6 +212,7 @@ class Compactor {
                                                               const ManagedSequence::Pause& pause,
                                                               const cache::Model& model,
                                                               MakeFork fork);
+  static absl::Status MayTakeHead(const cache::Sequence& sequence, const cache::Sequence& other);
   // Of one without a policy, when it was asked.
   static absl::Status TruncateUnmanaged(cache::Sequence& sequence, std::uint64_t tokens);
   absl::StatusOr<Thinned> ThinLane(cache::Sequence& sequence, ManagedSequence& managed,

@@ -218,7 +218,7 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
       continue;  // with what has come since, or stands behind
     }
     const bool again = absl::IsAborted(status);
-    if (choice->Begun() && !(resumes && again)) layer.unfinished = *std::move(choice);
+    if (choice->begun && !(resumes && again)) layer.unfinished = *std::move(choice);
     layer.interrupted = layer.unfinished.has_value();
     if (!again || ++attempt == internal::kAttempts) return status;
   }
@@ -255,11 +255,12 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
                               .decoding = asked.decoding},
                              index);
   if (asked.keeps_decoded) return chooser.KeepDecoded(state);
-  absl::StatusOr<std::optional<LayerChoice>> aligned = chooser.Align(state);
-  if (!aligned.ok()) return aligned.status();
-  if (aligned->has_value()) return **std::move(aligned);
   const std::uint32_t decides = policies::DecidesFor(managed.policy(), index);
-  if (decides == index) return chooser.Choose(state);
+  if (decides == index) {
+    absl::StatusOr<std::optional<LayerChoice>> aligned = chooser.Align(state);
+    if (!aligned.ok()) return aligned.status();
+    return aligned->has_value() ? **std::move(aligned) : chooser.Choose(state);
+  }
   TESSERA_CHECK(decides < index, "choices are handed on to later layers");
   ManagedSequence::ManagedLayer& other = managed.layer(decides);
   MutexLock lock(other.mutex);
@@ -344,7 +345,7 @@ absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& man
           return coding.decision != nullptr ? coder.Retain() : coder.EncodeTiles();
         });
     if (!status.ok()) return status;
-    choice.done[head] = true;
+    choice.done[head] = choice.begun = true;
   }
   return absl::OkStatus();
 }

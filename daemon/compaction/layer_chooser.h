@@ -41,7 +41,7 @@ struct LayerChoice {
   std::vector<std::uint64_t> decided;          // entries of each lane that this is about
   std::vector<std::uint64_t> first_positions;  // of these
   std::vector<std::uint64_t> losses;           // of each lane, when it was looked at
-  std::vector<bool> done;                      // of each lane, whether it has been carried out
+  std::vector<bool> done;                      // of each lane, whether nothing is left to be done
   policies::LayerMemory memory;                // of the layer once it is done
   std::uint64_t end = 0;                       // behind the last position of any lane
   std::uint64_t until = 0;                     // tokens before it have been decided about then
@@ -59,12 +59,11 @@ struct LayerChoice {
   bool keeps = false;
   // Another one is to follow, about what waits behind these.
   bool aligns = false;
+  bool begun = false;  // it has been carried out in some lanes
 
   static constexpr std::uint64_t kNotCut = ~std::uint64_t{0};
   // The sequence was cut to so many tokens.
   void CutTo(std::uint64_t tokens);
-  // Whether it has been carried out in some lanes.
-  bool Begun() const { return std::find(done.begin(), done.end(), true) != done.end(); }
   // Whether a lane stays as it is.
   bool Untouched(std::uint32_t kv_head) const;
   bool UntouchedAll() const;

@@ -168,7 +168,7 @@ class ManagedSequence final : public cache::Companion {
     CutTextTo(tokens);
   }
   // All its lanes hold the other's entries now, and it has no others: what has been decided about
-  // them is what was decided there. What was shown, or waits to be done, is its own.
+  // them is what was decided there, in all lanes. What was shown, or waits to be done, is its own.
   void TakeDecisionsOf(ManagedSequence& other, const Pause&,
                        const Pause& /*other*/) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     TESSERA_CHECK(layers_.size() == other.layers_.size(), "both have one policy");
@@ -176,8 +176,9 @@ class ManagedSequence final : public cache::Companion {
       layers_[i].state.memory = other.layers_[i].state.memory;
       layers_[i].state.decided_until = other.layers_[i].state.decided_until.load();
       layers_[i].state.looked_until = other.layers_[i].state.looked_until.load();
-      layers_[i].unfinished = other.layers_[i].unfinished;
-      layers_[i].interrupted = layers_[i].unfinished.has_value();
+      layers_[i].state.observation.ForgetBefore(layers_[i].state.decided_until);
+      layers_[i].unfinished.reset();
+      layers_[i].interrupted = false;
     }
   }
   // The same sequence under another policy, before anybody sees it: its text, where its prompts

@@ -57,10 +57,10 @@ absl::Status MayMerge(const cache::Sequence& sequence, const LaneDescription& la
 
 absl::Status AreAlike(policies::LanesAlike alike, const cache::Sequence& sequence,
                       const LaneDescription& first, const LaneDescription& lane) {
-  if (first.positions.size() != lane.positions.size()) {
+  if (first.entries != lane.entries) {
     return absl::FailedPreconditionError(
-        Concat(Where(sequence, lane), " holds ", lane.positions.size(), " entries, and kv head ",
-               first.kv_head, " ", first.positions.size(),
+        Concat(Where(sequence, lane), " holds ", lane.entries, " entries, and kv head ",
+               first.kv_head, " ", first.entries,
                "; a policy that makes one decision for all lanes of a layer wants equally many"));
   }
   if (alike == policies::LanesAlike::kLength || first.positions == lane.positions) {
@@ -71,11 +71,20 @@ absl::Status AreAlike(policies::LanesAlike alike, const cache::Sequence& sequenc
              "; a policy that makes one decision for all lanes of a layer wants the same"));
 }
 
+// Positions are listed where some token has gone.
+cache::Sequence::Description Describe(policies::LanesAlike alike, const cache::Sequence& sequence) {
+  cache::Sequence::Description shown = sequence.Describe(cache::Sequence::Detail::kLanes);
+  const bool all = std::ranges::all_of(
+      shown.lanes, [](const LaneDescription& lane) { return lane.entries == lane.tokens; });
+  if (all || alike != policies::LanesAlike::kTokens) return shown;
+  return sequence.Describe(cache::Sequence::Detail::kEntries);
+}
+
 // Decisions about all of a lane meet what is there. Those about what waits find it alike.
 absl::Status MayDecideAboutAll(const policies::Policy& policy, const cache::Sequence& sequence) {
   const policies::LanesAlike alike = policies::NeedsLanesAlike(policy);
   if (!policies::Merges(policy) && alike == policies::LanesAlike::kNothing) return absl::OkStatus();
-  const cache::Sequence::Description shown = sequence.Describe(cache::Sequence::Detail::kEntries);
+  const cache::Sequence::Description shown = Describe(alike, sequence);
   for (const LaneDescription& lane : shown.lanes) {
     if (policies::Merges(policy)) {
       if (absl::Status fits = MayMerge(sequence, lane); !fits.ok()) return fits;
@@ -83,6 +92,24 @@ absl::Status MayDecideAboutAll(const policies::Policy& policy, const cache::Sequ
     if (alike == policies::LanesAlike::kNothing) continue;
     const auto first = std::ranges::find(shown.lanes, lane.layer, &LaneDescription::layer);
     if (absl::Status fits = AreAlike(alike, sequence, *first, lane); !fits.ok()) return fits;
+  }
+  return absl::OkStatus();
+}
+
+// What waits is made alike where it is not (LayerChooser::Align), but for policies that cut keys.
+absl::Status MayCutKeys(const policies::Policy& policy, const cache::Sequence& sequence) {
+  if (policies::NeedsLanesAlike(policy) == policies::LanesAlike::kNothing) return absl::OkStatus();
+  const shm::LaneLayout& layout = sequence.model().layout();
+  for (std::uint32_t layer = 0; layer < layout.layers(); ++layer) {
+    const std::uint64_t waits = sequence.OpenEntries(layout.lane(layer, 0));
+    for (std::uint32_t head = 1; head < layout.kv_heads(layer); ++head) {
+      const std::uint64_t here = sequence.OpenEntries(layout.lane(layer, head));
+      if (here == waits) continue;
+      return absl::FailedPreconditionError(Concat(
+          "in layer ", layer, " of ", sequence.id().ToString(), " ", waits,
+          " entries of kv head 0 wait, and ", here, " of kv head ", head,
+          "; a policy that makes one decision for all lanes, and cuts keys, wants equally many"));
+    }
   }
   return absl::OkStatus();
 }
@@ -96,7 +123,8 @@ absl::Status CheckFitsRows(const policies::Policy& policy, const cache::Sequence
   if (policies::TurnsKeysBack(policy)) {
     if (absl::Status fits = MayTurnKeysBack(sequence); !fits.ok()) return fits;
   }
-  return ChoosesFromAll(policy) ? MayDecideAboutAll(policy, sequence) : absl::OkStatus();
+  if (ChoosesFromAll(policy)) return MayDecideAboutAll(policy, sequence);
+  return policy.key_channels.has_value() ? MayCutKeys(policy, sequence) : absl::OkStatus();
 }
 
 }  // namespace tessera::compaction

@@ -157,6 +157,18 @@ TEST_F(PolicyChanges, WhatEveryCompressWouldRefuseIsRefusedAtOnce) {
   EXPECT_TRUE(Set(apart, "lacache:budget=10,span=2,sink=2").ok()) << "which counts entries";
 }
 
+TEST_F(PolicyChanges, KeysOfLanesThatWereSealedApartAreNotCut) {
+  Track track = NewTrack(SmallMosaic());
+  Append(track, 100, 1, /*end_of_prompt=*/true);
+  scheduler_.RunNext();  // of the first lane
+  const char* const cuts = "+think:ratio=0.5,window=4,recent_size=8";
+  const absl::Status status = Set(track, std::string("chunkkv:chunk=4,window=4,budget=0.5") + cuts);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(AsStringView(status.message())),
+              HasSubstr("0 entries of kv head 0 wait, and 100 of kv head 1"));
+  EXPECT_TRUE(Set(track, std::string("snapkv:tokens=20,window=4") + cuts).ok());
+}
+
 // The layer that decides was done under the policy before: the others take over what it holds.
 TEST_F(PolicyChanges, LayersTakeOverWhatWasDecidedUnderThePolicyBefore) {
   Track track = NewTrack(Policy("streaming:sink=2,recent=40"));
@@ -200,13 +212,17 @@ TEST_F(PolicyChanges, WhoTakesOverAHeadTakesWhatWasDecidedAboutIt) {
   const Stamps head = DrawTokens(100, 1);
   Track one = NewTrack(Policy("h2o:heavy=20,recent=20")),
         other = NewTrack(Policy("h2o:heavy=20,recent=20"));
-  for (Track* track : {&one, &other}) AppendStamps(*track, head, /*end_of_prompt=*/true);
-  Show(one);
+  for (Track* track : {&one, &other}) {
+    AppendStamps(*track, head, /*end_of_prompt=*/true);
+    RunAll();
+    Show(*track);
+  }
   CompressNow(one);
   ASSERT_EQ(PositionsOf(one)[0].size(), 40u);
   ASSERT_TRUE(compactor_.TakeHeadOf(*other.sequence, *one.sequence).ok());
   EXPECT_EQ(PositionsOf(other), PositionsOf(one));
   EXPECT_EQ(Compactor::DecidedOf(*other.sequence), 100u);
+  EXPECT_EQ(Used(pool::MemoryTag::kObservations), 0u) << "what was shown of it is used up";
   Append(other, 40, 2, /*end_of_prompt=*/true);
   Show(other);
   CompressNow(other);
