@@ -223,7 +223,9 @@ absl::Status Compactor::TakeHeadOf(cache::Sequence& sequence, const cache::Seque
       if (taken.ok() && *taken == cache::Sequence::HeadTaken::kAll) {
         // A head takes no head itself, so that nobody waits the other way round.
         const ManagedSequence::Pause their_pause(*theirs);
-        managed->TakeDecisionsOf(*theirs, pause, their_pause);
+        if (ManagedSequence::Of(other) == theirs) {
+          managed->TakeDecisionsOf(*theirs, pause, their_pause);
+        }
       }
     }
     for (std::uint32_t lane = 0; lane < sequence.model().lanes(); ++lane) {
@@ -297,14 +299,20 @@ absl::StatusOr<std::uint64_t> Compactor::Append(const std::shared_ptr<cache::Seq
   if (now != nullptr && now != managed && !rows.decoded) {  // another policy was set meanwhile
     now->TakePrompt(rows.first_token, rows.until);
   }
-  Appended(sequence, rows);
+  if (now != nullptr)
+    AfterAppend(sequence, now, rows, /*end_wanted=*/now == managed && !rows.decoded);
   return tokens;
 }
 
-// At most one job waits for each lane, however often a worker says that its prompt has ended.
 void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
-  if (managed == nullptr) return;
+  if (managed != nullptr) AfterAppend(sequence, managed, rows, /*end_wanted=*/false);
+}
+
+// At most one job waits for each lane, however often a worker says that its prompt has ended.
+void Compactor::AfterAppend(const std::shared_ptr<cache::Sequence>& sequence,
+                            const std::shared_ptr<ManagedSequence>& managed, const Rows& rows,
+                            bool end_wanted) {
   // Tokens that were decoded through gRPC are in no tail; tiles of theirs are full all the same.
   const bool last_layer = rows.first_layer + rows.layers == sequence->model().layers();
   if (rows.decoded && last_layer &&
@@ -325,6 +333,8 @@ void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const
   }
   QueueParked(sequence, *managed);
   if (rows.end_of_prompt) {
+    // Where it is, under the sequence's lock: nobody has cut it since.
+    if (end_wanted) return;
     for (const std::uint32_t lane : WantEnd(*managed, sequence->model(), rows)) {
       QueueSeal(sequence, {.lane = lane}, Ticket(nullptr));
     }

@@ -212,6 +212,10 @@ class Compactor {
                                                               const ManagedSequence::Pause& pause,
                                                               const cache::Model& model,
                                                               MakeFork fork);
+  // `end_wanted`: the seals of a prompt's end are wanted already.
+  void AfterAppend(const std::shared_ptr<cache::Sequence>& sequence,
+                   const std::shared_ptr<ManagedSequence>& managed, const Rows& rows,
+                   bool end_wanted);
   static absl::Status MayTakeHead(const cache::Sequence& sequence, const cache::Sequence& other);
   // Of one without a policy, when it was asked.
   static absl::Status TruncateUnmanaged(cache::Sequence& sequence, std::uint64_t tokens);

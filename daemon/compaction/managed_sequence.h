@@ -173,10 +173,13 @@ class ManagedSequence final : public cache::Companion {
                        const Pause& /*other*/) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     TESSERA_CHECK(layers_.size() == other.layers_.size(), "both have one policy");
     for (std::size_t i = 0; i < layers_.size(); ++i) {
+      const std::uint64_t before = layers_[i].state.decided_until;
       layers_[i].state.memory = other.layers_[i].state.memory;
       layers_[i].state.decided_until = other.layers_[i].state.decided_until.load();
       layers_[i].state.looked_until = other.layers_[i].state.looked_until.load();
-      layers_[i].state.observation.ForgetBefore(layers_[i].state.decided_until);
+      if (layers_[i].state.decided_until > before) {
+        layers_[i].state.observation.ForgetBefore(layers_[i].state.decided_until);
+      }
       layers_[i].unfinished.reset();
       layers_[i].interrupted = false;
     }

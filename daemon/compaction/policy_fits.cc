@@ -101,9 +101,16 @@ absl::Status MayCutKeys(const policies::Policy& policy, const cache::Sequence& s
   if (policies::NeedsLanesAlike(policy) == policies::LanesAlike::kNothing) return absl::OkStatus();
   const shm::LaneLayout& layout = sequence.model().layout();
   for (std::uint32_t layer = 0; layer < layout.layers(); ++layer) {
-    const std::uint64_t waits = sequence.OpenEntries(layout.lane(layer, 0));
+    // At one moment: rows come meanwhile. None come to what was moved out.
+    const absl::StatusOr<std::vector<cache::OpenRun>> runs =
+        sequence.LookAt(layer, /*whole=*/false);
+    const auto waiting = [&](std::uint32_t head) {
+      if (!runs.ok()) return sequence.OpenEntries(layout.lane(layer, head));
+      return (*runs)[head].provisional_entries() + (*runs)[head].plain_entries();
+    };
+    const std::uint64_t waits = waiting(0);
     for (std::uint32_t head = 1; head < layout.kv_heads(layer); ++head) {
-      const std::uint64_t here = sequence.OpenEntries(layout.lane(layer, head));
+      const std::uint64_t here = waiting(head);
       if (here == waits) continue;
       return absl::FailedPreconditionError(Concat(
           "in layer ", layer, " of ", sequence.id().ToString(), " ", waits,
