@@ -173,11 +173,18 @@ TEST_P(SharedText, AProcessPublishesAndOthersFork) {
     const Said first = AskAProcess(text);
     EXPECT_FALSE(first.found);
     EXPECT_EQ(first.answer, text.answer);
-    for (const Said& said : {AskAProcess(text), AskThroughGrpc(text)}) {
+    const bool knows = text.answer == vocab_->Decode(text.sample.answer);
+    const Said forked = AskAProcess(text), called = AskThroughGrpc(text);
+    for (const Said& said : {forked, called}) {
       EXPECT_TRUE(said.found) << "the process that made it has ended, what it published has not";
-      EXPECT_EQ(said.answer, text.answer);
     }
-    right += text.answer == vocab_->Decode(text.sample.answer) ? 1 : 0;
+    EXPECT_EQ(forked.answer, text.answer);
+    // What came by calls stands in tiles, and not in a tail, and is summed in another order: where
+    // the policy has dropped what is asked for, the last bits may decide what is guessed.
+    if (knows || GetParam().keeps_all) {
+      EXPECT_EQ(called.answer, text.answer);
+    }
+    right += knows ? 1 : 0;
   }
   if (GetParam().keeps_all) {
     EXPECT_GT(right, 0) << "or the same answers say little";
