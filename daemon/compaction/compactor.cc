@@ -299,8 +299,9 @@ absl::StatusOr<std::uint64_t> Compactor::Append(const std::shared_ptr<cache::Seq
   if (now != nullptr && now != managed && !rows.decoded) {  // another policy was set meanwhile
     now->TakePrompt(rows.first_token, rows.until);
   }
-  if (now != nullptr)
+  if (now != nullptr) {
     AfterAppend(sequence, now, rows, /*end_wanted=*/now == managed && !rows.decoded);
+  }
   return tokens;
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <utility>
 
 #include "daemon/base/strings.h"
@@ -351,11 +350,9 @@ absl::StatusOr<std::optional<LayerChoice>> LayerChooser::Align(const LayerState&
   LayerChoice choice = About(*lanes, state);
   choice.until = state.decided_until;
   choice.keeps = choice.aligns = true;
-  for (std::size_t head = 0; head < choice.decided.size(); ++head) {
-    policies::LaneDecision& lane = choice.lanes.emplace_back();
-    lane.kept.resize(choice.decided[head]);
-    std::iota(lane.kept.begin(), lane.kept.end(), 0);
-    choice.done[head] = lane.kept.empty();
+  choice.lanes = policies::KeepAll(Shown(options_, layer_, state, *lanes, lanes->begin).view());
+  for (std::size_t head = 0; head < choice.done.size(); ++head) {
+    choice.done[head] = choice.decided[head] == 0;
   }
   return choice;
 }

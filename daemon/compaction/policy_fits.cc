@@ -1,6 +1,8 @@
 #include "daemon/compaction/policy_fits.h"
 
 #include <algorithm>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "daemon/base/strings.h"
@@ -15,16 +17,24 @@ using LaneDescription = cache::Sequence::LaneDescription;
 
 namespace {
 
+absl::Status NothingPacked(const cache::Sequence& sequence, const LaneDescription& lane,
+                           std::string_view what_it_does) {
+  for (const cache::SegmentRun& run : lane.runs) {
+    if (!run.shape.packed()) continue;
+    return absl::FailedPreconditionError(Concat(sequence.id().ToString(), " holds ", run.entries,
+                                                " packed entries in layer ", lane.layer,
+                                                ", kv head ", lane.kv_head, "; a policy that ",
+                                                what_it_does, " begins before any is packed"));
+  }
+  return absl::OkStatus();
+}
+
 // Rows are turned by how far their place in the lane moves: they must stand at their places.
 absl::Status MayMovePositions(const cache::Sequence& sequence) {
   if (absl::Status fits = KeyTurner::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
-  for (const cache::Sequence::LaneDescription& lane : sequence.Describe(/*lanes=*/true).lanes) {
-    for (const cache::SegmentRun& run : lane.runs) {
-      if (!run.shape.packed()) continue;
-      return absl::FailedPreconditionError(
-          Concat(sequence.id().ToString(), " holds ", run.entries, " packed entries in layer ",
-                 lane.layer, ", kv head ", lane.kv_head,
-                 "; a policy that moves positions begins before any is packed"));
+  for (const LaneDescription& lane : sequence.Describe(/*lanes=*/true).lanes) {
+    if (absl::Status fits = NothingPacked(sequence, lane, "moves positions"); !fits.ok()) {
+      return fits;
     }
     if (lane.entries + lane.position_shift == lane.tokens) continue;
     return absl::FailedPreconditionError(
@@ -43,16 +53,6 @@ absl::Status MayTurnKeysBack(const cache::Sequence& sequence) {
 
 std::string Where(const cache::Sequence& sequence, const LaneDescription& lane) {
   return Concat(sequence.id().ToString(), ", layer ", lane.layer, ", kv head ", lane.kv_head);
-}
-
-absl::Status MayMerge(const cache::Sequence& sequence, const LaneDescription& lane) {
-  for (const cache::SegmentRun& run : lane.runs) {
-    if (!run.shape.packed()) continue;
-    return absl::FailedPreconditionError(
-        Concat(Where(sequence, lane), " holds ", run.entries,
-               " packed entries; a policy that merges all of a lane begins before any is packed"));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status AreAlike(policies::LanesAlike alike, const cache::Sequence& sequence,
@@ -87,7 +87,8 @@ absl::Status MayDecideAboutAll(const policies::Policy& policy, const cache::Sequ
   const cache::Sequence::Description shown = Describe(alike, sequence);
   for (const LaneDescription& lane : shown.lanes) {
     if (policies::Merges(policy)) {
-      if (absl::Status fits = MayMerge(sequence, lane); !fits.ok()) return fits;
+      absl::Status fits = NothingPacked(sequence, lane, "merges all of a lane");
+      if (!fits.ok()) return fits;
     }
     if (alike == policies::LanesAlike::kNothing) continue;
     const auto first = std::ranges::find(shown.lanes, lane.layer, &LaneDescription::layer);

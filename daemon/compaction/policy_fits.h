@@ -7,7 +7,7 @@
 
 namespace tessera::compaction {
 
-// FAILED_PRECONDITION says where it cannot: every Compress under it would be refused.
+// FAILED_PRECONDITION says where it cannot: Compress would be refused once something has to go.
 absl::Status CheckFitsRows(const policies::Policy& policy, const cache::Sequence& sequence);
 
 }  // namespace tessera::compaction

@@ -335,10 +335,8 @@ std::string CheckBeside(const Term& term, const Term& other) {
     return Concat("layers that share a choice of ", other.kind->name,
                   " have keys of their own, which are not alike where another layer's are");
   }
-  const TokenSystem& system = *other.kind->tokens;
-  const bool one_for_all =
-      system.lanes_alike != nullptr && system.lanes_alike(*alone.tokens) == LanesAlike::kTokens;
-  if (ScopeOf(term.values.Word("scope")) == Scope::kLayer && !one_for_all) {
+  if (ScopeOf(term.values.Word("scope")) == Scope::kLayer &&
+      NeedsLanesAlike(alone) != LanesAlike::kTokens) {
     return Concat("scope=layer joins the keys of all kv heads token by token, and under ",
                   other.kind->name, " each keeps its own tokens");
   }

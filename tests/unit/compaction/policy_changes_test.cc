@@ -138,9 +138,10 @@ TEST_F(PolicyChanges, WhatEveryCompressWouldRefuseIsRefusedAtOnce) {
   Track packed = NewTrack(SmallMosaic());
   Append(packed, 100, 1, /*end_of_prompt=*/true);
   RunAll();
-  refused(packed, "semanticache:sink=2,recent=4,delimiters=0",
-          "layer 0, kv head 0 holds 100 packed entries; a policy that merges all of a lane begins "
-          "before any is packed");
+  refused(
+      packed, "semanticache:sink=2,recent=4,delimiters=0",
+      "holds 100 packed entries in layer 0, kv head 0; a policy that merges all of a lane begins "
+      "before any is packed");
   EXPECT_TRUE(Set(packed, "lacache:budget=82,span=2,sink=2").ok());
 
   // Each lane has kept the tokens of its own head.
