@@ -398,20 +398,15 @@ absl::StatusOr<LayerChoice> LayerChooser::TakeOver(std::uint32_t decides, const 
   absl::StatusOr<Lanes> lanes = Look(/*whole=*/false, /*keys=*/false);
   if (!lanes.ok()) return lanes.status();
   if (NothingNew(*lanes, state)) return Choose(state);
-  // Before a look at what waits there: where nothing does, it is settled up to here, under
-  // whatever policy.
-  std::uint64_t settled = 0;
-  for (const auto& lane : options_.sequence->Describe(/*lanes=*/true).lanes) {
-    if (lane.layer == decides) settled = lane.tokens;
-  }
-  const absl::StatusOr<std::vector<cache::OpenRun>> runs =
-      options_.sequence->LookAt(decides, /*whole=*/true);
-  if (!runs.ok()) return runs.status();
-  const bool none_waits = std::ranges::all_of(*runs, [](const cache::OpenRun& run) {
+  const absl::StatusOr<std::vector<cache::OpenRun>> waiting =
+      options_.sequence->LookAt(decides, /*whole=*/false);
+  if (!waiting.ok()) return waiting.status();
+  // Where nothing waits there, it is settled as far as it has come, under whatever policy.
+  const bool none_waits = std::ranges::all_of(*waiting, [](const cache::OpenRun& run) {
     return run.provisional_entries() + run.plain_entries() == 0;
   });
-  const std::uint64_t until =
-      std::max(theirs.decided_until.load(), none_waits ? settled : std::uint64_t{0});
+  const std::uint64_t settled = none_waits ? waiting->front().first_position : 0;
+  const std::uint64_t until = std::max(theirs.decided_until.load(), settled);
   const bool decided = until > lanes->begin || lanes->begin == lanes->end;
   if (!decided && theirs.looked_until < lanes->end) {
     return absl::FailedPreconditionError(
@@ -419,6 +414,9 @@ absl::StatusOr<LayerChoice> LayerChooser::TakeOver(std::uint32_t decides, const 
                ", which has not been compressed: ", lanes->end, " tokens wait, of that one ",
                theirs.looked_until.load(), " have been looked at"));
   }
+  const absl::StatusOr<std::vector<cache::OpenRun>> runs =
+      options_.sequence->LookAt(decides, /*whole=*/true);
+  if (!runs.ok()) return runs.status();
   if (decided) lanes->CutAt(until);
   LayerChoice choice = About(*lanes, state);
   choice.waits = !decided;
