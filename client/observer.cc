@@ -46,6 +46,12 @@ void SetShape(v1::DType type, std::initializer_list<std::uint64_t> shape, v1::Te
 
 // While tokens are decoded nobody knows how many there will be.
 constexpr std::uint64_t kLeastFutureTokens = 4096;
+std::uint64_t FutureOf(std::uint64_t tokens) {
+  return tokens + std::max(tokens, kLeastFutureTokens);
+}
+
+// Of the newest queries so many more are kept than are asked for, at most.
+constexpr std::uint64_t kMostTakenBack = 64;
 
 // Of queries that are shown in pieces.
 constexpr std::uint64_t kPieceBytes = 1 << 20;
@@ -98,7 +104,12 @@ absl::Status Observer::See(const ObservedRows& rows, const kernels::Operations& 
   }
   if (rows.first_token < layer.next) ForgetFrom(rows.first_token, rows.layer);
   SeeLast(rows, tokens, layer);
-  SeeNorms(rows, tokens, layer);
+  // A second prompt has the tokens before it in its share, too.
+  const std::uint64_t end = rows.first_token + std::max(rows.prompt_tokens, tokens);
+  SeeNorms(
+      rows, tokens,
+      rows.prompt_tokens == 0 ? ~std::uint64_t{0} : CountUp(needs_.norm_share(), FutureOf(end)),
+      layer);
   if (needs_.attention_sums()) SeeSums(rows, tokens, operations, layer);
   layer.next = rows.first_token + tokens;
   return absl::OkStatus();
@@ -148,7 +159,10 @@ void Observer::SeeLast(const ObservedRows& rows, std::uint64_t tokens, Layer& la
   if (most == 0) return;
   if (layer.last.empty()) layer.last_first = rows.first_token;
   layer.last.insert(layer.last.end(), rows.query.begin(), rows.query.end());
-  if (layer.last.size() > 2 * most * token_bytes) KeepLast(most, token_bytes, layer);
+  const std::uint64_t spare = tokens + std::min(most, kMostTakenBack);
+  if (layer.last.size() > (2 * most + spare) * token_bytes) {
+    KeepLast(most + spare, token_bytes, layer);
+  }
 }
 
 void Observer::KeepLast(std::uint64_t count, std::uint64_t token_bytes, Layer& layer) {
@@ -159,15 +173,12 @@ void Observer::KeepLast(std::uint64_t count, std::uint64_t token_bytes, Layer& l
   layer.last_first += rows - count;
 }
 
-void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, Layer& layer) {
+void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t most,
+                        Layer& layer) {
   if (needs_.norm_share() == 0) return;
   const kernels::LayerGeometry& geometry = model_->geometry(rows.layer);
   const std::uint64_t row_bytes = RowBytes(geometry);
   layer.norms.resize(geometry.query_heads);
-  // A second prompt has the tokens before it in its share, too.
-  const std::uint64_t length = rows.first_token + std::max(rows.prompt_tokens, tokens);
-  const std::uint64_t most =
-      rows.prompt_tokens == 0 ? ~std::uint64_t{0} : CountUp(needs_.norm_share(), length);
   for (std::uint32_t head = 0; head < geometry.query_heads; ++head) {
     HeadRows& kept = layer.norms[head];
     for (std::uint64_t token = 0; token < tokens; ++token) {
@@ -176,8 +187,13 @@ void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, Layer& l
       const double norm = SquaredNorm(row, geometry.head_dim, geometry.type);
       const std::uint64_t position = rows.first_token + token;
       if (kept.rows.size() >= most) {
-        if (norm <= kept.order.begin()->first) continue;
-        kept.Replace(position);
+        const auto [least, place] = *kept.order.begin();
+        if (norm <= least) {
+          kept.LetGo(position, norm);
+          continue;
+        }
+        kept.LetGo(~place, least);
+        kept.Erase(kept.rows.find(~place));
       }
       kept.rows[position] = {norm, std::vector<std::byte>(row, row + row_bytes)};
       kept.order.emplace(norm, ~position);
@@ -190,23 +206,16 @@ void Observer::HeadRows::Erase(std::map<std::uint64_t, ByNorm>::iterator row) {
   rows.erase(row);
 }
 
-void Observer::HeadRows::Replace(std::uint64_t by) {
-  const auto [norm, place] = *order.begin();
-  replaced.erase(replaced.lower_bound(~place), replaced.end());
-  replaced.emplace(~place, Replaced{.norm = norm, .by = by});
-  Erase(rows.find(~place));
+void Observer::HeadRows::LetGo(std::uint64_t position, double norm) {
+  auto next = let_go.lower_bound(position);
+  if (next != let_go.begin() && std::prev(next)->second >= norm) return;
+  while (next != let_go.end() && next->second <= norm) next = let_go.erase(next);
+  let_go.emplace_hint(next, position, norm);
 }
 
 void Observer::HeadRows::ForgetFrom(std::uint64_t position) {
   while (!rows.empty() && rows.rbegin()->first >= position) Erase(std::prev(rows.end()));
-  replaced.erase(replaced.lower_bound(position), replaced.end());
-  if (missed_from >= position) missed = -1;
-  while (!replaced.empty() && replaced.rbegin()->second.by >= position) {
-    const auto last = std::prev(replaced.end());
-    missed_from = missed < 0 ? last->first : std::min(missed_from, last->first);
-    missed = std::max(missed, last->second.norm);
-    replaced.erase(last);
-  }
+  let_go.erase(let_go.lower_bound(position), let_go.end());
 }
 
 void Observer::SeeSums(const ObservedRows& rows, std::uint64_t tokens,
@@ -277,12 +286,9 @@ void Observer::SeeDecoded(std::uint32_t index, std::uint64_t first_token,
   if (first_token < layer.next) ForgetFrom(first_token, index);
   if (first_token > layer.next) layer.last.clear();
   const std::uint64_t tokens = query.size() / token_bytes, end = first_token + tokens;
-  const ObservedRows rows = {.layer = index,
-                             .first_token = first_token,
-                             .query = query,
-                             .prompt_tokens = std::max(end, kLeastFutureTokens)};
+  const ObservedRows rows = {.layer = index, .first_token = first_token, .query = query};
   SeeLast(rows, tokens, layer);
-  SeeNorms(rows, tokens, layer);
+  SeeNorms(rows, tokens, CountUp(needs_.norm_share(), FutureOf(end)), layer);
   layer.next = end;
 }
 
@@ -305,7 +311,8 @@ absl::StatusOr<std::vector<std::byte>> Observer::FillNorms(std::uint32_t index, 
                                                            v1::ObserveRequest& request) const {
   const kernels::LayerGeometry& geometry = model_->geometry(index);
   std::vector<std::byte> bytes;
-  std::uint64_t count = CountUp(needs_.norm_share(), layer.next);
+  const std::uint64_t wanted = CountUp(needs_.norm_share(), layer.next);
+  std::uint64_t count = wanted;
   for (const HeadRows& head : layer.norms) {
     count = std::min<std::uint64_t>(count, head.rows.size());
   }
@@ -314,12 +321,15 @@ absl::StatusOr<std::vector<std::byte>> Observer::FillNorms(std::uint32_t index, 
     for (auto it = head.order.rbegin(); strongest.size() < count; ++it) {
       strongest.push_back(~it->second);
     }
-    const double least = count == 0 ? 0 : head.rows.at(strongest.back()).norm;
-    if (count > 0 && head.missed > least) {
+    // Where all were kept that came, those missing came elsewhere: with what the daemon was shown.
+    const bool fewer = count < wanted && !head.let_go.empty();
+    const bool weaker = count > 0 && !head.let_go.empty() &&
+                        head.let_go.rbegin()->second > head.rows.at(strongest.back()).norm;
+    if (fewer || weaker) {
       return absl::FailedPreconditionError(
-          Concat("layer ", index, ": the ", count, " queries of largest norm of ", layer.next,
-                 " tokens are not known: others were kept in their place, which were taken back "
-                 "since; observe the tokens again, from 0 on"));
+          Concat("layer ", index, ": the ", wanted, " queries of largest norm of ", layer.next,
+                 " tokens are not known: some were let go while fewer were to be expected, or for "
+                 "others that were taken back; observe the tokens again, from 0 on"));
     }
     std::sort(strongest.begin(), strongest.end());
     for (const std::uint64_t position : strongest) {

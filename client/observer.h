@@ -30,7 +30,7 @@ struct ObservedRows {
   // [tokens][kv_heads][head_dim]: of a prompt, where needs().attention_sums.
   std::span<const std::byte> key;
   // How long the prompt will be, if that is known: of queries by norm only as many are kept then
-  // as will be asked for. 0: all are kept.
+  // as are asked for at twice that length, or 4,096 tokens on. 0: all are kept.
   std::uint64_t prompt_tokens = 0;
 };
 
@@ -43,7 +43,7 @@ class Observer {
   bool Sees(const v1::PolicyNeeds& needs) const;
   // Layer by layer, in the order of tokens; nothing is kept of layers that are not asked for. Rows
   // that were seen before may come again, and those from there on are forgotten. Weak ones that
-  // were let go before for their sake do not come back: Show says where one of them is missing.
+  // were let go before do not come back: Show says where one of them is missing.
   absl::Status See(const ObservedRows& rows, const kernels::Operations& operations);
   // Whether the queries of tokens that are decoded are asked for, or may be among the newest ones,
   // or the strongest, when the next prompt ends.
@@ -85,26 +85,19 @@ class Observer {
     std::map<std::uint64_t, ByNorm> rows;
     // (norm, ~position) of each: the first is the weakest, of equal ones the last.
     std::set<std::pair<double, std::uint64_t>> order;
-    // Rows that were let go for the sake of another one, by position: of those that would be missed
-    // if others were forgotten the strongest, since norms and others rise with positions.
-    struct Replaced {
-      double norm;
-      std::uint64_t by;  // position of the other one
-    };
-    std::map<std::uint64_t, Replaced> replaced;
-    // Of those whose other one was forgotten: none may be weaker that is to be among the strongest.
-    double missed = -1;
-    std::uint64_t missed_from = 0;  // the first position of one
+    // Norms of rows that were let go since stronger ones were enough, by position: those alone that
+    // exceed every one before them, so that the last is the strongest. None may be stronger than a
+    // row that is shown.
+    std::map<std::uint64_t, double> let_go;
     void Erase(std::map<std::uint64_t, ByNorm>::iterator row);
-    // The weakest one goes for the sake of one at `by`.
-    void Replace(std::uint64_t by);
+    void LetGo(std::uint64_t position, double norm);
     void ForgetFrom(std::uint64_t position);
   };
   struct Layer {
     std::uint64_t next = 0;        // the token after the last one seen
     std::uint64_t last_first = 0;  // position of the first row of `last`
     // [rows][query_heads][head_dim]; up to twice as many as are shown, so that not every token
-    // moves the others.
+    // moves the others, and some more, so that drafts may be taken back.
     std::vector<std::byte> last;
     // The policy goes on from what it has decided, or from an empty sequence: no query may be
     // missing, whether its token was decoded or came with a prompt.
@@ -121,7 +114,8 @@ class Observer {
   std::uint64_t MostLast(const Layer& layer, std::uint64_t tokens) const;
   void SeeLast(const ObservedRows& rows, std::uint64_t tokens, Layer& layer);
   static void KeepLast(std::uint64_t count, std::uint64_t token_bytes, Layer& layer);
-  void SeeNorms(const ObservedRows& rows, std::uint64_t tokens, Layer& layer);
+  // Keeps the strongest of each head, so many.
+  void SeeNorms(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t most, Layer& layer);
   void SeeSums(const ObservedRows& rows, std::uint64_t tokens,
                const kernels::Operations& operations, Layer& layer);
   absl::Status ShowTokens(Session& session, SequenceId sequence, std::uint64_t tokens);

@@ -21,7 +21,13 @@ absl::Status CheckKind(const Json& json) {
     return absl::UnimplementedError(
         Concat("hidden_act ", Quoted(activation->string_value()), ": only silu is computed"));
   }
-  for (const char* const key : {"attention_bias", "mlp_bias", "rope_scaling"}) {
+  const JsonValue* kind = Find(json, "model_type");
+  if (kind != nullptr && kind->string_value() != "llama") {
+    return absl::UnimplementedError(
+        Concat("model_type ", Quoted(kind->string_value()), ": only llama is computed"));
+  }
+  for (const char* const key : {"attention_bias", "mlp_bias", "rope_scaling", "rope_parameters",
+                                "sliding_window", "quantization_config"}) {
     if (!Unset(json, key)) return absl::UnimplementedError(Concat(key, " is not computed"));
   }
   return absl::OkStatus();
@@ -45,6 +51,13 @@ absl::StatusOr<Config> FromJson(const Json& json) {
       {"max_position_embeddings", config.max_positions, 1 << 24},
   };
   for (const auto& [key, field, max] : counts) {
+    // As many key heads as query heads, and as many channels as hidden ones for each: older files
+    // leave out what follows from the rest.
+    if (Find(json, key) == nullptr) {
+      if (&field == &config.kv_heads) field = config.query_heads;
+      if (&field == &config.head_dim) field = config.hidden / config.query_heads;
+      if (field != 0) continue;
+    }
     const absl::StatusOr<std::uint64_t> count = Count(json, key);
     if (!count.ok()) return count.status();
     if (*count == 0 || *count > max) {

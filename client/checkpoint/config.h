@@ -28,7 +28,8 @@ struct Config {
 };
 
 // INVALID_ARGUMENT names the member, its value and the limit; UNIMPLEMENTED what this worker does
-// not compute: biases, scaled rotary positions, another activation.
+// not compute: other models than Llama, biases, scaled rotary positions, windows, quantised
+// weights, another activation.
 absl::StatusOr<Config> ReadConfig(const std::string& path);
 
 // The model as the daemon is told of it. Keys are held after rotation, bf16. `delimiters`: tokens

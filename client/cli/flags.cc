@@ -1,8 +1,10 @@
 #include "client/cli/flags.h"
 
 #include <charconv>
+#include <vector>
 
 #include "daemon/base/check.h"
+#include "daemon/base/nearest.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::cli {
@@ -34,10 +36,18 @@ absl::Status Flags::Parse(std::span<const std::string_view> args) {
     while (index < specs_.size() && specs_[index].name != name) ++index;
     if (index == specs_.size()) {
       std::string known;
-      for (const Spec& spec : specs_) Append(known, " --", spec.name);
-      return absl::InvalidArgumentError(Concat("no flag --", name, "; there are:", known));
+      std::vector<std::string_view> names;
+      for (const Spec& spec : specs_) {
+        Append(known, " --", spec.name);
+        names.push_back(spec.name);
+      }
+      return absl::InvalidArgumentError(
+          Concat("no flag --", name, "; there are:", known, DidYouMean(name, names)));
     }
     values_[index].given = true;
+    if (equals != std::string_view::npos && specs_[index].value.empty()) {
+      return absl::InvalidArgumentError(Concat("--", name, " takes no value"));
+    }
     if (equals != std::string_view::npos) {
       values_[index].text = std::string(arg.substr(equals + 1));
     } else if (!specs_[index].value.empty()) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "client/cli/command.h"
+#include "daemon/base/nearest.h"
 #include "daemon/base/version.h"
 
 namespace tessera::cli {
@@ -51,8 +52,10 @@ int Main(int argc, char** argv) {
   for (const Command& command : kCommands) {
     if (command.name == args[0]) return command.run(std::span(args).subspan(1));
   }
-  std::fprintf(stderr, "tessera: no command \"%.*s\"\n\n", static_cast<int>(args[0].size()),
-               args[0].data());
+  std::vector<std::string_view> names;
+  for (const Command& command : kCommands) names.push_back(command.name);
+  std::fprintf(stderr, "tessera: no command \"%.*s\"%s\n\n", static_cast<int>(args[0].size()),
+               args[0].data(), DidYouMean(args[0], names).c_str());
   return Usage(stderr, 2);
 }
 

@@ -5,13 +5,16 @@
 #include <algorithm>
 #include <cstdio>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "client/cli/admin.h"
 #include "client/cli/command.h"
 #include "client/cli/door.h"
 #include "client/cli/run.h"
 #include "client/cli/table.h"
+#include "daemon/base/nearest.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::cli {
@@ -78,8 +81,10 @@ std::string RenderTerm(const v1::PolicyTerm& term) {
 absl::Status LeaveOnly(const std::string& name, v1::ListPoliciesResponse& policies) {
   const auto term = std::ranges::find(policies.terms(), name, &v1::PolicyTerm::name);
   if (term == policies.terms().end()) {
-    return absl::InvalidArgumentError(
-        Concat("there is no term \"", name, "\"; 'tessera policies' lists them"));
+    std::vector<std::string_view> names;
+    for (const v1::PolicyTerm& known : policies.terms()) names.push_back(known.name());
+    return absl::InvalidArgumentError(Concat(
+        "there is no term \"", name, "\"; 'tessera policies' lists them", DidYouMean(name, names)));
   }
   v1::PolicyTerm only = *term;
   policies.mutable_terms()->Clear();

@@ -1,5 +1,7 @@
 #include "client/worker/generate.h"
 
+#include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "absl/status/status.h"
@@ -9,6 +11,16 @@
 namespace tessera::llm {
 
 namespace {
+
+// Nothing can be chosen by others.
+absl::Status CheckFinite(std::span<const float> logits, std::size_t vocabulary) {
+  const auto is_finite = [](float logit) { return std::isfinite(logit); };
+  const auto bad = std::ranges::find_if_not(logits, is_finite);
+  if (bad == logits.end()) return absl::OkStatus();
+  return absl::DataLossError(Concat("the logit of token ",
+                                    static_cast<std::size_t>(bad - logits.begin()) % vocabulary,
+                                    " is ", *bad, "; the model's weights are to blame"));
+}
 
 // The turns of a batch, one after another.
 struct Batch {
@@ -96,6 +108,7 @@ absl::StatusOr<std::vector<std::vector<TokenId>>> Generate(
     samplers.emplace_back(sampler);
   }
   while (!running.empty() && options.max_tokens != 0) {
+    if (absl::Status status = CheckFinite(logits, vocabulary); !status.ok()) return status;
     std::vector<Turn> turns;
     std::vector<std::size_t> next;
     for (std::size_t row = 0; row < running.size(); ++row) {

@@ -58,7 +58,7 @@ std::string Concat(const Parts&... parts) {
 }
 
 // A peer's text in quotes, for a message: its first bytes where it is long, so that nobody makes us
-// send back megabytes.
+// send back megabytes; control characters as \x1b, so that nobody writes to our terminals.
 std::string Quoted(std::string_view text);
 
 // `text` without the ASCII white space at its ends.

@@ -129,7 +129,7 @@ absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequ
   const absl::Status status = sealed.value_or(absl::OkStatus());
   if (!joins && status.ok() && !goes_on) turn.Found();
   // Nobody moves it out from under what goes on.
-  if (goes_on) work->seals.Want(work->seals.running());
+  if (goes_on) work->seals.WantRunning();
   // Also where somebody is told: a prompt may have come to its end there, and that is not
   // forgotten.
   const bool no_memory = joins || absl::IsResourceExhausted(status);

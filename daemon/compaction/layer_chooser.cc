@@ -273,7 +273,11 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
   const std::uint64_t decided_until = state.decided_until;
   if (options_.decoding) lanes->CutAt(std::max(decided_until, OpenPrompt(lanes->end)));
   bool advances = policies::Continues(policy) && decided_until > 0;
-  if (policies::NeedsOf(policy).decode_queries) {
+  if (!policies::NeedsOf(policy).decode_queries) {
+    // A sequence without a prompt came token by token, whenever somebody first looks at it.
+    advances =
+        advances || (policies::Continues(policy) && options_.prompts.empty() && lanes->begin == 0);
+  } else {
     const std::vector<policies::HeadQueries> queries = state.observation.queries();
     // Of a sequence without a prompt every query has been shown, and nothing else.
     advances = advances || (lanes->begin == 0 && ShownUntil(queries, 0) >= lanes->end);

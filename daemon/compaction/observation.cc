@@ -102,10 +102,9 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
   if (!status.ok()) return status;
 
   const std::uint64_t row_bytes = geometry.head_dim * kernels::ElementBytes(geometry.type);
-  const std::uint64_t positions = (shown.last.count + shown.norm.count) * geometry.query_heads;
-  const std::uint64_t more = BytesOf(shown, geometry) + positions * sizeof(std::uint64_t);
-  // What is shown piece by piece grows where it is.
+  // What is shown piece by piece grows where it is, and what is shown again does not grow.
   const bool alone = Alone();
+  const std::uint64_t more = BytesMore(shown, geometry);
   absl::StatusOr<pool::Charge> charge =
       budget.Reserve(pool::MemoryTag::kObservations, alone ? more : bytes() + more);
   if (!charge.ok()) return charge.status();
@@ -144,6 +143,32 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
   now.charge.Add(*std::move(charge));
   now.charge.ShrinkTo(now.bytes());  // what was shown before is in it once
   return absl::OkStatus();
+}
+
+// What taking it adds, at most.
+std::uint64_t Observation::BytesMore(const ShownLayer& shown,
+                                     const kernels::LayerGeometry& geometry) const {
+  const std::uint64_t row_bytes = geometry.head_dim * kernels::ElementBytes(geometry.type);
+  std::uint64_t rows = (shown.last.count + shown.norm.count) * geometry.query_heads;
+  std::uint64_t sums = shown.sums.count * geometry.kv_heads;
+  if (shown_ != nullptr) {
+    for (std::uint32_t head = 0; head < shown_->heads.size(); ++head) {
+      const std::vector<std::uint64_t>& known = shown_->heads[head].positions;
+      const auto is_known = [&](std::uint64_t position) {
+        return std::ranges::binary_search(known, position);
+      };
+      for (std::uint64_t i = 0; i < shown.norm.count; ++i) {
+        rows -= is_known(shown.norm.positions[head * shown.norm.count + i]) ? 1 : 0;
+      }
+      for (std::uint64_t i = 0; i < shown.last.count; ++i) {
+        rows -= is_known(shown.last.first_position + i) ? 1 : 0;
+      }
+    }
+    std::uint64_t held = 0;
+    for (const std::vector<float>& of_head : shown_->sums) held += of_head.size();
+    sums -= std::min(sums, held);
+  }
+  return rows * (row_bytes + sizeof(std::uint64_t)) + sums * sizeof(float);
 }
 
 // Whoever had it, too, is done with it.

@@ -88,6 +88,7 @@ class Observation {
   // Of each head the queries at positions [begin, end).
   void KeepOnly(std::uint64_t begin, std::uint64_t end, bool keeps_sums);
 
+  std::uint64_t BytesMore(const ShownLayer& shown, const kernels::LayerGeometry& geometry) const;
   bool Alone() const;
 
   std::shared_ptr<Shown> shown_;  // null: nothing; never changes while somebody else has it, too

@@ -50,6 +50,13 @@ class SealWishes {
     Add(wish, wanted_);
     return Note(first);
   }
+  // By a job that has begun: what it does goes on in another one. At once, for a cut between asking
+  // for it and wanting it would be missed.
+  void WantRunning() {
+    MutexLock lock(mutex_);
+    Add(running_.value_or(SealWish()), wanted_);
+    Note();
+  }
   bool wanted() const { return any_wanted_.load(); }
   // Wanted, or a job has begun.
   bool in_hand() const {

@@ -5,10 +5,12 @@
 #include <array>
 #include <charconv>
 #include <limits>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "daemon/base/bytes.h"
 #include "daemon/base/check.h"
+#include "daemon/base/nearest.h"
 #include "daemon/base/strings.h"
 #include "daemon/base/utf8.h"
 #include "daemon/config/convert.h"
@@ -76,6 +78,14 @@ constexpr std::array<FlagRow, 33> kRows = {{
     {"log-format", "FORMAT", "log_format", "text or json, on stderr"},
 }};
 
+absl::Status UnknownFlag(std::string_view name) {
+  std::vector<std::string_view> names = {"config", "help", "version", "print-config",
+                                         "print-policies"};
+  for (const FlagRow& row : kRows) names.push_back(row.flag);
+  return absl::InvalidArgumentError(
+      Concat("--", name, " is not a flag (--help lists them)", DidYouMean(name, names)));
+}
+
 const FlagRow* FindRow(std::string_view flag) {
   for (const FlagRow& row : kRows) {
     if (row.flag == flag) return &row;
@@ -124,8 +134,10 @@ absl::Status SetField(const FlagRow& row, std::string_view value, DaemonConfig& 
       const char* const end = value.data() + value.size();
       const auto parsed = std::from_chars(value.data(), end, number);
       if (value.empty() || parsed.ec != std::errc() || parsed.ptr != end) {
-        return BadValue(row, Concat("\"", value, "\" is not a whole number from 0 to ",
-                                    std::numeric_limits<std::uint32_t>::max()));
+        return BadValue(
+            row, parsed.ec == std::errc::result_out_of_range
+                     ? Concat(value, " is more than ", std::numeric_limits<std::uint32_t>::max())
+                     : Concat("\"", value, "\" is not a whole number of 0 or more"));
       }
       reflection->SetUInt32(&out, field, number);
       return absl::OkStatus();
@@ -211,7 +223,7 @@ absl::StatusOr<Flags> ParseFlags(std::span<const std::string_view> args) {
     }
     const FlagRow* row = FindRow(name);
     if (row == nullptr && name != "config") {
-      return absl::InvalidArgumentError(Concat("--", name, " is not a flag (--help lists them)"));
+      return UnknownFlag(name);
     }
     if (!argument->value.has_value()) {
       if (i + 1 == args.size()) {

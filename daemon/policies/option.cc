@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "daemon/base/bytes.h"
 #include "daemon/base/check.h"
+#include "daemon/base/nearest.h"
 #include "daemon/base/strings.h"
-#include "daemon/policies/nearest.h"
 
 namespace tessera::policies {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "daemon/base/nearest.h"
 #include "daemon/base/strings.h"
-#include "daemon/policies/nearest.h"
 #include "daemon/policies/registry.h"
 #include "daemon/policies/validate.h"
 

@@ -60,6 +60,12 @@ std::vector<std::string> Split(std::string_view list) {
   return items;
 }
 
+// Each once: what came twice would be counted twice.
+template <typename Value>
+void AddNew(Value value, std::vector<Value>& values) {
+  if (std::ranges::find(values, value) == values.end()) values.push_back(std::move(value));
+}
+
 // What was given, or else what --quick, or its absence, means.
 std::string Given(const Flags& flags, const char* name, const char* quick, const char* full) {
   if (flags.Has(name)) return flags.Get(name);
@@ -76,10 +82,7 @@ absl::StatusOr<std::vector<Value>> Numbers(const char* name, const std::string& 
     if (result.ec != std::errc() || result.ptr != end) {
       return absl::InvalidArgumentError(Concat("--", name, ": \"", item, "\" is no number"));
     }
-    // A value that came twice would be counted twice.
-    if (std::find(numbers.begin(), numbers.end(), value) == numbers.end()) {
-      numbers.push_back(value);
-    }
+    AddNew(value, numbers);
   }
   if (numbers.empty()) return absl::InvalidArgumentError(Concat("--", name, " is empty"));
   return numbers;
@@ -97,10 +100,12 @@ absl::StatusOr<std::vector<PolicyAt>> PoliciesOf(const Flags& flags) {
   std::vector<PolicyAt> policies;
   for (const std::string& text : given) {
     if (!PolicyAt::HasPlace(text)) {
-      policies.push_back({.text = text});
+      AddNew<PolicyAt>({.text = text}, policies);
       continue;
     }
-    for (const double budget : *budgets) policies.push_back({.text = text, .budget = budget});
+    for (const double budget : *budgets) {
+      AddNew<PolicyAt>({.text = text, .budget = budget}, policies);
+    }
   }
   return policies;
 }
@@ -112,7 +117,7 @@ absl::StatusOr<std::vector<Question>> QuestionsOf(const Flags& flags) {
       return absl::InvalidArgumentError(
           Concat("--question: \"", name, "\" is neither blind nor seen"));
     }
-    questions.push_back(name == "blind" ? Question::kBlind : Question::kSeen);
+    AddNew(name == "blind" ? Question::kBlind : Question::kSeen, questions);
   }
   if (questions.empty()) return absl::InvalidArgumentError("--question is empty");
   return questions;
@@ -120,7 +125,8 @@ absl::StatusOr<std::vector<Question>> QuestionsOf(const Flags& flags) {
 
 absl::StatusOr<EvaluationPlan> PlanOf(const Flags& flags) {
   EvaluationPlan plan;
-  plan.tasks = Split(flags.Get("tasks"));
+  for (std::string& task : Split(flags.Get("tasks"))) AddNew(std::move(task), plan.tasks);
+  if (plan.tasks.empty()) return absl::InvalidArgumentError("--tasks is empty");
   if (flags.Get("tasks") == "all") {
     const auto names = RecallTasks::Names();
     plan.tasks.assign(names.begin(), names.end());
@@ -269,6 +275,16 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
   return absl::InternalError(Concat("cannot write \"", path, "\""));
 }
 
+// Before the run, which may take hours.
+absl::Status CheckWritable(const std::string& path) {
+  const bool there = std::filesystem::exists(path);
+  if (std::ofstream(path, std::ios::binary | std::ios::app)) {
+    if (!there) std::filesystem::remove(path);
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(Concat("--report: \"", path, "\" cannot be written"));
+}
+
 absl::Status RunPlan(const Flags& flags, Evaluation& evaluation, Evaluation::RunOptions run,
                      Results& results) {
   std::optional<StateFile> state;
@@ -298,6 +314,9 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
   if (!workers.ok()) return workers.status();
   const auto examples = flags.Number("show", 0, 1000);
   if (!examples.ok()) return examples.status();
+  if (flags.Has("report") && !flags.Has("serve-units")) {
+    if (absl::Status status = CheckWritable(flags.Get("report")); !status.ok()) return status;
+  }
   const std::uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
   std::unique_ptr<bench::LocalDaemon> own;
   Door door = DoorOf(flags);

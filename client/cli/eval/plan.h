@@ -22,6 +22,8 @@ struct PolicyAt {
   std::string Name() const;
   // What a daemon is told: "streaming:budget=204".
   std::string For(std::uint32_t length) const;
+
+  friend bool operator==(const PolicyAt&, const PolicyAt&) = default;
 };
 
 // Whether the question is compressed with the context, within the window that policies observe, or

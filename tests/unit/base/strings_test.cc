@@ -33,6 +33,11 @@ TEST(Append, KeepsWhatIsThere) {
   EXPECT_EQ(out, "ab1");
 }
 
+TEST(Quoted, ControlCharactersAreSpelt) {
+  EXPECT_EQ(Quoted("a\x1b[31m\n\x7f"), "\"a\\x1b[31m\\x0a\\x7f\"");
+  EXPECT_EQ(Quoted("Größe"), "\"Größe\"");
+}
+
 TEST(Quoted, LongTextIsCut) {
   EXPECT_EQ(Quoted("dense"), "\"dense\"");
   const std::string text = Quoted(std::string(1000000, 'x'));

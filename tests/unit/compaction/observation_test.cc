@@ -164,6 +164,17 @@ TEST_F(ObservationTest, ABudgetThatIsSpentIsChargedNothing) {
   EXPECT_EQ(budget_.used_bytes(), 0u);
 }
 
+// A call that failed behind it shows everything again.
+TEST_F(ObservationTest, WhatIsShownAgainNeedsNoRoom) {
+  pool::Charge rest = *budget_.Reserve(pool::MemoryTag::kRawCopies,
+                                       100'000 - 8 * kHeads * 264 - kLanes * 100 * sizeof(float));
+  for (int again = 0; again < 3; ++again) {
+    EXPECT_TRUE(Take(Last(92, 8)).ok()) << again;
+    EXPECT_TRUE(Take(Sums(0, 100)).ok()) << again;
+  }
+  ExpectRefused(Last(91, 8), "", kAll, absl::StatusCode::kResourceExhausted);
+}
+
 TEST_F(ObservationTest, LaterRowsTakeThePlaceOfEarlierOnes) {
   ASSERT_TRUE(Take(Last(80, 8)).ok());
   ShownLayer again = Last(86, 4);

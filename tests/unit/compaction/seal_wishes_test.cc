@@ -38,6 +38,18 @@ TEST(SealWishes, AJobDoesWhatItWasTold) {
   EXPECT_EQ(wishes.running(), SealWish());
 }
 
+// As it is by then, cut or not.
+TEST(SealWishes, WhatGoesOnIsWantedAgain) {
+  SealWishes wishes;
+  wishes.Want({.all_before = 7});
+  EXPECT_TRUE(wishes.Begin(0));
+  wishes.CutTo(5);
+  wishes.WantRunning();
+  wishes.End();
+  EXPECT_TRUE(wishes.Begin(0));
+  EXPECT_EQ(wishes.running(), SealWish{.all_before = 5});
+}
+
 // Wherever it is.
 TEST(SealWishes, OneThatWasCutEndsThere) {
   SealWishes wishes;

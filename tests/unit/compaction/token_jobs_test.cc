@@ -268,6 +268,30 @@ TEST_F(TokenJobs, APromptThatStillComesIsLeftAlone) {
   EXPECT_LE(PositionsOf(track).size(), 41u);
 }
 
+// Whenever somebody asks for it.
+TEST_F(TokenJobs, WhatWasDecodedWithoutAPromptIsDecidedTokenByToken) {
+  for (const char* text :
+       {"lacache:budget=10,span=2,overlap=0,sink=0",
+        "lacache:budget=10,span=2,overlap=0,sink=0,pass=uniform", "streaming:sink=2,recent=8"}) {
+    Track often = NewTrack(Policy(text));
+    Track once = NewTrack(Policy(text));
+    for (const std::uint64_t stamp : DrawTokens(30, 1)) {
+      DecodeByCalls(often, {stamp});
+      DecodeByCalls(once, {stamp});
+      const auto told = Compress(often);
+      RunAll();
+      ExpectTold(*told);
+    }
+    const auto told = Compress(once);
+    RunAll();
+    ExpectTold(*told);
+    for (std::uint32_t lane = 0; lane < 8; ++lane) {
+      EXPECT_LE(PositionsOf(once, lane).size(), 10u) << text;
+      EXPECT_EQ(PositionsOf(once, lane), PositionsOf(often, lane)) << text << ", lane " << lane;
+    }
+  }
+}
+
 // What was refused was no prompt.
 TEST_F(TokenJobs, ARefusedAppendLeavesNoTrace) {
   Track track = NewTrack(Policy("streaming:sink=4,recent=36"));

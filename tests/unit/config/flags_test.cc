@@ -68,7 +68,8 @@ TEST(Flags, Actions) {
 }
 
 TEST(Flags, ErrorsNameTheArgument) {
-  EXPECT_THAT(ErrorOf({"--pool-byte=1"}), HasSubstr("--pool-byte is not a flag"));
+  EXPECT_THAT(ErrorOf({"--pool-byte=1"}), AllOf(HasSubstr("--pool-byte is not a flag"),
+                                                HasSubstr("did you mean \"pool-bytes\"?")));
   EXPECT_THAT(ErrorOf({"serve"}), HasSubstr("\"serve\" is not a flag"));
   EXPECT_THAT(ErrorOf({"--"}), HasSubstr("\"--\" is not a flag"));
   EXPECT_THAT(ErrorOf({"--device"}), HasSubstr("--device needs a value"));

@@ -34,5 +34,14 @@ TEST(FlagsTest, ANumberIsRefusedWithItsLimits) {
               HasSubstr("--limit is \"-1\"; it must be a whole number from 1 to 100"));
 }
 
+TEST(FlagsTest, ASwitchTakesNoValue) {
+  Flags flags("Usage", {{"quick", "", "soon", ""}, {"limit", "N", "how many", "20"}});
+  const std::vector<std::string_view> none = {"--quick"}, some = {"--quick=no"},
+                                      typo = {"--limt=1"};
+  EXPECT_TRUE(flags.Parse(none).ok());
+  EXPECT_THAT(flags.Parse(some).ToString(), HasSubstr("--quick takes no value"));
+  EXPECT_THAT(flags.Parse(typo).ToString(), HasSubstr("did you mean \"limit\"?"));
+}
+
 }  // namespace
 }  // namespace tessera::cli

@@ -5,10 +5,10 @@
 #include <string>
 #include <string_view>
 
-namespace tessera::policies {
+namespace tessera {
 
 // "; did you mean \"quest\"?" where one of `words` is close to `text`, upper and lower case being
 // the same; else nothing.
 std::string DidYouMean(std::string_view text, std::span<const std::string_view> words);
 
-}  // namespace tessera::policies
+}  // namespace tessera

@@ -1,4 +1,4 @@
-#include "daemon/policies/nearest.h"
+#include "daemon/base/nearest.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 #include "daemon/base/strings.h"
 
-namespace tessera::policies {
+namespace tessera {
 namespace {
 
 // Longer words are not guessed at, so that the work stays small.
@@ -55,4 +55,4 @@ std::string DidYouMean(std::string_view text, std::span<const std::string_view> 
   return nearest.empty() ? "" : Concat("; did you mean \"", nearest, "\"?");
 }
 
-}  // namespace tessera::policies
+}  // namespace tessera
