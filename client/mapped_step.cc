@@ -84,7 +84,8 @@ absl::Status MappedStep::AppendRows(std::uint32_t layer, std::span<const std::by
 absl::Status MappedStep::AttendRows(std::uint32_t layer, const StepTensors& tensors) {
   // A GPU's memory cannot be read here: its queries come when the step has settled.
   if (door_.gpu() == nullptr) {
-    batch_.Observe(layer, tensors.query, StepBatch::QueryRows::kAll);
+    absl::Status status = batch_.Observe(layer, tensors.query, StepBatch::QueryRows::kAll);
+    if (!status.ok()) return status;
   }
   const absl::Status status = backend_->Attend(batch_, layer, tensors);
   return absl::IsDataLoss(status) ? OutOfBounds(status) : status;
@@ -108,7 +109,7 @@ absl::Status MappedStep::End(std::span<const std::uint32_t> accepted) {
     if (absl::IsDataLoss(status)) status = OutOfBounds(status);
     if (absl::IsAborted(status)) return status;
     if (!StillPinned()) return Aborted();
-    if (status.ok()) ObserveSettled();
+    if (status.ok()) status = ObserveSettled();
     // Under the pin, too: a step whose worker has none counts as dead, and its tails may be closed
     // with the tokens that they had before it.
     if (status.ok()) status = Commit(accepted);
@@ -121,11 +122,14 @@ absl::Status MappedStep::End(std::span<const std::uint32_t> accepted) {
   return status;
 }
 
-void MappedStep::ObserveSettled() {
+absl::Status MappedStep::ObserveSettled() {
   for (std::uint32_t layer = 0; layer < batch_.model().layers(); ++layer) {
     const std::span<const std::byte> queries = backend_->SettledQueries(layer);
-    if (!queries.empty()) batch_.Observe(layer, queries, StepBatch::QueryRows::kObserved);
+    if (queries.empty()) continue;
+    absl::Status status = batch_.Observe(layer, queries, StepBatch::QueryRows::kObserved);
+    if (!status.ok()) return status;
   }
+  return absl::OkStatus();
 }
 
 // Evicted, or closed by another worker's append: nobody would read what is stored there.

@@ -81,7 +81,7 @@ class MappedStep final : public StepEngine {
   // A lane led out of bounds: under a pin that was taken back, or else it is broken.
   absl::Status OutOfBounds(const absl::Status& where);
   // Of what was attended with where the host cannot read it.
-  void ObserveSettled();
+  absl::Status ObserveSettled();
   absl::Status Commit(std::span<const std::uint32_t> accepted);
   bool TailsStand() const;
   // Outside the gate, after a commit whose tails went meanwhile. OK where all of it counts.

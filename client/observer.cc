@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "daemon/base/strings.h"
+#include "kernels/dispatch/implementation.h"
 #include "kernels/format/element.h"
 #include "kernels/tokens/counts.h"
 
@@ -273,6 +274,22 @@ void Observer::SeeSums(const ObservedRows& rows, std::uint64_t tokens,
       layer.sums[kv_head][token] += paid[token] / geometry.group();
     }
   }
+}
+
+absl::Status Observer::CheckDecoded(std::uint32_t index, std::uint64_t first_token,
+                                    std::span<const std::byte> query) const {
+  if (!needs_.decode_queries() || !Decides(index)) return absl::OkStatus();
+  const kernels::LayerGeometry& geometry = model_->geometry(index);
+  const std::size_t elements = query.size() / kernels::ElementBytes(geometry.type);
+  const std::int64_t bad =
+      kernels::FirstUnusable(kernels::BestImplementation(), query.data(), elements, geometry.type);
+  if (bad < 0) return absl::OkStatus();
+  const std::uint64_t row = static_cast<std::uint64_t>(bad) / geometry.head_dim;
+  return absl::InvalidArgumentError(
+      Concat("layer ", index, ": the query of head ", row % geometry.query_heads, " of token ",
+             first_token + row / geometry.query_heads,
+             " is not finite, or its magnitude is 2^63 or more, and the policy learns from every "
+             "query; the step did not count: try it again with another one"));
 }
 
 void Observer::SeeDecoded(std::uint32_t index, std::uint64_t first_token,

@@ -51,6 +51,10 @@ class Observer {
     return needs_.decode_queries() || needs_.last_queries() > 0 || needs_.last_share() > 0 ||
            needs_.norm_share() > 0;
   }
+  // INVALID_ARGUMENT names the token and the head of a query that the daemon would refuse, where
+  // the policy learns from every one: it must not be seen, for nobody could go on behind it.
+  absl::Status CheckDecoded(std::uint32_t layer, std::uint64_t first_token,
+                            std::span<const std::byte> query) const;
   // Those queries; the same step may be tried again. By norm as many are kept as would be asked for
   // at twice the length, or 4,096 tokens on: none is missing while decoding goes no further, and
   // takes nothing back.

@@ -100,7 +100,8 @@ absl::Status RemoteStep::Attend(std::uint32_t layer, const StepTensors& tensors)
                                           std::size_t{item.new_tokens} * geometry.query_heads),
          .first_query_position = item.base});
   }
-  batch_.Observe(layer, tensors.query, StepBatch::QueryRows::kAll);
+  absl::Status status = batch_.Observe(layer, tensors.query, StepBatch::QueryRows::kAll);
+  if (!status.ok()) return status;
   return AttendByRpc(*session_,
                      {.model = &model,
                       .layer = layer,

@@ -64,6 +64,7 @@ absl::Status StepBatch::Take(std::span<Sequence* const> sequences, const StepOpt
     return status;
   }
   appended_.assign(model_->layers(), false);
+  refused_.assign(model_->layers(), false);
   return absl::OkStatus();
 }
 
@@ -139,17 +140,30 @@ bool StepBatch::Observes(const StepItem& item) {
   return item.sequence->observer != nullptr && item.sequence->observer->WantsDecoded();
 }
 
-void StepBatch::Observe(std::uint32_t layer, std::span<const std::byte> query, QueryRows rows) {
+absl::Status StepBatch::Observe(std::uint32_t layer, std::span<const std::byte> query,
+                                QueryRows rows) {
   const std::size_t token =
       std::size_t{model_->geometry(layer).query_heads} * model_->row_bytes(layer);
-  std::uint64_t packed = 0;
-  for (StepItem& item : items_) {
-    if (!Observes(item)) continue;
-    const std::uint64_t first = rows == QueryRows::kAll ? item.first_row : packed;
-    item.sequence->observer->SeeDecoded(layer, item.base,
-                                        query.subspan(first * token, item.new_tokens * token));
-    packed += item.new_tokens;
-  }
+  const auto for_each_observed = [&](auto act) {
+    std::uint64_t packed = 0;
+    absl::Status status;
+    for (StepItem& item : items_) {
+      if (!Observes(item) || !status.ok()) continue;
+      const std::uint64_t first = rows == QueryRows::kAll ? item.first_row : packed;
+      status = act(item, query.subspan(first * token, item.new_tokens * token));
+      packed += item.new_tokens;
+    }
+    return status;
+  };
+  absl::Status status = for_each_observed([&](const StepItem& item, auto queries) {
+    return item.sequence->observer->CheckDecoded(layer, item.base, queries);
+  });
+  refused_[layer] = !status.ok();
+  if (refused_[layer]) return status;
+  return for_each_observed([&](StepItem& item, auto queries) {
+    item.sequence->observer->SeeDecoded(layer, item.base, queries);
+    return absl::OkStatus();
+  });
 }
 
 void StepBatch::ListObserved(std::vector<RowRun>& runs) const {
@@ -167,6 +181,12 @@ absl::Status StepBatch::CheckEnd(std::span<const std::uint32_t> accepted) const 
   if (std::find(appended_.begin(), appended_.end(), false) != appended_.end()) {
     return absl::FailedPreconditionError(Concat(
         "nothing can be committed before every layer is appended; missing: ", MissingLayers()));
+  }
+  const auto refused = std::find(refused_.begin(), refused_.end(), true);
+  if (refused != refused_.end()) {
+    return absl::FailedPreconditionError(Concat("nothing can be committed: the queries of layer ",
+                                                refused - refused_.begin(),
+                                                " were refused, and no others have come"));
   }
   if (accepted.empty()) return absl::OkStatus();
   if (accepted.size() != items_.size()) {

@@ -45,7 +45,9 @@ class StepBatch {
   // Takes what the policies of the sequences ask for of queries that are decoded. Host memory: all
   // rows of the step, or those that are observed alone, one after another.
   enum class QueryRows : std::uint8_t { kAll, kObserved };
-  void Observe(std::uint32_t layer, std::span<const std::byte> query, QueryRows rows);
+  // INVALID_ARGUMENT where a policy that learns from every query would never be rid of one; then
+  // nobody has seen any.
+  absl::Status Observe(std::uint32_t layer, std::span<const std::byte> query, QueryRows rows);
   // Which those are, in runs of the step's tensors.
   struct RowRun {
     std::uint64_t first;
@@ -64,6 +66,7 @@ class StepBatch {
   const BoundModel* model_ = nullptr;
   std::uint64_t rows_ = 0;
   std::vector<bool> appended_;  // per layer
+  std::vector<bool> refused_;   // likewise: its queries, by Observe
 };
 
 // What is read for an item where the call does not say it for all: what its policy says.

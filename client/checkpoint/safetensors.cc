@@ -119,12 +119,16 @@ absl::StatusOr<std::span<const std::uint16_t>> Safetensors::Bf16(
     return absl::NotFoundError(Concat("\"", path_, "\" has no tensor \"", name, "\""));
   }
   const Tensor& tensor = it->second;
-  if (tensor.type != "BF16" || tensor.shape != shape || !Fills(shape, tensor.bytes.size()) ||
-      reinterpret_cast<std::uintptr_t>(tensor.bytes.data()) % 2 != 0) {
+  if (tensor.type != "BF16" || tensor.shape != shape || !Fills(shape, tensor.bytes.size())) {
     return absl::InvalidArgumentError(Concat("\"", path_, "\": tensor \"", name, "\" is ",
                                              Quoted(tensor.type), " of ", ShapeText(tensor.shape),
                                              " in ", tensor.bytes.size(), " bytes; BF16 of ",
-                                             ShapeText(shape), ", at an even offset, is needed"));
+                                             ShapeText(shape), " is needed"));
+  }
+  if (reinterpret_cast<std::uintptr_t>(tensor.bytes.data()) % 2 != 0) {
+    return absl::InvalidArgumentError(Concat("\"", path_, "\": tensor \"", name,
+                                             "\" begins at an odd byte of the file: its header "
+                                             "must have an even length"));
   }
   return std::span(reinterpret_cast<const std::uint16_t*>(tensor.bytes.data()),
                    tensor.bytes.size() / 2);

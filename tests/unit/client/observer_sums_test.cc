@@ -87,5 +87,38 @@ TEST_F(ObservingSums, BeginAnewBehindWhatWasDecoded) {
   }
 }
 
+// Behind it nobody could go on: it is refused before its token counts, and another may come.
+TEST_F(ObservingSums, AQueryThatIsNoneIsRefusedByItsStep) {
+  for (int i = 0; i < 3; ++i) Step();
+  for (const bool is_bad : {true, false}) {
+    Sequence* const batch[] = {&track_.sequence};
+    absl::StatusOr<tessera::client::Step> step = decoder_.worker->BeginStep(batch);
+    TESSERA_ASSERT_OK(step.status());
+    for (std::uint32_t layer = 0; layer < model().layers(); ++layer) {
+      LayerRows rows(random_, model(), layer, 1);
+      const bool refused = is_bad && layer == 0;
+      constexpr std::uint16_t kNan = 0x7fc0;
+      if (refused) std::memcpy(rows.query.data() + (2 * 64 + 5) * 2, &kNan, 2);
+      const absl::Status status = step->AppendAndAttend(layer, rows.tensors());
+      EXPECT_EQ(absl::IsInvalidArgument(status), refused) << status;
+      EXPECT_EQ(status.ok(), !refused) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  testing::HasSubstr(
+                      refused ? "layer 0: the query of head 2 of token 3 is not finite" : ""));
+      if (!is_bad) track_.history.Append(layer, rows.key, rows.value);
+    }
+    const absl::Status ended = step->End();
+    EXPECT_EQ(absl::IsFailedPrecondition(ended), is_bad) << ended;
+    EXPECT_EQ(ended.ok(), !is_bad) << ended;
+    step->Abandon();
+  }
+  Step();
+  TESSERA_ASSERT_OK(track_.sequence.Compress().status());
+  for (const v1::ObserveRequest& request : decoder_.daemon->TakeObserved()) {
+    EXPECT_EQ(request.first_query_position(), 0u);
+    EXPECT_THAT(request.last_queries().shape(), testing::ElementsAre(5, 4, 64));
+  }
+}
+
 }  // namespace
 }  // namespace tessera::client

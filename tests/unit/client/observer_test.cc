@@ -201,7 +201,7 @@ TEST_P(Observing, WhatIsTakenBackLeavesTheNewestWhole) {
 // Rows that were let go for the sake of stronger ones, which are taken back: whether one of them is
 // among the strongest again is not known, and no other is shown in its place.
 TEST_P(Observing, APromptThatGoesOnOtherwiseIsSeenFromItsBeginning) {
-  constexpr std::uint64_t kTokens = 6000, kStays = 3600;
+  constexpr std::uint64_t kTokens = 1000, kStays = 400;
   const auto see = [&](std::uint64_t first, std::uint64_t layer, float ending) {
     auto rows = RandomRows(random_, (kTokens - first) * LayerRows::QueryElements(model(), layer),
                            model().type());
