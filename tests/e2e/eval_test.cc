@@ -86,6 +86,25 @@ TEST_F(EvalCommand, AnyNumberOfProcessesSaysTheSame) {
   EXPECT_EQ(Cells(With({"--workers=3"})), one);
 }
 
+// Or they would be counted as so many samples more.
+TEST_F(EvalCommand, WhatIsSaidTwiceIsAskedOnce) {
+  const std::string once = Cells(With({"--question=seen"}));
+  EXPECT_EQ(Cells(With({"dense", "--question=seen,seen", "--tasks=niah_single,vt1,niah_single"})),
+            once);
+}
+
+TEST_F(EvalCommand, WhatCannotBeIsRefusedBeforeTheRun) {
+  const auto refusal = [&](const std::string& flag) {
+    EXPECT_NE(Start(With({flag})).Wait(), 0) << flag;
+    EXPECT_EQ(Out(), "");
+    return Err();
+  };
+  EXPECT_THAT(refusal("--tasks="), testing::HasSubstr("--tasks is empty"));
+  EXPECT_THAT(refusal("--json=no"), testing::HasSubstr("--json takes no value"));
+  const std::string page = (folder_ / "none" / "page.html").string();
+  EXPECT_THAT(refusal("--report=" + page), testing::HasSubstr(page + "\" cannot be written"));
+}
+
 TEST_F(EvalCommand, AProcessThatIsKilledIsNamedAndTheSameCommandGoesOn) {
   const std::string state = (folder_ / "state").string();
   {

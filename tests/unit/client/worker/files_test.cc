@@ -62,8 +62,20 @@ TEST(Files, ConfigsThatCannotBeAreRefusedByName) {
   EXPECT_THAT(refusal("10000.0", "1"), HasSubstr("rope_theta"));
   EXPECT_THAT(refusal("null", "{\"type\": \"yarn\"}"), HasSubstr("rope_scaling"));
   EXPECT_THAT(refusal("silu", "gelu"), HasSubstr("gelu"));
+  EXPECT_THAT(refusal("{", "{\"model_type\": \"qwen2\","), HasSubstr("only llama"));
+  EXPECT_THAT(refusal("{", "{\"sliding_window\": 16,"), HasSubstr("sliding_window"));
   EXPECT_THAT(refusal("\"head_dim\"", "head_dim\""), HasSubstr("JSON"));
   EXPECT_TRUE(absl::IsNotFound(ReadConfig("/nowhere").status()));
+}
+
+TEST(Files, WhatFollowsFromTheRestMayBeMissing) {
+  const std::string text =
+      Replaced(Replaced(kConfig, "\"num_key_value_heads\": 2,", "\"model_type\": \"llama\","),
+               "\"head_dim\": 128,", "");
+  const auto config = ReadConfig(TemporaryFile(text).path());
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->kv_heads, 4u);
+  EXPECT_EQ(config->head_dim, 64u);
 }
 
 TEST(Files, WordsAndBack) {
