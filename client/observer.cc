@@ -51,7 +51,7 @@ std::uint64_t FutureOf(std::uint64_t tokens) {
   return tokens + std::max(tokens, kLeastFutureTokens);
 }
 
-// Of the newest queries so many more are kept than are asked for, at most.
+// Of the newest queries so many more are kept than are asked for, at most, beside those of drafts.
 constexpr std::uint64_t kMostTakenBack = 64;
 
 // Of queries that are shown in pieces.
@@ -104,7 +104,7 @@ absl::Status Observer::See(const ObservedRows& rows, const kernels::Operations& 
                                         " was seen up to token ", layer.next));
   }
   if (rows.first_token < layer.next) ForgetFrom(rows.first_token, rows.layer);
-  SeeLast(rows, tokens, layer);
+  SeeLast(rows, tokens, /*drafts=*/0, layer);
   // A second prompt has the tokens before it in its share, too.
   const std::uint64_t end = rows.first_token + std::max(rows.prompt_tokens, tokens);
   SeeNorms(
@@ -153,14 +153,15 @@ std::uint64_t Observer::MostLast(const Layer& layer, std::uint64_t tokens) const
   return std::max(std::uint64_t{needs_.last_queries()}, CountUp(needs_.last_share(), tokens));
 }
 
-void Observer::SeeLast(const ObservedRows& rows, std::uint64_t tokens, Layer& layer) {
+void Observer::SeeLast(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t drafts,
+                       Layer& layer) {
   const kernels::LayerGeometry& geometry = model_->geometry(rows.layer);
   const std::uint64_t token_bytes = geometry.query_heads * RowBytes(geometry);
   const std::uint64_t most = MostLast(layer, rows.first_token + tokens);
   if (most == 0) return;
   if (layer.last.empty()) layer.last_first = rows.first_token;
   layer.last.insert(layer.last.end(), rows.query.begin(), rows.query.end());
-  const std::uint64_t spare = tokens + std::min(most, kMostTakenBack);
+  const std::uint64_t spare = drafts + std::min(most, kMostTakenBack);
   if (layer.last.size() > (2 * most + spare) * token_bytes) {
     KeepLast(most + spare, token_bytes, layer);
   }
@@ -304,7 +305,7 @@ void Observer::SeeDecoded(std::uint32_t index, std::uint64_t first_token,
   if (first_token > layer.next) layer.last.clear();
   const std::uint64_t tokens = query.size() / token_bytes, end = first_token + tokens;
   const ObservedRows rows = {.layer = index, .first_token = first_token, .query = query};
-  SeeLast(rows, tokens, layer);
+  SeeLast(rows, tokens, /*drafts=*/tokens, layer);
   SeeNorms(rows, tokens, CountUp(needs_.norm_share(), FutureOf(end)), layer);
   layer.next = end;
 }

@@ -116,7 +116,8 @@ class Observer {
   void ForgetFrom(std::uint64_t token, std::uint32_t layer);
   // How many of the newest queries are kept of a layer that has so many tokens.
   std::uint64_t MostLast(const Layer& layer, std::uint64_t tokens) const;
-  void SeeLast(const ObservedRows& rows, std::uint64_t tokens, Layer& layer);
+  // `drafts`: so many of the tokens may be taken back.
+  void SeeLast(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t drafts, Layer& layer);
   static void KeepLast(std::uint64_t count, std::uint64_t token_bytes, Layer& layer);
   // Keeps the strongest of each head, so many.
   void SeeNorms(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t most, Layer& layer);

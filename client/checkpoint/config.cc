@@ -40,25 +40,21 @@ absl::StatusOr<Config> FromJson(const Json& json) {
     const char* key;
     std::uint32_t& field;
     std::uint32_t max;
+    // What follows from those before it, and is left out in older files.
+    std::uint32_t (*implied)(const Config&) = nullptr;
   } counts[] = {
       {"vocab_size", config.vocabulary, 1 << 20},
       {"hidden_size", config.hidden, 1 << 16},
       {"intermediate_size", config.mlp, 1 << 18},
       {"num_hidden_layers", config.layers, 1024},
       {"num_attention_heads", config.query_heads, 1024},
-      {"num_key_value_heads", config.kv_heads, 1024},
-      {"head_dim", config.head_dim, 256},
+      {"num_key_value_heads", config.kv_heads, 1024, [](const Config& c) { return c.query_heads; }},
+      {"head_dim", config.head_dim, 256, [](const Config& c) { return c.hidden / c.query_heads; }},
       {"max_position_embeddings", config.max_positions, 1 << 24},
   };
-  for (const auto& [key, field, max] : counts) {
-    // As many key heads as query heads, and as many channels as hidden ones for each: older files
-    // leave out what follows from the rest.
-    if (Find(json, key) == nullptr) {
-      if (&field == &config.kv_heads) field = config.query_heads;
-      if (&field == &config.head_dim) field = config.hidden / config.query_heads;
-      if (field != 0) continue;
-    }
-    const absl::StatusOr<std::uint64_t> count = Count(json, key);
+  for (const auto& [key, field, max, implied] : counts) {
+    const bool left_out = implied != nullptr && Find(json, key) == nullptr;
+    const absl::StatusOr<std::uint64_t> count = left_out ? implied(config) : Count(json, key);
     if (!count.ok()) return count.status();
     if (*count == 0 || *count > max) {
       return absl::InvalidArgumentError(Concat("\"", key, "\" is ", *count, ", not 1 to ", max));

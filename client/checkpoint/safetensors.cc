@@ -127,8 +127,8 @@ absl::StatusOr<std::span<const std::uint16_t>> Safetensors::Bf16(
   }
   if (reinterpret_cast<std::uintptr_t>(tensor.bytes.data()) % 2 != 0) {
     return absl::InvalidArgumentError(Concat("\"", path_, "\": tensor \"", name,
-                                             "\" begins at an odd byte of the file: its header "
-                                             "must have an even length"));
+                                             "\" begins at an odd byte of the file; BF16 must "
+                                             "begin at an even one"));
   }
   return std::span(reinterpret_cast<const std::uint16_t*>(tensor.bytes.data()),
                    tensor.bytes.size() / 2);

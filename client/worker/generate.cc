@@ -12,14 +12,14 @@ namespace tessera::llm {
 
 namespace {
 
-// Nothing can be chosen by others.
+// By others nothing can be chosen.
 absl::Status CheckFinite(std::span<const float> logits, std::size_t vocabulary) {
   const auto is_finite = [](float logit) { return std::isfinite(logit); };
   const auto bad = std::ranges::find_if_not(logits, is_finite);
   if (bad == logits.end()) return absl::OkStatus();
   return absl::DataLossError(Concat("the logit of token ",
                                     static_cast<std::size_t>(bad - logits.begin()) % vocabulary,
-                                    " is ", *bad, "; the model's weights are to blame"));
+                                    " is ", *bad, ": nothing can be chosen by it"));
 }
 
 // The turns of a batch, one after another.

@@ -273,11 +273,7 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
   const std::uint64_t decided_until = state.decided_until;
   if (options_.decoding) lanes->CutAt(std::max(decided_until, OpenPrompt(lanes->end)));
   bool advances = policies::Continues(policy) && decided_until > 0;
-  if (!policies::NeedsOf(policy).decode_queries) {
-    // A sequence without a prompt came token by token, whenever somebody first looks at it.
-    advances =
-        advances || (policies::Continues(policy) && options_.prompts.empty() && lanes->begin == 0);
-  } else {
+  if (policies::NeedsOf(policy).decode_queries) {
     const std::vector<policies::HeadQueries> queries = state.observation.queries();
     // Of a sequence without a prompt every query has been shown, and nothing else.
     advances = advances || (lanes->begin == 0 && ShownUntil(queries, 0) >= lanes->end);
@@ -286,6 +282,9 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
       if (absl::Status status = CheckShown(queries, until, lanes->end); !status.ok()) return status;
       lanes->CutAt(std::max(decided_until, WholeSteps(until, lanes->end)));
     }
+  } else if (lanes->begin == 0 && options_.prompts.empty()) {
+    // It came token by token, whenever somebody first looks at it.
+    advances = policies::Continues(policy);
   }
   LayerChoice choice = About(*lanes, state);
   choice.continued = advances;

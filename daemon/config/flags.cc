@@ -5,6 +5,7 @@
 #include <array>
 #include <charconv>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -78,10 +79,17 @@ constexpr std::array<FlagRow, 33> kRows = {{
     {"log-format", "FORMAT", "log_format", "text or json, on stderr"},
 }};
 
+constexpr std::pair<std::string_view, Flags::Action> kActions[] = {
+    {"help", Flags::Action::kHelp},
+    {"version", Flags::Action::kVersion},
+    {"print-config", Flags::Action::kPrintConfig},
+    {"print-policies", Flags::Action::kPrintPolicies},
+};
+
 absl::Status UnknownFlag(std::string_view name) {
-  std::vector<std::string_view> names = {"config", "help", "version", "print-config",
-                                         "print-policies"};
+  std::vector<std::string_view> names = {"config"};
   for (const FlagRow& row : kRows) names.push_back(row.flag);
+  for (const auto& [flag, action] : kActions) names.push_back(flag);
   return absl::InvalidArgumentError(
       Concat("--", name, " is not a flag (--help lists them)", DidYouMean(name, names)));
 }
@@ -197,10 +205,9 @@ absl::StatusOr<Argument> Split(std::string_view argument) {
 }
 
 std::optional<Flags::Action> ActionOf(std::string_view name) {
-  if (name == "help") return Flags::Action::kHelp;
-  if (name == "version") return Flags::Action::kVersion;
-  if (name == "print-config") return Flags::Action::kPrintConfig;
-  if (name == "print-policies") return Flags::Action::kPrintPolicies;
+  for (const auto& [flag, action] : kActions) {
+    if (flag == name) return action;
+  }
   return std::nullopt;
 }
 

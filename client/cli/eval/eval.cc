@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -277,9 +278,10 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
 
 // Before the run, which may take hours.
 absl::Status CheckWritable(const std::string& path) {
-  const bool there = std::filesystem::exists(path);
+  std::error_code error;  // then it cannot be written, either
+  const bool there = std::filesystem::exists(path, error);
   if (std::ofstream(path, std::ios::binary | std::ios::app)) {
-    if (!there) std::filesystem::remove(path);
+    if (!there) std::filesystem::remove(path, error);
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(Concat("--report: \"", path, "\" cannot be written"));

@@ -7,7 +7,7 @@ namespace tessera::compaction {
 namespace {
 
 constexpr std::uint64_t kCut = 32;
-// What a lane's seals leave to what grows behind them.
+// As many as seals make, 64 fewer than a snapshot lists, and one that grows behind them.
 constexpr std::uint32_t kMostSegments = shm::kMaxSegments - 63;
 
 class SegmentLimit : public CompactorTest {

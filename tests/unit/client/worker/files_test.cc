@@ -76,6 +76,9 @@ TEST(Files, WhatFollowsFromTheRestMayBeMissing) {
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->kv_heads, 4u);
   EXPECT_EQ(config->head_dim, 64u);
+  const absl::Status wide =
+      ConfigStatus(Replaced(text, "\"hidden_size\": 256", "\"hidden_size\": 4096"));
+  EXPECT_THAT(std::string(wide.message()), HasSubstr("\"head_dim\" is 1024, not 1 to 256"));
 }
 
 TEST(Files, WordsAndBack) {
