@@ -51,7 +51,7 @@ TESSERA_SIMD void ExpandListed(const AttendPart& part, const RowList& list, Span
       ExpandRow<kValues, kGroup, kSteps>({list.bits[r], list.data[r], list.data[r] + row_data},
                                          row_data, list.channels, padded,
                                          to + r * static_cast<std::ptrdiff_t>(padded) * 2);
-      if (r % 4 == 0) Request<4>(ahead, r);
+      if (r % kRowsAtOnce == 0) Request(ahead, r);
     }
   });
 }
@@ -123,9 +123,42 @@ struct FloatEngine {
   TESSERA_SIMD void Finish(const PartContext& context) { FinishOutputs<kType>(context); }
 };
 
+// What every query row may see.
+struct CommonRange {
+  std::uint64_t begin;
+  std::uint64_t end;
+};
+
+TESSERA_SIMD CommonRange CommonRangeOf(const AttendPart& part) {
+  CommonRange common = {0, ~std::uint64_t{0}};
+  for (std::uint32_t r = 0; r < part.row_count; ++r) {
+    const QueryRow& row = part.rows[r];
+    common.begin = row.visible_begin > common.begin ? row.visible_begin : common.begin;
+    common.end = Least(row.visible_end, common.end);
+  }
+  return common;
+}
+
+// Whether every query row may see every gathered row, as most often: found once, not row by row.
+TESSERA_SIMD bool SeenByAll(const AttendPart& part, const Gathered& gathered,
+                            const CommonRange& common) {
+  if (part.shape.positions) return false;
+  bool seen = true;
+  for (std::uint32_t i = 0; i < gathered.count; ++i) {
+    const RowRun& run = *gathered.pieces[i].run;
+    seen = seen && run.position >= common.begin && run.position + run.row_count <= common.end;
+  }
+  return seen;
+}
+
 // The gathered rows that each query row may see, and those that any may.
 TESSERA_SIMD std::uint32_t FindVisible(const AttendPart& part, const Gathered& gathered,
-                                       PackedScratch& packed) {
+                                       const CommonRange& common, PackedScratch& packed) {
+  if (SeenByAll(part, gathered, common)) {
+    const std::uint32_t every = RowBits(0, static_cast<int>(gathered.rows));
+    for (std::uint32_t r = 0; r < part.row_count; ++r) packed.visible[r] = every;
+    return every;
+  }
   std::uint32_t any = 0;
   for (std::uint32_t r = 0; r < part.row_count; ++r) {
     packed.visible[r] = VisibleRowsOf(part, gathered, part.rows[r]);
@@ -182,6 +215,7 @@ static void AttendPacked(const PartContext& context) {
   Begin(context);
   Engine::LoadQueries(context);
   TouchShortRuns(part);
+  const CommonRange common = CommonRangeOf(part);
   Cursor cursor;
   Gathered passes[kPassesAhead + 1];
   for (std::uint32_t i = 0; i < kPassesAhead; ++i) Gather(part, cursor, passes[i]);
@@ -189,15 +223,15 @@ static void AttendPacked(const PartContext& context) {
     Gathered& now = passes[at];
     Gathered& last = passes[at == 0 ? kPassesAhead : at - 1];
     Gather(part, cursor, last);
-    TouchWholeTile(last);
+    StartStream(part.layout, now, passes[at == kPassesAhead ? 0 : at + 1]);
     const Gathered& ahead = last.rows != 0 ? last : now;  // which is here: nothing to wait for
     const RowFactors factors = ReadFactors<kValueBytes<kValues> == 1>(context, now, packed);
-    const std::uint32_t any = FindVisible(part, now, packed);
+    const std::uint32_t any = FindVisible(part, now, common, packed);
     if (any == 0) continue;
     const Span live = SpanOf(any);
     Engine::template DotKeys<kValues, kGroup>(context, now.keys, live, ahead.keys, packed.rows);
     WeighGathered<Engine>(context, factors, packed);
-    CopyShortRows(part.layout, now, packed.short_rows);
+    CopyShortRows(part.layout, part.padded_channels * kValueBytes<kValues>, now, packed.short_rows);
     Engine::template AddValues<kValues, kGroup>(context, now.values, live, ahead.values,
                                                 packed.rows);
   }

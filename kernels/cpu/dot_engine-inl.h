@@ -90,7 +90,7 @@ struct DotEngine {
             Keys::template Dot<kRows>(
                 keys, plain, part.shape.key.kept, QueryOf(context, row), live,
                 [&](int first) TESSERA_INLINE_LAMBDA {
-                  if (request) Request<kRowsAtOnce>(ahead, first);
+                  if (request) Request(ahead, first);
                 },
                 context.scratch->weights + row);
             request = false;  // once per pass is enough
@@ -117,7 +117,6 @@ struct DotEngine {
   TESSERA_SIMD void AddSteps(const PartContext& context, const RowList& values, Span live,
                              const RowList& ahead, std::uint32_t row) {
     constexpr int kPadded = Simd::kStepChannels * kSteps;
-    const std::uint32_t row_data = values.row_data;
     float* output = context.partial->output + row * kPadded + Simd::kStepChannels * kFirst;
     const float(*weights)[kTileRows] = context.scratch->weights + row;
     typename Simd::Floats sum[kRows][2 * kCount];
@@ -130,12 +129,12 @@ struct DotEngine {
       typename Simd::Words even[kCount];
       typename Simd::Words odd[kCount];
       const auto expand = [&](int at, typename Simd::Words(&words)[kCount]) TESSERA_INLINE_LAMBDA {
-        ExpandSteps<kValues, kGroup, kSteps, kFirst, kCount>(
-            {values.bits[at], values.data[at], nullptr}, row_data, words);
+        ExpandSteps<kValues, kGroup, kSteps, kFirst, kCount>(values.bits[at], values.data[at],
+                                                             words);
       };
       expand(r, even);
       expand(r + 1, odd);
-      if (kFirst == 0) Request<2>(ahead, r);
+      if (kFirst == 0 && r % kRowsAtOnce == 0) Request(ahead, r);
       TESSERA_UNROLL for (int i = 0; i < kCount; ++i) {
         const auto low = Simd::InterleaveLow(even[i], odd[i]);
         const auto high = Simd::InterleaveHigh(even[i], odd[i]);
@@ -189,7 +188,7 @@ struct DotEngine {
           Simd::StoreWords(pair, Simd::InterleaveLow(even, odd));
           Simd::StoreWords(pair + 64, Simd::InterleaveHigh(even, odd));
         }
-        Request<2>(ahead, r);
+        if (r % kRowsAtOnce == 0) Request(ahead, r);
       }
     });
   }

@@ -125,21 +125,15 @@ TESSERA_SIMD std::uint32_t CountBits(const std::byte* bits) {
 
 alignas(64) constexpr std::byte kNoBits[kMaxHeadDim / 8] = {};
 
-// Steps [kFirst, kFirst + kCount) of a row of kSteps whole steps.
+// Steps [kFirst, kFirst + kCount) of a row of kSteps whole steps, of which as many bytes as a plain
+// row has may be loaded: with garbage for a bitmap, values may seem to stand as far behind.
 template <ValueType kValues, int kGroup, int kSteps, int kFirst, int kCount>
-TESSERA_SIMD void ExpandSteps(const PackedRow& row, std::uint32_t row_data,
+TESSERA_SIMD void ExpandSteps(const std::byte* bits, const std::byte* data,
                               typename Simd::Words (&words)[kCount]) {
-  constexpr int kUnit = kGroup * kValueBytes<kValues>;
-  const std::byte* bits = row.bits;
-  // More bits than values: garbage, which must not lead behind the tile.
-  if (kUnit * CountBits<kSteps * Simd::kStepChannels / kGroup / 8>(bits) > row_data) [[unlikely]] {
-    bits = kNoBits;
-  }
   // Read twice: to be counted, and as masks. A mask that comes from memory costs less than one that
   // comes from a general register.
   const std::byte* masks = bits;
   asm("" : "+r"(masks));
-  const std::byte* data = row.data;
   TESSERA_UNROLL for (int i = 0; i < kFirst + kCount; ++i) {
     const int c = i * Simd::kStepChannels;
     const int end = c + Simd::kStepChannels;
@@ -147,14 +141,22 @@ TESSERA_SIMD void ExpandSteps(const PackedRow& row, std::uint32_t row_data,
       words[i - kFirst] =
           Simd::template ExpandStep<kValues, kGroup>(StepBits<kGroup>(masks, c, end), data);
     }
-    data += static_cast<std::ptrdiff_t>(kUnit) * __builtin_popcount(StepBits<kGroup>(bits, c, end));
+    data += static_cast<std::ptrdiff_t>(kGroup * kValueBytes<kValues>) *
+            __builtin_popcount(StepBits<kGroup>(bits, c, end));
   }
 }
 
+// All steps of a row behind which the tile may end.
 template <ValueType kValues, int kGroup, int kSteps>
 TESSERA_SIMD void ExpandWhole(const PackedRow& row, std::uint32_t row_data,
                               typename Simd::Words (&words)[kSteps]) {
-  ExpandSteps<kValues, kGroup, kSteps, 0, kSteps>(row, row_data, words);
+  constexpr std::uint32_t kUnit = kGroup * kValueBytes<kValues>;
+  const std::byte* bits = row.bits;
+  // More bits than values: garbage, which must not lead behind the tile.
+  if (kUnit * CountBits<kSteps * Simd::kStepChannels / kGroup / 8>(bits) > row_data) [[unlikely]] {
+    bits = kNoBits;
+  }
+  ExpandSteps<kValues, kGroup, kSteps, 0, kSteps>(bits, row.data, words);
 }
 
 // The same for any number of channels, step by step.

@@ -90,18 +90,22 @@ TESSERA_SIMD void Gather(const AttendPart& part, Cursor& cursor, Gathered& gathe
   RepeatLast(gathered.rows, gathered.values);
 }
 
-// Copies of rows that end less than a step's load before their tile does.
+// Copies of rows behind which the tile ends before their steps' loads may.
 struct ShortRows {
   alignas(64) std::byte rows[kTileRows][kMaxHeadDim * 2 + kStepBytes];
 };
 
-// Lists such rows of V where they may be loaded. Of K there are none: V stands behind them.
-TESSERA_SIMD void CopyShortRows(const TileLayout& layout, Gathered& gathered, ShortRows& copies) {
+// Lists such rows of V where they may be loaded: `plain_bytes` from where they begin on, whatever
+// their bitmap says, and a step behind their end. Of K there are none: V stands behind them.
+TESSERA_SIMD void CopyShortRows(const TileLayout& layout, std::uint32_t plain_bytes,
+                                Gathered& gathered, ShortRows& copies) {
   const std::uint32_t begin = layout.value_data;
   const std::uint32_t row_data = layout.value_row.data;
-  if (begin + kTileRows * row_data + kStepBytes <= layout.bytes) return;
+  const std::uint32_t loaded =
+      row_data + kStepBytes > plain_bytes ? row_data + kStepBytes : plain_bytes;
+  if (begin + (kTileRows - 1) * row_data + loaded <= layout.bytes) return;
   const std::uint32_t whole =
-      layout.bytes < begin + kStepBytes ? 0 : (layout.bytes - kStepBytes - begin) / row_data;
+      begin + loaded > layout.bytes ? 0 : (layout.bytes - loaded - begin) / row_data + 1;
   for (std::uint32_t i = 0; i < gathered.count; ++i) {
     const Piece& piece = gathered.pieces[i];
     for (std::uint32_t r = whole > piece.first ? whole - piece.first : 0; r < piece.count; ++r) {
@@ -118,35 +122,40 @@ TESSERA_SIMD void CopyShortRows(const TileLayout& layout, Gathered& gathered, Sh
   RepeatLast(gathered.rows, gathered.values);
 }
 
-// Requests rows [first, first + kCount): a few behind each step's own loads, since a burst of
+// Requests rows [first, first + kRowsAtOnce): a few behind each step's own loads, since a burst of
 // requests for a whole tile would stop the core until memory has answered.
-template <int kInto, int kCount>
+template <int kInto>
 TESSERA_SIMD void RequestInto(const RowList& list, int first) {
-  TESSERA_UNROLL for (int r = first; r < first + kCount; ++r) PrefetchLines<kInto>(list.data[r], 1);
+  TESSERA_UNROLL for (int r = first; r < first + kRowsAtOnce; ++r)
+      PrefetchLines<kInto>(list.data[r], 1);
   PrefetchLines<kInto>(list.bits[first], 1);
   if (list.row_data <= kLine) return;
-  for (int r = first; r < first + kCount; ++r) {
+  for (int r = first; r < first + kRowsAtOnce; ++r) {
     PrefetchLines<kInto>(list.data[r] + kLine, list.row_data - kLine);
   }
 }
-template <int kCount>
 TESSERA_SIMD void Request(const RowList& list, int first) {
   if (list.into_l1) {
-    RequestInto<kIntoL1, kCount>(list, first);
+    RequestInto<kIntoL1>(list, first);
   } else {
-    RequestInto<kIntoL2, kCount>(list, first);
+    RequestInto<kIntoL2>(list, first);
   }
 }
 
-// Loads that bring the translations for the requests to come. A whole tile's: one page of each
-// array, two tiles ahead.
-TESSERA_SIMD void TouchWholeTile(const Gathered& gathered) {
-  if (gathered.count != 1) return;
-  Touch(gathered.keys.data[0]);
-  Touch(gathered.values.data[0]);
+// Where whole tiles follow one another in memory: loads of the last lines of the one at hand, in
+// order. They are here already and start the hardware's stream prefetcher into the next tile (on
+// Zen 4 9.4 ns a token instead of 13).
+TESSERA_SIMD void StartStream(const TileLayout& layout, const Gathered& now, const Gathered& next) {
+  constexpr std::uint32_t kLastLines = 3;
+  if (now.count != 1 || next.count != 1 || layout.bytes < kLastLines * kLine) return;
+  const std::byte* tile = now.pieces[0].run->tile;
+  if (static_cast<std::size_t>(next.pieces[0].run->tile - tile) >= 2 * layout.bytes) return;
+  const std::byte* last = tile + layout.bytes - 1;
+  for (std::uint32_t i = kLastLines; i > 0; --i) Touch(last - (i - 1) * kLine);
 }
-// Those of all short runs at once, so that they wait together: for each by itself the core would
-// wait longer than its requests gain.
+
+// Loads that bring the translations for the requests to come, of all short runs at once, so that
+// they wait together: for each by itself the core would wait longer than its requests gain.
 TESSERA_SIMD void TouchShortRuns(const AttendPart& part) {
   for (std::uint32_t i = 0; i < part.run_count; ++i) {
     const RowRun& run = part.runs[i];
