@@ -223,7 +223,6 @@ static void AttendPacked(const PartContext& context) {
     Gathered& now = passes[at];
     Gathered& last = passes[at == 0 ? kPassesAhead : at - 1];
     Gather(part, cursor, last);
-    StartStream(part.layout, now, passes[at == kPassesAhead ? 0 : at + 1]);
     const Gathered& ahead = last.rows != 0 ? last : now;  // which is here: nothing to wait for
     const RowFactors factors = ReadFactors<kValueBytes<kValues> == 1>(context, now, packed);
     const std::uint32_t any = FindVisible(part, now, common, packed);
