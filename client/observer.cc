@@ -9,6 +9,7 @@
 #include <limits>
 #include <utility>
 
+#include "daemon/base/future_tokens.h"
 #include "daemon/base/strings.h"
 #include "kernels/dispatch/implementation.h"
 #include "kernels/format/element.h"
@@ -17,10 +18,6 @@
 namespace tessera::client {
 
 namespace {
-
-std::uint64_t CountUp(double share, std::uint64_t tokens) {
-  return kernels::CountUp(share * static_cast<double>(tokens));
-}
 
 double SquaredNorm(const std::byte* row, std::uint32_t size, kernels::ElementType type) {
   double sum = 0;
@@ -40,37 +37,14 @@ double SquaredNorm(const std::byte* row, std::uint32_t size, kernels::ElementTyp
   return std::isnan(sum) ? std::numeric_limits<double>::infinity() : sum;
 }
 
-void SetShape(v1::DType type, std::initializer_list<std::uint64_t> shape, v1::Tensor& tensor) {
-  tensor.set_dtype(type);
-  for (const std::uint64_t dimension : shape) tensor.add_shape(dimension);
-}
-
-// While tokens are decoded nobody knows how many there will be.
-constexpr std::uint64_t kLeastFutureTokens = 4096;
-std::uint64_t FutureOf(std::uint64_t tokens) {
-  return tokens + std::max(tokens, kLeastFutureTokens);
-}
-
 // Of the newest queries so many more are kept than are asked for, at most, beside those of drafts.
 constexpr std::uint64_t kMostTakenBack = 64;
 
-// Of queries that are shown in pieces.
-constexpr std::uint64_t kPieceBytes = 1 << 20;
-
-absl::Status Send(Session& session, std::uint32_t layer, v1::ObserveRequest& request,
-                  TensorCarrier& tensors) {
-  absl::Status status =
-      tensors.Carry(Concat("what layer ", layer, " is to show"), request.ByteSizeLong());
-  if (!status.ok()) return status;
-  v1::ObserveResponse response;
-  return session.Call(request, response);
-}
-
-std::uint64_t RowBytes(const kernels::LayerGeometry& geometry) {
-  return geometry.head_dim * kernels::ElementBytes(geometry.type);
-}
-
 }  // namespace
+
+std::uint64_t Observer::NormsOf(std::uint64_t tokens) const {
+  return kernels::CountUp(needs_.norm_share() * static_cast<double>(tokens));
+}
 
 Observer::Observer(v1::PolicyNeeds needs, std::shared_ptr<const BoundModel> model)
     : needs_(std::move(needs)), model_(std::move(model)) {}
@@ -99,7 +73,7 @@ absl::Status Observer::See(const ObservedRows& rows, const kernels::Operations& 
   }
   if (!Decides(rows.layer)) return absl::OkStatus();
   Layer& layer = LayerOf(rows.layer);
-  if (rows.first_token > layer.next && !layer.empty()) {
+  if (rows.first_token > layer.next && !layer.empty() && !layer.rests) {
     return absl::OutOfRangeError(Concat("first_token is ", rows.first_token, "; layer ", rows.layer,
                                         " was seen up to token ", layer.next));
   }
@@ -107,12 +81,13 @@ absl::Status Observer::See(const ObservedRows& rows, const kernels::Operations& 
   SeeLast(rows, tokens, /*drafts=*/0, layer);
   // A second prompt has the tokens before it in its share, too.
   const std::uint64_t end = rows.first_token + std::max(rows.prompt_tokens, tokens);
-  SeeNorms(
-      rows, tokens,
-      rows.prompt_tokens == 0 ? ~std::uint64_t{0} : CountUp(needs_.norm_share(), FutureOf(end)),
-      layer);
-  if (needs_.attention_sums()) SeeSums(rows, tokens, operations, layer);
+  SeeNorms(rows, tokens, rows.prompt_tokens == 0 ? ~std::uint64_t{0} : NormsOf(FutureTokens(end)),
+           layer);
+  // What is paid to keys that came before this observer is told from the queries, all of them.
+  const bool from_first = !decided_.contains(rows.layer);
+  if (needs_.attention_sums() && from_first) SeeSums(rows, tokens, operations, layer);
   layer.next = rows.first_token + tokens;
+  layer.rests = false;
   return absl::OkStatus();
 }
 
@@ -141,16 +116,24 @@ void Observer::CutTo(std::uint64_t tokens) {
 }
 
 void Observer::CutLayerTo(std::uint64_t tokens, std::uint32_t index) {
-  if (tokens == 0) decided_.erase(index);
+  if (tokens == 0) {
+    decided_.erase(index);
+    layers_.erase(index);
+  }
+  if (const auto theirs = taken_over_.find(index); theirs != taken_over_.end()) {
+    theirs->second = std::min(theirs->second, tokens);
+  }
   const auto layer = layers_.find(index);
   if (layer == layers_.end() || layer->second.next <= tokens) return;
   ForgetFrom(tokens, index);
   layer->second.next = tokens;
+  layer->second.from = std::min(layer->second.from, tokens);
 }
 
 std::uint64_t Observer::MostLast(const Layer& layer, std::uint64_t tokens) const {
   if (layer.wants_all) return tokens;
-  return std::max(std::uint64_t{needs_.last_queries()}, CountUp(needs_.last_share(), tokens));
+  return std::max(std::uint64_t{needs_.last_queries()},
+                  kernels::CountUp(needs_.last_share() * static_cast<double>(tokens)));
 }
 
 void Observer::SeeLast(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t drafts,
@@ -191,10 +174,10 @@ void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, std::uin
       if (kept.rows.size() >= most) {
         const auto [least, place] = *kept.order.begin();
         if (norm <= least) {
-          kept.LetGo(position, norm);
+          kept.let_go.Add(position, norm);
           continue;
         }
-        kept.LetGo(~place, least);
+        kept.let_go.Add(~place, least);
         kept.Erase(kept.rows.find(~place));
       }
       kept.rows[position] = {norm, std::vector<std::byte>(row, row + row_bytes)};
@@ -208,16 +191,41 @@ void Observer::HeadRows::Erase(std::map<std::uint64_t, ByNorm>::iterator row) {
   rows.erase(row);
 }
 
-void Observer::HeadRows::LetGo(std::uint64_t position, double norm) {
-  auto next = let_go.lower_bound(position);
-  if (next != let_go.begin() && std::prev(next)->second >= norm) return;
-  while (next != let_go.end() && next->second <= norm) next = let_go.erase(next);
-  let_go.emplace_hint(next, position, norm);
+void Observer::LetGo::Add(std::uint64_t position, double norm) {
+  auto next = rising_.lower_bound(position);
+  if (next == rising_.begin() || std::prev(next)->second < norm) {
+    while (next != rising_.end() && next->second <= norm) next = rising_.erase(next);
+    rising_.emplace_hint(next, position, norm);
+  }
+  next = falling_.upper_bound(position);
+  if (next == falling_.end() || next->second < norm) {
+    while (next != falling_.begin() && std::prev(next)->second <= norm) {
+      next = falling_.erase(std::prev(next));
+    }
+    falling_.emplace_hint(next, position, norm);
+  }
+}
+
+void Observer::LetGo::ForgetFrom(std::uint64_t position) {
+  rising_.erase(rising_.lower_bound(position), rising_.end());
+  falling_.erase(falling_.lower_bound(position), falling_.end());
+  for (const auto& [at, norm] : std::map(rising_)) Add(at, norm);
+}
+
+void Observer::LetGo::ForgetBefore(std::uint64_t position) {
+  rising_.erase(rising_.begin(), rising_.lower_bound(position));
+  falling_.erase(falling_.begin(), falling_.lower_bound(position));
+  for (const auto& [at, norm] : std::map(falling_)) Add(at, norm);
+}
+
+void Observer::HeadRows::ForgetBefore(std::uint64_t position) {
+  while (!rows.empty() && rows.begin()->first < position) Erase(rows.begin());
+  let_go.ForgetBefore(position);
 }
 
 void Observer::HeadRows::ForgetFrom(std::uint64_t position) {
   while (!rows.empty() && rows.rbegin()->first >= position) Erase(std::prev(rows.end()));
-  let_go.erase(let_go.lower_bound(position), let_go.end());
+  let_go.ForgetFrom(position);
 }
 
 void Observer::SeeSums(const ObservedRows& rows, std::uint64_t tokens,
@@ -306,8 +314,9 @@ void Observer::SeeDecoded(std::uint32_t index, std::uint64_t first_token,
   const std::uint64_t tokens = query.size() / token_bytes, end = first_token + tokens;
   const ObservedRows rows = {.layer = index, .first_token = first_token, .query = query};
   SeeLast(rows, tokens, /*drafts=*/tokens, layer);
-  SeeNorms(rows, tokens, CountUp(needs_.norm_share(), FutureOf(end)), layer);
+  SeeNorms(rows, tokens, NormsOf(FutureTokens(end)), layer);
   layer.next = end;
+  layer.rests = false;
 }
 
 absl::Status Observer::SeeTokens(std::uint64_t first_token, std::span<const std::uint32_t> ids) {
@@ -325,145 +334,28 @@ absl::Status Observer::SeeTokens(std::uint64_t first_token, std::span<const std:
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<std::byte>> Observer::FillNorms(std::uint32_t index, const Layer& layer,
-                                                           v1::ObserveRequest& request) const {
-  const kernels::LayerGeometry& geometry = model_->geometry(index);
-  std::vector<std::byte> bytes;
-  const std::uint64_t wanted = CountUp(needs_.norm_share(), layer.next);
-  std::uint64_t count = wanted;
-  for (const HeadRows& head : layer.norms) {
-    count = std::min<std::uint64_t>(count, head.rows.size());
+void Observer::Decided(std::uint32_t index, std::uint64_t until) {
+  decided_.insert(index);
+  const auto theirs = taken_over_.find(index);
+  if (theirs != taken_over_.end() && until >= theirs->second) taken_over_.erase(theirs);
+  const auto known = layers_.find(index);
+  if (known == layers_.end()) return;
+  Layer& layer = known->second;
+  if (layer.norms.empty() || until >= layer.next) {
+    layers_.erase(known);
+    return;
   }
-  for (const HeadRows& head : layer.norms) {
-    std::vector<std::uint64_t> strongest;
-    for (auto it = head.order.rbegin(); strongest.size() < count; ++it) {
-      strongest.push_back(~it->second);
-    }
-    // Where all were kept that came, those missing came elsewhere: with what the daemon was shown.
-    const bool fewer = count < wanted && !head.let_go.empty();
-    const bool weaker = count > 0 && !head.let_go.empty() &&
-                        head.let_go.rbegin()->second > head.rows.at(strongest.back()).norm;
-    if (fewer || weaker) {
-      return absl::FailedPreconditionError(
-          Concat("layer ", index, ": the ", wanted, " queries of largest norm of ", layer.next,
-                 " tokens are not known: some were let go while fewer were to be expected, or for "
-                 "others that were taken back; observe the tokens again, from 0 on"));
-    }
-    std::sort(strongest.begin(), strongest.end());
-    for (const std::uint64_t position : strongest) {
-      request.add_norm_positions(position);
-      const std::vector<std::byte>& row = head.rows.at(position).row;
-      bytes.insert(bytes.end(), row.begin(), row.end());
-    }
-  }
-  if (!bytes.empty()) {
-    SetShape(ToDType(geometry.type), {geometry.query_heads, count, geometry.head_dim},
-             *request.mutable_norm_queries());
-  }
-  return bytes;
+  // Of a longer sequence more of them are among the strongest. The daemon has the rest.
+  Layer left = {.next = layer.next, .from = until, .rests = true, .norms = std::move(layer.norms)};
+  for (HeadRows& head : left.norms) head.ForgetBefore(until);
+  layer = std::move(left);
 }
 
-absl::StatusOr<std::uint32_t> Observer::Show(Session& session, SequenceId sequence,
-                                             std::uint32_t first, std::uint32_t end,
-                                             std::uint64_t tokens) {
-  if (absl::Status status = ShowTokens(session, sequence, tokens); !status.ok()) return status;
-  const auto behind = layers_.lower_bound(end);
-  for (auto it = layers_.lower_bound(first); it != behind; ++it) {
-    const kernels::LayerGeometry& geometry = model_->geometry(it->first);
-    KeepLast(MostLast(it->second, it->second.next), geometry.query_heads * RowBytes(geometry),
-             it->second);
-    absl::Status status = ShowLayer(session, sequence, it->first, it->second);
-    if (absl::IsResourceExhausted(status) && it->first > first) return it->first;
-    if (!status.ok()) return status;
+void Observer::BeginsDecided(std::uint64_t tokens, std::uint64_t until) {
+  for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
+    decided_.insert(layer);
+    if (until < tokens && needs_.norm_share() > 0) taken_over_[layer] = tokens;
   }
-  return end;
-}
-
-void Observer::Decided(std::uint32_t layer) {
-  decided_.insert(layer);
-  layers_.erase(layer);
-}
-
-void Observer::BeginsDecided() {
-  for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) decided_.insert(layer);
-}
-
-absl::Status Observer::ShowTokens(Session& session, SequenceId sequence, std::uint64_t tokens) {
-  const std::uint64_t count =
-      std::min<std::uint64_t>(ids_.size(), tokens - std::min(tokens, first_id_));
-  if (count == 0) return absl::OkStatus();
-  const auto end = ids_.begin() + static_cast<std::ptrdiff_t>(count);
-  v1::ObserveRequest request;
-  request.set_sequence_id(sequence.value());
-  request.set_first_token_id(first_id_);
-  request.mutable_token_ids()->Add(ids_.begin(), end);
-  v1::ObserveResponse response;
-  if (absl::Status status = session.Call(request, response); !status.ok()) return status;
-  ids_.erase(ids_.begin(), end);
-  first_id_ += count;
-  return absl::OkStatus();
-}
-
-absl::Status Observer::ShowLayer(Session& session, SequenceId sequence, std::uint32_t index,
-                                 const Layer& layer) const {
-  const kernels::LayerGeometry& geometry = model_->geometry(index);
-  const std::uint64_t rows = layer.last.size() / (geometry.query_heads * RowBytes(geometry));
-  std::uint64_t shown = 0;
-  absl::Status status = ShowFirst(session, sequence, index, layer, shown);
-  while (status.ok() && shown < rows) {
-    v1::ObserveRequest more;
-    more.set_sequence_id(sequence.value());
-    more.set_layer(index);
-    TensorCarrier tensors(session);
-    shown += FillLast(geometry, layer, shown, more, tensors);
-    status = Send(session, index, more, tensors);
-  }
-  return status;
-}
-
-// All but what is too much for one piece. What carries it is gone when this returns: the next piece
-// may need its place.
-absl::Status Observer::ShowFirst(Session& session, SequenceId sequence, std::uint32_t index,
-                                 const Layer& layer, std::uint64_t& shown) const {
-  const kernels::LayerGeometry& geometry = model_->geometry(index);
-  v1::ObserveRequest request;
-  request.set_sequence_id(sequence.value());
-  request.set_layer(index);
-  TensorCarrier tensors(session);
-  shown = FillLast(geometry, layer, 0, request, tensors);
-  const absl::StatusOr<std::vector<std::byte>> norms = FillNorms(index, layer, request);
-  if (!norms.ok()) return norms.status();
-  if (!norms->empty()) tensors.Add(*request.mutable_norm_queries(), *norms);
-  std::vector<float> sums;
-  for (const std::vector<double>& head : layer.sums) {
-    sums.insert(sums.end(), head.begin(), head.end());
-  }
-  if (!sums.empty()) {
-    SetShape(v1::DTYPE_FP32, {layer.sums.size(), layer.sums.front().size()},
-             *request.mutable_attention_sums());
-    tensors.Add(*request.mutable_attention_sums(), std::as_bytes(std::span(sums)));
-    request.set_first_sum_position(layer.sums_first);
-  }
-  if (layer.last.empty() && norms->empty() && sums.empty()) return absl::OkStatus();
-  return Send(session, index, request, tensors);
-}
-
-std::uint64_t Observer::FillLast(const kernels::LayerGeometry& geometry, const Layer& layer,
-                                 std::uint64_t first_row, v1::ObserveRequest& request,
-                                 TensorCarrier& tensors) const {
-  const std::uint64_t token_bytes = geometry.query_heads * RowBytes(geometry);
-  const std::uint64_t rows = layer.last.size() / token_bytes - first_row;
-  if (rows == 0) return 0;
-  // What a window asks for goes in one piece, whatever it is: nothing else would be shorter.
-  const std::uint64_t piece =
-      std::max({std::uint64_t{1}, kPieceBytes / token_bytes, std::uint64_t{needs_.last_queries()}});
-  const std::uint64_t count = layer.wants_all ? std::min(rows, piece) : rows;
-  SetShape(ToDType(geometry.type), {count, geometry.query_heads, geometry.head_dim},
-           *request.mutable_last_queries());
-  tensors.Add(*request.mutable_last_queries(),
-              std::span(layer.last).subspan(first_row * token_bytes, count * token_bytes));
-  request.set_first_query_position(layer.last_first + first_row);
-  return count;
 }
 
 }  // namespace tessera::client

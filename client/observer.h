@@ -71,34 +71,54 @@ class Observer {
   // FAILED_PRECONDITION where the strongest queries are not known, since some were forgotten.
   // It is kept here until the daemon has decided by it: a fork that is made before shows it again.
   // Ids are shown of the first `tokens` alone, whose rows are there.
+  // `to_another`: who goes on without this observer, and wants those that are asked for later, too.
   absl::StatusOr<std::uint32_t> Show(Session& session, SequenceId sequence, std::uint32_t first,
-                                     std::uint32_t end, std::uint64_t tokens);
-  // The layer has been compressed, and held some tokens.
-  void Decided(std::uint32_t layer);
-  // The sequence begins with what was, or may be, decided about elsewhere: with a published prefix,
-  // or with what another worker has shown.
-  void BeginsDecided();
+                                     std::uint32_t end, std::uint64_t tokens,
+                                     bool to_another = false);
+  // The layer has been compressed, and held some tokens. Those before `until` have been decided
+  // about; others were left alone, and their strongest queries are shown again.
+  void Decided(std::uint32_t layer, std::uint64_t until);
+  // The sequence begins with so many tokens that were, or may be, decided about elsewhere: with a
+  // published prefix, or with what another worker has shown. Those before `until` have been.
+  void BeginsDecided(std::uint64_t tokens, std::uint64_t until);
 
  private:
   struct ByNorm {
     double norm;
     std::vector<std::byte> row;
   };
+  // Norms of rows that were let go since stronger ones were enough, by position: those alone that
+  // exceed every one before them, or every one behind.
+  class LetGo {
+   public:
+    void Add(std::uint64_t position, double norm);
+    void ForgetFrom(std::uint64_t position);
+    void ForgetBefore(std::uint64_t position);
+    bool empty() const { return rising_.empty(); }
+    double Strongest() const { return rising_.rbegin()->second; }
+
+   private:
+    std::map<std::uint64_t, double> rising_;
+    std::map<std::uint64_t, double> falling_;
+  };
   // Of one query head, by position.
   struct HeadRows {
     std::map<std::uint64_t, ByNorm> rows;
     // (norm, ~position) of each: the first is the weakest, of equal ones the last.
     std::set<std::pair<double, std::uint64_t>> order;
-    // Norms of rows that were let go since stronger ones were enough, by position: those alone that
-    // exceed every one before them, so that the last is the strongest. None may be stronger than a
-    // row that is shown.
-    std::map<std::uint64_t, double> let_go;
+    // None may be stronger than a row that is shown.
+    LetGo let_go;
     void Erase(std::map<std::uint64_t, ByNorm>::iterator row);
-    void LetGo(std::uint64_t position, double norm);
     void ForgetFrom(std::uint64_t position);
+    void ForgetBefore(std::uint64_t position);
+    // So many rows are the strongest of all that came.
+    std::uint64_t known() const;
   };
   struct Layer {
-    std::uint64_t next = 0;        // the token after the last one seen
+    std::uint64_t next = 0;  // the token after the last one seen
+    std::uint64_t from = 0;  // those before it have been decided about
+    // The daemon has been shown all of it: what comes next may come from anywhere.
+    bool rests = false;
     std::uint64_t last_first = 0;  // position of the first row of `last`
     // [rows][query_heads][head_dim]; up to twice as many as are shown, so that not every token
     // moves the others, and some more, so that drafts may be taken back.
@@ -125,17 +145,26 @@ class Observer {
                const kernels::Operations& operations, Layer& layer);
   absl::Status ShowTokens(Session& session, SequenceId sequence, std::uint64_t tokens);
   absl::Status ShowLayer(Session& session, SequenceId sequence, std::uint32_t index,
-                         const Layer& layer) const;
+                         const Layer& layer, bool to_another) const;
   // `shown`: rows of `last` that went with it.
   absl::Status ShowFirst(Session& session, SequenceId sequence, std::uint32_t index,
-                         const Layer& layer, std::uint64_t& shown) const;
+                         const Layer& layer, bool to_another, std::uint64_t& shown) const;
   // The queries of `last` from this row on, as many as a message should have. Returns how many.
   std::uint64_t FillLast(const kernels::LayerGeometry& geometry, const Layer& layer,
                          std::uint64_t first_row, v1::ObserveRequest& request,
                          TensorCarrier& tensors) const;
   // The rows, whose positions and shape it fills in.
   absl::StatusOr<std::vector<std::byte>> FillNorms(std::uint32_t index, const Layer& layer,
+                                                   bool to_another,
                                                    v1::ObserveRequest& request) const;
+  // FAILED_PRECONDITION where the worker before has not shown as many as are asked for by now.
+  absl::Status CheckTakenOver(std::uint32_t index, const Layer& layer) const;
+
+  // How many queries by norm are asked for of so many tokens.
+  std::uint64_t NormsOf(std::uint64_t tokens) const;
+  static std::uint64_t RowBytes(const kernels::LayerGeometry& geometry) {
+    return geometry.head_dim * kernels::ElementBytes(geometry.type);
+  }
 
   const v1::PolicyNeeds needs_;
   const std::shared_ptr<const BoundModel> model_;
@@ -146,6 +175,9 @@ class Observer {
   Layer& LayerOf(std::uint32_t index);
   std::map<std::uint32_t, Layer> layers_;
   std::set<std::uint32_t> decided_;  // layers that were compressed before
+  // By layer, the tokens whose strongest queries another worker has shown, while they have not been
+  // decided about.
+  std::map<std::uint32_t, std::uint64_t> taken_over_;
   // Not shown yet. Those that were go on with the sequence in the daemon, and with its forks.
   std::uint64_t first_id_ = 0;
   std::vector<std::uint32_t> ids_;

@@ -129,6 +129,7 @@ void AddPart(const v1::CompressResponse& part, bool first, v1::CompressResponse&
   all.set_tile_bytes_after(part.tile_bytes_after());
   all.set_rotation_bytes(part.rotation_bytes());
   all.set_position_shift(part.position_shift());
+  all.mutable_decided_tokens()->MergeFrom(part.decided_tokens());
 }
 
 }  // namespace
@@ -161,7 +162,10 @@ absl::StatusOr<v1::CompressResponse> Sequence::Compress(Session& session, std::u
     v1::CompressResponse part;
     if (absl::Status status = session.Call(request, part); !status.ok()) return status;
     for (std::uint32_t layer = begin; observer != nullptr && layer < shown; ++layer) {
-      if (state_->TokensOf(layer) > 0) observer->Decided(layer);
+      const std::uint64_t tokens = state_->TokensOf(layer);
+      const auto at = static_cast<int>(layer - begin);
+      if (tokens == 0) continue;
+      observer->Decided(layer, at < part.decided_tokens_size() ? part.decided_tokens(at) : tokens);
     }
     AddPart(part, begin == first_layer, response);
     if (shown == end) break;
@@ -318,7 +322,8 @@ absl::Status Sequence::ShowAll(Session& session) {
   for (std::uint32_t layer = 0; layer < layers; ++layer) {
     observer->CutLayerTo(state_->TokensOf(layer), layer);
   }
-  const auto until = observer->Show(session, state_->id, 0, layers, state_->TokensOf(0));
+  const auto until = observer->Show(session, state_->id, 0, layers, state_->TokensOf(0),
+                                    /*to_another=*/true);
   if (!until.ok() || *until == layers) return until.status();
   return absl::ResourceExhaustedError(Concat("the daemon has room for what was seen of ", *until,
                                              " of ", layers, " layers of ", state_->id.ToString(),

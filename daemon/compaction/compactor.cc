@@ -264,6 +264,11 @@ std::uint64_t Compactor::DecidedOf(const cache::Sequence& sequence) {
   return managed == nullptr ? 0 : managed->decided_until();
 }
 
+std::vector<std::uint64_t> Compactor::DecidedByLayer(const cache::Sequence& sequence) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  return managed == nullptr ? std::vector<std::uint64_t>() : managed->decided_by_layer();
+}
+
 kernels::Loss Compactor::LossOf(const cache::Sequence& sequence, std::uint32_t lane) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
   return managed == nullptr ? kernels::Loss() : managed->ShownLoss(lane);
@@ -289,15 +294,17 @@ absl::StatusOr<std::uint64_t> Compactor::Append(const std::shared_ptr<cache::Seq
                         .tokens = rows.until - rows.first_token,
                         .position_shift = rows.position_shift},
                        source, [&] {
-                         if (managed == nullptr || rows.decoded) return;
+                         if (managed == nullptr) return;
+                         if (rows.decoded) return managed->TakeStep(rows.first_token, rows.until);
                          managed->TakePrompt(rows.first_token, rows.until);
                          if (rows.end_of_prompt) ended = WantEnd(*managed, sequence->model(), rows);
                        });
   for (const std::uint32_t lane : ended) QueueSeal(sequence, {.lane = lane}, Ticket(nullptr));
   if (!tokens.ok()) return tokens;
   const std::shared_ptr<ManagedSequence> now = ManagedSequence::Of(*sequence);
-  if (now != nullptr && now != managed && !rows.decoded) {  // another policy was set meanwhile
-    now->TakePrompt(rows.first_token, rows.until);
+  if (now != nullptr && now != managed) {  // another policy was set meanwhile
+    rows.decoded ? now->TakeStep(rows.first_token, rows.until)
+                 : now->TakePrompt(rows.first_token, rows.until);
   }
   if (now != nullptr) {
     AfterAppend(sequence, now, rows, /*end_wanted=*/now == managed && !rows.decoded);
@@ -315,11 +322,13 @@ void Compactor::AfterAppend(const std::shared_ptr<cache::Sequence>& sequence,
                             const std::shared_ptr<ManagedSequence>& managed, const Rows& rows,
                             bool end_wanted) {
   // Tokens that were decoded through gRPC are in no tail; tiles of theirs are full all the same.
+  // Whoever chooses among tokens for good waits for those that stay.
   const bool last_layer = rows.first_layer + rows.layers == sequence->model().layers();
-  if (rows.decoded && last_layer &&
-      rows.first_token / kernels::kTileEntries != rows.until / kernels::kTileEntries) {
-    TailsMoved(sequence);
-  }
+  const bool full =
+      policies::Continues(managed->policy())
+          ? managed->open_step().FilledTile()
+          : rows.first_token / kernels::kTileEntries != rows.until / kernels::kTileEntries;
+  if (rows.decoded && last_layer && full) TailsMoved(sequence);
   if (managed->policy().chooses()) {
     // What stays is decided when all of the prompt is there; where tokens move by it, only when the
     // worker asks, as in TailsMoved.
@@ -369,7 +378,7 @@ void Compactor::TailsMoved(const std::shared_ptr<cache::Sequence>& sequence) {
 
 void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows,
                          Done done) {
-  const auto batch = std::make_shared<Batch>(std::move(done), rows.all_shown);
+  const auto batch = std::make_shared<Batch>(std::move(done), rows);
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr || managed->policy().dense()) return;
   if (managed->policy().chooses()) {

@@ -62,6 +62,8 @@ class Compactor {
   static policies::Policy PolicyOf(const cache::Sequence& sequence);
   // The tokens that every layer has chosen among, of policies that choose.
   static std::uint64_t DecidedOf(const cache::Sequence& sequence);
+  // Likewise of each layer; empty where the policy chooses nothing.
+  static std::vector<std::uint64_t> DecidedByLayer(const cache::Sequence& sequence);
   // What is lost of rows of a lane that wait for a strategy: in the mean, of the newest.
   static kernels::Loss LossOf(const cache::Sequence& sequence, std::uint32_t lane);
   // What its attention reads of a layer where a call does not say; nothing: everything.
@@ -80,6 +82,9 @@ class Compactor {
     // Of Compress: the worker has shown what it will. What a policy misses then is an error; else
     // what has not been shown yet is decided about another time.
     bool all_shown = false;
+    // Of Compress: the worker does not wait for it. What a step has appended may be taken back, and
+    // does not count.
+    bool amid_steps = false;
   };
   // As Sequence::Append; that they are a prompt is known before anybody can see them.
   absl::StatusOr<std::uint64_t> Append(const std::shared_ptr<cache::Sequence>& sequence,
@@ -148,6 +153,7 @@ class Compactor {
   struct AskedLayer {
     std::uint32_t index;
     bool all_shown;              // Rows::all_shown
+    bool amid_steps;             // Rows::amid_steps
     bool decoding;               // asked for by tokens that were decoded
     bool keeps_decoded = false;  // LayerChooser::KeepDecoded
   };

@@ -39,12 +39,14 @@ inline TenantId TenantOf(const cache::Sequence& sequence) {
 // Jobs that somebody waits for. The last to let go of it tells.
 class Compactor::Batch {
  public:
-  Batch(Done done, bool all_shown) : all_shown_(all_shown), done_(std::move(done)) {}
+  Batch(Done done, const Rows& rows)
+      : all_shown_(rows.all_shown), amid_steps_(rows.amid_steps), done_(std::move(done)) {}
   ~Batch() {
     tail_shut_.reset();  // before whoever waits goes on
     std::move(done_)(status_);
   }
-  bool all_shown() const { return all_shown_; }  // Rows::all_shown
+  bool all_shown() const { return all_shown_; }    // Rows::all_shown
+  bool amid_steps() const { return amid_steps_; }  // Rows::amid_steps
   // Until all of its jobs are done.
   void Hold(cache::Sequence::TailShut shut) { tail_shut_ = std::move(shut); }
   void Report(const absl::Status& status) {
@@ -54,6 +56,7 @@ class Compactor::Batch {
 
  private:
   const bool all_shown_;
+  const bool amid_steps_;
   Mutex mutex_;
   absl::Status status_;  // in the destructor nobody else has it
   cache::Sequence::TailShut tail_shut_;
@@ -74,6 +77,7 @@ class Compactor::Ticket {
 
   bool waited_for() const { return batch_ != nullptr; }
   bool all_shown() const { return waited_for() && batch_->all_shown(); }
+  bool amid_steps() const { return !waited_for() || batch_->amid_steps(); }
   void Report(const absl::Status& status) { batch_->Report(status); }
   // The work is done, or has failed as it was reported.
   void Finish() { batch_ = nullptr; }

@@ -123,6 +123,7 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
             status = Choose(*held, *managed,
                             {.index = layer,
                              .all_shown = ticket.all_shown(),
+                             .amid_steps = ticket.amid_steps(),
                              .decoding = priority == JobPriority::kTails});
           }
           if (ticket.waited_for()) {
@@ -155,9 +156,12 @@ void Compactor::QueueKeepDecoded(const std::shared_ptr<cache::Sequence>& sequenc
         asker->layer(layer).pending.fetch_sub(1);
         absl::Status status = stays.status();
         if (status.ok()) {
-          status =
-              Choose(*held, *asker,
-                     {.index = layer, .all_shown = false, .decoding = true, .keeps_decoded = true});
+          status = Choose(*held, *asker,
+                          {.index = layer,
+                           .all_shown = false,
+                           .amid_steps = true,
+                           .decoding = true,
+                           .keeps_decoded = true});
         }
         if (!status.ok() && !absl::IsNotFound(status)) {
           Complain(*held, "segment not sealed", status);
@@ -252,7 +256,8 @@ absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
                               .text = text,
                               .prompts = prompts,
                               .all_shown = asked.all_shown,
-                              .decoding = asked.decoding},
+                              .decoding = asked.decoding,
+                              .open_step = asked.amid_steps ? &managed.open_step() : nullptr},
                              index);
   if (asked.keeps_decoded) return chooser.KeepDecoded(state);
   const std::uint32_t decides = policies::DecidesFor(managed.policy(), index);

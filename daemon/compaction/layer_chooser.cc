@@ -163,7 +163,6 @@ class LayerChooser::Shown {
       const std::span<const std::uint64_t> positions = lanes.entries[head].positions;
       sums_.push_back(state.observation.SumsAt(head, positions));
       sum_spans_.push_back(sums_.back());
-      all_sums_ = all_sums_ && sums_.back().size() == positions.size();
       entry_positions_.push_back(Behind(positions, first));
       entries_.push_back(lanes.entries[head]);
       entries_.back().positions = entry_positions_.back();
@@ -188,10 +187,9 @@ class LayerChooser::Shown {
              .prompts = prompts_,
              .lanes = entries_,
              .queries = queries_,
-             .sums = {},
+             .sums = sum_spans_,
              .text = options.text.subspan(std::min<std::size_t>(first, options.text.size())),
              .scorer = lanes.keys.get()};
-    if (all_sums_) view_.sums = sum_spans_;
   }
   Shown(const Shown&) = delete;
   Shown& operator=(const Shown&) = delete;
@@ -211,7 +209,6 @@ class LayerChooser::Shown {
 
   std::vector<std::vector<float>> sums_;
   std::vector<std::span<const float>> sum_spans_;
-  bool all_sums_ = true;
   std::vector<std::vector<std::uint64_t>> entry_positions_;
   std::vector<policies::LaneEntries> entries_;
   std::vector<policies::TokenSpan> prompts_;
@@ -272,6 +269,10 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
   if (!lanes.ok()) return lanes.status();
   const std::uint64_t decided_until = state.decided_until;
   if (options_.decoding) lanes->CutAt(std::max(decided_until, OpenPrompt(lanes->end)));
+  // What goes for tokens that are taken back later would not come back with them.
+  if (policies::Continues(policy) && options_.open_step != nullptr) {
+    lanes->CutAt(std::max(decided_until, options_.open_step->FinalBefore(lanes->end)));
+  }
   bool advances = policies::Continues(policy) && decided_until > 0;
   if (policies::NeedsOf(policy).decode_queries) {
     const std::vector<policies::HeadQueries> queries = state.observation.queries();

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/cache/sequence.h"
 #include "daemon/compaction/observation.h"
+#include "daemon/compaction/open_step.h"
 #include "daemon/policies/key_channels.h"
 #include "daemon/policies/policy.h"
 #include "daemon/policies/token_policy.h"
@@ -86,6 +87,8 @@ class LayerChooser {
     bool all_shown = false;
     // Asked for by tokens that were decoded: a prompt that still comes is left alone.
     bool decoding = false;
+    // Null: no step is open, or all that there is counts, whoever asks for it.
+    const OpenStep* open_step = nullptr;
   };
   LayerChooser(const Options& options, std::uint32_t layer);
 

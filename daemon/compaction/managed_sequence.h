@@ -16,6 +16,7 @@
 #include "daemon/compaction/lane_coder.h"
 #include "daemon/compaction/lane_state.h"
 #include "daemon/compaction/layer_chooser.h"
+#include "daemon/compaction/open_step.h"
 #include "daemon/compaction/prompt_spans.h"
 #include "daemon/compaction/seal_wishes.h"
 #include "daemon/policies/policy.h"
@@ -116,6 +117,8 @@ class ManagedSequence final : public cache::Companion {
     text_ = parent.text_;
     prompts_ = parent.prompts_;
     CutTextTo(tokens);
+    open_step_.Follow(parent.open_step_);
+    open_step_.CutTo(tokens);
   }
 
   // A job waits for the rows.
@@ -152,6 +155,12 @@ class ManagedSequence final : public cache::Companion {
     return until;
   }
 
+  std::vector<std::uint64_t> decided_by_layer() const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+    std::vector<std::uint64_t> until;
+    for (const ManagedLayer& layer : layers_) until.push_back(layer.state.decided_until.load());
+    return until;
+  }
+
   void TakeTokenIds(std::uint64_t first_token, std::span<const std::uint32_t> ids,
                     const cache::Model& model) {
     MutexLock lock(text_mutex_);
@@ -164,6 +173,7 @@ class ManagedSequence final : public cache::Companion {
       layer.state.CutTo(tokens);
       if (layer.unfinished.has_value()) layer.unfinished->CutTo(tokens);
     }
+    open_step_.CutTo(tokens);
     MutexLock lock(text_mutex_);
     CutTextTo(tokens);
   }
@@ -190,6 +200,7 @@ class ManagedSequence final : public cache::Companion {
     for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].work = before.lanes_[i].work;
     std::vector<policies::TextMark> text = before.text();
     std::vector<policies::TokenSpan> prompts = before.prompts();
+    open_step_.Follow(before.open_step_);
     MutexLock lock(text_mutex_);
     text_ = std::move(text);
     for (const policies::TokenSpan& prompt : prompts) prompts_.Add(prompt.begin, prompt.end);
@@ -202,6 +213,7 @@ class ManagedSequence final : public cache::Companion {
 
   // Tokens [begin, end) came as a prompt, or a part of one.
   void TakePrompt(std::uint64_t begin, std::uint64_t end) {
+    open_step_.Prompt(end);
     MutexLock lock(text_mutex_);
     prompts_.Add(begin, end);
   }
@@ -209,6 +221,9 @@ class ManagedSequence final : public cache::Companion {
     MutexLock lock(text_mutex_);
     return prompts_.spans();
   }
+  // Tokens [begin, end) were decoded, by a step that may not have ended.
+  void TakeStep(std::uint64_t begin, std::uint64_t end) { open_step_.Begin(begin, end); }
+  const OpenStep& open_step() const { return open_step_; }
 
   // Tokens before this one a choice may still come for; those behind stay, if no prompt comes.
   std::uint64_t chosen_before(std::uint32_t layer) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
@@ -242,6 +257,7 @@ class ManagedSequence final : public cache::Companion {
   mutable Mutex text_mutex_;
   std::vector<policies::TextMark> text_ TESSERA_GUARDED_BY(text_mutex_);
   PromptSpans prompts_ TESSERA_GUARDED_BY(text_mutex_);
+  OpenStep open_step_;
 };
 
 }  // namespace tessera::compaction

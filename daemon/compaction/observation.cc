@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
+#include "daemon/base/future_tokens.h"
 #include "daemon/base/strings.h"
 #include "kernels/tokens/counts.h"
 
@@ -36,10 +37,13 @@ absl::Status CheckCounts(const ShownLayer& shown, const policies::Needs& needs,
                   shown.last.first_position + shown.last.count, "; the sequence holds ",
                   shown.tokens, " tokens");
   }
-  const std::uint64_t most = kernels::CountUp(needs.norm_share * static_cast<double>(shown.tokens));
+  // Whoever takes the sequence over will not have those that are asked for later.
+  const std::uint64_t most = std::min(
+      shown.tokens,
+      kernels::CountUp(needs.norm_share * static_cast<double>(FutureTokens(shown.tokens))));
   if (shown.norm.count > most) {
-    return Refuse(shown.layer, shown.norm.count, " queries by norm; the policy asks for ", most,
-                  " of ", shown.tokens, " tokens");
+    return Refuse(shown.layer, shown.norm.count, " queries by norm; of ", shown.tokens,
+                  " tokens the policy asks for ", most, " at most");
   }
   if (shown.sums.count > 0 && !needs.attention_sums) {
     return Refuse(shown.layer, "there are sums of attention, and the policy asks for none");
@@ -298,7 +302,8 @@ std::vector<float> Observation::SumsAt(std::uint32_t kv_head,
   const std::vector<float>& known = shown_->sums[kv_head];
   for (const std::uint64_t position : positions) {
     const std::uint64_t first = shown_->sums_first;
-    if (position < first || position - first >= known.size()) return {};
+    if (position < first) return {};
+    if (position - first >= known.size()) break;
     sums.push_back(known[position - first]);
   }
   return sums;

@@ -64,7 +64,7 @@ class Observation {
   std::uint64_t bytes() const;
   // By query head; valid while this does not change. Empty: none were shown.
   std::vector<policies::HeadQueries> queries() const;
-  // For entries at these positions of a kv head; empty: not all of them were shown.
+  // For the first of the entries at these positions of a kv head, as many as were shown.
   std::vector<float> SumsAt(std::uint32_t kv_head, std::span<const std::uint64_t> positions) const;
 
  private:

@@ -81,32 +81,6 @@ absl::StatusOr<std::vector<float>> Remembered(const LayerMemory& memory, std::si
   return scores;
 }
 
-absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const LayerView& view,
-                                          LayerMemory& memory) {
-  const auto& h2o = std::get<H2oPolicy>(tokens);
-  LayerDecision decision;
-  std::vector<std::vector<float>> scores;
-  for (std::size_t h = 0; h < view.lanes.size(); ++h) {
-    const std::uint64_t count = view.lanes[h].count;
-    const std::uint64_t shown = h < view.sums.size() ? view.sums[h].size() : 0;
-    if (shown != count) {
-      return Missing(
-          kName, Concat("sums of attention of kv head ", h, " for its ", count, " entries have"));
-    }
-    Hitters hitters = {.entries = Indices(0, count), .scores = std::vector<float>(count)};
-    for (std::uint64_t i = 0; i < count; ++i) hitters.scores[i] = view.sums[h][i];
-    if (h < memory.scores.size()) {
-      const std::size_t known = std::min(memory.scores[h].size(), hitters.scores.size());
-      for (std::size_t i = 0; i < known; ++i) hitters.scores[i] += memory.scores[h][i];
-    }
-    hitters.Evict(h2o);
-    decision.push_back({.kept = std::move(hitters.entries)});
-    scores.push_back(std::move(hitters.scores));
-  }
-  memory.scores = std::move(scores);
-  return decision;
-}
-
 // A token of a lane: its queries pay.
 absl::Status Pay(const LayerView& view, std::uint32_t lane, std::uint32_t newest,
                  Hitters& hitters) {
@@ -122,6 +96,50 @@ absl::Status Pay(const LayerView& view, std::uint32_t lane, std::uint32_t newest
   return absl::OkStatus();
 }
 
+// The entries of a lane from this one on, in the steps that they came in.
+absl::Status GoOn(const H2oPolicy& h2o, const LayerView& view, std::uint32_t lane,
+                  std::uint64_t from, Hitters& hitters) {
+  const LaneEntries& entries = view.lanes[lane];
+  for (std::uint64_t i = from; i < entries.count;) {
+    const std::uint64_t end = view.StepEnd(entries.positions[i]);
+    for (; i < entries.count && entries.positions[i] < end; ++i) {
+      absl::Status status = Pay(view, lane, static_cast<std::uint32_t>(i), hitters);
+      if (!status.ok()) return status;
+    }
+    hitters.Evict(h2o);  // what no longer fits after a forward step
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const LayerView& view,
+                                          LayerMemory& memory) {
+  const auto& h2o = std::get<H2oPolicy>(tokens);
+  LayerDecision decision;
+  std::vector<std::vector<float>> scores;
+  for (std::uint32_t h = 0; h < view.lanes.size(); ++h) {
+    const std::uint64_t count = view.lanes[h].count;
+    const std::uint64_t shown = h < view.sums.size() ? view.sums[h].size() : 0;
+    // Behind the sums of one worker the queries of the next, which has not seen the keys before.
+    if (shown == 0 && count > 0) {
+      return Missing(
+          kName, Concat("sums of attention of kv head ", h, " for its ", count, " entries have"));
+    }
+    Hitters hitters = {.entries = Indices(0, shown), .scores = std::vector<float>(shown)};
+    for (std::uint64_t i = 0; i < shown; ++i) hitters.scores[i] = view.sums[h][i];
+    if (h < memory.scores.size()) {
+      const std::size_t known = std::min(memory.scores[h].size(), hitters.scores.size());
+      for (std::size_t i = 0; i < known; ++i) hitters.scores[i] += memory.scores[h][i];
+    }
+    const std::span<const std::uint64_t> at = view.lanes[h].positions;
+    if (shown == count || view.StepEnd(at[shown - 1]) <= at[shown]) hitters.Evict(h2o);
+    if (absl::Status status = GoOn(h2o, view, h, shown, hitters); !status.ok()) return status;
+    decision.push_back({.kept = std::move(hitters.entries)});
+    scores.push_back(std::move(hitters.scores));
+  }
+  memory.scores = std::move(scores);
+  return decision;
+}
+
 absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const LayerView& view,
                                            std::span<const std::uint64_t> held,
                                            LayerMemory& memory) {
@@ -132,14 +150,8 @@ absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const Laye
     auto remembered = Remembered(memory, lane, held[lane]);
     if (!remembered.ok()) return remembered.status();
     Hitters hitters = {.entries = Indices(0, held[lane]), .scores = *std::move(remembered)};
-    const LaneEntries& entries = view.lanes[lane];
-    for (std::uint64_t i = held[lane]; i < entries.count;) {
-      const std::uint64_t end = view.StepEnd(entries.positions[i]);
-      for (; i < entries.count && entries.positions[i] < end; ++i) {
-        absl::Status status = Pay(view, lane, static_cast<std::uint32_t>(i), hitters);
-        if (!status.ok()) return status;
-      }
-      hitters.Evict(h2o);  // what no longer fits after a forward step
+    if (absl::Status status = GoOn(h2o, view, lane, held[lane], hitters); !status.ok()) {
+      return status;
     }
     decision.push_back({.kept = std::move(hitters.entries)});
     scores.push_back(std::move(hitters.scores));

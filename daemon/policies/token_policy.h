@@ -91,7 +91,7 @@ struct LayerView {
   std::span<const TokenSpan> prompts;
   std::span<const LaneEntries> lanes;    // by kv head; may differ in length
   std::span<const HeadQueries> queries;  // by query head; empty: none were shown
-  // By kv head: for each of the lane's entries; empty: none were shown.
+  // By kv head: for the lane's first entries, as far as they were shown; empty: none were.
   std::span<const std::span<const float>> sums;
   std::span<const TextMark> text;  // by token; shorter than `tokens`: the others are not shown
   // Of the lanes' keys, entry by entry; it may hold more of them. Null for policies that need

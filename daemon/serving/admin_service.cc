@@ -169,8 +169,9 @@ grpc::Status AdminService::Compress(grpc::ServerContext* context,
             Quoted(policy.text), " moves positions, which the worker of ",
             held.sequence()->id().ToString(), " counts on: only that may have it compressed")));
       }
-      return CompressByPolicy(services_, {.sequence = held.sequence(), .go_on = go_on}, *request,
-                              *response);
+      return CompressByPolicy(services_,
+                              {.sequence = held.sequence(), .amid_steps = true, .go_on = go_on},
+                              *request, *response);
     });
   });
 }

@@ -172,14 +172,16 @@ absl::Status CompressByPolicy(const Services& services, const PolicyCompression&
   if (!layers.ok()) return layers.status();
   const Sums before = SumsOf(*sequence);
   const auto outcome = std::make_shared<Outcome>();
-  services.compactor->Compress(
-      sequence,
-      {.first_layer = request.first_layer(), .layers = *layers, .all_shown = compression.by_worker},
-      [outcome](absl::Status status) {
-        MutexLock lock(outcome->mutex);
-        outcome->status = std::move(status);
-        outcome->known.NotifyAll();
-      });
+  services.compactor->Compress(sequence,
+                               {.first_layer = request.first_layer(),
+                                .layers = *layers,
+                                .all_shown = compression.by_worker,
+                                .amid_steps = compression.amid_steps},
+                               [outcome](absl::Status status) {
+                                 MutexLock lock(outcome->mutex);
+                                 outcome->status = std::move(status);
+                                 outcome->known.NotifyAll();
+                               });
   {
     MutexLock lock(outcome->mutex);
     while (!outcome->status.has_value()) {
@@ -196,6 +198,10 @@ absl::Status CompressByPolicy(const Services& services, const PolicyCompression&
           .rotation_bytes = after.rotation_bytes},
          response);
   response.set_position_shift(sequence->position_shift());
+  const std::vector<std::uint64_t> decided = compaction::Compactor::DecidedByLayer(*sequence);
+  for (std::uint32_t layer = 0; layer < *layers && !decided.empty(); ++layer) {
+    response.add_decided_tokens(decided[request.first_layer() + layer]);
+  }
   // Entries that came in meanwhile hide as many of those that went.
   response.set_entries_dropped(before.entries > after.entries ? before.entries - after.entries : 0);
   return absl::OkStatus();

@@ -13,6 +13,8 @@ struct PolicyCompression {
   // Its worker asks, and has shown what it will: what the policy misses then is an error. Else what
   // has not been shown yet is left to the next time.
   bool by_worker = false;
+  // Its worker does not wait for it, and may be in a step.
+  bool amid_steps = false;
   cache::GoOn go_on;  // asked now and then
 };
 

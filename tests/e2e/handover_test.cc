@@ -70,6 +70,33 @@ TEST_P(Handover, WhoeverTakesItGoesOnUnderItsPolicy) {
   ExpectAttendsToWhatIsLeft(sequence, truth, 0.02);
 }
 
+// In the middle of a prompt: what it comes to is decided by both halves, as if one had seen them.
+TEST_P(Handover, WhoeverTakesItGoesOnWithThePrompt) {
+  client::Sequence sequence = NewSequence(GetParam());
+  client::Sequence twin = NewSequence(GetParam());
+  const std::uint64_t seed = random_.Bits();
+  SyntheticSequence truth(shape_, seed);
+  SyntheticSequence twins(shape_, seed);
+  Append(sequence, truth, 120);
+  HandTo(*remote_, sequence);
+  Append(sequence, truth, 40);
+  HandTo(*mapped_, sequence);
+  Append(sequence, truth, 40);
+  Append(twin, twins, 200);
+  Compress(sequence);
+  Compress(twin);
+  const v1::DescribeResponse held = Entries(sequence);
+  const v1::DescribeResponse alike = Entries(twin);
+  ASSERT_EQ(held.lane_size(), alike.lane_size());
+  for (int lane = 0; lane < held.lane_size(); ++lane) {
+    EXPECT_TRUE(std::ranges::equal(held.lane(lane).position(), alike.lane(lane).position()))
+        << "lane " << lane;
+  }
+  HandTo(*remote_, sequence);
+  DecodeBy(*remote_, sequence, truth, 40);
+  ExpectAttendsToWhatIsLeft(sequence, truth, 0.02);
+}
+
 // What was shown and not yet decided by is the fork's, too: who forks has never had it.
 using HandoverOfShownRows = Handover;
 TEST_F(HandoverOfShownRows, AForkGoesOn) {
@@ -94,6 +121,7 @@ TEST_F(HandoverOfShownRows, AForkGoesOn) {
 INSTANTIATE_TEST_SUITE_P(All, Handover,
                          testing::Values("dense", "snapkv:budget=0.5,window=8",
                                          "chunkkv:budget=0.7,chunk=4,window=8",
+                                         "semantickv:keep_total=0.4,sink=4,lambda=0.2,mask=none",
                                          "streaming:sink=4,recent=100", "h2o:heavy=40,recent=40",
                                          "tova:budget=80"),
                          [](const auto& policy) {

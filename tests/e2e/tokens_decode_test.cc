@@ -126,6 +126,82 @@ TEST_F(Tokens, TheWindowReachesBackOverWhatWasDecoded) {
 
 // ---- while decoding, on packed rows
 
+// It is decided about with the next one, by the strongest queries of both: more than those that it
+// would have been decided by alone.
+TEST_F(Tokens, OfAShortPromptTheStrongestQueriesAreKept) {
+  Shape({.layers = 2, .query_heads = 8, .kv_heads = 2, .head_dim = 64});
+  const std::string policy = "semantickv:keep_total=0.4,sink=64,lambda=0.2,mask=none";
+  client::Sequence whole = NewSequence(policy);
+  client::Sequence parts = NewSequence(policy);
+  SyntheticSequence truth(shape_, 11);
+  SyntheticSequence same(shape_, 11);
+  Append(whole, truth, 400);
+  Append(parts, same, 40);
+  EXPECT_THAT(Compress(parts).decided_tokens(), testing::ElementsAre(0, 0));
+  Append(parts, same, 20);
+  EXPECT_THAT(Compress(parts).decided_tokens(), testing::ElementsAre(0, 0));
+  auto fork = parts.Fork();
+  ASSERT_TRUE(fork.ok()) << fork.status();
+  SyntheticSequence forks(shape_, 11);
+  forks.Grow(60);
+  Append(parts, same, 340);
+  Append(*fork, forks, 340);
+  EXPECT_THAT(Compress(whole).decided_tokens(), testing::ElementsAre(400, 400));
+  for (client::Sequence* each : {&parts, &*fork}) {
+    EXPECT_THAT(Compress(*each).decided_tokens(), testing::ElementsAre(400, 400));
+    const v1::DescribeResponse held = Entries(*each);
+    const v1::DescribeResponse alike = Entries(whole);
+    for (std::uint32_t layer = 0; layer < 2; ++layer) {
+      for (std::uint32_t head = 0; head < 2; ++head) {
+        EXPECT_THAT(Lane(held, layer, head).position(),
+                    ElementsAreArray(Lane(alike, layer, head).position()));
+      }
+    }
+  }
+}
+
+// Drafts that are not accepted have driven nothing out, through either door.
+TEST_F(Tokens, DraftsThatAreTakenBackHaveCostNothing) {
+  Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
+  for (client::Worker* worker : {mapped_.get(), remote_.get()}) {
+    const auto model = worker->RegisterModel(shape_.Geometry());
+    ASSERT_TRUE(model.ok()) << model.status();
+    auto sequence = worker->CreateSequence(*model, "streaming:sink=0,recent=32");
+    ASSERT_TRUE(sequence.ok()) << sequence.status();
+    SyntheticSequence truth(shape_, random_.Bits());
+    truth.Grow(71);
+    client::Sequence* const batch[] = {&*sequence};
+    for (std::uint64_t at = 0; at < 63; ++at) {
+      // The last one accepts the first of its drafts, of which some are in the next tile.
+      const std::uint32_t drafts = at == 62 ? 8 : 1;
+      auto step = worker->BeginStep(batch, {.new_tokens = drafts});
+      ASSERT_TRUE(step.ok()) << step.status();
+      for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+        const absl::Status appended =
+            step->Append(layer, std::as_bytes(truth.Key(layer, at, drafts)),
+                         std::as_bytes(truth.Value(layer, at, drafts)));
+        ASSERT_TRUE(appended.ok()) << appended;
+      }
+      // Whoever looks now sees the drafts; an operator waits for whatever is at work.
+      if (at == 62) {
+        v1::CompressRequest request;
+        v1::CompressResponse response;
+        request.set_sequence_id(sequence->id().value());
+        grpc::ClientContext context;
+        const auto admin = v1::TesseraAdmin::NewStub(daemon_->Connect());
+        const grpc::Status status = admin->Compress(&context, request, &response);
+        ASSERT_TRUE(status.ok()) << status.error_message();
+      }
+      const std::uint32_t accepted[] = {1};
+      const absl::Status ended = step->End(accepted);
+      ASSERT_TRUE(ended.ok()) << ended;
+    }
+    const auto compressed = sequence->Compress();
+    ASSERT_TRUE(compressed.ok()) << compressed.status();
+    EXPECT_THAT(Lane(Entries(*sequence), 1, 1).position(), ElementsAreArray(Range(31, 62)));
+  }
+}
+
 TEST_F(Tokens, EntriesGoWithoutEncodingTheOthersAnew) {
   Shape({.layers = 4, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
   for (const char* tokens : {"streaming:sink=4,recent=600", "lacache:budget=600,span=2,overlap=1",

@@ -88,8 +88,9 @@ TEST_F(ObservationTest, TakesWhatThePolicyAsksForAndNotOneRowMore) {
   ExpectRefused(Last(0, 1), "asks for none", {.attention_sums = true});
   ExpectRefused(Sums(0, 100), "asks for none", {.last_queries = 8});
   ExpectRefused(Sums(1, 100), "up to position 101");
-  ExpectRefused(Norm(6, std::vector<std::uint64_t>(24)),
-                "6 queries by norm; the policy asks for 5");
+  // More than a twentieth: another worker may go on.
+  ExpectRefused(Norm(101, std::vector<std::uint64_t>(404)),
+                "101 queries by norm; of 100 tokens the policy asks for 100 at most");
   // Where every query counts, all there are.
   EXPECT_TRUE(Take(Last(60, 40), {.decode_queries = true}).ok());
   ExpectRefused(Last(0, 101), "last queries", {.decode_queries = true});
@@ -197,7 +198,8 @@ TEST_F(ObservationTest, ForgetsWhatWasDecidedAboutAndWhatWasCutOff) {
   EXPECT_EQ(observation_.SumsAt(1, std::vector<std::uint64_t>{10, 89}),
             (std::vector<float>{sums_[80], sums_[159]}));
   EXPECT_TRUE(observation_.SumsAt(1, std::vector<std::uint64_t>{9, 10}).empty());
-  EXPECT_TRUE(observation_.SumsAt(1, std::vector<std::uint64_t>{89, 90}).empty());
+  EXPECT_EQ(observation_.SumsAt(1, std::vector<std::uint64_t>{89, 90, 91}).size(), 1u)
+      << "what is behind them is told from queries";
   observation_.ForgetFrom(87);
   EXPECT_TRUE(observation_.SumsAt(1, std::vector<std::uint64_t>{10}).empty());
   observation_.ForgetBefore(83);

@@ -1,0 +1,192 @@
+// What was seen goes to the daemon: layer by layer, in messages that are not too large.
+
+#include <algorithm>
+#include <initializer_list>
+#include <iterator>
+#include <utility>
+
+#include "client/observer.h"
+#include "daemon/base/future_tokens.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::client {
+
+namespace {
+
+void SetShape(v1::DType type, std::initializer_list<std::uint64_t> shape, v1::Tensor& tensor) {
+  tensor.set_dtype(type);
+  for (const std::uint64_t dimension : shape) tensor.add_shape(dimension);
+}
+
+// Of queries that are shown in pieces.
+constexpr std::uint64_t kPieceBytes = 1 << 20;
+
+absl::Status Send(Session& session, std::uint32_t layer, v1::ObserveRequest& request,
+                  TensorCarrier& tensors) {
+  absl::Status status =
+      tensors.Carry(Concat("what layer ", layer, " is to show"), request.ByteSizeLong());
+  if (!status.ok()) return status;
+  v1::ObserveResponse response;
+  return session.Call(request, response);
+}
+
+}  // namespace
+
+std::uint64_t Observer::HeadRows::known() const {
+  if (let_go.empty()) return rows.size();
+  const auto first = order.lower_bound({let_go.Strongest(), 0});
+  return static_cast<std::uint64_t>(std::distance(first, order.end()));
+}
+
+absl::Status Observer::CheckTakenOver(std::uint32_t index, const Layer& layer) const {
+  const auto theirs = taken_over_.find(index);
+  if (theirs == taken_over_.end()) return absl::OkStatus();
+  const std::uint64_t future = FutureTokens(theirs->second);
+  if (layer.next <= future || NormsOf(future) >= theirs->second) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      Concat("layer ", index, ": the ", NormsOf(layer.next), " queries of largest norm of ",
+             layer.next, " tokens are not known: of the first ", theirs->second,
+             ", which another worker has shown, only the ", NormsOf(future), " that ", future,
+             " tokens ask for; compress before it is longer than that"));
+}
+
+absl::StatusOr<std::vector<std::byte>> Observer::FillNorms(std::uint32_t index, const Layer& layer,
+                                                           bool to_another,
+                                                           v1::ObserveRequest& request) const {
+  const kernels::LayerGeometry& geometry = model_->geometry(index);
+  std::vector<std::byte> bytes;
+  const std::uint64_t wanted = NormsOf(layer.next - layer.from);
+  std::uint64_t held = ~std::uint64_t{0};
+  std::uint64_t known = held;
+  for (const HeadRows& head : layer.norms) {
+    held = std::min<std::uint64_t>(held, head.rows.size());
+    known = std::min(known, head.known());
+  }
+  std::uint64_t count = std::min(held, wanted);
+  if (to_another) count = std::max(count, std::min(known, NormsOf(FutureTokens(layer.next))));
+  for (const HeadRows& head : layer.norms) {
+    std::vector<std::uint64_t> strongest;
+    for (auto it = head.order.rbegin(); strongest.size() < count; ++it) {
+      strongest.push_back(~it->second);
+    }
+    // Where all were kept that came, those missing came elsewhere: with what the daemon was shown.
+    const bool fewer = count < wanted && !head.let_go.empty();
+    const bool weaker = count > 0 && !head.let_go.empty() &&
+                        head.let_go.Strongest() > head.rows.at(strongest.back()).norm;
+    if (fewer || weaker) {
+      return absl::FailedPreconditionError(
+          Concat("layer ", index, ": the ", wanted, " queries of largest norm of ", layer.next,
+                 " tokens are not known: some were let go while fewer were to be expected, or for "
+                 "others that were taken back; observe the tokens again, from 0 on"));
+    }
+    std::sort(strongest.begin(), strongest.end());
+    for (const std::uint64_t position : strongest) {
+      request.add_norm_positions(position);
+      const std::vector<std::byte>& row = head.rows.at(position).row;
+      bytes.insert(bytes.end(), row.begin(), row.end());
+    }
+  }
+  if (!bytes.empty()) {
+    SetShape(ToDType(geometry.type), {geometry.query_heads, count, geometry.head_dim},
+             *request.mutable_norm_queries());
+  }
+  return bytes;
+}
+
+absl::StatusOr<std::uint32_t> Observer::Show(Session& session, SequenceId sequence,
+                                             std::uint32_t first, std::uint32_t end,
+                                             std::uint64_t tokens, bool to_another) {
+  if (absl::Status status = ShowTokens(session, sequence, tokens); !status.ok()) return status;
+  const auto behind = layers_.lower_bound(end);
+  for (auto it = layers_.lower_bound(first); it != behind; ++it) {
+    const kernels::LayerGeometry& geometry = model_->geometry(it->first);
+    KeepLast(MostLast(it->second, it->second.next), geometry.query_heads * RowBytes(geometry),
+             it->second);
+    absl::Status status = ShowLayer(session, sequence, it->first, it->second, to_another);
+    if (absl::IsResourceExhausted(status) && it->first > first) return it->first;
+    if (!status.ok()) return status;
+  }
+  return end;
+}
+
+absl::Status Observer::ShowTokens(Session& session, SequenceId sequence, std::uint64_t tokens) {
+  const std::uint64_t count =
+      std::min<std::uint64_t>(ids_.size(), tokens - std::min(tokens, first_id_));
+  if (count == 0) return absl::OkStatus();
+  const auto end = ids_.begin() + static_cast<std::ptrdiff_t>(count);
+  v1::ObserveRequest request;
+  request.set_sequence_id(sequence.value());
+  request.set_first_token_id(first_id_);
+  request.mutable_token_ids()->Add(ids_.begin(), end);
+  v1::ObserveResponse response;
+  if (absl::Status status = session.Call(request, response); !status.ok()) return status;
+  ids_.erase(ids_.begin(), end);
+  first_id_ += count;
+  return absl::OkStatus();
+}
+
+absl::Status Observer::ShowLayer(Session& session, SequenceId sequence, std::uint32_t index,
+                                 const Layer& layer, bool to_another) const {
+  absl::Status status = CheckTakenOver(index, layer);
+  if (!status.ok()) return status;
+  const kernels::LayerGeometry& geometry = model_->geometry(index);
+  const std::uint64_t rows = layer.last.size() / (geometry.query_heads * RowBytes(geometry));
+  std::uint64_t shown = 0;
+  status = ShowFirst(session, sequence, index, layer, to_another, shown);
+  while (status.ok() && shown < rows) {
+    v1::ObserveRequest more;
+    more.set_sequence_id(sequence.value());
+    more.set_layer(index);
+    TensorCarrier tensors(session);
+    shown += FillLast(geometry, layer, shown, more, tensors);
+    status = Send(session, index, more, tensors);
+  }
+  return status;
+}
+
+// All but what is too much for one piece. What carries it is gone when this returns: the next piece
+// may need its place.
+absl::Status Observer::ShowFirst(Session& session, SequenceId sequence, std::uint32_t index,
+                                 const Layer& layer, bool to_another, std::uint64_t& shown) const {
+  const kernels::LayerGeometry& geometry = model_->geometry(index);
+  v1::ObserveRequest request;
+  request.set_sequence_id(sequence.value());
+  request.set_layer(index);
+  TensorCarrier tensors(session);
+  shown = FillLast(geometry, layer, 0, request, tensors);
+  const absl::StatusOr<std::vector<std::byte>> norms = FillNorms(index, layer, to_another, request);
+  if (!norms.ok()) return norms.status();
+  if (!norms->empty()) tensors.Add(*request.mutable_norm_queries(), *norms);
+  std::vector<float> sums;
+  for (const std::vector<double>& head : layer.sums) {
+    sums.insert(sums.end(), head.begin(), head.end());
+  }
+  if (!sums.empty()) {
+    SetShape(v1::DTYPE_FP32, {layer.sums.size(), layer.sums.front().size()},
+             *request.mutable_attention_sums());
+    tensors.Add(*request.mutable_attention_sums(), std::as_bytes(std::span(sums)));
+    request.set_first_sum_position(layer.sums_first);
+  }
+  if (layer.last.empty() && norms->empty() && sums.empty()) return absl::OkStatus();
+  return Send(session, index, request, tensors);
+}
+
+std::uint64_t Observer::FillLast(const kernels::LayerGeometry& geometry, const Layer& layer,
+                                 std::uint64_t first_row, v1::ObserveRequest& request,
+                                 TensorCarrier& tensors) const {
+  const std::uint64_t token_bytes = geometry.query_heads * RowBytes(geometry);
+  const std::uint64_t rows = layer.last.size() / token_bytes - first_row;
+  if (rows == 0) return 0;
+  // What a window asks for goes in one piece, whatever it is: nothing else would be shorter.
+  const std::uint64_t piece =
+      std::max({std::uint64_t{1}, kPieceBytes / token_bytes, std::uint64_t{needs_.last_queries()}});
+  const std::uint64_t count = layer.wants_all ? std::min(rows, piece) : rows;
+  SetShape(ToDType(geometry.type), {count, geometry.query_heads, geometry.head_dim},
+           *request.mutable_last_queries());
+  tensors.Add(*request.mutable_last_queries(),
+              std::span(layer.last).subspan(first_row * token_bytes, count * token_bytes));
+  request.set_first_query_position(layer.last_first + first_row);
+  return count;
+}
+
+}  // namespace tessera::client
