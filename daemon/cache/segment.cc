@@ -51,12 +51,14 @@ std::shared_ptr<Segment> Segment::WithoutTiles(std::shared_ptr<const Rotations> 
   twin->loss_ = loss_;
   twin->filled_ = filled_;
   twin->stored_ = std::move(stored);
-  {
-    MutexLock lock(notes_mutex_);
-    MutexLock twins_lock(twin->notes_mutex_);
-    twin->left_plain_under_ = left_plain_under_;
-  }
+  twin->TakeNotesOf(*this);
   return twin;
+}
+
+void Segment::TakeNotesOf(const Segment& other) {
+  MutexLock others_lock(other.notes_mutex_);
+  MutexLock lock(notes_mutex_);
+  left_plain_under_ = other.left_plain_under_;
 }
 
 pool::Block Segment::AddTiles(std::vector<pool::Block> tiles, pool::Block larger_table) {

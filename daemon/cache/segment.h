@@ -143,6 +143,8 @@ class Segment {
     MutexLock lock(notes_mutex_);
     return left_plain_under_.has_value() && *left_plain_under_ == policy;
   }
+  // Of one whose first rows these are a copy of; before anybody else sees the segment.
+  void TakeNotesOf(const Segment& other);
   // What its tiles take in the pool: whole units of 64 bytes each.
   std::uint64_t tile_bytes() const {
     return tiles_.empty() ? 0 : tiles_.size() * tiles_.front().bytes();

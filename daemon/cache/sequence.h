@@ -188,6 +188,9 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // Entries of a lane that wait for a strategy.
   std::uint64_t OpenEntries(std::uint32_t lane) const;
 
+  // Lanes with so many segments that the limit is not far.
+  std::vector<std::uint32_t> CrowdedLanes() const;
+
   // Gives up the copies of rows that wait for a strategy, but for those of segments that somebody
   // else holds, too: what they were encoded to is final.
   void DropRawRows();
@@ -302,8 +305,10 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::uint32_t lane;
     std::uint32_t layer;
     std::uint32_t kv_head;
-    std::vector<Growth> growths;
-    pool::Block snapshot;
+    // So many of the lane's last segments go: the first growth begins with copies of their rows.
+    std::size_t taken_over = 0;
+    std::vector<Growth> growths{};
+    pool::Block snapshot{};
   };
   // What a plan brings to the device, many lanes at a time.
   struct FillBatch {
@@ -370,6 +375,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
       TESSERA_REQUIRES(mutex_);
   absl::StatusOr<LanePlan> Plan(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t tokens)
       TESSERA_REQUIRES(mutex_);
+  absl::Status Reserve(LanePlan& plan, std::uint64_t tokens) TESSERA_REQUIRES(mutex_);
+  absl::Status FillTakenOver(const std::vector<LanePlan>& plans) TESSERA_REQUIRES(mutex_);
   absl::Status ReserveGrowth(Growth& growth);
   absl::Status Fill(const std::vector<LanePlan>& plans, const RowSource& rows,
                     std::uint64_t first_token) TESSERA_REQUIRES(mutex_);

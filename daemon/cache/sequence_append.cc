@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <utility>
 
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
+#include "daemon/cache/join.h"
 #include "daemon/cache/sequence.h"
 
 namespace tessera::cache {
@@ -84,9 +86,25 @@ absl::StatusOr<Sequence::LanePlan> Sequence::Plan(std::uint32_t layer, std::uint
   LanePlan plan = {
       .lane = model_->layout().lane(layer, kv_head), .layer = layer, .kv_head = kv_head};
   Lane& lane = lanes_[plan.lane];
-  std::uint64_t position = lane.tail_start;
-  std::size_t segments = lane.segments.size();
   lane.open = lane.open || lane.MayReopen();
+  const bool begins_one = !lane.open || lane.segments.back().entries == kMaxSegmentEntries;
+  // Not while somebody works on the segments that there are: he looks for them when he has done.
+  if (tokens > 0 && begins_one && !packing_ && !lane.recoding) plan.taken_over = CountToJoin(lane);
+  absl::Status status = Reserve(plan, tokens);
+  if (!status.ok() && plan.taken_over > 0) {
+    // What the copies need may be all that is missing.
+    plan.taken_over = 0;
+    status = Reserve(plan, tokens);
+  }
+  if (!status.ok()) return status;
+  return plan;
+}
+
+absl::Status Sequence::Reserve(LanePlan& plan, std::uint64_t tokens) {
+  plan.growths.clear();
+  const Lane& lane = lanes_[plan.lane];
+  std::uint64_t position = lane.tail_start;
+  std::size_t segments = lane.segments.size() - plan.taken_over;
   if (lane.open && lane.segments.back().entries < kMaxSegmentEntries) {
     const HeldSegment& last = lane.segments.back();
     const std::uint32_t count = static_cast<std::uint32_t>(
@@ -95,19 +113,19 @@ absl::StatusOr<Sequence::LanePlan> Sequence::Plan(std::uint32_t layer, std::uint
     tokens -= count;
     position += count;
   }
+  std::uint32_t copied = 0;
+  for (std::size_t i = segments; i < lane.segments.size(); ++i) copied += lane.segments[i].entries;
   while (tokens > 0) {
     const std::uint32_t count =
-        static_cast<std::uint32_t>(std::min<std::uint64_t>(tokens, kMaxSegmentEntries));
-    const kernels::DenseTile tile = model_->layout().tile(layer);
-    plan.growths.push_back(
-        {std::make_shared<Segment>(kernels::DenseShape(tile.head_dim, tile.type), position),
-         true,
-         0,
-         count,
-         {},
-         {}});
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(tokens, kMaxSegmentEntries - copied));
+    const kernels::DenseTile tile = model_->layout().tile(plan.layer);
+    auto segment =
+        std::make_shared<Segment>(kernels::DenseShape(tile.head_dim, tile.type), position - copied);
+    if (copied > 0) segment->TakeNotesOf(*lane.segments[segments].segment);
+    plan.growths.push_back({std::move(segment), true, copied, count, {}, {}});
     tokens -= count;
     position += count;
+    copied = 0;
     ++segments;
   }
   for (Growth& growth : plan.growths) {
@@ -117,7 +135,7 @@ absl::StatusOr<Sequence::LanePlan> Sequence::Plan(std::uint32_t layer, std::uint
       memory_.directory->AllocateSnapshot(static_cast<std::uint32_t>(segments));
   if (!snapshot.ok()) return snapshot.status();
   plan.snapshot = *std::move(snapshot);
-  return plan;
+  return absl::OkStatus();
 }
 
 absl::Status Sequence::ReserveGrowth(Growth& growth) {
@@ -150,6 +168,7 @@ std::byte* Sequence::Growth::TileOf(std::uint32_t entry) const {
 // nothing that anybody can see has changed.
 absl::Status Sequence::Fill(const std::vector<LanePlan>& plans, const RowSource& rows,
                             std::uint64_t first_token) {
+  if (absl::Status status = FillTakenOver(plans); !status.ok()) return status;
   FillBatch batch;
   for (const LanePlan& plan : plans) {
     AddToBatch(plan, rows, first_token, batch);
@@ -157,6 +176,22 @@ absl::Status Sequence::Fill(const std::vector<LanePlan>& plans, const RowSource&
     if (absl::Status status = Flush(rows.place(), batch); !status.ok()) return status;
   }
   return Flush(rows.place(), batch);
+}
+
+// Before the rows that come: all bytes of a tile are written, also where it is to hold some of
+// them.
+absl::Status Sequence::FillTakenOver(const std::vector<LanePlan>& plans) {
+  std::vector<RowsCopy> copies;
+  for (const LanePlan& plan : plans) {
+    if (plan.taken_over == 0) continue;
+    RowsCopy& copy = copies.emplace_back();
+    copy.from = std::span(lanes_[plan.lane].segments).last(plan.taken_over);
+    const Growth& growth = plan.growths.front();
+    for (std::uint32_t entry = 0; entry < growth.first_entry; entry += kTileEntries) {
+      copy.tiles.push_back(growth.TileOf(entry));
+    }
+  }
+  return CopyRows(memory_, copies);
 }
 
 void Sequence::AddToBatch(const LanePlan& plan, const RowSource& rows, std::uint64_t first_token,
@@ -203,6 +238,10 @@ absl::Status Sequence::Flush(device::Place source, FillBatch& batch) {
 
 void Sequence::Commit(LanePlan& plan, std::uint64_t tokens, Replaced& replaced) {
   Lane& lane = lanes_[plan.lane];
+  for (std::size_t i = 0; i < plan.taken_over; ++i) {
+    replaced.segments.push_back(std::move(lane.segments.back().segment));
+    lane.segments.pop_back();
+  }
   for (Growth& growth : plan.growths) {
     memory_.counters->tiles_written.fetch_add(growth.tiles.size(), std::memory_order_relaxed);
     pool::Block old = growth.segment->AddTiles(std::move(growth.tiles), std::move(growth.table));
@@ -212,7 +251,7 @@ void Sequence::Commit(LanePlan& plan, std::uint64_t tokens, Replaced& replaced) 
     growth.segment->set_filled(growth.first_entry + growth.count);
     if (old.valid()) replaced.blocks.push_back(std::move(old));
     if (growth.fresh) {
-      lane.segments.push_back({std::move(growth.segment), growth.count});
+      lane.segments.push_back({std::move(growth.segment), growth.first_entry + growth.count});
     } else {
       lane.segments.back().entries += growth.count;
     }

@@ -10,6 +10,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
+#include "daemon/cache/join.h"
 #include "daemon/cache/sequence.h"
 
 namespace tessera::cache {
@@ -184,6 +185,15 @@ std::uint64_t Sequence::OpenEntries(std::uint32_t lane) const {
   if (freed_) return 0;
   const OpenRun run = OpenRunOf(lane);
   return run.plain_entries() + run.provisional_entries();
+}
+
+std::vector<std::uint32_t> Sequence::CrowdedLanes() const {
+  MutexLock lock(mutex_);
+  std::vector<std::uint32_t> crowded;
+  for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
+    if (lanes_[i].segments.size() > kCrowded) crowded.push_back(i);
+  }
+  return crowded;
 }
 
 void Sequence::DropRawRows() {

@@ -379,6 +379,8 @@ void Compactor::TailsMoved(const std::shared_ptr<cache::Sequence>& sequence) {
 void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows,
                          Done done) {
   const auto batch = std::make_shared<Batch>(std::move(done), rows);
+  // First: a lane that has no room for another segment takes nothing from its tail.
+  batch->Report(JoinCrowded(sequence));
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr || managed->policy().dense()) return;
   if (managed->policy().chooses()) {

@@ -135,6 +135,10 @@ class Compactor {
     // Where somebody waits: the policy that he asked under.
     std::weak_ptr<const ManagedSequence> told_under = {};
   };
+  // compactor_join.cc: one after another, here and now. ABORTED where somebody else is at a lane.
+  absl::Status JoinCrowded(const std::shared_ptr<cache::Sequence>& sequence);
+  absl::Status JoinSome(const std::shared_ptr<cache::Sequence>& sequence, std::uint32_t lane,
+                        bool& joined);
   // compactor_tiles.cc
   void QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, TileJob job, Ticket ticket);
   // compactor_tokens.cc

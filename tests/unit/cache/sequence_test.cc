@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/cache/join.h"
 #include "gtest/gtest.h"
 #include "tests/fakes/seed.h"
 #include "tests/unit/cache/world.h"
@@ -83,18 +84,56 @@ TEST_F(SequenceTest, ThreeSegmentsInOneChunk) {
 TEST_F(SequenceTest, ALaneThatHasTooManySegmentsIsRefusedAndServesOn) {
   const auto sequence = world_.NewSequence(worker_->session(), *small_);
   Stamps stamps;
-  const Tenant::Reader pinned(world_.tenant());  // what is cut off may be looked at all the while
+  // Rows that are to stay as they are: nothing that is appended takes them over.
+  const Recoder settle = [](const OpenRun& run) -> absl::StatusOr<std::optional<LaneSwap>> {
+    run.plain.back().segment->SealPlain();
+    return std::nullopt;
+  };
   for (std::uint32_t i = 0; i < shm::kMaxSegments; ++i) {
-    const Stamps two = NewStamps(2);
-    ASSERT_TRUE(AppendAll(*sequence, stamps.size(), two).ok()) << i;
-    stamps.push_back(two[0]);
-    ASSERT_TRUE(sequence->Truncate(stamps.size()).ok());  // freezes the segment
+    const Stamps one = NewStamps(1);
+    ASSERT_TRUE(AppendAll(*sequence, stamps.size(), one).ok()) << i;
+    stamps.push_back(one[0]);
+    ASSERT_TRUE(sequence->Recode({.lane = 0}, settle).ok());
+    ASSERT_TRUE(sequence->Truncate(stamps.size()).ok());
+    const auto child = world_.tenant().Fork(worker_->session(), sequence->id());
+    ASSERT_TRUE(child.ok()) << child.status();
+    ASSERT_TRUE(world_.tenant().FreeSequence((*child)->id()).ok());
   }
   EXPECT_EQ(AppendAll(*sequence, stamps.size(), NewStamps(1)).status().code(),
             absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(Shown(*sequence, stamps), "");
+  EXPECT_EQ(sequence->CrowdedLanes(), std::vector<std::uint32_t>{0});
+
+  // Joined, they are as they were, and as final.
+  ASSERT_TRUE(sequence
+                  ->Recode({.lane = 0, .whole = true},
+                           [&](const OpenRun& run) { return JoinShort(sequence->memory(), run); })
+                  .ok());
+  EXPECT_EQ(sequence->Describe(true).lanes[0].segments, 1u);
+  EXPECT_EQ(sequence->OpenEntries(0), 0u);
+  EXPECT_TRUE(sequence->CrowdedLanes().empty());
+  EXPECT_EQ(Shown(*sequence, stamps), "");
+  const Stamps more = NewStamps(1);
+  ASSERT_TRUE(AppendAll(*sequence, stamps.size(), more).ok());
+  stamps.push_back(more[0]);
+  EXPECT_EQ(Shown(*sequence, stamps), "");
   ASSERT_TRUE(sequence->Truncate(10).ok());
   ASSERT_TRUE(AppendAll(*sequence, 10, NewStamps(1)).ok());
+}
+
+// A cut closes the last segment for as long as somebody reads what has gone.
+TEST_F(SequenceTest, RowsBehindACutTakeOverWhatStandsBeforeIt) {
+  const auto sequence = world_.NewSequence(worker_->session(), *mixed_);
+  Stamps stamps;
+  const Tenant::Reader pinned(world_.tenant());
+  for (std::uint32_t i = 0; i < shm::kMaxSegments + 100; ++i) {
+    const Stamps two = NewStamps(2);
+    ASSERT_TRUE(AppendAll(*sequence, stamps.size(), two).ok()) << i;
+    stamps.push_back(two[0]);
+    ASSERT_TRUE(sequence->Truncate(stamps.size()).ok());
+  }
+  EXPECT_LE(sequence->Describe(true).lanes[0].segments, 32u);
+  EXPECT_EQ(Shown(*sequence, stamps), "");
 }
 
 TEST_F(SequenceTest, ForksAndTruncationsThatAreOverCostNoSegments) {
@@ -123,15 +162,18 @@ TEST_F(SequenceTest, WhatAReaderMaySeeIsNotOverwrittenAfterATruncation) {
   const Stamps before = NewStamps(40);
   ASSERT_TRUE(AppendAll(*sequence, 0, before).ok());
   std::optional<Tenant::Reader> pinned(std::in_place, world_.tenant());
+  const SequenceView seen = *ReadSequence(world_.tenant(), *sequence);
   ASSERT_TRUE(sequence->Truncate(10).ok());
   Stamps after(before.begin(), before.begin() + 10);
-  for (std::uint32_t segments : {2u, 2u}) {
+  for (int i = 0; i < 2; ++i) {
     const Stamps more = NewStamps(5);
     ASSERT_TRUE(AppendAll(*sequence, after.size(), more).ok());
     after.insert(after.end(), more.begin(), more.end());
-    EXPECT_EQ(sequence->Describe(/*lanes=*/true).lanes.front().segments, segments);
+    // What does not fill a tile goes along.
+    EXPECT_EQ(sequence->Describe(/*lanes=*/true).lanes.front().segments, 1u);
   }
   EXPECT_EQ(Shown(*sequence, after), "");
+  EXPECT_EQ(Differs(seen, *small_, {before}), "");
 }
 
 TEST_F(SequenceTest, AppendingNothingChangesNothing) {

@@ -1,0 +1,38 @@
+// Lanes in very many pieces, before they are compressed.
+
+#include <memory>
+#include <optional>
+
+#include "absl/cleanup/cleanup.h"
+#include "daemon/cache/join.h"
+#include "daemon/compaction/compactor.h"
+
+namespace tessera::compaction {
+
+absl::Status Compactor::JoinCrowded(const std::shared_ptr<cache::Sequence>& sequence) {
+  for (const std::uint32_t lane : sequence->CrowdedLanes()) {
+    bool joined = true;
+    while (joined) {
+      joined = false;
+      if (absl::Status status = JoinSome(sequence, lane, joined); !status.ok()) return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Compactor::JoinSome(const std::shared_ptr<cache::Sequence>& sequence,
+                                 std::uint32_t lane, bool& joined) {
+  const auto join = [&](const cache::OpenRun& run) {
+    absl::StatusOr<std::optional<cache::LaneSwap>> swap = cache::JoinShort(sequence->memory(), run);
+    joined = swap.ok() && swap->has_value();
+    return swap;
+  };
+  // Whatever its policy: of each lane one job at a time.
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  if (managed == nullptr) return sequence->Recode({.lane = lane, .whole = true}, join);
+  const absl::Cleanup free = [&] { LaneFree(sequence, *managed, lane); };
+  MutexLock lock(managed->lane(lane).work->mutex);
+  return sequence->Recode({.lane = lane, .whole = true}, join);
+}
+
+}  // namespace tessera::compaction

@@ -1,0 +1,282 @@
+// Sequences that are forked at every token, or at every tile: they go on, in few segments, whatever
+// their policy makes of rows, and what the forks held comes back with them.
+
+#include <algorithm>
+#include <cctype>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/cache/join.h"
+#include "daemon/policies/parse.h"
+#include "proto/shm/layout.h"
+#include "tests/unit/compaction/compactor_fixture.h"
+
+namespace tessera::compaction {
+namespace {
+
+constexpr std::uint64_t kTile = kernels::kTileEntries;
+
+class ManyForks : public CompactorTest {
+ protected:
+  ManyForks() { model_ = world_.Register(cache::SmallModel("one lane", 1, 1)); }
+
+  std::uint32_t SegmentsOf(const Track& track) {
+    return track.sequence->Describe(true).lanes[0].segments;
+  }
+  std::uint64_t TileBytes() {
+    const kernels::DenseTile tile = model_->layout().tile(0);
+    return kernels::LayoutOf(kernels::DenseShape(tile.head_dim, tile.type)).bytes;
+  }
+  absl::Status DecodeByCall(Track& track, const Stamps& stamps) {
+    const Compactor::Rows rows = {.layers = 1,
+                                  .decoded = true,
+                                  .first_token = track.stamps.size(),
+                                  .until = track.stamps.size() + stamps.size()};
+    const auto tokens =
+        compactor_.Append(track.sequence, rows, DrawnRows(model_->layout(), stamps));
+    track.tail.reset();
+    if (tokens.ok()) track.stamps.insert(track.stamps.end(), stamps.begin(), stamps.end());
+    return tokens.status();
+  }
+  void Free(Track& track) {
+    ASSERT_TRUE(world_.tenant().FreeSequence(track.sequence->id()).ok());
+    track.sequence = nullptr;
+  }
+  void ExpectAnotherToken(Track& track) {
+    const absl::Status status = DecodeByCall(track, DrawTokens(1, 1));
+    EXPECT_TRUE(status.ok()) << status;
+    RunAll();
+    EXPECT_EQ(Shown(track), "");
+  }
+};
+
+class OfEveryPolicy : public ManyForks, public testing::WithParamInterface<const char*> {
+ protected:
+  // Full tiles of another form are pieces of their own where a fork came between them.
+  static std::uint64_t MostSegments(const Track& track) {
+    const bool sums_up = std::string(GetParam()) == "quest:dense_layers=0";
+    return 32 + track.stamps.size() / (sums_up ? kTile : 512);
+  }
+};
+
+TEST_P(OfEveryPolicy, AForkPerTokenCostsFewSegments) {
+  Track track = NewTrack(*policies::ParsePolicy(GetParam()));
+  std::optional<Track> last;
+  while (track.stamps.size() < shm::kMaxSegments + 500) {
+    const absl::Status status = DecodeByCall(track, DrawTokens(1, 1));
+    ASSERT_TRUE(status.ok()) << track.stamps.size() << ": " << status;
+    std::optional<Track> fork = Fork(track);
+    if (last.has_value()) Free(*last);
+    last = std::move(fork);
+    RunAll();
+    ASSERT_LE(SegmentsOf(track), MostSegments(track));
+  }
+  EXPECT_EQ(Shown(track), "");
+  EXPECT_EQ(Shown(*last), "");
+  // What is left of the forks is gone with them: a partial tile for each segment is the most.
+  Free(*last);
+  Collect();
+  EXPECT_LE(Used(pool::MemoryTag::kTiles),
+            (track.stamps.size() / kTile + SegmentsOf(track)) * TileBytes());
+  const std::shared_ptr<Told> told = Compress(track);
+  RunAll();
+  EXPECT_EQ(told->times, 1);
+  ExpectAnotherToken(track);
+}
+
+// One behind the other, as a beam goes: each is its parent's heir.
+TEST_P(OfEveryPolicy, AChainOfForksCostsFewSegments) {
+  Track track = NewTrack(*policies::ParsePolicy(GetParam()));
+  while (track.stamps.size() < shm::kMaxSegments + 500) {
+    ASSERT_TRUE(DecodeByCall(track, DrawTokens(1, 1)).ok()) << track.stamps.size();
+    Track child = Fork(track);
+    Track sibling = Fork(track);
+    ASSERT_TRUE(DecodeByCall(child, DrawTokens(1, 2)).ok());
+    ASSERT_TRUE(DecodeByCall(sibling, DrawTokens(1, 3)).ok());
+    Free(track);
+    Free(sibling);
+    track = std::move(child);
+    RunAll();
+  }
+  EXPECT_LE(SegmentsOf(track), MostSegments(track));
+  EXPECT_EQ(Shown(track), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, OfEveryPolicy,
+                         testing::Values("mosaickv", "dense", "h2o:heavy=6000,recent=6000", "think",
+                                         "quest:dense_layers=0", "quest:dense_layers=1"),
+                         [](const auto& policy) {
+                           std::string name = policy.param;
+                           std::replace_if(
+                               name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
+                               '_');
+                           return name;
+                         });
+
+// All of them live: what they share of one another is in pieces of as many rows.
+TEST_F(ManyForks, ThatLiveHoldNoMoreThanTheirOwnRows) {
+  Track track = NewTrack(*policies::ParsePolicy("dense"));
+  std::vector<Track> forks;
+  for (int i = 0; i < 300; ++i) {
+    ASSERT_TRUE(DecodeByCall(track, DrawTokens(1, 1)).ok());
+    forks.push_back(Fork(track));
+  }
+  EXPECT_LE(SegmentsOf(track), 16u);
+  // A tile for each fork, as for a row in a segment of its own.
+  EXPECT_LE(Used(pool::MemoryTag::kTiles), (300 + track.stamps.size() / kTile + 16) * TileBytes());
+  for (const Track& fork : forks) ASSERT_EQ(Shown(fork), "");
+  for (Track& fork : forks) Free(fork);
+  Collect();
+  EXPECT_LE(Used(pool::MemoryTag::kTiles), (track.stamps.size() / kTile + 16) * TileBytes());
+  EXPECT_EQ(Shown(track), "");
+}
+
+// A long shared head is nobody's to copy.
+TEST_F(ManyForks, LongSegmentsStayShared) {
+  Track track = NewTrack(*policies::ParsePolicy("dense"));
+  Append(track, 5000, 1, true);
+  std::vector<Track> forks;
+  for (int i = 0; i < 20; ++i) {
+    forks.push_back(Fork(track));
+    for (int token = 0; token < 40; ++token) {
+      ASSERT_TRUE(DecodeByCall(forks.back(), DrawTokens(1, 1)).ok());
+      Track child = Fork(forks.back());
+      Free(forks.back());
+      forks.back() = std::move(child);
+    }
+    Collect();
+  }
+  EXPECT_LE(Used(pool::MemoryTag::kTiles), (5000 / kTile + 1 + 20 * 4) * TileBytes());
+  for (const Track& fork : forks) EXPECT_EQ(Shown(fork), "");
+}
+
+// Segments of another form that forks keep from growing are joined when somebody asks.
+TEST_F(ManyForks, CompressMakesRoomWhereALaneIsFull) {
+  Track track = NewTrack(Quest());
+  std::optional<Track> last;
+  absl::Status status;
+  const Stamps tile = DrawTokens(kTile, 1);
+  for (std::uint32_t i = 0; i <= shm::kMaxSegments && status.ok(); ++i) {
+    status = DecodeByCall(track, tile);
+    std::optional<Track> fork = Fork(track);
+    if (last.has_value()) Free(*last);
+    last = std::move(fork);
+    RunAll();
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_EQ(SegmentsOf(track), shm::kMaxSegments);
+  ASSERT_EQ(Shown(track), "");
+  {
+    const cache::Tenant::Reader pinned(world_.tenant());
+    const cache::SequenceView before = View(track);
+    const std::shared_ptr<Told> told = Compress(track);
+    RunAll();
+    ExpectTold(*told);
+    EXPECT_LT(SegmentsOf(track), cache::kCrowded / 16);
+    EXPECT_EQ(Differs(before, *model_, track.stamps), "") << "under a pin";
+  }
+  EXPECT_EQ(Shown(*last), "");
+  ExpectAnotherToken(track);
+  // Few segments stay as they are, and shared.
+  const std::uint32_t segments = SegmentsOf(track);
+  Track fork = Fork(track);
+  const std::shared_ptr<Told> again = Compress(track);
+  RunAll();
+  ExpectTold(*again);
+  EXPECT_EQ(SegmentsOf(track), segments);
+}
+
+// ---- anything in any order
+
+class ForksProperty : public ManyForks, public testing::WithParamInterface<const char*> {
+ protected:
+  struct Pinned {
+    std::unique_ptr<cache::Tenant::Reader> reader;
+    cache::SequenceView view;
+    Stamps stamps;
+  };
+
+  void Step() {
+    const std::size_t at = random_.Below(tracks_.size());
+    const std::uint64_t dice = random_.Below(100);
+    if (dice < 45) {
+      const std::uint64_t tokens = random_.OneIn(12) ? random_.Between(2, 90) : 1;
+      const absl::Status status = DecodeByCall(tracks_[at], DrawTokens(tokens, 1));
+      ASSERT_TRUE(status.ok()) << status;
+    } else if (dice < 52) {
+      Decode(tracks_[at], random_.Between(1, 40), 1);
+    } else if (dice < 78) {
+      Track child = Fork(tracks_[at]);
+      // Its parent's heir, or its sibling.
+      if (tracks_.size() >= 8 || random_.OneIn(2)) {
+        const std::size_t goes = random_.OneIn(2) ? at : random_.Below(tracks_.size());
+        Free(tracks_[goes]);
+        tracks_[goes] = std::move(child);
+      } else {
+        tracks_.push_back(std::move(child));
+      }
+    } else if (dice < 84) {
+      const std::uint64_t held = tracks_[at].stamps.size();
+      const std::uint64_t most = random_.OneIn(20) ? 200 : 4;
+      Truncate(tracks_[at], held - random_.Below(std::min(held, most) + 1));
+    } else if (dice < 86) {
+      const std::shared_ptr<Told> told = Compress(tracks_[at]);
+      RunAll();
+      EXPECT_EQ(told->times, 1);
+    } else if (dice < 90) {
+      Track& track = tracks_[at];
+      if (pinned_.size() == 3) {
+        ASSERT_EQ(Differs(pinned_.front().view, *model_, pinned_.front().stamps), "");
+        pinned_.erase(pinned_.begin());
+      }
+      auto reader = std::make_unique<cache::Tenant::Reader>(world_.tenant());
+      pinned_.push_back({std::move(reader), View(track), track.stamps});
+    } else if (dice < 93 && tracks_.size() > 1) {
+      Free(tracks_[at]);
+      tracks_.erase(tracks_.begin() + static_cast<std::ptrdiff_t>(at));
+    } else if (random_.OneIn(2)) {
+      scheduler_.RunNext();
+    } else {
+      RunAll();
+    }
+  }
+
+  std::vector<Track> tracks_;
+  std::vector<Pinned> pinned_;
+};
+
+TEST_P(ForksProperty, EveryLaneShowsItsRowsAndAllMemoryComesBack) {
+  const policies::Policy policy = std::string(GetParam()) == "mosaic"  ? SmallMosaic()
+                                  : std::string(GetParam()) == "quest" ? Quest()
+                                                                       : policies::Policy();
+  tracks_.push_back(NewTrack(policy));
+  const int steps = policy.mosaic.has_value() ? 400 : 1200;  // what was packed is packed again
+  for (int step = 0; step < steps; ++step) {
+    ASSERT_NO_FATAL_FAILURE(Step()) << step;
+    const Track& any = random_.Pick(tracks_);
+    if (step % 8 == 0) {
+      ASSERT_EQ(Shown(any), "") << step;
+      ASSERT_NO_FATAL_FAILURE(world_.Validate()) << step;
+      ASSERT_LE(SegmentsOf(any), 16 + any.stamps.size() / kTile) << step;
+    }
+  }
+  RunAll();
+  for (const Track& track : tracks_) ASSERT_EQ(Shown(track), "");
+  for (const Pinned& pinned : pinned_) {
+    ASSERT_EQ(Differs(pinned.view, *model_, pinned.stamps), "");
+  }
+  pinned_.clear();
+  for (Track& track : tracks_) Free(track);
+  RunAll();
+  EXPECT_EQ(Used(pool::MemoryTag::kTiles), 0u);
+  EXPECT_EQ(Used(pool::MemoryTag::kTables), 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, ForksProperty, testing::Values("dense", "quest", "mosaic"),
+                         [](const auto& policy) { return std::string(policy.param); });
+
+}  // namespace
+}  // namespace tessera::compaction
