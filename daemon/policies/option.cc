@@ -108,7 +108,8 @@ absl::StatusOr<double> ParseOne(const Option& option, std::string_view text) {
   } else if (const auto count = ReadCount(text); count.has_value()) {
     number = static_cast<double>(*count);
   } else if (option.type == OptionType::kCount) {
-    return Refuse(text, "is not a whole number, such as 4096 or 64K");
+    return Refuse(text, option.possible.empty() ? "is not a whole number, such as 4096 or 64K"
+                                                : Concat("is not ", LimitText(option)));
   }
   const bool allowed =
       number.has_value() &&

@@ -216,12 +216,13 @@ absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
   const std::uint64_t before = EntriesBefore(view);
   const double enough = std::min(share(least - open, view.tokens),
                                  share(least - open + before, view.first + view.tokens));
-  return absl::InvalidArgumentError(Concat(
-      kSemantiCacheName, ": budget ", budget, " of ", view.tokens, " tokens in ", view.lanes.size(),
-      " kv heads is ", most, " entries",
-      before == 0 ? "" : ", with what earlier ones have left over",
-      ", and no tau leaves less than ", least - open,
-      open == 0 ? "" : " beside the chunk that goes on", "; a budget of ", enough, " is enough"));
+  return absl::InvalidArgumentError(
+      Concat(kSemantiCacheName, ": budget ", budget, " of ", view.tokens, " tokens in ",
+             view.lanes.size(), " kv heads is ", most, " entries",
+             before == 0 ? "" : ", with what earlier ones have left over",
+             ", and no tau leaves less than ", least - open,
+             open == 0 ? "" : " beside the chunk that goes on", "; a budget of ", enough,
+             " is enough for this layer"));
 }
 
 // Where a chunk of text ends nobody knows while tokens are not named, those too that do not stay.

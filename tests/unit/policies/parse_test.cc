@@ -191,8 +191,10 @@ TEST(Parse, WhatIsMissingIsNamedWithItsPlace) {
   EXPECT_EQ(ErrorOf("quest:page"),
             "policy, character 7: quest: page has no value; write page=VALUE");
   EXPECT_EQ(ErrorOf("quest:page="),
-            "policy, character 12: quest: page: \"\" is not a whole "
-            "number, such as 4096 or 64K");
+            "policy, character 12: quest: page: \"\" is not 4, 8 or 16");
+  EXPECT_EQ(ErrorOf("streaming:sink="),
+            "policy, character 16: streaming: sink: \"\" is not a whole number, such as 4096 or "
+            "64K");
   EXPECT_EQ(ErrorOf("dense:x=1"), "policy, character 7: dense has no options");
 }
 
