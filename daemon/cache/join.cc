@@ -12,13 +12,10 @@ using kernels::kTileEntries;
 
 namespace {
 
-// What an append or a fork copies of a lane at most; and how many segments these rows must be in
-// for it to be worth it.
+// What one append copies of a lane at most, beside what it brings; and how many segments these rows
+// must be in for it to be worth it.
 constexpr std::uint64_t kMostCopied = 1024;
 constexpr std::size_t kMany = 16;
-
-// What is copied before the old rows go. More would need more room at once.
-constexpr std::uint64_t kMostAtOnce = 4096;
 
 // What a crowded lane has more of than of others. No longer ones are joined: they are shared, and
 // the limit is far for lanes that consist of them.
@@ -63,14 +60,11 @@ absl::StatusOr<HeldSegment> Joined(const TenantMemory& memory,
   return HeldSegment{std::move(segment), entries};
 }
 
-struct Newest {
-  std::size_t all = 0;      // segments of plain rows among the newest
-  std::size_t partial = 0;  // the last of them, none of which fills a tile
-  bool shared = false;      // somebody else holds one of them
-};
+}  // namespace
 
-Newest NewestOf(const Lane& lane) {
-  Newest newest;
+std::size_t CountToJoin(const Lane& lane) {
+  std::size_t near = 0;     // among the newest rows
+  std::size_t partial = 0;  // the last of them, none of which fills a tile
   std::uint64_t rows = 0;
   std::uint64_t end = lane.tail_start;
   for (std::size_t i = lane.segments.size(); i-- > 0;) {
@@ -79,23 +73,10 @@ Newest NewestOf(const Lane& lane) {
     // As Sequence::OpenRunOf: what is left of tokens that were chosen from is another matter.
     if (!held.segment->appendable() || held.end_position() != end || rows > kMostCopied) break;
     end = held.segment->first_position();
-    if (newest.partial == newest.all && held.entries < kTileEntries) ++newest.partial;
-    newest.shared = newest.shared || held.segment.use_count() != 1;
-    ++newest.all;
+    if (partial == near && held.entries < kTileEntries) ++partial;
+    ++near;
   }
-  return newest;
-}
-
-}  // namespace
-
-std::size_t CountToJoin(const Lane& lane) {
-  const Newest newest = NewestOf(lane);
-  return newest.all >= kMany && !newest.shared ? newest.all : newest.partial;
-}
-
-std::size_t CountToJoinForForks(const Lane& lane) {
-  const Newest newest = NewestOf(lane);
-  return newest.all >= kMany ? newest.all : 0;
+  return near >= kMany ? near : partial;
 }
 
 absl::Status CopyRows(const TenantMemory& memory, std::span<const RowsCopy> copies) {
@@ -150,7 +131,7 @@ absl::StatusOr<std::optional<LaneSwap>> JoinShort(const TenantMemory& memory, co
     std::uint64_t entries = all[i].entries;
     while (end < all.size() && may_join(all[end - 1]) && may_join(all[end]) &&
            FollowAlike(all[end - 1], all[end]) &&
-           copied + entries + all[end].entries <= kMostAtOnce) {
+           copied + entries + all[end].entries <= kMaxSegmentEntries) {
       entries += all[end++].entries;
     }
     if (end == i + 1) {
@@ -158,18 +139,9 @@ absl::StatusOr<std::optional<LaneSwap>> JoinShort(const TenantMemory& memory, co
       continue;
     }
     absl::StatusOr<HeldSegment> joined = Joined(memory, std::span(all).subspan(i, end - i));
-    while (absl::IsResourceExhausted(joined.status()) && !any && end - i > 2) {
-      end = i + (end - i) / 2;
-      joined = Joined(memory, std::span(all).subspan(i, end - i));
-    }
-    if (absl::IsResourceExhausted(joined.status()) && any) {
-      // With what these give back there will be more.
-      swap.held.insert(swap.held.end(), all.begin() + static_cast<std::ptrdiff_t>(i), all.end());
-      break;
-    }
     if (!joined.ok()) return joined.status();
     swap.held.push_back(*std::move(joined));
-    copied += swap.held.back().entries;
+    copied += entries;
     any = true;
     i = end;
   }
