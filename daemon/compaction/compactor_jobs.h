@@ -49,22 +49,16 @@ class Compactor::Batch {
   bool amid_steps() const { return amid_steps_; }  // Rows::amid_steps
   // Until all of its jobs are done.
   void Hold(cache::Sequence::TailShut shut) { tail_shut_ = std::move(shut); }
-  // Of several failures the first; of layers' the first layer's, whichever job ran first.
-  void Report(const absl::Status& status, std::uint32_t layer = kNoLayer) {
+  void Report(const absl::Status& status) {
     MutexLock lock(mutex_);
-    if (status.ok() || (!status_.ok() && layer >= failed_)) return;
-    status_ = status;
-    failed_ = layer;
+    if (status_.ok()) status_ = status;
   }
 
  private:
-  static constexpr std::uint32_t kNoLayer = ~std::uint32_t{0};
-
   const bool all_shown_;
   const bool amid_steps_;
   Mutex mutex_;
   absl::Status status_;  // in the destructor nobody else has it
-  std::uint32_t failed_ = kNoLayer;
   cache::Sequence::TailShut tail_shut_;
   Done done_;
 };
@@ -85,7 +79,6 @@ class Compactor::Ticket {
   bool all_shown() const { return waited_for() && batch_->all_shown(); }
   bool amid_steps() const { return !waited_for() || batch_->amid_steps(); }
   void Report(const absl::Status& status) { batch_->Report(status); }
-  void Report(const absl::Status& status, std::uint32_t layer) { batch_->Report(status, layer); }
   // The work is done, or has failed as it was reported.
   void Finish() { batch_ = nullptr; }
 

@@ -127,7 +127,7 @@ void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
                              .decoding = priority == JobPriority::kTails});
           }
           if (ticket.waited_for()) {
-            ticket.Report(status, layer);
+            ticket.Report(status);
           } else if (!status.ok() && !absl::IsNotFound(status)) {
             Complain(*held, "tokens not chosen", status);
           }
