@@ -5,8 +5,8 @@
 // An append that begins a segment has it begin with copies of the plain rows before it, where those
 // are few: all that do not fill a tile, and of many short segments all of the newest rows. Whoever
 // shares those segments keeps them; where nobody does, they go. So a lane has a segment for 64
-// of its plain rows at least, on average, and for hundreds where it is forked at every token; each
-// row is copied a few times beyond those while its tile fills.
+// of its plain rows at least, on average, and for hundreds where it is forked at every token; in a
+// chain of forks each row is copied a few times beyond those while its tile fills.
 //
 // What that does not reach is joined when somebody compresses a lane with very many segments.
 #pragma once

@@ -424,7 +424,7 @@ TEST_P(CompactionProperty, LanesShowWhatTheOracleHolds) {
       static_cast<unsigned long long>(counters.strategies_made),
       static_cast<unsigned long long>(counters.left_plain),
       static_cast<unsigned long long>(counters.raw_rows_dropped));
-  EXPECT_GT(counters.segments_sealed, 0u);
+  EXPECT_GT(counters.segments_sealed + counters.left_plain, 0u);
   pinned_.clear();
   while (!known_.empty()) ASSERT_EQ(Free(), "") << story_;
 }
