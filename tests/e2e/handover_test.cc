@@ -38,6 +38,16 @@ class Handover : public Prefixes, public testing::WithParamInterface<const char*
       DecodeOne(worker, sequence, truth);
     }
   }
+  // Every lane the same entries as its twin's.
+  void ExpectHoldsAlike(client::Sequence& sequence, client::Sequence& twin) {
+    const v1::DescribeResponse held = Entries(sequence);
+    const v1::DescribeResponse alike = Entries(twin);
+    ASSERT_EQ(held.lane_size(), alike.lane_size());
+    for (int lane = 0; lane < held.lane_size(); ++lane) {
+      EXPECT_TRUE(std::ranges::equal(held.lane(lane).position(), alike.lane(lane).position()))
+          << "lane " << lane;
+    }
+  }
 };
 
 TEST_P(Handover, WhoeverTakesItGoesOnUnderItsPolicy) {
@@ -52,13 +62,7 @@ TEST_P(Handover, WhoeverTakesItGoesOnUnderItsPolicy) {
   HandTo(*remote_, sequence);
   Compress(sequence);
   Compress(twin);
-  const v1::DescribeResponse held = Entries(sequence);
-  const v1::DescribeResponse alike = Entries(twin);
-  ASSERT_EQ(held.lane_size(), alike.lane_size());
-  for (int lane = 0; lane < held.lane_size(); ++lane) {
-    EXPECT_TRUE(std::ranges::equal(held.lane(lane).position(), alike.lane(lane).position()))
-        << "lane " << lane;
-  }
+  ExpectHoldsAlike(sequence, twin);
   // Behind it, in the middle of what goes on while decoding, and again.
   DecodeBy(*remote_, sequence, truth, 41);
   HandTo(*mapped_, sequence);
@@ -85,13 +89,7 @@ TEST_P(Handover, WhoeverTakesItGoesOnWithThePrompt) {
   Append(twin, twins, 200);
   Compress(sequence);
   Compress(twin);
-  const v1::DescribeResponse held = Entries(sequence);
-  const v1::DescribeResponse alike = Entries(twin);
-  ASSERT_EQ(held.lane_size(), alike.lane_size());
-  for (int lane = 0; lane < held.lane_size(); ++lane) {
-    EXPECT_TRUE(std::ranges::equal(held.lane(lane).position(), alike.lane(lane).position()))
-        << "lane " << lane;
-  }
+  ExpectHoldsAlike(sequence, twin);
   HandTo(*remote_, sequence);
   DecodeBy(*remote_, sequence, truth, 40);
   ExpectAttendsToWhatIsLeft(sequence, truth, 0.02);
