@@ -100,6 +100,10 @@ absl::Status List(const Flags& flags) {
   absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
   if (!admin.ok()) return admin.status();
   absl::StatusOr<v1::ListPoliciesResponse> policies = admin->Policies();
+  if (absl::IsUnavailable(policies.status())) {
+    return absl::UnavailableError(
+        Concat(policies.status().message(), "; without one, see 'tesserad --print-policies'"));
+  }
   if (!policies.ok()) return policies.status();
   if (!flags.positional().empty()) {
     if (absl::Status status = LeaveOnly(flags.positional()[0], *policies); !status.ok()) {

@@ -12,10 +12,13 @@ using kernels::kTileEntries;
 
 namespace {
 
-// What one append copies of a lane at most, beside what it brings; and how many segments these rows
-// must be in for it to be worth it.
+// What an append or a fork copies of a lane at most; and how many segments these rows must be in
+// for it to be worth it.
 constexpr std::uint64_t kMostCopied = 1024;
 constexpr std::size_t kMany = 16;
+
+// What is copied before the old rows go. More would need more room at once.
+constexpr std::uint64_t kMostAtOnce = 4096;
 
 // What a crowded lane has more of than of others. No longer ones are joined: they are shared, and
 // the limit is far for lanes that consist of them.
@@ -60,11 +63,14 @@ absl::StatusOr<HeldSegment> Joined(const TenantMemory& memory,
   return HeldSegment{std::move(segment), entries};
 }
 
-}  // namespace
-
-std::size_t CountToJoin(const Lane& lane) {
-  std::size_t near = 0;     // among the newest rows
+struct Newest {
+  std::size_t all = 0;      // segments of plain rows among the newest
   std::size_t partial = 0;  // the last of them, none of which fills a tile
+  bool shared = false;      // somebody else holds one of them
+};
+
+Newest NewestOf(const Lane& lane) {
+  Newest newest;
   std::uint64_t rows = 0;
   std::uint64_t end = lane.tail_start;
   for (std::size_t i = lane.segments.size(); i-- > 0;) {
@@ -73,10 +79,23 @@ std::size_t CountToJoin(const Lane& lane) {
     // As Sequence::OpenRunOf: what is left of tokens that were chosen from is another matter.
     if (!held.segment->appendable() || held.end_position() != end || rows > kMostCopied) break;
     end = held.segment->first_position();
-    if (partial == near && held.entries < kTileEntries) ++partial;
-    ++near;
+    if (newest.partial == newest.all && held.entries < kTileEntries) ++newest.partial;
+    newest.shared = newest.shared || held.segment.use_count() != 1;
+    ++newest.all;
   }
-  return near >= kMany ? near : partial;
+  return newest;
+}
+
+}  // namespace
+
+std::size_t CountToJoin(const Lane& lane) {
+  const Newest newest = NewestOf(lane);
+  return newest.all >= kMany && !newest.shared ? newest.all : newest.partial;
+}
+
+std::size_t CountToJoinForForks(const Lane& lane) {
+  const Newest newest = NewestOf(lane);
+  return newest.all >= kMany ? newest.all : 0;
 }
 
 absl::Status CopyRows(const TenantMemory& memory, std::span<const RowsCopy> copies) {
@@ -131,7 +150,7 @@ absl::StatusOr<std::optional<LaneSwap>> JoinShort(const TenantMemory& memory, co
     std::uint64_t entries = all[i].entries;
     while (end < all.size() && may_join(all[end - 1]) && may_join(all[end]) &&
            FollowAlike(all[end - 1], all[end]) &&
-           copied + entries + all[end].entries <= kMaxSegmentEntries) {
+           copied + entries + all[end].entries <= kMostAtOnce) {
       entries += all[end++].entries;
     }
     if (end == i + 1) {
@@ -139,9 +158,18 @@ absl::StatusOr<std::optional<LaneSwap>> JoinShort(const TenantMemory& memory, co
       continue;
     }
     absl::StatusOr<HeldSegment> joined = Joined(memory, std::span(all).subspan(i, end - i));
+    while (absl::IsResourceExhausted(joined.status()) && !any && end - i > 2) {
+      end = i + (end - i) / 2;
+      joined = Joined(memory, std::span(all).subspan(i, end - i));
+    }
+    if (absl::IsResourceExhausted(joined.status()) && any) {
+      // With what these give back there will be more.
+      swap.held.insert(swap.held.end(), all.begin() + static_cast<std::ptrdiff_t>(i), all.end());
+      break;
+    }
     if (!joined.ok()) return joined.status();
     swap.held.push_back(*std::move(joined));
-    copied += entries;
+    copied += swap.held.back().entries;
     any = true;
     i = end;
   }

@@ -89,6 +89,7 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceId id, SessionI
   if (absl::Status status = Resident(); !status.ok()) return status;
   absl::StatusOr<std::uint64_t> committed = CommittedLocked();
   if (!committed.ok()) return committed.status();
+  if (absl::Status status = JoinForForks(); !status.ok()) return status;
   const std::uint64_t in_segments = TokensInSegments();
   child = Create(memory_, id, model_, owner);
   if (!child.ok()) return child.status();
@@ -109,6 +110,8 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceId id, SessionI
     (*child)->FinishPublication(std::move(replaced));
   }
   for (Lane& lane : lanes_) lane.open = lane.growing = false;  // shared from now on
+  (*child)->step_begin_ = step_begin_;
+  (*child)->step_end_ = step_end_;
   if (made_by_hand()) (*child)->set_made_by_hand();
   (*child)->set_prefix(prefix());
   return child;

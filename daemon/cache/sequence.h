@@ -101,6 +101,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::uint64_t tokens = 0;
     // For which the rows were computed: FAILED_PRECONDITION where it is another. None: any.
     std::optional<std::uint64_t> position_shift{};
+    bool decoded = false;  // by a step, which may take some of them back
   };
   // `before_seen` is called when nothing can fail any more and nobody has seen a row; under the
   // sequence's lock.
@@ -188,8 +189,12 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // Entries of a lane that wait for a strategy.
   std::uint64_t OpenEntries(std::uint32_t lane) const;
 
-  // Lanes with so many segments that the limit is not far.
-  std::vector<std::uint32_t> CrowdedLanes() const;
+  // Lanes with more segments than this.
+  std::vector<std::uint32_t> CrowdedLanes(std::size_t segments) const;
+
+  // The first of the last tokens that a step has appended, if nothing came behind them; else behind
+  // the last token.
+  std::uint64_t step_begin() const;
 
   // Gives up the copies of rows that wait for a strategy, but for those of segments that somebody
   // else holds, too: what they were encoded to is final.
@@ -373,8 +378,14 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::Status AppendLocked(const AppendSpan& span, const RowSource& rows,
                             absl::FunctionRef<void()> before_seen, Replaced& replaced)
       TESSERA_REQUIRES(mutex_);
-  absl::StatusOr<LanePlan> Plan(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t tokens)
+  // joins: what is appended takes over short segments before it, where it begins one.
+  absl::StatusOr<std::vector<LanePlan>> PlanAll(const AppendSpan& span, bool joins)
       TESSERA_REQUIRES(mutex_);
+  absl::StatusOr<LanePlan> Plan(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t tokens,
+                                bool joins) TESSERA_REQUIRES(mutex_);
+  bool MayJoin(const Lane& lane) const TESSERA_REQUIRES(mutex_);
+  // Many short segments of the newest rows become one, once and not in each fork.
+  absl::Status JoinForForks() TESSERA_REQUIRES(mutex_);
   absl::Status Reserve(LanePlan& plan, std::uint64_t tokens) TESSERA_REQUIRES(mutex_);
   absl::Status FillTakenOver(const std::vector<LanePlan>& plans) TESSERA_REQUIRES(mutex_);
   absl::Status ReserveGrowth(Growth& growth);
@@ -456,6 +467,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::uint32_t residents_ TESSERA_GUARDED_BY(mutex_) = 0;  // Residences that live
   Clock::TimePoint last_use_ TESSERA_GUARDED_BY(mutex_);
   std::uint64_t seen_committed_ TESSERA_GUARDED_BY(mutex_) = 0;
+  std::uint64_t step_begin_ TESSERA_GUARDED_BY(mutex_) = 0;  // of the newest AppendSpan::decoded
+  std::uint64_t step_end_ TESSERA_GUARDED_BY(mutex_) = 0;
 
   std::atomic<bool> made_by_hand_{false};
 

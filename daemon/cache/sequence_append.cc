@@ -46,10 +46,21 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const Row
   Replaced replaced;
   if (status.ok()) status = AppendLocked(span, rows, before_seen, replaced);
   if (!status.ok()) return status;
+  if (span.decoded) {
+    step_begin_ = span.first_token;
+    step_end_ = span.first_token + span.tokens;
+  }
   FinishPublication(std::move(replaced));
   memory_.counters->tokens_appended.fetch_add(span.first_layer == 0 ? span.tokens : 0,
                                               std::memory_order_relaxed);
   return TokensInSegments();
+}
+
+std::uint64_t Sequence::step_begin() const {
+  MutexLock lock(mutex_);
+  std::uint64_t tokens = 0;
+  for (const Lane& lane : lanes_) tokens = std::max(tokens, lane.tail_start);
+  return tokens > step_end_ ? tokens : std::min(step_begin_, tokens);
 }
 
 // `committed`: tokens that every layer holds, the tail's included.
@@ -67,45 +78,79 @@ absl::Status Sequence::CheckFirstToken(const AppendSpan& span, std::uint64_t com
 
 absl::Status Sequence::AppendLocked(const AppendSpan& span, const RowSource& rows,
                                     absl::FunctionRef<void()> before_seen, Replaced& replaced) {
+  // What copies need may be all that is missing.
+  absl::StatusOr<std::vector<LanePlan>> plans = PlanAll(span, /*joins=*/true);
+  if (!plans.ok()) plans = PlanAll(span, /*joins=*/false);
+  if (!plans.ok()) return plans.status();
+  if (absl::Status status = Fill(*plans, rows, span.first_token); !status.ok()) return status;
+  before_seen();
+  for (LanePlan& plan : *plans) Commit(plan, span.tokens, replaced);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<Sequence::LanePlan>> Sequence::PlanAll(const AppendSpan& span,
+                                                                  bool joins) {
   std::vector<LanePlan> plans;
   for (std::uint32_t layer = span.first_layer; layer < span.first_layer + span.layers; ++layer) {
     for (std::uint32_t head = 0; head < model_->layout().kv_heads(layer); ++head) {
-      absl::StatusOr<LanePlan> plan = Plan(layer, head, span.tokens);
+      absl::StatusOr<LanePlan> plan = Plan(layer, head, span.tokens, joins);
       if (!plan.ok()) return plan.status();
       plans.push_back(*std::move(plan));
     }
   }
-  if (absl::Status status = Fill(plans, rows, span.first_token); !status.ok()) return status;
-  before_seen();
-  for (LanePlan& plan : plans) Commit(plan, span.tokens, replaced);
-  return absl::OkStatus();
+  return plans;
 }
 
 absl::StatusOr<Sequence::LanePlan> Sequence::Plan(std::uint32_t layer, std::uint32_t kv_head,
-                                                  std::uint64_t tokens) {
+                                                  std::uint64_t tokens, bool joins) {
   LanePlan plan = {
       .lane = model_->layout().lane(layer, kv_head), .layer = layer, .kv_head = kv_head};
   Lane& lane = lanes_[plan.lane];
   lane.open = lane.open || lane.MayReopen();
   const bool begins_one = !lane.open || lane.segments.back().entries == kMaxSegmentEntries;
-  // Not while somebody works on the segments that there are: he looks for them when he has done.
-  if (tokens > 0 && begins_one && !packing_ && !lane.recoding) plan.taken_over = CountToJoin(lane);
-  absl::Status status = Reserve(plan, tokens);
-  if (!status.ok() && plan.taken_over > 0) {
-    // What the copies need may be all that is missing.
-    plan.taken_over = 0;
-    status = Reserve(plan, tokens);
-  }
-  if (!status.ok()) return status;
+  if (joins && tokens > 0 && begins_one && MayJoin(lane)) plan.taken_over = CountToJoin(lane);
+  if (absl::Status status = Reserve(plan, tokens); !status.ok()) return status;
   return plan;
 }
 
+// Not while somebody works on the segments that there are: he looks for them when he has done.
+bool Sequence::MayJoin(const Lane& lane) const { return !packing_ && !lane.recoding; }
+
+absl::Status Sequence::JoinForForks() {
+  std::vector<LanePlan> plans;
+  for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
+    for (std::uint32_t head = 0; head < model_->layout().kv_heads(layer); ++head) {
+      LanePlan plan = {.lane = model_->layout().lane(layer, head), .layer = layer, .kv_head = head};
+      if (!MayJoin(lanes_[plan.lane])) continue;
+      plan.taken_over = CountToJoinForForks(lanes_[plan.lane]);
+      if (plan.taken_over == 0) continue;
+      absl::Status status = Reserve(plan, 0);
+      // They stay as they are, and are shared so.
+      if (absl::IsResourceExhausted(status)) return absl::OkStatus();
+      if (!status.ok()) return status;
+      plans.push_back(std::move(plan));
+    }
+  }
+  if (plans.empty()) return absl::OkStatus();
+  absl::Status status = FillTakenOver(plans);
+  std::vector<device::WordStore> words;
+  for (const LanePlan& plan : plans) {
+    const Growth& growth = plan.growths.front();
+    growth.segment->ListTableWords(growth.tiles, growth.table, words);
+  }
+  if (status.ok()) status = memory_.device->StoreWords(words);
+  if (!status.ok()) return status;
+  Replaced replaced;
+  for (LanePlan& plan : plans) Commit(plan, 0, replaced);
+  FinishPublication(std::move(replaced));
+  return absl::OkStatus();
+}
+
 absl::Status Sequence::Reserve(LanePlan& plan, std::uint64_t tokens) {
-  plan.growths.clear();
   const Lane& lane = lanes_[plan.lane];
   std::uint64_t position = lane.tail_start;
   std::size_t segments = lane.segments.size() - plan.taken_over;
-  if (lane.open && lane.segments.back().entries < kMaxSegmentEntries) {
+  if (plan.taken_over == 0 && lane.open && lane.segments.back().entries < kMaxSegmentEntries) {
     const HeldSegment& last = lane.segments.back();
     const std::uint32_t count = static_cast<std::uint32_t>(
         std::min<std::uint64_t>(tokens, kMaxSegmentEntries - last.entries));
@@ -115,7 +160,7 @@ absl::Status Sequence::Reserve(LanePlan& plan, std::uint64_t tokens) {
   }
   std::uint32_t copied = 0;
   for (std::size_t i = segments; i < lane.segments.size(); ++i) copied += lane.segments[i].entries;
-  while (tokens > 0) {
+  while (tokens + copied > 0) {
     const std::uint32_t count =
         static_cast<std::uint32_t>(std::min<std::uint64_t>(tokens, kMaxSegmentEntries - copied));
     const kernels::DenseTile tile = model_->layout().tile(plan.layer);

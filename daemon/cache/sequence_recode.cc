@@ -187,11 +187,11 @@ std::uint64_t Sequence::OpenEntries(std::uint32_t lane) const {
   return run.plain_entries() + run.provisional_entries();
 }
 
-std::vector<std::uint32_t> Sequence::CrowdedLanes() const {
+std::vector<std::uint32_t> Sequence::CrowdedLanes(std::size_t segments) const {
   MutexLock lock(mutex_);
   std::vector<std::uint32_t> crowded;
   for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
-    if (lanes_[i].segments.size() > kCrowded) crowded.push_back(i);
+    if (lanes_[i].segments.size() > segments) crowded.push_back(i);
   }
   return crowded;
 }

@@ -74,7 +74,7 @@ absl::Status Compactor::SetPolicyOver(cache::Sequence& sequence, ManagedSequence
   if (managed != nullptr && before != nullptr) {
     managed->Follow(*before);
   } else if (managed != nullptr) {
-    managed->TakePrompt(0, sequence.Describe(/*lanes=*/false).tokens);
+    managed->TakeAsPrompt(sequence.Describe(/*lanes=*/false).tokens, sequence.step_begin());
   }
   sequence.set_companion(std::move(managed));
   // Nothing would come back to what waits for a strategy: its form is final then.
@@ -292,7 +292,8 @@ absl::StatusOr<std::uint64_t> Compactor::Append(const std::shared_ptr<cache::Seq
                         .layers = rows.layers,
                         .first_token = rows.first_token,
                         .tokens = rows.until - rows.first_token,
-                        .position_shift = rows.position_shift},
+                        .position_shift = rows.position_shift,
+                        .decoded = rows.decoded},
                        source, [&] {
                          if (managed == nullptr) return;
                          if (rows.decoded) return managed->TakeStep(rows.first_token, rows.until);

@@ -4,20 +4,30 @@
 #include <optional>
 
 #include "absl/cleanup/cleanup.h"
+#include "daemon/base/strings.h"
 #include "daemon/cache/join.h"
 #include "daemon/compaction/compactor.h"
 
 namespace tessera::compaction {
 
 absl::Status Compactor::JoinCrowded(const std::shared_ptr<cache::Sequence>& sequence) {
-  for (const std::uint32_t lane : sequence->CrowdedLanes()) {
+  bool exhausted = false;
+  for (const std::uint32_t lane : sequence->CrowdedLanes(cache::kCrowded)) {
     bool joined = true;
     while (joined) {
       joined = false;
-      if (absl::Status status = JoinSome(sequence, lane, joined); !status.ok()) return status;
+      absl::Status status = JoinSome(sequence, lane, joined);
+      if (status.ok()) continue;
+      if (!absl::IsResourceExhausted(status)) return status;
+      exhausted = true;
+      break;
     }
   }
-  return absl::OkStatus();
+  // Without room for copies a lane goes on as it is, while it can take another segment.
+  if (!exhausted || sequence->CrowdedLanes(shm::kMaxSegments - 1).empty()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      Concat(sequence->id().ToString(), " has lanes of ", shm::kMaxSegments,
+             " segments, and there is no room for the copies that joining them takes"));
 }
 
 absl::Status Compactor::JoinSome(const std::shared_ptr<cache::Sequence>& sequence,

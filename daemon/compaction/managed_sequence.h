@@ -217,6 +217,11 @@ class ManagedSequence final : public cache::Companion {
     MutexLock lock(text_mutex_);
     prompts_.Add(begin, end);
   }
+  // What there is of a sequence that nobody has managed: of what its steps brought nobody knows.
+  void TakeAsPrompt(std::uint64_t tokens, std::uint64_t step_begin) {
+    TakePrompt(0, tokens);
+    if (step_begin < tokens) TakeStep(step_begin, tokens);
+  }
   std::vector<policies::TokenSpan> prompts() const {
     MutexLock lock(text_mutex_);
     return prompts_.spans();

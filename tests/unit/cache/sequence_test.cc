@@ -102,7 +102,7 @@ TEST_F(SequenceTest, ALaneThatHasTooManySegmentsIsRefusedAndServesOn) {
   EXPECT_EQ(AppendAll(*sequence, stamps.size(), NewStamps(1)).status().code(),
             absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(Shown(*sequence, stamps), "");
-  EXPECT_EQ(sequence->CrowdedLanes(), std::vector<std::uint32_t>{0});
+  EXPECT_EQ(sequence->CrowdedLanes(kCrowded), std::vector<std::uint32_t>{0});
 
   // Joined, they are as they were, and as final.
   ASSERT_TRUE(sequence
@@ -111,7 +111,7 @@ TEST_F(SequenceTest, ALaneThatHasTooManySegmentsIsRefusedAndServesOn) {
                   .ok());
   EXPECT_EQ(sequence->Describe(true).lanes[0].segments, 1u);
   EXPECT_EQ(sequence->OpenEntries(0), 0u);
-  EXPECT_TRUE(sequence->CrowdedLanes().empty());
+  EXPECT_TRUE(sequence->CrowdedLanes(kCrowded).empty());
   EXPECT_EQ(Shown(*sequence, stamps), "");
   const Stamps more = NewStamps(1);
   ASSERT_TRUE(AppendAll(*sequence, stamps.size(), more).ok());

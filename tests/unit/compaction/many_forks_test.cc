@@ -21,7 +21,9 @@ constexpr std::uint64_t kTile = kernels::kTileEntries;
 
 class ManyForks : public CompactorTest {
  protected:
-  ManyForks() { model_ = world_.Register(cache::SmallModel("one lane", 1, 1)); }
+  explicit ManyForks(std::uint64_t tenant_limit = 0) : CompactorTest(0, tenant_limit) {
+    model_ = world_.Register(cache::SmallModel("one lane", 1, 1));
+  }
 
   std::uint32_t SegmentsOf(const Track& track) {
     return track.sequence->Describe(true).lanes[0].segments;
@@ -31,7 +33,7 @@ class ManyForks : public CompactorTest {
     return kernels::LayoutOf(kernels::DenseShape(tile.head_dim, tile.type)).bytes;
   }
   absl::Status DecodeByCall(Track& track, const Stamps& stamps) {
-    const Compactor::Rows rows = {.layers = 1,
+    const Compactor::Rows rows = {.layers = model_->layers(),
                                   .decoded = true,
                                   .first_token = track.stamps.size(),
                                   .until = track.stamps.size() + stamps.size()};
@@ -153,6 +155,35 @@ TEST_F(ManyForks, LongSegmentsStayShared) {
   for (const Track& fork : forks) EXPECT_EQ(Shown(fork), "");
 }
 
+// Many pieces are put together once, and not by each of those who fork them.
+TEST_F(ManyForks, ShareWhatWasInManyPieces) {
+  for (const std::uint32_t pieces : {15u, 16u, 40u}) {
+    Track track = NewTrack(*policies::ParsePolicy("dense"));
+    std::vector<Track> forks;
+    for (std::uint32_t i = 0; i < pieces; ++i) {
+      ASSERT_TRUE(DecodeByCall(track, DrawTokens(kTile, 1)).ok());
+      forks.push_back(Fork(track));
+    }
+    for (Track& fork : forks) Free(fork);
+    Collect();
+    std::vector<Track> children;
+    for (int i = 0; i < 50; ++i) {
+      children.push_back(Fork(track));
+      ASSERT_TRUE(DecodeByCall(children.back(), DrawTokens(1, 1)).ok());
+    }
+    Collect();
+    EXPECT_LE(Used(pool::MemoryTag::kTiles), (pieces + 1 + children.size()) * TileBytes())
+        << pieces << " pieces";
+    for (Track& child : children) {
+      ASSERT_EQ(Shown(child), "");
+      Free(child);
+    }
+    ASSERT_EQ(Shown(track), "");
+    Free(track);
+    Collect();
+  }
+}
+
 // Segments of another form that forks keep from growing are joined when somebody asks.
 TEST_F(ManyForks, CompressMakesRoomWhereALaneIsFull) {
   Track track = NewTrack(Quest());
@@ -187,6 +218,73 @@ TEST_F(ManyForks, CompressMakesRoomWhereALaneIsFull) {
   RunAll();
   ExpectTold(*again);
   EXPECT_EQ(SegmentsOf(track), segments);
+}
+
+class LittleRoom : public ManyForks {
+ protected:
+  LittleRoom() : ManyForks(64 << 20) {}
+  // So much for who comes now.
+  pool::Charge LeaveRoom(std::uint64_t bytes) {
+    auto& account = const_cast<pool::Account&>(world_.tenant().account());
+    absl::StatusOr<pool::Charge> charge = account.Reserve(
+        pool::MemoryTag::kPoolExtents, account.limit_bytes() - account.used_bytes() - bytes);
+    EXPECT_TRUE(charge.ok()) << charge.status();
+    return *std::move(charge);
+  }
+};
+
+TEST_F(LittleRoom, CompressJoinsByPortions) {
+  Track track = NewTrack(Quest());
+  std::optional<Track> last;
+  const Stamps tile = DrawTokens(kTile, 1);
+  while (track.stamps.size() < (cache::kCrowded + 2) * kTile) {
+    ASSERT_TRUE(DecodeByCall(track, tile).ok());
+    std::optional<Track> fork = Fork(track);
+    if (last.has_value()) Free(*last);
+    last = std::move(fork);
+    RunAll();
+  }
+  Free(*last);
+  Collect();
+  ASSERT_GT(SegmentsOf(track), cache::kCrowded);
+  {
+    const pool::Charge others = LeaveRoom(512 << 10);
+    const std::shared_ptr<Told> told = Compress(track);
+    RunAll();
+    ExpectTold(*told);
+  }
+  // The rest when what these gave back is free.
+  EXPECT_LE(SegmentsOf(track), cache::kCrowded);
+  EXPECT_EQ(Shown(track), "");
+}
+
+// With room for some of the copies an append goes on without them, as it does with room for none.
+TEST_F(LittleRoom, MoreIsNeverTooLittle) {
+  model_ = world_.Register(cache::SmallModel("four lanes", 2, 2));
+  std::optional<std::uint64_t>
+      bare;  // what it takes behind a full tile, of which nothing is copied
+  for (const std::uint32_t rows : {32u, 31u, 5u}) {
+    Track track = NewTrack(*policies::ParsePolicy("dense"));
+    ASSERT_TRUE(DecodeByCall(track, DrawTokens(rows, 1)).ok());
+    const Track fork = Fork(track);
+    std::optional<std::uint64_t> enough;
+    for (std::uint64_t room = 0; room <= 96 << 10; room += 1 << 10) {
+      Track child = Fork(track);
+      {
+        const pool::Charge others = LeaveRoom(room);
+        const bool ok = DecodeByCall(child, DrawTokens(2, 1)).ok();
+        EXPECT_TRUE(ok || !enough.has_value()) << rows << " rows, " << room << " bytes of room";
+        if (ok && !enough.has_value()) enough = room;
+      }
+      EXPECT_EQ(Shown(child), "");
+      Free(child);
+      Collect();
+    }
+    ASSERT_TRUE(enough.has_value());
+    EXPECT_EQ(*enough, bare.value_or(*enough)) << rows << " rows";
+    EXPECT_GT(*enough, 0u);
+    bare = enough;
+  }
 }
 
 // ---- anything in any order

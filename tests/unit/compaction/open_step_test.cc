@@ -109,6 +109,34 @@ TEST_P(OpenSteps, WhatStaysIsCountedInTime) {
   }
 }
 
+// Also where the policy is set while drafts lie there, on a sequence that had none.
+TEST_P(OpenSteps, APolicySetAmidAStepCountsNoDrafts) {
+  for (const bool first : {false, true}) {
+    Track drafting = NewTrack(*policies::ParsePolicy(first ? GetParam() : "dense"));
+    Track plain = NewTrack(*policies::ParsePolicy(first ? GetParam() : "dense"));
+    const Stamps tokens = DrawTokens(62, 1);
+    const Stamps drafts = DrawTokens(8, 2);
+    DecodeByCalls(drafting, tokens);
+    DecodeByCalls(plain, tokens);
+    for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
+      const Compactor::Rows rows = {
+          .first_layer = layer, .layers = 1, .decoded = true, .first_token = 62, .until = 70};
+      ASSERT_TRUE(
+          compactor_.Append(drafting.sequence, rows, DrawnRows(model_->layout(), drafts)).ok());
+    }
+    drafting.stamps.insert(drafting.stamps.end(), drafts.begin(), drafts.end());
+    for (Track* track : {&drafting, &plain}) {
+      ASSERT_TRUE(compactor_.SetPolicy(*track->sequence, *policies::ParsePolicy(GetParam())).ok());
+      OperatorCompresses(*track);
+    }
+    Truncate(drafting, 63);
+    DecodeByCalls(plain, {drafts.front()});
+    CompressAll(drafting);
+    CompressAll(plain);
+    ExpectAlike(drafting, plain);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Policies, OpenSteps,
     testing::Values("streaming:sink=0,recent=32", "streaming:sink=4,recent=40",
