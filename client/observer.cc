@@ -120,9 +120,6 @@ void Observer::CutLayerTo(std::uint64_t tokens, std::uint32_t index) {
     decided_.erase(index);
     layers_.erase(index);
   }
-  if (const auto theirs = taken_over_.find(index); theirs != taken_over_.end()) {
-    theirs->second = std::min(theirs->second, tokens);
-  }
   const auto layer = layers_.find(index);
   if (layer == layers_.end() || layer->second.next <= tokens) return;
   ForgetFrom(tokens, index);
@@ -163,6 +160,8 @@ void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, std::uin
   if (needs_.norm_share() == 0) return;
   const kernels::LayerGeometry& geometry = model_->geometry(rows.layer);
   const std::uint64_t row_bytes = RowBytes(geometry);
+  const bool none = layer.norms.empty();
+  layer.first = none ? rows.first_token : std::min(layer.first, rows.first_token);
   layer.norms.resize(geometry.query_heads);
   for (std::uint32_t head = 0; head < geometry.query_heads; ++head) {
     HeadRows& kept = layer.norms[head];
@@ -336,8 +335,6 @@ absl::Status Observer::SeeTokens(std::uint64_t first_token, std::span<const std:
 
 void Observer::Decided(std::uint32_t index, std::uint64_t until) {
   decided_.insert(index);
-  const auto theirs = taken_over_.find(index);
-  if (theirs != taken_over_.end() && until >= theirs->second) taken_over_.erase(theirs);
   const auto known = layers_.find(index);
   if (known == layers_.end()) return;
   Layer& layer = known->second;
@@ -346,16 +343,17 @@ void Observer::Decided(std::uint32_t index, std::uint64_t until) {
     return;
   }
   // Of a longer sequence more of them are among the strongest. The daemon has the rest.
-  Layer left = {.next = layer.next, .from = until, .rests = true, .norms = std::move(layer.norms)};
+  Layer left = {.next = layer.next,
+                .first = std::max(layer.first, until),
+                .from = until,
+                .rests = true,
+                .norms = std::move(layer.norms)};
   for (HeadRows& head : left.norms) head.ForgetBefore(until);
   layer = std::move(left);
 }
 
-void Observer::BeginsDecided(std::uint64_t tokens, std::uint64_t until) {
-  for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
-    decided_.insert(layer);
-    if (until < tokens && needs_.norm_share() > 0) taken_over_[layer] = tokens;
-  }
+void Observer::BeginsDecided() {
+  for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) decided_.insert(layer);
 }
 
 }  // namespace tessera::client

@@ -78,9 +78,9 @@ class Observer {
   // The layer has been compressed, and held some tokens. Those before `until` have been decided
   // about; others were left alone, and their strongest queries are shown again.
   void Decided(std::uint32_t layer, std::uint64_t until);
-  // The sequence begins with so many tokens that were, or may be, decided about elsewhere: with a
-  // published prefix, or with what another worker has shown. Those before `until` have been.
-  void BeginsDecided(std::uint64_t tokens, std::uint64_t until);
+  // The sequence begins with tokens that were, or may be, decided about elsewhere: with a published
+  // prefix, or with what another worker has shown.
+  void BeginsDecided();
 
  private:
   struct ByNorm {
@@ -115,8 +115,9 @@ class Observer {
     std::uint64_t known() const;
   };
   struct Layer {
-    std::uint64_t next = 0;  // the token after the last one seen
-    std::uint64_t from = 0;  // those before it have been decided about
+    std::uint64_t next = 0;   // the token after the last one seen
+    std::uint64_t first = 0;  // of those that `norms` are the strongest of
+    std::uint64_t from = 0;   // those before it have been decided about
     // The daemon has been shown all of it: what comes next may come from anywhere.
     bool rests = false;
     std::uint64_t last_first = 0;  // position of the first row of `last`
@@ -157,8 +158,6 @@ class Observer {
   absl::StatusOr<std::vector<std::byte>> FillNorms(std::uint32_t index, const Layer& layer,
                                                    bool to_another,
                                                    v1::ObserveRequest& request) const;
-  // FAILED_PRECONDITION where the worker before has not shown as many as are asked for by now.
-  absl::Status CheckTakenOver(std::uint32_t index, const Layer& layer) const;
 
   // How many queries by norm are asked for of so many tokens.
   std::uint64_t NormsOf(std::uint64_t tokens) const;
@@ -175,9 +174,6 @@ class Observer {
   Layer& LayerOf(std::uint32_t index);
   std::map<std::uint32_t, Layer> layers_;
   std::set<std::uint32_t> decided_;  // layers that were compressed before
-  // By layer, the tokens whose strongest queries another worker has shown, while they have not been
-  // decided about.
-  std::map<std::uint32_t, std::uint64_t> taken_over_;
   // Not shown yet. Those that were go on with the sequence in the daemon, and with its forks.
   std::uint64_t first_id_ = 0;
   std::vector<std::uint32_t> ids_;

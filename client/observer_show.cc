@@ -38,18 +38,6 @@ std::uint64_t Observer::HeadRows::known() const {
   return static_cast<std::uint64_t>(std::distance(first, order.end()));
 }
 
-absl::Status Observer::CheckTakenOver(std::uint32_t index, const Layer& layer) const {
-  const auto theirs = taken_over_.find(index);
-  if (theirs == taken_over_.end()) return absl::OkStatus();
-  const std::uint64_t future = FutureTokens(theirs->second);
-  if (layer.next <= future || NormsOf(future) >= theirs->second) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      Concat("layer ", index, ": the ", NormsOf(layer.next), " queries of largest norm of ",
-             layer.next, " tokens are not known: of the first ", theirs->second,
-             ", which another worker has shown, only the ", NormsOf(future), " that ", future,
-             " tokens ask for; compress before it is longer than that"));
-}
-
 absl::StatusOr<std::vector<std::byte>> Observer::FillNorms(std::uint32_t index, const Layer& layer,
                                                            bool to_another,
                                                            v1::ObserveRequest& request) const {
@@ -64,7 +52,9 @@ absl::StatusOr<std::vector<std::byte>> Observer::FillNorms(std::uint32_t index, 
   }
   std::uint64_t count = std::min(held, wanted);
   if (to_another) count = std::max(count, std::min(known, NormsOf(FutureTokens(layer.next))));
+  bool all = true;
   for (const HeadRows& head : layer.norms) {
+    all = all && head.let_go.empty() && head.rows.size() == count;
     std::vector<std::uint64_t> strongest;
     for (auto it = head.order.rbegin(); strongest.size() < count; ++it) {
       strongest.push_back(~it->second);
@@ -89,6 +79,8 @@ absl::StatusOr<std::vector<std::byte>> Observer::FillNorms(std::uint32_t index, 
   if (!bytes.empty()) {
     SetShape(ToDType(geometry.type), {geometry.query_heads, count, geometry.head_dim},
              *request.mutable_norm_queries());
+    request.set_first_norm_token(layer.first);
+    request.set_all_norms(all);
   }
   return bytes;
 }
@@ -127,12 +119,10 @@ absl::Status Observer::ShowTokens(Session& session, SequenceId sequence, std::ui
 
 absl::Status Observer::ShowLayer(Session& session, SequenceId sequence, std::uint32_t index,
                                  const Layer& layer, bool to_another) const {
-  absl::Status status = CheckTakenOver(index, layer);
-  if (!status.ok()) return status;
   const kernels::LayerGeometry& geometry = model_->geometry(index);
   const std::uint64_t rows = layer.last.size() / (geometry.query_heads * RowBytes(geometry));
   std::uint64_t shown = 0;
-  status = ShowFirst(session, sequence, index, layer, to_another, shown);
+  absl::Status status = ShowFirst(session, sequence, index, layer, to_another, shown);
   while (status.ok() && shown < rows) {
     v1::ObserveRequest more;
     more.set_sequence_id(sequence.value());

@@ -135,7 +135,7 @@ void AddPart(const v1::CompressResponse& part, bool first, v1::CompressResponse&
 }  // namespace
 
 absl::StatusOr<v1::CompressResponse> Sequence::Compress(Session& session, std::uint32_t first_layer,
-                                                        std::uint32_t layers) {
+                                                        std::uint32_t layers, bool to_another) {
   Observer* const observer = state_->observer.get();
   v1::CompressRequest request;
   v1::CompressResponse response;
@@ -151,7 +151,8 @@ absl::StatusOr<v1::CompressResponse> Sequence::Compress(Session& session, std::u
     if (observer != nullptr) {
       // Where the daemon has no room for all of it, it decides about what it was shown before it
       // is shown the rest.
-      const auto until = observer->Show(session, state_->id, begin, end, state_->TokensOf(0));
+      const auto until =
+          observer->Show(session, state_->id, begin, end, state_->TokensOf(0), to_another);
       if (!until.ok()) return until.status();
       shown = *until;
     }
@@ -221,7 +222,8 @@ absl::StatusOr<PublishedPrefix> Sequence::Publish(std::span<const std::uint32_t>
     const auto held = token_ids.first(std::min<std::size_t>(token_ids.size(), state_->tokens));
     absl::Status status = state_->observer->SeeTokens(0, held);
     if (!status.ok()) return status;
-    status = Compress(*hold->session, 0, 0).status();
+    // Whoever begins with them has not seen what this worker has.
+    status = Compress(*hold->session, 0, 0, /*to_another=*/true).status();
     if (!status.ok()) return status;
   }
   v1::PublishRequest request;

@@ -118,7 +118,7 @@ class Sequence {
   absl::StatusOr<v1::DescribeResponse> Ask(v1::DescribeRequest request) const;
   absl::StatusOr<Sequence> Fork(const std::string* policy);
   absl::StatusOr<v1::CompressResponse> Compress(Session& session, std::uint32_t first_layer,
-                                                std::uint32_t layers);
+                                                std::uint32_t layers, bool to_another = false);
   Sequence(std::shared_ptr<Core> core, std::shared_ptr<SequenceState> state);
 
   std::shared_ptr<Core> core_;

@@ -83,7 +83,7 @@ absl::StatusOr<Sequence> Worker::Adopt(const Model& model, SequenceId sequence) 
   state->prompt_waits = response.tokens() > response.decided_tokens();
   // Something may be decided at any time, by what the worker before has shown.
   if (state->observer != nullptr && response.tokens() > 0) {
-    state->observer->BeginsDecided(response.tokens(), response.decided_tokens());
+    state->observer->BeginsDecided();
   }
   core_->AddSequence(state);
   return Sequence(core_, std::move(state));

@@ -48,9 +48,7 @@ absl::StatusOr<Sequence> Worker::Fork(const PrefixMatch& match, std::uint64_t to
   state->TakePolicy(response);
   state->position_shift = response.position_shift();
   state->compressed_at = response.tokens();
-  if (state->observer != nullptr) {
-    state->observer->BeginsDecided(response.tokens(), response.tokens());
-  }
+  if (state->observer != nullptr) state->observer->BeginsDecided();
   core_->AddSequence(state);
   return Sequence(core_, std::move(state));
 }

@@ -187,6 +187,7 @@ class LayerChooser::Shown {
              .prompts = prompts_,
              .lanes = entries_,
              .queries = queries_,
+             .norms_known = state.observation.NormsKnown(first, lanes.end),
              .sums = sum_spans_,
              .text = options.text.subspan(std::min<std::size_t>(first, options.text.size())),
              .scorer = lanes.keys.get()};

@@ -19,6 +19,14 @@ absl::Status Refuse(std::uint32_t layer, const auto&... why) {
   return absl::InvalidArgumentError(Concat("observation of layer ", layer, ": ", why...));
 }
 
+// How many of these ascending positions are smaller.
+std::size_t CountBefore(const std::vector<std::uint64_t>& positions, std::uint64_t position) {
+  return static_cast<std::size_t>(std::ranges::lower_bound(positions, position) -
+                                  positions.begin());
+}
+
+constexpr std::uint64_t kAll = ~std::uint64_t{0};
+
 absl::Status CheckCounts(const ShownLayer& shown, const policies::Needs& needs,
                          std::uint64_t most_last) {
   const std::uint32_t decides = shown.layer - shown.layer % needs.layers_alike;
@@ -81,6 +89,11 @@ absl::Status CheckValues(const ShownLayer& shown, const kernels::LayerGeometry& 
     return Refuse(shown.layer, "position ", i, " of the queries by norm is ", position,
                   "; positions of a head rise and are below ", shown.tokens);
   }
+  for (const std::uint64_t position : shown.norm.positions) {
+    if (position >= shown.norm.first_token) continue;
+    return Refuse(shown.layer, "a query by norm is of position ", position,
+                  "; they are the strongest of the tokens from ", shown.norm.first_token, " on");
+  }
   return absl::OkStatus();
 }
 
@@ -114,6 +127,12 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
   if (!charge.ok()) return charge.status();
   if (!alone) shown_ = shown_ == nullptr ? std::make_shared<Shown>() : shown_->Copy();
 
+  if (shown.norm.count > 0) {
+    KeepShowings(0, shown.norm.first_token);
+    showings_.push_back({.begin = shown.norm.first_token,
+                         .end = shown.tokens,
+                         .known = shown.norm.all ? kAll : shown.norm.count});
+  }
   Shown& now = *shown_;
   if (shown.last.count + shown.norm.count > 0) now.heads.resize(geometry.query_heads);
   for (std::uint32_t head = 0; head < now.heads.size(); ++head) {
@@ -125,6 +144,9 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
     if (shown.norm.count > 0) {
       const std::byte* const rows = shown.norm.rows + first * row_bytes;
       norm.rows.assign(rows, rows + shown.norm.count * row_bytes);
+      std::vector<std::uint64_t>& strongest = now.heads[head].strongest;
+      strongest.resize(CountBefore(strongest, shown.norm.first_token));
+      strongest.insert(strongest.end(), norm.positions.begin(), norm.positions.end());
     }
     Merge(std::move(norm), row_bytes, now.heads[head]);
     HeadRows last;
@@ -172,7 +194,8 @@ std::uint64_t Observation::BytesMore(const ShownLayer& shown,
     for (const std::vector<float>& of_head : shown_->sums) held += of_head.size();
     sums -= std::min(sums, held);
   }
-  return rows * (row_bytes + sizeof(std::uint64_t)) + sums * sizeof(float);
+  return rows * (row_bytes + sizeof(std::uint64_t)) + sums * sizeof(float) +
+         shown.norm.positions.size() * sizeof(std::uint64_t);
 }
 
 // Whoever had it, too, is done with it.
@@ -184,11 +207,44 @@ bool Observation::Alone() const {
 }
 
 void Observation::ForgetBefore(std::uint64_t position) {
-  KeepOnly(position, ~std::uint64_t{0}, /*keeps_sums=*/false);
+  KeepShowings(position, kAll);
+  KeepOnly(position, kAll, /*keeps_sums=*/false);
 }
 
 void Observation::ForgetFrom(std::uint64_t position) {
+  KeepShowings(0, position);
   if (shown_ != nullptr) KeepOnly(0, position, /*keeps_sums=*/shown_->SumsEnd() <= position);
+}
+
+// Of the strongest rows of some tokens those of fewer are the strongest of these.
+Observation::Showing Observation::Part(const Showing& showing, std::uint64_t begin,
+                                       std::uint64_t end) const {
+  Showing part = {.begin = std::max(begin, showing.begin),
+                  .end = std::min(end, showing.end),
+                  .known = showing.known};
+  const bool whole = part.begin == showing.begin && part.end == showing.end;
+  if (whole || part.known == kAll || part.begin >= part.end) return part;
+  if (shown_ == nullptr) part.known = 0;
+  for (std::size_t head = 0; shown_ != nullptr && head < shown_->heads.size(); ++head) {
+    const std::vector<std::uint64_t>& strongest = shown_->heads[head].strongest;
+    part.known = std::min<std::uint64_t>(
+        part.known, CountBefore(strongest, part.end) - CountBefore(strongest, part.begin));
+  }
+  return part;
+}
+
+void Observation::KeepShowings(std::uint64_t begin, std::uint64_t end) {
+  for (Showing& showing : showings_) showing = Part(showing, begin, end);
+  std::erase_if(showings_, [](const Showing& showing) { return showing.begin >= showing.end; });
+}
+
+std::uint64_t Observation::NormsKnown(std::uint64_t begin, std::uint64_t end) const {
+  std::uint64_t known = kAll;
+  for (const Showing& showing : showings_) {
+    const Showing part = Part(showing, begin, end);
+    if (part.begin < part.end) known = std::min(known, part.known);
+  }
+  return known;
 }
 
 void Observation::KeepOnly(std::uint64_t begin, std::uint64_t end, bool keeps_sums) {
@@ -217,6 +273,10 @@ void Observation::KeepOnly(std::uint64_t begin, std::uint64_t end, bool keeps_su
     };
     kept.positions.assign(first, last);
     kept.rows.assign(row(first), row(last));
+    const auto strong = [&](std::uint64_t position) {
+      return std::ranges::lower_bound(head.strongest, position);
+    };
+    kept.strongest.assign(strong(begin), strong(end));
   }
   if (all) return;
   const std::shared_ptr<Shown> before = std::exchange(shown_, nullptr);
@@ -228,7 +288,10 @@ void Observation::KeepOnly(std::uint64_t begin, std::uint64_t end, bool keeps_su
   } else {
     absl::StatusOr<pool::Charge> charge =
         before->budget->Reserve(pool::MemoryTag::kObservations, rest->bytes());
-    if (!charge.ok()) return;
+    if (!charge.ok()) {
+      for (Showing& showing : showings_) showing.known = 0;
+      return;
+    }
     rest->charge = *std::move(charge);
   }
   shown_ = std::move(rest);
@@ -238,7 +301,8 @@ void Observation::KeepOnly(std::uint64_t begin, std::uint64_t end, bool keeps_su
 void Observation::Merge(HeadRows added, std::uint64_t row_bytes, HeadRows& rows) {
   if (added.positions.empty()) return;
   if (rows.positions.empty()) {
-    rows = std::move(added);
+    rows.positions = std::move(added.positions);
+    rows.rows = std::move(added.rows);
     return;
   }
   if (added.positions.front() > rows.positions.back()) {
@@ -264,7 +328,8 @@ void Observation::Merge(HeadRows added, std::uint64_t row_bytes, HeadRows& rows)
     if (a < rows.positions.size() && rows.positions[a] == added.positions[b]) ++a;
     take(added, b++);
   }
-  rows = std::move(merged);
+  rows.positions = std::move(merged.positions);
+  rows.rows = std::move(merged.rows);
 }
 
 std::shared_ptr<Observation::Shown> Observation::Shown::Copy() const {
@@ -278,7 +343,8 @@ std::shared_ptr<Observation::Shown> Observation::Shown::Copy() const {
 std::uint64_t Observation::Shown::bytes() const {
   std::uint64_t sum = 0;
   for (const HeadRows& head : heads) {
-    sum += head.rows.size() + head.positions.size() * sizeof(std::uint64_t);
+    sum +=
+        head.rows.size() + (head.positions.size() + head.strongest.size()) * sizeof(std::uint64_t);
   }
   for (const std::vector<float>& of_head : sums) sum += of_head.size() * sizeof(float);
   return sum;

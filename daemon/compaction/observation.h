@@ -34,6 +34,9 @@ struct ShownLayer {
     std::uint64_t count = 0;
     std::span<const std::uint64_t> positions;  // [query_heads][count]
     const std::byte* rows = nullptr;
+    // They are the strongest of the tokens from there on.
+    std::uint64_t first_token = 0;
+    bool all = false;  // of all of these: none that was seen is left out
   } norm;
   // [kv_heads][count]: what is paid to the tokens from first_position on.
   struct {
@@ -64,6 +67,9 @@ class Observation {
   std::uint64_t bytes() const;
   // By query head; valid while this does not change. Empty: none were shown.
   std::vector<policies::HeadQueries> queries() const;
+  // Of the tokens [begin, end) so many queries of each head, the strongest by norm, are among them,
+  // as far as anybody has shown any. All: the largest number.
+  std::uint64_t NormsKnown(std::uint64_t begin, std::uint64_t end) const;
   // For the first of the entries at these positions of a kv head, as many as were shown.
   std::vector<float> SumsAt(std::uint32_t kv_head, std::span<const std::uint64_t> positions) const;
 
@@ -71,6 +77,13 @@ class Observation {
   struct HeadRows {
     std::vector<std::uint64_t> positions;
     std::vector<std::byte> rows;
+    std::vector<std::uint64_t> strongest;  // those of `positions` that are the last showings'
+  };
+  // Somebody has shown the strongest queries of the tokens [begin, end), so many of each head.
+  struct Showing {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+    std::uint64_t known = 0;
   };
   struct Shown {
     std::vector<HeadRows> heads;
@@ -84,6 +97,9 @@ class Observation {
     std::shared_ptr<Shown> Copy() const;
     std::uint64_t SumsEnd() const { return sums.empty() ? 0 : sums_first + sums.front().size(); }
   };
+  // What is known of those of its tokens that are in [begin, end), while these rows are there.
+  Showing Part(const Showing& showing, std::uint64_t begin, std::uint64_t end) const;
+  void KeepShowings(std::uint64_t begin, std::uint64_t end);
   static void Merge(HeadRows added, std::uint64_t row_bytes, HeadRows& rows);
   // Of each head the queries at positions [begin, end).
   void KeepOnly(std::uint64_t begin, std::uint64_t end, bool keeps_sums);
@@ -92,6 +108,8 @@ class Observation {
   bool Alone() const;
 
   std::shared_ptr<Shown> shown_;  // null: nothing; never changes while somebody else has it, too
+  // Of different tokens each, in their order. They outlive rows that there was no room for.
+  std::vector<Showing> showings_;
 };
 
 // `text` is by token; `ids` are of those from `first_token` on.

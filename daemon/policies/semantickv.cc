@@ -54,6 +54,17 @@ struct Observers {
   kernels::RowRange span() const { return {.rows = rows.data(), .count = positions.size()}; }
 };
 
+// Weaker queries in the place of some that were seen, and not shown, would decide otherwise, and
+// nobody would know.
+absl::Status CheckKnown(const LayerView& view, double lambda, std::uint64_t wanted) {
+  if (wanted <= view.norms_known) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      Concat(kSemanticKvName, ": of ", view.tokens, " tokens the ", wanted,
+             " queries of largest norm are not known: of some of these no more were shown than ",
+             kernels::MostForShare(view.norms_known, lambda), " tokens ask for, ", view.norms_known,
+             "; observe the tokens again, from 0 on, or compress before it is longer than that"));
+}
+
 // Those of the newest tokens, and of the others as many of the largest norm as make up the share:
 // a query that is both counts once. Of what was shown; more may have been.
 absl::StatusOr<Observers> ObserversOf(const LayerView& view, std::uint32_t head,
@@ -133,6 +144,7 @@ absl::StatusOr<LayerDecision> DecideSemantic(SemanticKvPolicy semantic, const La
   // Sinks are the sequence's first tokens, not those of every prompt.
   semantic.sink -= std::min(semantic.sink, view.first);
   const Counts counts(semantic, view.tokens);
+  const absl::Status known = CheckKnown(view, semantic.lambda, counts.semantic);
   const std::uint32_t group = view.geometry.group();
   LayerDecision decision;
   for (std::uint32_t kv_head = 0; kv_head < view.lanes.size(); ++kv_head) {
@@ -141,6 +153,7 @@ absl::StatusOr<LayerDecision> DecideSemantic(SemanticKvPolicy semantic, const La
       decision.push_back(KeepAll(lane));
       continue;
     }
+    if (!known.ok()) return known;
     Scores scores;
     for (std::uint32_t i = 0; i < group; ++i) {
       const auto of_head = HeadScores(semantic, view, kv_head * group + i, counts);

@@ -91,6 +91,9 @@ struct LayerView {
   std::span<const TokenSpan> prompts;
   std::span<const LaneEntries> lanes;    // by kv head; may differ in length
   std::span<const HeadQueries> queries;  // by query head; empty: none were shown
+  // Among them so many of each head are the strongest, by norm, of all in sight that somebody has
+  // seen; of more than that some may be missing.
+  std::uint64_t norms_known = ~std::uint64_t{0};
   // By kv head: for the lane's first entries, as far as they were shown; empty: none were.
   std::span<const std::span<const float>> sums;
   std::span<const TextMark> text;  // by token; shorter than `tokens`: the others are not shown

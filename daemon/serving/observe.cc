@@ -1,5 +1,6 @@
 #include "daemon/serving/observe.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -49,6 +50,7 @@ class Showing {
     for (const auto& [first, name] :
          {std::pair(request_.first_token_id(), "first_token_id"),
           std::pair(request_.first_query_position(), "first_query_position"),
+          std::pair(request_.first_norm_token(), "first_norm_token"),
           std::pair(request_.first_sum_position(), "first_sum_position")}) {
       if (first <= *tokens) continue;
       return absl::OutOfRangeError(Concat(name, " is ", first, "; layer ", request_.layer(), " of ",
@@ -101,8 +103,15 @@ class Showing {
                                                " values; norm_queries has ", heads, " x ",
                                                norm_.shape[1], " rows"));
     }
-    shown_.norm = {norm_.shape[1], std::span(request_.norm_positions().data(), positions),
-                   norm_.bytes.data()};
+    shown_.norm = {.count = norm_.shape[1],
+                   .positions = std::span(request_.norm_positions().data(), positions),
+                   .rows = norm_.bytes.data(),
+                   .all = request_.all_norms()};
+    if (request_.has_first_norm_token()) {
+      shown_.norm.first_token = request_.first_norm_token();
+    } else if (positions > 0) {
+      shown_.norm.first_token = std::ranges::min(request_.norm_positions());
+    }
     return absl::OkStatus();
   }
 

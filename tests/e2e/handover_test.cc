@@ -116,6 +116,126 @@ TEST_F(HandoverOfShownRows, AForkGoesOn) {
   }
 }
 
+// ---- a prompt that was left alone because it was short, and grows elsewhere
+
+// Its first tokens have by far the strongest queries. Of these nobody who goes on has any but those
+// that were shown: as many as 4,200 tokens ask for.
+class HandoverOfTheStrongest : public Handover {
+ protected:
+  static constexpr std::uint64_t kStrong = 60, kShort = 3000, kEnoughFor = 4200;
+  static constexpr const char* kPolicy =
+      "semantickv:sink=3500,keep_total=0.9,lambda=0.01,recent_ratio=0.001";
+
+  void See(client::Sequence& sequence, const SyntheticSequence& truth, std::uint64_t first,
+           std::uint64_t prompt_tokens = 0) {
+    for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+      std::vector<std::uint16_t> queries;
+      for (std::uint64_t token = first; token < truth.tokens(); ++token) {
+        for (const std::uint16_t element : truth.Query(layer, token)) {
+          const float times = token < kStrong ? 8 : 1;
+          queries.push_back(kernels::FloatToBf16(times * kernels::Bf16ToFloat(element)));
+        }
+      }
+      const absl::Status seen = sequence.Observe({.layer = layer,
+                                                  .first_token = first,
+                                                  .query = BytesOf(queries),
+                                                  .prompt_tokens = prompt_tokens});
+      ASSERT_TRUE(seen.ok()) << seen;
+    }
+  }
+  // `known`: how long the prompt is, so that no more of it is kept than that asks for.
+  void GrowTo(std::uint64_t tokens, client::Sequence& sequence, SyntheticSequence& truth,
+              bool known = false) {
+    const std::uint64_t first = truth.tokens();
+    Append(sequence, truth, tokens - first, /*observe=*/false);
+    See(sequence, truth, first, known ? tokens - first : 0);
+  }
+  // As one that was never handed over, or not at all; and so is what a fork decides.
+  void ExpectDecidedAsBySomebodyWhoSawAll(client::Sequence& sequence,
+                                          const SyntheticSequence& truth) {
+    client::Sequence twin = NewSequence(kPolicy);
+    SyntheticSequence twins(shape_, seed_);
+    GrowTo(truth.tokens(), twin, twins);
+    Compress(twin);
+    EXPECT_LT(Lane(Entries(twin), 0).position_size(), static_cast<int>(truth.tokens()));
+    auto fork = sequence.Fork();
+    ASSERT_TRUE(fork.ok()) << fork.status();
+    for (client::Sequence* each : {&sequence, &*fork}) {
+      SCOPED_TRACE(each == &sequence ? "itself" : "its fork");
+      const absl::Status decided = each->Compress().status();
+      if (truth.tokens() > kEnoughFor) {
+        EXPECT_TRUE(absl::IsFailedPrecondition(decided)) << decided;
+        const std::string why(decided.message());
+        EXPECT_THAT(why, HasSubstr("layer 0: "));
+        EXPECT_THAT(why, HasSubstr(std::to_string(truth.tokens()) + " tokens"));
+        EXPECT_THAT(why, HasSubstr(std::to_string(kEnoughFor) + " tokens"));
+        EXPECT_THAT(why, HasSubstr("observe the tokens again, from 0 on"));
+        EXPECT_EQ(Lane(Entries(*each), 0).position_size(), static_cast<int>(truth.tokens()));
+        See(*each, truth, 0);
+        Compress(*each);
+      } else {
+        EXPECT_TRUE(decided.ok()) << decided;
+      }
+      ExpectHoldsAlike(*each, twin);
+    }
+  }
+
+  const std::uint64_t seed_ = random_.Bits();
+};
+
+TEST_F(HandoverOfTheStrongest, WhatTheGiverLetGoIsMissed) {
+  for (const std::uint64_t tokens : {kEnoughFor, kEnoughFor + 1}) {
+    client::Sequence sequence = NewSequence(kPolicy);
+    SyntheticSequence truth(shape_, seed_);
+    GrowTo(kStrong, sequence, truth, /*known=*/true);
+    GrowTo(kShort, sequence, truth, /*known=*/true);
+    HandTo(*remote_, sequence);
+    GrowTo(tokens, sequence, truth);
+    ExpectDecidedAsBySomebodyWhoSawAll(sequence, truth);
+  }
+}
+
+TEST_F(HandoverOfTheStrongest, AnyOfThoseBeforeMayHaveShownTooFew) {
+  for (const std::uint64_t tokens : {kEnoughFor, kEnoughFor + 1}) {
+    client::Sequence sequence = NewSequence(kPolicy);
+    SyntheticSequence truth(shape_, seed_);
+    GrowTo(kStrong, sequence, truth);
+    Compress(sequence);
+    HandTo(*remote_, sequence);
+    GrowTo(kShort, sequence, truth);
+    Compress(sequence);
+    HandTo(*mapped_, sequence);
+    GrowTo(tokens, sequence, truth);
+    ExpectDecidedAsBySomebodyWhoSawAll(sequence, truth);
+  }
+}
+
+TEST_F(HandoverOfTheStrongest, APublishedPrefixHasThemForWhoeverBeginsWithIt) {
+  client::Sequence published = NewSequence(kPolicy);
+  SyntheticSequence head(shape_, seed_);
+  GrowTo(kStrong, published, head);
+  Publish(published, Count(kStrong));
+  for (const std::uint64_t tokens : {kEnoughFor, kEnoughFor + 1}) {
+    client::Sequence sequence = Fork(*remote_, Match(*remote_, Count(kStrong + 1), kPolicy));
+    SyntheticSequence truth = head;
+    GrowTo(tokens, sequence, truth);
+    ExpectDecidedAsBySomebodyWhoSawAll(sequence, truth);
+  }
+}
+
+// Who takes it over, and takes back some of what was shown, has the rest.
+TEST_F(HandoverOfTheStrongest, WhatIsTakenBackLeavesTheRestKnown) {
+  client::Sequence sequence = NewSequence(kPolicy);
+  SyntheticSequence truth(shape_, seed_);
+  GrowTo(kShort, sequence, truth);
+  HandTo(*remote_, sequence);
+  const absl::Status cut = sequence.Truncate(kShort - 500);
+  ASSERT_TRUE(cut.ok()) << cut;
+  truth.Truncate(kShort - 500);
+  GrowTo(kEnoughFor, sequence, truth);
+  ExpectDecidedAsBySomebodyWhoSawAll(sequence, truth);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, Handover,
                          testing::Values("dense", "snapkv:budget=0.5,window=8",
                                          "chunkkv:budget=0.7,chunk=4,window=8",

@@ -58,6 +58,8 @@ const WrongShowing kWrong[] = {
      kInvalid, "up to position 101"},
     {"far beyond", kSnapKv, [](auto& r) { r.set_first_query_position(kHuge - 4); }, kRange,
      "first_query_position"},
+    {"far beyond, by norm", kSnapKv, [](auto& r) { r.set_first_norm_token(kHuge); }, kRange,
+     "first_norm_token"},
     {"staging", kSnapKv, [](auto& r) { Stage(r, kHuge - 63); }, kRange, "staging offset"},
     {"NaN", kSnapKv,
      [](auto& r) { r.mutable_last_queries()->set_inline_(std::string(8 * 4 * 64 * 2, '\xff')); },
@@ -175,6 +177,8 @@ TEST_F(HostileTokens, AnyNumbersAreRefusedOrTaken) {
         request.add_norm_positions(random_.OneIn(9) ? number()
                                                     : i % std::max<std::uint64_t>(count, 1));
       }
+      if (random_.OneIn(2)) request.set_first_norm_token(random_.OneIn(2) ? 0 : number());
+      request.set_all_norms(random_.OneIn(2));
     }
     if (random_.OneIn(3)) {
       tensor(v1::DTYPE_FP32, {kKvHeads, random_.OneIn(2) ? kTokens : number()},

@@ -241,6 +241,30 @@ TEST_P(Observing, WhatGoesOnBehindAPromptIsNoReasonToRefuse) {
   TESSERA_ASSERT_OK(track_.sequence.Compress().status());
 }
 
+// Whoever decides by them knows of which tokens they are the strongest, and whether any is left
+// out.
+TEST_P(Observing, SaysWhatTheStrongestAreOf) {
+  const auto shown = [&](std::uint64_t first, bool all, int rows) {
+    for (const v1::ObserveRequest& request : decoder_.daemon->TakeObserved()) {
+      EXPECT_TRUE(request.has_first_norm_token());
+      EXPECT_EQ(request.first_norm_token(), first);
+      EXPECT_EQ(request.all_norms(), all);
+      EXPECT_EQ(request.norm_positions_size(), 4 * rows);
+    }
+  };
+  ASSERT_NO_FATAL_FAILURE(Prompt(1, 0));
+  TESSERA_ASSERT_OK(track_.sequence.Compress().status());
+  shown(0, /*all=*/true, 1);
+  ASSERT_NO_FATAL_FAILURE(Prompt(2, 0));
+  TESSERA_ASSERT_OK(track_.sequence.Compress().status());
+  shown(1, /*all=*/false, 1);
+  // As many as are kept of it, all of which the next worker may want.
+  ASSERT_NO_FATAL_FAILURE(Prompt(600, 600));
+  ASSERT_EQ(kernels::CountUp(kNormShare * (603 + 4096)), 470u);
+  TESSERA_ASSERT_OK(track_.sequence.Handover(decoder_.worker->session_id()));
+  shown(3, /*all=*/false, 470);
+}
+
 // Of keys and queries that are rotated by position the same ones are the strongest. (By quarters of
 // a turn, which are exact.)
 TEST_P(Observing, QueriesAreAsStrongHoweverTheyAreTurned) {

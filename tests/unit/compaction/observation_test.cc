@@ -1,6 +1,8 @@
 #include "daemon/compaction/observation.h"
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -57,6 +59,18 @@ class ObservationTest : public testing::Test {
     EXPECT_NE(std::string(status.message()).find(named), std::string::npos) << status;
     EXPECT_EQ(observation_.bytes(), bytes);
     EXPECT_EQ(budget_.used_bytes(), charged);
+  }
+  // As a worker does that says of which tokens these are the strongest.
+  absl::Status TakeStrongest(std::uint64_t first, const std::vector<std::uint64_t>& of_each_head,
+                             bool all = false) {
+    std::vector<std::uint64_t> positions;
+    for (std::uint32_t head = 0; head < kHeads; ++head) {
+      positions.insert(positions.end(), of_each_head.begin(), of_each_head.end());
+    }
+    ShownLayer shown = Norm(of_each_head.size(), positions);
+    shown.norm.first_token = first;
+    shown.norm.all = all;
+    return Take(shown);
   }
   const std::byte* Rows() const { return reinterpret_cast<const std::byte*>(rows_.data()); }
   std::vector<std::uint64_t> PositionsOf(std::uint32_t head) const {
@@ -237,6 +251,127 @@ TEST_F(ObservationTest, AForkIsShownTheSame) {
   forks.clear();
   observation_.ForgetBefore(kTokens);
   EXPECT_EQ(budget_.used_bytes(), 0u);
+}
+
+// ---- how many of the strongest are known
+
+constexpr std::uint64_t kEvery = ~std::uint64_t{0};
+
+TEST_F(ObservationTest, AsManyAreKnownAsWereShownOfAnyTokens) {
+  EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery) << "nobody has shown any";
+  ASSERT_TRUE(TakeStrongest(0, {3, 40, 70}).ok());
+  ASSERT_TRUE(Take(Last(90, 10)).ok());
+  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 3u) << "the newest need not be strong";
+  // The same worker again, which has seen more.
+  ASSERT_TRUE(TakeStrongest(0, {3, 40, 70, 71, 99}).ok());
+  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 5u);
+  // One that goes on behind it: no more of the first tokens are known by that, whatever is of
+  // these.
+  ASSERT_TRUE(TakeStrongest(72, {72, 73, 74, 75, 76, 77, 99}).ok());
+  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 4u);
+  EXPECT_EQ(observation_.NormsKnown(72, kTokens), 7u);
+  ASSERT_TRUE(TakeStrongest(72, {72}, /*all=*/true).ok());
+  EXPECT_EQ(observation_.NormsKnown(72, kTokens), kEvery);
+  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 4u);
+  // Observed again from the first token on.
+  ASSERT_TRUE(TakeStrongest(0, {3, 40, 72, 99}, /*all=*/true).ok());
+  EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery);
+}
+
+TEST_F(ObservationTest, OfFewerTokensThoseOfThemAreKnown) {
+  ASSERT_TRUE(TakeStrongest(0, {3, 40, 70, 71, 99}).ok());
+  const Observation fork = observation_;
+  observation_.ForgetFrom(71);
+  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 3u);
+  observation_.ForgetBefore(4);
+  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 2u);
+  EXPECT_EQ(observation_.NormsKnown(4, 70), 1u);
+  observation_.ForgetBefore(71);
+  EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery) << "all were decided about";
+  EXPECT_EQ(fork.NormsKnown(0, kTokens), 5u);
+}
+
+// A fork that has no room for what is left of them, and is shown others, does not take these for
+// the strongest.
+TEST_F(ObservationTest, RowsThatThereIsNoRoomForAreMissed) {
+  ASSERT_TRUE(TakeStrongest(0, {3, 40, 70}, /*all=*/true).ok());
+  Observation fork = observation_;
+  pool::Charge rest = *budget_.Reserve(pool::MemoryTag::kRawCopies, 100'000 - budget_.used_bytes());
+  fork.ForgetFrom(70);
+  EXPECT_EQ(fork.bytes(), 0u);
+  EXPECT_EQ(fork.NormsKnown(0, kTokens), 0u);
+  rest.Reset();
+  observation_ = fork;
+  ASSERT_TRUE(TakeStrongest(70, {80}, /*all=*/true).ok());
+  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 0u);
+  ASSERT_TRUE(TakeStrongest(0, {80}).ok());
+  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 1u);
+}
+
+TEST_F(ObservationTest, TheStrongestAreOfTheTokensThatTheyAreSaidToBeOf) {
+  const std::vector<std::uint64_t> positions = {10, 11, 10, 11, 9, 11, 10, 11};
+  ShownLayer shown = Norm(2, positions);
+  shown.norm.first_token = 10;
+  ExpectRefused(shown, "of position 9; they are the strongest of the tokens from 10 on");
+  EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery);
+}
+
+// Workers one after another, each of which shows some of the strongest of its tokens; some tokens
+// are taken back, or decided about. As many as are known are the strongest of all.
+TEST_F(ObservationTest, WhatIsKnownIsTheStrongestOfAll) {
+  pool::Account budget("budget", 1 << 20);
+  std::uint64_t partly = 0;
+  for (int round = 0; round < 300; ++round) {
+    Observation observation;
+    std::vector<double> norms;  // by token; alike for each head
+    std::uint64_t first = 0, own = 0;
+    for (int turn = 0; turn < 8; ++turn) {
+      const std::uint64_t grown = std::min(kTokens, norms.size() + random_.Between(1, 30));
+      while (norms.size() < grown) norms.push_back(static_cast<double>(random_.Below(1 << 30)));
+      std::vector<std::uint64_t> strongest;
+      for (std::uint64_t token = std::max(own, first); token < norms.size(); ++token) {
+        strongest.push_back(token);
+      }
+      std::ranges::sort(strongest, std::greater<>(), [&](auto token) { return norms[token]; });
+      const std::uint64_t seen = strongest.size();
+      strongest.resize(std::min<std::uint64_t>(seen, random_.Between(1, 25)));
+      std::ranges::sort(strongest);
+      if (seen > 0) {
+        ShownLayer shown = Norm(strongest.size(), {});
+        std::vector<std::uint64_t> positions;
+        for (std::uint32_t head = 0; head < kHeads; ++head) {
+          positions.insert(positions.end(), strongest.begin(), strongest.end());
+        }
+        shown.tokens = norms.size();
+        shown.norm.positions = positions;
+        shown.norm.first_token = std::max(own, first);
+        shown.norm.all = strongest.size() == seen;
+        ASSERT_TRUE(observation.Take(shown, kAll, *model_, operations_, budget).ok());
+      }
+      if (random_.OneIn(3)) {
+        norms.resize(random_.Between(first, norms.size()));
+        observation.ForgetFrom(norms.size());
+        own = std::min<std::uint64_t>(own, norms.size());
+      }
+      if (random_.OneIn(4)) {
+        first = random_.Between(first, norms.size());
+        observation.ForgetBefore(first);
+      }
+      if (random_.OneIn(3)) own = norms.size();  // another worker goes on
+      const std::uint64_t known = observation.NormsKnown(first, norms.size());
+      std::vector<std::uint64_t> all;
+      for (std::uint64_t token = first; token < norms.size(); ++token) all.push_back(token);
+      std::ranges::sort(all, std::greater<>(), [&](auto token) { return norms[token]; });
+      all.resize(std::min<std::uint64_t>(all.size(), known));
+      partly += known > 0 && known < norms.size() - first ? 1 : 0;
+      const auto queries = observation.queries();
+      for (const std::uint64_t token : all) {
+        ASSERT_TRUE(!queries.empty() && std::ranges::binary_search(queries.back().positions, token))
+            << "round " << round << ", turn " << turn << ": " << token << " of " << known;
+      }
+    }
+  }
+  EXPECT_GT(partly, 300u);
 }
 
 TEST(TokenIds, DelimitersAreThoseOfTheModel) {

@@ -65,5 +65,20 @@ TEST(Counts, RoundingErrorsDoNotCount) {
   EXPECT_EQ(CountDown(-0.5), 0u);
 }
 
+TEST(Counts, AShareIsNoMoreOfTheMost) {
+  EXPECT_EQ(MostForShare(42, 0.01), 4200u);
+  EXPECT_EQ(MostForShare(0, 0.01), 0u);
+  EXPECT_EQ(MostForShare(7, 1), 7u);
+  EXPECT_EQ(MostForShare(7, 0), ~std::uint64_t{0});
+  EXPECT_EQ(MostForShare(~std::uint64_t{0}, 0.01), ~std::uint64_t{0});
+  for (std::uint64_t count = 0; count < 3000; ++count) {
+    for (const double share : {0.001, 0.007, 0.01, 0.03, 0.1, 0.29, 1.0 / 3, 0.7, 0.999, 1e-9}) {
+      const std::uint64_t most = MostForShare(count, share);
+      ASSERT_LE(CountUp(share * static_cast<double>(most)), count) << count << " " << share;
+      ASSERT_GT(CountUp(share * static_cast<double>(most + 1)), count) << count << " " << share;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::kernels
