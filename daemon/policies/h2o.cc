@@ -81,14 +81,20 @@ absl::StatusOr<std::vector<float>> Remembered(const LayerMemory& memory, std::si
   return scores;
 }
 
-// A token of a lane: its queries pay.
-absl::Status Pay(const LayerView& view, std::uint32_t lane, std::uint32_t newest,
+// Entries [first, end) of a lane, which came in one forward step: their queries pay.
+absl::Status Pay(const LayerView& view, std::uint32_t lane, std::uint64_t first, std::uint64_t end,
                  Hitters& hitters) {
-  hitters.entries.push_back(newest);
-  hitters.scores.push_back(0);
+  const std::vector<std::uint32_t> before = hitters.entries;
+  for (std::uint64_t i = first; i < end; ++i) {
+    hitters.entries.push_back(static_cast<std::uint32_t>(i));
+    hitters.scores.push_back(0);
+  }
+  const double part = 1.0 / view.geometry.group();
   std::vector<double> paid(hitters.entries.size());
-  absl::Status status = AddSharesAt(kName, view, lane, view.lanes[lane].positions[newest], newest,
-                                    hitters.entries, 1.0 / view.geometry.group(), paid);
+  absl::Status status =
+      end - first == 1 ? AddSharesAt(kName, view, lane, view.lanes[lane].positions[first],
+                                     static_cast<std::uint32_t>(first), hitters.entries, part, paid)
+                       : AddSharesOfStep(kName, view, lane, first, end, before, part, paid);
   if (!status.ok()) return status;
   for (std::size_t i = 0; i < paid.size(); ++i) {
     hitters.scores[i] = static_cast<float>(hitters.scores[i] + paid[i]);
@@ -101,11 +107,11 @@ absl::Status GoOn(const H2oPolicy& h2o, const LayerView& view, std::uint32_t lan
                   std::uint64_t from, Hitters& hitters) {
   const LaneEntries& entries = view.lanes[lane];
   for (std::uint64_t i = from; i < entries.count;) {
-    const std::uint64_t end = view.StepEnd(entries.positions[i]);
-    for (; i < entries.count && entries.positions[i] < end; ++i) {
-      absl::Status status = Pay(view, lane, static_cast<std::uint32_t>(i), hitters);
-      if (!status.ok()) return status;
-    }
+    const std::uint64_t behind = view.StepEnd(entries.positions[i]);
+    std::uint64_t end = i;
+    while (end < entries.count && entries.positions[end] < behind) ++end;
+    if (absl::Status status = Pay(view, lane, i, end, hitters); !status.ok()) return status;
+    i = end;
     hitters.Evict(h2o);  // what no longer fits after a forward step
   }
   return absl::OkStatus();

@@ -95,6 +95,39 @@ absl::Status AddSharesAt(std::string_view system, const LayerView& view, std::ui
   return absl::OkStatus();
 }
 
+absl::Status AddSharesOfStep(std::string_view system, const LayerView& view, std::uint32_t kv_head,
+                             std::uint64_t first, std::uint64_t end,
+                             std::span<const std::uint32_t> seen, double part,
+                             std::span<double> paid) {
+  const LaneEntries& lane = view.lanes[kv_head];
+  const std::span<const std::uint64_t> own = lane.positions.subspan(first, end - first);
+  kernels::KeyLook look = {.visible = kernels::CausalRanges(own, lane.positions.first(end),
+                                                            view.geometry.sliding_window),
+                           .log2_weights = kernels::Log2Weights(lane.weights)};
+  look.log2_weights.resize(end);
+  std::vector<bool> there(first);
+  for (const std::uint32_t i : seen) there[i] = true;
+  for (std::uint64_t i = 0; i < first; ++i) {
+    if (!there[i]) look.log2_weights[i] = kernels::kLog2Nothing;
+  }
+  std::vector<double> sums(end);
+  look.sums = sums;
+  for (std::uint32_t i = 0; i < view.geometry.group(); ++i) {
+    std::vector<std::byte> rows;
+    for (const std::uint64_t position : own) {
+      const auto query = QueryAt(system, view, kv_head * view.geometry.group() + i, position);
+      if (!query.ok()) return query.status();
+      rows.insert(rows.end(), query->rows.rows, query->rows.rows + RowBytes(view));
+    }
+    look.queries = {.rows = rows.data(), .count = own.size()};
+    absl::Status status = view.scorer->Look(kv_head, std::span(&look, 1));
+    if (!status.ok()) return status;
+  }
+  for (std::size_t i = 0; i < seen.size(); ++i) paid[i] += part * sums[seen[i]];
+  for (std::uint64_t i = first; i < end; ++i) paid[seen.size() + i - first] += part * sums[i];
+  return absl::OkStatus();
+}
+
 absl::Status CheckEqualCounts(std::string_view system, const LayerView& view) {
   for (const LaneEntries& lane : view.lanes) {
     if (lane.count == view.lanes.front().count) continue;

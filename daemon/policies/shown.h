@@ -52,6 +52,13 @@ absl::Status AddSharesAt(std::string_view system, const LayerView& view, std::ui
                          std::span<const std::uint32_t> seen, double weight,
                          std::span<double> paid);
 
+// The same of entries [first, end), which came in one forward step: what their queries pay to
+// `seen` ones before them and to each other, to which `paid` goes in this order. In fp32, at once.
+absl::Status AddSharesOfStep(std::string_view system, const LayerView& view, std::uint32_t kv_head,
+                             std::uint64_t first, std::uint64_t end,
+                             std::span<const std::uint32_t> seen, double weight,
+                             std::span<double> paid);
+
 // FAILED_PRECONDITION where lanes differ, so that no decision could hold for all of them.
 absl::Status CheckEqualCounts(std::string_view system, const LayerView& view);
 absl::Status CheckEqualLanes(std::string_view system, const LayerView& view);  // positions, too

@@ -198,7 +198,8 @@ struct MomentsJob {
 //   sums[t] += sum over rows r with visible_begin[r] <= t < visible_end[r] of a(r, t)
 // a: the softmax over those t of x = scale * q_r . k_t (capped, where there is a cap), plus the
 // logarithm of how many tokens key t stands for; or, as logits, the product q_r . k_t itself,
-// neither scaled nor capped nor weighed. A row that sees nothing adds nothing.
+// neither scaled nor capped nor weighed. A row that sees nothing adds nothing, and to a key that
+// stands for no token at all, whose logarithm is -infinity; it sees another one then.
 struct ObserveJob {
   const std::byte* keys;  // [key_count], each head_dim elements of `type`
   std::uint64_t key_stride;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -64,6 +65,8 @@ class AttentionSums {
   std::vector<float> scratch_;
 };
 
+// Among log2_weights: of a key that stands for nothing, and is paid nothing.
+inline constexpr float kLog2Nothing = -std::numeric_limits<float>::infinity();
 // What attention adds to the logits of entries that stand for so many tokens each.
 std::vector<float> Log2Weights(std::span<const float> weights);
 

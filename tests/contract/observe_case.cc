@@ -68,6 +68,20 @@ ObserveCase::ObserveCase(const ObserveWish& wish, TestRandom& random)
   for (std::uint64_t t = 0, weighed = random.OneIn(3) ? key_count : 0; t < weighed; ++t) {
     log2_weights.push_back(std::log2(static_cast<float>(random.Between(1, 5000))));
   }
+  if (!log2_weights.empty() && random.OneIn(2)) LeaveSomeOut(random);
+}
+
+// Some keys stand for nothing; of those that a query sees at least one does not.
+void ObserveCase::LeaveSomeOut(TestRandom& random) {
+  constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  const std::uint64_t one_in = random.Between(1, 4);
+  for (float& weight : log2_weights) {
+    if (random.OneIn(one_in)) weight = kNothing;
+  }
+  for (std::uint32_t r = 0; r < query_count; ++r) {
+    if (visible_begin[r] >= visible_end[r]) continue;
+    log2_weights[random.Between(visible_begin[r], visible_end[r] - 1)] = 1;
+  }
 }
 
 void ObserveCase::DrawVisibility(bool all, TestRandom& random) {

@@ -69,6 +69,7 @@ class ObserveCase {
 
  private:
   void DrawVisibility(bool all, TestRandom& random);
+  void LeaveSomeOut(TestRandom& random);
   bool Seen(std::uint64_t key) const;
 };
 
