@@ -343,12 +343,9 @@ void Observer::Decided(std::uint32_t index, std::uint64_t until) {
     return;
   }
   // Of a longer sequence more of them are among the strongest. The daemon has the rest.
-  Layer left = {.next = layer.next,
-                .first = std::max(layer.first, until),
-                .from = until,
-                .rests = true,
-                .norms = std::move(layer.norms)};
-  for (HeadRows& head : left.norms) head.ForgetBefore(until);
+  Layer left = {
+      .next = layer.next, .first = layer.first, .rests = true, .norms = std::move(layer.norms)};
+  left.ForgetNormsBefore(until);
   layer = std::move(left);
 }
 

@@ -117,7 +117,7 @@ class Observer {
   struct Layer {
     std::uint64_t next = 0;   // the token after the last one seen
     std::uint64_t first = 0;  // of those that `norms` are the strongest of
-    std::uint64_t from = 0;   // those before it have been decided about
+    std::uint64_t from = 0;   // those before it have been decided about, or stay as they came
     // The daemon has been shown all of it: what comes next may come from anywhere.
     bool rests = false;
     std::uint64_t last_first = 0;  // position of the first row of `last`
@@ -132,6 +132,8 @@ class Observer {
     std::vector<std::vector<std::byte>> keys;  // by kv head, one row after another
     std::vector<std::vector<double>> sums;     // by kv head
     bool empty() const { return last.empty() && norms.empty() && sums.empty(); }
+    // Of these tokens none counts any more.
+    void ForgetNormsBefore(std::uint64_t token);
   };
 
   void ForgetFrom(std::uint64_t token, std::uint32_t layer);
@@ -145,11 +147,14 @@ class Observer {
   void SeeSums(const ObservedRows& rows, std::uint64_t tokens,
                const kernels::Operations& operations, Layer& layer);
   absl::Status ShowTokens(Session& session, SequenceId sequence, std::uint64_t tokens);
-  absl::Status ShowLayer(Session& session, SequenceId sequence, std::uint32_t index,
-                         const Layer& layer, bool to_another) const;
+  // ObserveResponse::undecided_from.
+  absl::StatusOr<std::uint64_t> ShowLayer(Session& session, SequenceId sequence,
+                                          std::uint32_t index, const Layer& layer,
+                                          bool to_another) const;
   // `shown`: rows of `last` that went with it.
   absl::Status ShowFirst(Session& session, SequenceId sequence, std::uint32_t index,
-                         const Layer& layer, bool to_another, std::uint64_t& shown) const;
+                         const Layer& layer, bool to_another, std::uint64_t& shown,
+                         v1::ObserveResponse& response) const;
   // The queries of `last` from this row on, as many as a message should have. Returns how many.
   std::uint64_t FillLast(const kernels::LayerGeometry& geometry, const Layer& layer,
                          std::uint64_t first_row, v1::ObserveRequest& request,

@@ -22,11 +22,10 @@ void SetShape(v1::DType type, std::initializer_list<std::uint64_t> shape, v1::Te
 constexpr std::uint64_t kPieceBytes = 1 << 20;
 
 absl::Status Send(Session& session, std::uint32_t layer, v1::ObserveRequest& request,
-                  TensorCarrier& tensors) {
+                  TensorCarrier& tensors, v1::ObserveResponse& response) {
   absl::Status status =
       tensors.Carry(Concat("what layer ", layer, " is to show"), request.ByteSizeLong());
   if (!status.ok()) return status;
-  v1::ObserveResponse response;
   return session.Call(request, response);
 }
 
@@ -94,7 +93,14 @@ absl::StatusOr<std::uint32_t> Observer::Show(Session& session, SequenceId sequen
     const kernels::LayerGeometry& geometry = model_->geometry(it->first);
     KeepLast(MostLast(it->second, it->second.next), geometry.query_heads * RowBytes(geometry),
              it->second);
-    absl::Status status = ShowLayer(session, sequence, it->first, it->second, to_another);
+    absl::StatusOr<std::uint64_t> undecided =
+        ShowLayer(session, sequence, it->first, it->second, to_another);
+    if (undecided.ok() && *undecided > it->second.first && !it->second.norms.empty()) {
+      // Some of these tokens were settled meanwhile: others are the strongest of the rest.
+      it->second.ForgetNormsBefore(*undecided);
+      undecided = ShowLayer(session, sequence, it->first, it->second, to_another);
+    }
+    const absl::Status& status = undecided.status();
     if (absl::IsResourceExhausted(status) && it->first > first) return it->first;
     if (!status.ok()) return status;
   }
@@ -117,27 +123,38 @@ absl::Status Observer::ShowTokens(Session& session, SequenceId sequence, std::ui
   return absl::OkStatus();
 }
 
-absl::Status Observer::ShowLayer(Session& session, SequenceId sequence, std::uint32_t index,
-                                 const Layer& layer, bool to_another) const {
+void Observer::Layer::ForgetNormsBefore(std::uint64_t token) {
+  from = token;
+  first = std::max(first, token);
+  for (HeadRows& head : norms) head.ForgetBefore(token);
+}
+
+absl::StatusOr<std::uint64_t> Observer::ShowLayer(Session& session, SequenceId sequence,
+                                                  std::uint32_t index, const Layer& layer,
+                                                  bool to_another) const {
   const kernels::LayerGeometry& geometry = model_->geometry(index);
   const std::uint64_t rows = layer.last.size() / (geometry.query_heads * RowBytes(geometry));
   std::uint64_t shown = 0;
-  absl::Status status = ShowFirst(session, sequence, index, layer, to_another, shown);
+  v1::ObserveResponse response;
+  absl::Status status = ShowFirst(session, sequence, index, layer, to_another, shown, response);
   while (status.ok() && shown < rows) {
     v1::ObserveRequest more;
     more.set_sequence_id(sequence.value());
     more.set_layer(index);
     TensorCarrier tensors(session);
     shown += FillLast(geometry, layer, shown, more, tensors);
-    status = Send(session, index, more, tensors);
+    v1::ObserveResponse nothing;
+    status = Send(session, index, more, tensors, nothing);
   }
-  return status;
+  if (!status.ok()) return status;
+  return response.undecided_from();
 }
 
 // All but what is too much for one piece. What carries it is gone when this returns: the next piece
 // may need its place.
 absl::Status Observer::ShowFirst(Session& session, SequenceId sequence, std::uint32_t index,
-                                 const Layer& layer, bool to_another, std::uint64_t& shown) const {
+                                 const Layer& layer, bool to_another, std::uint64_t& shown,
+                                 v1::ObserveResponse& response) const {
   const kernels::LayerGeometry& geometry = model_->geometry(index);
   v1::ObserveRequest request;
   request.set_sequence_id(sequence.value());
@@ -158,7 +175,7 @@ absl::Status Observer::ShowFirst(Session& session, SequenceId sequence, std::uin
     request.set_first_sum_position(layer.sums_first);
   }
   if (layer.last.empty() && norms->empty() && sums.empty()) return absl::OkStatus();
-  return Send(session, index, request, tensors);
+  return Send(session, index, request, tensors, response);
 }
 
 std::uint64_t Observer::FillLast(const kernels::LayerGeometry& geometry, const Layer& layer,

@@ -55,6 +55,13 @@ absl::Status Compactor::Observe(cache::Sequence& sequence, const ShownLayer& sho
   return status;
 }
 
+absl::StatusOr<std::uint64_t> Compactor::UndecidedFrom(const cache::Sequence& sequence,
+                                                       std::uint32_t layer) const {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  if (managed == nullptr) return 0;
+  return LayerChooser({.sequence = &sequence, .policy = &managed->policy()}, layer).Begin();
+}
+
 absl::Status Compactor::ObserveTokens(cache::Sequence& sequence, std::uint64_t first_token,
                                       std::span<const std::uint32_t> ids) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);

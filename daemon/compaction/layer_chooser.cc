@@ -151,6 +151,12 @@ absl::StatusOr<LayerChooser::Lanes> LayerChooser::Look(bool whole, bool wants_ke
   return lanes;
 }
 
+absl::StatusOr<std::uint64_t> LayerChooser::Begin() const {
+  const absl::StatusOr<Lanes> lanes = Look(ChoosesFromAll(*options_.policy), /*wants_keys=*/false);
+  if (!lanes.ok()) return lanes.status();
+  return lanes->begin;
+}
+
 // What the policy sees, and what it points into.
 class LayerChooser::Shown {
  public:

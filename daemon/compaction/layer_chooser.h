@@ -92,6 +92,8 @@ class LayerChooser {
   };
   LayerChooser(const Options& options, std::uint32_t layer);
 
+  // The first token that a choice would look at; 0: there is none, or all are.
+  absl::StatusOr<std::uint64_t> Begin() const;
   // About what waits in the lanes, as at the end of a prompt. A policy that continues, and has
   // begun, goes on over all of the lanes.
   absl::StatusOr<LayerChoice> Choose(const LayerState& state) const;

@@ -146,10 +146,16 @@ class Showing {
 }  // namespace
 
 absl::Status Observe(const Services& services, const Caller& caller,
-                     const v1::ObserveRequest& request) {
+                     const v1::ObserveRequest& request, v1::ObserveResponse& response) {
   const absl::StatusOr<cache::Residence> sequence = FindLive(caller, request.sequence_id());
   if (!sequence.ok()) return sequence.status();
-  return Showing(services, caller, request, **sequence).Run();
+  absl::Status status = Showing(services, caller, request, **sequence).Run();
+  if (!status.ok() || !request.has_norm_queries()) return status;
+  const absl::StatusOr<std::uint64_t> from =
+      services.compactor->UndecidedFrom(**sequence, request.layer());
+  if (!from.ok()) return from.status();
+  response.set_undecided_from(*from);
+  return absl::OkStatus();
 }
 
 }  // namespace tessera::serving

@@ -9,6 +9,6 @@
 namespace tessera::serving {
 
 absl::Status Observe(const Services& services, const Caller& caller,
-                     const v1::ObserveRequest& request);
+                     const v1::ObserveRequest& request, v1::ObserveResponse& response);
 
 }  // namespace tessera::serving

@@ -186,8 +186,8 @@ absl::Status WorkerService::HandleCompress(const Caller& caller, const v1::Compr
 }
 
 absl::Status WorkerService::HandleObserve(const Caller& caller, const v1::ObserveRequest& request,
-                                          v1::ObserveResponse&) {
-  return serving::Observe(services_, caller, request);
+                                          v1::ObserveResponse& response) {
+  return serving::Observe(services_, caller, request, response);
 }
 
 absl::Status WorkerService::HandleSelect(const Caller& caller, const v1::SelectRequest& request,

@@ -90,6 +90,8 @@ class MappedDaemon {
   v1::Hello last_hello();
   // What was shown since the last call, tensors inline whatever way they came.
   std::vector<v1::ObserveRequest> TakeObserved();
+  // What it answers: ObserveResponse::undecided_from.
+  void SettleBefore(std::uint64_t token) { settled_before_ = token; }
   std::uint64_t staged_tensors() const { return staged_tensors_; }  // of those
   std::optional<std::uint64_t> TokensOf(std::uint64_t id);
   std::size_t sequences();
@@ -191,7 +193,7 @@ class MappedDaemon {
   absl::Status Append(const v1::AppendRequest& request, v1::AppendResponse& response);
   absl::Status Attend(const v1::AttendRequest& request, v1::AttendResponse& response);
   absl::Status Describe(const v1::DescribeRequest& request, v1::DescribeResponse& response);
-  absl::Status Observe(v1::ObserveRequest request);
+  absl::Status Observe(v1::ObserveRequest request, v1::ObserveResponse& response);
   absl::StatusOr<const std::byte*> Bytes(const v1::Tensor& tensor, Session& session,
                                          std::uint64_t bytes);
 
@@ -200,6 +202,7 @@ class MappedDaemon {
   std::atomic<std::uint64_t> appends_{0};
   std::atomic<std::uint64_t> staged_appends_{0};
   std::atomic<std::uint64_t> staged_tensors_{0};
+  std::atomic<std::uint64_t> settled_before_{0};
 
   std::mutex mutex_;
   std::mt19937_64 random_;

@@ -436,9 +436,9 @@ absl::Status MappedDaemon::FakeTransport::Call(const v1::CompressRequest&, v1::C
 }
 
 absl::Status MappedDaemon::FakeTransport::Call(const v1::ObserveRequest& request,
-                                               v1::ObserveResponse&, Clock::Duration) {
+                                               v1::ObserveResponse& response, Clock::Duration) {
   std::lock_guard lock(daemon_.mutex_);
-  return daemon_.Observe(request);
+  return daemon_.Observe(request, response);
 }
 
 absl::Status MappedDaemon::FakeTransport::Call(const v1::SelectRequest&, v1::SelectResponse&,

@@ -97,7 +97,7 @@ class Observing : public testing::TestWithParam<Way> {
     for (std::uint32_t layer = 0; layer < model().layers(); ++layer) {
       ASSERT_EQ(shown[layer].layer(), layer);
       CheckLast(shown[layer], seen_[layer]);
-      CheckNorms(shown[layer], seen_[layer]);
+      CheckNorms(shown[layer], seen_[layer], track_.history.tokens());
       seen_[layer] = {};
     }
   }
@@ -127,13 +127,14 @@ class Observing : public testing::TestWithParam<Way> {
     return seen.rows.data() + (position - seen.first) * token_bytes() + head * row_bytes();
   }
 
-  void CheckNorms(const v1::ObserveRequest& shown, const Seen& seen) const {
+  // As many as are asked for of so many tokens.
+  void CheckNorms(const v1::ObserveRequest& shown, const Seen& seen, std::uint64_t tokens) const {
     std::vector<std::uint64_t> candidates;
     for (std::uint64_t i = 0; i < seen.rows.size() / token_bytes(); ++i) {
       candidates.push_back(seen.first + i);
     }
     const std::uint64_t count = std::min<std::uint64_t>(
-        candidates.size(), kernels::CountUp(kNormShare * track_.history.tokens()));
+        candidates.size(), kernels::CountUp(kNormShare * static_cast<double>(tokens)));
     ASSERT_EQ(shown.norm_positions_size(), static_cast<int>(4 * count));
     for (std::uint32_t head = 0; head < 4; ++head) {
       std::vector<std::uint64_t> best = candidates;
@@ -263,6 +264,27 @@ TEST_P(Observing, SaysWhatTheStrongestAreOf) {
   ASSERT_EQ(kernels::CountUp(kNormShare * (603 + 4096)), 470u);
   TESSERA_ASSERT_OK(track_.sequence.Handover(decoder_.worker->session_id()));
   shown(3, /*all=*/false, 470);
+}
+
+// What was decoded may have been settled without a word: what is shown again is of the rest alone,
+// among which others are the strongest.
+TEST_P(Observing, OfTokensThatWereSettledNoQueryCounts) {
+  ASSERT_NO_FATAL_FAILURE(Prompt(50, 50));
+  TESSERA_ASSERT_OK(track_.sequence.Compress().status());
+  for (int i = 0; i < 100; ++i) ASSERT_NO_FATAL_FAILURE(Step());
+  for (Seen& seen : seen_) seen = {};
+  ASSERT_NO_FATAL_FAILURE(Prompt(70, 70));
+  decoder_.daemon->TakeObserved();
+  decoder_.daemon->SettleBefore(150);
+  TESSERA_ASSERT_OK(track_.sequence.Compress().status());
+  const std::vector<v1::ObserveRequest> shown = decoder_.daemon->TakeObserved();
+  ASSERT_EQ(shown.size(), 2 * model().layers());
+  for (std::uint32_t layer = 0; layer < model().layers(); ++layer) {
+    EXPECT_EQ(shown[2 * layer].first_norm_token(), 50u);
+    EXPECT_EQ(shown[2 * layer].norm_positions_size(), 4 * 22);
+    EXPECT_EQ(shown[2 * layer + 1].first_norm_token(), 150u);
+    CheckNorms(shown[2 * layer + 1], seen_[layer], 70);
+  }
 }
 
 // Of keys and queries that are rotated by position the same ones are the strongest. (By quarters of

@@ -63,8 +63,12 @@ TEST_P(PackedChoices, WhatIsDecodedBehindAChoiceGetsSegmentsOfItsOwn) {
     EXPECT_GE(Entries(track, /*packed=*/true), prompt + 640 - kSegment);
     EXPECT_GT(counters().segments_sealed, sealed);
     ExpectNothingWaitsForEver(track);
-    // The next prompt is chosen from by itself.
+    // The next prompt is chosen from by itself, with what of the other tokens waited then.
     Append(track, 200, 1, /*end_of_prompt=*/true);
+    const absl::StatusOr<std::uint64_t> from = compactor_.UndecidedFrom(*track.sequence, 0);
+    ASSERT_TRUE(from.ok()) << from.status();
+    EXPECT_GE(*from, 840 - kSegment - kernels::kTileEntries);
+    EXPECT_LE(*from, 840u);
     CompressNow(track);
     DecodeSome(track, 160);
     ExpectNothingWaitsForEver(track);
