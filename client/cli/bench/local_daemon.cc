@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -22,6 +23,29 @@ std::string BinaryFolder() {
 }
 
 std::string RecallFolder() { return BinaryFolder() + "/../../tests/golden/recall"; }
+
+namespace {
+
+// A process that removes the folder when this one has ended, however that came about: it waits for
+// the other end of a pipe to be closed.
+LocalDaemon::Keeper StartKeeper(const std::string& folder) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return {};
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::setsid();  // an interrupt at the terminal is not for this one
+    ::close(ends[1]);
+    char nothing;
+    while (::read(ends[0], &nothing, 1) < 0 && errno == EINTR) {
+    }
+    ::execl("/bin/rm", "rm", "-rf", "--", folder.c_str(), nullptr);
+    ::_exit(127);
+  }
+  ::close(ends[0]);
+  return {.pid = pid, .pipe = ends[1]};
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(
     const std::vector<std::string>& flags, const std::string& config) {
@@ -43,6 +67,7 @@ absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(
   std::vector<char*> raw;
   for (std::string& arg : args) raw.push_back(arg.data());
   raw.push_back(nullptr);
+  const Keeper keeper = StartKeeper(folder);
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid == 0) {
@@ -53,7 +78,7 @@ absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(
     ::_exit(127);
   }
   if (pid < 0) return absl::InternalError("no process for the benchmark's daemon");
-  std::unique_ptr<LocalDaemon> daemon(new LocalDaemon(pid, folder));
+  std::unique_ptr<LocalDaemon> daemon(new LocalDaemon(pid, keeper, folder));
   const auto channel = grpc::CreateChannel(daemon->address(), grpc::InsecureChannelCredentials());
   if (!channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(15))) {
     return absl::UnavailableError(Concat(args[0], " did not serve within 15 s"));
@@ -64,6 +89,11 @@ absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(
 LocalDaemon::~LocalDaemon() {
   ::kill(pid_, SIGKILL);
   ::waitpid(pid_, nullptr, 0);
+  if (keeper_.pid > 0) {
+    ::kill(keeper_.pid, SIGKILL);
+    ::waitpid(keeper_.pid, nullptr, 0);
+  }
+  if (keeper_.pipe >= 0) ::close(keeper_.pipe);
   std::error_code ignored;
   std::filesystem::remove_all(folder_, ignored);
 }

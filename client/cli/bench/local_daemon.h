@@ -1,4 +1,5 @@
-// A tesserad of the benchmark's own, on a socket in a temporary folder; gone with the object.
+// A tesserad of the benchmark's own, on a socket in a temporary folder; both gone with the object,
+// or with this process.
 #pragma once
 
 #include <sys/types.h>
@@ -13,6 +14,11 @@ namespace tessera::cli::bench {
 
 class LocalDaemon {
  public:
+  // A process that removes the folder when the pipe is closed.
+  struct Keeper {
+    pid_t pid = -1;
+    int pipe = -1;
+  };
   // The tesserad beside this binary. Waits until it serves. `config`: what --config would name.
   static absl::StatusOr<std::unique_ptr<LocalDaemon>> Start(const std::vector<std::string>& flags,
                                                             const std::string& config = "");
@@ -23,8 +29,10 @@ class LocalDaemon {
   double CpuSeconds() const;
 
  private:
-  LocalDaemon(pid_t pid, std::string folder) : pid_(pid), folder_(std::move(folder)) {}
+  LocalDaemon(pid_t pid, const Keeper& keeper, std::string folder)
+      : pid_(pid), keeper_(keeper), folder_(std::move(folder)) {}
   const pid_t pid_;
+  const Keeper keeper_;
   const std::string folder_;
 };
 

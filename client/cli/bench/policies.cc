@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -453,6 +454,9 @@ absl::StatusOr<Report> RunPolicies(const Options& options) {
       absl::Status status = add(Concat(name, "_", share * 100), policy);
       // A budget that a system cannot meet is its answer.
       if (absl::IsInvalidArgument(status)) {
+        report.Add({.name = Concat(name, "_", share * 100),
+                    .value = std::numeric_limits<double>::quiet_NaN(),
+                    .unit = "refused"});
         report.notes.push_back(std::string(AsStringView(status.message())));
         status = absl::OkStatus();
       }

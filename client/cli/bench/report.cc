@@ -62,7 +62,8 @@ Table TableOf(const std::vector<Row>& rows) {
   Table table(columns);
   for (const Row& row : rows) {
     const std::optional<bool> holds = row.Holds();
-    std::vector<std::string> cells = {row.name, Figure(row.value), row.unit};
+    std::vector<std::string> cells = {row.name, std::isnan(row.value) ? "-" : Figure(row.value),
+                                      row.unit};
     for (const Extra& extra : kExtras) {
       if (Any(rows, extra.field)) cells.push_back(Cell(row.*extra.field));
     }
@@ -120,10 +121,14 @@ std::optional<bool> Row::Holds() const {
 
 std::string Report::Text() const {
   std::string out = Concat("bench ", name, "   ", Machine(), "\n\n", TableOf(rows).Render());
-  if (!findings.empty()) out += "\n";
-  for (const Finding& finding : findings) {
-    Append(out, "  ", finding.statement, ": ", finding.holds ? "yes" : "NO", " (", finding.figures,
-           ")\n");
+  for (const bool goal : {true, false}) {
+    bool first = true;
+    for (const Finding& finding : findings) {
+      if (finding.goal != goal) continue;
+      Append(out, first ? (goal ? "\ngoals\n" : "\nasked besides\n") : "", "  ", finding.statement,
+             ": ", finding.holds ? "yes" : "NO", " (", finding.figures, ")\n");
+      first = false;
+    }
   }
   if (!notes.empty()) out += "\n";
   for (const std::string& note : notes) Append(out, "  ", note, "\n");
@@ -138,6 +143,7 @@ std::string Report::Json() const {
          JsonList("findings", findings,
                   [](const Finding& finding) {
                     return Concat("{\"statement\": ", JsonString(finding.statement),
+                                  ", \"goal\": ", finding.goal ? "true" : "false",
                                   ", \"holds\": ", finding.holds ? "true" : "false",
                                   ", \"figures\": ", JsonString(finding.figures), "}");
                   }),

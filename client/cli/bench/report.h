@@ -11,7 +11,7 @@ enum class Goal : std::uint8_t { kAtLeast, kAtMost };
 
 struct Row {
   std::string name;
-  double value = 0;
+  double value = 0;  // not a number: there is none, and the unit says why
   std::string unit;
   std::string baseline;         // the row it is compared with; empty: none
   std::optional<double> ratio;  // to the baseline, as the goal is worded
@@ -42,6 +42,7 @@ struct Finding {
   std::string statement;
   bool holds = false;
   std::string figures;
+  bool goal = true;  // else a question that was asked besides
 };
 
 struct Report {

@@ -298,6 +298,10 @@ absl::Status RunPlan(const Flags& flags, Evaluation& evaluation, Evaluation::Run
       run.except.insert(unit.unit);
       results.Add(unit);
     }
+    std::fprintf(
+        stderr,
+        "%zu of %zu units are finished in %s; stop when you like: the same command goes on\n",
+        run.except.size(), results.units().size(), flags.Get("state").c_str());
   }
   ProgressLine progress(results);
   return evaluation.Run(results.plan(), run,
