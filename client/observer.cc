@@ -161,7 +161,8 @@ void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, std::uin
   const kernels::LayerGeometry& geometry = model_->geometry(rows.layer);
   const std::uint64_t row_bytes = RowBytes(geometry);
   const bool none = layer.norms.empty();
-  layer.first = none ? rows.first_token : std::min(layer.first, rows.first_token);
+  const std::uint64_t begin = std::max(rows.first_token, layer.from);
+  layer.first = none ? begin : std::min(layer.first, begin);
   layer.norms.resize(geometry.query_heads);
   for (std::uint32_t head = 0; head < geometry.query_heads; ++head) {
     HeadRows& kept = layer.norms[head];
@@ -170,6 +171,7 @@ void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, std::uin
           rows.query.data() + (token * geometry.query_heads + head) * row_bytes;
       const double norm = SquaredNorm(row, geometry.head_dim, geometry.type);
       const std::uint64_t position = rows.first_token + token;
+      if (position < layer.from) continue;  // seen again, and decided about
       if (kept.rows.size() >= most) {
         const auto [least, place] = *kept.order.begin();
         if (norm <= least) {

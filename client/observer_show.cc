@@ -66,7 +66,8 @@ absl::StatusOr<std::vector<std::byte>> Observer::FillNorms(std::uint32_t index, 
       return absl::FailedPreconditionError(
           Concat("layer ", index, ": the ", wanted, " queries of largest norm of ", layer.next,
                  " tokens are not known: some were let go while fewer were to be expected, or for "
-                 "others that were taken back; observe the tokens again, from 0 on"));
+                 "others that were taken back; observe the tokens again, from ",
+                 layer.from, " on"));
     }
     std::sort(strongest.begin(), strongest.end());
     for (const std::uint64_t position : strongest) {
