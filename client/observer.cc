@@ -193,30 +193,32 @@ void Observer::HeadRows::Erase(std::map<std::uint64_t, ByNorm>::iterator row) {
 }
 
 void Observer::LetGo::Add(std::uint64_t position, double norm) {
-  auto next = rising_.lower_bound(position);
-  if (next == rising_.begin() || std::prev(next)->second < norm) {
-    while (next != rising_.end() && next->second <= norm) next = rising_.erase(next);
-    rising_.emplace_hint(next, position, norm);
+  newest_.emplace(position, norm);
+  if (newest_.size() <= kMostNewest) return;
+  for (std::size_t i = 0; i < kMostNewest / 2; ++i) {
+    const auto [at, largest] = *newest_.begin();
+    double& block = blocks_[at / kBlock];
+    block = std::max(block, largest);
+    newest_.erase(newest_.begin());
   }
-  next = falling_.upper_bound(position);
-  if (next == falling_.end() || next->second < norm) {
-    while (next != falling_.begin() && std::prev(next)->second <= norm) {
-      next = falling_.erase(std::prev(next));
-    }
-    falling_.emplace_hint(next, position, norm);
+}
+
+double Observer::LetGo::Strongest() const {
+  double strongest = 0;
+  for (const auto* each : {&newest_, &blocks_}) {
+    for (const auto& [at, norm] : *each) strongest = std::max(strongest, norm);
   }
+  return strongest;
 }
 
 void Observer::LetGo::ForgetFrom(std::uint64_t position) {
-  rising_.erase(rising_.lower_bound(position), rising_.end());
-  falling_.erase(falling_.lower_bound(position), falling_.end());
-  for (const auto& [at, norm] : std::map(rising_)) Add(at, norm);
+  newest_.erase(newest_.lower_bound(position), newest_.end());
+  blocks_.erase(blocks_.lower_bound((position + kBlock - 1) / kBlock), blocks_.end());
 }
 
 void Observer::LetGo::ForgetBefore(std::uint64_t position) {
-  rising_.erase(rising_.begin(), rising_.lower_bound(position));
-  falling_.erase(falling_.begin(), falling_.lower_bound(position));
-  for (const auto& [at, norm] : std::map(falling_)) Add(at, norm);
+  newest_.erase(newest_.begin(), newest_.lower_bound(position));
+  blocks_.erase(blocks_.begin(), blocks_.lower_bound(position / kBlock));
 }
 
 void Observer::HeadRows::ForgetBefore(std::uint64_t position) {
@@ -345,8 +347,11 @@ void Observer::Decided(std::uint32_t index, std::uint64_t until) {
     return;
   }
   // Of a longer sequence more of them are among the strongest. The daemon has the rest.
-  Layer left = {
-      .next = layer.next, .first = layer.first, .rests = true, .norms = std::move(layer.norms)};
+  Layer left = {.next = layer.next,
+                .first = layer.first,
+                .from = layer.from,
+                .rests = true,
+                .norms = std::move(layer.norms)};
   left.ForgetNormsBefore(until);
   layer = std::move(left);
 }

@@ -68,7 +68,7 @@ class Observer {
 
   // Sends what was seen of the layers [first, end) to the daemon, and returns where it ended:
   // before `end` if the daemon has room for no more, RESOURCE_EXHAUSTED if not even for the first.
-  // FAILED_PRECONDITION where the strongest queries are not known, since some were forgotten.
+  // Of the strongest queries those alone that are known to be: some may have been let go.
   // It is kept here until the daemon has decided by it: a fork that is made before shows it again.
   // Ids are shown of the first `tokens` alone, whose rows are there.
   // `to_another`: who goes on without this observer, and wants those that are asked for later, too.
@@ -87,19 +87,22 @@ class Observer {
     double norm;
     std::vector<std::byte> row;
   };
-  // Norms of rows that were let go since stronger ones were enough, by position: those alone that
-  // exceed every one before them, or every one behind.
+  // Norms of rows that were let go since stronger ones were enough: one by one of the newest
+  // tokens, which may be taken back; of others the largest of each block, for as long as a part of
+  // that counts.
   class LetGo {
    public:
     void Add(std::uint64_t position, double norm);
     void ForgetFrom(std::uint64_t position);
     void ForgetBefore(std::uint64_t position);
-    bool empty() const { return rising_.empty(); }
-    double Strongest() const { return rising_.rbegin()->second; }
+    bool empty() const { return newest_.empty() && blocks_.empty(); }
+    double Strongest() const;
 
    private:
-    std::map<std::uint64_t, double> rising_;
-    std::map<std::uint64_t, double> falling_;
+    static constexpr std::uint64_t kBlock = 32;
+    static constexpr std::size_t kMostNewest = 256;
+    std::map<std::uint64_t, double> newest_;  // by position
+    std::map<std::uint64_t, double> blocks_;  // by position / kBlock
   };
   // Of one query head, by position.
   struct HeadRows {
@@ -160,9 +163,8 @@ class Observer {
                          std::uint64_t first_row, v1::ObserveRequest& request,
                          TensorCarrier& tensors) const;
   // The rows, whose positions and shape it fills in.
-  absl::StatusOr<std::vector<std::byte>> FillNorms(std::uint32_t index, const Layer& layer,
-                                                   bool to_another,
-                                                   v1::ObserveRequest& request) const;
+  std::vector<std::byte> FillNorms(std::uint32_t index, const Layer& layer, bool to_another,
+                                   v1::ObserveRequest& request) const;
 
   // How many queries by norm are asked for of so many tokens.
   std::uint64_t NormsOf(std::uint64_t tokens) const;

@@ -37,37 +37,27 @@ std::uint64_t Observer::HeadRows::known() const {
   return static_cast<std::uint64_t>(std::distance(first, order.end()));
 }
 
-absl::StatusOr<std::vector<std::byte>> Observer::FillNorms(std::uint32_t index, const Layer& layer,
-                                                           bool to_another,
-                                                           v1::ObserveRequest& request) const {
+std::vector<std::byte> Observer::FillNorms(std::uint32_t index, const Layer& layer, bool to_another,
+                                           v1::ObserveRequest& request) const {
   const kernels::LayerGeometry& geometry = model_->geometry(index);
   std::vector<std::byte> bytes;
   const std::uint64_t wanted = NormsOf(layer.next - layer.from);
-  std::uint64_t held = ~std::uint64_t{0};
-  std::uint64_t known = held;
-  for (const HeadRows& head : layer.norms) {
-    held = std::min<std::uint64_t>(held, head.rows.size());
-    known = std::min(known, head.known());
-  }
-  std::uint64_t count = std::min(held, wanted);
-  if (to_another) count = std::max(count, std::min(known, NormsOf(FutureTokens(layer.next))));
+  // Those that are the strongest without doubt. Whether they are enough the daemon knows: it may
+  // ask for none.
+  std::uint64_t known = ~std::uint64_t{0};
   bool all = true;
   for (const HeadRows& head : layer.norms) {
-    all = all && head.let_go.empty() && head.rows.size() == count;
+    known = std::min(known, head.known());
+    all = all && head.let_go.empty();
+  }
+  if (layer.norms.empty()) known = 0;
+  std::uint64_t count = std::min(known, wanted);
+  if (to_another) count = std::max(count, std::min(known, NormsOf(FutureTokens(layer.next))));
+  for (const HeadRows& head : layer.norms) {
+    all = all && head.rows.size() == count;
     std::vector<std::uint64_t> strongest;
     for (auto it = head.order.rbegin(); strongest.size() < count; ++it) {
       strongest.push_back(~it->second);
-    }
-    // Where all were kept that came, those missing came elsewhere: with what the daemon was shown.
-    const bool fewer = count < wanted && !head.let_go.empty();
-    const bool weaker = count > 0 && !head.let_go.empty() &&
-                        head.let_go.Strongest() > head.rows.at(strongest.back()).norm;
-    if (fewer || weaker) {
-      return absl::FailedPreconditionError(
-          Concat("layer ", index, ": the ", wanted, " queries of largest norm of ", layer.next,
-                 " tokens are not known: some were let go while fewer were to be expected, or for "
-                 "others that were taken back; observe the tokens again, from ",
-                 layer.from, " on"));
     }
     std::sort(strongest.begin(), strongest.end());
     for (const std::uint64_t position : strongest) {
@@ -79,9 +69,10 @@ absl::StatusOr<std::vector<std::byte>> Observer::FillNorms(std::uint32_t index, 
   if (!bytes.empty()) {
     SetShape(ToDType(geometry.type), {geometry.query_heads, count, geometry.head_dim},
              *request.mutable_norm_queries());
-    request.set_first_norm_token(layer.first);
     request.set_all_norms(all);
   }
+  // Also where none is known: that is no reason to decide as if there were none.
+  if (count > 0 || !all) request.set_first_norm_token(layer.first);
   return bytes;
 }
 
@@ -125,7 +116,7 @@ absl::Status Observer::ShowTokens(Session& session, SequenceId sequence, std::ui
 }
 
 void Observer::Layer::ForgetNormsBefore(std::uint64_t token) {
-  from = token;
+  from = std::max(from, token);
   first = std::max(first, token);
   for (HeadRows& head : norms) head.ForgetBefore(token);
 }
@@ -162,9 +153,8 @@ absl::Status Observer::ShowFirst(Session& session, SequenceId sequence, std::uin
   request.set_layer(index);
   TensorCarrier tensors(session);
   shown = FillLast(geometry, layer, 0, request, tensors);
-  const absl::StatusOr<std::vector<std::byte>> norms = FillNorms(index, layer, to_another, request);
-  if (!norms.ok()) return norms.status();
-  if (!norms->empty()) tensors.Add(*request.mutable_norm_queries(), *norms);
+  const std::vector<std::byte> norms = FillNorms(index, layer, to_another, request);
+  if (!norms.empty()) tensors.Add(*request.mutable_norm_queries(), norms);
   std::vector<float> sums;
   for (const std::vector<double>& head : layer.sums) {
     sums.insert(sums.end(), head.begin(), head.end());
@@ -175,7 +165,7 @@ absl::Status Observer::ShowFirst(Session& session, SequenceId sequence, std::uin
     tensors.Add(*request.mutable_attention_sums(), std::as_bytes(std::span(sums)));
     request.set_first_sum_position(layer.sums_first);
   }
-  if (layer.last.empty() && norms->empty() && sums.empty()) return absl::OkStatus();
+  if (layer.empty()) return absl::OkStatus();
   return Send(session, index, request, tensors, response);
 }
 

@@ -191,6 +191,7 @@ absl::Status Sequence::MayCut(std::uint64_t tokens) const {
 
 // Every lane keeps what it has of the first `tokens` tokens, and is published anew.
 void Sequence::CutLanes(std::uint64_t tokens, std::vector<pool::Block> snapshots) {
+  step_end_ = std::min(step_end_, tokens);
   if (tokens == 0) {
     moved_ = {};
     for (Lane& lane : lanes_) lane.moved = {};

@@ -46,10 +46,8 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const Row
   Replaced replaced;
   if (status.ok()) status = AppendLocked(span, rows, before_seen, replaced);
   if (!status.ok()) return status;
-  if (span.decoded) {
-    step_begin_ = span.first_token;
-    step_end_ = span.first_token + span.tokens;
-  }
+  step_end_ = span.first_token + span.tokens;
+  step_begin_ = span.decoded ? span.first_token : step_end_;
   FinishPublication(std::move(replaced));
   memory_.counters->tokens_appended.fetch_add(span.first_layer == 0 ? span.tokens : 0,
                                               std::memory_order_relaxed);

@@ -195,8 +195,16 @@ class ManagedSequence final : public cache::Companion {
     }
   }
   // The same sequence under another policy, before anybody sees it: its text, where its prompts
-  // are, and what waits to be done are what they were.
-  void Follow(const ManagedSequence& before) {
+  // are, and what waits to be done are what they were. So is what was shown, if this one asks for
+  // the same; else it stays known that somebody has shown something. Both are paused.
+  void Follow(const ManagedSequence& before) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+    const std::size_t alike = std::min(layers_.size(), before.layers_.size());
+    const bool asks_alike = policies::NeedsOf(policy_) == policies::NeedsOf(before.policy_);
+    for (std::size_t i = 0; i < alike; ++i) {
+      Observation& shown = layers_[i].state.observation;
+      shown = before.layers_[i].state.observation;
+      if (!asks_alike) shown.ForgetRows();
+    }
     for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].work = before.lanes_[i].work;
     std::vector<policies::TextMark> text = before.text();
     std::vector<policies::TokenSpan> prompts = before.prompts();

@@ -53,6 +53,10 @@ absl::Status CheckCounts(const ShownLayer& shown, const policies::Needs& needs,
     return Refuse(shown.layer, shown.norm.count, " queries by norm; of ", shown.tokens,
                   " tokens the policy asks for ", most, " at most");
   }
+  if (shown.norm.none && needs.norm_share == 0) {
+    return Refuse(shown.layer, "it begins at token ", shown.norm.first_token,
+                  " by norm, and the policy asks for none");
+  }
   if (shown.sums.count > 0 && !needs.attention_sums) {
     return Refuse(shown.layer, "there are sums of attention, and the policy asks for none");
   }
@@ -127,7 +131,7 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
   if (!charge.ok()) return charge.status();
   if (!alone) shown_ = shown_ == nullptr ? std::make_shared<Shown>() : shown_->Copy();
 
-  if (shown.norm.count > 0) {
+  if (shown.norm.count > 0 || shown.norm.none) {
     KeepShowings(0, shown.norm.first_token);
     showings_.push_back({.begin = shown.norm.first_token,
                          .end = shown.tokens,
@@ -214,6 +218,11 @@ void Observation::ForgetBefore(std::uint64_t position) {
 void Observation::ForgetFrom(std::uint64_t position) {
   KeepShowings(0, position);
   if (shown_ != nullptr) KeepOnly(0, position, /*keeps_sums=*/shown_->SumsEnd() <= position);
+}
+
+void Observation::ForgetRows() {
+  for (Showing& showing : showings_) showing.known = 0;
+  shown_ = nullptr;
 }
 
 // Of the strongest rows of some tokens those of fewer are the strongest of these.

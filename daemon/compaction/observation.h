@@ -36,7 +36,8 @@ struct ShownLayer {
     const std::byte* rows = nullptr;
     // They are the strongest of the tokens from there on.
     std::uint64_t first_token = 0;
-    bool all = false;  // of all of these: none that was seen is left out
+    bool none = false;  // of these it is not known which are
+    bool all = false;   // of all of these: none that was seen is left out
   } norm;
   // [kv_heads][count]: what is paid to the tokens from first_position on.
   struct {
@@ -61,6 +62,8 @@ class Observation {
   // What was decided about: queries of tokens before this one, and all sums. What a fork shares is
   // copied for the rest of it, and forgotten where the budget has no room for that.
   void ForgetBefore(std::uint64_t position);
+  // All rows and sums; that somebody has shown some stays known.
+  void ForgetRows();
   // The sequence was cut: queries from there on, and sums that they paid to. Likewise.
   void ForgetFrom(std::uint64_t position);
 

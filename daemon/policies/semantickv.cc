@@ -62,7 +62,8 @@ absl::Status CheckKnown(const LayerView& view, double lambda, std::uint64_t want
       Concat(kSemanticKvName, ": of ", view.tokens, " tokens the ", wanted,
              " queries of largest norm are not known: of some of these no more were shown than ",
              kernels::MostForShare(view.norms_known, lambda), " tokens ask for, ", view.norms_known,
-             "; observe the tokens again, from 0 on, or compress before it is longer than that"));
+             "; observe the tokens again, from ", view.first,
+             " on, or compress before it is longer than that"));
 }
 
 // Those of the newest tokens, and of the others as many of the largest norm as make up the share:

@@ -21,8 +21,8 @@ class Showing {
       : services_(services), caller_(caller), request_(request), sequence_(sequence) {}
 
   absl::Status Run() {
-    const bool layer =
-        request_.has_last_queries() || request_.has_norm_queries() || request_.has_attention_sums();
+    const bool layer = request_.has_last_queries() || request_.has_norm_queries() ||
+                       request_.has_first_norm_token() || request_.has_attention_sums();
     if (!layer && request_.token_ids().empty()) {
       return absl::InvalidArgumentError("the request shows neither queries, sums nor token ids");
     }
@@ -76,6 +76,10 @@ class Showing {
       shown_.last = {request_.first_query_position(), last_.shape.front(), last_.bytes.data()};
     }
     if (status.ok() && request_.has_norm_queries()) status = TakeNorm(heads);
+    if (request_.has_first_norm_token()) {
+      shown_.norm.first_token = request_.first_norm_token();
+      shown_.norm.none = shown_.norm.count == 0;
+    }
     if (status.ok() && request_.has_attention_sums()) {
       status = Take(request_.attention_sums(),
                     {.name = "attention_sums",
@@ -107,11 +111,7 @@ class Showing {
                    .positions = std::span(request_.norm_positions().data(), positions),
                    .rows = norm_.bytes.data(),
                    .all = request_.all_norms()};
-    if (request_.has_first_norm_token()) {
-      shown_.norm.first_token = request_.first_norm_token();
-    } else if (positions > 0) {
-      shown_.norm.first_token = std::ranges::min(request_.norm_positions());
-    }
+    if (positions > 0) shown_.norm.first_token = std::ranges::min(request_.norm_positions());
     return absl::OkStatus();
   }
 
@@ -150,7 +150,8 @@ absl::Status Observe(const Services& services, const Caller& caller,
   const absl::StatusOr<cache::Residence> sequence = FindLive(caller, request.sequence_id());
   if (!sequence.ok()) return sequence.status();
   absl::Status status = Showing(services, caller, request, **sequence).Run();
-  if (!status.ok() || !request.has_norm_queries()) return status;
+  if (!status.ok() || !(request.has_norm_queries() || request.has_first_norm_token()))
+    return status;
   const absl::StatusOr<std::uint64_t> from =
       services.compactor->UndecidedFrom(**sequence, request.layer());
   if (!from.ok()) return from.status();

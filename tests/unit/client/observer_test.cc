@@ -225,9 +225,18 @@ TEST_P(Observing, APromptThatGoesOnOtherwiseIsSeenFromItsBeginning) {
   track_.history.Truncate(kStays);
   decoder_.Prefill(track_, kTokens - kStays);
   for (std::uint32_t layer = 0; layer < model().layers(); ++layer) see(kStays, layer, 0.01f);
-  const absl::Status unknown = track_.sequence.Compress().status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(unknown)) << unknown;
-  EXPECT_THAT(std::string(unknown.message()), testing::HasSubstr("observe the tokens again"));
+  TESSERA_ASSERT_OK(track_.sequence.Compress().status());
+  for (const v1::ObserveRequest& request : decoder_.daemon->TakeObserved()) {
+    EXPECT_TRUE(request.has_first_norm_token());
+    EXPECT_EQ(request.first_norm_token(), 0u);
+    EXPECT_FALSE(request.all_norms());
+    // Fewer than are asked for, and none but the strongest.
+    const int known = request.norm_positions_size() / 4;
+    EXPECT_LT(known, kNormShare * kTokens);
+    if (known > 0) {
+      CheckNorms(request, seen_[request.layer()], static_cast<std::uint64_t>(known / kNormShare));
+    }
+  }
   for (std::uint32_t layer = 0; layer < model().layers(); ++layer) see(0, layer, 0.01f);
   ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
 }
@@ -285,6 +294,50 @@ TEST_P(Observing, OfTokensThatWereSettledNoQueryCounts) {
     EXPECT_EQ(shown[2 * layer + 1].first_norm_token(), 150u);
     CheckNorms(shown[2 * layer + 1], seen_[layer], 70);
   }
+}
+
+// The strongest of them may have been let go long ago, and drafts in the place of others since.
+TEST_P(Observing, WhatWasLetGoIsKnownBehindACutAndASettling) {
+  ModelGeometry model = Geometry();
+  model.layers.assign(1, {.query_heads = 1, .kv_heads = 1, .head_dim = 64});
+  v1::PolicyNeeds needs;
+  needs.set_last_queries(1);
+  needs.set_norm_share(0.001);
+  Decoder decoder(random_, model, {.has_staging = GetParam().has_staging, .needs = needs},
+                  GetParam().map_memory);
+  Track track = decoder.NewTrack();
+  const auto come = [&](std::uint64_t count, float norm) {
+    const std::uint64_t first = track.history.tokens();
+    decoder.Prefill(track, count);
+    std::vector<std::uint16_t> rows(64 * count);
+    for (std::size_t i = 0; i < rows.size(); i += 64) rows[i] = kernels::FloatToFp16(norm);
+    TESSERA_ASSERT_OK(track.sequence.Observe({.layer = 0,
+                                              .first_token = first,
+                                              .query = std::as_bytes(std::span(rows)),
+                                              .prompt_tokens = count}));
+  };
+  const auto draft = [&](float norm) {
+    const std::uint64_t tokens = track.history.tokens();
+    come(1, norm);
+    TESSERA_ASSERT_OK(track.sequence.Truncate(tokens));
+    track.history.Truncate(tokens);
+  };
+  come(5, 100);  // as many as are kept
+  come(1, 50);   // settled later
+  come(194, 1);
+  come(1, 40);  // token 200, the strongest of those that are not
+  come(99, 1);
+  draft(90);
+  draft(200);
+  come(1, 2);
+  come(101, 1);
+  decoder.daemon->TakeObserved();
+  decoder.daemon->SettleBefore(100);
+  TESSERA_ASSERT_OK(track.sequence.Compress().status());
+  const std::vector<v1::ObserveRequest> shown = decoder.daemon->TakeObserved();
+  ASSERT_EQ(shown.size(), 2u);
+  EXPECT_EQ(shown.back().first_norm_token(), 100u);
+  for (const std::uint64_t position : shown.back().norm_positions()) EXPECT_EQ(position, 200u);
 }
 
 // Of keys and queries that are rotated by position the same ones are the strongest. (By quarters of
