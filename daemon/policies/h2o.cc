@@ -47,7 +47,8 @@ std::optional<Values> Read(const Policy& policy) {
 Needs NeedsFrom(const TokenPolicy&) { return {.attention_sums = true, .decode_queries = true}; }
 
 // Entries of a lane, each with the attention that was paid to it. fp32, as it is remembered: what
-// comes out must not depend on how many tokens were looked at in one go.
+// comes out must not depend on how many tokens were looked at in one go (but for the last bits of
+// what several queries of one step pay, which are added up in fp32, by blocks of all keys).
 struct Hitters {
   std::vector<std::uint32_t> entries;
   std::vector<float> scores;
