@@ -43,7 +43,7 @@ class Observer {
   bool Sees(const v1::PolicyNeeds& needs) const;
   // Layer by layer, in the order of tokens; nothing is kept of layers that are not asked for. Rows
   // that were seen before may come again, and those from there on are forgotten. Weak ones that
-  // were let go before do not come back: Show says where one of them is missing.
+  // were let go before do not come back: fewer are known then to be the strongest.
   absl::Status See(const ObservedRows& rows, const kernels::Operations& operations);
   // Whether the queries of tokens that are decoded are asked for, or may be among the newest ones,
   // or the strongest, when the next prompt ends.
@@ -56,8 +56,8 @@ class Observer {
   absl::Status CheckDecoded(std::uint32_t layer, std::uint64_t first_token,
                             std::span<const std::byte> query) const;
   // Those queries; the same step may be tried again. By norm as many are kept as would be asked for
-  // at twice the length, or 4,096 tokens on: none is missing while decoding goes no further, and
-  // takes nothing back.
+  // at twice the length, or 4,096 tokens on: none is missing while decoding goes no further, takes
+  // nothing back, and nothing of it is packed for good.
   void SeeDecoded(std::uint32_t layer, std::uint64_t first_token, std::span<const std::byte> query);
   // In the order of tokens, too.
   absl::Status SeeTokens(std::uint64_t first_token, std::span<const std::uint32_t> ids);

@@ -467,7 +467,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::uint32_t residents_ TESSERA_GUARDED_BY(mutex_) = 0;  // Residences that live
   Clock::TimePoint last_use_ TESSERA_GUARDED_BY(mutex_);
   std::uint64_t seen_committed_ TESSERA_GUARDED_BY(mutex_) = 0;
-  std::uint64_t step_begin_ TESSERA_GUARDED_BY(mutex_) = 0;  // of the newest AppendSpan::decoded
+  // Of the newest append, as far as it was not cut; what no step brought begins at its end.
+  std::uint64_t step_begin_ TESSERA_GUARDED_BY(mutex_) = 0;
   std::uint64_t step_end_ TESSERA_GUARDED_BY(mutex_) = 0;
 
   std::atomic<bool> made_by_hand_{false};

@@ -102,7 +102,8 @@ class Compactor {
   // What a worker shows of one layer, for the sequence's policy to decide by. Kept until that layer
   // is compressed. FAILED_PRECONDITION where the policy asks for nothing.
   absl::Status Observe(cache::Sequence& sequence, const ShownLayer& shown);
-  // The first of a layer's tokens that its policy would choose among by now; 0 where all are.
+  // The first of a layer's tokens that its policy would choose among by now; 0: there is none, or
+  // all are.
   absl::StatusOr<std::uint64_t> UndecidedFrom(const cache::Sequence& sequence,
                                               std::uint32_t layer) const;
   // The ids of tokens from `first_token` on. The same.

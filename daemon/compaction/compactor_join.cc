@@ -25,9 +25,10 @@ absl::Status Compactor::JoinCrowded(const std::shared_ptr<cache::Sequence>& sequ
   }
   // Without room for copies a lane goes on as it is, while it can take another segment.
   if (!exhausted || sequence->CrowdedLanes(shm::kMaxSegments - 1).empty()) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      Concat(sequence->id().ToString(), " has lanes of ", shm::kMaxSegments,
-             " segments, and there is no room for the copies that joining them takes"));
+  return absl::ResourceExhaustedError(Concat(
+      sequence->id().ToString(), " has lanes of ", shm::kMaxSegments,
+      " segments, and there is no room for the copies that joining them takes; free sequences, "
+      "or raise the tenant's limit"));
 }
 
 absl::Status Compactor::JoinSome(const std::shared_ptr<cache::Sequence>& sequence,

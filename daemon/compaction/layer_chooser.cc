@@ -152,9 +152,19 @@ absl::StatusOr<LayerChooser::Lanes> LayerChooser::Look(bool whole, bool wants_ke
 }
 
 absl::StatusOr<std::uint64_t> LayerChooser::Begin() const {
-  const absl::StatusOr<Lanes> lanes = Look(ChoosesFromAll(*options_.policy), /*wants_keys=*/false);
-  if (!lanes.ok()) return lanes.status();
-  return lanes->begin;
+  const auto runs = options_.sequence->LookAt(layer_, ChoosesFromAll(*options_.policy));
+  if (!runs.ok()) return runs.status();
+  std::optional<std::uint64_t> begin;
+  for (const cache::OpenRun& run : *runs) {
+    for (const auto* segments : {&run.settled, &run.provisional, &run.plain}) {
+      for (const cache::HeldSegment& held : *segments) {
+        if (held.entries == 0) continue;
+        const std::uint64_t first = held.segment->PositionOf(0);
+        begin = std::min(begin.value_or(first), first);
+      }
+    }
+  }
+  return begin.value_or(0);
 }
 
 // What the policy sees, and what it points into.

@@ -196,7 +196,7 @@ class ManagedSequence final : public cache::Companion {
   }
   // The same sequence under another policy, before anybody sees it: its text, where its prompts
   // are, and what waits to be done are what they were. So is what was shown, if this one asks for
-  // the same; else it stays known that somebody has shown something. Both are paused.
+  // the same; else it stays known that somebody has shown something. `before` is paused.
   void Follow(const ManagedSequence& before) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     const std::size_t alike = std::min(layers_.size(), before.layers_.size());
     const bool asks_alike = policies::NeedsOf(policy_) == policies::NeedsOf(before.policy_);

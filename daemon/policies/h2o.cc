@@ -82,10 +82,11 @@ absl::StatusOr<std::vector<float>> Remembered(const LayerMemory& memory, std::si
   return scores;
 }
 
-// Entries [first, end) of a lane, which came in one forward step: their queries pay.
+// Entries [first, end) of a lane, which came in one forward step: their queries pay. One that was
+// decoded in double, and whatever was let go before it.
 absl::Status Pay(const LayerView& view, std::uint32_t lane, std::uint64_t first, std::uint64_t end,
                  Hitters& hitters) {
-  const std::vector<std::uint32_t> before = hitters.entries;
+  const std::size_t before = hitters.entries.size();
   for (std::uint64_t i = first; i < end; ++i) {
     hitters.entries.push_back(static_cast<std::uint32_t>(i));
     hitters.scores.push_back(0);
@@ -95,7 +96,8 @@ absl::Status Pay(const LayerView& view, std::uint32_t lane, std::uint64_t first,
   absl::Status status =
       end - first == 1 ? AddSharesAt(kName, view, lane, view.lanes[lane].positions[first],
                                      static_cast<std::uint32_t>(first), hitters.entries, part, paid)
-                       : AddSharesOfStep(kName, view, lane, first, end, before, part, paid);
+                       : AddSharesOfStep(kName, view, lane, first, end,
+                                         std::span(hitters.entries).first(before), part, paid);
   if (!status.ok()) return status;
   for (std::size_t i = 0; i < paid.size(); ++i) {
     hitters.scores[i] = static_cast<float>(hitters.scores[i] + paid[i]);

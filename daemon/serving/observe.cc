@@ -150,8 +150,8 @@ absl::Status Observe(const Services& services, const Caller& caller,
   const absl::StatusOr<cache::Residence> sequence = FindLive(caller, request.sequence_id());
   if (!sequence.ok()) return sequence.status();
   absl::Status status = Showing(services, caller, request, **sequence).Run();
-  if (!status.ok() || !(request.has_norm_queries() || request.has_first_norm_token()))
-    return status;
+  const bool by_norm = request.has_norm_queries() || request.has_first_norm_token();
+  if (!status.ok() || !by_norm) return status;
   const absl::StatusOr<std::uint64_t> from =
       services.compactor->UndecidedFrom(**sequence, request.layer());
   if (!from.ok()) return from.status();

@@ -81,6 +81,35 @@ TEST_F(SequenceTest, ThreeSegmentsInOneChunk) {
   EXPECT_EQ(Shown(*sequence, stamps), "");
 }
 
+// Drafts among the newest tokens, for whoever sets a policy then: neither what comes behind them,
+// nor what comes in their place.
+TEST_F(SequenceTest, KnowsWhereTheNewestStepBegins) {
+  const auto sequence = world_.NewSequence(worker_->session(), *small_);
+  std::uint64_t tokens = 0;
+  const auto append = [&](std::uint64_t count, bool decoded) {
+    const Stamps stamps = NewStamps(count);
+    ASSERT_TRUE(sequence
+                    ->Append({.layers = small_->layers(),
+                              .first_token = tokens,
+                              .tokens = count,
+                              .decoded = decoded},
+                             StampedRows(small_->layout(), stamps))
+                    .ok());
+    tokens += count;
+  };
+  append(100, false);
+  EXPECT_EQ(sequence->step_begin(), 100u);
+  append(8, true);
+  EXPECT_EQ(sequence->step_begin(), 100u);
+  const auto fork = world_.tenant().Fork(worker_->session(), sequence->id());
+  ASSERT_TRUE(fork.ok()) << fork.status();
+  EXPECT_EQ((*fork)->step_begin(), 100u);
+  ASSERT_TRUE(sequence->Truncate(tokens = 90).ok());
+  EXPECT_EQ(sequence->step_begin(), 90u);
+  append(17, false);
+  EXPECT_EQ(sequence->step_begin(), 107u);
+}
+
 TEST_F(SequenceTest, ALaneThatHasTooManySegmentsIsRefusedAndServesOn) {
   const auto sequence = world_.NewSequence(worker_->session(), *small_);
   Stamps stamps;

@@ -226,7 +226,9 @@ TEST_P(Observing, APromptThatGoesOnOtherwiseIsSeenFromItsBeginning) {
   decoder_.Prefill(track_, kTokens - kStays);
   for (std::uint32_t layer = 0; layer < model().layers(); ++layer) see(kStays, layer, 0.01f);
   TESSERA_ASSERT_OK(track_.sequence.Compress().status());
-  for (const v1::ObserveRequest& request : decoder_.daemon->TakeObserved()) {
+  const std::vector<v1::ObserveRequest> shown = decoder_.daemon->TakeObserved();
+  ASSERT_EQ(shown.size(), model().layers());
+  for (const v1::ObserveRequest& request : shown) {
     EXPECT_TRUE(request.has_first_norm_token());
     EXPECT_EQ(request.first_norm_token(), 0u);
     EXPECT_FALSE(request.all_norms());
@@ -255,7 +257,9 @@ TEST_P(Observing, WhatGoesOnBehindAPromptIsNoReasonToRefuse) {
 // out.
 TEST_P(Observing, SaysWhatTheStrongestAreOf) {
   const auto shown = [&](std::uint64_t first, bool all, int rows) {
-    for (const v1::ObserveRequest& request : decoder_.daemon->TakeObserved()) {
+    const std::vector<v1::ObserveRequest> requests = decoder_.daemon->TakeObserved();
+    ASSERT_EQ(requests.size(), model().layers());
+    for (const v1::ObserveRequest& request : requests) {
       EXPECT_TRUE(request.has_first_norm_token());
       EXPECT_EQ(request.first_norm_token(), first);
       EXPECT_EQ(request.all_norms(), all);

@@ -308,6 +308,23 @@ TEST_F(ObservationTest, RowsThatThereIsNoRoomForAreMissed) {
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), 1u);
 }
 
+// A worker that knows none of them says so; and of rows that are forgotten it stays known that some
+// were shown.
+TEST_F(ObservationTest, ThatNoneIsKnownIsKnown) {
+  ShownLayer shown = Norm(0, {});
+  shown.norm.first_token = 10;
+  shown.norm.none = true;
+  ASSERT_TRUE(Take(shown).ok());
+  EXPECT_EQ(observation_.NormsKnown(0, 10), kEvery);
+  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 0u);
+  ASSERT_TRUE(TakeStrongest(0, {3, 40}, /*all=*/true).ok());
+  EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery);
+  observation_.ForgetRows();
+  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 0u);
+  EXPECT_EQ(observation_.bytes(), 0u);
+  EXPECT_EQ(budget_.used_bytes(), 0u);
+}
+
 TEST_F(ObservationTest, TheStrongestAreOfTheTokensThatTheyAreSaidToBeOf) {
   const std::vector<std::uint64_t> positions = {10, 11, 10, 11, 9, 11, 10, 11};
   ShownLayer shown = Norm(2, positions);
