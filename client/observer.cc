@@ -78,8 +78,9 @@ absl::Status Observer::See(const ObservedRows& rows, const kernels::Operations& 
                                         " was seen up to token ", layer.next));
   }
   if (rows.first_token < layer.next) ForgetFrom(rows.first_token, rows.layer);
+  layer.SeePrompt(rows.first_token, rows.first_token + tokens);
   SeeLast(rows, tokens, /*drafts=*/0, layer);
-  // A second prompt has the tokens before it in its share, too.
+  // With a prompt that another worker has shown before it the share is of both.
   const std::uint64_t end = rows.first_token + std::max(rows.prompt_tokens, tokens);
   SeeNorms(rows, tokens, rows.prompt_tokens == 0 ? ~std::uint64_t{0} : NormsOf(FutureTokens(end)),
            layer);
@@ -104,7 +105,7 @@ void Observer::ForgetFrom(std::uint64_t token, std::uint32_t index) {
   const std::uint64_t token_bytes = geometry.query_heads * RowBytes(geometry);
   const std::uint64_t left = token > layer.last_first ? token - layer.last_first : 0;
   layer.last.resize(std::min<std::uint64_t>(layer.last.size(), left * token_bytes));
-  for (HeadRows& head : layer.norms) head.ForgetFrom(token);
+  layer.ForgetNormsFrom(token);
   layer.keys.clear();
   layer.sums.clear();
 }
@@ -160,12 +161,12 @@ void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, std::uin
   if (needs_.norm_share() == 0) return;
   const kernels::LayerGeometry& geometry = model_->geometry(rows.layer);
   const std::uint64_t row_bytes = RowBytes(geometry);
-  const bool none = layer.norms.empty();
+  Strongest& norms = layer.norms;
   const std::uint64_t begin = std::max(rows.first_token, layer.from);
-  layer.first = none ? begin : std::min(layer.first, begin);
-  layer.norms.resize(geometry.query_heads);
+  norms.first = norms.heads.empty() ? begin : std::min(norms.first, begin);
+  norms.heads.resize(geometry.query_heads);
   for (std::uint32_t head = 0; head < geometry.query_heads; ++head) {
-    HeadRows& kept = layer.norms[head];
+    HeadRows& kept = norms.heads[head];
     for (std::uint64_t token = 0; token < tokens; ++token) {
       const std::byte* const row =
           rows.query.data() + (token * geometry.query_heads + head) * row_bytes;
@@ -229,6 +230,37 @@ void Observer::HeadRows::ForgetBefore(std::uint64_t position) {
 void Observer::HeadRows::ForgetFrom(std::uint64_t position) {
   while (!rows.empty() && rows.rbegin()->first >= position) Erase(std::prev(rows.end()));
   let_go.ForgetFrom(position);
+}
+
+void Observer::Strongest::ForgetFrom(std::uint64_t token) {
+  for (HeadRows& head : heads) head.ForgetFrom(token);
+}
+
+void Observer::Strongest::ForgetBefore(std::uint64_t token) {
+  first = std::max(first, token);
+  for (HeadRows& head : heads) head.ForgetBefore(token);
+}
+
+// What was decoded before a prompt does not judge what that asks for.
+void Observer::Layer::SeePrompt(std::uint64_t begin, std::uint64_t end) {
+  if (!prompt_waits()) {
+    prompt_begin = begin;
+    decoded = std::exchange(norms, {});
+  }
+  prompt_end = end;
+}
+
+void Observer::Layer::ForgetNormsFrom(std::uint64_t token) {
+  if (prompt_waits() && token <= prompt_begin) norms = std::exchange(decoded, {});
+  prompt_end = std::min(prompt_end, token);
+  norms.ForgetFrom(token);
+}
+
+void Observer::Layer::ForgetNormsBefore(std::uint64_t token) {
+  from = std::max(from, token);
+  prompt_begin = std::max(prompt_begin, token);
+  norms.ForgetBefore(token);
+  decoded.ForgetBefore(token);
 }
 
 void Observer::SeeSums(const ObservedRows& rows, std::uint64_t tokens,
@@ -342,16 +374,18 @@ void Observer::Decided(std::uint32_t index, std::uint64_t until) {
   const auto known = layers_.find(index);
   if (known == layers_.end()) return;
   Layer& layer = known->second;
-  if (layer.norms.empty() || until >= layer.next) {
+  if (layer.norms.heads.empty() || until >= layer.next) {
     layers_.erase(known);
     return;
   }
   // Of a longer sequence more of them are among the strongest. The daemon has the rest.
   Layer left = {.next = layer.next,
-                .first = layer.first,
                 .from = layer.from,
+                .prompt_begin = layer.prompt_begin,
+                .prompt_end = layer.prompt_end,
                 .rests = true,
-                .norms = std::move(layer.norms)};
+                .norms = std::move(layer.norms),
+                .decoded = std::move(layer.decoded)};
   left.ForgetNormsBefore(until);
   layer = std::move(left);
 }

@@ -117,10 +117,19 @@ class Observer {
     // So many rows are the strongest of all that came.
     std::uint64_t known() const;
   };
+  // Of the tokens from `first` on the strongest rows, by query head.
+  struct Strongest {
+    std::uint64_t first = 0;
+    std::vector<HeadRows> heads;  // empty: none were seen
+    void ForgetFrom(std::uint64_t token);
+    void ForgetBefore(std::uint64_t token);
+  };
   struct Layer {
-    std::uint64_t next = 0;   // the token after the last one seen
-    std::uint64_t first = 0;  // of those that `norms` are the strongest of
-    std::uint64_t from = 0;   // those before it have been decided about, or stay as they came
+    std::uint64_t next = 0;  // the token after the last one seen
+    std::uint64_t from = 0;  // those before it have been decided about, or stay as they came
+    // The first prompt that waits for its decision, as far as it has been seen. Empty: none does.
+    std::uint64_t prompt_begin = 0;
+    std::uint64_t prompt_end = 0;
     // The daemon has been shown all of it: what comes next may come from anywhere.
     bool rests = false;
     std::uint64_t last_first = 0;  // position of the first row of `last`
@@ -130,11 +139,15 @@ class Observer {
     // The policy goes on from what it has decided, or from an empty sequence: no query may be
     // missing, whether its token was decoded or came with a prompt.
     bool wants_all = false;
-    std::vector<HeadRows> norms;               // by query head
-    std::uint64_t sums_first = 0;              // position of the first key
+    Strongest norms;               // of that prompt and what came behind it; or else of all
+    Strongest decoded;             // of what was decoded before it: they count if it is taken back
+    std::uint64_t sums_first = 0;  // position of the first key
     std::vector<std::vector<std::byte>> keys;  // by kv head, one row after another
     std::vector<std::vector<double>> sums;     // by kv head
-    bool empty() const { return last.empty() && norms.empty() && sums.empty(); }
+    bool empty() const { return last.empty() && norms.heads.empty() && sums.empty(); }
+    bool prompt_waits() const { return prompt_begin < prompt_end; }
+    void SeePrompt(std::uint64_t begin, std::uint64_t end);
+    void ForgetNormsFrom(std::uint64_t token);
     // Of these tokens none counts any more.
     void ForgetNormsBefore(std::uint64_t token);
   };
@@ -150,7 +163,7 @@ class Observer {
   void SeeSums(const ObservedRows& rows, std::uint64_t tokens,
                const kernels::Operations& operations, Layer& layer);
   absl::Status ShowTokens(Session& session, SequenceId sequence, std::uint64_t tokens);
-  // ObserveResponse::undecided_from.
+  // ObserveResponse::norms_from.
   absl::StatusOr<std::uint64_t> ShowLayer(Session& session, SequenceId sequence,
                                           std::uint32_t index, const Layer& layer,
                                           bool to_another) const;

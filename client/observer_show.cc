@@ -46,14 +46,14 @@ std::vector<std::byte> Observer::FillNorms(std::uint32_t index, const Layer& lay
   // ask for none.
   std::uint64_t known = ~std::uint64_t{0};
   bool all = true;
-  for (const HeadRows& head : layer.norms) {
+  for (const HeadRows& head : layer.norms.heads) {
     known = std::min(known, head.known());
     all = all && head.let_go.empty();
   }
-  if (layer.norms.empty()) known = 0;
+  if (layer.norms.heads.empty()) known = 0;
   std::uint64_t count = std::min(known, wanted);
   if (to_another) count = std::max(count, std::min(known, NormsOf(FutureTokens(layer.next))));
-  for (const HeadRows& head : layer.norms) {
+  for (const HeadRows& head : layer.norms.heads) {
     all = all && head.rows.size() == count;
     std::vector<std::uint64_t> strongest;
     for (auto it = head.order.rbegin(); strongest.size() < count; ++it) {
@@ -72,7 +72,7 @@ std::vector<std::byte> Observer::FillNorms(std::uint32_t index, const Layer& lay
     request.set_all_norms(all);
   }
   // Also where none is known: that is no reason to decide as if there were none.
-  if (count > 0 || !all) request.set_first_norm_token(layer.first);
+  if (count > 0 || !all) request.set_first_norm_token(layer.norms.first);
   return bytes;
 }
 
@@ -85,14 +85,14 @@ absl::StatusOr<std::uint32_t> Observer::Show(Session& session, SequenceId sequen
     const kernels::LayerGeometry& geometry = model_->geometry(it->first);
     KeepLast(MostLast(it->second, it->second.next), geometry.query_heads * RowBytes(geometry),
              it->second);
-    absl::StatusOr<std::uint64_t> undecided =
+    absl::StatusOr<std::uint64_t> from =
         ShowLayer(session, sequence, it->first, it->second, to_another);
-    if (undecided.ok() && *undecided > it->second.first && !it->second.norms.empty()) {
+    if (from.ok() && *from > it->second.norms.first && !it->second.norms.heads.empty()) {
       // Some of these tokens were settled meanwhile: others are the strongest of the rest.
-      it->second.ForgetNormsBefore(*undecided);
-      undecided = ShowLayer(session, sequence, it->first, it->second, to_another);
+      it->second.ForgetNormsBefore(*from);
+      from = ShowLayer(session, sequence, it->first, it->second, to_another);
     }
-    const absl::Status& status = undecided.status();
+    const absl::Status& status = from.status();
     if (absl::IsResourceExhausted(status) && it->first > first) return it->first;
     if (!status.ok()) return status;
   }
@@ -115,12 +115,6 @@ absl::Status Observer::ShowTokens(Session& session, SequenceId sequence, std::ui
   return absl::OkStatus();
 }
 
-void Observer::Layer::ForgetNormsBefore(std::uint64_t token) {
-  from = std::max(from, token);
-  first = std::max(first, token);
-  for (HeadRows& head : norms) head.ForgetBefore(token);
-}
-
 absl::StatusOr<std::uint64_t> Observer::ShowLayer(Session& session, SequenceId sequence,
                                                   std::uint32_t index, const Layer& layer,
                                                   bool to_another) const {
@@ -139,7 +133,7 @@ absl::StatusOr<std::uint64_t> Observer::ShowLayer(Session& session, SequenceId s
     status = Send(session, index, more, tensors, nothing);
   }
   if (!status.ok()) return status;
-  return response.undecided_from();
+  return response.norms_from();
 }
 
 // All but what is too much for one piece. What carries it is gone when this returns: the next piece

@@ -89,12 +89,14 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceId id, SessionI
   if (absl::Status status = Resident(); !status.ok()) return status;
   absl::StatusOr<std::uint64_t> committed = CommittedLocked();
   if (!committed.ok()) return committed.status();
-  if (absl::Status status = JoinForForks(); !status.ok()) return status;
   const std::uint64_t in_segments = TokensInSegments();
   child = Create(memory_, id, model_, owner);
   if (!child.ok()) return child.status();
 
   MutexLock child_lock((*child)->mutex_);
+  if (absl::Status status = JoinForFork(**child, *committed - in_segments); !status.ok()) {
+    return status;
+  }
   if (absl::Status status = (*child)->CopyLanesOf(*this, in_segments); !status.ok()) return status;
   if (const std::shared_ptr<const TailHandle> tail = this->tail();
       tail != nullptr && *committed > in_segments) {

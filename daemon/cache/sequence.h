@@ -384,8 +384,12 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::StatusOr<LanePlan> Plan(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t tokens,
                                 bool joins) TESSERA_REQUIRES(mutex_);
   bool MayJoin(const Lane& lane) const TESSERA_REQUIRES(mutex_);
-  // Many short segments of the newest rows become one, once and not in each fork.
-  absl::Status JoinForForks() TESSERA_REQUIRES(mutex_);
+  // Many short segments of the newest rows become one, once and not in each fork. Not where the
+  // child, which takes over so many tokens of the tail, then had no room for these.
+  absl::Status JoinForFork(Sequence& child, std::uint64_t tail_tokens)
+      TESSERA_REQUIRES(mutex_, child.mutex_);
+  absl::Status ReserveBesides(Sequence& child, std::uint64_t tail_tokens,
+                              std::vector<LanePlan>& plans) TESSERA_REQUIRES(mutex_, child.mutex_);
   absl::Status Reserve(LanePlan& plan, std::uint64_t tokens) TESSERA_REQUIRES(mutex_);
   absl::Status FillTakenOver(const std::vector<LanePlan>& plans) TESSERA_REQUIRES(mutex_);
   absl::Status ReserveGrowth(Growth& growth);

@@ -114,23 +114,22 @@ absl::StatusOr<Sequence::LanePlan> Sequence::Plan(std::uint32_t layer, std::uint
 // Not while somebody works on the segments that there are: he looks for them when he has done.
 bool Sequence::MayJoin(const Lane& lane) const { return !packing_ && !lane.recoding; }
 
-absl::Status Sequence::JoinForForks() {
+absl::Status Sequence::JoinForFork(Sequence& child, std::uint64_t tail_tokens) {
   std::vector<LanePlan> plans;
   for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
     for (std::uint32_t head = 0; head < model_->layout().kv_heads(layer); ++head) {
       LanePlan plan = {.lane = model_->layout().lane(layer, head), .layer = layer, .kv_head = head};
       if (!MayJoin(lanes_[plan.lane])) continue;
       plan.taken_over = CountToJoinForForks(lanes_[plan.lane]);
-      if (plan.taken_over == 0) continue;
-      absl::Status status = Reserve(plan, 0);
-      // They stay as they are, and are shared so.
-      if (absl::IsResourceExhausted(status)) return absl::OkStatus();
-      if (!status.ok()) return status;
-      plans.push_back(std::move(plan));
+      if (plan.taken_over > 0) plans.push_back(std::move(plan));
     }
   }
   if (plans.empty()) return absl::OkStatus();
-  absl::Status status = FillTakenOver(plans);
+  absl::Status status = ReserveBesides(child, tail_tokens, plans);
+  // They stay as they are, and are shared so.
+  if (absl::IsResourceExhausted(status)) return absl::OkStatus();
+  if (!status.ok()) return status;
+  status = FillTakenOver(plans);
   std::vector<device::WordStore> words;
   for (const LanePlan& plan : plans) {
     const Growth& growth = plan.growths.front();
@@ -141,6 +140,25 @@ absl::Status Sequence::JoinForForks() {
   Replaced replaced;
   for (LanePlan& plan : plans) Commit(plan, 0, replaced);
   FinishPublication(std::move(replaced));
+  return absl::OkStatus();
+}
+
+// For the plans, while there is room for what the child needs of its own: a cut, and the tail.
+absl::Status Sequence::ReserveBesides(Sequence& child, std::uint64_t tail_tokens,
+                                      std::vector<LanePlan>& plans) {
+  const absl::StatusOr<std::vector<pool::Block>> cut = ReserveSnapshots(0);
+  if (!cut.ok()) return cut.status();
+  absl::StatusOr<std::vector<pool::Block>> appended;
+  absl::StatusOr<std::vector<LanePlan>> tail;
+  if (tail_tokens > 0) {
+    appended = ReserveSnapshots(1 + tail_tokens / kMaxSegmentEntries);
+    if (!appended.ok()) return appended.status();
+    tail = child.PlanAll({0, model_->layers(), 0, tail_tokens}, /*joins=*/false);
+    if (!tail.ok()) return tail.status();
+  }
+  for (LanePlan& plan : plans) {
+    if (absl::Status status = Reserve(plan, 0); !status.ok()) return status;
+  }
   return absl::OkStatus();
 }
 

@@ -102,10 +102,9 @@ class Compactor {
   // What a worker shows of one layer, for the sequence's policy to decide by. Kept until that layer
   // is compressed. FAILED_PRECONDITION where the policy asks for nothing.
   absl::Status Observe(cache::Sequence& sequence, const ShownLayer& shown);
-  // The first of a layer's tokens that its policy would choose among by now; 0: there is none, or
-  // all are.
-  absl::StatusOr<std::uint64_t> UndecidedFrom(const cache::Sequence& sequence,
-                                              std::uint32_t layer) const;
+  // Of a layer's tokens from this one on the queries of largest norm count by now.
+  absl::StatusOr<std::uint64_t> NormsFrom(const cache::Sequence& sequence,
+                                          std::uint32_t layer) const;
   // The ids of tokens from `first_token` on. The same.
   absl::Status ObserveTokens(cache::Sequence& sequence, std::uint64_t first_token,
                              std::span<const std::uint32_t> ids);

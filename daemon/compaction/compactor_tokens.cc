@@ -55,11 +55,14 @@ absl::Status Compactor::Observe(cache::Sequence& sequence, const ShownLayer& sho
   return status;
 }
 
-absl::StatusOr<std::uint64_t> Compactor::UndecidedFrom(const cache::Sequence& sequence,
-                                                       std::uint32_t layer) const {
+absl::StatusOr<std::uint64_t> Compactor::NormsFrom(const cache::Sequence& sequence,
+                                                   std::uint32_t layer) const {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
   if (managed == nullptr) return 0;
-  return LayerChooser({.sequence = &sequence, .policy = &managed->policy()}, layer).Begin();
+  const std::vector<policies::TokenSpan> prompts = managed->prompts();
+  return LayerChooser({.sequence = &sequence, .policy = &managed->policy(), .prompts = prompts},
+                      layer)
+      .NormsFrom();
 }
 
 absl::Status Compactor::ObserveTokens(cache::Sequence& sequence, std::uint64_t first_token,

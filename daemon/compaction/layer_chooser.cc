@@ -39,6 +39,15 @@ std::uint64_t ShownUntil(std::span<const policies::HeadQueries> queries, std::ui
 
 namespace {
 
+// Queries by norm of these count, where tokens from `begin` on are looked at: what was decoded
+// before a prompt says little of what that asks for, and may be settled at any time.
+std::uint64_t FirstOfPrompts(std::span<const policies::TokenSpan> prompts, std::uint64_t begin) {
+  for (const policies::TokenSpan& prompt : prompts) {
+    if (prompt.end > begin) return std::max(prompt.begin, begin);
+  }
+  return begin;
+}
+
 // What is decided about the first `count` entries.
 void KeepFirst(std::uint64_t count, policies::LaneDecision& lane) {
   policies::LaneDecision first;
@@ -167,6 +176,12 @@ absl::StatusOr<std::uint64_t> LayerChooser::Begin() const {
   return begin.value_or(0);
 }
 
+absl::StatusOr<std::uint64_t> LayerChooser::NormsFrom() const {
+  absl::StatusOr<std::uint64_t> begin = Begin();
+  if (!begin.ok()) return begin;
+  return FirstOfPrompts(options_.prompts, *begin);
+}
+
 // What the policy sees, and what it points into.
 class LayerChooser::Shown {
  public:
@@ -188,6 +203,7 @@ class LayerChooser::Shown {
       const std::uint64_t end = std::min(prompt.end, lanes.end);
       if (begin < end) prompts_.push_back({.begin = begin - first, .end = end - first});
     }
+    const std::uint64_t norms = FirstOfPrompts(options.prompts, first);
     const std::uint64_t row_bytes = RowBytes(model, layer);
     for (const policies::HeadQueries& head : state.observation.queries()) {
       const std::uint64_t skipped = CountBefore(head.positions, first);
@@ -203,7 +219,8 @@ class LayerChooser::Shown {
              .prompts = prompts_,
              .lanes = entries_,
              .queries = queries_,
-             .norms_known = state.observation.NormsKnown(first, lanes.end),
+             .norms_first = state.observation.NormsFrom(norms, lanes.end) - first,
+             .norms_known = state.observation.NormsKnown(norms, lanes.end),
              .sums = sum_spans_,
              .text = options.text.subspan(std::min<std::size_t>(first, options.text.size())),
              .scorer = lanes.keys.get()};

@@ -92,8 +92,9 @@ class LayerChooser {
   };
   LayerChooser(const Options& options, std::uint32_t layer);
 
-  // The first token that a choice would look at; 0: there is none, or all are.
-  absl::StatusOr<std::uint64_t> Begin() const;
+  // Queries by norm count from this token on: of the first prompt that a choice would look at, or,
+  // where there is none, of all that it would look at.
+  absl::StatusOr<std::uint64_t> NormsFrom() const;
   // About what waits in the lanes, as at the end of a prompt. A policy that continues, and has
   // begun, goes on over all of the lanes.
   absl::StatusOr<LayerChoice> Choose(const LayerState& state) const;
@@ -113,6 +114,8 @@ class LayerChooser {
 
  private:
   struct Lanes;
+  // The first token that a choice would look at; 0: there is none, or all are.
+  absl::StatusOr<std::uint64_t> Begin() const;
   class Shown;
   absl::StatusOr<Lanes> Look(bool whole, bool keys) const;
   // A choice about what is seen, before it has been made.

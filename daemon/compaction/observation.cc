@@ -247,6 +247,13 @@ void Observation::KeepShowings(std::uint64_t begin, std::uint64_t end) {
   std::erase_if(showings_, [](const Showing& showing) { return showing.begin >= showing.end; });
 }
 
+std::uint64_t Observation::NormsFrom(std::uint64_t begin, std::uint64_t end) const {
+  for (const Showing& showing : showings_) {
+    if (showing.end > begin) return std::min(std::max(showing.begin, begin), end);
+  }
+  return end;
+}
+
 std::uint64_t Observation::NormsKnown(std::uint64_t begin, std::uint64_t end) const {
   std::uint64_t known = kAll;
   for (const Showing& showing : showings_) {

@@ -70,6 +70,9 @@ class Observation {
   std::uint64_t bytes() const;
   // By query head; valid while this does not change. Empty: none were shown.
   std::vector<policies::HeadQueries> queries() const;
+  // The first of the tokens [begin, end) of which somebody has shown the strongest queries, or has
+  // told that they are not known; `end`: there is none.
+  std::uint64_t NormsFrom(std::uint64_t begin, std::uint64_t end) const;
   // Of the tokens [begin, end) so many queries of each head, the strongest by norm, are among them,
   // as far as anybody has shown any. All: the largest number.
   std::uint64_t NormsKnown(std::uint64_t begin, std::uint64_t end) const;

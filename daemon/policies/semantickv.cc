@@ -31,9 +31,10 @@ struct Counts {
   std::uint64_t recent;
   std::uint64_t middle;  // entries that stay between
 
-  Counts(const SemanticKvPolicy& options, std::uint64_t token_count) {
+  Counts(const SemanticKvPolicy& options, const LayerView& view) {
+    const std::uint64_t token_count = view.tokens;
     const double tokens = static_cast<double>(token_count);
-    semantic = CountUp(options.lambda * tokens);
+    semantic = CountUp(options.lambda * static_cast<double>(token_count - view.norms_first));
     recent = std::max<std::uint64_t>(1, CountUp(options.recent_ratio * tokens));
     const std::uint64_t ends = options.sink + recent;
     const auto beyond_ends = [ends](std::uint64_t count) { return count - std::min(count, ends); };
@@ -57,12 +58,14 @@ struct Observers {
 // Weaker queries in the place of some that were seen, and not shown, would decide otherwise, and
 // nobody would know.
 absl::Status CheckKnown(const LayerView& view, double lambda, std::uint64_t wanted) {
+  const std::uint64_t judged = view.tokens - view.norms_first;
+  if (judged == 0 && lambda > 0) return Missing(kSemanticKvName, "queries of largest norm have");
   if (wanted <= view.norms_known) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      Concat(kSemanticKvName, ": of ", view.tokens, " tokens the ", wanted,
+      Concat(kSemanticKvName, ": of ", judged, " tokens the ", wanted,
              " queries of largest norm are not known: of some of these no more were shown than ",
              kernels::MostForShare(view.norms_known, lambda), " tokens ask for, ", view.norms_known,
-             "; observe the tokens again, from ", view.first,
+             "; observe the tokens again, from ", view.first + view.norms_first,
              " on, or compress before it is longer than that"));
 }
 
@@ -73,24 +76,30 @@ absl::StatusOr<Observers> ObserversOf(const LayerView& view, std::uint32_t head,
   const auto newest = NewestQueries(kSemanticKvName, view, head, counts.recent);
   if (!newest.ok()) return newest.status();
   const auto all = QueriesOf(kSemanticKvName, view, head);
+  const auto index_of = [&](std::uint64_t position) {
+    return static_cast<std::uint64_t>(std::ranges::lower_bound(all->positions, position) -
+                                      all->positions.begin());
+  };
   // Tokens behind those of the view have none to judge.
-  const auto there = static_cast<std::uint64_t>(
-      std::ranges::lower_bound(all->positions, view.tokens) - all->positions.begin());
-  if (there < counts.semantic) {
-    return Missing(kSemanticKvName, Concat(counts.semantic - there, " of the ", counts.semantic,
-                                           " queries of largest norm of head ", head, " have"));
+  const std::uint64_t there = index_of(view.tokens);
+  const std::uint64_t compared = index_of(view.norms_first);
+  if (there - compared < counts.semantic) {
+    return Missing(kSemanticKvName,
+                   Concat(counts.semantic - (there - compared), " of the ", counts.semantic,
+                          " queries of largest norm of head ", head, " have"));
   }
   const std::size_t row_bytes = RowBytes(view);
   Scores lengths;
-  for (std::uint64_t i = 0; i < there; ++i) {
+  for (std::uint64_t i = compared; i < there; ++i) {
     lengths.push_back(kernels::SquaredLength(all->rows.rows + i * row_bytes, view.geometry.head_dim,
                                              view.geometry.type));
   }
   const std::vector<std::uint32_t> longest = kernels::TopIndices(lengths, counts.semantic);
   Observers observers;
-  for (std::uint32_t i = 0; i < there; ++i) {
+  for (std::uint64_t i = 0; i < there; ++i) {
     const bool recent = all->positions[i] + counts.recent >= view.tokens;
-    if (!recent && !std::ranges::binary_search(longest, i)) continue;
+    const bool strong = i >= compared && std::ranges::binary_search(longest, i - compared);
+    if (!recent && !strong) continue;
     observers.positions.push_back(all->positions[i]);
     const std::byte* const row = all->rows.rows + i * row_bytes;
     observers.rows.insert(observers.rows.end(), row, row + row_bytes);
@@ -144,7 +153,7 @@ void Join(Aggregate aggregate, std::uint32_t group, const Scores& of_head, Score
 absl::StatusOr<LayerDecision> DecideSemantic(SemanticKvPolicy semantic, const LayerView& view) {
   // Sinks are the sequence's first tokens, not those of every prompt.
   semantic.sink -= std::min(semantic.sink, view.first);
-  const Counts counts(semantic, view.tokens);
+  const Counts counts(semantic, view);
   const absl::Status known = CheckKnown(view, semantic.lambda, counts.semantic);
   const std::uint32_t group = view.geometry.group();
   LayerDecision decision;

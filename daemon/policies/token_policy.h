@@ -91,8 +91,11 @@ struct LayerView {
   std::span<const TokenSpan> prompts;
   std::span<const LaneEntries> lanes;    // by kv head; may differ in length
   std::span<const HeadQueries> queries;  // by query head; empty: none were shown
-  // Among them so many of each head are the strongest, by norm, of all in sight that somebody has
-  // seen; of more than that some may be missing.
+  // By norm the queries of the tokens from there on are compared: of the first prompt in sight, as
+  // far as somebody has shown which are the strongest. `tokens`: nobody has.
+  std::uint64_t norms_first = 0;
+  // Among `queries` so many of each head are the strongest of these tokens, of those that somebody
+  // has seen; of more than that some may be missing.
   std::uint64_t norms_known = ~std::uint64_t{0};
   // By kv head: for the lane's first entries, as far as they were shown; empty: none were.
   std::span<const std::span<const float>> sums;

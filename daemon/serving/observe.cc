@@ -153,9 +153,9 @@ absl::Status Observe(const Services& services, const Caller& caller,
   const bool by_norm = request.has_norm_queries() || request.has_first_norm_token();
   if (!status.ok() || !by_norm) return status;
   const absl::StatusOr<std::uint64_t> from =
-      services.compactor->UndecidedFrom(**sequence, request.layer());
+      services.compactor->NormsFrom(**sequence, request.layer());
   if (!from.ok()) return from.status();
-  response.set_undecided_from(*from);
+  response.set_norms_from(*from);
   return absl::OkStatus();
 }
 

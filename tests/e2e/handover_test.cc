@@ -236,6 +236,35 @@ TEST_F(HandoverOfTheStrongest, WhatIsTakenBackLeavesTheRestKnown) {
   ExpectDecidedAsBySomebodyWhoSawAll(sequence, truth);
 }
 
+// Another policy on the same prompt has what was shown where it asks for the same. Where it asks
+// for more, what it has not got is missed.
+TEST_F(HandoverOfTheStrongest, AnotherPolicyTakesThemAlong) {
+  client::Sequence sequence = NewSequence(kPolicy);
+  SyntheticSequence truth(shape_, seed_);
+  GrowTo(kShort, sequence, truth);
+  HandTo(*remote_, sequence);
+  GrowTo(kEnoughFor, sequence, truth);
+  const std::string alike = "semantickv:sink=2000,keep_total=0.7,lambda=0.01,recent_ratio=0.001";
+  auto fork = sequence.Fork(alike);
+  ASSERT_TRUE(fork.ok()) << fork.status();
+  Compress(*fork);
+  client::Sequence twin = NewSequence(alike);
+  SyntheticSequence twins(shape_, seed_);
+  GrowTo(kEnoughFor, twin, twins);
+  Compress(twin);
+  EXPECT_LT(Lane(Entries(twin), 0).position_size(), static_cast<int>(kEnoughFor));
+  ExpectHoldsAlike(*fork, twin);
+
+  auto more = sequence.Fork("semantickv:sink=2000,keep_total=0.7,lambda=0.02,recent_ratio=0.001");
+  ASSERT_TRUE(more.ok()) << more.status();
+  See(*more, truth, kShort);
+  const absl::Status missed = more->Compress().status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(missed)) << missed;
+  EXPECT_THAT(std::string(missed.message()), HasSubstr("observe the tokens again, from 0 on"));
+  See(*more, truth, 0);
+  Compress(*more);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, Handover,
                          testing::Values("dense", "snapkv:budget=0.5,window=8",
                                          "chunkkv:budget=0.7,chunk=4,window=8",

@@ -160,6 +160,27 @@ TEST_F(Tokens, OfAShortPromptTheStrongestQueriesAreKept) {
   }
 }
 
+// However much of an answer has been packed for good before it, a prompt is decided about, by the
+// strongest of its own queries.
+TEST_F(Tokens, BehindALongAnswerAPromptDecidesByItsOwnQueries) {
+  Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
+  client::Sequence sequence = NewSequence(
+      "semantickv:sink=8+mosaickv:keep=1,group=1,loss_k=1,loss_v=1,select=0,min_segment=32,"
+      "segment=512");
+  SyntheticSequence truth(shape_, random_.Bits());
+  Append(sequence, truth, 300);
+  Compress(sequence);
+  for (const std::uint64_t turn : {1u, 2u}) {
+    for (int i = 0; i < 1500; ++i) DecodeAndAttend(sequence, truth);
+    Append(sequence, truth, 100);
+    EXPECT_EQ(Compress(sequence).decided_tokens(0), truth.tokens());
+    const auto left = static_cast<std::uint64_t>(Lane(Entries(sequence), 0).position_size());
+    EXPECT_GE(left, 60 + turn * 980) << "what was packed while decoding stays";
+    EXPECT_LT(left, 60 + turn * 1600) << "and the prompts were chosen from";
+  }
+  ExpectAttendsToWhatIsLeft(sequence, truth, 1e-2);
+}
+
 // Drafts that are not accepted have driven nothing out, through either door.
 TEST_F(Tokens, DraftsThatAreTakenBackHaveCostNothing) {
   Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});

@@ -90,7 +90,7 @@ class MappedDaemon {
   v1::Hello last_hello();
   // What was shown since the last call, tensors inline whatever way they came.
   std::vector<v1::ObserveRequest> TakeObserved();
-  // What it answers: ObserveResponse::undecided_from.
+  // What it answers: ObserveResponse::norms_from.
   void SettleBefore(std::uint64_t token) { settled_before_ = token; }
   std::uint64_t staged_tensors() const { return staged_tensors_; }  // of those
   std::optional<std::uint64_t> TokensOf(std::uint64_t id);

@@ -150,7 +150,7 @@ absl::Status MappedDaemon::Attend(const v1::AttendRequest& request, v1::AttendRe
 }
 
 absl::Status MappedDaemon::Observe(v1::ObserveRequest request, v1::ObserveResponse& response) {
-  response.set_undecided_from(settled_before_);
+  response.set_norms_from(settled_before_);
   if (!options_.needs.has_value()) return absl::FailedPreconditionError("nothing is asked for");
   absl::StatusOr<std::shared_ptr<Session>> session = Find(request.session());
   if (!session.ok()) return session.status();

@@ -94,7 +94,9 @@ class PrefixesAtOnce : public PrefixFixture {
           break;
         }
         default:
-          world_.clock().Advance(std::chrono::milliseconds(random.Below(300)));
+          // Some 20 seconds in all: what a thread has found is kept for longer, however long it
+          // is kept from forking it.
+          world_.clock().Advance(std::chrono::milliseconds(random.Below(150)));
           (void)store().Sweep();
           if (!random.OneIn(8)) break;
           tenant().EndSession(session->id());

@@ -286,7 +286,8 @@ TEST_P(Observing, OfTokensThatWereSettledNoQueryCounts) {
   TESSERA_ASSERT_OK(track_.sequence.Compress().status());
   for (int i = 0; i < 100; ++i) ASSERT_NO_FATAL_FAILURE(Step());
   for (Seen& seen : seen_) seen = {};
-  ASSERT_NO_FATAL_FAILURE(Prompt(70, 70));
+  decoder_.daemon->Absorb();
+  for (int i = 0; i < 70; ++i) ASSERT_NO_FATAL_FAILURE(Step());
   decoder_.daemon->TakeObserved();
   decoder_.daemon->SettleBefore(150);
   TESSERA_ASSERT_OK(track_.sequence.Compress().status());
@@ -298,6 +299,40 @@ TEST_P(Observing, OfTokensThatWereSettledNoQueryCounts) {
     EXPECT_EQ(shown[2 * layer + 1].first_norm_token(), 150u);
     CheckNorms(shown[2 * layer + 1], seen_[layer], 70);
   }
+}
+
+// Nor do those that were decoded before a prompt, however many: so it is the same whether they were
+// settled. They do where it is taken back.
+TEST_P(Observing, WhatWasDecodedBeforeAPromptCountsWithoutItAlone) {
+  ASSERT_NO_FATAL_FAILURE(Prompt(50, 50));
+  ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
+  for (int i = 0; i < 600; ++i) {
+    ASSERT_NO_FATAL_FAILURE(Step());
+    if (i % 32 == 0) decoder_.daemon->Absorb();
+  }
+  const std::vector<Seen> decoded = seen_;
+  const auto check = [&](std::uint64_t first) {
+    TESSERA_ASSERT_OK(track_.sequence.Compress().status());
+    const std::vector<v1::ObserveRequest> shown = decoder_.daemon->TakeObserved();
+    ASSERT_EQ(shown.size(), model().layers());
+    for (std::uint32_t layer = 0; layer < model().layers(); ++layer) {
+      EXPECT_EQ(shown[layer].first_norm_token(), first);
+      CheckNorms(shown[layer], seen_[layer], track_.history.tokens());
+    }
+  };
+  const bool taken_back = random_.OneIn(2);
+  for (Seen& seen : seen_) seen = {};
+  ASSERT_NO_FATAL_FAILURE(Prompt(30, 70));
+  ASSERT_NO_FATAL_FAILURE(Prompt(40, 40));
+  ASSERT_NO_FATAL_FAILURE(Step());
+  if (taken_back) {
+    const std::uint64_t tokens = random_.Between(600, 650);
+    TESSERA_ASSERT_OK(track_.sequence.Truncate(tokens));
+    track_.history.Truncate(tokens);
+    seen_ = decoded;
+    for (Seen& seen : seen_) seen.rows.resize((tokens - 50) * token_bytes());
+  }
+  ASSERT_NO_FATAL_FAILURE(check(taken_back ? 50 : 650));
 }
 
 // The strongest of them may have been let go long ago, and drafts in the place of others since.

@@ -287,6 +287,44 @@ TEST_F(LittleRoom, MoreIsNeverTooLittle) {
   }
 }
 
+// Nor does a fork take room for copies of what its parent holds in many pieces that its own tail
+// needs.
+TEST_F(LittleRoom, AForkNeedsNoMoreForWhatIsInManyPieces) {
+  std::optional<std::uint64_t> needed;
+  for (const std::uint32_t pieces : {1u, 16u}) {
+    std::optional<std::uint64_t> enough;
+    for (std::uint64_t room = 0; room <= 640 << 10; room += 4 << 10) {
+      Track track = NewTrack(*policies::ParsePolicy("dense"));
+      std::vector<Track> forks;
+      for (std::uint32_t i = 0; i < pieces; ++i) {
+        if (i > 0) forks.push_back(Fork(track));
+        ASSERT_TRUE(DecodeByCall(track, DrawTokens(kTile, 1)).ok());
+      }
+      Decode(track, 20, 1);
+      Collect();
+      ASSERT_EQ(SegmentsOf(track), pieces);
+      absl::StatusOr<std::shared_ptr<cache::Sequence>> child = absl::UnknownError("");
+      {
+        const cache::Tenant::Reader pinned(world_.tenant());  // nothing comes back meanwhile
+        const pool::Charge others = LeaveRoom(room);
+        child = world_.tenant().Fork(worker_->session(), track.sequence->id());
+      }
+      EXPECT_TRUE(child.ok() || !enough.has_value()) << pieces << " pieces, " << room << " bytes";
+      EXPECT_EQ(Shown(track), "");
+      if (child.ok()) {
+        if (!enough.has_value()) enough = room;
+        ASSERT_TRUE(world_.tenant().FreeSequence((*child)->id()).ok());
+      }
+      for (Track& fork : forks) Free(fork);
+      Free(track);
+      Collect();
+    }
+    ASSERT_TRUE(enough.has_value());
+    EXPECT_EQ(*enough, needed.value_or(*enough)) << pieces << " pieces";
+    needed = enough;
+  }
+}
+
 // ---- anything in any order
 
 class ForksProperty : public ManyForks, public testing::WithParamInterface<const char*> {

@@ -259,6 +259,7 @@ constexpr std::uint64_t kEvery = ~std::uint64_t{0};
 
 TEST_F(ObservationTest, AsManyAreKnownAsWereShownOfAnyTokens) {
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery) << "nobody has shown any";
+  EXPECT_EQ(observation_.NormsFrom(0, kTokens), kTokens);
   ASSERT_TRUE(TakeStrongest(0, {3, 40, 70}).ok());
   ASSERT_TRUE(Take(Last(90, 10)).ok());
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), 3u) << "the newest need not be strong";
@@ -288,6 +289,7 @@ TEST_F(ObservationTest, OfFewerTokensThoseOfThemAreKnown) {
   EXPECT_EQ(observation_.NormsKnown(4, 70), 1u);
   observation_.ForgetBefore(71);
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery) << "all were decided about";
+  EXPECT_EQ(observation_.NormsFrom(0, kTokens), kTokens);
   EXPECT_EQ(fork.NormsKnown(0, kTokens), 5u);
 }
 
@@ -316,6 +318,9 @@ TEST_F(ObservationTest, ThatNoneIsKnownIsKnown) {
   shown.norm.none = true;
   ASSERT_TRUE(Take(shown).ok());
   EXPECT_EQ(observation_.NormsKnown(0, 10), kEvery);
+  EXPECT_EQ(observation_.NormsFrom(0, 10), 10u);
+  EXPECT_EQ(observation_.NormsFrom(0, kTokens), 10u);
+  EXPECT_EQ(observation_.NormsFrom(20, kTokens), 20u);
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), 0u);
   ASSERT_TRUE(TakeStrongest(0, {3, 40}, /*all=*/true).ok());
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery);

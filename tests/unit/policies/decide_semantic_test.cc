@@ -155,24 +155,6 @@ TEST(DecideSemantic, KeepMiddleIsAShareOfWhatIsBetween) {
   EXPECT_EQ(kept("keep_total=0.05"), 10u);  // sinks and newest are never dropped
 }
 
-// Of some tokens no more are there than other workers have shown.
-TEST(DecideSemantic, WeakerQueriesDoNotStandInForStrongOnes) {
-  TestRandom random;
-  ShownLayer layer({}, ExactOperations(), random);
-  layer.Grow(100);
-  const auto decided = [&](const char* options, std::uint64_t norms_known) {
-    const Policy policy = Parsed(Concat("semantickv:lambda=0.05,recent_ratio=0.2,", options));
-    LayerView view = layer.Show(NeedsOf(policy), layer.tokens());
-    view.norms_known = norms_known;
-    LayerMemory memory;
-    return Decide(policy, view, memory).status().ToString();
-  };
-  EXPECT_EQ(decided("sink=4", 5), "OK");
-  EXPECT_THAT(decided("sink=4", 3), HasSubstr("of 100 tokens the 5 queries of largest norm are "));
-  EXPECT_THAT(decided("sink=4", 3), HasSubstr("than 60 tokens ask for, 3;"));
-  EXPECT_EQ(decided("sink=90", 3), "OK");  // all stays
-}
-
 double PlainCosine(ShownLayer& layer, const std::vector<std::size_t>& lanes, std::size_t i,
                    std::size_t j) {
   double dot = 0;

@@ -1,0 +1,74 @@
+// Which queries judge by their norm: as many as are known, of the tokens that they are asked for.
+#include <algorithm>
+
+#include "daemon/base/strings.h"
+#include "tests/unit/policies/decide.h"
+
+namespace tessera::policies {
+namespace {
+
+using testing::HasSubstr;
+
+// Of some tokens no more are there than other workers have shown.
+TEST(DecideNorms, WeakerQueriesDoNotStandInForStrongOnes) {
+  TestRandom random;
+  ShownLayer layer({}, ExactOperations(), random);
+  layer.Grow(100);
+  const auto decided = [&](const char* options, std::uint64_t norms_known) {
+    const Policy policy = Parsed(Concat("semantickv:lambda=0.05,recent_ratio=0.2,", options));
+    LayerView view = layer.Show(NeedsOf(policy), layer.tokens());
+    view.norms_known = norms_known;
+    LayerMemory memory;
+    return Decide(policy, view, memory).status().ToString();
+  };
+  EXPECT_EQ(decided("sink=4", 5), "OK");
+  EXPECT_THAT(decided("sink=4", 3), HasSubstr("of 100 tokens the 5 queries of largest norm are "));
+  EXPECT_THAT(decided("sink=4", 3), HasSubstr("than 60 tokens ask for, 3;"));
+  EXPECT_EQ(decided("sink=90", 3), "OK");  // all stays
+}
+
+// Of what came before the prompt none judges by its norm, and what is asked of the others is a
+// share of them.
+TEST(DecideNorms, OnlyThoseOfThePromptAreCompared) {
+  TestRandom random;
+  ShownLayer layer({}, ExactOperations(), random);
+  layer.Grow(100);
+  const Policy policy = Parsed("semantickv:lambda=0.1,recent_ratio=0.01,sink=4,keep_total=0.2");
+  const auto decided = [&](std::uint64_t norms_first, std::uint64_t norms_known, bool strip) {
+    Needs needs = NeedsOf(policy);
+    needs.norm_share = 1;
+    LayerView view = layer.Show(needs, layer.tokens());
+    std::vector<HeadQueries> queries(view.queries.begin(), view.queries.end());
+    const std::size_t row_bytes =
+        view.geometry.head_dim * kernels::ElementBytes(view.geometry.type);
+    for (HeadQueries& head : queries) {
+      if (!strip) continue;
+      const auto skipped = static_cast<std::size_t>(
+          std::ranges::lower_bound(head.positions, norms_first) - head.positions.begin());
+      head.positions = head.positions.subspan(skipped);
+      head.rows += skipped * row_bytes;
+    }
+    view.queries = queries;
+    view.norms_first = norms_first;
+    view.norms_known = norms_known;
+    LayerMemory memory;
+    return Decide(policy, view, memory);
+  };
+  const auto kept = [](const absl::StatusOr<LayerDecision>& decision) {
+    std::vector<std::vector<std::uint32_t>> lanes;
+    for (const LaneDecision& lane : *decision) lanes.push_back(lane.kept);
+    return lanes;
+  };
+  const auto all_there = decided(60, 4, /*strip=*/false);
+  ASSERT_TRUE(all_there.ok()) << all_there.status();
+  const auto alone = decided(60, 4, /*strip=*/true);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_EQ(kept(all_there), kept(alone));
+  EXPECT_THAT(decided(60, 3, false).status().ToString(),
+              HasSubstr("of 40 tokens the 4 queries of largest norm are not known"));
+  EXPECT_THAT(decided(100, ~std::uint64_t{0}, false).status().ToString(),
+              HasSubstr("queries of largest norm have not been shown"));
+}
+
+}  // namespace
+}  // namespace tessera::policies
