@@ -67,8 +67,8 @@ CpuFeatures DetectCpuFeatures() {
   }
   if (__get_cpuid(0, &eax, &ebx, &ecx, &edx) != 0) {
     constexpr std::uint32_t kAmd[] = {0x68747541, 0x69746e65, 0x444d4163};  // "AuthenticAMD"
-    features.fast_bf16_dots = ebx == kAmd[0] && edx == kAmd[1] && ecx == kAmd[2];
-    features.zen5 = features.fast_bf16_dots && family >= kZen5Family;
+    features.amd = ebx == kAmd[0] && edx == kAmd[1] && ecx == kAmd[2];
+    features.zen5 = features.amd && family >= kZen5Family;
   }
 #endif
   return features;
@@ -108,7 +108,7 @@ Support Avx512Bf16Support(const CpuFeatures& features) {
 Lookahead BestLookahead(const CpuFeatures& features) {
   constexpr std::uint32_t kNear = 8192;
   if (features.zen5) return {.into_l1 = true, .bytes = kNear};
-  const bool zen4 = features.fast_bf16_dots && features.avx512bf16;
+  const bool zen4 = features.amd && features.avx512bf16;
   if (zen4) return {.bytes = kNear};
   return {};
 }

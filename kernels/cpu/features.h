@@ -19,9 +19,7 @@ struct CpuFeatures {
   bool avx512bf16 = false;
   bool os_saves_avx = false;
   bool os_saves_avx512 = false;
-  // vdpbf16ps keeps more than half the rate of an fp32 FMA. Measured: Zen 4 issues 1 a cycle of
-  // either; Sapphire Rapids 0.45, against 2.
-  bool fast_bf16_dots = false;
+  bool amd = false;
   bool zen5 = false;  // or newer of AMD
 };
 

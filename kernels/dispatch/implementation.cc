@@ -23,8 +23,7 @@ struct Table {
         list{&reference, &avx2, &avx512, &avx512vbmi2, &avx512bf16},
         best(&reference) {
     for (const Implementation* each : list) {
-      if (!each->supported() || (each == &avx512bf16 && !features.fast_bf16_dots)) continue;
-      best = each;
+      if (each->supported()) best = each;
     }
   }
 

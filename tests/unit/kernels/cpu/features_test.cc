@@ -63,7 +63,7 @@ TEST(CpuFeatures, CoresAreAskedHowTheyWantTheirLines) {
   const Lookahead others = BestLookahead(features);
   EXPECT_FALSE(others.into_l1);
   EXPECT_EQ(others.bytes, Lookahead().bytes);
-  features.fast_bf16_dots = true;
+  features.amd = true;
   const Lookahead zen4 = BestLookahead(features);
   EXPECT_FALSE(zen4.into_l1);
   EXPECT_EQ(zen4.bytes, 8192u);
