@@ -16,8 +16,13 @@ string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
 
 find_program(TESSERA_CCACHE ccache)
 if(TESSERA_CCACHE)
+  # What uses a precompiled header is not cached otherwise; for GCC -fpch-preprocess as well.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+    CCACHE_SLOPPINESS=pch_defines,time_macros ${TESSERA_CCACHE})
   set(CMAKE_C_COMPILER_LAUNCHER ${TESSERA_CCACHE})
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${TESSERA_CCACHE})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
+  endif()
 endif()
 
 # Warnings for our own code only; generated code and system headers are not ours to fix.
