@@ -78,12 +78,11 @@ absl::Status Observer::See(const ObservedRows& rows, const kernels::Operations& 
                                         " was seen up to token ", layer.next));
   }
   if (rows.first_token < layer.next) ForgetFrom(rows.first_token, rows.layer);
-  layer.SeePrompt(rows.first_token, rows.first_token + tokens);
   SeeLast(rows, tokens, /*drafts=*/0, layer);
   // With a prompt that another worker has shown before it the share is of both.
   const std::uint64_t end = rows.first_token + std::max(rows.prompt_tokens, tokens);
   SeeNorms(rows, tokens, rows.prompt_tokens == 0 ? ~std::uint64_t{0} : NormsOf(FutureTokens(end)),
-           layer);
+           /*prompt=*/true, layer);
   // What is paid to keys that came before this observer is told from the queries, all of them.
   const bool from_first = !decided_.contains(rows.layer);
   if (needs_.attention_sums() && from_first) SeeSums(rows, tokens, operations, layer);
@@ -157,35 +156,39 @@ void Observer::KeepLast(std::uint64_t count, std::uint64_t token_bytes, Layer& l
 }
 
 void Observer::SeeNorms(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t most,
-                        Layer& layer) {
-  if (needs_.norm_share() == 0) return;
+                        bool prompt, Layer& layer) {
+  // Those before it are seen again, and decided about.
+  const std::uint64_t begin = std::max(rows.first_token, layer.from);
+  const std::uint64_t end = rows.first_token + tokens;
+  if (needs_.norm_share() == 0 || begin >= end) return;
   const kernels::LayerGeometry& geometry = model_->geometry(rows.layer);
   const std::uint64_t row_bytes = RowBytes(geometry);
-  Strongest& norms = layer.norms;
-  const std::uint64_t begin = std::max(rows.first_token, layer.from);
-  norms.first = norms.heads.empty() ? begin : std::min(norms.first, begin);
+  Strongest& norms = layer.NormsOf(begin, end, prompt, most);
   norms.heads.resize(geometry.query_heads);
-  for (std::uint32_t head = 0; head < geometry.query_heads; ++head) {
-    HeadRows& kept = norms.heads[head];
-    for (std::uint64_t token = 0; token < tokens; ++token) {
-      const std::byte* const row =
-          rows.query.data() + (token * geometry.query_heads + head) * row_bytes;
-      const double norm = SquaredNorm(row, geometry.head_dim, geometry.type);
-      const std::uint64_t position = rows.first_token + token;
-      if (position < layer.from) continue;  // seen again, and decided about
-      if (kept.rows.size() >= most) {
-        const auto [least, place] = *kept.order.begin();
-        if (norm <= least) {
-          kept.let_go.Add(position, norm);
-          continue;
-        }
-        kept.let_go.Add(~place, least);
-        kept.Erase(kept.rows.find(~place));
-      }
-      kept.rows[position] = {norm, std::vector<std::byte>(row, row + row_bytes)};
-      kept.order.emplace(norm, ~position);
+  for (std::uint64_t position = begin; position < end; ++position) {
+    for (std::uint32_t head = 0; head < geometry.query_heads; ++head) {
+      const std::uint64_t row = (position - rows.first_token) * geometry.query_heads + head;
+      const std::span<const std::byte> bytes = rows.query.subspan(row * row_bytes, row_bytes);
+      const double norm = SquaredNorm(bytes.data(), geometry.head_dim, geometry.type);
+      norms.heads[head].Add(position, norm, bytes, most);
     }
   }
+}
+
+void Observer::HeadRows::Add(std::uint64_t position, double norm, std::span<const std::byte> row,
+                             std::uint64_t most) {
+  const Strength strength(norm, ~position);
+  if (rows.size() >= most) {
+    const Strength weakest = order.empty() ? strength : *order.begin();
+    if (strength <= weakest) {
+      let_go.Add(position, norm);
+      return;
+    }
+    let_go.Add(~weakest.second, weakest.first);
+    Erase(rows.find(~weakest.second));
+  }
+  rows[position] = {norm, std::vector<std::byte>(row.begin(), row.end())};
+  order.insert(strength);
 }
 
 void Observer::HeadRows::Erase(std::map<std::uint64_t, ByNorm>::iterator row) {
@@ -197,29 +200,44 @@ void Observer::LetGo::Add(std::uint64_t position, double norm) {
   newest_.emplace(position, norm);
   if (newest_.size() <= kMostNewest) return;
   for (std::size_t i = 0; i < kMostNewest / 2; ++i) {
-    const auto [at, largest] = *newest_.begin();
-    double& block = blocks_[at / kBlock];
-    block = std::max(block, largest);
+    const auto [at, of_it] = *newest_.begin();
+    AddToBlock(at / kBlock, {of_it, ~at});
     newest_.erase(newest_.begin());
   }
 }
 
-double Observer::LetGo::Strongest() const {
-  double strongest = 0;
-  for (const auto* each : {&newest_, &blocks_}) {
-    for (const auto& [at, norm] : *each) strongest = std::max(strongest, norm);
-  }
+void Observer::LetGo::AddAll(const LetGo& other) {
+  for (const auto& [block, strength] : other.blocks_) AddToBlock(block, strength);
+  for (const auto& [at, norm] : other.newest_) Add(at, norm);
+}
+
+void Observer::LetGo::AddToBlock(std::uint64_t block, const Strength& strength) {
+  Strength& strongest = blocks_.try_emplace(block, strength).first->second;
+  strongest = std::max(strongest, strength);
+}
+
+Observer::Strength Observer::LetGo::Strongest() const {
+  Strength strongest = {0, 0};
+  for (const auto& [at, norm] : newest_) strongest = std::max(strongest, Strength(norm, ~at));
+  for (const auto& [block, of_it] : blocks_) strongest = std::max(strongest, of_it);
   return strongest;
 }
 
+// Of a block that loses its strongest nobody knows the next one: it may be as strong, and the first
+// of those that are left.
 void Observer::LetGo::ForgetFrom(std::uint64_t position) {
   newest_.erase(newest_.lower_bound(position), newest_.end());
   blocks_.erase(blocks_.lower_bound((position + kBlock - 1) / kBlock), blocks_.end());
+  const auto cut = blocks_.find(position / kBlock);
+  if (cut == blocks_.end() || ~cut->second.second < position) return;
+  cut->second.second = ~(cut->first * kBlock);
 }
 
 void Observer::LetGo::ForgetBefore(std::uint64_t position) {
   newest_.erase(newest_.begin(), newest_.lower_bound(position));
   blocks_.erase(blocks_.begin(), blocks_.lower_bound(position / kBlock));
+  const auto cut = blocks_.find(position / kBlock);
+  if (cut != blocks_.end() && ~cut->second.second < position) cut->second.second = ~position;
 }
 
 void Observer::HeadRows::ForgetBefore(std::uint64_t position) {
@@ -233,34 +251,63 @@ void Observer::HeadRows::ForgetFrom(std::uint64_t position) {
 }
 
 void Observer::Strongest::ForgetFrom(std::uint64_t token) {
+  end = std::min(end, token);
+  prompt_end = std::min(prompt_end, token);
   for (HeadRows& head : heads) head.ForgetFrom(token);
 }
 
 void Observer::Strongest::ForgetBefore(std::uint64_t token) {
   first = std::max(first, token);
+  prompt_end = std::max(prompt_end, first);
   for (HeadRows& head : heads) head.ForgetBefore(token);
 }
 
-// What was decoded before a prompt does not judge what that asks for.
-void Observer::Layer::SeePrompt(std::uint64_t begin, std::uint64_t end) {
-  if (!prompt_waits()) {
-    prompt_begin = begin;
-    decoded = std::exchange(norms, {});
+void Observer::Strongest::Append(const Strongest& next, std::uint64_t most) {
+  for (std::size_t head = 0; head < heads.size(); ++head) {
+    for (const auto& [position, by_norm] : next.heads[head].rows) {
+      heads[head].Add(position, by_norm.norm, by_norm.row, most);
+    }
+    heads[head].let_go.AddAll(next.heads[head].let_go);
   }
-  prompt_end = end;
+  prompt_end = next.prompt_end;
+  end = next.end;
+}
+
+Observer::Strongest& Observer::Layer::NormsOf(std::uint64_t begin, std::uint64_t end, bool prompt,
+                                              std::uint64_t most) {
+  // Those of each prompt by themselves: whichever is the first that waits when somebody decides.
+  const bool follows = !norms.empty() && norms.back().end == begin;
+  const bool behind_decoded = follows && norms.back().prompt_end < norms.back().end;
+  if (!follows || (prompt && behind_decoded)) {
+    if (norms.size() == kMostNorms) JoinNorms(most);
+    norms.push_back({.first = begin, .prompt_end = begin, .end = begin});
+  }
+  Strongest& to = norms.back();
+  to.end = end;
+  if (prompt) to.prompt_end = end;
+  return to;
+}
+
+// The first is the least likely to count again, the second likely the first that does. Tokens
+// between two that do not follow one another are nobody's: what is before these is given up.
+void Observer::Layer::JoinNorms(std::uint64_t most) {
+  if (norms[1].end == norms[2].first) {
+    norms[1].Append(norms[2], most);
+    norms.erase(norms.begin() + 2);
+  } else {
+    norms.erase(norms.begin());
+  }
 }
 
 void Observer::Layer::ForgetNormsFrom(std::uint64_t token) {
-  if (prompt_waits() && token <= prompt_begin) norms = std::exchange(decoded, {});
-  prompt_end = std::min(prompt_end, token);
-  norms.ForgetFrom(token);
+  while (!norms.empty() && norms.back().first >= token) norms.pop_back();
+  if (!norms.empty()) norms.back().ForgetFrom(token);
 }
 
 void Observer::Layer::ForgetNormsBefore(std::uint64_t token) {
   from = std::max(from, token);
-  prompt_begin = std::max(prompt_begin, token);
-  norms.ForgetBefore(token);
-  decoded.ForgetBefore(token);
+  std::erase_if(norms, [token](const Strongest& each) { return each.end <= token; });
+  if (!norms.empty()) norms.front().ForgetBefore(token);
 }
 
 void Observer::SeeSums(const ObservedRows& rows, std::uint64_t tokens,
@@ -349,7 +396,7 @@ void Observer::SeeDecoded(std::uint32_t index, std::uint64_t first_token,
   const std::uint64_t tokens = query.size() / token_bytes, end = first_token + tokens;
   const ObservedRows rows = {.layer = index, .first_token = first_token, .query = query};
   SeeLast(rows, tokens, /*drafts=*/tokens, layer);
-  SeeNorms(rows, tokens, NormsOf(FutureTokens(end)), layer);
+  SeeNorms(rows, tokens, NormsOf(FutureTokens(end)), /*prompt=*/false, layer);
   layer.next = end;
   layer.rests = false;
 }
@@ -374,18 +421,13 @@ void Observer::Decided(std::uint32_t index, std::uint64_t until) {
   const auto known = layers_.find(index);
   if (known == layers_.end()) return;
   Layer& layer = known->second;
-  if (layer.norms.heads.empty() || until >= layer.next) {
+  if (layer.norms.empty() || until >= layer.next) {
     layers_.erase(known);
     return;
   }
   // Of a longer sequence more of them are among the strongest. The daemon has the rest.
-  Layer left = {.next = layer.next,
-                .from = layer.from,
-                .prompt_begin = layer.prompt_begin,
-                .prompt_end = layer.prompt_end,
-                .rests = true,
-                .norms = std::move(layer.norms),
-                .decoded = std::move(layer.decoded)};
+  Layer left = {
+      .next = layer.next, .from = layer.from, .rests = true, .norms = std::move(layer.norms)};
   left.ForgetNormsBefore(until);
   layer = std::move(left);
 }

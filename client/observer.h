@@ -87,49 +87,57 @@ class Observer {
     double norm;
     std::vector<std::byte> row;
   };
-  // Norms of rows that were let go since stronger ones were enough: one by one of the newest
-  // tokens, which may be taken back; of others the largest of each block, for as long as a part of
-  // that counts.
+  // (norm, ~position): the larger one is the stronger; of equal norms the first.
+  using Strength = std::pair<double, std::uint64_t>;
+  // Of rows that were let go since stronger ones were enough: one by one of the newest tokens,
+  // which may be taken back; of others the strongest of each block, for as long as a part of that
+  // counts.
   class LetGo {
    public:
     void Add(std::uint64_t position, double norm);
+    void AddAll(const LetGo& other);
     void ForgetFrom(std::uint64_t position);
     void ForgetBefore(std::uint64_t position);
     bool empty() const { return newest_.empty() && blocks_.empty(); }
-    double Strongest() const;
+    Strength Strongest() const;
 
    private:
     static constexpr std::uint64_t kBlock = 32;
     static constexpr std::size_t kMostNewest = 256;
-    std::map<std::uint64_t, double> newest_;  // by position
-    std::map<std::uint64_t, double> blocks_;  // by position / kBlock
+    void AddToBlock(std::uint64_t block, const Strength& strength);
+    std::map<std::uint64_t, double> newest_;    // by position
+    std::map<std::uint64_t, Strength> blocks_;  // by position / kBlock
   };
   // Of one query head, by position.
   struct HeadRows {
     std::map<std::uint64_t, ByNorm> rows;
-    // (norm, ~position) of each: the first is the weakest, of equal ones the last.
-    std::set<std::pair<double, std::uint64_t>> order;
+    std::set<Strength> order;  // of each row
     // None may be stronger than a row that is shown.
     LetGo let_go;
+    // Keeps the `most` strongest of what it has and this one.
+    void Add(std::uint64_t position, double norm, std::span<const std::byte> row,
+             std::uint64_t most);
     void Erase(std::map<std::uint64_t, ByNorm>::iterator row);
     void ForgetFrom(std::uint64_t position);
     void ForgetBefore(std::uint64_t position);
     // So many rows are the strongest of all that came.
     std::uint64_t known() const;
   };
-  // Of the tokens from `first` on the strongest rows, by query head.
+  // The strongest rows of tokens that follow one another: of a prompt and what is decoded behind
+  // it, or of what was decoded before the first one.
   struct Strongest {
     std::uint64_t first = 0;
-    std::vector<HeadRows> heads;  // empty: none were seen
+    std::uint64_t prompt_end = 0;  // what comes from there on was decoded
+    std::uint64_t end = 0;
+    std::vector<HeadRows> heads;
     void ForgetFrom(std::uint64_t token);
     void ForgetBefore(std::uint64_t token);
+    // What follows it; of both as many rows are kept.
+    void Append(const Strongest& next, std::uint64_t most);
   };
   struct Layer {
     std::uint64_t next = 0;  // the token after the last one seen
     std::uint64_t from = 0;  // those before it have been decided about, or stay as they came
-    // The first prompt that waits for its decision, as far as it has been seen. Empty: none does.
-    std::uint64_t prompt_begin = 0;
-    std::uint64_t prompt_end = 0;
     // The daemon has been shown all of it: what comes next may come from anywhere.
     bool rests = false;
     std::uint64_t last_first = 0;  // position of the first row of `last`
@@ -139,14 +147,17 @@ class Observer {
     // The policy goes on from what it has decided, or from an empty sequence: no query may be
     // missing, whether its token was decoded or came with a prompt.
     bool wants_all = false;
-    Strongest norms;               // of that prompt and what came behind it; or else of all
-    Strongest decoded;             // of what was decoded before it: they count if it is taken back
-    std::uint64_t sums_first = 0;  // position of the first key
+    static constexpr std::size_t kMostNorms = 4;
+    // In the order of their tokens. Which of them count the daemon knows: those of the first prompt
+    // that waits, and what is behind it.
+    std::vector<Strongest> norms;
+    std::uint64_t sums_first = 0;              // position of the first key
     std::vector<std::vector<std::byte>> keys;  // by kv head, one row after another
     std::vector<std::vector<double>> sums;     // by kv head
-    bool empty() const { return last.empty() && norms.heads.empty() && sums.empty(); }
-    bool prompt_waits() const { return prompt_begin < prompt_end; }
-    void SeePrompt(std::uint64_t begin, std::uint64_t end);
+    bool empty() const { return last.empty() && norms.empty() && sums.empty(); }
+    // Where the rows of these tokens go, and as many are kept.
+    Strongest& NormsOf(std::uint64_t begin, std::uint64_t end, bool prompt, std::uint64_t most);
+    void JoinNorms(std::uint64_t most);
     void ForgetNormsFrom(std::uint64_t token);
     // Of these tokens none counts any more.
     void ForgetNormsBefore(std::uint64_t token);
@@ -159,11 +170,12 @@ class Observer {
   void SeeLast(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t drafts, Layer& layer);
   static void KeepLast(std::uint64_t count, std::uint64_t token_bytes, Layer& layer);
   // Keeps the strongest of each head, so many.
-  void SeeNorms(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t most, Layer& layer);
+  void SeeNorms(const ObservedRows& rows, std::uint64_t tokens, std::uint64_t most, bool prompt,
+                Layer& layer);
   void SeeSums(const ObservedRows& rows, std::uint64_t tokens,
                const kernels::Operations& operations, Layer& layer);
   absl::Status ShowTokens(Session& session, SequenceId sequence, std::uint64_t tokens);
-  // ObserveResponse::norms_from.
+  // ObserveResponse::norms_from; 0 where none were shown.
   absl::StatusOr<std::uint64_t> ShowLayer(Session& session, SequenceId sequence,
                                           std::uint32_t index, const Layer& layer,
                                           bool to_another) const;
@@ -175,9 +187,9 @@ class Observer {
   std::uint64_t FillLast(const kernels::LayerGeometry& geometry, const Layer& layer,
                          std::uint64_t first_row, v1::ObserveRequest& request,
                          TensorCarrier& tensors) const;
-  // The rows, whose positions and shape it fills in.
-  std::vector<std::byte> FillNorms(std::uint32_t index, const Layer& layer, bool to_another,
-                                   v1::ObserveRequest& request) const;
+  // The rows of the layer's norms with this number, whose positions and shape it fills in.
+  std::vector<std::byte> FillNorms(std::uint32_t index, const Layer& layer, std::size_t number,
+                                   bool to_another, v1::ObserveRequest& request) const;
 
   // How many queries by norm are asked for of so many tokens.
   std::uint64_t NormsOf(std::uint64_t tokens) const;

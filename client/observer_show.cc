@@ -33,12 +33,15 @@ absl::Status Send(Session& session, std::uint32_t layer, v1::ObserveRequest& req
 
 std::uint64_t Observer::HeadRows::known() const {
   if (let_go.empty()) return rows.size();
-  const auto first = order.lower_bound({let_go.Strongest(), 0});
-  return static_cast<std::uint64_t>(std::distance(first, order.end()));
+  return static_cast<std::uint64_t>(
+      std::distance(order.upper_bound(let_go.Strongest()), order.end()));
 }
 
-std::vector<std::byte> Observer::FillNorms(std::uint32_t index, const Layer& layer, bool to_another,
+std::vector<std::byte> Observer::FillNorms(std::uint32_t index, const Layer& layer,
+                                           std::size_t number, bool to_another,
                                            v1::ObserveRequest& request) const {
+  if (number >= layer.norms.size()) return {};
+  const Strongest& norms = layer.norms[number];
   const kernels::LayerGeometry& geometry = model_->geometry(index);
   std::vector<std::byte> bytes;
   const std::uint64_t wanted = NormsOf(layer.next - layer.from);
@@ -46,14 +49,13 @@ std::vector<std::byte> Observer::FillNorms(std::uint32_t index, const Layer& lay
   // ask for none.
   std::uint64_t known = ~std::uint64_t{0};
   bool all = true;
-  for (const HeadRows& head : layer.norms.heads) {
+  for (const HeadRows& head : norms.heads) {
     known = std::min(known, head.known());
     all = all && head.let_go.empty();
   }
-  if (layer.norms.heads.empty()) known = 0;
   std::uint64_t count = std::min(known, wanted);
   if (to_another) count = std::max(count, std::min(known, NormsOf(FutureTokens(layer.next))));
-  for (const HeadRows& head : layer.norms.heads) {
+  for (const HeadRows& head : norms.heads) {
     all = all && head.rows.size() == count;
     std::vector<std::uint64_t> strongest;
     for (auto it = head.order.rbegin(); strongest.size() < count; ++it) {
@@ -72,7 +74,8 @@ std::vector<std::byte> Observer::FillNorms(std::uint32_t index, const Layer& lay
     request.set_all_norms(all);
   }
   // Also where none is known: that is no reason to decide as if there were none.
-  if (count > 0 || !all) request.set_first_norm_token(layer.norms.first);
+  request.set_first_norm_token(norms.first);
+  request.set_norm_token_end(norms.end);
   return bytes;
 }
 
@@ -87,7 +90,10 @@ absl::StatusOr<std::uint32_t> Observer::Show(Session& session, SequenceId sequen
              it->second);
     absl::StatusOr<std::uint64_t> from =
         ShowLayer(session, sequence, it->first, it->second, to_another);
-    if (from.ok() && *from > it->second.norms.first && !it->second.norms.heads.empty()) {
+    const auto begins_within = [&from](const Strongest& norms) {
+      return norms.first < *from && *from < norms.end;
+    };
+    if (from.ok() && std::ranges::any_of(it->second.norms, begins_within)) {
       // Some of these tokens were settled meanwhile: others are the strongest of the rest.
       it->second.ForgetNormsBefore(*from);
       from = ShowLayer(session, sequence, it->first, it->second, to_another);
@@ -132,6 +138,15 @@ absl::StatusOr<std::uint64_t> Observer::ShowLayer(Session& session, SequenceId s
     v1::ObserveResponse nothing;
     status = Send(session, index, more, tensors, nothing);
   }
+  for (std::size_t number = 1; status.ok() && number < layer.norms.size(); ++number) {
+    v1::ObserveRequest more;
+    more.set_sequence_id(sequence.value());
+    more.set_layer(index);
+    TensorCarrier tensors(session);
+    const std::vector<std::byte> norms = FillNorms(index, layer, number, to_another, more);
+    if (!norms.empty()) tensors.Add(*more.mutable_norm_queries(), norms);
+    status = Send(session, index, more, tensors, response);
+  }
   if (!status.ok()) return status;
   return response.norms_from();
 }
@@ -147,7 +162,7 @@ absl::Status Observer::ShowFirst(Session& session, SequenceId sequence, std::uin
   request.set_layer(index);
   TensorCarrier tensors(session);
   shown = FillLast(geometry, layer, 0, request, tensors);
-  const std::vector<std::byte> norms = FillNorms(index, layer, to_another, request);
+  const std::vector<std::byte> norms = FillNorms(index, layer, /*number=*/0, to_another, request);
   if (!norms.empty()) tensors.Add(*request.mutable_norm_queries(), norms);
   std::vector<float> sums;
   for (const std::vector<double>& head : layer.sums) {
@@ -159,7 +174,7 @@ absl::Status Observer::ShowFirst(Session& session, SequenceId sequence, std::uin
     tensors.Add(*request.mutable_attention_sums(), std::as_bytes(std::span(sums)));
     request.set_first_sum_position(layer.sums_first);
   }
-  if (layer.empty()) return absl::OkStatus();
+  if (shown == 0 && sums.empty() && !request.has_first_norm_token()) return absl::OkStatus();
   return Send(session, index, request, tensors, response);
 }
 

@@ -53,6 +53,10 @@ absl::Status CheckCounts(const ShownLayer& shown, const policies::Needs& needs,
     return Refuse(shown.layer, shown.norm.count, " queries by norm; of ", shown.tokens,
                   " tokens the policy asks for ", most, " at most");
   }
+  if (shown.norm.first_token > shown.norm.end) {
+    return Refuse(shown.layer, "queries by norm of the tokens from ", shown.norm.first_token,
+                  " to before ", shown.norm.end);
+  }
   if (shown.norm.none && needs.norm_share == 0) {
     return Refuse(shown.layer, "it begins at token ", shown.norm.first_token,
                   " by norm, and the policy asks for none");
@@ -94,9 +98,10 @@ absl::Status CheckValues(const ShownLayer& shown, const kernels::LayerGeometry& 
                   "; positions of a head rise and are below ", shown.tokens);
   }
   for (const std::uint64_t position : shown.norm.positions) {
-    if (position >= shown.norm.first_token) continue;
+    if (shown.norm.first_token <= position && position < shown.norm.end) continue;
     return Refuse(shown.layer, "a query by norm is of position ", position,
-                  "; they are the strongest of the tokens from ", shown.norm.first_token, " on");
+                  "; they are the strongest of the tokens from ", shown.norm.first_token,
+                  " to before ", shown.norm.end);
   }
   return absl::OkStatus();
 }
@@ -134,7 +139,7 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
   if (shown.norm.count > 0 || shown.norm.none) {
     KeepShowings(0, shown.norm.first_token);
     showings_.push_back({.begin = shown.norm.first_token,
-                         .end = shown.tokens,
+                         .end = std::min(shown.norm.end, shown.tokens),
                          .known = shown.norm.all ? kAll : shown.norm.count});
   }
   Shown& now = *shown_;
@@ -247,11 +252,11 @@ void Observation::KeepShowings(std::uint64_t begin, std::uint64_t end) {
   std::erase_if(showings_, [](const Showing& showing) { return showing.begin >= showing.end; });
 }
 
-std::uint64_t Observation::NormsFrom(std::uint64_t begin, std::uint64_t end) const {
+std::uint64_t Observation::FirstWithoutNorms(std::uint64_t begin, std::uint64_t end) const {
   for (const Showing& showing : showings_) {
-    if (showing.end > begin) return std::min(std::max(showing.begin, begin), end);
+    if (showing.begin <= begin) begin = std::max(begin, showing.end);
   }
-  return end;
+  return std::min(begin, end);
 }
 
 std::uint64_t Observation::NormsKnown(std::uint64_t begin, std::uint64_t end) const {

@@ -34,10 +34,11 @@ struct ShownLayer {
     std::uint64_t count = 0;
     std::span<const std::uint64_t> positions;  // [query_heads][count]
     const std::byte* rows = nullptr;
-    // They are the strongest of the tokens from there on.
+    // They are the strongest of the tokens [first_token, end).
     std::uint64_t first_token = 0;
-    bool none = false;  // of these it is not known which are
-    bool all = false;   // of all of these: none that was seen is left out
+    std::uint64_t end = ~std::uint64_t{0};  // at most those that there are
+    bool none = false;                      // of these it is not known which are
+    bool all = false;                       // of all of these: none that was seen is left out
   } norm;
   // [kv_heads][count]: what is paid to the tokens from first_position on.
   struct {
@@ -70,9 +71,9 @@ class Observation {
   std::uint64_t bytes() const;
   // By query head; valid while this does not change. Empty: none were shown.
   std::vector<policies::HeadQueries> queries() const;
-  // The first of the tokens [begin, end) of which somebody has shown the strongest queries, or has
-  // told that they are not known; `end`: there is none.
-  std::uint64_t NormsFrom(std::uint64_t begin, std::uint64_t end) const;
+  // The first of the tokens [begin, end) of which nobody has shown which queries are the strongest,
+  // or that they are not known; `end`: there is none.
+  std::uint64_t FirstWithoutNorms(std::uint64_t begin, std::uint64_t end) const;
   // Of the tokens [begin, end) so many queries of each head, the strongest by norm, are among them,
   // as far as anybody has shown any. All: the largest number.
   std::uint64_t NormsKnown(std::uint64_t begin, std::uint64_t end) const;

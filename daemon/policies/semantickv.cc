@@ -58,11 +58,13 @@ struct Observers {
 // Weaker queries in the place of some that were seen, and not shown, would decide otherwise, and
 // nobody would know.
 absl::Status CheckKnown(const LayerView& view, double lambda, std::uint64_t wanted) {
-  const std::uint64_t judged = view.tokens - view.norms_first;
-  if (judged == 0 && lambda > 0) return Missing(kSemanticKvName, "queries of largest norm have");
+  if (wanted > 0 && view.norms_shown < view.tokens) {
+    return Missing(kSemanticKvName, Concat("the queries of largest norm of the tokens from ",
+                                           view.first + view.norms_shown, " on have"));
+  }
   if (wanted <= view.norms_known) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      Concat(kSemanticKvName, ": of ", judged, " tokens the ", wanted,
+      Concat(kSemanticKvName, ": of ", view.tokens - view.norms_first, " tokens the ", wanted,
              " queries of largest norm are not known: of some of these no more were shown than ",
              kernels::MostForShare(view.norms_known, lambda), " tokens ask for, ", view.norms_known,
              "; observe the tokens again, from ", view.first + view.norms_first,

@@ -91,9 +91,11 @@ struct LayerView {
   std::span<const TokenSpan> prompts;
   std::span<const LaneEntries> lanes;    // by kv head; may differ in length
   std::span<const HeadQueries> queries;  // by query head; empty: none were shown
-  // By norm the queries of the tokens from there on are compared: of the first prompt in sight, as
-  // far as somebody has shown which are the strongest. `tokens`: nobody has.
+  // By norm the queries of the tokens from there on are compared: of the first prompt in sight, or
+  // of all where there is none. Of these, up to before norms_shown at least, somebody has told
+  // which are the strongest.
   std::uint64_t norms_first = 0;
+  std::uint64_t norms_shown = ~std::uint64_t{0};
   // Among `queries` so many of each head are the strongest of these tokens, of those that somebody
   // has seen; of more than that some may be missing.
   std::uint64_t norms_known = ~std::uint64_t{0};

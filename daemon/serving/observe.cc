@@ -51,6 +51,7 @@ class Showing {
          {std::pair(request_.first_token_id(), "first_token_id"),
           std::pair(request_.first_query_position(), "first_query_position"),
           std::pair(request_.first_norm_token(), "first_norm_token"),
+          std::pair(request_.norm_token_end(), "norm_token_end"),
           std::pair(request_.first_sum_position(), "first_sum_position")}) {
       if (first <= *tokens) continue;
       return absl::OutOfRangeError(Concat(name, " is ", first, "; layer ", request_.layer(), " of ",
@@ -76,10 +77,9 @@ class Showing {
       shown_.last = {request_.first_query_position(), last_.shape.front(), last_.bytes.data()};
     }
     if (status.ok() && request_.has_norm_queries()) status = TakeNorm(heads);
-    if (request_.has_first_norm_token()) {
-      shown_.norm.first_token = request_.first_norm_token();
-      shown_.norm.none = shown_.norm.count == 0;
-    }
+    shown_.norm.first_token = request_.first_norm_token();
+    if (request_.has_norm_token_end()) shown_.norm.end = request_.norm_token_end();
+    shown_.norm.none = request_.has_first_norm_token() && shown_.norm.count == 0;
     if (status.ok() && request_.has_attention_sums()) {
       status = Take(request_.attention_sums(),
                     {.name = "attention_sums",
@@ -111,7 +111,6 @@ class Showing {
                    .positions = std::span(request_.norm_positions().data(), positions),
                    .rows = norm_.bytes.data(),
                    .all = request_.all_norms()};
-    if (positions > 0) shown_.norm.first_token = std::ranges::min(request_.norm_positions());
     return absl::OkStatus();
   }
 

@@ -265,6 +265,69 @@ TEST_F(HandoverOfTheStrongest, AnotherPolicyTakesThemAlong) {
   Compress(*more);
 }
 
+// Nor is a policy that asks for more decided for by what the child alone has seen, if its parent
+// has shown nothing.
+TEST_F(HandoverOfTheStrongest, WhatAParentHasSeenIsMissed) {
+  client::Sequence sequence = NewSequence(kPolicy);
+  SyntheticSequence truth(shape_, seed_);
+  GrowTo(kShort, sequence, truth);
+  auto fork = sequence.Fork("semantickv:sink=2000,keep_total=0.7,lambda=0.02,recent_ratio=0.001");
+  ASSERT_TRUE(fork.ok()) << fork.status();
+  GrowTo(kEnoughFor, *fork, truth);
+  const absl::Status missed = fork->Compress().status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(missed)) << missed;
+  EXPECT_THAT(std::string(missed.message()), HasSubstr("tokens from 0 on have not been shown"));
+  See(*fork, truth, 0);
+  Compress(*fork);
+}
+
+// A prompt that waits goes on with what is decoded behind it, whoever does.
+TEST_F(HandoverOfTheStrongest, WhatIsDecodedBehindItCountsToo) {
+  client::Sequence sequence = NewSequence(kPolicy);
+  SyntheticSequence truth(shape_, seed_);
+  GrowTo(kStrong - 20, sequence, truth);
+  HandTo(*remote_, sequence);
+  DecodeBy(*remote_, sequence, truth, 300);
+  GrowTo(kEnoughFor, sequence, truth);
+  client::Sequence twin = NewSequence(kPolicy);
+  SyntheticSequence twins(shape_, seed_);
+  GrowTo(kStrong - 20, twin, twins);
+  DecodeBy(*mapped_, twin, twins, 300);
+  GrowTo(kEnoughFor, twin, twins, /*known=*/true);
+  Compress(sequence);
+  Compress(twin);
+  EXPECT_LT(Lane(Entries(twin), 0).position_size(), static_cast<int>(kEnoughFor));
+  ExpectHoldsAlike(sequence, twin);
+}
+
+// A prompt that is taken back leaves the answer before it: whoever gave it has shown that, too.
+TEST_F(HandoverOfTheStrongest, APromptIsTakenBackByAnother) {
+  for (const std::uint64_t tokens : {580u, 600u}) {
+    SCOPED_TRACE(tokens);
+    const std::string policy = "semantickv:sink=16,keep_total=0.4,lambda=0.02";
+    client::Sequence sequence = NewSequence(policy);
+    client::Sequence twin = NewSequence(policy);
+    SyntheticSequence truth(shape_, seed_);
+    SyntheticSequence twins(shape_, seed_);
+    Append(sequence, truth, 300);
+    Append(twin, twins, 300);
+    Compress(sequence);
+    Compress(twin);
+    DecodeBy(*mapped_, sequence, truth, 300);
+    DecodeBy(*mapped_, twin, twins, 360);
+    Append(sequence, truth, 50);
+    HandTo(*remote_, sequence);
+    const absl::Status cut = sequence.Truncate(tokens);
+    ASSERT_TRUE(cut.ok()) << cut;
+    truth.Truncate(tokens);
+    DecodeBy(*remote_, sequence, truth, static_cast<int>(660 - tokens));
+    Compress(sequence);
+    Compress(twin);
+    EXPECT_LT(Lane(Entries(twin), 0).position_size(), 660);
+    ExpectHoldsAlike(sequence, twin);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, Handover,
                          testing::Values("dense", "snapkv:budget=0.5,window=8",
                                          "chunkkv:budget=0.7,chunk=4,window=8",

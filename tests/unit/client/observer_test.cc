@@ -93,13 +93,22 @@ class Observing : public testing::TestWithParam<Way> {
   void CompressAndCheck() {
     TESSERA_ASSERT_OK(track_.sequence.Compress().status());
     const std::vector<v1::ObserveRequest> shown = decoder_.daemon->TakeObserved();
-    ASSERT_EQ(shown.size(), model().layers());
+    std::span<const v1::ObserveRequest> rest = shown;
     for (std::uint32_t layer = 0; layer < model().layers(); ++layer) {
-      ASSERT_EQ(shown[layer].layer(), layer);
-      CheckLast(shown[layer], seen_[layer]);
-      CheckNorms(shown[layer], seen_[layer], track_.history.tokens());
+      ASSERT_FALSE(rest.empty());
+      ASSERT_EQ(rest.front().layer(), layer);
+      CheckLast(rest.front(), seen_[layer]);
+      // A prompt behind decoded tokens by itself; all of them together have all tokens.
+      std::uint64_t next = seen_[layer].first;
+      for (; !rest.empty() && rest.front().layer() == layer; rest = rest.subspan(1)) {
+        ASSERT_EQ(rest.front().first_norm_token(), next);
+        CheckNorms(rest.front(), seen_[layer], track_.history.tokens());
+        next = rest.front().norm_token_end();
+      }
+      EXPECT_EQ(next, track_.history.tokens());
       seen_[layer] = {};
     }
+    EXPECT_TRUE(rest.empty());
   }
 
   void CheckLast(const v1::ObserveRequest& shown, const Seen& seen) const {
@@ -130,8 +139,10 @@ class Observing : public testing::TestWithParam<Way> {
   // As many as are asked for of so many tokens.
   void CheckNorms(const v1::ObserveRequest& shown, const Seen& seen, std::uint64_t tokens) const {
     std::vector<std::uint64_t> candidates;
-    for (std::uint64_t i = 0; i < seen.rows.size() / token_bytes(); ++i) {
-      candidates.push_back(seen.first + i);
+    const std::uint64_t end = seen.first + seen.rows.size() / token_bytes();
+    for (std::uint64_t i = std::max(seen.first, shown.first_norm_token());
+         i < std::min(end, shown.norm_token_end()); ++i) {
+      candidates.push_back(i);
     }
     const std::uint64_t count = std::min<std::uint64_t>(
         candidates.size(), kernels::CountUp(kNormShare * static_cast<double>(tokens)));
@@ -311,15 +322,6 @@ TEST_P(Observing, WhatWasDecodedBeforeAPromptCountsWithoutItAlone) {
     if (i % 32 == 0) decoder_.daemon->Absorb();
   }
   const std::vector<Seen> decoded = seen_;
-  const auto check = [&](std::uint64_t first) {
-    TESSERA_ASSERT_OK(track_.sequence.Compress().status());
-    const std::vector<v1::ObserveRequest> shown = decoder_.daemon->TakeObserved();
-    ASSERT_EQ(shown.size(), model().layers());
-    for (std::uint32_t layer = 0; layer < model().layers(); ++layer) {
-      EXPECT_EQ(shown[layer].first_norm_token(), first);
-      CheckNorms(shown[layer], seen_[layer], track_.history.tokens());
-    }
-  };
   const bool taken_back = random_.OneIn(2);
   for (Seen& seen : seen_) seen = {};
   ASSERT_NO_FATAL_FAILURE(Prompt(30, 70));
@@ -332,51 +334,38 @@ TEST_P(Observing, WhatWasDecodedBeforeAPromptCountsWithoutItAlone) {
     seen_ = decoded;
     for (Seen& seen : seen_) seen.rows.resize((tokens - 50) * token_bytes());
   }
-  ASSERT_NO_FATAL_FAILURE(check(taken_back ? 50 : 650));
+  TESSERA_ASSERT_OK(track_.sequence.Compress().status());
+  const std::vector<v1::ObserveRequest> shown = decoder_.daemon->TakeObserved();
+  const std::size_t messages = taken_back ? 1 : 2;
+  ASSERT_EQ(shown.size(), messages * model().layers());
+  for (std::uint32_t layer = 0; layer < model().layers(); ++layer) {
+    const v1::ObserveRequest& request = shown[messages * (layer + 1) - 1];
+    EXPECT_EQ(request.first_norm_token(), taken_back ? 50 : 650);
+    EXPECT_EQ(request.norm_token_end(), track_.history.tokens());
+    CheckNorms(request, seen_[layer], track_.history.tokens());
+  }
 }
 
-// The strongest of them may have been let go long ago, and drafts in the place of others since.
-TEST_P(Observing, WhatWasLetGoIsKnownBehindACutAndASettling) {
-  ModelGeometry model = Geometry();
-  model.layers.assign(1, {.query_heads = 1, .kv_heads = 1, .head_dim = 64});
-  v1::PolicyNeeds needs;
-  needs.set_last_queries(1);
-  needs.set_norm_share(0.001);
-  Decoder decoder(random_, model, {.has_staging = GetParam().has_staging, .needs = needs},
-                  GetParam().map_memory);
-  Track track = decoder.NewTrack();
-  const auto come = [&](std::uint64_t count, float norm) {
-    const std::uint64_t first = track.history.tokens();
-    decoder.Prefill(track, count);
-    std::vector<std::uint16_t> rows(64 * count);
-    for (std::size_t i = 0; i < rows.size(); i += 64) rows[i] = kernels::FloatToFp16(norm);
-    TESSERA_ASSERT_OK(track.sequence.Observe({.layer = 0,
-                                              .first_token = first,
-                                              .query = std::as_bytes(std::span(rows)),
-                                              .prompt_tokens = count}));
-  };
-  const auto draft = [&](float norm) {
-    const std::uint64_t tokens = track.history.tokens();
-    come(1, norm);
-    TESSERA_ASSERT_OK(track.sequence.Truncate(tokens));
-    track.history.Truncate(tokens);
-  };
-  come(5, 100);  // as many as are kept
-  come(1, 50);   // settled later
-  come(194, 1);
-  come(1, 40);  // token 200, the strongest of those that are not
-  come(99, 1);
-  draft(90);
-  draft(200);
-  come(1, 2);
-  come(101, 1);
-  decoder.daemon->TakeObserved();
-  decoder.daemon->SettleBefore(100);
-  TESSERA_ASSERT_OK(track.sequence.Compress().status());
-  const std::vector<v1::ObserveRequest> shown = decoder.daemon->TakeObserved();
-  ASSERT_EQ(shown.size(), 2u);
-  EXPECT_EQ(shown.back().first_norm_token(), 100u);
-  for (const std::uint64_t position : shown.back().norm_positions()) EXPECT_EQ(position, 200u);
+// Turn after turn nobody decides: what is kept of each stays bounded, and is the strongest.
+TEST_P(Observing, ManyTurnsAreKeptTogether) {
+  for (int turn = 0; turn < 9; ++turn) {
+    ASSERT_NO_FATAL_FAILURE(Prompt(random_.Between(1, 60), random_.OneIn(2) ? 60 : 0));
+    const std::uint64_t steps = random_.Between(1, 60);
+    for (std::uint64_t i = 0; i < steps; ++i) ASSERT_NO_FATAL_FAILURE(Step());
+    decoder_.daemon->Absorb();
+  }
+  ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
+}
+
+// A cut to before all that was seen since it was compressed leaves nothing to show.
+TEST_P(Observing, NothingIsShownOfNothing) {
+  ASSERT_NO_FATAL_FAILURE(Prompt(100, 0));
+  ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
+  for (int i = 0; i < 10; ++i) ASSERT_NO_FATAL_FAILURE(Step());
+  TESSERA_ASSERT_OK(track_.sequence.Truncate(90));
+  track_.history.Truncate(90);
+  TESSERA_ASSERT_OK(track_.sequence.Compress().status());
+  EXPECT_EQ(decoder_.daemon->TakeObserved().size(), 0u);
 }
 
 // Of keys and queries that are rotated by position the same ones are the strongest. (By quarters of

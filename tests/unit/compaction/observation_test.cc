@@ -259,8 +259,9 @@ constexpr std::uint64_t kEvery = ~std::uint64_t{0};
 
 TEST_F(ObservationTest, AsManyAreKnownAsWereShownOfAnyTokens) {
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery) << "nobody has shown any";
-  EXPECT_EQ(observation_.NormsFrom(0, kTokens), kTokens);
+  EXPECT_EQ(observation_.FirstWithoutNorms(5, kTokens), 5u);
   ASSERT_TRUE(TakeStrongest(0, {3, 40, 70}).ok());
+  EXPECT_EQ(observation_.FirstWithoutNorms(5, kTokens), kTokens);
   ASSERT_TRUE(Take(Last(90, 10)).ok());
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), 3u) << "the newest need not be strong";
   // The same worker again, which has seen more.
@@ -289,7 +290,7 @@ TEST_F(ObservationTest, OfFewerTokensThoseOfThemAreKnown) {
   EXPECT_EQ(observation_.NormsKnown(4, 70), 1u);
   observation_.ForgetBefore(71);
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery) << "all were decided about";
-  EXPECT_EQ(observation_.NormsFrom(0, kTokens), kTokens);
+  EXPECT_EQ(observation_.FirstWithoutNorms(0, kTokens), 0u);
   EXPECT_EQ(fork.NormsKnown(0, kTokens), 5u);
 }
 
@@ -318,9 +319,8 @@ TEST_F(ObservationTest, ThatNoneIsKnownIsKnown) {
   shown.norm.none = true;
   ASSERT_TRUE(Take(shown).ok());
   EXPECT_EQ(observation_.NormsKnown(0, 10), kEvery);
-  EXPECT_EQ(observation_.NormsFrom(0, 10), 10u);
-  EXPECT_EQ(observation_.NormsFrom(0, kTokens), 10u);
-  EXPECT_EQ(observation_.NormsFrom(20, kTokens), 20u);
+  EXPECT_EQ(observation_.FirstWithoutNorms(0, kTokens), 0u);
+  EXPECT_EQ(observation_.FirstWithoutNorms(10, kTokens), kTokens) << "that is known";
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), 0u);
   ASSERT_TRUE(TakeStrongest(0, {3, 40}, /*all=*/true).ok());
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery);
@@ -330,11 +330,30 @@ TEST_F(ObservationTest, ThatNoneIsKnownIsKnown) {
   EXPECT_EQ(budget_.used_bytes(), 0u);
 }
 
+// Tokens whose queries nobody has seen are not passed over.
+TEST_F(ObservationTest, WhatNobodyHasShownIsMissed) {
+  const std::vector<std::uint64_t> positions = {3, 5, 3, 5, 3, 5, 3, 5};
+  ShownLayer shown = Norm(2, positions);
+  shown.norm.end = 20;
+  ASSERT_TRUE(Take(shown).ok());
+  EXPECT_EQ(observation_.FirstWithoutNorms(0, kTokens), 20u);
+  EXPECT_EQ(observation_.FirstWithoutNorms(0, 15), 15u);
+  ASSERT_TRUE(TakeStrongest(30, {70}).ok());
+  EXPECT_EQ(observation_.FirstWithoutNorms(0, kTokens), 20u);
+  EXPECT_EQ(observation_.FirstWithoutNorms(25, kTokens), 25u);
+  EXPECT_EQ(observation_.FirstWithoutNorms(30, kTokens), kTokens);
+  EXPECT_EQ(observation_.NormsKnown(0, kTokens), 1u);
+  shown.norm.first_token = 4;
+  ExpectRefused(shown, "of position 3; they are the strongest of the tokens from 4 to before 20");
+  shown.norm.first_token = 21;
+  ExpectRefused(shown, "of the tokens from 21 to before 20");
+}
+
 TEST_F(ObservationTest, TheStrongestAreOfTheTokensThatTheyAreSaidToBeOf) {
   const std::vector<std::uint64_t> positions = {10, 11, 10, 11, 9, 11, 10, 11};
   ShownLayer shown = Norm(2, positions);
   shown.norm.first_token = 10;
-  ExpectRefused(shown, "of position 9; they are the strongest of the tokens from 10 on");
+  ExpectRefused(shown, "of position 9; they are the strongest of the tokens from 10 to before");
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery);
 }
 

@@ -66,8 +66,12 @@ TEST(DecideNorms, OnlyThoseOfThePromptAreCompared) {
   EXPECT_EQ(kept(all_there), kept(alone));
   EXPECT_THAT(decided(60, 3, false).status().ToString(),
               HasSubstr("of 40 tokens the 4 queries of largest norm are not known"));
-  EXPECT_THAT(decided(100, ~std::uint64_t{0}, false).status().ToString(),
-              HasSubstr("queries of largest norm have not been shown"));
+  LayerView view = layer.Show(NeedsOf(policy), layer.tokens());
+  view.norms_first = 60;
+  view.norms_shown = 90;
+  LayerMemory memory;
+  EXPECT_THAT(Decide(policy, view, memory).status().ToString(),
+              HasSubstr("largest norm of the tokens from 90 on have not been shown"));
 }
 
 }  // namespace
