@@ -288,8 +288,8 @@ Observer::Strongest& Observer::Layer::NormsOf(std::uint64_t begin, std::uint64_t
   return to;
 }
 
-// The first is the least likely to count again, the second likely the first that does. Tokens
-// between two that do not follow one another are nobody's: what is before these is given up.
+// The second is likely the first that counts; the first, what was decoded before it, rarely does.
+// It is given up where the others cannot be joined, since nobody has seen the tokens between them.
 void Observer::Layer::JoinNorms(std::uint64_t most) {
   if (norms[1].end == norms[2].first) {
     norms[1].Append(norms[2], most);

@@ -124,7 +124,7 @@ class Observer {
     std::uint64_t known() const;
   };
   // The strongest rows of tokens that follow one another: of a prompt and what is decoded behind
-  // it, or of what was decoded before the first one.
+  // it, or of what was decoded before the first one. Of many turns some are joined.
   struct Strongest {
     std::uint64_t first = 0;
     std::uint64_t prompt_end = 0;  // what comes from there on was decoded

@@ -114,9 +114,9 @@ class LayerChooser {
 
  private:
   struct Lanes;
+  class Shown;
   // The first token that a choice would look at; 0: there is none, or all are.
   absl::StatusOr<std::uint64_t> Begin() const;
-  class Shown;
   absl::StatusOr<Lanes> Look(bool whole, bool keys) const;
   // A choice about what is seen, before it has been made.
   static LayerChoice About(const Lanes& lanes, const LayerState& state);

@@ -27,6 +27,8 @@ std::size_t CountBefore(const std::vector<std::uint64_t>& positions, std::uint64
 
 constexpr std::uint64_t kAll = ~std::uint64_t{0};
 
+std::uint64_t EndOfNorms(const ShownLayer& shown) { return std::min(shown.norm.end, shown.tokens); }
+
 absl::Status CheckCounts(const ShownLayer& shown, const policies::Needs& needs,
                          std::uint64_t most_last) {
   const std::uint32_t decides = shown.layer - shown.layer % needs.layers_alike;
@@ -53,9 +55,9 @@ absl::Status CheckCounts(const ShownLayer& shown, const policies::Needs& needs,
     return Refuse(shown.layer, shown.norm.count, " queries by norm; of ", shown.tokens,
                   " tokens the policy asks for ", most, " at most");
   }
-  if (shown.norm.first_token > shown.norm.end) {
+  if (shown.norm.first_token > EndOfNorms(shown)) {
     return Refuse(shown.layer, "queries by norm of the tokens from ", shown.norm.first_token,
-                  " to before ", shown.norm.end);
+                  " to before ", EndOfNorms(shown));
   }
   if (shown.norm.none && needs.norm_share == 0) {
     return Refuse(shown.layer, "it begins at token ", shown.norm.first_token,
@@ -98,10 +100,10 @@ absl::Status CheckValues(const ShownLayer& shown, const kernels::LayerGeometry& 
                   "; positions of a head rise and are below ", shown.tokens);
   }
   for (const std::uint64_t position : shown.norm.positions) {
-    if (shown.norm.first_token <= position && position < shown.norm.end) continue;
+    if (shown.norm.first_token <= position && position < EndOfNorms(shown)) continue;
     return Refuse(shown.layer, "a query by norm is of position ", position,
                   "; they are the strongest of the tokens from ", shown.norm.first_token,
-                  " to before ", shown.norm.end);
+                  " to before ", EndOfNorms(shown));
   }
   return absl::OkStatus();
 }
@@ -139,7 +141,7 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
   if (shown.norm.count > 0 || shown.norm.none) {
     KeepShowings(0, shown.norm.first_token);
     showings_.push_back({.begin = shown.norm.first_token,
-                         .end = std::min(shown.norm.end, shown.tokens),
+                         .end = EndOfNorms(shown),
                          .known = shown.norm.all ? kAll : shown.norm.count});
   }
   Shown& now = *shown_;

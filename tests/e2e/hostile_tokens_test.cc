@@ -60,6 +60,14 @@ const WrongShowing kWrong[] = {
      "first_query_position"},
     {"far beyond, by norm", kSnapKv, [](auto& r) { r.set_first_norm_token(kHuge); }, kRange,
      "first_norm_token"},
+    {"far behind, by norm", kSnapKv, [](auto& r) { r.set_norm_token_end(kHuge); }, kRange,
+     "norm_token_end"},
+    {"backwards, by norm", kSnapKv,
+     [](auto& r) {
+       r.set_first_norm_token(9);
+       r.set_norm_token_end(8);
+     },
+     kInvalid, "from 9 to before 8"},
     {"staging", kSnapKv, [](auto& r) { Stage(r, kHuge - 63); }, kRange, "staging offset"},
     {"NaN", kSnapKv,
      [](auto& r) { r.mutable_last_queries()->set_inline_(std::string(8 * 4 * 64 * 2, '\xff')); },
@@ -178,6 +186,7 @@ TEST_F(HostileTokens, AnyNumbersAreRefusedOrTaken) {
                                                     : i % std::max<std::uint64_t>(count, 1));
       }
       if (random_.OneIn(2)) request.set_first_norm_token(random_.OneIn(2) ? 0 : number());
+      if (random_.OneIn(2)) request.set_norm_token_end(random_.OneIn(2) ? kTokens : number());
       request.set_all_norms(random_.OneIn(2));
     }
     if (random_.OneIn(3)) {

@@ -353,7 +353,7 @@ TEST_F(ObservationTest, TheStrongestAreOfTheTokensThatTheyAreSaidToBeOf) {
   const std::vector<std::uint64_t> positions = {10, 11, 10, 11, 9, 11, 10, 11};
   ShownLayer shown = Norm(2, positions);
   shown.norm.first_token = 10;
-  ExpectRefused(shown, "of position 9; they are the strongest of the tokens from 10 to before");
+  ExpectRefused(shown, "of position 9; they are the strongest of the tokens from 10 to before 100");
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery);
 }
 
