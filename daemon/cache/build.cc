@@ -19,7 +19,7 @@ constexpr std::size_t kTilesOnTheWay = 256;
 
 // One dense tile per 32 rows, in memory that the device reads.
 absl::Status Upload(const TenantMemory& memory, const HostRows& rows,
-                    std::span<std::byte* const> tiles) {
+                    std::span<const device::TilePlace> tiles) {
   std::vector<device::RowRun> runs;
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     const std::uint64_t first = i * kTileEntries;
@@ -27,8 +27,8 @@ absl::Status Upload(const TenantMemory& memory, const HostRows& rows,
     runs.push_back({.key = rows.keys + at,
                     .value = rows.values + at,
                     .stride = rows.tile.row_bytes(),
-                    .key_target = tiles[i] + rows.tile.key_offset(0),
-                    .value_target = tiles[i] + rows.tile.value_offset(0),
+                    .key_target = tiles[i].tile + rows.tile.key_offset(0),
+                    .value_target = tiles[i].tile + rows.tile.value_offset(0),
                     .rows = static_cast<std::uint32_t>(
                         std::min<std::uint64_t>(kTileEntries, rows.count - first)),
                     .row_bytes = static_cast<std::uint32_t>(rows.tile.row_bytes())});
@@ -52,7 +52,7 @@ struct Source {
 template <typename SourceOf>
 absl::StatusOr<std::optional<std::size_t>> Encode(const TenantMemory& memory, const TileForm& form,
                                                   kernels::ElementType type, std::uint64_t rows,
-                                                  std::span<std::byte* const> tiles,
+                                                  std::span<const device::TilePlace> tiles,
                                                   SourceOf source) {
   const device::TileStrategy strategy = {.shape = form.shape,
                                          .rotation = ViewOf(form.rotations, form.shape)};
@@ -66,7 +66,7 @@ absl::StatusOr<std::optional<std::size_t>> Encode(const TenantMemory& memory, co
                     .rows = static_cast<std::uint32_t>(
                         std::min<std::uint64_t>(kTileEntries, rows - i * kTileEntries)),
                     .strategy = 0,
-                    .tile = tiles[i]});
+                    .to = tiles[i]});
   }
   return memory.device->Encode({&strategy, 1}, type, jobs);
 }
@@ -129,10 +129,9 @@ class WordsOnTheWay {
 };
 
 // By way of dense tiles that only this call knows.
-absl::StatusOr<std::optional<std::size_t>> EncodeUploaded(const TenantMemory& memory,
-                                                          const TileForm& form,
-                                                          const HostRows& rows,
-                                                          std::span<std::byte* const> tiles) {
+absl::StatusOr<std::optional<std::size_t>> EncodeUploaded(
+    const TenantMemory& memory, const TileForm& form, const HostRows& rows,
+    std::span<const device::TilePlace> tiles) {
   absl::StatusOr<std::vector<pool::Block>> way =
       memory.pool->AllocateMany(std::min(tiles.size(), kTilesOnTheWay), rows.tile.bytes(),
                                 pool::Fit::kExact, pool::MemoryTag::kTiles);
@@ -144,16 +143,16 @@ absl::StatusOr<std::optional<std::size_t>> EncodeUploaded(const TenantMemory& me
     const std::uint64_t first = done * kTileEntries;
     const HostRows some =
         Slice(rows, first, std::min<std::uint64_t>(rows.count - first, count * kTileEntries));
-    std::vector<std::byte*> stops;
-    for (std::size_t i = 0; i < count; ++i) stops.push_back((*way)[i].data());
+    std::vector<device::TilePlace> stops;
+    for (std::size_t i = 0; i < count; ++i) stops.push_back({.tile = (*way)[i].data()});
     absl::Status status = Upload(memory, some, stops);
     if (status.ok()) status = words->Bring(memory, some);
     if (!status.ok()) return status;
     const absl::StatusOr<std::optional<std::size_t>> unfit =
         Encode(memory, form, rows.tile.type, some.count, tiles.subspan(done, count),
                [&](std::size_t i) -> Source {
-                 return {.key = stops[i] + rows.tile.key_offset(0),
-                         .value = stops[i] + rows.tile.value_offset(0),
+                 return {.key = stops[i].tile + rows.tile.key_offset(0),
+                         .value = stops[i].tile + rows.tile.value_offset(0),
                          .weights = words->weights(i * kTileEntries),
                          .positions = words->positions(i * kTileEntries)};
                });
@@ -250,11 +249,10 @@ kernels::RotationView ViewOf(const Rotations* rotations, const kernels::TileShap
 absl::Status ReserveTiles(const TenantMemory& memory, std::uint32_t entries, Segment& segment,
                           std::vector<device::WordStore>& words) {
   const std::size_t count = TilesOf(entries);
-  absl::StatusOr<std::vector<pool::Block>> tiles = memory.pool->AllocateMany(
-      count, kernels::LayoutOf(segment.shape()).bytes, pool::Fit::kExact, pool::MemoryTag::kTiles);
+  absl::StatusOr<Tiles> tiles = Tiles::Allocate(*memory.pool, segment.shape(), count);
   if (!tiles.ok()) return tiles.status();
   absl::StatusOr<pool::Block> table = memory.pool->Allocate(
-      Segment::TableBytes(count), pool::Fit::kRounded, pool::MemoryTag::kTables);
+      segment.TableBytes(count), pool::Fit::kRounded, pool::MemoryTag::kTables);
   if (!table.ok()) return table.status();
   segment.ListTableWords(*tiles, *table, words);
   segment.AddTiles(*std::move(tiles), *std::move(table));
@@ -267,14 +265,13 @@ absl::StatusOr<SegmentGrowth> ReserveGrowth(const TenantMemory& memory,
                                             std::size_t tiles,
                                             std::vector<device::WordStore>& words) {
   SegmentGrowth growth = {.segment = segment, .tiles = {}, .table = {}};
-  absl::StatusOr<std::vector<pool::Block>> blocks = memory.pool->AllocateMany(
-      tiles, kernels::LayoutOf(segment->shape()).bytes, pool::Fit::kExact, pool::MemoryTag::kTiles);
-  if (!blocks.ok()) return blocks.status();
-  growth.tiles = *std::move(blocks);
+  absl::StatusOr<Tiles> more = Tiles::Allocate(*memory.pool, segment->shape(), tiles);
+  if (!more.ok()) return more.status();
+  growth.tiles = *std::move(more);
   const std::size_t all = segment->tiles() + tiles;
   if (!segment->TableHolds(all)) {
     absl::StatusOr<pool::Block> table = memory.pool->Allocate(
-        Segment::TableBytes(all), pool::Fit::kRounded, pool::MemoryTag::kTables);
+        segment->TableBytes(all), pool::Fit::kRounded, pool::MemoryTag::kTables);
     if (!table.ok()) return table.status();
     growth.table = *std::move(table);
   }
@@ -284,7 +281,7 @@ absl::StatusOr<SegmentGrowth> ReserveGrowth(const TenantMemory& memory,
 
 absl::StatusOr<std::optional<std::size_t>> EncodeRows(const TenantMemory& memory,
                                                       const TileForm& form, const HostRows& rows,
-                                                      std::span<std::byte* const> tiles) {
+                                                      std::span<const device::TilePlace> tiles) {
   TESSERA_CHECK(tiles.size() == TilesOf(rows.count), "there is a tile for each 32 rows");
   if (form.shape == kernels::DenseShape(rows.tile.head_dim, rows.tile.type)) {
     if (absl::Status status = Upload(memory, rows, tiles); !status.ok()) return status;
@@ -304,7 +301,7 @@ absl::Status GatherRows(const TenantMemory& memory, const kernels::TileShape& fr
   std::vector<device::TileGather> tiles;
   for (std::size_t done = 0; done < rows.size(); done += kTileEntries) {
     const std::size_t some = std::min<std::size_t>(kTileEntries, rows.size() - done);
-    tiles.push_back({.rows = rows.subspan(done, some), .tile = to.TileData(done / kTileEntries)});
+    tiles.push_back({.rows = rows.subspan(done, some), .to = to.PlaceOf(done / kTileEntries)});
   }
   return memory.device->Gather(from, to.shape(), tiles);
 }

@@ -60,7 +60,7 @@ struct TileForm {
 // there.
 absl::StatusOr<std::optional<std::size_t>> EncodeRows(const TenantMemory& memory,
                                                       const TileForm& form, const HostRows& rows,
-                                                      std::span<std::byte* const> tiles);
+                                                      std::span<const device::TilePlace> tiles);
 
 // Fills the tiles of a new segment with rows of tiles of the form `from`, as they are stored, in
 // this order. The forms differ in weights and positions alone.

@@ -56,7 +56,7 @@ absl::StatusOr<HeldSegment> Joined(const TenantMemory& memory,
     return status;
   }
   RowsCopy copy = {.from = sources, .tiles = {}};
-  for (std::size_t i = 0; i < segment->tiles(); ++i) copy.tiles.push_back(segment->TileData(i));
+  for (std::size_t i = 0; i < segment->tiles(); ++i) copy.tiles.push_back(segment->PlaceOf(i));
   absl::Status status = CopyRows(memory, {&copy, 1});
   if (status.ok()) status = memory.device->StoreWords(words);
   if (!status.ok()) return status;
@@ -106,7 +106,7 @@ absl::Status CopyRows(const TenantMemory& memory, std::span<const RowsCopy> copi
     });
     // In one call: a device has more to do for each of those than for a tile.
     std::vector<kernels::GatherRow> rows;
-    std::vector<std::pair<std::byte*, std::size_t>> tiles;  // and how many of the rows each gets
+    std::vector<std::pair<device::TilePlace, std::size_t>> tiles;  // and how many rows each gets
     for (auto copy = copies.begin(); copy != end; ++copy) {
       std::uint32_t at = 0;
       for (const HeldSegment& held : copy->from) {
@@ -122,7 +122,7 @@ absl::Status CopyRows(const TenantMemory& memory, std::span<const RowsCopy> copi
     std::vector<device::TileGather> jobs;
     std::span<const kernels::GatherRow> left = rows;
     for (const auto& [tile, count] : tiles) {
-      jobs.push_back({.rows = left.first(count), .tile = tile});
+      jobs.push_back({.rows = left.first(count), .to = tile});
       left = left.subspan(count);
     }
     if (absl::Status status = memory.device->Gather(shape, shape, jobs); !status.ok()) {

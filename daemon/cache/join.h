@@ -34,7 +34,7 @@ std::size_t CountToJoinForForks(const Lane& lane);
 // Rows that a lane shows of segments of one form, in this order, into tiles of that form.
 struct RowsCopy {
   std::span<const HeldSegment> from;
-  std::vector<std::byte*> tiles;
+  std::vector<device::TilePlace> tiles;
 };
 absl::Status CopyRows(const TenantMemory& memory, std::span<const RowsCopy> copies);
 

@@ -29,6 +29,7 @@ struct HeldSegment {
   shm::SegmentRef Ref() const {
     shm::SegmentRef ref = {};
     ref.tile_table = segment->table_offset();
+    ref.summary_table = segment->summary_table_offset();
     ref.first_position = segment->first_position();
     ref.position_span = end_position() - segment->first_position();
     ref.entries = entries;

@@ -125,7 +125,7 @@ void Packer::AddTile(std::size_t index, std::uint32_t first_entry, Batch& batch)
                          .value = source + rows.value_data,
                          .rows = std::min(kTileEntries, item.entries - first_entry),
                          .strategy = static_cast<std::uint32_t>(batch.strategies.size() - 1),
-                         .tile = item.to->TileData(tile)});
+                         .to = item.to->PlaceOf(tile)});
   batch.origins.push_back({index, first_entry});
 }
 

@@ -61,7 +61,7 @@ struct OpenRun {
 // Full tiles for the end of a segment.
 struct SegmentGrowth {
   std::shared_ptr<Segment> segment;
-  std::vector<pool::Block> tiles;
+  Tiles tiles;
   pool::Block table;  // invalid: the one it has holds them
 
   std::uint32_t entries() const {

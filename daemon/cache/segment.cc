@@ -11,22 +11,23 @@ namespace tessera::cache {
 
 namespace {
 constexpr std::size_t kFirstTableTiles = 8;
-constexpr std::size_t kWordBytes = sizeof(std::uint64_t);
 }  // namespace
 
-std::uint64_t Segment::TableBytes(std::size_t tiles) {
+std::uint64_t Segment::TableBytes(std::size_t tiles) const {
   // Doubling keeps the copies of a growing segment linear.
-  return std::bit_ceil(std::max(tiles, kFirstTableTiles)) * sizeof(std::uint64_t);
+  return std::bit_ceil(std::max(tiles, kFirstTableTiles)) * kWordBytes * (has_summaries() ? 2 : 1);
 }
 
-void Segment::ListTableWords(const std::vector<pool::Block>& tiles, const pool::Block& larger_table,
+void Segment::ListTableWords(const Tiles& tiles, const pool::Block& larger_table,
                              std::vector<device::WordStore>& words) const {
   const bool moves = larger_table.valid();
-  std::byte* at = moves ? larger_table.data() : table_.data() + tiles_.size() * kWordBytes;
-  const auto list = [&](const std::vector<pool::Block>& blocks) {
-    for (const pool::Block& block : blocks) {
-      words.push_back({at, block.offset()});
-      at += kWordBytes;
+  const pool::Block& table = moves ? larger_table : table_;
+  std::byte* at = table.data() + (moves ? 0 : tiles_.size() * kWordBytes);
+  const std::size_t half = TableRoom(table) * kWordBytes;
+  const auto list = [&](const Tiles& some) {
+    for (std::size_t i = 0; i < some.size(); ++i, at += kWordBytes) {
+      words.push_back({at, some.tile_offset(i)});
+      if (has_summaries()) words.push_back({at + half, some.summary_offset(i)});
     }
   };
   if (moves) list(tiles_);
@@ -61,11 +62,11 @@ void Segment::TakeNotesOf(const Segment& other) {
   left_plain_under_ = other.left_plain_under_;
 }
 
-pool::Block Segment::AddTiles(std::vector<pool::Block> tiles, pool::Block larger_table) {
+pool::Block Segment::AddTiles(Tiles tiles, pool::Block larger_table) {
   pool::Block old;
   if (larger_table.valid()) old = std::exchange(table_, std::move(larger_table));
   TESSERA_CHECK(TableHolds(tiles_.size() + tiles.size()), "the table has room for the tiles");
-  for (pool::Block& tile : tiles) tiles_.push_back(std::move(tile));
+  tiles_.Append(std::move(tiles));
   return old;
 }
 

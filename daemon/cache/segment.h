@@ -3,13 +3,13 @@
 //
 // Invariants:
 //   tiles and table only ever grow, and only while one lane holds the segment open;
-//   table[i] == tiles[i].offset() for every i, written before any snapshot shows an entry of it;
-//   rows at and beyond the count a snapshot shows may change, rows below it never do; where rows
-//   change that some lane has shown before it was cut, `rewrites` is counted;
-//   a segment is in the pool, or stored: then it has no tiles, and neither changes. What goes to a
-//   tier, or comes back, is another segment with the same description;
-//   a segment that is packed, or has block summaries, is never appended to row by row; it may take
-//   whole tiles behind full ones (Lane::growing).
+//   the table has the offset of each tile, then, where there are summaries, of those of each tile,
+//   in two halves: written before any snapshot shows an entry of it; rows at and beyond the count a
+//   snapshot shows may change, rows below it never do; where rows change that some lane has shown
+//   before it was cut, `rewrites` is counted; a segment is in the pool, or stored: then it has no
+//   tiles, and neither changes. What goes to a tier, or comes back, is another segment with the
+//   same description; a segment that is packed, or has block summaries, is never appended to row by
+//   row; it may take whole tiles behind full ones (Lane::growing).
 //
 // A lane may show any number of a segment's first entries, packed or not. The summary of the block
 // that it cuts was made of more rows than it shows: min and max still bound those, and the mean is
@@ -27,7 +27,7 @@
 
 #include "daemon/base/mutex.h"
 #include "daemon/cache/raw_rows.h"
-#include "daemon/device/device.h"
+#include "daemon/cache/tiles.h"
 #include "daemon/pool/pool.h"
 #include "kernels/format/rotation.h"
 #include "kernels/format/tile_shape.h"
@@ -145,28 +145,30 @@ class Segment {
   }
   // Of one whose first rows these are a copy of; before anybody else sees the segment.
   void TakeNotesOf(const Segment& other);
-  // What its tiles take in the pool: whole units of 64 bytes each.
-  std::uint64_t tile_bytes() const {
-    return tiles_.empty() ? 0 : tiles_.size() * tiles_.front().bytes();
-  }
+  // What its tiles take in the pool, summaries included.
+  std::uint64_t tile_bytes() const { return tiles_.pool_bytes(); }
   std::size_t tiles() const { return tiles_.size(); }
 
   // What AddTiles(n) would need: more tiles, and a larger table where the present one is full.
-  bool TableHolds(std::size_t tiles) const {
-    return tiles <= table_.bytes() / sizeof(std::uint64_t);
+  bool TableHolds(std::size_t tiles) const { return tiles <= TableRoom(table_); }
+  std::uint64_t TableBytes(std::size_t tiles) const;
+  // Of the half that says where summaries are; 0 where there are none.
+  std::uint64_t summary_table_offset() const {
+    return has_summaries() ? table_.offset() + TableRoom(table_) * kWordBytes : 0;
   }
-  static std::uint64_t TableBytes(std::size_t tiles);
 
   // The words that AddTiles of the same will need in the table: all of them where it is a larger
   // one. To be written before.
-  void ListTableWords(const std::vector<pool::Block>& tiles, const pool::Block& larger_table,
+  void ListTableWords(const Tiles& tiles, const pool::Block& larger_table,
                       std::vector<device::WordStore>& words) const;
 
   // Takes tiles over. Where the table must grow, `larger_table` replaces it and the old one is
   // returned, to be retired: readers of older snapshots still use it.
-  pool::Block AddTiles(std::vector<pool::Block> tiles, pool::Block larger_table);
+  pool::Block AddTiles(Tiles tiles, pool::Block larger_table);
 
-  std::byte* TileData(std::size_t tile) const { return tiles_[tile].data(); }
+  std::byte* TileData(std::size_t tile) const { return tiles_.tile(tile); }
+  device::TilePlace PlaceOf(std::size_t tile) const { return tiles_.place(tile); }
+  std::vector<device::TilePlace> Places() const { return tiles_.places(); }
 
   // Its tiles while they are in a tier; null: they are in the pool.
   const StoredTiles* stored() const { return stored_.get(); }
@@ -195,7 +197,13 @@ class Segment {
   std::vector<Rewrite> rewritten_ TESSERA_GUARDED_BY(notes_mutex_);
   std::shared_ptr<const SealedRows> sealed_rows_ TESSERA_GUARDED_BY(notes_mutex_);
   std::optional<std::string> left_plain_under_ TESSERA_GUARDED_BY(notes_mutex_);
-  std::vector<pool::Block> tiles_;
+  static constexpr std::size_t kWordBytes = sizeof(std::uint64_t);
+  bool has_summaries() const { return shape_.summary != kernels::Summary::kNone; }
+  // How many tiles it can name.
+  std::size_t TableRoom(const pool::Block& table) const {
+    return table.valid() ? table.bytes() / kWordBytes / (has_summaries() ? 2 : 1) : 0;
+  }
+  Tiles tiles_;
   pool::Block table_;
   std::shared_ptr<const StoredTiles> stored_;
 };

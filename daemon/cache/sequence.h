@@ -301,7 +301,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     bool fresh;                 // not yet in the lane's list
     std::uint32_t first_entry;  // of the rows that go in
     std::uint32_t count;
-    std::vector<pool::Block> tiles;
+    Tiles tiles;
     pool::Block table;
     // The tile of an entry: the segment's, or one that is reserved for it.
     std::byte* TileOf(std::uint32_t entry) const;

@@ -203,15 +203,14 @@ absl::Status Sequence::ReserveGrowth(Growth& growth) {
   const Segment& segment = *growth.segment;
   const std::size_t needed = (growth.first_entry + growth.count + kTileEntries - 1) / kTileEntries;
   if (needed > segment.tiles()) {
-    absl::StatusOr<std::vector<pool::Block>> tiles = memory_.pool->AllocateMany(
-        needed - segment.tiles(), kernels::LayoutOf(segment.shape()).bytes, pool::Fit::kExact,
-        pool::MemoryTag::kTiles);
+    absl::StatusOr<Tiles> tiles =
+        Tiles::Allocate(*memory_.pool, segment.shape(), needed - segment.tiles());
     if (!tiles.ok()) return tiles.status();
     growth.tiles = *std::move(tiles);
   }
   if (!segment.TableHolds(needed)) {
     absl::StatusOr<pool::Block> table = memory_.pool->Allocate(
-        Segment::TableBytes(needed), pool::Fit::kRounded, pool::MemoryTag::kTables);
+        segment.TableBytes(needed), pool::Fit::kRounded, pool::MemoryTag::kTables);
     if (!table.ok()) return table.status();
     growth.table = *std::move(table);
   }
@@ -221,7 +220,7 @@ absl::Status Sequence::ReserveGrowth(Growth& growth) {
 std::byte* Sequence::Growth::TileOf(std::uint32_t entry) const {
   const std::size_t tile = entry / kTileEntries;
   const std::size_t present = segment->tiles();
-  return tile < present ? segment->TileData(tile) : tiles[tile - present].data();
+  return tile < present ? segment->TileData(tile) : tiles.tile(tile - present);
 }
 
 // Writes what no snapshot shows: the free rows of the last tile, tiles that the segment does not
@@ -249,7 +248,7 @@ absl::Status Sequence::FillTakenOver(const std::vector<LanePlan>& plans) {
     copy.from = std::span(lanes_[plan.lane].segments).last(plan.taken_over);
     const Growth& growth = plan.growths.front();
     for (std::uint32_t entry = 0; entry < growth.first_entry; entry += kTileEntries) {
-      copy.tiles.push_back(growth.TileOf(entry));
+      copy.tiles.push_back({.tile = growth.TileOf(entry)});
     }
   }
   return CopyRows(memory_, copies);

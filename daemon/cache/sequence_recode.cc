@@ -354,7 +354,7 @@ void Sequence::CountSwap(const std::vector<HeldSegment>& sources, const LaneSwap
   std::uint64_t tiles = 0;
   bool packs = swap.growth.has_value() || swap.taken_over > 0;
   if (swap.growth.has_value()) {
-    for (const pool::Block& tile : swap.growth->tiles) after += tile.bytes();
+    after += swap.growth->tiles.pool_bytes();
     tiles += swap.growth->tiles.size();
     counters.entries_packed.fetch_add(swap.growth->entries(), std::memory_order_relaxed);
   }

@@ -11,25 +11,53 @@ namespace tessera::cache {
 
 namespace {
 
-// Tiles that follow one another in an extent of the pool are one copy. `copy` gets the address of
-// the first, its place among all tiles, and how many bytes.
-template <typename TileAt>
-absl::Status ForRuns(
-    const pool::Pool& pool, std::size_t tiles, std::uint64_t tile_bytes, TileAt tile_at,
-    const std::function<absl::Status(std::size_t first, std::uint64_t bytes)>& copy) {
-  const auto extent_of = [&](std::size_t tile) {
-    return static_cast<std::uint64_t>(tile_at(tile) - pool.base()) / pool.extent_bytes();
+// What lies in the pool, and where it goes in the blob, or comes from.
+using Copy =
+    std::function<absl::Status(std::byte* pool, std::uint64_t in_blob, std::uint64_t bytes)>;
+
+// Objects that follow one another in an extent of the pool are one copy. In the blob they follow
+// one another from `in_blob` on.
+template <typename At>
+absl::Status CopyRuns(const pool::Pool& pool, std::size_t count, std::uint64_t bytes,
+                      std::uint64_t in_blob, At at, const Copy& copy) {
+  const auto extent_of = [&](std::size_t index) {
+    return static_cast<std::uint64_t>(at(index) - pool.base()) / pool.extent_bytes();
   };
-  for (std::size_t first = 0; first < tiles;) {
+  for (std::size_t first = 0; first < count;) {
     std::size_t end = first + 1;
-    while (end < tiles && tile_at(end) == tile_at(end - 1) + tile_bytes &&
-           extent_of(end) == extent_of(first)) {
+    while (end < count && at(end) == at(end - 1) + bytes && extent_of(end) == extent_of(first)) {
       ++end;
     }
-    if (absl::Status status = copy(first, (end - first) * tile_bytes); !status.ok()) return status;
+    absl::Status status = copy(at(first), in_blob + first * bytes, (end - first) * bytes);
+    if (!status.ok()) return status;
     first = end;
   }
   return absl::OkStatus();
+}
+
+// How many bytes of a tile, and of its summaries, are copied.
+struct Strides {
+  std::uint64_t tile;
+  std::uint64_t summaries;
+  std::uint64_t both() const { return tile + summaries; }
+};
+
+Strides StridesOf(const kernels::TileShape& shape) {
+  const kernels::TileLayout layout = kernels::LayoutOf(shape);
+  return {.tile = pool::Slabs::RoundUp(layout.bytes, pool::Fit::kExact),
+          .summaries = layout.summary_bytes};
+}
+
+// `place(i)`: where tile i and its summaries lie in the pool.
+template <typename PlaceOf>
+absl::Status CopyTiles(const pool::Pool& pool, std::size_t tiles, const Strides& strides,
+                       PlaceOf place, const Copy& copy) {
+  absl::Status status = CopyRuns(
+      pool, tiles, strides.tile, 0, [&](std::size_t i) { return place(i).tile; }, copy);
+  if (!status.ok() || strides.summaries == 0) return status;
+  return CopyRuns(
+      pool, tiles, strides.summaries, tiles * strides.tile,
+      [&](std::size_t i) { return place(i).summaries; }, copy);
 }
 
 }  // namespace
@@ -45,11 +73,10 @@ void Offloading::Take(const Lane& lane) {
       continue;
     }
     Item item = {.from = held.segment,
-                 .tiles = {},
-                 .tile_bytes = segment.tile_bytes() / segment.tiles(),
+                 .tiles = segment.Places(),
+                 .pool_bytes = segment.tile_bytes(),
                  .with_rotations = false,
                  .to = nullptr};
-    for (std::size_t i = 0; i < segment.tiles(); ++i) item.tiles.push_back(segment.TileData(i));
     if (segment.rotations() != nullptr) ++holders[segment.rotations()];
     by_source_[&segment] = items_.size();
     items_.push_back(std::move(item));
@@ -65,7 +92,7 @@ std::uint64_t Offloading::bytes() const {
   std::uint64_t bytes = 0;
   absl::flat_hash_map<const Rotations*, std::uint64_t> rotations;
   for (const Item& item : items_) {
-    bytes += item.tiles.size() * item.tile_bytes + item.from->table_bytes();
+    bytes += item.pool_bytes + item.from->table_bytes();
     if (item.with_rotations) {
       rotations[item.from->rotations()] = item.from->rotations()->block.bytes();
     }
@@ -101,14 +128,13 @@ absl::StatusOr<std::shared_ptr<const StoredRotations>> Offloading::Store(
 }
 
 absl::Status Offloading::Store(Item& item) {
-  absl::StatusOr<StoredBlob> blob = Reserve(item.tiles.size() * item.tile_bytes);
+  const Strides strides = StridesOf(item.from->shape());
+  absl::StatusOr<StoredBlob> blob = Reserve(item.tiles.size() * strides.both());
   if (!blob.ok()) return blob.status();
-  absl::Status status = ForRuns(
-      *memory_.pool, item.tiles.size(), item.tile_bytes,
-      [&](std::size_t tile) { return item.tiles[tile]; },
-      [&](std::size_t first, std::uint64_t bytes) {
-        return memory_.device->Read(blob->blob.data() + first * item.tile_bytes, item.tiles[first],
-                                    bytes);
+  absl::Status status = CopyTiles(
+      *memory_.pool, item.tiles.size(), strides, [&](std::size_t i) { return item.tiles[i]; },
+      [&](std::byte* pool, std::uint64_t in_blob, std::uint64_t bytes) {
+        return memory_.device->Read(blob->blob.data() + in_blob, pool, bytes);
       });
   if (!status.ok()) return status;
   std::shared_ptr<const StoredRotations> rotations;
@@ -117,10 +143,8 @@ absl::Status Offloading::Store(Item& item) {
     if (!stored.ok()) return stored.status();
     rotations = *std::move(stored);
   }
-  auto stored = std::make_shared<const StoredTiles>(StoredTiles{.blob = *std::move(blob),
-                                                                .tiles = item.tiles.size(),
-                                                                .tile_bytes = item.tile_bytes,
-                                                                .rotations = rotations});
+  auto stored = std::make_shared<const StoredTiles>(
+      StoredTiles{.blob = *std::move(blob), .tiles = item.tiles.size(), .rotations = rotations});
   item.to = item.from->WithoutTiles(item.with_rotations ? nullptr : item.from->shared_rotations(),
                                     std::move(stored));
   return absl::OkStatus();
@@ -182,13 +206,12 @@ absl::Status Restoring::Reserve(Item& item) {
     if (!reserved.ok()) return reserved.status();
     rotations = *std::move(reserved);
   }
-  absl::StatusOr<std::vector<pool::Block>> tiles = memory_.pool->AllocateMany(
-      stored.tiles, stored.tile_bytes, pool::Fit::kExact, pool::MemoryTag::kTiles);
+  absl::StatusOr<Tiles> tiles = Tiles::Allocate(*memory_.pool, item.from->shape(), stored.tiles);
   if (!tiles.ok()) return tiles.status();
   absl::StatusOr<pool::Block> table = memory_.pool->Allocate(
-      Segment::TableBytes(stored.tiles), pool::Fit::kRounded, pool::MemoryTag::kTables);
+      item.from->TableBytes(stored.tiles), pool::Fit::kRounded, pool::MemoryTag::kTables);
   if (!table.ok()) return table.status();
-  bytes_ += stored.bytes() + table->bytes();
+  bytes_ += tiles->pool_bytes() + table->bytes();
   item.to = item.from->WithoutTiles(std::move(rotations), nullptr);
   item.to->ListTableWords(*tiles, *table, words_);
   item.to->AddTiles(*std::move(tiles), *std::move(table));
@@ -197,12 +220,11 @@ absl::Status Restoring::Reserve(Item& item) {
 
 absl::Status Restoring::FillTiles(const Item& item) {
   const StoredTiles& stored = *item.from->stored();
-  return ForRuns(
-      *memory_.pool, stored.tiles, stored.tile_bytes,
-      [&](std::size_t tile) { return item.to->TileData(tile); },
-      [&](std::size_t first, std::uint64_t bytes) {
-        return memory_.device->Write(item.to->TileData(first),
-                                     stored.blob.blob.data() + first * stored.tile_bytes, bytes);
+  return CopyTiles(
+      *memory_.pool, stored.tiles, StridesOf(item.to->shape()),
+      [&](std::size_t i) { return item.to->PlaceOf(i); },
+      [&](std::byte* pool, std::uint64_t in_blob, std::uint64_t bytes) {
+        return memory_.device->Write(pool, stored.blob.blob.data() + in_blob, bytes);
       });
 }
 

@@ -30,11 +30,11 @@ struct StoredRotations {
   std::uint64_t bytes() const { return blob.blob.bytes(); }
 };
 
-// The tiles of a segment, one after another. Their table is not kept: it says where tiles are.
+// The tiles of a segment, one after another, then the summaries of each. Their table is not kept:
+// it says where tiles are.
 struct StoredTiles {
   StoredBlob blob;
   std::size_t tiles;
-  std::uint64_t tile_bytes;
   // Null: the segment has none, or others need them in the pool, and it keeps them there.
   std::shared_ptr<const StoredRotations> rotations;
   std::uint64_t bytes() const { return blob.blob.bytes(); }
@@ -63,8 +63,8 @@ class Offloading {
  private:
   struct Item {
     std::shared_ptr<Segment> from;
-    std::vector<const std::byte*> tiles;  // of `from`, which may grow behind them
-    std::uint64_t tile_bytes;
+    std::vector<device::TilePlace> tiles;  // of `from`, which may grow behind them
+    std::uint64_t pool_bytes;
     bool with_rotations;
     std::shared_ptr<Segment> to;
   };

@@ -15,24 +15,12 @@ using kernels::kTileEntries;
 
 namespace {
 
-std::vector<std::byte*> TilesBehind(const Segment& segment, std::size_t first) {
-  std::vector<std::byte*> tiles;
-  for (std::size_t i = first; i < segment.tiles(); ++i) tiles.push_back(segment.TileData(i));
-  return tiles;
-}
-
 // What stands beside the rows.
 cache::HostRows WithList(cache::HostRows rows, const cache::EntryList* list) {
   if (list == nullptr) return rows;
   rows.positions = list->positions.data();
   if (!list->weights.empty()) rows.weights = list->weights.data();
   return rows;
-}
-
-std::vector<std::byte*> DataOf(const std::vector<pool::Block>& blocks) {
-  std::vector<std::byte*> data;
-  for (const pool::Block& block : blocks) data.push_back(block.data());
-  return data;
 }
 
 }  // namespace
@@ -200,7 +188,7 @@ absl::StatusOr<std::optional<std::size_t>> LaneCoder::EncodeProvisional(const Fo
                                                                         LaneSwap& swap) {
   const cache::TenantMemory& memory = *options_.memory;
   std::vector<device::WordStore> words;
-  std::vector<std::byte*> tiles;
+  std::vector<device::TilePlace> tiles;
   std::uint64_t done = 0;
   const Segment* const previous = run_.previous.get();
   const bool previous_keeps =
@@ -212,7 +200,7 @@ absl::StatusOr<std::optional<std::size_t>> LaneCoder::EncodeProvisional(const Fo
     absl::StatusOr<cache::SegmentGrowth> growth =
         cache::ReserveGrowth(memory, run_.previous, some / kTileEntries, words);
     if (!growth.ok()) return growth.status();
-    tiles = DataOf(growth->tiles);
+    tiles = growth->tiles.places();
     swap.growth = *std::move(growth);
     done = some;
   }
@@ -231,7 +219,8 @@ absl::StatusOr<std::optional<std::size_t>> LaneCoder::EncodeProvisional(const Fo
     absl::Status status =
         cache::ReserveTiles(memory, static_cast<std::uint32_t>(some), *segment, words);
     if (!status.ok()) return status;
-    for (std::byte* tile : TilesBehind(*segment, 0)) tiles.push_back(tile);
+    const std::vector<device::TilePlace> places = segment->Places();
+    tiles.insert(tiles.end(), places.begin(), places.end());
     swap.segments.push_back(std::move(segment));
     done += some;
   }
@@ -266,12 +255,12 @@ void LaneCoder::SealPlainAt(std::size_t tile) {
 
 // What the strategy loses of rows that it was not made from, tile by tile.
 absl::Status LaneCoder::ObserveTiles(const Form& form, const HeldRows& rows,
-                                     const std::vector<std::byte*>& tiles) {
+                                     const std::vector<device::TilePlace>& tiles) {
   const std::uint64_t window = options_.policy->mosaic->segments.loss_window;
   const std::uint64_t bytes = kernels::LayoutOf(form.shape).bytes;
   std::vector<std::byte> copy(bytes);
   for (std::size_t i = 0; i < tiles.size(); ++i) {
-    absl::Status status = options_.memory->device->Read(copy.data(), tiles[i], bytes);
+    absl::Status status = options_.memory->device->Read(copy.data(), tiles[i].tile, bytes);
     if (!status.ok()) return status;
     options_.state->ObserveLoss(kernels::LossOfTile(rows.lane(i * kTileEntries, kTileEntries),
                                                     form.shape, copy.data(), *options_.operations),
@@ -337,7 +326,7 @@ absl::StatusOr<std::shared_ptr<Segment>> LaneCoder::Encoded(const Form& form, co
   if (!status.ok()) return status;
   const absl::StatusOr<std::optional<std::size_t>> unfit =
       cache::EncodeRows(*options_.memory, {shape, form.rotations.get()},
-                        WithList(rows.host(first, count), list.get()), TilesBehind(*segment, 0));
+                        WithList(rows.host(first, count), list.get()), segment->Places());
   if (!unfit.ok()) return unfit.status();
   if (unfit->has_value()) return std::shared_ptr<Segment>();
   if (status = options_.memory->device->StoreWords(words); !status.ok()) return status;

@@ -132,7 +132,7 @@ class LaneCoder {
   void SealPlainAt(std::size_t tile);
   absl::Status FitsALane(std::uint64_t entries) const;
   absl::Status ObserveTiles(const Form& form, const HeldRows& rows,
-                            const std::vector<std::byte*>& tiles);
+                            const std::vector<device::TilePlace>& tiles);
 
   kernels::Strategy MakeStrategyOf(const HeldRows& rows, std::uint64_t first, std::uint64_t count);
   absl::StatusOr<Form> Store(const kernels::Strategy& strategy);

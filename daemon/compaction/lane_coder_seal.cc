@@ -33,13 +33,8 @@ std::uint64_t EntriesOf(const std::vector<std::shared_ptr<Segment>>& segments) {
   return entries;
 }
 
-// As the pool counts: whole units.
-std::uint64_t InPool(std::uint64_t bytes) {
-  return (bytes + shm::kObjectAlignment - 1) / shm::kObjectAlignment * shm::kObjectAlignment;
-}
-
 std::uint64_t TileBytes(const kernels::TileShape& shape, std::uint64_t entries) {
-  return TilesOf(entries) * InPool(kernels::LayoutOf(shape).bytes);
+  return cache::Tiles::PoolBytes(shape, TilesOf(entries));
 }
 
 }  // namespace
@@ -250,7 +245,7 @@ absl::StatusOr<std::optional<LaneCoder::Form>> LaneCoder::FormOfShortEnd(
     const HeldRows& rows, std::uint64_t first, std::uint64_t count,
     const std::optional<Form>& before) {
   const kernels::Loss& threshold = options_.policy->mosaic->strategy.threshold;
-  std::uint64_t smallest = TilesOf(count) * InPool(tile_.bytes());
+  std::uint64_t smallest = TileBytes(kernels::DenseShape(tile_.head_dim, tile_.type), count);
   std::optional<Form> best;
   if (before.has_value() && TileBytes(before->shape, count) < smallest) {
     const absl::StatusOr<kernels::Loss> loss = LossOf(*before, rows.lane(first, count));
@@ -263,7 +258,7 @@ absl::StatusOr<std::optional<LaneCoder::Form>> LaneCoder::FormOfShortEnd(
   }
   const kernels::Strategy own = MakeStrategyOf(rows, first, count);
   const std::uint64_t bytes =
-      TileBytes(own.shape, count) + InPool(kernels::RotationBytes(own.shape, own.rotation_type));
+      TileBytes(own.shape, count) + kernels::RotationBytes(own.shape, own.rotation_type);
   if (!own.within_threshold || bytes >= smallest) return best;
   absl::StatusOr<Form> stored = Store(own);
   if (!stored.ok()) return stored.status();

@@ -67,23 +67,37 @@ absl::StatusOr<std::shared_ptr<Segment>> LaneThinner::Thinner(const HeldSegment&
 
 absl::Status LaneThinner::FillTiles(const HeldSegment& held, Segment& thinner) const {
   device::Device& device = *options_.memory->device;
-  const std::uint64_t bytes = kernels::LayoutOf(held.segment->shape()).bytes;
-  std::vector<std::byte> tile(bytes);
-  std::vector<std::byte> thinned(kernels::LayoutOf(thinner.shape()).bytes);
+  const kernels::TileLayout from = kernels::LayoutOf(held.segment->shape());
+  const kernels::TileLayout to = kernels::LayoutOf(thinner.shape());
+  std::vector<std::byte> tile(from.bytes);
+  std::vector<std::byte> summaries(from.summary_bytes);
+  std::vector<std::byte> thinned(to.bytes);
+  std::vector<std::byte> thinned_summaries(to.summary_bytes);
   kernels::Stays stays = {0, 0};
   for (std::uint32_t first = 0; first < held.entries; first += kTileEntries) {
     const std::size_t at = first / kTileEntries;
     const std::uint32_t rows = std::min<std::uint32_t>(kTileEntries, held.entries - first);
-    absl::Status status = device.Read(tile.data(), held.segment->TileData(at), bytes);
+    const device::TilePlace source = held.segment->PlaceOf(at);
+    const device::TilePlace target = thinner.PlaceOf(at);
+    absl::Status status = device.Read(tile.data(), source.tile, from.bytes);
+    if (status.ok() && !summaries.empty()) {
+      status = device.Read(summaries.data(), source.summaries, from.summary_bytes);
+    }
     if (!status.ok()) return status;
-    const kernels::Stays of_tile = kernels::ThinTile({.from = held.segment->shape(),
-                                                      .tile = tile.data(),
-                                                      .rows = rows,
-                                                      .to = thinner.shape(),
-                                                      .thinned = thinned.data()});
+    const kernels::Stays of_tile =
+        kernels::ThinTile({.from = held.segment->shape(),
+                           .tile = tile.data(),
+                           .summaries = summaries.data(),
+                           .rows = rows,
+                           .to = thinner.shape(),
+                           .thinned = thinned.data(),
+                           .thinned_summaries = thinned_summaries.data()});
     stays.key += of_tile.key * rows;
     stays.value += of_tile.value * rows;
-    status = device.Write(thinner.TileData(at), thinned.data(), thinned.size());
+    status = device.Write(target.tile, thinned.data(), to.bytes);
+    if (status.ok() && !thinned_summaries.empty()) {
+      status = device.Write(target.summaries, thinned_summaries.data(), to.summary_bytes);
+    }
     if (!status.ok()) return status;
   }
   // What was lost of what was left: as far as means of rows say it.

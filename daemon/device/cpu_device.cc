@@ -74,7 +74,8 @@ class Encoder {
                                .shape = shape,
                                .layout = layout_,
                                .prepared = prepared_.data(),
-                               .tile = tile.tile});
+                               .tile = tile.to.tile,
+                               .summaries = tile.to.summaries});
   }
 
  private:
@@ -165,7 +166,8 @@ absl::Status CpuDevice::Gather(const kernels::TileShape& from, const kernels::Ti
                        .from_layout = kernels::LayoutOf(from),
                        .to = to,
                        .to_layout = kernels::LayoutOf(to),
-                       .tile = tile.tile});
+                       .tile = tile.to.tile,
+                       .summaries = tile.to.summaries});
   }
   return absl::OkStatus();
 }

@@ -59,7 +59,8 @@ class EncodeLaunch {
                      .stride = head_dim * kernels::ElementBytes(type_),
                      .weights = AddressOf(tile.weights),
                      .positions = AddressOf(tile.positions),
-                     .tile = AddressOf(tile.tile),
+                     .tile = AddressOf(tile.to.tile),
+                     .summaries = AddressOf(tile.to.summaries),
                      .rows = tile.rows,
                      .strategy = strategy});
     tiles_.push_back(index);
@@ -112,7 +113,11 @@ absl::Status CudaDevice::Gather(const kernels::TileShape& from, const kernels::T
   }
   std::vector<cuda::GatherTile> jobs;
   for (const TileGather& tile : tiles) {
-    jobs.push_back({.tile = AddressOf(tile.tile), .rows = tile.rows, .from = 0, .to = 1});
+    jobs.push_back({.tile = AddressOf(tile.to.tile),
+                    .summaries = AddressOf(tile.to.summaries),
+                    .rows = tile.rows,
+                    .from = 0,
+                    .to = 1});
     const std::string_view problem = cuda::GatherProblem(strategies, jobs.back());
     TESSERA_CHECK(problem.empty(), problem);
   }

@@ -57,6 +57,12 @@ struct TileStrategy {
   kernels::RotationView rotation;
 };
 
+// Where a tile is, and the summaries of its blocks; null: its shape has none.
+struct TilePlace {
+  std::byte* tile = nullptr;
+  std::byte* summaries = nullptr;
+};
+
 // Entries on their way into a tile of another form. Rows lie one after another, in the pool.
 struct TileEncode {
   const std::byte* key;                      // of the first row
@@ -65,13 +71,13 @@ struct TileEncode {
   const std::uint32_t* positions = nullptr;  // [rows], in the pool; null: 0, 1, 2, ...
   std::uint32_t rows;                        // 1 .. 32
   std::uint32_t strategy;                    // index
-  std::byte* tile;                           // all of its bytes are written
+  TilePlace to;                              // all of its bytes are written
 };
 
 // Rows of tiles on their way into a new one, as they are stored.
 struct TileGather {
   std::span<const kernels::GatherRow> rows;  // 1 .. 32, of tiles in the pool
-  std::byte* tile;                           // all of its bytes are written
+  TilePlace to;                              // all of its bytes are written
 };
 
 struct WordStore {

@@ -278,8 +278,9 @@ TESSERA_SIMD void StoreMinMax(const TileShape& shape, const FloatRows& stored, i
 // `keys`: what means are taken of; `stored`: the tile's keys as they are read, for bounds.
 TESSERA_SIMD void StoreSummaries(const TileShape& shape, const TileLayout& layout,
                                  std::uint32_t rows, const FloatRows& keys, const FloatRows& stored,
-                                 std::byte* tile) {
+                                 std::byte* summaries) {
   if (shape.summary == Summary::kNone) return;
+  __builtin_memset(summaries, 0, layout.summary_bytes);
   const int padded = PaddedOf(shape.key);
   const int block = shape.block;
   const int blocks = (static_cast<int>(rows) + block - 1) / block;
@@ -288,7 +289,7 @@ TESSERA_SIMD void StoreSummaries(const TileShape& shape, const TileLayout& layou
     const int left = static_cast<int>(rows) - b * block;
     const int entries = left < block ? left : block;
     std::byte* data =
-        tile + layout.block_data + static_cast<std::size_t>(b) * layout.block_row.data;
+        summaries + layout.block_data + static_cast<std::size_t>(b) * layout.block_row.data;
     if (shape.summary == Summary::kMinMax) {
       StoreMinMax(shape, stored, b * block, entries, data);
       continue;
@@ -303,9 +304,9 @@ TESSERA_SIMD void StoreSummaries(const TileShape& shape, const TileLayout& layou
   WithValues(shape, [&]<ValueType kValues, int kGroup>() {
     PackRows<kValues, kGroup>(shape.key, layout.block_row, means, blocks, [&](int b) {
       const auto at = static_cast<std::size_t>(b);
-      return PackTarget{tile + layout.block_bits + at * layout.block_row.bits,
-                        tile + layout.block_scales + at * layout.block_row.scale,
-                        tile + layout.block_data + at * layout.block_row.data};
+      return PackTarget{summaries + layout.block_bits + at * layout.block_row.bits,
+                        summaries + layout.block_scales + at * layout.block_row.scale,
+                        summaries + layout.block_data + at * layout.block_row.data};
     });
   });
 }

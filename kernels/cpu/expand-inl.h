@@ -23,9 +23,9 @@ constexpr ElementType kExpandedType =
 template <ValueType kValues>
 constexpr int kValueBytes = kValues == ValueType::kBf16 || kValues == ValueType::kFp16 ? 2 : 1;
 
-// One array of packed rows in a tile.
+// One array of packed rows, of a tile or of its summaries.
 struct PackedRows {
-  const std::byte* tile_end;
+  const std::byte* end;   // of the tile, or of its summaries
   const std::byte* bits;  // kAllBits for every row where they have no bitmaps
   const std::byte* scales;
   const std::byte* data;
@@ -45,7 +45,7 @@ TESSERA_SIMD PackedRows KeysOf(const TileShape& shape, const TileLayout& layout,
                                const std::byte* tile) {
   const RowBytes& row = layout.key_row;
   const auto* every = reinterpret_cast<const std::byte*>(kAllBits);
-  return {.tile_end = tile + layout.bytes,
+  return {.end = tile + layout.bytes,
           .bits = row.bits != 0 ? tile + layout.key_bits : every,
           .scales = tile + layout.key_scales,
           .data = tile + layout.key_data,
@@ -59,7 +59,7 @@ TESSERA_SIMD PackedRows ValuesOfTile(const TileShape& shape, const TileLayout& l
                                      const std::byte* tile) {
   const RowBytes& row = layout.value_row;
   const auto* every = reinterpret_cast<const std::byte*>(kAllBits);
-  return {.tile_end = tile + layout.bytes,
+  return {.end = tile + layout.bytes,
           .bits = row.bits != 0 ? tile + layout.value_bits : every,
           .scales = tile + layout.value_scales,
           .data = tile + layout.value_data,
@@ -71,12 +71,17 @@ TESSERA_SIMD PackedRows ValuesOfTile(const TileShape& shape, const TileLayout& l
 
 // Means, which are packed like keys.
 TESSERA_SIMD PackedRows BlocksOfTile(const TileShape& shape, const TileLayout& layout,
-                                     const std::byte* tile) {
-  PackedRows rows = KeysOf(shape, layout, tile);
-  if (rows.row_bits != 0) rows.bits = tile + layout.block_bits;
-  rows.scales = tile + layout.block_scales;
-  rows.data = tile + layout.block_data;
-  return rows;
+                                     const std::byte* summaries) {
+  const RowBytes& row = layout.block_row;
+  const auto* every = reinterpret_cast<const std::byte*>(kAllBits);
+  return {.end = summaries + layout.summary_bytes,
+          .bits = row.bits != 0 ? summaries + layout.block_bits : every,
+          .scales = summaries + layout.block_scales,
+          .data = summaries + layout.block_data,
+          .row_bits = row.bits,
+          .row_scale = row.scale,
+          .row_data = row.data,
+          .channels = shape.key.channels};
 }
 
 // The bits of the step that begins at channel c: one per group, none beyond the row's channels.
@@ -178,13 +183,13 @@ struct RowTail {
 };
 
 // Calls visit(index, row) for rows [first, first + count), in order. Steps may load what stands
-// behind a row, which nobody uses, but nothing behind the tile.
+// behind a row, which nobody uses, but nothing behind `rows.end`.
 template <class Visit>
 TESSERA_SIMD void ForEachRow(const PackedRows& rows, std::uint32_t first, std::uint32_t count,
                              Visit visit) {
   const std::byte* bits = rows.bits + first * rows.row_bits;
   const std::byte* data = rows.data + first * rows.row_data;
-  const std::byte* last_load = rows.tile_end - kStepBytes;
+  const std::byte* last_load = rows.end - kStepBytes;
   std::uint32_t i = 0;
   for (; i < count && data + rows.row_data <= last_load; ++i) {
     visit(i, PackedRow{bits, data, last_load});

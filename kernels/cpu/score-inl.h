@@ -125,11 +125,12 @@ TESSERA_SIMD void CopyHalves(const std::byte* row, std::size_t half_bytes, std::
 struct PlainBlocks {
   std::uint32_t element_bytes;
   std::size_t row_bytes;
-  TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* tile, std::uint32_t count,
-                                 std::uint32_t at, ScoreScratch& scratch) const {
+  TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* summaries,
+                                 std::uint32_t count, std::uint32_t at,
+                                 ScoreScratch& scratch) const {
     std::byte* to = scratch.rows + at * row_bytes;
     const TileLayout& layout = part.layout;
-    const std::byte* row = tile + layout.block_data;
+    const std::byte* row = summaries + layout.block_data;
     const std::size_t padded = part.padded_channels * element_bytes;
     for (std::uint32_t b = 0; b < count; ++b, row += layout.block_row.data) {
       if (part.shape.summary == Summary::kMean) {
@@ -144,23 +145,24 @@ struct PlainBlocks {
 };
 
 template <ValueType kValues>
-TESSERA_SIMD void ReadBlockScales(const ScorePart& part, const std::byte* tile, std::uint32_t count,
-                                  float* scale) {
+TESSERA_SIMD void ReadBlockScales(const ScorePart& part, const std::byte* summaries,
+                                  std::uint32_t count, float* scale) {
   if constexpr (kValueBytes<kValues> == 1) {
-    ReadScales(BlocksOfTile(part.shape, part.layout, tile), 0, count, scale);
+    ReadScales(BlocksOfTile(part.shape, part.layout, summaries), 0, count, scale);
     for (std::uint32_t b = 0; b < count; ++b) scale[b] *= part.scale;
   }
 }
 
 template <ValueType kValues, int kGroup>
 struct PackedBlocks {
-  TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* tile, std::uint32_t count,
-                                 std::uint32_t at, ScoreScratch& scratch) const {
-    const PackedRows rows = BlocksOfTile(part.shape, part.layout, tile);
+  TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* summaries,
+                                 std::uint32_t count, std::uint32_t at,
+                                 ScoreScratch& scratch) const {
+    const PackedRows rows = BlocksOfTile(part.shape, part.layout, summaries);
     const auto padded = static_cast<int>(part.padded_channels);
     ExpandRows<kValues, kGroup>(rows, 0, count, padded,
                                 scratch.rows + at * static_cast<std::size_t>(padded) * 2);
-    ReadBlockScales<kValues>(part, tile, count, scratch.scale + at);
+    ReadBlockScales<kValues>(part, summaries, count, scratch.scale + at);
   }
 };
 
@@ -175,22 +177,23 @@ struct ListedBlocks {
   std::size_t row_data;
 
   template <int kCount>
-  TESSERA_MEMBER void List(const std::byte* tile, std::uint32_t at, RowList& list) const {
+  TESSERA_MEMBER void List(const std::byte* summaries, std::uint32_t at, RowList& list) const {
     TESSERA_UNROLL for (std::size_t b = 0; b < kCount; ++b) {
-      list.bits[at + b] = tile + bits + b * row_bits;
-      list.data[at + b] = tile + data + b * row_data;
+      list.bits[at + b] = summaries + bits + b * row_bits;
+      list.data[at + b] = summaries + data + b * row_data;
     }
   }
-  TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* tile, std::uint32_t count,
-                                 std::uint32_t at, ScoreScratch& scratch) const {
+  TESSERA_MEMBER void operator()(const ScorePart& part, const std::byte* summaries,
+                                 std::uint32_t count, std::uint32_t at,
+                                 ScoreScratch& scratch) const {
     if (per_tile == 2) {
-      List<2>(tile, at, scratch.listed);
+      List<2>(summaries, at, scratch.listed);
     } else if (per_tile == 4) {
-      List<4>(tile, at, scratch.listed);
+      List<4>(summaries, at, scratch.listed);
     } else {
-      List<8>(tile, at, scratch.listed);
+      List<8>(summaries, at, scratch.listed);
     }
-    ReadBlockScales<kValues>(part, tile, count, scratch.scale + at);
+    ReadBlockScales<kValues>(part, summaries, count, scratch.scale + at);
   }
 };
 
@@ -207,13 +210,16 @@ TESSERA_SIMD SummaryLines LinesOf(const TileShape& shape, const TileLayout& layo
   return {first, bytes > kLine ? bytes - kLine : 0};
 }
 
-// Requests those of a run: the first line by a load, so that the others find their page.
+// Requests those of a run. Where they do not follow those of the run before, their page may be one
+// that nobody has read from: the first line by a load, so that the others find it.
 TESSERA_SIMD void RequestBlocks(const ScorePart& part, const SummaryLines& lines,
                                 std::uint32_t run) {
   if (run >= part.run_count) return;
-  const std::byte* at = part.runs[run].tile + lines.first;
-  Touch(at);
-  PrefetchLines<kIntoL2>(at + kLine, lines.behind);
+  const std::byte* at = part.runs[run].summaries + lines.first;
+  const bool follows = run > 0 && part.runs[run].summaries ==
+                                      part.runs[run - 1].summaries + part.layout.summary_bytes;
+  if (!follows) Touch(at);
+  PrefetchLines<kIntoL2>(at, lines.behind + kLine);
 }
 
 template <class Scores, class Blocks>
@@ -267,7 +273,7 @@ static void ScoreRuns(const ScorePart& part, const Scores& scores, const Blocks&
   for (std::uint32_t i = 0; i < run_count; ++i) {
     const BlockRun& run = part.runs[i];
     RequestBlocks(part, lines, i + ahead);
-    blocks(part, run.tile, run.blocks, at, scratch);
+    blocks(part, run.summaries, run.blocks, at, scratch);
     if (weights) {
       for (std::uint32_t b = 0; b < run.blocks; ++b) {
         scratch.bias[at + b] = LargestLogWeight(part, run, b);

@@ -126,9 +126,9 @@ static bool EncodeSimd(const EncodeJob& job) {
   }
   if (job.shape.summary == Summary::kMinMax && packed) {
     ReadStoredKeys(job.shape, layout, job.tile, job.rows, scratch.raw);
-    StoreSummaries(job.shape, layout, job.rows, scratch.keys, scratch.raw, job.tile);
+    StoreSummaries(job.shape, layout, job.rows, scratch.keys, scratch.raw, job.summaries);
   } else {
-    StoreSummaries(job.shape, layout, job.rows, scratch.keys, scratch.keys, job.tile);
+    StoreSummaries(job.shape, layout, job.rows, scratch.keys, scratch.keys, job.summaries);
   }
   return true;
 }
@@ -164,7 +164,7 @@ static void GatherSimd(const GatherJob& job) {
   if (job.to.summary == Summary::kNone) return;
   FloatRows stored;
   ReadStoredKeys(job.to, to, job.tile, job.row_count, stored);
-  StoreSummaries(job.to, to, job.row_count, stored, stored, job.tile);
+  StoreSummaries(job.to, to, job.row_count, stored, stored, job.summaries);
 }
 
 // ---- moments ----

@@ -105,7 +105,8 @@ TESSERA_DEVICE void EncodeTile(const EncodeTilesParams& params) {
   if (of_value) return;
   StoreJobWords(job, shape, layout, tile);
   gpu::SyncBlock();  // the rows as they are stored; and nobody reads them any more
-  StoreSummaries<Shape>(shape, layout, tile, job.rows, rotated);
+  StoreSummaries<Shape>(shape, layout, reinterpret_cast<std::byte*>(job.summaries), job.rows,
+                        rotated);
 }
 
 }  // namespace tessera::kernels::cuda

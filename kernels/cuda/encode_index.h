@@ -20,7 +20,8 @@ TESSERA_HOST_DEVICE constexpr RowShape ShapeOf(const TileShape& shape, TileRows 
   return rows == TileRows::kValue ? shape.value : shape.key;
 }
 
-// One set of rows as arrays: offsets from the tile's first byte, and the bytes of one row.
+// One set of rows as arrays: offsets from the first byte of the tile, of blocks from that of its
+// summaries; and the bytes of one row.
 struct RowArrays {
   std::uint32_t bits;
   std::uint32_t scales;

@@ -13,10 +13,10 @@ TESSERA_DEVICE void ZeroBytes(std::byte* at, std::uint32_t bytes) {
   for (std::uint32_t i = gpu::Thread(); i < bytes; i += gpu::Threads()) at[i] = std::byte{0};
 }
 
-// Rows [used, rows) of a set of rows.
-TESSERA_DEVICE void ZeroRowsBehind(std::byte* tile, const RowArrays& arrays, std::uint32_t used,
+// Rows [used, rows) of a set of rows; `from`: what the arrays count from.
+TESSERA_DEVICE void ZeroRowsBehind(std::byte* from, const RowArrays& arrays, std::uint32_t used,
                                    std::uint32_t rows) {
-  const RowPlace first = PlaceOf(tile, arrays, used);
+  const RowPlace first = PlaceOf(from, arrays, used);
   ZeroBytes(first.bits, (rows - used) * arrays.row.bits);
   ZeroBytes(first.scale, (rows - used) * arrays.row.scale);
   ZeroBytes(first.data, (rows - used) * arrays.row.data);
@@ -59,14 +59,14 @@ TESSERA_DEVICE void AverageBlocks(const TileShape& shape, std::uint32_t rows, fl
 }
 
 template <class Shape>
-TESSERA_DEVICE void StoreMeans(const TileShape& shape, const TileLayout& layout, std::byte* tile,
-                               std::uint32_t rows, float* keys) {
+TESSERA_DEVICE void StoreMeans(const TileShape& shape, const TileLayout& layout,
+                               std::byte* summaries, std::uint32_t rows, float* keys) {
   AverageBlocks<Shape>(shape, rows, keys);
   gpu::SyncBlock();
   const RowArrays arrays = ArraysOf(layout, TileRows::kBlock);
   for (std::uint32_t b = gpu::Warp(); b < UsedBlocks(shape, rows); b += Shape::kWarps) {
     float* mean = keys + b * shape.block * Shape::kRowFloats;
-    const RowPlace place = PlaceOf(tile, arrays, b);
+    const RowPlace place = PlaceOf(summaries, arrays, b);
     if (shape.packed()) {
       PackRow<Shape::kHeadDim>(shape, shape.key, mean, arrays.row.bits, place, false);
       continue;
@@ -78,8 +78,8 @@ TESSERA_DEVICE void StoreMeans(const TileShape& shape, const TileLayout& layout,
 }
 
 template <class Shape>
-TESSERA_DEVICE void StoreMinMax(const TileShape& shape, const TileLayout& layout, std::byte* tile,
-                                std::uint32_t rows, const float* keys) {
+TESSERA_DEVICE void StoreMinMax(const TileShape& shape, const TileLayout& layout,
+                                std::byte* summaries, std::uint32_t rows, const float* keys) {
   const ElementType type = MinMaxType(shape);
   const std::uint32_t blocks = UsedBlocks(shape, rows);
   for (std::uint32_t i = gpu::Thread(); i < blocks * Shape::kHeadDim; i += Shape::kThreads) {
@@ -100,7 +100,7 @@ TESSERA_DEVICE void StoreMinMax(const TileShape& shape, const TileLayout& layout
       low = FloorToBf16(low);
       high = -FloorToBf16(-high) + 0.0f;
     }
-    std::byte* row = tile + layout.block_data + block * layout.block_row.data;
+    std::byte* row = summaries + layout.block_data + block * layout.block_row.data;
     StoreElementOf(type, row, channel, low);
     StoreElementOf(type, row, shape.key.channels + channel, high);
   }
@@ -110,12 +110,14 @@ TESSERA_DEVICE void StoreMinMax(const TileShape& shape, const TileLayout& layout
 // No thread may still be using them.
 template <class Shape>
 TESSERA_DEVICE void StoreSummaries(const TileShape& shape, const TileLayout& layout,
-                                   std::byte* tile, std::uint32_t rows, float* keys) {
-  if (shape.summary == Summary::kMean) StoreMeans<Shape>(shape, layout, tile, rows, keys);
-  if (shape.summary == Summary::kMinMax) StoreMinMax<Shape>(shape, layout, tile, rows, keys);
-  ZeroRowsBehind(tile, ArraysOf(layout, TileRows::kBlock), UsedBlocks(shape, rows), shape.blocks());
+                                   std::byte* summaries, std::uint32_t rows, float* keys) {
+  if (shape.summary == Summary::kNone) return;
+  if (shape.summary == Summary::kMean) StoreMeans<Shape>(shape, layout, summaries, rows, keys);
+  if (shape.summary == Summary::kMinMax) StoreMinMax<Shape>(shape, layout, summaries, rows, keys);
+  ZeroRowsBehind(summaries, ArraysOf(layout, TileRows::kBlock), UsedBlocks(shape, rows),
+                 shape.blocks());
   const std::uint32_t end = layout.block_data + shape.blocks() * layout.block_row.data;
-  ZeroBytes(tile + end, layout.weights - end);
+  ZeroBytes(summaries + end, layout.summary_bytes - end);
 }
 
 }  // namespace tessera::kernels::cuda

@@ -61,7 +61,12 @@ void HostBatchImage::MeasurePool() {
       const SegmentView& segment = item.lane->segments[s];
       const std::uint32_t tiles = TilesOf(segment.entries);
       Allocate(std::uint64_t{tiles} * 8);
-      for (std::uint32_t t = 0; t < tiles; ++t) Allocate(LayoutOf(segment.shape).bytes);
+      const TileLayout layout = LayoutOf(segment.shape);
+      for (std::uint32_t t = 0; t < tiles; ++t) Allocate(layout.bytes);
+      if (layout.summary_bytes != 0) {
+        Allocate(std::uint64_t{tiles} * 8);
+        for (std::uint32_t t = 0; t < tiles; ++t) Allocate(layout.summary_bytes);
+      }
       if (!segment.shape.packed()) continue;
       const auto allocate = [&](const std::byte* matrix, const RowShape& side) {
         if (matrix != nullptr) Allocate(RotationBytes(segment.shape, side, segment.rotation.type));
@@ -88,14 +93,14 @@ std::byte* HostBatchImage::PoolAt(std::uint64_t offset) {
   return pool_.data() + (extents_ - 1 - place) * extent_bytes_ + offset % extent_bytes_;
 }
 
-void HostBatchImage::PackTile(const SegmentView& segment, std::uint64_t host_offset,
-                              std::uint64_t table_word) {
-  const std::uint32_t bytes = LayoutOf(segment.shape).bytes;
+void HostBatchImage::PackObject(const SegmentView& segment, std::uint64_t host_offset,
+                                std::uint32_t bytes, std::uint64_t alignment,
+                                std::uint64_t table_word) {
   std::uint64_t offset = Allocate(bytes);
   if (host_offset > segment.arena_bytes || bytes > segment.arena_bytes - host_offset) {
     offset = std::uint64_t{extents_} * extent_bytes_;  // as wrong on the device as on the host
-  } else if (host_offset % kTileAlignment != 0) {
-    offset += host_offset % kTileAlignment;
+  } else if (host_offset % alignment != 0) {
+    offset += host_offset % alignment;
   } else {
     std::memcpy(PoolAt(offset), segment.arena + host_offset, bytes);
   }
@@ -115,11 +120,23 @@ std::uint64_t HostBatchImage::PackRotation(const SegmentView& segment, const Row
 
 SegmentSpec HostBatchImage::PackSegment(const SegmentView& segment) {
   const std::uint32_t tiles = TilesOf(segment.entries);
+  const TileLayout layout = LayoutOf(segment.shape);
   const std::uint64_t table = Allocate(std::uint64_t{tiles} * 8);
   for (std::uint32_t t = 0; t < tiles; ++t) {
-    PackTile(segment, segment.tile_offsets[t], table + std::uint64_t{t} * 8);
+    PackObject(segment, segment.tile_offsets[t], layout.bytes, kTileAlignment,
+               table + std::uint64_t{t} * 8);
+  }
+  std::uint64_t summary_table = 0;
+  if (layout.summary_bytes != 0) summary_table = Allocate(std::uint64_t{tiles} * 8);
+  for (std::uint32_t t = 0; t < tiles && layout.summary_bytes != 0; ++t) {
+    const std::uint64_t from = segment.summary_offsets != nullptr
+                                   ? segment.summary_offsets[t]
+                                   : segment.tile_offsets[t] + layout.bytes;
+    PackObject(segment, from, layout.summary_bytes, kSummaryAlignment,
+               summary_table + std::uint64_t{t} * 8);
   }
   return {.tile_table = table,
+          .summary_table = summary_table,
           .first_position = segment.first_position,
           .entries = segment.entries,
           .shape = segment.shape,

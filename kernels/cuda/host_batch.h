@@ -83,7 +83,9 @@ class HostBatchImage {
   std::uint64_t Allocate(std::uint64_t bytes);
   std::byte* PoolAt(std::uint64_t offset);
   SegmentSpec PackSegment(const SegmentView& segment);
-  void PackTile(const SegmentView& segment, std::uint64_t host_offset, std::uint64_t table_word);
+  // A tile, or the summaries of one, whose offset becomes a word of a table.
+  void PackObject(const SegmentView& segment, std::uint64_t host_offset, std::uint32_t bytes,
+                  std::uint64_t alignment, std::uint64_t table_word);
   std::uint64_t PackRotation(const SegmentView& segment, const RowShape& side,
                              const std::byte* matrix);
   PackedLane PackLane(const LaneView& lane);

@@ -34,6 +34,7 @@ struct Piece {
   std::uint32_t first_block = 0;  // of the layer
   std::uint32_t blocks = 0;
   std::uint64_t first_position = 0;  // of the segment
+  std::uint64_t summary_table = 0;   // pool offset of the word of the piece's first tile
   Work work;
 };
 
@@ -64,8 +65,35 @@ TESSERA_DEVICE Piece LocatePiece(const AttendParams& params, const StepReader& s
   piece.work.part.tile_table =
       segment.tile_table + std::uint64_t{piece.first_entry / kTileEntries} * 8;
   piece.work.part.strategy = segment.strategy;
+  piece.summary_table = segment.summary_table + std::uint64_t{piece.first_entry / kTileEntries} * 8;
   return piece;
 }
+
+// The tiles of a piece and their summaries, whose addresses lane t of each warp holds for tile t.
+class PieceTiles {
+ public:
+  // False, for the warps that saw it, where any of them lies outside the pool.
+  TESSERA_DEVICE bool Find(const DeviceArena& arena, const Piece& piece, std::uint32_t tile_bytes,
+                           std::uint32_t summary_bytes) {
+    const bool found = tiles_.Find(arena, piece.work.part, tile_bytes);
+    bool bad = false;
+    if (gpu::Lane() < TilesOf(piece.entries)) {
+      summaries_ = ResolveNamed(arena, piece.summary_table, summary_bytes, kSummaryAlignment);
+      bad = summaries_ == 0;
+    }
+    return gpu::Ballot(bad) == 0 && found;
+  }
+
+  // The whole warp asks for the same one.
+  TESSERA_DEVICE const std::byte* Tile(std::uint32_t tile) const { return tiles_.Address(tile); }
+  TESSERA_DEVICE const std::byte* Summaries(std::uint32_t tile) const {
+    return reinterpret_cast<const std::byte*>(gpu::Shuffle(summaries_, tile));
+  }
+
+ private:
+  PartTiles tiles_;
+  std::uint64_t summaries_ = 0;
+};
 
 // What the columns of a block of threads see and ask.
 template <std::uint32_t kHeadDim>
@@ -152,15 +180,17 @@ struct ScoreTask {
 };
 
 // The rows from `first` on of a piece. Called by whole warps.
-TESSERA_DEVICE SummaryPlaces PlacesOf(const Piece& piece, const PartTiles& tiles, bool found,
+TESSERA_DEVICE SummaryPlaces PlacesOf(const Piece& piece, const PieceTiles& tiles, bool found,
                                       std::uint32_t first, std::uint32_t per_tile) {
   SummaryPlaces places;
   TESSERA_UNROLL
   for (std::uint32_t r = 0; r < kScoreRows; ++r) {
     const bool live = first + r < piece.blocks;
     const std::uint32_t row = live ? first + r : first;
-    const std::byte* tile = tiles.Address(row / per_tile);
+    const std::byte* tile = tiles.Tile(row / per_tile);
+    const std::byte* summaries = tiles.Summaries(row / per_tile);
     places.tile[r] = found && live ? tile : nullptr;
+    places.summaries[r] = found && live ? summaries : nullptr;
     places.block[r] = row % per_tile;
   }
   return places;
@@ -193,14 +223,16 @@ TESSERA_DEVICE void StoreScores(const AttendParams& params, const StepStrategy& 
                                 LogSum& candidates) {
   const std::uint32_t own = gpu::Lane() / kTileColumns;
   const std::byte* tile = places.tile[0];
+  const std::byte* summaries = places.summaries[0];
   std::uint32_t in_tile = places.block[0];
   TESSERA_UNROLL
   for (std::uint32_t r = 1; r < kScoreRows; ++r) {
     tile = own == r ? places.tile[r] : tile;
+    summaries = own == r ? places.summaries[r] : summaries;
     in_tile = own == r ? places.block[r] : in_tile;
   }
-  if (strategy.layout.block_row.scale != 0 && tile != nullptr) {
-    product *= LoadStored<Stored::kBf16>(tile + strategy.layout.block_scales, in_tile);
+  if (strategy.layout.block_row.scale != 0 && summaries != nullptr) {
+    product *= LoadStored<Stored::kBf16>(summaries + strategy.layout.block_scales, in_tile);
   }
   const std::uint32_t block = strategy.shape.block;
   const std::uint32_t number = first + own;  // of the piece
@@ -225,7 +257,7 @@ TESSERA_DEVICE void StoreScores(const AttendParams& params, const StepStrategy& 
 // This warp's rows of a piece.
 template <class Rows, std::uint32_t kHeadDim>
 TESSERA_DEVICE void ScoreRows(const AttendParams& params, const StepStrategy& strategy,
-                              const Piece& piece, const PartTiles& tiles, const ScoreTask& task,
+                              const Piece& piece, const PieceTiles& tiles, const ScoreTask& task,
                               const ScoreQuery<kHeadDim>& query, LogSum& candidates) {
   const std::uint32_t per_tile = kTileEntries / strategy.shape.block;
   for (std::uint32_t first = gpu::Warp() * kScoreRows; first < piece.blocks;
@@ -316,9 +348,10 @@ TESSERA_DEVICE void ScoreBlocks(const AttendParams& params) {
     // What is visible at all is told where the first columns are.
     if (first_column >= columns && gpu::BlockY() != 0) continue;
     const StepStrategy& strategy = step.strategy(params.layer, piece.strategy);
-    PartTiles tiles;
+    PieceTiles tiles;
     const bool found =
-        tiles.Find(step.arena(), piece.work.part, TileBytesOf(params, step, piece.work.part, 0));
+        tiles.Find(step.arena(), piece, TileBytesOf(params, step, piece.work.part, 0),
+                   strategy.layout.summary_bytes);
     ReportWork(params, sequence, piece.work, found);
     const ScoreTask task = {
         .found = found,

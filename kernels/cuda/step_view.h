@@ -153,14 +153,15 @@ static_assert(sizeof(StepLane) == 40);
 inline constexpr std::uint32_t kReadWhole = ~0u;
 
 struct StepSegment {
-  std::uint64_t tile_table;  // pool offset of u64[ceil(entries / 32)]
+  std::uint64_t tile_table;     // pool offset of u64[ceil(entries / 32)]
+  std::uint64_t summary_table;  // of as many, where tiles have block summaries
   std::uint64_t first_position;
   std::uint32_t entries;
   std::uint32_t first_part;  // parts of the lane's earlier segments
   std::uint32_t strategy;    // of the layer; kPlainSegment: tiles of the layer's dense rows alone
   std::uint32_t choice;      // of the lane's selection; kReadWhole
 };
-static_assert(sizeof(StepSegment) == 32);
+static_assert(sizeof(StepSegment) == 40);
 inline constexpr std::uint32_t kPlainSegment = ~0u;
 
 // How the tiles of one segment that is not plain are read. Rotations differ from lane to lane and

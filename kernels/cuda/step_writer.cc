@@ -50,6 +50,7 @@ SegmentSpec SpecOf(const SegmentView& segment) {
     return matrix == nullptr ? kNoRotation : OffsetIn(segment.arena, matrix);
   };
   return {.tile_table = OffsetIn(segment.arena, segment.tile_offsets),
+          .summary_table = OffsetIn(segment.arena, segment.summary_offsets),
           .first_position = segment.first_position,
           .entries = segment.entries,
           .shape = segment.shape,
@@ -167,8 +168,11 @@ bool StepWriter::Fits(const SegmentSpec& segment) {
                          !RotationFits(arena, segment, shape.value, segment.value_rotation))) {
     return false;
   }
-  return ResolveObject(arena, segment.tile_table, std::uint64_t{TilesOf(segment.entries)} * 8, 8) !=
-         0;
+  const auto table_fits = [&](std::uint64_t table) {
+    return ResolveObject(arena, table, std::uint64_t{TilesOf(segment.entries)} * 8, 8) != 0;
+  };
+  return table_fits(segment.tile_table) &&
+         (shape.summary == Summary::kNone || table_fits(segment.summary_table));
 }
 
 void StepWriter::AddLane(std::span<const SegmentSpec> segments, const TailSpec& tail) {
@@ -220,6 +224,7 @@ void StepWriter::AddSegment(const SegmentSpec& segment) {
   }
   At<StepSegment>(At<StepHeader>(0)->segments_offset)[segments_] = {
       .tile_table = segment.tile_table,
+      .summary_table = segment.summary_table,
       .first_position = segment.first_position,
       .entries = segment.entries,
       .first_part = lane_.segment_parts,

@@ -61,7 +61,8 @@ enum class StepStatus : std::uint8_t {
 };
 
 struct SegmentSpec {
-  std::uint64_t tile_table = 0;  // pool offset
+  std::uint64_t tile_table = 0;     // pool offset
+  std::uint64_t summary_table = 0;  // likewise, where tiles have block summaries
   std::uint64_t first_position = 0;
   std::uint32_t entries = 0;
   TileShape shape;

@@ -36,15 +36,17 @@ TESSERA_DEVICE float LoadStored(const std::byte* row, std::uint32_t index) {
   return Fp8Value(static_cast<std::uint32_t>(row[index]));
 }
 
-// Where the warp's rows are: the tile of each, null where there is none, and its block there.
+// Where the warp's rows are: the tile of each and its summaries, null where there is none, and its
+// block there.
 struct SummaryPlaces {
   const std::byte* tile[kScoreRows];
+  const std::byte* summaries[kScoreRows];
   std::uint32_t block[kScoreRows];
 
   // The row's part of an array, null where it has no tile.
   TESSERA_DEVICE const std::byte* RowOf(std::uint32_t r, std::uint32_t array,
                                         std::uint32_t row_bytes) const {
-    return tile[r] == nullptr ? nullptr : tile[r] + array + block[r] * row_bytes;
+    return summaries[r] == nullptr ? nullptr : summaries[r] + array + block[r] * row_bytes;
   }
   TESSERA_DEVICE const std::byte* DataOf(std::uint32_t r, const TileLayout& layout) const {
     return RowOf(r, layout.block_data, layout.block_row.data);

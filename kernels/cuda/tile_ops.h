@@ -17,6 +17,7 @@ namespace tessera::kernels::cuda {
 // Rows of one new tile, as TileCalls::Gather takes them.
 struct GatherTile {
   std::uint64_t tile = 0;
+  std::uint64_t summaries = 0;
   std::span<const GatherRow> rows;  // tiles as device addresses
   std::uint32_t from = 0;           // strategies
   std::uint32_t to = 0;

@@ -55,6 +55,14 @@ bool SameRows(TileShape a, TileShape b) {
   return a == b;
 }
 
+// Where a new tile's are to be stored.
+std::string_view SummariesProblem(const DeviceStrategy& strategy, std::uint64_t summaries) {
+  if (strategy.layout.summary_bytes == 0) return {};
+  if (summaries == 0) return "no place for the summaries";
+  if (summaries % kSummaryAlignment != 0) return "summaries that are not 4-byte aligned";
+  return {};
+}
+
 Error Refused(const char* what, std::size_t job, std::string_view problem) {
   return Error(std::string(what) + " job " + std::to_string(job) + ": " + std::string(problem));
 }
@@ -78,6 +86,9 @@ std::string_view EncodeProblem(std::span<const DeviceStrategy> strategies, Eleme
     return "rows that are not 16-byte aligned";
   }
   if (!Chunked(job.tile)) return "a tile that is not 16-byte aligned";
+  if (const auto summaries = SummariesProblem(strategy, job.summaries); !summaries.empty()) {
+    return summaries;
+  }
   if (job.weights % sizeof(float) != 0 || job.positions % sizeof(std::uint32_t) != 0) {
     return "weights or positions that are not 4-byte aligned";
   }
@@ -122,6 +133,8 @@ std::string_view GatherProblem(std::span<const DeviceStrategy> strategies, const
   }
   if (job.rows.empty() || job.rows.size() > kTileEntries) return "rows not in 1..32";
   if (!Chunked(job.tile)) return "a tile that is not 16-byte aligned";
+  const std::string_view summaries = SummariesProblem(strategies[job.to], job.summaries);
+  if (!summaries.empty()) return summaries;
   for (const GatherRow& row : job.rows) {
     const auto source = reinterpret_cast<std::uint64_t>(row.tile);
     if (!Chunked(source)) return "a source that is not 16-byte aligned";
@@ -250,6 +263,7 @@ Error TileCalls::Gather(std::span<const DeviceStrategy> strategies,
     const std::string_view problem = GatherProblem(strategies, job);
     if (!problem.empty()) return Refused("gather", i, problem);
     device_jobs.push_back({.tile = job.tile,
+                           .summaries = job.summaries,
                            .first_row = static_cast<std::uint32_t>(rows.size()),
                            .row_count = static_cast<std::uint32_t>(job.rows.size()),
                            .from = job.from,

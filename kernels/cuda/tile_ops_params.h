@@ -31,10 +31,11 @@ struct EncodeTileJob {
   std::uint64_t weights = 0;    // float[rows]; 0: all 1
   std::uint64_t positions = 0;  // uint32[rows]; 0: 0, 1, 2, ...
   std::uint64_t tile = 0;       // layout.bytes, all of them written; a multiple of 16
+  std::uint64_t summaries = 0;  // layout.summary_bytes, likewise; a multiple of kSummaryAlignment
   std::uint32_t rows = 0;       // 1 .. 32
   std::uint32_t strategy = 0;   // index
 };
-static_assert(sizeof(EncodeTileJob) == 56);
+static_assert(sizeof(EncodeTileJob) == 64);
 
 struct DecodeTileJob {
   std::uint64_t tile = 0;
@@ -59,12 +60,13 @@ static_assert(sizeof(KeysTileJob) == 24);
 // none of the sources.
 struct GatherTileJob {
   std::uint64_t tile = 0;
+  std::uint64_t summaries = 0;
   std::uint32_t first_row = 0;  // in the launch's list of rows
   std::uint32_t row_count = 0;  // 1 .. 32
   std::uint32_t from = 0;       // strategy of all sources
   std::uint32_t to = 0;
 };
-static_assert(sizeof(GatherTileJob) == 24);
+static_assert(sizeof(GatherTileJob) == 32);
 
 struct MomentsTileJob {
   std::uint64_t rows = 0;    // a multiple of 16, like `stride`

@@ -105,7 +105,8 @@ TESSERA_DEVICE void GatherTileRows(const GatherTilesParams& params) {
     StoreGatheredWords(from, to, r < job.row_count ? rows + r : nullptr, tile, r);
   }
   gpu::SyncBlock();
-  StoreSummaries<Shape>(shape, to.layout, tile, job.row_count, keys);
+  StoreSummaries<Shape>(shape, to.layout, reinterpret_cast<std::byte*>(job.summaries),
+                        job.row_count, keys);
 }
 
 // Grid: jobs, MomentsSquares(head_dim). A thread sums four elements of one column, row after row in

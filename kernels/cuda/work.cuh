@@ -29,13 +29,23 @@ TESSERA_DEVICE std::uint32_t FindLane(const std::uint32_t* works, std::uint32_t 
   return low;
 }
 
+// Lane t of a warp: the address of what word t of a table names, 0 where it lies outside the pool.
+// The table may be reused memory under a revoked reader: each word is read once, and what was
+// checked is what is used.
+TESSERA_DEVICE std::uint64_t ResolveNamed(const DeviceArena& arena, std::uint64_t table,
+                                          std::uint64_t bytes, std::uint64_t alignment) {
+  const std::uint64_t entry = ResolveObject(arena, table + gpu::Lane() * sizeof(std::uint64_t),
+                                            sizeof(std::uint64_t), sizeof(std::uint64_t));
+  if (entry == 0) return 0;
+  const std::uint64_t offset = gpu::LoadOnce(reinterpret_cast<const std::uint64_t*>(entry));
+  return ResolveObject(arena, offset, bytes, alignment);
+}
+
 // Where the tiles of a part are. For a segment, lane t of each warp holds the address of the part's
 // tile t; every warp reads the table for itself, so warps need no exchange.
 class PartTiles {
  public:
-  // False, for the warps that saw it, where a tile lies outside the pool, or `tile_bytes` is 0. The
-  // table may be reused memory under a revoked reader: each word is read once, and what was checked
-  // is what is used.
+  // False, for the warps that saw it, where a tile lies outside the pool, or `tile_bytes` is 0.
   TESSERA_DEVICE bool Find(const DeviceArena& arena, const PartRef& part,
                            std::uint32_t tile_bytes) {
     tile_bytes_ = tile_bytes;
@@ -49,13 +59,7 @@ class PartTiles {
     const std::uint32_t last = (part.entries.end - 1) / kTileEntries;
     bool bad = false;
     if (gpu::Lane() >= first && gpu::Lane() <= last) {
-      const std::uint64_t entry =
-          ResolveObject(arena, part.tile_table + gpu::Lane() * sizeof(std::uint64_t),
-                        sizeof(std::uint64_t), sizeof(std::uint64_t));
-      if (entry != 0) {
-        const std::uint64_t offset = gpu::LoadOnce(reinterpret_cast<const std::uint64_t*>(entry));
-        tile_ = ResolveObject(arena, offset, tile_bytes, kTileAlignment);
-      }
+      tile_ = ResolveNamed(arena, part.tile_table, tile_bytes, kTileAlignment);
       bad = tile_ == 0;
     }
     return gpu::Ballot(bad) == 0;

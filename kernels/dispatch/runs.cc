@@ -7,6 +7,17 @@ namespace {
 
 constexpr std::uint64_t kTileAlignment = 64;
 
+// Read once: the word may change at any time, and what was checked is what is used.
+const std::byte* Resolve(const SegmentView& segment, const std::uint64_t* word,
+                         std::uint64_t alignment, std::uint64_t bytes) {
+  const std::uint64_t offset = __atomic_load_n(word, __ATOMIC_RELAXED);
+  if (offset % alignment != 0 || offset > segment.arena_bytes ||
+      bytes > segment.arena_bytes - offset) {
+    return nullptr;
+  }
+  return segment.arena + offset;
+}
+
 std::uint32_t RowsOfTile(const SegmentView& segment, std::uint64_t tile) {
   return static_cast<std::uint32_t>(
       std::min<std::uint64_t>(kTileEntries, segment.entries - tile * kTileEntries));
@@ -101,12 +112,18 @@ void ListTailRuns(const TailView& tail, const RunSource& source, RunList& list) 
 
 const std::byte* ResolveTile(const SegmentView& segment, std::uint64_t tile,
                              std::uint64_t tile_bytes) {
-  const std::uint64_t offset = __atomic_load_n(segment.tile_offsets + tile, __ATOMIC_RELAXED);
-  if (offset % kTileAlignment != 0 || offset > segment.arena_bytes ||
-      tile_bytes > segment.arena_bytes - offset) {
-    return nullptr;
+  return Resolve(segment, segment.tile_offsets + tile, kTileAlignment, tile_bytes);
+}
+
+const std::byte* ResolveSummaries(const SegmentView& segment, std::uint64_t tile,
+                                  const std::byte* base, const TileLayout& layout) {
+  if (segment.summary_offsets != nullptr) {
+    return Resolve(segment, segment.summary_offsets + tile, kSummaryAlignment,
+                   layout.summary_bytes);
   }
-  return segment.arena + offset;
+  const auto behind = static_cast<std::uint64_t>(base - segment.arena) + layout.bytes;
+  if (layout.summary_bytes > segment.arena_bytes - behind) return nullptr;
+  return SummariesBehind(base, layout);
 }
 
 bool ListRuns(const RunSource& source, RunList& list) {

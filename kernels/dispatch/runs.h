@@ -19,6 +19,10 @@ struct RunList {
 const std::byte* ResolveTile(const SegmentView& segment, std::uint64_t tile,
                              std::uint64_t tile_bytes);
 
+// The first byte of the summaries of the tile that lies at `base`, likewise.
+const std::byte* ResolveSummaries(const SegmentView& segment, std::uint64_t tile,
+                                  const std::byte* base, const TileLayout& layout);
+
 // What ListRuns looks at. `taken`: of the segment's blocks, where the task is of selected ones.
 struct RunSource {
   const LaneView* lane;

@@ -148,7 +148,10 @@ void ScoreBlocks(void* context, std::uint32_t index) {
   for (std::uint32_t i = 0; i < task.tiles; ++i) {
     const std::uint32_t tile = task.first_tile + i;
     runs[i].tile = ResolveTile(segment, tile, layout.bytes);
-    if (runs[i].tile == nullptr) {
+    if (runs[i].tile != nullptr) {
+      runs[i].summaries = ResolveSummaries(segment, tile, runs[i].tile, layout);
+    }
+    if (runs[i].tile == nullptr || runs[i].summaries == nullptr) {
       selection.faulted.store(true, std::memory_order_relaxed);
       return;
     }

@@ -15,13 +15,15 @@ namespace tessera::kernels {
 // is first_position + e, or, where the shape has positions, first_position + the tile's word; those
 // words rise with e.
 //
-// `tile_offsets` is memory the daemon owns and may reuse once a revoked reader's pin is gone, so a
-// kernel checks every offset against `arena_bytes` when it reads it, and reads it once. An offset
-// that does not fit is reported as kBadTile; it never becomes a wild pointer.
+// The offsets are memory the daemon owns and may reuse once a revoked reader's pin is gone, so a
+// kernel checks every one against `arena_bytes` when it reads it, and reads it once. An offset that
+// does not fit is reported as kBadTile; it never becomes a wild pointer.
 struct SegmentView {
   const std::byte* arena = nullptr;             // base of the mapping the offsets count from
   std::uint64_t arena_bytes = 0;                // readable bytes from `arena`
   const std::uint64_t* tile_offsets = nullptr;  // ceil(entries / 32) byte offsets
+  // As many, of the summaries of each tile's blocks; null: they stand right behind their tile.
+  const std::uint64_t* summary_offsets = nullptr;
   std::uint64_t first_position = 0;
   std::uint64_t position_span = 0;  // positions end before first_position + it; 0: `entries`
   std::uint32_t entries = 0;

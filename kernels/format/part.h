@@ -98,7 +98,8 @@ struct UnrotateJob {
 
 // The first `blocks` blocks of a tile are to be scored, of which the last has `last_entries`.
 struct BlockRun {
-  const std::byte* tile;
+  const std::byte* summaries;
+  const std::byte* tile;  // for the weights of its entries
   std::uint32_t blocks;
   std::uint32_t last_entries;
 };
@@ -153,6 +154,7 @@ struct EncodeJob {
   TileLayout layout;
   const std::byte* prepared;  // what PrepareEncode made of the rotations
   std::byte* tile;            // layout.bytes, every one written
+  std::byte* summaries;       // layout.summary_bytes, likewise
 };
 
 // A row of a tile, to be copied as it is.
@@ -171,6 +173,7 @@ struct GatherJob {
   TileShape to;
   TileLayout to_layout;
   std::byte* tile;
+  std::byte* summaries;
 };
 
 // Rows of a tile as fp32 in the space in which they are stored, dropped channels 0.

@@ -1,13 +1,18 @@
 // What a tile holds, and where: the byte layout of every tile format. README.md draws it.
 //
-// A tile is a sequence of arrays over its 32 rows (or its blocks), in this order, each beginning
-// where the one before ends:
+// A tile is a sequence of arrays over its 32 rows, in this order, each beginning where the one
+// before ends:
 //
-//   dense    K data | V data | block data | weights | positions
-//   packed   K bits | K scales | K data | V bits | V scales | V data
-//            | block bits | block scales | block data | weights | positions
+//   dense    K data | V data | weights | positions
+//   packed   K bits | K scales | K data | V bits | V scales | V data | weights | positions
 //
-// Scales exist for int8 and fp8 only; bits where the rows of that side drop channels; block arrays,
+// The summaries of its blocks stand elsewhere, those of neighbours side by side, since a selection
+// reads all of them and few of the rows:
+//
+//   dense    block data
+//   packed   block bits | block scales | block data
+//
+// Scales exist for int8 and fp8 only; bits where the rows of that side drop channels; summaries,
 // weights and positions where the shape has them.
 #pragma once
 
@@ -21,7 +26,7 @@ namespace tessera::kernels {
 
 // Of the byte layouts below and of the meaning of every bit in them. Golden files hold each
 // version.
-inline constexpr std::uint32_t kTileFormatVersion = 2;
+inline constexpr std::uint32_t kTileFormatVersion = 3;
 
 // What a block of entries is judged by when attention reads a selection. The numbers are part of
 // the mapped protocol: never reuse one.
@@ -32,6 +37,8 @@ enum class Summary : std::uint8_t {
 };
 
 inline constexpr std::uint32_t kMinBlock = 4;
+// Of the first byte of a tile's summaries.
+inline constexpr std::uint32_t kSummaryAlignment = 4;
 inline constexpr std::uint32_t kMaxTileBlocks = kTileEntries / kMinBlock;
 
 constexpr bool IsSummary(std::uint8_t value) { return value <= 2; }
@@ -121,22 +128,24 @@ struct RowBytes {
   std::uint32_t data;   // the stored values
 };
 
-// Byte offsets from the tile's first byte, and the bytes of one row of each array. An array that
-// the shape lacks has 0 bytes per row. Data only, so that files compiled with ISA flags may hold
-// it.
+// Byte offsets, and the bytes of one row of each array. An array that the shape lacks has 0 bytes
+// per row. Data only, so that files compiled with ISA flags may hold it.
 struct TileLayout {
+  // From the tile's first byte.
   std::uint32_t key_bits;
   std::uint32_t key_scales;
   std::uint32_t key_data;
   std::uint32_t value_bits;
   std::uint32_t value_scales;
   std::uint32_t value_data;
-  std::uint32_t block_bits;
-  std::uint32_t block_scales;
-  std::uint32_t block_data;
   std::uint32_t weights;    // 4-byte aligned
   std::uint32_t positions;  // likewise
   std::uint32_t bytes;      // of the tile
+  // From the first byte of its summaries.
+  std::uint32_t block_bits;
+  std::uint32_t block_scales;
+  std::uint32_t block_data;
+  std::uint32_t summary_bytes;  // a multiple of kSummaryAlignment; 0: the shape has none
 
   RowBytes key_row;
   RowBytes value_row;
@@ -190,14 +199,27 @@ constexpr TileLayout LayoutOf(const TileShape& shape) {
   layout.value_bits = place(kTileEntries, layout.value_row.bits);
   layout.value_scales = place(kTileEntries, layout.value_row.scale);
   layout.value_data = place(kTileEntries, layout.value_row.data);
-  layout.block_bits = place(shape.blocks(), layout.block_row.bits);
-  layout.block_scales = place(shape.blocks(), layout.block_row.scale);
-  layout.block_data = place(shape.blocks(), layout.block_row.data);
-  at = (at + 3) / 4 * 4;
   layout.weights = place(shape.weights ? kTileEntries : 0, sizeof(float));
   layout.positions = place(shape.positions ? kTileEntries : 0, sizeof(std::uint32_t));
   layout.bytes = at;
+  at = 0;
+  layout.block_bits = place(shape.blocks(), layout.block_row.bits);
+  layout.block_scales = place(shape.blocks(), layout.block_row.scale);
+  layout.block_data = place(shape.blocks(), layout.block_row.data);
+  layout.summary_bytes = (at + kSummaryAlignment - 1) / kSummaryAlignment * kSummaryAlignment;
   return layout;
+}
+
+// Of a tile and its summaries.
+constexpr std::uint64_t WholeBytes(const TileLayout& layout) {
+  return std::uint64_t{layout.bytes} + layout.summary_bytes;
+}
+// Where they stand for whoever keeps both in one place: right behind the tile.
+constexpr const std::byte* SummariesBehind(const std::byte* tile, const TileLayout& layout) {
+  return tile + layout.bytes;
+}
+constexpr std::byte* SummariesBehind(std::byte* tile, const TileLayout& layout) {
+  return tile + layout.bytes;
 }
 
 // What attention computes with: the channels of the wider side in whole vectors, the rest zero. The

@@ -148,9 +148,9 @@ float FloorToBf16(float value) {
 }
 
 void StoreMinMax(const TileShape& shape, const TileLayout& layout, std::uint32_t block,
-                 std::uint32_t entries, std::byte* tile) {
+                 std::uint32_t entries, const std::byte* tile, std::byte* summaries) {
   const ElementType type = MinMaxType(shape);
-  std::byte* row = tile + layout.block_data + block * layout.block_row.data;
+  std::byte* row = summaries + layout.block_data + block * layout.block_row.data;
   double elements[kTileEntries][kMaxChannels];
   for (std::uint32_t e = 0; e < entries; ++e) {
     ReadRow(KeyRow(shape, layout, tile, block * shape.block + e), elements[e]);
@@ -175,17 +175,17 @@ void StoreMinMax(const TileShape& shape, const TileLayout& layout, std::uint32_t
 
 // `keys`: the rows whose mean it is, unrounded, in the space of the tile.
 void StoreMean(const TileShape& shape, const TileLayout& layout, std::uint32_t block,
-               std::uint32_t entries, const RotatedRows& keys, std::byte* tile) {
+               std::uint32_t entries, const RotatedRows& keys, std::byte* summaries) {
   float mean[kMaxChannels];
   for (std::uint32_t c = 0; c < shape.key.channels; ++c) {
     double sum = 0;
     for (std::uint32_t e = 0; e < entries; ++e) sum += keys.rows[block * shape.block + e][c];
     mean[c] = static_cast<float>(sum / entries);
   }
-  std::byte* data = tile + layout.block_data + block * layout.block_row.data;
+  std::byte* data = summaries + layout.block_data + block * layout.block_row.data;
   if (shape.packed()) {
     PackRow(shape, shape.key, mean,
-            TargetOf(tile, layout.block_bits, layout.block_scales, layout.block_data,
+            TargetOf(summaries, layout.block_bits, layout.block_scales, layout.block_data,
                      layout.block_row, block));
     return;
   }
@@ -195,13 +195,15 @@ void StoreMean(const TileShape& shape, const TileLayout& layout, std::uint32_t b
 }
 
 void StoreSummaries(const TileShape& shape, const TileLayout& layout, std::uint32_t rows,
-                    const RotatedRows& keys, std::byte* tile) {
+                    const RotatedRows& keys, const std::byte* tile, std::byte* summaries) {
+  if (shape.summary == Summary::kNone) return;
+  std::memset(summaries, 0, layout.summary_bytes);
   for (std::uint32_t b = 0; b < shape.blocks() && b * shape.block < rows; ++b) {
     const std::uint32_t entries = std::min<std::uint32_t>(shape.block, rows - b * shape.block);
     if (shape.summary == Summary::kMean) {
-      StoreMean(shape, layout, b, entries, keys, tile);
+      StoreMean(shape, layout, b, entries, keys, summaries);
     } else {
-      StoreMinMax(shape, layout, b, entries, tile);
+      StoreMinMax(shape, layout, b, entries, tile, summaries);
     }
   }
 }
@@ -269,7 +271,7 @@ bool EncodeReference(const EncodeJob& job) {
     CopyDenseRows(job);
   }
   StoreWords(job);
-  StoreSummaries(job.shape, job.layout, job.rows, keys, job.tile);
+  StoreSummaries(job.shape, job.layout, job.rows, keys, job.tile, job.summaries);
   return true;
 }
 
@@ -317,7 +319,7 @@ const char* GatherReference(const GatherJob& job) {
     ReadRow(KeyRow(job.from, from, source.tile, source.row), row);
     std::copy_n(row, job.to.key.channels, keys.rows[r]);
   }
-  StoreSummaries(job.to, job.to_layout, job.row_count, keys, job.tile);
+  StoreSummaries(job.to, job.to_layout, job.row_count, keys, job.tile, job.summaries);
   return "reference";
 }
 

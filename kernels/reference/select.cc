@@ -12,10 +12,10 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-double SummaryScore(const ScorePart& part, const float* query, const std::byte* tile,
+double SummaryScore(const ScorePart& part, const float* query, const std::byte* summaries,
                     std::uint32_t block) {
   double row[2 * kMaxChannels];
-  ReadRow(BlockRow(part.shape, part.layout, tile, block), row);
+  ReadRow(BlockRow(part.shape, part.layout, summaries, block), row);
   const std::uint32_t channels = part.shape.key.channels;
   double score = 0;
   for (std::uint32_t c = 0; c < channels; ++c) {
@@ -60,7 +60,7 @@ const char* ScorePartReference(const ScorePart& part) {
     for (std::uint32_t i = 0; i < part.run_count; ++i) {
       const BlockRun& run = part.runs[i];
       for (std::uint32_t b = 0; b < run.blocks; ++b) {
-        *scores++ = static_cast<float>(part.scale * SummaryScore(part, query, run.tile, b) +
+        *scores++ = static_cast<float>(part.scale * SummaryScore(part, query, run.summaries, b) +
                                        LargestLogWeight(part, run, b));
       }
     }

@@ -58,16 +58,16 @@ StoredRow ValueRow(const TileShape& shape, const TileLayout& layout, const std::
                {layout.value_bits, layout.value_scales, layout.value_data}, tile, row);
 }
 
-StoredRow BlockRow(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
+StoredRow BlockRow(const TileShape& shape, const TileLayout& layout, const std::byte* summaries,
                    std::uint32_t block) {
   if (shape.summary == Summary::kMean) {
     return RowOf(shape, shape.key, layout.block_row,
-                 {layout.block_bits, layout.block_scales, layout.block_data}, tile, block);
+                 {layout.block_bits, layout.block_scales, layout.block_data}, summaries, block);
   }
   return {.packed = false,
           .bits = nullptr,
           .scale = nullptr,
-          .data = tile + layout.block_data + block * layout.block_row.data,
+          .data = summaries + layout.block_data + block * layout.block_row.data,
           .elements = MinMaxType(shape),
           .values = ValueType::kBf16,
           .channels = 2u * shape.key.channels,

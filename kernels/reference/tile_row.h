@@ -30,7 +30,7 @@ StoredRow KeyRow(const TileShape& shape, const TileLayout& layout, const std::by
 StoredRow ValueRow(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
                    std::uint32_t row);
 // The mean key of a block: `channels` of them. Of kMinMax: 2 x `channels`, all minima first.
-StoredRow BlockRow(const TileShape& shape, const TileLayout& layout, const std::byte* tile,
+StoredRow BlockRow(const TileShape& shape, const TileLayout& layout, const std::byte* summaries,
                    std::uint32_t block);
 
 // Writes the row's `channels` elements, dropped ones as 0. Exact. Where a bitmap names more

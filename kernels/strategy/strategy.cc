@@ -122,7 +122,7 @@ RotationView Strategy::view() const {
 double BytesPerEntry(const TileShape& shape, ElementType rotation_type, std::uint64_t entries) {
   const std::uint64_t tiles = (entries + kTileEntries - 1) / kTileEntries;
   const std::uint64_t rotations = shape.packed() ? RotationBytes(shape, rotation_type) : 0;
-  return static_cast<double>(tiles * LayoutOf(shape).bytes + rotations) /
+  return static_cast<double>(tiles * WholeBytes(LayoutOf(shape)) + rotations) /
          static_cast<double>(entries);
 }
 

@@ -22,14 +22,14 @@ struct RowPlace {
   std::size_t data;
 };
 
-// The rows of one of a tile's arrays, before and after.
+// The rows of one of a tile's arrays, or of its summaries, before and after.
 struct Side {
   ValueType values;
   std::uint32_t group;
   RowShape from;
   RowShape to;
-  const std::byte* tile;
-  std::byte* thinned;
+  const std::byte* was;  // what places count from
+  std::byte* is;
 };
 
 RowPlace PlaceOf(std::uint32_t bits, std::uint32_t scales, std::uint32_t data, const RowBytes& row,
@@ -98,12 +98,12 @@ double ThinRow(const Side& side, const RowPlace& from, const RowPlace& to, Group
   const std::size_t group_bytes = side.group * ValueBytes(side.values);
   const std::uint32_t count = side.from.kept / side.group;
   const std::uint32_t wanted = side.to.kept / side.group;
-  const std::byte* const data = side.tile + from.data;
+  const std::byte* const data = side.was + from.data;
   const Strengths strengths = StrengthsOf(side, data);
   const Groups stay = Strongest(strengths, count, wanted);
-  const Groups present = ReadBits(side, side.tile + from.bits);
-  std::memcpy(side.thinned + to.scale, side.tile + from.scale, ScaleBytes(side.values));
-  std::byte* write = side.thinned + to.data;
+  const Groups present = ReadBits(side, side.was + from.bits);
+  std::memcpy(side.is + to.scale, side.was + from.scale, ScaleBytes(side.values));
+  std::byte* write = side.is + to.data;
   double kept = 0;
   std::uint32_t place = 0;
   for (std::uint32_t g = 0; g < side.from.channels / side.group && place < count; ++g) {
@@ -112,7 +112,7 @@ double ThinRow(const Side& side, const RowPlace& from, const RowPlace& to, Group
       std::memcpy(write, data + place * group_bytes, group_bytes);
       write += group_bytes;
       kept += strengths.groups[place];
-      if (side.to.has_bitmap()) side.thinned[to.bits + g / 8] |= std::byte{1} << (g % 8);
+      if (side.to.has_bitmap()) side.is[to.bits + g / 8] |= std::byte{1} << (g % 8);
     } else if (lost != nullptr) {
       lost->set(g);
     }
@@ -141,14 +141,16 @@ void ThinBlocks(const ThinJob& job, const TileLayout& from, const TileLayout& to
                 const Groups* lost) {
   const std::uint32_t blocks = (job.rows + job.from.block - 1) / job.from.block;
   const Side side = {
-      ValuesOf(job.from.format), job.from.group, job.from.key, job.to.key, job.tile, job.thinned};
+      ValuesOf(job.from.format), job.from.group, job.from.key, job.to.key, job.summaries,
+      job.thinned_summaries};
+  std::memset(job.thinned_summaries, 0, to.summary_bytes);
   for (std::uint32_t b = 0; b < blocks; ++b) {
     const RowPlace was =
         PlaceOf(from.block_bits, from.block_scales, from.block_data, from.block_row, b);
     const RowPlace is = PlaceOf(to.block_bits, to.block_scales, to.block_data, to.block_row, b);
     if (job.from.summary == Summary::kMinMax) {
-      std::memcpy(job.thinned + is.data, job.tile + was.data, from.block_row.data);
-      WidenBounds(job.to, lost[b], job.thinned + is.data);
+      std::memcpy(side.is + is.data, side.was + was.data, from.block_row.data);
+      WidenBounds(job.to, lost[b], side.is + is.data);
     } else {
       ThinRow(side, was, is, nullptr);
     }
@@ -164,7 +166,7 @@ std::optional<TileShape> ThinnerShape(const TileShape& shape, double share) {
     const std::uint32_t kept = KeptChannels(share, shape.group, shape.head_dim, row->channels);
     row->kept = std::min(row->kept, static_cast<std::uint16_t>(kept));
   }
-  if (LayoutOf(thinner).bytes >= LayoutOf(shape).bytes) return std::nullopt;
+  if (WholeBytes(LayoutOf(thinner)) >= WholeBytes(LayoutOf(shape))) return std::nullopt;
   return thinner;
 }
 

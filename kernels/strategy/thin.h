@@ -18,9 +18,11 @@ std::optional<TileShape> ThinnerShape(const TileShape& shape, double share);
 struct ThinJob {
   TileShape from;
   const std::byte* tile;
+  const std::byte* summaries;
   std::uint32_t rows;  // of the tile that hold something, at most 32
   TileShape to;        // ThinnerShape(from, a share)
   std::byte* thinned;  // LayoutOf(to).bytes
+  std::byte* thinned_summaries;
 };
 
 // The share of the squared length of stored rows that stays; the mean over rows, 1 of rows of

@@ -19,7 +19,7 @@
 
 namespace tessera::shm {
 
-inline constexpr std::uint32_t kProtocolVersion = 4;
+inline constexpr std::uint32_t kProtocolVersion = 5;
 
 inline constexpr std::uint64_t kDirectoryMagic = 0x5445535344495231;  // "TESSDIR1"
 inline constexpr std::uint64_t kControlMagic = 0x5445535343544c31;    // "TESSCTL1"
@@ -141,12 +141,14 @@ struct SegmentRef {
   std::uint8_t rotation_type;  // kernels::ElementType
   std::uint16_t value_channels;
   std::uint16_t value_kept;
-  std::uint8_t reserved[12];
+  std::uint8_t reserved[4];
+  std::uint64_t summary_table;  // of the offsets of each tile's block summaries, where it has some
 };
 static_assert(offsetof(SegmentRef, entries) == 32);
 static_assert(offsetof(SegmentRef, format) == 42);
 static_assert(offsetof(SegmentRef, rotation_type) == 47);
 static_assert(offsetof(SegmentRef, value_kept) == 50);
+static_assert(offsetof(SegmentRef, summary_table) == 56);
 static_assert(sizeof(SegmentRef) == 64);
 
 enum SegmentFlags : std::uint8_t {
@@ -233,6 +235,7 @@ constexpr std::uint64_t Fingerprint() {
       offsetof(SegmentRef, format),
       offsetof(SegmentRef, rotation_type),
       offsetof(SegmentRef, value_kept),
+      offsetof(SegmentRef, summary_table),
       sizeof(ControlPage),
       offsetof(ControlPage, readers),
       offsetof(ControlPage, commits),

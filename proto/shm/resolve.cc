@@ -8,11 +8,19 @@ namespace tessera::shm {
 
 namespace {
 
-bool TableFits(const SegmentRef& ref, const MappedArena& pool) {
+bool TableFits(const SegmentRef& ref, std::uint64_t table, const MappedArena& pool) {
   const std::uint64_t tiles =
       (std::uint64_t{ref.entries} + kernels::kTileEntries - 1) / kernels::kTileEntries;
-  return ref.tile_table % sizeof(std::uint64_t) == 0 &&
-         pool.Holds(ref.tile_table, tiles * sizeof(std::uint64_t));
+  return table % sizeof(std::uint64_t) == 0 && pool.Holds(table, tiles * sizeof(std::uint64_t));
+}
+
+bool TablesFit(const SegmentRef& ref, const kernels::TileShape& shape, const MappedArena& pool) {
+  return TableFits(ref, ref.tile_table, pool) &&
+         (shape.summary == kernels::Summary::kNone || TableFits(ref, ref.summary_table, pool));
+}
+
+const std::uint64_t* TableAt(std::uint64_t offset, const MappedArena& pool) {
+  return reinterpret_cast<const std::uint64_t*>(pool.base + offset);
 }
 
 // False where the segment shows nothing, more than a segment holds, or positions that are not those
@@ -68,7 +76,7 @@ ResolveStatus ResolveLane(std::uint64_t lane_word, const MappedArena& directory,
     std::memcpy(&ref, refs + i * sizeof(SegmentRef), sizeof ref);
     const kernels::TileShape shape = ShapeOf(ref);
     kernels::RotationView rotation;
-    if (!TableFits(ref, pool) || kernels::WhyNotServed(shape) != nullptr ||
+    if (!TablesFit(ref, shape, pool) || kernels::WhyNotServed(shape) != nullptr ||
         !EntriesFit(ref, shape) || !FindRotations(ref, shape, pool, rotation)) {
       segments.resize(before);
       return ResolveStatus::kOutOfBounds;
@@ -76,7 +84,9 @@ ResolveStatus ResolveLane(std::uint64_t lane_word, const MappedArena& directory,
     segments.push_back({
         .arena = pool.base,
         .arena_bytes = pool.bytes,
-        .tile_offsets = reinterpret_cast<const std::uint64_t*>(pool.base + ref.tile_table),
+        .tile_offsets = TableAt(ref.tile_table, pool),
+        .summary_offsets =
+            shape.summary == kernels::Summary::kNone ? nullptr : TableAt(ref.summary_table, pool),
         .first_position = ref.first_position,
         .position_span = ref.position_span,
         .entries = ref.entries,

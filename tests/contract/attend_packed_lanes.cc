@@ -108,19 +108,36 @@ PackedLane::PackedLane(const SourceRows& rows, std::uint32_t first,
   FillTail(rows, first, tail, position);
 }
 
-// Tiles in random order, some gaps between them, one at the very end of the arena.
+// Tiles and summaries in random order, some gaps between them, one at the very end of the arena. Of
+// some segments the summaries stand right behind their tiles.
 void PackedLane::PlaceTiles(const std::vector<SegmentPlan>& segments, TestRandom& random) {
-  std::vector<std::pair<std::size_t, std::uint32_t>> tiles;
+  struct Place {
+    std::uint64_t* offset;
+    std::uint64_t bytes;
+    std::uint64_t alignment;
+  };
+  std::vector<Place> places;
+  offsets_.resize(segments.size());
+  summary_offsets_.resize(segments.size());
   for (std::size_t s = 0; s < segments.size(); ++s) {
-    offsets_.emplace_back(TilesFor(segments[s].entries));
-    for (std::uint32_t t = 0; t < offsets_[s].size(); ++t) tiles.emplace_back(s, t);
+    const TileLayout layout = LayoutOf(segments[s].strategy->shape);
+    const bool apart = layout.summary_bytes != 0 && !random.OneIn(4);
+    offsets_[s].resize(TilesFor(segments[s].entries));
+    if (apart) summary_offsets_[s].resize(offsets_[s].size());
+    for (std::uint64_t& offset : offsets_[s]) {
+      places.push_back({&offset, apart ? layout.bytes : WholeBytes(layout), kTileAlignment});
+    }
+    for (std::uint64_t& offset : summary_offsets_[s]) {
+      places.push_back({&offset, layout.summary_bytes, kSummaryAlignment});
+    }
   }
-  for (std::size_t i = tiles.size(); i > 1; --i) std::swap(tiles[i - 1], tiles[random.Below(i)]);
+  for (std::size_t i = places.size(); i > 1; --i) std::swap(places[i - 1], places[random.Below(i)]);
   std::size_t at = 0;
-  for (const auto& [s, t] : tiles) {
-    if (random.OneIn(4)) at += kTileAlignment * random.Between(1, 5);
-    offsets_[s][t] = at;
-    at += AlignUp(LayoutOf(segments[s].strategy->shape).bytes, kTileAlignment);
+  for (const Place& place : places) {
+    at = AlignUp(at, place.alignment);
+    if (random.OneIn(4)) at += place.alignment * random.Between(1, 5);
+    *place.offset = at;
+    at += place.bytes;
   }
   arena_ = std::make_unique<GuardedArena>(std::max(at, kTileAlignment));
 }
@@ -142,7 +159,11 @@ void PackedLane::FillSegment(const SourceRows& rows, std::uint32_t first, const 
       if (e + r > 0 && shape.positions) next += rows.gaps[first + e + r] - 1;
       words.push_back(static_cast<std::uint32_t>(next++ - begin));
     }
+    const TileLayout layout = LayoutOf(shape);
     std::byte* tile = arena_->data() + offsets_[index][e / kTileEntries];
+    std::byte* summaries = summary_offsets_[index].empty()
+                               ? SummariesBehind(tile, layout)
+                               : arena_->data() + summary_offsets_[index][e / kTileEntries];
     const bool encoded = reference.encode({.key = rows.keys.data() + (first + e) * row_bytes,
                                            .value = rows.values.data() + (first + e) * row_bytes,
                                            .stride = row_bytes,
@@ -151,16 +172,20 @@ void PackedLane::FillSegment(const SourceRows& rows, std::uint32_t first, const 
                                            .weights = rows.weights.data() + first + e,
                                            .positions = words.data(),
                                            .shape = shape,
-                                           .layout = LayoutOf(shape),
+                                           .layout = layout,
                                            .prepared = prepared.data(),
-                                           .tile = tile});
+                                           .tile = tile,
+                                           .summaries = summaries});
     EXPECT_TRUE(encoded);
-    PoisonDeadRows(shape, count, tile);
+    PoisonDeadRows(shape, count, tile, summaries);
   }
   position = next;
   segments_.push_back({.arena = arena_->data(),
                        .arena_bytes = arena_->size(),
                        .tile_offsets = offsets_[index].data(),
+                       .summary_offsets = summary_offsets_[index].empty()
+                                              ? nullptr
+                                              : summary_offsets_[index].data(),
                        .first_position = begin,
                        .position_span = shape.positions ? next - begin : 0,
                        .entries = plan.entries,

@@ -76,6 +76,8 @@ class PackedLane {
   std::uint64_t end_position() const { return view_.tail.end; }
   SegmentView& segment(std::size_t s) { return segments_[s]; }
   std::vector<std::uint64_t>& offsets(std::size_t s) { return offsets_[s]; }
+  // Empty: they stand right behind their tiles.
+  std::vector<std::uint64_t>& summary_offsets(std::size_t s) { return summary_offsets_[s]; }
   std::byte* arena() { return arena_->data(); }
   std::size_t arena_bytes() const { return arena_->size(); }
 
@@ -89,6 +91,7 @@ class PackedLane {
   std::unique_ptr<GuardedArena> arena_;
   std::unique_ptr<Buffer> ring_;
   std::vector<std::vector<std::uint64_t>> offsets_;
+  std::vector<std::vector<std::uint64_t>> summary_offsets_;
   std::vector<SegmentView> segments_;
   LaneView view_;
 };

@@ -74,24 +74,28 @@ class Remainder {
                                                                from.first_position)});
       }
     }
-    const std::uint64_t bytes = (LayoutOf(to).bytes + 63) / 64 * 64;
+    const TileLayout layout = LayoutOf(to);
+    const std::uint64_t bytes = (WholeBytes(layout) + 63) / 64 * 64;
     const std::size_t tiles = (rows.size() + kTileEntries - 1) / kTileEntries;
     arenas_.push_back(std::make_unique<Buffer>(std::max<std::size_t>(tiles, 1) * bytes));
     for (std::size_t t = 0; t < tiles; ++t) {
       const std::size_t left = rows.size() - t * kTileEntries;
+      std::byte* const tile = arenas_.back()->data() + t * bytes;
       OperationsOf(*FindImplementation("reference"))
           .gather({.rows = rows.data() + t * kTileEntries,
                    .row_count = static_cast<std::uint32_t>(std::min<std::size_t>(32, left)),
                    .from = from.shape,
                    .from_layout = LayoutOf(from.shape),
                    .to = to,
-                   .to_layout = LayoutOf(to),
-                   .tile = arenas_.back()->data() + t * bytes});
+                   .to_layout = layout,
+                   .tile = tile,
+                   .summaries = SummariesBehind(tile, layout)});
       offsets_[s].push_back(t * bytes);
     }
     segments_[s].arena = arenas_.back()->data();
     segments_[s].arena_bytes = arenas_.back()->size();
     segments_[s].tile_offsets = offsets_[s].data();
+    segments_[s].summary_offsets = nullptr;
     segments_[s].position_span = from.positions();
     segments_[s].entries = static_cast<std::uint32_t>(rows.size());
     segments_[s].shape = to;
@@ -220,9 +224,8 @@ TEST_P(AttendSelection, KeepsTheBudgetAndTheForcedBlocks) {
     std::uint64_t forced = 0;
     if (!blocks.empty()) {
       const SegmentView& last = lane.segments[lane.segment_count - 1];
-      const bool newest =
-          Selectable(last) &&
-          (last.entries % last.shape.block != 0 || (rule.counts_tail && tail == 0));
+      const bool newest = Selectable(last) &&
+                          (last.entries % last.shape.block != 0 || (rule.counts_tail && tail == 0));
       if (newest && blocks.back().visible != 0) {
         EXPECT_TRUE(blocks.back().taken);
         forced += blocks.back().visible;
@@ -410,7 +413,11 @@ double ExactScore(const SegmentView& segment, const LayerGeometry& geometry, con
   const TileShape& shape = segment.shape;
   const std::byte* tile = segment.arena + segment.tile_offsets[block.first / kTileEntries];
   const std::uint32_t index = block.first % kTileEntries / shape.block;
-  const std::vector<double> row = ReadByDefinition(shape, tile, Array::kBlocks, index).elements;
+  const std::byte* summaries =
+      segment.summary_offsets == nullptr
+          ? SummariesBehind(tile, LayoutOf(shape))
+          : segment.arena + segment.summary_offsets[block.first / kTileEntries];
+  const std::vector<double> row = ReadBlock(shape, summaries, index).elements;
   double score = 0;
   for (std::uint32_t c = 0; c < shape.key.channels; ++c) {
     score += shape.summary == Summary::kMean

@@ -135,12 +135,14 @@ class Table {
         .weights = memory.Put(job.weights, job.rows * sizeof(float)),
         .positions = memory.Put(job.positions, job.rows * sizeof(std::uint32_t)),
         .tile = memory.Room(job.layout.bytes),
+        .summaries = memory.Room(job.layout.summary_bytes),
         .rows = job.rows,
         .strategy = 0};
     std::optional<std::uint32_t> unusable;
     memory.Expect(
         Calls().Encode(std::span(&strategy, 1), job.type, std::span(&of_device, 1), &unusable));
     memory.Get(job.tile, of_device.tile, job.layout.bytes);
+    memory.Get(job.summaries, of_device.summaries, job.layout.summary_bytes);
     return !unusable.has_value();
   }
 
@@ -170,10 +172,14 @@ class Table {
       if (is_new) tile->second = memory.Put(row.tile, job.from_layout.bytes);
       row.tile = reinterpret_cast<const std::byte*>(tile->second);
     }
-    const cuda::GatherTile of_device = {
-        .tile = memory.Room(job.to_layout.bytes), .rows = rows, .from = 0, .to = 1};
+    const cuda::GatherTile of_device = {.tile = memory.Room(job.to_layout.bytes),
+                                        .summaries = memory.Room(job.to_layout.summary_bytes),
+                                        .rows = rows,
+                                        .from = 0,
+                                        .to = 1};
     memory.Expect(Calls().Gather(strategies, std::span(&of_device, 1)));
     memory.Get(job.tile, of_device.tile, job.to_layout.bytes);
+    memory.Get(job.summaries, of_device.summaries, job.to_layout.summary_bytes);
     return Device::Get().runtime->implementation();
   }
 

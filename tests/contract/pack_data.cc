@@ -90,6 +90,7 @@ void FillRows(const TileShape& shape, ElementType type, std::uint32_t rows, std:
   }
 }
 
+// Of a tile with its summaries right behind.
 struct ArrayPlace {
   const char* name;
   std::uint32_t begin;
@@ -106,9 +107,9 @@ std::vector<ArrayPlace> ArraysOf(const TileShape& shape) {
           {"value bits", l.value_bits, kTileEntries, l.value_row.bits},
           {"value scales", l.value_scales, kTileEntries, l.value_row.scale},
           {"value data", l.value_data, kTileEntries, l.value_row.data},
-          {"block bits", l.block_bits, blocks, l.block_row.bits},
-          {"block scales", l.block_scales, blocks, l.block_row.scale},
-          {"block data", l.block_data, blocks, l.block_row.data},
+          {"block bits", l.bytes + l.block_bits, blocks, l.block_row.bits},
+          {"block scales", l.bytes + l.block_scales, blocks, l.block_row.scale},
+          {"block data", l.bytes + l.block_data, blocks, l.block_row.data},
           {"weights", l.weights, shape.weights ? kTileEntries : 0, 4},
           {"positions", l.positions, shape.positions ? kTileEntries : 0, 4}};
 }
@@ -269,7 +270,8 @@ EncodeJob TileInput::Job(const TileShape& shape) const {
           .shape = shape,
           .layout = LayoutOf(shape),
           .prepared = nullptr,
-          .tile = nullptr};
+          .tile = nullptr,
+          .summaries = nullptr};
 }
 
 std::optional<std::vector<std::byte>> EncodeTile(const Operations& operations,
@@ -283,9 +285,13 @@ std::optional<std::vector<std::byte>> EncodeTile(const Operations& operations,
     job.prepared = prepared->data();
   }
   const Buffer tile(job.layout.bytes);
+  const Buffer summaries(job.layout.summary_bytes);
   job.tile = tile.data();
+  job.summaries = summaries.data();
   if (!operations.encode(job)) return std::nullopt;
-  return std::vector<std::byte>(tile.data(), tile.data() + tile.size());
+  std::vector<std::byte> both(tile.data(), tile.data() + tile.size());
+  both.insert(both.end(), summaries.data(), summaries.data() + summaries.size());
+  return both;
 }
 
 DecodedRows DecodeTile(const Operations& operations, const TileShape& shape,
@@ -309,8 +315,11 @@ DecodedRows DecodeTile(const Operations& operations, const TileShape& shape,
           .values = {value_floats, value_floats + std::size_t{rows} * padded}};
 }
 
-ReadTileRow ReadByDefinition(const TileShape& shape, const std::byte* tile, Array array,
-                             std::uint32_t row) {
+namespace {
+
+// `from`: what the array's offset counts from.
+ReadTileRow ReadRowOf(const TileShape& shape, const std::byte* from, Array array,
+                      std::uint32_t row) {
   const TileLayout l = LayoutOf(shape);
   const bool min_max = array == Array::kBlocks && shape.summary == Summary::kMinMax;
   const std::uint32_t bits_at = array == Array::kKeys     ? l.key_bits
@@ -325,7 +334,7 @@ ReadTileRow ReadByDefinition(const TileShape& shape, const std::byte* tile, Arra
   const RowBytes& bytes = array == Array::kKeys     ? l.key_row
                           : array == Array::kValues ? l.value_row
                                                     : l.block_row;
-  const std::byte* data = tile + data_at + row * bytes.data;
+  const std::byte* data = from + data_at + row * bytes.data;
   ReadTileRow read;
   if (min_max || !shape.packed()) {
     const std::uint32_t count = min_max ? 2u * shape.key.channels : shape.head_dim;
@@ -335,9 +344,9 @@ ReadTileRow ReadByDefinition(const TileShape& shape, const std::byte* tile, Arra
     return read;
   }
   const ValueType type = ValuesOf(shape.format);
-  const std::byte* bits = tile + bits_at + row * bytes.bits;
+  const std::byte* bits = from + bits_at + row * bytes.bits;
   if (IsScaled(type)) {
-    read.scale = Element(ElementType::kBf16, tile + scale_at + row * bytes.scale, 0);
+    read.scale = Element(ElementType::kBf16, from + scale_at + row * bytes.scale, 0);
   }
   const RowShape& side = RowsOf(shape, array);
   const std::uint32_t groups = side.channels / shape.group;
@@ -366,6 +375,18 @@ ReadTileRow ReadByDefinition(const TileShape& shape, const std::byte* tile, Arra
   return read;
 }
 
+}  // namespace
+
+ReadTileRow ReadByDefinition(const TileShape& shape, const std::byte* tile, Array array,
+                             std::uint32_t row) {
+  if (array == Array::kBlocks) return ReadBlock(shape, SummariesBehind(tile, LayoutOf(shape)), row);
+  return ReadRowOf(shape, tile, array, row);
+}
+
+ReadTileRow ReadBlock(const TileShape& shape, const std::byte* summaries, std::uint32_t block) {
+  return ReadRowOf(shape, summaries, Array::kBlocks, block);
+}
+
 std::string FirstDifference(const TileShape& shape, const std::vector<std::byte>& a,
                             const std::vector<std::byte>& b) {
   if (a.size() != b.size()) return "different sizes";
@@ -385,13 +406,16 @@ std::string FirstDifference(const TileShape& shape, const std::vector<std::byte>
   return text.str();
 }
 
-void PoisonDeadRows(const TileShape& shape, std::uint32_t rows, std::byte* tile) {
+void PoisonDeadRows(const TileShape& shape, std::uint32_t rows, std::byte* tile,
+                    std::byte* summaries) {
+  const std::uint32_t tile_bytes = LayoutOf(shape).bytes;
   const std::uint32_t blocks = shape.block == 0 ? 0 : (rows + shape.block - 1) / shape.block;
   for (const ArrayPlace& array : ArraysOf(shape)) {
     const std::uint32_t live = std::string(array.name).rfind("block", 0) == 0 ? blocks : rows;
     if (array.row_bytes == 0 || live >= array.rows) continue;
-    std::memset(tile + array.begin + live * array.row_bytes, 0xff,
-                (array.rows - live) * array.row_bytes);
+    std::byte* const begin =
+        array.begin < tile_bytes ? tile + array.begin : summaries + (array.begin - tile_bytes);
+    std::memset(begin + live * array.row_bytes, 0xff, (array.rows - live) * array.row_bytes);
   }
 }
 

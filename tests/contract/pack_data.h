@@ -97,7 +97,7 @@ class TileInput {
   std::unique_ptr<Buffer> value_;
 };
 
-// The tile, or nothing where encode refuses.
+// The tile and, right behind it, its summaries; or nothing where encode refuses.
 std::optional<std::vector<std::byte>> EncodeTile(const Operations& operations,
                                                  const TileShape& shape, const TileInput& input,
                                                  const RotationView& rotation);
@@ -110,7 +110,7 @@ struct DecodedRows {
 DecodedRows DecodeTile(const Operations& operations, const TileShape& shape,
                        const std::vector<std::byte>& tile, std::uint32_t rows);
 
-// A row as its bytes define it.
+// A row as its bytes define it. Blocks are looked for behind the tile.
 struct ReadTileRow {
   std::vector<bool> kept;        // per channel; all of a dense row
   std::vector<double> elements;  // per channel, dropped ones 0; of min/max 2 x channels
@@ -119,6 +119,7 @@ struct ReadTileRow {
 };
 ReadTileRow ReadByDefinition(const TileShape& shape, const std::byte* tile, Array array,
                              std::uint32_t row);
+ReadTileRow ReadBlock(const TileShape& shape, const std::byte* summaries, std::uint32_t block);
 
 // Empty where equal; else which array and row of the tile differ first.
 std::string FirstDifference(const TileShape& shape, const std::vector<std::byte>& a,
@@ -126,6 +127,10 @@ std::string FirstDifference(const TileShape& shape, const std::vector<std::byte>
 
 // Overwrites all rows from `rows` on, their weights and positions, and the blocks that have no
 // entry before, with ones: NaN, and bits for channels that are not stored.
-void PoisonDeadRows(const TileShape& shape, std::uint32_t rows, std::byte* tile);
+void PoisonDeadRows(const TileShape& shape, std::uint32_t rows, std::byte* tile,
+                    std::byte* summaries);
+inline void PoisonDeadRows(const TileShape& shape, std::uint32_t rows, std::byte* tile) {
+  PoisonDeadRows(shape, rows, tile, SummariesBehind(tile, LayoutOf(shape)));
+}
 
 }  // namespace tessera::kernels

@@ -157,13 +157,17 @@ void JudgeDeadBytes(const TileShape& shape, std::vector<std::byte> tile, std::ui
   const std::uint32_t blocks = shape.block == 0 ? 0 : (rows + shape.block - 1) / shape.block;
   const struct {
     std::uint32_t begin, rows, row_bytes;
-  } live[] = {
-      {l.key_bits, rows, l.key_row.bits},          {l.key_scales, rows, l.key_row.scale},
-      {l.key_data, rows, l.key_row.data},          {l.value_bits, rows, l.value_row.bits},
-      {l.value_scales, rows, l.value_row.scale},   {l.value_data, rows, l.value_row.data},
-      {l.block_bits, blocks, l.block_row.bits},    {l.block_scales, blocks, l.block_row.scale},
-      {l.block_data, blocks, l.block_row.data},    {l.weights, shape.weights ? rows : 0, 4},
-      {l.positions, shape.positions ? rows : 0, 4}};
+  } live[] = {{l.key_bits, rows, l.key_row.bits},
+              {l.key_scales, rows, l.key_row.scale},
+              {l.key_data, rows, l.key_row.data},
+              {l.value_bits, rows, l.value_row.bits},
+              {l.value_scales, rows, l.value_row.scale},
+              {l.value_data, rows, l.value_row.data},
+              {l.bytes + l.block_bits, blocks, l.block_row.bits},
+              {l.bytes + l.block_scales, blocks, l.block_row.scale},
+              {l.bytes + l.block_data, blocks, l.block_row.data},
+              {l.weights, shape.weights ? rows : 0, 4},
+              {l.positions, shape.positions ? rows : 0, 4}};
   for (const auto& array : live) {
     std::fill_n(tile.begin() + array.begin, array.rows * array.row_bytes, std::byte{0});
   }

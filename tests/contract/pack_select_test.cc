@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "kernels/format/error_bound.h"
@@ -25,7 +26,12 @@ struct ScoreCase {
       auto& tile = tiles.emplace_back(*EncodeTile(reference, shape, input, {}));
       PoisonDeadRows(shape, entries, tile.data());
       const std::uint32_t blocks = (entries + shape.block - 1) / shape.block;
-      runs.push_back({.tile = nullptr,
+      const TileLayout layout = LayoutOf(shape);
+      summaries.push_back(std::make_unique<Buffer>(layout.summary_bytes));
+      std::memcpy(summaries.back()->data(), SummariesBehind(tile.data(), layout),
+                  layout.summary_bytes);
+      runs.push_back({.summaries = summaries.back()->data(),
+                      .tile = nullptr,
                       .blocks = blocks,
                       .last_entries = entries - (blocks - 1) * shape.block});
       total += blocks;
@@ -61,7 +67,8 @@ struct ScoreCase {
   TileShape shape;
   std::uint32_t rows;
   std::uint64_t total = 0;
-  std::vector<std::vector<std::byte>> tiles;
+  std::vector<std::vector<std::byte>> tiles;       // with copies of their summaries behind
+  std::vector<std::unique_ptr<Buffer>> summaries;  // that are scored
   std::vector<BlockRun> runs;
   std::vector<float> queries;
 };

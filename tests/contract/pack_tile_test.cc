@@ -154,15 +154,20 @@ Source MakeSource(const TileShape& shape, std::size_t tiles, const Operations& o
 std::vector<std::byte> Gather(const Operations& operations, const Source& source,
                               const TileShape& to, const std::vector<GatherRow>& rows,
                               const char** ran) {
-  const Buffer tile(LayoutOf(to).bytes);
+  const TileLayout layout = LayoutOf(to);
+  const Buffer tile(layout.bytes);
+  const Buffer summaries(layout.summary_bytes);
   *ran = operations.gather({.rows = rows.data(),
                             .row_count = static_cast<std::uint32_t>(rows.size()),
                             .from = source.shape,
                             .from_layout = LayoutOf(source.shape),
                             .to = to,
-                            .to_layout = LayoutOf(to),
-                            .tile = tile.data()});
-  return {tile.data(), tile.data() + tile.size()};
+                            .to_layout = layout,
+                            .tile = tile.data(),
+                            .summaries = summaries.data()});
+  std::vector<std::byte> both(tile.data(), tile.data() + tile.size());
+  both.insert(both.end(), summaries.data(), summaries.data() + summaries.size());
+  return both;
 }
 
 // Bytes of row `row` of an array.

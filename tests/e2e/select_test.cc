@@ -104,7 +104,8 @@ class LocalLane {
     const kernels::Operations& operations = kernels::OperationsOf(kernels::BestImplementation());
     const std::uint32_t tiles =
         static_cast<std::uint32_t>((truth.tokens() + 31) / kernels::kTileEntries);
-    tile_bytes_ = (kernels::LayoutOf(shape).bytes + 63) / 64 * 64;
+    const kernels::TileLayout layout = kernels::LayoutOf(shape);
+    tile_bytes_ = (kernels::WholeBytes(layout) + 63) / 64 * 64;
     std::byte* const prepared =
         Aligned(operations.prepared_bytes(shape, kernels::ElementType::kBf16));
     operations.prepare_encode(shape, kernels::ElementType::kBf16, {}, prepared);
@@ -116,18 +117,19 @@ class LocalLane {
           std::min<std::uint64_t>(kernels::kTileEntries, truth.tokens() - first));
       const std::size_t head = std::size_t{kv_head} * truth.shape().head_dim;
       offsets_.push_back(t * tile_bytes_);
-      EXPECT_TRUE(
-          operations.encode({.key = BytesOf(truth.Key(layer, first, rows)).data() + 2 * head,
-                             .value = BytesOf(truth.Value(layer, first, rows)).data() + 2 * head,
-                             .stride = row * 2,
-                             .type = kernels::ElementType::kBf16,
-                             .rows = rows,
-                             .weights = nullptr,
-                             .positions = nullptr,
-                             .shape = shape,
-                             .layout = kernels::LayoutOf(shape),
-                             .prepared = prepared,
-                             .tile = arena + offsets_.back()}));
+      EXPECT_TRUE(operations.encode(
+          {.key = BytesOf(truth.Key(layer, first, rows)).data() + 2 * head,
+           .value = BytesOf(truth.Value(layer, first, rows)).data() + 2 * head,
+           .stride = row * 2,
+           .type = kernels::ElementType::kBf16,
+           .rows = rows,
+           .weights = nullptr,
+           .positions = nullptr,
+           .shape = shape,
+           .layout = layout,
+           .prepared = prepared,
+           .tile = arena + offsets_.back(),
+           .summaries = kernels::SummariesBehind(arena + offsets_.back(), layout)}));
     }
     segment_ = {.arena = arena,
                 .arena_bytes = tiles * tile_bytes_,

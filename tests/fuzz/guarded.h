@@ -26,9 +26,9 @@ class Guarded {
   Guarded(const Guarded&) = delete;
   Guarded& operator=(const Guarded&) = delete;
 
-  // The last `bytes` of it, a multiple of 64 so that they begin aligned.
-  std::byte* Last(std::size_t bytes) const {
-    TESSERA_CHECK(bytes <= bytes_ && bytes % 64 == 0, "more than there is, or not whole units");
+  // The last `bytes` of it, a multiple of `unit` so that they begin aligned.
+  std::byte* Last(std::size_t bytes, std::size_t unit = 64) const {
+    TESSERA_CHECK(bytes <= bytes_ && bytes % unit == 0, "more than there is, or not whole units");
     return base_ + bytes_ - bytes;
   }
 

@@ -12,7 +12,7 @@
 //       input keys, then values     [rows][head_dim] of the element type
 //       weights                     f32 [rows], if the shape has them
 //       positions                   u32 [rows], likewise
-//       the tile
+//       the tile, then its summaries
 //       decoded keys, then values   f32 [rows][channels of the side]
 //
 // Keys and values are not rotated. Where the shape cuts channels of a side its rotation is the

@@ -84,10 +84,11 @@ TEST(FormatReadme, TheExampleHasTheOffsetsThatItDraws) {
   ASSERT_EQ(layout.value_bits, 448u);
   ASSERT_EQ(layout.value_scales, 576u);
   ASSERT_EQ(layout.value_data, 640u);
-  ASSERT_EQ(layout.block_bits, 896u);
-  ASSERT_EQ(layout.block_scales, 904u);
-  ASSERT_EQ(layout.block_data, 908u);
-  ASSERT_EQ(layout.bytes, 924u);
+  ASSERT_EQ(layout.bytes, 896u);
+  ASSERT_EQ(layout.block_bits, 0u);
+  ASSERT_EQ(layout.block_scales, 8u);
+  ASSERT_EQ(layout.block_data, 12u);
+  ASSERT_EQ(layout.summary_bytes, 28u);
 }
 
 }  // namespace

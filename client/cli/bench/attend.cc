@@ -85,10 +85,9 @@ std::vector<Variant> Variants(std::uint32_t head_dim) {
 // Bytes that one token costs a read of everything the variant looks at.
 double BytesRead(const Variant& variant, const LaneSet& set) {
   const kernels::TileLayout layout = kernels::LayoutOf(variant.tile);
-  const double summaries = static_cast<double>(layout.weights - layout.block_bits) / 32;
-  const double rows = static_cast<double>(layout.block_bits) / 32;
-  const double rotations =
-      set.BytesPerToken() - static_cast<double>(set.tile_bytes()) / kernels::kTileEntries;
+  const double summaries = static_cast<double>(layout.summary_bytes) / kernels::kTileEntries;
+  const double rows = static_cast<double>(layout.bytes) / kernels::kTileEntries;
+  const double rotations = set.BytesPerToken() - set.TileBytesPerToken();
   return variant.rate * rows + (variant.rate < 1 ? summaries : 0) + rotations;
 }
 
@@ -214,7 +213,7 @@ class Scene {
   static std::uint64_t Bytes(std::uint32_t head_dim, std::uint32_t context) {
     std::uint64_t per_tile = 0;
     for (const Variant& variant : Variants(head_dim)) {
-      per_tile += kernels::LayoutOf(variant.tile).bytes;
+      per_tile += kernels::WholeBytes(kernels::LayoutOf(variant.tile));
     }
     return per_tile * (context / kernels::kTileEntries) * Lanes(head_dim, context);
   }
@@ -294,7 +293,9 @@ class Scene {
   void MeasureEncode() {
     const kernels::TileShape tile = PackedTile(head_dim_, kernels::TileFormat::kPackedBf16, 1);
     const TileEncoder encoder(tile, FindSet(tile)->lane(0).segments[0].rotation);
-    std::vector<std::byte> target(kernels::LayoutOf(tile).bytes);
+    const kernels::TileLayout layout = kernels::LayoutOf(tile);
+    std::vector<std::byte> target(layout.bytes);
+    std::vector<std::byte> summaries(layout.summary_bytes);
     constexpr int kTiles = 2000;
     std::vector<double> rates;
     const double bytes = kTiles * static_cast<double>(sets_.front()->tile_bytes());
@@ -303,8 +304,8 @@ class Scene {
       bool finite = true;
       const double taken = SecondsOf([&] {
         for (int i = 0; i < kTiles; ++i) {
-          finite &=
-              encoder.Encode(sets_.front()->Tile(static_cast<std::uint64_t>(i)), target.data());
+          finite &= encoder.Encode(sets_.front()->Tile(static_cast<std::uint64_t>(i)),
+                                   target.data(), summaries.data());
         }
       });
       if (finite) rates.push_back(bytes / taken * 1e-9);

@@ -51,13 +51,14 @@ absl::Status SummarisedLane::Add(const kernels::LaneRows& rows, const kernels::T
     operations.prepare_encode(shape, rows.keys.type, rotation, prepared.data());
   }
   const auto entries = static_cast<std::uint32_t>(rows.keys.count);
-  const std::uint64_t stride = (layout.bytes + std::uint64_t{63}) / 64 * 64;
+  const std::uint64_t stride = (kernels::WholeBytes(layout) + 63) / 64 * 64;
   const std::uint32_t tiles = (entries + kTileEntries - 1) / kTileEntries;
   Segment segment;
   segment.tiles.resize(tiles * stride);
   for (std::uint32_t i = 0; i < tiles; ++i) {
     const std::uint32_t first = i * kTileEntries;
     segment.offsets.push_back(i * stride);
+    std::byte* const tile = segment.tiles.data() + i * stride;
     if (!operations.encode({.key = rows.keys.row(first),
                             .value = rows.values.row(first),
                             .stride = rows.keys.row_bytes(),
@@ -68,7 +69,8 @@ absl::Status SummarisedLane::Add(const kernels::LaneRows& rows, const kernels::T
                             .shape = shape,
                             .layout = layout,
                             .prepared = prepared.empty() ? nullptr : prepared.data(),
-                            .tile = segment.tiles.data() + i * stride})) {
+                            .tile = tile,
+                            .summaries = kernels::SummariesBehind(tile, layout)})) {
       return absl::InternalError(Concat("the tile of entry ", first, " could not be encoded"));
     }
   }

@@ -95,7 +95,9 @@ class Scene {
       lane.buffer.keys.data = lane.rows.data();
       lane.buffer.values.data = lane.rows.data() + side;
       lane.rotations = strategy_.rotations;
-      lane.tile.resize(kernels::LayoutOf(strategy_.shape).bytes);
+      const kernels::TileLayout layout = kernels::LayoutOf(strategy_.shape);
+      lane.tile.resize(layout.bytes);
+      lane.summaries.resize(layout.summary_bytes);
     }
   }
 
@@ -130,7 +132,8 @@ class Scene {
                                               .shape = strategy_.shape,
                                               .layout = kernels::LayoutOf(strategy_.shape),
                                               .prepared = prepared_.data(),
-                                              .tile = lane.tile.data()});
+                                              .tile = lane.tile.data(),
+                                              .summaries = lane.summaries.data()});
   }
   void JudgeTile() {
     const Lane& lane = lanes_[judged_++ % kLanes];
@@ -158,6 +161,7 @@ class Scene {
     kernels::LaneRows buffer;    // into `rows`
     kernels::AlignedBytes rotations;
     kernels::AlignedBytes tile;
+    kernels::AlignedBytes summaries;
     kernels::Moments keys;
     kernels::Moments values;
   };

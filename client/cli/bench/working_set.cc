@@ -76,7 +76,7 @@ TileEncoder::TileEncoder(const kernels::TileShape& shape, const kernels::Rotatio
   operations.prepare_encode(shape, kernels::ElementType::kBf16, rotation, prepared_);
 }
 
-bool TileEncoder::Encode(const std::byte* dense, std::byte* tile) const {
+bool TileEncoder::Encode(const std::byte* dense, std::byte* tile, std::byte* summaries) const {
   const kernels::DenseTile from{shape_.head_dim, kernels::ElementType::kBf16};
   return kernels::OperationsOf(kernels::BestImplementation())
       .encode({.key = dense,
@@ -89,16 +89,21 @@ bool TileEncoder::Encode(const std::byte* dense, std::byte* tile) const {
                .shape = shape_,
                .layout = layout_,
                .prepared = prepared_,
-               .tile = tile});
+               .tile = tile,
+               .summaries = summaries});
 }
 
 absl::StatusOr<std::unique_ptr<LaneSet>> LaneSet::Allocate(const LaneSetShape& shape) {
   std::unique_ptr<LaneSet> set(new LaneSet());
   set->shape_ = shape;
-  set->tile_bytes_ = RoundUp(kernels::LayoutOf(shape.tile).bytes);
+  const kernels::TileLayout layout = kernels::LayoutOf(shape.tile);
+  set->tile_bytes_ = RoundUp(layout.bytes);
+  set->summary_bytes_ = layout.summary_bytes;
   const std::uint64_t tiles = std::uint64_t{shape.lanes} * (shape.tokens / kernels::kTileEntries);
   const std::uint64_t page = PageBytes();
-  const std::uint64_t bytes = (tiles * set->tile_bytes_ + page - 1) / page * page;
+  const std::uint64_t summaries = tiles * set->tile_bytes_;  // where they begin
+  const std::uint64_t used = summaries + tiles * set->summary_bytes_;
+  const std::uint64_t bytes = (used + page - 1) / page * page;
   absl::StatusOr<Memfd> memory = Memfd::Create("tessera-bench", bytes);
   if (!memory.ok()) return memory.status();
   if (absl::Status status = memory->Prefault(); !status.ok()) return status;
@@ -107,7 +112,11 @@ absl::StatusOr<std::unique_ptr<LaneSet>> LaneSet::Allocate(const LaneSetShape& s
   set->memory_ = *std::move(memory);
   set->range_ = *std::move(range);
   set->offsets_.resize(tiles);
-  for (std::uint64_t i = 0; i < tiles; ++i) set->offsets_[i] = i * set->tile_bytes_;
+  set->summary_offsets_.resize(tiles);
+  for (std::uint64_t i = 0; i < tiles; ++i) {
+    set->offsets_[i] = i * set->tile_bytes_;
+    set->summary_offsets_[i] = summaries + i * set->summary_bytes_;
+  }
   return set;
 }
 
@@ -117,14 +126,15 @@ void LaneSet::Cut() {
   for (std::uint32_t lane = 0; lane < shape_.lanes; ++lane) {
     for (std::uint32_t s = 0; s < segments; ++s) {
       const std::uint32_t first = s * kSegmentEntries;
-      segments_.push_back(
-          {.arena = range_.data(),
-           .arena_bytes = range_.bytes(),
-           .tile_offsets = offsets_.data() + lane * per_lane + first / kernels::kTileEntries,
-           .first_position = first,
-           .entries = std::min(kSegmentEntries, shape_.tokens - first),
-           .shape = shape_.tile,
-           .rotation = rotation_});
+      const std::uint32_t tile = lane * per_lane + first / kernels::kTileEntries;
+      segments_.push_back({.arena = range_.data(),
+                           .arena_bytes = range_.bytes(),
+                           .tile_offsets = offsets_.data() + tile,
+                           .summary_offsets = summary_offsets_.data() + tile,
+                           .first_position = first,
+                           .entries = std::min(kSegmentEntries, shape_.tokens - first),
+                           .shape = shape_.tile,
+                           .rotation = rotation_});
     }
   }
   for (std::uint32_t lane = 0; lane < shape_.lanes; ++lane) {
@@ -187,8 +197,11 @@ absl::StatusOr<std::unique_ptr<LaneSet>> LaneSet::Encoded(const LaneSet& dense,
       static_cast<std::uint32_t>(dense.offsets_.size()),
       [](void* raw, std::uint32_t number) {
         Context& shared = *static_cast<Context*>(raw);
-        std::byte* target = shared.to->range_.data() + shared.to->offsets_[number];
-        if (!shared.encoder.Encode(shared.from->Tile(number), target)) shared.failed = true;
+        std::byte* const to = shared.to->range_.data();
+        if (!shared.encoder.Encode(shared.from->Tile(number), to + shared.to->offsets_[number],
+                                   to + shared.to->summary_offsets_[number])) {
+          shared.failed = true;
+        }
       },
       &context);
   if (context.failed) return absl::InternalError("a tile of the benchmark could not be encoded");
@@ -196,9 +209,13 @@ absl::StatusOr<std::unique_ptr<LaneSet>> LaneSet::Encoded(const LaneSet& dense,
   return set;
 }
 
+double LaneSet::TileBytesPerToken() const {
+  return static_cast<double>(tile_bytes_ + summary_bytes_) / kernels::kTileEntries;
+}
+
 double LaneSet::BytesPerToken() const {
   const double tokens = static_cast<double>(shape_.tokens);
-  double bytes = static_cast<double>(tile_bytes_) / kernels::kTileEntries;
+  double bytes = TileBytesPerToken();
   if (shape_.tile.packed()) {
     const auto segments = static_cast<double>(lanes_[0].segment_count);
     bytes += segments *

@@ -38,7 +38,8 @@ class LaneSet {
   std::uint64_t tile_bytes() const { return tile_bytes_; }
   std::uint64_t bytes() const { return range_.bytes(); }
   const std::byte* data() const { return range_.data(); }
-  // Of tiles and rotations, per token and lane.
+  // Of tiles with their summaries, per token and lane; and of these and rotations.
+  double TileBytesPerToken() const;
   double BytesPerToken() const;
   // The tile with this number among all lanes' tiles.
   const std::byte* Tile(std::uint64_t number) const { return range_.data() + offsets_[number]; }
@@ -50,10 +51,13 @@ class LaneSet {
   void FillRandom(std::uint32_t lane);
 
   LaneSetShape shape_;
-  std::uint64_t tile_bytes_ = 0;  // in the mapping: whole units of 64
+  // In the mapping all tiles come first, whole units of 64 each, then their summaries.
+  std::uint64_t tile_bytes_ = 0;
+  std::uint64_t summary_bytes_ = 0;
   Memfd memory_;
   AddressRange range_;
   std::vector<std::uint64_t> offsets_;
+  std::vector<std::uint64_t> summary_offsets_;
   std::vector<std::byte> rotations_;
   kernels::RotationView rotation_;
   std::vector<kernels::SegmentView> segments_;
@@ -69,7 +73,7 @@ class TileEncoder {
  public:
   TileEncoder(const kernels::TileShape& shape, const kernels::RotationView& rotation);
   // A dense bf16 tile of 32 entries. False where a value is not finite.
-  bool Encode(const std::byte* dense, std::byte* tile) const;
+  bool Encode(const std::byte* dense, std::byte* tile, std::byte* summaries) const;
 
  private:
   kernels::TileShape shape_;

@@ -148,7 +148,7 @@ void RunInput(Input input, const Memory& memory) {
   Judge(lane);
 }
 
-// One segment whose table is the pool's first bytes and whose tiles follow.
+// One segment whose tables are the pool's first bytes; its tiles follow, then their summaries.
 Seed OneSegment(const char* name, const TileShape& shape, std::uint32_t entries,
                 std::uint8_t width_flags, std::uint8_t rate, bool rotated) {
   shm::SegmentRef ref = {};
@@ -165,12 +165,18 @@ Seed OneSegment(const char* name, const TileShape& shape, std::uint32_t entries,
   ref.block = shape.block;
   ref.flags = (shape.weights ? shm::kSegmentHasWeights : 0) |
               (shape.positions ? shm::kSegmentHasPositions : 0);
-  const std::uint64_t tile_bytes = WholeUnits(LayoutOf(shape).bytes);
+  const TileLayout layout = LayoutOf(shape);
+  const std::uint64_t tile_bytes = WholeUnits(layout.bytes);
   const std::uint32_t tiles = (entries + kTileEntries - 1) / kTileEntries;
-  const std::uint64_t first_tile = WholeUnits(tiles * 8);
+  const std::uint64_t first_tile = WholeUnits(2 * tiles * 8);
+  const std::uint64_t first_summaries = first_tile + tiles * tile_bytes;
+  ref.summary_table = tiles * 8;
   Output pool;
   for (std::uint32_t i = 0; i < tiles; ++i) pool.Add<std::uint64_t>(first_tile + i * tile_bytes);
-  std::uint64_t pool_bytes = first_tile + tiles * tile_bytes;
+  for (std::uint32_t i = 0; i < tiles; ++i) {
+    pool.Add<std::uint64_t>(first_summaries + i * layout.summary_bytes);
+  }
+  std::uint64_t pool_bytes = first_summaries + WholeUnits(tiles * layout.summary_bytes);
   if (rotated) {
     ref.rotations = pool_bytes;
     ref.rotation_type = static_cast<std::uint8_t>(ElementType::kBf16);

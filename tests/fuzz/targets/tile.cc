@@ -26,6 +26,7 @@ struct TileCase {
   TileLayout layout;
   std::uint32_t rows;
   const std::byte* tile;
+  const std::byte* summaries;
 };
 
 class Runner {
@@ -45,12 +46,16 @@ class Runner {
   void Thin() {
     const std::optional<TileShape> thinner = ThinnerShape(case_.shape, 0.125);
     if (!thinner.has_value()) return;
-    const std::uint32_t bytes = LayoutOf(*thinner).bytes;
+    const TileLayout layout = LayoutOf(*thinner);
     constexpr std::byte kUntouched{0xa5};
-    std::vector<std::byte> thinned(bytes + 64, kUntouched);
-    ThinTile({case_.shape, case_.tile, case_.rows, *thinner, thinned.data()});
-    for (std::size_t i = bytes; i < thinned.size(); ++i) {
-      TESSERA_CHECK(thinned[i] == kUntouched, "written behind the thinned tile");
+    std::vector<std::byte> thinned(layout.bytes + 64, kUntouched);
+    std::vector<std::byte> summaries(layout.summary_bytes + 64, kUntouched);
+    ThinTile({case_.shape, case_.tile, case_.summaries, case_.rows, *thinner, thinned.data(),
+              summaries.data()});
+    for (std::size_t i = 0; i < 64; ++i) {
+      TESSERA_CHECK(thinned[layout.bytes + i] == kUntouched, "written behind the thinned tile");
+      TESSERA_CHECK(summaries[layout.summary_bytes + i] == kUntouched,
+                    "written behind the thinned summaries");
     }
   }
 
@@ -89,7 +94,8 @@ class Runner {
                        .from_layout = case_.layout,
                        .to = case_.shape,
                        .to_layout = case_.layout,
-                       .tile = gathered.data()});
+                       .tile = gathered.data(),
+                       .summaries = nullptr});
     const TileLayout& l = case_.layout;
     const struct {
       std::uint32_t at, bytes;
@@ -110,8 +116,10 @@ class Runner {
     for (std::uint32_t c = 0; c < case_.shape.key.channels; ++c) query.data()[c] = 0.25f;
     const std::uint32_t block = case_.shape.block;
     const std::uint32_t blocks = (case_.rows + block - 1) / block;
-    const BlockRun run = {
-        .tile = case_.tile, .blocks = blocks, .last_entries = case_.rows - (blocks - 1) * block};
+    const BlockRun run = {.summaries = case_.summaries,
+                          .tile = case_.tile,
+                          .blocks = blocks,
+                          .last_entries = case_.rows - (blocks - 1) * block};
     float scores[kMaxTileBlocks];
     operations.score_part({.runs = &run,
                            .run_count = 1,
@@ -189,17 +197,22 @@ std::vector<Seed> Seeds() {
 int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace tessera;
   static const fuzz::Guarded memory(fuzz::kMostTile);
+  static const fuzz::Guarded summary_memory(fuzz::kMostTile);
   fuzz::Input input(data, size);
   const kernels::TileShape shape = fuzz::TakeShape(input);
   if (kernels::WhyNotServed(shape) != nullptr) return 0;
   const kernels::TileLayout layout = kernels::LayoutOf(shape);
   const std::uint32_t rows = 1 + input.Byte() % kernels::kTileEntries;
   const auto noise = input.Take<std::uint32_t>();
-  // The tile's own last byte is the last that can be read, but for what alignment needs.
+  // The last byte of the tile, and of its summaries, is the last that can be read, but for what
+  // alignment needs.
   const std::size_t bytes = fuzz::WholeUnits(layout.bytes);
   std::byte* tile = memory.Last(bytes);
   fuzz::Fill({tile, bytes}, input.Rest(), noise);
-  fuzz::Runner runner({.shape = shape, .layout = layout, .rows = rows, .tile = tile});
+  std::byte* summaries = summary_memory.Last(layout.summary_bytes, kernels::kSummaryAlignment);
+  fuzz::Fill({summaries, layout.summary_bytes}, {}, noise + 1);
+  fuzz::Runner runner(
+      {.shape = shape, .layout = layout, .rows = rows, .tile = tile, .summaries = summaries});
   for (const kernels::Implementation* implementation : kernels::Implementations()) {
     if (!kernels::ImplementationSupported(*implementation)) continue;
     runner.Run(kernels::OperationsOf(*implementation));

@@ -33,9 +33,12 @@ inline std::vector<std::byte> Image(const SequenceView& view) {
                                      static_cast<std::uint32_t>(shape.summary),
                                      shape.block};
       add(words, sizeof words);
-      const std::uint64_t bytes = kernels::LayoutOf(shape).bytes;
+      const kernels::TileLayout layout = kernels::LayoutOf(shape);
       for (std::uint32_t e = 0; e < segment.entries; e += kernels::kTileEntries) {
-        add(segment.arena + segment.tile_offsets[e / kernels::kTileEntries], bytes);
+        const std::uint32_t tile = e / kernels::kTileEntries;
+        add(segment.arena + segment.tile_offsets[tile], layout.bytes);
+        if (layout.summary_bytes == 0) continue;
+        add(segment.arena + segment.summary_offsets[tile], layout.summary_bytes);
       }
       if (segment.rotation.key != nullptr) {
         add(segment.rotation.key, kernels::RotationBytes(shape, shape.key, segment.rotation.type));

@@ -63,9 +63,11 @@ TEST_F(Pack, EveryTileIsWhatTheKernelsMakeOfItsRows) {
         }
         const std::vector<std::byte> tile =
             encoder.Tile(key.data(), value.data(), dense.row_bytes(), rows);
+        const std::uint32_t bytes = kernels::LayoutOf(segment.shape).bytes;
         ASSERT_EQ(std::memcmp(segment.arena + segment.tile_offsets[first / kTileEntries],
-                              tile.data(), tile.size()),
+                              tile.data(), bytes),
                   0);
+        ASSERT_TRUE(HasSummaries(segment, first / kTileEntries, tile.data() + bytes));
       }
     }
     Collect();

@@ -90,10 +90,11 @@ class TileEncoder {
       : shape_(shape), type_(type), prepared_(operations_.prepared_bytes(shape, type)) {
     operations_.prepare_encode(shape, type, rotation, prepared_.data());
   }
-  // Of rows that lie `stride` apart.
+  // Of rows that lie `stride` apart: the tile, and its summaries right behind.
   std::vector<std::byte> Tile(const std::byte* key, const std::byte* value, std::uint64_t stride,
                               std::uint32_t rows) const {
-    std::vector<std::byte> tile(kernels::LayoutOf(shape_).bytes);
+    const kernels::TileLayout layout = kernels::LayoutOf(shape_);
+    std::vector<std::byte> tile(kernels::WholeBytes(layout));
     EXPECT_TRUE(operations_.encode({.key = key,
                                     .value = value,
                                     .stride = stride,
@@ -102,9 +103,10 @@ class TileEncoder {
                                     .weights = nullptr,
                                     .positions = nullptr,
                                     .shape = shape_,
-                                    .layout = kernels::LayoutOf(shape_),
+                                    .layout = layout,
                                     .prepared = prepared_.data(),
-                                    .tile = tile.data()}));
+                                    .tile = tile.data(),
+                                    .summaries = kernels::SummariesBehind(tile.data(), layout)}));
     return tile;
   }
 
@@ -114,6 +116,16 @@ class TileEncoder {
   const kernels::ElementType type_;
   std::vector<std::byte> prepared_;
 };
+
+// Whether the summaries of a tile of the segment are these.
+inline bool HasSummaries(const kernels::SegmentView& segment, std::uint32_t tile,
+                         const std::byte* expected) {
+  const std::uint64_t bytes = kernels::LayoutOf(segment.shape).summary_bytes;
+  if (bytes == 0) return segment.summary_offsets == nullptr;
+  const std::uint64_t offset = segment.summary_offsets[tile];
+  return offset % kernels::kSummaryAlignment == 0 && offset <= segment.arena_bytes - bytes &&
+         std::memcmp(segment.arena + offset, expected, bytes) == 0;
+}
 
 // Whether row `row` of a tile is what its form makes of the token with this stamp. The bytes of a
 // row depend on no other row.

@@ -52,10 +52,8 @@ class RecodeFixture : public PackFixture {
     absl::Status status =
         ReserveTiles(sequence.memory(), static_cast<std::uint32_t>(count), *segment, words);
     if (!status.ok()) return status;
-    std::vector<std::byte*> tiles;
-    for (std::size_t i = 0; i < segment->tiles(); ++i) tiles.push_back(segment->TileData(i));
     const auto unfit =
-        EncodeRows(sequence.memory(), {shape, nullptr}, rows.From(first, count), tiles);
+        EncodeRows(sequence.memory(), {shape, nullptr}, rows.From(first, count), segment->Places());
     EXPECT_TRUE(unfit.ok() && !unfit->has_value());
     EXPECT_TRUE(sequence.memory().device->StoreWords(words).ok());
     return segment;
@@ -77,10 +75,9 @@ class RecodeFixture : public PackFixture {
         auto growth =
             ReserveGrowth(sequence->memory(), run.previous, full / kernels::kTileEntries, words);
         if (!growth.ok()) return growth.status();
-        std::vector<std::byte*> tiles;
-        for (const pool::Block& tile : growth->tiles) tiles.push_back(tile.data());
-        EXPECT_TRUE(
-            EncodeRows(sequence->memory(), {shape, nullptr}, rows.From(0, full), tiles).ok());
+        EXPECT_TRUE(EncodeRows(sequence->memory(), {shape, nullptr}, rows.From(0, full),
+                               growth->tiles.places())
+                        .ok());
         EXPECT_TRUE(sequence->memory().device->StoreWords(words).ok());
         swap.growth = *std::move(growth);
         done = full;

@@ -352,10 +352,9 @@ TEST_F(Recode, ProvisionalSegmentsAreReplacedAsAWhole) {
     EXPECT_TRUE(
         ReserveTiles(sequence->memory(), static_cast<std::uint32_t>(32 * tiles), *segment, words)
             .ok());
-    std::vector<std::byte*> data;
-    for (std::size_t i = 0; i < tiles; ++i) data.push_back(segment->TileData(i));
-    EXPECT_TRUE(
-        EncodeRows(sequence->memory(), {Quarter(), nullptr}, rows.From(0, 32 * tiles), data).ok());
+    EXPECT_TRUE(EncodeRows(sequence->memory(), {Quarter(), nullptr}, rows.From(0, 32 * tiles),
+                           segment->Places())
+                    .ok());
     EXPECT_TRUE(sequence->memory().device->StoreWords(words).ok());
     return LaneSwap{.segments = {std::move(segment)}, .growing = true};
   };

@@ -385,7 +385,7 @@ TEST_F(CompactorTest, WhoAsksIsToldOnce) {
 
 class SmallTenant : public CompactorTest {
  protected:
-  static constexpr std::uint64_t kLimit = 4 << 20;
+  static constexpr std::uint64_t kLimit = 6 << 20;
   SmallTenant() : CompactorTest(0, kLimit) {}
   pool::Charge Squeeze(std::uint64_t room) {
     auto& account = const_cast<pool::Account&>(world_.tenant().account());

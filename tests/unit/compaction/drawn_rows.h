@@ -127,7 +127,8 @@ inline std::string LaneDiffers(const cache::SequenceView& view,
           return std::memcmp(tile + array, made.data() + array, std::size_t{bytes} * rows) == 0;
         };
         return rows == kTileEntries
-                   ? std::memcmp(tile, made.data(), at.bytes) == 0
+                   ? std::memcmp(tile, made.data(), at.bytes) == 0 &&
+                         cache::HasSummaries(segment, first / kTileEntries, made.data() + at.bytes)
                    : same(at.key_bits, at.key_row.bits) && same(at.key_scales, at.key_row.scale) &&
                          same(at.key_data, at.key_row.data) &&
                          same(at.value_bits, at.value_row.bits) &&
@@ -144,8 +145,10 @@ inline std::string LaneDiffers(const cache::SequenceView& view,
       const std::vector<std::byte> before =
           cache::TileEncoder(wide, segment.rotation, dense.type)
               .Tile(key.data(), value.data(), dense.row_bytes(), rows);
-      std::vector<std::byte> thinned(at.bytes);
-      kernels::ThinTile({wide, before.data(), rows, segment.shape, thinned.data()});
+      std::vector<std::byte> thinned(kernels::WholeBytes(at));
+      kernels::ThinTile(
+          {wide, before.data(), kernels::SummariesBehind(before.data(), kernels::LayoutOf(wide)),
+           rows, segment.shape, thinned.data(), kernels::SummariesBehind(thinned.data(), at)});
       if (!is(thinned)) return tile_name + " is another's";
     }
   }

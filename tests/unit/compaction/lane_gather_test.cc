@@ -214,8 +214,10 @@ TEST_F(LaneGatherTest, BlocksAreSummedUpAnew) {
       const std::vector<std::byte> made =
           encoder.Tile(keys.data(), values.data(), dense.row_bytes(), kTileEntries);
       const std::byte* const tile = segment.arena + segment.tile_offsets[first / kTileEntries];
-      EXPECT_EQ(std::memcmp(tile, made.data(), kernels::LayoutOf(shape).weights), 0)
-          << "the tile of entry " << first;
+      const kernels::TileLayout layout = kernels::LayoutOf(shape);
+      EXPECT_EQ(std::memcmp(tile, made.data(), layout.weights), 0) << "the tile of entry " << first;
+      EXPECT_TRUE(cache::HasSummaries(segment, first / kTileEntries, made.data() + layout.bytes))
+          << "those of the tile of entry " << first;
     }
   }
 }

@@ -53,12 +53,14 @@ std::vector<std::byte> BytesOf(const cache::SequenceView& view) {
     bytes.insert(bytes.end(), first, first + size);
   };
   for (const kernels::SegmentView& segment : view.segments) {
-    const std::uint64_t tile = kernels::LayoutOf(segment.shape).bytes;
+    const kernels::TileLayout layout = kernels::LayoutOf(segment.shape);
     add(&segment.entries, sizeof segment.entries);
     const std::uint32_t full = segment.entries / kernels::kTileEntries;
     const bool rest = segment.shape.packed() && segment.entries % kernels::kTileEntries != 0;
     for (std::uint32_t t = 0; t < full + (rest ? 1 : 0); ++t) {
-      add(segment.arena + segment.tile_offsets[t], tile);
+      add(segment.arena + segment.tile_offsets[t], layout.bytes);
+      if (layout.summary_bytes == 0) continue;
+      add(segment.arena + segment.summary_offsets[t], layout.summary_bytes);
     }
   }
   return bytes;

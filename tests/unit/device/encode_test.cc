@@ -111,18 +111,21 @@ class EncodeTest : public DeviceTest {
       std::memcpy(rows[0] + r * row_bytes, job.key + r * job.stride, row_bytes);
       std::memcpy(rows[1] + r * row_bytes, job.value + r * job.stride, row_bytes);
     }
+    const kernels::TileLayout layout = kernels::LayoutOf(one.shape);
     TileEncode tile = {.key = rows[0],
                        .value = rows[1],
                        .rows = job.rows,
                        .strategy = static_cast<std::uint32_t>(strategies_.size()),
-                       .tile = Take(kernels::LayoutOf(one.shape).bytes)};
+                       .to = {.tile = Take(layout.bytes)}};
+    if (layout.summary_bytes != 0) tile.to.summaries = Take(layout.summary_bytes);
     if (job.weights != nullptr) {
       tile.weights = reinterpret_cast<const float*>(Put(job.weights, 4 * job.rows));
     }
     if (job.positions != nullptr) {
       tile.positions = reinterpret_cast<const std::uint32_t*>(Put(job.positions, 4 * job.rows));
     }
-    std::memset(tile.tile, 0xa5, kernels::LayoutOf(one.shape).bytes);
+    std::memset(tile.to.tile, 0xa5, layout.bytes);
+    if (layout.summary_bytes != 0) std::memset(tile.to.summaries, 0xa5, layout.summary_bytes);
     strategies_.push_back({.shape = one.shape, .rotation = one.rotation});
     tiles_.push_back(tile);
     cases_.push_back(std::move(one));
@@ -135,7 +138,11 @@ class EncodeTest : public DeviceTest {
   }
 
   std::vector<std::byte> Stored(std::size_t i) const {
-    return {tiles_[i].tile, tiles_[i].tile + kernels::LayoutOf(cases_[i].shape).bytes};
+    const kernels::TileLayout layout = kernels::LayoutOf(cases_[i].shape);
+    const TilePlace& place = tiles_[i].to;
+    std::vector<std::byte> both(place.tile, place.tile + layout.bytes);
+    both.insert(both.end(), place.summaries, place.summaries + layout.summary_bytes);
+    return both;
   }
   // Nothing where the reference says that a value does not fit.
   std::optional<std::vector<std::byte>> Expected(std::size_t i) const {
@@ -263,7 +270,7 @@ TEST_P(EncodeTest, RotatedRowsAreWithinTheirBound) {
           SCOPED_TRACE(text + ", row " + std::to_string(r) + (of_value ? " of V" : " of K"));
           const auto array = of_value ? kernels::Array::kValues : kernels::Array::kKeys;
           ExpectKeeps(shape, kernels::RowsOf(shape, array).kept,
-                      kernels::ReadByDefinition(shape, tiles_[i].tile, array, r),
+                      kernels::ReadByDefinition(shape, tiles_[i].to.tile, array, r),
                       Rotate(shape, rotation, of_value, input.Row(of_value, r)));
         }
       }
@@ -366,7 +373,7 @@ TEST_P(CudaEncodeTest, ATileThatKernelsWouldMisreadIsABug) {
     (void)device_->Encode(strategies_, ElementType::kBf16, {&tile, 1});
   };
   TileEncode tile = tiles_[0];
-  tile.tile += 4;
+  tile.to.tile += 4;
   EXPECT_DEATH(encode(tile), "a tile that is not 16-byte aligned");
   tile = tiles_[0];
   tile.strategy = 1;

@@ -63,7 +63,7 @@ TEST_P(GatherTest, RowsAreTheReferences) {
     SCOPED_TRACE(kernels::Describe(from) + " into " + kernels::Describe(to));
     const ElementType type = from.packed() ? ElementType::kBf16 : kernels::ElementsOf(from.format);
     const std::vector<const std::byte*> sources = Tiles(from, type, 4);
-    const std::uint64_t bytes = kernels::LayoutOf(to).bytes;
+    const kernels::TileLayout layout = kernels::LayoutOf(to);
     std::deque<std::vector<kernels::GatherRow>> rows;
     std::vector<TileGather> tiles;
     for (std::uint64_t count = 1 + dice_.Below(4); count > 0; --count) {
@@ -73,24 +73,33 @@ TEST_P(GatherTest, RowsAreTheReferences) {
                .row = static_cast<std::uint32_t>(dice_.Below(kernels::kTileEntries)),
                .position = static_cast<std::uint32_t>(dice_.Below(1000000))};
       }
-      tiles.push_back({.rows = own, .tile = Take(bytes + kGuard)});
-      std::memset(tiles.back().tile, 0xa5, bytes + kGuard);
+      tiles.push_back({.rows = own,
+                       .to = {.tile = Take(layout.bytes + kGuard),
+                              .summaries = Take(layout.summary_bytes + kGuard)}});
+      std::memset(tiles.back().to.tile, 0xa5, layout.bytes + kGuard);
+      std::memset(tiles.back().to.summaries, 0xa5, layout.summary_bytes + kGuard);
     }
     const absl::Status status = device_->Gather(from, to, tiles);
     ASSERT_TRUE(status.ok()) << status;
     for (const TileGather& tile : tiles) {
-      std::vector<std::byte> expected(bytes + 64);
+      std::vector<std::byte> expected(kernels::WholeBytes(layout) + 64);
       reference.gather({.rows = tile.rows.data(),
                         .row_count = static_cast<std::uint32_t>(tile.rows.size()),
                         .from = from,
                         .from_layout = kernels::LayoutOf(from),
                         .to = to,
-                        .to_layout = kernels::LayoutOf(to),
-                        .tile = expected.data()});
-      expected.resize(bytes);
-      ASSERT_EQ(kernels::FirstDifference(to, expected, {tile.tile, tile.tile + bytes}), "");
+                        .to_layout = layout,
+                        .tile = expected.data(),
+                        .summaries = kernels::SummariesBehind(expected.data(), layout)});
+      expected.resize(kernels::WholeBytes(layout));
+      std::vector<std::byte> stored(tile.to.tile, tile.to.tile + layout.bytes);
+      stored.insert(stored.end(), tile.to.summaries, tile.to.summaries + layout.summary_bytes);
+      ASSERT_EQ(kernels::FirstDifference(to, expected, stored), "");
       for (std::uint64_t i = 0; i < kGuard; ++i) {
-        ASSERT_EQ(tile.tile[bytes + i], std::byte{0xa5}) << "written " << i << " bytes behind";
+        ASSERT_EQ(tile.to.tile[layout.bytes + i], std::byte{0xa5})
+            << "written " << i << " bytes behind";
+        ASSERT_EQ(tile.to.summaries[layout.summary_bytes + i], std::byte{0xa5})
+            << "written " << i << " bytes behind the summaries";
       }
     }
   }

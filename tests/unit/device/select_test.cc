@@ -39,16 +39,22 @@ class SelectTest : public DeviceTest {
     shape.block = 8;
     std::byte* at = pool_.data();
     for (std::uint32_t head = 0; head < kHeads; ++head) {
+      const kernels::TileLayout layout = kernels::LayoutOf(shape);
       auto* table = reinterpret_cast<std::uint64_t*>(at);
-      at += 64;
+      auto* summary_table = reinterpret_cast<std::uint64_t*>(at + 64);
+      static_assert(kEntries <= 8 * 32, "a table is a unit of 64 bytes");
+      at += 128;
       for (std::uint32_t t = 0; t * 32 < kEntries; ++t) {
+        std::byte* const summaries = at + (layout.bytes + 63) / 64 * 64;
         table[t] = static_cast<std::uint64_t>(at - pool_.data());
-        FillTile(shape, std::min(32u, kEntries - t * 32), at);
-        at += (kernels::LayoutOf(shape).bytes + 63) / 64 * 64;
+        summary_table[t] = static_cast<std::uint64_t>(summaries - pool_.data());
+        FillTile(shape, std::min(32u, kEntries - t * 32), at, summaries);
+        at = summaries + (layout.summary_bytes + 63) / 64 * 64;
       }
       views_[head] = {.arena = pool_.data(),
                       .arena_bytes = kPiece,
                       .tile_offsets = table,
+                      .summary_offsets = summary_table,
                       .entries = kEntries,
                       .shape = shape};
       lanes_[head] = {.segments = &views_[head], .segment_count = 1};
@@ -81,13 +87,13 @@ class SelectTest : public DeviceTest {
   std::vector<kernels::AttendItem> items_;
 
  private:
-  void FillTile(const kernels::TileShape& shape, std::uint32_t rows, std::byte* tile) {
-    const kernels::TileLayout layout = kernels::LayoutOf(shape);
+  void FillTile(const kernels::TileShape& shape, std::uint32_t rows, std::byte* tile,
+                std::byte* summaries) {
     auto* elements = reinterpret_cast<std::uint16_t*>(tile);
     for (std::uint32_t i = 0; i < 64 * kHeadDim; ++i) {
       elements[i] = kernels::FloatToBf16(normal_(fixed_));
     }
-    auto* means = reinterpret_cast<std::uint16_t*>(tile + layout.block_data);
+    auto* means = reinterpret_cast<std::uint16_t*>(summaries);
     for (std::uint32_t e = 0; e < rows; e += shape.block) {
       const std::uint32_t here = std::min<std::uint32_t>(shape.block, rows - e);
       for (std::uint32_t c = 0; c < kHeadDim; ++c) {

@@ -61,7 +61,8 @@ TEST(Plan, SummaryShape) {
   EXPECT_EQ(kernels::WhyNotServed(shape), nullptr);
   // Quest's metadata of a bf16 layer: 2 rows of keys for every 16 tokens.
   const auto bytes = [](const char* policy) {
-    return kernels::LayoutOf(SummaryShape(*ParsePolicy(policy), Geometry(128))).bytes;
+    return kernels::WholeBytes(
+        kernels::LayoutOf(SummaryShape(*ParsePolicy(policy), Geometry(128))));
   };
   EXPECT_EQ(bytes("quest"), 32u * 544);
   EXPECT_EQ(bytes("dense"), 32u * 512);

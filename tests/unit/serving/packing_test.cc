@@ -38,7 +38,7 @@ TEST(Packing, WhatIsLeftOutHasItsDefault) {
   packing.set_summary(v1::BLOCK_SUMMARY_MEAN);
   const TileShape summed = *ToTileShape(packing, Geometry(128), false);
   EXPECT_EQ(summed.block, 8);
-  EXPECT_EQ(kernels::LayoutOf(summed).bytes, 32u * 170);
+  EXPECT_EQ(kernels::WholeBytes(kernels::LayoutOf(summed)), 32u * 170);
   v1::Packing quest;
   quest.set_dense(true);
   quest.set_summary(v1::BLOCK_SUMMARY_MIN_MAX);

@@ -12,8 +12,8 @@ namespace {
 
 // The numbers that separately built daemons and workers agree on. A change here is a change of the
 // protocol: bump kProtocolVersion with it.
-TEST(Layout, IsWhatVersionFourSays) {
-  static_assert(kProtocolVersion == 4);
+TEST(Layout, IsWhatVersionFiveSays) {
+  static_assert(kProtocolVersion == 5);
   EXPECT_EQ(sizeof(DirectoryHeader), 65728u);
   EXPECT_EQ(offsetof(DirectoryHeader, instance), 24u);
   EXPECT_EQ(offsetof(DirectoryHeader, directory_limit_bytes), 48u);
@@ -21,6 +21,7 @@ TEST(Layout, IsWhatVersionFourSays) {
   EXPECT_EQ(sizeof(Snapshot), 32u);
   EXPECT_EQ(sizeof(SegmentRef), 64u);
   EXPECT_EQ(offsetof(SegmentRef, value_channels), 48u);
+  EXPECT_EQ(offsetof(SegmentRef, summary_table), 56u);
   EXPECT_EQ(sizeof(ReaderSlot), 64u);
   EXPECT_EQ(sizeof(ControlPage), 128u + 64 * 64 + 8 * 4096);
   EXPECT_EQ(alignof(ReaderSlot), 64u);

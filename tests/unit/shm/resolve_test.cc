@@ -154,6 +154,16 @@ TEST_F(ResolveLaneTest, EveryFieldBeyondItsBorderIsRefusedAndNothingIsAdded) {
     ref.tile_table = table;
     EXPECT_TRUE(refused(GoodSnapshot(2), ref, 64)) << table;
   }
+  kernels::TileShape summed = kernels::DenseShape(128, kernels::ElementType::kBf16);
+  summed.summary = kernels::Summary::kMean;
+  summed.block = 8;
+  for (std::uint64_t table : {std::uint64_t{4}, pool_.bytes() - 8, ~std::uint64_t{7}}) {
+    ref = GoodRef();
+    ref.summary_table = table;
+    EXPECT_FALSE(refused(GoodSnapshot(2), ref, 64)) << "nobody looks there";
+    SetShape(summed, ref);
+    EXPECT_TRUE(refused(GoodSnapshot(2), ref, 64)) << table;
+  }
   ref = GoodRef();
   ref.tile_table = pool_.bytes() - 16;
   EXPECT_FALSE(refused(GoodSnapshot(2), ref, 64));  // two tiles just fit
@@ -261,6 +271,7 @@ SegmentRef HostileRef(TestRandom& random, std::uint64_t pool_bytes) {
   ref.position_span = random.OneIn(2) ? ref.entries : random.OneIn(2) ? entries() : random.Border();
   if (random.OneIn(3)) ref.first_position = random.OneIn(2) ? random.Below(600) : random.Border();
   ref.tile_table = random.Below(pool_bytes / 8) * 8;
+  ref.summary_table = random.Below(pool_bytes / 8) * 8;
   return ref;
 }
 
@@ -282,8 +293,10 @@ TEST_F(ResolveLaneTest, AttentionOverHostileTablesStaysInside) {
       for (std::uint64_t t = 0; t < 72; ++t) {
         const std::uint64_t offset =
             random.OneIn(200) ? random.Border() : random.Below((pool.bytes() - 8192) / 64) * 64;
-        const std::uint64_t place = ref.tile_table + 8 * t;
-        if (place + 8 <= pool.bytes()) pool.Put(place, offset);
+        for (const std::uint64_t table : {ref.tile_table, ref.summary_table}) {
+          const std::uint64_t place = table + 8 * t;
+          if (place + 8 <= pool.bytes()) pool.Put(place, offset);
+        }
       }
       directory_.Put(64 + sizeof(Snapshot) + i * sizeof ref, ref);
     }
@@ -335,10 +348,15 @@ TEST_F(ResolveLaneTest, AttentionOverPositionsThatDoNotRiseStaysInside) {
   for (std::uint32_t e = 0; e < kernels::kTileEntries; ++e) {
     pool.Put(tile + kernels::LayoutOf(shape).positions + 4 * e, e % kBlock == 0 ? 0u : 1u << 30);
   }
-  for (std::uint32_t t = 0; t < kBlocks / 2; ++t) pool.Put(64 + 8 * t, tile);
+  const std::uint64_t summaries = tile + kernels::LayoutOf(shape).bytes;
+  for (std::uint32_t t = 0; t < kBlocks / 2; ++t) {
+    pool.Put(64 + 8 * t, tile);
+    pool.Put(64 + 8 * (kBlocks / 2 + t), summaries);
+  }
   SegmentRef ref = GoodRef();
   SetShape(shape, ref);
   ref.entries = kBlock * kBlocks;
+  ref.summary_table = 64 + 8 * (kBlocks / 2);
   ref.position_span = std::uint64_t{1} << 31;
   directory_.Put(64, GoodSnapshot(1));
   directory_.Put(64 + sizeof(Snapshot), ref);

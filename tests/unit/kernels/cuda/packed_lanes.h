@@ -118,17 +118,22 @@ class RandomSegment {
   RandomSegment(const SegmentShape& shape, std::uint64_t first_position, TestRandom& random)
       : layout_(kernels::LayoutOf(shape.tile)),
         stride_((layout_.bytes + 63) / 64 * 64),
-        arena_(std::size_t{(shape.entries + 31) / 32 + 1} * stride_),
+        arena_(std::size_t{(shape.entries + 31) / 32 + 1} * stride_ +
+               std::size_t{(shape.entries + 31) / 32} * layout_.summary_bytes),
         key_(RotationSize(shape, shape.tile.key)),
         value_(RotationSize(shape, shape.tile.value)) {
     const std::uint32_t tiles = (shape.entries + 31) / 32;
-    for (std::uint32_t t = 0; t < tiles; ++t) offsets_.push_back((tiles - t) * stride_);
+    for (std::uint32_t t = 0; t < tiles; ++t) {
+      offsets_.push_back((tiles - t) * stride_);
+      summary_offsets_.push_back((tiles + 1) * stride_ + t * layout_.summary_bytes);
+    }
     for (std::uint32_t t = 0; t < tiles; ++t) {
       FillTile(shape, std::min(32u, shape.entries - t * 32), arena_.data() + offsets_[t], random);
     }
     view_ = {.arena = arena_.data(),
              .arena_bytes = arena_.size(),
              .tile_offsets = offsets_.data(),
+             .summary_offsets = layout_.summary_bytes != 0 ? summary_offsets_.data() : nullptr,
              .first_position = first_position,
              .position_span = shape.tile.positions ? next_position_ : 0,
              .entries = shape.entries,
@@ -148,7 +153,9 @@ class RandomSegment {
   const kernels::SegmentView& view() const { return view_; }
   std::uint64_t end_position() const { return view_.first_position + view_.positions(); }
   std::vector<std::uint64_t>& offsets() { return offsets_; }
+  std::vector<std::uint64_t>& summary_offsets() { return summary_offsets_; }
   std::byte* tile(std::uint32_t index) { return arena_.data() + offsets_[index]; }
+  std::byte* summaries(std::uint32_t index) { return arena_.data() + summary_offsets_[index]; }
   const kernels::TileLayout& layout() const { return layout_; }
 
  private:
@@ -198,6 +205,7 @@ class RandomSegment {
   AlignedBytes key_;
   AlignedBytes value_;
   std::vector<std::uint64_t> offsets_;
+  std::vector<std::uint64_t> summary_offsets_;
   std::uint32_t next_position_ = 0;
   kernels::SegmentView view_;
 };

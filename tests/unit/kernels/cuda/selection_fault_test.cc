@@ -168,7 +168,10 @@ TEST(SelectionFault, BadTilesAreReportedAndNotFollowed) {
       for (std::size_t s = 0; s < 2; ++s) SumUp(problem.lane(1), s);
       problem.items()[1].first_query_position = problem.lane(1).view().tail.end;
       problem.items()[1].rule = {.rate = 0.1, .selects = 1};
-      problem.lane(1).segment(1).offsets()[random.Below(19)] = offset;
+      RandomSegment& segment = problem.lane(1).segment(1);
+      const bool of_tile = random.OneIn(2);
+      (of_tile ? segment.offsets() : segment.summary_offsets())[random.Below(19)] =
+          of_tile || offset != 8 ? offset : 2;  // summaries stand at multiples of 4
       const std::uint64_t fault = problem.Run({.seed = random.Bits()});
       EXPECT_EQ(fault, FaultWord::Pack(FaultKind::kBadTile, 0, 3));
       problem.ExpectItemRight(0);  // the neighbour is complete
@@ -215,9 +218,13 @@ TEST(SelectionFault, TilesOfAnyBytesDoNoHarm) {
     problem.items()[0].rule = AnyStepRule(random);
     for (std::uint32_t t = 0; t < 10; ++t) {
       std::byte* tile = problem.lane(0).segment(0).tile(t);
-      for (std::uint32_t i = 0; i < problem.lane(0).segment(0).layout().bytes; ++i) {
-        tile[i] = t % 2 == 0 ? std::byte{0xff} : static_cast<std::byte>(random.Bits());
-      }
+      std::byte* summaries = problem.lane(0).segment(0).summaries(t);
+      const kernels::TileLayout& layout = problem.lane(0).segment(0).layout();
+      const auto any = [&] {
+        return t % 2 == 0 ? std::byte{0xff} : static_cast<std::byte>(random.Bits());
+      };
+      for (std::uint32_t i = 0; i < layout.bytes; ++i) tile[i] = any();
+      for (std::uint32_t i = 0; i < layout.summary_bytes; ++i) summaries[i] = any();
     }
     const std::uint64_t fault = problem.Run({.seed = random.Bits()});
     // Words of positions that do not rise may make the choice larger than its slots.

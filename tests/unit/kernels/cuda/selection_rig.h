@@ -13,7 +13,7 @@
 
 namespace tessera::tests {
 
-// Gives a segment the summaries of its rows; block arrays were 0xff.
+// Gives a segment the summaries of its rows; they were 0xff.
 inline void SumUp(MixedLane& lane, std::size_t index) {
   const kernels::SegmentView& view = lane.segment_view(index);
   const kernels::TileLayout& layout = lane.segment(index).layout();
@@ -30,10 +30,8 @@ inline void SumUp(MixedLane& lane, std::size_t index) {
                               .from_layout = layout,
                               .to = view.shape,
                               .to_layout = layout,
-                              .tile = summed.data()});
-    const std::uint32_t end = layout.block_data + view.shape.blocks() * layout.block_row.data;
-    std::memcpy(tile + layout.block_bits, summed.data() + layout.block_bits,
-                end - layout.block_bits);
+                              .tile = summed.data(),
+                              .summaries = lane.segment(index).summaries(t)});
   }
 }
 

@@ -129,7 +129,8 @@ class ScoreProblem {
       }
       for (std::uint32_t t = 0; t * 32 < segment.entries; ++t) {
         const std::uint32_t here = std::min(32u, segment.entries - t * 32);
-        const kernels::BlockRun run = {.tile = segment.arena + segment.tile_offsets[t],
+        const kernels::BlockRun run = {.summaries = segment.arena + segment.summary_offsets[t],
+                                       .tile = segment.arena + segment.tile_offsets[t],
                                        .blocks = (here + block - 1) / block,
                                        .last_entries = here - (here - 1) / block * block};
         kernels::ScorePartReference({.runs = &run,

@@ -41,8 +41,8 @@ class KeysTest : public TileOpsTest {
     return Encoded(EncodeCase(random_, shape, type, kind, random_.Pick(kTypes), /*calm=*/true));
   }
   static EncodeCase Encoded(EncodeCase made) {
-    std::optional<Bytes> tile = made.Expected();
-    if (tile.has_value()) made.tile = std::move(*tile);
+    std::optional<StoredBytes> stored = made.Expected();
+    if (stored.has_value()) made.Take(std::move(*stored));
     return made;
   }
 

@@ -248,6 +248,15 @@ inline Bytes RandomRotation(TestRandom& random, const TileShape& shape,
 
 // ---- One encode --------------------------------------------------------------------------------
 
+// What an encode or a gather writes.
+struct StoredBytes {
+  explicit StoredBytes(const TileLayout& layout)
+      : tile(layout.bytes), summaries(layout.summary_bytes) {}
+  StoredBytes() = default;
+  bool operator==(const StoredBytes&) const = default;
+  Bytes tile, summaries;
+};
+
 // Everything that one encode needs, and the reference's opinion of it.
 struct EncodeCase {
   TileShape shape;
@@ -258,7 +267,7 @@ struct EncodeCase {
   std::uint32_t rows = 1;
   std::optional<RandomRows> key, value;
   Bytes key_rotation, value_rotation;
-  Bytes weights, positions, tile;
+  Bytes weights, positions, tile, summaries;
   bool has_weights = false, has_positions = false;
 
   EncodeCase(TestRandom& random, const TileShape& of_shape, ElementType row_type, RotationKind kind,
@@ -289,11 +298,19 @@ struct EncodeCase {
       std::memcpy(positions.data() + r * 4, &position, 4);
     }
     tile = Bytes(layout.bytes);
+    summaries = Bytes(layout.summary_bytes);
   }
 
+  bool Is(const StoredBytes& expected) const {
+    return tile == expected.tile && summaries == expected.summaries;
+  }
+  void Take(StoredBytes stored) {
+    tile = std::move(stored.tile);
+    summaries = std::move(stored.summaries);
+  }
   // The reference's tile, or nothing where it refuses.
-  std::optional<Bytes> Expected() const {
-    Bytes expected(layout.bytes);
+  std::optional<StoredBytes> Expected() const {
+    StoredBytes expected(layout);
     std::vector<std::byte> prepared(kernels::PreparedBytesReference(shape, type));
     const bool rotated = rotation_kind != RotationKind::kNone;
     kernels::PrepareEncodeReference(shape, type,
@@ -313,7 +330,8 @@ struct EncodeCase {
          .shape = shape,
          .layout = layout,
          .prepared = prepared.data(),
-         .tile = expected.data()});
+         .tile = expected.tile.data(),
+         .summaries = expected.summaries.data()});
     if (!usable) return std::nullopt;
     return expected;
   }
@@ -328,16 +346,13 @@ inline std::string FirstDifference(const TileLayout& layout, const Bytes& a, con
                         : i < layout.value_bits   ? "key data"
                         : i < layout.value_scales ? "value bits"
                         : i < layout.value_data   ? "value scales"
-                        : i < layout.block_bits   ? "value data"
-                        : i < layout.block_scales ? "block bits"
-                        : i < layout.block_data   ? "block scales"
-                        : i < layout.weights      ? "block data"
+                        : i < layout.weights      ? "value data"
                                                   : "weights or positions";
     return "byte " + std::to_string(i) + ", " + array + ": " +
            std::to_string(static_cast<int>(a.data()[i])) + " and " +
            std::to_string(static_cast<int>(b.data()[i]));
   }
-  return "none";
+  return "none, but for summaries";
 }
 
 }  // namespace tessera::tests

@@ -33,8 +33,8 @@ EncodeCase RandomTile(TestRandom& random, const TileShape& shape) {
   EncodeCase made(random, shape, type,
                   shape.packed() ? RotationKind::kSelection : RotationKind::kNone,
                   ElementType::kFp32, /*calm=*/true);
-  std::optional<Bytes> tile = made.Expected();
-  if (tile.has_value()) made.tile = std::move(*tile);
+  std::optional<StoredBytes> stored = made.Expected();
+  if (stored.has_value()) made.Take(std::move(*stored));
   return made;
 }
 
@@ -91,6 +91,7 @@ struct GatherCase {
   TileShape from, to;
   std::vector<GatherRow> rows, device_rows;
   std::uint64_t tile = 0;
+  std::uint64_t summaries = 0;
 };
 
 TEST_F(TileOpsTest, GatherGivesTheReferencesBytes) {
@@ -118,28 +119,35 @@ TEST_F(TileOpsTest, GatherGivesTheReferencesBytes) {
         of.device_rows.push_back(of.rows.back());
         of.device_rows.back().tile = reinterpret_cast<const std::byte*>(addresses[which]);
       }
-      of.tile = Put(Bytes(LayoutOf(of.to).bytes));
+      const StoredBytes room(LayoutOf(of.to));
+      of.tile = Put(room.tile);
+      of.summaries = Put(room.summaries);
       const auto strategy = static_cast<std::uint32_t>(strategies.size());
       strategies.push_back({.shape = of.from, .layout = LayoutOf(of.from)});
       strategies.push_back({.shape = of.to, .layout = LayoutOf(of.to)});
-      jobs.push_back(
-          {.tile = of.tile, .rows = of.device_rows, .from = strategy, .to = strategy + 1});
+      jobs.push_back({.tile = of.tile,
+                      .summaries = of.summaries,
+                      .rows = of.device_rows,
+                      .from = strategy,
+                      .to = strategy + 1});
     }
     const Error error = calls().Gather(strategies, jobs);
     ASSERT_TRUE(error.ok()) << error.text();
     for (const GatherCase& of : cases) {
       const TileLayout layout = LayoutOf(of.to);
-      Bytes tile(layout.bytes), expected(layout.bytes);
-      Get(of.tile, tile);
+      StoredBytes stored(layout), expected(layout);
+      Get(of.tile, stored.tile);
+      if (of.summaries != 0) Get(of.summaries, stored.summaries);
       kernels::GatherReference({.rows = of.rows.data(),
                                 .row_count = static_cast<std::uint32_t>(of.rows.size()),
                                 .from = of.from,
                                 .from_layout = LayoutOf(of.from),
                                 .to = of.to,
                                 .to_layout = layout,
-                                .tile = expected.data()});
-      EXPECT_TRUE(expected == tile) << Describe(of.to) << " rows " << of.rows.size() << ": "
-                                    << FirstDifference(layout, expected, tile);
+                                .tile = expected.tile.data(),
+                                .summaries = expected.summaries.data()});
+      EXPECT_TRUE(expected == stored) << Describe(of.to) << " rows " << of.rows.size() << ": "
+                                      << FirstDifference(layout, expected.tile, stored.tile);
     }
   }
 }
@@ -214,6 +222,17 @@ TEST(TileOpsProblems, AreNamed) {
   EXPECT_NE(GatherProblem(strategies, gather), "");
   gather = {.tile = kOutput};
   EXPECT_NE(GatherProblem(strategies, gather), "");
+  TileShape summed = shape;
+  summed.summary = Summary::kMinMax;
+  summed.block = 4;
+  const DeviceStrategy with_summaries[] = {{.shape = summed, .layout = LayoutOf(summed)}};
+  row = {.tile = reinterpret_cast<const std::byte*>(kTile), .row = 0, .position = 0};
+  gather = {.tile = kOutput, .rows = std::span(&row, 1)};
+  EXPECT_NE(GatherProblem(with_summaries, gather), "");
+  gather.summaries = kOutput + 8192 + 2;
+  EXPECT_NE(GatherProblem(with_summaries, gather), "");
+  gather.summaries += 2;
+  EXPECT_EQ(GatherProblem(with_summaries, gather), "");
   const MomentsTileJob moments = {.rows = kTile, .stride = 128, .sums = kOutput, .row_count = 3};
   EXPECT_EQ(MomentsProblem(64, ElementType::kBf16, moments), "");
   EXPECT_NE(MomentsProblem(96, ElementType::kBf16, moments), "");
@@ -221,18 +240,20 @@ TEST(TileOpsProblems, AreNamed) {
 
 // ---- Index arithmetic --------------------------------------------------------------------------
 
-TEST(EncodeIndex, RowArraysCoverATileOnce) {
+TEST(EncodeIndex, RowArraysCoverATileAndItsSummariesOnce) {
   TestRandom random;
   for (int round = 0; round < 200; ++round) {
     const TileShape shape =
         RandomShape(random, static_cast<std::uint16_t>(kHeadDims[random.Below(3)]));
     const TileLayout layout = LayoutOf(shape);
-    std::vector<int> seen(layout.bytes);
+    std::vector<int> tile(layout.bytes), summaries(layout.summary_bytes);
+    std::vector<int>* seen = &tile;
     const auto mark = [&](std::uint32_t begin, std::uint32_t bytes) {
-      for (std::uint32_t i = begin; i < begin + bytes; ++i) ++seen.at(i);
+      for (std::uint32_t i = begin; i < begin + bytes; ++i) ++seen->at(i);
     };
     for (const TileRows which : {TileRows::kKey, TileRows::kValue, TileRows::kBlock}) {
       const RowArrays arrays = ArraysOf(layout, which);
+      seen = which == TileRows::kBlock ? &summaries : &tile;
       const std::uint32_t rows = which == TileRows::kBlock ? shape.blocks() : kTileEntries;
       for (std::uint32_t r = 0; r < rows; ++r) {
         mark(arrays.bits + r * arrays.row.bits, arrays.row.bits);
@@ -246,11 +267,12 @@ TEST(EncodeIndex, RowArraysCoverATileOnce) {
       }
     }
     const std::uint32_t gap = layout.block_data + shape.blocks() * layout.block_row.data;
-    mark(gap, layout.weights - gap);
+    mark(gap, layout.summary_bytes - gap);
+    seen = &tile;
     mark(layout.weights, shape.weights ? 128 : 0);
     mark(layout.positions, shape.positions ? 128 : 0);
-    EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), static_cast<int>(layout.bytes))
-        << Describe(shape);
+    EXPECT_EQ(tile, std::vector<int>(layout.bytes, 1)) << Describe(shape);
+    EXPECT_EQ(summaries, std::vector<int>(layout.summary_bytes, 1)) << Describe(shape);
   }
 }
 

@@ -36,6 +36,7 @@ class EncodeTest : public TileOpsTest {
                      .weights = of.has_weights ? Put(of.weights) : 0,
                      .positions = of.has_positions ? Put(of.positions) : 0,
                      .tile = Put(of.tile),
+                     .summaries = Put(of.summaries),
                      .rows = of.rows,
                      .strategy = strategy});
     cases_.push_back(std::move(of));
@@ -45,7 +46,10 @@ class EncodeTest : public TileOpsTest {
     std::optional<std::uint32_t> unusable;
     const kernels::cuda::Error error = calls().Encode(strategies_, type, jobs_, &unusable);
     EXPECT_TRUE(error.ok()) << error.text();
-    for (std::size_t i = 0; i < jobs_.size(); ++i) Get(jobs_[i].tile, cases_[i].tile);
+    for (std::size_t i = 0; i < jobs_.size(); ++i) {
+      Get(jobs_[i].tile, cases_[i].tile);
+      if (jobs_[i].summaries != 0) Get(jobs_[i].summaries, cases_[i].summaries);
+    }
     return unusable;
   }
   void Clear() {
@@ -70,10 +74,10 @@ class EncodeExact : public EncodeTest,
   void ExpectReferenceBytes() {
     EXPECT_EQ(Run(type()), std::nullopt);
     for (const EncodeCase& of : cases_) {
-      const std::optional<Bytes> expected = of.Expected();
+      const std::optional<StoredBytes> expected = of.Expected();
       ASSERT_TRUE(expected.has_value());
-      EXPECT_TRUE(*expected == of.tile) << Describe(of.shape) << " rows " << of.rows << ": "
-                                        << FirstDifference(of.layout, *expected, of.tile);
+      EXPECT_TRUE(of.Is(*expected)) << Describe(of.shape) << " rows " << of.rows << ": "
+                                    << FirstDifference(of.layout, expected->tile, of.tile);
     }
   }
 };
@@ -222,7 +226,7 @@ void ExpectRealRotation(const EncodeCase& of) {
   if (of.shape.summary != Summary::kMean) return;
   for (std::uint32_t b = 0; b * of.shape.block < of.rows; ++b) {
     SCOPED_TRACE("block " + std::to_string(b));
-    ExpectSelection(kernels::BlockRow(of.shape, of.layout, of.tile.data(), b), MeanOf(of, b));
+    ExpectSelection(kernels::BlockRow(of.shape, of.layout, of.summaries.data(), b), MeanOf(of, b));
   }
 }
 
@@ -279,10 +283,10 @@ TEST_F(EncodeTest, NamesTheFirstJobAndLeavesTheOthersAlone) {
     }
     EXPECT_EQ(Run(type), first);
     for (std::size_t i = 0; i < cases_.size(); ++i) {
-      const std::optional<Bytes> expected = cases_[i].Expected();
+      const std::optional<StoredBytes> expected = cases_[i].Expected();
       ASSERT_EQ(expected.has_value(), usable[i]);
       if (expected.has_value()) {
-        EXPECT_TRUE(*expected == cases_[i].tile) << i;
+        EXPECT_TRUE(cases_[i].Is(*expected)) << i;
       }
     }
   }
@@ -291,8 +295,11 @@ TEST_F(EncodeTest, NamesTheFirstJobAndLeavesTheOthersAlone) {
 // ---- What is refused ---------------------------------------------------------------------------
 
 TEST_F(EncodeTest, WrongJobsAreNamedAndNothingRuns) {
-  Add(EncodeCase(random_, RandomPackedShape(random_, TileFormat::kPackedInt8, 64, 2, false),
-                 ElementType::kBf16, RotationKind::kSelection, ElementType::kBf16));
+  TileShape summed = RandomPackedShape(random_, TileFormat::kPackedInt8, 64, 2, false);
+  summed.summary = Summary::kMean;
+  summed.block = 8;
+  Add(EncodeCase(random_, summed, ElementType::kBf16, RotationKind::kSelection,
+                 ElementType::kBf16));
   const auto refused = [&](auto change) {
     std::vector<DeviceStrategy> strategies = strategies_;
     strategies.push_back(strategies[0]);
@@ -309,6 +316,8 @@ TEST_F(EncodeTest, WrongJobsAreNamedAndNothingRuns) {
   EXPECT_TRUE(refused([](Strategies&, EncodeTileJob& j) { j.value = 0; }));
   EXPECT_TRUE(refused([](Strategies&, EncodeTileJob& j) { j.stride += 2; }));
   EXPECT_TRUE(refused([](Strategies&, EncodeTileJob& j) { j.tile += 4; }));
+  EXPECT_TRUE(refused([](Strategies&, EncodeTileJob& j) { j.summaries = 0; }));
+  EXPECT_TRUE(refused([](Strategies&, EncodeTileJob& j) { j.summaries += 2; }));
   EXPECT_TRUE(refused([](Strategies&, EncodeTileJob& j) { j.weights += 2; }));
   EXPECT_TRUE(refused([](Strategies& s, EncodeTileJob&) { s[0].shape.group = 3; }));
   EXPECT_TRUE(refused([](Strategies& s, EncodeTileJob&) { s[0].layout.value_data += 2; }));

@@ -74,15 +74,16 @@ TEST(TileLayout, IsTheSumOfItsArrays) {
     ASSERT_EQ(layout.value_row.bits + layout.value_row.scale + layout.value_row.data, value);
     ASSERT_EQ(layout.block_row.bits + layout.block_row.scale + layout.block_row.data,
               BlockBytes(shape));
-    std::uint32_t bytes = 32 * (key + value) + blocks * BlockBytes(shape);
-    ASSERT_EQ(layout.block_data + blocks * layout.block_row.data, bytes);
-    bytes = (bytes + 3) / 4 * 4;
+    std::uint32_t bytes = 32 * (key + value);
     ASSERT_EQ(layout.weights, bytes);
     if (shape.weights) bytes += 128;
     ASSERT_EQ(layout.positions, bytes);
     if (shape.positions) bytes += 128;
     ASSERT_EQ(layout.bytes, bytes);
     ASSERT_EQ(layout.weights % 4, 0u);
+    ASSERT_EQ(layout.block_data + blocks * layout.block_row.data, blocks * BlockBytes(shape));
+    ASSERT_EQ(layout.summary_bytes, (blocks * BlockBytes(shape) + 3) / 4 * 4);
+    ASSERT_EQ(WholeBytes(layout), std::uint64_t{layout.bytes} + layout.summary_bytes);
   }
 }
 
@@ -95,17 +96,17 @@ TEST(TileLayout, ArraysFollowEachOther) {
     const std::uint32_t blocks = shape.blocks();
     const struct {
       std::uint32_t begin, rows, row_bytes;
-    } arrays[] = {
-        {l.key_bits, 32, l.key_row.bits},         {l.key_scales, 32, l.key_row.scale},
-        {l.key_data, 32, l.key_row.data},         {l.value_bits, 32, l.value_row.bits},
-        {l.value_scales, 32, l.value_row.scale},  {l.value_data, 32, l.value_row.data},
-        {l.block_bits, blocks, l.block_row.bits}, {l.block_scales, blocks, l.block_row.scale},
-        {l.block_data, blocks, l.block_row.data}};
+    } arrays[] = {{l.key_bits, 32, l.key_row.bits},        {l.key_scales, 32, l.key_row.scale},
+                  {l.key_data, 32, l.key_row.data},        {l.value_bits, 32, l.value_row.bits},
+                  {l.value_scales, 32, l.value_row.scale}, {l.value_data, 32, l.value_row.data}};
     std::uint32_t end = 0;
     for (const auto& array : arrays) {
       ASSERT_EQ(array.begin, end);
       end += array.rows * array.row_bytes;
     }
+    ASSERT_EQ(l.block_bits, 0u);
+    ASSERT_EQ(l.block_scales, blocks * l.block_row.bits);
+    ASSERT_EQ(l.block_data, l.block_scales + blocks * l.block_row.scale);
   }
 }
 
@@ -149,17 +150,18 @@ TEST(TileLayout, MatchesThePublishedRatio) {
                      .value = {128, 32},
                      .summary = Summary::kMean,
                      .block = 8};
-  ASSERT_EQ(LayoutOf(shape).bytes, 32 * 170u);
+  ASSERT_EQ(WholeBytes(LayoutOf(shape)), 32 * 170u);
   const double rotations = static_cast<double>(RotationBytes(shape, ElementType::kBf16)) / 65536;
   ASSERT_EQ(rotations, 1.0);
   const double dense = LayoutOf(DenseShape(128, ElementType::kBf16)).bytes / 32.0;
   ASSERT_EQ(dense, 512.0);
-  ASSERT_NEAR(dense / (LayoutOf(shape).bytes / 32.0 + rotations), 2.994, 0.0005);
+  ASSERT_NEAR(dense / (static_cast<double>(WholeBytes(LayoutOf(shape))) / 32 + rotations), 2.994,
+              0.0005);
   // Quest's summaries beside dense tiles cost 6.25 % at 16 entries a block.
   TileShape quest = DenseShape(128, ElementType::kBf16);
   quest.summary = Summary::kMinMax;
   quest.block = 16;
-  ASSERT_EQ(LayoutOf(quest).bytes, 32 * 544u);
+  ASSERT_EQ(WholeBytes(LayoutOf(quest)), 32 * 544u);
   // A quarter of the channels cut: 152 bytes, 3.37x.
   shape.summary = Summary::kNone;
   shape.block = 0;

@@ -18,6 +18,7 @@ struct DrawnTile {
   TileShape shape;
   std::uint32_t rows;
   std::vector<std::byte> bytes;
+  std::vector<std::byte> summaries;
 };
 
 DrawnTile Draw(TestRandom& random) {
@@ -44,7 +45,8 @@ DrawnTile Draw(TestRandom& random) {
                      .positions = random.OneIn(2)};
   if (shape.summary != Summary::kNone) shape.block = random.Pick(kBlocks);
   DrawnTile tile = {shape, static_cast<std::uint32_t>(random.Between(1, kTileEntries)),
-                    std::vector<std::byte>(LayoutOf(shape).bytes)};
+                    std::vector<std::byte>(LayoutOf(shape).bytes),
+                    std::vector<std::byte>(LayoutOf(shape).summary_bytes)};
 
   const StoredRows keys(Normal(random, tile.rows, head_dim), ElementType::kFp32);
   const StoredRows values(Normal(random, tile.rows, head_dim), ElementType::kFp32);
@@ -73,7 +75,8 @@ DrawnTile Draw(TestRandom& random) {
                                 .shape = shape,
                                 .layout = LayoutOf(shape),
                                 .prepared = prepared.data(),
-                                .tile = tile.bytes.data()}));
+                                .tile = tile.bytes.data(),
+                                .summaries = tile.summaries.data()}));
   return tile;
 }
 
@@ -140,14 +143,17 @@ TEST(ThinTile, KeepsTheStrongestOfWhatThereIs) {
     ++thinned_tiles;
     const TileLayout from = LayoutOf(tile.shape);
     const TileLayout to = LayoutOf(*shape);
-    ASSERT_LT(to.bytes, from.bytes);
+    ASSERT_LT(WholeBytes(to), WholeBytes(from));
     ASSERT_EQ(WhyNotServed(*shape), nullptr);
     std::vector<std::byte> thinned(to.bytes, std::byte{0xff});
+    std::vector<std::byte> thinned_summaries(to.summary_bytes, std::byte{0xff});
     const Stays stays = ThinTile({.from = tile.shape,
                                   .tile = tile.bytes.data(),
+                                  .summaries = tile.summaries.data(),
                                   .rows = tile.rows,
                                   .to = *shape,
-                                  .thinned = thinned.data()});
+                                  .thinned = thinned.data(),
+                                  .thinned_summaries = thinned_summaries.data()});
     double key = 0;
     double value = 0;
     for (std::uint32_t row = 0; row < tile.rows; ++row) {
@@ -182,10 +188,12 @@ TEST(ThinTile, BlocksSumUpWhatIsLeft) {
     const TileLayout from = LayoutOf(tile.shape);
     const TileLayout to = LayoutOf(*shape);
     std::vector<std::byte> thinned(to.bytes);
-    ThinTile({tile.shape, tile.bytes.data(), tile.rows, *shape, thinned.data()});
+    std::vector<std::byte> summaries(to.summary_bytes);
+    ThinTile({tile.shape, tile.bytes.data(), tile.summaries.data(), tile.rows, *shape,
+              thinned.data(), summaries.data()});
     for (std::uint32_t b = 0; b * tile.shape.block < tile.rows; ++b) {
-      const StoredRow before = BlockRow(tile.shape, from, tile.bytes.data(), b);
-      const StoredRow after = BlockRow(*shape, to, thinned.data(), b);
+      const StoredRow before = BlockRow(tile.shape, from, tile.summaries.data(), b);
+      const StoredRow after = BlockRow(*shape, to, summaries.data(), b);
       if (shape->summary == Summary::kMean) {
         ++means;
         ExpectThinned(before, after);
