@@ -218,6 +218,7 @@ absl::Status MappedStep::TakeBack(bool changed) {
 void MappedStep::Abandon() {
   GateHold hold(door_.gate(), slot_);
   (void)backend_->Settle(batch_);
+  batch_.ForgetRows();
   // Nothing is committed, so it does not matter whether the pin held.
   if (hold) MarkInStep(false);
   if (hold && std::exchange(pinned_, false)) {
@@ -228,6 +229,7 @@ void MappedStep::Abandon() {
 
 absl::Status MappedStep::Aborted() {
   (void)backend_->Settle(batch_);
+  batch_.ForgetRows();
   for (StepItem& item : batch_.items()) item.sequence->resolved.version = 0;
   MarkInStep(false);
   if (std::exchange(pinned_, false)) {

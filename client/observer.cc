@@ -73,7 +73,12 @@ absl::Status Observer::See(const ObservedRows& rows, const kernels::Operations& 
   }
   if (!Decides(rows.layer)) return absl::OkStatus();
   Layer& layer = LayerOf(rows.layer);
-  if (rows.first_token > layer.next && !layer.empty() && !layer.rests) {
+  layer.wants_all = layer.wants_all || (needs_.decode_queries() && decided_.contains(rows.layer));
+  const bool gap = rows.first_token > layer.next && !layer.empty() && !layer.rests;
+  // Newest queries alone: those before the gap are no more among them.
+  if (gap && layer.norms.empty() && !needs_.attention_sums()) {
+    layer.last.clear();
+  } else if (gap) {
     return absl::OutOfRangeError(Concat("first_token is ", rows.first_token, "; layer ", rows.layer,
                                         " was seen up to token ", layer.next));
   }
@@ -105,6 +110,8 @@ void Observer::ForgetFrom(std::uint64_t token, std::uint32_t index) {
   const std::uint64_t left = token > layer.last_first ? token - layer.last_first : 0;
   layer.last.resize(std::min<std::uint64_t>(layer.last.size(), left * token_bytes));
   layer.ForgetNormsFrom(token);
+  const std::uint64_t keys = layer.sums.empty() ? 0 : layer.sums.front().size();
+  if (token >= layer.sums_first + keys) return;
   layer.keys.clear();
   layer.sums.clear();
 }
@@ -112,14 +119,18 @@ void Observer::ForgetFrom(std::uint64_t token, std::uint32_t index) {
 void Observer::CutTo(std::uint64_t tokens) {
   const std::uint64_t ids = tokens - std::min(tokens, first_id_);
   if (ids_.size() > ids) ids_.resize(ids);
-  for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) CutLayerTo(tokens, layer);
+  if (tokens == 0) {
+    decided_.clear();
+    layers_.clear();
+  }
+  CutRowsTo(tokens);
+}
+
+void Observer::CutRowsTo(std::uint64_t tokens) {
+  for (const auto& [index, layer] : layers_) CutLayerTo(tokens, index);
 }
 
 void Observer::CutLayerTo(std::uint64_t tokens, std::uint32_t index) {
-  if (tokens == 0) {
-    decided_.erase(index);
-    layers_.erase(index);
-  }
   const auto layer = layers_.find(index);
   if (layer == layers_.end() || layer->second.next <= tokens) return;
   ForgetFrom(tokens, index);

@@ -63,6 +63,8 @@ class Observer {
   absl::Status SeeTokens(std::uint64_t first_token, std::span<const std::uint32_t> ids);
   // The layer holds so many tokens, and no more: others were not accepted.
   void CutLayerTo(std::uint64_t tokens, std::uint32_t layer);
+  // So does every one.
+  void CutRowsTo(std::uint64_t tokens);
   // The sequence was cut off there.
   void CutTo(std::uint64_t tokens);
 
@@ -175,10 +177,10 @@ class Observer {
   void SeeSums(const ObservedRows& rows, std::uint64_t tokens,
                const kernels::Operations& operations, Layer& layer);
   absl::Status ShowTokens(Session& session, SequenceId sequence, std::uint64_t tokens);
-  // ObserveResponse::norms_from; 0 where none were shown.
-  absl::StatusOr<std::uint64_t> ShowLayer(Session& session, SequenceId sequence,
-                                          std::uint32_t index, const Layer& layer,
-                                          bool to_another) const;
+  // The daemon's answer to all of it: norms_from is 0 where none were shown.
+  absl::StatusOr<v1::ObserveResponse> ShowLayer(Session& session, SequenceId sequence,
+                                                std::uint32_t index, const Layer& layer,
+                                                bool to_another) const;
   // `shown`: rows of `last` that went with it.
   absl::Status ShowFirst(Session& session, SequenceId sequence, std::uint32_t index,
                          const Layer& layer, bool to_another, std::uint64_t& shown,
@@ -205,7 +207,8 @@ class Observer {
   }
   Layer& LayerOf(std::uint32_t index);
   std::map<std::uint32_t, Layer> layers_;
-  std::set<std::uint32_t> decided_;  // layers that were compressed before
+  // Layers of which something has been decided: by Compress, or as the daemon says.
+  std::set<std::uint32_t> decided_;
   // Not shown yet. Those that were go on with the sequence in the daemon, and with its forks.
   std::uint64_t first_id_ = 0;
   std::vector<std::uint32_t> ids_;

@@ -88,19 +88,23 @@ absl::StatusOr<std::uint32_t> Observer::Show(Session& session, SequenceId sequen
     const kernels::LayerGeometry& geometry = model_->geometry(it->first);
     KeepLast(MostLast(it->second, it->second.next), geometry.query_heads * RowBytes(geometry),
              it->second);
-    absl::StatusOr<std::uint64_t> from =
+    absl::StatusOr<v1::ObserveResponse> told =
         ShowLayer(session, sequence, it->first, it->second, to_another);
-    const auto begins_within = [&from](const Strongest& norms) {
-      return norms.first < *from && *from < norms.end;
+    const std::uint64_t from = told.ok() ? told->norms_from() : 0;
+    const auto begins_within = [from](const Strongest& norms) {
+      return norms.first < from && from < norms.end;
     };
-    if (from.ok() && std::ranges::any_of(it->second.norms, begins_within)) {
+    if (std::ranges::any_of(it->second.norms, begins_within)) {
       // Some of these tokens were settled meanwhile: others are the strongest of the rest.
-      it->second.ForgetNormsBefore(*from);
-      from = ShowLayer(session, sequence, it->first, it->second, to_another);
+      it->second.ForgetNormsBefore(from);
+      told = ShowLayer(session, sequence, it->first, it->second, to_another);
     }
-    const absl::Status& status = from.status();
+    const absl::Status& status = told.status();
     if (absl::IsResourceExhausted(status) && it->first > first) return it->first;
     if (!status.ok()) return status;
+    // By a Compress that failed in another layer, or an operator's: what is observed again counts
+    // as what comes behind it.
+    if (told->decided_tokens() > 0) decided_.insert(it->first);
   }
   return end;
 }
@@ -121,9 +125,9 @@ absl::Status Observer::ShowTokens(Session& session, SequenceId sequence, std::ui
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::uint64_t> Observer::ShowLayer(Session& session, SequenceId sequence,
-                                                  std::uint32_t index, const Layer& layer,
-                                                  bool to_another) const {
+absl::StatusOr<v1::ObserveResponse> Observer::ShowLayer(Session& session, SequenceId sequence,
+                                                        std::uint32_t index, const Layer& layer,
+                                                        bool to_another) const {
   const kernels::LayerGeometry& geometry = model_->geometry(index);
   const std::uint64_t rows = layer.last.size() / (geometry.query_heads * RowBytes(geometry));
   std::uint64_t shown = 0;
@@ -148,7 +152,7 @@ absl::StatusOr<std::uint64_t> Observer::ShowLayer(Session& session, SequenceId s
     status = Send(session, index, more, tensors, response);
   }
   if (!status.ok()) return status;
-  return response.norms_from();
+  return response;
 }
 
 // All but what is too much for one piece. What carries it is gone when this returns: the next piece

@@ -143,6 +143,7 @@ absl::Status RemoteStep::End(std::span<const std::uint32_t> accepted) {
 }
 
 void RemoteStep::Abandon() {
+  batch_.ForgetRows();
   if (std::exchange(touched_, false)) {
     for (StepItem& item : batch_.items()) {
       // Where it does not work, as in a pool without room for it, the next call does it.

@@ -172,8 +172,10 @@ absl::StatusOr<v1::CompressResponse> Sequence::Compress(Session& session, std::u
     if (shown == end) break;
     begin = shown;
   }
-  state_->compressed_at = state_->tokens;
-  state_->prompt_waits = false;
+  if (first_layer == 0 && end == state_->model->layers()) {
+    state_->compressed_at = state_->tokens;
+    state_->prompt_waits = false;
+  }
   state_->position_shift = response.position_shift();
   return response;
 }
@@ -251,8 +253,8 @@ absl::Status Sequence::Truncate(std::uint64_t tokens) {
   if (!status.ok()) return status;
   state_->tail = Tail();
   state_->abandoned_rows = false;
-  state_->SetTokens(tokens);
   if (state_->observer != nullptr) state_->observer->CutTo(tokens);
+  state_->SetTokens(tokens);
   state_->compressed_at = std::min(state_->compressed_at, tokens);
   if (tokens == 0) state_->prompt_waits = false;
   if (tokens == 0) state_->position_shift = 0;

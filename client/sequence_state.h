@@ -78,9 +78,11 @@ struct SequenceState {
   std::uint64_t TokensOf(std::uint32_t layer) const {
     return layer_tokens.empty() ? tokens : layer_tokens[layer];
   }
+  // What was seen of others, of drafts that were refused, say, is of none of these.
   void SetTokens(std::uint64_t held) {
     tokens = held;
     layer_tokens.clear();
+    if (observer != nullptr) observer->CutRowsTo(held);
   }
   void Grow(std::uint32_t first_layer, std::uint32_t layers, std::uint64_t count) {
     if (layers == model->layers() && layer_tokens.empty()) {

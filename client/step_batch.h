@@ -57,6 +57,13 @@ class StepBatch {
   // That every layer was appended and that `accepted` fits.
   absl::Status CheckEnd(std::span<const std::uint32_t> accepted) const;
 
+  // Nothing counts of what the step has shown.
+  void ForgetRows() {
+    for (const StepItem& item : items_) {
+      if (item.sequence->observer != nullptr) item.sequence->observer->CutRowsTo(item.base);
+    }
+  }
+
  private:
   static bool Observes(const StepItem& item);
   absl::Status CheckLayer(std::uint32_t layer) const;

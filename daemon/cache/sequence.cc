@@ -153,6 +153,7 @@ absl::Status Sequence::Truncate(std::uint64_t tokens, absl::FunctionRef<void()> 
   if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
   before_seen();
   CutLanes(tokens, *std::move(snapshots));
+  if (tokens == 0) made_by_hand_.store(false);
   return absl::OkStatus();
 }
 

@@ -12,6 +12,7 @@ namespace tessera::cache {
 // A lane that shows more of the last of these segments has the head in it, too.
 bool Sequence::HeadLane::HeldBy(const Lane& lane) const {
   if (lane.segments.size() < segments.size()) return false;
+  if (segments.empty()) return lane.segments.empty();
   for (std::size_t i = 0; i < segments.size(); ++i) {
     const HeldSegment& own = lane.segments[i];
     const bool all = own.entries == segments[i].entries ||

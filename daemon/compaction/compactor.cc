@@ -186,7 +186,7 @@ absl::Status Compactor::Truncate(cache::Sequence& sequence, std::uint64_t tokens
     const ManagedSequence::Pause pause(*managed);
     if (ManagedSequence::Of(sequence) != managed) continue;  // another policy by now
     // With the rows: what comes behind the cut, and is wanted of it, is not cut.
-    return sequence.Truncate(tokens, [&] { managed->CutTo(tokens, pause); });
+    return sequence.Truncate(tokens, [&] { managed->CutTo(sequence, tokens, pause); });
   }
 }
 
@@ -200,7 +200,7 @@ absl::Status Compactor::TruncateUnmanaged(cache::Sequence& sequence, std::uint64
   for (std::uint32_t layer = 0; layer < sequence.model().layers(); ++layer) {
     held = std::max(held, sequence.TokensOfLayer(layer).value_or(0));
   }
-  now->CutTo(held, pause);
+  now->CutTo(sequence, held, pause);
   return absl::OkStatus();
 }
 

@@ -7,10 +7,12 @@
 #include <utility>
 
 #include "daemon/base/check.h"
+#include "daemon/base/future_tokens.h"
 #include "daemon/base/strings.h"
 #include "daemon/compaction/compactor.h"
 #include "daemon/compaction/compactor_jobs.h"
 #include "daemon/compaction/lane_gather.h"
+#include "kernels/tokens/counts.h"
 
 namespace tessera::compaction {
 
@@ -18,10 +20,27 @@ using policies::Policy;
 
 namespace {
 
+// Tokens that may be taken back, so that older queries are the newest again.
+constexpr std::uint64_t kTakenBack = 32;
+
 absl::Status AsksForNothing(const cache::Sequence& sequence, const Policy& policy) {
   return absl::FailedPreconditionError(Concat(sequence.id().ToString(), " has the policy ",
                                               Quoted(policy.text),
                                               ", which does not ask for this"));
+}
+
+// What is not asked for again: what was shown of tokens that have been decided about, and where
+// tokens wait for a longer prompt what is not among the newest.
+void Forget(const Policy& policy, const LayerChoice& choice, Observation& observation) {
+  if (!choice.waits) return observation.ForgetBefore(choice.until);
+  const policies::Needs needs = policies::NeedsOf(policy);
+  if (policy.key_channels.has_value() || needs.norm_share > 0 || needs.attention_sums) return;
+  observation.ForgetBefore(choice.until);
+  if (needs.decode_queries) return;
+  const std::uint64_t newest = std::max<std::uint64_t>(
+      needs.last_queries,
+      kernels::CountUp(needs.last_share * static_cast<double>(FutureTokens(choice.end))));
+  observation.KeepNewest(newest + kTakenBack);
 }
 
 // Whether rows of a lane that nothing has been packed of are enough for a segment by now. Under a
@@ -226,7 +245,7 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
       if (!choice->keeps) {
         if (decides) counters_.decisions_made.fetch_add(1, std::memory_order_relaxed);
         layer.state.looked_until = std::max(layer.state.looked_until.load(), choice->end);
-        if (!choice->waits) layer.state.observation.ForgetBefore(choice->until);
+        Forget(managed.policy(), *choice, layer.state.observation);
       }
       if (!resumes && !choice->aligns) return status;
       continue;  // with what has come since, or stands behind

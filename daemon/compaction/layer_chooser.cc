@@ -101,13 +101,6 @@ struct LayerChooser::Lanes {
   }
 };
 
-void LayerState::CutTo(std::uint64_t tokens) {
-  observation.ForgetFrom(tokens);
-  decided_until = std::min(decided_until.load(), tokens);
-  looked_until = std::min(looked_until.load(), tokens);
-  if (decided_until == 0) memory = {};
-}
-
 void LayerChoice::CutTo(std::uint64_t tokens) {
   cut_at = std::min(cut_at, tokens);
   end = std::min(end, tokens);
@@ -303,7 +296,13 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
   absl::StatusOr<Lanes> lanes = Look(whole, ReadsKeys(policy));
   if (!lanes.ok()) return lanes.status();
   const std::uint64_t decided_until = state.decided_until;
-  if (options_.decoding) lanes->CutAt(std::max(decided_until, OpenPrompt(lanes->end)));
+  // A prompt of which nothing has been shown is still to come for all that anybody but its worker
+  // knows: who learns from every query would have to show those of its first part once more.
+  const bool learns = policies::Continues(policy) && policies::NeedsOf(policy).decode_queries;
+  const bool unseen = learns && !options_.all_shown && state.observation.bytes() == 0;
+  if (options_.decoding || unseen) {
+    lanes->CutAt(std::max(decided_until, OpenPrompt(lanes->end)));
+  }
   // What goes for tokens that are taken back later would not come back with them.
   if (policies::Continues(policy) && options_.open_step != nullptr) {
     lanes->CutAt(std::max(decided_until, options_.open_step->FinalBefore(lanes->end)));

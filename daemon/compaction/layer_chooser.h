@@ -5,34 +5,19 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "daemon/cache/sequence.h"
-#include "daemon/compaction/observation.h"
+#include "daemon/compaction/layer_state.h"
 #include "daemon/compaction/open_step.h"
 #include "daemon/policies/key_channels.h"
 #include "daemon/policies/policy.h"
 #include "daemon/policies/token_policy.h"
 
 namespace tessera::compaction {
-
-// What is kept of a layer beside its lanes.
-struct LayerState {
-  policies::LayerMemory memory;
-  // Tokens before it have been decided about. Others may look at any time.
-  std::atomic<std::uint64_t> decided_until{0};
-  // Those before it have been looked at; what was left of them waits for the next prompt's end, if
-  // that comes soon.
-  std::atomic<std::uint64_t> looked_until{0};
-  Observation observation;
-
-  // The sequence was cut to so many tokens.
-  void CutTo(std::uint64_t tokens);
-};
 
 // What is to be done. Entries are counted from the first of the run that was looked at.
 struct LayerChoice {

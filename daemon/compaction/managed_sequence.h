@@ -103,9 +103,7 @@ class ManagedSequence final : public cache::Companion {
                   std::uint64_t tokens) TESSERA_NO_THREAD_SAFETY_ANALYSIS
       : ManagedSequence(parent.policy_, model) {
     for (std::size_t i = 0; i < layers_.size(); ++i) {
-      layers_[i].state.memory = parent.layers_[i].state.memory;
-      layers_[i].state.decided_until = parent.layers_[i].state.decided_until.load();
-      layers_[i].state.looked_until = parent.layers_[i].state.looked_until.load();
+      layers_[i].state.TakeDecisionsOf(parent.layers_[i].state);
       layers_[i].unfinished = parent.layers_[i].unfinished;
       layers_[i].interrupted = layers_[i].unfinished.has_value();
       layers_[i].state.observation = parent.layers_[i].state.observation;
@@ -167,7 +165,15 @@ class ManagedSequence final : public cache::Companion {
     compaction::TakeTokenIds(first_token, ids, model, text_);
   }
   // It was cut to so many tokens.
-  void CutTo(std::uint64_t tokens, const Pause&) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+  void CutTo(cache::Sequence& sequence, std::uint64_t tokens,
+             const Pause&) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+    const auto parts = [tokens](const ManagedLayer& layer) {
+      return layer.state.decided_until > tokens || layer.unfinished.has_value();
+    };
+    // What stays was chosen among more than that, and may be less than its policy keeps.
+    if (tokens > 0 && policy_.drops_entries() && std::ranges::any_of(layers_, parts)) {
+      sequence.set_made_by_hand();
+    }
     for (ManagedLane& lane : lanes_) lane.work->seals.CutTo(tokens);
     for (ManagedLayer& layer : layers_) {
       layer.state.CutTo(tokens);
@@ -184,9 +190,7 @@ class ManagedSequence final : public cache::Companion {
     TESSERA_CHECK(layers_.size() == other.layers_.size(), "both have one policy");
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       const std::uint64_t before = layers_[i].state.decided_until;
-      layers_[i].state.memory = other.layers_[i].state.memory;
-      layers_[i].state.decided_until = other.layers_[i].state.decided_until.load();
-      layers_[i].state.looked_until = other.layers_[i].state.looked_until.load();
+      layers_[i].state.TakeDecisionsOf(other.layers_[i].state);
       if (layers_[i].state.decided_until > before) {
         layers_[i].state.observation.ForgetBefore(layers_[i].state.decided_until);
       }
@@ -196,7 +200,9 @@ class ManagedSequence final : public cache::Companion {
   }
   // The same sequence under another policy, before anybody sees it: its text, where its prompts
   // are, and what waits to be done are what they were. So is what was shown, if this one asks for
-  // the same; else it stays known that somebody has shown something. `before` is paused.
+  // the same; else it stays known that somebody has shown something. One that learns from every
+  // query goes on from what another budget of the same system has learned, of queries that nobody
+  // has any more. `before` is paused.
   void Follow(const ManagedSequence& before) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     const std::size_t alike = std::min(layers_.size(), before.layers_.size());
     const bool asks_alike = policies::NeedsOf(policy_) == policies::NeedsOf(before.policy_);
@@ -204,6 +210,8 @@ class ManagedSequence final : public cache::Companion {
       Observation& shown = layers_[i].state.observation;
       shown = before.layers_[i].state.observation;
       if (!asks_alike) shown.ForgetRows();
+      if (!policies::LearnsAlike(policy_, before.policy_)) continue;
+      layers_[i].state.TakeDecisionsOf(before.layers_[i].state);
     }
     for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].work = before.lanes_[i].work;
     std::vector<policies::TextMark> text = before.text();

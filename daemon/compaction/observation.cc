@@ -222,6 +222,16 @@ void Observation::ForgetBefore(std::uint64_t position) {
   KeepOnly(position, kAll, /*keeps_sums=*/false);
 }
 
+void Observation::KeepNewest(std::uint64_t count) {
+  if (shown_ == nullptr || !Alone()) return;
+  std::uint64_t from = 0;
+  for (const HeadRows& head : shown_->heads) {
+    const std::size_t rows = head.positions.size();
+    if (rows > count) from = std::max(from, head.positions[rows - count]);
+  }
+  if (from > 0) KeepOnly(from, kAll, /*keeps_sums=*/true);
+}
+
 void Observation::ForgetFrom(std::uint64_t position) {
   KeepShowings(0, position);
   if (shown_ != nullptr) KeepOnly(0, position, /*keeps_sums=*/shown_->SumsEnd() <= position);

@@ -63,6 +63,8 @@ class Observation {
   // What was decided about: queries of tokens before this one, and all sums. What a fork shares is
   // copied for the rest of it, and forgotten where the budget has no room for that.
   void ForgetBefore(std::uint64_t position);
+  // Of each head the newest queries, so many. What a fork shares is kept.
+  void KeepNewest(std::uint64_t count);
   // All rows and sums; that somebody has shown some stays known.
   void ForgetRows();
   // The sequence was cut: queries from there on, and sums that they paid to. Likewise.

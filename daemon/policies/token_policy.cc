@@ -58,6 +58,10 @@ bool Continues(const Policy& policy) {
   return selector != nullptr && selector->advance != nullptr;
 }
 
+bool LearnsAlike(const Policy& a, const Policy& b) {
+  return Continues(a) && NeedsOf(a).decode_queries && Selector(a) == Selector(b);
+}
+
 LanesAlike NeedsLanesAlike(const Policy& policy) {
   const auto needs = [](const TokenSystem* system, const std::optional<TokenPolicy>& tokens) {
     return system == nullptr || system->lanes_alike == nullptr ? LanesAlike::kNothing

@@ -140,6 +140,8 @@ std::string NeedsText(const Needs& needs);  // "token ids"; where nothing is wan
 
 // Whether the policy goes on while tokens are decoded.
 bool Continues(const Policy& policy);
+// Whether both learn from every query, and the same of each.
+bool LearnsAlike(const Policy& a, const Policy& b);
 // What the lanes of a layer must have in common to be decided about: some policies make one
 // decision for all of them.
 enum class LanesAlike : std::uint8_t { kNothing, kLength, kTokens };

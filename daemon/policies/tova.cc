@@ -54,27 +54,15 @@ absl::Status Step(const TovaPolicy& tova, const LayerView& view, std::uint32_t n
   return absl::OkStatus();
 }
 
-absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const LayerView& view,
-                                          LayerMemory&) {
-  const auto& tova = std::get<TovaPolicy>(tokens);
-  if (NothingGoes(view, tova.budget)) return KeepAll(view);
-  if (absl::Status status = CheckEqualLanes(kName, view); !status.ok()) return status;
-  const std::uint64_t count = view.lanes.front().count;
-  std::vector<std::uint32_t> held = Indices(0, count);
-  absl::Status status =
-      Step(tova, view, static_cast<std::uint32_t>(count - 1), view.tokens - 1, held);
-  if (!status.ok()) return status;
-  return KeepInEveryLane(view, held);
-}
-
-absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const LayerView& view,
-                                           std::span<const std::uint64_t> held, LayerMemory&) {
+// The entries from `held` on, in the steps that they came in.
+absl::StatusOr<LayerDecision> GoOn(const TokenPolicy& tokens, const LayerView& view,
+                                   std::uint64_t held) {
   const auto& tova = std::get<TovaPolicy>(tokens);
   if (NothingGoes(view, tova.budget)) return KeepAll(view);
   if (absl::Status status = CheckEqualLanes(kName, view); !status.ok()) return status;
   const LaneEntries& lane = view.lanes.front();
-  std::vector<std::uint32_t> kept = Indices(0, held.front());
-  for (std::uint64_t i = held.front(); i < lane.count;) {
+  std::vector<std::uint32_t> kept = Indices(0, held);
+  for (std::uint64_t i = held; i < lane.count;) {
     const std::uint64_t end = view.StepEnd(lane.positions[i]);
     for (; i < lane.count && lane.positions[i] < end; ++i) {
       kept.push_back(static_cast<std::uint32_t>(i));
@@ -83,6 +71,16 @@ absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const Laye
     if (!status.ok()) return status;
   }
   return KeepInEveryLane(view, kept);
+}
+
+absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const LayerView& view,
+                                          LayerMemory&) {
+  return GoOn(tokens, view, 0);
+}
+
+absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const LayerView& view,
+                                           std::span<const std::uint64_t> held, LayerMemory&) {
+  return GoOn(tokens, view, held.front());
 }
 
 LanesAlike WantsAlike(const TokenPolicy&) { return LanesAlike::kTokens; }

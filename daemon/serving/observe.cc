@@ -149,6 +149,8 @@ absl::Status Observe(const Services& services, const Caller& caller,
   const absl::StatusOr<cache::Residence> sequence = FindLive(caller, request.sequence_id());
   if (!sequence.ok()) return sequence.status();
   absl::Status status = Showing(services, caller, request, **sequence).Run();
+  const std::vector<std::uint64_t> decided = compaction::Compactor::DecidedByLayer(**sequence);
+  if (request.layer() < decided.size()) response.set_decided_tokens(decided[request.layer()]);
   const bool by_norm = request.has_norm_queries() || request.has_first_norm_token();
   if (!status.ok() || !by_norm) return status;
   const absl::StatusOr<std::uint64_t> from =

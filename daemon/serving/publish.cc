@@ -96,11 +96,11 @@ class Publishing {
   }
 
   absl::Status NotItsPolicys() const {
-    return absl::FailedPreconditionError(
-        Concat("some of what ", sequence_->id().ToString(),
-               " holds was compressed by a call, under an earlier policy, or harder for want of "
-               "memory; a prefix of policy ",
-               Quoted(policy_.text), " would not be what that says"));
+    return absl::FailedPreconditionError(Concat(
+        "some of what ", sequence_->id().ToString(),
+        " holds was compressed by a call, under an earlier policy, harder for want of memory, "
+        "or as part of more that was cut off; a prefix of policy ",
+        Quoted(policy_.text), " would not be what that says"));
   }
 
   absl::Status GoOn() const {

@@ -124,6 +124,44 @@ TEST_F(Tokens, TheWindowReachesBackOverWhatWasDecoded) {
   }
 }
 
+// Some layers were decided about, and the worker, which was told of a failure, goes on with its
+// prompt: what it observes again counts as what came behind the decision.
+TEST_F(Tokens, APromptGoesOnBehindACompressThatFailedInALayer) {
+  Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
+  for (const char* policy : {"h2o:heavy=10,recent=10", "tova:budget=20"}) {
+    SCOPED_TRACE(policy);
+    client::Sequence sequence = NewSequence(policy);
+    SyntheticSequence truth(shape_, random_.Bits());
+    const auto see = [&](std::uint32_t layer, std::uint64_t first, std::uint64_t count) {
+      std::vector<std::uint16_t> queries;
+      for (std::uint64_t t = first; t < first + count; ++t) {
+        const auto row = truth.Query(layer, t);
+        queries.insert(queries.end(), row.begin(), row.end());
+      }
+      const auto keys = truth.Key(layer, first, count);
+      EXPECT_TRUE(sequence
+                      .Observe({.layer = layer,
+                                .first_token = first,
+                                .query = BytesOf(queries),
+                                .key = std::as_bytes(keys)})
+                      .ok());
+    };
+    Append(sequence, truth, 60, /*observe=*/false);
+    see(0, 0, 60);
+    EXPECT_TRUE(absl::IsFailedPrecondition(sequence.Compress().status())) << "layer 1 is unseen";
+    Append(sequence, truth, 40, /*observe=*/false);
+    see(0, 60, 40);
+    see(1, 0, 100);
+    const absl::Status refused = sequence.Compress().status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("the queries of the tokens from 60"));
+    see(0, 60, 40);
+    Compress(sequence);
+    const v1::DescribeResponse left = Entries(sequence);
+    for (const v1::LaneDescription& lane : left.lane()) EXPECT_EQ(lane.position_size(), 20);
+  }
+}
+
 // ---- while decoding, on packed rows
 
 // It is decided about with the next one, by the strongest queries of both: more than those that it

@@ -210,6 +210,42 @@ TEST_P(Observing, WhatIsTakenBackLeavesTheNewestWhole) {
   ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
 }
 
+// Drafts that no step took, and steps that were abandoned: what stands in their place later,
+// without being shown, must not be decided about by their queries.
+TEST_P(Observing, QueriesOfWhatDoesNotCountAreOfNoToken) {
+  ASSERT_NO_FATAL_FAILURE(Prompt(40, 40));
+  const auto drafts = [&](std::uint32_t accepted, bool ends) {
+    Sequence* const batch[] = {&track_.sequence};
+    absl::StatusOr<tessera::client::Step> step =
+        decoder_.worker->BeginStep(batch, {.new_tokens = 8});
+    TESSERA_ASSERT_OK(step.status());
+    for (std::uint32_t layer = 0; layer < model().layers(); ++layer) {
+      LayerRows rows(random_, model(), layer, 8);
+      TESSERA_ASSERT_OK(step->AppendAndAttend(layer, rows.tensors()));
+      const std::size_t kept = ends ? accepted : 0;
+      const std::size_t kv_bytes = rows.key.size() / 8;
+      track_.history.Append(layer, std::span(rows.key).first(kept * kv_bytes),
+                            std::span(rows.value).first(kept * kv_bytes));
+      Seen& seen = seen_[layer];
+      seen.rows.insert(seen.rows.end(), rows.query.begin(),
+                       rows.query.begin() + static_cast<std::ptrdiff_t>(kept * token_bytes()));
+    }
+    if (!ends) return step->Abandon();
+    const std::uint32_t count[] = {accepted};
+    TESSERA_ASSERT_OK(step->End(count));
+  };
+  ASSERT_NO_FATAL_FAILURE(drafts(3, true));
+  ASSERT_NO_FATAL_FAILURE(drafts(0, false));
+  ASSERT_NO_FATAL_FAILURE(drafts(0, true));
+  decoder_.Prefill(track_, 8);  // others in their place, which nobody shows
+  TESSERA_ASSERT_OK(track_.sequence.Compress().status());
+  for (const v1::ObserveRequest& shown : decoder_.daemon->TakeObserved()) {
+    if (shown.has_last_queries()) CheckLast(shown, seen_[shown.layer()]);
+    for (const std::uint64_t position : shown.norm_positions()) EXPECT_LT(position, 43u);
+    EXPECT_LE(shown.norm_token_end(), 43u);
+  }
+}
+
 // Rows that were let go for the sake of stronger ones, which are taken back: whether one of them is
 // among the strongest again is not known, and no other is shown in its place.
 TEST_P(Observing, APromptThatGoesOnOtherwiseIsSeenFromItsBeginning) {

@@ -98,6 +98,46 @@ TEST_F(PolicyChanges, APolicyThatPacksFromNowOnKeepsItsBudgetAtOnce) {
   }
 }
 
+// Queries that it was learned from nobody has any more.
+TEST_F(PolicyChanges, AnotherBudgetGoesOnFromWhatWasLearned) {
+  for (const auto& [first, next] : {std::pair("h2o:heavy=20,recent=10", "h2o:heavy=12,recent=6"),
+                                    std::pair("tova:budget=30", "tova:budget=18")}) {
+    SCOPED_TRACE(next);
+    Track track = NewTrack(Policy(first));
+    Append(track, 100, 1, /*end_of_prompt=*/true);
+    Show(track);
+    CompressNow(track);
+    for (const auto& lane : PositionsOf(track)) ASSERT_EQ(lane.size(), 30u);
+    ASSERT_TRUE(Set(track, next).ok());
+    CompressNow(track);  // there is nothing new to say
+    Append(track, 5, 1, /*end_of_prompt=*/true);
+    Show(track);
+    CompressNow(track);
+    for (const auto& lane : PositionsOf(track)) EXPECT_EQ(lane.size(), 18u);
+    ASSERT_TRUE(world_.tenant().FreeSequence(track.sequence->id()).ok());
+  }
+}
+
+// What is left was chosen among more than what is left, which a prefix of the policy would not be.
+TEST_F(PolicyChanges, ACutBehindADecisionLeavesWhatItsPolicyWouldNot) {
+  for (const char* text :
+       {"snapkv:window=8,tokens=16", "h2o:heavy=10,recent=6", "tova:budget=16"}) {
+    SCOPED_TRACE(text);
+    Track track = NewTrack(Policy(text));
+    Append(track, 100, 1, /*end_of_prompt=*/true);
+    Show(track);
+    CompressNow(track);
+    Append(track, 20, 1);
+    ASSERT_TRUE(compactor_.Truncate(*track.sequence, 105).ok());
+    EXPECT_FALSE(track.sequence->made_by_hand()) << "nothing had been decided there";
+    ASSERT_TRUE(compactor_.Truncate(*track.sequence, 60).ok());
+    EXPECT_TRUE(track.sequence->made_by_hand());
+    ASSERT_TRUE(compactor_.Truncate(*track.sequence, 0).ok());
+    EXPECT_FALSE(track.sequence->made_by_hand()) << "of nothing nothing is left";
+    ASSERT_TRUE(world_.tenant().FreeSequence(track.sequence->id()).ok());
+  }
+}
+
 // One of a layer's lanes was sealed under the policy before, and the other waits.
 TEST_F(PolicyChanges, LanesThatWereSealedApartAreDecidedAboutTogether) {
   for (const char* tail : {"", kPacked}) {

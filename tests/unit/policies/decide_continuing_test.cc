@@ -198,6 +198,42 @@ TEST(DecideContinuing, TovaIsItsDefinition) {
   }
 }
 
+// What was decoded behind a prompt before anybody decided about it came one by one all the same.
+TEST(DecideContinuing, TovaDecidesAboutStepsBehindAPromptOneByOne) {
+  TestRandom random;
+  for (int round = 0; round < 15; ++round) {
+    constexpr std::uint64_t kBudget = 9, kDecoded = 12;
+    const ShownLayerOptions form = RandomForm(random);
+    const std::uint64_t prompt = random.Between(2, 50);
+    Session run(form, Concat("tova:budget=", kBudget), random);
+    run.layer.Grow(prompt + kDecoded);
+    Positions held = FirstPositions(prompt);
+    for (std::uint64_t newest = prompt - 1; newest < prompt + kDecoded; ++newest) {
+      if (newest >= prompt) held.push_back(newest);
+      std::vector<double> paid(held.size());
+      for (std::uint32_t head = 0; head < form.query_heads; ++head) {
+        const std::vector<double> shares = run.layer.SharesOfTokens(head, newest, held);
+        for (std::size_t i = 0; i < paid.size(); ++i) paid[i] += shares[i] / form.query_heads;
+      }
+      Positions kept;
+      for (const std::uint32_t i : PlainTop(paid, kBudget)) kept.push_back(held[i]);
+      held = kept;
+    }
+    const TokenSpan prompts[] = {{0, prompt}};
+    const auto decide = [&](std::uint64_t first_shown) {
+      LayerView view = run.layer.Show(NeedsOf(run.policy), first_shown);
+      view.prompts = prompts;
+      return Decide(run.policy, view, run.memory);
+    };
+    // By the newest query alone nothing is decided about those before it.
+    EXPECT_TRUE(absl::IsFailedPrecondition(decide(prompt + kDecoded - 1).status()));
+    const auto decision = decide(prompt - 1);
+    ASSERT_TRUE(decision.ok()) << decision.status();
+    run.layer.Apply(*decision);
+    for (const Positions& lane : run.Held()) ASSERT_EQ(lane, held);
+  }
+}
+
 // Of the ladder itself see the tests of kernels/tokens.
 TEST(DecideContinuing, LaCacheIsTheLadderOfItsLayer) {
   TestRandom random;

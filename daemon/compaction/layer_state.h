@@ -1,0 +1,38 @@
+// What is kept of a layer beside its lanes: what was shown of it, and what has been decided by
+// that.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+#include "daemon/compaction/observation.h"
+#include "daemon/policies/token_policy.h"
+
+namespace tessera::compaction {
+
+struct LayerState {
+  policies::LayerMemory memory;
+  // Tokens before it have been decided about. Others may look at any time.
+  std::atomic<std::uint64_t> decided_until{0};
+  // Those before it have been looked at; what was left of them waits for the next prompt's end, if
+  // that comes soon.
+  std::atomic<std::uint64_t> looked_until{0};
+  Observation observation;
+
+  // The sequence was cut to so many tokens.
+  void CutTo(std::uint64_t tokens) {
+    observation.ForgetFrom(tokens);
+    decided_until = std::min(decided_until.load(), tokens);
+    looked_until = std::min(looked_until.load(), tokens);
+    if (decided_until == 0) memory = {};
+  }
+  // All but what was shown.
+  void TakeDecisionsOf(const LayerState& other) {
+    memory = other.memory;
+    decided_until = other.decided_until.load();
+    looked_until = other.looked_until.load();
+  }
+};
+
+}  // namespace tessera::compaction
