@@ -119,14 +119,14 @@ void Observer::ForgetFrom(std::uint64_t token, std::uint32_t index) {
 void Observer::CutTo(std::uint64_t tokens) {
   const std::uint64_t ids = tokens - std::min(tokens, first_id_);
   if (ids_.size() > ids) ids_.resize(ids);
-  if (tokens == 0) {
-    decided_.clear();
-    layers_.clear();
-  }
   CutRowsTo(tokens);
 }
 
 void Observer::CutRowsTo(std::uint64_t tokens) {
+  if (tokens == 0) {
+    decided_.clear();
+    layers_.clear();
+  }
   for (const auto& [index, layer] : layers_) CutLayerTo(tokens, index);
 }
 
