@@ -233,16 +233,14 @@ absl::Status RefreshTokens(Session& session, SequenceState& sequence) {
   request.set_sequence_id(sequence.id.value());
   request.set_lanes(true);
   if (absl::Status status = session.Call(request, response); !status.ok()) return status;
-  sequence.SetTokens(response.tokens());
   sequence.position_shift = response.position_shift();
+  std::vector<std::uint64_t> layers(sequence.model->layers(), response.tokens());
   for (const v1::LaneDescription& lane : response.lane()) {
-    const std::uint64_t held = lane.tokens() + lane.tail_entries();
-    if (lane.kv_head() != 0 || held <= response.tokens() ||
-        lane.layer() >= sequence.model->layers()) {
-      continue;
-    }
-    sequence.Grow(lane.layer(), 1, held - response.tokens());
+    if (lane.kv_head() != 0 || lane.layer() >= layers.size()) continue;
+    std::uint64_t& held = layers[lane.layer()];
+    held = std::max(held, lane.tokens() + lane.tail_entries());
   }
+  sequence.SetLayers(response.tokens(), std::move(layers));
   sequence.uncertain = false;
   return absl::OkStatus();
 }

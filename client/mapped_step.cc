@@ -113,6 +113,7 @@ absl::Status MappedStep::End(std::span<const std::uint32_t> accepted) {
     // Under the pin, too: a step whose worker has none counts as dead, and its tails may be closed
     // with the tokens that they had before it.
     if (status.ok()) status = Commit(accepted);
+    if (!status.ok()) batch_.ForgetRows();
     MarkInStep(false);
     pinned_ = false;
     (void)shm::Unpin(door_.control().readers[slot_].word, pin_);

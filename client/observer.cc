@@ -76,7 +76,7 @@ absl::Status Observer::See(const ObservedRows& rows, const kernels::Operations& 
   layer.wants_all = layer.wants_all || (needs_.decode_queries() && decided_.contains(rows.layer));
   const bool gap = rows.first_token > layer.next && !layer.empty() && !layer.rests;
   // Newest queries alone: those before the gap are no more among them.
-  if (gap && layer.norms.empty() && !needs_.attention_sums()) {
+  if (gap && needs_.norm_share() == 0 && !needs_.decode_queries()) {
     layer.last.clear();
   } else if (gap) {
     return absl::OutOfRangeError(Concat("first_token is ", rows.first_token, "; layer ", rows.layer,

@@ -84,6 +84,16 @@ struct SequenceState {
     layer_tokens.clear();
     if (observer != nullptr) observer->CutRowsTo(held);
   }
+  // The same of layers that do not hold as many tokens, as the daemon tells it.
+  void SetLayers(std::uint64_t held, std::vector<std::uint64_t> by_layer) {
+    tokens = held;
+    const bool alike = std::ranges::all_of(by_layer, [&](auto layer) { return layer == held; });
+    if (alike) return SetTokens(held);
+    layer_tokens = std::move(by_layer);
+    for (std::uint32_t layer = 0; layer < layer_tokens.size() && observer != nullptr; ++layer) {
+      observer->CutLayerTo(layer_tokens[layer], layer);
+    }
+  }
   void Grow(std::uint32_t first_layer, std::uint32_t layers, std::uint64_t count) {
     if (layers == model->layers() && layer_tokens.empty()) {
       tokens += count;

@@ -72,7 +72,7 @@ absl::Status Compactor::SetPolicyOver(cache::Sequence& sequence, ManagedSequence
   std::shared_ptr<ManagedSequence> managed;
   if (!idle) managed = std::make_shared<ManagedSequence>(std::move(policy), sequence.model());
   if (managed != nullptr && before != nullptr) {
-    managed->Follow(*before);
+    managed->Follow(*before, sequence);
   } else if (managed != nullptr) {
     managed->TakeAsPrompt(sequence.Describe(/*lanes=*/false).tokens, sequence.step_begin());
   }

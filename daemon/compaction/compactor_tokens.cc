@@ -244,6 +244,8 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
       layer.interrupted = false;
       if (!choice->keeps) {
         if (decides) counters_.decisions_made.fetch_add(1, std::memory_order_relaxed);
+        const bool chose = !choice->UntouchedAll() || !choice->memory.scores.empty();
+        if (chose) layer.state.chosen_until = choice->until;
         layer.state.looked_until = std::max(layer.state.looked_until.load(), choice->end);
         Forget(managed.policy(), *choice, layer.state.observation);
       }

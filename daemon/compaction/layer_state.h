@@ -18,6 +18,9 @@ struct LayerState {
   // Those before it have been looked at; what was left of them waits for the next prompt's end, if
   // that comes soon.
   std::atomic<std::uint64_t> looked_until{0};
+  // What was decided about tokens before it hung on all of these: some have gone, or learned scores
+  // are of queries up to there.
+  std::uint64_t chosen_until = 0;
   Observation observation;
 
   // The sequence was cut to so many tokens.
@@ -25,6 +28,7 @@ struct LayerState {
     observation.ForgetFrom(tokens);
     decided_until = std::min(decided_until.load(), tokens);
     looked_until = std::min(looked_until.load(), tokens);
+    chosen_until = std::min(chosen_until, tokens);
     if (decided_until == 0) memory = {};
   }
   // All but what was shown.
@@ -32,6 +36,7 @@ struct LayerState {
     memory = other.memory;
     decided_until = other.decided_until.load();
     looked_until = other.looked_until.load();
+    chosen_until = other.chosen_until;
   }
 };
 

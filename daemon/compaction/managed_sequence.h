@@ -168,7 +168,8 @@ class ManagedSequence final : public cache::Companion {
   void CutTo(cache::Sequence& sequence, std::uint64_t tokens,
              const Pause&) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     const auto parts = [tokens](const ManagedLayer& layer) {
-      return layer.state.decided_until > tokens || layer.unfinished.has_value();
+      return layer.state.chosen_until > tokens ||
+             (layer.unfinished.has_value() && layer.unfinished->end > tokens);
     };
     // What stays was chosen among more than that, and may be less than its policy keeps.
     if (tokens > 0 && policy_.drops_entries() && std::ranges::any_of(layers_, parts)) {
@@ -203,15 +204,19 @@ class ManagedSequence final : public cache::Companion {
   // the same; else it stays known that somebody has shown something. One that learns from every
   // query goes on from what another budget of the same system has learned, of queries that nobody
   // has any more. `before` is paused.
-  void Follow(const ManagedSequence& before) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+  void Follow(const ManagedSequence& before,
+              cache::Sequence& sequence) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     const std::size_t alike = std::min(layers_.size(), before.layers_.size());
     const bool asks_alike = policies::NeedsOf(policy_) == policies::NeedsOf(before.policy_);
     for (std::size_t i = 0; i < alike; ++i) {
       Observation& shown = layers_[i].state.observation;
       shown = before.layers_[i].state.observation;
       if (!asks_alike) shown.ForgetRows();
-      if (!policies::LearnsAlike(policy_, before.policy_)) continue;
-      layers_[i].state.TakeDecisionsOf(before.layers_[i].state);
+      const ManagedLayer& layer = before.layers_[i];
+      if (!policies::LearnsAlike(policy_, before.policy_) || layer.unfinished.has_value()) continue;
+      layers_[i].state.TakeDecisionsOf(layer.state);
+      // By this budget others would have gone, and at other times.
+      if (layer.state.decided_until > 0) sequence.set_made_by_hand();
     }
     for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i].work = before.lanes_[i].work;
     std::vector<policies::TextMark> text = before.text();

@@ -95,6 +95,18 @@ class Publishing {
     return absl::OkStatus();
   }
 
+  // What learns from every query may wait for a worker that shows them.
+  bool IsDecided() const {
+    if (!policies::Continues(policy_) || !policies::NeedsOf(policy_).decode_queries) return true;
+    return std::ranges::all_of(compaction::Compactor::DecidedByLayer(*sequence_),
+                               [&](std::uint64_t until) { return until >= ids_.size(); });
+  }
+  absl::Status NotDecided() const {
+    return absl::FailedPreconditionError(
+        Concat(sequence_->id().ToString(), " has tokens that policy ", Quoted(policy_.text),
+               " has not decided about: its worker shows their queries, and compresses, first"));
+  }
+
   absl::Status NotItsPolicys() const {
     return absl::FailedPreconditionError(Concat(
         "some of what ", sequence_->id().ToString(),
@@ -126,6 +138,7 @@ class Publishing {
     if (longer == nullptr && !policy_.dense()) {
       if (absl::Status status = CompressAll(); !status.ok()) return status;
     }
+    if (longer == nullptr && !IsDecided()) return NotDecided();
     absl::StatusOr<std::shared_ptr<cache::Sequence>> frozen =
         services_.compactor->Fork(from, [&] { return caller_.tenant->ForkForPrefix(from); });
     if (!frozen.ok()) return frozen.status();

@@ -50,7 +50,9 @@ SegmentSpec SpecOf(const SegmentView& segment) {
     return matrix == nullptr ? kNoRotation : OffsetIn(segment.arena, matrix);
   };
   return {.tile_table = OffsetIn(segment.arena, segment.tile_offsets),
-          .summary_table = OffsetIn(segment.arena, segment.summary_offsets),
+          .summary_table = segment.summary_offsets == nullptr
+                               ? 0
+                               : OffsetIn(segment.arena, segment.summary_offsets),
           .first_position = segment.first_position,
           .entries = segment.entries,
           .shape = segment.shape,
