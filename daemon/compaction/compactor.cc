@@ -169,7 +169,7 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::ForkPaused(
   if (!child.ok()) return child;
   look();
   const std::uint64_t tokens = (*child)->Describe(/*lanes=*/false).tokens;
-  const auto own = std::make_shared<ManagedSequence>(managed, pause, model, tokens);
+  const auto own = std::make_shared<ManagedSequence>(managed, pause, **child, tokens);
   (*child)->set_companion(own);
   for (std::uint32_t lane = 0; lane < ahead.size(); ++lane) {
     if (!ahead[lane].has_value()) continue;

@@ -99,9 +99,10 @@ class ManagedSequence final : public cache::Companion {
 
   // What a fork of a paused sequence goes on from, which has the first `tokens` of its tokens; what
   // a worker has shown, and nothing has been decided by, goes with it.
-  ManagedSequence(ManagedSequence& parent, const Pause&, const cache::Model& model,
+  ManagedSequence(ManagedSequence& parent, const Pause&, cache::Sequence& fork,
                   std::uint64_t tokens) TESSERA_NO_THREAD_SAFETY_ANALYSIS
-      : ManagedSequence(parent.policy_, model) {
+      : ManagedSequence(parent.policy_, fork.model()) {
+    if (parent.PartsAChoice(tokens)) fork.set_made_by_hand();
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       layers_[i].state.TakeDecisionsOf(parent.layers_[i].state);
       layers_[i].unfinished = parent.layers_[i].unfinished;
@@ -153,6 +154,16 @@ class ManagedSequence final : public cache::Companion {
     return until;
   }
 
+  // Whether something was chosen among more than the first `tokens`: what stays of those may be
+  // less than the policy keeps.
+  bool PartsAChoice(std::uint64_t tokens) const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+    const auto parts = [tokens](const ManagedLayer& layer) {
+      return layer.state.chosen_until > tokens ||
+             (layer.unfinished.has_value() && layer.unfinished->end > tokens);
+    };
+    return tokens > 0 && policy_.drops_entries() && std::ranges::any_of(layers_, parts);
+  }
+
   std::vector<std::uint64_t> decided_by_layer() const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     std::vector<std::uint64_t> until;
     for (const ManagedLayer& layer : layers_) until.push_back(layer.state.decided_until.load());
@@ -167,14 +178,7 @@ class ManagedSequence final : public cache::Companion {
   // It was cut to so many tokens.
   void CutTo(cache::Sequence& sequence, std::uint64_t tokens,
              const Pause&) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
-    const auto parts = [tokens](const ManagedLayer& layer) {
-      return layer.state.chosen_until > tokens ||
-             (layer.unfinished.has_value() && layer.unfinished->end > tokens);
-    };
-    // What stays was chosen among more than that, and may be less than its policy keeps.
-    if (tokens > 0 && policy_.drops_entries() && std::ranges::any_of(layers_, parts)) {
-      sequence.set_made_by_hand();
-    }
+    if (PartsAChoice(tokens)) sequence.set_made_by_hand();
     for (ManagedLane& lane : lanes_) lane.work->seals.CutTo(tokens);
     for (ManagedLayer& layer : layers_) {
       layer.state.CutTo(tokens);

@@ -108,7 +108,9 @@ TEST_F(PolicyChanges, AnotherBudgetGoesOnFromWhatWasLearned) {
     Show(track);
     CompressNow(track);
     for (const auto& lane : PositionsOf(track)) ASSERT_EQ(lane.size(), 30u);
+    EXPECT_FALSE(track.sequence->made_by_hand());
     ASSERT_TRUE(Set(track, next).ok());
+    EXPECT_TRUE(track.sequence->made_by_hand()) << "by its budget others would have gone";
     CompressNow(track);  // there is nothing new to say
     Append(track, 5, 1, /*end_of_prompt=*/true);
     Show(track);
@@ -136,6 +138,45 @@ TEST_F(PolicyChanges, ACutBehindADecisionLeavesWhatItsPolicyWouldNot) {
     EXPECT_FALSE(track.sequence->made_by_hand()) << "of nothing nothing is left";
     ASSERT_TRUE(world_.tenant().FreeSequence(track.sequence->id()).ok());
   }
+}
+
+// Nothing has gone that a shorter prompt would have kept.
+TEST_F(PolicyChanges, ACutOfWhatIsWithinItsBudgetLeavesWhatItsPolicyWould) {
+  for (const char* text : {"snapkv:window=8,tokens=16", "tova:budget=16"}) {
+    SCOPED_TRACE(text);
+    Track track = NewTrack(Policy(text));
+    Append(track, 12, 1, /*end_of_prompt=*/true);
+    Show(track);
+    CompressNow(track);
+    ASSERT_TRUE(compactor_.Truncate(*track.sequence, 5).ok());
+    EXPECT_FALSE(track.sequence->made_by_hand());
+    ASSERT_TRUE(world_.tenant().FreeSequence(track.sequence->id()).ok());
+  }
+}
+
+// A fork has what all layers hold, and the first has chosen among more.
+TEST_F(PolicyChanges, AForkOfLayersThatAreAheadHoldsWhatItsPolicyWouldNot) {
+  Track track = NewTrack(Policy("streaming:sink=2,recent=10"));
+  Append(track, 50, 1);
+  const auto longer = [&](std::uint32_t first, std::uint32_t layers) {
+    const Compactor::Rows rows = {.first_layer = first,
+                                  .layers = layers,
+                                  .end_of_prompt = true,
+                                  .first_token = 50,
+                                  .until = 100};
+    const Stamps stamps = DrawTokens(50, 1);
+    ASSERT_TRUE(compactor_.Append(track.sequence, rows, DrawnRows(model_->layout(), stamps)).ok());
+    compactor_.Compress(track.sequence, {first, layers, true},
+                        [](const absl::Status& status) { EXPECT_TRUE(status.ok()) << status; });
+    RunAll();
+  };
+  longer(0, 1);
+  ASSERT_EQ(PositionsOf(track)[0].size(), 12u);
+  const Track fork = Fork(track);
+  EXPECT_FALSE(track.sequence->made_by_hand());
+  EXPECT_TRUE(fork.sequence->made_by_hand());
+  longer(1, model_->layers() - 1);
+  EXPECT_FALSE(Fork(track).sequence->made_by_hand());
 }
 
 // One of a layer's lanes was sealed under the policy before, and the other waits.
