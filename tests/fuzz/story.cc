@@ -382,8 +382,10 @@ absl::Status Story::Truncate(Known& known) {
   // Merged and moved entries are not parted.
   if (!known.kind.tolerance.has_value() && absl::IsFailedPrecondition(status))
     return absl::OkStatus();
-  if (status.ok()) known.truth.Truncate(tokens);
-  return status;
+  if (!status.ok()) return status;
+  known.truth.Truncate(tokens);
+  if (tokens == 0) known.by_hand = false;  // nothing is left of what was packed
+  return absl::OkStatus();
 }
 
 absl::Status Story::Compress(Known& known) {
