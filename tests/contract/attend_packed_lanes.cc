@@ -139,7 +139,11 @@ void PackedLane::PlaceTiles(const std::vector<SegmentPlan>& segments, TestRandom
     *place.offset = at;
     at += place.bytes;
   }
-  arena_ = std::make_unique<GuardedArena>(std::max(at, kTileAlignment));
+  // What comes last ends where the arena does, as far as its alignment allows.
+  const std::size_t end = AlignUp(std::max<std::size_t>(at, 1), kTileAlignment);
+  if (!places.empty() && (end - at) % places.back().alignment == 0)
+    *places.back().offset += end - at;
+  arena_ = std::make_unique<GuardedArena>(end);
 }
 
 void PackedLane::FillSegment(const SourceRows& rows, std::uint32_t first, const SegmentPlan& plan,

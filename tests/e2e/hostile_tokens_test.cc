@@ -153,6 +153,25 @@ TEST_F(HostileTokens, WhatIsShownWronglyIsRefusedAndKeptNowhere) {
   EXPECT_EQ(Observe(GoodObserve(mine)).error_code(), StatusCode::NOT_FOUND);
 }
 
+// A worker of another make, which neither shows nor compresses first, as our client library does.
+TEST_F(HostileTokens, WhatNobodyHasShownIsNotPublished) {
+  for (const char* policy : {"tova:budget=80", "h2o:heavy=40,recent=40"}) {
+    SCOPED_TRACE(policy);
+    const std::uint64_t sequence = NewSequence(policy);
+    ASSERT_TRUE(Append(sequence, 0, kTokens).ok());
+    v1::PublishRequest request;
+    *request.mutable_session() = worker_.key();
+    request.set_sequence_id(sequence);
+    for (std::uint32_t id = 0; id < kTokens; ++id) request.add_token_ids(id);
+    v1::PublishResponse response;
+    grpc::ClientContext context;
+    const grpc::Status status = worker_.stub().Publish(&context, request, &response);
+    EXPECT_EQ(status.error_code(), StatusCode::FAILED_PRECONDITION) << status.error_message();
+    EXPECT_THAT(status.error_message(), HasSubstr("has not decided about"));
+    EXPECT_EQ(TenantStats().prefixes(), 0u);
+  }
+}
+
 TEST_F(HostileTokens, AnyNumbersAreRefusedOrTaken) {
   const char* const policies[] = {kSnapKv, "h2o", "tova", "semantickv", "semanticache", "chunkkv"};
   std::vector<std::uint64_t> sequences;

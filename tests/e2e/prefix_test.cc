@@ -105,6 +105,28 @@ TEST_F(Prefixes, APromptBehindAPrefixShowsAllOfItsQueries) {
   }
 }
 
+// Whoever forks it could not show what its worker has not.
+TEST_F(Prefixes, WhatWaitsForItsQueriesIsNotPublished) {
+  for (const std::string policy : {"tova:budget=80", "h2o:heavy=40,recent=40"}) {
+    SCOPED_TRACE(policy);
+    client::Sequence sequence = NewSequence(policy);
+    SyntheticSequence truth(shape_, random_.Bits());
+    Append(sequence, truth, 100);
+    Compress(sequence);
+    Append(sequence, truth, 40, /*observe=*/false);
+    EXPECT_THAT(sequence.Publish(Count(140)).status().ToString(), HasSubstr("from 100 to 139"));
+    Observe(sequence, truth, 100, 40);
+    for (int i = 0; i < 10; ++i) Decode(sequence, truth);
+    EXPECT_THAT(sequence.Publish(Count(150)).status().ToString(), HasSubstr("from 140 to 149"));
+    EXPECT_FALSE(Match(*remote_, Count(150), policy).found());
+    Observe(sequence, truth, 140, 10);
+    EXPECT_EQ(Publish(sequence, Count(150)).tokens, 150u);
+    client::Sequence fork = Fork(*mapped_, Match(*mapped_, Count(150), policy));
+    EXPECT_EQ(Lane(Entries(fork), 0).position_size(), 80);
+    ExpectAttendsToWhatIsLeft(fork, truth, 0.02);
+  }
+}
+
 TEST_F(Prefixes, PublishingInTheMiddleOfDecoding) {
   client::Sequence sequence = NewSequence("");
   SyntheticSequence truth(shape_, 9);
