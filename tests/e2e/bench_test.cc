@@ -3,9 +3,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
@@ -17,6 +19,7 @@ namespace tessera {
 namespace {
 
 using testing::DoubleNear;
+using testing::HasSubstr;
 using testing::IsSupersetOf;
 
 struct Output {
@@ -24,10 +27,9 @@ struct Output {
   int status = -1;
 };
 
-Output RunBench(const std::string& arguments) {
+Output RunShell(const std::string& command) {
   Output output;
-  FILE* const pipe =
-      ::popen(Concat(TESSERA_BINARY " bench ", arguments, " 2>/dev/null").c_str(), "r");
+  FILE* const pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) return output;
   std::array<char, 4096> piece{};
   for (std::size_t got; (got = ::fread(piece.data(), 1, piece.size(), pipe)) > 0;) {
@@ -35,6 +37,10 @@ Output RunBench(const std::string& arguments) {
   }
   output.status = ::pclose(pipe);
   return output;
+}
+
+Output RunBench(const std::string& arguments) {
+  return RunShell(Concat(TESSERA_BINARY " bench ", arguments, " 2>/dev/null"));
 }
 
 using Values = std::map<std::string, double>;
@@ -165,6 +171,23 @@ TEST(BenchTest, PoliciesLoseLessTheMoreTheyKeep) {
     EXPECT_GE(rows.at(endless), 1024) << endless;
     EXPECT_LT(rows.at(endless), 1024 * 1.1) << endless;
   }
+}
+
+// Nobody waits for a daemon that has ended, and what it ended with is said.
+TEST(BenchTest, ADaemonThatDoesNotStartIsTold) {
+  const std::filesystem::path folder = testing::TempDir() + Concat("bench_alone_", ::getpid());
+  std::filesystem::create_directory(folder);
+  std::filesystem::copy_file(TESSERA_BINARY, folder / "tessera");
+  const std::string run = Concat((folder / "tessera").string(), " bench overhead --quick 2>&1");
+  const Output without = RunShell(run);
+  EXPECT_NE(without.status, 0);
+  EXPECT_THAT(without.text, HasSubstr((folder / "tesserad").string()));
+  EXPECT_THAT(without.text, HasSubstr("it is not there"));
+  std::filesystem::create_symlink("/bin/false", folder / "tesserad");
+  const Output fails = RunShell(run);
+  EXPECT_NE(fails.status, 0);
+  EXPECT_THAT(fails.text, HasSubstr("ended before it served, with exit status 1"));
+  std::filesystem::remove_all(folder);
 }
 
 TEST(BenchTest, WrongUsageIsRefused) {

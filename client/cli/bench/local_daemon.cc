@@ -79,16 +79,37 @@ absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(
   }
   if (pid < 0) return absl::InternalError("no process for the benchmark's daemon");
   std::unique_ptr<LocalDaemon> daemon(new LocalDaemon(pid, keeper, folder));
-  const auto channel = grpc::CreateChannel(daemon->address(), grpc::InsecureChannelCredentials());
-  if (!channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(15))) {
-    return absl::UnavailableError(Concat(args[0], " did not serve within 15 s"));
-  }
+  if (absl::Status status = daemon->WaitUntilItServes(args[0]); !status.ok()) return status;
   return daemon;
 }
 
+absl::Status LocalDaemon::WaitUntilItServes(const std::string& binary) {
+  using std::chrono::system_clock;
+  const auto channel = grpc::CreateChannel(address(), grpc::InsecureChannelCredentials());
+  const auto deadline = system_clock::now() + std::chrono::seconds(15);
+  while (!channel->WaitForConnected(system_clock::now() + std::chrono::milliseconds(100))) {
+    int how = 0;
+    if (::waitpid(pid_, &how, WNOHANG) == pid_) {
+      pid_ = -1;
+      const std::string end = WIFEXITED(how) ? Concat("exit status ", WEXITSTATUS(how))
+                                             : Concat("signal ", WTERMSIG(how));
+      return absl::UnavailableError(Concat(binary, " ended before it served, with ", end,
+                                           ::access(binary.c_str(), X_OK) == 0
+                                               ? "; run by hand it says why"
+                                               : ": it is not there, or cannot be run"));
+    }
+    if (system_clock::now() > deadline) {
+      return absl::UnavailableError(Concat(binary, " did not serve within 15 s"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 LocalDaemon::~LocalDaemon() {
-  ::kill(pid_, SIGKILL);
-  ::waitpid(pid_, nullptr, 0);
+  if (pid_ > 0) {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
   if (keeper_.pid > 0) {
     ::kill(keeper_.pid, SIGKILL);
     ::waitpid(keeper_.pid, nullptr, 0);

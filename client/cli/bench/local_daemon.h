@@ -31,7 +31,9 @@ class LocalDaemon {
  private:
   LocalDaemon(pid_t pid, const Keeper& keeper, std::string folder)
       : pid_(pid), keeper_(keeper), folder_(std::move(folder)) {}
-  const pid_t pid_;
+  absl::Status WaitUntilItServes(const std::string& binary);
+
+  pid_t pid_;  // -1: it has ended
   const Keeper keeper_;
   const std::string folder_;
 };
