@@ -8,19 +8,26 @@ namespace tessera::cache {
 
 namespace {
 
-// Long enough to be read as a stream (whole pieces of one shape mostly follow one another), short
-// enough that the sizes of last ones are few: each size has a slab of its own.
+// Long enough to be read as a stream; whole pieces of one shape mostly follow one another.
 constexpr std::uint64_t kPieceBytes = 16 * 1024;
+// What is less than a whole piece is cut into such pieces, and the rest into single tiles'. Each
+// size that is in use takes a slab of each tenant's pool, so that they are few. Nothing is rounded
+// up, and each size is a multiple of the next, so that small pieces become larger ones without more
+// room.
+constexpr std::size_t kTilesOfSmallPiece = 8;
 
-// Of as many tiles as a piece has summaries of.
-std::size_t TilesPerPiece(const kernels::TileLayout& layout) {
-  return std::max<std::uint64_t>(1, kPieceBytes / layout.summary_bytes);
+std::size_t TilesOfWholePiece(const kernels::TileLayout& layout) {
+  const std::size_t most = std::max<std::uint64_t>(1, kPieceBytes / layout.summary_bytes);
+  return most < kTilesOfSmallPiece ? most : most - most % kTilesOfSmallPiece;
 }
 
-// Whole pieces have one size a shape. The last of an allocation has any, and objects of one size
-// share a slab.
-pool::Fit FitOf(const kernels::TileLayout& layout, std::size_t tiles) {
-  return tiles == TilesPerPiece(layout) ? pool::Fit::kExact : pool::Fit::kRounded;
+// Calls piece(tiles of it) for what `count` tiles are cut into, in their order.
+template <typename Piece>
+void ForEachPiece(const kernels::TileLayout& layout, std::size_t count, Piece piece) {
+  const std::size_t whole = TilesOfWholePiece(layout);
+  for (const std::size_t tiles : {whole, std::min(whole, kTilesOfSmallPiece), std::size_t{1}}) {
+    for (; count >= tiles; count -= tiles) piece(tiles);
+  }
 }
 
 }  // namespace
@@ -35,31 +42,35 @@ absl::StatusOr<Tiles> Tiles::Allocate(pool::Pool& pool, const kernels::TileShape
   all.tiles_ = *std::move(tiles);
   for (const pool::Block& tile : all.tiles_) all.pool_bytes_ += tile.bytes();
   if (layout.summary_bytes == 0) return all;
-  while (all.summaries_.size() < count) {
-    const std::size_t some = std::min(count - all.summaries_.size(), TilesPerPiece(layout));
-    absl::StatusOr<pool::Block> piece =
-        pool.Allocate(some * layout.summary_bytes, FitOf(layout, some), pool::MemoryTag::kTiles);
-    if (!piece.ok()) return piece.status();
-    for (std::size_t i = 0; i < some; ++i) {
-      const std::uint64_t at = i * layout.summary_bytes;
-      all.summaries_.push_back({piece->offset() + at, piece->data() + at});
-    }
-    all.pool_bytes_ += piece->bytes();
-    all.pieces_.push_back(*std::move(piece));
-  }
+  absl::Status status;
+  ForEachPiece(layout, count, [&](std::size_t some) {
+    if (status.ok()) status = all.AddPiece(pool, layout, some);
+  });
+  if (!status.ok()) return status;
   return all;
+}
+
+absl::Status Tiles::AddPiece(pool::Pool& pool, const kernels::TileLayout& layout,
+                             std::size_t tiles) {
+  absl::StatusOr<pool::Block> piece =
+      pool.Allocate(tiles * layout.summary_bytes, pool::Fit::kExact, pool::MemoryTag::kTiles);
+  if (!piece.ok()) return piece.status();
+  for (std::size_t i = 0; i < tiles; ++i) {
+    const std::uint64_t at = i * layout.summary_bytes;
+    summaries_.push_back({piece->offset() + at, piece->data() + at});
+  }
+  pool_bytes_ += piece->bytes();
+  pieces_.push_back(*std::move(piece));
+  return absl::OkStatus();
 }
 
 std::uint64_t Tiles::PoolBytes(const kernels::TileShape& shape, std::size_t count) {
   const kernels::TileLayout layout = kernels::LayoutOf(shape);
   std::uint64_t bytes = count * pool::Slabs::RoundUp(layout.bytes, pool::Fit::kExact);
-  if (layout.summary_bytes == 0 || count == 0) return bytes;
-  const std::size_t per_piece = TilesPerPiece(layout);
-  const auto piece = [&](std::size_t tiles) {
-    return pool::Slabs::RoundUp(tiles * layout.summary_bytes, FitOf(layout, tiles));
-  };
-  bytes += count / per_piece * piece(per_piece);
-  if (count % per_piece != 0) bytes += piece(count % per_piece);
+  if (layout.summary_bytes == 0) return bytes;
+  ForEachPiece(layout, count, [&](std::size_t tiles) {
+    bytes += pool::Slabs::RoundUp(tiles * layout.summary_bytes, pool::Fit::kExact);
+  });
   return bytes;
 }
 

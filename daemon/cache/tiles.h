@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/device/device.h"
 #include "daemon/pool/pool.h"
@@ -45,6 +46,8 @@ class Tiles {
     std::uint64_t offset;
     std::byte* data;
   };
+  absl::Status AddPiece(pool::Pool& pool, const kernels::TileLayout& layout, std::size_t tiles);
+
   std::vector<pool::Block> tiles_;
   std::vector<pool::Block> pieces_;   // of summaries, one tile's after another's
   std::vector<Summaries> summaries_;  // by tile; none where the shape has none

@@ -1,6 +1,9 @@
 #include "daemon/compaction/key_turner.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <string_view>
 
 #include "daemon/base/strings.h"
 #include "daemon/compaction/element.h"
@@ -8,18 +11,21 @@
 namespace tessera::compaction {
 
 absl::Status KeyTurner::WhyNot(const cache::ModelSpec& spec) {
-  if (spec.rope_scaling == "dynamic") {
-    return absl::InvalidArgumentError(
-        Concat("model ", Quoted(spec.name),
-               " scales its rotary frequencies with the length (dynamic), so that keys of one "
-               "length cannot be turned into those of another"));
+  // Of others it is not known: dynamic and longrope go by the length.
+  constexpr std::string_view kFixed[] = {"", "default", "linear", "llama3", "yarn"};
+  if (std::ranges::find(kFixed, spec.rope_scaling) == std::end(kFixed)) {
+    return absl::InvalidArgumentError(Concat(
+        "model ", Quoted(spec.name), " scales its rotary positions by ", Quoted(spec.rope_scaling),
+        ", which is not known to leave frequencies alone as a text grows (linear, llama3 "
+        "and yarn do), so that keys of one length may not be turned into those of another"));
   }
   if (!spec.rope_frequencies.empty()) return absl::OkStatus();
   if (spec.rope_theta <= 0) {
     return absl::InvalidArgumentError(
         Concat("model ", Quoted(spec.name), " has no rotary positions that could be moved"));
   }
-  if (spec.rope_scaling.empty() || spec.rope_scaling == "linear") return absl::OkStatus();
+  const bool plain = spec.rope_scaling.empty() || spec.rope_scaling == "default";
+  if (plain || spec.rope_scaling == "linear") return absl::OkStatus();
   return absl::InvalidArgumentError(Concat(
       "model ", Quoted(spec.name), " scales its rotary positions by ", Quoted(spec.rope_scaling),
       "; to move them, register it with its frequencies (Rope.frequency)"));

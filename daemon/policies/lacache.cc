@@ -148,18 +148,7 @@ absl::Status CheckView(const TokenPolicy& tokens, const LayerView& view) {
   return CheckEqualCounts(kName, view);
 }
 
-absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const LayerView& view,
-                                          LayerMemory& memory) {
-  if (absl::Status status = CheckView(tokens, view); !status.ok()) return status;
-  kernels::LadderState state = {.cursor = memory.cursor, .capacity = memory.capacity};
-  std::vector<std::uint32_t> held = Indices(0, view.lanes.front().count);
-  kernels::StepLadder(LadderFor(std::get<LaCachePolicy>(tokens), view.layers), view.layer, state,
-                      held);
-  memory.cursor = state.cursor;
-  memory.capacity = state.capacity;
-  return KeepInEveryLane(view, held);
-}
-
+// Step by step, a prompt at once: what no longer fits goes after each.
 absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const LayerView& view,
                                            std::span<const std::uint64_t> before,
                                            LayerMemory& memory) {
@@ -178,6 +167,12 @@ absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const Laye
   memory.cursor = state.cursor;
   memory.capacity = state.capacity;
   return KeepInEveryLane(view, held);
+}
+
+absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const LayerView& view,
+                                          LayerMemory& memory) {
+  constexpr std::uint64_t kNone[] = {0};
+  return AdvanceLayer(tokens, view, kNone, memory);
 }
 
 LanesAlike WantsAlike(const TokenPolicy&) { return LanesAlike::kLength; }

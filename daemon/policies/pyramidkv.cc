@@ -14,8 +14,16 @@ namespace {
 
 constexpr std::string_view kName = "pyramidkv";
 
+constexpr Option RoundedBudgetOption() {
+  Option option = kBudgetOption;
+  option.help =
+      "Of the tokens since the last compression so many stay on average over the layers, rounded "
+      "(halves to even); all where that is less than the window; not beside tokens";
+  return option;
+}
+
 constexpr std::array kOptions = {
-    kBudgetOption,
+    RoundedBudgetOption(),
     kTokensOption,
     Option{.name = "beta",
            .type = OptionType::kNumber,
@@ -52,14 +60,18 @@ Needs NeedsFrom(const TokenPolicy& tokens) {
   return {.last_queries = std::get<PyramidKvPolicy>(tokens).scoring.window};
 }
 
+double MeanOf(const PyramidKvPolicy& pyramid, const LayerView& view) {
+  return pyramid.budget.tokens != 0 ? static_cast<double>(pyramid.budget.tokens)
+                                    : pyramid.budget.share * static_cast<double>(view.tokens);
+}
+
 // kvpress's rule, with its round(), which goes to even: n_l = max - l (max - min) / (layers - 1),
 // the window included, so that the mean over layers is the budget; every layer the budget itself
 // where that would give some layer less than its window or more than there is.
 std::uint64_t EntriesOfLayer(const PyramidKvPolicy& pyramid, const LayerView& view) {
   const double tokens = static_cast<double>(view.tokens);
   const double window = pyramid.scoring.window;
-  const double budget = pyramid.budget.tokens != 0 ? static_cast<double>(pyramid.budget.tokens)
-                                                   : pyramid.budget.share * tokens;
+  const double budget = MeanOf(pyramid, view);
   double least = budget / pyramid.beta;
   double most = 2 * budget - least;
   if (most >= tokens - window) {
@@ -75,9 +87,10 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
                                           LayerMemory&) {
   const auto& pyramid = std::get<PyramidKvPolicy>(tokens);
   const std::uint64_t window = pyramid.scoring.window;
-  const std::uint64_t mean = EntriesOf(pyramid.budget, view, window);
+  const auto mean = static_cast<std::uint64_t>(std::rint(MeanOf(pyramid, view)));
+  if (mean < window || mean >= view.tokens) return KeepAll(view);
   const std::uint64_t entries = EntriesOfLayer(pyramid, view);
-  if (mean >= view.tokens || NothingGoes(view, std::max(entries, window))) return KeepAll(view);
+  if (NothingGoes(view, std::max(entries, window))) return KeepAll(view);
   const auto scores = WindowScores(kName, view, pyramid.scoring);
   if (!scores.ok()) return scores.status();
   LayerDecision decision;

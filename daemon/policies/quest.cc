@@ -54,8 +54,8 @@ void Apply(const Values& values, Policy& policy) {
     policy.summaries = {.summary = kernels::Summary::kMinMax, .block = page};
   }
   // The greatest bound over the query heads that choose together decides, as it is. Pages are of
-  // all that a lane holds: those of the tail, and the newest one where there is none, are among
-  // them.
+  // all that a lane holds: what waits to be summed up, the tail, and the newest one where there is
+  // neither, are among them.
   policy.selection = {.rule = {.entries = pages * page,
                                .judge = kernels::SelectionRule::Judge::kLogit,
                                .first_block = false,

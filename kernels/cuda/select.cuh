@@ -270,6 +270,22 @@ TESSERA_DEVICE std::uint32_t TailSeen(const AttendParams& params, const StepRead
   return seen.end - seen.begin;
 }
 
+// And of what is in no block of its last segment.
+TESSERA_DEVICE std::uint32_t UnblockedSeen(const AttendParams& params, const StepReader& step,
+                                           const StepSelection& selection) {
+  if (selection.unblocked == 0) return 0;
+  const StepLane& lane = step.lane(params.layer, selection.lane);
+  const StepSequence& sequence = step.sequence(selection.lane / step.layer(params.layer).kv_heads);
+  const StepSegment& last = step.segments(lane)[lane.segment_count - 1];
+  const Positions visible = VisibleFromAll(sequence.first_query_position, sequence.queries,
+                                           {.causal = params.causal != 0, .window = params.window});
+  const std::uint64_t end = last.first_position + last.entries;
+  const std::uint64_t first = end - selection.unblocked;
+  const std::uint64_t from = first > visible.begin ? first : visible.begin;
+  const std::uint64_t to = end < visible.end ? end : visible.end;
+  return to > from ? static_cast<std::uint32_t>(to - from) : 0;
+}
+
 // The kernel's body. Grid: the layer's selections.
 TESSERA_DEVICE void SelectBlocks(const AttendParams& params) {
   const StepReader step(params.step);
@@ -294,8 +310,13 @@ TESSERA_DEVICE void SelectBlocks(const AttendParams& params) {
   const Visible own = LaneValues(params, lane, sequence.rule.by_share != 0);
   const std::uint32_t visible = SumOverBlock(own.entries, shared).all;
   const std::uint32_t forced = SumOverBlock(own.forced, shared).all;
+  const std::uint32_t newest =
+      lane.forced.last == ForcedBlocks::kNone ? 0 : lane.visible[lane.forced.last];
   const std::uint64_t budget =
-      BudgetOf(sequence.rule, {.entries = visible, .tail = tail, .block = selection.tail_block});
+      BudgetOf(sequence.rule, {.entries = visible,
+                               .newest = tail + UnblockedSeen(params, step, selection),
+                               .partial = newest < selection.tail_block ? newest : 0,
+                               .block = selection.tail_block});
   Threshold threshold;
   if (budget > forced) {
     threshold = FindThreshold(lane, shared, static_cast<std::uint32_t>(budget) - forced);

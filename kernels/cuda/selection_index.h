@@ -59,19 +59,21 @@ TESSERA_HOST_DEVICE inline std::uint64_t ShareOf(double rate, std::uint64_t all)
 // What a rule's budget has to go round: entries that the queries see.
 struct Selectable {
   std::uint64_t entries = 0;  // of choices
-  std::uint32_t tail = 0;
-  std::uint32_t block = 1;  // that the tail's count in: a power of two
+  std::uint32_t newest = 0;   // behind the last block, up to a tile, and in the tail
+  std::uint32_t partial = 0;  // of the last block, where it is taken anyway and not full
+  std::uint32_t block = 1;    // that the newest count in: a power of two
 };
 
 // Of a rule's budget what is left for choices.
 TESSERA_HOST_DEVICE inline std::uint64_t BudgetOf(const StepRule& rule, const Selectable& visible) {
-  std::uint32_t tail = 0;
+  std::uint32_t outside = 0;
   if (rule.counts_tail != 0) {
-    tail = (visible.tail + visible.block - 1) & ~(visible.block - 1);
+    const std::uint32_t rows = visible.partial + visible.newest;
+    outside = ((rows + visible.block - 1) & ~(visible.block - 1)) - visible.partial;
   }
   std::uint64_t budget = rule.entries;
-  if (budget == 0) budget = ShareOf(rule.rate, visible.entries + tail);
-  budget = budget > tail ? budget - tail : 0;
+  if (budget == 0) budget = ShareOf(rule.rate, visible.entries + outside);
+  budget = budget > outside ? budget - outside : 0;
   return budget < visible.entries ? budget : visible.entries;
 }
 

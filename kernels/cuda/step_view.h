@@ -72,7 +72,7 @@ struct StepRule {
   std::uint8_t selects = 0;   // 0: everything is read
   std::uint8_t by_share = 1;  // a row's score counts less its log-sum-exp over all candidates
   std::uint8_t first_block = 0;
-  std::uint8_t counts_tail = 0;  // the budget is of the tail's rows as well
+  std::uint8_t counts_tail = 0;  // the budget is of the newest rows as well, which are in no block
   std::uint8_t reserved[4] = {};
 };
 static_assert(sizeof(StepRule) == 24);
@@ -190,7 +190,7 @@ struct StepSelection {
   std::uint8_t first_forced;  // its first block is taken whatever its score
   LastForced last_forced;     // likewise its last
   std::uint8_t tail_block;    // the last choice's, that the tail's rows count in
-  std::uint8_t reserved;
+  std::uint8_t unblocked;  // the newest rows of the lane's last segment, which are in no block yet
 };
 static_assert(sizeof(StepSelection) == 24);
 

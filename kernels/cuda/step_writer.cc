@@ -237,6 +237,9 @@ void StepWriter::AddSegment(const SegmentSpec& segment) {
     if (!plain) MarkKind(KindOf(segment.shape));
   }
   selection_.last_forced = selects ? LastForcedOf(segment) : LastForced::kNo;
+  const bool waits = segment.shape.block == 0 && !segment.shape.positions;
+  selection_.unblocked =
+      waits ? static_cast<std::uint8_t>(segment.entries % kTileEntries) : std::uint8_t{0};
   ++lane_.segment_count;
   ++segments_;
 }

@@ -45,8 +45,10 @@ struct SelectionRule {
   std::uint64_t entries = 0;  // if not 0: the budget itself, instead of `rate`
   Judge judge = Judge::kShare;
   bool first_block = false;
-  // The budget is of the tail as well, whose rows count in whole blocks; segments get the rest of
-  // it. Where the lane has no tail its newest block is taken, full or not.
+  // The budget is of the newest rows as well, which are in no block yet: those of a last tile that
+  // is not full, and the tail's. With the newest block, where that is partial, they count in whole
+  // blocks; segments get the rest of it. Where the lane has no tail its newest block is taken, full
+  // or not.
   bool counts_tail = false;
   // Items with it come as by_head.h makes them, of a layer without groups; others are at fault.
   bool each_head = false;

@@ -221,9 +221,12 @@ PositionRange VisibleFromItem(const AttendBatch& batch, const AttendItem& item) 
 }
 
 std::uint64_t BudgetOf(const SelectionRule& rule, const Selectable& visible) {
-  const std::uint64_t tail =
-      rule.counts_tail ? (visible.tail + visible.block - 1) / visible.block * visible.block : 0;
-  const std::uint64_t all = visible.entries + tail;
+  std::uint64_t outside = 0;
+  if (rule.counts_tail) {
+    const std::uint64_t rows = visible.partial + visible.newest;
+    outside = (rows + visible.block - 1) / visible.block * visible.block - visible.partial;
+  }
+  const std::uint64_t all = visible.entries + outside;
   std::uint64_t budget = rule.entries;
   if (budget == 0) {
     // Ratios are doubles: the excess of a product over a whole number may be rounding.
@@ -231,7 +234,7 @@ std::uint64_t BudgetOf(const SelectionRule& rule, const Selectable& visible) {
     if (!(wanted > 0)) return 0;
     budget = wanted < static_cast<double>(all) ? static_cast<std::uint64_t>(wanted) : all;
   }
-  return std::min(budget - std::min(budget, tail), visible.entries);
+  return std::min(budget - std::min(budget, outside), visible.entries);
 }
 
 PlanSize MeasurePlan(const AttendBatch& batch) {

@@ -111,8 +111,9 @@ PositionRange VisibleFromItem(const AttendBatch& batch, const AttendItem& item);
 // What a rule's budget has to go round: entries that the item's queries see.
 struct Selectable {
   std::uint64_t entries = 0;  // of segments with block summaries
-  std::uint64_t tail = 0;
-  std::uint32_t block = 1;  // that the tail's count in
+  std::uint64_t newest = 0;   // behind the last block, up to a tile, and in the tail
+  std::uint32_t partial = 0;  // of the last block, where it is taken anyway and not full
+  std::uint32_t block = 1;    // that the newest count in
 };
 
 // Of a rule's budget what is left for segments.

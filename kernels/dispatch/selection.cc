@@ -115,6 +115,20 @@ bool FindFacts(const SegmentView& segment, const PositionRange& visible, BlockFa
   return true;
 }
 
+std::uint64_t Overlap(const PositionRange& visible, std::uint64_t first, std::uint64_t end) {
+  const std::uint64_t from = std::max(first, visible.begin);
+  const std::uint64_t to = std::min(end, visible.end);
+  return to > from ? to - from : 0;
+}
+
+// Of a lane's last segment: what waits for its tile to be full. Full tiles that are to be summed up
+// shortly do not count.
+std::uint64_t UnblockedRows(const SegmentView& last, const PositionRange& visible) {
+  if (last.shape.block != 0 || last.shape.positions) return 0;
+  const std::uint64_t end = last.first_position + last.entries;
+  return Overlap(visible, end - last.entries % kTileEntries, end);
+}
+
 // One round: the same cell of every selection that has so many.
 struct Round {
   const SelectionCall* call;
@@ -238,13 +252,14 @@ void FindBlockFacts(const AttendBatch& batch, ItemSelection& selection) {
     if (blocks != 0) selection.visible.block = segment.shape.block;
     first += blocks;
   }
-  const std::uint64_t tail_begin = std::max(lane.tail.begin, visible.begin);
-  const std::uint64_t tail_end = std::min(lane.tail.end, visible.end);
-  selection.visible.tail = tail_end > tail_begin ? tail_end - tail_begin : 0;
+  const std::uint64_t tail = Overlap(visible, lane.tail.begin, lane.tail.end);
   const SegmentView& last = lane.segments[lane.segment_count - 1];
-  const bool newest = item.selection->counts_tail && selection.visible.tail == 0;
+  selection.visible.newest = tail + UnblockedRows(last, visible);
+  const bool newest = item.selection->counts_tail && tail == 0;
   if (BlocksOf(last) != 0 && (newest || last.entries % last.shape.block != 0)) {
-    selection.facts[selection.blocks - 1].forced = 1;
+    BlockFacts& facts = selection.facts[selection.blocks - 1];
+    facts.forced = 1;
+    selection.visible.partial = facts.entries < last.shape.block ? facts.entries : 0;
   }
   if (item.selection->first_block && BlocksOf(lane.segments[0]) != 0) {
     selection.facts[0].forced = 1;

@@ -176,18 +176,31 @@ std::pair<std::uint64_t, std::uint64_t> VisibleRange(const AttendBatch& batch) {
   return {begin, end};
 }
 
-// Rows of the tail that are seen, in whole blocks of the last segment that has any; 0 where the
-// rule leaves the tail out.
-std::uint64_t BlocksOfTail(const SelectionRule& rule, const LaneView& lane, std::uint64_t begin,
-                           std::uint64_t end, const std::vector<Block>& blocks) {
-  if (!rule.counts_tail || blocks.empty()) return 0;
+// Rows that are seen and in no block: of the tail, and of a last tile that is not full.
+std::uint64_t RowsOfTail(const LaneView& lane, std::uint64_t begin, std::uint64_t end) {
   std::uint64_t rows = 0;
   for (std::uint64_t position = lane.tail.begin; position < lane.tail.end; ++position) {
     rows += position >= begin && position < end ? 1 : 0;
   }
-  const std::uint64_t block = lane.segments[blocks.back().segment].shape.block;
-  while (rows % block != 0) ++rows;
   return rows;
+}
+std::uint64_t RowsOfLastTile(const LaneView& lane, std::uint64_t begin, std::uint64_t end) {
+  const SegmentView& last = lane.segments[lane.segment_count - 1];
+  if (Selectable(last) || last.shape.positions) return 0;
+  std::uint64_t rows = 0;
+  for (std::uint32_t entry = last.entries; entry % kTileEntries != 0; --entry) {
+    const std::uint64_t position = last.first_position + entry - 1;
+    rows += position >= begin && position < end ? 1 : 0;
+  }
+  return rows;
+}
+
+// What the newest rows take of a budget that counts them: whole blocks, of which segments hold
+// `partial` entries.
+std::uint64_t OutsideOfBlocks(std::uint64_t rows, std::uint64_t partial, std::uint64_t block) {
+  std::uint64_t whole = rows + partial;
+  while (whole % block != 0) ++whole;
+  return whole - partial;
 }
 
 TEST_P(AttendSelection, KeepsTheBudgetAndTheForcedBlocks) {
@@ -215,17 +228,23 @@ TEST_P(AttendSelection, KeepsTheBudgetAndTheForcedBlocks) {
         largest = std::max(largest, block.visible);
       }
     }
-    const std::uint64_t tail = BlocksOfTail(rule, lane, begin, end, blocks);
-    const auto all = static_cast<double>(visible + tail);
+    const std::uint64_t tail = RowsOfTail(lane, begin, end);
+    const SegmentView& last = lane.segments[lane.segment_count - 1];
+    const bool newest = Selectable(last) &&
+                        (last.entries % last.shape.block != 0 || (rule.counts_tail && tail == 0));
+    std::uint64_t outside = 0;
+    if (rule.counts_tail && !blocks.empty()) {
+      const std::uint32_t block = lane.segments[blocks.back().segment].shape.block;
+      outside = OutsideOfBlocks(tail + RowsOfLastTile(lane, begin, end),
+                                newest ? blocks.back().visible % block : 0, block);
+    }
+    const auto all = static_cast<double>(visible + outside);
     const double wanted = rule.entries != 0 ? static_cast<double>(rule.entries)
                                             : std::min(std::ceil(rule.rate * all - 1e-6), all);
     const double budget =
-        std::clamp(wanted - static_cast<double>(tail), 0.0, static_cast<double>(visible));
+        std::clamp(wanted - static_cast<double>(outside), 0.0, static_cast<double>(visible));
     std::uint64_t forced = 0;
     if (!blocks.empty()) {
-      const SegmentView& last = lane.segments[lane.segment_count - 1];
-      const bool newest = Selectable(last) &&
-                          (last.entries % last.shape.block != 0 || (rule.counts_tail && tail == 0));
       if (newest && blocks.back().visible != 0) {
         EXPECT_TRUE(blocks.back().taken);
         forced += blocks.back().visible;

@@ -232,6 +232,43 @@ TEST_F(PackedLanes, SelectIsTheKernelsChoice) {
   }
 }
 
+// Of all that is held: what waits to be summed up, and what the tail holds, is among the pages.
+TEST_F(PackedLanes, QuestReadsSoManyPagesInAll) {
+  constexpr std::uint64_t kPages = 10;
+  for (int round = 0; round < 8; ++round) {
+    const std::uint64_t page = 4u << random_.Below(3);
+    const SelectionRule rule = {
+        .entries = kPages * page, .judge = SelectionRule::Judge::kLogit, .counts_tail = true};
+    auto sequence = mapped_->CreateSequence(
+        model_, Concat("quest:dense_layers=0,page=", page, ",tokens=", kPages * page));
+    ASSERT_TRUE(sequence.ok()) << sequence.status();
+    SyntheticSequence truth(shape_, random_.Bits());
+    Append(*sequence, truth, random_.Between(200, 400));
+    ASSERT_TRUE(sequence->Compress().ok());
+    // No more than its last tile has room for: a full one is summed up behind our back.
+    const std::uint64_t room = 31 - truth.tokens() % 32;
+    for (std::uint64_t i = random_.Between(0, room); i > 0; --i) {
+      Decode(*mapped_, *sequence, truth, std::nullopt);
+    }
+    const auto query = truth.Query(0, truth.tokens() - 1);
+    const auto selected =
+        mapped_->Select(0, {.sequence = &*sequence, .query = BytesOf(query)}, rule);
+    ASSERT_TRUE(selected.ok()) << selected.status();
+    for (const v1::HeadSelection& head : selected->heads()) {
+      std::vector<bool> pages((truth.tokens() + page - 1) / page);
+      const auto read = [&](std::uint64_t first, std::uint64_t count) {
+        for (std::uint64_t t = first; t < first + count; ++t) pages[t / page] = true;
+      };
+      for (const v1::PositionRun& run : head.runs()) read(run.first_position(), run.entries());
+      const std::uint64_t whole = head.entries_without_summary() + head.tail_entries();
+      read(truth.tokens() - whole, whole);
+      EXPECT_EQ(static_cast<std::uint64_t>(std::count(pages.begin(), pages.end(), true)), kPages)
+          << truth.tokens() << " tokens, pages of " << page << ", " << whole << " in no page";
+      EXPECT_TRUE(pages.back());
+    }
+  }
+}
+
 TEST_F(PackedLanes, ASelectionOfTooManyTokensIsRefusedByBothDoors) {
   for (client::Worker* worker : {mapped_.get(), remote_.get()}) {
     client::Sequence sequence = NewSequence(*worker);

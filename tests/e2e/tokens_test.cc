@@ -55,6 +55,22 @@ TEST_F(Tokens, LaddersWhileDecodingInsideATail) {
   ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
 }
 
+// Tokens that were decoded before the first prompt came step by step, whoever looks when.
+TEST_F(Tokens, LaddersOfAPromptBehindWhatWasDecoded) {
+  Shape({.layers = 2, .query_heads = 1, .kv_heads = 1, .head_dim = 64});
+  for (const bool compressed_between : {false, true}) {
+    client::Sequence sequence =
+        NewSequence("lacache:budget=17,span=1,overlap=0,sink=7,pass=uniform");
+    SyntheticSequence truth(shape_, random_.Bits());
+    for (int i = 0; i < 18; ++i) Decode(sequence, truth);
+    if (compressed_between) Compress(sequence);
+    Append(sequence, truth, 34, /*observe=*/false);
+    Compress(sequence);
+    const Positions kept = {0, 1, 2, 3, 4, 5, 6, 7, 16, 24, 32, 36, 40, 44, 48, 50, 51};
+    EXPECT_THAT(Lane(Entries(sequence), 0).position(), ElementsAreArray(kept));
+  }
+}
+
 TEST_F(Tokens, LaddersOverThirtyTwoLayers) {
   Shape({.layers = 32, .query_heads = 1, .kv_heads = 1, .head_dim = 64});
   client::Sequence sequence = NewSequence("lacache:budget=256,span=8,overlap=4,sink=4");

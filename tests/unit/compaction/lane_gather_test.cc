@@ -367,8 +367,13 @@ TEST_F(KeyTurnerTest, SaysWhatItCannotTurn) {
     spec_.rope_frequencies = {1, 0.5};
     EXPECT_TRUE(KeyTurner::WhyNot(spec_).ok());
   }
-  spec_.rope_scaling = "dynamic";
-  EXPECT_EQ(KeyTurner::WhyNot(spec_).code(), absl::StatusCode::kInvalidArgument);
+  // Frequencies that go by the length, whatever they are now.
+  for (const char* const scaling : {"dynamic", "Dynamic", "longrope", "ntk"}) {
+    spec_.rope_scaling = scaling;
+    const absl::Status status = KeyTurner::WhyNot(spec_);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(scaling), std::string::npos) << status;
+  }
   spec_.rope_scaling.clear();
   spec_.rope_frequencies.clear();
   spec_.rope_theta = 0;

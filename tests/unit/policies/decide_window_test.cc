@@ -104,7 +104,10 @@ TEST(DecideWindow, BudgetsAreSharesRoundedDown) {
 TEST(DecideWindow, OfAShortPromptAllStays) {
   TestRandom random;
   for (const char* text : {"snapkv", "chunkkv", "pyramidkv"}) {
-    for (const std::uint64_t tokens : {1, 31, 32, 33, 100, 159}) {
+    // kvpress, whose rule pyramidkv's is, rounds a fifth of 158 up.
+    const std::uint64_t longest = std::string_view(text) == "pyramidkv" ? 157 : 159;
+    for (const std::uint64_t tokens : {std::uint64_t{1}, std::uint64_t{31}, std::uint64_t{32},
+                                       std::uint64_t{33}, std::uint64_t{100}, longest}) {
       ShownLayer layer({}, ExactOperations(), random);
       layer.Grow(tokens);
       for (const LaneDecision& lane : DecisionOf(text, layer)) {
@@ -112,7 +115,7 @@ TEST(DecideWindow, OfAShortPromptAllStays) {
       }
     }
     ShownLayer layer({}, ExactOperations(), random);
-    layer.Grow(160);
+    layer.Grow(longest + 1);
     EXPECT_EQ(DecisionOf(text, layer)[0].kept.size(), 32u) << text;
   }
 }

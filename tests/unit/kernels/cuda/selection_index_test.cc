@@ -29,20 +29,26 @@ TEST(SelectionIndex, BudgetsAreRatesRoundedUpOrEntries) {
 
 TEST(SelectionIndex, BudgetsOfTheTailTooLeaveTheRest) {
   const StepRule pages = {.entries = 64, .selects = 1, .counts_tail = 1};
-  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .tail = 0, .block = 16}), 64u);
-  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .tail = 1, .block = 16}), 48u);
-  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .tail = 16, .block = 16}), 48u);
-  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .tail = 17, .block = 16}), 32u);
-  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .tail = 90, .block = 16}), 0u);
-  EXPECT_EQ(BudgetOf(pages, {.entries = 32, .tail = 3, .block = 16}), 32u);
-  EXPECT_EQ(BudgetOf({.entries = 64, .selects = 1}, {.entries = 1000, .tail = 90, .block = 16}),
+  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .newest = 0, .block = 16}), 64u);
+  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .newest = 1, .block = 16}), 48u);
+  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .newest = 16, .block = 16}), 48u);
+  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .newest = 17, .block = 16}), 32u);
+  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .newest = 90, .block = 16}), 0u);
+  EXPECT_EQ(BudgetOf(pages, {.entries = 32, .newest = 3, .block = 16}), 32u);
+  EXPECT_EQ(BudgetOf({.entries = 64, .selects = 1}, {.entries = 1000, .newest = 90, .block = 16}),
+            64u);
+  // A partial block is a page, and what follows it begins in that.
+  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .partial = 1, .block = 16}), 49u);
+  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .newest = 15, .partial = 1, .block = 16}), 49u);
+  EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .newest = 16, .partial = 1, .block = 16}), 33u);
+  EXPECT_EQ(BudgetOf({.entries = 64, .selects = 1}, {.entries = 1000, .partial = 1, .block = 16}),
             64u);
   // A rate of all is all, however the tail is rounded.
   EXPECT_EQ(BudgetOf({.rate = 1, .selects = 1, .counts_tail = 1},
-                     {.entries = 1000, .tail = 3, .block = 16}),
+                     {.entries = 1000, .newest = 3, .block = 16}),
             1000u);
   EXPECT_EQ(BudgetOf({.rate = 0.25, .selects = 1, .counts_tail = 1},
-                     {.entries = 384, .tail = 10, .block = 16}),
+                     {.entries = 384, .newest = 10, .block = 16}),
             84u);
 }
 

@@ -253,6 +253,8 @@ class ChoiceProblem {
       facts[b].forced = ForcedOf(selection, tail).Has(b);
       visible += facts[b].entries;
     }
+    const bool last = !facts.empty() && facts.back().forced != 0 &&
+                      ForcedOf(selection, tail).last == selection.blocks - 1;
     std::vector<float> values = Values(params, selection, index, rule);
     std::vector<float> scratch(selection.blocks);
     std::vector<std::uint8_t> taken(selection.blocks);
@@ -263,7 +265,10 @@ class ChoiceProblem {
          .blocks = facts.data(),
          .block_count = selection.blocks,
          .budget =
-             BudgetOf(rule, {.entries = visible, .tail = tail, .block = selection.tail_block}),
+             BudgetOf(rule, {.entries = visible,
+                             .newest = tail + UnblockedOf(selection),
+                             .partial = last ? facts.back().entries % selection.tail_block : 0u,
+                             .block = selection.tail_block}),
          .by_share = false,
          .values = scratch.data(),
          .taken = taken.data()});
@@ -291,6 +296,15 @@ class ChoiceProblem {
     return call_->step().sequence(selection.lane / geometry_.kv_heads).rule;
   }
   // All of it is seen.
+  std::uint32_t UnblockedOf(const StepSelection& selection) {
+    for (std::uint32_t i = 0; i < problem_.items().size(); ++i) {
+      if (call_->LaneOfItem(i) != selection.lane) continue;
+      const kernels::LaneView& lane = *problem_.items()[i].lane;
+      const kernels::SegmentView& newest = lane.segments[lane.segment_count - 1];
+      return newest.shape.block == 0 ? newest.entries % kernels::kTileEntries : 0;
+    }
+    return 0;
+  }
   std::uint32_t TailOf(const StepSelection& selection) {
     for (std::uint32_t i = 0; i < problem_.items().size(); ++i) {
       const kernels::TailView& tail = problem_.items()[i].lane->tail;
