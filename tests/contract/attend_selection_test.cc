@@ -11,6 +11,7 @@
 #include "kernels/dispatch/implementation.h"
 #include "tests/contract/attend_conformance.h"
 #include "tests/contract/attend_packed_cases.h"
+#include "tests/contract/selection_budget.h"
 
 namespace tessera::kernels {
 namespace {
@@ -176,33 +177,6 @@ std::pair<std::uint64_t, std::uint64_t> VisibleRange(const AttendBatch& batch) {
   return {begin, end};
 }
 
-// Rows that are seen and in no block: of the tail, and of a last tile that is not full.
-std::uint64_t RowsOfTail(const LaneView& lane, std::uint64_t begin, std::uint64_t end) {
-  std::uint64_t rows = 0;
-  for (std::uint64_t position = lane.tail.begin; position < lane.tail.end; ++position) {
-    rows += position >= begin && position < end ? 1 : 0;
-  }
-  return rows;
-}
-std::uint64_t RowsOfLastTile(const LaneView& lane, std::uint64_t begin, std::uint64_t end) {
-  const SegmentView& last = lane.segments[lane.segment_count - 1];
-  if (Selectable(last) || last.shape.positions) return 0;
-  std::uint64_t rows = 0;
-  for (std::uint32_t entry = last.entries; entry % kTileEntries != 0; --entry) {
-    const std::uint64_t position = last.first_position + entry - 1;
-    rows += position >= begin && position < end ? 1 : 0;
-  }
-  return rows;
-}
-
-// What the newest rows take of a budget that counts them: whole blocks, of which segments hold
-// `partial` entries.
-std::uint64_t OutsideOfBlocks(std::uint64_t rows, std::uint64_t partial, std::uint64_t block) {
-  std::uint64_t whole = rows + partial;
-  while (whole % block != 0) ++whole;
-  return whole - partial;
-}
-
 TEST_P(AttendSelection, KeepsTheBudgetAndTheForcedBlocks) {
   for (int round = 0; round < 80; ++round) {
     const BatchShape shape = AnyBatch(random_);
@@ -229,13 +203,14 @@ TEST_P(AttendSelection, KeepsTheBudgetAndTheForcedBlocks) {
       }
     }
     const std::uint64_t tail = RowsOfTail(lane, begin, end);
-    const SegmentView& last = lane.segments[lane.segment_count - 1];
+    const SegmentView last =
+        lane.segment_count == 0 ? SegmentView() : lane.segments[lane.segment_count - 1];
     const bool newest = Selectable(last) &&
                         (last.entries % last.shape.block != 0 || (rule.counts_tail && tail == 0));
     std::uint64_t outside = 0;
     if (rule.counts_tail && !blocks.empty()) {
       const std::uint32_t block = lane.segments[blocks.back().segment].shape.block;
-      outside = OutsideOfBlocks(tail + RowsOfLastTile(lane, begin, end),
+      outside = OutsideOfBlocks(tail + RowsOfLastTile(last, begin, end),
                                 newest ? blocks.back().visible % block : 0, block);
     }
     const auto all = static_cast<double>(visible + outside);
