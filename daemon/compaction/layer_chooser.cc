@@ -464,8 +464,10 @@ absl::StatusOr<LayerChoice> LayerChooser::TakeOver(std::uint32_t decides, const 
     const std::span<const std::uint64_t> stay = seen.view().positions;
     const std::span<const std::uint64_t> positions = lanes->entries[head].positions;
     policies::LaneDecision& lane = choice.lanes.emplace_back();
+    auto next = stay.begin();  // both rise
     for (std::uint32_t i = 0; i < positions.size(); ++i) {
-      if (!decided || std::ranges::binary_search(stay, positions[i])) lane.kept.push_back(i);
+      while (next != stay.end() && *next < positions[i]) ++next;
+      if (!decided || (next != stay.end() && *next == positions[i])) lane.kept.push_back(i);
     }
   }
   return choice;
