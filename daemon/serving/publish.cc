@@ -1,5 +1,6 @@
 #include "daemon/serving/publish.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <span>

@@ -189,7 +189,7 @@ struct StepSelection {
   std::uint32_t blocks;
   std::uint8_t first_forced;  // its first block is taken whatever its score
   LastForced last_forced;     // likewise its last
-  std::uint8_t tail_block;    // the last choice's, that the tail's rows count in
+  std::uint8_t tail_block;    // the last choice's, that the newest rows count in
   std::uint8_t unblocked;  // the newest rows of the lane's last segment, which are in no block yet
 };
 static_assert(sizeof(StepSelection) == 24);

@@ -253,8 +253,7 @@ class ChoiceProblem {
       facts[b].forced = ForcedOf(selection, tail).Has(b);
       visible += facts[b].entries;
     }
-    const bool last = !facts.empty() && facts.back().forced != 0 &&
-                      ForcedOf(selection, tail).last == selection.blocks - 1;
+    const bool last = ForcedOf(selection, tail).last == selection.blocks - 1;
     std::vector<float> values = Values(params, selection, index, rule);
     std::vector<float> scratch(selection.blocks);
     std::vector<std::uint8_t> taken(selection.blocks);
