@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 #include "daemon/base/strings.h"
 #include "kernels/cuda/step_view.h"
@@ -22,35 +23,40 @@ constexpr std::uint64_t kTensorAlignment = 16;
 
 std::uint64_t AddressOf(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
-std::string Name(const kernels::SelectionRule* rule) {
-  if (rule == nullptr) return "none";
+std::string Name(const kernels::SelectionRule& rule) {
   std::string name =
-      rule->entries != 0 ? Concat(rule->entries, " entries") : Concat("a share of ", rule->rate);
-  const bool logit = rule->judge == kernels::SelectionRule::Judge::kLogit;
+      rule.entries != 0 ? Concat(rule.entries, " entries") : Concat("a share of ", rule.rate);
+  const bool logit = rule.judge == kernels::SelectionRule::Judge::kLogit;
   name += logit ? " by logit" : " by share";
-  if (rule->each_head) name += " for each query head";
-  if (rule->first_block) name += " with the first block";
+  if (rule.each_head) name += " for each query head";
+  if (rule.first_block) name += " with the first block";
   return name;
 }
 
-// An image has one rule: all sequences of a step must have the same.
-absl::StatusOr<std::optional<kernels::SelectionRule>> RuleOfAll(const StepBatch& batch,
-                                                                std::uint32_t layer,
-                                                                const StepTensors& tensors) {
-  std::optional<kernels::SelectionRule> rule;
+bool EachHeadOf(const std::optional<kernels::SelectionRule>& rule) {
+  return rule.has_value() && rule->each_head;
+}
+
+// By item. An image has its lanes by kv head or by query head: where query heads choose for
+// themselves in one sequence, they do in every one that chooses.
+absl::Status ListRules(const StepBatch& batch, std::uint32_t layer, const StepTensors& tensors,
+                       std::vector<std::optional<kernels::SelectionRule>>& rules) {
+  rules.clear();
+  std::optional<std::size_t> chooses;  // the first that does
   for (std::size_t i = 0; i < batch.items().size(); ++i) {
     const kernels::SelectionRule* const one = RuleOf(batch.items()[i], layer, tensors);
-    const std::optional<kernels::SelectionRule> own =
-        one == nullptr ? std::nullopt : std::optional(*one);
-    if (i == 0) rule = own;
-    if (rule == own) continue;
-    return absl::UnimplementedError(Concat(
-        batch.items()[i].sequence->id.ToString(), " selects ", Name(one), " by its policy, ",
-        batch.items()[0].sequence->id.ToString(), " ", Name(rule.has_value() ? &*rule : nullptr),
-        "; on a GPU the sequences of a step have one selection: name it in the call, or make a "
-        "step for each policy"));
+    rules.push_back(one == nullptr ? std::nullopt : std::optional(*one));
+    if (one == nullptr) continue;
+    if (!chooses.has_value()) chooses = i;
+    const kernels::SelectionRule& first = *rules[*chooses];
+    if (first.each_head == one->each_head) continue;
+    return absl::UnimplementedError(
+        Concat(batch.items()[i].sequence->id.ToString(), " selects ", Name(*one), ", ",
+               batch.items()[*chooses].sequence->id.ToString(), " ", Name(first),
+               "; on a GPU query heads choose for themselves in all sequences of a step or in "
+               "none: name one selection in the call, or make a step for each"));
   }
-  return rule;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -87,7 +93,9 @@ void GpuBackend::Measure(const StepBatch& batch) {
   }
   // Scores take memory by the new token: where a step has more of them, it may well read
   // everything.
-  if (limits_.queries > rule_queries_) rule_.reset();
+  if (limits_.queries > rule_queries_) rules_.clear();
+  // Where the batch is another one, Attend will say so.
+  rules_.resize(batch.items().size(), rules_.empty() ? std::nullopt : rules_.back());
   sinks_at_.assign(model.layers(), 0);
   std::uint64_t next = kAlignment;  // after the fault words
   for (std::uint32_t layer = 0; layer < model.layers(); ++layer) {
@@ -110,7 +118,7 @@ void GpuBackend::MeasureImage(const StepBatch& batch) {
   host_.resize((image_at_ + image_bytes_) / sizeof(Line) + 1);
 }
 
-bool GpuBackend::EachHead() const { return rule_.has_value() && rule_->each_head; }
+bool GpuBackend::EachHead() const { return std::ranges::any_of(rules_, EachHeadOf); }
 
 kernels::LayerGeometry GpuBackend::GeometryOf(const StepBatch& batch, std::uint32_t layer) const {
   const kernels::LayerGeometry& geometry = batch.model().geometry(layer);
@@ -209,19 +217,19 @@ std::span<const std::byte> GpuBackend::SettledQueries(std::uint32_t layer) const
 
 absl::Status GpuBackend::WriteImage(const StepBatch& batch) {
   const BoundModel& model = batch.model();
-  const cuda::StepRule rule = cuda::StepRuleOf(rule_.has_value() ? &*rule_ : nullptr);
   cuda::StepWriter writer({host_.data()->bytes + image_at_, image_bytes_}, shape_);
   writer.SetExtents(bases_, extents_.pool_extent_bytes());
   for (std::uint32_t i = 0; i < shape_.batch; ++i) {
     const StepItem& item = batch.items()[i];
     const auto first_row = static_cast<std::uint32_t>(item.first_row);
-    writer.SetSequence(i, {.committed = item.base,
-                           .first_query_position = item.base,
-                           .appended = item.new_tokens,
-                           .queries = item.new_tokens,
-                           .first_append_row = first_row,
-                           .first_query_row = first_row,
-                           .rule = rule});
+    writer.SetSequence(i,
+                       {.committed = item.base,
+                        .first_query_position = item.base,
+                        .appended = item.new_tokens,
+                        .queries = item.new_tokens,
+                        .first_append_row = first_row,
+                        .first_query_row = first_row,
+                        .rule = cuda::StepRuleOf(rules_[i].has_value() ? &*rules_[i] : nullptr)});
   }
   for (std::uint32_t layer = 0; layer < model.layers(); ++layer) {
     const std::uint32_t heads = model.layout().kv_heads(layer);
@@ -250,11 +258,10 @@ std::uint64_t GpuBackend::PartialBytes(const StepBatch& batch) const {
   return partial;
 }
 
-absl::Status GpuBackend::UseRule(const StepBatch& batch,
-                                 const std::optional<kernels::SelectionRule>& selection) {
-  if (!stale_ && selection == rule_) return absl::OkStatus();
+absl::Status GpuBackend::UseAsked(const StepBatch& batch) {
+  if (!stale_ && asked_ == rules_) return absl::OkStatus();
   const bool each_head = EachHead();
-  rule_ = selection;
+  std::swap(rules_, asked_);
   rule_queries_ = limits_.queries;
   if (EachHead() != each_head) MeasureImage(batch);
   absl::Status status = WriteImage(batch);
@@ -262,7 +269,7 @@ absl::Status GpuBackend::UseRule(const StepBatch& batch,
   stale_ = !status.ok();
   if (stale_) {
     // What cannot be had is not asked for by the next step, too.
-    rule_.reset();
+    std::ranges::fill(rules_, std::nullopt);
     MeasureImage(batch);
   }
   return status;
@@ -349,9 +356,9 @@ absl::Status GpuBackend::Append(const StepBatch& batch, std::uint32_t layer,
 
 absl::Status GpuBackend::Attend(const StepBatch& batch, std::uint32_t layer,
                                 const StepTensors& tensors) {
-  absl::StatusOr<std::optional<kernels::SelectionRule>> rule = RuleOfAll(batch, layer, tensors);
-  if (!rule.ok()) return rule.status();
-  if (absl::Status status = UseRule(batch, *rule); !status.ok()) return status;
+  absl::Status status = ListRules(batch, layer, tensors, asked_);
+  if (status.ok()) status = UseAsked(batch);
+  if (!status.ok()) return status;
   const absl::StatusOr<const std::byte*> query = PlaceInput("query", tensors.query, query_);
   if (!query.ok()) return query.status();
   bool output_copied = false;

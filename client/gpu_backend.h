@@ -3,8 +3,8 @@
 // then. Tensors that are device memory are used where they are; those in host memory go
 // through copies, which costs a wait per layer.
 //
-// An image holds one selection rule for all of its layers. Begin writes it with the rule that was
-// asked for last; where Attend asks for another one, it is written and uploaded again.
+// An image holds a selection rule of each sequence for all of its layers. Begin writes it with the
+// rules that were asked for last; where Attend asks for others, it is written and uploaded again.
 //
 //   device memory of a step:   fault words | the sinks of each layer that has some | step image
 //                              partial results, for the largest layer
@@ -44,7 +44,7 @@ class GpuBackend final : public StepBackend {
   };
   absl::Status TakeQueue(void* stream);
   void Measure(const StepBatch& batch);
-  // For the rule as it is.
+  // For the rules as they are.
   void MeasureImage(const StepBatch& batch);
   kernels::cuda::StepShape ShapeOf(const StepBatch& batch, bool each_head) const;
   // Whether every query head chooses for itself: then each has a lane of its own in the image.
@@ -52,8 +52,8 @@ class GpuBackend final : public StepBackend {
   // As the image has it.
   kernels::LayerGeometry GeometryOf(const StepBatch& batch, std::uint32_t layer) const;
   absl::Status WriteImage(const StepBatch& batch);
-  absl::Status UseRule(const StepBatch& batch,
-                       const std::optional<kernels::SelectionRule>& selection);
+  using Rules = std::vector<std::optional<kernels::SelectionRule>>;  // by item
+  absl::Status UseAsked(const StepBatch& batch);
   // The image on the device by the one on the host, in the middle of a step.
   kernels::cuda::Error Replace(const StepBatch& batch);
   std::uint64_t* FaultOf(bool each_head) const;
@@ -89,15 +89,16 @@ class GpuBackend final : public StepBackend {
   };
   kernels::cuda::Scratch queries_;
   std::vector<Line> settled_queries_;
-  std::vector<StepBatch::RowRun> observed_;     // rows of the batch that are kept
-  std::vector<LayerQueries> queries_of_;        // by layer; empty: nobody asks
-  std::uint64_t queries_end_ = 0;               // of what was kept
-  std::vector<Line> host_;                      // what memory_ holds
-  std::vector<std::uint64_t> sinks_at_;         // per layer; 0: none
-  kernels::cuda::StepShape shape_;              // with room for a selection of every lane
-  std::optional<kernels::SelectionRule> rule_;  // of the image
-  bool stale_ = false;                          // it is not what the host has
-  std::uint32_t rule_queries_ = 0;              // limits_.queries where it was asked for
+  std::vector<StepBatch::RowRun> observed_;  // rows of the batch that are kept
+  std::vector<LayerQueries> queries_of_;     // by layer; empty: nobody asks
+  std::uint64_t queries_end_ = 0;            // of what was kept
+  std::vector<Line> host_;                   // what memory_ holds
+  std::vector<std::uint64_t> sinks_at_;      // per layer; 0: none
+  kernels::cuda::StepShape shape_;           // with room for a selection of every lane
+  Rules rules_;                              // of the image
+  Rules asked_;                              // by the call that is under way
+  bool stale_ = false;                       // it is not what the host has
+  std::uint32_t rule_queries_ = 0;           // limits_.queries where it was asked for
   std::uint64_t image_at_ = 0;
   std::uint64_t image_bytes_ = 0;
   kernels::cuda::StepLimits limits_;

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -56,6 +57,11 @@ class Queue {
   virtual Error MomentsOfRows(const MomentsTilesParams& params) = 0;
   virtual Error Observe(const ObserveTilesParams& params) = 0;
   virtual Error Wait() = 0;
+  // What `work` puts on this queue, recorded as a graph that is carried out `times` times with no
+  // host between, and how long all of them took on the device together. `work` is called twice:
+  // what it does a first time cannot be recorded. It puts launches on this queue and nothing else.
+  virtual Error Replay(const std::function<Error()>& work, std::uint32_t times,
+                       double* seconds) = 0;
 };
 
 // One device, prepared for the kernels. Thread-safe. Outlives its queues and buffers.

@@ -85,6 +85,7 @@ class CudaSubject final : public AttendSubject {
   ErrorBound bound(ElementType type) const override { return cuda::CudaErrorBound(type); }
   ErrorBound bound_of(const TileShape& shape) const override { return CudaBoundOf(shape); }
   bool rows_are_independent() const override { return true; }
+  bool survives_fork() const override { return false; }
 
   AttendResult Run(const AttendBatch& batch, Executor&) override {
     const HostItems items(batch);

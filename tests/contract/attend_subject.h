@@ -33,6 +33,9 @@ class AttendSubject {
   // True where a query row has the same bits whatever other rows are computed with it.
   virtual bool rows_are_independent() const = 0;
 
+  // False where a forked process cannot use what this one has opened, as with a GPU.
+  virtual bool survives_fork() const { return true; }
+
   virtual AttendResult Run(const AttendBatch& batch, Executor& executor) = 0;
 
   // What Run would read of the items that have a selection rule.

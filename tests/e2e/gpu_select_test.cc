@@ -3,7 +3,9 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "tests/e2e/emulated_gpu.h"
@@ -106,6 +108,82 @@ TEST_F(SelectionsOnGpu, LayersOfOneStepMayHaveOtherRules) {
       EXPECT_TRUE(outputs[layer] == expected) << "layer " << layer << ", token " << at;
     }
   }
+}
+
+// Sequences of a step by policies of their own, one of them without a selection: each reads what
+// the daemon reads of it. Choices by query head and by kv head do not go together.
+TEST_F(SelectionsOnGpu, SequencesOfOneStepMayHaveOtherRules) {
+  shape_.query_heads = 3 * shape_.kv_heads;
+  model_ = *mapped_->RegisterModel(shape_.Geometry());
+  const std::string policies[] = {"select:rate=0.3", "", "select:entries=40",
+                                  "select:entries=24,heads=each"};
+  std::vector<client::Sequence> sequences;
+  std::vector<SyntheticSequence> truths;
+  const Packing bounds = {.summary = Summary::kMinMax, .block = 4, .dense = true};
+  for (const std::string& policy : policies) {
+    auto sequence = mapped_->CreateSequence(model_, policy);
+    ASSERT_TRUE(sequence.ok()) << sequence.status();
+    sequences.push_back(*std::move(sequence));
+    truths.emplace_back(shape_, random_.Bits());
+    Append(sequences.back(), truths.back(), 200);
+    ASSERT_TRUE(Compress(sequences.back(), bounds, {}));
+  }
+  const auto step_of = [&](std::vector<std::size_t> members, std::vector<Output>& outputs) {
+    std::vector<client::Sequence*> batch;
+    for (const std::size_t i : members) batch.push_back(&sequences[i]);
+    for (const std::size_t i : members) truths[i].Grow(1);
+    const auto all = [&](const auto& of) {
+      std::vector<std::uint16_t> rows;
+      for (const std::size_t i : members) {
+        const auto more = of(truths[i], truths[i].tokens() - 1);
+        rows.insert(rows.end(), more.begin(), more.end());
+      }
+      return rows;
+    };
+    auto step = mapped_->BeginStep(batch);
+    if (!step.ok()) return step.status();
+    absl::Status status;
+    for (std::uint32_t layer = 0; layer < shape_.layers && status.ok(); ++layer) {
+      const auto key = all([&](auto& truth, auto at) { return Rows(truth.Key(layer, at, 1)); });
+      const auto value = all([&](auto& truth, auto at) { return Rows(truth.Value(layer, at, 1)); });
+      const auto query = all([&](auto& truth, auto at) { return truth.Query(layer, at); });
+      outputs.push_back(NewOutput(static_cast<std::uint32_t>(members.size())));
+      status = step->AppendAndAttend(layer, {.key = BytesOf(key),
+                                             .value = BytesOf(value),
+                                             .query = BytesOf(query),
+                                             .output = WritableBytesOf(outputs[layer].output),
+                                             .lse = outputs[layer].lse});
+    }
+    return status.ok() ? step->End() : status;
+  };
+  // Other members, and others in other places.
+  for (const std::vector<std::size_t>& members :
+       {std::vector<std::size_t>{0, 1, 2}, {2, 1, 0}, {1, 3}, {3}, {1, 2}}) {
+    std::vector<Output> outputs;
+    const absl::Status status = step_of(members, outputs);
+    ASSERT_TRUE(status.ok()) << status;
+    for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+      Output expected;
+      for (const std::size_t i : members) {
+        const Output one =
+            ByRpc(*mapped_, sequences[i], truths[i], layer, truths[i].tokens() - 1, {});
+        expected.output.insert(expected.output.end(), one.output.begin(), one.output.end());
+        expected.lse.insert(expected.lse.end(), one.lse.begin(), one.lse.end());
+      }
+      if (std::ranges::count(members, 3u) == 0 || members.size() == 1) {
+        EXPECT_TRUE(outputs[layer] == expected) << "layer " << layer;
+        continue;
+      }
+      // Lanes by query head read a sequence's parts in another order.
+      for (std::size_t e = 0; e < expected.output.size(); ++e) {
+        ASSERT_NEAR(outputs[layer].output[e], expected.output[e], 1e-2) << "layer " << layer;
+      }
+    }
+  }
+  std::vector<Output> outputs;
+  const absl::Status status = step_of({0, 3}, outputs);
+  EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+  EXPECT_THAT(status.ToString(), testing::HasSubstr("for each query head"));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "tests/fakes/emulated_runtime.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -157,6 +158,13 @@ class EmulatedQueue final : public Queue {
     return error;
   }
   Error Wait() override { return runtime_.Enter(); }
+  Error Replay(const std::function<Error()>& work, std::uint32_t times, double* seconds) override {
+    Error error = work();
+    const auto begun = std::chrono::steady_clock::now();
+    for (std::uint32_t i = 0; i < times && error.ok(); ++i) error = work();
+    *seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+    return error;
+  }
 
  private:
   EmulatedRuntime& runtime_;

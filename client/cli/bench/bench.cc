@@ -23,6 +23,8 @@ constexpr Benchmark kBenchmarks[] = {
      RunCompaction},
     {"fidelity", "what each part of packing is worth, in attention that comes out right",
      RunFidelity},
+    {"gpu", "the kernels on a GPU, against copying what they read and against dense attention",
+     RunGpu},
     {"overhead", "what the daemon adds where the kernel costs nothing", RunOverhead},
     {"policies", "what each policy keeps of attention, at equal budgets, through a daemon",
      RunPolicies},

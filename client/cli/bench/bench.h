@@ -31,6 +31,7 @@ struct Benchmark {
 absl::StatusOr<Report> RunAttend(const Options& options);
 absl::StatusOr<Report> RunCompaction(const Options& options);
 absl::StatusOr<Report> RunFidelity(const Options& options);
+absl::StatusOr<Report> RunGpu(const Options& options);
 absl::StatusOr<Report> RunOverhead(const Options& options);
 absl::StatusOr<Report> RunPolicies(const Options& options);
 absl::StatusOr<Report> RunPressure(const Options& options);
