@@ -178,7 +178,8 @@ cudaError_t LaunchAttend(const DeviceLimits& device, const AttendCall& call, cud
                       params, stream);
   if (error != cudaSuccess) return error;
   const dim3 rows(params.query_heads, call.limits.queries, call.limits.batch);
-  MergeKernel<<<rows, params.head_dim, params.head_dim * sizeof(float), stream>>>(params);
+  MergeKernel<<<rows, MergeThreads(params.head_dim), MergeSharedBytes(params.head_dim), stream>>>(
+      params);
   return cudaGetLastError();
 }
 

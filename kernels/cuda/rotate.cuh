@@ -18,7 +18,9 @@
 
 namespace tessera::kernels::cuda {
 
-inline constexpr std::uint32_t kRotateThreads = 128;
+inline constexpr std::uint32_t kRotateThreads = 256;
+// Rows of a matrix that 8 lanes multiply at once.
+inline constexpr std::uint32_t kRotateRows = 4;
 
 // Shared memory: 8 query rows, then 8 rotated ones, of head_dim floats.
 TESSERA_HOST_DEVICE constexpr std::uint32_t RotateSharedBytes(std::uint32_t head_dim) {
@@ -60,68 +62,118 @@ struct Rotations {
   }
 };
 
-// The 8 columns from `first_column` on as fp32 in shared memory, zeros beyond the last.
+// The 8 columns from `first_column` on as fp32 in shared memory, [dimension][column], zeros beyond
+// the last.
 TESSERA_DEVICE void GatherQueries(const AttendParams& params, const StepSequence& sequence,
                                   std::uint32_t kv_head, std::uint32_t first_column,
                                   float* queries) {
   const auto bytes = static_cast<std::uint32_t>(ElementBytes(params.query_type));
   for (std::uint32_t i = gpu::Thread(); i < kTileColumns * params.head_dim; i += gpu::Threads()) {
-    const std::uint32_t column = first_column + i / params.head_dim;
-    queries[i] = column < sequence.queries * params.group
-                     ? LoadElement(QueryRowOf(params, sequence, kv_head, column, bytes),
-                                   i % params.head_dim, params.query_type)
-                     : 0;
+    const std::uint32_t column = i / params.head_dim;
+    const std::uint32_t dim = i % params.head_dim;
+    const bool live = first_column + column < sequence.queries * params.group;
+    queries[dim * kTileColumns + column] =
+        live ? LoadElement(QueryRowOf(params, sequence, kv_head, first_column + column, bytes), dim,
+                           params.query_type)
+             : 0;
   }
 }
 
-// products[column] += element x query[column], for dimension `dim` of the columns' rows.
-TESSERA_DEVICE void MultiplyElement(float element, const float* queries, std::uint32_t head_dim,
-                                    std::uint32_t dim, float (&products)[kTileColumns]) {
+// products[row][column] += element x query[column], for one dimension of the columns' rows.
+TESSERA_DEVICE void MultiplyElements(const float (&elements)[kRotateRows], const float* query,
+                                     float (&products)[kRotateRows][kTileColumns]) {
   TESSERA_UNROLL
   for (std::uint32_t c = 0; c < kTileColumns; ++c) {
-    products[c] += element * queries[c * head_dim + dim];
+    const float q = query[c];
+    TESSERA_UNROLL
+    for (std::uint32_t r = 0; r < kRotateRows; ++r) products[r][c] += elements[r] * q;
   }
 }
 
-// products[column] += R[channel] x query[column], `row` being R's row of the channel.
-TESSERA_DEVICE void MultiplyRow(const std::byte* row, ElementType type, std::uint32_t head_dim,
-                                const float* queries, float (&products)[kTileColumns]) {
-  const std::uint32_t per_word = type == ElementType::kFp32 ? 1 : 2;
-  const auto* chunks = reinterpret_cast<const gpu::Chunk*>(row);
-  std::uint32_t dim = 0;
-  for (std::uint32_t i = 0; dim < head_dim; ++i) {
-    const gpu::Chunk chunk = chunks[i];
-    TESSERA_UNROLL
-    for (std::uint32_t w = 0; w < 4; ++w) {
-      const std::uint32_t word = chunk.words[w];
-      if (per_word == 1) {
-        MultiplyElement(std::bit_cast<float>(word), queries, head_dim, dim, products);
-      } else {
-        MultiplyElement(HalfElement(static_cast<std::uint16_t>(word), type), queries, head_dim, dim,
-                        products);
-        MultiplyElement(HalfElement(static_cast<std::uint16_t>(word >> 16), type), queries,
-                        head_dim, dim + 1, products);
+// The same for the dimensions of a chunk of each row of R.
+TESSERA_DEVICE void MultiplyChunks(const gpu::Chunk (&chunks)[kRotateRows], ElementType type,
+                                   const float* queries,
+                                   float (&products)[kRotateRows][kTileColumns]) {
+  TESSERA_UNROLL
+  for (std::uint32_t w = 0; w < 4; ++w) {
+    float elements[kRotateRows];
+    if (type == ElementType::kFp32) {
+      TESSERA_UNROLL
+      for (std::uint32_t r = 0; r < kRotateRows; ++r) {
+        elements[r] = std::bit_cast<float>(chunks[r].words[w]);
       }
-      dim += per_word;
+      MultiplyElements(elements, queries + w * kTileColumns, products);
+      continue;
+    }
+    TESSERA_UNROLL
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      TESSERA_UNROLL
+      for (std::uint32_t r = 0; r < kRotateRows; ++r) {
+        elements[r] =
+            HalfElement(static_cast<std::uint16_t>(chunks[r].words[w] >> (16 * half)), type);
+      }
+      MultiplyElements(elements, queries + (2 * w + half) * kTileColumns, products);
     }
   }
 }
 
+// Lane l's sum, over the 8 lanes that differ from it in its lowest bits, of their sums[l % 8].
+template <std::uint32_t kHalf = kTileColumns / 2>
+TESSERA_DEVICE float SumAcrossEight(float (&sums)[kTileColumns]) {
+  const bool upper = (gpu::Lane() & kHalf) != 0;
+  TESSERA_UNROLL
+  for (std::uint32_t i = 0; i < kHalf; ++i) {
+    const float given = upper ? sums[i] : sums[i + kHalf];
+    const float kept = upper ? sums[i + kHalf] : sums[i];
+    sums[i] = kept + gpu::ShuffleXor(given, kHalf);
+  }
+  if constexpr (kHalf > 1) {
+    return SumAcrossEight<kHalf / 2>(sums);
+  } else {
+    return sums[0];
+  }
+}
+
+// Eight lanes share a row of R, chunk by chunk, and every one has kRotateRows rows under way: the
+// matrix is read once, by far-away loads. The 8 columns of a row end in the 8 lanes.
 TESSERA_DEVICE void RotateColumns(const AttendParams& params, const StepStrategy& strategy,
                                   const std::byte* rotation, const float* queries, float* rotated) {
-  for (std::uint32_t channel = gpu::Thread(); channel < params.head_dim;
-       channel += gpu::Threads()) {
-    float products[kTileColumns] = {};
-    if (channel < strategy.shape.key.channels && rotation != nullptr) {
-      const std::uint64_t row_bytes = params.head_dim * ElementBytes(strategy.rotation_type);
-      MultiplyRow(rotation + channel * row_bytes, strategy.rotation_type, params.head_dim, queries,
-                  products);
+  const std::uint32_t channels = strategy.shape.key.channels;
+  const auto row_bytes =
+      static_cast<std::uint32_t>(params.head_dim * ElementBytes(strategy.rotation_type));
+  const std::uint32_t chunk_dims =
+      kChunkBytes / static_cast<std::uint32_t>(ElementBytes(strategy.rotation_type));
+  const std::uint32_t own = gpu::Lane() % kTileColumns;
+  const std::uint32_t teams = gpu::Threads() / kTileColumns;
+  // All lanes of a warp make the same rounds: they give each other their sums.
+  for (std::uint32_t round = 0; round < params.head_dim; round += teams * kRotateRows) {
+    const std::uint32_t first = round + gpu::Thread() / kTileColumns;
+    float products[kRotateRows][kTileColumns] = {};
+    for (std::uint32_t at = own * kChunkBytes; at < row_bytes; at += kTileColumns * kChunkBytes) {
+      gpu::Chunk chunks[kRotateRows];
+      TESSERA_UNROLL
+      for (std::uint32_t r = 0; r < kRotateRows; ++r) {
+        const std::uint32_t channel = first + r * teams;
+        chunks[r] = channel < channels ? *reinterpret_cast<const gpu::Chunk*>(
+                                             rotation + std::uint64_t{channel} * row_bytes + at)
+                                       : gpu::Chunk{};
+      }
+      MultiplyChunks(chunks, strategy.rotation_type,
+                     queries + at / kChunkBytes * chunk_dims * kTileColumns, products);
     }
     TESSERA_UNROLL
-    for (std::uint32_t c = 0; c < kTileColumns; ++c) {
-      const std::uint32_t at = c * params.head_dim + channel;
-      rotated[at] = rotation == nullptr ? queries[at] : products[c];
+    for (std::uint32_t r = 0; r < kRotateRows; ++r) {
+      const std::uint32_t channel = first + r * teams;
+      const float product = SumAcrossEight(products[r]);
+      if (channel < params.head_dim) rotated[own * params.head_dim + channel] = product;
     }
+  }
+}
+
+// Without a matrix, rows stay what they are.
+TESSERA_DEVICE void CopyColumns(const AttendParams& params, const float* queries, float* rotated) {
+  for (std::uint32_t i = gpu::Thread(); i < kTileColumns * params.head_dim; i += gpu::Threads()) {
+    rotated[i % kTileColumns * params.head_dim + i / kTileColumns] = queries[i];
   }
 }
 
@@ -184,7 +236,11 @@ TESSERA_DEVICE void RotateQueries(const AttendParams& params) {
   float* rotated = queries + kTileColumns * params.head_dim;
   GatherQueries(params, sequence, strategy.lane % kv_heads, first_column, queries);
   gpu::SyncBlock();
-  RotateColumns(params, strategy, rotations.key, queries, rotated);
+  if (rotations.key == nullptr) {
+    CopyColumns(params, queries, rotated);
+  } else {
+    RotateColumns(params, strategy, rotations.key, queries, rotated);
+  }
   gpu::SyncBlock();
   StoreRotated(params, OperandType(ValuesOf(strategy.shape.format)), gpu::BlockX(), first_column,
                columns < params.max_columns ? columns : params.max_columns, rotated);

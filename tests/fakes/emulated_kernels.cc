@@ -186,8 +186,8 @@ void EmulateAttend(const AttendCall& call, const EmulatedGrid& grid) {
   EmulateGpu({.blocks_x = params.query_heads,
               .blocks_y = call.limits.queries,
               .blocks_z = call.limits.batch,
-              .threads = params.head_dim,
-              .shared_bytes = params.head_dim * static_cast<std::uint32_t>(sizeof(float)),
+              .threads = MergeThreads(params.head_dim),
+              .shared_bytes = MergeSharedBytes(params.head_dim),
               .seed = grid.seed},
              [&] { Merge(params); });
 }
