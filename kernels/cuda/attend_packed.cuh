@@ -25,7 +25,9 @@ namespace tessera::kernels::cuda {
 
 // The shape of one kernel and its shared memory:
 //   per warp   stages x (16 x: K bits | K scales | K data | V bits | V scales | V data, then words)
-//   then       max and sum of each warp and column, then space that a walk may run into
+//   then       max and sum of each warp and column
+//   then       per warp: of the 32 rows of a slice where their slices of channels begin, 8 bytes
+//   each then       space that a walk may run into
 // How much a stage takes is known only with a segment's strategy; a warp has room for two of the
 // largest, and uses four where they fit.
 template <ValueType kValuesValue, std::uint32_t kHeadDimValue, std::uint32_t kColumnTilesValue>
@@ -51,8 +53,10 @@ struct PackedShape {
   static constexpr std::uint32_t kStateOffset = kTuning.warps * kWarpBytes;
   // A bitmap with too many bits, as memory under a revoked reader may hold, leads this far at most.
   static constexpr std::uint32_t kOverrun = kHeadDim * kValueBytes + 64;
+  static constexpr std::uint32_t kStartsOffset = kStateOffset + kTuning.warps * kColumns * 2 * 4;
+  static constexpr std::uint32_t kStartsBytes = 2 * kSliceEntries * kRowSlices;  // of a warp
   static constexpr std::uint32_t kSharedBytes =
-      kStateOffset + kTuning.warps * kColumns * 2 * 4 + kOverrun;
+      kStartsOffset + kTuning.warps * kStartsBytes + kOverrun;
   static_assert(kWarpBytes % kChunkBytes == 0 && kColumnTiles <= kTuning.column_tiles);
 };
 
@@ -222,17 +226,34 @@ TESSERA_DEVICE void FetchPacked(const PackedPart& part, const TakenRows& rows, s
 TESSERA_DEVICE bool IsLive(EntryRange live, std::uint32_t entry) { return live.Contains(entry); }
 TESSERA_DEVICE bool IsLive(const TakenRows& rows, std::uint32_t entry) { return rows.Live(entry); }
 
+// Lane r counts for row r: 16 of K, then 16 of V. Each row is walked by 8 lanes. Whole warps.
+template <class Shape, std::uint32_t kGroup>
+TESSERA_DEVICE void CountStarts(const PackedPart& part, const std::byte* shared,
+                                std::byte* starts) {
+  const bool value = gpu::Lane() >= kSliceEntries;
+  const std::uint32_t row_bits = part.stage.row(value).bits;
+  if (row_bits != 0) {
+    const auto* bitmaps = reinterpret_cast<const std::uint32_t*>(shared + part.stage.bits(value));
+    reinterpret_cast<std::uint64_t*>(starts)[gpu::Lane()] = SliceStarts<Shape::kHeadDim, kGroup>(
+        bitmaps, gpu::Lane() % kSliceEntries, row_bits, part.groups(value));
+  }
+  gpu::SyncWarp();
+}
+
 // The walk of one row's slice. A row that is not live is walked as if it kept nothing.
 template <class Shape, std::uint32_t kGroup>
 TESSERA_DEVICE PairWalk<kGroup, Shape::kValueBytes> BeginWalk(const PackedPart& part, bool value,
                                                               std::uint32_t row, bool live,
                                                               std::uint32_t slice,
-                                                              const std::byte* shared) {
+                                                              const std::byte* shared,
+                                                              const std::byte* starts) {
   const RowBytes bytes = part.stage.row(value);
   const auto* bitmaps = reinterpret_cast<const std::uint32_t*>(shared + part.stage.bits(value));
+  const std::uint32_t place = ((value ? kSliceEntries : 0) + row) * kRowSlices + slice;
   RowSlice found = bytes.bits == 0 ? WholeSlice<Shape::kHeadDim, kGroup>(part.groups(value), slice)
-                                   : FindSlice<Shape::kHeadDim, kGroup>(bitmaps, row, bytes.bits,
-                                                                        part.groups(value), slice);
+                                   : FindSlice<Shape::kHeadDim, kGroup>(
+                                         bitmaps, row, bytes.bits, part.groups(value), slice,
+                                         static_cast<std::uint32_t>(starts[place]));
   if (!live) found.bits = 0;
   return {found, shared + part.stage.data(value) + row * bytes.data};
 }
@@ -246,14 +267,14 @@ TESSERA_DEVICE float ScaleOfRow(const PackedPart& part, bool value, std::uint32_
 // scores[t]: 16 entries x 8 columns.
 template <class Shape, std::uint32_t kGroup>
 TESSERA_DEVICE void ScorePacked(const PackedPart& part, const std::byte* shared,
-                                const PackedState<Shape>& state,
+                                const std::byte* starts, const PackedState<Shape>& state,
                                 float (&scores)[Shape::kColumnTiles][4]) {
   PairWalk<kGroup, Shape::kValueBytes> walks[4];
   float scale[2] = {1, 1};
   TESSERA_UNROLL
   for (std::uint32_t i = 0; i < 4; ++i) {
     walks[i] = BeginWalk<Shape, kGroup>(part, false, AccumulatorRow(gpu::Lane(), i % 2 * 2), true,
-                                        KeySlice(gpu::Lane(), i / 2), shared);
+                                        KeySlice(gpu::Lane(), i / 2), shared, starts);
   }
   TESSERA_UNROLL
   for (std::uint32_t i = 0; i < 2 && IsScaled(Shape::kValues); ++i) {
@@ -286,7 +307,7 @@ TESSERA_DEVICE void ScorePacked(const PackedPart& part, const std::byte* shared,
 // output += V x weights. `rows`: the part's live entries, or its TakenRows.
 template <class Shape, std::uint32_t kGroup, class Rows>
 TESSERA_DEVICE void AddPacked(const PackedPart& part, const Rows& rows, std::uint32_t entry,
-                              const std::byte* shared,
+                              const std::byte* shared, const std::byte* starts,
                               const std::uint32_t (&weights)[Shape::kColumnTiles][2],
                               PackedState<Shape>& state) {
   PairWalk<kGroup, Shape::kValueBytes> walks[4];
@@ -294,7 +315,7 @@ TESSERA_DEVICE void AddPacked(const PackedPart& part, const Rows& rows, std::uin
   for (std::uint32_t i = 0; i < 4; ++i) {
     const std::uint32_t row = ValueEntry(gpu::Lane(), i);
     walks[i] = BeginWalk<Shape, kGroup>(part, true, row, IsLive(rows, entry + row),
-                                        ValueSlice(gpu::Lane()), shared);
+                                        ValueSlice(gpu::Lane()), shared, starts);
   }
   TESSERA_UNROLL
   for (std::uint32_t s = 0; s < Shape::kSteps; ++s) {
@@ -313,9 +334,11 @@ TESSERA_DEVICE void AddPacked(const PackedPart& part, const Rows& rows, std::uin
 template <class Shape, std::uint32_t kGroup, class Rows>
 TESSERA_DEVICE void AttendPackedSlice(const AttendParams& params, const PackedPart& part,
                                       const Rows& rows, std::uint32_t entry,
-                                      const std::byte* shared, PackedState<Shape>& state) {
+                                      const std::byte* shared, std::byte* starts,
+                                      PackedState<Shape>& state) {
+  CountStarts<Shape, kGroup>(part, shared, starts);
   float scores[Shape::kColumnTiles][4];
-  ScorePacked<Shape, kGroup>(part, shared, state, scores);
+  ScorePacked<Shape, kGroup>(part, shared, starts, state, scores);
   const RowFacts facts = ReadFacts(rows, entry, part.words, shared + part.stage.words());
   std::uint32_t weights[Shape::kColumnTiles][2];
   TESSERA_UNROLL
@@ -330,20 +353,21 @@ TESSERA_DEVICE void AttendPackedSlice(const AttendParams& params, const PackedPa
     }
     TurnWeights<Shape::kType>(scores[t], weights[t]);
   }
-  AddPacked<Shape, kGroup>(part, rows, entry, shared, weights, state);
+  AddPacked<Shape, kGroup>(part, rows, entry, shared, starts, weights, state);
 }
 
 // This warp's slices of a part; fetch(entry, stage) starts the copies of one.
 template <class Shape, std::uint32_t kGroup, class Rows, class Fetch>
 TESSERA_DEVICE void AttendPackedSlices(const AttendParams& params, const PackedPart& part,
                                        const Rows& rows, EntryRange range, Fetch fetch,
-                                       std::byte* shared, PackedState<Shape>& state) {
+                                       std::byte* shared, std::byte* starts,
+                                       PackedState<Shape>& state) {
   constexpr std::uint32_t kMost = Shape::kTuning.most_stages - 1;
   constexpr std::uint32_t kLeast = Shape::kTuning.least_stages - 1;
   const std::uint32_t stage_bytes = part.stage.bytes();
   const bool deep = Shape::kTuning.most_stages * stage_bytes <= Shape::kWarpBytes;
   const auto attend = [&](std::uint32_t entry, const std::byte* stage) {
-    AttendPackedSlice<Shape, kGroup>(params, part, rows, entry, stage, state);
+    AttendPackedSlice<Shape, kGroup>(params, part, rows, entry, stage, starts, state);
   };
   WalkSlices<kMost, kLeast, Shape::kStageEntries>(
       range, {.shared = shared, .stage_bytes = stage_bytes, .ahead = deep ? kMost : kLeast}, fetch,
@@ -361,12 +385,13 @@ TESSERA_DEVICE void AttendPackedPart(const AttendParams& params, const StepSeque
   ClearState<Shape>(params, sequence, work, first_column, state);
   LoadRotated<Shape>(params, sequence, work.part.strategy, first_column, state);
   std::byte* const own = shared + gpu::Warp() * Shape::kWarpBytes;
+  std::byte* const starts = shared + Shape::kStartsOffset + gpu::Warp() * Shape::kStartsBytes;
   if (strategy.shape.group == 2) {
-    AttendPackedSlices<Shape, 2>(params, part, rows, range, fetch, own, state);
+    AttendPackedSlices<Shape, 2>(params, part, rows, range, fetch, own, starts, state);
   } else if (strategy.shape.group == 4) {
-    AttendPackedSlices<Shape, 4>(params, part, rows, range, fetch, own, state);
+    AttendPackedSlices<Shape, 4>(params, part, rows, range, fetch, own, starts, state);
   } else {
-    AttendPackedSlices<Shape, 1>(params, part, rows, range, fetch, own, state);
+    AttendPackedSlices<Shape, 1>(params, part, rows, range, fetch, own, starts, state);
   }
   LeaveResult<Shape::kType, Shape>(state, shared, [](std::uint32_t s, std::uint32_t i) {
     return PairChannel(Shape::kHeadDim, ValueSlice(gpu::Lane()), s) + i / 2;

@@ -55,6 +55,20 @@ struct LogSum {
   }
 };
 
+// What the warps left of this thread's column; nothing in threads beyond. The whole block.
+template <std::uint32_t kWarps>
+TESSERA_DEVICE LogSum AddWarps(const float* shared) {
+  gpu::SyncBlock();
+  LogSum all;
+  if (gpu::Thread() < kTileColumns) {
+    for (std::uint32_t w = 0; w < kWarps; ++w) {
+      const float* of_warp = shared + (w * kTileColumns + gpu::Thread()) * 2;
+      all.Add(of_warp[0], of_warp[1]);
+    }
+  }
+  return all;
+}
+
 // Where lane l found something of column l % 8: all of it, in the order of lanes and warps, in the
 // thread of the column's number; others have nothing. The whole block, which must not touch
 // `shared`, kWarps x 8 x 2 floats, before its next barrier.
@@ -66,15 +80,21 @@ TESSERA_DEVICE LogSum AddColumns(LogSum found, float* shared) {
     own[0] = found.maximum;
     own[1] = found.sum;
   }
-  gpu::SyncBlock();
-  LogSum all;
-  if (gpu::Thread() < kTileColumns) {
-    for (std::uint32_t w = 0; w < kWarps; ++w) {
-      const float* of_warp = shared + (w * kTileColumns + gpu::Thread()) * 2;
-      all.Add(of_warp[0], of_warp[1]);
-    }
+  return AddWarps<kWarps>(shared);
+}
+
+// The same where lane l has found something of columns l % 4 * 2 and the next: accumulators.
+template <std::uint32_t kWarps>
+TESSERA_DEVICE LogSum AddColumnPairs(LogSum (&found)[2], float* shared) {
+  TESSERA_UNROLL
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    found[i].AddLanes<4>();
+    if (gpu::Lane() >= 4) continue;
+    float* own = shared + (gpu::Warp() * kTileColumns + AccumulatorColumn(gpu::Lane(), i)) * 2;
+    own[0] = found[i].maximum;
+    own[1] = found[i].sum;
   }
-  return all;
+  return AddWarps<kWarps>(shared);
 }
 
 }  // namespace tessera::kernels::cuda

@@ -122,10 +122,13 @@ class PartSum {
     maximum_ = teams_.Max(maximum_);
     if (sink_ > gpu::NegativeInfinity() && teams_.team() == 0) sum_ = gpu::Exp2(sink_ - maximum_);
   }
-  // Adds what this thread's team has of them to `output`, whichever space that is in.
-  TESSERA_DEVICE void Add(std::uint32_t first, std::uint32_t last, float& output) {
-    for (std::uint32_t work = first + teams_.team(); work < last;
-         work += teams_.count() * kMergeAhead) {
+  // Adds what this thread's team has of them to `output`, whichever space that is in. Teams take
+  // parts in turn from `lane_first` on, so that it does not matter in how many runs they come.
+  TESSERA_DEVICE void Add(std::uint32_t lane_first, std::uint32_t first, std::uint32_t last,
+                          float& output) {
+    const std::uint32_t turn = (first - lane_first) % teams_.count();
+    const std::uint32_t wait = (teams_.team() + teams_.count() - turn) % teams_.count();
+    for (std::uint32_t work = first + wait; work < last; work += teams_.count() * kMergeAhead) {
       float maximum[kMergeAhead];
       float sum[kMergeAhead];
       float row[kMergeAhead];
@@ -221,15 +224,17 @@ TESSERA_DEVICE float AddLane(const AttendParams& params, const StepReader& step,
   const StepSegment* segments = step.segments(lane);
   float output = 0;
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
+    std::uint32_t lane_first = first;
     std::uint32_t begin = first + segments[s].first_part;
     std::uint32_t end = begin + PartsOf(segments[s].entries);
     if (const std::uint32_t choice = segments[s].choice; choice != kReadWhole) {
+      lane_first = selected.first;
       begin = selected.first + selected.ranges[choice].first_part;
       end = selected.first + selected.ranges[choice + 1].first_part;
     }
     const std::uint32_t index = segments[s].strategy;
     if (index == kPlainSegment || !step.strategy(params.layer, index).shape.packed()) {
-      sum.Add(begin, end, output);
+      sum.Add(lane_first, begin, end, output);
       continue;
     }
     const StepStrategy& strategy = step.strategy(params.layer, index);
@@ -239,12 +244,12 @@ TESSERA_DEVICE float AddLane(const AttendParams& params, const StepReader& step,
       continue;
     }
     float rotated = 0;
-    sum.Add(begin, end, rotated);
+    sum.Add(lane_first, begin, end, rotated);
     output += rotations.value == nullptr
                   ? rotated
                   : Unrotate(params, strategy, rotations.value, teams, rotated);
   }
-  sum.Add(first + lane.segment_parts, last, output);
+  sum.Add(first, first + lane.segment_parts, last, output);
   return output;
 }
 
@@ -259,7 +264,7 @@ TESSERA_DEVICE Merged MergeLane(const AttendParams& params, const StepReader& st
   float output = 0;
   if (step.layer(params.layer).strategies == 0) {
     sum.AddSink();
-    sum.Add(first, last, output);
+    sum.Add(first, first, last, output);
   } else {
     const StepLane& of_lane = step.lane(params.layer, lane);
     const PartsTaken selected = FindTaken(params, step, of_lane);

@@ -93,7 +93,7 @@ TESSERA_DEVICE float MultiplyKeys(ElementType type, const ObserveTileJob& job, s
                                   const LaneChannels<kHeadDim> (&queries)[kTileColumns]) {
   float sums[kWarp];
   TESSERA_UNROLL
-  for (std::uint32_t r = 0; r < kScoreRows; ++r) {
+  for (std::uint32_t r = 0; r < kObserveAhead; ++r) {
     const auto* keys = reinterpret_cast<const std::byte*>(job.keys);
     LaneChannels<kHeadDim> key;
     key.Load(type, first + r < end ? keys + (first + r) * job.key_stride : nullptr);
@@ -130,10 +130,10 @@ TESSERA_DEVICE void ObserveProducts(const ObserveTilesParams& params) {
   const auto* weights = reinterpret_cast<const float*>(job.log2_weights);
   float* scratch = params.scratch + job.scratch_at;
   LogSum paid;
-  for (std::uint64_t key = first_key + gpu::Warp() * kScoreRows; key < end;
-       key += kObserveWarps * kScoreRows) {
+  for (std::uint64_t key = first_key + gpu::Warp() * kObserveAhead; key < end;
+       key += kObserveWarps * kObserveAhead) {
     // Keys that none of these queries sees are not read.
-    if (gpu::Ballot(seen.begin < key + kScoreRows && key < seen.end) == 0) continue;
+    if (gpu::Ballot(seen.begin < key + kObserveAhead && key < seen.end) == 0) continue;
     const float product = MultiplyKeys<kHeadDim>(params.form.type, job, key, end, queries);
     const std::uint64_t own_key = key + gpu::Lane() / kTileColumns;
     if (!seen.Contains(own_key)) continue;

@@ -15,7 +15,7 @@
 namespace tessera::kernels::cuda {
 
 static_assert(kObservedQueries % kTileColumns == 0);
-static_assert(kScoreRows * kTileColumns == kWarp, "a lane per key and query");
+static_assert(kObserveAhead * kTileColumns == kWarp, "a lane per key and query");
 inline constexpr std::uint32_t kObserveWarps = kObserveThreads / kWarp;
 // Shared memory of the products: maximum and sum of each warp and column.
 inline constexpr std::uint32_t kObserveSharedBytes = kObserveWarps * kTileColumns * 2 * 4;

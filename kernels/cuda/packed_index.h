@@ -94,25 +94,42 @@ TESSERA_HOST_DEVICE inline RowSlice WholeSlice(std::uint32_t groups, std::uint32
   return {.bits = own.count >= 32 ? ~0u : (1u << own.count) - 1, .before = own.first};
 }
 
-// `words`: bitmaps of rows of `row_bits` bytes, one after another, the first word-aligned. Bits
-// from `groups` on are other rows'; those of channels that the row lacks stay 0. Reads up to 36 +
-// head_dim / 8 bytes from the row's first byte on.
+// How many groups a row keeps before each of its slices: byte s is that of slice s. `words`:
+// bitmaps of rows of `row_bits` bytes, one after another, the first word-aligned. Bits from
+// `groups` on are other rows'. Reads up to 4 + head_dim / 8 bytes from the row's first byte on, and
+// 4 before.
+template <std::uint32_t kHeadDim, std::uint32_t kGroup>
+TESSERA_HOST_DEVICE inline std::uint64_t SliceStarts(const std::uint32_t* words, std::uint32_t row,
+                                                     std::uint32_t row_bits, std::uint32_t groups) {
+  constexpr std::uint32_t kPer = SliceGroups<kHeadDim, kGroup>::kPer;
+  constexpr std::uint32_t kWords = (kRowSlices * kPer + 31) / 32;
+  constexpr std::uint32_t kMask = kPer == 32 ? ~0u : (1u << kPer % 32) - 1;
+  const std::uint32_t origin = row * row_bits * 8;
+  std::uint32_t halves[2] = {0, 0};
+  std::uint32_t before = 0;
+  TESSERA_UNROLL
+  for (std::uint32_t w = 0; w < kWords; ++w) {
+    const std::uint32_t left = groups > w * 32 ? groups - w * 32 : 0;
+    const std::uint32_t bits =
+        left == 0 ? 0 : BitsAt(words, origin + w * 32, left < 32 ? left : 32);
+    TESSERA_UNROLL
+    for (std::uint32_t i = 0; i < 32 / kPer && w * 32 / kPer + i < kRowSlices; ++i) {
+      const std::uint32_t slice = w * 32 / kPer + i;
+      halves[slice / 4] |= before << (8 * (slice % 4));
+      before += CountBits(bits >> (i * kPer) & kMask);
+    }
+  }
+  return halves[0] | static_cast<std::uint64_t>(halves[1]) << 32;
+}
+
+// A slice of a row of which `before` groups are kept before it. Bits of channels that the row lacks
+// are 0.
 template <std::uint32_t kHeadDim, std::uint32_t kGroup>
 TESSERA_HOST_DEVICE inline RowSlice FindSlice(const std::uint32_t* words, std::uint32_t row,
                                               std::uint32_t row_bits, std::uint32_t groups,
-                                              std::uint32_t slice) {
-  using Groups = SliceGroups<kHeadDim, kGroup>;
-  constexpr std::uint32_t kWords = ((kRowSlices - 1) * Groups::kPer + 31) / 32;
-  const std::uint32_t origin = row * row_bits * 8;
-  const Groups own(groups, slice);
-  RowSlice found;
-  TESSERA_UNROLL
-  for (std::uint32_t w = 0; w < kWords; ++w) {
-    const std::uint32_t left = own.first > w * 32 ? own.first - w * 32 : 0;
-    found.before += CountBits(BitsAt(words, origin + w * 32, left < 32 ? left : 32));
-  }
-  found.bits = BitsAt(words, origin + own.first, own.count);
-  return found;
+                                              std::uint32_t slice, std::uint32_t before) {
+  const SliceGroups<kHeadDim, kGroup> own(groups, slice);
+  return {.bits = BitsAt(words, row * row_bits * 8 + own.first, own.count), .before = before};
 }
 
 // Walks the channel pairs of a slice. kBytes per stored value.

@@ -1,12 +1,11 @@
 // Scores of blocks: how much the query rows of a lane's kv head may find in each block of its
 // segments with summaries.
 //
-//   grid x   pieces of 512 entries of the layer's selections, in a loop   grid y   8 columns each
+//   grid x   pieces of 1024 entries of the layer's selections, in a loop   grid y   8 columns each
 //
-// A warp takes 4 block rows at once and every lane a part of their channels for all 8 columns; the
-// 32 sums are then added up across lanes so that lane l ends with row l / 8, column l % 8. Beside
-// the scores, a piece leaves each column's maximum and sum over its candidates, and which those
-// are: the entries of each block that some query of the item sees.
+// Products are of the tensor cores (summary_rows.cuh): a warp takes 16 block rows at once for all 8
+// columns. Beside the scores, a piece leaves each column's maximum and sum over its candidates, and
+// which those are: the entries of each block that some query of the item sees.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +19,16 @@
 
 namespace tessera::kernels::cuda {
 
-static_assert(kScoreRows * kTileColumns == kWarp, "a lane per row and column");
 inline constexpr std::uint32_t kScoreWarps = kScoreThreads / kWarp;
-// Shared memory: max and sum of each warp and column.
-inline constexpr std::uint32_t kScoreSharedBytes = kScoreWarps * kTileColumns * 2 * 4;
+// Shared memory: max and sum of each warp and column; query operands; rows that each warp has
+// written out, where those are packed, whose query has one part.
+inline constexpr std::uint32_t kScoreSumsBytes = kScoreWarps * kTileColumns * 2 * 4;
+TESSERA_HOST_DEVICE constexpr std::uint32_t ScoreSharedBytes(std::uint32_t head_dim) {
+  const std::uint32_t parts = ScoreQueryBytes(head_dim, 4);
+  const std::uint32_t written =
+      ScoreQueryBytes(head_dim, 1) + kScoreWarps * kScoreRows * WrittenRowBytes(head_dim);
+  return kScoreSumsBytes + (parts > written ? parts : written);
+}
 
 // A piece of a segment, as a block scores it.
 struct Piece {
@@ -84,7 +89,7 @@ class PieceTiles {
     return gpu::Ballot(bad) == 0 && found;
   }
 
-  // The whole warp asks for the same one.
+  // Lanes may ask for different ones.
   TESSERA_DEVICE const std::byte* Tile(std::uint32_t tile) const { return tiles_.Address(tile); }
   TESSERA_DEVICE const std::byte* Summaries(std::uint32_t tile) const {
     return reinterpret_cast<const std::byte*>(gpu::Shuffle(summaries_, tile));
@@ -95,60 +100,81 @@ class PieceTiles {
   std::uint64_t summaries_ = 0;
 };
 
-// What the columns of a block of threads see and ask.
-template <std::uint32_t kHeadDim>
-struct ScoreQuery {
-  static constexpr std::uint32_t kPer = kHeadDim / 32;
-  float row[kTileColumns][kPer];  // channels lane, lane + 32, ...
+// What a block of threads asks of a piece: 8 columns.
+struct ScoreTask {
+  const StepStrategy& strategy;
+  bool found;         // this warp's tiles are in the pool
+  bool meets;         // the columns' cell sees something of the segment
+  Positions visible;  // to all queries of the item
+  std::uint32_t first_column;
+  std::uint32_t columns;  // of the item
 };
 
-// Rotated rows with what they were divided by; the rows themselves where tiles are dense.
-template <std::uint32_t kHeadDim>
+// The query operands of 8 columns for all warps, and what a lane's two columns of products are to
+// be multiplied with: rotated rows were divided by a power of two. The whole block, which is done
+// with those of the piece before.
+template <class Shape>
 TESSERA_DEVICE void LoadScoreQuery(const AttendParams& params, const StepSequence& sequence,
-                                   const StepStrategy& strategy, const Piece& piece,
-                                   std::uint32_t first_column, std::uint32_t columns,
-                                   ScoreQuery<kHeadDim>& query) {
-  const bool packed = strategy.shape.packed();
+                                   const Piece& piece, const ScoreTask& task,
+                                   std::uint32_t* operands, float (&scale)[2]) {
+  const bool packed = task.strategy.shape.packed();
+  const ElementType type =
+      packed ? OperandType(ValuesOf(task.strategy.shape.format)) : params.query_type;
   const auto bytes = static_cast<std::uint32_t>(ElementBytes(params.query_type));
-  TESSERA_UNROLL
-  for (std::uint32_t c = 0; c < kTileColumns; ++c) {
-    const std::uint32_t column = first_column + c;
-    const bool live = column < columns;
-    const std::uint64_t slot = std::uint64_t{piece.strategy} * params.max_columns + column;
-    const std::byte* row = nullptr;
-    float scale = 1;
-    if (live && packed) {
-      row = reinterpret_cast<const std::byte*>(params.rotated + slot * kHeadDim);
-      scale = params.rotated_scales[slot];
-    } else if (live) {
-      row = QueryRowOf(params, sequence, piece.work.kv_head, column, bytes);
+  const std::uint64_t first_slot = std::uint64_t{piece.strategy} * params.max_columns;
+  const auto row_of = [&](std::uint32_t column) {
+    return packed ? reinterpret_cast<const std::byte*>(params.rotated +
+                                                       (first_slot + column) * Shape::kHeadDim)
+                  : QueryRowOf(params, sequence, piece.work.kv_head, column, bytes);
+  };
+  constexpr std::uint32_t kWords = Shape::kSteps * kWarp * 2;
+  for (std::uint32_t at = gpu::Thread(); at < kWords; at += kScoreThreads) {
+    const std::uint32_t lane = at / 2 % kWarp;
+    const std::uint32_t channel = ScoreChannel<Shape::kSplit>(lane, at / 2 / kWarp, at % 2);
+    const std::uint32_t column = task.first_column + OperandBColumn(lane);
+    float low = 0;
+    float high = 0;
+    if (column < task.columns) {
+      low = LoadElement(row_of(column), channel, type);
+      high = LoadElement(row_of(column), channel + 1, type);
     }
-    const ElementType type =
-        packed ? OperandType(ValuesOf(strategy.shape.format)) : params.query_type;
     TESSERA_UNROLL
-    for (std::uint32_t i = 0; i < ScoreQuery<kHeadDim>::kPer; ++i) {
-      query.row[c][i] = live ? LoadElement(row, gpu::Lane() + 32 * i, type) * scale : 0;
+    for (std::uint32_t part = 0; part < Shape::kQueryParts; ++part) {
+      operands[part * kWords + at] =
+          gpu::PackPair<Shape::kType>(QueryPart<Shape>(low, part), QueryPart<Shape>(high, part));
     }
   }
+  TESSERA_UNROLL
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    const std::uint32_t column = task.first_column + AccumulatorColumn(gpu::Lane(), i);
+    scale[i] = packed && column < task.columns ? params.rotated_scales[first_slot + column] : 1;
+  }
+  gpu::SyncBlock();
 }
 
-// What the 8 lanes of a row know of its block together.
+// What is known of a block beside its summary.
 struct BlockWords {
   float bias = 0;             // log2 of the largest weight
   std::uint32_t visible = 0;  // entries
 };
 
-// `tile` is null where the row has none. Called by whole warps.
-TESSERA_DEVICE BlockWords ReadBlockWords(const StepStrategy& strategy, const Piece& piece,
+// Of blocks without words of their own, and where there is none.
+TESSERA_DEVICE BlockWords CountVisible(Positions visible, std::uint64_t first,
+                                       std::uint32_t entries) {
+  const std::uint64_t begin = visible.begin > first ? visible.begin : first;
+  const std::uint64_t end = visible.end < first + entries ? visible.end : first + entries;
+  return {.bias = 0, .visible = end > begin ? static_cast<std::uint32_t>(end - begin) : 0};
+}
+
+// `tile` is null where the row has none. The 4 lanes of a row know it together; called by whole
+// warps.
+TESSERA_DEVICE BlockWords ReadBlockWords(const TileWords& words, const Piece& piece,
                                          Positions visible, const std::byte* tile,
                                          std::uint32_t first_row, std::uint32_t entries,
                                          std::uint32_t first_entry) {
-  const TileWords words = WordsOf(strategy);
   float weight = 0;
   float seen = 0;
-  TESSERA_UNROLL
-  for (std::uint32_t half = 0; half < kMaxBlockEntries; half += kTileColumns) {
-    const std::uint32_t e = half + gpu::Lane() % kTileColumns;
+  for (std::uint32_t e = gpu::Lane() % 4; e < kMaxBlockEntries; e += 4) {
     if (tile == nullptr || e >= entries) continue;
     const std::uint32_t row = first_row + e;
     std::uint64_t position = piece.first_position + first_entry + e;
@@ -162,7 +188,7 @@ TESSERA_DEVICE BlockWords ReadBlockWords(const StepStrategy& strategy, const Pie
     seen += position >= visible.begin && position < visible.end ? 1 : 0;
   }
   TESSERA_UNROLL
-  for (std::uint32_t mask = 1; mask < kTileColumns; mask *= 2) {
+  for (std::uint32_t mask = 1; mask < 4; mask *= 2) {
     weight = gpu::Max(weight, gpu::ShuffleXor(weight, mask));
     seen += gpu::ShuffleXor(seen, mask);
   }
@@ -170,112 +196,151 @@ TESSERA_DEVICE BlockWords ReadBlockWords(const StepStrategy& strategy, const Pie
           .visible = static_cast<std::uint32_t>(seen)};
 }
 
-// What a block of threads asks of a piece: 8 columns.
-struct ScoreTask {
-  bool found;         // this warp's tiles are in the pool
-  bool meets;         // the columns' cell sees something of the segment
-  Positions visible;  // to all queries of the item
-  std::uint32_t first_column;
-  std::uint32_t columns;  // of the item
+// Where a row of a piece is; `summaries` null where it has no tile.
+struct ScoreRow {
+  const std::byte* tile;
+  const std::byte* summaries;
+  std::uint32_t in_tile;
 };
 
-// The rows from `first` on of a piece. Called by whole warps.
-TESSERA_DEVICE SummaryPlaces PlacesOf(const Piece& piece, const PieceTiles& tiles, bool found,
-                                      std::uint32_t first, std::uint32_t per_tile) {
-  SummaryPlaces places;
-  TESSERA_UNROLL
-  for (std::uint32_t r = 0; r < kScoreRows; ++r) {
-    const bool live = first + r < piece.blocks;
-    const std::uint32_t row = live ? first + r : first;
-    const std::byte* tile = tiles.Tile(row / per_tile);
-    const std::byte* summaries = tiles.Summaries(row / per_tile);
-    places.tile[r] = found && live ? tile : nullptr;
-    places.summaries[r] = found && live ? summaries : nullptr;
-    places.block[r] = row % per_tile;
-  }
-  return places;
+// Lanes may ask for different ones; called by whole warps.
+TESSERA_DEVICE ScoreRow FindRow(const Piece& piece, const PieceTiles& tiles, const ScoreTask& task,
+                                std::uint32_t number) {
+  const std::uint32_t per_tile = kTileEntries / task.strategy.shape.block;
+  const bool live = task.found && number < piece.blocks;
+  const std::uint32_t row = number < piece.blocks ? number : 0;
+  const std::byte* tile = tiles.Tile(row / per_tile);
+  const std::byte* summaries = tiles.Summaries(row / per_tile);
+  return {.tile = live ? tile : nullptr,
+          .summaries = live ? summaries : nullptr,
+          .in_tile = row % per_tile};
 }
 
-// The product of row lane / 8 and column lane % 8, without the row's scale.
-template <class Rows, std::uint32_t kHeadDim>
-TESSERA_DEVICE float MultiplySummaries(const StepStrategy& strategy, const SummaryPlaces& places,
-                                       const ScoreQuery<kHeadDim>& query) {
-  Rows rows;
-  rows.Load(strategy, places);
-  float sums[kWarp];
-  TESSERA_UNROLL
-  for (std::uint32_t r = 0; r < kScoreRows; ++r) {
-    TESSERA_UNROLL
-    for (std::uint32_t c = 0; c < kTileColumns; ++c) {
-      float sum = 0;
-      TESSERA_UNROLL
-      for (std::uint32_t i = 0; i < Rows::kPer; ++i) sum += rows.Term(r, i, query.row[c][i]);
-      sums[r * kTileColumns + c] = sum;
-    }
+// Makes the products of a row scores and stores them. Called by whole warps.
+TESSERA_DEVICE void StoreScores(const AttendParams& params, const Piece& piece,
+                                const ScoreTask& task, const ScoreRow& row, std::uint32_t number,
+                                const float (&products)[2], LogSum (&candidates)[2]) {
+  const TileLayout& layout = task.strategy.layout;
+  float scale = 1;
+  if (layout.block_row.scale != 0 && row.summaries != nullptr) {
+    const auto* scales =
+        reinterpret_cast<const std::uint16_t*>(row.summaries + layout.block_scales);
+    scale = std::bit_cast<float>(static_cast<std::uint32_t>(scales[row.in_tile]) << 16);
   }
-  return SumAcrossLanes(sums);
-}
-
-// Makes products scores and stores them; a lane has one row and column. Called by whole warps.
-TESSERA_DEVICE void StoreScores(const AttendParams& params, const StepStrategy& strategy,
-                                const Piece& piece, const ScoreTask& task,
-                                const SummaryPlaces& places, std::uint32_t first, float product,
-                                LogSum& candidates) {
-  const std::uint32_t own = gpu::Lane() / kTileColumns;
-  const std::byte* tile = places.tile[0];
-  const std::byte* summaries = places.summaries[0];
-  std::uint32_t in_tile = places.block[0];
-  TESSERA_UNROLL
-  for (std::uint32_t r = 1; r < kScoreRows; ++r) {
-    tile = own == r ? places.tile[r] : tile;
-    summaries = own == r ? places.summaries[r] : summaries;
-    in_tile = own == r ? places.block[r] : in_tile;
-  }
-  if (strategy.layout.block_row.scale != 0 && summaries != nullptr) {
-    product *= LoadStored<Stored::kBf16>(summaries + strategy.layout.block_scales, in_tile);
-  }
-  const std::uint32_t block = strategy.shape.block;
-  const std::uint32_t number = first + own;  // of the piece
+  const std::uint32_t block = task.strategy.shape.block;
   const std::uint32_t from = number * block;
   const std::uint32_t left = piece.entries > from ? piece.entries - from : 0;
-  const BlockWords words = ReadBlockWords(strategy, piece, task.visible, tile, in_tile * block,
-                                          left < block ? left : block, piece.first_entry + from);
-  if (number >= piece.blocks) return;
-  const float score =
-      task.meets ? product * params.score_scale + words.bias : gpu::NegativeInfinity();
-  const std::uint32_t place = piece.first_block + number;
-  const std::uint32_t column = task.first_column + gpu::Lane() % kTileColumns;
-  if (words.visible != 0) candidates.Add(score, score == gpu::NegativeInfinity() ? 0 : 1);
-  if (column < task.columns) {
-    params.scores[std::uint64_t{column} * params.max_blocks + place] = score;
+  const std::uint32_t entries = left < block ? left : block;
+  const TileWords words = WordsOf(task.strategy);
+  BlockWords known;
+  if (words.weights || words.positions) {
+    known = ReadBlockWords(words, piece, task.visible, row.tile, row.in_tile * block, entries,
+                           piece.first_entry + from);
+  } else if (row.tile != nullptr) {
+    known = CountVisible(task.visible, piece.first_position + piece.first_entry + from, entries);
   }
-  if (gpu::BlockY() == 0 && gpu::Lane() % kTileColumns == 0) {
-    params.visible[place] = static_cast<std::uint8_t>(words.visible);
+  if (number >= piece.blocks) return;
+  const std::uint32_t place = piece.first_block + number;
+  TESSERA_UNROLL
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    const float score = task.meets ? products[i] * scale * params.score_scale + known.bias
+                                   : gpu::NegativeInfinity();
+    if (known.visible != 0) {
+      candidates[i].Add(score, score == gpu::NegativeInfinity() ? 0 : 1);
+    }
+    const std::uint32_t column = task.first_column + AccumulatorColumn(gpu::Lane(), i);
+    if (column < task.columns) {
+      params.scores[std::uint64_t{column} * params.max_blocks + place] = score;
+    }
+  }
+  if (gpu::BlockY() == 0 && gpu::Lane() % 4 == 0) {
+    params.visible[place] = static_cast<std::uint8_t>(known.visible);
   }
 }
 
-// This warp's rows of a piece.
-template <class Rows, std::uint32_t kHeadDim>
-TESSERA_DEVICE void ScoreRows(const AttendParams& params, const StepStrategy& strategy,
-                              const Piece& piece, const PieceTiles& tiles, const ScoreTask& task,
-                              const ScoreQuery<kHeadDim>& query, LogSum& candidates) {
-  const std::uint32_t per_tile = kTileEntries / strategy.shape.block;
+// This warp's rows of a piece. multiply_rows(rows, multiply): the products of 16 rows, of which the
+// lane has two.
+template <class Shape, class MultiplyRows>
+TESSERA_DEVICE void ScoreTiles(const AttendParams& params, const StepSequence& sequence,
+                               const Piece& piece, const PieceTiles& tiles, const ScoreTask& task,
+                               std::byte* shared, LogSum (&candidates)[2],
+                               MultiplyRows multiply_rows) {
+  auto* operands = reinterpret_cast<std::uint32_t*>(shared);
+  float query_scale[2];
+  LoadScoreQuery<Shape>(params, sequence, piece, task, operands, query_scale);
   for (std::uint32_t first = gpu::Warp() * kScoreRows; first < piece.blocks;
        first += kScoreWarps * kScoreRows) {
-    const SummaryPlaces places = PlacesOf(piece, tiles, task.found, first, per_tile);
-    const float product = MultiplySummaries<Rows>(strategy, places, query);
-    StoreScores(params, strategy, piece, task, places, first, product, candidates);
+    float products[4] = {};
+    const auto multiply = [&](std::uint32_t step, std::uint32_t part,
+                              const std::uint32_t(&rows)[4]) {
+      const std::uint32_t* at =
+          operands + ((part * Shape::kSteps + step) * kWarp + gpu::Lane()) * 2;
+      const std::uint32_t query[2] = {at[0], at[1]};
+      gpu::Mma<Shape::kType>(products, rows, query);
+    };
+    multiply_rows(first, multiply);
+    TESSERA_UNROLL
+    for (std::uint32_t r = 0; r < 2; ++r) {
+      const std::uint32_t number = first + AccumulatorRow(gpu::Lane(), 2 * r);
+      const float of_row[2] = {products[2 * r] * query_scale[0],
+                               products[2 * r + 1] * query_scale[1]};
+      StoreScores(params, piece, task, FindRow(piece, tiles, task, number), number, of_row,
+                  candidates);
+    }
   }
+}
+
+// Rows as they are stored: means of dense rows, or extremes of any.
+template <std::uint32_t kHeadDim, Stored kStored, bool kExtremes>
+TESSERA_DEVICE void ScoreStored(const AttendParams& params, const StepSequence& sequence,
+                                const Piece& piece, const PieceTiles& tiles, const ScoreTask& task,
+                                std::byte* shared, LogSum (&candidates)[2]) {
+  using Shape = ScoreShape<kHeadDim, kStored, kExtremes>;
+  const TileLayout& layout = task.strategy.layout;
+  const std::uint32_t channels = kExtremes ? task.strategy.shape.key.channels : kHeadDim;
+  ScoreTiles<Shape>(params, sequence, piece, tiles, task, shared, candidates,
+                    [&](std::uint32_t first, const auto& multiply) {
+                      const std::byte* rows[2];
+                      TESSERA_UNROLL
+                      for (std::uint32_t r = 0; r < 2; ++r) {
+                        const ScoreRow row =
+                            FindRow(piece, tiles, task, first + AccumulatorRow(gpu::Lane(), 2 * r));
+                        rows[r] = row.summaries == nullptr
+                                      ? nullptr
+                                      : row.summaries + layout.block_data +
+                                            row.in_tile * layout.block_row.data;
+                      }
+                      MultiplyStored<Shape>(rows, channels, multiply);
+                    });
+}
+
+// Means of packed rows.
+template <std::uint32_t kHeadDim, Stored kStored, std::uint32_t kGroup>
+TESSERA_DEVICE void ScorePacked(const AttendParams& params, const StepSequence& sequence,
+                                const Piece& piece, const PieceTiles& tiles, const ScoreTask& task,
+                                std::byte* shared, LogSum (&candidates)[2]) {
+  using Shape = ScoreShape<kHeadDim, kStored, false>;
+  std::byte* written =
+      shared + ScoreQueryBytes(kHeadDim, 1) + gpu::Warp() * kScoreRows * WrittenRowBytes(kHeadDim);
+  ScoreTiles<Shape>(params, sequence, piece, tiles, task, shared, candidates,
+                    [&](std::uint32_t first, const auto& multiply) {
+                      const ScoreRow row = FindRow(piece, tiles, task, first + gpu::Lane() / 2);
+                      gpu::SyncWarp();  // all lanes are done with the rows before
+                      WriteMeans<kHeadDim, kStored, kGroup>(task.strategy, row.summaries,
+                                                            row.in_tile, written);
+                      gpu::SyncWarp();
+                      MultiplyWritten<Shape>(written, multiply);
+                    });
 }
 
 template <std::uint32_t kHeadDim, Stored kStored, class... Arguments>
 TESSERA_DEVICE void ScorePackedMeans(const StepStrategy& strategy, Arguments&&... arguments) {
   if (strategy.shape.group == 2) {
-    ScoreRows<PackedMeans<kHeadDim, kStored, 2>, kHeadDim>(arguments...);
+    ScorePacked<kHeadDim, kStored, 2>(arguments...);
   } else if (strategy.shape.group == 4) {
-    ScoreRows<PackedMeans<kHeadDim, kStored, 4>, kHeadDim>(arguments...);
+    ScorePacked<kHeadDim, kStored, 4>(arguments...);
   } else {
-    ScoreRows<PackedMeans<kHeadDim, kStored, 1>, kHeadDim>(arguments...);
+    ScorePacked<kHeadDim, kStored, 1>(arguments...);
   }
 }
 
@@ -283,11 +348,11 @@ template <std::uint32_t kHeadDim, class... Arguments>
 TESSERA_DEVICE void ScoreExtremes(const StepStrategy& strategy, Arguments&&... arguments) {
   switch (MinMaxType(strategy.shape)) {
     case ElementType::kBf16:
-      return ScoreRows<Extremes<kHeadDim, Stored::kBf16>, kHeadDim>(arguments...);
+      return ScoreStored<kHeadDim, Stored::kBf16, true>(arguments...);
     case ElementType::kFp16:
-      return ScoreRows<Extremes<kHeadDim, Stored::kFp16>, kHeadDim>(arguments...);
+      return ScoreStored<kHeadDim, Stored::kFp16, true>(arguments...);
     case ElementType::kFp32:
-      return ScoreRows<Extremes<kHeadDim, Stored::kFp32>, kHeadDim>(arguments...);
+      return ScoreStored<kHeadDim, Stored::kFp32, true>(arguments...);
   }
 }
 
@@ -299,11 +364,11 @@ TESSERA_DEVICE void ScoreForm(const StepStrategy& strategy, Arguments&&... argum
   }
   switch (strategy.shape.format) {
     case TileFormat::kDenseBf16:
-      return ScoreRows<DenseMeans<kHeadDim, Stored::kBf16>, kHeadDim>(arguments...);
+      return ScoreStored<kHeadDim, Stored::kBf16, false>(arguments...);
     case TileFormat::kDenseFp16:
-      return ScoreRows<DenseMeans<kHeadDim, Stored::kFp16>, kHeadDim>(arguments...);
+      return ScoreStored<kHeadDim, Stored::kFp16, false>(arguments...);
     case TileFormat::kDenseFp32:
-      return ScoreRows<DenseMeans<kHeadDim, Stored::kFp32>, kHeadDim>(arguments...);
+      return ScoreStored<kHeadDim, Stored::kFp32, false>(arguments...);
     case TileFormat::kPackedBf16:
       return ScorePackedMeans<kHeadDim, Stored::kBf16>(strategy, arguments...);
     case TileFormat::kPackedFp16:
@@ -318,9 +383,9 @@ TESSERA_DEVICE void ScoreForm(const StepStrategy& strategy, Arguments&&... argum
 // Adds up what the lanes and warps found of each column. The whole block.
 TESSERA_DEVICE void StoreLogSums(const AttendParams& params, const Piece& piece,
                                  std::uint32_t first_column, std::uint32_t columns,
-                                 LogSum candidates) {
+                                 LogSum (&candidates)[2]) {
   const LogSum all =
-      AddColumns<kScoreWarps>(candidates, reinterpret_cast<float*>(gpu::SharedMemory()));
+      AddColumnPairs<kScoreWarps>(candidates, reinterpret_cast<float*>(gpu::SharedMemory()));
   if (gpu::Thread() < kTileColumns && first_column + gpu::Thread() < columns) {
     const std::uint64_t slot =
         std::uint64_t{piece.index} * params.max_columns + first_column + gpu::Thread();
@@ -354,6 +419,7 @@ TESSERA_DEVICE void ScoreBlocks(const AttendParams& params) {
                    strategy.layout.summary_bytes);
     ReportWork(params, sequence, piece.work, found);
     const ScoreTask task = {
+        .strategy = strategy,
         .found = found,
         .meets =
             first_column < columns && Meets(VisibleFromCell(sequence.first_query_position, columns,
@@ -362,10 +428,9 @@ TESSERA_DEVICE void ScoreBlocks(const AttendParams& params) {
         .visible = VisibleFromAll(sequence.first_query_position, sequence.queries, rule),
         .first_column = first_column,
         .columns = columns};
-    ScoreQuery<kHeadDim> query;
-    LoadScoreQuery<kHeadDim>(params, sequence, strategy, piece, first_column, columns, query);
-    LogSum candidates;
-    ScoreForm<kHeadDim>(strategy, params, strategy, piece, tiles, task, query, candidates);
+    LogSum candidates[2];  // of the lane's columns of products
+    ScoreForm<kHeadDim>(strategy, params, sequence, piece, tiles, task,
+                        gpu::SharedMemory() + kScoreSumsBytes, candidates);
     StoreLogSums(params, piece, first_column, columns, candidates);
   }
 }

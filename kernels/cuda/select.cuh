@@ -48,6 +48,29 @@ struct SelectLane {
   std::uint32_t* taken;   // likewise
 };
 
+// Blocks that a thread has under way: what is known of a block is far from who asks.
+inline constexpr std::uint32_t kSelectAhead = 8;
+
+// act(block, its visible entries, its key) for `begin`, begin + stride, ... below `end`, in order.
+template <class Act>
+TESSERA_DEVICE void ForEachBlock(const SelectLane& lane, std::uint32_t begin, std::uint32_t end,
+                                 std::uint32_t stride, Act act) {
+  for (std::uint32_t first = begin; first < end; first += kSelectAhead * stride) {
+    std::uint32_t entries[kSelectAhead];
+    std::uint32_t keys[kSelectAhead];
+    TESSERA_UNROLL
+    for (std::uint32_t i = 0; i < kSelectAhead; ++i) {
+      const std::uint32_t b = first + i * stride < end ? first + i * stride : first;
+      entries[i] = lane.visible[b];
+      keys[i] = lane.values[b];
+    }
+    TESSERA_UNROLL
+    for (std::uint32_t i = 0; i < kSelectAhead; ++i) {
+      if (first + i * stride < end) act(first + i * stride, entries[i], keys[i]);
+    }
+  }
+}
+
 // The sum of `value` over the threads of the warp up to this one.
 TESSERA_DEVICE std::uint32_t SumUpToLane(std::uint32_t value) {
   TESSERA_UNROLL
@@ -113,16 +136,34 @@ TESSERA_DEVICE Visible LaneValues(const AttendParams& params, const SelectLane& 
                                   bool by_share) {
   const float* sums = params.row_sums + std::uint64_t{lane.index} * params.max_columns;
   Visible visible;
-  for (std::uint32_t b = gpu::Thread(); b < lane.blocks; b += kSelectThreads) {
-    float value = gpu::NegativeInfinity();
+  for (std::uint32_t first = gpu::Thread(); first < lane.blocks;
+       first += kSelectAhead * kSelectThreads) {
+    float values[kSelectAhead];
+    TESSERA_UNROLL
+    for (std::uint32_t i = 0; i < kSelectAhead; ++i) values[i] = gpu::NegativeInfinity();
     for (std::uint32_t c = 0; c < lane.columns; ++c) {
-      const float score = lane.scores[std::uint64_t{c} * params.max_blocks + b];
-      value = gpu::Max(value, by_share ? score - sums[c] : score);
+      const float sum = by_share ? sums[c] : 0;
+      float scores[kSelectAhead];
+      TESSERA_UNROLL
+      for (std::uint32_t i = 0; i < kSelectAhead; ++i) {
+        const std::uint32_t b = first + i * kSelectThreads;
+        scores[i] =
+            lane.scores[std::uint64_t{c} * params.max_blocks + (b < lane.blocks ? b : first)];
+      }
+      TESSERA_UNROLL
+      for (std::uint32_t i = 0; i < kSelectAhead; ++i) {
+        values[i] = gpu::Max(values[i], scores[i] - sum);
+      }
     }
-    lane.values[b] = OrderedKey(value);
-    const std::uint32_t entries = lane.visible[b];
-    visible.entries += entries;
-    if (lane.forced.Has(b)) visible.forced += entries;
+    TESSERA_UNROLL
+    for (std::uint32_t i = 0; i < kSelectAhead; ++i) {
+      const std::uint32_t b = first + i * kSelectThreads;
+      if (b >= lane.blocks) continue;
+      lane.values[b] = OrderedKey(values[i]);
+      const std::uint32_t entries = lane.visible[b];
+      visible.entries += entries;
+      if (lane.forced.Has(b)) visible.forced += entries;
+    }
   }
   return visible;
 }
@@ -167,12 +208,12 @@ TESSERA_DEVICE Threshold FindThreshold(const SelectLane& lane, const SelectShare
       shared.told[1] = threshold.wanted;
     }
     gpu::SyncBlock();
-    for (std::uint32_t b = gpu::Thread(); b < lane.blocks; b += kSelectThreads) {
-      const std::uint32_t entries = lane.visible[b];
-      const std::uint32_t key = lane.values[b];
-      if (entries == 0 || lane.forced.Has(b) || (key & known) != threshold.key) continue;
-      gpu::AtomicAdd(shared.histogram + (key >> shift & (kHistogramBins - 1)), entries);
-    }
+    ForEachBlock(lane, gpu::Thread(), lane.blocks, kSelectThreads,
+                 [&](std::uint32_t b, std::uint32_t entries, std::uint32_t key) {
+                   if (entries == 0 || lane.forced.Has(b) || (key & known) != threshold.key) return;
+                   gpu::AtomicAdd(shared.histogram + (key >> shift & (kHistogramBins - 1)),
+                                  entries);
+                 });
     gpu::SyncBlock();
     if (gpu::Warp() == 0) FindBin(shared, threshold.wanted);
     gpu::SyncBlock();
@@ -190,11 +231,9 @@ class TakenRun {
       : lane_(lane), threshold_(threshold), ties_(ties) {}
 
   // To be called with neighbouring blocks in turn.
-  TESSERA_DEVICE bool Takes(std::uint32_t block) {
-    const std::uint32_t entries = lane_.visible[block];
+  TESSERA_DEVICE bool Takes(std::uint32_t block, std::uint32_t entries, std::uint32_t key) {
     if (entries == 0) return false;
     if (lane_.forced.Has(block)) return true;
-    const std::uint32_t key = lane_.values[block];
     if (threshold_.wanted == 0 || key < threshold_.key) return false;
     if (key > threshold_.key) return true;
     const bool takes = ties_ < threshold_.wanted;
@@ -218,21 +257,31 @@ TESSERA_DEVICE std::uint32_t ListTaken(const SelectLane& lane, const SelectShare
   const std::uint32_t begin = gpu::Thread() * per < blocks ? gpu::Thread() * per : blocks;
   const std::uint32_t end = blocks - begin > per ? begin + per : blocks;
   TakenRun tied(lane, threshold, 0);
-  for (std::uint32_t b = begin; b < end; ++b) (void)tied.Takes(b);
+  ForEachBlock(lane, begin, end, 1, [&](std::uint32_t b, std::uint32_t entries, std::uint32_t key) {
+    (void)tied.Takes(b, entries, key);
+  });
   const std::uint32_t ties = SumOverBlock(tied.ties(), shared).before;
   std::uint32_t count = 0;
   TakenRun counted(lane, threshold, ties);
-  for (std::uint32_t b = begin; b < end; ++b) count += counted.Takes(b) ? 1 : 0;
+  ForEachBlock(lane, begin, end, 1, [&](std::uint32_t b, std::uint32_t entries, std::uint32_t key) {
+    count += counted.Takes(b, entries, key) ? 1 : 0;
+  });
   const BlockSum sum = SumOverBlock(count, shared);
   std::uint32_t place = sum.before;
   if (begin == end) return sum.all;
   TakenRun listed(lane, threshold, ties);
   std::uint32_t choice = ChoiceOfBlock(choices, choice_count, begin);
-  for (std::uint32_t b = begin; b < end; ++b) {
-    if (choice + 1 < choice_count && choices[choice + 1].first_block == b) ++choice;
-    if (choices[choice].first_block == b) ranges[choice].first_taken = place;
-    if (listed.Takes(b)) lane.taken[place++] = b - choices[choice].first_block;
-  }
+  std::uint32_t choice_begin = choices[choice].first_block;
+  std::uint32_t next = choice + 1 < choice_count ? choices[choice + 1].first_block : blocks;
+  ForEachBlock(lane, begin, end, 1, [&](std::uint32_t b, std::uint32_t entries, std::uint32_t key) {
+    if (b == next) {
+      ++choice;
+      choice_begin = next;
+      next = choice + 1 < choice_count ? choices[choice + 1].first_block : blocks;
+    }
+    if (choice_begin == b) ranges[choice].first_taken = place;
+    if (listed.Takes(b, entries, key)) lane.taken[place++] = b - choice_begin;
+  });
   return sum.all;
 }
 

@@ -14,8 +14,8 @@ __global__ void __launch_bounds__(kScoreThreads)
     ScoreKernel(const __grid_constant__ AttendParams params) {
   ScoreBlocks<kHeadDim>(params);
 }
-// With 3 blocks to a multiprocessor the compiler spills, on one architecture or another.
-__global__ void __launch_bounds__(kSelectThreads, 2)
+// With 2 blocks to a multiprocessor the compiler spills.
+__global__ void __launch_bounds__(kSelectThreads)
     SelectKernel(const __grid_constant__ AttendParams params) {
   SelectBlocks(params);
 }
@@ -27,12 +27,13 @@ cudaError_t LaunchSelection(const DeviceLimits& device, const AttendParams& para
   const std::uint32_t blocks = std::clamp<std::uint32_t>(
       params.max_pieces, 1, device.multiprocessors * kBlocksPerMultiprocessor);
   const dim3 grid(blocks, (params.max_columns + kTileColumns - 1) / kTileColumns);
+  const std::uint32_t shared = ScoreSharedBytes(params.head_dim);
   if (params.head_dim == 64) {
-    ScoreKernel<64><<<grid, kScoreThreads, kScoreSharedBytes, stream>>>(params);
+    ScoreKernel<64><<<grid, kScoreThreads, shared, stream>>>(params);
   } else if (params.head_dim == 128) {
-    ScoreKernel<128><<<grid, kScoreThreads, kScoreSharedBytes, stream>>>(params);
+    ScoreKernel<128><<<grid, kScoreThreads, shared, stream>>>(params);
   } else {
-    ScoreKernel<256><<<grid, kScoreThreads, kScoreSharedBytes, stream>>>(params);
+    ScoreKernel<256><<<grid, kScoreThreads, shared, stream>>>(params);
   }
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   SelectKernel<<<params.max_selections, kSelectThreads, kSelectSharedBytes, stream>>>(params);

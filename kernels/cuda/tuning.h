@@ -19,19 +19,20 @@ inline constexpr std::uint32_t kSplitEntries = 512;
 // small: 6.25 % of 128 K entries x 8 kv heads are 256 such parts, two per multiprocessor.
 inline constexpr std::uint32_t kSelectedEntries = 256;
 
-// Entries whose blocks one block of threads scores: 32 to 128 block rows.
-inline constexpr std::uint32_t kScoreEntries = 512;
+// Entries whose blocks one block of threads scores: 64 to 256 block rows, 16 for each warp at once.
+// No more than 32 tiles, whose addresses the lanes of a warp hold.
+inline constexpr std::uint32_t kScoreEntries = 1024;
 inline constexpr std::uint32_t kScoreThreads = 128;
-// Block rows that a warp has under way: with 8 columns 32 sums, one for each lane.
-inline constexpr std::uint32_t kScoreRows = 4;
 // One block of threads chooses for a lane: 8 K blocks of 16 are 16 for each thread.
 inline constexpr std::uint32_t kSelectThreads = 512;
 
 // An observation: keys of a piece, the unit that one block of threads multiplies; 64 KiB of bf16 at
-// head_dim 128, so that a lane of 8 K keys x 32 queries makes 128 blocks. Threads as for scores,
-// whose walk it shares; of the sums, one per key.
+// head_dim 128, so that a lane of 8 K keys x 32 queries makes 128 blocks. Of the sums, one thread
+// per key.
 inline constexpr std::uint32_t kObservedKeys = 256;
 inline constexpr std::uint32_t kObserveThreads = 128;
+// Keys that a warp has under way: with 8 columns 32 sums, one for each lane.
+inline constexpr std::uint32_t kObserveAhead = 4;
 // Queries between two launches: scratch of 128 bytes per key, half of a key's bf16 row at 128.
 inline constexpr std::uint32_t kObservedQueries = 32;
 

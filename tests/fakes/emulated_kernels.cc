@@ -133,7 +133,7 @@ void RunChoice(const AttendParams& params, const EmulatedGrid& grid) {
   EmulateGpu({.blocks_x = grid.blocks_x,
               .blocks_y = (params.max_columns + kTileColumns - 1) / kTileColumns,
               .threads = kScoreThreads,
-              .shared_bytes = kScoreSharedBytes,
+              .shared_bytes = ScoreSharedBytes(params.head_dim),
               .seed = grid.seed},
              [&] {
                if (params.head_dim == 64) ScoreBlocks<64>(params);

@@ -108,10 +108,13 @@ class Warp {
  private:
   auto Walk(std::uint32_t row, std::uint32_t slice) {
     const std::uint32_t groups = rows_.side.channels / kGroup;
-    const RowSlice found =
-        rows_.side.has_bitmap()
-            ? FindSlice<kHeadDim, kGroup>(rows_.bits.data(), row, rows_.row.bits, groups, slice)
-            : WholeSlice<kHeadDim, kGroup>(groups, slice);
+    RowSlice found = WholeSlice<kHeadDim, kGroup>(groups, slice);
+    if (rows_.side.has_bitmap()) {
+      const std::uint64_t starts =
+          SliceStarts<kHeadDim, kGroup>(rows_.bits.data(), row, rows_.row.bits, groups);
+      found = FindSlice<kHeadDim, kGroup>(rows_.bits.data(), row, rows_.row.bits, groups, slice,
+                                          starts >> (8 * slice) & 0xff);
+    }
     return PairWalk<kGroup, static_cast<std::uint32_t>(ValueBytes(kValues))>(found,
                                                                              rows_.row_data(row));
   }

@@ -75,8 +75,8 @@ TEST_F(SelectionWriter, CountsPiecesAndSlotsOfWhatIsSelectedFrom) {
   EXPECT_EQ(selection.last_forced, LastForced::kYes);  // 500 is no multiple of 8
   EXPECT_EQ(step.choices(0)[1].segment, 3u);
   EXPECT_EQ(step.choices(0)[1].first_block, 65u);
-  EXPECT_EQ(step.choices(0)[1].first_piece, 3u);
-  EXPECT_EQ(step.pieces(0)[1], 3u + 1u);
+  EXPECT_EQ(step.choices(0)[1].first_piece, 2u);  // 1030 entries, 1024 to a piece
+  EXPECT_EQ(step.pieces(0)[1], 2u + 1u);
   // A quarter of 1530 is 383 entries, 479 with what may exceed it: two parts, and one cut short.
   EXPECT_EQ(step.slots(0)[1], 3u);
   EXPECT_EQ(step.lane(0, 0).selection, 0u);
@@ -86,7 +86,7 @@ TEST_F(SelectionWriter, CountsPiecesAndSlotsOfWhatIsSelectedFrom) {
   EXPECT_EQ(limits_.selections, 1u);
   EXPECT_EQ(limits_.choices, 2u);
   EXPECT_EQ(limits_.blocks, 128u);
-  EXPECT_EQ(limits_.pieces, 4u);
+  EXPECT_EQ(limits_.pieces, 3u);
   EXPECT_EQ(limits_.slots, 3u);
 }
 
