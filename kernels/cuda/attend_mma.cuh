@@ -174,7 +174,7 @@ TESSERA_DEVICE void AttendSlices(const AttendParams& params, const PartTiles& ti
   const auto attend = [&](std::uint32_t entry, const std::byte* stage) {
     AttendSlice<kType, Shape>(params, stage, live, entry, words, state);
   };
-  WalkSlices<kAhead, kAhead, Shape::kStageEntries>(
+  WalkSlices<kAhead, Shape::kStageEntries>(
       live, {.shared = shared, .stage_bytes = Shape::kStageBytes, .ahead = kAhead}, fetch, attend);
 }
 
@@ -191,7 +191,7 @@ TESSERA_DEVICE void AttendSlices(const AttendParams& params, const TakenRows& ro
   const auto attend = [&](std::uint32_t entry, const std::byte* stage) {
     AttendSlice<kType, Shape>(params, stage, rows, entry, words, state);
   };
-  WalkSlices<kAhead, kAhead, Shape::kStageEntries>(
+  WalkSlices<kAhead, Shape::kStageEntries>(
       rows.range(), {.shared = shared, .stage_bytes = Shape::kStageBytes, .ahead = kAhead}, fetch,
       attend);
 }

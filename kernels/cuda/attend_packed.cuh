@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "kernels/cuda/fragment.h"
 #include "kernels/cuda/gpu.cuh"
@@ -23,13 +24,19 @@
 
 namespace tessera::kernels::cuda {
 
+constexpr std::uint32_t LargestOf(std::initializer_list<std::uint32_t> numbers) {
+  std::uint32_t largest = 0;
+  for (const std::uint32_t number : numbers) largest = number > largest ? number : largest;
+  return largest;
+}
+
 // The shape of one kernel and its shared memory:
 //   per warp   stages x (16 x: K bits | K scales | K data | V bits | V scales | V data, then words)
 //   then       max and sum of each warp and column
 //   then       per warp: of the 32 rows of a slice where their slices of channels begin, 8 bytes
 //   each then       space that a walk may run into
-// How much a stage takes is known only with a segment's strategy; a warp has room for two of the
-// largest, and uses four where they fit.
+// How much a stage takes is known only with a segment's strategy; a warp uses as many as fit, four
+// at most.
 template <ValueType kValuesValue, std::uint32_t kHeadDimValue, std::uint32_t kColumnTilesValue>
 struct PackedShape {
   static constexpr ValueType kValues = kValuesValue;
@@ -47,9 +54,9 @@ struct PackedShape {
   static constexpr std::uint32_t kLargestStage = 2 * kSliceEntries * kLargestRow + kStageWordBytes;
   static constexpr std::uint32_t kOutputRow = kHeadDim + 4;
   static constexpr std::uint32_t kOutputBytes = kColumns * kOutputRow * 4;
-  static constexpr std::uint32_t kWarpBytes = kTuning.least_stages * kLargestStage > kOutputBytes
-                                                  ? kTuning.least_stages* kLargestStage
-                                                  : kOutputBytes;
+  static constexpr std::uint32_t kWarpBytes =
+      LargestOf({kTuning.stage_bytes, (kLargestStage + kChunkBytes - 1) / kChunkBytes* kChunkBytes,
+                 kOutputBytes});
   static constexpr std::uint32_t kStateOffset = kTuning.warps * kWarpBytes;
   // A bitmap with too many bits, as memory under a revoked reader may hold, leads this far at most.
   static constexpr std::uint32_t kOverrun = kHeadDim * kValueBytes + 64;
@@ -363,15 +370,14 @@ TESSERA_DEVICE void AttendPackedSlices(const AttendParams& params, const PackedP
                                        std::byte* shared, std::byte* starts,
                                        PackedState<Shape>& state) {
   constexpr std::uint32_t kMost = Shape::kTuning.most_stages - 1;
-  constexpr std::uint32_t kLeast = Shape::kTuning.least_stages - 1;
   const std::uint32_t stage_bytes = part.stage.bytes();
-  const bool deep = Shape::kTuning.most_stages * stage_bytes <= Shape::kWarpBytes;
+  std::uint32_t ahead = 0;
+  while (ahead < kMost && (ahead + 2) * stage_bytes <= Shape::kWarpBytes) ++ahead;
   const auto attend = [&](std::uint32_t entry, const std::byte* stage) {
     AttendPackedSlice<Shape, kGroup>(params, part, rows, entry, stage, starts, state);
   };
-  WalkSlices<kMost, kLeast, Shape::kStageEntries>(
-      range, {.shared = shared, .stage_bytes = stage_bytes, .ahead = deep ? kMost : kLeast}, fetch,
-      attend);
+  WalkSlices<kMost, Shape::kStageEntries>(
+      range, {.shared = shared, .stage_bytes = stage_bytes, .ahead = ahead}, fetch, attend);
 }
 
 // A part, from its cleared state to its stored result. The whole block.

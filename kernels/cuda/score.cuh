@@ -206,14 +206,14 @@ struct ScoreRow {
 // Lanes may ask for different ones; called by whole warps.
 TESSERA_DEVICE ScoreRow FindRow(const Piece& piece, const PieceTiles& tiles, const ScoreTask& task,
                                 std::uint32_t number) {
-  const std::uint32_t per_tile = kTileEntries / task.strategy.shape.block;
   const bool live = task.found && number < piece.blocks;
-  const std::uint32_t row = number < piece.blocks ? number : 0;
-  const std::byte* tile = tiles.Tile(row / per_tile);
-  const std::byte* summaries = tiles.Summaries(row / per_tile);
+  const std::uint32_t entry = live ? number * task.strategy.shape.block : 0;  // of the piece
+  const std::byte* tile = tiles.Tile(entry / kTileEntries);
+  const std::byte* summaries = tiles.Summaries(entry / kTileEntries);
+  const std::uint32_t per_tile = kTileEntries / task.strategy.shape.block;  // a power of two
   return {.tile = live ? tile : nullptr,
           .summaries = live ? summaries : nullptr,
-          .in_tile = row % per_tile};
+          .in_tile = number & (per_tile - 1)};
 }
 
 // Makes the products of a row scores and stores them. Called by whole warps.

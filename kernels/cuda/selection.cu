@@ -14,7 +14,6 @@ __global__ void __launch_bounds__(kScoreThreads)
     ScoreKernel(const __grid_constant__ AttendParams params) {
   ScoreBlocks<kHeadDim>(params);
 }
-// With 2 blocks to a multiprocessor the compiler spills.
 __global__ void __launch_bounds__(kSelectThreads)
     SelectKernel(const __grid_constant__ AttendParams params) {
   SelectBlocks(params);

@@ -152,10 +152,21 @@ struct StageRing {
   }
 };
 
+// Waits until at most `ahead`, 0 .. kMost, of this thread's committed groups are under way.
+template <std::uint32_t kMost>
+TESSERA_DEVICE void WaitForStage(std::uint32_t ahead) {
+  if constexpr (kMost == 0) {
+    gpu::WaitCopies<0>();
+  } else if (ahead == kMost) {
+    gpu::WaitCopies<kMost>();
+  } else {
+    WaitForStage<kMost - 1>(ahead);
+  }
+}
+
 // This warp's slices of `live`: fetch(entry, stage) starts the copies of a slice, attend(entry,
-// stage) uses them. ring.ahead is kMost or kLeast.
-template <std::uint32_t kMost, std::uint32_t kLeast, std::uint32_t kStageEntries, class Fetch,
-          class Attend>
+// stage) uses them. ring.ahead is kMost at most.
+template <std::uint32_t kMost, std::uint32_t kStageEntries, class Fetch, class Attend>
 TESSERA_DEVICE void WalkSlices(EntryRange live, const StageRing& ring, Fetch fetch, Attend attend) {
   const std::uint32_t first = live.begin / kStageEntries;
   const std::uint32_t last = live.empty() ? first : (live.end - 1) / kStageEntries + 1;
@@ -171,11 +182,7 @@ TESSERA_DEVICE void WalkSlices(EntryRange live, const StageRing& ring, Fetch fet
   for (std::uint32_t i = 0; i < ring.ahead; ++i) start(first + i);
   for (std::uint32_t stage = first; stage < last; ++stage) {
     start(stage + ring.ahead);
-    if (ring.ahead == kMost) {
-      gpu::WaitCopies<kMost>();
-    } else {
-      gpu::WaitCopies<kLeast>();
-    }
+    WaitForStage<kMost>(ring.ahead);
     gpu::SyncWarp();  // the other lanes' copies have landed too
     if (live.Meets(entry_of(stage), kSliceEntries)) {
       attend(entry_of(stage), ring.Stage(stage - first));

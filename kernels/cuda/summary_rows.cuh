@@ -69,12 +69,18 @@ TESSERA_DEVICE float TruncateToBf16(float x) {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & 0xffff0000u);
 }
 
+// Of two 16-bit elements those that are negative, or those that are not; what is no number is in
+// one of the two.
+TESSERA_HOST_DEVICE constexpr std::uint32_t PairOfSign(std::uint32_t pair, bool negative) {
+  const std::uint32_t below = (pair >> 15 & 0x00010001u) * 0xffffu;
+  return pair & (negative ? below : ~below);
+}
+
 // An element of a query for one part of it.
 template <class Shape>
 TESSERA_DEVICE float QueryPart(float element, std::uint32_t part) {
   if constexpr (Shape::kExtremes) {
     const bool negative = part % 2 != 0;
-    // What is no number is in both.
     if (negative ? element >= 0 : element < 0) element = 0;
   }
   if constexpr (Shape::kSplit) {

@@ -1,5 +1,5 @@
-// The numbers of the CUDA kernels, apart from their code. None was chosen by measurement: they come
-// from the arithmetic given beside each.
+// The numbers of the CUDA kernels, apart from their code. They come from the arithmetic given
+// beside each; MEASURED.md has what an H100 makes of them.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,9 @@ inline constexpr std::uint32_t kSelectedEntries = 256;
 // No more than 32 tiles, whose addresses the lanes of a warp hold.
 inline constexpr std::uint32_t kScoreEntries = 1024;
 inline constexpr std::uint32_t kScoreThreads = 128;
-// One block of threads chooses for a lane: 8 K blocks of 16 are 16 for each thread.
-inline constexpr std::uint32_t kSelectThreads = 512;
+// One block of threads chooses for a lane: 8 K blocks of 16 are 8 for each thread, under way at
+// once.
+inline constexpr std::uint32_t kSelectThreads = 1024;
 
 // An observation: keys of a piece, the unit that one block of threads multiplies; 64 KiB of bf16 at
 // head_dim 128, so that a lane of 8 K keys x 32 queries makes 128 blocks. Of the sums, one thread
@@ -58,22 +59,23 @@ constexpr MmaTuning MmaTuningFor(std::uint32_t head_dim) {
 
 struct PackedTuning {
   std::uint32_t warps;
-  std::uint32_t least_stages;  // slices in flight per warp where rows keep every channel,
-  std::uint32_t most_stages;   // and where they keep so few that this many fit
+  std::uint32_t stage_bytes;   // of a warp's stages together, where the largest one is no larger
+  std::uint32_t most_stages;   // slices in flight per warp, the one computed on included
   std::uint32_t column_tiles;  // of a block, at most
   std::uint32_t blocks_per_sm;
 };
 
-// The same bytes as a dense block and an eighth for bitmaps: still three blocks of sm_90. At 25 %
-// a slice of 128 channels is 2.4 KiB instead of 8, so four are in flight.
+// At 25 % a slice of 128 channels is 2.7 KiB, so that four are in flight; where rows keep half of
+// them two, and one where they keep all. That takes 51 KiB of a block: four blocks of sm_90. What
+// bounds these kernels is how many instructions are ready, hence warps; 128 registers go with it.
 // Two column tiles of 256 channels do not fit a thread's registers beside the walks.
 constexpr PackedTuning PackedTuningFor(std::uint32_t head_dim) {
   const bool wide = head_dim == 256;
   return {.warps = wide ? 2u : 4u,
-          .least_stages = 2,
+          .stage_bytes = wide ? 34u << 10 : (head_dim == 128 ? 12u << 10 : 9u << 10),
           .most_stages = 4,
           .column_tiles = wide ? 1u : 2u,
-          .blocks_per_sm = 3};
+          .blocks_per_sm = wide ? 3u : 4u};
 }
 
 struct FmaTuning {
