@@ -1,7 +1,7 @@
 // Selection of blocks, as arithmetic: budgets, the order of values, and how what was taken becomes
 // parts. Shared by the kernels and by the host that plans for them; tested on the host.
 //
-//   pieces   512 entries of a segment, scored by one block of threads
+//   pieces   1024 entries of a segment, scored by one block of threads
 //   taken    the device's list of a lane's taken blocks, choice after choice, each as its number in
 //            its segment
 //   parts    256 entries' worth of one choice's taken blocks. How many there are is known on the
