@@ -35,10 +35,6 @@ std::uint64_t ShownUntil(std::span<const policies::HeadQueries> queries, std::ui
   return until;
 }
 
-}  // namespace
-
-namespace {
-
 // Queries by norm of these count, where tokens from `begin` on are looked at: what was decoded
 // before a prompt says little of what that asks for, and may be settled at any time.
 std::uint64_t FirstOfPrompts(std::span<const policies::TokenSpan> prompts, std::uint64_t begin) {
@@ -105,7 +101,7 @@ void LayerChoice::CutTo(std::uint64_t tokens) {
   cut_at = std::min(cut_at, tokens);
   end = std::min(end, tokens);
   until = std::min(until, tokens);
-  if (until == 0) memory = {};
+  memory.CutTo(tokens, until);
 }
 
 bool LayerChoice::Untouched(std::uint32_t kv_head) const {
@@ -334,7 +330,11 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
   choice.lanes = *std::move(decision);
   if (!NeedsKeyChannels(*lanes, choice.lanes)) {
     choice.waits = LeavesAllOpen(*lanes, choice);
-    if (choice.waits && choice.UntouchedAll()) choice.until = decided_until;
+    // Nothing is done: what was found out about these rows is not remembered.
+    if (choice.waits && choice.UntouchedAll()) {
+      choice.until = decided_until;
+      choice.memory = state.memory;
+    }
     return choice;
   }
   absl::StatusOr<policies::ChannelDecision> channels =

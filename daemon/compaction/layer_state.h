@@ -29,7 +29,7 @@ struct LayerState {
     decided_until = std::min(decided_until.load(), tokens);
     looked_until = std::min(looked_until.load(), tokens);
     chosen_until = std::min(chosen_until, tokens);
-    if (decided_until == 0) memory = {};
+    memory.CutTo(tokens, decided_until);
   }
   // All but what was shown.
   void TakeDecisionsOf(const LayerState& other) {

@@ -203,11 +203,11 @@ class ManagedSequence final : public cache::Companion {
       layers_[i].interrupted = false;
     }
   }
-  // The same sequence under another policy, before anybody sees it: its text, where its prompts
-  // are, and what waits to be done are what they were. So is what was shown, if this one asks for
-  // the same; else it stays known that somebody has shown something. One that learns from every
-  // query goes on from what another budget of the same system has learned, of queries that nobody
-  // has any more. `before` is paused.
+  // The same sequence under another policy, before anybody sees it: its text, where chunks of that
+  // have ended, where its prompts are, and what waits to be done are what they were. So is what was
+  // shown, if this one asks for the same; else it stays known that somebody has shown something.
+  // One that learns from every query goes on from what another budget of the same system has
+  // learned, of queries that nobody has any more. `before` is paused.
   void Follow(const ManagedSequence& before,
               cache::Sequence& sequence) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     const std::size_t alike = std::min(layers_.size(), before.layers_.size());
@@ -217,6 +217,9 @@ class ManagedSequence final : public cache::Companion {
       shown = before.layers_[i].state.observation;
       if (!asks_alike) shown.ForgetRows();
       const ManagedLayer& layer = before.layers_[i];
+      // What was carried out in some lanes alone counts: in the others it would be found again.
+      layers_[i].state.memory.boundaries =
+          (layer.unfinished.has_value() ? layer.unfinished->memory : layer.state.memory).boundaries;
       if (!policies::LearnsAlike(policy_, before.policy_) || layer.unfinished.has_value()) continue;
       layers_[i].state.TakeDecisionsOf(layer.state);
       // By this budget others would have gone, and at other times.

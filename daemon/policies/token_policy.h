@@ -124,7 +124,7 @@ struct LaneDecision {
 };
 using LayerDecision = std::vector<LaneDecision>;  // by kv head
 
-// What a policy that goes on while decoding remembers of a layer. Goes with the sequence; a fork
+// What a policy remembers of a layer from one decision to the next. Goes with the sequence; a fork
 // has a copy.
 struct LayerMemory {
   // LaCache: where the next ladder begins, as an index of entries, and how many entries fit.
@@ -132,6 +132,14 @@ struct LayerMemory {
   std::uint64_t capacity = 0;  // 0: not started
   // H2O: by kv head, of each entry the attention that was paid to it.
   std::vector<std::vector<float>> scores;
+  // SemantiCache: by kv head, ascending, the positions where chunks of text have ended because they
+  // were full: entries at or behind one are never merged with those before it. Empty: none is
+  // known. Of a lane about as many as it has entries, at most. What the text says is not repeated
+  // here. They are facts about the lanes: another policy of the sequence keeps them.
+  std::vector<std::vector<std::uint64_t>> boundaries;
+
+  // The sequence was cut to so many tokens, the first `decided_until` of which were decided about.
+  void CutTo(std::uint64_t tokens, std::uint64_t decided_until);
 };
 
 // Of all that the policy chooses.

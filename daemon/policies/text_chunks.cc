@@ -1,0 +1,55 @@
+#include "daemon/policies/text_chunks.h"
+
+#include <algorithm>
+
+namespace tessera::policies {
+
+// Between two entries at most one boundary is kept, and one before the first of them: the first,
+// which outlives most cuts. So there are never more of them than entries in the lane, and one.
+// Those before the view stay as they are: a later policy may look at what is there again.
+TextChunks ChunksOf(const LaneEntries& lane, const ChunkRules& rules,
+                    std::span<const std::uint64_t> boundaries) {
+  TextChunks chunks;
+  auto boundary = std::ranges::upper_bound(boundaries, rules.first);
+  chunks.boundaries.assign(boundaries.begin(), boundary);
+  // Whether there is one up to there, or behind the last entry; goes on behind it.
+  const auto bounded = [&](std::uint64_t next_entry) {
+    const auto behind = next_entry == lane.count
+                            ? boundaries.end()
+                            : std::upper_bound(boundary, boundaries.end(),
+                                               rules.first + lane.positions[next_entry]);
+    if (boundary == behind) return false;
+    chunks.boundaries.push_back(*boundary);
+    boundary = behind;
+    return true;
+  };
+  bounded(0);
+  auto delimiter = lane.count == 0
+                       ? rules.delimiters.end()
+                       : std::ranges::lower_bound(rules.delimiters, lane.positions.front());
+  std::uint64_t begin = 0;
+  for (std::uint64_t i = 0; i < lane.count; ++i) {
+    const std::uint64_t position = lane.positions[i];
+    const bool at_delimiter = delimiter != rules.delimiters.end() && *delimiter == position;
+    // A mark from this entry on, before the next one.
+    bool ends = false;
+    for (; delimiter != rules.delimiters.end() &&
+           (i + 1 == lane.count || *delimiter < lane.positions[i + 1]);
+         ++delimiter) {
+      ends = true;
+    }
+    if (bounded(i + 1)) {
+      ends = true;
+    } else if (i + 1 - begin == rules.most_entries && !at_delimiter) {
+      ends = true;
+      chunks.boundaries.push_back(rules.first + position + 1);
+    }
+    if (!ends) continue;
+    chunks.ended.push_back({.begin = begin, .end = i + 1});
+    begin = i + 1;
+  }
+  chunks.open = {.begin = begin, .end = lane.count};
+  return chunks;
+}
+
+}  // namespace tessera::policies

@@ -1,0 +1,141 @@
+// Where chunks of text have ended because they were full stays known with the sequence: after cuts,
+// in forks, under other policies, and in sequences that take over a head.
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/compaction/managed_sequence.h"
+#include "daemon/policies/parse.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/unit/compaction/compactor_fixture.h"
+
+namespace tessera::compaction {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+
+class ChunkBoundaries : public CompactorTest {
+ protected:
+  static policies::Policy Policy(const std::string& more) {
+    absl::StatusOr<policies::Policy> policy =
+        policies::ParsePolicy("semanticache:delimiters=0,max_chunk=8,sink=0," + more);
+    EXPECT_TRUE(policy.ok()) << policy.status();
+    return *std::move(policy);
+  }
+  // A prompt whose keys are all alike, and those of every other prompt, and its compression.
+  void Prompt(Track& track, std::uint64_t tokens) {
+    AppendStamps(track, Stamps(tokens, kAlike));
+    CompressNow(track);
+  }
+  void CompressNow(const Track& track) {
+    const auto told = Compress(track);
+    RunAll();
+    ExpectTold(*told);
+  }
+  // "position*weight" of every entry; all lanes hold the same.
+  std::string Held(const Track& track) {
+    std::vector<std::string> held;
+    for (const auto& lane : track.sequence->Describe(cache::Sequence::Detail::kEntries).lanes) {
+      std::string& text = held.emplace_back();
+      for (std::size_t i = 0; i < lane.positions.size(); ++i) {
+        text += (i == 0 ? "" : " ") + std::to_string(lane.positions[i]) + "*" +
+                std::to_string(static_cast<int>(lane.weights[i]));
+      }
+    }
+    EXPECT_THAT(held, Each(held.front()));
+    return held.front();
+  }
+  static std::vector<std::vector<std::uint64_t>> Known(const Track& track) {
+    ManagedSequence::ManagedLayer& layer = ManagedSequence::Of(*track.sequence)->layer(0);
+    MutexLock lock(layer.mutex);
+    return layer.state.memory.boundaries;
+  }
+
+  static constexpr std::uint64_t kAlike = 1;
+};
+
+TEST_F(ChunkBoundaries, AFullChunkIsNeverGoneOnWith) {
+  Track track = NewTrack(Policy("tau=0.5,recent=0"));
+  Prompt(track, 20);
+  EXPECT_EQ(Held(track), "0*8 8*8 16*4");
+  Prompt(track, 20);
+  EXPECT_EQ(Held(track), "0*8 8*8 16*11 27*8 35*5");
+  CompressNow(track);
+  EXPECT_EQ(Held(track), "0*8 8*8 16*11 27*8 35*5");
+  EXPECT_THAT(Known(track), Each(ElementsAre(8, 16, 27, 35)));
+}
+
+// Tokens that are decoded count, too; their chunk is left alone until it is full.
+TEST_F(ChunkBoundaries, DecodedTokensFillAChunk) {
+  Track track = NewTrack(Policy("tau=0.5,recent=0"));
+  Prompt(track, 20);
+  DecodeByCalls(track, Stamps(9, kAlike));
+  CompressNow(track);
+  EXPECT_EQ(Held(track), "0*8 8*8 16*11 27*1 28*1");
+}
+
+TEST_F(ChunkBoundaries, AForkGoesOnFromThem) {
+  Track track = NewTrack(Policy("tau=0.5,recent=0"));
+  Prompt(track, 20);
+  Track fork = Fork(track);
+  Prompt(fork, 20);
+  EXPECT_EQ(Held(fork), "0*8 8*8 16*11 27*8 35*5");
+  EXPECT_THAT(Known(track), Each(ElementsAre(8, 16)));
+  Prompt(track, 3);
+  EXPECT_EQ(Held(track), "0*8 8*8 16*7");
+}
+
+TEST_F(ChunkBoundaries, ACutForgetsThoseBehindIt) {
+  Track track = NewTrack(Policy("tau=0.5,recent=8"));
+  Prompt(track, 20);
+  const std::string newest = " 12*1 13*1 14*1 15*1 16*1 17*1 18*1 19*1";
+  ASSERT_EQ(Held(track), "0*8 8*4" + newest);
+  ASSERT_THAT(Known(track), Each(ElementsAre(8, 16)));
+  Track fork = Fork(track);
+  Truncate(track, 14);
+  EXPECT_THAT(Known(track), Each(ElementsAre(8)));
+  Prompt(track, 20);
+  EXPECT_EQ(Held(track), "0*8 8*11 19*7 26*1 27*1 28*1 29*1 30*1 31*1 32*1 33*1");
+  // One at the cut stays: what is before it is there whole.
+  Truncate(fork, 16);
+  EXPECT_THAT(Known(fork), Each(ElementsAre(8, 16)));
+  Prompt(fork, 12);
+  EXPECT_EQ(Held(fork), "0*8 8*8 16*4 20*1 21*1 22*1 23*1 24*1 25*1 26*1 27*1");
+  Truncate(fork, 0);
+  for (const auto& of_lane : Known(fork)) EXPECT_TRUE(of_lane.empty());
+  Prompt(fork, 12);
+  EXPECT_EQ(Held(fork), "0*4 4*1 5*1 6*1 7*1 8*1 9*1 10*1 11*1");
+}
+
+TEST_F(ChunkBoundaries, AnotherPolicyKeepsToThem) {
+  Track track = NewTrack(Policy("tau=0.5,recent=0"));
+  Prompt(track, 20);
+  for (const char* more : {"tau=0.4,recent=0", "tau=0.4,recent=0,scope=layer"}) {
+    ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, Policy(more)).ok());
+    CompressNow(track);
+    EXPECT_EQ(Held(track), "0*8 8*8 16*4");
+  }
+  // It has not decided about anything yet when it is cut.
+  ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, Policy("tau=0.3,recent=0")).ok());
+  Truncate(track, 20);
+  Prompt(track, 20);
+  EXPECT_EQ(Held(track), "0*8 8*8 16*11 27*8 35*5");
+}
+
+TEST_F(ChunkBoundaries, WhoTakesOverAHeadTakesThemToo) {
+  Track track = NewTrack(Policy("tau=0.5,recent=0"));
+  Track other = NewTrack(Policy("tau=0.5,recent=0"));
+  AppendStamps(other, Stamps(20, kAlike));
+  Prompt(track, 20);
+  ASSERT_TRUE(compactor_.TakeHeadOf(*other.sequence, *track.sequence).ok());
+  EXPECT_EQ(Held(other), "0*8 8*8 16*4");
+  Prompt(other, 20);
+  EXPECT_EQ(Held(other), "0*8 8*8 16*11 27*8 35*5");
+}
+
+}  // namespace
+}  // namespace tessera::compaction
