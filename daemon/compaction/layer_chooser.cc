@@ -44,21 +44,6 @@ std::uint64_t FirstOfPrompts(std::span<const policies::TokenSpan> prompts, std::
   return begin;
 }
 
-// What is decided about the first `count` entries.
-void KeepFirst(std::uint64_t count, policies::LaneDecision& lane) {
-  policies::LaneDecision first;
-  for (std::size_t i = 0; i < lane.kept.size() && lane.kept[i] < count; ++i) {
-    first.kept.push_back(lane.kept[i]);
-    if (!lane.merges()) continue;
-    if (first.begins.empty()) first.begins.push_back(0);
-    for (std::uint32_t m = lane.begins[i]; m < lane.begins[i + 1]; ++m) {
-      if (lane.members[m] < count) first.members.push_back(lane.members[m]);
-    }
-    first.begins.push_back(static_cast<std::uint32_t>(first.members.size()));
-  }
-  lane = std::move(first);
-}
-
 }  // namespace
 
 // The lanes of a layer as they are looked at, and what the policy sees of them.
@@ -96,25 +81,6 @@ struct LayerChooser::Lanes {
     return first;
   }
 };
-
-void LayerChoice::CutTo(std::uint64_t tokens) {
-  cut_at = std::min(cut_at, tokens);
-  end = std::min(end, tokens);
-  until = std::min(until, tokens);
-  memory.CutTo(tokens, until);
-}
-
-bool LayerChoice::Untouched(std::uint32_t kv_head) const {
-  const policies::LaneDecision& lane = lanes[kv_head];
-  return !lane.merges() && lane.kept.size() == decided[kv_head];
-}
-
-bool LayerChoice::UntouchedAll() const {
-  for (std::uint32_t head = 0; head < lanes.size(); ++head) {
-    if (!Untouched(head)) return false;
-  }
-  return true;
-}
 
 LayerChooser::LayerChooser(const Options& options, std::uint32_t layer)
     : options_(options), layer_(layer) {}
@@ -326,10 +292,15 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
       : advances ? policies::Advance(policy, shown.view(), lanes->CountsBefore(decided_until),
                                      choice.memory)
                  : policies::Decide(policy, shown.view(), choice.memory);
+  if (policies::LeavesWhole(decision.status())) {
+    choice.refused = OfLayer(decision.status());
+    decision = policies::KeepAll(shown.view());
+  }
   if (!decision.ok()) return OfLayer(decision.status());
   choice.lanes = *std::move(decision);
-  if (!NeedsKeyChannels(*lanes, choice.lanes)) {
-    choice.waits = LeavesAllOpen(*lanes, choice);
+  if (!choice.refused.ok() || !NeedsKeyChannels(*lanes, choice.lanes)) {
+    // However many they are: another budget may be set for them.
+    choice.waits = !choice.refused.ok() || LeavesAllOpen(*lanes, choice);
     // Nothing is done: what was found out about these rows is not remembered.
     if (choice.waits && choice.UntouchedAll()) {
       choice.until = decided_until;
@@ -458,7 +429,10 @@ absl::StatusOr<LayerChoice> LayerChooser::TakeOver(std::uint32_t decides, const 
   if (decided) lanes->CutAt(until);
   LayerChoice choice = About(*lanes, state);
   choice.waits = !decided;
-  if (!decided) choice.until = state.decided_until;
+  if (!decided) {
+    choice.until = state.decided_until;
+    choice.refused = theirs.refused;
+  }
   for (std::uint32_t head = 0; head < lanes->entries.size(); ++head) {
     const SeenEntries seen((*runs)[head]);
     const std::span<const std::uint64_t> stay = seen.view().positions;
@@ -478,12 +452,12 @@ absl::Status LayerChooser::Refit(LayerChoice& choice) const {
   if (!lanes.ok()) return lanes.status();
   const std::vector<std::uint64_t> left = lanes->CountsBefore(choice.cut_at);
   const std::vector<std::uint64_t> first = lanes->FirstPositions();
-  for (std::size_t head = 0; head < choice.lanes.size(); ++head) {
+  for (std::uint32_t head = 0; head < choice.lanes.size(); ++head) {
     if (choice.done[head]) continue;
     // All that it was about may have gone; what is there now came since.
     const bool gone = choice.first_positions[head] >= choice.cut_at;
     choice.decided[head] = gone ? 0 : std::min(choice.decided[head], left[head]);
-    KeepFirst(choice.decided[head], choice.lanes[head]);
+    choice.KeepFirst(head, choice.decided[head]);
     if (choice.decided[head] == 0) {
       choice.first_positions[head] = first[head];
     } else if (choice.first_positions[head] != first[head]) {

@@ -5,12 +5,14 @@
 #include <ranges>
 
 #include "absl/status/status.h"
+#include "absl/strings/cord.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::policies {
 namespace {
 
 constexpr std::uint64_t kNever = ~std::uint64_t{0};
+constexpr char kLeavesWhole[] = "tessera/leaves-whole";
 
 // Of which this share is the window, or more. Rounding changes an entry by less than 1.
 std::uint64_t FewestTokens(double share, std::uint64_t window, Rounding rounded) {
@@ -66,13 +68,19 @@ absl::StatusOr<std::uint64_t> EntriesOf(std::string_view name, const EntryBudget
   const std::uint64_t entries = rounded(budget.share * static_cast<double>(view.tokens));
   if (entries >= window) return entries;
   const std::uint64_t tokens = FewestTokens(budget.share, window, rounded);
-  return absl::InvalidArgumentError(
+  absl::Status refusal = absl::InvalidArgumentError(
       Concat(name, ": budget ", budget.share, " of ", view.tokens, " tokens is ", entries,
              " entries, less than window ", window, ", which counts in it; a budget of ",
              LeastShare(view.tokens, window, rounded), " is enough for these tokens",
              tokens == kNever ? ""
                               : Concat(", and a budget of ", budget.share, " is enough for ",
                                        tokens, " tokens or more")));
+  refusal.SetPayload(kLeavesWhole, absl::Cord());
+  return refusal;
+}
+
+bool LeavesWhole(const absl::Status& refusal) {
+  return refusal.GetPayload(kLeavesWhole).has_value();
 }
 
 }  // namespace tessera::policies

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/policies/key_scorer.h"
 #include "kernels/format/layer_geometry.h"
@@ -168,9 +169,14 @@ std::uint32_t DecidesFor(const Policy& policy, std::uint32_t layer);
 // where nothing is to go it names all entries. Policies that continue take the entries as one
 // forward step. FAILED_PRECONDITION where what the worker was to show is missing (the message says
 // what, and which call brings it); INVALID_ARGUMENT where a budget cannot be met (it says what
-// can). `memory` is written by policies that continue, and only where the decision is OK.
+// can), which may leave them whole. `memory` is written by policies that continue, and only where
+// the decision is OK.
 absl::StatusOr<LayerDecision> Decide(const Policy& policy, const LayerView& view,
                                      LayerMemory& memory);
+
+// Whether a refusal is an answer: for so few tokens the policy has no budget, and they stay as they
+// are until there are more, or somebody sets another. Nothing that is missing would change it.
+bool LeavesWhole(const absl::Status& refusal);
 
 // While decoding: the first `held` entries of each lane have been decided about before, those
 // behind are one token each. As if it had been asked after every forward step that brought some of

@@ -63,6 +63,7 @@ TEST(DecideBudget, AShareOfLessThanTheWindowIsRefused) {
         continue;
       }
       EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_TRUE(LeavesWhole(status));
       std::uint64_t tokens = window;
       while (entries(share, tokens) < window) ++tokens;
       const std::string message(AsStringView(status.message()));
@@ -101,6 +102,9 @@ TEST(DecideBudget, ARefusalSaysWhatWouldDo) {
   EXPECT_EQ(said("chunkkv:budget=0.00000000000000001"),
             "chunkkv: budget 1e-17 of 100 tokens is 0 entries, less than window 32, which counts "
             "in it; a budget of 0.32 is enough for these tokens");
+  // A later prompt may leave over what this one takes.
+  EXPECT_FALSE(LeavesWhole(
+      Refused("semanticache:budget=0.01,delimiters=0,sink=0,recent=0,max_chunk=8", layer, memory)));
   // Its budget is of chunks.
   EXPECT_EQ(said("chunkkv:mode=kvpress,window=64"), "");
 }
