@@ -126,6 +126,40 @@ TEST_F(ChunkBoundaries, AnotherPolicyKeepsToThem) {
   EXPECT_EQ(Held(track), "0*8 8*8 16*11 27*8 35*5");
 }
 
+// They are facts about the lanes, whatever has become of the policy that found them.
+TEST_F(ChunkBoundaries, APolicyThatChoosesNothingKeepsThemToo) {
+  for (const char* between :
+       {"dense", "quest:page=4,tokens=64,dense_layers=0", "select", "snapkv:tokens=100"}) {
+    SCOPED_TRACE(between);
+    Track track = NewTrack(Policy("tau=0.5,recent=0"));
+    Prompt(track, 20);
+    ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, *policies::ParsePolicy(between)).ok());
+    Track fork = Fork(track);
+    AppendStamps(fork, Stamps(4, kAlike));
+    Truncate(fork, 20);
+    for (const Track& each : {track, fork}) {
+      EXPECT_EQ(Compactor::PolicyOf(*each.sequence).text, policies::ParsePolicy(between)->text);
+      ASSERT_TRUE(compactor_.SetPolicy(*each.sequence, Policy("tau=0.5,recent=0")).ok());
+      CompressNow(each);
+      EXPECT_EQ(Held(each), "0*8 8*8 16*4");
+    }
+  }
+}
+
+// Both are dense; of one it is known where chunks have ended, though none has been merged.
+TEST_F(ChunkBoundaries, ADenseSequenceTakesTheHeadOfAnother) {
+  Track plain = NewTrack({});
+  Track known = NewTrack(Policy("tau=1,recent=0"));
+  for (Track* each : {&plain, &known}) AppendStamps(*each, Stamps(20, kAlike));
+  CompressNow(known);
+  ASSERT_TRUE(compactor_.SetPolicy(*known.sequence, {}).ok());
+  ASSERT_THAT(Known(known), Each(ElementsAre(8, 16)));
+  ASSERT_EQ(ManagedSequence::Of(*plain.sequence), nullptr);
+  EXPECT_TRUE(compactor_.TakeHeadOf(*plain.sequence, *known.sequence).ok());
+  EXPECT_TRUE(compactor_.TakeHeadOf(*known.sequence, *plain.sequence).ok());
+  EXPECT_THAT(Known(known), Each(ElementsAre(8, 16)));
+}
+
 TEST_F(ChunkBoundaries, WhoTakesOverAHeadTakesThemToo) {
   Track track = NewTrack(Policy("tau=0.5,recent=0"));
   Track other = NewTrack(Policy("tau=0.5,recent=0"));
