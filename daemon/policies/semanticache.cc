@@ -109,7 +109,11 @@ std::vector<Cluster> ClustersOf(const SemantiCachePolicy& cache, const LayerView
     clusters.back().kv_heads.push_back(kv_head);
   }
   for (Cluster& cluster : clusters) {
-    const LaneEntries& lane = view.lanes[cluster.kv_heads.front()];
+    // Those in sight are alike; what is out of sight may not be.
+    LaneEntries lane = view.lanes[cluster.kv_heads.front()];
+    for (const std::uint32_t kv_head : cluster.kv_heads) {
+      lane.before = std::max(lane.before, view.lanes[kv_head].before);
+    }
     TextChunks chunks = ChunksOf(lane, rules, BoundariesOf(memory, cluster.kv_heads));
     cluster.runs = RunsOf(lane, cache, leave_open, chunks, delimiters);
     cluster.entries = lane.count;

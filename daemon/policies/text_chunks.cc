@@ -5,12 +5,19 @@
 namespace tessera::policies {
 
 // Between two entries at most one boundary is kept, and one before the first of them: the first,
-// which outlives most cuts. So there are never more of them than entries in the lane, and one.
-// Those before the view stay as they are: a later policy may look at what is there again.
+// which outlives most cuts. Those before what is seen of the lane stay as they are: entries that
+// are out of sight are told apart by them, and a later policy may look at those again.
 TextChunks ChunksOf(const LaneEntries& lane, const ChunkRules& rules,
                     std::span<const std::uint64_t> boundaries) {
   TextChunks chunks;
-  auto boundary = std::ranges::upper_bound(boundaries, rules.first);
+  if (lane.count == 0) {
+    chunks.boundaries.assign(boundaries.begin(), boundaries.end());
+    return chunks;
+  }
+  // The view may begin earlier, with another lane's entries.
+  auto boundary = lane.before == 0
+                      ? boundaries.begin()
+                      : std::ranges::upper_bound(boundaries, rules.first + lane.positions.front());
   chunks.boundaries.assign(boundaries.begin(), boundary);
   // Whether there is one up to there, or behind the last entry; goes on behind it.
   const auto bounded = [&](std::uint64_t next_entry) {
@@ -24,9 +31,7 @@ TextChunks ChunksOf(const LaneEntries& lane, const ChunkRules& rules,
     return true;
   };
   bounded(0);
-  auto delimiter = lane.count == 0
-                       ? rules.delimiters.end()
-                       : std::ranges::lower_bound(rules.delimiters, lane.positions.front());
+  auto delimiter = std::ranges::lower_bound(rules.delimiters, lane.positions.front());
   std::uint64_t begin = 0;
   for (std::uint64_t i = 0; i < lane.count; ++i) {
     const std::uint64_t position = lane.positions[i];

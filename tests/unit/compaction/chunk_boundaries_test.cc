@@ -1,11 +1,13 @@
 // Where chunks of text have ended because they were full stays known with the sequence: after cuts,
 // in forks, under other policies, and in sequences that take over a head.
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "daemon/compaction/element.h"
 #include "daemon/compaction/managed_sequence.h"
 #include "daemon/policies/parse.h"
 #include "gmock/gmock.h"
@@ -17,6 +19,25 @@ namespace {
 
 using testing::Each;
 using testing::ElementsAre;
+
+// Of the first kv head all keys are alike, and of the others none.
+class SplitRows final : public cache::MadeRows {
+ public:
+  SplitRows(const shm::LaneLayout& layout, std::uint64_t first) : MadeRows(layout), from_(first) {}
+  void Make(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t first, std::uint32_t count,
+            std::byte* key, std::byte* value) const override {
+    const kernels::DenseTile tile = layout_.tile(layer);
+    std::fill_n(key, count * tile.row_bytes(), std::byte{0});
+    std::fill_n(value, count * tile.row_bytes(), std::byte{0});
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const std::uint64_t channel = kv_head == 0 ? 0 : (from_ + first + i) % tile.head_dim;
+      SetElement(key + i * tile.row_bytes(), tile.type, static_cast<std::uint32_t>(channel), 1);
+    }
+  }
+
+ private:
+  const std::uint64_t from_;
+};
 
 class ChunkBoundaries : public CompactorTest {
  protected:
@@ -36,8 +57,22 @@ class ChunkBoundaries : public CompactorTest {
     RunAll();
     ExpectTold(*told);
   }
+  void SplitPrompt(Track& track, std::uint64_t tokens) {
+    const std::uint64_t first = track.stamps.size();
+    const auto held = compactor_.Append(
+        track.sequence, {.layers = model_->layers(), .first_token = first, .until = first + tokens},
+        SplitRows(model_->layout(), first));
+    ASSERT_TRUE(held.ok()) << held.status();
+    track.stamps.resize(first + tokens);
+    CompressNow(track);
+  }
   // "position*weight" of every entry; all lanes hold the same.
   std::string Held(const Track& track) {
+    const std::vector<std::string> held = HeldByLane(track);
+    EXPECT_THAT(held, Each(held.front()));
+    return held.front();
+  }
+  std::vector<std::string> HeldByLane(const Track& track) {
     std::vector<std::string> held;
     for (const auto& lane : track.sequence->Describe(cache::Sequence::Detail::kEntries).lanes) {
       std::string& text = held.emplace_back();
@@ -46,8 +81,7 @@ class ChunkBoundaries : public CompactorTest {
                 std::to_string(static_cast<int>(lane.weights[i]));
       }
     }
-    EXPECT_THAT(held, Each(held.front()));
-    return held.front();
+    return held;
   }
   static std::vector<std::vector<std::uint64_t>> Known(const Track& track) {
     ManagedSequence::ManagedLayer& layer = ManagedSequence::Of(*track.sequence)->layer(0);
@@ -158,6 +192,21 @@ TEST_F(ChunkBoundaries, ADenseSequenceTakesTheHeadOfAnother) {
   EXPECT_TRUE(compactor_.TakeHeadOf(*plain.sequence, *known.sequence).ok());
   EXPECT_TRUE(compactor_.TakeHeadOf(*known.sequence, *plain.sequence).ok());
   EXPECT_THAT(Known(known), Each(ElementsAre(8, 16)));
+}
+
+// A lane whose entries are settled, beside one where they all wait: what tells them apart stays.
+TEST_F(ChunkBoundaries, WhatIsOutOfSightKeepsItsEnds) {
+  Track track = NewTrack(Policy("tau=0.5,recent=0"));
+  SplitPrompt(track, 32);
+  ASSERT_EQ(HeldByLane(track)[0], "0*8 8*8 16*8 24*8");
+  const std::string both =
+      "snapkv:tokens=100,window=1+semanticache:tau=0.5,delimiters=0,max_chunk=8,sink=0,recent=0";
+  ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, *policies::ParsePolicy(both)).ok());
+  SplitPrompt(track, 12);
+  EXPECT_EQ(HeldByLane(track)[0], "0*8 8*8 16*8 24*8 32*8 40*4");
+  ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, Policy("tau=0.5,recent=0")).ok());
+  CompressNow(track);
+  EXPECT_EQ(HeldByLane(track)[0], "0*8 8*8 16*8 24*8 32*8 40*4");
 }
 
 TEST_F(ChunkBoundaries, WhoTakesOverAHeadTakesThemToo) {

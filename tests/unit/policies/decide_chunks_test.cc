@@ -306,8 +306,9 @@ TEST(DecideChunks, ARefusedDecisionRemembersNothing) {
 
 TextChunks Chunked(const std::vector<std::uint64_t>& positions, std::uint64_t most,
                    const std::vector<std::uint64_t>& delimiters,
-                   const std::vector<std::uint64_t>& boundaries, std::uint64_t first = 0) {
-  return ChunksOf({.count = positions.size(), .positions = positions},
+                   const std::vector<std::uint64_t>& boundaries, std::uint64_t first = 0,
+                   std::uint64_t before = 0) {
+  return ChunksOf({.count = positions.size(), .positions = positions, .before = before},
                   {.most_entries = most, .delimiters = delimiters, .first = first}, boundaries);
 }
 EntryRun RunOf(std::uint64_t begin, std::uint64_t end) { return {.begin = begin, .end = end}; }
@@ -326,13 +327,18 @@ TEST(DecideChunks, OneBoundaryBetweenTwoEntriesIsEnough) {
   EXPECT_THAT(chunks.boundaries, ElementsAre(3, 20));
 }
 
-// They are positions of the sequence. Those of tokens that are out of sight stay as they are.
+// They are positions of the sequence. Those between entries that are out of sight stay as they are,
+// also where another lane's view begins before them.
 TEST(DecideChunks, BoundariesAreWhereTheSequenceSays) {
-  const TextChunks chunks = Chunked({0, 1, 2, 3, 4}, 3, {}, {40, 60, 101}, 100);
+  const TextChunks chunks = Chunked({0, 1, 2, 3, 4}, 3, {}, {40, 60, 101}, 100, 7);
   EXPECT_THAT(chunks.ended, ElementsAre(RunOf(0, 1), RunOf(1, 4)));
   EXPECT_EQ(chunks.open, RunOf(4, 5));
   EXPECT_THAT(chunks.boundaries, ElementsAre(40, 60, 101, 104));
-  EXPECT_THAT(Chunked({}, 3, {2}, {40}, 100).boundaries, ElementsAre(40));
+  EXPECT_THAT(Chunked({8, 9}, 3, {}, {40, 102, 104, 108, 109, 110, 112}, 100, 7).boundaries,
+              ElementsAre(40, 102, 104, 108, 109, 110));
+  EXPECT_THAT(Chunked({}, 3, {2}, {40, 60}, 100, 7).boundaries, ElementsAre(40, 60));
+  // Where nothing is out of sight, one before all of them is enough.
+  EXPECT_THAT(Chunked({8, 9}, 3, {}, {40, 102, 104}, 100).boundaries, ElementsAre(40));
 }
 
 // A delimiter ends its chunk by itself, full or not.
