@@ -10,6 +10,7 @@
 #include "daemon/compaction/seen_entries.h"
 #include "daemon/policies/keep.h"
 #include "daemon/policies/shown.h"
+#include "daemon/policies/text_chunks.h"
 
 namespace tessera::compaction {
 
@@ -298,6 +299,7 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
   }
   if (!decision.ok()) return OfLayer(decision.status());
   choice.lanes = *std::move(decision);
+  if (absl::Status status = ForgetBoundaries(*lanes, choice); !status.ok()) return status;
   if (!choice.refused.ok() || !NeedsKeyChannels(*lanes, choice.lanes)) {
     // However many they are: another budget may be set for them.
     choice.waits = !choice.refused.ok() || LeavesAllOpen(*lanes, choice);
@@ -377,6 +379,24 @@ bool LayerChooser::LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) 
   // Enough for a segment: it is packed as it is.
   return !policy.mosaic.has_value() ||
          *std::ranges::min_element(choice.decided) < policy.mosaic->segments.min_tokens;
+}
+
+// Of entries out of sight, which others may have dropped since, no more stay than tell those apart
+// that are left.
+absl::Status LayerChooser::ForgetBoundaries(const Lanes& lanes, LayerChoice& choice) const {
+  if (!policies::Merges(*options_.policy)) return absl::OkStatus();
+  std::optional<std::vector<cache::OpenRun>> all;
+  for (std::size_t head = 0; head < choice.memory.boundaries.size(); ++head) {
+    policies::ChunkEnds& ends = choice.memory.boundaries[head];
+    if (ends.size() <= lanes.entries[head].before + choice.lanes[head].kept.size() + 1) continue;
+    if (!all.has_value()) {
+      absl::StatusOr<std::vector<cache::OpenRun>> runs = options_.sequence->LookAt(layer_, true);
+      if (!runs.ok()) return runs.status();
+      all = *std::move(runs);
+    }
+    ends = policies::EnoughFor(SeenEntries((*all)[head]).view().positions, ends);
+  }
+  return absl::OkStatus();
 }
 
 // What was decided about may still be open: to packing, or because it ends where the lane does.

@@ -71,6 +71,7 @@ class LayerChooser {
   static LayerChoice About(const Lanes& lanes, const LayerState& state);
   bool NeedsKeyChannels(const Lanes& lanes, const policies::LayerDecision& decision) const;
   bool LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) const;
+  absl::Status ForgetBoundaries(const Lanes& lanes, LayerChoice& choice) const;
   bool NothingNew(const Lanes& lanes, const LayerState& state) const;
   absl::Status OfLayer(const absl::Status& why) const;
   std::uint64_t WholeSteps(std::uint64_t until, std::uint64_t end) const;

@@ -73,7 +73,7 @@ struct Cluster {
   std::vector<std::uint32_t> kv_heads;
   Runs runs;
   std::uint64_t entries = 0;
-  std::vector<std::uint64_t> boundaries;  // of each of its lanes, once this is done
+  ChunkEnds boundaries;  // of each of its lanes, once this is done
 
   std::uint64_t OutsideRuns() const {
     std::uint64_t outside = entries;
@@ -89,7 +89,7 @@ std::vector<std::uint64_t> BoundariesOf(const LayerMemory& memory,
   std::vector<std::uint64_t> all;
   if (memory.boundaries.empty()) return all;
   for (const std::uint32_t kv_head : kv_heads) {
-    const std::vector<std::uint64_t>& of_lane = memory.boundaries[kv_head];
+    const ChunkEnds& of_lane = memory.boundaries[kv_head];
     all.insert(all.end(), of_lane.begin(), of_lane.end());
   }
   std::ranges::sort(all);
@@ -117,7 +117,7 @@ std::vector<Cluster> ClustersOf(const SemantiCachePolicy& cache, const LayerView
     TextChunks chunks = ChunksOf(lane, rules, BoundariesOf(memory, cluster.kv_heads));
     cluster.runs = RunsOf(lane, cache, leave_open, chunks, delimiters);
     cluster.entries = lane.count;
-    cluster.boundaries = std::move(chunks.boundaries);
+    cluster.boundaries = ChunkEnds(std::move(chunks.boundaries));
   }
   return clusters;
 }
@@ -271,7 +271,9 @@ absl::StatusOr<LayerDecision> DecideClusters(SemantiCachePolicy cache, const Lay
   memory.boundaries.resize(view.lanes.size());
   for (const Cluster& cluster : clusters) {
     for (const std::uint32_t kv_head : cluster.kv_heads) {
-      memory.boundaries[kv_head] = cluster.boundaries;
+      // Forks may have the list that is there.
+      ChunkEnds& of_lane = memory.boundaries[kv_head];
+      if (of_lane != cluster.boundaries) of_lane = cluster.boundaries;
     }
   }
   if (cache.scope == Scope::kLayer) return LayerDecision(view.lanes.size(), decision.front());

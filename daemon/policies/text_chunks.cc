@@ -57,4 +57,16 @@ TextChunks ChunksOf(const LaneEntries& lane, const ChunkRules& rules,
   return chunks;
 }
 
+ChunkEnds EnoughFor(std::span<const std::uint64_t> positions, const ChunkEnds& boundaries) {
+  std::vector<std::uint64_t> enough;
+  auto next = positions.begin();
+  for (const std::uint64_t boundary : boundaries) {
+    // The first behind the entry before `next`.
+    if (!enough.empty() && (next == positions.end() || *next >= boundary)) continue;
+    while (next != positions.end() && *next < boundary) ++next;
+    enough.push_back(boundary);
+  }
+  return ChunkEnds(std::move(enough));
+}
+
 }  // namespace tessera::policies

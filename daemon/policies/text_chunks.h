@@ -41,5 +41,7 @@ struct ChunkRules {
 // `boundaries`: of the lane, ascending.
 TextChunks ChunksOf(const LaneEntries& lane, const ChunkRules& rules,
                     std::span<const std::uint64_t> boundaries);
+// Those that are enough to tell these entries apart.
+ChunkEnds EnoughFor(std::span<const std::uint64_t> positions, const ChunkEnds& boundaries);
 
 }  // namespace tessera::policies

@@ -36,10 +36,7 @@ std::uint64_t LayerView::StepEnd(std::uint64_t position) const {
 }
 
 void LayerMemory::CutTo(std::uint64_t tokens, std::uint64_t decided_until) {
-  // One at the cut still ends a chunk that is there whole.
-  for (std::vector<std::uint64_t>& of_lane : boundaries) {
-    of_lane.erase(std::ranges::upper_bound(of_lane, tokens), of_lane.end());
-  }
+  for (ChunkEnds& of_lane : boundaries) of_lane.CutTo(tokens);
   if (decided_until == 0) *this = {.boundaries = std::move(boundaries)};
 }
 

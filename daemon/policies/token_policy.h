@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/policies/chunk_ends.h"
 #include "daemon/policies/key_scorer.h"
 #include "kernels/format/layer_geometry.h"
 
@@ -133,11 +134,12 @@ struct LayerMemory {
   std::uint64_t capacity = 0;  // 0: not started
   // H2O: by kv head, of each entry the attention that was paid to it.
   std::vector<std::vector<float>> scores;
-  // SemantiCache: by kv head, ascending, the positions where chunks of text have ended because they
-  // were full: entries at or behind one are never merged with those before it. Empty: none is
-  // known. Of a lane about as many as it has entries, at most. What the text says is not repeated
-  // here. They are facts about the lanes: another policy of the sequence keeps them.
-  std::vector<std::vector<std::uint64_t>> boundaries;
+  // SemantiCache: by kv head where chunks of text have ended because they were full: entries at or
+  // behind such a position are never merged with those before it. Empty: none is known. What the
+  // text says is not repeated here. They are facts about the lanes: another policy of the sequence
+  // keeps them. When SemantiCache has decided, a lane has as many of them as entries, and one, at
+  // most; those of entries that others have dropped since go with its next decision.
+  std::vector<ChunkEnds> boundaries;
 
   // The sequence was cut to so many tokens, the first `decided_until` of which were decided about.
   void CutTo(std::uint64_t tokens, std::uint64_t decided_until);

@@ -83,7 +83,7 @@ class ChunkBoundaries : public CompactorTest {
     }
     return held;
   }
-  static std::vector<std::vector<std::uint64_t>> Known(const Track& track) {
+  static std::vector<policies::ChunkEnds> Known(const Track& track) {
     ManagedSequence::ManagedLayer& layer = ManagedSequence::Of(*track.sequence)->layer(0);
     MutexLock lock(layer.mutex);
     return layer.state.memory.boundaries;
@@ -121,6 +121,12 @@ TEST_F(ChunkBoundaries, AForkGoesOnFromThem) {
   EXPECT_THAT(Known(track), Each(ElementsAre(8, 16)));
   Prompt(track, 3);
   EXPECT_EQ(Held(track), "0*8 8*8 16*7");
+  // Nothing new has ended: it has what its other forks have.
+  Track another = Fork(track);
+  CompressNow(another);
+  for (std::size_t lane = 0; lane < model_->layout().kv_heads(0); ++lane) {
+    EXPECT_TRUE(Known(another)[lane].Shares(Known(track)[lane]));
+  }
 }
 
 TEST_F(ChunkBoundaries, ACutForgetsThoseBehindIt) {
@@ -207,6 +213,26 @@ TEST_F(ChunkBoundaries, WhatIsOutOfSightKeepsItsEnds) {
   ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, Policy("tau=0.5,recent=0")).ok());
   CompressNow(track);
   EXPECT_EQ(HeldByLane(track)[0], "0*8 8*8 16*8 24*8 32*8 40*4");
+}
+
+// No more are kept than tell apart what is left, in sight of the next decision or not.
+TEST_F(ChunkBoundaries, ThoseOfEntriesThatOthersHaveDroppedGo) {
+  for (const char* next : {"", "snapkv:tokens=100,window=1+"}) {
+    SCOPED_TRACE(next);
+    Track track = NewTrack(Policy("tau=0.5,recent=0"));
+    Prompt(track, 400);
+    ASSERT_THAT(Known(track), Each(testing::SizeIs(50)));
+    ASSERT_TRUE(
+        compactor_.SetPolicy(*track.sequence, *policies::ParsePolicy("streaming:sink=2,recent=3"))
+            .ok());
+    CompressNow(track);
+    ASSERT_EQ(Held(track), "0*8 8*8 376*8 384*8 392*8");
+    const std::string more = "semanticache:tau=0.5,delimiters=0,max_chunk=8,sink=0,recent=0";
+    ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, *policies::ParsePolicy(next + more)).ok());
+    Prompt(track, 20);
+    EXPECT_EQ(Held(track), "0*8 8*8 376*8 384*8 392*8 400*8 408*8 416*4");
+    EXPECT_THAT(Known(track), Each(ElementsAre(8, 16, 384, 392, 400, 408, 416)));
+  }
 }
 
 TEST_F(ChunkBoundaries, WhoTakesOverAHeadTakesThemToo) {

@@ -327,6 +327,14 @@ TEST(DecideChunks, OneBoundaryBetweenTwoEntriesIsEnough) {
   EXPECT_THAT(chunks.boundaries, ElementsAre(3, 20));
 }
 
+TEST(DecideChunks, OneBoundaryForEachGapIsEnough) {
+  const std::vector<std::uint64_t> positions = {0, 9, 10};
+  EXPECT_THAT(EnoughFor(positions, {3, 5, 9, 10, 20, 30}), ElementsAre(3, 10, 20));
+  EXPECT_THAT(EnoughFor(std::vector<std::uint64_t>{5, 9}, {1, 4, 5, 6, 9}), ElementsAre(1, 6));
+  EXPECT_THAT(EnoughFor({}, {1, 4}), ElementsAre(1));
+  EXPECT_THAT(EnoughFor(positions, {}), ElementsAre());
+}
+
 // They are positions of the sequence. Those between entries that are out of sight stay as they are,
 // also where another lane's view begins before them.
 TEST(DecideChunks, BoundariesAreWhereTheSequenceSays) {
