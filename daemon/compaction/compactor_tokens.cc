@@ -254,7 +254,11 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
       continue;  // with what has come since, or stands behind
     }
     const bool again = absl::IsAborted(status);
-    if (choice->begun && !(resumes && again)) layer.unfinished = *std::move(choice);
+    if (choice->begun && !(resumes && again)) {
+      layer.unfinished = *std::move(choice);
+    } else if (choice->begun) {
+      layer.state.memory.boundaries = choice->BoundariesNow(layer.state.memory);
+    }
     layer.interrupted = layer.unfinished.has_value();
     if (!again || ++attempt == internal::kAttempts) return status;
   }

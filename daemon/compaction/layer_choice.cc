@@ -24,6 +24,16 @@ bool LayerChoice::UntouchedAll() const {
   return true;
 }
 
+std::vector<policies::ChunkEnds> LayerChoice::BoundariesNow(
+    const policies::LayerMemory& before) const {
+  std::vector<policies::ChunkEnds> now = memory.boundaries;
+  for (std::size_t head = 0; head < now.size(); ++head) {
+    if (done[head]) continue;
+    now[head] = head < before.boundaries.size() ? before.boundaries[head] : policies::ChunkEnds();
+  }
+  return now;
+}
+
 void LayerChoice::KeepFirst(std::uint32_t kv_head, std::uint64_t count) {
   policies::LaneDecision& lane = lanes[kv_head];
   policies::LaneDecision first;

@@ -46,6 +46,9 @@ struct LayerChoice {
   // Whether a lane stays as it is.
   bool Untouched(std::uint32_t kv_head) const;
   bool UntouchedAll() const;
+  // By kv head, where chunks of text have ended in the lanes as they are: where this has not been
+  // carried out, as it was known before.
+  std::vector<policies::ChunkEnds> BoundariesNow(const policies::LayerMemory& before) const;
   // Of a lane: is about its first `count` entries alone.
   void KeepFirst(std::uint32_t kv_head, std::uint64_t count);
 };

@@ -215,9 +215,9 @@ class ManagedSequence final : public cache::Companion {
         shown = layer.state.observation;
         if (!asks_alike) shown.ForgetRows();
       }
-      // What was carried out in some lanes alone counts: in the others it would be found again.
-      layers_[i].state.memory.boundaries =
-          (layer.unfinished.has_value() ? layer.unfinished->memory : layer.state.memory).boundaries;
+      layers_[i].state.memory.boundaries = layer.unfinished.has_value()
+                                               ? layer.unfinished->BoundariesNow(layer.state.memory)
+                                               : layer.state.memory.boundaries;
       if (!policies::LearnsAlike(policy_, before.policy_) || layer.unfinished.has_value()) continue;
       layers_[i].state.TakeDecisionsOf(layer.state);
       // By this budget others would have gone, and at other times.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@ namespace {
 
 using testing::Each;
 using testing::ElementsAre;
+using testing::StartsWith;
 
 // Of the first kv head all keys are alike, and of the others none.
 class SplitRows final : public cache::MadeRows {
@@ -41,6 +43,7 @@ class SplitRows final : public cache::MadeRows {
 
 class ChunkBoundaries : public CompactorTest {
  protected:
+  ChunkBoundaries() : CompactorTest(4 << 20, 96 << 20) {}
   static policies::Policy Policy(const std::string& more) {
     absl::StatusOr<policies::Policy> policy =
         policies::ParsePolicy("semanticache:delimiters=0,max_chunk=8,sink=0," + more);
@@ -51,6 +54,29 @@ class ChunkBoundaries : public CompactorTest {
   void Prompt(Track& track, std::uint64_t tokens) {
     AppendStamps(track, Stamps(tokens, kAlike));
     CompressNow(track);
+  }
+  // With so many bytes of memory.
+  absl::Status CompressIn(std::uint64_t room, const Track& track) {
+    auto& account = const_cast<pool::Account&>(world_.tenant().account());
+    const std::uint64_t free = account.limit_bytes() - account.used_bytes();
+    auto squeezed = *account.Reserve(pool::MemoryTag::kPoolExtents, free - room);
+    std::optional<cache::Tenant::Reader> reader(world_.tenant());  // what goes is not yet free
+    const auto told = Compress(track);
+    RunAll();
+    reader.reset();
+    Collect();
+    squeezed.Reset();
+    return told->status;
+  }
+  void ShowNewest(const Track& track, std::uint64_t count) {
+    for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
+      const std::size_t row = model_->layout().tile(layer).row_bytes();
+      const std::vector<std::byte> rows(count * model_->geometry(layer).query_heads * row);
+      ShownLayer shown = {.layer = layer, .tokens = track.stamps.size()};
+      shown.last = {track.stamps.size() - count, count, rows.data()};
+      const absl::Status status = compactor_.Observe(*track.sequence, shown);
+      ASSERT_TRUE(status.ok()) << status;
+    }
   }
   void CompressNow(const Track& track) {
     const auto told = Compress(track);
@@ -233,6 +259,64 @@ TEST_F(ChunkBoundaries, ThoseOfEntriesThatOthersHaveDroppedGo) {
     EXPECT_EQ(Held(track), "0*8 8*8 376*8 384*8 392*8 400*8 408*8 416*4");
     EXPECT_THAT(Known(track), Each(ElementsAre(8, 16, 384, 392, 400, 408, 416)));
   }
+}
+
+// Of a layer's two lanes the first takes the memory that there is: the other has all its entries,
+// and its chunks end where they did.
+TEST_F(ChunkBoundaries, ALaneThatAChoiceHasNotComeToKeepsItsOwn) {
+  int between = 0;
+  for (std::uint64_t room = 1024; room < 400'000; room += 1024) {
+    SCOPED_TRACE(room);
+    Track track = NewTrack(Policy("tau=1,recent=0"));
+    Prompt(track, 40);
+    ASSERT_THAT(Known(track), Each(ElementsAre(8, 16, 24, 32, 40)));
+    ASSERT_TRUE(
+        compactor_
+            .SetPolicy(*track.sequence,
+                       *policies::ParsePolicy("snapkv:tokens=6,window=2+semanticache:"
+                                              "tau=1,delimiters=0,max_chunk=8,sink=0,recent=0"))
+            .ok());
+    ShowNewest(track, 2);
+    const absl::Status status = CompressIn(room, track);
+    const std::vector<std::string> held = HeldByLane(track);
+    ASSERT_TRUE(
+        compactor_
+            .SetPolicy(*track.sequence, *policies::ParsePolicy("semanticache:tau=0.5,delimiters=0,"
+                                                               "max_chunk=64,sink=0,recent=0"))
+            .ok());
+    CompressNow(track);
+    for (std::size_t lane = 0; lane < held.size(); ++lane) {
+      if (std::ranges::count(held[lane], '*') == 6) continue;
+      between += lane % 2 == 1 && held[lane - 1] != held[lane] ? 1 : 0;
+      EXPECT_EQ(HeldByLane(track)[lane], "0*8 8*8 16*8 24*8 32*8");
+    }
+    track.sequence->Free();
+    Collect();
+    if (status.ok()) break;
+  }
+  EXPECT_GT(between, 0);
+}
+
+// The choice fits no more, and is made anew: what its first lane has been merged by is known.
+TEST_F(ChunkBoundaries, ALaneThatADroppedChoiceCameToKeepsThem) {
+  int between = 0;
+  for (std::uint64_t room = 1024; room < 400'000; room += 1024) {
+    SCOPED_TRACE(room);
+    Track track = NewTrack(Policy("tau=0.5,recent=8"));
+    AppendStamps(track, Stamps(40, kAlike));
+    const absl::Status status = CompressIn(room, track);
+    const std::vector<std::string> held = HeldByLane(track);
+    for (std::size_t lane = 1; lane < held.size(); lane += 2) {
+      between += held[lane - 1] != held[lane] ? 1 : 0;
+    }
+    CutUnderneath(track, 39);
+    CompressNow(track);
+    EXPECT_THAT(HeldByLane(track), Each(StartsWith("0*8 8*8 16*8 24*")));
+    track.sequence->Free();
+    Collect();
+    if (status.ok()) break;
+  }
+  EXPECT_GT(between, 0);
 }
 
 TEST_F(ChunkBoundaries, WhoTakesOverAHeadTakesThemToo) {
