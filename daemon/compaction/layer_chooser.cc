@@ -56,6 +56,7 @@ struct LayerChooser::Lanes {
   std::vector<bool> channels_gone;  // those before have lost key channels, which new ones lose too
   std::uint64_t begin = 0;          // of the first entry of any lane
   std::uint64_t end = 0;            // positions are below it
+  std::uint64_t tokens = 0;         // that came before it, where there are entries
 
   // Shows only entries before this position.
   void CutAt(std::uint64_t position) {
@@ -112,6 +113,7 @@ absl::StatusOr<LayerChooser::Lanes> LayerChooser::Look(bool whole, bool wants_ke
     if (positions.empty()) continue;
     lanes.begin = lanes.end == 0 ? positions.front() : std::min(lanes.begin, positions.front());
     lanes.end = std::max(lanes.end, positions.back() + 1);
+    lanes.tokens = std::max(lanes.tokens, seen.tokens());
   }
   return lanes;
 }
@@ -259,6 +261,8 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
   absl::StatusOr<Lanes> lanes = Look(whole, ReadsKeys(policy));
   if (!lanes.ok()) return lanes.status();
   const std::uint64_t decided_until = state.decided_until;
+  // Who merges counts tokens: the last entry may stand for some behind its own.
+  if (policies::Merges(policy) && !options_.sequence->HasMoved()) lanes->end = lanes->tokens;
   // A prompt of which nothing has been shown is still to come for all that anybody but its worker
   // knows: who learns from every query would have to show those of its first part once more.
   const bool learns = policies::Continues(policy) && policies::NeedsOf(policy).decode_queries;

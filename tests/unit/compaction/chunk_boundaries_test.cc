@@ -129,6 +129,26 @@ TEST_F(ChunkBoundaries, AFullChunkIsNeverGoneOnWith) {
   EXPECT_THAT(Known(track), Each(ElementsAre(8, 16, 27, 35)));
 }
 
+// A budget is of tokens, though the last entry stands for some that are behind it; also where
+// others have dropped some.
+TEST_F(ChunkBoundaries, ABudgetThatHasBeenMetIsMet) {
+  Track track = NewTrack(Policy("budget=0.2,recent=0"));
+  Prompt(track, 16);
+  EXPECT_EQ(Held(track), "0*8 8*8");
+  CompressNow(track);
+  Prompt(track, 24);
+  ASSERT_TRUE(
+      compactor_.SetPolicy(*track.sequence, *policies::ParsePolicy("streaming:sink=1,recent=1"))
+          .ok());
+  CompressNow(track);
+  for (const char* budget : {"budget=0.15,recent=0", "budget=0.05,recent=0"}) {
+    ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, Policy(budget)).ok());
+    CompressNow(track);
+    EXPECT_EQ(Held(track), "0*8 32*8");
+    EXPECT_EQ(Compactor::DecidedOf(*track.sequence), 40u);
+  }
+}
+
 // Tokens that are decoded count, too; their chunk is left alone until it is full.
 TEST_F(ChunkBoundaries, DecodedTokensFillAChunk) {
   Track track = NewTrack(Policy("tau=0.5,recent=0"));
