@@ -27,6 +27,7 @@ struct OpenRun {
   std::uint64_t before = 0;              // entries of the lane before all of them
   std::uint64_t segments_before = 0;     // that these are in
   std::uint64_t first_position = 0;      // of the first of all of them
+  std::uint64_t tokens = 0;              // of the lane, all that have come until the last of them
   // The last segment before the plain ones that is in another form: whose strategy new rows take
   // until they get their own. Null: there is none.
   std::shared_ptr<Segment> previous;

@@ -230,6 +230,7 @@ OpenRun Sequence::OpenRunOf(std::uint32_t index, bool whole) const {
   while (layer + 1 < layout.layers() && layout.lane(layer + 1, 0) <= index) ++layer;
   OpenRun run = {.lane = index, .layer = layer, .kv_head = index - layout.lane(layer, 0)};
   run.losses = lane.losses;
+  run.tokens = lane.tail_start;
   if (whole) run.settled.assign(segments.begin(), segments.begin() + first);
   for (std::size_t i = 0; i < first && !whole; ++i) run.before += segments[i].entries;
   run.segments_before = whole ? 0 : first;

@@ -67,15 +67,15 @@ absl::Status Compactor::SetPolicyOver(cache::Sequence& sequence, ManagedSequence
   WarnOfShortSegments(sequence, policy);
   if (PolicyOf(sequence).text != policy.text && !sequence.AsItCame()) sequence.set_made_by_hand();
   const bool packs = policy.mosaic.has_value();
-  // There is nothing to do, or to know, for one that stays dense.
   const bool idle = policy.dense() && !policy.selection.has_value();
-  std::shared_ptr<ManagedSequence> managed;
-  if (!idle) managed = std::make_shared<ManagedSequence>(std::move(policy), sequence.model());
-  if (managed != nullptr && before != nullptr) {
+  auto managed = std::make_shared<ManagedSequence>(std::move(policy), sequence.model());
+  if (before != nullptr) {
     managed->Follow(*before, sequence);
-  } else if (managed != nullptr) {
+  } else {
     managed->TakeAsPrompt(sequence.Describe(/*lanes=*/false).tokens, sequence.step_begin());
   }
+  // There is nothing to do for one that stays dense.
+  if (idle && !managed->KnowsChunks()) managed = nullptr;
   sequence.set_companion(std::move(managed));
   // Nothing would come back to what waits for a strategy: its form is final then.
   if (!packs) sequence.DropRawRows();
@@ -201,56 +201,6 @@ absl::Status Compactor::TruncateUnmanaged(cache::Sequence& sequence, std::uint64
     held = std::max(held, sequence.TokensOfLayer(layer).value_or(0));
   }
   now->CutTo(sequence, held, pause);
-  return absl::OkStatus();
-}
-
-// Jobs for it wait meanwhile: a seal that was answered ABORTED would be lost.
-absl::Status Compactor::TakeHeadOf(cache::Sequence& sequence, const cache::Sequence& other) {
-  for (;;) {
-    const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
-    const std::shared_ptr<ManagedSequence> theirs = ManagedSequence::Of(other);
-    if (managed == nullptr && theirs == nullptr) return sequence.TakeHeadOf(other).status();
-    if (absl::Status status = MayTakeHead(sequence, other); !status.ok()) return status;
-    if (managed == nullptr || theirs == nullptr) continue;  // another policy by now
-    absl::StatusOr<cache::Sequence::HeadTaken> taken = absl::UnknownError("not asked");
-    {
-      const ManagedSequence::Pause pause(*managed);
-      if (ManagedSequence::Of(sequence) != managed) continue;  // another policy by now
-      const ManagedSequence::LanesHeld lanes(*managed);
-      taken = sequence.TakeHeadOf(other);
-      // Where it holds tokens behind them, every token has stayed, and it knows more of them. What
-      // is learnt of a lane is made anew where its run is another.
-      if (taken.ok() && *taken == cache::Sequence::HeadTaken::kAll) {
-        // A head takes no head itself, so that nobody waits the other way round.
-        const ManagedSequence::Pause their_pause(*theirs);
-        if (ManagedSequence::Of(other) == theirs) {
-          managed->TakeDecisionsOf(*theirs, pause, their_pause);
-        }
-      }
-    }
-    for (std::uint32_t lane = 0; lane < sequence.model().lanes(); ++lane) {
-      LaneFree(sequence.shared_from_this(), *managed, lane);
-    }
-    return taken.status();
-  }
-}
-
-// Where both are under one policy, and what that has decided is done in all lanes.
-absl::Status Compactor::MayTakeHead(const cache::Sequence& sequence, const cache::Sequence& other) {
-  const policies::Policy own = PolicyOf(sequence);
-  const policies::Policy theirs = PolicyOf(other);
-  if (own.text != theirs.text) {
-    return absl::FailedPreconditionError(Concat(sequence.id().ToString(), " is under policy ",
-                                                Quoted(own.text), ", ", other.id().ToString(),
-                                                " under ", Quoted(theirs.text)));
-  }
-  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(other);
-  for (std::uint32_t layer = 0; layer < other.model().layers(); ++layer) {
-    if (managed == nullptr || !managed->Interrupted(layer)) continue;
-    return absl::FailedPreconditionError(Concat("a choice for layer ", layer, " of ",
-                                                other.id().ToString(),
-                                                " has been carried out in some of its lanes"));
-  }
   return absl::OkStatus();
 }
 

@@ -34,8 +34,8 @@ absl::Status AsksForNothing(const cache::Sequence& sequence, const Policy& polic
 void Forget(const Policy& policy, const LayerChoice& choice, Observation& observation) {
   if (!choice.waits) return observation.ForgetBefore(choice.until);
   const policies::Needs needs = policies::NeedsOf(policy);
-  if (policy.key_channels.has_value() || needs.norm_share > 0 || needs.attention_sums) return;
-  observation.ForgetBefore(choice.until);
+  if (needs.norm_share > 0 || needs.attention_sums) return;
+  if (!policy.key_channels.has_value()) observation.ForgetBefore(choice.until);
   if (needs.decode_queries) return;
   const std::uint64_t newest = std::max<std::uint64_t>(
       needs.last_queries,
@@ -247,13 +247,18 @@ absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& manag
         const bool chose = !choice->UntouchedAll() || !choice->memory.scores.empty();
         if (chose) layer.state.chosen_until = choice->until;
         layer.state.looked_until = std::max(layer.state.looked_until.load(), choice->end);
+        layer.state.refused = choice->refused;
         Forget(managed.policy(), *choice, layer.state.observation);
       }
-      if (!resumes && !choice->aligns) return status;
+      if (!resumes && !choice->aligns) return choice->refused;
       continue;  // with what has come since, or stands behind
     }
     const bool again = absl::IsAborted(status);
-    if (choice->begun && !(resumes && again)) layer.unfinished = *std::move(choice);
+    if (choice->begun && !(resumes && again)) {
+      layer.unfinished = *std::move(choice);
+    } else if (choice->begun) {
+      layer.state.memory.boundaries = choice->BoundariesNow(layer.state.memory);
+    }
     layer.interrupted = layer.unfinished.has_value();
     if (!again || ++attempt == internal::kAttempts) return status;
   }
@@ -314,6 +319,7 @@ absl::Status Compactor::Refit(const cache::Sequence& sequence, ManagedSequence& 
 
 absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& managed,
                                  std::uint32_t layer, LayerChoice& choice) {
+  if (!choice.refused.ok()) return absl::OkStatus();  // nothing is done
   const Policy& policy = managed.policy();
   const shm::LaneLayout& layout = sequence.model().layout();
   // Packed, rows of one lane might wait no more, and those of the next might.

@@ -10,6 +10,7 @@
 #include "daemon/compaction/seen_entries.h"
 #include "daemon/policies/keep.h"
 #include "daemon/policies/shown.h"
+#include "daemon/policies/text_chunks.h"
 
 namespace tessera::compaction {
 
@@ -35,10 +36,6 @@ std::uint64_t ShownUntil(std::span<const policies::HeadQueries> queries, std::ui
   return until;
 }
 
-}  // namespace
-
-namespace {
-
 // Queries by norm of these count, where tokens from `begin` on are looked at: what was decoded
 // before a prompt says little of what that asks for, and may be settled at any time.
 std::uint64_t FirstOfPrompts(std::span<const policies::TokenSpan> prompts, std::uint64_t begin) {
@@ -46,21 +43,6 @@ std::uint64_t FirstOfPrompts(std::span<const policies::TokenSpan> prompts, std::
     if (prompt.end > begin) return std::max(prompt.begin, begin);
   }
   return begin;
-}
-
-// What is decided about the first `count` entries.
-void KeepFirst(std::uint64_t count, policies::LaneDecision& lane) {
-  policies::LaneDecision first;
-  for (std::size_t i = 0; i < lane.kept.size() && lane.kept[i] < count; ++i) {
-    first.kept.push_back(lane.kept[i]);
-    if (!lane.merges()) continue;
-    if (first.begins.empty()) first.begins.push_back(0);
-    for (std::uint32_t m = lane.begins[i]; m < lane.begins[i + 1]; ++m) {
-      if (lane.members[m] < count) first.members.push_back(lane.members[m]);
-    }
-    first.begins.push_back(static_cast<std::uint32_t>(first.members.size()));
-  }
-  lane = std::move(first);
 }
 
 }  // namespace
@@ -74,6 +56,7 @@ struct LayerChooser::Lanes {
   std::vector<bool> channels_gone;  // those before have lost key channels, which new ones lose too
   std::uint64_t begin = 0;          // of the first entry of any lane
   std::uint64_t end = 0;            // positions are below it
+  std::uint64_t tokens = 0;         // that came before it, where there are entries
 
   // Shows only entries before this position.
   void CutAt(std::uint64_t position) {
@@ -100,25 +83,6 @@ struct LayerChooser::Lanes {
     return first;
   }
 };
-
-void LayerChoice::CutTo(std::uint64_t tokens) {
-  cut_at = std::min(cut_at, tokens);
-  end = std::min(end, tokens);
-  until = std::min(until, tokens);
-  if (until == 0) memory = {};
-}
-
-bool LayerChoice::Untouched(std::uint32_t kv_head) const {
-  const policies::LaneDecision& lane = lanes[kv_head];
-  return !lane.merges() && lane.kept.size() == decided[kv_head];
-}
-
-bool LayerChoice::UntouchedAll() const {
-  for (std::uint32_t head = 0; head < lanes.size(); ++head) {
-    if (!Untouched(head)) return false;
-  }
-  return true;
-}
 
 LayerChooser::LayerChooser(const Options& options, std::uint32_t layer)
     : options_(options), layer_(layer) {}
@@ -149,6 +113,7 @@ absl::StatusOr<LayerChooser::Lanes> LayerChooser::Look(bool whole, bool wants_ke
     if (positions.empty()) continue;
     lanes.begin = lanes.end == 0 ? positions.front() : std::min(lanes.begin, positions.front());
     lanes.end = std::max(lanes.end, positions.back() + 1);
+    lanes.tokens = std::max(lanes.tokens, seen.tokens());
   }
   return lanes;
 }
@@ -296,6 +261,8 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
   absl::StatusOr<Lanes> lanes = Look(whole, ReadsKeys(policy));
   if (!lanes.ok()) return lanes.status();
   const std::uint64_t decided_until = state.decided_until;
+  // Who merges counts tokens: the last entry may stand for some behind its own.
+  if (policies::Merges(policy) && !options_.sequence->HasMoved()) lanes->end = lanes->tokens;
   // A prompt of which nothing has been shown is still to come for all that anybody but its worker
   // knows: who learns from every query would have to show those of its first part once more.
   const bool learns = policies::Continues(policy) && policies::NeedsOf(policy).decode_queries;
@@ -330,11 +297,21 @@ absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const 
       : advances ? policies::Advance(policy, shown.view(), lanes->CountsBefore(decided_until),
                                      choice.memory)
                  : policies::Decide(policy, shown.view(), choice.memory);
+  if (policies::LeavesWhole(decision.status())) {
+    choice.refused = OfLayer(decision.status());
+    decision = policies::KeepAll(shown.view());
+  }
   if (!decision.ok()) return OfLayer(decision.status());
   choice.lanes = *std::move(decision);
-  if (!NeedsKeyChannels(*lanes, choice.lanes)) {
-    choice.waits = LeavesAllOpen(*lanes, choice);
-    if (choice.waits && choice.UntouchedAll()) choice.until = decided_until;
+  if (absl::Status status = ForgetBoundaries(*lanes, choice); !status.ok()) return status;
+  if (!choice.refused.ok() || !NeedsKeyChannels(*lanes, choice.lanes)) {
+    // However many they are: another budget may be set for them.
+    choice.waits = !choice.refused.ok() || LeavesAllOpen(*lanes, choice);
+    // Nothing is done: what was found out about these rows is not remembered.
+    if (choice.waits && choice.UntouchedAll()) {
+      choice.until = decided_until;
+      choice.memory = state.memory;
+    }
     return choice;
   }
   absl::StatusOr<policies::ChannelDecision> channels =
@@ -408,6 +385,24 @@ bool LayerChooser::LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) 
          *std::ranges::min_element(choice.decided) < policy.mosaic->segments.min_tokens;
 }
 
+// Of entries out of sight, which others may have dropped since, no more stay than tell those apart
+// that are left.
+absl::Status LayerChooser::ForgetBoundaries(const Lanes& lanes, LayerChoice& choice) const {
+  if (!policies::Merges(*options_.policy)) return absl::OkStatus();
+  std::optional<std::vector<cache::OpenRun>> all;
+  for (std::size_t head = 0; head < choice.memory.boundaries.size(); ++head) {
+    policies::ChunkEnds& ends = choice.memory.boundaries[head];
+    if (ends.size() <= lanes.entries[head].before + choice.lanes[head].kept.size() + 1) continue;
+    if (!all.has_value()) {
+      absl::StatusOr<std::vector<cache::OpenRun>> runs = options_.sequence->LookAt(layer_, true);
+      if (!runs.ok()) return runs.status();
+      all = *std::move(runs);
+    }
+    ends = policies::EnoughFor(SeenEntries((*all)[head]).view().positions, ends);
+  }
+  return absl::OkStatus();
+}
+
 // What was decided about may still be open: to packing, or because it ends where the lane does.
 bool LayerChooser::NothingNew(const Lanes& lanes, const LayerState& state) const {
   return !ChoosesFromAll(*options_.policy) && state.decided_until > 0 &&
@@ -458,7 +453,10 @@ absl::StatusOr<LayerChoice> LayerChooser::TakeOver(std::uint32_t decides, const 
   if (decided) lanes->CutAt(until);
   LayerChoice choice = About(*lanes, state);
   choice.waits = !decided;
-  if (!decided) choice.until = state.decided_until;
+  if (!decided) {
+    choice.until = state.decided_until;
+    choice.refused = theirs.refused;
+  }
   for (std::uint32_t head = 0; head < lanes->entries.size(); ++head) {
     const SeenEntries seen((*runs)[head]);
     const std::span<const std::uint64_t> stay = seen.view().positions;
@@ -478,12 +476,12 @@ absl::Status LayerChooser::Refit(LayerChoice& choice) const {
   if (!lanes.ok()) return lanes.status();
   const std::vector<std::uint64_t> left = lanes->CountsBefore(choice.cut_at);
   const std::vector<std::uint64_t> first = lanes->FirstPositions();
-  for (std::size_t head = 0; head < choice.lanes.size(); ++head) {
+  for (std::uint32_t head = 0; head < choice.lanes.size(); ++head) {
     if (choice.done[head]) continue;
     // All that it was about may have gone; what is there now came since.
     const bool gone = choice.first_positions[head] >= choice.cut_at;
     choice.decided[head] = gone ? 0 : std::min(choice.decided[head], left[head]);
-    KeepFirst(choice.decided[head], choice.lanes[head]);
+    choice.KeepFirst(head, choice.decided[head]);
     if (choice.decided[head] == 0) {
       choice.first_positions[head] = first[head];
     } else if (choice.first_positions[head] != first[head]) {

@@ -4,56 +4,20 @@
 // Without a lock of the sequence: rows that are looked at stay as they are while they are held.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
-#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/cache/sequence.h"
+#include "daemon/compaction/layer_choice.h"
 #include "daemon/compaction/layer_state.h"
 #include "daemon/compaction/open_step.h"
-#include "daemon/policies/key_channels.h"
 #include "daemon/policies/policy.h"
 #include "daemon/policies/token_policy.h"
 
 namespace tessera::compaction {
-
-// What is to be done. Entries are counted from the first of the run that was looked at.
-struct LayerChoice {
-  policies::LayerDecision lanes;  // by kv head
-  // By kv head: the channels of keys that stay. Empty: where channels go, those that went before.
-  policies::ChannelDecision key_channels;
-  std::vector<std::uint64_t> decided;          // entries of each lane that this is about
-  std::vector<std::uint64_t> first_positions;  // of these
-  std::vector<std::uint64_t> losses;           // of each lane, when it was looked at
-  std::vector<bool> done;                      // of each lane, whether nothing is left to be done
-  policies::LayerMemory memory;                // of the layer once it is done
-  std::uint64_t end = 0;                       // behind the last position of any lane
-  std::uint64_t until = 0;                     // tokens before it have been decided about then
-  bool continued = false;  // a decision about the whole lane, made before, goes on
-  // Only of one that has begun: of the tokens at or behind it the other lanes have lost all, or
-  // have others now.
-  std::uint64_t cut_at = kNotCut;
-  // Nothing has come since the last one.
-  bool idle = false;
-  // There was too little to decide about: the next prompt's end decides about all of it, and wants
-  // these tokens' queries, too.
-  bool waits = false;
-  // Of tokens that stay because they were decoded, and need not wait to be packed, or because they
-  // wait in some lanes alone. No prompt's end.
-  bool keeps = false;
-  // Another one is to follow, about what waits behind these.
-  bool aligns = false;
-  bool begun = false;  // it has been carried out in some lanes
-
-  static constexpr std::uint64_t kNotCut = ~std::uint64_t{0};
-  // The sequence was cut to so many tokens.
-  void CutTo(std::uint64_t tokens);
-  // Whether a lane stays as it is.
-  bool Untouched(std::uint32_t kv_head) const;
-  bool UntouchedAll() const;
-};
 
 // Whether a choice is about all of a lane, and not only about what waits in it.
 bool ChoosesFromAll(const policies::Policy& policy);
@@ -107,6 +71,7 @@ class LayerChooser {
   static LayerChoice About(const Lanes& lanes, const LayerState& state);
   bool NeedsKeyChannels(const Lanes& lanes, const policies::LayerDecision& decision) const;
   bool LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) const;
+  absl::Status ForgetBoundaries(const Lanes& lanes, LayerChoice& choice) const;
   bool NothingNew(const Lanes& lanes, const LayerState& state) const;
   absl::Status OfLayer(const absl::Status& why) const;
   std::uint64_t WholeSteps(std::uint64_t until, std::uint64_t end) const;

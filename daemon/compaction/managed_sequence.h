@@ -42,7 +42,7 @@ class ManagedSequence final : public cache::Companion {
     LaneState state TESSERA_GUARDED_BY(work->mutex);
   };
 
-  // Of policies that choose.
+  // Under a policy that chooses nothing it is known where chunks of text have ended, and no more.
   struct ManagedLayer {
     Mutex mutex;  // held by the job that chooses; before those of its lanes
     LayerState state TESSERA_GUARDED_BY(mutex);
@@ -56,9 +56,7 @@ class ManagedSequence final : public cache::Companion {
   };
 
   ManagedSequence(policies::Policy policy, const cache::Model& model)
-      : policy_(std::move(policy)),
-        lanes_(model.lanes()),
-        layers_(policy_.chooses() ? model.layers() : 0) {}
+      : policy_(std::move(policy)), lanes_(model.lanes()), layers_(model.layers()) {}
   // While it is held nothing is chosen in any layer, and nothing that was chosen is carried out in
   // some lanes of a layer, and in others not yet; nobody else pauses it, to set a policy, say.
   class Pause {
@@ -136,9 +134,7 @@ class ManagedSequence final : public cache::Companion {
   ManagedLayer& layer(std::uint32_t index) { return layers_[index]; }
 
   // Whether a choice for the layer waits to be finished.
-  bool Interrupted(std::uint32_t layer) const {
-    return !layers_.empty() && layers_[layer].interrupted;
-  }
+  bool Interrupted(std::uint32_t layer) const { return layers_[layer].interrupted; }
 
   // What the strategy before loses of the newest tiles of a lane; 0 where none wait for their own,
   // or none has come since a fork or another policy.
@@ -147,7 +143,7 @@ class ManagedSequence final : public cache::Companion {
   }
   // The tokens that every layer has chosen among.
   std::uint64_t decided_until() const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
-    std::uint64_t until = layers_.empty() ? 0 : ~std::uint64_t{0};
+    std::uint64_t until = ~std::uint64_t{0};
     for (const ManagedLayer& layer : layers_) {
       until = std::min(until, layer.state.decided_until.load());
     }
@@ -166,6 +162,7 @@ class ManagedSequence final : public cache::Companion {
 
   std::vector<std::uint64_t> decided_by_layer() const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
     std::vector<std::uint64_t> until;
+    if (!policy_.chooses()) return until;
     for (const ManagedLayer& layer : layers_) until.push_back(layer.state.decided_until.load());
     return until;
   }
@@ -192,7 +189,7 @@ class ManagedSequence final : public cache::Companion {
   // them is what was decided there, in all lanes. What was shown, or waits to be done, is its own.
   void TakeDecisionsOf(ManagedSequence& other, const Pause&,
                        const Pause& /*other*/) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
-    TESSERA_CHECK(layers_.size() == other.layers_.size(), "both have one policy");
+    TESSERA_CHECK(policy_.text == other.policy_.text, "both have one policy");
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       const std::uint64_t before = layers_[i].state.decided_until;
       layers_[i].state.TakeDecisionsOf(other.layers_[i].state);
@@ -203,20 +200,24 @@ class ManagedSequence final : public cache::Companion {
       layers_[i].interrupted = false;
     }
   }
-  // The same sequence under another policy, before anybody sees it: its text, where its prompts
-  // are, and what waits to be done are what they were. So is what was shown, if this one asks for
-  // the same; else it stays known that somebody has shown something. One that learns from every
-  // query goes on from what another budget of the same system has learned, of queries that nobody
-  // has any more. `before` is paused.
+  // The same sequence under another policy, before anybody sees it: its text, where chunks of that
+  // have ended, where its prompts are, and what waits to be done are what they were. So is what was
+  // shown, if this one asks for the same; else it stays known that somebody has shown something.
+  // One that learns from every query goes on from what another budget of the same system has
+  // learned, of queries that nobody has any more. `before` is paused.
   void Follow(const ManagedSequence& before,
               cache::Sequence& sequence) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
-    const std::size_t alike = std::min(layers_.size(), before.layers_.size());
     const bool asks_alike = policies::NeedsOf(policy_) == policies::NeedsOf(before.policy_);
-    for (std::size_t i = 0; i < alike; ++i) {
-      Observation& shown = layers_[i].state.observation;
-      shown = before.layers_[i].state.observation;
-      if (!asks_alike) shown.ForgetRows();
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
       const ManagedLayer& layer = before.layers_[i];
+      if (policy_.chooses()) {
+        Observation& shown = layers_[i].state.observation;
+        shown = layer.state.observation;
+        if (!asks_alike) shown.ForgetRows();
+      }
+      layers_[i].state.memory.boundaries = layer.unfinished.has_value()
+                                               ? layer.unfinished->BoundariesNow(layer.state.memory)
+                                               : layer.state.memory.boundaries;
       if (!policies::LearnsAlike(policy_, before.policy_) || layer.unfinished.has_value()) continue;
       layers_[i].state.TakeDecisionsOf(layer.state);
       // By this budget others would have gone, and at other times.
@@ -229,6 +230,13 @@ class ManagedSequence final : public cache::Companion {
     MutexLock lock(text_mutex_);
     text_ = std::move(text);
     for (const policies::TokenSpan& prompt : prompts) prompts_.Add(prompt.begin, prompt.end);
+  }
+  // Whether it is known that chunks of text have ended. Nobody else has it.
+  bool KnowsChunks() const TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+    return std::ranges::any_of(layers_, [](const ManagedLayer& layer) {
+      return std::ranges::any_of(layer.state.memory.boundaries,
+                                 [](const auto& of_lane) { return !of_lane.empty(); });
+    });
   }
   // By token, as far as ids were shown.
   std::vector<policies::TextMark> text() const {

@@ -2,7 +2,7 @@
 
 namespace tessera::compaction {
 
-SeenEntries::SeenEntries(const cache::OpenRun& run) : before_(run.before) {
+SeenEntries::SeenEntries(const cache::OpenRun& run) : before_(run.before), tokens_(run.tokens) {
   positions_.reserve(run.settled_entries() + run.provisional_entries() + run.plain_entries());
   for (const std::vector<cache::HeldSegment>* segments :
        {&run.settled, &run.provisional, &run.plain}) {

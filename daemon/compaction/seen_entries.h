@@ -20,6 +20,7 @@ class SeenEntries {
             .weights = weights_,
             .before = before_};
   }
+  std::uint64_t tokens() const { return tokens_; }  // of the lane, until the last of them
 
  private:
   void Add(const cache::HeldSegment& held);
@@ -27,6 +28,7 @@ class SeenEntries {
   std::vector<std::uint64_t> positions_;
   std::vector<float> weights_;  // empty: 1
   std::uint64_t before_;
+  std::uint64_t tokens_;
 };
 
 }  // namespace tessera::compaction

@@ -166,9 +166,14 @@ LaneDecision DecideLane(const ChunkKvPolicy& chunk, const LaneEntries& lane, std
 }
 
 absl::StatusOr<LayerDecision> DecideChunks(const ChunkKvPolicy& chunk, const LayerView& view) {
-  const std::uint64_t entries =  // of mode paper
-      chunk.kvpress ? 0 : EntriesOf(chunk.budget, view, chunk.window);
-  if (NothingGoes(view, std::max<std::uint64_t>(entries, chunk.window))) return KeepAll(view);
+  if (NothingGoes(view, chunk.window)) return KeepAll(view);
+  std::uint64_t entries = 0;  // of mode paper
+  if (!chunk.kvpress) {
+    const auto budget = EntriesOf(kChunkKvName, chunk.budget, view, chunk.window);
+    if (!budget.ok()) return budget.status();
+    entries = *budget;
+  }
+  if (NothingGoes(view, entries)) return KeepAll(view);
   const bool per_layer = chunk.scope == Scope::kLayer;
   if (per_layer) {
     if (absl::Status status = CheckEqualLanes(kChunkKvName, view); !status.ok()) return status;

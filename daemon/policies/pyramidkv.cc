@@ -1,5 +1,4 @@
 // PyramidKV: SnapKV with more entries in the first layers and fewer in the last.
-#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -18,7 +17,8 @@ constexpr Option RoundedBudgetOption() {
   Option option = kBudgetOption;
   option.help =
       "Of the tokens since the last compression so many stay on average over the layers, rounded "
-      "(halves to even); all where that is less than the window; not beside tokens";
+      "(halves to even); refused where that is less than the window and there are more tokens than "
+      "that; not beside tokens";
   return option;
 }
 
@@ -65,7 +65,12 @@ double MeanOf(const PyramidKvPolicy& pyramid, const LayerView& view) {
                                     : pyramid.budget.share * static_cast<double>(view.tokens);
 }
 
-// kvpress's rule, with its round(), which goes to even: n_l = max - l (max - min) / (layers - 1),
+// kvpress's round().
+std::uint64_t HalvesToEven(double entries) {
+  return static_cast<std::uint64_t>(std::rint(entries));
+}
+
+// kvpress's rule, with its round(): n_l = max - l (max - min) / (layers - 1),
 // the window included, so that the mean over layers is the budget; every layer the budget itself
 // where that would give some layer less than its window or more than there is.
 std::uint64_t EntriesOfLayer(const PyramidKvPolicy& pyramid, const LayerView& view) {
@@ -80,17 +85,21 @@ std::uint64_t EntriesOfLayer(const PyramidKvPolicy& pyramid, const LayerView& vi
   }
   const bool sloped = tokens >= most && most >= least && least >= window && view.layers > 1;
   const double slope = sloped ? (most - least) / (view.layers - 1) : 0;
-  return static_cast<std::uint64_t>(std::rint(sloped ? most - view.layer * slope : budget));
+  return HalvesToEven(sloped ? most - view.layer * slope : budget);
 }
 
 absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const LayerView& view,
                                           LayerMemory&) {
   const auto& pyramid = std::get<PyramidKvPolicy>(tokens);
   const std::uint64_t window = pyramid.scoring.window;
-  const auto mean = static_cast<std::uint64_t>(std::rint(MeanOf(pyramid, view)));
-  if (mean < window || mean >= view.tokens) return KeepAll(view);
+  if (NothingGoes(view, window)) return KeepAll(view);
+  // Every layer has its window as soon as the mean has: where the pyramid would give some layer
+  // less, all have the mean.
+  const auto mean = EntriesOf(kName, pyramid.budget, view, window, HalvesToEven);
+  if (!mean.ok()) return mean.status();
+  if (*mean >= view.tokens) return KeepAll(view);
   const std::uint64_t entries = EntriesOfLayer(pyramid, view);
-  if (NothingGoes(view, std::max(entries, window))) return KeepAll(view);
+  if (NothingGoes(view, entries)) return KeepAll(view);
   const auto scores = WindowScores(kName, view, pyramid.scoring);
   if (!scores.ok()) return scores.status();
   LayerDecision decision;

@@ -11,6 +11,7 @@
 #include "daemon/policies/keep.h"
 #include "daemon/policies/rows.h"
 #include "daemon/policies/shown.h"
+#include "daemon/policies/text_chunks.h"
 #include "daemon/policies/token_budget.h"
 #include "daemon/policies/token_system.h"
 #include "daemon/policies/window_scores.h"
@@ -23,66 +24,46 @@ constexpr std::string_view kSemantiCacheName = "semanticache";
 
 // ---- the decision about a layer
 
-// Which chunk of text each token belongs to. Chunks end behind a delimiter, where the policy looks
-// at those, and after max_chunk tokens: counted in tokens, not in entries, so that the same cuts
-// are found again when a prompt is followed by another and its entries have become fewer. Nothing
-// is ever merged across one.
-class Chunks {
- public:
-  Chunks(const LayerView& view, const SemantiCachePolicy& cache)
-      : text_(cache.delimiters ? view.text : std::span<const TextMark>()) {
-    std::uint32_t chunk = 0;
-    std::uint64_t begin = 0;
-    of_.reserve(view.tokens + 1);
-    for (std::uint64_t token = 0; token <= view.tokens; ++token) {
-      if (token != begin && (token - begin) % cache.max_chunk == 0) ++chunk;
-      of_.push_back(chunk);
-      if (!IsDelimiter(token)) continue;
-      ++chunk;
-      begin = token + 1;
-    }
+bool IsDelimiter(std::span<const TextMark> text, std::uint64_t token) {
+  return token < text.size() && text[token] == TextMark::kDelimiter;
+}
+
+// What chunks are made by; empty where the policy does not look at delimiters.
+std::vector<std::uint64_t> DelimitersOf(const SemantiCachePolicy& cache, const LayerView& view) {
+  std::vector<std::uint64_t> delimiters;
+  for (std::uint64_t token = 0; cache.delimiters && token < view.tokens; ++token) {
+    if (IsDelimiter(view.text, token)) delimiters.push_back(token);
   }
-
-  bool IsDelimiter(std::uint64_t token) const {
-    return token < text_.size() && text_[token] == TextMark::kDelimiter;
-  }
-  std::uint32_t Of(std::uint64_t token) const { return of_[token]; }
-  // The one that the next token would belong to.
-  std::uint32_t Open() const { return of_.back(); }
-
- private:
-  const std::span<const TextMark> text_;
-  std::vector<std::uint32_t> of_;
-};
-
-struct Run {
-  std::uint64_t begin;
-  std::uint64_t end;
-};
+  return delimiters;
+}
 
 struct Runs {
-  std::vector<Run> of;
+  std::vector<EntryRun> of;
   std::uint64_t open = 0;  // entries behind them that their chunk's end may merge
 };
 
 // Entries of a lane that may be merged: of one chunk, without its delimiter, the sinks and the
 // newest. Sinks and newest are counted in entries.
 Runs RunsOf(const LaneEntries& lane, const SemantiCachePolicy& cache, bool leave_open,
-            const Chunks& chunks) {
+            const TextChunks& chunks, std::span<const std::uint64_t> delimiters) {
   Runs runs;
-  const std::uint64_t end = lane.count - std::min(lane.count, cache.recent);
-  std::uint64_t last_chunk = ~std::uint64_t{0};
-  for (std::uint64_t i = std::min(lane.count, cache.sink); i < end; ++i) {
-    const std::uint64_t position = lane.positions[i];
-    const std::uint32_t chunk = chunks.Of(position);
-    if (chunks.IsDelimiter(position)) continue;
-    if (leave_open && chunk == chunks.Open()) {
-      runs.open = end - i;
-      break;
-    }
-    if (chunk != last_chunk) runs.of.push_back({.begin = i, .end = i});
-    runs.of.back().end = i + 1;
-    last_chunk = chunk;
+  const std::uint64_t most = lane.count - std::min(lane.count, cache.recent);
+  const auto inside = [&](const EntryRun& chunk) {
+    EntryRun run = {.begin = std::max(chunk.begin, cache.sink), .end = std::min(chunk.end, most)};
+    run.end = std::max(run.begin, run.end);
+    return run;
+  };
+  for (EntryRun chunk : chunks.ended) {
+    // A delimiter is its chunk's last entry.
+    if (std::ranges::binary_search(delimiters, lane.positions[chunk.end - 1])) --chunk.end;
+    const EntryRun run = inside(chunk);
+    if (run.begin < run.end) runs.of.push_back(run);
+  }
+  const EntryRun open = inside(chunks.open);
+  if (leave_open) {
+    runs.open = open.end - open.begin;
+  } else if (open.begin < open.end) {
+    runs.of.push_back(open);
   }
   return runs;
 }
@@ -92,25 +73,51 @@ struct Cluster {
   std::vector<std::uint32_t> kv_heads;
   Runs runs;
   std::uint64_t entries = 0;
+  ChunkEnds boundaries;  // of each of its lanes, once this is done
 
   std::uint64_t OutsideRuns() const {
     std::uint64_t outside = entries;
-    for (const Run& run : runs.of) outside -= run.end - run.begin;
+    for (const EntryRun& run : runs.of) outside -= run.end - run.begin;
     return outside;
   }
 };
 
-std::vector<Cluster> ClustersOf(const SemantiCachePolicy& cache, const LayerView& view) {
-  const Chunks chunks(view, cache);
+// What is remembered of these lanes, together: under scope=layer all have one list, but for what a
+// policy before has left.
+std::vector<std::uint64_t> BoundariesOf(const LayerMemory& memory,
+                                        std::span<const std::uint32_t> kv_heads) {
+  std::vector<std::uint64_t> all;
+  if (memory.boundaries.empty()) return all;
+  for (const std::uint32_t kv_head : kv_heads) {
+    const ChunkEnds& of_lane = memory.boundaries[kv_head];
+    all.insert(all.end(), of_lane.begin(), of_lane.end());
+  }
+  std::ranges::sort(all);
+  all.erase(std::ranges::unique(all).begin(), all.end());
+  return all;
+}
+
+std::vector<Cluster> ClustersOf(const SemantiCachePolicy& cache, const LayerView& view,
+                                const LayerMemory& memory) {
+  const std::vector<std::uint64_t> delimiters = DelimitersOf(cache, view);
+  const ChunkRules rules = {
+      .most_entries = cache.max_chunk, .delimiters = delimiters, .first = view.first};
   const bool leave_open = cache.leave_open || view.decoded() > 0;
   std::vector<Cluster> clusters;
   for (std::uint32_t kv_head = 0; kv_head < view.lanes.size(); ++kv_head) {
-    const LaneEntries& lane = view.lanes[kv_head];
-    if (clusters.empty() || cache.scope == Scope::kHead) {
-      clusters.push_back(
-          {.kv_heads = {}, .runs = RunsOf(lane, cache, leave_open, chunks), .entries = lane.count});
-    }
+    if (clusters.empty() || cache.scope == Scope::kHead) clusters.emplace_back();
     clusters.back().kv_heads.push_back(kv_head);
+  }
+  for (Cluster& cluster : clusters) {
+    // Those in sight are alike; what is out of sight may not be.
+    LaneEntries lane = view.lanes[cluster.kv_heads.front()];
+    for (const std::uint32_t kv_head : cluster.kv_heads) {
+      lane.before = std::max(lane.before, view.lanes[kv_head].before);
+    }
+    TextChunks chunks = ChunksOf(lane, rules, BoundariesOf(memory, cluster.kv_heads));
+    cluster.runs = RunsOf(lane, cache, leave_open, chunks, delimiters);
+    cluster.entries = lane.count;
+    cluster.boundaries = ChunkEnds(std::move(chunks.boundaries));
   }
   return clusters;
 }
@@ -137,7 +144,7 @@ absl::StatusOr<LaneDecision> DecideCluster(const Cluster& cluster, const LayerVi
       KeyCosines::Of(*view.scorer, cluster.kv_heads, cluster.entries);
   if (!cosines.ok()) return cosines.status();
   std::vector<std::uint32_t> seed_of = Indices(0, cluster.entries);
-  for (const Run& run : cluster.runs.of) {
+  for (const EntryRun& run : cluster.runs.of) {
     absl::Status status = ClusterRun(*cosines, run.begin, run.end, tau,
                                      std::span(seed_of).subspan(run.begin, run.end - run.begin));
     if (!status.ok()) return status;
@@ -157,7 +164,7 @@ absl::StatusOr<std::vector<std::uint64_t>> EntriesByTau(std::span<const Cluster>
     if (!cosines.ok()) return cosines.status();
     ClusterCounts counts;
     counts.AddSingle(cluster.OutsideRuns());
-    for (const Run& run : cluster.runs.of) {
+    for (const EntryRun& run : cluster.runs.of) {
       absl::Status status = counts.AddRun(*cosines, run.begin, run.end);
       if (!status.ok()) return status;
     }
@@ -234,7 +241,8 @@ absl::Status CheckText(const LayerView& view) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<LayerDecision> DecideClusters(SemantiCachePolicy cache, const LayerView& view) {
+absl::StatusOr<LayerDecision> DecideClusters(SemantiCachePolicy cache, const LayerView& view,
+                                             LayerMemory& memory) {
   // Sinks are the sequence's first tokens, not those of every prompt.
   cache.sink -= std::min(cache.sink, view.first);
   // Of a short prompt all stays, whatever the budget.
@@ -247,7 +255,7 @@ absl::StatusOr<LayerDecision> DecideClusters(SemantiCachePolicy cache, const Lay
       return status;
     }
   }
-  const std::vector<Cluster> clusters = ClustersOf(cache, view);
+  const std::vector<Cluster> clusters = ClustersOf(cache, view, memory);
   double tau = cache.tau;
   if (cache.budget.has_value()) {
     const absl::StatusOr<double> fitting = TauFor(*cache.budget, clusters, view);
@@ -259,6 +267,14 @@ absl::StatusOr<LayerDecision> DecideClusters(SemantiCachePolicy cache, const Lay
     absl::StatusOr<LaneDecision> of_cluster = DecideCluster(cluster, view, tau);
     if (!of_cluster.ok()) return of_cluster.status();
     decision.push_back(*std::move(of_cluster));
+  }
+  memory.boundaries.resize(view.lanes.size());
+  for (const Cluster& cluster : clusters) {
+    for (const std::uint32_t kv_head : cluster.kv_heads) {
+      // Forks may have the list that is there.
+      ChunkEnds& of_lane = memory.boundaries[kv_head];
+      if (of_lane != cluster.boundaries) of_lane = cluster.boundaries;
+    }
   }
   if (cache.scope == Scope::kLayer) return LayerDecision(view.lanes.size(), decision.front());
   return decision;
@@ -296,8 +312,8 @@ constexpr Option kOptions[] = {
      .standard = "256",
      .least = 1,
      .most = kMostWindow,
-     .unit = "tokens",
-     .help = "A chunk of text ends after so many tokens at the latest"},
+     .unit = "entries",
+     .help = "A chunk of text ends after so many entries at the latest, for good"},
     {.name = "sink",
      .type = OptionType::kCount,
      .standard = "4",
@@ -400,8 +416,8 @@ Needs NeedsFrom(const TokenPolicy& tokens) {
 }
 
 absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const LayerView& view,
-                                          LayerMemory&) {
-  return DecideClusters(std::get<SemantiCachePolicy>(tokens), view);
+                                          LayerMemory& memory) {
+  return DecideClusters(std::get<SemantiCachePolicy>(tokens), view, memory);
 }
 
 bool TurnsBack(const TokenPolicy& tokens) {

@@ -1,5 +1,4 @@
 // SnapKV: what the queries of the newest tokens attend to stays, each kv head for itself.
-#include <algorithm>
 #include <array>
 
 #include "daemon/policies/keep.h"
@@ -41,13 +40,15 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
                                           LayerMemory&) {
   const auto& snap = std::get<SnapKvPolicy>(tokens);
   const std::uint64_t window = snap.scoring.window;
-  const std::uint64_t entries = EntriesOf(snap.budget, view, window);
-  if (NothingGoes(view, std::max(entries, window))) return KeepAll(view);
+  if (NothingGoes(view, window)) return KeepAll(view);
+  const auto entries = EntriesOf(kName, snap.budget, view, window);
+  if (!entries.ok()) return entries.status();
+  if (NothingGoes(view, *entries)) return KeepAll(view);
   const auto scores = WindowScores(kName, view, snap.scoring);
   if (!scores.ok()) return scores.status();
   LayerDecision decision;
   for (std::size_t lane = 0; lane < view.lanes.size(); ++lane) {
-    decision.push_back(KeepWindowAndBest(view.lanes[lane], entries, window, (*scores)[lane]));
+    decision.push_back(KeepWindowAndBest(view.lanes[lane], *entries, window, (*scores)[lane]));
   }
   return decision;
 }

@@ -10,6 +10,7 @@
 #include "daemon/policies/rows.h"
 #include "daemon/policies/token_options.h"
 #include "daemon/policies/token_policy.h"
+#include "kernels/tokens/counts.h"
 
 namespace tessera::policies {
 
@@ -26,8 +27,8 @@ inline constexpr Option kBudgetOption = {
     .above_least = true,
     .unit = "share",
     .help =
-        "Of the tokens since the last compression so many stay, rounded down; all where that "
-        "is less than the window; not beside tokens"};
+        "Of the tokens since the last compression so many stay, rounded down; refused where that "
+        "is less than the window and there are more tokens than that; not beside tokens"};
 inline constexpr Option kTokensOption = {
     .name = kTokens,
     .type = OptionType::kCount,
@@ -41,8 +42,14 @@ std::string WhyNoBudget(const Values& values, std::uint64_t window);
 EntryBudget BudgetOf(const Values& values);
 void GiveBudget(const EntryBudget& budget, Values& values);
 
-// What it comes to for this sequence. A share that is less than the window, which counts in it, is
-// of a short prompt: all of that stays.
-std::uint64_t EntriesOf(const EntryBudget& budget, const LayerView& view, std::uint64_t window);
+// How a share of the tokens becomes a number of entries.
+using Rounding = std::uint64_t (*)(double entries);
+
+// What it comes to for this sequence, of which more than the window waits. INVALID_ARGUMENT where a
+// share is less than the window, which counts in it; it says which share would do, and how many
+// tokens. `name`: of the system.
+absl::StatusOr<std::uint64_t> EntriesOf(std::string_view name, const EntryBudget& budget,
+                                        const LayerView& view, std::uint64_t window,
+                                        Rounding rounded = kernels::CountDown);
 
 }  // namespace tessera::policies

@@ -1,6 +1,7 @@
 #include "daemon/policies/token_policy.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
@@ -32,6 +33,11 @@ std::uint64_t LayerView::StepEnd(std::uint64_t position) const {
   const auto behind = std::ranges::upper_bound(prompts, position, {}, &TokenSpan::begin);
   if (behind == prompts.begin()) return position + 1;
   return std::max(std::prev(behind)->end, position + 1);
+}
+
+void LayerMemory::CutTo(std::uint64_t tokens, std::uint64_t decided_until) {
+  for (ChunkEnds& of_lane : boundaries) of_lane.CutTo(tokens);
+  if (decided_until == 0) *this = {.boundaries = std::move(boundaries)};
 }
 
 const TermKind& KindOf(const TokenPolicy& tokens) {

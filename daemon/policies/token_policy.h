@@ -14,7 +14,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/policies/chunk_ends.h"
 #include "daemon/policies/key_scorer.h"
 #include "kernels/format/layer_geometry.h"
 
@@ -124,7 +126,7 @@ struct LaneDecision {
 };
 using LayerDecision = std::vector<LaneDecision>;  // by kv head
 
-// What a policy that goes on while decoding remembers of a layer. Goes with the sequence; a fork
+// What a policy remembers of a layer from one decision to the next. Goes with the sequence; a fork
 // has a copy.
 struct LayerMemory {
   // LaCache: where the next ladder begins, as an index of entries, and how many entries fit.
@@ -132,6 +134,15 @@ struct LayerMemory {
   std::uint64_t capacity = 0;  // 0: not started
   // H2O: by kv head, of each entry the attention that was paid to it.
   std::vector<std::vector<float>> scores;
+  // SemantiCache: by kv head where chunks of text have ended because they were full: entries at or
+  // behind such a position are never merged with those before it. Empty: none is known. What the
+  // text says is not repeated here. They are facts about the lanes: another policy of the sequence
+  // keeps them. When SemantiCache has decided, a lane has as many of them as entries, and one, at
+  // most; those of entries that others have dropped since go with its next decision.
+  std::vector<ChunkEnds> boundaries;
+
+  // The sequence was cut to so many tokens, the first `decided_until` of which were decided about.
+  void CutTo(std::uint64_t tokens, std::uint64_t decided_until);
 };
 
 // Of all that the policy chooses.
@@ -160,9 +171,14 @@ std::uint32_t DecidesFor(const Policy& policy, std::uint32_t layer);
 // where nothing is to go it names all entries. Policies that continue take the entries as one
 // forward step. FAILED_PRECONDITION where what the worker was to show is missing (the message says
 // what, and which call brings it); INVALID_ARGUMENT where a budget cannot be met (it says what
-// can). `memory` is written by policies that continue, and only where the decision is OK.
+// can), which may leave them whole. `memory` is written by policies that continue, and only where
+// the decision is OK.
 absl::StatusOr<LayerDecision> Decide(const Policy& policy, const LayerView& view,
                                      LayerMemory& memory);
+
+// Whether a refusal is an answer: for so few tokens the policy has no budget, and they stay as they
+// are until there are more, or somebody sets another. Nothing that is missing would change it.
+bool LeavesWhole(const absl::Status& refusal);
 
 // While decoding: the first `held` entries of each lane have been decided about before, those
 // behind are one token each. As if it had been asked after every forward step that brought some of

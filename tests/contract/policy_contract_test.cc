@@ -112,6 +112,7 @@ class TokenPolicies : public testing::TestWithParam<Subject> {
     EXPECT_EQ(a.cursor, b.cursor);
     EXPECT_EQ(a.capacity, b.capacity);
     EXPECT_EQ(a.scores, b.scores);
+    EXPECT_EQ(a.boundaries, b.boundaries);
   }
 
   // Ascending, each once, and within the lane; members are each of one entry, itself the first.

@@ -256,7 +256,7 @@ TEST_F(LikeKeys, PromptAfterPromptIsChosenFromAndMerged) {
 TEST_F(LikeKeys, ALaneThatKeepsAllIsDoneWithInEveryForm) {
   Shape({.layers = 1, .query_heads = 2, .kv_heads = 2, .head_dim = 64});
   for (const char* form : {"", "+quest", "+mosaickv", "+mosaickv+int8", "+think:recent_size=64"}) {
-    const std::string policy = Concat("chunkkv:budget=0.5+semanticache", form);
+    const std::string policy = Concat("chunkkv:tokens=150+semanticache", form);
     SCOPED_TRACE(policy);
     client::Sequence sequence = NewSequence(policy);
     SyntheticSequence truth(shape_, random_.Bits());
@@ -264,35 +264,44 @@ TEST_F(LikeKeys, ALaneThatKeepsAllIsDoneWithInEveryForm) {
       ASSERT_NO_FATAL_FAILURE(PromptOfLikeKeys(sequence, truth, tokens));
     }
     const v1::DescribeResponse held = Entries(sequence);
-    // Of two chunks, parted at token 256: of one of them nothing but newest tokens may stay.
-    EXPECT_GE(Lane(held, 0, 0).entries(), 37u + 33u);
-    EXPECT_LE(Lane(held, 0, 0).entries(), 37u + 34u);
+    // Of the second prompt 150 stay, which are one chunk.
+    EXPECT_EQ(Lane(held, 0, 0).entries(), 37u + 33u);
     EXPECT_EQ(Lane(held, 0, 1).entries(), 60u + 150u);
   }
 }
 
 // What a short prompt's end has not decided about is decided about with the next one, whatever form
-// rows take then.
+// rows take then. So is one of which the share is less than the window, which is refused.
 TEST_F(Tokens, AShortPromptWaitsForTheNext) {
   Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
   for (const char* policy : {"snapkv", "snapkv+quest", "chunkkv+quest", "snapkv+mosaickv",
                              "chunkkv+mosaickv+int8", "snapkv+semanticache+quest"}) {
-    SCOPED_TRACE(policy);
-    client::Sequence sequence = NewSequence(policy);
-    SyntheticSequence truth(shape_, random_.Bits());
-    for (const std::uint64_t tokens : {150, 20}) {
-      Append(sequence, truth, tokens);
-      ASSERT_TRUE(
-          sequence.ObserveTokens(truth.tokens() - tokens, std::vector<std::uint32_t>(tokens, 7))
-              .ok());
-      Compress(sequence);
-      // A fork has been shown what its parent has.
-      auto fork = sequence.Fork();
-      ASSERT_TRUE(fork.ok()) << fork.status();
-      Compress(*fork);
-      EXPECT_EQ(Entries(*fork).tokens_kept(), Entries(sequence).tokens_kept());
+    for (const std::uint64_t first : {30, 150}) {
+      SCOPED_TRACE(Concat(policy, " of ", first));
+      client::Sequence sequence = NewSequence(policy);
+      SyntheticSequence truth(shape_, random_.Bits());
+      for (const std::uint64_t tokens : {first, 170 - first}) {
+        Append(sequence, truth, tokens);
+        ASSERT_TRUE(
+            sequence.ObserveTokens(truth.tokens() - tokens, std::vector<std::uint32_t>(tokens, 7))
+                .ok());
+        if (truth.tokens() == 150) {
+          const absl::Status refused = sequence.Compress().status();
+          EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+          EXPECT_THAT(std::string(refused.message()),
+                      HasSubstr("budget 0.2 of 150 tokens is 30 entries, less than window 32"));
+          EXPECT_EQ(Entries(sequence).tokens_kept(), 1);
+          continue;
+        }
+        Compress(sequence);
+        // A fork has been shown what its parent has.
+        auto fork = sequence.Fork();
+        ASSERT_TRUE(fork.ok()) << fork.status();
+        Compress(*fork);
+        EXPECT_EQ(Entries(*fork).tokens_kept(), Entries(sequence).tokens_kept());
+      }
+      EXPECT_LE(Lane(Entries(sequence), 1).entries(), 34u);
     }
-    EXPECT_LE(Lane(Entries(sequence), 1).entries(), 34u);
   }
 }
 

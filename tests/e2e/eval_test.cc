@@ -130,7 +130,8 @@ TEST_F(EvalCommand, AProcessThatIsKilledIsNamedAndTheSameCommandGoesOn) {
 TEST_F(EvalCommand, ATextIsGoneOnWithUnderAnyPolicy) {
   std::string text;
   for (int i = 0; i < 10; ++i) text += "what is the special number for lobster ? answer : ";
-  for (const char* policy : {"dense", "semanticache:tau=0.5", "chunkkv+semanticache+mosaickv"}) {
+  for (const char* policy :
+       {"dense", "semanticache:tau=0.5", "chunkkv:budget=0.5+semanticache+mosaickv"}) {
     PeerProcess generate =
         Start({"--model=" TESSERA_RECALL_FOLDER, "--tokens=40", Concat("--policy=", policy), text},
               "generate");

@@ -63,6 +63,17 @@ class ShownLayer {
     }
   }
 
+  // The newest tokens go.
+  void CutTo(std::uint64_t tokens) {
+    tokens_ = std::min(tokens_, tokens);
+    for (auto& lane : lanes_) {
+      while (!lane.empty() && lane.back().position >= tokens_) lane.pop_back();
+    }
+    for (auto* rows : {&grown_keys_, &queries_}) {
+      for (auto& of_one : *rows) of_one.resize(tokens_);
+    }
+  }
+
   // Entries come to stand for several tokens each.
   void Weigh(TestRandom& random) {
     for (auto& lane : lanes_) {

@@ -43,8 +43,9 @@ std::span<const Kind> Kinds() {
        std::nullopt},
       {"quest:page=4,tokens=64,dense_layers=0", std::nullopt},
       {"think:ratio=0.5", std::nullopt},
-      {"chunkkv:budget=0.7,chunk=4,window=8", std::nullopt, /*any_head=*/false},
-      {"snapkv:budget=0.7,window=8+mosaickv:keep=0.5,group=2,loss_k=1,loss_v=1,min_segment=32,"
+      // However few tokens: of more than the window the share is never less than that.
+      {"chunkkv:budget=0.7,chunk=4,window=2", std::nullopt, /*any_head=*/false},
+      {"snapkv:budget=0.7,window=2+mosaickv:keep=0.5,group=2,loss_k=1,loss_v=1,min_segment=32,"
        "pressed=0.25+fp8",
        std::nullopt, /*any_head=*/false},
       {"streaming:sink=4,recent=100", std::nullopt, /*any_head=*/false},

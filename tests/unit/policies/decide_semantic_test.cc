@@ -185,50 +185,52 @@ struct Clusters {
   }
 };
 
-// The chunk that a token is in; 0 is the first.
-std::uint64_t PlainChunk(ShownLayer& layer, std::uint64_t position, const Clusters& clusters) {
+// By entry of a lane the chunk that it is in, and behind them that of the next token; 0 is the
+// first. `ends`: where chunks have ended because they were full, and those that do now.
+std::vector<std::uint64_t> PlainChunks(ShownLayer& layer, std::size_t lane,
+                                       const Clusters& clusters, std::set<std::uint64_t>& ends) {
+  std::vector<std::uint64_t> chunks;
   std::uint64_t chunk = 0;
   std::uint64_t length = 0;
-  for (std::uint64_t token = 0;; ++token) {
-    if (length == clusters.max_chunk) {
+  std::uint64_t token = 0;
+  const auto go_to = [&](std::uint64_t position) {
+    for (; token < position; ++token) {
+      if (!clusters.EndsAt(layer, token) && !ends.contains(token + 1)) continue;
       ++chunk;
       length = 0;
     }
-    if (token == position) return chunk;
-    ++length;
-    if (clusters.EndsAt(layer, token)) {
-      ++chunk;
-      length = 0;
-    }
+  };
+  for (const ShownLayer::Entry& entry : layer.lanes()[lane]) {
+    go_to(entry.position);
+    chunks.push_back(chunk);
+    if (++length == clusters.max_chunk) ends.insert(entry.position + 1);
   }
+  go_to(layer.tokens());
+  chunks.push_back(chunk);
+  return chunks;
 }
 
 // By entry, the first of its cluster.
-Indices32 PlainSeeds(ShownLayer& layer, std::size_t lane, const Clusters& clusters) {
+Indices32 PlainSeeds(ShownLayer& layer, std::size_t lane, const Clusters& clusters,
+                     std::set<std::uint64_t>& ends) {
   const auto& entries = layer.lanes()[lane];
   std::vector<std::size_t> lanes = {lane};
   if (clusters.per_layer) {
     lanes.resize(layer.lanes().size());
     std::iota(lanes.begin(), lanes.end(), std::size_t{0});
   }
-  const auto chunk_of = [&](std::uint64_t position) {
-    return PlainChunk(layer, position, clusters);
-  };
+  const std::vector<std::uint64_t> chunks = PlainChunks(layer, lane, clusters, ends);
   const auto alone = [&](std::size_t i) {
-    const std::uint64_t position = entries[i].position;
-    return clusters.EndsAt(layer, position) || i < clusters.sink ||
+    return clusters.EndsAt(layer, entries[i].position) || i < clusters.sink ||
            i + clusters.recent >= entries.size() ||
-           (clusters.leave_open && chunk_of(position) == chunk_of(layer.tokens()));
+           (clusters.leave_open && chunks[i] == chunks.back());
   };
   Indices32 seeds(entries.size());
   for (std::uint32_t i = 0; i < entries.size(); ++i) {
     seeds[i] = i;
     if (alone(i)) continue;
     for (std::uint32_t j = 0; j < i; ++j) {
-      if (seeds[j] != j || alone(j) ||
-          chunk_of(entries[i].position) != chunk_of(entries[j].position)) {
-        continue;
-      }
+      if (seeds[j] != j || alone(j) || chunks[i] != chunks[j]) continue;
       if (PlainCosine(layer, lanes, j, i) > clusters.tau) {
         seeds[i] = j;
         break;
@@ -236,6 +238,10 @@ Indices32 PlainSeeds(ShownLayer& layer, std::size_t lane, const Clusters& cluste
     }
   }
   return seeds;
+}
+Indices32 PlainSeeds(ShownLayer& layer, std::size_t lane, const Clusters& clusters) {
+  std::set<std::uint64_t> ends;
+  return PlainSeeds(layer, lane, clusters, ends);
 }
 
 Indices32 SeedsOf(const LaneDecision& decision, std::size_t entries) {
@@ -322,14 +328,16 @@ TEST(DecideSemantic, WeightsAddUpToTheTokens) {
     ShownLayer layer(RandomForm(random), ExactOperations(), random);
     const Clusters clusters = RandomClusters(random);
     SCOPED_TRACE(TextOf(clusters));
+    LayerMemory memory;
+    std::vector<std::set<std::uint64_t>> ends(layer.lanes().size());
     for (int pass = 0; pass < 5; ++pass) {
       if (pass == 0 || random.OneIn(2)) MakeText(layer, random.Between(1, 60), random);
       const auto before = layer.lanes();
-      Clusters of_now = clusters;
       // Entries have become fewer in some lanes than in others.
-      const LayerDecision decision = DecisionOf(TextOf(of_now), layer);
+      const LayerDecision decision = DecisionOf(TextOf(clusters), layer, memory);
       for (std::size_t lane = 0; lane < decision.size(); ++lane) {
-        EXPECT_EQ(SeedsOf(decision[lane], before[lane].size()), PlainSeeds(layer, lane, of_now));
+        EXPECT_EQ(SeedsOf(decision[lane], before[lane].size()),
+                  PlainSeeds(layer, lane, clusters, ends[lane]));
       }
       layer.Apply(decision);
       for (const auto& lane : layer.lanes()) {
@@ -426,8 +434,10 @@ TEST(DecideSemantic, ABudgetTakesTheLargestTauThatFits) {
       least_decoding = std::min(least_decoding, total);
     }
     std::size_t enough = least_decoding;
+    std::set<std::uint64_t> ends;
+    const std::vector<std::uint64_t> chunks = PlainChunks(layer, 0, clusters, ends);
     for (std::uint64_t t = clusters.sink; t < 80 - clusters.recent; ++t) {
-      if (PlainChunk(layer, t, clusters) == PlainChunk(layer, 80, clusters)) enough -= 2;
+      if (chunks[t] == chunks.back()) enough -= 2;
     }
     const auto decoding = [&](std::size_t entries) {
       return Concat("semanticache:budget=", static_cast<double>(entries) / 160, tail);

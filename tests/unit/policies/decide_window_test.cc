@@ -9,8 +9,6 @@
 namespace tessera::policies {
 namespace {
 
-using testing::HasSubstr;
-
 // What the newest `window` queries of a head pay to each entry.
 std::vector<double> WindowSums(const ShownLayer& layer, std::uint32_t head, std::uint64_t window) {
   const Indices32 all = layer.AllOf(head / layer.group());
@@ -87,36 +85,6 @@ TEST(DecideWindow, SnapKvIsItsDefinition) {
     for (std::size_t lane = 0; lane < decision.size(); ++lane) {
       EXPECT_EQ(decision[lane].kept, PlainSnap(layer, lane, snap, tokens));
     }
-  }
-}
-
-TEST(DecideWindow, BudgetsAreSharesRoundedDown) {
-  TestRandom random;
-  ShownLayer layer({}, ExactOperations(), random);
-  layer.Grow(100);
-  EXPECT_EQ(DecisionOf("snapkv:budget=0.29,window=8", layer)[0].kept.size(), 29u);
-  EXPECT_EQ(DecisionOf("snapkv:budget=0.2999,window=8", layer)[1].kept.size(), 29u);
-  EXPECT_EQ(DecisionOf("chunkkv:budget=0.29,window=8", layer)[0].kept.size(), 29u);
-  EXPECT_EQ(DecisionOf("snapkv:budget=1,window=8", layer)[0].kept.size(), 100u);
-}
-
-// Of which less than the window would stay: whatever the lengths of prompts, none is refused.
-TEST(DecideWindow, OfAShortPromptAllStays) {
-  TestRandom random;
-  for (const char* text : {"snapkv", "chunkkv", "pyramidkv"}) {
-    // kvpress, whose rule pyramidkv's is, rounds a fifth of 158 up.
-    const std::uint64_t longest = std::string_view(text) == "pyramidkv" ? 157 : 159;
-    for (const std::uint64_t tokens : {std::uint64_t{1}, std::uint64_t{31}, std::uint64_t{32},
-                                       std::uint64_t{33}, std::uint64_t{100}, longest}) {
-      ShownLayer layer({}, ExactOperations(), random);
-      layer.Grow(tokens);
-      for (const LaneDecision& lane : DecisionOf(text, layer)) {
-        EXPECT_EQ(lane.kept.size(), tokens) << text;
-      }
-    }
-    ShownLayer layer({}, ExactOperations(), random);
-    layer.Grow(longest + 1);
-    EXPECT_EQ(DecisionOf(text, layer)[0].kept.size(), 32u) << text;
   }
 }
 
