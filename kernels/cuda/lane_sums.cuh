@@ -10,9 +10,10 @@
 
 namespace tessera::kernels::cuda {
 
-// Lane l's sum over all lanes of their sums[l]: with each step a lane gives half of its sums away.
-template <std::uint32_t kHalf = kWarp / 2>
-TESSERA_DEVICE float SumAcrossLanes(float (&sums)[kWarp]) {
+// Lane l's sum, over the kCount lanes that differ from it in its lowest bits, of their
+// sums[l % kCount]: with each step a lane gives half of its sums away.
+template <std::uint32_t kCount, std::uint32_t kHalf = kCount / 2>
+TESSERA_DEVICE float SumAcrossLanes(float (&sums)[kCount]) {
   const bool upper = (gpu::Lane() & kHalf) != 0;
   TESSERA_UNROLL
   for (std::uint32_t i = 0; i < kHalf; ++i) {
@@ -21,7 +22,7 @@ TESSERA_DEVICE float SumAcrossLanes(float (&sums)[kWarp]) {
     sums[i] = kept + gpu::ShuffleXor(given, kHalf);
   }
   if constexpr (kHalf > 1) {
-    return SumAcrossLanes<kHalf / 2>(sums);
+    return SumAcrossLanes<kCount, kHalf / 2>(sums);
   } else {
     return sums[0];
   }

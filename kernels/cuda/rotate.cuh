@@ -12,6 +12,7 @@
 #include "kernels/cuda/fragment.h"
 #include "kernels/cuda/gpu.cuh"
 #include "kernels/cuda/lane_index.h"
+#include "kernels/cuda/lane_sums.cuh"
 #include "kernels/cuda/packed_index.h"
 #include "kernels/cuda/params.h"
 #include "kernels/cuda/work.cuh"
@@ -117,23 +118,6 @@ TESSERA_DEVICE void MultiplyChunks(const gpu::Chunk (&chunks)[kRotateRows], Elem
   }
 }
 
-// Lane l's sum, over the 8 lanes that differ from it in its lowest bits, of their sums[l % 8].
-template <std::uint32_t kHalf = kTileColumns / 2>
-TESSERA_DEVICE float SumAcrossEight(float (&sums)[kTileColumns]) {
-  const bool upper = (gpu::Lane() & kHalf) != 0;
-  TESSERA_UNROLL
-  for (std::uint32_t i = 0; i < kHalf; ++i) {
-    const float given = upper ? sums[i] : sums[i + kHalf];
-    const float kept = upper ? sums[i + kHalf] : sums[i];
-    sums[i] = kept + gpu::ShuffleXor(given, kHalf);
-  }
-  if constexpr (kHalf > 1) {
-    return SumAcrossEight<kHalf / 2>(sums);
-  } else {
-    return sums[0];
-  }
-}
-
 // Eight lanes share a row of R, chunk by chunk, and every one has kRotateRows rows under way: the
 // matrix is read once, by far-away loads. The 8 columns of a row end in the 8 lanes.
 TESSERA_DEVICE void RotateColumns(const AttendParams& params, const StepStrategy& strategy,
@@ -164,7 +148,7 @@ TESSERA_DEVICE void RotateColumns(const AttendParams& params, const StepStrategy
     TESSERA_UNROLL
     for (std::uint32_t r = 0; r < kRotateRows; ++r) {
       const std::uint32_t channel = first + r * teams;
-      const float product = SumAcrossEight(products[r]);
+      const float product = SumAcrossLanes(products[r]);
       if (channel < params.head_dim) rotated[own * params.head_dim + channel] = product;
     }
   }

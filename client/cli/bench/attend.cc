@@ -48,20 +48,6 @@ struct Variant {
   double rate = 1;  // below 1: selected blocks
 };
 
-// A quarter of the channels, and block keys.
-kernels::TileShape PackedTile(std::uint32_t head_dim, kernels::TileFormat format,
-                              std::uint32_t group, std::uint8_t block = 8) {
-  const kernels::RowShape quarter = {static_cast<std::uint16_t>(head_dim),
-                                     static_cast<std::uint16_t>(head_dim / 4)};
-  return {.format = format,
-          .head_dim = static_cast<std::uint16_t>(head_dim),
-          .key = quarter,
-          .value = quarter,
-          .group = static_cast<std::uint8_t>(group),
-          .summary = kernels::Summary::kMean,
-          .block = block};
-}
-
 // The first is the baseline of the others.
 std::vector<Variant> Variants(std::uint32_t head_dim) {
   using kernels::TileFormat;

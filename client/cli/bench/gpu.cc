@@ -9,18 +9,16 @@
 #include "client/cli/bench/gpu.h"
 
 #include <algorithm>
-#include <chrono>
-#include <limits>
+#include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "client/cli/bench/gpu_lanes.h"
 #include "client/cli/bench/threads.h"
 #include "client/gpu.h"
-#include "daemon/base/bytes.h"
 #include "daemon/base/strings.h"
-#include "kernels/cuda/tile_ops.h"
 
 namespace tessera::cli::bench {
 
@@ -39,19 +37,6 @@ struct Variant {
   double rate = 1;            // below 1: selected blocks
   bool against_copy = false;  // has a row of its own for the bytes it reads
 };
-
-kernels::TileShape PackedTile(std::uint32_t head_dim, kernels::TileFormat format,
-                              std::uint32_t group, std::uint8_t block = 8) {
-  const kernels::RowShape quarter = {static_cast<std::uint16_t>(head_dim),
-                                     static_cast<std::uint16_t>(head_dim / 4)};
-  return {.format = format,
-          .head_dim = static_cast<std::uint16_t>(head_dim),
-          .key = quarter,
-          .value = quarter,
-          .group = static_cast<std::uint8_t>(group),
-          .summary = kernels::Summary::kMean,
-          .block = block};
-}
 
 // The first is the baseline of the others.
 std::vector<Variant> Variants(std::uint32_t head_dim) {
@@ -109,10 +94,9 @@ class GpuBench {
     }
     return absl::OkStatus();
   }
+  double worst_error() const { return worst_error_; }
 
  private:
-  using Seconds = std::vector<double>;
-
   // Replays all of it, round by round.
   absl::Status Replay(std::vector<Replayed>& all, std::string_view what) {
     for (std::uint32_t round = 0; round < size_.rounds; ++round) {
@@ -271,10 +255,6 @@ class GpuBench {
     }
   }
 
- public:
-  double worst_error() const { return worst_error_; }
-
- private:
   cuda::Runtime& runtime_;
   const GpuBenchSize size_;
   Report& report_;
@@ -308,8 +288,10 @@ absl::StatusOr<Report> RunGpuOn(cuda::RuntimeSource& gpus, const GpuBenchSize& s
   report.notes.push_back(Concat(
       "kernels ", runtime->implementation(), "; bf16 K and V, ", size.kv_heads,
       " kv heads; us: a layer's attention of the batch, replayed as a graph; ratio: dense "
-      "attention's time over the row's, or, of rates, the row's over a copy's within the device "
-      "(read and written), median within rounds; read: bytes per token and kv head; ctx: tokens; "
+      "attention's time over the row's, median within rounds, or, of rates, the row's over a "
+      "copy's "
+      "within the device (read and written), which is measured first; read: bytes per token and kv "
+      "head; ctx: tokens; "
       "b: sequences of the batch, b1 one after another of as many as a batch has; _choice: scores "
       "and the choice of blocks alone; select reads blocks of 16 entries"));
   report.notes.push_back(Concat("outputs are within ", Figure(bench.worst_error()),

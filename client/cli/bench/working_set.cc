@@ -52,6 +52,19 @@ std::vector<std::vector<double>> RandomRotation(std::uint32_t dim) {
 
 }  // namespace
 
+kernels::TileShape PackedTile(std::uint32_t head_dim, kernels::TileFormat format,
+                              std::uint32_t group, std::uint8_t block) {
+  const kernels::RowShape quarter = {static_cast<std::uint16_t>(head_dim),
+                                     static_cast<std::uint16_t>(head_dim / 4)};
+  return {.format = format,
+          .head_dim = static_cast<std::uint16_t>(head_dim),
+          .key = quarter,
+          .value = quarter,
+          .group = static_cast<std::uint8_t>(group),
+          .summary = kernels::Summary::kMean,
+          .block = block};
+}
+
 std::vector<std::byte> RandomRotations(const kernels::TileShape& tile) {
   const std::uint64_t bytes = kernels::RotationBytes(tile, tile.key, kernels::ElementType::kBf16);
   std::vector<std::byte> rotations(kernels::RotationBytes(tile, kernels::ElementType::kBf16));

@@ -16,6 +16,10 @@ namespace tessera::cli::bench {
 // What a lane is cut into, as prompts are.
 inline constexpr std::uint32_t kSegmentEntries = 65536;
 
+// A quarter of the channels, and block keys.
+kernels::TileShape PackedTile(std::uint32_t head_dim, kernels::TileFormat format,
+                              std::uint32_t group, std::uint8_t block = 8);
+
 struct LaneSetShape {
   std::uint32_t lanes = 8;
   std::uint32_t tokens = 0;  // of each lane, a multiple of 32
