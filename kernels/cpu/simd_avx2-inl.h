@@ -131,7 +131,7 @@ struct Simd {
     return _mm256_blendv_ps(limit, log, positive);
   }
 
-  // As on AVX-512, but what would be subnormal is 0.
+  // As on AVX-512.
   TESSERA_SIMD Floats Exp2(Floats x) {
     const Floats tiny = _mm256_cmp_ps(x, Splat(-126.0f), _CMP_LT_OQ);
     x = Max(Splat(-126.0f), x);

@@ -126,11 +126,13 @@ struct Simd {
     return _mm512_mask_blend_ps(positive, limit, log);
   }
 
-  // 2^x for x <= 0, exactly 1 at 0 and exactly 0 below 2^-150; relative error under 2^-23.
+  // 2^x for x <= 0, exactly 1 at 0 and exactly 0 below 2^-126; relative error under 2^-23. Never
+  // subnormal: see README.md.
   TESSERA_SIMD Floats Exp2(Floats x) {
-    x = Max(Splat(-160.0f), x);
+    const __mmask16 normal = _mm512_cmp_ps_mask(x, Splat(-126.0f), _CMP_NLT_UQ);  // or NaN
+    x = Max(Splat(-126.0f), x);
     const Floats whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    return _mm512_scalef_ps(Exp2Fraction<Simd>(Subtract(x, whole)), whole);
+    return _mm512_maskz_scalef_ps(normal, Exp2Fraction<Simd>(Subtract(x, whole)), whole);
   }
 
   // ---- packed rows: see expand-inl.h ----

@@ -1,8 +1,11 @@
 // What Attend promises beside its numbers; those are the business of tests/contract.
 #include "kernels/dispatch/attend.h"
 
+#include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -58,6 +61,39 @@ TEST(Attend, EmptyBatchTouchesNothing) {
   EXPECT_EQ(AttendWorkspaceBytes(batch), 0u);
   const AttendResult result = Attend(BestImplementation(), batch, {}, executor);
   EXPECT_EQ(result.status, AttendStatus::kOk);
+}
+
+// Multiplied by a subnormal weight a row would cost an Intel core a hundred times as much.
+TEST(Attend, WeightsBelowTheSmallestNormalOneAreZero) {
+  constexpr std::uint16_t kOne = 0x3f80, kMinus87 = 0xc2ae, kMinus90 = 0xc2b4;
+  constexpr std::uint16_t kHuge = 0x7f00;  // 2^127
+  const DenseTile tile{kDim, ElementType::kBf16};
+  OneTail one;
+  std::vector<std::uint16_t> rows(one.ring.size() / 2), query(kDim);
+  const auto key = [&](int row) { return &rows[row * kDim]; };
+  const auto value = [&](int row) { return &rows[(kTileEntries + row) * kDim]; };
+  query[0] = kOne;
+  value(0)[0] = kOne;
+  value(1)[0] = kHuge;
+  one.lane.tail.end = 2;
+  one.item.query = query.data();
+  one.item.first_query_position = 1;
+  const Memory memory = Aligned(AttendWorkspaceBytes(one.batch));
+  for (const Implementation* implementation : Implementations()) {
+    if (!ImplementationSupported(*implementation)) continue;
+    if (ImplementationName(*implementation) == "reference") continue;  // computes in double
+    SCOPED_TRACE(ImplementationName(*implementation));
+    const auto output = [&](std::uint16_t logit) {
+      key(1)[0] = logit;
+      std::memcpy(one.ring.data(), rows.data(), tile.bytes());
+      const std::span workspace(memory.get(), AttendWorkspaceBytes(one.batch));
+      EXPECT_EQ(Attend(*implementation, one.batch, workspace, one.executor).status,
+                AttendStatus::kOk);
+      return one.output[0];
+    };
+    EXPECT_EQ(output(kMinus90), 1.0f);                                          // 2^-129.8
+    EXPECT_NEAR(output(kMinus87), 1 + std::ldexp(std::exp(-87.0), 127), 1e-3);  // 2^-125.5
+  }
 }
 
 // Parts that no query sees cost no task, or a long lane under a short window would cost as much
