@@ -61,7 +61,7 @@ class Memfd {
   static absl::StatusOr<Memfd> Create(std::string_view name, std::uint64_t bytes);
 
   // Allocates every page now, so that a later write cannot fail with SIGBUS for lack of memory:
-  // huge ones where the kernel allows them (transparent_hugepage/shmem_enabled).
+  // huge ones where there are any.
   absl::Status Prefault();
   absl::Status Seal(SealFor who);
 

@@ -4,7 +4,11 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <utility>
 
@@ -116,6 +120,42 @@ TEST(Memfd, EveryPageOfALargeOneIsThere) {
   absl::StatusOr<AddressRange> range = AddressRange::Map(memory.fd(), kLarge, Access::kReadOnly);
   ASSERT_TRUE(range.ok()) << range.status();
   EXPECT_TRUE(ReadsZero(range->data(), kLarge));
+}
+
+// Of the mapping that begins at `base`.
+std::uint64_t BytesOnHugePages(const std::byte* base) {
+  std::ifstream smaps("/proc/self/smaps");
+  char begin[32];
+  std::snprintf(begin, sizeof(begin), "%zx-", reinterpret_cast<std::size_t>(base));
+  bool inside = false;
+  for (std::string line; std::getline(smaps, line);) {
+    if (line.find(" kB") == std::string::npos) inside |= line.starts_with(begin);
+    std::uint64_t kib = 0;
+    if (inside && std::sscanf(line.c_str(), "ShmemPmdMapped: %" SCNu64, &kib) == 1) {
+      return kib << 10;
+    }
+  }
+  return 0;
+}
+
+TEST(Memfd, ALargeOneIsOnHugePagesWhereTheSystemHasSome) {
+  constexpr std::uint64_t kHuge = std::uint64_t{2} << 20;
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1
+  {
+    Memfd plain = MustCreate(kHuge);
+    absl::StatusOr<AddressRange> range = AddressRange::Map(plain.fd(), kHuge, Access::kReadWrite);
+    ASSERT_TRUE(range.ok()) << range.status();
+    range->data()[0] = std::byte{1};
+    if (::madvise(range->data(), kHuge, kCollapse) != 0) {
+      GTEST_SKIP() << "no huge pages of shared memory here: " << std::strerror(errno);
+    }
+  }
+  Memfd memory = MustCreate(5 << 20);
+  ASSERT_TRUE(memory.Prefault().ok());
+  absl::StatusOr<AddressRange> range = AddressRange::Map(memory.fd(), 5 << 20, Access::kReadOnly);
+  ASSERT_TRUE(range.ok()) << range.status();
+  EXPECT_TRUE(ReadsZero(range->data(), 5 << 20));  // and is mapped, page by page
+  EXPECT_GE(BytesOnHugePages(range->data()), kHuge);
 }
 
 TEST(AddressRange, ReadsZerosWhereNothingIsMapped) {
