@@ -151,9 +151,11 @@ absl::Status MappedStep::Commit(std::span<const std::uint32_t> accepted) {
     const std::uint64_t tokens = item.base + (accepted.empty() ? item.new_tokens : accepted[i]);
     const Tail& tail = item.sequence->tail;
     commits_.push_back({item.sequence->id, &tail, tokens});
-    // The daemon absorbs whole tiles' worth counted from where the tail was opened.
-    tile_filled |= (tokens - tail.first_token) / kernels::kTileEntries >
-                   (item.base - tail.first_token) / kernels::kTileEntries;
+    // The daemon absorbs what fills tiles: as tokens count, or from where the tail was opened.
+    for (const std::uint64_t first : {std::uint64_t{0}, tail.first_token}) {
+      tile_filled |=
+          (tokens - first) / kernels::kTileEntries > (item.base - first) / kernels::kTileEntries;
+    }
   }
   if (!TailsStand() || !door_.tails().Store(commits_)) {
     MarkInStep(false);

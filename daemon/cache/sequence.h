@@ -155,8 +155,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // Absorbs everything committed and gives the rings back. No effect without a tail. Where the pool
   // has no room the tail stays open and nothing is lost.
   absl::Status CloseTail();
-  // Moves whole tiles' worth of committed tokens from the tail into segments. Returns how many
-  // tokens moved.
+  // Moves committed tokens from the tail into segments, so many as fill tiles there. Returns how
+  // many moved.
   absl::StatusOr<std::uint64_t> AbsorbFullTiles();
 
   // Encodes every dense segment of the layers named into the form that the spec gives them. The
@@ -371,6 +371,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::Status MayMove(std::uint32_t lane, std::uint64_t until) const TESSERA_REQUIRES(mutex_);
   absl::Status Fail(std::string why) TESSERA_REQUIRES(mutex_);
   std::uint64_t TokensInSegments() const TESSERA_REQUIRES(mutex_);
+  static std::uint64_t RowsOfTheLastTile(const Lane& lane);
 
   // sequence_append.cc
   absl::Status CheckFirstToken(const AppendSpan& span, std::uint64_t committed)

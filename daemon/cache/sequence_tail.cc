@@ -125,6 +125,15 @@ absl::Status Sequence::AbsorbLocked(std::uint64_t upto) {
   return absl::OkStatus();
 }
 
+// Of a plain lane the tile that a prompt left partly filled is filled first: then the tail lies in
+// one tile of the ring, mostly. Behind what is packed, tiles are counted from where the tail began:
+// they are packed next.
+std::uint64_t Sequence::RowsOfTheLastTile(const Lane& lane) {
+  const auto packed = [](const HeldSegment& held) { return held.segment->shape().packed(); };
+  if (!(lane.open || lane.MayReopen()) || std::ranges::any_of(lane.segments, packed)) return 0;
+  return lane.segments.back().entries % kernels::kTileEntries;
+}
+
 absl::StatusOr<std::uint64_t> Sequence::AbsorbFullTiles() {
   // Ring rows absorbed earlier may be free by now: a worker that decodes fast should not have to
   // wait for the next look of the event loop.
@@ -134,8 +143,10 @@ absl::StatusOr<std::uint64_t> Sequence::AbsorbFullTiles() {
   absl::StatusOr<std::uint64_t> committed = CommittedLocked();
   if (!committed.ok()) return committed.status();
   const std::uint64_t from = TokensInSegments();
-  const std::uint64_t tokens = (*committed - from) / kernels::kTileEntries * kernels::kTileEntries;
-  if (tokens == 0) return tokens;
+  const std::uint64_t begun = RowsOfTheLastTile(lanes_.front());  // all are appended to together
+  const std::uint64_t rows = begun + *committed - from;
+  if (rows < kernels::kTileEntries) return std::uint64_t{0};
+  const std::uint64_t tokens = rows / kernels::kTileEntries * kernels::kTileEntries - begun;
   if (absl::Status status = AbsorbLocked(from + tokens); !status.ok()) return status;
   seen_committed_ = *committed;
   Used();

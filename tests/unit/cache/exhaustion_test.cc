@@ -188,7 +188,7 @@ TEST_F(Exhaustion, OfAbsorbing) {
   Decoded(sequence, 70);
   EXPECT_GE(Sweep([&] { return sequence->AbsorbFullTiles().status(); }), 2);
   EXPECT_TRUE(sequence->decoding());
-  EXPECT_EQ(worker_->Block(*sequence).ring_start.load(), 84u);
+  EXPECT_EQ(worker_->Block(*sequence).ring_start.load(), 64u);
   EXPECT_EQ(Shown(), "");
 }
 

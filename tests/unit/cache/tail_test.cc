@@ -214,10 +214,28 @@ TEST_F(TailTest, CountsAtTheBordersAreTaken) {
   EXPECT_EQ(*sequence->AbsorbFullTiles(), 0u);
   Write(*sequence, stamps, 128);  // all that the ring holds
   worker_->Commit(tail_, 178);
-  EXPECT_EQ(*sequence->AbsorbFullTiles(), 128u);
+  EXPECT_EQ(*sequence->AbsorbFullTiles(), 110u);  // to token 160, the end of a tile
   EXPECT_EQ(Shown(*sequence, stamps), "");
-  worker_->Commit(tail_, 177);  // now too small
+  worker_->Commit(tail_, 159);  // now too small
   EXPECT_EQ(sequence->AbsorbFullTiles().status().code(), absl::StatusCode::kDataLoss);
+}
+
+// A prompt's last tile is filled first, so that what is left lies in one tile of the ring.
+TEST_F(TailTest, TilesAreFilledNotOnlyCounted) {
+  Stamps stamps;
+  const auto sequence = Decoding(50, stamps);
+  const auto absorbed_at = [&](std::uint64_t tokens) {
+    Write(*sequence, stamps, tokens - stamps.size());
+    worker_->Commit(tail_, tokens);
+    const std::uint64_t moved = *sequence->AbsorbFullTiles();
+    EXPECT_EQ(Shown(*sequence, stamps), "");
+    return moved;
+  };
+  EXPECT_EQ(absorbed_at(63), 0u);
+  EXPECT_EQ(absorbed_at(64), 14u);
+  EXPECT_EQ(absorbed_at(95), 0u);
+  EXPECT_EQ(absorbed_at(130), 64u);
+  EXPECT_EQ(absorbed_at(160), 32u);
 }
 
 TEST_F(TailTest, ACountOfAnotherGenerationIsNone) {

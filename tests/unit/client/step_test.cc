@@ -275,19 +275,25 @@ TEST(Step, AFullRingWaitsForTheDaemonAndThenSaysSo) {
   EXPECT_GT(decoder.daemon->ring_full_waits(), 1u);
 }
 
-TEST(Step, WakesTheDaemonOncePerFullTileAndOnlyWhereItSleeps) {
+// A plain lane's tiles fill as tokens count, tiles behind packed ones from where the tail was
+// opened.
+TEST(Step, WakesTheDaemonWhereATileFillsAndOnlyWhereItSleeps) {
   TestRandom random;
   Decoder decoder(random, SmallModel());
   Track track = decoder.NewTrack();
-  decoder.Prefill(track, 7);  // tiles fill from where the tail was opened, not from a round number
+  decoder.Prefill(track, 7);
+  const auto wakes_after = [&](int steps) {
+    for (int i = 0; i < steps; ++i) EXPECT_TRUE(decoder.RunStep(track).ok());
+    return decoder.daemon->wakes();
+  };
   decoder.daemon->AskForWake();
-  for (int i = 0; i < 31; ++i) TESSERA_ASSERT_OK(decoder.RunStep(track));
-  EXPECT_EQ(decoder.daemon->wakes(), 0u);
-  TESSERA_ASSERT_OK(decoder.RunStep(track));
-  EXPECT_EQ(decoder.daemon->wakes(), 1u);
+  EXPECT_EQ(wakes_after(24), 0u);
+  EXPECT_EQ(wakes_after(1), 1u);  // token 32
   EXPECT_FALSE(decoder.daemon->WakeAsked());
-  for (int i = 0; i < 32; ++i) TESSERA_ASSERT_OK(decoder.RunStep(track));
-  EXPECT_EQ(decoder.daemon->wakes(), 1u);  // awake: nobody needs to call it
+  decoder.daemon->AskForWake();
+  EXPECT_EQ(wakes_after(6), 1u);
+  EXPECT_EQ(wakes_after(1), 2u);   // 32 rows in the tail
+  EXPECT_EQ(wakes_after(32), 2u);  // awake: nobody needs to call it
   EXPECT_EQ(decoder.daemon->Absorb(), 64u);
 }
 
