@@ -1,11 +1,21 @@
 #include "client/cli/bench/own_tiles.h"
 
+#include <sys/mman.h>
+
 #include <cmath>
+#include <cstdlib>
 
 #include "daemon/base/check.h"
+#include "daemon/base/strings.h"
 #include "kernels/dispatch/implementation.h"
 
 namespace tessera::cli::bench {
+
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+}  // namespace
 
 OwnTiles::OwnTiles(const llm::Config& config, std::uint32_t sequences, std::uint32_t max_tokens)
     : config_(config), sequences_(sequences), max_tokens_(max_tokens) {
@@ -13,13 +23,14 @@ OwnTiles::OwnTiles(const llm::Config& config, std::uint32_t sequences, std::uint
   const std::uint32_t tiles = (max_tokens + kernels::kTileEntries - 1) / kernels::kTileEntries;
   for (std::uint32_t i = 0; i < tiles; ++i) offsets_.push_back(i * tile.bytes());
   const std::size_t bytes = tiles * tile.bytes();
-  for (std::size_t i = 0; i < std::size_t{config.layers} * sequences * config.kv_heads; ++i) {
+  const std::size_t lanes = std::size_t{config.layers} * sequences * config.kv_heads;
+  const std::size_t whole = (lanes * bytes + kHugePage - 1) / kHugePage * kHugePage;
+  memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kHugePage, whole)));
+  TESSERA_CHECK(memory_ != nullptr, Concat("no memory for ", whole, " bytes"));
+  ::madvise(memory_.get(), whole, MADV_HUGEPAGE);  // as a pool has them
+  for (std::size_t i = 0; i < lanes; ++i) {
     auto lane = std::make_unique<Lane>();
-    lane->memory.resize(bytes + kAlignment);
-    void* start = lane->memory.data();
-    std::size_t space = lane->memory.size();
-    lane->ring = {static_cast<std::byte*>(std::align(kAlignment, bytes, start, space)), tiles,
-                  tile};
+    lane->ring = {memory_.get() + i * bytes, tiles, tile};
     lane->segment = {.arena = lane->ring.base,
                      .arena_bytes = bytes,
                      .tile_offsets = offsets_.data(),

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <span>
 #include <vector>
@@ -27,8 +28,10 @@ class OwnTiles final : public llm::Attention {
 
  private:
   static constexpr std::size_t kAlignment = 64;
+  struct Free {
+    void operator()(std::byte* bytes) const { std::free(bytes); }
+  };
   struct Lane {
-    std::vector<std::byte> memory;
     shm::TailRing ring;  // never goes round
     kernels::SegmentView segment;
     kernels::LaneView view;
@@ -42,8 +45,9 @@ class OwnTiles final : public llm::Attention {
   const llm::Config config_;
   const std::uint32_t sequences_;
   const std::uint32_t max_tokens_;
-  std::vector<std::unique_ptr<Lane>> lanes_;  // views point into themselves
-  std::vector<std::uint64_t> offsets_;        // of the tiles of any lane
+  std::unique_ptr<std::byte[], Free> memory_;  // of all lanes
+  std::vector<std::unique_ptr<Lane>> lanes_;   // views point into themselves
+  std::vector<std::uint64_t> offsets_;         // of the tiles of any lane
   std::vector<kernels::AttendItem> items_;
   std::vector<std::byte> workspace_;
   std::uint32_t tokens_ = 0;

@@ -26,35 +26,34 @@ namespace tessera::cli::bench {
 
 namespace {
 
-// Steps of one side before the next one has its turn: about as long as a scheduler's slice. One
-// more comes before them and is not counted: caches hold what the side before has read.
+// Steps of one batch before the next one has its turn: about as long as a scheduler's slice. One
+// more comes before them and is not counted: caches hold what the batch before has read.
 constexpr std::uint32_t kSliceSteps = 4;
 constexpr std::uint32_t kStepsOfTurn = kSliceSteps + 1;
 constexpr std::uint32_t kMostTokens = 2048;  // of a prompt
+// Batches of each side, opened by turns: which pages of memory a batch gets moves it by several
+// percent, in either direction, for as long as it lives.
+constexpr std::uint32_t kPairs = 4;
 
-// What is compared: a batch of so many sequences in each worker.
-struct Side {
+// Batches of so many sequences with a cache of the worker's own, against such in a daemon. Each
+// contest is by itself, so that what a daemon still does for one policy does not burden another.
+struct Contest {
   std::string name;
-  std::string policy;  // empty: a cache of the worker's own
+  std::string policy;
   std::uint32_t sequences = 1;
-  std::string baseline;
 };
 
-std::vector<Side> SidesOf(std::uint32_t k) {
+std::vector<Contest> ContestsOf(std::uint32_t k) {
   const auto of = [&](const char* name) { return Concat(name, "_k", k); };
-  std::vector<Side> sides;
-  if (k != 1) {
-    sides = {{"own_k1", "", 1, ""}, {"daemon_cost_dense_k1", "dense", 1, "own_k1"}};
-  }
-  const std::string own = of("own");
-  sides.insert(
-      sides.end(),
-      {{own, "", k, ""},
-       {of("daemon_cost_dense"), "dense", k, own},
-       {of("mosaickv"), "mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1", k, own},
+  std::vector<Contest> contests;
+  if (k != 1) contests = {{"daemon_cost_dense_k1", "dense", 1}};
+  contests.insert(
+      contests.end(),
+      {{of("daemon_cost_dense"), "dense", k},
+       {of("mosaickv"), "mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1", k},
        {of("chunkkv+mosaickv"),
-        "chunkkv:budget=0.35+mosaickv:keep=0.25,group=1,select=0,loss_k=1,loss_v=1", k, own}});
-  return sides;
+        "chunkkv:budget=0.35+mosaickv:keep=0.25,group=1,select=0,loss_k=1,loss_v=1", k}});
+  return contests;
 }
 
 // A prompt, computed once: rows of every layer.
@@ -105,19 +104,23 @@ absl::StatusOr<Shared> Prepare(std::uint32_t tokens, std::uint32_t seed) {
 // A side's batch in one worker.
 class Batch {
  public:
+  // With room for so many steps.
+  static std::unique_ptr<Batch> OpenOwn(const Shared& shared, client::Worker& worker,
+                                        std::uint32_t sequences, std::uint32_t steps) {
+    std::unique_ptr<Batch> batch(new Batch(shared, worker, sequences));
+    batch->own_ =
+        std::make_unique<OwnTiles>(shared.model->config(), sequences,
+                                   static_cast<std::uint32_t>(shared.prompt.size()) + steps);
+    batch->own_->Fill(shared.rows->keys, shared.rows->values);
+    return batch;
+  }
+
   static absl::StatusOr<std::unique_ptr<Batch>> Open(const Shared& shared, client::Worker& worker,
-                                                     const client::Model& model, const Side& side,
-                                                     std::uint32_t steps) {
-    std::unique_ptr<Batch> batch(new Batch(shared, worker, side));
-    if (side.policy.empty()) {
-      batch->own_ =
-          std::make_unique<OwnTiles>(shared.model->config(), side.sequences,
-                                     static_cast<std::uint32_t>(shared.prompt.size()) + steps);
-      batch->own_->Fill(shared.rows->keys, shared.rows->values);
-      return batch;
-    }
-    for (std::uint32_t i = 0; i < side.sequences; ++i) {
-      absl::StatusOr<client::Sequence> sequence = worker.CreateSequence(model, side.policy);
+                                                     const client::Model& model,
+                                                     const Contest& contest) {
+    std::unique_ptr<Batch> batch(new Batch(shared, worker, contest.sequences));
+    for (std::uint32_t i = 0; i < contest.sequences; ++i) {
+      absl::StatusOr<client::Sequence> sequence = worker.CreateSequence(model, contest.policy);
       if (!sequence.ok()) return sequence.status();
       batch->sequences_.push_back(*std::move(sequence));
       const absl::Status status = batch->Fill(batch->sequences_.back());
@@ -147,8 +150,8 @@ class Batch {
   }
 
  private:
-  Batch(const Shared& shared, client::Worker& worker, const Side& side)
-      : shared_(shared), worker_(worker), next_(side.sequences, shared.prompt.back()) {}
+  Batch(const Shared& shared, client::Worker& worker, std::uint32_t sequences)
+      : shared_(shared), worker_(worker), next_(sequences, shared.prompt.back()) {}
 
   absl::Status Fill(client::Sequence& sequence) {
     const PromptRows& rows = *shared_.rows;
@@ -194,42 +197,51 @@ class Batch {
   std::vector<llm::TokenId> next_;
 };
 
-// Of one side, over all workers.
+// Of one side's batches, over all workers.
 struct Measured {
   std::vector<double> step_ms;
-  std::vector<double> slice_seconds;  // by round: of all workers, begun and ended together
+  std::vector<double> slice_seconds;  // of all workers, begun and ended together
+  std::vector<double> round_seconds;  // of a round's slices
   double daemon_seconds = 0;
   std::uint64_t pool_bytes = 0;
 };
 
-// The threads of the workers, in step: all are in the same slice of the same side.
+struct Outcome {
+  Measured own;
+  Measured daemon;
+};
+
+// The threads of the workers, in step: all are in the same slice of the same batch.
 class Race {
  public:
-  Race(const Shared& shared, const LocalDaemon& daemon, std::vector<Side> sides,
+  Race(const Shared& shared, const LocalDaemon& daemon, const Contest& contest,
        const Options& options)
       : shared_(shared),
         daemon_(daemon),
-        sides_(std::move(sides)),
+        contest_(contest),
         workers_(options.workers),
-        rounds_(options.quick ? 12 : 40),
+        rounds_(options.quick ? 4 : 16),
         seed_(options.seed),
-        barrier_(options.workers),
-        measured_(sides_.size()) {}
+        barrier_(options.workers) {}
 
-  absl::StatusOr<std::vector<Measured>> Run() {
+  absl::StatusOr<Outcome> Run() {
     std::vector<std::thread> others;
     for (std::uint32_t i = 1; i < workers_; ++i) others.emplace_back([this] { Work(false); });
     Work(true);
     for (std::thread& other : others) other.join();
     if (!status_.ok()) return status_;
-    return measured_;
+    return outcome_;
   }
 
  private:
+  // Of one worker.
+  struct Entrant {
+    std::unique_ptr<Batch> batch;
+    Measured* measured;  // of its side
+  };
   struct Mine {
     std::unique_ptr<client::Worker> worker;
-    client::Model model;
-    std::vector<std::unique_ptr<Batch>> batches;  // by side
+    std::vector<Entrant> entrants;
   };
 
   absl::Status Open(Mine& mine) {
@@ -237,15 +249,21 @@ class Race {
         client::Worker::Attach({.address = shared_.address, .worker_name = "bench"});
     if (!worker.ok()) return worker.status();
     mine.worker = *std::move(worker);
-    absl::StatusOr<client::Model> model =
+    const absl::StatusOr<client::Model> model =
         mine.worker->RegisterModel(llm::GeometryOf(shared_.model->config(), "recall"));
     if (!model.ok()) return model.status();
-    mine.model = *std::move(model);
-    for (const Side& side : sides_) {
+    for (std::uint32_t i = 0; i < 2 * kPairs; ++i) {
+      // own, daemon, daemon, own, ...: pages that come first are the slower ones.
+      if ((i + 1) / 2 % 2 == 0) {
+        mine.entrants.push_back({Batch::OpenOwn(shared_, *mine.worker, contest_.sequences,
+                                                (rounds_ + 1) * kStepsOfTurn),
+                                 &outcome_.own});
+        continue;
+      }
       absl::StatusOr<std::unique_ptr<Batch>> batch =
-          Batch::Open(shared_, *mine.worker, mine.model, side, (rounds_ + 1) * kStepsOfTurn);
+          Batch::Open(shared_, *mine.worker, *model, contest_);
       if (!batch.ok()) return batch.status();
-      mine.batches.push_back(*std::move(batch));
+      mine.entrants.push_back({*std::move(batch), &outcome_.daemon});
     }
     return absl::OkStatus();
   }
@@ -254,45 +272,49 @@ class Race {
   void Work(bool first) {
     Mine mine;
     Note(Open(mine));
-    if (first) Progress(Concat("decoding: ", rounds_, " rounds of ", sides_.size(), " batches"));
     std::mt19937_64 random(seed_);  // alike in all workers
-    std::vector<std::size_t> order(sides_.size());
+    std::vector<std::size_t> order(2 * kPairs);
     std::iota(order.begin(), order.end(), std::size_t{0});
     for (std::uint32_t round = 0; round <= rounds_; ++round) {
+      if (first && round > 0) {
+        outcome_.own.round_seconds.push_back(0);
+        outcome_.daemon.round_seconds.push_back(0);
+      }
       // So that none always follows the same one.
       std::shuffle(order.begin(), order.end(), random);
-      for (const std::size_t side : order) Slice(mine, side, first, round > 0);
+      for (const std::size_t entrant : order) Slice(mine, entrant, first, round > 0);
     }
-    for (std::size_t side = 0; !failed_ && side < sides_.size(); ++side) {
-      const absl::StatusOr<std::uint64_t> bytes = mine.batches[side]->PoolBytes();
+    for (const Entrant& entrant : mine.entrants) {
+      const absl::StatusOr<std::uint64_t> bytes = entrant.batch->PoolBytes();
       Note(bytes.status());
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (bytes.ok()) measured_[side].pool_bytes += *bytes;
+      if (bytes.ok()) entrant.measured->pool_bytes += *bytes / kPairs;
     }
   }
 
-  void Slice(Mine& mine, std::size_t side, bool first, bool counts) {
+  void Slice(Mine& mine, std::size_t entrant, bool first, bool counts) {
     using Clock = std::chrono::steady_clock;
     const auto since = [](Clock::time_point begun) {
       return std::chrono::duration<double>(Clock::now() - begun).count();
     };
-    if (!failed_) Note(mine.batches[side]->Step());
+    if (!failed_) Note(mine.entrants[entrant].batch->Step());
     barrier_.arrive_and_wait();
     const double daemon_before = first ? daemon_.CpuSeconds() : 0;
     const Clock::time_point begun = Clock::now();
     std::vector<double> step_ms;
     for (std::uint32_t i = 0; i < kSliceSteps && !failed_; ++i) {
       const Clock::time_point step = Clock::now();
-      Note(mine.batches[side]->Step());
+      Note(mine.entrants[entrant].batch->Step());
       step_ms.push_back(since(step) * 1e3);
     }
     barrier_.arrive_and_wait();
-    if (!counts) return;
+    if (!counts || failed_) return;
     const std::lock_guard<std::mutex> lock(mutex_);
-    Measured& measured = measured_[side];
+    Measured& measured = *mine.entrants[entrant].measured;
     measured.step_ms.insert(measured.step_ms.end(), step_ms.begin(), step_ms.end());
     if (!first) return;
     measured.slice_seconds.push_back(since(begun));
+    measured.round_seconds.back() += measured.slice_seconds.back();
     measured.daemon_seconds += daemon_.CpuSeconds() - daemon_before;
   }
 
@@ -305,37 +327,45 @@ class Race {
 
   const Shared& shared_;
   const LocalDaemon& daemon_;
-  const std::vector<Side> sides_;
+  const Contest contest_;
   const std::uint32_t workers_;
   const std::uint32_t rounds_;
   const std::uint64_t seed_;
   std::barrier<> barrier_;
   std::mutex mutex_;  // over what follows
   absl::Status status_;
-  std::vector<Measured> measured_;
+  Outcome outcome_;
   std::atomic<bool> failed_{false};
 };
 
-Row RowOf(const Side& side, const Measured& measured, const Measured* own, std::uint32_t workers) {
-  const double seconds =
-      std::accumulate(measured.slice_seconds.begin(), measured.slice_seconds.end(), 0.0);
-  Row row = {.name = side.name,
-             .value = kSliceSteps * side.sequences * workers / Median(measured.slice_seconds),
-             .unit = "tokens/s",
-             .baseline = side.baseline,
-             .sense = Goal::kAtMost,
-             .p50_ms = Median(measured.step_ms),
-             .p99_ms = Percentile(measured.step_ms, 0.99)};
-  if (own == nullptr) return row;
-  row.daemon_cpu = 100 * measured.daemon_seconds / seconds;
-  row.pool_mib = static_cast<double>(measured.pool_bytes) / (1 << 20);
+Row RowOf(const std::string& name, std::uint32_t sequences, const Measured& measured,
+          std::uint32_t workers) {
+  return {.name = name,
+          .value = kSliceSteps * sequences * workers / Median(measured.slice_seconds),
+          .unit = "tokens/s",
+          .sense = Goal::kAtMost,
+          .p50_ms = Median(measured.step_ms),
+          .p99_ms = Percentile(measured.step_ms, 0.99)};
+}
+
+void AddRows(const Contest& contest, const Outcome& outcome, std::uint32_t workers,
+             Report& report) {
+  const bool dense = contest.policy == "dense";
+  const std::string own = Concat("own_k", contest.sequences);
+  if (dense) report.Add(RowOf(own, contest.sequences, outcome.own, workers));
+  Row row = RowOf(contest.name, contest.sequences, outcome.daemon, workers);
+  row.baseline = own;
+  const std::vector<double>& slices = outcome.daemon.slice_seconds;
+  row.daemon_cpu =
+      100 * outcome.daemon.daemon_seconds / std::accumulate(slices.begin(), slices.end(), 0.0);
+  row.pool_mib = static_cast<double>(outcome.daemon.pool_bytes) / (1 << 20);
   std::vector<double> ratios;
-  for (std::size_t round = 0; round < measured.slice_seconds.size(); ++round) {
-    ratios.push_back(measured.slice_seconds[round] / own->slice_seconds[round]);
+  for (std::size_t round = 0; round < outcome.own.round_seconds.size(); ++round) {
+    ratios.push_back(outcome.daemon.round_seconds[round] / outcome.own.round_seconds[round]);
   }
   row.ratio = Median(ratios);
-  if (side.policy == "dense" && side.sequences >= 16) row.goal = 1.03;
-  return row;
+  if (dense && contest.sequences >= 16) row.goal = 1.03;
+  report.Add(row);
 }
 
 }  // namespace
@@ -353,27 +383,25 @@ absl::StatusOr<Report> RunServe(const Options& options) {
   absl::StatusOr<Shared> shared = Prepare(tokens, static_cast<std::uint32_t>(options.seed));
   if (!shared.ok()) return shared.status();
   shared->address = (*daemon)->address();
-  Progress("filling the caches");
-  const std::vector<Side> sides = SidesOf(options.sequences);
-  absl::StatusOr<std::vector<Measured>> measured = Race(*shared, **daemon, sides, options).Run();
-  if (!measured.ok()) return measured.status();
-  std::size_t own = 0;
-  for (std::size_t i = 0; i < sides.size(); ++i) {
-    if (sides[i].policy.empty()) own = i;
-    report.Add(RowOf(sides[i], (*measured)[i],
-                     sides[i].policy.empty() ? nullptr : &(*measured)[own], options.workers));
+  for (const Contest& contest : ContestsOf(options.sequences)) {
+    Progress(Concat(contest.name, ": ", kPairs, " batches against as many"));
+    const absl::StatusOr<Outcome> outcome = Race(*shared, **daemon, contest, options).Run();
+    if (!outcome.ok()) return outcome.status();
+    AddRows(contest, *outcome, options.workers, report);
   }
   report.notes = {
       Concat(options.workers, " workers, each with batches of 1 and ", options.sequences,
              " sequences of ", shared->prompt.size(), " tokens and more; the recall model, ",
              "one thread a worker"),
-      Concat("own: a dense cache in the worker's memory, read by the same kernels; slices of ",
-             kSliceSteps,
-             " steps, and one before them that is not counted, take turns in an order "
-             "that is drawn for each round"),
-      "ratio: time of a slice against the baseline's, median over rounds; p50, p99: of one step, "
-      "which is a token of every sequence",
-      "daemon %: of one core, while the batch decoded"};
+      "own: a dense cache in the worker's memory, on huge pages where there are any, read by the "
+      "same kernels",
+      Concat("for each row ", kPairs, " batches in the daemon and ", kPairs,
+             " in the worker's memory, opened by turns; slices of ", kSliceSteps,
+             " steps, and one before them that is not counted, in an order that is drawn for each "
+             "round"),
+      "ratio: time of a round's slices against the baseline's, median over rounds; p50, p99: of "
+      "one step, which is a token of every sequence",
+      "daemon %: of one core, while its batches decoded"};
   return report;
 }
 
