@@ -371,7 +371,6 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::Status MayMove(std::uint32_t lane, std::uint64_t until) const TESSERA_REQUIRES(mutex_);
   absl::Status Fail(std::string why) TESSERA_REQUIRES(mutex_);
   std::uint64_t TokensInSegments() const TESSERA_REQUIRES(mutex_);
-  static std::uint64_t RowsOfTheLastTile(const Lane& lane);
 
   // sequence_append.cc
   absl::Status CheckFirstToken(const AppendSpan& span, std::uint64_t committed)
@@ -439,6 +438,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // sequence_tail.cc
   absl::StatusOr<std::uint64_t> CommittedLocked() TESSERA_REQUIRES(mutex_);
   absl::Status AbsorbLocked(std::uint64_t upto) TESSERA_REQUIRES(mutex_);
+  static std::uint64_t RowsOfTheLastTile(const Lane& lane);
   absl::Status CloseTailLocked() TESSERA_REQUIRES(mutex_);
   void DropTail() TESSERA_REQUIRES(mutex_);
 

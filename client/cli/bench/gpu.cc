@@ -289,11 +289,10 @@ absl::StatusOr<Report> RunGpuOn(cuda::RuntimeSource& gpus, const GpuBenchSize& s
       "kernels ", runtime->implementation(), "; bf16 K and V, ", size.kv_heads,
       " kv heads; us: a layer's attention of the batch, replayed as a graph; ratio: dense "
       "attention's time over the row's, median within rounds, or, of rates, the row's over a "
-      "copy's "
-      "within the device (read and written), which is measured first; read: bytes per token and kv "
-      "head; ctx: tokens; "
-      "b: sequences of the batch, b1 one after another of as many as a batch has; _choice: scores "
-      "and the choice of blocks alone; select reads blocks of 16 entries"));
+      "copy's within the device (read and written), which is measured first; read: bytes per token "
+      "and kv head; ctx: tokens; b: sequences of the batch, b1 one after another of as many as a "
+      "batch has; _choice: scores and the choice of blocks alone; select reads blocks of 16 "
+      "entries"));
   report.notes.push_back(Concat("outputs are within ", Figure(bench.worst_error()),
                                 " of their root mean square of the CPU's (at most ", kMostError,
                                 " is allowed)"));
