@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "daemon/wiring.h"
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/host/runtime.h"
 
 int main(int argc, char** argv) {
   const std::vector<std::string_view> args(argv + 1, argv + argc);

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/platform/cuda_calls.h"
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/host/runtime.h"
 
 namespace tessera {
 

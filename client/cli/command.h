@@ -4,7 +4,7 @@
 #include <span>
 #include <string_view>
 
-#include "client/gpu.h"
+#include "client/gpu/gpu.h"
 
 namespace tessera::cli {
 

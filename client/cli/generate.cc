@@ -1,6 +1,6 @@
 // tessera generate: a model goes on with a text, its cache being a daemon's.
 
-#include "client/worker/generate.h"
+#include "client/model/generate.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "client/cli/bench/local_daemon.h"
 #include "client/cli/command.h"
-#include "client/cli/door.h"
-#include "client/cli/run.h"
-#include "client/worker/shared_prompt.h"
+#include "client/model/shared_prompt.h"
+#include "client/tools/connection.h"
+#include "client/tools/local_daemon.h"
+#include "client/tools/run_command.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::cli {

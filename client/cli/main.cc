@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "client/cli/command.h"
-#include "daemon/base/nearest.h"
+#include "daemon/base/did_you_mean.h"
 #include "daemon/base/version.h"
 
 namespace tessera::cli {

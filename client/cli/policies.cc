@@ -9,12 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include "client/cli/admin.h"
 #include "client/cli/command.h"
-#include "client/cli/door.h"
-#include "client/cli/run.h"
-#include "client/cli/table.h"
-#include "daemon/base/nearest.h"
+#include "client/tools/admin.h"
+#include "client/tools/connection.h"
+#include "client/tools/run_command.h"
+#include "client/tools/table.h"
+#include "daemon/base/did_you_mean.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::cli {

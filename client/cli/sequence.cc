@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "client/cli/admin.h"
 #include "client/cli/command.h"
-#include "client/cli/door.h"
-#include "client/cli/run.h"
-#include "client/cli/table.h"
+#include "client/tools/admin.h"
+#include "client/tools/connection.h"
+#include "client/tools/run_command.h"
+#include "client/tools/table.h"
 #include "daemon/base/bytes.h"
 #include "daemon/base/strings.h"
 

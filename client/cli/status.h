@@ -4,7 +4,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "client/cli/admin.h"
+#include "client/tools/admin.h"
 
 namespace tessera::cli {
 

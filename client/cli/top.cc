@@ -10,10 +10,10 @@
 #include <thread>
 
 #include "client/cli/command.h"
-#include "client/cli/door.h"
-#include "client/cli/run.h"
 #include "client/cli/status.h"
-#include "client/cli/table.h"
+#include "client/tools/connection.h"
+#include "client/tools/run_command.h"
+#include "client/tools/table.h"
 
 namespace tessera::cli {
 

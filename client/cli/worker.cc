@@ -1,7 +1,7 @@
 // tessera worker: a small worker that prefills, decodes and forks through a daemon with a synthetic
 // model, and compares what comes back with attention over a copy of its own.
 
-#include "client/worker.h"
+#include "tessera/worker.h"
 
 #include <chrono>
 #include <cstdio>
@@ -9,13 +9,13 @@
 #include <optional>
 #include <vector>
 
-#include "client/cli/admin.h"
-#include "client/cli/bench/report.h"
+#include "client/bench/workload/synthetic.h"
 #include "client/cli/command.h"
-#include "client/cli/door.h"
-#include "client/cli/run.h"
-#include "client/cli/synthetic.h"
-#include "client/cli/table.h"
+#include "client/tools/admin.h"
+#include "client/tools/connection.h"
+#include "client/tools/report.h"
+#include "client/tools/run_command.h"
+#include "client/tools/table.h"
 #include "daemon/base/bytes.h"
 
 namespace tessera::cli {

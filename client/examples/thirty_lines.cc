@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "client/worker.h"
+#include "tessera/worker.h"
 
 int main(int argc, char** argv) {
   using tessera::client::Worker;

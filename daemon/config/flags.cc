@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "daemon/base/bytes.h"
 #include "daemon/base/check.h"
-#include "daemon/base/nearest.h"
+#include "daemon/base/did_you_mean.h"
 #include "daemon/base/strings.h"
 #include "daemon/base/utf8.h"
 #include "daemon/config/convert.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "daemon/device/cuda_device.h"
-#include "kernels/cuda/tile_ops.h"
+#include "kernels/cuda/host/tile_ops.h"
 
 namespace tessera::device {
 

@@ -8,8 +8,8 @@
 #include "daemon/base/strings.h"
 #include "daemon/device/cuda_bench.h"
 #include "daemon/device/cuda_memory_source.h"
-#include "kernels/cuda/selection_reader.h"
-#include "kernels/cuda/step_writer.h"
+#include "kernels/cuda/host/step_writer.h"
+#include "kernels/cuda/select/selection_reader.h"
 #include "kernels/dispatch/implementation.h"
 
 namespace tessera::device {

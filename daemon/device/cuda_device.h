@@ -19,7 +19,7 @@
 #include "daemon/device/device.h"
 #include "daemon/platform/cuda_calls.h"
 #include "daemon/platform/cuda_memory.h"
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/host/runtime.h"
 
 namespace tessera::device {
 

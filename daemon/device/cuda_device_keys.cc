@@ -12,8 +12,8 @@
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 #include "daemon/device/cuda_device.h"
-#include "kernels/cuda/observe_index.h"
-#include "kernels/cuda/tile_ops.h"
+#include "kernels/cuda/encode/observe_index.h"
+#include "kernels/cuda/host/tile_ops.h"
 #include "kernels/format/dense_tile.h"
 
 namespace tessera::device {

@@ -10,7 +10,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/device/device.h"
 #include "daemon/platform/cuda_calls.h"
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/host/runtime.h"
 
 namespace tessera::device {
 

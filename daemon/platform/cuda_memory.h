@@ -10,7 +10,7 @@
 // Where a device cannot export descriptors (CudaSharing::kIpcHandle), an allocation is shared whole
 // by CUDA IPC: CreateUnmapped ── handle ──▶ ImportIpc. Its importer can write to it whatever it was
 // meant to do, and extents are not contiguous: readers look up the base of each extent
-// (kernels/cuda/step_view.h, DeviceArena).
+// (kernels/cuda/common/step_view.h, DeviceArena).
 //
 // Either way the tenant is the trust boundary, and the owner destroys exported memory only after
 // every importer has closed it or is gone; that rule is the caller's to keep.

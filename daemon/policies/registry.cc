@@ -4,7 +4,7 @@
 #include <array>
 
 #include "daemon/base/strings.h"
-#include "daemon/policies/rows.h"
+#include "daemon/policies/registry_rows.h"
 #include "daemon/policies/token_policy.h"
 
 namespace tessera::policies {

@@ -5,7 +5,7 @@
 
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
-#include "daemon/policies/staying_entries.h"
+#include "daemon/policies/kept_entries.h"
 #include "daemon/policies/token_system.h"
 
 namespace tessera::policies {

@@ -1,6 +1,6 @@
 // The types of packed values.
 #include "daemon/base/check.h"
-#include "daemon/policies/rows.h"
+#include "daemon/policies/registry_rows.h"
 
 namespace tessera::policies {
 namespace {

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "daemon/base/clock.h"
-#include "daemon/cache/tenant.h"
+#include "daemon/cache/tenant/tenant.h"
 
 namespace tessera::residency {
 

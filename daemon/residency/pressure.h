@@ -29,12 +29,12 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/rate_limit.h"
 #include "daemon/base/scheduler.h"
-#include "daemon/base/seldom.h"
-#include "daemon/cache/node.h"
+#include "daemon/cache/tenant/node.h"
 #include "daemon/pool/account.h"
 #include "daemon/residency/measure.h"
-#include "daemon/residency/waiting_line.h"
+#include "daemon/residency/memory_waiters.h"
 
 namespace tessera::residency {
 

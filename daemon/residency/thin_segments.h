@@ -2,7 +2,7 @@
 // of the sequences that were used least recently first, of each the oldest segments first.
 #pragma once
 
-#include "daemon/compaction/compactor.h"
+#include "daemon/compaction/jobs/compactor.h"
 #include "daemon/residency/measure.h"
 
 namespace tessera::residency {

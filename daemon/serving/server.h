@@ -16,14 +16,14 @@
 #include "daemon/metrics/exposer.h"
 #include "daemon/platform/lock_file.h"
 #include "daemon/platform/peer_rules.h"
-#include "daemon/serving/admin_service.h"
-#include "daemon/serving/connections.h"
-#include "daemon/serving/describe.h"
-#include "daemon/serving/services.h"
+#include "daemon/serving/attach/connections.h"
+#include "daemon/serving/attach/unix_acceptor.h"
+#include "daemon/serving/attach/watcher.h"
+#include "daemon/serving/call/services.h"
+#include "daemon/serving/rpc/admin_service.h"
+#include "daemon/serving/rpc/describe.h"
+#include "daemon/serving/rpc/worker_service.h"
 #include "daemon/serving/tls.h"
-#include "daemon/serving/unix_acceptor.h"
-#include "daemon/serving/watcher.h"
-#include "daemon/serving/worker_service.h"
 
 namespace tessera::serving {
 

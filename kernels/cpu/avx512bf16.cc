@@ -1,8 +1,8 @@
 // The one file compiled for this instruction set. It exports a table; everything else is internal.
-#include "kernels/cpu/simd_avx512-inl.h"
+#include "kernels/cpu/simd/simd_avx512-inl.h"
 // The vocabulary comes first: the algorithms below are written over it.
-#include "kernels/cpu/isa.h"
 #include "kernels/cpu/operations-inl.h"
+#include "kernels/cpu/simd/isa.h"
 
 namespace tessera::kernels {
 

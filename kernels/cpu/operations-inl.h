@@ -1,17 +1,17 @@
 // The operations of one instruction set: what its source file exports.
 #pragma once
 
-#include "kernels/cpu/attend_packed-inl.h"
-#include "kernels/cpu/attend_part-inl.h"
+#include "kernels/cpu/attend/attend_packed-inl.h"
+#include "kernels/cpu/attend/attend_part-inl.h"
 #if defined(__AVX512BF16__)
 #define TESSERA_DOT_ENGINE
-#include "kernels/cpu/dot_engine-inl.h"
+#include "kernels/cpu/attend/dot_engine-inl.h"
 #endif
-#include "kernels/cpu/first_unusable-inl.h"
-#include "kernels/cpu/observe-inl.h"
-#include "kernels/cpu/rotate-inl.h"
-#include "kernels/cpu/score-inl.h"
-#include "kernels/cpu/select-inl.h"
+#include "kernels/cpu/encode/first_unusable-inl.h"
+#include "kernels/cpu/encode/observe-inl.h"
+#include "kernels/cpu/encode/rotate-inl.h"
+#include "kernels/cpu/select/score-inl.h"
+#include "kernels/cpu/select/select-inl.h"
 #include "kernels/cpu/tile_jobs-inl.h"
 #include "kernels/format/operations.h"
 

@@ -1,6 +1,6 @@
 #include "kernels/cpu/operations.h"
 
-#include "kernels/cpu/isa.h"
+#include "kernels/cpu/simd/isa.h"
 
 namespace tessera::kernels {
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cpu/encode-inl.h"
+#include "kernels/cpu/encode/encode-inl.h"
 #include "kernels/format/part.h"
 
 namespace tessera::kernels {

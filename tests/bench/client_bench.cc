@@ -7,9 +7,9 @@
 #include <memory>
 #include <vector>
 
-#include "client/worker.h"
 #include "kernels/dispatch/implementation.h"
-#include "tests/fakes/mapped_daemon.h"
+#include "tessera/worker.h"
+#include "tests/fakes/daemon/mapped_daemon.h"
 
 namespace tessera {
 namespace {

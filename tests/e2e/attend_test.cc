@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/format/element.h"
-#include "tests/fakes/daemon_process.h"
+#include "tests/fakes/daemon/daemon_process.h"
 #include "tests/fakes/raw_worker.h"
 
 namespace tessera {

@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "client/tessera.h"
-#include "tests/e2e/token_lanes.h"
+#include "tessera/tessera.h"
+#include "tests/e2e/tokens/token_lanes.h"
 
 namespace tessera {
 namespace {

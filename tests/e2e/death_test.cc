@@ -19,11 +19,11 @@
 #include <thread>
 #include <vector>
 
-#include "client/cli/synthetic.h"
-#include "client/worker.h"
+#include "client/bench/workload/synthetic.h"
 #include "tessera/v1/admin.grpc.pb.h"
+#include "tessera/worker.h"
 #include "tests/e2e/death_phase.h"
-#include "tests/fakes/daemon_process.h"
+#include "tests/fakes/daemon/daemon_process.h"
 #include "tests/fakes/raw_worker.h"
 #include "tests/fakes/seed.h"
 

@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "client/cli/synthetic.h"
-#include "client/worker.h"
+#include "client/bench/workload/synthetic.h"
 #include "daemon/base/strings.h"
+#include "tessera/worker.h"
 #include "tests/e2e/death_phase.h"
 
 namespace tessera {

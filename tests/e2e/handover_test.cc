@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "client/tessera.h"
-#include "tests/e2e/prefix_lanes.h"
+#include "tessera/tessera.h"
+#include "tests/e2e/prefix/prefix_lanes.h"
 
 namespace tessera {
 namespace {

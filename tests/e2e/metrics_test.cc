@@ -15,8 +15,8 @@
 
 #include "kernels/format/element.h"
 #include "proto/shm/pin.h"
-#include "tests/fakes/daemon_process.h"
-#include "tests/fakes/http_get.h"
+#include "tests/fakes/daemon/daemon_process.h"
+#include "tests/fakes/daemon/http_get.h"
 #include "tests/fakes/raw_mapping.h"
 #include "tests/fakes/raw_worker.h"
 

@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "client/cli/synthetic.h"
-#include "client/worker.h"
+#include "client/bench/workload/synthetic.h"
 #include "tessera/v1/admin.grpc.pb.h"
-#include "tests/fakes/daemon_process.h"
-#include "tests/fakes/http_get.h"
+#include "tessera/worker.h"
+#include "tests/fakes/daemon/daemon_process.h"
+#include "tests/fakes/daemon/http_get.h"
 #include "tests/fakes/seed.h"
 
 namespace tessera {

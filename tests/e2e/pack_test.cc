@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "client/cli/admin.h"
 #include "client/cli/status.h"
+#include "client/tools/admin.h"
 #include "tests/e2e/packed_lanes.h"
 
 namespace tessera {

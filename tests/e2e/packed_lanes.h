@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "client/cli/synthetic.h"
-#include "client/worker.h"
-#include "tests/fakes/daemon_process.h"
+#include "client/bench/workload/synthetic.h"
+#include "tessera/worker.h"
+#include "tests/fakes/daemon/daemon_process.h"
 #include "tests/fakes/rotations.h"
 #include "tests/fakes/seed.h"
 

@@ -11,13 +11,13 @@
 #include <string>
 #include <vector>
 
-#include "client/channel.h"
-#include "client/cli/admin.h"
-#include "client/cli/synthetic.h"
-#include "client/tessera.h"
-#include "client/worker.h"
-#include "tests/fakes/certificates.h"
-#include "tests/fakes/daemon_process.h"
+#include "client/bench/workload/synthetic.h"
+#include "client/rpc/channel.h"
+#include "client/tools/admin.h"
+#include "tessera/tessera.h"
+#include "tessera/worker.h"
+#include "tests/fakes/daemon/certificates.h"
+#include "tests/fakes/daemon/daemon_process.h"
 
 namespace tessera {
 namespace {

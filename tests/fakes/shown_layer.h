@@ -13,7 +13,7 @@
 
 #include "daemon/policies/token_policy.h"
 #include "kernels/format/operations.h"
-#include "tests/fakes/host_key_scorer.h"
+#include "tests/fakes/gpu/host_key_scorer.h"
 #include "tests/fakes/seed.h"
 
 namespace tessera::policies {

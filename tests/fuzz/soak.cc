@@ -24,13 +24,13 @@
 #include <utility>
 #include <vector>
 
-#include "client/channel.h"
-#include "client/cli/flags.h"
-#include "client/cli/run.h"
-#include "client/cli/table.h"
+#include "client/rpc/channel.h"
+#include "client/tools/flags.h"
+#include "client/tools/run_command.h"
+#include "client/tools/table.h"
 #include "daemon/base/strings.h"
 #include "tessera/v1/admin.grpc.pb.h"
-#include "tests/fakes/daemon_process.h"
+#include "tests/fakes/daemon/daemon_process.h"
 #include "tests/fakes/raw_worker.h"
 #include "tests/fuzz/soak_counters.h"
 

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "daemon/base/check.h"
-#include "tests/fuzz/story.h"
+#include "tests/fuzz/stories/story.h"
 
 namespace tessera::fuzz {
 

@@ -13,7 +13,7 @@
 #include <memory>
 #include <string>
 
-#include "client/channel.h"
+#include "client/rpc/channel.h"
 #include "daemon/base/strings.h"
 #include "tests/fuzz/soak_counters.h"
 

@@ -10,11 +10,11 @@
 #include <string>
 #include <string_view>
 
-#include "client/checkpoint/config.h"
-#include "client/checkpoint/json.h"
-#include "client/worker/model.h"
-#include "client/checkpoint/safetensors.h"
-#include "client/checkpoint/vocab.h"
+#include "client/model/checkpoint/config.h"
+#include "client/model/checkpoint/json.h"
+#include "client/model/checkpoint/safetensors.h"
+#include "client/model/checkpoint/vocab.h"
+#include "client/model/model.h"
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
 #include "tests/fuzz/fuzz_target.h"

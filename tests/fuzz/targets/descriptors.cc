@@ -23,12 +23,12 @@
 
 #include "daemon/base/check.h"
 #include "daemon/platform/unix_socket.h"
-#include "daemon/serving/descriptor_connection.h"
+#include "daemon/serving/attach/descriptor_connection.h"
 #include "proto/shm/layout.h"
-#include "tests/fuzz/daemon_core.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input.h"
-#include "tests/fuzz/script_seeds.h"
+#include "tests/fuzz/stories/daemon_core.h"
+#include "tests/fuzz/stories/script_seeds.h"
 
 namespace tessera::fuzz {
 namespace {

@@ -3,9 +3,9 @@
 // go on from a worker with two sequences that decode. A lie fails that worker's own sequences or
 // calls; an honest worker beside it, and the other tenant, notice nothing.
 #include "proto/shm/layout.h"
-#include "tests/fuzz/daemon_script.h"
 #include "tests/fuzz/fuzz_target.h"
-#include "tests/fuzz/script_seeds.h"
+#include "tests/fuzz/stories/daemon_script.h"
+#include "tests/fuzz/stories/script_seeds.h"
 
 namespace tessera::fuzz {
 namespace {

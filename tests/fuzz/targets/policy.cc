@@ -6,9 +6,9 @@
 
 #include "daemon/base/check.h"
 #include "daemon/base/strings.h"
-#include "daemon/policies/parse.h"
+#include "daemon/policies/grammar/parse.h"
+#include "daemon/policies/grammar/validate.h"
 #include "daemon/policies/registry.h"
-#include "daemon/policies/validate.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/unit/policies/same.h"
 

@@ -3,9 +3,9 @@
 // when the workers have gone nothing is left of what they did.
 #include "daemon/base/strings.h"
 #include "daemon/policies/registry.h"
-#include "tests/fuzz/daemon_script.h"
 #include "tests/fuzz/fuzz_target.h"
-#include "tests/fuzz/script_seeds.h"
+#include "tests/fuzz/stories/daemon_script.h"
+#include "tests/fuzz/stories/script_seeds.h"
 
 namespace tessera::fuzz {
 namespace {

@@ -1,4 +1,4 @@
-#include "daemon/cache/directory.h"
+#include "daemon/cache/memory/directory.h"
 
 #include <cstring>
 #include <memory>

@@ -1,4 +1,4 @@
-#include "daemon/cache/model.h"
+#include "daemon/cache/model/model.h"
 
 #include <cmath>
 #include <functional>

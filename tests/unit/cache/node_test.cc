@@ -1,4 +1,4 @@
-#include "daemon/cache/node.h"
+#include "daemon/cache/tenant/node.h"
 
 #include <gtest/gtest.h>
 

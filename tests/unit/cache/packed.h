@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "daemon/cache/pack.h"
+#include "daemon/cache/segment/pack.h"
 #include "kernels/dispatch/implementation.h"
 #include "tests/fakes/rotations.h"
 #include "tests/fakes/seed.h"

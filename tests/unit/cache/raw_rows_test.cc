@@ -1,4 +1,4 @@
-#include "daemon/cache/raw_rows.h"
+#include "daemon/cache/segment/raw_rows.h"
 
 #include <cstring>
 #include <vector>

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "daemon/cache/row_source.h"
+#include "daemon/cache/segment/row_source.h"
 #include "kernels/format/dense_tile.h"
 
 namespace tessera::cache {

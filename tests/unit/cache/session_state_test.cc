@@ -1,4 +1,4 @@
-#include "daemon/cache/session_state.h"
+#include "daemon/cache/tenant/session_state.h"
 
 #include <cstring>
 #include <memory>

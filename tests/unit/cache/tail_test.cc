@@ -1,4 +1,4 @@
-#include "daemon/cache/tail.h"
+#include "daemon/cache/tail/tail.h"
 
 #include <sys/mman.h>
 

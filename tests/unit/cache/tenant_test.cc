@@ -1,4 +1,4 @@
-#include "daemon/cache/tenant.h"
+#include "daemon/cache/tenant/tenant.h"
 
 #include <functional>
 #include <memory>

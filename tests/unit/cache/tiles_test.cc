@@ -1,7 +1,7 @@
 // Tiles in a pool, and the summaries that lie apart from them: where they stand, and what they
 // take.
 
-#include "daemon/cache/tiles.h"
+#include "daemon/cache/memory/tiles.h"
 
 #include <gtest/gtest.h>
 

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/cache/sequence.h"
-#include "daemon/cache/session_state.h"
-#include "daemon/cache/tenant.h"
+#include "daemon/cache/sequence/sequence.h"
+#include "daemon/cache/tenant/session_state.h"
+#include "daemon/cache/tenant/tenant.h"
 #include "daemon/device/cpu_device.h"
 #include "daemon/device/host_memory.h"
 #include "gtest/gtest.h"

@@ -4,7 +4,7 @@
 
 #include <thread>
 
-#include "client/bulk_append.h"
+#include "client/sequence/bulk_append.h"
 #include "tests/unit/client/decoder.h"
 
 namespace tessera::client {

@@ -5,7 +5,7 @@
 #include <sstream>
 #include <string>
 
-#include "client/tessera.h"
+#include "tessera/tessera.h"
 
 extern "C" {
 tessera_code AttachFromC(const char* address, tessera_error* error);

@@ -1,7 +1,7 @@
 /* The C interface, as a C compiler sees it. */
 #include <string.h>
 
-#include "client/tessera.h"
+#include "tessera/tessera.h"
 
 /* Attaches to an address where nobody is; returns the code, and the message in `error`. */
 tessera_code AttachFromC(const char* address, tessera_error* error) {

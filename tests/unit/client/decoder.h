@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "client/worker.h"
 #include "gtest/gtest.h"
+#include "tessera/worker.h"
+#include "tests/fakes/daemon/mapped_daemon.h"
 #include "tests/fakes/fake_clock.h"
-#include "tests/fakes/mapped_daemon.h"
 #include "tests/fakes/seed.h"
 #include "tests/unit/client/history.h"
 

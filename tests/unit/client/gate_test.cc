@@ -1,4 +1,4 @@
-#include "client/gate.h"
+#include "client/mapped/gate.h"
 
 #include <gtest/gtest.h>
 

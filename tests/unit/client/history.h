@@ -9,9 +9,9 @@
 #include <span>
 #include <vector>
 
-#include "client/model.h"
 #include "gtest/gtest.h"
 #include "kernels/reference/oracle.h"
+#include "tessera/model.h"
 #include "tests/fakes/seed.h"
 
 namespace tessera::client {

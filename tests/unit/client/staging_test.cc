@@ -1,4 +1,4 @@
-#include "client/staging.h"
+#include "client/mapped/staging.h"
 
 #include <gtest/gtest.h>
 

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/compaction/element.h"
-#include "daemon/compaction/managed_sequence.h"
-#include "daemon/policies/parse.h"
+#include "daemon/compaction/jobs/managed_sequence.h"
+#include "daemon/compaction/lanes/element.h"
+#include "daemon/policies/grammar/parse.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/compaction/compactor_fixture.h"

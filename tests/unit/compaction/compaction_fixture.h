@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/compaction/compactor.h"
-#include "daemon/policies/validate.h"
+#include "daemon/compaction/jobs/compactor.h"
+#include "daemon/policies/grammar/validate.h"
 #include "gtest/gtest.h"
 #include "tests/fakes/manual_scheduler.h"
-#include "tests/unit/compaction/drawn_rows.h"
+#include "tests/unit/compaction/lanes/drawn_rows.h"
 
 namespace tessera::compaction {
 

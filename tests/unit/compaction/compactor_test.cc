@@ -1,4 +1,4 @@
-#include "daemon/compaction/compactor.h"
+#include "daemon/compaction/jobs/compactor.h"
 
 #include <memory>
 #include <optional>

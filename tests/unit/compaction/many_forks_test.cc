@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/cache/join.h"
-#include "daemon/policies/parse.h"
+#include "daemon/cache/sequence/join.h"
+#include "daemon/policies/grammar/parse.h"
 #include "proto/shm/layout.h"
 #include "tests/unit/compaction/compactor_fixture.h"
 

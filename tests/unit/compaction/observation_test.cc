@@ -1,4 +1,4 @@
-#include "daemon/compaction/observation.h"
+#include "daemon/compaction/observation/observation.h"
 
 #include <algorithm>
 #include <cstring>

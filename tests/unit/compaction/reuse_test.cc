@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/policies/parse.h"
+#include "daemon/policies/grammar/parse.h"
 #include "gtest/gtest.h"
 #include "tests/unit/compaction/compactor_fixture.h"
 

@@ -9,9 +9,9 @@
 
 #include "daemon/device/cuda_device.h"
 #include "kernels/dispatch/implementation.h"
-#include "tests/fakes/emulated_runtime.h"
-#include "tests/fakes/shared_gpu.h"
-#include "tests/fakes/watched_device.h"
+#include "tests/fakes/gpu/emulated_runtime.h"
+#include "tests/fakes/gpu/shared_gpu.h"
+#include "tests/fakes/gpu/watched_device.h"
 #include "tests/unit/cache/packed.h"
 
 namespace tessera::compaction {

@@ -16,8 +16,8 @@
 #include "daemon/platform/memfd.h"
 #include "kernels/dispatch/implementation.h"
 #include "kernels/format/dense_tile.h"
-#include "tests/fakes/emulated_runtime.h"
-#include "tests/fakes/shared_gpu.h"
+#include "tests/fakes/gpu/emulated_runtime.h"
+#include "tests/fakes/gpu/shared_gpu.h"
 
 namespace tessera::device {
 

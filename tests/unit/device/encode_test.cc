@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/contract/pack_data.h"
+#include "tests/contract/pack/pack_data.h"
 #include "tests/unit/device/devices.h"
 
 namespace tessera::device {

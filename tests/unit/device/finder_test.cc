@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "tests/fakes/emulated_runtime.h"
-#include "tests/fakes/shared_gpu.h"
+#include "tests/fakes/gpu/emulated_runtime.h"
+#include "tests/fakes/gpu/shared_gpu.h"
 
 namespace tessera::device {
 namespace {

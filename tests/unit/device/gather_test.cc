@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/format/operations.h"
-#include "tests/contract/pack_data.h"
+#include "tests/contract/pack/pack_data.h"
 #include "tests/unit/device/devices.h"
 
 namespace tessera::device {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/format/error_bound.h"
-#include "tests/contract/pack_data.h"
+#include "tests/contract/pack/pack_data.h"
 #include "tests/unit/device/devices.h"
 
 namespace tessera::device {

@@ -12,6 +12,29 @@ import check_tidy
 import table
 
 HEADER = "#pragma once\n"
+# Like tests/layers.txt, and smaller.
+LAYERS = table.Layers("""
+kernels/format:
+kernels/cpu: kernels/format
+kernels/dispatch: kernels/cpu kernels/format
+kernels: +kernels/dispatch
+proto/shm: kernels/format
+proto/tessera:
+proto:
+daemon/base:
+daemon/pool: +kernels daemon/base proto/shm
+daemon/tiers: daemon/base
+daemon/cache: +daemon/pool daemon/tiers
+daemon/compaction: +daemon/cache
+daemon/config: daemon/base
+daemon/residency: +daemon/cache
+daemon/serving: +daemon/residency daemon/compaction proto/tessera
+daemon: +daemon/serving
+client/include:
+client: client/include daemon/base proto/shm +kernels
+client/cli: +client
+order daemon/serving: call rpc .
+""")
 
 
 class Tree(unittest.TestCase):
@@ -42,7 +65,7 @@ class Tree(unittest.TestCase):
 
 class Layers(Tree):
     def found(self):
-        return check_layers.LayerCheck(self.root).run()
+        return check_layers.LayerCheck(self.root, LAYERS).run()
 
     def assert_one(self, *words):
         found = self.found()
@@ -126,17 +149,43 @@ class Layers(Tree):
                    "target_link_libraries(tessera_base PRIVATE tessera_pool)  # comment (\n")
         self.assert_one("tessera_base (daemon/base) may not link tessera_pool (daemon/pool)")
 
-    def test_the_table_names_only_itself(self):
-        for row, targets in table.MAY_INCLUDE.items():
-            for target in targets:
-                self.assertIn(target, table.MAY_INCLUDE, row)
+    def test_parts_keep_their_order(self):
+        self.write("daemon/serving/call/a.h", HEADER)
+        self.write("daemon/serving/rpc/a.h", HEADER)
+        self.includes("daemon/serving/rpc/b.h", "daemon/serving/call/a.h", "daemon/pool/a.h")
+        self.includes("daemon/serving/b.h", "daemon/serving/call/a.h", "daemon/serving/rpc/a.h")
+        self.assertEqual(self.found(), [])
+        self.includes("daemon/serving/call/b.h", "daemon/serving/rpc/a.h")
+        self.assert_one("daemon/serving/call/b.h:2", "a higher part of daemon/serving")
 
-    def test_the_table_has_no_circle(self):
-        for row in table.MAY_INCLUDE:
-            if row in table.KERNELS:
-                continue  # the aggregate names its parts and itself
-            for target in table.MAY_INCLUDE[row]:
-                self.assertNotIn(row, table.MAY_INCLUDE[target], f"{row} and {target}")
+    def test_parts_have_a_place(self):
+        self.write("daemon/serving/others/a.h", HEADER)
+        self.write("daemon/serving/others/README.md", "# others\n")
+        self.assert_one("daemon/serving/others", "unknown folder")
+
+    def test_public_headers_go_by_their_installed_names(self):
+        self.write("client/include/tessera/a.h", HEADER)
+        self.includes("client/cli/b.h", "tessera/a.h")
+        self.assertEqual(self.found(), [])
+        self.includes("daemon/pool/b.h", "tessera/a.h")
+        self.assert_one("daemon/pool may not include client/include")
+
+    def test_the_list_of_this_project(self):
+        layers = table.load()
+        self.assertIn("daemon/cache", layers.may_include["daemon/serving"])
+        self.assertNotIn("daemon/serving", layers.may_include["daemon/cache"])
+
+    def test_the_list_itself(self):
+        for text, words in (("a: b\n", '"b" is not a layer above this line'),
+                            ("a b c: d\n", "expected"), ("a\n", "expected"),
+                            ("order a: b\n", "names no layer")):
+            with self.subTest(text=text):
+                with self.assertRaisesRegex(table.Malformed, words):
+                    table.Layers(text)
+        layers = table.Layers("a:\nb: a\nc: +b  # comment\norder c: x .\n")
+        self.assertEqual(layers.may_include["c"], ("b", "a"))
+        self.assertEqual(layers.part_of("c/x/y", "c"), 0)
+        self.assertEqual(layers.part_of("c", "c"), 1)
 
 
 class Tidy(Tree):
@@ -222,6 +271,11 @@ class Tidy(Tree):
     def test_suppressions(self):
         self.write("tests/x.supp", "# not of tessera\nrace:libgrpc\nrace:tessera::pool\n")
         self.assert_one("tests/x.supp:3", "our own code")
+
+    def test_crowded_folders(self):
+        for number in range(30):
+            self.write(f"daemon/pool/f{number}.h", HEADER)
+        self.assert_one("daemon/pool", "31 source files")
 
     def test_readmes(self):
         (self.root / "daemon/pool/README.md").unlink()

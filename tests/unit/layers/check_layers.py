@@ -1,4 +1,4 @@
-"""Fails on an include or a CMake link that goes upward or sideways; table.py says who may what."""
+"""Fails on an #include or a CMake link that tests/layers.txt does not allow."""
 
 import pathlib
 import re
@@ -15,25 +15,14 @@ CMAKE_CALL = re.compile(r"\b(tessera_library|add_library|add_executable|tessera_
                         r"|target_link_libraries)\s*\(([^()]*)\)")
 
 
-def layer_of(folder):
-    """The row that a folder belongs to, or None."""
-    if folder in table.MAY_INCLUDE:
-        return folder
-    parts = folder.split("/")
-    for length in range(len(parts) - 1, 1, -1):
-        row = "/".join(parts[:length])
-        if row in table.MAY_INCLUDE:
-            return row
-    return None
-
-
 def is_within(folder, prefix):
     return folder == prefix or folder.startswith(prefix + "/")
 
 
 class LayerCheck:
-    def __init__(self, root):
+    def __init__(self, root, layers):
         self.root = pathlib.Path(root)
+        self.layers = layers
         self.files = tree.walk(self.root)
         self.known = {file.as_posix() for file in self.files}
         self.violations = []
@@ -56,8 +45,8 @@ class LayerCheck:
             top = folder.split("/")[0]
             if top not in table.TOP and not top.startswith("."):
                 self.complain(folder, "the top level is fixed, and this folder is not part of it")
-            elif top in table.LAYERED and layer_of(folder) is None:
-                self.complain(folder, "unknown folder: give it a row in tests/unit/layers/table.py")
+            elif top in table.LAYERED and self.layers.layer_of(folder) is None:
+                self.complain(folder, "unknown folder: give it a place in tests/layers.txt")
 
     def check_includes(self, file):
         folder = tree.parent(file)
@@ -70,6 +59,8 @@ class LayerCheck:
 
     def check_include(self, where, folder, quote, target):
         in_tests = is_within(folder, "tests")
+        if table.PUBLIC + target in self.known:
+            target = table.PUBLIC + target
         top = target.split("/")[0]
         if target.startswith("tessera/v1/"):
             if not in_tests:
@@ -80,16 +71,24 @@ class LayerCheck:
             elif top == "tests" and not in_tests:
                 self.complain(where, f"includes {target}: only tests include tests")
             elif not in_tests:
-                self.check_layers(where, folder, layer_of(target.rsplit("/", 1)[0]), target)
+                self.check_layers(where, folder, target.rsplit("/", 1)[0], target)
         else:
             self.check_third_party(where, folder, quote, target, in_tests)
 
-    def check_layers(self, where, folder, target_layer, target):
-        layer = layer_of(folder)
+    def check_layers(self, where, folder, target_folder, target):
+        layer = self.layers.layer_of(folder)
+        target_layer = self.layers.layer_of(target_folder)
         if layer is None or target_layer is None:
             return  # check_folders has said so
-        if target_layer != layer and target_layer not in table.MAY_INCLUDE[layer]:
-            self.complain(where, f"{layer} may not include {target_layer} ({target})")
+        if target_layer != layer:
+            if target_layer not in self.layers.may_include[layer]:
+                self.complain(where, f"{layer} may not include {target_layer} ({target})")
+            return
+        part = self.layers.part_of(folder, layer)
+        target_part = self.layers.part_of(target_folder, layer)
+        if part is not None and target_part is not None and target_part > part:
+            self.complain(where, f"{folder} may not include {target_folder}, a higher part of "
+                          f"{layer} ({target})")
 
     def check_third_party(self, where, folder, quote, target, in_tests):
         if quote == '"' and not target.startswith(table.THIRD_PARTY):
@@ -119,18 +118,18 @@ class LayerCheck:
                 if command != "target_link_libraries":
                     homes[words[0]] = table.LIBRARY_HOME.get(words[0], folder)
         for where, folder, name, words in calls:
-            layer = layer_of(homes.get(name, folder))
+            layer = self.layers.layer_of(homes.get(name, folder))
             for word in words:
-                target = layer_of(homes[word]) if word in homes else None
+                target = self.layers.layer_of(homes[word]) if word in homes else None
                 if target is None or layer is None:
                     continue
                 self.links += 1
-                if target != layer and target not in table.MAY_INCLUDE[layer]:
+                if target != layer and target not in self.layers.may_include[layer]:
                     self.complain(where, f"{name} ({layer}) may not link {word} ({target})")
 
 
 def main(root):
-    check = LayerCheck(root)
+    check = LayerCheck(root, table.load())
     violations = check.run()
     for violation in violations:
         print(violation)

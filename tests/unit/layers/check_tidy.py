@@ -1,15 +1,18 @@
 """Fails on what the house style forbids and a compiler does not see."""
 
+import collections
 import pathlib
 import re
 import sys
 
 sys.dont_write_bytecode = True
 
+import table
 import tree
 
 MAX_COLUMNS = 100
 MAX_LINES = 500
+MAX_FILES = 30  # of source, in one folder
 
 # Written so that this file does not match itself.
 UNFINISHED = re.compile(r"\b(" + "|".join(("TO" "DO", "FIX" "ME", "X" "XX")) + r")\b")
@@ -22,9 +25,8 @@ USING_NAMESPACE = re.compile(r"^\s*using\s+namespace\b")
 # Folders that are explained by the README above them.
 NO_README = (
     re.compile(r"proto/tessera"),       # only a part of the path to v1
-    re.compile(r"tests/unit(/.*)?"),    # mirrors the source, which has the READMEs
-    re.compile(r"tests/golden/.*"),     # data
-    re.compile(r"tests/fuzz/(corpus/.*|targets)"),  # data; files that tests/fuzz/README.md lists
+    re.compile(r"tests/unit"),          # mirrors the source, which has the READMEs
+    re.compile(r"tests/\w+/.*"),        # the README of tests/NAME explains its sub-folders
     re.compile(r"helm/.*/templates(/.*)?"),  # Helm renders whatever is in there
     re.compile(r"\.ci"),
 )
@@ -64,6 +66,7 @@ class TidyCheck:
         self.root = pathlib.Path(root)
         self.files = tree.walk(self.root)
         self.exceptions = Exceptions(self.root, "tests/unit/layers/exceptions.txt")
+        self.layers = table.load()
         self.found = []
 
     def complain(self, rule, path, what, line=None):
@@ -86,6 +89,7 @@ class TidyCheck:
                 self.search("sleep", path, text, SLEEP, "tests do not sleep")
             if file.suffix == ".supp":
                 self.check_suppressions(path, text)
+        self.check_folder_sizes()
         self.check_readmes()
         return self.found + self.exceptions.violations()
 
@@ -126,6 +130,14 @@ class TidyCheck:
             if not line.startswith("#") and "tessera" in line.lower():
                 self.complain("suppression", path, "suppresses reports about our own code", number)
 
+    def check_folder_sizes(self):
+        sizes = collections.Counter(tree.parent(file) for file in self.files
+                                    if file.suffix in tree.CPP)
+        for folder, size in sorted(sizes.items()):
+            if size > MAX_FILES:
+                self.complain("files", folder, f"{size} source files in one folder, the limit is "
+                              f"{MAX_FILES}: give its parts folders of their own")
+
     def check_readmes(self):
         folders = set()
         for file in self.files:
@@ -134,6 +146,8 @@ class TidyCheck:
         for folder in sorted(folders):
             if any(pattern.fullmatch(folder) for pattern in NO_README):
                 continue
+            if folder.split("/")[0] in table.LAYERED and self.layers.layer_of(folder) != folder:
+                continue  # a part of a layer
             if not (self.root / folder / "README.md").exists():
                 self.complain("readme", folder, "a folder without a README.md")
 

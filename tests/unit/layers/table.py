@@ -1,55 +1,82 @@
-"""Who may include whom: the layers, lowest first.
+"""Reads tests/layers.txt, the list of layers, and holds the rules that are not about layers."""
 
-A folder may include itself and what its row names; nothing else. Folders below a row's folder
-belong to that row. The link lists of CMake are held to the same table.
-"""
+import pathlib
 
 # Everything at the top of the tree that is a folder.
 TOP = ("client", "daemon", "deploy", "helm", "kernels", "proto", "tests")
-# Their folders each need a row.
+# Their folders each belong to a layer.
 LAYERED = ("client", "daemon", "kernels", "proto")
+# Public headers are included by their installed names: "tessera/worker.h".
+PUBLIC = "client/include/"
 
-KERNELS = ("kernels", "kernels/format", "kernels/reference", "kernels/cpu", "kernels/cuda",
-           "kernels/dispatch", "kernels/strategy", "kernels/tokens")
-BASE = ("daemon/base", "daemon/platform")
-BELOW_DEVICE = KERNELS + ("proto/shm",) + BASE
-BELOW_POOL = BELOW_DEVICE + ("daemon/config", "daemon/metrics", "daemon/device")
-BELOW_POLICIES = BELOW_POOL + ("daemon/pool", "daemon/tiers", "daemon/cache")
-BELOW_SERVING = BELOW_POLICIES + ("daemon/policies", "daemon/compaction", "daemon/residency")
-BELOW_CLIENT = KERNELS + ("proto/shm", "proto/tessera") + BASE
+LIST = pathlib.Path(__file__).parents[2] / "layers.txt"
 
-MAY_INCLUDE = {
-    "kernels/format": (),
-    "kernels/reference": ("kernels/format",),
-    "kernels/cpu": ("kernels/format",),
-    "kernels/cuda": ("kernels/format",),
-    "kernels/dispatch": ("kernels/format", "kernels/reference", "kernels/cpu", "kernels/cuda"),
-    "kernels/strategy": ("kernels/format",),
-    "kernels/tokens": ("kernels/format",),
-    "kernels": KERNELS,
-    "proto/shm": ("kernels/format",),
-    "proto/tessera": (),
-    "proto": (),
-    "daemon/base": (),
-    "daemon/platform": ("daemon/base",),
-    "daemon/config": BASE + ("proto/tessera",),
-    "daemon/metrics": BASE,
-    "daemon/device": BELOW_DEVICE,
-    "daemon/pool": BELOW_POOL,
-    "daemon/tiers": BELOW_POOL,
-    "daemon/cache": BELOW_POOL + ("daemon/pool", "daemon/tiers"),
-    "daemon/policies": BELOW_POLICIES,
-    "daemon/compaction": BELOW_POLICIES + ("daemon/policies",),
-    "daemon/residency": BELOW_POLICIES + ("daemon/policies", "daemon/compaction"),
-    "daemon/serving": BELOW_SERVING + ("proto/tessera",),
-    "daemon": BELOW_SERVING + ("proto/tessera", "daemon/serving"),
-    "client": BELOW_CLIENT,
-    "client/cli": BELOW_CLIENT + ("client", "client/checkpoint", "client/worker"),
-    "client/examples": BELOW_CLIENT + ("client",),
-    "client/checkpoint": BELOW_CLIENT + ("client",),
-    "client/worker": BELOW_CLIENT + ("client", "client/checkpoint"),
-    "client/python": BELOW_CLIENT + ("client",),
-}
+
+class Malformed(Exception):
+    pass
+
+
+class Layers:
+    """may_include: layer -> what it may include; order: layer -> its parts, lowest first."""
+
+    def __init__(self, text):
+        self.may_include = {}
+        self.order = {}
+        for number, line in enumerate(text.splitlines(), 1):
+            head, colon, rest = line.split("#")[0].partition(":")
+            words = head.split()
+            if not words and not colon:
+                continue
+            if not colon or len(words) not in (1, 2) or len(words) == 2 and words[0] != "order":
+                raise Malformed(f"layers.txt:{number}: expected \"FOLDER: NAME...\" or "
+                                f"\"order FOLDER: PART...\": {line}")
+            if len(words) == 2:
+                self.order[words[1]] = rest.split()
+            else:
+                self.may_include[words[0]] = self._expand(number, rest.split())
+        for layer in self.order:
+            if layer not in self.may_include:
+                raise Malformed(f"layers.txt: \"order {layer}\" names no layer")
+
+    def _expand(self, number, names):
+        expanded = []
+        for name in names:
+            bare = name.removeprefix("+")
+            if bare not in self.may_include:
+                raise Malformed(f"layers.txt:{number}: \"{bare}\" is not a layer above this line")
+            expanded.append(bare)
+            if name.startswith("+"):
+                expanded.extend(self.may_include[bare])
+        return tuple(dict.fromkeys(expanded))
+
+    def layer_of(self, folder):
+        """The layer that a folder belongs to, or None where tests/layers.txt does not place it."""
+        parts = folder.split("/")
+        for length in range(len(parts), 0, -1):
+            layer = "/".join(parts[:length])
+            if layer in self.may_include:
+                placed = length == len(parts) or self.part_of(folder, layer) is not None
+                return layer if placed or self._is_free(layer) else None
+        return None
+
+    def _is_free(self, layer):
+        """Whether sub-folders need no place of their own: not at the top, and without order."""
+        return ("/" in layer or layer == "client") and layer not in self.order
+
+    def part_of(self, folder, layer):
+        """The index of a folder among its layer's parts, or None where it has no place."""
+        inner = folder[len(layer) + 1:] or "."
+        parts = inner.split("/")
+        for length in range(len(parts), 0, -1):
+            part = "/".join(parts[:length])
+            if part in self.order.get(layer, ()):
+                return self.order[layer].index(part)
+        return None
+
+
+def load(path=LIST):
+    return Layers(path.read_text())
+
 
 # Libraries declared elsewhere than in their layer's folder.
 LIBRARY_HOME = {"tessera_proto": "proto/tessera"}

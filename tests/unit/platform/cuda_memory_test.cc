@@ -6,7 +6,7 @@
 #include <functional>
 #include <utility>
 
-#include "tests/fakes/fake_cuda.h"
+#include "tests/fakes/gpu/fake_cuda.h"
 
 namespace tessera {
 namespace {

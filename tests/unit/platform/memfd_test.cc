@@ -14,8 +14,8 @@
 
 #include "daemon/platform/unix_socket.h"
 #include "gtest/gtest.h"
+#include "tests/fakes/daemon/peer_process.h"
 #include "tests/fakes/hostile_mapping.h"
-#include "tests/fakes/peer_process.h"
 
 namespace tessera {
 namespace {

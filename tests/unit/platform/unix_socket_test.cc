@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "tests/fakes/peer_process.h"
+#include "tests/fakes/daemon/peer_process.h"
 
 namespace tessera {
 namespace {

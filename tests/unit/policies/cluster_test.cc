@@ -1,5 +1,5 @@
 // Greedy seed clustering against its definition.
-#include "daemon/policies/cluster.h"
+#include "daemon/policies/tokens/shared/cluster.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <numeric>
 #include <set>
 
-#include "tests/fakes/host_key_scorer.h"
+#include "tests/fakes/gpu/host_key_scorer.h"
 #include "tests/unit/kernels/tokens/rows.h"
 
 namespace tessera::policies {

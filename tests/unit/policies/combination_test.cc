@@ -6,10 +6,10 @@
 #include <string_view>
 
 #include "daemon/base/strings.h"
-#include "daemon/policies/parse.h"
+#include "daemon/policies/grammar/parse.h"
+#include "daemon/policies/grammar/validate.h"
 #include "daemon/policies/registry.h"
 #include "daemon/policies/token_system.h"
-#include "daemon/policies/validate.h"
 
 namespace tessera::policies {
 namespace {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "daemon/policies/parse.h"
+#include "daemon/policies/grammar/parse.h"
 #include "daemon/policies/token_policy.h"
 #include "kernels/dispatch/implementation.h"
 #include "tests/fakes/shown_layer.h"

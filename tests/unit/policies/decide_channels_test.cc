@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "daemon/base/strings.h"
-#include "daemon/policies/key_channels.h"
+#include "daemon/policies/channels/key_channels.h"
 #include "daemon/policies/plan.h"
 #include "tests/unit/policies/decide.h"
 

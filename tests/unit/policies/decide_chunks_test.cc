@@ -4,7 +4,7 @@
 #include <set>
 
 #include "daemon/base/strings.h"
-#include "daemon/policies/text_chunks.h"
+#include "daemon/policies/tokens/shared/text_chunks.h"
 #include "tests/unit/policies/decide.h"
 
 namespace tessera::policies {

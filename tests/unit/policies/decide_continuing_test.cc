@@ -2,7 +2,7 @@
 #include <numeric>
 
 #include "daemon/base/strings.h"
-#include "daemon/policies/validate.h"
+#include "daemon/policies/grammar/validate.h"
 #include "kernels/tokens/ladder.h"
 #include "tests/unit/policies/decide.h"
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "daemon/policies/parse.h"
-#include "daemon/policies/validate.h"
+#include "daemon/policies/grammar/parse.h"
+#include "daemon/policies/grammar/validate.h"
 #include "tests/unit/policies/random_policy.h"
 #include "tests/unit/policies/same.h"
 

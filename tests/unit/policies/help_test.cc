@@ -1,4 +1,4 @@
-#include "daemon/policies/help.h"
+#include "daemon/policies/grammar/help.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <string>
 
 #include "daemon/base/strings.h"
-#include "daemon/policies/parse.h"
+#include "daemon/policies/grammar/parse.h"
 #include "daemon/policies/registry.h"
 
 namespace tessera::policies {

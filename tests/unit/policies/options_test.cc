@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "daemon/base/strings.h"
-#include "daemon/policies/parse.h"
+#include "daemon/policies/grammar/parse.h"
 #include "daemon/policies/registry.h"
 #include "tests/unit/policies/same.h"
 

@@ -1,5 +1,5 @@
 // The grammar, and where errors say they are.
-#include "daemon/policies/parse.h"
+#include "daemon/policies/grammar/parse.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -190,8 +190,7 @@ TEST(Parse, WhatIsMissingIsNamedWithItsPlace) {
             "policy, character 7: quest: an option is missing; write key=value");
   EXPECT_EQ(ErrorOf("quest:page"),
             "policy, character 7: quest: page has no value; write page=VALUE");
-  EXPECT_EQ(ErrorOf("quest:page="),
-            "policy, character 12: quest: page: \"\" is not 4, 8 or 16");
+  EXPECT_EQ(ErrorOf("quest:page="), "policy, character 12: quest: page: \"\" is not 4, 8 or 16");
   EXPECT_EQ(ErrorOf("streaming:sink="),
             "policy, character 16: streaming: sink: \"\" is not a whole number, such as 4096 or "
             "64K");

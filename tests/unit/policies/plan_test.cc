@@ -9,8 +9,8 @@
 #include <string>
 
 #include "daemon/base/strings.h"
-#include "daemon/policies/parse.h"
-#include "daemon/policies/validate.h"
+#include "daemon/policies/grammar/parse.h"
+#include "daemon/policies/grammar/validate.h"
 #include "tests/fakes/seed.h"
 
 namespace tessera::policies {

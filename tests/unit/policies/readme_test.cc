@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "daemon/base/strings.h"
-#include "daemon/policies/parse.h"
+#include "daemon/policies/grammar/parse.h"
 #include "daemon/policies/registry.h"
 
 namespace tessera::policies {

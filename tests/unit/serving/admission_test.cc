@@ -1,4 +1,4 @@
-#include "daemon/serving/admission.h"
+#include "daemon/serving/call/admission.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "daemon/serving/calls.h"
+#include "daemon/serving/call/calls.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

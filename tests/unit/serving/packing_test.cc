@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "daemon/base/strings.h"
-#include "daemon/serving/convert.h"
-#include "daemon/serving/rotations.h"
+#include "daemon/serving/convert/convert.h"
+#include "daemon/serving/convert/rotations.h"
 #include "tests/fakes/rotations.h"
 #include "tests/fakes/seed.h"
 

@@ -1,4 +1,4 @@
-#include "daemon/tiers/host_tier.h"
+#include "daemon/tiers/host/host_tier.h"
 
 #include <cstring>
 #include <thread>

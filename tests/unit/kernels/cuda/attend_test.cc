@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/lane_index.h"
+#include "kernels/cuda/common/lane_index.h"
 #include "kernels/reference/oracle.h"
-#include "tests/fakes/emulated_kernels.h"
+#include "tests/fakes/gpu/emulated_kernels.h"
 #include "tests/unit/kernels/cuda/lanes.h"
 
 namespace tessera::tests {

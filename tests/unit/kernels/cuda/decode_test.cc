@@ -7,10 +7,10 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/lane_index.h"
-#include "kernels/cuda/step_writer.h"
+#include "kernels/cuda/common/lane_index.h"
+#include "kernels/cuda/host/step_writer.h"
 #include "kernels/reference/oracle.h"
-#include "tests/fakes/emulated_kernels.h"
+#include "tests/fakes/gpu/emulated_kernels.h"
 #include "tests/unit/kernels/cuda/lanes.h"
 
 namespace tessera::kernels::cuda {

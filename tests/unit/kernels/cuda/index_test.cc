@@ -7,10 +7,10 @@
 #include <set>
 #include <vector>
 
-#include "kernels/cuda/fragment.h"
-#include "kernels/cuda/lane_index.h"
-#include "kernels/cuda/step_writer.h"
-#include "tests/fakes/emulated_kernels.h"
+#include "kernels/cuda/common/fragment.h"
+#include "kernels/cuda/common/lane_index.h"
+#include "kernels/cuda/host/step_writer.h"
+#include "tests/fakes/gpu/emulated_kernels.h"
 
 namespace tessera::kernels::cuda {
 namespace {

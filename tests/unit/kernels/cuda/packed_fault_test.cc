@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/cuda/lane_index.h"
+#include "kernels/cuda/common/lane_index.h"
 #include "tests/unit/kernels/cuda/packed_problem.h"
 
 namespace tessera::tests {

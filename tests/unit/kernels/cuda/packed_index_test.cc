@@ -1,6 +1,6 @@
 // The lane arithmetic of packed rows against rows read element by element: every lane of a warp,
 // every channel of every row, exactly once.
-#include "kernels/cuda/packed_index.h"
+#include "kernels/cuda/common/packed_index.h"
 
 #include <gtest/gtest.h>
 

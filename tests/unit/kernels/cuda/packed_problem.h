@@ -10,9 +10,9 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/cuda/error_bound.h"
+#include "kernels/cuda/common/error_bound.h"
 #include "kernels/reference/tile_row.h"
-#include "tests/fakes/emulated_kernels.h"
+#include "tests/fakes/gpu/emulated_kernels.h"
 #include "tests/unit/kernels/cuda/packed_lanes.h"
 
 namespace tessera::tests {

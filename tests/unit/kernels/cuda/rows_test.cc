@@ -7,9 +7,9 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/lane_index.h"
-#include "kernels/cuda/params.h"
-#include "tests/fakes/emulated_kernels.h"
+#include "kernels/cuda/common/lane_index.h"
+#include "kernels/cuda/common/params.h"
+#include "tests/fakes/gpu/emulated_kernels.h"
 #include "tests/unit/kernels/cuda/lanes.h"
 
 namespace tessera::kernels::cuda {

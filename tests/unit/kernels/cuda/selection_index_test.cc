@@ -1,5 +1,5 @@
 // Selection as arithmetic, against plain loops.
-#include "kernels/cuda/selection_index.h"
+#include "kernels/cuda/common/selection_index.h"
 
 #include <gtest/gtest.h>
 

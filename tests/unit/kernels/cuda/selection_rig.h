@@ -6,9 +6,9 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/cuda/host_batch.h"
+#include "kernels/cuda/host/host_batch.h"
 #include "kernels/reference/packed.h"
-#include "tests/fakes/emulated_kernels.h"
+#include "tests/fakes/gpu/emulated_kernels.h"
 #include "tests/unit/kernels/cuda/packed_problem.h"
 
 namespace tessera::tests {

@@ -9,8 +9,8 @@
 #include <span>
 #include <vector>
 
-#include "kernels/cuda/select.cuh"
-#include "tests/fakes/gpu_emulator.h"
+#include "kernels/cuda/select/select.cuh"
+#include "tests/fakes/gpu/gpu_emulator.h"
 #include "tests/unit/kernels/cuda/selection_rig.h"
 
 namespace tessera::tests {

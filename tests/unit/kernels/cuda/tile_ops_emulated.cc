@@ -1,5 +1,5 @@
 // The tests' device is the emulated machine; and what only a fake device can do: fail at any call.
-#include "tests/fakes/emulated_runtime.h"
+#include "tests/fakes/gpu/emulated_runtime.h"
 #include "tests/unit/kernels/cuda/tile_ops_rig.h"
 
 namespace tessera::tests {

@@ -7,9 +7,9 @@
 #include <set>
 #include <vector>
 
-#include "kernels/cuda/error_bound.h"
-#include "kernels/cuda/observe_index.h"
-#include "tests/contract/observe_case.h"
+#include "kernels/cuda/common/error_bound.h"
+#include "kernels/cuda/encode/observe_index.h"
+#include "tests/contract/pack/observe_case.h"
 #include "tests/unit/kernels/cuda/tile_ops_rig.h"
 
 namespace tessera::tests {

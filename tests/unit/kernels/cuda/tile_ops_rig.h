@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/tile_ops.h"
+#include "kernels/cuda/host/tile_ops.h"
 #include "kernels/reference/packed.h"
 #include "kernels/reference/tile_row.h"
 #include "tests/fakes/seed.h"

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/encode_index.h"
-#include "kernels/cuda/encode_summary.cuh"
+#include "kernels/cuda/encode/encode_index.h"
+#include "kernels/cuda/encode/encode_summary.cuh"
 #include "tests/unit/kernels/cuda/tile_ops_rig.h"
 
 namespace tessera::tests {

@@ -1,0 +1,243 @@
+#include "tessera/worker.h"
+
+#include <utility>
+#include <vector>
+
+#include "client/api/lease_core.h"
+#include "client/rpc/grpc_transport.h"
+#include "client/sequence/bulk_append.h"
+#include "client/sequence/sequence_state.h"
+#include "client/session/session.h"
+#include "client/step/attend_rpc.h"
+#include "client/step/mapped_step.h"
+#include "client/step/remote_step.h"
+#include "daemon/base/check.h"
+#include "daemon/base/strings.h"
+#include "tessera/compression.h"
+
+namespace tessera::client {
+
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Attach(AttachOptions options) {
+  absl::StatusOr<std::unique_ptr<Connector>> connector =
+      NewGrpcConnector(options.address, options.tls);
+  if (!connector.ok()) return connector.status();
+  return Attach(std::move(options), *std::move(connector));
+}
+
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Attach(AttachOptions options,
+                                                       std::unique_ptr<Connector> connector) {
+  auto core = std::make_shared<Core>(std::move(options), std::move(connector));
+  if (absl::Status status = core->Attach(); !status.ok()) return status;
+  return std::unique_ptr<Worker>(new Worker(std::move(core)));
+}
+
+Worker::~Worker() { core_->Detach(); }
+
+absl::StatusOr<Model> Worker::RegisterModel(const ModelGeometry& geometry) {
+  absl::StatusOr<std::shared_ptr<ModelRecord>> record = core_->RegisterModel(geometry);
+  if (!record.ok()) return record.status();
+  return Model(*std::move(record));
+}
+
+absl::StatusOr<Sequence> Worker::CreateSequence(const Model& model, const std::string& policy) {
+  TESSERA_CHECK(model.valid(), "a model handle that no RegisterModel returned");
+  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  if (!session.ok()) return session.status();
+  const std::shared_ptr<const BoundModel> bound = model.record_->bound();
+  v1::CreateSequenceRequest request;
+  v1::CreateSequenceResponse response;
+  request.set_model_id(bound->id().value());
+  request.set_policy(policy);
+  if (absl::Status status = (*session)->Call(request, response); !status.ok()) return status;
+  auto state = std::make_shared<SequenceState>(SequenceId(response.sequence_id()), bound,
+                                               response.directory_offset(), 0);
+  state->TakePolicy(response);
+  core_->AddSequence(state);
+  return Sequence(core_, std::move(state));
+}
+
+absl::StatusOr<Sequence> Worker::Adopt(const Model& model, SequenceId sequence) {
+  TESSERA_CHECK(model.valid(), "a model handle that no RegisterModel returned");
+  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  if (!session.ok()) return session.status();
+  v1::DescribeRequest request;
+  v1::DescribeResponse response;
+  request.set_sequence_id(sequence.value());
+  if (absl::Status status = (*session)->Call(request, response); !status.ok()) return status;
+  const std::shared_ptr<const BoundModel> bound = model.record_->bound();
+  if (response.model_id() != bound->id().value()) {
+    return absl::InvalidArgumentError(Concat(sequence.ToString(), " is of model ",
+                                             response.model_id(), ", not of ",
+                                             bound->id().ToString()));
+  }
+  if (SessionId(response.owner_session_id()) != (*session)->id()) {
+    return absl::FailedPreconditionError(
+        Concat(sequence.ToString(), " is owned by session ", response.owner_session_id(),
+               ", not by this one, ", (*session)->id().ToString(), "; have it handed over"));
+  }
+  auto state = std::make_shared<SequenceState>(sequence, bound, response.directory_offset(),
+                                               response.tokens());
+  state->TakePolicy(response);
+  state->position_shift = response.position_shift();
+  state->compressed_at = response.decided_tokens();
+  state->prompt_waits = response.tokens() > response.decided_tokens();
+  // Something may be decided at any time, by what the worker before has shown.
+  if (state->observer != nullptr && response.tokens() > 0) {
+    state->observer->BeginsDecided();
+  }
+  core_->AddSequence(state);
+  return Sequence(core_, std::move(state));
+}
+
+absl::StatusOr<Step> Worker::BeginStep(std::span<Sequence* const> sequences,
+                                       const StepOptions& options) {
+  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  if (!session.ok()) return session.status();
+  for (const Sequence* sequence : sequences) {
+    TESSERA_CHECK(sequence != nullptr && sequence->valid(), "a step of an empty sequence handle");
+  }
+  for (Sequence* sequence : sequences) {
+    if (absl::Status kept = sequence->KeepToBudget(); !kept.ok()) return kept;
+  }
+  absl::Status status;
+  std::shared_ptr<StepEngine> engine;
+  if (MappedDoor* door = (*session)->door()) {
+    absl::StatusOr<MappedStep*> step = door->TakeStep((*session)->surroundings());
+    status = step.status();
+    if (step.ok()) {
+      status = (*step)->Begin(**session, sequences, options);
+      engine = std::shared_ptr<StepEngine>(*session, *step);  // kept alive by the session
+    }
+  } else {
+    auto step = std::make_shared<RemoteStep>(*session);
+    status = step->Begin(sequences, options);
+    engine = std::move(step);
+  }
+  if (!status.ok()) return status;
+  return Step(std::move(engine));
+}
+
+absl::Status Worker::AttendRpc(std::uint32_t layer, std::span<const AttendQuery> queries,
+                               const AttendOptions& options) {
+  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  if (!session.ok()) return session.status();
+  if (queries.empty()) {
+    return absl::InvalidArgumentError("the batch has no queries; at least one is needed");
+  }
+  const BoundModel& model = *queries.front().sequence->state_->model;
+  if (layer >= model.layers()) {
+    return absl::InvalidArgumentError(
+        Concat("layer is ", layer, "; the model has ", model.layers(), " layers"));
+  }
+  if (absl::Status status = CheckOutputType(options.output_type, model); !status.ok()) {
+    return status;
+  }
+  if (options.selection.has_value()) {
+    absl::Status status = CheckRule(*options.selection);
+    if (!status.ok()) return status;
+  }
+  const kernels::LayerGeometry& geometry = model.geometry(layer);
+  std::vector<AttendRow> rows;
+  for (const AttendQuery& query : queries) {
+    const std::uint64_t heads = std::uint64_t{query.queries} * geometry.query_heads;
+    const std::uint64_t elements = heads * geometry.head_dim;
+    const std::uint64_t query_bytes = elements * kernels::ElementBytes(model.type());
+    const std::uint64_t output_bytes = elements * kernels::ElementBytes(options.output_type);
+    if (query.queries == 0 || query.query.size() != query_bytes ||
+        query.output.size() != output_bytes || (!query.lse.empty() && query.lse.size() != heads)) {
+      return absl::InvalidArgumentError(Concat(
+          "query of ", query.sequence->id().ToString(), ": ", query.query.size(),
+          " bytes of query, ", query.output.size(), " of output, ", query.lse.size(),
+          " lse values; [", query.queries, "][", geometry.query_heads, "][", geometry.head_dim,
+          "] needs ", query_bytes, ", ", output_bytes, " and ", heads, " (or no lse)"));
+    }
+    absl::Status cut = CutBeforeReading(**session, query.sequence->state_);
+    if (!cut.ok()) return cut;
+    rows.push_back({.sequence = query.sequence->id(),
+                    .queries = query.queries,
+                    .query = query.query,
+                    .output = query.output,
+                    .lse = query.lse,
+                    .first_query_position = query.first_query_position});
+  }
+  return AttendByRpc(**session,
+                     {.model = &model,
+                      .layer = layer,
+                      .output_type = options.output_type,
+                      .causal = options.causal,
+                      .selection = options.selection.has_value() ? &*options.selection : nullptr,
+                      .rows = rows});
+}
+
+absl::StatusOr<v1::SelectResponse> Worker::Select(std::uint32_t layer, const SelectQuery& query,
+                                                  const kernels::SelectionRule& rule) {
+  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  if (!session.ok()) return session.status();
+  if (absl::Status status = CheckRule(rule); !status.ok()) return status;
+  const BoundModel& model = *query.sequence->state_->model;
+  if (layer >= model.layers()) {
+    return absl::InvalidArgumentError(
+        Concat("layer is ", layer, "; the model has ", model.layers(), " layers"));
+  }
+  if (absl::Status cut = CutBeforeReading(**session, query.sequence->state_); !cut.ok()) {
+    return cut;
+  }
+  v1::SelectRequest request;
+  request.set_sequence_id(query.sequence->id().value());
+  request.set_layer(layer);
+  request.set_non_causal(!query.causal);
+  if (query.first_query_position.has_value()) {
+    request.set_first_query_position(*query.first_query_position);
+  }
+  ToProto(rule, *request.mutable_selection());
+  v1::Tensor& tensor = *request.mutable_query();
+  tensor.set_dtype(ToDType(model.type()));
+  tensor.add_shape(query.queries);
+  tensor.add_shape(model.geometry(layer).query_heads);
+  tensor.add_shape(model.geometry(layer).head_dim);
+  tensor.set_inline_(query.query.data(), query.query.size());
+  v1::SelectResponse response;
+  if (absl::Status status = (*session)->Call(request, response); !status.ok()) return status;
+  return response;
+}
+
+absl::StatusOr<Tensor> Worker::NewTensor(std::uint64_t bytes) {
+  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  if (!session.ok()) return session.status();
+  return Tensor::New(*std::move(session), bytes);
+}
+
+absl::StatusOr<v1::StatsResponse> Worker::Stats() {
+  absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  if (!session.ok()) return session.status();
+  v1::StatsRequest request;
+  v1::StatsResponse response;
+  if (absl::Status status = (*session)->Call(request, response); !status.ok()) return status;
+  return response;
+}
+
+absl::StatusOr<ReattachReport> Worker::Reattach() { return core_->Reattach(); }
+
+absl::Status Worker::status() const { return core_->session().status(); }
+
+bool Worker::mapped() const {
+  const absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  return session.ok() && (*session)->door() != nullptr;
+}
+
+bool Worker::draining() const {
+  const absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  return session.ok() && (*session)->draining();
+}
+
+SessionId Worker::session_id() const {
+  const absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  return session.ok() ? (*session)->id() : SessionId();
+}
+
+v1::Welcome Worker::welcome() const {
+  const absl::StatusOr<std::shared_ptr<Session>> session = core_->session();
+  return session.ok() ? (*session)->welcome() : v1::Welcome();
+}
+
+}  // namespace tessera::client

@@ -1,0 +1,47 @@
+// The benchmarks of `tessera bench`.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "client/tools/report.h"
+
+namespace tessera::cli::bench {
+
+struct Options {
+  bool quick = false;         // within a minute on two cores
+  std::uint32_t threads = 0;  // 0: one per core
+  std::uint64_t seed = 1;     // of generated rows
+  // For serve: of each of the workers.
+  std::uint32_t sequences = 16;
+  std::uint32_t workers = 1;
+  // Unset: what the benchmark takes for itself.
+  std::optional<std::uint32_t> tokens;  // of a prompt
+  std::optional<std::uint32_t> layers;  // of the model
+};
+
+struct Benchmark {
+  std::string_view name;
+  std::string_view what;
+  absl::StatusOr<Report> (*run)(const Options& options);
+};
+
+absl::StatusOr<Report> RunAttend(const Options& options);
+absl::StatusOr<Report> RunCompaction(const Options& options);
+absl::StatusOr<Report> RunFidelity(const Options& options);
+absl::StatusOr<Report> RunGpu(const Options& options);
+absl::StatusOr<Report> RunOverhead(const Options& options);
+absl::StatusOr<Report> RunPolicies(const Options& options);
+absl::StatusOr<Report> RunPressure(const Options& options);
+absl::StatusOr<Report> RunScale(const Options& options);
+absl::StatusOr<Report> RunServe(const Options& options);
+absl::StatusOr<Report> RunSharing(const Options& options);
+absl::StatusOr<Report> RunStrategy(const Options& options);
+
+// A line of progress on stderr, overwritten by the next where stderr is a terminal.
+void Progress(std::string_view text);
+void ProgressDone();
+
+}  // namespace tessera::cli::bench

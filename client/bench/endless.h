@@ -1,0 +1,13 @@
+// Generation without end under LaCache: what a pool holds after the first tokens, and at the end.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "client/tools/report.h"
+
+namespace tessera::cli::bench {
+
+absl::Status MeasureEndless(std::uint64_t tokens, Report& report);
+
+}  // namespace tessera::cli::bench

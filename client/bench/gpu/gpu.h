@@ -1,0 +1,38 @@
+// The benchmark of the kernels on a GPU, for any GPU: tests bring one of their own.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "client/bench/bench.h"
+#include "client/bench/gpu/gpu_lanes.h"
+#include "kernels/cuda/host/runtime.h"
+
+namespace tessera::cli::bench {
+
+struct GpuBenchSize {
+  std::uint32_t head_dim = 128;
+  std::uint32_t kv_heads = 8;
+  std::vector<std::uint32_t> contexts = {8192, 32768, 131072};
+  std::vector<std::uint32_t> groups = {1, 4, 8};
+  // K and V of all sequences of a context: several times the largest GPU's L2.
+  std::uint64_t least_dense_bytes = std::uint64_t{512} << 20;
+  std::uint32_t rounds = 9;
+  std::uint32_t replays = 10;  // of a graph, in a round
+  std::uint32_t threads = 1;   // that make rows and tiles
+};
+
+absl::StatusOr<Report> RunGpuOn(kernels::cuda::RuntimeSource& gpus, const GpuBenchSize& size);
+
+// What the daemon does with tiles, as it calls it: jobs go up, and the host waits.
+struct GpuTilesBench {
+  kernels::cuda::Runtime& runtime;
+  kernels::cuda::Queue& queue;
+  const GpuLanes& dense;
+  const GpuLanes& packed;  // of the same rows
+  std::uint32_t rounds = 1;
+  double copy_rate = 0;  // GB/s
+};
+absl::Status AddTileRows(const GpuTilesBench& bench, Report& report);
+
+}  // namespace tessera::cli::bench

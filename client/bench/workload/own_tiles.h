@@ -1,0 +1,56 @@
+// A dense cache in this process's own memory, read by the kernels that read a daemon's pool: what
+// a worker would do without Tessera, and nothing less.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "client/model/attention.h"
+#include "kernels/dispatch/attend.h"
+#include "proto/shm/tail_ring.h"
+
+namespace tessera::cli::bench {
+
+// Decodes a batch, a token of each sequence a step.
+class OwnTiles final : public llm::Attention {
+ public:
+  OwnTiles(const llm::Config& config, std::uint32_t sequences, std::uint32_t max_tokens);
+
+  // Rows of a prompt for every sequence of the batch: of each layer, [tokens][kv_heads][head_dim].
+  void Fill(const std::vector<std::vector<std::uint16_t>>& keys,
+            const std::vector<std::vector<std::uint16_t>>& values);
+  absl::Status Attend(const llm::LayerRows& rows, std::span<float> output) override;
+  std::uint32_t tokens() const { return tokens_; }
+
+ private:
+  static constexpr std::size_t kAlignment = 64;
+  struct Free {
+    void operator()(std::byte* bytes) const { std::free(bytes); }
+  };
+  struct Lane {
+    shm::TailRing ring;  // never goes round
+    kernels::SegmentView segment;
+    kernels::LaneView view;
+  };
+  Lane& lane(std::uint32_t layer, std::uint32_t sequence, std::uint32_t head) {
+    return *lanes_[(std::size_t{layer} * sequences_ + sequence) * config_.kv_heads + head];
+  }
+  void Append(Lane& lane, std::uint32_t token, const std::uint16_t* key,
+              const std::uint16_t* value);
+
+  const llm::Config config_;
+  const std::uint32_t sequences_;
+  const std::uint32_t max_tokens_;
+  std::unique_ptr<std::byte[], Free> memory_;  // of all lanes
+  std::vector<std::unique_ptr<Lane>> lanes_;   // views point into themselves
+  std::vector<std::uint64_t> offsets_;         // of the tiles of any lane
+  std::vector<kernels::AttendItem> items_;
+  std::vector<std::byte> workspace_;
+  std::uint32_t tokens_ = 0;
+};
+
+}  // namespace tessera::cli::bench

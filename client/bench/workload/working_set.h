@@ -1,0 +1,89 @@
+// Lanes of tiles for benchmarks of kernels, in a shared mapping like a pool's: far more than the
+// last-level cache holds, tiles of a lane one behind the other, as a prompt leaves them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/bench/measure/threads.h"
+#include "daemon/platform/memfd.h"
+#include "kernels/format/lane_view.h"
+
+namespace tessera::cli::bench {
+
+// What a lane is cut into, as prompts are.
+inline constexpr std::uint32_t kSegmentEntries = 65536;
+
+// A quarter of the channels, and block keys.
+kernels::TileShape PackedTile(std::uint32_t head_dim, kernels::TileFormat format,
+                              std::uint32_t group, std::uint8_t block = 8);
+
+struct LaneSetShape {
+  std::uint32_t lanes = 8;
+  std::uint32_t tokens = 0;  // of each lane, a multiple of 32
+  kernels::TileShape tile;
+};
+
+class LaneSet {
+ public:
+  // Dense bf16 rows of normal numbers, without summaries.
+  static absl::StatusOr<std::unique_ptr<LaneSet>> Random(const LaneSetShape& shape,
+                                                         ThreadTeam& team);
+  // The rows of a dense set, encoded. Packed shapes are rotated, each segment by a rotation of its
+  // own address.
+  static absl::StatusOr<std::unique_ptr<LaneSet>> Encoded(const LaneSet& dense,
+                                                          const kernels::TileShape& tile,
+                                                          ThreadTeam& team);
+
+  const LaneSetShape& shape() const { return shape_; }
+  const kernels::LaneView& lane(std::uint32_t index) const { return lanes_[index]; }
+  std::uint64_t tile_bytes() const { return tile_bytes_; }
+  std::uint64_t bytes() const { return range_.bytes(); }
+  const std::byte* data() const { return range_.data(); }
+  // Of tiles with their summaries, per token and lane; and of these and rotations.
+  double TileBytesPerToken() const;
+  double BytesPerToken() const;
+  // The tile with this number among all lanes' tiles.
+  const std::byte* Tile(std::uint64_t number) const { return range_.data() + offsets_[number]; }
+
+ private:
+  LaneSet() = default;
+  static absl::StatusOr<std::unique_ptr<LaneSet>> Allocate(const LaneSetShape& shape);
+  void Cut();
+  void FillRandom(std::uint32_t lane);
+
+  LaneSetShape shape_;
+  // In the mapping all tiles come first, whole units of 64 each, then their summaries.
+  std::uint64_t tile_bytes_ = 0;
+  std::uint64_t summary_bytes_ = 0;
+  Memfd memory_;
+  AddressRange range_;
+  std::vector<std::uint64_t> offsets_;
+  std::vector<std::uint64_t> summary_offsets_;
+  std::vector<std::byte> rotations_;
+  kernels::RotationView rotation_;
+  std::vector<kernels::SegmentView> segments_;
+  std::vector<kernels::LaneView> lanes_;
+};
+
+// R_k and R_v as a strategy stores them in bf16, one behind the other, each of random orthonormal
+// rows.
+std::vector<std::byte> RandomRotations(const kernels::TileShape& tile);
+
+// What it takes to encode tiles of one shape on one thread.
+class TileEncoder {
+ public:
+  TileEncoder(const kernels::TileShape& shape, const kernels::RotationView& rotation);
+  // A dense bf16 tile of 32 entries. False where a value is not finite.
+  bool Encode(const std::byte* dense, std::byte* tile, std::byte* summaries) const;
+
+ private:
+  kernels::TileShape shape_;
+  kernels::TileLayout layout_;
+  std::vector<std::byte> memory_;
+  std::byte* prepared_;
+};
+
+}  // namespace tessera::cli::bench

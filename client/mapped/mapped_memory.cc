@@ -1,0 +1,138 @@
+#include "client/mapped/mapped_memory.h"
+
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "client/step/mapped_step.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::client {
+
+using shm::DescriptorKind;
+
+static_assert(shm::kReaderSlots == 64, "a bit each");
+
+absl::StatusOr<std::unique_ptr<MappedDoor>> MappedDoor::Open(Options options) {
+  std::unique_ptr<MappedDoor> door(new MappedDoor(options));
+  absl::StatusOr<std::unique_ptr<Extents>> extents =
+      Extents::Open(*door->source_, options.expected, door->gpu_.get());
+  if (!extents.ok()) return extents.status();
+  door->extents_ = *std::move(extents);
+  if (absl::Status status = door->MapControl(); !status.ok()) return status;
+  door->tails_ = std::make_unique<Tails>(*door->source_, *door->control_, door->gpu_.get());
+  return door;
+}
+
+MappedDoor::MappedDoor(Options& options)
+    : source_(std::move(options.source)),
+      gpu_(std::move(options.gpu)),
+      staging_bytes_(options.staging_bytes) {}
+
+MappedDoor::~MappedDoor() = default;
+
+absl::Status MappedDoor::MapControl() {
+  absl::StatusOr<Descriptor> page = source_->Fetch(DescriptorKind::kControl, 0);
+  if (!page.ok()) return page.status();
+  if (page->bytes < sizeof(shm::ControlPage)) {
+    return absl::FailedPreconditionError(Concat("the control page has ", page->bytes,
+                                                " bytes; needed are ", sizeof(shm::ControlPage)));
+  }
+  absl::StatusOr<AddressRange> mapped =
+      AddressRange::Map(page->fd.get(), page->bytes, Access::kReadWrite);
+  if (!mapped.ok()) return mapped.status();
+  control_memory_ = *std::move(mapped);
+  control_ = reinterpret_cast<shm::ControlPage*>(control_memory_.data());
+  if (control_->magic != shm::kControlMagic ||
+      control_->protocol_version != shm::kProtocolVersion ||
+      control_->layout_fingerprint != shm::kLayoutFingerprint) {
+    return absl::FailedPreconditionError(Concat(
+        "the control page has magic ", control_->magic, ", version ", control_->protocol_version,
+        ", layout ", control_->layout_fingerprint, "; this client has ", shm::kControlMagic, ", ",
+        shm::kProtocolVersion, ", ", shm::kLayoutFingerprint));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<MappedStep*> MappedDoor::TakeStep(const Surroundings& surroundings) {
+  std::uint64_t taken = taken_slots_.load(std::memory_order_relaxed);
+  for (;;) {
+    const std::uint32_t slot = static_cast<std::uint32_t>(std::countr_one(taken));
+    if (slot == shm::kReaderSlots) {
+      return absl::ResourceExhaustedError(
+          Concat(shm::kReaderSlots,
+                 " steps are in flight, the most of one session; retry when one has ended"));
+    }
+    // Acquire: whatever the slot's last user left in its step is seen by the next.
+    if (!taken_slots_.compare_exchange_weak(taken, taken | std::uint64_t{1} << slot,
+                                            std::memory_order_acquire)) {
+      continue;
+    }
+    if (steps_[slot] == nullptr) {
+      steps_[slot] = std::make_unique<MappedStep>(*this, surroundings, slot);
+    }
+    return steps_[slot].get();
+  }
+}
+
+void MappedDoor::ReturnStep(std::uint32_t slot) {
+  taken_slots_.fetch_and(~(std::uint64_t{1} << slot), std::memory_order_release);
+}
+
+absl::StatusOr<StagingRing*> MappedDoor::staging() {
+  MutexLock lock(staging_mutex_);
+  if (staging_closed_) return absl::UnavailableError("the session's memory is unmapped");
+  if (staging_ring_ != nullptr) return staging_ring_.get();
+  if (!staging_refused_.ok()) return staging_refused_;
+  absl::StatusOr<Descriptor> arena = source_->Fetch(DescriptorKind::kStaging, 0);
+  if (arena.ok() && arena->bytes < staging_bytes_) {
+    arena = absl::InternalError(
+        Concat("the staging arena has ", arena->bytes, " bytes; announced were ", staging_bytes_));
+  }
+  if (!arena.ok()) return staging_refused_ = arena.status();
+  absl::StatusOr<Mapping> mapped = Mapping::Map(*arena, gpu_.get());
+  if (!mapped.ok()) return staging_refused_ = mapped.status();
+  staging_memory_ = *std::move(mapped);
+  staging_ring_ = std::make_unique<StagingRing>(staging_bytes_);
+  return staging_ring_.get();
+}
+
+absl::Status MappedDoor::CopyToStaging(std::span<const StagingCopy> copies) {
+  std::byte* const arena = staging_memory_.data();
+  if (gpu_ == nullptr) {
+    for (const StagingCopy& copy : copies) std::memcpy(arena + copy.to, copy.from, copy.bytes);
+    return absl::OkStatus();
+  }
+  MutexLock lock(copy_mutex_);
+  kernels::cuda::Error error;
+  if (copies_ == nullptr) error = gpu_->runtime().NewQueue(&copies_);
+  for (const StagingCopy& copy : copies) {
+    if (error.ok()) error = copies_->Copy(arena + copy.to, copy.from, copy.bytes);
+  }
+  if (error.ok()) error = copies_->Wait();
+  return GpuStatus(error);
+}
+
+void MappedDoor::DropGoneExtents() {
+  // Only the lease thread closes the gate, and it is the one that is here: nothing to hold.
+  extents_->DropGone();
+}
+
+void MappedDoor::Close() {
+  source_->Shutdown();  // before waiting: whoever fetches inside the gate shall come out
+  {
+    MutexLock lock(staging_mutex_);
+    staging_closed_ = true;
+    if (staging_ring_ != nullptr) staging_ring_->Close();
+  }
+  gate_.CloseAndWait();
+  // Nobody is inside, but what steps have launched may still run.
+  if (gpu_ != nullptr) (void)gpu_->runtime().Quiesce();
+  extents_->Unmap();
+  tails_->Unmap();
+  control_ = nullptr;
+  control_memory_ = AddressRange();
+  staging_memory_ = Mapping();
+}
+
+}  // namespace tessera::client

@@ -1,0 +1,94 @@
+// Everything a session has mapped, behind one gate: read-only extents, control page, tails,
+// staging, and the reader slots with the steps that use them.
+//
+// Close unmaps all of it at once. Whoever touches mapped memory holds the gate; whoever waits for
+// something (an RPC, ring space, a place in the staging arena) does not.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "client/gpu/gpu.h"
+#include "client/mapped/descriptors.h"
+#include "client/mapped/extents.h"
+#include "client/mapped/gate.h"
+#include "client/mapped/mapping.h"
+#include "client/mapped/staging.h"
+#include "client/mapped/tails.h"
+#include "daemon/base/mutex.h"
+#include "daemon/platform/memfd.h"
+#include "proto/shm/layout.h"
+
+namespace tessera::client {
+
+class MappedStep;
+struct Surroundings;
+
+class MappedDoor {
+ public:
+  struct Options {
+    std::unique_ptr<DescriptorSource> source;
+    std::unique_ptr<Gpu> gpu;  // null: all memory is the host's
+    Extents::Expected expected;
+    std::uint64_t staging_bytes;
+  };
+  static absl::StatusOr<std::unique_ptr<MappedDoor>> Open(Options options);
+  ~MappedDoor();
+
+  Gate& gate() { return gate_; }
+  Extents& extents() { return *extents_; }
+  Tails& tails() { return *tails_; }
+  shm::ControlPage& control() { return *control_; }
+  DescriptorSource& source() { return *source_; }
+  Gpu* gpu() { return gpu_.get(); }
+
+  // A free reader slot's step; RESOURCE_EXHAUSTED where all are taken. Give it back with Return.
+  absl::StatusOr<MappedStep*> TakeStep(const Surroundings& surroundings);
+  void ReturnStep(std::uint32_t slot);
+
+  // The staging arena, fetched on first use. NOT_FOUND or RESOURCE_EXHAUSTED where the daemon has
+  // none to give: tensors then travel inline.
+  absl::StatusOr<StagingRing*> staging();
+  struct StagingCopy {
+    std::uint64_t to;  // offset in the arena
+    const std::byte* from;
+    std::uint64_t bytes;
+  };
+  // Inside the gate. On a GPU `from` may be host or device memory.
+  absl::Status CopyToStaging(std::span<const StagingCopy> copies);
+
+  // Extents of the pool went. On the lease thread.
+  void DropGoneExtents();
+  // Turns calls away, waits for those inside, unmaps everything. On the lease thread; idempotent.
+  void Close();
+
+ private:
+  explicit MappedDoor(Options& options);
+  absl::Status MapControl();
+
+  Gate gate_;
+  const std::unique_ptr<DescriptorSource> source_;
+  const std::unique_ptr<Gpu> gpu_;  // outlives what is mapped, and the steps' scratch
+  std::unique_ptr<Extents> extents_;
+  AddressRange control_memory_;
+  shm::ControlPage* control_ = nullptr;
+  std::unique_ptr<Tails> tails_;
+
+  Mutex staging_mutex_;
+  std::uint64_t staging_bytes_ = 0;
+  bool staging_closed_ TESSERA_GUARDED_BY(staging_mutex_) = false;
+  absl::Status staging_refused_ TESSERA_GUARDED_BY(staging_mutex_);
+  std::unique_ptr<StagingRing> staging_ring_ TESSERA_GUARDED_BY(staging_mutex_);
+  Mapping staging_memory_;  // set once before anyone has a place in it
+  Mutex copy_mutex_;
+  std::unique_ptr<kernels::cuda::Queue> copies_ TESSERA_GUARDED_BY(copy_mutex_);
+
+  std::atomic<std::uint64_t> taken_slots_{0};  // bit s: reader slot s is in use
+  std::array<std::unique_ptr<MappedStep>, shm::kReaderSlots> steps_;
+};
+
+}  // namespace tessera::client

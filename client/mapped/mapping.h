@@ -1,0 +1,64 @@
+// What a descriptor becomes in this process: host memory, or a GPU's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/gpu/gpu.h"
+#include "client/mapped/descriptors.h"
+#include "daemon/platform/cuda_memory.h"
+#include "daemon/platform/memfd.h"
+
+namespace tessera::client {
+
+// One piece that the worker writes: tail rings, a staging arena. Addresses are the device's.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(Mapping&& other) noexcept { *this = std::move(other); }
+  Mapping& operator=(Mapping&& other) noexcept {
+    device_ = std::move(other.device_);  // first: it lies in the range
+    range_ = std::move(other.range_);
+    host_ = std::move(other.host_);
+    data_ = std::exchange(other.data_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+    return *this;
+  }
+  // `gpu` is null where the session's memory is the host's.
+  static absl::StatusOr<Mapping> Map(const Descriptor& descriptor, Gpu* gpu);
+
+  bool valid() const { return bytes_ != 0; }
+  std::byte* data() const { return data_; }
+  std::uint64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::uint64_t bytes_ = 0;
+  AddressRange host_;
+  std::unique_ptr<CudaRange> range_;  // outlives what is mapped into it
+  CudaMemory device_;
+};
+
+// The pool's extents, which this process only reads.
+class PoolMapping {
+ public:
+  virtual ~PoolMapping() = default;
+  static absl::StatusOr<std::unique_ptr<PoolMapping>> Reserve(std::uint64_t bytes,
+                                                              std::uint64_t extent_bytes, Gpu* gpu);
+
+  virtual absl::Status Map(std::uint32_t index, const Descriptor& extent) = 0;
+  // No effect on a GPU, where the daemon gives no extent back before the session is over: kernels
+  // that are under way may still read it.
+  virtual absl::Status Drop(std::uint32_t index) = 0;
+  // What offsets are counted from. Host code may follow it in host memory alone; on a GPU it is
+  // good for arithmetic.
+  virtual std::byte* base() const = 0;
+  // The device's addresses of the extents up to the last one mapped, 0 where there is none.
+  virtual void ListExtents(std::vector<std::uint64_t>& addresses) const = 0;
+};
+
+}  // namespace tessera::client

@@ -1,0 +1,131 @@
+#include "client/model/generate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "absl/status/status.h"
+#include "daemon/base/check.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::llm {
+
+namespace {
+
+// By others nothing can be chosen.
+absl::Status CheckFinite(std::span<const float> logits, std::size_t vocabulary) {
+  const auto is_finite = [](float logit) { return std::isfinite(logit); };
+  const auto bad = std::ranges::find_if_not(logits, is_finite);
+  if (bad == logits.end()) return absl::OkStatus();
+  return absl::DataLossError(Concat("the logit of token ",
+                                    static_cast<std::size_t>(bad - logits.begin()) % vocabulary,
+                                    " is ", *bad, ": nothing can be chosen by it"));
+}
+
+// The turns of a batch, one after another.
+struct Batch {
+  std::vector<client::Sequence*> sequences;
+  std::vector<std::uint32_t> counts;  // of each sequence's tokens
+  std::vector<TokenId> tokens;
+  std::vector<std::uint32_t> last;  // of each sequence
+};
+
+absl::StatusOr<std::vector<float>> TryStep(const Model& model, client::Worker& worker,
+                                           const Batch& batch) {
+  absl::StatusOr<client::Step> step =
+      worker.BeginStep(batch.sequences, {.new_tokens_each = batch.counts});
+  if (!step.ok()) return step.status();
+  // Only now: a policy that moves positions does it between steps.
+  std::vector<std::uint32_t> positions;
+  for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
+    for (std::uint32_t token = 0; token < batch.counts[i]; ++token) {
+      positions.push_back(static_cast<std::uint32_t>(batch.sequences[i]->next_position()) + token);
+    }
+  }
+  StepAttention attention(*step);
+  absl::StatusOr<std::vector<float>> logits = model.Forward(
+      {.tokens = batch.tokens, .positions = positions, .logits_of = batch.last}, attention);
+  if (!logits.ok()) return logits;
+  std::vector<std::uint64_t> before;
+  for (const client::Sequence* sequence : batch.sequences) before.push_back(sequence->tokens());
+  // What was computed counts only once the step has ended well.
+  if (absl::Status status = step->End(); !status.ok()) return status;
+  std::span<const TokenId> tokens = batch.tokens;
+  for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
+    absl::Status status =
+        batch.sequences[i]->ObserveTokens(before[i], tokens.first(batch.counts[i]));
+    if (!status.ok()) return status;
+    tokens = tokens.subspan(batch.counts[i]);
+  }
+  return logits;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<float>> Prefill(const Model& model, std::span<const TokenId> prompt,
+                                           client::Sequence& sequence) {
+  if (prompt.empty()) return absl::InvalidArgumentError("the prompt is empty");
+  if (sequence.tokens() != 0) {
+    return absl::FailedPreconditionError(
+        Concat("the sequence holds ", sequence.tokens(), " tokens; a prompt needs an empty one"));
+  }
+  std::vector<std::uint32_t> positions(prompt.size());
+  std::iota(positions.begin(), positions.end(), 0);
+  const std::uint32_t last[] = {static_cast<std::uint32_t>(prompt.size() - 1)};
+  if (absl::Status status = sequence.ObserveTokens(0, prompt); !status.ok()) return status;
+  PromptAttention attention(model.config(), sequence);
+  return model.Forward({.tokens = prompt, .positions = positions, .logits_of = last}, attention);
+}
+
+absl::StatusOr<std::vector<float>> Advance(const Model& model, client::Worker& worker,
+                                           std::span<const Turn> turns) {
+  Batch batch;
+  for (const Turn& turn : turns) {
+    if (turn.tokens.empty()) return absl::InvalidArgumentError("a turn without tokens");
+    batch.sequences.push_back(turn.sequence);
+    batch.counts.push_back(static_cast<std::uint32_t>(turn.tokens.size()));
+    batch.tokens.insert(batch.tokens.end(), turn.tokens.begin(), turn.tokens.end());
+    batch.last.push_back(static_cast<std::uint32_t>(batch.tokens.size() - 1));
+  }
+  while (true) {
+    absl::StatusOr<std::vector<float>> logits = TryStep(model, worker, batch);
+    if (!absl::IsAborted(logits.status())) return logits;
+  }
+}
+
+absl::StatusOr<std::vector<std::vector<TokenId>>> Generate(
+    const Model& model, client::Worker& worker, std::span<client::Sequence* const> sequences,
+    std::vector<float> logits, const GenerateOptions& options) {
+  const std::size_t vocabulary = model.config().vocabulary;
+  TESSERA_CHECK(logits.size() == sequences.size() * vocabulary, "logits of each sequence");
+  std::vector<std::vector<TokenId>> answers(sequences.size());
+  std::vector<Sampler> samplers;
+  std::vector<std::size_t> running(sequences.size());  // which logits are those of
+  std::iota(running.begin(), running.end(), 0);
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    SamplerOptions sampler = options.sampler;
+    sampler.seed += i;
+    samplers.emplace_back(sampler);
+  }
+  while (!running.empty() && options.max_tokens != 0) {
+    if (absl::Status status = CheckFinite(logits, vocabulary); !status.ok()) return status;
+    std::vector<Turn> turns;
+    std::vector<std::size_t> next;
+    for (std::size_t row = 0; row < running.size(); ++row) {
+      const std::size_t i = running[row];
+      answers[i].push_back(
+          samplers[i].Choose(std::span(logits).subspan(row * vocabulary, vocabulary)));
+      if (answers[i].size() == options.max_tokens || answers[i].back() == options.stop) continue;
+      next.push_back(i);
+      turns.push_back({.sequence = sequences[i], .tokens = std::span(answers[i]).last(1)});
+    }
+    running = std::move(next);
+    if (turns.empty()) break;
+    absl::StatusOr<std::vector<float>> advanced = Advance(model, worker, turns);
+    if (!advanced.ok()) return advanced.status();
+    logits = *std::move(advanced);
+  }
+  return answers;
+}
+
+}  // namespace tessera::llm

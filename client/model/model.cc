@@ -1,0 +1,233 @@
+#include "client/model/model.h"
+
+#include <cmath>
+
+#include "absl/status/status.h"
+#include "daemon/base/check.h"
+#include "daemon/base/strings.h"
+#include "kernels/format/element.h"
+
+namespace tessera::llm {
+
+namespace {
+
+std::vector<float> Product(std::span<const float> rows, const Panels& matrix) {
+  const std::size_t count = rows.size() / matrix.in();
+  std::vector<float> product(count * matrix.out());
+  Multiply(rows.data(), matrix.in(), matrix, {count, matrix.in(), matrix.out()}, product.data(),
+           matrix.out());
+  return product;
+}
+
+void Add(std::span<const float> rows, std::span<float> hidden) {
+  for (std::size_t i = 0; i < hidden.size(); ++i) hidden[i] += rows[i];
+}
+
+std::vector<std::uint16_t> ToBf16(std::span<const float> values) {
+  std::vector<std::uint16_t> rounded(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) rounded[i] = kernels::FloatToBf16(values[i]);
+  return rounded;
+}
+
+}  // namespace
+
+// Channel i of a head turns together with channel i + head_dim / 2.
+struct Model::Rotary {
+  std::size_t dim;
+  std::vector<float> cosine, sine;  // [tokens][head_dim / 2]
+
+  Rotary(const Config& config, std::span<const std::uint32_t> positions) : dim(config.head_dim) {
+    for (const std::uint32_t position : positions) {
+      for (std::size_t i = 0; i < dim / 2; ++i) {
+        const double frequency =
+            std::pow(config.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
+        cosine.push_back(static_cast<float>(std::cos(position * frequency)));
+        sine.push_back(static_cast<float>(std::sin(position * frequency)));
+      }
+    }
+  }
+
+  // [tokens][heads][head_dim]
+  void Turn(std::span<float> rows, std::size_t heads) const {
+    const std::size_t half = dim / 2;
+    for (std::size_t head = 0; head < rows.size() / dim; ++head) {
+      float* const row = &rows[head * dim];
+      const std::size_t at = head / heads * half;
+      for (std::size_t i = 0; i < half; ++i) {
+        const float low = row[i], high = row[i + half];
+        row[i] = low * cosine[at + i] - high * sine[at + i];
+        row[i + half] = high * cosine[at + i] + low * sine[at + i];
+      }
+    }
+  }
+};
+
+absl::StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& folder) {
+  const absl::StatusOr<Config> config = ReadConfig(folder + "/config.json");
+  if (!config.ok()) return config.status();
+  absl::StatusOr<Safetensors> file = Safetensors::Open(folder + "/model.safetensors");
+  if (!file.ok()) return file.status();
+  std::unique_ptr<Model> model(new Model(*config, *std::move(file)));
+  if (absl::Status status = model->LoadWeights(); !status.ok()) return status;
+  return model;
+}
+
+absl::StatusOr<Panels> Model::Matrix(const std::string& name, std::uint64_t in,
+                                     std::uint64_t out) const {
+  const absl::StatusOr<std::span<const std::uint16_t>> rows = file_.Bf16(name, {out, in});
+  if (!rows.ok()) return rows.status();
+  return Panels::OfColumns(rows->data(), in, in, out);
+}
+
+absl::StatusOr<std::vector<float>> Model::Vector(const std::string& name) const {
+  const absl::StatusOr<std::span<const std::uint16_t>> row = file_.Bf16(name, {config_.hidden});
+  if (!row.ok()) return row.status();
+  std::vector<float> values;
+  for (const std::uint16_t bits : *row) values.push_back(kernels::Bf16ToFloat(bits));
+  return values;
+}
+
+absl::StatusOr<Model::Layer> Model::LoadLayer(std::uint32_t index) const {
+  const std::string prefix = Concat("model.layers.", index, ".");
+  const std::uint64_t hidden = config_.hidden, mlp = config_.mlp;
+  Layer layer;
+  const struct {
+    const char* name;
+    std::uint64_t in, out;
+    Panels& matrix;
+  } matrices[] = {
+      {"self_attn.q_proj.weight", hidden, config_.query_row(), layer.query},
+      {"self_attn.k_proj.weight", hidden, config_.kv_row(), layer.key},
+      {"self_attn.v_proj.weight", hidden, config_.kv_row(), layer.value},
+      {"self_attn.o_proj.weight", config_.query_row(), hidden, layer.output},
+      {"mlp.gate_proj.weight", hidden, mlp, layer.gate},
+      {"mlp.up_proj.weight", hidden, mlp, layer.up},
+      {"mlp.down_proj.weight", mlp, hidden, layer.down},
+  };
+  for (const auto& [name, in, out, matrix] : matrices) {
+    absl::StatusOr<Panels> loaded = Matrix(prefix + name, in, out);
+    if (!loaded.ok()) return loaded.status();
+    matrix = *std::move(loaded);
+  }
+  absl::StatusOr<std::vector<float>> attention_norm = Vector(prefix + "input_layernorm.weight");
+  if (!attention_norm.ok()) return attention_norm.status();
+  absl::StatusOr<std::vector<float>> mlp_norm = Vector(prefix + "post_attention_layernorm.weight");
+  if (!mlp_norm.ok()) return mlp_norm.status();
+  layer.attention_norm = *std::move(attention_norm);
+  layer.mlp_norm = *std::move(mlp_norm);
+  return layer;
+}
+
+absl::Status Model::LoadWeights() {
+  const std::string embedding = "model.embed_tokens.weight";
+  absl::StatusOr<std::span<const std::uint16_t>> rows =
+      file_.Bf16(embedding, {config_.vocabulary, config_.hidden});
+  if (!rows.ok()) return rows.status();
+  embedding_ = *rows;
+  for (std::uint32_t i = 0; i < config_.layers; ++i) {
+    absl::StatusOr<Layer> layer = LoadLayer(i);
+    if (!layer.ok()) return layer.status();
+    layers_.push_back(*std::move(layer));
+  }
+  absl::StatusOr<std::vector<float>> norm = Vector("model.norm.weight");
+  if (!norm.ok()) return norm.status();
+  last_norm_ = *std::move(norm);
+  absl::StatusOr<Panels> output = Matrix(config_.tied_output ? embedding : "lm_head.weight",
+                                         config_.hidden, config_.vocabulary);
+  if (!output.ok()) return output.status();
+  output_ = *std::move(output);
+  return absl::OkStatus();
+}
+
+absl::Status Model::CheckPass(const Pass& pass) const {
+  TESSERA_CHECK(pass.tokens.size() == pass.positions.size(), "a position for each token");
+  for (const std::uint32_t row : pass.logits_of) {
+    TESSERA_CHECK(row < pass.tokens.size(), "logits of a token that is not there");
+  }
+  for (const TokenId token : pass.tokens) {
+    if (token >= config_.vocabulary) {
+      return absl::InvalidArgumentError(
+          Concat("token ", token, " of a vocabulary of ", config_.vocabulary));
+    }
+  }
+  for (const std::uint32_t position : pass.positions) {
+    if (position >= config_.max_positions) {
+      return absl::OutOfRangeError(
+          Concat("position ", position, "; the model has ", config_.max_positions));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::vector<float> Model::Embed(std::span<const TokenId> tokens) const {
+  std::vector<float> hidden;
+  hidden.reserve(tokens.size() * config_.hidden);
+  for (const TokenId token : tokens) {
+    for (const std::uint16_t bits :
+         embedding_.subspan(std::size_t{token} * config_.hidden, config_.hidden)) {
+      hidden.push_back(kernels::Bf16ToFloat(bits));
+    }
+  }
+  return hidden;
+}
+
+std::vector<float> Model::Normalised(std::span<const float> hidden,
+                                     const std::vector<float>& weights) const {
+  std::vector<float> rows(hidden.begin(), hidden.end());
+  for (std::size_t first = 0; first < rows.size(); first += config_.hidden) {
+    float squares = 0;
+    for (std::size_t i = 0; i < config_.hidden; ++i) squares += rows[first + i] * rows[first + i];
+    const float mean = squares / static_cast<float>(config_.hidden);
+    const float factor = 1 / std::sqrt(mean + config_.norm_epsilon);
+    for (std::size_t i = 0; i < config_.hidden; ++i) rows[first + i] *= factor * weights[i];
+  }
+  return rows;
+}
+
+absl::Status Model::AddAttention(std::uint32_t index, const Rotary& rotary, Attention& attention,
+                                 std::span<float> hidden) const {
+  const Layer& layer = layers_[index];
+  const std::vector<float> rows = Normalised(hidden, layer.attention_norm);
+  std::vector<float> query = Product(rows, layer.query);
+  std::vector<float> key = Product(rows, layer.key);
+  rotary.Turn(query, config_.query_heads);
+  rotary.Turn(key, config_.kv_heads);
+  // Whoever attends, it is over rows of the type that the cache holds.
+  const std::vector<std::uint16_t> keys = ToBf16(key), queries = ToBf16(query);
+  const std::vector<std::uint16_t> values = ToBf16(Product(rows, layer.value));
+  std::vector<float> attended(query.size());
+  const absl::Status status =
+      attention.Attend({.layer = index, .key = keys, .value = values, .query = queries}, attended);
+  if (!status.ok()) return status;
+  Add(Product(attended, layer.output), hidden);
+  return absl::OkStatus();
+}
+
+void Model::AddMlp(const Layer& layer, std::span<float> hidden) const {
+  const std::vector<float> rows = Normalised(hidden, layer.mlp_norm);
+  std::vector<float> gate = Product(rows, layer.gate);
+  const std::vector<float> up = Product(rows, layer.up);
+  for (std::size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1 + std::exp(-gate[i]));
+  Add(Product(gate, layer.down), hidden);
+}
+
+absl::StatusOr<std::vector<float>> Model::Forward(const Pass& pass, Attention& attention) const {
+  if (absl::Status status = CheckPass(pass); !status.ok()) return status;
+  const Rotary rotary(config_, pass.positions);
+  std::vector<float> hidden = Embed(pass.tokens);
+  for (std::uint32_t i = 0; i < config_.layers; ++i) {
+    if (absl::Status status = AddAttention(i, rotary, attention, hidden); !status.ok()) {
+      return status;
+    }
+    AddMlp(layers_[i], hidden);
+  }
+  std::vector<float> chosen;
+  for (const std::uint32_t row : pass.logits_of) {
+    const auto first =
+        hidden.begin() + static_cast<std::ptrdiff_t>(std::size_t{row} * config_.hidden);
+    chosen.insert(chosen.end(), first, first + config_.hidden);
+  }
+  return Product(Normalised(chosen, last_norm_), output_);
+}
+
+}  // namespace tessera::llm

@@ -1,0 +1,203 @@
+// What was seen goes to the daemon: layer by layer, in messages that are not too large.
+
+#include <algorithm>
+#include <initializer_list>
+#include <iterator>
+#include <utility>
+
+#include "client/observe/observer.h"
+#include "daemon/base/future_tokens.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::client {
+
+namespace {
+
+void SetShape(v1::DType type, std::initializer_list<std::uint64_t> shape, v1::Tensor& tensor) {
+  tensor.set_dtype(type);
+  for (const std::uint64_t dimension : shape) tensor.add_shape(dimension);
+}
+
+// Of queries that are shown in pieces.
+constexpr std::uint64_t kPieceBytes = 1 << 20;
+
+absl::Status Send(Session& session, std::uint32_t layer, v1::ObserveRequest& request,
+                  TensorCarrier& tensors, v1::ObserveResponse& response) {
+  absl::Status status =
+      tensors.Carry(Concat("what layer ", layer, " is to show"), request.ByteSizeLong());
+  if (!status.ok()) return status;
+  return session.Call(request, response);
+}
+
+}  // namespace
+
+std::uint64_t Observer::HeadRows::known() const {
+  if (let_go.empty()) return rows.size();
+  return static_cast<std::uint64_t>(
+      std::distance(order.upper_bound(let_go.Strongest()), order.end()));
+}
+
+std::vector<std::byte> Observer::FillNorms(std::uint32_t index, const Layer& layer,
+                                           std::size_t number, bool to_another,
+                                           v1::ObserveRequest& request) const {
+  if (number >= layer.norms.size()) return {};
+  const Strongest& norms = layer.norms[number];
+  const kernels::LayerGeometry& geometry = model_->geometry(index);
+  std::vector<std::byte> bytes;
+  const std::uint64_t wanted = NormsOf(layer.next - layer.from);
+  // Those that are the strongest without doubt. Whether they are enough the daemon knows: it may
+  // ask for none.
+  std::uint64_t known = ~std::uint64_t{0};
+  bool all = true;
+  for (const HeadRows& head : norms.heads) {
+    known = std::min(known, head.known());
+    all = all && head.let_go.empty();
+  }
+  std::uint64_t count = std::min(known, wanted);
+  if (to_another) count = std::max(count, std::min(known, NormsOf(FutureTokens(layer.next))));
+  for (const HeadRows& head : norms.heads) {
+    all = all && head.rows.size() == count;
+    std::vector<std::uint64_t> strongest;
+    for (auto it = head.order.rbegin(); strongest.size() < count; ++it) {
+      strongest.push_back(~it->second);
+    }
+    std::sort(strongest.begin(), strongest.end());
+    for (const std::uint64_t position : strongest) {
+      request.add_norm_positions(position);
+      const std::vector<std::byte>& row = head.rows.at(position).row;
+      bytes.insert(bytes.end(), row.begin(), row.end());
+    }
+  }
+  if (!bytes.empty()) {
+    SetShape(ToDType(geometry.type), {geometry.query_heads, count, geometry.head_dim},
+             *request.mutable_norm_queries());
+    request.set_all_norms(all);
+  }
+  // Also where none is known: that is no reason to decide as if there were none.
+  request.set_first_norm_token(norms.first);
+  request.set_norm_token_end(norms.end);
+  return bytes;
+}
+
+absl::StatusOr<std::uint32_t> Observer::Show(Session& session, SequenceId sequence,
+                                             std::uint32_t first, std::uint32_t end,
+                                             std::uint64_t tokens, bool to_another) {
+  if (absl::Status status = ShowTokens(session, sequence, tokens); !status.ok()) return status;
+  const auto behind = layers_.lower_bound(end);
+  for (auto it = layers_.lower_bound(first); it != behind; ++it) {
+    const kernels::LayerGeometry& geometry = model_->geometry(it->first);
+    KeepLast(MostLast(it->second, it->second.next), geometry.query_heads * RowBytes(geometry),
+             it->second);
+    absl::StatusOr<v1::ObserveResponse> told =
+        ShowLayer(session, sequence, it->first, it->second, to_another);
+    const std::uint64_t from = told.ok() ? told->norms_from() : 0;
+    const auto begins_within = [from](const Strongest& norms) {
+      return norms.first < from && from < norms.end;
+    };
+    if (std::ranges::any_of(it->second.norms, begins_within)) {
+      // Some of these tokens were settled meanwhile: others are the strongest of the rest.
+      it->second.ForgetNormsBefore(from);
+      told = ShowLayer(session, sequence, it->first, it->second, to_another);
+    }
+    const absl::Status& status = told.status();
+    if (absl::IsResourceExhausted(status) && it->first > first) return it->first;
+    if (!status.ok()) return status;
+    // By a Compress that failed in another layer, or an operator's: what is observed again counts
+    // as what comes behind it.
+    if (told->decided_tokens() > 0) decided_.insert(it->first);
+  }
+  return end;
+}
+
+absl::Status Observer::ShowTokens(Session& session, SequenceId sequence, std::uint64_t tokens) {
+  const std::uint64_t count =
+      std::min<std::uint64_t>(ids_.size(), tokens - std::min(tokens, first_id_));
+  if (count == 0) return absl::OkStatus();
+  const auto end = ids_.begin() + static_cast<std::ptrdiff_t>(count);
+  v1::ObserveRequest request;
+  request.set_sequence_id(sequence.value());
+  request.set_first_token_id(first_id_);
+  request.mutable_token_ids()->Add(ids_.begin(), end);
+  v1::ObserveResponse response;
+  if (absl::Status status = session.Call(request, response); !status.ok()) return status;
+  ids_.erase(ids_.begin(), end);
+  first_id_ += count;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::ObserveResponse> Observer::ShowLayer(Session& session, SequenceId sequence,
+                                                        std::uint32_t index, const Layer& layer,
+                                                        bool to_another) const {
+  const kernels::LayerGeometry& geometry = model_->geometry(index);
+  const std::uint64_t rows = layer.last.size() / (geometry.query_heads * RowBytes(geometry));
+  std::uint64_t shown = 0;
+  v1::ObserveResponse response;
+  absl::Status status = ShowFirst(session, sequence, index, layer, to_another, shown, response);
+  while (status.ok() && shown < rows) {
+    v1::ObserveRequest more;
+    more.set_sequence_id(sequence.value());
+    more.set_layer(index);
+    TensorCarrier tensors(session);
+    shown += FillLast(geometry, layer, shown, more, tensors);
+    v1::ObserveResponse nothing;
+    status = Send(session, index, more, tensors, nothing);
+  }
+  for (std::size_t number = 1; status.ok() && number < layer.norms.size(); ++number) {
+    v1::ObserveRequest more;
+    more.set_sequence_id(sequence.value());
+    more.set_layer(index);
+    TensorCarrier tensors(session);
+    const std::vector<std::byte> norms = FillNorms(index, layer, number, to_another, more);
+    if (!norms.empty()) tensors.Add(*more.mutable_norm_queries(), norms);
+    status = Send(session, index, more, tensors, response);
+  }
+  if (!status.ok()) return status;
+  return response;
+}
+
+// All but what is too much for one piece. What carries it is gone when this returns: the next piece
+// may need its place.
+absl::Status Observer::ShowFirst(Session& session, SequenceId sequence, std::uint32_t index,
+                                 const Layer& layer, bool to_another, std::uint64_t& shown,
+                                 v1::ObserveResponse& response) const {
+  const kernels::LayerGeometry& geometry = model_->geometry(index);
+  v1::ObserveRequest request;
+  request.set_sequence_id(sequence.value());
+  request.set_layer(index);
+  TensorCarrier tensors(session);
+  shown = FillLast(geometry, layer, 0, request, tensors);
+  const std::vector<std::byte> norms = FillNorms(index, layer, /*number=*/0, to_another, request);
+  if (!norms.empty()) tensors.Add(*request.mutable_norm_queries(), norms);
+  std::vector<float> sums;
+  for (const std::vector<double>& head : layer.sums) {
+    sums.insert(sums.end(), head.begin(), head.end());
+  }
+  if (!sums.empty()) {
+    SetShape(v1::DTYPE_FP32, {layer.sums.size(), layer.sums.front().size()},
+             *request.mutable_attention_sums());
+    tensors.Add(*request.mutable_attention_sums(), std::as_bytes(std::span(sums)));
+    request.set_first_sum_position(layer.sums_first);
+  }
+  if (shown == 0 && sums.empty() && !request.has_first_norm_token()) return absl::OkStatus();
+  return Send(session, index, request, tensors, response);
+}
+
+std::uint64_t Observer::FillLast(const kernels::LayerGeometry& geometry, const Layer& layer,
+                                 std::uint64_t first_row, v1::ObserveRequest& request,
+                                 TensorCarrier& tensors) const {
+  const std::uint64_t token_bytes = geometry.query_heads * RowBytes(geometry);
+  const std::uint64_t rows = layer.last.size() / token_bytes - first_row;
+  if (rows == 0) return 0;
+  // What a window asks for goes in one piece, whatever it is: nothing else would be shorter.
+  const std::uint64_t piece =
+      std::max({std::uint64_t{1}, kPieceBytes / token_bytes, std::uint64_t{needs_.last_queries()}});
+  const std::uint64_t count = layer.wants_all ? std::min(rows, piece) : rows;
+  SetShape(ToDType(geometry.type), {count, geometry.query_heads, geometry.head_dim},
+           *request.mutable_last_queries());
+  tensors.Add(*request.mutable_last_queries(),
+              std::span(layer.last).subspan(first_row * token_bytes, count * token_bytes));
+  request.set_first_query_position(layer.last_first + first_row);
+  return count;
+}
+
+}  // namespace tessera::client

@@ -1,0 +1,82 @@
+#include "client/rpc/channel.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
+#include <fstream>
+#include <iterator>
+#include <string_view>
+#include <utility>
+
+#include "daemon/base/strings.h"
+
+namespace tessera::client {
+
+namespace {
+
+constexpr std::string_view kUnixScheme = "unix:";
+
+// "" for a path that is empty.
+absl::StatusOr<std::string> ReadPem(std::string_view what, const std::string& path) {
+  if (path.empty()) return std::string();
+  std::ifstream file(path, std::ios::binary);
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (text.find("-----BEGIN ") == std::string::npos) {
+    return absl::InvalidArgumentError(
+        Concat(what, ": \"", path, "\" cannot be read, or is not in PEM"));
+  }
+  return text;
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Credentials(const TlsOptions& tls) {
+  if (tls.certificate_file.empty() != tls.key_file.empty()) {
+    return absl::InvalidArgumentError(
+        Concat("tls: a certificate and its key go together; there is only the ",
+               tls.key_file.empty() ? "certificate" : "key", " \"", tls.certificate_file,
+               tls.key_file, "\""));
+  }
+  grpc::SslCredentialsOptions options;
+  for (const auto& [what, path, place] :
+       {std::tuple("tls.ca_file", &tls.ca_file, &options.pem_root_certs),
+        std::tuple("tls.certificate_file", &tls.certificate_file, &options.pem_cert_chain),
+        std::tuple("tls.key_file", &tls.key_file, &options.pem_private_key)}) {
+    absl::StatusOr<std::string> text = ReadPem(what, *path);
+    if (!text.ok()) return text.status();
+    *place = *std::move(text);
+  }
+  return grpc::SslCredentials(options);
+}
+
+}  // namespace
+
+bool IsUnixAddress(const std::string& address) { return address.starts_with(kUnixScheme); }
+
+absl::Status CheckAddress(const std::string& address) {
+  const std::size_t colon = address.rfind(':');
+  const bool is_unix = IsUnixAddress(address) && address.size() > kUnixScheme.size();
+  const bool is_tcp = !IsUnixAddress(address) && colon != std::string::npos && colon > 0 &&
+                      colon + 1 < address.size() && address.find("://") == std::string::npos;
+  if (is_unix || is_tcp) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      Concat("address \"", address, "\" is neither unix:PATH nor HOST:PORT"));
+}
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& address,
+                                                           const std::optional<TlsOptions>& tls,
+                                                           grpc::ChannelArguments arguments) {
+  if (absl::Status status = CheckAddress(address); !status.ok()) return status;
+  arguments.SetInt("grpc.enable_http_proxy", 0);
+  if (!tls.has_value()) {
+    return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  }
+  if (IsUnixAddress(address)) {
+    return absl::InvalidArgumentError(
+        Concat("tls: ", address, " is a Unix socket, which does without"));
+  }
+  const absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> credentials = Credentials(*tls);
+  if (!credentials.ok()) return credentials.status();
+  if (!tls->server_name.empty()) arguments.SetSslTargetNameOverride(tls->server_name);
+  return grpc::CreateCustomChannel(address, *credentials, arguments);
+}
+
+}  // namespace tessera::client

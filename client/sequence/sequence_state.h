@@ -1,0 +1,146 @@
+// What the client knows of one sequence. Used by one thread at a time: whoever holds its Use.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/mapped/tails.h"
+#include "client/observe/observer.h"
+#include "daemon/base/ids.h"
+#include "daemon/base/strings.h"
+#include "kernels/dispatch/attend.h"
+#include "kernels/format/lane_view.h"
+#include "tessera/model.h"
+#include "tessera/v1/form.pb.h"
+
+namespace tessera::client {
+
+// Lanes as resolved at one version of the sequence's block. Good for as long as the block shows
+// that version to a reader that has pinned.
+struct ResolvedLanes {
+  std::uint64_t session = 0;  // serial of the session whose mapping the pointers lead into
+  std::uint64_t version = 0;  // 0: nothing resolved
+  std::vector<kernels::SegmentView> segments;
+  std::vector<kernels::LaneView> lanes;
+};
+
+// What attention reads where a call does not say.
+struct PolicySelection {
+  kernels::SelectionRule rule;
+  std::uint32_t dense_layers = 0;  // the first layers, which read everything
+};
+
+PolicySelection FromProto(const v1::PolicySelection& policy);
+
+struct SequenceState {
+  SequenceState(SequenceId sequence, std::shared_ptr<const BoundModel> bound, std::uint64_t offset,
+                std::uint64_t held)
+      : id(sequence), model(std::move(bound)), directory_offset(offset), tokens(held) {}
+
+  const SequenceId id;
+  const std::shared_ptr<const BoundModel> model;
+  const std::uint64_t directory_offset;
+  std::optional<PolicySelection> selection;  // of its policy; constant once it is shared
+  std::string policy;                        // likewise
+  std::atomic<bool> in_use{false};
+  std::atomic<bool> gone{false};   // lost with the daemon or session that held it
+  std::atomic<bool> ended{false};  // freed or handed over: the handle is spent
+
+  // Everything below belongs to the holder of the Use.
+  std::uint64_t tokens;  // that every layer holds, as far as this client knows
+  // Per layer, where layers are appended apart and do not hold the same; else empty.
+  std::vector<std::uint64_t> layer_tokens;
+  // The daemon may hold rows of a step that was abandoned, and could not take them back: they are
+  // cut off before anything else is done with the sequence.
+  std::atomic<bool> abandoned_rows{false};  // others may look
+  bool uncertain = false;  // a call's outcome is unknown: ask the daemon before counting on
+  Tail tail;
+  ResolvedLanes resolved;
+  std::unique_ptr<Observer> observer;  // null: the policy asks for nothing
+  std::uint64_t compressed_at = 0;     // tokens that it held when it was compressed last
+  bool prompt_waits = false;           // rows came in bulk since then
+  std::uint64_t position_shift = 0;    // of the rotary position behind the token's number
+
+  // Of a sequence that was just made: from CreateSequenceResponse or ForkResponse.
+  void TakePolicy(const auto& response) {
+    policy = response.policy();
+    if (response.has_selection()) selection = FromProto(response.selection());
+    if (response.has_needs()) observer = std::make_unique<Observer>(response.needs(), model);
+  }
+
+  std::uint64_t TokensOf(std::uint32_t layer) const {
+    return layer_tokens.empty() ? tokens : layer_tokens[layer];
+  }
+  // What was seen of others, of drafts that were refused, say, is of none of these.
+  void SetTokens(std::uint64_t held) {
+    tokens = held;
+    layer_tokens.clear();
+    if (observer != nullptr) observer->CutRowsTo(held);
+  }
+  // The same of layers that do not hold as many tokens, as the daemon tells it.
+  void SetLayers(std::uint64_t held, std::vector<std::uint64_t> by_layer) {
+    tokens = held;
+    const bool alike = std::ranges::all_of(by_layer, [&](auto layer) { return layer == held; });
+    if (alike) return SetTokens(held);
+    layer_tokens = std::move(by_layer);
+    for (std::uint32_t layer = 0; layer < layer_tokens.size() && observer != nullptr; ++layer) {
+      observer->CutLayerTo(layer_tokens[layer], layer);
+    }
+  }
+  void Grow(std::uint32_t first_layer, std::uint32_t layers, std::uint64_t count) {
+    if (layers == model->layers() && layer_tokens.empty()) {
+      tokens += count;
+      return;
+    }
+    if (layer_tokens.empty()) layer_tokens.assign(model->layers(), tokens);
+    for (std::uint32_t i = first_layer; i < first_layer + layers; ++i) layer_tokens[i] += count;
+    const auto [least, most] = std::minmax_element(layer_tokens.begin(), layer_tokens.end());
+    tokens = *least;
+    if (*least == *most) layer_tokens.clear();
+  }
+};
+
+// Proof that this thread alone works on the sequence.
+class SequenceUse {
+ public:
+  static absl::StatusOr<SequenceUse> Take(const std::shared_ptr<SequenceState>& state) {
+    if (state->gone.load(std::memory_order_acquire)) {
+      return absl::NotFoundError(
+          Concat(state->id.ToString(), " is gone with the daemon or session that held it"));
+    }
+    if (state->ended.load(std::memory_order_acquire)) {
+      return absl::NotFoundError(Concat(state->id.ToString(), " was freed or handed over"));
+    }
+    if (state->in_use.exchange(true, std::memory_order_acquire)) {
+      return absl::FailedPreconditionError(
+          Concat(state->id.ToString(), " is in use by a step or another call; a sequence takes ",
+                 "one at a time"));
+    }
+    return SequenceUse(state);
+  }
+
+  SequenceUse(SequenceUse&& other) noexcept = default;
+  SequenceUse& operator=(SequenceUse&& other) noexcept {
+    std::swap(state_, other.state_);
+    return *this;
+  }
+  ~SequenceUse() {
+    if (state_ != nullptr) state_->in_use.store(false, std::memory_order_release);
+  }
+
+  SequenceState& operator*() const { return *state_; }
+  SequenceState* operator->() const { return state_.get(); }
+
+ private:
+  explicit SequenceUse(std::shared_ptr<SequenceState> state) : state_(std::move(state)) {}
+  std::shared_ptr<SequenceState> state_;
+};
+
+}  // namespace tessera::client

@@ -1,0 +1,167 @@
+#include "client/session/session.h"
+
+#include <chrono>
+#include <utility>
+
+#include "daemon/base/strings.h"
+
+namespace tessera::client {
+
+Session::Session(Options options, v1::Welcome welcome, std::unique_ptr<Transport> transport,
+                 std::shared_ptr<AttachStream> stream, std::unique_ptr<MappedDoor> door)
+    : options_(std::move(options)),
+      welcome_(std::move(welcome)),
+      transport_(std::move(transport)),
+      stream_(std::move(stream)),
+      door_(std::move(door)) {}
+
+absl::Status Session::status() const {
+  if (!lost_.load(std::memory_order_acquire)) return absl::OkStatus();
+  MutexLock lock(mutex_);
+  return reason_;
+}
+
+absl::Status Session::Explain(absl::Status status) const {
+  if (status.ok()) return status;
+  if (absl::Status lost = this->status(); !lost.ok()) return lost;
+  if (!absl::IsUnauthenticated(status)) return status;
+  // An attached session that the daemon does not know has just ended; the stream will say so too.
+  return absl::UnavailableError(Concat("the lease of ", id().ToString(), " at ", options_.address,
+                                       " has ended: ", AsStringView(status.message())));
+}
+
+std::uint64_t Session::NewRequest() {
+  MutexLock lock(mutex_);
+  const std::uint64_t id = next_request_++;
+  requests_[id] = std::nullopt;
+  return id;
+}
+
+absl::StatusOr<v1::AttachResponse> Session::Ask(v1::AttachRequest request, std::uint64_t id) {
+  bool written = false;
+  {
+    MutexLock lock(write_mutex_);
+    written = !writing_finished_ && stream_->Write(request);
+  }
+  const Clock::TimePoint deadline = SystemClock().Now() + options_.rpc_timeout;
+  MutexLock lock(mutex_);
+  bool in_time = true;
+  // A stream that takes no more messages has ended: the lease thread will say why.
+  while (reason_.ok() && !requests_[id].has_value() && in_time) {
+    in_time = answered_.WaitUntil(mutex_, deadline);
+  }
+  std::optional<v1::AttachResponse> answer = std::move(requests_[id]);
+  requests_.erase(id);
+  if (answer.has_value()) return *std::move(answer);
+  if (!reason_.ok()) return reason_;
+  if (!written) return absl::UnavailableError("the Attach stream takes no more requests");
+  return absl::DeadlineExceededError(
+      Concat("the daemon has not answered on the Attach stream within ",
+             std::chrono::duration<double>(options_.rpc_timeout).count(), " s"));
+}
+
+absl::StatusOr<v1::TailsOpened> Session::OpenTails(std::span<const SequenceId> sequences) {
+  v1::AttachRequest request;
+  v1::OpenTails& asked = *request.mutable_open_tails();
+  const std::uint64_t id = NewRequest();
+  asked.set_request_id(id);
+  for (SequenceId sequence : sequences) asked.add_sequence_ids(sequence.value());
+  absl::StatusOr<v1::AttachResponse> response = Ask(std::move(request), id);
+  if (!response.ok()) return response.status();
+  v1::TailsOpened& opened = *response->mutable_tails_opened();
+  if (opened.code() != 0) {
+    return Explain(absl::Status(static_cast<absl::StatusCode>(opened.code()), opened.error()));
+  }
+  if (opened.tails_size() != static_cast<int>(sequences.size())) {
+    return absl::InternalError(
+        Concat(opened.tails_size(), " tails opened; asked for were ", sequences.size()));
+  }
+  return std::move(opened);
+}
+
+absl::StatusOr<v1::TailsClosed> Session::CloseTails(std::span<const SequenceId> sequences) {
+  v1::AttachRequest request;
+  v1::CloseTails& asked = *request.mutable_close_tails();
+  const std::uint64_t id = NewRequest();
+  asked.set_request_id(id);
+  for (SequenceId sequence : sequences) asked.add_sequence_ids(sequence.value());
+  absl::StatusOr<v1::AttachResponse> response = Ask(std::move(request), id);
+  if (!response.ok()) return response.status();
+  v1::TailsClosed& closed = *response->mutable_tails_closed();
+  if (closed.code() != 0) {
+    return Explain(absl::Status(static_cast<absl::StatusCode>(closed.code()), closed.error()));
+  }
+  if (closed.tokens_size() != static_cast<int>(sequences.size())) {
+    return absl::InternalError(
+        Concat(closed.tokens_size(), " tails closed; asked for were ", sequences.size()));
+  }
+  return std::move(closed);
+}
+
+absl::Status Session::ReadUntilEnd() {
+  v1::AttachResponse message;
+  while (stream_->Read(message)) Handle(std::move(message));
+  {
+    // Finish may not run beside a write.
+    MutexLock lock(write_mutex_);
+    writing_finished_ = true;
+  }
+  return stream_->Finish();
+}
+
+void Session::Handle(v1::AttachResponse message) {
+  switch (message.message_case()) {
+    case v1::AttachResponse::kTailsOpened: {
+      const std::uint64_t request = message.tails_opened().request_id();
+      return Answer(request, std::move(message));
+    }
+    case v1::AttachResponse::kTailsClosed: {
+      // Here and in order: the place of a dropped extent may be filled anew by the next answer.
+      if (door_ != nullptr) {
+        for (std::uint32_t extent : message.tails_closed().released_extents()) {
+          door_->tails().Release(extent);
+        }
+      }
+      const std::uint64_t request = message.tails_closed().request_id();
+      return Answer(request, std::move(message));
+    }
+    case v1::AttachResponse::kPoolChanged:
+      if (door_ != nullptr) door_->DropGoneExtents();
+      return;
+    case v1::AttachResponse::kDraining:
+      draining_.store(true, std::memory_order_relaxed);
+      if (options_.on_draining) {
+        options_.on_draining(std::chrono::milliseconds(message.draining().limit_ms()));
+      }
+      return;
+    default:
+      return;  // of a newer daemon; nothing that this client asked for
+  }
+}
+
+void Session::Answer(std::uint64_t id, v1::AttachResponse message) {
+  MutexLock lock(mutex_);
+  const auto it = requests_.find(id);
+  if (it == requests_.end()) return;  // whoever asked has given up waiting
+  it->second = std::move(message);
+  answered_.NotifyAll();
+}
+
+void Session::Lose(const absl::Status& reason) {
+  {
+    MutexLock lock(mutex_);
+    if (!reason_.ok()) return;
+    reason_ = reason;
+    lost_.store(true, std::memory_order_release);
+    answered_.NotifyAll();
+  }
+  if (door_ != nullptr) door_->Close();
+}
+
+void Session::FinishWriting() {
+  MutexLock lock(write_mutex_);
+  if (std::exchange(writing_finished_, true)) return;
+  stream_->FinishWriting();
+}
+
+}  // namespace tessera::client

@@ -1,0 +1,96 @@
+// One attachment, from Welcome to the loss of the lease. Both doors go through it: RPCs with the
+// session's key, requests on the Attach stream, and, where memory is mapped, the MappedDoor.
+//
+// Thread-safe. The lease thread alone reads the stream, and alone declares the session lost.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/mapped/mapped_memory.h"
+#include "client/rpc/transport.h"
+#include "client/session/environment.h"
+#include "daemon/base/ids.h"
+#include "daemon/base/mutex.h"
+
+namespace tessera::client {
+
+class Session {
+ public:
+  struct Options {
+    std::uint64_t serial;  // among this worker's sessions; never 0
+    std::string address;
+    Clock::Duration rpc_timeout;
+    const Surroundings* surroundings;
+    std::function<void(Clock::Duration limit)> on_draining;
+  };
+  // `door` is null where no memory is mapped.
+  Session(Options options, v1::Welcome welcome, std::unique_ptr<Transport> transport,
+          std::shared_ptr<AttachStream> stream, std::unique_ptr<MappedDoor> door);
+
+  std::uint64_t serial() const { return options_.serial; }
+  SessionId id() const { return SessionId(welcome_.session().session_id()); }
+  const v1::Welcome& welcome() const { return welcome_; }
+  const Surroundings& surroundings() const { return *options_.surroundings; }
+  bool draining() const { return draining_.load(std::memory_order_relaxed); }
+  MappedDoor* door() const { return door_.get(); }
+
+  // OK while the lease lives; else UNAVAILABLE with the reason.
+  absl::Status status() const;
+
+  // Fills in the session key. UNAVAILABLE once the lease is lost, whatever the daemon answered.
+  // `wait`: that the daemon may take beside what calls may take anyway.
+  template <typename Request, typename Response>
+  absl::Status Call(Request& request, Response& response, Clock::Duration wait = {}) {
+    if (absl::Status lost = status(); !lost.ok()) return lost;
+    *request.mutable_session() = welcome_.session();
+    return Explain(transport_->Call(request, response, options_.rpc_timeout + wait));
+  }
+
+  // In the order asked. All or none.
+  absl::StatusOr<v1::TailsOpened> OpenTails(std::span<const SequenceId> sequences);
+  absl::StatusOr<v1::TailsClosed> CloseTails(std::span<const SequenceId> sequences);
+
+  // The lease thread's: reads until the stream ends, and says why it did.
+  absl::Status ReadUntilEnd();
+  // The lease thread's: from now on everything answers `reason`; unmaps at once.
+  void Lose(const absl::Status& reason);
+  // Says goodbye; the daemon then ends the stream.
+  void FinishWriting();
+  void Cancel() { stream_->Cancel(); }
+
+ private:
+  absl::StatusOr<v1::AttachResponse> Ask(v1::AttachRequest request, std::uint64_t id);
+  std::uint64_t NewRequest();
+  void Handle(v1::AttachResponse message);
+  void Answer(std::uint64_t id, v1::AttachResponse message);
+  absl::Status Explain(absl::Status status) const;
+
+  const Options options_;
+  const v1::Welcome welcome_;
+  const std::unique_ptr<Transport> transport_;
+  const std::shared_ptr<AttachStream> stream_;
+  const std::unique_ptr<MappedDoor> door_;
+  std::atomic<bool> draining_{false};
+  std::atomic<bool> lost_{false};
+
+  Mutex write_mutex_;  // one writer of the stream at a time
+  bool writing_finished_ TESSERA_GUARDED_BY(write_mutex_) = false;
+
+  mutable Mutex mutex_;
+  CondVar answered_;
+  absl::Status reason_ TESSERA_GUARDED_BY(mutex_);
+  std::uint64_t next_request_ TESSERA_GUARDED_BY(mutex_) = 1;
+  // Requests that wait; without a value until the answer has come.
+  std::unordered_map<std::uint64_t, std::optional<v1::AttachResponse>> requests_
+      TESSERA_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera::client

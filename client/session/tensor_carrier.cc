@@ -1,0 +1,69 @@
+#include "client/session/tensor_carrier.h"
+
+#include <utility>
+
+#include "client/mapped/mapped_memory.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::client {
+
+namespace {
+
+constexpr std::uint64_t kAlignment = 64;
+// The session's key, and what frames tensors in a message.
+constexpr std::uint64_t kFrame = 256;
+
+}  // namespace
+
+void TensorCarrier::Add(v1::Tensor& tensor, std::span<const std::byte> bytes) {
+  loads_.push_back({&tensor, bytes, bytes_});
+  bytes_ += (bytes.size() + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+absl::Status TensorCarrier::Carry(std::string_view what, std::uint64_t rest) {
+  MappedDoor* const door = session_.door();
+  // From a GPU's arena the daemon would fetch it to the host again.
+  const bool prefers_arena = door != nullptr && door->gpu() == nullptr && bytes_ >= kLeastStaged;
+  const std::uint64_t message = session_.welcome().max_message_bytes();
+  const bool fits_message = bytes_ + rest + kFrame <= message;
+  std::uint64_t arena = 0;
+  if (door != nullptr && (prefers_arena || !fits_message)) {
+    const absl::StatusOr<StagingRing*> staging = door->staging();
+    // Not more than half of it, so that it never waits for all others to be done.
+    if (staging.ok()) arena = (*staging)->bytes() / 2;
+    if (bytes_ <= arena) return Stage(**staging);
+  }
+  if (!fits_message) {
+    return absl::ResourceExhaustedError(
+        Concat(what, " has ", bytes_, " bytes; the daemon's largest message has ", message,
+               arena == 0 ? " (max_message_bytes), and there is no staging arena"
+                          : Concat(" (max_message_bytes), and half of the staging arena ", arena,
+                                   " (staging_bytes)")));
+  }
+  for (const Load& load : loads_) {
+    load.tensor->set_inline_(reinterpret_cast<const char*>(load.bytes.data()), load.bytes.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TensorCarrier::Stage(StagingRing& staging) {
+  absl::StatusOr<StagingRing::Place> place = staging.Take(bytes_);
+  if (!place.ok()) {
+    // The arena closes with the lease, which knows why.
+    const absl::Status reason = session_.status();
+    return reason.ok() ? place.status() : reason;
+  }
+  place_ = *std::move(place);
+  GateHold hold(session_.door()->gate(), Gate::kSharedLane);
+  if (!hold) return session_.status();
+  std::vector<MappedDoor::StagingCopy> copies;
+  for (const Load& load : loads_) {
+    const std::uint64_t offset = place_.offset() + load.offset;
+    copies.push_back({offset, load.bytes.data(), load.bytes.size()});
+    load.tensor->mutable_staging()->set_offset(offset);
+    load.tensor->mutable_staging()->set_bytes(load.bytes.size());
+  }
+  return session_.door()->CopyToStaging(copies);
+}
+
+}  // namespace tessera::client

@@ -1,0 +1,40 @@
+// Attention through RPC: for the remote door, and for sequences whose KV this worker only reads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "absl/status/status.h"
+#include "client/session/session.h"
+#include "daemon/base/ids.h"
+#include "kernels/dispatch/attend.h"
+#include "kernels/format/element.h"
+#include "tessera/model.h"
+
+namespace tessera::client {
+
+// One sequence of a batch, with spans of exactly the bytes that the shapes have.
+struct AttendRow {
+  SequenceId sequence;
+  std::uint32_t queries = 1;
+  std::span<const std::byte> query;  // [queries][query_heads][head_dim], the model's type
+  std::span<std::byte> output;       // the same shape, in the output type
+  std::span<float> lse;              // [queries][query_heads]; empty: not wanted
+  std::optional<std::uint64_t> first_query_position;  // unset: the last query on the last token
+};
+
+struct AttendCall {
+  const BoundModel* model = nullptr;
+  std::uint32_t layer = 0;
+  kernels::ElementType output_type = kernels::ElementType::kFp32;
+  bool causal = true;
+  const kernels::SelectionRule* selection = nullptr;  // of every row; null: the policies
+  std::span<const AttendRow> rows;
+};
+
+// Cut into as many requests as the daemon's largest message asks for.
+absl::Status AttendByRpc(Session& session, const AttendCall& call);
+
+}  // namespace tessera::client

@@ -1,0 +1,39 @@
+// Steps on the CPU: rows are copied into the rings, attention runs on the mapped tiles.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "client/step/step_backend.h"
+#include "kernels/dispatch/per_head.h"
+
+namespace tessera::client {
+
+class HostBackend final : public StepBackend {
+ public:
+  explicit HostBackend(const kernels::Implementation& implementation)
+      : implementation_(implementation) {}
+
+  absl::Status Begin(const StepBatch& batch, const StepOptions& options) override;
+  absl::Status Append(const StepBatch& batch, std::uint32_t layer, std::span<const std::byte> key,
+                      std::span<const std::byte> value) override;
+  absl::Status Attend(const StepBatch& batch, std::uint32_t layer,
+                      const StepTensors& tensors) override;
+  absl::Status Settle(const StepBatch&) override { return absl::OkStatus(); }
+  std::span<const std::byte> SettledQueries(std::uint32_t) const override { return {}; }
+
+ private:
+  kernels::AttendResult Run(const kernels::AttendBatch& batch);
+
+  const kernels::Implementation& implementation_;
+  kernels::Executor* executor_ = nullptr;
+  kernels::InlineExecutor inline_executor_;
+  kernels::ItemsByHead items_;
+  struct FreeAligned {
+    void operator()(std::byte* bytes) const;
+  };
+  std::unique_ptr<std::byte, FreeAligned> workspace_;
+  std::size_t workspace_bytes_ = 0;
+};
+
+}  // namespace tessera::client

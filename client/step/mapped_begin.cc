@@ -1,0 +1,312 @@
+// How a step through mapped memory begins: tails open, batch pinned, lanes resolved, ring space
+// there.
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "client/step/mapped_step.h"
+#include "daemon/base/strings.h"
+#include "proto/shm/pin.h"
+#include "proto/shm/resolve.h"
+
+namespace tessera::client {
+
+namespace {
+
+constexpr Clock::Duration kFirstPause = std::chrono::microseconds(50);
+constexpr Clock::Duration kLongestPause = std::chrono::milliseconds(5);
+
+}  // namespace
+
+absl::Status MappedStep::Begin(Session& session, std::span<Sequence* const> sequences,
+                               const StepOptions& options) {
+  absl::Status status = PrepareBatch(session, sequences, options);
+  if (status.ok()) status = BeginPinned(session, options);
+  if (!status.ok()) {
+    Finish();
+    Release();
+    return status;
+  }
+  open_ = true;
+  pinned_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status MappedStep::PrepareBatch(Session& session, std::span<Sequence* const> sequences,
+                                      const StepOptions& options) {
+  session_ = &session;
+  absl::Status status = batch_.Take(sequences, options);
+  if (!status.ok()) return status;
+  // Up to 31 committed tokens may wait in the ring for the rest of their tile.
+  const std::uint64_t most = batch_.model().layout().ring_capacity() - (kernels::kTileEntries - 1);
+  for (const StepItem& item : batch_.items()) {
+    if (item.new_tokens > most) {
+      return absl::InvalidArgumentError(
+          Concat(item.new_tokens, " new tokens for ", item.sequence->id.ToString(),
+                 "; the limit of a step is ", most, ", from a tail ring of ",
+                 batch_.model().layout().ring_capacity(), "; append more in bulk"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MappedStep::BeginPinned(Session& session, const StepOptions& options) {
+  const Clock::TimePoint begun = surroundings_.clock->Now();
+  Clock::Duration pause = kFirstPause;
+  std::uint64_t reopened = 0;
+  for (;;) {
+    if (absl::Status status = OpenTails(session); !status.ok()) return status;
+    Look look;
+    {
+      GateHold hold(door_.gate(), slot_);
+      if (!hold) return session.status();
+      look = PinAndLook(session.serial());
+      if (look.finding == Finding::kReady) return BeginBackend(options);
+      if (look.finding == Finding::kNewMapping) {
+        if (absl::Status status = door_.extents().Refresh(); !status.ok()) return status;
+      } else if (look.finding == Finding::kRingFull && pause == kFirstPause) {
+        door_.control().ring_full_waits.fetch_add(1, std::memory_order_relaxed);
+      }
+    }
+    StepItem& item = batch_.items()[look.item];
+    const Clock::Duration waited = surroundings_.clock->Now() - begun;
+    switch (look.finding) {
+      case Finding::kNewMapping:
+      case Finding::kRevoked:
+        break;
+      case Finding::kTailGone:
+        item.sequence->tail = Tail();
+        ++reopened;
+        if (waited > options.timeout) {
+          return TailsTakenBack(*item.sequence, reopened, waited);
+        }
+        break;
+      case Finding::kRingFull: {
+        absl::Status status = WaitForRing(item, begun + options.timeout, waited, pause);
+        if (!status.ok()) return status;
+        break;
+      }
+      default:
+        return Unready(session, look);
+    }
+  }
+}
+
+absl::Status MappedStep::BeginBackend(const StepOptions& options) {
+  absl::Status status = backend_->Begin(batch_, options);
+  if (status.ok()) return status;
+  (void)backend_->Settle(batch_);
+  MarkInStep(false);
+  (void)shm::Unpin(door_.control().readers[slot_].word, pin_);
+  return status;
+}
+
+void MappedStep::MarkInStep(bool in_step) {
+  if (!in_step && !marked_) return;
+  commits_.clear();
+  for (const StepItem& item : batch_.items()) {
+    commits_.push_back({item.sequence->id, &item.sequence->tail, item.sequence->tokens});
+  }
+  door_.tails().Mark(commits_, in_step);
+  marked_ = in_step;
+}
+
+absl::Status MappedStep::OpenTails(Session& session) {
+  without_tail_.clear();
+  for (StepItem& item : batch_.items()) {
+    if (item.sequence->tail.session != session.serial()) {
+      without_tail_.push_back(item.sequence->id);
+    }
+  }
+  if (without_tail_.empty()) return absl::OkStatus();
+  absl::StatusOr<v1::TailsOpened> opened = session.OpenTails(without_tail_);
+  if (!opened.ok()) return opened.status();
+  GateHold hold(door_.gate(), slot_);
+  if (!hold) return session.status();
+  int next = 0;
+  absl::Status changed = absl::OkStatus();
+  for (StepItem& item : batch_.items()) {
+    SequenceState& sequence = *item.sequence;
+    if (sequence.tail.session == session.serial()) continue;
+    const v1::TailPlace& place = opened->tails(next++);
+    absl::StatusOr<Tail> tail =
+        door_.tails().Open({.sequence = sequence.id,
+                            .extent = place.extent(),
+                            .extent_bytes = place.extent_bytes(),
+                            .offset = place.offset(),
+                            .region_bytes = sequence.model->layout().tail_bytes(),
+                            .commit_slot = place.commit_slot(),
+                            .generation = place.generation(),
+                            .tokens = place.tokens()},
+                           session.serial());
+    if (!tail.ok()) return tail.status();
+    sequence.tail = *std::move(tail);
+    sequence.resolved.version = 0;
+    if (place.tokens() != sequence.tokens && !sequence.uncertain) {
+      // The worker's new rows were computed for other positions: it must know before it goes on.
+      changed =
+          absl::FailedPreconditionError(Concat(sequence.id.ToString(), " holds ", place.tokens(),
+                                               " tokens where this worker "
+                                               "left ",
+                                               sequence.tokens, ": another one has changed it"));
+    } else if (place.position_shift() != sequence.position_shift) {
+      changed = absl::FailedPreconditionError(
+          Concat(sequence.id.ToString(), " has moved its tokens by ", place.position_shift(),
+                 " positions where this worker left them moved by ", sequence.position_shift,
+                 ": another one has had it compressed; its next_position() is known again"));
+    }
+    sequence.SetTokens(place.tokens());
+    sequence.position_shift = place.position_shift();
+    sequence.uncertain = false;
+  }
+  return changed;
+}
+
+MappedStep::Look MappedStep::PinAndLook(std::uint64_t session) {
+  shm::Word& slot = door_.control().readers[slot_].word;
+  pin_ = shm::Pin(slot, door_.extents().header().epoch);
+  MarkInStep(true);
+  Look look;
+  if (!door_.extents().Current()) look.finding = Finding::kNewMapping;
+  for (std::size_t i = 0; i < batch_.items().size() && look.finding == Finding::kReady; ++i) {
+    look = {LookAt(batch_.items()[i], session), i};
+  }
+  // What was resolved may lie in an extent that came after the first look.
+  if (look.finding == Finding::kReady && !door_.extents().Current()) {
+    look.finding = Finding::kNewMapping;
+  }
+  if (look.finding == Finding::kReady) return look;
+  MarkInStep(false);
+  if (!shm::Unpin(slot, pin_)) {
+    for (StepItem& item : batch_.items()) item.sequence->resolved.version = 0;
+    look.finding = Finding::kRevoked;
+  }
+  return look;
+}
+
+MappedStep::Finding MappedStep::LookAt(StepItem& item, std::uint64_t session) {
+  SequenceState& sequence = *item.sequence;
+  const shm::SequenceBlock* block = nullptr;
+  const shm::Word* words =
+      shm::LaneWords(door_.extents().directory(), sequence.directory_offset, &block);
+  if (block == nullptr) return Finding::kBroken;
+  // First: a block that has been freed may hold anything, its lane count included.
+  if (block->sequence_id.load() != sequence.id.value()) return Finding::kGone;
+  if (words == nullptr) return Finding::kBroken;
+  const std::uint32_t state = block->state.load();
+  // Whoever opens a tail has it restored.
+  if (state == shm::kSequenceOffloaded) return Finding::kTailGone;
+  if (state != shm::kSequenceLive) return Finding::kFailed;
+  if (block->tail_generation.load() != sequence.tail.generation) return Finding::kTailGone;
+  // The version before the lane words: what changes after it is resolved anew by the next step.
+  const std::uint64_t version = block->version.load();
+  ResolvedLanes& resolved = sequence.resolved;
+  if (resolved.version != version || resolved.session != session) {
+    resolved.version = 0;
+    const bool resolves =
+        block->lanes == sequence.model->layout().lanes() && Resolve(sequence, words);
+    // What was read may be of a moment after the tail had gone.
+    if (block->tail_generation.load() != sequence.tail.generation) return Finding::kTailGone;
+    if (!resolves) return Finding::kBroken;
+    resolved.version = version;
+    resolved.session = session;
+  }
+  item.block = block;
+  item.base = sequence.tokens;
+  const std::uint64_t limit = block->ring_start.load() + sequence.model->layout().ring_capacity();
+  return item.base + item.new_tokens <= limit ? Finding::kReady : Finding::kRingFull;
+}
+
+bool MappedStep::Resolve(SequenceState& sequence, const shm::Word* lane_words) {
+  const shm::MappedArena directory = door_.extents().directory();
+  const shm::MappedArena pool = door_.extents().pool();
+  const shm::LaneLayout& layout = sequence.model->layout();
+  ResolvedLanes& resolved = sequence.resolved;
+  resolved.segments.clear();
+  resolved.lanes.resize(layout.lanes());
+  first_segments_.resize(layout.lanes());
+  for (std::uint32_t layer = 0; layer < layout.layers(); ++layer) {
+    for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
+      const std::uint32_t lane = layout.lane(layer, head);
+      first_segments_[lane] = resolved.segments.size();
+      shm::ResolvedLane found;
+      if (shm::ResolveLane(lane_words[lane].load(), directory, pool, resolved.segments, found) ==
+          shm::ResolveStatus::kOutOfBounds) {
+        return false;
+      }
+      if (found.tail_start > sequence.tokens ||
+          sequence.tokens - found.tail_start > layout.ring_capacity()) {
+        return false;
+      }
+      const shm::TailRing ring = layout.ring(sequence.tail.region, layer, head);
+      resolved.lanes[lane] = {.segments = nullptr,
+                              .segment_count = found.segments,
+                              .tail = {.ring = ring.base,
+                                       .ring_tiles = ring.tiles,
+                                       .begin = found.tail_start,
+                                       .end = found.tail_start}};
+    }
+  }
+  // Not before: the vector has stopped moving.
+  for (std::uint32_t lane = 0; lane < layout.lanes(); ++lane) {
+    resolved.lanes[lane].segments = resolved.segments.data() + first_segments_[lane];
+  }
+  return true;
+}
+
+absl::Status MappedStep::Unready(Session& session, const Look& look) const {
+  const SequenceState& sequence = *batch_.items()[look.item].sequence;
+  // The daemon has the word: what the mapping shows may be the end of the session, whose stream
+  // this client has not seen end yet.
+  v1::DescribeRequest request;
+  v1::DescribeResponse description;
+  request.set_sequence_id(sequence.id.value());
+  absl::Status status = session.Call(request, description);
+  if (!status.ok() && !absl::IsNotFound(status)) return status;
+  if (look.finding == Finding::kGone) {
+    return absl::NotFoundError(
+        Concat(sequence.id.ToString(), " is gone: it was freed, evicted or handed over"));
+  }
+  if (look.finding == Finding::kFailed) {
+    return absl::FailedPreconditionError(
+        Concat(sequence.id.ToString(), " has failed: ", description.failure()));
+  }
+  return absl::InternalError(Concat("the mapped snapshots of ", sequence.id.ToString(),
+                                    " contradict its ", sequence.tokens,
+                                    " tokens, or are out of bounds"));
+}
+
+absl::Status MappedStep::TailsTakenBack(const SequenceState& sequence, std::uint64_t times,
+                                        Clock::Duration waited) const {
+  const std::uint64_t bytes = batch_.model().layout().tail_bytes();
+  return absl::ResourceExhaustedError(
+      Concat("a tail of the batch was closed ", times, " times in ",
+             std::chrono::duration<double>(waited).count(), " s, the last time that of ",
+             sequence.id.ToString(), ": the pool has no room for the tails of all ",
+             batch_.items().size(), " sequences at a time, ", bytes,
+             " bytes each, beside what they "
+             "hold, or another worker appends to one of them. Retry with fewer sequences in a "
+             "step, or free some"));
+}
+
+absl::Status MappedStep::WaitForRing(const StepItem& item, Clock::TimePoint deadline,
+                                     Clock::Duration waited, Clock::Duration& pause) {
+  const std::uint64_t capacity = batch_.model().layout().ring_capacity();
+  if (surroundings_.clock->Now() >= deadline) {
+    return absl::ResourceExhaustedError(
+        Concat("the tail ring of ", item.sequence->id.ToString(), " is full: it has room for ",
+               capacity, " tokens, and the daemon has not absorbed enough of the ",
+               item.sequence->tokens, " committed to take ", item.new_tokens, " more; waited ",
+               std::chrono::duration<double>(waited).count(),
+               " s; retry, or free sequences if the pool is full"));
+  }
+  // Whatever the wake word says: a daemon that found no room for these tiles sleeps until asked.
+  door_.source().SignalWake();
+  surroundings_.sleeper->Sleep(pause);
+  pause = std::min(2 * pause, kLongestPause);
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::client

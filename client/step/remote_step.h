@@ -1,0 +1,45 @@
+// A step without mapped memory: rows and queries travel in RPCs, layer by layer.
+//
+// Appended rows are in the sequence at once, so what is not accepted is truncated at the end, and
+// an abandoned step is truncated whole.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "absl/status/status.h"
+#include "client/session/session.h"
+#include "client/step/step_batch.h"
+#include "tessera/step.h"
+
+namespace tessera::client {
+
+class RemoteStep final : public StepEngine {
+ public:
+  explicit RemoteStep(std::shared_ptr<Session> session) : session_(std::move(session)) {}
+  ~RemoteStep() override { Abandon(); }
+
+  absl::Status Begin(std::span<Sequence* const> sequences, const StepOptions& options);
+
+  absl::Status Append(std::uint32_t layer, std::span<const std::byte> key,
+                      std::span<const std::byte> value) override;
+  absl::Status Attend(std::uint32_t layer, const StepTensors& tensors) override;
+  absl::Status AppendAndAttend(std::uint32_t layer, const StepTensors& tensors) override;
+  absl::Status End(std::span<const std::uint32_t> accepted) override;
+  bool open() const override { return open_; }
+  void Abandon() override;
+  void Release() override {}
+
+ private:
+  absl::Status AppendItem(const StepItem& item, std::uint32_t layer, std::span<const std::byte> key,
+                          std::span<const std::byte> value);
+  absl::Status TruncateItem(StepItem& item, std::uint64_t tokens);
+
+  const std::shared_ptr<Session> session_;
+  StepBatch batch_;
+  bool open_ = false;
+  bool touched_ = false;  // the daemon may hold rows that are not committed
+};
+
+}  // namespace tessera::client

@@ -1,0 +1,219 @@
+#include "client/step/step_batch.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "daemon/base/strings.h"
+#include "tessera/compression.h"
+
+namespace tessera::client {
+
+namespace {
+
+absl::Status CheckBytes(std::string_view what, std::size_t given, std::uint64_t rows,
+                        std::uint64_t heads, const kernels::LayerGeometry& geometry,
+                        kernels::ElementType type) {
+  const std::uint64_t wanted = rows * heads * geometry.head_dim * kernels::ElementBytes(type);
+  if (given == wanted) return absl::OkStatus();
+  return absl::InvalidArgumentError(Concat(what, " has ", given, " bytes; [", rows, " tokens][",
+                                           heads, " heads][", geometry.head_dim, "] of ",
+                                           kernels::ElementName(type), " has ", wanted));
+}
+
+}  // namespace
+
+absl::Status CheckOutputType(kernels::ElementType type, const BoundModel& model) {
+  if (type == kernels::ElementType::kFp32 || type == model.type()) return absl::OkStatus();
+  return absl::InvalidArgumentError(Concat("output_type is ", kernels::ElementName(type),
+                                           "; served are fp32 and the model's, ",
+                                           kernels::ElementName(model.type())));
+}
+
+absl::Status StepBatch::Take(std::span<Sequence* const> sequences, const StepOptions& options) {
+  if (sequences.empty()) return absl::InvalidArgumentError("a step needs at least one sequence");
+  const std::span<const std::uint32_t> each = options.new_tokens_each;
+  if (!each.empty() && each.size() != sequences.size()) {
+    return absl::InvalidArgumentError(Concat("new_tokens_each has ", each.size(), " counts for ",
+                                             sequences.size(), " sequences"));
+  }
+  absl::Status status = absl::OkStatus();
+  model_ = sequences.front()->state()->model.get();
+  rows_ = 0;
+  items_.reserve(sequences.size());
+  for (std::size_t i = 0; i < sequences.size() && status.ok(); ++i) {
+    const std::uint32_t count = each.empty() ? options.new_tokens : each[i];
+    absl::StatusOr<SequenceUse> use = SequenceUse::Take(sequences[i]->state());
+    if (!use.ok()) {
+      status = use.status();
+    } else if ((*use)->model.get() != model_) {
+      status = absl::InvalidArgumentError(Concat("a step has one model; ", (*use)->id.ToString(),
+                                                 " is of ", (*use)->model->id().ToString(),
+                                                 ", the first of ", model_->id().ToString()));
+    } else if (count == 0) {
+      status = absl::InvalidArgumentError(
+          Concat("0 new tokens for ", (*use)->id.ToString(), "; a step has at least 1"));
+    } else {
+      const std::uint64_t base = (*use)->tokens;
+      items_.push_back({*std::move(use), base, count, rows_});
+      rows_ += count;
+    }
+  }
+  if (!status.ok()) {
+    Release();
+    return status;
+  }
+  appended_.assign(model_->layers(), false);
+  refused_.assign(model_->layers(), false);
+  return absl::OkStatus();
+}
+
+void StepBatch::Release() {
+  items_.clear();
+  model_ = nullptr;
+}
+
+bool StepBatch::AppendedAny() const {
+  return std::find(appended_.begin(), appended_.end(), true) != appended_.end();
+}
+
+absl::Status StepBatch::CheckLayer(std::uint32_t layer) const {
+  if (layer < model_->layers()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      Concat("layer is ", layer, "; the model has ", model_->layers(), " layers"));
+}
+
+absl::Status StepBatch::CheckAppend(std::uint32_t layer, std::span<const std::byte> key,
+                                    std::span<const std::byte> value) const {
+  if (absl::Status status = CheckLayer(layer); !status.ok()) return status;
+  if (appended_[layer]) {
+    return absl::FailedPreconditionError(
+        Concat("layer ", layer, " has been appended in this step already"));
+  }
+  const kernels::LayerGeometry& geometry = model_->geometry(layer);
+  absl::Status status =
+      CheckBytes("key", key.size(), rows_, geometry.kv_heads, geometry, model_->type());
+  if (status.ok()) {
+    status = CheckBytes("value", value.size(), rows_, geometry.kv_heads, geometry, model_->type());
+  }
+  return status;
+}
+
+const kernels::SelectionRule* RuleOf(const StepItem& item, std::uint32_t layer,
+                                     const StepTensors& tensors) {
+  if (tensors.selection.has_value()) return &*tensors.selection;
+  const std::optional<PolicySelection>& policy = item.sequence->selection;
+  if (!policy.has_value() || layer < policy->dense_layers) return nullptr;
+  // More tokens than share a choice are a prompt, which reads everything.
+  return item.new_tokens <= kMaxSelectingTokens ? &policy->rule : nullptr;
+}
+
+absl::Status StepBatch::CheckAttend(std::uint32_t layer, const StepTensors& tensors) const {
+  if (absl::Status status = CheckLayer(layer); !status.ok()) return status;
+  absl::Status status = CheckOutputType(tensors.output_type, *model_);
+  if (!status.ok()) return status;
+  if (tensors.selection.has_value()) {
+    if (status = CheckRule(*tensors.selection); !status.ok()) return status;
+    for (const StepItem& item : items_) {
+      if (item.new_tokens <= kMaxSelectingTokens) continue;
+      return absl::InvalidArgumentError(
+          Concat(item.new_tokens, " new tokens of ", item.sequence->id.ToString(),
+                 " with a selection; the limit is ", kMaxSelectingTokens));
+    }
+  }
+  const kernels::LayerGeometry& geometry = model_->geometry(layer);
+  status = CheckBytes("query", tensors.query.size(), rows_, geometry.query_heads, geometry,
+                      model_->type());
+  if (status.ok()) {
+    status = CheckBytes("output", tensors.output.size(), rows_, geometry.query_heads, geometry,
+                        tensors.output_type);
+  }
+  if (status.ok() && !tensors.lse.empty() && tensors.lse.size() != rows_ * geometry.query_heads) {
+    status = absl::InvalidArgumentError(Concat("lse has ", tensors.lse.size(), " floats; [", rows_,
+                                               " tokens][", geometry.query_heads, " heads] has ",
+                                               rows_ * geometry.query_heads));
+  }
+  return status;
+}
+
+bool StepBatch::Observes(const StepItem& item) {
+  return item.sequence->observer != nullptr && item.sequence->observer->WantsDecoded();
+}
+
+absl::Status StepBatch::Observe(std::uint32_t layer, std::span<const std::byte> query,
+                                QueryRows rows) {
+  const std::size_t token =
+      std::size_t{model_->geometry(layer).query_heads} * model_->row_bytes(layer);
+  const auto for_each_observed = [&](auto act) {
+    std::uint64_t packed = 0;
+    absl::Status status;
+    for (StepItem& item : items_) {
+      if (!Observes(item) || !status.ok()) continue;
+      const std::uint64_t first = rows == QueryRows::kAll ? item.first_row : packed;
+      status = act(item, query.subspan(first * token, item.new_tokens * token));
+      packed += item.new_tokens;
+    }
+    return status;
+  };
+  absl::Status status = for_each_observed([&](const StepItem& item, auto queries) {
+    return item.sequence->observer->CheckDecoded(layer, item.base, queries);
+  });
+  refused_[layer] = !status.ok();
+  if (refused_[layer]) return status;
+  return for_each_observed([&](StepItem& item, auto queries) {
+    item.sequence->observer->SeeDecoded(layer, item.base, queries);
+    return absl::OkStatus();
+  });
+}
+
+void StepBatch::ListObserved(std::vector<RowRun>& runs) const {
+  runs.clear();
+  for (const StepItem& item : items_) {
+    if (!Observes(item)) continue;
+    if (runs.empty() || runs.back().first + runs.back().count != item.first_row) {
+      runs.push_back({.first = item.first_row, .count = 0});
+    }
+    runs.back().count += item.new_tokens;
+  }
+}
+
+absl::Status StepBatch::CheckEnd(std::span<const std::uint32_t> accepted) const {
+  if (std::find(appended_.begin(), appended_.end(), false) != appended_.end()) {
+    return absl::FailedPreconditionError(Concat(
+        "nothing can be committed before every layer is appended; missing: ", MissingLayers()));
+  }
+  const auto refused = std::find(refused_.begin(), refused_.end(), true);
+  if (refused != refused_.end()) {
+    return absl::FailedPreconditionError(Concat("nothing can be committed: the queries of layer ",
+                                                refused - refused_.begin(),
+                                                " were refused, and no others have come"));
+  }
+  if (accepted.empty()) return absl::OkStatus();
+  if (accepted.size() != items_.size()) {
+    return absl::InvalidArgumentError(
+        Concat(accepted.size(), " accepted counts for ", items_.size(), " sequences"));
+  }
+  for (std::size_t i = 0; i < accepted.size(); ++i) {
+    if (accepted[i] > items_[i].new_tokens) {
+      return absl::InvalidArgumentError(Concat(accepted[i], " tokens of ",
+                                               items_[i].sequence->id.ToString(),
+                                               " accepted; the step has ", items_[i].new_tokens));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// "0, 3-7, 31".
+std::string StepBatch::MissingLayers() const {
+  std::string text;
+  for (std::size_t i = 0; i < appended_.size(); ++i) {
+    if (appended_[i]) continue;
+    const std::size_t first = i;
+    while (i + 1 < appended_.size() && !appended_[i + 1]) ++i;
+    Append(text, text.empty() ? "" : ", ", first);
+    if (i > first) Append(text, "-", i);
+  }
+  return text;
+}
+
+}  // namespace tessera::client

@@ -1,0 +1,180 @@
+#include "daemon/cache/model/model.h"
+
+#include <cmath>
+#include <utility>
+
+#include "daemon/base/strings.h"
+#include "daemon/cache/model/prefix_hash.h"
+
+namespace tessera::cache {
+
+namespace {
+
+absl::Status Refuse(std::uint32_t layer, const auto&... text) {
+  return absl::InvalidArgumentError(Concat("layer ", layer, ": ", text...));
+}
+
+absl::Status CheckHeads(std::uint32_t index, const LayerSpec& layer) {
+  if (layer.kv_heads == 0 || layer.kv_heads > kMaxHeads) {
+    return Refuse(index, "kv_heads is ", layer.kv_heads, "; served are 1 to ", kMaxHeads);
+  }
+  if (layer.query_heads == 0 || layer.query_heads > kMaxHeads) {
+    return Refuse(index, "query_heads is ", layer.query_heads, "; served are 1 to ", kMaxHeads);
+  }
+  if (layer.query_heads % layer.kv_heads != 0) {
+    return Refuse(index, "query_heads ", layer.query_heads, " is not a multiple of kv_heads ",
+                  layer.kv_heads);
+  }
+  if (!kernels::IsHeadDim(layer.head_dim)) {
+    return Refuse(index, "head_dim is ", layer.head_dim, "; served are 64, 128 and 256");
+  }
+  if (layer.value_head_dim != 0 && layer.value_head_dim != layer.head_dim) {
+    return absl::UnimplementedError(Concat(
+        "layer ", index, ": value_head_dim ", layer.value_head_dim, " differs from head_dim ",
+        layer.head_dim, "; K and V of different width are not served"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAttention(std::uint32_t index, const LayerSpec& layer) {
+  if (!std::isfinite(layer.scale) || layer.scale < 0) {
+    return Refuse(index, "scale is ", layer.scale, "; it must be positive and finite, or 0");
+  }
+  if (!std::isfinite(layer.logit_softcap) || layer.logit_softcap < 0) {
+    return Refuse(index, "logit_softcap is ", layer.logit_softcap,
+                  "; it must be positive and finite, or 0");
+  }
+  if (!layer.sinks.empty() && layer.sinks.size() != layer.query_heads) {
+    return Refuse(index, layer.sinks.size(), " sinks given; needed are ", layer.query_heads,
+                  ", one per query head, or none");
+  }
+  for (float sink : layer.sinks) {
+    if (!std::isfinite(sink)) return Refuse(index, "a sink is ", sink, "; it must be finite");
+  }
+  return absl::OkStatus();
+}
+
+// Of positions that differ by up to 2^32 the angles are far from where a double has no fractions.
+constexpr double kMostFrequency = 1024;
+
+absl::Status CheckFrequencies(const ModelSpec& spec) {
+  const std::vector<double>& frequencies = spec.rope_frequencies;
+  for (std::size_t i = 0; i < frequencies.size(); ++i) {
+    if (frequencies[i] >= 0 && frequencies[i] <= kMostFrequency) continue;  // not NaN
+    return absl::InvalidArgumentError(Concat("rope frequency ", i, " is ", frequencies[i],
+                                             "; it must lie between 0 and ", kMostFrequency,
+                                             ", in radians per position"));
+  }
+  // Of those that follow from theta the first is 1, the last almost 1 / theta.
+  const double factor = spec.rope_scaling_factor > 0 ? spec.rope_scaling_factor : 1;
+  if (spec.rope_theta > 0 && std::max(1.0, 1 / spec.rope_theta) / factor > kMostFrequency) {
+    return absl::InvalidArgumentError(
+        Concat("rope theta ", spec.rope_theta, " with scaling factor ", spec.rope_scaling_factor,
+               " makes frequencies beyond ", kMostFrequency, " radians per position"));
+  }
+  if (frequencies.empty()) return absl::OkStatus();
+  for (std::size_t i = 0; i < spec.layers.size(); ++i) {
+    const std::uint32_t pairs = spec.layers[i].head_dim / 2;
+    if (spec.layers[i].head_dim != spec.layers[0].head_dim) {
+      return absl::InvalidArgumentError(Concat("rope frequencies are of one head_dim; layer ", i,
+                                               " has ", spec.layers[i].head_dim, ", layer 0 has ",
+                                               spec.layers[0].head_dim));
+    }
+    if (frequencies.size() <= pairs) continue;
+    return absl::InvalidArgumentError(Concat(frequencies.size(), " rope frequencies; layer ", i,
+                                             " has ", pairs, " pairs of channels"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckWhole(const ModelSpec& spec) {
+  if (spec.name.empty() || spec.name.size() > kMaxNameBytes) {
+    return absl::InvalidArgumentError(Concat("the model's name has ", spec.name.size(),
+                                             " bytes; allowed are 1 to ", kMaxNameBytes));
+  }
+  if (spec.layers.empty() || spec.layers.size() > kMaxLayers) {
+    return absl::InvalidArgumentError(
+        Concat("the model has ", spec.layers.size(), " layers; allowed are 1 to ", kMaxLayers));
+  }
+  if (!kernels::IsElementType(static_cast<std::uint8_t>(spec.type))) {
+    return absl::InvalidArgumentError(Concat("the model's element type is ",
+                                             static_cast<std::uint32_t>(spec.type),
+                                             "; served are bf16 (1), fp16 (2) and fp32 (3)"));
+  }
+  if (spec.delimiter_token_ids.size() > kMaxDelimiters) {
+    return absl::InvalidArgumentError(Concat(spec.delimiter_token_ids.size(),
+                                             " delimiter tokens; the limit is ", kMaxDelimiters));
+  }
+  if (!std::isfinite(spec.rope_theta) || spec.rope_theta < 0 ||
+      !std::isfinite(spec.rope_scaling_factor)) {
+    return absl::InvalidArgumentError(Concat("rope theta ", spec.rope_theta, ", scaling factor ",
+                                             spec.rope_scaling_factor,
+                                             "; both must be finite, theta not negative"));
+  }
+  return CheckFrequencies(spec);
+}
+
+// In full: two specs that differ have different texts.
+std::string FingerprintOf(const ModelSpec& spec) {
+  std::string text = Concat("type ", static_cast<int>(spec.type));
+  for (const LayerSpec& layer : spec.layers) {
+    Append(text, "\nlayer ", layer.query_heads, " ", layer.kv_heads, " ", layer.head_dim, " ",
+           layer.value_head_dim, " ", layer.scale, " ", layer.sliding_window, " ",
+           layer.logit_softcap);
+    for (const float sink : layer.sinks) Append(text, " ", sink);
+  }
+  Append(text, "\nrope ", spec.rope_theta, " ", spec.rope_interleaved ? 1 : 0, " ",
+         spec.rope_scaling.size(), " ", spec.rope_scaling, " ", spec.rope_scaling_factor);
+  for (const double frequency : spec.rope_frequencies) Append(text, " ", frequency);
+  Append(text, "\ndelimiters");
+  for (const std::uint32_t id : spec.delimiter_token_ids) Append(text, " ", id);
+  const Hash128 hash = NewPrefixHash(0)(Hash128(), text.data(), text.size());
+  std::string digits;
+  for (const std::uint64_t word : {hash.high, hash.low}) {
+    for (int shift = 60; shift >= 0; shift -= 4) digits += "0123456789abcdef"[word >> shift & 15];
+  }
+  return digits;
+}
+
+}  // namespace
+
+Model::Model(ModelId id, ModelSpec spec, shm::LaneLayout layout)
+    : id_(id),
+      spec_(std::move(spec)),
+      fingerprint_(FingerprintOf(spec_)),
+      layout_(std::move(layout)) {}
+
+absl::StatusOr<Model> Model::Create(ModelId id, ModelSpec spec, std::uint32_t ring_tiles) {
+  if (absl::Status status = CheckWhole(spec); !status.ok()) return status;
+  std::vector<shm::LayerShape> shapes;
+  std::uint64_t lanes = 0;
+  for (std::uint32_t i = 0; i < spec.layers.size(); ++i) {
+    LayerSpec& layer = spec.layers[i];
+    if (absl::Status status = CheckHeads(i, layer); !status.ok()) return status;
+    if (absl::Status status = CheckAttention(i, layer); !status.ok()) return status;
+    if (layer.scale == 0) layer.scale = 1.0f / std::sqrt(static_cast<float>(layer.head_dim));
+    layer.value_head_dim = layer.head_dim;
+    shapes.push_back({layer.kv_heads, layer.head_dim});
+    lanes += layer.kv_heads;
+  }
+  if (lanes > shm::kMaxLanes) {
+    return absl::InvalidArgumentError(Concat(
+        "the model has ", lanes, " lanes (kv heads of all layers); the limit is ", shm::kMaxLanes));
+  }
+  shm::LaneLayout layout(spec.type, ring_tiles, shapes);
+  return Model(id, std::move(spec), std::move(layout));
+}
+
+kernels::LayerGeometry Model::geometry(std::uint32_t layer) const {
+  const LayerSpec& spec = spec_.layers[layer];
+  return {.query_heads = spec.query_heads,
+          .kv_heads = spec.kv_heads,
+          .head_dim = spec.head_dim,
+          .type = spec_.type,
+          .scale = spec.scale,
+          .sliding_window = spec.sliding_window,
+          .logit_softcap = spec.logit_softcap,
+          .sinks = spec.sinks.empty() ? nullptr : spec.sinks.data()};
+}
+
+}  // namespace tessera::cache

@@ -1,0 +1,189 @@
+// What a sequence has to do with published prefixes.
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/base/strings.h"
+#include "daemon/cache/segment/build.h"
+#include "daemon/cache/sequence/sequence.h"
+
+namespace tessera::cache {
+
+// A lane that shows more of the last of these segments has the head in it, too.
+bool Sequence::HeadLane::HeldBy(const Lane& lane) const {
+  if (lane.segments.size() < segments.size()) return false;
+  if (segments.empty()) return lane.segments.empty();
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    const HeldSegment& own = lane.segments[i];
+    const bool all = own.entries == segments[i].entries ||
+                     (i + 1 == segments.size() && own.entries > segments[i].entries);
+    if (own.segment != segments[i].segment || !all) return false;
+  }
+  return true;
+}
+
+bool Sequence::Head::held() const {
+  return std::all_of(lanes.begin(), lanes.end(), [](const HeadLane& lane) { return lane.held; });
+}
+
+bool Sequence::KeepsEveryToken() const {
+  MutexLock lock(mutex_);
+  return std::all_of(lanes_.begin(), lanes_.end(),
+                     [](const Lane& lane) { return lane.entries == lane.tail_start; });
+}
+
+bool Sequence::AsItCame() const {
+  MutexLock lock(mutex_);
+  return std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
+    return lane.entries == lane.tail_start &&
+           std::all_of(lane.segments.begin(), lane.segments.end(),
+                       [](const HeldSegment& held) { return held.segment->plain(); });
+  });
+}
+
+// As a packing: segments that the head's end parts are closed under the lock, their rows behind it
+// are copied without it, and all lanes are published under it again.
+absl::StatusOr<Sequence::HeadTaken> Sequence::TakeHeadOf(const Sequence& other) {
+  Head head;  // outlives the lock: what it drops goes to the pool
+  if (absl::Status status = other.ListHead(head); !status.ok()) return status;
+  {
+    MutexLock lock(mutex_);
+    if (absl::Status status = TakeParted(head); !status.ok()) return status;
+    if (head.held()) return HeadTaken::kHadIt;
+    packing_ = true;
+  }
+  absl::Status status = CopyParted(head);
+  MutexLock lock(mutex_);
+  packing_ = false;
+  if (status.ok()) status = MayTakeHead(head);
+  if (status.ok()) status = PutHead(head);
+  if (!status.ok()) return status;
+  return IsAsLongAs(head) ? HeadTaken::kAll : HeadTaken::kBehind;
+}
+
+bool Sequence::IsAsLongAs(const Head& head) const {
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {
+    if (lanes_[i].tail_start != head.lanes[i].tokens) return false;
+  }
+  return true;
+}
+
+// Held from then on, so that it stays whatever becomes of this sequence.
+absl::Status Sequence::ListHead(Head& head) const {
+  MutexLock lock(mutex_);
+  if (absl::Status status = Resident(); !status.ok()) return status;
+  head.of = id_;
+  if (MovedAhead() != 0) return HalfMoved();
+  head.moved = moved_;
+  for (const Lane& lane : lanes_) {
+    head.lanes.push_back(
+        {.segments = lane.segments, .entries = lane.entries, .tokens = lane.tail_start});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Sequence::MayTakeHead(const Head& head) const {
+  if (absl::Status status = Resident(); !status.ok()) return status;
+  if (MovedAhead() != 0) return HalfMoved();
+  const bool as_long = IsAsLongAs(head);
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {
+    const Lane& lane = lanes_[i];
+    const HeadLane& theirs = head.lanes[i];
+    const bool every_token = lane.entries == lane.tail_start && theirs.entries == theirs.tokens;
+    const bool has_it = as_long || (lane.tail_start >= theirs.tokens && every_token);
+    if (has_it && moved_.shift == head.moved.shift) continue;
+    return absl::FailedPreconditionError(
+        Concat(id_.ToString(), " holds ", lane.entries, " entries of ", lane.tail_start,
+               " tokens in segments, moved by ", moved_.shift, "; ", head.of.ToString(), " ",
+               theirs.entries, " of ", theirs.tokens, ", moved by ", head.moved.shift));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Sequence::TakeParted(Head& head) {
+  if (absl::Status status = MayTakeHead(head); !status.ok()) return status;
+  const auto busy = [this] {
+    return absl::AbortedError(Concat(id_.ToString(), " is being compressed; ask again"));
+  };
+  if (packing_) return busy();
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {
+    if (lanes_[i].recoding) return busy();
+    HeadLane& theirs = head.lanes[i];
+    theirs.losses = lanes_[i].losses;
+    theirs.held = theirs.HeldBy(lanes_[i]);
+    if (theirs.held) continue;
+    for (const HeldSegment& held : lanes_[i].segments) {
+      if (held.end_position() <= theirs.tokens) continue;
+      if (held.segment->first_position() >= theirs.tokens) break;
+      // Rows that wait for a strategy, with copies of their own, get it first.
+      if (held.segment->raw() != nullptr && !held.segment->raw()->dropped()) return busy();
+      theirs.parted = held;
+    }
+  }
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {
+    if (head.lanes[i].held || lanes_[i].segments.empty()) continue;
+    // Closed, like one that a fork shares, and held so that it stays so: rows that come meanwhile
+    // go into a segment of their own. Where nothing comes of this the lane may open it again.
+    head.lanes[i].newest = lanes_[i].segments.back().segment;
+    lanes_[i].open = false;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Sequence::CopyParted(Head& head) const {
+  for (HeadLane& lane : head.lanes) {
+    if (lane.parted.segment == nullptr) continue;
+    absl::StatusOr<std::shared_ptr<Segment>> rest = CopyEntries(
+        memory_, *lane.parted.segment, lane.parted.EntriesBefore(lane.tokens), lane.parted.entries);
+    if (!rest.ok()) return rest.status();
+    lane.rest = *std::move(rest);
+  }
+  return absl::OkStatus();
+}
+
+// The lanes may have changed meanwhile: forked, appended to.
+absl::Status Sequence::PutHead(Head& head) {
+  std::vector<pool::Block> snapshots(lanes_.size());
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {
+    HeadLane& theirs = head.lanes[i];
+    const auto changed = [this] {
+      return absl::AbortedError(Concat(id_.ToString(), " was cut meanwhile; ask again"));
+    };
+    if (lanes_[i].losses != theirs.losses) return changed();
+    if (theirs.held) continue;
+    for (HeldSegment held : lanes_[i].segments) {
+      if (held.end_position() <= theirs.tokens) continue;
+      if (held.segment->first_position() < theirs.tokens) {
+        if (held.segment != theirs.parted.segment) return changed();
+        held = {.segment = theirs.rest,
+                .entries = held.entries - held.EntriesBefore(theirs.tokens)};
+      }
+      theirs.segments.push_back(std::move(held));
+    }
+    absl::StatusOr<pool::Block> snapshot =
+        memory_.directory->AllocateSnapshot(static_cast<std::uint32_t>(theirs.segments.size()));
+    if (!snapshot.ok()) return snapshot.status();
+    snapshots[i] = *std::move(snapshot);
+  }
+  moved_ = head.moved;
+  for (Lane& lane : lanes_) lane.moved = head.moved;
+  Replaced replaced;
+  for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
+    HeadLane& theirs = head.lanes[i];
+    if (theirs.held) continue;
+    Lane& lane = lanes_[i];
+    theirs.parted = {};
+    theirs.newest = nullptr;
+    std::swap(lane.segments, theirs.segments);
+    for (HeldSegment& held : theirs.segments) replaced.segments.push_back(std::move(held.segment));
+    lane.entries = lane.tail_start > theirs.tokens ? lane.entries : theirs.entries;
+    lane.open = lane.growing = false;
+    lane.cut_drained = nullptr;
+    ++lane.losses;  // whoever chose among entries chose among others
+    PublishLane(i, std::move(snapshots[i]), replaced);
+  }
+  FinishPublication(std::move(replaced));
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::cache

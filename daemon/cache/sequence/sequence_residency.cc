@@ -1,0 +1,192 @@
+// How a sequence's rows leave the pool for the host tier, and come back: taken under the lock,
+// copied without it, published under it again.
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/base/strings.h"
+#include "daemon/cache/segment/stored.h"
+#include "daemon/cache/sequence/sequence.h"
+
+namespace tessera::cache {
+
+void Residence::Reset() {
+  if (sequence_ != nullptr) std::exchange(sequence_, nullptr)->Leave();
+}
+
+void Sequence::Leave() {
+  MutexLock lock(mutex_);
+  --residents_;
+  Used();
+}
+
+void Sequence::Used() { last_use_ = memory_.clock->Now(); }
+
+absl::Status Sequence::Resident() const {
+  if (absl::Status status = Usable(); !status.ok() || !offloaded_) return status;
+  return absl::AbortedError(Concat(id_.ToString(), " is in the host tier; restore it first"));
+}
+
+absl::Status Sequence::MayOffload() const {
+  if (absl::Status status = Usable(); !status.ok()) return status;
+  const bool recoding =
+      std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.recoding; });
+  const std::shared_ptr<Companion> companion = this->companion();
+  if (packing_ || recoding || (companion != nullptr && companion->Busy())) {
+    return absl::AbortedError(
+        Concat(id_.ToString(), " is being compressed; ask again when that is done"));
+  }
+  if (moving_ || residents_ > 0) {
+    return absl::AbortedError(Concat(id_.ToString(), " is in use by another call; ask again"));
+  }
+  const std::shared_ptr<const TailHandle> tail = this->tail();
+  if (tail != nullptr && tail->InStep()) {
+    return absl::AbortedError(Concat(id_.ToString(), " is in a step of its worker; ask again"));
+  }
+  return absl::OkStatus();
+}
+
+// No step can begin from here on: one that marks itself after the look finds the tail gone. One
+// that was quicker keeps it.
+absl::Status Sequence::CloseTailOutOfStep() {
+  const std::shared_ptr<const TailHandle> tail = this->tail();
+  if (tail == nullptr) return absl::OkStatus();
+  block().tail_generation.store(0);
+  if (!tail->InStep()) return CloseTailLocked();
+  block().tail_generation.store(tail->generation());
+  return absl::AbortedError(Concat(id_.ToString(), " is in a step of its worker; ask again"));
+}
+
+absl::StatusOr<std::uint64_t> Sequence::Offload(const OffloadOptions& options) {
+  Offloading work(memory_);  // outlives the lock: what it drops goes to the pool
+  Replaced replaced;
+  std::uint64_t version = 0;
+  {
+    MutexLock lock(mutex_);
+    if (absl::Status status = MayOffload(); !status.ok()) return status;
+    if (options.unused_since.has_value() && LastUseLocked() > *options.unused_since) {
+      return absl::AbortedError(Concat(id_.ToString(), " has been used meanwhile"));
+    }
+    if (absl::Status status = CloseTailOutOfStep(); !status.ok()) return status;
+    version = block().version.load();
+    for (Lane& lane : lanes_) {
+      work.Take(lane);
+      // Closed, like one that a fork shares: rows that come now go into another segment. Where
+      // nothing comes of it the lane may open it again.
+      lane.open = false;
+    }
+    if (work.empty()) return std::uint64_t{0};
+    moving_ = true;
+  }
+  absl::Status status = work.Run();
+  MutexLock lock(mutex_);
+  moving_ = false;
+  still_.NotifyAll();
+  if (status.ok()) status = MayOffload();
+  if (!status.ok()) return status;
+  if (block().version.load() != version) {
+    return absl::AbortedError(Concat(id_.ToString(), " has changed meanwhile; ask again"));
+  }
+  const std::uint64_t bytes = work.bytes();
+  Withdraw(work, replaced);
+  work.ReleaseSources();
+  memory_.counters->offloads.fetch_add(1, std::memory_order_relaxed);
+  memory_.counters->offloaded_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  FinishPublication(std::move(replaced));
+  return bytes;
+}
+
+// The state before the lane words, and those before the version: whoever finds a lane word gone has
+// seen, or sees when it looks again, that the tail has gone and where the rows are.
+void Sequence::Withdraw(const Offloading& work, Replaced& replaced) {
+  block().state.store(shm::kSequenceOffloaded);
+  offloaded_ = true;
+  for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
+    Lane& lane = lanes_[i];
+    lane_words()[i].store(0);
+    if (lane.snapshot.valid()) replaced.blocks.push_back(std::move(lane.snapshot));
+    for (HeldSegment& held : lane.segments) {
+      std::shared_ptr<Segment> stored = work.Find(*held.segment);
+      // A fork that came meanwhile shares it: then it stays. (The lane's count, and the work's.)
+      if (stored == nullptr || held.segment.use_count() > 2) continue;
+      replaced.segments.push_back(std::exchange(held.segment, std::move(stored)));
+    }
+  }
+}
+
+absl::StatusOr<Residence> Sequence::Restore() {
+  Restoring work(memory_);
+  Replaced replaced;  // what lay in the tier goes without the lock
+  {
+    MutexLock lock(mutex_);
+    while (moving_) still_.Wait(mutex_);
+    if (freed_) return Usable();
+    if (!offloaded_) {
+      ++residents_;
+      Used();
+      return Residence(shared_from_this());
+    }
+    for (const Lane& lane : lanes_) work.Take(lane);
+    moving_ = true;
+  }
+  absl::Status status = work.Run();
+  MutexLock lock(mutex_);
+  moving_ = false;
+  still_.NotifyAll();
+  if (status.ok()) status = Usable();
+  if (!status.ok()) return status;
+  absl::StatusOr<std::vector<pool::Block>> snapshots = ReserveSnapshots(0);
+  if (!snapshots.ok()) return snapshots.status();
+  for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
+    for (HeldSegment& held : lanes_[i].segments) {
+      std::shared_ptr<Segment> resident = work.Find(*held.segment);
+      if (resident == nullptr) continue;
+      replaced.segments.push_back(std::exchange(held.segment, std::move(resident)));
+    }
+    PublishLane(i, std::move((*snapshots)[i]), replaced);
+  }
+  offloaded_ = false;
+  ++residents_;
+  Used();
+  memory_.counters->restores.fetch_add(1, std::memory_order_relaxed);
+  memory_.counters->restored_bytes.fetch_add(work.bytes(), std::memory_order_relaxed);
+  FinishPublication({});
+  // After the lane words and the version: whoever sees it live sees all of it.
+  block().state.store(shm::kSequenceLive);
+  return Residence(shared_from_this());
+}
+
+bool Sequence::offloaded() const {
+  MutexLock lock(mutex_);
+  return offloaded_;
+}
+
+Clock::TimePoint Sequence::LastUseLocked() {
+  if (const std::shared_ptr<const TailHandle> tail = this->tail()) {
+    const std::uint64_t committed = tail->CommittedTokens().value_or(0);
+    if (std::exchange(seen_committed_, committed) != committed) Used();
+  }
+  return last_use_;
+}
+
+Sequence::Rest Sequence::LookForRest() {
+  if (!mutex_.TryLock()) return {.last_use = memory_.clock->Now(), .at_work = true};
+  const Rest rest = RestLocked();
+  mutex_.Unlock();
+  return rest;
+}
+
+Sequence::Rest Sequence::RestLocked() {
+  const Clock::TimePoint last_use = LastUseLocked();
+  const auto its_own = [](const HeldSegment& held) {
+    return held.segment.use_count() == 1 && held.segment->tile_bytes() > 0;
+  };
+  // The first will do: nobody asks how much, and there may be thousands of sequences.
+  const bool any = std::any_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
+    return std::any_of(lane.segments.begin(), lane.segments.end(), its_own);
+  });
+  const absl::Status may = MayOffload();
+  return {.last_use = last_use, .may_go = any && may.ok(), .at_work = any && absl::IsAborted(may)};
+}
+
+}  // namespace tessera::cache

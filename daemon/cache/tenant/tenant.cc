@@ -1,0 +1,420 @@
+#include "daemon/cache/tenant/tenant.h"
+
+#include <thread>
+#include <utility>
+
+#include "daemon/base/check.h"
+#include "daemon/base/random.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::cache {
+
+namespace {
+
+constexpr std::uint64_t kPoolSlabBytes = 1024 * 1024;
+constexpr std::uint32_t kOwnReaderSlots = 256;
+// Address space for a directory: blocks and snapshots of far more lanes than a node can hold.
+constexpr std::uint32_t kDirectoryExtents = 4096;
+static_assert(kDirectoryExtents <= shm::kMaxDirectoryExtents);
+
+// What a tenant may hold of the node: its hard limit in whole extents, and slack for what is not
+// full yet (an extent of the pool, a few of the directory, where each size class has slabs of its
+// own). Without this bound fragments, which no object is charged for, could grow into other
+// tenants' memory.
+std::uint64_t HeldLimit(const Tenant::Options& options) {
+  if (options.hard_limit_bytes == 0) return 0;
+  return device::RoundUp(options.hard_limit_bytes, options.pool_extent_bytes) +
+         options.pool_extent_bytes + 4 * options.directory_extent_bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Tenant>> Tenant::Create(const Options& options) {
+  std::unique_ptr<Tenant> tenant(new Tenant(options));
+  absl::StatusOr<std::unique_ptr<Directory>> directory =
+      Directory::Create({.extent_bytes = options.directory_extent_bytes,
+                         .limit_bytes = options.directory_extent_bytes * kDirectoryExtents,
+                         .instance = options.instance,
+                         .node = &tenant->held_,
+                         .tenant = &tenant->account_,
+                         .source = options.directory_memory,
+                         .on_extent_gone = options.on_attention});
+  if (!directory.ok()) return directory.status();
+  tenant->directory_ = *std::move(directory);
+  absl::StatusOr<std::unique_ptr<pool::Pool>> pool = pool::Pool::Create(
+      {.arena = {.extent_bytes = options.pool_extent_bytes,
+                 .limit_bytes = options.pool_limit_bytes,
+                 .node = &tenant->held_,
+                 .tag = pool::MemoryTag::kPoolExtents,
+                 .source = &options.device->pool_memory()},
+       .slab_bytes = kPoolSlabBytes,
+       .tenant = &tenant->account_,
+       .observer = tenant->directory_->pool_observer(),
+       .waits_for_importers = options.device->description().waits_for_importers});
+  if (!pool.ok()) return pool.status();
+  tenant->pool_ = *std::move(pool);
+  tenant->directory_->DescribePool(options.pool_extent_bytes, options.pool_limit_bytes);
+  tenant->epochs_ =
+      std::make_unique<pool::Epochs>(pool::Epochs::Options{.epoch = tenant->directory_->epoch(),
+                                                           .clock = options.clock,
+                                                           .pin_limit = options.pin_limit,
+                                                           .on_waiting = options.on_attention});
+  tenant->epochs_->AddSource(tenant->own_pins_);
+  tenant->prefixes_ = std::make_unique<PrefixStore>(
+      PrefixStore::Options{.tenant = options.name,
+                           .hash = NewPrefixHash(options.prefix_hash_seed),
+                           .account = &tenant->account_,
+                           .clock = options.clock,
+                           .max_prefixes = options.max_prefixes,
+                           .next_id = [id = tenant.get()] { return id->NextId(); },
+                           .on_attention = options.on_attention});
+  tenant->memory_ = {.directory = tenant->directory_.get(),
+                     .pool = tenant->pool_.get(),
+                     .epochs = tenant->epochs_.get(),
+                     .device = options.device,
+                     .counters = &tenant->counters_,
+                     .raw_copies = &tenant->raw_copies_,
+                     .observations = &tenant->host_rows_,
+                     .offloaded = &tenant->offloaded_,
+                     .host_tier = options.host_tier,
+                     .clock = options.clock};
+  return tenant;
+}
+
+Tenant::Tenant(const Options& options)
+    : options_(options),
+      account_(Concat("tenant ", options.name), options.hard_limit_bytes, options.objects),
+      held_(Concat("tenant ", options.name, ", extents and all"), HeldLimit(options), options.node),
+      host_rows_(Concat("tenant ", options.name, ", rows in host memory"), options.host_rows_bytes,
+                 options.host_rows),
+      raw_copies_(Concat("tenant ", options.name, ", raw copies"), options.host_rows_bytes / 4 * 3,
+                  &host_rows_),
+      offloaded_(Concat("tenant ", options.name, ", offloaded"), options.host_tier_bytes),
+      own_slots_(new shm::ReaderSlot[kOwnReaderSlots]()) {
+  own_pins_ = std::make_shared<pool::PinSource>(
+      pool::PinSource{own_slots_.get(), kOwnReaderSlots, /*revocable=*/false});
+}
+
+Tenant::~Tenant() {
+  for (const std::shared_ptr<SessionState>& session : Sessions()) EndSession(session->id());
+  MutexLock lock(mutex_);
+  for (auto& [id, sequence] : sequences_) sequence->Free();
+  sequences_.clear();
+}
+
+std::uint64_t Tenant::NextId() {
+  // The tenant is part of the id, so that ids are unique on the node and a lookup by id touches
+  // one tenant only.
+  return (options_.id.value() << 48) | next_id_.fetch_add(1, std::memory_order_relaxed);
+}
+
+// ---- sessions
+
+absl::StatusOr<std::shared_ptr<SessionState>> Tenant::OpenSession(const NewSession& hello) {
+  absl::StatusOr<std::shared_ptr<SessionState>> session =
+      SessionState::Create({.id = SessionId(NextId()),
+                            .tenant_id = options_.id,
+                            .secret = NewSecret64(),
+                            .nonce = NewSecret64(),
+                            .worker_name = hello.worker_name,
+                            .group = hello.group,
+                            .rank = hello.rank,
+                            .group_size = hello.group_size,
+                            .staging_bytes = options_.staging_bytes,
+                            .tail_extent_bytes = options_.tail_extent_bytes,
+                            .device = options_.device,
+                            .node = &held_,
+                            .tenant = &account_,
+                            .attached = options_.clock->Now()});
+  if (!session.ok()) return session.status();
+  epochs_->AddSource((*session)->pins());
+  prefixes_->SessionOpened(
+      (*session)->id(), {.group = hello.group, .rank = hello.rank, .group_size = hello.group_size});
+  MutexLock lock(mutex_);
+  sessions_[(*session)->id()] = *session;
+  return session;
+}
+
+void Tenant::EndSession(SessionId id) {
+  std::shared_ptr<SessionState> session;
+  {
+    MutexLock lock(mutex_);
+    const auto it = sessions_.find(id);
+    if (it == sessions_.end()) return;
+    session = std::move(it->second);
+    sessions_.erase(it);
+  }
+  // First, for those who wait for what it computes.
+  prefixes_->SessionEnded(id);
+  // Then pins: what the sequences give back need not wait for a reader that is gone.
+  epochs_->RemoveSource(session->pins().get());
+  for (SequenceId sequence : session->Owned()) (void)FreeIfOwned(sequence, id);
+  {
+    MutexLock lock(mutex_);
+    for (auto& [model_id, model] : models_) model.users.erase(id);
+  }
+  counters_.tail_full_waits.fetch_add(session->TakeRingFullWaits(), std::memory_order_relaxed);
+}
+
+absl::StatusOr<std::shared_ptr<SessionState>> Tenant::FindSession(SessionId id,
+                                                                  std::uint64_t secret) const {
+  MutexLock lock(mutex_);
+  const auto it = sessions_.find(id);
+  if (it == sessions_.end() || it->second->options().secret != secret) {
+    return absl::UnauthenticatedError(
+        Concat(id.ToString(), " is not attached here, or its key is wrong"));
+  }
+  return it->second;
+}
+
+std::size_t Tenant::session_count() const {
+  MutexLock lock(mutex_);
+  return sessions_.size();
+}
+
+std::vector<std::shared_ptr<SessionState>> Tenant::Sessions() const {
+  std::vector<std::shared_ptr<SessionState>> sessions;
+  MutexLock lock(mutex_);
+  for (const auto& [id, session] : sessions_) sessions.push_back(session);
+  return sessions;
+}
+
+// ---- models
+
+absl::StatusOr<std::shared_ptr<const Model>> Tenant::RegisterModel(ModelSpec spec,
+                                                                   SessionId session) {
+  absl::StatusOr<Model> model =
+      Model::Create(ModelId(NextId()), std::move(spec), options_.ring_tiles);
+  if (!model.ok()) return model.status();
+  MutexLock lock(mutex_);
+  for (auto& [id, known] : models_) {
+    if (known.model->spec().name != model->spec().name) continue;
+    if (known.model->spec() == model->spec()) {
+      known.users.insert(session);
+      return known.model;
+    }
+    if (known.InUse()) {
+      return absl::AlreadyExistsError(
+          Concat("model \"", known.model->spec().name,
+                 "\" is registered with another geometry; choose another name"));
+    }
+  }
+  // What no session and no sequence uses any more makes room, and gives its name away.
+  const bool full = models_.size() >= options_.max_models;
+  absl::erase_if(models_, [&](const auto& entry) {
+    return !entry.second.InUse() && (full || entry.second.model->spec().name == model->spec().name);
+  });
+  if (models_.size() >= options_.max_models) {
+    return absl::ResourceExhaustedError(Concat("tenant ", name(), " has ", models_.size(),
+                                               " models; the limit is ", options_.max_models,
+                                               "; retry when no session or sequence uses one of "
+                                               "them any more, or raise max_models_per_tenant"));
+  }
+  auto shared = std::make_shared<const Model>(*std::move(model));
+  models_[shared->id()] = {.model = shared, .users = {session}};
+  return shared;
+}
+
+absl::StatusOr<std::shared_ptr<const Model>> Tenant::FindModel(ModelId id) const {
+  MutexLock lock(mutex_);
+  const auto it = models_.find(id);
+  if (it == models_.end()) return absl::NotFoundError(Concat("no ", id.ToString()));
+  return it->second.model;
+}
+
+// ---- sequences
+
+absl::Status Tenant::AdmitSequence(const std::shared_ptr<Sequence>& sequence,
+                                   SessionState& session) {
+  MutexLock lock(mutex_);
+  if (sequences_.size() >= options_.max_sequences) {
+    return absl::ResourceExhaustedError(
+        Concat("tenant ", name(), " has ", sequences_.size(), " sequences; the limit is ",
+               options_.max_sequences, "; free some and retry, or raise max_sequences_per_tenant"));
+  }
+  // A session that ended while this call ran would never free it.
+  if (!sessions_.contains(session.id())) {
+    return absl::UnauthenticatedError(Concat(session.id().ToString(), " has ended"));
+  }
+  session.Own(sequence->id());
+  sequences_[sequence->id()] = sequence;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Tenant::CreateSequence(SessionState& session,
+                                                                 ModelId model_id) {
+  absl::StatusOr<std::shared_ptr<const Model>> model = FindModel(model_id);
+  if (!model.ok()) return model.status();
+  absl::StatusOr<std::shared_ptr<Sequence>> sequence =
+      Sequence::Create(memory_, SequenceId(NextId()), *model, session.id());
+  if (!sequence.ok()) return sequence.status();
+  if (absl::Status status = AdmitSequence(*sequence, session); !status.ok()) return status;
+  return sequence;
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Tenant::Fork(SessionState& session, SequenceId parent) {
+  absl::StatusOr<std::shared_ptr<Sequence>> from = FindSequence(parent);
+  if (!from.ok()) return from.status();
+  absl::StatusOr<std::shared_ptr<Sequence>> child =
+      (*from)->Fork(SequenceId(NextId()), session.id());
+  if (!child.ok()) return child.status();
+  if (absl::Status status = AdmitSequence(*child, session); !status.ok()) return status;
+  return child;
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Tenant::ForkPrefix(SessionState& session,
+                                                             const PrefixStore::ForFork& from) {
+  absl::StatusOr<std::shared_ptr<Sequence>> child =
+      from.prefix->sequence().Fork(SequenceId(NextId()), session.id());
+  if (!child.ok()) return child.status();
+  (*child)->set_prefix(from.hold);
+  if (absl::Status status = AdmitSequence(*child, session); !status.ok()) return status;
+  return child;
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Tenant::ForkForPrefix(Sequence& from) {
+  absl::StatusOr<std::shared_ptr<Sequence>> frozen = from.Fork(SequenceId(NextId()), SessionId());
+  // It is no user of the prefix that it came from: that may go before it.
+  if (frozen.ok()) (*frozen)->set_prefix(ForkHold());
+  return frozen;
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Tenant::FindSequence(SequenceId id) const {
+  MutexLock lock(mutex_);
+  const auto it = sequences_.find(id);
+  if (it == sequences_.end()) return absl::NotFoundError(Concat("no ", id.ToString()));
+  return it->second;
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Tenant::FindOwned(const SessionState& session,
+                                                            SequenceId id) const {
+  absl::StatusOr<std::shared_ptr<Sequence>> sequence = FindSequence(id);
+  if (!sequence.ok()) return sequence;
+  if ((*sequence)->owner() != session.id()) {
+    return absl::FailedPreconditionError(
+        Concat(id.ToString(), " is owned by ", (*sequence)->owner().ToString(), ", not by ",
+               session.id().ToString(), "; hand it over, or fork it"));
+  }
+  return sequence;
+}
+
+absl::Status Tenant::Handover(SequenceId id, SessionState& from, SessionId to) {
+  absl::StatusOr<std::shared_ptr<Sequence>> sequence = FindOwned(from, id);
+  if (!sequence.ok()) return sequence.status();
+  if (absl::Status status = (*sequence)->CloseTail(); !status.ok()) return status;
+  MutexLock lock(mutex_);
+  const auto receiver = sessions_.find(to);
+  if (receiver == sessions_.end()) {
+    return absl::NotFoundError(
+        Concat("no ", to.ToString(), " to hand ", id.ToString(), " over to"));
+  }
+  if (!sequences_.contains(id)) return absl::NotFoundError(Concat("no ", id.ToString()));
+  from.Disown(id);
+  (*sequence)->set_owner(to);
+  receiver->second->Own(id);
+  return absl::OkStatus();
+}
+
+absl::Status Tenant::FreeSequence(SequenceId id) { return FreeIfOwned(id, SessionId()); }
+
+// By `owner` alone, where that is valid: what it has just handed over is no longer its own.
+absl::Status Tenant::FreeIfOwned(SequenceId id, SessionId owner) {
+  std::shared_ptr<Sequence> sequence;
+  {
+    MutexLock lock(mutex_);
+    const auto it = sequences_.find(id);
+    if (it == sequences_.end() || (owner.valid() && it->second->owner() != owner)) {
+      return absl::NotFoundError(Concat("no ", id.ToString()));
+    }
+    sequence = std::move(it->second);
+    sequences_.erase(it);
+    if (const auto session = sessions_.find(sequence->owner()); session != sessions_.end()) {
+      session->second->Disown(id);
+    }
+  }
+  sequence->Free();
+  return absl::OkStatus();
+}
+
+std::vector<std::shared_ptr<Sequence>> Tenant::Sequences() const {
+  std::vector<std::shared_ptr<Sequence>> sequences;
+  MutexLock lock(mutex_);
+  for (const auto& [id, sequence] : sequences_) sequences.push_back(sequence);
+  return sequences;
+}
+
+std::size_t Tenant::sequence_count() const {
+  MutexLock lock(mutex_);
+  return sequences_.size();
+}
+
+// ---- tails
+
+// All of them, or the first that cannot be served.
+absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> Tenant::FindAllOwned(
+    const SessionState& session, const std::vector<SequenceId>& ids) const {
+  std::vector<std::shared_ptr<Sequence>> sequences;
+  for (SequenceId id : ids) {
+    absl::StatusOr<std::shared_ptr<Sequence>> sequence = FindOwned(session, id);
+    if (!sequence.ok()) return sequence.status();
+    sequences.push_back(*std::move(sequence));
+  }
+  return sequences;
+}
+
+absl::StatusOr<std::vector<Tenant::TailPlace>> Tenant::OpenTails(
+    SessionState& session, const std::vector<SequenceId>& ids) {
+  absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> sequences = FindAllOwned(session, ids);
+  if (!sequences.ok()) return sequences.status();
+  std::vector<TailPlace> places;
+  std::vector<std::shared_ptr<Sequence>> woken;  // those that did not decode before
+  for (const std::shared_ptr<Sequence>& sequence : *sequences) {
+    const bool decoded = sequence->decoding();
+    absl::StatusOr<Sequence::OpenedTail> tail =
+        sequence->OpenTail(session.tails(), *session.control());
+    if (!tail.ok()) {
+      for (const std::shared_ptr<Sequence>& opened : woken) (void)opened->CloseTail();
+      return tail.status();
+    }
+    session.AddDecoding(sequence);
+    if (!decoded) woken.push_back(sequence);
+    places.push_back({sequence->id(), *tail});
+  }
+  return places;
+}
+
+absl::StatusOr<std::vector<std::uint64_t>> Tenant::CloseTails(SessionState& session,
+                                                              const std::vector<SequenceId>& ids) {
+  absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> sequences = FindAllOwned(session, ids);
+  if (!sequences.ok()) return sequences.status();
+  std::vector<std::uint64_t> tokens;
+  for (const std::shared_ptr<Sequence>& sequence : *sequences) {
+    if (absl::Status status = sequence->CloseTail(); !status.ok()) return status;
+    tokens.push_back(sequence->Describe(/*lanes=*/false).tokens);
+  }
+  return tokens;
+}
+
+// ---- the daemon's own readers
+
+Tenant::Reader::Reader(Tenant& tenant) : slot_(nullptr), word_(0) {
+  const shm::Word& epoch = tenant.epochs_->epoch();
+  for (std::uint32_t i =
+           static_cast<std::uint32_t>(std::hash<std::thread::id>{}(std::this_thread::get_id()));
+       ; ++i) {
+    shm::Word& slot = tenant.own_slots_[i % kOwnReaderSlots].word;
+    std::uint64_t expected = shm::kPinFree;
+    // Claimed with a pin on the epoch of this moment, then pinned properly.
+    if (slot.compare_exchange_strong(expected, shm::PinWord(epoch.load()))) {
+      slot_ = &slot;
+      word_ = shm::Pin(slot, epoch);
+      return;
+    }
+  }
+}
+
+Tenant::Reader::~Reader() {
+  TESSERA_CHECK(shm::Unpin(*slot_, word_), "the daemon's own readers are never revoked");
+}
+
+}  // namespace tessera::cache

@@ -1,0 +1,450 @@
+#include "daemon/compaction/jobs/compactor.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "daemon/base/strings.h"
+#include "daemon/compaction/jobs/compactor_jobs.h"
+#include "daemon/compaction/jobs/policy_fits.h"
+#include "daemon/policies/grammar/validate.h"
+#include "daemon/policies/plan.h"
+#include "kernels/strategy/candidates.h"
+
+namespace tessera::compaction {
+
+using internal::TenantOf;
+
+// ---- policies
+
+absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy policy) {
+  for (std::uint32_t layer = 0; layer < sequence.model().layers(); ++layer) {
+    const absl::Status fits = policies::CheckFor(policy, sequence.model().geometry(layer));
+    if (!fits.ok()) {
+      return absl::Status(fits.code(), Concat("layer ", layer, ": ", fits.message()));
+    }
+    const std::uint32_t decides = policies::DecidesFor(policy, layer);
+    const std::uint32_t heads = sequence.model().layout().kv_heads(layer);
+    const std::uint32_t others = sequence.model().layout().kv_heads(decides);
+    if (heads == others) continue;
+    return absl::InvalidArgumentError(Concat("layer ", layer, ", with ", heads,
+                                             " kv heads, cannot take over the choice of layer ",
+                                             decides, ", which has ", others));
+  }
+  const cache::ModelSpec& spec = sequence.model().spec();
+  const absl::Status serves = policies::CheckForModel(
+      policy,
+      {.layers = sequence.model().layers(), .delimiters = !spec.delimiter_token_ids.empty()});
+  if (!serves.ok()) return serves;
+  for (;;) {
+    const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(sequence);
+    if (before == nullptr) return SetPolicyOver(sequence, nullptr, std::move(policy));
+    if (before->policy().text == policy.text) return absl::OkStatus();  // as it is
+    absl::Status status;
+    {
+      // No job of the policy before is at any lane: what one did after a look at them would be
+      // taken for what the next policy does.
+      const ManagedSequence::Pause pause(*before);
+      const ManagedSequence::LanesHeld held(*before);
+      if (ManagedSequence::Of(sequence) != before) continue;  // another call was first
+      status = SetPolicyOver(sequence, before.get(), std::move(policy));
+    }
+    for (std::uint32_t lane = 0; lane < sequence.model().lanes(); ++lane) {
+      LaneFree(sequence.shared_from_this(), *before, lane);
+    }
+    return status;
+  }
+}
+
+absl::Status Compactor::SetPolicyOver(cache::Sequence& sequence, ManagedSequence* before,
+                                      policies::Policy policy) {
+  if (absl::Status fits = CheckFitsRows(policy, sequence); !fits.ok()) return fits;
+  // What has been chosen is carried out in all lanes first, where tokens move by it.
+  if (before != nullptr && policies::MovesPositions(before->policy())) {
+    if (absl::Status alike = sequence.StandsAlike(); !alike.ok()) return alike;
+  }
+  WarnOfSmallBudget(sequence, policy);
+  WarnOfShortSegments(sequence, policy);
+  if (PolicyOf(sequence).text != policy.text && !sequence.AsItCame()) sequence.set_made_by_hand();
+  const bool packs = policy.mosaic.has_value();
+  const bool idle = policy.dense() && !policy.selection.has_value();
+  auto managed = std::make_shared<ManagedSequence>(std::move(policy), sequence.model());
+  if (before != nullptr) {
+    managed->Follow(*before, sequence);
+  } else {
+    managed->TakeAsPrompt(sequence.Describe(/*lanes=*/false).tokens, sequence.step_begin());
+  }
+  // There is nothing to do for one that stays dense.
+  if (idle && !managed->KnowsChunks()) managed = nullptr;
+  sequence.set_companion(std::move(managed));
+  // Nothing would come back to what waits for a strategy: its form is final then.
+  if (!packs) sequence.DropRawRows();
+  return absl::OkStatus();
+}
+
+// Decoded tokens get strategies of their own from raw copies: of a whole shortest segment at least.
+void Compactor::WarnOfSmallBudget(const cache::Sequence& sequence, const policies::Policy& policy) {
+  if (!policy.mosaic.has_value() || policy.chooses()) return;
+  std::uint64_t wanted = 0;
+  const shm::LaneLayout& layout = sequence.model().layout();
+  for (std::uint32_t layer = 0; layer < layout.layers(); ++layer) {
+    wanted += policy.mosaic->segments.min_tokens * 2 * layout.tile(layer).row_bytes() *
+              layout.kv_heads(layer);
+  }
+  const std::uint64_t budget = sequence.memory().raw_copies->limit_bytes();
+  if (budget == 0 || wanted <= budget) return;
+  if (!small_budgets_.Say(options_.clock->Now()).has_value()) return;
+  options_.logger->Log(
+      LogLevel::kWarning,
+      "raw copies of one shortest segment do not fit their budget: what is decoded keeps the "
+      "strategy before; raise raw_copy_bytes, or lower the policy's min_segment",
+      {{"sequence", sequence.id().value()},
+       {"min_segment", policy.mosaic->segments.min_tokens},
+       {"bytes", wanted},
+       {"budget", budget}});
+}
+
+// Each has rotations of its own, of which a segment without end feels nothing.
+void Compactor::WarnOfShortSegments(const cache::Sequence& sequence,
+                                    const policies::Policy& policy) {
+  constexpr std::uint64_t kEndless = std::uint64_t{1} << 40;
+  if (!policy.mosaic.has_value()) return;
+  const kernels::StrategyOptions& strategy = policy.mosaic->strategy;
+  const policies::SegmentOptions& segments = policy.mosaic->segments;
+  const std::uint64_t shortest = std::min(
+      segments.tokens, std::max<std::uint64_t>(segments.min_tokens, kernels::kTileEntries));
+  const std::uint32_t block = strategy.blocks.empty() ? 0 : strategy.blocks.back();
+  for (std::uint32_t layer = 0; layer < sequence.model().layers(); ++layer) {
+    const kernels::LayerGeometry geometry = sequence.model().geometry(layer);
+    const std::vector<kernels::Candidate> candidates =
+        kernels::ListCandidates(geometry.head_dim, shortest, block, strategy);
+    const auto least = std::ranges::min_element(candidates, {}, &kernels::Candidate::bytes);
+    const auto dense = static_cast<double>(2 * sequence.model().layout().tile(layer).row_bytes());
+    if (least->bytes < dense || !short_segments_.Say(options_.clock->Now()).has_value()) continue;
+    const std::vector<kernels::Candidate> endless =
+        kernels::ListCandidates(geometry.head_dim, kEndless, block, strategy);
+    const bool ever =
+        std::ranges::min_element(endless, {}, &kernels::Candidate::bytes)->bytes < dense;
+    options_.logger->Log(
+        LogLevel::kWarning,
+        ever ? "segments so short are larger than their rows as they came: rotations take "
+               "more than they save; raise the policy's segment and min_segment"
+             : "packed rows are larger than rows as they came, however long a segment is: lower "
+               "the policy's keep",
+        {{"sequence", sequence.id().value()},
+         {"tokens", shortest},
+         {"bytes_per_token", static_cast<std::uint64_t>(least->bytes)},
+         {"dense_bytes_per_token", static_cast<std::uint64_t>(dense)}});
+    return;
+  }
+}
+
+absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Sequence& parent,
+                                                                 MakeFork fork) {
+  for (;;) {
+    const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(parent);
+    if (managed == nullptr) return fork();
+    const ManagedSequence::Pause pause(*managed);
+    if (ManagedSequence::Of(parent) != managed) continue;  // another policy by now
+    return ForkPaused(*managed, pause, parent.model(), fork);
+  }
+}
+
+absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::ForkPaused(
+    ManagedSequence& managed, const ManagedSequence::Pause& pause, const cache::Model& model,
+    MakeFork fork) {
+  // Before: where one is over by then, the fork has what came of it. And behind it: where one came
+  // with rows that the fork has.
+  std::vector<std::optional<SealWish>> ahead(model.lanes());
+  const auto look = [&] {
+    for (std::uint32_t lane = 0; lane < ahead.size(); ++lane) {
+      const std::optional<SealWish> now = managed.lane(lane).work->seals.Ahead();
+      if (!now.has_value()) continue;
+      if (!ahead[lane].has_value()) ahead[lane].emplace();
+      ahead[lane]->Join(*now);
+    }
+  };
+  look();
+  absl::StatusOr<std::shared_ptr<cache::Sequence>> child = fork();
+  if (!child.ok()) return child;
+  look();
+  const std::uint64_t tokens = (*child)->Describe(/*lanes=*/false).tokens;
+  const auto own = std::make_shared<ManagedSequence>(managed, pause, **child, tokens);
+  (*child)->set_companion(own);
+  for (std::uint32_t lane = 0; lane < ahead.size(); ++lane) {
+    if (!ahead[lane].has_value()) continue;
+    ahead[lane]->CutTo(tokens);
+    WantSeal(*child, *own, lane, *ahead[lane]);
+  }
+  return child;
+}
+
+absl::Status Compactor::Truncate(cache::Sequence& sequence, std::uint64_t tokens) {
+  for (;;) {
+    const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+    if (managed == nullptr) return TruncateUnmanaged(sequence, tokens);
+    const ManagedSequence::Pause pause(*managed);
+    if (ManagedSequence::Of(sequence) != managed) continue;  // another policy by now
+    // With the rows: what comes behind the cut, and is wanted of it, is not cut.
+    return sequence.Truncate(tokens, [&] { managed->CutTo(sequence, tokens, pause); });
+  }
+}
+
+absl::Status Compactor::TruncateUnmanaged(cache::Sequence& sequence, std::uint64_t tokens) {
+  if (absl::Status status = sequence.Truncate(tokens); !status.ok()) return status;
+  const std::shared_ptr<ManagedSequence> now = ManagedSequence::Of(sequence);
+  if (now == nullptr) return absl::OkStatus();
+  // A policy was set meanwhile, which may have seen what has gone.
+  const ManagedSequence::Pause pause(*now);
+  std::uint64_t held = 0;
+  for (std::uint32_t layer = 0; layer < sequence.model().layers(); ++layer) {
+    held = std::max(held, sequence.TokensOfLayer(layer).value_or(0));
+  }
+  now->CutTo(sequence, held, pause);
+  return absl::OkStatus();
+}
+
+policies::Policy Compactor::PolicyOf(const cache::Sequence& sequence) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  return managed == nullptr ? policies::Policy() : managed->policy();
+}
+
+std::uint64_t Compactor::DecidedOf(const cache::Sequence& sequence) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  return managed == nullptr ? 0 : managed->decided_until();
+}
+
+std::vector<std::uint64_t> Compactor::DecidedByLayer(const cache::Sequence& sequence) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  return managed == nullptr ? std::vector<std::uint64_t>() : managed->decided_by_layer();
+}
+
+kernels::Loss Compactor::LossOf(const cache::Sequence& sequence, std::uint32_t lane) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  return managed == nullptr ? kernels::Loss() : managed->ShownLoss(lane);
+}
+
+std::optional<kernels::SelectionRule> Compactor::SelectionOf(const cache::Sequence& sequence,
+                                                             std::uint32_t layer) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  if (managed == nullptr) return std::nullopt;
+  return policies::SelectionOf(managed->policy(), layer);
+}
+
+// ---- what happens to a sequence
+
+absl::StatusOr<std::uint64_t> Compactor::Append(const std::shared_ptr<cache::Sequence>& sequence,
+                                                const Rows& rows, const cache::RowSource& source) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  std::vector<std::uint32_t> ended;  // lanes that nobody was to seal
+  const absl::StatusOr<std::uint64_t> tokens =
+      sequence->Append({.first_layer = rows.first_layer,
+                        .layers = rows.layers,
+                        .first_token = rows.first_token,
+                        .tokens = rows.until - rows.first_token,
+                        .position_shift = rows.position_shift,
+                        .decoded = rows.decoded},
+                       source, [&] {
+                         if (managed == nullptr) return;
+                         if (rows.decoded) return managed->TakeStep(rows.first_token, rows.until);
+                         managed->TakePrompt(rows.first_token, rows.until);
+                         if (rows.end_of_prompt) ended = WantEnd(*managed, sequence->model(), rows);
+                       });
+  for (const std::uint32_t lane : ended) QueueSeal(sequence, {.lane = lane}, Ticket(nullptr));
+  if (!tokens.ok()) return tokens;
+  const std::shared_ptr<ManagedSequence> now = ManagedSequence::Of(*sequence);
+  if (now != nullptr && now != managed) {  // another policy was set meanwhile
+    rows.decoded ? now->TakeStep(rows.first_token, rows.until)
+                 : now->TakePrompt(rows.first_token, rows.until);
+  }
+  if (now != nullptr) {
+    AfterAppend(sequence, now, rows, /*end_wanted=*/now == managed && !rows.decoded);
+  }
+  return tokens;
+}
+
+void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  if (managed != nullptr) AfterAppend(sequence, managed, rows, /*end_wanted=*/false);
+}
+
+// At most one job waits for each lane, however often a worker says that its prompt has ended.
+void Compactor::AfterAppend(const std::shared_ptr<cache::Sequence>& sequence,
+                            const std::shared_ptr<ManagedSequence>& managed, const Rows& rows,
+                            bool end_wanted) {
+  // Tokens that were decoded through gRPC are in no tail; tiles of theirs are full all the same.
+  // Whoever chooses among tokens for good waits for those that stay.
+  const bool last_layer = rows.first_layer + rows.layers == sequence->model().layers();
+  const bool full =
+      policies::Continues(managed->policy())
+          ? managed->open_step().FilledTile()
+          : rows.first_token / kernels::kTileEntries != rows.until / kernels::kTileEntries;
+  if (rows.decoded && last_layer && full) TailsMoved(sequence);
+  if (managed->policy().chooses()) {
+    // What stays is decided when all of the prompt is there; where tokens move by it, only when the
+    // worker asks, as in TailsMoved.
+    if (rows.end_of_prompt && !policies::MovesPositions(managed->policy())) {
+      QueueChoices(sequence, managed, rows, JobPriority::kSeals, nullptr);
+    }
+    return;
+  }
+  if (!managed->policy().mosaic.has_value()) {
+    if (rows.end_of_prompt) TailsMoved(sequence);
+    return;
+  }
+  QueueParked(sequence, *managed);
+  if (rows.end_of_prompt) {
+    // Where it is, under the sequence's lock: nobody has cut it since.
+    if (end_wanted) return;
+    for (const std::uint32_t lane : WantEnd(*managed, sequence->model(), rows)) {
+      QueueSeal(sequence, {.lane = lane}, Ticket(nullptr));
+    }
+    return;
+  }
+  const shm::LaneLayout& layout = sequence->model().layout();
+  for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
+    const std::uint32_t first = layout.lane(layer, 0);
+    if (sequence->OpenEntries(first) < managed->policy().mosaic->segments.tokens) continue;
+    for (std::uint32_t lane = first; lane < first + layout.kv_heads(layer); ++lane) {
+      WantSeal(sequence, *managed, lane, {});
+    }
+  }
+}
+
+void Compactor::TailsMoved(const std::shared_ptr<cache::Sequence>& sequence) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  if (managed == nullptr || managed->policy().dense()) return;
+  // A worker must know before its next token where that stands: only when it asks.
+  if (policies::MovesPositions(managed->policy())) return;
+  if (policies::Continues(managed->policy())) {
+    const Rows all = {.first_layer = 0, .layers = sequence->model().layers()};
+    QueueChoices(sequence, managed, all, JobPriority::kTails, nullptr);
+    return;
+  }
+  QueueParked(sequence, *managed);
+  if (managed->WantTiles()) {
+    QueueTiles(sequence, {.end = sequence->model().lanes(), .all = true}, Ticket(nullptr));
+  }
+}
+
+void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows,
+                         Done done) {
+  const auto batch = std::make_shared<Batch>(std::move(done), rows);
+  // First: a lane that has no room for another segment takes nothing from its tail.
+  batch->Report(JoinCrowded(sequence));
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  if (managed == nullptr || managed->policy().dense()) return;
+  if (managed->policy().chooses()) {
+    // What is chosen among is all that there is, whatever has been decoded too: the newest queries
+    // are those of the newest tokens.
+    if (policies::MovesPositions(managed->policy())) {
+      absl::StatusOr<cache::Sequence::TailShut> shut =
+          sequence->BeginMoves(rows.first_layer, rows.layers);
+      if (!shut.ok()) return batch->Report(shut.status());
+      batch->Hold(*std::move(shut));
+    } else {
+      batch->Report(sequence->AbsorbTail());
+    }
+    QueueChoices(sequence, managed, rows, JobPriority::kSeals, batch);
+    return;
+  }
+  // What has been decoded so far is part of it.
+  batch->Report(sequence->AbsorbTail());
+  if (managed->policy().summaries.has_value()) {
+    QueueTiles(sequence, {.end = sequence->model().lanes(), .all = true, .told_under = managed},
+               Ticket(batch));
+    return;
+  }
+  const shm::LaneLayout& layout = sequence->model().layout();
+  // No cut comes between what a layer holds and what is wanted of it.
+  const ManagedSequence::Pause pause(*managed);
+  if (ManagedSequence::Of(*sequence) != managed) {
+    return batch->Report(internal::PolicyChanged(*sequence));
+  }
+  for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
+    const absl::StatusOr<std::uint64_t> tokens = sequence->TokensOfLayer(layer);
+    if (!tokens.ok()) {
+      batch->Report(tokens.status());
+      return;
+    }
+    const SealWish all = {.all_before = *tokens};
+    for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
+      const std::uint32_t lane = layout.lane(layer, head);
+      const std::shared_ptr<LaneWork>& work = managed->lane(lane).work;
+      work->seals.Want(all);
+      QueueSeal(
+          sequence,
+          {.lane = lane, .told = work->seals.Tell(all), .told_to = work, .told_under = managed},
+          Ticket(batch));
+    }
+  }
+}
+
+// ---- lanes
+
+LaneCoder::Options Compactor::CoderOptions(const cache::Sequence& sequence,
+                                           ManagedSequence& managed, LaneState& state) {
+  return {.memory = &sequence.memory(),
+          .model = &sequence.model(),
+          .policy = &managed.policy(),
+          .state = &state,
+          .operations = options_.operations,
+          .counters = &counters_};
+}
+
+Compactor::ThinOutcome Compactor::Thin(cache::Sequence& sequence, std::uint64_t bytes) {
+  ThinOutcome outcome;
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  if (managed == nullptr || !managed->policy().mosaic.has_value()) return outcome;
+  if (managed->policy().mosaic->pressed == 0) return outcome;
+  outcome.allowed = true;
+  for (std::uint32_t i = 0; i < sequence.model().lanes(); ++i) {
+    if (outcome.gained.bytes >= bytes) break;
+    const absl::StatusOr<Thinned> thinned =
+        ThinLane(sequence, *managed, i, bytes - outcome.gained.bytes);
+    if (!thinned.ok()) {
+      outcome.hindrance = thinned.status();
+      // The next lane would find no room either. Others may just be in use.
+      if (absl::IsResourceExhausted(thinned.status())) break;
+      continue;
+    }
+    outcome.gained.bytes += thinned->bytes;
+    outcome.gained.segments += thinned->segments;
+  }
+  return outcome;
+}
+
+absl::StatusOr<Thinned> Compactor::ThinLane(cache::Sequence& sequence, ManagedSequence& managed,
+                                            std::uint32_t index, std::uint64_t bytes) {
+  Thinned thinned;
+  const auto thin = [&](const cache::OpenRun& run) {
+    LaneThinner thinner(
+        {.memory = &sequence.memory(), .share = managed.policy().mosaic->pressed, .bytes = bytes},
+        run);
+    absl::StatusOr<std::optional<cache::LaneSwap>> swap = thinner.Thin();
+    thinned = thinner.thinned();
+    return swap;
+  };
+  absl::Status status;
+  {
+    MutexLock lock(managed.lane(index).work->mutex);
+    status = ManagedSequence::Of(sequence).get() == &managed
+                 ? sequence.Recode({.lane = index, .whole = true}, thin)
+                 : internal::PolicyChanged(sequence);
+  }
+  LaneFree(sequence.shared_from_this(), managed, index);
+  if (!status.ok()) return status;
+  return thinned;
+}
+
+void Compactor::Complain(const cache::Sequence& sequence, std::string_view what,
+                         const absl::Status& why) {
+  const std::optional<std::uint64_t> unsaid = complaints_.Say(options_.clock->Now());
+  if (!unsaid.has_value()) return;
+  options_.logger->Log(LogLevel::kWarning, std::string(what),
+                       {{"sequence", sequence.id().value()},
+                        {"error", AsStringView(why.message())},
+                        {"like_this_before", *unsaid}});
+}
+
+}  // namespace tessera::compaction

@@ -1,0 +1,49 @@
+// Lanes in very many pieces, before they are compressed.
+
+#include <memory>
+#include <optional>
+
+#include "absl/cleanup/cleanup.h"
+#include "daemon/base/strings.h"
+#include "daemon/cache/sequence/join.h"
+#include "daemon/compaction/jobs/compactor.h"
+
+namespace tessera::compaction {
+
+absl::Status Compactor::JoinCrowded(const std::shared_ptr<cache::Sequence>& sequence) {
+  bool exhausted = false;
+  for (const std::uint32_t lane : sequence->CrowdedLanes(cache::kCrowded)) {
+    bool joined = true;
+    while (joined) {
+      joined = false;
+      absl::Status status = JoinSome(sequence, lane, joined);
+      if (status.ok()) continue;
+      if (!absl::IsResourceExhausted(status)) return status;
+      exhausted = true;
+      break;
+    }
+  }
+  // Without room for copies a lane goes on as it is, while it can take another segment.
+  if (!exhausted || sequence->CrowdedLanes(shm::kMaxSegments - 1).empty()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(Concat(
+      sequence->id().ToString(), " has lanes of ", shm::kMaxSegments,
+      " segments, and there is no room for the copies that joining them takes; free sequences, "
+      "or raise the tenant's limit"));
+}
+
+absl::Status Compactor::JoinSome(const std::shared_ptr<cache::Sequence>& sequence,
+                                 std::uint32_t lane, bool& joined) {
+  const auto join = [&](const cache::OpenRun& run) {
+    absl::StatusOr<std::optional<cache::LaneSwap>> swap = cache::JoinShort(sequence->memory(), run);
+    joined = swap.ok() && swap->has_value();
+    return swap;
+  };
+  // Whatever its policy: of each lane one job at a time.
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  if (managed == nullptr) return sequence->Recode({.lane = lane, .whole = true}, join);
+  const absl::Cleanup free = [&] { LaneFree(sequence, *managed, lane); };
+  MutexLock lock(managed->lane(lane).work->mutex);
+  return sequence->Recode({.lane = lane, .whole = true}, join);
+}
+
+}  // namespace tessera::compaction

@@ -1,0 +1,176 @@
+// Seals: who wants them, and those that cannot be carried out now: which wait for memory, which for
+// their lane, and when they come again.
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "daemon/base/strings.h"
+#include "daemon/compaction/jobs/compactor.h"
+#include "daemon/compaction/jobs/compactor_jobs.h"
+
+namespace tessera::compaction {
+
+using internal::TenantOf;
+
+void Compactor::WantSeal(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
+                         std::uint32_t lane, const SealWish& wish) {
+  if (managed.lane(lane).work->seals.Want(wish)) {
+    QueueSeal(sequence, {.lane = lane}, Ticket(nullptr));
+  }
+}
+
+std::vector<std::uint32_t> Compactor::WantEnd(ManagedSequence& managed, const cache::Model& model,
+                                              const Rows& rows) {
+  std::vector<std::uint32_t> first;
+  const policies::Policy& policy = managed.policy();
+  if (!policy.mosaic.has_value() || policy.chooses()) return first;
+  const shm::LaneLayout& layout = model.layout();
+  for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
+    for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
+      const std::uint32_t lane = layout.lane(layer, head);
+      if (managed.lane(lane).work->seals.Want({.all_before = rows.until})) first.push_back(lane);
+    }
+  }
+  return first;
+}
+
+void Compactor::QueueSeal(const std::shared_ptr<cache::Sequence>& sequence, const SealJob& job,
+                          Ticket ticket) {
+  options_.scheduler->Submit(
+      {.name = "seal",
+       .priority = JobPriority::kSeals,
+       .tenant = TenantOf(*sequence),
+       .owner = sequence->id().value(),
+       // Old and new form of so many lanes are held at a time as there are threads.
+       .goes_on = job.goes_on},
+      [this, weak = std::weak_ptr(sequence), job, ticket = std::move(ticket),
+       tenant = TenantOf(*sequence)]() mutable {
+        Turn turn(*this, tenant, job.again);
+        const std::shared_ptr<cache::Sequence> held = weak.lock();
+        if (held == nullptr) return;
+        bool goes_on = false;
+        const absl::Status status = SealOrStall(held, job, turn, goes_on);
+        if (goes_on) {
+          turn.PassOn();
+          SealJob next = job;
+          next.goes_on = true;
+          QueueSeal(held, next, std::move(ticket));
+          return;
+        }
+        if (ticket.waited_for()) {
+          ticket.Report(status);
+          ticket.Finish();
+        } else if (!status.ok() && !absl::IsNotFound(status)) {
+          Complain(*held, "segment not sealed", status);
+        }
+      });
+}
+
+std::optional<absl::Status> Compactor::Seal(cache::Sequence& sequence, ManagedSequence& managed,
+                                            std::uint32_t index, bool& goes_on) {
+  ManagedSequence::ManagedLane& lane = managed.lane(index);
+  MutexLock lock(lane.work->mutex);
+  // What begins behind SetPolicy follows the policy that it has set.
+  if (ManagedSequence::Of(sequence).get() != &managed) return std::nullopt;
+  const LaneCoder::Options options = CoderOptions(sequence, managed, lane.state);
+  absl::Status status;
+  for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
+    status = sequence.Recode({.lane = index}, [&](const cache::OpenRun& run) {
+      LaneCoder coder(options, run);
+      LaneCoder::Swap swap = coder.Seal(lane.work->seals.running());
+      goes_on = coder.goes_on();
+      return swap;
+    });
+    goes_on = goes_on && status.ok();
+    if (!absl::IsAborted(status)) break;
+  }
+  if (!goes_on) lane.state.begun.reset();
+  return status;
+}
+
+absl::Status Compactor::SealOrStall(const std::shared_ptr<cache::Sequence>& sequence,
+                                    const SealJob& job, Turn& turn, bool& goes_on) {
+  const auto nothing_done = [&]() -> absl::Status {
+    return job.told == 0 ? absl::OkStatus() : internal::PolicyChanged(*sequence);
+  };
+  const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(*sequence);
+  if (before == nullptr) return nothing_done();
+  const std::shared_ptr<LaneWork> work = before->lane(job.lane).work;
+  // Told to a lane whose policy had gone before this one came.
+  if (job.told != 0 && job.told_to != work) return nothing_done();
+  // Where there is none, somebody else's seal has done the work already. Whoever waits is told of
+  // the work itself: another job may have taken it on, and failed.
+  if (!work->seals.Begin(job.told)) return nothing_done();
+  const absl::Cleanup ends = [&] {
+    work->seals.End();
+    if (goes_on) return;
+    work->seals.Forget(job.told);
+    // In this order: tiles leave the lane to a seal that is in hand.
+    LaneFree(sequence, *before, job.lane);
+  };
+  // Those before it have found no memory.
+  const bool joins =
+      job.told == 0 && !turn.again() && !job.goes_on && stalled_.Any(TenantOf(*sequence));
+  std::optional<absl::Status> sealed;
+  bool as_asked = true;
+  while (!sealed.has_value()) {
+    // Only now: the wish may be that of a policy that was set meanwhile.
+    const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+    if (managed == nullptr || !managed->policy().mosaic.has_value()) return nothing_done();
+    // Where tokens are chosen, what seals is the choice.
+    if (managed->policy().chooses()) return nothing_done();
+    if (joins) break;
+    work->seals.TakeOnStalled();
+    sealed = Seal(*sequence, *managed, job.lane, goes_on);
+    as_asked = job.told == 0 || managed == job.told_under.lock();
+  }
+  const absl::Status status = sealed.value_or(absl::OkStatus());
+  if (!joins && status.ok() && !goes_on) turn.Found();
+  // Nobody moves it out from under what goes on.
+  if (goes_on) work->seals.WantRunning();
+  // Also where somebody is told: a prompt may have come to its end there, and that is not
+  // forgotten.
+  const bool no_memory = joins || absl::IsResourceExhausted(status);
+  if (no_memory || absl::IsAborted(status)) work->seals.Stall();
+  // Whatever came of the line comes to its end again, so that there is a pause.
+  if (no_memory && (!work->seal_in_line.exchange(true) || turn.again())) {
+    turn.Stall({.tenant = TenantOf(*sequence), .sequence = sequence, .lane = job.lane});
+  }
+  return as_asked ? status : nothing_done();
+}
+
+// That one, or the first behind it that still has something to do.
+void Compactor::QueueStalled(std::optional<StalledSeals::Item> item) {
+  for (; item.has_value(); item = stalled_.Next(item->tenant, /*found=*/false)) {
+    const std::shared_ptr<cache::Sequence> sequence = item->sequence.lock();
+    const std::shared_ptr<ManagedSequence> managed =
+        sequence == nullptr ? nullptr : ManagedSequence::Of(*sequence);
+    if (managed == nullptr) continue;
+    LaneWork& work = *managed->lane(item->lane).work;
+    work.seal_in_line.store(false);
+    // One that has been moved out keeps nobody waiting.
+    if (sequence->Describe(/*lanes=*/false).offloaded) continue;
+    if (!work.seals.WantStalled()) continue;
+    QueueSeal(sequence, {.lane = item->lane, .again = true}, Ticket(nullptr));
+    return;
+  }
+}
+
+void Compactor::QueueParked(const std::shared_ptr<cache::Sequence>& sequence,
+                            ManagedSequence& managed) {
+  for (std::uint32_t lane = 0; lane < sequence->model().lanes(); ++lane) {
+    LaneWork& work = *managed.lane(lane).work;
+    if (work.seal_in_line.load() || !work.seals.WantStalled()) continue;
+    QueueSeal(sequence, {.lane = lane}, Ticket(nullptr));
+  }
+}
+
+std::optional<Clock::Duration> Compactor::Resume() {
+  const Clock::TimePoint now = options_.clock->Now();
+  for (const StalledSeals::Item& item : stalled_.TakeDue(now)) QueueStalled(item);
+  return stalled_.DueIn(now);
+}
+
+}  // namespace tessera::compaction

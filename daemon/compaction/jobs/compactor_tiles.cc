@@ -1,0 +1,150 @@
+// New tiles: of what has moved out of tails, in the form before.
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "daemon/compaction/jobs/compactor.h"
+#include "daemon/compaction/jobs/compactor_jobs.h"
+
+namespace tessera::compaction {
+
+using internal::TenantOf;
+
+namespace {
+
+// Of one job: about a millisecond of work where each lane has one new tile.
+constexpr std::uint32_t kLanesPerJob = 16;
+
+// Another lane took the room for raw copies that was there when this one looked: it decides anew.
+bool RawRoomWent(const absl::Status& status) {
+  const std::optional<pool::Shortage> shortage = pool::ShortageOf(status);
+  return shortage.has_value() && shortage->tag == pool::MemoryTag::kRawCopies;
+}
+
+}  // namespace
+
+void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, TileJob job,
+                           Ticket ticket) {
+  options_.scheduler->Submit(
+      {.name = "encode-tiles",
+       .priority = JobPriority::kTails,
+       .tenant = TenantOf(*sequence),
+       .owner = sequence->id().value()},
+      [this, weak = std::weak_ptr(sequence), job, ticket = std::move(ticket)]() mutable {
+        const std::shared_ptr<cache::Sequence> held = weak.lock();
+        const std::shared_ptr<ManagedSequence> managed =
+            held == nullptr ? nullptr : ManagedSequence::Of(*held);
+        if (managed == nullptr) {
+          // It has been freed; or its policy does nothing any more, and there is nothing to do.
+          if (held == nullptr || !held->TokensOfLayer(0).ok()) return;
+          if (ticket.waited_for()) ticket.Report(internal::PolicyChanged(*held));
+          ticket.Finish();
+          return;
+        }
+        if (job.all && job.first == 0) managed->TilesBegin();
+        const std::uint32_t end = std::min(job.end, job.first + kLanesPerJob);
+        for (std::uint32_t lane = job.first; lane < end; ++lane) {
+          const absl::Status status = EncodeTiles(held, lane, /*waits=*/ticket.waited_for());
+          if (status.ok()) continue;
+          if (ticket.waited_for()) {
+            ticket.Report(status);
+          } else if (!absl::IsNotFound(status)) {
+            Complain(*held, "tiles not encoded", status);
+          }
+        }
+        // Last: a lane has its tiles in the form of the policy that it finds.
+        if (ticket.waited_for() && ManagedSequence::Of(*held) != job.told_under.lock()) {
+          ticket.Report(internal::PolicyChanged(*held));
+        }
+        job.first = end;
+        if (end == job.end) {
+          ticket.Finish();
+        } else {
+          QueueTiles(held, job, std::move(ticket));
+        }
+      });
+}
+
+// A tail's tiles never keep a thread waiting behind a seal of their lane: it has other tails to
+// serve. They are left to whoever is to seal, who may give them, or what stands before them, a
+// strategy of their own: what ends a prompt is no tile of the strategy before.
+absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence,
+                                    std::uint32_t index,
+                                    bool waits) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
+  if (managed == nullptr) return absl::OkStatus();
+  ManagedSequence::ManagedLane& lane = managed->lane(index);
+  if (waits) {
+    lane.work->mutex.Lock();
+  } else if (!lane.work->mutex.TryLock()) {
+    lane.work->tiles_left.store(true);
+    // Whoever had it may have looked before that.
+    if (!lane.work->mutex.TryLock()) return absl::OkStatus();
+  }
+  lane.work->tiles_left.store(false);
+  if (ManagedSequence::Of(*sequence) != managed) {  // another policy by now
+    lane.work->mutex.Unlock();
+    return EncodeTiles(sequence, index, waits);
+  }
+  TilesOutcome outcome;
+  const absl::Status status = EncodeTilesOf(*sequence, *managed, index, lane.state, outcome);
+  lane.work->mutex.Unlock();
+  if (outcome.left) {
+    lane.work->tiles_left.store(true);
+    // Whoever had a seal in hand may have looked before that.
+    if (!lane.work->seals.in_hand()) LaneFree(sequence, *managed, index);
+    return status;
+  }
+  if (outcome.more && status.ok()) lane.work->tiles_left.store(true);
+  LaneFree(sequence, *managed, index);
+  if (!outcome.wants_seal.has_value()) return status;
+  if (managed->policy().chooses()) {
+    QueueKeepDecoded(sequence, managed, outcome.layer);
+  } else {
+    WantSeal(sequence, *managed, index, *outcome.wants_seal);
+  }
+  return status;
+}
+
+absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence& managed,
+                                      std::uint32_t index, LaneState& state,
+                                      TilesOutcome& outcome) {
+  LaneCoder::Options options = CoderOptions(sequence, managed, state);
+  const SealWishes& seals = managed.lane(index).work->seals;
+  const bool seals_lanes = managed.policy().mosaic.has_value() && !managed.policy().chooses();
+  const std::uint64_t without_raw = state.without_raw;
+  absl::Status status;
+  for (int attempt = 0; attempt < internal::kAttempts; ++attempt) {
+    status = sequence.Recode({.lane = index, .least_plain = kernels::kTileEntries},
+                             [&](const cache::OpenRun& run) -> LaneCoder::Swap {
+                               if (managed.Interrupted(run.layer)) return std::nullopt;
+                               outcome = {.layer = run.layer};
+                               // Asked for when the rows are known: what ends with them is wanted
+                               // before anybody sees them.
+                               outcome.left = seals_lanes && seals.in_hand();
+                               if (outcome.left) return std::nullopt;
+                               state.without_raw = without_raw;  // an attempt may have counted
+                               options.chosen_before = managed.chosen_before(run.layer);
+                               LaneCoder coder(options, run);
+                               LaneCoder::Swap swap = coder.EncodeTiles();
+                               outcome.more = coder.leaves_tiles();
+                               if (coder.wants_seal()) {
+                                 outcome.wants_seal = {.decoded_before = coder.end_of_run()};
+                               }
+                               return swap;
+                             });
+    if (!absl::IsAborted(status) && !RawRoomWent(status)) break;
+  }
+  return status;
+}
+
+void Compactor::LaneFree(const std::shared_ptr<cache::Sequence>& sequence, ManagedSequence& managed,
+                         std::uint32_t lane) {
+  if (managed.lane(lane).work->tiles_left.load()) {
+    QueueTiles(sequence, {.first = lane, .end = lane + 1}, Ticket(nullptr));
+  }
+}
+
+}  // namespace tessera::compaction

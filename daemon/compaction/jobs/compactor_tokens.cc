@@ -1,0 +1,395 @@
+// What is chosen for a layer, over all of its lanes: which entries stay, which key channels.
+// Carried out lane by lane.
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "daemon/base/check.h"
+#include "daemon/base/future_tokens.h"
+#include "daemon/base/strings.h"
+#include "daemon/compaction/jobs/compactor.h"
+#include "daemon/compaction/jobs/compactor_jobs.h"
+#include "daemon/compaction/lanes/lane_gather.h"
+#include "kernels/tokens/counts.h"
+
+namespace tessera::compaction {
+
+using policies::Policy;
+
+namespace {
+
+// Tokens that may be taken back, so that older queries are the newest again.
+constexpr std::uint64_t kTakenBack = 32;
+
+absl::Status AsksForNothing(const cache::Sequence& sequence, const Policy& policy) {
+  return absl::FailedPreconditionError(Concat(sequence.id().ToString(), " has the policy ",
+                                              Quoted(policy.text),
+                                              ", which does not ask for this"));
+}
+
+// What is not asked for again: what was shown of tokens that have been decided about, and where
+// tokens wait for a longer prompt what is not among the newest.
+void Forget(const Policy& policy, const LayerChoice& choice, Observation& observation) {
+  if (!choice.waits) return observation.ForgetBefore(choice.until);
+  const policies::Needs needs = policies::NeedsOf(policy);
+  if (needs.norm_share > 0 || needs.attention_sums) return;
+  if (!policy.key_channels.has_value()) observation.ForgetBefore(choice.until);
+  if (needs.decode_queries) return;
+  const std::uint64_t newest = std::max<std::uint64_t>(
+      needs.last_queries,
+      kernels::CountUp(needs.last_share * static_cast<double>(FutureTokens(choice.end))));
+  observation.KeepNewest(newest + kTakenBack);
+}
+
+// Whether rows of a lane that nothing has been packed of are enough for a segment by now. Under a
+// policy that goes on while decoding the first prompt may have been short. Where none waits, what
+// comes next gives them one.
+bool FirstForm(const Policy& policy, const cache::OpenRun& run,
+               const policies::LaneDecision& decision) {
+  return policy.mosaic.has_value() && policies::Continues(policy) && run.packed == nullptr &&
+         run.provisional_entries() + run.plain_entries() > 0 &&
+         decision.kept.size() >= policy.mosaic->segments.min_tokens;
+}
+
+}  // namespace
+
+// ---- what a worker shows
+
+absl::Status Compactor::Observe(cache::Sequence& sequence, const ShownLayer& shown) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  const Policy none;
+  const Policy& policy = managed == nullptr ? none : managed->policy();
+  if (!policy.chooses()) return AsksForNothing(sequence, policy);
+  ManagedSequence::ManagedLayer& layer = managed->layer(shown.layer);
+  MutexLock lock(layer.mutex);
+  absl::Status status =
+      layer.state.observation.Take(shown, policies::NeedsOf(policy), sequence.model(),
+                                   *options_.operations, *sequence.memory().observations);
+  if (status.ok()) {
+    counters_.shown_bytes.fetch_add(BytesOf(shown, sequence.model().geometry(shown.layer)),
+                                    std::memory_order_relaxed);
+  }
+  return status;
+}
+
+absl::StatusOr<std::uint64_t> Compactor::NormsFrom(const cache::Sequence& sequence,
+                                                   std::uint32_t layer) const {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  if (managed == nullptr) return 0;
+  const std::vector<policies::TokenSpan> prompts = managed->prompts();
+  return LayerChooser({.sequence = &sequence, .policy = &managed->policy(), .prompts = prompts},
+                      layer)
+      .NormsFrom();
+}
+
+absl::Status Compactor::ObserveTokens(cache::Sequence& sequence, std::uint64_t first_token,
+                                      std::span<const std::uint32_t> ids) {
+  const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
+  const Policy none;
+  const Policy& policy = managed == nullptr ? none : managed->policy();
+  if (!policies::NeedsOf(policy).token_ids) return AsksForNothing(sequence, policy);
+  managed->TakeTokenIds(first_token, ids, sequence.model());
+  return absl::OkStatus();
+}
+
+// ---- jobs
+
+// Layers that share a choice go into one job, the one that decides first.
+void Compactor::QueueChoices(const std::shared_ptr<cache::Sequence>& sequence,
+                             const std::shared_ptr<ManagedSequence>& managed, const Rows& rows,
+                             JobPriority priority, const std::shared_ptr<Batch>& batch) {
+  std::vector<std::uint32_t> together;
+  const auto queue = [&] {
+    if (together.empty()) return;
+    for (const std::uint32_t layer : together) managed->layer(layer).pending.fetch_add(1);
+    QueueChoice(sequence, managed, std::exchange(together, {}), priority, Ticket(batch));
+  };
+  for (std::uint32_t layer = rows.first_layer; layer < rows.first_layer + rows.layers; ++layer) {
+    // While decoding one job that waits is enough.
+    if (priority == JobPriority::kTails && managed->layer(layer).pending.load() > 0) continue;
+    if (policies::DecidesFor(managed->policy(), layer) == layer) queue();
+    together.push_back(layer);
+  }
+  queue();
+}
+
+void Compactor::QueueChoice(const std::shared_ptr<cache::Sequence>& sequence,
+                            const std::shared_ptr<ManagedSequence>& asker,
+                            std::vector<std::uint32_t> layers, JobPriority priority,
+                            Ticket ticket) {
+  options_.scheduler->Submit(
+      {.name = "choose-tokens",
+       .priority = priority,
+       .tenant = internal::TenantOf(*sequence),
+       .owner = sequence->id().value()},
+      [this, weak = std::weak_ptr(sequence), asked = std::weak_ptr(asker),
+       layers = std::move(layers), priority, ticket = std::move(ticket)]() mutable {
+        const std::shared_ptr<cache::Sequence> held = weak.lock();
+        const std::shared_ptr<ManagedSequence> managed = asked.lock();
+        const std::shared_ptr<ManagedSequence> now =
+            held == nullptr ? nullptr : ManagedSequence::Of(*held);
+        if (held == nullptr || !held->TokensOfLayer(0).ok()) return;
+        // A choice by rules that are not those of the sequence any more.
+        if (now == nullptr || now != managed) {
+          if (ticket.waited_for()) ticket.Report(internal::PolicyChanged(*held));
+          return;
+        }
+        const std::uint32_t decides = policies::DecidesFor(managed->policy(), layers.front());
+        if (decides != layers.front() && managed->layer(decides).pending.load() > 0) {
+          // The layer whose choice these take over comes first.
+          QueueChoice(held, managed, std::move(layers), priority, std::move(ticket));
+          return;
+        }
+        // Nobody moves it out from under a choice that is carried out lane by lane.
+        absl::StatusOr<cache::Residence> stays = held->Restore();
+        for (const std::uint32_t layer : layers) {
+          managed->layer(layer).pending.fetch_sub(1);
+          absl::Status status = stays.status();
+          if (status.ok()) status = EncodeBefore(held, *managed, layer);
+          if (status.ok()) {
+            status = Choose(*held, *managed,
+                            {.index = layer,
+                             .all_shown = ticket.all_shown(),
+                             .amid_steps = ticket.amid_steps(),
+                             .decoding = priority == JobPriority::kTails});
+          }
+          if (ticket.waited_for()) {
+            ticket.Report(status);
+          } else if (!status.ok() && !absl::IsNotFound(status)) {
+            Complain(*held, "tokens not chosen", status);
+          }
+        }
+        if (stays.ok()) stays->Reset();  // before whoever waits goes on
+        ticket.Finish();
+      });
+}
+
+void Compactor::QueueKeepDecoded(const std::shared_ptr<cache::Sequence>& sequence,
+                                 const std::shared_ptr<ManagedSequence>& managed,
+                                 std::uint32_t layer) {
+  // One job that waits is enough, and every lane asks.
+  if (managed->layer(layer).pending.load() > 0) return;
+  managed->layer(layer).pending.fetch_add(1);
+  options_.scheduler->Submit(
+      {.name = "seal",
+       .priority = JobPriority::kSeals,
+       .tenant = internal::TenantOf(*sequence),
+       .owner = sequence->id().value()},
+      [this, weak = std::weak_ptr(sequence), asked = std::weak_ptr(managed), layer]() {
+        const std::shared_ptr<cache::Sequence> held = weak.lock();
+        const std::shared_ptr<ManagedSequence> asker = asked.lock();
+        if (held == nullptr || asker == nullptr || ManagedSequence::Of(*held) != asker) return;
+        absl::StatusOr<cache::Residence> stays = held->Restore();
+        asker->layer(layer).pending.fetch_sub(1);
+        absl::Status status = stays.status();
+        if (status.ok()) {
+          status = Choose(*held, *asker,
+                          {.index = layer,
+                           .all_shown = false,
+                           .amid_steps = true,
+                           .decoding = true,
+                           .keeps_decoded = true});
+        }
+        if (!status.ok() && !absl::IsNotFound(status)) {
+          Complain(*held, "segment not sealed", status);
+        }
+      });
+}
+
+// Of a policy that goes on while decoding, and packs: what comes in takes its form first, so that
+// what is chosen keeps it.
+absl::Status Compactor::EncodeBefore(const std::shared_ptr<cache::Sequence>& sequence,
+                                     ManagedSequence& managed, std::uint32_t layer) {
+  if (!policies::Continues(managed.policy()) || LeavesRows(managed.policy())) {
+    return absl::OkStatus();
+  }
+  {
+    ManagedSequence::ManagedLayer& kept = managed.layer(layer);
+    MutexLock lock(kept.mutex);
+    if (kept.state.decided_until == 0) return absl::OkStatus();
+  }
+  const shm::LaneLayout& layout = sequence->model().layout();
+  for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
+    absl::Status status = EncodeTiles(sequence, layout.lane(layer, head), /*waits=*/true);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// ---- one layer
+
+absl::Status Compactor::Choose(cache::Sequence& sequence, ManagedSequence& managed,
+                               AskedLayer asked) {
+  const std::uint32_t index = asked.index;
+  ManagedSequence::ManagedLayer& layer = managed.layer(index);
+  MutexLock lock(layer.mutex);
+  // What begins behind SetPolicy follows the policy that it has set.
+  if (ManagedSequence::Of(sequence).get() != &managed) return internal::PolicyChanged(sequence);
+  for (int attempt = 0;;) {
+    const bool resumes = layer.unfinished.has_value();
+    absl::StatusOr<LayerChoice> choice = resumes ? *std::exchange(layer.unfinished, std::nullopt)
+                                                 : ChoiceOf(sequence, managed, asked, layer.state);
+    if (!choice.ok()) return choice.status();
+    absl::Status status = Refit(sequence, managed, index, *choice);
+    if (status.ok()) status = CarryOut(sequence, managed, index, *choice);
+    for (std::uint32_t head = 0; head < sequence.model().layout().kv_heads(index); ++head) {
+      LaneFree(sequence.shared_from_this(), managed, sequence.model().layout().lane(index, head));
+    }
+    if (status.ok()) {
+      const bool decides = choice->until > layer.state.decided_until;
+      layer.state.memory = choice->memory;
+      layer.state.decided_until = choice->until;
+      layer.interrupted = false;
+      if (!choice->keeps) {
+        if (decides) counters_.decisions_made.fetch_add(1, std::memory_order_relaxed);
+        const bool chose = !choice->UntouchedAll() || !choice->memory.scores.empty();
+        if (chose) layer.state.chosen_until = choice->until;
+        layer.state.looked_until = std::max(layer.state.looked_until.load(), choice->end);
+        layer.state.refused = choice->refused;
+        Forget(managed.policy(), *choice, layer.state.observation);
+      }
+      if (!resumes && !choice->aligns) return choice->refused;
+      continue;  // with what has come since, or stands behind
+    }
+    const bool again = absl::IsAborted(status);
+    if (choice->begun && !(resumes && again)) {
+      layer.unfinished = *std::move(choice);
+    } else if (choice->begun) {
+      layer.state.memory.boundaries = choice->BoundariesNow(layer.state.memory);
+    }
+    layer.interrupted = layer.unfinished.has_value();
+    if (!again || ++attempt == internal::kAttempts) return status;
+  }
+}
+
+absl::StatusOr<LayerChoice> Compactor::ChoiceOf(const cache::Sequence& sequence,
+                                                ManagedSequence& managed, AskedLayer asked,
+                                                const LayerState& state) {
+  const Clock::TimePoint begun = options_.clock->Now();
+  absl::StatusOr<LayerChoice> choice = Choice(sequence, managed, asked, state);
+  const Clock::Duration spent = options_.clock->Now() - begun;
+  counters_.decision_ns.fetch_add(
+      static_cast<std::uint64_t>(
+          std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count()),
+      std::memory_order_relaxed);
+  return choice;
+}
+
+absl::StatusOr<LayerChoice> Compactor::Choice(const cache::Sequence& sequence,
+                                              ManagedSequence& managed, AskedLayer asked,
+                                              const LayerState& state) {
+  const std::uint32_t index = asked.index;
+  // A choice under the policy before may have moved them since this one was set.
+  if (policies::TurnsKeysBack(managed.policy()) && sequence.HasMoved()) {
+    return internal::MovedPositions(sequence);
+  }
+  const std::vector<policies::TextMark> text = managed.text();
+  const std::vector<policies::TokenSpan> prompts = managed.prompts();
+  const LayerChooser chooser({.sequence = &sequence,
+                              .policy = &managed.policy(),
+                              .text = text,
+                              .prompts = prompts,
+                              .all_shown = asked.all_shown,
+                              .decoding = asked.decoding,
+                              .open_step = asked.amid_steps ? &managed.open_step() : nullptr},
+                             index);
+  if (asked.keeps_decoded) return chooser.KeepDecoded(state);
+  const std::uint32_t decides = policies::DecidesFor(managed.policy(), index);
+  if (decides == index) {
+    absl::StatusOr<std::optional<LayerChoice>> aligned = chooser.Align(state);
+    if (!aligned.ok()) return aligned.status();
+    return aligned->has_value() ? **std::move(aligned) : chooser.Choose(state);
+  }
+  TESSERA_CHECK(decides < index, "choices are handed on to later layers");
+  ManagedSequence::ManagedLayer& other = managed.layer(decides);
+  MutexLock lock(other.mutex);
+  if (!other.unfinished.has_value()) return chooser.TakeOver(decides, other.state, state);
+  return absl::FailedPreconditionError(
+      Concat("layer ", index, " takes over the choice of layer ", decides,
+             ", which has been carried out in some of its lanes; compress that one first"));
+}
+
+absl::Status Compactor::Refit(const cache::Sequence& sequence, ManagedSequence& managed,
+                              std::uint32_t layer, LayerChoice& choice) {
+  if (choice.cut_at == LayerChoice::kNotCut) return absl::OkStatus();
+  return LayerChooser({.sequence = &sequence, .policy = &managed.policy()}, layer).Refit(choice);
+}
+
+absl::Status Compactor::CarryOut(cache::Sequence& sequence, ManagedSequence& managed,
+                                 std::uint32_t layer, LayerChoice& choice) {
+  if (!choice.refused.ok()) return absl::OkStatus();  // nothing is done
+  const Policy& policy = managed.policy();
+  const shm::LaneLayout& layout = sequence.model().layout();
+  // Packed, rows of one lane might wait no more, and those of the next might.
+  const bool packs = policy.mosaic.has_value() || policy.key_channels.has_value();
+  if (packs && policy.drops_entries() && choice.waits && choice.UntouchedAll() &&
+      choice.key_channels.empty()) {
+    return absl::OkStatus();
+  }
+  std::optional<KeyTurner> turner;
+  std::optional<cache::PositionMove> moves;
+  if (policies::MovesPositions(policy) || policies::TurnsKeysBack(policy)) {
+    turner.emplace(sequence.model().spec(), layout.tile(layer));
+  }
+  if (policies::MovesPositions(policy)) {
+    // Every layer keeps equally many. The sequence's next token stands behind them when all are
+    // done (Sequence::AdoptMoves).
+    moves = {.shift = choice.until - choice.lanes.front().kept.size(), .until = choice.until};
+  }
+  // Lanes that keep all are settled with the others, whatever their form: the next choice is not
+  // about their rows, either, and finds the layer's lanes alike.
+  const bool settles = !ChoosesFromAll(policy) && policy.drops_entries() &&
+                       (!choice.UntouchedAll() || choice.aligns ||
+                        ((LeavesRows(policy) || policy.mosaic.has_value()) && !choice.waits));
+  for (std::uint32_t head = 0; head < layout.kv_heads(layer); ++head) {
+    if (choice.done[head] || (choice.Untouched(head) && !settles && LeavesRows(policy))) continue;
+    const std::uint32_t index = layout.lane(layer, head);
+    ManagedSequence::ManagedLane& lane = managed.lane(index);
+    MutexLock lock(lane.work->mutex);
+    LaneCoder::Options coding = CoderOptions(sequence, managed, lane.state);
+    if (settles || !choice.Untouched(head)) coding.decision = &choice.lanes[head];
+    if (!choice.key_channels.empty()) coding.key_channels = &choice.key_channels[head];
+    coding.decided = choice.decided[head];
+    coding.settles = !ChoosesFromAll(policy);
+    if (turner.has_value()) {
+      (moves.has_value() ? coding.turning.moved : coding.turning.merged) = &*turner;
+    }
+    coding.first_position = choice.first_positions[head];
+    const absl::Status status = sequence.Recode(
+        {.lane = index, .whole = ChoosesFromAll(policy)},
+        [&](const cache::OpenRun& run) -> LaneCoder::Swap {
+          if (run.losses != choice.losses[head]) {
+            return absl::AbortedError(Concat("lane ", index, " of ", sequence.id().ToString(),
+                                             " was cut while its entries were chosen; ask again"));
+          }
+          if (coding.turning.merged != nullptr && sequence.HasMoved()) {
+            return internal::MovedPositions(sequence);
+          }
+          if (moves.has_value()) {
+            if (coding.decision == nullptr) return std::nullopt;
+            LaneCoder::Swap swap = LaneCoder(coding, run).Retain();
+            if (swap.ok()) (*swap)->moves = moves;
+            return swap;
+          }
+          // Settled rows keep their form, and their neighbours, once they have one.
+          const bool first = FirstForm(policy, run, choice.lanes[head]);
+          if (!first &&
+              (choice.continued || (policies::Continues(policy) && !run.settled.empty()))) {
+            if (coding.decision == nullptr) return std::nullopt;
+            return LaneGather(sequence.memory(), run).Keep(*coding.decision, coding.decided);
+          }
+          if (first) coding.decision = &choice.lanes[head];
+          LaneCoder coder(coding, run);
+          if (policy.mosaic.has_value()) return coder.Seal(SealWish::Everything());
+          if (policy.key_channels.has_value()) return coder.CutKeys();
+          return coding.decision != nullptr ? coder.Retain() : coder.EncodeTiles();
+        });
+    if (!status.ok()) return status;
+    choice.done[head] = choice.begun = true;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::compaction

@@ -1,0 +1,138 @@
+#include "daemon/compaction/jobs/policy_fits.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "daemon/base/strings.h"
+#include "daemon/compaction/jobs/compactor_jobs.h"
+#include "daemon/compaction/lanes/rope_shift.h"
+#include "daemon/compaction/lanes/token_selector.h"
+#include "daemon/policies/token_policy.h"
+
+namespace tessera::compaction {
+
+using LaneDescription = cache::Sequence::LaneDescription;
+
+namespace {
+
+absl::Status NothingPacked(const cache::Sequence& sequence, const LaneDescription& lane,
+                           std::string_view what_it_does) {
+  for (const cache::SegmentRun& run : lane.runs) {
+    if (!run.shape.packed()) continue;
+    return absl::FailedPreconditionError(Concat(sequence.id().ToString(), " holds ", run.entries,
+                                                " packed entries in layer ", lane.layer,
+                                                ", kv head ", lane.kv_head, "; a policy that ",
+                                                what_it_does, " begins before any is packed"));
+  }
+  return absl::OkStatus();
+}
+
+// Rows are turned by how far their place in the lane moves: they must stand at their places.
+absl::Status MayMovePositions(const cache::Sequence& sequence) {
+  if (absl::Status fits = KeyTurner::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
+  for (const LaneDescription& lane : sequence.Describe(/*lanes=*/true).lanes) {
+    if (absl::Status fits = NothingPacked(sequence, lane, "moves positions"); !fits.ok()) {
+      return fits;
+    }
+    if (lane.entries + lane.position_shift == lane.tokens) continue;
+    return absl::FailedPreconditionError(
+        Concat(sequence.id().ToString(), " holds ", lane.entries, " entries of ", lane.tokens,
+               " tokens at their own positions; a policy that moves positions begins before any "
+               "entry goes"));
+  }
+  return absl::OkStatus();
+}
+
+// A key is turned back from the position of its token.
+absl::Status MayTurnKeysBack(const cache::Sequence& sequence) {
+  if (absl::Status fits = KeyTurner::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
+  return sequence.HasMoved() ? internal::MovedPositions(sequence) : absl::OkStatus();
+}
+
+std::string Where(const cache::Sequence& sequence, const LaneDescription& lane) {
+  return Concat(sequence.id().ToString(), ", layer ", lane.layer, ", kv head ", lane.kv_head);
+}
+
+absl::Status AreAlike(policies::LanesAlike alike, const cache::Sequence& sequence,
+                      const LaneDescription& first, const LaneDescription& lane) {
+  if (first.entries != lane.entries) {
+    return absl::FailedPreconditionError(
+        Concat(Where(sequence, lane), " holds ", lane.entries, " entries, and kv head ",
+               first.kv_head, " ", first.entries,
+               "; a policy that makes one decision for all lanes of a layer wants equally many"));
+  }
+  if (alike == policies::LanesAlike::kLength || first.positions == lane.positions) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      Concat(Where(sequence, lane), " holds entries of other tokens than kv head ", first.kv_head,
+             "; a policy that makes one decision for all lanes of a layer wants the same"));
+}
+
+// Positions are listed where some token has gone.
+cache::Sequence::Description Describe(policies::LanesAlike alike, const cache::Sequence& sequence) {
+  cache::Sequence::Description shown = sequence.Describe(cache::Sequence::Detail::kLanes);
+  const bool all = std::ranges::all_of(
+      shown.lanes, [](const LaneDescription& lane) { return lane.entries == lane.tokens; });
+  if (all || alike != policies::LanesAlike::kTokens) return shown;
+  return sequence.Describe(cache::Sequence::Detail::kEntries);
+}
+
+// Decisions about all of a lane meet what is there. Those about what waits find it alike.
+absl::Status MayDecideAboutAll(const policies::Policy& policy, const cache::Sequence& sequence) {
+  const policies::LanesAlike alike = policies::NeedsLanesAlike(policy);
+  if (!policies::Merges(policy) && alike == policies::LanesAlike::kNothing) return absl::OkStatus();
+  const cache::Sequence::Description shown = Describe(alike, sequence);
+  for (const LaneDescription& lane : shown.lanes) {
+    if (policies::Merges(policy)) {
+      absl::Status fits = NothingPacked(sequence, lane, "merges all of a lane");
+      if (!fits.ok()) return fits;
+    }
+    if (alike == policies::LanesAlike::kNothing) continue;
+    const auto first = std::ranges::find(shown.lanes, lane.layer, &LaneDescription::layer);
+    if (absl::Status fits = AreAlike(alike, sequence, *first, lane); !fits.ok()) return fits;
+  }
+  return absl::OkStatus();
+}
+
+// What waits is made alike where it is not (LayerChooser::Align), but for policies that cut keys.
+absl::Status MayCutKeys(const policies::Policy& policy, const cache::Sequence& sequence) {
+  if (policies::NeedsLanesAlike(policy) == policies::LanesAlike::kNothing) return absl::OkStatus();
+  const shm::LaneLayout& layout = sequence.model().layout();
+  for (std::uint32_t layer = 0; layer < layout.layers(); ++layer) {
+    // At one moment: rows come meanwhile. None come to what was moved out.
+    const absl::StatusOr<std::vector<cache::OpenRun>> runs =
+        sequence.LookAt(layer, /*whole=*/false);
+    const auto waiting = [&](std::uint32_t head) {
+      if (!runs.ok()) return sequence.OpenEntries(layout.lane(layer, head));
+      return (*runs)[head].provisional_entries() + (*runs)[head].plain_entries();
+    };
+    const std::uint64_t waits = waiting(0);
+    for (std::uint32_t head = 1; head < layout.kv_heads(layer); ++head) {
+      const std::uint64_t here = waiting(head);
+      if (here == waits) continue;
+      return absl::FailedPreconditionError(Concat(
+          "in layer ", layer, " of ", sequence.id().ToString(), " ", waits,
+          " entries of kv head 0 wait, and ", here, " of kv head ", head,
+          "; a policy that makes one decision for all lanes, and cuts keys, wants equally many"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckFitsRows(const policies::Policy& policy, const cache::Sequence& sequence) {
+  if (policies::MovesPositions(policy)) {
+    if (absl::Status fits = MayMovePositions(sequence); !fits.ok()) return fits;
+  }
+  if (policies::TurnsKeysBack(policy)) {
+    if (absl::Status fits = MayTurnKeysBack(sequence); !fits.ok()) return fits;
+  }
+  if (ChoosesFromAll(policy)) return MayDecideAboutAll(policy, sequence);
+  return policy.key_channels.has_value() ? MayCutKeys(policy, sequence) : absl::OkStatus();
+}
+
+}  // namespace tessera::compaction

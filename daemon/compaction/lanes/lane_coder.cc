@@ -1,0 +1,357 @@
+#include "daemon/compaction/lanes/lane_coder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/base/check.h"
+#include "daemon/policies/plan.h"
+#include "kernels/strategy/candidates.h"
+
+namespace tessera::compaction {
+
+using cache::LaneSwap;
+using cache::Segment;
+using kernels::kTileEntries;
+
+namespace {
+
+// What stands beside the rows.
+cache::HostRows WithList(cache::HostRows rows, const cache::EntryList* list) {
+  if (list == nullptr) return rows;
+  rows.positions = list->positions.data();
+  if (!list->weights.empty()) rows.weights = list->weights.data();
+  return rows;
+}
+
+}  // namespace
+
+LaneCoder::LaneCoder(const Options& options, const cache::OpenRun& run)
+    : options_(options),
+      run_(run),
+      tile_(options.model->layout().tile(run.layer)),
+      geometry_(options.model->geometry(run.layer)) {
+  options_.state->Meet(run);
+}
+
+// ---- which form
+
+// That of the segment, where new rows could take it.
+std::optional<LaneCoder::Form> LaneCoder::FormOf(const cache::Segment* segment) {
+  if (segment == nullptr || !segment->shape().packed()) return std::nullopt;
+  kernels::TileShape shape = segment->shape();
+  // New rows are tokens one after another, whatever those before them were.
+  shape.weights = shape.positions = false;
+  return Form{shape, segment->shared_rotations(), segment->loss()};
+}
+
+std::optional<LaneCoder::Form> LaneCoder::FormBefore() const { return FormOf(run_.previous.get()); }
+
+std::optional<LaneCoder::Form> LaneCoder::FormOfNewTiles() const {
+  const policies::Policy& policy = *options_.policy;
+  if (policy.key_channels.has_value()) {
+    return FormOf(KeyChannelFormOf(run_, policy, geometry_));
+  }
+  if (policy.mosaic.has_value()) return FormBefore();
+  // Summaries are there for selections to look at.
+  if (!policies::SelectionOf(policy, run_.layer).has_value()) return std::nullopt;
+  const kernels::TileShape shape = policies::SummaryShape(policy, geometry_);
+  if (shape.summary == kernels::Summary::kNone) return std::nullopt;
+  return Form{.shape = shape, .rotations = nullptr, .loss = {}};
+}
+
+bool LaneCoder::MayBeSealed() const {
+  if (run_.first_position < options_.chosen_before) return false;
+  if (!FitsALane(run_.provisional_entries() + run_.plain_entries()).ok()) return false;
+  const std::uint64_t full = FullTiles(OlderOf(run_.provisional_entries() + run_.plain_entries()));
+  return full >= options_.policy->mosaic->segments.min_tokens;
+}
+
+std::uint64_t LaneCoder::OlderOf(std::uint64_t entries) const {
+  if (!options_.policy->mosaic.has_value() || options_.decision != nullptr) return entries;
+  const std::uint64_t recent = options_.policy->mosaic->segments.recent;
+  return recent == 0 ? entries : FullTiles(entries - std::min(entries, recent));
+}
+
+// Against the threshold of the policy, or what the strategy lost of its own rows where that was
+// more: then it is drift that counts.
+bool LaneCoder::LossIsTooHigh(const Form& form) const {
+  const policies::MosaicPolicy& mosaic = *options_.policy->mosaic;
+  const std::optional<kernels::Loss> loss = options_.state->WindowLoss(mosaic.segments.loss_window);
+  if (!loss.has_value()) return false;
+  return !kernels::IsWithin(
+      *loss,
+      {.key = std::max(mosaic.strategy.threshold.key, form.loss.key) + mosaic.segments.margin.key,
+       .value = std::max(mosaic.strategy.threshold.value, form.loss.value) +
+                mosaic.segments.margin.value});
+}
+
+// ---- new tiles
+
+// The run begins with what a seal left as it came.
+bool LaneCoder::LeftPlain() const {
+  const std::vector<cache::HeldSegment>& first =
+      run_.provisional.empty() ? run_.plain : run_.provisional;
+  return !first.empty() && first.front().segment->LeftPlainUnder(options_.policy->text);
+}
+
+std::uint64_t LaneCoder::CountForNewTiles() const {
+  const std::uint64_t plain = run_.plain_entries();
+  const std::optional<policies::KeyChannelPolicy>& channels = options_.policy->key_channels;
+  if (channels.has_value()) return FullTiles(plain - std::min(plain, channels->recent));
+  return FullTiles(OlderOf(plain));
+}
+
+LaneCoder::Swap LaneCoder::EncodeTiles() {
+  const std::optional<Form> form = LeftPlain() ? std::nullopt : FormOfNewTiles();
+  if (!form.has_value()) {
+    wants_seal_ = options_.policy->mosaic.has_value() && MayBeSealed();
+    return std::nullopt;
+  }
+  const std::uint64_t all = CountForNewTiles();
+  if (all == 0) return std::nullopt;
+  // Those behind the ones for which no raw rows are kept are another matter.
+  const std::uint64_t without_raw = options_.state->without_raw;
+  const std::uint64_t full =
+      without_raw == 0 ? all : std::min(all, FullTiles(without_raw + kTileEntries - 1));
+  leaves_tiles_ = full < all;
+  const absl::StatusOr<HeldRows> rows = HeldRows::OfPlain(*options_.memory, tile_, run_);
+  if (!rows.ok()) return rows.status();
+  if (options_.policy->mosaic.has_value() && !DecideAboutRaw(full)) {
+    wants_seal_ = true;
+    return std::nullopt;
+  }
+  LaneSwap swap = {.growing = true};
+  const absl::StatusOr<std::optional<std::size_t>> unfit =
+      EncodeProvisional(*form, *rows, full, swap);
+  if (!unfit.ok()) return unfit.status();
+  if (unfit->has_value()) {
+    // They stay as they are, in segments that nothing comes back to, nor to those before them.
+    DropRaw();
+    SealPlainAt(**unfit);
+    options_.counters->left_plain.fetch_add(1, std::memory_order_relaxed);
+    return std::nullopt;
+  }
+  absl::Status status = AddPlain(*rows, full, run_.plain_entries() - full, swap);
+  if (!status.ok()) return status;
+  if (options_.policy->mosaic.has_value()) {
+    const std::uint64_t entries = run_.provisional_entries() + full;
+    const policies::SegmentOptions& segments = options_.policy->mosaic->segments;
+    wants_seal_ =
+        keeps_raw_ && MayBeSealed() &&
+        (entries >= segments.tokens || (entries >= segments.min_tokens && LossIsTooHigh(*form)));
+  }
+  return swap;
+}
+
+// Raw copies of what was encoded with a strategy that is not its own, while the budget lasts.
+bool LaneCoder::DecideAboutRaw(std::uint64_t count) {
+  // Where entries go one by one, the strategy before is what those that stay keep.
+  if (policies::Continues(*options_.policy)) return true;
+  LaneState& state = *options_.state;
+  if (state.without_raw != 0) {
+    state.without_raw -= std::min(state.without_raw, count);
+    options_.counters->raw_rows_dropped.fetch_add(count, std::memory_order_relaxed);
+    return true;
+  }
+  // Where a lane has all the segments that it can have, nothing would ever come of them.
+  if (FitsALane(run_.provisional_entries() + count).ok()) {
+    const absl::StatusOr<pool::Charge> room = options_.memory->raw_copies->Reserve(
+        pool::MemoryTag::kRawCopies, 2 * count * tile_.row_bytes());
+    keeps_raw_ = room.ok();
+    if (keeps_raw_) return true;
+    if (MayBeSealed()) return false;
+  }
+  GiveUpRaw();
+  options_.counters->raw_rows_dropped.fetch_add(count, std::memory_order_relaxed);
+  return true;
+}
+
+// The tiles that there are stay as they are; so will those of as many tokens as a segment has at
+// least, so that budget and segments do not change from tile to tile.
+void LaneCoder::GiveUpRaw() {
+  DropRaw();
+  options_.state->without_raw = options_.policy->mosaic->segments.min_tokens;
+}
+
+void LaneCoder::DropRaw() {
+  for (const cache::HeldSegment& held : run_.provisional) {
+    if (held.segment->raw()->dropped()) continue;  // by an attempt that came to nothing
+    options_.counters->raw_rows_dropped.fetch_add(held.entries, std::memory_order_relaxed);
+    held.segment->raw()->Drop();
+  }
+  options_.state->Reset();
+}
+
+absl::StatusOr<std::optional<std::size_t>> LaneCoder::EncodeProvisional(const Form& form,
+                                                                        const HeldRows& rows,
+                                                                        std::uint64_t count,
+                                                                        LaneSwap& swap) {
+  const cache::TenantMemory& memory = *options_.memory;
+  std::vector<device::WordStore> words;
+  std::vector<device::TilePlace> tiles;
+  std::uint64_t done = 0;
+  const Segment* const previous = run_.previous.get();
+  const bool previous_keeps =
+      previous != nullptr && previous->raw() != nullptr && !previous->raw()->dropped();
+  const bool grows = run_.grows && previous->shape() == form.shape &&
+                     previous->shared_rotations() == form.rotations && previous_keeps == keeps_raw_;
+  const std::uint64_t room = grows ? cache::kMaxSegmentEntries - run_.grows_at : 0;
+  if (const std::uint64_t some = std::min(FullTiles(room), count); some > 0) {
+    absl::StatusOr<cache::SegmentGrowth> growth =
+        cache::ReserveGrowth(memory, run_.previous, some / kTileEntries, words);
+    if (!growth.ok()) return growth.status();
+    tiles = growth->tiles.places();
+    swap.growth = *std::move(growth);
+    done = some;
+  }
+  while (done < count) {
+    const std::uint64_t some = std::min<std::uint64_t>(count - done, cache::kMaxSegmentEntries);
+    std::shared_ptr<cache::RawRows> raw;
+    if (keeps_raw_) {
+      raw = std::make_shared<cache::RawRows>(tile_, memory.raw_copies);
+      const cache::HostRows kept = rows.host(done, some);
+      absl::Status status = raw->Put(0, kept.keys, kept.values, some / kTileEntries);
+      if (!status.ok()) return status;
+    }
+    auto segment = std::make_shared<Segment>(form.shape, rows.positions()[done], form.rotations,
+                                             std::move(raw));
+    segment->set_loss(form.loss);
+    absl::Status status =
+        cache::ReserveTiles(memory, static_cast<std::uint32_t>(some), *segment, words);
+    if (!status.ok()) return status;
+    const std::vector<device::TilePlace> places = segment->Places();
+    tiles.insert(tiles.end(), places.begin(), places.end());
+    swap.segments.push_back(std::move(segment));
+    done += some;
+  }
+  const absl::StatusOr<std::optional<std::size_t>> unfit =
+      cache::EncodeRows(memory, {form.shape, form.rotations.get()}, rows.host(0, count), tiles);
+  if (!unfit.ok() || unfit->has_value()) return unfit;
+  if (absl::Status status = memory.device->StoreWords(words); !status.ok()) return status;
+  options_.counters->tiles_encoded.fetch_add(tiles.size(), std::memory_order_relaxed);
+  if (!keeps_raw_) return std::nullopt;
+  if (swap.growth.has_value()) {
+    // Last: what fails before leaves nothing behind.
+    const cache::HostRows raw = rows.host(0, swap.growth->entries());
+    absl::Status status = previous->raw()->Put(run_.grows_at / kTileEntries, raw.keys, raw.values,
+                                               swap.growth->tiles.size());
+    if (!status.ok()) return status;
+  }
+  if (absl::Status status = ObserveTiles(form, rows, tiles); !status.ok()) return status;
+  return std::nullopt;
+}
+
+// Nothing before a segment that stays plain is open. Of those that the tile has rows of it is the
+// last one: others may be shared with a fork that does not hold the value.
+void LaneCoder::SealPlainAt(std::size_t tile) {
+  std::uint64_t entries = 0;
+  for (const cache::HeldSegment& held : run_.plain) {
+    entries += held.entries;
+    if (entries < (tile + 1) * kTileEntries && &held != &run_.plain.back()) continue;
+    held.segment->SealPlain();
+    return;
+  }
+}
+
+// What the strategy loses of rows that it was not made from, tile by tile.
+absl::Status LaneCoder::ObserveTiles(const Form& form, const HeldRows& rows,
+                                     const std::vector<device::TilePlace>& tiles) {
+  const std::uint64_t window = options_.policy->mosaic->segments.loss_window;
+  const std::uint64_t bytes = kernels::LayoutOf(form.shape).bytes;
+  std::vector<std::byte> copy(bytes);
+  for (std::size_t i = 0; i < tiles.size(); ++i) {
+    absl::Status status = options_.memory->device->Read(copy.data(), tiles[i].tile, bytes);
+    if (!status.ok()) return status;
+    options_.state->ObserveLoss(kernels::LossOfTile(rows.lane(i * kTileEntries, kTileEntries),
+                                                    form.shape, copy.data(), *options_.operations),
+                                window);
+  }
+  options_.state->Observe(rows.lane(0, tiles.size() * kTileEntries), *options_.operations,
+                          *options_.memory->raw_copies);
+  return absl::OkStatus();
+}
+
+// ---- what a decision leaves
+
+LaneCoder::Swap LaneCoder::Retain() {
+  const absl::StatusOr<HeldRows> rows = RowsThatStay();
+  if (!rows.ok()) return rows.status();
+  const std::uint64_t kept = CountDecided(*rows);
+  LaneSwap swap = {.all = true, .whole = true, .drops = true};
+  const std::optional<Form> form = FormOfNewTiles();
+  absl::Status status =
+      form.has_value() ? AddAs(*form, *rows, 0, kept, swap) : AddPlain(*rows, 0, kept, swap);
+  if (options_.settles) Settle(swap);
+  if (status.ok()) status = AddPlain(*rows, kept, rows->count() - kept, swap);
+  if (!status.ok()) return status;
+  return swap;
+}
+
+// Those that stay may be tokens one after another, and look like ones that wait.
+void LaneCoder::Settle(const LaneSwap& swap) {
+  for (const std::shared_ptr<Segment>& segment : swap.segments) {
+    if (segment->plain()) segment->SealPlain();
+  }
+}
+
+absl::StatusOr<HeldRows> LaneCoder::RowsThatStay() const {
+  absl::StatusOr<HeldRows> rows = HeldRows::Of(*options_.memory, tile_, run_);
+  if (!rows.ok() || options_.decision == nullptr) return rows;
+  if (rows->count() < options_.decided ||
+      (options_.decided > 0 && rows->positions().front() != options_.first_position)) {
+    return absl::AbortedError("the lane was cut while its entries were chosen");
+  }
+  return rows->After(*options_.decision, options_.decided, options_.turning);
+}
+
+std::uint64_t LaneCoder::CountDecided(const HeldRows& rows) const {
+  return options_.decision == nullptr ? rows.count() : options_.decision->kept.size();
+}
+
+// ---- segments
+
+absl::StatusOr<std::shared_ptr<Segment>> LaneCoder::Encoded(const Form& form, const HeldRows& rows,
+                                                            std::uint64_t first,
+                                                            std::uint64_t count) {
+  const std::shared_ptr<const cache::EntryList> list = rows.EntryListOf(first, count);
+  kernels::TileShape shape = form.shape;
+  shape.positions = list != nullptr;
+  shape.weights = list != nullptr && !list->weights.empty();
+  auto segment = std::make_shared<Segment>(shape, rows.positions()[first], form.rotations);
+  segment->set_loss(form.loss);
+  segment->set_entry_list(list);
+  std::vector<device::WordStore> words;
+  absl::Status status =
+      cache::ReserveTiles(*options_.memory, static_cast<std::uint32_t>(count), *segment, words);
+  if (!status.ok()) return status;
+  const absl::StatusOr<std::optional<std::size_t>> unfit =
+      cache::EncodeRows(*options_.memory, {shape, form.rotations.get()},
+                        WithList(rows.host(first, count), list.get()), segment->Places());
+  if (!unfit.ok()) return unfit.status();
+  if (unfit->has_value()) return std::shared_ptr<Segment>();
+  if (status = options_.memory->device->StoreWords(words); !status.ok()) return status;
+  return segment;
+}
+
+absl::Status LaneCoder::AddPlain(const HeldRows& rows, std::uint64_t first, std::uint64_t count,
+                                 LaneSwap& swap) {
+  const Form as_they_are = {
+      .shape = kernels::DenseShape(tile_.head_dim, tile_.type), .rotations = nullptr, .loss = {}};
+  return AddAs(as_they_are, rows, first, count, swap);
+}
+
+// In a form that packs nothing.
+absl::Status LaneCoder::AddAs(const Form& form, const HeldRows& rows, std::uint64_t first,
+                              std::uint64_t count, LaneSwap& swap) {
+  for (std::uint64_t done = 0; done < count;) {
+    const std::uint64_t some = std::min<std::uint64_t>(count - done, cache::kMaxSegmentEntries);
+    absl::StatusOr<std::shared_ptr<Segment>> segment = Encoded(form, rows, first + done, some);
+    if (!segment.ok()) return segment.status();
+    TESSERA_CHECK(*segment != nullptr, "rows that are not packed have a place in any form");
+    swap.segments.push_back(*std::move(segment));
+    done += some;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::compaction

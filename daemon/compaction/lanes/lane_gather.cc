@@ -1,0 +1,123 @@
+#include "daemon/compaction/lanes/lane_gather.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/base/check.h"
+#include "daemon/cache/segment/build.h"
+
+namespace tessera::compaction {
+
+using cache::HeldSegment;
+using cache::Segment;
+using kernels::kTileEntries;
+
+namespace {
+
+// Of a segment made here: an entry dropped later costs at most so many rows that are copied.
+constexpr std::size_t kMostEntries = 1024;
+
+std::vector<HeldSegment> AllOf(const cache::OpenRun& run) {
+  std::vector<HeldSegment> all = run.settled;
+  all.insert(all.end(), run.provisional.begin(), run.provisional.end());
+  all.insert(all.end(), run.plain.begin(), run.plain.end());
+  return all;
+}
+
+bool SameForm(const Segment& a, const Segment& b) {
+  return a.shape() == b.shape() && a.shared_rotations() == b.shared_rotations();
+}
+
+}  // namespace
+
+LaneGather::LaneGather(const cache::TenantMemory& memory, const cache::OpenRun& run)
+    : memory_(memory), sources_(AllOf(run)), growing_(run.grows ? run.previous.get() : nullptr) {}
+
+absl::StatusOr<std::optional<cache::LaneSwap>> LaneGather::Keep(
+    const policies::LaneDecision& decision, std::uint64_t decided) {
+  TESSERA_CHECK(!decision.merges(), "entries that are merged are encoded anew");
+  cache::LaneSwap swap = {.whole = true, .drops = true};
+  std::uint64_t first = 0;  // entry of the lane that the segment begins with
+  std::size_t next = 0;     // of decision.kept
+  for (const HeldSegment& held : sources_) {
+    std::vector<std::uint32_t> kept;
+    for (std::uint32_t entry = 0; entry < held.entries; ++entry) {
+      const bool named = next < decision.kept.size() && decision.kept[next] == first + entry;
+      next += named;
+      if (named || first + entry >= decided) kept.push_back(entry);
+    }
+    first += held.entries;
+    if (kept.size() == held.entries) {
+      if (absl::Status status = Flush(swap.held); !status.ok()) return status;
+      swap.held.push_back(held);
+      continue;
+    }
+    if (kept.empty()) continue;
+    if (form_ != nullptr && !SameForm(*form_, *held.segment)) {
+      if (absl::Status status = Flush(swap.held); !status.ok()) return status;
+    }
+    form_ = held.segment;
+    for (const std::uint32_t entry : kept) rows_.push_back({held.segment.get(), entry});
+  }
+  TESSERA_CHECK(first >= decided && next == decision.kept.size(), "the decision fits the lane");
+  if (absl::Status status = Flush(swap.held); !status.ok()) return status;
+  // New tiles go on growing the segment that they grew: else each would be a segment of its own.
+  const auto last = std::find_if(swap.held.rbegin(), swap.held.rend(),
+                                 [](const HeldSegment& held) { return !held.segment->plain(); });
+  swap.growing = growing_ != nullptr && last != swap.held.rend() && last->segment.get() == growing_;
+  return swap;
+}
+
+absl::Status LaneGather::Flush(std::vector<HeldSegment>& held) {
+  for (std::size_t first = 0; first < rows_.size(); first += kMostEntries) {
+    const std::size_t count = std::min(kMostEntries, rows_.size() - first);
+    absl::StatusOr<std::shared_ptr<Segment>> segment = NewSegment(first, count);
+    if (!segment.ok()) return segment.status();
+    held.push_back({*std::move(segment), static_cast<std::uint32_t>(count)});
+  }
+  rows_.clear();
+  form_ = nullptr;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Segment>> LaneGather::NewSegment(std::size_t first,
+                                                                std::size_t count) {
+  auto list = std::make_shared<cache::EntryList>();
+  const std::uint64_t position = rows_[first].from->PositionOf(rows_[first].entry);
+  for (std::size_t i = first; i < first + count; ++i) {
+    const Row& row = rows_[i];
+    list->positions.push_back(
+        static_cast<std::uint32_t>(row.from->PositionOf(row.entry) - position));
+    const cache::EntryList* const from = row.from->entry_list();
+    if (from == nullptr || from->weights.empty()) continue;
+    list->weights.push_back(from->weights[row.entry]);
+    list->merged_until = std::max(list->merged_until, from->merged_until);
+  }
+  kernels::TileShape shape = form_->shape();
+  TESSERA_CHECK(list->weights.size() == (shape.weights ? count : 0), "rows of one form");
+  shape.positions = true;
+  auto segment = std::make_shared<Segment>(shape, position, form_->shared_rotations());
+  segment->set_loss(form_->loss());
+  segment->set_entry_list(std::move(list));
+  std::vector<device::WordStore> words;
+  absl::Status status =
+      cache::ReserveTiles(memory_, static_cast<std::uint32_t>(count), *segment, words);
+  if (status.ok()) status = FillTiles(*segment, first, count);
+  if (status.ok()) status = memory_.device->StoreWords(words);
+  if (!status.ok()) return status;
+  return segment;
+}
+
+absl::Status LaneGather::FillTiles(const Segment& segment, std::size_t first, std::size_t count) {
+  std::vector<kernels::GatherRow> rows;
+  for (std::size_t i = first; i < first + count; ++i) {
+    const Row& row = rows_[i];
+    rows.push_back({.tile = row.from->TileData(row.entry / kTileEntries),
+                    .row = row.entry % kTileEntries,
+                    .position = static_cast<std::uint32_t>(row.from->PositionOf(row.entry) -
+                                                           segment.first_position())});
+  }
+  return cache::GatherRows(memory_, form_->shape(), rows, segment);
+}
+
+}  // namespace tessera::compaction

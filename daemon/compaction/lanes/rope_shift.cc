@@ -1,0 +1,68 @@
+#include "daemon/compaction/lanes/rope_shift.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <string_view>
+
+#include "daemon/base/strings.h"
+#include "daemon/compaction/lanes/element.h"
+
+namespace tessera::compaction {
+
+absl::Status KeyTurner::WhyNot(const cache::ModelSpec& spec) {
+  // Of others it is not known: dynamic and longrope go by the length.
+  constexpr std::string_view kFixed[] = {"", "default", "linear", "llama3", "yarn"};
+  if (std::ranges::find(kFixed, spec.rope_scaling) == std::end(kFixed)) {
+    return absl::InvalidArgumentError(Concat(
+        "model ", Quoted(spec.name), " scales its rotary positions by ", Quoted(spec.rope_scaling),
+        ", which is not known to leave frequencies alone as a text grows (linear, llama3 "
+        "and yarn do), so that keys of one length may not be turned into those of another"));
+  }
+  if (!spec.rope_frequencies.empty()) return absl::OkStatus();
+  if (spec.rope_theta <= 0) {
+    return absl::InvalidArgumentError(
+        Concat("model ", Quoted(spec.name), " has no rotary positions that could be moved"));
+  }
+  const bool plain = spec.rope_scaling.empty() || spec.rope_scaling == "default";
+  if (plain || spec.rope_scaling == "linear") return absl::OkStatus();
+  return absl::InvalidArgumentError(Concat(
+      "model ", Quoted(spec.name), " scales its rotary positions by ", Quoted(spec.rope_scaling),
+      "; to move them, register it with its frequencies (Rope.frequency)"));
+}
+
+KeyTurner::KeyTurner(const cache::ModelSpec& spec, const kernels::DenseTile& tile)
+    : tile_(tile), interleaved_(spec.rope_interleaved), frequencies_(spec.rope_frequencies) {
+  if (!frequencies_.empty()) return;
+  const std::uint32_t pairs = tile.head_dim / 2;
+  const bool scaled = spec.rope_scaling == "linear" && spec.rope_scaling_factor > 0;
+  for (std::uint32_t i = 0; i < pairs; ++i) {
+    const double frequency = std::pow(spec.rope_theta, -static_cast<double>(i) / pairs);
+    frequencies_.push_back(scaled ? frequency / spec.rope_scaling_factor : frequency);
+  }
+}
+
+void KeyTurner::TurnInto(const std::byte* key, std::int64_t by, std::span<double> row) const {
+  for (std::uint32_t d = 0; d < tile_.head_dim; ++d) row[d] = ElementAt(key, tile_.type, d);
+  const auto pairs = static_cast<std::uint32_t>(frequencies_.size());
+  for (std::uint32_t i = 0; i < pairs; ++i) {
+    double& first = row[interleaved_ ? 2 * i : i];
+    double& second = row[interleaved_ ? 2 * i + 1 : i + pairs];
+    const double angle = static_cast<double>(by) * frequencies_[i];
+    const double x = first;
+    const double y = second;
+    first = x * std::cos(angle) - y * std::sin(angle);
+    second = x * std::sin(angle) + y * std::cos(angle);
+  }
+}
+
+void KeyTurner::Turn(std::byte* key, std::int64_t by) const {
+  if (by == 0) return;
+  std::vector<double> row(tile_.head_dim);
+  TurnInto(key, by, row);
+  for (std::uint32_t d = 0; d < tile_.head_dim; ++d) {
+    SetElement(key, tile_.type, d, static_cast<float>(row[d]));
+  }
+}
+
+}  // namespace tessera::compaction

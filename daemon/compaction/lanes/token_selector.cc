@@ -1,0 +1,498 @@
+#include "daemon/compaction/lanes/token_selector.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "daemon/base/strings.h"
+#include "daemon/compaction/lanes/lane_coder.h"
+#include "daemon/compaction/lanes/layer_keys.h"
+#include "daemon/compaction/observation/lane_entries.h"
+#include "daemon/policies/tokens/shared/keep.h"
+#include "daemon/policies/tokens/shared/observed_prompt.h"
+#include "daemon/policies/tokens/shared/text_chunks.h"
+
+namespace tessera::compaction {
+
+namespace {
+
+// Others go by positions alone. Who merges compares keys, even if it asks the worker for nothing.
+bool ReadsKeys(const policies::Policy& policy) {
+  return policies::Merges(policy) || policies::NeedsOf(policy) != policies::Needs();
+}
+
+std::uint64_t CountBefore(std::span<const std::uint64_t> positions, std::uint64_t position) {
+  return static_cast<std::uint64_t>(std::lower_bound(positions.begin(), positions.end(), position) -
+                                    positions.begin());
+}
+
+// The first token at or behind `from` whose query was not shown.
+std::uint64_t ShownUntil(std::span<const policies::HeadQueries> queries, std::uint64_t from) {
+  if (queries.empty()) return from;
+  std::uint64_t until = from;
+  for (const std::uint64_t position : queries.front().positions) {
+    if (position == until) ++until;
+  }
+  return until;
+}
+
+// Queries by norm of these count, where tokens from `begin` on are looked at: what was decoded
+// before a prompt says little of what that asks for, and may be settled at any time.
+std::uint64_t FirstOfPrompts(std::span<const policies::TokenSpan> prompts, std::uint64_t begin) {
+  for (const policies::TokenSpan& prompt : prompts) {
+    if (prompt.end > begin) return std::max(prompt.begin, begin);
+  }
+  return begin;
+}
+
+}  // namespace
+
+// The lanes of a layer as they are looked at, and what the policy sees of them.
+struct LayerChooser::Lanes {
+  std::vector<SeenEntries> seen;
+  std::vector<policies::LaneEntries> entries;  // of `seen`
+  std::unique_ptr<LayerKeys> keys;             // null: not wanted
+  std::vector<std::uint64_t> losses;
+  std::vector<bool> channels_gone;  // those before have lost key channels, which new ones lose too
+  std::uint64_t begin = 0;          // of the first entry of any lane
+  std::uint64_t end = 0;            // positions are below it
+  std::uint64_t tokens = 0;         // that came before it, where there are entries
+
+  // Shows only entries before this position.
+  void CutAt(std::uint64_t position) {
+    for (policies::LaneEntries& lane : entries) {
+      lane.count = CountBefore(lane.positions, position);
+      lane.positions = lane.positions.first(lane.count);
+      if (!lane.weights.empty()) lane.weights = lane.weights.first(lane.count);
+    }
+    end = std::min(end, position);
+  }
+  std::vector<std::uint64_t> CountsBefore(std::uint64_t position) const {
+    std::vector<std::uint64_t> counts;
+    for (const policies::LaneEntries& lane : entries) {
+      counts.push_back(CountBefore(lane.positions, position));
+    }
+    return counts;
+  }
+  std::vector<std::uint64_t> Counts() const { return CountsBefore(end); }
+  std::vector<std::uint64_t> FirstPositions() const {
+    std::vector<std::uint64_t> first;
+    for (const policies::LaneEntries& lane : entries) {
+      first.push_back(lane.count == 0 ? 0 : lane.positions.front());
+    }
+    return first;
+  }
+};
+
+LayerChooser::LayerChooser(const Options& options, std::uint32_t layer)
+    : options_(options), layer_(layer) {}
+
+absl::StatusOr<LayerChooser::Lanes> LayerChooser::Look(bool whole, bool wants_keys) const {
+  const cache::Sequence& sequence = *options_.sequence;
+  absl::StatusOr<std::vector<cache::OpenRun>> runs = sequence.LookAt(layer_, whole);
+  if (!runs.ok()) return runs.status();
+  Lanes lanes;
+  for (const cache::OpenRun& run : *runs) {
+    lanes.seen.emplace_back(run);
+    lanes.losses.push_back(run.losses);
+    lanes.channels_gone.push_back(
+        KeyChannelFormOf(run, *options_.policy, sequence.model().geometry(layer_)) != nullptr);
+  }
+  if (wants_keys) {
+    const cache::Model& model = sequence.model();
+    LayerKeys::Options options = {.device = sequence.memory().device,
+                                  .geometry = model.geometry(layer_)};
+    if (policies::TurnsKeysBack(*options_.policy)) {
+      options.turner.emplace(model.spec(), model.layout().tile(layer_));
+    }
+    lanes.keys = std::make_unique<LayerKeys>(options, *std::move(runs));
+  }
+  for (const SeenEntries& seen : lanes.seen) {
+    lanes.entries.push_back(seen.view());
+    const std::span<const std::uint64_t> positions = lanes.entries.back().positions;
+    if (positions.empty()) continue;
+    lanes.begin = lanes.end == 0 ? positions.front() : std::min(lanes.begin, positions.front());
+    lanes.end = std::max(lanes.end, positions.back() + 1);
+    lanes.tokens = std::max(lanes.tokens, seen.tokens());
+  }
+  return lanes;
+}
+
+absl::StatusOr<std::uint64_t> LayerChooser::Begin() const {
+  const auto runs = options_.sequence->LookAt(layer_, ChoosesFromAll(*options_.policy));
+  if (!runs.ok()) return runs.status();
+  std::optional<std::uint64_t> begin;
+  for (const cache::OpenRun& run : *runs) {
+    for (const auto* segments : {&run.settled, &run.provisional, &run.plain}) {
+      for (const cache::HeldSegment& held : *segments) {
+        if (held.entries == 0) continue;
+        const std::uint64_t first = held.segment->PositionOf(0);
+        begin = std::min(begin.value_or(first), first);
+      }
+    }
+  }
+  return begin.value_or(0);
+}
+
+absl::StatusOr<std::uint64_t> LayerChooser::NormsFrom() const {
+  absl::StatusOr<std::uint64_t> begin = Begin();
+  if (!begin.ok()) return begin;
+  return FirstOfPrompts(options_.prompts, *begin);
+}
+
+// What the policy sees, and what it points into.
+class LayerChooser::Shown {
+ public:
+  // Positions, queries and text count from `first`: what came before it is none of the
+  // policy's business.
+  Shown(const Options& options, std::uint32_t layer, const LayerState& state, const Lanes& lanes,
+        std::uint64_t first) {
+    const cache::Model& model = options.sequence->model();
+    for (std::uint32_t head = 0; head < lanes.entries.size(); ++head) {
+      const std::span<const std::uint64_t> positions = lanes.entries[head].positions;
+      sums_.push_back(state.observation.SumsAt(head, positions));
+      sum_spans_.push_back(sums_.back());
+      entry_positions_.push_back(Behind(positions, first));
+      entries_.push_back(lanes.entries[head]);
+      entries_.back().positions = entry_positions_.back();
+    }
+    for (const policies::TokenSpan& prompt : options.prompts) {
+      const std::uint64_t begin = std::max(prompt.begin, first);
+      const std::uint64_t end = std::min(prompt.end, lanes.end);
+      if (begin < end) prompts_.push_back({.begin = begin - first, .end = end - first});
+    }
+    const std::uint64_t norms = FirstOfPrompts(options.prompts, first);
+    const std::uint64_t row_bytes = RowBytes(model, layer);
+    for (const policies::HeadQueries& head : state.observation.queries()) {
+      const std::uint64_t skipped = CountBefore(head.positions, first);
+      query_positions_.push_back(Behind(head.positions.subspan(skipped), first));
+      queries_.push_back(
+          {.positions = query_positions_.back(), .rows = head.rows + skipped * row_bytes});
+    }
+    view_ = {.layer = layer,
+             .layers = model.layers(),
+             .geometry = model.geometry(layer),
+             .first = first,
+             .tokens = lanes.end - first,
+             .prompts = prompts_,
+             .lanes = entries_,
+             .queries = queries_,
+             .norms_first = std::min(norms, lanes.end) - first,
+             .norms_shown = state.observation.FirstWithoutNorms(norms, lanes.end) - first,
+             .norms_known = state.observation.NormsKnown(norms, lanes.end),
+             .sums = sum_spans_,
+             .text = options.text.subspan(std::min<std::size_t>(first, options.text.size())),
+             .scorer = lanes.keys.get()};
+  }
+  Shown(const Shown&) = delete;
+  Shown& operator=(const Shown&) = delete;
+
+  const policies::LayerView& view() const { return view_; }
+
+ private:
+  static std::vector<std::uint64_t> Behind(std::span<const std::uint64_t> positions,
+                                           std::uint64_t first) {
+    std::vector<std::uint64_t> behind(positions.begin(), positions.end());
+    for (std::uint64_t& position : behind) position -= first;
+    return behind;
+  }
+  static std::uint64_t RowBytes(const cache::Model& model, std::uint32_t layer) {
+    return model.layout().tile(layer).row_bytes();
+  }
+
+  std::vector<std::vector<float>> sums_;
+  std::vector<std::span<const float>> sum_spans_;
+  std::vector<std::vector<std::uint64_t>> entry_positions_;
+  std::vector<policies::LaneEntries> entries_;
+  std::vector<policies::TokenSpan> prompts_;
+  std::vector<std::vector<std::uint64_t>> query_positions_;
+  std::vector<policies::HeadQueries> queries_;
+  policies::LayerView view_;
+};
+
+bool ChoosesFromAll(const policies::Policy& policy) {
+  const bool packs = policy.mosaic.has_value() || policy.key_channels.has_value();
+  const bool merges_alone = policies::Merges(policy) && !policy.tokens.has_value();
+  return policies::Continues(policy) || (merges_alone && !packs);
+}
+
+bool LeavesRows(const policies::Policy& policy) {
+  return !policy.mosaic.has_value() && !policy.key_channels.has_value() &&
+         !policy.summaries.has_value();
+}
+
+// Behind a token whose query was not shown nothing is decided: for ever, where those of later ones
+// were.
+absl::Status LayerChooser::CheckShown(std::span<const policies::HeadQueries> queries,
+                                      std::uint64_t until, std::uint64_t end) const {
+  if (until >= end) return absl::OkStatus();
+  std::span<const std::uint64_t> positions;
+  if (!queries.empty()) positions = queries.front().positions;
+  const auto next = std::lower_bound(positions.begin(), positions.end(), until);
+  const bool later = next != positions.end() && *next < end;
+  if (!later && !options_.all_shown) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      Concat("layer ", layer_, ": the queries of the tokens from ", until, " to ",
+             (later ? *next : end) - 1,
+             " were not shown, and the policy needs that of every token; "
+             "a step's Attend shows them, or ",
+             policies::kShowingCall));
+}
+
+// What is decided about a prompt must not depend on how much of it had been shown when somebody
+// looked: of one that is not there whole, nothing.
+std::uint64_t LayerChooser::WholeSteps(std::uint64_t until, std::uint64_t end) const {
+  for (const policies::TokenSpan& prompt : options_.prompts) {
+    if (prompt.begin < until && until < std::min(prompt.end, end)) return prompt.begin;
+  }
+  return until;
+}
+
+// The first token of the prompt that ends there, of which more may come; `end`: there is none.
+std::uint64_t LayerChooser::OpenPrompt(std::uint64_t end) const {
+  if (options_.prompts.empty()) return end;
+  const policies::TokenSpan& last = options_.prompts.back();
+  return last.end >= end ? std::min(last.begin, end) : end;
+}
+
+absl::StatusOr<LayerChoice> LayerChooser::Choose(const LayerState& state) const {
+  const policies::Policy& policy = *options_.policy;
+  const bool whole = ChoosesFromAll(policy);
+  absl::StatusOr<Lanes> lanes = Look(whole, ReadsKeys(policy));
+  if (!lanes.ok()) return lanes.status();
+  const std::uint64_t decided_until = state.decided_until;
+  // Who merges counts tokens: the last entry may stand for some behind its own.
+  if (policies::Merges(policy) && !options_.sequence->HasMoved()) lanes->end = lanes->tokens;
+  // A prompt of which nothing has been shown is still to come for all that anybody but its worker
+  // knows: who learns from every query would have to show those of its first part once more.
+  const bool learns = policies::Continues(policy) && policies::NeedsOf(policy).decode_queries;
+  const bool unseen = learns && !options_.all_shown && state.observation.bytes() == 0;
+  if (options_.decoding || unseen) {
+    lanes->CutAt(std::max(decided_until, OpenPrompt(lanes->end)));
+  }
+  // What goes for tokens that are taken back later would not come back with them.
+  if (policies::Continues(policy) && options_.open_step != nullptr) {
+    lanes->CutAt(std::max(decided_until, options_.open_step->FinalBefore(lanes->end)));
+  }
+  bool advances = policies::Continues(policy) && decided_until > 0;
+  if (policies::NeedsOf(policy).decode_queries) {
+    const std::vector<policies::HeadQueries> queries = state.observation.queries();
+    // Of a sequence without a prompt every query has been shown, and nothing else.
+    advances = advances || (lanes->begin == 0 && ShownUntil(queries, 0) >= lanes->end);
+    if (advances) {
+      const std::uint64_t until = ShownUntil(queries, decided_until);
+      if (absl::Status status = CheckShown(queries, until, lanes->end); !status.ok()) return status;
+      lanes->CutAt(std::max(decided_until, WholeSteps(until, lanes->end)));
+    }
+  } else if (lanes->begin == 0 && options_.prompts.empty()) {
+    // It came token by token, whenever somebody first looks at it.
+    advances = policies::Continues(policy);
+  }
+  LayerChoice choice = About(*lanes, state);
+  choice.continued = advances;
+  choice.idle = NothingNew(*lanes, state);
+  const Shown shown(options_, layer_, state, *lanes, whole ? 0 : lanes->begin);
+  absl::StatusOr<policies::LayerDecision> decision =
+      !policy.drops_entries() || choice.idle ? policies::KeepAll(shown.view())
+      : advances ? policies::Advance(policy, shown.view(), lanes->CountsBefore(decided_until),
+                                     choice.memory)
+                 : policies::Decide(policy, shown.view(), choice.memory);
+  if (policies::LeavesWhole(decision.status())) {
+    choice.refused = OfLayer(decision.status());
+    decision = policies::KeepAll(shown.view());
+  }
+  if (!decision.ok()) return OfLayer(decision.status());
+  choice.lanes = *std::move(decision);
+  if (absl::Status status = ForgetBoundaries(*lanes, choice); !status.ok()) return status;
+  if (!choice.refused.ok() || !NeedsKeyChannels(*lanes, choice.lanes)) {
+    // However many they are: another budget may be set for them.
+    choice.waits = !choice.refused.ok() || LeavesAllOpen(*lanes, choice);
+    // Nothing is done: what was found out about these rows is not remembered.
+    if (choice.waits && choice.UntouchedAll()) {
+      choice.until = decided_until;
+      choice.memory = state.memory;
+    }
+    return choice;
+  }
+  absl::StatusOr<policies::ChannelDecision> channels =
+      policies::DecideKeyChannels(policy, shown.view());
+  if (!channels.ok()) return OfLayer(channels.status());
+  choice.key_channels = *std::move(channels);
+  return choice;
+}
+
+LayerChoice LayerChooser::About(const Lanes& lanes, const LayerState& state) {
+  return {.lanes = {},
+          .decided = lanes.Counts(),
+          .first_positions = lanes.FirstPositions(),
+          .losses = lanes.losses,
+          .done = std::vector<bool>(lanes.losses.size()),
+          .memory = state.memory,
+          .end = lanes.end,
+          // The newest tokens may have gone.
+          .until = std::max<std::uint64_t>(lanes.end, state.decided_until)};
+}
+
+absl::StatusOr<LayerChoice> LayerChooser::KeepDecoded(const LayerState& state) const {
+  absl::StatusOr<Lanes> lanes = Look(/*whole=*/false, /*keys=*/false);
+  if (!lanes.ok()) return lanes.status();
+  const std::uint64_t prompts = options_.prompts.empty() ? 0 : options_.prompts.back().end;
+  const std::uint64_t tokens = lanes->end - lanes->begin;
+  const bool open = lanes->begin < prompts && state.looked_until < prompts;
+  lanes->CutAt(open ? lanes->begin : lanes->end - tokens % kernels::kTileEntries);
+  LayerChoice choice = About(*lanes, state);
+  choice.keeps = true;
+  choice.lanes = policies::KeepAll(Shown(options_, layer_, state, *lanes, lanes->begin).view());
+  choice.waits = lanes->begin == lanes->end;
+  if (choice.waits) choice.until = state.decided_until;
+  return choice;
+}
+
+absl::StatusOr<std::optional<LayerChoice>> LayerChooser::Align(const LayerState& state) const {
+  const policies::Policy& policy = *options_.policy;
+  if (ChoosesFromAll(policy) || policy.key_channels.has_value() ||
+      policies::NeedsLanesAlike(policy) == policies::LanesAlike::kNothing) {
+    return std::nullopt;
+  }
+  absl::StatusOr<Lanes> lanes = Look(/*whole=*/false, /*keys=*/false);
+  if (!lanes.ok()) return lanes.status();
+  std::uint64_t from = lanes->begin;
+  for (const policies::LaneEntries& lane : lanes->entries) {
+    from = std::max(from, lane.count == 0 ? lanes->end : lane.positions.front());
+  }
+  if (from == lanes->begin) return std::nullopt;
+  lanes->CutAt(from);
+  LayerChoice choice = About(*lanes, state);
+  choice.until = state.decided_until;
+  choice.keeps = choice.aligns = true;
+  choice.lanes = policies::KeepAll(Shown(options_, layer_, state, *lanes, lanes->begin).view());
+  for (std::size_t head = 0; head < choice.done.size(); ++head) {
+    choice.done[head] = choice.decided[head] == 0;
+  }
+  return choice;
+}
+
+// Whether the next choice looks at the same rows again.
+bool LayerChooser::LeavesAllOpen(const Lanes& lanes, const LayerChoice& choice) const {
+  const policies::Policy& policy = *options_.policy;
+  if (policy.key_channels.has_value()) {
+    return std::find(lanes.channels_gone.begin(), lanes.channels_gone.end(), false) !=
+           lanes.channels_gone.end();
+  }
+  if (ChoosesFromAll(policy) || !choice.UntouchedAll()) return false;
+  // Enough for a segment: it is packed as it is.
+  return !policy.mosaic.has_value() ||
+         *std::ranges::min_element(choice.decided) < policy.mosaic->segments.min_tokens;
+}
+
+// Of entries out of sight, which others may have dropped since, no more stay than tell those apart
+// that are left.
+absl::Status LayerChooser::ForgetBoundaries(const Lanes& lanes, LayerChoice& choice) const {
+  if (!policies::Merges(*options_.policy)) return absl::OkStatus();
+  std::optional<std::vector<cache::OpenRun>> all;
+  for (std::size_t head = 0; head < choice.memory.boundaries.size(); ++head) {
+    policies::ChunkEnds& ends = choice.memory.boundaries[head];
+    if (ends.size() <= lanes.entries[head].before + choice.lanes[head].kept.size() + 1) continue;
+    if (!all.has_value()) {
+      absl::StatusOr<std::vector<cache::OpenRun>> runs = options_.sequence->LookAt(layer_, true);
+      if (!runs.ok()) return runs.status();
+      all = *std::move(runs);
+    }
+    ends = policies::EnoughFor(SeenEntries((*all)[head]).view().positions, ends);
+  }
+  return absl::OkStatus();
+}
+
+// What was decided about may still be open: to packing, or because it ends where the lane does.
+bool LayerChooser::NothingNew(const Lanes& lanes, const LayerState& state) const {
+  return !ChoosesFromAll(*options_.policy) && state.decided_until > 0 &&
+         lanes.end <= state.decided_until;
+}
+
+absl::Status LayerChooser::OfLayer(const absl::Status& why) const {
+  return absl::Status(why.code(), Concat("layer ", layer_, ": ", why.message()));
+}
+
+// Whether some lane has more entries than stay whole, and none before them that say which channels
+// go.
+bool LayerChooser::NeedsKeyChannels(const Lanes& lanes,
+                                    const policies::LayerDecision& decision) const {
+  const std::optional<policies::KeyChannelPolicy>& channels = options_.policy->key_channels;
+  if (!channels.has_value()) return false;
+  for (std::size_t head = 0; head < decision.size(); ++head) {
+    if (!lanes.channels_gone[head] && decision[head].kept.size() > channels->recent) return true;
+  }
+  return false;
+}
+
+// By what the other layer holds: it may be of another length by now, and so may its last choice.
+absl::StatusOr<LayerChoice> LayerChooser::TakeOver(std::uint32_t decides, const LayerState& theirs,
+                                                   const LayerState& state) const {
+  absl::StatusOr<Lanes> lanes = Look(/*whole=*/false, /*keys=*/false);
+  if (!lanes.ok()) return lanes.status();
+  if (NothingNew(*lanes, state)) return Choose(state);
+  const absl::StatusOr<std::vector<cache::OpenRun>> waiting =
+      options_.sequence->LookAt(decides, /*whole=*/false);
+  if (!waiting.ok()) return waiting.status();
+  // Where nothing waits there, it is settled as far as it has come, under whatever policy.
+  const bool none_waits = std::ranges::all_of(*waiting, [](const cache::OpenRun& run) {
+    return run.provisional_entries() + run.plain_entries() == 0;
+  });
+  const std::uint64_t settled = none_waits ? waiting->front().first_position : 0;
+  const std::uint64_t until = std::max(theirs.decided_until.load(), settled);
+  const bool decided = until > lanes->begin || lanes->begin == lanes->end;
+  if (!decided && theirs.looked_until < lanes->end) {
+    return absl::FailedPreconditionError(
+        Concat("layer ", layer_, " takes over the choice of layer ", decides,
+               ", which has not been compressed: ", lanes->end, " tokens wait, of that one ",
+               theirs.looked_until.load(), " have been looked at"));
+  }
+  const absl::StatusOr<std::vector<cache::OpenRun>> runs =
+      options_.sequence->LookAt(decides, /*whole=*/true);
+  if (!runs.ok()) return runs.status();
+  if (decided) lanes->CutAt(until);
+  LayerChoice choice = About(*lanes, state);
+  choice.waits = !decided;
+  if (!decided) {
+    choice.until = state.decided_until;
+    choice.refused = theirs.refused;
+  }
+  for (std::uint32_t head = 0; head < lanes->entries.size(); ++head) {
+    const SeenEntries seen((*runs)[head]);
+    const std::span<const std::uint64_t> stay = seen.view().positions;
+    const std::span<const std::uint64_t> positions = lanes->entries[head].positions;
+    policies::LaneDecision& lane = choice.lanes.emplace_back();
+    auto next = stay.begin();  // both rise
+    for (std::uint32_t i = 0; i < positions.size(); ++i) {
+      while (next != stay.end() && *next < positions[i]) ++next;
+      if (!decided || (next != stay.end() && *next == positions[i])) lane.kept.push_back(i);
+    }
+  }
+  return choice;
+}
+
+absl::Status LayerChooser::Refit(LayerChoice& choice) const {
+  const absl::StatusOr<Lanes> lanes = Look(ChoosesFromAll(*options_.policy), /*keys=*/false);
+  if (!lanes.ok()) return lanes.status();
+  const std::vector<std::uint64_t> left = lanes->CountsBefore(choice.cut_at);
+  const std::vector<std::uint64_t> first = lanes->FirstPositions();
+  for (std::uint32_t head = 0; head < choice.lanes.size(); ++head) {
+    if (choice.done[head]) continue;
+    // All that it was about may have gone; what is there now came since.
+    const bool gone = choice.first_positions[head] >= choice.cut_at;
+    choice.decided[head] = gone ? 0 : std::min(choice.decided[head], left[head]);
+    choice.KeepFirst(head, choice.decided[head]);
+    if (choice.decided[head] == 0) {
+      choice.first_positions[head] = first[head];
+    } else if (choice.first_positions[head] != first[head]) {
+      return absl::AbortedError(Concat("layer ", layer_, ": the entries that wait begin at ",
+                                       first[head], " and not at ", choice.first_positions[head],
+                                       " any more, where a choice about them was interrupted"));
+    }
+    choice.losses[head] = lanes->losses[head];
+  }
+  choice.cut_at = LayerChoice::kNotCut;
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::compaction

@@ -1,0 +1,311 @@
+// MosaicKV: segment by segment rows are rotated and only their strongest channels kept, blocks are
+// summed up by their mean key, and attention reads the best blocks.
+#include <array>
+#include <string>
+
+#include "daemon/base/strings.h"
+#include "daemon/policies/registry_rows.h"
+
+namespace tessera::policies {
+namespace {
+
+constexpr double kLargestHeadDim = 256;
+constexpr double kTile = kernels::kTileEntries;
+
+constexpr double kGroups[] = {1, 2, 4};
+constexpr double kBlocks[] = {4, 8, 16};
+constexpr std::string_view kRotationWords[] = {"bf16", "fp32"};
+
+// The tables name exactly what tiles can have.
+constexpr bool Names(std::span<const double> named, bool (*is_possible)(std::uint32_t)) {
+  std::size_t possible = 0;
+  for (std::uint32_t i = 0; i < 256; ++i) possible += is_possible(i);
+  for (const double number : named) {
+    if (!is_possible(static_cast<std::uint32_t>(number))) return false;
+  }
+  return possible == named.size();
+}
+static_assert(Names(kGroups, kernels::IsGroup));
+static_assert(Names(kBlocks, kernels::IsBlock));
+static_assert(kernels::IsHeadDim(256) && !kernels::IsHeadDim(512));
+
+constexpr Option kOptions[] = {
+    {.name = "keep",
+     .type = OptionType::kNumber,
+     .list = true,
+     .standard = "0.125|0.25|0.375",
+     .least = 1 / kLargestHeadDim,
+     .unit = "share",
+     .help = "Candidates: of the channels of a row so many are kept, in whole groups"},
+    {.name = "group",
+     .type = OptionType::kCount,
+     .list = true,
+     .standard = "1|2|4",
+     .possible = kGroups,
+     .unit = "channels",
+     .help = "Candidates: adjacent channels that are kept or dropped together"},
+    {.name = "loss_k",
+     .type = OptionType::kNumber,
+     .standard = "0.1",
+     .unit = "share",
+     .help = "The mean loss of keys, a share of their squared length, that a candidate may have"},
+    {.name = "loss_v",
+     .type = OptionType::kNumber,
+     .standard = "0.15",
+     .unit = "share",
+     .help = "The same of values"},
+    {.name = "truncate",
+     .type = OptionType::kNumber,
+     .standard = "0",
+     .most = 1 - 4 / kLargestHeadDim,  // a group of any size is left
+     .unit = "share",
+     .help =
+         "Of the rotated channels so many, the weakest, are cut off before rows choose; 0.25 in "
+         "the paper"},
+    {.name = "reorder",
+     .type = OptionType::kSwitch,
+     .standard = "1",
+     .help = "Whether channels that rows keep together become neighbours"},
+    {.name = "block",
+     .type = OptionType::kCount,
+     .list = true,
+     .standard = "4|8|16",
+     .possible = kBlocks,
+     .unit = "entries",
+     .help = "Candidates: entries that are summed up and read as one"},
+    {.name = "block_variance",
+     .type = OptionType::kNumber,
+     .standard = "0.5",
+     .unit = "share",
+     .help =
+         "The largest block is taken whose keys differ from their mean by at most this share of "
+         "their squared length"},
+    {.name = "segment",
+     .type = OptionType::kCount,
+     .standard = "64K",
+     .least = kTile,
+     .most = shm::kMaxSegmentEntries,
+     .multiple_of = kernels::kTileEntries,
+     .unit = "tokens",
+     .help =
+         "A segment, which has one strategy, is at most so long; shorter than about 1.5 head_dim "
+         "its rotations take more than they save"},
+    {.name = "min_segment",
+     .type = OptionType::kCount,
+     .standard = "4096",
+     .least = kTile,
+     .most = shm::kMaxSegmentEntries,
+     .multiple_of = kernels::kTileEntries,
+     .unit = "tokens",
+     .help = "One that is cut while decoding is at least so long"},
+    {.name = "recent",
+     .type = OptionType::kCount,
+     .standard = "0",
+     .most = shm::kMaxSegmentEntries,
+     .unit = "tokens",
+     .help =
+         "The newest tokens stay as they are, and up to a tile more: a question at a prompt's end, "
+         "say; not of tokens that were chosen"},
+    {.name = "margin_k",
+     .type = OptionType::kNumber,
+     .standard = "0.05",
+     .unit = "share",
+     .help = "While decoding, a segment is cut where the loss of new keys exceeds loss_k by more"},
+    {.name = "margin_v",
+     .type = OptionType::kNumber,
+     .standard = "0.05",
+     .unit = "share",
+     .help = "The same of values and loss_v"},
+    {.name = "window",
+     .type = OptionType::kCount,
+     .standard = "512",
+     .least = 1,
+     .most = shm::kMaxSegmentEntries,
+     .unit = "tokens",
+     .help = "The newest tokens whose mean loss is watched for that"},
+    {.name = "select",
+     .type = OptionType::kNumber,
+     .standard = "0.1",
+     .unit = "share",
+     .help =
+         "Of the entries that the queries may see in packed segments, so many are read; 0: all, "
+         "and blocks are not summed up"},
+    {.name = "judge",
+     .type = OptionType::kWord,
+     .standard = "share",
+     .words = kJudgeWords,
+     .help = "Query heads compare blocks by share of their own attention, or by logit"},
+    {.name = "first_block",
+     .type = OptionType::kSwitch,
+     .standard = "1",
+     .help = "Whether the lane's first block is always read"},
+    {.name = "rotation",
+     .type = OptionType::kWord,
+     .standard = "bf16",
+     .words = kRotationWords,
+     .help = "The type in which rotations are stored"},
+    {.name = "sample",
+     .type = OptionType::kCount,
+     .standard = "4096",
+     .least = kTile,
+     .most = shm::kMaxSegmentEntries,
+     .unit = "tokens",
+     .help = "Losses of candidates are judged on so many tokens of a segment, spread over it"},
+    {.name = "trial",
+     .type = OptionType::kCount,
+     .standard = "8192",
+     .least = kTile,
+     .most = shm::kMaxSegmentEntries,
+     .unit = "tokens",
+     .help = "The rotation that they are judged with is made from so many others"},
+    {.name = "reorder_sample",
+     .type = OptionType::kCount,
+     .standard = "1024",
+     .least = kTile,
+     .most = shm::kMaxSegmentEntries,
+     .unit = "tokens",
+     .help = "Which channels rows keep together is seen on so many"},
+    {.name = "pressed",
+     .type = OptionType::kNumber,
+     .standard = "0",
+     .unit = "share",
+     .help =
+         "Where memory is short, sealed segments may be cut down to this share of the channels; 0: "
+         "never"},
+};
+
+constexpr std::array<std::string_view, 3> kOfSelection = {"select", "judge", "first_block"};
+constexpr std::array<std::string_view, 2> kOfBlocks = {"block", "block_variance"};
+
+// The first of these that is given; empty: none is.
+std::string_view Given(const Values& values, std::span<const std::string_view> names) {
+  for (const std::string_view name : names) {
+    if (values.given(name)) return name;
+  }
+  return {};
+}
+
+// What is given, and changes nothing beside what else is.
+std::string Idle(const Values& values) {
+  if (values.given("reorder_sample") && !values.Switch("reorder")) {
+    return "reorder_sample is given, but with reorder=0 no channels become neighbours";
+  }
+  if (values.given("block_variance") && values.Counts("block").size() == 1) {
+    return Concat("block_variance is given, but block=", values.Counts("block").front(),
+                  " leaves nothing to choose");
+  }
+  return "";
+}
+
+std::string Check(const Term& term, std::span<const Term> all) {
+  const Values& values = term.values;
+  if (std::string idle = Idle(values); !idle.empty()) return idle;
+  for (const Term& other : all) {
+    if (other.kind->decides != Decides::kSelection) continue;
+    if (const auto name = Given(values, kOfSelection); !name.empty()) {
+      return Concat(name, " is given, but the term ", other.kind->name,
+                    " decides what attention reads");
+    }
+    if (const auto name = Given(values, kOfBlocks); other.kind->own_summaries && !name.empty()) {
+      return Concat(name, " is given, but the term ", other.kind->name,
+                    " decides how blocks are summed up");
+    }
+  }
+  if (values.Number("select") != 0) return "";
+  std::string_view idle = Given(values, std::span(kOfSelection).subspan(1));
+  if (idle.empty()) idle = Given(values, kOfBlocks);
+  if (idle.empty()) return "";
+  return Concat(idle,
+                " is given, but with select=0 everything is read and no blocks are summed up");
+}
+
+void Apply(const Values& values, Policy& policy) {
+  MosaicPolicy mosaic;
+  kernels::StrategyOptions& strategy = mosaic.strategy;
+  strategy.kept = values.value("keep").numbers;
+  strategy.groups = values.Counts("group");
+  strategy.threshold = {.key = values.Number("loss_k"), .value = values.Number("loss_v")};
+  strategy.truncated = values.Number("truncate");
+  strategy.reorder = values.Switch("reorder");
+  strategy.block_variance = values.Number("block_variance");
+  strategy.rotation_type = values.Word("rotation") == kRotationWords[1]
+                               ? kernels::ElementType::kFp32
+                               : kernels::ElementType::kBf16;
+  strategy.sampled_rows = values.Count("sample");
+  strategy.trial_rows = values.Count("trial");
+  strategy.reorder_rows = values.Count("reorder_sample");
+  mosaic.segments = {
+      .tokens = values.Count("segment"),
+      .min_tokens = values.Count("min_segment"),
+      .recent = values.Count("recent"),
+      .loss_window = values.Count("window"),
+      .margin = {.key = values.Number("margin_k"), .value = values.Number("margin_v")}};
+  if (const double rate = values.Number("select"); rate == 0) {
+    strategy.summary = kernels::Summary::kNone;
+    strategy.blocks.clear();
+  } else {
+    strategy.summary = kernels::Summary::kMean;
+    strategy.blocks = values.Counts("block");
+    policy.selection = {.rule = {.rate = rate,
+                                 .judge = JudgeOf(values.Word("judge")),
+                                 .first_block = values.Switch("first_block")}};
+  }
+  mosaic.pressed = values.Number("pressed");
+  policy.mosaic = std::move(mosaic);
+}
+
+void ReadSelection(const Policy& policy, Values& values) {
+  const kernels::StrategyOptions& strategy = policy.mosaic->strategy;
+  if (strategy.summary == kernels::Summary::kNone) values.Give("select", 0);
+  if (strategy.summary != kernels::Summary::kMean) return;
+  values.Give("block", Value{{strategy.blocks.begin(), strategy.blocks.end()}, {}});
+  values.Give("block_variance", strategy.block_variance);
+  if (FindTermKind("select")->read(policy).has_value()) return;
+  const kernels::SelectionRule& rule = policy.selection->rule;
+  values.Give("select", rule.rate);
+  values.Give("judge", JudgeWord(rule.judge));
+  values.Give("first_block", rule.first_block);
+}
+
+std::optional<Values> Read(const Policy& policy) {
+  if (!policy.mosaic.has_value()) return std::nullopt;
+  const kernels::StrategyOptions& strategy = policy.mosaic->strategy;
+  const SegmentOptions& segments = policy.mosaic->segments;
+  Values values(kOptions);
+  values.Give("keep", Value{strategy.kept, {}});
+  values.Give("group", Value{{strategy.groups.begin(), strategy.groups.end()}, {}});
+  values.Give("loss_k", strategy.threshold.key);
+  values.Give("loss_v", strategy.threshold.value);
+  values.Give("truncate", strategy.truncated);
+  values.Give("reorder", strategy.reorder);
+  values.Give("segment", static_cast<double>(segments.tokens));
+  values.Give("min_segment", static_cast<double>(segments.min_tokens));
+  values.Give("recent", static_cast<double>(segments.recent));
+  values.Give("margin_k", segments.margin.key);
+  values.Give("margin_v", segments.margin.value);
+  values.Give("window", static_cast<double>(segments.loss_window));
+  values.Give("rotation",
+              kRotationWords[strategy.rotation_type == kernels::ElementType::kFp32 ? 1 : 0]);
+  values.Give("sample", static_cast<double>(strategy.sampled_rows));
+  values.Give("trial", static_cast<double>(strategy.trial_rows));
+  values.Give("reorder_sample", static_cast<double>(strategy.reorder_rows));
+  values.Give("pressed", policy.mosaic->pressed);
+  ReadSelection(policy, values);
+  return values;
+}
+
+}  // namespace
+
+constexpr TermKind kMosaicKv = {
+    .name = "mosaickv",
+    .is = "Rows are rotated and packed segment by segment, and attention reads the best blocks",
+    .sets = "packing, segments, block summaries (mean key), selection",
+    .paper = "MosaicKV (Sheng et al., Dynamic Two-D KV Cache Compression)",
+    .decides = Decides::kPacking,
+    .options = kOptions,
+    .check = Check,
+    .apply = Apply,
+    .read = Read,
+};
+
+}  // namespace tessera::policies

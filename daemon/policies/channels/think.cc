@@ -1,0 +1,137 @@
+// ThinK: the key channels that the newest queries and all keys make least of go from every token
+// but the newest; each kv head has its own. Values stay whole.
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "absl/status/status.h"
+#include "daemon/base/check.h"
+#include "daemon/base/strings.h"
+#include "daemon/policies/channels/key_channels.h"
+#include "daemon/policies/plan.h"
+#include "daemon/policies/registry_rows.h"
+#include "daemon/policies/tokens/shared/observed_prompt.h"
+#include "kernels/tokens/channels.h"
+#include "kernels/tokens/top.h"
+
+namespace tessera::policies {
+namespace {
+
+constexpr std::string_view kName = "think";
+// One channel of the longest rows.
+constexpr double kLeastRatio = 1.0 / 256;
+
+constexpr Option kOptions[] = {
+    {.name = "ratio",
+     .type = OptionType::kNumber,
+     .standard = "0.4",
+     .least = kLeastRatio,
+     .most = 1 - kLeastRatio,
+     .unit = "share",
+     .help = "Of the channels of a key so many go, rounded down; at least one goes and one stays"},
+    {.name = "recent_size",
+     .type = OptionType::kCount,
+     .standard = "32",
+     .most = 65536,
+     .unit = "tokens",
+     .help = "The newest tokens, whose keys stay whole; while decoding, up to a tile more"},
+    {.name = "window",
+     .type = OptionType::kCount,
+     .standard = "32",
+     .least = 1,
+     .most = 4096,
+     .unit = "tokens",
+     .help = "The newest tokens of a prompt, whose queries judge the channels"},
+};
+
+// Other terms decide before channels go, and what they leave must stay as it is then.
+std::string Check(const Term&, std::span<const Term> all) {
+  for (const Term& other : all) {
+    if (other.kind->decides == Decides::kSelection) {
+      return Concat("rows without some of their key channels have no blocks that ",
+                    other.kind->name, " could choose from");
+    }
+    if (other.kind->decides != Decides::kTokens) continue;
+    Policy alone;
+    other.kind->apply(other.values, alone);
+    if (Continues(alone)) {
+      return Concat(
+          other.kind->name,
+          " goes on choosing tokens while decoding; channels go once, from the tokens that "
+          "a prompt leaves");
+    }
+    if (DecidesFor(alone, 1) != 1) {
+      return Concat("layers that share a choice of ", other.kind->name,
+                    " have no keys of their own to judge channels by");
+    }
+  }
+  return "";
+}
+
+void Apply(const Values& values, Policy& policy) {
+  policy.key_channels = KeyChannelPolicy{.ratio = values.Number("ratio"),
+                                         .recent = values.Count("recent_size"),
+                                         .window = values.Count32("window")};
+}
+
+std::optional<Values> Read(const Policy& policy) {
+  if (!policy.key_channels.has_value()) return std::nullopt;
+  Values values(kOptions);
+  values.Give("ratio", policy.key_channels->ratio);
+  values.Give("recent_size", static_cast<double>(policy.key_channels->recent));
+  values.Give("window", policy.key_channels->window);
+  return values;
+}
+
+// The mean over the window's queries of each channel's square, averaged over the query heads of
+// each kv head; both as sums, since only their order counts.
+absl::StatusOr<std::vector<std::vector<double>>> QuerySquares(const Policy& policy,
+                                                              const LayerView& view) {
+  const kernels::LayerGeometry& geometry = view.geometry;
+  const std::uint64_t window = std::min<std::uint64_t>(policy.key_channels->window, view.tokens);
+  std::vector<std::vector<double>> sums(geometry.kv_heads, std::vector<double>(geometry.head_dim));
+  for (std::uint32_t head = 0; head < geometry.query_heads; ++head) {
+    const absl::StatusOr<ShownQueries> queries = NewestQueries(kName, view, head, window);
+    if (!queries.ok()) return queries.status();
+    kernels::AddChannelSquares(queries->rows.rows, queries->rows.count, geometry.head_dim,
+                               geometry.type, sums[head / geometry.group()]);
+  }
+  return sums;
+}
+
+}  // namespace
+
+absl::StatusOr<ChannelDecision> DecideKeyChannels(const Policy& policy, const LayerView& view) {
+  TESSERA_CHECK(policy.key_channels.has_value(), policy.text);
+  absl::StatusOr<std::vector<std::vector<double>>> scores = QuerySquares(policy, view);
+  if (!scores.ok()) return scores.status();
+  const kernels::LayerGeometry& geometry = view.geometry;
+  const std::uint32_t kept = KeptKeyChannels(*policy.key_channels, geometry.head_dim);
+  ChannelDecision decision;
+  for (std::size_t lane = 0; lane < view.lanes.size(); ++lane) {
+    std::vector<double> keys(geometry.head_dim);
+    absl::Status status = view.scorer->AddChannelSquares(static_cast<std::uint32_t>(lane),
+                                                         view.lanes[lane].count, keys);
+    if (!status.ok()) return status;
+    std::vector<double>& score = (*scores)[lane];
+    for (std::size_t d = 0; d < score.size(); ++d) score[d] *= keys[d];
+    decision.push_back(kernels::TopIndices(score, kept));
+  }
+  return decision;
+}
+
+constexpr TermKind kThink = {
+    .name = kName,
+    .is =
+        "Keys lose the channels that the newest queries of a prompt make least of, the same in "
+        "every token but the newest; values stay whole",
+    .sets = "packing (of keys, once at the end of a prompt, each kv head its own channels)",
+    .paper = "ThinK (arXiv 2407.21018)",
+    .decides = Decides::kPacking,
+    .options = kOptions,
+    .check = Check,
+    .apply = Apply,
+    .read = Read,
+};
+
+}  // namespace tessera::policies

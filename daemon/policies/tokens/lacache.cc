@@ -1,0 +1,203 @@
+// LaCache: layers keep different tokens, in ladders, so that together they cover more than one of
+// them could. kernels/tokens/ladder.h has the rule.
+#include "absl/status/status.h"
+#include "daemon/base/strings.h"
+#include "daemon/cache/model/model.h"
+#include "daemon/policies/registry_rows.h"
+#include "daemon/policies/token_system.h"
+#include "daemon/policies/tokens/shared/keep.h"
+#include "daemon/policies/tokens/shared/observed_prompt.h"
+#include "daemon/policies/tokens/shared/positions.h"
+#include "daemon/policies/tokens/shared/token_budget.h"
+#include "kernels/tokens/ladder.h"
+
+namespace tessera::policies {
+namespace {
+
+using kernels::LadderFault;
+
+constexpr std::string_view kName = "lacache";
+constexpr std::string_view kMapWords[] = {"mod", "band"};
+constexpr std::string_view kPassWords[] = {"repeat", "uniform"};
+
+constexpr Option kOptions[] = {
+    {.name = kBudget,
+     .type = OptionType::kCount,
+     .standard = "256",
+     .least = 1,
+     .most = kMostEntries,
+     .unit = "tokens",
+     .help = "So many tokens stay, and after the first overflow half of what a ladder removes "
+             "more"},
+    {.name = "span",
+     .type = OptionType::kCount,
+     .standard = "16",
+     .least = 1,
+     .most = cache::kMaxLayers,
+     .unit = "layers",
+     .help = "So many layers keep the same token"},
+    {.name = "overlap",
+     .type = OptionType::kCount,
+     .standard = "0",
+     .most = cache::kMaxLayers - 1,
+     .unit = "layers",
+     .help = "So many of them keep the next token too; less than span"},
+    {.name = "sink",
+     .type = OptionType::kCount,
+     .standard = "4",
+     .most = kMostPinned,
+     .unit = "tokens",
+     .help = "The first tokens, which stay"},
+    {.name = "map",
+     .type = OptionType::kWord,
+     .standard = "mod",
+     .words = kMapWords,
+     .help = "Ladders of neighbouring layers differ (mod), or those of neighbouring bands of "
+             "layers"},
+    {.name = "pass",
+     .type = OptionType::kWord,
+     .standard = "repeat",
+     .words = kPassWords,
+     .help = "A prompt that is much longer is laddered again and again from its beginning, or "
+             "evenly (uniform)"},
+    kPositionsOption,
+};
+
+std::string Check(const Term& term, std::span<const Term> all) {
+  const Values& values = term.values;
+  if (values.Count("overlap") >= values.Count("span")) {
+    return Concat("overlap ", values.Count("overlap"), " is not less than span ",
+                  values.Count("span"));
+  }
+  if (values.Count(kBudget) <= values.Count("sink")) {
+    return Concat("budget ", values.Count(kBudget), " is not more than sink ", values.Count("sink"),
+                  ", which counts in it");
+  }
+  return WhyNotBySlot(values, all);
+}
+
+void Apply(const Values& values, Policy& policy) {
+  policy.tokens = LaCachePolicy{.budget = values.Count(kBudget),
+                                .span = values.Count32("span"),
+                                .overlap = values.Count32("overlap"),
+                                .sink = values.Count("sink"),
+                                .band = values.Word("map") == kMapWords[1],
+                                .uniform = values.Word("pass") == kPassWords[1],
+                                .slot_positions = BySlot(values)};
+}
+
+std::optional<Values> Read(const Policy& policy) {
+  const auto* const ladder = TokensOf<LaCachePolicy>(policy);
+  if (ladder == nullptr) return std::nullopt;
+  Values values(kOptions);
+  values.Give(kBudget, static_cast<double>(ladder->budget));
+  values.Give("span", ladder->span);
+  values.Give("overlap", ladder->overlap);
+  values.Give("sink", static_cast<double>(ladder->sink));
+  values.Give("map", kMapWords[ladder->band ? 1 : 0]);
+  values.Give("pass", kPassWords[ladder->uniform ? 1 : 0]);
+  GivePositions(ladder->slot_positions, values);
+  return values;
+}
+
+Needs NeedsFrom(const TokenPolicy&) { return {}; }
+
+kernels::LadderOptions LadderFor(const LaCachePolicy& ladder, std::uint32_t layers) {
+  return {.layers = layers,
+          .span = ladder.span,
+          .overlap = ladder.overlap,
+          .sink = ladder.sink,
+          .entries = ladder.budget,
+          .band = ladder.band,
+          .uniform = ladder.uniform};
+}
+
+template <typename... Parts>
+absl::Status Refuse(const Parts&... why) {
+  return absl::InvalidArgumentError(Concat("policy: ", kName, ": ", why...));
+}
+
+bool MovesKeys(const TokenPolicy& tokens) { return std::get<LaCachePolicy>(tokens).slot_positions; }
+
+absl::Status CheckModel(const TokenPolicy& tokens, const ModelFacts& model) {
+  const std::uint32_t layers = model.layers;
+  const auto& ladder = std::get<LaCachePolicy>(tokens);
+  const kernels::LadderOptions options = LadderFor(ladder, layers);
+  switch (kernels::FaultOf(options)) {
+    case LadderFault::kNone:
+      return absl::OkStatus();
+    case LadderFault::kSpan:
+      return Refuse("span ", ladder.span, " is not 1 to the model's ", layers, " layers");
+    case LadderFault::kOverlap:
+      return Refuse("overlap ", ladder.overlap, " is not less than span ", ladder.span);
+    case LadderFault::kNothingRemoved:
+      return Refuse("span ", ladder.span, " with overlap ", ladder.overlap, " of ", layers,
+                    " layers removes nothing: every layer keeps all of a ladder's ",
+                    kernels::ShapeOf(options).length, " tokens");
+    case LadderFault::kTooFewEntries:
+      return Refuse("budget ", ladder.budget, " is too little for ladders over ", layers,
+                    " layers; it is at least ", kernels::LeastEntries(options));
+  }
+  return absl::OkStatus();
+}
+
+// Ladders count entries, whatever they are of, so that lanes need only be of one length.
+absl::Status CheckView(const TokenPolicy& tokens, const LayerView& view) {
+  if (absl::Status status = CheckModel(tokens, {.layers = view.layers}); !status.ok())
+    return status;
+  return CheckEqualCounts(kName, view);
+}
+
+// Step by step, a prompt at once: what no longer fits goes after each.
+absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const LayerView& view,
+                                           std::span<const std::uint64_t> before,
+                                           LayerMemory& memory) {
+  if (absl::Status status = CheckView(tokens, view); !status.ok()) return status;
+  const kernels::LadderOptions options = LadderFor(std::get<LaCachePolicy>(tokens), view.layers);
+  kernels::LadderState state = {.cursor = memory.cursor, .capacity = memory.capacity};
+  std::vector<std::uint32_t> held = Indices(0, before.front());
+  const LaneEntries& lane = view.lanes.front();
+  for (std::uint64_t i = before.front(); i < lane.count;) {
+    const std::uint64_t end = view.StepEnd(lane.positions[i]);
+    for (; i < lane.count && lane.positions[i] < end; ++i) {
+      held.push_back(static_cast<std::uint32_t>(i));
+    }
+    kernels::StepLadder(options, view.layer, state, held);
+  }
+  memory.cursor = state.cursor;
+  memory.capacity = state.capacity;
+  return KeepInEveryLane(view, held);
+}
+
+absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const LayerView& view,
+                                          LayerMemory& memory) {
+  constexpr std::uint64_t kNone[] = {0};
+  return AdvanceLayer(tokens, view, kNone, memory);
+}
+
+LanesAlike WantsAlike(const TokenPolicy&) { return LanesAlike::kLength; }
+
+constexpr TokenSystem kSystem = {.is = Is<LaCachePolicy>,
+                                 .needs = NeedsFrom,
+                                 .decide = DecideLayer,
+                                 .advance = AdvanceLayer,
+                                 .lanes_alike = WantsAlike,
+                                 .moves_positions = MovesKeys,
+                                 .check_model = CheckModel};
+
+}  // namespace
+
+constexpr TermKind kLaCache = {
+    .name = kName,
+    .is = "Layers keep different tokens, in ladders, so that together they cover more of the text",
+    .sets = "tokens, also while decoding, other ones in every layer",
+    .paper = "LaCache (arXiv 2507.14204)",
+    .decides = Decides::kTokens,
+    .options = kOptions,
+    .check = Check,
+    .apply = Apply,
+    .read = Read,
+    .tokens = &kSystem,
+};
+
+}  // namespace tessera::policies

@@ -1,0 +1,468 @@
+// SemantiCache: within a chunk of text keys that point the same way become one, which counts as
+// often as there were.
+#include <algorithm>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/base/strings.h"
+#include "daemon/policies/registry_rows.h"
+#include "daemon/policies/token_system.h"
+#include "daemon/policies/tokens/shared/cluster.h"
+#include "daemon/policies/tokens/shared/keep.h"
+#include "daemon/policies/tokens/shared/observed_prompt.h"
+#include "daemon/policies/tokens/shared/text_chunks.h"
+#include "daemon/policies/tokens/shared/token_budget.h"
+#include "daemon/policies/tokens/shared/window_scores.h"
+#include "kernels/tokens/counts.h"
+
+namespace tessera::policies {
+namespace {
+
+constexpr std::string_view kSemantiCacheName = "semanticache";
+
+// ---- the decision about a layer
+
+bool IsDelimiter(std::span<const TextMark> text, std::uint64_t token) {
+  return token < text.size() && text[token] == TextMark::kDelimiter;
+}
+
+// What chunks are made by; empty where the policy does not look at delimiters.
+std::vector<std::uint64_t> DelimitersOf(const SemantiCachePolicy& cache, const LayerView& view) {
+  std::vector<std::uint64_t> delimiters;
+  for (std::uint64_t token = 0; cache.delimiters && token < view.tokens; ++token) {
+    if (IsDelimiter(view.text, token)) delimiters.push_back(token);
+  }
+  return delimiters;
+}
+
+struct Runs {
+  std::vector<EntryRun> of;
+  std::uint64_t open = 0;  // entries behind them that their chunk's end may merge
+};
+
+// Entries of a lane that may be merged: of one chunk, without its delimiter, the sinks and the
+// newest. Sinks and newest are counted in entries.
+Runs RunsOf(const LaneEntries& lane, const SemantiCachePolicy& cache, bool leave_open,
+            const TextChunks& chunks, std::span<const std::uint64_t> delimiters) {
+  Runs runs;
+  const std::uint64_t most = lane.count - std::min(lane.count, cache.recent);
+  const auto inside = [&](const EntryRun& chunk) {
+    EntryRun run = {.begin = std::max(chunk.begin, cache.sink), .end = std::min(chunk.end, most)};
+    run.end = std::max(run.begin, run.end);
+    return run;
+  };
+  for (EntryRun chunk : chunks.ended) {
+    // A delimiter is its chunk's last entry.
+    if (std::ranges::binary_search(delimiters, lane.positions[chunk.end - 1])) --chunk.end;
+    const EntryRun run = inside(chunk);
+    if (run.begin < run.end) runs.of.push_back(run);
+  }
+  const EntryRun open = inside(chunks.open);
+  if (leave_open) {
+    runs.open = open.end - open.begin;
+  } else if (open.begin < open.end) {
+    runs.of.push_back(open);
+  }
+  return runs;
+}
+
+// What is clustered together: one lane, or all of a layer.
+struct Cluster {
+  std::vector<std::uint32_t> kv_heads;
+  Runs runs;
+  std::uint64_t entries = 0;
+  ChunkEnds boundaries;  // of each of its lanes, once this is done
+
+  std::uint64_t OutsideRuns() const {
+    std::uint64_t outside = entries;
+    for (const EntryRun& run : runs.of) outside -= run.end - run.begin;
+    return outside;
+  }
+};
+
+// What is remembered of these lanes, together: under scope=layer all have one list, but for what a
+// policy before has left.
+std::vector<std::uint64_t> BoundariesOf(const LayerMemory& memory,
+                                        std::span<const std::uint32_t> kv_heads) {
+  std::vector<std::uint64_t> all;
+  if (memory.boundaries.empty()) return all;
+  for (const std::uint32_t kv_head : kv_heads) {
+    const ChunkEnds& of_lane = memory.boundaries[kv_head];
+    all.insert(all.end(), of_lane.begin(), of_lane.end());
+  }
+  std::ranges::sort(all);
+  all.erase(std::ranges::unique(all).begin(), all.end());
+  return all;
+}
+
+std::vector<Cluster> ClustersOf(const SemantiCachePolicy& cache, const LayerView& view,
+                                const LayerMemory& memory) {
+  const std::vector<std::uint64_t> delimiters = DelimitersOf(cache, view);
+  const ChunkRules rules = {
+      .most_entries = cache.max_chunk, .delimiters = delimiters, .first = view.first};
+  const bool leave_open = cache.leave_open || view.decoded() > 0;
+  std::vector<Cluster> clusters;
+  for (std::uint32_t kv_head = 0; kv_head < view.lanes.size(); ++kv_head) {
+    if (clusters.empty() || cache.scope == Scope::kHead) clusters.emplace_back();
+    clusters.back().kv_heads.push_back(kv_head);
+  }
+  for (Cluster& cluster : clusters) {
+    // Those in sight are alike; what is out of sight may not be.
+    LaneEntries lane = view.lanes[cluster.kv_heads.front()];
+    for (const std::uint32_t kv_head : cluster.kv_heads) {
+      lane.before = std::max(lane.before, view.lanes[kv_head].before);
+    }
+    TextChunks chunks = ChunksOf(lane, rules, BoundariesOf(memory, cluster.kv_heads));
+    cluster.runs = RunsOf(lane, cache, leave_open, chunks, delimiters);
+    cluster.entries = lane.count;
+    cluster.boundaries = ChunkEnds(std::move(chunks.boundaries));
+  }
+  return clusters;
+}
+
+LaneDecision Merged(std::span<const std::uint32_t> seed_of) {
+  std::vector<std::uint32_t> sizes(seed_of.size());
+  for (const std::uint32_t seed : seed_of) ++sizes[seed];
+  LaneDecision decision = {.kept = {}, .begins = {0}, .members = {}};
+  std::vector<std::uint32_t> next(seed_of.size());  // of each seed, where its next member goes
+  for (std::uint32_t i = 0; i < seed_of.size(); ++i) {
+    if (seed_of[i] != i) continue;
+    decision.kept.push_back(i);
+    next[i] = decision.begins.back();
+    decision.begins.push_back(next[i] + sizes[i]);
+  }
+  decision.members.resize(seed_of.size());
+  for (std::uint32_t i = 0; i < seed_of.size(); ++i) decision.members[next[seed_of[i]]++] = i;
+  return decision;
+}
+
+absl::StatusOr<LaneDecision> DecideCluster(const Cluster& cluster, const LayerView& view,
+                                           double tau) {
+  absl::StatusOr<KeyCosines> cosines =
+      KeyCosines::Of(*view.scorer, cluster.kv_heads, cluster.entries);
+  if (!cosines.ok()) return cosines.status();
+  std::vector<std::uint32_t> seed_of = Indices(0, cluster.entries);
+  for (const EntryRun& run : cluster.runs.of) {
+    absl::Status status = ClusterRun(*cosines, run.begin, run.end, tau,
+                                     std::span(seed_of).subspan(run.begin, run.end - run.begin));
+    if (!status.ok()) return status;
+  }
+  // Where nothing has merged, every entry stands for itself.
+  if (seed_of == Indices(0, cluster.entries)) return LaneDecision{.kept = std::move(seed_of)};
+  return Merged(seed_of);
+}
+
+// Entries of the layer that stay, all lanes together, for each tau of the grid.
+absl::StatusOr<std::vector<std::uint64_t>> EntriesByTau(std::span<const Cluster> clusters,
+                                                        const LayerView& view) {
+  std::vector<std::uint64_t> totals(kTauSteps + 1);
+  for (const Cluster& cluster : clusters) {
+    absl::StatusOr<KeyCosines> cosines =
+        KeyCosines::Of(*view.scorer, cluster.kv_heads, cluster.entries);
+    if (!cosines.ok()) return cosines.status();
+    ClusterCounts counts;
+    counts.AddSingle(cluster.OutsideRuns());
+    for (const EntryRun& run : cluster.runs.of) {
+      absl::Status status = counts.AddRun(*cosines, run.begin, run.end);
+      if (!status.ok()) return status;
+    }
+    for (std::size_t step = 0; step < totals.size(); ++step) {
+      totals[step] += counts.counts()[step] * cluster.kv_heads.size();
+    }
+  }
+  return totals;
+}
+
+// Of all lanes together.
+std::uint64_t EntriesBefore(const LayerView& view) {
+  std::uint64_t before = 0;
+  for (const LaneEntries& lane : view.lanes) before += lane.before;
+  return before;
+}
+
+// Of all lanes together. Where others were decided about before, what they have left over counts:
+// a short prompt's sinks and newest tokens alone may be more than its share.
+std::uint64_t MostEntries(double budget, const LayerView& view) {
+  const auto lanes = static_cast<double>(view.lanes.size());
+  const std::uint64_t before = EntriesBefore(view);
+  const std::uint64_t in_sight =
+      kernels::CountDown(budget * static_cast<double>(view.tokens) * lanes);
+  const std::uint64_t in_all =
+      kernels::CountDown(budget * static_cast<double>(view.first + view.tokens) * lanes);
+  return std::max(in_sight, in_all - std::min(in_all, before));
+}
+
+// The largest tau whose entries are within the budget. A greater tau need not leave more entries,
+// so that each is tried. While tokens are decoded nothing can be done about those of the chunk that
+// is left open: where the others are within the budget, as little stays as can.
+absl::StatusOr<double> TauFor(double budget, std::span<const Cluster> clusters,
+                              const LayerView& view) {
+  const std::uint64_t most = MostEntries(budget, view);
+  const absl::StatusOr<std::vector<std::uint64_t>> totals = EntriesByTau(clusters, view);
+  if (!totals.ok()) return totals.status();
+  for (std::size_t step = totals->size(); step-- > 0;) {
+    if ((*totals)[step] <= most) return static_cast<double>(step) / kTauSteps;
+  }
+  const std::uint64_t least = std::ranges::min(*totals);
+  std::uint64_t open = 0;
+  for (const Cluster& cluster : clusters) {
+    if (view.decoded() > 0) open += cluster.runs.open * cluster.kv_heads.size();
+  }
+  if (least - open <= most) {
+    const auto last = std::find(totals->rbegin(), totals->rend(), least);
+    return static_cast<double>(totals->rend() - last - 1) / kTauSteps;
+  }
+  constexpr double kSteps = 10000;
+  const auto lanes = static_cast<double>(view.lanes.size());
+  const auto share = [&](std::uint64_t entries, std::uint64_t tokens) {
+    const double exact = static_cast<double>(entries) / (static_cast<double>(tokens) * lanes);
+    return static_cast<double>(kernels::CountUp(exact * kSteps)) / kSteps;
+  };
+  const std::uint64_t before = EntriesBefore(view);
+  const double enough = std::min(share(least - open, view.tokens),
+                                 share(least - open + before, view.first + view.tokens));
+  return absl::InvalidArgumentError(
+      Concat(kSemantiCacheName, ": budget ", budget, " of ", view.tokens, " tokens in ",
+             view.lanes.size(), " kv heads is ", most, " entries",
+             before == 0 ? "" : ", with what earlier ones have left over",
+             ", and no tau leaves less than ", least - open,
+             open == 0 ? "" : " beside the chunk that goes on", "; a budget of ", enough,
+             " is enough for this layer"));
+}
+
+// Where a chunk of text ends nobody knows while tokens are not named, those too that do not stay.
+absl::Status CheckText(const LayerView& view) {
+  for (std::uint64_t token = 0; token < view.tokens; ++token) {
+    if (token < view.text.size() && view.text[token] != TextMark::kNotShown) continue;
+    return Missing(kSemantiCacheName, Concat("the id of token ", view.first + token, " has"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LayerDecision> DecideClusters(SemantiCachePolicy cache, const LayerView& view,
+                                             LayerMemory& memory) {
+  // Sinks are the sequence's first tokens, not those of every prompt.
+  cache.sink -= std::min(cache.sink, view.first);
+  // Of a short prompt all stays, whatever the budget.
+  if (NothingGoes(view, cache.sink + cache.recent)) return KeepAll(view);
+  if (cache.delimiters) {
+    if (absl::Status status = CheckText(view); !status.ok()) return status;
+  }
+  if (cache.scope == Scope::kLayer) {
+    if (absl::Status status = CheckEqualLanes(kSemantiCacheName, view); !status.ok()) {
+      return status;
+    }
+  }
+  const std::vector<Cluster> clusters = ClustersOf(cache, view, memory);
+  double tau = cache.tau;
+  if (cache.budget.has_value()) {
+    const absl::StatusOr<double> fitting = TauFor(*cache.budget, clusters, view);
+    if (!fitting.ok()) return fitting.status();
+    tau = *fitting;
+  }
+  LayerDecision decision;
+  for (const Cluster& cluster : clusters) {
+    absl::StatusOr<LaneDecision> of_cluster = DecideCluster(cluster, view, tau);
+    if (!of_cluster.ok()) return of_cluster.status();
+    decision.push_back(*std::move(of_cluster));
+  }
+  memory.boundaries.resize(view.lanes.size());
+  for (const Cluster& cluster : clusters) {
+    for (const std::uint32_t kv_head : cluster.kv_heads) {
+      // Forks may have the list that is there.
+      ChunkEnds& of_lane = memory.boundaries[kv_head];
+      if (of_lane != cluster.boundaries) of_lane = cluster.boundaries;
+    }
+  }
+  if (cache.scope == Scope::kLayer) return LayerDecision(view.lanes.size(), decision.front());
+  return decision;
+}
+
+// ---- the row of the registry
+
+constexpr std::string_view kTau = "tau";
+constexpr std::string_view kKeySpace = "key_space";
+constexpr std::string_view kKeySpaceWords[] = {"post", "pre"};  // by KeySpace
+
+constexpr Option kOptions[] = {
+    {.name = kTau,
+     .type = OptionType::kNumber,
+     .standard = "0.7",
+     .help = "Keys whose cosine with the first of a cluster is above this join it; not beside "
+             "budget"},
+    {.name = kBudget,
+     .type = OptionType::kNumber,
+     .above_least = true,
+     .unit = "share",
+     .help = "Of the tokens so many entries stay in a layer at most, by the largest tau that does "
+             "it; instead of tau"},
+    {.name = "scope",
+     .type = OptionType::kWord,
+     .standard = "head",
+     .words = kScopeWords,
+     .help = "Whether each kv head clusters its own keys, or all of a layer their keys joined"},
+    {.name = "delimiters",
+     .type = OptionType::kSwitch,
+     .standard = "1",
+     .help = "Whether a chunk of text ends at the model's delimiters, which are never clustered"},
+    {.name = "max_chunk",
+     .type = OptionType::kCount,
+     .standard = "256",
+     .least = 1,
+     .most = kMostWindow,
+     .unit = "entries",
+     .help = "A chunk of text ends after so many entries at the latest, for good"},
+    {.name = "sink",
+     .type = OptionType::kCount,
+     .standard = "4",
+     .most = kMostPinned,
+     .unit = "tokens",
+     .help = "The first tokens, which are never clustered; 0 in the paper"},
+    {.name = "recent",
+     .type = OptionType::kCount,
+     .standard = "32",
+     .most = kMostPinned,
+     .unit = "tokens",
+     .help = "The newest tokens, which are not clustered; 0 in the paper"},
+    {.name = "leave_open",
+     .type = OptionType::kSwitch,
+     .standard = "0",
+     .help =
+         "Whether a prompt's last chunk is left alone until it ends, as one that is decoded is"},
+    {.name = kKeySpace,
+     .type = OptionType::kWord,
+     .standard = "post",
+     .words = kKeySpaceWords,
+     .help = "Whether keys are compared and merged as they are stored, or as they were before they "
+             "were turned to their rotary positions"},
+};
+
+// Beside a policy that says which tokens stay: what that leaves is merged.
+std::string CheckBeside(const Term& term, const Term& other) {
+  Policy alone;
+  other.kind->apply(other.values, alone);
+  if (Continues(alone)) {
+    return Concat(other.kind->name,
+                  " goes on choosing tokens while decoding, and counts entries; what is merged "
+                  "stands for several");
+  }
+  if (DecidesFor(alone, 1) != 1) {
+    return Concat("layers that share a choice of ", other.kind->name,
+                  " have keys of their own, which are not alike where another layer's are");
+  }
+  if (ScopeOf(term.values.Word("scope")) == Scope::kLayer &&
+      NeedsLanesAlike(alone) != LanesAlike::kTokens) {
+    return Concat("scope=layer joins the keys of all kv heads token by token, and under ",
+                  other.kind->name, " each keeps its own tokens");
+  }
+  if (term.values.Word(kKeySpace) == "pre") {
+    return Concat("keys are turned back for key_space=pre, and ", other.kind->name,
+                  " has queries look at them as they are stored");
+  }
+  return "";
+}
+
+std::string Check(const Term& term, std::span<const Term> all) {
+  if (term.values.given(kTau) && term.values.given(kBudget)) {
+    return "tau and budget are both given; tau follows from the budget";
+  }
+  for (const Term& other : all) {
+    if (other.kind->decides != Decides::kTokens) continue;
+    if (std::string why = CheckBeside(term, other); !why.empty()) return why;
+  }
+  return "";
+}
+
+void Apply(const Values& values, Policy& policy) {
+  SemantiCachePolicy cache = {
+      .scope = ScopeOf(values.Word("scope")),
+      .delimiters = values.Switch("delimiters"),
+      .max_chunk = values.Count32("max_chunk"),
+      .sink = values.Count("sink"),
+      .recent = values.Count("recent"),
+      .leave_open = values.Switch("leave_open"),
+      .key_space = values.Word(kKeySpace) == "pre" ? KeySpace::kPre : KeySpace::kPost};
+  if (values.given(kBudget)) {
+    cache.budget = values.Number(kBudget);
+  } else {
+    cache.tau = values.Number(kTau);
+  }
+  policy.merging = cache;
+}
+
+std::optional<Values> Read(const Policy& policy) {
+  const auto* const cache = MergingOf<SemantiCachePolicy>(policy);
+  if (cache == nullptr) return std::nullopt;
+  Values values(kOptions);
+  if (cache->budget.has_value()) {
+    values.Give(kBudget, *cache->budget);
+  } else {
+    values.Give(kTau, cache->tau);
+  }
+  values.Give("scope", ScopeWord(cache->scope));
+  values.Give("delimiters", cache->delimiters);
+  values.Give("max_chunk", cache->max_chunk);
+  values.Give("sink", static_cast<double>(cache->sink));
+  values.Give("recent", static_cast<double>(cache->recent));
+  values.Give("leave_open", cache->leave_open);
+  values.Give(kKeySpace, kKeySpaceWords[static_cast<std::size_t>(cache->key_space)]);
+  return values;
+}
+
+Needs NeedsFrom(const TokenPolicy& tokens) {
+  return {.token_ids = std::get<SemantiCachePolicy>(tokens).delimiters};
+}
+
+absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const LayerView& view,
+                                          LayerMemory& memory) {
+  return DecideClusters(std::get<SemantiCachePolicy>(tokens), view, memory);
+}
+
+bool TurnsBack(const TokenPolicy& tokens) {
+  return std::get<SemantiCachePolicy>(tokens).key_space == KeySpace::kPre;
+}
+
+absl::Status CheckModel(const TokenPolicy& tokens, const ModelFacts& model) {
+  if (!std::get<SemantiCachePolicy>(tokens).delimiters || model.delimiters) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      Concat("policy: ", kSemantiCacheName,
+             ": chunks of text end at delimiters, and the model was registered without any; name "
+             "them in its geometry (delimiter_token_ids), or say delimiters=0"));
+}
+
+LanesAlike WantsAlike(const TokenPolicy& tokens) {
+  return std::get<SemantiCachePolicy>(tokens).scope == Scope::kLayer ? LanesAlike::kTokens
+                                                                     : LanesAlike::kNothing;
+}
+
+constexpr TokenSystem kSystem = {.is = Is<SemantiCachePolicy>,
+                                 .needs = NeedsFrom,
+                                 .decide = DecideLayer,
+                                 .lanes_alike = WantsAlike,
+                                 .turns_keys_back = TurnsBack,
+                                 .check_model = CheckModel};
+
+}  // namespace
+
+constexpr TermKind kSemantiCache = {
+    .name = kSemantiCacheName,
+    .is =
+        "Of a prompt, within a chunk of text, tokens with like keys become one that counts for "
+        "all of them",
+    .sets =
+        "merging, once at the end of a prompt, of the tokens that stay; merged entries have "
+        "weights",
+    .paper = "SemantiCache (arXiv 2603.14303)",
+    .decides = Decides::kMerging,
+    .options = kOptions,
+    .check = Check,
+    .apply = Apply,
+    .read = Read,
+    .tokens = &kSystem,
+};
+
+}  // namespace tessera::policies

@@ -1,0 +1,17 @@
+#include "daemon/policies/tokens/shared/positions.h"
+
+#include "daemon/base/strings.h"
+
+namespace tessera::policies {
+
+std::string WhyNotBySlot(const Values& values, std::span<const Term> all) {
+  if (!BySlot(values)) return "";
+  for (const Term& other : all) {
+    if (other.kind->decides != Decides::kPacking) continue;
+    return Concat("pos=slot turns keys to other positions, and those that ", other.kind->name,
+                  " has packed cannot be turned");
+  }
+  return "";
+}
+
+}  // namespace tessera::policies

@@ -1,0 +1,108 @@
+// TOVA: at every step the entry goes to which the newest query pays least, averaged over all heads.
+// One set per layer; the newest token itself may go.
+#include <algorithm>
+
+#include "daemon/policies/registry_rows.h"
+#include "daemon/policies/token_system.h"
+#include "daemon/policies/tokens/shared/keep.h"
+#include "daemon/policies/tokens/shared/observed_prompt.h"
+#include "daemon/policies/tokens/shared/token_budget.h"
+#include "kernels/tokens/top.h"
+
+namespace tessera::policies {
+namespace {
+
+constexpr std::string_view kName = "tova";
+
+constexpr Option kOptions[] = {
+    {.name = kBudget,
+     .type = OptionType::kCount,
+     .standard = "512",
+     .least = 1,
+     .most = kMostEntries,
+     .unit = "tokens",
+     .help = "So many tokens stay"},
+};
+
+void Apply(const Values& values, Policy& policy) {
+  policy.tokens = TovaPolicy{.budget = values.Count(kBudget)};
+}
+
+std::optional<Values> Read(const Policy& policy) {
+  const auto* const tova = TokensOf<TovaPolicy>(policy);
+  if (tova == nullptr) return std::nullopt;
+  Values values(kOptions);
+  values.Give(kBudget, static_cast<double>(tova->budget));
+  return values;
+}
+
+Needs NeedsFrom(const TokenPolicy&) { return {.last_queries = 1, .decode_queries = true}; }
+
+// After a forward step whose last token is entry `newest`: of `held` the best stay.
+absl::Status Step(const TovaPolicy& tova, const LayerView& view, std::uint32_t newest,
+                  std::uint64_t position, std::vector<std::uint32_t>& held) {
+  if (held.size() <= tova.budget) return absl::OkStatus();
+  std::vector<double> paid(held.size());
+  for (std::uint32_t lane = 0; lane < view.lanes.size(); ++lane) {
+    absl::Status status = AddSharesAt(kName, view, lane, position, newest, held,
+                                      1.0 / view.geometry.query_heads, paid);
+    if (!status.ok()) return status;
+  }
+  std::vector<std::uint32_t> kept;
+  for (const std::uint32_t i : kernels::TopIndices(paid, tova.budget)) kept.push_back(held[i]);
+  held = std::move(kept);
+  return absl::OkStatus();
+}
+
+// The entries from `held` on, in the steps that they came in.
+absl::StatusOr<LayerDecision> GoOn(const TokenPolicy& tokens, const LayerView& view,
+                                   std::uint64_t held) {
+  const auto& tova = std::get<TovaPolicy>(tokens);
+  if (NothingGoes(view, tova.budget)) return KeepAll(view);
+  if (absl::Status status = CheckEqualLanes(kName, view); !status.ok()) return status;
+  const LaneEntries& lane = view.lanes.front();
+  std::vector<std::uint32_t> kept = Indices(0, held);
+  for (std::uint64_t i = held; i < lane.count;) {
+    const std::uint64_t end = view.StepEnd(lane.positions[i]);
+    for (; i < lane.count && lane.positions[i] < end; ++i) {
+      kept.push_back(static_cast<std::uint32_t>(i));
+    }
+    absl::Status status = Step(tova, view, kept.back(), lane.positions[i - 1], kept);
+    if (!status.ok()) return status;
+  }
+  return KeepInEveryLane(view, kept);
+}
+
+absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const LayerView& view,
+                                          LayerMemory&) {
+  return GoOn(tokens, view, 0);
+}
+
+absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const LayerView& view,
+                                           std::span<const std::uint64_t> held, LayerMemory&) {
+  return GoOn(tokens, view, held.front());
+}
+
+LanesAlike WantsAlike(const TokenPolicy&) { return LanesAlike::kTokens; }
+
+constexpr TokenSystem kSystem = {.is = Is<TovaPolicy>,
+                                 .needs = NeedsFrom,
+                                 .decide = DecideLayer,
+                                 .advance = AdvanceLayer,
+                                 .lanes_alike = WantsAlike};
+
+}  // namespace
+
+constexpr TermKind kTova = {
+    .name = kName,
+    .is = "At every step the tokens stay to which the newest query pays most attention",
+    .sets = "tokens, also while decoding, all kv heads of a layer the same",
+    .paper = "TOVA (arXiv 2401.06104)",
+    .decides = Decides::kTokens,
+    .options = kOptions,
+    .apply = Apply,
+    .read = Read,
+    .tokens = &kSystem,
+};
+
+}  // namespace tessera::policies

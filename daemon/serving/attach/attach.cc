@@ -1,0 +1,407 @@
+#include "daemon/serving/attach/attach.h"
+
+#include <grpcpp/server_context.h>
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/base/mutex.h"
+#include "daemon/base/strings.h"
+#include "daemon/serving/call/resident.h"
+#include "daemon/serving/call/status.h"
+#include "proto/shm/layout.h"
+
+namespace tessera::serving {
+
+namespace {
+
+constexpr int kMaxTailsPerRequest = 4096;
+// A worker that does not read its answers is not listened to while this many wait.
+constexpr std::size_t kMaxUnread = 8;
+
+absl::Status CheckHello(const v1::Hello& hello) {
+  if (hello.protocol_version() != shm::kProtocolVersion) {
+    return absl::FailedPreconditionError(
+        Concat("the client speaks protocol version ", hello.protocol_version(),
+               ", this daemon version ", shm::kProtocolVersion, "; install matching versions"));
+  }
+  if (hello.layout_fingerprint() != 0 && hello.layout_fingerprint() != shm::kLayoutFingerprint) {
+    return absl::FailedPreconditionError(
+        Concat("the client maps layout ", hello.layout_fingerprint(), ", this daemon has layout ",
+               shm::kLayoutFingerprint, "; rebuild the client, or attach without mapping"));
+  }
+  constexpr std::size_t kMaxName = 128;
+  for (const std::string* name : {&hello.worker_name(), &hello.group()}) {
+    if (name->size() > kMaxName) {
+      return absl::InvalidArgumentError(
+          Concat("a worker or group name has ", name->size(), " bytes; the limit is ", kMaxName));
+    }
+  }
+  if (hello.group_size() <= 1) return absl::OkStatus();
+  if (hello.group_size() > cache::PrefixStore::kMostRanks) {
+    return absl::InvalidArgumentError(Concat("group_size is ", hello.group_size(),
+                                             "; the limit is ", cache::PrefixStore::kMostRanks));
+  }
+  if (hello.rank() >= hello.group_size()) {
+    return absl::InvalidArgumentError(
+        Concat("rank is ", hello.rank(), " in a group of ", hello.group_size()));
+  }
+  if (hello.group().empty()) {
+    return absl::InvalidArgumentError(
+        Concat("group_size is ", hello.group_size(), " and group is empty; name the group"));
+  }
+  return absl::OkStatus();
+}
+
+// A worker that looks for prefixes by hashes of its own would miss all of them without a word.
+absl::Status CheckPrefixHash(const v1::Hello& hello, std::uint64_t seed) {
+  if (hello.has_prefix_hash() && hello.prefix_hash() != cache::kPrefixHashName) {
+    return absl::FailedPreconditionError(Concat("the client hashes prefixes with ",
+                                                Quoted(hello.prefix_hash()), ", this daemon with ",
+                                                Quoted(cache::kPrefixHashName)));
+  }
+  if (hello.has_prefix_hash_seed() && hello.prefix_hash_seed() != seed) {
+    return absl::FailedPreconditionError(Concat("the client hashes prefixes from seed ",
+                                                hello.prefix_hash_seed(), ", this daemon from ",
+                                                seed, " (prefix_hash_seed)"));
+  }
+  return absl::OkStatus();
+}
+
+// Lives from the call's start to OnDone; the connections hold it through `Link`, which OnDone
+// severs, so a push to a stream that is gone goes nowhere.
+class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse> {
+ public:
+  Reactor(const AttachDoor& door, grpc::CallbackServerContext* context)
+      : door_(door), context_(context) {
+    StartRead(&request_);
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      return Finished(
+          context_->IsCancelled() ? metrics::SessionEnd::kLost : metrics::SessionEnd::kClosed,
+          absl::OkStatus());
+    }
+    if (session_ != nullptr && (request_.has_open_tails() || request_.has_close_tails())) {
+      return WorkOnTails();
+    }
+    const absl::Status status = Handle();
+    if (!status.ok()) return Finished(metrics::SessionEnd::kRefused, status);
+    // OnCancel may have run beside it, when the session was not there yet to be ended.
+    if (!ReadOn()) Finished(metrics::SessionEnd::kLost, absl::OkStatus());
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) return;  // OnReadDone or OnCancel ends the session
+    MutexLock lock(mutex_);
+    writes_.pop_front();
+    if (finished_) return;
+    if (!writes_.empty()) StartWrite(&writes_.front());
+    if (!reading_ && writes_.size() < kMaxUnread) {
+      reading_ = true;
+      StartRead(&request_);
+    }
+  }
+
+  void OnCancel() override { Finished(metrics::SessionEnd::kLost, absl::OkStatus()); }
+
+  void OnDone() override {
+    link_->Sever();
+    delete this;
+  }
+
+ private:
+  class Link final : public Lease {
+   public:
+    explicit Link(Reactor* reactor) : reactor_(reactor) {}
+    void Push(v1::AttachResponse message) override {
+      MutexLock lock(mutex_);
+      if (reactor_ != nullptr) reactor_->Write(std::move(message));
+    }
+    void Cut(const absl::Status& why) override {
+      MutexLock lock(mutex_);
+      if (reactor_ != nullptr) reactor_->FinishOnce(why);
+    }
+    void Sever() {
+      MutexLock lock(mutex_);
+      reactor_ = nullptr;
+    }
+
+   private:
+    Mutex mutex_;
+    Reactor* reactor_ TESSERA_GUARDED_BY(mutex_);
+  };
+
+  void Write(v1::AttachResponse message) {
+    MutexLock lock(mutex_);
+    if (finished_) return;
+    // The first message is Welcome: news may come as soon as the session is registered.
+    if (!greeted_ && !message.has_welcome()) {
+      early_.push_back(std::move(message));
+      return;
+    }
+    // News that waits to be written already (the first is being written) need not be told twice.
+    const auto same = [&message](const v1::AttachResponse& other) {
+      return other.message_case() == message.message_case();
+    };
+    if (message.has_pool_changed() && writes_.size() > 1 &&
+        std::any_of(writes_.begin() + 1, writes_.end(), same)) {
+      return;
+    }
+    writes_.push_back(std::move(message));
+    if (writes_.size() == 1) StartWrite(&writes_.front());
+    if (std::exchange(greeted_, true)) return;
+    for (v1::AttachResponse& news : early_) writes_.push_back(std::move(news));
+    early_.clear();
+  }
+
+  void FinishOnce(const absl::Status& why) {
+    {
+      MutexLock lock(mutex_);
+      if (std::exchange(finished_, true)) return;
+      if (writes_.size() > 1) writes_.erase(writes_.begin() + 1, writes_.end());
+      why_ = why;
+      if (working_) return;  // whoever works finishes
+    }
+    Finish(ToGrpc(why));
+  }
+
+  // False where the stream is finished.
+  bool ReadOn() {
+    MutexLock lock(mutex_);
+    if (finished_) return false;
+    reading_ = writes_.size() < kMaxUnread;
+    if (reading_) StartRead(&request_);
+    return true;
+  }
+
+  // The next message is read when it has done, so that there is one at most.
+  void WorkOnTails() {
+    bool gone = false;
+    {
+      MutexLock lock(mutex_);
+      gone = finished_;
+      working_ = !gone;
+    }
+    if (gone) return Finished(metrics::SessionEnd::kLost, absl::OkStatus());
+    door_.aside([this] {
+      request_.has_open_tails() ? OpenTails(request_.open_tails())
+                                : CloseTails(request_.close_tails());
+      StopWorking();
+    });
+  }
+
+  // Nothing of this is touched afterwards: the call may be done.
+  void StopWorking() {
+    absl::Status why;
+    {
+      MutexLock lock(mutex_);
+      working_ = false;
+      reading_ = !finished_ && writes_.size() < kMaxUnread;
+      if (reading_) StartRead(&request_);
+      if (!finished_) return;
+      why = why_;
+    }
+    Finish(ToGrpc(why));
+  }
+
+  bool Gone() {
+    MutexLock lock(mutex_);
+    return finished_;
+  }
+
+  void Finished(metrics::SessionEnd reason, const absl::Status& why) {
+    const SessionId id(session_id_.load());
+    if (id.valid()) door_.connections->End(id, reason, why);
+    FinishOnce(why);
+  }
+
+  absl::Status Handle() {
+    if (request_.has_hello()) return Greet(request_.hello());
+    if (session_ == nullptr) {
+      return absl::FailedPreconditionError("the first message of Attach must be Hello");
+    }
+    return absl::InvalidArgumentError("an Attach message of a kind this daemon does not know");
+  }
+
+  absl::Status Greet(const v1::Hello& hello) {
+    if (session_ != nullptr) {
+      return absl::FailedPreconditionError("Hello comes once; this stream is attached already");
+    }
+    Services& services = *door_.services;
+    if (services.draining.load()) {
+      return absl::UnavailableError("the daemon drains and takes no new sessions");
+    }
+    if (absl::Status status = CheckHello(hello); !status.ok()) return status;
+    if (absl::Status status = services.device->health(); !status.ok()) return status;
+    absl::StatusOr<cache::Tenant*> tenant = services.node->TenantByToken(hello.tenant_token());
+    if (!tenant.ok()) return tenant.status();
+    const std::uint64_t seed = (*tenant)->options().prefix_hash_seed;
+    if (absl::Status status = CheckPrefixHash(hello, seed); !status.ok()) return status;
+    if (absl::Status status = services.node->AdmitSession(**tenant); !status.ok()) return status;
+    absl::StatusOr<std::shared_ptr<cache::SessionState>> session =
+        (*tenant)->OpenSession({.worker_name = hello.worker_name(),
+                                .group = hello.group(),
+                                .rank = hello.rank(),
+                                .group_size = std::max(1u, hello.group_size())});
+    if (!session.ok()) {
+      services.node->SessionEnded(**tenant);
+      return session.status();
+    }
+    tenant_ = *tenant;
+    session_ = *std::move(session);
+    session_id_.store(session_->id().value());
+    v1::AttachResponse response;
+    FillWelcome(hello, *response.mutable_welcome());
+    // Registered before the answer, so that whatever the worker does next finds the session there.
+    door_.connections->Opened(*tenant_, session_, link_);
+    Write(std::move(response));
+    return absl::OkStatus();
+  }
+
+  void FillWelcome(const v1::Hello& hello, v1::Welcome& welcome) {
+    const Services& services = *door_.services;
+    const cache::Tenant::Options& options = tenant_->options();
+    welcome.mutable_session()->set_session_id(session_->id().value());
+    welcome.mutable_session()->set_secret(session_->options().secret);
+    welcome.set_instance(services.node->instance());
+    welcome.set_nonce(session_->options().nonce);
+    // Memory is mapped by peers on this node; whoever came over TCP works through RPC.
+    if (context_->peer().rfind("unix:", 0) == 0) {
+      welcome.set_descriptor_socket(door_.descriptor_socket);
+    }
+    welcome.set_tenant(tenant_->name());
+    const device::Device::Description& device = services.device->description();
+    welcome.set_device(device.name);
+    if (device.uuid.has_value()) {
+      welcome.set_device_uuid(device.uuid->data(), device.uuid->size());
+    }
+    welcome.set_staging_bytes(options.staging_bytes);
+    welcome.set_tail_ring_tiles(options.ring_tiles);
+    welcome.set_directory_extent_bytes(options.directory_extent_bytes);
+    welcome.set_pool_extent_bytes(options.pool_extent_bytes);
+    welcome.set_protocol_version(shm::kProtocolVersion);
+    welcome.set_layout_fingerprint(shm::kLayoutFingerprint);
+    welcome.set_prefix_hash(std::string(cache::kPrefixHashName));
+    welcome.set_prefix_hash_seed(options.prefix_hash_seed);
+    welcome.set_max_message_bytes(services.max_message_bytes);
+    const bool same_daemon = hello.previous_instance() == services.node->instance();
+    for (std::uint64_t id : hello.sequence_ids()) {
+      if (!same_daemon || !tenant_->FindSequence(SequenceId(id)).ok()) {
+        welcome.add_gone_sequence_ids(id);
+      }
+    }
+  }
+
+  static absl::StatusOr<std::vector<SequenceId>> Ids(
+      const google::protobuf::RepeatedField<std::uint64_t>& ids) {
+    if (ids.size() > kMaxTailsPerRequest) {
+      return absl::InvalidArgumentError(
+          Concat(ids.size(), " sequences in one request; the limit is ", kMaxTailsPerRequest));
+    }
+    std::vector<SequenceId> result;
+    for (std::uint64_t id : ids) result.push_back(SequenceId(id));
+    return result;
+  }
+
+  using TailPlaces = absl::StatusOr<std::vector<cache::Tenant::TailPlace>>;
+  // All of them stay in the pool until all tails are open.
+  absl::Status OpenResident(const std::vector<SequenceId>& ids, TailPlaces& places) {
+    std::vector<cache::Residence> held;
+    for (const SequenceId id : ids) {
+      absl::StatusOr<cache::Residence> sequence = FindResident(*tenant_, id);
+      if (!sequence.ok()) return sequence.status();
+      held.push_back(*std::move(sequence));
+    }
+    places = tenant_->OpenTails(*session_, ids);
+    return places.status();
+  }
+
+  void OpenTails(const v1::OpenTails& asked) {
+    v1::AttachResponse response;
+    v1::TailsOpened& opened = *response.mutable_tails_opened();
+    opened.set_request_id(asked.request_id());
+    TailPlaces places = std::vector<cache::Tenant::TailPlace>();
+    absl::StatusOr<std::vector<SequenceId>> ids = Ids(asked.sequence_ids());
+    const absl::Status status = ids.ok() ? WithRelief(
+                                               *door_.services, *tenant_, [this] { return Gone(); },
+                                               [&] { return OpenResident(*ids, places); })
+                                         : ids.status();
+    if (!status.ok()) places = status;
+    if (!places.ok()) {
+      opened.set_code(static_cast<int>(places.status().code()));
+      opened.set_error(std::string(AsStringView(places.status().message())));
+    } else {
+      for (const cache::Tenant::TailPlace& place : *places) {
+        v1::TailPlace& tail = *opened.add_tails();
+        tail.set_sequence_id(place.sequence.value());
+        tail.set_extent(place.tail.extent);
+        tail.set_extent_bytes(place.tail.extent_bytes);
+        tail.set_offset(place.tail.offset);
+        tail.set_commit_slot(place.tail.commit_slot);
+        tail.set_generation(place.tail.generation);
+        tail.set_tokens(place.tail.tokens);
+        tail.set_position_shift(place.tail.position_shift);
+      }
+    }
+    Write(std::move(response));
+  }
+
+  void CloseTails(const v1::CloseTails& asked) {
+    v1::AttachResponse response;
+    v1::TailsClosed& closed = *response.mutable_tails_closed();
+    closed.set_request_id(asked.request_id());
+    absl::StatusOr<std::vector<SequenceId>> ids = Ids(asked.sequence_ids());
+    std::vector<std::uint64_t> tokens;
+    const auto close = [&]() -> absl::Status {
+      if (!ids.ok()) return ids.status();
+      absl::StatusOr<std::vector<std::uint64_t>> held = tenant_->CloseTails(*session_, *ids);
+      if (held.ok()) tokens = *std::move(held);
+      return held.status();
+    };
+    const absl::Status status = WithRelief(
+        *door_.services, *tenant_, [this] { return Gone(); }, close);
+    if (!status.ok()) {
+      closed.set_code(static_cast<int>(status.code()));
+      closed.set_error(std::string(AsStringView(status.message())));
+    }
+    for (const std::uint64_t count : tokens) closed.add_tokens(count);
+    for (std::uint32_t extent : session_->tails().ReleaseIdle()) {
+      closed.add_released_extents(extent);
+    }
+    Write(std::move(response));
+  }
+
+  const AttachDoor door_;
+  grpc::CallbackServerContext* const context_;
+  const std::shared_ptr<Link> link_ = std::make_shared<Link>(this);
+  v1::AttachRequest request_;
+  // Set by Greet, used by the reading callbacks only; everybody else uses the id.
+  cache::Tenant* tenant_ = nullptr;
+  std::shared_ptr<cache::SessionState> session_;
+  std::atomic<std::uint64_t> session_id_{0};
+  Mutex mutex_;
+  std::deque<v1::AttachResponse> writes_ TESSERA_GUARDED_BY(mutex_);
+  std::vector<v1::AttachResponse> early_ TESSERA_GUARDED_BY(mutex_);  // until Welcome is written
+  bool greeted_ TESSERA_GUARDED_BY(mutex_) = false;
+  bool finished_ TESSERA_GUARDED_BY(mutex_) = false;
+  bool reading_ TESSERA_GUARDED_BY(mutex_) = true;  // a read is under way, or what was read is done
+  bool working_ TESSERA_GUARDED_BY(mutex_) = false;
+  absl::Status why_ TESSERA_GUARDED_BY(mutex_);  // once it is finished
+};
+
+}  // namespace
+
+grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* NewAttachReactor(
+    const AttachDoor& door, grpc::CallbackServerContext* context) {
+  return new Reactor(door, context);
+}
+
+}  // namespace tessera::serving

@@ -1,0 +1,101 @@
+#include "daemon/serving/attach/connections.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/base/strings.h"
+
+namespace tessera::serving {
+
+void Connections::Opened(cache::Tenant& tenant, std::shared_ptr<cache::SessionState> session,
+                         std::shared_ptr<Lease> lease) {
+  services_.metrics->sessions_total.Increment();
+  services_.logger->Log(LogLevel::kInfo, "session attached",
+                        {{"session", session->id().value()},
+                         {"tenant", tenant.name()},
+                         {"worker", session->options().worker_name}});
+  {
+    MutexLock lock(mutex_);
+    entries_[session->id()] = {&tenant, session, std::move(lease)};
+  }
+  watcher_->AddSession(std::move(session));
+}
+
+void Connections::End(SessionId id, metrics::SessionEnd reason, const absl::Status& cut) {
+  Entry entry;
+  {
+    MutexLock lock(mutex_);
+    const auto it = entries_.find(id);
+    if (it == entries_.end()) return;
+    entry = std::move(it->second);
+    entries_.erase(it);
+    if (entries_.empty()) ended_.NotifyAll();
+  }
+  entry.lease->Cut(cut);
+  watcher_->RemoveSession(id);
+  services_.metrics->session_ends_total.Increment(reason);
+  services_.logger->Log(
+      LogLevel::kInfo, "session ended",
+      {{"session", id.value()},
+       {"reason", metrics::kLabelValues<metrics::SessionEnd>[static_cast<std::size_t>(reason)]}});
+  // Off the path of other workers' calls, ahead of seals and pressure.
+  services_.scheduler->Submit(
+      {.name = "end-session",
+       .priority = JobPriority::kTails,
+       .tenant = entry.tenant->options().id,
+       .owner = id.value()},
+      [this, id, tenant = entry.tenant, session = std::move(entry.session)]() mutable {
+        session.reset();
+        tenant->EndSession(id);
+        services_.node->SessionEnded(*tenant);
+      });
+}
+
+std::vector<Connections::Entry> Connections::All() const {
+  std::vector<Entry> entries;
+  MutexLock lock(mutex_);
+  for (const auto& [id, entry] : entries_) entries.push_back(entry);
+  return entries;
+}
+
+void Connections::EndAll(metrics::SessionEnd reason, const absl::Status& cut) {
+  for (const Entry& entry : All()) End(entry.session->id(), reason, cut);
+}
+
+void Connections::Broadcast(const v1::AttachResponse& message) {
+  for (const Entry& entry : All()) entry.lease->Push(message);
+}
+
+std::size_t Connections::size() const {
+  MutexLock lock(mutex_);
+  return entries_.size();
+}
+
+void Connections::WaitUntilNone(Clock::TimePoint deadline) {
+  Hurry(deadline);
+  MutexLock lock(mutex_);
+  while (!entries_.empty()) {
+    if (!ended_.WaitUntil(mutex_, deadline_)) return;
+  }
+}
+
+void Connections::Hurry(Clock::TimePoint deadline) {
+  MutexLock lock(mutex_);
+  deadline_ = std::min(deadline_, deadline);
+  ended_.NotifyAll();
+}
+
+void Connections::WitnessLost(SessionId session) {
+  End(session, metrics::SessionEnd::kLost,
+      absl::UnavailableError("the session's descriptor socket was closed"));
+}
+
+void Connections::PoolShrunk(cache::Tenant& tenant) {
+  v1::AttachResponse message;
+  message.mutable_pool_changed();
+  for (const Entry& entry : All()) {
+    if (entry.tenant == &tenant) entry.lease->Push(message);
+  }
+}
+
+}  // namespace tessera::serving

@@ -1,0 +1,158 @@
+#include "daemon/serving/attach/descriptor_connection.h"
+
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "daemon/base/strings.h"
+
+namespace tessera::serving {
+
+using shm::DescriptorCode;
+using shm::DescriptorKind;
+
+namespace {
+// Of one connection, before the others have their turn.
+constexpr int kRequestsPerTurn = 16;
+// Room for a handful of answers, as the kernel counts; a client awaits each before it asks again.
+constexpr int kSendBufferBytes = 4096;
+}  // namespace
+
+DescriptorConnection::DescriptorConnection(Fd socket) : socket_(std::move(socket)) {
+  // Without it the connection has more room, and works.
+  (void)::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDBUF, &kSendBufferBytes,
+                     sizeof kSendBufferBytes);
+}
+
+absl::StatusOr<bool> DescriptorConnection::Fill(std::size_t wanted) {
+  while (filled_ < wanted) {
+    // No control buffer: descriptors that a peer sends along are dropped by the kernel.
+    const ssize_t n =
+        ::recv(socket_.get(), buffer_.data() + filled_, wanted - filled_, MSG_DONTWAIT);
+    if (n == 0) return absl::UnavailableError("the peer closed its descriptor socket");
+    if (n < 0) {
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
+      if (errno == EINTR) continue;
+      return ErrnoStatus("reading the descriptor socket");
+    }
+    filled_ += static_cast<std::size_t>(n);
+  }
+  return true;
+}
+
+absl::Status DescriptorConnection::Answer(shm::DescriptorAnswer& answer, int fd) {
+  const absl::Status sent = SendMessage(socket_.get(), std::as_bytes(std::span(&answer, 1)), fd);
+  if (fd < 0 || !absl::IsResourceExhausted(sent)) return sent;
+  answer = {.code = DescriptorCode::kExhausted, .kind = answer.kind, .index = answer.index};
+  return SendMessage(socket_.get(), std::as_bytes(std::span(&answer, 1)));
+}
+
+absl::StatusOr<std::shared_ptr<cache::SessionState>> DescriptorConnection::ReadOpening(
+    const cache::Node& node) {
+  absl::StatusOr<bool> complete = Fill(sizeof(shm::DescriptorOpening));
+  if (!complete.ok()) return complete.status();
+  if (!*complete) return nullptr;
+  shm::DescriptorOpening opening;
+  std::memcpy(&opening, buffer_.data(), sizeof opening);
+  filled_ = 0;
+  shm::DescriptorAnswer answer = {.kind = DescriptorKind::kOpening};
+  if (opening.magic != shm::kDescriptorMagic || opening.protocol_version != shm::kProtocolVersion ||
+      opening.layout_fingerprint != shm::kLayoutFingerprint) {
+    answer.code = DescriptorCode::kBadOpening;
+    (void)Answer(answer, -1);
+    return absl::FailedPreconditionError(
+        Concat("descriptor opening with protocol version ", opening.protocol_version,
+               " and layout ", opening.layout_fingerprint, "; this daemon has ",
+               shm::kProtocolVersion, " and ", shm::kLayoutFingerprint));
+  }
+  if (cache::Tenant* tenant = node.TenantOf(opening.session_id)) {
+    for (const std::shared_ptr<cache::SessionState>& session : tenant->Sessions()) {
+      if (session->id().value() != opening.session_id) continue;
+      if (!session->TakeNonce(opening.nonce)) break;
+      absl::Status sent = Answer(answer, session->control()->wake_event().fd());
+      if (!sent.ok()) return sent;
+      // The session stays, by its stream alone.
+      if (answer.code != DescriptorCode::kOk) {
+        return absl::ResourceExhaustedError("too many descriptors to send the wake event");
+      }
+      return session;
+    }
+  }
+  answer.code = DescriptorCode::kUnknownNonce;
+  (void)Answer(answer, -1);
+  return absl::PermissionDeniedError("descriptor opening with an unknown or used nonce");
+}
+
+absl::StatusOr<DescriptorConnection::Next> DescriptorConnection::ServeRequests(
+    cache::Tenant& tenant, cache::SessionState& session) {
+  for (int i = 0; i < kRequestsPerTurn; ++i) {
+    // First, so that a request which is read is answered.
+    if (!HasRoom(socket_.get())) return Next::kRoom;
+    absl::StatusOr<bool> complete = Fill(sizeof(shm::DescriptorRequest));
+    if (!complete.ok()) return complete.status();
+    if (!*complete) break;
+    shm::DescriptorRequest request;
+    std::memcpy(&request, buffer_.data(), sizeof request);
+    filled_ = 0;
+    if (absl::Status status = Serve(request, tenant, session); !status.ok()) return status;
+  }
+  return Next::kRequests;
+}
+
+absl::Status DescriptorConnection::Discard() {
+  filled_ = 0;
+  return Fill(buffer_.size()).status();
+}
+
+absl::Status DescriptorConnection::Hand(shm::DescriptorAnswer answer, const device::Export& share) {
+  answer.code = DescriptorCode::kOk;
+  answer.bytes = share.bytes;
+  answer.memory = share.kind;
+  static_assert(sizeof answer.ipc_handle == sizeof share.ipc_handle);
+  std::memcpy(answer.ipc_handle, share.ipc_handle.data(), sizeof answer.ipc_handle);
+  return Answer(answer, share.fd.get());
+}
+
+absl::Status DescriptorConnection::Serve(const shm::DescriptorRequest& request,
+                                         cache::Tenant& tenant, cache::SessionState& session) {
+  shm::DescriptorAnswer answer = {.kind = request.kind, .index = request.index};
+  const auto refuse = [&](DescriptorCode code) {
+    answer.code = code;
+    return Answer(answer, -1);
+  };
+  absl::StatusOr<device::Export> share;
+  switch (request.kind) {
+    case DescriptorKind::kDirectory:
+    case DescriptorKind::kPool: {
+      pool::Pool& pool =
+          request.kind == DescriptorKind::kPool ? tenant.pool() : tenant.directory().pool();
+      share = pool.ShareExtent(request.index, session.id(), &answer.generation);
+      break;
+    }
+    case DescriptorKind::kControl: {
+      if (request.index != 0) return refuse(DescriptorCode::kNoSuchIndex);
+      const Memfd& page = session.control()->memory();
+      answer.code = DescriptorCode::kOk;
+      answer.bytes = page.bytes();
+      return Answer(answer, page.fd());
+    }
+    case DescriptorKind::kStaging: {
+      if (request.index != 0) return refuse(DescriptorCode::kNoSuchIndex);
+      absl::StatusOr<const cache::Staging*> staging = session.staging();
+      if (!staging.ok()) return refuse(DescriptorCode::kExhausted);
+      share = (*staging)->memory().Share();
+      break;
+    }
+    case DescriptorKind::kTail:
+      share = session.tails().Share(request.index);
+      break;
+    default:
+      return refuse(DescriptorCode::kBadRequest);
+  }
+  if (absl::IsNotFound(share.status())) return refuse(DescriptorCode::kNoSuchIndex);
+  if (!share.ok()) return refuse(DescriptorCode::kExhausted);  // of file descriptors
+  return Hand(answer, *share);
+}
+
+}  // namespace tessera::serving

@@ -1,0 +1,302 @@
+#include "daemon/serving/attach/watcher.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+#include "daemon/base/strings.h"
+#include "daemon/platform/unix_socket.h"
+
+namespace tessera::serving {
+
+namespace {
+// Peers that connected and have not proved who they are yet, and how long they have for it.
+constexpr std::size_t kMaxUnopened = 128;
+constexpr std::chrono::seconds kOpeningLimit{2};
+constexpr char kNoOpening[] = "no descriptor opening within 2 s";
+// Taken from one socket before others have their turn.
+constexpr int kAcceptsPerTurn = 16;
+// Out of descriptors, an attempt can only fail until something is closed.
+constexpr std::chrono::milliseconds kAcceptPause{100};
+
+std::optional<absl::Duration> Sooner(std::optional<absl::Duration> a,
+                                     std::optional<absl::Duration> b) {
+  if (!a.has_value()) return b;
+  return b.has_value() ? std::min(*a, *b) : a;
+}
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Watcher>> Watcher::Create(Services& services, Listener& listener) {
+  absl::StatusOr<EventLoop> loop = EventLoop::Create();
+  if (!loop.ok()) return loop.status();
+  absl::StatusOr<Event> wake = Event::Create();
+  if (!wake.ok()) return wake.status();
+  return std::unique_ptr<Watcher>(
+      new Watcher(services, listener, *std::move(loop), *std::move(wake)));
+}
+
+Watcher::Watcher(Services& services, Listener& listener, EventLoop loop, Event wake)
+    : services_(services), listener_(listener), loop_(std::move(loop)), wake_(std::move(wake)) {}
+
+Watcher::~Watcher() { Stop(); }
+
+void Watcher::Stop() {
+  stopping_.store(true);
+  wake_.Signal();
+  if (thread_.joinable()) thread_.join();
+}
+
+absl::Status Watcher::Listen(const std::string& path, unsigned mode, const PeerRules& peers) {
+  peers_ = peers;
+  absl::StatusOr<Fd> socket = ListenUnix(path, mode, /*non_blocking=*/true);
+  if (!socket.ok()) return socket.status();
+  const int fd = socket->get();
+  listening_.push_back(*std::move(socket));
+  return WatchListening(fd);
+}
+
+absl::Status Watcher::WatchListening(int fd) {
+  return loop_.Watch(fd, [this, fd](EventLoop::Ready) { Accept(fd); });
+}
+
+void Watcher::Start() {
+  thread_ = std::thread([this] { Run(); });
+}
+
+void Watcher::Post(Command command) {
+  {
+    MutexLock lock(mutex_);
+    commands_.push_back(std::move(command));
+  }
+  wake_.Signal();
+}
+
+void Watcher::RunCommands() {
+  std::vector<Command> commands;
+  {
+    MutexLock lock(mutex_);
+    commands.swap(commands_);
+  }
+  for (Command& command : commands) std::move(command)();
+}
+
+void Watcher::Run() {
+  (void)loop_.Watch(wake_.fd(), [this](EventLoop::Ready) { wake_.Drain(); });
+  std::optional<absl::Duration> timeout;
+  while (!stopping_.load()) {
+    loop_.RunOnce(timeout);
+    RunCommands();
+    timeout = Sooner(Sooner(CollectAll(), SweepPrefixes()),
+                     Sooner(Sooner(DropLateOpenings(), ResumeAccepting()), ResumeCompaction()));
+    TellOfShrunkPools();
+  }
+  RunCommands();
+}
+
+std::optional<absl::Duration> Watcher::CollectAll() {
+  std::optional<absl::Duration> next;
+  for (const std::unique_ptr<cache::Tenant>& tenant : services_.node->tenants()) {
+    const std::optional<Clock::Duration> again = tenant->epochs().Collect();
+    if (!again.has_value()) continue;
+    next = Sooner(next, absl::FromChrono(*again));
+  }
+  return next;
+}
+
+std::optional<absl::Duration> Watcher::SweepPrefixes() {
+  std::optional<absl::Duration> next;
+  for (const std::unique_ptr<cache::Tenant>& tenant : services_.node->tenants()) {
+    const std::optional<Clock::Duration> again = tenant->prefixes().Sweep();
+    if (again.has_value()) next = Sooner(next, absl::FromChrono(*again));
+  }
+  return next;
+}
+
+std::optional<absl::Duration> Watcher::ResumeCompaction() {
+  const std::optional<Clock::Duration> again = services_.compactor->Resume();
+  if (!again.has_value()) return std::nullopt;
+  return absl::FromChrono(*again);
+}
+
+void Watcher::TellOfShrunkPools() {
+  for (const std::unique_ptr<cache::Tenant>& tenant : services_.node->tenants()) {
+    const std::uint64_t gone = tenant->directory().extents_gone();
+    if (std::exchange(told_[tenant.get()], gone) != gone) listener_.PoolShrunk(*tenant);
+  }
+}
+
+// ---- sessions
+
+void Watcher::AddSession(std::shared_ptr<cache::SessionState> session) {
+  Post([this, session = std::move(session)]() mutable {
+    const int fd = session->control()->wake_event().fd();
+    const SessionId id = session->id();
+    const absl::Status watched = loop_.Watch(fd, [this, id](EventLoop::Ready) {
+      const auto it = sessions_.find(id);
+      if (it == sessions_.end()) return;
+      it->second.session->control()->wake_event().Drain();
+      services_.absorber->Wake(it->second.session);
+    });
+    if (!watched.ok()) {
+      services_.logger->Log(LogLevel::kError, "session cannot be watched",
+                            {{"session", id.value()}, {"error", AsStringView(watched.message())}});
+    }
+    sessions_[id].session = std::move(session);
+  });
+}
+
+void Watcher::RemoveSession(SessionId id) {
+  Post([this, id] {
+    const auto it = sessions_.find(id);
+    if (it == sessions_.end()) return;
+    loop_.Unwatch(it->second.session->control()->wake_event().fd());
+    if (it->second.witness) loop_.Unwatch(it->second.witness->fd());
+    Watched watched = std::move(it->second);
+    sessions_.erase(it);
+    SeeOff(id, std::move(watched));
+  });
+}
+
+void Watcher::SeeOff(SessionId id, Watched watched) {
+  if (!services_.device->description().waits_for_importers || watched.witness == nullptr) return;
+  const int fd = watched.witness->fd();
+  departing_[id] = std::move(watched);
+  if (!loop_.Watch(fd, [this, id](EventLoop::Ready) { ServeDeparting(id); }).ok()) {
+    services_.logger->Log(LogLevel::kError, "the memory of an ended session stays until exit",
+                          {{"session", id.value()}});
+  }
+}
+
+void Watcher::ServeDeparting(SessionId id) {
+  const auto it = departing_.find(id);
+  if (it == departing_.end() || it->second.witness->Discard().ok()) return;
+  loop_.Unwatch(it->second.witness->fd());
+  services_.node->TenantOf(id.value())->pool().ImporterGone(id);
+  departing_.erase(it);
+}
+
+// ---- descriptor sockets
+
+void Watcher::Accept(int listening) {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    Fd socket(::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.valid()) {
+      if (IsShortage(errno)) PauseAccepting(ErrnoStatus("accepting a descriptor connection"));
+      return;
+    }
+    if (absl::Status status = CheckPeer(socket.get(), peers_); !status.ok()) {
+      LogRefused(status);
+      continue;
+    }
+    if (unopened_.size() >= kMaxUnopened) {
+      // The newcomer may be a worker; who has said nothing for longest is the least likely to be.
+      GiveUpOn(OldestUnopened(),
+               absl::ResourceExhaustedError(
+                   Concat(unopened_.size(), " connections that have not sent their opening")));
+    }
+    const int fd = socket.get();
+    auto connection = std::make_unique<DescriptorConnection>(std::move(socket));
+    if (!loop_.Watch(fd, [this, fd](EventLoop::Ready) { Serve(fd); }).ok()) continue;
+    unopened_[fd] = {std::move(connection), services_.clock->Now() + kOpeningLimit};
+  }
+}
+
+void Watcher::PauseAccepting(const absl::Status& why) {
+  LogRefused(why);
+  for (const Fd& listening : listening_) loop_.Unwatch(listening.get());
+  accept_again_ = services_.clock->Now() + kAcceptPause;
+}
+
+std::optional<absl::Duration> Watcher::ResumeAccepting() {
+  if (!accept_again_.has_value()) return std::nullopt;
+  const Clock::Duration wait = *accept_again_ - services_.clock->Now();
+  if (wait > Clock::Duration::zero()) return absl::FromChrono(wait);
+  accept_again_.reset();
+  for (const Fd& listening : listening_) {
+    if (absl::Status status = WatchListening(listening.get()); !status.ok()) {
+      PauseAccepting(status);
+      return absl::FromChrono(kAcceptPause);
+    }
+  }
+  return std::nullopt;
+}
+
+int Watcher::OldestUnopened() const {
+  return std::min_element(
+             unopened_.begin(), unopened_.end(),
+             [](const auto& a, const auto& b) { return a.second.until < b.second.until; })
+      ->first;
+}
+
+std::optional<absl::Duration> Watcher::DropLateOpenings() {
+  while (!unopened_.empty()) {
+    const int oldest = OldestUnopened();
+    const Clock::Duration wait = unopened_[oldest].until - services_.clock->Now();
+    if (wait > Clock::Duration::zero()) return absl::FromChrono(wait);
+    GiveUpOn(oldest, absl::DeadlineExceededError(kNoOpening));
+  }
+  return std::nullopt;
+}
+
+void Watcher::LogRefused(const absl::Status& why) {
+  const std::optional<std::uint64_t> unsaid = refusals_.Say(services_.clock->Now());
+  if (!unsaid.has_value()) return;
+  services_.logger->Log(LogLevel::kWarning, "descriptor connection refused",
+                        {{"error", AsStringView(why.message())}, {"like_this_before", *unsaid}});
+}
+
+void Watcher::GiveUpOn(int fd, const absl::Status& why) {
+  Serve(fd);  // its opening may be there by now
+  if (!unopened_.contains(fd)) return;
+  LogRefused(why);
+  DropUnopened(fd);
+}
+
+void Watcher::DropUnopened(int fd) {
+  loop_.Unwatch(fd);
+  unopened_.erase(fd);
+}
+
+void Watcher::Serve(int fd) {
+  const auto it = unopened_.find(fd);
+  if (it == unopened_.end()) return;
+  absl::StatusOr<std::shared_ptr<cache::SessionState>> session =
+      it->second.connection->ReadOpening(*services_.node);
+  if (!session.ok()) {
+    LogRefused(session.status());
+    return DropUnopened(fd);
+  }
+  if (*session == nullptr) return;
+  const SessionId id = (*session)->id();
+  // AddSession was posted before the worker could know its nonce, but may not have run yet.
+  RunCommands();
+  const auto watched = sessions_.find(id);
+  if (watched == sessions_.end()) return DropUnopened(fd);  // the session has ended meanwhile
+  loop_.Unwatch(fd);
+  watched->second.witness = std::move(it->second.connection);
+  unopened_.erase(it);
+  (void)loop_.Watch(fd, [this, id](EventLoop::Ready ready) { ServeWitness(id, ready); });
+}
+
+void Watcher::ServeWitness(SessionId id, EventLoop::Ready ready) {
+  const auto it = sessions_.find(id);
+  if (it == sessions_.end() || it->second.witness == nullptr) return;
+  Watched& watched = it->second;
+  cache::Tenant* tenant = services_.node->TenantOf(id.value());
+  using Next = DescriptorConnection::Next;
+  const int fd = watched.witness->fd();
+  const absl::StatusOr<Next> next = watched.witness->ServeRequests(*tenant, *watched.session);
+  // A peer that is gone reads nothing any more.
+  if (next.ok() && !(*next == Next::kRoom && ready.hung_up)) {
+    if (*next == Next::kRoom && !ready.writable) loop_.AwaitRoom(fd);
+    if (*next == Next::kRequests && ready.writable) loop_.AwaitData(fd);
+    return;
+  }
+  loop_.Unwatch(fd);
+  listener_.WitnessLost(id);
+}
+
+}  // namespace tessera::serving

@@ -1,0 +1,35 @@
+// Who calls: from a request's session key to the tenant and the session behind it.
+#pragma once
+
+#include <grpcpp/server_context.h>
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "daemon/cache/tenant/node.h"
+#include "tessera/v1/common.pb.h"
+
+namespace tessera::serving {
+
+struct Caller {
+  cache::Tenant* tenant;
+  std::shared_ptr<cache::SessionState> session;
+  const grpc::ServerContext* context = nullptr;
+
+  // Nobody waits for the answer any more: the deadline has passed, or the caller is gone.
+  bool cancelled() const { return context != nullptr && context->IsCancelled(); }
+};
+
+inline absl::StatusOr<Caller> FindCaller(const cache::Node& node, const v1::SessionKey& key) {
+  cache::Tenant* tenant = node.TenantOf(key.session_id());
+  if (tenant == nullptr) {
+    return absl::UnauthenticatedError("session " + std::to_string(key.session_id()) +
+                                      " is not attached here, or its key is wrong");
+  }
+  absl::StatusOr<std::shared_ptr<cache::SessionState>> session =
+      tenant->FindSession(SessionId(key.session_id()), key.secret());
+  if (!session.ok()) return session.status();
+  return Caller{tenant, *std::move(session)};
+}
+
+}  // namespace tessera::serving

@@ -1,0 +1,38 @@
+// What every handler works with. Built by main, outlives the server.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/base/scheduler.h"
+#include "daemon/cache/tenant/node.h"
+#include "daemon/compaction/jobs/compactor.h"
+#include "daemon/compaction/jobs/tail_absorber.h"
+#include "daemon/device/device.h"
+#include "daemon/metrics/metrics.h"
+#include "daemon/residency/pressure.h"
+
+namespace tessera::serving {
+
+struct Services {
+  cache::Node* node;
+  compaction::TailAbsorber* absorber;
+  compaction::Compactor* compactor;
+  residency::Pressure* pressure;
+  Scheduler* scheduler;
+  metrics::Metrics* metrics;
+  Logger* logger;
+  const Clock* clock;
+  device::Device* device;
+  Clock::TimePoint started;
+  std::uint64_t max_message_bytes;
+  std::uint32_t compactor_threads = 1;
+  bool admin_over_tcp = false;
+  std::atomic<bool> draining{false};
+  std::atomic<bool> stopping{false};  // the drain limit is over: long handlers return
+};
+
+}  // namespace tessera::serving

@@ -1,0 +1,59 @@
+// The operator's contract.
+#pragma once
+
+#include <functional>
+
+#include "daemon/serving/attach/connections.h"
+#include "daemon/serving/call/services.h"
+#include "tessera/v1/admin.grpc.pb.h"
+
+namespace tessera::serving {
+
+class AdminService final : public v1::TesseraAdmin::Service {
+ public:
+  // `drain` starts a drain with a limit in milliseconds (0: the configured one).
+  AdminService(Services& services, Connections& connections,
+               std::function<void(std::uint64_t)> drain)
+      : services_(services), connections_(connections), drain_(std::move(drain)) {}
+
+  grpc::Status ListSessions(grpc::ServerContext* context, const v1::ListSessionsRequest* request,
+                            v1::ListSessionsResponse* response) override;
+  grpc::Status ListSequences(grpc::ServerContext* context, const v1::ListSequencesRequest* request,
+                             v1::ListSequencesResponse* response) override;
+  grpc::Status ListPrefixes(grpc::ServerContext* context, const v1::ListPrefixesRequest* request,
+                            v1::ListPrefixesResponse* response) override;
+  grpc::Status Evict(grpc::ServerContext* context, const v1::EvictRequest* request,
+                     v1::EvictResponse* response) override;
+  grpc::Status ListPolicies(grpc::ServerContext* context, const v1::ListPoliciesRequest* request,
+                            v1::ListPoliciesResponse* response) override;
+  grpc::Status Describe(grpc::ServerContext* context, const v1::DescribeRequest* request,
+                        v1::DescribeResponse* response) override;
+  grpc::Status Compress(grpc::ServerContext* context, const v1::CompressRequest* request,
+                        v1::CompressResponse* response) override;
+  grpc::Status Offload(grpc::ServerContext* context, const v1::OffloadRequest* request,
+                       v1::OffloadResponse* response) override;
+  grpc::Status Restore(grpc::ServerContext* context, const v1::RestoreRequest* request,
+                       v1::RestoreResponse* response) override;
+  grpc::Status SetPolicy(grpc::ServerContext* context, const v1::SetPolicyRequest* request,
+                         v1::SetPolicyResponse* response) override;
+  grpc::Status Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
+                     v1::DrainResponse* response) override;
+  grpc::Status NodeStats(grpc::ServerContext* context, const v1::NodeStatsRequest* request,
+                         v1::StatsResponse* response) override;
+
+ private:
+  // The Unix socket's mode is the access rule; TCP only where the configuration says so.
+  absl::Status Admit(const grpc::ServerContext& context) const;
+  absl::StatusOr<std::shared_ptr<cache::Sequence>> Find(std::uint64_t id) const;
+  // Does `act` with its rows in the pool, again where memory has to be found first.
+  absl::Status WithRows(grpc::ServerContext& context, std::uint64_t id,
+                        absl::FunctionRef<absl::Status(const cache::Residence&)> act) const;
+  template <typename Act>
+  grpc::Status Serve(const char* method, const grpc::ServerContext& context, Act act);
+
+  Services& services_;
+  Connections& connections_;
+  const std::function<void(std::uint64_t)> drain_;
+};
+
+}  // namespace tessera::serving

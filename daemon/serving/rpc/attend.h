@@ -1,0 +1,15 @@
+// The RPC door of attention: from a request to the kernel's batch and back, on the very LaneViews
+// that a mapped worker would build.
+#pragma once
+
+#include "absl/status/status.h"
+#include "daemon/serving/call/caller.h"
+#include "daemon/serving/call/services.h"
+#include "tessera/v1/tessera.pb.h"
+
+namespace tessera::serving {
+
+absl::Status Attend(const Services& services, const Caller& caller,
+                    const v1::AttendRequest& request, v1::AttendResponse& response);
+
+}  // namespace tessera::serving

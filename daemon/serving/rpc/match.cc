@@ -1,0 +1,91 @@
+#include "daemon/serving/rpc/match.h"
+
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include "daemon/serving/call/caller.h"
+#include "daemon/serving/call/status.h"
+#include "daemon/serving/convert/convert.h"
+#include "daemon/serving/rpc/publish.h"
+
+namespace tessera::serving {
+
+namespace {
+
+constexpr std::uint64_t kMostWaitMs = 3'600'000;
+
+absl::StatusOr<cache::PrefixStore::Question> ToQuestion(const Caller& caller,
+                                                        const v1::MatchRequest& request) {
+  if (request.token_ids().empty()) {
+    return absl::InvalidArgumentError("there are no token ids to match");
+  }
+  const absl::StatusOr<Clock::Duration> wait =
+      ToDuration("wait_ms", request.wait_ms(), kMostWaitMs);
+  if (!wait.ok()) return wait.status();
+  const absl::StatusOr<std::shared_ptr<const cache::Model>> model =
+      caller.tenant->FindModel(ModelId(request.model_id()));
+  if (!model.ok()) return model.status();
+  const absl::StatusOr<policies::Policy> policy =
+      ToPolicy(request.policy(), request.has_policy_spec() ? &request.policy_spec() : nullptr);
+  if (!policy.ok()) return policy.status();
+  return cache::PrefixStore::Question{
+      .session = caller.session->id(),
+      .scope = ScopeOf(*caller.tenant, **model, *policy),
+      .ids = {request.token_ids().begin(), request.token_ids().end()},
+      .wait = *wait,
+      .will_compute = request.will_compute()};
+}
+
+// gRPC binds it once the method has returned: only then can it be cancelled, or be done.
+class MatchReactor final : public grpc::ServerUnaryReactor {
+ public:
+  MatchReactor(Services& services, v1::MatchResponse& response)
+      : services_(services), response_(response), begun_(services.clock->Now()) {}
+
+  void Start(const v1::MatchRequest& request) {
+    const absl::StatusOr<Caller> caller = FindCaller(*services_.node, request.session());
+    if (!caller.ok()) return Answer(caller.status());
+    absl::StatusOr<cache::PrefixStore::Question> question = ToQuestion(*caller, request);
+    if (!question.ok()) return Answer(question.status());
+    store_ = &caller->tenant->prefixes();
+    question_.store(store_->Match(*std::move(question),
+                                  [this](absl::StatusOr<cache::PrefixStore::Answer> answer) {
+                                    if (answer.ok()) {
+                                      response_.set_prefix_id(answer->prefix.value());
+                                      response_.set_tokens(answer->tokens);
+                                      response_.set_computing_tokens(answer->computing);
+                                      response_.set_computation_id(answer->computation.value());
+                                    }
+                                    Answer(answer.status());
+                                  }));
+  }
+
+  void OnCancel() override {
+    if (const std::uint64_t question = question_.load(); question != 0) store_->Cancel(question);
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  void Answer(const absl::Status& status) {
+    services_.metrics->Rpc("Match").Finished(status.code(), services_.clock->Now() - begun_);
+    Finish(ToGrpc(status));
+  }
+
+  Services& services_;
+  v1::MatchResponse& response_;
+  const Clock::TimePoint begun_;
+  cache::PrefixStore* store_ = nullptr;
+  std::atomic<std::uint64_t> question_{0};  // 0: answered
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* NewMatchReactor(Services& services, const v1::MatchRequest& request,
+                                          v1::MatchResponse& response) {
+  auto* const reactor = new MatchReactor(services, response);
+  reactor->Start(request);
+  return reactor;
+}
+
+}  // namespace tessera::serving

@@ -1,0 +1,209 @@
+#include "daemon/serving/rpc/publish.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "daemon/base/strings.h"
+#include "daemon/policies/token_policy.h"
+#include "daemon/serving/rpc/compress.h"
+
+namespace tessera::serving {
+
+namespace {
+
+constexpr std::uint64_t kMostTtlMs = std::uint64_t{10} * 365 * 24 * 3600 * 1000;
+// Of taking over segments of a sequence whose lanes are being compressed just then.
+constexpr int kAttempts = 4;
+
+class Publishing {
+ public:
+  Publishing(const Services& services, const Caller& caller, const v1::PublishRequest& request,
+             std::shared_ptr<cache::Sequence> sequence)
+      : services_(services),
+        caller_(caller),
+        sequence_(std::move(sequence)),
+        policy_(compaction::Compactor::PolicyOf(*sequence_)),
+        ids_(request.token_ids().data(), static_cast<std::size_t>(request.token_ids().size())) {}
+
+  absl::Status Run(const cache::PrefixLife& life, v1::PublishResponse& response) {
+    absl::StatusOr<std::uint64_t> held = Held();
+    if (!held.ok()) return held.status();
+    if (absl::Status status = MayPublish(*held); !status.ok()) return status;
+    // Committed tokens of the tail are shared like the others, instead of being copied.
+    if (absl::Status status = sequence_->AbsorbTail(); !status.ok()) return status;
+    cache::PrefixStore& store = caller_.tenant->prefixes();
+    absl::StatusOr<cache::PrefixChain> chain =
+        store.ChainOf(caller_.session->id(), ScopeOf(*caller_.tenant, sequence_->model(), policy_));
+    if (!chain.ok()) return chain.status();
+    cache::PrefixStore::Publication publication = {.session = caller_.session->id(),
+                                                   .chain = *std::move(chain),
+                                                   .policy = policy_.text,
+                                                   .ids = ids_,
+                                                   .life = life,
+                                                   .frozen = nullptr};
+    bool shared = true;
+    absl::StatusOr<cache::PrefixStore::Published> published = store.Publish(publication);
+    if (published.ok() && published->prefix == nullptr) {
+      absl::StatusOr<Frozen> frozen = Freeze(store, publication);
+      if (!frozen.ok()) return frozen.status();
+      shared = frozen->of_another;
+      publication.frozen = std::move(frozen->sequence);
+      published = store.Publish(publication);
+    }
+    if (!published.ok()) return published.status();
+    response.set_prefix_id(published->prefix->id().value());
+    response.set_tokens(ids_.size());
+    response.set_deduplicated(shared || published->existed);
+    response.set_rebased(response.deduplicated() && TakeOver(published->prefix->sequence()));
+    response.set_position_shift(sequence_->position_shift());
+    services_.logger->Log(LogLevel::kDebug, "prefix published",
+                          {{"prefix", response.prefix_id()},
+                           {"tenant", caller_.tenant->name()},
+                           {"sequence", sequence_->id().value()},
+                           {"tokens", response.tokens()},
+                           {"deduplicated", response.deduplicated()}});
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::StatusOr<std::uint64_t> Held() const {
+    std::uint64_t held = ~std::uint64_t{0};
+    for (std::uint32_t layer = 0; layer < sequence_->model().layers(); ++layer) {
+      const absl::StatusOr<std::uint64_t> tokens = sequence_->TokensOfLayer(layer);
+      if (!tokens.ok()) return tokens.status();
+      held = std::min(held, *tokens);
+    }
+    return held;
+  }
+
+  absl::Status MayPublish(std::uint64_t held) const {
+    if (ids_.empty()) return absl::InvalidArgumentError("there are no token ids to publish");
+    if (ids_.size() > held) {
+      return absl::OutOfRangeError(Concat(ids_.size(), " token ids; ", sequence_->id().ToString(),
+                                          " holds ", held, " tokens"));
+    }
+    if (sequence_->made_by_hand() || (!policy_.drops_entries() && !sequence_->KeepsEveryToken())) {
+      return NotItsPolicys();
+    }
+    if (ids_.size() < held && policy_.drops_entries()) {
+      return absl::FailedPreconditionError(Concat(
+          ids_.size(), " token ids; ", sequence_->id().ToString(), " holds ", held,
+          " tokens under the token policy ", Quoted(policy_.text), ", which has no other end"));
+    }
+    return absl::OkStatus();
+  }
+
+  // What learns from every query may wait for a worker that shows them.
+  bool IsDecided() const {
+    if (!policies::Continues(policy_) || !policies::NeedsOf(policy_).decode_queries) return true;
+    return std::ranges::all_of(compaction::Compactor::DecidedByLayer(*sequence_),
+                               [&](std::uint64_t until) { return until >= ids_.size(); });
+  }
+  absl::Status NotDecided() const {
+    return absl::FailedPreconditionError(
+        Concat(sequence_->id().ToString(), " has tokens that policy ", Quoted(policy_.text),
+               " has not decided about: its worker shows their queries, and compresses, first"));
+  }
+
+  absl::Status NotItsPolicys() const {
+    return absl::FailedPreconditionError(Concat(
+        "some of what ", sequence_->id().ToString(),
+        " holds was compressed by a call, under an earlier policy, harder for want of memory, "
+        "or as part of more that was cut off; a prefix of policy ",
+        Quoted(policy_.text), " would not be what that says"));
+  }
+
+  absl::Status GoOn() const {
+    if (caller_.cancelled()) return absl::CancelledError("the caller has gone");
+    if (services_.stopping.load()) return absl::UnavailableError("the daemon stops");
+    return absl::OkStatus();
+  }
+
+  absl::Status CompressAll() {
+    v1::CompressResponse ignored;
+    return CompressByPolicy(services_, {.sequence = sequence_, .go_on = [this] { return GoOn(); }},
+                            v1::CompressRequest(), ignored);
+  }
+
+  struct Frozen {
+    std::shared_ptr<cache::Sequence> sequence;
+    bool of_another;  // a longer prefix has these tokens already
+  };
+  absl::StatusOr<Frozen> Freeze(const cache::PrefixStore& store,
+                                const cache::PrefixStore::Publication& publication) {
+    const std::shared_ptr<cache::Prefix> longer = store.Find(publication.chain, publication.ids);
+    cache::Sequence& from = longer == nullptr ? *sequence_ : longer->sequence();
+    if (longer == nullptr && !policy_.dense()) {
+      if (absl::Status status = CompressAll(); !status.ok()) return status;
+    }
+    if (longer == nullptr && !IsDecided()) return NotDecided();
+    absl::StatusOr<std::shared_ptr<cache::Sequence>> frozen =
+        services_.compactor->Fork(from, [&] { return caller_.tenant->ForkForPrefix(from); });
+    if (!frozen.ok()) return frozen.status();
+    // Also of a worker that has decoded on meanwhile.
+    absl::Status cut = services_.compactor->Truncate(**frozen, ids_.size());
+    if (!cut.ok()) return cut;
+    // Memory may have run short since it was asked.
+    if ((*frozen)->made_by_hand()) return NotItsPolicys();
+    return Frozen{.sequence = *std::move(frozen), .of_another = longer != nullptr};
+  }
+
+  // Where something is in the way (memory to part a segment, say) there are two copies.
+  bool TakeOver(const cache::Sequence& prefix) {
+    absl::Status status = services_.compactor->TakeHeadOf(*sequence_, prefix);
+    // Its lanes are being compressed, as it was appended, and the end of that is waited for; or its
+    // positions have not moved yet as those of the prefix have.
+    const auto worth_it = [&] {
+      return absl::IsAborted(status) ||
+             (absl::IsFailedPrecondition(status) && policies::MovesPositions(policy_));
+    };
+    for (int i = 1; worth_it() && i < kAttempts; ++i) {
+      status = CompressAll();
+      if (status.ok()) status = services_.compactor->TakeHeadOf(*sequence_, prefix);
+    }
+    if (!status.ok()) {
+      services_.logger->Log(
+          LogLevel::kDebug, "sequence keeps its own copy of a prefix",
+          {{"sequence", sequence_->id().value()}, {"error", AsStringView(status.message())}});
+    }
+    return status.ok();
+  }
+
+  const Services& services_;
+  const Caller& caller_;
+  const std::shared_ptr<cache::Sequence> sequence_;
+  const policies::Policy policy_;
+  const std::span<const std::uint32_t> ids_;
+};
+
+}  // namespace
+
+cache::PrefixScope ScopeOf(const cache::Tenant& tenant, const cache::Model& model,
+                           const policies::Policy& policy) {
+  return cache::ScopeOf(tenant.name(), model, policy.text,
+                        /*keeps_every_token=*/!policy.drops_entries());
+}
+
+absl::StatusOr<Clock::Duration> ToDuration(std::string_view field, std::uint64_t ms,
+                                           std::uint64_t most_ms) {
+  if (ms <= most_ms) return std::chrono::milliseconds(ms);
+  return absl::InvalidArgumentError(Concat(field, " is ", ms, "; the limit is ", most_ms));
+}
+
+absl::Status Publish(const Services& services, const Caller& caller,
+                     const v1::PublishRequest& request, v1::PublishResponse& response) {
+  const absl::StatusOr<Clock::Duration> ttl = ToDuration("ttl_ms", request.ttl_ms(), kMostTtlMs);
+  if (!ttl.ok()) return ttl.status();
+  absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence =
+      caller.tenant->FindOwned(*caller.session, SequenceId(request.sequence_id()));
+  if (!sequence.ok()) return sequence.status();
+  const absl::StatusOr<cache::Residence> resident = (*sequence)->Restore();
+  if (!resident.ok()) return resident.status();
+  return Publishing(services, caller, request, *std::move(sequence))
+      .Run({.ttl = *ttl, .pinned = request.pinned()}, response);
+}
+
+}  // namespace tessera::serving

@@ -1,0 +1,23 @@
+// Publish: from a sequence to a prefix of which there is one copy.
+#pragma once
+
+#include "absl/status/status.h"
+#include "daemon/policies/policy.h"
+#include "daemon/serving/call/caller.h"
+#include "daemon/serving/call/services.h"
+#include "tessera/v1/tessera.pb.h"
+
+namespace tessera::serving {
+
+// Under what heads of this policy are found.
+cache::PrefixScope ScopeOf(const cache::Tenant& tenant, const cache::Model& model,
+                           const policies::Policy& policy);
+
+// Milliseconds of a request. INVALID_ARGUMENT names the field and the limit.
+absl::StatusOr<Clock::Duration> ToDuration(std::string_view field, std::uint64_t ms,
+                                           std::uint64_t most_ms);
+
+absl::Status Publish(const Services& services, const Caller& caller,
+                     const v1::PublishRequest& request, v1::PublishResponse& response);
+
+}  // namespace tessera::serving

@@ -1,0 +1,14 @@
+// Select: what Attend would read of a sequence, on the very LaneViews that it would read.
+#pragma once
+
+#include "absl/status/status.h"
+#include "daemon/serving/call/caller.h"
+#include "daemon/serving/call/services.h"
+#include "tessera/v1/tessera.pb.h"
+
+namespace tessera::serving {
+
+absl::Status Select(const Services& services, const Caller& caller,
+                    const v1::SelectRequest& request, v1::SelectResponse& response);
+
+}  // namespace tessera::serving

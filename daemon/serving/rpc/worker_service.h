@@ -1,0 +1,134 @@
+// The worker's contract: one thin handler per RPC. Find the caller, convert, act, convert back.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <string_view>
+#include <thread>
+
+#include "daemon/serving/attach/attach.h"
+#include "daemon/serving/call/admission.h"
+#include "daemon/serving/call/caller.h"
+#include "daemon/serving/call/calls.h"
+#include "daemon/serving/call/resident.h"
+#include "daemon/serving/call/services.h"
+#include "daemon/serving/call/status.h"
+#include "daemon/serving/rpc/match.h"
+#include "tessera/v1/tessera.grpc.pb.h"
+
+namespace tessera::serving {
+
+// Attach and Match live on callbacks (a stream may stay open for days, and a match may wait for
+// another worker); the rest on gRPC's own threads.
+using WorkerServiceBase = v1::Tessera::WithCallbackMethod_Match<
+    v1::Tessera::WithCallbackMethod_Attach<v1::Tessera::Service>>;
+
+class WorkerService final : public WorkerServiceBase {
+ public:
+  explicit WorkerService(const AttachDoor& door)
+      : door_(door),
+        services_(*door.services),
+        attention_(
+            {.what = "attention", .running = std::min(96u, 2 * Cores()), .waiting = PerTenant(64)}),
+        // One more than the compactor has threads, lest it idle between two calls. Those that say
+        // themselves what becomes of their rows take a core each.
+        compression_(
+            {.what = "compression",
+             .running = std::min(64u, std::max(services_.compactor_threads + 1, Cores() / 2)),
+             .waiting = PerTenant(16)}),
+        calls_(Calls::MostFor(services_.node->tenants().size()), services_.node->tenants().size()) {
+  }
+
+  grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* Attach(
+      grpc::CallbackServerContext* context) override {
+    return NewAttachReactor(door_, context);
+  }
+  grpc::ServerUnaryReactor* Match(grpc::CallbackServerContext*, const v1::MatchRequest* request,
+                                  v1::MatchResponse* response) override {
+    return NewMatchReactor(services_, *request, *response);
+  }
+
+  template <typename Request, typename Response>
+  using Handler = absl::Status (WorkerService::*)(const Caller&, const Request&, Response&);
+
+#define TESSERA_RPC(Method)                                                             \
+  grpc::Status Method(grpc::ServerContext* context, const v1::Method##Request* request, \
+                      v1::Method##Response* response) override {                        \
+    return Serve(method_##Method##_, *context, *request, *response,                     \
+                 &WorkerService::Handle##Method);                                       \
+  }                                                                                     \
+  absl::Status Handle##Method(const Caller& caller, const v1::Method##Request& request, \
+                              v1::Method##Response& response);                          \
+  metrics::RpcMethod& method_##Method##_ = services_.metrics->Rpc(#Method);
+
+ private:
+  static std::uint32_t Cores() { return std::max(1u, std::thread::hardware_concurrency()); }
+  // Of calls that may wait, each tenant's part; a single one has all.
+  std::uint32_t PerTenant(std::uint32_t calls) const {
+    const std::size_t tenants = services_.node->tenants().size();
+    return std::max<std::uint32_t>(1, calls / static_cast<std::uint32_t>(tenants));
+  }
+
+  absl::StatusOr<Admission::Place> Enter(Admission& admission, const Caller& caller) const;
+
+  const AttachDoor door_;
+  Services& services_;
+  Admission attention_;
+  Admission compression_;
+  Calls calls_;
+
+ public:
+  TESSERA_RPC(RegisterModel)
+  TESSERA_RPC(CreateSequence)
+  TESSERA_RPC(Fork)
+  TESSERA_RPC(Truncate)
+  TESSERA_RPC(Handover)
+  TESSERA_RPC(Free)
+  TESSERA_RPC(Append)
+  TESSERA_RPC(Compress)
+  TESSERA_RPC(Observe)
+  TESSERA_RPC(Select)
+  TESSERA_RPC(Attend)
+  TESSERA_RPC(Publish)
+  TESSERA_RPC(Offload)
+  TESSERA_RPC(Restore)
+  TESSERA_RPC(Describe)
+  TESSERA_RPC(Stats)
+#undef TESSERA_RPC
+
+ private:
+  // What every call has in common: who calls, how long it took, how it ended.
+  template <typename Request, typename Response>
+  grpc::Status Serve(metrics::RpcMethod& method, const grpc::ServerContext& context,
+                     const Request& request, Response& response,
+                     Handler<Request, Response> handler);
+};
+
+template <typename Request, typename Response>
+grpc::Status WorkerService::Serve(metrics::RpcMethod& method, const grpc::ServerContext& context,
+                                  const Request& request, Response& response,
+                                  Handler<Request, Response> handler) {
+  const Clock::TimePoint begun = services_.clock->Now();
+  absl::StatusOr<Caller> caller = FindCaller(*services_.node, request.session());
+  absl::Status status = caller.status();
+  std::optional<Calls::Place> place;
+  if (caller.ok()) {
+    absl::StatusOr<Calls::Place> entered = calls_.Enter(caller->tenant->options().id);
+    status = entered.status();
+    if (status.ok()) place.emplace(*std::move(entered));
+  }
+  if (status.ok()) {
+    caller->context = &context;
+    status = WithRelief(
+        services_, *caller->tenant, [&] { return caller->cancelled(); },
+        [&] {
+          response.Clear();
+          return (this->*handler)(*caller, request, response);
+        });
+  }
+  method.Finished(status.code(), services_.clock->Now() - begun);
+  return ToGrpc(status);
+}
+
+}  // namespace tessera::serving

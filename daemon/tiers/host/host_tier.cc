@@ -1,0 +1,53 @@
+#include "daemon/tiers/host/host_tier.h"
+
+#include <new>
+
+#include "daemon/base/bytes.h"
+#include "daemon/base/check.h"
+#include "daemon/base/strings.h"
+
+namespace tessera::tiers {
+
+Blob& Blob::operator=(Blob&& other) noexcept {
+  if (this != &other) {
+    Reset();
+    tier_ = std::exchange(other.tier_, nullptr);
+    data_ = std::move(other.data_);
+    bytes_ = std::exchange(other.bytes_, 0);
+  }
+  return *this;
+}
+
+void Blob::Reset() {
+  if (tier_ == nullptr) return;
+  // The memory first: what the tier counts as free is free.
+  data_.reset();
+  std::exchange(tier_, nullptr)->Return(std::exchange(bytes_, 0));
+}
+
+HostTier::~HostTier() { TESSERA_CHECK(used_bytes() == 0, "every blob goes before its tier"); }
+
+absl::StatusOr<Blob> HostTier::Reserve(std::uint64_t bytes) {
+  if (!enabled()) {
+    return absl::ResourceExhaustedError("the host tier is turned off: host_tier_bytes is 0");
+  }
+  std::uint64_t before = used_.load(std::memory_order_relaxed);
+  do {
+    if (bytes > limit_bytes_ || before > limit_bytes_ - bytes) {
+      return absl::ResourceExhaustedError(
+          Concat("host tier: ", FormatBytes(bytes), " asked, ", FormatBytes(before),
+                 " used of a limit of ", FormatBytes(limit_bytes_),
+                 "; free sequences and retry, or raise host_tier_bytes"));
+    }
+  } while (!used_.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed));
+  std::unique_ptr<std::byte[]> data(new (std::nothrow) std::byte[bytes]);
+  if (data == nullptr) {
+    Return(bytes);
+    return absl::ResourceExhaustedError(Concat("host tier: the machine has no ", FormatBytes(bytes),
+                                               " left, with ", FormatBytes(before),
+                                               " used here; free sequences and retry"));
+  }
+  return Blob(this, std::move(data), bytes);
+}
+
+}  // namespace tessera::tiers

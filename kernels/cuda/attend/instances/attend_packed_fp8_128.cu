@@ -1,0 +1,11 @@
+#include "kernels/cuda/attend/attend_packed_kernels.cuh"
+
+namespace tessera::kernels::cuda {
+
+const AttendVariant kAttendPackedFp8Dim128[2] = {PackedVariant<ValueType::kFp8, 128, 1>(),
+                                                 PackedVariant<ValueType::kFp8, 128, 2>()};
+const AttendVariant kAttendPackedFp8Dim128Selected[2] = {
+    SelectedPackedVariant<ValueType::kFp8, 128, 1>(),
+    SelectedPackedVariant<ValueType::kFp8, 128, 2>()};
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,233 @@
+// Query rows on their way into the space of a packed segment: q' = R_k q, once per (query row,
+// segment), in fp32, then as operands of the tensor cores.
+//
+//   grid x  the layer's strategies        grid y  8 columns each (query x head of the group)
+//
+// A row is divided by a power of two so that its largest element is in [1, 2), whose logarithm goes
+// beside it: fp16 then neither overflows nor loses small elements, and bf16 is as exact either way.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/common/fragment.h"
+#include "kernels/cuda/common/gpu.cuh"
+#include "kernels/cuda/common/lane_index.h"
+#include "kernels/cuda/common/lane_sums.cuh"
+#include "kernels/cuda/common/packed_index.h"
+#include "kernels/cuda/common/params.h"
+#include "kernels/cuda/common/work.cuh"
+
+namespace tessera::kernels::cuda {
+
+inline constexpr std::uint32_t kRotateThreads = 256;
+// Rows of a matrix that 8 lanes multiply at once.
+inline constexpr std::uint32_t kRotateRows = 4;
+
+// Shared memory: 8 query rows, then 8 rotated ones, of head_dim floats.
+TESSERA_HOST_DEVICE constexpr std::uint32_t RotateSharedBytes(std::uint32_t head_dim) {
+  return 2 * kTileColumns * head_dim * static_cast<std::uint32_t>(sizeof(float));
+}
+
+TESSERA_DEVICE float HalfElement(std::uint16_t half, ElementType type) {
+  return type == ElementType::kBf16 ? std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16)
+                                    : gpu::HalfToFloat(half);
+}
+TESSERA_DEVICE float LoadElement(const std::byte* row, std::uint32_t index, ElementType type) {
+  if (type == ElementType::kFp32) return reinterpret_cast<const float*>(row)[index];
+  return HalfElement(reinterpret_cast<const std::uint16_t*>(row)[index], type);
+}
+
+// The rotation at a pool offset, or null where it does not lie in the pool.
+TESSERA_DEVICE const std::byte* FindRotation(const DeviceArena& arena, const StepStrategy& strategy,
+                                             const RowShape& side, std::uint64_t offset) {
+  return reinterpret_cast<const std::byte*>(ResolveObject(
+      arena, offset, RotationBytes(strategy.shape, side, strategy.rotation_type), kTileAlignment));
+}
+
+// What a strategy multiplies with. False, where a matrix that it names is not in the pool: then
+// nothing may be read. Null matrices are the identity.
+struct Rotations {
+  const std::byte* key = nullptr;
+  const std::byte* value = nullptr;
+
+  TESSERA_DEVICE bool Find(const DeviceArena& arena, const StepStrategy& strategy) {
+    if (strategy.key_rotation != kNoRotation) {
+      key = FindRotation(arena, strategy, strategy.shape.key, strategy.key_rotation);
+      if (key == nullptr) return false;
+    }
+    if (strategy.value_rotation != kNoRotation) {
+      value = FindRotation(arena, strategy, strategy.shape.value, strategy.value_rotation);
+      if (value == nullptr) return false;
+    }
+    return true;
+  }
+};
+
+// The 8 columns from `first_column` on as fp32 in shared memory, [dimension][column], zeros beyond
+// the last.
+TESSERA_DEVICE void GatherQueries(const AttendParams& params, const StepSequence& sequence,
+                                  std::uint32_t kv_head, std::uint32_t first_column,
+                                  float* queries) {
+  const auto bytes = static_cast<std::uint32_t>(ElementBytes(params.query_type));
+  for (std::uint32_t i = gpu::Thread(); i < kTileColumns * params.head_dim; i += gpu::Threads()) {
+    const std::uint32_t column = i / params.head_dim;
+    const std::uint32_t dim = i % params.head_dim;
+    const bool live = first_column + column < sequence.queries * params.group;
+    queries[dim * kTileColumns + column] =
+        live ? LoadElement(QueryRowOf(params, sequence, kv_head, first_column + column, bytes), dim,
+                           params.query_type)
+             : 0;
+  }
+}
+
+// products[row][column] += element x query[column], for one dimension of the columns' rows.
+TESSERA_DEVICE void MultiplyElements(const float (&elements)[kRotateRows], const float* query,
+                                     float (&products)[kRotateRows][kTileColumns]) {
+  TESSERA_UNROLL
+  for (std::uint32_t c = 0; c < kTileColumns; ++c) {
+    const float q = query[c];
+    TESSERA_UNROLL
+    for (std::uint32_t r = 0; r < kRotateRows; ++r) products[r][c] += elements[r] * q;
+  }
+}
+
+// The same for the dimensions of a chunk of each row of R.
+TESSERA_DEVICE void MultiplyChunks(const gpu::Chunk (&chunks)[kRotateRows], ElementType type,
+                                   const float* queries,
+                                   float (&products)[kRotateRows][kTileColumns]) {
+  TESSERA_UNROLL
+  for (std::uint32_t w = 0; w < 4; ++w) {
+    float elements[kRotateRows];
+    if (type == ElementType::kFp32) {
+      TESSERA_UNROLL
+      for (std::uint32_t r = 0; r < kRotateRows; ++r) {
+        elements[r] = std::bit_cast<float>(chunks[r].words[w]);
+      }
+      MultiplyElements(elements, queries + w * kTileColumns, products);
+      continue;
+    }
+    TESSERA_UNROLL
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      TESSERA_UNROLL
+      for (std::uint32_t r = 0; r < kRotateRows; ++r) {
+        elements[r] =
+            HalfElement(static_cast<std::uint16_t>(chunks[r].words[w] >> (16 * half)), type);
+      }
+      MultiplyElements(elements, queries + (2 * w + half) * kTileColumns, products);
+    }
+  }
+}
+
+// Eight lanes share a row of R, chunk by chunk, and every one has kRotateRows rows under way: the
+// matrix is read once, by far-away loads. The 8 columns of a row end in the 8 lanes.
+TESSERA_DEVICE void RotateColumns(const AttendParams& params, const StepStrategy& strategy,
+                                  const std::byte* rotation, const float* queries, float* rotated) {
+  const std::uint32_t channels = strategy.shape.key.channels;
+  const auto row_bytes =
+      static_cast<std::uint32_t>(params.head_dim * ElementBytes(strategy.rotation_type));
+  const std::uint32_t chunk_dims =
+      kChunkBytes / static_cast<std::uint32_t>(ElementBytes(strategy.rotation_type));
+  const std::uint32_t own = gpu::Lane() % kTileColumns;
+  const std::uint32_t teams = gpu::Threads() / kTileColumns;
+  // All lanes of a warp make the same rounds: they give each other their sums.
+  for (std::uint32_t round = 0; round < params.head_dim; round += teams * kRotateRows) {
+    const std::uint32_t first = round + gpu::Thread() / kTileColumns;
+    float products[kRotateRows][kTileColumns] = {};
+    for (std::uint32_t at = own * kChunkBytes; at < row_bytes; at += kTileColumns * kChunkBytes) {
+      gpu::Chunk chunks[kRotateRows];
+      TESSERA_UNROLL
+      for (std::uint32_t r = 0; r < kRotateRows; ++r) {
+        const std::uint32_t channel = first + r * teams;
+        chunks[r] = channel < channels ? *reinterpret_cast<const gpu::Chunk*>(
+                                             rotation + std::uint64_t{channel} * row_bytes + at)
+                                       : gpu::Chunk{};
+      }
+      MultiplyChunks(chunks, strategy.rotation_type,
+                     queries + at / kChunkBytes * chunk_dims * kTileColumns, products);
+    }
+    TESSERA_UNROLL
+    for (std::uint32_t r = 0; r < kRotateRows; ++r) {
+      const std::uint32_t channel = first + r * teams;
+      const float product = SumAcrossLanes(products[r]);
+      if (channel < params.head_dim) rotated[own * params.head_dim + channel] = product;
+    }
+  }
+}
+
+// Without a matrix, rows stay what they are.
+TESSERA_DEVICE void CopyColumns(const AttendParams& params, const float* queries, float* rotated) {
+  for (std::uint32_t i = gpu::Thread(); i < kTileColumns * params.head_dim; i += gpu::Threads()) {
+    rotated[i % kTileColumns * params.head_dim + i / kTileColumns] = queries[i];
+  }
+}
+
+// The power of two that a row whose largest magnitude is `peak` is divided by; 1 for rows of zeros
+// and for those that hold what is no number.
+TESSERA_HOST_DEVICE inline float ScaleOfRow(float peak) {
+  const std::uint32_t exponent = std::bit_cast<std::uint32_t>(peak) & 0x7f800000u;
+  if (exponent == 0 || exponent == 0x7f800000u) return 1;
+  return std::bit_cast<float>(exponent);
+}
+
+// Rounds the rotated rows and stores them, a warp per column.
+TESSERA_DEVICE void StoreRotated(const AttendParams& params, ElementType type,
+                                 std::uint32_t strategy, std::uint32_t first_column,
+                                 std::uint32_t columns, const float* rotated) {
+  for (std::uint32_t c = gpu::Warp(); c < kTileColumns; c += gpu::Threads() / kWarp) {
+    const float* row = rotated + c * params.head_dim;
+    float peak = 0;
+    for (std::uint32_t i = gpu::Lane(); i < params.head_dim; i += kWarp) {
+      peak = gpu::Max(peak, row[i] < 0 ? -row[i] : row[i]);
+    }
+    TESSERA_UNROLL
+    for (std::uint32_t mask = 1; mask < kWarp; mask *= 2) {
+      peak = gpu::Max(peak, gpu::ShuffleXor(peak, mask));
+    }
+    if (first_column + c >= columns) continue;
+    const float scale = ScaleOfRow(peak);
+    const std::uint64_t slot = std::uint64_t{strategy} * params.max_columns + first_column + c;
+    if (gpu::Lane() == 0) params.rotated_scales[slot] = scale;
+    auto* target = reinterpret_cast<std::uint32_t*>(params.rotated + slot * params.head_dim);
+    for (std::uint32_t i = gpu::Lane(); i < params.head_dim / 2; i += kWarp) {
+      const float low = row[2 * i] / scale;
+      const float high = row[2 * i + 1] / scale;
+      target[i] = type == ElementType::kBf16 ? gpu::PackPair<ElementType::kBf16>(low, high)
+                                             : gpu::PackPair<ElementType::kFp16>(low, high);
+    }
+  }
+}
+
+// The kernel's body.
+TESSERA_DEVICE void RotateQueries(const AttendParams& params) {
+  const StepReader step(params.step);
+  if (!Serves(params, step) || gpu::BlockX() >= step.layer(params.layer).strategies) return;
+  const StepStrategy& strategy = step.strategy(params.layer, gpu::BlockX());
+  if (!strategy.shape.packed() || strategy.shape.head_dim != params.head_dim) return;
+  Rotations rotations;
+  const std::uint32_t kv_heads = step.layer(params.layer).kv_heads;
+  if (!rotations.Find(step.arena(), strategy)) {
+    if (gpu::Thread() == 0) {
+      gpu::AtomicMin(params.fault,
+                     FaultWord::Pack(FaultKind::kBadTile, params.layer, strategy.lane));
+    }
+    return;
+  }
+  const StepSequence& sequence = step.sequence(strategy.lane / kv_heads);
+  const std::uint32_t columns = sequence.queries * params.group;
+  const std::uint32_t first_column = gpu::BlockY() * kTileColumns;
+  if (first_column >= columns) return;
+  auto* queries = reinterpret_cast<float*>(gpu::SharedMemory());
+  float* rotated = queries + kTileColumns * params.head_dim;
+  GatherQueries(params, sequence, strategy.lane % kv_heads, first_column, queries);
+  gpu::SyncBlock();
+  if (rotations.key == nullptr) {
+    CopyColumns(params, queries, rotated);
+  } else {
+    RotateColumns(params, strategy, rotations.key, queries, rotated);
+  }
+  gpu::SyncBlock();
+  StoreRotated(params, OperandType(ValuesOf(strategy.shape.format)), gpu::BlockX(), first_column,
+               columns < params.max_columns ? columns : params.max_columns, rotated);
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,202 @@
+// Rows of one tile, rotated into shared memory as fp32: by tensor cores where rows and rotation are
+// bf16 (their products are exact in fp32), by FMA otherwise, and as they are without a rotation.
+//
+// Each function is called by a whole block, ends without a barrier, and tells whether this thread
+// met an element that cannot be stored. Rows behind the last are never read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/encode/encode_row.cuh"
+
+namespace tessera::kernels::cuda {
+
+// K rows or V rows of one job, and what rotates them.
+struct RotateSource {
+  const std::byte* rows;
+  std::uint64_t stride;
+  const std::byte* rotation;  // null: identity
+  std::uint32_t row_count;
+  std::uint32_t channels;
+  ElementType type;
+  ElementType rotation_type;
+  std::uint32_t unstorable_bits;  // magnitudes from here on are refused
+};
+
+TESSERA_DEVICE bool IsStorable(const RotateSource& source, float x) {
+  return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffu) < source.unstorable_bits;
+}
+
+// Eight consecutive elements as floats; 16-byte aligned.
+TESSERA_DEVICE void LoadEight(ElementType type, const std::byte* at, float (&elements)[8]) {
+  const gpu::Chunk first = *reinterpret_cast<const gpu::Chunk*>(at);
+  if (type == ElementType::kFp32) {
+    const gpu::Chunk second = reinterpret_cast<const gpu::Chunk*>(at)[1];
+    TESSERA_UNROLL
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      elements[i] = std::bit_cast<float>(first.words[i]);
+      elements[4 + i] = std::bit_cast<float>(second.words[i]);
+    }
+    return;
+  }
+  TESSERA_UNROLL
+  for (std::uint32_t i = 0; i < 8; ++i) {
+    const auto bits = static_cast<std::uint16_t>(first.words[i / 2] >> (16 * (i % 2)));
+    elements[i] = type == ElementType::kBf16 ? Bf16ToFloat(bits) : gpu::HalfToFloat(bits);
+  }
+}
+
+// Every element is looked at, kept or not: an identity row that is cut must not hide a NaN.
+template <class Shape>
+TESSERA_DEVICE bool CopyRows(const RotateSource& source, float* rotated) {
+  constexpr std::uint32_t kPieces = Shape::kHeadDim / 8;
+  bool bad = false;
+  for (std::uint32_t i = gpu::Thread(); i < source.row_count * kPieces; i += Shape::kThreads) {
+    const std::uint32_t row = i / kPieces;
+    const std::uint32_t channel = i % kPieces * 8;
+    float elements[8];
+    LoadEight(source.type, source.rows + row * source.stride + channel * ElementBytes(source.type),
+              elements);
+    TESSERA_UNROLL
+    for (std::uint32_t c = 0; c < 8; ++c) {
+      bad |= !IsStorable(source, elements[c]);
+      rotated[row * Shape::kRowFloats + channel + c] = elements[c];
+    }
+  }
+  return bad;
+}
+
+// A thread takes one channel of four rows at a time, so that a piece of the rotation is used four
+// times; the lanes of a warp read the same pieces of rows.
+template <class Shape>
+TESSERA_DEVICE bool RotateByFma(const RotateSource& source, float* rotated) {
+  constexpr std::uint32_t kRows = 4;
+  const std::uint32_t tasks = (source.row_count + kRows - 1) / kRows * Shape::kHeadDim;
+  bool bad = false;
+  for (std::uint32_t task = gpu::Thread(); task < tasks; task += Shape::kThreads) {
+    const std::uint32_t channel = task % Shape::kHeadDim;
+    const std::uint32_t first = task / Shape::kHeadDim * kRows;
+    if (channel >= source.channels) continue;
+    const std::byte* rotation = source.rotation + std::uint64_t{channel} * Shape::kHeadDim *
+                                                      ElementBytes(source.rotation_type);
+    float sums[kRows] = {};
+    for (std::uint32_t d = 0; d < Shape::kHeadDim; d += 8) {
+      float weights[8];
+      LoadEight(source.rotation_type, rotation + d * ElementBytes(source.rotation_type), weights);
+      TESSERA_UNROLL
+      for (std::uint32_t r = 0; r < kRows; ++r) {
+        const std::uint32_t row = first + r < source.row_count ? first + r : first;
+        float elements[8];
+        LoadEight(source.type, source.rows + row * source.stride + d * ElementBytes(source.type),
+                  elements);
+        TESSERA_UNROLL
+        for (std::uint32_t i = 0; i < 8; ++i) {
+          sums[r] = FusedMultiplyAdd(weights[i], elements[i], sums[r]);
+        }
+      }
+    }
+    TESSERA_UNROLL
+    for (std::uint32_t r = 0; r < kRows; ++r) {
+      if (first + r >= source.row_count) continue;
+      bad |= !IsStorable(source, sums[r]);
+      rotated[(first + r) * Shape::kRowFloats + channel] = sums[r];
+    }
+  }
+  return bad;
+}
+
+// The accumulators of one warp: 16 rows x 8 channels each.
+template <class Shape>
+struct RotateSums {
+  float tiles[Shape::kColumnTiles][Shape::kRowTiles][4];
+};
+
+// rotated [row][channel] = X [row][dim] x R^T [dim][channel]. B operands are pairs of neighbours in
+// a row of R, so R is read from global memory as it lies, each element once per block.
+template <class Shape>
+TESSERA_DEVICE void MultiplyRows(const RotateSource& source, const std::byte* shared,
+                                 RotateSums<Shape>& sums) {
+  const std::uint32_t first = gpu::Warp() * Shape::kWarpChannels;
+  for (std::uint32_t s = 0; s < Shape::kSteps; ++s) {
+    std::uint32_t rows[Shape::kRowTiles][4];
+    TESSERA_UNROLL
+    for (std::uint32_t r = 0; r < Shape::kRowTiles; ++r) {
+      const std::uint32_t chunk = s * 2 + KeyMatrixChunk(gpu::Lane());
+      gpu::LoadMatrices(rows[r], shared + SwizzledOffset(r * 16 + KeyMatrixEntry(gpu::Lane()),
+                                                         chunk, Shape::kSourceRowBytes));
+    }
+    TESSERA_UNROLL
+    for (std::uint32_t t = 0; t < Shape::kColumnTiles; ++t) {
+      const std::uint32_t channel = first + t * kTileColumns + OperandBColumn(gpu::Lane());
+      std::uint32_t weights[2];
+      TESSERA_UNROLL
+      for (std::uint32_t i = 0; i < 2; ++i) {
+        const std::uint32_t dim = s * 16 + OperandBRow(gpu::Lane(), i);
+        weights[i] = channel < source.channels
+                         ? reinterpret_cast<const std::uint32_t*>(
+                               source.rotation)[(channel * Shape::kHeadDim + dim) / 2]
+                         : 0;
+      }
+      TESSERA_UNROLL
+      for (std::uint32_t r = 0; r < Shape::kRowTiles; ++r) {
+        gpu::Mma<ElementType::kBf16>(sums.tiles[t][r], rows[r], weights);
+      }
+    }
+  }
+}
+
+template <class Shape>
+TESSERA_DEVICE bool StoreSums(const RotateSource& source, const RotateSums<Shape>& sums,
+                              float* rotated) {
+  bool bad = false;
+  TESSERA_UNROLL
+  for (std::uint32_t t = 0; t < Shape::kColumnTiles; ++t) {
+    TESSERA_UNROLL
+    for (std::uint32_t r = 0; r < Shape::kRowTiles; ++r) {
+      TESSERA_UNROLL
+      for (std::uint32_t i = 0; i < 4; ++i) {
+        const std::uint32_t row = r * 16 + AccumulatorRow(gpu::Lane(), i);
+        const std::uint32_t channel = gpu::Warp() * Shape::kWarpChannels + t * kTileColumns +
+                                      AccumulatorColumn(gpu::Lane(), i);
+        bad |= row < source.row_count && channel < source.channels &&
+               !IsStorable(source, sums.tiles[t][r][i]);
+        rotated[row * Shape::kRowFloats + channel] = sums.tiles[t][r][i];
+      }
+    }
+  }
+  return bad;
+}
+
+template <class Shape>
+TESSERA_DEVICE bool RotateByTensorCores(const RotateSource& source, float* rotated) {
+  constexpr std::uint32_t kChunks = Shape::kSourceRowBytes / kChunkBytes;
+  auto* shared = reinterpret_cast<std::byte*>(rotated);
+  for (std::uint32_t i = gpu::Thread(); i < kTileEntries * kChunks; i += Shape::kThreads) {
+    const std::uint32_t row = i / kChunks;
+    const std::uint32_t chunk = i % kChunks;
+    const bool live = row < source.row_count;
+    // A source that is not read must still be an address.
+    const std::byte* from =
+        live ? source.rows + row * source.stride + chunk * kChunkBytes : source.rows;
+    gpu::CopyChunk(shared + SwizzledOffset(row, chunk, Shape::kSourceRowBytes), from, live);
+  }
+  gpu::CommitCopies();
+  gpu::WaitCopies<0>();
+  gpu::SyncBlock();
+  RotateSums<Shape> sums = {};
+  MultiplyRows<Shape>(source, shared, sums);
+  gpu::SyncBlock();  // everybody has read the rows that the sums overwrite
+  return StoreSums<Shape>(source, sums, rotated);
+}
+
+template <class Shape>
+TESSERA_DEVICE bool RotateRows(const RotateSource& source, float* rotated) {
+  if (source.rotation == nullptr) return CopyRows<Shape>(source, rotated);
+  if (source.type == ElementType::kBf16 && source.rotation_type == ElementType::kBf16) {
+    return RotateByTensorCores<Shape>(source, rotated);
+  }
+  return RotateByFma<Shape>(source, rotated);
+}
+
+}  // namespace tessera::kernels::cuda

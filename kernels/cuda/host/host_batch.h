@@ -1,0 +1,111 @@
+// A batch of attention over lanes in host memory, packed into what a device needs: a pool with
+// tiles and tables, tail rings, query rows and a step image. For conformance tests and tools, which
+// have their lanes on the host; the product's lanes are on the device already.
+//
+// The pool is laid out to be awkward on purpose: its first place is empty and its extents lie in
+// memory in falling order, so that only the table of bases finds anything.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/cuda/common/params.h"
+#include "kernels/cuda/host/step_writer.h"
+#include "kernels/cuda/select/selection_reader.h"
+#include "kernels/format/lane_view.h"
+#include "kernels/format/layer_geometry.h"
+
+namespace tessera::kernels::cuda {
+
+// One (sequence, kv head); the pointers name the rows of all heads.
+struct HostItem {
+  const LaneView* lane = nullptr;
+  std::uint32_t kv_head = 0;
+  std::uint32_t queries = 1;
+  std::uint64_t first_query_position = 0;
+  const void* query = nullptr;  // [queries][query_heads][head_dim], geometry.type
+  void* output = nullptr;       // the same shape, output_type
+  float* lse = nullptr;         // [queries][query_heads]; may be null
+  StepRule rule = {};
+};
+
+struct HostBatch {
+  LayerGeometry geometry;  // `sinks` is a host address
+  bool causal = true;
+  ElementType output_type = ElementType::kFp32;
+  std::span<const HostItem> items;
+};
+
+class HostBatchImage {
+ public:
+  HostBatchImage(const HostBatch& batch, std::uint64_t extent_bytes);
+
+  // Bytes to be copied to the device, each to an address that is a multiple of 256.
+  std::span<const std::byte> pool() const { return pool_; }
+  std::span<const std::byte> tails() const { return tails_; }
+  std::span<const std::byte> queries() const { return queries_; }
+  std::span<const std::byte> step() const { return step_; }
+
+  // Bytes of the results, and of one query row of all heads.
+  std::uint64_t output_bytes() const { return rows_ * output_row_bytes_; }
+  std::uint64_t lse_bytes() const { return rows_ * batch_.geometry.query_heads * sizeof(float); }
+
+  // Writes the step image for these device addresses.
+  StepStatus WriteStep(std::uint64_t pool_address, std::uint64_t tails_address);
+  const StepLimits& limits() const { return limits_; }
+
+  // The first item that no device may follow: tiles of a shape that is not served or not the
+  // layer's, or a tail without a ring. It and the items after it are packed as empty lanes.
+  bool HasBadItem() const { return bad_item_ < batch_.items.size(); }
+  std::uint32_t bad_item() const { return bad_item_; }
+  std::uint32_t ItemOfLane(std::uint32_t lane) const { return lane / batch_.geometry.kv_heads; }
+
+  // What a selection left, as SelectionReader takes it.
+  SelectionReader Selection(std::span<const std::uint32_t> taken,
+                            std::span<const TakenRange> ranges) const {
+    return {step_.data(), 0, taken, ranges};
+  }
+  std::uint32_t LaneOfItem(std::uint32_t item) const {
+    return item * batch_.geometry.kv_heads + batch_.items[item].kv_head;
+  }
+
+  // Copies each item's heads from results in the layout of the device.
+  void Scatter(std::span<const std::byte> output, std::span<const float> lse) const;
+
+ private:
+  struct PackedLane {
+    std::vector<SegmentSpec> segments;
+    std::uint64_t tail_offset = 0;  // in tails()
+    bool has_tail = false;
+  };
+  std::uint64_t Allocate(std::uint64_t bytes);
+  std::byte* PoolAt(std::uint64_t offset);
+  SegmentSpec PackSegment(const SegmentView& segment);
+  // A tile, or the summaries of one, whose offset becomes a word of a table.
+  void PackObject(const SegmentView& segment, std::uint64_t host_offset, std::uint32_t bytes,
+                  std::uint64_t alignment, std::uint64_t table_word);
+  std::uint64_t PackRotation(const SegmentView& segment, const RowShape& side,
+                             const std::byte* matrix);
+  PackedLane PackLane(const LaneView& lane);
+  void MeasurePool();
+
+  const HostBatch batch_;
+  const std::uint64_t extent_bytes_;
+  const DenseTile tile_;
+  const std::uint64_t output_row_bytes_;
+  std::uint64_t rows_ = 0;
+  std::uint64_t next_ = 0;  // pool offset of the next object
+  std::uint32_t extents_ = 1;
+  std::uint32_t bad_item_ = 0;
+  std::vector<std::byte> pool_;
+  std::vector<std::byte> tails_;
+  std::vector<std::byte> queries_;
+  std::vector<std::byte> step_storage_;
+  std::span<std::byte> step_;
+  std::vector<PackedLane> lanes_;  // of the items
+  StepLimits limits_;
+};
+
+}  // namespace tessera::kernels::cuda

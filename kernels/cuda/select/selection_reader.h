@@ -1,0 +1,59 @@
+// Reads on the host what the device has chosen: AttendParams::taken and ranges, copied from the
+// scratch memory of a call, beside the image that the call was made with.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "kernels/cuda/common/selection_index.h"
+#include "kernels/cuda/common/step_view.h"
+
+namespace tessera::kernels::cuda {
+
+// Consecutive entries of a segment that are read.
+struct TakenEntries {
+  std::uint32_t segment;  // of the lane
+  std::uint32_t first_entry;
+  std::uint32_t entries;
+};
+
+class SelectionReader {
+ public:
+  // `taken`: StepLimits::blocks of them; `ranges`: choices + selections.
+  SelectionReader(const std::byte* step, std::uint32_t layer, std::span<const std::uint32_t> taken,
+                  std::span<const TakenRange> ranges)
+      : step_(step), layer_(layer), taken_(taken), ranges_(ranges) {}
+
+  // Calls take(TakenEntries) for each run of what a lane of the layer took, in its order. Nothing
+  // where the lane reads everything.
+  template <class Take>
+  void ForEachRun(std::uint32_t lane, Take take) const {
+    const StepLane& of_lane = step_.lane(layer_, lane);
+    if (of_lane.selection == kReadWhole) return;
+    const StepSelection& selection = step_.selection(layer_, of_lane.selection);
+    const TakenRange* ranges = ranges_.data() + FirstRangeOf(selection, of_lane.selection);
+    for (std::uint32_t c = 0; c < selection.choices; ++c) {
+      const StepChoice& choice = step_.choices(layer_)[selection.first_choice + c];
+      const StepSegment& segment = step_.segments(of_lane)[choice.segment];
+      const std::uint32_t block = step_.strategy(layer_, segment.strategy).shape.block;
+      const std::uint32_t* list = taken_.data() + selection.first_block;
+      for (std::uint32_t i = ranges[c].first_taken; i < ranges[c + 1].first_taken;) {
+        const std::uint32_t first = list[i];
+        std::uint32_t end = first + 1;
+        for (++i; i < ranges[c + 1].first_taken && list[i] == end; ++i) ++end;
+        take(TakenEntries{.segment = choice.segment,
+                          .first_entry = first * block,
+                          .entries = std::min(end * block, segment.entries) - first * block});
+      }
+    }
+  }
+
+ private:
+  const StepReader step_;
+  const std::uint32_t layer_;
+  const std::span<const std::uint32_t> taken_;
+  const std::span<const TakenRange> ranges_;
+};
+
+}  // namespace tessera::kernels::cuda

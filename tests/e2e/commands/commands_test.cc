@@ -1,0 +1,183 @@
+// What operators type: `tessera` against a daemon whose worker holds compressed sequences. Each
+// command's output says what the RPC says, each mistake what to do instead.
+
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <string>
+
+#include "daemon/base/strings.h"
+#include "google/protobuf/util/json_util.h"
+#include "tessera/tessera.h"
+#include "tests/e2e/prefix/prefix_lanes.h"
+
+namespace tessera {
+namespace {
+
+using testing::AllOf;
+using testing::ContainsRegex;
+using testing::Not;
+
+struct Outcome {
+  std::string text;  // stdout and stderr
+  int code = -1;
+};
+
+class Commands : public Prefixes {
+ protected:
+  Outcome Run(const std::string& arguments) {
+    Outcome outcome;
+    const std::string line =
+        Concat(TESSERA_BINARY " ", arguments, " --address=", daemon_->address(), " 2>&1");
+    FILE* const pipe = ::popen(line.c_str(), "r");
+    EXPECT_NE(pipe, nullptr);
+    if (pipe == nullptr) return outcome;
+    std::array<char, 4096> piece{};
+    for (std::size_t got; (got = ::fread(piece.data(), 1, piece.size(), pipe)) > 0;) {
+      outcome.text.append(piece.data(), got);
+    }
+    const int status = ::pclose(pipe);
+    outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return outcome;
+  }
+  std::string Good(const std::string& arguments) {
+    const Outcome outcome = Run(arguments);
+    EXPECT_EQ(outcome.code, 0) << arguments << "\n" << outcome.text;
+    return outcome.text;
+  }
+  void Bad(const std::string& arguments, int code, const std::string& why) {
+    const Outcome outcome = Run(arguments);
+    EXPECT_EQ(outcome.code, code) << arguments << "\n" << outcome.text;
+    EXPECT_THAT(outcome.text, HasSubstr(why)) << arguments;
+  }
+  static std::string IdOf(const client::Sequence& sequence) {
+    return Concat(sequence.id().value());
+  }
+  v1::DescribeResponse Described(const client::Sequence& sequence) {
+    const auto described = sequence.Describe(/*lanes=*/true);
+    EXPECT_TRUE(described.ok()) << described.status();
+    return described.value_or(v1::DescribeResponse());
+  }
+};
+
+TEST_F(Commands, ALaneIsDescribedStrategyByStrategy) {
+  client::Sequence sequence =
+      NewSequence("mosaickv:keep=0.25,group=1,segment=128,min_segment=32,loss_k=1,loss_v=1");
+  SyntheticSequence truth(shape_, 3);
+  Append(sequence, truth, 256);
+  Compress(sequence);
+  Append(sequence, truth, 5);
+  const v1::DescribeResponse held = Described(sequence);
+  // Two segments of a strategy each, and five rows that wait.
+  for (const v1::LaneDescription& lane : held.lane()) {
+    ASSERT_EQ(lane.segment_run_size(), 3);
+    for (int i = 0; i < 2; ++i) {
+      const v1::SegmentRun& run = lane.segment_run(i);
+      EXPECT_EQ(run.first_position(), 128u * i);
+      EXPECT_EQ(run.entries(), 128u);
+      EXPECT_EQ(run.segments(), 1u);
+      EXPECT_EQ(run.kept_channels(), 16u);
+      EXPECT_GT(run.key_loss(), 0);
+      EXPECT_GT(run.value_loss(), 0);
+      EXPECT_GT(run.rotation_bytes(), 0u);
+    }
+    EXPECT_EQ(lane.segment_run(2).first_position(), 256u);
+    EXPECT_EQ(lane.segment_run(2).format(), "dense bf16");
+  }
+  const v1::SegmentRun& first = held.lane(0).segment_run(0);
+  const std::string text = Good("describe " + IdOf(sequence));
+  EXPECT_THAT(text, AllOf(HasSubstr("policy mosaickv:"), HasSubstr("tokens 261"),
+                          HasSubstr("packed bf16 16 of 64"), HasSubstr("dense bf16"),
+                          HasSubstr("loss K"), HasSubstr("bytes"), ContainsRegex("kept: tokens")));
+  char loss[16];
+  std::snprintf(loss, sizeof loss, "%.3f", first.key_loss());
+  EXPECT_THAT(text, HasSubstr(loss));
+  v1::DescribeResponse parsed;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(Good("describe --json " + IdOf(sequence)),
+                                                          &parsed)
+                  .ok());
+  EXPECT_EQ(parsed.SerializeAsString(), held.SerializeAsString());
+}
+
+// Rows that have no strategy of their own yet say what that of the rows before loses of them.
+TEST_F(Commands, RowsThatWaitSayWhatTheyLose) {
+  client::Sequence sequence =
+      NewSequence("mosaickv:keep=0.25,group=1,segment=4096,min_segment=2048,loss_k=1,loss_v=1");
+  SyntheticSequence truth(shape_, 4);
+  Append(sequence, truth, 128);
+  Compress(sequence);
+  for (int i = 0; i < 80; ++i) Decode(sequence, truth);
+  ASSERT_TRUE(Becomes([&] {
+    const v1::DescribeResponse held = Described(sequence);
+    const auto provisional = [](const v1::LaneDescription& lane) {
+      return lane.segment_run_size() > 1 && lane.segment_run(1).provisional();
+    };
+    return std::ranges::all_of(held.lane(), provisional);
+  }));
+  const v1::DescribeResponse held = Described(sequence);
+  EXPECT_GT(held.lane(0).segment_run(1).key_loss(), 0);
+  EXPECT_LT(held.lane(0).segment_run(1).key_loss(), 1);
+  EXPECT_EQ(held.lane(0).segment_run(1).first_position(), 128u);
+  EXPECT_THAT(Good("describe " + IdOf(sequence)), HasSubstr("provisional"));
+}
+
+TEST_F(Commands, PoliciesAreSetAndCarriedOut) {
+  client::Sequence sequence = NewSequence("");
+  SyntheticSequence truth(shape_, 5);
+  Append(sequence, truth, 128);
+  const std::uint64_t dense = Described(sequence).tile_bytes();
+  EXPECT_EQ(Good("policy " + IdOf(sequence) + " mosaickv:keep=0.25,min_segment=32"),
+            "policy mosaickv:keep=0.25,min_segment=32 from now on\n");
+  EXPECT_THAT(Described(sequence).policy(), HasSubstr("mosaickv"));
+  EXPECT_EQ(Described(sequence).tile_bytes(), dense) << "what is there stays as it is";
+  EXPECT_THAT(Good("compress " + IdOf(sequence)),
+              AllOf(HasSubstr("tiles "), HasSubstr(" -> "), HasSubstr("entries dropped 0")));
+  EXPECT_LT(Described(sequence).tile_bytes(), dense / 2);
+  Bad("policy " + IdOf(sequence) + " mosaikkv", 2, "mosaikkv");
+  Bad("policy " + IdOf(sequence), 2, "it takes a sequence and a policy, and 1 of these were given");
+  Bad("policy " + IdOf(sequence) + " mosaickv:keep=2", 2, "keep");
+  Bad("compress 12345", 1, "12345");
+  Bad("describe nonsense", 2, "'tessera status' lists them");
+  EXPECT_THAT(Good("policies"), AllOf(HasSubstr("mosaickv"), HasSubstr("lacache")));
+}
+
+TEST_F(Commands, StatusAndTopShowWhatIsDone) {
+  client::Sequence sequence = NewSequence("mosaickv:keep=0.25,min_segment=32");
+  SyntheticSequence truth(shape_, 6);
+  Append(sequence, truth, 128);
+  Compress(sequence);
+  for (const std::string command : {"status", "top --rounds=1"}) {
+    EXPECT_THAT(
+        Good(command),
+        AllOf(ContainsRegex("compaction +jobs running.queued: tails [0-9]+.0, seals [0-9]+.0"),
+              ContainsRegex("segments sealed +4"), HasSubstr("waiting rows "),
+              HasSubstr(IdOf(sequence)), HasSubstr("packed")))
+        << command;
+  }
+}
+
+TEST_F(Commands, SequencesAndPrefixesComeAndGo) {
+  client::Sequence sequence = NewSequence("");
+  SyntheticSequence truth(shape_, 7);
+  Append(sequence, truth, 64);
+  EXPECT_THAT(Good("offload " + IdOf(sequence)), HasSubstr("left the pool"));
+  EXPECT_THAT(Good("describe " + IdOf(sequence)), HasSubstr("offloaded"));
+  EXPECT_THAT(Good("restore " + IdOf(sequence)), HasSubstr("64 tokens are in the pool"));
+  EXPECT_THAT(Good("prefixes"), HasSubstr("no prefixes"));
+  const PublishedPrefix prefix = Publish(sequence, Count(64));
+  const std::string id = Concat(prefix.prefix.value());
+  EXPECT_THAT(Good("prefixes"), HasSubstr(id));
+  Good("evict " + id);
+  EXPECT_THAT(Good("prefixes"), Not(HasSubstr(id)));
+  Bad("evict " + id, 1, id);
+  Good("evict " + IdOf(sequence));
+  Bad("describe " + IdOf(sequence), 1, IdOf(sequence));
+  EXPECT_THAT(Good("drain --limit-ms=100"), HasSubstr("draining; 2 sessions"));
+  EXPECT_EQ(daemon_->WaitForExit(20), 0);
+  Bad("status", 1, daemon_->address());
+}
+
+}  // namespace
+}  // namespace tessera

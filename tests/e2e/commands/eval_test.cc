@@ -1,0 +1,144 @@
+// `tessera eval` as anyone runs it: its worker processes, and what becomes of a run that lost one.
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "daemon/base/strings.h"
+#include "tests/fakes/daemon/peer_process.h"
+#include "tests/fakes/seed.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string BytesOf(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// Its threads' children.
+std::vector<pid_t> ChildrenOf(pid_t pid) {
+  std::vector<pid_t> children;
+  std::error_code gone;
+  for (const auto& task : fs::directory_iterator(Concat("/proc/", pid, "/task"), gone)) {
+    std::ifstream list(task.path() / "children");
+    children.insert(children.end(), std::istream_iterator<pid_t>(list), {});
+  }
+  return children;
+}
+
+class EvalCommand : public testing::Test {
+ protected:
+  EvalCommand() { fs::create_directory(folder_); }
+  ~EvalCommand() override { fs::remove_all(folder_); }
+
+  // With what it prints in two files.
+  PeerProcess Start(std::vector<std::string> args, const std::string& command = "eval") const {
+    args.insert(args.begin(), {TESSERA_BINARY, command});
+    return PeerProcess([args = std::move(args), out = (folder_ / "out").string(),
+                        err = (folder_ / "err").string()](int) mutable {
+      std::vector<char*> raw;
+      for (std::string& arg : args) raw.push_back(arg.data());
+      raw.push_back(nullptr);
+      ::dup2(::open(out.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), STDOUT_FILENO);
+      ::dup2(::open(err.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), STDERR_FILENO);
+      ::execv(raw[0], raw.data());
+      return 127;
+    });
+  }
+  std::string Out() const { return BytesOf(folder_ / "out"); }
+  std::string Err() const { return BytesOf(folder_ / "err"); }
+
+  // The JSON, without what a clock said.
+  std::string Cells(const std::vector<std::string>& args) const {
+    EXPECT_EQ(Start(args).Wait(), 0) << Err();
+    return std::regex_replace(Out(), std::regex("\"step_ms\": [^,}]*"), "");
+  }
+
+  TestRandom random_;
+  const fs::path folder_ = fs::path(testing::TempDir()) / Concat("eval-", random_.Bits());
+  const std::vector<std::string> plan_ = {
+      "dense",       "chunkkv:budget={}",       "--budgets=0.1",
+      "--json",      "--lengths=512",           "--depths=0,0.5,1",
+      "--samples=1", "--tasks=niah_single,vt1", Concat("--seed=", random_.Below(1'000'000))};
+  std::vector<std::string> With(std::initializer_list<std::string> more) const {
+    std::vector<std::string> args = plan_;
+    args.insert(args.end(), more);
+    return args;
+  }
+};
+
+TEST_F(EvalCommand, AnyNumberOfProcessesSaysTheSame) {
+  const std::string one = Cells(With({"--workers=1"}));
+  EXPECT_THAT(one, testing::HasSubstr("\"task\": \"vt1\""));
+  EXPECT_EQ(Cells(With({"--workers=3"})), one);
+}
+
+// Or they would be counted as so many samples more.
+TEST_F(EvalCommand, WhatIsSaidTwiceIsAskedOnce) {
+  const std::string once = Cells(With({"--question=seen"}));
+  EXPECT_EQ(Cells(With({"dense", "--question=seen,seen", "--tasks=niah_single,vt1,niah_single"})),
+            once);
+}
+
+TEST_F(EvalCommand, WhatCannotBeIsRefusedBeforeTheRun) {
+  const auto refusal = [&](const std::string& flag) {
+    EXPECT_NE(Start(With({flag})).Wait(), 0) << flag;
+    EXPECT_EQ(Out(), "");
+    return Err();
+  };
+  EXPECT_THAT(refusal("--tasks="), testing::HasSubstr("--tasks is empty"));
+  EXPECT_THAT(refusal("--json=no"), testing::HasSubstr("--json takes no value"));
+  const std::string page = (folder_ / "none" / "page.html").string();
+  EXPECT_THAT(refusal("--report=" + page), testing::HasSubstr(page + "\" cannot be written"));
+}
+
+TEST_F(EvalCommand, AProcessThatIsKilledIsNamedAndTheSameCommandGoesOn) {
+  const std::string state = (folder_ / "state").string();
+  {
+    PeerProcess eval = Start(With({"--workers=2", "--state=" + state}));
+    // The daemon is a child too; who is asked for units says so.
+    pid_t victim = 0;
+    while (victim == 0 && Err().find("tessera: ") == std::string::npos && Out().empty()) {
+      for (const pid_t child : ChildrenOf(eval.pid())) {
+        const std::string line = BytesOf(Concat("/proc/", child, "/cmdline"));
+        if (line.find("--serve-units") != std::string::npos) victim = child;
+      }
+    }
+    ASSERT_NE(victim, 0) << Err();
+    ASSERT_EQ(::kill(victim, SIGKILL), 0);
+    EXPECT_EQ(eval.Wait(), 1);
+    EXPECT_THAT(Err(), testing::AllOf(testing::HasSubstr(Concat(victim, " was ended by signal 9")),
+                                      testing::HasSubstr(state)));
+  }
+  EXPECT_EQ(Cells(With({"--workers=2", "--state=" + state})), Cells(With({"--workers=2"})));
+}
+
+// Of whatever the policy wants to know, the model's files tell it.
+TEST_F(EvalCommand, ATextIsGoneOnWithUnderAnyPolicy) {
+  std::string text;
+  for (int i = 0; i < 10; ++i) text += "what is the special number for lobster ? answer : ";
+  for (const char* policy :
+       {"dense", "semanticache:tau=0.5", "chunkkv:budget=0.5+semanticache+mosaickv"}) {
+    PeerProcess generate =
+        Start({"--model=" TESSERA_RECALL_FOLDER, "--tokens=40", Concat("--policy=", policy), text},
+              "generate");
+    EXPECT_EQ(generate.Wait(), 0) << policy << ": " << Err();
+    EXPECT_FALSE(Out().empty()) << policy;
+  }
+}
+
+}  // namespace
+}  // namespace tessera

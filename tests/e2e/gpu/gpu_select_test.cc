@@ -1,0 +1,190 @@
+// Selections on a GPU, end to end, with a GPU that is emulated: the worker's own kernels and the
+// daemon's choose and read the same.
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/e2e/gpu/emulated_gpu.h"
+#include "tests/e2e/packed_lanes.h"
+
+namespace tessera {
+namespace {
+
+// Before the workers, so that it outlives them.
+struct WithEmulatedGpu {
+  EmulatedGpu gpu{true};
+};
+
+class SelectionsOnGpu : protected WithEmulatedGpu, public PackedLanes {
+ protected:
+  static std::vector<std::uint16_t> Rows(std::span<const std::uint16_t> rows) {
+    return {rows.begin(), rows.end()};
+  }
+  SelectionsOnGpu() : PackedLanes(gpu.StartDaemon({"--device=cuda:0"}), &gpu.platform) {}
+};
+
+// Steps with a rule, with another and with none, over packed segments and dense ones: each output
+// is the daemon's, to the bit.
+TEST_F(SelectionsOnGpu, BothDoorsGiveTheSameBits) {
+  client::Sequence sequence = NewSequence(*mapped_);
+  SyntheticSequence truth(shape_, random_.Bits());
+  for (int part = 0; part < 2; ++part) {
+    Append(sequence, truth, random_.Between(30, 150));
+    Rotated rotated;
+    ASSERT_TRUE(Compress(sequence, RandomPacking(&rotated), rotated));
+  }
+  Append(sequence, truth, 64);
+  const Packing means = {.summary = Summary::kMean, .block = 8, .dense = true};
+  ASSERT_TRUE(Compress(sequence, means, {}));
+  for (int step = 0; step < 5; ++step) {
+    std::optional<SelectionRule> rule;
+    if (step != 2) rule = RandomRule();
+    const std::vector<Output> by_step = Decode(*mapped_, sequence, truth, rule);
+    for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+      const Output by_rpc = ByRpc(*mapped_, sequence, truth, layer, truth.tokens() - 1, rule);
+      ASSERT_TRUE(by_step[layer] == by_rpc) << "step " << step << " layer " << layer;
+    }
+  }
+}
+
+// A rule per layer, of kv heads, of query heads and none: each is honoured, and the sequences of a
+// step are not mixed up.
+TEST_F(SelectionsOnGpu, LayersOfOneStepMayHaveOtherRules) {
+  shape_.layers = 4;
+  shape_.query_heads = 3 * shape_.kv_heads;
+  model_ = *mapped_->RegisterModel(shape_.Geometry());
+  const std::optional<SelectionRule> rules[] = {
+      SelectionRule{.entries = 8}, SelectionRule{.entries = 12, .each_head = true}, std::nullopt,
+      SelectionRule{.entries = 60, .each_head = true}};
+  client::Sequence sequences[] = {NewSequence(*mapped_), NewSequence(*mapped_)};
+  SyntheticSequence truths[] = {{shape_, random_.Bits()}, {shape_, random_.Bits()}};
+  const Packing means = {.summary = Summary::kMean, .block = 4, .dense = true};
+  for (int i = 0; i < 2; ++i) {
+    Append(sequences[i], truths[i], 200);
+    ASSERT_TRUE(Compress(sequences[i], means, {}));
+  }
+  client::Sequence* const batch[] = {&sequences[0], &sequences[1]};
+  for (std::uint64_t at = 200; at < 203; ++at) {
+    for (SyntheticSequence& truth : truths) truth.Grow(1);
+    auto step = mapped_->BeginStep(batch);
+    ASSERT_TRUE(step.ok()) << step.status();
+    std::vector<Output> outputs;
+    for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+      const auto both = [&](const auto& of) {
+        auto rows = of(truths[0]);
+        const auto more = of(truths[1]);
+        rows.insert(rows.end(), more.begin(), more.end());
+        return rows;
+      };
+      const auto key = both([&](auto& truth) { return Rows(truth.Key(layer, at, 1)); });
+      const auto value = both([&](auto& truth) { return Rows(truth.Value(layer, at, 1)); });
+      const auto query = both([&](auto& truth) { return truth.Query(layer, at); });
+      outputs.push_back(NewOutput(2));
+      const absl::Status status =
+          step->AppendAndAttend(layer, {.key = BytesOf(key),
+                                        .value = BytesOf(value),
+                                        .query = BytesOf(query),
+                                        .output = WritableBytesOf(outputs[layer].output),
+                                        .lse = outputs[layer].lse,
+                                        .selection = rules[layer]});
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    ASSERT_TRUE(step->End().ok());
+    for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+      Output expected;
+      for (int i = 0; i < 2; ++i) {
+        const Output one = ByRpc(*mapped_, sequences[i], truths[i], layer, at, rules[layer]);
+        expected.output.insert(expected.output.end(), one.output.begin(), one.output.end());
+        expected.lse.insert(expected.lse.end(), one.lse.begin(), one.lse.end());
+        // 8 of 200 entries are not all of them, nor one choice what three heads choose.
+        const auto other = layer == 1 ? std::optional(SelectionRule{.entries = 12}) : std::nullopt;
+        if (layer > 1) continue;
+        EXPECT_FALSE(one == ByRpc(*mapped_, sequences[i], truths[i], layer, at, other)) << layer;
+      }
+      EXPECT_TRUE(outputs[layer] == expected) << "layer " << layer << ", token " << at;
+    }
+  }
+}
+
+// Sequences of a step by policies of their own, one of them without a selection: each reads what
+// the daemon reads of it. Choices by query head and by kv head do not go together.
+TEST_F(SelectionsOnGpu, SequencesOfOneStepMayHaveOtherRules) {
+  shape_.query_heads = 3 * shape_.kv_heads;
+  model_ = *mapped_->RegisterModel(shape_.Geometry());
+  const std::string policies[] = {"select:rate=0.3", "", "select:entries=40",
+                                  "select:entries=24,heads=each"};
+  std::vector<client::Sequence> sequences;
+  std::vector<SyntheticSequence> truths;
+  const Packing bounds = {.summary = Summary::kMinMax, .block = 4, .dense = true};
+  for (const std::string& policy : policies) {
+    auto sequence = mapped_->CreateSequence(model_, policy);
+    ASSERT_TRUE(sequence.ok()) << sequence.status();
+    sequences.push_back(*std::move(sequence));
+    truths.emplace_back(shape_, random_.Bits());
+    Append(sequences.back(), truths.back(), 200);
+    ASSERT_TRUE(Compress(sequences.back(), bounds, {}));
+  }
+  const auto step_of = [&](std::vector<std::size_t> members, std::vector<Output>& outputs) {
+    std::vector<client::Sequence*> batch;
+    for (const std::size_t i : members) batch.push_back(&sequences[i]);
+    for (const std::size_t i : members) truths[i].Grow(1);
+    const auto all = [&](const auto& of) {
+      std::vector<std::uint16_t> rows;
+      for (const std::size_t i : members) {
+        const auto more = of(truths[i], truths[i].tokens() - 1);
+        rows.insert(rows.end(), more.begin(), more.end());
+      }
+      return rows;
+    };
+    auto step = mapped_->BeginStep(batch);
+    if (!step.ok()) return step.status();
+    absl::Status status;
+    for (std::uint32_t layer = 0; layer < shape_.layers && status.ok(); ++layer) {
+      const auto key = all([&](auto& truth, auto at) { return Rows(truth.Key(layer, at, 1)); });
+      const auto value = all([&](auto& truth, auto at) { return Rows(truth.Value(layer, at, 1)); });
+      const auto query = all([&](auto& truth, auto at) { return truth.Query(layer, at); });
+      outputs.push_back(NewOutput(static_cast<std::uint32_t>(members.size())));
+      status = step->AppendAndAttend(layer, {.key = BytesOf(key),
+                                             .value = BytesOf(value),
+                                             .query = BytesOf(query),
+                                             .output = WritableBytesOf(outputs[layer].output),
+                                             .lse = outputs[layer].lse});
+    }
+    return status.ok() ? step->End() : status;
+  };
+  // Other members, and others in other places.
+  for (const std::vector<std::size_t>& members :
+       {std::vector<std::size_t>{0, 1, 2}, {2, 1, 0}, {1, 3}, {3}, {1, 2}}) {
+    std::vector<Output> outputs;
+    const absl::Status status = step_of(members, outputs);
+    ASSERT_TRUE(status.ok()) << status;
+    for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+      Output expected;
+      for (const std::size_t i : members) {
+        const Output one =
+            ByRpc(*mapped_, sequences[i], truths[i], layer, truths[i].tokens() - 1, {});
+        expected.output.insert(expected.output.end(), one.output.begin(), one.output.end());
+        expected.lse.insert(expected.lse.end(), one.lse.begin(), one.lse.end());
+      }
+      if (std::ranges::count(members, 3u) == 0 || members.size() == 1) {
+        EXPECT_TRUE(outputs[layer] == expected) << "layer " << layer;
+        continue;
+      }
+      // Lanes by query head read a sequence's parts in another order.
+      for (std::size_t e = 0; e < expected.output.size(); ++e) {
+        ASSERT_NEAR(outputs[layer].output[e], expected.output[e], 1e-2) << "layer " << layer;
+      }
+    }
+  }
+  std::vector<Output> outputs;
+  const absl::Status status = step_of({0, 3}, outputs);
+  EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+  EXPECT_THAT(status.ToString(), testing::HasSubstr("for each query head"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,64 @@
+// What a daemon was told to allow at most: a worker meets each limit, and reads its error.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/fakes/daemon/daemon_process.h"
+#include "tests/fakes/raw_worker.h"
+
+namespace tessera {
+namespace {
+
+using fakes::DaemonProcess;
+using fakes::RawWorker;
+using grpc::StatusCode;
+using testing::HasSubstr;
+
+// As many as there may be, and one more of each.
+TEST(Limits, EachNamesTheValueAndTheLimit) {
+  const auto daemon = DaemonProcess::Start(
+      {.flags = {"--max-sessions=1", "--max-models-per-tenant=1", "--max-sequences-per-tenant=2",
+                 "--max-message-bytes=64KiB"}});
+  ASSERT_NE(daemon, nullptr);
+  RawWorker worker(daemon->Connect());
+  ASSERT_TRUE(worker.Attach().ok());
+  const auto refuses = [](const grpc::Status& status, const char* a, const char* b) {
+    EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+    EXPECT_THAT(status.error_message(), testing::AllOf(HasSubstr(a), HasSubstr(b)));
+  };
+  RawWorker another(daemon->Connect());
+  refuses(another.Attach(), "1 sessions", "limit is 1");
+
+  v1::RegisterModelRequest model;
+  *model.mutable_model() = fakes::SmallModel();
+  v1::RegisterModelResponse registered;
+  ASSERT_TRUE(worker.RegisterModel(model, &registered).ok());
+  model.mutable_model()->set_name("another");
+  v1::RegisterModelResponse refused;
+  refuses(worker.RegisterModel(model, &refused), "1 models", "limit is 1");
+
+  v1::CreateSequenceRequest create;
+  create.set_model_id(registered.model_id());
+  v1::CreateSequenceResponse created;
+  ASSERT_TRUE(worker.CreateSequence(create, &created).ok());
+  ASSERT_TRUE(worker.CreateSequence(create, &created).ok());
+  v1::CreateSequenceResponse third;
+  refuses(worker.CreateSequence(create, &third), "2 sequences", "limit is 2");
+
+  v1::AppendRequest append;
+  append.set_sequence_id(created.sequence_id());
+  *append.mutable_key() = fakes::SmallRows(2, 100, 1);
+  *append.mutable_value() = fakes::SmallRows(2, 100, 2);
+  v1::AppendResponse appended;
+  *append.mutable_session() = worker.key();
+  const std::string bytes = std::to_string(append.ByteSizeLong());
+  refuses(worker.Append(append, &appended), bytes.c_str(), "65536");
+  *append.mutable_key() = fakes::SmallRows(2, 10, 1);
+  *append.mutable_value() = fakes::SmallRows(2, 10, 2);
+  EXPECT_TRUE(worker.Append(append, &appended).ok());
+}
+
+}  // namespace
+}  // namespace tessera

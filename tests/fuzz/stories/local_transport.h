@@ -1,0 +1,30 @@
+// A worker's way to a daemon in the same process: calls are function calls, on the caller's thread,
+// and the Attach stream is two queues. Memory is mapped over the real descriptor socket.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "client/rpc/transport.h"
+#include "daemon/serving/attach/attach.h"
+#include "daemon/serving/rpc/worker_service.h"
+
+namespace tessera::fuzz {
+
+class LocalConnector final : public client::Connector {
+ public:
+  // The service outlives all that is made here.
+  LocalConnector(serving::WorkerService& service, const serving::AttachDoor& door)
+      : service_(service), door_(door) {}
+
+  absl::StatusOr<std::unique_ptr<client::Transport>> NewTransport() override;
+  bool local() const override { return true; }
+  const std::string& address() const override { return address_; }
+
+ private:
+  serving::WorkerService& service_;
+  const serving::AttachDoor door_;
+  const std::string address_ = "in this process";
+};
+
+}  // namespace tessera::fuzz

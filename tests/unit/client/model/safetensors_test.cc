@@ -1,0 +1,118 @@
+// Files that say what they hold, and files that lie about it.
+
+#include "client/model/checkpoint/safetensors.h"
+
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/fakes/seed.h"
+#include "tests/unit/client/model/temporary_file.h"
+
+namespace tessera::llm {
+namespace {
+
+using testing::HasSubstr;
+
+// Data begins at a multiple of 8, as writers have it, so that what is refused is not refused for
+// its place.
+std::string File(std::string header, const std::string& data) {
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+  const std::uint64_t length = header.size();
+  std::string bytes(8, '\0');
+  std::memcpy(bytes.data(), &length, 8);
+  return bytes + header + data;
+}
+
+std::string Tensor(const std::string& type, const std::string& shape, const std::string& range) {
+  return R"({"a":{"dtype":")" + type + R"(","shape":)" + shape + R"(,"data_offsets":)" + range +
+         R"(}}  )";
+}
+
+std::string Refusal(const std::string& content) {
+  const TemporaryFile file(content);
+  const auto opened = Safetensors::Open(file.path());
+  EXPECT_TRUE(absl::IsInvalidArgument(opened.status())) << opened.status();
+  return std::string(opened.status().message());
+}
+
+std::string Mismatch(const std::string& content, const std::vector<std::uint64_t>& shape) {
+  const TemporaryFile file(content);
+  const auto opened = Safetensors::Open(file.path());
+  EXPECT_TRUE(opened.ok()) << opened.status();
+  const auto rows = opened->Bf16("a", shape);
+  EXPECT_TRUE(absl::IsInvalidArgument(rows.status())) << rows.status();
+  return std::string(rows.status().message());
+}
+
+TEST(Safetensors, GivesWhatTheFileHolds) {
+  const std::string header = R"({"__metadata__":{"format":"pt"},)"
+                             R"("a":{"dtype":"BF16","shape":[2,3],"data_offsets":[2,14]}})";
+  const TemporaryFile file(File(header, "..AaBbCcDdEeFf"));
+  const auto opened = Safetensors::Open(file.path());
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const auto rows = opened->Bf16("a", {2, 3});
+  ASSERT_TRUE(rows.ok()) << rows.status();
+  EXPECT_EQ(std::memcmp(rows->data(), "AaBbCcDdEeFf", 12), 0);
+  EXPECT_EQ(rows->size(), 6u);
+  EXPECT_TRUE(absl::IsNotFound(opened->Bf16("b", {2, 3}).status()));
+}
+
+TEST(Safetensors, FilesThatContradictThemselvesAreRefused) {
+  EXPECT_THAT(Refusal(""), HasSubstr("0 bytes"));
+  EXPECT_THAT(Refusal("1234567"), HasSubstr("7 bytes"));
+  EXPECT_THAT(Refusal(std::string(8, '\xff')), HasSubstr("18446744073709551615"));
+  EXPECT_THAT(Refusal(File("{}", "").substr(0, 9)), HasSubstr("a header of 8"));
+  EXPECT_THAT(Refusal(File("{]", "")), HasSubstr("JSON"));
+  EXPECT_THAT(Refusal(File(R"({"a":1})", "")), HasSubstr("dtype"));
+  EXPECT_THAT(Refusal(File(Tensor("BF16", "[1]", "[0,4]"), "12")), HasSubstr("data_offsets"));
+  EXPECT_THAT(Refusal(File(Tensor("BF16", "[1]", "[2,0]"), "12")), HasSubstr("data_offsets"));
+  EXPECT_THAT(Refusal(File(Tensor("BF16", "[1]", "[-1,1]"), "12")), HasSubstr("data_offsets"));
+  EXPECT_THAT(Refusal(File(Tensor("BF16", "[1]", "[0]"), "12")), HasSubstr("data_offsets"));
+  EXPECT_THAT(Refusal(File(Tensor("BF16", "[0.5]", "[0,2]"), "12")), HasSubstr("shape"));
+  EXPECT_THAT(Refusal(File(Tensor("BF16", "[1,1,1,1,1,1,1,1,1]", "[0,2]"), "12")),
+              HasSubstr("limit is 8"));
+  EXPECT_TRUE(absl::IsInvalidArgument(Safetensors::Open("/dev/zero").status()));
+}
+
+TEST(Safetensors, TensorsThatAreNotWhatIsWantedAreRefused) {
+  EXPECT_THAT(Mismatch(File(Tensor("F32", "[1]", "[0,4]"), "1234"), {1}), HasSubstr("F32"));
+  EXPECT_THAT(Mismatch(File(Tensor("BF16", "[2]", "[0,4]"), "1234"), {1, 2}),
+              HasSubstr("BF16 of 1 x 2"));
+  // The shape says more than the bytes hold; one product would wrap around to fit.
+  EXPECT_THAT(Mismatch(File(Tensor("BF16", "[3]", "[0,4]"), "1234"), {3}), HasSubstr("4 bytes"));
+  const std::uint64_t half = std::uint64_t{1} << 32;
+  EXPECT_THAT(Mismatch(File(Tensor("BF16", "[4294967296,4294967296]", "[0,0]"), ""), {half, half}),
+              HasSubstr("0 bytes"));
+  EXPECT_THAT(Mismatch(File(Tensor("BF16", "[1]", "[0,3]"), "123"), {1}), HasSubstr("3 bytes"));
+  EXPECT_THAT(Mismatch(File(Tensor("BF16", "[1]", "[1,3]"), "123"), {1}), HasSubstr("even"));
+}
+
+// Whatever bytes change, the answer is a status or a tensor inside the file.
+TEST(Safetensors, DamageIsNoHarm) {
+  TestRandom random;
+  const std::string header = R"({"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}} )";
+  const std::string whole = File(header, "AaBbCcDdEeFf");
+  for (int round = 0; round < 2000; ++round) {
+    std::string damaged = whole;
+    for (std::uint64_t i = random.Between(1, 4); i > 0; --i) {
+      damaged[random.Below(damaged.size())] = static_cast<char>(random.Bits());
+    }
+    damaged.resize(random.OneIn(4) ? random.Below(damaged.size()) : damaged.size());
+    const TemporaryFile file(damaged);
+    const auto opened = Safetensors::Open(file.path());
+    if (!opened.ok()) continue;
+    const auto rows = opened->Bf16("a", {2, 3});
+    if (!rows.ok()) continue;
+    ASSERT_EQ(rows->size(), 6u);
+    // Its bytes are among those of the file.
+    const std::string_view bytes(reinterpret_cast<const char*>(rows->data()), 12);
+    EXPECT_NE(damaged.find(bytes), std::string::npos) << damaged;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::llm

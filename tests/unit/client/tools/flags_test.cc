@@ -1,0 +1,47 @@
+// What is written on a command line: numbers, and what is no number.
+
+#include "client/tools/flags.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace tessera::cli {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(WholeNumberTest, IsDigitsAndNothingElse) {
+  EXPECT_EQ(WholeNumber("0"), 0u);
+  EXPECT_EQ(WholeNumber("281474976710659"), 281474976710659u);
+  EXPECT_EQ(WholeNumber("18446744073709551615"), 18446744073709551615u);
+  // None of them is another number, a negative one or the largest that there is least of all.
+  for (const std::string_view text : {"", " 5", "5 ", "+5", "-5", "5x", "0x5", "5.0",
+                                      "18446744073709551616", "99999999999999999999"}) {
+    EXPECT_EQ(WholeNumber(text), std::nullopt) << text;
+  }
+}
+
+TEST(FlagsTest, ANumberIsRefusedWithItsLimits) {
+  Flags flags("Usage", {{"limit", "N", "how many", "20"}});
+  const std::vector<std::string_view> args = {"--limit=-1"};
+  ASSERT_TRUE(flags.Parse(args).ok());
+  const auto number = flags.Number("limit", 1, 100);
+  EXPECT_THAT(number.status().ToString(),
+              HasSubstr("--limit is \"-1\"; it must be a whole number from 1 to 100"));
+}
+
+TEST(FlagsTest, ASwitchTakesNoValue) {
+  Flags flags("Usage", {{"quick", "", "soon", ""}, {"limit", "N", "how many", "20"}});
+  const std::vector<std::string_view> none = {"--quick"}, some = {"--quick=no"},
+                                      typo = {"--limt=1"};
+  EXPECT_TRUE(flags.Parse(none).ok());
+  EXPECT_THAT(flags.Parse(some).ToString(), HasSubstr("--quick takes no value"));
+  EXPECT_THAT(flags.Parse(typo).ToString(), HasSubstr("did you mean \"limit\"?"));
+}
+
+}  // namespace
+}  // namespace tessera::cli

@@ -1,0 +1,121 @@
+#include "daemon/compaction/lanes/seal_requests.h"
+
+#include <optional>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/fakes/seed.h"
+
+namespace tessera::compaction {
+namespace {
+
+// Whether whoever carries out `by` has done what `wish` asks for.
+bool Covers(const std::optional<SealWish>& by, const SealWish& wish) {
+  return by.has_value() && by->all_before >= wish.all_before &&
+         by->decoded_before >= wish.decoded_before;
+}
+
+TEST(SealWishes, ThoseThatWaitAreOneJob) {
+  SealWishes wishes;
+  EXPECT_TRUE(wishes.Want({.all_before = 7}));
+  EXPECT_FALSE(wishes.Want({.all_before = 5, .decoded_before = 9}));
+  EXPECT_TRUE(wishes.Begin(0));
+  EXPECT_EQ(wishes.running(), (SealWish{.all_before = 7, .decoded_before = 9}));
+  EXPECT_FALSE(wishes.wanted());
+  EXPECT_FALSE(wishes.Begin(0)) << "another job has taken it on";
+  EXPECT_TRUE(wishes.Want({})) << "since it began";
+}
+
+// Who waits for a seal is told of one, even where another job has taken the wish on.
+TEST(SealWishes, AJobDoesWhatItWasTold) {
+  SealWishes wishes;
+  wishes.Want({.all_before = 7});
+  EXPECT_TRUE(wishes.Begin(0));
+  EXPECT_TRUE(wishes.Begin(wishes.Tell({.all_before = 7})));
+  wishes.End();
+  EXPECT_EQ(wishes.running(), SealWish{.all_before = 7}) << "the other one has not ended";
+  wishes.End();
+  EXPECT_EQ(wishes.running(), SealWish());
+}
+
+// As it is by then, cut or not.
+TEST(SealWishes, WhatGoesOnIsWantedAgain) {
+  SealWishes wishes;
+  wishes.Want({.all_before = 7});
+  EXPECT_TRUE(wishes.Begin(0));
+  wishes.CutTo(5);
+  wishes.WantRunning();
+  wishes.End();
+  EXPECT_TRUE(wishes.Begin(0));
+  EXPECT_EQ(wishes.running(), SealWish{.all_before = 5});
+}
+
+// Wherever it is.
+TEST(SealWishes, OneThatWasCutEndsThere) {
+  SealWishes wishes;
+  wishes.Want({.all_before = 7, .decoded_before = 9});
+  wishes.CutTo(8);
+  EXPECT_TRUE(wishes.Begin(0));
+  EXPECT_EQ(wishes.running(), (SealWish{.all_before = 7, .decoded_before = 8}));
+  wishes.CutTo(5);
+  EXPECT_EQ(wishes.running(), (SealWish{.all_before = 5, .decoded_before = 5}));
+  wishes.Stall();
+  wishes.End();
+  wishes.CutTo(3);
+  EXPECT_EQ(wishes.Ahead(), (SealWish{.all_before = 3, .decoded_before = 3}));
+  EXPECT_TRUE(wishes.stalled());
+  EXPECT_TRUE(wishes.WantStalled());
+  EXPECT_FALSE(wishes.stalled());
+  EXPECT_FALSE(wishes.WantStalled());
+}
+
+// Whatever jobs do, a fork is told of all that has not been carried out.
+TEST(SealWishes, NoneIsLostFromSight) {
+  TestRandom random;
+  for (int round = 0; round < 200; ++round) {
+    SealWishes wishes;
+    int jobs = 0;
+    std::vector<SealWish> open;  // all that nobody has carried out
+    for (int step = 0; step < 40; ++step) {
+      switch (random.Below(6)) {
+        case 0:
+        case 1: {
+          const SealWish wish = {.all_before = random.Below(100),
+                                 .decoded_before = random.Below(100)};
+          const bool first = !wishes.wanted();
+          EXPECT_EQ(wishes.Want(wish), first);
+          open.push_back(wish);
+          break;
+        }
+        case 2:
+          if (!wishes.Begin(0)) break;
+          ++jobs;
+          if (random.OneIn(2)) wishes.TakeOnStalled();
+          break;
+        case 3:
+        case 4:
+          if (jobs == 0) break;
+          if (random.OneIn(2)) {
+            wishes.Stall();
+          } else {
+            const SealWish done = wishes.running();
+            std::erase_if(open, [&](const SealWish& wish) { return Covers(done, wish); });
+          }
+          wishes.End();
+          --jobs;
+          break;
+        default: {
+          const bool stalled = wishes.stalled();
+          EXPECT_EQ(wishes.WantStalled(), stalled);
+          EXPECT_FALSE(wishes.stalled());
+        }
+      }
+      for (const SealWish& wish : open) {
+        ASSERT_TRUE(Covers(wishes.Ahead(), wish)) << "round " << round << ", step " << step;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::compaction

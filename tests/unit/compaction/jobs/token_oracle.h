@@ -1,0 +1,500 @@
+// What lanes hold under a token policy, entry by entry: the oracle of tokens_property_test.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/compaction/jobs/managed_sequence.h"
+#include "daemon/compaction/lanes/element.h"
+#include "daemon/compaction/lanes/rope_shift.h"
+#include "tests/fakes/gpu/host_key_scorer.h"
+#include "tests/unit/compaction/compaction_fixture.h"
+
+namespace tessera::compaction {
+
+class TokenOracle {
+ public:
+  struct Entry {
+    std::uint64_t position = 0;
+    float weight = 1;
+    std::vector<std::byte> key;
+    std::vector<std::byte> value;
+  };
+  struct Lane {
+    std::vector<Entry> entries;
+    std::uint64_t tail_start = 0;
+  };
+  using Layer = std::vector<Lane>;  // by kv head
+  // What may come of each layer.
+  using Outcomes = std::vector<std::vector<Layer>>;
+
+  explicit TokenOracle(const cache::Model& model) : model_(&model) {
+    for (std::uint32_t layer = 0; layer < model.layers(); ++layer) {
+      layers_.emplace_back(model.layout().kv_heads(layer));
+    }
+  }
+
+  // That every layer holds in segments.
+  std::uint64_t tokens() const {
+    std::uint64_t tokens = layers_.front().front().tail_start;
+    for (const Layer& layer : layers_) {
+      for (const Lane& lane : layer) tokens = std::min(tokens, lane.tail_start);
+    }
+    return tokens;
+  }
+
+  // Tokens that have come into segments.
+  void Sync(const Track& track) {
+    for (const cache::Sequence::LaneDescription& shown : track.sequence->Describe(true).lanes) {
+      Lane& lane = layers_[shown.layer][shown.kv_head];
+      while (lane.tail_start < shown.tokens) {
+        Entry entry = {.position = lane.tail_start};
+        entry.key = Row(track, lane.tail_start, {shown.layer, shown.kv_head, cache::RowKind::kKey});
+        entry.value =
+            Row(track, lane.tail_start, {shown.layer, shown.kv_head, cache::RowKind::kValue});
+        lane.entries.push_back(std::move(entry));
+        ++lane.tail_start;
+      }
+    }
+  }
+
+  void Cut(std::uint64_t tokens) {
+    for (Layer& layer : layers_) {
+      for (Lane& lane : layer) {
+        while (!lane.entries.empty() && lane.entries.back().position >= tokens) {
+          lane.entries.pop_back();
+        }
+        lane.tail_start = std::min(lane.tail_start, tokens);
+      }
+    }
+  }
+
+  // Of one job, whichever layers it is about.
+  Outcomes Expected(const Track& track, const policies::Policy& policy) {
+    Outcomes outcomes(layers_.size());
+    waits_from_.assign(layers_.size(), {});
+    had_packed_.assign(layers_.size(), false);
+    const cache::Sequence::Description shown = track.sequence->Describe(/*lanes=*/true);
+    for (std::uint32_t layer = 0; layer < layers_.size(); ++layer) {
+      had_packed_[layer] = HasPacked(shown, layer);
+      for (std::uint32_t head = 0; head < layers_[layer].size(); ++head) {
+        waits_from_[layer].push_back(FirstOf(track, policy, layer, head));
+      }
+    }
+    const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*track.sequence);
+    for (std::uint32_t layer = 0; layer < layers_.size(); ++layer) {
+      const std::uint32_t decides = policies::DecidesFor(policy, layer);
+      // Who asks because of decoded tokens leaves a prompt alone of which more may come.
+      for (const bool leaves_open : {false, true}) {
+        const auto decided = Decided(track, policy, *managed, decides, leaves_open);
+        if (!decided.has_value()) continue;
+        outcomes[layer].push_back(After(track, policy, layer, decided->first, decided->second));
+      }
+      if (decides == layer) continue;
+      outcomes[layer].push_back(TakenOver(*managed, layer, decides));
+    }
+    return outcomes;
+  }
+
+  // Takes over what came of each layer where it is one of these; of packed rows, whose keys are not
+  // those that came, any that were there.
+  void Adopt(const Track& track, const policies::Policy& policy, Outcomes outcomes) {
+    const cache::Sequence::Description shown =
+        track.sequence->Describe(cache::Sequence::Detail::kEntries);
+    for (std::uint32_t layer = 0; layer < layers_.size(); ++layer) {
+      if (Matches(shown, layer, layers_[layer])) continue;
+      // Of what the other layer holds behind the same job.
+      const std::uint32_t decides = policies::DecidesFor(policy, layer);
+      if (decides != layer) {
+        outcomes[layer].push_back(TakenOver(*ManagedSequence::Of(*track.sequence), layer, decides));
+      }
+      const auto it = std::ranges::find_if(
+          outcomes[layer], [&](const Layer& outcome) { return Matches(shown, layer, outcome); });
+      if (it != outcomes[layer].end()) {
+        layers_[layer] = *it;
+      } else if ((!had_packed_.empty() && had_packed_[layer]) || HasPacked(shown, layer)) {
+        KeepShown(shown, layer);
+      }
+    }
+    had_packed_.clear();
+  }
+
+  // Of a sequence whose keys were turned: a later policy looks at them as they are now.
+  void TakeKeys(const cache::SequenceView& view) {
+    for (const cache::SequenceView::LaneOf& lane : view.lanes) {
+      std::vector<Entry>& entries = layers_[lane.layer][lane.kv_head].entries;
+      const std::size_t row_bytes = model_->layout().tile(lane.layer).row_bytes();
+      std::size_t next = 0;
+      for (std::uint32_t s = 0; s < lane.resolved.segments; ++s) {
+        const kernels::SegmentView& segment = view.segments[lane.first_segment + s];
+        const std::uint32_t keys = kernels::LayoutOf(segment.shape).key_data;
+        for (std::uint32_t e = 0; e < segment.entries; ++e, ++next) {
+          if (segment.shape.packed()) continue;
+          const std::byte* const key = segment.arena +
+                                       segment.tile_offsets[e / kernels::kTileEntries] + keys +
+                                       e % kernels::kTileEntries * row_bytes;
+          entries[next].key.assign(key, key + row_bytes);
+        }
+      }
+    }
+  }
+
+  // Empty where every lane shows what is here, and behind it the tail. `turned`: keys are not those
+  // that came.
+  std::string Differs(const cache::SequenceView& view, const Track& track, bool turned) const {
+    const cache::Sequence::Description shown =
+        track.sequence->Describe(cache::Sequence::Detail::kEntries);
+    for (const cache::SequenceView::LaneOf& lane : view.lanes) {
+      const std::string where =
+          "layer " + std::to_string(lane.layer) + " head " + std::to_string(lane.kv_head) + ": ";
+      const Lane& expected = layers_[lane.layer][lane.kv_head];
+      std::string wrong = LaneShows(view, lane, expected, turned);
+      if (wrong.empty()) wrong = TailShows(view, lane, expected, track);
+      if (!wrong.empty()) return where + wrong;
+    }
+    for (std::uint32_t layer = 0; layer < layers_.size(); ++layer) {
+      if (!Matches(shown, layer, layers_[layer])) return "is described as something else";
+    }
+    return "";
+  }
+
+ private:
+  std::vector<std::byte> Row(const Track& track, std::uint64_t token,
+                             const cache::RowPlace& place) const {
+    const kernels::DenseTile tile = model_->layout().tile(place.layer);
+    std::vector<std::byte> row(tile.row_bytes());
+    DrawRow(track.stamps[token], place, tile, row.data());
+    return row;
+  }
+
+  // ---- what a policy decides about a layer, and how many entries of each lane that is about
+  std::uint64_t FirstOf(const Track& track, const policies::Policy& policy, std::uint32_t layer,
+                        std::uint32_t head) const {
+    if (ChoosesFromAll(policy)) return 0;
+    return layers_[layer][head].entries.size() -
+           track.sequence->OpenEntries(model_->layout().lane(layer, head));
+  }
+
+  // Of the tokens that wait, and that the other layer has decided about, those that it holds.
+  Layer TakenOver(ManagedSequence& managed, std::uint32_t layer, std::uint32_t decides) const {
+    ManagedSequence::ManagedLayer& other = managed.layer(decides);
+    MutexLock lock(other.mutex);
+    const std::uint64_t until = other.state.decided_until;
+    Layer left = layers_[layer];
+    for (std::size_t head = 0; head < left.size(); ++head) {
+      const std::vector<Entry>& theirs = layers_[decides][head].entries;
+      std::vector<Entry>& entries = left[head].entries;
+      const auto goes = [&](const Entry& entry) {
+        const auto at = std::ranges::find(theirs, entry.position, &Entry::position);
+        return entry.position < until && at == theirs.end();
+      };
+      const auto waits = entries.begin() + static_cast<std::ptrdiff_t>(waits_from_[layer][head]);
+      entries.erase(std::remove_if(waits, entries.end(), goes), entries.end());
+    }
+    return left;
+  }
+
+  using Decision = std::pair<policies::LayerDecision, std::vector<std::uint64_t>>;
+  std::optional<Decision> Decided(const Track& track, const policies::Policy& policy,
+                                  ManagedSequence& managed, std::uint32_t index,
+                                  bool leaves_open) const {
+    ManagedSequence::ManagedLayer& kept = managed.layer(index);
+    MutexLock lock(kept.mutex);
+    const LayerState& state = kept.state;
+    std::uint64_t begin = ~std::uint64_t{0};
+    std::uint64_t end = 0;
+    for (std::uint32_t head = 0; head < layers_[index].size(); ++head) {
+      const Lane& lane = layers_[index][head];
+      const std::uint64_t first = FirstOf(track, policy, index, head);
+      if (first == lane.entries.size()) continue;
+      begin = std::min(begin, lane.entries[first].position);
+      end = std::max(end, lane.entries.back().position + 1);
+    }
+    begin = end == 0 ? 0 : begin;
+    const std::vector<policies::TokenSpan> all_prompts = managed.prompts();
+    if (leaves_open && !all_prompts.empty() && all_prompts.back().end >= end) {
+      end = std::min(end, std::max<std::uint64_t>(all_prompts.back().begin, state.decided_until));
+    }
+    const std::vector<policies::HeadQueries> queries = state.observation.queries();
+    const auto shown_from = [&](std::uint64_t token) {
+      for (const std::uint64_t position :
+           queries.empty() ? std::span<const std::uint64_t>() : queries.front().positions) {
+        token += position == token;
+      }
+      return token;
+    };
+    bool advances = policies::Continues(policy) && state.decided_until > 0;
+    if (policies::NeedsOf(policy).decode_queries) {
+      advances |= begin == 0 && shown_from(0) >= end;
+      if (advances) {
+        std::uint64_t until = shown_from(state.decided_until);
+        for (const policies::TokenSpan& span : all_prompts) {  // a prompt whole, or nothing
+          if (span.begin < until && until < std::min(span.end, end)) {
+            until = std::max<std::uint64_t>(span.begin, state.decided_until);
+          }
+        }
+        end = std::min(end, until);
+      }
+    }
+    const std::uint64_t from = ChoosesFromAll(policy) ? 0 : begin;
+
+    struct LaneData {
+      std::vector<std::byte> keys;
+      std::vector<std::uint64_t> positions;
+      std::vector<float> weights;
+      std::vector<float> sums;
+    };
+    std::vector<LaneData> data(layers_[index].size());
+    std::vector<policies::LaneEntries> lanes;
+    std::vector<kernels::RowRange> keys;
+    std::vector<std::span<const float>> sums;
+    std::vector<std::uint64_t> counts;
+    std::vector<std::uint64_t> held;
+    bool all_sums = true;
+    for (std::uint32_t head = 0; head < data.size(); ++head) {
+      const std::vector<Entry>& entries = layers_[index][head].entries;
+      held.push_back(0);
+      LaneData& lane = data[head];
+      std::vector<std::uint64_t> absolute;
+      for (std::size_t i = FirstOf(track, policy, index, head);
+           i < entries.size() && entries[i].position < end; ++i) {
+        const std::vector<std::byte> key = Looked(policy, index, entries[i]);
+        lane.keys.insert(lane.keys.end(), key.begin(), key.end());
+        absolute.push_back(entries[i].position);
+        lane.positions.push_back(entries[i].position - from);
+        lane.weights.push_back(entries[i].weight);
+        held.back() += entries[i].position < state.decided_until;
+      }
+      lane.sums = state.observation.SumsAt(head, absolute);
+      all_sums &= lane.sums.size() == absolute.size();
+      sums.push_back(lane.sums);
+      counts.push_back(absolute.size());
+      lanes.push_back(
+          {.count = absolute.size(), .positions = lane.positions, .weights = lane.weights});
+      keys.push_back({.rows = lane.keys.data(), .count = absolute.size()});
+    }
+    std::vector<std::vector<std::uint64_t>> behind(queries.size());
+    std::vector<policies::HeadQueries> shown;
+    for (std::size_t i = 0; i < queries.size(); ++i) {
+      std::size_t skipped = 0;
+      for (const std::uint64_t position : queries[i].positions) {
+        if (position < from) {
+          ++skipped;
+        } else {
+          behind[i].push_back(position - from);
+        }
+      }
+      shown.push_back(
+          {.positions = behind[i],
+           .rows = queries[i].rows + skipped * model_->layout().tile(index).row_bytes()});
+    }
+    const std::vector<policies::TextMark> text = managed.text();
+    std::vector<policies::TokenSpan> prompts;
+    for (const policies::TokenSpan& span : all_prompts) {
+      if (span.end > from && span.begin < end) {
+        prompts.push_back({std::max(span.begin, from) - from, std::min(span.end, end) - from});
+      }
+    }
+    kernels::LayerGeometry looked = model_->geometry(index);
+    if (policies::TurnsKeysBack(policy)) looked.type = kernels::ElementType::kFp32;
+    policies::HostKeyScorer scorer(*operations_, looked, std::move(keys));
+    policies::LayerView view = {
+        .layer = index,
+        .layers = model_->layers(),
+        .geometry = model_->geometry(index),
+        .first = from,
+        .tokens = end - std::min(end, from),
+        .prompts = prompts,
+        .lanes = lanes,
+        .queries = shown,
+        .sums = {},
+        .text = std::span(text).subspan(std::min<std::size_t>(from, text.size())),
+        .scorer = &scorer};
+    if (all_sums) view.sums = sums;
+    policies::LayerMemory memory = state.memory;
+    auto decision = advances ? policies::Advance(policy, view, held, memory)
+                             : policies::Decide(policy, view, memory);
+    if (!decision.ok()) return std::nullopt;
+    return Decision(*std::move(decision), counts);
+  }
+
+  Layer After(const Track& track, const policies::Policy& policy, std::uint32_t index,
+              const policies::LayerDecision& decision,
+              const std::vector<std::uint64_t>& decided) const {
+    Layer after = layers_[index];
+    for (std::uint32_t head = 0; head < after.size(); ++head) {
+      const std::vector<Entry>& before = layers_[index][head].entries;
+      const std::uint64_t first = FirstOf(track, policy, index, head);
+      const policies::LaneDecision& of_lane = decision[head];
+      if (first + decided[head] > before.size()) continue;  // of another length: not carried out
+      std::vector<Entry> entries(before.begin(), before.begin() + static_cast<long>(first));
+      for (std::size_t i = 0; i < of_lane.kept.size(); ++i) {
+        entries.push_back(before[first + of_lane.kept[i]]);
+        if (!of_lane.merges()) continue;
+        std::vector<const Entry*> members;
+        for (std::uint32_t m = of_lane.begins[i]; m < of_lane.begins[i + 1]; ++m) {
+          members.push_back(&before[first + of_lane.members[m]]);
+        }
+        if (members.size() > 1) {
+          Merge(index, members, policies::TurnsKeysBack(policy), entries.back());
+        }
+      }
+      entries.insert(entries.end(), before.begin() + static_cast<long>(first + decided[head]),
+                     before.end());
+      after[head].entries = std::move(entries);
+    }
+    return after;
+  }
+
+  // The key that a policy looks at.
+  std::vector<std::byte> Looked(const policies::Policy& policy, std::uint32_t layer,
+                                const Entry& entry) const {
+    if (!policies::TurnsKeysBack(policy)) return entry.key;
+    const std::vector<double> row = TurnedTo(layer, entry, 0);
+    const std::vector<float> narrow(row.begin(), row.end());
+    const auto bytes = std::as_bytes(std::span(narrow));
+    return {bytes.begin(), bytes.end()};
+  }
+  // As it would be at another position.
+  std::vector<double> TurnedTo(std::uint32_t layer, const Entry& entry,
+                               std::uint64_t position) const {
+    const kernels::DenseTile tile = model_->layout().tile(layer);
+    std::vector<double> row(tile.head_dim);
+    KeyTurner(model_->spec(), tile)
+        .TurnInto(entry.key.data(), static_cast<std::int64_t>(position - entry.position), row);
+    return row;
+  }
+
+  void Merge(std::uint32_t layer, const std::vector<const Entry*>& members, bool turns,
+             Entry& into) const {
+    const kernels::DenseTile tile = model_->layout().tile(layer);
+    double sum = 0;
+    for (const Entry* member : members) sum += member->weight;
+    const auto merge = [&](std::vector<std::byte> Entry::*row, bool turned) {
+      std::vector<double> mean(tile.head_dim);
+      for (const Entry* member : members) {
+        const std::vector<double> at =
+            turned ? TurnedTo(layer, *member, into.position) : std::vector<double>();
+        for (std::uint32_t d = 0; d < tile.head_dim; ++d) {
+          mean[d] += double{member->weight} *
+                     (turned ? at[d] : ElementAt((member->*row).data(), tile.type, d));
+        }
+      }
+      std::vector<std::byte> merged(tile.row_bytes());
+      for (std::uint32_t d = 0; d < tile.head_dim; ++d) {
+        SetElement(merged.data(), tile.type, d, static_cast<float>(mean[d] / sum));
+      }
+      into.*row = std::move(merged);
+    };
+    merge(&Entry::key, turns);
+    merge(&Entry::value, false);
+    into.weight = static_cast<float>(sum);
+  }
+
+  // ---- what is shown
+  static bool Matches(const cache::Sequence::Description& shown, std::uint32_t layer,
+                      const Layer& expected) {
+    return std::ranges::all_of(shown.lanes, [&](const auto& lane) {
+      if (lane.layer != layer) return true;
+      const std::vector<Entry>& entries = expected[lane.kv_head].entries;
+      if (lane.positions.size() != entries.size() || lane.entries != entries.size()) return false;
+      for (std::size_t i = 0; i < entries.size(); ++i) {
+        if (lane.positions[i] != entries[i].position) return false;
+        if (lane.weights[i] != entries[i].weight) return false;
+      }
+      return true;
+    });
+  }
+  static bool HasPacked(const cache::Sequence::Description& shown, std::uint32_t layer) {
+    return std::ranges::any_of(shown.lanes, [&](const auto& lane) {
+      return lane.layer == layer &&
+             std::ranges::any_of(lane.runs, [](const auto& run) { return run.shape.packed(); });
+    });
+  }
+  void KeepShown(const cache::Sequence::Description& shown, std::uint32_t layer) {
+    for (const auto& lane : shown.lanes) {
+      if (lane.layer != layer) continue;
+      std::erase_if(layers_[layer][lane.kv_head].entries, [&](const Entry& entry) {
+        return !std::ranges::binary_search(lane.positions, entry.position);
+      });
+    }
+  }
+
+  std::string LaneShows(const cache::SequenceView& view, const cache::SequenceView::LaneOf& lane,
+                        const Lane& expected, bool turned) const {
+    const std::size_t row_bytes = model_->layout().tile(lane.layer).row_bytes();
+    std::size_t next = 0;
+    for (std::uint32_t s = 0; s < lane.resolved.segments; ++s) {
+      const kernels::SegmentView& segment = view.segments[lane.first_segment + s];
+      const kernels::TileLayout at = kernels::LayoutOf(segment.shape);
+      if (segment.entries == 0) return "an empty segment";
+      for (std::uint32_t e = 0; e < segment.entries; ++e, ++next) {
+        if (next == expected.entries.size()) return "more entries than there should be";
+        const Entry& entry = expected.entries[next];
+        const std::uint32_t row = e % kernels::kTileEntries;
+        const std::byte* const tile =
+            segment.arena + segment.tile_offsets[e / kernels::kTileEntries];
+        std::uint32_t offset = e;
+        if (segment.shape.positions) std::memcpy(&offset, tile + at.positions + 4 * row, 4);
+        float weight = 1;
+        if (segment.shape.weights) std::memcpy(&weight, tile + at.weights + 4 * row, 4);
+        const std::string name = "entry " + std::to_string(next) + " of segment " +
+                                 std::to_string(s) + " (" + std::to_string(entry.position) + ") ";
+        if (segment.first_position + offset != entry.position) {
+          return name + "is at " + std::to_string(segment.first_position + offset);
+        }
+        if (weight != entry.weight) return name + "weighs " + std::to_string(weight);
+        if (e + 1 == segment.entries && segment.position_span != offset + 1) {
+          return name + "is not what the segment ends with";
+        }
+        if (segment.shape.packed()) continue;
+        const auto same = [&](std::uint32_t array, const std::vector<std::byte>& bytes) {
+          return std::memcmp(tile + array + row * row_bytes, bytes.data(), row_bytes) == 0;
+        };
+        if (!turned && !same(at.key_data, entry.key)) return name + "has another's key";
+        if (!same(at.value_data, entry.value)) return name + "has another's value";
+      }
+    }
+    if (next != expected.entries.size()) return "has " + std::to_string(next) + " entries";
+    if (lane.resolved.entries != next) return "counts other entries";
+    if (lane.resolved.segments > 0 && lane.resolved.tail_start != expected.tail_start) {
+      return "the tail starts elsewhere";
+    }
+    return "";
+  }
+
+  std::string TailShows(const cache::SequenceView& view, const cache::SequenceView::LaneOf& lane,
+                        const Lane& expected, const Track& track) const {
+    if (view.tail == nullptr) return "";
+    const shm::TailRing ring =
+        model_->layout().ring(view.tail->region().data(), lane.layer, lane.kv_head);
+    for (std::uint64_t token = expected.tail_start; token < view.committed; ++token) {
+      const auto same = [&](const std::byte* row, cache::RowKind kind) {
+        const std::vector<std::byte> made = Row(track, token, {lane.layer, lane.kv_head, kind});
+        return std::memcmp(row, made.data(), made.size()) == 0;
+      };
+      if (!same(ring.Key(token), cache::RowKind::kKey) ||
+          !same(ring.Value(token), cache::RowKind::kValue)) {
+        return "token " + std::to_string(token) + " of the tail is another's";
+      }
+    }
+    return "";
+  }
+
+  const cache::Model* model_;
+  // The device's.
+  const kernels::Operations* operations_ = &kernels::OperationsOf(cache::ReferenceKernels());
+  std::vector<Layer> layers_;
+  // By layer and head, before the job that is expected: the first entry that a choice is about.
+  std::vector<std::vector<std::uint64_t>> waits_from_;
+  std::vector<bool> had_packed_;  // by layer, likewise; empty: nothing is expected
+};
+
+}  // namespace tessera::compaction
