@@ -1,6 +1,7 @@
-// The one file compiled for this instruction set. It exports a table; everything else is internal.
+// The only file compiled for this instruction set. It exports one table; everything else is
+// internal.
 #include "kernels/cpu/simd/simd_avx2-inl.h"
-// The vocabulary comes first: the algorithms below are written over it.
+// `Simd` must come first: the algorithms below are written over it.
 #include "kernels/cpu/operations-inl.h"
 #include "kernels/cpu/simd/isa.h"
 

@@ -41,14 +41,14 @@ CpuFeatures DetectCpuFeatures() {
 #if defined(__x86_64__)
   std::uint32_t eax, ebx, ecx, edx;
   if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return features;
-  // Families from 15 on are written in two fields.
+  // The family is split over two fields from 15 on.
   const std::uint32_t family = (eax >> 8 & 0xfu) + (eax >> 20 & 0xffu);
   constexpr std::uint32_t kZen5Family = 0x1a;
   features.fma = Bit(ecx, 12);
   features.f16c = Bit(ecx, 29);
   if (Bit(ecx, 27)) {                              // OSXSAVE
     constexpr std::uint64_t kAvxStates = 0x06;     // xmm, ymm
-    constexpr std::uint64_t kAvx512States = 0xe6;  // and opmask, zmm 0-15 upper halves, zmm 16-31
+    constexpr std::uint64_t kAvx512States = 0xe6;  // also opmask, zmm 0-15 (upper), zmm 16-31
     const std::uint64_t saved = SavedStates();
     features.os_saves_avx = (saved & kAvxStates) == kAvxStates;
     features.os_saves_avx512 = (saved & kAvx512States) == kAvx512States;

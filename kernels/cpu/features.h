@@ -1,11 +1,11 @@
-// What this CPU and its operating system let us run.
+// Detects what this CPU and operating system can run.
 #pragma once
 
 #include "kernels/format/operations.h"
 
 namespace tessera::kernels {
 
-// An instruction set counts only where the operating system also saves its registers.
+// An instruction set counts only if the operating system also saves its registers.
 struct CpuFeatures {
   bool avx2 = false;
   bool fma = false;
@@ -20,10 +20,10 @@ struct CpuFeatures {
   bool os_saves_avx = false;
   bool os_saves_avx512 = false;
   bool amd = false;
-  bool zen5 = false;  // or newer of AMD
+  bool zen5 = false;  // Zen 5 or newer AMD
 };
 
-// Asks CPUID and XGETBV; all false on other architectures.
+// Queries CPUID and XGETBV; all false on other architectures.
 CpuFeatures DetectCpuFeatures();
 
 Support Avx2Support(const CpuFeatures& features);
@@ -31,8 +31,8 @@ Support Avx512Support(const CpuFeatures& features);
 Support Avx512Vbmi2Support(const CpuFeatures& features);
 Support Avx512Bf16Support(const CpuFeatures& features);
 
-// By measurement, what was not measured as Sapphire Rapids: Zen 5 wants lines in L1, Zen 4 in L2
-// and near, Sapphire Rapids in L2, a tile ahead.
+// The measured best setting. Zen 5: into L1. Zen 4: into L2, at a short distance. Sapphire Rapids
+// and CPUs that were not measured: into L2, one tile ahead.
 Lookahead BestLookahead(const CpuFeatures& features);
 
 }  // namespace tessera::kernels

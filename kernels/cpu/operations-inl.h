@@ -18,7 +18,7 @@
 namespace tessera::kernels {
 namespace {
 
-// What packed values are computed with once they are expanded.
+// The engine that computes with packed values after expansion.
 #if defined(TESSERA_DOT_ENGINE)
 template <ValueType kValues>
 struct EngineFor {

@@ -11,7 +11,7 @@ const Operations& Avx512Vbmi2() { return kAvx512Vbmi2Operations; }
 const Operations& Avx512Bf16() { return kAvx512Bf16Operations; }
 #else
 namespace {
-constexpr Operations kNone = {};  // never called: its Support says no
+constexpr Operations kNone = {};  // never called: Support is false
 }
 const Operations& Avx2() { return kNone; }
 const Operations& Avx512() { return kNone; }

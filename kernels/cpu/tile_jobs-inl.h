@@ -1,5 +1,5 @@
-// Whole tiles encoded, decoded, gathered, and the moments of their rows, over the vocabulary `Simd`
-// that the including file has chosen. Internal linkage throughout: see README.md.
+// Encodes, decodes and gathers whole tiles, and sums the moments of rows. Written over the
+// including file's `Simd`. Internal linkage throughout: see README.md.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 namespace tessera::kernels {
 namespace {
 
-// Stored rows [0, count) in fp32, dropped channels 0. `values`: V instead of K.
+// Stored rows [0, count) in fp32, with dropped channels 0. `values` selects V instead of K.
 TESSERA_SIMD void ReadStored(const TileShape& shape, const TileLayout& layout,
                              const std::byte* tile, std::uint32_t count, bool values, float* to,
                              std::uint32_t padded) {
@@ -41,11 +41,11 @@ TESSERA_SIMD void ReadStored(const TileShape& shape, const TileLayout& layout,
   });
 }
 
-// Keys as they are stored, in rows of kMaxHeadDim.
+// The stored keys, in rows of kMaxHeadDim floats.
 TESSERA_SIMD void ReadStoredKeys(const TileShape& shape, const TileLayout& layout,
                                  const std::byte* tile, std::uint32_t count, FloatRows& rows) {
   for (std::uint32_t r = 0; r < count; ++r) {
-    // One row at a time: the target's rows are farther apart than a tile's padding.
+    // One row at a time, because the target's stride exceeds a tile's padding.
     const TileLayout at = [&] {
       TileLayout moved = layout;
       moved.key_bits += r * layout.key_row.bits;
@@ -115,7 +115,7 @@ static bool EncodeSimd(const EncodeJob& job) {
       return false;
     }
     for (std::uint32_t r = 0; r < job.rows; ++r) {
-      const std::uint32_t bytes = layout.key_row.data;  // those of a value, too
+      const std::uint32_t bytes = layout.key_row.data;  // value rows have the same size
       __builtin_memcpy(job.tile + layout.key_data + r * bytes, job.key + r * job.stride, bytes);
       __builtin_memcpy(job.tile + layout.value_data + r * bytes, job.value + r * job.stride, bytes);
     }
@@ -169,7 +169,7 @@ static void GatherSimd(const GatherJob& job) {
 
 // ---- moments ----
 
-// Squares of this and more might overflow when 32 of them are summed up in fp32.
+// Squares of values from here on might overflow when 32 of them are summed in fp32.
 constexpr std::uint32_t kLargeBits = 0x5c800000;  // 2^58
 
 TESSERA_SIMD void AddMomentsInDouble(const MomentsJob& job, const FloatRows& rows) {
@@ -184,7 +184,7 @@ TESSERA_SIMD void AddMomentsInDouble(const MomentsJob& job, const FloatRows& row
   }
 }
 
-// Up to 32 rows are summed up in fp32, then added in double.
+// Sums up to 32 rows in fp32, then adds the result in double.
 TESSERA_SIMD void AddMoments(const MomentsJob& job, const FloatRows& rows) {
   constexpr auto kLanes = static_cast<std::uint32_t>(Simd::kLanes);
   constexpr std::uint32_t kRowsAtOnceHere = 4;

@@ -19,7 +19,7 @@ constexpr std::size_t AlignUp(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// The workspace, part by part.
+// Offsets of the arrays in the workspace.
 struct Layout {
   Layout(const AttendBatch& batch, const PlanSize& plan, const SelectionSize& selection)
       : spaces(AlignUp(plan.cells * sizeof(Cell))),
@@ -43,7 +43,7 @@ struct Layout {
   std::size_t bytes;
 };
 
-// One call of Attend or Select, shared by its tasks.
+// The state of one call of Attend or Select, shared by its tasks.
 struct Call {
   const Operations* operations;
   Lookahead lookahead;
@@ -66,7 +66,7 @@ std::span<T> Make(std::byte* at, std::size_t count) {
   return {first, count};
 }
 
-// The rows' queries into the space of a segment.
+// Rotates the cell's queries into the space of a segment.
 void FillSpace(const Call& call, const Space& space) {
   const Cell& cell = call.cells[space.cell];
   const AttendBatch& batch = *call.batch;
@@ -91,14 +91,14 @@ void FillSpace(const Call& call, const Space& space) {
                            .padded_channels = PaddedChannels(segment.shape)});
 }
 
-// What nothing else has to wait for: spaces first, then the facts of selections.
+// The first ParallelFor: spaces, then the facts of selections. These tasks are independent.
 void Prepare(void* context, std::uint32_t index) {
   Call& call = *static_cast<Call*>(context);
   if (index < call.spaces.size()) return FillSpace(call, call.spaces[index]);
   FindBlockFacts(*call.batch, call.selections[index - call.spaces.size()]);
 }
 
-// The query rows of a cell, as tiles of this shape want them.
+// The query rows of a cell in the form that tiles of this shape need.
 void ListQueryRows(const Call& call, const Cell& cell, const Task& task, const TileShape& shape,
                    QueryRow* rows) {
   const AttendBatch& batch = *call.batch;
@@ -118,7 +118,7 @@ void ListQueryRows(const Call& call, const Cell& cell, const Task& task, const T
   }
 }
 
-// Of the segment's own blocks.
+// The taken flags of the task's segment.
 const std::uint8_t* TakenOf(const Call& call, const Cell& cell, const Task& task) {
   const std::uint8_t* taken = call.taken[cell.item];
   const LaneView& lane = *call.batch->items[cell.item].lane;
@@ -126,7 +126,7 @@ const std::uint8_t* TakenOf(const Call& call, const Cell& cell, const Task& task
   return taken;
 }
 
-// False where a tile is outside its arena.
+// False if a tile is outside its arena.
 bool ComputePart(Call& call, const Cell& cell, const Task& task) {
   const AttendBatch& batch = *call.batch;
   const LayerGeometry& geometry = batch.geometry;
@@ -170,7 +170,7 @@ void RunTask(void* context, std::uint32_t index) {
   if (task.count != 0 && !ComputePart(call, cell, task)) {
     cell.faulted.store(true, std::memory_order_relaxed);
   }
-  // The last one to arrive sees what the others wrote, and merges in lane order.
+  // The last task of the cell sees all results and merges them in lane order.
   if (cell.remaining.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   if (cell.faulted.load(std::memory_order_relaxed)) return;
   MergeCell({.operations = call.operations,
@@ -180,7 +180,7 @@ void RunTask(void* context, std::uint32_t index) {
              .partials = call.partials});
 }
 
-// Cells, rotated queries, and the choice of blocks.
+// Prepares the cells and rotated queries, and selects blocks.
 void Begin(Call& call, std::byte* selection_memory, Executor& executor) {
   const AttendBatch& batch = *call.batch;
   WriteCells(batch, call.cells, call.spaces);
@@ -208,7 +208,7 @@ void Begin(Call& call, std::byte* selection_memory, Executor& executor) {
   }
 }
 
-// Runs `finish` on a call that has begun, in the caller's workspace.
+// Sets up a call in the caller's workspace, then runs `finish` on it.
 template <class Finish>
 AttendResult Run(const Implementation& implementation, const AttendBatch& batch,
                  std::span<std::byte> workspace, Executor& executor, Finish finish) {

@@ -1,21 +1,20 @@
-// Attention over lanes: the one entry point that the daemon's RPC door, the client's mapped door,
-// tests and benchmarks all call.
+// Attention over lanes. The RPC transport, the mapped transport, tests and benchmarks all call it.
 //
-//   logit = scale * q.k            (then softcap * tanh(logit / softcap) where a soft-cap is set)
-//           + ln weight            (1 where a segment has no weights)
+//   logit = scale * q.k            (then softcap * tanh(logit / softcap) if a soft-cap is set)
+//           + ln weight            (weight 1 if a segment has no weights)
 //   visible: position <= query position if causal; position > query position - window if windowed
 //   output = sum softmax(logit) * v,  lse = ln sum exp(logit), the learned sink included in both
 //
 // A lane with nothing visible and no sink gives output 0 and lse = -infinity, the neutral element
 // of merging.
 //
-// Packed segments are read as they are: the query is rotated once per segment, a part's output
-// stays in the rotated space of V, and the merged output of a segment is rotated back once.
+// Packed segments are not rotated back entry by entry. The query is rotated once per segment,
+// partial outputs stay in the rotated space of V, and the merged output is rotated back once.
 //
-// Determinism: a lane is split into parts of kPartEntries entries that never cross a segment, and
-// the tail is a part of its own (parts, if it spans more than 64 tiles). Parts are computed
-// independently and merged in lane order, so the result depends on the LaneView, the selection rule
-// and the implementation alone: never on threads, batch or door.
+// Determinism: a lane is split into parts of kPartEntries entries that never cross a segment. The
+// tail is a separate part (several if it spans more than 64 tiles). Parts are computed
+// independently and merged in lane order. The result depends only on the LaneView, the selection
+// rule and the implementation, never on threads, batch composition or transport.
 #pragma once
 
 #include <cstddef>
@@ -32,41 +31,43 @@ namespace tessera::kernels {
 inline constexpr std::uint32_t kPartEntries = 2048;
 static_assert(kPartEntries == kMaxPartRuns * kTileEntries);
 
-// What attention reads of a lane: of the segments that have block summaries, the best blocks until
-// they hold a budget of entries; of everything else, and of the tail, all. One choice per kv head,
-// for all its query heads and all queries of the item, or one per query head for its queries; the
-// lane's very last block, if it is partial, and block 0, if asked for, are taken first and count.
+// What attention reads of a lane. In segments with block summaries: the best blocks until they hold
+// a budget of entries. All other segments and the tail are read whole. There is one choice per kv
+// head, shared by its query heads and all queries of the item; or, with `each_head`, one per query
+// head. The lane's last block (if partial) and block 0 (if `first_block`) are taken first and
+// count.
 struct SelectionRule {
-  // What a query row says of a block: its score less the row's log-sum-exp over all blocks, so that
-  // every row has an equal say, or the score itself. The largest over rows counts.
+  // How a query row rates a block: kShare is the block's score minus the row's log-sum-exp over all
+  // blocks, so that every row counts equally; kLogit is the score itself. The maximum over rows
+  // decides.
   enum class Judge : std::uint8_t { kShare, kLogit };
 
-  double rate = 1;            // of the entries that the item's queries may see in such segments
+  double rate = 1;            // budget as a share of the visible entries of such segments
   std::uint64_t entries = 0;  // if not 0: the budget itself, instead of `rate`
   Judge judge = Judge::kShare;
   bool first_block = false;
-  // The budget is of the newest rows as well, which are in no block yet: those of a last tile that
-  // is not full, and the tail's. With the newest block, where that is partial, they count in whole
-  // blocks; segments get the rest of it. Where the lane has no tail its newest block is taken, full
-  // or not.
+  // If set, the budget also covers the newest rows, which belong to no block yet: those of an
+  // unfilled last tile and of the tail. They are counted in whole blocks, together with the newest
+  // block if that is partial; segments get the rest of the budget. If the lane has no tail, its
+  // newest block is always taken.
   bool counts_tail = false;
-  // Items with it come as by_head.h makes them, of a layer without groups; others are at fault.
+  // Items that set it must come from per_head.h, with a layer without groups; others give kBadTile.
   bool each_head = false;
 
   friend bool operator==(const SelectionRule&, const SelectionRule&) = default;
 };
 
-// One (sequence, kv head). The pointers name the whole sequence's rows of this layer; the kernel
-// picks the group of `kv_head`. Nothing may alias.
+// One (sequence, kv head). `query`, `output` and `lse` are the whole sequence's rows of this layer;
+// the kernel selects the query heads of `kv_head`. Nothing may alias.
 struct AttendItem {
   const LaneView* lane = nullptr;
   std::uint32_t kv_head = 0;
   std::uint32_t queries = 1;                 // n_q
-  std::uint64_t first_query_position = 0;    // query i stands at first_query_position + i
+  std::uint64_t first_query_position = 0;    // query i is at first_query_position + i
   const void* query = nullptr;               // [queries][query_heads][head_dim], geometry.type
   void* output = nullptr;                    // the same shape, AttendBatch::output_type
   float* lse = nullptr;                      // [queries][query_heads], natural log; may be null
-  const SelectionRule* selection = nullptr;  // null: everything is read
+  const SelectionRule* selection = nullptr;  // null: read everything
 };
 
 struct AttendBatch {
@@ -78,20 +79,20 @@ struct AttendBatch {
 
 enum class AttendStatus : std::uint8_t {
   kOk,
-  kBadTile,           // a tile outside its arena, a shape that does not fit the layer, or a tail
-                      // longer than its ring: the lane changed under a revoked reader. The item's
-                      // output and lse are then partly written or not at all; others are complete.
-  kWorkspaceTooSmall  // the caller's bug, as is a misaligned one: see AttendWorkspaceBytes
+  kBadTile,  // a tile outside its arena, a shape that does not match the layer, or a tail longer
+             // than its ring: the lane changed under a revoked reader. The item's output and lse
+             // may be partly written; other items are complete.
+  kWorkspaceTooSmall  // a bug of the caller, like a misaligned workspace: see AttendWorkspaceBytes
 };
 
 struct AttendResult {
   AttendStatus status = AttendStatus::kOk;
-  std::string_view implementation;  // written by the code that ran, so that tests can tell
-  std::uint32_t item = 0;           // the first item at fault, where status is not kOk
+  std::string_view implementation;  // name returned by the code that ran, for tests
+  std::uint32_t item = 0;           // the first failing item, if status is not kOk
 };
 
-// Runs `task(context, i)` for every i in [0, tasks), in any order, on any threads, and returns when
-// all are done. The caller owns the threads; kernels start none.
+// Runs `task(context, i)` for every i in [0, tasks), in any order and on any threads, and returns
+// when all are done. The caller owns the threads; kernels start none.
 class Executor {
  public:
   using Task = void (*)(void* context, std::uint32_t index);
@@ -108,11 +109,11 @@ class InlineExecutor final : public Executor {
 
 class Implementation;  // reference, avx2, avx512: see implementation.h
 
-// Scratch that Attend or Select needs for this batch: rotated queries, scores, partial results.
-// Depends on the shapes only; a caller that keeps the buffer allocates nothing while decoding.
+// The scratch that Attend or Select needs for this batch: rotated queries, scores, partial results.
+// It depends on the shapes only; a caller that reuses the buffer allocates nothing while decoding.
 std::size_t AttendWorkspaceBytes(const AttendBatch& batch);
 
-// Thread-safe; touches only what the batch names and the workspace (64-byte aligned).
+// Thread-safe; accesses only what the batch names and the workspace, which must be 64-byte aligned.
 AttendResult Attend(const Implementation& implementation, const AttendBatch& batch,
                     std::span<std::byte> workspace, Executor& executor);
 
@@ -126,12 +127,12 @@ struct SelectedRun {
 class SelectionSink {
  public:
   virtual ~SelectionSink() = default;
-  // In lane order. Segments without summaries are not mentioned, nor is the tail: both are read
+  // Called in lane order. Segments without summaries and the tail are not reported: they are read
   // whole.
   virtual void Take(std::uint32_t item, const SelectedRun& run) = 0;
 };
 
-// What Attend would read of items that have a selection rule; outputs are not touched.
+// Reports what Attend would read for items that have a selection rule. Writes no outputs.
 AttendResult Select(const Implementation& implementation, const AttendBatch& batch,
                     std::span<std::byte> workspace, Executor& executor, SelectionSink& sink);
 

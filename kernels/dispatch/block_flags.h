@@ -1,4 +1,4 @@
-// Taken blocks, one byte of 0 or 1 each, looked at eight at a time.
+// Taken-block flags, one byte of 0 or 1 per block, processed eight at a time.
 #pragma once
 
 #include <algorithm>
@@ -9,11 +9,11 @@
 
 namespace tessera::kernels {
 
-// The blocks of one word of flags. Tiles have 2, 4 or 8 blocks, so a word is whole tiles.
+// Blocks per word of flags. Tiles have 2, 4 or 8 blocks, so a word covers whole tiles.
 inline constexpr std::uint32_t kFlagBlocks = 8;
 static_assert(kFlagBlocks % kMaxTileBlocks == 0);
 
-// Up to kFlagBlocks flags of the `left` that there are, the first in the lowest byte.
+// Loads up to kFlagBlocks flags, the first in the lowest byte; `left` flags remain in the array.
 inline std::uint64_t LoadFlags(const std::uint8_t* taken, std::uint32_t left) {
   std::uint64_t flags = 0;
   if (left >= kFlagBlocks) {
@@ -28,7 +28,7 @@ inline std::uint32_t SumFlags(std::uint64_t flags) {
   return static_cast<std::uint32_t>(flags * 0x0101010101010101u >> 56);
 }
 
-// The flag of each block that begins a tile of so many.
+// A word with the flag of every block that begins a tile of `blocks_of_tile` blocks.
 constexpr std::uint64_t TileStarts(std::uint32_t blocks_of_tile) {
   std::uint64_t starts = 0;
   for (std::uint32_t b = 0; b < kFlagBlocks; b += blocks_of_tile)

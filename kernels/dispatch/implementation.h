@@ -1,4 +1,4 @@
-// The list of implementations of the kernel operations, and the choice among them.
+// The implementations of the kernel operations, and the choice among them.
 #pragma once
 
 #include <cstddef>
@@ -11,28 +11,27 @@
 
 namespace tessera::kernels {
 
-// In the order of preference, best last: reference, avx2, avx512, avx512vbmi2, avx512bf16. Those
-// that this build or this machine cannot run are listed too: ImplementationSupported tells,
-// ImplementationReason says why not. Calling an operation of an unsupported one aborts.
+// In order of preference, best last: reference, avx2, avx512, avx512vbmi2, avx512bf16. Includes
+// those that this build or machine cannot run: see ImplementationSupported and
+// ImplementationReason. Calling an operation of an unsupported implementation aborts.
 std::span<const Implementation* const> Implementations();
 
-// Null where no implementation has that name.
+// Null if no implementation has that name.
 const Implementation* FindImplementation(std::string_view name);
 
-// The fastest one this machine supports. Decided once from CPUID: the last of the list that is
-// supported, but avx512bf16 only where pair dot products are fast.
+// The preferred implementation that this machine supports. Decided once, from CPUID.
 const Implementation& BestImplementation();
 
 std::string_view ImplementationName(const Implementation& implementation);
-// The operations on tiles, one call each: see kernels/format/part.h for what they compute. Aborts
-// where this machine cannot run them.
+// The operations on tiles; kernels/format/part.h defines them. Aborts if this machine cannot run
+// them.
 const Operations& OperationsOf(const Implementation& implementation);
 
 bool ImplementationSupported(const Implementation& implementation);
 std::string_view ImplementationReason(const Implementation& implementation);  // empty if supported
 
-// The index of the first of `elements` that may not enter a tile, or -1: NaN, infinity, or a
-// magnitude of at least 2^63, whose square would overflow fp32 sums.
+// The index of the first element that may not be stored in a tile, or -1. Those are NaN, infinity
+// and magnitudes of at least 2^63, whose squares would overflow fp32 sums.
 std::int64_t FirstUnusable(const Implementation& implementation, const void* elements,
                            std::size_t count, ElementType type);
 

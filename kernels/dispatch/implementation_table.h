@@ -1,4 +1,4 @@
-// What an Implementation is, for the files of this folder only.
+// The definition of Implementation, private to this folder.
 #pragma once
 
 #include <string_view>
@@ -19,8 +19,7 @@ class Implementation {
   std::string_view reason() const { return support_.reason; }
   Lookahead lookahead() const { return lookahead_; }
 
-  // Aborts, naming the reason, where this machine cannot run it: better than an illegal
-  // instruction.
+  // Aborts with the reason if this machine cannot run it, before an illegal instruction can.
   const Operations& operations() const;
 
  private:

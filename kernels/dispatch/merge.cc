@@ -45,7 +45,7 @@ double LoadElement(ElementType type, const void* row, std::size_t index) {
   return 0;
 }
 
-// ln(e^a + e^b), and the share of each.
+// ln(e^a + e^b), and each side's share.
 struct Shares {
   double a;
   double b;
@@ -89,7 +89,7 @@ RowMerge::RowMerge(double max, std::uint32_t head_dim) : max_(max), head_dim_(he
 }
 
 void RowMerge::AddPartial(const PartialRows& partial, std::uint32_t row) {
-  if (partial.sum[row] == 0) return;  // the neutral element; NaN is not
+  if (partial.sum[row] == 0) return;  // the neutral element; NaN does not match
   const double weight = Exp2(partial.max[row] - max_);
   sum_ += weight * partial.sum[row];
   const float* output = partial.output + std::size_t{row} * head_dim_;

@@ -1,4 +1,4 @@
-// Merging attention over disjoint sets of entries.
+// Merges attention over disjoint sets of entries.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace tessera::kernels {
 
-// One finished result: what Attend wrote for `rows` query rows.
+// A finished result: what Attend wrote for `rows` query rows.
 struct AttendOutput {
-  void* output = nullptr;  // [rows][head_dim], `type` of the merge
-  float* lse = nullptr;    // [rows], natural log; -infinity: the neutral element
+  void* output = nullptr;  // [rows][head_dim] of MergeShape::type
+  float* lse = nullptr;    // [rows], natural log; -infinity marks the neutral element
 };
 struct ConstAttendOutput {
   const void* output = nullptr;
@@ -25,21 +25,21 @@ struct MergeShape {
   ElementType type = ElementType::kFp32;
 };
 
-// `into` becomes the attention over the entries of both, as if they had been one lane. A neutral
-// side leaves the other bit for bit. For workers that attend over tokens they hold themselves; a
-// learned sink must be included in one of the two sides only. `into` and `other` may not overlap.
+// `into` becomes the attention over the entries of both, as if they had been one lane. If one side
+// is neutral the other is kept bit for bit. Used by workers that attend over tokens they hold
+// themselves. Include a learned sink in one side only. `into` and `other` must not overlap.
 void MergeOutputs(const MergeShape& shape, const AttendOutput& into,
                   const ConstAttendOutput& other);
 
 inline constexpr std::uint32_t kMaxMergeHeadDim = 256;
 
-// One row being merged from partial results, in lane order.
+// Merges the partial results of one row, added in lane order.
 class RowMerge {
  public:
-  // `max` is the largest over all parts and the sink, in log2 units.
+  // `max` is the maximum over all parts and the sink, in log2 units.
   RowMerge(double max, std::uint32_t head_dim);
 
-  // Row `row` of a partial result.
+  // Adds row `row` of a partial result.
   void AddPartial(const PartialRows& partial, std::uint32_t row);
   void AddSink(double sink_log2);
 

@@ -18,7 +18,7 @@ const SegmentView* PackedSegmentOf(const AttendItem& item, const Task& task) {
   return segment.shape.packed() ? &segment : nullptr;
 }
 
-// The parts of one segment become its first part, row by row.
+// Merges the parts of one segment into its first part, row by row.
 void MergeParts(const CellResults& results, std::span<const Task> parts, std::uint32_t channels) {
   const PartialRows into = results.PartialOf(parts[0]);
   for (std::uint32_t r = 0; r < results.cell->rows; ++r) {
@@ -28,7 +28,7 @@ void MergeParts(const CellResults& results, std::span<const Task> parts, std::ui
     double output[kMaxMergeHeadDim] = {};
     for (const Task& part : parts) {
       const PartialRows partial = results.PartialOf(part);
-      if (partial.sum[r] == 0) continue;  // the neutral element; NaN is not
+      if (partial.sum[r] == 0) continue;  // the neutral element; NaN does not match
       const double weight = Exp2(partial.max[r] - max);
       sum += weight * partial.sum[r];
       const float* row = partial.output + std::size_t{r} * channels;
@@ -41,7 +41,7 @@ void MergeParts(const CellResults& results, std::span<const Task> parts, std::ui
   }
 }
 
-// Rotates the rows of a partial result back, in place: [rows][channels] becomes [rows][head_dim].
+// Rotates the rows of a partial result back in place: [rows][channels] becomes [rows][head_dim].
 void RotateBack(const CellResults& results, const SegmentView& segment,
                 const PartialRows& partial) {
   const std::uint32_t padded = PaddedChannels(segment.shape);
@@ -58,7 +58,8 @@ void RotateBack(const CellResults& results, const SegmentView& segment,
                                 .output = partial.output});
 }
 
-// Calls visit(tasks) for each run of tasks that are merged as one: all of a packed segment, or one.
+// Calls visit(tasks, segment) for each group of tasks that merge as one: all parts of a packed
+// segment, or a single task.
 template <class Visit>
 void ForEachResult(const CellResults& results, Visit visit) {
   const AttendItem& item = results.batch->items[results.cell->item];

@@ -1,4 +1,4 @@
-// From the partial results of a cell's tasks to its rows of the output.
+// Merges the partial results of a cell's tasks into its rows of the output.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace tessera::kernels {
 
-// Where a row of a cell stands in the item's tensors.
+// The place of a cell's row in the item's tensors.
 struct RowPlace {
   RowPlace(const AttendBatch& batch, const AttendItem& item, std::uint32_t row) {
     const std::uint32_t group = batch.geometry.group();
@@ -21,15 +21,15 @@ struct RowPlace {
 
   std::uint32_t query;
   std::uint32_t head;
-  std::size_t index;  // of the row in [queries][query_heads]
+  std::size_t index;  // row index in [queries][query_heads]
 };
 
 struct CellResults {
   const Operations* operations;
   const AttendBatch* batch;
   const Cell* cell;
-  std::span<const Task> tasks;  // of the cell
-  float* partials;              // what Task::partial counts from
+  std::span<const Task> tasks;  // the tasks of `cell`
+  float* partials;              // base that Task::partial is relative to
 
   PartialRows PartialOf(const Task& task) const {
     float* base = partials + task.partial;
@@ -37,8 +37,8 @@ struct CellResults {
   }
 };
 
-// Merges each packed segment's parts in its own space and rotates the sum back, once; then merges
-// everything in lane order, sinks last. Overwrites partial results.
+// Merges the parts of each packed segment in the segment's space and rotates the sum back once.
+// Then merges everything in lane order, the sink last. Overwrites the partial results.
 void MergeCell(const CellResults& results);
 
 }  // namespace tessera::kernels

@@ -1,9 +1,8 @@
-// Items by query head, where their rules say so.
+// Splits items whose selection rule sets `each_head` by query head.
 //
-// The kernels make one choice per kv head, for its whole group. Where every query head shall have a
-// choice of its own they are given the layer without groups: each query head is a kv head, whose
-// lane lies where its group's does. Both kinds of items may come in one batch of a caller's; they
-// become two of the kernels'.
+// Kernels make one choice of blocks per kv head. To get one per query head, the caller passes a
+// layer without groups: every query head becomes a kv head whose lane is that of its group. One
+// batch may contain both kinds of items; it is run as two kernel batches.
 #pragma once
 
 #include <vector>
@@ -12,7 +11,7 @@
 
 namespace tessera::kernels {
 
-// The same rows, each query head reading a lane of its own.
+// The same rows, with each query head as its own kv head.
 constexpr LayerGeometry WithoutGroups(LayerGeometry geometry) {
   geometry.kv_heads = geometry.query_heads;
   return geometry;
@@ -20,7 +19,7 @@ constexpr LayerGeometry WithoutGroups(LayerGeometry geometry) {
 
 class ItemsByHead {
  public:
-  // Keeps its memory.
+  // Keeps the allocated memory.
   void Clear() {
     shared_.clear();
     apart_.clear();
@@ -37,9 +36,9 @@ class ItemsByHead {
     }
   }
 
-  // Calls run(batch) for those of `whole`'s kinds of items that there are, until an answer does not
-  // satisfy `good`; returns the last answer. There is at least one item. What `whole` has as items
-  // is not looked at.
+  // Calls run(batch) for the shared items, then for the per-head items, skipping an empty list.
+  // Stops at the first answer that fails `good`; returns the last answer. At least one item must
+  // have been added; `whole.items` is ignored.
   template <class Run, class Good>
   auto ForEachBatch(const AttendBatch& whole, Run run, Good good) const {
     AttendBatch batch = whole;

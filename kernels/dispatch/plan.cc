@@ -14,13 +14,12 @@ std::uint64_t TilesOf(std::uint32_t entries) {
   return (std::uint64_t{entries} + kTileEntries - 1) / kTileEntries;
 }
 
-// Whether the rows' queries are wanted in another form than they came: rotated for packed rows, in
-// fp32 for scores.
+// Whether the queries must be converted: rotated for packed rows, widened to fp32 for scores.
 bool NeedsSpace(const AttendItem& item, const SegmentView& segment) {
   return segment.shape.packed() || (item.selection != nullptr && BlocksOf(segment) != 0);
 }
 
-// Calls add(first_tile, tiles) for each part of the segment that `visible` meets.
+// Calls add(first_tile, tiles) for each part of the segment that `visible` overlaps.
 template <class Add>
 void ForEachWholePart(const SegmentView& segment, const PositionRange& visible, Add add) {
   std::uint64_t first = 0;
@@ -36,8 +35,8 @@ void ForEachWholePart(const SegmentView& segment, const PositionRange& visible, 
   }
 }
 
-// Calls add(first_block, blocks) for pieces of the segment with enough taken blocks to be a part.
-// Looks at kFlagBlocks blocks at once, which are whole tiles and hold kFlagBlocks / 2 runs at most.
+// Calls add(first_block, blocks) for pieces of the segment with enough taken blocks to form a part.
+// Processes kFlagBlocks blocks at a time: whole tiles with at most kFlagBlocks / 2 runs.
 template <class Add>
 void ForEachSelectedPart(const SegmentView& segment, const std::uint8_t* taken, Add add) {
   const std::uint32_t blocks = BlocksOf(segment);
@@ -49,7 +48,8 @@ void ForEachSelectedPart(const SegmentView& segment, const std::uint8_t* taken, 
     const std::uint64_t flags = LoadFlags(taken + b, blocks - b);
     const std::uint32_t end = std::min(b + kFlagBlocks, blocks);
     if (flags != 0) {
-      // A run never crosses a tile, so a taken block after one of the same tile extends its run.
+      // Runs never cross tiles, so a taken block that follows a taken one of its tile extends that
+      // run.
       entries += SumFlags(flags) * segment.shape.block;
       runs += SumFlags(flags & (~(flags << 8) | tile_starts));
     }
@@ -87,7 +87,7 @@ void ForEachCell(const AttendBatch& batch, Visit visit) {
   }
 }
 
-// Calls add(segment index) for each segment for which the rows need a space.
+// Calls add(segment index) for each segment that needs a space.
 template <class Add>
 void ForEachSpace(const AttendItem& item, const PositionRange& visible, Add add) {
   const LaneView& lane = *item.lane;
@@ -98,11 +98,11 @@ void ForEachSpace(const AttendItem& item, const PositionRange& visible, Add add)
   }
 }
 
-// An upper bound of the tasks of one cell.
+// An upper bound of the number of tasks of one cell.
 std::uint64_t MostTasks(const AttendItem& item, const PositionRange& visible) {
   const LaneView& lane = *item.lane;
   std::uint64_t tasks = 0;
-  std::uint64_t selectable = 0;  // entries, counting every block as full
+  std::uint64_t selectable = 0;  // entries, with every block counted as full
   std::uint64_t segments = 0;
   bool positions = false;
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
@@ -119,13 +119,12 @@ std::uint64_t MostTasks(const AttendItem& item, const PositionRange& visible) {
     }
   }
   if (segments != 0) {
-    // A part that is not its segment's last holds kSelectedPartRuns of the smallest blocks, or
-    // more. What is taken may exceed the budget: by the last block taken, by two forced ones, by
-    // two at the borders of what is visible, and by the partial last block of each segment, counted
-    // as full.
+    // Every part but a segment's last holds at least kSelectedPartRuns of the smallest blocks. The
+    // taken entries may exceed the budget by: the last block taken, two forced blocks, two blocks
+    // at the edges of the visible range, and each segment's partial last block, counted as full.
     constexpr std::uint64_t kLeast = kSelectedPartRuns * kMinBlock;
     const std::uint64_t excess = kTileEntries * (segments + 5);
-    // Positions come from the tiles: where they do not rise, any block may be seen in part.
+    // Positions are read from the tiles. If they do not rise, any block may be partly visible.
     const std::uint64_t wanted =
         positions ? selectable : BudgetOf(*item.selection, {.entries = selectable}) + excess;
     const std::uint64_t most = std::min(selectable, wanted);
@@ -135,7 +134,7 @@ std::uint64_t MostTasks(const AttendItem& item, const PositionRange& visible) {
   return std::max<std::uint64_t>(tasks, 1);
 }
 
-// The tasks of one cell, in lane order.
+// Calls add for each task of one cell, in lane order.
 template <class Add>
 void ForEachTask(const AttendItem& item, const PositionRange& visible, TakenBlocks taken, Add add) {
   const LaneView& lane = *item.lane;
@@ -229,7 +228,7 @@ std::uint64_t BudgetOf(const SelectionRule& rule, const Selectable& visible) {
   const std::uint64_t all = visible.entries + outside;
   std::uint64_t budget = rule.entries;
   if (budget == 0) {
-    // Ratios are doubles: the excess of a product over a whole number may be rounding.
+    // Rates are doubles: a tiny excess of the product over an integer may be a rounding error.
     const double wanted = std::ceil(rule.rate * static_cast<double>(all) - 1e-6);
     if (!(wanted > 0)) return 0;
     budget = wanted < static_cast<double>(all) ? static_cast<std::uint64_t>(wanted) : all;

@@ -1,10 +1,11 @@
-// How a batch becomes tasks. The cut depends on the shapes, the LaneViews and what was selected.
+// Splits a batch into tasks. The split depends on the shapes, the LaneViews and the selected
+// blocks.
 //
-//   item ──▶ cells: up to kMaxPartRows query rows that merge together
-//   cell ──▶ spaces: one per segment for which the rows' queries are rotated (or widened to fp32)
+//   item ──▶ cells: up to kMaxPartRows query rows that are merged together
+//   cell ──▶ spaces: one per segment that needs the queries rotated (or widened to fp32)
 //   cell ──▶ tasks: one per part that some row of the cell can see, in lane order
 //
-// All lie in the caller's workspace, followed by the rotated queries and the partial results.
+// All arrays are in the caller's workspace, followed by the rotated queries and partial results.
 #pragma once
 
 #include <atomic>
@@ -19,9 +20,9 @@ namespace tessera::kernels {
 
 inline constexpr std::uint32_t kTailSegment = ~std::uint32_t{0};
 
-// A part of selected blocks ends with the kFlagBlocks in which it reaches this many entries, or so
-// many runs that those of further blocks might be too many. Long parts, since each begins by
-// waiting for memory.
+// A part of selected blocks ends at the word of kFlagBlocks blocks in which it reaches this many
+// entries, or so many runs that the next word might exceed kMaxPartRuns. Long parts are better,
+// because each one starts by waiting for memory.
 inline constexpr std::uint32_t kSelectedPartEntries = 960;
 inline constexpr std::uint32_t kSelectedPartRuns = kMaxPartRuns - kFlagBlocks / 2;
 
@@ -46,11 +47,11 @@ struct Cell {
   std::uint32_t spaces = 0;
   std::uint32_t first_task = 0;
   std::uint32_t tasks = 0;
-  std::atomic<std::uint32_t> remaining{0};  // whoever takes it to 0 merges the cell
-  std::atomic<bool> faulted{false};         // nothing of the cell is written
+  std::atomic<std::uint32_t> remaining{0};  // the task that decrements it to 0 merges the cell
+  std::atomic<bool> faulted{false};         // if set, nothing of the cell is written
 };
 
-// The queries of a cell as a segment wants them: [rows][padded channels] in fp32.
+// A cell's queries in the form a segment needs: [rows][padded channels] in fp32.
 struct Space {
   std::uint32_t cell = 0;
   std::uint32_t segment = 0;
@@ -60,67 +61,67 @@ struct Space {
 struct Task {
   std::uint32_t cell = 0;
   std::uint32_t segment = 0;  // or kTailSegment
-  bool selected = false;      // `first` and `count` are blocks, of which the taken ones are read
-  std::uint64_t first = 0;    // tile of the segment; of the tail: token / 32
-  std::uint32_t count = 0;    // 0: nothing visible, the task only merges
+  bool selected = false;    // `first` and `count` are blocks, of which only the taken ones are read
+  std::uint64_t first = 0;  // first tile of the segment, or token / 32 of the tail
+  std::uint32_t count = 0;  // 0: nothing is visible, the task only merges
   std::uint64_t partial = 0;  // offset in floats of its maxima, sums and outputs
 };
 
 struct PlanSize {
   std::uint32_t cells = 0;
   std::uint32_t spaces = 0;
-  std::uint32_t tasks = 0;  // at most
+  std::uint32_t tasks = 0;  // upper bound
   std::uint64_t query_floats = 0;
-  std::uint64_t partial_floats = 0;  // at most
+  std::uint64_t partial_floats = 0;  // upper bound
 };
 
-// Which blocks of an item's summarised segments are read: one byte per block, segment after
-// segment. Null: everything is.
+// The taken blocks of an item's segments with summaries, one byte per block, segment after segment.
+// Null: everything is read.
 using TakenBlocks = const std::uint8_t*;
 
 PlanSize MeasurePlan(const AttendBatch& batch);
 
-// Fill arrays of the measured size; `cells` has been constructed. Tasks come second: `taken` has
-// one pointer per item.
+// Fills arrays of the measured size; `cells` must be constructed. Call WriteTasks after WriteCells;
+// `taken` has one pointer per item.
 void WriteCells(const AttendBatch& batch, std::span<Cell> cells, std::span<Space> spaces);
-// Returns how many tasks there are.
+// Returns the number of tasks written.
 std::uint32_t WriteTasks(const AttendBatch& batch, std::span<const TakenBlocks> taken,
                          std::span<Cell> cells, std::span<Task> tasks);
 
-// Whether a kernel may follow the item's lane, by the item's rule. Tile offsets are checked later,
-// where they are read.
+// Whether kernels support the item's lane and rule. Tile offsets are checked later, when they are
+// read.
 bool ItemIsSound(const AttendBatch& batch, const AttendItem& item);
 
 // The space of a cell for a segment that needs one.
 const Space& SpaceOf(const Cell& cell, std::span<const Space> spaces, std::uint32_t segment);
 
-// Blocks of a segment's tiles, the last one perhaps partial; 0 without summaries.
+// The blocks of a segment, the last one possibly partial; 0 without summaries.
 std::uint32_t BlocksOf(const SegmentView& segment);
-// Of all segments of a lane.
+// The blocks of all segments of a lane.
 std::uint32_t BlocksOf(const LaneView& lane);
 
-// What one query at `position` sees.
+// The positions visible to a query at `position`.
 PositionRange VisibleFrom(const AttendBatch& batch, std::uint64_t position);
 
-// What the queries of rows [first_row, first_row + rows) of an item see together.
+// The positions visible to any of the rows [first_row, first_row + rows) of an item.
 PositionRange VisibleFromRows(const AttendBatch& batch, const AttendItem& item,
                               std::uint32_t first_row, std::uint32_t rows);
-// What all queries of an item see together.
+// The positions visible to any query of an item.
 PositionRange VisibleFromItem(const AttendBatch& batch, const AttendItem& item);
 
-// What a rule's budget has to go round: entries that the item's queries see.
+// The visible entries that a selection rule's budget is computed from.
 struct Selectable {
-  std::uint64_t entries = 0;  // of segments with block summaries
-  std::uint64_t newest = 0;   // behind the last block, up to a tile, and in the tail
-  std::uint32_t partial = 0;  // of the last block, where it is taken anyway and not full
-  std::uint32_t block = 1;    // that the newest count in
+  std::uint64_t entries = 0;  // in segments with block summaries
+  std::uint64_t newest = 0;   // after the last block (less than a tile), and in the tail
+  std::uint32_t partial = 0;  // in the last block, if it is always taken and not full
+  std::uint32_t block = 1;    // block size in which the newest entries are counted
 };
 
-// Of a rule's budget what is left for segments.
+// The part of a rule's budget that is left for segments.
 std::uint64_t BudgetOf(const SelectionRule& rule, const Selectable& visible);
 
-// The floats of one task's partial result: maxima and sums padded so that outputs are aligned.
-// Rotated rows have at most head_dim channels, padding included.
+// The floats of one task's partial result. Maxima and sums are padded to keep outputs aligned.
+// Rotated rows have at most head_dim channels, including padding.
 constexpr std::uint64_t PartialFloats(std::uint32_t rows, std::uint32_t head_dim) {
   return 2 * kMaxPartRows + std::uint64_t{rows} * head_dim;
 }

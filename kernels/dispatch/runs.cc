@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::uint64_t kTileAlignment = 64;
 
-// Read once: the word may change at any time, and what was checked is what is used.
+// The offset may change concurrently: read it once and use the checked value.
 const std::byte* Resolve(const SegmentView& segment, const std::uint64_t* word,
                          std::uint64_t alignment, std::uint64_t bytes) {
   const std::uint64_t offset = __atomic_load_n(word, __ATOMIC_RELAXED);
@@ -23,7 +23,7 @@ std::uint32_t RowsOfTile(const SegmentView& segment, std::uint64_t tile) {
       std::min<std::uint64_t>(kTileEntries, segment.entries - tile * kTileEntries));
 }
 
-// Rows [begin, begin + count) of a tile, unless nobody sees them.
+// Adds rows [begin, begin + count) of a tile if any are visible.
 void AddRun(const SegmentView& segment, const std::byte* base, std::uint64_t tile,
             std::uint32_t begin, std::uint32_t count, const PositionRange& visible, RunList& list) {
   if (segment.shape.positions) {
@@ -53,7 +53,8 @@ bool ListSegmentRuns(const SegmentView& segment, const RunSource& source, RunLis
   return true;
 }
 
-// The runs of a tile's taken blocks, of which `flags` begin with its first: neighbours are one run.
+// Adds the runs of a tile's taken blocks. `flags` starts with the tile's first block; adjacent
+// taken blocks form one run.
 void AddTakenRuns(const SegmentView& segment, const std::byte* base, std::uint64_t tile,
                   std::uint64_t flags, std::uint32_t blocks, const PositionRange& visible,
                   RunList& list) {
@@ -72,7 +73,7 @@ void AddTakenRuns(const SegmentView& segment, const std::byte* base, std::uint64
   }
 }
 
-// A task begins and ends with a tile.
+// Selected tasks begin and end at tile boundaries.
 bool ListSelectedRuns(const SegmentView& segment, const RunSource& source, RunList& list) {
   const Task& task = *source.task;
   const std::uint64_t bytes = LayoutOf(segment.shape).bytes;

@@ -1,4 +1,4 @@
-// From a task to the row runs that a kernel follows: where tile offsets are read and checked.
+// Turns a task into the row runs of a kernel call. Tile offsets are read and checked here.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@ struct RunList {
   std::uint32_t count = 0;
 };
 
-// The tile's first byte, or null where the offset is not that of a tile of `tile_bytes` in the
-// arena. The word may change at any time: it is read once, and what was checked is what is used.
+// The address of a tile, or null if its offset does not denote a tile of `tile_bytes` in the arena.
+// The offset may change concurrently: it is read once, and the checked value is the one used.
 const std::byte* ResolveTile(const SegmentView& segment, std::uint64_t tile,
                              std::uint64_t tile_bytes);
 
-// The first byte of the summaries of the tile that lies at `base`, likewise.
+// The address of the summaries of the tile at `base`, checked likewise.
 const std::byte* ResolveSummaries(const SegmentView& segment, std::uint64_t tile,
                                   const std::byte* base, const TileLayout& layout);
 
-// What ListRuns looks at. `taken`: of the segment's blocks, where the task is of selected ones.
+// The input of ListRuns. `taken` points to the segment's flags if the task has selected blocks.
 struct RunSource {
   const LaneView* lane;
   const Task* task;
@@ -32,8 +32,8 @@ struct RunSource {
   const std::uint8_t* taken;
 };
 
-// Lists the task's runs that the range meets (of a segment with explicit positions: all). False
-// where a tile does not lie in its arena; then nothing was dereferenced.
+// Lists the task's runs that overlap `visible`; all runs if the segment has explicit positions.
+// False if a tile is outside its arena; nothing has been dereferenced then.
 bool ListRuns(const RunSource& source, RunList& list);
 
 }  // namespace tessera::kernels

@@ -20,7 +20,7 @@ std::uint32_t CellsOf(const AttendBatch& batch, const AttendItem& item) {
   return static_cast<std::uint32_t>((rows + kMaxPartRows - 1) / kMaxPartRows);
 }
 
-// The arrays of one selection, each 64-byte aligned.
+// Offsets of the arrays of one selection, each 64-byte aligned.
 struct Arrays {
   Arrays(const AttendBatch& batch, const AttendItem& item, std::uint32_t blocks)
       : taken(AlignUp(blocks * sizeof(BlockFacts))),
@@ -36,7 +36,7 @@ struct Arrays {
   std::uint64_t bytes;
 };
 
-// Calls visit(item index, first cell, blocks) for each item that chooses.
+// Calls visit(item index, first cell, blocks) for each item that selects.
 template <class Visit>
 void ForEachSelection(const AttendBatch& batch, Visit visit) {
   std::uint32_t cell = 0;
@@ -50,7 +50,7 @@ void ForEachSelection(const AttendBatch& batch, Visit visit) {
   }
 }
 
-// Calls add(segment, its first block, first tile, tiles) for each piece of work of one cell.
+// Calls add(segment, its first block, first tile, tiles) for each score task of one cell.
 template <class Add>
 void ForEachScoreTask(const LaneView& lane, Add add) {
   std::uint32_t first_block = 0;
@@ -67,8 +67,8 @@ void ForEachScoreTask(const LaneView& lane, Add add) {
   }
 }
 
-// How many of the rows [begin, begin + count) of a tile the range covers. The tile is read only
-// where it has positions of its own; null: it cannot be, and nothing of it counts.
+// How many of the rows [begin, begin + count) of a tile are visible. Reads the tile only if it has
+// position words; otherwise `tile` may be null.
 std::uint32_t VisibleRows(const SegmentView& segment, const std::byte* tile, std::uint64_t entry,
                           std::uint32_t count, const PositionRange& visible) {
   if (!segment.shape.positions) {
@@ -87,7 +87,7 @@ std::uint32_t VisibleRows(const SegmentView& segment, const std::byte* tile, std
   return seen;
 }
 
-// Adds what is visible to `entries`. False where a tile that had to be read is not in its arena.
+// Adds the visible entries to `entries`. False if a tile that had to be read is outside its arena.
 bool FindFacts(const SegmentView& segment, const PositionRange& visible, BlockFacts* facts,
                std::uint64_t& entries) {
   const std::uint32_t block = segment.shape.block;
@@ -121,18 +121,18 @@ std::uint64_t Overlap(const PositionRange& visible, std::uint64_t first, std::ui
   return to > from ? to - from : 0;
 }
 
-// Of a lane's last segment: what waits for its tile to be full. Full tiles that are to be summed up
-// shortly do not count.
+// The visible rows of a lane's unfilled last tile, if its last segment has no summaries yet. Full
+// tiles do not count: they get summaries shortly.
 std::uint64_t UnblockedRows(const SegmentView& last, const PositionRange& visible) {
   if (last.shape.block != 0 || last.shape.positions) return 0;
   const std::uint64_t end = last.first_position + last.entries;
   return Overlap(visible, end - last.entries % kTileEntries, end);
 }
 
-// One round: the same cell of every selection that has so many.
+// One round of selection: the same cell index of every selection that has that many cells.
 struct Round {
   const SelectionCall* call;
-  std::uint32_t cell;  // of each selection
+  std::uint32_t cell;  // cell index within each selection
 };
 
 void ScoreBlocks(void* context, std::uint32_t index) {
@@ -148,7 +148,7 @@ void ScoreBlocks(void* context, std::uint32_t index) {
   const std::uint32_t per_tile = segment.shape.blocks();
   const std::uint32_t blocks = BlocksOf(segment);
   float* scores = selection.scores + task.first_block + std::uint64_t{task.first_tile} * per_tile;
-  // A segment that none of the cell's rows sees has no space; its blocks say nothing to them.
+  // The cell's rows do not see this segment: it has no space, and its blocks score -infinity.
   const PositionRange visible = VisibleFromRows(*call.batch, item, cell.first_row, cell.rows);
   if (!visible.Meets(segment.first_position, segment.positions())) {
     const std::uint32_t here = std::min(task.tiles * per_tile, blocks - task.first_tile * per_tile);
@@ -191,7 +191,7 @@ std::uint64_t BudgetOf(const SelectionCall& call, const ItemSelection& selection
   return BudgetOf(*call.batch->items[selection.item].selection, selection.visible);
 }
 
-// What the rows of one cell say together; where it is the item's only one, the choice.
+// Combines the scores of one cell's rows. If the item has a single cell this is also the selection.
 void SumUpCell(const Round& round, ItemSelection& selection) {
   const SelectionCall& call = *round.call;
   const Cell& cell = call.cells[selection.first_cell + round.cell];
@@ -204,13 +204,13 @@ void SumUpCell(const Round& round, ItemSelection& selection) {
        .blocks = selection.facts,
        .block_count = selection.blocks,
        .budget = alone ? BudgetOf(call, selection) : 0,
-       // A single row has the same order with and without its sum.
+       // A single row orders blocks the same way with and without its log-sum-exp.
        .by_share = rule.judge == SelectionRule::Judge::kShare && !(alone && cell.rows == 1),
        .values = selection.values + std::uint64_t{round.cell} * selection.blocks,
        .taken = selection.taken});
 }
 
-// The choice among what several cells say, which stand as rows.
+// Selects among the values of several cells, which are treated as rows.
 void TakeBlocks(const SelectionCall& call, ItemSelection& selection) {
   call.operations->select(
       {.scores = selection.values,
@@ -224,7 +224,7 @@ void TakeBlocks(const SelectionCall& call, ItemSelection& selection) {
        .taken = selection.taken});
 }
 
-// With the last cell of an item the choice: no other task waits for either.
+// After the last cell of an item it also selects; no other task depends on the result.
 void SumUpAndTake(void* context, std::uint32_t index) {
   const Round& round = *static_cast<Round*>(context);
   ItemSelection& selection = round.call->selections[index];

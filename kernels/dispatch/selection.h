@@ -1,9 +1,9 @@
-// Which blocks the items of a batch read: scores, and the choice among them.
+// Selects the blocks that the items of a batch read.
 //
-//   facts     per block: how many entries of it the item's queries see; forced or not
-//   cell by cell of each item:
-//     scores  [rows][blocks], by the score kernel, a part of a segment at a time
-//     values  [blocks], what the cell's rows say of each block together
+//   facts     per block: number of entries visible to the item's queries, and whether it is forced
+//   for each cell of an item:
+//     scores  [rows][blocks], from the score kernel, a part of a segment at a time
+//     values  [blocks], the scores of the cell's rows combined
 //   taken     from the values of all cells
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace tessera::kernels {
 
-// One item that has a rule, a sound lane and something to choose from.
+// The selection of one item that has a rule, a valid lane and at least one block.
 struct ItemSelection {
   std::uint32_t item = 0;
   std::uint32_t first_cell = 0;
@@ -26,16 +26,16 @@ struct ItemSelection {
   Selectable visible;
   BlockFacts* facts = nullptr;    // [blocks]
   std::uint8_t* taken = nullptr;  // [blocks]
-  float* scores = nullptr;        // [rows of a cell][blocks], reused from cell to cell
-  float* values = nullptr;        // [cells + 1][blocks]; the last are scratch
+  float* scores = nullptr;        // [rows of a cell][blocks], reused by all cells
+  float* values = nullptr;        // [cells + 1][blocks]; the last row is scratch
   std::atomic<bool> faulted{false};
 };
 
-// Blocks of up to kMaxPartRuns tiles of one segment.
+// Scores the blocks of up to kMaxPartRuns tiles of one segment.
 struct ScoreTask {
   std::uint32_t selection = 0;
   std::uint32_t segment = 0;
-  std::uint32_t first_block = 0;  // among the item's blocks: of the segment's first
+  std::uint32_t first_block = 0;  // index of the segment's first block among the item's blocks
   std::uint32_t first_tile = 0;
   std::uint32_t tiles = 0;
 };
@@ -43,21 +43,20 @@ struct ScoreTask {
 struct SelectionSize {
   std::uint32_t items = 0;
   std::uint32_t tasks = 0;
-  std::uint64_t bytes = 0;  // facts, taken, scores and values of all items
+  std::uint64_t bytes = 0;  // facts, flags, scores and values of all items
 };
 
 SelectionSize MeasureSelections(const AttendBatch& batch);
 
-// Fills arrays of the measured size; `selections` has been constructed, `memory` is 64-byte
-// aligned.
+// Fills arrays of the measured size. `selections` must be constructed, `memory` 64-byte aligned.
 void WriteSelections(const AttendBatch& batch, std::span<ItemSelection> selections,
                      std::span<ScoreTask> tasks, std::byte* memory);
 
-// Fills the facts of one selection; faults it where a tile that must be read is not in its arena.
-// Before its blocks are chosen.
+// Fills the facts of one selection. Sets `faulted` if a tile that must be read is outside its
+// arena. Call before ChooseBlocks.
 void FindBlockFacts(const AttendBatch& batch, ItemSelection& selection);
 
-// What choosing needs of the call.
+// The inputs of ChooseBlocks.
 struct SelectionCall {
   const Operations* operations;
   const AttendBatch* batch;
@@ -68,10 +67,10 @@ struct SelectionCall {
   std::span<const ScoreTask> tasks;
 };
 
-// Decides `taken` of every selection. Those with a bad tile are faulted.
+// Fills `taken` of every selection. Sets `faulted` of those with a bad tile.
 void ChooseBlocks(const SelectionCall& call, Executor& executor);
 
-// The runs of what was taken, in lane order.
+// Reports the taken entries in lane order.
 void ReportSelection(const AttendItem& item, const ItemSelection& selection, SelectionSink& sink);
 
 }  // namespace tessera::kernels

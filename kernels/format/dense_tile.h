@@ -1,9 +1,10 @@
-// The byte layout of a dense tile: 32 consecutive entries, first all K rows, then all V rows.
+// The byte layout of a dense tile: 32 consecutive entries, all K rows first, then all V rows.
 //
 //   offset 0                       K row 0, K row 1, ... K row 31
 //   offset 32 * row_bytes          V row 0, V row 1, ... V row 31
 //
-// A row is head_dim elements, channel 0 first, no padding. Tail rings are made of the same tiles.
+// A row is head_dim elements, channel 0 first, without padding. Tail rings consist of the same
+// tiles.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,7 @@ namespace tessera::kernels {
 
 inline constexpr std::uint32_t kTileEntries = 32;
 
-// What the bytes of a tile mean. The numbers are part of the mapped protocol: never reuse one.
+// The meaning of a tile's bytes. The numbers are part of the mapped protocol: never reuse one.
 enum class TileFormat : std::uint8_t {
   kDenseBf16 = 1,
   kDenseFp16 = 2,

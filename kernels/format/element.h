@@ -1,4 +1,4 @@
-// The element types that K, V and Q may have, and their scalar conversions to and from float.
+// The element types of K, V and Q, and their scalar conversions to and from float.
 #pragma once
 
 #include <bit>
@@ -30,7 +30,7 @@ constexpr float Bf16ToFloat(std::uint16_t bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
 }
 
-// Round to nearest, ties to even. NaN stays NaN.
+// Rounds to nearest, ties to even. NaN stays NaN.
 constexpr std::uint16_t FloatToBf16(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);
@@ -41,7 +41,7 @@ constexpr float Fp16ToFloat(std::uint16_t bits) {
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
   const std::uint32_t exponent = (bits >> 10) & 0x1fu;
   const std::uint32_t mantissa = bits & 0x3ffu;
-  if (exponent == 0) {  // zero or subnormal: the value is mantissa * 2^-24, exact in float
+  if (exponent == 0) {  // zero or subnormal: mantissa * 2^-24, exact in float
     const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
     return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(magnitude));
   }
@@ -49,14 +49,14 @@ constexpr float Fp16ToFloat(std::uint16_t bits) {
   return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
 }
 
-// Round to nearest, ties to even; overflow goes to infinity. NaN stays NaN.
+// Rounds to nearest, ties to even; overflow becomes infinity. NaN stays NaN.
 constexpr std::uint16_t FloatToFp16(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   const std::uint16_t sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
   const std::uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);
   if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);
-  if (magnitude < 0x38800000u) {  // below 2^-14: subnormal, let float addition do the rounding
+  if (magnitude < 0x38800000u) {  // below 2^-14: subnormal; the float addition rounds
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<std::uint16_t>(
         sign | (std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(0.5f)));

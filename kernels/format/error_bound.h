@@ -1,15 +1,15 @@
-// How far an implementation's attention may be from the exact one. The figures of every device are
-// in kernels/README.md; the conformance suite holds implementations to them.
+// The maximum distance between an implementation's attention and the exact result.
+// kernels/README.md lists the figures of every device; the conformance suite checks them.
 //
 //   |output - exact| <= (base + per_logit_mass * M) * V + rounding of the output type
 //   |lse - exact|    <= (base + per_logit_mass * M)     + rounding of |lse| to fp32
 //
-// M is the largest scale * sum_c |q_c * k_c| + |ln weight| among the entries that the query sees
-// (and the soft-cap where there is one), V the largest |v_c|.
+// M is the largest scale * sum_c |q_c * k_c| + |ln weight| among the entries visible to the query,
+// plus the soft-cap if the layer has one. V is the largest |v_c|.
 //
-// Over packed tiles the sum is of rotated channels, where |q'_c| counts at least |q| /
-// sqrt(head_dim): each q'_c is itself a sum of head_dim products, and its rounding is of their size
-// and not of its own. V is the largest |v_c| of the rows both as stored and as rotated back.
+// Over packed tiles the sum runs over rotated channels, and each |q'_c| counts as at least |q| /
+// sqrt(head_dim): q'_c is a sum of head_dim products, so its rounding error scales with those
+// products, not with q'_c. V is the maximum over the rows as stored and as rotated back.
 #pragma once
 
 #include "kernels/format/element.h"
@@ -23,7 +23,7 @@ struct ErrorBound {
   constexpr double At(double logit_mass) const { return base + per_logit_mass * logit_mass; }
 };
 
-// Half a unit in the last place, relative; the absolute part is half the smallest subnormal.
+// Half a unit in the last place (relative), and half the smallest subnormal (absolute).
 struct Rounding {
   double relative = 0;
   double absolute = 0;
@@ -41,30 +41,31 @@ constexpr Rounding RoundingOf(ElementType type) {
   return {};
 }
 
-// The CPU: products, logits, weights and sums in fp32 whatever the element type, so one bound.
+// CPU, dense tiles. Products, logits, weights and sums are fp32 for every element type, so one
+// bound covers all.
 inline constexpr ErrorBound kCpuErrorBound = {.base = 0x1p-22, .per_logit_mass = 0x1p-23};
 
 // The scalar reference: double throughout, partial results stored as fp32.
 inline constexpr ErrorBound kReferenceErrorBound = {.base = 0x1p-25, .per_logit_mass = 0x1p-26};
 
-// Over packed tiles. The reference: rotated queries, partial results and rows rotated back are each
-// rounded once to fp32, which is 2^-24 of a logit where one channel carries it.
+// The reference over packed tiles. Rotated queries, partial results and rotated-back rows are each
+// rounded once to fp32, which is 2^-24 of a logit that comes from a single channel.
 inline constexpr ErrorBound kReferencePackedErrorBound = {.base = 0x1p-23,
                                                           .per_logit_mass = 0x1p-24};
 
-// The CPU in fp32: two more sums of head_dim products, R_k q before and R_v^T o behind.
+// CPU in fp32 over packed tiles: two more sums of head_dim products, R_k q and R_v^T o.
 inline constexpr ErrorBound kCpuPackedErrorBound = {.base = 0x1p-20, .per_logit_mass = 0x1p-21};
 
-// The CPU where it multiplies bf16 pairs (values that bf16 holds exactly: bf16, int8, fp8): rotated
-// queries and weights are rounded to bf16, 2^-9 each in the mean and 2^-8 at worst.
+// CPU with bf16 pair products, for values that bf16 holds exactly (bf16, int8, fp8). Rotated
+// queries and weights are rounded to bf16: 2^-9 each on average and 2^-8 at worst.
 inline constexpr ErrorBound kCpuBf16PackedErrorBound = {.base = 0x1p-7, .per_logit_mass = 0x1p-8};
 
-// What observe adds to a key for a row whose share of it is a: |got - a| <= a * bound.At(M). A
-// share's error is that of its logit and that of the largest one, so twice attention's.
+// `observe`: if a row's share of a key is a, then |result - a| <= a * bound.At(M). The error has
+// two sources, the key's logit and the largest logit, so it is twice that of attention.
 inline constexpr ErrorBound kCpuObserveErrorBound = {.base = 0x1p-20, .per_logit_mass = 0x1p-22};
 inline constexpr ErrorBound kReferenceObserveErrorBound = {.base = 0x1p-44,
                                                            .per_logit_mass = 0x1p-46};
-// As logits, computed in fp32: as a share of sum_c |q_c k_c|.
+// `observe` returning products, computed in fp32: relative to sum_c |q_c k_c|.
 inline constexpr double kObservedProductError = 0x1p-20;
 
 }  // namespace tessera::kernels

@@ -1,5 +1,5 @@
-// What an attention kernel reads: one lane, as plain pointers into mappings that stay valid for
-// the call. Built by proto/shm (from mapped snapshots) or by tests; kernels never build one.
+// The input of an attention kernel: one lane as plain pointers into mappings that stay valid for
+// the call. proto/shm builds it from mapped snapshots, tests build their own; kernels never do.
 #pragma once
 
 #include <cstddef>
@@ -11,30 +11,30 @@
 
 namespace tessera::kernels {
 
-// A run of entries that share one strategy. Entry e lives in tile e / 32, row e % 32. Its position
-// is first_position + e, or, where the shape has positions, first_position + the tile's word; those
-// words rise with e.
+// One segment: entries that share a strategy. Entry e is row e % 32 of tile e / 32. Its position is
+// first_position + e, or, if the shape has positions, first_position + the tile's position word.
+// Position words rise with e.
 //
-// The offsets are memory the daemon owns and may reuse once a revoked reader's pin is gone, so a
-// kernel checks every one against `arena_bytes` when it reads it, and reads it once. An offset that
-// does not fit is reported as kBadTile; it never becomes a wild pointer.
+// The daemon owns the offset tables and may reuse the memory once it has revoked the reader's pin.
+// A kernel therefore reads each offset once and checks it against `arena_bytes`. An offset that
+// does not fit gives kBadTile; it is never dereferenced.
 struct SegmentView {
-  const std::byte* arena = nullptr;             // base of the mapping the offsets count from
-  std::uint64_t arena_bytes = 0;                // readable bytes from `arena`
+  const std::byte* arena = nullptr;             // base of the mapping; offsets are relative to it
+  std::uint64_t arena_bytes = 0;                // readable bytes from `arena` on
   const std::uint64_t* tile_offsets = nullptr;  // ceil(entries / 32) byte offsets
-  // As many, of the summaries of each tile's blocks; null: they stand right behind their tile.
+  // ceil(entries / 32) offsets of the tiles' block summaries; null: each follows its tile directly.
   const std::uint64_t* summary_offsets = nullptr;
   std::uint64_t first_position = 0;
-  std::uint64_t position_span = 0;  // positions end before first_position + it; 0: `entries`
+  std::uint64_t position_span = 0;  // positions are below first_position + span; 0: `entries`
   std::uint32_t entries = 0;
   TileShape shape;
-  RotationView rotation;  // of packed tiles
+  RotationView rotation;  // packed tiles only
 
   constexpr std::uint64_t positions() const { return position_span != 0 ? position_span : entries; }
 };
 
-// The newest tokens, in a ring of dense tiles. Token t (an ordinal of the sequence, which is also
-// its position) lives in ring tile (t / 32) % ring_tiles, row t % 32. Live tokens: [begin, end).
+// The newest tokens, in a ring of dense tiles. Token t is row t % 32 of ring tile (t / 32) %
+// ring_tiles; t is an ordinal of the sequence and also its position. Live tokens are [begin, end).
 struct TailView {
   const std::byte* ring = nullptr;
   std::uint32_t ring_tiles = 0;

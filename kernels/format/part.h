@@ -1,8 +1,8 @@
-// What one kernel call computes: a few query rows over a bounded number of consecutive tiles, and
-// the partial result that later merges with others.
+// The arguments of one kernel call: a few query rows over a bounded number of consecutive tiles,
+// and the partial result, which is later merged with others.
 //
-// This header declares data only. The ISA files include it and must not emit a function that
-// another translation unit could pick up, so nothing here has a body.
+// This header declares data only. ISA files include it and must not emit a function that another
+// translation unit could link against, so nothing here has a body.
 #pragma once
 
 #include <cstddef>
@@ -14,37 +14,37 @@
 namespace tessera::kernels {
 
 inline constexpr std::uint32_t kMaxPartRuns = 64;  // 64 tiles of 32 entries
-inline constexpr std::uint32_t kMaxPartRows = 32;  // query rows; longer blocks are cut
+inline constexpr std::uint32_t kMaxPartRows = 32;  // query rows; longer query blocks are split
 
-// Live rows [row_begin, row_begin + row_count) of one tile. Never empty. All bytes of the tile are
-// readable; those of other rows are dead and may hold anything.
+// Live rows [row_begin, row_begin + row_count) of one tile; never empty. All bytes of the tile are
+// readable. Its other rows are dead and may hold anything.
 struct RowRun {
   const std::byte* tile;
-  // Of row `row_begin`, the others follow; where the tile has positions: what its words count from.
+  // The position of row `row_begin`; the other rows follow. If the tile has position words: their
+  // base.
   std::uint64_t position;
   std::uint32_t row_begin;
   std::uint32_t row_count;
 };
 
-// One query head of one query token, and the positions that it may see. Over dense tiles: head_dim
-// elements of the model's type. Over packed tiles: R_k q in fp32, padded_channels of them, zeros
-// behind the last.
+// One query head of one query token, and the positions visible to it. Over dense tiles `query` is
+// head_dim elements of the model's type. Over packed tiles it is R_k q in fp32, zero-padded to
+// padded_channels.
 struct QueryRow {
   const std::byte* query;
   std::uint64_t visible_begin;
   std::uint64_t visible_end;  // exclusive
 };
 
-// How what is read soon is requested: cores want opposite things. kernels/cpu/README.md has the
-// measurements.
+// How upcoming tiles are prefetched. CPU families want opposite settings: see
+// kernels/cpu/README.md.
 struct Lookahead {
-  bool into_l1 = false;  // dense and whole packed tiles; else into L2
-  // How far ahead of what is computed with, in bytes of a dense tile; a whole tile where it is
-  // less.
+  bool into_l1 = false;  // dense and whole packed tiles; otherwise into L2
+  // The prefetch distance in bytes of a dense tile; at most one tile.
   std::uint32_t bytes = 0xffffffffu;
 };
 
-// All runs share one shape.
+// One attention call over tiles of one shape.
 struct AttendPart {
   const RowRun* runs;
   const QueryRow* rows;
@@ -52,28 +52,27 @@ struct AttendPart {
   std::uint32_t row_count;  // 1 .. kMaxPartRows
   TileShape shape;
   TileLayout layout;              // of `shape`
-  std::uint32_t padded_channels;  // of `shape`; head_dim where it is dense
+  std::uint32_t padded_channels;  // of `shape`; head_dim if it is dense
   float scale;
   float logit_softcap;  // 0: none
   Lookahead lookahead;
 };
 
-// The result, per query row r, over the entries that r may see, with
-// x = logit * log2(e) + log2(weight):
+// The result for each query row r over its visible entries, with x = logit * log2(e) +
+// log2(weight):
 //   max[r] = max x,  sum[r] = sum 2^(x - max),  output[r] = sum 2^(x - max) * v
-// v is the row as it is stored: over packed tiles the output is in the rotated space of V. A row
-// that sees nothing gives the neutral element: max -infinity, sum 0, output 0. A NaN in a row or a
-// query gives NaN in `sum`, so `sum == 0` is what tells the neutral element.
+// v is the stored row: over packed tiles the output is in the rotated space of V. A row that sees
+// no entry gives the neutral element: max -infinity, sum 0, output 0. NaN in a row or query makes
+// `sum` NaN, so `sum == 0` identifies the neutral element.
 struct PartialRows {
   float* max;     // [row_count]
   float* sum;     // [row_count]
   float* output;  // [row_count][padded_channels], 64-byte aligned
 };
 
-// y = R x for each row x: queries on their way into a segment's space.
+// y = R x for each row x. Rotates queries into a segment's space.
 struct RotateJob {
-  const std::byte*
-      rotation;  // [channels][head_dim], rows of 64-byte aligned memory; null: identity
+  const std::byte* rotation;  // [channels][head_dim], 64-byte aligned; null: identity
   ElementType rotation_type;
   std::uint32_t channels;
   std::uint32_t head_dim;
@@ -84,7 +83,7 @@ struct RotateJob {
   std::uint32_t padded_channels;
 };
 
-// x = R^T y for each row y: outputs on their way back.
+// x = R^T y for each row y. Rotates outputs back.
 struct UnrotateJob {
   const std::byte* rotation;  // as above; null: identity
   ElementType rotation_type;
@@ -96,7 +95,7 @@ struct UnrotateJob {
   float* output;            // [row_count][head_dim]
 };
 
-// The first `blocks` blocks of a tile are to be scored, of which the last has `last_entries`.
+// The first `blocks` blocks of a tile, to be scored. The last one has `last_entries` entries.
 struct BlockRun {
   const std::byte* summaries;
   const std::byte* tile;  // for the weights of its entries
@@ -105,7 +104,7 @@ struct BlockRun {
 };
 
 // score[r][i] = scale * (bound on, or estimate of, q.k over block i) + max ln weight, for the
-// blocks of all runs one after another. Rows are as RotateJob gives them, also over dense tiles.
+// blocks of all runs in order. `rows` are outputs of RotateJob, also over dense tiles.
 struct ScorePart {
   const BlockRun* runs;
   std::uint32_t run_count;
@@ -121,13 +120,13 @@ struct ScorePart {
 
 // A block that selection may take.
 struct BlockFacts {
-  std::uint8_t entries;  // visible ones; 0: not a candidate
-  std::uint8_t forced;   // 1: taken whatever its score
+  std::uint8_t entries;  // visible entries; 0: not a candidate
+  std::uint8_t forced;   // 1: taken regardless of its score
 };
 
-// Takes blocks by falling value until they hold `budget` entries; forced ones first, and within the
-// budget; ties to the lower block. The value of a block is the largest over rows of its score, less
-// (by_share) the row's log-sum-exp over all candidates.
+// Takes blocks by falling value until they hold `budget` entries. Forced blocks are taken first and
+// count towards the budget; ties go to the lower block. A block's value is the maximum over rows of
+// its score, minus the row's log-sum-exp over all candidates if `by_share` is set.
 struct SelectJob {
   const float* scores;  // [row_count][score_stride]
   std::uint64_t score_stride;
@@ -140,35 +139,36 @@ struct SelectJob {
   std::uint8_t* taken;  // [block_count]: 1 or 0
 };
 
-// Entries on their way into a packed tile (or a dense one with summaries): rotated, selected,
-// quantised. `key` and `value` rows have head_dim elements of `type`.
+// Encodes entries into a packed tile, or a dense one with summaries: rotate, select channels,
+// quantize. `key` and `value` rows have head_dim elements of `type`.
 struct EncodeJob {
   const std::byte* key;
   const std::byte* value;
   std::uint64_t stride;  // bytes between rows
   ElementType type;
-  std::uint32_t rows;              // 1 .. 32; those behind become zeros
+  std::uint32_t rows;              // 1 .. 32; the remaining rows are zeroed
   const float* weights;            // [rows]; null: 1
   const std::uint32_t* positions;  // [rows]; null: 0, 1, 2, ...
   TileShape shape;
   TileLayout layout;
-  const std::byte* prepared;  // what PrepareEncode made of the rotations
-  std::byte* tile;            // layout.bytes, every one written
-  std::byte* summaries;       // layout.summary_bytes, likewise
+  const std::byte* prepared;  // output of `prepare_encode`
+  std::byte* tile;            // layout.bytes; every byte is written
+  std::byte* summaries;       // layout.summary_bytes; likewise
 };
 
-// A row of a tile, to be copied as it is.
+// A row of a tile, copied unchanged.
 struct GatherRow {
   const std::byte* tile;
   std::uint32_t row;
-  std::uint32_t position;  // the word of the new tile, where it has positions
+  std::uint32_t position;  // position word in the new tile, if it has positions
 };
 
-// A new tile of rows from others, none encoded anew; blocks are summed up from the stored rows.
+// Builds a tile from rows of others without re-encoding them. Summaries are computed from the
+// stored rows.
 struct GatherJob {
   const GatherRow* rows;
   std::uint32_t row_count;  // 1 .. 32
-  TileShape from;           // the sources' shape: `to`, but for weights and positions
+  TileShape from;           // shape of the sources: `to`, except for weights and positions
   TileLayout from_layout;
   TileShape to;
   TileLayout to_layout;
@@ -176,7 +176,7 @@ struct GatherJob {
   std::byte* summaries;
 };
 
-// Rows of a tile as fp32 in the space in which they are stored, dropped channels 0.
+// Reads rows of a tile as fp32, in the space they are stored in, with dropped channels set to 0.
 struct DecodeJob {
   const std::byte* tile;
   TileShape shape;
@@ -194,15 +194,15 @@ struct MomentsJob {
   ElementType type;
   std::uint32_t row_count;
   std::uint32_t head_dim;
-  double* sums;  // [head_dim][head_dim]; below the diagonal untouched
+  double* sums;  // [head_dim][head_dim]; the part below the diagonal is not touched
 };
 
-// What queries pay to keys:
+// The attention that queries pay to keys:
 //   sums[t] += sum over rows r with visible_begin[r] <= t < visible_end[r] of a(r, t)
-// a: the softmax over those t of x = scale * q_r . k_t (capped, where there is a cap), plus the
-// logarithm of how many tokens key t stands for; or, as logits, the product q_r . k_t itself,
-// neither scaled nor capped nor weighed. A row that sees nothing adds nothing, and to a key that
-// stands for no token at all, whose logarithm is -infinity; it sees another one then.
+// a(r, .) is the softmax over row r's visible keys of x = scale * q_r . k_t (soft-capped if the
+// layer has a cap) plus the log of key t's weight. If `logits` is set, a is the raw product q_r .
+// k_t, neither scaled, capped nor weighted. A row that sees no key adds nothing. A key of weight 0
+// (log -infinity) receives nothing; a row that sees it must also see a key of positive weight.
 struct ObserveJob {
   const std::byte* keys;  // [key_count], each head_dim elements of `type`
   std::uint64_t key_stride;
@@ -212,7 +212,7 @@ struct ObserveJob {
   std::uint32_t query_count;
   const std::uint64_t* visible_begin;   // [query_count]; null: 0
   const std::uint64_t* visible_end;     // [query_count], at most key_count
-  const float* log2_weights = nullptr;  // [key_count]; null: 0, every key is one token
+  const float* log2_weights = nullptr;  // [key_count]; null: all 0, each key is one token
   std::uint32_t head_dim;
   ElementType type;
   float scale;
@@ -221,6 +221,6 @@ struct ObserveJob {
   float* scratch;  // [kObserveRows][key_count]
   double* sums;    // [key_count]
 };
-inline constexpr std::uint32_t kObserveRows = 8;  // queries that are looked at together
+inline constexpr std::uint32_t kObserveRows = 8;  // queries processed together
 
 }  // namespace tessera::kernels

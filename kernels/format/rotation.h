@@ -8,15 +8,15 @@
 
 namespace tessera::kernels {
 
-// Row c of `key` is what channel c of a rotated key is the product with: k' = R_k k, q' = R_k q and
-// o = R_v^T o'. Null: the identity; then no channel of that side is cut.
+// k' = R_k k, q' = R_k q and o = R_v^T o'; row c of `key` produces channel c of a rotated key. Null
+// means the identity, and then no channel of that side may be truncated.
 struct RotationView {
-  const std::byte* key = nullptr;    // [its channels][head_dim] of `type`, 64-byte aligned
-  const std::byte* value = nullptr;  // likewise
+  const std::byte* key = nullptr;    // [key channels][head_dim] of `type`, 64-byte aligned
+  const std::byte* value = nullptr;  // likewise for V
   ElementType type = ElementType::kBf16;
 };
 
-// Whether a side that lacks channels has a rotation to say which. Only of shapes that are served.
+// Whether every side with truncated channels has a rotation. Requires a supported shape.
 constexpr bool CutsAreExplained(const TileShape& shape, const RotationView& rotation) {
   return (rotation.key != nullptr || shape.key.channels == shape.head_dim) &&
          (rotation.value != nullptr || shape.value.channels == shape.head_dim);

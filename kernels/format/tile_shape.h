@@ -1,19 +1,18 @@
-// What a tile holds, and where: the byte layout of every tile format. README.md draws it.
+// The shape of a tile, and the byte layout of every tile format. README.md has a worked example.
 //
-// A tile is a sequence of arrays over its 32 rows, in this order, each beginning where the one
-// before ends:
+// A tile is a sequence of arrays over its 32 rows, back to back in this order:
 //
 //   dense    K data | V data | weights | positions
 //   packed   K bits | K scales | K data | V bits | V scales | V data | weights | positions
 //
-// The summaries of its blocks stand elsewhere, those of neighbours side by side, since a selection
-// reads all of them and few of the rows:
+// The summaries of a tile's blocks are stored outside the tile, next to those of neighbouring
+// tiles, because selection reads all summaries but few rows:
 //
 //   dense    block data
 //   packed   block bits | block scales | block data
 //
-// Scales exist for int8 and fp8 only; bits where the rows of that side drop channels; summaries,
-// weights and positions where the shape has them.
+// Scales exist for int8 and fp8 only, bits only if rows of that side drop channels, and summaries,
+// weights and positions only if the shape has them.
 #pragma once
 
 #include <cstddef>
@@ -24,20 +23,20 @@
 
 namespace tessera::kernels {
 
-// Of the byte layouts below and of the meaning of every bit in them. Golden files hold each
-// version.
+// Version of the byte layouts below, including the meaning of every bit. Each version has golden
+// files.
 inline constexpr std::uint32_t kTileFormatVersion = 3;
 
-// What a block of entries is judged by when attention reads a selection. The numbers are part of
-// the mapped protocol: never reuse one.
+// How a block of entries is summarized for selection. The numbers are part of the mapped protocol:
+// never reuse one.
 enum class Summary : std::uint8_t {
   kNone = 0,
-  kMean = 1,    // the mean key, in the row form of the tile's keys
-  kMinMax = 2,  // per channel the least and the greatest key, as [min of all channels | max of all]
+  kMean = 1,    // the mean key, encoded like the tile's keys
+  kMinMax = 2,  // per channel the least and greatest key: [all minima | all maxima]
 };
 
 inline constexpr std::uint32_t kMinBlock = 4;
-// Of the first byte of a tile's summaries.
+// Alignment of a tile's summaries in bytes.
 inline constexpr std::uint32_t kSummaryAlignment = 4;
 inline constexpr std::uint32_t kMaxTileBlocks = kTileEntries / kMinBlock;
 
@@ -49,17 +48,17 @@ constexpr bool IsPacked(TileFormat format) { return format >= TileFormat::kPacke
 constexpr TileFormat PackedFormat(ValueType type) {
   return static_cast<TileFormat>(static_cast<std::uint8_t>(type) + 3);
 }
-// Only of packed formats.
+// Packed formats only.
 constexpr ValueType ValuesOf(TileFormat format) {
   return static_cast<ValueType>(static_cast<std::uint8_t>(format) - 3);
 }
-// Only of dense formats.
+// Dense formats only.
 constexpr ElementType ElementsOf(TileFormat format) { return static_cast<ElementType>(format); }
 
-// What of a rotated row is stored: some of its channels, or all, and then no bitmap says which.
+// The stored channels of a rotated row. If all channels are kept there is no bitmap.
 struct RowShape {
-  std::uint16_t channels = 128;  // of the row: head_dim, or truncated
-  std::uint16_t kept = 128;      // values stored of them, a multiple of `group`
+  std::uint16_t channels = 128;  // channels of the row: head_dim, or fewer if truncated
+  std::uint16_t kept = 128;      // stored values, a multiple of `group`
 
   constexpr bool has_bitmap() const { return kept != channels; }
   bool operator==(const RowShape&) const = default;
@@ -68,14 +67,14 @@ struct RowShape {
 struct TileShape {
   TileFormat format = TileFormat::kDenseBf16;
   std::uint16_t head_dim = 128;
-  // The fields up to `group` say something of packed rows; in dense shapes they are as here.
-  RowShape key;  // of mean keys, too
+  // `key`, `value` and `group` describe packed rows; dense shapes use DenseShape's values.
+  RowShape key;  // also of mean keys
   RowShape value;
   std::uint8_t group = 1;  // adjacent channels kept or dropped together
   Summary summary = Summary::kNone;
   std::uint8_t block = 0;  // entries per block; 0 without summaries
-  bool weights = false;    // fp32 s per entry: how many tokens it stands for
-  bool positions = false;  // u32 per entry, counted from the segment's first position
+  bool weights = false;    // fp32 per entry: the number of tokens it stands for
+  bool positions = false;  // u32 per entry, relative to the segment's first position
 
   constexpr bool packed() const { return IsPacked(format); }
   // Blocks of a full tile.
@@ -88,8 +87,8 @@ constexpr TileShape DenseShape(std::uint32_t head_dim, ElementType type) {
   return {.format = DenseFormat(type), .head_dim = dim, .key = {dim, dim}, .value = {dim, dim}};
 }
 
-// Null where a kernel may follow tiles of this shape; else what is wrong with it. For shapes that
-// come from mapped memory or a request.
+// Null if kernels support tiles of this shape, otherwise the reason. Checks shapes that come from
+// mapped memory or a request.
 constexpr const char* WhyNotServed(const TileShape& shape) {
   if (!IsTileFormat(static_cast<std::uint8_t>(shape.format))) return "unknown tile format";
   if (!IsHeadDim(shape.head_dim)) return "head_dim is not 64, 128 or 256";
@@ -110,28 +109,29 @@ constexpr const char* WhyNotServed(const TileShape& shape) {
   return nullptr;
 }
 
-// Rotated elements of this magnitude or more, as bits, are refused by `encode`. Of dense rows: what
-// is not finite.
+// `encode` rejects rotated elements whose magnitude, as bits, is at least this. For dense rows only
+// values that are not finite are rejected.
 constexpr std::uint32_t UnstorableBits(const TileShape& shape) {
   return shape.packed() ? UnstorableBits(ValuesOf(shape.format)) : 0x7f800000u;
 }
 
-// The element type of min/max rows: that of dense rows; beside packed ones bf16, rounded outward.
+// The element type of min/max summaries: that of dense rows, or bf16 rounded outward for packed
+// rows.
 constexpr ElementType MinMaxType(const TileShape& shape) {
   return shape.packed() ? ElementType::kBf16 : ElementsOf(shape.format);
 }
 
-// The bytes of one row of each of its arrays; 0 where the shape lacks the array.
+// Bytes per row of each array of one side; 0 if the shape lacks the array.
 struct RowBytes {
-  std::uint32_t bits;   // a bitmap: one bit per group, bit i in byte i / 8, at i % 8
+  std::uint32_t bits;   // bitmap: one bit per group, group i is bit i % 8 of byte i / 8
   std::uint32_t scale;  // 0 or 2
   std::uint32_t data;   // the stored values
 };
 
-// Byte offsets, and the bytes of one row of each array. An array that the shape lacks has 0 bytes
-// per row. Data only, so that files compiled with ISA flags may hold it.
+// Byte offsets of the arrays, and their bytes per row (0 for an array that the shape lacks). Data
+// only, so that files compiled with ISA flags may include it.
 struct TileLayout {
-  // From the tile's first byte.
+  // Relative to the tile's first byte.
   std::uint32_t key_bits;
   std::uint32_t key_scales;
   std::uint32_t key_data;
@@ -140,19 +140,19 @@ struct TileLayout {
   std::uint32_t value_data;
   std::uint32_t weights;    // 4-byte aligned
   std::uint32_t positions;  // likewise
-  std::uint32_t bytes;      // of the tile
-  // From the first byte of its summaries.
+  std::uint32_t bytes;      // size of the tile
+  // Relative to the first byte of the tile's summaries.
   std::uint32_t block_bits;
   std::uint32_t block_scales;
   std::uint32_t block_data;
-  std::uint32_t summary_bytes;  // a multiple of kSummaryAlignment; 0: the shape has none
+  std::uint32_t summary_bytes;  // a multiple of kSummaryAlignment; 0 without summaries
 
   RowBytes key_row;
   RowBytes value_row;
   RowBytes block_row;
 };
 
-// Of K or V rows.
+// For K or V rows.
 constexpr RowBytes RowBytesOf(const TileShape& shape, const RowShape& row) {
   if (!shape.packed()) {
     return {.bits = 0,
@@ -210,11 +210,11 @@ constexpr TileLayout LayoutOf(const TileShape& shape) {
   return layout;
 }
 
-// Of a tile and its summaries.
+// A tile plus its summaries.
 constexpr std::uint64_t WholeBytes(const TileLayout& layout) {
   return std::uint64_t{layout.bytes} + layout.summary_bytes;
 }
-// Where they stand for whoever keeps both in one place: right behind the tile.
+// The address of the summaries if they are stored directly after their tile.
 constexpr const std::byte* SummariesBehind(const std::byte* tile, const TileLayout& layout) {
   return tile + layout.bytes;
 }
@@ -222,8 +222,8 @@ constexpr std::byte* SummariesBehind(std::byte* tile, const TileLayout& layout) 
   return tile + layout.bytes;
 }
 
-// What attention computes with: the channels of the wider side in whole vectors, the rest zero. The
-// rows of rotated queries and of partial outputs have this many elements.
+// The row length of rotated queries and partial outputs: the channels of the wider side,
+// zero-padded to whole vectors.
 inline constexpr std::uint32_t kChannelPadding = 32;
 constexpr std::uint32_t PaddedChannels(const TileShape& shape) {
   const std::uint32_t widest =
@@ -231,14 +231,14 @@ constexpr std::uint32_t PaddedChannels(const TileShape& shape) {
   return (widest + kChannelPadding - 1) / kChannelPadding * kChannelPadding;
 }
 
-// The matrix of a rotation: [channels][head_dim], in whole units of 64 bytes, so that what stands
-// behind it is aligned.
+// The size of a rotation matrix, [channels][head_dim], rounded up to 64 bytes to keep what follows
+// it aligned.
 constexpr std::uint64_t RotationBytes(const TileShape& shape, const RowShape& row,
                                       ElementType type) {
   return (std::uint64_t{row.channels} * shape.head_dim * ElementBytes(type) + 63) / 64 * 64;
 }
 
-// Of R_k and R_v, where there are both.
+// The total for R_k and R_v.
 constexpr std::uint64_t RotationBytes(const TileShape& shape, ElementType type) {
   return RotationBytes(shape, shape.key, type) + RotationBytes(shape, shape.value, type);
 }
@@ -251,12 +251,12 @@ constexpr TileShape Quarter(TileFormat format, std::uint8_t group) {
   return Example(format, {128, 32}, {128, 32}, group);
 }
 }  // namespace internal
-// A quarter of 128 channels: 160, 144 and 136 bytes for K and V of an entry in bf16; 100 in int8.
+// A quarter of 128 channels: K and V of an entry take 160, 144 and 136 bytes in bf16, 100 in int8.
 static_assert(LayoutOf(internal::Quarter(TileFormat::kPackedBf16, 1)).bytes == 32 * 160);
 static_assert(LayoutOf(internal::Quarter(TileFormat::kPackedBf16, 2)).bytes == 32 * 144);
 static_assert(LayoutOf(internal::Quarter(TileFormat::kPackedBf16, 4)).bytes == 32 * 136);
 static_assert(LayoutOf(internal::Quarter(TileFormat::kPackedInt8, 1)).bytes == 32 * 100);
-// 77 channels of every key, all of every value: no bitmaps.
+// 77 channels of every key, all channels of every value: no bitmaps.
 static_assert(LayoutOf(internal::Example(TileFormat::kPackedBf16, {77, 77}, {128, 128}, 1)).bytes ==
               32 * 410);
 static_assert(LayoutOf(DenseShape(128, ElementType::kBf16)).value_data ==

@@ -21,7 +21,7 @@ struct RowState {
   double output[kMaxChannels] = {};
 };
 
-// A query row as doubles: elements of the model's type over dense tiles, fp32 over packed ones.
+// Reads a query row as doubles: the model's element type over dense tiles, fp32 over packed ones.
 void ReadQuery(const AttendPart& part, const QueryRow& row, double* query) {
   const ElementType type = part.shape.packed() ? ElementType::kFp32 : ElementsOf(part.shape.format);
   for (std::uint32_t c = 0; c < part.shape.key.channels; ++c) {
@@ -29,7 +29,7 @@ void ReadQuery(const AttendPart& part, const QueryRow& row, double* query) {
   }
 }
 
-// In units of log2, so that weights are powers of two. Saturates like the fp32 kernels do.
+// The logit in log2 units, so that weights are powers of two. Saturates like the fp32 kernels.
 double Logit(const AttendPart& part, const double* query, const double* key, double weight) {
   double logit = 0;
   for (std::uint32_t c = 0; c < part.shape.key.channels; ++c) logit += query[c] * key[c];
@@ -43,7 +43,7 @@ double Logit(const AttendPart& part, const double* query, const double* key, dou
 
 void AddEntry(const AttendPart& part, double logit, const double* value, RowState& state) {
   if (logit == -kInfinity) return;  // an entry of weight 0
-  if (!(logit <= state.max)) {      // a new maximum, or NaN, which then stays
+  if (!(logit <= state.max)) {      // a new maximum, or NaN, which is kept from then on
     const double factor = std::exp2(state.max - logit);
     state.max = logit;
     state.sum *= factor;

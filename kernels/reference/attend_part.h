@@ -1,4 +1,5 @@
-// The kernel operations in scalar double precision. Slow, obvious, and the yardstick of the others.
+// The kernel operations in scalar double precision: slow and simple. All other implementations are
+// tested against them.
 #pragma once
 
 #include "kernels/format/operations.h"

@@ -11,7 +11,7 @@
 namespace tessera::kernels {
 namespace {
 
-// Rows of one tile on their way: rotated, in fp32, not yet rounded to the stored type.
+// The rows of one tile after rotation: fp32, not yet rounded to the stored type.
 struct RotatedRows {
   float rows[kTileEntries][kMaxChannels];
 };
@@ -21,7 +21,7 @@ struct Rotation {
   ElementType type;
 };
 
-// What `prepared` holds for the reference: the rotations as they came.
+// The reference's `prepared` buffer: the rotations unchanged.
 struct Prepared {
   RotationView rotation;
 };
@@ -52,7 +52,7 @@ bool AllStorable(const TileShape& shape, const RowShape& side, const RotatedRows
   return true;
 }
 
-// 2^-e, where the row's largest magnitude is in [2^e, 2^(e + 1)): keeps sums of squares in range.
+// 2^-e, where the row's largest magnitude is in [2^e, 2^(e + 1)). Keeps sums of squares in range.
 float Normaliser(const float* row, std::uint32_t channels) {
   float peak = 0;
   for (std::uint32_t c = 0; c < channels; ++c) peak = std::max(peak, std::fabs(row[c]));
@@ -60,7 +60,7 @@ float Normaliser(const float* row, std::uint32_t channels) {
   return std::bit_cast<float>((254 - std::min(exponent, 253u)) << 23);
 }
 
-// What a group of channels is judged by.
+// The strength of a group of channels.
 float GroupKey(const float* row, std::uint32_t group, float normaliser) {
   if (group == 1) return std::fabs(row[0]);
   float sum = 0;
@@ -71,7 +71,7 @@ float GroupKey(const float* row, std::uint32_t group, float normaliser) {
   return sum;
 }
 
-// Where a packed row goes.
+// The destination of a packed row.
 struct RowTarget {
   std::byte* bits;  // null: every group is kept
   std::byte* scale;
@@ -95,7 +95,7 @@ void StoreValues(ValueType type, std::uint32_t count, const float* values,
   }
 }
 
-// Row `row` of the arrays that begin at these offsets.
+// Row `row` of the arrays at these offsets.
 RowTarget TargetOf(std::byte* tile, std::uint32_t bits, std::uint32_t scales, std::uint32_t data,
                    const RowBytes& bytes, std::uint32_t row) {
   return {.bits = bytes.bits != 0 ? tile + bits + row * bytes.bits : nullptr,
@@ -103,7 +103,7 @@ RowTarget TargetOf(std::byte* tile, std::uint32_t bits, std::uint32_t scales, st
           .data = tile + data + row * bytes.data};
 }
 
-// Keeps the strongest groups and stores them. The bitmap's bytes are zero before.
+// Selects the strongest groups and stores them. The bitmap must be zeroed beforehand.
 void PackRow(const TileShape& shape, const RowShape& side, const float* row,
              const RowTarget& target) {
   const std::uint32_t groups = side.channels / shape.group;
@@ -138,7 +138,7 @@ void StoreElementAt(ElementType type, std::byte* row, std::uint32_t index, float
   std::memcpy(row + index * sizeof(bits), &bits, sizeof(bits));
 }
 
-// The largest bf16 not above `value`; what is bf16 already stays.
+// The largest bf16 not above `value`.
 float FloorToBf16(float value) {
   std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   const bool exact = (bits & 0xffffu) == 0;
@@ -173,7 +173,7 @@ void StoreMinMax(const TileShape& shape, const TileLayout& layout, std::uint32_t
   }
 }
 
-// `keys`: the rows whose mean it is, unrounded, in the space of the tile.
+// `keys` are the unrounded rows to average, in the tile's space.
 void StoreMean(const TileShape& shape, const TileLayout& layout, std::uint32_t block,
                std::uint32_t entries, const RotatedRows& keys, std::byte* summaries) {
   float mean[kMaxChannels];
@@ -236,7 +236,7 @@ void PackRows(const EncodeJob& job, const RotatedRows& keys, const RotatedRows& 
 
 void CopyDenseRows(const EncodeJob& job) {
   for (std::uint32_t r = 0; r < job.rows; ++r) {
-    const std::uint32_t bytes = job.layout.key_row.data;  // those of a value, too
+    const std::uint32_t bytes = job.layout.key_row.data;  // value rows have the same size
     std::memcpy(job.tile + job.layout.key_data + r * bytes, job.key + r * job.stride, bytes);
     std::memcpy(job.tile + job.layout.value_data + r * bytes, job.value + r * job.stride, bytes);
   }

@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kLog2E = 1.4426950408889634;
 
-// A query and the keys that it sees.
+// One query and its visible keys.
 struct Observer {
   const ObserveJob& job;
   const std::byte* query;
@@ -20,7 +20,7 @@ struct Observer {
   double Product(std::uint64_t key) const {
     return Dot(query, job.keys + key * job.key_stride, job.head_dim, job.type);
   }
-  // In units of log2, so that weights are powers of two. Saturates like the fp32 kernels do.
+  // The logit in log2 units, so that weights are powers of two. Saturates like the fp32 kernels.
   double Logit(std::uint64_t key) const {
     double logit = Product(key) * job.scale;
     if (job.logit_softcap != 0) {
@@ -48,7 +48,7 @@ void AddShares(const Observer& observer) {
 
 }  // namespace
 
-// Without the scratch, which is fp32: every logit is computed three times instead.
+// Does not use the fp32 scratch; computes every logit three times instead.
 const char* ObserveReference(const ObserveJob& job) {
   for (std::uint32_t r = 0; r < job.query_count; ++r) {
     const Observer observer = {.job = job,

@@ -19,7 +19,7 @@ bool Visible(const OracleQuery& query, std::uint64_t position) {
   return window == 0 || position + window > query.position;
 }
 
-// R as doubles; empty where it is the identity.
+// R as doubles; empty for the identity.
 std::vector<double> ReadRotation(const std::byte* rotation, ElementType type,
                                  std::size_t elements) {
   std::vector<double> read;
@@ -44,7 +44,7 @@ void Unrotate(const std::vector<double>& rotation, const double* row, std::uint3
   }
 }
 
-// Entry e of a segment; what kernels make of positions is theirs to get right.
+// The position of entry e, computed independently of the kernels' position code.
 std::uint64_t PositionOfEntry(const SegmentView& segment, std::uint32_t e) {
   if (!segment.shape.positions) return segment.first_position + e;
   const std::byte* tile = segment.arena + segment.tile_offsets[e / kTileEntries];
@@ -132,7 +132,7 @@ ExactLane::ExactLane(const LaneView& lane, const LayerGeometry& geometry)
 
 namespace {
 
-// A query row in double, and |R_k q| per space: what an implementation computes with.
+// A query row in double, and |R_k q| per space, the values an implementation computes with.
 struct ExactQuery {
   ExactQuery(const OracleQuery& query, const ExactLane& lane)
       : geometry(*query.geometry), row(geometry.head_dim) {

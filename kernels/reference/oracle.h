@@ -1,6 +1,6 @@
-// Attention by its definition: one query row over a whole lane in double precision, in two passes,
-// with no parts, no merging and no running maximum. The judge of every implementation; shares no
-// code with the split and merge of kernels/dispatch.
+// Attention by definition: one query row over a whole lane in double precision, in two passes,
+// without parts, merging or a running maximum. Every implementation is tested against it, so it
+// shares no code with the split and merge of kernels/dispatch.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 
 namespace tessera::kernels {
 
-// The entries of a lane as attention defines them, in lane order: k = R_k^T k', v = R_v^T v' of
-// packed rows. Reading them once serves all queries of a test.
+// The entries of a lane in lane order, with packed rows rotated back: k = R_k^T k', v = R_v^T v'.
+// Built once, it serves all queries of a test.
 class ExactLane {
  public:
   struct Entry {
@@ -22,14 +22,14 @@ class ExactLane {
     double log_weight;     // ln s
     const double* key;     // head_dim
     const double* value;   // head_dim
-    const double* stored;  // `channels` of its space: k'; the key itself of a dense row
-    double value_peak;     // max |v_c| of the row, also as it is stored
+    const double* stored;  // [channels of `space`]: k'; for a dense row the key itself
+    double value_peak;     // max |v_c| over the row as stored and as rotated back
     std::uint32_t space;
   };
   // Rows that share a rotation; space 0 has none.
   struct Space {
     std::uint32_t channels;
-    std::vector<double> rotation;  // R_k, [channels][head_dim]; empty: the identity
+    std::vector<double> rotation;  // R_k, [channels][head_dim]; empty: identity
   };
 
   ExactLane(const LaneView& lane, const LayerGeometry& geometry);
@@ -56,19 +56,19 @@ struct OracleQuery {
   const LayerGeometry* geometry = nullptr;
   const LaneView* lane = nullptr;
   const void* row = nullptr;     // head_dim elements
-  std::uint32_t query_head = 0;  // picks the sink
+  std::uint32_t query_head = 0;  // selects the sink
   std::uint64_t position = 0;
   bool causal = true;
 };
 
 struct OracleAnswer {
-  double lse;         // -infinity where nothing is visible and there is no sink
-  double logit_mass;  // what scales the error of logits: see kernels/format/error_bound.h
-  double value_peak;  // what scales the error of outputs: likewise
+  double lse;         // -infinity if nothing is visible and there is no sink
+  double logit_mass;  // scales the error of logits: see kernels/format/error_bound.h
+  double value_peak;  // scales the error of outputs: likewise
   std::uint64_t visible;
 };
 
-// Writes head_dim doubles to `output`. `lane` is `query.lane` as it has been read before.
+// Writes head_dim doubles to `output`. `lane` must have been built from `query.lane`.
 OracleAnswer AttendByDefinition(const OracleQuery& query, const ExactLane& lane, double* output);
 OracleAnswer AttendByDefinition(const OracleQuery& query, double* output);
 

@@ -1,4 +1,4 @@
-// The operations on packed tiles in scalar double precision. part.h says what each computes.
+// The operations on packed tiles in scalar double precision. kernels/format/part.h defines them.
 #pragma once
 
 #include "kernels/format/operations.h"

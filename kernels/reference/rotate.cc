@@ -6,14 +6,14 @@
 namespace tessera::kernels {
 namespace {
 
-// What the identity leaves: the elements as they are, zeros of both signs too.
+// The identity copies elements unchanged, including the sign of zeros.
 void CopyRow(const RotateJob& job, const std::byte* row, float* output) {
   for (std::uint32_t c = 0; c < job.channels; ++c) {
     output[c] = static_cast<float>(ElementAt(row, c, job.row_type));
   }
 }
 
-// R[channel][dim], or the identity's.
+// R[channel][dim]; null is the identity.
 double RotationAt(const std::byte* rotation, ElementType type, std::uint32_t head_dim,
                   std::uint32_t channel, std::uint32_t dim) {
   if (rotation == nullptr) return channel == dim ? 1.0 : 0.0;

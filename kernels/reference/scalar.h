@@ -1,5 +1,4 @@
-// One element of a row as a double. Rows are bytes in a mapping, so nothing is assumed of
-// alignment.
+// Reads one element of a row as a double. Rows lie in a mapping, so no alignment is assumed.
 #pragma once
 
 #include <cstddef>

@@ -37,7 +37,7 @@ double LargestLogWeight(const ScorePart& part, const BlockRun& run, std::uint32_
   return largest;
 }
 
-// ln sum exp over the candidates.
+// ln sum exp over the candidates; 0 if there are none.
 double LogSumExp(const SelectJob& job, const float* scores) {
   double max = -kInfinity;
   for (std::uint32_t b = 0; b < job.block_count; ++b) {

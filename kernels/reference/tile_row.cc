@@ -23,7 +23,7 @@ double StoredValue(const StoredRow& row, std::uint32_t index) {
   return 0;
 }
 
-// Where the arrays of one side begin.
+// The offsets of one side's arrays.
 struct Arrays {
   std::uint32_t bits;
   std::uint32_t scales;

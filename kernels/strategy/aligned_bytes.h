@@ -1,4 +1,4 @@
-// Bytes that begin at a multiple of 64, as kernels want rotations.
+// A byte vector aligned to 64 bytes, as kernels require for rotations.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ struct AlignedAllocator {
 
   AlignedAllocator() = default;
   template <typename U>
-  AlignedAllocator(const AlignedAllocator<U>&) {}  // NOLINT: what std::allocator_traits converts
+  AlignedAllocator(const AlignedAllocator<U>&) {}  // NOLINT: implicit for std::allocator_traits
 
   T* allocate(std::size_t count) {
     return static_cast<T*>(

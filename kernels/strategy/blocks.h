@@ -1,4 +1,4 @@
-// How long the blocks may be that one mean key stands for.
+// Chooses the block length: how many keys one mean key may summarize.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@ namespace tessera::kernels {
 
 struct BlockChoice {
   std::uint32_t block = 0;  // entries; 0: no summaries
-  double variance = 0;      // mean |k - mean|^2 / |k|^2
+  double variance = 0;      // mean of |k - mean|^2 / |k|^2
 };
 BlockChoice ChooseBlock(const RowSpan& keys, const StrategyOptions& options,
                         const Operations& operations);
 
-// Of blocks of so many keys: sum |k - mean|^2 / sum |k|^2 over each block's keys, which is between
-// 0 (all equal) and 1 (a mean of 0); the mean over blocks of sampled tiles.
+// The mean over blocks of `block` keys of sum |k - mean|^2 / sum |k|^2, computed on sampled tiles.
+// Between 0 (all keys equal) and 1 (their mean is 0).
 double BlockVariance(const RowSpan& keys, std::uint32_t block, std::uint64_t sampled_rows,
                      const Operations& operations);
 

@@ -6,7 +6,7 @@
 namespace tessera::kernels {
 namespace {
 
-// A count from a share of a count: rounded down, but not for the sake of a rounding error.
+// Rounds down, with some slack for rounding errors in a share times a count.
 std::uint32_t CountDown(double count) {
   return static_cast<std::uint32_t>(std::floor(count + 1e-6));
 }

@@ -20,11 +20,11 @@ void MakeLargestPositive(double* vector, std::uint32_t size) {
 
 Eigenbasis Decompose(const Moments& moments) {
   const std::uint32_t n = moments.head_dim();
-  // The sums are row-major with zeros below the diagonal; to Eigen, column-major, that is a lower
-  // triangle, the only part that the solver reads.
+  // The sums are row-major with zeros below the diagonal. Eigen reads them column-major, as a lower
+  // triangle, the only part the solver uses.
   const Eigen::Map<const Eigen::MatrixXd> sums(moments.sums(), n, n);
-  // Vectors are products of plane rotations, so they are orthonormal even where the solver gives up
-  // before they are eigenvectors: a rotation that packs badly, and no wrong one.
+  // The vectors are products of plane rotations, so they are orthonormal even if the solver does
+  // not converge. The rotation then compresses badly but is still valid.
   const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(sums);
   const auto& values = solver.eigenvalues();
 

@@ -1,4 +1,4 @@
-// Eigenvectors of second moments.
+// Eigendecomposition of second moments.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +9,12 @@
 
 namespace tessera::kernels {
 
-// Rows are unit eigenvectors by falling eigenvalue, the component of largest magnitude of each
-// positive (the first of several). Of moments that are all zero: the identity.
+// Rows are unit eigenvectors by falling eigenvalue. The component of largest magnitude of each (the
+// first if tied) is positive. If all moments are zero: the identity.
 struct Eigenbasis {
   std::uint32_t head_dim = 0;
   std::vector<double> vectors;  // [head_dim][head_dim]
-  std::vector<double> values;   // [head_dim], falling, none below 0
+  std::vector<double> values;   // [head_dim], falling, none negative
 
   const double* vector(std::uint32_t index) const {
     return vectors.data() + std::size_t{index} * head_dim;

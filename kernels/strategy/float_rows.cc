@@ -25,7 +25,7 @@ void Widen(const RowSpan& rows, const Operations& operations, FloatRows& wide) {
 }
 
 double Energy(const float* row, std::uint32_t size) {
-  // Several sums, so that the compiler may use vectors; they are added in a fixed order.
+  // Several sums let the compiler vectorize; they are added in a fixed order.
   constexpr std::uint32_t kSums = 8;
   double sums[kSums] = {};
   for (std::uint32_t i = 0; i < size; i += kSums) {

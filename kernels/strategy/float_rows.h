@@ -1,4 +1,4 @@
-// Up to a tile of rows in fp32.
+// Up to one tile of rows in fp32.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,15 @@ struct FloatRows {
   alignas(64) float elements[kTileEntries * kLargestHeadDim];
 };
 
-// R x of at most 32 rows x; where the rotation is null the first `channels` elements as they are.
+// Computes R x for at most 32 rows x. If the rotation is null, copies the first `channels`
+// elements.
 void Rotate(const RowSpan& rows, const StoredRotation& rotation, const Operations& operations,
             FloatRows& rotated);
 
-// The rows as they are.
+// Converts rows to fp32 without rotating them.
 void Widen(const RowSpan& rows, const Operations& operations, FloatRows& wide);
 
-// |x|^2 of `size` elements, a multiple of 8. No fp32 row is too large for it.
+// |x|^2 of `size` elements, a multiple of 8. Does not overflow for any finite fp32 row.
 double Energy(const float* row, std::uint32_t size);
 
 }  // namespace tessera::kernels

@@ -8,7 +8,7 @@
 namespace tessera::kernels {
 namespace {
 
-// The share of a row's energy in each rotated channel: fp32, whatever the size of the row.
+// Each rotated channel's share of the row's energy: fits fp32 for rows of any magnitude.
 void SharesOf(const float* rotated, std::uint32_t channels, double energy, float* shares) {
   const double unit = 1 / energy;
   for (std::uint32_t c = 0; c < channels; ++c) {
@@ -26,8 +26,7 @@ void SumGroups(const float* shares, std::uint32_t groups, std::int32_t* sums) {
   }
 }
 
-// Groups are chosen by the sum of squares, as `encode` does. Which of two equal groups it takes
-// makes no difference here.
+// Chooses groups by their sum of squares, as `encode` does. Ties do not matter here.
 double KeptShare(const float* shares, std::uint32_t channels, const Keeping& keeping) {
   float ordered[kLargestHeadDim];
   if (keeping.order != nullptr) {

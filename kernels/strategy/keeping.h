@@ -1,4 +1,4 @@
-// Ways to keep some of a rotated row's channels, and what each loses.
+// Ways to keep some of a rotated row's channels, and the loss of each.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 
 namespace tessera::kernels {
 
-// What is kept of each row: `kept` channels in groups of `group`, adjacent in this order of them.
+// Keeps `kept` channels of each row in groups of `group` channels that are adjacent in `order`.
 struct Keeping {
   std::uint32_t kept = 0;
   std::uint32_t group = 1;
-  const ChannelOrder* order = nullptr;  // null: as they are
+  const ChannelOrder* order = nullptr;  // null: the rotation's order
 };
 
 // The mean loss over these rows of one side, for each way of keeping.

@@ -7,7 +7,7 @@ namespace tessera::kernels {
 namespace {
 
 std::uint32_t CountAbove(const Magnitudes& numbers, std::int32_t bits) {
-  std::int32_t above = 0;  // signed, as the vector comparison is
+  std::int32_t above = 0;  // signed, like the vector comparison
   for (std::uint32_t i = 0; i < numbers.size; ++i) above += numbers.bits[i] > bits ? 1 : 0;
   return static_cast<std::uint32_t>(above);
 }
@@ -20,7 +20,7 @@ std::int32_t LargestBits(const Magnitudes& numbers) {
   return largest;
 }
 
-// The search begins 2^16 below the largest: most often what is sought is not far from it.
+// The search starts 2^16 below the largest number: the cutoff is usually near it.
 constexpr std::int32_t kNear = 16 << 23;
 
 }  // namespace
@@ -29,7 +29,7 @@ Cutoff FindCutoff(const Magnitudes& numbers, std::uint32_t count) {
   if (count >= numbers.size) return {.bits = -1, .equal = 0};
   std::int32_t high = LargestBits(numbers);
   if (count == 0) return {.bits = high, .equal = 0};
-  // Halving what lies between: more than `count` are above `low`, fewer above `high`.
+  // Bisection: more than `count` numbers are above `low`, fewer above `high`.
   std::int32_t low = -1;
   std::uint32_t above_high = 0;
   std::int32_t middle = std::max(high - kNear, 0);
@@ -49,7 +49,7 @@ Cutoff FindCutoff(const Magnitudes& numbers, std::uint32_t count) {
 
 double SumOfLargest(const Magnitudes& numbers, std::uint32_t count) {
   const Cutoff cutoff = FindCutoff(numbers, count);
-  // Several sums and no branch, so that the compiler may use vectors.
+  // Several sums and no branches let the compiler vectorize.
   constexpr std::uint32_t kSums = 4;
   double sums[kSums] = {};
   const auto add = [&](std::uint32_t i, double& sum) {

@@ -13,7 +13,7 @@ double LossUnderOneSide(const RowSpan& rows, const Keeping& keeping, const Store
   return MeanLosses(rows, TilesOf(rows.count), rotation, {&keeping, 1}, operations)[0];
 }
 
-// `stored`: the rows as a tile holds them, `stride` apart.
+// `stored` are the rows as a tile stores them, `stride` floats apart.
 double LossOfStored(const RowSpan& raw, const float* stored, std::uint32_t stride,
                     const Operations& operations) {
   FloatRows wide;

@@ -1,4 +1,4 @@
-// How much of rows is lost when only some of their rotated channels are kept.
+// The energy lost when only some of a row's rotated channels are kept.
 #pragma once
 
 #include <cstddef>
@@ -10,26 +10,26 @@
 
 namespace tessera::kernels {
 
-// Loss of a row x: 1 - |kept(R x)|^2 / |x|^2; 0 for a row of zeros. Of a lane: the mean over rows.
-// Stored rotations are rounded and so not quite orthogonal: where nothing is dropped a loss is not
-// exactly 0, and may be below it.
+// The loss of a row x is 1 - |kept(R x)|^2 / |x|^2, or 0 for a row of zeros; a lane's loss is the
+// mean over rows. Stored rotations are rounded and so not exactly orthogonal: if nothing is
+// dropped, the loss is close to 0 but may be negative.
 struct Loss {
   double key = 0;
   double value = 0;
 };
 
-// Both have equally many rows. Rows are finite.
+// Both sides have the same number of rows. Rows are finite.
 struct LaneRows {
   RowSpan keys;
   RowSpan values;
 };
 
-// The mean loss of rows under a strategy that was made from others.
+// The mean loss of rows under a strategy that was made from other rows.
 Loss LossUnder(const LaneRows& rows, const TileShape& shape, const RotationView& rotation,
                const Operations& operations);
 
-// The same of rows that are packed already: each row's stored energy against the raw one's. At most
-// 32 rows.
+// The mean loss of rows that are already packed: each row's stored energy against its raw energy.
+// At most 32 rows.
 Loss LossOfTile(const LaneRows& raw, const TileShape& shape, const std::byte* tile,
                 const Operations& operations);
 

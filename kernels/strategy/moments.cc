@@ -6,7 +6,7 @@
 namespace tessera::kernels {
 
 void Moments::Add(const RowSpan& rows, const Operations& operations) {
-  // A job counts rows in 32 bits. Whole tiles, so that the cut changes no sum.
+  // A job counts rows in 32 bits. Splitting at whole tiles leaves the sums unchanged.
   constexpr std::uint64_t kRowsPerJob = std::uint64_t{1} << 20;
   for (std::uint64_t done = 0; done < rows.count; done += kRowsPerJob) {
     operations.moments(

@@ -1,4 +1,4 @@
-// The uncentred second moments of a lane's rows, in double: what a rotation is made from.
+// The uncentred second moments of a lane's rows, in double. Rotations are made from them.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace tessera::kernels {
 
-// Rows of one side (K or V) of a lane, one behind the other.
+// The rows of one side (K or V) of a lane, contiguous in memory.
 struct RowSpan {
   const std::byte* data = nullptr;  // [count][head_dim] of `type`
   std::uint64_t count = 0;
@@ -34,7 +34,7 @@ class Moments {
 
   std::uint32_t head_dim() const { return head_dim_; }
   std::uint64_t rows() const { return rows_; }
-  // [head_dim][head_dim], row-major; below the diagonal 0.
+  // [head_dim][head_dim], row-major; 0 below the diagonal.
   const double* sums() const { return sums_.data(); }
   std::size_t bytes() const { return sums_.size() * sizeof(double); }
 

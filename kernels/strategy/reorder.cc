@@ -10,10 +10,10 @@
 namespace tessera::kernels {
 namespace {
 
-using Pair = std::pair<std::uint16_t, std::uint16_t>;  // the lower first
+using Pair = std::pair<std::uint16_t, std::uint16_t>;  // lower index first
 
-// Pairs up 0 .. size - 1, `size` even: the pair that counts most first, of equal ones the lower.
-// The result rises.
+// Pairs up 0 .. size - 1 (`size` is even) greedily by falling count; ties go to the lower pair. The
+// result is sorted.
 template <typename Count>
 std::vector<Pair> PairUp(std::uint32_t size, const Count& count) {
   struct Edge {

@@ -1,5 +1,5 @@
-// Which channels should stand side by side, so that groups of them are kept for all their channels'
-// sake.
+// Reorders channels so that those which rows tend to keep together are adjacent. A group is kept or
+// dropped as a unit, so a strong channel next to a weak one wastes space.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace tessera::kernels {
 
-// How often rows keep two channels both, where each row keeps its strongest.
+// Counts how often rows keep both of two channels, with each row keeping its strongest channels.
 class CoKept {
  public:
   explicit CoKept(std::uint32_t channels)
       : channels_(channels), counts_(std::size_t{channels} * channels) {}
 
-  // `rotated` has this many channels.
+  // Adds one row with this many rotated channels.
   void Add(const float* rotated, std::uint32_t kept);
 
   std::uint32_t channels() const { return channels_; }
@@ -26,12 +26,12 @@ class CoKept {
 
  private:
   std::uint32_t channels_;             // a multiple of 4
-  std::vector<std::uint32_t> counts_;  // [channels][channels]; below the diagonal 0
+  std::vector<std::uint32_t> counts_;  // [channels][channels]; 0 below the diagonal
 };
 
-// An order in which those kept together most often are neighbours: pairs, greedily, then pairs of
-// pairs. It serves groups of 2 and of 4. The strongest channel's four come first, then those of the
-// strongest left.
+// An order that makes channels adjacent if they are often kept together. Pairs greedily, then pairs
+// the pairs, so it serves groups of 2 and of 4. The group of the strongest channel comes first,
+// then that of the strongest remaining channel, and so on.
 ChannelOrder OrderByCoKept(const CoKept& together);
 
 }  // namespace tessera::kernels

@@ -36,7 +36,7 @@ std::vector<RowRange> Spread(const std::vector<RowRange>& ranges, std::uint64_t 
   std::vector<RowRange> spread;
   for (std::uint64_t i = 0; i < wanted; ++i) {
     RowRange range = ranges[(2 * i + 1) * ranges.size() / (2 * wanted)];
-    // Only where not even one tile fits.
+    // Takes effect only if `limit` is less than one tile.
     range.count = static_cast<std::uint32_t>(
         std::min<std::uint64_t>(range.count, std::max<std::uint64_t>(limit, 1)));
     spread.push_back(range);

@@ -1,4 +1,4 @@
-// Which rows of a run are looked at.
+// Selects the rows of a segment that are sampled.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,18 @@ struct RowRange {
   std::uint32_t count = 0;  // 1 .. 32
 };
 
-// All rows, tile by tile.
+// All rows, one range per tile.
 std::vector<RowRange> TilesOf(std::uint64_t rows);
 
-// Every other tile to each. Neighbouring rows are alike, so a fold is whole tiles where there are
-// two; fewer rows are split in halves, and a single row is in both folds.
+// Two folds of alternating tiles; whole tiles, because neighbouring rows are similar. Fewer rows
+// than two tiles are split in halves, and a single row is in both folds.
 struct Folds {
-  std::vector<RowRange> made_from;  // what a trial rotation is made from
+  std::vector<RowRange> made_from;  // the trial rotation is made from these
   std::vector<RowRange> judged_on;
 };
 Folds SplitRows(std::uint64_t rows);
 
-// Of `ranges`, evenly spread, as many as hold at most `limit` rows; never none.
+// A subset of `ranges`, evenly spread, with at most `limit` rows but at least one range.
 std::vector<RowRange> Spread(const std::vector<RowRange>& ranges, std::uint64_t limit);
 
 }  // namespace tessera::kernels

@@ -14,14 +14,14 @@
 namespace tessera::kernels {
 namespace {
 
-// One side of a lane, and how it is looked at.
+// One side of a lane, and how to process it.
 struct Side {
   const RowSpan& rows;
   const StrategyOptions& options;
   const Operations& operations;
 };
 
-// The order of this rotation's channels for rows that keep so many, for each such number.
+// For each number of kept channels, the channel order for rows that keep that many.
 std::vector<ChannelOrder> OrdersFor(const Side& side, const std::vector<RowRange>& ranges,
                                     const StoredRotation& rotation,
                                     const std::vector<std::uint32_t>& kept) {
@@ -43,7 +43,7 @@ bool MayReorder(const Side& side, const TileShape& shape) {
   return side.options.reorder && shape.group > 1 && shape.key.kept < shape.key.channels;
 }
 
-// One for each share; none where no candidate may be reordered.
+// One order per share; empty if no candidate may be reordered.
 std::vector<ChannelOrder> TrialOrders(const Side& side, const std::vector<Candidate>& candidates,
                                       const std::vector<RowRange>& made_from,
                                       const StoredRotation& rotation) {
@@ -57,14 +57,14 @@ std::vector<ChannelOrder> TrialOrders(const Side& side, const std::vector<Candid
   return OrdersFor(side, made_from, rotation, kept);
 }
 
-// What a candidate loses of one side, and whether that is with reordered channels.
+// A candidate's loss on one side, and whether that is with reordered channels.
 struct Judgement {
   double loss = 0;
   bool reordered = false;
 };
 
-// Each candidate's loss on rows that its rotation and its order were not made from. Groups are
-// tried in the order of eigenvalues too: where nothing is to be gained, counts are noise.
+// Measures each candidate on rows that its rotation and order were not made from. Also tries the
+// order of eigenvalues: if reordering gains nothing, the pair counts are noise.
 std::vector<Judgement> CrossFit(const Side& side, const std::vector<Candidate>& candidates) {
   const TileShape& shape = candidates.front().shape;
   const Folds folds = SplitRows(side.rows.count);
@@ -98,14 +98,15 @@ std::vector<Judgement> CrossFit(const Side& side, const std::vector<Candidate>& 
   return judgements;
 }
 
-// The rotation that tiles of this shape are made with.
+// Writes the rotation that tiles of this shape are encoded with.
 void StoreFinalRotation(const Side& side, const Moments& moments, const TileShape& shape,
                         bool reordered, std::byte* matrix) {
   const ElementType type = side.options.rotation_type;
   const Eigenbasis basis = Decompose(moments);
   const StoredRotation rotation = StoreRotation(basis, {}, shape.key.channels, type, matrix);
   if (!reordered) return;
-  // Near-equal eigenvalues need not come in the order that they had in the trial: counted anew.
+  // Near-equal eigenvalues may be ordered differently than in the trial, so pairs are counted
+  // again.
   const ChannelOrder order =
       OrdersFor(side, TilesOf(side.rows.count), rotation, {shape.key.kept}).front();
   StoreRotation(basis, order, shape.key.channels, type, matrix);

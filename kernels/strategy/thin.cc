@@ -15,20 +15,20 @@ namespace {
 constexpr std::uint32_t kMostGroups = 256;
 using Groups = std::bitset<kMostGroups>;
 
-// Where the parts of one stored row lie.
+// Offsets of the parts of one stored row.
 struct RowPlace {
   std::size_t bits;
   std::size_t scale;
   std::size_t data;
 };
 
-// The rows of one of a tile's arrays, or of its summaries, before and after.
+// The rows of one array of a tile or of its summaries, before and after.
 struct Side {
   ValueType values;
   std::uint32_t group;
   RowShape from;
   RowShape to;
-  const std::byte* was;  // what places count from
+  const std::byte* was;  // base of the source offsets
   std::byte* is;
 };
 
@@ -37,7 +37,7 @@ RowPlace PlaceOf(std::uint32_t bits, std::uint32_t scales, std::uint32_t data, c
   return {bits + at * row.bits, scales + at * row.scale, data + at * row.data};
 }
 
-// The stored value, without the row's scale.
+// The stored value without the row's scale.
 float ReadValue(ValueType type, const std::byte* from) {
   if (IsScaled(type)) return FromScaled(type, static_cast<std::uint8_t>(*from));
   std::uint16_t bits;
@@ -55,9 +55,9 @@ Groups ReadBits(const Side& side, const std::byte* bits) {
   return present;
 }
 
-// Sums of squares of stored values, which a double holds whatever these are.
+// Sums of squares of stored values; these always fit a double.
 struct Strengths {
-  double groups[kMostGroups];  // by place in the row
+  double groups[kMostGroups];  // by index among the row's stored groups
   double sum = 0;
 };
 
@@ -76,7 +76,7 @@ Strengths StrengthsOf(const Side& side, const std::byte* data) {
   return strengths;
 }
 
-// Which of a row's stored groups stay, by their places in it; of equally strong ones the first.
+// The `wanted` strongest of a row's stored groups, by index; ties go to the first.
 Groups Strongest(const Strengths& strengths, std::uint32_t count, std::uint32_t wanted) {
   std::uint16_t order[kMostGroups];
   for (std::uint32_t place = 0; place < count; ++place) {
@@ -93,7 +93,7 @@ Groups Strongest(const Strengths& strengths, std::uint32_t count, std::uint32_t 
   return stay;
 }
 
-// Returns the share of the row's squared length that stays; the groups that go are added to `lost`.
+// Returns the share of the row's energy that is kept. Adds dropped groups to `lost`.
 double ThinRow(const Side& side, const RowPlace& from, const RowPlace& to, Groups* lost) {
   const std::size_t group_bytes = side.group * ValueBytes(side.values);
   const std::uint32_t count = side.from.kept / side.group;
@@ -121,7 +121,7 @@ double ThinRow(const Side& side, const RowPlace& from, const RowPlace& to, Group
   return strengths.sum == 0 ? 1 : kept / strengths.sum;
 }
 
-// `lost`: of the keys of the block. Bounds are bf16: all minima, then all maxima.
+// `lost` are the groups lost by keys of the block. Bounds are bf16: all minima, then all maxima.
 void WidenBounds(const TileShape& shape, const Groups& lost, std::byte* bounds) {
   static_assert(MinMaxType({.format = TileFormat::kPackedInt8}) == ElementType::kBf16);
   constexpr std::uint16_t kNegative = 0x8000;

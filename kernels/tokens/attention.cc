@@ -9,7 +9,8 @@ namespace tessera::kernels {
 
 VisibleRanges CausalRanges(std::span<const std::uint64_t> queries,
                            std::span<const std::uint64_t> entries, std::uint32_t sliding_window) {
-  const auto index_behind = [entries](std::uint64_t position) {  // of the first beyond `position`
+  // The index of the first entry after `position`.
+  const auto index_behind = [entries](std::uint64_t position) {
     return static_cast<std::uint64_t>(std::ranges::upper_bound(entries, position) -
                                       entries.begin());
   };
@@ -29,17 +30,17 @@ VisibleRanges FullRanges(std::uint64_t queries, std::uint64_t entries) {
 
 std::string_view LookProblem(const KeyLook& look, std::uint64_t keys) {
   const std::uint64_t count = look.sums.size();
-  if (look.first > keys || count > keys - look.first) return "a look beyond the last key";
-  if (look.key.has_value() && *look.key >= keys) return "a key beyond the last as a query";
+  if (look.first > keys || count > keys - look.first) return "keys end beyond the last key";
+  if (look.key.has_value() && *look.key >= keys) return "the query key is beyond the last key";
   if (look.visible.begin.size() != look.query_count() ||
       look.visible.end.size() != look.query_count()) {
-    return "ranges of other queries";
+    return "the number of visible ranges differs from the number of queries";
   }
   if (!look.log2_weights.empty() && look.log2_weights.size() != count) {
-    return "weights of other keys";
+    return "the number of weights differs from the number of observed keys";
   }
   const auto beyond = [count](std::uint64_t end) { return end > count; };
-  if (std::ranges::any_of(look.visible.end, beyond)) return "a query that sees beyond its keys";
+  if (std::ranges::any_of(look.visible.end, beyond)) return "a range ends beyond the keys";
   return {};
 }
 

@@ -1,4 +1,5 @@
-// What queries pay to the keys of a lane, through the implementation's `observe`.
+// Computes the attention that queries pay to the keys of a lane, using the implementation's
+// `observe`.
 #pragma once
 
 #include <cstddef>
@@ -14,44 +15,45 @@
 
 namespace tessera::kernels {
 
-// Rows of head_dim elements of the layer's type, one after another.
+// Contiguous rows of head_dim elements of the layer's type.
 struct RowRange {
   const std::byte* rows = nullptr;
   std::uint64_t count = 0;
 };
 
-// The entries that queries see, one range per query: [begin, end).
+// The entries visible to each query: [begin, end).
 struct VisibleRanges {
   std::vector<std::uint64_t> begin;
   std::vector<std::uint64_t> end;
 };
-// Of queries at these positions over entries at those (both ascending): what is not younger than
-// the query and, where the layer has a sliding window, within it.
+// Causal visibility for queries and entries at these positions (both ascending): entries not newer
+// than the query and within the sliding window, if the layer has one.
 VisibleRanges CausalRanges(std::span<const std::uint64_t> queries,
                            std::span<const std::uint64_t> entries, std::uint32_t sliding_window);
-// All of them, for each query.
+// Every query sees all entries.
 VisibleRanges FullRanges(std::uint64_t queries, std::uint64_t entries);
 
-// Queries that look at the keys [first, first + sums.size()) of a lane.
+// An observation: queries over the keys [first, first + sums.size()) of a lane.
 struct KeyLook {
   RowRange queries;  // in host memory
-  // Instead of them: the key at this index of the lane is the one query.
+  // If set, the key at this index of the lane is the only query, and `queries` is ignored.
   std::optional<std::uint64_t> key;
   std::uint64_t first = 0;
-  VisibleRanges visible;            // one per query, counted from `first`
-  std::vector<float> log2_weights;  // of each key, Log2Weights; empty: each is one token
-  // What is added: the share of its attention that each query pays to the key; or the product
-  // q . k, neither scaled nor capped.
+  VisibleRanges visible;            // one range per query, relative to `first`
+  std::vector<float> log2_weights;  // per key, from Log2Weights; empty: each key is one token
+  // What is added to `sums`: each query's softmax share of the key; or, if set, the product q . k,
+  // neither scaled nor capped.
   bool logits = false;
   std::span<double> sums;
 
   std::uint64_t query_count() const { return key.has_value() ? 1 : queries.count; }
 };
 
-// Empty, or what is wrong with a look at a lane of so many keys. Who computes does not look again.
+// Empty if the observation fits a lane of `keys` keys, otherwise the reason. Computing functions do
+// not check again.
 std::string_view LookProblem(const KeyLook& look, std::uint64_t keys);
 
-// Sums over keys in host memory. Keeps its scratch memory from call to call.
+// Observes keys in host memory. Reuses its scratch memory between calls.
 class AttentionSums {
  public:
   AttentionSums(const Operations& operations, const LayerGeometry& geometry)
@@ -65,19 +67,19 @@ class AttentionSums {
   std::vector<float> scratch_;
 };
 
-// Among log2_weights: of a key that stands for nothing, and is paid nothing.
+// The log2 weight of a key that stands for no token and receives no attention.
 inline constexpr float kLog2Nothing = -std::numeric_limits<float>::infinity();
-// What attention adds to the logits of entries that stand for so many tokens each.
+// log2 of the number of tokens that each entry stands for, which attention adds to logits.
 std::vector<float> Log2Weights(std::span<const float> weights);
 
-// Keys that one query has been multiplied with.
+// The products of one query with every key.
 struct KeyProducts {
-  std::span<const double> products;     // q . k of every key
-  std::span<const float> log2_weights;  // likewise; empty: each is one token
+  std::span<const double> products;     // q . k per key
+  std::span<const float> log2_weights;  // per key; empty: each key is one token
 };
 
-// Of one query that sees only the `seen` ones of these keys: the share it pays to each, times
-// `part`, is added to its sum. seen and sums go together.
+// For one query that sees only the keys `seen`: adds `part` times its softmax share of each to the
+// corresponding element of `sums`.
 void AddSharesAmong(const KeyProducts& keys, std::span<const std::uint32_t> seen,
                     const LayerGeometry& geometry, double part, std::span<double> sums);
 

@@ -1,4 +1,4 @@
-// What the channels of rows weigh.
+// The energy of each channel over many rows.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace tessera::kernels {
 
-// sums[d] += sum over rows of x_d^2, d below head_dim; rows lie one after another, and nothing is
-// assumed of their alignment. In double: the squares of finite elements below 2^63 do not overflow.
+// sums[d] += sum over rows of x_d^2, for d < head_dim. Rows are contiguous and may be unaligned.
+// Computed in double, so squares of elements below 2^63 do not overflow.
 void AddChannelSquares(const std::byte* rows, std::uint64_t count, std::uint32_t head_dim,
                        ElementType type, std::span<double> sums);
 

@@ -1,4 +1,4 @@
-// Whole numbers from shares: rounded up or down, but not for the sake of a rounding error.
+// Rounds shares of a count up or down to integers, with slack for rounding errors.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace tessera::kernels {
 
 inline constexpr double kCountSlack = 1e-6;
 
-// `number` is below 2^63; what would be below 0 is 0.
+// `number` is below 2^63; negative results become 0.
 inline std::uint64_t CountUp(double number) {
   return static_cast<std::uint64_t>(std::max(0.0, std::ceil(number - kCountSlack)));
 }
@@ -18,9 +18,9 @@ inline std::uint64_t CountDown(double number) {
   return static_cast<std::uint64_t>(std::max(0.0, std::floor(number + kCountSlack)));
 }
 
-// The largest number of which this share, rounded up, is no more than `count`.
+// The largest n such that share * n, rounded up, is at most `count`.
 inline std::uint64_t MostForShare(std::uint64_t count, double share) {
-  constexpr double kLargest = 0x1p52;  // behind it not every number is a double
+  constexpr double kLargest = 0x1p52;  // above it not every integer is a double
   const double about = (static_cast<double>(count) + kCountSlack) / share;
   if (!(about < kLargest)) return std::numeric_limits<std::uint64_t>::max();
   auto most = static_cast<std::uint64_t>(about);

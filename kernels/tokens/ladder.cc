@@ -11,12 +11,13 @@ std::uint64_t FirstCapacity(const LadderOptions& options) {
   return options.entries + ShapeOf(options).removed / 2;
 }
 
-// One layer's ladders.
+// The ladders of one layer.
 struct Ladders {
   LadderShape shape;
   std::uint64_t offset;
 
-  // `count` of them from `begin` on: of each `kept` entries move up to where the last ladder's end.
+  // Applies `count` ladders from `begin` on: moves the `kept` entries of each to the end of the
+  // previous ladder's, and erases the rest.
   void Remove(std::uint64_t begin, std::uint64_t count, std::vector<std::uint32_t>& held) const {
     std::uint64_t to = begin;
     for (std::uint64_t ladder = 0; ladder < count; ++ladder) {

@@ -1,16 +1,17 @@
-// LaCache's ladder: layers keep different tokens of the same run, so that together they cover more
-// than one of them could.
+// LaCache's ladder: each layer keeps different tokens of the same range, so that together the
+// layers cover more tokens than one layer could.
 //
-// A run of `length` entries is a ladder. Each layer keeps `kept` of them, one after another, at an
-// offset of its own, and loses `removed`. With 4 layers, length 4, kept 2, removed 2:
+// A ladder is a range of `length` entries. Each layer keeps `kept` consecutive entries of it,
+// starting at the layer's offset, and drops `removed`. With 4 layers, length 4, kept 2, removed 2:
 //
 //   layer 0  # # . .        mod: offset = layer mod (removed + 1): 0 1 2 0
 //   layer 1  . # # .        band: the offsets in order, each for equally many layers: 0 0 1 2
 //   layer 2  . . # #
 //   layer 3  # # . .
 //
-// Ladders are laid one behind another from a cursor, which walks towards the newest entries and
-// begins again behind the sinks: entries that were laddered once are then laddered again.
+// Ladders are placed one after another from a cursor that moves towards the newest entries. At the
+// end it restarts after the sinks, so entries that already went through a ladder go through another
+// one.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +21,15 @@ namespace tessera::kernels {
 
 struct LadderOptions {
   std::uint32_t layers = 0;
-  std::uint32_t span = 0;     // layers that keep the same token
+  std::uint32_t span = 0;     // number of layers that keep the same token
   std::uint32_t overlap = 0;  // tokens that neighbouring bands share
-  std::uint64_t sink = 0;     // the first entries, which stay
-  std::uint64_t entries = 0;  // that fit; half a ladder's loss more from the first overflow on
-  bool band = false;          // else mod
-  // Where more must go than one pass may remove: as many ladders a pass as fit, else as many as
-  // the entries that are to stay would hold.
+  std::uint64_t sink = 0;     // the first entries, always kept
+  std::uint64_t entries = 0;  // capacity; grows by half a ladder's `removed` at the first overflow
+  bool band = false;          // otherwise mod
+  // What happens if more must be removed than fits before the end. If set, the cursor restarts
+  // after the sinks at once, and a pass has as many ladders as the unprotected entries hold. If
+  // not, the cursor first runs to the end, and later passes have as many ladders as the capacity
+  // holds.
   bool uniform = false;
 };
 
@@ -38,19 +41,19 @@ struct LadderShape {
 
 enum class LadderFault {
   kNone,
-  kSpan,            // not 1 to layers
+  kSpan,            // not in 1..layers
   kOverlap,         // not below span
   kNothingRemoved,  // a ladder keeps all its tokens in every layer
-  kTooFewEntries,   // less than LeastEntries
+  kTooFewEntries,   // fewer than LeastEntries
 };
 LadderFault FaultOf(const LadderOptions& options);
 
-// Of options without a fault. LeastEntries: of all but too few entries.
+// Require options without a fault; LeastEntries tolerates kTooFewEntries.
 LadderShape ShapeOf(const LadderOptions& options);
 std::uint64_t LeastEntries(const LadderOptions& options);
 std::uint64_t OffsetOf(const LadderOptions& options, std::uint32_t layer);
 
-// The newest entries that no ladder reaches.
+// The number of newest entries that no ladder reaches.
 std::uint64_t ProtectedEntries(const LadderOptions& options);
 
 struct LadderState {
@@ -58,8 +61,8 @@ struct LadderState {
   std::uint64_t capacity = 0;  // 0: nothing has overflowed yet
 };
 
-// After a forward step has added entries: `held`, oldest first, loses what no longer fits, in whole
-// ladders. The options have no fault.
+// Call after a forward step has added entries. Removes from `held` (oldest first) what exceeds the
+// capacity, in whole ladders. The options must have no fault.
 void StepLadder(const LadderOptions& options, std::uint32_t layer, LadderState& state,
                 std::vector<std::uint32_t>& held);
 

@@ -7,7 +7,7 @@
 namespace tessera::kernels {
 namespace {
 
-// Of the scores within reach of the i-th.
+// The scores at most `reach` away from the i-th.
 std::span<const double> Around(std::span<const double> scores, std::size_t i, std::size_t reach) {
   const std::size_t begin = i - std::min(i, reach);
   const std::size_t end = std::min(scores.size(), i + reach + 1);

@@ -1,4 +1,4 @@
-// Scores smoothed over their neighbours, so that what stands beside something important stays too.
+// Smooths scores over their neighbours, so that tokens next to an important one are kept as well.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace tessera::kernels {
 
-// Over `width` scores (odd) around each, as many on either side. Beyond the ends stand zeros, which
-// count in the average, and nothing, which is never the largest.
+// Each result covers `width` (odd) scores centred on its own. Missing scores beyond the ends count
+// as zeros in AveragePool and are ignored in LargestPool.
 std::vector<double> AveragePool(std::span<const double> scores, std::uint32_t width);
 std::vector<double> LargestPool(std::span<const double> scores, std::uint32_t width);
 

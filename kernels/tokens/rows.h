@@ -1,4 +1,4 @@
-// Rows as numbers.
+// Arithmetic on single rows.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace tessera::kernels {
 
-// Of a row of `head_dim` elements; nothing is assumed of its alignment.
+// |x|^2 of a row of `head_dim` elements, which may be unaligned.
 inline double SquaredLength(const std::byte* row, std::uint32_t head_dim, ElementType type) {
   double sum = 0;
   for (std::size_t i = 0; i < head_dim; ++i) {

@@ -9,7 +9,7 @@
 namespace tessera::kernels {
 namespace {
 
-// NaN has no order, and sorting by it would be undefined.
+// Ranks NaN below all numbers: NaN has no order, and sorting by it would be undefined.
 struct Better {
   std::span<const double> scores;
 

@@ -1,4 +1,4 @@
-// The best of many scores.
+// Selects the largest of many scores.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 
 namespace tessera::kernels {
 
-// The indices of the `count` largest, ascending; of equal ones the lower index. All of them where
-// there are no more. NaN counts as less than any number.
+// The indices of the `count` largest scores, ascending; ties go to the lower index. All indices if
+// there are no more than `count`. NaN counts as less than any number.
 std::vector<std::uint32_t> TopIndices(std::span<const double> scores, std::uint64_t count);
 
-// All indices, from the largest score to the least; of equal ones the lower index first.
+// All indices by falling score; ties go to the lower index.
 std::vector<std::uint32_t> ByFallingScore(std::span<const double> scores);
 
 }  // namespace tessera::kernels

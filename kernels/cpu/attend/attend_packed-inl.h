@@ -1,11 +1,12 @@
-// One part of attention over packed tiles, over the vocabulary `Simd` that the including file has
-// chosen. Internal linkage throughout: see README.md.
+// Attention over one part of packed tiles. Written over the including file's `Simd`. Internal
+// linkage throughout: see ../README.md.
 //
-//   until the runs are used up, up to 32 rows of one or several runs:
-//     logits   K row by row with all query rows; then their weights, as over dense tiles
-//     outputs  V row by row, added to those of all query rows
+//   for up to 32 rows at a time, from one or several runs:
+//     logits   each K row with all query rows; then weights, as over dense tiles
+//     outputs  each V row, added to the outputs of all query rows
 //
-// A row is expanded once for all query rows. How rows meet queries is up to the engine.
+// A row is expanded once for all query rows. The engine defines how rows are multiplied with
+// queries.
 #pragma once
 
 #include <cstddef>
@@ -20,14 +21,14 @@ namespace tessera::kernels {
 namespace {
 
 struct PackedScratch {
-  alignas(64) std::byte rows[kTileRows * kMaxHeadDim * 2];  // K, then V, of the gathered tile
+  alignas(64) std::byte rows[kTileRows * kMaxHeadDim * 2];  // first K, then V, of the gathered rows
   alignas(64) float key_scale[kTileRows];
   alignas(64) float value_scale[kTileRows];
   std::uint32_t visible[kMaxPartRows];
   ShortRows short_rows;
 };
 
-// The gathered rows that a query row may see.
+// The gathered rows visible to a query row, one bit each.
 TESSERA_SIMD std::uint32_t VisibleRowsOf(const AttendPart& part, const Gathered& gathered,
                                          const QueryRow& row) {
   std::uint32_t bits = 0;
@@ -40,7 +41,7 @@ TESSERA_SIMD std::uint32_t VisibleRowsOf(const AttendPart& part, const Gathered&
   return bits;
 }
 
-// The live rows of a list as plain ones, each in its place, and requests for those of another.
+// Expands the live rows of a list, each to its index, while prefetching the rows of `ahead`.
 template <ValueType kValues, int kGroup>
 TESSERA_SIMD void ExpandListed(const AttendPart& part, const RowList& list, Span live,
                                const RowList& ahead, std::byte* to) {
@@ -56,10 +57,10 @@ TESSERA_SIMD void ExpandListed(const AttendPart& part, const RowList& list, Span
   });
 }
 
-// How plain rows of type kType are computed with: in fp32, as over dense tiles.
+// Computes with expanded rows of type kType in fp32, as over dense tiles.
 template <ElementType kType>
 struct FloatEngine {
-  // Queries come in fp32 in channel order.
+  // Queries are fp32 in channel order.
   TESSERA_SIMD void LoadQueries(const PartContext& context) {
     const AttendPart& part = *context.part;
     const std::uint32_t channels = part.padded_channels;
@@ -69,7 +70,7 @@ struct FloatEngine {
       OrderLikePairs(from, static_cast<int>(channels), to);
     }
   }
-  // The order in which LoadPair gives the channels of a row of kType.
+  // Reorders channels to the order in which LoadPair loads a row of kType.
   TESSERA_SIMD void OrderLikePairs(const float* from, int channels, float* to) {
     for (int c = 0; c < channels; c += kPairChannels) {
       for (int i = 0; i < Simd::kLanes; ++i) {
@@ -123,7 +124,7 @@ struct FloatEngine {
   TESSERA_SIMD void Finish(const PartContext& context) { FinishOutputs<kType>(context); }
 };
 
-// What every query row may see.
+// The positions visible to every query row.
 struct CommonRange {
   std::uint64_t begin;
   std::uint64_t end;
@@ -139,7 +140,7 @@ TESSERA_SIMD CommonRange CommonRangeOf(const AttendPart& part) {
   return common;
 }
 
-// Whether every query row may see every gathered row, as most often: found once, not row by row.
+// Whether every query row sees every gathered row. This common case is checked once, not per row.
 TESSERA_SIMD bool SeenByAll(const AttendPart& part, const Gathered& gathered,
                             const CommonRange& common) {
   if (part.shape.positions) return false;
@@ -151,7 +152,7 @@ TESSERA_SIMD bool SeenByAll(const AttendPart& part, const Gathered& gathered,
   return seen;
 }
 
-// The gathered rows that each query row may see, and those that any may.
+// Fills the gathered rows visible to each query row; returns those visible to any.
 TESSERA_SIMD std::uint32_t FindVisible(const AttendPart& part, const Gathered& gathered,
                                        const CommonRange& common, PackedScratch& packed) {
   if (SeenByAll(part, gathered, common)) {
@@ -167,7 +168,7 @@ TESSERA_SIMD std::uint32_t FindVisible(const AttendPart& part, const Gathered& g
   return any;
 }
 
-// Logits of every query row become weights.
+// Turns the logits of every query row into weights.
 template <class Engine>
 TESSERA_SIMD void WeighGathered(const PartContext& context, const RowFactors& factors,
                                 const PackedScratch& packed) {
@@ -182,7 +183,7 @@ TESSERA_SIMD void WeighGathered(const PartContext& context, const RowFactors& fa
   }
 }
 
-// Scales and log-weights of the gathered rows.
+// Reads the scales and log-weights of the gathered rows.
 template <bool kScaled>
 TESSERA_SIMD RowFactors ReadFactors(const PartContext& context, const Gathered& gathered,
                                     PackedScratch& packed) {
@@ -204,7 +205,7 @@ TESSERA_SIMD RowFactors ReadFactors(const PartContext& context, const Gathered& 
           part.shape.weights ? context.scratch->bias : nullptr};
 }
 
-// Rows are requested so many passes before they are needed: memory's latency is one to two passes.
+// Rows are prefetched this many passes ahead: memory latency is one to two passes.
 constexpr std::uint32_t kPassesAhead = 2;
 
 template <class Engine, ValueType kValues, int kGroup>
@@ -223,7 +224,7 @@ static void AttendPacked(const PartContext& context) {
     Gathered& now = passes[at];
     Gathered& last = passes[at == 0 ? kPassesAhead : at - 1];
     Gather(part, cursor, last);
-    const Gathered& ahead = last.rows != 0 ? last : now;  // which is here: nothing to wait for
+    const Gathered& ahead = last.rows != 0 ? last : now;  // `now` is cached already
     const RowFactors factors = ReadFactors<kValueBytes<kValues> == 1>(context, now, packed);
     const std::uint32_t any = FindVisible(part, now, common, packed);
     if (any == 0) continue;

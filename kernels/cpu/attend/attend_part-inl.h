@@ -1,9 +1,9 @@
-// One part of attention over dense tiles, over the vocabulary `Simd` that the including file has
-// chosen. Internal linkage throughout: see README.md.
+// Attention over one part of dense tiles. Written over the including file's `Simd`. Internal
+// linkage throughout: see ../README.md.
 //
 //   for each tile, for each group of up to kRowGroup query rows:
 //     logits   4 tile rows x the group's query rows in registers, summed by transposing
-//     weights  2^(x - max), and when the maximum moves, a rescaling of what was accumulated
+//     weights  2^(x - max); accumulated results are rescaled when the maximum changes
 //     outputs  weights x V, kept in registers over the whole tile
 #pragma once
 
@@ -17,7 +17,7 @@ namespace tessera::kernels {
 namespace {
 
 struct Scratch {
-  alignas(64) float queries[kMaxPartRows * kMaxHeadDim];  // in the order that the row type wants
+  alignas(64) float queries[kMaxPartRows * kMaxHeadDim];  // in LoadPair's order
   alignas(64) float sums[kMaxPartRows][Simd::kLanes];     // one running sum per lane
   alignas(64) float weights[kMaxPartRows][kTileRows];     // logits first, then weights
   alignas(64) float bias[kTileRows];
@@ -36,7 +36,7 @@ TESSERA_SIMD Logits LogitsOf(float scale, float softcap) {
           .cap_log2 = capped ? softcap * kLog2E : 0.0f};
 }
 
-// The tile rows of the run that `row` may see, one bit each. Position words rise from row to row.
+// The tile rows of the run visible to `row`, one bit each. Position words rise from row to row.
 TESSERA_SIMD std::uint32_t VisibleBits(const AttendPart& part, const RowRun& run,
                                        const QueryRow& row) {
   const std::uint64_t begin =
@@ -63,7 +63,7 @@ TESSERA_SIMD std::uint32_t VisibleBits(const AttendPart& part, const RowRun& run
   return bits;
 }
 
-// log2 of the weights of rows [first, first + count) of the tile, to `bias`, in whole vectors.
+// Writes log2 of the weights of tile rows [first, first + count) to `bias`, in whole vectors.
 TESSERA_SIMD void ReadBias(const AttendPart& part, const std::byte* tile, std::uint32_t first,
                            std::uint32_t count, float* bias) {
   alignas(64) float weights[kTileRows];
@@ -76,7 +76,7 @@ TESSERA_SIMD void ReadBias(const AttendPart& part, const std::byte* tile, std::u
   __builtin_memcpy(bias, weights, count * sizeof(float));
 }
 
-// One tile for query rows [first, first + kRows).
+// Processes one tile for query rows [first, first + kRows).
 template <ElementType kType, int kRows>
 static void AttendTile(const PartContext& context, const RowRun& run, const Upcoming& upcoming,
                        std::uint32_t first) {
@@ -108,7 +108,7 @@ static void AttendTile(const PartContext& context, const RowRun& run, const Upco
   AddValues<kType, kRows>(tile, live, upcoming, scratch.weights, output);
 }
 
-// Neutral partial results.
+// Initializes the partial results to the neutral element.
 TESSERA_SIMD void Begin(const PartContext& context) {
   const AttendPart& part = *context.part;
   for (std::uint32_t r = 0; r < part.row_count; ++r) {
@@ -143,7 +143,7 @@ static void FinishOutputs(const PartContext& context) {
   }
 }
 
-// Rows of elements, as LoadPair orders them, in fp32.
+// Loads a row as fp32 in LoadPair's channel order.
 template <ElementType kType>
 TESSERA_SIMD void LoadQuery(const std::byte* row, int head_dim, float* query) {
   for (int c = 0; c < head_dim; c += kPairChannels) {
@@ -157,7 +157,7 @@ TESSERA_SIMD const std::byte* TileOf(const AttendPart& part, std::uint32_t run) 
   return run < part.run_count ? part.runs[run].tile : nullptr;
 }
 
-// Calls tile_rows.operator()<rows>(first) for groups of 4, 2 and 1 query rows.
+// Calls run.operator()<rows>(first) for groups of 4, 2 and 1 query rows.
 template <class Run>
 TESSERA_SIMD void ForEachRowGroup(std::uint32_t rows, Run run) {
   for (std::uint32_t row = 0; row < rows;) {
@@ -195,7 +195,7 @@ static void AttendDense(const PartContext& context) {
     }
     ForEachRowGroup(part.row_count, [&]<int kRows>(std::uint32_t row) {
       AttendTile<kType, kRows>(context, run, upcoming, row);
-      upcoming = {};  // once per tile is enough
+      upcoming = {};  // request each tile only once
     });
   }
   FinishSums(context);

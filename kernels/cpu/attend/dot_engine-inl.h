@@ -1,11 +1,10 @@
-// Plain bf16 rows computed with by pair dot products (vdpbf16ps), for machines on which those are
-// fast: rotated queries and weights are rounded to bf16, products are exact and summed in fp32.
-// Half the multiply instructions of fp32, and no conversions. Internal linkage throughout: see
-// README.md.
+// Computes with bf16 rows by pair dot products (vdpbf16ps). Rotated queries and weights are rounded
+// to bf16; products are exact and summed in fp32. Takes half the multiply instructions of fp32 and
+// no conversions. Internal linkage throughout: see ../README.md.
 //
-// K rows that keep no more than half of 64 or 128 channels are not expanded: see
-// sparse_keys-inl.h. V rows stand in pairs, word by word: (V[2i][c], V[2i+1][c]), so that one
-// instruction adds two rows; for up to four query rows they stay in registers.
+// K rows that keep at most half of 64 or 128 channels are not expanded: see sparse_keys-inl.h. V
+// rows are interleaved in pairs, (V[2i][c], V[2i+1][c]), so that one instruction adds two rows. For
+// up to four query rows the pairs stay in registers.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +17,7 @@ namespace tessera::kernels {
 namespace {
 
 struct DotEngine {
-  // The queries' scratch holds bf16, in channel order; the weights' bf16, row after row.
+  // The query scratch holds bf16 in channel order; the weight scratch holds bf16, row after row.
   TESSERA_SIMD std::uint16_t* QueryOf(const PartContext& context, std::uint32_t row) {
     return reinterpret_cast<std::uint16_t*>(context.scratch->queries) +
            row * context.part->padded_channels;
@@ -30,8 +29,8 @@ struct DotEngine {
                static_cast<int>(part.padded_channels), QueryOf(context, r));
     }
   }
-  // A row that is not finite becomes NaN throughout: a key must not miss it for lack of the
-  // channel.
+  // A row that is not finite becomes NaN throughout: otherwise a key that dropped the channel would
+  // miss it.
   TESSERA_SIMD void RoundRow(const float* from, int channels, std::uint16_t* to) {
     bool finite = true;
     for (int c = 0; c < channels; c += 32) {
@@ -93,7 +92,7 @@ struct DotEngine {
                   if (request) Request(ahead, first);
                 },
                 context.scratch->weights + row);
-            request = false;  // once per pass is enough
+            request = false;  // request once per pass
           });
         });
     if (sparse) return;
@@ -110,9 +109,10 @@ struct DotEngine {
     Simd::StoreWords(reinterpret_cast<std::byte*>(weights), words);
   }
 
-  // ---- V rows in pairs, in registers ----
+  // ---- V row pairs in registers ----
 
-  // Pairs of V rows from the bitmaps on, for kRows query rows: steps [kFirst, kFirst + kCount).
+  // Expands pairs of V rows from their bitmaps and adds them for kRows query rows: steps [kFirst,
+  // kFirst + kCount).
   template <ValueType kValues, int kGroup, int kSteps, int kRows, int kFirst, int kCount>
   TESSERA_SIMD void AddSteps(const PartContext& context, const RowList& values, Span live,
                              const RowList& ahead, std::uint32_t row) {
@@ -158,7 +158,7 @@ struct DotEngine {
                                                  std::uint32_t row) TESSERA_INLINE_LAMBDA {
       if constexpr (kRows * kSteps <= 8) {
         AddSteps<kValues, kGroup, kSteps, kRows, 0, kSteps>(context, values, live, ahead, row);
-      } else {  // so many sums as there are registers for
+      } else {  // as many sums as there are registers
         constexpr int kHalf = kSteps / 2;
         AddSteps<kValues, kGroup, kSteps, kRows, 0, kHalf>(context, values, live, ahead, row);
         AddSteps<kValues, kGroup, kSteps, kRows, kHalf, kHalf>(context, values, live, ahead, row);
@@ -166,7 +166,7 @@ struct DotEngine {
     });
   }
 
-  // ---- V rows in pairs, in L1 ----
+  // ---- V row pairs in L1 ----
 
   template <ValueType kValues, int kGroup>
   TESSERA_SIMD void ExpandPairs(const AttendPart& part, const RowList& values, Span live,

@@ -1,9 +1,9 @@
-// Packed rows become plain ones, over the vocabulary `Simd` that the including file has chosen.
-// Internal linkage throughout: see README.md.
+// Expands packed rows to full rows. Written over the including file's `Simd`. Internal linkage
+// throughout: see ../README.md.
 //
-// Values go to lanes: a step takes the bits of kStepChannels channels and the values behind them
-// and puts each value where its bit is. 8-bit values become bf16, which holds them exactly; their
-// scale is a factor of the row.
+// A step takes the bits of kStepChannels channels and the stored values from the current address,
+// and moves each value to its channel. 8-bit values become bf16, which holds them exactly; the
+// scale is applied per row later.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 namespace tessera::kernels {
 namespace {
 
-// Which kind of plain row the values become.
+// The element type of expanded rows.
 template <ValueType kValues>
 constexpr ElementType kExpandedType =
     kValues == ValueType::kFp16 ? ElementType::kFp16 : ElementType::kBf16;
@@ -25,8 +25,8 @@ constexpr int kValueBytes = kValues == ValueType::kBf16 || kValues == ValueType:
 
 // One array of packed rows, of a tile or of its summaries.
 struct PackedRows {
-  const std::byte* end;   // of the tile, or of its summaries
-  const std::byte* bits;  // kAllBits for every row where they have no bitmaps
+  const std::byte* end;   // end of the tile, or of its summaries
+  const std::byte* bits;  // points to kAllBits for every row if there are no bitmaps
   const std::byte* scales;
   const std::byte* data;
   std::uint32_t row_bits;
@@ -69,7 +69,7 @@ TESSERA_SIMD PackedRows ValuesOfTile(const TileShape& shape, const TileLayout& l
           .channels = shape.value.channels};
 }
 
-// Means, which are packed like keys.
+// Mean summaries, which are packed like keys.
 TESSERA_SIMD PackedRows BlocksOfTile(const TileShape& shape, const TileLayout& layout,
                                      const std::byte* summaries) {
   const RowBytes& row = layout.block_row;
@@ -84,7 +84,7 @@ TESSERA_SIMD PackedRows BlocksOfTile(const TileShape& shape, const TileLayout& l
           .channels = shape.key.channels};
 }
 
-// The bits of the step that begins at channel c: one per group, none beyond the row's channels.
+// The bits of the step at channel c: one per group, none beyond the row's channels.
 template <int kGroup>
 TESSERA_SIMD std::uint32_t StepBits(const std::byte* bits, int c, int channels) {
   constexpr int kBits = Simd::kStepChannels / kGroup;
@@ -104,14 +104,14 @@ TESSERA_SIMD std::uint32_t StepBits(const std::byte* bits, int c, int channels) 
   return left >= kBits ? word : word & ((1u << left) - 1);
 }
 
-// One row: its bitmap, its values, and the last address from which a step may load.
+// One row: its bitmap, its values, and the last address that a step may load from.
 struct PackedRow {
   const std::byte* bits;
   const std::byte* data;
   const std::byte* last_load;
 };
 
-// The bits that are set in the first kBytes of a bitmap.
+// The number of bits set in the first kBytes of a bitmap.
 template <int kBytes>
 TESSERA_SIMD std::uint32_t CountBits(const std::byte* bits) {
   static_assert(kBytes == 2 || kBytes == 4 || kBytes % 8 == 0);
@@ -130,13 +130,13 @@ TESSERA_SIMD std::uint32_t CountBits(const std::byte* bits) {
 
 alignas(64) constexpr std::byte kNoBits[kMaxHeadDim / 8] = {};
 
-// Steps [kFirst, kFirst + kCount) of a row of kSteps whole steps, of which as many bytes as a plain
-// row has may be loaded: with garbage for a bitmap, values may seem to stand as far behind.
+// Steps [kFirst, kFirst + kCount) of a row of kSteps whole steps. As many bytes as a full row has
+// must be readable: a garbage bitmap may place values that far past the row.
 template <ValueType kValues, int kGroup, int kSteps, int kFirst, int kCount>
 TESSERA_SIMD void ExpandSteps(const std::byte* bits, const std::byte* data,
                               typename Simd::Words (&words)[kCount]) {
-  // Read twice: to be counted, and as masks. A mask that comes from memory costs less than one that
-  // comes from a general register.
+  // The bitmap is read twice, to be counted and as masks: a mask loaded from memory is cheaper than
+  // one moved from a general register.
   const std::byte* masks = bits;
   asm("" : "+r"(masks));
   TESSERA_UNROLL for (int i = 0; i < kFirst + kCount; ++i) {
@@ -151,13 +151,13 @@ TESSERA_SIMD void ExpandSteps(const std::byte* bits, const std::byte* data,
   }
 }
 
-// All steps of a row behind which the tile may end.
+// All steps of a row that may be the last one of its tile.
 template <ValueType kValues, int kGroup, int kSteps>
 TESSERA_SIMD void ExpandWhole(const PackedRow& row, std::uint32_t row_data,
                               typename Simd::Words (&words)[kSteps]) {
   constexpr std::uint32_t kUnit = kGroup * kValueBytes<kValues>;
   const std::byte* bits = row.bits;
-  // More bits than values: garbage, which must not lead behind the tile.
+  // More bits than values means garbage, which must not lead past the tile.
   if (kUnit * CountBits<kSteps * Simd::kStepChannels / kGroup / 8>(bits) > row_data) [[unlikely]] {
     bits = kNoBits;
   }
@@ -177,13 +177,13 @@ TESSERA_SIMD void ExpandStepwise(const PackedRow& row, int channels, int padded,
   }
 }
 
-// The last rows of a tile, copied to where 64 bytes more may be read.
+// The last rows of a tile, copied so that 64 more bytes may be read.
 struct RowTail {
   alignas(64) std::byte bytes[kMaxHeadDim * 2 + 2 * kStepBytes];
 };
 
-// Calls visit(index, row) for rows [first, first + count), in order. Steps may load what stands
-// behind a row, which nobody uses, but nothing behind `rows.end`.
+// Calls visit(index, row) for rows [first, first + count), in order. Steps may load (unused) bytes
+// after a row, but nothing past `rows.end`.
 template <class Visit>
 TESSERA_SIMD void ForEachRow(const PackedRows& rows, std::uint32_t first, std::uint32_t count,
                              Visit visit) {
@@ -199,7 +199,7 @@ TESSERA_SIMD void ForEachRow(const PackedRows& rows, std::uint32_t first, std::u
   if (i == count) return;
   RowTail tail;
   const std::size_t left = (count - i) * std::size_t{rows.row_data};
-  if (left == kStepBytes) {  // by far the most frequent: a quarter of 128 channels
+  if (left == kStepBytes) {  // the most frequent case: a quarter of 128 channels
     Simd::CopyStep(data, tail.bytes);
   } else {
     __builtin_memcpy(tail.bytes, data, left);
@@ -211,8 +211,8 @@ TESSERA_SIMD void ForEachRow(const PackedRows& rows, std::uint32_t first, std::u
   }
 }
 
-// Calls run.operator()<steps>() where rows of this many channels are whole steps of a usual count,
-// with nothing to pad, else run.operator()<0>().
+// Calls run.operator()<steps>() if rows with this many channels are whole steps of a common count
+// without padding, otherwise run.operator()<0>().
 template <class Run>
 TESSERA_SIMD void WithSteps(int channels, int padded, Run run) {
   if (channels == padded) {
@@ -222,7 +222,7 @@ TESSERA_SIMD void WithSteps(int channels, int padded, Run run) {
   run.template operator()<0>();
 }
 
-// One row as a plain one of `padded` words. kSteps as WithSteps gives it.
+// Expands one row to `padded` words. kSteps comes from WithSteps.
 template <ValueType kValues, int kGroup, int kSteps>
 TESSERA_SIMD void ExpandRow(const PackedRow& row, std::uint32_t row_data, int channels, int padded,
                             std::byte* to) {
@@ -237,7 +237,7 @@ TESSERA_SIMD void ExpandRow(const PackedRow& row, std::uint32_t row_data, int ch
   }
 }
 
-// Rows [first, first + count), one behind the other.
+// Expands rows [first, first + count) contiguously.
 template <ValueType kValues, int kGroup>
 TESSERA_SIMD void ExpandRows(const PackedRows& rows, std::uint32_t first, std::uint32_t count,
                              int padded, std::byte* to) {
@@ -249,7 +249,7 @@ TESSERA_SIMD void ExpandRows(const PackedRows& rows, std::uint32_t first, std::u
   });
 }
 
-// Their scales in fp32; only of rows that have one.
+// The scales of rows in fp32; only for rows that have one.
 TESSERA_SIMD void ReadScales(const PackedRows& rows, std::uint32_t first, std::uint32_t count,
                              float* to) {
   for (std::uint32_t r = 0; r < count; ++r) {
@@ -259,8 +259,8 @@ TESSERA_SIMD void ReadScales(const PackedRows& rows, std::uint32_t first, std::u
   }
 }
 
-// Calls run.operator()<values, group>() with the shape's value type and group as constants. Only of
-// packed shapes.
+// Calls run.operator()<values, group>() with the shape's value type and group as constants. Packed
+// shapes only.
 template <ValueType kValues, class Run>
 TESSERA_SIMD void WithGroup(const TileShape& shape, Run run) {
   switch (shape.group) {

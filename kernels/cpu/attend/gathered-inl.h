@@ -1,5 +1,5 @@
-// The rows that one pass of attention over packed tiles works on: up to 32, of one or several runs.
-// Internal linkage throughout: see README.md.
+// The rows that one pass of attention over packed tiles works on: up to 32, from one or several
+// runs. Internal linkage throughout: see ../README.md.
 #pragma once
 
 #include <cstddef>
@@ -12,38 +12,38 @@
 namespace tessera::kernels {
 namespace {
 
-// Rows of a run that stand together among the gathered ones.
+// Rows of one run that are contiguous among the gathered rows.
 struct Piece {
   const RowRun* run;
   std::uint32_t first;  // tile row
   std::uint32_t count;
-  std::uint32_t at;  // among the gathered rows
+  std::uint32_t at;  // index among the gathered rows
 };
 
-// Where in the part's runs the next row is.
+// The position of the next row in the part's runs.
 struct Cursor {
   std::uint32_t run = 0;
   std::uint32_t row = 0;  // of the run
 };
 
-// Where the gathered rows of K, or of V, are. Behind the last one it stands again.
+// The addresses of the gathered rows of K or V. The last one is repeated to fill the list.
 struct RowList {
   const std::byte* bits[kTileRows];
   const std::byte* data[kTileRows];
-  std::uint32_t row_data;  // bytes of each one's values
-  int channels;            // of each one
-  bool into_l1;            // how they are requested
+  std::uint32_t row_data;  // bytes of values per row
+  int channels;            // channels per row
+  bool into_l1;            // prefetch target
 };
 
 struct Gathered {
   Piece pieces[kTileRows];
-  std::uint32_t count;  // of pieces
-  std::uint32_t rows;   // 0: nothing was left
+  std::uint32_t count;  // number of pieces
+  std::uint32_t rows;   // 0: no rows were left
   RowList keys;
   RowList values;
 };
 
-// Rows [first, first + count) become rows `at` and on of the list.
+// Appends rows [first, first + count) to the list at index `at`.
 TESSERA_SIMD void ListPiece(const PackedRows& rows, std::uint32_t first, std::uint32_t count,
                             std::uint32_t at, RowList& list) {
   const std::byte* bits = rows.bits + first * rows.row_bits;
@@ -63,7 +63,7 @@ TESSERA_SIMD void RepeatLast(std::uint32_t rows, RowList& list) {
   }
 }
 
-// The next rows of the part, up to 32.
+// Gathers the next rows of the part, up to 32.
 TESSERA_SIMD void Gather(const AttendPart& part, Cursor& cursor, Gathered& gathered) {
   gathered.count = 0;
   gathered.rows = 0;
@@ -79,27 +79,28 @@ TESSERA_SIMD void Gather(const AttendPart& part, Cursor& cursor, Gathered& gathe
               gathered.keys);
     const PackedRows values = ValuesOfTile(part.shape, part.layout, run.tile);
     ListPiece(values, first, count, gathered.rows, gathered.values);
-    // A step loads a line's width, so the last row's load what stands behind it; nobody else asks
-    // for that line (a whole latency of memory per piece).
+    // A step loads a whole line, so the last row loads the line after it. No other request covers
+    // that line; without this one, every piece waits for memory once.
     PrefetchLines<kIntoL2>(values.data + (first + count) * values.row_data, 1);
     gathered.rows += count;
     cursor.row += count;
     if (cursor.row == run.row_count) cursor = {.run = cursor.run + 1, .row = 0};
   }
-  // Short runs into L2: what waits for a translation would keep the lines that L1 can wait for.
+  // Short runs go to L2: a request that waits for address translation would occupy a line buffer of
+  // L1.
   gathered.keys.into_l1 = gathered.values.into_l1 = gathered.count == 1 && part.lookahead.into_l1;
   if (gathered.rows == 0 || gathered.rows == kTileRows) return;
   RepeatLast(gathered.rows, gathered.keys);
   RepeatLast(gathered.rows, gathered.values);
 }
 
-// Copies of rows behind which the tile ends before their steps' loads may.
+// Copies of rows that end too close to the end of the tile for the loads of their steps.
 struct ShortRows {
   alignas(64) std::byte rows[kTileRows][kMaxHeadDim * 2 + kStepBytes];
 };
 
-// Lists such rows of V where they may be loaded: `plain_bytes` from where they begin on, whatever
-// their bitmap says, and a step behind their end. Of K there are none: V stands behind them.
+// Replaces such V rows in the list by copies: `plain_bytes` from each row's start must be readable
+// whatever its bitmap says, and a step past its end. K rows need no copies: V follows them.
 TESSERA_SIMD void CopyShortRows(const TileLayout& layout, std::uint32_t plain_bytes,
                                 Gathered& gathered, ShortRows& copies) {
   const std::uint32_t begin = layout.value_data;
@@ -114,7 +115,7 @@ TESSERA_SIMD void CopyShortRows(const TileLayout& layout, std::uint32_t plain_by
     for (std::uint32_t r = whole > piece.first ? whole - piece.first : 0; r < piece.count; ++r) {
       std::byte* copy = copies.rows[piece.at + r];
       const std::byte*& listed = gathered.values.data[piece.at + r];
-      if (row_data == kStepBytes) {  // by far the most frequent: a quarter of 128 channels
+      if (row_data == kStepBytes) {  // the most frequent case: a quarter of 128 channels
         Simd::CopyStep(listed, copy);
       } else {
         __builtin_memcpy(copy, listed, row_data);
@@ -125,8 +126,8 @@ TESSERA_SIMD void CopyShortRows(const TileLayout& layout, std::uint32_t plain_by
   RepeatLast(gathered.rows, gathered.values);
 }
 
-// Requests rows [first, first + kRowsAtOnce): a few behind each step's own loads, since a burst of
-// requests for a whole tile would stop the core until memory has answered.
+// Prefetches rows [first, first + kRowsAtOnce). Called a few rows at a time after each step's
+// loads: a burst for a whole tile would stall the core until memory answers.
 template <int kInto>
 TESSERA_SIMD void RequestInto(const RowList& list, int first) {
   TESSERA_UNROLL for (int r = first; r < first + kRowsAtOnce; ++r)
@@ -145,8 +146,9 @@ TESSERA_SIMD void Request(const RowList& list, int first) {
   }
 }
 
-// Loads that bring the translations for the requests to come, of all short runs at once, so that
-// they wait together: for each by itself the core would wait longer than its requests gain.
+// Loads one byte of K and V of every short run, to bring the address translations for later
+// prefetches. All at once, so that they wait together: one by one they would cost more than the
+// prefetches gain.
 TESSERA_SIMD void TouchShortRuns(const AttendPart& part) {
   for (std::uint32_t i = 0; i < part.run_count; ++i) {
     const RowRun& run = part.runs[i];

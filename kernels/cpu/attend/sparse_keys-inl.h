@@ -1,7 +1,7 @@
-// Dot products with K rows of which few channels are stored, without expanding them: the query's
-// words are picked by the channels of the stored values, for two rows at once. One pair dot per 32
-// stored values and query row instead of one per 32 channels, and 8-bit values are converted before
-// they are spread, not after. Internal linkage throughout: see README.md.
+// Dot products with sparse K rows without expanding them: the query's words are picked by the
+// channels of the stored values, for two rows at once. Needs one pair dot per 32 stored values and
+// query row instead of one per 32 channels, and converts 8-bit values before they are spread, not
+// after. Internal linkage throughout: see ../README.md.
 //
 //   bitmap 0100 0110 0001 ──▶ channels 1 5 6 11 ──▶ q[1] q[5] q[6] q[11]
 //                             values   a b c d   .  ─────────────────────
@@ -19,14 +19,14 @@ namespace {
 template <ValueType kValues, int kGroup, int kSteps, int kVectors>
 struct SparseKeys {
   static constexpr int kChannels = Simd::kStepChannels * kSteps;
-  static constexpr int kRowBytes = 32 * kVectors / kGroup;  // channels of a row, a byte per group
-  static constexpr int kStored = kRowBytes > 32 ? 64 : 32;  // written at once
-  // Garbage may have a bit for each group. What runs over is the next row's, which is written
-  // later.
+  static constexpr int kRowBytes = 32 * kVectors / kGroup;  // of a row's channels, one per group
+  static constexpr int kStored = kRowBytes > 32 ? 64 : 32;  // bytes written by one store
+  // A garbage bitmap may have a bit for each group. What it writes past its row belongs to the next
+  // row, which is written later.
   static constexpr int kBytes = kTileRows * kRowBytes + 2 * 64;
   static_assert(kBytes <= kTileRows * 2 * kMaxHeadDim);
 
-  // Of whole groups of kRowsAtOnce rows, which Dot looks at.
+  // Lists the channels of whole groups of kRowsAtOnce rows, as Dot reads them.
   TESSERA_SIMD void FindChannels(const RowList& keys, Span live, std::byte* channels) {
     const int end = (live.end + kRowsAtOnce - 1) / kRowsAtOnce * kRowsAtOnce;
     for (int r = live.begin / kRowsAtOnce * kRowsAtOnce; r < end; ++r) {
@@ -35,7 +35,7 @@ struct SparseKeys {
     }
   }
 
-  // As DotRows of tile_math-inl.h. Queries are rows of kChannels words.
+  // Like DotRows in tile_math-inl.h. Queries are rows of kChannels words.
   template <int kRows, class After>
   TESSERA_SIMD void Dot(const RowList& keys, const std::byte* channels, std::uint32_t kept,
                         const std::uint16_t* queries, Span live, After after,
@@ -78,12 +78,11 @@ struct SparseKeys {
   }
 };
 
-// Calls run.operator()<steps, vectors>() where SparseKeys serves rows of this shape and is the
-// cheaper way; else returns false. By the shape alone, so that the same row has the same bits
-// wherever it is computed.
+// Calls run.operator()<steps, vectors>() if SparseKeys supports this shape and is cheaper;
+// otherwise returns false. Depends on the shape alone, so that a row always has the same bits.
 template <class Run>
 TESSERA_SIMD bool WithSparseKeys(const TileShape& shape, std::uint32_t padded, Run run) {
-  if (shape.key.channels != padded) return false;  // queries have other rows
+  if (shape.key.channels != padded) return false;  // the queries' rows have another length
   if (shape.key.channels == 128 && shape.key.kept <= 32) {
     run.template operator()<4, 1>();
   } else if (shape.key.channels == 128 && shape.key.kept <= 64) {

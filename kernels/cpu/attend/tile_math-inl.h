@@ -1,8 +1,8 @@
-// Dot products, weights and weighted sums over the rows of one tile, over the vocabulary `Simd`
-// that the including file has chosen. Internal linkage throughout: see README.md.
+// Dot products, weights and weighted sums over the rows of one tile. Written over the including
+// file's `Simd`. Internal linkage throughout: see ../README.md.
 //
-// Every query row is computed by the same sequence of roundings whatever shares its group, its
-// part or its batch: the bits of a result depend on the row and the lane alone.
+// Every query row goes through the same sequence of roundings, whatever shares its group, part or
+// batch. The bits of a result depend on the row and the lane alone.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ struct Span {
   int end;
 };
 
-// The part's constants in the units that the inner loops want.
+// The part's constants in the units of the inner loops.
 struct Logits {
   float multiplier;  // to log2 units, or to multiples of the cap
   float cap_log2;    // 0: no soft-cap
@@ -40,10 +40,10 @@ struct TileView {
   int head_dim;
 };
 
-// What belongs to single rows of a tile; null: to none.
+// Factors of single rows of a tile; null: none.
 struct RowFactors {
   const float* key_scale;    // multiplies the dot product
-  const float* value_scale;  // multiplies the weight, once it is summed up
+  const float* value_scale;  // multiplies the weight after it has been summed
   const float* bias;         // log2 of the entry's weight
 };
 
@@ -59,26 +59,26 @@ TESSERA_SIMD std::uint32_t RowBits(int begin, int end) {
   return static_cast<std::uint32_t>(below_end & ~((std::uint64_t{1} << begin) - 1));
 }
 
-// The smallest range that holds every bit.
+// The smallest range that contains every set bit.
 TESSERA_SIMD Span SpanOf(std::uint32_t bits) {
   if (bits == 0) return {kTileRows, 0};
   return {__builtin_ctz(bits), kTileRows - __builtin_clz(bits)};
 }
 
-// The tile at hand and those that come next; null: requested before, or the part ends.
+// The current tile and the next ones; null: already requested, or the part ends.
 struct Upcoming {
   const std::byte* now;
   const std::byte* next;
   const std::byte* after;
-  std::size_t row_bytes;  // of all rows of K and V of a tile, which stand first in it
+  std::size_t row_bytes;  // bytes of all K and V rows, which come first in a tile
   Lookahead lookahead;
 };
 constexpr Upcoming kNoneUpcoming = {};
 
 constexpr std::size_t kLine = 64;
 
-// A load that nothing waits for. Where its page is not in the TLB a prefetch is late or lost; a
-// load brings the translation, and starts the hardware's prefetchers.
+// A load that nothing waits for. A prefetch of a page that is not in the TLB is late or dropped; a
+// load brings the translation and starts the hardware prefetchers.
 TESSERA_SIMD void Touch(const std::byte* at) {
   (void)*reinterpret_cast<const volatile unsigned char*>(at);
 }
@@ -92,14 +92,14 @@ TESSERA_SIMD void PrefetchLines(const std::byte* from, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(from + at, kRead, kInto);
 }
 
-// Requests as many bytes as are loaded from `begin` of the tile at hand on, so far ahead as the
-// core wants, a tile at most. Where tiles do not follow one another in memory, of the tile behind
-// the next only the head of each page: enough to walk the page tables and to start the hardware's
-// stream prefetcher, which alone has enough requests in flight to saturate DRAM. README.md has the
-// measurements.
+// Prefetches as many bytes as are loaded from offset `begin` of the current tile, at the distance
+// that the core prefers, at most one tile ahead. If tiles are not contiguous in memory, it also
+// requests the first lines of each page of the tile after the next: enough to walk the page tables
+// and to start the hardware's stream prefetcher, which alone has enough requests in flight to
+// saturate DRAM. ../README.md has measurements.
 //
-// Callers ask in small doses, each behind the loads of the step it belongs to: a core has few
-// requests for lines outstanding, and the loads of the current tile need some of them.
+// Call it in small amounts, each after the loads of its step: a core has few outstanding line
+// requests, and the loads of the current tile need some of them.
 TESSERA_SIMD void Prefetch(const Upcoming& upcoming, std::size_t begin, std::size_t bytes) {
   constexpr std::size_t kPage = 4096;
   constexpr std::size_t kPageHead = 4 * kLine;
@@ -127,7 +127,7 @@ TESSERA_SIMD void Prefetch(const Upcoming& upcoming, std::size_t begin, std::siz
 }
 
 // The dot products of tile rows [first, first + 4) with kRows query rows, one block sum per row.
-// Rows outside `live` are never loaded: the nearest live one stands in and is masked out later.
+// Rows outside `live` are never loaded: the nearest live row replaces them and is masked out later.
 template <ElementType kType, int kRows>
 TESSERA_SIMD void DotBlocks(const TileView& tile, Span live, int first, const float* queries,
                             typename Simd::Floats (&blocks)[kRows]) {
@@ -157,8 +157,8 @@ TESSERA_SIMD void DotBlocks(const TileView& tile, Span live, int first, const fl
   }
 }
 
-// Fills weights[n][...] with q.k for the rows of `live`; what it writes elsewhere has no meaning.
-// `dot_blocks` computes the block sums of four rows, `after` is called behind their loads.
+// Fills weights[n][...] with q.k for the rows of `live`; other elements are undefined. `dot_blocks`
+// computes the block sums of four rows; `after` is called after their loads.
 template <int kRows, class Blocks, class After>
 TESSERA_SIMD void DotRows(Span live, Blocks dot_blocks, After after, float (*weights)[kTileRows]) {
   constexpr int kBlocks = Simd::kLanes / kRowsAtOnce;
@@ -195,7 +195,7 @@ TESSERA_SIMD void DotTile(const TileView& tile, Span live, const Upcoming& upcom
       weights);
 }
 
-// From a dot product to x, the logit in units of log2, saturated to the finite range.
+// Converts a dot product to x, the logit in log2 units, saturated to the finite range.
 TESSERA_SIMD typename Simd::Floats ToLog2(typename Simd::Floats dot, const Logits& logits) {
   typename Simd::Floats x = Simd::Multiply(dot, Simd::Splat(logits.multiplier));
   if (logits.cap_log2 != 0) {  // tanh |y| = (1 - t) / (1 + t), t = e^(-2 |y|)
@@ -214,8 +214,8 @@ TESSERA_SIMD void Rescale(typename Simd::Floats factor, int head_dim, float* out
   }
 }
 
-// Turns one row's dot products into weights, moving the row's maximum where it must. Tile rows
-// whose bit of `visible` is not set get weight 0.
+// Turns one row's dot products into weights and updates the row's maximum. Tile rows whose bit in
+// `visible` is clear get weight 0.
 TESSERA_SIMD void WeighRow(const Logits& logits, const RowFactors& factors, std::uint32_t visible,
                            int head_dim, float* weights, float* max, float* sums, float* output) {
   constexpr int kVectors = kTileRows / Simd::kLanes;
@@ -237,7 +237,7 @@ TESSERA_SIMD void WeighRow(const Logits& logits, const RowFactors& factors, std:
     Rescale(Simd::Exp2(Simd::Splat(*max - tile_max)), head_dim, output, sums);
     *max = tile_max;
   }
-  const auto base = Simd::Splat(*max == -kInfinity ? 0.0f : *max);  // never -inf - -inf
+  const auto base = Simd::Splat(*max == -kInfinity ? 0.0f : *max);  // avoids -inf - -inf
   auto sum = Simd::Load(sums);
   TESSERA_UNROLL for (int i = 0; i < kVectors; ++i) {
     auto weight = Simd::Exp2(Simd::Subtract(x[i], base));
@@ -250,7 +250,7 @@ TESSERA_SIMD void WeighRow(const Logits& logits, const RowFactors& factors, std:
   Simd::Store(sums, sum);
 }
 
-// output[n] += weights[n] x V over the rows of `live`, one block of channels.
+// output[n] += weights[n] x V over the rows of `live`, for one block of channels.
 template <ElementType kType, int kRows, int kPairs>
 TESSERA_SIMD void AddValueBlock(const TileView& tile, Span live, int c,
                                 const float (*weights)[kTileRows], float* output) {
@@ -280,8 +280,8 @@ TESSERA_SIMD void AddValueBlock(const TileView& tile, Span live, int c,
   }
 }
 
-// output[n] += weights[n] x V over the rows of `live`, a few rows at a time, so that V is read in
-// almost the order of its addresses.
+// output[n] += weights[n] x V over the rows of `live`. Processes a few rows at a time, so that V is
+// read almost in address order.
 template <ElementType kType, int kRows>
 TESSERA_SIMD void AddValues(const TileView& tile, Span live, const Upcoming& upcoming,
                             const float (*weights)[kTileRows], float* output) {
@@ -301,7 +301,7 @@ TESSERA_SIMD void AddValues(const TileView& tile, Span live, const Upcoming& upc
       Prefetch(upcoming, read, kBlockBytes);
       read += kBlockBytes;
     }
-    for (; c < tile.head_dim; c += kPairChannels) {  // what truncation leaves over
+    for (; c < tile.head_dim; c += kPairChannels) {  // the rest, if channels are truncated
       if (chunk.begin < chunk.end) {
         AddValueBlock<kType, kRows, 1>(tile, chunk, c, weights, output);
       }

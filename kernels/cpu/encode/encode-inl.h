@@ -1,5 +1,5 @@
-// Encoding tiles, over the vocabulary `Simd` that the including file has chosen. Internal linkage
-// throughout: see README.md.
+// Encodes tiles. Written over the including file's `Simd`. Internal linkage throughout: see
+// ../README.md.
 //
 //   raw rows ──▶ fp32 ──▶ rotated, 4 rows x 4 vectors of channels at a time ──▶ packed
 //                              └── keys: mean per block ──▶ packed
@@ -16,9 +16,9 @@
 namespace tessera::kernels {
 namespace {
 
-// What PrepareEncode leaves: a header, then for K and V each the rotation, where there is one,
-// transposed: of every dimension a row of its channels, padded, in fp32; or, for pair dots, of
-// every two dimensions a row of padded pairs in bf16. V's has room behind K's for fp32.
+// The output of prepare_encode: this header, then the transposed rotations of K and V, if any. For
+// fp32: per dimension a padded row of channels. For pair dots: per two dimensions a padded row of
+// bf16 pairs. V's offset always leaves room for K in fp32.
 struct Prepared {
   std::uint32_t rotates_keys;
   std::uint32_t rotates_values;
@@ -27,7 +27,7 @@ struct Prepared {
 };
 static_assert(sizeof(Prepared) == 64);
 
-// Where the rotation of a side lies among what is prepared.
+// The offset of one side's rotation in the prepared buffer.
 TESSERA_SIMD std::size_t PreparedOffset(const TileShape& shape, bool value) {
   const auto keys = static_cast<std::size_t>(PaddedOf(shape.key));
   return sizeof(Prepared) + (value ? sizeof(float) * shape.head_dim * keys : 0);
@@ -116,7 +116,7 @@ TESSERA_SIMD void ForEachChannelBlock(int padded, Block block) {
   for (; c < padded; c += kPairChannels) block.template operator()<2>(c);
 }
 
-// Rows in fp32, [count][head_dim], times the transposed rotation.
+// Multiplies fp32 rows, [count][head_dim], with the transposed rotation.
 TESSERA_SIMD void MultiplyFloats(const std::byte* matrix, const FloatRows& rows, int count,
                                  int head_dim, int padded, FloatRows& rotated) {
   for (int first = 0; first < count; first += kRotatedRows) {
@@ -149,7 +149,7 @@ TESSERA_SIMD void MultiplyFloats(const std::byte* matrix, const FloatRows& rows,
 }
 
 #if defined(TESSERA_DOT_ENGINE)
-// Raw bf16 rows: products of bf16 are exact, so this rounds no more than fp32 does.
+// Multiplies raw bf16 rows. bf16 products are exact, so this rounds no more than fp32 does.
 TESSERA_SIMD void MultiplyPairs(const std::byte* matrix, const EncodeJob& job, const std::byte* raw,
                                 int padded, FloatRows& rotated) {
   const auto count = static_cast<int>(job.rows);
@@ -190,7 +190,7 @@ struct EncodeScratch {
   FloatRows values;
 };
 
-// Raw rows into the space of the tile: K, or V.
+// Rotates raw rows, K or V, into the space of the tile.
 TESSERA_SIMD void RotateTile(const EncodeJob& job, const std::byte* raw, bool value,
                              EncodeScratch& scratch, FloatRows& rotated) {
   const int padded = PaddedOf(value ? job.shape.value : job.shape.key);
@@ -217,7 +217,7 @@ TESSERA_SIMD void RotateTile(const EncodeJob& job, const std::byte* raw, bool va
 
 // ---- summaries ----
 
-// A row of floats to elements of `type`, `count` of them.
+// Converts `count` floats to elements of `type`.
 TESSERA_SIMD void StoreElements(ElementType type, const float* row, int count, std::byte* to) {
   const std::size_t elements = static_cast<std::size_t>(count);
   alignas(64) std::uint16_t words[2 * kMaxHeadDim];
@@ -235,7 +235,7 @@ TESSERA_SIMD void StoreElements(ElementType type, const float* row, int count, s
   __builtin_memcpy(to, words, elements * 2);
 }
 
-// The mean of rows [first, first + entries), summed up in double.
+// The mean of rows [first, first + entries), summed in double.
 TESSERA_SIMD void MeanOf(const FloatRows& rows, int first, int entries, int padded, float* mean) {
   alignas(64) double sum[kMaxHeadDim];
   for (int c = 0; c < padded; ++c) sum[c] = 0;
@@ -245,7 +245,7 @@ TESSERA_SIMD void MeanOf(const FloatRows& rows, int first, int entries, int padd
   for (int c = 0; c < padded; ++c) mean[c] = static_cast<float>(sum[c] / entries);
 }
 
-// The largest bf16 not above the value; what is bf16 already stays.
+// The largest bf16 not above the value.
 TESSERA_SIMD float FloorToBf16(float value) {
   auto bits = __builtin_bit_cast(std::uint32_t, value);
   const std::uint32_t below = (bits & 0xffffu) != 0 && bits >> 31 != 0 ? 0x10000u : 0u;
@@ -275,7 +275,7 @@ TESSERA_SIMD void StoreMinMax(const TileShape& shape, const FloatRows& stored, i
   StoreElements(type, bounds, 2 * channels, to);
 }
 
-// `keys`: what means are taken of; `stored`: the tile's keys as they are read, for bounds.
+// Means are taken of `keys`; min/max bounds of `stored`, the tile's keys as they will be read back.
 TESSERA_SIMD void StoreSummaries(const TileShape& shape, const TileLayout& layout,
                                  std::uint32_t rows, const FloatRows& keys, const FloatRows& stored,
                                  std::byte* summaries) {

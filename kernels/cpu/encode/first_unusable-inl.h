@@ -1,5 +1,5 @@
-// The scan for elements that may not enter a tile, over the vocabulary `Simd` that the including
-// file has chosen. Internal linkage throughout: see README.md.
+// Scans for elements that may not be stored in a tile. Written over the including file's `Simd`.
+// Internal linkage throughout: see ../README.md.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 namespace tessera::kernels {
 namespace {
 
-// The bit patterns of 2^63 (fp16: of infinity, its largest finite value is far below): every
-// unusable element, NaN included, is at least this large as an integer once its sign is dropped.
+// The bit patterns of 2^63; for fp16 of infinity, since its largest finite value is far below 2^63.
+// Every unusable element, including NaN, is at least this large as an integer without its sign.
 constexpr std::uint16_t kLimitBf16 = 0x5f00;
 constexpr std::uint16_t kLimitFp16 = 0x7c00;
 constexpr std::uint32_t kLimitFp32 = 0x5f000000;

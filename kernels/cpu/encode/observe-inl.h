@@ -1,10 +1,10 @@
-// What queries pay to keys, over the vocabulary `Simd` that the including file has chosen. Internal
-// linkage throughout: see README.md.
+// Computes the attention that queries pay to keys. Written over the including file's `Simd`.
+// Internal linkage throughout: see ../README.md.
 //
 //   for each group of up to kObserveRows queries, over blocks of 32 keys:
-//     logits   the block's rows are a tile's: dot products as attend computes them, into scratch
+//     logits   dot products computed as in attention, with the block as a tile; stored in scratch
 //     weights  2^(x - max) of each query, and their sum
-//     sums     weights / sum of all queries, added up in fp32, then to the caller's doubles
+//     sums     weights / sum over all queries, added in fp32, then to the caller's doubles
 #pragma once
 
 #include <cstddef>
@@ -16,21 +16,22 @@
 namespace tessera::kernels {
 namespace {
 
-// Weights are summed up in fp32 over so many blocks, then in double, whatever the count of keys.
+// Weights are summed in fp32 over this many blocks, then in double, so precision does not depend on
+// the number of keys.
 constexpr std::uint64_t kSummedBlocks = 16;
 
-// The queries that are looked at together.
+// The queries processed together.
 struct ObservedRows {
-  alignas(64) float queries[kObserveRows * kMaxHeadDim];  // in the order that the key type wants
-  alignas(64) float peaks[kObserveRows][Simd::kLanes];    // the largest logit, per lane
-  float factors[kObserveRows];                            // from a weight to what is added
+  alignas(64) float queries[kObserveRows * kMaxHeadDim];  // in LoadPair's order
+  alignas(64) float peaks[kObserveRows][Simd::kLanes];    // the largest logit per lane
+  float factors[kObserveRows];                            // multiply weights before adding to sums
   std::uint32_t first;
   std::uint32_t count;
-  std::uint64_t begin;  // of the keys that any row sees; blocks are counted from here
+  std::uint64_t begin;  // keys visible to any row; blocks are counted from `begin`
   std::uint64_t end;
 };
 
-// The keys of the block from `key` on that a query sees, one bit each.
+// The keys of the block at `key` that are visible to a query, one bit each.
 TESSERA_SIMD std::uint32_t SeenBits(const ObserveJob& job, std::uint32_t row, std::uint64_t key) {
   constexpr std::uint64_t kAll = kTileRows;
   const std::uint64_t begin = job.visible_begin == nullptr ? 0 : job.visible_begin[row];
@@ -39,8 +40,8 @@ TESSERA_SIMD std::uint32_t SeenBits(const ObserveJob& job, std::uint32_t row, st
                  static_cast<int>(end > key ? Least(end - key, kAll) : 0));
 }
 
-// Calls run(values) with a row's scratch of the block from `key` on. The last block may be short:
-// its lanes behind the last key are -infinity, and are not written back.
+// Calls run(values) with a row's scratch of the block at `key`. In a short last block the lanes
+// after the last key are -infinity and are not written back.
 template <class Run>
 TESSERA_SIMD void WithBlock(const ObserveJob& job, std::uint32_t slot, std::uint64_t key, Run run) {
   float* at = job.scratch + slot * job.key_count + key;
@@ -56,7 +57,7 @@ TESSERA_SIMD void WithBlock(const ObserveJob& job, std::uint32_t slot, std::uint
   __builtin_memcpy(at, block, bytes);
 }
 
-// The logarithms of what the keys of the block from `key` on stand for; 0 behind the last one.
+// Loads log2 weights of the block at `key`; 0 after the last key.
 TESSERA_SIMD void LoadWeights(const ObserveJob& job, std::uint64_t key, float* weights) {
   for (int i = 0; i < kTileRows; ++i) weights[i] = 0;
   if (job.log2_weights == nullptr) return;
@@ -64,8 +65,8 @@ TESSERA_SIMD void LoadWeights(const ObserveJob& job, std::uint64_t key, float* w
                    Least(job.key_count - key, kTileRows) * sizeof(float));
 }
 
-// The products of rows [slot, slot + kRows) with the keys of one block, into scratch: as logits in
-// units of log2, -infinity where a row does not see the key; or as they are.
+// Writes the products of rows [slot, slot + kRows) with the keys of one block to scratch: either as
+// logits in log2 units, -infinity for invisible keys, or unchanged.
 template <ElementType kType, int kRows>
 static void ProductsOfBlock(const ObserveJob& job, const Logits& logits, std::uint64_t key,
                             std::uint32_t slot, ObservedRows& rows) {
@@ -115,10 +116,10 @@ TESSERA_SIMD double SumOfLanes(typename Simd::Floats value) {
   return sum;
 }
 
-// A row's logits become weights; returns their sum.
+// Turns a row's logits into weights; returns their sum.
 static double WeighObserved(const ObserveJob& job, const ObservedRows& rows, std::uint32_t slot) {
   const float max = Simd::MaxLane(Simd::Load(rows.peaks[slot]));
-  const auto base = Simd::Splat(max == -kInfinity ? 0.0f : max);  // never -inf - -inf
+  const auto base = Simd::Splat(max == -kInfinity ? 0.0f : max);  // avoids -inf - -inf
   double total = 0;
   for (std::uint64_t from = rows.begin; from < rows.end; from += kSummedBlocks * kTileRows) {
     const std::uint64_t to = Least(rows.end, from + kSummedBlocks * kTileRows);
@@ -138,7 +139,7 @@ static double WeighObserved(const ObserveJob& job, const ObservedRows& rows, std
   return total;
 }
 
-// sums += what the rows pay to the keys of one block.
+// sums += the attention that the rows pay to the keys of one block.
 TESSERA_SIMD void AddObserved(const ObserveJob& job, const ObservedRows& rows, std::uint64_t key) {
   constexpr int kVectors = kTileRows / Simd::kLanes;
   typename Simd::Floats paid[kVectors];
@@ -161,7 +162,7 @@ TESSERA_SIMD void AddObserved(const ObserveJob& job, const ObservedRows& rows, s
   for (int i = 0; i < count; ++i) job.sums[key + static_cast<std::uint64_t>(i)] += lanes[i];
 }
 
-// Rows [first, first + count), converted.
+// Loads and converts rows [first, first + count).
 template <ElementType kType>
 TESSERA_SIMD void BeginObserved(const ObserveJob& job, std::uint32_t first, std::uint32_t count,
                                 ObservedRows& rows) {
@@ -196,7 +197,7 @@ static void ObserveElements(const ObserveJob& job) {
       });
     }
     for (std::uint32_t slot = 0; slot < rows.count && !job.logits; ++slot) {
-      // Infinite where the row sees nothing: then nothing is multiplied by it.
+      // Infinite if the row sees no key; then nothing is multiplied by it.
       rows.factors[slot] = static_cast<float>(1 / WeighObserved(job, rows, slot));
     }
     for (std::uint64_t key = rows.begin; key < rows.end; key += kTileRows) {

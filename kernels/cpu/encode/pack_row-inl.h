@@ -1,11 +1,12 @@
-// From rotated rows in fp32 to packed ones, over the vocabulary `Simd` that the including file has
-// chosen. Internal linkage throughout: see README.md.
+// Packs rotated fp32 rows. Written over the including file's `Simd`. Internal linkage throughout:
+// see ../README.md.
 //
-//   keys        per group of channels, as format/README.md defines them: 31-bit integers
-//   threshold   by the upper 15 bits of the keys, four rows at a time; ties by all bits, then by
-//   index kept        the chosen channels side by side in fp32 stored      rounded or scaled
+//   keys       per group of channels, as kernels/format/README.md defines them: 31-bit integers
+//   threshold  by the upper 15 bits of the keys, four rows at a time; ties by all bits, then index
+//   kept       the chosen channels, contiguous in fp32
+//   stored     rounded or scaled
 //
-// Plain loops over whole vectors here are left to the compiler, which vectorises them.
+// The plain loops over whole vectors are vectorized by the compiler.
 #pragma once
 
 #include <cstddef>
@@ -21,18 +22,18 @@ constexpr int kMaxGroups = 256;
 constexpr int kMaxBitWords = kMaxGroups / 32;
 constexpr std::uint32_t kInfinityBits = 0x7f800000;
 
-// Rows of one tile in fp32, in channel order; from `padded` on without meaning.
+// Rows of one tile in fp32, in channel order; undefined from `padded` on.
 struct FloatRows {
   alignas(64) float rows[kTileRows][kMaxHeadDim];
 };
 
-// The channels of one side's rows in whole vectors; what is behind them is zero.
+// The number of channels of one side's rows, rounded up to whole vectors. The padding is zero.
 TESSERA_SIMD int PaddedOf(const RowShape& shape) {
   constexpr int kPadding = kChannelPadding;
   return (shape.channels + kPadding - 1) / kPadding * kPadding;
 }
 
-// Where a packed row goes.
+// The destination of a packed row.
 struct PackTarget {
   std::byte* bits;
   std::byte* scale;
@@ -43,7 +44,7 @@ struct ChosenGroups {
   std::uint32_t words[kMaxBitWords];  // one bit per group
 };
 
-// The largest magnitude, as its bits.
+// The bits of the largest magnitude.
 TESSERA_SIMD std::uint32_t PeakBits(const float* row, int padded) {
   std::uint32_t peak = 0;
   for (int c = 0; c < padded; ++c) {
@@ -55,7 +56,7 @@ TESSERA_SIMD std::uint32_t PeakBits(const float* row, int padded) {
   return peak;
 }
 
-// The keys of a row's groups; those behind the last group are 0.
+// The keys of a row's groups; those after the last group are 0.
 template <int kGroup>
 TESSERA_SIMD void FindKeys(const float* row, int padded, std::uint32_t peak, std::uint32_t* keys) {
   const int groups = padded / kGroup;
@@ -81,12 +82,13 @@ TESSERA_SIMD void FindKeys(const float* row, int padded, std::uint32_t peak, std
   for (int g = groups; g % 32 != 0; ++g) keys[g] = 0;
 }
 
-// Adds the strongest `wanted` of the groups in `ties`; equal keys to the lower. Mostly all of them.
+// Adds the strongest `wanted` of the groups in `ties`, usually all; equal keys go to the lower
+// group.
 TESSERA_SIMD void ChooseAmongTies(const std::uint32_t* keys, int words, int wanted,
                                   ChosenGroups& ties, ChosenGroups& chosen) {
   int count = 0;
   for (int w = 0; w < words; ++w) count += __builtin_popcount(ties.words[w]);
-  for (; count > wanted; --count) {  // drop the weakest, of equal ones the last
+  for (; count > wanted; --count) {  // drop the weakest; the last if tied
     int weakest = -1;
     for (int w = 0; w < words; ++w) {
       for (std::uint32_t bits = ties.words[w]; bits != 0; bits &= bits - 1) {
@@ -106,8 +108,8 @@ struct RowKeys {
   alignas(64) std::uint16_t upper[kRowsTogether][kMaxGroups];
 };
 
-// The `wanted` groups with the largest keys of each row. Rows are independent chains of compares,
-// and four of them keep the machine busy.
+// Selects the `wanted` groups with the largest keys of each row. Rows are independent chains of
+// comparisons; four of them keep the execution units busy.
 TESSERA_SIMD void ChooseGroups(RowKeys& rows, int groups, int wanted,
                                ChosenGroups (&chosen)[kRowsTogether]) {
   const int words = (groups + 31) / 32;
@@ -134,7 +136,7 @@ TESSERA_SIMD void ChooseGroups(RowKeys& rows, int groups, int wanted,
     for (int w = 0; w < words; ++w) {
       const std::uint32_t greater = Simd::GreaterBits(rows.upper[r] + 32 * w, threshold[r]);
       const std::uint32_t equal = Simd::EqualBits(rows.upper[r] + 32 * w, threshold[r]);
-      const int left = groups - 32 * w;  // bits behind the last group are none
+      const int left = groups - 32 * w;  // clear bits after the last group
       chosen[r].words[w] = greater;
       ties.words[w] = equal & (left >= 32 ? ~0u : (1u << left) - 1);
       above += __builtin_popcount(greater);
@@ -143,7 +145,7 @@ TESSERA_SIMD void ChooseGroups(RowKeys& rows, int groups, int wanted,
   }
 }
 
-// The chosen channels side by side. Writes up to a vector more than there are.
+// Writes the chosen channels contiguously, and up to one vector more.
 template <int kGroup>
 TESSERA_SIMD void CompressRow(const float* row, int padded, const ChosenGroups& chosen,
                               float* kept) {
@@ -156,7 +158,7 @@ TESSERA_SIMD void CompressRow(const float* row, int padded, const ChosenGroups& 
   }
 }
 
-// Kept values as they are stored. `count` is rounded up to whole vectors: `kept` has room.
+// Converts kept values to bf16. `count` is rounded up to whole vectors; `kept` has room.
 TESSERA_SIMD void ToBf16Values(const float* kept, int count, std::uint16_t* to) {
   for (int i = 0; i < count; ++i) {
     std::uint32_t bits;
@@ -205,7 +207,7 @@ TESSERA_SIMD void ToFp8Values(const float* kept, int count, float scale, std::ui
   }
 }
 
-// Kept values to the target; the scale first, where there is one.
+// Stores kept values to the target, preceded by the scale if there is one.
 template <ValueType kValues>
 TESSERA_SIMD void StoreKept(int count, float* kept, const PackTarget& target) {
   const int whole = (count + 15) / 16 * 16;
@@ -232,7 +234,7 @@ TESSERA_SIMD void StoreKept(int count, float* kept, const PackTarget& target) {
   __builtin_memcpy(target.data, stored, static_cast<std::size_t>(count) * kValueBytes<kValues>);
 }
 
-// As UnstorableBits in format/value_type.h.
+// Same as UnstorableBits in format/value_type.h.
 template <ValueType kValues>
 constexpr std::uint32_t kUnstorableBits = kValues == ValueType::kBf16   ? 0x7f7f8000
                                           : kValues == ValueType::kFp16 ? 0x477ff000
@@ -241,7 +243,7 @@ static_assert(kUnstorableBits<ValueType::kBf16> == UnstorableBits(ValueType::kBf
 static_assert(kUnstorableBits<ValueType::kFp16> == UnstorableBits(ValueType::kFp16));
 static_assert(kUnstorableBits<ValueType::kInt8> == UnstorableBits(ValueType::kInt8));
 
-// Rows that keep every channel.
+// Packs rows that keep every channel.
 template <ValueType kValues, class Target>
 TESSERA_SIMD bool PackWholeRows(const RowShape& shape, const FloatRows& rows, int count,
                                 Target target) {
@@ -255,7 +257,8 @@ TESSERA_SIMD bool PackWholeRows(const RowShape& shape, const FloatRows& rows, in
   return true;
 }
 
-// Packs rows [0, count). `target(r)` is where row r goes. False where a value cannot be stored.
+// Packs rows [0, count); `target(r)` is the destination of row r. False if a value cannot be
+// stored.
 template <ValueType kValues, int kGroup, class Target>
 TESSERA_SIMD bool PackRows(const RowShape& shape, const RowBytes& bytes, const FloatRows& rows,
                            int count, Target target) {
@@ -265,7 +268,7 @@ TESSERA_SIMD bool PackRows(const RowShape& shape, const RowBytes& bytes, const F
   RowKeys keys;
   for (int first = 0; first < count; first += kRowsTogether) {
     for (int i = 0; i < kRowsTogether; ++i) {
-      const int r = first + i < count ? first + i : first;  // a stand-in
+      const int r = first + i < count ? first + i : first;  // repeat the first row
       const std::uint32_t peak = PeakBits(rows.rows[r], padded);
       if (peak >= kUnstorableBits<kValues>) return false;
       FindKeys<kGroup>(rows.rows[r], padded, peak, keys.keys[i]);

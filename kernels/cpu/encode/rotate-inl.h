@@ -1,8 +1,8 @@
-// Queries into a segment's space and outputs back, over the vocabulary `Simd` that the including
-// file has chosen. Internal linkage throughout: see README.md.
+// Rotates queries into a segment's space, and outputs back. Written over the including file's
+// `Simd`. Internal linkage throughout: see ../README.md.
 //
-// A rotation is a tile: its rows are keys when a query is rotated, and values, weighted by the
-// rotated output, when that is rotated back.
+// A rotation is treated as a tile. Its rows act as keys when a query is rotated, and as values,
+// weighted by the rotated output, when an output is rotated back.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 namespace tessera::kernels {
 namespace {
 
-// Elements of a row in fp32, in channel order.
+// Converts a row to fp32 in channel order.
 template <ElementType kType>
 TESSERA_SIMD void Widen(const std::byte* row, int head_dim, float* to) {
   for (int c = 0; c < head_dim; c += kPairChannels) {

@@ -1,8 +1,8 @@
-// Scores of blocks by their summaries, over the vocabulary `Simd` that the including file has
-// chosen. Internal linkage throughout: see README.md.
+// Scores blocks by their summaries. Written over the including file's `Simd`. Internal linkage
+// throughout: see ../README.md.
 //
 // The summaries of consecutive tiles are gathered into tiles of 32 rows and multiplied like keys.
-// Of min/max rows the bound sum_c max(q_c min_c, q_c max_c) is the dot product of [min | max] with
+// For min/max rows the bound sum_c max(q_c min_c, q_c max_c) is the dot product of [min | max] with
 // [negative part of q | positive part of q].
 #pragma once
 
@@ -17,14 +17,14 @@ namespace {
 
 struct ScoreScratch {
   alignas(64) std::byte rows[kTileRows * 2 * kMaxHeadDim * sizeof(float)];
-  RowList listed;  // where the rows are, for who does not want them plain
+  RowList listed;  // row addresses, for scoring without expansion
   alignas(64) float queries[kMaxPartRows * 2 * kMaxHeadDim];
   alignas(64) float scores[kMaxPartRows][kTileRows];
-  alignas(64) float scale[kTileRows];  // of the row times the part's
+  alignas(64) float scale[kTileRows];  // the row's scale times the part's scale
   alignas(64) float bias[kTileRows];   // ln of the block's largest weight
 };
 
-// The next blocks, up to 32.
+// The next block to score.
 struct BlockCursor {
   std::uint32_t run = 0;
   std::uint32_t block = 0;
@@ -32,7 +32,7 @@ struct BlockCursor {
 
 constexpr float kLn2 = 0.693147182f;
 
-// ln of the largest weight of a block, without a logarithm of each.
+// ln of a block's largest weight; computes a single logarithm.
 TESSERA_SIMD float LargestLogWeight(const ScorePart& part, const BlockRun& run,
                                     std::uint32_t block) {
   const std::uint32_t entries = block + 1 == run.blocks ? run.last_entries : part.shape.block;
@@ -49,7 +49,7 @@ TESSERA_SIMD float LargestLogWeight(const ScorePart& part, const BlockRun& run,
   return lanes[0] * kLn2;
 }
 
-// How rows of summaries are multiplied: plain rows of kType in fp32.
+// Multiplies full summary rows of type kType in fp32.
 template <ElementType kType>
 struct FloatScores {
   TESSERA_SIMD void LoadQuery(const float* query, int channels, std::uint32_t row,
@@ -69,7 +69,8 @@ struct FloatScores {
 };
 
 #if defined(TESSERA_DOT_ENGINE)
-// By pair dot products, with the query rounded to bf16: for means, which are estimates anyway.
+// Multiplies by pair dot products, with the query rounded to bf16. For means, which are estimates
+// anyway.
 struct DotScores {
   TESSERA_SIMD std::uint16_t* QueryOf(ScoreScratch& scratch, int channels, std::uint32_t row) {
     return reinterpret_cast<std::uint16_t*>(scratch.queries) + row * channels;
@@ -87,7 +88,7 @@ struct DotScores {
 };
 using PackedBf16Scores = DotScores;
 
-// The same of listed rows that keep few channels.
+// The same for listed rows that keep few channels.
 template <class Keys>
 struct SparseScores {
   std::uint32_t kept;
@@ -110,7 +111,7 @@ struct SparseScores {
 using PackedBf16Scores = FloatScores<ElementType::kBf16>;
 #endif
 
-// Copies the elements of a min/max row so that each half is padded.
+// Copies a min/max row and pads each half.
 TESSERA_SIMD void CopyHalves(const std::byte* row, std::size_t half_bytes, std::size_t padded_bytes,
                              std::byte* to) {
   for (int half = 0; half < 2; ++half) {
@@ -121,7 +122,7 @@ TESSERA_SIMD void CopyHalves(const std::byte* row, std::size_t half_bytes, std::
   }
 }
 
-// The rows of a tile's first `count` blocks as rows `at` and on of the scratch: plain.
+// Copies a tile's first `count` block rows, unpacked, to rows `at` and on of the scratch.
 struct PlainBlocks {
   std::uint32_t element_bytes;
   std::size_t row_bytes;
@@ -134,7 +135,7 @@ struct PlainBlocks {
     const std::size_t padded = part.padded_channels * element_bytes;
     for (std::uint32_t b = 0; b < count; ++b, row += layout.block_row.data) {
       if (part.shape.summary == Summary::kMean) {
-        __builtin_memcpy(to, row, padded);  // dense: nothing to pad
+        __builtin_memcpy(to, row, padded);  // dense: no padding
         to += padded;
       } else {
         CopyHalves(row, part.shape.key.channels * element_bytes, padded, to);
@@ -166,12 +167,12 @@ struct PackedBlocks {
   }
 };
 
-// As they are: the addresses of a whole tile's, whether or not all are there. The next tile's stand
-// in the place of those that are not.
+// Lists the addresses of all block rows of a tile, whether or not all of them exist. The next
+// tile's rows overwrite those that do not.
 template <ValueType kValues>
 struct ListedBlocks {
   int per_tile;      // 2, 4 or 8
-  std::size_t bits;  // of a tile's first summary; bytes of one
+  std::size_t bits;  // offset of the first summary's bits
   std::size_t row_bits;
   std::size_t data;
   std::size_t row_data;
@@ -197,10 +198,10 @@ struct ListedBlocks {
   }
 };
 
-// Where a tile's summaries stand.
+// The location of a tile's summaries.
 struct SummaryLines {
   std::size_t first;   // byte
-  std::size_t behind;  // bytes behind the line that begins there
+  std::size_t behind;  // bytes after the first line
 };
 
 TESSERA_SIMD SummaryLines LinesOf(const TileShape& shape, const TileLayout& layout) {
@@ -210,8 +211,8 @@ TESSERA_SIMD SummaryLines LinesOf(const TileShape& shape, const TileLayout& layo
   return {first, bytes > kLine ? bytes - kLine : 0};
 }
 
-// Requests those of a run. Where they do not follow those of the run before, their page may be one
-// that nobody has read from: the first line by a load, so that the others find it.
+// Prefetches the summaries of a run. If they do not follow those of the previous run, their page
+// may not have been read yet: a load of the first line brings the translation for the prefetches.
 TESSERA_SIMD void RequestBlocks(const ScorePart& part, const SummaryLines& lines,
                                 std::uint32_t run) {
   if (run >= part.run_count) return;
@@ -244,7 +245,7 @@ static void ScoreRuns(const ScorePart& part, const Scores& scores, const Blocks&
     scratch.bias[i] = 0;
   }
   std::uint64_t done = 0;
-  std::uint32_t at = 0;  // rows gathered
+  std::uint32_t at = 0;  // gathered rows
   const auto flush = [&]() {
     if (at == 0) return;
     const Span live = {0, static_cast<int>(at)};
@@ -267,8 +268,8 @@ static void ScoreRuns(const ScorePart& part, const Scores& scores, const Blocks&
   const SummaryLines lines = LinesOf(part.shape, part.layout);
   const bool weights = part.shape.weights;
   const std::uint32_t run_count = part.run_count;
-  const std::uint32_t full = kTileRows - kTileRows / part.shape.block;  // no tile fits behind it
-  const std::uint32_t ahead = part.shape.block;                         // runs, so 32 rows
+  const std::uint32_t full = kTileRows - kTileRows / part.shape.block;  // above it no tile fits
+  const std::uint32_t ahead = part.shape.block;                         // in runs, so 32 rows
   for (std::uint32_t i = 0; i < ahead; ++i) RequestBlocks(part, lines, i);
   for (std::uint32_t i = 0; i < run_count; ++i) {
     const BlockRun& run = part.runs[i];
@@ -293,7 +294,7 @@ TESSERA_SIMD void ScorePlain(const ScorePart& part) {
   ScoreRuns(part, FloatScores<kType>(), PlainBlocks{kElementBytes<kType>, row_bytes}, channels);
 }
 
-// Means of packed keys.
+// Scores the means of packed keys.
 template <ValueType kValues, int kGroup>
 TESSERA_SIMD void ScoreMeans(const ScorePart& part) {
   const auto padded = static_cast<int>(part.padded_channels);
@@ -330,7 +331,7 @@ static void ScorePartSimd(const ScorePart& part) {
       return ScorePlain<ElementType::kFp16>(part);
     case TileFormat::kDenseFp32:
       return ScorePlain<ElementType::kFp32>(part);
-    default:  // dense bf16, and the min/max rows beside packed ones
+    default:  // dense bf16, and min/max rows of packed tiles
       return ScorePlain<ElementType::kBf16>(part);
   }
 }

@@ -1,11 +1,11 @@
-// Choosing blocks, over the vocabulary `Simd` that the including file has chosen. Internal linkage
-// throughout: see README.md.
+// Selects blocks. Written over the including file's `Simd`. Internal linkage throughout: see
+// ../README.md.
 //
-//   values     over rows the largest of score - log-sum-exp
-//   threshold  the largest key at which the blocks at or above it hold the budget: between bounds
-//              that each pass over the values narrows, first to what a sample says, then to an
-//              eighth, until few are left; those are sorted
-//   taken      what is above the threshold, and in order what is at it
+//   values     per block, the maximum over rows of score - log-sum-exp
+//   threshold  the largest key such that blocks at or above it hold the budget. Each pass over the
+//              values narrows the range, first by a sample, then to an eighth, until few blocks are
+//              left; those are sorted
+//   taken      the blocks above the threshold, then those equal to it in order
 #pragma once
 
 #include <cstddef>
@@ -18,10 +18,10 @@ namespace tessera::kernels {
 namespace {
 
 static_assert(sizeof(BlockFacts) == 2);
-constexpr std::uint32_t kEntriesMask = 0xff;  // of the facts as a little-endian 16-bit word
+constexpr std::uint32_t kEntriesMask = 0xff;  // facts as a little-endian 16-bit word
 
-// Calls visit(first block, lane bits of existing candidates, score vector loader) over whole
-// vectors; the last one is padded.
+// Calls visit(first block, vector of `numbers`, vector of facts) over whole vectors; the last one
+// is padded.
 template <class Visit>
 TESSERA_SIMD void ForEachVector(const SelectJob& job, const float* numbers, Visit visit) {
   constexpr auto kLanes = static_cast<std::uint32_t>(Simd::kLanes);
@@ -37,7 +37,7 @@ TESSERA_SIMD void ForEachVector(const SelectJob& job, const float* numbers, Visi
   visit(b, Simd::Load(last), Simd::LoadHalfWords(facts));
 }
 
-// One byte per lane, of lanes that exist.
+// Writes one byte per existing lane.
 TESSERA_SIMD void StoreFlags(const SelectJob& job, std::uint32_t first, std::uint32_t bits) {
   if (first + Simd::kLanes <= job.block_count) return Simd::StoreFlags(job.taken + first, bits);
   for (std::uint32_t b = first; b < job.block_count; ++b) job.taken[b] = bits >> (b - first) & 1u;
@@ -48,7 +48,7 @@ TESSERA_SIMD std::uint32_t CandidateBits(typename Simd::Integers facts) {
   return ~Simd::ZeroBits(Simd::And(facts, Simd::SplatInteger(kEntriesMask))) & kAll;
 }
 
-// ln sum exp over the candidates; 0 where there are none.
+// ln sum exp over the candidates; 0 if there are none.
 TESSERA_SIMD float LogSumExp(const SelectJob& job, const float* scores) {
   auto max = Simd::Splat(-kInfinity);
   ForEachVector(job, scores, [&](std::uint32_t, auto score, auto facts) TESSERA_INLINE_LAMBDA {
@@ -80,10 +80,10 @@ TESSERA_SIMD void FindValues(const SelectJob& job) {
     std::uint32_t b = 0;
     const auto less = Simd::Splat(lse);
     for (; b + Simd::kLanes <= job.block_count; b += Simd::kLanes) {
-      // Adding zero turns -0 into 0: they are equal, and their keys must be.
+      // Adding zero turns -0 into 0: they are equal, so their keys must be.
       auto value = Simd::Add(Simd::Subtract(Simd::Load(scores + b), less), Simd::Zero());
-      // NaN says nothing: this returns the second operand. No other order than that of numbers
-      // may reach the threshold, or more is taken than the budget.
+      // Max returns the second operand for NaN, so NaN becomes -infinity. A NaN that reached the
+      // threshold search could make it take more than the budget.
       value = Simd::Max(value, Simd::Splat(-kInfinity));
       if (r != 0) value = Simd::Max(value, Simd::Load(job.values + b));
       Simd::Store(job.values + b, value);
@@ -101,7 +101,7 @@ TESSERA_SIMD std::uint32_t OrderedKeyOf(float value) {
   return bits ^ (bits >> 31 != 0 ? 0xffffffffu : 0x80000000u);
 }
 
-// The entries of the free candidates (not forced) whose key is at least each of some keys.
+// For each key: the entries of the free (not forced) candidates whose key is at least that.
 constexpr int kKeysAtOnce = 7;
 
 TESSERA_SIMD void CountFrom(const SelectJob& job, const std::uint32_t (&keys)[kKeysAtOnce],
@@ -124,10 +124,10 @@ TESSERA_SIMD void CountFrom(const SelectJob& job, const std::uint32_t (&keys)[kK
   TESSERA_UNROLL for (int i = 0; i < kKeysAtOnce; ++i) entries[i] = Simd::SumLanes(sums[i]);
 }
 
-constexpr std::uint32_t kFewEntries = 512;  // and so at most as many blocks
+constexpr std::uint32_t kFewEntries = 512;  // hence at most as many blocks
 
-// The largest key at which the free candidates from it up hold `budget` entries, by sorting those
-// with keys in [low, high], at most kFewEntries; those above hold `above`.
+// The largest key such that the free candidates from it up hold `budget` entries. Sorts the
+// candidates with keys in [low, high], which hold at most kFewEntries; those above hold `above`.
 TESSERA_SIMD std::uint32_t SortOut(const SelectJob& job, std::uint32_t low, std::uint32_t high,
                                    std::uint64_t above, std::uint64_t budget) {
   std::uint32_t keys[kFewEntries];
@@ -145,7 +145,7 @@ TESSERA_SIMD std::uint32_t SortOut(const SelectJob& job, std::uint32_t low, std:
           const std::uint32_t b = first + static_cast<std::uint32_t>(__builtin_ctz(bits));
           const std::uint32_t key = OrderedKeyOf(job.values[b]);
           std::uint32_t at = count++;
-          for (; at > 0 && keys[at - 1] < key; --at) {  // falling
+          for (; at > 0 && keys[at - 1] < key; --at) {  // descending
             keys[at] = keys[at - 1];
             entries[at] = entries[at - 1];
           }
@@ -179,8 +179,8 @@ TESSERA_SIMD KeyRange RangeOfKeys(const SelectJob& job) {
 
 constexpr std::uint32_t kSamples = 64;
 
-// Rising keys in the range, about the one at which a sample of the blocks would hold its share of
-// the budget, closer to it where the sample is surer.
+// Rising keys in the range, around the one at which a sample of the blocks holds its share of the
+// budget; closer together if the sample is more certain.
 TESSERA_SIMD void SampleKeys(const SelectJob& job, double share, const KeyRange& range,
                              std::uint32_t (&keys)[kKeysAtOnce]) {
   std::uint32_t sample[kSamples];
@@ -188,7 +188,7 @@ TESSERA_SIMD void SampleKeys(const SelectJob& job, double share, const KeyRange&
     const std::uint32_t key =
         OrderedKeyOf(job.values[std::uint64_t{i} * job.block_count / kSamples]);
     std::uint32_t at = i;
-    for (; at > 0 && sample[at - 1] < key; --at) sample[at] = sample[at - 1];  // falling
+    for (; at > 0 && sample[at - 1] < key; --at) sample[at] = sample[at - 1];  // descending
     sample[at] = key;
   }
   const double rank = share * kSamples;
@@ -211,7 +211,7 @@ TESSERA_SIMD void SplitEvenly(const KeyRange& range, std::uint32_t (&keys)[kKeys
   }
 }
 
-// 1 <= budget < all, the entries of all free candidates.
+// Requires 1 <= budget < all, where all is the entries of all free candidates.
 TESSERA_SIMD std::uint32_t FindThreshold(const SelectJob& job, std::uint64_t budget,
                                          std::uint64_t all) {
   // The threshold is in [low, high]: candidates from `low` up hold the budget, those above `high`
@@ -245,7 +245,8 @@ TESSERA_SIMD std::uint32_t FindThreshold(const SelectJob& job, std::uint64_t bud
   return low == high ? low : SortOut(job, low, high, above_high, budget);
 }
 
-// Marks the forced candidates, or all; returns the entries of the forced and of the free ones.
+// Takes the forced candidates, or all of them; returns the entries of the forced and free
+// candidates.
 struct Entries {
   std::uint64_t forced;
   std::uint64_t free;
@@ -266,7 +267,7 @@ TESSERA_SIMD Entries TakeForced(const SelectJob& job, bool everything) {
   return {Simd::SumLanes(forced), Simd::SumLanes(free)};
 }
 
-// What is above the threshold, and in order what is at it, until the budget is met.
+// Takes the blocks above the threshold, then those equal to it in order, until the budget is met.
 TESSERA_SIMD void TakeFrom(const SelectJob& job, std::uint32_t threshold, std::uint64_t budget) {
   std::uint64_t above = 0;
   if (threshold != ~0u) {

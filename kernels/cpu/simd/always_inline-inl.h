@@ -1,13 +1,14 @@
-// What the vector vocabularies share. Internal linkage throughout: see README.md.
+// What both `Simd` vocabularies share. Internal linkage throughout: see ../README.md.
 #pragma once
 
-// Forced inlining keeps vector arguments in registers in every build, and keeps ISA code out of
-// functions that the linker could merge with baseline ones.
+// Forced inlining keeps vector arguments in registers in every build type, and keeps ISA code out
+// of functions that the linker could merge with baseline ones.
 #define TESSERA_MEMBER inline __attribute__((always_inline))
 #define TESSERA_SIMD static TESSERA_MEMBER
 #define TESSERA_INLINE_LAMBDA __attribute__((always_inline))
 
-// Loops over registers: an array of vectors lives in registers only when its loops are unrolled.
+// For loops over registers: an array of vectors is kept in registers only if its loops are
+// unrolled.
 #if defined(__clang__)
 #define TESSERA_UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -17,8 +18,8 @@
 namespace tessera::kernels {
 namespace {
 
-// 2^f for |f| <= 1/2: the polynomial through 2^f at the Chebyshev points, relative error 2.6e-9
-// before rounding. The constant term is exactly 1.
+// 2^f for |f| <= 1/2: the polynomial that interpolates 2^f at the Chebyshev points. Relative error
+// 2.6e-9 before rounding; the constant term is exactly 1.
 template <class Simd>
 TESSERA_SIMD typename Simd::Floats Exp2Fraction(typename Simd::Floats f) {
   auto power = Simd::Splat(0.000154614447f);
@@ -30,9 +31,9 @@ TESSERA_SIMD typename Simd::Floats Exp2Fraction(typename Simd::Floats f) {
   return Simd::MultiplyAdd(power, f, Simd::Splat(1.0f));
 }
 
-// log2 of a positive finite number: its exponent, and an odd polynomial in (m - 1) / (m + 1) of its
-// mantissa m in [sqrt(1/2), sqrt(2)); absolute error under 2^-22 x max(1, |log2|). 0 gives
-// -infinity, a negative number NaN.
+// log2 of a positive finite number: its exponent plus an odd polynomial in (m - 1) / (m + 1) of its
+// mantissa m in [sqrt(1/2), sqrt(2)). Absolute error under 2^-22 x max(1, |log2|). 0 gives
+// -infinity, negative numbers give NaN.
 template <class Simd>
 TESSERA_SIMD typename Simd::Floats Log2(typename Simd::Floats value) {
   const auto split = Simd::SplitExponent(value);

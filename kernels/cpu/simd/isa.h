@@ -1,5 +1,5 @@
-// What the ISA files export: data, so that nothing compiled with their flags runs before its
-// Support says that it may.
+// The tables that the ISA files export. They are data, so nothing compiled with ISA flags runs
+// before Support has been checked.
 #pragma once
 
 #include "kernels/format/operations.h"

@@ -1,7 +1,6 @@
-// The vector vocabulary of attend_part-inl.h and first_unusable-inl.h on AVX2, FMA and F16C. The
-// meaning of each function is written in simd_avx512-inl.h.
+// The vector vocabulary `Simd` on AVX2, FMA and F16C. simd_avx512-inl.h documents each function.
 //
-// Compiled with AVX2 flags, so everything has internal linkage: see README.md.
+// Compiled with AVX2 flags, so everything has internal linkage: see ../README.md.
 #pragma once
 
 #include <immintrin.h>
@@ -16,7 +15,7 @@
 namespace tessera::kernels {
 namespace {
 
-// Byte shuffles that bring words to the channels whose bit is set, and zeros to the others.
+// Byte shuffles that move words to the channels whose bit is set, and zeros to the others.
 struct Shuffles {
   std::uint8_t bytes[256][16];
 };
@@ -39,7 +38,7 @@ struct Simd {
   static constexpr char kName[] = "avx2";
   using Floats = __m256;
   static constexpr int kLanes = 8;
-  static constexpr int kRowGroup = 2;  // 16 registers hold no more
+  static constexpr int kRowGroup = 2;  // limited by 16 registers
 
   struct Pair {
     Floats a;
@@ -159,7 +158,7 @@ struct Simd {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to) + 1, _mm256_loadu_si256(vectors + 1));
   }
 
-  // One bit per channel from one bit per group, of 8 channels.
+  // Expands one bit per group to one bit per channel, for 8 channels.
   template <int kGroup>
   TESSERA_SIMD std::uint32_t ChannelBits(std::uint32_t bits) {
     if constexpr (kGroup == 1) return bits;
@@ -199,7 +198,7 @@ struct Simd {
 
   // ---- packing rows: see pack_row-inl.h ----
 
-  // 32 masks of 16 bits as bits.
+  // Packs 32 masks of 16 bits each into 32 bits.
   TESSERA_SIMD std::uint32_t BitsOfWords(__m256i low, __m256i high) {
     const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xd8);
     return static_cast<std::uint32_t>(_mm256_movemask_epi8(bytes));
@@ -260,7 +259,7 @@ struct Simd {
     return _mm256_add_epi32(a, _mm256_castps_si256(chosen));
   }
   TESSERA_SIMD void StoreFlags(std::uint8_t* to, std::uint32_t bits) {
-    // Bit i to byte i: the products of the low 7 bits never overlap.
+    // Moves bit i to byte i: the products of the low 7 bits never overlap.
     const std::uint64_t low = (bits & 0x7fu) * std::uint64_t{0x0002040810204081};
     const std::uint64_t flags = ((low | std::uint64_t{bits & 0x80u} << 49) & 0x0101010101010101);
     __builtin_memcpy(to, &flags, sizeof(flags));

@@ -1,7 +1,7 @@
-// The vector vocabulary of the algorithms on AVX-512: F, BW, DQ and VL; with VBMI2, expansions of
-// 16- and 8-bit words in one instruction; with BF16, pair dot products.
+// The vector vocabulary `Simd` on AVX-512 F, BW, DQ and VL. VBMI2 adds single-instruction expansion
+// of 16- and 8-bit words, BF16 adds pair dot products.
 //
-// Compiled with AVX-512 flags, so everything has internal linkage: see README.md.
+// Compiled with AVX-512 flags, so everything has internal linkage: see ../README.md.
 #pragma once
 
 #include <immintrin.h>
@@ -29,8 +29,8 @@ struct Simd {
   static constexpr int kRowGroup = 4;  // query rows that share one pass over a tile's registers
 
   // 2 * kLanes consecutive channels of a row as floats, in the order that is cheapest to produce:
-  // bf16 gives (even, odd) channels, the others (first half, second half). Queries and outputs
-  // are kept in the same order, so a dot product never notices.
+  // (even, odd) channels for bf16, (first half, second half) otherwise. Queries and outputs use the
+  // same order, so dot products are unaffected.
   struct Pair {
     Floats a;
     Floats b;
@@ -45,7 +45,7 @@ struct Simd {
   TESSERA_SIMD Floats Multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
   TESSERA_SIMD Floats Divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
   TESSERA_SIMD Floats MultiplyAdd(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-  // Where either is NaN these return the second operand.
+  // If either operand is NaN, these return the second one.
   TESSERA_SIMD Floats Max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
   TESSERA_SIMD Floats Min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
   TESSERA_SIMD float MaxLane(Floats value) { return _mm512_reduce_max_ps(value); }
@@ -71,7 +71,7 @@ struct Simd {
     }
   }
 
-  // Back to channel order.
+  // Restores channel order.
   template <ElementType kType>
   TESSERA_SIMD Pair InOrder(Pair pair) {
     if constexpr (kType != ElementType::kBf16) return pair;
@@ -92,7 +92,7 @@ struct Simd {
                _mm512_castpd_ps(_mm512_unpackhi_pd(u0, u1)));
   }
 
-  // Sums the blocks of each input: lane 4 i + j is the whole sum of row j of `blocks[i]`.
+  // Sums the blocks of each input: lane 4 i + j is the total of row j of `blocks[i]`.
   TESSERA_SIMD Floats SumAcross(const Floats (&blocks)[kLanes / 4]) {
     const Floats t0 = Add(_mm512_shuffle_f32x4(blocks[0], blocks[1], 0x88),
                           _mm512_shuffle_f32x4(blocks[0], blocks[1], 0xdd));
@@ -101,7 +101,7 @@ struct Simd {
     return Add(_mm512_shuffle_f32x4(t0, t1, 0x88), _mm512_shuffle_f32x4(t0, t1, 0xdd));
   }
 
-  // a in the lanes whose bit is set, b in the others; bits beyond the lanes are ignored.
+  // a in lanes whose bit is set, b in the others; bits beyond the lanes are ignored.
   TESSERA_SIMD Floats WhereBits(std::uint32_t bits, Floats a, Floats b) {
     return _mm512_mask_blend_ps(static_cast<__mmask16>(bits), b, a);
   }
@@ -126,8 +126,8 @@ struct Simd {
     return _mm512_mask_blend_ps(positive, limit, log);
   }
 
-  // 2^x for x <= 0, exactly 1 at 0 and exactly 0 below 2^-126; relative error under 2^-23. Never
-  // subnormal: see README.md.
+  // 2^x for x <= 0: exactly 1 at 0, exactly 0 below 2^-126, relative error under 2^-23. Never
+  // subnormal: see ../README.md.
   TESSERA_SIMD Floats Exp2(Floats x) {
     const __mmask16 normal = _mm512_cmp_ps_mask(x, Splat(-126.0f), _CMP_NLT_UQ);  // or NaN
     x = Max(Splat(-126.0f), x);
@@ -143,16 +143,16 @@ struct Simd {
   TESSERA_SIMD Words ZeroWords() { return _mm512_setzero_si512(); }
   TESSERA_SIMD void StoreWords(std::byte* to, Words words) { _mm512_storeu_si512(to, words); }
 
-  // Zen 4 makes every expansion wait for the former contents of its target, {z} or not: a fresh
-  // zero that the compiler cannot see through breaks the chain (a factor of two in the whole
-  // kernel).
+  // Zen 4 makes every expansion wait for the previous contents of its target register, with {z} or
+  // without. A fresh zero that the compiler cannot see through breaks the dependency and doubles
+  // the speed of the whole kernel.
   TESSERA_SIMD __m512i FreshZero() {
     __m512i zero = _mm512_setzero_si512();
     asm("" : "+v"(zero));
     return zero;
   }
 
-  // bf16 from small numbers in fp32, exact.
+  // Converts small fp32 integers and fp8 values to bf16, exactly.
   TESSERA_SIMD Words ToBf16Words(Floats low, Floats high) {
 #if defined(__AVX512BF16__)
     return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
@@ -167,7 +167,7 @@ struct Simd {
         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes))),
         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1))));
   }
-  // An e4m3 number is fp16 with its bits moved, times 2^8.
+  // An e4m3 number is an fp16 with its bits moved, times 2^8.
   TESSERA_SIMD Words Fp8ToBf16(__m256i bytes) {
     const __m512i wide = _mm512_cvtepu8_epi16(bytes);
     const __m512i half =
@@ -178,7 +178,7 @@ struct Simd {
                        Multiply(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1)), factor));
   }
 
-  // The words of `packed` into the channels whose group's bit is set, one bit per group of words.
+  // Moves the words of `packed` to the channels whose group's bit is set; one bit per group.
   template <int kGroup>
   TESSERA_SIMD Words Expand(std::uint32_t bits, __m512i packed) {
     if constexpr (kGroup == 4) {
@@ -189,7 +189,7 @@ struct Simd {
 #if defined(__AVX512VBMI2__)
       return _mm512_mask_expand_epi16(FreshZero(), bits, packed);
 #else
-      // As two halves of 32-bit lanes, the second begins behind what the first has used.
+      // Two halves of 32-bit lanes; the second starts after the words that the first has used.
       const int used = __builtin_popcount(bits & 0xffffu);
       const __m512i behind = _mm512_permutexvar_epi16(
           _mm512_add_epi16(Iota16(), _mm512_set1_epi16(static_cast<short>(used))),  // NOLINT
@@ -209,7 +209,7 @@ struct Simd {
                             13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   }
 
-  // The same of bytes.
+  // The same for bytes.
   template <int kGroup>
   TESSERA_SIMD __m256i ExpandBytes(std::uint32_t bits, __m256i packed) {
     if constexpr (kGroup == 4) {
@@ -233,15 +233,15 @@ struct Simd {
     }
   }
 
-  // Keeps a load apart from the expansion that uses it. As one instruction they wait, on Zen 4,
+  // Keeps a load separate from the expansion that uses it. As one instruction they wait, on Zen 4,
   // twice as long for a line that is not in the cache.
   template <class Vector>
   TESSERA_SIMD Vector Apart(Vector loaded) {
     asm("" : "+v"(loaded));
     return loaded;
   }
-  // Stored values from `from` on into kStepChannels channels: 16-bit values as they are, 8-bit ones
-  // as bf16. Reads 64 bytes at most.
+  // Expands stored values at `from` into kStepChannels channels: 16-bit values unchanged, 8-bit
+  // values as bf16. Reads at most 64 bytes.
   template <ValueType kValues, int kGroup>
   TESSERA_SIMD Words ExpandStep(std::uint32_t bits, const std::byte* from) {
     constexpr bool kWide = kValues == ValueType::kBf16 || kValues == ValueType::kFp16;
@@ -261,7 +261,7 @@ struct Simd {
   // ---- pair dot products: see dot_engine-inl.h ----
 
   TESSERA_SIMD Words LoadWords(const std::byte* from) { return _mm512_loadu_si512(from); }
-  // 32 floats to bf16, in order, to nearest.
+  // 32 floats to bf16, in order, rounded to nearest.
   TESSERA_SIMD Words RoundToBf16(Floats low, Floats high) {
     return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
   }
@@ -274,11 +274,11 @@ struct Simd {
   TESSERA_SIMD Floats AddPairDots(Floats sum, Words a, Words b) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
-  // Two words everywhere.
+  // The two words at `pair` in every lane.
   TESSERA_SIMD Words SplatPair(const float* pair) {
     return _mm512_castps_si512(_mm512_set1_ps(*pair));
   }
-  // Words of a and b by turns, of the lower (upper) halves of each 128-bit block.
+  // Alternates words of a and b from the lower (upper) half of each 128-bit block.
   TESSERA_SIMD Words InterleaveLow(Words a, Words b) { return _mm512_unpacklo_epi16(a, b); }
   TESSERA_SIMD Words InterleaveHigh(Words a, Words b) { return _mm512_unpackhi_epi16(a, b); }
   // ---- channels of stored values: see sparse_keys-inl.h ----
@@ -291,8 +291,9 @@ struct Simd {
       for (int i = 0; i < 128; ++i) of[i] = static_cast<std::uint8_t>(i * kGroup);
     }
   };
-  // The first channels of the groups whose bit is set, a byte each, of kGroups at most 128 groups.
-  // Writes kStored bytes, and as many behind the first 64 groups' once more.
+  // Writes the first channel of each group whose bit is set, one byte each, for at most 128 groups.
+  // Writes kStored bytes, and for more than 64 groups again kStored bytes after the first groups'
+  // bytes.
   template <int kGroup, int kGroups, int kStored>
   TESSERA_SIMD void StoreChannels(const std::byte* bits, std::byte* to) {
     static constexpr FirstChannels<kGroup> kFirst;
@@ -315,7 +316,7 @@ struct Simd {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_castsi512_si256(bytes));
     }
   }
-  // The channels of 32 stored values, a byte each, from the bytes of their groups.
+  // The channels of 32 stored values, one byte each, from the bytes of their groups.
   template <int kGroup>
   TESSERA_SIMD __m256i LoadChannels(const std::byte* from) {
     if constexpr (kGroup == 1) {
@@ -333,7 +334,7 @@ struct Simd {
                              _mm256_set1_epi32(0x03020100));
     }
   }
-  // Those of two rows, 8 of one and 8 of the other by turns: as PickPair wants them.
+  // The channels of two rows, alternating 8 of each, as PickPair expects them.
   template <int kGroup>
   TESSERA_SIMD Words LoadChannelPair(const std::byte* first, const std::byte* second) {
     const __m512i by_turns = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
@@ -346,8 +347,8 @@ struct Simd {
       for (int i = 0; i < 64; ++i) of[i] = static_cast<std::uint8_t>(2 * i + first);
     }
   };
-  // A row of kWords (64 or 128) words as a table to pick from: the lower bytes of all of them, then
-  // the upper ones.
+  // Turns a row of kWords (64 or 128) words into a lookup table: all lower bytes, then all upper
+  // bytes.
   template <int kWords>
   TESSERA_SIMD void SplitBytes(const std::byte* row, std::byte* table) {
     alignas(64) static constexpr EveryOther kEven(0);
@@ -363,8 +364,8 @@ struct Simd {
     Words a;
     Words b;
   };
-  // Words of the table by their numbers, for each of two rows. Half as many instructions as to pick
-  // words: bytes of both rows are picked at once, and two tables hold what four do.
+  // Looks up words by index for two rows. Picking bytes of both rows at once takes half the
+  // instructions of picking words, because two table registers hold what four would.
   template <int kWords>
   TESSERA_SIMD WordsPair PickPair(const std::byte* table, Words numbers) {
     Words low;
@@ -378,7 +379,8 @@ struct Simd {
     }
     return {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
   }
-  // Stored values as words, 8-bit ones as bf16, where a bit is set; others are not read and zero.
+  // Loads stored values as words, 8-bit ones as bf16, if their bit is set. The others become zero
+  // and are not read.
   template <ValueType kValues>
   TESSERA_SIMD Words LoadStored(const std::byte* from, std::uint32_t bits) {
     if constexpr (kValues == ValueType::kBf16) {
@@ -388,7 +390,7 @@ struct Simd {
       return kValues == ValueType::kInt8 ? Int8ToBf16(bytes) : Fp8ToBf16(bytes);
     }
   }
-  // Sums over interleaved words, back to channel order.
+  // Restores channel order of sums over interleaved words.
   TESSERA_SIMD Pair InterleavedInOrder(Pair pair) {
     const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i second =
@@ -400,7 +402,7 @@ struct Simd {
 
   // ---- packing rows: see pack_row-inl.h ----
 
-  // Bit i: word i of 32 is greater. Words and limit are below 2^15.
+  // Bit i is set if word i of 32 is greater. Words and limit are below 2^15.
   TESSERA_SIMD std::uint32_t GreaterBits(const std::uint16_t* words, std::uint32_t limit) {
     return _mm512_cmpgt_epi16_mask(_mm512_loadu_si512(words),
                                    _mm512_set1_epi16(static_cast<short>(limit)));  // NOLINT
@@ -409,7 +411,7 @@ struct Simd {
     return _mm512_cmpeq_epi16_mask(_mm512_loadu_si512(words),
                                    _mm512_set1_epi16(static_cast<short>(value)));  // NOLINT
   }
-  // One bit per channel from one bit per group, of kLanes channels.
+  // Expands one bit per group to one bit per channel, for kLanes channels.
   template <int kGroup>
   TESSERA_SIMD std::uint32_t ChannelBits(std::uint32_t bits) {
     if constexpr (kGroup == 1) return bits;
@@ -423,7 +425,7 @@ struct Simd {
     bits = (bits | bits << 3) & 0x1111u;
     return bits * 15u;
   }
-  // The lanes whose bit is set, side by side; a whole vector is written.
+  // Stores the lanes whose bit is set contiguously; always writes a whole vector.
   TESSERA_SIMD void StoreCompressed(float* to, std::uint32_t bits, Floats value) {
     const Floats fresh = _mm512_castsi512_ps(FreshZero());
     Store(to, _mm512_mask_compress_ps(fresh, static_cast<__mmask16>(bits), value));
@@ -447,7 +449,7 @@ struct Simd {
   TESSERA_SIMD void StoreIntegers(std::uint32_t* to, Integers value) {
     _mm512_storeu_si512(to, value);
   }
-  // kLanes 16-bit words as 32-bit ones.
+  // Widens kLanes 16-bit words to 32 bits.
   TESSERA_SIMD Integers LoadHalfWords(const void* from) {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(from)));
   }
@@ -458,11 +460,11 @@ struct Simd {
   TESSERA_SIMD std::uint32_t AtLeastBits(Integers a, Integers b) {
     return _mm512_cmpge_epu32_mask(a, b);
   }
-  // a + b in the lanes whose bit is set, a in the others.
+  // a + b in lanes whose bit is set, a in the others.
   TESSERA_SIMD Integers AddWhere(std::uint32_t bits, Integers a, Integers b) {
     return _mm512_mask_add_epi32(a, static_cast<__mmask16>(bits), a, b);
   }
-  // kLanes bytes, each 0 or 1.
+  // Writes kLanes bytes of 0 or 1.
   TESSERA_SIMD void StoreFlags(std::uint8_t* to, std::uint32_t bits) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
                      _mm_maskz_set1_epi8(static_cast<__mmask16>(bits), 1));
@@ -470,15 +472,15 @@ struct Simd {
   TESSERA_SIMD std::uint32_t SumLanes(Integers a) {
     return static_cast<std::uint32_t>(_mm512_reduce_add_epi32(a));
   }
-  // A number that orders like the float as an unsigned integer; NaN above all or below all.
+  // An unsigned integer that orders like the float; NaN is above or below all numbers.
   TESSERA_SIMD Integers OrderedKey(Floats value) {
     const __m512i bits = _mm512_castps_si512(value);
     const __m512i sign = _mm512_srai_epi32(bits, 31);
     return _mm512_xor_si512(bits, _mm512_or_si512(sign, _mm512_set1_epi32(INT32_MIN)));
   }
 
-  // The index of the first 16-bit (32-bit) word among those of one vector whose low 15 (31) bits
-  // are at least `limit`, or -1.
+  // The index of the first 16-bit (32-bit) word of one vector whose low 15 (31) bits are at least
+  // `limit`, or -1.
   static constexpr int kVectorBytes = 64;
   TESSERA_SIMD int FirstAtLeast16(const std::byte* from, std::uint16_t limit) {
     const __m512i magnitude = _mm512_and_si512(_mm512_loadu_si512(from), _mm512_set1_epi16(0x7fff));
