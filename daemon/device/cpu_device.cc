@@ -10,13 +10,13 @@ namespace tessera::device {
 
 namespace {
 
-// Of one call. Scratch is nobody's quota, and what selects is computed whole.
+// Limit per call. Scratch is not charged to any quota, and a selection is computed as a whole.
 constexpr std::size_t kMostScratch = std::size_t{256} << 20;
 
-// Scratch of one thread: kept while it is small, so that steady calls allocate nothing.
+// One thread's scratch. Small buffers are kept, so that calls usually allocate nothing.
 class Workspace {
  public:
-  // Empty where there is no memory.
+  // Returns an empty span if there is no memory.
   std::span<std::byte> Take(std::size_t bytes) {
     if (capacity_ >= bytes) return {data_.get(), capacity_};
     const std::size_t rounded = (bytes + 63) / 64 * 64;
@@ -52,15 +52,14 @@ void CopyRows(const std::byte* from, std::uint64_t stride, std::uint32_t rows,
   }
 }
 
-// Tiles into tiles. What the kernels make of a strategy's rotations is kept until another strategy
-// comes.
+// Encodes tiles from tiles. Keeps the prepared rotations of a strategy until the next strategy.
 class Encoder {
  public:
   Encoder(const kernels::Operations& operations, std::span<const TileStrategy> strategies,
           kernels::ElementType type)
       : operations_(operations), strategies_(strategies), type_(type) {}
 
-  // False where a value does not fit.
+  // Returns false if a value does not fit the tile's type.
   absl::StatusOr<bool> Encode(const TileEncode& tile) {
     if (absl::Status status = Prepare(tile.strategy); !status.ok()) return status;
     const kernels::TileShape& shape = strategies_[tile.strategy].shape;
@@ -89,8 +88,8 @@ class Encoder {
       if (prepared_.size() < bytes) {
         return absl::ResourceExhaustedError(
             Concat("encoding needs ", bytes,
-                   " bytes of scratch, and the machine has no memory for them; retry when others "
-                   "have ended"));
+                   " bytes of scratch memory, but the machine is out of memory; retry "
+                   "after other requests have ended"));
       }
       operations_.prepare_encode(next.shape, type_, next.rotation, prepared_.data());
     }
@@ -209,21 +208,21 @@ absl::StatusOr<std::string_view> CpuDevice::Run(
   thread_local Workspace workspace;
   const std::size_t needed = kernels::AttendWorkspaceBytes(batch);
   if (needed > kMostScratch) {
-    return absl::ResourceExhaustedError(Concat("attention needs ", needed,
-                                               " bytes of scratch; the limit is ", kMostScratch,
-                                               "; ask for fewer queries or entries at a time"));
+    return absl::ResourceExhaustedError(
+        Concat("attention needs ", needed, " bytes of scratch memory; the limit is ", kMostScratch,
+               "; ask for fewer queries or entries at a time"));
   }
   const std::span<std::byte> scratch = workspace.Take(needed);
   if (scratch.size() < needed) {
-    return absl::ResourceExhaustedError(Concat(
-        "attention needs ", needed,
-        " bytes of scratch, and the machine has no memory for them; retry when others have ended"));
+    return absl::ResourceExhaustedError(Concat("attention needs ", needed,
+                                               " bytes of scratch memory, but the machine is out "
+                                               "of memory; retry after other requests have ended"));
   }
   const kernels::AttendResult result = compute(scratch);
   workspace.Return();
   if (result.status == kernels::AttendStatus::kOk) return result.implementation;
-  return absl::InternalError(Concat("attention stopped with code ", static_cast<int>(result.status),
-                                    " at item ", result.item));
+  return absl::InternalError(Concat("attention failed with status ",
+                                    static_cast<int>(result.status), " at item ", result.item));
 }
 
 }  // namespace tessera::device

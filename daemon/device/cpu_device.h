@@ -1,4 +1,4 @@
-// The CPU as a device: memfds, and the best kernels that this machine runs.
+// The CPU as a device: KV in memfds, computed by the best kernels that this machine supports.
 #pragma once
 
 #include <functional>
@@ -36,7 +36,7 @@ class CpuDevice : public Device {
                                           kernels::SelectionSink& sink) override;
 
  private:
-  // Runs `compute` in scratch of the size that the batch needs.
+  // Runs `compute` with the scratch that the batch needs.
   absl::StatusOr<std::string_view> Run(
       const kernels::AttendBatch& batch,
       const std::function<kernels::AttendResult(std::span<std::byte>)>& compute);

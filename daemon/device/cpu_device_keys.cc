@@ -29,7 +29,7 @@ void Narrow(const float* from, std::uint32_t count, kernels::ElementType type, s
   }
 }
 
-// Keys of packed tiles, one after another.
+// The keys of packed tiles, one after another.
 class PackedKeys {
  public:
   PackedKeys(const kernels::Operations& operations, const TileStrategy& strategy,
@@ -73,7 +73,7 @@ class PackedKeys {
   alignas(64) float turned_[kMostFloats];
 };
 
-// Puts the rows of one run at `to`.
+// Copies the rows of one run to `to`.
 void CopyRun(const kernels::Operations& operations, const KeyRun& run, kernels::DenseTile dense,
              std::byte* to) {
   if (run.rows != nullptr) {
@@ -117,7 +117,7 @@ class HostKeys final : public LaneKeys {
     return absl::OkStatus();
   }
   absl::Status AddSquaredLengths(std::span<double> sums) override {
-    TESSERA_CHECK(sums.size() <= keys_.count, "lengths of more keys than there are");
+    TESSERA_CHECK(sums.size() <= keys_.count, "lengths requested of more keys than there are");
     const std::size_t row_bytes = geometry_.head_dim * kernels::ElementBytes(geometry_.type);
     for (std::size_t i = 0; i < sums.size(); ++i) {
       sums[i] +=
@@ -126,7 +126,7 @@ class HostKeys final : public LaneKeys {
     return absl::OkStatus();
   }
   absl::Status AddChannelSquares(std::uint64_t count, std::span<double> sums) override {
-    TESSERA_CHECK(count <= keys_.count, "channels of more keys than there are");
+    TESSERA_CHECK(count <= keys_.count, "channels requested of more keys than there are");
     kernels::AddChannelSquares(keys_.rows, count, geometry_.head_dim, geometry_.type, sums);
     return absl::OkStatus();
   }
@@ -156,7 +156,7 @@ absl::StatusOr<std::unique_ptr<LaneKeys>> CpuDevice::LoadKeys(
   if (rows == nullptr) {
     return absl::ResourceExhaustedError(
         Concat("the keys of a lane take ", bytes,
-               " bytes, and the machine has no memory for them; retry when others have ended"));
+               " bytes, but the machine is out of memory; retry after other requests have ended"));
   }
   std::byte* to = rows.get();
   for (const KeyRun& run : runs) {

@@ -1,4 +1,4 @@
-// What a call of a CudaDevice works at.
+// The stream and scratch that a call of a CudaDevice works with.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,8 @@
 
 namespace tessera::device {
 
-// A stream, and scratch on both sides of it. Whoever has taken it is its only user.
+// A stream, and scratch on both sides of it. Owned by CudaDevice and lent to one call at a time,
+// which has exclusive use of it.
 class CudaDevice::Bench {
  public:
   Bench(kernels::cuda::Runtime& runtime, std::unique_ptr<kernels::cuda::Queue> queue)
@@ -21,9 +22,9 @@ class CudaDevice::Bench {
   kernels::cuda::Queue& queue() { return *queue_; }
   kernels::cuda::Scratch& input() { return input_; }
   kernels::cuda::Scratch& partial() { return partial_; }
-  // On the same stream, in scratch of their own.
+  // Tile operations on the same stream, with their own scratch.
   kernels::cuda::TileCalls& tiles() { return tiles_; }
-  // Grows; what it held is lost.
+  // Host scratch of at least `bytes`. Loses its contents when it grows.
   std::byte* Host(std::uint64_t bytes) {
     if (host_.size() * sizeof(Line) < bytes) host_ = std::vector<Line>(bytes / sizeof(Line) + 1);
     return host_.data()->bytes;
@@ -40,7 +41,7 @@ class CudaDevice::Bench {
   std::vector<Line> host_;
 };
 
-// A bench, and its way back to those that are free.
+// A borrowed Bench. The destructor returns it to the device's free list.
 class CudaDevice::Taken {
  public:
   Taken(CudaDevice& device, std::unique_ptr<Bench> bench)

@@ -18,7 +18,7 @@ namespace cuda = kernels::cuda;
 
 namespace {
 
-// Runs of one launch, and bytes of rows that one launch takes from the host.
+// Limits per launch: number of runs, and bytes of rows from the host.
 constexpr std::size_t kMostRuns = 16384;
 constexpr std::uint64_t kMostHostBytes = std::uint64_t{8} << 20;
 constexpr std::size_t kMostWords = 65536;
@@ -27,7 +27,7 @@ constexpr std::uint64_t kAlignment = 256;
 std::uint64_t Aligned(std::uint64_t bytes) { return RoundUp(bytes, kAlignment); }
 std::uint64_t AddressOf(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
-// Of the rows of a run.
+// Bytes of the rows of a run.
 std::uint64_t BytesOf(const RowRun& run) {
   return std::uint64_t{run.value == nullptr ? 1u : 2u} * run.rows * run.row_bytes;
 }
@@ -143,7 +143,8 @@ absl::StatusOr<std::optional<UnusableRow>> CudaDevice::StoreRows(Place source,
   return unusable;
 }
 
-// Scratch, on both sides: the verdict | the runs | where they come from the host, their rows.
+// Stores the runs of one launch. Scratch on both sides: the result word | the runs | their rows, if
+// they come from the host.
 absl::Status CudaDevice::StoreSome(Bench& bench, Place source, kernels::ElementType type,
                                    std::span<const RowRun> runs,
                                    std::optional<UnusableRow>* unusable) {
@@ -195,7 +196,7 @@ absl::Status CudaDevice::StoreSome(Bench& bench, Place source, kernels::ElementT
   return absl::OkStatus();
 }
 
-// The kernel names the row; the channel is found in the row that was stored.
+// The kernel reports the row; the channel is found by checking the stored row on the host.
 absl::StatusOr<UnusableRow> CudaDevice::NameUnusable(Bench& bench, kernels::ElementType type,
                                                      std::span<const RowRun> runs,
                                                      std::uint64_t found) {
@@ -204,7 +205,7 @@ absl::StatusOr<UnusableRow> CudaDevice::NameUnusable(Bench& bench, kernels::Elem
                        .of_value = cuda::UnusableWord::IsValue(found),
                        .channel = 0};
   TESSERA_CHECK(named.run < runs.size() && named.row < runs[named.run].rows,
-                "the verdict is about one of the runs");
+                "the kernel must report one of the runs");
   const RowRun& run = runs[named.run];
   std::byte* const row = bench.Host(run.row_bytes);
   const std::byte* const stored = (named.of_value ? run.value_target : run.key_target) +
@@ -214,7 +215,7 @@ absl::StatusOr<UnusableRow> CudaDevice::NameUnusable(Bench& bench, kernels::Elem
   if (absl::Status status = Answer(error); !status.ok()) return status;
   const std::int64_t channel = kernels::FirstUnusable(
       kernels::BestImplementation(), row, run.row_bytes / kernels::ElementBytes(type), type);
-  TESSERA_CHECK(channel >= 0, "CPU and GPU agree about what is usable");
+  TESSERA_CHECK(channel >= 0, "CPU and GPU must agree on which rows are usable");
   named.channel = static_cast<std::uint32_t>(channel);
   return named;
 }
@@ -257,8 +258,8 @@ absl::Status CudaDevice::Write(std::byte* to, const std::byte* from, std::uint64
 
 // ---- attention
 
-// What a batch of AttendItems is on a device: sequences of kv_heads items each, and the places of
-// their rows in the scratch.
+// Maps a batch of AttendItems to a device: sequences of kv_heads items each, and the offsets of
+// their rows in scratch.
 //
 //   fault | sinks | step image | queries || outputs | log-sum-exps
 class CudaDevice::AttendLayout {
@@ -303,7 +304,7 @@ class CudaDevice::AttendLayout {
   }
   std::uint64_t LseRowBytes() const { return batch_.geometry.query_heads * sizeof(float); }
 
-  // Writes everything up to the queries.
+  // Writes everything up to and including the queries.
   cuda::StepStatus WriteInputs(const PoolView& pool, std::byte* host) {
     std::memcpy(host, &cuda::kNoFault, sizeof cuda::kNoFault);
     if (batch_.geometry.sinks != nullptr) {
@@ -337,7 +338,7 @@ class CudaDevice::AttendLayout {
             .fault = memory.at<std::uint64_t>()};
   }
 
-  // `host` holds what came back, the outputs first.
+  // `host` holds the downloaded results, outputs first.
   void Scatter(const std::byte* host) const {
     const std::byte* output = host;
     const std::byte* lse = host + (lse_at_ - outputs_at_);
@@ -349,7 +350,7 @@ class CudaDevice::AttendLayout {
       lse += item.queries * LseRowBytes();
     }
   }
-  // Where WriteInputs put the step image.
+  // Address at which WriteInputs wrote the step image.
   const std::byte* Image(const std::byte* host) const { return host + step_at_; }
   std::uint64_t result_bytes() const { return bytes_ - outputs_at_; }
   std::uint64_t results_at() const { return outputs_at_; }
@@ -389,7 +390,7 @@ class CudaDevice::AttendLayout {
   std::uint64_t sinks_at_, step_at_, queries_at_, outputs_at_, lse_at_, bytes_;
 };
 
-// Writes a batch and puts it on the device.
+// Writes a batch and uploads it to the device.
 absl::StatusOr<cuda::AttendCall> CudaDevice::Upload(const kernels::AttendBatch& batch,
                                                     const PoolView& pool, AttendLayout& layout,
                                                     Bench& bench) {
@@ -397,7 +398,7 @@ absl::StatusOr<cuda::AttendCall> CudaDevice::Upload(const kernels::AttendBatch& 
   if (const cuda::StepStatus status = layout.WriteInputs(pool, host);
       status != cuda::StepStatus::kOk) {
     return absl::InternalError(
-        Concat("a lane does not fit a step image: code ", static_cast<int>(status)));
+        Concat("StepWriter rejected a lane: status ", static_cast<int>(status)));
   }
   const std::uint64_t partial = cuda::AttendScratchBytes(batch.geometry, layout.limits());
   cuda::Error error = bench.input().Grow(layout.bytes());
@@ -414,7 +415,7 @@ namespace {
 
 absl::Status FaultStatus(std::uint64_t fault) {
   if (fault == cuda::kNoFault) return absl::OkStatus();
-  return absl::InternalError(Concat("attention met fault ",
+  return absl::InternalError(Concat("attention failed with fault ",
                                     static_cast<int>(cuda::FaultWord::Kind(fault)), " at item ",
                                     cuda::FaultWord::Lane(fault)));
 }
@@ -470,7 +471,7 @@ absl::StatusOr<std::string_view> CudaDevice::Select(const kernels::AttendBatch& 
   if (error.ok()) error = queue.Wait();
   if (absl::Status status = Answer(error); !status.ok()) return status;
   if (absl::Status status = FaultStatus(fault); !status.ok()) return status;
-  // What was uploaded is still there.
+  // The uploaded image is still in the host buffer.
   const cuda::SelectionReader selection(layout.Image(bench.Host(layout.bytes())), 0, taken, ranges);
   for (std::uint32_t i = 0; i < batch.items.size(); ++i) {
     selection.ForEachRun(i, [&](const cuda::TakenEntries& run) {

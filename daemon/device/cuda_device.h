@@ -1,14 +1,14 @@
-// A CUDA device: KV in GPU memory that workers map by descriptor, or by CUDA IPC where the GPU
-// exports none, and the kernels of kernels/cuda.
+// A CUDA device: KV in GPU memory, computed by kernels/cuda. Workers map the memory by file
+// descriptor, or by CUDA IPC if the GPU cannot export descriptors.
 //
 //   rows of a request ── host buffer ── copy ──▶ scratch ──┐
 //   rows of tails and staging ─────────────────────────────┴─ StoreRows ─▶ tiles ─ Encode ─▶ tiles
 //   queries ── copy ──▶ scratch ── Attend ──▶ scratch ── copy ──▶ outputs
-//                               ── Select ──▶ scratch ── copy ──▶ runs of blocks
+//                               ── Select ──▶ scratch ── copy ──▶ ranges of blocks
 //   tiles ── LoadKeys ──▶ keys of a lane, queries ── copy ──▶ scratch ── Look ── copy ──▶ sums
 //
-// Each call takes a bench (a stream and its scratch) from those that are free, so calls of several
-// threads overlap and none waits for another's kernels.
+// Each call borrows a free Bench (a stream and its scratch). So calls of several threads overlap,
+// and none waits for another call's kernels.
 #pragma once
 
 #include <functional>
@@ -26,13 +26,13 @@ namespace tessera::device {
 class CudaDevice final : public Device {
  public:
   struct Options {
-    CudaCalls* calls = nullptr;  // outlives the device
+    CudaCalls* calls = nullptr;  // must outlive the device
     kernels::cuda::RuntimeSource* gpus = nullptr;
     int ordinal = 0;
-    // Told once, when the device fails; on the thread whose call failed.
+    // Called once, when the device fails, on the thread whose call failed.
     std::function<void(const absl::Status& why)> on_failure;
   };
-  // FAILED_PRECONDITION, and why, where the GPU cannot be used.
+  // Returns FAILED_PRECONDITION with a reason if the GPU cannot be used.
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(Options options);
   ~CudaDevice() override;
 
@@ -70,9 +70,9 @@ class CudaDevice final : public Device {
   absl::StatusOr<kernels::cuda::AttendCall> Upload(const kernels::AttendBatch& batch,
                                                    const PoolView& pool, AttendLayout& layout,
                                                    Bench& bench);
-  // UNIMPLEMENTED where the batch needs what this device cannot.
+  // Returns UNIMPLEMENTED if the batch needs a feature that this device lacks.
   absl::Status CheckServed(const kernels::AttendBatch& batch) const;
-  // Retires the device, unless all that was missing is memory.
+  // Marks the device as failed, unless the error is only lack of memory.
   absl::Status Answer(const kernels::cuda::Error& error);
   absl::Status Copy(std::byte* to, const std::byte* from, std::uint64_t bytes);
   absl::Status StoreSome(Bench& bench, Place source, kernels::ElementType type,

@@ -1,9 +1,9 @@
-// Keys of a lane in GPU memory, and what queries pay to them.
+// The keys of a lane in GPU memory, and the attention that queries give to them.
 //
 //   tiles ── Keys ──▶ rows ──┐
 //   looks ── copy ──▶ sums | queries, ranges ── Observe ──▶ sums ── copy ──▶ the caller's
 //
-// Scratch is the keys' own, and goes with them: it is as long as the lane.
+// The object owns its scratch, because scratch is proportional to the lane's length.
 
 #include <algorithm>
 #include <cstring>
@@ -24,11 +24,11 @@ namespace {
 
 using kernels::kTileEntries;
 
-constexpr std::size_t kMostTiles = 16384;  // of one launch
-// Looks of one launch share so much scratch; one look alone takes what it needs.
+constexpr std::size_t kMostTiles = 16384;  // per launch
+// Scratch that the looks of one launch share. A single look gets what it needs.
 constexpr std::uint64_t kMostScratch = std::uint64_t{64} << 20;
 constexpr std::size_t kLengthsAtOnce = 4096;
-constexpr std::uint64_t kMomentRows = 4096;  // of one job
+constexpr std::uint64_t kMomentRows = 4096;  // per job
 constexpr std::uint64_t kAlignment = 16;
 
 std::uint64_t AddressOf(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
@@ -37,7 +37,7 @@ std::uint64_t ScratchBytes(const kernels::KeyLook& look) {
   return cuda::ObserveScratchFloats(look.sums.size()) * sizeof(float);
 }
 
-// What is asked of the tiles of all runs.
+// Jobs for the tiles of all runs.
 struct KeyJobs {
   std::vector<cuda::DeviceStrategy> strategies;
   std::vector<cuda::KeysTileJob> jobs;
@@ -111,7 +111,7 @@ class CudaDevice::Keys final : public LaneKeys {
       const std::string_view problem = kernels::LookProblem(look, count_);
       TESSERA_CHECK(problem.empty(), problem);
     }
-    // As many at once as share a form and the scratch.
+    // Each launch takes as many looks as share a form and fit the scratch.
     for (std::size_t first = 0; first < looks.size();) {
       std::uint64_t scratch = ScratchBytes(looks[first]);
       std::size_t end = first + 1;
@@ -126,10 +126,10 @@ class CudaDevice::Keys final : public LaneKeys {
     return absl::OkStatus();
   }
 
-  // Each key looks at itself.
+  // Computed by letting each key look at itself.
   absl::Status AddSquaredLengths(std::span<double> sums) override {
     if (absl::Status failed = device_.health(); !failed.ok()) return failed;
-    TESSERA_CHECK(sums.size() <= count_, "lengths of more keys than there are");
+    TESSERA_CHECK(sums.size() <= count_, "lengths requested of more keys than there are");
     std::vector<kernels::KeyLook> looks;
     for (std::uint64_t key = 0; key < sums.size(); ++key) {
       looks.push_back({.key = key,
@@ -144,10 +144,10 @@ class CudaDevice::Keys final : public LaneKeys {
     return absl::OkStatus();
   }
 
-  // The diagonal of the keys' second moments, which the device adds up from pieces of the lane.
+  // The diagonal of the keys' second moments, which the device computes in pieces of the lane.
   absl::Status AddChannelSquares(std::uint64_t count, std::span<double> sums) override {
     if (absl::Status failed = device_.health(); !failed.ok()) return failed;
-    TESSERA_CHECK(count <= count_, "channels of more keys than there are");
+    TESSERA_CHECK(count <= count_, "channels requested of more keys than there are");
     if (count == 0) return absl::OkStatus();
     const std::size_t dim = form_.head_dim;
     const std::uint64_t piece_bytes = dim * dim * sizeof(double);
@@ -189,7 +189,7 @@ class CudaDevice::Keys final : public LaneKeys {
   }
 
  private:
-  // What a call uploads: the sums of all looks, then what else they need.
+  // The upload of a call: the sums of all looks, then their other inputs.
   class Image {
    public:
     Image(std::vector<std::byte>& bytes, std::span<const kernels::KeyLook> looks)
@@ -207,7 +207,7 @@ class CudaDevice::Keys final : public LaneKeys {
     }
     std::uint64_t sums_at(std::size_t look) const { return sums_at_[look]; }
     std::uint64_t sums_bytes() const { return sums_bytes_; }
-    // Once they have come back.
+    // Call after the sums have been downloaded.
     void GiveSums() const {
       for (std::size_t i = 0; i < looks_.size(); ++i) {
         const std::span<double> sums = looks_[i].sums;
@@ -265,12 +265,12 @@ class CudaDevice::Keys final : public LaneKeys {
     return absl::OkStatus();
   }
 
-  // `bytes`: what was asked for, where memory may be what is missing.
+  // `bytes` is the requested size, for the message if memory is lacking.
   absl::Status Answer(const cuda::Error& error, std::uint64_t bytes) {
     if (!error.out_of_memory()) return device_.Answer(error);
-    return absl::ResourceExhaustedError(Concat(device_.description_.name, ": looking at the ",
-                                               count_, " keys of a lane takes ", bytes,
-                                               " bytes more: ", error.text()));
+    return absl::ResourceExhaustedError(Concat(device_.description_.name, ": the ", count_,
+                                               " keys of a lane need ", bytes,
+                                               " bytes of GPU memory: ", error.text()));
   }
 
   CudaDevice& device_;
@@ -290,8 +290,8 @@ absl::StatusOr<std::unique_ptr<LaneKeys>> CudaDevice::LoadKeys(
   std::uint64_t count = 0;
   for (const KeyRun& run : runs) count += run.entries;
   if (count > cuda::kMostObservedKeys) {
-    return absl::UnimplementedError(Concat("device ", description_.name, " looks at ",
-                                           cuda::kMostObservedKeys, " keys of a lane at most; ",
+    return absl::UnimplementedError(Concat("device ", description_.name, " can observe at most ",
+                                           cuda::kMostObservedKeys, " keys of a lane; ",
                                            "this one has ", count));
   }
   std::unique_ptr<cuda::Queue> queue;

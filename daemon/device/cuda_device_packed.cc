@@ -1,4 +1,4 @@
-// Encoding and gathering of tiles on a CUDA device; and which selections it serves.
+// Encodes and gathers tiles on a CUDA device, and decides which selections it supports.
 
 #include <algorithm>
 #include <optional>
@@ -18,7 +18,7 @@ namespace {
 
 std::uint64_t AddressOf(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
-// What is asked of tiles of one head_dim: a launch has but one.
+// The jobs for tiles of one head_dim; a launch handles only one.
 class EncodeLaunch {
  public:
   EncodeLaunch(std::uint32_t head_dim, std::span<const TileStrategy> strategies,
@@ -32,7 +32,7 @@ class EncodeLaunch {
     }
   }
 
-  // `unfit`: the first tile that cannot be stored so, as the caller counts.
+  // Sets `unfit` to the first tile that cannot be stored, as an index into the caller's tiles.
   cuda::Error Run(cuda::TileCalls& calls, std::optional<std::size_t>* unfit) const {
     std::optional<std::uint32_t> unusable;
     cuda::Error error = calls.Encode(strategies_, type_, jobs_, &unusable);
@@ -68,10 +68,10 @@ class EncodeLaunch {
     TESSERA_CHECK(problem.empty(), problem);
   }
 
-  std::vector<std::uint32_t> places_;  // of the caller's strategies in strategies_
+  std::vector<std::uint32_t> places_;  // index in strategies_ of each of the caller's strategies
   std::vector<cuda::DeviceStrategy> strategies_;
   std::vector<cuda::EncodeTileJob> jobs_;
-  std::vector<std::size_t> tiles_;  // of the caller: whose job it is
+  std::vector<std::size_t> tiles_;  // index in the caller's tiles of each job
   kernels::ElementType type_;
 };
 
@@ -89,7 +89,7 @@ absl::StatusOr<std::optional<std::size_t>> CudaDevice::Encode(
   for (const TileEncode& tile : tiles) {
     TESSERA_CHECK(tile.strategy < strategies.size() &&
                       kernels::IsHeadDim(strategies[tile.strategy].shape.head_dim),
-                  "a tile has one of the strategies, of a head_dim that is served");
+                  "a tile's strategy must exist and have a supported head_dim");
   }
   absl::StatusOr<Taken> bench = TakeBench();
   if (!bench.ok()) return bench.status();
@@ -126,17 +126,18 @@ absl::Status CudaDevice::Gather(const kernels::TileShape& from, const kernels::T
   return Answer((**bench).tiles().Gather(strategies, jobs));
 }
 
-// A step image has one rule per sequence.
+// A step image has only one rule per sequence.
 absl::Status CudaDevice::CheckServed(const kernels::AttendBatch& batch) const {
   for (std::size_t i = 0; i < batch.items.size(); ++i) {
     TESSERA_CHECK(batch.geometry.group() == 1 || batch.items[i].selection == nullptr ||
                       !batch.items[i].selection->each_head,
-                  "choices of query heads come as by_head.h makes them");
+                  "a selection per query head needs one kv head per query head");
     const std::size_t first = i - i % batch.geometry.kv_heads;
     if (SameRule(batch.items[i].selection, batch.items[first].selection)) continue;
     return absl::UnimplementedError(
-        Concat("device ", description_.name, " has one selection for all kv heads of a sequence; ",
-               "items ", first, " and ", i, " differ, which the CPU serves"));
+        Concat("device ", description_.name,
+               " needs the same selection rule for all kv heads of a sequence, but", " items ",
+               first, " and ", i, " differ; use the CPU device for such rules"));
   }
   return absl::OkStatus();
 }

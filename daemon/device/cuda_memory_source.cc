@@ -8,7 +8,7 @@ namespace {
 
 std::byte* Pointer(DeviceAddress address) { return reinterpret_cast<std::byte*>(address); }
 
-// Owns the addresses, too, where it has a range of its own.
+// A piece of GPU memory. Also owns its address range, if it has a separate one.
 class Piece final : public Memory {
  public:
   Piece(std::unique_ptr<CudaRange> range, CudaMemory memory, CudaSharing sharing)
@@ -34,7 +34,7 @@ class Piece final : public Memory {
   const CudaSharing sharing_;
 };
 
-// Contiguous addresses; extents are mapped where they belong.
+// A contiguous address range. Extents are mapped at their offsets.
 class MappedSpace final : public Space {
  public:
   explicit MappedSpace(std::unique_ptr<CudaRange> range) : range_(std::move(range)) {}
@@ -51,7 +51,7 @@ class MappedSpace final : public Space {
   const std::unique_ptr<CudaRange> range_;
 };
 
-// Extents wherever the driver puts them.
+// Extents at addresses that the driver chooses.
 class ScatteredSpace final : public Space {
  public:
   ScatteredSpace(CudaCalls& calls, int ordinal) : calls_(calls), ordinal_(ordinal) {}
@@ -61,7 +61,7 @@ class ScatteredSpace final : public Space {
     if (!memory.ok()) return memory.status();
     return std::make_unique<Piece>(nullptr, *std::move(memory), CudaSharing::kIpcHandle);
   }
-  // Nobody's address, far from null; see Space::base.
+  // An arbitrary base far from null that is never dereferenced; see Space::base.
   std::byte* base() const override { return Pointer(DeviceAddress{1} << 40); }
 
  private:

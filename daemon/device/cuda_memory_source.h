@@ -8,7 +8,7 @@
 
 namespace tessera::device {
 
-// `calls` outlives the source and everything from it.
+// `calls` must outlive the source and everything created from it.
 std::unique_ptr<MemorySource> NewCudaPoolMemory(CudaCalls& calls, int ordinal, CudaSharing sharing);
 
 absl::StatusOr<std::unique_ptr<Memory>> CreateCudaWorkerMemory(CudaCalls& calls, int ordinal,

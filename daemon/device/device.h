@@ -1,8 +1,8 @@
-// A device: where KV lives and who computes on it. `cpu` and `cuda:N` implement it; everything
-// above knows no difference.
+// A device stores KV and computes on it. `cpu` and `cuda:N` implement this interface; code above it
+// does not distinguish them.
 //
-// Thread-safe. A device that fails, fails for good: every later call answers UNAVAILABLE with what
-// went wrong, and the daemon serves what needs no device (Free, Describe, Stats).
+// Thread-safe. A failure is permanent: every later call returns UNAVAILABLE with the cause. The
+// daemon keeps serving calls that need no device (Free, Describe, Stats).
 #pragma once
 
 #include <array>
@@ -26,24 +26,24 @@
 
 namespace tessera::device {
 
-// Where the bytes of a request are.
+// Memory that holds the rows of a request.
 enum class Place : std::uint8_t {
-  kHost,    // in the daemon's own memory: an inline tensor
-  kDevice,  // in memory that a worker writes: its staging arena, its tail rings
+  kHost,    // the daemon's own memory: an inline tensor
+  kDevice,  // memory that a worker writes: its staging arena or its tail rings
 };
 
-// K and V rows of one lane on their way into one tile.
+// K and V rows of one lane to be copied into one tile.
 struct RowRun {
-  const std::byte* key;     // of the first row
-  const std::byte* value;   // null: there are K rows alone
+  const std::byte* key;     // first row
+  const std::byte* value;   // null: K rows only
   std::uint64_t stride;     // bytes between source rows
-  std::byte* key_target;    // target rows lie one after another
+  std::byte* key_target;    // target rows are consecutive
   std::byte* value_target;  // likewise
   std::uint32_t rows;
   std::uint32_t row_bytes;
 };
 
-// The first row that may not be kept, by run, K before V, then by row.
+// The first row that may not be stored, ordered by run, then K before V, then row.
 struct UnusableRow {
   std::size_t run;
   std::uint32_t row;
@@ -51,33 +51,34 @@ struct UnusableRow {
   std::uint32_t channel;
 };
 
-// How a tile is stored. The rotations lie in the pool; null: the identity.
+// How a tile is stored. The rotations are in the pool; null means identity.
 struct TileStrategy {
   kernels::TileShape shape;
   kernels::RotationView rotation;
 };
 
-// Where a tile is, and the summaries of its blocks; null: its shape has none.
+// Address of a tile and of its block summaries; null if its shape has none.
 struct TilePlace {
   std::byte* tile = nullptr;
   std::byte* summaries = nullptr;
 };
 
-// Entries on their way into a tile of another form. Rows lie one after another, in the pool.
+// Entries to be re-encoded into a tile of another form. Source rows are consecutive and in the
+// pool.
 struct TileEncode {
-  const std::byte* key;                      // of the first row
-  const std::byte* value;                    // likewise
+  const std::byte* key;                      // first row
+  const std::byte* value;                    // first row
   const float* weights = nullptr;            // [rows], in the pool; null: 1
   const std::uint32_t* positions = nullptr;  // [rows], in the pool; null: 0, 1, 2, ...
   std::uint32_t rows;                        // 1 .. 32
   std::uint32_t strategy;                    // index
-  TilePlace to;                              // all of its bytes are written
+  TilePlace to;                              // every byte is written
 };
 
-// Rows of tiles on their way into a new one, as they are stored.
+// Rows of tiles to be copied, as stored, into a new tile.
 struct TileGather {
   std::span<const kernels::GatherRow> rows;  // 1 .. 32, of tiles in the pool
-  TilePlace to;                              // all of its bytes are written
+  TilePlace to;                              // every byte is written
 };
 
 struct WordStore {
@@ -85,34 +86,35 @@ struct WordStore {
   std::uint64_t word;
 };
 
-// Entries of a lane whose keys are stored alike, and follow one another.
+// Consecutive entries of a lane whose keys are stored in the same form.
 struct KeyRun {
   std::uint64_t entries = 0;
-  // In tiles of the pool, 32 entries each but for the last.
+  // Tiles in the pool, with 32 entries each except the last.
   std::span<const std::byte* const> tiles;
   TileStrategy strategy;
-  // Not null: the rows themselves instead, one after another in the daemon's own memory.
+  // If not null, the rows are here instead: consecutive, in the daemon's own memory.
   const std::byte* rows = nullptr;
 };
 
-// The keys of a lane where the device computes: rows of the layer's type, one after another. Keys
-// of packed tiles are what was kept of them, rotated back. Used by one thread at a time; goes
-// before its device.
+// The keys of a lane in the device's memory: consecutive rows of the layer's type. Keys of packed
+// tiles are rotated back; dropped channels are lost. One thread at a time may use it. Must not
+// outlive its device.
 class LaneKeys {
  public:
   virtual ~LaneKeys() = default;
-  // What queries pay to keys: each look adds to its own sums, and none may read those of another.
-  // RESOURCE_EXHAUSTED where there is no memory for it; sums hold anything where it fails.
+  // Computes the attention that queries give to keys, and adds it to each look's own sums. No look
+  // may read another look's sums. Returns RESOURCE_EXHAUSTED if there is not enough memory. After
+  // an error the sums are undefined.
   virtual absl::Status Look(std::span<const kernels::KeyLook> looks) = 0;
-  // sums[t] += the squared length of key t. As many as there are sums.
+  // sums[t] += squared length of key t, for the first sums.size() keys.
   virtual absl::Status AddSquaredLengths(std::span<double> sums) = 0;
-  // sums[d] += the squares of channel d of the first `count` keys. As many as head_dim.
+  // sums[d] += squares of channel d over the first `count` keys. sums.size() is head_dim.
   virtual absl::Status AddChannelSquares(std::uint64_t count, std::span<double> sums) = 0;
-  // All of them, into host memory.
+  // Copies all keys into host memory.
   virtual absl::Status Read(std::byte* to) = 0;
 };
 
-// A pool as kernels see it: the address of each extent, null where there is none.
+// A pool as kernels see it: the address of each extent, null if it is missing.
 struct PoolView {
   std::vector<std::byte*> extents;
   std::uint64_t extent_bytes = 0;
@@ -123,76 +125,77 @@ class Device {
   struct Description {
     std::string name;     // "cpu", "cuda:0"
     std::string kernels;  // "avx512", "cuda"
-    std::string model;    // of the GPU; for people
-    // What a worker finds the same GPU by: ordinals differ between processes. Empty: no GPU.
+    std::string model;    // GPU model name, for display
+    // Identifies the GPU across processes, whose ordinals may differ. Empty for the CPU.
     std::optional<std::array<std::byte, 16>> uuid;
-    // Sizes of pieces and offsets in a space are multiples of it.
+    // Sizes of memory pieces, and offsets in a space, are multiples of it.
     std::uint64_t granularity = 0;
-    // Addresses and strides of rows are multiples of it, in whatever a request points to.
+    // Row addresses and strides in requests must be multiples of it.
     std::uint32_t row_alignment = 1;
-    // Encode takes rows from the daemon's own memory.
+    // Encode accepts rows in the daemon's own memory.
     bool reads_host_memory = false;
-    // So many looks at keys in one call take little longer than one alone.
+    // Number of looks that take little longer in one call than a single look.
     std::uint32_t looks_at_once = 1;
-    // What a worker has mapped may be given back only when the worker has closed it or is gone.
+    // Memory that a worker has mapped may be freed only after the worker has closed it or exited.
     bool waits_for_importers = false;
   };
 
   virtual ~Device() = default;
   virtual const Description& description() const = 0;
-  // OK until it fails.
+  // OK until the device fails.
   virtual absl::Status health() const = 0;
 
-  // Of pools: written by the daemon.
+  // Memory for pools, written by the daemon.
   virtual MemorySource& pool_memory() = 0;
-  // Of tails and staging arenas: written by one worker. `bytes` is a multiple of the granularity;
-  // `name` is for people.
+  // Creates memory for tails and staging arenas, written by one worker. `bytes` is a multiple of
+  // the granularity; `name` is for display.
   virtual absl::StatusOr<std::unique_ptr<Memory>> CreateWorkerMemory(std::string_view name,
                                                                      std::uint64_t bytes) = 0;
 
-  // Copies rows into memory that no reader sees yet, and judges what it has copied, never the
-  // source: that may belong to a worker that is writing there. Targets hold anything where a row is
-  // not usable.
+  // Copies rows into memory that no reader sees yet, and checks the copies. The source is not
+  // checked, because a worker may still be writing to it. If a row is unusable, the contents of the
+  // targets are undefined.
   virtual absl::StatusOr<std::optional<UnusableRow>> StoreRows(Place source,
                                                                kernels::ElementType type,
                                                                std::span<const RowRun> runs) = 0;
-  // Rotates, selects and rounds rows of `type` into tiles that no reader sees yet. Returns the
-  // index of the first tile that cannot be stored so, because a value is then not finite; tiles
-  // hold anything in that case. Fastest where tiles of one strategy follow one another.
+  // Encodes rows of `type` into tiles that no reader sees yet: rotates, selects channels, rounds.
+  // If a tile cannot be stored because a value would not be finite, returns the index of the first
+  // such tile, and the contents of the tiles are undefined. Fastest if tiles of the same strategy
+  // are consecutive.
   virtual absl::StatusOr<std::optional<std::size_t>> Encode(
       std::span<const TileStrategy> strategies, kernels::ElementType type,
       std::span<const TileEncode> tiles) = 0;
-  // Copies rows of tiles of the form `from` into tiles that no reader sees yet. These are of the
-  // form `to`, which differs in weights and positions alone; blocks are summed up from the rows.
+  // Copies rows of tiles of form `from` into tiles that no reader sees yet. These have form `to`,
+  // which may differ only in weights and positions. Block summaries are computed from the rows.
   virtual absl::Status Gather(const kernels::TileShape& from, const kernels::TileShape& to,
                               std::span<const TileGather> tiles) = 0;
-  // Writes words of the pool, 8-byte aligned.
+  // Writes 8-byte aligned words of the pool.
   virtual absl::Status StoreWords(std::span<const WordStore> stores) = 0;
-  // Copies out of device memory into the daemon's own.
+  // Copies device memory to the daemon's own memory.
   virtual absl::Status Read(std::byte* to, const std::byte* from, std::uint64_t bytes) = 0;
-  // Copies the daemon's own memory into device memory that no reader sees yet. For bytes that came
-  // out of Read: nothing is judged.
+  // Copies the daemon's own memory to device memory that no reader sees yet. Nothing is checked, so
+  // use it only for bytes that came from Read.
   virtual absl::Status Write(std::byte* to, const std::byte* from, std::uint64_t bytes) = 0;
 
-  // Puts the keys of a lane together, in memory that is the device's own and goes with them.
-  // RESOURCE_EXHAUSTED, and how many bytes it would take, where there is none.
+  // Gathers the keys of a lane in device memory owned by the result. Returns RESOURCE_EXHAUSTED
+  // with the bytes needed if there is not enough memory.
   virtual absl::StatusOr<std::unique_ptr<LaneKeys>> LoadKeys(const kernels::LayerGeometry& geometry,
                                                              std::span<const KeyRun> runs) = 0;
 
-  // Attention over lanes of a pool. The views hold device addresses; queries, outputs and
-  // log-sum-exps are host memory. The items of a sequence follow one another, kv head by kv head,
-  // and share their query and output. Returns the name of the code that ran. INTERNAL where a tile
-  // is out of bounds.
+  // Computes attention over lanes of a pool. The views hold device addresses; queries, outputs and
+  // log-sum-exps are in host memory. Items of a sequence are consecutive, one per kv head, and
+  // share their query and output. Returns the name of the implementation that ran, or INTERNAL if a
+  // tile is out of bounds.
   virtual absl::StatusOr<std::string_view> Attend(const kernels::AttendBatch& batch,
                                                   const PoolView& pool) = 0;
-  // What Attend would read of the items, all of which have a selection rule. UNIMPLEMENTED where
-  // the device cannot choose.
+  // Selects the blocks that Attend would read. Every item must have a selection rule. Returns
+  // UNIMPLEMENTED if the device does not support the selection.
   virtual absl::StatusOr<std::string_view> Select(const kernels::AttendBatch& batch,
                                                   const PoolView& pool,
                                                   kernels::SelectionSink& sink) = 0;
 };
 
-// Whole granules.
+// Rounds up to whole granules.
 inline std::uint64_t RoundUp(std::uint64_t bytes, std::uint64_t granularity) {
   return (bytes + granularity - 1) / granularity * granularity;
 }

@@ -1,4 +1,4 @@
-// Finds and opens the device that a configuration asks for.
+// Opens the device that the configuration asks for, and owns it.
 #pragma once
 
 #include <functional>
@@ -19,19 +19,19 @@ class Finder {
   using LoadCalls = std::function<absl::StatusOr<std::unique_ptr<CudaCalls>>()>;
   Finder(LoadCalls load_cuda, kernels::cuda::RuntimeSource& gpus)
       : load_cuda_(std::move(load_cuda)), gpus_(gpus) {}
-  // Its device goes first.
+  // The device must be destroyed before calls_.
   ~Finder() { device_.reset(); }
 
-  // Opens a GPU and returns the bytes of its memory. FAILED_PRECONDITION, and why, where it cannot
-  // be used.
+  // Opens a GPU and returns its memory size in bytes. Returns FAILED_PRECONDITION with a reason if
+  // the GPU cannot be used.
   absl::StatusOr<std::uint64_t> OpenCuda(int ordinal);
   void OpenCpu();
-  // Why the last OpenCuda failed; empty where none has.
+  // Reason of the last OpenCuda failure; empty if none has failed.
   const std::string& why_no_cuda() const { return why_no_cuda_; }
 
-  // What was opened last.
+  // The device opened last.
   Device& device() const { return *device_; }
-  // Is told when the device fails; null: nobody.
+  // Sets the handler to call when the device fails; null removes it.
   void OnFailure(std::function<void(const absl::Status& why)> handler);
 
  private:

@@ -18,7 +18,7 @@ class Piece final : public Memory {
       : range_(range), offset_(offset), memory_(std::move(memory)) {}
   ~Piece() override {
     TESSERA_CHECK(range_.Reset(offset_, memory_.bytes()).ok(),
-                  "resetting mapped addresses cannot fail");
+                  "resetting mapped addresses must not fail");
   }
   absl::Status Seal() { return memory_.Seal(SealFor::kDaemonWrites); }
   std::byte* data() const override { return range_.data() + offset_; }
@@ -41,7 +41,7 @@ class HostSpace final : public Space {
     absl::StatusOr<Memfd> memory = Memfd::Create(name_, bytes);
     if (!memory.ok()) return memory.status();
     if (absl::Status status = memory->Prefault(); !status.ok()) return status;
-    // Mapped before it is sealed: FUTURE_WRITE leaves this one mapping writable.
+    // Map before sealing: F_SEAL_FUTURE_WRITE leaves this mapping writable.
     absl::Status status = range_.MapAt(offset, memory->fd(), bytes, Access::kReadWrite);
     if (!status.ok()) return status;
     auto piece = std::make_unique<Piece>(range_, offset, *std::move(memory));

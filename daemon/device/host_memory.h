@@ -1,4 +1,4 @@
-// Memory in sealed memfds.
+// Host memory in sealed memfds.
 #pragma once
 
 #include <memory>
@@ -11,11 +11,11 @@
 
 namespace tessera::device {
 
-// What the daemon writes: another process can map it read-only and nothing else. Where nothing is
-// mapped, the space reads as zeros: an offset that is stale never faults.
+// Memory that the daemon writes and other processes can only map read-only. Unmapped parts of a
+// space read as zeros, so a stale offset never faults.
 class HostMemorySource final : public MemorySource {
  public:
-  // `name` is shown in /proc/PID/maps.
+  // `name` appears in /proc/PID/maps.
   explicit HostMemorySource(std::string name) : name_(std::move(name)) {}
   absl::StatusOr<std::unique_ptr<Space>> Reserve(std::uint64_t bytes) override;
 
@@ -23,7 +23,7 @@ class HostMemorySource final : public MemorySource {
   const std::string name_;
 };
 
-// What a worker writes and the daemon only reads.
+// Creates memory that a worker writes and the daemon only reads.
 absl::StatusOr<std::unique_ptr<Memory>> CreateHostWorkerMemory(std::string_view name,
                                                                std::uint64_t bytes);
 

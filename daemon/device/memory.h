@@ -1,8 +1,8 @@
-// Memory that the daemon owns and workers map: extents of pools, tail rings, staging arenas. Host
-// memory in memfds, or a GPU's; whoever holds it handles addresses and exports, never the kind.
+// Memory that the daemon owns and workers map: pool extents, tail rings, staging arenas. It is host
+// memory in memfds or GPU memory; users handle addresses and exports without knowing the kind.
 //
-// Addresses are the device's. Host code may follow them where the device is the CPU, or for a
-// directory, which is always host memory.
+// Addresses are device addresses. Host code may dereference them only on the CPU device, and in
+// directories, which are always host memory.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,13 @@ namespace tessera::device {
 // What another process needs to map a piece of memory.
 struct Export {
   shm::MemoryKind kind = shm::MemoryKind::kHost;
-  Fd fd;                          // of its own; not for kCudaIpc
-  CudaIpcHandle ipc_handle = {};  // of kCudaIpc
+  Fd fd;                          // a duplicate owned by the Export; unset for kCudaIpc
+  CudaIpcHandle ipc_handle = {};  // for kCudaIpc only
   std::uint64_t bytes = 0;
 };
 
-// One piece. The destructor unmaps it here and gives it back; what a worker has mapped stays with
-// the worker.
+// One piece of memory. The destructor unmaps it here and releases it; mappings in workers remain
+// valid.
 class Memory {
  public:
   virtual ~Memory() = default;
@@ -34,16 +34,16 @@ class Memory {
   virtual absl::StatusOr<Export> Share() const = 0;
 };
 
-// Addresses for an arena, in which pieces come and go.
+// An address range for an arena, in which pieces of memory are created and destroyed.
 class Space {
  public:
   virtual ~Space() = default;
-  // A piece at [offset, offset + bytes). All of its memory is there when this returns: a write to
-  // it later cannot fail. It goes before its space.
+  // Creates a piece at [offset, offset + bytes). All of its memory is allocated before this
+  // returns, so later writes cannot fail. The piece must not outlive its space.
   virtual absl::StatusOr<std::unique_ptr<Memory>> Create(std::uint64_t offset,
                                                          std::uint64_t bytes) = 0;
-  // What offsets are counted from. Where pieces need not be contiguous it is good for arithmetic
-  // alone: the difference of two addresses made with it is a difference of offsets.
+  // The address that offsets are relative to. If pieces are not contiguous, it is not a real
+  // address and serves only to convert between addresses and offsets.
   virtual std::byte* base() const = 0;
 };
 

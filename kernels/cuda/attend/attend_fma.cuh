@@ -1,8 +1,8 @@
-// Attention over one part of a lane for fp32, by fused multiply-adds: tensor cores would round the
-// operands. The same work items and partial results as attend_mma.cuh; the block walks the part
-// tile by tile together. For the scores a lane owns an entry and a warp two columns; for the output
-// a thread owns a channel. With kWords the tiles have weights or positions. Of a selected part, 32
-// rows of its blocks stand for a tile.
+// fp32 attention over one part of a lane, by fused multiply-adds, because tensor cores would round
+// the operands. Work items and partial results are those of attend_mma.cuh. The whole block walks
+// the part tile by tile. For the scores, a lane handles one entry and a warp two columns; for the
+// output, a thread handles one channel. kWords adds weights and positions. In a selected part, 32
+// rows of its blocks take the place of a tile.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ namespace tessera::kernels::cuda {
 
 template <class Shape>
 struct FmaState {
-  EntryRange visible[Shape::kWarpColumns];  // of the warp's columns
+  EntryRange visible[Shape::kWarpColumns];  // per column of the warp
   float maximum[Shape::kWarpColumns];
-  float sum[Shape::kWarpColumns];  // over this lane's entries only, until the part ends
+  float sum[Shape::kWarpColumns];  // sum over this lane's entries only, until the part ends
   float output[Shape::kTurns][Shape::kGroupColumns];
 };
 
-// The channel and the first column that this thread accumulates.
+// The channel, and the first column, that this thread accumulates.
 template <class Shape>
 TESSERA_DEVICE std::uint32_t ChannelOf(std::uint32_t turn) {
   return turn * Shape::kThreads + gpu::Thread() % Shape::kHeadDim;
@@ -76,7 +76,7 @@ TESSERA_DEVICE void FetchTile(const AttendParams& params, const PartTiles& tiles
   }
 }
 
-// The same of a selected part, whose rows lie apart.
+// Fetches 32 scattered rows of a selected part.
 template <class Shape>
 TESSERA_DEVICE void FetchTile(const AttendParams& params, const TakenRows& rows,
                               std::uint32_t tile_index, std::byte* shared) {
@@ -96,10 +96,10 @@ TESSERA_DEVICE void FetchTile(const AttendParams& params, const TakenRows& rows,
   }
 }
 
-// What a lane must know of its entry of a tile.
+// What a lane needs to know about its entry of a tile.
 struct EntryFacts {
   bool live = true;
-  std::uint32_t place = 0;  // what a column's visible range is about
+  std::uint32_t place = 0;  // entry or position word that is compared with a column's visible range
   float bias = 0;           // log2 of the weight
 };
 
@@ -137,7 +137,8 @@ TESSERA_DEVICE EntryFacts FactsOfEntry(const TakenRows& rows, const TileWords& w
   return facts;
 }
 
-// Weights [column][entry] and the factor that the column's output so far must be scaled by.
+// Computes the weights [column][entry] of a tile, and each column's factor for the output
+// accumulated so far.
 template <class Shape>
 TESSERA_DEVICE void WeighTile(const AttendParams& params, const EntryFacts& facts,
                               const std::byte* stage, std::byte* shared, FmaState<Shape>& state) {
@@ -198,7 +199,8 @@ TESSERA_DEVICE void AccumulateTile(const std::byte* stage, const std::byte* shar
   }
 }
 
-// fetch_tile(tile, stage) starts the copies of one; facts_of(tile) is about the lane's entry of it.
+// fetch_tile(tile, stage) starts the copies of a tile; facts_of(tile) describes the lane's entry of
+// it.
 template <class Shape, class FetchOne, class FactsOf>
 TESSERA_DEVICE void AttendTiles(const AttendParams& params, EntryRange live, FetchOne fetch_tile,
                                 FactsOf facts_of, std::byte* shared, FmaState<Shape>& state) {
@@ -256,7 +258,7 @@ TESSERA_DEVICE void StoreFmaResult(const AttendParams& params, const StepSequenc
   }
 }
 
-// The kernel's body. blockIdx.y picks the columns.
+// Kernel body. blockIdx.y selects the columns.
 template <std::uint32_t kHeadDim, bool kWords = false>
 TESSERA_DEVICE void AttendFma(const AttendParams& params) {
   using Shape = FmaShape<kHeadDim>;
@@ -278,8 +280,8 @@ TESSERA_DEVICE void AttendFma(const AttendParams& params) {
     if constexpr (kWords) words = WordsOf(step.strategy(params.layer, work.part.strategy));
     FmaState<Shape> state;
     BeginFmaPart<Shape>(params, sequence, work, first_column, shared, state);
-    // The first tile's barrier shows the query to all.
-    // Warps may disagree on `found`; none may miss a barrier, so only what they read differs.
+    // The first tile's barrier makes the query visible to all threads. Warps may disagree on
+    // `found`. None may skip a barrier, so `found` only changes which entries they read.
     const EntryRange mine = found ? work.part.entries : EntryRange{};
     AttendTiles<Shape>(
         params, work.part.entries,
@@ -288,12 +290,12 @@ TESSERA_DEVICE void AttendFma(const AttendParams& params) {
         },
         [&](std::uint32_t tile) { return FactsOfEntry<kWords>(tiles, words, mine, tile); }, shared,
         state);
-    // From registers: shared memory has been free since the last tile's barrier.
+    // Reads registers only: shared memory is free since the last tile's barrier.
     StoreFmaResult<Shape>(params, sequence, work, first_column, state);
   }
 }
 
-// The same over the parts of selected blocks, after the choice has been made.
+// The same kernel for parts of selected blocks. Runs after the selection.
 template <std::uint32_t kHeadDim>
 TESSERA_DEVICE void AttendFmaSelected(const AttendParams& params) {
   using Shape = FmaShape<kHeadDim>;
@@ -308,7 +310,7 @@ TESSERA_DEVICE void AttendFmaSelected(const AttendParams& params) {
     const StepSequence& sequence = step.sequence(work.lane / step.layer(params.layer).kv_heads);
     const TileWords words = WordsOf(step.strategy(params.layer, work.part.strategy));
     TakenRows rows(selected, shared + SelectedShape<Shape>::kTableOffset);
-    // No thread reads an older table: the last tile's barrier is behind all.
+    // Every thread has passed the last tile's barrier, so none still reads the old table.
     const bool found = rows.Find(step.arena(), selected, TileBytesOf(params, step, work.part, 0));
     ReportSelected(params, sequence, work, found);
     FmaState<Shape> state;

@@ -1,4 +1,4 @@
-// The dense attention kernels proper: what their instantiation files share.
+// The dense attention kernels, included by their instantiation files.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,16 +1,16 @@
-// Attention over one part of a lane for bf16 and fp16, on tensor cores.
+// bf16 and fp16 attention over one part of a lane, on tensor cores.
 //
-// A block takes work items (part of a lane, all query rows of its kv head, up to 8 or 16 at a time)
-// in a grid-stride loop. Each of its warps walks every kTuning.warps-th slice of 16 entries on its
-// own: copies it to shared memory a few slices ahead, scores it, and accumulates its own online
-// softmax, without meeting the others. At the end of the part the warps' results are merged in warp
-// order and stored for the merge kernel. So the bits depend on the part alone.
+// A block takes work items (a part of a lane, with all query rows of its kv head, up to 8 or 16 at
+// a time) in a grid-stride loop. Each warp walks every kTuning.warps-th slice of 16 entries: it
+// copies slices to shared memory ahead of use, scores them, and accumulates its own online softmax
+// without synchronising with other warps. At the end of the part the warps' results are merged in
+// warp order and stored for the merge kernel. So the bits of a result depend on the part alone.
 //
-// Rows that no query of the call sees are never read; zeros stand in for them, since 0 x NaN of a
-// dead row would be NaN.
+// Rows that no query of the call sees are never read. Zeros replace them, because 0 x NaN would be
+// NaN.
 //
-// Dense tiles with weights or positions are a variant of their own (Shape::kWords), so that plain
-// ones pay nothing for them; so are parts of selected blocks, of tiles with words or without.
+// Dense tiles with weights or positions have a separate variant (Shape::kWords), and so have parts
+// of selected blocks, so plain tiles do not pay for either.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@
 
 namespace tessera::kernels::cuda {
 
-// The B operands of all steps: two channels of a query row per register, zeros beyond the last row.
+// Loads the B operands of all steps: two channels of a query row per register, zeros after the last
+// row.
 template <class Shape>
 TESSERA_DEVICE void LoadQuery(const AttendParams& params, const StepSequence& sequence,
                               const Work& work, std::uint32_t first_column,
@@ -45,7 +46,7 @@ TESSERA_DEVICE void LoadQuery(const AttendParams& params, const StepSequence& se
   }
 }
 
-// Starts copying 16 entries, from `entry` on, of K and V.
+// Starts copying K and V of 16 entries, from `entry` on.
 template <class Shape>
 TESSERA_DEVICE void FetchSlice(const AttendParams& params, const PartTiles& tiles, EntryRange live,
                                std::uint32_t entry, std::byte* shared) {
@@ -60,14 +61,14 @@ TESSERA_DEVICE void FetchSlice(const AttendParams& params, const PartTiles& tile
     const bool read = live.Contains(entry + row);
     const std::byte* source = tile + (tile_row + row) * Shape::kRowBytes + chunk * kChunkBytes;
     std::byte* place = shared + SwizzledOffset(row, chunk, Shape::kRowBytes);
-    // A source that is not read must still be an address: the step image will do.
+    // A source that is not read must still be a valid address, so pass the step image.
     gpu::CopyChunk(place, read ? source : params.step, read);
     gpu::CopyChunk(place + Shape::kSliceBytes, read ? source + layout.value_offset(0) : params.step,
                    read);
   }
 }
 
-// The same of a selected part, whose rows lie apart.
+// Fetches 16 scattered rows of a selected part.
 template <class Shape>
 TESSERA_DEVICE void FetchSlice(const AttendParams& params, const TakenRows& rows,
                                std::uint32_t entry, std::byte* shared) {
@@ -111,7 +112,8 @@ TESSERA_DEVICE void ScoreSlice(const std::byte* keys, const MmaState<Shape>& sta
   }
 }
 
-// As JudgeRows, where entries are their own places: what a column sees is live.
+// Like JudgeRows for plain tiles: each entry is its own place, and every entry that a column sees
+// is live.
 template <class Shape>
 TESSERA_DEVICE void JudgePlainRows(const AttendParams& params, std::uint32_t entry, std::uint32_t t,
                                    const MmaState<Shape>& state, float (&scores)[4]) {
@@ -158,7 +160,7 @@ TESSERA_DEVICE void AttendSlice(const AttendParams& params, const std::byte* sli
   }
 }
 
-// This warp's slices of the part, kTuning.stages - 1 on their way ahead.
+// Walks this warp's slices of the part, with kTuning.stages - 1 slices in flight.
 template <ElementType kType, class Shape>
 TESSERA_DEVICE void AttendSlices(const AttendParams& params, const PartTiles& tiles,
                                  EntryRange live, const TileWords& words, std::byte* shared,
@@ -178,7 +180,7 @@ TESSERA_DEVICE void AttendSlices(const AttendParams& params, const PartTiles& ti
       live, {.shared = shared, .stage_bytes = Shape::kStageBytes, .ahead = kAhead}, fetch, attend);
 }
 
-// The same of a selected part.
+// The same for a selected part.
 template <ElementType kType, class Shape>
 TESSERA_DEVICE void AttendSlices(const AttendParams& params, const TakenRows& rows,
                                  const TileWords& words, std::byte* shared,
@@ -196,7 +198,7 @@ TESSERA_DEVICE void AttendSlices(const AttendParams& params, const TakenRows& ro
       attend);
 }
 
-// The warps' results, put together. The whole block.
+// Merges the warps' results. Block-collective.
 template <ElementType kType, class Shape>
 TESSERA_DEVICE void EndMmaPart(const AttendParams& params, const StepSequence& sequence,
                                const Work& work, std::uint32_t first_column,
@@ -209,7 +211,7 @@ TESSERA_DEVICE void EndMmaPart(const AttendParams& params, const StepSequence& s
   gpu::SyncBlock();
 }
 
-// The kernel's body. blockIdx.y picks the columns.
+// Kernel body. blockIdx.y selects the columns.
 template <ElementType kType, std::uint32_t kHeadDim, std::uint32_t kColumnTiles,
           bool kWords = false>
 TESSERA_DEVICE void AttendMma(const AttendParams& params) {
@@ -232,14 +234,14 @@ TESSERA_DEVICE void AttendMma(const AttendParams& params) {
     MmaState<Shape> state;
     ClearState<Shape>(params, sequence, work, first_column, state);
     LoadQuery<Shape>(params, sequence, work, first_column, state);
-    // Warps may disagree on `found`; none may miss the barriers below.
+    // Warps may disagree on `found`; none may skip the barriers below.
     AttendSlices<kType, Shape>(params, tiles, found ? work.part.entries : EntryRange{}, words,
                                shared + gpu::Warp() * Shape::kWarpBytes, state);
     EndMmaPart<kType, Shape>(params, sequence, work, first_column, state, shared);
   }
 }
 
-// The same over the parts of selected dense blocks, after the choice has been made.
+// The same kernel for parts of selected dense blocks. Runs after the selection.
 template <ElementType kType, std::uint32_t kHeadDim, std::uint32_t kColumnTiles>
 TESSERA_DEVICE void AttendMmaSelected(const AttendParams& params) {
   using Shape = MmaShape<kHeadDim, kColumnTiles, true>;

@@ -1,15 +1,15 @@
 // Attention over one part of a packed segment, on tensor cores. Work items, slices, softmax and
-// partial results are those of attend_mma.cuh; what differs is how operands come to be:
+// partial results are those of attend_mma.cuh. Only the operands are built differently:
 //
-//   a stage        the bitmaps, scales and values of 16 entries as they lie in the tile, a quarter
-//                  of a dense slice or less
-//   scores         K operands put together in registers from bitmap and values (packed_index.h),
-//                  times the rotated query rows of rotate.cuh
-//   output         V operands likewise, two entries crossed into each register; in V's space, which
-//                  the merge leaves once per segment
+//   a stage   bitmaps, scales and values of 16 entries, copied as the tile stores them: 2.7 KiB
+//             instead of 8 KiB at 25 % of 128 channels of bf16
+//   scores    K operands, assembled in registers from bitmap and values (packed_index.h), times the
+//             rotated query rows of rotate.cuh
+//   output    V operands likewise, with two entries per register. The result is in V's rotated
+//             space; the merge kernel rotates it back once per segment
 //
-// int8 and fp8 values become bf16 exactly. Their scales are left out of the operands: K's goes on
-// the logits, V's on the weights.
+// int8 and fp8 values become bf16 exactly. Their scales are not applied to the operands: K's scale
+// multiplies the logits, V's the weights.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +30,14 @@ constexpr std::uint32_t LargestOf(std::initializer_list<std::uint32_t> numbers) 
   return largest;
 }
 
-// The shape of one kernel and its shared memory:
+// Shape of one kernel and its shared memory:
 //   per warp   stages x (16 x: K bits | K scales | K data | V bits | V scales | V data, then words)
-//   then       max and sum of each warp and column
-//   then       per warp: of the 32 rows of a slice where their slices of channels begin, 8 bytes
-//   each then       space that a walk may run into
-// How much a stage takes is known only with a segment's strategy; a warp uses as many as fit, four
-// at most.
+//   then       maximum and sum per warp and column
+//   then       per warp: 8 bytes for each of the 32 rows of a slice: where the row's slices of
+//              channels begin
+//   then       space that a walk may overrun
+// A stage's size depends on the segment's strategy. A warp uses as many stages as fit, at most
+// four.
 template <ValueType kValuesValue, std::uint32_t kHeadDimValue, std::uint32_t kColumnTilesValue>
 struct PackedShape {
   static constexpr ValueType kValues = kValuesValue;
@@ -58,10 +59,10 @@ struct PackedShape {
       LargestOf({kTuning.stage_bytes, (kLargestStage + kChunkBytes - 1) / kChunkBytes* kChunkBytes,
                  kOutputBytes});
   static constexpr std::uint32_t kStateOffset = kTuning.warps * kWarpBytes;
-  // A bitmap with too many bits, as memory under a revoked reader may hold, leads this far at most.
+  // How far a walk can overrun if a bitmap has too many bits, as in memory under a revoked reader.
   static constexpr std::uint32_t kOverrun = kHeadDim * kValueBytes + 64;
   static constexpr std::uint32_t kStartsOffset = kStateOffset + kTuning.warps * kColumns * 2 * 4;
-  static constexpr std::uint32_t kStartsBytes = 2 * kSliceEntries * kRowSlices;  // of a warp
+  static constexpr std::uint32_t kStartsBytes = 2 * kSliceEntries * kRowSlices;  // per warp
   static constexpr std::uint32_t kSharedBytes =
       kStartsOffset + kTuning.warps * kStartsBytes + kOverrun;
   static_assert(kWarpBytes % kChunkBytes == 0 && kColumnTiles <= kTuning.column_tiles);
@@ -69,11 +70,11 @@ struct PackedShape {
 
 template <class Shape>
 struct PackedState : MmaState<Shape> {
-  float query_scale[Shape::kColumnTiles][2];  // of the accumulators' columns
+  float query_scale[Shape::kColumnTiles][2];  // scales of the accumulators' columns
 };
 
-// Where the arrays of 16 rows begin in a stage. Each takes a whole number of chunks, as many as its
-// row has bytes, and begins at one in the tile too.
+// Offsets of the arrays of 16 rows in a stage. Each array takes a whole number of chunks, one per
+// byte of its row, and is chunk-aligned in the tile too.
 struct StageLayout {
   RowBytes key;
   RowBytes value;
@@ -122,7 +123,7 @@ TESSERA_DEVICE PackedPart PackedPartOf(const StepStrategy& strategy) {
       .words = WordsOf(strategy)};
 }
 
-// The B operands of all steps, from what rotate.cuh left; zeros beyond the last row.
+// Loads the B operands of all steps from the output of rotate.cuh; zeros after the last row.
 template <class Shape>
 TESSERA_DEVICE void LoadRotated(const AttendParams& params, const StepSequence& sequence,
                                 std::uint32_t strategy, std::uint32_t first_column,
@@ -150,12 +151,12 @@ TESSERA_DEVICE void LoadRotated(const AttendParams& params, const StepSequence& 
   }
 }
 
-// Starts copying 16 entries, from `entry` on. Rows that are not live come along: they lie in the
-// tile, and nothing is made of them.
+// Starts copying 16 entries, from `entry` on. Rows that are not live are copied too, since they lie
+// in the tile, but they are not used.
 TESSERA_DEVICE void FetchPacked(const PackedPart& part, const std::byte* tile,
                                 std::uint32_t first_row, std::byte* shared) {
   const StageLayout& stage = part.stage;
-  const std::uint32_t keys = stage.row_bytes(false);  // chunks of K; then those of V
+  const std::uint32_t keys = stage.row_bytes(false);  // chunks of K; the chunks of V follow
   const std::uint32_t chunks = keys + stage.row_bytes(true);
   for (std::uint32_t i = gpu::Lane(); i < chunks; i += kWarp) {
     const bool value = i >= keys;
@@ -177,8 +178,8 @@ TESSERA_DEVICE void FetchPacked(const PackedPart& part, const std::byte* tile,
   }
 }
 
-// The rows of one array of a slice whose blocks lie apart, in pieces as large as each begins at a
-// multiple of.
+// Copies the rows of one array of a slice whose blocks are scattered, in the largest pieces that
+// their alignment allows.
 TESSERA_DEVICE void FetchArray(const TakenRows& rows, std::uint32_t entry, std::uint32_t array,
                                std::uint32_t row_bytes, std::byte* shared) {
   const std::uint32_t block_bytes = rows.block() * row_bytes;
@@ -198,8 +199,8 @@ TESSERA_DEVICE void FetchArray(const TakenRows& rows, std::uint32_t entry, std::
   }
 }
 
-// The same of a selected part. Where a block has no tile, a stage keeps what it has: its rows are
-// not live.
+// The same for a selected part. Blocks without a tile leave the stage unchanged; their rows are not
+// live.
 TESSERA_DEVICE void FetchPacked(const PackedPart& part, const TakenRows& rows, std::uint32_t entry,
                                 std::byte* shared) {
   const StageLayout& stage = part.stage;
@@ -208,7 +209,7 @@ TESSERA_DEVICE void FetchPacked(const PackedPart& part, const TakenRows& rows, s
     if (block.tile == 0) return;
     FetchPacked(part, reinterpret_cast<const std::byte*>(block.tile), block.row, shared);
   } else {
-    // One body for all six arrays: several cost registers that the products need.
+    // One loop body for all six arrays: separate ones would cost registers that the products need.
     std::uint32_t place = 0;
     TESSERA_NO_UNROLL
     for (std::uint32_t i = 0; i < 6; ++i) {
@@ -233,7 +234,8 @@ TESSERA_DEVICE void FetchPacked(const PackedPart& part, const TakenRows& rows, s
 TESSERA_DEVICE bool IsLive(EntryRange live, std::uint32_t entry) { return live.Contains(entry); }
 TESSERA_DEVICE bool IsLive(const TakenRows& rows, std::uint32_t entry) { return rows.Live(entry); }
 
-// Lane r counts for row r: 16 of K, then 16 of V. Each row is walked by 8 lanes. Whole warps.
+// Counts where the slices of each row begin. Lane r handles row r: 16 rows of K, then 16 of V.
+// Later 8 lanes walk each row. Warp-collective.
 template <class Shape, std::uint32_t kGroup>
 TESSERA_DEVICE void CountStarts(const PackedPart& part, const std::byte* shared,
                                 std::byte* starts) {
@@ -247,7 +249,7 @@ TESSERA_DEVICE void CountStarts(const PackedPart& part, const std::byte* shared,
   gpu::SyncWarp();
 }
 
-// The walk of one row's slice. A row that is not live is walked as if it kept nothing.
+// Begins the walk of one row's slice. Rows that are not live are walked as if they kept nothing.
 template <class Shape, std::uint32_t kGroup>
 TESSERA_DEVICE PairWalk<kGroup, Shape::kValueBytes> BeginWalk(const PackedPart& part, bool value,
                                                               std::uint32_t row, bool live,
@@ -354,7 +356,7 @@ TESSERA_DEVICE void AttendPackedSlice(const AttendParams& params, const PackedPa
     AddLogits<Shape::kType, Shape>(t, state, scores[t]);
     TESSERA_UNROLL
     for (std::uint32_t i = 0; i < 4 && IsScaled(Shape::kValues); ++i) {
-      // The scale of a dead row may be anything.
+      // The scale of a row that is not live may be anything.
       const float scale = ScaleOfRow(part, true, AccumulatorRow(gpu::Lane(), i), shared);
       scores[t][i] *= facts.live[i / 2] ? scale : 0;
     }
@@ -363,7 +365,7 @@ TESSERA_DEVICE void AttendPackedSlice(const AttendParams& params, const PackedPa
   AddPacked<Shape, kGroup>(part, rows, entry, shared, starts, weights, state);
 }
 
-// This warp's slices of a part; fetch(entry, stage) starts the copies of one.
+// Walks this warp's slices of a part. fetch(entry, stage) starts the copies of a slice.
 template <class Shape, std::uint32_t kGroup, class Rows, class Fetch>
 TESSERA_DEVICE void AttendPackedSlices(const AttendParams& params, const PackedPart& part,
                                        const Rows& rows, EntryRange range, Fetch fetch,
@@ -380,7 +382,7 @@ TESSERA_DEVICE void AttendPackedSlices(const AttendParams& params, const PackedP
       range, {.shared = shared, .stage_bytes = stage_bytes, .ahead = ahead}, fetch, attend);
 }
 
-// A part, from its cleared state to its stored result. The whole block.
+// Handles a part from clearing the state to storing the result. Block-collective.
 template <class Shape, class Rows, class Fetch>
 TESSERA_DEVICE void AttendPackedPart(const AttendParams& params, const StepSequence& sequence,
                                      const Work& work, const StepStrategy& strategy,
@@ -407,7 +409,7 @@ TESSERA_DEVICE void AttendPackedPart(const AttendParams& params, const StepSeque
   gpu::SyncBlock();
 }
 
-// The kernel's body. blockIdx.y picks the columns.
+// Kernel body. blockIdx.y selects the columns.
 template <ValueType kValues, std::uint32_t kHeadDim, std::uint32_t kColumnTiles>
 TESSERA_DEVICE void AttendPacked(const AttendParams& params) {
   using Shape = PackedShape<kValues, kHeadDim, kColumnTiles>;
@@ -423,7 +425,7 @@ TESSERA_DEVICE void AttendPacked(const AttendParams& params) {
     const bool found = tiles.Find(step.arena(), work.part, TileBytesOf(params, step, work.part, 0));
     ReportWork(params, sequence, work, found);
     const PackedPart part = PackedPartOf(strategy);
-    // Warps may disagree on `found`; none may miss the barriers of the part's end.
+    // Warps may disagree on `found`; none may skip the barriers at the end of the part.
     const EntryRange live = found ? work.part.entries : EntryRange{};
     const auto fetch = [&](std::uint32_t entry, std::byte* stage) {
       const std::byte* tile = tiles.Address(entry / kTileEntries);
@@ -434,7 +436,7 @@ TESSERA_DEVICE void AttendPacked(const AttendParams& params) {
   }
 }
 
-// The same over the parts of selected blocks, after the choice has been made.
+// The same kernel for parts of selected blocks. Runs after the selection.
 template <ValueType kValues, std::uint32_t kHeadDim, std::uint32_t kColumnTiles>
 TESSERA_DEVICE void AttendPackedSelected(const AttendParams& params) {
   using Shape = PackedShape<kValues, kHeadDim, kColumnTiles>;

@@ -1,4 +1,4 @@
-// The packed attention kernels proper: what their instantiation files share.
+// The packed attention kernels, included by their instantiation files.
 #pragma once
 
 #include <cuda_runtime.h>

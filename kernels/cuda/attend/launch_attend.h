@@ -1,5 +1,5 @@
-// The attention kernels of one kind of part, element type and head_dim, each in a file of its own:
-// nvcc takes them one by one, and in parallel. For launch.cu only.
+// Table of the attention kernels: one array per kind of part, element type and head_dim. Each is in
+// its own file, so that nvcc compiles them in parallel. Used by launch.cu only.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,15 +12,15 @@ namespace tessera::kernels::cuda {
 
 struct AttendVariant {
   PartKind kind;
-  ElementType type;  // of the dense kinds: the layer's
+  ElementType type;  // for dense kinds: the layer's type
   std::uint32_t head_dim;
-  std::uint32_t columns;  // query rows of one block
+  std::uint32_t columns;  // query rows per block of threads
   std::uint32_t shared_bytes;
   cudaError_t (*prepare)();
   cudaError_t (*launch)(const AttendParams& params, std::uint32_t blocks_x, cudaStream_t stream);
 };
 
-// Smaller number of columns first.
+// Ordered by number of columns, smallest first.
 extern const AttendVariant kAttendBf16Dim64[2];
 extern const AttendVariant kAttendBf16Dim128[2];
 extern const AttendVariant kAttendBf16Dim256[2];
@@ -51,7 +51,7 @@ extern const AttendVariant kAttendPackedInt8Dim256[1];
 extern const AttendVariant kAttendPackedFp8Dim64[2];
 extern const AttendVariant kAttendPackedFp8Dim128[2];
 extern const AttendVariant kAttendPackedFp8Dim256[1];
-// Parts of selected blocks: kDenseWords for dense ones of any shape.
+// For parts of selected blocks. kDenseWords covers dense blocks of every shape.
 extern const AttendVariant kAttendBf16Dim64Selected[2];
 extern const AttendVariant kAttendBf16Dim128Selected[2];
 extern const AttendVariant kAttendBf16Dim256Selected[2];

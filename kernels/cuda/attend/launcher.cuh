@@ -1,4 +1,4 @@
-// Launches a kernel of some shape: what the instantiation files share.
+// Launches a kernel of a given shape. Included by the instantiation files.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,11 +1,11 @@
 // Merges the partial results of a lane's parts, in lane order, and writes output and log-sum-exp.
-// One block per (query head, query, sequence). Its threads are teams of one thread per channel,
-// which share the parts of a segment: parts are few bytes each and far from the block, so that what
-// counts is how many are under way at once.
+// One block of threads per (query head, query, sequence). Its threads form teams of one thread per
+// channel, and the teams share the parts of a segment: parts are small and in far memory, so speed
+// depends on how many loads are in flight.
 //
-// What a packed segment's parts add up to is in V's space. It leaves it once per segment, o = R_v^T
-// o', before it is added to the others. A segment that was selected from has as many parts as the
-// device found that it takes, in slots behind the layer's other parts.
+// The sum of a packed segment's parts is in V's rotated space. It is rotated back once per segment,
+// o = R_v^T o', before it is added to the others. A segment with selection has as many parts as the
+// device counted, in slots after the layer's other parts.
 #pragma once
 
 #include <cstdint>
@@ -23,19 +23,19 @@ namespace tessera::kernels::cuda {
 inline constexpr float kMergeLog2E = 1.44269504088896340736f;
 inline constexpr float kMergeLn2 = 0.69314718055994530942f;
 
-// Part of the definition of the result: a team's parts are added up by themselves.
+// Part of the definition of the result: each team adds up its own parts.
 TESSERA_HOST_DEVICE constexpr std::uint32_t MergeTeams(std::uint32_t head_dim) {
   return head_dim == 256 ? 2 : 4;
 }
 TESSERA_HOST_DEVICE constexpr std::uint32_t MergeThreads(std::uint32_t head_dim) {
   return MergeTeams(head_dim) * head_dim;
 }
-// Shared memory: a row for each team, and what a warp has found.
+// Shared memory: a row per team, and one value per warp.
 TESSERA_HOST_DEVICE constexpr std::uint32_t MergeSharedBytes(std::uint32_t head_dim) {
   return (MergeTeams(head_dim) * head_dim + MergeThreads(head_dim) / kWarp) *
          static_cast<std::uint32_t>(sizeof(float));
 }
-// Parts, and rows of a rotation, that a thread has under way.
+// Parts, and rows of a rotation, that a thread loads at once.
 inline constexpr std::uint32_t kMergeAhead = 8;
 
 TESSERA_DEVICE void StoreOutput(const AttendParams& params, std::uint64_t index, float value) {
@@ -55,12 +55,12 @@ TESSERA_DEVICE void StoreOutput(const AttendParams& params, std::uint64_t index,
 }
 
 struct Merged {
-  float output = 0;    // of this thread's channel, normalised
+  float output = 0;    // this thread's channel, normalised
   float log2_sum = 0;  // -infinity: the neutral element
 };
 
-// The threads of a block as teams, and what they tell each other in shared memory. All of it is
-// called by the whole block.
+// The threads of a block as teams, with the shared memory through which they exchange data. All
+// methods are block-collective.
 class Teams {
  public:
   TESSERA_DEVICE explicit Teams(std::uint32_t head_dim)
@@ -83,8 +83,8 @@ class Teams {
     gpu::SyncBlock();
     return value;
   }
-  // The sum of the teams' values of this channel, in the order of teams, for all of them. What was
-  // summed stands in Row until the next call.
+  // Returns the sum of the teams' values of this channel, added in team order, to all teams. The
+  // values remain in Row until the next call.
   TESSERA_DEVICE float Sum(float value) {
     rows_[gpu::Thread()] = value;
     gpu::SyncBlock();
@@ -93,7 +93,7 @@ class Teams {
     gpu::SyncBlock();
     return sum;
   }
-  // Makes `value` of each channel readable by all, until the next Sum.
+  // Makes `value` of each channel readable by all threads until the next Sum.
   TESSERA_DEVICE const float* Share(float value) {
     if (team() == 0) rows_[channel()] = value;
     gpu::SyncBlock();
@@ -103,10 +103,10 @@ class Teams {
  private:
   const std::uint32_t head_dim_;
   float* const rows_;   // [team][channel]
-  float* const found_;  // by warp
+  float* const found_;  // one per warp
 };
 
-// Adds parts up in the order in which it is given them, relative to a maximum known before.
+// Adds up parts in the order of the calls, relative to a maximum that is known in advance.
 class PartSum {
  public:
   TESSERA_DEVICE PartSum(const AttendParams& params, Teams& teams, std::uint32_t column, float sink)
@@ -117,13 +117,14 @@ class PartSum {
       maximum_ = gpu::Max(maximum_, StateOf(work)[0]);
     }
   }
-  // After the last Raise.
+  // Must follow the last Raise.
   TESSERA_DEVICE void AddSink() {
     maximum_ = teams_.Max(maximum_);
     if (sink_ > gpu::NegativeInfinity() && teams_.team() == 0) sum_ = gpu::Exp2(sink_ - maximum_);
   }
-  // Adds what this thread's team has of them to `output`, whichever space that is in. Teams take
-  // parts in turn from `lane_first` on, so that it does not matter in how many runs they come.
+  // Adds this thread's team's share of the parts to `output`, in whichever space that is. Teams
+  // take parts in turn, counted from `lane_first`, so it does not matter how the parts are divided
+  // into calls.
   TESSERA_DEVICE void Add(std::uint32_t lane_first, std::uint32_t first, std::uint32_t last,
                           float& output) {
     const std::uint32_t turn = (first - lane_first) % teams_.count();
@@ -143,14 +144,14 @@ class PartSum {
       }
       TESSERA_UNROLL
       for (std::uint32_t i = 0; i < kMergeAhead; ++i) {
-        if (sum[i] == 0) continue;  // saw nothing; a NaN is not 0
+        if (sum[i] == 0) continue;  // the part saw no entry; NaN compares unequal to 0
         const float weight = gpu::Exp2(maximum[i] - maximum_);
         sum_ += weight * sum[i];
         output += weight * row[i];
       }
     }
   }
-  // `output` is the whole channel's.
+  // `output` is the total of the channel.
   TESSERA_DEVICE Merged Finish(float output) const {
     const float sum = teams_.Sum(sum_);
     if (sum == 0) return {.output = 0, .log2_sum = gpu::NegativeInfinity()};
@@ -170,11 +171,11 @@ class PartSum {
   const std::uint32_t column_;
   const float sink_;
   float maximum_;
-  float sum_ = 0;  // of the team's parts
+  float sum_ = 0;  // over the team's parts
 };
 
-// This thread's share of its channel of R^T y: of the rows of R that its team takes. `element` is
-// what the team has of y.
+// Returns this thread's share of its channel of R^T y, over the rows of R that its team takes.
+// `element` is the team's share of y.
 TESSERA_DEVICE float Unrotate(const AttendParams& params, const StepStrategy& strategy,
                               const std::byte* rotation, Teams& teams, float element) {
   const float* y = teams.Share(teams.Sum(element));
@@ -195,15 +196,15 @@ TESSERA_DEVICE float Unrotate(const AttendParams& params, const StepStrategy& st
       if (row < channels) sum += y[row] * weight[i];
     }
   }
-  gpu::SyncBlock();  // before the next segment's row comes
+  gpu::SyncBlock();  // before the next segment's row
   return sum;
 }
 
-// The parts of what a lane took; none where it reads everything.
+// The parts of a lane's selected blocks; none if the lane reads everything.
 struct PartsTaken {
-  std::uint32_t first = 0;  // among the partial results
+  std::uint32_t first = 0;  // index among the partial results
   std::uint32_t count = 0;
-  const TakenRange* ranges = nullptr;  // of its choices
+  const TakenRange* ranges = nullptr;  // ranges of its choices
 };
 
 TESSERA_DEVICE PartsTaken FindTaken(const AttendParams& params, const StepReader& step,
@@ -216,8 +217,8 @@ TESSERA_DEVICE PartsTaken FindTaken(const AttendParams& params, const StepReader
           .ranges = ranges};
 }
 
-// The segments of a lane, of which some are packed, then its tail: what this thread's team has of
-// them. The whole block.
+// Adds up a lane with packed segments: its segments, then its tail. Returns this thread's team's
+// share. Block-collective.
 TESSERA_DEVICE float AddLane(const AttendParams& params, const StepReader& step,
                              const StepLane& lane, const PartsTaken& selected, std::uint32_t first,
                              std::uint32_t last, Teams& teams, PartSum& sum) {
@@ -239,7 +240,7 @@ TESSERA_DEVICE float AddLane(const AttendParams& params, const StepReader& step,
     }
     const StepStrategy& strategy = step.strategy(params.layer, index);
     Rotations rotations;
-    // Reported where the queries were rotated.
+    // The rotate kernel has reported the fault.
     if (!rotations.Find(step.arena(), strategy) || strategy.shape.head_dim != params.head_dim) {
       continue;
     }
@@ -253,7 +254,7 @@ TESSERA_DEVICE float AddLane(const AttendParams& params, const StepReader& step,
   return output;
 }
 
-// The lane's parts [first, last) for column `column`, and the head's sink, once.
+// Merges the lane's parts for column `column`, and adds the head's sink once.
 TESSERA_DEVICE Merged MergeLane(const AttendParams& params, const StepReader& step,
                                 std::uint32_t lane, std::uint32_t column, float sink) {
   const std::uint32_t first = step.works(params.layer)[lane];
@@ -280,7 +281,8 @@ TESSERA_DEVICE void Merge(const AttendParams& params) {
   const std::uint32_t head = gpu::BlockX();
   const std::uint32_t query = gpu::BlockY();
   const std::uint32_t index = gpu::BlockZ();
-  if (!Serves(params, step) || index >= step.header().batch) return;  // reported by the attention
+  // The attention kernel reports it.
+  if (!Serves(params, step) || index >= step.header().batch) return;
   const StepSequence& sequence = step.sequence(index);
   if (query >= sequence.queries) return;
   const std::uint32_t lane = index * step.layer(params.layer).kv_heads + head / params.group;

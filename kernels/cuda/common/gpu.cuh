@@ -1,6 +1,6 @@
-// The instructions that the kernels are written in. With nvcc they are PTX; any other compiler sees
-// declarations only, which tests define by an emulated warp machine, so that the kernels' own
-// source runs where there is no GPU.
+// The GPU instructions that the kernels use. Under nvcc they are PTX. Other compilers see
+// declarations only; tests implement them with an emulated warp machine, so that the kernel source
+// also runs on machines without a GPU.
 #pragma once
 
 #include <bit>
@@ -44,20 +44,20 @@ TESSERA_DEVICE float ShuffleXor(float value, std::uint32_t mask) {
   return __shfl_xor_sync(~0u, value, static_cast<int>(mask));
 }
 
-// Copies 16 bytes to shared memory in the background; zeros where not `live`, and then `source` is
-// not read.
+// Copies 16 bytes to shared memory asynchronously. If `live` is false it writes zeros and does not
+// read `source`.
 TESSERA_DEVICE void CopyChunk(std::byte* shared, const std::byte* source, bool live) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(shared)),
                "l"(source), "r"(live ? 16 : 0)
                : "memory");
 }
-// Copies 4 bytes in the background.
+// Copies 4 bytes to shared memory asynchronously.
 TESSERA_DEVICE void CopyWord(std::byte* shared, const std::byte* source) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(SharedAddress(shared)), "l"(source)
                : "memory");
 }
 TESSERA_DEVICE void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most kPending of this thread's committed groups are under way.
+// Waits until at most kPending of this thread's committed copy groups are in flight.
 template <std::uint32_t kPending>
 TESSERA_DEVICE void WaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -76,7 +76,7 @@ TESSERA_DEVICE void LoadMatricesTransposed(std::uint32_t (&fragment)[4],
                : "r"(SharedAddress(shared_row))
                : "memory");
 }
-// Transposes the 8 x 8 matrix whose row lane / 4 this lane holds two elements of.
+// Transposes an 8 x 8 matrix. Each lane passes two elements of row lane / 4.
 TESSERA_DEVICE std::uint32_t TransposeMatrix(std::uint32_t pair) {
   std::uint32_t transposed;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
@@ -128,11 +128,11 @@ TESSERA_DEVICE float Log2(float x) { return log2f(x); }
 TESSERA_DEVICE float Tanh(float x) { return tanhf(x); }
 TESSERA_DEVICE float Max(float a, float b) { return fmaxf(a, b); }
 
-// Reads a word that another process may be changing: once.
+// Reads a word exactly once. Another process may be changing it.
 TESSERA_DEVICE std::uint64_t LoadOnce(const std::uint64_t* word) {
   return *reinterpret_cast<const volatile std::uint64_t*>(word);
 }
-// Likewise; each of the four words once.
+// Like LoadOnce: reads each of the four words exactly once.
 TESSERA_DEVICE Chunk LoadChunkOnce(const Chunk* chunk) {
   Chunk loaded;
   asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -146,7 +146,7 @@ TESSERA_DEVICE void AtomicMin(std::uint64_t* word, std::uint64_t value) {
   atomicMin(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(value));
 }
 
-// Adds to a word of shared memory.
+// `word` is in shared memory.
 TESSERA_DEVICE void AtomicAdd(std::uint32_t* word, std::uint32_t value) { atomicAdd(word, value); }
 
 #else

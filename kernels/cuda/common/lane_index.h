@@ -1,5 +1,5 @@
-// Where things are: tiles, rings, parts, and what a query sees. Shared by the kernels and by the
-// host that plans for them; tested on the host against plain loops.
+// Index arithmetic: locates tiles, rings and parts, and computes what a query sees. Shared by the
+// kernels and by the host code that plans for them. Host tests check it against plain loops.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,10 @@ namespace tessera::kernels::cuda {
 
 static_assert(kSplitEntries % kTileEntries == 0);
 inline constexpr std::uint32_t kPartTiles = kSplitEntries / kTileEntries;
-static_assert(kPartTiles <= 32, "a lane of a warp holds the address of one tile");
-static_assert(kTileEntries % kSliceEntries == 0, "a slice lies in one tile");
+static_assert(kPartTiles <= 32, "each lane of a warp holds the address of one tile");
+static_assert(kTileEntries % kSliceEntries == 0, "a slice must not cross tiles");
 
-inline constexpr std::uint64_t kTileAlignment = 64;  // of every object in a pool
+inline constexpr std::uint64_t kTileAlignment = 64;  // alignment of every object in a pool
 
 struct EntryRange {
   std::uint32_t begin = 0;
@@ -39,17 +39,18 @@ struct Positions {
 
 struct VisibleRule {
   bool causal = true;
-  std::uint32_t window = 0;  // 0: none
+  std::uint32_t window = 0;  // 0: no window
 };
 
-// What the query at `position` sees: position - window < p, and p <= position if causal.
+// Positions p that the query at `position` sees: position - window < p, and p <= position if
+// causal.
 TESSERA_HOST_DEVICE constexpr Positions VisibleFrom(std::uint64_t position, VisibleRule rule) {
   const std::uint64_t next = position + 1;
   return {.begin = rule.window != 0 && next > rule.window ? next - rule.window : 0,
           .end = rule.causal ? next : ~std::uint64_t{0}};
 }
 
-// What queries [first, first + queries) see together.
+// Positions that any of the queries [first, first + queries) sees.
 TESSERA_HOST_DEVICE constexpr Positions VisibleFromAll(std::uint64_t first, std::uint32_t queries,
                                                        VisibleRule rule) {
   if (queries == 0) return {};
@@ -57,7 +58,7 @@ TESSERA_HOST_DEVICE constexpr Positions VisibleFromAll(std::uint64_t first, std:
           .end = VisibleFrom(first + queries - 1, rule).end};
 }
 
-// The entries of `live` that lie at `visible` positions, entry 0 standing at `base`.
+// The entries of `live` that lie at `visible` positions, if entry 0 is at position `base`.
 TESSERA_HOST_DEVICE constexpr EntryRange VisibleEntries(std::uint64_t base, EntryRange live,
                                                         Positions visible) {
   const std::uint64_t from = visible.begin > base ? visible.begin - base : 0;
@@ -85,13 +86,13 @@ TESSERA_HOST_DEVICE constexpr std::uint32_t RingSlot(std::uint64_t token,
   return static_cast<std::uint32_t>(token / kTileEntries % ring_tiles);
 }
 
-// Whether tokens [begin, end) can all be in a ring at once.
+// Returns true if tokens [begin, end) all fit in a ring at once.
 TESSERA_HOST_DEVICE constexpr bool RingHolds(std::uint64_t begin, std::uint64_t end,
                                              std::uint32_t ring_tiles) {
   return begin <= end && end - begin <= std::uint64_t{ring_tiles} * kTileEntries;
 }
 
-// The device address of `bytes` at a pool offset, or 0 where they do not lie in one extent.
+// Returns the device address of `bytes` at a pool offset, or 0 if they do not lie in one extent.
 TESSERA_HOST_DEVICE inline std::uint64_t ResolveObject(const DeviceArena& arena,
                                                        std::uint64_t offset, std::uint64_t bytes,
                                                        std::uint64_t alignment) {
@@ -103,7 +104,8 @@ TESSERA_HOST_DEVICE inline std::uint64_t ResolveObject(const DeviceArena& arena,
   return base == 0 ? 0 : base + within;
 }
 
-// The segment that holds part `part` of a lane. part < segment_parts.
+// Returns the index of the segment that contains part `part` of a lane. Requires part <
+// segment_parts.
 TESSERA_HOST_DEVICE inline std::uint32_t FindSegment(const StepSegment* segments,
                                                      std::uint32_t count, std::uint32_t part) {
   std::uint32_t low = 0;
@@ -115,21 +117,23 @@ TESSERA_HOST_DEVICE inline std::uint32_t FindSegment(const StepSegment* segments
   return low;
 }
 
-// One part of a lane, as the kernels walk it: entry e lies in the part's tile e / 32, row e % 32.
-// It stands at base_position + e, or, where tiles have positions, at base_position + its tile's
+// One part of a lane, as the kernels walk it. Entry e is row e % 32 of the part's tile e / 32. Its
+// position is base_position + e, or, in tiles with positions, base_position + the tile's position
 // word.
 struct PartRef {
   std::uint64_t base_position = 0;
-  EntryRange entries;  // those that some query sees; the others are never read. With positions: all
+  // Entries that some query sees; others are never read. All entries if tiles have positions.
+  EntryRange entries;
   bool tail = false;
-  bool sound = true;             // false: a tail that no ring can hold
-  std::uint64_t tile_table = 0;  // pool offset of the entry of the part's tile 0; segments only
-  std::uint64_t ring = 0;        // tails only
+  bool sound = true;  // false: the tail is longer than its ring
+  // Segments only: pool offset of the table word of the part's tile 0.
+  std::uint64_t tile_table = 0;
+  std::uint64_t ring = 0;  // tails only
   std::uint32_t ring_tiles = 0;
-  std::uint32_t ring_slot = 0;  // of the part's tile 0
+  std::uint32_t ring_slot = 0;  // ring slot of the part's tile 0
   PartKind kind = PartKind::kDense;
   bool positions = false;
-  std::uint32_t strategy = kPlainSegment;  // of the layer
+  std::uint32_t strategy = kPlainSegment;  // index in the layer
 };
 
 TESSERA_HOST_DEVICE inline PartRef LocateTail(const StepLane& lane, const StepSequence& sequence,
@@ -149,7 +153,7 @@ TESSERA_HOST_DEVICE inline PartRef LocateTail(const StepLane& lane, const StepSe
   return part;
 }
 
-// Makes `part`, of a plain segment so far, what its strategy says.
+// Sets the fields of `part` that depend on its strategy. `part` describes a plain segment before.
 TESSERA_HOST_DEVICE inline void ApplyStrategy(const StepStrategy& strategy,
                                               const StepSegment& segment, std::uint32_t live,
                                               Positions visible, PartRef& part) {
@@ -158,14 +162,15 @@ TESSERA_HOST_DEVICE inline void ApplyStrategy(const StepStrategy& strategy,
   if (!strategy.shape.positions) return;
   part.positions = true;
   part.base_position = segment.first_position;
-  // Which rows the range cuts is known only where their words are read.
+  // The position words decide which rows are in range, so only the kernel that reads them can tell.
   const bool meets = visible.end > segment.first_position &&
                      (visible.begin <= segment.first_position ||
                       visible.begin - segment.first_position < strategy.position_span);
   part.entries = {.begin = 0, .end = meets ? live : 0};
 }
 
-// Part `part` of a lane of layer `layer`: segments in order, then the tail.
+// Locates part `part` of a lane of layer `layer`. Parts of segments come first, in order; the tail
+// is last.
 TESSERA_HOST_DEVICE inline PartRef LocatePart(const StepReader& step, std::uint32_t layer,
                                               const StepLane& lane, const StepSequence& sequence,
                                               std::uint32_t part, VisibleRule rule) {
@@ -186,8 +191,8 @@ TESSERA_HOST_DEVICE inline PartRef LocatePart(const StepReader& step, std::uint3
   return located;
 }
 
-// What a query sees of a part, as a range of entries, or of position words where the part has them.
-// The largest word is never seen.
+// What a query sees of a part: a range of entries, or of position words if the part has them. The
+// largest position word, 2^32 - 1, is never visible.
 TESSERA_HOST_DEVICE constexpr EntryRange VisibleOfPart(const PartRef& part, Positions visible) {
   return VisibleEntries(part.base_position,
                         part.positions ? EntryRange{.begin = 0, .end = ~0u} : part.entries,

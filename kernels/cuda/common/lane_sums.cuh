@@ -1,5 +1,5 @@
-// Sums across lanes and warps that keep several results at once: 32 products of a warp, one for
-// each lane; and the softmax sums of 8 columns.
+// Reductions across lanes and warps that produce several results at once: 32 sums per warp, one for
+// each lane, and the softmax sums of 8 columns.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,9 @@
 
 namespace tessera::kernels::cuda {
 
-// Lane l's sum, over the kCount lanes that differ from it in its lowest bits, of their
-// sums[l % kCount]: with each step a lane gives half of its sums away.
+// Transposing reduction: lane l returns the sum of sums[l % kCount] over the kCount lanes that
+// differ from it only in the lowest bits. In each step a lane gives half of its sums to its
+// partner.
 template <std::uint32_t kCount, std::uint32_t kHalf = kCount / 2>
 TESSERA_DEVICE float SumAcrossLanes(float (&sums)[kCount]) {
   const bool upper = (gpu::Lane() & kHalf) != 0;
@@ -28,7 +29,7 @@ TESSERA_DEVICE float SumAcrossLanes(float (&sums)[kCount]) {
   }
 }
 
-// A maximum and the sum of 2^(x - maximum), of what was added.
+// A running log-sum: the maximum of the added terms x, and the sum of 2^(x - maximum).
 struct LogSum {
   float maximum = gpu::NegativeInfinity();
   float sum = 0;
@@ -36,11 +37,12 @@ struct LogSum {
   TESSERA_DEVICE void Add(float other_maximum, float other_sum) {
     const float next = gpu::Max(maximum, other_maximum);
     const float reference = next == gpu::NegativeInfinity() ? 0 : next;
-    // Two products and one sum, whichever of two lanes adds the other's.
+    // Two products and one sum, so both lanes of an exchange compute the same bits.
     sum = sum * gpu::Exp2(maximum - reference) + other_sum * gpu::Exp2(other_maximum - reference);
     maximum = next;
   }
-  // What the lanes that differ from this one in the bits from kFirst on have found. Whole warps.
+  // Adds the results of all lanes that differ from this one in bits kFirst and above.
+  // Warp-collective.
   template <std::uint32_t kFirst>
   TESSERA_DEVICE void AddLanes() {
     TESSERA_UNROLL
@@ -50,13 +52,14 @@ struct LogSum {
       Add(other_maximum, other_sum);
     }
   }
-  // 0 where nothing was added, or nothing but -infinity.
+  // Returns 0 if no term was added, or only -infinity.
   TESSERA_DEVICE float Log2() const {
     return maximum == gpu::NegativeInfinity() && sum == 0 ? 0 : maximum + gpu::Log2(sum);
   }
 };
 
-// What the warps left of this thread's column; nothing in threads beyond. The whole block.
+// Adds up what the warps stored for this thread's column. Threads beyond the last column get an
+// empty sum. Block-collective.
 template <std::uint32_t kWarps>
 TESSERA_DEVICE LogSum AddWarps(const float* shared) {
   gpu::SyncBlock();
@@ -70,9 +73,10 @@ TESSERA_DEVICE LogSum AddWarps(const float* shared) {
   return all;
 }
 
-// Where lane l found something of column l % 8: all of it, in the order of lanes and warps, in the
-// thread of the column's number; others have nothing. The whole block, which must not touch
-// `shared`, kWarps x 8 x 2 floats, before its next barrier.
+// Reduces per-lane sums of 8 columns, where lane l holds a sum of column l % 8. Thread c < 8
+// returns the total of column c, added in lane and warp order; other threads return an empty sum.
+// Block-collective. The block must not touch `shared` (kWarps x 8 x 2 floats) before its next
+// barrier.
 template <std::uint32_t kWarps>
 TESSERA_DEVICE LogSum AddColumns(LogSum found, float* shared) {
   found.AddLanes<kTileColumns>();
@@ -84,7 +88,8 @@ TESSERA_DEVICE LogSum AddColumns(LogSum found, float* shared) {
   return AddWarps<kWarps>(shared);
 }
 
-// The same where lane l has found something of columns l % 4 * 2 and the next: accumulators.
+// Like AddColumns, for the layout of accumulators: lane l holds sums of columns l % 4 * 2 and the
+// next.
 template <std::uint32_t kWarps>
 TESSERA_DEVICE LogSum AddColumnPairs(LogSum (&found)[2], float* shared) {
   TESSERA_UNROLL

@@ -1,16 +1,17 @@
-// Launching the kernels: checks, grids, shared memory. Every call is asynchronous on the stream of
-// the current device, synchronises nothing, allocates nothing and may be captured into a graph.
+// Launches the kernels: checks calls, sizes grids and shared memory. Every call is asynchronous on
+// the given stream of the current device. It does not synchronise or allocate, and may be captured
+// into a graph.
 //
-//   who calls                what                      who reads the result
+//   caller                   call                      consumer of the result
 //   worker, each layer       LaunchAppend, then        the next layer; `fault` after the step
-//                            LaunchAttend: rotate, score and select where something selects, a
+//                            LaunchAttend: rotate, score and select if a sequence selects, one
 //                            kernel per kind of part, merge
 //   daemon, Select           LaunchSelect: rotate, score, select      AttendParams::taken, ranges
-//   daemon, rows that come   LaunchStoreRows,          the daemon, before it publishes
+//   daemon, new rows         LaunchStoreRows,          the daemon, before it publishes
 //                            LaunchStoreWords
 //
-// runtime.h is what others call; it owns streams and memory. cudaErrorInvalidValue: a call that
-// AttendCallProblem or RowsProblem names the fault of; nothing was launched.
+// Other code calls runtime.h, which owns streams and memory. A call returns cudaErrorInvalidValue
+// and launches nothing if AttendCallProblem or RowsProblem finds a problem.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,20 +23,20 @@
 
 namespace tessera::kernels::cuda {
 
-// What the kernels must know of a GPU.
+// Properties of a GPU that the launches depend on.
 struct DeviceLimits {
   std::uint32_t multiprocessors = 0;
-  std::uint32_t shared_bytes_per_block = 0;  // opt-in
+  std::uint32_t shared_bytes_per_block = 0;  // opt-in limit
 };
 
-// Once per process and device, before the first launch or capture: lets the kernels use their
-// shared memory. cudaErrorInvalidConfiguration where the GPU has less of it than the head_dim
-// needs.
+// Lets the kernels use their shared memory. Call it once per process and device, before the first
+// launch or capture. Returns cudaErrorInvalidConfiguration if the GPU has less shared memory than
+// the head_dim needs.
 cudaError_t PrepareDevice(int device, DeviceLimits* limits);
 
 cudaError_t LaunchAttend(const DeviceLimits& device, const AttendCall& call, cudaStream_t stream);
 
-// The choice alone: nothing is attended over.
+// Selects blocks without computing attention.
 cudaError_t LaunchSelect(const DeviceLimits& device, const AttendCall& call, cudaStream_t stream);
 
 cudaError_t LaunchAppend(const AppendParams& params, cudaStream_t stream);

@@ -10,7 +10,7 @@ constexpr float kLog2E = 1.44269504088896340736f;
 
 bool Aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 == 0; }
 
-// Byte offsets in the scratch memory of a call.
+// Byte offsets in a call's scratch memory.
 struct ScratchLayout {
   ScratchLayout(const LayerGeometry& geometry, const StepLimits& limits) {
     const std::uint64_t columns = std::uint64_t{limits.queries} * geometry.group();
@@ -46,20 +46,20 @@ std::uint64_t AttendScratchBytes(const LayerGeometry& geometry, const StepLimits
 
 std::string_view SelectCallProblem(const AttendCall& call) {
   const LayerGeometry& g = call.geometry;
-  if (!IsHeadDim(g.head_dim)) return "head_dim is none of 64, 128, 256";
+  if (!IsHeadDim(g.head_dim)) return "head_dim is not 64, 128 or 256";
   if (!IsElementType(static_cast<std::uint8_t>(g.type))) return "unknown element type";
   if (!IsElementType(static_cast<std::uint8_t>(call.output_type))) return "unknown output type";
   if (g.kv_heads == 0 || g.query_heads == 0 || g.query_heads % g.kv_heads != 0) {
-    return "query_heads is no multiple of kv_heads";
+    return "query_heads is not a multiple of kv_heads";
   }
   if (call.limits.queries == 0) return "no queries";
   if (call.limits.batch > 65535 || call.limits.queries > 65535) {
-    return "more than 65535 sequences or queries";  // a grid's y and z
+    return "more than 65535 sequences or queries";  // a grid's y and z limit
   }
   if (call.limits.blocks > kMostLayerBlocks) return "too many blocks to select from";
   if ((call.limits.kinds & KindBit(PartKind::kDense)) == 0 ||
       call.limits.kinds >> kPartKinds != 0 || call.limits.selected_kinds >> kPartKinds != 0) {
-    return "kinds of parts that no kernel serves";
+    return "kinds of parts without a kernel";
   }
   if (call.step == nullptr || call.query == nullptr || call.fault == nullptr) {
     return "a null address";
@@ -67,8 +67,9 @@ std::string_view SelectCallProblem(const AttendCall& call) {
   if (!Aligned(call.step) || !Aligned(call.query) || !Aligned(call.scratch)) {
     return "an address that is not 16-byte aligned";
   }
-  if (call.query_stride % 8 != 0) return "query_stride is no multiple of 8 elements";
-  if (call.scratch_bytes < AttendScratchBytes(g, call.limits)) return "too little scratch";
+  if (call.query_stride % 8 != 0) return "query_stride is not a multiple of 8 elements";
+  if (call.scratch_bytes < AttendScratchBytes(g, call.limits))
+    return "scratch is smaller than AttendScratchBytes";
   return {};
 }
 
@@ -135,8 +136,8 @@ std::string_view RowsProblem(const void* key, const void* value, std::uint64_t r
                              std::uint32_t row_bytes) {
   if (key == nullptr || value == nullptr) return "a null address";
   if (!Aligned(key) || !Aligned(value)) return "rows that are not 16-byte aligned";
-  if (row_stride % 16 != 0) return "a row stride that is no multiple of 16 bytes";
-  if (row_bytes == 0 || row_bytes % 16 != 0) return "rows that are no multiple of 16 bytes";
+  if (row_stride % 16 != 0) return "a row stride that is not a multiple of 16 bytes";
+  if (row_bytes == 0 || row_bytes % 16 != 0) return "rows that are not a multiple of 16 bytes";
   return {};
 }
 

@@ -1,10 +1,11 @@
-// Query rows on their way into the space of a packed segment: q' = R_k q, once per (query row,
-// segment), in fp32, then as operands of the tensor cores.
+// Rotates query rows into the space of each packed segment: q' = R_k q. Each (query row, segment)
+// is rotated once, in fp32, and then stored as a tensor-core operand.
 //
 //   grid x  the layer's strategies        grid y  8 columns each (query x head of the group)
 //
-// A row is divided by a power of two so that its largest element is in [1, 2), whose logarithm goes
-// beside it: fp16 then neither overflows nor loses small elements, and bf16 is as exact either way.
+// A row is divided by a power of two so that its largest element is in [1, 2); the power's
+// logarithm is stored next to it. So fp16 neither overflows nor loses small elements. bf16 is
+// equally precise with or without it.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ inline constexpr std::uint32_t kRotateThreads = 256;
 // Rows of a matrix that 8 lanes multiply at once.
 inline constexpr std::uint32_t kRotateRows = 4;
 
-// Shared memory: 8 query rows, then 8 rotated ones, of head_dim floats.
+// Shared memory: 8 query rows, then 8 rotated rows, of head_dim floats each.
 TESSERA_HOST_DEVICE constexpr std::uint32_t RotateSharedBytes(std::uint32_t head_dim) {
   return 2 * kTileColumns * head_dim * static_cast<std::uint32_t>(sizeof(float));
 }
@@ -37,15 +38,15 @@ TESSERA_DEVICE float LoadElement(const std::byte* row, std::uint32_t index, Elem
   return HalfElement(reinterpret_cast<const std::uint16_t*>(row)[index], type);
 }
 
-// The rotation at a pool offset, or null where it does not lie in the pool.
+// Returns the rotation at a pool offset, or null if it does not lie in the pool.
 TESSERA_DEVICE const std::byte* FindRotation(const DeviceArena& arena, const StepStrategy& strategy,
                                              const RowShape& side, std::uint64_t offset) {
   return reinterpret_cast<const std::byte*>(ResolveObject(
       arena, offset, RotationBytes(strategy.shape, side, strategy.rotation_type), kTileAlignment));
 }
 
-// What a strategy multiplies with. False, where a matrix that it names is not in the pool: then
-// nothing may be read. Null matrices are the identity.
+// The rotation matrices of a strategy; null means identity. Find returns false if a matrix lies
+// outside the pool; nothing may be read then.
 struct Rotations {
   const std::byte* key = nullptr;
   const std::byte* value = nullptr;
@@ -63,8 +64,8 @@ struct Rotations {
   }
 };
 
-// The 8 columns from `first_column` on as fp32 in shared memory, [dimension][column], zeros beyond
-// the last.
+// Loads the 8 columns from `first_column` on into shared memory as fp32, [dimension][column].
+// Columns after the last one are zeros.
 TESSERA_DEVICE void GatherQueries(const AttendParams& params, const StepSequence& sequence,
                                   std::uint32_t kv_head, std::uint32_t first_column,
                                   float* queries) {
@@ -91,7 +92,7 @@ TESSERA_DEVICE void MultiplyElements(const float (&elements)[kRotateRows], const
   }
 }
 
-// The same for the dimensions of a chunk of each row of R.
+// Like MultiplyElements, for the dimensions of one chunk of each row of R.
 TESSERA_DEVICE void MultiplyChunks(const gpu::Chunk (&chunks)[kRotateRows], ElementType type,
                                    const float* queries,
                                    float (&products)[kRotateRows][kTileColumns]) {
@@ -118,8 +119,9 @@ TESSERA_DEVICE void MultiplyChunks(const gpu::Chunk (&chunks)[kRotateRows], Elem
   }
 }
 
-// Eight lanes share a row of R, chunk by chunk, and every one has kRotateRows rows under way: the
-// matrix is read once, by far-away loads. The 8 columns of a row end in the 8 lanes.
+// Computes the rotated columns. Eight lanes share a row of R, chunk by chunk, and each lane has
+// kRotateRows rows in flight, because the matrix is read once and from far memory. The 8 columns of
+// a row end up in the 8 lanes.
 TESSERA_DEVICE void RotateColumns(const AttendParams& params, const StepStrategy& strategy,
                                   const std::byte* rotation, const float* queries, float* rotated) {
   const std::uint32_t channels = strategy.shape.key.channels;
@@ -129,7 +131,7 @@ TESSERA_DEVICE void RotateColumns(const AttendParams& params, const StepStrategy
       kChunkBytes / static_cast<std::uint32_t>(ElementBytes(strategy.rotation_type));
   const std::uint32_t own = gpu::Lane() % kTileColumns;
   const std::uint32_t teams = gpu::Threads() / kTileColumns;
-  // All lanes of a warp make the same rounds: they give each other their sums.
+  // All lanes of a warp run the same number of rounds, because they exchange their sums.
   for (std::uint32_t round = 0; round < params.head_dim; round += teams * kRotateRows) {
     const std::uint32_t first = round + gpu::Thread() / kTileColumns;
     float products[kRotateRows][kTileColumns] = {};
@@ -154,22 +156,22 @@ TESSERA_DEVICE void RotateColumns(const AttendParams& params, const StepStrategy
   }
 }
 
-// Without a matrix, rows stay what they are.
+// Copies rows unchanged if there is no matrix.
 TESSERA_DEVICE void CopyColumns(const AttendParams& params, const float* queries, float* rotated) {
   for (std::uint32_t i = gpu::Thread(); i < kTileColumns * params.head_dim; i += gpu::Threads()) {
     rotated[i % kTileColumns * params.head_dim + i / kTileColumns] = queries[i];
   }
 }
 
-// The power of two that a row whose largest magnitude is `peak` is divided by; 1 for rows of zeros
-// and for those that hold what is no number.
+// Returns the power of two that divides a row whose largest magnitude is `peak`. Returns 1 for rows
+// of zeros and rows with NaN or infinity.
 TESSERA_HOST_DEVICE inline float ScaleOfRow(float peak) {
   const std::uint32_t exponent = std::bit_cast<std::uint32_t>(peak) & 0x7f800000u;
   if (exponent == 0 || exponent == 0x7f800000u) return 1;
   return std::bit_cast<float>(exponent);
 }
 
-// Rounds the rotated rows and stores them, a warp per column.
+// Rounds and stores the rotated rows, one warp per column.
 TESSERA_DEVICE void StoreRotated(const AttendParams& params, ElementType type,
                                  std::uint32_t strategy, std::uint32_t first_column,
                                  std::uint32_t columns, const float* rotated) {
@@ -197,7 +199,7 @@ TESSERA_DEVICE void StoreRotated(const AttendParams& params, ElementType type,
   }
 }
 
-// The kernel's body.
+// Kernel body.
 TESSERA_DEVICE void RotateQueries(const AttendParams& params) {
   const StepReader step(params.step);
   if (!Serves(params, step) || gpu::BlockX() >= step.layer(params.layer).strategies) return;

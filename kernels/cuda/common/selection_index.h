@@ -1,11 +1,11 @@
-// Selection of blocks, as arithmetic: budgets, the order of values, and how what was taken becomes
-// parts. Shared by the kernels and by the host that plans for them; tested on the host.
+// Arithmetic of block selection: budgets, the order of values, and how selected blocks become
+// parts. Shared by the kernels and by the host code that plans for them. Tested on the host.
 //
 //   pieces   1024 entries of a segment, scored by one block of threads
-//   taken    the device's list of a lane's taken blocks, choice after choice, each as its number in
-//            its segment
-//   parts    256 entries' worth of one choice's taken blocks. How many there are is known on the
-//            device only; the host reserves slots for the most there can be
+//   taken    a lane's list of selected blocks, written by the device: choice by choice, each block
+//            as its number in its segment
+//   parts    up to 256 entries of selected blocks of one choice. Only the device knows how many
+//            there are, so the host reserves slots for the maximum
 #pragma once
 
 #include <bit>
@@ -20,51 +20,52 @@
 namespace tessera::kernels::cuda {
 
 inline constexpr std::uint32_t kMaxBlockEntries = 16;
-inline constexpr std::uint32_t kMostTakenBlocks = kSelectedEntries / kMinBlock;  // of a part
+inline constexpr std::uint32_t kMostTakenBlocks = kSelectedEntries / kMinBlock;  // blocks per part
 static_assert(kSelectedEntries % kMaxBlockEntries == 0);
-// Entries of a layer's blocks are counted in 32 bits.
+// Limits the entries of a layer's blocks to what 32 bits can count.
 inline constexpr std::uint32_t kMostLayerBlocks = 1u << 27;
-// Query rows that are looked at together, as kMaxPartRows of the CPUs: a segment that none of them
-// sees says nothing to any of them.
+// Query rows that are considered together, like kMaxPartRows of the CPU kernels. A segment that
+// none of them sees gets no score from any of them.
 inline constexpr std::uint32_t kCellColumns = 32;
 static_assert(kCellColumns % kTileColumns == 0);
 
-// Blocks of `entries` entries, the last perhaps partial; 0 without summaries.
+// Number of blocks of `entries` entries; the last may be partial. 0 without summaries.
 TESSERA_HOST_DEVICE constexpr std::uint32_t BlocksOf(std::uint32_t entries, std::uint32_t block) {
   return block == 0 ? 0 : entries / block + (entries % block != 0 ? 1 : 0);
 }
 TESSERA_HOST_DEVICE constexpr std::uint32_t PiecesOf(std::uint32_t entries) {
   return static_cast<std::uint32_t>((std::uint64_t{entries} + kScoreEntries - 1) / kScoreEntries);
 }
-// Parts that `taken` blocks fill.
+// Number of parts that `taken` blocks fill.
 TESSERA_HOST_DEVICE constexpr std::uint32_t SelectedPartsOf(std::uint32_t taken,
                                                             std::uint32_t block) {
   return static_cast<std::uint32_t>((std::uint64_t{taken} * block + kSelectedEntries - 1) /
                                     kSelectedEntries);
 }
 
-// A rule's share of `all` entries.
+// A rule's share of `all` entries, rounded up.
 TESSERA_HOST_DEVICE inline std::uint64_t ShareOf(double rate, std::uint64_t all) {
 #if defined(__CUDA_ARCH__)
-  const double product = __dmul_rn(rate, static_cast<double>(all));  // not fused with what follows
+  // Keeps the compiler from fusing it with the next operation.
+  const double product = __dmul_rn(rate, static_cast<double>(all));
 #else
   const double product = rate * static_cast<double>(all);
 #endif
-  // Ratios are doubles: the excess of a product over a whole number may be rounding.
+  // Rates are doubles, so a tiny excess over a whole number may be rounding error.
   const double wanted = ::ceil(product - 1e-6);
   if (!(wanted > 0)) return 0;
   return wanted < static_cast<double>(all) ? static_cast<std::uint64_t>(wanted) : all;
 }
 
-// What a rule's budget has to go round: entries that the queries see.
+// The visible entries that a rule's budget has to cover.
 struct Selectable {
-  std::uint64_t entries = 0;  // of choices
-  std::uint32_t newest = 0;   // behind the last block, up to a tile, and in the tail
-  std::uint32_t partial = 0;  // of the last block, where it is taken anyway and not full
-  std::uint32_t block = 1;    // that the newest count in: a power of two
+  std::uint64_t entries = 0;  // entries of choices
+  std::uint32_t newest = 0;   // entries after the last block (less than a tile), and in the tail
+  std::uint32_t partial = 0;  // visible entries of the last block, if it is forced and not full
+  std::uint32_t block = 1;    // block that the newest entries are counted in: a power of two
 };
 
-// Of a rule's budget what is left for choices.
+// The part of a rule's budget that is left for choices.
 TESSERA_HOST_DEVICE inline std::uint64_t BudgetOf(const StepRule& rule, const Selectable& visible) {
   std::uint32_t outside = 0;
   if (rule.counts_tail != 0) {
@@ -77,7 +78,7 @@ TESSERA_HOST_DEVICE inline std::uint64_t BudgetOf(const StepRule& rule, const Se
   return budget < visible.entries ? budget : visible.entries;
 }
 
-// The blocks of a lane that are taken whatever their values.
+// The blocks of a lane that are selected whatever their values.
 struct ForcedBlocks {
   static constexpr std::uint32_t kNone = ~0u;
   std::uint32_t first = kNone;
@@ -86,7 +87,7 @@ struct ForcedBlocks {
     return block == first || block == last;
   }
 };
-// `tail`: rows of it that the queries see.
+// `tail` is the number of tail rows that the queries see.
 TESSERA_HOST_DEVICE constexpr ForcedBlocks ForcedOf(const StepSelection& selection,
                                                     std::uint32_t tail) {
   ForcedBlocks forced;
@@ -99,22 +100,22 @@ TESSERA_HOST_DEVICE constexpr ForcedBlocks ForcedOf(const StepSelection& selecti
   return forced;
 }
 
-// The most parts that a lane's taken blocks may fill: `entries` in `choices` segments may be
-// selected, `whole` parts would hold them all. What is taken exceeds the budget by less than a
-// block, or by two forced ones; and where the queries see a range of positions, a segment's first
-// and last visible block count for less than they fill.
+// Upper bound of the parts that a lane's selected blocks may fill. `entries` entries in `choices`
+// segments may be selected; `whole` parts would hold all of them. The selection exceeds the budget
+// by less than one block, or by two forced blocks. If the queries see a range of positions, the
+// first and last visible block of a segment count less than they fill.
 TESSERA_HOST_DEVICE inline std::uint32_t MostSelectedParts(const StepRule& rule,
                                                            std::uint64_t entries,
                                                            std::uint32_t choices,
                                                            std::uint32_t whole) {
   const std::uint64_t filled = BudgetOf(rule, {.entries = entries}) + 2 * kMaxBlockEntries +
                                std::uint64_t{choices} * 2 * kMaxBlockEntries;
-  // Each choice but one may end with a part that is not full.
+  // Each choice but one may end with a partial part.
   const std::uint64_t parts = (filled + kSelectedEntries - 1) / kSelectedEntries + choices - 1;
   return parts < whole ? static_cast<std::uint32_t>(parts) : whole;
 }
 
-// What the cell of a column sees together. `columns` is not 0.
+// Positions that the queries of a column's cell see together. `columns` is not 0.
 TESSERA_HOST_DEVICE constexpr Positions VisibleFromCell(std::uint64_t first_position,
                                                         std::uint32_t columns, std::uint32_t group,
                                                         std::uint32_t column, VisibleRule rule) {
@@ -130,13 +131,15 @@ TESSERA_HOST_DEVICE constexpr bool Meets(Positions visible, std::uint64_t first,
          (first >= visible.begin || visible.begin - first < count);
 }
 
-// Greater keys for greater values; zeros of both signs are equal. Of numbers only.
+// Maps a float to an integer key of the same order. Zeros of both signs are equal. NaN is not
+// supported.
 TESSERA_HOST_DEVICE inline std::uint32_t OrderedKey(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value + 0.0f);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// The choice that a lane's block, or its piece, belongs to: the last that begins at it or before.
+// Returns the choice that contains a lane's block or piece: the last one that begins at or before
+// it.
 TESSERA_HOST_DEVICE inline std::uint32_t ChoiceOfBlock(const StepChoice* choices,
                                                        std::uint32_t count, std::uint32_t block) {
   std::uint32_t low = 0;
@@ -158,13 +161,13 @@ TESSERA_HOST_DEVICE inline std::uint32_t ChoiceOfPiece(const StepChoice* choices
   return low;
 }
 
-// Where a lane's taken ranges begin: each selection before it has an end of its own.
+// Index of a lane's first range. Every earlier selection has one extra range that marks its end.
 TESSERA_HOST_DEVICE constexpr std::uint32_t FirstRangeOf(const StepSelection& selection,
                                                          std::uint32_t index) {
   return selection.first_choice + index;
 }
 
-// The entries [entry, entry + block) that lie in `entries`, counted from `entry`.
+// The entries [entry, entry + block) that lie in `entries`, relative to `entry`.
 TESSERA_HOST_DEVICE constexpr EntryRange LiveOfBlock(EntryRange entries, std::uint32_t entry,
                                                      std::uint32_t block) {
   const std::uint32_t begin = entries.begin > entry ? entries.begin - entry : 0;
@@ -172,15 +175,15 @@ TESSERA_HOST_DEVICE constexpr EntryRange LiveOfBlock(EntryRange entries, std::ui
   return {.begin = begin < block ? begin : block, .end = end < block ? end : block};
 }
 
-// Part `part` of what a lane took.
+// Blocks of part `part` of a lane's selection.
 struct TakenSlice {
-  std::uint32_t choice = 0;  // of the lane
-  std::uint32_t first = 0;   // of the lane's list
-  std::uint32_t count = 0;   // blocks; 0: there is no such part
+  std::uint32_t choice = 0;  // index in the lane
+  std::uint32_t first = 0;   // index in the lane's list
+  std::uint32_t count = 0;   // number of blocks; 0: the part does not exist
 };
 
-// `block_of(choice)`: the entries of a block there. Whatever the ranges say, the slice lies in the
-// lane's list.
+// `block_of(choice)` returns the entries per block of a choice. The slice always lies within the
+// lane's list, even if the ranges are corrupt.
 template <class BlockOf>
 TESSERA_HOST_DEVICE inline TakenSlice SliceOfPart(const TakenRange* ranges,
                                                   const StepSelection& selection,

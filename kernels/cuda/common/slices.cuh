@@ -1,5 +1,5 @@
-// What the tensor-core kernels share: the walk of a warp over its slices of 16 entries, the online
-// softmax of a slice, and how a part's result leaves the block.
+// Code that the tensor-core kernels share: a warp's walk over its slices of 16 entries, the online
+// softmax of a slice, and the reduction of a part's result across warps.
 #pragma once
 
 #include <bit>
@@ -17,7 +17,7 @@ struct MmaState {
   std::uint32_t query[Shape::kColumnTiles][Shape::kSteps][2];
   EntryRange visible[Shape::kColumnTiles][2];
   float maximum[Shape::kColumnTiles][2];
-  float sum[Shape::kColumnTiles][2];  // over this thread's rows only, until the part ends
+  float sum[Shape::kColumnTiles][2];  // sum over this thread's rows only, until the part ends
   float output[Shape::kColumnTiles][Shape::kSteps][4];
 };
 
@@ -59,15 +59,15 @@ TESSERA_DEVICE float SumOverRows(float value) {
   return value;
 }
 
-// Weights are 2^(x - maximum + shift). fp16 ends at 2^-24: with weights up to 2^15 instead of 1,
-// what a long tail of small ones adds up to is not lost.
+// Weights are 2^(x - maximum + shift). The smallest fp16 is 2^-24. A shift of 15 keeps the sum of a
+// long tail of small weights from being lost.
 template <ElementType kType>
 TESSERA_HOST_DEVICE constexpr float WeightShift() {
   return kType == ElementType::kFp16 ? 15.0f : 0.0f;
 }
 
-// One step of the online softmax for column tile t: logits become weights, and what was accumulated
-// is scaled to the new maximum. Scaling by one is skipped, which changes no bit.
+// One step of the online softmax for column tile t: turns logits into weights and rescales the
+// accumulated output to the new maximum. Rescaling by one is skipped; it would not change any bit.
 template <ElementType kType, class Shape>
 TESSERA_DEVICE void AddLogits(std::uint32_t t, MmaState<Shape>& state, float (&scores)[4]) {
   float factor[2];
@@ -91,14 +91,15 @@ TESSERA_DEVICE void AddLogits(std::uint32_t t, MmaState<Shape>& state, float (&s
   }
 }
 
-// Weights from accumulator (row = entry) to B operand (k = entry): two 8 x 8 transpositions.
+// Converts weights from accumulator layout (row = entry) to B operand layout (k = entry) by two 8 x
+// 8 transpositions.
 template <ElementType kType>
 TESSERA_DEVICE void TurnWeights(const float (&scores)[4], std::uint32_t (&weights)[2]) {
   weights[0] = gpu::TransposeMatrix(gpu::PackPair<kType>(scores[0], scores[1]));
   weights[1] = gpu::TransposeMatrix(gpu::PackPair<kType>(scores[2], scores[3]));
 }
 
-// Starts copying the words of 16 rows from `tile_row` on.
+// Starts copying the weights and positions of 16 rows, from `tile_row` on.
 TESSERA_DEVICE void FetchWords(const std::byte* tile, std::uint32_t tile_row,
                                const TileWords& words, std::byte* shared) {
   static_assert(2 * kSliceEntries == kWarp);
@@ -109,10 +110,10 @@ TESSERA_DEVICE void FetchWords(const std::byte* tile, std::uint32_t tile_row,
                 tile + (of_positions ? words.positions_at : words.weights_at) + row * 4);
 }
 
-// What a thread must know of the two rows of its accumulators.
+// What a thread needs to know about the two rows of its accumulators.
 struct RowFacts {
   bool live[2];
-  std::uint32_t place[2];  // what a column's visible range is about
+  std::uint32_t place[2];  // entry or position word that is compared with a column's visible range
   float bias[2];           // log2 of the weight
 };
 
@@ -130,7 +131,7 @@ TESSERA_DEVICE RowFacts ReadFacts(EntryRange live, std::uint32_t entry, const Ti
   return facts;
 }
 
-// Scores become logits, of what column tile t does not see -infinity.
+// Turns scores into logits. Rows that column tile t does not see become -infinity.
 template <class Shape>
 TESSERA_DEVICE void JudgeRows(const AttendParams& params, const RowFacts& facts, std::uint32_t t,
                               const MmaState<Shape>& state, float (&scores)[4]) {
@@ -141,7 +142,7 @@ TESSERA_DEVICE void JudgeRows(const AttendParams& params, const RowFacts& facts,
   }
 }
 
-// A warp's ring of stages in shared memory: `ahead` slices are on their way while one is used.
+// A warp's ring of stages in shared memory. `ahead` slices are being copied while one is in use.
 struct StageRing {
   std::byte* shared;
   std::uint32_t stage_bytes;
@@ -152,7 +153,7 @@ struct StageRing {
   }
 };
 
-// Waits until at most `ahead`, 0 .. kMost, of this thread's committed groups are under way.
+// Waits until at most `ahead` (0 .. kMost) of this thread's committed copy groups are in flight.
 template <std::uint32_t kMost>
 TESSERA_DEVICE void WaitForStage(std::uint32_t ahead) {
   if constexpr (kMost == 0) {
@@ -164,8 +165,8 @@ TESSERA_DEVICE void WaitForStage(std::uint32_t ahead) {
   }
 }
 
-// This warp's slices of `live`: fetch(entry, stage) starts the copies of a slice, attend(entry,
-// stage) uses them. ring.ahead is kMost at most.
+// Walks this warp's slices of `live`. fetch(entry, stage) starts the copies of a slice;
+// attend(entry, stage) uses them. Requires ring.ahead <= kMost.
 template <std::uint32_t kMost, std::uint32_t kStageEntries, class Fetch, class Attend>
 TESSERA_DEVICE void WalkSlices(EntryRange live, const StageRing& ring, Fetch fetch, Attend attend) {
   const std::uint32_t first = live.begin / kStageEntries;
@@ -183,17 +184,17 @@ TESSERA_DEVICE void WalkSlices(EntryRange live, const StageRing& ring, Fetch fet
   for (std::uint32_t stage = first; stage < last; ++stage) {
     start(stage + ring.ahead);
     WaitForStage<kMost>(ring.ahead);
-    gpu::SyncWarp();  // the other lanes' copies have landed too
+    gpu::SyncWarp();  // the copies of the other lanes have arrived too
     if (live.Meets(entry_of(stage), kSliceEntries)) {
       attend(entry_of(stage), ring.Stage(stage - first));
     }
-    gpu::SyncWarp();  // all lanes are done with the stage that the next fetch overwrites
+    gpu::SyncWarp();  // every lane is done with the stage that the next fetch overwrites
   }
   gpu::WaitCopies<0>();
 }
 
-// Leaves this warp's result in shared memory: its output in its own stages, its state behind them.
-// channel_of(step, i): the channel of accumulator i of a step.
+// Stores this warp's result in shared memory: its output in its own stages, its softmax state after
+// all stages. channel_of(step, i) is the channel of accumulator i of a step.
 template <ElementType kType, class Shape, class ChannelOfAccumulator>
 TESSERA_DEVICE void LeaveResult(const MmaState<Shape>& state, std::byte* shared,
                                 ChannelOfAccumulator channel_of) {
@@ -245,7 +246,7 @@ TESSERA_DEVICE void StoreResult(const AttendParams& params, const StepSequence& 
     TESSERA_UNROLL
     for (std::uint32_t w = 0; w < Shape::kTuning.warps; ++w) {
       const float* state = states + (w * Shape::kColumns + column) * 2;
-      if (state[1] == 0) continue;  // saw nothing; a NaN is not 0
+      if (state[1] == 0) continue;  // the warp saw no entry; NaN compares unequal to 0
       const float weight = gpu::Exp2(state[0] - maximum);
       const auto* row = reinterpret_cast<const float*>(shared + w * Shape::kWarpBytes) +
                         column * Shape::kOutputRow;

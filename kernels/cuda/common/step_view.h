@@ -1,22 +1,23 @@
-// The StepView on the device: what the kernels of one step read instead of asking the host.
+// The StepView on the device: an image that the kernels of one step read, so that they never ask
+// the host.
 //
-// begin_step writes an image of it (step_writer.h) and uploads it in one copy; every kernel of the
-// step is then launched with the image's address alone, in stream order or from a captured graph.
-// Offsets inside the image are in its header, so the next step may be larger or smaller without a
-// new capture.
+// begin_step writes the image (step_writer.h) and uploads it in one copy. Every kernel of the step
+// then receives only the image's address, in stream order or from a captured graph. The header
+// holds the offsets inside the image, so the next step may be larger or smaller without a new
+// capture.
 //
 //   StepHeader | StepSequence[batch] | StepLayer[layers] | works | StepLane[] | StepSegment[]
 //              | StepStrategy[] | StepSelection[] | StepChoice[] | pieces | slots | extent bases
 //
-//   works          u32[], per layer lanes + 1 running counts of parts: lane i owns the work items
-//                  [works[i], works[i + 1]) of the layer, one per part, the tail's last. Segments
-//                  that a selection is made from have none here
-//   pieces, slots  u32[] each, per layer selections + 1 running counts: of the pieces that lanes
-//                  are scored in, and of the most parts that what they take may fill
-//   extent bases   u64[extents]: device address of each pool extent, 0 where there is none
+//   works          u32[]: per layer lanes + 1 running counts of parts. Lane i owns the work items
+//                  [works[i], works[i + 1]) of the layer, one per part; the tail is last. Segments
+//                  with selection have no work items here
+//   pieces, slots  u32[] each: per layer selections + 1 running counts of the pieces that lanes are
+//                  scored in, and of the most parts that their selected blocks may fill
+//   extent bases   u64[extents]: device address of each pool extent, 0 if the extent is missing
 //
-// Lane i of a layer belongs to sequence i / kv_heads and to kv head i % kv_heads. Where every query
-// head chooses its blocks for itself, kv_heads are the query heads.
+// Lane i of a layer belongs to sequence i / kv_heads and kv head i % kv_heads. If every query head
+// selects its own blocks, kv_heads is the number of query heads.
 #pragma once
 
 #include <cstddef>
@@ -29,9 +30,9 @@ namespace tessera::kernels::cuda {
 
 inline constexpr std::uint64_t kStepMagic = 0x5445535353544550;  // "TESSSTEP"
 
-// A pool as the device sees it. Extents need not be contiguous: memory imported by CUDA IPC is not,
-// and places may be empty. An offset is extent index x extent_bytes + offset in the extent, and no
-// object crosses extents.
+// A pool as the device sees it. Extents need not be contiguous (CUDA IPC imports are not), and some
+// may be missing. An offset is extent index x extent_bytes + offset in the extent. No object
+// crosses extents.
 struct DeviceArena {
   std::uint64_t extent_bases = 0;  // device address of u64[extents]
   std::uint64_t extent_bytes = 0;
@@ -42,7 +43,7 @@ static_assert(sizeof(DeviceArena) == 24);
 
 struct StepHeader {
   std::uint64_t magic;
-  std::uint64_t bytes;  // of the image
+  std::uint64_t bytes;  // size of the image
   std::uint32_t batch;
   std::uint32_t layers;
   std::uint64_t sequences_offset;
@@ -64,34 +65,36 @@ static_assert(offsetof(StepHeader, sequences_offset) == 24);
 static_assert(offsetof(StepHeader, extents) == 88);
 static_assert(sizeof(StepHeader) == 128);
 
-// What a sequence reads of its segments with block summaries: SelectionRule of kernels/dispatch, in
-// fixed bytes.
+// The selection rule of a sequence for its segments with block summaries: SelectionRule of
+// kernels/dispatch, in fixed bytes.
 struct StepRule {
-  double rate = 1;            // of the entries that its queries may see there
-  std::uint64_t entries = 0;  // if not 0: the budget itself
-  std::uint8_t selects = 0;   // 0: everything is read
-  std::uint8_t by_share = 1;  // a row's score counts less its log-sum-exp over all candidates
+  double rate = 1;            // budget as a share of the entries that the queries may see there
+  std::uint64_t entries = 0;  // budget in entries, if not 0; replaces `rate`
+  std::uint8_t selects = 0;   // 0: attention reads every entry
+  std::uint8_t by_share = 1;  // subtract the row's log-sum-exp over all candidates from its scores
   std::uint8_t first_block = 0;
-  std::uint8_t counts_tail = 0;  // the budget is of the newest rows as well, which are in no block
+  // The budget also covers the newest rows, which are in no block yet.
+  std::uint8_t counts_tail = 0;
   std::uint8_t reserved[4] = {};
 };
 static_assert(sizeof(StepRule) == 24);
 
-// What changes from one step to the next even where no snapshot did. A captured graph may advance
-// these words on the device: kernels read them when they run.
+// Fields that change from one step to the next even if no snapshot changed. A captured graph may
+// advance them on the device: kernels read them when they run.
 struct StepSequence {
   std::uint64_t committed;             // tokens that every layer held before this step
-  std::uint64_t first_query_position;  // query i stands at first_query_position + i
+  std::uint64_t first_query_position;  // query i is at position first_query_position + i
   std::uint32_t appended;              // new tokens per layer in this step
   std::uint32_t queries;               // query tokens in this step
-  std::uint32_t first_append_row;      // of the rows [row][kv_heads][head_dim] that hold them
-  std::uint32_t first_query_row;       // of the rows [row][query_heads][head_dim]
-  StepRule rule = {};                  // the host's bounds depend on it: not to be advanced
+  std::uint32_t first_append_row;  // index of the first of these rows in [row][kv_heads][head_dim]
+  // Index of the first of these rows in [row][query_heads][head_dim].
+  std::uint32_t first_query_row;
+  StepRule rule = {};  // must not be advanced: the host's bounds depend on it
 };
 static_assert(sizeof(StepSequence) == 56);
 
-// What a part is made of, and so which kernel attends over it. A set of them is a mask of bits 1 <<
-// kind; tails and plain segments are kDense, which every launch serves.
+// What a part is made of. The kind picks the attention kernel. A set of kinds is a mask of bits 1
+// << kind. Tails and plain segments are kDense, which every launch handles.
 enum class PartKind : std::uint8_t {
   kDense = 0,
   kDenseWords = 1,  // dense rows with weights or positions
@@ -114,12 +117,13 @@ TESSERA_HOST_DEVICE constexpr PartKind KindOf(const TileShape& shape) {
 static_assert(KindOf({.format = TileFormat::kPackedBf16}) == PartKind::kPackedBf16);
 static_assert(KindOf({.format = TileFormat::kPackedFp8}) == PartKind::kPackedFp8);
 
-// Selected dense parts have one kernel, with words or without.
+// The kind of a part of selected blocks. Selected dense parts share one kernel, with or without
+// words.
 TESSERA_HOST_DEVICE constexpr PartKind SelectedKindOf(const TileShape& shape) {
   return shape.packed() ? KindOf(shape) : PartKind::kDenseWords;
 }
 
-// Whether tiles of the shape are K rows and V rows and nothing else.
+// A tile is plain if it holds dense K and V rows and nothing else.
 TESSERA_HOST_DEVICE constexpr bool IsPlain(const TileShape& shape) {
   return !shape.packed() && !shape.weights && !shape.positions && shape.summary == Summary::kNone;
 }
@@ -128,14 +132,14 @@ struct StepLayer {
   std::uint32_t kv_heads;
   std::uint32_t first_lane;       // among all lanes of the image
   std::uint32_t first_strategy;   // among all strategies of the image
-  std::uint32_t strategies;       // of the layer
-  std::uint32_t kinds;            // of its parts
+  std::uint32_t strategies;       // strategies of the layer
+  std::uint32_t kinds;            // mask of the kinds of its parts
   std::uint32_t first_selection;  // among all selections of the image
-  std::uint32_t selections;       // of the layer
+  std::uint32_t selections;       // selections of the layer
   std::uint32_t first_choice;     // among all choices of the image
-  std::uint32_t choices;          // of the layer
-  std::uint32_t blocks;           // of its choices
-  std::uint32_t selected_kinds;   // of their parts (SelectedKindOf)
+  std::uint32_t choices;          // choices of the layer
+  std::uint32_t blocks;           // blocks of its choices
+  std::uint32_t selected_kinds;   // mask of the kinds of their parts (SelectedKindOf)
 };
 static_assert(sizeof(StepLayer) == 44);
 
@@ -145,8 +149,8 @@ struct StepLane {
   std::uint64_t tail_ring;   // device address of the ring's first tile; 0: no tail
   std::uint64_t tail_begin;  // the first token in the ring
   std::uint32_t ring_tiles;
-  std::uint32_t segment_parts;  // parts of all segments that are read whole
-  std::uint32_t selection;      // of the layer; kReadWhole
+  std::uint32_t segment_parts;  // parts of all segments without selection
+  std::uint32_t selection;      // index in the layer; kReadWhole: the lane reads everything
   std::uint32_t reserved;
 };
 static_assert(sizeof(StepLane) == 40);
@@ -154,65 +158,66 @@ inline constexpr std::uint32_t kReadWhole = ~0u;
 
 struct StepSegment {
   std::uint64_t tile_table;     // pool offset of u64[ceil(entries / 32)]
-  std::uint64_t summary_table;  // of as many, where tiles have block summaries
+  std::uint64_t summary_table;  // the same for block summaries, if tiles have them
   std::uint64_t first_position;
   std::uint32_t entries;
   std::uint32_t first_part;  // parts of the lane's earlier segments
-  std::uint32_t strategy;    // of the layer; kPlainSegment: tiles of the layer's dense rows alone
-  std::uint32_t choice;      // of the lane's selection; kReadWhole
+  std::uint32_t strategy;    // index in the layer; kPlainSegment: plain tiles of the layer's type
+  std::uint32_t choice;      // index in the lane's selection; kReadWhole: the segment is read whole
 };
 static_assert(sizeof(StepSegment) == 40);
 inline constexpr std::uint32_t kPlainSegment = ~0u;
 
-// How the tiles of one segment that is not plain are read. Rotations differ from lane to lane and
-// from segment to segment, so each such segment has its own.
+// How the tiles of one segment that is not plain are read. Each such segment has its own record,
+// because rotations differ by lane and by segment.
 struct StepStrategy {
   std::uint64_t key_rotation;  // pool offset of [channels][head_dim]; kNoRotation: the identity
   std::uint64_t value_rotation;
-  std::uint64_t position_span;  // positions end before first_position + it
-  std::uint32_t lane;           // of the layer
+  std::uint64_t position_span;  // exclusive end of its positions, relative to first_position
+  std::uint32_t lane;           // index in the layer
   ElementType rotation_type;
   TileShape shape;
-  TileLayout layout;  // of `shape`
+  TileLayout layout;  // layout of `shape`
 };
 static_assert(sizeof(StepStrategy) == 136);
 inline constexpr std::uint64_t kNoRotation = ~std::uint64_t{0};
 
 enum class LastForced : std::uint8_t { kNo = 0, kYes = 1, kWithoutTail = 2 };
 
-// A lane that reads a selection of blocks. Its blocks are those of its choices, one after another.
+// A lane that selects blocks. Its blocks are those of its choices, in order.
 struct StepSelection {
-  std::uint32_t lane;          // of the layer
-  std::uint32_t first_choice;  // of the layer
+  std::uint32_t lane;          // index in the layer
+  std::uint32_t first_choice;  // index in the layer
   std::uint32_t choices;
-  std::uint32_t first_block;  // of the layer
+  std::uint32_t first_block;  // index in the layer
   std::uint32_t blocks;
-  std::uint8_t first_forced;  // its first block is taken whatever its score
-  LastForced last_forced;     // likewise its last
-  std::uint8_t tail_block;    // the last choice's, that the newest rows count in
-  std::uint8_t unblocked;  // the newest rows of the lane's last segment, which are in no block yet
+  std::uint8_t first_forced;  // the first block is selected whatever its score
+  LastForced last_forced;     // the same for the last block
+  // Entries per block of the last choice; the newest rows are counted in it.
+  std::uint8_t tail_block;
+  std::uint8_t unblocked;  // newest rows of the lane's last segment, which are in no block yet
 };
 static_assert(sizeof(StepSelection) == 24);
 
-// A segment with block summaries of a lane that selects.
+// A segment with block summaries, in a lane that selects.
 struct StepChoice {
-  std::uint32_t segment;      // of the lane
-  std::uint32_t first_block;  // of the lane's
+  std::uint32_t segment;      // index in the lane
+  std::uint32_t first_block;  // index among the lane's blocks
   std::uint32_t blocks;       // not 0
-  std::uint32_t first_piece;  // of the lane's
+  std::uint32_t first_piece;  // index among the lane's pieces
 };
 static_assert(sizeof(StepChoice) == 16);
 
-// What the device found for a choice: where in the lane's list its taken blocks begin, and in which
-// of the lane's slots its parts. They end where the next one's begin; behind a lane's last choice
-// stands an end.
+// The device's result for a choice: where its selected blocks begin in the lane's list, and where
+// its parts begin in the lane's slots. They end where the next choice's begin; an extra record
+// after a lane's last choice marks the end.
 struct TakenRange {
   std::uint32_t first_taken;
   std::uint32_t first_part;
 };
 static_assert(sizeof(TakenRange) == 8);
 
-// Reads an image, on the host or on the device.
+// Reads a step image, on the host or on the device.
 class StepReader {
  public:
   TESSERA_HOST_DEVICE explicit StepReader(const std::byte* image) : image_(image) {}
@@ -220,7 +225,7 @@ class StepReader {
   TESSERA_HOST_DEVICE const StepHeader& header() const {
     return *reinterpret_cast<const StepHeader*>(image_);
   }
-  // False where the image was never written, or the layer is none of its.
+  // Returns false if the image was never written, or does not have the layer.
   TESSERA_HOST_DEVICE bool Holds(std::uint32_t layer) const {
     return header().magic == kStepMagic && layer < header().layers;
   }
@@ -233,7 +238,7 @@ class StepReader {
   TESSERA_HOST_DEVICE std::uint32_t lanes(std::uint32_t layer_index) const {
     return header().batch * layer(layer_index).kv_heads;
   }
-  // lanes + 1 running counts. Each earlier layer has one more count than lanes.
+  // `lanes` + 1 running counts. Each earlier layer has one more count than lanes.
   TESSERA_HOST_DEVICE const std::uint32_t* works(std::uint32_t layer_index) const {
     return At<std::uint32_t>(header().works_offset) + layer(layer_index).first_lane + layer_index;
   }
@@ -252,11 +257,11 @@ class StepReader {
     return At<StepSelection>(
         header().selections_offset)[layer(layer_index).first_selection + index];
   }
-  // The layer's; those of a lane lie together.
+  // Choices of the layer. Those of one lane are consecutive.
   TESSERA_HOST_DEVICE const StepChoice* choices(std::uint32_t layer_index) const {
     return At<StepChoice>(header().choices_offset) + layer(layer_index).first_choice;
   }
-  // selections + 1 running counts each.
+  // `selections` + 1 running counts each.
   TESSERA_HOST_DEVICE const std::uint32_t* pieces(std::uint32_t layer_index) const {
     return At<std::uint32_t>(header().pieces_offset) + layer(layer_index).first_selection +
            layer_index;
@@ -279,13 +284,14 @@ class StepReader {
   const std::byte* image_;
 };
 
-// A fault that a kernel met: the lowest word wins, so what is reported does not depend on timing.
+// A fault that a kernel found. The lowest word wins, so the report does not depend on timing.
 //   [63:48] 0   [47:32] layer   [31:8] lane of the layer   [7:0] FaultKind
 enum class FaultKind : std::uint8_t {
   kBadTile = 1,  // a tile, table or rotation outside the pool's extents, or of another head_dim
-  kBadTail = 2,  // a tail longer than its ring, or tokens before its begin, or no ring to append to
-  kBadStep = 3,  // no image, a layer that it lacks, or more work, or another kind of it, than the
-                 // launch was made for
+  // a tail longer than its ring, tokens before the ring's begin, or an append without a ring
+  kBadTail = 2,
+  // No image, a missing layer, or more work or other kinds than the launch was made for.
+  kBadStep = 3,
 };
 
 inline constexpr std::uint64_t kNoFault = ~std::uint64_t{0};
@@ -303,8 +309,8 @@ struct FaultWord {
   static constexpr std::uint32_t Lane(std::uint64_t word) { return (word >> 8) & 0xffffff; }
 };
 
-// The first row that may not enter a tile: the lowest run, in it K before V, then the lowest row.
-//   [63:32] run   [31] 1: of V   [30:0] row of the run
+// The first row that may not enter a tile: lowest run, then K before V, then lowest row.
+//   [63:32] run   [31] 1: V row   [30:0] row of the run
 inline constexpr std::uint64_t kNoneUnusable = ~std::uint64_t{0};
 
 struct UnusableWord {

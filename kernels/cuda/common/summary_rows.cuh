@@ -1,14 +1,13 @@
-// Rows of block summaries as operands of the tensor cores: a warp has a tile of 16 rows, and lane l
-// holds chunks of rows l / 4 and l / 4 + 8, 16 bytes at a time: chunk l % 4, then every fourth.
+// Loads rows of block summaries as tensor-core operands. A warp has a tile of 16 rows. Lane l holds
+// 16-byte chunks of rows l / 4 and l / 4 + 8: chunk l % 4, then every fourth.
 //
-//   step       of 16 channels: those that the lanes have in half a chunk (of 16-bit elements) or in
-//              a whole one (of fp32); the query operand has them in the same places, and the sum
-//              does not care
-//   extremes   sum of max(q least, q greatest) = greatest x q+ + least x q-, two products
-//   fp32       x = high + low in bf16, three products
-//   packed     rows are written out in shared memory first; nothing is read beyond the `kept`
-//   values
-//              of a row, whatever its bitmap says
+//   step       16 channels: those that the lanes hold in half a chunk (16-bit elements) or in a
+//              whole one (fp32). The query operand uses the same channel order, so the sum over
+//              channels is unaffected
+//   extremes   sum of max(q min, q max) = max x q+ + min x q-: two products
+//   fp32       x = high + low in bf16: three products
+//   packed     rows are expanded to shared memory first. Never reads beyond the `kept` values of a
+//              row, whatever its bitmap says
 #pragma once
 
 #include <bit>
@@ -22,13 +21,13 @@
 
 namespace tessera::kernels::cuda {
 
-// How an element of a summary is stored. bf16, fp16, int8, fp8 as in ValueType.
+// Element type of a stored summary. bf16, fp16, int8 and fp8 as in ValueType.
 enum class Stored : std::uint8_t { kBf16 = 1, kFp16 = 2, kInt8 = 3, kFp8 = 4, kFp32 = 5 };
 
 TESSERA_HOST_DEVICE constexpr std::uint32_t StoredBytes(Stored stored) {
   return stored == Stored::kFp32 ? 4 : (stored <= Stored::kFp16 ? 2 : 1);
 }
-// The tensor cores' type for them.
+// The tensor-core operand type for it.
 TESSERA_HOST_DEVICE constexpr ElementType ScoreType(Stored stored) {
   return stored == Stored::kFp16 ? ElementType::kFp16 : ElementType::kBf16;
 }
@@ -36,7 +35,7 @@ TESSERA_HOST_DEVICE constexpr ElementType ScoreType(Stored stored) {
 // Rows that a warp scores at once: the M of m16n8k16.
 inline constexpr std::uint32_t kScoreRows = 16;
 
-// The shape of the products of one form of rows.
+// Shape of the products for one form of rows.
 template <std::uint32_t kHeadDimValue, Stored kStoredValue, bool kExtremesValue>
 struct ScoreShape {
   static constexpr std::uint32_t kHeadDim = kHeadDimValue;
@@ -46,12 +45,12 @@ struct ScoreShape {
   static constexpr ElementType kType = ScoreType(kStored);
   static constexpr std::uint32_t kSteps = kHeadDim / 16;
   static constexpr std::uint32_t kSigns = kExtremes ? 2 : 1;
-  // Of a query: its rows as they are, or their positive and negative elements; of each high and low
-  // halves, where there are such.
+  // Operand parts of a query: its rows unchanged, or split into positive and negative elements;
+  // each split again into high and low halves for fp32 summaries.
   static constexpr std::uint32_t kQueryParts = kSigns * (kSplit ? 2 : 1);
 };
 
-// The first of two channels that register pair `i` of a step's operands holds.
+// The first of the two channels in register pair `i` of a step's operands.
 template <bool kSplit>
 TESSERA_HOST_DEVICE constexpr std::uint32_t ScoreChannel(std::uint32_t lane, std::uint32_t step,
                                                          std::uint32_t i) {
@@ -59,7 +58,7 @@ TESSERA_HOST_DEVICE constexpr std::uint32_t ScoreChannel(std::uint32_t lane, std
                 : (lane % 4 + 4 * (step / 2)) * 8 + step % 2 * 4 + i * 2;
 }
 
-// Where query operands are in shared memory: [part][step][lane][register].
+// Bytes of the query operands in shared memory, [part][step][lane][register].
 TESSERA_HOST_DEVICE constexpr std::uint32_t ScoreQueryBytes(std::uint32_t head_dim,
                                                             std::uint32_t parts) {
   return parts * (head_dim / 16) * kWarp * 2 * 4;
@@ -69,14 +68,14 @@ TESSERA_DEVICE float TruncateToBf16(float x) {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & 0xffff0000u);
 }
 
-// Of two 16-bit elements those that are negative, or those that are not; what is no number is in
-// one of the two.
+// Keeps the negative elements of two 16-bit elements, or the non-negative ones, and zeroes the
+// rest. A NaN is kept in exactly one of the two.
 TESSERA_HOST_DEVICE constexpr std::uint32_t PairOfSign(std::uint32_t pair, bool negative) {
   const std::uint32_t below = (pair >> 15 & 0x00010001u) * 0xffffu;
   return pair & (negative ? below : ~below);
 }
 
-// An element of a query for one part of it.
+// One part of a query element.
 template <class Shape>
 TESSERA_DEVICE float QueryPart(float element, std::uint32_t part) {
   if constexpr (Shape::kExtremes) {
@@ -90,7 +89,7 @@ TESSERA_DEVICE float QueryPart(float element, std::uint32_t part) {
   return element;
 }
 
-// 16 bytes of a row from `at` on; zeros from `bytes` on. `row` is a multiple of 2.
+// Loads 16 bytes of a row from `at` on, with zeros from `bytes` on. `row` is a multiple of 2.
 TESSERA_DEVICE gpu::Chunk LoadChunk(const std::byte* row, std::uint32_t at, std::uint32_t bytes) {
   gpu::Chunk chunk = {};
   if (row == nullptr || at >= bytes) return chunk;
@@ -114,7 +113,7 @@ TESSERA_DEVICE gpu::Chunk LoadChunk(const std::byte* row, std::uint32_t at, std:
   return chunk;
 }
 
-// The A operands of the steps that a chunk of two rows makes, and what becomes of them.
+// Builds the A operands of the steps that a chunk of two rows covers, and passes them to
 // multiply(step, part of the query, operand).
 template <class Shape, class Multiply>
 TESSERA_DEVICE void MultiplyChunk(const gpu::Chunk& first, const gpu::Chunk& second,
@@ -143,8 +142,8 @@ TESSERA_DEVICE void MultiplyChunk(const gpu::Chunk& first, const gpu::Chunk& sec
   }
 }
 
-// Chunks of a lane's two rows, as they are stored: `greatest` is that of means where there are no
-// extremes.
+// Multiplies a lane's two rows as they are stored. Without extremes, the rows are means and take
+// the role of `greatest`.
 template <class Shape, class Multiply>
 TESSERA_DEVICE void MultiplyStored(const std::byte* const (&rows)[2], std::uint32_t channels,
                                    Multiply multiply) {
@@ -152,7 +151,7 @@ TESSERA_DEVICE void MultiplyStored(const std::byte* const (&rows)[2], std::uint3
   const std::uint32_t bytes = channels * StoredBytes(Shape::kStored);
   TESSERA_UNROLL
   for (std::uint32_t sign = 0; sign < Shape::kSigns; ++sign) {
-    // The least elements come first.
+    // The minima are stored first.
     const std::uint32_t begin = Shape::kExtremes && sign == 0 ? bytes : 0;
     gpu::Chunk chunks[2][kChunks];
     TESSERA_UNROLL
@@ -172,12 +171,12 @@ TESSERA_DEVICE void MultiplyStored(const std::byte* const (&rows)[2], std::uint3
 
 // ---- Packed rows
 
-// Bytes between rows that are written out: their chunks lie in different banks.
+// Bytes between expanded rows. The padding puts their chunks into different banks.
 TESSERA_HOST_DEVICE constexpr std::uint32_t WrittenRowBytes(std::uint32_t head_dim) {
   return head_dim * 2 + kChunkBytes;
 }
 
-// A run of 32 channels of a row, from its bits. `index`: how many values came before.
+// Expands 32 channels of a row from their bits. `index` is the number of values before them.
 template <Stored kStored, std::uint32_t kGroup>
 TESSERA_DEVICE void WriteRun(const std::byte* values, std::uint32_t bits, std::uint32_t kept,
                              std::uint32_t& index, std::byte* target) {
@@ -204,7 +203,7 @@ TESSERA_DEVICE void WriteRun(const std::byte* values, std::uint32_t bits, std::u
   }
 }
 
-// Bits [first, first + count) of a row's bitmap, at most 32, `first` a multiple of 8.
+// Bits [first, first + count) of a row's bitmap. count is at most 32; `first` is a multiple of 8.
 TESSERA_DEVICE std::uint32_t BitmapBits(const std::byte* bitmap, std::uint32_t first,
                                         std::uint32_t count) {
   std::uint32_t bits = 0;
@@ -215,8 +214,8 @@ TESSERA_DEVICE std::uint32_t BitmapBits(const std::byte* bitmap, std::uint32_t f
   return count >= 32 ? bits : bits & ((1u << count) - 1);
 }
 
-// The rows of a tile that lie apart: lanes 2 r and 2 r + 1 write row r, half of its channels each.
-// `summaries` and `in_tile` are those of the lane's row, null where it has none: then zeros.
+// Expands 16 rows of means: lanes 2 r and 2 r + 1 write half of row r each. `summaries` and
+// `in_tile` locate the lane's row; null `summaries` write zeros.
 template <std::uint32_t kHeadDim, Stored kStored, std::uint32_t kGroup>
 TESSERA_DEVICE void WriteMeans(const StepStrategy& strategy, const std::byte* summaries,
                                std::uint32_t in_tile, std::byte* written) {
@@ -242,7 +241,8 @@ TESSERA_DEVICE void WriteMeans(const StepStrategy& strategy, const std::byte* su
   const auto other = static_cast<std::uint32_t>(gpu::Shuffle(own, gpu::Lane() ^ 1));
   std::uint32_t index = half == 0 ? 0 : other * kGroup;
   std::byte* target =
-      written + gpu::Lane() / 2 * WrittenRowBytes(kHeadDim) + half * kHeadDim;  // of 2 bytes each
+      // 2 bytes per channel
+      written + gpu::Lane() / 2 * WrittenRowBytes(kHeadDim) + half * kHeadDim;
   TESSERA_NO_UNROLL
   for (std::uint32_t r = 0; r < kRuns; ++r) {
     std::uint32_t run = bits[0];
@@ -252,7 +252,7 @@ TESSERA_DEVICE void WriteMeans(const StepStrategy& strategy, const std::byte* su
   }
 }
 
-// Rows l / 4 and l / 4 + 8 of what was written.
+// Multiplies rows l / 4 and l / 4 + 8 of the expanded rows.
 template <class Shape, class Multiply>
 TESSERA_DEVICE void MultiplyWritten(const std::byte* written, Multiply multiply) {
   const std::byte* row = written + gpu::Lane() / 4 * WrittenRowBytes(Shape::kHeadDim);

@@ -1,5 +1,5 @@
 // Marks functions that run on host and device. These headers compile with any C++20 compiler, so
-// that the arithmetic of the kernels is tested where there is no GPU.
+// the kernels' arithmetic can be tested without a GPU.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -8,7 +8,7 @@
 #if defined(__CUDA_ARCH__)
 #define TESSERA_UNROLL _Pragma("unroll")
 #define TESSERA_NO_UNROLL _Pragma("unroll 1")
-#else  // nvcc's host pass hands the pragma to a compiler that does not know it
+#else  // nvcc's host pass forwards the pragma to a compiler that does not know it
 #define TESSERA_UNROLL
 #define TESSERA_NO_UNROLL
 #endif

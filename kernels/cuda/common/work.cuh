@@ -1,4 +1,4 @@
-// From a work item to the tiles that a block reads: what both attention kernels begin with.
+// From a work item to the tiles that a block reads. Every attention kernel starts here.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace tessera::kernels::cuda {
 
-// The lane that owns a work item: the largest i with works[i] <= work. The whole warp searches, 32
-// probes at a time. work < works[lanes].
+// Returns the lane that owns a work item: the largest i with works[i] <= work. Warp-collective: 32
+// probes at a time. Requires work < works[lanes].
 TESSERA_DEVICE std::uint32_t FindLane(const std::uint32_t* works, std::uint32_t lanes,
                                       std::uint32_t work) {
   std::uint32_t low = 0;
@@ -21,7 +21,7 @@ TESSERA_DEVICE std::uint32_t FindLane(const std::uint32_t* works, std::uint32_t 
   while (high - low > 1) {
     const std::uint32_t stride = (high - low + kWarp - 1) / kWarp;
     const std::uint32_t probe = low + gpu::Lane() * stride;
-    // The probes that pass are the first ones, and at least one.
+    // The passing probes are a prefix, and at least one passes.
     const std::uint32_t passed = gpu::Ballot(probe < high && works[probe] <= work);
     low += (gpu::PopCount(passed) - 1) * stride;
     if (high - low > stride) high = low + stride;
@@ -29,9 +29,9 @@ TESSERA_DEVICE std::uint32_t FindLane(const std::uint32_t* works, std::uint32_t 
   return low;
 }
 
-// Lane t of a warp: the address of what word t of a table names, 0 where it lies outside the pool.
-// The table may be reused memory under a revoked reader: each word is read once, and what was
-// checked is what is used.
+// Lane t of a warp: reads word t of a tile table and returns the address that it refers to, or 0 if
+// that lies outside the pool. The table may be recycled memory under a revoked reader, so each word
+// is read once, and the value that was checked is the value that is used.
 TESSERA_DEVICE std::uint64_t ResolveNamed(const DeviceArena& arena, std::uint64_t table,
                                           std::uint64_t bytes, std::uint64_t alignment) {
   const std::uint64_t entry = ResolveObject(arena, table + gpu::Lane() * sizeof(std::uint64_t),
@@ -41,11 +41,12 @@ TESSERA_DEVICE std::uint64_t ResolveNamed(const DeviceArena& arena, std::uint64_
   return ResolveObject(arena, offset, bytes, alignment);
 }
 
-// Where the tiles of a part are. For a segment, lane t of each warp holds the address of the part's
-// tile t; every warp reads the table for itself, so warps need no exchange.
+// Locates the tiles of a part. For a segment, lane t of each warp holds the address of tile t.
+// Every warp reads the table itself, so warps need no exchange.
 class PartTiles {
  public:
-  // False, for the warps that saw it, where a tile lies outside the pool, or `tile_bytes` is 0.
+  // Returns false if a tile lies outside the pool or `tile_bytes` is 0. Warps may get different
+  // results.
   TESSERA_DEVICE bool Find(const DeviceArena& arena, const PartRef& part,
                            std::uint32_t tile_bytes) {
     tile_bytes_ = tile_bytes;
@@ -65,7 +66,7 @@ class PartTiles {
     return gpu::Ballot(bad) == 0;
   }
 
-  // The address of the part's tile `tile`. The whole warp asks for the same one.
+  // Returns the address of the part's tile `tile`. Warp-collective: all lanes pass the same tile.
   TESSERA_DEVICE const std::byte* Address(std::uint32_t tile) const {
     const std::uint64_t address =
         tail_ ? ring_ + std::uint64_t{(ring_slot_ + tile) % ring_tiles_} * tile_bytes_
@@ -82,20 +83,20 @@ class PartTiles {
   bool tail_ = false;
 };
 
-// One work item of a layer, as a block sees it.
+// One work item of a layer, as a block of threads sees it.
 struct Work {
-  std::uint32_t index = 0;  // of the layer, and of its partial result
+  std::uint32_t index = 0;  // index in the layer, also of its partial result
   std::uint32_t lane = 0;
   std::uint32_t kv_head = 0;
   PartRef part;
 };
 
-// Reports a fault of the work's lane; one thread of a block does.
+// Reports a fault of the work item's lane. Called by one thread of a block.
 TESSERA_DEVICE void Report(const AttendParams& params, FaultKind kind, const Work& work) {
   gpu::AtomicMin(params.fault, FaultWord::Pack(kind, params.layer, work.lane));
 }
 
-// Which words the tiles of a part have beside their rows, and where.
+// The optional per-entry words of a part's tiles, and their offsets.
 struct TileWords {
   bool weights = false;
   bool positions = false;
@@ -110,7 +111,8 @@ TESSERA_DEVICE TileWords WordsOf(const StepStrategy& strategy) {
           .positions_at = strategy.layout.positions};
 }
 
-// Reports what a block finds wrong with a work item. `found`: this warp's tiles are in the pool.
+// Reports the problems that a block found in a work item. `found`: this warp's tiles are in the
+// pool.
 TESSERA_DEVICE void ReportWork(const AttendParams& params, const StepSequence& sequence,
                                const Work& work, bool found) {
   if (!found && gpu::Lane() == 0) Report(params, FaultKind::kBadTile, work);
@@ -120,8 +122,8 @@ TESSERA_DEVICE void ReportWork(const AttendParams& params, const StepSequence& s
   }
 }
 
-// The bytes of the part's tiles; 0, so that none is found, where its strategy is of another
-// head_dim than the launch.
+// Bytes per tile of the part. Returns 0 if the head_dim of its strategy differs from the launch's,
+// so that Find fails.
 TESSERA_DEVICE std::uint32_t TileBytesOf(const AttendParams& params, const StepReader& step,
                                          const PartRef& part, std::uint32_t plain_bytes) {
   if (part.strategy == kPlainSegment) return plain_bytes;
@@ -129,7 +131,7 @@ TESSERA_DEVICE std::uint32_t TileBytesOf(const AttendParams& params, const StepR
   return strategy.shape.head_dim == params.head_dim ? strategy.layout.bytes : 0;
 }
 
-// Called by whole warps.
+// Warp-collective.
 TESSERA_DEVICE Work LocateWork(const AttendParams& params, const StepReader& step,
                                std::uint32_t index) {
   Work work;
@@ -156,7 +158,7 @@ TESSERA_DEVICE bool ServesSelections(const AttendParams& params, const StepReade
          (layer.selected_kinds & ~params.selected_kinds) == 0;
 }
 
-// Whether a launch with these limits and this geometry can serve the image.
+// Returns true if a launch with these limits and this geometry can handle the image.
 TESSERA_DEVICE bool Serves(const AttendParams& params, const StepReader& step) {
   return step.Holds(params.layer) && step.header().batch <= params.max_batch &&
          step.layer(params.layer).kv_heads * params.group == params.query_heads &&
@@ -173,13 +175,14 @@ TESSERA_DEVICE bool ServesOrReports(const AttendParams& params, const StepReader
   return false;
 }
 
-// The work items of the layer; 0, and a fault, where the launch cannot serve the image.
+// Number of work items of the layer. Reports a fault and returns 0 if the launch cannot handle the
+// image.
 TESSERA_DEVICE std::uint32_t CountWorks(const AttendParams& params, const StepReader& step) {
   return ServesOrReports(params, step) ? step.works(params.layer)[step.lanes(params.layer)] : 0;
 }
 
-// The logit in log2 units, saturated to the finite range: a product that overflowed makes its entry
-// win and not the sum NaN. NaN itself stays.
+// The logit in log2 units, saturated to the finite range. An overflowed product then wins the
+// softmax instead of making the sum NaN. NaN is passed on.
 TESSERA_DEVICE float LogitOf(const AttendParams& params, float product) {
   constexpr float kLargest = std::numeric_limits<float>::max();
   const float scaled = product * params.logit_scale;
@@ -187,8 +190,8 @@ TESSERA_DEVICE float LogitOf(const AttendParams& params, float product) {
   return logit > kLargest ? kLargest : (logit < -kLargest ? -kLargest : logit);
 }
 
-// What the query of a column sees of a part, as VisibleOfPart has it; nothing for the columns
-// beyond the last.
+// The entries of a part that the query of a column sees, as VisibleOfPart defines them. Empty for
+// columns after the last one.
 TESSERA_DEVICE EntryRange VisibleToColumn(const AttendParams& params, const StepSequence& sequence,
                                           const PartRef& part, std::uint32_t column) {
   if (column >= sequence.queries * params.group) return {};
@@ -198,7 +201,7 @@ TESSERA_DEVICE EntryRange VisibleToColumn(const AttendParams& params, const Step
       part, VisibleFrom(position, {.causal = params.causal != 0, .window = params.window}));
 }
 
-// The query row of a column.
+// Address of the query row of a column.
 TESSERA_DEVICE const std::byte* QueryRowOf(const AttendParams& params, const StepSequence& sequence,
                                            std::uint32_t kv_head, std::uint32_t column,
                                            std::uint32_t element_bytes) {

@@ -1,5 +1,5 @@
-// Encoding a tile: rotate, judge, select, quantise, summarise. Two blocks of threads per tile, one
-// for the K rows (with summaries, weights and positions) and one for the V rows.
+// Encodes a tile: rotates, checks, selects channels, quantises and summarises. Two blocks of
+// threads per tile: one for the K rows (with summaries, weights and positions), one for the V rows.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace tessera::kernels::cuda {
 
 TESSERA_DEVICE RotateSource SourceOf(const EncodeTileJob& job, const DeviceStrategy& strategy,
                                      ElementType type, bool of_value) {
-  // Dense rows stay as they are.
+  // Dense rows are not rotated.
   const std::uint64_t rotation = !strategy.shape.packed() ? 0
                                  : of_value               ? strategy.value_rotation
                                                           : strategy.key_rotation;
@@ -27,7 +27,7 @@ TESSERA_DEVICE RotateSource SourceOf(const EncodeTileJob& job, const DeviceStrat
           .unstorable_bits = UnstorableBits(strategy.shape)};
 }
 
-// Dense rows are the source's bytes.
+// Copies dense rows unchanged.
 TESSERA_DEVICE void StoreDenseRows(const RotateSource& source, const RowArrays& arrays,
                                    std::byte* tile) {
   const std::uint32_t chunks = arrays.row.data / sizeof(gpu::Chunk);
@@ -39,8 +39,8 @@ TESSERA_DEVICE void StoreDenseRows(const RotateSource& source, const RowArrays& 
   }
 }
 
-// The tile's rows, packed or dense, and zeros behind them. With `keep`, `rotated` holds the packed
-// rows as they are stored afterwards.
+// Stores the tile's rows, packed or dense, and zeros after them. If `keep` is set, `rotated`
+// afterwards holds the packed rows as they are stored.
 template <class Shape>
 TESSERA_DEVICE void StoreRows(const DeviceStrategy& strategy, TileRows rows,
                               const RotateSource& source, std::byte* tile, float* rotated,
@@ -58,7 +58,7 @@ TESSERA_DEVICE void StoreRows(const DeviceStrategy& strategy, TileRows rows,
   ZeroRowsBehind(tile, arrays, source.row_count, kTileEntries);
 }
 
-// Weights and positions, zeros behind the last row.
+// Stores weights and positions, and zeros after the last row.
 TESSERA_DEVICE void StoreJobWords(const EncodeTileJob& job, const TileShape& shape,
                                   const TileLayout& layout, std::byte* tile) {
   const std::uint32_t row = gpu::Thread();
@@ -95,7 +95,7 @@ TESSERA_DEVICE void EncodeTile(const EncodeTilesParams& params) {
   const bool bad = RotateRows<Shape>(source, rotated);
   if (gpu::Ballot(bad) != 0 && gpu::Lane() == 0) *flag = 1;
   gpu::SyncBlock();
-  if (*flag != 0) {  // the whole block sees the same
+  if (*flag != 0) {  // every thread of the block reads the same value
     if (gpu::Thread() == 0) gpu::AtomicMin(params.unusable, gpu::BlockX());
     return;
   }
@@ -104,7 +104,7 @@ TESSERA_DEVICE void EncodeTile(const EncodeTilesParams& params) {
                    !of_value && shape.summary == Summary::kMinMax);
   if (of_value) return;
   StoreJobWords(job, shape, layout, tile);
-  gpu::SyncBlock();  // the rows as they are stored; and nobody reads them any more
+  gpu::SyncBlock();  // `rotated` holds the stored rows, and no thread reads the old ones any more
   StoreSummaries<Shape>(shape, layout, reinterpret_cast<std::byte*>(job.summaries), job.rows,
                         rotated);
 }

@@ -1,6 +1,6 @@
-// Where the tile operations find and put things: the row arrays of a tile, the blocks of threads of
-// an encode, the squares of a moments matrix. Shared by the kernels and by the host that launches
-// them; tested on the host against plain loops.
+// Index arithmetic of the tile operations: the row arrays of a tile, the blocks of threads of an
+// encode, the squares of a moments matrix. Shared by the kernels and by the host code that launches
+// them. Host tests check it against plain loops.
 #pragma once
 
 #include <cstddef>
@@ -12,16 +12,16 @@
 
 namespace tessera::kernels::cuda {
 
-// The three sets of rows that a tile has.
+// The three sets of rows of a tile.
 enum class TileRows : std::uint32_t { kKey, kValue, kBlock };
 
-// Mean keys are shaped like keys.
+// Mean keys have the shape of keys.
 TESSERA_HOST_DEVICE constexpr RowShape ShapeOf(const TileShape& shape, TileRows rows) {
   return rows == TileRows::kValue ? shape.value : shape.key;
 }
 
-// One set of rows as arrays: offsets from the first byte of the tile, of blocks from that of its
-// summaries; and the bytes of one row.
+// The arrays of one set of rows: offsets from the tile's first byte (for blocks, from the
+// summaries' first byte), and the bytes of one row.
 struct RowArrays {
   std::uint32_t bits;
   std::uint32_t scales;
@@ -43,7 +43,8 @@ TESSERA_HOST_DEVICE constexpr RowArrays ArraysOf(const TileLayout& layout, TileR
           .row = key ? layout.key_row : layout.value_row};
 }
 
-// Blocks of a tile that hold at least one of its first `rows` rows, and the rows in one of them.
+// Number of blocks that hold at least one of the first `rows` rows of a tile, and the number of
+// rows in one of them.
 TESSERA_HOST_DEVICE constexpr std::uint32_t UsedBlocks(const TileShape& shape, std::uint32_t rows) {
   return shape.block == 0 ? 0 : (rows + shape.block - 1) / shape.block;
 }
@@ -53,19 +54,19 @@ TESSERA_HOST_DEVICE constexpr std::uint32_t BlockRows(const TileShape& shape, st
   return behind < shape.block ? behind : shape.block;
 }
 
-// Bits of the lanes below `lane`.
+// Mask of the lanes below `lane`.
 TESSERA_HOST_DEVICE constexpr std::uint32_t LanesBelow(std::uint32_t lane) {
   return (1u << lane) - 1;
 }
 
-// The threads of one encode or gather, and its shared memory:
+// Threads and shared memory of one encode or gather:
 //   32 rows of rotated elements, fp32 | a word: some element is not finite
-// Before they are rotated on tensor cores, the rows lie in the same place as they came, bf16. Every
-// warp rotates into kWarpChannels channels of all rows and keeps them in registers until all have
-// read, so that both fit the 48 KiB which a launch has without asking.
+// For rotation on tensor cores, the source rows are first stored in the same place, as bf16. Every
+// warp computes kWarpChannels channels of all rows in registers, and stores them after all warps
+// have read the source. So both fit the 48 KiB that a launch has without opting in.
 //
-// Eight floats beyond the row: the lanes of an accumulator store pairs of channels of eight rows,
-// and each half of a warp then meets 32 different banks.
+// Rows are padded by eight floats: the lanes of an accumulator store pairs of channels of eight
+// rows, and each half of a warp then uses 32 different banks.
 template <std::uint32_t kHeadDimValue>
 struct EncodeShape {
   static constexpr std::uint32_t kHeadDim = kHeadDimValue;
@@ -83,10 +84,10 @@ struct EncodeShape {
   static_assert(kSharedBytes <= 48 * 1024);
 };
 
-// Moments: a block of threads sums one square of the matrix on or above the diagonal.
+// Moments: a block of threads sums one square of the matrix, on or above the diagonal.
 inline constexpr std::uint32_t kMomentsSide = 32;
 inline constexpr std::uint32_t kMomentsThreads = 256;
-// Two stripes of kMomentsSide channels of 32 rows, as doubles.
+// Shared memory: two stripes of kMomentsSide channels of 32 rows, as doubles.
 inline constexpr std::uint32_t kMomentsRows = 32;
 inline constexpr std::uint32_t kMomentsSharedBytes = 2 * kMomentsRows * kMomentsSide * 8;
 
@@ -96,11 +97,11 @@ TESSERA_HOST_DEVICE constexpr std::uint32_t MomentsSquares(std::uint32_t head_di
 }
 
 struct MomentsSquare {
-  std::uint32_t row;  // in squares; not beyond `column`
+  std::uint32_t row;  // in squares; row <= column
   std::uint32_t column;
 };
 
-// Square `index` of MomentsSquares(head_dim), row by row.
+// Square `index` of MomentsSquares(head_dim), in row order.
 TESSERA_HOST_DEVICE constexpr MomentsSquare MomentsSquareAt(std::uint32_t head_dim,
                                                             std::uint32_t index) {
   const std::uint32_t side = head_dim / kMomentsSide;

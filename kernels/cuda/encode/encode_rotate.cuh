@@ -1,8 +1,9 @@
-// Rows of one tile, rotated into shared memory as fp32: by tensor cores where rows and rotation are
-// bf16 (their products are exact in fp32), by FMA otherwise, and as they are without a rotation.
+// Rotates the rows of one tile into shared memory as fp32: on tensor cores if rows and rotation are
+// bf16 (their products are exact in fp32), by FMA otherwise, and by a plain copy without a
+// rotation.
 //
-// Each function is called by a whole block, ends without a barrier, and tells whether this thread
-// met an element that cannot be stored. Rows behind the last are never read.
+// Each function is block-collective, ends without a barrier, and returns whether this thread found
+// an element that cannot be stored. Rows after the last one are never read.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@
 
 namespace tessera::kernels::cuda {
 
-// K rows or V rows of one job, and what rotates them.
+// K rows or V rows of one job, and their rotation.
 struct RotateSource {
   const std::byte* rows;
   std::uint64_t stride;
@@ -21,14 +22,14 @@ struct RotateSource {
   std::uint32_t channels;
   ElementType type;
   ElementType rotation_type;
-  std::uint32_t unstorable_bits;  // magnitudes from here on are refused
+  std::uint32_t unstorable_bits;  // float bits of the smallest magnitude that is refused
 };
 
 TESSERA_DEVICE bool IsStorable(const RotateSource& source, float x) {
   return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffu) < source.unstorable_bits;
 }
 
-// Eight consecutive elements as floats; 16-byte aligned.
+// Loads eight consecutive elements as floats. Requires 16-byte alignment.
 TESSERA_DEVICE void LoadEight(ElementType type, const std::byte* at, float (&elements)[8]) {
   const gpu::Chunk first = *reinterpret_cast<const gpu::Chunk*>(at);
   if (type == ElementType::kFp32) {
@@ -47,7 +48,7 @@ TESSERA_DEVICE void LoadEight(ElementType type, const std::byte* at, float (&ele
   }
 }
 
-// Every element is looked at, kept or not: an identity row that is cut must not hide a NaN.
+// Checks every element, kept or not: dropping channels must not hide a NaN.
 template <class Shape>
 TESSERA_DEVICE bool CopyRows(const RotateSource& source, float* rotated) {
   constexpr std::uint32_t kPieces = Shape::kHeadDim / 8;
@@ -67,8 +68,8 @@ TESSERA_DEVICE bool CopyRows(const RotateSource& source, float* rotated) {
   return bad;
 }
 
-// A thread takes one channel of four rows at a time, so that a piece of the rotation is used four
-// times; the lanes of a warp read the same pieces of rows.
+// A thread computes one channel of four rows at a time, so that it uses each loaded piece of the
+// rotation four times. The lanes of a warp read the same pieces of rows.
 template <class Shape>
 TESSERA_DEVICE bool RotateByFma(const RotateSource& source, float* rotated) {
   constexpr std::uint32_t kRows = 4;
@@ -106,14 +107,14 @@ TESSERA_DEVICE bool RotateByFma(const RotateSource& source, float* rotated) {
   return bad;
 }
 
-// The accumulators of one warp: 16 rows x 8 channels each.
+// Accumulators of one warp: 16 rows x 8 channels each.
 template <class Shape>
 struct RotateSums {
   float tiles[Shape::kColumnTiles][Shape::kRowTiles][4];
 };
 
 // rotated [row][channel] = X [row][dim] x R^T [dim][channel]. B operands are pairs of neighbours in
-// a row of R, so R is read from global memory as it lies, each element once per block.
+// a row of R, so R is read from global memory in its stored order, each element once per block.
 template <class Shape>
 TESSERA_DEVICE void MultiplyRows(const RotateSource& source, const std::byte* shared,
                                  RotateSums<Shape>& sums) {
@@ -176,7 +177,7 @@ TESSERA_DEVICE bool RotateByTensorCores(const RotateSource& source, float* rotat
     const std::uint32_t row = i / kChunks;
     const std::uint32_t chunk = i % kChunks;
     const bool live = row < source.row_count;
-    // A source that is not read must still be an address.
+    // A source that is not read must still be a valid address.
     const std::byte* from =
         live ? source.rows + row * source.stride + chunk * kChunkBytes : source.rows;
     gpu::CopyChunk(shared + SwizzledOffset(row, chunk, Shape::kSourceRowBytes), from, live);
@@ -186,7 +187,7 @@ TESSERA_DEVICE bool RotateByTensorCores(const RotateSource& source, float* rotat
   gpu::SyncBlock();
   RotateSums<Shape> sums = {};
   MultiplyRows<Shape>(source, shared, sums);
-  gpu::SyncBlock();  // everybody has read the rows that the sums overwrite
+  gpu::SyncBlock();  // all threads have read the rows that the sums overwrite
   return StoreSums<Shape>(source, sums, rotated);
 }
 

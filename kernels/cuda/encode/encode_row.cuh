@@ -1,8 +1,8 @@
-// One row of a tile, by one warp: selecting its strongest groups and packing them, and reading a
-// stored row back. The arithmetic is that of kernels/reference/encode.cc, bit for bit.
+// Encodes one row of a tile with one warp: selects the strongest groups and packs them. Also reads
+// stored rows back. The arithmetic matches kernels/reference/encode.cc bit for bit.
 //
-// Lane l holds groups l, l + 32, l + 64, ...: a ballot over one of them is a word of the bitmap,
-// and the bits below the lane are the rank of its values.
+// Lane l holds groups l, l + 32, l + 64, ... A ballot over one of these is a word of the bitmap,
+// and the number of set bits below the lane is the rank of its values.
 #pragma once
 
 #include <bit>
@@ -16,7 +16,7 @@
 
 namespace tessera::kernels::cuda {
 
-// Not left to the compiler, which may contract or not.
+// Explicit, because the compiler may or may not contract a * b + c.
 TESSERA_DEVICE float FusedMultiplyAdd(float a, float b, float c) {
 #if defined(__CUDACC__)
   return __fmaf_rn(a, b, c);
@@ -37,7 +37,7 @@ TESSERA_DEVICE float MaxOverWarp(float value) {
   return value;
 }
 
-// Where one stored row lies.
+// Location of one stored row.
 struct RowPlace {
   std::byte* bits;  // null: every channel is stored
   std::byte* scale;
@@ -52,8 +52,7 @@ TESSERA_DEVICE RowPlace PlaceOf(std::byte* tile, const RowArrays& arrays, std::u
 
 // ---- Selecting ---------------------------------------------------------------------------------
 
-// Keys are the bits of floats that are not negative, which order like the floats; -1 where a lane
-// has no group.
+// Keys are the bits of non-negative floats, which order like the floats; -1 if a lane has no group.
 template <std::uint32_t kWords>
 TESSERA_DEVICE std::uint32_t CountAtLeast(const std::int32_t (&keys)[kWords],
                                           std::int32_t threshold) {
@@ -65,8 +64,9 @@ TESSERA_DEVICE std::uint32_t CountAtLeast(const std::int32_t (&keys)[kWords],
   return count;
 }
 
-// A threshold that at least `need` keys reach, and that fewer than `need` exceed. Bit by bit from
-// the top, so that it ends as soon as exactly `need` reach it, which without ties is soon.
+// Returns a threshold that at least `need` keys reach and fewer than `need` exceed. Searches bit by
+// bit from the top and stops once exactly `need` keys reach it, which is early if there are no
+// ties.
 template <std::uint32_t kWords>
 TESSERA_DEVICE std::int32_t ThresholdOf(const std::int32_t (&keys)[kWords], std::uint32_t need) {
   std::int32_t threshold = 0;
@@ -80,7 +80,7 @@ TESSERA_DEVICE std::int32_t ThresholdOf(const std::int32_t (&keys)[kWords], std:
   return threshold;
 }
 
-// Words of the bitmap with the `need` largest keys; among equal ones the lower group wins.
+// Computes bitmap words with the `need` largest keys; of equal keys the lower group wins.
 template <std::uint32_t kWords>
 TESSERA_DEVICE void KeepStrongest(const std::int32_t (&keys)[kWords], std::uint32_t need,
                                   std::uint32_t (&kept)[kWords]) {
@@ -93,8 +93,8 @@ TESSERA_DEVICE void KeepStrongest(const std::int32_t (&keys)[kWords], std::uint3
     kept[w] = gpu::Ballot(keys[w] > threshold);
     above += gpu::PopCount(kept[w]);
   }
-  // Where the search ended early the threshold lies between two keys or on the last one kept, and
-  // all that are equal are wanted.
+  // If the search stopped early, the threshold lies between two keys or on the last one kept, and
+  // every key equal to it is wanted.
   std::uint32_t wanted = need - above;
   TESSERA_UNROLL
   for (std::uint32_t w = 0; w < kWords; ++w) {
@@ -107,7 +107,7 @@ TESSERA_DEVICE void KeepStrongest(const std::int32_t (&keys)[kWords], std::uint3
 
 // ---- Packing -----------------------------------------------------------------------------------
 
-// 2^-e, where the row's largest magnitude is in [2^e, 2^(e + 1)): keeps sums of squares in range.
+// 2^-e, for a row whose largest magnitude is in [2^e, 2^(e + 1)). Keeps sums of squares in range.
 TESSERA_DEVICE float NormaliserOf(float peak) {
   std::uint32_t exponent = std::bit_cast<std::uint32_t>(peak) >> 23;
   if (exponent < 1) exponent = 1;
@@ -133,7 +133,7 @@ struct LaneGroups {
     }
   }
 
-  // Of the groups in `kept`, or of all.
+  // Over the groups in `kept`, or over all groups.
   TESSERA_DEVICE float Peak(const std::uint32_t (*kept)[kWords]) const {
     float peak = 0;
     TESSERA_UNROLL
@@ -163,7 +163,7 @@ struct LaneGroups {
   }
 };
 
-// The word's four bytes, as far as the row's bitmap goes; by four lanes.
+// Stores the word's four bytes, as far as the row's bitmap reaches; one byte each by four lanes.
 TESSERA_DEVICE void StoreBits(std::byte* bits, std::uint32_t row_bits, std::uint32_t word_index,
                               std::uint32_t word) {
   const std::uint32_t at = word_index * 4 + gpu::Lane();
@@ -172,7 +172,7 @@ TESSERA_DEVICE void StoreBits(std::byte* bits, std::uint32_t row_bits, std::uint
   }
 }
 
-// Stores one value; returns the element that it now stands for.
+// Stores one value. Returns the element that the stored value represents.
 TESSERA_DEVICE float StoreValue(ValueType type, std::byte* data, std::uint32_t index, float value,
                                 float scale) {
   if (IsScaled(type)) {
@@ -187,8 +187,8 @@ TESSERA_DEVICE float StoreValue(ValueType type, std::byte* data, std::uint32_t i
   return bf16 ? Bf16ToFloat(bits) : gpu::HalfToFloat(bits);
 }
 
-// Packs a row of fp32 elements. With `keep`, the row then holds the elements as they are stored,
-// dropped ones 0.
+// Packs a row of fp32 elements. If `keep` is set, the row afterwards holds the elements as stored;
+// dropped ones are 0.
 template <std::uint32_t kHeadDim, std::uint32_t kGroup>
 TESSERA_DEVICE void PackGroups(ValueType type, const RowShape& shape, float* row,
                                std::uint32_t row_bits, const RowPlace& place, bool keep) {
@@ -249,7 +249,8 @@ TESSERA_DEVICE float LoadValueOf(ValueType type, const RowPlace& place, std::uin
                        place.data, index);
 }
 
-// A stored row as `width` fp32 elements, whole words of lanes; 0 where it has none.
+// Reads a stored row as `width` fp32 elements, a multiple of 32; elements that the row does not
+// keep are 0.
 TESSERA_DEVICE void ReadStoredRow(const TileShape& tile, const RowShape& shape,
                                   const RowPlace& place, std::uint32_t width, float* elements) {
   if (!tile.packed()) {
@@ -271,7 +272,7 @@ TESSERA_DEVICE void ReadStoredRow(const TileShape& tile, const RowShape& shape,
          (std::to_integer<std::uint32_t>(place.bits[group / 8]) >> (group % 8) & 1u) != 0);
     const std::uint32_t kept = gpu::Ballot(live);
     const std::uint32_t rank = before + gpu::PopCount(kept & LanesBelow(gpu::Lane()));
-    // A bitmap with bits too many must not lead beyond the row.
+    // A bitmap with too many bits must not lead beyond the row.
     elements[channel] = live && rank < shape.kept ? LoadValueOf(type, place, rank, scale) : 0;
     before += gpu::PopCount(kept);
   }

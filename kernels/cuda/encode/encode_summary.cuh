@@ -1,5 +1,5 @@
-// The summaries of a tile's blocks, made of key rows in shared memory, and bytes that nothing is
-// stored in. By a whole block of threads.
+// Computes the summaries of a tile's blocks from key rows in shared memory, and zeroes unused
+// bytes. All functions are block-collective.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,8 @@ TESSERA_DEVICE void ZeroBytes(std::byte* at, std::uint32_t bytes) {
   for (std::uint32_t i = gpu::Thread(); i < bytes; i += gpu::Threads()) at[i] = std::byte{0};
 }
 
-// Rows [used, rows) of a set of rows; `from`: what the arrays count from.
+// Zeroes rows [used, rows) of a set of rows. `from` is the address that the arrays' offsets start
+// at.
 TESSERA_DEVICE void ZeroRowsBehind(std::byte* from, const RowArrays& arrays, std::uint32_t used,
                                    std::uint32_t rows) {
   const RowPlace first = PlaceOf(from, arrays, used);
@@ -32,7 +33,7 @@ TESSERA_DEVICE void StoreElementOf(ElementType type, std::byte* row, std::uint32
       type == ElementType::kBf16 ? FloatToBf16(value) : FloatToFp16(value);
 }
 
-// The largest bf16 not above `value`; what is bf16 already stays.
+// Returns the largest bf16 that is not above `value`.
 TESSERA_HOST_DEVICE constexpr float FloorToBf16(float value) {
   std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   const bool exact = (bits & 0xffffu) == 0;
@@ -41,8 +42,8 @@ TESSERA_HOST_DEVICE constexpr float FloorToBf16(float value) {
   return std::bit_cast<float>(bits);
 }
 
-// In double and in row order, as the reference sums. The mean of a block takes the place of its
-// first row; no other thread has anything in that column.
+// Sums in double and in row order, like the reference. A block's mean replaces its first row; no
+// other thread uses that column.
 template <class Shape>
 TESSERA_DEVICE void AverageBlocks(const TileShape& shape, std::uint32_t rows, float* keys) {
   const std::uint32_t blocks = UsedBlocks(shape, rows);
@@ -106,8 +107,8 @@ TESSERA_DEVICE void StoreMinMax(const TileShape& shape, const TileLayout& layout
   }
 }
 
-// `keys`: for means the rows before they were rounded, for min/max as they are stored; overwritten.
-// No thread may still be using them.
+// `keys` holds the rows before rounding for means, and the rows as stored for min/max; it is
+// overwritten. No other thread may still be using it.
 template <class Shape>
 TESSERA_DEVICE void StoreSummaries(const TileShape& shape, const TileLayout& layout,
                                    std::byte* summaries, std::uint32_t rows, float* keys) {

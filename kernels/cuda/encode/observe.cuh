@@ -1,13 +1,14 @@
-// What queries pay to keys, kObservedQueries of them at a time, in two launches:
+// Computes the attention weights that queries give to keys, and adds them up per key. Two launches
+// handle kObservedQueries queries at a time:
 //
-//   products   grid: jobs, pieces of keys, 8 queries each. A warp takes 4 keys at once and every
-//              lane a part of their channels for all 8 queries; the 32 sums are then added up
-//              across lanes so that lane l ends with key l / 8, query l % 8. Leaves logits, and
+//   products   grid: jobs, pieces of keys, 8 queries each. A warp takes 4 keys at once; each lane
+//              multiplies part of their channels for all 8 queries. The 32 sums are then reduced
+//              across lanes, so that lane l ends with key l / 8, query l % 8. Stores logits, and
 //              each query's maximum and sum over the piece
-//   sums       grid: jobs, pieces of keys. The pieces' sums of each query become one; a thread per
-//              key adds up what the queries pay to it, in their order and in double
+//   sums       grid: jobs, pieces of keys. Combines the pieces' sums of each query. Then one thread
+//              per key adds up the key's weights, in query order and in double
 //
-// No atomics: bits depend on the job alone.
+// There are no atomics, so the bits of the result depend on the job alone.
 #pragma once
 
 #include <bit>
@@ -21,14 +22,14 @@
 
 namespace tessera::kernels::cuda {
 
-// Channels 2 (lane + 32 i) and the next of a row.
+// Channels 2 (lane + 32 i) and the next one of a row.
 template <std::uint32_t kHeadDim>
 struct LaneChannels {
   static constexpr std::uint32_t kPairs = kHeadDim / kWarp / 2;
   float low[kPairs];
   float high[kPairs];
 
-  // Zeros where `row` is null.
+  // Loads zeros if `row` is null.
   TESSERA_DEVICE void Load(ElementType type, const std::byte* row) {
     TESSERA_UNROLL
     for (std::uint32_t i = 0; i < kPairs; ++i) {
@@ -72,7 +73,7 @@ TESSERA_DEVICE SeenKeys SeenBy(const ObserveTileJob& job, std::uint32_t query) {
   return {.begin = begins == nullptr ? 0 : begins[query], .end = ends[query]};
 }
 
-// In units of log2, saturated to the finite range before the weight; NaN stays.
+// In log2 units, saturated to the finite range before the weight is added. NaN is passed on.
 TESSERA_DEVICE float ObservedLogit(const ObserveForm& form, float product, float log2_weight) {
   constexpr float kLog2E = 1.44269504088896340736f;
   constexpr float kLargest = 3.40282347e+38f;
@@ -86,7 +87,7 @@ TESSERA_DEVICE float ObservedLogit(const ObserveForm& form, float product, float
   return logit + log2_weight;
 }
 
-// The product of key lane / 8 and query lane % 8; keys from `end` on are not read. Whole warps.
+// The product of key lane / 8 and query lane % 8. Keys from `end` on are not read. Warp-collective.
 template <std::uint32_t kHeadDim>
 TESSERA_DEVICE float MultiplyKeys(ElementType type, const ObserveTileJob& job, std::uint64_t first,
                                   std::uint64_t end,
@@ -152,7 +153,7 @@ TESSERA_DEVICE void ObserveProducts(const ObserveTilesParams& params) {
   }
 }
 
-// What all pieces say of the query in `slot`. Whole warps.
+// Combines the sums of all pieces for the query in `slot`. Warp-collective.
 TESSERA_DEVICE LogSum AddPieces(const ObserveTileJob& job, const float* scratch,
                                 std::uint32_t slot) {
   LogSum all;

@@ -1,8 +1,8 @@
-// Where an observation's blocks of threads find and put things. Shared by the kernels and by the
-// host that launches them; tested on the host against plain loops.
+// Index arithmetic of an observation. Shared by the kernels and by the host code that launches
+// them. Host tests check it against plain loops.
 //
-// Queries are taken kObservedQueries at a time. The scratch of a job, in floats:
-//   [kObservedQueries][key_count]           logits in units of log2, or products
+// Queries are handled kObservedQueries at a time. The scratch of a job, in floats:
+//   [kObservedQueries][key_count]           logits in log2 units, or products
 //   [kObservedQueries][pieces of keys][2]   each piece's maximum and sum of 2^(x - maximum)
 #pragma once
 
@@ -15,12 +15,12 @@
 namespace tessera::kernels::cuda {
 
 static_assert(kObservedQueries % kTileColumns == 0);
-static_assert(kObserveAhead * kTileColumns == kWarp, "a lane per key and query");
+static_assert(kObserveAhead * kTileColumns == kWarp, "one lane per key and query");
 inline constexpr std::uint32_t kObserveWarps = kObserveThreads / kWarp;
-// Shared memory of the products: maximum and sum of each warp and column.
+// Shared memory of the products kernel: maximum and sum per warp and column.
 inline constexpr std::uint32_t kObserveSharedBytes = kObserveWarps * kTileColumns * 2 * 4;
 
-// What a block of threads that adds shares knows of a query: 24 bytes of shared memory.
+// What a block of the sums kernel keeps per query: 24 bytes of shared memory.
 struct ObservedQuery {
   std::uint64_t begin;  // the keys that it sees
   std::uint64_t end;
@@ -33,7 +33,7 @@ inline constexpr std::uint32_t kObserveSumsSharedBytes = kObservedQueries * size
 TESSERA_HOST_DEVICE constexpr std::uint64_t ObservePieces(std::uint64_t key_count) {
   return (key_count + kObservedKeys - 1) / kObservedKeys;
 }
-// The y of a grid counts pieces.
+// Limited by the grid's y, which counts pieces.
 inline constexpr std::uint64_t kMostObservedKeys = std::uint64_t{65535} * kObservedKeys;
 
 TESSERA_HOST_DEVICE constexpr std::uint64_t ObservedLogitAt(std::uint64_t key_count,

@@ -1,4 +1,4 @@
-// Storing new K and V rows, and looking for elements that may not be kept.
+// Stores new K and V rows and checks them for elements that may not be kept.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace tessera::kernels::cuda {
 
-// Copies one head's K row and V row into row `tile_row` of a dense tile, the block together.
+// Copies one head's K row and V row into row `tile_row` of a dense tile. Block-collective.
 TESSERA_DEVICE void CopyRow(const std::byte* key, const std::byte* value, std::uint32_t row_bytes,
                             std::byte* tile, std::uint32_t tile_row) {
   const std::uint32_t chunks = row_bytes / sizeof(gpu::Chunk);
@@ -23,8 +23,8 @@ TESSERA_DEVICE void CopyRow(const std::byte* key, const std::byte* value, std::u
   }
 }
 
-// Grid: max_appended x kv_heads, max_batch. Where every query head chooses for itself a kv head has
-// several lanes one after another, all at one place.
+// Grid: max_appended x kv_heads, max_batch. If every query head selects its own blocks, a kv head
+// has several consecutive lanes that share one place.
 TESSERA_DEVICE void AppendRow(const AppendParams& params) {
   const StepReader step(params.step);
   if (!step.Holds(params.layer) || step.header().batch > params.max_batch ||
@@ -38,7 +38,7 @@ TESSERA_DEVICE void AppendRow(const AppendParams& params) {
   const std::uint32_t head = gpu::BlockX() % params.kv_heads;
   if (gpu::BlockY() >= step.header().batch) return;
   const StepSequence& sequence = step.sequence(gpu::BlockY());
-  const std::uint32_t lanes = step.layer(params.layer).kv_heads;  // of the sequence
+  const std::uint32_t lanes = step.layer(params.layer).kv_heads;  // lanes per sequence
   const std::uint32_t lane_index = gpu::BlockY() * lanes + head * (lanes / params.kv_heads);
   if (sequence.appended > params.max_appended && token == 0 && gpu::Thread() == 0) {
     gpu::AtomicMin(params.fault, FaultWord::Pack(FaultKind::kBadStep, params.layer, lane_index));
@@ -63,8 +63,8 @@ TESSERA_DEVICE void AppendRow(const AppendParams& params) {
           static_cast<std::uint32_t>(ordinal % kTileEntries));
 }
 
-// Magnitudes whose bits are at least this many are NaN, infinite or at least 2^63. No fp16 number
-// reaches 2^63.
+// Elements whose magnitude has at least these bits are NaN, infinite or at least 2^63. No finite
+// fp16 reaches 2^63.
 TESSERA_HOST_DEVICE constexpr std::uint32_t FirstUnusableBits(ElementType type) {
   if (type == ElementType::kBf16) return (127u + 63u) << 7;
   if (type == ElementType::kFp16) return 0x7c00u;
@@ -100,7 +100,7 @@ TESSERA_DEVICE void StoreRun(const StoreRowsParams& params) {
   }
 }
 
-// Grid: enough threads for all words.
+// Grid: at least one thread per word.
 TESSERA_DEVICE void StoreWord(const StoreWordsParams& params) {
   const std::uint32_t i = gpu::BlockX() * gpu::Threads() + gpu::Thread();
   if (i >= params.count) return;

@@ -1,8 +1,9 @@
-// Keys of tiles, as near to what they were made from as their form allows: what observe reads.
+// Reads the keys of tiles back, as close to the original rows as the tile's form allows. observe
+// uses them.
 //
-//   grid: jobs. The K rows of a tile become fp32 in shared memory; then a thread per channel turns
-//   them back, x = R^T y, eight rows at a time: neighbours read neighbours of R, and all of a warp
-//   the same element of a row
+//   grid: jobs. The K rows of a tile become fp32 in shared memory. Then a thread per channel
+//   rotates them back, x = R^T y, eight rows at a time. Neighbouring threads read neighbouring
+//   elements of R, and all threads of a warp read the same element of a row
 #pragma once
 
 #include <cstddef>
@@ -23,7 +24,7 @@ TESSERA_HOST_DEVICE constexpr std::uint32_t KeysSharedBytes(std::uint32_t head_d
   return kTileEntries * head_dim * static_cast<std::uint32_t>(sizeof(float));
 }
 
-// Channel `channel` of kKeysRows rows, turned back.
+// Rotates channel `channel` of kKeysRows rows back.
 TESSERA_DEVICE void TurnBack(const DeviceStrategy& strategy, const float* rows,
                              std::uint32_t head_dim, std::uint32_t channel,
                              float (&elements)[kKeysRows]) {
@@ -42,7 +43,7 @@ TESSERA_DEVICE void KeysOfTile(const KeysTilesParams& params) {
   const DeviceStrategy& strategy = params.strategies[job.strategy];
   const std::uint32_t head_dim = params.head_dim;
   const RowArrays arrays = ArraysOf(strategy.layout, TileRows::kKey);
-  // Only read; PlaceOf serves writers, too.
+  // The tile is only read; PlaceOf also serves writers and takes a mutable pointer.
   auto* tile = reinterpret_cast<std::byte*>(job.tile);
   auto* stored = reinterpret_cast<float*>(gpu::SharedMemory());  // [kTileEntries][head_dim]
   for (std::uint32_t r = gpu::Warp(); r < job.rows; r += gpu::Threads() / kWarp) {
@@ -58,7 +59,7 @@ TESSERA_DEVICE void KeysOfTile(const KeysTilesParams& params) {
     const std::uint32_t first = task / head_dim * kKeysRows;
     const float* rows = stored + first * head_dim;
     float elements[kKeysRows] = {};
-    // Rows behind the last hold anything, and are not stored.
+    // Rows after the last one hold anything, and are not stored.
     if (rotated) TurnBack(strategy, rows, head_dim, channel, elements);
     TESSERA_UNROLL
     for (std::uint32_t r = 0; r < kKeysRows; ++r) {

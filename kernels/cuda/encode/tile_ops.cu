@@ -10,9 +10,9 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr std::uint32_t kDecodeThreads = 256;
-// Blocks per multiprocessor that the encodes promise to fit: 128 registers for 256 threads.
+// Blocks per multiprocessor for __launch_bounds__ of the encodes: 128 registers for 256 threads.
 constexpr std::uint32_t kBlocks = 2;
-// As many blocks of products: 168 registers. Left alone the compiler spills at 64.
+// The same for the products of observe: 168 registers. Without the bound the compiler spills at 64.
 constexpr std::uint32_t kObserveBlocks = 3;
 
 template <std::uint32_t kHeadDim>

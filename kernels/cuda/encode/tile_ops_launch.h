@@ -1,9 +1,9 @@
-// Launching the tile operations. As in launch.h, every call is asynchronous on the stream of the
-// current device, synchronises nothing, allocates nothing and may be captured into a graph. No
-// kernel needs PrepareDevice: their shared memory is less than what every launch has.
+// Launches the tile operations. Like in launch.h, every call is asynchronous on the given stream of
+// the current device, does not synchronise or allocate, and may be captured into a graph. No kernel
+// needs PrepareDevice: their shared memory is within every launch's default.
 //
-// cudaErrorInvalidValue: a null address or an unknown head_dim; nothing was launched. Jobs are not
-// looked at: tile_ops.h has the checks.
+// A call returns cudaErrorInvalidValue and launches nothing if an address is null or the head_dim
+// is unknown. Jobs are not checked here; tile_ops.h checks them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,7 +17,7 @@ cudaError_t LaunchDecodeTiles(const DecodeTilesParams& params, cudaStream_t stre
 cudaError_t LaunchKeysOfTiles(const KeysTilesParams& params, cudaStream_t stream);
 cudaError_t LaunchGatherTiles(const GatherTilesParams& params, cudaStream_t stream);
 cudaError_t LaunchMomentsTiles(const MomentsTilesParams& params, cudaStream_t stream);
-// Two kernels for every kObservedQueries queries.
+// Launches two kernels for every kObservedQueries queries.
 cudaError_t LaunchObserveTiles(const ObserveTilesParams& params, cudaStream_t stream);
 
 }  // namespace tessera::kernels::cuda

@@ -1,5 +1,5 @@
-// Rows that are in tiles already: decoding them, gathering them into a new tile; and the moments of
-// rows that are not.
+// Operations on stored rows: decoding, gathering into a new tile. Also the moments of rows that are
+// not in tiles.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ TESSERA_DEVICE void DecodeTile(const DecodeTilesParams& params) {
   const RowArrays arrays = ArraysOf(strategy.layout, rows);
   const std::uint32_t width = PaddedChannels(shape);
   auto* output = reinterpret_cast<float*>(of_value ? job.values : job.keys);
-  // Only read; PlaceOf serves writers, too.
+  // The tile is only read; PlaceOf also serves writers and takes a mutable pointer.
   auto* tile = reinterpret_cast<std::byte*>(job.tile);
   for (std::uint32_t r = gpu::Warp(); r < job.rows; r += gpu::Threads() / kWarp) {
     ReadStoredRow(shape, ShapeOf(shape, rows), PlaceOf(tile, arrays, r), width,
@@ -36,7 +36,7 @@ TESSERA_DEVICE void CopyWords(std::byte* to, const std::byte* from, std::uint32_
   }
 }
 
-// By one warp, in words as wide as addresses and length allow.
+// Copies with one warp, in the widest words that address and length allow.
 TESSERA_DEVICE void CopyBytes(std::byte* to, const std::byte* from, std::uint32_t bytes) {
   const std::uint64_t all =
       reinterpret_cast<std::uint64_t>(to) | reinterpret_cast<std::uint64_t>(from) | bytes;
@@ -59,7 +59,7 @@ TESSERA_DEVICE void CopyStoredRow(const RowArrays& to_arrays, std::byte* to, std
   CopyBytes(target.data, source.data, to_arrays.row.data);
 }
 
-// The words of the new tile's row r; `source` null behind the last row.
+// Stores the words of the new tile's row r. `source` is null after the last row.
 TESSERA_DEVICE void StoreGatheredWords(const DeviceStrategy& from, const DeviceStrategy& to,
                                        const GatherRow* source, std::byte* tile, std::uint32_t r) {
   if (to.shape.weights) {
@@ -109,9 +109,8 @@ TESSERA_DEVICE void GatherTileRows(const GatherTilesParams& params) {
                         job.row_count, keys);
 }
 
-// Grid: jobs, MomentsSquares(head_dim). A thread sums four elements of one column, row after row in
-// the order of the rows and in double, where products of fp32 elements are exact: the reference's
-// bits.
+// Grid: jobs, MomentsSquares(head_dim). A thread sums four elements of one column in row order and
+// in double, where products of fp32 elements are exact. So the bits match the reference.
 TESSERA_DEVICE void SumMoments(const MomentsTilesParams& params) {
   constexpr std::uint32_t kSide = kMomentsSide;
   constexpr std::uint32_t kStep = kMomentsThreads / kSide;
@@ -149,7 +148,7 @@ TESSERA_DEVICE void SumMoments(const MomentsTilesParams& params) {
         sums[k] += left[r * kSide + i + k * kStep] * right[r * kSide + j];
       }
     }
-    gpu::SyncBlock();  // before the next rows take the place of these
+    gpu::SyncBlock();  // before the next rows overwrite these
   }
   TESSERA_UNROLL
   for (std::uint32_t k = 0; k < kSums; ++k) {

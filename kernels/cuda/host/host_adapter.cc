@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t kExtentBytes = std::uint64_t{2} << 20;
 
-// The first error of a sequence of calls; those after it are not made.
+// Runs a sequence of calls and keeps the first error; later calls are skipped.
 class Calls {
  public:
   template <class Call>
@@ -28,7 +28,8 @@ class Calls {
   Error error_;
 };
 
-// Device memory of one batch, filled with 0xff: NaN where a kernel leaves something unwritten.
+// Device memory of one batch, filled with 0xff, so that anything a kernel does not write reads as
+// NaN.
 class Buffer {
  public:
   Buffer(Runtime& runtime, Queue& queue, std::uint64_t bytes, Calls& calls)
@@ -68,7 +69,7 @@ HostAttendResult Judge(const HostBatchImage& image, std::uint64_t fault, std::ui
           .fault = fault};
 }
 
-// A batch on the device, with everything that a call needs but its results.
+// A batch on the device, with everything that a call needs except space for results.
 class UploadedBatch {
  public:
   UploadedBatch(Runtime& runtime, const HostBatch& batch)
@@ -91,13 +92,13 @@ class UploadedBatch {
   bool ready() const { return written_ && calls_.ok(); }
   HostAttendResult Failed() const {
     if (!calls_.ok()) return calls_.Failed();
-    return {.status = HostAttendStatus::kCudaError, .error = "the step image was refused"};
+    return {.status = HostAttendStatus::kCudaError, .error = "StepWriter rejected the step image"};
   }
   Calls& calls() { return calls_; }
   Queue& queue() { return *queue_; }
   const HostBatchImage& image() const { return image_; }
 
-  // Without results.
+  // Does not set the result addresses.
   AttendCall Call() const {
     LayerGeometry geometry = batch_.geometry;
     if (geometry.sinks != nullptr) geometry.sinks = sinks_->at<const float>();
@@ -112,7 +113,7 @@ class UploadedBatch {
             .scratch_bytes = scratch_bytes_,
             .fault = fault_->at<std::uint64_t>()};
   }
-  // Waits for the device.
+  // Waits for the device and returns the result.
   HostAttendResult Finish() {
     std::uint64_t fault = kNoFault;
     fault_->Download(&fault, sizeof fault, calls_);

@@ -1,5 +1,5 @@
 // Runs a batch of host lanes on a device: uploads, launches, downloads. For conformance tests and
-// tools; allocates and waits at will.
+// tools only: it allocates and waits freely.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,15 @@ namespace tessera::kernels::cuda {
 
 enum class HostAttendStatus : std::uint8_t {
   kOk,
-  kBadLane,   // `item` is the first at fault; the others are complete
+  kBadLane,   // `item` is the first bad item; the others are complete
   kCudaError  // see `error`; nothing was written
 };
 
 struct HostAttendResult {
   HostAttendStatus status = HostAttendStatus::kOk;
   std::uint32_t item = 0;
-  std::uint64_t fault = kNoFault;   // the word that says which item
-  std::string_view implementation;  // written where the device's results were fetched
+  std::uint64_t fault = kNoFault;   // the device's fault word, which identifies the item
+  std::string_view implementation;  // set if the device's results were downloaded
   std::string error;
 };
 
@@ -33,8 +33,8 @@ class HostSelectionSink {
   virtual void Take(std::uint32_t item, const TakenEntries& run) = 0;
 };
 
-// What AttendOnDevice would read of items with a rule; outputs are not touched. Nothing is taken
-// where the status is not kOk.
+// Selects blocks for items with a rule, as AttendOnDevice would, and leaves outputs untouched.
+// `sink` receives nothing unless the status is kOk.
 HostAttendResult SelectOnDevice(Runtime& runtime, const HostBatch& batch, HostSelectionSink& sink);
 
 }  // namespace tessera::kernels::cuda

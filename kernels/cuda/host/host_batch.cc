@@ -19,7 +19,8 @@ bool IsServed(const SegmentView& segment, const DenseTile& tile) {
   return CutsAreExplained(shape, segment.rotation);
 }
 
-// What the device does not get to see. It judges tile offsets and tail lengths itself.
+// Checks what cannot be packed for the device. The device itself checks tile offsets and tail
+// lengths.
 bool CanBePacked(const LaneView& lane, const DenseTile& tile) {
   if (lane.tail.ring_tiles == 0 && lane.tail.begin != lane.tail.end) return false;
   return std::all_of(lane.segments, lane.segments + lane.segment_count,
@@ -53,7 +54,7 @@ HostBatchImage::HostBatchImage(const HostBatch& batch, std::uint64_t extent_byte
   }
 }
 
-// Runs the allocations of all items that get packed, to know how many extents they take.
+// Dry run of the allocations of all packable items, to count the extents that they need.
 void HostBatchImage::MeasurePool() {
   for (const HostItem& item : batch_.items) {
     if (!CanBePacked(*item.lane, tile_)) break;
@@ -98,7 +99,7 @@ void HostBatchImage::PackObject(const SegmentView& segment, std::uint64_t host_o
                                 std::uint64_t table_word) {
   std::uint64_t offset = Allocate(bytes);
   if (host_offset > segment.arena_bytes || bytes > segment.arena_bytes - host_offset) {
-    offset = std::uint64_t{extents_} * extent_bytes_;  // as wrong on the device as on the host
+    offset = std::uint64_t{extents_} * extent_bytes_;  // invalid on the device, as on the host
   } else if (host_offset % alignment != 0) {
     offset += host_offset % alignment;
   } else {

@@ -1,9 +1,9 @@
-// A batch of attention over lanes in host memory, packed into what a device needs: a pool with
-// tiles and tables, tail rings, query rows and a step image. For conformance tests and tools, which
-// have their lanes on the host; the product's lanes are on the device already.
+// Packs a batch of attention over host lanes into what a device needs: a pool with tiles and
+// tables, tail rings, query rows and a step image. For conformance tests and tools, whose lanes are
+// in host memory; in production, lanes are already on the device.
 //
-// The pool is laid out to be awkward on purpose: its first place is empty and its extents lie in
-// memory in falling order, so that only the table of bases finds anything.
+// The pool layout is deliberately awkward: its first extent is missing, and extents are in memory
+// in descending order. So only the table of extent bases leads to the data.
 #pragma once
 
 #include <cstddef>
@@ -19,14 +19,14 @@
 
 namespace tessera::kernels::cuda {
 
-// One (sequence, kv head); the pointers name the rows of all heads.
+// One (sequence, kv head). The pointers refer to the rows of all heads.
 struct HostItem {
   const LaneView* lane = nullptr;
   std::uint32_t kv_head = 0;
   std::uint32_t queries = 1;
   std::uint64_t first_query_position = 0;
   const void* query = nullptr;  // [queries][query_heads][head_dim], geometry.type
-  void* output = nullptr;       // the same shape, output_type
+  void* output = nullptr;       // same shape, output_type
   float* lse = nullptr;         // [queries][query_heads]; may be null
   StepRule rule = {};
 };
@@ -42,7 +42,7 @@ class HostBatchImage {
  public:
   HostBatchImage(const HostBatch& batch, std::uint64_t extent_bytes);
 
-  // Bytes to be copied to the device, each to an address that is a multiple of 256.
+  // Bytes to copy to the device, each to an address that is a multiple of 256.
   std::span<const std::byte> pool() const { return pool_; }
   std::span<const std::byte> tails() const { return tails_; }
   std::span<const std::byte> queries() const { return queries_; }
@@ -56,13 +56,14 @@ class HostBatchImage {
   StepStatus WriteStep(std::uint64_t pool_address, std::uint64_t tails_address);
   const StepLimits& limits() const { return limits_; }
 
-  // The first item that no device may follow: tiles of a shape that is not served or not the
-  // layer's, or a tail without a ring. It and the items after it are packed as empty lanes.
+  // True if some item must not reach a device: tiles of an unsupported shape or of another type
+  // than the layer's, or a tail without a ring. That item and all later ones are packed as empty
+  // lanes.
   bool HasBadItem() const { return bad_item_ < batch_.items.size(); }
   std::uint32_t bad_item() const { return bad_item_; }
   std::uint32_t ItemOfLane(std::uint32_t lane) const { return lane / batch_.geometry.kv_heads; }
 
-  // What a selection left, as SelectionReader takes it.
+  // Wraps a selection's results in a SelectionReader.
   SelectionReader Selection(std::span<const std::uint32_t> taken,
                             std::span<const TakenRange> ranges) const {
     return {step_.data(), 0, taken, ranges};
@@ -71,19 +72,19 @@ class HostBatchImage {
     return item * batch_.geometry.kv_heads + batch_.items[item].kv_head;
   }
 
-  // Copies each item's heads from results in the layout of the device.
+  // Copies each item's heads out of results in device layout.
   void Scatter(std::span<const std::byte> output, std::span<const float> lse) const;
 
  private:
   struct PackedLane {
     std::vector<SegmentSpec> segments;
-    std::uint64_t tail_offset = 0;  // in tails()
+    std::uint64_t tail_offset = 0;  // offset in tails()
     bool has_tail = false;
   };
   std::uint64_t Allocate(std::uint64_t bytes);
   std::byte* PoolAt(std::uint64_t offset);
   SegmentSpec PackSegment(const SegmentView& segment);
-  // A tile, or the summaries of one, whose offset becomes a word of a table.
+  // Packs a tile, or a tile's summaries, whose offset becomes a word of a table.
   void PackObject(const SegmentView& segment, std::uint64_t host_offset, std::uint32_t bytes,
                   std::uint64_t alignment, std::uint64_t table_word);
   std::uint64_t PackRotation(const SegmentView& segment, const RowShape& side,
@@ -104,7 +105,7 @@ class HostBatchImage {
   std::vector<std::byte> queries_;
   std::vector<std::byte> step_storage_;
   std::span<std::byte> step_;
-  std::vector<PackedLane> lanes_;  // of the items
+  std::vector<PackedLane> lanes_;  // one per item
   StepLimits limits_;
 };
 

@@ -27,11 +27,11 @@ __global__ void StoreWordsKernel(const __grid_constant__ StoreWordsParams params
   StoreWord(params);
 }
 
-constexpr std::uint32_t kRowThreads = 64;   // a K row and a V row of 512 bytes
-constexpr std::uint32_t kRunThreads = 256;  // 16 rows of K and V at once, of 128 elements of bf16
+constexpr std::uint32_t kRowThreads = 64;   // a K row and a V row of 512 bytes at once
+constexpr std::uint32_t kRunThreads = 256;  // 16 rows of K and V at once, for 128 bf16 elements
 constexpr std::uint32_t kWordThreads = 128;
 
-// Of each span: one kind, element type and head_dim.
+// Each inner span holds the variants of one kind, element type and head_dim.
 std::span<const std::span<const AttendVariant>> EveryVariant() {
   static const std::span<const AttendVariant> all[] = {
       kAttendBf16Dim64,       kAttendBf16Dim128,       kAttendBf16Dim256,
@@ -47,7 +47,7 @@ std::span<const std::span<const AttendVariant>> EveryVariant() {
   return all;
 }
 
-// The same over parts of selected blocks.
+// The same for parts of selected blocks.
 std::span<const std::span<const AttendVariant>> EverySelectedVariant() {
   static const std::span<const AttendVariant> all[] = {
       kAttendBf16Dim64Selected,        kAttendBf16Dim128Selected,
@@ -66,7 +66,7 @@ std::span<const std::span<const AttendVariant>> EverySelectedVariant() {
 
 using VariantTable = std::span<const std::span<const AttendVariant>>;
 
-// Packed kernels serve every type of layer.
+// Packed kernels serve layers of every type.
 std::span<const AttendVariant> Variants(VariantTable table, PartKind kind, ElementType type,
                                         std::uint32_t head_dim) {
   const bool dense = kind == PartKind::kDense || kind == PartKind::kDenseWords;
@@ -81,13 +81,13 @@ std::span<const AttendVariant> Variants(VariantTable table, PartKind kind, Eleme
 
 cudaError_t PrepareVariants(std::span<const AttendVariant> variants, std::uint32_t shared_bytes) {
   for (const AttendVariant& variant : variants) {
-    if (variant.shared_bytes > shared_bytes) continue;  // LaunchAttend refuses it
+    if (variant.shared_bytes > shared_bytes) continue;  // LaunchAttend refuses these
     if (const cudaError_t error = variant.prepare(); error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }
 
-// The narrowest kernel that takes all query rows at once, else the widest.
+// The narrowest kernel that takes all query rows at once, or else the widest.
 const AttendVariant& Narrowest(std::span<const AttendVariant> variants, std::uint32_t columns) {
   for (const AttendVariant& variant : variants) {
     if (variant.columns >= columns) return variant;
@@ -99,7 +99,7 @@ const AttendVariant& VariantOf(VariantTable table, PartKind kind, const AttendPa
   return Narrowest(Variants(table, kind, params.query_type, params.head_dim), params.max_columns);
 }
 
-// Whether the device has the shared memory that the kinds' kernels ask for.
+// Returns true if the device has the shared memory that the kinds' kernels need.
 bool Fits(const DeviceLimits& device, VariantTable table, std::uint32_t kinds,
           const AttendParams& params) {
   for (std::uint32_t k = 0; k < kPartKinds; ++k) {
@@ -110,7 +110,7 @@ bool Fits(const DeviceLimits& device, VariantTable table, std::uint32_t kinds,
   return true;
 }
 
-// One kernel per kind, for up to `works` work items.
+// Launches one kernel per kind, for up to `works` work items.
 cudaError_t LaunchKinds(const DeviceLimits& device, VariantTable table, std::uint32_t kinds,
                         std::uint32_t works, const AttendParams& params, cudaStream_t stream) {
   const std::uint32_t blocks =
@@ -131,7 +131,7 @@ cudaError_t LaunchRotate(const AttendParams& params, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-// Rotated queries and, where something selects, the choice.
+// Launches the rotation of queries and, if a sequence selects, the selection.
 cudaError_t LaunchChoice(const DeviceLimits& device, const AttendParams& params,
                          cudaStream_t stream) {
   if (const cudaError_t error = LaunchRotate(params, stream); error != cudaSuccess) return error;

@@ -9,13 +9,14 @@ namespace {
 
 Error Answer(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return Error();
-  (void)cudaGetLastError();  // reported here; must not surface at somebody else's launch
+  // Clears the error: it is reported here and must not surface at a later launch.
+  (void)cudaGetLastError();
   return Error(
       std::string(what) + ": " + cudaGetErrorName(error) + " (" + cudaGetErrorString(error) + ")",
       error == cudaErrorMemoryAllocation);
 }
 
-// What CUDA made, and gives back.
+// Owns a CUDA handle and destroys it.
 template <class T, cudaError_t (*Destroy)(T)>
 struct Owned {
   T handle = nullptr;
@@ -41,34 +42,34 @@ class Stream final : public Queue {
     return On([&] { return LaunchAttend(limits_, call, stream_); }, "launching attention");
   }
   Error Select(const AttendCall& call) override {
-    return On([&] { return LaunchSelect(limits_, call, stream_); }, "launching the selection");
+    return On([&] { return LaunchSelect(limits_, call, stream_); }, "launching selection");
   }
   Error Append(const AppendParams& params) override {
-    return On([&] { return LaunchAppend(params, stream_); }, "launching the append");
+    return On([&] { return LaunchAppend(params, stream_); }, "launching append");
   }
   Error StoreRows(const StoreRowsParams& params) override {
-    return On([&] { return LaunchStoreRows(params, stream_); }, "launching the store of rows");
+    return On([&] { return LaunchStoreRows(params, stream_); }, "launching store rows");
   }
   Error StoreWords(const StoreWordsParams& params) override {
-    return On([&] { return LaunchStoreWords(params, stream_); }, "launching the store of words");
+    return On([&] { return LaunchStoreWords(params, stream_); }, "launching store words");
   }
   Error EncodeTiles(const EncodeTilesParams& params) override {
-    return On([&] { return LaunchEncodeTiles(params, stream_); }, "launching the encode");
+    return On([&] { return LaunchEncodeTiles(params, stream_); }, "launching encode");
   }
   Error DecodeTiles(const DecodeTilesParams& params) override {
-    return On([&] { return LaunchDecodeTiles(params, stream_); }, "launching the decode");
+    return On([&] { return LaunchDecodeTiles(params, stream_); }, "launching decode");
   }
   Error KeysOfTiles(const KeysTilesParams& params) override {
-    return On([&] { return LaunchKeysOfTiles(params, stream_); }, "launching the reading of keys");
+    return On([&] { return LaunchKeysOfTiles(params, stream_); }, "launching keys");
   }
   Error GatherTiles(const GatherTilesParams& params) override {
-    return On([&] { return LaunchGatherTiles(params, stream_); }, "launching the gather");
+    return On([&] { return LaunchGatherTiles(params, stream_); }, "launching gather");
   }
   Error MomentsOfRows(const MomentsTilesParams& params) override {
-    return On([&] { return LaunchMomentsTiles(params, stream_); }, "launching the moments");
+    return On([&] { return LaunchMomentsTiles(params, stream_); }, "launching moments");
   }
   Error Observe(const ObserveTilesParams& params) override {
-    return On([&] { return LaunchObserveTiles(params, stream_); }, "launching the observation");
+    return On([&] { return LaunchObserveTiles(params, stream_); }, "launching observe");
   }
   Error Wait() override {
     return On([&] { return cudaStreamSynchronize(stream_); }, "waiting for the device");
@@ -81,7 +82,7 @@ class Stream final : public Queue {
     float milliseconds = 0;
     const auto replay = [&] {
       cudaError_t error = cudaGraphInstantiate(&ready.handle, graph.handle, 0);
-      // The first goes before the clock starts: it brings the graph to the device.
+      // The first launch is not timed: it uploads the graph to the device.
       if (error == cudaSuccess) error = cudaGraphLaunch(ready.handle, stream_);
       if (error == cudaSuccess) error = cudaEventCreate(&begun.handle);
       if (error == cudaSuccess) error = cudaEventCreate(&ended.handle);
@@ -107,12 +108,12 @@ class Stream final : public Queue {
     if (Error first = work(); !first.ok()) return first;
     if (Error begun = On(begin, "recording a graph"); !begun.ok()) return begun;
     const Error recorded = work();
-    // Also where the work failed: the stream shall record no longer.
+    // End the capture even if the work failed, so that the stream stops recording.
     const Error ended =
         On([&] { return cudaStreamEndCapture(stream_, graph); }, "recording a graph");
     return recorded.ok() ? ended : recorded;
   }
-  // The calling thread may have had another device last.
+  // The calling thread may have used another device last.
   template <class Call>
   Error On(Call call, const char* what) {
     const cudaError_t error = cudaSetDevice(device_);
@@ -174,7 +175,7 @@ class Gpus final : public RuntimeSource {
  public:
   std::unique_ptr<Runtime> Open(int device, std::string* reason) override {
     DeviceLimits limits;
-    const Error error = Answer(PrepareDevice(device, &limits), "no CUDA device");
+    const Error error = Answer(PrepareDevice(device, &limits), "opening the CUDA device");
     if (error.ok()) return std::make_unique<Gpu>(device, limits);
     *reason = error.text();
     return nullptr;

@@ -1,11 +1,10 @@
-// What the host does with a GPU, behind an interface: device memory, streams, copies and the
-// launches of launch.h and tile_ops_launch.h. The daemon's CUDA device, the worker's step, the tile
-// operations' host calls and the host adapter are written on it, so they compile without CUDA and
-// run on the emulated machine in tests.
+// The host's interface to a GPU: device memory, streams, copies, and the launches of launch.h and
+// tile_ops_launch.h. The daemon's CUDA device, the worker's step, TileCalls and the host adapter
+// use it, so they compile without CUDA and run on the emulated machine in tests.
 //
-// Every call answers an Error, empty where all was well. After a failure, but for lack of memory,
-// the device is of no more use: CUDA reports what a kernel did wrong at some later call, and its
-// memory cannot be trusted.
+// Every call returns an Error, which is empty on success. After any failure except lack of memory,
+// the device is unusable: CUDA reports a kernel's error at some later call, and the device's memory
+// cannot be trusted.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +26,7 @@ class [[nodiscard]] Error {
       : text_(std::move(text)), out_of_memory_(out_of_memory) {}
   bool ok() const { return text_.empty(); }
   const std::string& text() const { return text_; }
-  // The one failure that leaves the device as good as it was.
+  // Lack of memory is the only failure after which the device is still usable.
   bool out_of_memory() const { return out_of_memory_; }
 
  private:
@@ -35,21 +34,22 @@ class [[nodiscard]] Error {
   bool out_of_memory_ = false;
 };
 
-// One stream. Calls are carried out in order, and later than they return: `to` of a copy out of the
-// device holds its bytes after Wait. Used by one thread at a time, whichever it is.
+// One stream. Calls run in order and asynchronously: the target of a copy out of the device holds
+// its bytes after Wait. One thread at a time may use a queue, but it may be a different one each
+// time.
 class Queue {
  public:
   virtual ~Queue() = default;
-  // Between host and device, either way, or within one of them: addresses tell which. Host memory
-  // that is read may be reused at once.
+  // Copies between host and device in either direction, or within one of them; the addresses
+  // decide. Source memory on the host may be reused at once.
   virtual Error Copy(void* to, const void* from, std::uint64_t bytes) = 0;
   virtual Error Attend(const AttendCall& call) = 0;
-  // The choice of blocks alone, as Attend makes it; SelectionReader says where it is.
+  // Selects blocks exactly as Attend does. SelectionReader reads the result.
   virtual Error Select(const AttendCall& call) = 0;
   virtual Error Append(const AppendParams& params) = 0;
   virtual Error StoreRows(const StoreRowsParams& params) = 0;
   virtual Error StoreWords(const StoreWordsParams& params) = 0;
-  // Jobs are not looked at: TileCalls has the checks.
+  // Jobs are not checked here; TileCalls checks them.
   virtual Error EncodeTiles(const EncodeTilesParams& params) = 0;
   virtual Error DecodeTiles(const DecodeTilesParams& params) = 0;
   virtual Error KeysOfTiles(const KeysTilesParams& params) = 0;
@@ -57,44 +57,45 @@ class Queue {
   virtual Error MomentsOfRows(const MomentsTilesParams& params) = 0;
   virtual Error Observe(const ObserveTilesParams& params) = 0;
   virtual Error Wait() = 0;
-  // What `work` puts on this queue, recorded as a graph that is carried out `times` times with no
-  // host between, and how long all of them took on the device together. `work` is called twice:
-  // what it does a first time cannot be recorded. It puts launches on this queue and nothing else.
+  // Records the launches of `work` as a graph and runs it `times` times without host involvement.
+  // Returns how long all runs took together on the device. `work` is called twice, because
+  // first-time initialisation cannot be recorded. It must put launches on this queue and do nothing
+  // else.
   virtual Error Replay(const std::function<Error()>& work, std::uint32_t times,
                        double* seconds) = 0;
 };
 
-// One device, prepared for the kernels. Thread-safe. Outlives its queues and buffers.
+// One device, prepared for the kernels. Thread-safe. Must outlive its queues and buffers.
 class Runtime {
  public:
   virtual ~Runtime() = default;
-  // The code that runs, as answers name it.
+  // Name of the implementation, as responses report it.
   virtual const char* implementation() const = 0;
   virtual Error NewQueue(std::unique_ptr<Queue>* queue) = 0;
-  // On a stream of the caller's (a cudaStream_t), which outlives it.
+  // Wraps a stream of the caller's (a cudaStream_t), which must outlive the queue.
   virtual Error Borrow(void* stream, std::unique_ptr<Queue>* queue) = 0;
   // Addresses are multiples of 256.
   virtual Error Allocate(std::uint64_t bytes, void** address) = 0;
-  // Whether kernels can follow the address; host memory that no driver knows of is not theirs.
+  // Returns true if kernels can follow the address. Host memory that is not registered with the
+  // driver is not device memory.
   virtual bool IsDeviceMemory(const void* address) = 0;
   virtual void Free(void* address) = 0;
-  // Returns when nothing that this process has put on the device runs any more.
+  // Returns when nothing that this process submitted to the device is running any more.
   virtual Error Quiesce() = 0;
 };
 
-// The device's Runtime, or null and why not: no toolkit in this build, no driver, no such device, a
-// device that the kernels do not fit.
+// Opens the device's Runtime. Returns null and a reason if this build has no CUDA, or there is no
+// driver, no such device, or the kernels do not fit the device.
 class RuntimeSource {
  public:
   virtual ~RuntimeSource() = default;
   virtual std::unique_ptr<Runtime> Open(int device, std::string* reason) = 0;
 };
 
-// The machine's own GPUs.
+// The GPUs of this machine.
 RuntimeSource& SystemGpus();
 
-// Device memory that its owner uses again and again: grows, never shrinks, keeps nothing while it
-// grows.
+// Reusable device memory. It grows, never shrinks, and loses its contents when it grows.
 class Scratch {
  public:
   explicit Scratch(Runtime& runtime) : runtime_(&runtime) {}
@@ -105,7 +106,7 @@ class Scratch {
   Scratch& operator=(Scratch&&) = delete;
   ~Scratch() { runtime_->Free(data_); }
 
-  // Nothing that uses the old memory may be under way where it grows.
+  // Nothing that uses the old memory may be in flight when it grows.
   Error Grow(std::uint64_t bytes) {
     if (bytes <= bytes_) return Error();
     runtime_->Free(std::exchange(data_, nullptr));

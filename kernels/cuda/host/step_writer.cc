@@ -40,7 +40,7 @@ StepHeader LayOut(const StepShape& shape) {
   return header;
 }
 
-// What is at `address`, as a pool offset: views count from an arena's address.
+// Pool offset of `address`. Views count from an arena's base address.
 std::uint64_t OffsetIn(const std::byte* arena, const void* address) {
   return reinterpret_cast<std::uint64_t>(address) - reinterpret_cast<std::uint64_t>(arena);
 }
@@ -62,8 +62,8 @@ SegmentSpec SpecOf(const SegmentView& segment) {
           .rotation_type = segment.rotation.type};
 }
 
-// Whether a kernel may multiply a side with what lies at `offset`. Without a rotation no channel of
-// it is cut.
+// Returns true if a kernel may multiply a side by the matrix at `offset`. Without a rotation, no
+// channel of the side may be cut.
 bool RotationFits(const DeviceArena& arena, const SegmentSpec& segment, const RowShape& side,
                   std::uint64_t offset) {
   if (offset == kNoRotation) return side.channels == segment.shape.head_dim;
@@ -72,7 +72,7 @@ bool RotationFits(const DeviceArena& arena, const SegmentSpec& segment, const Ro
                        kTileAlignment) != 0;
 }
 
-// Makes what `limits` say of selections cover `needed`.
+// Raises the selection limits to cover `needed`.
 void Cover(StepLimits& limits, const StepLimits& needed) {
   limits.selections = std::max(limits.selections, needed.selections);
   limits.choices = std::max(limits.choices, needed.choices);
@@ -110,7 +110,7 @@ StepWriter::StepWriter(std::span<std::byte> image, const StepShape& shape)
   bytes_ = header.bytes;
   std::memset(image.data(), 0, header.bytes);
   std::memcpy(image.data(), &header, sizeof header);
-  At<StepHeader>(0)->magic = 0;  // until Finish: a kernel that reads a half-written image stops
+  At<StepHeader>(0)->magic = 0;  // set by Finish: kernels reject a half-written image
 }
 
 void StepWriter::SetExtents(std::span<const std::uint64_t> bases, std::uint64_t extent_bytes) {
@@ -244,7 +244,7 @@ void StepWriter::AddSegment(const SegmentSpec& segment) {
   ++segments_;
 }
 
-// The place among the layer's.
+// Returns the index in the layer.
 std::uint32_t StepWriter::AddStrategy(const SegmentSpec& segment) {
   StepLayer& layer = At<StepLayer>(At<StepHeader>(0)->layers_offset)[layers_ - 1];
   const std::uint64_t span = segment.position_span;
@@ -260,7 +260,7 @@ std::uint32_t StepWriter::AddStrategy(const SegmentSpec& segment) {
   return layer.strategies++;
 }
 
-// Of the part of a segment that is read whole.
+// For a segment that is read whole.
 void StepWriter::MarkKind(PartKind kind) {
   StepLayer& layer = At<StepLayer>(At<StepHeader>(0)->layers_offset)[layers_ - 1];
   layer.kinds |= KindBit(kind);
@@ -274,13 +274,13 @@ const StepRule& StepWriter::RuleOfLane() {
   return At<StepSequence>(header.sequences_offset)[sequence].rule;
 }
 
-// Where nothing but the tail follows the segment, which selects.
+// When the last block is forced. Assumes that the segment selects and only the tail follows it.
 LastForced StepWriter::LastForcedOf(const SegmentSpec& segment) {
   if (segment.entries % segment.shape.block != 0) return LastForced::kYes;
   return RuleOfLane().counts_tail != 0 ? LastForced::kWithoutTail : LastForced::kNo;
 }
 
-// The place among the lane's. Its segment is the one to be added.
+// Returns the index in the lane. The choice belongs to the segment that is added next.
 std::uint32_t StepWriter::AddChoice(const SegmentSpec& segment) {
   const std::uint32_t block = segment.shape.block;
   const std::uint32_t blocks = BlocksOf(segment.entries, block);
@@ -299,7 +299,7 @@ std::uint32_t StepWriter::AddChoice(const SegmentSpec& segment) {
   return selection_.choices++;
 }
 
-// Lanes without anything to select from are read as any other.
+// A lane with nothing to select from is read like any other lane.
 void StepWriter::CloseSelection() {
   if (selection_.choices == 0) return;
   StepHeader& header = *At<StepHeader>(0);
@@ -336,7 +336,7 @@ void StepWriter::CloseLane() {
   At<StepLane>(At<StepHeader>(0)->lanes_offset)[lanes_] = lane_;
   works_ += PartsOf(lane_);
   max_works_ = std::max(max_works_, works_);
-  // Layer l's counts begin at its first lane + l, and lane i's end is one further.
+  // Layer l's counts begin at its first lane + l; lane i's end is one further.
   At<std::uint32_t>(At<StepHeader>(0)->works_offset)[lanes_ + layers_] = works_;
   ++lanes_;
 }

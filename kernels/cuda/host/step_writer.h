@@ -1,5 +1,5 @@
-// Writes the image of a StepView. Allocates nothing; the caller owns the (pinned) memory and the
-// upload.
+// Writes the image of a StepView. Allocates nothing; the caller owns the (pinned) memory and
+// uploads it.
 //
 //   StepWriter writer(memory, {.batch = 2, .layers = 32, .lanes = 512, ...});
 //   writer.SetExtents(...); writer.SetSequence(0, ...); writer.SetSequence(1, ...);
@@ -22,21 +22,22 @@ namespace tessera::kernels::cuda {
 struct StepShape {
   std::uint32_t batch = 0;
   std::uint32_t layers = 0;
-  std::uint32_t lanes = 0;     // of all layers: sum of batch * kv_heads
-  std::uint32_t segments = 0;  // of all lanes
+  std::uint32_t lanes = 0;     // over all layers: sum of batch * kv_heads
+  std::uint32_t segments = 0;  // over all lanes
   std::uint32_t extents = 0;
-  std::uint32_t strategies = 0;  // of all lanes: segments that are not plain (CountStrategies)
-  std::uint32_t selections = 0;  // at most: lanes whose sequence selects
+  std::uint32_t strategies = 0;  // over all lanes: segments that are not plain (CountStrategies)
+  std::uint32_t selections = 0;  // at most: lanes of sequences that select
   std::uint32_t choices = 0;     // at most: their segments with summaries (CountChoices)
 };
 
-// What a lane adds to StepShape::strategies.
+// A lane's contribution to StepShape::strategies.
 std::uint32_t CountStrategies(const LaneView& lane);
 
-// What a lane of a sequence that selects adds to StepShape::choices.
+// The contribution to StepShape::choices of a lane whose sequence selects.
 std::uint32_t CountChoices(const LaneView& lane);
 
-// A kernels::SelectionRule, which this folder does not know, in the image's form. Null: no rule.
+// Converts a kernels::SelectionRule, which this folder does not depend on, to the image's form.
+// Null: no rule.
 template <class Rule>
 StepRule StepRuleOf(const Rule* rule) {
   if (rule == nullptr) return {};
@@ -52,22 +53,23 @@ std::uint64_t StepBytes(const StepShape& shape);
 
 enum class StepStatus : std::uint8_t {
   kOk,
-  kImageTooSmall,  // less memory than StepBytes, or not 16-byte aligned
+  kImageTooSmall,  // the memory is smaller than StepBytes, or not 16-byte aligned
   kIncomplete,     // fewer or more layers, lanes, segments or strategies than the shape says
-  kBadSegment,     // a table or rotation outside the extents, dense tiles of another type than the
-                   // layer's, or a shape that no kernel serves
-  kBadTail,        // a ring without tiles, or misaligned
-  kTooManyBlocks,  // more than kMostLayerBlocks to select from in one layer
+  // a table or rotation outside the extents, dense tiles of another type than the layer's, or a
+  // shape without a kernel
+  kBadSegment,
+  kBadTail,        // a ring without tiles, or a misaligned ring
+  kTooManyBlocks,  // more than kMostLayerBlocks blocks to select from in one layer
 };
 
 struct SegmentSpec {
   std::uint64_t tile_table = 0;     // pool offset
-  std::uint64_t summary_table = 0;  // likewise, where tiles have block summaries
+  std::uint64_t summary_table = 0;  // pool offset, if tiles have block summaries
   std::uint64_t first_position = 0;
   std::uint32_t entries = 0;
   TileShape shape;
-  std::uint64_t position_span = 0;  // 0: entries
-  // Of packed tiles: pool offsets, or kNoRotation.
+  std::uint64_t position_span = 0;  // 0: as many as entries
+  // For packed tiles: pool offsets, or kNoRotation.
   std::uint64_t key_rotation = kNoRotation;
   std::uint64_t value_rotation = kNoRotation;
   ElementType rotation_type = ElementType::kBf16;
@@ -83,21 +85,21 @@ class StepWriter {
  public:
   StepWriter(std::span<std::byte> image, const StepShape& shape);
 
-  // Before any lane. Bases are device addresses, 0 where a place is empty.
+  // Call before adding lanes. Bases are device addresses; 0 means that the extent is missing.
   void SetExtents(std::span<const std::uint64_t> bases, std::uint64_t extent_bytes);
-  // Before the sequence's lanes, where it selects.
+  // Call before adding lanes of a sequence that selects.
   void SetSequence(std::uint32_t index, const StepSequence& sequence);
   void BeginLayer(std::uint32_t kv_heads, ElementType type);
   void AddLane(std::span<const SegmentSpec> segments, const TailSpec& tail);
-  // A lane whose views hold device addresses; no ring means no tail. Segments are told by how far
-  // their tables are from their arena's address, which is nothing but the start of counting.
+  // Adds a lane whose views hold device addresses. No ring means no tail. Pool offsets are computed
+  // from the distance of tables to their arena's base address, which need not be a real address.
   void AddLane(const LaneView& lane);
 
-  // The first thing that went wrong. Then the image must not be used.
+  // Returns the first error. After an error the image must not be used.
   StepStatus Finish();
 
   std::uint64_t bytes() const { return bytes_; }
-  // Makes the limits cover what was written.
+  // Raises the limits to cover what was written.
   void Widen(StepLimits& limits) const;
 
  private:
@@ -127,22 +129,22 @@ class StepWriter {
   ElementType type_ = ElementType::kBf16;
   std::uint32_t layers_ = 0;
   std::uint32_t lanes_ = 0;
-  std::uint32_t lanes_due_ = 0;  // at the end of the layer begun last
+  std::uint32_t lanes_due_ = 0;  // must exist when the current layer ends
   std::uint32_t segments_ = 0;
   std::uint32_t strategies_ = 0;
-  StepLane lane_ = {};       // the open one
-  std::uint32_t works_ = 0;  // of the layer begun last
+  StepLane lane_ = {};       // the open lane
+  std::uint32_t works_ = 0;  // of the current layer
   std::uint32_t max_works_ = 0;
-  std::uint32_t max_strategies_ = 0;  // of a layer
+  std::uint32_t max_strategies_ = 0;  // of any layer
   std::uint32_t kinds_ = KindBit(PartKind::kDense);
-  // Of the image; then what the open lane selects from.
+  // Totals of the image, then the open lane's selection.
   std::uint32_t selections_ = 0;
   std::uint32_t choices_ = 0;
   StepSelection selection_ = {};
   std::uint64_t selectable_ = 0;  // entries
   std::uint32_t pieces_ = 0;      // of the open lane
   std::uint32_t whole_slots_ = 0;
-  StepLimits selected_;  // the most of any layer
+  StepLimits selected_;  // maximum over all layers
 };
 
 }  // namespace tessera::kernels::cuda

@@ -14,35 +14,35 @@ constexpr std::uint64_t RoundUp(std::uint64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// A device address that kernels read or write whole chunks at.
+// A device address that kernels access in whole 16-byte chunks.
 bool Chunked(std::uint64_t address) { return address != 0 && address % kAlignment == 0; }
 
 std::string_view StrategyProblem(std::span<const DeviceStrategy> strategies, std::uint32_t index) {
-  if (index >= strategies.size()) return "an unknown strategy";
+  if (index >= strategies.size()) return "the strategy index is out of range";
   const DeviceStrategy& strategy = strategies[index];
   if (const char* why = WhyNotServed(strategy.shape); why != nullptr) return why;
   const TileLayout layout = LayoutOf(strategy.shape);
   if (std::memcmp(&strategy.layout, &layout, sizeof layout) != 0) {
-    return "a layout of another shape";
+    return "the layout does not belong to the shape";
   }
-  if (strategy.shape.head_dim != strategies[0].shape.head_dim) return "two head_dims in one call";
+  if (strategy.shape.head_dim != strategies[0].shape.head_dim) return "more than one head_dim";
   return {};
 }
 
 std::string_view RotationProblem(const DeviceStrategy& strategy) {
   if (!strategy.shape.packed()) return {};
   if (!IsElementType(static_cast<std::uint8_t>(strategy.rotation_type))) {
-    return "an unknown type of rotations";
+    return "the rotation's element type is unknown";
   }
   const auto cuts = [&](std::uint64_t rotation, const RowShape& side) {
     return rotation == 0 && side.channels != strategy.shape.head_dim;
   };
   if (cuts(strategy.key_rotation, strategy.shape.key) ||
       cuts(strategy.value_rotation, strategy.shape.value)) {
-    return "an identity rotation that cuts channels";
+    return "an identity rotation must not cut channels";
   }
   for (const std::uint64_t rotation : {strategy.key_rotation, strategy.value_rotation}) {
-    if (rotation % kAlignment != 0) return "a rotation that is not 16-byte aligned";
+    if (rotation % kAlignment != 0) return "the rotation is not 16-byte aligned";
   }
   return {};
 }
@@ -55,11 +55,11 @@ bool SameRows(TileShape a, TileShape b) {
   return a == b;
 }
 
-// Where a new tile's are to be stored.
+// Checks where a new tile's summaries are to be stored.
 std::string_view SummariesProblem(const DeviceStrategy& strategy, std::uint64_t summaries) {
   if (strategy.layout.summary_bytes == 0) return {};
-  if (summaries == 0) return "no place for the summaries";
-  if (summaries % kSummaryAlignment != 0) return "summaries that are not 4-byte aligned";
+  if (summaries == 0) return "the summaries have no address";
+  if (summaries % kSummaryAlignment != 0) return "the summaries are not 4-byte aligned";
   return {};
 }
 
@@ -74,23 +74,23 @@ std::string_view EncodeProblem(std::span<const DeviceStrategy> strategies, Eleme
   const std::string_view problem = StrategyProblem(strategies, job.strategy);
   if (!problem.empty()) return problem;
   const DeviceStrategy& strategy = strategies[job.strategy];
-  if (!IsElementType(static_cast<std::uint8_t>(type))) return "an unknown type of rows";
+  if (!IsElementType(static_cast<std::uint8_t>(type))) return "the element type is unknown";
   if (!strategy.shape.packed() && ElementsOf(strategy.shape.format) != type) {
-    return "rows of another type than the dense tile";
+    return "the rows' type differs from the dense tile's";
   }
   if (const std::string_view rotation = RotationProblem(strategy); !rotation.empty()) {
     return rotation;
   }
-  if (!RowCount(job.rows)) return "rows not in 1..32";
+  if (!RowCount(job.rows)) return "the row count is not in 1..32";
   if (!Chunked(job.key) || !Chunked(job.value) || job.stride % kAlignment != 0) {
-    return "rows that are not 16-byte aligned";
+    return "the rows are not 16-byte aligned";
   }
-  if (!Chunked(job.tile)) return "a tile that is not 16-byte aligned";
+  if (!Chunked(job.tile)) return "the tile is null or not 16-byte aligned";
   if (const auto summaries = SummariesProblem(strategy, job.summaries); !summaries.empty()) {
     return summaries;
   }
   if (job.weights % sizeof(float) != 0 || job.positions % sizeof(std::uint32_t) != 0) {
-    return "weights or positions that are not 4-byte aligned";
+    return "weights or positions are not 4-byte aligned";
   }
   return {};
 }
@@ -99,9 +99,9 @@ std::string_view DecodeProblem(std::span<const DeviceStrategy> strategies,
                                const DecodeTileJob& job) {
   const std::string_view problem = StrategyProblem(strategies, job.strategy);
   if (!problem.empty()) return problem;
-  if (!RowCount(job.rows)) return "rows not in 1..32";
-  if (!Chunked(job.tile)) return "a tile that is not 16-byte aligned";
-  if (!Chunked(job.keys) || !Chunked(job.values)) return "output that is not 16-byte aligned";
+  if (!RowCount(job.rows)) return "the row count is not in 1..32";
+  if (!Chunked(job.tile)) return "the tile is null or not 16-byte aligned";
+  if (!Chunked(job.keys) || !Chunked(job.values)) return "the output is null or misaligned";
   return {};
 }
 
@@ -110,16 +110,16 @@ std::string_view KeysProblem(std::span<const DeviceStrategy> strategies, Element
   const std::string_view problem = StrategyProblem(strategies, job.strategy);
   if (!problem.empty()) return problem;
   const DeviceStrategy& strategy = strategies[job.strategy];
-  if (!IsElementType(static_cast<std::uint8_t>(type))) return "an unknown type of keys";
+  if (!IsElementType(static_cast<std::uint8_t>(type))) return "the element type is unknown";
   if (!strategy.shape.packed() && ElementsOf(strategy.shape.format) != type) {
-    return "keys of another type than the dense tile";
+    return "the keys' type differs from the dense tile's";
   }
   if (const std::string_view rotation = RotationProblem(strategy); !rotation.empty()) {
     return rotation;
   }
-  if (!RowCount(job.rows)) return "rows not in 1..32";
-  if (!Chunked(job.tile)) return "a tile that is not 16-byte aligned";
-  if (!Chunked(job.keys)) return "keys that are not 16-byte aligned";
+  if (!RowCount(job.rows)) return "the row count is not in 1..32";
+  if (!Chunked(job.tile)) return "the tile is null or not 16-byte aligned";
+  if (!Chunked(job.keys)) return "the keys are null or not 16-byte aligned";
   return {};
 }
 
@@ -129,17 +129,17 @@ std::string_view GatherProblem(std::span<const DeviceStrategy> strategies, const
     if (!problem.empty()) return problem;
   }
   if (!SameRows(strategies[job.from].shape, strategies[job.to].shape)) {
-    return "shapes that differ in more than weights and positions";
+    return "the shapes differ in more than weights and positions";
   }
-  if (job.rows.empty() || job.rows.size() > kTileEntries) return "rows not in 1..32";
-  if (!Chunked(job.tile)) return "a tile that is not 16-byte aligned";
+  if (job.rows.empty() || job.rows.size() > kTileEntries) return "the row count is not in 1..32";
+  if (!Chunked(job.tile)) return "the tile is null or not 16-byte aligned";
   const std::string_view summaries = SummariesProblem(strategies[job.to], job.summaries);
   if (!summaries.empty()) return summaries;
   for (const GatherRow& row : job.rows) {
     const auto source = reinterpret_cast<std::uint64_t>(row.tile);
-    if (!Chunked(source)) return "a source that is not 16-byte aligned";
-    if (source == job.tile) return "a tile gathered from itself";
-    if (row.row >= kTileEntries) return "a row beyond its tile";
+    if (!Chunked(source)) return "a source is null or not 16-byte aligned";
+    if (source == job.tile) return "the new tile is one of its sources";
+    if (row.row >= kTileEntries) return "a source row is not in 0..31";
   }
   return {};
 }
@@ -147,31 +147,30 @@ std::string_view GatherProblem(std::span<const DeviceStrategy> strategies, const
 std::string_view MomentsProblem(std::uint32_t head_dim, ElementType type,
                                 const MomentsTileJob& job) {
   if (!IsHeadDim(head_dim)) return "head_dim is not 64, 128 or 256";
-  if (!IsElementType(static_cast<std::uint8_t>(type))) return "an unknown type of rows";
-  if (!Chunked(job.rows) || job.stride % kAlignment != 0)
-    return "rows that are not 16-byte aligned";
-  if (!Chunked(job.sums)) return "sums that are not 16-byte aligned";
+  if (!IsElementType(static_cast<std::uint8_t>(type))) return "the element type is unknown";
+  if (!Chunked(job.rows) || job.stride % kAlignment != 0) return "the rows are not 16-byte aligned";
+  if (!Chunked(job.sums)) return "the sums are null or not 16-byte aligned";
   return {};
 }
 
 std::string_view ObserveProblem(const ObserveForm& form, const ObserveTileJob& job) {
   if (!IsHeadDim(form.head_dim)) return "head_dim is not 64, 128 or 256";
-  if (!IsElementType(static_cast<std::uint8_t>(form.type))) return "an unknown type of rows";
+  if (!IsElementType(static_cast<std::uint8_t>(form.type))) return "the element type is unknown";
   if (job.key_count == 0 || job.query_count == 0) return {};
-  if (job.key_count > kMostObservedKeys) return "more keys than a launch has blocks for";
+  if (job.key_count > kMostObservedKeys) return "the job has more than kMostObservedKeys keys";
   if (!Chunked(job.keys) || job.key_stride % kAlignment != 0) {
-    return "keys that are not 16-byte aligned";
+    return "the keys are null or not 16-byte aligned";
   }
   if (!Chunked(job.queries) || job.query_stride % kAlignment != 0) {
-    return "queries that are not 16-byte aligned";
+    return "the queries are not 16-byte aligned";
   }
-  if (job.visible_end == 0) return "queries that end nowhere";
+  if (job.visible_end == 0) return "visible_end is null";
   if (job.visible_begin % sizeof(std::uint64_t) != 0 ||
       job.visible_end % sizeof(std::uint64_t) != 0) {
-    return "visible ranges that are not 8-byte aligned";
+    return "the visible ranges are not 8-byte aligned";
   }
-  if (job.log2_weights % sizeof(float) != 0) return "weights that are not 4-byte aligned";
-  if (!Chunked(job.sums)) return "sums that are not 16-byte aligned";
+  if (job.log2_weights % sizeof(float) != 0) return "the weights are not 4-byte aligned";
+  if (!Chunked(job.sums)) return "the sums are null or not 16-byte aligned";
   return {};
 }
 
@@ -179,7 +178,7 @@ Error TileCalls::Upload(std::span<const std::span<const std::byte>> arrays,
                         std::vector<std::byte*>* addresses, std::uint64_t own_bytes) {
   std::uint64_t bytes = own_bytes;
   for (const std::span<const std::byte> array : arrays) bytes += RoundUp(array.size());
-  // Every call waits for what it launched, so nothing uses the old memory.
+  // Every call waits for its launches, so nothing uses the old memory.
   if (Error error = scratch_.Grow(bytes); !error.ok()) return error;
   std::uint64_t at = 0;
   for (const std::span<const std::byte> array : arrays) {

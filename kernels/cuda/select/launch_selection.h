@@ -1,4 +1,4 @@
-// The kernels that score blocks and choose among them. For launch.cu only.
+// Launches the kernels that score and select blocks. Used by launch.cu only.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,11 +1,12 @@
-// Scores of blocks: how much the query rows of a lane's kv head may find in each block of its
-// segments with summaries.
+// Scores blocks: estimates how much attention the query rows of a lane's kv head give to each block
+// of its segments with summaries.
 //
 //   grid x   pieces of 1024 entries of the layer's selections, in a loop   grid y   8 columns each
 //
-// Products are of the tensor cores (summary_rows.cuh): a warp takes 16 block rows at once for all 8
-// columns. Beside the scores, a piece leaves each column's maximum and sum over its candidates, and
-// which those are: the entries of each block that some query of the item sees.
+// The products run on tensor cores (summary_rows.cuh): a warp takes 16 block rows at once for all 8
+// columns. Besides the scores, a piece stores the number of entries of each block that some query
+// of the item sees, and each column's maximum and sum over its candidates. Candidates are the
+// blocks with a visible entry.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,8 @@
 namespace tessera::kernels::cuda {
 
 inline constexpr std::uint32_t kScoreWarps = kScoreThreads / kWarp;
-// Shared memory: max and sum of each warp and column; query operands; rows that each warp has
-// written out, where those are packed, whose query has one part.
+// Shared memory: maximum and sum per warp and column, then the query operands. Packed rows need
+// only one query part, and use the rest for the rows that each warp expands.
 inline constexpr std::uint32_t kScoreSumsBytes = kScoreWarps * kTileColumns * 2 * 4;
 TESSERA_HOST_DEVICE constexpr std::uint32_t ScoreSharedBytes(std::uint32_t head_dim) {
   const std::uint32_t parts = ScoreQueryBytes(head_dim, 4);
@@ -30,20 +31,20 @@ TESSERA_HOST_DEVICE constexpr std::uint32_t ScoreSharedBytes(std::uint32_t head_
   return kScoreSumsBytes + (parts > written ? parts : written);
 }
 
-// A piece of a segment, as a block scores it.
+// A piece of a segment, as a block of threads scores it.
 struct Piece {
-  std::uint32_t index = 0;  // of the layer
+  std::uint32_t index = 0;  // index in the layer
   std::uint32_t strategy = 0;
-  std::uint32_t first_entry = 0;  // of the segment
+  std::uint32_t first_entry = 0;  // index in the segment
   std::uint32_t entries = 0;
-  std::uint32_t first_block = 0;  // of the layer
+  std::uint32_t first_block = 0;  // index in the layer
   std::uint32_t blocks = 0;
-  std::uint64_t first_position = 0;  // of the segment
-  std::uint64_t summary_table = 0;   // pool offset of the word of the piece's first tile
+  std::uint64_t first_position = 0;  // position of the segment's entry 0
+  std::uint64_t summary_table = 0;   // pool offset of the table word of the piece's first tile
   Work work;
 };
 
-// Called by whole warps.
+// Warp-collective.
 TESSERA_DEVICE Piece LocatePiece(const AttendParams& params, const StepReader& step,
                                  std::uint32_t index) {
   const std::uint32_t* pieces = step.pieces(params.layer);
@@ -74,10 +75,10 @@ TESSERA_DEVICE Piece LocatePiece(const AttendParams& params, const StepReader& s
   return piece;
 }
 
-// The tiles of a piece and their summaries, whose addresses lane t of each warp holds for tile t.
+// The tiles of a piece and their summaries. Lane t of each warp holds the addresses for tile t.
 class PieceTiles {
  public:
-  // False, for the warps that saw it, where any of them lies outside the pool.
+  // Returns false if any of them lies outside the pool. Warps may get different results.
   TESSERA_DEVICE bool Find(const DeviceArena& arena, const Piece& piece, std::uint32_t tile_bytes,
                            std::uint32_t summary_bytes) {
     const bool found = tiles_.Find(arena, piece.work.part, tile_bytes);
@@ -89,7 +90,7 @@ class PieceTiles {
     return gpu::Ballot(bad) == 0 && found;
   }
 
-  // Lanes may ask for different ones.
+  // Lanes may pass different tiles.
   TESSERA_DEVICE const std::byte* Tile(std::uint32_t tile) const { return tiles_.Address(tile); }
   TESSERA_DEVICE const std::byte* Summaries(std::uint32_t tile) const {
     return reinterpret_cast<const std::byte*>(gpu::Shuffle(summaries_, tile));
@@ -100,19 +101,19 @@ class PieceTiles {
   std::uint64_t summaries_ = 0;
 };
 
-// What a block of threads asks of a piece: 8 columns.
+// What a block of threads computes for a piece: 8 columns.
 struct ScoreTask {
   const StepStrategy& strategy;
   bool found;         // this warp's tiles are in the pool
   bool meets;         // the columns' cell sees something of the segment
-  Positions visible;  // to all queries of the item
+  Positions visible;  // positions that some query of the item sees
   std::uint32_t first_column;
-  std::uint32_t columns;  // of the item
+  std::uint32_t columns;  // columns of the item
 };
 
-// The query operands of 8 columns for all warps, and what a lane's two columns of products are to
-// be multiplied with: rotated rows were divided by a power of two. The whole block, which is done
-// with those of the piece before.
+// Stores the query operands of 8 columns for all warps, and returns the factors for a lane's two
+// columns of products: rotated rows were divided by a power of two. Block-collective; no thread may
+// still be reading the previous piece's operands.
 template <class Shape>
 TESSERA_DEVICE void LoadScoreQuery(const AttendParams& params, const StepSequence& sequence,
                                    const Piece& piece, const ScoreTask& task,
@@ -152,13 +153,13 @@ TESSERA_DEVICE void LoadScoreQuery(const AttendParams& params, const StepSequenc
   gpu::SyncBlock();
 }
 
-// What is known of a block beside its summary.
+// Facts about a block that its summary does not hold.
 struct BlockWords {
   float bias = 0;             // log2 of the largest weight
-  std::uint32_t visible = 0;  // entries
+  std::uint32_t visible = 0;  // entries that some query sees
 };
 
-// Of blocks without words of their own, and where there is none.
+// For blocks of tiles without weights or positions.
 TESSERA_DEVICE BlockWords CountVisible(Positions visible, std::uint64_t first,
                                        std::uint32_t entries) {
   const std::uint64_t begin = visible.begin > first ? visible.begin : first;
@@ -166,8 +167,8 @@ TESSERA_DEVICE BlockWords CountVisible(Positions visible, std::uint64_t first,
   return {.bias = 0, .visible = end > begin ? static_cast<std::uint32_t>(end - begin) : 0};
 }
 
-// `tile` is null where the row has none. The 4 lanes of a row know it together; called by whole
-// warps.
+// For tiles with weights or positions. `tile` is null if the row has no block. The 4 lanes of a row
+// share the work. Warp-collective.
 TESSERA_DEVICE BlockWords ReadBlockWords(const TileWords& words, const Piece& piece,
                                          Positions visible, const std::byte* tile,
                                          std::uint32_t first_row, std::uint32_t entries,
@@ -196,18 +197,18 @@ TESSERA_DEVICE BlockWords ReadBlockWords(const TileWords& words, const Piece& pi
           .visible = static_cast<std::uint32_t>(seen)};
 }
 
-// Where a row of a piece is; `summaries` null where it has no tile.
+// Location of a row of a piece. `summaries` is null if the row has no tile.
 struct ScoreRow {
   const std::byte* tile;
   const std::byte* summaries;
   std::uint32_t in_tile;
 };
 
-// Lanes may ask for different ones; called by whole warps.
+// Warp-collective; lanes may pass different rows.
 TESSERA_DEVICE ScoreRow FindRow(const Piece& piece, const PieceTiles& tiles, const ScoreTask& task,
                                 std::uint32_t number) {
   const bool live = task.found && number < piece.blocks;
-  const std::uint32_t entry = live ? number * task.strategy.shape.block : 0;  // of the piece
+  const std::uint32_t entry = live ? number * task.strategy.shape.block : 0;  // index in the piece
   const std::byte* tile = tiles.Tile(entry / kTileEntries);
   const std::byte* summaries = tiles.Summaries(entry / kTileEntries);
   const std::uint32_t per_tile = kTileEntries / task.strategy.shape.block;  // a power of two
@@ -216,7 +217,7 @@ TESSERA_DEVICE ScoreRow FindRow(const Piece& piece, const PieceTiles& tiles, con
           .in_tile = number & (per_tile - 1)};
 }
 
-// Makes the products of a row scores and stores them. Called by whole warps.
+// Turns the products of a row into scores and stores them. Warp-collective.
 TESSERA_DEVICE void StoreScores(const AttendParams& params, const Piece& piece,
                                 const ScoreTask& task, const ScoreRow& row, std::uint32_t number,
                                 const float (&products)[2], LogSum (&candidates)[2]) {
@@ -258,8 +259,8 @@ TESSERA_DEVICE void StoreScores(const AttendParams& params, const Piece& piece,
   }
 }
 
-// This warp's rows of a piece. multiply_rows(rows, multiply): the products of 16 rows, of which the
-// lane has two.
+// Scores this warp's rows of a piece. multiply_rows(rows, multiply) computes the products of 16
+// rows, two rows per lane.
 template <class Shape, class MultiplyRows>
 TESSERA_DEVICE void ScoreTiles(const AttendParams& params, const StepSequence& sequence,
                                const Piece& piece, const PieceTiles& tiles, const ScoreTask& task,
@@ -290,7 +291,7 @@ TESSERA_DEVICE void ScoreTiles(const AttendParams& params, const StepSequence& s
   }
 }
 
-// Rows as they are stored: means of dense rows, or extremes of any.
+// Scores rows that are read as stored: means of dense rows, or extremes of any rows.
 template <std::uint32_t kHeadDim, Stored kStored, bool kExtremes>
 TESSERA_DEVICE void ScoreStored(const AttendParams& params, const StepSequence& sequence,
                                 const Piece& piece, const PieceTiles& tiles, const ScoreTask& task,
@@ -314,7 +315,7 @@ TESSERA_DEVICE void ScoreStored(const AttendParams& params, const StepSequence& 
                     });
 }
 
-// Means of packed rows.
+// Scores means of packed rows.
 template <std::uint32_t kHeadDim, Stored kStored, std::uint32_t kGroup>
 TESSERA_DEVICE void ScorePacked(const AttendParams& params, const StepSequence& sequence,
                                 const Piece& piece, const PieceTiles& tiles, const ScoreTask& task,
@@ -325,7 +326,7 @@ TESSERA_DEVICE void ScorePacked(const AttendParams& params, const StepSequence& 
   ScoreTiles<Shape>(params, sequence, piece, tiles, task, shared, candidates,
                     [&](std::uint32_t first, const auto& multiply) {
                       const ScoreRow row = FindRow(piece, tiles, task, first + gpu::Lane() / 2);
-                      gpu::SyncWarp();  // all lanes are done with the rows before
+                      gpu::SyncWarp();  // every lane is done with the previous rows
                       WriteMeans<kHeadDim, kStored, kGroup>(task.strategy, row.summaries,
                                                             row.in_tile, written);
                       gpu::SyncWarp();
@@ -356,7 +357,7 @@ TESSERA_DEVICE void ScoreExtremes(const StepStrategy& strategy, Arguments&&... a
   }
 }
 
-// Picks the rows' form.
+// Dispatches on the form of the rows.
 template <std::uint32_t kHeadDim, class... Arguments>
 TESSERA_DEVICE void ScoreForm(const StepStrategy& strategy, Arguments&&... arguments) {
   if (strategy.shape.summary == Summary::kMinMax) {
@@ -380,7 +381,7 @@ TESSERA_DEVICE void ScoreForm(const StepStrategy& strategy, Arguments&&... argum
   }
 }
 
-// Adds up what the lanes and warps found of each column. The whole block.
+// Adds up the per-column sums of all lanes and warps. Block-collective.
 TESSERA_DEVICE void StoreLogSums(const AttendParams& params, const Piece& piece,
                                  std::uint32_t first_column, std::uint32_t columns,
                                  LogSum (&candidates)[2]) {
@@ -392,14 +393,14 @@ TESSERA_DEVICE void StoreLogSums(const AttendParams& params, const Piece& piece,
     params.score_sums[slot * 2] = all.maximum;
     params.score_sums[slot * 2 + 1] = all.sum;
   }
-  gpu::SyncBlock();  // before the next piece's
+  gpu::SyncBlock();  // before the next piece's sums
 }
 
-// The kernel's body. blockIdx.y picks the columns.
+// Kernel body. blockIdx.y selects the columns.
 template <std::uint32_t kHeadDim>
 TESSERA_DEVICE void ScoreBlocks(const AttendParams& params) {
   const StepReader step(params.step);
-  if (!Serves(params, step)) return;  // reported by whoever chooses
+  if (!Serves(params, step)) return;  // SelectBlocks reports the fault
   const StepLayer& layer = step.layer(params.layer);
   const std::uint32_t pieces =
       layer.selections == 0 ? 0 : step.pieces(params.layer)[layer.selections];
@@ -410,7 +411,7 @@ TESSERA_DEVICE void ScoreBlocks(const AttendParams& params) {
     const StepSequence& sequence = step.sequence(piece.work.lane / layer.kv_heads);
     const std::uint32_t asked = sequence.queries * params.group;
     const std::uint32_t columns = asked < params.max_columns ? asked : params.max_columns;
-    // What is visible at all is told where the first columns are.
+    // The first grid row also stores which entries are visible, so it never skips.
     if (first_column >= columns && gpu::BlockY() != 0) continue;
     const StepStrategy& strategy = step.strategy(params.layer, piece.strategy);
     PieceTiles tiles;
@@ -428,7 +429,7 @@ TESSERA_DEVICE void ScoreBlocks(const AttendParams& params) {
         .visible = VisibleFromAll(sequence.first_query_position, sequence.queries, rule),
         .first_column = first_column,
         .columns = columns};
-    LogSum candidates[2];  // of the lane's columns of products
+    LogSum candidates[2];  // for the lane's two columns of products
     ScoreForm<kHeadDim>(strategy, params, sequence, piece, tiles, task,
                         gpu::SharedMemory() + kScoreSumsBytes, candidates);
     StoreLogSums(params, piece, first_column, columns, candidates);

@@ -1,14 +1,14 @@
-// The choice of a lane's blocks: one block of threads per lane that selects.
+// Selects the blocks of a lane. One block of threads handles one lane.
 //
-//   row sums    log-sum-exp of each query row, from what the pieces left
-//   values      of a block: the largest over rows of its score, less the row's sum (by share)
-//   threshold   the value with which the budget is met: four times 8 bits of it, by a histogram of
-//               entries
-//   taken       the blocks above it, the lowest of those at it until the budget is met, and the
-//               forced ones, as a list in order; then how it is cut into parts
+//   row sums    log-sum-exp of each query row, from the sums of the pieces
+//   values      of a block: the largest score over the rows, less the row's sum (by share)
+//   threshold   the value at which the budget is met: four radix passes of 8 bits over a histogram
+//               of entries
+//   taken       blocks above the threshold, the lowest-numbered ones at it until the budget is met,
+//               and the forced ones, as an ordered list. The list is then cut into parts
 //
-// Each thread has a run of neighbouring blocks in the last step, so that counts are scanned over
-// threads once.
+// In the last step each thread handles a range of neighbouring blocks, so counts are scanned over
+// threads only once.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +22,13 @@ namespace tessera::kernels::cuda {
 
 inline constexpr std::uint32_t kSelectWarps = kSelectThreads / kWarp;
 inline constexpr std::uint32_t kHistogramBins = 256;
-// Shared memory, as words: histogram, totals of the warps, what one warp tells all.
+// Shared memory in words: histogram, totals of the warps, the broadcast values of FindBin.
 inline constexpr std::uint32_t kSelectSharedBytes = (kHistogramBins + kSelectWarps + 2) * 4;
 
 struct SelectShared {
   std::uint32_t* histogram;
   std::uint32_t* warps;
-  std::uint32_t* told;  // digit, entries still wanted
+  std::uint32_t* told;  // broadcast by FindBin: digit, entries still wanted
 
   TESSERA_DEVICE SelectShared()
       : histogram(reinterpret_cast<std::uint32_t*>(gpu::SharedMemory())),
@@ -36,22 +36,23 @@ struct SelectShared {
         told(warps + kSelectWarps) {}
 };
 
-// One lane's choice, as its block of threads sees it.
+// One lane's selection, as its block of threads sees it.
 struct SelectLane {
-  std::uint32_t index;  // of the layer's selections
+  std::uint32_t index;  // index among the layer's selections
   std::uint32_t columns;
   std::uint32_t blocks;
   ForcedBlocks forced;
-  const float* scores;    // of the lane's first block
-  std::uint32_t* values;  // likewise
-  std::uint8_t* visible;  // likewise
-  std::uint32_t* taken;   // likewise
+  const float* scores;    // at the lane's first block
+  std::uint32_t* values;  // at the lane's first block
+  std::uint8_t* visible;  // at the lane's first block
+  std::uint32_t* taken;   // at the lane's first block
 };
 
-// Blocks that a thread has under way: what is known of a block is far from who asks.
+// Blocks that a thread loads at once, to hide the latency of global memory.
 inline constexpr std::uint32_t kSelectAhead = 8;
 
-// act(block, its visible entries, its key) for `begin`, begin + stride, ... below `end`, in order.
+// Calls act(block, its visible entries, its key) for `begin`, begin + stride, ... below `end`, in
+// order.
 template <class Act>
 TESSERA_DEVICE void ForEachBlock(const SelectLane& lane, std::uint32_t begin, std::uint32_t end,
                                  std::uint32_t stride, Act act) {
@@ -71,7 +72,7 @@ TESSERA_DEVICE void ForEachBlock(const SelectLane& lane, std::uint32_t begin, st
   }
 }
 
-// The sum of `value` over the threads of the warp up to this one.
+// Inclusive prefix sum of `value` over the lanes of the warp.
 TESSERA_DEVICE std::uint32_t SumUpToLane(std::uint32_t value) {
   TESSERA_UNROLL
   for (std::uint32_t step = 1; step < kWarp; step *= 2) {
@@ -83,11 +84,11 @@ TESSERA_DEVICE std::uint32_t SumUpToLane(std::uint32_t value) {
 }
 
 struct BlockSum {
-  std::uint32_t before;  // of the threads before this one
+  std::uint32_t before;  // sum over the threads before this one
   std::uint32_t all;
 };
 
-// The whole block.
+// Block-collective.
 TESSERA_DEVICE BlockSum SumOverBlock(std::uint32_t value, const SelectShared& shared) {
   const std::uint32_t up_to = SumUpToLane(value);
   if (gpu::Lane() == kWarp - 1) shared.warps[gpu::Warp()] = up_to;
@@ -97,11 +98,11 @@ TESSERA_DEVICE BlockSum SumOverBlock(std::uint32_t value, const SelectShared& sh
     if (w < gpu::Warp()) sum.before += shared.warps[w];
     sum.all += shared.warps[w];
   }
-  gpu::SyncBlock();  // before the next sum's
+  gpu::SyncBlock();  // before the next sum
   return sum;
 }
 
-// A warp per row. Sums are stored for LaneValues.
+// Computes the row sums, one warp per row, and stores them for LaneValues.
 TESSERA_DEVICE void SumRows(const AttendParams& params, const StepReader& step,
                             const SelectLane& lane) {
   const std::uint32_t* pieces = step.pieces(params.layer);
@@ -128,10 +129,10 @@ TESSERA_DEVICE void SumRows(const AttendParams& params, const StepReader& step,
 
 struct Visible {
   std::uint32_t entries = 0;
-  std::uint32_t forced = 0;  // of these
+  std::uint32_t forced = 0;  // entries of forced blocks among these
 };
 
-// Every block's value, and this thread's share of what is visible.
+// Computes every block's value. Returns this thread's share of the visible entries.
 TESSERA_DEVICE Visible LaneValues(const AttendParams& params, const SelectLane& lane,
                                   bool by_share) {
   const float* sums = params.row_sums + std::uint64_t{lane.index} * params.max_columns;
@@ -168,13 +169,15 @@ TESSERA_DEVICE Visible LaneValues(const AttendParams& params, const SelectLane& 
   return visible;
 }
 
-// Blocks above `key` are taken, and of those at it the first until `wanted` entries are held.
+// Blocks above `key` are selected. Of the blocks at `key`, the first are selected until `wanted`
+// entries are covered.
 struct Threshold {
   std::uint32_t key = 0;
   std::uint32_t wanted = 0;
 };
 
-// The bin in which the sum from the highest bin downwards reaches what is wanted. One warp.
+// Finds the bin in which the sum from the highest bin downwards reaches `wanted`. Called by one
+// warp.
 TESSERA_DEVICE void FindBin(const SelectShared& shared, std::uint32_t wanted) {
   constexpr std::uint32_t kPer = kHistogramBins / kWarp;
   const std::uint32_t highest = kHistogramBins - 1 - gpu::Lane() * kPer;
@@ -193,7 +196,7 @@ TESSERA_DEVICE void FindBin(const SelectShared& shared, std::uint32_t wanted) {
   }
 }
 
-// `wanted` is not 0. The whole block.
+// Requires `wanted` > 0. Block-collective.
 TESSERA_DEVICE Threshold FindThreshold(const SelectLane& lane, const SelectShared& shared,
                                        std::uint32_t wanted) {
   Threshold threshold = {.key = 0, .wanted = wanted};
@@ -203,7 +206,7 @@ TESSERA_DEVICE Threshold FindThreshold(const SelectLane& lane, const SelectShare
     for (std::uint32_t i = gpu::Thread(); i < kHistogramBins; i += kSelectThreads) {
       shared.histogram[i] = 0;
     }
-    if (gpu::Thread() == 0) {  // stays where there is less than is wanted
+    if (gpu::Thread() == 0) {  // kept if there are fewer entries than wanted
       shared.told[0] = 0;
       shared.told[1] = threshold.wanted;
     }
@@ -219,18 +222,19 @@ TESSERA_DEVICE Threshold FindThreshold(const SelectLane& lane, const SelectShare
     gpu::SyncBlock();
     threshold.key |= shared.told[0] << shift;
     threshold.wanted = shared.told[1];
-    gpu::SyncBlock();  // before the next digit's
+    gpu::SyncBlock();  // before the next digit
   }
   return threshold;
 }
 
-// Walks a thread's run of blocks: which are taken. `ties`: entries at the threshold before the run.
+// Decides block by block which of a thread's range are selected. `ties`: entries at the threshold
+// before the range.
 class TakenRun {
  public:
   TESSERA_DEVICE TakenRun(const SelectLane& lane, const Threshold& threshold, std::uint32_t ties)
       : lane_(lane), threshold_(threshold), ties_(ties) {}
 
-  // To be called with neighbouring blocks in turn.
+  // Must be called with neighbouring blocks in order.
   TESSERA_DEVICE bool Takes(std::uint32_t block, std::uint32_t entries, std::uint32_t key) {
     if (entries == 0) return false;
     if (lane_.forced.Has(block)) return true;
@@ -248,7 +252,7 @@ class TakenRun {
   std::uint32_t ties_;
 };
 
-// The list, and where each choice begins in it. Returns its length. The whole block.
+// Writes the list, and where each choice begins in it. Returns its length. Block-collective.
 TESSERA_DEVICE std::uint32_t ListTaken(const SelectLane& lane, const SelectShared& shared,
                                        const Threshold& threshold, const StepChoice* choices,
                                        std::uint32_t choice_count, TakenRange* ranges) {
@@ -285,7 +289,7 @@ TESSERA_DEVICE std::uint32_t ListTaken(const SelectLane& lane, const SelectShare
   return sum.all;
 }
 
-// The ranges' parts, no more than the lane has slots. False where there would be more.
+// Cuts the ranges into parts. Returns false if they need more parts than the lane has slots.
 TESSERA_DEVICE bool CutParts(const AttendParams& params, const StepReader& step,
                              const StepSelection& selection, std::uint32_t index,
                              std::uint32_t taken, TakenRange* ranges) {
@@ -308,7 +312,7 @@ TESSERA_DEVICE bool CutParts(const AttendParams& params, const StepReader& step,
   return fits;
 }
 
-// How many rows of the lane's tail the queries see.
+// Number of rows of the lane's tail that the queries see.
 TESSERA_DEVICE std::uint32_t TailSeen(const AttendParams& params, const StepReader& step,
                                       const StepSelection& selection) {
   const StepSequence& sequence = step.sequence(selection.lane / step.layer(params.layer).kv_heads);
@@ -319,7 +323,7 @@ TESSERA_DEVICE std::uint32_t TailSeen(const AttendParams& params, const StepRead
   return seen.end - seen.begin;
 }
 
-// And of what is in no block of its last segment.
+// Number of visible rows of its last segment that are in no block yet.
 TESSERA_DEVICE std::uint32_t UnblockedSeen(const AttendParams& params, const StepReader& step,
                                            const StepSelection& selection) {
   if (selection.unblocked == 0) return 0;
@@ -335,7 +339,7 @@ TESSERA_DEVICE std::uint32_t UnblockedSeen(const AttendParams& params, const Ste
   return to > from ? static_cast<std::uint32_t>(to - from) : 0;
 }
 
-// The kernel's body. Grid: the layer's selections.
+// Kernel body. Grid: the layer's selections.
 TESSERA_DEVICE void SelectBlocks(const AttendParams& params) {
   const StepReader step(params.step);
   if (!ServesOrReports(params, step)) return;
@@ -376,7 +380,7 @@ TESSERA_DEVICE void SelectBlocks(const AttendParams& params) {
       ListTaken(lane, shared, threshold, choices, selection.choices, ranges);
   gpu::SyncBlock();
   if (gpu::Thread() != 0 || CutParts(params, step, selection, lane.index, taken, ranges)) return;
-  // Words of positions that do not rise: memory under a revoked reader.
+  // Too many parts: the position words do not increase, so this is memory under a revoked reader.
   gpu::AtomicMin(params.fault, FaultWord::Pack(FaultKind::kBadTile, params.layer, selection.lane));
 }
 

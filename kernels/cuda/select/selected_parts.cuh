@@ -1,7 +1,7 @@
 // Parts of selected blocks: from a slot of the layer to the rows that a block of threads reads.
 //
-// An entry of such a part is a row of one of its taken blocks, counted through. Where each block's
-// tile is, is found once per part, by all threads together, and lies in shared memory.
+// The entries of such a part are the rows of its selected blocks, numbered consecutively. All
+// threads together locate each block's tile once per part and keep the addresses in shared memory.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,18 @@
 namespace tessera::kernels::cuda {
 
 struct TakenBlock {
-  std::uint64_t tile;   // its address; 0: there is none
-  std::uint32_t entry;  // of the segment, the block's first
-  std::uint8_t row;     // likewise, of the tile
-  std::uint8_t begin;   // rows of the block that are live: some query sees them
+  std::uint64_t tile;   // address; 0: none
+  std::uint32_t entry;  // index in the segment of the block's first entry
+  std::uint8_t row;     // row in the tile of the block's first entry
+  std::uint8_t begin;   // rows [begin, end) of the block that some query sees
   std::uint8_t end;
   std::uint8_t reserved;
 };
 static_assert(sizeof(TakenBlock) == 16);
 inline constexpr std::uint32_t kTakenBytes = kMostTakenBlocks * sizeof(TakenBlock);
 
-// The shape of the kernel that walks selected parts: that of whole ones, and the table behind it.
+// Shape of the kernel that walks selected parts: the shape for whole parts, followed by the block
+// table.
 template <class Whole>
 struct SelectedShape {
   static constexpr std::uint32_t kHeadDim = Whole::kHeadDim;
@@ -36,21 +37,22 @@ struct SelectedShape {
 };
 
 struct SelectedWork {
-  Work work;  // `part.entries`: those of the segment that some query sees
+  Work work;  // `part.entries`: entries of the segment that some query sees
   std::uint32_t block = 0;
-  std::uint32_t count = 0;   // blocks; 0: the slot has no part
-  std::uint32_t blocks = 0;  // of the segment
+  std::uint32_t count = 0;   // number of blocks; 0: the slot has no part
+  std::uint32_t blocks = 0;  // blocks of the segment
   const std::uint32_t* taken = nullptr;
 };
 
-// The slots of the layer; 0, and a fault, where the launch cannot serve the image.
+// Number of slots of the layer. Reports a fault and returns 0 if the launch cannot handle the
+// image.
 TESSERA_DEVICE std::uint32_t CountSlots(const AttendParams& params, const StepReader& step) {
   if (!ServesOrReports(params, step)) return 0;
   const std::uint32_t selections = step.layer(params.layer).selections;
   return selections == 0 ? 0 : step.slots(params.layer)[selections];
 }
 
-// Called by whole warps.
+// Warp-collective.
 TESSERA_DEVICE SelectedWork LocateSelected(const AttendParams& params, const StepReader& step,
                                            std::uint32_t index) {
   const std::uint32_t* slots = step.slots(params.layer);
@@ -89,8 +91,8 @@ TESSERA_DEVICE SelectedWork LocateSelected(const AttendParams& params, const Ste
   return located;
 }
 
-// Reports what a thread finds wrong with a part. `found`: the tiles that it looked for are in the
-// pool.
+// Reports the problems that a thread found in a part. `found`: the tiles that it looked up are in
+// the pool.
 TESSERA_DEVICE void ReportSelected(const AttendParams& params, const StepSequence& sequence,
                                    const Work& work, bool found) {
   if (!found) Report(params, FaultKind::kBadTile, work);
@@ -107,9 +109,9 @@ class TakenRows {
         shift_(selected.block == 16 ? 4 : (selected.block == 8 ? 3 : 2)),
         end_(selected.count << shift_) {}
 
-  // Fills the table; nobody may be reading an older one. False for threads that saw a tile outside
-  // the pool, or `tile_bytes` 0. Every word is read once; what was checked is what is used. The
-  // whole block.
+  // Fills the table. Returns false in threads that found a tile outside the pool, and if
+  // `tile_bytes` is 0. Every table word is read once, and the value that was checked is the value
+  // that is used. Block-collective; no thread may still be reading an older table.
   TESSERA_DEVICE bool Find(const DeviceArena& arena, const SelectedWork& selected,
                            std::uint32_t tile_bytes) {
     bool found = true;
@@ -128,7 +130,7 @@ class TakenRows {
   TESSERA_DEVICE const TakenBlock& BlockOf(std::uint32_t entry) const {
     return blocks_[entry >> shift_];
   }
-  // The entry of the segment.
+  // Converts an entry of the part to an entry of the segment.
   TESSERA_DEVICE std::uint32_t EntryOf(std::uint32_t entry) const {
     return BlockOf(entry).entry + InBlock(entry);
   }
@@ -146,7 +148,7 @@ class TakenRows {
   TESSERA_DEVICE std::uint32_t InBlock(std::uint32_t entry) const {
     return entry & ((1u << shift_) - 1);
   }
-  // All zeros where the block is none of the segment's or its tile is not in the pool.
+  // Returns zeros if the block is not in the segment or its tile is not in the pool.
   TESSERA_DEVICE static TakenBlock Resolve(const DeviceArena& arena, const SelectedWork& selected,
                                            std::uint32_t number, std::uint32_t tile_bytes) {
     if (number >= selected.blocks || tile_bytes == 0) return {};
@@ -172,7 +174,7 @@ class TakenRows {
   std::uint32_t end_;
 };
 
-// As FetchWords, rows apart; those of rows without a tile stay what they are.
+// Like FetchWords for whole parts, for scattered rows. Rows without a tile keep the old contents.
 TESSERA_DEVICE void FetchWords(const TakenRows& rows, std::uint32_t entry, const TileWords& words,
                                std::byte* shared) {
   const bool of_positions = gpu::Lane() >= kSliceEntries;
@@ -185,7 +187,7 @@ TESSERA_DEVICE void FetchWords(const TakenRows& rows, std::uint32_t entry, const
       tile + (of_positions ? words.positions_at : words.weights_at) + rows.RowOf(own) * 4);
 }
 
-// As ReadFacts of a whole part: places are entries of the segment.
+// Like ReadFacts for whole parts. Places are entries of the segment.
 TESSERA_DEVICE RowFacts ReadFacts(const TakenRows& rows, std::uint32_t entry,
                                   const TileWords& words, const std::byte* shared) {
   RowFacts facts;

@@ -1,5 +1,5 @@
-// Reads on the host what the device has chosen: AttendParams::taken and ranges, copied from the
-// scratch memory of a call, beside the image that the call was made with.
+// Reads the device's selection on the host: copies of AttendParams::taken and ranges from a call's
+// scratch memory, together with the step image of that call.
 #pragma once
 
 #include <algorithm>
@@ -11,22 +11,22 @@
 
 namespace tessera::kernels::cuda {
 
-// Consecutive entries of a segment that are read.
+// A range of consecutive selected entries of a segment.
 struct TakenEntries {
-  std::uint32_t segment;  // of the lane
+  std::uint32_t segment;  // index in the lane
   std::uint32_t first_entry;
   std::uint32_t entries;
 };
 
 class SelectionReader {
  public:
-  // `taken`: StepLimits::blocks of them; `ranges`: choices + selections.
+  // `taken` has StepLimits::blocks elements; `ranges` has choices + selections.
   SelectionReader(const std::byte* step, std::uint32_t layer, std::span<const std::uint32_t> taken,
                   std::span<const TakenRange> ranges)
       : step_(step), layer_(layer), taken_(taken), ranges_(ranges) {}
 
-  // Calls take(TakenEntries) for each run of what a lane of the layer took, in its order. Nothing
-  // where the lane reads everything.
+  // Calls take(TakenEntries) for each selected range of a lane, in order. Calls nothing if the lane
+  // reads everything.
   template <class Take>
   void ForEachRun(std::uint32_t lane, Take take) const {
     const StepLane& of_lane = step_.lane(layer_, lane);

@@ -374,15 +374,15 @@ TEST_P(CudaEncodeTest, ATileThatKernelsWouldMisreadIsABug) {
   };
   TileEncode tile = tiles_[0];
   tile.to.tile += 4;
-  EXPECT_DEATH(encode(tile), "a tile that is not 16-byte aligned");
+  EXPECT_DEATH(encode(tile), "the tile is null or not 16-byte aligned");
   tile = tiles_[0];
   tile.strategy = 1;
-  EXPECT_DEATH(encode(tile), "a tile has one of the strategies");
+  EXPECT_DEATH(encode(tile), "a tile's strategy must exist");
   tile = tiles_[0];
   tile.rows = 33;
-  EXPECT_DEATH(encode(tile), "rows not in 1..32");
+  EXPECT_DEATH(encode(tile), "the row count is not in 1..32");
   strategies_[0].shape.head_dim = 96;
-  EXPECT_DEATH(encode(tiles_[0]), "of a head_dim that is served");
+  EXPECT_DEATH(encode(tiles_[0]), "have a supported head_dim");
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, CudaEncodeTest, testing::Values(Kind::kGpuByDescriptor),

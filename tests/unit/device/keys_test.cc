@@ -464,7 +464,7 @@ TEST_P(CudaKeysTest, WithoutMemoryItSaysHowMuchItTakes) {
     ASSERT_TRUE(keys.ok()) << keys.status();
     const absl::Status status = (*keys)->Look({&look, 1});
     EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
-    EXPECT_THAT(status.message(), HasSubstr("of a lane takes "));
+    EXPECT_THAT(status.message(), HasSubstr("of a lane need "));
     EXPECT_TRUE(absl::IsResourceExhausted(gpu->LoadKeys(geometry_, runs_).status()));
   }
   // What was taken has been given back.

@@ -167,7 +167,7 @@ TEST_P(SelectTest, ChoicesOfHeadsAreNotMadeForGroups) {
   if (GetParam() == Kind::kCpu) {
     EXPECT_TRUE(absl::IsInternal(device_->Attend(batch, View()).status()));
   } else {
-    EXPECT_DEATH((void)device_->Attend(batch, View()), "by_head.h");
+    EXPECT_DEATH((void)device_->Attend(batch, View()), "needs one kv head per query head");
   }
 }
 
