@@ -52,8 +52,7 @@ absl::StatusOr<Charge> Account::Reserve(MemoryTag tag, std::uint64_t bytes) {
 }
 
 absl::Status Account::Take(MemoryTag tag, std::uint64_t bytes) {
-  // Never above the limit, not even for a moment: a request that cannot fit would make others fail
-  // that do.
+  // Never exceed the limit, even briefly: an oversized request would make requests fail that fit.
   std::uint64_t before = used_.load(std::memory_order_relaxed);
   do {
     if (limit_bytes_ != 0 && (bytes > limit_bytes_ || before > limit_bytes_ - bytes)) {
@@ -79,8 +78,8 @@ absl::Status Account::Refuse(MemoryTag tag, std::uint64_t bytes, std::uint64_t u
     handler->Pressed(*this, bytes);
   }
   absl::Status status = absl::ResourceExhaustedError(
-      Concat(name_, ": ", FormatBytes(bytes), " asked for ", TagName(tag), ", ", FormatBytes(used),
-             " used of a limit of ", FormatBytes(limit_bytes_),
+      Concat(name_, ": ", FormatBytes(bytes), " requested for ", TagName(tag), ", ",
+             FormatBytes(used), " used of a limit of ", FormatBytes(limit_bytes_),
              "; free sequences and retry, or raise the limit"));
   status.SetPayload(kShortage, absl::Cord(Concat(static_cast<int>(tag), " ", bytes, " ", used, " ",
                                                  limit_bytes_, " ", name_)));
@@ -143,7 +142,8 @@ void Charge::Add(Charge other) {
     return;
   }
   if (other.account_ == nullptr) return;
-  TESSERA_CHECK(other.account_ == account_ && other.tag_ == tag_, "charges of one kind");
+  TESSERA_CHECK(other.account_ == account_ && other.tag_ == tag_,
+                "only charges of the same account and tag can be merged");
   bytes_ += std::exchange(other.bytes_, 0);
 }
 

@@ -1,5 +1,5 @@
-// Who holds how many bytes, and what for. An Account counts; a Charge is a move-only claim on it
-// that is given back by its destructor, so no path can forget to.
+// Memory accounting. An `Account` counts bytes by purpose. A `Charge` is a move-only claim on an
+// account whose destructor returns the bytes, so no code path can forget to.
 #pragma once
 
 #include <array>
@@ -14,21 +14,21 @@
 
 namespace tessera::pool {
 
-// What the bytes are for. Names are metric labels.
+// What the bytes are used for. The names are metric labels.
 enum class MemoryTag : std::uint8_t {
   kTiles,
   kTables,     // tile tables
-  kRotations,  // of packed segments
+  kRotations,  // rotations of packed segments
   kSnapshots,
   kSequences,  // sequence blocks
   kTails,
   kStaging,
-  kPoolExtents,       // physical, charged to the node
-  kDirectoryExtents,  // physical, charged to the node
-  kRawCopies,         // of rows encoded provisionally; host memory with a budget of its own
-  kObservations,      // what workers show for token policies; likewise
-  kPrefixIndex,       // token ids: of published prefixes, and of calls that ask for one
-  kOffloaded,         // of sequences whose memory went to the host tier; a budget of its own
+  kPoolExtents,       // physical memory, charged to the node
+  kDirectoryExtents,  // physical memory, charged to the node
+  kRawCopies,         // host copies of provisionally encoded rows; separate budget
+  kObservations,      // host memory for what workers observed; same budget
+  kPrefixIndex,       // token ids of published prefixes and of Match calls
+  kOffloaded,         // offloaded sequences in the host tier; separate budget
 };
 inline constexpr std::size_t kMemoryTags = 13;
 std::string_view TagName(MemoryTag tag);
@@ -36,10 +36,10 @@ std::string_view TagName(MemoryTag tag);
 class Account;
 class Charge;
 
-// What a refused request was about, carried by its status: for whoever can make room. It is lost
-// where a status is made anew from its message.
+// Describes a refused request. Attached to the status as a payload, for code that can free memory;
+// lost if the status is rebuilt from its message.
 struct Shortage {
-  std::string account;  // its name
+  std::string account;  // the account's name
   MemoryTag tag = MemoryTag::kTiles;
   std::uint64_t asked = 0;
   std::uint64_t used = 0;
@@ -47,30 +47,32 @@ struct Shortage {
 };
 std::optional<Shortage> ShortageOf(const absl::Status& status);
 
-// Told of accounts that run full.
+// Notified when accounts run full.
 class PressureHandler {
  public:
   virtual ~PressureHandler() = default;
-  // Called by whoever reserves, under whatever locks it holds: signal, do not act. `missing`: what
-  // was refused; 0: it was granted, and left the account above its watermark.
+  // Called by the reserving thread under whatever locks it holds: signal, do not act. `missing` is
+  // the refused size; 0 means that the request was granted but left the account above its
+  // watermark.
   virtual void Pressed(const Account& account, std::uint64_t missing) = 0;
 };
 
-// Thread-safe. Outlives every Charge on it.
+// Thread-safe. Outlives all its Charges.
 class Account {
  public:
-  // `limit_bytes` 0: unlimited. What is charged here is charged to `parent`, too; it outlives this.
+  // `limit_bytes` 0 means unlimited. Everything is also charged to `parent`, which must outlive
+  // this.
   Account(std::string name, std::uint64_t limit_bytes, Account* parent = nullptr)
       : name_(std::move(name)), limit_bytes_(limit_bytes), parent_(parent) {}
   Account(const Account&) = delete;
   Account& operator=(const Account&) = delete;
 
-  // RESOURCE_EXHAUSTED with asked, used, limit and what would help.
+  // Returns RESOURCE_EXHAUSTED with requested, used and limit bytes, and what would help.
   absl::StatusOr<Charge> Reserve(MemoryTag tag, std::uint64_t bytes);
 
-  // From now on `handler`, which outlives the account or is taken back by null, hears of every
-  // request that is refused, or that leaves at least so much used. Once, before the account is
-  // used by more than one thread.
+  // From now on `handler` is notified of every request that is refused or leaves at least
+  // `high_bytes` used. It must outlive the account or be removed with null. Call before other
+  // threads use the account.
   void Watch(PressureHandler* handler, std::uint64_t high_bytes) {
     high_bytes_.store(high_bytes, std::memory_order_relaxed);
     handler_.store(handler, std::memory_order_release);
@@ -93,7 +95,7 @@ class Account {
   const std::string name_;
   const std::uint64_t limit_bytes_;
   Account* const parent_;
-  // used_ == sum of by_tag_ == sum of live Charges, whenever nobody is in a call.
+  // Whenever no call is in progress: used_ == sum of by_tag_ == sum of live Charges.
   std::atomic<std::uint64_t> used_{0};
   std::array<std::atomic<std::uint64_t>, kMemoryTags> by_tag_{};
   std::atomic<PressureHandler*> handler_{nullptr};
@@ -111,9 +113,9 @@ class Charge {
 
   std::uint64_t bytes() const { return bytes_; }
   void Reset();
-  // Gives back what is beyond so many bytes.
+  // Returns the bytes beyond this size.
   void ShrinkTo(std::uint64_t bytes);
-  // Takes over another one, of the same tag on the same account.
+  // Merges another charge of the same tag and account.
   void Add(Charge other);
 
  private:

@@ -9,9 +9,9 @@
 namespace tessera::pool {
 
 absl::StatusOr<Arena> Arena::Create(const Options& options) {
-  TESSERA_CHECK(options.extent_bytes > 0, "an extent has bytes");
+  TESSERA_CHECK(options.extent_bytes > 0, "an extent is not empty");
   TESSERA_CHECK(options.limit_bytes % options.extent_bytes == 0 && options.limit_bytes > 0,
-                "an arena is whole extents");
+                "an arena consists of whole extents");
   absl::StatusOr<std::unique_ptr<device::Space>> space =
       options.source->Reserve(options.limit_bytes);
   if (!space.ok()) return space.status();
@@ -23,9 +23,10 @@ absl::StatusOr<std::uint32_t> Arena::Grow() {
   while (index < slots_.size() && slots_[index].memory) ++index;
   const std::uint64_t offset = index * options_.extent_bytes;
   if (offset >= options_.limit_bytes) {
-    return absl::ResourceExhaustedError(Concat(
-        "the arena holds all its ", live_, " extents of ", FormatBytes(options_.extent_bytes),
-        "; its limit is ", FormatBytes(options_.limit_bytes), "; free sequences and retry"));
+    return absl::ResourceExhaustedError(Concat("the pool's address range is full with ", live_,
+                                               " extents of ", FormatBytes(options_.extent_bytes),
+                                               "; its limit is ", FormatBytes(options_.limit_bytes),
+                                               "; free sequences and retry"));
   }
   absl::StatusOr<Charge> charge = options_.node->Reserve(options_.tag, options_.extent_bytes);
   if (!charge.ok()) return charge.status();
@@ -42,7 +43,7 @@ absl::StatusOr<std::uint32_t> Arena::Grow() {
 }
 
 void Arena::Shrink(std::uint32_t index) {
-  TESSERA_CHECK(generation(index) != 0, "only an extent that is there can go");
+  TESSERA_CHECK(generation(index) != 0, "only an existing extent can be released");
   Slot& slot = slots_[index];
   slot.memory.reset();
   slot.charge.Reset();

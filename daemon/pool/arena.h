@@ -1,5 +1,5 @@
-// A growing run of extents in one range of addresses, so that an offset into the arena means the
-// same place to daemon and worker. Extents come and go whole.
+// `Arena` is a growable set of extents in one address range, so that an offset means the same place
+// to the daemon and to workers. Extents are added and removed whole.
 #pragma once
 
 #include <cstddef>
@@ -13,39 +13,39 @@
 
 namespace tessera::pool {
 
-// Not thread-safe: the Pool that owns it locks.
+// Not thread-safe: the owning Pool locks.
 class Arena {
  public:
   struct Options {
     std::uint64_t extent_bytes;
-    std::uint64_t limit_bytes;  // address space; whole extents
-    Account* node;              // physical memory is charged here
+    std::uint64_t limit_bytes;  // address space, in whole extents
+    Account* node;              // charged for physical memory
     MemoryTag tag;
     device::MemorySource* source;
   };
   static absl::StatusOr<Arena> Create(const Options& options);
 
-  // Adds an extent at the lowest free place and returns its index.
+  // Adds an extent at the lowest free index and returns the index.
   absl::StatusOr<std::uint32_t> Grow();
-  // Gives an extent back. Nothing may live in it.
+  // Releases an extent, which must not hold any object.
   void Shrink(std::uint32_t index);
 
-  // What offsets are counted from: see device::Space.
+  // The base of all offsets; see device::Space.
   std::byte* base() const { return space_->base(); }
-  // The address of an offset in an extent that is there.
+  // The address of an offset in an existing extent.
   std::byte* At(std::uint64_t offset) const {
     return slots_[offset / options_.extent_bytes].memory->data() + offset % options_.extent_bytes;
   }
   std::uint64_t extent_bytes() const { return options_.extent_bytes; }
   std::uint64_t limit_bytes() const { return options_.limit_bytes; }
   std::uint32_t extents() const { return live_; }
-  // Places used so far; some may be empty.
+  // Number of indices used so far; some may be empty.
   std::uint32_t places() const { return static_cast<std::uint32_t>(slots_.size()); }
-  // 0 where the place is empty.
+  // 0 if there is no extent at this index.
   std::uint32_t generation(std::uint32_t index) const {
     return index < slots_.size() && slots_[index].memory ? slots_[index].generation : 0;
   }
-  // Null where the place is empty.
+  // Null if there is no extent at this index.
   const device::Memory* memory(std::uint32_t index) const {
     return index < slots_.size() ? slots_[index].memory.get() : nullptr;
   }

@@ -8,12 +8,12 @@
 namespace tessera::pool {
 
 namespace {
-// How soon to look again at readers that may have moved on by themselves.
+// Polling interval for readers that may have moved on by themselves.
 constexpr Clock::Duration kPoll = std::chrono::milliseconds(10);
 }  // namespace
 
 Epochs::~Epochs() {
-  // No reader is left when a tenant goes: the daemon is exiting.
+  // No reader is left when a tenant is destroyed: the daemon is exiting.
   for (Batch& batch : waiting_) std::move(batch.garbage)();
 }
 
@@ -71,7 +71,7 @@ void Epochs::Thin(Batch& batch, Clock::TimePoint now) {
     shm::Word& slot = blocker.source->slots[blocker.slot].word;
     if (slot.load(std::memory_order_seq_cst) != blocker.word) return true;
     if (now < batch.deadline || !blocker.source->revocable) return false;
-    // Where the swap fails the reader has just moved on: either way it no longer blocks.
+    // If the exchange fails, the reader has just moved on. Either way it no longer blocks.
     if (shm::Revoke(slot, blocker.word)) revoked_.fetch_add(1, std::memory_order_relaxed);
     return true;
   });
@@ -102,7 +102,7 @@ std::optional<Clock::Duration> Epochs::Collect() {
 std::uint32_t Epochs::Pinned(const PinSource& source) {
   std::uint32_t pinned = 0;
   for (std::uint32_t i = 0; i < source.count; ++i) {
-    // Whoever finds a pin gone then sees what was committed under it.
+    // seq_cst: a caller that sees the pin gone also sees what was committed under it.
     const std::uint64_t word = source.slots[i].word.load(std::memory_order_seq_cst);
     pinned += word != shm::kPinFree && word != shm::kPinRevoked;
   }

@@ -1,14 +1,15 @@
-// When memory that readers may still look at is really freed.
+// `Epochs` decides when memory that readers may still use is freed.
 //
-// The tenant's epoch is a word that readers pin (proto/shm/pin.h). Retire advances it and notes the
-// readers that were pinned before; what was retired is destroyed when the last of them has moved
-// on. A reader that stays pinned beyond the limit is revoked: its unpin fails, its result is
-// discarded, and it delays nobody any longer.
+// Readers pin the tenant's epoch, a word in mapped memory (proto/shm/pin.h). Retire advances the
+// epoch and records the readers pinned before it; the retired batch is destroyed when the last of
+// them has moved on. A reader pinned longer than the limit is revoked: its unpin fails, its result
+// is discarded, and it no longer delays any batch.
 //
 // Invariants:
-//   a batch's blockers only ever become fewer: a slot that moved on cannot block it again, whatever
-//   a worker writes there; so a batch waits at most `pin_limit` after it was retired
-//   garbage is destroyed outside the lock, in any order
+// - A batch's set of blockers only shrinks: a slot that has moved on cannot block it again,
+// whatever
+//   a worker writes there. A batch therefore waits at most `pin_limit` after it was retired.
+// - Garbage is destroyed outside the lock, in any order.
 #pragma once
 
 #include <atomic>
@@ -28,25 +29,25 @@
 
 namespace tessera::pool {
 
-// A set of reader slots: one session's, or the daemon's own. The words stay mapped while the
-// source is alive.
+// The reader slots of one session, or the daemon's own. The words remain mapped while the source
+// lives.
 struct PinSource {
   shm::ReaderSlot* slots = nullptr;
   std::uint32_t count = 0;
-  bool revocable = true;  // the daemon's own readers never hang, and are never revoked
+  bool revocable = true;  // false for the daemon's own readers, which never hang
 };
 
 class Epochs {
  public:
-  // What is to be destroyed: usually a closure that owns Blocks and segment references.
+  // What to destroy: usually a closure that owns Blocks and references to segments.
   using Garbage = absl::AnyInvocable<void() &&>;
 
   struct Options {
     shm::Word* epoch;
     const Clock* clock;
     Clock::Duration pin_limit;
-    // Called, outside the lock, when something starts to wait and nothing did: whoever calls
-    // Collect on a timer learns that there is a reason to.
+    // Called outside the lock when the first batch starts to wait, so that the owner of the timer
+    // calls Collect.
     std::function<void()> on_waiting;
   };
   explicit Epochs(Options options) : options_(std::move(options)) {}
@@ -55,26 +56,27 @@ class Epochs {
   const shm::Word& epoch() const { return *options_.epoch; }
 
   void AddSource(std::shared_ptr<PinSource> source);
-  // The source's pins count no more, from now on.
+  // Pins of this source no longer count.
   void RemoveSource(const PinSource* source);
 
-  // Everything published before this call that no longer is. `bytes` is for the metrics.
+  // Destroys `garbage`, which was published before this call but no longer is, once its readers are
+  // done. `bytes` is for the metrics.
   void Retire(Garbage garbage, std::uint64_t bytes);
 
-  // Frees what can be freed and revokes what is overdue. Returns how long until it is worth another
-  // look, or nothing while nothing waits.
+  // Frees what can be freed and revokes overdue pins. Returns the time until the next useful call;
+  // nullopt if nothing waits.
   std::optional<Clock::Duration> Collect();
 
   std::uint64_t waiting_bytes() const { return waiting_bytes_.load(std::memory_order_relaxed); }
   std::uint64_t revoked() const { return revoked_.load(std::memory_order_relaxed); }
-  // Slots that are pinned right now, of one source.
+  // Number of slots of a source that are pinned right now.
   static std::uint32_t Pinned(const PinSource& source);
 
  private:
   struct Blocker {
     std::shared_ptr<PinSource> source;
     std::uint32_t slot;
-    std::uint64_t word;  // while the slot holds exactly this, it blocks
+    std::uint64_t word;  // the slot blocks while it holds exactly this value
   };
   struct Batch {
     Garbage garbage;

@@ -32,7 +32,7 @@ Pool::Pool(const Options& options, Arena arena)
       arena_(std::move(arena)),
       slabs_(options.arena.extent_bytes, options.slab_bytes) {}
 
-Pool::~Pool() { TESSERA_CHECK(slabs_.objects() == 0, "every block goes before its pool"); }
+Pool::~Pool() { TESSERA_CHECK(slabs_.objects() == 0, "all blocks are freed before their pool"); }
 
 absl::Status Pool::GrowLocked() {
   absl::StatusOr<std::uint32_t> index = arena_.Grow();
@@ -44,10 +44,10 @@ absl::Status Pool::GrowLocked() {
   return absl::OkStatus();
 }
 
-// True where an extent went.
+// Returns true if an extent was released.
 bool Pool::ShrinkLocked() {
   if (!options_.shrink || !importers_.empty()) return false;
-  // One idle extent stays, so that a load around an extent's border does not map and unmap.
+  // Keep one idle extent, so that a load near an extent boundary does not map and unmap repeatedly.
   const std::uint64_t spare =
       std::uint64_t{arena_.extents()} * arena_.extent_bytes() - slabs_.used_bytes();
   if (spare < 2 * arena_.extent_bytes()) return false;
@@ -64,7 +64,7 @@ absl::StatusOr<std::uint64_t> Pool::AllocateLocked(std::uint64_t object_bytes) {
   if (!offset.has_value()) {
     if (absl::Status status = GrowLocked(); !status.ok()) return status;
     offset = slabs_.Allocate(object_bytes);
-    TESSERA_CHECK(offset.has_value(), "a fresh extent has a free slab");
+    TESSERA_CHECK(offset.has_value(), "a new extent has a free slab");
   }
   return *offset;
 }
@@ -77,7 +77,7 @@ absl::StatusOr<Block> Pool::Allocate(std::uint64_t bytes, Fit fit, MemoryTag tag
 
 absl::StatusOr<std::vector<Block>> Pool::AllocateMany(std::size_t count, std::uint64_t bytes,
                                                       Fit fit, MemoryTag tag) {
-  // The size as it was asked for comes first: rounding one near 2^64 would wrap around.
+  // Check the requested size first: rounding a size near 2^64 would wrap around.
   if (bytes > options_.slab_bytes || Slabs::RoundUp(bytes, fit) > options_.slab_bytes) {
     return absl::InvalidArgumentError(Concat("an object of ", FormatBytes(bytes),
                                              " does not fit a slab of ",
@@ -88,7 +88,7 @@ absl::StatusOr<std::vector<Block>> Pool::AllocateMany(std::size_t count, std::ui
   blocks.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
     absl::StatusOr<Charge> charge = options_.tenant->Reserve(tag, object_bytes);
-    if (!charge.ok()) return charge.status();  // the blocks so far go back by themselves
+    if (!charge.ok()) return charge.status();  // blocks allocated so far free themselves
     MutexLock lock(mutex_);
     absl::StatusOr<std::uint64_t> offset = AllocateLocked(object_bytes);
     if (!offset.ok()) return offset.status();
@@ -109,7 +109,7 @@ absl::StatusOr<device::Export> Pool::ShareExtent(std::uint32_t index, SessionId 
   *generation = arena_.generation(index);
   if (*generation == 0) {
     return absl::NotFoundError(
-        Concat("extent ", index, " is not there; ", arena_.extents(), " extents are"));
+        Concat("extent ", index, " does not exist; the pool has ", arena_.extents(), " extents"));
   }
   absl::StatusOr<device::Export> share = arena_.memory(index)->Share();
   if (share.ok() && options_.waits_for_importers) importers_.insert(importer);

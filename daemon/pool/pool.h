@@ -1,5 +1,5 @@
-// One arena of one device for one tenant, with its slabs and its books: where tiles, tables and
-// snapshots live. Grows by whole extents when it must, gives idle ones back.
+// `Pool` is one arena of one device for one tenant, with slab allocation and accounting. Tiles,
+// tables and snapshots live in it. It grows by whole extents on demand and releases idle ones.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@ namespace tessera::pool {
 
 class Pool;
 
-// One object in a pool: 64-byte aligned, charged to its tag and tenant, given back by the
-// destructor. Whoever lets readers see it must retire it through an epoch before it is destroyed.
+// One object in a pool: 64-byte aligned, charged to its tag and tenant, freed by the destructor. If
+// readers may have seen it, it must be retired through Epochs first.
 class Block {
  public:
   Block() = default;
@@ -58,14 +58,14 @@ class Block {
 
   Pool* pool_ = nullptr;
   std::uint64_t offset_ = 0;
-  std::byte* data_ = nullptr;  // on the device; an extent stays where it is
+  std::byte* data_ = nullptr;  // on the device; an extent never moves
   Charge charge_;
 };
 
 // Thread-safe. Outlives its Blocks.
 class Pool {
  public:
-  // Told, under the pool's lock, of every extent that came (generation > 0) or went (0).
+  // Called under the pool's lock for every extent that was added (generation > 0) or removed (0).
   class Observer {
    public:
     virtual ~Observer() = default;
@@ -74,29 +74,29 @@ class Pool {
   struct Options {
     Arena::Options arena;
     std::uint64_t slab_bytes;
-    Account* tenant;  // objects are charged here
+    Account* tenant;  // charged for objects
     Observer* observer = nullptr;
     bool reserve_first_slab = false;
-    bool shrink = true;  // false: extents stay for good (the directory)
-    // Extents stay for as long as anybody who was given one has not closed it.
+    bool shrink = true;  // false: extents are never released (the directory)
+    // Release no extent while an importer still has one open.
     bool waits_for_importers = false;
   };
   static absl::StatusOr<std::unique_ptr<Pool>> Create(const Options& options);
   ~Pool();
 
-  // RESOURCE_EXHAUSTED: the tenant's quota, the node's memory or the arena's end.
+  // RESOURCE_EXHAUSTED: the tenant's quota, the node's memory or the address range is used up.
   absl::StatusOr<Block> Allocate(std::uint64_t bytes, Fit fit, MemoryTag tag);
-  // All of them or none.
+  // Allocates all blocks or none.
   absl::StatusOr<std::vector<Block>> AllocateMany(std::size_t count, std::uint64_t bytes, Fit fit,
                                                   MemoryTag tag);
 
-  // What `importer` needs to map the extent. NOT_FOUND where the place is empty.
+  // Returns what `importer` needs to map the extent. NOT_FOUND if there is no extent at this index.
   absl::StatusOr<device::Export> ShareExtent(std::uint32_t index, SessionId importer,
                                              std::uint32_t* generation);
-  // It has closed everything that it was given.
+  // The importer has closed everything it was given.
   void ImporterGone(SessionId importer);
 
-  // What offsets are counted from; host code may follow it in host memory alone.
+  // The base of all offsets. Only for host memory may host code dereference it.
   std::byte* base() const { return arena_.base(); }
   device::PoolView View() const;
   std::uint64_t limit_bytes() const { return arena_.limit_bytes(); }
@@ -115,7 +115,7 @@ class Pool {
 
   const Options options_;
   mutable Mutex mutex_;
-  Arena arena_;  // its base and sizes are constant; the rest under mutex_
+  Arena arena_;  // base and sizes are constant; the rest is guarded by mutex_
   absl::flat_hash_set<SessionId> importers_ TESSERA_GUARDED_BY(mutex_);
   Slabs slabs_ TESSERA_GUARDED_BY(mutex_);
 };

@@ -16,8 +16,8 @@ Slabs::Slabs(std::uint64_t extent_bytes, std::uint64_t slab_bytes)
     : slab_bytes_(slab_bytes),
       slabs_per_extent_(static_cast<std::uint32_t>(extent_bytes / slab_bytes)) {
   TESSERA_CHECK(slab_bytes % kAlignment == 0 && extent_bytes % slab_bytes == 0,
-                "an extent is whole slabs");
-  TESSERA_CHECK(slab_bytes / kAlignment <= kMaxObjectsPerSlab, "indices of objects fit 16 bits");
+                "an extent consists of whole slabs");
+  TESSERA_CHECK(slab_bytes / kAlignment <= kMaxObjectsPerSlab, "object indices fit in 16 bits");
 }
 
 std::uint64_t Slabs::RoundUp(std::uint64_t bytes, Fit fit) {
@@ -32,11 +32,11 @@ void Slabs::AddExtent(std::uint32_t index) {
     extents_.resize(index + 1);
     slabs_.resize(std::size_t{index + 1} * slabs_per_extent_);
   }
-  TESSERA_CHECK(!extents_[index].present, "an extent comes once");
+  TESSERA_CHECK(!extents_[index].present, "an extent can be added only once");
   extents_[index] = {.present = true};
   ++present_;
   idle_.insert(index);
-  // Pushed in reverse, so that the lowest slab is taken first.
+  // Pushed in reverse, so that the lowest slab is used first.
   for (std::uint32_t i = slabs_per_extent_; i-- > 0;) {
     free_slabs_.push_back(index * slabs_per_extent_ + i);
   }
@@ -102,7 +102,7 @@ void Slabs::Unlist(std::uint32_t index) {
 
 std::optional<std::uint64_t> Slabs::Allocate(std::uint64_t object_bytes) {
   TESSERA_CHECK(object_bytes % kAlignment == 0 && object_bytes > 0 && object_bytes <= slab_bytes_,
-                "an object is a rounded size that fits a slab");
+                "the object size is rounded and fits a slab");
   const auto it = partial_.find(object_bytes);
   const std::uint32_t index = it != partial_.end() ? it->second : OpenSlab(object_bytes);
   if (index == kNone) return std::nullopt;
@@ -124,14 +124,14 @@ std::optional<std::uint64_t> Slabs::Allocate(std::uint64_t object_bytes) {
 void Slabs::Free(std::uint64_t offset, std::uint64_t object_bytes) {
   const std::uint32_t index = static_cast<std::uint32_t>(offset / slab_bytes_);
   TESSERA_CHECK(index < slabs_.size() && slabs_[index].object_bytes == object_bytes,
-                "freed where no such object lives");
+                "no object of this size lives at the freed offset");
   Slab& slab = slabs_[index];
   const std::uint64_t within = offset % slab_bytes_;
   const std::uint32_t object = static_cast<std::uint32_t>(within / object_bytes);
   const std::uint64_t bit = std::uint64_t{1} << (object % 64);
   TESSERA_CHECK(within % object_bytes == 0 && object < slab.touched &&
                     (slab.live_bits[object / 64] & bit) != 0,
-                "freed twice, or not at its start");
+                "an object was freed twice, or not at its start");
   slab.live_bits[object / 64] &= ~bit;
   slab.freed.push_back(static_cast<std::uint16_t>(object));
   used_bytes_ -= object_bytes;

@@ -1,13 +1,13 @@
-// Size-class slabs over an arena's extents: O(1) allocate and free.
+// `Slabs` allocates objects by size class in an arena's extents, with O(1) allocate and free.
 //
-// An extent is cut into slabs of one size. A slab serves objects of one size class at a time; when
-// its last object goes it returns to its extent, and an extent without slabs in use may go back to
-// the node. All bookkeeping is in the daemon's private memory: nothing a worker can see or reach
-// decides where an object lies.
+// An extent is divided into slabs of one size. A slab serves objects of one size class at a time.
+// When its last object is freed, the slab returns to its extent, and an extent without slabs in use
+// may be returned to the node. All bookkeeping is in the daemon's private memory: nothing that a
+// worker can reach decides where an object is placed.
 //
 // Invariants:
-//   a slab is free (no class), partial (in its class's list) or full (in no list);
-//   live bit set == object handed out;  slab.live == popcount(live bits)
+//   a slab is free (no class), partial (in its class's list) or full (in no list)
+//   live bit set == object allocated;  slab.live == popcount(live bits)
 //   used_bytes() == sum over slabs of live * object_bytes
 #pragma once
 
@@ -20,36 +20,38 @@
 
 namespace tessera::pool {
 
-// How far an object may be rounded up. Tiles are exact (to 64 bytes): there are millions of them
-// and few sizes. Everything else rounds up to a quarter of a power of two, to keep classes few.
+// How sizes are rounded. Tiles are exact (to 64 bytes), because there are millions of them in few
+// sizes. Other objects are rounded up to a quarter of a power of two, which keeps size classes few.
 enum class Fit : std::uint8_t { kExact, kRounded };
 
-// Not thread-safe: the Pool that owns it locks.
+// Not thread-safe: the owning Pool locks.
 class Slabs {
  public:
   Slabs(std::uint64_t extent_bytes, std::uint64_t slab_bytes);
 
-  // The bytes an object of that size really takes. `bytes` is at most half of 2^64.
+  // The bytes that an object of this size occupies. `bytes` must be at most half of 2^64.
   static std::uint64_t RoundUp(std::uint64_t bytes, Fit fit);
   std::uint64_t slab_bytes() const { return slab_bytes_; }
 
-  // The arena's extent at `index` came or went. Only an extent without objects may go.
+  // Called when the arena adds or removes the extent at `index`. Only an extent without objects may
+  // be removed.
   void AddExtent(std::uint32_t index);
   void RemoveExtent(std::uint32_t index);
-  // Marks the first slab of an extent as never to be handed out (the directory's header).
+  // Excludes the first slab of an extent from allocation (the directory's header).
   void ReserveFirstSlab(std::uint32_t index);
 
-  // `object_bytes` is a result of RoundUp, at most slab_bytes. Nothing: every extent is full.
+  // `object_bytes` must be a result of RoundUp and at most slab_bytes. nullopt: every extent is
+  // full.
   std::optional<std::uint64_t> Allocate(std::uint64_t object_bytes);
   void Free(std::uint64_t offset, std::uint64_t object_bytes);
 
-  // An extent without any object, not the only one: the highest such. For shrinking. O(1): it is
-  // asked with every object that goes, however many extents there are.
+  // The highest extent without objects, provided it is not the only extent. O(1), because the pool
+  // calls it for every freed object.
   std::optional<std::uint32_t> IdleExtent() const;
 
   std::uint64_t used_bytes() const { return used_bytes_; }
   std::uint64_t objects() const { return objects_; }
-  // Checks every invariant above; aborts with what is broken.
+  // Checks every invariant above; aborts with the one that is violated.
   void Validate() const;
 
  private:
@@ -59,12 +61,12 @@ class Slabs {
     std::uint64_t object_bytes = 0;  // 0: free
     std::uint32_t capacity = 0;
     std::uint32_t live = 0;
-    std::uint32_t touched = 0;       // objects at and beyond this index were never handed out
-    std::uint32_t previous = kNone;  // in the class's list of partial slabs
+    std::uint32_t touched = 0;       // objects at and beyond this index were never allocated
+    std::uint32_t previous = kNone;  // links in the class's list of partial slabs
     std::uint32_t next = kNone;
     bool reserved = false;
     bool listed = false;
-    std::vector<std::uint16_t> freed;  // indices below `touched` that are free
+    std::vector<std::uint16_t> freed;  // free indices below `touched`
     std::vector<std::uint64_t> live_bits;
   };
   struct ExtentState {
@@ -76,7 +78,7 @@ class Slabs {
   void List(std::uint32_t slab);
   void Unlist(std::uint32_t slab);
   void Retire(std::uint32_t slab);
-  // The slab comes into use in its extent, or goes out of it.
+  // Record in the slab's extent that the slab is in use or free.
   void TakeSlab(std::uint32_t slab);
   void GiveSlabBack(std::uint32_t slab);
 
@@ -84,9 +86,9 @@ class Slabs {
   const std::uint32_t slabs_per_extent_;
   std::vector<Slab> slabs_;
   std::vector<ExtentState> extents_;
-  std::uint32_t present_ = 0;                                 // of the extents
-  std::set<std::uint32_t> idle_;                              // those of them without a slab in use
-  std::vector<std::uint32_t> free_slabs_;                     // a stack
+  std::uint32_t present_ = 0;              // number of extents present
+  std::set<std::uint32_t> idle_;           // extents present that have no slab in use
+  std::vector<std::uint32_t> free_slabs_;  // used as a stack
   std::unordered_map<std::uint64_t, std::uint32_t> partial_;  // object_bytes -> first partial slab
   std::uint64_t used_bytes_ = 0;
   std::uint64_t objects_ = 0;

@@ -8,7 +8,7 @@ Relief DropPrefixes::RelievePressure(cache::Tenant& tenant, const Need& need) {
     const std::optional<std::uint64_t> went = tenant.prefixes().DropLeastRecentlyUsed();
     if (!went.has_value()) {
       relief.hindrance = relief.steps == 0 ? "no published prefix is unused and not pinned"
-                                           : "what prefixes held that nobody used has gone";
+                                           : "all unused published prefixes have been dropped";
       return relief;
     }
     relief.bytes += *went;

@@ -1,4 +1,5 @@
-// The rung that drops published prefixes nobody uses, the least recently used first.
+// `DropPrefixes` is the first rung: it drops published prefixes that are unused and not pinned,
+// least recently used first.
 #pragma once
 
 #include "daemon/residency/measure.h"

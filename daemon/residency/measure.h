@@ -1,4 +1,4 @@
-// A rung of the ladder: one way to get memory back from a tenant that does without it.
+// `Measure` is one rung of the pressure ladder: one way to reclaim pool memory from a tenant.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace tessera::residency {
 
-// What a climb is for.
+// Who waits for the memory.
 enum class Urgency : std::uint8_t {
-  kNone,     // nobody waits for it
-  kCall,     // a call does
-  kOverdue,  // for half of its patience already
+  kNone,     // no caller waits
+  kCall,     // a call waits
+  kOverdue,  // a call has used up half of its patience
 };
 
 struct Need {
@@ -23,23 +23,24 @@ struct Need {
   Urgency urgency = Urgency::kNone;
 };
 
-// What a measure has done.
+// The result of a measure.
 struct Relief {
-  std::uint64_t bytes = 0;  // of the pool, free when their readers have moved on
-  std::uint64_t steps = 0;  // sequences offloaded, prefixes dropped
-  // Why it was not more, for messages; empty where it was enough.
+  std::uint64_t bytes = 0;  // pool bytes, free once their readers are done
+  std::uint64_t steps = 0;  // number of actions: sequences offloaded, prefixes dropped
+  // Why it did not free more, for messages; empty if it freed enough.
   std::string hindrance{};
-  // When asking again may give more, where only time stands in the way.
+  // When a retry may free more, if only time is missing.
   std::optional<Clock::Duration> wait{};
 };
 
-// Thread-safe; called without any lock.
+// Thread-safe. Called without any lock held.
 class Measure {
  public:
   virtual ~Measure() = default;
-  // A metric label: "offload".
+  // Used as a metric label, such as "offload".
   virtual std::string_view name() const = 0;
-  // Gets about so many bytes back, or what there is. What somebody uses stays where it is.
+  // Frees about `need.bytes` of the tenant's pool memory, or what is available. Objects in use are
+  // kept.
   virtual Relief RelievePressure(cache::Tenant& tenant, const Need& need) = 0;
 };
 

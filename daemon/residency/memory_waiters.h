@@ -1,4 +1,5 @@
-// Calls that stand in line, each behind the earlier ones of its tenant.
+// `WaitingLine` orders the calls that wait for pool memory: first come, first served within a
+// tenant.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +12,10 @@
 namespace tessera::residency {
 
 class WaitingLine {
-  using Key = std::pair<TenantId, std::uint64_t>;  // and the number of the place
+  using Key = std::pair<TenantId, std::uint64_t>;  // tenant, and ticket number
 
  public:
-  // Kept until it is destroyed.
+  // One call's place in the line, kept until destroyed.
   class Place {
    public:
     Place(WaitingLine& line, TenantId tenant) : line_(line), key_(line.Take(tenant)) {}

@@ -27,7 +27,7 @@ Clock::Duration OffloadIdle::RestFor(Urgency urgency) const {
 Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, const Need& need) {
   Relief relief;
   if (!options_.tier->enabled()) {
-    relief.hindrance = "the host tier is turned off (host_tier_bytes is 0)";
+    relief.hindrance = "the host tier is disabled (host_tier_bytes is 0)";
     return relief;
   }
   const Clock::TimePoint now = options_.clock->Now();
@@ -49,7 +49,8 @@ Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, const Need& need) {
             [](const Candidate& a, const Candidate& b) { return a.last_use < b.last_use; });
 
   bool full = false;
-  // A second time for those whose tail could not be closed in a full pool: others have made room.
+  // The second pass retries sequences whose tail could not be closed in a full pool, since others
+  // have made room by then.
   for (int pass = 0; pass < 2 && relief.bytes < need.bytes && !idle.empty() && !full; ++pass) {
     std::vector<Candidate> again;
     for (Candidate& candidate : idle) {
@@ -60,8 +61,8 @@ Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, const Need& need) {
         relief.bytes += *went;
         relief.steps += *went > 0;
       } else if (absl::IsResourceExhausted(went.status())) {
-        // Of the pool, or of the tenant's part of the tier, it is a Shortage; else the tier has no
-        // room for this one, but may for another.
+        // A Shortage concerns the pool or the tenant's share of the tier. Without one, the tier has
+        // no room for this sequence, but may have for another.
         const std::optional<pool::Shortage> shortage = pool::ShortageOf(went.status());
         if (!shortage.has_value()) {
           full = options_.tier->free_bytes() < options_.tier->limit_bytes() / 64;
@@ -72,8 +73,8 @@ Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, const Need& need) {
           const pool::Account& own = tenant.offloaded();
           full = own.limit_bytes() - own.used_bytes() < own.limit_bytes() / 64;
           relief.hindrance =
-              Concat("its part of the host tier is full: ", FormatBytes(own.used_bytes()), " of ",
-                     FormatBytes(own.limit_bytes()));
+              Concat("the tenant's share of the host tier is full: ", FormatBytes(own.used_bytes()),
+                     " of ", FormatBytes(own.limit_bytes()));
         } else {
           again.push_back(std::move(candidate));
         }
@@ -88,9 +89,9 @@ Relief OffloadIdle::RelievePressure(cache::Tenant& tenant, const Need& need) {
   } else if (relief.hindrance.empty()) {
     relief.hindrance = in_use == 0 ? std::string("no sequence is idle")
                                    : Concat(in_use, in_use == 1 ? " sequence is" : " sequences are",
-                                            " in use, or not idle for long enough");
+                                            " in use or not idle for long enough");
   } else {
-    relief.wait.reset();  // time makes no room in the tier
+    relief.wait.reset();  // waiting makes no room in the tier
   }
   return relief;
 }

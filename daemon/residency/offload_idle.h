@@ -1,4 +1,4 @@
-// The rung that moves idle sequences to the host tier, the longest idle first.
+// `OffloadIdle` is the second rung: it moves idle sequences to the host tier, longest idle first.
 #pragma once
 
 #include "daemon/residency/measure.h"
@@ -10,10 +10,10 @@ class OffloadIdle final : public Measure {
   struct Options {
     const Clock* clock;
     const tiers::HostTier* tier;
-    Clock::Duration idle;  // one that was used within this time stays
-    // Where a call waits: one that was used within this time is between two steps, and stays.
-    // Others go, the longest idle first: to copy rows out and in again costs less than to wait for
-    // an idle one while every sequence of a set that is too large has its turn.
+    Clock::Duration idle;  // sequences used more recently are kept
+    // Used instead of `idle` when a call waits. A sequence used within this time is between two
+    // steps and is kept; others are offloaded, longest idle first. When the working set exceeds the
+    // pool, copying rows out and in costs less than waiting for a sequence to become idle.
     Clock::Duration at_work = std::chrono::milliseconds(20);
   };
   explicit OffloadIdle(const Options& options) : options_(options) {}
@@ -22,7 +22,7 @@ class OffloadIdle final : public Measure {
   Relief RelievePressure(cache::Tenant& tenant, const Need& need) override;
 
  private:
-  // For how long whoever goes must have rested.
+  // How long a sequence must have been unused to be offloaded.
   Clock::Duration RestFor(Urgency urgency) const;
 
   const Options options_;

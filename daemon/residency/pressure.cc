@@ -13,12 +13,13 @@ namespace {
 
 constexpr Clock::Duration kQuiet = std::chrono::milliseconds(200);
 constexpr Clock::Duration kPoll = std::chrono::milliseconds(1);
-// Of a call. What is asked for grows with every attempt, so that the last asks for all there is.
+// Per call. The bytes requested from the ladder grow with every attempt; the last asks for
+// everything.
 constexpr int kAttempts = 10;
-// Handlers that wait hold a thread each: beyond these a call is answered at once. Each tenant has
-// its part of them.
+// Each waiting call occupies a handler thread, so further calls are refused at once. Each tenant
+// has a share of these.
 constexpr std::uint32_t kMostWaiting = 32;
-// What one background job moves, lest a tail wait for it for long.
+// Per background job, so that tail absorption does not have to wait long.
 constexpr std::uint64_t kBytesPerJob = 32 * kMiB;
 constexpr std::uint64_t kAll = ~std::uint64_t{0};
 
@@ -44,10 +45,11 @@ Pressure::Pressure(Options options)
     : options_(std::move(options)),
       waiting_(options_.node->tenants().size()),
       refusals_(options_.node->tenants().size()) {
-  TESSERA_CHECK(options_.low_percent <= options_.high_percent, "the low mark is the lower one");
+  TESSERA_CHECK(options_.low_percent <= options_.high_percent,
+                "low_percent must not exceed high_percent");
   counters_.rungs = decltype(counters_.rungs)(options_.ladder.size());
   cache::Node& node = *options_.node;
-  // Extents are held however they are filled: only that there are no more of them says something.
+  // Extents are charged in full however much of them is used, so only a refusal is informative.
   node.account().Watch(this, ~std::uint64_t{0});
   node.objects().Watch(this, Percent(node.options().memory_bytes, options_.high_percent));
   for (const std::unique_ptr<cache::Tenant>& tenant : node.tenants()) {
@@ -77,7 +79,7 @@ Pressure::~Pressure() {
   }
 }
 
-// ---- who pays
+// ---- who gives up memory
 
 std::vector<Pressure::Payers> Pressure::PayersOf(cache::Tenant* asker, std::uint64_t asked) const {
   Payers above;
@@ -102,7 +104,7 @@ std::vector<Pressure::Payers> Pressure::PayersOf(cache::Tenant* asker, std::uint
 
 // ---- the ladder
 
-// Returns what the tenant gave.
+// Returns the bytes that the tenant gave up.
 std::uint64_t Pressure::ClimbRung(std::size_t rung, cache::Tenant& tenant, const Need& need,
                                   std::string_view reason, Climb& climb) {
   const Relief relief = options_.ladder[rung]->RelievePressure(tenant, need);
@@ -112,7 +114,7 @@ std::uint64_t Pressure::ClimbRung(std::size_t rung, cache::Tenant& tenant, const
   Counters::Rung& counters = counters_.rungs[rung];
   counters.climbs[static_cast<std::size_t>(outcome)].fetch_add(1);
   counters.steps.fetch_add(relief.steps);
-  // That a rung has nothing is news where it is the last one.
+  // A rung that freed nothing is worth a log line only if it is the last one.
   if (relief.steps > 0 || relief.bytes > 0 || rung + 1 == options_.ladder.size()) {
     Report(rung, tenant, reason, need.bytes, relief);
   }
@@ -157,7 +159,7 @@ Pressure::Climb Pressure::RelieveFor(cache::Tenant& tenant, const pool::Shortage
   return Relieve({{{&tenant, kAll}}}, need, reason);
 }
 
-// Host memory with budgets of its own is not what the ladder finds.
+// The ladder frees pool memory only, not host memory with separate budgets.
 bool Pressure::MayHelp(const pool::Shortage& shortage) const {
   return shortage.tag != pool::MemoryTag::kRawCopies &&
          shortage.tag != pool::MemoryTag::kObservations &&
@@ -168,7 +170,7 @@ bool Pressure::MayHelp(const pool::Shortage& shortage) const {
 
 namespace {
 
-// Frees what readers have let go of; true where something still waits for them.
+// Frees what readers have released; returns true if something still waits for readers.
 bool Collect(const std::vector<cache::Tenant*>& tenants) {
   bool waits = false;
   for (cache::Tenant* tenant : tenants) waits = tenant->epochs().Collect().has_value() || waits;
@@ -185,8 +187,8 @@ std::vector<cache::Tenant*> All(const cache::Node& node) {
 
 }  // namespace
 
-// Its own, and those of whoever gave something up for it: another tenant's readers are nobody
-// else's affair. Where nobody gave, what all of them let go of is what may come.
+// The caller's readers and those of tenants that gave up memory for it. If no tenant gave any, the
+// readers of all tenants, because only they can still release memory.
 std::vector<cache::Tenant*> Pressure::WhoseReaders(cache::Tenant& tenant,
                                                    const pool::Shortage& shortage,
                                                    const Climb& climb) const {
@@ -197,7 +199,7 @@ std::vector<cache::Tenant*> Pressure::WhoseReaders(cache::Tenant& tenant,
   return tenants;
 }
 
-// False where nothing has waited.
+// Returns false if nothing was waiting for readers.
 bool Pressure::WaitForReaders(const std::vector<cache::Tenant*>& tenants, Clock::TimePoint until,
                               absl::FunctionRef<bool()> gone) {
   bool waited = false;
@@ -222,7 +224,8 @@ absl::Status Pressure::WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl:
       waiting.fetch_add(1) < std::max<std::uint32_t>(1, kMostWaiting / waiting_.size());
   std::uint64_t found = 0;
   Climb climb;
-  // Two that need more than half of the pool each would else move out each other's for ever.
+  // One call per tenant at a time: two calls that need more than half of the pool each would
+  // otherwise keep evicting each other's sequences.
   std::optional<WaitingLine::Place> place;
   for (int attempt = 0;
        attempt < kAttempts && shortage.has_value() && MayHelp(*shortage) && !gone();) {
@@ -243,7 +246,8 @@ absl::Status Pressure::WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl:
       status = act();
       shortage = pool::ShortageOf(status);
     } else if (waits && climb.wait.has_value() && now < until) {
-      // No attempt: nothing was there to find. Once it is overdue it will be.
+      // Not counted as an attempt: nothing could be freed yet. Once the call is overdue, sequences
+      // in use may be offloaded too.
       const Clock::Duration most = now < overdue ? overdue - now : kPoll;
       options_.pause(std::min(std::max(*climb.wait, kPoll), most));
     } else {
@@ -261,7 +265,7 @@ absl::Status Pressure::WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl:
   ReportRefusal(tenant, *shortage, climb);
   const Clock::Duration again = climb.wait.value_or(options_.patience);
   return absl::ResourceExhaustedError(
-      Concat(AsStringView(status.message()), ". Moved out for this call: ", FormatBytes(found),
+      Concat(AsStringView(status.message()), ". Memory freed for this call: ", FormatBytes(found),
              climb.hindrances.empty() ? "" : "; then ", climb.hindrances, ". Retry in ",
              std::chrono::duration_cast<std::chrono::milliseconds>(again).count() + 1, " ms"));
 }
@@ -269,7 +273,8 @@ absl::Status Pressure::WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl:
 // ---- in the background
 
 void Pressure::Pressed(const pool::Account& account, std::uint64_t missing) {
-  // What a tenant's own limit refuses is above its watermark, or larger than what it keeps free.
+  // A refusal by a tenant's own limit needs no entry here: that account is above its watermark, or
+  // the request exceeds what the watermark keeps free.
   if (&account == &options_.node->account()) {
     std::uint64_t before = missing_.load(std::memory_order_relaxed);
     while (before < missing && !missing_.compare_exchange_weak(before, missing)) {
@@ -290,7 +295,7 @@ void Pressure::RelieveInBackground() {
   const std::uint64_t missing = missing_.exchange(0);
   std::uint64_t found = 0;
   std::uint64_t wanted = 0;
-  // What is above the low mark, and does not wait for readers already.
+  // Bytes above the low watermark that are not already waiting for readers.
   const auto excess = [&](std::uint64_t used, std::uint64_t limit, std::uint64_t retired) {
     if (limit == 0 || used < Percent(limit, options_.high_percent)) return std::uint64_t{0};
     const std::uint64_t low = Percent(limit, options_.low_percent) + retired;
@@ -315,7 +320,7 @@ void Pressure::RelieveInBackground() {
           excess(used, options_.node->options().memory_bytes, retired + found),
           "the node is above its high watermark");
   if (wanted == 0 && missing > retired) {
-    relieve(PayersOf(nullptr, 0), missing, "background work found no memory");
+    relieve(PayersOf(nullptr, 0), missing, "background work ran out of memory");
   }
   if (wanted == 0) return;
   if (found == 0) {
@@ -325,7 +330,7 @@ void Pressure::RelieveInBackground() {
   }
 }
 
-// ---- what is said of it
+// ---- logging
 
 void Pressure::Report(std::size_t rung, const cache::Tenant& tenant, std::string_view reason,
                       std::uint64_t asked, const Relief& relief) {
@@ -359,7 +364,7 @@ void Pressure::ReportRefusal(const cache::Tenant& tenant, const pool::Shortage& 
   const std::optional<std::uint64_t> before =
       refusals_[tenant.options().id.value() - 1].Say(options_.clock->Now());
   if (!before.has_value()) return;
-  options_.logger->Log(LogLevel::kWarning, "a call found no memory",
+  options_.logger->Log(LogLevel::kWarning, "call refused: no memory could be freed",
                        {{"tenant", tenant.name()},
                         {"account", shortage.account},
                         {"for", pool::TagName(shortage.tag)},

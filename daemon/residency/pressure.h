@@ -1,16 +1,17 @@
-// Memory under pressure: when the ladder is climbed, for whom, and at whose expense.
+// `Pressure` decides when the ladder of measures is climbed, for which caller and at whose expense.
 //
-//   in the background   an account above its high watermark, or a request that was refused, queues
-//                       the job "relieve", which climbs until the account is below the low one
-//   in a call           an operation that is refused for want of pool memory has the ladder climbed
-//                       for what it asked, waits a bounded time for readers, and is tried again
+// - In the background: an account above its high watermark, or a refused request, queues the job
+//   "relieve". It climbs until the account is below its low watermark.
+// - In a call: when an operation is refused for lack of pool memory, the ladder is climbed for the
+//   bytes requested. The call then waits a bounded time for readers and is retried.
 //
-// Who pays: of the node's memory first those tenants that are above their soft limits, as far as
-// these; then, unless whoever asks is above its own, all of them. Of a tenant's own limit that
-// tenant alone. Among those who pay alike a rung is climbed with all, who holds most first, before
-// the next one is with any: none of them loses channels while another's unused prefixes lie there.
+// Who gives up memory: for a tenant's own limit, that tenant alone. For the node's memory, first
+// the tenants above their soft limits, down to those limits; then all tenants, unless the caller is
+// above its own soft limit. Within a group, one rung is applied to all tenants, largest first,
+// before the next rung is applied to any: no tenant loses channels while another's unused prefixes
+// could be dropped.
 //
-// Takes no lock of cache or pool while it is told of pressure, and holds none while it relieves it.
+// Pressed takes no lock of cache or pool. Relief runs without any lock.
 #pragma once
 
 #include <array>
@@ -38,7 +39,7 @@
 
 namespace tessera::residency {
 
-// How a climb on one rung ended.
+// How a climb of one rung ended.
 enum class Outcome : std::uint8_t { kEnough, kSome, kNothing };
 inline constexpr std::size_t kOutcomes = 3;
 std::string_view OutcomeName(Outcome outcome);
@@ -50,25 +51,25 @@ class Pressure final : public pool::PressureHandler {
     Scheduler* scheduler;
     Logger* logger;
     const Clock* clock;
-    // Lets time pass in a call that waits for readers, or for a sequence to become idle.
+    // Blocks a call while it waits for readers or for a sequence to become idle.
     std::function<void(Clock::Duration)> pause;
     std::uint32_t high_percent = 90;  // of a limit
     std::uint32_t low_percent = 80;
-    Clock::Duration patience = std::chrono::seconds(2);  // of a call, in all
-    // Rungs, the cheapest first.
+    Clock::Duration patience = std::chrono::seconds(2);  // longest total wait of a call
+    // The rungs, cheapest first.
     std::vector<std::unique_ptr<Measure>> ladder;
   };
-  // Watches the accounts of the node and its tenants from now on.
+  // Starts watching the accounts of the node and its tenants.
   explicit Pressure(Options options);
-  // Nobody calls it any more, and its scheduler runs no job of it.
+  // No call may be in progress, and the scheduler must not run its job any more.
   ~Pressure() override;
 
   void Pressed(const pool::Account& account, std::uint64_t missing) override;
 
-  // Has `act` done for the tenant: again, as often as memory is found for it, where it answers that
-  // pool memory is short; a bounded number of times, and until `gone`. The last answer then says
-  // what was tried and what would help. `act` changes nothing where it fails, and is called without
-  // any lock; so is this.
+  // Runs `act` for the tenant, and retries it while it fails for lack of pool memory and memory can
+  // be found. Retries are bounded in number and time, and stop when `gone` returns true. The final
+  // error says what was tried and what would help. `act` must change nothing when it fails. Both
+  // are called without any lock held.
   absl::Status WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl::Status()> act,
                           absl::FunctionRef<bool()> gone);
 
@@ -76,25 +77,25 @@ class Pressure final : public pool::PressureHandler {
     // By rung, in the ladder's order.
     struct Rung {
       std::array<std::atomic<std::uint64_t>, kOutcomes> climbs{};
-      std::atomic<std::uint64_t> steps{0};  // Relief::steps
+      std::atomic<std::uint64_t> steps{0};  // sum of Relief::steps
     };
     std::vector<Rung> rungs;
-    std::atomic<std::uint64_t> served{0};   // calls that found room on a later attempt
-    std::atomic<std::uint64_t> refused{0};  // calls that did not
+    std::atomic<std::uint64_t> served{0};   // calls that succeeded on a retry
+    std::atomic<std::uint64_t> refused{0};  // calls that ran out of memory in the end
   };
   const Counters& counters() const { return counters_; }
   const std::vector<std::unique_ptr<Measure>>& ladder() const { return options_.ladder; }
 
  private:
-  // What a climb has come to.
+  // The result of climbing the ladder.
   struct Climb {
     std::uint64_t bytes = 0;
     std::string hindrances;
     std::optional<Clock::Duration> wait;
     std::vector<cache::Tenant*> gave;
   };
-  // Who may be made to pay, and how much each: those who pay alike, before those who pay where
-  // that was not enough.
+  // The tenants that may have to give up memory, and how much each at most. Groups are ordered: a
+  // later group pays only if the earlier ones were not enough.
   struct Payer {
     cache::Tenant* tenant;
     std::uint64_t most;
@@ -122,13 +123,12 @@ class Pressure final : public pool::PressureHandler {
   Counters counters_;
   std::atomic<bool> queued_{false};
   std::atomic<std::uint64_t> missing_{0};  // the largest request refused since the last job
-  // Where the ladder had nothing to give, asking again at once is idle.
+  // Until this time no job is queued, because the ladder had nothing to give.
   std::atomic<std::int64_t> quiet_until_{0};
-  std::vector<std::atomic<std::uint32_t>> waiting_;  // calls that wait now, by tenant
-  WaitingLine line_;                                 // of those that did not get room at once
-  // What was done and not said yet, by rung, tenant and reason, of which there are few: a line
-  // tells all that came since the last one, and there is one a second at most. What is left is said
-  // at the end.
+  std::vector<std::atomic<std::uint32_t>> waiting_;  // number of waiting calls, by tenant
+  WaitingLine line_;                                 // calls that did not get room at once
+  // Actions not yet logged, by rung, tenant and reason. Each log line covers everything since the
+  // previous line, at most one line per second. The destructor logs the rest.
   struct Unsaid {
     Seldom seldom;
     std::uint64_t steps = 0;

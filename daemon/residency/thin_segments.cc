@@ -31,19 +31,21 @@ std::vector<Candidate> LeastRecentFirst(const cache::Tenant& tenant) {
 
 Relief ThinSegments::RelievePressure(cache::Tenant& tenant, const Need& need) {
   Relief relief;
-  relief.hindrance = "no policy allows packed rows to keep less (mosaickv's option pressed)";
+  relief.hindrance = "no policy allows re-encoding with fewer channels (mosaickv's option pressed)";
   for (const Candidate& candidate : LeastRecentFirst(tenant)) {
-    // A lane's new form needs room beside its old one: what one lane gives up the next can use, as
-    // long as it is some.
+    // A lane's new form needs room beside the old one. Repeat while something is gained, since the
+    // memory that one lane frees is room for the next.
     while (relief.bytes < need.bytes) {
       const compaction::Compactor::ThinOutcome outcome =
           compactor_->Thin(*candidate.sequence, need.bytes - relief.bytes);
       relief.bytes += outcome.gained.bytes;
       relief.steps += outcome.gained.segments;
       if (!outcome.hindrance.ok()) {
-        relief.hindrance = Concat("packed rows cannot keep less: ", outcome.hindrance.message());
+        relief.hindrance = Concat("packed rows cannot be re-encoded with fewer channels: ",
+                                  outcome.hindrance.message());
       } else if (outcome.allowed) {
-        relief.hindrance = "packed rows keep as little as policies allow, or are shared";
+        relief.hindrance =
+            "packed rows already have as few channels as policies allow, or are shared";
       }
       if (outcome.gained.segments == 0) break;
       tenant.epochs().Collect();

@@ -1,5 +1,6 @@
-// The rung that has sealed segments keep fewer channels, where their policy allows it (`pressed`):
-// of the sequences that were used least recently first, of each the oldest segments first.
+// `ThinSegments` is the last rung: it re-encodes sealed segments with fewer channels if their
+// policy allows it (option `pressed`). The least recently used sequences come first, oldest
+// segments first.
 #pragma once
 
 #include "daemon/compaction/jobs/compactor.h"

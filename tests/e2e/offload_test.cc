@@ -240,8 +240,9 @@ TEST_F(Offload, PoliciesMayLetRowsKeepLess) {
     }
     held[pressed] = tracks.size();
     EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
-    const std::string why = pressed ? "(packed rows cannot|packed rows keep as little)"
-                                    : "no policy allows packed rows to keep less";
+    const std::string why = pressed
+                                ? "(packed rows cannot|packed rows already have as few channels)"
+                                : "no policy allows re-encoding with fewer channels";
     EXPECT_TRUE(std::regex_search(refused.ToString(), std::regex(why))) << refused;
     // The first one has given the most: it still answers, and is no prefix any more.
     Track& first = *tracks.front();
@@ -318,7 +319,7 @@ TEST_F(Offload, OnlyAFullTierIsRefused) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(
       refused.ToString(),
-      AllOf(HasSubstr("asked for"), HasSubstr("used of a limit of 40.0 MiB"),
+      AllOf(HasSubstr("requested for"), HasSubstr("used of a limit of 40.0 MiB"),
             HasSubstr("the host tier is full"), HasSubstr("of 16.0 MiB"), HasSubstr("Retry in ")));
   EXPECT_GT(Stats().pressure_calls_refused(), 0u);
   EXPECT_GT(Metric("tessera_pressure_calls_total", "outcome=\"refused\""), 0);

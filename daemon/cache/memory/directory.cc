@@ -13,7 +13,7 @@ using pool::Fit;
 using pool::MemoryTag;
 
 void Directory::OwnObserver::ExtentChanged(std::uint32_t index, std::uint32_t generation) {
-  // The first extent comes before there is a header to write into; Create makes up for it.
+  // The first extent is created before the header exists; Create fills in its entry.
   if (directory->header_ == nullptr || generation == 0) return;
   directory->header_->directory_extents.store(index + 1);
   directory->header_->mapping_version.fetch_add(1);
@@ -77,8 +77,8 @@ absl::StatusOr<Block> Directory::AllocateSequenceBlock(std::uint32_t lanes) {
 absl::StatusOr<Block> Directory::AllocateSnapshot(std::uint32_t segments) {
   if (segments > shm::kMaxSegments) {
     return absl::ResourceExhaustedError(
-        Concat(segments, " segments of a lane; a snapshot can list ", shm::kMaxSegments,
-               "; compress the sequence and retry, so that short ones become one"));
+        Concat(segments, " segments in one lane; the limit is ", shm::kMaxSegments,
+               "; compress the sequence to join short segments, then retry"));
   }
   return pool_->Allocate(sizeof(shm::Snapshot) + segments * sizeof(shm::SegmentRef), Fit::kRounded,
                          MemoryTag::kSnapshots);

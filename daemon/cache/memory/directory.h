@@ -1,5 +1,6 @@
-// The tenant's directory: the mapped index by which readers find everything else. Owns the epoch
-// word, the extent tables, sequence blocks and snapshots; all host memory, whatever the device.
+// `Directory` is the tenant's mapped index, through which readers find everything else. It owns the
+// epoch word, the extent tables, the sequence blocks and the snapshots. All of it is host memory,
+// whatever the device.
 #pragma once
 
 #include <atomic>
@@ -23,22 +24,22 @@ class Directory {
     pool::Account* node;
     pool::Account* tenant;
     device::MemorySource* source;
-    std::function<void()> on_extent_gone;  // under the pool's lock: signal, do not act
+    std::function<void()> on_extent_gone;  // called under the pool's lock: signal, do not act
   };
   static absl::StatusOr<std::unique_ptr<Directory>> Create(const Options& options);
 
-  // Told of the data pool's extents; give it to that pool. The pool's figures are written once.
+  // Observes the extents of the data pool; pass it to that pool. DescribePool is called once.
   pool::Pool::Observer* pool_observer() { return &pool_observer_; }
   void DescribePool(std::uint64_t extent_bytes, std::uint64_t limit_bytes);
 
   shm::Word* epoch() { return &header_->epoch; }
   pool::Pool& pool() { return *pool_; }
   const shm::DirectoryHeader& header() const { return *header_; }
-  // How many extents of the data pool have gone since start.
+  // Number of extents the data pool has released since start.
   std::uint64_t extents_gone() const { return extents_gone_.load(); }
   shm::MappedArena mapped() const { return {pool_->base(), pool_->limit_bytes()}; }
 
-  // A zeroed block for `lanes` lanes; RESOURCE_EXHAUSTED.
+  // Allocates a zeroed block for `lanes` lanes. Returns RESOURCE_EXHAUSTED if there is no room.
   absl::StatusOr<pool::Block> AllocateSequenceBlock(std::uint32_t lanes);
   absl::StatusOr<pool::Block> AllocateSnapshot(std::uint32_t segments);
 
@@ -63,7 +64,7 @@ class Directory {
   shm::DirectoryHeader* header_ = nullptr;
 };
 
-// The smallest slab that holds the header; extents are whole slabs.
+// The slab must hold the header, and extents are whole slabs.
 inline constexpr std::uint64_t kDirectorySlabBytes = 256 * 1024;
 static_assert(sizeof(shm::DirectoryHeader) <= kDirectorySlabBytes);
 static_assert(sizeof(shm::SequenceBlock) + 8 * shm::kMaxLanes <= kDirectorySlabBytes);

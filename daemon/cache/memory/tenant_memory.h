@@ -1,4 +1,5 @@
-// What every sequence of a tenant works with. The tenant owns all of it and outlives its sequences.
+// The shared services that every sequence of a tenant uses. The tenant owns them, and they outlive
+// its sequences.
 #pragma once
 
 #include <atomic>
@@ -13,13 +14,13 @@
 
 namespace tessera::cache {
 
-// Counts since start; each is a metric of its own.
+// Counters since start. Each one is exported as a metric.
 struct TenantCounters {
-  std::atomic<std::uint64_t> tokens_appended{0};       // by Append, over all layers once
-  std::atomic<std::uint64_t> tail_tokens_absorbed{0};  // from tails into segments
+  std::atomic<std::uint64_t> tokens_appended{0};       // by Append, counted once, not per layer
+  std::atomic<std::uint64_t> tail_tokens_absorbed{0};  // moved from tails into segments
   std::atomic<std::uint64_t> tiles_written{0};
-  std::atomic<std::uint64_t> entries_packed{0};  // as PackOutcome counts them
-  // By token policies, lane by lane: as many as a lane holds less than before.
+  std::atomic<std::uint64_t> entries_packed{0};  // counted as in PackOutcome
+  // Entries that token policies removed, summed over lanes.
   std::atomic<std::uint64_t> entries_dropped{0};
   std::atomic<std::uint64_t> pack_bytes_before{0};
   std::atomic<std::uint64_t> pack_bytes_after{0};
@@ -30,8 +31,8 @@ struct TenantCounters {
   std::atomic<std::uint64_t> tail_full_waits{0};
   std::atomic<std::uint64_t> offloads{0};
   std::atomic<std::uint64_t> restores{0};
-  std::atomic<std::uint64_t> offloaded_bytes{0};  // that left the pool
-  std::atomic<std::uint64_t> restored_bytes{0};   // that came back
+  std::atomic<std::uint64_t> offloaded_bytes{0};  // bytes that left the pool
+  std::atomic<std::uint64_t> restored_bytes{0};   // bytes restored into the pool
 };
 
 struct TenantMemory {
@@ -40,10 +41,10 @@ struct TenantMemory {
   pool::Epochs* epochs;
   device::Device* device;
   TenantCounters* counters;
-  pool::Account* raw_copies;    // of the tenant, as the next two
-  pool::Account* observations;  // what workers show for token policies
-  pool::Account* offloaded;     // what it has in the host tier
-  tiers::HostTier* host_tier;   // of the node
+  pool::Account* raw_copies;    // tenant account, like the next two
+  pool::Account* observations;  // what workers observed for token policies
+  pool::Account* offloaded;     // this tenant's share of the host tier
+  tiers::HostTier* host_tier;   // shared by the node
   const Clock* clock;
 };
 

@@ -8,12 +8,12 @@ namespace tessera::cache {
 
 namespace {
 
-// Long enough to be read as a stream; whole pieces of one shape mostly follow one another.
+// Large enough to be read as a stream. Whole pieces of one shape are mostly adjacent in the pool.
 constexpr std::uint64_t kPieceBytes = 16 * 1024;
-// What is less than a whole piece is cut into such pieces, and the rest into single tiles'. Each
-// size that is in use takes a slab of each tenant's pool, so that they are few. Nothing is rounded
-// up, and each size is a multiple of the next, so that small pieces become larger ones without more
-// room.
+// A remainder smaller than a whole piece is cut into pieces of 8 tiles, then into single tiles.
+// Every size in use occupies a slab in each tenant's pool, so there are only three. No piece is
+// rounded up, and each size is a multiple of the next, so freed small pieces add up to a larger
+// one.
 constexpr std::size_t kTilesOfSmallPiece = 8;
 
 std::size_t TilesOfWholePiece(const kernels::TileLayout& layout) {
@@ -21,7 +21,7 @@ std::size_t TilesOfWholePiece(const kernels::TileLayout& layout) {
   return most < kTilesOfSmallPiece ? most : most - most % kTilesOfSmallPiece;
 }
 
-// Calls piece(tiles of it) for what `count` tiles are cut into, in their order.
+// Calls piece(tile count) for each piece that `count` tiles are cut into, in order.
 template <typename Piece>
 void ForEachPiece(const kernels::TileLayout& layout, std::size_t count, Piece piece) {
   const std::size_t whole = TilesOfWholePiece(layout);

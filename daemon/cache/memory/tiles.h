@@ -1,6 +1,6 @@
-// Tiles of one shape in the pool, and the summaries of their blocks, which lie apart: those of
-// tiles that were allocated together stand side by side, so that a selection reads them as one
-// stream.
+// `Tiles` is a list of tiles of one shape in the pool, with their block summaries. Summaries are
+// stored apart from the tiles. Those of tiles allocated together are contiguous, so that a
+// selection reads them as one stream.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +18,10 @@ namespace tessera::cache {
 class Tiles {
  public:
   Tiles() = default;
-  // All of them or none.
+  // Allocates all tiles or none.
   static absl::StatusOr<Tiles> Allocate(pool::Pool& pool, const kernels::TileShape& shape,
                                         std::size_t count);
-  // What so many take in a pool when they are allocated together.
+  // Pool bytes of `count` tiles allocated together.
   static std::uint64_t PoolBytes(const kernels::TileShape& shape, std::size_t count);
 
   std::size_t size() const { return tiles_.size(); }
@@ -30,7 +30,7 @@ class Tiles {
 
   std::byte* tile(std::size_t index) const { return tiles_[index].data(); }
   std::uint64_t tile_offset(std::size_t index) const { return tiles_[index].offset(); }
-  // Null where the shape has none.
+  // Null if the shape has no summaries.
   std::byte* summaries(std::size_t index) const {
     return summaries_.empty() ? nullptr : summaries_[index].data;
   }
@@ -38,7 +38,7 @@ class Tiles {
   device::TilePlace place(std::size_t index) const { return {tile(index), summaries(index)}; }
   std::vector<device::TilePlace> places() const;
 
-  // Those of the same shape that follow.
+  // Appends tiles of the same shape.
   void Append(Tiles more);
 
  private:
@@ -49,8 +49,8 @@ class Tiles {
   absl::Status AddPiece(pool::Pool& pool, const kernels::TileLayout& layout, std::size_t tiles);
 
   std::vector<pool::Block> tiles_;
-  std::vector<pool::Block> pieces_;   // of summaries, one tile's after another's
-  std::vector<Summaries> summaries_;  // by tile; none where the shape has none
+  std::vector<pool::Block> pieces_;   // summary memory; each piece holds those of consecutive tiles
+  std::vector<Summaries> summaries_;  // by tile; empty if the shape has no summaries
   std::uint64_t pool_bytes_ = 0;
 };
 

@@ -16,22 +16,23 @@ absl::Status Refuse(std::uint32_t layer, const auto&... text) {
 
 absl::Status CheckHeads(std::uint32_t index, const LayerSpec& layer) {
   if (layer.kv_heads == 0 || layer.kv_heads > kMaxHeads) {
-    return Refuse(index, "kv_heads is ", layer.kv_heads, "; served are 1 to ", kMaxHeads);
+    return Refuse(index, "kv_heads is ", layer.kv_heads, "; supported values are 1 to ", kMaxHeads);
   }
   if (layer.query_heads == 0 || layer.query_heads > kMaxHeads) {
-    return Refuse(index, "query_heads is ", layer.query_heads, "; served are 1 to ", kMaxHeads);
+    return Refuse(index, "query_heads is ", layer.query_heads, "; supported values are 1 to ",
+                  kMaxHeads);
   }
   if (layer.query_heads % layer.kv_heads != 0) {
     return Refuse(index, "query_heads ", layer.query_heads, " is not a multiple of kv_heads ",
                   layer.kv_heads);
   }
   if (!kernels::IsHeadDim(layer.head_dim)) {
-    return Refuse(index, "head_dim is ", layer.head_dim, "; served are 64, 128 and 256");
+    return Refuse(index, "head_dim is ", layer.head_dim, "; supported values are 64, 128 and 256");
   }
   if (layer.value_head_dim != 0 && layer.value_head_dim != layer.head_dim) {
     return absl::UnimplementedError(Concat(
         "layer ", index, ": value_head_dim ", layer.value_head_dim, " differs from head_dim ",
-        layer.head_dim, "; K and V of different width are not served"));
+        layer.head_dim, "; K and V of different widths are not supported"));
   }
   return absl::OkStatus();
 }
@@ -45,8 +46,8 @@ absl::Status CheckAttention(std::uint32_t index, const LayerSpec& layer) {
                   "; it must be positive and finite, or 0");
   }
   if (!layer.sinks.empty() && layer.sinks.size() != layer.query_heads) {
-    return Refuse(index, layer.sinks.size(), " sinks given; needed are ", layer.query_heads,
-                  ", one per query head, or none");
+    return Refuse(index, layer.sinks.size(), " sinks given; expected ", layer.query_heads,
+                  " (one per query head) or none");
   }
   for (float sink : layer.sinks) {
     if (!std::isfinite(sink)) return Refuse(index, "a sink is ", sink, "; it must be finite");
@@ -54,7 +55,8 @@ absl::Status CheckAttention(std::uint32_t index, const LayerSpec& layer) {
   return absl::OkStatus();
 }
 
-// Of positions that differ by up to 2^32 the angles are far from where a double has no fractions.
+// Keeps angles exact: even for positions 2^32 apart, the angle stays far below the range in which a
+// double loses its fraction.
 constexpr double kMostFrequency = 1024;
 
 absl::Status CheckFrequencies(const ModelSpec& spec) {
@@ -62,27 +64,27 @@ absl::Status CheckFrequencies(const ModelSpec& spec) {
   for (std::size_t i = 0; i < frequencies.size(); ++i) {
     if (frequencies[i] >= 0 && frequencies[i] <= kMostFrequency) continue;  // not NaN
     return absl::InvalidArgumentError(Concat("rope frequency ", i, " is ", frequencies[i],
-                                             "; it must lie between 0 and ", kMostFrequency,
+                                             "; it must be between 0 and ", kMostFrequency,
                                              ", in radians per position"));
   }
-  // Of those that follow from theta the first is 1, the last almost 1 / theta.
+  // Frequencies derived from theta range from 1 down to almost 1 / theta.
   const double factor = spec.rope_scaling_factor > 0 ? spec.rope_scaling_factor : 1;
   if (spec.rope_theta > 0 && std::max(1.0, 1 / spec.rope_theta) / factor > kMostFrequency) {
     return absl::InvalidArgumentError(
         Concat("rope theta ", spec.rope_theta, " with scaling factor ", spec.rope_scaling_factor,
-               " makes frequencies beyond ", kMostFrequency, " radians per position"));
+               " yields frequencies above ", kMostFrequency, " radians per position"));
   }
   if (frequencies.empty()) return absl::OkStatus();
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     const std::uint32_t pairs = spec.layers[i].head_dim / 2;
     if (spec.layers[i].head_dim != spec.layers[0].head_dim) {
-      return absl::InvalidArgumentError(Concat("rope frequencies are of one head_dim; layer ", i,
-                                               " has ", spec.layers[i].head_dim, ", layer 0 has ",
-                                               spec.layers[0].head_dim));
+      return absl::InvalidArgumentError(
+          Concat("rope frequencies require one head_dim for all layers; layer ", i, " has ",
+                 spec.layers[i].head_dim, ", layer 0 has ", spec.layers[0].head_dim));
     }
     if (frequencies.size() <= pairs) continue;
-    return absl::InvalidArgumentError(Concat(frequencies.size(), " rope frequencies; layer ", i,
-                                             " has ", pairs, " pairs of channels"));
+    return absl::InvalidArgumentError(Concat(frequencies.size(), " rope frequencies given; layer ",
+                                             i, " has only ", pairs, " channel pairs"));
   }
   return absl::OkStatus();
 }
@@ -97,9 +99,9 @@ absl::Status CheckWhole(const ModelSpec& spec) {
         Concat("the model has ", spec.layers.size(), " layers; allowed are 1 to ", kMaxLayers));
   }
   if (!kernels::IsElementType(static_cast<std::uint8_t>(spec.type))) {
-    return absl::InvalidArgumentError(Concat("the model's element type is ",
-                                             static_cast<std::uint32_t>(spec.type),
-                                             "; served are bf16 (1), fp16 (2) and fp32 (3)"));
+    return absl::InvalidArgumentError(
+        Concat("the model's element type is ", static_cast<std::uint32_t>(spec.type),
+               "; supported types are bf16 (1), fp16 (2) and fp32 (3)"));
   }
   if (spec.delimiter_token_ids.size() > kMaxDelimiters) {
     return absl::InvalidArgumentError(Concat(spec.delimiter_token_ids.size(),
@@ -107,14 +109,14 @@ absl::Status CheckWhole(const ModelSpec& spec) {
   }
   if (!std::isfinite(spec.rope_theta) || spec.rope_theta < 0 ||
       !std::isfinite(spec.rope_scaling_factor)) {
-    return absl::InvalidArgumentError(Concat("rope theta ", spec.rope_theta, ", scaling factor ",
-                                             spec.rope_scaling_factor,
-                                             "; both must be finite, theta not negative"));
+    return absl::InvalidArgumentError(
+        Concat("rope theta ", spec.rope_theta, ", scaling factor ", spec.rope_scaling_factor,
+               "; both must be finite, and theta must not be negative"));
   }
   return CheckFrequencies(spec);
 }
 
-// In full: two specs that differ have different texts.
+// Covers every field: two specs that differ have different texts.
 std::string FingerprintOf(const ModelSpec& spec) {
   std::string text = Concat("type ", static_cast<int>(spec.type));
   for (const LayerSpec& layer : spec.layers) {

@@ -1,4 +1,5 @@
-// A model's geometry, checked once at registration, and what follows from it.
+// The geometry of a model, validated once at registration, and the lane layout that follows from
+// it.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +17,11 @@ struct LayerSpec {
   std::uint32_t query_heads = 0;
   std::uint32_t kv_heads = 0;
   std::uint32_t head_dim = 0;
-  std::uint32_t value_head_dim = 0;  // 0: head_dim
-  float scale = 0;                   // 0: 1 / sqrt(head_dim)
-  std::uint32_t sliding_window = 0;  // 0: none
-  float logit_softcap = 0;           // 0: none
-  std::vector<float> sinks;          // query_heads of them, or none
+  std::uint32_t value_head_dim = 0;  // 0 means head_dim
+  float scale = 0;                   // 0 means 1 / sqrt(head_dim)
+  std::uint32_t sliding_window = 0;  // 0 means no window
+  float logit_softcap = 0;           // 0 means no soft-cap
+  std::vector<float> sinks;          // one per query head, or empty
 
   friend bool operator==(const LayerSpec&, const LayerSpec&) = default;
 };
@@ -34,7 +35,7 @@ struct ModelSpec {
   bool rope_interleaved = false;
   std::string rope_scaling;
   double rope_scaling_factor = 0;
-  std::vector<double> rope_frequencies;  // of each pair of channels; none: by theta and scaling
+  std::vector<double> rope_frequencies;  // per channel pair; empty: from theta and scaling
 
   friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
 };
@@ -44,28 +45,28 @@ inline constexpr std::uint32_t kMaxHeads = 1024;
 inline constexpr std::size_t kMaxNameBytes = 128;
 inline constexpr std::size_t kMaxDelimiters = 65536;
 
-// Immutable; shared by the sequences of the model.
+// Immutable. Shared by all sequences of the model; safe to read from any thread.
 class Model {
  public:
-  // INVALID_ARGUMENT names layer, value and limit; UNIMPLEMENTED names what the engine does not
-  // serve.
+  // Returns INVALID_ARGUMENT naming layer, value and limit, or UNIMPLEMENTED naming a feature that
+  // the engine does not serve.
   static absl::StatusOr<Model> Create(ModelId id, ModelSpec spec, std::uint32_t ring_tiles);
 
   ModelId id() const { return id_; }
   const ModelSpec& spec() const { return spec_; }
-  // Of all that the spec says but the name: 32 hexadecimal digits, the same on every node.
+  // Hash of every field of the spec except the name: 32 hexadecimal digits, equal on every node.
   const std::string& fingerprint() const { return fingerprint_; }
   const shm::LaneLayout& layout() const { return layout_; }
   std::uint32_t layers() const { return layout_.layers(); }
   std::uint32_t lanes() const { return layout_.lanes(); }
-  // Points into this model: valid while it lives.
+  // Points into this model, so it is valid only while the model lives.
   kernels::LayerGeometry geometry(std::uint32_t layer) const;
 
  private:
   Model(ModelId id, ModelSpec spec, shm::LaneLayout layout);
 
   ModelId id_;
-  ModelSpec spec_;  // defaults filled in
+  ModelSpec spec_;  // with defaults filled in
   std::string fingerprint_;
   shm::LaneLayout layout_;
 };

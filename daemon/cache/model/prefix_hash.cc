@@ -14,7 +14,7 @@ static_assert(std::endian::native == std::endian::little, "hashes are exchanged 
 
 PrefixHash NewPrefixHash(std::uint64_t seed) {
   return [seed](const Hash128& before, const void* data, std::size_t bytes) {
-    // A block fits; the start of a chain, which has a text, may not.
+    // The buffer fits one block. The text at the start of a chain may be longer.
     std::array<std::byte, sizeof before + kPrefixBlock * sizeof(std::uint32_t)> block;
     std::vector<std::byte> longer;
     std::byte* at = block.data();

@@ -1,9 +1,9 @@
-// How heads of token lists are told apart: a chain of 128-bit hashes, one for each block of 32
-// token ids, each over the one before and the ids of its block. It starts from the hash of a text
-// that says whose tokens they are (tenant, model, policy, rank) and from a seed, so that the same
-// head has the same hash on every node that agrees on algorithm and seed.
+// Hashes that identify prefixes of token lists: a chain of 128-bit hashes, one per block of 32
+// token ids. Each hash covers the previous hash and the ids of its block. The chain starts from a
+// seed and a text that names the owner of the tokens (tenant, model, policy, rank), so equal
+// prefixes have equal hashes on all nodes that use the same algorithm and seed.
 //
-// A hash finds; it never decides. PrefixIndex compares what it finds.
+// A hash only finds candidates. PrefixIndex compares the ids before it reports a match.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace tessera::cache {
 
-// The algorithm, and the tokens of a block.
+// Name of the algorithm, and the number of tokens per block.
 inline constexpr std::string_view kPrefixHashName = "xxh3-128/32";
 inline constexpr std::size_t kPrefixBlock = 32;
 
@@ -23,11 +23,11 @@ struct Hash128 {
   friend bool operator==(const Hash128&, const Hash128&) = default;
 };
 
-// The hash of bytes that come after those that `before` is of.
+// Hashes `data`, chained to `before`, the hash of the bytes that precede it.
 using PrefixHash =
     std::function<Hash128(const Hash128& before, const void* data, std::size_t bytes)>;
 
-// XXH3, 128 bits, of `before` (low, then high; little endian) and the bytes.
+// XXH3 (128 bits) over `before` (low word, then high word, little endian) and the data.
 PrefixHash NewPrefixHash(std::uint64_t seed);
 
 }  // namespace tessera::cache

@@ -14,7 +14,8 @@ std::uint64_t CommonTokens(PrefixIndex::Ids a, PrefixIndex::Ids b) {
 
 std::uint64_t WholeBlocks(std::uint64_t tokens) { return tokens - tokens % kPrefixBlock; }
 
-// The same, by hashes of whole blocks; `b` may be longer than what it is asked for.
+// Number of equal leading tokens according to the hashes of whole blocks. `b` may be the longer
+// list.
 std::uint64_t CommonByHeads(const TokenList& a, const TokenList& b, std::uint64_t limit) {
   const std::uint64_t shorter = std::min<std::uint64_t>({a.ids.size(), b.ids.size(), limit});
   std::uint64_t blocks = 0;
@@ -104,7 +105,7 @@ std::uint64_t Computations::Longest(const std::string& asker, const PrefixChain&
     which = &computation;
   }
   if (which == nullptr) return 0;
-  // A hash alone is not trusted: where it lied nobody computes this.
+  // A hash alone is not trusted: after a collision the result is "not being computed".
   const PrefixIndex::Ids ids = PrefixIndex::Ids(tokens.ids).first(longest);
   return CommonTokens(which->tokens->ids, ids) == longest ? longest : 0;
 }

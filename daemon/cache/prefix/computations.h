@@ -1,7 +1,7 @@
-// Heads that sessions have said they compute and will publish: what others may wait for instead of
-// computing it again. Few at a time, so that looking for one goes through all of them.
+// Prefixes that sessions have announced they are computing and will publish, so that others can
+// wait instead of computing them again. There are few at a time, so a lookup scans all of them.
 //
-// Not thread-safe; PrefixStore has the lock.
+// Not thread-safe; guarded by PrefixStore's lock.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace tessera::cache {
 
-// Of a call; shared by all that remember it. Charged once it is remembered.
+// The token ids of one call, shared by everything that remembers it. Charged when first remembered.
 class TokenList {
  public:
   explicit TokenList(std::vector<std::uint32_t> tokens) : ids(std::move(tokens)) {}
@@ -24,8 +24,8 @@ class TokenList {
   const std::vector<std::uint32_t> ids;
   pool::Charge charge;
 
-  // Of the ids up to the end of each whole block, made when it is first asked for. Under the lock
-  // of whoever shares the list.
+  // The chained hash up to the end of each whole block, computed on first use. Callers must hold
+  // the lock of the list's owner.
   const std::vector<Hash128>& heads() const;
   std::uint64_t bytes() const {
     return ids.size() * sizeof(std::uint32_t) + ids.size() / kPrefixBlock * sizeof(Hash128);
@@ -37,34 +37,35 @@ class TokenList {
 
 class Computations {
  public:
-  // Of one session; the oldest goes.
+  // Per session; beyond it, the oldest computation is dropped.
   static constexpr std::size_t kMostOfASession = 64;
 
   struct Computation {
     ComputationId id;
     SessionId session;
-    std::string asker;  // the session, or its group: to whom it is not somebody else's
+    std::string asker;  // the session, or its tensor-parallel group; it never waits for itself
     PrefixChain chain;
     std::shared_ptr<const TokenList> tokens;
   };
-  // The id of the one that the session has of this list, or else of the new one. True in `dropped`
-  // where another one went for it.
+  // Returns the id of the session's existing computation of this list, or of the new one. Sets
+  // `dropped` if an older one was dropped to make room.
   ComputationId Add(Computation computation, bool& dropped);
-  // Each returns whether one went.
+  // Both return whether a computation was removed.
   bool Withdraw(ComputationId id, SessionId session);
   bool EndSession(SessionId session);
-  // The session has published this head: what it said it would, or all whole blocks of that.
+  // The session has published a prefix: removes its computations of which the prefix has all
+  // tokens, or all whole blocks. Returns whether one was removed.
   bool Published(SessionId session, const PrefixChain& chain, PrefixIndex::Ids ids);
 
-  // How much of the list, `limit` tokens at most, will match a prefix when those that others than
-  // `asker` compute are published. Long heads that have much in common cost no more than others:
-  // hashes say how much, and of whichever has most the ids are compared.
+  // Returns how many leading tokens of the list, at most `limit`, will match a prefix once the
+  // computations of other askers are published. The cost does not grow with the common length:
+  // hashes find the longest candidate, and only that one's ids are compared.
   std::uint64_t Longest(const std::string& asker, const PrefixChain& chain, const TokenList& tokens,
                         std::uint64_t limit) const;
   std::size_t size() const { return computations_.size(); }
 
  private:
-  std::list<Computation> computations_;  // the oldest first
+  std::list<Computation> computations_;  // oldest first
 };
 
 }  // namespace tessera::cache

@@ -1,8 +1,8 @@
-// A published head: a sequence of its own that nobody appends to, cuts or decodes, whose segments
-// forks share. It belongs to the tenant and to no session.
+// `Prefix` is a published prefix: a frozen sequence, never appended to, truncated or decoded, whose
+// segments forks share. It belongs to the tenant and to no session.
 //
-// Its token ids are in the tenant's PrefixIndex. While it is there the prefix is found; it lives on
-// for whoever has found it (PrefixStore), and its segments live on in what was forked from it.
+// Matching finds it while its token ids are in the tenant's PrefixIndex. After that, it lives on
+// for sessions that have already found it (see PrefixStore), and its segments live on in its forks.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,16 @@
 
 namespace tessera::cache {
 
-// How long a prefix stays that nobody uses.
+// How long an unused prefix is kept.
 struct PrefixLife {
-  Clock::Duration ttl{};  // since it was last used; zero: no limit
-  bool pinned = false;    // stays until it is freed by name
+  Clock::Duration ttl{};  // since the last use; zero: no limit
+  bool pinned = false;    // kept until it is freed by name
 };
 
 class Prefix {
  public:
   struct Options {
-    std::shared_ptr<Sequence> sequence;  // frozen: a fork that nobody else has
+    std::shared_ptr<Sequence> sequence;  // a frozen fork, held only here
     PrefixChain chain;
     std::string policy;
     std::uint32_t rank = 0;
@@ -38,7 +38,7 @@ class Prefix {
     std::shared_ptr<PrefixForks> forks;
   };
   explicit Prefix(Options options) : options_(std::move(options)) {}
-  // The last holder's: under no lock.
+  // Frees the sequence, so the last reference must be dropped without holding a lock.
   ~Prefix() { options_.sequence->Free(); }
   Prefix(const Prefix&) = delete;
   Prefix& operator=(const Prefix&) = delete;
@@ -48,7 +48,7 @@ class Prefix {
   Sequence& sequence() const { return *options_.sequence; }
   std::uint64_t tokens() const { return options_.tokens; }
 
-  // Whether it can be forked with so many tokens.
+  // True if a fork may take exactly the first `tokens` tokens.
   bool MayEndAt(std::uint64_t tokens) const {
     return tokens == options_.tokens || (options_.chain.every_boundary && tokens > 0 &&
                                          tokens < options_.tokens && tokens % kPrefixBlock == 0);

@@ -8,7 +8,7 @@
 namespace tessera::cache {
 
 std::uint64_t PrefixIndex::NodeBytes() {
-  // The map's own node: next, hash, and what the allocator adds; and its share of the buckets.
+  // The map's overhead per node: link, hash, allocator header and a share of the buckets.
   constexpr std::uint64_t kOfTheMap = 48;
   return sizeof(Node) + kOfTheMap;
 }
@@ -113,7 +113,7 @@ absl::StatusOr<PrefixIndex::Node*> PrefixIndex::AddChild(Node& parent, Ids block
 }
 
 absl::Status PrefixIndex::Insert(const PrefixChain& chain, Ids ids, PrefixId prefix) {
-  TESSERA_CHECK(!ids.empty() && prefix.valid(), "a prefix has tokens and a name");
+  TESSERA_CHECK(!ids.empty() && prefix.valid(), "a prefix has tokens and an id");
   absl::StatusOr<Node*> start = TakeStart(chain.start);
   if (!start.ok()) return start.status();
   Node* node = *start;
@@ -131,7 +131,7 @@ absl::Status PrefixIndex::Insert(const PrefixChain& chain, Ids ids, PrefixId pre
     node = child;
     ids = ids.subspan(block.size());
   }
-  TESSERA_CHECK(!node->end.valid(), "a head is published once");
+  TESSERA_CHECK(!node->end.valid(), "no prefix with exactly these ids is published yet");
   node->end = prefix;
   ends_[prefix] = node;
   for (; node != nullptr && !node->below.valid(); node = node->parent) node->below = prefix;
@@ -140,7 +140,7 @@ absl::Status PrefixIndex::Insert(const PrefixChain& chain, Ids ids, PrefixId pre
 
 void PrefixIndex::Erase(PrefixId prefix) {
   const auto it = ends_.find(prefix);
-  TESSERA_CHECK(it != ends_.end(), "a prefix goes once");
+  TESSERA_CHECK(it != ends_.end(), "only a published prefix can be erased");
   Node* const node = it->second;
   ends_.erase(it);
   node->end = PrefixId();
@@ -153,10 +153,10 @@ void PrefixIndex::Tidy(Node* node, PrefixId gone) {
     if (!node->end.valid() && node->first_child == nullptr) {
       Remove(node);
     } else if (!node->below.valid() || node->below == gone) {
-      // A child that was on the way names another one by now; the others never named it.
+      // Children on the path already name another prefix; the other children never named this one.
       node->below = node->end.valid() ? node->end : node->first_child->below;
     } else {
-      return;  // and so do all above
+      return;  // the nodes above did not name it either
     }
     node = parent;
   }
@@ -165,7 +165,7 @@ void PrefixIndex::Tidy(Node* node, PrefixId gone) {
 PrefixIndex::Nodes::iterator PrefixIndex::FindNode(const Node* node) {
   auto [it, last] = nodes_.equal_range(node->hash);
   while (it != last && &it->second != node) ++it;
-  TESSERA_CHECK(it != last, "a node is where its hash says");
+  TESSERA_CHECK(it != last, "a node is stored under its hash");
   return it;
 }
 
@@ -191,27 +191,30 @@ void PrefixIndex::Validate() const {
     std::array<std::uint32_t, kPrefixBlock> parts{};
     bool names_one_there = node.end.valid() && node.below == node.end;
     for (const Node* child = node.first_child; child != nullptr; child = child->next) {
-      TESSERA_CHECK(child->parent == &node, "a child knows its parent");
-      TESSERA_CHECK(child->next == nullptr || child->next->previous == child, "both ways");
+      TESSERA_CHECK(child->parent == &node, "a child points to its parent");
+      TESSERA_CHECK(child->next == nullptr || child->next->previous == child,
+                    "sibling links agree in both directions");
       if (child->count < kPrefixBlock) ++parts[child->count];
       names_one_there = names_one_there || node.below == child->below;
     }
     TESSERA_CHECK(names_one_there, "a node names a prefix at or below it");
     const auto end = ends_.find(node.below);
-    TESSERA_CHECK(end != ends_.end(), "one that is there");
+    TESSERA_CHECK(end != ends_.end(), "a named prefix is published");
     for (const Node* at = end->second; at != &node; at = at->parent) {
-      TESSERA_CHECK(at != nullptr, "and is not elsewhere");
+      TESSERA_CHECK(at != nullptr, "a named prefix ends at the node or below it");
     }
-    if (node.parts != nullptr) TESSERA_CHECK(*node.parts == parts, "parts are counted");
+    if (node.parts != nullptr) TESSERA_CHECK(*node.parts == parts, "partial blocks are counted");
     if (node.count == 0 || node.count == kPrefixBlock) return;
-    TESSERA_CHECK(node.first_child == nullptr && node.end.valid(), "a part is an end");
+    TESSERA_CHECK(node.first_child == nullptr && node.end.valid(),
+                  "a partial block is a leaf in which a prefix ends");
   };
   for (const auto& [start, node] : starts_) check(node);
   for (const auto& [hash, node] : nodes_) {
-    TESSERA_CHECK(hash == node.hash && node.count > 0 && node.parent != nullptr, "a block");
+    TESSERA_CHECK(hash == node.hash && node.count > 0 && node.parent != nullptr,
+                  "a node is one block of ids below a parent");
     check(node);
   }
-  TESSERA_CHECK(ends == ends_.size(), "ends are known");
+  TESSERA_CHECK(ends == ends_.size(), "every end is listed");
 }
 
 }  // namespace tessera::cache

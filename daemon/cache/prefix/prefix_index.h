@@ -1,15 +1,15 @@
-// The token ids of published prefixes: a trie over blocks of 32 ids, found by hash, believed by
-// comparison. Ids of a block that prefixes share are kept once.
+// `PrefixIndex` holds the token ids of published prefixes in a trie over blocks of 32 ids. A hash
+// finds a node and a comparison of ids confirms it. Blocks that prefixes share are stored once.
 //
 //   start of a chain ── 32 ids ── 32 ids ── 32 ids     (a prefix of 96 tokens ends here)
-//     (a text)             |         `───── 7 ids      (one of 71 ends here)
+//     (a text)             │         `───── 7 ids      (one of 71 ends here)
 //                          `─ 32 ids                   (one of 64)
 //
 // Invariants:
-//   a node has the ids of one block; only a leaf, in which a prefix ends, has fewer than 32
-//   a node is there while a prefix ends in it or below it: no others, so that every node can name
-//   one a node is found by its chain hash, and only where its parent and its ids are the ones asked
-//   for: two blocks of one hash are two nodes
+// - A node holds the ids of one block. Only a leaf in which a prefix ends may have fewer than 32.
+// - A node exists only while a prefix ends in it or below it, so every node can name one.
+// - A node is found by its chain hash, and only if its parent and its ids match. Two blocks with
+//   equal hashes are two nodes.
 //
 // Not thread-safe.
 #pragma once
@@ -30,10 +30,10 @@
 
 namespace tessera::cache {
 
-// Whose tokens they are, and where a head of them may end.
+// Identifies whose tokens are stored, and where a match may end.
 struct PrefixChain {
-  std::string start;            // all that must be equal, beside the ids
-  bool every_boundary = false;  // a prefix matches at each multiple of 32 tokens, too
+  std::string start;            // everything that must be equal besides the ids
+  bool every_boundary = false;  // a prefix also matches at each multiple of 32 tokens
 };
 
 class PrefixIndex {
@@ -42,24 +42,25 @@ class PrefixIndex {
 
   struct Options {
     PrefixHash hash;
-    pool::Account* account;  // is charged for the nodes
+    pool::Account* account;  // charged for the nodes
   };
   explicit PrefixIndex(Options options) : options_(std::move(options)) {}
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
 
-  // There are ids, and no prefix that has exactly these (FindEnd). RESOURCE_EXHAUSTED changes
-  // nothing.
+  // `ids` must not be empty, and no prefix may have exactly these ids yet (FindEnd).
+  // RESOURCE_EXHAUSTED changes nothing.
   absl::Status Insert(const PrefixChain& chain, Ids ids, PrefixId prefix);
   void Erase(PrefixId prefix);
 
-  // The prefix that ends with exactly these ids; invalid where there is none.
+  // The prefix that ends with exactly these ids; invalid if there is none.
   PrefixId FindEnd(const PrefixChain& chain, Ids ids) const;
 
-  // The longest head of `ids` that matches, of at most `limit` tokens, and a prefix that has it.
+  // The longest match: how many leading tokens of `ids`, at most `limit`, a prefix has, and one
+  // such prefix.
   struct Match {
     std::uint64_t tokens = 0;
-    PrefixId prefix;  // invalid: nothing
+    PrefixId prefix;  // invalid: no match
   };
   Match Longest(const PrefixChain& chain, Ids ids, std::uint64_t limit) const;
 
@@ -67,7 +68,7 @@ class PrefixIndex {
   std::size_t chains() const { return starts_.size(); }
   static std::uint64_t NodeBytes();
 
-  // Checks every invariant, in time for all nodes.
+  // Checks every invariant; aborts on a violation. Takes time linear in the number of nodes.
   void Validate() const;
 
  private:
@@ -75,13 +76,13 @@ class PrefixIndex {
     Node* parent = nullptr;
     Hash128 hash;
     std::array<std::uint32_t, kPrefixBlock> ids{};
-    std::uint32_t count = 0;  // of the ids; 0 in a start
-    PrefixId end;             // ends here
-    PrefixId below;           // ends here or below
+    std::uint32_t count = 0;  // number of ids; 0 in a start node
+    PrefixId end;             // the prefix that ends here
+    PrefixId below;           // some prefix that ends here or below
     Node* first_child = nullptr;
-    Node* next = nullptr;  // of the same parent
+    Node* next = nullptr;  // sibling
     Node* previous = nullptr;
-    // How many children have so few ids; null: all have 32.
+    // Number of children by id count, for those with fewer than 32 ids; null: there are none.
     std::unique_ptr<std::array<std::uint32_t, kPrefixBlock>> parts;
     pool::Charge parts_charge;
     pool::Charge charge;
@@ -101,9 +102,10 @@ class PrefixIndex {
   }
   absl::StatusOr<Node*> AddChild(Node& parent, Ids block);
   absl::StatusOr<Node*> TakeStart(const std::string& start);
-  // The longest part of `rest` that a child has, where a prefix ends.
+  // The longest child with fewer than 32 ids whose ids begin `rest`; null if there is none.
   const Node* Part(const Node& parent, Ids rest) const;
-  // From here upward: what no prefix needs goes, and the others name one that is there.
+  // Walks from `node` to the root: removes nodes that no prefix needs and updates `below` of the
+  // others.
   void Tidy(Node* node, PrefixId gone);
   void Remove(Node* node);
 

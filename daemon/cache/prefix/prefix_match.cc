@@ -1,4 +1,4 @@
-// How Match is answered: what is published, what others compute, what a group agrees on.
+// How Match is answered: from published prefixes, announced computations and group agreements.
 
 #include <algorithm>
 #include <utility>
@@ -41,7 +41,7 @@ std::uint64_t PrefixStore::Match(Question question, Done done) {
                         waiting_.size() < kMostQuestions && Remember(*tokens).ok();
   if (std::optional<Answer> found = TryAnswer(asked, may_wait, now, after)) {
     answer(*found);
-    // Other ranks may have waited for what has just been agreed.
+    // Other ranks may be waiting for the answer that was just agreed on.
     if (asked.agreement != nullptr) Settle(now, after);
     return 0;
   }
@@ -65,7 +65,7 @@ void PrefixStore::Cancel(std::uint64_t ticket) {
   Aftermath after(*this);
   MutexLock lock(mutex_);
   Refuse([ticket](const Waiting& question) { return question.ticket == ticket; },
-         absl::CancelledError("the caller has gone"), after);
+         absl::CancelledError("the caller cancelled the request"), after);
 }
 
 void PrefixStore::Refuse(const std::function<bool(const Waiting&)>& whom, const absl::Status& why,
@@ -78,7 +78,7 @@ void PrefixStore::Refuse(const std::function<bool(const Waiting&)>& whom, const 
     const std::shared_ptr<Agreement> agreement = it->agreement;
     after.answers.emplace_back(std::move(it->done), why);
     it = waiting_.erase(it);
-    // One that nobody waits for any more would never be found.
+    // Without a waiting question, the agreement could never be completed.
     const bool waited_for =
         std::any_of(waiting_.begin(), waiting_.end(),
                     [&](const Waiting& question) { return question.agreement == agreement; });
@@ -88,12 +88,12 @@ void PrefixStore::Refuse(const std::function<bool(const Waiting&)>& whom, const 
   }
 }
 
-// ---- what is there
+// ---- matching
 
 std::uint64_t PrefixStore::Longest(const Waiting& question, bool computed_too) const {
   const Ids ids = question.tokens->ids;
   std::uint64_t tokens = ids.size();
-  // Each rank may have less than those before it, and then they are asked again for that.
+  // Each rank may have fewer tokens than the ranks before it, which are then checked again.
   std::size_t agreed = 0;
   for (std::size_t rank = 0; agreed < question.chains.size() && tokens > 0;
        rank = (rank + 1) % question.chains.size()) {
@@ -147,7 +147,7 @@ std::optional<PrefixStore::Answer> PrefixStore::TryAnswer(Waiting& question, boo
                                             .chain = question.chains[question.rank],
                                             .tokens = question.tokens},
                                            dropped);
-    if (dropped) DueAt(now, after);  // whoever waited for that one is told by the next sweep
+    if (dropped) DueAt(now, after);  // the next sweep answers callers that wait for the dropped one
   }
   Count(question, answer);
   return answer;
@@ -163,7 +163,7 @@ void PrefixStore::Count(const Waiting& question, const Answer& answer) {
 }
 
 void PrefixStore::Settle(Clock::TimePoint now, Aftermath& after) {
-  // What one rank of a group is told those are told that have waited before it.
+  // An answer for one rank of a group may complete questions earlier in the list.
   for (bool again = true; again;) {
     again = false;
     for (auto it = waiting_.begin(); it != waiting_.end();) {
@@ -219,7 +219,7 @@ void PrefixStore::Agree(Agreement& agreement, const Waiting& question, std::uint
   for (std::size_t rank = 0; found > 0 && rank < question.chains.size(); ++rank) {
     const PrefixIndex::Match match =
         set_.index().Longest(question.chains[rank], question.tokens->ids, found);
-    TESSERA_CHECK(match.tokens == found, "what is agreed on every rank has");
+    TESSERA_CHECK(match.tokens == found, "every rank has the agreed prefix");
     PrefixSet::Entry& entry = *set_.Find(match.prefix);
     ++entry.kept;
     agreement.owed[rank] = entry.prefix;
@@ -236,7 +236,7 @@ void PrefixStore::Forget(std::list<std::shared_ptr<Agreement>>::iterator agreeme
   agreements_.erase(agreement);
 }
 
-// ---- what was found is kept
+// ---- found prefixes are kept
 
 void PrefixStore::KeepFor(SessionId session, const std::shared_ptr<Prefix>& prefix,
                           Clock::TimePoint now, Aftermath& after) {
@@ -257,7 +257,7 @@ void PrefixStore::KeepFor(SessionId session, const std::shared_ptr<Prefix>& pref
   DueAt(now + kKept, after);
 }
 
-// The holder's pointer is still there: nothing is freed here.
+// The caller still holds the pointer, so nothing is freed here.
 void PrefixStore::LetGo(const std::shared_ptr<Prefix>& prefix, Aftermath& after) {
   after.gone.push_back(prefix);
   PrefixSet::Entry* const entry = set_.Find(prefix->id());

@@ -16,7 +16,7 @@ absl::Status PrefixSet::Add(std::shared_ptr<Prefix> prefix, PrefixIndex::Ids ids
     return absl::ResourceExhaustedError(Concat("tenant ", options_.tenant, " has ", entries_.size(),
                                                " prefixes; the limit is ", options_.max_prefixes,
                                                ". ", pinned,
-                                               " of them are pinned, the others in use; free some "
+                                               " are pinned and the others are in use; free some "
                                                "and retry, or raise max_prefixes_per_tenant"));
   }
   const PrefixId id = prefix->id();
@@ -61,7 +61,7 @@ void PrefixSet::Extend(Entry& entry, const PrefixLife& life) {
 
 void PrefixSet::Drop(PrefixId id, DropReason why, GonePrefixes& gone) {
   const auto it = by_id_.find(id);
-  TESSERA_CHECK(it != by_id_.end(), "a prefix goes once");
+  TESSERA_CHECK(it != by_id_.end(), "only a published prefix can be dropped");
   Unlist(*it->second);
   index_.Erase(id);
   tile_bytes_ -= it->second->prefix->options().tile_bytes;
@@ -82,7 +82,7 @@ bool PrefixSet::DropLeastRecentlyUsed(GonePrefixes& gone) {
 std::optional<Clock::TimePoint> PrefixSet::Expire(Clock::TimePoint now, GonePrefixes& gone) {
   for (auto it = expiries_.begin(); it != expiries_.end();) {
     const auto [expiry, id] = *it++;
-    // One in use is looked at when the last of its users has gone.
+    // A prefix in use is reconsidered when its last user is gone.
     if (Find(id)->in_use()) continue;
     if (expiry > now) return expiry;
     Drop(id, DropReason::kExpired, gone);

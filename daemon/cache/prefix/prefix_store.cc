@@ -32,7 +32,8 @@ PrefixStore::PrefixStore(const Options& options)
 PrefixStore::~PrefixStore() {
   Aftermath after(*this);
   MutexLock lock(mutex_);
-  Refuse([](const Waiting&) { return true; }, absl::UnavailableError("the daemon stops"), after);
+  Refuse([](const Waiting&) { return true; }, absl::UnavailableError("the daemon is shutting down"),
+         after);
   while (!agreements_.empty()) Forget(agreements_.begin(), after);
   for (auto& [session, found] : kept_) {
     for (Kept& kept : found) after.gone.push_back(std::move(kept.prefix));
@@ -65,10 +66,10 @@ void PrefixStore::SessionEnded(SessionId id) {
   Refuse([id](const Waiting& question) { return question.session == id; },
          absl::UnauthenticatedError(Concat(id.ToString(), " has ended")), after);
   if (place.group_size > 1) {
-    // What was agreed with a rank that is gone binds nobody.
+    // An agreement that includes a departed rank no longer applies.
     const std::string asker = AskerOf(id, place);
     Refuse([&asker](const Waiting& question) { return question.asker == asker; },
-           absl::AbortedError(Concat("rank ", place.rank, " of the group has gone; ask again")),
+           absl::AbortedError(Concat("rank ", place.rank, " of the group has disconnected; retry")),
            after);
     for (auto agreement = agreements_.begin(); agreement != agreements_.end();) {
       const auto next = std::next(agreement);
@@ -132,7 +133,7 @@ absl::StatusOr<PrefixStore::Published> PrefixStore::Publish(Publication publicat
   const std::uint64_t tile_bytes =
       publication.frozen == nullptr ? 0 : publication.frozen->Describe(/*lanes=*/false).tile_bytes;
   Aftermath after(*this);
-  std::shared_ptr<Prefix> prefix;  // outlives the lock, published or not
+  std::shared_ptr<Prefix> prefix;  // outlives the lock, whether published or not
   MutexLock lock(mutex_);
   const absl::StatusOr<Place> place = PlaceOf(publication.session);
   if (!place.ok()) return place.status();
@@ -210,7 +211,7 @@ void PrefixStore::ForkEnded() {
   if (options_.on_attention) options_.on_attention();
 }
 
-// ---- going
+// ---- dropping
 
 bool PrefixStore::Free(PrefixId id) {
   Aftermath after(*this);
@@ -257,7 +258,7 @@ std::optional<Clock::Duration> PrefixStore::Sweep() {
   Aftermath after(*this);
   {
     MutexLock lock(mutex_);
-    due_.store(kNever);  // whoever lowers it from here on is heard the next time
+    due_.store(kNever);  // later calls that lower it take effect in the next sweep
     for (auto& [session, found] : kept_) {
       for (auto kept = found.begin(); kept != found.end();) {
         if (kept->until > now) {
@@ -284,11 +285,11 @@ std::optional<Clock::Duration> PrefixStore::Sweep() {
     for (const Waiting& question : waiting_) DueAt(question.deadline, after);
     if (const auto next = set_.Expire(now, after.gone)) DueAt(*next, after);
   }
-  after.attention = false;  // whoever sweeps is told here
+  after.attention = false;  // the caller of Sweep gets the time as the result
   return left();
 }
 
-// ---- looking
+// ---- inspection
 
 std::vector<PrefixStore::Description> PrefixStore::List() const {
   const Clock::TimePoint now = options_.clock->Now();

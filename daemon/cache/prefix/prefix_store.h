@@ -1,16 +1,16 @@
-// A tenant's published prefixes, and the calls that ask for them: who has found which and not
-// forked it yet, who computes a head and who waits for that, what the ranks of a tensor-parallel
-// group have been told.
+// `PrefixStore` manages a tenant's published prefixes and the calls that ask for them. It tracks
+// prefixes that were found but not yet forked, announced computations, callers that wait for them,
+// and the answers that ranks of a tensor-parallel group have agreed on.
 //
-//   Match ──▶ found, or nobody computes more ──────────────▶ answered
-//         `─▶ somebody else computes more, and it may wait ─▶ a question, answered when that is
-//             published, when nobody computes it any more, or when its time is over
+//   Match ──▶ found, or no other session computes a longer match ──▶ answered at once
+//         `─▶ another session computes a longer match, and the call may wait ──▶ a question,
+//             answered on publication, when the computation is abandoned, or at its deadline
 //
-// A question holds no thread and no lock: whoever changes what it waits for answers it. Time passes
-// when Sweep is called, by the injected clock.
+// A question occupies no thread and holds no lock: the call that changes what it waits for answers
+// it. Time advances only in Sweep, by the injected clock.
 //
-// Thread-safe. `mutex_` stands alone: under it no other lock is taken but the account's, nothing is
-// freed and nobody is told; both are done by the call that caused them once it has let go of it.
+// Thread-safe. `mutex_` is a leaf except for the account's lock. No memory is freed and no callback
+// runs under it; the call that caused them does both after releasing it (Aftermath).
 #pragma once
 
 #include <array>
@@ -38,7 +38,7 @@
 
 namespace tessera::cache {
 
-// Under what a head is published, beside its token ids and the rank it is for.
+// Identifies the prefixes that may match, besides token ids and rank.
 struct PrefixScope {
   std::string text;
   bool every_boundary = false;  // the policy keeps every token
@@ -50,14 +50,14 @@ class PrefixStore {
  public:
   using Ids = PrefixIndex::Ids;
 
-  // What a session has found is kept for it for so long, until it forks that.
+  // How long a found prefix is kept for a session that has not forked it yet.
   static constexpr Clock::Duration kKept = std::chrono::seconds(30);
-  // Of one session; the oldest goes.
+  // Per session; beyond it, the oldest is released.
   static constexpr std::size_t kMostKept = 64;
-  // For how long what a group has been told waits for the ranks that have not asked yet.
+  // How long an agreed answer waits for the remaining ranks of a group.
   static constexpr Clock::Duration kAgreed = std::chrono::seconds(30);
-  static constexpr std::size_t kMostAgreed = 256;     // of one group; the oldest goes
-  static constexpr std::size_t kMostQuestions = 256;  // that wait; others are answered at once
+  static constexpr std::size_t kMostAgreed = 256;     // per group; beyond it, the oldest is dropped
+  static constexpr std::size_t kMostQuestions = 256;  // waiting; more are answered at once
   static constexpr std::uint32_t kMostRanks = 1024;
 
   struct Options {
@@ -67,13 +67,13 @@ class PrefixStore {
     const Clock* clock;
     std::uint32_t max_prefixes;
     std::function<std::uint64_t()> next_id;
-    // Sweep should be called sooner than it was told.
+    // Called when Sweep should run earlier than its last result said.
     std::function<void()> on_attention;
   };
   explicit PrefixStore(const Options& options);
   ~PrefixStore();
 
-  // ---- sessions: whoever asks has one
+  // ---- sessions: every caller has one
 
   struct Place {
     std::string group;
@@ -81,14 +81,16 @@ class PrefixStore {
     std::uint32_t group_size = 1;
   };
   void SessionOpened(SessionId id, Place place);
-  // Forgets what it computes, waits for and has found. Prefixes stay.
+  // Drops the session's computations, questions and found prefixes. Published prefixes are kept.
   void SessionEnded(SessionId id);
 
   // ---- publishing
 
-  // Where the session's heads are found. UNAUTHENTICATED where it has ended.
+  // The chain under which the session's prefixes are found. UNAUTHENTICATED if the session has
+  // ended.
   absl::StatusOr<PrefixChain> ChainOf(SessionId session, const PrefixScope& scope) const;
-  // A prefix that has this head, one that ends there if there is such a one; or null.
+  // Returns a prefix that begins with these ids, preferably one that ends there; null if there is
+  // none.
   std::shared_ptr<Prefix> Find(const PrefixChain& chain, Ids ids) const;
 
   struct Publication {
@@ -97,12 +99,13 @@ class PrefixStore {
     std::string policy;
     Ids ids;
     PrefixLife life;
-    // Nobody else has it; freed where it is not needed. Null: only where the head is there already.
+    // A frozen sequence held only by the caller; freed if it is not needed. Null: publish only if
+    // the prefix already exists.
     std::shared_ptr<Sequence> frozen;
   };
   struct Published {
-    std::shared_ptr<Prefix> prefix;  // null: it is not there
-    bool existed = false;  // the head was published before; its life is the longer one then
+    std::shared_ptr<Prefix> prefix;  // null: not published
+    bool existed = false;            // it was already published; the longer life applies
   };
   absl::StatusOr<Published> Publish(Publication publication);
 
@@ -116,18 +119,18 @@ class PrefixStore {
     bool will_compute = false;
   };
   struct Answer {
-    PrefixId prefix;  // invalid: nothing
+    PrefixId prefix;  // invalid: no match
     std::uint64_t tokens = 0;
-    std::uint64_t computing = 0;  // more than `tokens`: that others compute now
-    ComputationId computation;    // of this session, where it computes the rest
+    std::uint64_t computing = 0;  // if greater than `tokens`, what other sessions are computing
+    ComputationId computation;    // this session's, if it computes the rest
   };
   using Done = absl::AnyInvocable<void(absl::StatusOr<Answer>) &&>;
-  // Calls `done` once: before it returns 0, or from a later call, on that one's thread. What it
-  // returns else is for Cancel.
+  // Calls `done` exactly once. Returns 0 if it was called before returning; otherwise a later call
+  // invokes it on its own thread, and the result is the ticket for Cancel.
   std::uint64_t Match(Question question, Done done);
-  // The question is answered CANCELLED, unless it has been answered.
+  // Answers the question with CANCELLED unless it has been answered.
   void Cancel(std::uint64_t question);
-  // False where the session has said no such thing.
+  // Returns false if the session has no such computation.
   bool Withdraw(ComputationId computation, SessionId session);
 
   // ---- forks
@@ -136,37 +139,37 @@ class PrefixStore {
     std::shared_ptr<Prefix> prefix;
     ForkHold hold;
   };
-  // NOT_FOUND where it is neither published nor kept for the session, for which it stays kept until
-  // the fork is there (Forked): one that is refused may be asked for again.
+  // Returns NOT_FOUND if the prefix is neither published nor kept for the session. It remains kept
+  // until Forked is called, so that a refused fork can be retried.
   absl::StatusOr<ForFork> TakeForFork(PrefixId id, SessionId session);
   void Forked(PrefixId id, SessionId session);
 
-  // ---- going
+  // ---- dropping
 
-  // Nobody finds it from now on. False where there is none.
+  // Unpublishes a prefix. Returns false if there is none.
   bool Free(PrefixId id);
-  // The least recently used of those that nothing was forked from and nobody pins goes; the bytes
-  // of tiles that nobody else holds. Nothing where there is none.
+  // Drops the least recently used prefix that is neither pinned nor in use, and returns the bytes
+  // of the tiles that only it held. nullopt: there is none.
   std::optional<std::uint64_t> DropLeastRecentlyUsed();
-  // Lets time pass. Returns how long until there is more to do.
+  // Handles everything that is due by now. Returns the time until the next call is needed.
   std::optional<Clock::Duration> Sweep();
 
-  // ---- looking
+  // ---- inspection
 
   struct Description {
     std::shared_ptr<Prefix> prefix;
     PrefixLife life;
     Clock::Duration idle{};
   };
-  // The least recently used first.
+  // Least recently used first.
   std::vector<Description> List() const;
   struct Figures {
     std::uint64_t prefixes = 0;
     std::uint64_t tile_bytes = 0;
     std::uint64_t waiting = 0;       // questions
-    std::uint64_t computations = 0;  // that sessions have said they do
+    std::uint64_t computations = 0;  // announced by sessions
     std::uint64_t index_nodes = 0;
-    // Since start.
+    // Counters since start.
     std::uint64_t published = 0;
     std::uint64_t deduplicated = 0;
     std::uint64_t matches_whole = 0;
@@ -179,15 +182,15 @@ class PrefixStore {
   Figures figures() const;
 
  private:
-  // What the ranks of a group are told of one question. Each takes its turn with the first that it
-  // has not asked; the next time it asks the same that is the next question.
+  // The common answer to one question for all ranks of a group. Each rank consumes the oldest
+  // agreement that it has not asked for yet; asking the same again is a new question.
   struct Agreement {
     std::string asker;
     std::string scope;
     std::shared_ptr<TokenList> tokens;
     std::vector<bool> asked;                    // by rank
-    std::optional<std::uint64_t> found;         // nothing: somebody waits
-    std::vector<std::shared_ptr<Prefix>> owed;  // by rank: kept for those that have not asked
+    std::optional<std::uint64_t> found;         // nullopt: a rank still waits
+    std::vector<std::shared_ptr<Prefix>> owed;  // by rank; kept for those that have not asked yet
     Clock::TimePoint until;
   };
   struct Waiting {
@@ -200,15 +203,15 @@ class PrefixStore {
     std::shared_ptr<TokenList> tokens;
     bool will_compute;
     Clock::TimePoint deadline;
-    std::shared_ptr<Agreement> agreement;  // of a group
+    std::shared_ptr<Agreement> agreement;  // for groups only
     Done done;
   };
   struct Kept {
     std::shared_ptr<Prefix> prefix;
-    std::uint32_t times = 0;  // found, and not forked yet
+    std::uint32_t times = 0;  // times it was found but not yet forked
     Clock::TimePoint until;
   };
-  // What a call leaves to be done when it has let go of the lock: told first, then freed.
+  // Work that a call does after it releases the lock: first answers, then frees.
   struct Aftermath {
     explicit Aftermath(const PrefixStore& of) : store(of) {}
     ~Aftermath();
@@ -229,15 +232,16 @@ class PrefixStore {
   // prefix_match.cc
   absl::Status JoinAgreement(Waiting& question, Clock::TimePoint now, Aftermath& after)
       TESSERA_REQUIRES(mutex_);
-  // How much of a question all ranks have, or will have when what others compute is published.
+  // Number of leading tokens that all ranks have, or (computed_too) will have once announced
+  // computations are published.
   std::uint64_t Longest(const Waiting& question, bool computed_too) const TESSERA_REQUIRES(mutex_);
-  // Nothing where it goes on waiting.
+  // nullopt: the question continues to wait.
   std::optional<Answer> TryAnswer(Waiting& question, bool may_wait, Clock::TimePoint now,
                                   Aftermath& after) TESSERA_REQUIRES(mutex_);
   void Agree(Agreement& agreement, const Waiting& question, std::uint64_t found,
              Clock::TimePoint now, Aftermath& after) TESSERA_REQUIRES(mutex_);
   void Count(const Waiting& question, const Answer& answer) TESSERA_REQUIRES(mutex_);
-  // Answers every question that has an answer by now.
+  // Answers every question that can be answered by now.
   void Settle(Clock::TimePoint now, Aftermath& after) TESSERA_REQUIRES(mutex_);
   void Refuse(const std::function<bool(const Waiting&)>& whom, const absl::Status& why,
               Aftermath& after) TESSERA_REQUIRES(mutex_);
@@ -249,18 +253,18 @@ class PrefixStore {
       TESSERA_REQUIRES(mutex_);
 
   const Options options_;
-  // When Sweep has something to do, in nanoseconds of the clock. Lowered by anyone.
+  // When Sweep is next due, in nanoseconds of the clock. Any thread may lower it.
   std::atomic<std::int64_t> due_;
-  std::atomic<bool> may_expire_{false};  // there has been a prefix with a time to live
+  std::atomic<bool> may_expire_{false};  // some prefix has had a time to live
 
   mutable Mutex mutex_;
   PrefixSet set_ TESSERA_GUARDED_BY(mutex_);
   Computations computations_ TESSERA_GUARDED_BY(mutex_);
   absl::flat_hash_map<SessionId, Place> places_ TESSERA_GUARDED_BY(mutex_);
-  // By the session that has found it, the oldest first.
+  // By session, oldest first.
   absl::flat_hash_map<SessionId, std::list<Kept>> kept_ TESSERA_GUARDED_BY(mutex_);
-  std::list<Waiting> waiting_ TESSERA_GUARDED_BY(mutex_);                        // the oldest first
-  std::list<std::shared_ptr<Agreement>> agreements_ TESSERA_GUARDED_BY(mutex_);  // likewise
+  std::list<Waiting> waiting_ TESSERA_GUARDED_BY(mutex_);                        // oldest first
+  std::list<std::shared_ptr<Agreement>> agreements_ TESSERA_GUARDED_BY(mutex_);  // oldest first
   std::uint64_t next_ticket_ TESSERA_GUARDED_BY(mutex_) = 1;
   Figures counted_ TESSERA_GUARDED_BY(mutex_);
 };

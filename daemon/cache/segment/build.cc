@@ -14,10 +14,10 @@ namespace {
 
 std::size_t TilesOf(std::uint64_t entries) { return (entries + kTileEntries - 1) / kTileEntries; }
 
-// Of rows on their way to a device that cannot read the daemon's memory.
+// Tiles per batch when the device cannot read the daemon's memory and rows are uploaded.
 constexpr std::size_t kTilesOnTheWay = 256;
 
-// One dense tile per 32 rows, in memory that the device reads.
+// Uploads rows to dense tiles in memory that the device can read.
 absl::Status Upload(const TenantMemory& memory, const HostRows& rows,
                     std::span<const device::TilePlace> tiles) {
   std::vector<device::RowRun> runs;
@@ -36,11 +36,11 @@ absl::Status Upload(const TenantMemory& memory, const HostRows& rows,
   const absl::StatusOr<std::optional<device::UnusableRow>> unusable =
       memory.device->StoreRows(device::Place::kHost, rows.tile.type, runs);
   if (!unusable.ok()) return unusable.status();
-  TESSERA_CHECK(!unusable->has_value(), "these rows were judged when they came");
+  TESSERA_CHECK(!unusable->has_value(), "rows are validated before they are encoded");
   return absl::OkStatus();
 }
 
-// Where the device reads the rows of a tile, and what stands beside them.
+// Where the device reads the rows of one tile, and their weights and positions.
 struct Source {
   const std::byte* key;
   const std::byte* value;
@@ -48,7 +48,7 @@ struct Source {
   const std::uint32_t* positions = nullptr;
 };
 
-// `source(i)`: of tile i. `rows`: of all tiles together.
+// `source(i)` is the source of tile i; `rows` counts the rows of all tiles.
 template <typename SourceOf>
 absl::StatusOr<std::optional<std::size_t>> Encode(const TenantMemory& memory, const TileForm& form,
                                                   kernels::ElementType type, std::uint64_t rows,
@@ -81,8 +81,8 @@ HostRows Slice(const HostRows& rows, std::uint64_t first, std::uint64_t count) {
           .positions = rows.positions == nullptr ? nullptr : rows.positions + first};
 }
 
-// Weights and positions of rows on their way to a device that cannot read the daemon's memory: as
-// many words of either as fit into the tiles of one batch.
+// Uploads weights and positions for a device that cannot read the daemon's memory. Holds as many of
+// each as the tiles of one batch need.
 class WordsOnTheWay {
  public:
   static absl::StatusOr<WordsOnTheWay> Reserve(const TenantMemory& memory, const HostRows& rows) {
@@ -128,7 +128,7 @@ class WordsOnTheWay {
   const std::byte* positions_ = nullptr;
 };
 
-// By way of dense tiles that only this call knows.
+// Encodes through temporary dense tiles.
 absl::StatusOr<std::optional<std::size_t>> EncodeUploaded(
     const TenantMemory& memory, const TileForm& form, const HostRows& rows,
     std::span<const device::TilePlace> tiles) {
@@ -172,7 +172,7 @@ absl::StatusOr<pool::Block> AllocateRotations(const TenantMemory& memory, std::u
   };
   absl::StatusOr<pool::Block> block = allocate();
   if (!block.ok() || block->offset() != 0) return block;
-  // Another block, while this one holds the place.
+  // Allocate another block while this one occupies offset 0.
   return allocate();
 }
 
@@ -194,7 +194,7 @@ absl::StatusOr<std::shared_ptr<const Rotations>> ReserveRotations(
 
 namespace {
 
-// The rows of one side's matrix, where there is one; `to` then moves behind it.
+// Lists the rows of one side's matrix, if it has one, and advances `to` past it.
 void ListMatrix(const std::byte* matrix, const kernels::TileShape& shape,
                 const kernels::RowShape& side, kernels::ElementType type, std::byte*& to,
                 std::vector<device::RowRun>& runs) {
@@ -220,7 +220,7 @@ absl::Status StoreRotations(const TenantMemory& memory, std::span<const Rotation
   const kernels::ElementType type = stores.front().rotations->type;
   std::vector<device::RowRun> runs;
   for (const RotationStore& store : stores) {
-    TESSERA_CHECK(store.rotations->type == type, "rotations stored together are of one type");
+    TESSERA_CHECK(store.rotations->type == type, "rotations stored together have one type");
     std::byte* to = store.rotations->block.data();
     ListMatrix(store.matrices.key, store.shape, store.shape.key, type, to, runs);
     ListMatrix(store.matrices.value, store.shape, store.shape.value, type, to, runs);
@@ -229,7 +229,7 @@ absl::Status StoreRotations(const TenantMemory& memory, std::span<const Rotation
       memory.device->StoreRows(device::Place::kHost, type, runs);
   if (!unusable.ok()) return unusable.status();
   if (!unusable->has_value()) return absl::OkStatus();
-  return absl::InvalidArgumentError("a rotation holds a value that is not finite");
+  return absl::InvalidArgumentError("a rotation matrix contains a value that is not finite");
 }
 
 kernels::RotationView ViewOf(const Rotations* rotations, const kernels::TileShape& shape) {
@@ -282,7 +282,7 @@ absl::StatusOr<SegmentGrowth> ReserveGrowth(const TenantMemory& memory,
 absl::StatusOr<std::optional<std::size_t>> EncodeRows(const TenantMemory& memory,
                                                       const TileForm& form, const HostRows& rows,
                                                       std::span<const device::TilePlace> tiles) {
-  TESSERA_CHECK(tiles.size() == TilesOf(rows.count), "there is a tile for each 32 rows");
+  TESSERA_CHECK(tiles.size() == TilesOf(rows.count), "there is one tile per 32 rows");
   if (form.shape == kernels::DenseShape(rows.tile.head_dim, rows.tile.type)) {
     if (absl::Status status = Upload(memory, rows, tiles); !status.ok()) return status;
     return std::nullopt;
@@ -309,7 +309,8 @@ absl::Status GatherRows(const TenantMemory& memory, const kernels::TileShape& fr
 absl::StatusOr<std::shared_ptr<Segment>> CopyEntries(const TenantMemory& memory,
                                                      const Segment& from, std::uint32_t first,
                                                      std::uint32_t end) {
-  TESSERA_CHECK(first < end && from.entry_list() == nullptr, "an entry for every token");
+  TESSERA_CHECK(first < end && from.entry_list() == nullptr,
+                "the range is not empty and has one entry per token");
   auto copy =
       std::make_shared<Segment>(from.shape(), from.PositionOf(first), from.shared_rotations());
   copy->set_loss(from.loss());

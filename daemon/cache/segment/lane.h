@@ -1,5 +1,5 @@
-// The KV of one (layer, kv head) of a sequence, as the daemon keeps it: the segments, and the
-// snapshot that shows them to readers. Guarded by the sequence's lock.
+// `Lane` is the daemon's view of the KV of one (layer, kv head) of a sequence: its segments, and
+// the snapshot that shows them to readers. Guarded by the sequence's lock.
 #pragma once
 
 #include <atomic>
@@ -13,19 +13,19 @@
 
 namespace tessera::cache {
 
-// A segment as one lane holds it. Lanes that share a segment may show different counts of it.
+// A segment as one lane holds it. Lanes that share a segment may show different entry counts of it.
 struct HeldSegment {
   std::shared_ptr<Segment> segment;
   std::uint32_t entries = 0;
 
-  // Behind the last entry; of no entries the first position.
+  // The position after the last entry; the first position if there are no entries.
   std::uint64_t end_position() const {
     return entries == 0 ? segment->first_position() : segment->PositionOf(entries - 1) + 1;
   }
-  // How many of the entries stand before this position.
+  // Number of entries at positions before this one.
   std::uint32_t EntriesBefore(std::uint64_t position) const;
 
-  // As snapshots show it.
+  // The segment as a snapshot lists it.
   shm::SegmentRef Ref() const {
     shm::SegmentRef ref = {};
     ref.tile_table = segment->table_offset();
@@ -45,42 +45,42 @@ struct HeldSegment {
   }
 };
 
-// Where tokens stand now that keys were turned to other positions.
+// Where tokens stand after keys were re-rotated to other positions.
 struct PositionMove {
-  std::uint64_t shift = 0;  // how far behind their numbers
-  std::uint64_t until = 0;  // those before it were moved, and are not parted any more
+  std::uint64_t shift = 0;  // token number minus position
+  std::uint64_t until = 0;  // tokens before it have been moved; a cut may not split them
 };
 
 struct Lane {
   std::vector<HeldSegment> segments;
-  // True where the last segment is this lane's alone and may still be appended to. A fork freezes
-  // it for both, a truncation in its middle for this lane.
+  // The last segment belongs to this lane alone and takes appends. A fork clears it for both sides,
+  // a truncation inside the segment for this lane.
   bool open = false;
-  // True where the last segment before the plain ones is this lane's alone and may take more whole
-  // tiles of its form. A fork ends it for both; a cut that leaves a partial tile ends it, too.
+  // The last segment before the dense ones belongs to this lane alone and may take more whole tiles
+  // of its form. Cleared by a fork, and by a cut that leaves a partial tile.
   bool growing = false;
-  // While its newest segments are being encoded (Sequence::Recode).
+  // Sequence::Recode is encoding the newest segments.
   bool recoding = false;
-  // Of the last truncation: true once nobody reads what it cut off any more.
+  // Refers to the last truncation: true once no reader can see the entries it cut off.
   std::shared_ptr<const std::atomic<bool>> cut_drained;
-  // How often entries were cut off or dropped. Whoever chose among those before it chose among
-  // others.
+  // Counts cuts and drops of entries. A token policy compares it to detect that the entries it
+  // chose among have changed.
   std::uint64_t losses = 0;
   std::uint64_t entries = 0;     // in all segments
-  std::uint64_t tail_start = 0;  // the first token not in a segment
+  std::uint64_t tail_start = 0;  // the first token that is not in a segment
   PositionMove moved;
-  pool::Block snapshot;  // published; invalid while the lane holds nothing
+  pool::Block snapshot;  // the published one; invalid while the lane is empty
   std::uint64_t generation = 0;
 
-  // Whether a frozen last segment may be appended to again: the next token is the next position of
-  // it, nobody else holds it (a fork has gone, and its readers with it), and no reader sees rows
-  // beyond what this lane shows.
+  // True if a closed last segment may take appends again: the next token directly follows it, no
+  // other lane holds it (a fork was freed and its readers are done), and no reader sees rows beyond
+  // this lane's entries.
   bool MayReopen() const {
     if (segments.empty() || !segments.back().segment->appendable() ||
         segments.back().end_position() != tail_start || segments.back().segment.use_count() != 1) {
       return false;
     }
-    // A count alone orders nothing: releasing a copy sees all that earlier holders did.
+    // use_count alone does not synchronize: releasing a copy orders us after all former holders.
     std::shared_ptr<Segment>(segments.back().segment).reset();
     const HeldSegment& last = segments.back();
     return last.entries == last.segment->filled() || (cut_drained != nullptr && *cut_drained);

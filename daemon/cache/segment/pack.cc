@@ -14,7 +14,7 @@ using kernels::kTileEntries;
 
 namespace {
 
-// Tiles that the device encodes at once: in between somebody may have lost interest.
+// Tiles per device call. GoOn is polled between calls.
 constexpr std::size_t kTilesAtOnce = 1024;
 
 }  // namespace
@@ -50,7 +50,7 @@ void Packer::ReleaseSources() {
 // ---- memory
 
 absl::Status Packer::Reserve() {
-  std::shared_ptr<const Rotations> rotations;  // of the lane
+  std::shared_ptr<const Rotations> rotations;  // of the current lane
   for (std::size_t i = 0; i < items_.size(); ++i) {
     Item& item = items_[i];
     const bool next_lane =
@@ -139,8 +139,8 @@ absl::Status Packer::Flush(const GoOn& go_on, Batch& batch) {
   return absl::OkStatus();
 }
 
-// The device names the tile: which of its rows it is, the rows tell one by one. Where each of them
-// fits alone, it is a block's summary that does not.
+// Finds the value that does not fit. The device names only the tile, so its rows are encoded one by
+// one. If each row fits alone, a block summary is the value that does not.
 absl::Status Packer::NameUnfit(const Batch& batch, std::size_t tile) {
   const Origin& origin = batch.origins[tile];
   const Item& item = items_[origin.item];
@@ -163,16 +163,17 @@ absl::Status Packer::NameUnfit(const Batch& batch, std::size_t tile) {
   }
   const kernels::TileShape& shape = item.to->shape();
   return absl::InvalidArgumentError(
-      Concat("layer ", item.layer, ", kv head ", item.kv_head, ": ", what, " is not finite as ",
+      Concat("layer ", item.layer, ", kv head ", item.kv_head, ": ", what,
+             " is not finite when stored as ",
              shape.packed() ? kernels::ValueTypeName(kernels::ValuesOf(shape.format))
                             : kernels::ElementName(kernels::ElementsOf(shape.format))));
 }
 
-// ---- looking
+// ---- inspection
 
 namespace {
 
-// Before the entries are counted.
+// Must be called before the entries are added to `run`.
 void AddLoss(const SegmentLoss& loss, std::uint64_t entries, SegmentRun& run) {
   if (entries == 0) return;
   const double share = static_cast<double>(entries) / static_cast<double>(run.entries + entries);
@@ -202,7 +203,7 @@ std::vector<SegmentRun> RunsOf(const Lane& lane) {
     of_run = segment.rotations();
     stored_of_run = stored_rotations;
     SegmentRun& run = runs.back();
-    // A strategy's loss is of rows like those that it was made from.
+    // A provisional segment has no strategy of its own, so no loss either.
     if (!form.provisional) AddLoss(segment.loss(), held.entries, run);
     ++run.segments;
     run.entries += held.entries;
@@ -216,7 +217,7 @@ std::vector<SegmentRun> RunsOf(const Lane& lane) {
         last_stored = stored_rotations;
       }
     }
-    // Those who share rotations follow one another.
+    // Segments that share rotations are adjacent.
     if (segment.rotations() != nullptr && segment.rotations() != last) {
       run.rotation_bytes += segment.rotations()->block.bytes();
     }

@@ -1,5 +1,5 @@
-// Segments on their way from dense rows into another form: what a packing asks for, and the work of
-// it, which no reader sees and which needs no lock of the sequence.
+// Packing: encodes dense segments in another form. The work needs no lock of the sequence, and no
+// reader sees it until it is published.
 #pragma once
 
 #include <cstddef>
@@ -18,44 +18,45 @@ namespace tessera::cache {
 
 struct PackSpec {
   std::uint32_t first_layer = 0;
-  std::vector<kernels::TileShape> shapes;  // of each layer from there on
+  std::vector<kernels::TileShape> shapes;  // one per layer, starting at first_layer
   // [layers][kv_heads][channels][head_dim] in host memory, finite and orthonormal; null: the
-  // identity. Where there are any, all of these layers have the same shape.
+  // identity. If rotations are given, all of these layers must have the same shape.
   const std::byte* key_rotations = nullptr;
   const std::byte* value_rotations = nullptr;
   kernels::ElementType rotation_type = kernels::ElementType::kBf16;
 };
 
-// Entries are counted lane by lane.
+// Entry counts are summed over lanes.
 struct PackOutcome {
   std::uint64_t entries_packed = 0;
-  std::uint64_t entries_left = 0;  // in segments that were packed, or summed up, before
+  std::uint64_t entries_left = 0;  // in segments that were already packed or had summaries
   std::uint64_t tile_bytes_before = 0;
   std::uint64_t tile_bytes_after = 0;
-  std::uint64_t rotation_bytes = 0;  // that these layers hold afterwards
+  std::uint64_t rotation_bytes = 0;  // held by these layers afterwards
 };
 
-// Asked now and then; anything but OK ends the work, and is its answer.
+// Polled during the work; any status other than OK aborts it and becomes its result.
 using GoOn = std::function<absl::Status()>;
 
-// One packing. Used by one thread at a time.
+// One packing operation. Used by one thread at a time.
 class Packer {
  public:
   Packer(const TenantMemory& memory, const Model& model, const PackSpec& spec)
       : memory_(memory), model_(model), spec_(spec) {}
 
-  // Whether a lane of this layer has its segment encoded anew.
+  // True if this segment of a lane of this layer is to be re-encoded.
   bool Wants(std::uint32_t layer, const Segment& segment) const;
-  // Takes a segment that is wanted. As long as it is held here nobody appends to it, so that the
-  // rows that the lane shows stay as they are; the lane closes it. Lane by lane.
+  // Takes a segment for which Wants is true. While the packer holds it, nothing is appended to it,
+  // so the rows that the lane shows do not change; the caller closes the lane's segment. Add lane
+  // by lane.
   void Add(std::uint32_t layer, std::uint32_t kv_head, const HeldSegment& held);
 
-  // Reserves memory for all of it, then fills it. Where that fails, nothing stays behind.
+  // Reserves all memory, then fills it. Frees everything on failure.
   absl::Status Run(const GoOn& go_on);
 
-  // What has become of a segment; null where it was never added.
+  // The replacement of a segment; null if the segment was not added.
   std::shared_ptr<Segment> Find(const Segment& segment) const;
-  // Lets go of the segments that came in.
+  // Drops the references to the source segments.
   void ReleaseSources();
 
  private:
@@ -63,10 +64,10 @@ class Packer {
     std::uint32_t layer;
     std::uint32_t kv_head;
     std::shared_ptr<Segment> from;
-    std::uint32_t entries;  // of `from` that the lane shows
+    std::uint32_t entries;  // number of entries that the lane shows
     std::shared_ptr<Segment> to;
   };
-  // Where an encoded tile came from.
+  // Where the rows of an encoded tile come from.
   struct Origin {
     std::size_t item;
     std::uint32_t first_entry;
@@ -74,7 +75,7 @@ class Packer {
   struct Batch {
     std::vector<device::TileStrategy> strategies;
     std::vector<device::TileEncode> tiles;
-    std::vector<Origin> origins;  // of each tile
+    std::vector<Origin> origins;  // one per tile
   };
 
   const kernels::TileShape& ShapeOf(std::uint32_t layer) const {
@@ -82,7 +83,7 @@ class Packer {
   }
   absl::Status Reserve();
   absl::Status ReserveSegment(Item& item, std::shared_ptr<const Rotations> rotations);
-  // Of a lane: all that `spec` has.
+  // The matrices of one lane, as far as `spec` has them.
   kernels::RotationView MatricesOf(std::uint32_t layer, std::uint32_t kv_head) const;
   absl::Status StoreRotations();
   absl::Status Fill(const GoOn& go_on);
@@ -95,10 +96,10 @@ class Packer {
   const PackSpec& spec_;
   std::vector<Item> items_;
   absl::flat_hash_map<const Segment*, std::size_t> by_source_;
-  std::vector<device::WordStore> words_;  // of the new tables
+  std::vector<device::WordStore> words_;  // contents of the new tables
 };
 
-// What a lane's segments hold, form by form.
+// Totals of adjacent segments of a lane that have the same form.
 struct SegmentRun {
   kernels::TileShape shape;
   std::uint32_t segments = 0;
@@ -106,18 +107,18 @@ struct SegmentRun {
   std::uint64_t tile_bytes = 0;
   std::uint64_t rotation_bytes = 0;
   std::uint64_t table_bytes = 0;
-  std::uint64_t raw_bytes = 0;     // of copies in host memory
-  std::uint64_t stored_bytes = 0;  // of tiles and rotations that are in a tier
+  std::uint64_t raw_bytes = 0;     // raw copies in host memory
+  std::uint64_t stored_bytes = 0;  // tiles and rotations in a tier
   bool provisional = false;
   std::uint64_t first_position = 0;
-  SegmentLoss loss{};  // the mean over entries
+  SegmentLoss loss{};  // mean over entries
   bool SameForm(const SegmentRun& other) const {
     return shape == other.shape && provisional == other.provisional;
   }
 };
-// In the order of the lane; neighbours of the same form and strategy are one run.
+// One run per group of adjacent segments with equal form and strategy, in lane order.
 std::vector<SegmentRun> RunsOf(const Lane& lane);
-// Adds runs to those of the same form.
+// Adds runs to the sums of the same form.
 void AddRuns(const std::vector<SegmentRun>& runs, std::vector<SegmentRun>& sums);
 
 }  // namespace tessera::cache

@@ -26,8 +26,8 @@ absl::Status RawRows::Put(std::size_t first_tile, const std::byte* keys, const s
     std::memcpy(chunk.values.get(), values + i * bytes, bytes);
   }
   MutexLock lock(mutex_);
-  if (dropped_) return absl::AbortedError("raw copies of the rows were given up meanwhile");
-  TESSERA_CHECK(first_tile <= chunks_.size(), "rows are kept without a gap");
+  if (dropped_) return absl::AbortedError("raw copies of the rows have just been dropped");
+  TESSERA_CHECK(first_tile <= chunks_.size(), "rows are stored without gaps");
   chunks_.resize(first_tile);
   std::move(chunks.begin(), chunks.end(), std::back_inserter(chunks_));
   return absl::OkStatus();
@@ -36,7 +36,7 @@ absl::Status RawRows::Put(std::size_t first_tile, const std::byte* keys, const s
 bool RawRows::CopyTo(std::uint64_t rows, std::byte* keys, std::byte* values) const {
   MutexLock lock(mutex_);
   if (dropped_) return false;
-  TESSERA_CHECK(rows <= chunks_.size() * kTileEntries, "rows are asked for that were never kept");
+  TESSERA_CHECK(rows <= chunks_.size() * kTileEntries, "only rows that were stored can be copied");
   for (std::uint64_t row = 0; row < rows; row += kTileEntries) {
     const Chunk& chunk = chunks_[row / kTileEntries];
     const std::size_t bytes = std::min<std::uint64_t>(rows - row, kTileEntries) * tile_.row_bytes();
@@ -47,7 +47,7 @@ bool RawRows::CopyTo(std::uint64_t rows, std::byte* keys, std::byte* values) con
 }
 
 void RawRows::Drop() {
-  std::vector<Chunk> chunks;  // freed without the lock
+  std::vector<Chunk> chunks;  // freed after the lock
   MutexLock lock(mutex_);
   dropped_ = true;
   chunks.swap(chunks_);

@@ -1,5 +1,5 @@
-// What provisional tiles were encoded from: the rows as they came, in the daemon's own memory, so
-// that a strategy that fits badly loses nothing. Kept until the segment is encoded for good.
+// `RawRows` keeps the original rows of provisional tiles in host memory, so that re-encoding them
+// with a better strategy loses nothing. Kept until the segment's encoding is final.
 #pragma once
 
 #include <cstddef>
@@ -14,30 +14,30 @@
 
 namespace tessera::cache {
 
-// Thread-safe: sequences that share a segment may read while one of them appends. Rows that were
-// appended never change.
+// Thread-safe: sequences that share a segment may read while one of them appends. Appended rows
+// never change.
 class RawRows {
  public:
-  // Charges what it holds to `budget`.
+  // Charges its memory to `budget`.
   RawRows(const kernels::DenseTile& tile, pool::Account* budget) : tile_(tile), budget_(budget) {}
 
-  // `tiles` full tiles of rows, K and V each [rows][head_dim], behind the first `first_tile`. What
-  // was there is left over from a change that came to nothing, and goes. All of them or none:
-  // RESOURCE_EXHAUSTED where the budget is spent, ABORTED where the rows have been dropped: a fork
-  // that shares them may do so at any time.
+  // Stores `tiles` full tiles of rows after the first `first_tile` tiles, K and V each
+  // [rows][head_dim]. Replaces leftovers of a change that failed. All or none: RESOURCE_EXHAUSTED
+  // if the budget is used up, ABORTED if the rows have been dropped, which a fork that shares them
+  // may do at any time.
   absl::Status Put(std::size_t first_tile, const std::byte* keys, const std::byte* values,
                    std::size_t tiles);
-  // The first `rows` of them. False where they have been dropped.
+  // Copies the first `rows` rows. Returns false if they have been dropped.
   bool CopyTo(std::uint64_t rows, std::byte* keys, std::byte* values) const;
 
-  // Gives everything back: the segment stays as it is encoded now.
+  // Frees all rows, which makes the segment's current encoding final.
   void Drop();
   bool dropped() const;
   std::uint64_t bytes() const;
 
  private:
   struct Chunk {
-    std::unique_ptr<std::byte[]> keys;  // one tile's
+    std::unique_ptr<std::byte[]> keys;  // of one tile
     std::unique_ptr<std::byte[]> values;
     pool::Charge charge;
   };

@@ -1,5 +1,5 @@
-// The newest part of a lane on its way into another form: what is taken of it, and what comes back.
-// The work in between needs no lock, and no reader sees any of it.
+// Recoding: encodes the newest part of a lane in another form. `OpenRun` is the input of that work
+// and `LaneSwap` its result. The work needs no lock, and no reader sees it until it is swapped in.
 #pragma once
 
 #include <cstdint>
@@ -13,35 +13,35 @@
 
 namespace tessera::cache {
 
-// The segments of a lane that wait for a strategy: all behind the last sealed one, up to the newest
-// token and without a gap. As long as Recode holds them nobody appends to them, so that the rows
-// that the lane shows stay as they are.
+// The segments of a lane that wait for a strategy: all segments after the last sealed one, up to
+// the newest token and without gaps. While Recode holds them, nothing is appended to them, so the
+// rows that the lane shows do not change.
 struct OpenRun {
   std::uint32_t lane = 0;
   std::uint32_t layer = 0;
   std::uint32_t kv_head = 0;
-  // Those before them; only where the whole lane was asked for.
+  // Earlier segments; filled only if the whole lane was requested.
   std::vector<HeldSegment> settled;
-  std::vector<HeldSegment> provisional;  // encoded with the strategy before, raw rows kept
-  std::vector<HeldSegment> plain;        // rows as they came
-  std::uint64_t before = 0;              // entries of the lane before all of them
-  std::uint64_t segments_before = 0;     // that these are in
-  std::uint64_t first_position = 0;      // of the first of all of them
-  std::uint64_t tokens = 0;              // of the lane, all that have come until the last of them
-  // The last segment before the plain ones that is in another form: whose strategy new rows take
-  // until they get their own. Null: there is none.
+  std::vector<HeldSegment> provisional;  // encoded with the previous strategy, raw rows kept
+  std::vector<HeldSegment> plain;        // dense rows, not yet encoded
+  std::uint64_t before = 0;              // number of the lane's entries before the ones that wait
+  std::uint64_t segments_before = 0;     // number of segments that hold those
+  std::uint64_t first_position = 0;      // position of the first entry that waits
+  std::uint64_t tokens = 0;              // tokens of the lane up to the end of this part
+  // The last segment in another form than dense before the dense ones. New rows take its strategy
+  // until they get their own. Null: none.
   std::shared_ptr<Segment> previous;
-  // The last packed one before the plain ones, whatever stands behind it. Null: there is none.
+  // The last packed segment before the dense ones, regardless of what follows it. Null: none.
   std::shared_ptr<Segment> packed;
-  // Whether it may take more whole tiles: then it holds `grows_at` entries.
+  // True if `previous` may take more whole tiles; it then holds `grows_at` entries.
   bool grows = false;
   std::uint32_t grows_at = 0;
-  std::uint64_t losses = 0;  // of the lane until then
-  // Of LookAt alone: the tiles of everything above, in that order. A segment that goes on growing
-  // must not be asked for them.
+  std::uint64_t losses = 0;  // Lane::losses when this was taken
+  // LookAt only: the tiles of all segments above, in that order. Use these rather than asking a
+  // segment that may still grow.
   std::vector<const std::byte*> tiles;
 
-  // All that wait: provisional ones, then plain ones.
+  // All segments that wait: provisional ones, then dense ones.
   std::vector<HeldSegment> Waiting() const {
     std::vector<HeldSegment> waiting = provisional;
     waiting.insert(waiting.end(), plain.begin(), plain.end());
@@ -59,41 +59,41 @@ struct OpenRun {
   }
 };
 
-// Full tiles for the end of a segment.
+// Full tiles to be added at the end of a segment.
 struct SegmentGrowth {
   std::shared_ptr<Segment> segment;
   Tiles tiles;
-  pool::Block table;  // invalid: the one it has holds them
+  pool::Block table;  // invalid: the segment's table has room
 
   std::uint32_t entries() const {
     return static_cast<std::uint32_t>(tiles.size() * kernels::kTileEntries);
   }
 };
 
-// What takes the place of segments of an OpenRun: as many entries, in the same order, unless
+// What replaces segments of an OpenRun: the same number of entries in the same order, unless
 // entries are dropped.
 struct LaneSwap {
-  // Whether the provisional segments go, too, or the plain ones alone.
+  // Replaces the provisional segments too, not only the dense ones.
   bool all = false;
-  // Whether the settled ones go, too; then all go.
+  // Replaces the settled segments too; implies `all`.
   bool whole = false;
-  // Whether the lane holds fewer entries afterwards; it must not have been cut meanwhile.
+  // The lane ends up with fewer entries; fails if it was cut in the meantime.
   bool drops = false;
-  std::optional<PositionMove> moves;    // of the sequence, from then on
-  std::optional<SegmentGrowth> growth;  // of `previous`; only where the plain ones alone go
-  std::vector<std::shared_ptr<Segment>> segments;  // filled
-  // The first so many of these were not made for it: somebody else holds them, too.
+  std::optional<PositionMove> moves;               // new positions of the tokens
+  std::optional<SegmentGrowth> growth;             // for `previous`; never with `all`
+  std::vector<std::shared_ptr<Segment>> segments;  // filled with entries
+  // Number of leading segments that were adopted from another lane rather than built.
   std::size_t taken_over = 0;
-  // Instead of these, where the whole lane goes: what it holds then, segments that it held before
-  // among them. It must not have been cut meanwhile.
+  // Instead of `segments`, when the whole lane is replaced: its new contents, which may include
+  // segments that it held before. Fails if the lane was cut in the meantime.
   std::vector<HeldSegment> held;
-  // Whether the policy does not say that this is done: the sequence is made by hand from then on.
+  // The policy does not describe the result, so the sequence is marked as made by hand.
   bool by_hand = false;
-  // Whether the last of these that is not plain (without one: `growth`) may grow from now on.
+  // The last of these segments that is not dense (without one: `growth`) may grow from now on.
   bool growing = false;
 };
 
-// Nothing: the lane stays as it is.
+// Returns nullopt to leave the lane as it is.
 using Recoder = std::function<absl::StatusOr<std::optional<LaneSwap>>(const OpenRun& run)>;
 
 }  // namespace tessera::cache

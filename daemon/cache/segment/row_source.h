@@ -1,4 +1,4 @@
-// Where appended rows come from: a tensor of a request, or a tail ring.
+// Sources of appended rows: a tensor of a request, or a tail ring.
 #pragma once
 
 #include <algorithm>
@@ -10,26 +10,27 @@
 
 namespace tessera::cache {
 
-// Rows of one lane that lie at equal distances.
+// Rows of one lane at equal distances.
 struct RowSpan {
-  const std::byte* key;  // of the first row
+  const std::byte* key;  // the first row
   const std::byte* value;
   std::uint64_t stride;  // bytes between rows
   std::uint32_t rows;    // at least 1
 };
 
-// Tells where token rows of a lane are; copying and judging them is the device's. What it points to
-// may change while it is read.
+// Locates the rows of tokens of a lane. The device copies and validates them. The memory may belong
+// to a worker and may change while it is read.
 class RowSource {
  public:
   virtual ~RowSource() = default;
   virtual device::Place place() const = 0;
-  // The row `first` tokens into the source, and up to `count - 1` after it.
+  // The row at offset `first` in the source, and up to `count - 1` rows after it.
   virtual RowSpan At(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t first,
                      std::uint32_t count) const = 0;
 };
 
-// [layers][tokens][kv_heads][head_dim], one tensor for K and one for V; every layer alike.
+// [layers][tokens][kv_heads][head_dim], one tensor each for K and V; all layers have the same
+// shape.
 class TensorRows final : public RowSource {
  public:
   struct Shape {
@@ -57,7 +58,7 @@ class TensorRows final : public RowSource {
   const Shape shape_;
 };
 
-// Tokens from `first_token` on, in the tail rings of one sequence.
+// The tokens from `first_token` on, in the tail rings of one sequence.
 class TailRows final : public RowSource {
  public:
   TailRows(const shm::LaneLayout& layout, std::byte* region, std::uint64_t first_token)

@@ -27,7 +27,7 @@ std::uint64_t SealedRows::CommonWith(std::span<const HeldSegment> held) const {
   std::uint64_t common = 0;
   for (std::size_t i = 0; i < std::min(held.size(), sources_.size()); ++i) {
     const Source& source = sources_[i];
-    // The same one, not another at the address of one that has gone; without taking hold of it.
+    // Compares owners: detects a new segment at a freed address without taking a reference.
     const bool same = !source.segment.owner_before(held[i].segment) &&
                       !held[i].segment.owner_before(source.segment);
     if (!same) break;

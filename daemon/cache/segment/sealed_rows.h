@@ -1,6 +1,6 @@
-// What rows became when some lane gave them a strategy of their own: whoever holds the same rows,
-// a fork, takes it over instead of making it once more. Kept with the first segment of the rows,
-// and keeps nothing alive itself.
+// `SealedRows` records which sealed segments replaced a range of rows in some lane. Another holder
+// of the same rows, such as a fork, adopts these segments instead of encoding the rows again.
+// Attached to the first segment of the rows; keeps no segment alive.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,15 @@ namespace tessera::cache {
 
 class SealedRows {
  public:
-  // `policy`: in its canonical form. `segments` stand for the first rows of `sources`.
+  // `policy` is in canonical form. `segments` replace the first rows of `sources`.
   SealedRows(std::string policy, std::span<const HeldSegment> sources,
              std::span<const std::shared_ptr<Segment>> segments);
 
   const std::string& policy() const { return policy_; }
-  // So many rows, from the first on, stand in segments that somebody still holds.
+  // Number of leading rows whose sealed segments still exist.
   std::uint64_t EntriesHeld() const;
-  // Of those that are still held by somebody, the first ones whose rows are all among the first
-  // `most` of `held`.
+  // The leading sealed segments that still exist and whose rows all lie within the first `most`
+  // rows of `held`.
   std::vector<std::shared_ptr<Segment>> For(std::span<const HeldSegment> held,
                                             std::uint64_t most) const;
 
@@ -33,7 +33,7 @@ class SealedRows {
     std::uint64_t rewrites;
     std::uint32_t entries;
   };
-  // So many of the first rows of `held` are those that were sealed.
+  // Number of leading rows of `held` that are the sealed rows.
   std::uint64_t CommonWith(std::span<const HeldSegment> held) const;
 
   const std::string policy_;

@@ -14,7 +14,7 @@ constexpr std::size_t kFirstTableTiles = 8;
 }  // namespace
 
 std::uint64_t Segment::TableBytes(std::size_t tiles) const {
-  // Doubling keeps the copies of a growing segment linear.
+  // Doubling makes the copying cost of a growing segment linear.
   return std::bit_ceil(std::max(tiles, kFirstTableTiles)) * kWordBytes * (has_summaries() ? 2 : 1);
 }
 

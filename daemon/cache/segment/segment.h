@@ -1,19 +1,20 @@
-// A run of a lane's entries that share one strategy. Owns its tiles and their table; shared between
-// sequences by reference count, never copied.
+// `Segment` is a range of a lane's entries that share one strategy. It owns its tiles and their
+// table. Sequences share it by reference count and never copy it.
 //
 // Invariants:
-//   tiles and table only ever grow, and only while one lane holds the segment open;
-//   the table has the offset of each tile, then, where there are summaries, of those of each tile,
-//   in two halves: written before any snapshot shows an entry of it; rows at and beyond the count a
-//   snapshot shows may change, rows below it never do; where rows change that some lane has shown
-//   before it was cut, `rewrites` is counted; a segment is in the pool, or stored: then it has no
-//   tiles, and neither changes. What goes to a tier, or comes back, is another segment with the
-//   same description; a segment that is packed, or has block summaries, is never appended to row by
-//   row; it may take whole tiles behind full ones (Lane::growing).
+// - Tiles and table only grow, and only while one lane holds the segment open.
+// - The table lists the offset of each tile. With summaries, a second half lists their offsets.
+//   Words are written before any snapshot shows their entries.
+// - Rows below the count that a snapshot shows never change. Rows at and beyond it may. If rows
+//   change that a lane showed before it was cut, `rewrites` is incremented.
+// - A segment is either in the pool or stored. A stored segment has no tiles and never changes;
+//   offloading and restoring create another segment with the same description.
+// - A segment that is packed or has block summaries takes no single rows, but may take whole tiles
+//   after full ones (Lane::growing).
 //
-// A lane may show any number of a segment's first entries, packed or not. The summary of the block
-// that it cuts was made of more rows than it shows: min and max still bound those, and the mean is
-// an estimate as it always was.
+// A lane may show any number of leading entries, packed or not. The summary of a block that is cut
+// covers more rows than the lane shows: min and max are still bounds, and the mean is still an
+// estimate.
 #pragma once
 
 #include <atomic>
@@ -35,31 +36,31 @@
 
 namespace tessera::cache {
 
-// A segment longer than this is closed and the next one opened.
+// A segment that would grow longer is closed, and the next one is opened.
 using shm::kMaxSegmentEntries;
 
-// R_k, then R_v, in the pool, those that there are. Shared by the segments of a lane that have one
-// strategy.
+// R_k, then R_v, in the pool; either may be absent. Shared by the segments of a lane that have the
+// same strategy.
 struct Rotations {
   pool::Block block;
   kernels::ElementType type;
-  bool turns_keys = true;  // there is an R_k
+  bool turns_keys = true;  // R_k is present
   bool turns_values = true;
 };
 
-// What a strategy loses of K and V: the mean over rows of 1 - |kept|^2 / |row|^2, judged on rows
-// that it was not made from.
+// The loss of a strategy for K and V: the mean over rows of 1 - |kept|^2 / |row|^2, measured on
+// rows that it was not derived from.
 struct SegmentLoss {
   double key = 0;
   double value = 0;
 };
 
-// Of entries that are not the tokens one after another: what the words of their tiles say, where
-// the daemon can look.
+// Describes entries that are not consecutive tokens. Host copy of the position and weight words in
+// their tiles.
 struct EntryList {
-  std::vector<std::uint32_t> positions;  // less the segment's first, ascending
-  std::vector<float> weights;            // how many tokens each stands for; empty: 1
-  // Of merged entries: the position behind the last token that one of them stands for.
+  std::vector<std::uint32_t> positions;  // relative to first_position, ascending
+  std::vector<float> weights;            // number of tokens each entry stands for; empty: all 1
+  // The position after the last token that a merged entry stands for.
   std::uint64_t merged_until = 0;
 };
 
@@ -68,8 +69,8 @@ struct StoredTiles;
 
 class Segment {
  public:
-  // `rotations`: of packed shapes; null: the identity. `raw`: of provisional segments, the rows
-  // that their tiles are encoded from.
+  // `rotations`: for packed shapes; null means the identity. `raw`: for provisional segments, the
+  // rows that the tiles were encoded from.
   Segment(const kernels::TileShape& shape, std::uint64_t first_position,
           std::shared_ptr<const Rotations> rotations = nullptr,
           std::shared_ptr<RawRows> raw = nullptr)
@@ -82,48 +83,49 @@ class Segment {
   const Rotations* rotations() const { return rotations_.get(); }
   const std::shared_ptr<const Rotations>& shared_rotations() const { return rotations_; }
   RawRows* raw() const { return raw_.get(); }
-  // Whether no twin (WithoutTiles) waits with the same rows.
+  // True if no twin (WithoutTiles) shares the raw rows.
   bool raw_unshared() const { return raw_.use_count() == 1; }
 
-  // Rows as they came, and nothing else.
+  // Dense rows without summaries, weights or positions.
   bool plain() const {
     return !shape_.packed() && shape_.summary == kernels::Summary::kNone && !shape_.weights &&
            !shape_.positions;
   }
-  // Where rows can be put after those it has.
+  // True if single rows can be appended.
   bool appendable() const { return plain() && !sealed_.load(std::memory_order_relaxed); }
-  // Whether it waits for a strategy: plain, or encoded with one that is not its own.
+  // True if it waits for a strategy: dense, or encoded with another segment's strategy.
   bool open_to_strategy() const { return raw_ != nullptr ? !raw_->dropped() : appendable(); }
-  // Plain rows that stay so.
+  // Marks dense rows as final.
   void SealPlain() { sealed_.store(true, std::memory_order_relaxed); }
 
   SegmentLoss loss() const { return loss_; }
-  // Before anybody else sees the segment.
+  // Call only before the segment is shared.
   void set_loss(SegmentLoss loss) { loss_ = loss; }
 
   std::uint64_t first_position() const { return first_position_; }
   // Null: entry e is the token at first_position + e.
   const EntryList* entry_list() const { return entry_list_.get(); }
   const std::shared_ptr<const EntryList>& shared_entry_list() const { return entry_list_; }
-  // Before anybody else sees the segment.
+  // Call only before the segment is shared.
   void set_entry_list(std::shared_ptr<const EntryList> list) { entry_list_ = std::move(list); }
   std::uint64_t PositionOf(std::uint32_t entry) const {
     return first_position_ + (entry_list_ == nullptr ? entry : entry_list_->positions[entry]);
   }
   std::uint64_t table_offset() const { return table_.offset(); }
   std::uint64_t table_bytes() const { return table_.valid() ? table_.bytes() : 0; }
-  // Rows [0, filled) hold what some lane has shown, or shows.
+  // Rows [0, filled) hold entries that some lane shows or has shown.
   std::uint32_t filled() const { return filled_; }
   void set_filled(std::uint32_t entries) { filled_ = entries; }
-  // How often rows were written anew; and from which entry on some have been since that had
-  // happened `since` times: kMaxSegmentEntries, none.
+  // `rewrites` counts how often rows were overwritten. FirstRewritten returns the first entry
+  // overwritten after that count was `since`, or kMaxSegmentEntries if none was.
   std::uint64_t rewrites() const {
     MutexLock lock(notes_mutex_);
     return rewrites_;
   }
   std::uint32_t FirstRewritten(std::uint64_t since) const;
   void CountRewrite(std::uint32_t first_entry);
-  // What its rows, and those of the segments behind it, have become elsewhere. Null: nothing.
+  // The sealed replacement of these rows and those of the following segments; null if there is
+  // none.
   std::shared_ptr<const SealedRows> sealed_rows() const {
     MutexLock lock(notes_mutex_);
     return sealed_rows_;
@@ -132,9 +134,9 @@ class Segment {
     MutexLock lock(notes_mutex_);
     sealed_rows_.swap(rows);
   }
-  // With its first row begins the end of a prompt that is too short for a segment, and of which the
-  // strategy before loses too much, by that policy (in its canonical form): the rows wait as they
-  // came for one of their own. Whoever holds them knows it.
+  // Records that this segment begins the end of a prompt that is too short for its own segment, and
+  // that the previous strategy loses too much on it under that policy (canonical form). The rows
+  // then wait, dense, for their own strategy. All holders of the segment see the note.
   void LeavePlainUnder(const std::string& policy) {
     MutexLock lock(notes_mutex_);
     left_plain_under_ = policy;
@@ -143,37 +145,38 @@ class Segment {
     MutexLock lock(notes_mutex_);
     return left_plain_under_.has_value() && *left_plain_under_ == policy;
   }
-  // Of one whose first rows these are a copy of; before anybody else sees the segment.
+  // Copies the notes of `other`, whose first rows this segment copies. Call only before it is
+  // shared.
   void TakeNotesOf(const Segment& other);
-  // What its tiles take in the pool, summaries included.
+  // Pool bytes of the tiles, summaries included.
   std::uint64_t tile_bytes() const { return tiles_.pool_bytes(); }
   std::size_t tiles() const { return tiles_.size(); }
 
-  // What AddTiles(n) would need: more tiles, and a larger table where the present one is full.
+  // Whether the table has room for that many tiles, and the size of a table that does.
   bool TableHolds(std::size_t tiles) const { return tiles <= TableRoom(table_); }
   std::uint64_t TableBytes(std::size_t tiles) const;
-  // Of the half that says where summaries are; 0 where there are none.
+  // Offset of the table half that lists summaries; 0 if there are none.
   std::uint64_t summary_table_offset() const {
     return has_summaries() ? table_.offset() + TableRoom(table_) * kWordBytes : 0;
   }
 
-  // The words that AddTiles of the same will need in the table: all of them where it is a larger
-  // one. To be written before.
+  // Lists the table words that AddTiles will need: all words if there is a larger table. Store them
+  // before calling AddTiles.
   void ListTableWords(const Tiles& tiles, const pool::Block& larger_table,
                       std::vector<device::WordStore>& words) const;
 
-  // Takes tiles over. Where the table must grow, `larger_table` replaces it and the old one is
-  // returned, to be retired: readers of older snapshots still use it.
+  // Adds tiles. If `larger_table` is valid, it replaces the table, and the old one is returned for
+  // retirement because readers of older snapshots still use it.
   pool::Block AddTiles(Tiles tiles, pool::Block larger_table);
 
   std::byte* TileData(std::size_t tile) const { return tiles_.tile(tile); }
   device::TilePlace PlaceOf(std::size_t tile) const { return tiles_.place(tile); }
   std::vector<device::TilePlace> Places() const { return tiles_.places(); }
 
-  // Its tiles while they are in a tier; null: they are in the pool.
+  // The tiles' copy in a tier; null: the tiles are in the pool.
   const StoredTiles* stored() const { return stored_.get(); }
-  // The same segment elsewhere: everything but tiles, table and rotations. Nobody appends to it as
-  // yet. Rows that it waits with for a strategy belong to both.
+  // Creates the same segment without tiles, table and rotations, not open for appends. Raw rows are
+  // shared by both.
   std::shared_ptr<Segment> WithoutTiles(std::shared_ptr<const Rotations> rotations,
                                         std::shared_ptr<const StoredTiles> stored) const;
 
@@ -188,8 +191,8 @@ class Segment {
   std::uint32_t filled_ = 0;
   mutable Mutex notes_mutex_;
   std::uint64_t rewrites_ TESSERA_GUARDED_BY(notes_mutex_) = 0;
-  // Each with the count that it made. Of two the later one begins behind the earlier one: else it
-  // stands for both. By whole tiles, so that there are few.
+  // Each with the value of `rewrites_` after it. Ascending by first entry: a later rewrite replaces
+  // those that begin at or after it. Rounded to whole tiles to keep the list short.
   struct Rewrite {
     std::uint64_t count;
     std::uint32_t first_entry;
@@ -199,7 +202,7 @@ class Segment {
   std::optional<std::string> left_plain_under_ TESSERA_GUARDED_BY(notes_mutex_);
   static constexpr std::size_t kWordBytes = sizeof(std::uint64_t);
   bool has_summaries() const { return shape_.summary != kernels::Summary::kNone; }
-  // How many tiles it can name.
+  // Number of tiles that the table can list.
   std::size_t TableRoom(const pool::Block& table) const {
     return table.valid() ? table.bytes() / kWordBytes / (has_summaries() ? 2 : 1) : 0;
   }

@@ -11,12 +11,13 @@ namespace tessera::cache {
 
 namespace {
 
-// What lies in the pool, and where it goes in the blob, or comes from.
+// Copies between `bytes` at `pool` and the offset `in_blob` in the blob, in one direction or the
+// other.
 using Copy =
     std::function<absl::Status(std::byte* pool, std::uint64_t in_blob, std::uint64_t bytes)>;
 
-// Objects that follow one another in an extent of the pool are one copy. In the blob they follow
-// one another from `in_blob` on.
+// Copies objects that are adjacent in one pool extent with a single call. In the blob, all objects
+// are adjacent, starting at `in_blob`.
 template <typename At>
 absl::Status CopyRuns(const pool::Pool& pool, std::size_t count, std::uint64_t bytes,
                       std::uint64_t in_blob, At at, const Copy& copy) {
@@ -35,7 +36,7 @@ absl::Status CopyRuns(const pool::Pool& pool, std::size_t count, std::uint64_t b
   return absl::OkStatus();
 }
 
-// How many bytes of a tile, and of its summaries, are copied.
+// Bytes to copy per tile, and per tile's summaries.
 struct Strides {
   std::uint64_t tile;
   std::uint64_t summaries;
@@ -48,7 +49,7 @@ Strides StridesOf(const kernels::TileShape& shape) {
           .summaries = layout.summary_bytes};
 }
 
-// `place(i)`: where tile i and its summaries lie in the pool.
+// `place(i)` locates tile i and its summaries in the pool.
 template <typename PlaceOf>
 absl::Status CopyTiles(const pool::Pool& pool, std::size_t tiles, const Strides& strides,
                        PlaceOf place, const Copy& copy) {
@@ -151,7 +152,7 @@ absl::Status Offloading::Store(Item& item) {
 }
 
 absl::Status Offloading::Run() {
-  // A tier that has no room for all of it is not worth a copy, nor is the tenant's part of one.
+  // Refuse before copying if the tier or the tenant's share of it lacks room for everything.
   const std::uint64_t needed = bytes();
   if (needed > memory_.host_tier->free_bytes()) {
     return memory_.host_tier->Reserve(needed).status();

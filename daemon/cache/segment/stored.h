@@ -1,5 +1,6 @@
-// What of a segment lies in a tier, and the two ways: out of the pool into the tier, and back. The
-// work needs no lock of the sequence; no reader sees any of it.
+// The part of a segment that is stored in a tier, and the two operations that move it out of the
+// pool and back. They need no lock of the sequence, and no reader sees the result until it is
+// published.
 #pragma once
 
 #include <cstddef>
@@ -15,13 +16,13 @@
 
 namespace tessera::cache {
 
-// A piece in a tier, and the claim on its tenant's account.
+// Bytes in a tier, and the charge for them on the tenant's account.
 struct StoredBlob {
   tiers::Blob blob;
   pool::Charge charge;
 };
 
-// R_k and R_v as they lay in the pool. Shared by the segments of a lane that share them there.
+// R_k and R_v, byte for byte. Shared by the segments of a lane that share them in the pool.
 struct StoredRotations {
   StoredBlob blob;
   kernels::ElementType type;
@@ -30,40 +31,41 @@ struct StoredRotations {
   std::uint64_t bytes() const { return blob.blob.bytes(); }
 };
 
-// The tiles of a segment, one after another, then the summaries of each. Their table is not kept:
-// it says where tiles are.
+// The tiles of a segment, one after another, followed by the summaries of each tile. The table is
+// not stored, because it lists pool offsets.
 struct StoredTiles {
   StoredBlob blob;
   std::size_t tiles;
-  // Null: the segment has none, or others need them in the pool, and it keeps them there.
+  // Null: there are none, or they remain in the pool because other segments need them.
   std::shared_ptr<const StoredRotations> rotations;
   std::uint64_t bytes() const { return blob.blob.bytes(); }
 };
 
-// Segments on their way into the tier. Used by one thread at a time.
+// Moves segments to the tier. Used by one thread at a time.
 class Offloading {
  public:
   explicit Offloading(const TenantMemory& memory) : memory_(memory) {}
 
-  // Under the sequence's lock, before anything is taken: the segments of one lane that nobody else
-  // holds and that are in the pool. Their rotations go, too, where nobody else has them.
+  // Takes the segments of one lane that are in the pool and have no other holder, and their
+  // rotations if no other segment uses them. Call under the sequence's lock before taking other
+  // references.
   void Take(const Lane& lane);
   bool empty() const { return items_.empty(); }
-  // Bytes of the pool that go.
+  // Pool bytes that will be freed.
   std::uint64_t bytes() const;
 
-  // Reserves room in the tier for all of it, then copies. Where that fails nothing stays behind.
+  // Reserves all room in the tier, then copies. Frees everything on failure.
   absl::Status Run();
 
-  // What has become of a segment; null where it was not taken.
+  // The replacement of a segment; null if it was not taken.
   std::shared_ptr<Segment> Find(const Segment& segment) const;
-  // Lets go of the segments that were taken.
+  // Drops the references to the source segments.
   void ReleaseSources();
 
  private:
   struct Item {
     std::shared_ptr<Segment> from;
-    std::vector<device::TilePlace> tiles;  // of `from`, which may grow behind them
+    std::vector<device::TilePlace> tiles;  // tiles of `from` at that time; it may grow
     std::uint64_t pool_bytes;
     bool with_rotations;
     std::shared_ptr<Segment> to;
@@ -78,16 +80,16 @@ class Offloading {
   absl::flat_hash_map<const Rotations*, std::shared_ptr<const StoredRotations>> rotations_;
 };
 
-// The same segments on their way back.
+// Moves segments back to the pool. Used by one thread at a time.
 class Restoring {
  public:
   explicit Restoring(const TenantMemory& memory) : memory_(memory) {}
 
-  // The stored ones of a lane.
+  // Takes the stored segments of a lane.
   void Take(const Lane& lane);
-  // Bytes of tiles and rotations that the pool takes.
+  // Pool bytes that tiles and rotations need.
   std::uint64_t bytes() const { return bytes_; }
-  // Reserves room in the pool for all of it, then copies. Where that fails nothing stays behind.
+  // Reserves all room in the pool, then copies. Frees everything on failure.
   absl::Status Run();
   std::shared_ptr<Segment> Find(const Segment& segment) const;
 
@@ -106,7 +108,7 @@ class Restoring {
   std::uint64_t bytes_ = 0;
   absl::flat_hash_map<const Segment*, std::size_t> by_source_;
   absl::flat_hash_map<const StoredRotations*, std::shared_ptr<const Rotations>> rotations_;
-  std::vector<device::WordStore> words_;  // of the new tables
+  std::vector<device::WordStore> words_;  // contents of the new tables
 };
 
 }  // namespace tessera::cache

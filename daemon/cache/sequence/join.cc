@@ -12,19 +12,19 @@ using kernels::kTileEntries;
 
 namespace {
 
-// What an append or a fork copies of a lane at most; and how many segments these rows must be in
-// for it to be worth it.
+// Upper bound on the rows of a lane that an append or a fork copies, and the number of segments
+// that must hold them to make copying worthwhile.
 constexpr std::uint64_t kMostCopied = 1024;
 constexpr std::size_t kMany = 16;
 
-// What is copied before the old rows go. More would need more room at once.
+// Rows copied before the old ones are freed. A larger batch would need more room at once.
 constexpr std::uint64_t kMostAtOnce = 4096;
 
-// What a crowded lane has more of than of others. No longer ones are joined: they are shared, and
-// the limit is far for lanes that consist of them.
+// Only segments shorter than this are joined, and only in crowded lanes. Longer ones are shared
+// with forks, and a lane made of them is far from the segment limit.
 constexpr std::uint32_t kShort = 1024;
 
-// Rows that wait for a strategy with copies of their own keep the segments that these belong to.
+// Rows that wait for a strategy with raw copies must remain in the segments that own the copies.
 bool HasRawRows(const Segment& segment) {
   return segment.raw() != nullptr && !segment.raw()->dropped();
 }
@@ -64,9 +64,9 @@ absl::StatusOr<HeldSegment> Joined(const TenantMemory& memory,
 }
 
 struct Newest {
-  std::size_t all = 0;      // segments of plain rows among the newest
-  std::size_t partial = 0;  // the last of them, none of which fills a tile
-  bool shared = false;      // somebody else holds one of them
+  std::size_t all = 0;      // dense segments among the newest
+  std::size_t partial = 0;  // the last of them that do not fill a tile each
+  bool shared = false;      // another lane holds one of them
 };
 
 Newest NewestOf(const Lane& lane) {
@@ -76,7 +76,7 @@ Newest NewestOf(const Lane& lane) {
   for (std::size_t i = lane.segments.size(); i-- > 0;) {
     const HeldSegment& held = lane.segments[i];
     rows += held.entries;
-    // As Sequence::OpenRunOf: what is left of tokens that were chosen from is another matter.
+    // As in Sequence::OpenRunOf: dense rows that a token policy has selected from are not joined.
     if (!held.segment->appendable() || held.end_position() != end || rows > kMostCopied) break;
     end = held.segment->first_position();
     if (newest.partial == newest.all && held.entries < kTileEntries) ++newest.partial;
@@ -104,7 +104,7 @@ absl::Status CopyRows(const TenantMemory& memory, std::span<const RowsCopy> copi
     const auto end = std::find_if(copies.begin(), copies.end(), [&](const RowsCopy& copy) {
       return copy.from.front().segment->shape() != shape;
     });
-    // In one call: a device has more to do for each of those than for a tile.
+    // One call for all copies: a device call costs far more than a tile.
     std::vector<kernels::GatherRow> rows;
     std::vector<std::pair<device::TilePlace, std::size_t>> tiles;  // and how many rows each gets
     for (auto copy = copies.begin(); copy != end; ++copy) {
@@ -137,7 +137,7 @@ absl::StatusOr<std::optional<LaneSwap>> JoinShort(const TenantMemory& memory, co
   std::vector<HeldSegment> all = run.settled;
   const std::vector<HeldSegment> waiting = run.Waiting();
   all.insert(all.end(), waiting.begin(), waiting.end());
-  // One that takes more tiles stays what it is: who grows it has hold of it.
+  // A segment that may still take tiles is left alone, because the code that grows it holds it.
   const Segment* const growing = run.grows ? run.previous.get() : nullptr;
   const auto may_join = [&](const HeldSegment& held) {
     return held.segment.get() != growing && MayJoin(held);
@@ -163,7 +163,7 @@ absl::StatusOr<std::optional<LaneSwap>> JoinShort(const TenantMemory& memory, co
       joined = Joined(memory, std::span(all).subspan(i, end - i));
     }
     if (absl::IsResourceExhausted(joined.status()) && any) {
-      // With what these give back there will be more.
+      // The sources freed by this swap make room for the next call.
       swap.held.insert(swap.held.end(), all.begin() + static_cast<std::ptrdiff_t>(i), all.end());
       break;
     }

@@ -1,15 +1,15 @@
-// Short segments that follow one another, put together. A fork or a cut closes a lane's last
-// segment, and what is appended then begins another: a lane that is forked at every token would
-// have a segment, a tile and a table for each of them.
+// Joins consecutive short segments of a lane into one. A fork or a truncation closes a lane's last
+// segment and the next append begins a new one, so a lane that is forked at every token would
+// otherwise have a segment, a tile and a table per token.
 //
-// An append that begins a segment has it begin with copies of the plain rows before it that do not
-// fill a tile. Whoever shares those segments keeps them; where nobody does, they go. Where the
-// newest rows are in many short segments all of them are put together: by the append, where nobody
-// shares them, else by the next fork, before it shares them with one more. So a lane has a segment
-// for 64 of its plain rows at least, on average, and for hundreds where it is forked at every
-// token; in a chain of forks each row is copied a few times beyond those while its tile fills.
+// An append that begins a segment first copies the preceding dense rows that do not fill a tile.
+// The old segments survive if another lane shares them. If the newest rows are in many short
+// segments, all of them are joined: by the append if no other lane shares them, else by the next
+// fork, before it shares them once more. On average a lane then has at most one segment per 64 of
+// its dense rows, and one per several hundred if it is forked at every token. In a chain of forks
+// each row is copied a few extra times while its tile fills.
 //
-// What that does not reach is joined when somebody compresses a lane with very many segments.
+// The segments this does not reach are joined when a lane with very many segments is compressed.
 #pragma once
 
 #include <cstddef>
@@ -26,25 +26,25 @@
 
 namespace tessera::cache {
 
-// So many of the lane's last segments are to go into the one that an append begins.
+// Number of the lane's last segments to copy into the segment that an append begins.
 std::size_t CountToJoin(const Lane& lane);
-// So many into one before the lane is forked.
+// The same for the segment that is built before the lane is forked.
 std::size_t CountToJoinForForks(const Lane& lane);
 
-// Rows that a lane shows of segments of one form, in this order, into tiles of that form.
+// A copy of the rows that a lane shows of segments of one form, in order, into tiles of that form.
 struct RowsCopy {
   std::span<const HeldSegment> from;
   std::vector<device::TilePlace> tiles;
 };
 absl::Status CopyRows(const TenantMemory& memory, std::span<const RowsCopy> copies);
 
-// A lane with more segments than this is crowded: what of it can be joined is, when it is
-// compressed. Fewer stay as they are, since copies share nothing with forks.
+// A lane with more segments than this is crowded, and compressing it joins what can be joined.
+// Fewer segments are left alone, because a copy shares nothing with forks.
 inline constexpr std::size_t kCrowded = shm::kMaxSegments / 2;
 
-// Work for Sequence::Recode of a whole lane: joins short segments of one form that follow one
-// another, whatever the form. Nothing: there are none. Of many rows, or where there is little room,
-// the first: call it again.
+// Joins consecutive short segments of equal form: work for Sequence::Recode of a whole lane.
+// Returns nullopt if there are none. Joins only the first ones if there are many rows or little
+// room; call it again for the rest.
 absl::StatusOr<std::optional<LaneSwap>> JoinShort(const TenantMemory& memory, const OpenRun& run);
 
 }  // namespace tessera::cache

@@ -1,4 +1,4 @@
-// Who counts as using a prefix: the sequences that were forked from it.
+// Counts the users of a prefix: the sequences forked from it.
 #pragma once
 
 #include <atomic>
@@ -9,10 +9,10 @@
 
 namespace tessera::cache {
 
-// How many live sequences came from a prefix, by way of other forks included.
+// Number of live sequences derived from a prefix, directly or through other forks.
 class PrefixForks {
  public:
-  // `on_last` is called when the last of them has gone, on its thread and under no lock.
+  // `on_last` runs when the last of them is gone, on that sequence's thread and without locks.
   explicit PrefixForks(std::function<void()> on_last) : on_last_(std::move(on_last)) {}
   std::uint32_t count() const { return count_.load(); }
 
@@ -22,7 +22,7 @@ class PrefixForks {
   std::atomic<std::uint32_t> count_{0};
 };
 
-// What a sequence has of the prefix that it came from: each copy is counted there while it lives.
+// Held by a sequence that derives from a prefix. Every copy counts as a user while it lives.
 class ForkHold {
  public:
   ForkHold() = default;

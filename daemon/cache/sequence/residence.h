@@ -1,5 +1,5 @@
-// A sequence whose rows are in the pool, and stay there for as long as this is held: what whoever
-// works on rows asks for, so that nothing else has to know of tiers.
+// A `Residence` keeps a sequence's rows in the pool for as long as it is held. Code that works on
+// rows obtains one and needs to know nothing about tiers.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@ namespace tessera::cache {
 
 class Sequence;
 
-// Move-only. Not a lock: others append, fork and free meanwhile.
+// Move-only. Not a lock: other threads may append, fork and free in the meantime.
 class Residence {
  public:
   Residence() = default;

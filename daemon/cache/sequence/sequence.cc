@@ -105,7 +105,7 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceId id, SessionI
     const AppendSpan span = {0, model_->layers(), in_segments, *committed - in_segments};
     const auto nobody = [] {};
     if (absl::Status status = (*child)->AppendLocked(span, rows, nobody, replaced); !status.ok()) {
-      // Values the child may not hold the parent may not hold either.
+      // Values that the child must not hold, the parent must not hold either.
       return status.code() == absl::StatusCode::kDataLoss ? Fail(std::string((*child)->failure_))
                                                           : status;
     }
@@ -145,7 +145,7 @@ absl::Status Sequence::Truncate(std::uint64_t tokens, absl::FunctionRef<void()> 
         Concat(id_.ToString(), " holds ", *held, " tokens; it cannot be truncated to ", tokens));
   }
   if (absl::Status status = MayCut(tokens); !status.ok()) return status;
-  // Reserved before the tail goes: a truncation that is refused leaves the sequence decoding.
+  // Reserved before the tail is closed, so that a refused truncation leaves the sequence decoding.
   const std::size_t of_tail =
       decoding() ? 1 + model_->layout().ring_capacity() / kMaxSegmentEntries : 0;
   absl::StatusOr<std::vector<pool::Block>> snapshots = ReserveSnapshots(of_tail);
@@ -157,7 +157,7 @@ absl::Status Sequence::Truncate(std::uint64_t tokens, absl::FunctionRef<void()> 
   return absl::OkStatus();
 }
 
-// One for each lane, with room for that many segments more than it has.
+// One snapshot per lane, with room for that many additional segments.
 absl::StatusOr<std::vector<pool::Block>> Sequence::ReserveSnapshots(std::size_t more_segments) {
   std::vector<pool::Block> snapshots;
   for (const Lane& lane : lanes_) {
@@ -174,25 +174,26 @@ absl::StatusOr<std::vector<pool::Block>> Sequence::ReserveSnapshots(std::size_t 
 absl::Status Sequence::MayCut(std::uint64_t tokens) const {
   const std::uint64_t moved = std::max(moved_.until, MovedAhead());
   if (tokens > 0 && tokens < moved) {
-    return absl::FailedPreconditionError(Concat(id_.ToString(), " has moved its first ", moved,
-                                                " tokens to other positions; it cannot be cut to ",
-                                                tokens, " among them"));
+    return absl::FailedPreconditionError(
+        Concat(id_.ToString(), " has moved its first ", moved,
+               " tokens to other positions and cannot be truncated to ", tokens,
+               ", inside that range; truncate to 0 or to a later token"));
   }
   for (const Lane& lane : lanes_) {
     for (const HeldSegment& held : lane.segments) {
       const EntryList* const list = held.segment->entry_list();
       if (list == nullptr || list->merged_until <= tokens) continue;
       const std::uint64_t first = held.segment->first_position();
-      if (first >= tokens) continue;  // all of it goes
-      return absl::FailedPreconditionError(Concat(
-          id_.ToString(), " has merged the tokens from ", first, " up to ", list->merged_until,
-          " with each other; it cannot be cut to ", tokens, " among them"));
+      if (first >= tokens) continue;  // all of it is cut off
+      return absl::FailedPreconditionError(
+          Concat(id_.ToString(), " has merged tokens ", first, " to ", list->merged_until,
+                 " and cannot be truncated to ", tokens, " tokens, inside that range"));
     }
   }
   return absl::OkStatus();
 }
 
-// Every lane keeps what it has of the first `tokens` tokens, and is published anew.
+// Cuts every lane to its part of the first `tokens` tokens, and publishes it.
 void Sequence::CutLanes(std::uint64_t tokens, std::vector<pool::Block> snapshots) {
   step_end_ = std::min(step_end_, tokens);
   if (tokens == 0) {
@@ -209,7 +210,7 @@ void Sequence::CutLanes(std::uint64_t tokens, std::vector<pool::Block> snapshots
       const std::uint32_t left = last.EntriesBefore(tokens);
       lane.cut_drained = drained;
       lane.entries -= last.entries - left;
-      lane.open = false;  // rows beyond the cut are still shown to readers of older snapshots
+      lane.open = false;  // older snapshots still show rows beyond the cut
       if (!last.segment->appendable()) lane.growing = false;
       if (left == 0) {
         replaced.segments.push_back(std::move(last.segment));
@@ -245,12 +246,12 @@ ForkHold Sequence::prefix() const {
 }
 
 void Sequence::Free() {
-  const ForkHold hold = prefix();  // goes when the lock has
+  const ForkHold hold = prefix();  // released after the lock
   MutexLock lock(mutex_);
   if (std::exchange(freed_, true)) return;
   set_companion(nullptr);
   set_prefix(ForkHold());
-  // First: whoever finds no tail any more shall not take the lanes for all there is.
+  // First, because a reader that finds no tail must not take the lanes for the whole sequence.
   block().state.store(shm::kSequenceGone);
   block().sequence_id.store(0);
   DropTail();
@@ -263,7 +264,7 @@ void Sequence::Free() {
     }
   }
   lanes_.clear();
-  // The block goes with the last of its holders: this sequence, and the epoch's closure.
+  // The block is freed with its last holder: this sequence or the epoch's closure.
   FinishPublication(std::move(replaced), [block = block_]() {});
 }
 
@@ -303,7 +304,7 @@ Sequence::Description Sequence::Describe(Detail detail) const {
   std::uint64_t committed = in_segments;
   if (const std::shared_ptr<const TailHandle> tail = this->tail()) {
     description.decoding = true;
-    // For looking only: a count that cannot be is shown as none.
+    // For display only: an impossible count is reported as nothing committed.
     const std::uint64_t claimed = tail->CommittedTokens().value_or(in_segments);
     if (claimed >= in_segments && claimed - in_segments <= model_->layout().ring_capacity()) {
       committed = claimed;

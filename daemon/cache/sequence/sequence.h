@@ -1,12 +1,13 @@
-// One request's KV: its lanes, its tail while it decodes, and the block by which readers find them.
+// `Sequence` is one request's KV: its lanes, its tail while it decodes, and the block through which
+// readers find them. Owned by its Tenant, or by a Prefix if it is frozen.
 //
-// Every change follows the same three steps: reserve everything the change needs, fill memory that
-// no reader can see, then publish: lane words first, the block's version after them. What was
-// published before is retired through the tenant's epoch.
+// Every change has three steps: reserve everything it needs, fill memory that no reader can see,
+// then publish (lane words first, then the block's version). Whatever was published before is
+// retired through the tenant's epoch.
 //
-// Thread-safe. Locks: `mutex_` for everything that changes; `tail_mutex_` for the tail handle
-// alone, so that a reader never waits for an append. Order: mutex_, then tail_mutex_, then the
-// pool's.
+// Thread-safe. `mutex_` guards all state that changes. `tail_mutex_` guards only the tail handle,
+// so that a reader never waits for an append. Lock order: mutex_, tail_mutex_, then the pool's
+// lock.
 #pragma once
 
 #include <atomic>
@@ -33,7 +34,8 @@
 
 namespace tessera::cache {
 
-// The open tail of a decoding sequence: rings and committed count, both in the worker's hands.
+// The open tail of a decoding sequence: its rings and its committed count, both written by the
+// worker.
 class TailHandle {
  public:
   TailHandle(TailRegion region, CommitSlot commit_slot, std::uint32_t generation,
@@ -46,13 +48,14 @@ class TailHandle {
   const TailRegion& region() const { return region_; }
   std::uint32_t generation() const { return generation_; }
 
-  // The worker's word, once; nothing where it belongs to an earlier tail (nothing committed yet).
+  // Reads the worker's word once. nullopt if the word belongs to an earlier tail, which means that
+  // nothing has been committed yet.
   std::optional<std::uint64_t> CommittedTokens() const;
 
-  // Whether a step of the worker is at the sequence now, as far as it says so.
+  // True if the worker marks the sequence as being in a step.
   bool InStep() const;
 
-  // Lets the worker overwrite ring rows before `token`. No effect once closed.
+  // Allows the worker to overwrite ring rows before `token`. No effect once closed.
   void PublishRingStart(std::uint64_t token);
   void Close();
 
@@ -65,11 +68,12 @@ class TailHandle {
   bool closed_ TESSERA_GUARDED_BY(mutex_) = false;
 };
 
-// What an upper layer knows of a sequence: its policy, what it has learnt of rows. Goes with it.
+// State that an upper layer attaches to a sequence, such as its policy and statistics about its
+// rows. Dropped when the sequence is freed.
 class Companion {
  public:
   virtual ~Companion() = default;
-  // Whether work waits that needs the rows in the pool. Never blocks.
+  // True if pending work needs the rows in the pool. Never blocks.
   virtual bool Busy() const { return false; }
 };
 
@@ -86,62 +90,65 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   const Model& model() const { return *model_; }
   const TenantMemory& memory() const { return memory_; }
   std::uint64_t directory_offset() const { return block_offset_; }
-  // The session whose end frees it. An atomic of its own: asking never waits for an append.
+  // The session that owns the sequence; the sequence is freed when that session ends. A separate
+  // atomic, so that reading it never waits for an append.
   SessionId owner() const { return SessionId(owner_.load()); }
   void set_owner(SessionId owner) { owner_.store(owner.value()); }
 
-  // Appends `tokens` rows to layers [first_layer, first_layer + layers). `first_token` must be what
-  // they hold. A tail that is open is absorbed and closed first, and stays closed where the append
-  // is refused. Returns the tokens that every
-  // layer holds then. DATA_LOSS where a value is not usable: the sequence is FAILED.
+  // Appends `tokens` rows to layers [first_layer, first_layer + layers). `first_token` must equal
+  // the number of tokens that these layers hold. An open tail is absorbed and closed first, and
+  // remains closed if the append fails. Returns the number of tokens that every layer then holds.
+  // DATA_LOSS means that a value is not usable; the sequence is then FAILED.
   struct AppendSpan {
     std::uint32_t first_layer = 0;
     std::uint32_t layers = 0;
     std::uint64_t first_token = 0;
     std::uint64_t tokens = 0;
-    // For which the rows were computed: FAILED_PRECONDITION where it is another. None: any.
+    // The position shift the rows were computed for; FAILED_PRECONDITION if the sequence's differs.
+    // nullopt: any.
     std::optional<std::uint64_t> position_shift{};
-    bool decoded = false;  // by a step, which may take some of them back
+    bool decoded = false;  // rows come from a decode step, which may take some of them back
   };
-  // `before_seen` is called when nothing can fail any more and nobody has seen a row; under the
-  // sequence's lock.
+  // `before_seen` runs under the sequence's lock, when nothing can fail any more and no reader has
+  // seen a row.
   absl::StatusOr<std::uint64_t> Append(
       const AppendSpan& span, const RowSource& rows, absl::FunctionRef<void()> before_seen = [] {});
 
-  // A new sequence that shares this one's segments. This one's open segment is frozen.
+  // Creates a sequence that shares this one's segments, and freezes this one's open segment.
   absl::StatusOr<std::shared_ptr<Sequence>> Fork(SequenceId id, SessionId owner);
 
-  // Takes over another's segments in place of its own of the same tokens, which the caller knows to
-  // be its first ones. What it has behind them stays: rows of a segment that their end parts are
-  // copied, in the form that they have. FAILED_PRECONDITION where it holds fewer tokens in
-  // segments, or more where either has dropped some, or others are at other positions; ABORTED
-  // while it is compressed, or has rows there that wait for a strategy.
+  // Replaces this sequence's first segments with the equivalent segments of `other`. The caller
+  // must know that both hold the same tokens there. Later rows are kept; if the end of the prefix
+  // splits a segment, the rows after it are copied in their stored form. FAILED_PRECONDITION if
+  // this sequence holds fewer tokens in segments, has tokens at other positions, or (when either
+  // has dropped entries) holds more tokens. ABORTED while it is being compressed or has rows there
+  // that wait for a strategy.
   enum class HeadTaken : std::uint8_t {
-    kHadIt,   // all of these segments, before
-    kAll,     // of as many tokens as it holds itself
-    kBehind,  // it holds tokens behind them
+    kHadIt,   // it already held all of these segments
+    kAll,     // all its tokens are covered
+    kBehind,  // it has further tokens after the prefix
   };
   absl::StatusOr<HeadTaken> TakeHeadOf(const Sequence& other);
 
-  // Of a sequence that came from a prefix, by forks: counted there while it lives.
+  // Marks the sequence as derived from a prefix, which counts it as a user while it lives.
   void set_prefix(ForkHold hold);
   ForkHold prefix() const;
 
-  // Whether some of what it holds was made by a call or by an earlier policy, so that its policy
-  // does not say what it is. Its forks say so, too.
+  // True if some content was produced by an explicit call or an earlier policy, so that the current
+  // policy does not describe it. Forks inherit the flag.
   bool made_by_hand() const { return made_by_hand_.load(); }
   void set_made_by_hand() { made_by_hand_.store(true); }
-  // Every lane has an entry of its own for every token, and all rows are as they came.
+  // True if every lane has one entry per token and no row has been re-encoded.
   bool AsItCame() const;
-  // Every lane has an entry of its own for every token.
+  // True if every lane has one entry per token.
   bool KeepsEveryToken() const;
 
-  // `before_seen` is called when nothing can fail any more and nobody has seen that rows have gone;
-  // under the sequence's lock.
+  // Drops all tokens from `tokens` on. `before_seen` runs under the sequence's lock, when nothing
+  // can fail any more and no reader has seen that rows are gone.
   absl::Status Truncate(
       std::uint64_t tokens, absl::FunctionRef<void()> before_seen = [] {});
 
-  // Starts decoding through the mapping. An open tail is closed first.
+  // Starts decoding through the mapped transport. An open tail is closed first.
   struct OpenedTail {
     std::uint32_t extent;
     std::uint64_t extent_bytes;
@@ -149,99 +156,103 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::uint32_t commit_slot;
     std::uint32_t generation;
     std::uint64_t tokens;
-    std::uint64_t position_shift;  // for as long as the tail is open
+    std::uint64_t position_shift;  // constant while the tail is open
   };
   absl::StatusOr<OpenedTail> OpenTail(TailMemory& memory, Control& control);
-  // Absorbs everything committed and gives the rings back. No effect without a tail. Where the pool
-  // has no room the tail stays open and nothing is lost.
+  // Absorbs all committed tokens and releases the rings. No effect without a tail. If the pool has
+  // no room, the tail remains open and nothing is lost.
   absl::Status CloseTail();
-  // Moves committed tokens from the tail into segments, so many as fill tiles there. Returns how
-  // many moved.
+  // Moves committed tokens from the tail into segments, but only as many as fill whole tiles.
+  // Returns the number moved.
   absl::StatusOr<std::uint64_t> AbsorbFullTiles();
 
-  // Encodes every dense segment of the layers named into the form that the spec gives them. The
-  // work is done without the sequence's lock: appends, tails and readers go on, and what comes in
-  // meanwhile stays dense. All lanes are published together; an error changes nothing.
-  // INVALID_ARGUMENT where a value has no place in that form, ABORTED while another packing runs.
+  // Encodes every dense segment of the layers named in the form that the spec gives them. The work
+  // runs without the sequence's lock: appends, tails and readers continue, and rows that arrive in
+  // the meantime remain dense. All lanes are published together, and an error changes nothing.
+  // INVALID_ARGUMENT: a value cannot be represented in that form. ABORTED: another packing is
+  // running.
   absl::StatusOr<PackOutcome> Pack(const PackSpec& spec, const GoOn& go_on);
 
-  // Before entries of some layers are moved to other positions, which a swap does (LaneSwap).
-  // Closes the tail: rows that come through it stand where its worker was told when it opened it.
-  // None is opened while the answer is held. FAILED_PRECONDITION where a layer is named that holds
-  // fewer tokens than another: those that it misses would stand elsewhere than what it holds.
+  // Must be held while entries of some layers move to other positions, which a swap does
+  // (LaneSwap). Closes the tail, because rows written through it stand at the positions valid when
+  // it was opened; no tail can be opened while the result is held. FAILED_PRECONDITION if a named
+  // layer holds fewer tokens than another one: its missing rows would stand at other positions.
   using TailShut = std::shared_ptr<const void>;
   absl::StatusOr<TailShut> BeginMoves(std::uint32_t first_layer, std::uint32_t layers);
-  // How far the rotary position of a token is behind its number, because keys were turned to the
-  // places that they have after others went. 0 unless a policy moves positions.
-  // While that is done lane by lane, or where it has ended in between, it is what it was before.
+  // The number of positions by which tokens have moved: token number minus rotary position. It is 0
+  // unless a policy drops tokens and re-rotates the remaining keys. The old value remains valid
+  // until all lanes have moved.
   std::uint64_t position_shift() const;
-  // Whether any lane has moved any.
+  // True if any lane has moved tokens.
   bool HasMoved() const;
-  // FAILED_PRECONDITION where some lanes have moved tokens that others have not moved yet.
+  // Returns FAILED_PRECONDITION if some lanes have moved tokens and others have not yet.
   absl::Status StandsAlike() const;
-  // The same for whoever reads one layer; FAILED_PRECONDITION where lanes of it stand elsewhere
-  // than the sequence's next query. Whatever was published before this call has a version by now.
+  // The same for a reader of one layer: FAILED_PRECONDITION if lanes of that layer disagree with
+  // the position of the sequence's next query. Everything published before this call has its
+  // version by now.
   absl::StatusOr<std::uint64_t> PositionShiftOf(std::uint32_t layer) const;
 
-  // Tokens that a layer holds, committed ones of the tail included.
+  // Number of tokens a layer holds, including committed ones in the tail.
   absl::StatusOr<std::uint64_t> TokensOfLayer(std::uint32_t layer);
 
-  // Entries of a lane that wait for a strategy.
+  // Number of entries of a lane that wait for a strategy.
   std::uint64_t OpenEntries(std::uint32_t lane) const;
 
-  // Lanes with more segments than this.
+  // Lanes that have more segments than this.
   std::vector<std::uint32_t> CrowdedLanes(std::size_t segments) const;
 
-  // The first of the last tokens that a step has appended, if nothing came behind them; else behind
-  // the last token.
+  // The first token of the most recent decode step, if nothing was appended after it; else the end
+  // of the sequence.
   std::uint64_t step_begin() const;
 
-  // Gives up the copies of rows that wait for a strategy, but for those of segments that somebody
-  // else holds, too: what they were encoded to is final.
+  // Drops the raw copies of rows that wait for a strategy, which makes their current encoding
+  // final. Copies of segments that another sequence also holds are kept.
   void DropRawRows();
 
-  // What an upper layer keeps with the sequence; null once it is freed.
+  // State attached by an upper layer; null once the sequence is freed.
   std::shared_ptr<Companion> companion() const;
   void set_companion(std::shared_ptr<Companion> companion);
 
-  // Hands what waits for a strategy in one lane to `work`, which runs without the sequence's lock,
-  // and publishes what comes of it. Lanes can be recoded at the same time, each by one caller.
-  // ABORTED where another call is at it, or where the lane was forked or cut meanwhile so that the
-  // work does not fit it any more. An error changes nothing.
+  // Passes the part of one lane that waits for a strategy to `work`, which runs without the
+  // sequence's lock, and publishes the result. Different lanes can be recoded concurrently, each by
+  // one caller. ABORTED if another call is recoding the lane, or if a fork or truncation in the
+  // meantime invalidated the result. An error changes nothing.
   struct RecodeOptions {
     std::uint32_t lane = 0;
-    std::uint64_t least_plain = 0;  // fewer plain entries: nothing is done
-    bool whole = false;             // all of the lane, and not only what waits
+    std::uint64_t least_plain = 0;  // no-op if the lane has fewer dense entries
+    bool whole = false;             // pass the entire lane, not only the part that waits
   };
   absl::Status Recode(const RecodeOptions& options, const Recoder& work);
-  // The same of all lanes of a layer at one moment, by kv head, to look at: rows stay as they are
-  // while they are held here. Others may go on appending behind them.
+  // Returns that part of every lane of a layer (`whole`: the entire lanes) at one moment, by kv
+  // head, for inspection. Its rows do not change while the result is held; others may append after
+  // them.
   absl::StatusOr<std::vector<OpenRun>> LookAt(std::uint32_t layer, bool whole) const;
 
-  // Moves every committed token from the tail into segments; the tail goes on.
+  // Moves every committed token from the tail into segments. The tail remains open.
   absl::Status AbsorbTail();
 
-  // ---- where its rows are; sequence_residency.cc
+  // ---- offloading and restoring; see sequence_residency.cc
 
-  // Moves what it alone holds from the pool into the host tier; segments that others share stay.
-  // The tail is closed first, and stays closed where the rest is refused. Readers see the block's
-  // state kSequenceOffloaded, and whatever needs rows answers ABORTED until they are restored.
-  // Returns the bytes that leave the pool when its readers have moved on. ABORTED where another
-  // call, a step or a packing works on it; RESOURCE_EXHAUSTED where the tier is full, or the pool
-  // has no room to close the tail.
+  // Moves the segments that only this sequence holds from the pool to the host tier; shared
+  // segments remain. The tail is closed first, and remains closed if a later step fails. Readers
+  // then see the state kSequenceOffloaded, and operations that need rows return ABORTED until
+  // Restore. Returns the bytes that leave the pool once its readers are done. ABORTED: another
+  // call, a step or a packing is using the sequence. RESOURCE_EXHAUSTED: the tier is full, or the
+  // pool has no room to close the tail.
   struct OffloadOptions {
-    // Only where nobody has used it since.
+    // Offload only if the sequence has not been used since this time.
     std::optional<Clock::TimePoint> unused_since{};
   };
   absl::StatusOr<std::uint64_t> Offload(const OffloadOptions& options);
-  // Brings back all that is in the tier, byte for byte, and keeps it here while the answer is held.
-  // Counts as a use. Waits while another call moves it. RESOURCE_EXHAUSTED where the pool has no
-  // room: nothing has changed then.
+  // Restores everything from the tier, byte for byte, and keeps it in the pool while the result is
+  // held. Counts as a use. Waits while another call moves the rows. RESOURCE_EXHAUSTED: the pool
+  // has no room, and nothing has changed.
   absl::StatusOr<Residence> Restore();
   bool offloaded() const;
-  // What the ladder goes by: since when nobody has used it (a committed count that has moved since
-  // the last look counts as now), and whether Offload would move anything: now, or once whoever is
-  // at it has done. Waits for nobody: who looks may be another tenant's call.
+  // What the pressure ladder needs to choose a victim: the time of the last use (a committed count
+  // that moved since the last call counts as a use now), and whether Offload would move anything,
+  // now or once the current user is done. Never blocks, because the caller may act for another
+  // tenant.
   struct Rest {
     Clock::TimePoint last_use;
     bool may_go = false;
@@ -249,11 +260,11 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   };
   Rest LookForRest();
 
-  // Readers see it gone; its memory goes when they have moved on. The sequence refuses everything
-  // from now on. Idempotent.
+  // Hides the sequence from readers and frees its memory when they are done. Every later operation
+  // is refused. Idempotent.
   void Free();
 
-  // The tail as a reader may use it, or null. Take it after pinning and before the lane words.
+  // The tail as readers may use it, or null. Load it after pinning and before the lane words.
   std::shared_ptr<const TailHandle> tail() const;
   bool decoding() const { return tail() != nullptr; }
   bool failed() const;
@@ -266,9 +277,9 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     std::uint32_t segments;
     std::uint64_t tile_bytes;
     std::vector<SegmentRun> runs;
-    std::uint64_t tokens = 0;  // that its entries are what is left of
+    std::uint64_t tokens = 0;  // tokens that the entries represent
     std::uint64_t position_shift = 0;
-    // Only where they were asked for: of each entry.
+    // Per entry; filled only for Detail::kEntries.
     std::vector<std::uint64_t> positions;
     std::vector<float> weights;
   };
@@ -277,12 +288,12 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     SessionId owner;
     bool failed = false;
     std::string failure;
-    std::uint64_t tokens = 0;  // committed tail tokens included
+    std::uint64_t tokens = 0;  // including committed tokens in the tail
     bool decoding = false;
     std::uint64_t tile_bytes = 0;
     std::uint64_t shared_tile_bytes = 0;
     bool offloaded = false;
-    std::uint64_t stored_bytes = 0;  // in the host tier
+    std::uint64_t stored_bytes = 0;  // bytes in the host tier
     std::vector<LaneDescription> lanes;
   };
   enum class Detail { kSums, kLanes, kEntries };
@@ -290,32 +301,33 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   Description Describe(bool lanes) const {
     return Describe(lanes ? Detail::kLanes : Detail::kSums);
   }
-  // What the segments of all lanes hold, form by form.
+  // Sums over the segments of all lanes, by form.
   std::vector<SegmentRun> Form() const;
 
  private:
   friend class Residence;
-  // What one lane needs to take an append: reserved first, used after every lane has its own.
+  // Memory that one lane needs for an append. All lanes reserve theirs before any is used.
   struct Growth {
     std::shared_ptr<Segment> segment;
     bool fresh;                 // not yet in the lane's list
-    std::uint32_t first_entry;  // of the rows that go in
+    std::uint32_t first_entry;  // of the rows being appended
     std::uint32_t count;
     Tiles tiles;
     pool::Block table;
-    // The tile of an entry: the segment's, or one that is reserved for it.
+    // The tile of an entry: one that the segment has, or one reserved for it.
     std::byte* TileOf(std::uint32_t entry) const;
   };
   struct LanePlan {
     std::uint32_t lane;
     std::uint32_t layer;
     std::uint32_t kv_head;
-    // So many of the lane's last segments go: the first growth begins with copies of their rows.
+    // Number of the lane's last segments that are replaced: the first growth begins with their
+    // rows.
     std::size_t taken_over = 0;
     std::vector<Growth> growths{};
     pool::Block snapshot{};
   };
-  // What a plan brings to the device, many lanes at a time.
+  // Work for the device, batched over many lanes.
   struct FillBatch {
     struct Origin {
       std::uint32_t layer;
@@ -323,26 +335,26 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
       std::uint64_t first_token;
     };
     std::vector<device::RowRun> runs;
-    std::vector<Origin> origins;  // of each run
+    std::vector<Origin> origins;  // one per run
     std::vector<device::WordStore> words;
   };
-  // What a publication replaces, on its way to the epoch.
+  // What a publication replaces; it goes to the epoch.
   struct Replaced {
     std::vector<pool::Block> blocks;
     std::vector<std::shared_ptr<Segment>> segments;
     std::uint64_t bytes() const;
   };
 
-  // Another's segments, on their way into this one (TakeHeadOf).
+  // Segments of another sequence that this one is about to adopt (TakeHeadOf).
   struct HeadLane {
     std::vector<HeldSegment> segments;
     std::uint64_t entries = 0;
     std::uint64_t tokens = 0;
-    bool held = false;                  // by this one, too
-    std::uint64_t losses = 0;           // of this one's lane until then
-    HeldSegment parted{};               // of this one, by the head's end; none: it parts none
-    std::shared_ptr<Segment> newest{};  // of this one: nobody appends to it
-    std::shared_ptr<Segment> rest{};    // a copy of what `parted` has behind that
+    bool held = false;         // this sequence already holds them
+    std::uint64_t losses = 0;  // of this sequence's lane at the time of the check
+    HeldSegment parted{};  // this sequence's segment split by the end of the prefix; empty: none
+    std::shared_ptr<Segment> newest{};  // this sequence's last segment; holding it blocks appends
+    std::shared_ptr<Segment> rest{};  // a copy of the rows of `parted` after the end of the prefix
 
     bool HeldBy(const Lane& lane) const;
   };
@@ -362,12 +374,12 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
 
   absl::Status Usable() const TESSERA_REQUIRES(mutex_);
   void AdoptMoves() TESSERA_REQUIRES(mutex_);
-  // Tokens up to which some lanes have moved, and others have not; 0: all stand alike.
+  // Number of leading tokens that some lanes have moved and others have not; 0: all lanes agree.
   std::uint64_t MovedAhead() const TESSERA_REQUIRES(mutex_);
-  // Whether a lane of the layer has moved, and not all others.
+  // True if a lane of the layer has moved while others have not.
   bool MovedAlone(std::uint32_t layer) const TESSERA_REQUIRES(mutex_);
   absl::Status HalfMoved() const TESSERA_REQUIRES(mutex_);
-  // Whether tokens of a lane may be moved that stand before this one.
+  // Checks that the lane may move its tokens before `until`.
   absl::Status MayMove(std::uint32_t lane, std::uint64_t until) const TESSERA_REQUIRES(mutex_);
   absl::Status Fail(std::string why) TESSERA_REQUIRES(mutex_);
   std::uint64_t TokensInSegments() const TESSERA_REQUIRES(mutex_);
@@ -378,14 +390,14 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::Status AppendLocked(const AppendSpan& span, const RowSource& rows,
                             absl::FunctionRef<void()> before_seen, Replaced& replaced)
       TESSERA_REQUIRES(mutex_);
-  // joins: what is appended takes over short segments before it, where it begins one.
+  // joins: an append that begins a segment first copies the short segments before it.
   absl::StatusOr<std::vector<LanePlan>> PlanAll(const AppendSpan& span, bool joins)
       TESSERA_REQUIRES(mutex_);
   absl::StatusOr<LanePlan> Plan(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t tokens,
                                 bool joins) TESSERA_REQUIRES(mutex_);
   bool MayJoin(const Lane& lane) const TESSERA_REQUIRES(mutex_);
-  // Many short segments of the newest rows become one, once and not in each fork. Not where the
-  // child, which takes over so many tokens of the tail, then had no room for these.
+  // Joins many short segments of the newest rows, so that it happens once and not in each fork.
+  // Skipped if the child would then lack room for the tokens it takes over from the tail.
   absl::Status JoinForFork(Sequence& child, std::uint64_t tail_tokens)
       TESSERA_REQUIRES(mutex_, child.mutex_);
   absl::Status ReserveBesides(Sequence& child, std::uint64_t tail_tokens,
@@ -401,7 +413,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   void Commit(LanePlan& plan, std::uint64_t tokens, Replaced& replaced) TESSERA_REQUIRES(mutex_);
   void PublishLane(std::uint32_t lane, pool::Block snapshot, Replaced& replaced)
       TESSERA_REQUIRES(mutex_);
-  // After the lane words: bumps the version and sends what was replaced to the epoch.
+  // Called after the lane words are written: bumps the version and retires what was replaced.
   void FinishPublication(Replaced replaced, pool::Epochs::Garbage also = nullptr)
       TESSERA_REQUIRES(mutex_);
 
@@ -428,7 +440,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   Rest RestLocked() TESSERA_REQUIRES(mutex_);
   void Leave();
   void Used() TESSERA_REQUIRES(mutex_);
-  // Usable, and in the pool.
+  // Checks that the sequence is usable and its rows are in the pool.
   absl::Status Resident() const TESSERA_REQUIRES(mutex_);
   absl::Status MayOffload() const TESSERA_REQUIRES(mutex_);
   absl::Status CloseTailOutOfStep() TESSERA_REQUIRES(mutex_);
@@ -448,13 +460,13 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::StatusOr<std::vector<pool::Block>> ReserveSnapshots(std::size_t more_segments)
       TESSERA_REQUIRES(mutex_);
   void CutLanes(std::uint64_t tokens, std::vector<pool::Block> snapshots) TESSERA_REQUIRES(mutex_);
-  // FAILED_PRECONDITION where a token before the cut has been merged with one behind it.
+  // Returns FAILED_PRECONDITION if a token before the cut was merged with a later one.
   absl::Status MayCut(std::uint64_t tokens) const TESSERA_REQUIRES(mutex_);
 
   const TenantMemory memory_;
   const SequenceId id_;
   const std::shared_ptr<const Model> model_;
-  const std::shared_ptr<pool::Block> block_;  // retired by Free, shared with tail handles
+  const std::shared_ptr<pool::Block> block_;  // retired by Free; shared with tail handles
   const std::uint64_t block_offset_;
   std::atomic<std::uint64_t> owner_;
 
@@ -463,16 +475,17 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::uint32_t tail_generation_ TESSERA_GUARDED_BY(mutex_) = 0;
   bool freed_ TESSERA_GUARDED_BY(mutex_) = false;
   bool packing_ TESSERA_GUARDED_BY(mutex_) = false;
-  PositionMove moved_ TESSERA_GUARDED_BY(mutex_);           // of all lanes together: AdoptMoves
-  std::uint32_t tail_shut_ TESSERA_GUARDED_BY(mutex_) = 0;  // TailShuts that are held
-  std::string failure_ TESSERA_GUARDED_BY(mutex_);          // empty: live
+  PositionMove moved_ TESSERA_GUARDED_BY(mutex_);           // common to all lanes: AdoptMoves
+  std::uint32_t tail_shut_ TESSERA_GUARDED_BY(mutex_) = 0;  // number of live TailShuts
+  std::string failure_ TESSERA_GUARDED_BY(mutex_);          // empty: not failed
   bool offloaded_ TESSERA_GUARDED_BY(mutex_) = false;
-  bool moving_ TESSERA_GUARDED_BY(mutex_) = false;  // rows are copied out or in, without the lock
-  CondVar still_;                                   // `moving_` has ended
-  std::uint32_t residents_ TESSERA_GUARDED_BY(mutex_) = 0;  // Residences that live
+  bool moving_ TESSERA_GUARDED_BY(mutex_) = false;  // rows are being copied, without the lock
+  CondVar still_;                                   // signalled when `moving_` becomes false
+  std::uint32_t residents_ TESSERA_GUARDED_BY(mutex_) = 0;  // number of live Residences
   Clock::TimePoint last_use_ TESSERA_GUARDED_BY(mutex_);
   std::uint64_t seen_committed_ TESSERA_GUARDED_BY(mutex_) = 0;
-  // Of the newest append, as far as it was not cut; what no step brought begins at its end.
+  // Token range of the newest append, less what was truncated. For an append that is not a decode
+  // step the range is empty and starts at its end.
   std::uint64_t step_begin_ TESSERA_GUARDED_BY(mutex_) = 0;
   std::uint64_t step_end_ TESSERA_GUARDED_BY(mutex_) = 0;
 

@@ -1,4 +1,4 @@
-// How rows enter a sequence: plan and reserve for every lane, then fill, then publish.
+// How rows enter a sequence: plan and reserve for all lanes, fill, then publish.
 
 #include <algorithm>
 #include <cstring>
@@ -15,7 +15,7 @@ namespace tessera::cache {
 using kernels::kTileEntries;
 
 namespace {
-// Bounds the lists of a long prompt; a device takes as many in one launch.
+// Bounds the run lists of a long prompt; a device takes this many in one launch.
 constexpr std::size_t kRunsAtOnce = 16384;
 }  // namespace
 
@@ -28,12 +28,13 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const Row
   if (span.position_shift.value_or(moved_.shift) != moved_.shift) {
     return absl::FailedPreconditionError(
         Concat(id_.ToString(), " has moved its tokens by ", moved_.shift,
-               " positions; these rows were computed for a move by ", *span.position_shift));
+               " positions, but these rows were computed for a shift of ", *span.position_shift));
   }
-  // Before the tail is closed: a refused append leaves the sequence decoding.
+  // Checked before the tail is closed, so that a refused append leaves the sequence decoding.
   absl::StatusOr<std::uint64_t> committed = CommittedLocked();
   if (!committed.ok()) return committed.status();
-  // A prompt may come layer by layer, and each be compressed as it comes; more may not.
+  // A prompt may arrive layer by layer, and each layer may be compressed on arrival. No append may
+  // go beyond the tokens that the other layers have moved.
   const std::uint64_t ahead = MovedAhead();
   if (ahead != 0 && span.first_token + span.tokens > ahead) return HalfMoved();
   for (std::uint32_t layer = span.first_layer; layer < span.first_layer + span.layers; ++layer) {
@@ -41,7 +42,7 @@ absl::StatusOr<std::uint64_t> Sequence::Append(const AppendSpan& span, const Row
   }
   absl::Status status = CheckFirstToken(span, *committed);
   if (status.ok()) status = CloseTailLocked();
-  // Once more: its worker may have committed tokens meanwhile.
+  // Checked again, because the worker may have committed tokens in the meantime.
   if (status.ok()) status = CheckFirstToken(span, TokensInSegments());
   Replaced replaced;
   if (status.ok()) status = AppendLocked(span, rows, before_seen, replaced);
@@ -61,7 +62,7 @@ std::uint64_t Sequence::step_begin() const {
   return tokens > step_end_ ? tokens : std::min(step_begin_, tokens);
 }
 
-// `committed`: tokens that every layer holds, the tail's included.
+// `committed`: tokens that every layer holds, including those in the tail.
 absl::Status Sequence::CheckFirstToken(const AppendSpan& span, std::uint64_t committed) {
   for (std::uint32_t layer = span.first_layer; layer < span.first_layer + span.layers; ++layer) {
     const std::uint64_t held =
@@ -76,7 +77,7 @@ absl::Status Sequence::CheckFirstToken(const AppendSpan& span, std::uint64_t com
 
 absl::Status Sequence::AppendLocked(const AppendSpan& span, const RowSource& rows,
                                     absl::FunctionRef<void()> before_seen, Replaced& replaced) {
-  // What copies need may be all that is missing.
+  // If memory is short, retry without the copies that joining needs.
   absl::StatusOr<std::vector<LanePlan>> plans = PlanAll(span, /*joins=*/true);
   if (!plans.ok()) plans = PlanAll(span, /*joins=*/false);
   if (!plans.ok()) return plans.status();
@@ -111,7 +112,7 @@ absl::StatusOr<Sequence::LanePlan> Sequence::Plan(std::uint32_t layer, std::uint
   return plan;
 }
 
-// Not while somebody works on the segments that there are: he looks for them when he has done.
+// No joining while a packing or a recoding is running: it looks for its segments when it publishes.
 bool Sequence::MayJoin(const Lane& lane) const { return !packing_ && !lane.recoding; }
 
 absl::Status Sequence::JoinForFork(Sequence& child, std::uint64_t tail_tokens) {
@@ -126,7 +127,7 @@ absl::Status Sequence::JoinForFork(Sequence& child, std::uint64_t tail_tokens) {
   }
   if (plans.empty()) return absl::OkStatus();
   absl::Status status = ReserveBesides(child, tail_tokens, plans);
-  // They stay as they are, and are shared so.
+  // Without room for copies, the child shares the segments as they are.
   if (absl::IsResourceExhausted(status)) return absl::OkStatus();
   if (!status.ok()) return status;
   status = FillTakenOver(plans);
@@ -143,7 +144,8 @@ absl::Status Sequence::JoinForFork(Sequence& child, std::uint64_t tail_tokens) {
   return absl::OkStatus();
 }
 
-// For the plans, while there is room for what the child needs of its own: a cut, and the tail.
+// Reserves for the plans while the child still gets what it needs: snapshots for a cut, and the
+// tail.
 absl::Status Sequence::ReserveBesides(Sequence& child, std::uint64_t tail_tokens,
                                       std::vector<LanePlan>& plans) {
   const absl::StatusOr<std::vector<pool::Block>> cut = ReserveSnapshots(0);
@@ -223,9 +225,8 @@ std::byte* Sequence::Growth::TileOf(std::uint32_t entry) const {
   return tile < present ? segment->TileData(tile) : tiles.tile(tile - present);
 }
 
-// Writes what no snapshot shows: the free rows of the last tile, tiles that the segment does not
-// have yet, and the words of its table for them. Where a value is not usable, or the device fails,
-// nothing that anybody can see has changed.
+// Writes only memory that no snapshot shows: free rows of the last tile, new tiles, and their words
+// in the table. If a value is not usable or the device fails, nothing visible has changed.
 absl::Status Sequence::Fill(const std::vector<LanePlan>& plans, const RowSource& rows,
                             std::uint64_t first_token) {
   if (absl::Status status = FillTakenOver(plans); !status.ok()) return status;
@@ -238,8 +239,8 @@ absl::Status Sequence::Fill(const std::vector<LanePlan>& plans, const RowSource&
   return Flush(rows.place(), batch);
 }
 
-// Before the rows that come: all bytes of a tile are written, also where it is to hold some of
-// them.
+// Runs before new rows are written: it writes all bytes of a tile, even of one that is to take some
+// of them.
 absl::Status Sequence::FillTakenOver(const std::vector<LanePlan>& plans) {
   std::vector<RowsCopy> copies;
   for (const LanePlan& plan : plans) {
@@ -289,7 +290,7 @@ absl::Status Sequence::Flush(device::Place source, FillBatch& batch) {
     const FillBatch::Origin& origin = batch.origins[row.run];
     return Fail(Concat(row.of_value ? "V" : "K", " of layer ", origin.layer, ", kv head ",
                        origin.kv_head, ", token ", origin.first_token + row.row, ", channel ",
-                       row.channel, " is not finite, or its magnitude is 2^63 or more"));
+                       row.channel, " is not finite or has a magnitude of 2^63 or more"));
   }
   if (absl::Status status = memory_.device->StoreWords(batch.words); !status.ok()) return status;
   batch = FillBatch();
@@ -345,7 +346,7 @@ void Sequence::PublishLane(std::uint32_t index, pool::Block block, Replaced& rep
 
 void Sequence::FinishPublication(Replaced replaced, pool::Epochs::Garbage also) {
   if (!freed_) {
-    // Layers that come one after another: those without tokens as yet have none that were moved.
+    // While layers arrive one after another, layers that have no tokens yet have moved none either.
     const std::uint64_t tokens = TokensInSegments();
     block().next_position.store(tokens - std::min(tokens, moved_.shift));
   }

@@ -1,5 +1,5 @@
-// How a sequence's segments change their form: taken under the lock, encoded without it, published
-// under it again.
+// How a sequence's segments are packed: taken under the lock, encoded without it, published under
+// it.
 
 #include <algorithm>
 #include <utility>
@@ -31,7 +31,7 @@ Bytes BytesOf(const Lane& lane) {
 absl::StatusOr<PackOutcome> Sequence::Pack(const PackSpec& spec, const GoOn& go_on) {
   TESSERA_CHECK(spec.first_layer + spec.shapes.size() <= model_->layers(),
                 "the caller checked the layers");
-  Packer packer(memory_, *model_, spec);  // outlives the lock: what it drops goes to the pool
+  Packer packer(memory_, *model_, spec);  // outlives the lock: its destructor frees pool memory
   {
     MutexLock lock(mutex_);
     if (absl::Status status = TakeForPacking(spec, packer); !status.ok()) return status;
@@ -52,7 +52,7 @@ absl::Status Sequence::TakeForPacking(const PackSpec& spec, Packer& packer) {
       std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.recoding; });
   if (packing_ || recoding) {
     return absl::AbortedError(
-        Concat(id_.ToString(), " is being compressed by another call; ask again"));
+        Concat(id_.ToString(), " is being compressed by another call; retry when it is done"));
   }
   packing_ = true;
   for (std::uint32_t i = 0; i < spec.shapes.size(); ++i) {
@@ -62,16 +62,16 @@ absl::Status Sequence::TakeForPacking(const PackSpec& spec, Packer& packer) {
       for (const HeldSegment& held : lane.segments) {
         if (packer.Wants(layer, *held.segment)) packer.Add(layer, head, held);
       }
-      // Closed, like one that a fork shares: rows appended from now on go into another segment.
-      // Where the packing comes to nothing the lane may open it again.
+      // Closed as if shared with a fork: rows appended from now on go to another segment. If the
+      // packing fails, the lane may reopen it.
       lane.open = false;
     }
   }
   return absl::OkStatus();
 }
 
-// The lanes may have changed meanwhile: cut, shared with a fork, appended to. What they still hold
-// of the segments that were taken is replaced, with the count that they show of it now.
+// Lanes may have been cut, forked or appended to since. Replaces the segments that they still hold,
+// keeping each lane's current entry count.
 absl::StatusOr<PackOutcome> Sequence::PublishPacked(const PackSpec& spec, Packer& packer) {
   const shm::LaneLayout& layout = model_->layout();
   const auto layers = static_cast<std::uint32_t>(spec.shapes.size());
@@ -109,7 +109,7 @@ absl::StatusOr<PackOutcome> Sequence::PublishPacked(const PackSpec& spec, Packer
     outcome.tile_bytes_after += after.tiles;
     outcome.rotation_bytes += after.rotations;
     if (replaced.segments.size() > replaced_before) {
-      lane.growing = false;  // its last segment before the plain ones is another now
+      lane.growing = false;  // another segment is now the last one before the dense ones
       PublishLane(i, std::move(snapshots[i - first]), replaced);
     }
   }

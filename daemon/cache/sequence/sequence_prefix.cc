@@ -1,4 +1,4 @@
-// What a sequence has to do with published prefixes.
+// How a sequence adopts the segments of a published prefix.
 
 #include <algorithm>
 #include <utility>
@@ -9,7 +9,7 @@
 
 namespace tessera::cache {
 
-// A lane that shows more of the last of these segments has the head in it, too.
+// A lane also holds the prefix if it shows more entries of the last of these segments.
 bool Sequence::HeadLane::HeldBy(const Lane& lane) const {
   if (lane.segments.size() < segments.size()) return false;
   if (segments.empty()) return lane.segments.empty();
@@ -41,10 +41,10 @@ bool Sequence::AsItCame() const {
   });
 }
 
-// As a packing: segments that the head's end parts are closed under the lock, their rows behind it
-// are copied without it, and all lanes are published under it again.
+// Works like a packing: segments split by the end of the prefix are closed under the lock, their
+// rows after it are copied without the lock, and all lanes are published together under it.
 absl::StatusOr<Sequence::HeadTaken> Sequence::TakeHeadOf(const Sequence& other) {
-  Head head;  // outlives the lock: what it drops goes to the pool
+  Head head;  // outlives the lock: its destructor frees pool memory
   if (absl::Status status = other.ListHead(head); !status.ok()) return status;
   {
     MutexLock lock(mutex_);
@@ -68,7 +68,7 @@ bool Sequence::IsAsLongAs(const Head& head) const {
   return true;
 }
 
-// Held from then on, so that it stays whatever becomes of this sequence.
+// `head` holds the segments from here on, so they survive whatever happens to this sequence.
 absl::Status Sequence::ListHead(Head& head) const {
   MutexLock lock(mutex_);
   if (absl::Status status = Resident(); !status.ok()) return status;
@@ -94,8 +94,9 @@ absl::Status Sequence::MayTakeHead(const Head& head) const {
     if (has_it && moved_.shift == head.moved.shift) continue;
     return absl::FailedPreconditionError(
         Concat(id_.ToString(), " holds ", lane.entries, " entries of ", lane.tail_start,
-               " tokens in segments, moved by ", moved_.shift, "; ", head.of.ToString(), " ",
-               theirs.entries, " of ", theirs.tokens, ", moved by ", head.moved.shift));
+               " tokens in segments, shifted by ", moved_.shift, "; it cannot share those of ",
+               head.of.ToString(), ", which holds ", theirs.entries, " entries of ", theirs.tokens,
+               " tokens, shifted by ", head.moved.shift));
   }
   return absl::OkStatus();
 }
@@ -103,7 +104,8 @@ absl::Status Sequence::MayTakeHead(const Head& head) const {
 absl::Status Sequence::TakeParted(Head& head) {
   if (absl::Status status = MayTakeHead(head); !status.ok()) return status;
   const auto busy = [this] {
-    return absl::AbortedError(Concat(id_.ToString(), " is being compressed; ask again"));
+    return absl::AbortedError(
+        Concat(id_.ToString(), " is being compressed; retry when that is done"));
   };
   if (packing_) return busy();
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
@@ -115,15 +117,15 @@ absl::Status Sequence::TakeParted(Head& head) {
     for (const HeldSegment& held : lanes_[i].segments) {
       if (held.end_position() <= theirs.tokens) continue;
       if (held.segment->first_position() >= theirs.tokens) break;
-      // Rows that wait for a strategy, with copies of their own, get it first.
+      // Rows that wait for a strategy with raw copies must be encoded first.
       if (held.segment->raw() != nullptr && !held.segment->raw()->dropped()) return busy();
       theirs.parted = held;
     }
   }
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
     if (head.lanes[i].held || lanes_[i].segments.empty()) continue;
-    // Closed, like one that a fork shares, and held so that it stays so: rows that come meanwhile
-    // go into a segment of their own. Where nothing comes of this the lane may open it again.
+    // Closed as if shared with a fork, and held so that it is not reopened: rows that arrive now go
+    // to another segment. If the operation fails, the lane may reopen it.
     head.lanes[i].newest = lanes_[i].segments.back().segment;
     lanes_[i].open = false;
   }
@@ -141,13 +143,13 @@ absl::Status Sequence::CopyParted(Head& head) const {
   return absl::OkStatus();
 }
 
-// The lanes may have changed meanwhile: forked, appended to.
+// Lanes may have been forked or appended to since.
 absl::Status Sequence::PutHead(Head& head) {
   std::vector<pool::Block> snapshots(lanes_.size());
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
     HeadLane& theirs = head.lanes[i];
     const auto changed = [this] {
-      return absl::AbortedError(Concat(id_.ToString(), " was cut meanwhile; ask again"));
+      return absl::AbortedError(Concat(id_.ToString(), " was truncated in the meantime; retry"));
     };
     if (lanes_[i].losses != theirs.losses) return changed();
     if (theirs.held) continue;
@@ -179,7 +181,7 @@ absl::Status Sequence::PutHead(Head& head) {
     lane.entries = lane.tail_start > theirs.tokens ? lane.entries : theirs.entries;
     lane.open = lane.growing = false;
     lane.cut_drained = nullptr;
-    ++lane.losses;  // whoever chose among entries chose among others
+    ++lane.losses;  // token policies that chose among the old entries must notice
     PublishLane(i, std::move(snapshots[i]), replaced);
   }
   FinishPublication(std::move(replaced));

@@ -1,6 +1,5 @@
-// How the newest part of a lane changes its form: taken under the lock, encoded without it, swapped
-// in under it again. Lane by lane, so that the old and the new form of those that are being worked
-// on is all that is held twice.
+// How the newest part of a lane is recoded: taken under the lock, encoded without it, swapped in
+// under it. Only one lane at a time per caller, so only that lane needs memory for both forms.
 
 #include <algorithm>
 #include <span>
@@ -16,8 +15,8 @@
 namespace tessera::cache {
 
 absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work) {
-  TESSERA_CHECK(options.lane < model_->lanes(), "the caller knows the model");
-  OpenRun run;  // what is dropped of these goes to the pool: after the lock
+  TESSERA_CHECK(options.lane < model_->lanes(), "the lane index is in range");
+  OpenRun run;  // declared before the lock: dropping these frees pool memory
   absl::StatusOr<std::optional<LaneSwap>> swap;
   {
     MutexLock lock(mutex_);
@@ -25,7 +24,7 @@ absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work)
     Lane& lane = lanes_[options.lane];
     if (packing_ || lane.recoding) {
       return absl::AbortedError(
-          Concat(id_.ToString(), " is being compressed by another call; ask again"));
+          Concat(id_.ToString(), " is being compressed by another call; retry when it is done"));
     }
     run = OpenRunOf(options.lane, options.whole);
     if (run.plain_entries() < options.least_plain ||
@@ -33,12 +32,12 @@ absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work)
       return absl::OkStatus();
     }
     lane.recoding = true;
-    // Closed, like one that a fork shares. Where nothing comes of it the lane may open it again.
+    // Closed as if shared with a fork. If the work fails, the lane may reopen it.
     if (!run.plain.empty()) lane.open = false;
   }
   swap = work(run);
-  // Readers may be at work on what is replaced, but none reads raw copies: they go at once where
-  // nobody else holds the segment, a fork that waits with it, say. Without the lock.
+  // Readers may still use the replaced segments but never their raw copies. These are freed at
+  // once, without the lock, unless another holder (such as a fork) waits with the same segment.
   std::vector<std::shared_ptr<Segment>> without_raw;
   const absl::Cleanup drop = [&without_raw] {
     for (const std::shared_ptr<Segment>& segment : without_raw) segment->raw()->Drop();
@@ -51,7 +50,7 @@ absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work)
   if (!swap->has_value()) return absl::OkStatus();
   if (absl::Status status = Usable(); !status.ok()) return status;
   if (absl::Status status = SwapIn(run, **swap, replaced); !status.ok()) return status;
-  // The lane alone holds what it opens next.
+  // Releases the references, so that the lane is the only holder of what it opens next.
   run = OpenRun();
   for (const std::shared_ptr<Segment>& segment : replaced.segments) {
     if (segment.use_count() == 1 && segment->raw_unshared()) without_raw.push_back(segment);
@@ -107,14 +106,14 @@ absl::StatusOr<Sequence::TailShut> Sequence::BeginMoves(std::uint32_t first_laye
   if (absl::Status status = Usable(); !status.ok()) return status;
   if (packing_) {
     return absl::AbortedError(
-        Concat(id_.ToString(), " is being compressed by another call; ask again"));
+        Concat(id_.ToString(), " is being compressed by another call; retry when it is done"));
   }
   for (const Lane& lane : lanes_) {
     for (const HeldSegment& held : lane.segments) {
       if (!held.segment->shape().packed()) continue;
       return absl::FailedPreconditionError(Concat(
           id_.ToString(), " holds packed entries from position ", held.segment->first_position(),
-          " on, which cannot be moved; set a policy that moves no positions"));
+          " on, which cannot move to other positions; set a policy that moves no positions"));
     }
   }
   if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
@@ -130,20 +129,20 @@ absl::StatusOr<Sequence::TailShut> Sequence::BeginMoves(std::uint32_t first_laye
   });
 }
 
-// So that a token never stands at one position in some lanes and at another in others for longer
-// than until all of them have been compressed.
+// Keeps lanes aligned: a token may stand at different positions in different lanes only until all
+// of them have been compressed.
 absl::Status Sequence::MayMove(std::uint32_t index, std::uint64_t until) const {
   const std::uint64_t held = lanes_[index].tail_start;
   if (held != until) {
     return absl::AbortedError(Concat("lane ", index, " of ", id_.ToString(), " holds ", held,
-                                     " tokens by now, and was to move ", until, "; ask again"));
+                                     " tokens, but the move was prepared for ", until, "; retry"));
   }
   for (const Lane& lane : lanes_) {
     if (lane.tail_start <= held) continue;
     return absl::FailedPreconditionError(
         Concat(id_.ToString(), " holds ", held, " tokens in some layers and ", lane.tail_start,
-               " in others; a policy that moves positions waits until the former hold as many: "
-               "append the missing rows first"));
+               " in others; the policy moves positions and needs equal counts: append the "
+               "missing rows first"));
   }
   return absl::OkStatus();
 }
@@ -155,7 +154,7 @@ bool Sequence::MovedAlone(std::uint32_t layer) const {
   return false;
 }
 
-// Tokens have one place in all lanes. Until all have moved it is the one before.
+// A token has one position in all lanes. The previous one is valid until all lanes have moved.
 void Sequence::AdoptMoves() {
   PositionMove all = lanes_.front().moved;
   for (const Lane& lane : lanes_) {
@@ -176,7 +175,7 @@ std::uint64_t Sequence::MovedAhead() const {
 absl::Status Sequence::HalfMoved() const {
   return absl::FailedPreconditionError(
       Concat("some lanes of ", id_.ToString(), " have moved their first ", MovedAhead(),
-             " tokens to other positions, and others have not yet; compress all of its layers "
+             " tokens to other positions and others have not; compress all of its layers "
              "first"));
 }
 
@@ -197,12 +196,12 @@ std::vector<std::uint32_t> Sequence::CrowdedLanes(std::size_t segments) const {
 }
 
 void Sequence::DropRawRows() {
-  std::vector<std::shared_ptr<Segment>> segments;  // whose rows are freed without the lock
+  std::vector<std::shared_ptr<Segment>> segments;  // freed without the lock
   {
     MutexLock lock(mutex_);
     for (const Lane& lane : lanes_) {
       for (const HeldSegment& held : lane.segments) {
-        const bool shared = held.segment.use_count() > 1;  // whose other holder may want them
+        const bool shared = held.segment.use_count() > 1;  // another holder may need them
         if (held.segment->raw() != nullptr && !shared) segments.push_back(held.segment);
       }
     }
@@ -214,7 +213,7 @@ OpenRun Sequence::OpenRunOf(std::uint32_t index, bool whole) const {
   const Lane& lane = lanes_[index];
   const std::vector<HeldSegment>& segments = lane.segments;
   std::size_t first_plain = segments.size();
-  // What is left of tokens that were chosen from is settled, though it may be plain.
+  // Dense rows that a token policy has already selected from count as settled.
   std::uint64_t end = lane.tail_start;
   while (first_plain > 0 && segments[first_plain - 1].segment->appendable() &&
          segments[first_plain - 1].end_position() == end) {
@@ -251,8 +250,8 @@ OpenRun Sequence::OpenRunOf(std::uint32_t index, bool whole) const {
   return run;
 }
 
-// The lane may have changed meanwhile: cut, forked, appended to. What it still shows of the
-// segments that were taken is replaced, with as many entries as it shows of them now.
+// The lane may have been cut, forked or appended to since. Replaces the taken segments that it
+// still shows, keeping its current entry count.
 absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& replaced) {
   Lane& lane = lanes_[run.lane];
   std::vector<HeldSegment> sources;
@@ -276,18 +275,18 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
   const bool gathered = !swap.held.empty();
   if ((swap.drops || gathered) && shown != taken) {
     return absl::AbortedError(Concat("lane ", run.lane, " of ", id_.ToString(),
-                                     " was cut while it was worked on; ask again"));
+                                     " was truncated while it was being compressed; retry"));
   }
   if (swap.moves.has_value()) {
     TESSERA_CHECK(!decoding(), "entries are moved under a TailShut");
     if (absl::Status may = MayMove(run.lane, swap.moves->until); !may.ok()) return may;
   }
-  if (count == 0) return absl::OkStatus();  // all of it has been cut off
+  if (count == 0) return absl::OkStatus();  // everything taken has been cut off
   if (swap.growth.has_value() &&
       !(lane.growing && first != lane.segments.begin() &&
         (first - 1)->segment == swap.growth->segment && (first - 1)->entries == run.grows_at)) {
     return absl::AbortedError(Concat("lane ", run.lane, " of ", id_.ToString(),
-                                     " was forked or cut while it was encoded; ask again"));
+                                     " was forked or truncated while it was being encoded; retry"));
   }
 
   std::uint64_t left = shown;
@@ -309,7 +308,7 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
     targets.push_back({segment, static_cast<std::uint32_t>(entries)});
     left -= entries;
   }
-  TESSERA_CHECK(left == 0, "what is swapped in stands for all that is swapped out");
+  TESSERA_CHECK(left == 0, "the new segments cover exactly the replaced entries");
   absl::StatusOr<pool::Block> snapshot = memory_.directory->AllocateSnapshot(
       static_cast<std::uint32_t>(lane.segments.size() - count + targets.size()));
   if (!snapshot.ok()) return snapshot.status();
@@ -341,7 +340,7 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
     AdoptMoves();
   }
   if (swap.by_hand) set_made_by_hand();
-  // A cut leaves a partial tile, and a fork that came meanwhile shares what was held before.
+  // A cut leaves a partial tile, and a fork in the meantime shares the old segments.
   lane.growing = swap.growing && shown == taken && (lane.growing || !gathered);
   PublishLane(run.lane, *std::move(snapshot), replaced);
   return absl::OkStatus();

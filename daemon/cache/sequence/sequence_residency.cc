@@ -1,5 +1,5 @@
-// How a sequence's rows leave the pool for the host tier, and come back: taken under the lock,
-// copied without it, published under it again.
+// How a sequence's rows move to the host tier and back: taken under the lock, copied without it,
+// published under it.
 
 #include <algorithm>
 #include <utility>
@@ -34,45 +34,48 @@ absl::Status Sequence::MayOffload() const {
   const std::shared_ptr<Companion> companion = this->companion();
   if (packing_ || recoding || (companion != nullptr && companion->Busy())) {
     return absl::AbortedError(
-        Concat(id_.ToString(), " is being compressed; ask again when that is done"));
+        Concat(id_.ToString(), " is being compressed; retry when that is done"));
   }
   if (moving_ || residents_ > 0) {
-    return absl::AbortedError(Concat(id_.ToString(), " is in use by another call; ask again"));
+    return absl::AbortedError(
+        Concat(id_.ToString(), " is in use by another call; retry when it is done"));
   }
   const std::shared_ptr<const TailHandle> tail = this->tail();
   if (tail != nullptr && tail->InStep()) {
-    return absl::AbortedError(Concat(id_.ToString(), " is in a step of its worker; ask again"));
+    return absl::AbortedError(
+        Concat(id_.ToString(), " is in a step of its worker; retry when it has ended"));
   }
   return absl::OkStatus();
 }
 
-// No step can begin from here on: one that marks itself after the look finds the tail gone. One
-// that was quicker keeps it.
+// Prevents new steps: a step that marks itself after this check finds the tail closed. A step that
+// marked itself first keeps its tail.
 absl::Status Sequence::CloseTailOutOfStep() {
   const std::shared_ptr<const TailHandle> tail = this->tail();
   if (tail == nullptr) return absl::OkStatus();
   block().tail_generation.store(0);
   if (!tail->InStep()) return CloseTailLocked();
   block().tail_generation.store(tail->generation());
-  return absl::AbortedError(Concat(id_.ToString(), " is in a step of its worker; ask again"));
+  return absl::AbortedError(
+      Concat(id_.ToString(), " is in a step of its worker; retry when it has ended"));
 }
 
 absl::StatusOr<std::uint64_t> Sequence::Offload(const OffloadOptions& options) {
-  Offloading work(memory_);  // outlives the lock: what it drops goes to the pool
+  Offloading work(memory_);  // outlives the lock: its destructor frees pool memory
   Replaced replaced;
   std::uint64_t version = 0;
   {
     MutexLock lock(mutex_);
     if (absl::Status status = MayOffload(); !status.ok()) return status;
     if (options.unused_since.has_value() && LastUseLocked() > *options.unused_since) {
-      return absl::AbortedError(Concat(id_.ToString(), " has been used meanwhile"));
+      return absl::AbortedError(Concat(id_.ToString(), " has been used in the meantime"));
     }
     if (absl::Status status = CloseTailOutOfStep(); !status.ok()) return status;
     version = block().version.load();
     for (Lane& lane : lanes_) {
       work.Take(lane);
-      // Closed, like one that a fork shares: rows that come now go into another segment. Where
-      // nothing comes of it the lane may open it again.
+      // Closed as if shared with a fork: rows that arrive now go to another segment. If the offload
+      // fails, the lane may reopen it.
       lane.open = false;
     }
     if (work.empty()) return std::uint64_t{0};
@@ -85,7 +88,7 @@ absl::StatusOr<std::uint64_t> Sequence::Offload(const OffloadOptions& options) {
   if (status.ok()) status = MayOffload();
   if (!status.ok()) return status;
   if (block().version.load() != version) {
-    return absl::AbortedError(Concat(id_.ToString(), " has changed meanwhile; ask again"));
+    return absl::AbortedError(Concat(id_.ToString(), " has changed in the meantime; retry"));
   }
   const std::uint64_t bytes = work.bytes();
   Withdraw(work, replaced);
@@ -96,8 +99,8 @@ absl::StatusOr<std::uint64_t> Sequence::Offload(const OffloadOptions& options) {
   return bytes;
 }
 
-// The state before the lane words, and those before the version: whoever finds a lane word gone has
-// seen, or sees when it looks again, that the tail has gone and where the rows are.
+// Write order: state, lane words, version. A reader that finds a lane word cleared therefore knows,
+// or learns when it looks again, that the tail is closed and where the rows are.
 void Sequence::Withdraw(const Offloading& work, Replaced& replaced) {
   block().state.store(shm::kSequenceOffloaded);
   offloaded_ = true;
@@ -107,7 +110,8 @@ void Sequence::Withdraw(const Offloading& work, Replaced& replaced) {
     if (lane.snapshot.valid()) replaced.blocks.push_back(std::move(lane.snapshot));
     for (HeldSegment& held : lane.segments) {
       std::shared_ptr<Segment> stored = work.Find(*held.segment);
-      // A fork that came meanwhile shares it: then it stays. (The lane's count, and the work's.)
+      // A fork in the meantime shares it, so it remains in the pool. Two references are expected:
+      // the lane's and this operation's.
       if (stored == nullptr || held.segment.use_count() > 2) continue;
       replaced.segments.push_back(std::exchange(held.segment, std::move(stored)));
     }
@@ -116,7 +120,7 @@ void Sequence::Withdraw(const Offloading& work, Replaced& replaced) {
 
 absl::StatusOr<Residence> Sequence::Restore() {
   Restoring work(memory_);
-  Replaced replaced;  // what lay in the tier goes without the lock
+  Replaced replaced;  // tier memory is freed after the lock
   {
     MutexLock lock(mutex_);
     while (moving_) still_.Wait(mutex_);
@@ -151,7 +155,7 @@ absl::StatusOr<Residence> Sequence::Restore() {
   memory_.counters->restores.fetch_add(1, std::memory_order_relaxed);
   memory_.counters->restored_bytes.fetch_add(work.bytes(), std::memory_order_relaxed);
   FinishPublication({});
-  // After the lane words and the version: whoever sees it live sees all of it.
+  // Written after the lane words and the version, so a reader that sees "live" sees all of it.
   block().state.store(shm::kSequenceLive);
   return Residence(shared_from_this());
 }
@@ -181,7 +185,8 @@ Sequence::Rest Sequence::RestLocked() {
   const auto its_own = [](const HeldSegment& held) {
     return held.segment.use_count() == 1 && held.segment->tile_bytes() > 0;
   };
-  // The first will do: nobody asks how much, and there may be thousands of sequences.
+  // One match is enough: the caller does not need the size, and there may be thousands of
+  // sequences.
   const bool any = std::any_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
     return std::any_of(lane.segments.begin(), lane.segments.end(), its_own);
   });

@@ -19,7 +19,7 @@ void TailHandle::PublishRingStart(std::uint64_t token) {
   MutexLock lock(mutex_);
   if (closed_) return;
   shm::Word& shown = reinterpret_cast<shm::SequenceBlock*>(block_->data())->ring_start;
-  // Epochs may drain out of order; the start only moves on.
+  // Epochs may drain out of order, but the start must only move forward.
   if (token > shown.load()) shown.store(token);
 }
 
@@ -30,7 +30,8 @@ void TailHandle::Close() {
 
 bool TailHandle::InStep() const {
   const std::uint64_t word = commit_slot_.Load();
-  // A worker that says so and has no pin has lost it, and with it what it computed.
+  // A worker that claims to be in a step without a pin had its pin revoked; its result is
+  // discarded.
   return shm::CommitWord::Matches(word, generation_) && shm::CommitWord::InStep(word) &&
          commit_slot_.WorkerPins();
 }
@@ -42,17 +43,18 @@ absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory, Cont
   if (tail_shut_ > 0) {
     return absl::AbortedError(
         Concat(id_.ToString(),
-               " is being compressed, which moves its tokens to other positions; ask "
-               "again"));
+               " is being compressed, which moves its tokens to other positions; "
+               "retry when that is done"));
   }
   if (MovedAhead() != 0) return HalfMoved();
   const std::uint64_t tokens = TokensInSegments();
   for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
     const std::uint64_t held = lanes_[model_->layout().lane(layer, 0)].tail_start;
     if (held != tokens) {
-      return absl::FailedPreconditionError(Concat(
-          "layer ", layer, " of ", id_.ToString(), " holds ", held, " tokens where another holds ",
-          tokens, "; append the missing layers before decoding"));
+      return absl::FailedPreconditionError(Concat("layer ", layer, " of ", id_.ToString(),
+                                                  " holds ", held,
+                                                  " tokens, but another layer holds ", tokens,
+                                                  "; append the missing rows before decoding"));
     }
   }
   absl::StatusOr<TailRegion> region = memory.Allocate(model_->layout().tail_bytes());
@@ -80,8 +82,8 @@ absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory, Cont
   return opened;
 }
 
-// The tokens the sequence holds, the committed ones of the tail included. A count that cannot be
-// fails the sequence: its worker lies, or has lost its mind.
+// Returns the tokens of the sequence, including committed ones in the tail. An impossible count
+// means that the worker is hostile or broken, and fails the sequence.
 absl::StatusOr<std::uint64_t> Sequence::CommittedLocked() {
   const std::uint64_t in_segments = TokensInSegments();
   const std::shared_ptr<const TailHandle> tail = this->tail();
@@ -90,8 +92,8 @@ absl::StatusOr<std::uint64_t> Sequence::CommittedLocked() {
   if (!committed.has_value()) return in_segments;
   const std::uint64_t limit = in_segments + model_->layout().ring_capacity();
   if (*committed < in_segments || *committed > limit) {
-    return Fail(Concat("its committed count is ", *committed, "; possible are ", in_segments,
-                       " to ", limit));
+    return Fail(Concat("its committed count is ", *committed, "; it must be between ", in_segments,
+                       " and ", limit));
   }
   return *committed;
 }
@@ -117,7 +119,7 @@ absl::Status Sequence::AbsorbLocked(std::uint64_t upto) {
   const auto nobody = [] {};
   absl::Status status = AppendLocked(span, rows, nobody, replaced);
   if (!status.ok()) return status;
-  // Readers pinned before may still look at the ring rows: they are free once the epoch drains.
+  // Readers pinned earlier may still use the ring rows, which are free once the epoch drains.
   FinishPublication(std::move(replaced), [weak = std::weak_ptr<TailHandle>(tail), upto]() {
     if (const std::shared_ptr<TailHandle> held = weak.lock()) held->PublishRingStart(upto);
   });
@@ -125,9 +127,9 @@ absl::Status Sequence::AbsorbLocked(std::uint64_t upto) {
   return absl::OkStatus();
 }
 
-// Of a plain lane the tile that a prompt left partly filled is filled first: then the tail lies in
-// one tile of the ring, mostly. Behind what is packed, tiles are counted from where the tail began:
-// they are packed next.
+// In a dense lane, first fill the tile that the prompt left partial: then the tail mostly lies in
+// one tile of the ring. After packed segments, count tiles from where the tail began, since these
+// rows are packed next.
 std::uint64_t Sequence::RowsOfTheLastTile(const Lane& lane) {
   const auto packed = [](const HeldSegment& held) { return held.segment->shape().packed(); };
   if (!(lane.open || lane.MayReopen()) || std::ranges::any_of(lane.segments, packed)) return 0;
@@ -135,15 +137,15 @@ std::uint64_t Sequence::RowsOfTheLastTile(const Lane& lane) {
 }
 
 absl::StatusOr<std::uint64_t> Sequence::AbsorbFullTiles() {
-  // Ring rows absorbed earlier may be free by now: a worker that decodes fast should not have to
-  // wait for the next look of the event loop.
+  // Ring rows absorbed earlier may be free by now. Collect at once, so that a fast worker does not
+  // wait for the event loop.
   memory_.epochs->Collect();
   MutexLock lock(mutex_);
   if (freed_ || !failure_.empty() || tail() == nullptr) return std::uint64_t{0};
   absl::StatusOr<std::uint64_t> committed = CommittedLocked();
   if (!committed.ok()) return committed.status();
   const std::uint64_t from = TokensInSegments();
-  const std::uint64_t begun = RowsOfTheLastTile(lanes_.front());  // all are appended to together
+  const std::uint64_t begun = RowsOfTheLastTile(lanes_.front());  // all lanes grow together
   const std::uint64_t rows = begun + *committed - from;
   if (rows < kernels::kTileEntries) return std::uint64_t{0};
   const std::uint64_t tokens = rows / kernels::kTileEntries * kernels::kTileEntries - begun;
@@ -171,7 +173,7 @@ absl::Status Sequence::CloseTail() {
 absl::Status Sequence::CloseTailLocked() {
   const std::shared_ptr<const TailHandle> tail = this->tail();
   if (tail == nullptr) return absl::OkStatus();
-  // Before the count is read: a worker that commits later sees that its tail has gone.
+  // Written before the count is read: a worker that commits later sees that its tail is closed.
   block().tail_generation.store(0);
   const absl::StatusOr<std::uint64_t> committed = CommittedLocked();
   absl::Status status = committed.status();
@@ -184,7 +186,7 @@ absl::Status Sequence::CloseTailLocked() {
   return absl::OkStatus();
 }
 
-// Whatever was not absorbed is gone with it.
+// Tokens that were not absorbed are lost with the tail.
 void Sequence::DropTail() {
   std::shared_ptr<TailHandle> tail;
   {
@@ -195,7 +197,7 @@ void Sequence::DropTail() {
   tail->Close();
   block().tail_generation.store(0);
   block().version.fetch_add(1);
-  // The rings may still be read by whoever is pinned; the region goes back when they have moved on.
+  // Pinned readers may still read the rings; the region is released when they are done.
   memory_.epochs->Retire([tail = std::move(tail)]() mutable { tail = nullptr; }, 0);
 }
 

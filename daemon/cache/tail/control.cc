@@ -78,7 +78,7 @@ absl::StatusOr<CommitSlot> Control::TakeCommitSlot() {
     slot = next_slot_++;
     generations_.push_back(0);
   } else {
-    return absl::ResourceExhaustedError(Concat("the session decodes ", next_slot_,
+    return absl::ResourceExhaustedError(Concat("the session already decodes ", next_slot_,
                                                " sequences; the limit is ", shm::kCommitSlots,
                                                "; free some and retry, or use another session"));
   }

@@ -1,5 +1,5 @@
-// A session's control page, from the daemon's side: the worker writes it, so every word that is
-// read here is copied once and judged by its caller.
+// The control page of a session, seen from the daemon. The worker writes it, so the daemon copies
+// every word once, and the caller validates the copy.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,9 @@ namespace tessera::cache {
 
 class Control;
 
-// The place of one committed count, held by one tail. Given back by the destructor: never before
-// the last reader of that tail has gone, so that nobody takes another sequence's count for its own.
+// The slot for the committed count of one tail. The destructor releases it, but only after the last
+// reader of that tail has finished; otherwise a reader could mistake another sequence's count for
+// this one's.
 class CommitSlot {
  public:
   CommitSlot() = default;
@@ -31,12 +32,13 @@ class CommitSlot {
   ~CommitSlot() { Reset(); }
 
   std::uint32_t index() const { return index_; }
-  // The worker's word, as it is now.
+  // The current value of the worker's word.
   std::uint64_t Load() const;
-  // A number for the tail that takes it: above `last` and all that tails here had before, and not 0
-  // in its low 16 bits, so that what a late step says of another tail is not taken for this one's.
+  // A generation number for a new tail in this slot: greater than `last` and than all earlier
+  // generations of this slot, with nonzero low 16 bits. A late step of an earlier tail is therefore
+  // never attributed to the new one.
   std::uint32_t NextGeneration(std::uint32_t last) const;
-  // Whether one of its worker's reader slots is pinned now.
+  // True if the worker currently pins one of its reader slots.
   bool WorkerPins() const;
 
  private:
@@ -48,7 +50,7 @@ class CommitSlot {
   std::uint32_t index_ = 0;
 };
 
-// Thread-safe.
+// Owns the control page of one session. Thread-safe.
 class Control : public std::enable_shared_from_this<Control> {
  public:
   static absl::StatusOr<std::shared_ptr<Control>> Create();
@@ -56,14 +58,15 @@ class Control : public std::enable_shared_from_this<Control> {
   shm::ControlPage& page() const { return *page_; }
   const Memfd& memory() const { return memory_; }
   const Event& wake_event() const { return wake_event_; }
-  // The reader slots, kept mapped by the returned pointer.
+  // The reader slots. The returned pointer keeps them mapped.
   static std::shared_ptr<pool::PinSource> Pins(const std::shared_ptr<Control>& control);
 
-  // A free slot; its word reads "nothing committed". RESOURCE_EXHAUSTED beyond kCommitSlots.
+  // Takes a free slot whose word reads "nothing committed". Returns RESOURCE_EXHAUSTED beyond
+  // kCommitSlots.
   absl::StatusOr<CommitSlot> TakeCommitSlot();
-  // The daemon is about to sleep: the next full tile shall signal wake_event.
-  // An exchange, not a store: it reads what a worker's own exchange left, and so sees every commit
-  // that was made before it.
+  // Asks the worker to signal wake_event at its next full tile, because the daemon is about to
+  // sleep. An exchange rather than a store: it synchronizes with the worker's own exchange and so
+  // sees every commit made before it.
   void AskForWake() { page_->wake.exchange(1, std::memory_order_seq_cst); }
   void CancelWake() { page_->wake.store(0, std::memory_order_seq_cst); }
 
@@ -78,7 +81,7 @@ class Control : public std::enable_shared_from_this<Control> {
   Mutex mutex_;
   std::vector<std::uint32_t> free_slots_ TESSERA_GUARDED_BY(mutex_);
   std::uint32_t next_slot_ TESSERA_GUARDED_BY(mutex_) = 0;
-  std::vector<std::uint32_t> generations_ TESSERA_GUARDED_BY(mutex_);  // by slot: its last tail's
+  std::vector<std::uint32_t> generations_ TESSERA_GUARDED_BY(mutex_);  // by slot: of the last tail
 };
 
 }  // namespace tessera::cache

@@ -56,7 +56,7 @@ absl::StatusOr<TailRegion> TailMemory::Allocate(std::uint64_t bytes) {
     return extent.present() && extent.region_bytes == bytes && !extent.free.empty();
   });
   if (it == extents_.end()) {
-    // One that idles and is large enough is cut anew: another model's rings were in it.
+    // Reuse an idle extent that is large enough; it held rings of another model.
     it = std::find_if(extents_.begin(), extents_.end(), [&](const Extent& extent) {
       return extent.idle() && extent.memory->bytes() >= bytes;
     });

@@ -1,7 +1,8 @@
-// Tail memory of one session: rings for its decoding sequences, in memory that the worker writes.
+// Tail memory of one session: the rings of its decoding sequences, in memory that the worker
+// writes.
 //
-// Everything in here is hostile input. Rows are copied out before they are looked
-// at, and believes no count in it.
+// All of it is hostile input: the daemon copies rows before it examines them and trusts no count
+// stored there.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ namespace tessera::cache {
 
 class TailMemory;
 
-// The rings of one sequence. Gives its place back on destruction.
+// The rings of one sequence. The destructor releases their memory.
 class TailRegion {
  public:
   TailRegion() = default;
@@ -26,7 +27,7 @@ class TailRegion {
   ~TailRegion() { Reset(); }
 
   bool valid() const { return memory_ != nullptr; }
-  std::byte* data() const { return data_; }  // on the device; never written by the daemon
+  std::byte* data() const { return data_; }  // device address; the daemon never writes to it
   std::uint32_t extent() const { return extent_; }
   std::uint64_t extent_bytes() const { return extent_bytes_; }
   std::uint64_t offset() const { return offset_; }
@@ -41,12 +42,12 @@ class TailRegion {
   std::uint64_t offset_ = 0;
 };
 
-// Thread-safe. Kept alive by its regions.
+// Thread-safe. Each region holds a reference that keeps it alive.
 class TailMemory : public std::enable_shared_from_this<TailMemory> {
  public:
   struct Options {
     device::Device* device;
-    std::uint64_t extent_bytes;  // at least; one region that needs more gets an extent of its size
+    std::uint64_t extent_bytes;  // minimum size; a larger region gets an extent of its size
     pool::Account* node;
     pool::Account* tenant;
   };
@@ -55,11 +56,11 @@ class TailMemory : public std::enable_shared_from_this<TailMemory> {
   }
 
   absl::StatusOr<TailRegion> Allocate(std::uint64_t bytes);
-  // What the worker needs to map the extent.
+  // Returns what the worker needs to map the extent.
   absl::StatusOr<device::Export> Share(std::uint32_t extent) const;
-  // Gives back extents without a region, all but one; returns their indices, for the worker to
-  // unmap them, too. None where the device must wait for the worker first: they stay for the
-  // session's next tails.
+  // Releases extents that hold no region, except one, and returns their indices so that the worker
+  // can unmap them. Returns nothing if the device must first wait for the worker; the extents are
+  // then kept for the session's next tails.
   std::vector<std::uint32_t> ReleaseIdle();
 
   std::uint32_t extents() const;

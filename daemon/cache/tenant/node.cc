@@ -29,7 +29,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
     tenant.soft_limit_bytes = configured.soft_limit_bytes;
     tenant.objects = &node->objects_;
     tenant.host_tier = &node->host_tier_;
-    // Equal parts: nobody's idle sequences keep another's from leaving the pool.
+    // Equal shares, so that one tenant's idle sequences cannot crowd out another's.
     tenant.host_tier_bytes = options.host_tier_bytes / options.tenants.size();
     tenant.instance = node->instance_;
     tenant.node = &node->account_;
@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
     tenant.host_rows_bytes = options.raw_copy_bytes / options.tenants.size();
     tenant.device = options.device;
     tenant.directory_memory = &node->directory_memory_;
-    // Address space for everything the node may hold, in whole extents.
+    // Reserve address space for all memory the node may hold, in whole extents.
     const std::uint64_t extents = std::min<std::uint64_t>(
         options.memory_bytes / tenant.pool_extent_bytes + 1, shm::kMaxPoolExtents);
     tenant.pool_limit_bytes = extents * tenant.pool_extent_bytes;
@@ -53,14 +53,14 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(const Options& options) {
 
 absl::StatusOr<Tenant*> Node::TenantByToken(std::string_view token) const {
   Tenant* found = nullptr;
-  // Every token is compared, so that the time tells nothing about which one matched.
+  // Compare every token, so that timing does not reveal which one matched.
   for (const std::unique_ptr<Tenant>& tenant : tenants_) {
     if (SecretsEqual(token, tenant->options().token)) found = tenant.get();
   }
   if (found == nullptr) {
     return absl::PermissionDeniedError(token.empty()
-                                           ? "this daemon has no tenant without a token; send one"
-                                           : "no tenant has this token");
+                                           ? "this daemon requires a tenant token; send one"
+                                           : "the tenant token is not known to this daemon");
   }
   return found;
 }
@@ -80,7 +80,7 @@ absl::Status Node::AdmitSession(const Tenant& tenant) {
   MutexLock lock(sessions_mutex_);
   std::uint32_t& own = sessions_[tenant.options().id.value() - 1];
   const std::uint32_t all = std::accumulate(sessions_.begin(), sessions_.end(), 0u);
-  // The first of a tenant takes what is kept for it.
+  // A tenant's first session uses the slot reserved for it.
   const auto kept =
       own == 0 ? 0u
                : static_cast<std::uint32_t>(std::count(sessions_.begin(), sessions_.end(), 0u));
@@ -91,12 +91,12 @@ absl::Status Node::AdmitSession(const Tenant& tenant) {
   if (kept == 0) {
     return absl::ResourceExhaustedError(
         Concat(all, " sessions are attached; the limit is ", options_.max_sessions,
-               "; retry when one has ended, or raise max_sessions"));
+               "; retry when a session has ended, or raise max_sessions"));
   }
   return absl::ResourceExhaustedError(
-      Concat("tenant ", tenant.name(), " has ", own, " sessions; the limit is ", own, ", of ",
-             options_.max_sessions, " on this node: ", all - own, " are others', and ", kept,
-             " kept for tenants that have none; retry when one has ended, or raise max_sessions"));
+      Concat("tenant ", tenant.name(), " has ", own, " sessions; its limit is now ", own, ": of ",
+             options_.max_sessions, " on this node, ", all - own, " belong to other tenants and ",
+             kept, " are reserved for tenants without one; retry later, or raise max_sessions"));
 }
 
 void Node::SessionEnded(const Tenant& tenant) {

@@ -1,5 +1,5 @@
-// Everything the daemon holds: the node's memory budget and its tenants. Constant after start, so
-// finding a tenant takes no lock.
+// `Node` is everything the daemon holds: the node's memory budget and its tenants. The tenant list
+// is fixed after start, so finding a tenant takes no lock.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +26,14 @@ class Node {
     std::uint64_t soft_limit_bytes = 0;
   };
   struct Options {
-    std::uint64_t memory_bytes = 0;  // of all pools, directories, tails and staging arenas
-    // Of rows that wait for a strategy of their own: host memory, beside the above.
+    std::uint64_t memory_bytes = 0;  // bound on all pools, directories, tails and staging arenas
+    // Host memory for rows that wait for a strategy; a separate budget from memory_bytes.
     std::uint64_t raw_copy_bytes = 0;
-    // Of sequences that were offloaded: likewise. 0: there is no host tier.
+    // Host memory for offloaded sequences; a separate budget. 0 disables the host tier.
     std::uint64_t host_tier_bytes = 0;
-    device::Device* device = nullptr;  // outlives the node
+    device::Device* device = nullptr;  // must outlive the node
     std::vector<TenantOptions> tenants;
-    // The rest of each tenant's options: id, name, token and limits are filled in.
+    // Template for each tenant's options; id, name, token and limits are filled in.
     Tenant::Options tenant_template;
     std::uint32_t max_sessions = 0;
   };
@@ -44,19 +44,20 @@ class Node {
   const pool::Account& account() const { return account_; }
   pool::Account& account() { return account_; }
   const pool::Account& host_rows() const { return host_rows_; }
-  // What the objects of all tenants use, however their extents are filled.
+  // Bytes used by objects of all tenants, regardless of how full their extents are.
   pool::Account& objects() { return objects_; }
   const tiers::HostTier& host_tier() const { return host_tier_; }
   const std::vector<std::unique_ptr<Tenant>>& tenants() const { return tenants_; }
 
-  // PERMISSION_DENIED where no tenant has this token.
+  // Returns PERMISSION_DENIED if no tenant has this token.
   absl::StatusOr<Tenant*> TenantByToken(std::string_view token) const;
-  // By an id that a tenant handed out (session, sequence or model); null where there is none.
+  // Finds the tenant that issued an id (session, sequence or model); null if there is none.
   Tenant* TenantOf(std::uint64_t id) const;
   Tenant* TenantByName(std::string_view name) const;
 
-  // RESOURCE_EXHAUSTED beyond max_sessions, of all tenants together; one place is kept for each
-  // other tenant that has none. Counted from here on: until SessionEnded.
+  // Counts a new session until SessionEnded is called. Returns RESOURCE_EXHAUSTED beyond
+  // max_sessions, which all tenants share; one slot is reserved for each other tenant that has no
+  // session yet.
   absl::Status AdmitSession(const Tenant& tenant);
   void SessionEnded(const Tenant& tenant);
   std::uint32_t sessions() const;
@@ -71,8 +72,8 @@ class Node {
   pool::Account objects_;
   tiers::HostTier host_tier_;
   device::HostMemorySource directory_memory_{"tessera-directory"};
-  mutable Mutex sessions_mutex_;                                             // a leaf
-  std::vector<std::uint32_t> sessions_ TESSERA_GUARDED_BY(sessions_mutex_);  // by tenant
+  mutable Mutex sessions_mutex_;                                             // leaf lock
+  std::vector<std::uint32_t> sessions_ TESSERA_GUARDED_BY(sessions_mutex_);  // indexed by tenant
   std::vector<std::unique_ptr<Tenant>> tenants_;
 };
 

@@ -30,13 +30,13 @@ absl::StatusOr<std::unique_ptr<Staging>> Staging::Create(device::Device& device,
 
 absl::StatusOr<const std::byte*> Staging::Range(std::uint64_t offset, std::uint64_t bytes) const {
   if (offset > memory_->bytes() || bytes > memory_->bytes() - offset) {
-    return absl::OutOfRangeError(Concat("staging offset ", offset, " with ", bytes,
-                                        " bytes does not fit the staging arena of ",
-                                        memory_->bytes(), " bytes"));
+    return absl::OutOfRangeError(Concat("staging offset ", offset, " plus ", bytes,
+                                        " bytes exceeds the staging arena of ", memory_->bytes(),
+                                        " bytes"));
   }
   if (offset % alignment_ != 0) {
-    return absl::InvalidArgumentError(Concat("staging offset ", offset, " is no multiple of ",
-                                             alignment_, ", which this device needs"));
+    return absl::InvalidArgumentError(Concat("staging offset ", offset, " is not a multiple of ",
+                                             alignment_, ", the alignment this device requires"));
   }
   return memory_->data() + offset;
 }
@@ -69,7 +69,7 @@ absl::StatusOr<const Staging*> SessionState::staging() {
     MutexLock lock(mutex_);
     if (staging_ != nullptr) return staging_.get();
   }
-  // Not under the lock: making gigabytes takes a second, and others only want to look.
+  // Created without the lock: allocating gigabytes takes about a second, and readers must not wait.
   absl::StatusOr<std::unique_ptr<Staging>> created =
       Staging::Create(*options_.device, options_.staging_bytes, *options_.node, *options_.tenant);
   if (!created.ok()) return created.status();
@@ -83,7 +83,7 @@ absl::StatusOr<const std::byte*> SessionState::StagingRange(std::uint64_t offset
   MutexLock lock(mutex_);
   if (staging_ == nullptr) {
     return absl::FailedPreconditionError(
-        "the session has not fetched its staging arena; send the tensor inline");
+        "the session has not mapped its staging arena; map it, or send the tensor inline");
   }
   return staging_->Range(offset, bytes);
 }
@@ -129,7 +129,7 @@ std::uint64_t SessionState::TakeRingFullWaits() {
   const std::uint64_t now = control_->page().ring_full_waits.load(std::memory_order_relaxed);
   MutexLock lock(mutex_);
   const std::uint64_t before = std::exchange(ring_full_waits_, now);
-  constexpr std::uint64_t kMostAtOnce = 1 << 20;  // more than any worker waits between two looks
+  constexpr std::uint64_t kMostAtOnce = 1 << 20;  // no worker waits so often between two calls
   return now > before ? std::min(now - before, kMostAtOnce) : 0;
 }
 

@@ -1,5 +1,5 @@
-// One attached worker, as the cache knows it: its memory, its reader slots, what it owns. The
-// connection that is its lease belongs to the serving layer.
+// `SessionState` is one attached worker as the cache sees it: its memory, its reader slots and the
+// sequences it owns. The connection that serves as its lease belongs to the serving layer.
 #pragma once
 
 #include <cstdint>
@@ -23,16 +23,16 @@
 
 namespace tessera::cache {
 
-// The worker's bulk memory: tensors of requests. Written by the worker at any time, so every byte
-// that is used from it is copied first.
+// The staging arena of one worker, which holds request tensors. The worker can write it at any
+// time, so the daemon copies every byte before it uses it.
 class Staging {
  public:
   static absl::StatusOr<std::unique_ptr<Staging>> Create(device::Device& device,
                                                          std::uint64_t bytes, pool::Account& node,
                                                          pool::Account& tenant);
   const device::Memory& memory() const { return *memory_; }
-  // On the device. OUT_OF_RANGE names offset, length and the arena's size, INVALID_ARGUMENT an
-  // offset that the device cannot read rows at.
+  // Returns the device address of a range. OUT_OF_RANGE names offset, length and arena size;
+  // INVALID_ARGUMENT names an offset at which the device cannot read rows.
   absl::StatusOr<const std::byte*> Range(std::uint64_t offset, std::uint64_t bytes) const;
 
  private:
@@ -70,25 +70,27 @@ class SessionState {
   const std::shared_ptr<pool::PinSource>& pins() const { return pins_; }
   TailMemory& tails() const { return *tails_; }
 
-  // True once, for the right nonce: it opens the descriptor socket and is used up.
+  // Returns true exactly once, for the right nonce: the nonce opens the descriptor socket and is
+  // single-use.
   bool TakeNonce(std::uint64_t nonce);
   bool mapped() const;
 
-  // Created when the worker first asks for it.
+  // Created on the worker's first request.
   absl::StatusOr<const Staging*> staging();
-  // FAILED_PRECONDITION where the worker has not mapped any.
+  // Returns FAILED_PRECONDITION if the worker has not mapped a staging arena.
   absl::StatusOr<const std::byte*> StagingRange(std::uint64_t offset, std::uint64_t bytes) const;
 
   void Own(SequenceId sequence);
   void Disown(SequenceId sequence);
   std::vector<SequenceId> Owned() const;
 
-  // Sequences whose tails lie in this session's memory. Those that have closed theirs drop out.
+  // Tracks sequences whose tails are in this session's memory. Sequences with closed tails drop
+  // out.
   void AddDecoding(const std::shared_ptr<Sequence>& sequence);
   std::vector<std::shared_ptr<Sequence>> Decoding();
 
-  // How often a step of this worker found its ring full since the last call; a hostile count does
-  // no more than raise a figure.
+  // Number of steps that found the ring full since the last call. The worker writes this count; a
+  // hostile value only inflates a metric.
   std::uint64_t TakeRingFullWaits();
 
  private:

@@ -13,13 +13,14 @@ namespace {
 
 constexpr std::uint64_t kPoolSlabBytes = 1024 * 1024;
 constexpr std::uint32_t kOwnReaderSlots = 256;
-// Address space for a directory: blocks and snapshots of far more lanes than a node can hold.
+// Address space of a directory: enough for the blocks and snapshots of far more lanes than a node
+// can hold.
 constexpr std::uint32_t kDirectoryExtents = 4096;
 static_assert(kDirectoryExtents <= shm::kMaxDirectoryExtents);
 
-// What a tenant may hold of the node: its hard limit in whole extents, and slack for what is not
-// full yet (an extent of the pool, a few of the directory, where each size class has slabs of its
-// own). Without this bound fragments, which no object is charged for, could grow into other
+// Bounds the node memory a tenant may hold: the hard limit in whole extents, plus slack for partly
+// filled extents (one of the pool, a few of the directory, where each size class has its own
+// slabs). Without this bound, fragmentation, which is charged to no object, could eat into other
 // tenants' memory.
 std::uint64_t HeldLimit(const Tenant::Options& options) {
   if (options.hard_limit_bytes == 0) return 0;
@@ -103,8 +104,7 @@ Tenant::~Tenant() {
 }
 
 std::uint64_t Tenant::NextId() {
-  // The tenant is part of the id, so that ids are unique on the node and a lookup by id touches
-  // one tenant only.
+  // The id contains the tenant, so ids are unique on the node and a lookup touches one tenant only.
   return (options_.id.value() << 48) | next_id_.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -144,9 +144,9 @@ void Tenant::EndSession(SessionId id) {
     session = std::move(it->second);
     sessions_.erase(it);
   }
-  // First, for those who wait for what it computes.
+  // First, so that callers waiting for this session's computations are answered.
   prefixes_->SessionEnded(id);
-  // Then pins: what the sequences give back need not wait for a reader that is gone.
+  // Next the pins, so that the freed sequences do not wait for a reader that no longer exists.
   epochs_->RemoveSource(session->pins().get());
   for (SequenceId sequence : session->Owned()) (void)FreeIfOwned(sequence, id);
   {
@@ -162,7 +162,7 @@ absl::StatusOr<std::shared_ptr<SessionState>> Tenant::FindSession(SessionId id,
   const auto it = sessions_.find(id);
   if (it == sessions_.end() || it->second->options().secret != secret) {
     return absl::UnauthenticatedError(
-        Concat(id.ToString(), " is not attached here, or its key is wrong"));
+        Concat(id.ToString(), " is not attached to this daemon, or its key is wrong"));
   }
   return it->second;
 }
@@ -196,10 +196,10 @@ absl::StatusOr<std::shared_ptr<const Model>> Tenant::RegisterModel(ModelSpec spe
     if (known.InUse()) {
       return absl::AlreadyExistsError(
           Concat("model \"", known.model->spec().name,
-                 "\" is registered with another geometry; choose another name"));
+                 "\" is already registered with a different geometry; choose another name"));
     }
   }
-  // What no session and no sequence uses any more makes room, and gives its name away.
+  // Models that no session or sequence uses give up their slots and their names.
   const bool full = models_.size() >= options_.max_models;
   absl::erase_if(models_, [&](const auto& entry) {
     return !entry.second.InUse() && (full || entry.second.model->spec().name == model->spec().name);
@@ -207,8 +207,8 @@ absl::StatusOr<std::shared_ptr<const Model>> Tenant::RegisterModel(ModelSpec spe
   if (models_.size() >= options_.max_models) {
     return absl::ResourceExhaustedError(Concat("tenant ", name(), " has ", models_.size(),
                                                " models; the limit is ", options_.max_models,
-                                               "; retry when no session or sequence uses one of "
-                                               "them any more, or raise max_models_per_tenant"));
+                                               "; retry when one of them is unused, "
+                                               "or raise max_models_per_tenant"));
   }
   auto shared = std::make_shared<const Model>(*std::move(model));
   models_[shared->id()] = {.model = shared, .users = {session}};
@@ -232,7 +232,7 @@ absl::Status Tenant::AdmitSequence(const std::shared_ptr<Sequence>& sequence,
         Concat("tenant ", name(), " has ", sequences_.size(), " sequences; the limit is ",
                options_.max_sequences, "; free some and retry, or raise max_sequences_per_tenant"));
   }
-  // A session that ended while this call ran would never free it.
+  // Otherwise, a sequence created while its session ends would never be freed.
   if (!sessions_.contains(session.id())) {
     return absl::UnauthenticatedError(Concat(session.id().ToString(), " has ended"));
   }
@@ -274,7 +274,7 @@ absl::StatusOr<std::shared_ptr<Sequence>> Tenant::ForkPrefix(SessionState& sessi
 
 absl::StatusOr<std::shared_ptr<Sequence>> Tenant::ForkForPrefix(Sequence& from) {
   absl::StatusOr<std::shared_ptr<Sequence>> frozen = from.Fork(SequenceId(NextId()), SessionId());
-  // It is no user of the prefix that it came from: that may go before it.
+  // The frozen fork is not a user of the prefix it came from, so that prefix may be dropped first.
   if (frozen.ok()) (*frozen)->set_prefix(ForkHold());
   return frozen;
 }
@@ -293,7 +293,7 @@ absl::StatusOr<std::shared_ptr<Sequence>> Tenant::FindOwned(const SessionState& 
   if ((*sequence)->owner() != session.id()) {
     return absl::FailedPreconditionError(
         Concat(id.ToString(), " is owned by ", (*sequence)->owner().ToString(), ", not by ",
-               session.id().ToString(), "; hand it over, or fork it"));
+               session.id().ToString(), "; hand it over or fork it"));
   }
   return sequence;
 }
@@ -317,7 +317,8 @@ absl::Status Tenant::Handover(SequenceId id, SessionState& from, SessionId to) {
 
 absl::Status Tenant::FreeSequence(SequenceId id) { return FreeIfOwned(id, SessionId()); }
 
-// By `owner` alone, where that is valid: what it has just handed over is no longer its own.
+// Frees the sequence; if `owner` is valid, only if it still owns it (it may just have handed it
+// over).
 absl::Status Tenant::FreeIfOwned(SequenceId id, SessionId owner) {
   std::shared_ptr<Sequence> sequence;
   {
@@ -350,7 +351,7 @@ std::size_t Tenant::sequence_count() const {
 
 // ---- tails
 
-// All of them, or the first that cannot be served.
+// Returns all sequences, or the error of the first one that is not owned.
 absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> Tenant::FindAllOwned(
     const SessionState& session, const std::vector<SequenceId>& ids) const {
   std::vector<std::shared_ptr<Sequence>> sequences;
@@ -367,7 +368,7 @@ absl::StatusOr<std::vector<Tenant::TailPlace>> Tenant::OpenTails(
   absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> sequences = FindAllOwned(session, ids);
   if (!sequences.ok()) return sequences.status();
   std::vector<TailPlace> places;
-  std::vector<std::shared_ptr<Sequence>> woken;  // those that did not decode before
+  std::vector<std::shared_ptr<Sequence>> woken;  // those that were not decoding before
   for (const std::shared_ptr<Sequence>& sequence : *sequences) {
     const bool decoded = sequence->decoding();
     absl::StatusOr<Sequence::OpenedTail> tail =
@@ -404,7 +405,7 @@ Tenant::Reader::Reader(Tenant& tenant) : slot_(nullptr), word_(0) {
        ; ++i) {
     shm::Word& slot = tenant.own_slots_[i % kOwnReaderSlots].word;
     std::uint64_t expected = shm::kPinFree;
-    // Claimed with a pin on the epoch of this moment, then pinned properly.
+    // Claim the slot with a provisional pin on the current epoch, then pin properly.
     if (slot.compare_exchange_strong(expected, shm::PinWord(epoch.load()))) {
       slot_ = &slot;
       word_ = shm::Pin(slot, epoch);

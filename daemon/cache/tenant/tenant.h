@@ -1,5 +1,5 @@
-// A security and quota domain: its memory, its models, its sequences and its sessions. Nothing here
-// is shared with another tenant; no call of one waits for a call of another.
+// `Tenant` is a security and quota domain with its own memory, models, sequences and sessions.
+// Tenants share nothing, so no call of one tenant waits for a call of another.
 #pragma once
 
 #include <atomic>
@@ -33,9 +33,9 @@ class Tenant {
     TenantId id;
     std::string name;
     std::string token;
-    std::uint64_t hard_limit_bytes = 0;  // 0: the node's limit alone
+    std::uint64_t hard_limit_bytes = 0;  // 0: only the node's limit applies
     std::uint64_t pool_extent_bytes = 0;
-    std::uint64_t pool_limit_bytes = 0;  // address space; whole extents
+    std::uint64_t pool_limit_bytes = 0;  // address space, in whole extents
     std::uint64_t directory_extent_bytes = 0;
     std::uint64_t instance = 0;
     std::uint32_t ring_tiles = 0;
@@ -47,16 +47,17 @@ class Tenant {
     std::uint64_t prefix_hash_seed = 0;
     Clock::Duration pin_limit{};
     pool::Account* node = nullptr;
-    pool::Account* host_rows = nullptr;  // of the node
-    std::uint64_t host_rows_bytes = 0;   // this tenant's part; 0: the node's limit alone
-    pool::Account* objects = nullptr;    // of the node: what all tenants' objects use; may be null
-    tiers::HostTier* host_tier = nullptr;  // of the node
-    std::uint64_t host_tier_bytes = 0;     // of it, at most for this tenant; 0: all
-    std::uint64_t soft_limit_bytes = 0;    // above it this tenant's idle memory goes first; 0: none
+    pool::Account* host_rows = nullptr;  // node account
+    std::uint64_t host_rows_bytes = 0;   // this tenant's share; 0: only the node's limit applies
+    pool::Account* objects = nullptr;    // node account for the objects of all tenants; may be null
+    tiers::HostTier* host_tier = nullptr;  // the node's
+    std::uint64_t host_tier_bytes = 0;     // this tenant's share; 0: all of it
+    std::uint64_t soft_limit_bytes = 0;    // above it, idle memory is reclaimed first; 0: none
     device::Device* device = nullptr;
     device::MemorySource* directory_memory = nullptr;  // host memory, whatever the device
     const Clock* clock = nullptr;
-    // Something starts to wait for readers, or an extent went: the event loop should look.
+    // Called when garbage starts to wait for readers, or an extent is released: the event loop
+    // should look.
     std::function<void()> on_attention;
   };
   static absl::StatusOr<std::unique_ptr<Tenant>> Create(const Options& options);
@@ -66,10 +67,10 @@ class Tenant {
   const std::string& name() const { return options_.name; }
   const pool::Account& account() const { return account_; }
   pool::Account& account() { return account_; }
-  // Rows in host memory that wait: raw copies, and what workers showed.
+  // Rows held in host memory: raw copies and observations.
   const pool::Account& host_rows() const { return host_rows_; }
   const TenantMemory& memory() const { return memory_; }
-  // What it has in the host tier.
+  // Bytes this tenant has in the host tier.
   const pool::Account& offloaded() const { return offloaded_; }
   Directory& directory() { return *directory_; }
   pool::Pool& pool() { return *pool_; }
@@ -85,51 +86,52 @@ class Tenant {
     std::uint32_t group_size = 1;
   };
   absl::StatusOr<std::shared_ptr<SessionState>> OpenSession(const NewSession& hello);
-  // Frees what the session owns and forgets it. Idempotent.
+  // Frees everything the session owns, then forgets the session. Idempotent.
   void EndSession(SessionId id);
-  // UNAUTHENTICATED where the session is unknown or the secret wrong.
+  // Returns UNAUTHENTICATED if the session is unknown or the secret is wrong.
   absl::StatusOr<std::shared_ptr<SessionState>> FindSession(SessionId id,
                                                             std::uint64_t secret) const;
   std::vector<std::shared_ptr<SessionState>> Sessions() const;
   std::size_t session_count() const;
 
   // ---- models
-  // Kept while the session lives, or a sequence is of it, or nobody needs its place.
+  // A model is kept while a session that registered it or a sequence of it exists; after that, it
+  // is kept until its slot or its name is needed.
   absl::StatusOr<std::shared_ptr<const Model>> RegisterModel(ModelSpec spec, SessionId session);
   absl::StatusOr<std::shared_ptr<const Model>> FindModel(ModelId id) const;
 
   // ---- sequences
   absl::StatusOr<std::shared_ptr<Sequence>> CreateSequence(SessionState& session, ModelId model);
   absl::StatusOr<std::shared_ptr<Sequence>> Fork(SessionState& session, SequenceId parent);
-  // Of a prefix that was taken for that (PrefixStore::TakeForFork).
+  // Forks a prefix obtained from PrefixStore::TakeForFork.
   absl::StatusOr<std::shared_ptr<Sequence>> ForkPrefix(SessionState& session,
                                                        const PrefixStore::ForFork& from);
-  // What a prefix is made of: a fork that nobody finds and no session owns.
+  // Creates the frozen sequence of a prefix: a fork that no session owns and no lookup finds.
   absl::StatusOr<std::shared_ptr<Sequence>> ForkForPrefix(Sequence& from);
   absl::StatusOr<std::shared_ptr<Sequence>> FindSequence(SequenceId id) const;
-  // FAILED_PRECONDITION where it is another session's.
+  // Returns FAILED_PRECONDITION if another session owns it.
   absl::StatusOr<std::shared_ptr<Sequence>> FindOwned(const SessionState& session,
                                                       SequenceId id) const;
   absl::Status Handover(SequenceId id, SessionState& from, SessionId to);
-  // NOT_FOUND where there is none.
+  // Returns NOT_FOUND if there is no such sequence.
   absl::Status FreeSequence(SequenceId id);
   std::vector<std::shared_ptr<Sequence>> Sequences() const;
   std::size_t sequence_count() const;
 
-  // All or none of them get tail rings of `session`, which must own them. Where the memory for one
-  // is missing, those that decoded before go on in the rings that they have then.
+  // Opens tails for all of the sequences or for none. `session` must own them. If memory for one is
+  // missing, sequences that were already decoding continue in newly opened rings.
   struct TailPlace {
     SequenceId sequence;
     Sequence::OpenedTail tail;
   };
   absl::StatusOr<std::vector<TailPlace>> OpenTails(SessionState& session,
                                                    const std::vector<SequenceId>& ids);
-  // Returns the tokens each sequence holds then. Stops at the first that cannot be closed, for lack
-  // of memory.
+  // Returns the number of tokens that each sequence then holds. Stops at the first one that cannot
+  // be closed for lack of memory.
   absl::StatusOr<std::vector<std::uint64_t>> CloseTails(SessionState& session,
                                                         const std::vector<SequenceId>& ids);
 
-  // A slot for the daemon's own reads; blocks nobody, never revoked.
+  // A reader slot for the daemon's own reads. It blocks no other reader and is never revoked.
   class Reader {
    public:
     explicit Reader(Tenant& tenant);
@@ -145,7 +147,7 @@ class Tenant {
  private:
   struct Registered {
     std::shared_ptr<const Model> model;
-    absl::flat_hash_set<SessionId> users;  // sessions that live and have registered it
+    absl::flat_hash_set<SessionId> users;  // live sessions that registered it
     bool InUse() const { return !users.empty() || model.use_count() > 1; }
   };
   explicit Tenant(const Options& options);
@@ -156,10 +158,10 @@ class Tenant {
       const SessionState& session, const std::vector<SequenceId>& ids) const;
 
   const Options options_;
-  pool::Account account_;  // objects, by the hard limit
-  pool::Account held_;     // physical memory, passed on to the node
+  pool::Account account_;  // bytes of objects, bounded by the hard limit
+  pool::Account held_;     // physical memory, charged on to the node
   pool::Account host_rows_;
-  pool::Account raw_copies_;  // of those: what is shown always finds some room
+  pool::Account raw_copies_;  // part of host_rows_; smaller, so observations always find some room
   pool::Account offloaded_;
   TenantCounters counters_;
   std::unique_ptr<Directory> directory_;
@@ -175,7 +177,7 @@ class Tenant {
       TESSERA_GUARDED_BY(mutex_);
   absl::flat_hash_map<ModelId, Registered> models_ TESSERA_GUARDED_BY(mutex_);
   absl::flat_hash_map<SequenceId, std::shared_ptr<Sequence>> sequences_ TESSERA_GUARDED_BY(mutex_);
-  // Last, so that it goes first: its prefixes give their memory back.
+  // Declared last so that it is destroyed first: prefixes return their memory to the members above.
   std::unique_ptr<PrefixStore> prefixes_;
 };
 

@@ -20,22 +20,23 @@ Blob& Blob::operator=(Blob&& other) noexcept {
 
 void Blob::Reset() {
   if (tier_ == nullptr) return;
-  // The memory first: what the tier counts as free is free.
+  // Free the memory first: what the tier counts as free must be free.
   data_.reset();
   std::exchange(tier_, nullptr)->Return(std::exchange(bytes_, 0));
 }
 
-HostTier::~HostTier() { TESSERA_CHECK(used_bytes() == 0, "every blob goes before its tier"); }
+HostTier::~HostTier() { TESSERA_CHECK(used_bytes() == 0, "all blobs are freed before their tier"); }
 
 absl::StatusOr<Blob> HostTier::Reserve(std::uint64_t bytes) {
   if (!enabled()) {
-    return absl::ResourceExhaustedError("the host tier is turned off: host_tier_bytes is 0");
+    return absl::ResourceExhaustedError(
+        "the host tier is disabled: host_tier_bytes is 0; set it to enable offloading");
   }
   std::uint64_t before = used_.load(std::memory_order_relaxed);
   do {
     if (bytes > limit_bytes_ || before > limit_bytes_ - bytes) {
       return absl::ResourceExhaustedError(
-          Concat("host tier: ", FormatBytes(bytes), " asked, ", FormatBytes(before),
+          Concat("host tier: ", FormatBytes(bytes), " requested, ", FormatBytes(before),
                  " used of a limit of ", FormatBytes(limit_bytes_),
                  "; free sequences and retry, or raise host_tier_bytes"));
     }
@@ -43,9 +44,9 @@ absl::StatusOr<Blob> HostTier::Reserve(std::uint64_t bytes) {
   std::unique_ptr<std::byte[]> data(new (std::nothrow) std::byte[bytes]);
   if (data == nullptr) {
     Return(bytes);
-    return absl::ResourceExhaustedError(Concat("host tier: the machine has no ", FormatBytes(bytes),
-                                               " left, with ", FormatBytes(before),
-                                               " used here; free sequences and retry"));
+    return absl::ResourceExhaustedError(Concat("host tier: the machine cannot provide ",
+                                               FormatBytes(bytes), "; the tier already uses ",
+                                               FormatBytes(before), "; free sequences and retry"));
   }
   return Blob(this, std::move(data), bytes);
 }

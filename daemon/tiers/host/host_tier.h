@@ -1,7 +1,7 @@
-// Host memory for what is not in a pool now: the first tier below it. Bytes come in and go out
-// whole and are never looked at in between.
+// `HostTier` stores bytes that are currently not in a pool, in host memory. It is the first tier
+// below the pool. It stores and returns bytes as they are and never interprets them.
 //
-//   used_bytes() == the sum of bytes() of all blobs that live; never above the limit
+//   used_bytes() == sum of bytes() of all live blobs, and never exceeds the limit
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,8 @@ namespace tessera::tiers {
 
 class HostTier;
 
-// Bytes in the tier, given back by the destructor. Filled by whoever reserved it, then constant.
+// Memory in the tier, freed by the destructor. The caller that reserved it fills it before sharing
+// it; after that, it never changes.
 class Blob {
  public:
   Blob() = default;
@@ -44,13 +45,13 @@ class Blob {
 // Thread-safe. Outlives its blobs.
 class HostTier {
  public:
-  // `limit_bytes` 0: the tier is turned off, and refuses everything.
+  // `limit_bytes` 0 disables the tier; it then refuses everything.
   explicit HostTier(std::uint64_t limit_bytes) : limit_bytes_(limit_bytes) {}
   HostTier(const HostTier&) = delete;
   HostTier& operator=(const HostTier&) = delete;
   ~HostTier();
 
-  // Room for that many bytes, which hold anything. RESOURCE_EXHAUSTED with asked, used and limit.
+  // Reserves uninitialized memory. RESOURCE_EXHAUSTED with requested, used and limit bytes.
   absl::StatusOr<Blob> Reserve(std::uint64_t bytes);
 
   bool enabled() const { return limit_bytes_ != 0; }

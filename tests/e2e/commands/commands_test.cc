@@ -129,14 +129,14 @@ TEST_F(Commands, PoliciesAreSetAndCarriedOut) {
   Append(sequence, truth, 128);
   const std::uint64_t dense = Described(sequence).tile_bytes();
   EXPECT_EQ(Good("policy " + IdOf(sequence) + " mosaickv:keep=0.25,min_segment=32"),
-            "policy mosaickv:keep=0.25,min_segment=32 from now on\n");
+            "policy is now mosaickv:keep=0.25,min_segment=32\n");
   EXPECT_THAT(Described(sequence).policy(), HasSubstr("mosaickv"));
   EXPECT_EQ(Described(sequence).tile_bytes(), dense) << "what is there stays as it is";
   EXPECT_THAT(Good("compress " + IdOf(sequence)),
               AllOf(HasSubstr("tiles "), HasSubstr(" -> "), HasSubstr("entries dropped 0")));
   EXPECT_LT(Described(sequence).tile_bytes(), dense / 2);
   Bad("policy " + IdOf(sequence) + " mosaikkv", 2, "mosaikkv");
-  Bad("policy " + IdOf(sequence), 2, "it takes a sequence and a policy, and 1 of these were given");
+  Bad("policy " + IdOf(sequence), 2, "expected a sequence id and a policy, got 1 arguments");
   Bad("policy " + IdOf(sequence) + " mosaickv:keep=2", 2, "keep");
   Bad("compress 12345", 1, "12345");
   Bad("describe nonsense", 2, "'tessera status' lists them");
@@ -152,7 +152,7 @@ TEST_F(Commands, StatusAndTopShowWhatIsDone) {
     EXPECT_THAT(
         Good(command),
         AllOf(ContainsRegex("compaction +jobs running.queued: tails [0-9]+.0, seals [0-9]+.0"),
-              ContainsRegex("segments sealed +4"), HasSubstr("waiting rows "),
+              ContainsRegex("segments sealed +4"), HasSubstr("raw copies "),
               HasSubstr(IdOf(sequence)), HasSubstr("packed")))
         << command;
   }
@@ -162,9 +162,9 @@ TEST_F(Commands, SequencesAndPrefixesComeAndGo) {
   client::Sequence sequence = NewSequence("");
   SyntheticSequence truth(shape_, 7);
   Append(sequence, truth, 64);
-  EXPECT_THAT(Good("offload " + IdOf(sequence)), HasSubstr("left the pool"));
+  EXPECT_THAT(Good("offload " + IdOf(sequence)), HasSubstr("moved out of the pool"));
   EXPECT_THAT(Good("describe " + IdOf(sequence)), HasSubstr("offloaded"));
-  EXPECT_THAT(Good("restore " + IdOf(sequence)), HasSubstr("64 tokens are in the pool"));
+  EXPECT_THAT(Good("restore " + IdOf(sequence)), HasSubstr("64 tokens in the pool"));
   EXPECT_THAT(Good("prefixes"), HasSubstr("no prefixes"));
   const PublishedPrefix prefix = Publish(sequence, Count(64));
   const std::string id = Concat(prefix.prefix.value());

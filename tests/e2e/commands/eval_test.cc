@@ -120,7 +120,7 @@ TEST_F(EvalCommand, AProcessThatIsKilledIsNamedAndTheSameCommandGoesOn) {
     ASSERT_NE(victim, 0) << Err();
     ASSERT_EQ(::kill(victim, SIGKILL), 0);
     EXPECT_EQ(eval.Wait(), 1);
-    EXPECT_THAT(Err(), testing::AllOf(testing::HasSubstr(Concat(victim, " was ended by signal 9")),
+    EXPECT_THAT(Err(), testing::AllOf(testing::HasSubstr(Concat(victim, " was killed by signal 9")),
                                       testing::HasSubstr(state)));
   }
   EXPECT_EQ(Cells(With({"--workers=2", "--state=" + state})), Cells(With({"--workers=2"})));

@@ -174,7 +174,7 @@ class SharedText : public testing::TestWithParam<NamedPolicy> {
     const int status = ::pclose(pipe);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << printed;
     const std::string told =
-        Concat("the first ", text.head, " of ", text.sample.prompt.size(), " tokens: ");
+        Concat("first ", text.head, " of ", text.sample.prompt.size(), " tokens: ");
     EXPECT_THAT(printed, HasSubstr(told));
     const std::size_t end = printed.find('\n');
     if (end == std::string::npos) return {};
@@ -238,7 +238,7 @@ TEST_P(SharedText, AHeadLeavesOneToken) {
         llm::PrefillShared(*model_, *door.worker, door.model,
                            {.tokens = text.sample.prompt, .head = head, .policy = GetParam().text});
     EXPECT_TRUE(absl::IsInvalidArgument(started.status())) << started.status();
-    EXPECT_THAT(started.status().ToString(), HasSubstr(Concat("a head of ", head, " of ")));
+    EXPECT_THAT(started.status().ToString(), HasSubstr(Concat("a prefix of ", head, " of ")));
   }
 }
 

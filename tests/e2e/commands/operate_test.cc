@@ -191,7 +191,7 @@ TEST(Operate, ASecondSigtermStopsAtOnce) {
   }
   daemon->Kill(SIGTERM);
   EXPECT_EQ(daemon->WaitForExit(10), 0);
-  EXPECT_THAT(daemon->Log(), HasSubstr("told twice"));
+  EXPECT_THAT(daemon->Log(), HasSubstr("second stop signal"));
 }
 
 TEST(Operate, ADrainHasTheLongestLimitThereIs) {

@@ -210,7 +210,8 @@ TEST_P(PackedLanesOnGpu, AValueThatDoesNotFitIsNamedAndNothingChanges) {
       {.kept_channels = 16, .values = kernels::ValueType::kFp16}, client::RotationTensors{});
   ASSERT_TRUE(absl::IsInvalidArgument(compressed.status())) << compressed.status();
   EXPECT_THAT(compressed.status().ToString(),
-              testing::HasSubstr("layer 0, kv head 0: K or V of token 43 is not finite as fp16"));
+              testing::HasSubstr(
+                  "layer 0, kv head 0: K or V of token 43 is not finite when stored as fp16"));
   const auto described = sequence.Describe(/*lanes=*/true);
   ASSERT_TRUE(described.ok()) << described.status();
   EXPECT_EQ(described->lane(0).segment_run(0).format(), "dense bf16");

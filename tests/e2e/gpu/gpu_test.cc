@@ -200,7 +200,7 @@ TEST_P(Gpu, TensorsThatTheKernelsCannotReadAreRefused) {
   const std::span<const std::byte> kv = tensor->bytes().subspan(8, 2 * shape.kv_row());
   const absl::Status status = step->Append(0, kv, kv);
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-  EXPECT_THAT(status.ToString(), HasSubstr("no multiple of 16"));
+  EXPECT_THAT(status.ToString(), HasSubstr("not a multiple of 16"));
 }
 
 TEST_P(Gpu, AGpuThatFailsIsRetiredAndTheDaemonLives) {

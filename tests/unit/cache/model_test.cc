@@ -78,7 +78,7 @@ const Refusal kRefusals[] = {
     {"value_width",
      [](ModelSpec& m) { m.layers[0].value_head_dim = 128; },
      absl::StatusCode::kUnimplemented,
-     {"layer 0", "128", "64", "not served"}},
+     {"layer 0", "128", "64", "not supported"}},
     {"scale_nan", [](ModelSpec& m) { m.layers[1].scale = kNan; }, kInvalid, {"layer 1", "scale"}},
     {"scale_inf", [](ModelSpec& m) { m.layers[1].scale = kInf; }, kInvalid, {"layer 1", "scale"}},
     {"scale_negative", [](ModelSpec& m) { m.layers[1].scale = -1; }, kInvalid, {"layer 1", "-1"}},

@@ -44,7 +44,7 @@ TEST_F(NodeTest, NoTenantTakesEverySession) {
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(node->AdmitSession(a).ok());
   const absl::Status full = node->AdmitSession(a);
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_NE(full.ToString().find("tenant a has 2 sessions; the limit is 2, of 3 on this node"),
+  EXPECT_NE(full.ToString().find("tenant a has 2 sessions; its limit is now 2: of 3 on this node"),
             std::string::npos)
       << full;
   ASSERT_TRUE(node->AdmitSession(b).ok());

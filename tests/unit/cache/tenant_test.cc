@@ -291,7 +291,7 @@ TEST_F(TenantTest, AHandedOverSequenceIsTheReceiversAlone) {
   EXPECT_EQ(sequence->owner(), decode.session().id());
   const absl::Status refused = prefill.Open(*sequence).status();
   EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition);
-  EXPECT_NE(refused.ToString().find("hand it over, or fork it"), std::string::npos) << refused;
+  EXPECT_NE(refused.ToString().find("hand it over or fork it"), std::string::npos) << refused;
   tenant().EndSession(prefill.session().id());  // takes nothing along
   ASSERT_TRUE(decode.Open(*sequence).ok());
   const SequenceView view = *ReadSequence(tenant(), *sequence);

@@ -74,7 +74,7 @@ TEST(Account, ARefusalSaysWhatWasAskedWhatIsUsedAndTheLimit) {
   ASSERT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
   const std::string text = refused.status().ToString();
   for (const char* part :
-       {"tenant red", "5.0 MiB asked", "tiles", "2.0 MiB used", "3.0 MiB", "free sequences"}) {
+       {"tenant red", "5.0 MiB requested", "tiles", "2.0 MiB used", "3.0 MiB", "free sequences"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
   }
   EXPECT_EQ(account.used_bytes(), 2u * 1024 * 1024);

@@ -46,9 +46,9 @@ TEST_F(PressureTest, WhatIsUsedStaysAndTheCallerIsToldTheFigures) {
   const absl::Status refused = AddWithRelief(0);
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(refused.ToString(),
-              AllOf(HasSubstr("tenant t0: "), HasSubstr("asked for"),
+              AllOf(HasSubstr("tenant t0: "), HasSubstr("requested for"),
                     HasSubstr("used of a limit of 4.0 MiB"),
-                    HasSubstr("3 sequences are in use, or not idle"), HasSubstr("Retry in ")));
+                    HasSubstr("3 sequences are in use or not idle"), HasSubstr("Retry in ")));
   EXPECT_EQ(Gone(sequences), "xxx");
   tenant(0).epochs().Collect();
   EXPECT_EQ(tenant(0).account().used_bytes(), before);
@@ -82,7 +82,7 @@ TEST_F(PressureTest, ATenantLeavesOthersTheirPartOfTheTier) {
     status = AddWithRelief(0);
     clock_.Advance(10 * kIdle);
   }
-  EXPECT_THAT(status.ToString(), AllOf(HasSubstr("its part of the host tier is full"),
+  EXPECT_THAT(status.ToString(), AllOf(HasSubstr("the tenant's share of the host tier is full"),
                                        HasSubstr("of 3.0 MiB"), HasSubstr("Retry in ")));
   EXPECT_LE(tenant(0).offloaded().used_bytes(), 3 * kMiB);
   EXPECT_GE(tenant(0).offloaded().used_bytes(), 2 * kMiB);
@@ -207,7 +207,7 @@ TEST_F(PressureTest, EveryStepIsCountedAndSaidWithItsReason) {
     EXPECT_GT(FieldOf(line, "moved_bytes"), 0u);
   }
   EXPECT_EQ(steps, rung.steps.load());
-  EXPECT_THAT(Logged("a call found no memory"), testing::IsEmpty());
+  EXPECT_THAT(Logged("call refused: no memory could be freed"), testing::IsEmpty());
 }
 
 // What is said together is of one reason.
@@ -237,7 +237,7 @@ TEST_F(PressureTest, ACallThatIsRefusedIsSaidWithItsReason) {
   clock_.Advance(seconds(2));
   ASSERT_FALSE(AddWithRelief(0).ok());
   std::uint64_t calls = 0;
-  for (const std::string& line : Logged("a call found no memory")) {
+  for (const std::string& line : Logged("call refused: no memory could be freed")) {
     EXPECT_THAT(line, AllOf(HasSubstr("tenant=t0"), HasSubstr("host_tier_bytes is 0")));
     EXPECT_EQ(FieldOf(line, "limit_bytes"), 4 * kMiB);
     calls += FieldOf(line, "calls");

@@ -36,7 +36,7 @@ TEST(HostTier, RefusesWithTheFigures) {
   const auto refused = tier.Reserve((1 << 20) + 1);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(refused.status().ToString(),
-              AllOf(HasSubstr("1.0 MiB asked"), HasSubstr("2.0 MiB used of a limit of 3.0 MiB"),
+              AllOf(HasSubstr("1.0 MiB requested"), HasSubstr("2.0 MiB used of a limit of 3.0 MiB"),
                     HasSubstr("host_tier_bytes")));
   EXPECT_FALSE(tier.Reserve(~std::uint64_t{0}).ok());
   EXPECT_EQ(tier.used_bytes(), 2u << 20);

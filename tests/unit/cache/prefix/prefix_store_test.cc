@@ -323,7 +323,7 @@ TEST_F(FewPrefixes, AtTheLimitOneMakesRoomOrNoneComes) {
   const auto refused = Publish(*session, *sequence, Count(32, 4000));
   EXPECT_TRUE(absl::IsResourceExhausted(refused.status())) << refused.status();
   EXPECT_THAT(std::string(refused.status().message()),
-              HasSubstr("has 2 prefixes; the limit is 2. 1 of them are pinned"));
+              HasSubstr("has 2 prefixes; the limit is 2. 1 are pinned"));
   ASSERT_TRUE(store().Free(c));
   EXPECT_TRUE(Publish(*session, *sequence, Count(32, 4000)).ok());
 }

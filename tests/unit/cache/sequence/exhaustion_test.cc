@@ -45,7 +45,7 @@ class Exhaustion : public testing::Test {
       world_.Validate();
       if (status.ok()) return static_cast<int>(refusals.size());
       EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-      EXPECT_NE(status.ToString().find("asked"), std::string::npos) << status;
+      EXPECT_NE(status.ToString().find("requested"), std::string::npos) << status;
       EXPECT_EQ(world_.tenant().account().used_bytes(), used) << status << " with room " << room;
       EXPECT_EQ(Shown(), "") << status << " with room " << room;
       if (HasFailure()) return -1;
