@@ -40,10 +40,11 @@
 namespace tessera {
 namespace {
 
-// What a drain may take beyond its limit: calls that run return, threads end.
+// Time that a drain may take beyond its limit: running calls return, and threads end.
 constexpr std::chrono::seconds kPatience{5};
 
-// SIGTERM and SIGINT drain; a second one stops at once. Blocked in every thread and taken by one.
+// The signals that stop the daemon. SIGTERM and SIGINT drain, and a second one stops at once. All
+// threads block them; the waiting thread takes them with sigwait.
 class StopSignals {
  public:
   StopSignals() {
@@ -59,7 +60,7 @@ class StopSignals {
     }
     return signal;
   }
-  // Nothing where none came until then.
+  // Returns nullopt on timeout.
   std::optional<int> WaitFor(Clock::Duration time) const {
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
     const timespec timeout = {.tv_sec = seconds.count(), .tv_nsec = (time - seconds).count()};
@@ -72,9 +73,9 @@ class StopSignals {
   sigset_t set_;
 };
 
-// Hears the signals while the daemon drains, on a thread of its own. A further Drain call, or the
-// first SIGTERM after one, can only shorten the limit. A second SIGTERM or SIGINT stops at once,
-// and so does a drain that does not end.
+// Handles signals on its own thread while the daemon drains. A further Drain call, or the first
+// SIGTERM after one, can only shorten the limit. A second SIGTERM or SIGINT stops the process at
+// once, and so does a drain that exceeds its limit by kPatience.
 class DrainWatch {
  public:
   using LimitOf = std::function<std::chrono::milliseconds(int signal)>;
@@ -89,13 +90,13 @@ class DrainWatch {
             if (over_.load()) return;
             if (!signal.has_value()) {
               if (clock.Now() < end) continue;
-              StopAtOnce(logger, "the drain does not end: stopping at once");
+              StopAtOnce(logger, "drain exceeded its limit: stopping at once");
             }
             if (*signal != SIGUSR1 && std::exchange(terminated, true)) {
-              StopAtOnce(logger, "told twice: stopping at once");
+              StopAtOnce(logger, "second stop signal: stopping at once");
             }
             const std::chrono::milliseconds limit = limit_of(*signal);
-            logger.Log(LogLevel::kInfo, "draining already", {{"limit_ms", limit.count()}});
+            logger.Log(LogLevel::kInfo, "already draining", {{"limit_ms", limit.count()}});
             end = std::min(end, clock.Now() + limit + kPatience);
             Hurry(limit);
           }
@@ -156,7 +157,7 @@ absl::StatusOr<std::unique_ptr<cache::Node>> BuildNode(const config::Config& con
   return cache::Node::Create(options);
 }
 
-// The ladder, the cheapest rung first.
+// Options with the reclaim ladder, cheapest rung first.
 residency::Pressure::Options PressureOptions(const config::Config& config, cache::Node& node,
                                              compaction::Compactor& compactor, Scheduler& scheduler,
                                              Logger& logger, const Clock& clock) {
@@ -214,8 +215,8 @@ int Serve(const config::Config& config, device::Finder& devices, const StopSigna
                             .device = device.description().name,
                             .isa = device.description().kernels});
 
-  // The server first, for its lock on the socket path: a second daemon must fail before it takes
-  // any memory.
+  // Create the server first, because it locks the socket path: a second daemon must fail before it
+  // allocates memory.
   serving::Services services{.metrics = &metrics,
                              .logger = &logger,
                              .clock = &clock,
@@ -265,8 +266,8 @@ int Serve(const config::Config& config, device::Finder& devices, const StopSigna
     requested_limit_ms.store(limit_ms);
     ::kill(::getpid(), SIGUSR1);
   });
-  // In this order: the server's threads use the scheduler and the node; sessions end on the
-  // scheduler's threads, and after that nothing touches the node.
+  // The order matters: the server's threads use the scheduler and the node, and sessions end on the
+  // scheduler's threads. After that nothing uses the node.
   const auto stop = [&] {
     (*server)->Drain(Clock::Duration::zero());
     devices.OnFailure(nullptr);
@@ -306,7 +307,7 @@ int Serve(const config::Config& config, device::Finder& devices, const StopSigna
   return 0;
 }
 
-// Opens what the configuration asks for, and says how much memory it has.
+// Opens the configured device and returns its memory.
 absl::StatusOr<config::DeviceMemory> OpenDevice(const config::DeviceChoice& choice,
                                                 device::Finder& devices) {
   using Kind = config::DeviceChoice::Kind;
@@ -327,7 +328,7 @@ absl::StatusOr<config::DeviceMemory> OpenDevice(const config::DeviceChoice& choi
 }  // namespace
 
 int RunDaemon(std::span<const std::string_view> args, const Machine& machine) {
-  const StopSignals signals;  // before any thread, so that all inherit the mask
+  const StopSignals signals;  // before any thread starts, so that all inherit the mask
   device::Finder devices(machine.load_cuda, *machine.gpus);
   absl::StatusOr<config::Invocation> invocation = config::LoadConfig(
       args, [&devices](const config::DeviceChoice& choice) { return OpenDevice(choice, devices); });

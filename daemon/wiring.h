@@ -1,5 +1,5 @@
-// The whole daemon: reads the configuration, builds the layers bottom up, serves until it is told
-// to stop, and takes them down top first.
+// RunDaemon: reads the configuration, builds the layers of the daemon bottom up, serves until a
+// stop is requested, and destroys the layers top down.
 #pragma once
 
 #include <functional>
@@ -13,13 +13,13 @@
 
 namespace tessera {
 
-// What the node has beside its CPUs. Tests bring a GPU of their own.
+// Access to the node's GPUs. Tests pass fakes.
 struct Machine {
   std::function<absl::StatusOr<std::unique_ptr<CudaCalls>>()> load_cuda;
   kernels::cuda::RuntimeSource* gpus;
 };
 
-// `args` without the program's name. Returns the process's exit code.
+// `args` excludes the program's name. Returns the exit code of the process.
 int RunDaemon(std::span<const std::string_view> args, const Machine& machine);
 
 }  // namespace tessera

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::array<const char*, 7> kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
 
-// The power of two that `unit` stands for, or nothing if it is not a unit.
+// The power of two that `unit` stands for, or nullopt if it is not a unit.
 std::optional<int> UnitShift(std::string_view unit) {
   if (unit.empty() || unit == "B") return 0;
   constexpr std::string_view kPrefixes = "KMGTPE";

@@ -1,5 +1,5 @@
-// A broken invariant is a bug: the process says which one and aborts. Faults of the outside world
-// (a file, a peer, a limit) are absl::Status instead, and must never reach these.
+// TESSERA_CHECK: reports a broken invariant, which is a bug, and aborts the process. Errors from
+// outside (a file, a peer, a limit) are absl::Status instead and must never reach a check.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// Writes "FILE:LINE: check failed: CONDITION: detail" to stderr and aborts. Allocates nothing, so
-// that it also works when the heap is what broke.
+// Writes "FILE:LINE: check failed: CONDITION: detail" to stderr and aborts. It allocates nothing,
+// so it works even if the heap is corrupt.
 [[noreturn]] void CheckFailed(const char* file, int line, const char* condition,
                               std::string_view detail);
 

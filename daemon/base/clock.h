@@ -1,4 +1,4 @@
-// Monotonic time as a dependency, so that tests move it by hand (tests/fakes/fake_clock.h).
+// Monotonic time as an injected dependency, so that tests control it (tests/fakes/fake_clock.h).
 #pragma once
 
 #include <chrono>

@@ -9,15 +9,15 @@
 namespace tessera {
 namespace {
 
-// Longer words are not guessed at, so that the work stays small.
+// Longer words get no suggestion, which bounds the work.
 constexpr std::size_t kLongest = 32;
 
 char Lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
-// How many characters must be inserted, removed, replaced or swapped with their neighbour (optimal
-// string alignment).
+// Edit distance with insertions, deletions, replacements and swaps of neighbours (optimal string
+// alignment).
 std::size_t EditDistance(std::string_view a, std::string_view b) {
-  // [i][j]: of a's first i characters from b's first j.
+  // least[i][j]: distance between a's first i and b's first j characters.
   std::vector<std::vector<std::size_t>> least(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
   const auto same = [&](std::size_t i, std::size_t j) {
     return Lower(a[i - 1]) == Lower(b[j - 1]);
@@ -47,7 +47,7 @@ std::string DidYouMean(std::string_view text, std::span<const std::string_view> 
   std::size_t least = text.size();
   for (const std::string_view word : words) {
     const std::size_t distance = EditDistance(text, word);
-    // A third of a word may be wrong, and at least one character.
+    // Up to a third of a word may be wrong, but at least one character.
     if (distance >= least || distance > std::max<std::size_t>(1, word.size() / 3)) continue;
     least = distance;
     nearest = word;

@@ -1,4 +1,4 @@
-// A guess at what a misspelt word was meant to be.
+// Suggests the intended word for a misspelt one.
 #pragma once
 
 #include <span>
@@ -7,8 +7,7 @@
 
 namespace tessera {
 
-// "; did you mean \"quest\"?" where one of `words` is close to `text`, upper and lower case being
-// the same; else nothing.
+// Returns "; did you mean \"quest\"?" if one of `words` is close to `text`, ignoring case; else "".
 std::string DidYouMean(std::string_view text, std::span<const std::string_view> words);
 
 }  // namespace tessera

@@ -1,11 +1,13 @@
-// The order of background work: by priority, then in turns, so that whoever queues much delays
-// nobody else. Not thread-safe.
+// FairQueue orders background jobs: by priority, then round-robin, so that a tenant with many
+// queued jobs does not delay the others. Not thread-safe; ThreadScheduler locks it.
 //
-// Within a priority tenants take turns of one job each, and within a tenant owners do; the jobs of
-// one owner run in the order in which they came. One that goes on comes before all others of its
-// tenant, so that no more is begun at a time than there are threads. Who begins to wait joins
-// behind all that wait already, and before its turn every other has at most one. Push and Pop take
-// O(log n) for n tenants and owners that wait; those that have nothing queued take no memory.
+// Within a priority, tenants take turns of one job each, and within a tenant, its owners do. The
+// jobs of one owner run in the order they were pushed. A continuation (`goes_on`) runs before all
+// other jobs of its tenant, so that at most as many pieces of work are in progress as there are
+// threads. A tenant or owner that gets its first job joins at the end of the round.
+//
+// Push and Pop take O(log n) for n waiting tenants and owners. A tenant or owner without jobs uses
+// no memory.
 #pragma once
 
 #include <array>
@@ -22,18 +24,17 @@
 
 namespace tessera {
 
-// Lower runs first.
+// Lower values run first.
 enum class JobPriority : std::uint8_t { kTails = 0, kSeals = 1, kPressure = 2 };
 inline constexpr std::size_t kJobPriorities = 3;
 
 struct JobSpec {
-  std::string name;  // what kind of work it is: "absorb-tails", say
+  std::string name;  // the kind of work, e.g. "absorb-tails"
   JobPriority priority;
-  TenantId tenant{};  // whose work it is; invalid: the daemon's own
-  // What of the tenant's it is for: the id of a session or a sequence, which one tenant never gives
-  // twice. 0: nothing in particular.
+  TenantId tenant{};  // the tenant the work is for; invalid: the daemon itself
+  // The session or sequence the work is for; such ids are unique within a tenant. 0: none.
   std::uint64_t owner = 0;
-  bool goes_on = false;  // with what a job of the owner has begun: before others of its tenant
+  bool goes_on = false;  // continues work that a job of this owner began
 };
 
 class FairQueue {
@@ -45,24 +46,24 @@ class FairQueue {
   };
 
   void Push(JobSpec spec, Job job);
-  // Takes the job whose turn it is out of those of priority `last` or before it. Nothing where none
-  // of them waits.
+  // Removes and returns the next job among those of priority `last` or more urgent ones; nullopt if
+  // there is none.
   std::optional<Entry> Pop(JobPriority last = JobPriority::kPressure);
   std::size_t size(JobPriority priority) const;
 
  private:
-  // Queues side by side, one per key, that take turns. One that has become empty is gone.
+  // One queue per key, served round-robin. An empty queue is removed.
   template <typename Key, typename Queue>
   class Turns {
    public:
     bool empty() const { return ring_.empty(); }
-    // The queue of `key`, for a Push that must follow: an empty one has no turn.
+    // The queue of `key`, created if needed. The caller must push to it: Pop expects a job in it.
     Queue& Of(const Key& key) {
       const auto [place, is_new] = queues_.try_emplace(key);
       if (is_new) place->second.turn = ring_.insert(ring_.end(), key);
       return place->second.queue;
     }
-    // The next turn is that of `key`, which waits.
+    // Gives the next turn to `key`, which must have a job.
     void Prefer(const Key& key) {
       ring_.splice(ring_.begin(), ring_, queues_.find(key)->second.turn);
     }
@@ -87,7 +88,7 @@ class FairQueue {
     std::list<Key> ring_;  // the next turn first
   };
 
-  // The jobs of one owner. A list, for it takes only what its jobs take.
+  // The jobs of one owner. A list, because it uses memory only for its jobs.
   class Fifo {
    public:
     bool empty() const { return entries_.empty(); }

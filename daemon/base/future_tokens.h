@@ -1,5 +1,5 @@
-// How far a sequence of so many tokens may go on, where nobody knows. What may still be asked for
-// of its tokens is kept, and handed on, for as many as that.
+// FutureTokens estimates the length a sequence may still reach, because the daemon does not know
+// it. Observations that a later decision may need are kept, and handed over, for that length.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Identifiers of the things the daemon owns. All are 64-bit integers on the wire; a type each keeps
-// them from being mixed up in between.
+// Typed identifiers of the objects that the daemon owns. On the wire all are 64-bit integers;
+// inside the daemon each kind has its own type, so that they cannot be mixed up.
 #pragma once
 
 #include <compare>
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// 0 is never handed out: a default-constructed id is invalid.
+// 0 is never assigned: a default-constructed id is invalid.
 template <typename Tag, typename Rep = std::uint64_t>
 class StrongId {
  public:
@@ -30,7 +30,7 @@ class StrongId {
   }
   friend std::ostream& operator<<(std::ostream& out, StrongId id) { return out << id.ToString(); }
 
-  // For absl's hash tables; std::hash is below.
+  // For Abseil's hash tables; std::hash is below.
   template <typename H>
   friend H AbslHashValue(H state, StrongId id) {
     return H::combine(std::move(state), id.value_);
@@ -68,7 +68,7 @@ using ModelId = StrongId<ModelTag>;
 using TenantId = StrongId<TenantTag>;
 using SegmentId = StrongId<SegmentTag>;
 using PrefixId = StrongId<PrefixTag>;
-using ComputationId = StrongId<ComputationTag>;  // of a head that a session says it computes
+using ComputationId = StrongId<ComputationTag>;  // of a prefix that a session announced to compute
 
 }  // namespace tessera
 

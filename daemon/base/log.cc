@@ -22,7 +22,7 @@ struct LevelRow {
   spdlog::level::level_enum spdlog_level;
 };
 
-// The names are the ones spdlog prints for %l.
+// The names equal those that spdlog prints for %l.
 constexpr std::array<LevelRow, 5> kLevels = {{
     {LogLevel::kDebug, "debug", spdlog::level::debug},
     {LogLevel::kInfo, "info", spdlog::level::info},
@@ -50,8 +50,8 @@ class StreamSink final : public spdlog::sinks::base_sink<std::mutex> {
   std::FILE* const stream_;
 };
 
-// The text of a string field inside double quotes, valid JSON and safe on a terminal: a logfmt
-// reader undoes the same escapes.
+// Appends a string field in double quotes: valid JSON, safe on a terminal, and with escapes that
+// logfmt readers understand.
 void AppendQuoted(std::string& out, std::string_view text) {
   const std::size_t dropped =
       text.size() > kMaxLoggedString ? text.size() - kMaxLoggedString : std::size_t{0};
@@ -84,7 +84,7 @@ void AppendQuoted(std::string& out, std::string_view text) {
   out += '"';
 }
 
-// A text value needs no quotes when nothing in it could be taken for the end of it.
+// Whether a value needs no quotes in the text format: nothing in it can be taken for its end.
 bool IsPlainWord(std::string_view text) {
   if (text.empty() || text.size() > kMaxLoggedString) return false;
   for (const char c : text) {
@@ -94,7 +94,7 @@ bool IsPlainWord(std::string_view text) {
 }
 
 void AppendDouble(std::string& out, double value, LogFormat format) {
-  if (!std::isfinite(value)) {  // JSON has no word for these
+  if (!std::isfinite(value)) {  // JSON has no numbers for these
     const std::string_view word = std::isnan(value) ? "nan" : (value > 0 ? "inf" : "-inf");
     if (format == LogFormat::kJson) {
       Append(out, "\"", word, "\"");
@@ -167,7 +167,7 @@ absl::StatusOr<LogLevel> ParseLogLevel(std::string_view name) {
     if (row.name == name) return row.level;
   }
   return absl::InvalidArgumentError(
-      Concat("\"", name, "\" is not a log level: one of ", JoinNames(kLevels)));
+      Concat("\"", name, "\" is not a log level: use one of ", JoinNames(kLevels)));
 }
 
 absl::StatusOr<LogFormat> ParseLogFormat(std::string_view name) {
@@ -175,7 +175,7 @@ absl::StatusOr<LogFormat> ParseLogFormat(std::string_view name) {
     if (row.name == name) return row.format;
   }
   return absl::InvalidArgumentError(
-      Concat("\"", name, "\" is not a log format: one of ", JoinNames(kFormats)));
+      Concat("\"", name, "\" is not a log format: use one of ", JoinNames(kFormats)));
 }
 
 Logger::Logger(const LogOptions& options)

@@ -1,13 +1,13 @@
-// Structured logs: one event a line, a constant event text, and the variable parts as fields.
+// Structured logs: one event per line, with a constant event text and the variable parts as fields.
 //
 //   logger.Log(LogLevel::kInfo, "session attached", {{"session", id.value()}, {"pid", pid}});
 //
 //   2026-03-01T10:20:30.123Z info session attached session=7 pid=4242
 //   {"time":"2026-03-01T10:20:30.123Z","level":"info","event":"session attached","session":7,...}
 //
-// Invariants: an event is one line and one write, whatever its fields contain (control characters
-// and bytes that are not UTF-8 are escaped), so a peer's strings can neither forge a line nor tear
-// one. Field strings longer than kMaxLoggedString are cut and say so.
+// Invariants: an event is one line and one write, whatever its fields contain. Control characters
+// and invalid UTF-8 are escaped, so a peer's string cannot forge or split a line. Strings longer
+// than kMaxLoggedString are cut and marked as cut.
 #pragma once
 
 #include <concepts>
@@ -33,14 +33,14 @@ enum class LogFormat : std::uint8_t { kText, kJson };
 std::string_view LogLevelName(LogLevel level);     // "debug", "info", "warning", "error", "off"
 std::string_view LogFormatName(LogFormat format);  // "text", "json"
 
-// INVALID_ARGUMENT names the text and the names there are.
+// INVALID_ARGUMENT names the text and the accepted names.
 absl::StatusOr<LogLevel> ParseLogLevel(std::string_view name);
 absl::StatusOr<LogFormat> ParseLogFormat(std::string_view name);
 
 inline constexpr std::size_t kMaxLoggedString = 2048;  // bytes
 
-// One key and value; views only, alive for the duration of the Log call. Keys are literals in
-// snake_case with the unit last ("wait_seconds"), and never "time", "level" or "event".
+// A key and a value. Strings are views that must live for the duration of the Log call. Keys are
+// snake_case literals with the unit last ("wait_seconds"), and never "time", "level" or "event".
 struct LogField {
   using Value = std::variant<std::string_view, std::int64_t, std::uint64_t, double, bool>;
 
@@ -74,7 +74,7 @@ struct LogOptions {
   std::FILE* stream = stderr;  // not owned; outlives the logger
 };
 
-// Passed by reference to whoever logs; main owns it. Thread-safe.
+// Writes events to a stream. Owned by RunDaemon and passed by reference. Thread-safe.
 class Logger {
  public:
   explicit Logger(const LogOptions& options);
@@ -84,7 +84,7 @@ class Logger {
 
   bool Enabled(LogLevel level) const { return level >= level_ && level < LogLevel::kOff; }
 
-  // Costs one comparison when `level` is not enabled.
+  // Costs one comparison if `level` is not enabled.
   void Log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields = {}) {
     if (Enabled(level)) Write(level, event, fields);
   }

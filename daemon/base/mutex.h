@@ -1,8 +1,8 @@
-// std::mutex and std::condition_variable with Clang's thread-safety annotations: a build with Clang
-// refuses code that touches a TESSERA_GUARDED_BY member without its lock.
+// std::mutex and std::condition_variable with Clang's thread-safety annotations. A Clang build
+// refuses code that accesses a TESSERA_GUARDED_BY member without its lock.
 //
-// Why not absl::Mutex: the distribution's build of it is not instrumented, so ThreadSanitizer
-// reports races that are none in everything it protects.
+// Why not absl::Mutex: the distributions' builds of it are not instrumented, so ThreadSanitizer
+// reports false races in everything it protects.
 #pragma once
 
 #include <condition_variable>
@@ -55,15 +55,15 @@ class TESSERA_SCOPED_CAPABILITY MutexLock {
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;
 
-  // For functions that take the lock as proof and want to know that it is theirs.
+  // For functions that take a lock as proof that the caller holds `mutex`.
   bool Holds(const Mutex& mutex) const { return &mutex == &mutex_; }
 
  private:
   Mutex& mutex_;
 };
 
-// Waits wake spuriously: always wait in a loop over the condition, in the function that holds the
-// lock, where the analysis can see it.
+// Waits may wake spuriously: always wait in a loop over the condition. Write the loop in the
+// function that holds the lock, where the analysis can see it.
 class CondVar {
  public:
   CondVar() = default;
@@ -76,7 +76,7 @@ class CondVar {
     lock.release();
   }
 
-  // False once `deadline` (of the real monotonic clock) has passed.
+  // Returns false once `deadline` (of the real monotonic clock) has passed.
   bool WaitUntil(Mutex& mutex, Clock::TimePoint deadline) TESSERA_REQUIRES(mutex) {
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
     const std::cv_status status = condition_.wait_until(lock, deadline);

@@ -38,7 +38,7 @@ Secret128 NewSecret128() {
 }
 
 bool SecretsEqual(std::string_view presented, std::string_view expected) {
-  // An empty expectation is compared with itself, so that the loop below always has a byte to read.
+  // If `expected` is empty, the loop compares with '\0' instead of reading past its end.
   unsigned difference = presented.size() == expected.size() ? 0u : 1u;
   for (std::size_t i = 0; i < presented.size(); ++i) {
     const char other = expected.empty() ? '\0' : expected[i % expected.size()];

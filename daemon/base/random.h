@@ -1,5 +1,5 @@
-// Secrets from the kernel: session nonces and whatever else a peer must not be able to guess. Not
-// for sampling; tests that want random inputs use a seeded std::mt19937_64.
+// Secrets from the kernel: session nonces and other values that a peer must not guess. Not for
+// sampling: tests with random inputs use a seeded std::mt19937_64.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@ struct Secret128 {
   friend bool operator==(const Secret128&, const Secret128&) = default;
 };
 
-// From getrandom(2), never zero. Thread-safe. A kernel without getrandom is a broken host: aborts.
+// From getrandom(2), never zero. Thread-safe. Aborts if the kernel has no getrandom.
 std::uint64_t NewSecret64();
 Secret128 NewSecret128();
 
-// Compares a presented token with the true one in a time that tells only the length of the
+// Compares a presented token with the true one. The time taken depends only on the length of the
 // presented one.
 bool SecretsEqual(std::string_view presented, std::string_view expected);
 

@@ -1,4 +1,4 @@
-// What others decide how often to bring about, and is said once in a while.
+// Rate-limits log messages about events whose frequency a peer controls.
 #pragma once
 
 #include <chrono>
@@ -11,12 +11,13 @@
 
 namespace tessera {
 
-// Thread-safe.
+// Allows one message per interval and counts the suppressed ones. Thread-safe.
 class Seldom {
  public:
   explicit Seldom(Clock::Duration between = std::chrono::seconds(1)) : between_(between) {}
 
-  // Where it is to be said now: how often it was not since it was last said.
+  // Returns the number of messages suppressed since the last one if a message is allowed now, else
+  // nullopt.
   std::optional<std::uint64_t> Say(Clock::TimePoint now) {
     MutexLock lock(mutex_);
     if (said_.has_value() && now - *said_ < between_) {

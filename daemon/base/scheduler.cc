@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// Allows `thread` to run on `cpus` and nowhere else. The system's error number, 0 for none.
+// Restricts `thread` to `cpus`. Returns the system's error number, 0 for success.
 int SetAffinity(pthread_t thread, std::span<const std::uint32_t> cpus) {
   const std::size_t count = std::size_t{*std::max_element(cpus.begin(), cpus.end())} + 1;
   cpu_set_t* const mask = CPU_ALLOC(count);
@@ -27,8 +27,8 @@ int SetAffinity(pthread_t thread, std::span<const std::uint32_t> cpus) {
   return error;
 }
 
-// The system ignores those CPUs of a mask that it cannot use, as long as it can use any: each is
-// tried alone, on a thread that ends with that.
+// Tries each CPU alone, on a temporary thread: the kernel silently ignores unusable CPUs of a mask
+// as long as one is usable.
 absl::Status CheckCpus(const std::vector<std::uint32_t>& cpus) {
   absl::Status status;
   std::thread([&cpus, &status] {
@@ -51,7 +51,7 @@ std::size_t Index(JobPriority priority) { return static_cast<std::size_t>(priori
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ThreadScheduler>> ThreadScheduler::Create(const Options& options) {
-  if (options.threads == 0) return absl::InvalidArgumentError("0 threads would run no job");
+  if (options.threads == 0) return absl::InvalidArgumentError("0 threads: at least 1 is needed");
   if (absl::Status status = CheckCpus(options.cpus); !status.ok()) return status;
   std::unique_ptr<ThreadScheduler> scheduler(new ThreadScheduler(options.threads));
   if (absl::Status status = scheduler->Pin(options.cpus); !status.ok()) return status;
@@ -74,7 +74,7 @@ absl::Status ThreadScheduler::Pin(const std::vector<std::uint32_t>& cpus) {
 }
 
 ThreadScheduler::~ThreadScheduler() {
-  FairQueue dropped;  // outlives the lock: what jobs hold may take its time to go
+  FairQueue dropped;  // destroyed outside the lock: destroying what jobs hold may take long
   {
     MutexLock lock(mutex_);
     stopping_ = true;
@@ -110,8 +110,8 @@ JobPriority ThreadScheduler::LastAllowed() const {
   return long_jobs < max_long_jobs_ ? JobPriority::kPressure : JobPriority::kTails;
 }
 
-// No wake is lost where a long job may not begin yet: the thread that ends one looks here next, and
-// where it takes a tail job instead, the thread that was woken for that one is still to look.
+// No wake is lost while a long job may not start. The thread that ends a long job looks here next;
+// if it takes a tail job instead, the thread that was woken for the tail job looks here next.
 std::optional<FairQueue::Entry> ThreadScheduler::Take() {
   MutexLock lock(mutex_);
   while (!stopping_) {
@@ -133,7 +133,7 @@ void ThreadScheduler::Finish(JobPriority priority) {
 void ThreadScheduler::Run() {
   while (std::optional<FairQueue::Entry> entry = Take()) {
     std::move(entry->job)();
-    entry->job = nullptr;  // what it held is gone before it counts as done
+    entry->job = nullptr;  // destroy what it held before it counts as done
     Finish(entry->spec.priority);
   }
 }

@@ -1,5 +1,5 @@
-// Background work as a dependency: the daemon runs it on threads, tests run it job by job, by name
-// (tests/fakes/manual_scheduler.h). Both take jobs in the order of FairQueue.
+// Background work as an injected dependency. The daemon runs jobs on threads; tests run them one by
+// one, by name (tests/fakes/manual_scheduler.h). Both take jobs in the order of FairQueue.
 #pragma once
 
 #include <array>
@@ -19,8 +19,8 @@ class Scheduler {
  public:
   using Job = FairQueue::Job;
 
-  // Numbers of jobs, by priority, of one moment: every job submitted is in one of the three. Those
-  // that were dropped are in none.
+  // Number of jobs by priority, all taken at one moment. Every submitted job is in exactly one of
+  // the three, except dropped jobs, which are in none.
   struct Load {
     using ByPriority = std::array<std::uint64_t, kJobPriorities>;
     ByPriority queued{};
@@ -34,20 +34,21 @@ class Scheduler {
   virtual Load load() const = 0;
 };
 
-// A fixed number of threads. Idle, it sleeps. The destructor drops the jobs that wait, and those
-// that running jobs submit meanwhile, then waits for the jobs that run.
+// Runs jobs on a fixed number of threads, which sleep while there is no job. Thread-safe. The
+// destructor drops waiting jobs, and those that running jobs still submit, then waits for the
+// running jobs.
 //
-// Where there are two threads or more, one is kept from seals and pressure jobs: a tail job never
-// waits for the end of one. With one thread it does, so whoever submits long work cuts it in
-// pieces, each a job that submits the next.
+// With two or more threads, one never runs seal or pressure jobs, so a tail job never waits for one
+// to end. With one thread it does, so long work must be cut into pieces: jobs that each submit the
+// next.
 class ThreadScheduler final : public Scheduler {
  public:
   struct Options {
     std::uint32_t threads = 1;
-    // The CPUs that the threads may run on, each of them on any; empty: those of the process.
+    // CPUs that every thread may run on; empty: those of the process.
     std::vector<std::uint32_t> cpus{};
   };
-  // INVALID_ARGUMENT names the CPU that does not exist or is denied to this process.
+  // INVALID_ARGUMENT names a CPU that does not exist, is offline or is denied to this process.
   static absl::StatusOr<std::unique_ptr<ThreadScheduler>> Create(const Options& options);
   ~ThreadScheduler() override;
 
@@ -58,13 +59,13 @@ class ThreadScheduler final : public Scheduler {
   explicit ThreadScheduler(std::uint32_t threads);
   absl::Status Pin(const std::vector<std::uint32_t>& cpus);
   void Run();
-  // Nothing when it is time to end.
+  // Waits for a job that may run now; nullopt when stopping.
   std::optional<FairQueue::Entry> Take();
   void Finish(JobPriority priority);
-  // The last priority that one more thread may begin a job of.
+  // The least urgent priority that one more thread may run a job of.
   JobPriority LastAllowed() const TESSERA_REQUIRES(mutex_);
 
-  const std::uint32_t max_long_jobs_;  // seals and pressure jobs that may run at a time
+  const std::uint32_t max_long_jobs_;  // seal and pressure jobs that may run at a time
   mutable Mutex mutex_;
   CondVar work_;
   bool stopping_ TESSERA_GUARDED_BY(mutex_) = false;

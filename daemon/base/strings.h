@@ -1,7 +1,7 @@
-// Joining text for messages.
+// Builds text for messages.
 //
 // Why not absl::StrCat: Debian builds Abseil with its own string_view, to which std::string_view
-// does not convert; Ubuntu's may differ. These take both, and nothing that would surprise.
+// does not convert. These functions accept both.
 #pragma once
 
 #include <charconv>
@@ -29,7 +29,7 @@ std::string_view AsStringView(const T& text) {
   }
 }
 
-// Numbers are written in full: doubles in the shortest form that reads back the same.
+// Numbers are written exactly; doubles in the shortest form that parses to the same value.
 template <typename T>
 requires StringLike<T> || std::same_as<T, char> ||
     (std::is_arithmetic_v<T> && !std::same_as<T, bool>)void AppendPart(std::string& out,
@@ -57,8 +57,8 @@ std::string Concat(const Parts&... parts) {
   return out;
 }
 
-// A peer's text in quotes, for a message: its first bytes where it is long, so that nobody makes us
-// send back megabytes; control characters as \x1b, so that nobody writes to our terminals.
+// Quotes a peer's text for a message. Long text is cut, so that a peer cannot make the daemon send
+// megabytes back. Control characters are escaped (\x1b), so that it cannot control a terminal.
 std::string Quoted(std::string_view text);
 
 // `text` without the ASCII white space at its ends.

@@ -9,8 +9,8 @@ std::size_t Utf8SequenceLength(std::string_view text) {
   const std::uint8_t first = byte(0);
   if (first < 0x80) return 1;
   std::size_t length = 0;
-  // Bounds of the second byte: where the plain 80..BF would admit an overlong form, a surrogate or
-  // a value above U+10FFFF.
+  // Bounds of the second byte. Some first bytes narrow 80..BF, to exclude overlong forms,
+  // surrogates and values above U+10FFFF.
   std::uint8_t low = 0x80;
   std::uint8_t high = 0xbf;
   if (first >= 0xc2 && first <= 0xdf) {

@@ -1,3 +1,4 @@
+// UTF-8 validation.
 #pragma once
 
 #include <cstddef>
@@ -5,11 +6,12 @@
 
 namespace tessera {
 
-// Bytes of the well-formed UTF-8 sequence that `text` (not empty) starts with, 1 to 4; 0 where it
-// starts with none (a stray continuation byte, an overlong form, a surrogate, a cut sequence).
+// Length in bytes (1 to 4) of the well-formed UTF-8 sequence at the start of `text`, which must not
+// be empty. 0 if it is malformed: a stray continuation byte, an overlong form, a surrogate or a cut
+// sequence.
 std::size_t Utf8SequenceLength(std::string_view text);
 
-// Nothing but such sequences.
+// Whether `text` consists of well-formed sequences only.
 bool IsUtf8(std::string_view text);
 
 }  // namespace tessera

@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-// "0.1.0": the project version of the build.
+// The project version of the build, e.g. "0.1.0".
 std::string_view Version();
 
 }  // namespace tessera

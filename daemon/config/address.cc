@@ -58,19 +58,20 @@ absl::StatusOr<HostPort> ParseHostPort(std::string_view text) {
   HostPort address;
   if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
     address.host = std::string(host.substr(1, host.size() - 2));
-    if (!IsIpv6(address.host)) return BadAddress(text, "no IPv6 address in the brackets");
+    if (!IsIpv6(address.host)) return BadAddress(text, "the brackets must hold an IPv6 address");
   } else {
     address.host = std::string(host);
-    if (host.empty()) return BadAddress(text, "the host is missing (0.0.0.0 is every interface)");
+    if (host.empty())
+      return BadAddress(text, "the host is missing (use 0.0.0.0 for every interface)");
     if (host.find(':') != std::string_view::npos) {
       return BadAddress(text, "write IPv6 addresses in brackets, as in [::1]:9000");
     }
-    if (!IsHostName(host)) return BadAddress(text, "not a host name");
+    if (!IsHostName(host)) return BadAddress(text, "the host is not a valid host name");
   }
   const char* const end = port_text.data() + port_text.size();
   const auto parsed = std::from_chars(port_text.data(), end, address.port);
   if (port_text.empty() || parsed.ec != std::errc() || parsed.ptr != end) {
-    return BadAddress(text, Concat("the port \"", port_text, "\" is not from 0 to 65535"));
+    return BadAddress(text, Concat("the port \"", port_text, "\" is not a number from 0 to 65535"));
   }
   return address;
 }
@@ -87,26 +88,26 @@ absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text) {
   }
   std::string_view path = text.substr(kScheme.size());
   if (path.starts_with("//")) path.remove_prefix(2);  // unix:///run/x is unix:/run/x
-  // "//run/x" is "/run/x", and written behind "unix:" it would be read as "run/x".
+  // "//run/x" means "/run/x", but "unix://run/x" would be read as "run/x".
   while (path.starts_with("//")) path.remove_prefix(1);
   if (path.empty()) return BadAddress(text, "the path is missing");
   if (path.size() > kMaxUnixPath) {
     return BadAddress(text, Concat("the path has ", path.size(), " bytes; the limit is ",
-                                   kMaxUnixPath, ", the system's less the \"", kDescriptorSuffix,
-                                   "\" of the socket beside it"));
+                                   kMaxUnixPath, ", which leaves room for the \"",
+                                   kDescriptorSuffix, "\" of the descriptor socket"));
   }
-  // One daemon's socket must not be what stands beside another's.
+  // A socket must not have the path of another socket's descriptor socket or lock file.
   for (const std::string_view suffix : {kDescriptorSuffix, kLockSuffix}) {
     if (path.ends_with(suffix)) {
       return BadAddress(text, Concat("a path that ends in ", suffix,
-                                     " is that of the file beside another socket"));
+                                     " is reserved for the file next to another socket"));
     }
   }
   if (path.find('%') != std::string_view::npos) {
-    return BadAddress(text, "the path has a % in it, which gRPC would decode");
+    return BadAddress(text, "the path contains a %, which gRPC would decode");
   }
   if (path.find('\0') != std::string_view::npos) {
-    return BadAddress(text, "the path has a zero byte in it");
+    return BadAddress(text, "the path contains a zero byte");
   }
   return ListenAddress{.unix_path = std::string(path), .tcp = {}};
 }

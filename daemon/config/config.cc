@@ -32,7 +32,7 @@ absl::StatusOr<DeviceChoice> ParseDevice(std::string_view text) {
     if (parsed.ec == std::errc() && parsed.ptr == end && device.ordinal < 1024) return device;
   }
   return absl::InvalidArgumentError(
-      Concat("\"", text, "\" is not a device: auto, cpu or cuda:N with N below 1024"));
+      Concat("\"", text, "\" is not a device: use auto, cpu or cuda:N with N below 1024"));
 }
 
 std::vector<std::string> Warnings(const Config& config) {
@@ -46,19 +46,20 @@ std::vector<std::string> Warnings(const Config& config) {
     }
     if (config.tls_certificate_file.empty()) {
       warnings.push_back(Concat("listen: ", address.ToString(), " is open to the network without ",
-                                "TLS: tokens, keys and values travel in the clear"));
+                                "TLS: tokens, keys and values are sent in the clear"));
     }
     if (config.admin_over_tcp && config.tls_client_ca_file.empty()) {
-      warnings.push_back(Concat("admin_over_tcp: whoever reaches ", address.ToString(),
+      warnings.push_back(Concat("admin_over_tcp: anyone who can reach ", address.ToString(),
                                 " may evict sequences and drain the daemon"));
     }
   }
   const auto is_tcp = [](const ListenAddress& address) { return !address.is_unix(); };
   if (!config.tls_certificate_file.empty() && std::ranges::none_of(config.listen, is_tcp)) {
-    warnings.push_back("tls_certificate_file: there is no TCP address in listen that TLS is for");
+    warnings.push_back("tls_certificate_file: has no effect, because listen has no TCP address");
   }
   if ((config.unix_socket_mode & 0007) != 0 && config.unix_peers.open()) {
-    warnings.push_back("unix_socket_mode: every user of this machine may reach the Unix sockets");
+    warnings.push_back(
+        "unix_socket_mode: every user of this machine may connect to the Unix sockets");
   }
   return warnings;
 }

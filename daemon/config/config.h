@@ -1,5 +1,5 @@
-// The daemon's configuration as the daemon uses it: plain, typed, complete and valid. Built by
-// LoadConfig; the fields, their units and limits are documented in proto/tessera/v1/config.proto.
+// Config: the daemon's configuration as a typed struct. LoadConfig builds it, complete and valid.
+// proto/tessera/v1/config.proto documents the fields, their units and limits.
 #pragma once
 
 #include <chrono>
@@ -29,22 +29,22 @@ absl::StatusOr<DeviceChoice> ParseDevice(std::string_view text);
 
 struct Tenant {
   std::string name;
-  std::string token;       // what Hello must present, wherever it came from; empty: nothing
-  std::string token_file;  // where it came from, if not from the configuration itself
+  std::string token;       // that Hello must present, from either source; empty: none
+  std::string token_file;  // the file the token was read from; empty: none
   std::uint64_t soft_limit_bytes = 0;
   std::uint64_t hard_limit_bytes = 0;
 
   friend bool operator==(const Tenant&, const Tenant&) = default;
 };
 
-// The initialisers are the defaults. Where 0 means "derived" (pool_bytes and the tenants' limits),
-// a loaded Config holds the derived value.
+// The initialisers are the defaults. 0 means "derived" for pool_bytes and the tenants' limits; a
+// loaded Config holds the derived values.
 struct Config {
   std::vector<ListenAddress> listen = {{.unix_path = "/run/tessera/tesserad.sock", .tcp = {}}};
   std::uint32_t unix_socket_mode = 0660;
   PeerRules unix_peers;
   bool admin_over_tcp = false;
-  // PEM files for the TCP addresses; empty: no TLS, no certificates of callers.
+  // PEM files for the TCP addresses; empty: no TLS, or no client certificates.
   std::string tls_certificate_file;
   std::string tls_key_file;
   std::string tls_client_ca_file;
@@ -69,7 +69,7 @@ struct Config {
   std::vector<std::uint32_t> compactor_cpus;  // ascending, each once; empty: any
   std::chrono::milliseconds compactor_linger{0};
   std::uint64_t raw_copy_bytes = kGiB;
-  std::uint64_t host_tier_bytes = 4 * kGiB;  // 0: sequences are not offloaded
+  std::uint64_t host_tier_bytes = 4 * kGiB;  // 0: no offloading
   std::chrono::milliseconds offload_idle{1000};
   std::uint32_t pressure_high_percent = 90;  // of pool_bytes, and of a tenant's hard limit
   std::uint32_t pressure_low_percent = 80;
@@ -83,7 +83,7 @@ struct Config {
   friend bool operator==(const Config&, const Config&) = default;
 };
 
-// What is allowed but seldom meant, one sentence each, for the log at start.
+// Warnings about settings that are allowed but probably unintended, for the log at start.
 std::vector<std::string> Warnings(const Config& config);
 
 }  // namespace tessera::config

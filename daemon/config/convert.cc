@@ -16,7 +16,7 @@ namespace {
 using tessera::v1::DaemonConfig;
 using tessera::v1::TenantConfig;
 
-// `status` with the field's name before its message.
+// Prefixes the message of `status` with the field's name.
 absl::Status InField(std::string_view field, const absl::Status& status) {
   return absl::Status(status.code(), Concat(field, ": ", status.message()));
 }
@@ -27,7 +27,7 @@ absl::StatusOr<std::uint32_t> ParseMode(std::string_view text) {
   const auto parsed = std::from_chars(text.data(), end, mode, 8);
   if (parsed.ec != std::errc() || parsed.ptr != end || text.empty() || mode > 07777) {
     return absl::InvalidArgumentError(
-        Concat("\"", text, "\" is not an octal file mode such as 0660"));
+        Concat("\"", text, "\" is not an octal file mode, e.g. 0660"));
   }
   return mode;
 }
@@ -46,7 +46,7 @@ Tenant TenantFromMessage(const TenantConfig& message) {
           .hard_limit_bytes = message.hard_limit_bytes()};
 }
 
-// Fields whose text has a grammar of its own: addresses, device, CPUs, mode, log level and format.
+// Fields whose text must be parsed: addresses, mode, peers, device, CPUs, log level and format.
 absl::Status ParsedFromMessage(const DaemonConfig& message, Config& config) {
   if (message.listen_size() > 0) config.listen.clear();
   for (const std::string& text : message.listen()) {
@@ -54,7 +54,7 @@ absl::Status ParsedFromMessage(const DaemonConfig& message, Config& config) {
     if (!address.ok()) return InField("listen", address.status());
     config.listen.push_back(*std::move(address));
   }
-  // Parses `text` by `parse` into `out`, if the field is there.
+  // Parses `text` with `parse` into `out`, if the field is present.
   const auto parsed = [](bool present, std::string_view field, std::string_view text,
                          const auto& parse, auto& out) -> absl::Status {
     if (!present) return absl::OkStatus();

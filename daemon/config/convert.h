@@ -1,5 +1,5 @@
-// Between the protobuf message and the plain struct. Only load.cc, flags.cc and their tests see
-// this header: nothing outside of the folder knows that the configuration is a protobuf.
+// Converts between the protobuf message, JSON and Config. Used inside this folder only: nothing
+// else knows that the configuration is a protobuf.
 #pragma once
 
 #include <string>
@@ -11,13 +11,13 @@
 
 namespace tessera::config {
 
-// Strict: an unknown field, a wrong type or a trailing comma is INVALID_ARGUMENT, with the place.
+// Strict: an unknown field, a wrong type or a trailing comma is INVALID_ARGUMENT, with its place.
 absl::Status FromJson(std::string_view json, tessera::v1::DaemonConfig* message);
 
-// Absent fields keep the defaults of Config. Token files are not read here.
+// Absent fields keep the defaults of Config. Does not read token files.
 absl::StatusOr<Config> FromMessage(const tessera::v1::DaemonConfig& message);
 
-// Every field is set. A token that came from a file is left out: the file's name stands for it.
+// Sets every field, except a token that was read from a file: only token_file is set then.
 tessera::v1::DaemonConfig ToMessage(const Config& config);
 
 std::string ToJson(const tessera::v1::DaemonConfig& message);

@@ -11,7 +11,7 @@
 namespace tessera::config {
 namespace {
 
-// Digits alone; nothing for all else and for numbers that do not fit.
+// Parses a text of digits only; nullopt for other text and for numbers that do not fit.
 std::optional<std::uint32_t> ParseNumber(std::string_view text) {
   std::uint32_t number = 0;
   const char* const end = text.data() + text.size();
@@ -20,7 +20,7 @@ std::optional<std::uint32_t> ParseNumber(std::string_view text) {
   return number;
 }
 
-// "8" or "2-3", into `cpus`.
+// Adds "8" or "2-3" to `cpus`.
 absl::Status AddPart(std::string_view part, std::set<std::uint32_t>& cpus) {
   const std::size_t dash = part.find('-');
   const std::optional<std::uint32_t> first = ParseNumber(part.substr(0, dash));
@@ -28,10 +28,11 @@ absl::Status AddPart(std::string_view part, std::set<std::uint32_t>& cpus) {
       dash == std::string_view::npos ? first : ParseNumber(part.substr(dash + 1));
   if (!first.has_value() || !last.has_value()) {
     return absl::InvalidArgumentError(
-        Concat(Quoted(part), " is not a CPU's number or a range such as 2-3"));
+        Concat(Quoted(part), " is not a CPU number or a range, e.g. 2-3"));
   }
   if (*first > *last) {
-    return absl::InvalidArgumentError(Concat(Quoted(part), ": the range ends before it begins"));
+    return absl::InvalidArgumentError(
+        Concat(Quoted(part), ": the end of the range is below its start"));
   }
   if (*last > kCompactorCpus.max) {
     return absl::InvalidArgumentError(Concat(Quoted(part), ": CPU ", *last, " is not from ",
@@ -39,8 +40,7 @@ absl::Status AddPart(std::string_view part, std::set<std::uint32_t>& cpus) {
   }
   for (std::uint32_t cpu = *first; cpu <= *last; ++cpu) {
     if (!cpus.insert(cpu).second) {
-      return absl::InvalidArgumentError(
-          Concat(Quoted(part), ": CPU ", cpu, " is in the list already"));
+      return absl::InvalidArgumentError(Concat(Quoted(part), ": CPU ", cpu, " is listed twice"));
     }
   }
   return absl::OkStatus();

@@ -1,4 +1,4 @@
-// Sets of CPUs as the kernel writes them: "2-3,8".
+// Parses and formats CPU sets in the kernel's syntax: "2-3,8".
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace tessera::config {
 
-// Ascending. Empty where `text` is. INVALID_ARGUMENT names the part that is no CPU or range, is
-// beyond the limit, or has a CPU that is there already. Whether the CPUs exist is not looked at.
+// Returns the CPUs in ascending order; none for "". INVALID_ARGUMENT names a part that is not a CPU
+// or range, exceeds the limit, or repeats a CPU. Does not check whether the CPUs exist.
 absl::StatusOr<std::vector<std::uint32_t>> ParseCpuList(std::string_view text);
 
-// Of an ascending list; neighbours become ranges.
+// Formats an ascending list; consecutive CPUs become ranges.
 std::string FormatCpuList(const std::vector<std::uint32_t>& cpus);
 
 }  // namespace tessera::config

@@ -24,59 +24,71 @@ using tessera::v1::DaemonConfig;
 
 struct FlagRow {
   std::string_view flag;
-  std::string_view value;  // what stands for the value in --help
+  std::string_view value;  // placeholder for the value in --help
   const char* field;       // of DaemonConfig
   std::string_view help;
 };
 
-// One row per field that a flag can set: all but the tenants. Types come from the message.
+// One row per field of DaemonConfig except `tenants`. The message defines the types.
 constexpr std::array<FlagRow, 33> kRows = {{
     {"listen", "ADDRESS", "listen",
-     "unix:PATH or host:port; repeat it or separate by commas for more than one"},
-    {"unix-socket-mode", "MODE", "unix_socket_mode", "octal file mode of the Unix sockets"},
+     "Address to listen on: unix:PATH or HOST:PORT. Repeat it or separate addresses by commas."},
+    {"unix-socket-mode", "MODE", "unix_socket_mode", "File mode of the Unix sockets, octal."},
     {"unix-peers", "LIST", "unix_peers",
-     "who may connect to them, e.g. uid:1000,gid:27; empty: whoever the mode lets in"},
-    {"admin-over-tcp", "BOOL", "admin_over_tcp", "serve the admin service over TCP too"},
+     "Users and groups that may connect to the Unix sockets, e.g. uid:1000,gid:27. Empty: as the "
+     "file mode allows."},
+    {"admin-over-tcp", "BOOL", "admin_over_tcp",
+     "Serve the admin service over TCP too: true or false."},
     {"tls-certificate-file", "FILE", "tls_certificate_file",
-     "TLS over TCP: the daemon's certificate"},
-    {"tls-key-file", "FILE", "tls_key_file", "the private key of that certificate"},
+     "PEM file with the daemon's certificate; turns on TLS for TCP addresses."},
+    {"tls-key-file", "FILE", "tls_key_file", "PEM file with the private key of that certificate."},
     {"tls-client-ca-file", "FILE", "tls_client_ca_file",
-     "callers over TCP need a certificate that one of these issued"},
-    {"metrics", "HOST:PORT", "metrics_address", "where Prometheus scrapes; empty: no metrics"},
-    {"device", "DEVICE", "device", "auto, cpu or cuda:N"},
+     "PEM file with authorities; TCP clients need a certificate from one of them."},
+    {"metrics", "HOST:PORT", "metrics_address",
+     "Address where Prometheus scrapes /metrics. Empty: no metrics."},
+    {"device", "DEVICE", "device", "Device that holds the pools: auto, cpu or cuda:N."},
     {"pool-bytes", "BYTES", "pool_bytes",
-     "all tenants' pools together, e.g. 8GiB; 0: half of the device's memory"},
-    {"pool-extent-bytes", "BYTES", "pool_extent_bytes", "a pool grows and shrinks by this much"},
-    {"staging-bytes", "BYTES", "staging_bytes", "staging arena of one session, at most"},
-    {"tail-ring-tiles", "N", "tail_ring_tiles", "tiles in a lane's tail ring, a power of two"},
-    {"tail-extent-bytes", "BYTES", "tail_extent_bytes", "a session's tails grow by this much"},
+     "Total size of all tenants' pools, e.g. 8GiB. 0: half of the device's memory."},
+    {"pool-extent-bytes", "BYTES", "pool_extent_bytes", "Size by which a pool grows and shrinks."},
+    {"staging-bytes", "BYTES", "staging_bytes", "Size of a session's staging arena."},
+    {"tail-ring-tiles", "N", "tail_ring_tiles",
+     "Size of a lane's tail ring in tiles of 32 tokens; a power of two."},
+    {"tail-extent-bytes", "BYTES", "tail_extent_bytes",
+     "Size by which a session's tail memory grows."},
     {"directory-extent-bytes", "BYTES", "directory_extent_bytes",
-     "a tenant's directory grows by this much"},
-    {"max-sessions", "N", "max_sessions", "sessions attached at a time"},
-    {"max-sequences-per-tenant", "N", "max_sequences_per_tenant", "sequences held at a time"},
-    {"max-models-per-tenant", "N", "max_models_per_tenant", "models registered"},
-    {"max-prefixes-per-tenant", "N", "max_prefixes_per_tenant", "prefixes published at a time"},
+     "Size by which a tenant's directory grows."},
+    {"max-sessions", "N", "max_sessions", "Maximum number of attached sessions."},
+    {"max-sequences-per-tenant", "N", "max_sequences_per_tenant",
+     "Maximum number of sequences per tenant."},
+    {"max-models-per-tenant", "N", "max_models_per_tenant",
+     "Maximum number of registered models per tenant."},
+    {"max-prefixes-per-tenant", "N", "max_prefixes_per_tenant",
+     "Maximum number of published prefixes per tenant."},
     {"prefix-hash-seed", "N", "prefix_hash_seed",
-     "what the hash chain over prefixes starts from; the same on nodes that share them"},
-    {"max-message-bytes", "BYTES", "max_message_bytes", "one gRPC message, either way"},
-    {"compactor-threads", "N", "compactor_threads", "threads that encode and generate strategies"},
+     "Seed of the prefix hash chain; must be equal on nodes that share prefixes."},
+    {"max-message-bytes", "BYTES", "max_message_bytes",
+     "Maximum size of a gRPC message, in either direction."},
+    {"compactor-threads", "N", "compactor_threads",
+     "Number of threads that encode tails and compute strategies."},
     {"compactor-cpus", "LIST", "compactor_cpus",
-     "CPUs those threads are pinned to, e.g. 2-3,8; empty: any"},
+     "CPUs that the compactor threads are pinned to, e.g. 2-3,8. Empty: any."},
     {"raw-copy-bytes", "BYTES", "raw_copy_bytes",
-     "host memory for rows that wait, for a strategy or a choice; an equal part for each tenant"},
+     "Host memory for raw copies and observations, shared equally by the tenants."},
     {"host-tier-bytes", "BYTES", "host_tier_bytes",
-     "host memory for offloaded sequences, an equal part for each tenant; 0: none are"},
+     "Host memory for offloaded sequences, shared equally by the tenants. 0: no offloading."},
     {"offload-idle-ms", "MS", "offload_idle_ms",
-     "a sequence used within this time is not offloaded in the background"},
+     "Time a sequence must be idle before it is offloaded in the background."},
     {"pressure-high-percent", "N", "pressure_high_percent",
-     "of a memory limit: above it idle memory is moved out"},
-    {"pressure-low-percent", "N", "pressure_low_percent", "and until it is below this"},
+     "Reclaim idle memory above this percentage of a memory limit."},
+    {"pressure-low-percent", "N", "pressure_low_percent", "Stop reclaiming below this percentage."},
     {"compactor-linger-ms", "MS", "compactor_linger_ms",
-     "how long the compactor stays awake without work"},
-    {"pin-limit-ms", "MS", "pin_limit_ms", "a reader's pin older than this is revoked"},
-    {"drain-limit-ms", "MS", "drain_limit_ms", "a draining daemon waits this long for sessions"},
-    {"log-level", "LEVEL", "log_level", "debug, info, warning, error or off"},
-    {"log-format", "FORMAT", "log_format", "text or json, on stderr"},
+     "Time that the compactor keeps polling for work before it sleeps."},
+    {"pin-limit-ms", "MS", "pin_limit_ms", "Time after which a reader's pin is revoked."},
+    {"drain-limit-ms", "MS", "drain_limit_ms",
+     "Time that a draining daemon waits for its sessions to end."},
+    {"log-level", "LEVEL", "log_level",
+     "Least severe level to log: debug, info, warning, error or off."},
+    {"log-format", "FORMAT", "log_format", "Format of the log on stderr: text or json."},
 }};
 
 constexpr std::pair<std::string_view, Flags::Action> kActions[] = {
@@ -91,7 +103,7 @@ absl::Status UnknownFlag(std::string_view name) {
   for (const FlagRow& row : kRows) names.push_back(row.flag);
   for (const auto& [flag, action] : kActions) names.push_back(flag);
   return absl::InvalidArgumentError(
-      Concat("--", name, " is not a flag (--help lists them)", DidYouMean(name, names)));
+      Concat("--", name, " is not a flag; --help lists all flags", DidYouMean(name, names)));
 }
 
 const FlagRow* FindRow(std::string_view flag) {
@@ -142,10 +154,10 @@ absl::Status SetField(const FlagRow& row, std::string_view value, DaemonConfig& 
       const char* const end = value.data() + value.size();
       const auto parsed = std::from_chars(value.data(), end, number);
       if (value.empty() || parsed.ec != std::errc() || parsed.ptr != end) {
-        return BadValue(
-            row, parsed.ec == std::errc::result_out_of_range
-                     ? Concat(value, " is more than ", std::numeric_limits<std::uint32_t>::max())
-                     : Concat("\"", value, "\" is not a whole number of 0 or more"));
+        return BadValue(row, parsed.ec == std::errc::result_out_of_range
+                                 ? Concat(value, " is above the limit of ",
+                                          std::numeric_limits<std::uint32_t>::max())
+                                 : Concat("\"", value, "\" is not a whole number"));
       }
       reflection->SetUInt32(&out, field, number);
       return absl::OkStatus();
@@ -162,7 +174,7 @@ absl::Status SetField(const FlagRow& row, std::string_view value, DaemonConfig& 
   CheckFailed(__FILE__, __LINE__, "flag of a type that has no syntax", row.flag);
 }
 
-// The default of a field as --help shows it.
+// The default of a field as --help prints it.
 std::string DefaultText(const FlagRow& row, const DaemonConfig& defaults) {
   const FieldDescriptor* field = FieldOf(row);
   const google::protobuf::Reflection* reflection = defaults.GetReflection();
@@ -186,7 +198,7 @@ std::string DefaultText(const FlagRow& row, const DaemonConfig& defaults) {
   CheckFailed(__FILE__, __LINE__, "flag of a type that has no syntax", row.flag);
 }
 
-// One argument, split at '='. `next` is the one after it, taken as the value where there is no '='.
+// An argument, split at '='. Without '=', the next argument is the value.
 struct Argument {
   std::string_view name;
   std::optional<std::string_view> value;
@@ -196,7 +208,7 @@ absl::StatusOr<Argument> Split(std::string_view argument) {
   if (argument == "-h") return Argument{"help", std::nullopt};
   if (!argument.starts_with("--") || argument.size() == 2) {
     return absl::InvalidArgumentError(
-        Concat("\"", argument, "\" is not a flag (--help lists them)"));
+        Concat("\"", argument, "\" is not a flag; --help lists all flags"));
   }
   argument.remove_prefix(2);
   const std::size_t equals = argument.find('=');
@@ -238,14 +250,14 @@ absl::StatusOr<Flags> ParseFlags(std::span<const std::string_view> args) {
       }
       argument->value = args[++i];
     }
-    // Other bytes would be lost where the configuration is printed, as JSON.
+    // --print-config writes JSON, which can only hold UTF-8.
     if (row != nullptr && !IsUtf8(*argument->value)) {
       return absl::InvalidArgumentError(
           Concat("--", name, " is ", Quoted(*argument->value), ", which is not UTF-8"));
     }
     if (row == nullptr) {
       if (flags.config_file.has_value()) {
-        return absl::InvalidArgumentError(Concat("--config is there twice: \"", *flags.config_file,
+        return absl::InvalidArgumentError(Concat("--config is given twice: \"", *flags.config_file,
                                                  "\" and \"", *argument->value, "\""));
       }
       flags.config_file = std::string(*argument->value);
@@ -264,25 +276,26 @@ void MergeFlags(const DaemonConfig& overrides, DaemonConfig& message) {
 
 std::string HelpText() {
   std::string text =
-      "tesserad: the daemon that holds the KV memory of this node's inference workers\n\n"
+      "tesserad: the KV-cache daemon for the inference workers of this node\n\n"
       "Usage: tesserad [--config FILE] [flags]\n\n"
-      "A flag overrides the same field of the file. Byte counts take 4096, 512MiB, 8GiB, 1.5G.\n\n";
+      "Flags override the fields of the file. Sizes are bytes, or as in 512MiB, 8GiB, 1.5G.\n\n";
   const auto line = [&text](std::string_view left, std::string_view help) {
     constexpr std::size_t kColumn = 34;
     Append(text, "  ", left);
     text.append(left.size() < kColumn ? kColumn - left.size() : 1, ' ');
     Append(text, help, "\n");
   };
-  line("--config=FILE", "JSON of tessera.v1.DaemonConfig; tenants are set there");
+  line("--config=FILE",
+       "JSON file with the configuration (tessera.v1.DaemonConfig), including tenants.");
   const DaemonConfig defaults = ToMessage(Config{});
   for (const FlagRow& row : kRows) {
     line(Concat("--", row.flag, "=", row.value),
-         Concat(row.help, " (default ", DefaultText(row, defaults), ")"));
+         Concat(row.help, " [default: ", DefaultText(row, defaults), "]"));
   }
-  line("--print-config", "print the effective configuration as JSON and exit");
-  line("--print-policies", "print what a policy may say, with every option, and exit");
-  line("--version", "print the version and exit");
-  line("--help, -h", "print this and exit");
+  line("--print-config", "Print the effective configuration as JSON and exit.");
+  line("--print-policies", "Print every policy and its options and exit.");
+  line("--version", "Print the version and exit.");
+  line("--help, -h", "Print this help and exit.");
   return text;
 }
 

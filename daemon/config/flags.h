@@ -1,4 +1,4 @@
-// The command line, laid over the message that the file gave.
+// Parses the command line. Flags override the fields of the configuration file.
 #pragma once
 
 #include <optional>
@@ -15,18 +15,18 @@ struct Flags {
   enum class Action { kRun, kPrintConfig, kPrintPolicies, kHelp, kVersion };
   Action action = Action::kRun;
   std::optional<std::string> config_file;
-  // Only the fields that flags set; MergeFlags lays it over another message.
+  // Has only the fields that flags set; MergeFlags applies it to another message.
   tessera::v1::DaemonConfig overrides;
 };
 
-// `args` without the program's name. "--flag=value" or "--flag value". INVALID_ARGUMENT names the
-// argument. The first of --help, --version and --print-policies wins over everything after it.
+// Accepts "--flag=value" and "--flag value"; `args` excludes the program's name. INVALID_ARGUMENT
+// names the argument. The first of --help, --version and --print-policies ends parsing.
 absl::StatusOr<Flags> ParseFlags(std::span<const std::string_view> args);
 
-// A list that flags give (--listen) replaces the file's list.
+// Applies the flags to `message`. A list given by flags (--listen) replaces the file's list.
 void MergeFlags(const tessera::v1::DaemonConfig& overrides, tessera::v1::DaemonConfig& message);
 
-// What --help prints: every flag with its default.
+// The output of --help: every flag with its default.
 std::string HelpText();
 
 }  // namespace tessera::config

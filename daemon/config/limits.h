@@ -1,5 +1,5 @@
-// The limits of the configuration, one place: validation refuses by them and the comments of
-// config.proto name them (a test compares).
+// The limits of the configuration. Validation enforces them, and the comments of config.proto state
+// them (a test compares both).
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace tessera::config {
 
-// What a CUDA device can export is a multiple of this, and huge pages have this size.
+// Size of a huge page, and the unit in which a CUDA device exports memory.
 inline constexpr std::uint64_t kExtentUnit = 2 * kMiB;
 
 struct Range {
@@ -26,9 +26,9 @@ inline constexpr Range kMaxSessions = {1, 4096};
 inline constexpr Range kMaxSequencesPerTenant = {1, 1048576};
 inline constexpr Range kMaxModelsPerTenant = {1, 4096};
 inline constexpr Range kMaxPrefixesPerTenant = {1, 1048576};
-inline constexpr Range kMaxMessageBytes = {64 * kKiB, 2147483647};  // gRPC counts in int
+inline constexpr Range kMaxMessageBytes = {64 * kKiB, 2147483647};  // gRPC uses int
 inline constexpr Range kCompactorThreads = {1, 256};
-inline constexpr Range kCompactorCpus = {0, 4095};  // their numbers
+inline constexpr Range kCompactorCpus = {0, 4095};  // CPU numbers
 inline constexpr Range kCompactorLingerMs = {0, 60'000};
 inline constexpr Range kRawCopyBytes = {kMiB, 1024 * kGiB};
 inline constexpr Range kHostTierBytes = {0, 1024 * kGiB};

@@ -40,14 +40,14 @@ absl::Status ReadTokenFiles(Config& config) {
     if (tenant.token_file.empty()) continue;
     const std::string field = Concat("token_file of tenant \"", tenant.name, "\"");
     if (!tenant.token.empty()) {
-      return absl::InvalidArgumentError(Concat(field, ": there is a token too; give one of them"));
+      return absl::InvalidArgumentError(Concat(field, ": token is set too; set only one of them"));
     }
     const absl::StatusOr<std::string> text = ReadFile(tenant.token_file, 4 * kMaxToken);
     if (!text.ok()) {
       return absl::Status(text.status().code(), Concat(field, ": ", text.status().message()));
     }
     tenant.token = std::string(Trim(*text));
-    // An empty file is a secret that is not there yet, and must not become "no token needed".
+    // An empty file is a secret that was not written yet, and must not mean "no token needed".
     if (tenant.token.empty()) {
       return absl::InvalidArgumentError(Concat(field, ": \"", tenant.token_file, "\" is empty"));
     }

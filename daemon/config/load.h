@@ -1,4 +1,4 @@
-// From the command line to a Config: file, flags over it, defaults, validation.
+// Builds a Config from the command line: reads the file, applies flags and defaults, validates.
 #pragma once
 
 #include <functional>
@@ -15,23 +15,23 @@ namespace tessera::config {
 
 struct Invocation {
   Config config;
-  // --help, --version, --print-config: write this to stdout and exit 0 instead of serving.
+  // Set by --help, --version and --print-config: print this on stdout and exit 0.
   std::optional<std::string> print;
-  // --print-policies: write what policies may say, which is known above this folder, and exit 0.
+  // Set by --print-policies: print the policy help, which the caller has, and exit 0.
   bool print_policies = false;
 };
 
-// The memory of the device that `choice` comes to on this node.
+// Returns the memory of the device that `choice` selects on this node.
 using MemoryOf = std::function<absl::StatusOr<DeviceMemory>(const DeviceChoice& choice)>;
 
 // The host's memory limit for "cpu" and "auto"; FAILED_PRECONDITION for a CUDA device.
 absl::StatusOr<DeviceMemory> HostMemoryOf(const DeviceChoice& choice);
 
-// `args` without the program's name. Errors name the flag, file or field, the value and the limit.
+// `args` excludes the program's name. Errors name the flag, file or field, the value and the limit.
 absl::StatusOr<Invocation> LoadConfig(std::span<const std::string_view> args,
                                       const MemoryOf& memory_of = HostMemoryOf);
 
-// The JSON that LoadConfig reads back to the same Config.
+// Prints the JSON that LoadConfig reads back to the same Config.
 std::string PrintConfig(const Config& config);
 
 }  // namespace tessera::config

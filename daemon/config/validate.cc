@@ -27,7 +27,7 @@ absl::Status CheckMultiple(std::string_view field, std::uint64_t value, std::str
                            std::uint64_t unit) {
   if (value % unit == 0) return absl::OkStatus();
   return Refuse(field, Concat(Exact(value), " is not a multiple of ", unit_name, Exact(unit),
-                              "; the next lower one is ", value - value % unit));
+                              "; the next lower multiple is ", value - value % unit));
 }
 
 absl::Status CheckExtent(std::string_view field, std::uint64_t value, Range range) {
@@ -36,7 +36,7 @@ absl::Status CheckExtent(std::string_view field, std::uint64_t value, Range rang
   return status;
 }
 
-// The first that is not OK. All are evaluated; they are cheap.
+// The first status that is not OK.
 absl::Status First(std::initializer_list<absl::Status> statuses) {
   for (const absl::Status& status : statuses) {
     if (!status.ok()) return status;
@@ -47,8 +47,8 @@ absl::Status First(std::initializer_list<absl::Status> statuses) {
 absl::Status CheckPool(const Config& config, const DeviceMemory& memory) {
   if (config.pool_bytes > memory.bytes) {
     return Refuse("pool_bytes",
-                  Concat(Exact(config.pool_bytes), " is more than the memory there is, ",
-                         Exact(memory.bytes), " by ", memory.source));
+                  Concat(Exact(config.pool_bytes), " exceeds the memory of the device, ",
+                         Exact(memory.bytes), " according to ", memory.source));
   }
   if (config.pool_bytes < config.pool_extent_bytes) {
     return Refuse("pool_bytes", Concat(Exact(config.pool_bytes), " is less than one extent, ",
@@ -59,23 +59,23 @@ absl::Status CheckPool(const Config& config, const DeviceMemory& memory) {
 }
 
 absl::Status CheckAddresses(const Config& config) {
-  if (config.listen.empty()) return Refuse("listen", "there is no address to listen on");
+  if (config.listen.empty()) return Refuse("listen", "at least one address is needed");
   std::set<std::string> seen;
   for (const ListenAddress& address : config.listen) {
     const bool any_port = !address.is_unix() && address.tcp.port == 0;
     if (!any_port && !seen.insert(address.ToString()).second) {
-      return Refuse("listen", Concat("\"", address.ToString(), "\" is there twice"));
+      return Refuse("listen", Concat("\"", address.ToString(), "\" is listed twice"));
     }
   }
   if (config.metrics_address.has_value() && config.metrics_address->port != 0 &&
       seen.contains(config.metrics_address->ToString())) {
-    return Refuse("metrics_address", Concat("\"", config.metrics_address->ToString(),
-                                            "\" is a listen address already"));
+    return Refuse("metrics_address",
+                  Concat("\"", config.metrics_address->ToString(), "\" is also a listen address"));
   }
-  // A mode without the owner's bits would lock out whoever started the daemon.
+  // A mode without the owner's bits would lock out the user that runs the daemon.
   if (config.unix_socket_mode > 0777 || (config.unix_socket_mode & 0600) != 0600) {
     return Refuse("unix_socket_mode",
-                  "it must be from 0600 to 0777 and let the owner read and write");
+                  "the mode must be from 0600 to 0777 and let the owner read and write");
   }
   return absl::OkStatus();
 }
@@ -83,13 +83,13 @@ absl::Status CheckAddresses(const Config& config) {
 absl::Status CheckTls(const Config& config) {
   const bool certificate = !config.tls_certificate_file.empty();
   if (certificate != !config.tls_key_file.empty()) {
-    return certificate ? Refuse("tls_key_file", Concat("it is missing; tls_certificate_file is \"",
+    return certificate ? Refuse("tls_key_file", Concat("is missing; tls_certificate_file is \"",
                                                        config.tls_certificate_file, "\""))
-                       : Refuse("tls_certificate_file", Concat("it is missing; tls_key_file is \"",
+                       : Refuse("tls_certificate_file", Concat("is missing; tls_key_file is \"",
                                                                config.tls_key_file, "\""));
   }
   if (!certificate && !config.tls_client_ca_file.empty()) {
-    return Refuse("tls_client_ca_file", "it wants tls_certificate_file and tls_key_file beside it");
+    return Refuse("tls_client_ca_file", "requires tls_certificate_file and tls_key_file");
   }
   return absl::OkStatus();
 }
@@ -108,11 +108,11 @@ bool IsTenantName(std::string_view name) {
 absl::Status CheckToken(std::string_view field, std::string_view token) {
   if (token.size() > kMaxToken) {
     return Refuse(field,
-                  Concat("the token has ", token.size(), " characters, the limit is ", kMaxToken));
+                  Concat("the token has ", token.size(), " characters; the limit is ", kMaxToken));
   }
   for (const char c : token) {
     if (c <= ' ' || c > '~') {
-      return Refuse(field, "the token may only have printable ASCII characters, without spaces");
+      return Refuse(field, "the token may contain only printable ASCII characters without spaces");
     }
   }
   return absl::OkStatus();
@@ -121,8 +121,8 @@ absl::Status CheckToken(std::string_view field, std::string_view token) {
 absl::Status CheckTenant(const std::string& field, const Tenant& tenant, const Config& config) {
   if (!IsTenantName(tenant.name)) {
     return Refuse(Concat(field, ".name"),
-                  Concat("\"", tenant.name, "\" is not 1 to ", kMaxTenantName,
-                         " of a-z, 0-9, '-', '_' and '.', the first a letter or digit"));
+                  Concat("\"", tenant.name, "\" is not a tenant name: use 1 to ", kMaxTenantName,
+                         " of a-z, 0-9, '-', '_' and '.', starting with a letter or digit"));
   }
   if (absl::Status status = CheckToken(Concat(field, ".token"), tenant.token); !status.ok()) {
     return status;
@@ -141,7 +141,7 @@ absl::Status CheckTenant(const std::string& field, const Tenant& tenant, const C
 }
 
 absl::Status CheckTenants(const Config& config) {
-  if (absl::Status status = CheckRange("tenants: their number", config.tenants.size(), kTenants);
+  if (absl::Status status = CheckRange("number of tenants", config.tenants.size(), kTenants);
       !status.ok()) {
     return status;
   }
@@ -152,7 +152,7 @@ absl::Status CheckTenants(const Config& config) {
     for (std::size_t j = 0; j < i; ++j) {
       if (config.tenants[j].name == tenant.name) {
         return Refuse(Concat(field, ".name"),
-                      Concat("\"", tenant.name, "\" is the name of tenants[", j, "] too"));
+                      Concat("\"", tenant.name, "\" is also the name of tenants[", j, "]"));
       }
       if (config.tenants[j].token == tenant.token) {
         return Refuse(
@@ -172,10 +172,10 @@ absl::Status ResolveDefaults(const DeviceMemory& memory, Config& config) {
     const std::uint64_t half = memory.bytes / 2;
     config.pool_bytes = half - half % config.pool_extent_bytes;
     if (config.pool_bytes == 0) {
-      return Refuse(
-          "pool_bytes",
-          Concat("half of the memory there is, ", Exact(memory.bytes), " by ", memory.source,
-                 ", is less than one extent, pool_extent_bytes ", Exact(config.pool_extent_bytes)));
+      return Refuse("pool_bytes",
+                    Concat("half of the device's memory, ", Exact(memory.bytes), " according to ",
+                           memory.source, ", is less than one extent, pool_extent_bytes ",
+                           Exact(config.pool_extent_bytes)));
     }
   }
   for (Tenant& tenant : config.tenants) {

@@ -1,3 +1,4 @@
+// Derives defaults and checks the limits of a Config.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +9,16 @@
 
 namespace tessera::config {
 
-// The memory that pools can be taken from, and where that number comes from, for messages.
+// The memory available for pools, and the source of that number for messages.
 struct DeviceMemory {
   std::uint64_t bytes = 0;
   std::string source;
 };
 
-// Fills in what 0 leaves to be derived: pool_bytes, then the tenants' limits.
+// Replaces 0 by the derived value: pool_bytes, then the tenants' limits.
 absl::Status ResolveDefaults(const DeviceMemory& memory, Config& config);
 
-// INVALID_ARGUMENT names the field, its value and the limit that it breaks. Tokens are never
-// quoted.
+// INVALID_ARGUMENT names the field, its value and the limit. Messages never contain a token.
 absl::Status Validate(const Config& config, const DeviceMemory& memory);
 
 }  // namespace tessera::config

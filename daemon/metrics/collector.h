@@ -1,4 +1,5 @@
-// Reporting state at the time of a scrape: nothing is pushed, so nothing can be stale or forgotten.
+// Collector and Visitor: components report their state when it is scraped. Nothing is pushed, so no
+// value can be stale.
 //
 //   class PoolMetrics : public Collector {
 //     void Collect(Visitor& visitor) const override {
@@ -21,15 +22,15 @@ namespace tessera::metrics {
 
 struct HistogramSample {
   struct Bucket {
-    double upper_bound;              // inclusive; the last is infinity
+    double upper_bound;              // inclusive; infinity in the last bucket
     std::uint64_t cumulative_count;  // observations at or below it
   };
   std::span<const Bucket> buckets;
   double sum;
 };
 
-// Receives the samples of one scrape. Two samples of one series (same metric, same labels) are
-// summed. The strings need to live for the duration of the call only; descriptions for good.
+// Receives the samples of one scrape. Samples of the same series (metric and labels) are summed.
+// Label values must live for the duration of the call; descriptions must be constants.
 class Visitor {
  public:
   // One value per label, in the order of the description.
@@ -51,11 +52,11 @@ class Visitor {
   ~Visitor() = default;
 };
 
-// Implemented by a component that has state to show.
+// Implemented by components that report state.
 class Collector {
  public:
-  // Called on the scraping thread, one scrape at a time, with the registry's lock held: takes the
-  // component's own locks briefly, and never registers or unregisters a collector.
+  // Called on the scraping thread, one scrape at a time, with the lock of Metrics held. It may take
+  // the component's locks briefly, but must not register or unregister a collector.
   virtual void Collect(Visitor& visitor) const = 0;
 
  protected:

@@ -1,4 +1,5 @@
-// What a metric is: described once, in names.h, and used by everything that feeds or shows it.
+// Description: the name, help, kind and labels of a metric. Each metric is described once, in
+// names.h.
 #pragma once
 
 #include <array>
@@ -18,11 +19,11 @@ struct DescriptionView {
   std::span<const std::string_view> labels;
 };
 
-// A metric with N labels. Always a constant: visitors keep views of it.
+// A metric with N labels. Must be a constant: visitors keep views of it.
 template <std::size_t N>
 struct Description {
-  std::string_view name;  // "tessera_", the base unit last, "_total" on counters only
-  std::string_view help;  // one sentence, with the unit where the name has none
+  std::string_view name;  // starts with "tessera_", ends with the unit; counters end with "_total"
+  std::string_view help;  // one sentence, with the unit if the name has none
   Kind kind;
   std::array<std::string_view, N> labels;
 

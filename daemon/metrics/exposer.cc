@@ -27,8 +27,8 @@ class AllMetricsCollectable final : public prometheus::Collectable {
   const Metrics& metrics_;
 };
 
-// The HTTP library says only that it could not listen. Trying the same by hand tells why; OK if it
-// now works, which leaves the library's own words.
+// Finds out why listening failed by trying again directly, because the HTTP library gives no
+// reason. OK if it works now; the caller then reports the library's own message.
 absl::Status WhyNotListening(const std::string& address) {
   const std::size_t colon = address.rfind(':');
   if (colon == std::string::npos) return absl::InvalidArgumentError("expected host:port");
@@ -58,12 +58,12 @@ absl::Status WhyNotListening(const std::string& address) {
 
 }  // namespace
 
-// Members in this order: the server stops before what it serves goes.
+// The order of members matters: the server must stop before what it serves is destroyed.
 class Exposer::Impl {
  public:
   Impl(const std::string& address, const Metrics& metrics)
       : collectable_(std::make_shared<AllMetricsCollectable>(metrics)),
-        // A peer that sends half a request, or does not read its answer, holds a thread so long.
+        // The timeout bounds how long a peer that stalls a request can hold a thread.
         server_({"listening_ports", address, "num_threads", "4", "request_timeout_ms", "2000"}) {
     server_.RegisterCollectable(collectable_, "/metrics");
   }
@@ -81,7 +81,7 @@ Exposer::~Exposer() = default;
 absl::StatusOr<std::unique_ptr<Exposer>> Exposer::Start(const std::string& address,
                                                         const Metrics& metrics) {
   std::string library_words;
-  // The HTTP library reports a port that it cannot have by throwing.
+  // The HTTP library throws if it cannot bind the port.
   try {
     return std::unique_ptr<Exposer>(new Exposer(std::make_unique<Impl>(address, metrics)));
   } catch (const std::exception& error) {

@@ -1,4 +1,4 @@
-// The HTTP server that answers GET /metrics.
+// Exposer: the HTTP server that answers GET /metrics.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace tessera::metrics {
 
 class Exposer {
  public:
-  // Listens on `address`, "host:port"; port 0 takes any free one. ALREADY_EXISTS where the port is
-  // in use, else what the system said, with the address. `metrics` outlives the exposer.
+  // Listens on `address`, "host:port"; port 0 takes any free port. ALREADY_EXISTS if the port is in
+  // use, else the system's error; both name the address. `metrics` must outlive the exposer.
   static absl::StatusOr<std::unique_ptr<Exposer>> Start(const std::string& address,
                                                         const Metrics& metrics);
   ~Exposer();

@@ -40,7 +40,8 @@ class FamilyVisitor final : public Visitor {
       histogram.bucket[i].upper_bound = sample.buckets[i].upper_bound;
       histogram.bucket[i].cumulative_count += sample.buckets[i].cumulative_count;
     }
-    // The count is that of the last bucket, so that a scrape agrees with itself while others count.
+    // The count is taken from the last bucket, so that a scrape is consistent while counting goes
+    // on.
     histogram.sample_count = histogram.bucket.back().cumulative_count;
     histogram.sample_sum += sample.sum;
   }

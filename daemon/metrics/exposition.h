@@ -1,4 +1,4 @@
-// From samples to what Prometheus reads. Nothing outside of this folder sees prometheus-cpp.
+// Converts samples to Prometheus's data model. prometheus-cpp is used inside this folder only.
 #pragma once
 
 #include <string>
@@ -9,10 +9,10 @@
 
 namespace tessera::metrics {
 
-// One scrape: families by name, each once, its series in the order of their labels.
+// Scrapes once. Families are ordered by name, and their series by labels.
 std::vector<prometheus::MetricFamily> Scrape(const Metrics& metrics);
 
-// The same in Prometheus's text format, as /metrics answers it.
+// Scrapes once, in Prometheus's text format, as served by /metrics.
 std::string ExpositionText(const Metrics& metrics);
 
 }  // namespace tessera::metrics

@@ -1,5 +1,5 @@
-// Things that count. An increment is one relaxed atomic addition and never a look-up: callers hold
-// the counter itself.
+// Counters and histograms. An increment is one relaxed atomic addition without a look-up, because
+// callers hold the counter itself.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace tessera::metrics {
 
-// Thread-safe, as are the others here.
+// A counter without labels. Thread-safe, like all classes here.
 class Counter {
  public:
   explicit Counter(const Description<0>& description) : description_(description) {}
@@ -32,12 +32,12 @@ class Counter {
   std::atomic<std::uint64_t> value_{0};
 };
 
-// The values of the label that an enumeration stands for, in the order of its enumerators:
+// The label values of an enumeration, in the order of its enumerators:
 //   template <> inline constexpr std::array kLabelValues<Door> = {"rpc", "tail"};
 template <typename Enum>
 inline constexpr std::array<std::string_view, 0> kLabelValues = {};
 
-// A counter with one label, whose values are known beforehand. Every value is shown, from zero.
+// A counter with one label whose values are an enumeration. Every value is reported, even if zero.
 template <typename Enum>
 class CounterBy {
  public:
@@ -66,10 +66,10 @@ class CounterBy {
   std::array<std::atomic<std::uint64_t>, kValues> values_{};
 };
 
-// Times in fixed buckets, from 50 microseconds (an empty RPC on a Unix socket) to 10 seconds.
+// Durations in fixed buckets, from 50 microseconds (an empty RPC on a Unix socket) to 10 seconds.
 class DurationHistogram {
  public:
-  // Upper bounds in nanoseconds; one more bucket takes what is longer.
+  // Upper bounds in nanoseconds; an extra bucket takes longer durations.
   static constexpr std::array<std::int64_t, 17> kBounds = {
       50'000,      100'000,       250'000,       500'000,       1'000'000,     2'500'000,
       5'000'000,   10'000'000,    25'000'000,    50'000'000,    100'000'000,   250'000'000,

@@ -61,7 +61,7 @@ std::vector<DescriptionView> AllMetrics() {
 }
 
 void RpcMethod::Finished(absl::StatusCode code, std::chrono::nanoseconds duration) {
-  // A number outside of the list came from a peer's library: UNKNOWN is what it means.
+  // A code outside the list came from a peer's library and means UNKNOWN.
   const auto index = static_cast<std::size_t>(code);
   const std::size_t slot =
       index < kCodes ? index : static_cast<std::size_t>(absl::StatusCode::kUnknown);
@@ -72,8 +72,8 @@ void RpcMethod::Finished(absl::StatusCode code, std::chrono::nanoseconds duratio
 void RpcMethod::Visit(Visitor& visitor, std::string_view method) const {
   for (std::size_t i = 0; i < kCodes; ++i) {
     const std::uint64_t count = codes_[i].load(std::memory_order_relaxed);
-    // Codes that a method never returned would be 16 series of zeros per method. OK is always
-    // there, so that rates start from zero.
+    // Codes that a method never returned are left out: they would add 16 series of zeros per
+    // method. OK is always reported, so that rates start from zero.
     if (count == 0 && i != 0) continue;
     visitor.Add(kRpcRequestsTotal, count, method,
                 absl::StatusCodeToString(static_cast<absl::StatusCode>(i)));

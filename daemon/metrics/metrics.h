@@ -1,4 +1,4 @@
-// The daemon's metrics: the counters, and the register of components that report state.
+// Metrics: the daemon's counters, and the registry of collectors.
 #pragma once
 
 #include <array>
@@ -22,16 +22,16 @@ namespace tessera::metrics {
 
 enum class SessionEnd : std::uint8_t {
   kClosed,   // the worker ended its stream
-  kLost,     // the connection went away: the worker died or the network did
+  kLost,     // the connection broke: the worker or the network failed
   kRefused,  // the worker broke the protocol
   kEvicted,  // an operator ended it
-  kDrained,  // the daemon was told to drain, or stops
+  kDrained,  // the daemon drained or stopped
 };
 template <>
 inline constexpr std::array<std::string_view, 5> kLabelValues<SessionEnd> = {
     "closed", "lost", "refused", "evicted", "drained"};
 
-// One RPC method. Handlers look theirs up once, at start.
+// Counters of one RPC method. Handlers look theirs up once, at start. Thread-safe.
 class RpcMethod {
  public:
   void Finished(absl::StatusCode code, std::chrono::nanoseconds duration);
@@ -49,10 +49,10 @@ class RpcMethod {
 struct BuildInfo {
   std::string version;
   std::string device;
-  std::string isa;  // the kernels that were chosen: "avx2", "avx512", ...
+  std::string isa;  // the kernels in use: "avx2", "avx512", ...
 };
 
-// Thread-safe. Outlives whatever registered with it and every exposer that shows it.
+// Thread-safe. Must outlive all registrations and exposers.
 class Metrics {
  public:
   explicit Metrics(BuildInfo build);
@@ -60,14 +60,14 @@ class Metrics {
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  // What the cache counts it reports itself (Collector).
+  // Only counters of sessions are here: the cache reports its own counters (Collector).
   Counter sessions_total{kSessionsTotal};
   CounterBy<SessionEnd> session_ends_total{kSessionEndsTotal};
 
-  // The same object for the same name, for as long as the Metrics live. Takes a lock.
+  // Returns the counters of a method, always the same object for the same name. Takes a lock.
   RpcMethod& Rpc(std::string_view method) TESSERA_EXCLUDES(mutex_);
 
-  // Ends the registration when destroyed; by then no scrape is in the collector any more.
+  // Unregisters the collector when destroyed. No scrape uses the collector after that.
   class Registration {
    public:
     Registration() = default;
@@ -87,7 +87,7 @@ class Metrics {
   };
   [[nodiscard]] Registration Register(const Collector& collector) TESSERA_EXCLUDES(mutex_);
 
-  // Shows every sample there is to `visitor`: one scrape.
+  // Performs one scrape: passes every sample to `visitor`.
   void Visit(Visitor& visitor) const TESSERA_EXCLUDES(mutex_);
 
  private:

@@ -13,7 +13,7 @@ namespace tessera {
 
 namespace {
 
-// The driver's functions, each at the version of the interface that the code was written for.
+// The driver's functions, each with the interface version that this code was written for.
 struct DriverFunctions {
   PFN_cuGetErrorName_v6000 get_error_name = nullptr;
   PFN_cuDeviceGetAttribute_v2000 device_get_attribute = nullptr;
@@ -70,7 +70,7 @@ absl::Status FindAll(DriverFunctions& driver) {
 
 CudaResult Answer(cudaError_t error) {
   if (error == cudaSuccess) return {};
-  (void)cudaGetLastError();  // reported here; must not surface at somebody else's launch
+  (void)cudaGetLastError();  // reported here; must not surface at a later kernel launch
   return {.code = static_cast<int>(error), .name = cudaGetErrorName(error)};
 }
 
@@ -219,7 +219,7 @@ class LoadedCuda final : public CudaCalls {
 
 absl::StatusOr<std::unique_ptr<CudaCalls>> LoadCuda() {
   int devices = 0;
-  // Loads libcuda.so.1 if it is there, and initialises the driver.
+  // Loads libcuda.so.1 if it exists, and initialises the driver.
   if (const cudaError_t error = cudaGetDeviceCount(&devices); error != cudaSuccess) {
     return RuntimeStatus(error, "no CUDA device");
   }

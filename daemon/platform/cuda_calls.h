@@ -1,5 +1,5 @@
-// The CUDA calls that memory management needs, as a table: the driver behind it, or a fake.
-// Compiles without CUDA; a build without a toolkit has no table to load and says so.
+// CudaCalls: the CUDA calls that memory management needs, implemented by the driver or by a fake.
+// The interface compiles without CUDA; LoadCuda fails in a build without a CUDA toolkit.
 #pragma once
 
 #include <array>
@@ -14,9 +14,9 @@
 namespace tessera {
 
 using DeviceAddress = std::uint64_t;              // 0: none
-using CudaIpcHandle = std::array<std::byte, 64>;  // bytes to send; mean nothing here
+using CudaIpcHandle = std::array<std::byte, 64>;  // opaque bytes to send to the importer
 
-// What a call answered: the CUDA error's name, e.g. "CUDA_ERROR_OUT_OF_MEMORY".
+// The result of a call. `name` is the CUDA error's, e.g. "CUDA_ERROR_OUT_OF_MEMORY".
 struct CudaResult {
   int code = 0;
   const char* name = "";
@@ -30,11 +30,11 @@ struct CudaDeviceInfo {
   int compute_major = 0;
   int compute_minor = 0;
   std::uint64_t memory_bytes = 0;
-  std::uint64_t granularity = 0;  // of virtual memory allocations; 0 where it has none
-  bool exports_fds = false;       // says it can export memory as file descriptors
+  std::uint64_t granularity = 0;  // of virtual memory allocations; 0: unsupported
+  bool exports_fds = false;       // reports that it can export memory as descriptors
 };
 
-// Thread-safe, as CUDA is. Calls that name a device make it the calling thread's current one.
+// Thread-safe. A call that names a device makes it the current device of the calling thread.
 class CudaCalls {
  public:
   virtual ~CudaCalls() = default;
@@ -42,7 +42,7 @@ class CudaCalls {
   virtual CudaResult DeviceCount(int* count) = 0;
   virtual CudaResult DescribeDevice(int device, CudaDeviceInfo* info) = 0;
 
-  // Virtual memory management: physical memory, addresses, and mapping one at the other.
+  // Virtual memory management: physical memory, address ranges, and mappings between them.
   virtual CudaResult Create(int device, std::uint64_t bytes, std::uint64_t* handle) = 0;
   virtual CudaResult Release(std::uint64_t handle) = 0;
   virtual CudaResult ExportFd(std::uint64_t handle, int* fd) = 0;              // a new descriptor
@@ -55,7 +55,7 @@ class CudaCalls {
   virtual CudaResult SetAccess(int device, DeviceAddress address, std::uint64_t bytes,
                                Access access) = 0;
 
-  // Whole allocations and CUDA IPC. An importer always gets read-write access.
+  // Whole allocations, shared by CUDA IPC. An importer always gets read-write access.
   virtual CudaResult Allocate(int device, std::uint64_t bytes, DeviceAddress* address) = 0;
   virtual CudaResult Free(int device, DeviceAddress address) = 0;
   virtual CudaResult ExportIpc(int device, DeviceAddress address, CudaIpcHandle* handle) = 0;
@@ -63,8 +63,8 @@ class CudaCalls {
   virtual CudaResult CloseIpc(int device, DeviceAddress address) = 0;
 };
 
-// FAILED_PRECONDITION: this build has no CUDA, or this machine no usable driver. The driver library
-// is looked up here, when called: a binary starts where there is none.
+// Loads the driver library. It is loaded on this call only, so a binary also starts on machines
+// without one. FAILED_PRECONDITION if the build has no CUDA or the machine no usable driver.
 absl::StatusOr<std::unique_ptr<CudaCalls>> LoadCuda();
 
 }  // namespace tessera

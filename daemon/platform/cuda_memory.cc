@@ -26,7 +26,7 @@ std::string At(int device, std::uint64_t bytes) { return Concat(bytes, " bytes o
 absl::Status CheckSize(std::string_view what, std::uint64_t bytes) {
   if (bytes != 0 && bytes % kCudaGranularity == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(Concat(what, " of ", bytes,
-                                           " bytes of device memory is no multiple of ",
+                                           " bytes of device memory is not a multiple of ",
                                            kCudaGranularity, " bytes"));
 }
 
@@ -40,9 +40,9 @@ absl::Status CheckPlace(const CudaRange& range, std::uint64_t offset, std::uint6
   return absl::OkStatus();
 }
 
-// Why the device cannot export descriptors, or empty.
+// The reason why the device cannot export descriptors; empty if it can.
 std::string TryDescriptors(CudaCalls& calls, const CudaDeviceInfo& info) {
-  if (!info.exports_fds) return "the driver says it cannot export descriptors";
+  if (!info.exports_fds) return "the driver reports that it cannot export descriptors";
   if (info.granularity == 0 || kCudaGranularity % info.granularity != 0) {
     return Concat("its granularity of ", info.granularity, " bytes does not divide ",
                   kCudaGranularity);
@@ -140,7 +140,8 @@ void CudaMemory::Reset() {
   bytes_ = 0;
 }
 
-// kind_ is kMapped and handle_ is set; on failure the caller's destructor undoes what was done.
+// kind_ must be kMapped and handle_ set. After a failure, the destructor undoes the completed
+// steps.
 absl::Status CudaMemory::MapInto(CudaRange& range, std::uint64_t offset, std::uint64_t bytes,
                                  Access access) {
   const DeviceAddress address = range.address_ + offset;
@@ -175,7 +176,7 @@ absl::StatusOr<CudaMemory> CudaMemory::Create(CudaRange& range, std::uint64_t of
     return CudaStatus(result, Concat("exporting ", At(range.device_, bytes)));
   }
   memory.fd_ = Fd(fd);
-  // The driver does not promise this; a child process must not hold the pool.
+  // The driver does not guarantee close-on-exec, and a child process must not hold the pool.
   if (::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) return ErrnoStatus("closing device memory on exec");
   if (absl::Status status = memory.MapInto(range, offset, bytes, Access::kReadWrite);
       !status.ok()) {

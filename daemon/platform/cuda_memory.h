@@ -1,23 +1,23 @@
-// Device memory that two processes share.
+// Device memory shared by two processes.
 //
 //   the daemon                                         the worker
 //   CudaRange::Reserve                                 CudaRange::Reserve
 //   CudaMemory::Create at an offset ── descriptor ──▶  CudaMemory::ImportFd at the same offset
 //
-// So extents of an arena lie side by side in both processes, and the importer chooses its own
-// access: read-only for pools, read-write for what a worker fills.
+// Extents of an arena are then contiguous in both processes, and the importer chooses its access:
+// read-only for pools, read-write for tails and staging.
 //
-// Where a device cannot export descriptors (CudaSharing::kIpcHandle), an allocation is shared whole
-// by CUDA IPC: CreateUnmapped ── handle ──▶ ImportIpc. Its importer can write to it whatever it was
-// meant to do, and extents are not contiguous: readers look up the base of each extent
+// If a device cannot export descriptors (CudaSharing::kIpcHandle), whole allocations are shared by
+// CUDA IPC: CreateUnmapped ── handle ──▶ ImportIpc. The importer always gets write access, and
+// extents are not contiguous, so readers look up the base of each extent
 // (kernels/cuda/common/step_view.h, DeviceArena).
 //
-// Either way the tenant is the trust boundary, and the owner destroys exported memory only after
-// every importer has closed it or is gone; that rule is the caller's to keep.
+// Either way the tenant is the trust boundary. The caller must destroy exported memory only after
+// every importer has closed it or has exited.
 //
 // Every failure is a Status that names the call, its arguments and CUDA's error; the caller retires
-// the device. Destructors undo in the order unmap, release, free addresses; what fails there is
-// ignored, for the only failures left are a device already lost and a bug that tests would find.
+// the device. Destructors unmap, release, then free addresses. They ignore errors: the device is
+// then already lost.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@
 
 namespace tessera {
 
-// Every size and offset below is a multiple of this.
+// Every size and offset below must be a multiple of this.
 inline constexpr std::uint64_t kCudaGranularity = std::uint64_t{2} << 20;
 
 enum class CudaSharing : std::uint8_t { kFileDescriptor, kIpcHandle };
@@ -44,13 +44,14 @@ struct ProbedCudaDevice {
   std::string why_no_descriptors;  // empty with kFileDescriptor
 };
 
-// All devices, whether or not they can be used for anything.
+// Lists all devices, usable or not.
 absl::StatusOr<std::vector<CudaDeviceInfo>> ListCudaDevices(CudaCalls& calls);
 
-// Describes a device and tries out, with one granule, how it can share memory.
+// Describes a device and tests, with one granule of memory, how it can share memory.
 absl::StatusOr<ProbedCudaDevice> ProbeCudaDevice(CudaCalls& calls, int device);
 
-// Contiguous device addresses without memory. Outlives the CudaMemory mapped into it.
+// A contiguous range of device addresses without memory. Must outlive the CudaMemory mapped into
+// it.
 class CudaRange {
  public:
   static absl::StatusOr<std::unique_ptr<CudaRange>> Reserve(CudaCalls& calls, int device,
@@ -71,10 +72,10 @@ class CudaRange {
   const int device_;
   const DeviceAddress address_;
   const std::uint64_t bytes_;
-  int mapped_ = 0;  // CudaMemory alive in it
+  int mapped_ = 0;  // live CudaMemory objects in the range
 };
 
-// One piece of device memory, owned or imported. Move-only; the destructor gives it back.
+// A piece of device memory, owned or imported. Move-only; the destructor frees or closes it.
 class CudaMemory {
  public:
   CudaMemory() = default;
@@ -84,24 +85,24 @@ class CudaMemory {
   CudaMemory& operator=(const CudaMemory&) = delete;
   ~CudaMemory() { Reset(); }
 
-  // New memory, mapped read-write at `offset` of the range, and a descriptor to hand out.
+  // Allocates memory, maps it read-write at `offset` of the range, and exports a descriptor (fd()).
   static absl::StatusOr<CudaMemory> Create(CudaRange& range, std::uint64_t offset,
                                            std::uint64_t bytes);
-  // New memory at an address of the driver's choice, and a handle to hand out.
+  // Allocates memory at an address chosen by the driver, and exports an IPC handle (ipc_handle()).
   static absl::StatusOr<CudaMemory> CreateUnmapped(CudaCalls& calls, int device,
                                                    std::uint64_t bytes);
 
-  // The peer's memory at `offset` of the range. `fd` stays the caller's.
+  // Maps the peer's memory at `offset` of the range. The caller keeps `fd`.
   static absl::StatusOr<CudaMemory> ImportFd(CudaRange& range, std::uint64_t offset, int fd,
                                              std::uint64_t bytes, Access access);
-  // The peer's whole allocation, read-write.
+  // Maps the peer's whole allocation, read-write.
   static absl::StatusOr<CudaMemory> ImportIpc(CudaCalls& calls, int device,
                                               const CudaIpcHandle& handle, std::uint64_t bytes);
 
   DeviceAddress address() const { return address_; }
   std::uint64_t bytes() const { return bytes_; }
-  int fd() const { return fd_.get(); }                             // of Create
-  const CudaIpcHandle& ipc_handle() const { return ipc_handle_; }  // of CreateUnmapped
+  int fd() const { return fd_.get(); }                             // only after Create
+  const CudaIpcHandle& ipc_handle() const { return ipc_handle_; }  // only after CreateUnmapped
   void Reset();
 
  private:
@@ -111,9 +112,9 @@ class CudaMemory {
 
   Kind kind_ = Kind::kNone;
   CudaCalls* calls_ = nullptr;
-  CudaRange* range_ = nullptr;  // where kMapped
+  CudaRange* range_ = nullptr;  // only kMapped
   int device_ = 0;
-  std::uint64_t handle_ = 0;  // physical memory; 0 where not of a range
+  std::uint64_t handle_ = 0;  // physical memory; 0 unless kMapped
   DeviceAddress address_ = 0;
   std::uint64_t bytes_ = 0;
   Fd fd_;

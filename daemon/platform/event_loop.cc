@@ -29,8 +29,8 @@ void Event::Signal() const { SignalEvent(fd_.get()); }
 void Event::Drain() const {
   std::uint64_t count;
   iovec io{&count, sizeof count};
-  // Whoever else holds the event shares its file flags and may have cleared O_NONBLOCK: the wish
-  // not to wait must come with the call.
+  // Other holders share the file flags and may have cleared O_NONBLOCK, so the call itself must ask
+  // not to wait.
   [[maybe_unused]] const ssize_t n = ::preadv2(fd_.get(), &io, 1, -1, RWF_NOWAIT);
 }
 

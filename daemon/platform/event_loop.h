@@ -1,5 +1,5 @@
-// One thread's wait for descriptors and deadlines: epoll, an eventfd to wake it, no timer of its
-// own. Idle, it makes no system call at all.
+// EventLoop waits for file descriptors on one thread (epoll); Event wakes it from other threads. An
+// idle loop makes no system calls.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-// An eventfd: Signal from any thread or process that holds it; Drain by the one that waits. Drain
-// never blocks, whatever another holder does to the event.
+// An eventfd. Any thread or process that holds it may Signal; the waiting thread Drains. Drain
+// never blocks, even if another holder has cleared O_NONBLOCK.
 class Event {
  public:
   static absl::StatusOr<Event> Create();
@@ -29,6 +29,7 @@ class Event {
 };
 void SignalEvent(int event_fd);
 
+// Used by one thread. Handlers run inside RunOnce.
 class EventLoop {
  public:
   struct Ready {
@@ -40,22 +41,22 @@ class EventLoop {
 
   static absl::StatusOr<EventLoop> Create();
 
-  // Called on the loop's thread only. The handler may add and remove watches, its own included.
+  // Watches `fd` for data. The handler may add and remove watches, including its own.
   absl::Status Watch(int fd, Handler handler);
   void Unwatch(int fd);
-  // What a watched descriptor is called for beside its peer's end: data to read, as it is at first,
-  // or room to write.
+  // Change what a watched descriptor waits for: data to read (the initial state) or room to write.
+  // A peer that hangs up is always reported.
   void AwaitData(int fd);
   void AwaitRoom(int fd);
 
-  // Waits for at most `timeout` (infinite where none), then calls the handlers that are due.
+  // Waits for at most `timeout` (nullopt: forever), then calls the handlers of ready descriptors.
   void RunOnce(std::optional<absl::Duration> timeout);
 
  private:
   void Await(int fd, std::uint32_t events);
   explicit EventLoop(Fd epoll) : epoll_(std::move(epoll)) {}
-  // Events carry a token, not the descriptor: a number closed and reused within one round must not
-  // receive its predecessor's event.
+  // Events carry a token instead of the descriptor: a descriptor number that is closed and reused
+  // within one round must not receive its predecessor's event.
   struct Watched {
     int fd;
     Handler handler;

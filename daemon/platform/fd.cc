@@ -40,7 +40,7 @@ int CountOpenFds() {
     if (entry->d_name[0] != '.') ++count;
   }
   ::closedir(dir);
-  return count - 1;  // the one that listed them
+  return count - 1;  // without the one opened by opendir
 }
 
 std::uint64_t RaiseFdLimit() {

@@ -1,4 +1,4 @@
-// An owned file descriptor, and the error text of a failed system call.
+// Fd, an owned file descriptor, and helpers for descriptors and errno.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 
 namespace tessera {
 
+// Move-only; closes the descriptor on destruction.
 class Fd {
  public:
   Fd() = default;
@@ -34,19 +35,19 @@ class Fd {
   int fd_ = -1;
 };
 
-// errno as a Status, e.g. "mmap of 4096 bytes: Cannot allocate memory". Reads errno at once.
+// Converts errno to a Status, e.g. "mmap of 4096 bytes: Cannot allocate memory".
 absl::Status ErrnoStatus(std::string_view what);
 
-// Whether errno says that this process or the system is short of descriptors or memory.
+// Whether `error` means that this process or the system lacks descriptors or memory.
 bool IsShortage(int error);
 
-// A second descriptor of the same open file.
+// Creates a second descriptor of the same open file, close-on-exec.
 absl::Status DuplicateFd(int fd, Fd* duplicate);
 
-// Descriptors open in this process; for tests and metrics.
+// Number of open descriptors of this process; for tests and metrics.
 int CountOpenFds();
 
-// Lets this process open as many descriptors as it may (RLIMIT_NOFILE). Returns how many that is.
+// Raises the soft limit of open descriptors (RLIMIT_NOFILE) to the hard limit, and returns it.
 std::uint64_t RaiseFdLimit();
 
 }  // namespace tessera

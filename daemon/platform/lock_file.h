@@ -1,6 +1,6 @@
-// The proof that no other live daemon serves a socket path: an flock on a file beside it. The lock
-// goes with the process, however it dies; the file itself stays and is never removed, so that two
-// daemons can never lock two different files of one name.
+// LockFile ensures that only one live daemon serves a socket path: an flock on a file next to it.
+// The kernel releases the lock when the process ends. The file is never removed, so two daemons
+// cannot hold locks on two different files of the same name.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace tessera {
 
 class LockFile {
  public:
-  // ALREADY_EXISTS where another process holds the lock; names it where it wrote its pid.
+  // ALREADY_EXISTS if another process holds the lock; the message has its pid if known.
   static absl::StatusOr<LockFile> Acquire(const std::string& path);
 
   LockFile(LockFile&&) = default;

@@ -25,16 +25,16 @@ namespace tessera {
 
 namespace {
 
-// Huge pages need places of their alignment.
+// Size and alignment of a huge page.
 constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
 
 int Protection(Access access) {
   return access == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
 }
 
-// Zeros that cost nothing, at `at` with MAP_FIXED. Not in core dumps, like everything that is
-// mapped into a range; the same flags everywhere let the kernel merge a reset place with its
-// neighbours.
+// Maps read-only zeros that use no memory, at `at` if flags has MAP_FIXED. Excluded from core
+// dumps, like everything in a range. All such mappings have the same flags, so the kernel can merge
+// them.
 void* MapNothing(std::byte* at, std::uint64_t bytes, int flags) {
   void* base =
       ::mmap(at, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
@@ -42,10 +42,10 @@ void* MapNothing(std::byte* at, std::uint64_t bytes, int flags) {
   return base;
 }
 
-// Huge pages where there are any to be had, from Linux 6.1 on, though shmem_enabled says `never`:
-// most systems do, and a core that reads tiles on small pages waits for translations a fifth of the
-// time. `deny` keeps them away. The kernel puts a huge page where it finds a small one, and clears
-// it three times as fast as 512 small ones.
+// Backs the range with huge pages, from Linux 6.1 on, even if shmem_enabled is `never` (the default
+// of most systems); `deny` prevents it. With small pages, a core that reads tiles spends a fifth of
+// its time on address translation. MADV_COLLAPSE needs one small page to start from, and clears a
+// huge page three times as fast as 512 small ones.
 void TakeHugePages(std::byte* begin, std::uint64_t bytes) {
   const std::uint64_t whole = bytes / kHugePage * kHugePage;
   const std::uint64_t page = PageBytes();
@@ -104,13 +104,14 @@ absl::Status AddressRange::MapAt(std::uint64_t offset, int fd, std::uint64_t byt
   void* at = ::mmap(base_ + offset, bytes, Protection(access), MAP_SHARED | MAP_FIXED, fd, 0);
   if (at == MAP_FAILED) {
     const absl::Status status = ErrnoStatus(Concat("mapping ", bytes, " bytes of shared memory"));
-    // Older kernels unmap the place before they find that the mapping is not allowed. A hole would
-    // fault, and another mapping of the process could land in it.
+    // Older kernels unmap the range before they refuse the mapping. A hole would fault, and another
+    // mapping of the process could be placed in it.
     (void)Reset(offset, bytes);
     return status;
   }
   ::madvise(at, bytes, MADV_DONTDUMP);
-  ::madvise(at, bytes, MADV_HUGEPAGE);  // where the file has huge pages, or may get them
+  ::madvise(at, bytes,
+            MADV_HUGEPAGE);  // takes effect if the file has huge pages or gets them later
   return absl::OkStatus();
 }
 
@@ -129,7 +130,7 @@ absl::StatusOr<Memfd> Memfd::Create(std::string_view name, std::uint64_t bytes) 
 }
 
 absl::Status Memfd::Prefault() {
-  if (bytes_ >= kHugePage) {  // fallocate alone would take small pages, whatever is allowed
+  if (bytes_ >= kHugePage) {  // fallocate alone would allocate small pages
     absl::StatusOr<AddressRange> range = AddressRange::Map(fd_.get(), bytes_, Access::kReadWrite);
     if (range.ok()) {
       TakeHugePages(range->data(), bytes_);
@@ -137,7 +138,7 @@ absl::Status Memfd::Prefault() {
     }
   }
   while (::fallocate(fd_.get(), 0, 0, static_cast<off_t>(bytes_)) != 0) {
-    if (errno == EINTR) continue;  // a signal came while pages were cleared
+    if (errno == EINTR) continue;  // a signal arrived while pages were cleared
     return ErrnoStatus(Concat("allocating ", bytes_, " bytes of shared memory"));
   }
   return absl::OkStatus();

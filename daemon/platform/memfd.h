@@ -1,9 +1,9 @@
-// Anonymous shared memory with seals, and address ranges to map it into.
+// Memfd: sealed anonymous shared memory. AddressRange: a range of addresses to map it into.
 //
-// A worker that could truncate a memfd would kill the daemon with SIGBUS, so every memfd that
-// leaves the process is sealed against SHRINK and GROW, and against further seals. What only the
-// daemon may write is also sealed FUTURE_WRITE: the daemon's own mapping, made before the seal,
-// stays writable, and no later mapping or write() anywhere can be.
+// A worker that could truncate a memfd could kill the daemon with SIGBUS. So every memfd that
+// leaves the process is sealed with SHRINK, GROW and SEAL. Memory that only the daemon may write is
+// also sealed with FUTURE_WRITE: the daemon's own mapping, made before the seal, remains writable,
+// but no later mapping or write() can modify it.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ namespace tessera {
 
 enum class Access : std::uint8_t { kReadOnly, kReadWrite };
 
-// A range of addresses. Until something is mapped into it, it reads as zeros and cannot be written;
-// it costs no memory. Unmaps everything on destruction. Not thread-safe for overlapping calls.
+// A range of addresses. Unmapped parts read as zeros, cannot be written, and use no memory. The
+// destructor unmaps everything. Not thread-safe for overlapping calls.
 class AddressRange {
  public:
   AddressRange() = default;
@@ -28,14 +28,15 @@ class AddressRange {
   AddressRange& operator=(const AddressRange&) = delete;
   ~AddressRange();
 
-  // Large ranges begin at a multiple of 2 MiB, so that huge pages may back them.
+  // Ranges of 2 MiB and more start at a multiple of 2 MiB, so that huge pages can back them.
   static absl::StatusOr<AddressRange> Reserve(std::uint64_t bytes);
-  // A range that is one mapping of `fd`.
+  // Reserves a range and maps `fd` over all of it.
   static absl::StatusOr<AddressRange> Map(int fd, std::uint64_t bytes, Access access);
 
-  // Maps `bytes` of fd at `offset` of the range. Page multiples only.
+  // Maps the first `bytes` of `fd` at `offset` of the range. Both must be multiples of the page
+  // size.
   absl::Status MapAt(std::uint64_t offset, int fd, std::uint64_t bytes, Access access);
-  // Back to zeros; drops the reference to the file.
+  // Unmaps a part: it reads as zeros again, and the reference to the file is dropped.
   absl::Status Reset(std::uint64_t offset, std::uint64_t bytes);
 
   std::byte* data() const { return base_; }
@@ -48,20 +49,21 @@ class AddressRange {
   std::uint64_t bytes_ = 0;
 };
 
-// Who may write a memfd once it is sealed.
+// Who may write a memfd after it is sealed, and the seals for it.
 enum class SealFor : std::uint8_t {
   kDaemonWrites,  // SHRINK, GROW, SEAL, FUTURE_WRITE
   kWorkerWrites,  // SHRINK, GROW, SEAL
 };
 
-// A memfd of fixed size. Create; map what must stay writable; Seal; hand out.
+// A memfd of fixed size. Order of use: Create, map what must remain writable, Seal, then share
+// fd().
 class Memfd {
  public:
   Memfd() = default;
   static absl::StatusOr<Memfd> Create(std::string_view name, std::uint64_t bytes);
 
-  // Allocates every page now, so that a later write cannot fail with SIGBUS for lack of memory:
-  // huge ones where there are any.
+  // Allocates every page now, as huge pages if possible, so that no later write fails with SIGBUS
+  // for lack of memory.
   absl::Status Prefault();
   absl::Status Seal(SealFor who);
 
@@ -76,7 +78,7 @@ class Memfd {
 
 std::uint64_t PageBytes();
 
-// Memory mappings of this process; for tests and metrics.
+// Number of memory mappings of this process; for tests and metrics.
 int CountMappings();
 
 }  // namespace tessera

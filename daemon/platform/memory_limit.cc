@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The whole of a small file of /proc or /sys; nothing if it cannot be read.
+// The contents of a file of /proc or /sys; nullopt if it cannot be read.
 std::optional<std::string> ReadSmallFile(const fs::path& path) {
   std::ifstream file(path);
   std::ostringstream text;
@@ -23,7 +23,7 @@ std::optional<std::string> ReadSmallFile(const fs::path& path) {
   return text.str();
 }
 
-// The number that `text` starts with; nothing for "max".
+// The number that `text` starts with; nullopt for "max".
 std::optional<std::uint64_t> LeadingNumber(std::string_view text) {
   text = Trim(text);
   std::uint64_t value = 0;
@@ -42,11 +42,11 @@ std::optional<std::uint64_t> MemTotal(std::string_view meminfo) {
 }
 
 struct CgroupPaths {
-  std::string v2;  // "" where the process is in no cgroup of that version
+  std::string v2;  // "": the process is in no cgroup of that version
   std::string v1_memory;
 };
 
-// Lines of /proc/self/cgroup: "0::/path" for version 2, "ID:controller,controller:/path" else.
+// Lines of /proc/self/cgroup: "0::/path" (version 2) or "ID:controller,controller:/path" (1).
 CgroupPaths ParseCgroups(const std::string& text) {
   CgroupPaths paths;
   std::istringstream lines(text);
@@ -65,13 +65,13 @@ CgroupPaths ParseCgroups(const std::string& text) {
   return paths;
 }
 
-// Lowers `limit` to what `file` says in the cgroup at `path` under `mount`, and in each above it up
-// to the mount. Inside a container the path may be the host's, with nothing there under our mount:
-// the walk up still reaches the mount itself, which is the container's own cgroup.
+// Lowers `limit` to the value of `file` in the cgroup at `path` under `mount` and in each of its
+// ancestors up to the mount. In a container, `path` may be the host's and not exist under the
+// mount; the walk then still reaches the mount itself, which is the container's own cgroup.
 void ApplyHierarchy(const fs::path& mount, const std::string& path, const char* file,
                     MemoryLimit& limit) {
   const fs::path relative = fs::path(path).relative_path().lexically_normal();
-  // "/../.." is a cgroup outside of our namespace: only the mount can be asked.
+  // "/../.." is a cgroup outside of our namespace: only the mount itself can be read.
   const bool outside = relative.begin() != relative.end() && *relative.begin() == "..";
   fs::path at = outside ? fs::path() : relative;
   while (true) {

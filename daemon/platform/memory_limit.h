@@ -1,4 +1,4 @@
-// How much memory this process may use before the kernel takes it away.
+// Detects how much memory this process may use.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,11 @@ struct MemoryLimit {
   std::string source;  // where the number comes from: "/proc/meminfo MemTotal" or a cgroup file
 };
 
-// The least of MemTotal and every limit of the process's own cgroup and of the cgroups above it,
-// version 2, version 1 or both (hybrid). Swap does not count: a pool that swaps is no pool.
+// Returns the smallest of MemTotal and the limits of the process's cgroup and its ancestors
+// (version 2, version 1 or hybrid). Swap does not count.
 //
-// `root` stands for "/" and is there for tests. NOT_FOUND or INVALID_ARGUMENT only where
-// /proc/meminfo cannot be read or has no MemTotal; a cgroup file that is missing or malformed is no
-// limit.
+// Tests set `root`. Fails only if /proc/meminfo cannot be read (NOT_FOUND) or has no MemTotal
+// (INVALID_ARGUMENT). A missing or malformed cgroup file counts as no limit.
 absl::StatusOr<MemoryLimit> DetectMemoryLimit(const std::filesystem::path& root = "/");
 
 }  // namespace tessera

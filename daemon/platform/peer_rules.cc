@@ -17,7 +17,7 @@ std::optional<std::uint32_t> ParseId(std::string_view text) {
   std::uint32_t id = 0;
   const char* const end = text.data() + text.size();
   const auto parsed = std::from_chars(text.data(), end, id);
-  // The largest stands for "no user" in system calls.
+  // The largest value means "no user" in system calls.
   if (text.empty() || parsed.ec != std::errc() || parsed.ptr != end || id == ~0u) {
     return std::nullopt;
   }
@@ -52,7 +52,7 @@ absl::StatusOr<PeerRules> ParsePeerRules(std::string_view text) {
     if (!id.has_value() || comma == text.size() - 1) {
       return absl::InvalidArgumentError(Concat(Quoted(part),
                                                " is not \"uid:N\" or \"gid:N\" with N below ", ~0u,
-                                               "; more than one are separated by commas"));
+                                               "; separate several by commas"));
     }
     (user ? rules.uids : rules.gids).push_back(*id);
     text = comma == std::string_view::npos ? "" : text.substr(comma + 1);

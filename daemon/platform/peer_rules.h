@@ -1,4 +1,4 @@
-// Who may connect to a Unix socket, beside whoever its file mode keeps out.
+// Restricts which users and groups may connect to a Unix socket, in addition to its file mode.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-// Users, and groups that a process is in, the supplementary ones too. Without any: everybody. The
-// daemon's own user may always: it could stop the daemon as well.
+// The admitted users and groups; a peer's supplementary groups count. If both lists are empty,
+// every peer is admitted. The daemon's own user is always admitted.
 struct PeerRules {
   std::vector<std::uint32_t> uids;
   std::vector<std::uint32_t> gids;
@@ -20,14 +20,14 @@ struct PeerRules {
   bool operator==(const PeerRules&) const = default;
   bool open() const { return uids.empty() && gids.empty(); }
   bool Admits(const PeerCredentials& peer, std::uint32_t own_uid) const;
-  // As ParsePeerRules takes it.
+  // In the form that ParsePeerRules accepts.
   std::string ToString() const;
 };
 
-// "uid:1000,gid:27"; "" admits everybody.
+// Parses "uid:1000,gid:27"; "" admits every peer.
 absl::StatusOr<PeerRules> ParsePeerRules(std::string_view text);
 
-// Whether this socket's peer may connect. PERMISSION_DENIED names who it is and who may.
+// Checks the peer of a connected socket. PERMISSION_DENIED names the peer and the rules.
 absl::Status CheckPeer(int socket, const PeerRules& rules);
 
 }  // namespace tessera

@@ -88,7 +88,7 @@ absl::Status SendMessage(int socket, std::span<const std::byte> bytes, int fd) {
 absl::Status ReceiveMessage(int socket, std::span<std::byte> bytes, Fd* fd) {
   std::size_t received = 0;
   while (received < bytes.size()) {
-    // Room for a few descriptors, so that a peer that sends too many leaks none into this process.
+    // Room for a few descriptors, so that unexpected ones are received and closed, not leaked.
     alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))];
     iovec io{bytes.data() + received, bytes.size() - received};
     msghdr message{};
@@ -130,7 +130,7 @@ absl::StatusOr<PeerCredentials> PeerOf(int socket) {
     return ErrnoStatus("reading peer credentials");
   }
   PeerCredentials peer = {credentials.pid, credentials.uid, credentials.gid, {}};
-  // Asked with too little room it says how much is needed.
+  // With too small a buffer, the call fails with ERANGE and returns the size needed.
   length = 0;
   while (::getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, peer.groups.data(), &length) != 0) {
     if (errno != ERANGE) return ErrnoStatus("reading the peer's groups");

@@ -12,33 +12,33 @@
 
 namespace tessera {
 
-// Binds and listens. A leftover socket file is replaced: the caller holds the lock file that proves
-// no live daemon owns it. `mode` is set before anyone can connect.
+// Binds and listens. It replaces a leftover socket file, so the caller must hold the LockFile,
+// which proves that no live daemon uses it. `mode` is set before a peer can connect.
 absl::StatusOr<Fd> ListenUnix(const std::string& path, unsigned mode, bool non_blocking);
 
 absl::StatusOr<Fd> ConnectUnix(const std::string& path);
 
-// Sends all of `bytes`, with `fd` attached where it is >= 0. Never raises SIGPIPE.
-// RESOURCE_EXHAUSTED where this process or the system has too many descriptors open or under way:
-// nothing was sent then. Else UNAVAILABLE.
+// Sends all of `bytes`, with `fd` attached if it is >= 0. Never raises SIGPIPE. Fails with
+// RESOURCE_EXHAUSTED if too many descriptors are open or in flight in this process or the system
+// (nothing was sent), else with UNAVAILABLE.
 absl::Status SendMessage(int socket, std::span<const std::byte> bytes, int fd = -1);
 
-// Receives exactly bytes.size() bytes; blocks. A peer that closes first gives UNAVAILABLE. At most
-// one descriptor is taken, close-on-exec; any others are closed.
+// Receives exactly bytes.size() bytes; blocks. UNAVAILABLE if the peer closes first. Takes at most
+// one descriptor, close-on-exec, and closes any others.
 absl::Status ReceiveMessage(int socket, std::span<std::byte> bytes, Fd* fd = nullptr);
 
-// Whether the peer has read most of what was sent to it.
+// Whether the socket has room to send, i.e. the peer has read most of what was sent.
 bool HasRoom(int socket);
 
 struct PeerCredentials {
-  std::int64_t pid;  // 0 across PID namespaces: good for logs, never for trust
+  std::int64_t pid;  // 0 across PID namespaces: use it in logs only
   std::uint32_t uid;
   std::uint32_t gid;
-  std::vector<std::uint32_t> groups;  // the supplementary ones
+  std::vector<std::uint32_t> groups;  // supplementary groups
 };
 absl::StatusOr<PeerCredentials> PeerOf(int socket);
 
-// The longest path a Unix socket address holds.
+// The longest path that a Unix socket address can hold.
 std::size_t MaxUnixPath();
 
 }  // namespace tessera

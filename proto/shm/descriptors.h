@@ -1,9 +1,10 @@
-// The descriptor socket: a Unix stream socket beside the gRPC one, over which a session fetches the
-// file descriptors of its mappings and which it keeps open as the second witness of its life.
+// The messages of the descriptor socket: a Unix stream socket next to the gRPC socket. A mapped
+// session fetches the file descriptors of its mappings over it, and keeps it open: if it closes,
+// the daemon ends the session.
 //
-// The client sends Opening once, then any number of Requests; the daemon answers each with one
-// Answer, which carries a file descriptor (SCM_RIGHTS) exactly where code is kOk and the memory is
-// not shared by a CUDA IPC handle.
+// The client sends one DescriptorOpening, then any number of DescriptorRequests. The daemon answers
+// each with one DescriptorAnswer. The answer carries a file descriptor (SCM_RIGHTS) if and only if
+// its code is kOk and the memory is not shared by a CUDA IPC handle.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@ namespace tessera::shm {
 inline constexpr std::uint64_t kDescriptorMagic = 0x5445535346445331;  // "TESSFDS1"
 
 enum class DescriptorKind : std::uint32_t {
-  kOpening = 0,    // answers the opening; carries the session's eventfd for wakes
+  kOpening = 0,    // the answer to the opening; carries the session's eventfd for wakes
   kDirectory = 1,  // index: directory extent; read-only
   kPool = 2,       // index: pool extent; read-only
   kControl = 3,    // index 0; read-write
@@ -25,14 +26,14 @@ enum class DescriptorKind : std::uint32_t {
 enum class DescriptorCode : std::uint32_t {
   kOk = 0,
   kBadOpening = 1,    // magic, version or fingerprint differ
-  kUnknownNonce = 2,  // no session waits with this nonce: used, expired or never issued
+  kUnknownNonce = 2,  // the nonce is used, or was never issued for this session
   kNoSuchIndex = 3,
   kBadRequest = 4,
-  kExhausted = 5,  // no memory for it: a quota or the node's
+  kExhausted = 5,  // a quota or the node has no memory or descriptors left
 };
 
-// How the memory behind an answer is mapped. On a CUDA device that holds for pools, staging and
-// tails; directory and control page are host memory always.
+// How a client maps the memory of an answer. The CUDA kinds apply to pools, staging and tails;
+// directory and control page are always host memory.
 enum class MemoryKind : std::uint32_t {
   kHost = 0,            // a memfd
   kCudaDescriptor = 1,  // a descriptor for cuMemImportFromShareableHandle
@@ -59,8 +60,8 @@ struct DescriptorAnswer {
   DescriptorCode code;
   DescriptorKind kind;
   std::uint32_t index;
-  std::uint32_t generation;  // of a pool extent
-  std::uint64_t bytes;       // to map
+  std::uint32_t generation;  // of the extent; only for kPool and kDirectory
+  std::uint64_t bytes;       // size of the mapping
   MemoryKind memory;
   std::uint32_t reserved;
   std::byte ipc_handle[64];

@@ -1,8 +1,8 @@
-// From a model's geometry to the numbers of its lanes and the places of their tail rings. Daemon
-// and worker must agree on every one of them, so both run this.
+// Computes lane numbers and tail ring offsets from a model's geometry. Daemon and worker must agree
+// on them, so both use this class.
 //
-// Lanes are layer-major: the kv heads of layer 0, then those of layer 1, ... Tail rings stand in
-// lane order, each rounded up to 64 bytes.
+// Lanes are layer-major: the kv heads of layer 0, then those of layer 1, and so on. Tail rings
+// follow each other in lane order, each rounded up to 64 bytes.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ struct LayerShape {
 class LaneLayout {
  public:
   LaneLayout() = default;
-  // `ring_tiles`: capacity of every lane's tail ring.
+  // `ring_tiles`: capacity of each lane's tail ring, in tiles.
   LaneLayout(kernels::ElementType type, std::uint32_t ring_tiles,
              const std::vector<LayerShape>& shapes)
       : type_(type), ring_tiles_(ring_tiles) {
@@ -46,7 +46,7 @@ class LaneLayout {
   std::uint64_t tail_bytes() const { return ring_bytes_; }
   std::uint32_t ring_tiles() const { return ring_tiles_; }
   std::uint64_t ring_capacity() const { return std::uint64_t{ring_tiles_} * kernels::kTileEntries; }
-  // The ring of one lane in a tail region that starts at `region`.
+  // The ring of a lane in the tail region that starts at `region`.
   TailRing ring(std::byte* region, std::uint32_t layer, std::uint32_t kv_head) const {
     const Layer& at = layers_[layer];
     return {region + at.ring_offset + std::uint64_t{kv_head} * RingStride(at.shape.head_dim),

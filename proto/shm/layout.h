@@ -1,13 +1,13 @@
 // The mapped protocol: every struct that daemon and worker share through memory.
 //
-// Rules: offsets and indices, never pointers; fixed sizes, asserted; every word that two processes
-// touch while it changes is a lock-free 64- or 32-bit atomic. Any change of a struct changes the
-// fingerprint, and any change of meaning bumps kProtocolVersion: a client of another build is then
-// refused at Hello with both values named, never misread.
+// Rules: structs hold offsets and indices, never pointers. Sizes are fixed and asserted. A word
+// that one process changes while another reads it is a lock-free 64- or 32-bit atomic. A change of
+// layout changes the fingerprint, and a change of meaning must increase kProtocolVersion, so that
+// Hello refuses an incompatible client and names both values.
 //
 // Who writes what:
 //   DirectoryHeader, SequenceBlock, Snapshot, tile tables, tiles   daemon   (worker: read-only)
-//   ControlPage, tail rings, staging arena                         worker   (daemon: hostile input)
+//   ControlPage, tail rings, staging arena                         worker   (daemon: untrusted)
 #pragma once
 
 #include <atomic>
@@ -29,7 +29,7 @@ inline constexpr std::uint32_t kReaderSlots = 64;        // per session
 inline constexpr std::uint32_t kCommitSlots = 4096;      // decoding sequences per session
 inline constexpr std::uint32_t kMaxPoolExtents = 16384;  // 1 TiB of 64 MiB extents
 inline constexpr std::uint32_t kMaxDirectoryExtents = 4096;
-inline constexpr std::uint32_t kObjectAlignment = 64;  // of everything in pool and directory
+inline constexpr std::uint32_t kObjectAlignment = 64;  // of every object in pool and directory
 inline constexpr std::uint32_t kMaxSegments = 4095;    // per lane: a snapshot stays below 256 KiB
 inline constexpr std::uint32_t kMaxSegmentEntries = 65536;
 inline constexpr std::uint32_t kMaxLanes = 16384;  // per sequence
@@ -50,18 +50,18 @@ struct DirectoryHeader {
   std::uint64_t instance;  // of the daemon process
   std::uint64_t directory_extent_bytes;
   std::uint64_t pool_extent_bytes;
-  std::uint64_t directory_limit_bytes;  // address space to reserve for each
-  std::uint64_t pool_limit_bytes;
+  std::uint64_t directory_limit_bytes;  // address space that a client reserves for the directory
+  std::uint64_t pool_limit_bytes;       // and for the pool
 
-  // The tenant's epoch. A reader stores it in its slot and re-loads it: see pin.h.
+  // The tenant's epoch. Readers pin it: see pin.h.
   alignas(64) Word epoch;
-  // Bumped after any change of the two fields below; a reader that sees the value it has mapped for
-  // looks no further.
+  // Incremented after any change of the two fields below. A reader whose mappings match this
+  // version need not check them.
   alignas(64) Word mapping_version;
   HalfWord directory_extents;  // extents [0, n) exist; the directory never shrinks
   std::uint32_t reserved1;
 
-  // Pool extent i: 0 where absent; else a generation, new each time the place is filled again.
+  // Generation of pool extent i; 0: absent. It changes each time the extent is allocated again.
   alignas(64) HalfWord pool_extent_generation[kMaxPoolExtents];
 };
 static_assert(offsetof(DirectoryHeader, epoch) == 64);
@@ -71,18 +71,19 @@ static_assert(offsetof(DirectoryHeader, pool_extent_generation) == 192);
 static_assert(sizeof(DirectoryHeader) == 192 + 4 * kMaxPoolExtents);
 
 // One per sequence, in the directory, followed by `lanes` lane words (layer-major: the lanes of
-// layer 0 first). `version` changes after any lane word has: a reader that pinned an epoch and sees
-// the version it resolved at may go on using what it resolved.
+// layer 0 first). `version` changes after any lane word has changed. A reader with a pinned epoch
+// may reuse its resolved lanes while the version is the one it resolved them at.
 struct SequenceBlock {
   Word sequence_id;  // 0 once the sequence is gone
   Word version;
   HalfWord state;            // SequenceBlockState
-  HalfWord tail_generation;  // 0: no tail rings; else that of the rings handed out last
+  HalfWord tail_generation;  // of the current tail rings; 0: no tail rings
   std::uint32_t lanes;
   std::uint32_t layers;
-  Word next_position;  // of the worker's next query; written by policies that move positions
-  // Ring rows of tokens before this one may be overwritten: the daemon has absorbed them, and no
-  // reader looks at them any more. A worker writes token t only where t < ring_start + capacity.
+  Word next_position;  // of the worker's next query; set if the policy moves positions
+  // The first token whose ring row must be kept. Rows of earlier tokens are absorbed and have no
+  // readers left, so the worker may overwrite them: it writes token t once t < ring_start +
+  // capacity.
   Word ring_start;
   std::uint64_t reserved[2];
 };
@@ -95,8 +96,8 @@ enum SequenceBlockState : std::uint32_t {
   kSequenceLive = 1,
   kSequenceFailed = 2,
   kSequenceGone = 3,
-  // Its rows are in a lower tier, and its lane words are gone. It has no tail: whoever opens one
-  // has it restored.
+  // The rows are in the host tier, the lane words are 0 and there is no tail. Opening a tail
+  // restores the sequence.
   kSequenceOffloaded = 4,
 };
 
@@ -113,23 +114,25 @@ struct LaneWord {
 
 // ---- Snapshot ----------------------------------------------------------------------------------
 
-// The immutable description of a lane, in the directory, followed by `segment_count` SegmentRefs.
+// The immutable description of a lane, in the directory, followed by `segment_count` SegmentRefs. A
+// changed lane gets a new snapshot.
 struct Snapshot {
   std::uint32_t magic;
   std::uint32_t segment_count;
   std::uint64_t entries;     // in all segments
-  std::uint64_t tail_start;  // the first token that lives in the tail ring
+  std::uint64_t tail_start;  // the first token in the tail ring
   std::uint64_t reserved;
 };
 static_assert(sizeof(Snapshot) == 32);
 
-// The fields from `head_dim` to `flags`, and those of values, are a kernels::TileShape.
+// One segment of a lane. The fields from `head_dim` to `flags`, `value_channels` and `value_kept`
+// encode a kernels::TileShape (segment_ref.h).
 struct SegmentRef {
   std::uint64_t tile_table;      // pool offset of the table of 64-bit tile offsets
-  std::uint64_t first_position;  // of entry 0, or what the tiles' position words count from
-  std::uint64_t position_span;   // positions end before first_position + it; 0: `entries`
-  std::uint64_t rotations;       // pool offset of R_k, then R_v, as the flags say; 0: of neither
-  std::uint32_t entries;         // of the segment that this snapshot shows
+  std::uint64_t first_position;  // of entry 0, or the base of the tiles' position words
+  std::uint64_t position_span;   // positions are below first_position + span; 0: `entries`
+  std::uint64_t rotations;       // pool offset of R_k, then R_v, if flags name them; 0: none
+  std::uint32_t entries;         // of the segment that belong to this snapshot
   std::uint16_t head_dim;
   std::uint16_t key_channels;
   std::uint16_t key_kept;
@@ -142,7 +145,7 @@ struct SegmentRef {
   std::uint16_t value_channels;
   std::uint16_t value_kept;
   std::uint8_t reserved[4];
-  std::uint64_t summary_table;  // of the offsets of each tile's block summaries, where it has some
+  std::uint64_t summary_table;  // pool offset of the table of block summary offsets, if summary
 };
 static_assert(offsetof(SegmentRef, entries) == 32);
 static_assert(offsetof(SegmentRef, format) == 42);
@@ -154,13 +157,13 @@ static_assert(sizeof(SegmentRef) == 64);
 enum SegmentFlags : std::uint8_t {
   kSegmentHasWeights = 1,
   kSegmentHasPositions = 2,
-  kSegmentTurnsKeys = 4,    // there is an R_k; without it keys are not rotated
-  kSegmentTurnsValues = 8,  // there is an R_v, likewise
+  kSegmentTurnsKeys = 4,    // the segment has an R_k: its keys are rotated
+  kSegmentTurnsValues = 8,  // the segment has an R_v: its values are rotated
 };
 
 // ---- Control page ------------------------------------------------------------------------------
 
-// A reader slot's word: 0 free; kPinRevoked; else the pinned epoch + 1, shifted left by one.
+// A reader slot. Its word is kPinFree, kPinRevoked, or (pinned epoch + 1) << 1: see pin.h.
 struct alignas(64) ReaderSlot {
   Word word;
 };
@@ -172,19 +175,19 @@ struct ControlPage {
   std::uint32_t reserved0;
   std::uint64_t layout_fingerprint;
 
-  // 1 while the daemon sleeps and wants a wake on the next full tile; the worker takes the 1 with
-  // an exchange and then signals the session's eventfd. So a wake costs one system call per full
-  // tile at most, and none while the daemon is awake.
+  // 1 while the daemon sleeps and must be woken on the next full tile. The worker exchanges it for
+  // 0, and signals the session's eventfd if it was 1. So waking the daemon costs at most one system
+  // call per full tile, and none while the daemon is awake.
   alignas(64) HalfWord wake;
   HalfWord reserved1;
-  Word ring_full_waits;  // how often a step had to wait for ring space; a figure, nothing more
+  Word ring_full_waits;  // how often a step had to wait for ring space; for metrics only
 
   alignas(64) ReaderSlot readers[kReaderSlots];
 
-  // Commit slot s: tokens that every layer of the decoding sequence holds, [63:48] tail generation
-  // (low 16 bits), [47] a step is at it, [46:0] token count. Stored with release order by end_step,
-  // and with the step's bit before a step looks at the block: a sequence in a step is not
-  // offloaded.
+  // Commit slot s holds the committed count: the tokens that every layer of a decoding sequence
+  // has. [63:48] tail generation (low 16 bits), [47] in a step, [46:0] token count. end_step stores
+  // it with release order. A step first stores it with bit 47 set, before it reads the sequence
+  // block: the daemon does not offload a sequence in a step.
   alignas(64) Word commits[kCommitSlots];
 };
 static_assert(offsetof(ControlPage, wake) == 64);

@@ -1,13 +1,14 @@
-// Epoch pins: how a reader keeps what it reads from being reused, and how the daemon takes a pin
-// back from a reader that is overdue.
+// Epoch pins: a pin keeps the memory that a reader uses from being reused. The daemon revokes the
+// pin of an overdue reader.
 //
-// To pin: store the epoch, re-load it, repeat until both agree. All operations are sequentially
-// consistent, so either the daemon's scan after it advanced the epoch sees the pin, or the reader's
-// re-load sees the new epoch. To unpin: compare-and-swap of the reader's own value; it fails only
-// where the daemon has revoked the pin, and then what was read may be garbage: the caller discards
-// it, answers ABORTED and tries again.
+// To pin, a reader stores the epoch in its slot and loads the epoch again, until both agree. All
+// operations are sequentially consistent. So either the daemon's scan after advancing the epoch
+// sees the pin, or the reader's second load sees the new epoch. To unpin, the reader swaps its own
+// word for kPinFree. The swap fails only if the daemon has revoked the pin. What was read may then
+// be garbage, so the caller must discard it and retry (ABORTED).
 //
-// A slot is used by one thread at a time; two processes touch it: its worker and the daemon.
+// A slot is used by one thread of the worker at a time; besides it, only the daemon writes the
+// slot.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +21,10 @@ inline constexpr std::uint64_t kPinFree = 0;
 inline constexpr std::uint64_t kPinRevoked = 1;
 
 constexpr std::uint64_t PinWord(std::uint64_t epoch) { return (epoch + 1) << 1; }
-// Only for words that are neither free nor revoked.
+// `word` must be neither kPinFree nor kPinRevoked.
 constexpr std::uint64_t PinnedEpoch(std::uint64_t word) { return (word >> 1) - 1; }
 
-// Returns the word that Unpin wants back.
+// Pins the current epoch. Returns the word to pass to Unpin.
 inline std::uint64_t Pin(Word& slot, const Word& epoch) {
   std::uint64_t seen = epoch.load(std::memory_order_seq_cst);
   for (;;) {
@@ -35,7 +36,7 @@ inline std::uint64_t Pin(Word& slot, const Word& epoch) {
   }
 }
 
-// True where the pin held all along. False: revoked; the slot is free again either way.
+// Frees the slot. Returns false if the pin was revoked in the meantime.
 [[nodiscard]] inline bool Unpin(Word& slot, std::uint64_t word) {
   std::uint64_t expected = word;
   if (slot.compare_exchange_strong(expected, kPinFree, std::memory_order_seq_cst)) return true;
@@ -43,7 +44,7 @@ inline std::uint64_t Pin(Word& slot, const Word& epoch) {
   return false;
 }
 
-// Daemon side. True where the slot held exactly `word` and no longer does.
+// Daemon side: revokes the pin if the slot still holds `word`. Returns whether it did.
 inline bool Revoke(Word& slot, std::uint64_t word) {
   return slot.compare_exchange_strong(word, kPinRevoked, std::memory_order_seq_cst);
 }

@@ -23,8 +23,8 @@ const std::uint64_t* TableAt(std::uint64_t offset, const MappedArena& pool) {
   return reinterpret_cast<const std::uint64_t*>(pool.base + offset);
 }
 
-// False where the segment shows nothing, more than a segment holds, or positions that are not those
-// of its entries. A kernel counts parts and blocks by these numbers.
+// Returns false if the segment is empty, too long, or has a position range that does not fit its
+// entries. Kernels derive the number of parts and blocks from these fields.
 bool EntriesFit(const SegmentRef& ref, const kernels::TileShape& shape) {
   if (ref.entries == 0 || ref.entries > kMaxSegmentEntries) return false;
   if (!shape.positions && ref.position_span != 0 && ref.position_span != ref.entries) return false;
@@ -32,7 +32,7 @@ bool EntriesFit(const SegmentRef& ref, const kernels::TileShape& shape) {
   return span <= ~std::uint64_t{0} - ref.first_position;
 }
 
-// False where the rotations do not lie in the pool, or a cut channel has no rotation to explain it.
+// Returns false if the rotations lie outside the pool, or if channels are cut without a rotation.
 bool FindRotations(const SegmentRef& ref, const kernels::TileShape& shape, const MappedArena& pool,
                    kernels::RotationView& rotation) {
   if (ref.rotations == 0) return kernels::CutsAreExplained(shape, rotation);

@@ -1,5 +1,5 @@
-// From a lane word to the LaneView that a kernel reads, with every offset checked against the
-// mapping before it is followed. Daemon and client run this same code on their own mappings.
+// Resolves a lane word to the segments that a kernel reads. Every offset is checked against the
+// mapping before it is followed. Daemon and client both use this code, on their own mappings.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,9 @@
 
 namespace tessera::shm {
 
-// One mapping as the reader sees it. Every byte of [base, base + bytes) is readable, mapped to an
-// extent or not: an offset that is stale reads zeros or garbage, never faults.
+// A reader's mapping of a pool or directory. Every byte of [base, base + bytes) is readable,
+// whether or not an extent is mapped there: a stale offset reads zeros or garbage but does not
+// fault.
 struct MappedArena {
   const std::byte* base = nullptr;
   std::uint64_t bytes = 0;
@@ -24,24 +25,25 @@ struct MappedArena {
 
 enum class ResolveStatus : std::uint8_t {
   kOk,
-  kNoSnapshot,   // the lane word is zero: the lane holds nothing yet
-  kOutOfBounds,  // an offset or count that does not fit: revoked reader or wrong layout
+  kNoSnapshot,   // the lane word is 0: the lane has no entries
+  kOutOfBounds,  // an offset or count does not fit: the pin was revoked, or the layout differs
 };
 
-// What a snapshot says, beside the segments.
+// The totals of a lane's snapshot.
 struct ResolvedLane {
   std::uint64_t entries = 0;
   std::uint64_t tail_start = 0;
   std::uint32_t segments = 0;
 };
 
-// Appends the lane's segments to `segments`, or nothing where the answer is not kOk. Copies the
-// snapshot first, then checks the copy.
+// Appends the lane's segments to `segments`, or nothing if the result is not kOk. It copies the
+// snapshot first and checks the copy.
 ResolveStatus ResolveLane(std::uint64_t lane_word, const MappedArena& directory,
                           const MappedArena& pool, std::vector<kernels::SegmentView>& segments,
                           ResolvedLane& lane);
 
-// The lane words of a block, or null where the block does not fit the mapping.
+// Returns the lane words of the sequence block at `block_offset`, or null if the block lies outside
+// the mapping.
 const Word* LaneWords(const MappedArena& directory, std::uint64_t block_offset,
                       const SequenceBlock** block);
 

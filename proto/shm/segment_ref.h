@@ -1,4 +1,4 @@
-// The shape of a segment's tiles, to and from its reference in a snapshot.
+// Converts between the tile shape of a segment and its SegmentRef in a snapshot.
 #pragma once
 
 #include "kernels/format/tile_shape.h"
@@ -20,7 +20,7 @@ inline void SetShape(const kernels::TileShape& shape, SegmentRef& ref) {
                                         (shape.positions ? kSegmentHasPositions : 0));
 }
 
-// Not yet checked: see kernels::WhyNotServed.
+// The result is unchecked: check it with kernels::WhyNotServed.
 inline kernels::TileShape ShapeOf(const SegmentRef& ref) {
   return {.format = static_cast<kernels::TileFormat>(ref.format),
           .head_dim = ref.head_dim,

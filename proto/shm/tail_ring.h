@@ -1,7 +1,7 @@
-// Where a token lives in a lane's tail ring, and the row copy that both ends of a ring perform.
+// Addresses the rows of a lane's tail ring, and writes them.
 //
-// A ring is `tiles` dense tiles. Token t lives in tile (t / 32) % tiles, row t % 32. The rings of a
-// sequence's lanes stand one after another, lane 0 first (layer-major).
+// A ring consists of `tiles` dense tiles. Token t is in tile (t / 32) % tiles, row t % 32. The
+// rings of a sequence's lanes follow each other in lane order: see lane_layout.h.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ struct TailRing {
   }
 };
 
-// Writes one token's row pair.
+// Writes the key and value row of a token.
 inline void StoreRow(const TailRing& ring, std::uint64_t token, const void* key,
                      const void* value) {
   std::memcpy(ring.Key(token), key, ring.tile.row_bytes());

@@ -67,7 +67,7 @@ TEST(ListenAddress, UnixPathsAreNotWhatStandsBesideOthers) {
   for (const char* text : {"unix:q.fd", "unix:/run/q.lock"}) {
     const auto beside = ParseListenAddress(text);
     ASSERT_FALSE(beside.ok()) << text;
-    EXPECT_THAT(std::string(beside.status().message()), HasSubstr("beside another socket"));
+    EXPECT_THAT(std::string(beside.status().message()), HasSubstr("next to another socket"));
   }
 }
 

@@ -43,14 +43,14 @@ TEST(CpuList, NumbersAndRangesInAnyOrder) {
 TEST(CpuList, RefusalsNameThePart) {
   for (const char* bad : {"x", "1-", "-1", "1-2-3", "+1", " 1", "1 ", "0x1", "1.5", "--", "-",
                           "99999999999999999999"}) {
-    EXPECT_THAT(ErrorOf(Concat("7,", bad)), HasSubstr(Concat("\"", bad, "\" is not a CPU's")))
+    EXPECT_THAT(ErrorOf(Concat("7,", bad)), HasSubstr(Concat("\"", bad, "\" is not a CPU number")))
         << bad;
   }
-  EXPECT_THAT(ErrorOf(","), HasSubstr("\"\" is not a CPU's number"));
-  EXPECT_THAT(ErrorOf("1,,2"), HasSubstr("\"\" is not a CPU's number"));
+  EXPECT_THAT(ErrorOf(","), HasSubstr("\"\" is not a CPU number"));
+  EXPECT_THAT(ErrorOf("1,,2"), HasSubstr("\"\" is not a CPU number"));
   EXPECT_THAT(ErrorOf("1,"), HasSubstr("ends with a comma"));
-  EXPECT_THAT(ErrorOf("3-2"), HasSubstr("\"3-2\": the range ends before it begins"));
-  EXPECT_THAT(ErrorOf("2-4,3"), HasSubstr("\"3\": CPU 3 is in the list already"));
+  EXPECT_THAT(ErrorOf("3-2"), HasSubstr("\"3-2\": the end of the range is below its start"));
+  EXPECT_THAT(ErrorOf("2-4,3"), HasSubstr("\"3\": CPU 3 is listed twice"));
   EXPECT_THAT(ErrorOf("4096"), HasSubstr("CPU 4096 is not from 0 to 4095"));
   // Refused before any list of that length is made.
   EXPECT_THAT(ErrorOf("0-4294967295"),

@@ -116,7 +116,7 @@ TEST(Flags, EveryFieldButTenantsHasAFlagWithHelp) {
     std::replace(flag.begin(), flag.end(), '_', '-');
     const std::size_t at = help.find(Concat("  --", flag, "="));
     ASSERT_NE(at, std::string::npos) << flag << " is not in --help";
-    EXPECT_THAT(help.substr(at, help.find('\n', at) - at), HasSubstr("(default "));
+    EXPECT_THAT(help.substr(at, help.find('\n', at) - at), HasSubstr("[default: "));
 
     const std::string value =
         field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_BOOL ? "true" : "7";

@@ -147,7 +147,7 @@ TEST_F(LoadConfigTest, TokenFilesThatGiveNoTokenAreRefused) {
   };
   EXPECT_THAT(error(Write("empty", " \n"), ""), HasSubstr("token_file of tenant \"a\""));
   EXPECT_THAT(error((directory_ / "none").string(), ""), HasSubstr("token_file of tenant \"a\""));
-  EXPECT_THAT(error(Write("token", "x"), "y"), HasSubstr("there is a token too"));
+  EXPECT_THAT(error(Write("token", "x"), "y"), HasSubstr("token is set too"));
   EXPECT_THAT(error(Write("long", std::string(5000, 'x')), ""), HasSubstr("limit"));
 }
 
@@ -170,7 +170,8 @@ TEST_F(LoadConfigTest, TheHostsMemoryIsTheDefaultsMeasure) {
 TEST_F(LoadConfigTest, APoolLargerThanThisMachineIsRefused) {
   const auto loaded = LoadConfig(std::vector<std::string_view>{"--pool-bytes=1048576T"});
   EXPECT_THAT(std::string(loaded.status().message()),
-              AllOf(HasSubstr("pool_bytes: 1152921504606846976"), HasSubstr("memory there is")));
+              AllOf(HasSubstr("pool_bytes: 1152921504606846976"),
+                    HasSubstr("exceeds the memory of the device")));
 }
 
 TEST_F(LoadConfigTest, HelpAndVersionNeedNoValidConfiguration) {

@@ -67,7 +67,7 @@ TEST(Validate, DefaultsAreValid) { EXPECT_TRUE(Validate(Resolved(), kMemory).ok(
 TEST(Validate, APoolLargerThanTheMemoryNamesBoth) {
   EXPECT_THAT(ErrorAfter([](Config& config) { config.pool_bytes = 16 * kGiB; }),
               AllOf(HasSubstr("pool_bytes: 17179869184 (16.0 GiB)"),
-                    HasSubstr("8589934592 (8.0 GiB) by the test")));
+                    HasSubstr("8589934592 (8.0 GiB) according to the test")));
 }
 
 TEST(Validate, AllOfTheMemoryIsAllowed) {
@@ -77,7 +77,7 @@ TEST(Validate, AllOfTheMemoryIsAllowed) {
 TEST(Validate, ThePoolIsWholeExtents) {
   EXPECT_THAT(ErrorAfter([](Config& config) { config.pool_bytes = kGiB + 1; }),
               AllOf(HasSubstr("pool_bytes: 1073741825"), HasSubstr("pool_extent_bytes 67108864"),
-                    HasSubstr("the next lower one is 1073741824")));
+                    HasSubstr("the next lower multiple is 1073741824")));
   EXPECT_THAT(ErrorAfter([](Config& config) { config.pool_bytes = 32 * kMiB; }),
               HasSubstr("less than one extent"));
 }
@@ -149,7 +149,7 @@ TEST(Validate, ExtentsAreMultiplesOfTwoMebibytes) {
                             &Config::tail_extent_bytes, &Config::directory_extent_bytes}) {
     EXPECT_THAT(ErrorAfter([&](Config& config) { config.*member = 3 * kMiB; }),
                 AllOf(HasSubstr("3145728 (3.0 MiB) is not a multiple of 2097152 (2.0 MiB)"),
-                      HasSubstr("the next lower one is 2097152")));
+                      HasSubstr("the next lower multiple is 2097152")));
   }
 }
 
@@ -186,7 +186,7 @@ TEST(Validate, AddressesAreThereAndDiffer) {
   EXPECT_THAT(ErrorAfter([&](Config& config) {
                 config.listen = {tcp, tcp};
               }),
-              HasSubstr("\"localhost:9000\" is there twice"));
+              HasSubstr("\"localhost:9000\" is listed twice"));
   EXPECT_THAT(ErrorAfter([&](Config& config) {
                 config.listen = {tcp};
                 config.metrics_address = tcp.tcp;
@@ -214,12 +214,12 @@ TEST(Validate, TenantsHaveNamesOfTheirOwn) {
   EXPECT_THAT(ErrorAfter([](Config& config) {
                 config.tenants = {{.name = "a", .token = "1"}, {.name = "a", .token = "2"}};
               }),
-              HasSubstr("tenants[1].name: \"a\" is the name of tenants[0] too"));
+              HasSubstr("tenants[1].name: \"a\" is also the name of tenants[0]"));
 }
 
 TEST(Validate, ThereAreTenantsButNotTooMany) {
   EXPECT_THAT(ErrorAfter([](Config& config) { config.tenants.clear(); }),
-              HasSubstr("tenants: their number: 0 is not from 1 to 256"));
+              HasSubstr("number of tenants: 0 is not from 1 to 256"));
 }
 
 TEST(Validate, TokensDifferAndAreNeverQuoted) {
@@ -235,7 +235,7 @@ TEST(Validate, TokensDifferAndAreNeverQuoted) {
     EXPECT_THAT(error(bad), AllOf(HasSubstr("tenants[0].token: "), Not(HasSubstr("hunt"))));
   }
   EXPECT_THAT(error(std::string(kMaxToken + 1, 'z')),
-              AllOf(HasSubstr("has 257 characters, the limit is 256"), Not(HasSubstr("zz"))));
+              AllOf(HasSubstr("has 257 characters; the limit is 256"), Not(HasSubstr("zz"))));
 }
 
 TEST(Validate, TenantLimitsFitIntoEachOther) {
