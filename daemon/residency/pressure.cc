@@ -5,6 +5,7 @@
 
 #include "daemon/base/bytes.h"
 #include "daemon/base/check.h"
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::residency {
@@ -259,11 +260,17 @@ absl::Status Pressure::WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl:
   }
   counters_.refused.fetch_add(1, std::memory_order_relaxed);
   ReportRefusal(tenant, *shortage, climb);
-  const Clock::Duration again = climb.wait.value_or(options_.patience);
-  return absl::ResourceExhaustedError(
-      Concat(AsStringView(status.message()), ". Moved out for this call: ", FormatBytes(found),
-             climb.hindrances.empty() ? "" : "; then ", climb.hindrances, ". Retry in ",
-             std::chrono::duration_cast<std::chrono::milliseconds>(again).count() + 1, " ms"));
+  const auto again = std::chrono::duration_cast<std::chrono::milliseconds>(
+                         climb.wait.value_or(options_.patience)) +
+                     std::chrono::milliseconds(1);
+  ErrorInfo info = CauseOf(status).value_or(ErrorInfo{.cause = ErrorCause::kPoolFull});
+  info.retry_after = again;
+  return WithCause(
+      absl::ResourceExhaustedError(Concat(AsStringView(status.message()),
+                                          ". Moved out for this call: ", FormatBytes(found),
+                                          climb.hindrances.empty() ? "" : "; then ",
+                                          climb.hindrances, ". Retry in ", again.count(), " ms")),
+      info);
 }
 
 // ---- in the background

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::cache {
@@ -32,7 +33,8 @@ PrefixStore::PrefixStore(const Options& options)
 PrefixStore::~PrefixStore() {
   Aftermath after(*this);
   MutexLock lock(mutex_);
-  Refuse([](const Waiting&) { return true; }, absl::UnavailableError("the daemon stops"), after);
+  Refuse([](const Waiting&) { return true; },
+         WithCause(absl::UnavailableError("the daemon stops"), ErrorCause::kDraining), after);
   while (!agreements_.empty()) Forget(agreements_.begin(), after);
   for (auto& [session, found] : kept_) {
     for (Kept& kept : found) after.gone.push_back(std::move(kept.prefix));

@@ -9,6 +9,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_set.h"
 #include "daemon/base/check.h"
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 #include "daemon/cache/sequence/join.h"
 #include "daemon/cache/sequence/sequence.h"
@@ -24,8 +25,9 @@ absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work)
     if (absl::Status status = Resident(); !status.ok()) return status;
     Lane& lane = lanes_[options.lane];
     if (packing_ || lane.recoding) {
-      return absl::AbortedError(
-          Concat(id_.ToString(), " is being compressed by another call; ask again"));
+      return WithCause(absl::AbortedError(Concat(
+                           id_.ToString(), " is being compressed by another call; ask again")),
+                       ErrorCause::kSequenceBusy);
     }
     run = OpenRunOf(options.lane, options.whole);
     if (run.plain_entries() < options.least_plain ||
@@ -106,8 +108,9 @@ absl::StatusOr<Sequence::TailShut> Sequence::BeginMoves(std::uint32_t first_laye
   MutexLock lock(mutex_);
   if (absl::Status status = Usable(); !status.ok()) return status;
   if (packing_) {
-    return absl::AbortedError(
-        Concat(id_.ToString(), " is being compressed by another call; ask again"));
+    return WithCause(absl::AbortedError(
+                         Concat(id_.ToString(), " is being compressed by another call; ask again")),
+                     ErrorCause::kSequenceBusy);
   }
   for (const Lane& lane : lanes_) {
     for (const HeldSegment& held : lane.segments) {
@@ -135,8 +138,10 @@ absl::StatusOr<Sequence::TailShut> Sequence::BeginMoves(std::uint32_t first_laye
 absl::Status Sequence::MayMove(std::uint32_t index, std::uint64_t until) const {
   const std::uint64_t held = lanes_[index].tail_start;
   if (held != until) {
-    return absl::AbortedError(Concat("lane ", index, " of ", id_.ToString(), " holds ", held,
-                                     " tokens by now, and was to move ", until, "; ask again"));
+    return WithCause(
+        absl::AbortedError(Concat("lane ", index, " of ", id_.ToString(), " holds ", held,
+                                  " tokens by now, and was to move ", until, "; ask again")),
+        ErrorCause::kSequenceBusy);
   }
   for (const Lane& lane : lanes_) {
     if (lane.tail_start <= held) continue;
@@ -275,8 +280,9 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
   }
   const bool gathered = !swap.held.empty();
   if ((swap.drops || gathered) && shown != taken) {
-    return absl::AbortedError(Concat("lane ", run.lane, " of ", id_.ToString(),
-                                     " was cut while it was worked on; ask again"));
+    return WithCause(absl::AbortedError(Concat("lane ", run.lane, " of ", id_.ToString(),
+                                               " was cut while it was worked on; ask again")),
+                     ErrorCause::kSequenceBusy);
   }
   if (swap.moves.has_value()) {
     TESSERA_CHECK(!decoding(), "entries are moved under a TailShut");
@@ -286,8 +292,10 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
   if (swap.growth.has_value() &&
       !(lane.growing && first != lane.segments.begin() &&
         (first - 1)->segment == swap.growth->segment && (first - 1)->entries == run.grows_at)) {
-    return absl::AbortedError(Concat("lane ", run.lane, " of ", id_.ToString(),
-                                     " was forked or cut while it was encoded; ask again"));
+    return WithCause(
+        absl::AbortedError(Concat("lane ", run.lane, " of ", id_.ToString(),
+                                  " was forked or cut while it was encoded; ask again")),
+        ErrorCause::kSequenceBusy);
   }
 
   std::uint64_t left = shown;
