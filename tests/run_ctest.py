@@ -4,9 +4,13 @@ CTest knows programs, GoogleTest knows cases. Each GoogleTest program writes its
 file that its command line names (deploy/cmake/targets.cmake); CTest's own JUnit file says how each
 program ended. A program that CTest calls failed and whose XML shows no failed case crashed, hung or
 was killed by a sanitizer: that is one failure more, and so is a program that ran no case at all.
+
+With --quick it leaves out tests that start a daemon, and programs that have not changed since they
+last passed: a file beside the results holds the checksum of each program that passed.
 """
 
 import argparse
+import hashlib
 import json
 import pathlib
 import subprocess
@@ -15,6 +19,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 
 GTEST_OUTPUT = "--gtest_output=xml:"
+SLOW = frozenset(("e2e", "fuzz"))  # labels of what --quick leaves out
 
 
 @dataclass
@@ -36,6 +41,7 @@ class Entry:
     name: str
     command: list
     build: str
+    labels: tuple = ()
 
     @property
     def xml(self):
@@ -43,6 +49,25 @@ class Entry:
             if argument.startswith(GTEST_OUTPUT):
                 return pathlib.Path(argument[len(GTEST_OUTPUT):])
         return None
+
+    @property
+    def stamp(self):
+        """Where the checksum of the program is kept once it has passed."""
+        return self.xml.with_suffix(".passed")
+
+    def checksum(self):
+        return hashlib.sha1(pathlib.Path(self.command[0]).read_bytes()).hexdigest()
+
+    def is_due(self):
+        """Whether --quick runs it: always a script, else a program that changed since it passed."""
+        if SLOW.intersection(self.labels):
+            return False
+        if self.xml is None:
+            return True
+        try:
+            return self.stamp.read_text() != self.checksum()
+        except OSError:
+            return True
 
     @property
     def rerun(self):
@@ -53,8 +78,15 @@ def list_entries(build, selection):
     shown = subprocess.run(
         ["ctest", "--test-dir", build, "--show-only=json-v1", *selection],
         check=True, capture_output=True, text=True)
-    return [Entry(test["name"], test.get("command", []), build)
+    return [Entry(test["name"], test.get("command", []), build, labels_of(test))
             for test in json.loads(shown.stdout)["tests"]]
+
+
+def labels_of(test):
+    for one in test.get("properties", ()):
+        if one["name"] == "LABELS":
+            return tuple(one["value"])
+    return ()
 
 
 def read_xml(path):
@@ -125,26 +157,40 @@ def count(entries, outcomes, read=read_xml):
     return tally
 
 
+def stamp_passed(entries, outcomes):
+    for entry in entries:
+        if entry.xml is not None and outcomes.get(entry.name) == "passed":
+            entry.stamp.write_text(entry.checksum())
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", required=True)
     parser.add_argument("--jobs", default="1")
     parser.add_argument("--filter", default="")
+    parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     selection = ["-R", options.filter] if options.filter else []
 
     tally = Tally()
     try:
         entries = list_entries(options.build, selection)
+        if options.quick:
+            entries = [entry for entry in entries if entry.is_due()]
+            print("\n".join(f"  {entry.name}" for entry in entries), flush=True)
+            selection = ["-R", "^(" + "|".join(entry.name for entry in entries) + ")$"]
         for entry in entries:
             if entry.xml is not None:
                 entry.xml.unlink(missing_ok=True)
+                entry.stamp.unlink(missing_ok=True)
         junit = pathlib.Path(options.build).resolve() / "test-results" / "ctest.junit.xml"
         junit.parent.mkdir(exist_ok=True)
         junit.unlink(missing_ok=True)
         subprocess.run(["ctest", "--test-dir", options.build, "--output-on-failure", "--parallel",
                         options.jobs, "--output-junit", str(junit), *selection], check=False)
-        tally = count(entries, outcomes_of(read_xml(junit)))
+        outcomes = outcomes_of(read_xml(junit))
+        tally = count(entries, outcomes)
+        stamp_passed(entries, outcomes)
         if not entries:
             print("No test was found" + (f" for --filter {options.filter}" if selection else ""))
     except (OSError, subprocess.CalledProcessError, ValueError) as error:

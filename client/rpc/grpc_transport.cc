@@ -7,18 +7,13 @@
 #include <utility>
 
 #include "client/rpc/channel.h"
+#include "client/rpc/status.h"
 #include "daemon/base/strings.h"
 #include "tessera/v1/tessera.grpc.pb.h"
 
 namespace tessera::client {
 
 namespace {
-
-// Codes are the same numbers; the message travels as it is.
-absl::Status FromGrpc(const grpc::Status& status) {
-  if (status.ok()) return absl::OkStatus();
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
-}
 
 std::chrono::system_clock::time_point Deadline(Clock::Duration timeout) {
   return std::chrono::system_clock::now() +

@@ -83,7 +83,7 @@ absl::Status Account::Refuse(MemoryTag tag, std::uint64_t bytes, std::uint64_t u
              "; free sequences and retry, or raise the limit"));
   status.SetPayload(kShortage, absl::Cord(Concat(static_cast<int>(tag), " ", bytes, " ", used, " ",
                                                  limit_bytes_, " ", name_)));
-  return status;
+  return WithCause(std::move(status), cause_);
 }
 
 std::optional<Shortage> ShortageOf(const absl::Status& status) {

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "daemon/base/error_cause.h"
 
 namespace tessera::pool {
 
@@ -62,8 +63,9 @@ class Account {
  public:
   // `limit_bytes` 0 means unlimited. Everything is also charged to `parent`, which must outlive
   // this.
-  Account(std::string name, std::uint64_t limit_bytes, Account* parent = nullptr)
-      : name_(std::move(name)), limit_bytes_(limit_bytes), parent_(parent) {}
+  Account(std::string name, std::uint64_t limit_bytes, Account* parent = nullptr,
+          ErrorCause cause = ErrorCause::kQuota)
+      : name_(std::move(name)), limit_bytes_(limit_bytes), parent_(parent), cause_(cause) {}
   Account(const Account&) = delete;
   Account& operator=(const Account&) = delete;
 
@@ -95,6 +97,7 @@ class Account {
   const std::string name_;
   const std::uint64_t limit_bytes_;
   Account* const parent_;
+  const ErrorCause cause_;  // of a refusal
   // Whenever no call is in progress: used_ == sum of by_tag_ == sum of live Charges.
   std::atomic<std::uint64_t> used_{0};
   std::array<std::atomic<std::uint64_t>, kMemoryTags> by_tag_{};

@@ -4,6 +4,7 @@
 
 #include "daemon/base/bytes.h"
 #include "daemon/base/check.h"
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::pool {
@@ -23,10 +24,11 @@ absl::StatusOr<std::uint32_t> Arena::Grow() {
   while (index < slots_.size() && slots_[index].memory) ++index;
   const std::uint64_t offset = index * options_.extent_bytes;
   if (offset >= options_.limit_bytes) {
-    return absl::ResourceExhaustedError(Concat("the pool's address range is full with ", live_,
-                                               " extents of ", FormatBytes(options_.extent_bytes),
-                                               "; its limit is ", FormatBytes(options_.limit_bytes),
-                                               "; free sequences and retry"));
+    return WithCause(absl::ResourceExhaustedError(
+                         Concat("the pool's address range is full with ", live_, " extents of ",
+                                FormatBytes(options_.extent_bytes), "; its limit is ",
+                                FormatBytes(options_.limit_bytes), "; free sequences and retry")),
+                     ErrorCause::kPoolFull);
   }
   absl::StatusOr<Charge> charge = options_.node->Reserve(options_.tag, options_.extent_bytes);
   if (!charge.ok()) return charge.status();

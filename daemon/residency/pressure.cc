@@ -5,6 +5,7 @@
 
 #include "daemon/base/bytes.h"
 #include "daemon/base/check.h"
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::residency {
@@ -263,11 +264,15 @@ absl::Status Pressure::WithRelief(cache::Tenant& tenant, absl::FunctionRef<absl:
   }
   counters_.refused.fetch_add(1, std::memory_order_relaxed);
   ReportRefusal(tenant, *shortage, climb);
-  const Clock::Duration again = climb.wait.value_or(options_.patience);
-  return absl::ResourceExhaustedError(
-      Concat(AsStringView(status.message()), ". Memory freed for this call: ", FormatBytes(found),
-             climb.hindrances.empty() ? "" : "; then ", climb.hindrances, ". Retry in ",
-             std::chrono::duration_cast<std::chrono::milliseconds>(again).count() + 1, " ms"));
+  ErrorInfo info = CauseOf(status).value_or(ErrorInfo{.cause = ErrorCause::kPoolFull});
+  info.retry_after = std::chrono::duration_cast<std::chrono::milliseconds>(
+                         climb.wait.value_or(options_.patience)) +
+                     std::chrono::milliseconds(1);
+  return WithCause(absl::ResourceExhaustedError(
+                       Concat(AsStringView(status.message()), ". Memory freed for this call: ",
+                              FormatBytes(found), climb.hindrances.empty() ? "" : "; then ",
+                              climb.hindrances, ". Retry in ", info.retry_after.count(), " ms")),
+                   info);
 }
 
 // ---- in the background

@@ -4,6 +4,7 @@
 #include <new>
 #include <utility>
 
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::cache {
@@ -76,9 +77,10 @@ absl::StatusOr<Block> Directory::AllocateSequenceBlock(std::uint32_t lanes) {
 
 absl::StatusOr<Block> Directory::AllocateSnapshot(std::uint32_t segments) {
   if (segments > shm::kMaxSegments) {
-    return absl::ResourceExhaustedError(
-        Concat(segments, " segments in one lane; the limit is ", shm::kMaxSegments,
-               "; compress the sequence to join short segments, then retry"));
+    return WithCause(absl::ResourceExhaustedError(
+                         Concat(segments, " segments in one lane; the limit is ", shm::kMaxSegments,
+                                "; compress the sequence to join short segments, then retry")),
+                     ErrorCause::kQuota);
   }
   return pool_->Allocate(sizeof(shm::Snapshot) + segments * sizeof(shm::SegmentRef), Fit::kRounded,
                          MemoryTag::kSnapshots);

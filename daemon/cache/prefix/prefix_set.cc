@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "daemon/base/check.h"
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::cache {
@@ -13,11 +14,12 @@ absl::Status PrefixSet::Add(std::shared_ptr<Prefix> prefix, PrefixIndex::Ids ids
   if (entries_.size() >= options_.max_prefixes && !DropLeastRecentlyUsed(gone)) {
     const auto pinned = std::count_if(entries_.begin(), entries_.end(),
                                       [](const Entry& entry) { return entry.life.pinned; });
-    return absl::ResourceExhaustedError(Concat("tenant ", options_.tenant, " has ", entries_.size(),
-                                               " prefixes; the limit is ", options_.max_prefixes,
-                                               ". ", pinned,
-                                               " are pinned and the others are in use; free some "
-                                               "and retry, or raise max_prefixes_per_tenant"));
+    return WithCause(absl::ResourceExhaustedError(
+                         Concat("tenant ", options_.tenant, " has ", entries_.size(),
+                                " prefixes; the limit is ", options_.max_prefixes, ". ", pinned,
+                                " are pinned and the others are in use; free some "
+                                "and retry, or raise max_prefixes_per_tenant")),
+                     ErrorCause::kQuota);
   }
   const PrefixId id = prefix->id();
   if (absl::Status status = index_.Insert(prefix->options().chain, ids, id); !status.ok()) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::cache {
@@ -32,7 +33,8 @@ PrefixStore::PrefixStore(const Options& options)
 PrefixStore::~PrefixStore() {
   Aftermath after(*this);
   MutexLock lock(mutex_);
-  Refuse([](const Waiting&) { return true; }, absl::UnavailableError("the daemon is shutting down"),
+  Refuse([](const Waiting&) { return true; },
+         WithCause(absl::UnavailableError("the daemon is shutting down"), ErrorCause::kDraining),
          after);
   while (!agreements_.empty()) Forget(agreements_.begin(), after);
   for (auto& [session, found] : kept_) {

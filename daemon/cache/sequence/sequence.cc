@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "daemon/base/check.h"
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::cache {
@@ -63,7 +64,9 @@ bool Sequence::failed() const {
 absl::Status Sequence::Usable() const {
   if (freed_) return absl::NotFoundError(Concat(id_.ToString(), " has been freed"));
   if (!failure_.empty()) {
-    return absl::FailedPreconditionError(Concat(id_.ToString(), " has failed: ", failure_));
+    return WithCause(
+        absl::FailedPreconditionError(Concat(id_.ToString(), " has failed: ", failure_)),
+        ErrorCause::kSequenceFailed);
   }
   return absl::OkStatus();
 }
@@ -74,7 +77,8 @@ absl::Status Sequence::Fail(std::string why) {
   block().version.fetch_add(1);
   memory_.counters->sequences_failed.fetch_add(1, std::memory_order_relaxed);
   DropTail();
-  return absl::DataLossError(Concat(id_.ToString(), " has failed: ", failure_));
+  return WithCause(absl::DataLossError(Concat(id_.ToString(), " has failed: ", failure_)),
+                   ErrorCause::kSequenceFailed);
 }
 
 std::uint64_t Sequence::TokensInSegments() const {

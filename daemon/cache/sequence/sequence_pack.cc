@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "daemon/base/check.h"
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 #include "daemon/cache/sequence/sequence.h"
 
@@ -51,8 +52,10 @@ absl::Status Sequence::TakeForPacking(const PackSpec& spec, Packer& packer) {
   const bool recoding =
       std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.recoding; });
   if (packing_ || recoding) {
-    return absl::AbortedError(
-        Concat(id_.ToString(), " is being compressed by another call; retry when it is done"));
+    return WithCause(
+        absl::AbortedError(
+            Concat(id_.ToString(), " is being compressed by another call; retry when it is done")),
+        ErrorCause::kSequenceBusy);
   }
   packing_ = true;
   for (std::uint32_t i = 0; i < spec.shapes.size(); ++i) {

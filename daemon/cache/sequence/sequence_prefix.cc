@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 #include "daemon/cache/segment/build.h"
 #include "daemon/cache/sequence/sequence.h"
@@ -104,8 +105,9 @@ absl::Status Sequence::MayTakeHead(const Head& head) const {
 absl::Status Sequence::TakeParted(Head& head) {
   if (absl::Status status = MayTakeHead(head); !status.ok()) return status;
   const auto busy = [this] {
-    return absl::AbortedError(
-        Concat(id_.ToString(), " is being compressed; retry when that is done"));
+    return WithCause(
+        absl::AbortedError(Concat(id_.ToString(), " is being compressed; retry when that is done")),
+        ErrorCause::kSequenceBusy);
   };
   if (packing_) return busy();
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
@@ -149,7 +151,9 @@ absl::Status Sequence::PutHead(Head& head) {
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
     HeadLane& theirs = head.lanes[i];
     const auto changed = [this] {
-      return absl::AbortedError(Concat(id_.ToString(), " was truncated in the meantime; retry"));
+      return WithCause(
+          absl::AbortedError(Concat(id_.ToString(), " was truncated in the meantime; retry")),
+          ErrorCause::kSequenceBusy);
     };
     if (lanes_[i].losses != theirs.losses) return changed();
     if (theirs.held) continue;

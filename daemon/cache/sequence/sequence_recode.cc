@@ -8,6 +8,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_set.h"
 #include "daemon/base/check.h"
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 #include "daemon/cache/sequence/join.h"
 #include "daemon/cache/sequence/sequence.h"
@@ -23,8 +24,10 @@ absl::Status Sequence::Recode(const RecodeOptions& options, const Recoder& work)
     if (absl::Status status = Resident(); !status.ok()) return status;
     Lane& lane = lanes_[options.lane];
     if (packing_ || lane.recoding) {
-      return absl::AbortedError(
-          Concat(id_.ToString(), " is being compressed by another call; retry when it is done"));
+      return WithCause(
+          absl::AbortedError(Concat(id_.ToString(),
+                                    " is being compressed by another call; retry when it is done")),
+          ErrorCause::kSequenceBusy);
     }
     run = OpenRunOf(options.lane, options.whole);
     if (run.plain_entries() < options.least_plain ||
@@ -105,8 +108,10 @@ absl::StatusOr<Sequence::TailShut> Sequence::BeginMoves(std::uint32_t first_laye
   MutexLock lock(mutex_);
   if (absl::Status status = Usable(); !status.ok()) return status;
   if (packing_) {
-    return absl::AbortedError(
-        Concat(id_.ToString(), " is being compressed by another call; retry when it is done"));
+    return WithCause(
+        absl::AbortedError(
+            Concat(id_.ToString(), " is being compressed by another call; retry when it is done")),
+        ErrorCause::kSequenceBusy);
   }
   for (const Lane& lane : lanes_) {
     for (const HeldSegment& held : lane.segments) {
@@ -134,8 +139,10 @@ absl::StatusOr<Sequence::TailShut> Sequence::BeginMoves(std::uint32_t first_laye
 absl::Status Sequence::MayMove(std::uint32_t index, std::uint64_t until) const {
   const std::uint64_t held = lanes_[index].tail_start;
   if (held != until) {
-    return absl::AbortedError(Concat("lane ", index, " of ", id_.ToString(), " holds ", held,
-                                     " tokens, but the move was prepared for ", until, "; retry"));
+    return WithCause(
+        absl::AbortedError(Concat("lane ", index, " of ", id_.ToString(), " holds ", held,
+                                  " tokens, but the move was prepared for ", until, "; retry")),
+        ErrorCause::kSequenceBusy);
   }
   for (const Lane& lane : lanes_) {
     if (lane.tail_start <= held) continue;
@@ -274,8 +281,10 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
   }
   const bool gathered = !swap.held.empty();
   if ((swap.drops || gathered) && shown != taken) {
-    return absl::AbortedError(Concat("lane ", run.lane, " of ", id_.ToString(),
-                                     " was truncated while it was being compressed; retry"));
+    return WithCause(
+        absl::AbortedError(Concat("lane ", run.lane, " of ", id_.ToString(),
+                                  " was truncated while it was being compressed; retry")),
+        ErrorCause::kSequenceBusy);
   }
   if (swap.moves.has_value()) {
     TESSERA_CHECK(!decoding(), "entries are moved under a TailShut");
@@ -285,8 +294,10 @@ absl::Status Sequence::SwapIn(const OpenRun& run, LaneSwap& swap, Replaced& repl
   if (swap.growth.has_value() &&
       !(lane.growing && first != lane.segments.begin() &&
         (first - 1)->segment == swap.growth->segment && (first - 1)->entries == run.grows_at)) {
-    return absl::AbortedError(Concat("lane ", run.lane, " of ", id_.ToString(),
-                                     " was forked or truncated while it was being encoded; retry"));
+    return WithCause(
+        absl::AbortedError(Concat("lane ", run.lane, " of ", id_.ToString(),
+                                  " was forked or truncated while it was being encoded; retry")),
+        ErrorCause::kSequenceBusy);
   }
 
   std::uint64_t left = shown;

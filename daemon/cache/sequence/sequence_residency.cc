@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 #include "daemon/cache/segment/stored.h"
 #include "daemon/cache/sequence/sequence.h"
@@ -24,7 +25,9 @@ void Sequence::Used() { last_use_ = memory_.clock->Now(); }
 
 absl::Status Sequence::Resident() const {
   if (absl::Status status = Usable(); !status.ok() || !offloaded_) return status;
-  return absl::AbortedError(Concat(id_.ToString(), " is in the host tier; restore it first"));
+  return WithCause(
+      absl::AbortedError(Concat(id_.ToString(), " is in the host tier; restore it first")),
+      ErrorCause::kSequenceBusy);
 }
 
 absl::Status Sequence::MayOffload() const {
@@ -33,17 +36,20 @@ absl::Status Sequence::MayOffload() const {
       std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.recoding; });
   const std::shared_ptr<Companion> companion = this->companion();
   if (packing_ || recoding || (companion != nullptr && companion->Busy())) {
-    return absl::AbortedError(
-        Concat(id_.ToString(), " is being compressed; retry when that is done"));
+    return WithCause(
+        absl::AbortedError(Concat(id_.ToString(), " is being compressed; retry when that is done")),
+        ErrorCause::kSequenceBusy);
   }
   if (moving_ || residents_ > 0) {
-    return absl::AbortedError(
-        Concat(id_.ToString(), " is in use by another call; retry when it is done"));
+    return WithCause(absl::AbortedError(Concat(
+                         id_.ToString(), " is in use by another call; retry when it is done")),
+                     ErrorCause::kSequenceBusy);
   }
   const std::shared_ptr<const TailHandle> tail = this->tail();
   if (tail != nullptr && tail->InStep()) {
-    return absl::AbortedError(
-        Concat(id_.ToString(), " is in a step of its worker; retry when it has ended"));
+    return WithCause(absl::AbortedError(Concat(
+                         id_.ToString(), " is in a step of its worker; retry when it has ended")),
+                     ErrorCause::kSequenceBusy);
   }
   return absl::OkStatus();
 }
@@ -56,8 +62,9 @@ absl::Status Sequence::CloseTailOutOfStep() {
   block().tail_generation.store(0);
   if (!tail->InStep()) return CloseTailLocked();
   block().tail_generation.store(tail->generation());
-  return absl::AbortedError(
-      Concat(id_.ToString(), " is in a step of its worker; retry when it has ended"));
+  return WithCause(absl::AbortedError(Concat(
+                       id_.ToString(), " is in a step of its worker; retry when it has ended")),
+                   ErrorCause::kSequenceBusy);
 }
 
 absl::StatusOr<std::uint64_t> Sequence::Offload(const OffloadOptions& options) {
@@ -68,7 +75,8 @@ absl::StatusOr<std::uint64_t> Sequence::Offload(const OffloadOptions& options) {
     MutexLock lock(mutex_);
     if (absl::Status status = MayOffload(); !status.ok()) return status;
     if (options.unused_since.has_value() && LastUseLocked() > *options.unused_since) {
-      return absl::AbortedError(Concat(id_.ToString(), " has been used in the meantime"));
+      return WithCause(absl::AbortedError(Concat(id_.ToString(), " has been used in the meantime")),
+                       ErrorCause::kSequenceBusy);
     }
     if (absl::Status status = CloseTailOutOfStep(); !status.ok()) return status;
     version = block().version.load();
@@ -88,7 +96,9 @@ absl::StatusOr<std::uint64_t> Sequence::Offload(const OffloadOptions& options) {
   if (status.ok()) status = MayOffload();
   if (!status.ok()) return status;
   if (block().version.load() != version) {
-    return absl::AbortedError(Concat(id_.ToString(), " has changed in the meantime; retry"));
+    return WithCause(
+        absl::AbortedError(Concat(id_.ToString(), " has changed in the meantime; retry")),
+        ErrorCause::kSequenceBusy);
   }
   const std::uint64_t bytes = work.bytes();
   Withdraw(work, replaced);

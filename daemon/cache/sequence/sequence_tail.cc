@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 #include "daemon/cache/sequence/sequence.h"
 
@@ -41,10 +42,11 @@ absl::StatusOr<Sequence::OpenedTail> Sequence::OpenTail(TailMemory& memory, Cont
   if (absl::Status status = Resident(); !status.ok()) return status;
   if (absl::Status status = CloseTailLocked(); !status.ok()) return status;
   if (tail_shut_ > 0) {
-    return absl::AbortedError(
-        Concat(id_.ToString(),
-               " is being compressed, which moves its tokens to other positions; "
-               "retry when that is done"));
+    return WithCause(absl::AbortedError(
+                         Concat(id_.ToString(),
+                                " is being compressed, which moves its tokens to other positions; "
+                                "retry when that is done")),
+                     ErrorCause::kSequenceBusy);
   }
   if (MovedAhead() != 0) return HalfMoved();
   const std::uint64_t tokens = TokensInSegments();

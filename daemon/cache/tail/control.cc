@@ -4,6 +4,7 @@
 #include <new>
 #include <utility>
 
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::cache {
@@ -78,9 +79,10 @@ absl::StatusOr<CommitSlot> Control::TakeCommitSlot() {
     slot = next_slot_++;
     generations_.push_back(0);
   } else {
-    return absl::ResourceExhaustedError(Concat("the session already decodes ", next_slot_,
-                                               " sequences; the limit is ", shm::kCommitSlots,
-                                               "; free some and retry, or use another session"));
+    return WithCause(absl::ResourceExhaustedError(Concat(
+                         "the session already decodes ", next_slot_, " sequences; the limit is ",
+                         shm::kCommitSlots, "; free some and retry, or use another session")),
+                     ErrorCause::kQuota);
   }
   page_->commits[slot].store(0, std::memory_order_release);
   return CommitSlot(shared_from_this(), slot);

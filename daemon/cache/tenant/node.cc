@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "daemon/base/error_cause.h"
 #include "daemon/base/random.h"
 #include "daemon/base/strings.h"
 
@@ -12,8 +13,8 @@ namespace tessera::cache {
 Node::Node(const Options& options)
     : options_(options),
       instance_(NewSecret64()),
-      account_("node", options.memory_bytes),
-      host_rows_("rows in host memory", options.raw_copy_bytes),
+      account_("node", options.memory_bytes, nullptr, ErrorCause::kPoolFull),
+      host_rows_("rows in host memory", options.raw_copy_bytes, nullptr, ErrorCause::kHostMemory),
       objects_("objects of all tenants", 0),
       host_tier_(options.host_tier_bytes),
       sessions_(options.tenants.size()) {}
@@ -89,14 +90,17 @@ absl::Status Node::AdmitSession(const Tenant& tenant) {
     return absl::OkStatus();
   }
   if (kept == 0) {
-    return absl::ResourceExhaustedError(
-        Concat(all, " sessions are attached; the limit is ", options_.max_sessions,
-               "; retry when a session has ended, or raise max_sessions"));
+    return WithCause(absl::ResourceExhaustedError(
+                         Concat(all, " sessions are attached; the limit is ", options_.max_sessions,
+                                "; retry when a session has ended, or raise max_sessions")),
+                     ErrorCause::kQuota);
   }
-  return absl::ResourceExhaustedError(
-      Concat("tenant ", tenant.name(), " has ", own, " sessions; its limit is now ", own, ": of ",
-             options_.max_sessions, " on this node, ", all - own, " belong to other tenants and ",
-             kept, " are reserved for tenants without one; retry later, or raise max_sessions"));
+  return WithCause(
+      absl::ResourceExhaustedError(Concat(
+          "tenant ", tenant.name(), " has ", own, " sessions; its limit is now ", own, ": of ",
+          options_.max_sessions, " on this node, ", all - own, " belong to other tenants and ",
+          kept, " are reserved for tenants without one; retry later, or raise max_sessions")),
+      ErrorCause::kQuota);
 }
 
 void Node::SessionEnded(const Tenant& tenant) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "daemon/base/check.h"
+#include "daemon/base/error_cause.h"
 #include "daemon/base/random.h"
 #include "daemon/base/strings.h"
 
@@ -205,10 +206,12 @@ absl::StatusOr<std::shared_ptr<const Model>> Tenant::RegisterModel(ModelSpec spe
     return !entry.second.InUse() && (full || entry.second.model->spec().name == model->spec().name);
   });
   if (models_.size() >= options_.max_models) {
-    return absl::ResourceExhaustedError(Concat("tenant ", name(), " has ", models_.size(),
-                                               " models; the limit is ", options_.max_models,
-                                               "; retry when one of them is unused, "
-                                               "or raise max_models_per_tenant"));
+    return WithCause(
+        absl::ResourceExhaustedError(Concat("tenant ", name(), " has ", models_.size(),
+                                            " models; the limit is ", options_.max_models,
+                                            "; retry when one of them is unused, "
+                                            "or raise max_models_per_tenant")),
+        ErrorCause::kQuota);
   }
   auto shared = std::make_shared<const Model>(*std::move(model));
   models_[shared->id()] = {.model = shared, .users = {session}};
@@ -228,9 +231,11 @@ absl::Status Tenant::AdmitSequence(const std::shared_ptr<Sequence>& sequence,
                                    SessionState& session) {
   MutexLock lock(mutex_);
   if (sequences_.size() >= options_.max_sequences) {
-    return absl::ResourceExhaustedError(
-        Concat("tenant ", name(), " has ", sequences_.size(), " sequences; the limit is ",
-               options_.max_sequences, "; free some and retry, or raise max_sequences_per_tenant"));
+    return WithCause(
+        absl::ResourceExhaustedError(Concat(
+            "tenant ", name(), " has ", sequences_.size(), " sequences; the limit is ",
+            options_.max_sequences, "; free some and retry, or raise max_sequences_per_tenant")),
+        ErrorCause::kQuota);
   }
   // Otherwise, a sequence created while its session ends would never be freed.
   if (!sessions_.contains(session.id())) {

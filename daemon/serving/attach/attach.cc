@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/error_cause.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/strings.h"
 #include "daemon/serving/call/resident.h"
@@ -237,7 +238,8 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     }
     Services& services = *door_.services;
     if (services.draining.load()) {
-      return absl::UnavailableError("the daemon drains and takes no new sessions");
+      return WithCause(absl::UnavailableError("the daemon drains and takes no new sessions"),
+                       ErrorCause::kDraining);
     }
     if (absl::Status status = CheckHello(hello); !status.ok()) return status;
     if (absl::Status status = services.device->health(); !status.ok()) return status;

@@ -16,6 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/base/clock.h"
+#include "daemon/base/error_cause.h"
 #include "daemon/base/ids.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/strings.h"
@@ -53,9 +54,10 @@ class Admission {
     MutexLock lock(mutex_);
     Line& line = lines_[tenant];  // stays where it is
     if (!MayRun(line) && line.waiting >= options_.waiting) {
-      return absl::ResourceExhaustedError(
-          Concat(line.running, " ", options_.what, " requests run and ", line.waiting,
-                 " wait, the most there may be; retry when some have been answered"));
+      return WithCause(absl::ResourceExhaustedError(Concat(
+                           line.running, " ", options_.what, " requests run and ", line.waiting,
+                           " wait, the most there may be; retry when some have been answered")),
+                       ErrorCause::kOverloaded);
     }
     ++line.waiting;
     while (!MayRun(line)) {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "daemon/base/error_cause.h"
 #include "daemon/base/ids.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/strings.h"
@@ -55,9 +56,11 @@ class Calls {
     MutexLock lock(mutex_);
     std::uint32_t& own = running_[tenant];
     if (own >= part_ && all_ >= most_ / 2) {
-      return absl::ResourceExhaustedError(
-          Concat("the tenant has ", own, " calls under way; the limit is ", part_, " while ",
-                 most_ / 2, " of all tenants or more are; retry when some have been answered"));
+      return WithCause(
+          absl::ResourceExhaustedError(
+              Concat("the tenant has ", own, " calls under way; the limit is ", part_, " while ",
+                     most_ / 2, " of all tenants or more are; retry when some have been answered")),
+          ErrorCause::kOverloaded);
     }
     ++own;
     ++all_;

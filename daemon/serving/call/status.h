@@ -1,4 +1,4 @@
-// The border between our statuses and gRPC's.
+// Converts absl::Status to grpc::Status.
 #pragma once
 
 #include <grpcpp/support/status.h>
@@ -7,11 +7,8 @@
 
 namespace tessera::serving {
 
-// The codes are the same numbers; the message travels as it is.
-inline grpc::Status ToGrpc(const absl::Status& status) {
-  return status.ok() ? grpc::Status::OK
-                     : grpc::Status(static_cast<grpc::StatusCode>(status.code()),
-                                    std::string(status.message().data(), status.message().size()));
-}
+// Codes have the same numbers, and the message is passed on unchanged. The cause of an error
+// (daemon/base/error_cause.h) goes into the details as v1::StatusDetails.
+grpc::Status ToGrpc(const absl::Status& status);
 
 }  // namespace tessera::serving

@@ -3,6 +3,7 @@
 #include <map>
 #include <string>
 
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 #include "daemon/policies/grammar/parse.h"
 #include "daemon/policies/token_policy.h"
@@ -176,9 +177,8 @@ absl::Status CheckPolicyWord(std::string_view what, const std::string& word) {
                                            "; terms and options are given one by one"));
 }
 
-}  // namespace
-
-absl::StatusOr<policies::Policy> ToPolicy(const std::string& text, const v1::PolicySpec* spec) {
+absl::StatusOr<policies::Policy> ParseRequested(const std::string& text,
+                                                const v1::PolicySpec* spec) {
   if (spec == nullptr) return policies::ParsePolicy(text);
   if (!text.empty()) {
     return absl::InvalidArgumentError(
@@ -200,6 +200,14 @@ absl::StatusOr<policies::Policy> ToPolicy(const std::string& text, const v1::Pol
     if (!status.ok()) return status;
   }
   return policies::ParsePolicy(words);
+}
+
+}  // namespace
+
+absl::StatusOr<policies::Policy> ToPolicy(const std::string& text, const v1::PolicySpec* spec) {
+  absl::StatusOr<policies::Policy> policy = ParseRequested(text, spec);
+  if (!policy.ok()) return WithCause(policy.status(), ErrorCause::kPolicy);
+  return policy;
 }
 
 std::optional<v1::PolicyNeeds> ShownNeeds(const policies::Policy& policy) {

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 #include "daemon/policies/grammar/parse.h"
 #include "daemon/policies/registry.h"
@@ -159,7 +160,8 @@ grpc::Status AdminService::Compress(grpc::ServerContext* context,
     }
     const auto go_on = [&]() -> absl::Status {
       if (context->IsCancelled()) return absl::CancelledError("the caller has gone");
-      if (services_.stopping.load()) return absl::UnavailableError("the daemon stops");
+      if (services_.stopping.load())
+        return WithCause(absl::UnavailableError("the daemon stops"), ErrorCause::kDraining);
       return absl::OkStatus();
     };
     return WithRows(*context, request->sequence_id(), [&](const cache::Residence& held) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 #include "daemon/serving/rpc/attend_item.h"
 #include "kernels/dispatch/per_head.h"
@@ -225,7 +226,8 @@ class Attention {
   // Between two pieces: is the answer still wanted, and the sequence still what it was?
   absl::Status GoOn(const std::vector<Slice>& piece) {
     if (caller_.cancelled()) return absl::CancelledError("the caller has gone");
-    if (services_.stopping.load()) return absl::UnavailableError("the daemon stops");
+    if (services_.stopping.load())
+      return WithCause(absl::UnavailableError("the daemon stops"), ErrorCause::kDraining);
     for (const Slice& slice : piece) {
       absl::Status status = ResolveLanesAgain(*caller_.tenant, request_.layer(),
                                               !request_.non_causal(), items_[slice.item]);

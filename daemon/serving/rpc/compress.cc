@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/error_cause.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/strings.h"
 #include "daemon/serving/call/resident.h"
@@ -19,7 +20,8 @@ namespace {
 
 absl::Status GoOn(const Services& services, const Caller& caller) {
   if (caller.cancelled()) return absl::CancelledError("the caller has gone");
-  if (services.stopping.load()) return absl::UnavailableError("the daemon stops");
+  if (services.stopping.load())
+    return WithCause(absl::UnavailableError("the daemon stops"), ErrorCause::kDraining);
   return absl::OkStatus();
 }
 

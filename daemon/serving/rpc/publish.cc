@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 #include "daemon/policies/token_policy.h"
 #include "daemon/serving/rpc/compress.h"
@@ -118,7 +119,8 @@ class Publishing {
 
   absl::Status GoOn() const {
     if (caller_.cancelled()) return absl::CancelledError("the caller has gone");
-    if (services_.stopping.load()) return absl::UnavailableError("the daemon stops");
+    if (services_.stopping.load())
+      return WithCause(absl::UnavailableError("the daemon stops"), ErrorCause::kDraining);
     return absl::OkStatus();
   }
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 #include "daemon/base/version.h"
 #include "daemon/policies/grammar/parse.h"
@@ -40,7 +41,8 @@ absl::Status WorkerService::HandleCreateSequence(const Caller& caller,
                                                  const v1::CreateSequenceRequest& request,
                                                  v1::CreateSequenceResponse& response) {
   if (services_.draining.load()) {
-    return absl::UnavailableError("the daemon drains and takes no new sequences");
+    return WithCause(absl::UnavailableError("the daemon drains and takes no new sequences"),
+                     ErrorCause::kDraining);
   }
   absl::StatusOr<policies::Policy> policy =
       ToPolicy(request.policy(), request.has_policy_spec() ? &request.policy_spec() : nullptr);

@@ -4,6 +4,7 @@
 
 #include "daemon/base/bytes.h"
 #include "daemon/base/check.h"
+#include "daemon/base/error_cause.h"
 #include "daemon/base/strings.h"
 
 namespace tessera::tiers {
@@ -29,24 +30,29 @@ HostTier::~HostTier() { TESSERA_CHECK(used_bytes() == 0, "all blobs are freed be
 
 absl::StatusOr<Blob> HostTier::Reserve(std::uint64_t bytes) {
   if (!enabled()) {
-    return absl::ResourceExhaustedError(
-        "the host tier is disabled: host_tier_bytes is 0; set it to enable offloading");
+    return WithCause(
+        absl::ResourceExhaustedError(
+            "the host tier is disabled: host_tier_bytes is 0; set it to enable offloading"),
+        ErrorCause::kHostMemory);
   }
   std::uint64_t before = used_.load(std::memory_order_relaxed);
   do {
     if (bytes > limit_bytes_ || before > limit_bytes_ - bytes) {
-      return absl::ResourceExhaustedError(
-          Concat("host tier: ", FormatBytes(bytes), " requested, ", FormatBytes(before),
-                 " used of a limit of ", FormatBytes(limit_bytes_),
-                 "; free sequences and retry, or raise host_tier_bytes"));
+      return WithCause(absl::ResourceExhaustedError(Concat(
+                           "host tier: ", FormatBytes(bytes), " requested, ", FormatBytes(before),
+                           " used of a limit of ", FormatBytes(limit_bytes_),
+                           "; free sequences and retry, or raise host_tier_bytes")),
+                       ErrorCause::kHostMemory);
     }
   } while (!used_.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed));
   std::unique_ptr<std::byte[]> data(new (std::nothrow) std::byte[bytes]);
   if (data == nullptr) {
     Return(bytes);
-    return absl::ResourceExhaustedError(Concat("host tier: the machine cannot provide ",
-                                               FormatBytes(bytes), "; the tier already uses ",
-                                               FormatBytes(before), "; free sequences and retry"));
+    return WithCause(
+        absl::ResourceExhaustedError(Concat("host tier: the machine cannot provide ",
+                                            FormatBytes(bytes), "; the tier already uses ",
+                                            FormatBytes(before), "; free sequences and retry")),
+        ErrorCause::kHostMemory);
   }
   return Blob(this, std::move(data), bytes);
 }

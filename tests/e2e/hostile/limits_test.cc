@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "tessera/v1/error.pb.h"
 #include "tests/fakes/daemon/daemon_process.h"
 #include "tests/fakes/raw_worker.h"
 
@@ -24,9 +25,18 @@ TEST(Limits, EachNamesTheValueAndTheLimit) {
   ASSERT_NE(daemon, nullptr);
   RawWorker worker(daemon->Connect());
   ASSERT_TRUE(worker.Attach().ok());
-  const auto refuses = [](const grpc::Status& status, const char* a, const char* b) {
+  int with_cause = 0;
+  const auto refuses = [&with_cause](const grpc::Status& status, const char* a, const char* b) {
     EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
     EXPECT_THAT(status.error_message(), testing::AllOf(HasSubstr(a), HasSubstr(b)));
+    v1::StatusDetails details;  // empty where gRPC itself refuses
+    ASSERT_TRUE(details.ParseFromString(status.error_details()));
+    for (const auto& any : details.details()) {
+      v1::ErrorInfo info;
+      ASSERT_TRUE(any.UnpackTo(&info));
+      EXPECT_EQ(info.cause(), "quota");
+      ++with_cause;
+    }
   };
   RawWorker another(daemon->Connect());
   refuses(another.Attach(), "1 sessions", "limit is 1");
@@ -58,6 +68,7 @@ TEST(Limits, EachNamesTheValueAndTheLimit) {
   *append.mutable_key() = fakes::SmallRows(2, 10, 1);
   *append.mutable_value() = fakes::SmallRows(2, 10, 2);
   EXPECT_TRUE(worker.Append(append, &appended).ok());
+  EXPECT_EQ(with_cause, 3) << "sessions, models, sequences";
 }
 
 }  // namespace

@@ -40,6 +40,38 @@ def cases(*xml):
         f"<testsuites><testsuite name='S'>{''.join(xml)}</testsuite></testsuites>")
 
 
+class Quick(unittest.TestCase):
+    """Which tests `tests/run --quick` runs."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.program = self.folder / "t"
+        self.program.write_text("one build")
+        self.entry = run_ctest.Entry(
+            "t", [str(self.program), f"--gtest_output=xml:{self.folder}/t.xml"], "b")
+
+    def test_a_program_that_never_passed(self):
+        self.assertTrue(self.entry.is_due())
+        run_ctest.stamp_passed([self.entry], {"t": "Failed"})
+        self.assertTrue(self.entry.is_due())
+
+    def test_a_program_is_due_again_when_it_changed(self):
+        run_ctest.stamp_passed([self.entry], {"t": "passed"})
+        self.assertFalse(self.entry.is_due())
+        self.program.write_text("another build")
+        self.assertTrue(self.entry.is_due())
+
+    def test_no_daemon_is_started(self):
+        for label in ("e2e", "fuzz"):
+            self.entry.labels = (label,)
+            self.assertFalse(self.entry.is_due())
+
+    def test_scripts_always_run(self):
+        self.assertTrue(script("layers").is_due())
+
+
 class Counting(unittest.TestCase):
     def count(self, entry, outcome, root=None):
         tally = run_ctest.count([entry], {entry.name: outcome} if outcome else {}, lambda _: root)
