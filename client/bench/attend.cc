@@ -1,11 +1,9 @@
-// tessera bench attend: attention over dense, packed and selected lanes, each against dense
-// attention over the same tokens with the same threads, and dense attention against a plain
-// streaming read.
+// tessera bench attend: compares packed and selected attention with dense attention over the same
+// tokens and threads, and dense attention with a streaming read.
 //
-// For each head_dim and context there is one set of lanes per tile shape, all of the same rows,
-// each well beyond the last-level cache. In every round the same threads compute every variant, one
-// after another; a row's value is the median over rounds, its ratio the median of the ratio within
-// a round.
+// For each head_dim and context there is one set of lanes per tile shape, encoded from the same
+// rows and much larger than the last-level cache. Every round runs all variants one after another.
+// A value is the median over rounds, a ratio the median of the ratios within a round.
 
 #include "kernels/dispatch/attend.h"
 
@@ -33,7 +31,7 @@ namespace tessera::cli::bench {
 namespace {
 
 constexpr std::uint32_t kKvHeads = 8;
-// Dense K and V of all lanes of a set, at least: no cache holds a quarter of it.
+// Minimum size of a set's dense K and V: a quarter of it exceeds every cache.
 constexpr std::uint64_t kLeastDenseBytes = 512 * kMiB;
 
 double SecondsOf(const auto& act) {
@@ -45,10 +43,10 @@ double SecondsOf(const auto& act) {
 struct Variant {
   const char* name;
   kernels::TileShape tile;
-  double rate = 1;  // below 1: selected blocks
+  double rate = 1;  // below 1: blocks are selected
 };
 
-// The first is the baseline of the others.
+// The first variant is the baseline.
 std::vector<Variant> Variants(std::uint32_t head_dim) {
   using kernels::TileFormat;
   const kernels::TileShape dense = kernels::DenseShape(head_dim, kernels::ElementType::kBf16);
@@ -68,7 +66,7 @@ std::vector<Variant> Variants(std::uint32_t head_dim) {
           {"select125_b8", packed, 0.125}};
 }
 
-// Bytes that one token costs a read of everything the variant looks at.
+// Bytes that the variant's attention reads, per token and kv head.
 double BytesRead(const Variant& variant, const LaneSet& set) {
   const kernels::TileLayout layout = kernels::LayoutOf(variant.tile);
   const double summaries = static_cast<double>(layout.summary_bytes) / kernels::kTileEntries;
@@ -77,7 +75,7 @@ double BytesRead(const Variant& variant, const LaneSet& set) {
   return variant.rate * rows + (variant.rate < 1 ? summaries : 0) + rotations;
 }
 
-// Attention of all lanes of a set, with its inputs and outputs.
+// Attention over all lanes of a set, with its inputs and outputs.
 class Attention {
  public:
   Attention(const LaneSet& set, std::uint32_t group, std::uint32_t queries, double rate) {
@@ -111,7 +109,7 @@ class Attention {
               .items = items_};
     workspace_.resize(kernels::AttendWorkspaceBytes(batch_) + 64);
   }
-  Attention(Attention&&) = delete;  // its items point into it
+  Attention(Attention&&) = delete;  // items_ points into the object
 
   absl::StatusOr<double> Seconds(ThreadTeam& team) {
     void* start = workspace_.data();
@@ -123,7 +121,7 @@ class Attention {
                                {static_cast<std::byte*>(start), space}, team);
     });
     if (result.status == kernels::AttendStatus::kOk) return seconds;
-    return absl::InternalError("the attention kernel refused the benchmark's lanes");
+    return absl::InternalError("the attention kernel rejected the benchmark's lanes");
   }
 
  private:
@@ -178,7 +176,7 @@ std::optional<double> GoalOf(std::uint32_t head_dim, std::uint32_t context, std:
   return std::nullopt;
 }
 
-// One head_dim and context: its sets, and the rows that they give.
+// The sets of one head_dim and context, and the report rows measured on them.
 class Scene {
  public:
   Scene(std::uint32_t head_dim, std::uint32_t context, const Options& options, ThreadTeam& team,
@@ -195,7 +193,7 @@ class Scene {
     return kKvHeads *
            static_cast<std::uint32_t>(std::max<std::uint64_t>(1, kLeastDenseBytes / dense));
   }
-  // Of all its sets together.
+  // Size of all sets together.
   static std::uint64_t Bytes(std::uint32_t head_dim, std::uint32_t context) {
     std::uint64_t per_tile = 0;
     for (const Variant& variant : Variants(head_dim)) {
@@ -220,7 +218,7 @@ class Scene {
     return absl::OkStatus();
   }
 
-  // Rows of one group; `streams`: beside a plain read of the dense set.
+  // Rows of one group size. `streams`: also measures a streaming read of the dense set.
   absl::Status Measure(std::uint32_t group, bool streams, double stream_goal) {
     std::deque<Attention> attentions;
     for (const Variant& variant : variants_) {
@@ -247,11 +245,11 @@ class Scene {
              v == 0 ? nullptr : &seconds.front(),
              GoalOf(head_dim_, context_, group, variants_[v].name), 1);
     }
-    asm volatile("" : : "r"(checksum_));  // the reads must really happen
+    asm volatile("" : : "r"(checksum_));  // keeps the compiler from removing the reads
     return absl::OkStatus();
   }
 
-  // A block of queries over the whole prefix: dense, and packed.
+  // A block of queries over the whole context, dense and packed.
   absl::Status MeasureQueries(std::uint32_t group, std::uint32_t queries) {
     constexpr int kRounds = 3;
     std::deque<Attention> attentions;
@@ -275,7 +273,7 @@ class Scene {
     return absl::OkStatus();
   }
 
-  // Encoding on one thread, raw K and V bytes per second.
+  // Encoding on one thread, in bytes of raw K and V per second.
   void MeasureEncode() {
     const kernels::TileShape tile = PackedTile(head_dim_, kernels::TileFormat::kPackedBf16, 1);
     const TileEncoder encoder(tile, FindSet(tile)->lane(0).segments[0].rotation);
@@ -405,9 +403,9 @@ absl::StatusOr<Report> RunAttend(const Options& options) {
   for (const Extent& extent : Extents(options.quick)) {
     const std::uint64_t bytes = Scene::Bytes(extent.head_dim, extent.context);
     if (bytes > limit->bytes / 10 * 6) {
-      report.notes.push_back(Concat("d", extent.head_dim, " ctx", extent.context, " left out: its ",
-                                    FormatBytes(bytes), " are more than 60 % of the memory (",
-                                    FormatBytes(limit->bytes), ", ", limit->source, ")"));
+      report.notes.push_back(Concat(
+          "d", extent.head_dim, " ctx", extent.context, " skipped: it needs ", FormatBytes(bytes),
+          ", more than 60 % of the memory (", FormatBytes(limit->bytes), ", ", limit->source, ")"));
       continue;
     }
     absl::Status status = MeasureExtent(extent, options, team, report);
@@ -421,9 +419,9 @@ absl::StatusOr<Report> RunAttend(const Options& options) {
   if (!status.ok()) return status;
   report.notes.push_back(Concat(
       "bf16 K and V, ", kKvHeads, " kv heads, ", team.threads(),
-      " threads; ns/token: wall time per token and kv head; held, read: bytes per token and kv "
-      "head, rotations of 64K segments included; ratio: dense attention's time over the row's, "
-      "median within rounds; select reads blocks of 16 entries, its rows with _b8 blocks of 8"));
+      " threads. ns/token: wall time per token and kv head. stored, read: bytes per token and kv "
+      "head, with rotations of 64K segments. ratio: time of dense attention divided by the row's, "
+      "median within rounds. select: blocks of 16 entries; _b8: blocks of 8"));
   return report;
 }
 

@@ -11,14 +11,14 @@
 namespace tessera::cli::bench {
 
 struct Options {
-  bool quick = false;         // within a minute on two cores
-  std::uint32_t threads = 0;  // 0: one per core
-  std::uint64_t seed = 1;     // of generated rows
-  // For serve: of each of the workers.
-  std::uint32_t sequences = 16;
+  bool quick = false;         // finish within a minute on two cores
+  std::uint32_t threads = 0;  // kernel threads; 0: one per core
+  std::uint64_t seed = 1;     // of generated rows and prompts
+  // serve only.
+  std::uint32_t sequences = 16;  // per worker
   std::uint32_t workers = 1;
-  // Unset: what the benchmark takes for itself.
-  std::optional<std::uint32_t> tokens;  // of a prompt
+  // Unset: the benchmark's default.
+  std::optional<std::uint32_t> tokens;  // per prompt
   std::optional<std::uint32_t> layers;  // of the model
 };
 
@@ -40,7 +40,8 @@ absl::StatusOr<Report> RunServe(const Options& options);
 absl::StatusOr<Report> RunSharing(const Options& options);
 absl::StatusOr<Report> RunStrategy(const Options& options);
 
-// A line of progress on stderr, overwritten by the next where stderr is a terminal.
+// Prints a line of progress on stderr. On a terminal the next line overwrites it, and ProgressDone
+// clears it.
 void Progress(std::string_view text);
 void ProgressDone();
 

@@ -1,5 +1,5 @@
-// tessera bench compaction: what background compaction saves, and what it costs those who decode
-// meanwhile. Through a daemon of its own.
+// tessera bench compaction: memory that background compaction saves, and decode latency while it
+// runs. Uses its own daemon.
 
 #include <sched.h>
 
@@ -28,20 +28,20 @@ namespace tessera::cli::bench {
 
 namespace {
 
-constexpr double kDenseBytes = 2.0 * 2 * kHeadDim;  // of an entry
+constexpr double kDenseBytes = 2.0 * 2 * kHeadDim;  // per entry
 
-// The published point, and what the policy chooses by itself.
+// The paper's operating point, and the policy's own thresholds.
 constexpr char kFixed[] = "mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1";
 constexpr char kChosen[] = "mosaickv";
-// So many segments that each lane is sealed in pieces.
+// Short segments: each lane has several.
 constexpr char kPieces[] = "mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,segment=4096";
 
-// A prompt under a policy, and what its rows are called.
+// A prompt under a policy, and the suffix of its rows.
 struct MemoryCase {
   const char* policy;
   std::uint64_t tokens;
   const char* suffix = "";
-  double goal = 1;  // no prompt is larger than its dense rows
+  double goal = 1;  // never larger than dense
 };
 constexpr MemoryCase kMemoryCases[] = {
     {kFixed, 1024},
@@ -55,7 +55,7 @@ constexpr MemoryCase kMemoryCases[] = {
     {kPieces, 64 * 1024, "_pieces"},
 };
 
-// A daemon with a worker that knows the model.
+// A daemon and a worker with a registered model.
 struct Bench {
   std::unique_ptr<LocalDaemon> daemon;
   std::unique_ptr<client::Worker> worker;
@@ -80,11 +80,11 @@ absl::StatusOr<Bench> Open(const std::vector<std::string>& flags, std::uint32_t 
   return bench;
 }
 
-// What a tenant's pool holds for sequences: tiles, tables, rotations and snapshots.
+// Pool bytes of sequences: tiles, tables, rotations and snapshots.
 struct Held {
   double bytes = 0;
-  double waiting = 0;  // for readers, of `bytes` or gone already
-  double raw = 0;
+  double waiting = 0;  // replaced, waiting for readers
+  double raw = 0;      // raw copies in host memory
 };
 
 absl::StatusOr<Held> Look(Bench& bench) {
@@ -112,7 +112,7 @@ absl::StatusOr<Held> Settled(Bench& bench) {
   return absl::DeadlineExceededError("the daemon still holds replaced tiles after 10 s");
 }
 
-// Looks again and again from a thread of its own, and keeps the most.
+// Samples Held from a separate thread every 2 ms and keeps the maximum.
 class PeakWatch {
  public:
   explicit PeakWatch(Bench& bench)
@@ -138,7 +138,7 @@ class PeakWatch {
 
 std::string TokensName(std::uint64_t tokens) { return Concat(tokens / 1024, "k"); }
 
-// Steps of one token, flat out.
+// Decodes without pause, one token per step.
 absl::Status Decode(Bench& bench, client::Sequence& sequence, const GeneratedPrompt& rows,
                     std::uint64_t tokens) {
   std::vector<float> output(kKvHeads * kHeadDim);
@@ -159,13 +159,13 @@ absl::Status Decode(Bench& bench, client::Sequence& sequence, const GeneratedPro
   return absl::OkStatus();
 }
 
-// Of what is decoded behind a prompt and waits for a strategy of its own.
+// Raw copies of tokens decoded after a prompt, which wait for their segment's strategy.
 absl::Status MeasureRawCopies(Bench& bench, client::Sequence& sequence,
                               const GeneratedPrompt& prompt, const std::string& name,
                               Report& report) {
   constexpr std::uint64_t kDecoded = 256;
   if (absl::Status status = Decode(bench, sequence, prompt, kDecoded); !status.ok()) return status;
-  // The last tiles are on their way.
+  // Wait until the last tiles have been absorbed.
   double raw = -1;
   for (int i = 0; i < 200; ++i) {
     const absl::StatusOr<Held> held = Look(bench);
@@ -216,8 +216,8 @@ absl::Status MeasureMemory(const GeneratedPrompt& prompt, const MemoryCase& memo
   return MeasureRawCopies(*bench, *sequence, prompt, name + "_raw_copies", report);
 }
 
-// As a worker brings a prompt: layer by layer, the next one's rows when those of the one before the
-// last are encoded, as if it computed for as long as the daemon encodes.
+// Appends a prompt layer by layer, at most one layer ahead of the encoder, as if the worker
+// computed a layer in the time the daemon encodes one.
 absl::Status MeasureLayers(const GeneratedPrompt& prompt, Report& report) {
   constexpr std::uint32_t kLayers = 8;
   constexpr std::uint64_t kTokens = 16 * 1024;
@@ -232,7 +232,8 @@ absl::Status MeasureLayers(const GeneratedPrompt& prompt, Report& report) {
       if (stats->compaction().segments_sealed() >= segments) return absl::OkStatus();
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    return absl::DeadlineExceededError(Concat("no ", segments, " segments were sealed in 30 s"));
+    return absl::DeadlineExceededError(
+        Concat("fewer than ", segments, " segments were sealed within 30 s"));
   };
   PeakWatch watch(*bench);
   for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
@@ -255,9 +256,9 @@ absl::Status MeasureLayers(const GeneratedPrompt& prompt, Report& report) {
   return absl::OkStatus();
 }
 
-// ---- decoding meanwhile
+// ---- decode latency during compaction
 
-// Those that this process may use.
+// The CPUs that this process may use.
 std::vector<int> OwnCpus() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -269,28 +270,28 @@ std::vector<int> OwnCpus() {
   return cpus;
 }
 
-// This thread, and those that it starts afterwards.
+// Pins this thread and the threads it starts later.
 absl::Status PinTo(std::span<const int> cpus) {
   cpu_set_t set;
   CPU_ZERO(&set);
   for (const int cpu : cpus) CPU_SET(cpu, &set);
   if (::sched_setaffinity(0, sizeof set, &set) == 0) return absl::OkStatus();
-  return absl::ErrnoToStatus(errno, "a thread cannot be given a core of its own");
+  return absl::ErrnoToStatus(errno, "cannot pin a thread to a core");
 }
 
-// What is asked of the compactor, by all who ask.
+// State shared by the threads that keep the compactor busy.
 struct Asked {
   std::mutex forking;
-  // Rounds begun. Each has a policy of its own, though all do the same: forks that share rows take
-  // over what one of them has become under the same policy.
+  // Rounds started. Each uses a distinct but equivalent policy: under the same policy, forks of the
+  // same rows would share one compression.
   std::atomic<int> begun{0};
   std::string NextPolicy() { return Concat(kFixed, ",window=", 512 + begun.fetch_add(1)); }
 };
 
-// Compresses forks of one dense sequence until it is told to stop: nothing but the compactor works.
+// Compresses forks of one dense sequence until Stop, to keep the compactor busy.
 class Saturation {
  public:
-  // On these cores.
+  // Runs on `cpus`.
   Saturation(Bench& bench, client::Sequence& master, Asked& asked, std::span<const int> cpus)
       : thread_([this, &bench, &master, &asked, cpus] {
           absl::StatusOr<Admin> admin =
@@ -353,11 +354,11 @@ struct Latency {
   int compressed = 0;
 };
 
-// In turns, so that both see the same minutes of the machine. The worker has a core, the whole
-// daemon another, and who asks for compression is not on the worker's.
+// Idle and busy turns alternate, so that both see the same load of the machine. The worker has one
+// core, the daemon another; the requesting threads do not run on the worker's core.
 absl::StatusOr<Latency> MeasureLatency(const GeneratedPrompt& prompt, const Options& options,
                                        std::span<const int> cpus) {
-  // The daemon runs where the thread does that starts it.
+  // The daemon inherits the affinity of the thread that starts it.
   if (absl::Status status = PinTo(cpus.subspan(1)); !status.ok()) return status;
   absl::StatusOr<Bench> bench =
       Open({"--compactor-threads=1", Concat("--compactor-cpus=", cpus[1])});
@@ -382,10 +383,10 @@ absl::StatusOr<Latency> MeasureLatency(const GeneratedPrompt& prompt, const Opti
     for (int turn = 0; turn < 4 && measured.ok(); ++turn) {
       measured = TimeAttends(*bench, *reader, attends, latency.idle);
       if (!measured.ok()) return;
-      // Two, so that the compactor never waits for who asks.
+      // Two, so that the compactor never waits for a request.
       Saturation saturation(*bench, *master, asked, cpus.subspan(1));
       Saturation another(*bench, *master, asked, cpus.subspan(1));
-      // Until the compactor is at it, and never a turn without a compression.
+      // Wait until the compactor is busy, so that every turn overlaps a compression.
       while (saturation.rounds() == 0 && !saturation.over() && measured.ok()) {
         measured = TimeAttends(*bench, *reader, 10, warm_up);
       }
@@ -404,8 +405,8 @@ absl::StatusOr<Latency> MeasureLatency(const GeneratedPrompt& prompt, const Opti
   const std::uint64_t sealed = stats->compaction().segments_sealed();
   const auto wanted = static_cast<std::uint64_t>(latency.compressed) * kKvHeads;
   if (sealed < wanted) {
-    return absl::InternalError(Concat(latency.compressed, " sequences were compressed, but ",
-                                      sealed, " segments sealed, not ", wanted));
+    return absl::InternalError(Concat(latency.compressed, " sequences were compressed, but only ",
+                                      sealed, " segments were sealed; expected ", wanted));
   }
   return latency;
 }
@@ -414,7 +415,7 @@ absl::Status AddLatency(const GeneratedPrompt& prompt, const Options& options, R
   const std::vector<int> cpus = OwnCpus();
   if (cpus.size() < 2) {
     report.notes.push_back(
-        Concat("decoding during compaction needs two cores; there is ", cpus.size()));
+        Concat("decode_* skipped: it needs two cores, available: ", cpus.size()));
     return absl::OkStatus();
   }
   const absl::StatusOr<Latency> latency = MeasureLatency(prompt, options, cpus);
@@ -439,7 +440,7 @@ absl::Status AddLatency(const GeneratedPrompt& prompt, const Options& options, R
   }
   report.notes.push_back(Concat(
       "decode_*: direct attends over 4096 dense tokens of one layer, the worker on one core, the "
-      "daemon with one compactor thread on another; ",
+      "daemon with one compactor thread on another. Samples: ",
       latency->idle.size(), " idle, ", latency->busy.size(), " while ", latency->compressed,
       " sequences of 16384 tokens were compressed"));
   return absl::OkStatus();
@@ -449,31 +450,30 @@ absl::Status AddLatency(const GeneratedPrompt& prompt, const Options& options, R
 
 absl::StatusOr<Report> RunCompaction(const Options& options) {
   Report report{.name = "compaction"};
-  Progress("making rows");
+  Progress("generating rows");
   const GeneratedPrompt prompt = MakePrompt(64 * 1024, options.seed);
-  Progress("decoding during compaction");
+  Progress("decode latency during compaction");
   if (absl::Status status = AddLatency(prompt, options, report); !status.ok()) return status;
   for (const MemoryCase& memory : kMemoryCases) {
     Progress(Concat("memory of ", TokensName(memory.tokens), " tokens under ", memory.policy));
     absl::Status status = MeasureMemory(prompt, memory, report);
     if (!status.ok()) return status;
   }
-  Progress("layer by layer");
+  Progress("memory while appending layer by layer");
   if (absl::Status status = MeasureLayers(prompt, report); !status.ok()) return status;
   report.notes.push_back(
-      Concat("memory: bytes per token and kv head by the daemon's own books (tiles, tables, "
-             "rotations, snapshots) of one layer of ",
+      Concat("memory: bytes per token and kv head in the daemon's accounts (tiles, tables, "
+             "rotations, snapshots), one layer of ",
              kKvHeads, " kv heads, head_dim ", kHeadDim, ", bf16, under \"", kFixed,
              "\"; _chosen under \"", kChosen, "\", _pieces under \"", kPieces,
-             "\"; _peak is the most that was seen, every 2 ms, from the first append to the end of "
+             "\". _peak: maximum, sampled every 2 ms, from the first append to the end of "
              "Compress"));
   report.notes.push_back(Concat(
-      "_raw_copies: host memory of raw rows and moments of 256 tokens decoded behind the prompt, "
-      "per token and kv head, of ",
+      "_raw_copies: host memory of raw rows and moments for 256 tokens decoded after the prompt, "
+      "per token and kv head, with ",
       kKvHeads,
-      " kv heads; moments are 256 KiB a lane, however many; _layers_peak: appended layer by layer, "
-      "no further ahead of the "
-      "encoding than one layer"));
+      " kv heads; moments take 256 KiB per lane at any length. _layers_peak: appended layer by "
+      "layer, at most one layer ahead of the encoder"));
   return report;
 }
 

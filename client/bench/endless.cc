@@ -17,11 +17,11 @@ namespace tessera::cli::bench {
 namespace {
 
 constexpr std::uint64_t kBudget = 1024;
-constexpr std::uint64_t kStretch = 20'000;  // tokens, at the beginning and at the end
+constexpr std::uint64_t kStretch = 20'000;  // tokens measured at the start and at the end
 constexpr SyntheticShape kShape = {.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
 
-// What tiles take in the tenant's pool at this moment, by its own gauge: those that wait to be
-// thinned out, and replaced ones that wait for readers, are held too.
+// Bytes of tiles in the tenant's pool now, including tiles waiting for compaction and replaced
+// tiles waiting for readers.
 absl::StatusOr<double> HeldNow(client::Worker& worker) {
   const absl::StatusOr<v1::StatsResponse> stats = worker.Stats();
   if (!stats.ok()) return stats.status();
@@ -56,7 +56,7 @@ absl::Status Decode(client::Worker& worker, client::Sequence& sequence,
   }
 }
 
-// The name of the row, and how keys stand: where they were, or at their places in the lane.
+// The name of a row and its option `pos`: original positions, or slots in the lane.
 struct Way {
   const char* name;
   const char* positions;
@@ -91,7 +91,7 @@ absl::Status Generate(const Way& way, std::uint64_t tokens, client::Worker& work
   if (absl::Status status = sequence->Compress().status(); !status.ok()) return status;
   const absl::StatusOr<v1::DescribeResponse> described = sequence->Describe(/*lanes=*/true);
   if (!described.ok()) return described.status();
-  // At rest: how many full tiles wait at a moment depends on who else wants the processor.
+  // Measured while idle: the number of waiting tiles depends on the load of the machine.
   report.Add({.name = way.name,
               .value = *std::ranges::max_element(late) / 1024,
               .unit = "KiB of tiles",
@@ -100,11 +100,11 @@ absl::Status Generate(const Way& way, std::uint64_t tokens, client::Worker& work
               .goal = 1.05,
               .sense = Goal::kAtMost});
   report.notes.push_back(Concat(way.name, ": ", described->tokens(), " tokens generated, ",
-                                described->lane(0).entries(), " entries in a lane at the end, the ",
-                                "next query stands at ", sequence->next_position(), "; ",
+                                described->lane(0).entries(), " entries per lane at the end, ",
+                                "next position ", sequence->next_position(), ", peak ",
                                 static_cast<std::uint64_t>(most / 1024),
-                                " KiB of tiles at most at any time, "
-                                "those included that wait for their turn or for readers"));
+                                " KiB of tiles, including tiles waiting for compaction or for "
+                                "readers"));
   return sequence->Free();
 }
 
@@ -117,7 +117,7 @@ absl::Status MeasureEndless(std::uint64_t tokens, Report& report) {
       client::Worker::Attach({.address = (*daemon)->address(), .worker_name = "endless"});
   if (!worker.ok()) return worker.status();
   client::ModelGeometry geometry = kShape.Geometry();
-  geometry.rope.theta = 10000;  // keys can be turned
+  geometry.rope.theta = 10000;  // needed to re-rotate keys
   const absl::StatusOr<client::Model> model = (*worker)->RegisterModel(geometry);
   if (!model.ok()) return model.status();
   for (const Way& way : {Way{"lacache_endless", "original"}, Way{"lacache_endless_slot", "slot"}}) {

@@ -1,4 +1,4 @@
-// Generation without end under LaCache: what a pool holds after the first tokens, and at the end.
+// Endless generation under LaCache: pool bytes after the first tokens and at the end.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-// tessera bench fidelity: what attention loses when keys and values are stored in less, form by
-// form, on generated rows. Nothing here is a time.
+// tessera bench fidelity: attention error of the packed format and its alternatives, on generated
+// rows. Measures no times.
 //
-// A row's value is the relative error of attention's output, mean over heads and queries; its kept
-// mass the share of the true attention that stays on its tokens.
+// A row's value is the relative error of the attention output, mean over heads and queries. Its
+// kept mass is the share of the true attention that remains on the same tokens.
 
 #include <utility>
 
@@ -17,14 +17,14 @@ namespace {
 
 constexpr const char* kError = "rel. error";
 
-// Of statements: the paper's ablation is to come out so, or not.
+// Whether a statement is a goal (the paper's ablation claims it) or a further question.
 constexpr bool kGoal = true;
 constexpr bool kAsked = false;
 
 struct Extent {
   GeneratedShape shape;
   std::uint32_t segment_tokens = 4096;
-  std::uint32_t queries = 8;  // in each query head
+  std::uint32_t queries = 8;  // per query head
   std::uint64_t seed = 1;
 };
 
@@ -35,7 +35,7 @@ Extent ExtentOf(const Options& options) {
   return extent;
 }
 
-// The ratio is this row's error over the baseline's.
+// The ratio is this row's error divided by the baseline's.
 Row ErrorRow(std::string name, const Score& score, const std::string& baseline = "",
              const Score* against = nullptr) {
   Row row = {.name = std::move(name),
@@ -50,16 +50,16 @@ Row ErrorRow(std::string name, const Score& score, const std::string& baseline =
 
 std::string Versus(double a, double b) { return Concat(Figure(a), " against ", Figure(b)); }
 
-// One statement over several shares: it holds where it holds for all.
+// A statement over several cases; it holds if it holds for all of them.
 class Claim {
  public:
   Claim(std::string statement, bool goal) : statement_(std::move(statement)), goal_(goal) {}
 
-  // Of errors.
+  // For errors.
   void AddLess(const std::string& where, double better, double worse) {
     Add(where, better, worse, better < worse);
   }
-  // Of masses.
+  // For masses.
   void AddMore(const std::string& where, double better, double worse) {
     Add(where, better, worse, better > worse);
   }
@@ -83,9 +83,9 @@ absl::Status AddForms(const Examination& examination, Report& report) {
   Claim per_vector("per-vector better than uniform at equal bytes", kGoal);
   Claim pairs("groups of 1 better than of 2", kAsked);
   Claim fours("groups of 2 better than of 4", kAsked);
-  Claim order("reordered groups better than as they come", kAsked);
+  Claim order("reordered groups better than the original order", kAsked);
   for (const auto& [share, name] : {std::pair{0.125, "125"}, {0.25, "250"}, {0.375, "375"}}) {
-    Progress(Concat("forms that keep ", share * 100, " % of the channels"));
+    Progress(Concat("formats that keep ", share * 100, " % of the channels"));
     const absl::StatusOr<FormScores> forms = MeasureForms(examination, share);
     if (!forms.ok()) return forms.status();
     const Score* const best = &forms->rotated[0];
@@ -118,7 +118,7 @@ absl::Status AddForms(const Examination& examination, Report& report) {
 
 absl::Status AddRotations(const Examination& examination, const std::string& data, bool goal,
                           Report& report) {
-  Progress(Concat("one rotation against one per segment, ", data, " rows"));
+  Progress(Concat("one rotation compared with one per segment, ", data, " rows"));
   const absl::StatusOr<RotationScores> scores = MeasureRotations(examination);
   if (!scores.ok()) return scores.status();
   const auto add = [&](const std::string& name, const kernels::Loss& loss, const Score& score,
@@ -144,7 +144,7 @@ absl::Status AddRotations(const Examination& examination, const std::string& dat
   add("per_segment", scores->own_loss, scores->own, false);
   report.findings.push_back(
       {.statement =
-           Concat("a rotation per segment loses less than one for all, unseen ", data, " rows"),
+           Concat("a rotation per segment loses less than one for all, held-out ", data, " rows"),
        .holds = scores->own_loss.key < scores->global_loss.key &&
                 scores->own_loss.value < scores->global_loss.value,
        .figures = Concat("K ", Versus(scores->own_loss.key, scores->global_loss.key), ", V ",
@@ -156,29 +156,29 @@ absl::Status AddRotations(const Examination& examination, const std::string& dat
 
 absl::Status AddChoice(const Examination& examination, const Examination& calibration,
                        const std::string& data, bool goal, Report& report) {
-  Progress(Concat("a fixed strategy against one that a threshold chooses, ", data, " segments"));
+  Progress(Concat("a fixed strategy compared with thresholds, ", data, " segments"));
   const absl::StatusOr<ChoiceScores> scores = MeasureChoice(examination, calibration);
   if (!scores.ok()) return scores.status();
   const std::string fixed = Concat(data, "_fixed_250_g1");
   report.Add(ErrorRow(Concat(data, "_fixed_first"), scores->first, fixed, &scores->fixed));
   report.Add(ErrorRow(fixed, scores->fixed));
   report.Add(ErrorRow(Concat(data, "_dynamic"), scores->dynamic, fixed, &scores->fixed));
-  // What is within the noise of so many queries is no difference.
+  // Differences within two standard errors do not count.
   const Difference beyond = ErrorsBeyond(scores->dynamic, scores->fixed);
   report.findings.push_back(
       {.statement =
            Concat("dynamic no worse than a fixed rate at no more bytes, ", data, " segments"),
        .holds = beyond.mean <= 2 * beyond.standard_error,
        .figures = Concat(Versus(scores->dynamic.fidelity.error, scores->fixed.fidelity.error),
-                         ", in the mean over queries ", Figure(beyond.mean), " more, +- ",
+                         ", mean difference over queries ", Figure(beyond.mean), " +- ",
                          Figure(beyond.standard_error), "; ",
                          Versus(scores->dynamic.bytes, scores->fixed.bytes), " B, thresholds ",
                          Figure(scores->threshold.key), " and ", Figure(scores->threshold.value)),
        .goal = goal});
   report.findings.push_back(
       {.statement =
-           Concat("dynamic better than one fixed strategy, the first segment's, equal bytes, ",
-                  data, " segments"),
+           Concat("dynamic better than the first segment's strategy for all, equal bytes, ", data,
+                  " segments"),
        .holds = scores->dynamic.fidelity.error < scores->first.fidelity.error,
        .figures = Concat(Versus(scores->dynamic.fidelity.error, scores->first.fidelity.error), ", ",
                          Versus(scores->dynamic.bytes, scores->first.bytes), " B"),
@@ -186,8 +186,7 @@ absl::Status AddChoice(const Examination& examination, const Examination& calibr
   const kernels::Loss& worst = scores->dynamic_worst;
   const kernels::Loss& fixed_worst = scores->fixed_worst;
   report.findings.push_back(
-      {.statement =
-           Concat("the segment that loses most loses no more under dynamic, ", data, " segments"),
+      {.statement = Concat("the worst segment loses no more under dynamic, ", data, " segments"),
        .holds = worst.key <= fixed_worst.key && worst.value <= fixed_worst.value,
        .figures = Concat("K ", Versus(worst.key, fixed_worst.key), ", V ",
                          Versus(worst.value, fixed_worst.value)),
@@ -208,7 +207,7 @@ absl::Status AddBlocks(const Examination& examination, Report& report) {
       if (!scores.ok()) return scores.status();
       const std::string suffix = Concat("_b", block, "_", name);
       const std::string ideal = Concat("ideal", suffix);
-      // Here the ratio is of masses: what the choice finds of what is there to be found.
+      // Here the ratio compares masses: the mass found relative to the ideal choice.
       const auto add = [&](const std::string& row_name, const Fidelity& fidelity) {
         Row row = ErrorRow(row_name, {.fidelity = fidelity}, row_name == ideal ? "" : ideal);
         if (row_name != ideal) row.ratio = fidelity.kept_mass / scores->ideal.kept_mass;
@@ -274,17 +273,17 @@ absl::StatusOr<Report> RunFidelity(const Options& options) {
              extent.shape.group, " query heads each, ", extent.queries,
              " queries per head, segments of ", extent.segment_tokens, " tokens"));
   report.notes.emplace_back(
-      "rel. error: |output - truth| / |truth|; kept mass: sum over tokens of min(weight, true "
-      "weight); held: bytes per token and kv head, bitmaps and rotations included; ratio: of "
-      "errors, in rows of blocks of masses; masks have the bytes of svd_rows_g1");
+      "rel. error: |output - truth| / |truth|. kept mass: sum over tokens of min(weight, true "
+      "weight). stored: bytes per token and kv head, with bitmaps and rotations. ratio: of errors; "
+      "in rows with blocks, of masses. Masks take the bytes of svd_rows_g1");
   report.notes.emplace_back(
-      "losses are of every other tile, rotations of the tiles between them; blocks are read raw, "
-      "one choice for the heads of a group; exponents of the spectra of similar segments differ by "
-      "up to 1.4 times either way, of differing ones by up to 4; of the thresholds "
-      "that take no more bytes than the fixed rate (a rotation per segment, 25 % in groups of 1), "
-      "the eight that lose least, in the mean over segments, are tried on other queries, and those "
-      "that err least are taken; +-: the standard error; the first segment's strategy keeps as "
-      "many channels as fit into these bytes");
+      "Losses are measured on every other tile, rotations computed from the tiles between them. "
+      "Blocks: raw rows, one choice per group of heads. Spectrum exponents of similar segments "
+      "differ by up to 1.4 times either way, of differing ones by up to 4. Dynamic: of the "
+      "thresholds that take no more bytes than the fixed rate (a rotation per segment, 25 % in "
+      "groups of 1), the eight with the smallest mean loss are tried on other queries, and the one "
+      "with the smallest error is used. +-: standard error. The first segment's strategy keeps as "
+      "many channels as fit these bytes");
   return report;
 }
 

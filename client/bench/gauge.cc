@@ -33,12 +33,13 @@ absl::StatusOr<v1::TenantStats> SettledStats(client::Worker& worker) {
     absl::StatusOr<v1::StatsResponse> stats = worker.Stats();
     if (!stats.ok()) return stats.status();
     if (stats->tenants_size() != 1) {
-      return absl::InternalError(Concat("the daemon told of ", stats->tenants_size(), " tenants"));
+      return absl::InternalError(
+          Concat("expected one tenant; the daemon has ", stats->tenants_size(), " tenants"));
     }
     if (AtRest(*stats)) return stats->tenants(0);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  return absl::DeadlineExceededError("the daemon still works, or holds replaced tiles, after 5 s");
+  return absl::DeadlineExceededError("the daemon is not idle after 5 s");
 }
 
 std::uint64_t UsedBytes(const v1::TenantStats& stats, const std::string& tag) {

@@ -1,4 +1,4 @@
-// Bytes per token as a daemon's pool counts them.
+// Bytes per token, from a daemon's own accounts of its pool.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@
 
 namespace tessera::cli::bench {
 
-// The tenant's books once the daemon is at rest: no job waits or runs, and nothing that was
-// replaced waits for readers.
+// The stats of the only tenant once the daemon is idle: no compaction job is queued or running, and
+// no replaced tile waits for readers. DEADLINE_EXCEEDED after 5 seconds.
 absl::StatusOr<v1::TenantStats> SettledStats(client::Worker& worker);
 
 std::uint64_t UsedBytes(const v1::TenantStats& stats, const std::string& tag);
 
-// Starts a daemon, has a lane of one full segment compressed to this shape, and adds what the pool
-// then holds for it: tiles and rotations.
+// Starts a daemon, compresses a lane of one full segment to this shape, and adds a row with the
+// pool bytes of its tiles and rotations.
 absl::Status AddPoolGauge(const kernels::TileShape& tile, Report& report);
 
 }  // namespace tessera::cli::bench

@@ -1,4 +1,4 @@
-// tessera bench overhead: what the system adds to attention, at a size where attention is free.
+// tessera bench overhead: cost that client and daemon add to an attention call that is nearly free.
 
 #include <grpcpp/create_channel.h>
 #include <grpcpp/impl/codegen/client_unary_call.h>
@@ -28,7 +28,7 @@ namespace tessera::cli::bench {
 
 namespace {
 
-// Tokens at most: attention over them costs next to nothing.
+// Longest sequence, in tokens: attention over it is nearly free.
 constexpr std::uint64_t kLongest = DecodeLoop::kPrompt + 64;
 
 double MicrosecondsOf(const auto& act) {
@@ -38,8 +38,8 @@ double MicrosecondsOf(const auto& act) {
       .count();
 }
 
-// The baseline of direct_added_us: the same rows into a ring, the same kernel over a lane of the
-// same shape, in plain memory of this process.
+// The baseline of direct_added_us: stores the same rows and runs the same kernel over a lane of the
+// same shape, in memory of this process.
 class PlainCall {
  public:
   explicit PlainCall(const SyntheticShape& shape)
@@ -70,7 +70,7 @@ class PlainCall {
     workspace_.resize(kernels::AttendWorkspaceBytes(batch_) + 64);
   }
 
-  // Token `token` is appended and attends; whole tiles before it are in the segment.
+  // Appends token number `token` and attends. Whole tiles before it are in the segment.
   void Run(std::uint64_t token) {
     shm::StoreRow(ring_, token, key_.data(), key_.data());
     Shape(token);
@@ -80,7 +80,7 @@ class PlainCall {
     kernels::InlineExecutor executor;
     const kernels::AttendResult result = kernels::Attend(
         kernels::BestImplementation(), batch_, {static_cast<std::byte*>(start), space}, executor);
-    TESSERA_CHECK(result.status == kernels::AttendStatus::kOk, "the baseline really attends");
+    TESSERA_CHECK(result.status == kernels::AttendStatus::kOk, "the baseline attends");
   }
 
  private:
@@ -115,7 +115,7 @@ struct DirectTimes {
   double plain_us;
 };
 
-// Interleaved, call by call, so that both see the same machine.
+// Alternates the two calls, so that both see the same load of the machine.
 absl::StatusOr<DirectTimes> MeasureDirect(const LocalDaemon& daemon, int steps) {
   absl::StatusOr<std::unique_ptr<DecodeLoop>> loop = DecodeLoop::Open(daemon.address(), kLongest);
   if (!loop.ok()) return loop.status();
@@ -175,7 +175,7 @@ absl::StatusOr<RpcTimes> MeasureRpc(const LocalDaemon& daemon, int calls) {
   return RpcTimes{Median(attend_us), Median(echo_us)};
 }
 
-// A daemon with an attached worker that holds a decoding sequence and does nothing.
+// CPU use of a daemon whose only worker holds a decoding sequence and makes no calls.
 absl::StatusOr<double> MeasureIdle(const LocalDaemon& daemon, int seconds) {
   absl::StatusOr<std::unique_ptr<DecodeLoop>> loop = DecodeLoop::Open(daemon.address(), kLongest);
   if (!loop.ok()) return loop.status();
@@ -183,7 +183,7 @@ absl::StatusOr<double> MeasureIdle(const LocalDaemon& daemon, int seconds) {
     absl::Status status = (*loop)->Step([](const auto& act) { act(); });
     if (!status.ok()) return status;
   }
-  std::this_thread::sleep_for(std::chrono::seconds(1));  // what the steps left to do
+  std::this_thread::sleep_for(std::chrono::seconds(1));  // lets background work finish
   const double before = daemon.CpuSeconds();
   std::this_thread::sleep_for(std::chrono::seconds(seconds));
   return 100 * (daemon.CpuSeconds() - before) / seconds;
@@ -195,8 +195,7 @@ void AddSystemCalls(const LocalDaemon& daemon, Report& report) {
       CountSystemCalls({BinaryFolder() + "/tessera", "bench", "decode-loop",
                         "--address=" + daemon.address(), Concat("--steps=", kSteps)});
   if (!run.ok()) {
-    report.notes.push_back(
-        Concat("direct_syscalls_per_step could not be counted: ", run.status().message()));
+    report.notes.push_back(Concat("direct_syscalls_per_step skipped: ", run.status().message()));
     return;
   }
   report.Add({.name = "direct_syscalls_per_step",
@@ -207,8 +206,8 @@ void AddSystemCalls(const LocalDaemon& daemon, Report& report) {
   std::string numbers;
   for (std::uint64_t number : run->numbers) Append(numbers, " ", number);
   report.notes.push_back(Concat("system calls: ", run->calls, " in ", kSteps,
-                                " steps of 200 us, counted by ptrace with the compactor awake",
-                                numbers.empty() ? "" : "; numbers:", numbers));
+                                " steps of 200 us, counted by ptrace while the compactor is awake",
+                                numbers.empty() ? "" : "; call numbers:", numbers));
 }
 
 }  // namespace
@@ -238,7 +237,7 @@ absl::StatusOr<Report> RunOverhead(const Options& options) {
     if (!awake.ok()) return awake.status();
     AddSystemCalls(**awake, report);
   }
-  Progress("RPC");
+  Progress("RPC path");
   absl::StatusOr<RpcTimes> rpc = MeasureRpc(**daemon, options.quick ? 3000 : 30000);
   if (!rpc.ok()) return rpc.status();
   report.Add({.name = "rpc_echo", .value = rpc->echo_us, .unit = "us"});
@@ -249,7 +248,7 @@ absl::StatusOr<Report> RunOverhead(const Options& options) {
               .ratio = rpc->attend_us / rpc->echo_us,
               .goal = 1.5,
               .sense = Goal::kAtMost});
-  Progress("idle");
+  Progress("idle daemon");
   absl::StatusOr<double> idle = MeasureIdle(**daemon, options.quick ? 10 : 30);
   if (!idle.ok()) return idle.status();
   report.Add({.name = "idle_cpu_percent",
@@ -258,11 +257,10 @@ absl::StatusOr<Report> RunOverhead(const Options& options) {
               .goal = 0.1,
               .sense = Goal::kAtMost});
   report.notes.push_back(
-      "direct: one layer call at a time (1 sequence, 1 query head, 1 kv head, head_dim 64, 32 to "
-      "96 "
-      "entries), against the same kernel and row copy in plain memory; medians");
+      "direct: one layer's call (1 sequence, 1 query head, 1 kv head, head_dim 64, 32 to 96 "
+      "entries) compared with the same kernel and row copy in local memory; medians");
   report.notes.push_back(
-      "rpc_echo: grpc.health.v1.Health/Check, the emptiest call on the same socket");
+      "rpc_echo: grpc.health.v1.Health/Check, the smallest call on the same socket");
   return report;
 }
 

@@ -1,10 +1,10 @@
-// tessera bench policies: what each policy keeps of attention at equal budgets, on generated rows
-// with sinks, heavy hitters and needles, through a daemon of the benchmark's own.
+// tessera bench policies: attention error of each policy at equal budgets, on generated rows with
+// sinks, heavy hitters and needles, through the benchmark's own daemon.
 //
-// A row's value is the relative error of attention's output as the daemon computes it, mean over
-// layers, heads and queries that the policy has not seen; its kept mass the share of the true
-// attention on tokens that have an entry of their own. What the worker itself does for a policy,
-// gathering what it asks for, is timed apart.
+// A row's value is the relative error of the attention output that the daemon computes, mean over
+// layers, heads and queries that the policy has not observed. Its kept mass is the share of the
+// true attention on tokens that have their own entry. The worker's time to gather observations is
+// reported separately.
 
 #include <algorithm>
 #include <chrono>
@@ -34,17 +34,17 @@ namespace {
 
 constexpr std::uint32_t kLayers = 8;
 constexpr std::uint32_t kLeastTokens = 1024;
-constexpr std::uint32_t kSeenQueries = 64;  // of a head, used again and again along the prompt
+constexpr std::uint32_t kSeenQueries = 64;  // observed, per head; repeated along the prompt
 constexpr std::uint64_t kFirstUnseen = 1000;
 constexpr std::uint32_t kDelimiter = 1;
 
-// Every layer has rows of its own, of one text. Queries are made for the last position and turned
-// to others.
+// Rows of every layer for one text. Queries are generated for the last position and rotated to the
+// others.
 class Prompt {
  public:
   Prompt(const GeneratedShape& shape, std::uint64_t seed) : shape_(shape) {
     for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
-      Progress(Concat("rows of layer ", layer));
+      Progress(Concat("generating layer ", layer));
       layers_.push_back(std::make_unique<GeneratedKv>(shape, seed, layer));
       std::vector<std::vector<std::uint16_t>> heads;
       for (std::uint32_t head = 0; head < query_heads(); ++head) {
@@ -77,7 +77,7 @@ class Prompt {
     return rows;
   }
 
-  // [tokens][query_heads][head_dim], each turned to its position.
+  // [tokens][query_heads][head_dim], each rotated to its position.
   std::vector<std::uint16_t> Queries(std::uint32_t layer) const {
     const std::uint32_t dim = shape_.head_dim;
     std::vector<std::uint16_t> rows(std::size_t{shape_.tokens} * query_heads() * dim);
@@ -92,7 +92,7 @@ class Prompt {
     return rows;
   }
 
-  // A text of sentences: which tokens end one.
+  // Token ids with a delimiter at the end of each sentence.
   std::vector<std::uint32_t> TokenIds() const {
     std::vector<std::uint32_t> ids(shape_.tokens, 0);
     for (std::uint32_t t = shape_.chunk_tokens - 1; t < shape_.tokens; t += shape_.chunk_tokens) {
@@ -121,7 +121,7 @@ class Prompt {
   std::vector<std::vector<std::vector<std::uint16_t>>> seen_;  // [layer][query head]
 };
 
-// What the unseen queries should get.
+// Exact attention of the unobserved queries.
 struct Truth {
   struct Asked {
     std::vector<std::uint16_t> query;  // [query_heads][head_dim]
@@ -198,7 +198,7 @@ absl::StatusOr<Bench> Open(const Prompt& prompt) {
 
 using Seconds = std::chrono::duration<double>;
 
-// How long the worker itself was busy with it.
+// Hands the policy's observations to the sequence. Returns the time spent in the worker.
 absl::StatusOr<Seconds> Show(const Prompt& prompt, client::Sequence& sequence) {
   Seconds spent{0};
   for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
@@ -218,13 +218,13 @@ absl::StatusOr<Seconds> Show(const Prompt& prompt, client::Sequence& sequence) {
   return spent;
 }
 
-// Of which every token stayed: in a lane, on average; and in some lane each, whichever that is.
+// Shares of needles whose tokens are all kept.
 struct Needles {
-  double in_a_lane = 0;
-  double anywhere = 0;
+  double in_a_lane = 0;  // in one lane, mean over lanes
+  double anywhere = 0;   // each token in at least one lane
 };
 
-// Nothing where entries stand for several tokens: who knows for which.
+// nullopt if entries are merged: their tokens are unknown.
 std::optional<Needles> NeedlesIn(const Prompt& prompt, const v1::DescribeResponse& held) {
   const std::uint32_t length = prompt.shape().needle_tokens;
   double whole = 0;
@@ -244,7 +244,7 @@ std::optional<Needles> NeedlesIn(const Prompt& prompt, const v1::DescribeRespons
       whole += stayed == length;
     }
   }
-  const std::vector<std::uint32_t>& needles = prompt.layer(0).needles();  // of the text
+  const std::vector<std::uint32_t>& needles = prompt.layer(0).needles();  // alike in all layers
   const auto covered = std::count_if(needles.begin(), needles.end(), [&](std::uint32_t needle) {
     for (std::uint64_t token = needle; token < needle + length; ++token) {
       if (!somewhere.contains(token)) return false;
@@ -344,7 +344,7 @@ absl::StatusOr<Measured> Measure(const Prompt& prompt, const Truth& truth, Bench
   return measured;
 }
 
-// Of the first head's kept sets in adjacent layers.
+// Mean Jaccard index of the tokens that adjacent layers keep, first kv head.
 double MeanJaccard(const v1::DescribeResponse& held, std::uint32_t kv_heads) {
   double sum = 0;
   for (std::uint32_t layer = 0; layer + 1 < kLayers; ++layer) {
@@ -359,7 +359,7 @@ double MeanJaccard(const v1::DescribeResponse& held, std::uint32_t kv_heads) {
   return sum / (kLayers - 1);
 }
 
-// Rows of the policies whose layers might as well share a choice.
+// Adds a row for policies whose layers could share one choice of tokens.
 void AddJaccard(const std::string& name, const Measured& measured, std::uint32_t kv_heads,
                 Report& report) {
   if (name != "chunkkv_20" && name != "snapkv_20") return;
@@ -368,7 +368,7 @@ void AddJaccard(const std::string& name, const Measured& measured, std::uint32_t
               .unit = "of the union"});
 }
 
-// The same budget in each system's own words.
+// Each policy's text for the same budget.
 std::vector<std::pair<std::string, std::string>> PoliciesAt(double share, std::uint32_t tokens) {
   const auto of_tokens = static_cast<std::uint64_t>(share * tokens);
   const std::string budget = Concat("budget=", share);
@@ -389,7 +389,7 @@ std::vector<std::pair<std::string, std::string>> PoliciesAt(double share, std::u
 
 absl::Status MeasureReuse(const Prompt& prompt, const Truth& truth, Bench& bench, Report& report) {
   constexpr std::uint32_t kReuses[] = {1, 2, 4};
-  // The fastest of each, taken by turns: what else runs on the machine only adds.
+  // The fastest of several alternating rounds: other load only adds time.
   constexpr int kRounds = 5;
   std::map<std::uint32_t, double> fastest;
   for (int round = 0; round < kRounds; ++round) {
@@ -421,7 +421,7 @@ absl::Status MeasureReuse(const Prompt& prompt, const Truth& truth, Bench& bench
   }
   report.findings.push_back(
       {.statement =
-           Concat("a choice for n layers takes 1/n of the time, within ", kWithin * 100, " %"),
+           Concat("one choice for n layers takes 1/n of the time, within ", kWithin * 100, " %"),
        .holds = is_nth,
        .figures = std::move(figures)});
   return absl::OkStatus();
@@ -435,7 +435,7 @@ absl::StatusOr<Report> RunPolicies(const Options& options) {
   shape.tokens = options.tokens.value_or(options.quick ? 2048 : 8192);
   if (shape.tokens < kLeastTokens) {
     return absl::InvalidArgumentError(Concat("--tokens is ", shape.tokens, "; policies needs ",
-                                             kLeastTokens, " at least, for what is planted"));
+                                             kLeastTokens, " or more to place all needles"));
   }
   const Prompt prompt(shape, options.seed);
   const Truth truth = TruthOf(prompt, options.quick ? 2 : 4);
@@ -452,7 +452,7 @@ absl::StatusOr<Report> RunPolicies(const Options& options) {
   for (const double share : {0.1, 0.2, 0.35, 0.5}) {
     for (const auto& [name, policy] : PoliciesAt(share, shape.tokens)) {
       absl::Status status = add(Concat(name, "_", share * 100), policy);
-      // A budget that a system cannot meet is its answer.
+      // A policy that cannot meet a budget is reported as refused.
       if (absl::IsInvalidArgument(status)) {
         report.Add({.name = Concat(name, "_", share * 100),
                     .value = std::numeric_limits<double>::quiet_NaN(),
@@ -480,20 +480,21 @@ absl::StatusOr<Report> RunPolicies(const Options& options) {
   if (!status.ok()) return status;
   report.notes.push_back(
       Concat(kLayers, " layers of ", shape.kv_heads, " kv heads, ", shape.tokens,
-             " tokens of generated rows; queries that are judged by were not shown to the policy"));
+             " tokens of generated rows; errors are measured with queries the policy did not "
+             "observe"));
   report.notes.push_back(
-      "kept mass is of tokens that have an entry of their own, whether a query reads it or not: "
-      "under mosaickv it reads a tenth, mosaickv_reads_all apart. A merged entry counts as the "
-      "token it began with, and the error alone tells what it is worth");
+      "kept mass: of tokens that have their own entry, whether a query reads it or not; under "
+      "mosaickv a query reads a tenth (mosaickv_reads_all: everything). A merged entry counts as "
+      "its first token; judge it by the error");
   report.notes.push_back(
-      "jaccard: of the tokens that adjacent layers keep, first head, mean; layers have rows of "
-      "their own, of one text");
+      "jaccard: of the tokens that adjacent layers keep, first head, mean; each layer has its own "
+      "rows for the same text");
   report.notes.push_back(
-      "needles: those that stayed whole in a lane, on average; anywhere: every token in some lane, "
-      "whichever that is; -: tokens were merged");
+      "needles: share of needles kept whole in a lane, mean over lanes. anywhere: each token kept "
+      "in at least one lane. -: tokens were merged");
   report.notes.push_back(
-      "show ms/1K: what the worker spends on gathering queries and sums; ms/1K: to compress, "
-      "what it waits for");
+      "observe ms/1K: time the worker spends gathering queries and sums for 1,024 tokens. compress "
+      "ms/1K: time it waits for Compress");
   return report;
 }
 

@@ -21,18 +21,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::uint32_t kTokens = 64;  // of each prefix
-constexpr std::uint32_t kAsked = 96;   // of a question: a prefix, and a block that nobody has
+constexpr std::uint32_t kTokens = 64;  // per prefix
+constexpr std::uint32_t kAsked = 96;   // per request: a prefix, and one unpublished block
 constexpr SyntheticShape kShape = {.layers = 1, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
 
-constexpr std::uint32_t kSessions = 16;  // that ask in turns
+constexpr std::uint32_t kSessions = 16;  // they take turns
 
 constexpr char kTenants[] =
     R"({"tenants": [{"name": "default"}, {"name": "stranger", "token": "stranger"}]})";
 
 using Micros = std::chrono::duration<double, std::micro>;
 
-// A daemon with so many prefixes, and workers that ask for them.
+// A daemon with a number of prefixes, and workers that match them.
 class Library {
  public:
   static absl::StatusOr<std::unique_ptr<Library>> Open(std::uint32_t prefixes) {
@@ -49,13 +49,13 @@ class Library {
     return library;
   }
 
-  // One question about a prefix that is there, taken at random.
+  // Matches a random published prefix.
   absl::Status Ask() {
     Session& session = sessions_[times_.size() % sessions_.size()];
     return Ask(session, static_cast<std::uint32_t>(random_() % prefixes_), kTokens, times_);
   }
-  // Of another tenant: for one that is there, but not its own, and for one that nobody has. The
-  // one and the other first in turns.
+  // Another tenant's requests: for a prefix that the first tenant has published, and for one that
+  // does not exist. The order alternates.
   absl::Status AskAsStranger() {
     const bool begins = nobodys_.size() % 2 == 0;
     for (const bool there : {begins, !begins}) {
@@ -100,13 +100,13 @@ class Library {
     const Micros taken = Clock::now() - begun;
     if (!match.ok()) return match.status();
     if (match->tokens != expected) {
-      return absl::InternalError(Concat(match->tokens, " tokens were found, not ", expected));
+      return absl::InternalError(Concat(match->tokens, " tokens matched; expected ", expected));
     }
     times.push_back(taken.count());
     return absl::OkStatus();
   }
 
-  // One sequence is published under ever other ids: what is measured is finding, not what is found.
+  // Publishes the same sequence under different ids: only the lookup is measured.
   absl::Status Publish() {
     absl::StatusOr<client::Sequence> sequence =
         sessions_.front().worker->CreateSequence(sessions_.front().model);
@@ -132,7 +132,7 @@ class Library {
   std::vector<double> nobodys_;
 };
 
-// Whether the time of an answer tells a tenant what another one has.
+// Whether response times reveal the prefixes of another tenant.
 void AddStrangers(const Library& library, int rounds, Report& report) {
   for (const auto& [name, share] : {std::pair{"p50", 0.5}, std::pair{"p99", 0.99}}) {
     const double nobodys = Percentile(library.nobodys(), share);
@@ -147,9 +147,9 @@ void AddStrangers(const Library& library, int rounds, Report& report) {
     report.Add(std::move(row));
   }
   report.notes.push_back(Concat(
-      "match_*_of_anothers: the same of another tenant's sessions, which find nothing, about "
-      "heads that the first tenant has published, against heads that nobody has; ",
-      rounds, " calls each, in turns, in the daemon with ", library.prefixes(), " prefixes"));
+      "match_*_of_anothers: Match by another tenant, which finds nothing, for prefixes that the "
+      "first tenant has published; _of_nobodys: for prefixes that do not exist. ",
+      rounds, " calls each, alternating, in the daemon with ", library.prefixes(), " prefixes"));
 }
 
 }  // namespace
@@ -164,7 +164,7 @@ absl::Status MeasureMatch(bool quick, Report& report) {
   Progress("matching");
   const int rounds = quick ? 500 : 5000;
   for (int round = 0; round < rounds; ++round) {
-    // Each goes first as often as the others.
+    // Rotate the order, so that each daemon is first equally often.
     for (std::size_t i = 0; i < libraries.size(); ++i) {
       absl::Status status = libraries[(round + i) % libraries.size()]->Ask();
       if (!status.ok()) return status;
@@ -187,10 +187,11 @@ absl::Status MeasureMatch(bool quick, Report& report) {
     }
   }
   report.notes.push_back(
-      Concat("match_*_of_N: a call of Match over the socket, ", kAsked, " ids of which the first ",
-             kTokens, " are published, in a daemon with N prefixes that share no block; ", rounds,
-             " calls to each daemon, of ", kSessions,
-             " sessions in turns, the daemons in turns; all prefixes name the same rows"));
+      Concat("match_*_of_N: one Match call over the socket with ", kAsked,
+             " token ids, of which the first ", kTokens,
+             " are published, in a daemon with N prefixes that share no block. ", rounds,
+             " calls per daemon, from ", kSessions,
+             " sessions in turn; the daemons take turns. All prefixes use the same rows"));
   AddStrangers(*libraries.back(), rounds, report);
   return absl::OkStatus();
 }

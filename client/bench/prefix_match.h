@@ -1,4 +1,4 @@
-// Latency of Match, among few and among many published prefixes.
+// Latency of Match among few and many published prefixes.
 #pragma once
 
 #include "absl/status/status.h"

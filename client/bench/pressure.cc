@@ -1,6 +1,6 @@
-// tessera bench pressure: what becomes of throughput when workers hold more than the pool takes.
-// Each size of what they hold has a daemon of its own, and the daemons take turns; in each, workers
-// go through their sequences as conversations do: a few tokens of one, then of the next.
+// tessera bench pressure: throughput while workers hold more than the pool. Each load has its own
+// daemon, and the daemons take turns. The workers cycle through their sequences like conversations:
+// a few tokens of one, then of the next.
 
 #include <algorithm>
 #include <atomic>
@@ -28,10 +28,10 @@ constexpr std::uint32_t kWorkers = 4;
 constexpr std::uint64_t kTokens = 1024;  // 2 MiB
 constexpr std::uint64_t kPoolMib = 128;
 constexpr std::uint64_t kSequenceMib = 2;
-constexpr double kHeld[] = {0.5, 1, 1.5, 2, 4};  // of the pool
+constexpr double kHeld[] = {0.5, 1, 1.5, 2, 4};  // sequences, as multiples of the pool
 constexpr int kTurnSteps = 16;
 constexpr double kSliceSeconds = 1;
-// What a worker does that was told to come back later.
+// Wait before a retry after RESOURCE_EXHAUSTED.
 constexpr std::chrono::milliseconds kRetry{20};
 
 // A worker with its share of the sequences.
@@ -64,7 +64,7 @@ class Talker {
     return talker;
   }
 
-  // A few tokens of the sequence whose turn it is, then back to the prompt.
+  // Decodes a few tokens of the next sequence, then truncates it to its prompt.
   absl::Status Turn() {
     client::Sequence& sequence = sequences_[next_++ % sequences_.size()];
     const Clock::time_point begun = Clock::now();
@@ -88,7 +88,7 @@ class Talker {
  private:
   Talker() : row_(kShape.query_row(), 0x3c00), output_(kShape.query_row()), lse_(4) {}
 
-  // Comes back whenever it is told that there is no memory now.
+  // Retries after ABORTED and, with a wait, after RESOURCE_EXHAUSTED.
   template <typename Act>
   absl::Status Insist(const Act& act) {
     for (;;) {
@@ -126,7 +126,7 @@ class Talker {
   std::uint64_t refused_ = 0;
 };
 
-// A daemon whose workers hold so many times its pool.
+// A daemon whose workers hold `held` times its pool.
 class Population {
  public:
   static absl::StatusOr<std::unique_ptr<Population>> Open(double held,
@@ -148,7 +148,7 @@ class Population {
     return population;
   }
 
-  // All workers at once, for so long.
+  // Runs all workers at the same time for `seconds`.
   absl::Status Slice(double seconds) {
     std::atomic<bool> ends{false};
     std::vector<absl::Status> statuses(talkers_.size());
@@ -178,7 +178,7 @@ class Population {
   }
 
   double held() const { return held_; }
-  const std::vector<double>& rates() const { return rates_; }  // turns/s, by slice
+  const std::vector<double>& rates() const { return rates_; }  // turns/s of each slice
   std::vector<double> TurnMs() const {
     std::vector<double> all;
     for (const auto& talker : talkers_) {
@@ -186,7 +186,7 @@ class Population {
     }
     return all;
   }
-  // Of the worker that had the fewest turns, of the mean.
+  // Turns of the worker with the fewest, relative to the mean.
   double LeastShare() const {
     std::size_t least = ~std::size_t{0};
     for (const auto& talker : talkers_) least = std::min(least, talker->turn_ms().size());
@@ -227,7 +227,7 @@ void AddRows(const Population& population, const Population& unpressed, Report& 
     }
     row.baseline = report.rows.front().name;
     row.ratio = Median(ratios);
-    row.goal = 0.5;  // smooth: no size of what is held is a cliff
+    row.goal = 0.5;  // no load makes throughput collapse
   }
   report.Add(std::move(row));
   report.Add({.name = "least_worker" + at,
@@ -249,7 +249,7 @@ absl::StatusOr<Report> RunPressure(const Options& options) {
   rows.Grow(kTokens);
   std::vector<std::unique_ptr<Population>> populations;
   for (const double held : kHeld) {
-    Progress(Concat("workers that hold ", Figure(held), " times the pool"));
+    Progress(Concat("workers with ", Figure(held), " times the pool"));
     absl::StatusOr<std::unique_ptr<Population>> population = Population::Open(held, rows);
     if (!population.ok()) return population.status();
     populations.push_back(*std::move(population));
@@ -267,13 +267,13 @@ absl::StatusOr<Report> RunPressure(const Options& options) {
   }
   report.notes = {
       Concat(kWorkers, " workers with dense sequences of ", kTokens, " tokens, ", kSequenceMib,
-             " MiB each, in a pool of ", kPoolMib, " MiB; a turn is ", kTurnSteps,
-             " tokens of one sequence, which is cut back after it"),
-      Concat("_at_Nx: all sequences together are N times the pool; what is not in it is in host "
-             "memory; the daemons take turns of ",
+             " MiB each, in a pool of ", kPoolMib, " MiB. A turn decodes ", kTurnSteps,
+             " tokens of one sequence, which is then truncated"),
+      Concat("_at_Nx: all sequences together are N times the pool; the rest is in the host tier. "
+             "The daemons take turns of ",
              kSliceSeconds, " s, ", rounds, " each"),
-      Concat("least_worker: turns of the worker that had the fewest; refused: RESOURCE_EXHAUSTED, "
-             "after which a worker waits for ",
+      Concat("least_worker: turns of the worker with the fewest. refused: calls that got "
+             "RESOURCE_EXHAUSTED; the worker retries after ",
              kRetry.count(), " ms")};
   return report;
 }

@@ -1,6 +1,6 @@
-// tessera bench scale: what it costs to begin, fill, fork and free a sequence while few or many
-// others live. Each number of living sequences has a daemon of its own, and all are asked in turns,
-// so that they see the same minutes of the machine.
+// tessera bench scale: latency of creating, filling, forking and freeing a sequence while few or
+// many others are alive. Each number of live sequences has its own daemon; the daemons take turns,
+// so that all see the same load of the machine.
 
 #include <array>
 #include <chrono>
@@ -25,19 +25,19 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::uint32_t kSessions = 16;
 constexpr std::uint32_t kLiving[] = {10, 100, 1000};
-constexpr std::uint64_t kTokens = kernels::kTileEntries;  // of each sequence: a tile in every lane
-// Twice as much as the sequences take, in whole gibibytes: nothing is moved out for want of memory.
+constexpr std::uint64_t kTokens = kernels::kTileEntries;  // per sequence: one tile in every lane
+// Twice what the sequences need, in GiB, so that nothing is offloaded.
 std::uint64_t PoolGib(std::uint64_t sequence_bytes, std::uint32_t living) {
   return 2 + (2 * living * sequence_bytes >> 30);
 }
 
-// What is timed of a sequence's life, in this order.
+// The timed operations, in order.
 enum Op : std::uint8_t { kCreate, kAppend, kFork, kFreeFork, kFree };
 constexpr const char* kOpNames[] = {"create", "append_first_tile", "fork", "free_fork", "free"};
 constexpr std::size_t kOps = std::size(kOpNames);
 using Times = std::array<std::vector<double>, kOps>;  // microseconds
 
-// Calls `act`, and remembers how long it took where it went well.
+// Calls `act` and records its time if it succeeds.
 template <typename Act>
 absl::Status Timed(std::vector<double>& times, const Act& act) {
   const Clock::time_point begun = Clock::now();
@@ -47,7 +47,7 @@ absl::Status Timed(std::vector<double>& times, const Act& act) {
   return status;
 }
 
-// A daemon, and sessions that keep so many sequences alive.
+// A daemon, and sessions that keep `living` sequences alive.
 class Population {
  public:
   static absl::StatusOr<std::unique_ptr<Population>> Open(const SyntheticShape& shape,
@@ -73,7 +73,8 @@ class Population {
       }
       population->living_.push_back(std::move(sequence));
     }
-    // A session makes its staging arena when it first appends; with few sequences some have not.
+    // A session creates its staging arena at its first append. With few sequences, some sessions
+    // have not appended yet.
     for (std::uint32_t i = 0; i < kSessions; ++i) {
       if (absl::Status status = population->OneMore(); !status.ok()) return status;
     }
@@ -81,7 +82,7 @@ class Population {
     return population;
   }
 
-  // The whole life of one more sequence, and of a fork of one that lives.
+  // Runs all operations on one more sequence and on a fork of a live one.
   absl::Status OneMore() {
     client::Sequence sequence;
     absl::Status status = Begin(sequence, steady_);
@@ -108,7 +109,7 @@ class Population {
         key_(rows.KeysOfAllLayers(0, kTokens)),
         value_(rows.ValuesOfAllLayers(0, kTokens)) {}
 
-  // The sessions take turns.
+  // Creates and fills a sequence in the next session.
   absl::Status Begin(client::Sequence& sequence, Times& times) {
     Session& session = sessions_[begun_++ % sessions_.size()];
     absl::StatusOr<client::Sequence> created;
@@ -162,7 +163,7 @@ absl::StatusOr<Report> RunScale(const Options& options) {
   rows.Grow(kTokens);
   std::vector<std::unique_ptr<Population>> populations;
   for (const std::uint32_t living : kLiving) {
-    Progress(Concat(living, " sequences"));
+    Progress(Concat(living, " live sequences"));
     absl::StatusOr<std::unique_ptr<Population>> population = Population::Open(shape, rows, living);
     if (!population.ok()) return population.status();
     populations.push_back(*std::move(population));
@@ -170,7 +171,7 @@ absl::StatusOr<Report> RunScale(const Options& options) {
   const int rounds = options.quick ? 100 : 1000;
   for (int round = 0; round < rounds; ++round) {
     if (round % 100 == 0) Progress(Concat("round ", round, " of ", rounds));
-    // Each goes first as often as the others.
+    // Rotate the order, so that each daemon is first equally often.
     for (std::size_t i = 0; i < populations.size(); ++i) {
       Population& population = *populations[(round + i) % populations.size()];
       if (absl::Status status = population.OneMore(); !status.ok()) return status;
@@ -190,10 +191,10 @@ absl::StatusOr<Report> RunScale(const Options& options) {
   report.notes = {Concat("sequences of ", shape.layers * shape.kv_heads, " lanes with ", kTokens,
                          " dense tokens each, head_dim ", shape.head_dim, ", in ", kSessions,
                          " sessions that take turns, one call at a time"),
-                  Concat("_at_N: a daemon in which N others live; ", rounds,
-                         " sequences one after another in each, the daemons in turns"),
+                  Concat("_at_N: a daemon with N other live sequences. ", rounds,
+                         " sequences one after another in each; the daemons take turns"),
                   Concat("_growing: the first ", populations.back()->living(),
-                         " of them, while the pool grows by extents; fork: of one that lives")};
+                         " sequences, while the pool grows by extents. fork: of a live sequence")};
   return report;
 }
 

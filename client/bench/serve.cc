@@ -1,5 +1,5 @@
-// tessera bench serve: a model that decodes in batches through a daemon, against the same model
-// with a dense cache in its own memory.
+// tessera bench serve: the recall model decodes batches through a daemon, compared with the same
+// model and a dense cache in the worker's memory.
 
 #include <algorithm>
 #include <atomic>
@@ -26,17 +26,17 @@ namespace tessera::cli::bench {
 
 namespace {
 
-// Steps of one batch before the next one has its turn: about as long as a scheduler's slice. One
-// more comes before them and is not counted: caches hold what the batch before has read.
+// Steps of one batch before the next batch has its turn: about a scheduler's time slice. One more,
+// uncounted step comes first, since the CPU caches hold the previous batch's data.
 constexpr std::uint32_t kSliceSteps = 4;
 constexpr std::uint32_t kStepsOfTurn = kSliceSteps + 1;
-constexpr std::uint32_t kMostTokens = 2048;  // of a prompt
-// Batches of each side, opened by turns: which pages of memory a batch gets moves it by several
-// percent, in either direction, for as long as it lives.
+constexpr std::uint32_t kMostTokens = 2048;  // per prompt
+// Batches of each side, opened alternately: the memory pages a batch gets change its speed by
+// several percent for its lifetime.
 constexpr std::uint32_t kPairs = 4;
 
-// Batches of so many sequences with a cache of the worker's own, against such in a daemon. Each
-// contest is by itself, so that what a daemon still does for one policy does not burden another.
+// A comparison of batches with a local cache and batches in a daemon. Contests run one after
+// another, so that a daemon's background work for one policy does not affect another.
 struct Contest {
   std::string name;
   std::string policy;
@@ -56,7 +56,7 @@ std::vector<Contest> ContestsOf(std::uint32_t k) {
   return contests;
 }
 
-// A prompt, computed once: rows of every layer.
+// Rows of every layer of a prompt, computed once.
 struct PromptRows final : llm::Attention {
   explicit PromptRows(const llm::Config& c) : config(c) {}
   absl::Status Attend(const llm::LayerRows& rows, std::span<float> output) override {
@@ -101,10 +101,10 @@ absl::StatusOr<Shared> Prepare(std::uint32_t tokens, std::uint32_t seed) {
   return shared;
 }
 
-// A side's batch in one worker.
+// One batch of one worker, with a local cache or in the daemon.
 class Batch {
  public:
-  // With room for so many steps.
+  // A local cache with room for `steps` steps.
   static std::unique_ptr<Batch> OpenOwn(const Shared& shared, client::Worker& worker,
                                         std::uint32_t sequences, std::uint32_t steps) {
     std::unique_ptr<Batch> batch(new Batch(shared, worker, sequences));
@@ -197,11 +197,11 @@ class Batch {
   std::vector<llm::TokenId> next_;
 };
 
-// Of one side's batches, over all workers.
+// Figures of one side's batches, over all workers.
 struct Measured {
   std::vector<double> step_ms;
-  std::vector<double> slice_seconds;  // of all workers, begun and ended together
-  std::vector<double> round_seconds;  // of a round's slices
+  std::vector<double> slice_seconds;  // all workers start and end a slice together
+  std::vector<double> round_seconds;  // sum of the round's slices
   double daemon_seconds = 0;
   std::uint64_t pool_bytes = 0;
 };
@@ -211,7 +211,7 @@ struct Outcome {
   Measured daemon;
 };
 
-// The threads of the workers, in step: all are in the same slice of the same batch.
+// The worker threads, synchronised by barriers: all run the same slice of the same batch.
 class Race {
  public:
   Race(const Shared& shared, const LocalDaemon& daemon, const Contest& contest,
@@ -234,11 +234,11 @@ class Race {
   }
 
  private:
-  // Of one worker.
   struct Entrant {
     std::unique_ptr<Batch> batch;
-    Measured* measured;  // of its side
+    Measured* measured;  // its side's figures
   };
+  // State of one worker.
   struct Mine {
     std::unique_ptr<client::Worker> worker;
     std::vector<Entrant> entrants;
@@ -253,7 +253,7 @@ class Race {
         mine.worker->RegisterModel(llm::GeometryOf(shared_.model->config(), "recall"));
     if (!model.ok()) return model.status();
     for (std::uint32_t i = 0; i < 2 * kPairs; ++i) {
-      // own, daemon, daemon, own, ...: pages that come first are the slower ones.
+      // Order: own, daemon, daemon, own, ... since the first pages are slower.
       if ((i + 1) / 2 % 2 == 0) {
         mine.entrants.push_back({Batch::OpenOwn(shared_, *mine.worker, contest_.sequences,
                                                 (rounds_ + 1) * kStepsOfTurn),
@@ -268,11 +268,11 @@ class Race {
     return absl::OkStatus();
   }
 
-  // Whoever fails goes on to every barrier, so that nobody waits in vain.
+  // A worker that fails still arrives at every barrier, so that no other worker hangs.
   void Work(bool first) {
     Mine mine;
     Note(Open(mine));
-    std::mt19937_64 random(seed_);  // alike in all workers
+    std::mt19937_64 random(seed_);  // the same order in all workers
     std::vector<std::size_t> order(2 * kPairs);
     std::iota(order.begin(), order.end(), std::size_t{0});
     for (std::uint32_t round = 0; round <= rounds_; ++round) {
@@ -280,7 +280,7 @@ class Race {
         outcome_.own.round_seconds.push_back(0);
         outcome_.daemon.round_seconds.push_back(0);
       }
-      // So that none always follows the same one.
+      // Random order, so that no batch always follows the same one.
       std::shuffle(order.begin(), order.end(), random);
       for (const std::size_t entrant : order) Slice(mine, entrant, first, round > 0);
     }
@@ -332,7 +332,7 @@ class Race {
   const std::uint32_t rounds_;
   const std::uint64_t seed_;
   std::barrier<> barrier_;
-  std::mutex mutex_;  // over what follows
+  std::mutex mutex_;  // guards status_ and outcome_
   absl::Status status_;
   Outcome outcome_;
   std::atomic<bool> failed_{false};
@@ -374,34 +374,33 @@ absl::StatusOr<Report> RunServe(const Options& options) {
   const std::uint32_t tokens = options.tokens.value_or(1024);
   if (tokens > kMostTokens) {
     return absl::InvalidArgumentError(
-        Concat("--tokens is ", tokens, "; the recall model reads ", kMostTokens, " at most"));
+        Concat("--tokens is ", tokens, "; the recall model's limit is ", kMostTokens, " tokens"));
   }
   Report report{.name = "serve"};
-  Progress("a prompt");
+  Progress("computing the prompt");
   absl::StatusOr<std::unique_ptr<LocalDaemon>> daemon = LocalDaemon::Start({});
   if (!daemon.ok()) return daemon.status();
   absl::StatusOr<Shared> shared = Prepare(tokens, static_cast<std::uint32_t>(options.seed));
   if (!shared.ok()) return shared.status();
   shared->address = (*daemon)->address();
   for (const Contest& contest : ContestsOf(options.sequences)) {
-    Progress(Concat(contest.name, ": ", kPairs, " batches against as many"));
+    Progress(Concat(contest.name, ": ", kPairs, " batches on each side"));
     const absl::StatusOr<Outcome> outcome = Race(*shared, **daemon, contest, options).Run();
     if (!outcome.ok()) return outcome.status();
     AddRows(contest, *outcome, options.workers, report);
   }
   report.notes = {
       Concat(options.workers, " workers, each with batches of 1 and ", options.sequences,
-             " sequences of ", shared->prompt.size(), " tokens and more; the recall model, ",
-             "one thread a worker"),
-      "own: a dense cache in the worker's memory, on huge pages where there are any, read by the "
-      "same kernels",
-      Concat("for each row ", kPairs, " batches in the daemon and ", kPairs,
-             " in the worker's memory, opened by turns; slices of ", kSliceSteps,
-             " steps, and one before them that is not counted, in an order that is drawn for each "
-             "round"),
-      "ratio: time of a round's slices against the baseline's, median over rounds; p50, p99: of "
-      "one step, which is a token of every sequence",
-      "daemon %: of one core, while its batches decoded"};
+             " sequences, from ", shared->prompt.size(), " tokens on; the recall model, ",
+             "one thread per worker"),
+      "own: a dense cache in the worker's memory, on huge pages if available, read by the same "
+      "kernels",
+      Concat("each row: ", kPairs, " batches in the daemon and ", kPairs,
+             " in the worker's memory, opened alternately. A slice has ", kSliceSteps,
+             " steps after one uncounted step; the order of slices is random in each round"),
+      "ratio: time of a round's slices divided by the baseline's, median over rounds. p50, p99: of "
+      "one step, which decodes one token of every sequence",
+      "daemon CPU %: of one core, while its batches decoded"};
   return report;
 }
 

@@ -1,5 +1,5 @@
-// tessera bench sharing: what a published head saves the workers that fork it: the memory of copies
-// of their own, and the time to compute one. And how fast it is found among many.
+// tessera bench sharing: memory and time that workers save by forking one published prefix, and
+// the latency of Match among many prefixes.
 
 #include <algorithm>
 #include <array>
@@ -31,17 +31,17 @@ double MsSince(Clock::time_point begun) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begun).count();
 }
 
-// A daemon with a worker that may wait for long compressions.
+// A daemon and a worker with a timeout long enough for large compressions.
 struct Bench {
   std::unique_ptr<LocalDaemon> daemon;
   std::unique_ptr<client::Worker> worker;
   client::Model model;
 };
 
-// One of them is kept from compressing prompts, so that tails never wait.
+// The compactor reserves one thread for tails.
 std::uint32_t CompactorThreads() { return std::thread::hardware_concurrency() + 1; }
 
-// `head_gib`: of dense rows, the most that are there at a time.
+// `head_gib`: the most dense rows held at any time.
 absl::StatusOr<Bench> Open(std::uint32_t layers, std::uint64_t head_gib) {
   Bench bench;
   absl::StatusOr<std::unique_ptr<LocalDaemon>> daemon = LocalDaemon::Start(
@@ -61,10 +61,10 @@ absl::StatusOr<Bench> Open(std::uint32_t layers, std::uint64_t head_gib) {
   return bench;
 }
 
-// What the pool holds for sequences and prefixes, by its own books.
+// Pool bytes of sequences and prefixes, from the daemon's accounts.
 struct Held {
-  double kv = 0;     // tiles, tables, rotations, snapshots, sequences and the index of prefixes
-  double tails = 0;  // rings of those that decode
+  double kv = 0;     // tiles, tables, rotations, snapshots, sequences and the prefix index
+  double tails = 0;  // tail rings of decoding sequences
 };
 
 absl::StatusOr<Held> Settled(client::Worker& worker) {
@@ -102,9 +102,9 @@ absl::Status Append(client::Sequence& sequence, const GeneratedPrompt& prompt,
   return sequence.Append(tensors).status();
 }
 
-// ---- copies of their own
+// ---- private copies
 
-// Of one layer: as many dense copies as there are workers, all of them held at a time.
+// One layer: one dense copy per worker, all held at the same time.
 absl::StatusOr<double> MeasurePrivate(const GeneratedPrompt& prompt) {
   const SharedHead layer = {.layers = 1, .tokens = static_cast<std::uint32_t>(prompt.tokens)};
   absl::StatusOr<Bench> bench = Open(1, 1 + (kWorkers * DenseBytes(layer) >> 30));
@@ -136,7 +136,7 @@ struct Shared {
   double Computed() const { return append_ms + compress_ms + token.open_ms + token.attend_ms; }
 };
 
-// As a worker without sharing would: layer by layer, so that dense rows are there of one at a time.
+// As a worker without sharing would: layer by layer, so that only one layer is dense at a time.
 absl::Status Compute(const GeneratedPrompt& prompt, std::uint32_t layers,
                      client::Sequence& sequence, Shared& shared) {
   for (std::uint32_t layer = 0; layer < layers; ++layer) {
@@ -165,7 +165,7 @@ absl::StatusOr<Shared> MeasureShared(const GeneratedPrompt& prompt, const Shared
   const Clock::time_point begun = Clock::now();
   if (status = sequence->Publish(TokenIds(head.tokens, 0)).status(); !status.ok()) return status;
   shared.publish_ms = MsSince(begun);
-  // Before its first token and after its publication: it and the prefix share all they have.
+  // After publication and before the first token the sequence and the prefix share everything.
   absl::StatusOr<Held> held = Settled(worker);
   if (!held.ok()) return held.status();
   shared.of_one = *held;
@@ -182,8 +182,8 @@ absl::StatusOr<Shared> MeasureShared(const GeneratedPrompt& prompt, const Shared
     const absl::StatusOr<JoinTimes> times = (*other)->Join();
     if (!times.ok()) return times.status();
     if (times->token.lse != token->lse) {
-      return absl::InternalError(Concat("worker ", i + 1, " read ", times->token.lse,
-                                        " where the first had read ", token->lse));
+      return absl::InternalError(Concat("worker ", i + 1, " computed lse ", times->token.lse,
+                                        ", the first worker ", token->lse));
     }
     shared.joins.push_back(*times);
     others.push_back(*std::move(other));
@@ -213,22 +213,22 @@ void AddMemory(const SharedHead& head, double private_layer, const Shared& share
   report.Add(
       {.name = Concat("tails_of_", kWorkers), .value = shared.of_all.tails / kMib, .unit = "MiB"});
   report.notes.push_back(
-      Concat("memory: by the daemon's own books (tiles, tables, rotations, snapshots, sequences, "
-             "index of prefixes), of a head of ",
+      Concat("memory: from the daemon's accounts (tiles, tables, rotations, snapshots, sequences, "
+             "prefix index), for a prefix of ",
              head.tokens, " tokens, ", head.layers, " layers x ", kKvHeads, " kv heads, head_dim ",
              kHeadDim, ", bf16"));
   report.notes.push_back(Concat("private_dense_one_layer: ", kWorkers,
-                                " dense copies of one layer, held at a time; "
+                                " dense copies of one layer, held at the same time. "
                                 "private_dense_arithmetic: that times ",
                                 head.layers,
-                                " layers, not measured (lanes are independent of each other); "
+                                " layers, not measured (lanes are independent). "
                                 "private_packed_arithmetic: ",
                                 kWorkers, " times shared_by_1, not measured"));
   report.notes.push_back(
-      Concat("shared_by_", kWorkers, ": measured, one worker that published it under ",
+      Concat("shared_by_", kWorkers, ": measured, one worker that published the prefix under ",
              kSharedPolicy, " and ", kWorkers - 1,
-             " processes that forked it, each a token further; tails: their rings for what they "
-             "decode, which private copies would take too"));
+             " processes that forked it and decoded one token each. tails: their tail rings, which "
+             "private copies would need, too"));
 }
 
 void AddTimes(const Shared& shared, Report& report) {
@@ -258,15 +258,15 @@ void AddTimes(const Shared& shared, Report& report) {
                 .ratio = shared.Computed() / value});
   }
   report.notes.push_back(
-      Concat("compute: what a worker without sharing has the daemon do for it, appending and "
-             "compressing the head layer by layer, one after the other, up to its first attention; "
-             "the model's own prefill comes on top. Once, by ",
+      Concat("compute: the daemon's work for a worker without sharing: append and compress the "
+             "prefix layer by layer, then the first attention. The model's own prefill is not "
+             "included. Measured once, with ",
              CompactorThreads() - 1, " compactor threads"));
   report.notes.push_back(
       Concat("join: medians of workers 2 to ", kWorkers,
-             ", one after another, attached before; first_attend: match, fork, open (the tail's "
-             "rings are made, the pool is mapped) and attention of the first layer, which takes "
-             "in the mapping's page faults; slowest: of the same workers"));
+             ", one after another, already attached. first_attend: match, fork, open (tail rings "
+             "are created, the pool is mapped) and attention of the first layer with the page "
+             "faults of the mapping. slowest: the slowest of these workers"));
 }
 
 }  // namespace
@@ -275,7 +275,7 @@ absl::StatusOr<Report> RunSharing(const Options& options) {
   Report report{.name = "sharing"};
   const SharedHead head = {.layers = options.layers.value_or(options.quick ? 2 : 32),
                            .tokens = options.tokens.value_or(options.quick ? 4096 : 64 * 1024)};
-  Progress("making rows");
+  Progress("generating rows");
   const GeneratedPrompt prompt = MakePrompt(head.tokens, options.seed);
   const absl::StatusOr<double> private_layer = MeasurePrivate(prompt);
   if (!private_layer.ok()) return private_layer.status();

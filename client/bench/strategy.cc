@@ -1,5 +1,5 @@
-// tessera bench strategy: what a segment's strategy costs when it is made, and what every full
-// update buffer costs when it is packed with one. One thread.
+// tessera bench strategy: time to compute a segment's strategy, and to encode a full update buffer
+// (one tile) with it. One thread.
 
 #include "kernels/strategy/strategy.h"
 
@@ -26,7 +26,7 @@ namespace tessera::cli::bench {
 namespace {
 
 constexpr std::uint32_t kSegmentTokens = 4096;
-// The model of the row per token.
+// The model whose cost per token is reported.
 constexpr std::uint32_t kLayers = 32;
 constexpr std::uint32_t kKvHeads = 8;
 constexpr std::uint32_t kQueryHeads = 32;
@@ -34,12 +34,12 @@ constexpr std::uint32_t kLanes = kLayers * kKvHeads;
 
 struct Step {
   std::string name;
-  std::uint32_t times = 1;  // in one measurement
+  std::uint32_t times = 1;  // calls per measurement
   std::function<void()> act;
-  std::vector<double> seconds = {};  // each, by round
+  std::vector<double> seconds = {};  // per call, by round
 };
 
-// Every step once a round, one after another, so that what disturbs a round disturbs all.
+// Each round measures every step, so that a disturbance affects all steps.
 void Measure(std::uint32_t rounds, std::vector<Step>& steps) {
   for (std::uint32_t round = 0; round <= rounds; ++round) {
     Progress(Concat("measuring, round ", round, " of ", rounds));
@@ -52,7 +52,7 @@ void Measure(std::uint32_t rounds, std::vector<Step>& steps) {
   }
 }
 
-// Sums of steps, round by round.
+// The median over rounds of the steps' sum.
 double MedianOf(const std::vector<const Step*>& steps) {
   std::vector<double> sums(steps.front()->seconds.size());
   for (const Step* step : steps) {
@@ -69,9 +69,9 @@ double MedianRatio(const Step& step, const Step& against) {
   return Median(ratios);
 }
 
-// A segment, its strategy, and the update buffers that fill up behind it, those of all of the
-// model's lanes: each with rows, rotations and moments of its own, so that none is found in a cache
-// because the one before had it there. Their numbers are the same.
+// A segment, its strategy, and one update buffer per lane of the model. Every lane has its own copy
+// of rows, rotations and moments (equal values), so that no lane finds its data in a CPU cache
+// because of the previous lane.
 class Scene {
  public:
   explicit Scene(const GeneratedKv& kv)
@@ -111,7 +111,7 @@ class Scene {
     AddMoments(segment_, keys, values);
   }
 
-  // As the daemon does it, lane after lane: the lane's rotations are laid out for encoding first.
+  // As the daemon does it: prepares the lane's rotations, then encodes, lane after lane.
   void Encode() {
     Lane& lane = lanes_[encoded_++ % kLanes];
     kernels::RotationView rotation = strategy_.view();
@@ -158,7 +158,7 @@ class Scene {
   struct Lane {
     explicit Lane(std::uint32_t head_dim) : keys(head_dim), values(head_dim) {}
     kernels::AlignedBytes rows;  // K, then V
-    kernels::LaneRows buffer;    // into `rows`
+    kernels::LaneRows buffer;    // points into `rows`
     kernels::AlignedBytes rotations;
     kernels::AlignedBytes tile;
     kernels::AlignedBytes summaries;
@@ -196,8 +196,8 @@ void AddSegmentRows(const std::vector<Step>& steps, std::uint32_t head_dim, Repo
               .unit = "1/s/core"});
 }
 
-// One decode step's attention of a layer over 64K dense tokens, on one thread: what the update
-// buffer's share is measured against.
+// One decode step's attention in one layer over 64K dense tokens, on one thread: the baseline of
+// the update buffer's share.
 class DenseStep {
  public:
   static absl::StatusOr<std::unique_ptr<DenseStep>> Make(std::uint32_t head_dim) {
@@ -266,7 +266,7 @@ void AddTileRows(const std::vector<Step>& steps, std::uint32_t head_dim, Report&
   report.Add({.name = Concat("update_buffer", size, "_", kLayers, "x", kKvHeads),
               .value = tile * 1e6 * kLayers * kKvHeads / kernels::kTileEntries,
               .unit = "us/token"});
-  // Of one lane both: a token's part of a tile, and a step's attention.
+  // Both per lane: a token's share of a tile, and the attention of a step.
   const double dense = MedianOf({&steps[6]}) / kKvHeads;
   report.Add({.name = Concat("dense_step", size, "_64k"), .value = dense * 1e6, .unit = "us/lane"});
   report.Add({.name = Concat("update_buffer", size, "_share_of_64k"),
@@ -293,8 +293,8 @@ absl::Status MeasureHeadDim(std::uint32_t head_dim, const Options& options, Repo
       {.name = "moments_of_tile", .times = kTiles, .act = [&] { scene.SumUpTile(); }}};
   steps.push_back({.name = "dense_step", .act = [&] { (*dense)->Attend(); }});
   Measure(options.quick ? 7 : 21, steps);
-  if (!(*dense)->attended()) return absl::InternalError("the dense step could not be attended");
-  if (!scene.all_encoded()) return absl::InternalError("a generated tile could not be encoded");
+  if (!(*dense)->attended()) return absl::InternalError("attention of the dense step failed");
+  if (!scene.all_encoded()) return absl::InternalError("encoding a generated tile failed");
   AddSegmentRows(steps, head_dim, report);
   AddTileRows(steps, head_dim, report);
   const kernels::TileShape& chosen = scene.strategy().shape;
@@ -315,10 +315,10 @@ absl::StatusOr<Report> RunStrategy(const Options& options) {
     if (!status.ok()) return status;
   }
   report.notes.push_back(Concat(
-      "generated bf16 rows, seed ", options.seed, ", one lane, one thread; segments of ",
+      "generated bf16 rows, seed ", options.seed, ", one lane, one thread. Segments of ",
       kSegmentTokens, " tokens, tiles of ", kernels::kTileEntries,
-      "; K and V in every row but eigen, which is one matrix of double; strategies: with the "
-      "segment's moments; update buffer: encode, loss and moments; medians over rounds"));
+      ". All rows cover K and V, except eigen: one matrix in double. strategies: including the "
+      "segment's moments. update_buffer: encode, loss and moments. Medians over rounds"));
   return report;
 }
 

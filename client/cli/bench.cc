@@ -17,23 +17,17 @@ namespace tessera::cli {
 namespace bench {
 namespace {
 constexpr Benchmark kBenchmarks[] = {
-    {"attend", "packed and selected attention against dense, dense against a plain read",
-     RunAttend},
-    {"compaction", "what background compaction saves, and what it costs whoever decodes meanwhile",
-     RunCompaction},
-    {"fidelity", "what each part of packing is worth, in attention that comes out right",
-     RunFidelity},
-    {"gpu", "the kernels on a GPU, against copying what they read and against dense attention",
-     RunGpu},
-    {"overhead", "what the daemon adds where the kernel costs nothing", RunOverhead},
-    {"policies", "what each policy keeps of attention, at equal budgets, through a daemon",
-     RunPolicies},
-    {"pressure", "what becomes of throughput when workers hold more than the pool", RunPressure},
-    {"scale", "what a sequence's life costs while few or many others live", RunScale},
-    {"serve", "a model that decodes through a daemon, against the same with a cache of its own",
-     RunServe},
-    {"sharing", "what a published head saves those who fork it: memory, and time", RunSharing},
-    {"strategy", "what it costs to choose a strategy, and to pack a full tile", RunStrategy},
+    {"attend", "speed of packed and selected attention compared with dense attention", RunAttend},
+    {"compaction", "memory that compaction saves, and decode latency while it runs", RunCompaction},
+    {"fidelity", "attention error of each part of the packed format, at equal bytes", RunFidelity},
+    {"gpu", "speed of the GPU kernels compared with a device copy and dense attention", RunGpu},
+    {"overhead", "cost that client and daemon add to a nearly free attention call", RunOverhead},
+    {"policies", "attention error of each policy at equal budgets, through a daemon", RunPolicies},
+    {"pressure", "throughput while sequences exceed the pool", RunPressure},
+    {"scale", "latency of create, append, fork and free with 10 to 1,000 live sequences", RunScale},
+    {"serve", "decoding through a daemon compared with a cache in the worker's memory", RunServe},
+    {"sharing", "memory and time that one published prefix saves 8 workers", RunSharing},
+    {"strategy", "time to compute a strategy and to encode a tile", RunStrategy},
 };
 
 std::string List() {
@@ -87,31 +81,37 @@ void ProgressDone() {
 int RunBench(std::span<const std::string_view> args) {
   return RunWithArguments(
       Flags(Concat("Usage: tessera bench NAME [--quick] [--json]\n\n"
-                   "Figures are ratios measured in one run; absolute times differ by machine.\n\n",
+                   "Runs one benchmark. Ratios compare rows of one run; absolute times are valid\n"
+                   "for this machine only.\n\n"
+                   "Examples:\n"
+                   "  tessera bench serve --quick\n"
+                   "  tessera bench attend --json\n\n"
+                   "Benchmarks:\n",
                    bench::List()),
-            {{"quick", "", "finish within a minute on two cores", ""},
-             {"json", "", "one JSON object instead of the table", ""},
-             {"address", "ADDRESS", "for decode-loop and sharing-worker: the daemon", ""},
-             {"steps", "N", "for decode-loop: steps", "1000"},
-             {"threads", "N", "threads of the kernels; 0: one per core", "0"},
-             {"sequences", "N", "for serve: in each worker's batch", "16"},
+            {{"quick", "", "Finish within a minute on two cores.", ""},
+             {"json", "", "Print one JSON object instead of the table.", ""},
+             {"address", "ADDRESS", "Internal: daemon of decode-loop and sharing-worker.", ""},
+             {"steps", "N", "Internal: steps of decode-loop.", "1000"},
+             {"threads", "N", "Kernel threads. 0: one per core.", "0"},
+             {"sequences", "N", "serve: sequences in the batch of each worker.", "16"},
              {"tokens", "N",
-              "of each prompt; serve, 1024 unless given; policies, 8192; sharing, 65536", ""},
-             {"layers", "N", "of the model; for scale and sharing, 32 unless given", ""},
-             {"workers", "N", "for serve: each a thread with a session", "1"},
-             {"seed", "N", "of the rows that fidelity, policies and strategy generate", "1"}}),
+              "Tokens per prompt. Defaults: serve 1024, policies 8192, sharing 65536.", ""},
+             {"layers", "N", "scale, sharing: layers of the model. Default: 32.", ""},
+             {"workers", "N", "serve: workers, each a thread with its own session.", "1"},
+             {"seed", "N", "Seed of generated rows and prompts.", "1"}}),
       args, [](const Flags& flags) -> absl::Status {
         const absl::StatusOr<bench::Options> options = bench::OptionsOf(flags);
         if (!options.ok()) return options.status();
         if (flags.positional().size() != 1) {
-          return absl::InvalidArgumentError(Concat("name one benchmark:\n", bench::List()));
+          return absl::InvalidArgumentError(
+              Concat("expected the name of one benchmark:\n", bench::List()));
         }
-        // Not a benchmark: the program whose system calls `overhead` counts.
+        // Not a benchmark: the child process whose system calls `overhead` counts.
         if (flags.positional()[0] == "decode-loop") {
           absl::StatusOr<std::uint64_t> steps = flags.Number("steps", 1, 1'000'000);
           return steps.ok() ? bench::RunDecodeLoop(flags.Get("address"), *steps) : steps.status();
         }
-        // Likewise: the processes that `sharing` starts.
+        // Not a benchmark: the child processes of `sharing`.
         if (flags.positional()[0] == "sharing-worker") {
           return bench::RunSharingWorker(
               flags.Get("address"),
@@ -125,8 +125,8 @@ int RunBench(std::span<const std::string_view> args) {
           std::fputs((flags.Has("json") ? report->Json() : report->Text()).c_str(), stdout);
           return absl::OkStatus();
         }
-        return absl::InvalidArgumentError(
-            Concat("no benchmark \"", flags.positional()[0], "\"; there are:\n", bench::List()));
+        return absl::InvalidArgumentError(Concat("unknown benchmark \"", flags.positional()[0],
+                                                 "\"; expected one of:\n", bench::List()));
       });
 }
 

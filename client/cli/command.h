@@ -1,4 +1,4 @@
-// A subcommand of `tessera`, and the list of them.
+// The subcommands of `tessera`.
 #pragma once
 
 #include <span>
@@ -27,7 +27,7 @@ int RunRestore(std::span<const std::string_view> args);
 int RunEvict(std::span<const std::string_view> args);
 int RunDrain(std::span<const std::string_view> args);
 int RunWorker(std::span<const std::string_view> args);
-// Likewise, on GPUs of the caller's choice.
+// RunWorker on the given GPUs, for tests.
 int RunWorkerOn(const client::GpuPlatform& gpus, std::span<const std::string_view> args);
 int RunBench(std::span<const std::string_view> args);
 int RunEval(std::span<const std::string_view> args);

@@ -1,4 +1,5 @@
-// tessera eval: whether the recall model still answers from what policies leave of its cache.
+// tessera eval: measures how policies change the answers of the recall model, a toy trained for
+// exactly these tasks.
 
 #include <unistd.h>
 
@@ -61,13 +62,13 @@ std::vector<std::string> Split(std::string_view list) {
   return items;
 }
 
-// Each once: what came twice would be counted twice.
+// Skips duplicates, which would be counted twice.
 template <typename Value>
 void AddNew(Value value, std::vector<Value>& values) {
   if (std::ranges::find(values, value) == values.end()) values.push_back(std::move(value));
 }
 
-// What was given, or else what --quick, or its absence, means.
+// The flag's value, or its default with and without --quick.
 std::string Given(const Flags& flags, const char* name, const char* quick, const char* full) {
   if (flags.Has(name)) return flags.Get(name);
   return flags.Has("quick") ? quick : full;
@@ -81,7 +82,7 @@ absl::StatusOr<std::vector<Value>> Numbers(const char* name, const std::string& 
     const char* const end = item.data() + item.size();
     const auto result = std::from_chars(item.data(), end, value);
     if (result.ec != std::errc() || result.ptr != end) {
-      return absl::InvalidArgumentError(Concat("--", name, ": \"", item, "\" is no number"));
+      return absl::InvalidArgumentError(Concat("--", name, ": \"", item, "\" is not a number"));
     }
     AddNew(value, numbers);
   }
@@ -94,7 +95,8 @@ absl::StatusOr<std::vector<PolicyAt>> PoliciesOf(const Flags& flags) {
   if (!budgets.ok()) return budgets.status();
   for (const double budget : *budgets) {
     if (budget > 0 && budget <= 1) continue;
-    return absl::InvalidArgumentError(Concat("--budgets: ", budget, " is not above 0, up to 1"));
+    return absl::InvalidArgumentError(
+        Concat("--budgets: ", budget, " is out of range; a budget is above 0 and at most 1"));
   }
   std::vector<std::string> given = flags.positional();
   if (given.empty()) given.assign(std::begin(kDefaultPolicies), std::end(kDefaultPolicies));
@@ -115,8 +117,7 @@ absl::StatusOr<std::vector<Question>> QuestionsOf(const Flags& flags) {
   std::vector<Question> questions;
   for (const std::string& name : Split(flags.Get("question"))) {
     if (name != "blind" && name != "seen") {
-      return absl::InvalidArgumentError(
-          Concat("--question: \"", name, "\" is neither blind nor seen"));
+      return absl::InvalidArgumentError(Concat("--question: \"", name, "\" must be blind or seen"));
     }
     AddNew(name == "blind" ? Question::kBlind : Question::kSeen, questions);
   }
@@ -160,7 +161,7 @@ absl::StatusOr<EvaluationPlan> PlanOf(const Flags& flags) {
   return plan;
 }
 
-// One line on a terminal's stderr, with an estimate of what is left.
+// A progress bar on stderr with the remaining time, if stderr is a terminal.
 class ProgressLine {
  public:
   ProgressLine(const Results& results) {
@@ -186,7 +187,7 @@ class ProgressLine {
   }
 
  private:
-  // Of an answer, in no unit.
+  // Estimated work of one answer, in arbitrary units.
   static double WorkOf(const Unit& unit) { return 200 + unit.length; }
 
   const bool screen_ = ::isatty(STDERR_FILENO) != 0;
@@ -194,7 +195,7 @@ class ProgressLine {
   double all_ = 0, done_ = 0, before_ = 0;
 };
 
-// A line break is a word of the model.
+// Escapes line breaks, which are words of the model.
 std::string InOneLine(std::string text) {
   for (std::size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 2) {
     text.replace(at, 1, "\\n");
@@ -202,7 +203,7 @@ std::string InOneLine(std::string text) {
   return text;
 }
 
-// So many samples, from all over the plan.
+// `count` samples, spread evenly over the plan.
 std::string ExamplesText(const Results& results, std::uint64_t count) {
   std::string text;
   const EvaluationPlan& plan = results.plan();
@@ -210,14 +211,15 @@ std::string ExamplesText(const Results& results, std::uint64_t count) {
   const std::size_t stride = units == 0 ? 1 : std::max<std::size_t>(1, units / count);
   for (std::size_t i = 0; i < units && count != 0; i += stride, --count) {
     const Example& example = results.finished(i).example;
-    if (example.question.empty()) continue;  // finished by a run of an older version
+    if (example.question.empty()) continue;  // written by an older version
     const Unit& unit = results.units()[i];
     Append(text, unit.length, " tokens, then: ", example.question, "\n");
     Table table({{"policy", Align::kLeft}, {"answer", Align::kLeft}, {"", Align::kLeft}});
     for (std::size_t policy = 0; policy < plan.policies.size(); ++policy) {
       const std::string& answer = example.answers[policy];
-      table.Add({plan.policies[policy].Name(), InOneLine(answer),
-                 answer == example.answer ? "right" : "wrong, it is " + InOneLine(example.answer)});
+      table.Add(
+          {plan.policies[policy].Name(), InOneLine(answer),
+           answer == example.answer ? "right" : "wrong, expected " + InOneLine(example.answer)});
     }
     Append(text, table.Render(2), "\n");
   }
@@ -235,9 +237,9 @@ std::string Text(const Results& results, double dense_bytes_per_token, std::uint
     Table table(columns);
     for (const std::vector<std::string>& row : figures.rows) table.Add(row);
     Append(text,
-           question == Question::kBlind ? "blind, the question comes after"
-                                        : "the question is compressed with the text",
-           ": answers right in %\n\n", table.Render(), "\n");
+           question == Question::kBlind ? "blind (question after compression)"
+                                        : "seen (question compressed with the text)",
+           ", right answers in %\n\n", table.Render(), "\n");
   }
   for (std::size_t policy = 0; policy < plan.policies.size(); ++policy) {
     const std::string why = results.WhyRefused(policy);
@@ -276,9 +278,9 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
   return absl::InternalError(Concat("cannot write \"", path, "\""));
 }
 
-// Before the run, which may take hours.
+// Checked before the run, which may take hours.
 absl::Status CheckWritable(const std::string& path) {
-  std::error_code error;  // then it cannot be written, either
+  std::error_code error;  // ignored: opening the file fails, too
   const bool there = std::filesystem::exists(path, error);
   if (std::ofstream(path, std::ios::binary | std::ios::app)) {
     if (!there) std::filesystem::remove(path, error);
@@ -298,10 +300,10 @@ absl::Status RunPlan(const Flags& flags, Evaluation& evaluation, Evaluation::Run
       run.except.insert(unit.unit);
       results.Add(unit);
     }
-    std::fprintf(
-        stderr,
-        "%zu of %zu units are finished in %s; stop when you like: the same command goes on\n",
-        run.except.size(), results.units().size(), flags.Get("state").c_str());
+    std::fprintf(stderr,
+                 "%zu of %zu units are already finished in %s; the same command resumes an "
+                 "interrupted run\n",
+                 run.except.size(), results.units().size(), flags.Get("state").c_str());
   }
   ProgressLine progress(results);
   return evaluation.Run(results.plan(), run,
@@ -327,7 +329,7 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
   std::unique_ptr<bench::LocalDaemon> own;
   Door door = DoorOf(flags);
   if (door.address.empty()) {
-    // Every core for what compresses, which most of the time goes to; one thread is for tails.
+    // Compression takes most of the time: one thread per core, and one for tails.
     absl::StatusOr<std::unique_ptr<bench::LocalDaemon>> daemon =
         bench::LocalDaemon::Start({Concat("--compactor-threads=", cores + 1)});
     if (!daemon.ok()) return daemon.status();
@@ -343,7 +345,7 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
     const absl::StatusOr<std::unique_ptr<UnitRunner>> runner = (*evaluation)->Runner(*plan);
     return runner.ok() ? ServeUnits(**runner, UnitsOf(*plan).size()) : runner.status();
   }
-  // A worker process is this command again, at the same daemon.
+  // A worker process runs this command again, on the same daemon.
   std::vector<std::string> worker_args = {"eval"};
   worker_args.insert(worker_args.end(), args.begin(), args.end());
   worker_args.push_back("--serve-units");
@@ -356,8 +358,8 @@ absl::Status Evaluate(const Flags& flags, std::span<const std::string_view> args
                .start = [&] { return UnitProcess::Start(worker_args, *plan); }},
               results);
   if (absl::IsAborted(status) && flags.Has("state")) {
-    return absl::AbortedError(Concat(AsStringView(status.message()), "; what is finished is in ",
-                                     flags.Get("state"), ": run the same command again"));
+    return absl::AbortedError(Concat(AsStringView(status.message()), "; finished units are in ",
+                                     flags.Get("state"), ": run the same command to resume"));
   }
   if (!status.ok()) return status;
   std::fputs((flags.Has("json") ? Json(results) : Text(results, dense_bytes, *examples)).c_str(),
@@ -374,27 +376,36 @@ int RunEval(std::span<const std::string_view> args) {
   return RunWithArguments(
       Flags(
           "Usage: tessera eval [POLICY...] [--quick] [--json] [--report=FILE] [--state=FILE]\n\n"
-          "Asks a small model about needles in made-up text, its cache being what each policy\n"
-          "leaves. In a policy {} stands for each of --budgets, {tokens} for that share of the\n"
-          "text's tokens, {tokens/2} for half of those. Without policies: a choice of them.",
+          "Asks the recall model about needles in generated text, with its KV cache compressed by\n"
+          "each policy. The recall model is a toy: 3.5 million weights, 4 layers, a vocabulary of\n"
+          "768 words, trained by this project for exactly these tasks; its figures rank policies\n"
+          "and prove nothing about language models.\n\n"
+          "In a POLICY, {} is replaced by each of --budgets, {tokens} by that share of the text's\n"
+          "tokens, {tokens/2} by half of it. Without POLICY, ten default policies are compared.\n\n"
+          "Examples:\n"
+          "  tessera eval --quick --report=eval.html\n"
+          "  tessera eval dense 'chunkkv:budget={}' --budgets=0.2,0.5 --question=blind",
           WithDoorOrOwn(
-              {{"model", "FOLDER", "the recall model; none: that of this source tree", ""},
-               {"tasks", "LIST", "what is asked, or all", "niah_multikey,vt2,qa_place"},
-               {"lengths", "LIST", "of the texts, in tokens (default 512,2048; quick: 1024)", ""},
-               {"depths", "LIST", "where the needle lies, 0 to 1", "0,0.5,1"},
-               {"budgets", "LIST", "what replaces {}", "0.1,0.2,0.35,0.5"},
-               {"question", "LIST", "blind: it comes after compression; seen: before",
+              {{"model", "FOLDER", "Folder of the recall model. Unset: the source tree's.", ""},
+               {"tasks", "LIST", "Tasks, or all.", "niah_multikey,vt2,qa_place"},
+               {"lengths", "LIST", "Tokens per text. Default: 512,2048; with --quick: 1024.", ""},
+               {"depths", "LIST", "Positions of the needle in the text, from 0 to 1.", "0,0.5,1"},
+               {"budgets", "LIST", "Budgets that replace {}, above 0 and at most 1.",
+                "0.1,0.2,0.35,0.5"},
+               {"question", "LIST",
+                "blind: the question follows compression. seen: it is compressed with the text.",
                 "blind,seen"},
-               {"samples", "N", "of each task, length and depth (default 3; quick: 1)", ""},
-               {"seed", "N", "of the first sample", "70000000"},
-               {"batch", "N", "policies that decode together; 1: time the steps of each", "16"},
-               {"workers", "N", "worker processes; 0: one per core", "0"},
-               {"quick", "", "a minute instead of five, on two cores", ""},
-               {"state", "FILE", "what is finished; run again with the same flags, it goes on", ""},
-               {"report", "FILE", "one HTML page with charts", ""},
-               {"show", "N", "so many samples with everybody's answer", "0"},
-               {"json", "", "every cell, as JSON", ""},
-               {"serve-units", "", "what its worker processes are started with", ""}})),
+               {"samples", "N", "Samples per task, length and depth. Default: 3; with --quick: 1.",
+                ""},
+               {"seed", "N", "Seed of the first sample.", "70000000"},
+               {"batch", "N", "Policies per decode step. 1: time the steps of each policy.", "16"},
+               {"workers", "N", "Worker processes. 0: one per core.", "0"},
+               {"quick", "", "Finish within a minute on two cores.", ""},
+               {"state", "FILE", "Save finished units. The same command resumes the run.", ""},
+               {"report", "FILE", "Write an HTML page with charts.", ""},
+               {"show", "N", "Print N samples with the answer under each policy.", "0"},
+               {"json", "", "Print the figures of every cell as JSON.", ""},
+               {"serve-units", "", "Internal: run as a worker process.", ""}})),
       args, [args](const Flags& flags) { return Evaluate(flags, args); });
 }
 

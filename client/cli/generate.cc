@@ -1,4 +1,4 @@
-// tessera generate: a model goes on with a text, its cache being a daemon's.
+// tessera generate: continues a text with a model whose KV cache is in a daemon.
 
 #include "client/model/generate.h"
 
@@ -35,7 +35,8 @@ absl::StatusOr<llm::GenerateOptions> OptionsOf(const Flags& flags) {
   char* end = nullptr;
   const double temperature = std::strtod(text.c_str(), &end);
   if (text.empty() || *end != '\0' || !(temperature >= 0 && temperature <= 100)) {
-    return absl::InvalidArgumentError(Concat("--temperature is \"", text, "\", not 0 to 100"));
+    return absl::InvalidArgumentError(
+        Concat("--temperature is \"", text, "\"; it must be a number from 0 to 100"));
   }
   return llm::GenerateOptions{
       .max_tokens = static_cast<std::uint32_t>(*tokens),
@@ -45,7 +46,7 @@ absl::StatusOr<llm::GenerateOptions> OptionsOf(const Flags& flags) {
 
 struct Prompt {
   std::vector<llm::TokenId> tokens;
-  std::uint64_t head = 0;  // shared with other workers; 0: none of it
+  std::uint64_t head = 0;  // tokens of the shared prefix; 0: nothing is shared
 };
 
 absl::StatusOr<llm::StartedPrompt> Start(const llm::Model& model, client::Worker& worker,
@@ -56,7 +57,7 @@ absl::StatusOr<llm::StartedPrompt> Start(const llm::Model& model, client::Worker
         llm::PrefillShared(model, worker, registered,
                            {.tokens = prompt.tokens, .head = prompt.head, .policy = policy});
     if (started.ok()) {
-      std::fprintf(stderr, "the first %llu of %zu tokens: %s\n",
+      std::fprintf(stderr, "first %llu of %zu tokens: %s\n",
                    static_cast<unsigned long long>(prompt.head), prompt.tokens.size(),
                    started->found ? "found" : "computed and published");
     }
@@ -90,9 +91,9 @@ absl::StatusOr<std::vector<llm::TokenId>> GoOn(const llm::Model& model, const ll
 }
 
 absl::Status Generate(const Flags& flags) {
-  if (!flags.Has("model")) return absl::InvalidArgumentError("--model=FOLDER is needed");
+  if (!flags.Has("model")) return absl::InvalidArgumentError("--model=FOLDER is required");
   if (flags.positional().size() != 1) {
-    return absl::InvalidArgumentError("give one text, in quotes");
+    return absl::InvalidArgumentError("expected one TEXT; put it in quotes");
   }
   const absl::StatusOr<llm::GenerateOptions> options = OptionsOf(flags);
   if (!options.ok()) return options.status();
@@ -125,18 +126,25 @@ absl::Status Generate(const Flags& flags) {
 
 int RunGenerate(std::span<const std::string_view> args) {
   return RunWithArguments(
-      Flags("Usage: tessera generate --model=FOLDER TEXT\n\n"
-            "A model goes on with a text of words it knows, its cache being the daemon's.",
-            WithDoorOrOwn({{"model", "FOLDER", "config.json, model.safetensors, vocab.json", ""},
-                           {"policy", "POLICY", "what becomes of the cache", "dense"},
-                           {"share", "N",
-                            "the first N tokens, with one for the beginning: found where they have "
-                            "been published, else published",
-                            "0"},
-                           {"tokens", "N", "how many", "16"},
-                           {"temperature", "T", "0: always the likeliest token", "0"},
-                           {"top-k", "N", "among so many of the likeliest; 0: all", "0"},
-                           {"seed", "N", "of the draws", "0"}})),
+      Flags(
+          "Usage: tessera generate --model=FOLDER TEXT\n\n"
+          "Continues a text with a model whose KV cache is in the daemon. Every word of the text\n"
+          "must be in the model's vocabulary.\n\n"
+          "Example:\n"
+          "  tessera generate --model=tests/golden/recall --policy=mosaickv \\\n"
+          "    'what is the special number for lobster ? answer :'",
+          WithDoorOrOwn(
+              {{"model", "FOLDER",
+                "Folder with config.json, model.safetensors and vocab.json. Required.", ""},
+               {"policy", "POLICY", "Policy of the sequence.", "dense"},
+               {"share", "N",
+                "Share the first N tokens (<bos> counts as one): match a published prefix, or "
+                "publish it.",
+                "0"},
+               {"tokens", "N", "Tokens to generate.", "16"},
+               {"temperature", "T", "Sampling temperature. 0: always the likeliest token.", "0"},
+               {"top-k", "N", "Sample among the N likeliest tokens. 0: among all.", "0"},
+               {"seed", "N", "Seed of the sampler.", "0"}})),
       args, Generate);
 }
 

@@ -1,4 +1,4 @@
-// tessera: the operator's and the curious engineer's command.
+// tessera: the command line for operators and engineers.
 
 #include <cstdio>
 #include <string_view>
@@ -12,21 +12,21 @@ namespace tessera::cli {
 namespace {
 
 constexpr Command kCommands[] = {
-    {"status", "what a daemon holds, once", RunStatus},
-    {"top", "the same, live", RunTop},
-    {"describe", "one sequence, lane by lane", RunDescribe},
-    {"policies", "what a policy may say", RunPolicies},
-    {"policy", "give a sequence another policy", RunPolicy},
-    {"compress", "have a sequence compress what it holds", RunCompress},
-    {"prefixes", "published prefixes, and who uses them", RunPrefixes},
-    {"offload", "move a sequence to host memory until it is needed", RunOffload},
-    {"restore", "bring a sequence back before it is needed", RunRestore},
-    {"evict", "free a sequence, whoever owns it, or a prefix", RunEvict},
-    {"drain", "let a daemon finish and exit", RunDrain},
-    {"worker", "a small worker that decodes through a daemon and checks every result", RunWorker},
-    {"generate", "a model goes on with a text", RunGenerate},
-    {"eval", "whether a small model still answers from what policies keep", RunEval},
-    {"bench", "measure; 'tessera bench' lists what", RunBench},
+    {"status", "show the memory, tenants, sessions and sequences of a daemon", RunStatus},
+    {"top", "show the same live, with rates", RunTop},
+    {"describe", "show one sequence lane by lane", RunDescribe},
+    {"policies", "list policy terms and their options", RunPolicies},
+    {"policy", "change the policy of a sequence", RunPolicy},
+    {"compress", "compress what a sequence holds now, and wait", RunCompress},
+    {"prefixes", "list published prefixes", RunPrefixes},
+    {"offload", "move a sequence to the host tier", RunOffload},
+    {"restore", "move an offloaded sequence back to the pool", RunRestore},
+    {"evict", "free sequences or published prefixes", RunEvict},
+    {"drain", "refuse new sessions, and exit when the current ones end", RunDrain},
+    {"worker", "run a synthetic worker that checks every result", RunWorker},
+    {"generate", "continue a text with a model", RunGenerate},
+    {"eval", "measure how policies change a toy model's answers", RunEval},
+    {"bench", "run a benchmark; 'tessera bench --help' lists them", RunBench},
 };
 
 int Usage(std::FILE* out, int code) {
@@ -37,7 +37,7 @@ int Usage(std::FILE* out, int code) {
                  command.name.data(), static_cast<int>(command.summary.size()),
                  command.summary.data());
   }
-  std::fprintf(out, "\n'tessera COMMAND --help' lists a command's flags.\n");
+  std::fprintf(out, "\nRun 'tessera COMMAND --help' for the flags of a command.\n");
   return code;
 }
 
@@ -54,7 +54,7 @@ int Main(int argc, char** argv) {
   }
   std::vector<std::string_view> names;
   for (const Command& command : kCommands) names.push_back(command.name);
-  std::fprintf(stderr, "tessera: no command \"%.*s\"%s\n\n", static_cast<int>(args[0].size()),
+  std::fprintf(stderr, "tessera: unknown command \"%.*s\"%s\n\n", static_cast<int>(args[0].size()),
                args[0].data(), DidYouMean(args[0], names).c_str());
   return Usage(stderr, 2);
 }

@@ -1,4 +1,4 @@
-// tessera policies: what a policy may be made of, as the daemon tells it.
+// tessera policies: lists the policy terms and options that a daemon supports.
 
 #include <google/protobuf/util/json_util.h>
 
@@ -21,14 +21,14 @@ namespace tessera::cli {
 
 namespace {
 
-// Of text in cells.
+// Widths of wrapped table columns.
 constexpr std::size_t kMeaningColumns = 48;
 constexpr std::size_t kNeedsColumns = 28;
 constexpr std::size_t kPaperColumns = 26;
 constexpr std::size_t kRangeColumns = 24;
 constexpr std::size_t kOptionColumns = 96;
 
-// As they are written where nothing is said; a name alone: it has no one default.
+// Options as "name=default", or the name alone if the default depends on something else.
 void AddOptions(const v1::PolicyTerm& term, Table& table) {
   std::string line;
   std::string name = term.name();
@@ -47,7 +47,7 @@ void AddOptions(const v1::PolicyTerm& term, Table& table) {
 std::string RenderList(const v1::ListPoliciesResponse& policies) {
   Table table({{"term", Align::kLeft},
                {"meaning", Align::kLeft, kMeaningColumns},
-               {"needs of the worker", Align::kLeft, kNeedsColumns},
+               {"needs from the worker", Align::kLeft, kNeedsColumns},
                {"paper", Align::kLeft, kPaperColumns}});
   for (const v1::PolicyTerm& term : policies.terms()) {
     table.Add({term.name(), term.meaning(), term.needs().empty() ? "-" : term.needs(),
@@ -56,14 +56,14 @@ std::string RenderList(const v1::ListPoliciesResponse& policies) {
   Table options({{"term", Align::kLeft}, {"options and their defaults", Align::kLeft}});
   for (const v1::PolicyTerm& term : policies.terms()) AddOptions(term, options);
   return table.Render() + "\n" + options.Render() +
-         "\nTerms are joined: chunkkv:budget=0.3+mosaickv+int8. 'tessera policies TERM' says "
-         "what the options of one mean, and their limits.\n";
+         "\nJoin terms with +, for example chunkkv:budget=0.3+mosaickv+int8.\n"
+         "'tessera policies TERM' explains the options of one term and their limits.\n";
 }
 
 std::string RenderTerm(const v1::PolicyTerm& term) {
   std::string text = Concat(term.name(), ": ", term.meaning(), "\nsets: ", term.sets(), "\n");
   if (!term.paper().empty()) text += Concat("paper: ", term.paper(), "\n");
-  if (!term.needs().empty()) text += Concat("needs of the worker: ", term.needs(), "\n");
+  if (!term.needs().empty()) text += Concat("needs from the worker: ", term.needs(), "\n");
   if (term.options().empty()) return text;
   Table table({{"option", Align::kLeft},
                {"type", Align::kLeft},
@@ -83,8 +83,9 @@ absl::Status LeaveOnly(const std::string& name, v1::ListPoliciesResponse& polici
   if (term == policies.terms().end()) {
     std::vector<std::string_view> names;
     for (const v1::PolicyTerm& known : policies.terms()) names.push_back(known.name());
-    return absl::InvalidArgumentError(Concat(
-        "there is no term \"", name, "\"; 'tessera policies' lists them", DidYouMean(name, names)));
+    return absl::InvalidArgumentError(Concat("unknown policy term \"", name,
+                                             "\"; 'tessera policies' lists them",
+                                             DidYouMean(name, names)));
   }
   v1::PolicyTerm only = *term;
   policies.mutable_terms()->Clear();
@@ -95,14 +96,14 @@ absl::Status LeaveOnly(const std::string& name, v1::ListPoliciesResponse& polici
 absl::Status List(const Flags& flags) {
   if (flags.positional().size() > 1) {
     return absl::InvalidArgumentError(
-        Concat("there are ", flags.positional().size(), " arguments; it takes one term, or none"));
+        Concat("got ", flags.positional().size(), " arguments; expected one policy term or none"));
   }
   absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
   if (!admin.ok()) return admin.status();
   absl::StatusOr<v1::ListPoliciesResponse> policies = admin->Policies();
   if (absl::IsUnavailable(policies.status())) {
     return absl::UnavailableError(
-        Concat(policies.status().message(), "; without one, see 'tesserad --print-policies'"));
+        Concat(policies.status().message(), "; 'tesserad --print-policies' needs no daemon"));
   }
   if (!policies.ok()) return policies.status();
   if (!flags.positional().empty()) {
@@ -115,7 +116,7 @@ absl::Status List(const Flags& flags) {
     options.preserve_proto_field_names = true;
     std::string json;
     if (!google::protobuf::util::MessageToJsonString(*policies, &json, options).ok()) {
-      return absl::InternalError("the answer cannot be written as JSON");
+      return absl::InternalError("the response cannot be converted to JSON");
     }
     std::printf("%s\n", json.c_str());
     return absl::OkStatus();
@@ -133,8 +134,11 @@ absl::Status List(const Flags& flags) {
 int RunPolicies(std::span<const std::string_view> args) {
   return RunWithArguments(
       Flags("Usage: tessera policies [TERM] [--json] [--address=ADDRESS]\n\n"
-            "Lists what policies are made of; of one term its options, their defaults and limits.",
-            WithDoor({{"json", "", "one JSON object instead of a table", ""}})),
+            "Lists the policy terms, or the options of one term with defaults and limits.\n\n"
+            "Examples:\n"
+            "  tessera policies\n"
+            "  tessera policies mosaickv",
+            WithDoor({{"json", "", "Print one JSON object instead of a table.", ""}})),
       args, List);
 }
 

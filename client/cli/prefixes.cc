@@ -1,4 +1,4 @@
-// tessera prefixes: what is published.
+// tessera prefixes: lists published prefixes.
 
 #include <google/protobuf/util/json_util.h>
 
@@ -34,7 +34,7 @@ std::string Render(const v1::ListPrefixesResponse& list) {
                {"rank"},
                {"tokens"},
                {"tiles"},
-               {"of these shared"},
+               {"shared"},
                {"forks"},
                {"age"},
                {"idle"},
@@ -68,7 +68,7 @@ absl::Status Prefixes(const Flags& flags) {
     options.always_print_primitive_fields = true;
     options.preserve_proto_field_names = true;
     if (!google::protobuf::util::MessageToJsonString(*list, &text, options).ok()) {
-      return absl::InternalError("the answer cannot be written as JSON");
+      return absl::InternalError("the response cannot be converted to JSON");
     }
     text += "\n";
   }
@@ -81,10 +81,12 @@ absl::Status Prefixes(const Flags& flags) {
 int RunPrefixes(std::span<const std::string_view> args) {
   return RunWithFlags(
       Flags("Usage: tessera prefixes [--json] [--limit=N] [--address=ADDRESS]\n\n"
-            "Shows published prefixes, of each tenant the least recently used first. 'tessera "
-            "evict PREFIX' frees one.",
-            WithDoor({{"json", "", "one JSON object instead of a table", ""},
-                      {"limit", "N", "how many to list, of each tenant", "1000"}})),
+            "Lists published prefixes, for each tenant the least recently used first.\n"
+            "'tessera evict PREFIX' frees one.\n\n"
+            "Example:\n"
+            "  tessera prefixes --limit=20",
+            WithDoor({{"json", "", "Print one JSON object instead of a table.", ""},
+                      {"limit", "N", "Prefixes to list of each tenant.", "1000"}})),
       args, Prefixes);
 }
 

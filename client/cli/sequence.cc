@@ -1,4 +1,4 @@
-// tessera describe, policy, compress, offload, restore: one sequence, looked at and changed.
+// tessera describe, policy, compress, offload, restore: shows or changes one sequence.
 
 #include <google/protobuf/util/json_util.h>
 
@@ -21,13 +21,13 @@ namespace {
 absl::StatusOr<std::uint64_t> SequenceOf(const Flags& flags, std::size_t arguments) {
   if (flags.positional().size() != arguments) {
     return absl::InvalidArgumentError(Concat(
-        "it takes ", arguments == 1 ? "a sequence" : "a sequence and a policy", ", and ",
-        flags.positional().size(), " of these were given. 'tessera status' lists sequences"));
+        "expected ", arguments == 1 ? "a sequence id" : "a sequence id and a policy", ", got ",
+        flags.positional().size(), " arguments; 'tessera status' lists sequences"));
   }
   const std::string& text = flags.positional()[0];
   if (const std::uint64_t id = WholeNumber(text).value_or(0); id != 0) return id;
   return absl::InvalidArgumentError(
-      Concat("\"", text, "\" is no sequence id; 'tessera status' lists them"));
+      Concat("\"", text, "\" is not a sequence id; 'tessera status' lists them"));
 }
 
 std::string FormOf(const v1::SegmentRun& run) {
@@ -62,30 +62,30 @@ std::string Render(const v1::DescribeResponse& sequence) {
   if (sequence.bytes_kept() != 0) {
     text += Concat("kept: tokens ", Fixed(100 * sequence.tokens_kept(), 1), " %   elements ",
                    Fixed(100 * sequence.elements_kept(), 1), " %   bytes ",
-                   Fixed(100 * sequence.bytes_kept(), 1), " % (1 of ",
+                   Fixed(100 * sequence.bytes_kept(), 1), " % (1/",
                    Fixed(1 / sequence.bytes_kept(), 2), ")\n");
   }
   text += Concat("tiles ", FormatBytes(sequence.tile_bytes()), "   rotations ",
                  FormatBytes(sequence.rotation_bytes()), "   tables ",
                  FormatBytes(sequence.table_bytes()), "   raw copies ",
-                 FormatBytes(sequence.raw_copy_bytes()), "   in host memory ",
+                 FormatBytes(sequence.raw_copy_bytes()), "   offloaded ",
                  FormatBytes(sequence.offloaded_bytes()), "\n\n");
   Table table({{"layer"},
                {"head"},
-               {"form", Align::kLeft},
+               {"format", Align::kLeft},
                {"from"},
                {"segments"},
                {"entries"},
-               {"of tokens"},
-               {"tok %"},
-               {"elem %"},
-               {"byte %"},
+               {"tokens"},
+               {"tokens %"},
+               {"elements %"},
+               {"bytes %"},
                {"loss K"},
                {"loss V"},
                {"bytes"},
                {"B/entry"}});
   for (const v1::LaneDescription& lane : sequence.lane()) {
-    // Of the lane as a whole, beside its first segments.
+    // These shares describe the whole lane; they are printed in its first row only.
     std::vector<std::string> kept = {Fixed(100 * lane.tokens_kept(), 1),
                                      Fixed(100 * lane.elements_kept(), 1),
                                      Fixed(100 * lane.bytes_kept(), 1)};
@@ -121,7 +121,7 @@ absl::Status Describe(const Flags& flags) {
     options.always_print_primitive_fields = true;
     options.preserve_proto_field_names = true;
     if (!google::protobuf::util::MessageToJsonString(*sequence, &text, options).ok()) {
-      return absl::InternalError("the answer cannot be written as JSON");
+      return absl::InternalError("the response cannot be converted to JSON");
     }
     text += "\n";
   }
@@ -134,13 +134,13 @@ absl::Status SetPolicy(const Flags& flags) {
   if (!id.ok()) return id.status();
   const std::string& policy = flags.positional()[1];
   if (policy.empty()) {
-    return absl::InvalidArgumentError("POLICY is empty; 'dense' keeps rows as they come");
+    return absl::InvalidArgumentError("POLICY is empty; use 'dense' for no compression");
   }
   absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
   if (!admin.ok()) return admin.status();
   const absl::StatusOr<v1::SetPolicyResponse> outcome = admin->SetPolicy(*id, policy);
   if (!outcome.ok()) return outcome.status();
-  std::printf("policy %s from now on\n", outcome->policy().c_str());
+  std::printf("policy is now %s\n", outcome->policy().c_str());
   return absl::OkStatus();
 }
 
@@ -166,7 +166,7 @@ absl::Status Offload(const Flags& flags) {
   if (!admin.ok()) return admin.status();
   const absl::StatusOr<v1::OffloadResponse> outcome = admin->Offload(*id);
   if (!outcome.ok()) return outcome.status();
-  std::printf("%s left the pool\n", FormatBytes(outcome->moved_bytes()).c_str());
+  std::printf("%s moved out of the pool\n", FormatBytes(outcome->moved_bytes()).c_str());
   return absl::OkStatus();
 }
 
@@ -177,7 +177,7 @@ absl::Status Restore(const Flags& flags) {
   if (!admin.ok()) return admin.status();
   const absl::StatusOr<v1::RestoreResponse> outcome = admin->Restore(*id);
   if (!outcome.ok()) return outcome.status();
-  std::printf("%llu tokens are in the pool\n", static_cast<unsigned long long>(outcome->tokens()));
+  std::printf("%llu tokens in the pool\n", static_cast<unsigned long long>(outcome->tokens()));
   return absl::OkStatus();
 }
 
@@ -186,8 +186,10 @@ absl::Status Restore(const Flags& flags) {
 int RunOffload(std::span<const std::string_view> args) {
   return RunWithArguments(
       Flags("Usage: tessera offload SEQUENCE [--address=ADDRESS]\n\n"
-            "Moves what a sequence alone holds from the pool to host memory. Whatever needs it "
-            "brings it back.",
+            "Moves the segments that only this sequence uses from the pool to the host tier.\n"
+            "The next operation that needs them restores them.\n\n"
+            "Example:\n"
+            "  tessera offload 4711",
             WithDoor({})),
       args, Offload);
 }
@@ -195,7 +197,9 @@ int RunOffload(std::span<const std::string_view> args) {
 int RunRestore(std::span<const std::string_view> args) {
   return RunWithArguments(
       Flags("Usage: tessera restore SEQUENCE [--address=ADDRESS]\n\n"
-            "Brings an offloaded sequence back to the pool before it is needed.",
+            "Moves an offloaded sequence back to the pool ahead of its next use.\n\n"
+            "Example:\n"
+            "  tessera restore 4711",
             WithDoor({})),
       args, Restore);
 }
@@ -203,17 +207,21 @@ int RunRestore(std::span<const std::string_view> args) {
 int RunDescribe(std::span<const std::string_view> args) {
   return RunWithArguments(
       Flags("Usage: tessera describe SEQUENCE [--json] [--address=ADDRESS]\n\n"
-            "Shows one sequence, lane by lane: forms of its segments, what their strategies lose, "
-            "bytes.",
-            WithDoor({{"json", "", "one JSON object instead of tables", ""}})),
+            "Shows one sequence lane by lane: segment formats, loss of their strategies, bytes.\n"
+            "\n"
+            "Example:\n"
+            "  tessera describe 4711",
+            WithDoor({{"json", "", "Print one JSON object instead of tables.", ""}})),
       args, Describe);
 }
 
 int RunPolicy(std::span<const std::string_view> args) {
   return RunWithArguments(
       Flags("Usage: tessera policy SEQUENCE POLICY [--address=ADDRESS]\n\n"
-            "Gives a sequence another policy from now on; what is compressed stays as it is.\n"
-            "'tesserad --print-policies' lists policies and their options.",
+            "Changes the policy of a sequence. Entries that are already compressed keep their\n"
+            "format. 'tessera policies' lists policy terms and their options.\n\n"
+            "Example:\n"
+            "  tessera policy 4711 mosaickv:keep=0.25",
             WithDoor({})),
       args, SetPolicy);
 }
@@ -221,8 +229,10 @@ int RunPolicy(std::span<const std::string_view> args) {
 int RunCompress(std::span<const std::string_view> args) {
   return RunWithArguments(
       Flags("Usage: tessera compress SEQUENCE [--address=ADDRESS]\n\n"
-            "Has a sequence compress what it holds now, as its policy says, and "
-            "waits for it.",
+            "Compresses what a sequence holds now, under its policy, and waits for the result.\n"
+            "\n"
+            "Example:\n"
+            "  tessera compress 4711",
             WithDoor({})),
       args, Compress);
 }

@@ -44,18 +44,17 @@ std::string RenderHead(const v1::StatsResponse& stats) {
                 FormatBytes(stats.host_tier_limit_bytes()), "   sessions ", stats.sessions(), "\n");
 }
 
-// Background work in a line: jobs that wait and run, and what they have done.
+// One line on background compaction: running and queued jobs, and totals.
 std::string RenderCompaction(const v1::CompactionStats& stats) {
   const auto jobs = [&](int priority) {
     if (priority >= stats.jobs_queued_size()) return std::string("-");
     return Concat(stats.jobs_running(priority), "+", stats.jobs_queued(priority));
   };
-  return Concat("compaction   jobs running+queued: tails ", jobs(0), ", seals ", jobs(1),
-                ", pressure ", jobs(2), "   tiles ",
-                Short(static_cast<double>(stats.tiles_encoded())), "   segments sealed ",
-                Short(static_cast<double>(stats.segments_sealed())), "   waiting rows ",
-                FormatBytes(stats.raw_copy_bytes()), " of ",
-                FormatBytes(stats.raw_copy_limit_bytes()), "\n");
+  return Concat(
+      "compaction   jobs running+queued: tails ", jobs(0), ", seals ", jobs(1), ", pressure ",
+      jobs(2), "   tiles ", Short(static_cast<double>(stats.tiles_encoded())),
+      "   segments sealed ", Short(static_cast<double>(stats.segments_sealed())), "   raw copies ",
+      FormatBytes(stats.raw_copy_bytes()), " of ", FormatBytes(stats.raw_copy_limit_bytes()), "\n");
 }
 
 const v1::TenantStats* Find(const Look* look, const std::string& name) {
@@ -115,7 +114,7 @@ std::string RenderSessions(const Look& look) {
                {"tenant", Align::kLeft},
                {"worker", Align::kLeft},
                {"age"},
-               {"door", Align::kLeft},
+               {"transport", Align::kLeft},
                {"sequences"},
                {"decoding"},
                {"pins"}});
@@ -129,7 +128,8 @@ std::string RenderSessions(const Look& look) {
   return table.empty() ? "no sessions\n" : table.Render();
 }
 
-// "packed int8 32/128 g2 mean8 93%, dense bf16 7%": shares are of entries.
+// "packed int8 32/128 g2 mean8 93%, dense bf16 7%": kept channels, group, block summaries, and the
+// share of the sequence's entries.
 std::string FormOf(const v1::SequenceInfo& sequence) {
   std::uint64_t entries = 0;
   for (const v1::SegmentRun& run : sequence.form()) entries += run.entries();
@@ -165,7 +165,7 @@ std::string RenderSequences(const Look& look, std::size_t rows) {
                {"policy", Align::kLeft},
                {"tokens"},
                {"tiles"},
-               {"form", Align::kLeft},
+               {"format", Align::kLeft},
                {"state", Align::kLeft}});
   const auto& sequences = look.sequences.sequences();
   const std::size_t shown = std::min<std::size_t>(rows, sequences.size());
@@ -207,9 +207,11 @@ std::string RenderJson(const Look& look) {
 
 int RunStatus(std::span<const std::string_view> args) {
   return RunWithFlags(Flags("Usage: tessera status [--json] [--address=ADDRESS]\n\n"
-                            "Shows what a daemon holds: memory, tenants, sessions, sequences.",
-                            WithDoor({{"json", "", "one JSON object instead of tables", ""},
-                                      {"sequences", "N", "how many sequences to list", "20"}})),
+                            "Shows the memory, tenants, sessions and sequences of a daemon.\n\n"
+                            "Example:\n"
+                            "  tessera status --sequences=50",
+                            WithDoor({{"json", "", "Print one JSON object instead of tables.", ""},
+                                      {"sequences", "N", "Sequences to list.", "20"}})),
                       args, [](const Flags& flags) -> absl::Status {
                         absl::StatusOr<std::uint64_t> rows = flags.Number("sequences", 0, 100000);
                         if (!rows.ok()) return rows.status();
@@ -229,24 +231,27 @@ int RunStatus(std::span<const std::string_view> args) {
 int RunEvict(std::span<const std::string_view> args) {
   return RunWithArguments(
       Flags(
-          "Usage: tessera evict SEQUENCE... [--address=ADDRESS]\n\n"
-          "Frees sequences, whoever owns them; their workers get NOT_FOUND. And prefixes: nobody\n"
-          "finds them any more.",
+          "Usage: tessera evict ID... [--address=ADDRESS]\n\n"
+          "Frees sequences or published prefixes of any tenant. Workers that still use an evicted\n"
+          "sequence get NOT_FOUND. An evicted prefix is no longer matched.\n\n"
+          "Example:\n"
+          "  tessera evict 4711 4712",
           WithDoor({})),
       args, [](const Flags& flags) -> absl::Status {
         if (flags.positional().empty()) {
           return absl::InvalidArgumentError(
-              "name at least one sequence; 'tessera status' lists them");
+              "no id given; 'tessera status' lists sequences, 'tessera prefixes' prefixes");
         }
         absl::StatusOr<Admin> admin = Admin::At(DoorOf(flags));
         if (!admin.ok()) return admin.status();
         for (const std::string& text : flags.positional()) {
           const std::uint64_t id = WholeNumber(text).value_or(0);
           if (id == 0) {
-            return absl::InvalidArgumentError(Concat("\"", text, "\" is not a sequence's number"));
+            return absl::InvalidArgumentError(
+                Concat("\"", text, "\" is not the id of a sequence or prefix"));
           }
           if (absl::Status status = admin->Evict(id); !status.ok()) return status;
-          std::printf("freed sequence %s\n", text.c_str());
+          std::printf("freed %s\n", text.c_str());
         }
         return absl::OkStatus();
       });
@@ -255,9 +260,12 @@ int RunEvict(std::span<const std::string_view> args) {
 int RunDrain(std::span<const std::string_view> args) {
   return RunWithFlags(
       Flags("Usage: tessera drain [--limit-ms=MS] [--address=ADDRESS]\n\n"
-            "The daemon takes no new sessions, tells its workers, and exits when they have gone.",
-            WithDoor(
-                {{"limit-ms", "MS", "exit after this long at the latest; 0: as configured", "0"}})),
+            "Drains a daemon: it refuses new sessions, notifies its workers, and exits when the\n"
+            "last session has ended or the limit has passed.\n\n"
+            "Example:\n"
+            "  tessera drain --limit-ms=30000",
+            WithDoor({{"limit-ms", "MS", "Exit after this time at the latest. 0: as configured.",
+                       "0"}})),
       args, [](const Flags& flags) -> absl::Status {
         absl::StatusOr<std::uint64_t> limit = flags.Number("limit-ms", 0, 3'600'000);
         if (!limit.ok()) return limit.status();
@@ -265,7 +273,7 @@ int RunDrain(std::span<const std::string_view> args) {
         if (!admin.ok()) return admin.status();
         absl::StatusOr<v1::DrainResponse> drain = admin->Drain(*limit);
         if (!drain.ok()) return drain.status();
-        std::printf("draining; %u sessions are attached\n", drain->sessions());
+        std::printf("draining; %u sessions still attached\n", drain->sessions());
         return absl::OkStatus();
       });
 }

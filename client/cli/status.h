@@ -1,4 +1,4 @@
-// How a daemon's state is shown: as text for `status` and `top`, as JSON for programs.
+// Renders the state of a daemon: text for `status` and `top`, JSON for programs.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace tessera::cli {
 
-// One look at a daemon.
+// The state of a daemon at one moment.
 struct Look {
   v1::StatsResponse stats;
   v1::ListSessionsResponse sessions;
@@ -16,7 +16,8 @@ struct Look {
 };
 absl::StatusOr<Look> TakeLook(Admin& admin, std::uint32_t sequence_limit);
 
-// `before` (or null) and the seconds since then give rates.
+// With an earlier state `before`, taken `seconds` ago, counters are shown as rates. `before` may be
+// null.
 std::string RenderText(const Look& look, const Look* before, double seconds,
                        std::size_t sequence_rows);
 std::string RenderJson(const Look& look);

@@ -1,4 +1,4 @@
-// tessera top: the state of a daemon, redrawn every second, with rates since the last look.
+// tessera top: the state of a daemon, redrawn every second, with rates since the last refresh.
 
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ namespace tessera::cli {
 
 namespace {
 
-// Rows that are left for sequences under everything else.
+// Terminal rows left for sequences below the other tables.
 std::size_t SequenceRows(const Look& look) {
   winsize size{};
   if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row == 0) return 20;
@@ -43,11 +43,11 @@ absl::Status Watch(const Flags& flags) {
     if (!look.ok()) return look.status();
     const auto now = std::chrono::steady_clock::now();
     const double seconds = std::chrono::duration<double>(now - then).count();
-    // Home and clear to the end: no flicker. Without a screen, looks follow one another.
+    // Home, then clear to the end: no flicker. Without a terminal, refreshes are appended.
     if (screen) std::fputs("\x1b[H\x1b[J", stdout);
     std::fputs(RenderText(*look, before ? &*before : nullptr, seconds, SequenceRows(*look)).c_str(),
                stdout);
-    std::fputs(screen ? "\nCtrl-C leaves\n" : "\n", stdout);
+    std::fputs(screen ? "\nCtrl-C to quit\n" : "\n", stdout);
     std::fflush(stdout);
     before = *std::move(look);
     then = now;
@@ -59,9 +59,12 @@ absl::Status Watch(const Flags& flags) {
 
 int RunTop(std::span<const std::string_view> args) {
   return RunWithFlags(Flags("Usage: tessera top [--address=ADDRESS]\n\n"
-                            "Shows a daemon live: pools, tenants, sessions, sequences and rates.",
-                            WithDoor({{"interval-ms", "MS", "between two looks", "1000"},
-                                      {"rounds", "N", "looks to take; 0: until stopped", "0"}})),
+                            "Shows the memory, tenants, sessions and sequences of a daemon live,\n"
+                            "with rates per second.\n\n"
+                            "Example:\n"
+                            "  tessera top --interval-ms=500",
+                            WithDoor({{"interval-ms", "MS", "Time between refreshes.", "1000"},
+                                      {"rounds", "N", "Refreshes. 0: until interrupted.", "0"}})),
                       args, Watch);
 }
 

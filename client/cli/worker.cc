@@ -1,5 +1,5 @@
-// tessera worker: a small worker that prefills, decodes and forks through a daemon with a synthetic
-// model, and compares what comes back with attention over a copy of its own.
+// tessera worker: prefills, decodes and forks through a daemon with a synthetic model, and compares
+// every attention output with exact attention over the worker's own copy of K and V.
 
 #include "tessera/worker.h"
 
@@ -22,7 +22,7 @@ namespace tessera::cli {
 
 namespace {
 
-// bf16 K, V, Q and probabilities: what dense attention may differ by from double precision.
+// Allowed difference of dense attention in bf16 (K, V, Q, probabilities) from double precision.
 constexpr double kTolerance = 0.02;
 
 struct Plan {
@@ -44,7 +44,7 @@ absl::StatusOr<Plan> ReadPlan(const Flags& flags) {
   plan.token = flags.Get("token");
   const std::string& door = flags.Get("door");
   if (door != "mapped" && door != "rpc") {
-    return absl::InvalidArgumentError(Concat("--door is \"", door, "\"; there are mapped and rpc"));
+    return absl::InvalidArgumentError(Concat("--door is \"", door, "\"; it must be mapped or rpc"));
   }
   plan.mapped = door == "mapped";
   struct Number {
@@ -65,7 +65,7 @@ absl::StatusOr<Plan> ReadPlan(const Flags& flags) {
   return plan;
 }
 
-// What the run showed.
+// Totals of a run.
 struct Outcome {
   std::uint64_t prefilled = 0;
   std::uint64_t decoded = 0;
@@ -96,7 +96,7 @@ class SyntheticWorker {
     }
     absl::Status status = Decode(plan_.steps, outcome);
     if (!status.ok()) return status;
-    // A fork shares its parent's segments and goes its own way.
+    // A fork shares its parent's segments and diverges from here.
     absl::StatusOr<client::Sequence> fork = sequences_.front().Fork();
     if (!fork.ok()) return fork.status();
     sequences_.push_back(*std::move(fork));
@@ -106,7 +106,7 @@ class SyntheticWorker {
     absl::StatusOr<v1::DescribeResponse> description = sequences_.back().Describe();
     if (!description.ok()) return description.status();
     outcome.tile_bytes = Concat(FormatBytes(description->tile_bytes()), ", ",
-                                FormatBytes(description->shared_tile_bytes()), " of it shared");
+                                FormatBytes(description->shared_tile_bytes()), " of them shared");
     return absl::OkStatus();
   }
 
@@ -132,7 +132,7 @@ class SyntheticWorker {
             std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begun)
                 .count());
         outcome.retries += absl::IsAborted(status);
-      } while (absl::IsAborted(status));  // the daemon took the pin back: the same step again
+      } while (absl::IsAborted(status));  // the daemon revoked the pin: retry the step
       if (!status.ok()) return status;
       outcome.decoded += sequences_.size();
       if (step % plan_.check_every != 0 && step + 1 != steps) continue;
@@ -167,7 +167,7 @@ class SyntheticWorker {
     return absl::OkStatus();
   }
 
-  // Each layer has its own, since a GPU may still read those of the layer before.
+  // One set per layer: a GPU may still read the previous layer's tensors.
   absl::Status MakeTensors(std::size_t batch) {
     if (batch == tensors_of_batch_) return absl::OkStatus();
     tensors_.clear();
@@ -187,7 +187,7 @@ class SyntheticWorker {
     return absl::OkStatus();
   }
 
-  // The batch's rows of one layer, as a model would compute them.
+  // Writes the batch's rows of one layer, as a model would compute them.
   absl::Status Gather(std::uint32_t layer, LayerTensors& tensors) {
     key_.clear();
     value_.clear();
@@ -216,8 +216,8 @@ class SyntheticWorker {
         outcome.worst_error = error <= outcome.worst_error ? outcome.worst_error : error;
         if (!(error <= kTolerance)) {
           return absl::DataLossError(Concat("layer ", layer, " of sequence ", i, " at token ",
-                                            truths_[i].tokens() - 1, " is off by ", error,
-                                            " of the largest output; allowed is ", kTolerance));
+                                            truths_[i].tokens() - 1, " has relative error ", error,
+                                            "; the limit is ", kTolerance));
         }
       }
     }
@@ -239,18 +239,18 @@ std::string Render(const Plan& plan, const Outcome& outcome, bool mapped,
                    const std::string& device) {
   const auto count = [](std::uint64_t value) { return Concat(value); };
   Table table({{"worker " + plan.name, Align::kLeft}, {"", Align::kLeft}});
-  table.Add({"door", mapped ? "mapped memory: attention runs in this process" : "RPC"});
+  table.Add({"transport", mapped ? "mapped memory; attention runs in this process" : "RPC"});
   table.Add({"device", device});
   table.Add({"prefilled", Concat(outcome.prefilled, " tokens in ", plan.sequences, " sequences")});
-  table.Add({"decoded", Concat(outcome.decoded, " tokens, with a fork along the way")});
+  table.Add({"decoded", Concat(outcome.decoded, " tokens, including a fork")});
   table.Add({"step", Concat("median ", Fixed(bench::Median(outcome.step_us), 0), " us, p99 ",
                             Fixed(bench::Percentile(outcome.step_us, 0.99), 0), " us")});
   table.Add({"retried steps", count(outcome.retries)});
-  table.Add({"the fork holds", outcome.tile_bytes});
+  table.Add({"tiles of the fork", outcome.tile_bytes});
   char error[32];
   std::snprintf(error, sizeof error, "%.1e", outcome.worst_error);
   table.Add({"checked", Concat(outcome.checks, " outputs against double precision: worst error ",
-                               error, ", allowed ", Fixed(kTolerance, 2))});
+                               error, ", limit ", Fixed(kTolerance, 2))});
   return table.Render();
 }
 
@@ -262,18 +262,19 @@ int RunWorker(std::span<const std::string_view> args) {
 
 int RunWorkerOn(const client::GpuPlatform& gpus, std::span<const std::string_view> args) {
   return RunWithFlags(
-      Flags(
-          "Usage: tessera worker [--address=ADDRESS] [flags]\n\n"
-          "Prefills, decodes and forks sequences of a synthetic model (4 layers, 8 query and 2 kv\n"
-          "heads, head_dim 128, bf16) and checks the attention that comes back.",
-          WithDoor({{"name", "NAME", "shown in tessera status", "demo"},
-                    {"token", "TOKEN", "of the tenant", ""},
-                    {"door", "mapped|rpc", "through mapped memory, or by RPC alone", "mapped"},
-                    {"sequences", "N", "decoded as one batch", "4"},
-                    {"prompt", "N", "tokens prefilled per sequence", "512"},
-                    {"steps", "N", "tokens decoded per sequence", "128"},
-                    {"check-every", "N", "steps between two checks", "16"},
-                    {"seed", "N", "of the synthetic model", "1"}})),
+      Flags("Usage: tessera worker [--address=ADDRESS] [flags]\n\n"
+            "Prefills, decodes and forks sequences of a synthetic model (4 layers, 8 query heads,\n"
+            "2 kv heads, head_dim 128, bf16) and checks the attention outputs.\n\n"
+            "Example:\n"
+            "  tessera worker --sequences=16 --steps=1000",
+            WithDoor({{"name", "NAME", "Worker name in 'tessera status'.", "demo"},
+                      {"token", "TOKEN", "Token of the tenant.", ""},
+                      {"door", "mapped|rpc", "Transport: mapped memory, or RPC only.", "mapped"},
+                      {"sequences", "N", "Sequences in the batch.", "4"},
+                      {"prompt", "N", "Tokens to prefill per sequence.", "512"},
+                      {"steps", "N", "Tokens to decode per sequence.", "128"},
+                      {"check-every", "N", "Steps between checks.", "16"},
+                      {"seed", "N", "Seed of the synthetic model.", "1"}})),
       args, [&gpus](const Flags& flags) -> absl::Status {
         absl::StatusOr<Plan> plan = ReadPlan(flags);
         if (!plan.ok()) return plan.status();

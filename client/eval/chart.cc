@@ -8,7 +8,7 @@ namespace tessera::cli::eval {
 
 namespace {
 
-// Pixels; the plot is what the margins leave.
+// Size and margins, in pixels.
 constexpr double kWidth = 420, kHeight = 280;
 constexpr double kLeft = 44, kRight = 14, kTop = 28, kBottom = 40;
 

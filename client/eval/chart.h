@@ -1,4 +1,4 @@
-// A line chart as SVG: shares, from 0 to 100 %, over some quantity.
+// A line chart as SVG: shares from 0 to 100 % over one quantity.
 #pragma once
 
 #include <string>
@@ -7,13 +7,13 @@
 
 namespace tessera::cli::eval {
 
-// Safe between tags and in quoted attributes.
+// Escapes text for HTML content and quoted attributes.
 std::string Escaped(std::string_view text);
 
 struct ChartPoint {
   double x = 0;
   double share = 0;
-  std::string note;  // shown where the pointer rests
+  std::string note;  // tooltip
 };
 
 struct ChartLine {
@@ -25,7 +25,7 @@ struct ChartLine {
 struct Chart {
   std::string title;
   std::string x_title;
-  std::vector<std::pair<double, std::string>> ticks;  // ascending; the first and last are the ends
+  std::vector<std::pair<double, std::string>> ticks;  // ascending; first and last bound the axis
   std::vector<ChartLine> lines;
 
   std::string Svg() const;

@@ -19,8 +19,8 @@ namespace tessera::cli::eval {
 
 namespace {
 
-// Rows of all layers, [layers][tokens]: computed once. Queries are kept for the forks, each of
-// which is shown them and takes what its policy asks for.
+// Rows of all layers, [layers][tokens], computed once. The queries are observed by forks whose
+// policies ask for them.
 struct Prompt final : llm::Attention {
   explicit Prompt(const llm::Config& c) : config(c) {}
   absl::Status Attend(const llm::LayerRows& rows, std::span<float> output) override {
@@ -56,7 +56,7 @@ double SecondsSince(std::chrono::steady_clock::time_point begun) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
 }
 
-// The mean goes on to so many values, of which this is the last.
+// Updates a running mean with `value`, the count-th value.
 void AddToMean(double value, std::uint32_t count, double& mean) { mean += (value - mean) / count; }
 
 }  // namespace
@@ -105,7 +105,7 @@ class Evaluation::Session final : public UnitRunner {
   }
 
  private:
-  // A fork that has been compressed and waits for the question.
+  // A compressed fork, ready for the question.
   struct Fork {
     std::size_t policy;
     client::Sequence sequence;
@@ -150,7 +150,7 @@ class Evaluation::Session final : public UnitRunner {
   }
 
   absl::StatusOr<Prompt> Compute(const Unit& unit, const RecallSample& sample) const {
-    // The last token is left for the first step: it is the cache that must answer, not the prefill.
+    // The last token goes into the first step, so that the compressed cache gives the answer.
     Prompt prompt(evaluation_.model_->config());
     prompt.tokens = sample.prompt;
     prompt.tokens = prompt.tokens.first(
@@ -164,11 +164,11 @@ class Evaluation::Session final : public UnitRunner {
     return prompt;
   }
 
-  // By what a policy asks for: a fork of the prompt that has been shown it, and is not compressed.
+  // Uncompressed forks of the prompt with observations, by the observations they hold.
   using Shown = std::map<std::string, client::Sequence>;
 
-  // A fork under this policy that has seen what it asks for. What many policies ask for is found
-  // once.
+  // A fork under this policy with the observations it asks for. Policies that ask for the same
+  // observations share them.
   static absl::StatusOr<client::Sequence> ShownTo(const Prompt& prompt, const std::string& policy,
                                                   client::Sequence& whole, Shown& shown) {
     absl::StatusOr<client::Sequence> fork = whole.Fork(policy);
@@ -196,7 +196,7 @@ class Evaluation::Session final : public UnitRunner {
     return Fork{policy, *std::move(sequence), described->bytes_kept()};
   }
 
-  // The question, and the answer, of all forks in the same steps.
+  // Feeds the question and decodes the answer for all forks in the same steps.
   absl::Status Ask(const RecallSample& sample, const Prompt& prompt, std::uint32_t index,
                    std::vector<Fork>& forks, FinishedUnit& finished) {
     const std::span<const TokenId> question =
@@ -215,7 +215,7 @@ class Evaluation::Session final : public UnitRunner {
         llm::Generate(*evaluation_.model_, *worker_, batch, *std::move(logits),
                       {.max_tokens = static_cast<std::uint32_t>(sample.answer.size())});
     if (!answers.ok()) return answers.status();
-    // The first token was known before the first step.
+    // The first token comes from the question's logits and takes no step.
     const double steps = std::max<double>(1, static_cast<double>(sample.answer.size()) - 1);
     const double step_ms = SecondsSince(begun) * 1e3 / steps;
     for (std::size_t i = 0; i < forks.size(); ++i) {
@@ -267,7 +267,8 @@ std::uint64_t Evaluation::dense_bytes_per_token() const {
 absl::Status Evaluation::CheckPlan(const EvaluationPlan& plan) const {
   absl::StatusOr<std::unique_ptr<Session>> session = Session::Attach(*this, plan);
   if (!session.ok()) return session.status();
-  // A budget that a policy cannot meet is its answer; one that it can meet nowhere is a mistake.
+  // A policy may be refused at some budgets; that is a result. Refused at all of them, it is a
+  // user error.
   std::set<std::string> possible;
   std::map<std::string, absl::Status> refused;
   for (const std::uint32_t length : plan.lengths) {
@@ -304,7 +305,7 @@ absl::Status Evaluation::Run(const EvaluationPlan& plan, const RunOptions& run,
   if (absl::Status status = CheckPlan(plan); !status.ok()) return status;
   const std::vector<Unit> units = UnitsOf(plan);
   std::mutex mutex;
-  std::deque<std::size_t> left;  // under the mutex, as is the result
+  std::deque<std::size_t> left;  // guarded by the mutex, as is `result`
   absl::Status result;
   for (std::size_t i = 0; i < units.size(); ++i) {
     if (!run.except.contains(i)) left.push_back(i);

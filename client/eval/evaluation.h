@@ -1,4 +1,4 @@
-// Runs an evaluation: a prompt is computed once, and forked for each policy.
+// Runs an evaluation: each prompt is computed once and forked for every policy.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,11 @@
 
 namespace tessera::cli::eval {
 
-// Who does units, one after the other. Whoever does one, its outcomes are the same.
+// Runs units one after another. A unit's outcome does not depend on the runner.
 class UnitRunner {
  public:
   virtual ~UnitRunner() = default;
-  // By its number. `answered` is called for each sample under each policy.
+  // Runs the unit with this index. Calls `answered` once per sample and policy.
   virtual absl::StatusOr<FinishedUnit> Run(std::size_t unit,
                                            const std::function<void()>& answered) = 0;
 };
@@ -36,28 +36,28 @@ class Evaluation {
   };
   static absl::StatusOr<std::unique_ptr<Evaluation>> Open(const Options& options);
 
-  // What a token's K and V take where nothing is compressed.
+  // K and V of one uncompressed token, over all layers.
   std::uint64_t dense_bytes_per_token() const;
 
   // Called by one thread at a time.
   struct Listener {
-    std::function<void(const Unit&)> answered;  // one sample, under one policy
+    std::function<void(const Unit&)> answered;  // one sample under one policy
     std::function<absl::Status(const FinishedUnit&)> finished;
   };
   using StartRunner = std::function<absl::StatusOr<std::unique_ptr<UnitRunner>>()>;
   struct RunOptions {
-    std::uint32_t runners = 1;     // which take units by turns, each waited for by a thread
-    StartRunner start;             // nothing: runners of this process, as Runner gives them
-    std::set<std::size_t> except;  // units that are finished already
+    std::uint32_t runners = 1;     // each with its own thread, taking units from one queue
+    StartRunner start;             // unset: runners in this process, from Runner()
+    std::set<std::size_t> except;  // units that are already finished
   };
-  // Whatever cannot be, a policy that does not parse say, is found out before the first sample.
+  // Checks policies and tasks before the first sample.
   absl::Status Run(const EvaluationPlan& plan, const RunOptions& run, const Listener& listener);
 
-  // A runner with a session of its own in this process. The plan must outlive it, as must this.
+  // A runner in this process with its own session. The plan and this object must outlive it.
   absl::StatusOr<std::unique_ptr<UnitRunner>> Runner(const EvaluationPlan& plan) const;
 
  private:
-  class Session;  // a worker of the daemon
+  class Session;  // a runner attached to the daemon as a worker
   explicit Evaluation(const Options& options) : options_(options) {}
   absl::Status CheckPlan(const EvaluationPlan& plan) const;
 

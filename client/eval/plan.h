@@ -1,4 +1,4 @@
-// What an evaluation asks: which samples, under which policies; and what came out.
+// The plan of an evaluation (samples and policies) and its outcomes.
 #pragma once
 
 #include <cstddef>
@@ -12,22 +12,22 @@
 namespace tessera::cli::eval {
 
 // A policy at one budget. In its text `{}` stands for the budget as a share, `{tokens}` for that
-// share of the text's tokens, `{tokens/2}` for half of those: some policies count.
+// share of the text's tokens, `{tokens/2}` for half of it.
 struct PolicyAt {
   std::string text;
-  std::optional<double> budget;  // nothing: the text has no place for one
+  std::optional<double> budget;  // nullopt: the text has no placeholder
 
   static bool HasPlace(std::string_view text);
-  // "streaming:budget=20%", whatever the length.
+  // For people, independent of the length: "streaming:budget=20%".
   std::string Name() const;
-  // What a daemon is told: "streaming:budget=204".
+  // For the daemon: "streaming:budget=204".
   std::string For(std::uint32_t length) const;
 
   friend bool operator==(const PolicyAt&, const PolicyAt&) = default;
 };
 
-// Whether the question is compressed with the context, within the window that policies observe, or
-// comes when that has been done.
+// Blind: the question follows compression. Seen: it is compressed with the context, inside the
+// window that policies observe.
 enum class Question : std::uint8_t { kBlind, kSeen };
 std::string_view NameOf(Question question);
 
@@ -37,13 +37,13 @@ struct EvaluationPlan {
   std::vector<std::uint32_t> lengths;
   std::vector<double> depths;
   std::vector<Question> questions = {Question::kBlind};
-  std::uint32_t samples = 10;  // of each unit
+  std::uint32_t samples = 10;  // per unit
   std::uint32_t first_seed = 0;
-  // So many policies of a sample decode in one step. 1: each alone, so that steps can be timed.
+  // Policies of one sample that decode in the same step. 1: each alone, to time its steps.
   std::uint32_t batch = 16;
 };
 
-// The samples that differ only by their seeds: what is finished, or not, as a whole.
+// The samples that differ only in their seeds. Units finish as a whole.
 struct Unit {
   Question question = Question::kBlind;
   std::uint32_t length = 0;
@@ -51,29 +51,29 @@ struct Unit {
   double depth = 0;
 };
 
-// In the order of questions, lengths, tasks, depths. Its place there is a unit's number.
+// Ordered by question, length, task and depth. A unit's index in this list is its number.
 std::vector<Unit> UnitsOf(const EvaluationPlan& plan);
 
-// What makes two plans the same, by the flags that say so.
+// The flags that identify a plan. Plans with equal flags give equal outcomes.
 std::vector<std::pair<std::string, std::string>> FlagsOf(const EvaluationPlan& plan);
 
-// Of one policy in one unit.
+// The outcome of one policy in one unit.
 struct Outcome {
   std::uint32_t right = 0;
   std::uint32_t samples = 0;
-  double bytes_kept = 0;  // of the context's, the mean; 1: nothing was compressed
-  double step_ms = 0;     // the mean of decode steps, shared with the rest of the batch
-  std::string refused;    // the daemon's reason, where the policy cannot meet its budget
-  // A letter for each sample of the unit, so that policies can be compared sample by sample: right
-  // '1', wrong '0', refused '-'. Empty in what an older version wrote.
+  double bytes_kept = 0;  // mean share of the dense context's bytes
+  double step_ms = 0;     // mean time of a decode step of the whole batch
+  std::string refused;    // the daemon's reason if the policy cannot meet its budget
+  // One character per sample, to compare policies sample by sample: right '1', wrong '0', refused
+  // '-'. Empty in files of older versions.
   std::string marks;
 };
 
-// A sample in words.
+// A sample as text.
 struct Example {
   std::string question;
   std::string answer;
-  std::vector<std::string> answers;  // by policy; empty where it refused
+  std::vector<std::string> answers;  // by policy; empty if refused
 };
 
 struct FinishedUnit {

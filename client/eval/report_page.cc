@@ -32,7 +32,7 @@ constexpr char kStyle[] =
     ".legend b{display:inline-block;width:14px;height:4px;margin:0 6px 3px 0;"
     "vertical-align:middle}";
 
-// The names of a policy's systems, "chunkkv+mosaickv", without what is said of them.
+// The terms of a policy without options: "chunkkv+mosaickv".
 std::string Systems(const std::string& policy) {
   std::string names;
   bool in_name = true;
@@ -44,7 +44,7 @@ std::string Systems(const std::string& policy) {
   return names;
 }
 
-// The policies that differ by their budgets alone: one line in the charts.
+// Policies that differ only in their budgets: one line in the charts.
 struct Family {
   std::string name;
   std::string colour;
@@ -87,12 +87,12 @@ class Page {
     std::string html =
         Concat("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n",
                "<title>tessera eval</title>\n<style>", kStyle, "</style>\n</head>\n<body>\n",
-               "<h1>What policies leave of a cache, and what is still answered from it</h1>\n");
+               "<h1>Answers from a compressed KV cache, by policy</h1>\n");
     Append(html, Facts(), Legend());
     for (const Question question : plan_.questions) {
       Append(html, "<h2>",
-             question == Question::kBlind ? "Blind: the question comes after"
-                                          : "Seen: the question is compressed, too",
+             question == Question::kBlind ? "Blind: the question follows compression"
+                                          : "Seen: the question is compressed with the text",
              "</h2>\n<div class=\"charts\">\n", ByBytes(question));
       for (const std::optional<double>& budget : Budgets()) {
         Append(html, ByDepth(question, budget), ByLength(question, budget));
@@ -114,10 +114,15 @@ class Page {
     for (std::size_t i = 0; i < of_these; ++i) {
       finished += results_.finished(i).outcomes.empty() ? 0 : 1;
     }
-    return Concat(html, Escaped(facts_.machine), "</p>\n<p>", finished, " of ", of_these,
-                  " units are finished. An answer counts if every token is right. Judge a policy ",
-                  "by its distance from the dense cache. Bytes are of the context&#8217;s ",
-                  Fixed(facts_.dense_bytes_per_token, 0), " a token, tables included.</p>\n");
+    return Concat(
+        html, Escaped(facts_.machine), "</p>\n<p>", finished, " of ", of_these,
+        " units are finished. The recall model is a toy: 3.5 million weights, 4 layers, a "
+        "vocabulary of 768 words, trained by this project for exactly these tasks; its "
+        "figures rank policies and prove nothing about language models.</p>\n<p>An answer "
+        "counts if every token is right. ",
+        "Compare policies with the dense cache and at equal bytes. 100 % of the bytes are ",
+        Fixed(facts_.dense_bytes_per_token, 0),
+        " per token of context; compressed sizes include rotations and tables.</p>\n");
   }
 
   std::string Legend() const {
@@ -130,7 +135,7 @@ class Page {
   }
 
   std::string ByBytes(Question question) const {
-    Chart chart = {.title = "right, by bytes kept", .x_title = "bytes kept"};
+    Chart chart = {.title = "right answers by bytes kept", .x_title = "bytes kept"};
     double most = 1;
     for (const Family& family : families_) {
       ChartLine line = {.name = family.name, .colour = family.colour};
@@ -154,7 +159,7 @@ class Page {
     return chart.Svg();
   }
 
-  // Each budget, once; nothing where no policy has one.
+  // The distinct budgets; a single nullopt if no policy has one.
   std::vector<std::optional<double>> Budgets() const {
     std::vector<std::optional<double>> budgets;
     for (const PolicyAt& policy : plan_.policies) {
@@ -165,13 +170,13 @@ class Page {
     return budgets;
   }
 
-  // One line for each policy of this budget, and for those without any.
+  // One line for each policy with this budget, and for each policy without a budget.
   template <typename Value>
   std::string ByValue(Question question, const std::optional<double>& budget,
                       const std::string& what, const std::vector<Value>& values,
                       Value Unit::*field) const {
-    if (values.size() < 2) return "";  // the table says it all
-    Chart chart = {.title = Concat("right, by ", what), .x_title = what};
+    if (values.size() < 2) return "";  // one point per line: the table shows it
+    Chart chart = {.title = Concat("right answers by ", what), .x_title = what};
     if (budget) Append(chart.title, ", budget ", Fixed(100 * *budget, 0), " %");
     std::vector<Value> sorted = values;
     std::sort(sorted.begin(), sorted.end());
@@ -224,7 +229,7 @@ class Page {
       const std::string why = results_.WhyRefused(policy);
       if (why.empty()) continue;
       Append(html, "<p>", Escaped(plan_.policies[policy].Name()),
-             " was refused, always or at times: ", Escaped(why), "</p>\n");
+             " was refused for at least one length: ", Escaped(why), "</p>\n");
     }
     return html;
   }

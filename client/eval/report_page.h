@@ -1,4 +1,4 @@
-// An evaluation as one HTML page that needs nothing beside it.
+// Renders an evaluation as one self-contained HTML page: no scripts, no links.
 #pragma once
 
 #include <string>

@@ -11,7 +11,7 @@ std::string Percent(const Tally& tally) {
   return tally.empty() ? "-" : Fixed(100 * tally.accuracy(), 0);
 }
 
-// In points, with where it may lie.
+// Percentage points with the 95 % confidence interval.
 std::string Difference(const Pairs& pairs) {
   if (pairs.samples == 0) return "-";
   const Interval sure = DifferenceInterval(pairs);
@@ -32,7 +32,7 @@ ResultTable TableOf(const Results& results, Question question, double dense_byte
     table.titles.push_back(Concat("at ", plan.lengths[i]));
   }
   table.titles.insert(table.titles.end(),
-                      {"all", "95 % sure", Concat("over ", plan.policies[0].Name())});
+                      {"all", "95 % CI", Concat("vs ", plan.policies[0].Name())});
   for (std::size_t policy = 0; policy < plan.policies.size(); ++policy) {
     const Tally all = results.Of(policy, [&](const Unit& u) { return u.question == question; });
     std::vector<std::string> row = {plan.policies[policy].Name()};

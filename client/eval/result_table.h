@@ -1,4 +1,4 @@
-// The figures of an evaluation as text, for terminals and pages alike.
+// The figures of an evaluation as text cells, for the terminal and the HTML page.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace tessera::cli::eval {
 
-// The figures of one kind of question as cells of text: titles, then a row for each policy.
+// The figures for one kind of question: titles, and one row per policy.
 struct ResultTable {
   std::vector<std::string> titles;
   std::vector<std::vector<std::string>> rows;

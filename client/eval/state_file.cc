@@ -26,16 +26,16 @@ std::string HeaderOf(const EvaluationPlan& plan) {
 
 absl::Status CheckHeader(std::string_view line, const EvaluationPlan& plan) {
   const absl::StatusOr<Json> header = llm::ParseJson(line);
-  if (!header.ok()) return absl::InvalidArgumentError("it is no file of an evaluation");
+  if (!header.ok()) return absl::InvalidArgumentError("not a state file of an evaluation");
   for (const auto& [flag, value] : FlagsOf(plan)) {
     const JsonValue* const begun = llm::Find(*header, flag);
     if (begun == nullptr || !begun->has_string_value()) {
-      return absl::InvalidArgumentError("it is no file of an evaluation");
+      return absl::InvalidArgumentError("not a state file of an evaluation");
     }
     if (begun->string_value() == value) continue;
-    return absl::InvalidArgumentError(Concat("it was begun with ", flag, " ", begun->string_value(),
-                                             "; this run has ", value,
-                                             ". Give the same flags, or another file"));
+    return absl::InvalidArgumentError(Concat("the file was created with ", flag, " ",
+                                             begun->string_value(), "; this run has ", value,
+                                             ". Use the same flags or another file"));
   }
   return absl::OkStatus();
 }
@@ -49,7 +49,7 @@ absl::StatusOr<StateFile> StateFile::Open(const std::string& path, const Evaluat
     text.assign(std::istreambuf_iterator<char>(there), std::istreambuf_iterator<char>());
   }
   const std::string header = HeaderOf(plan) + "\n";
-  const bool begins = header.starts_with(text);  // nothing, or a torn first line
+  const bool begins = header.starts_with(text);  // empty, or an interrupted first line
   const std::size_t whole = begins ? 0 : text.rfind('\n') + 1;
   if (!begins) {
     if (absl::Status status = state.Read(text.substr(0, whole), plan); !status.ok()) {

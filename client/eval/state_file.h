@@ -1,5 +1,5 @@
-// What of an evaluation is finished, in a file of JSON lines: what was asked, then a line for each
-// unit. Who is interrupted goes on from there.
+// Finished units in a file of JSON lines, so that an interrupted evaluation can resume. The first
+// line holds the plan's flags; each further line is one unit.
 #pragma once
 
 #include <fstream>
@@ -13,9 +13,9 @@ namespace tessera::cli::eval {
 
 class StateFile {
  public:
-  // Begins a file, or reads what there is. A torn last line is cut off: it is what an interrupted
-  // run was about to say. INVALID_ARGUMENT names the flag in which this run differs from the one
-  // that began the file, or the line that is none of its own.
+  // Creates the file, or reads it. A last line without a line break is an interrupted write and is
+  // cut off. INVALID_ARGUMENT names the flag whose value differs from the file's, or the line that
+  // cannot be read.
   static absl::StatusOr<StateFile> Open(const std::string& path, const EvaluationPlan& plan);
 
   const std::vector<FinishedUnit>& finished() const { return finished_; }

@@ -7,7 +7,7 @@ namespace tessera::cli::eval {
 
 namespace {
 
-constexpr double kZ = 1.959963985;  // of 95 %
+constexpr double kZ = 1.959963985;  // 95 % quantile, two-sided
 
 }  // namespace
 
@@ -17,7 +17,7 @@ Interval WilsonInterval(std::uint32_t right, std::uint32_t samples) {
   const double middle = (share + kZ * kZ / (2 * n)) / (1 + kZ * kZ / n);
   const double half =
       kZ * std::sqrt(share * (1 - share) / n + kZ * kZ / (4 * n * n)) / (1 + kZ * kZ / n);
-  // At the ends the formula gives 0 and 1 but for roundings.
+  // Exact ends: the formula gives 0 and 1 up to rounding.
   return {right == 0 ? 0 : middle - half, right == samples ? 1 : middle + half};
 }
 

@@ -1,4 +1,4 @@
-// Counts of right answers, and how sure they are.
+// Counts of right answers and their confidence intervals.
 #pragma once
 
 #include <cstddef>
@@ -16,21 +16,21 @@ struct Interval {
   double low = 0;
   double high = 1;
 };
-// Wilson's score interval: where a share that was seen as `right` of `samples` may lie, with 95 %
-// confidence. 0 to 1 where there are no samples.
+// Wilson's score interval: the 95 % confidence interval of the share `right` / `samples`. 0 to 1
+// without samples.
 Interval WilsonInterval(std::uint32_t right, std::uint32_t samples);
 
-// Of the same samples, answered twice.
+// The same samples answered under two policies.
 struct Pairs {
   std::uint32_t samples = 0;
-  std::uint32_t gained = 0;  // wrong before, right now
-  std::uint32_t lost = 0;    // the other way round
+  std::uint32_t gained = 0;  // wrong under the baseline, right under the policy
+  std::uint32_t lost = 0;    // right under the baseline, wrong under the policy
 
   double difference() const { return (static_cast<double>(gained) - lost) / samples; }
 };
-// Where the difference of the two shares of right answers may lie, with 95 % confidence: Bonett and
-// Price's interval, Wald's with one sample more of each kind that differs. -1 to 1 where there are
-// no samples.
+// The 95 % confidence interval of the difference of the two shares of right answers, after Bonett
+// and Price: Wald's interval with one more gained and one more lost sample. -1 to 1 without
+// samples.
 Interval DifferenceInterval(const Pairs& pairs);
 
 struct Tally {
@@ -47,7 +47,7 @@ struct Tally {
   double bytes_ = 0, step_ms_ = 0;  // times samples
 };
 
-// What is finished of a plan, which must outlive this.
+// The finished units of a plan. The plan must outlive it.
 class Results {
  public:
   explicit Results(const EvaluationPlan& plan)
@@ -59,15 +59,15 @@ class Results {
   }
   const EvaluationPlan& plan() const { return plan_; }
   const std::vector<Unit>& units() const { return units_; }
-  // Without outcomes where it is not finished.
+  // Has no outcomes if the unit is not finished.
   const FinishedUnit& finished(std::size_t unit) const { return finished_[unit]; }
 
-  // Over the units that `which` takes.
+  // Sums over the units for which `which` returns true.
   Tally Of(std::size_t policy, const std::function<bool(const Unit&)>& which) const;
-  // Sample by sample, of those that both answered: what a policy gains over another.
+  // Compares a policy with the baseline `over`, on samples that both answered.
   Pairs PairsOf(std::size_t policy, std::size_t over,
                 const std::function<bool(const Unit&)>& which) const;
-  // One reason, where a policy was refused in any unit; else empty.
+  // The reason of the policy's first refusal; empty if it was never refused.
   std::string WhyRefused(std::size_t policy) const;
 
  private:

@@ -51,8 +51,9 @@ absl::StatusOr<Outcome> OutcomeOf(const Json& json, const EvaluationPlan& plan) 
     if (!status.ok()) return status;
   }
   if (*right > *samples || *samples > plan.samples || !std::isfinite(*bytes_kept)) {
-    return absl::InvalidArgumentError(Concat(*right, " right of ", *samples, " samples, asked for ",
-                                             plan.samples, ", bytes kept ", *bytes_kept));
+    return absl::InvalidArgumentError(Concat(*right, " right of ", *samples,
+                                             " samples contradict the plan's ", plan.samples,
+                                             " samples, or bytes kept are invalid: ", *bytes_kept));
   }
   const std::string marks = TextOf(json, "marks");
   const auto ones = static_cast<std::uint64_t>(std::count(marks.begin(), marks.end(), '1'));
@@ -60,8 +61,9 @@ absl::StatusOr<Outcome> OutcomeOf(const Json& json, const EvaluationPlan& plan) 
   if (!marks.empty() &&
       (marks.size() != plan.samples || marks.find_first_not_of("10-") != std::string::npos ||
        ones != *right || ones + zeros != *samples)) {
-    return absl::InvalidArgumentError(Concat("marks \"", marks, "\" of ", *right, " right of ",
-                                             *samples, " samples, asked for ", plan.samples));
+    return absl::InvalidArgumentError(Concat("marks \"", marks, "\" contradict ", *right,
+                                             " right of ", *samples, " samples, planned ",
+                                             plan.samples));
   }
   return Outcome{.right = static_cast<std::uint32_t>(*right),
                  .samples = static_cast<std::uint32_t>(*samples),
@@ -95,7 +97,8 @@ absl::StatusOr<FinishedUnit> UnitOf(std::string_view line, const EvaluationPlan&
   const JsonValue* const outcomes = llm::Find(*json, "outcomes");
   const int count = outcomes == nullptr ? 0 : outcomes->list_value().values_size();
   if (*number >= UnitsOf(plan).size() || static_cast<std::size_t>(count) != plan.policies.size()) {
-    return absl::InvalidArgumentError(Concat("unit ", *number, " with ", count, " outcomes"));
+    return absl::InvalidArgumentError(
+        Concat("unit ", *number, " with ", count, " outcomes is not part of the plan"));
   }
   FinishedUnit unit = {.unit = *number};
   for (const JsonValue& value : outcomes->list_value().values()) {
@@ -107,7 +110,7 @@ absl::StatusOr<FinishedUnit> UnitOf(std::string_view line, const EvaluationPlan&
     unit.example = ExampleOf(example->struct_value());
     if (unit.example.answers.size() != plan.policies.size()) {
       return absl::InvalidArgumentError(
-          Concat("unit ", *number, ": an example with ", unit.example.answers.size(), " answers"));
+          Concat("unit ", *number, ": the example has ", unit.example.answers.size(), " answers"));
     }
   }
   return unit;

@@ -1,4 +1,4 @@
-// A finished unit as a line of JSON: in state files, and from worker processes.
+// A finished unit as one line of JSON, for state files and worker processes.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 namespace tessera::cli::eval {
 
 std::string LineOf(const FinishedUnit& unit);
-// INVALID_ARGUMENT says what cannot be in that plan.
+// INVALID_ARGUMENT if the line is malformed or contradicts the plan.
 absl::StatusOr<FinishedUnit> UnitOf(std::string_view line, const EvaluationPlan& plan);
 
 }  // namespace tessera::cli::eval

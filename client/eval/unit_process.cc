@@ -34,7 +34,7 @@ absl::StatusOr<FinishedUnit> UnitProcess::Run(std::size_t unit,
     absl::StatusOr<FinishedUnit> finished = UnitOf(*line, plan_);
     if (!finished.ok() || finished->unit == unit) return finished;
     return absl::InternalError(
-        Concat("a worker process did unit ", finished->unit, ", not ", unit));
+        Concat("a worker process returned unit ", finished->unit, " instead of ", unit));
   }
 }
 
@@ -43,7 +43,7 @@ absl::Status ServeUnits(UnitRunner& runner, std::size_t units) {
     const std::optional<std::uint64_t> unit = WholeNumber(line);
     if (!unit || *unit >= units) {
       return absl::InvalidArgumentError(
-          Concat("\"", line, "\" is no unit: there are ", units, ", from 0"));
+          Concat("\"", line, "\" is not a unit number; there are ", units, " units, from 0"));
     }
     const absl::StatusOr<FinishedUnit> finished = runner.Run(*unit, [] { Answer(kAnswered); });
     if (!finished.ok()) return finished.status();

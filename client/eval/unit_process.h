@@ -1,5 +1,5 @@
-// Units done by a process of its own, and what is said between it and its parent: to it a unit's
-// number; from it a line for each answer, then the unit's line.
+// A runner in a child process. The parent sends a unit's number as a line; the child answers with
+// one line per answered sample and policy, then the unit's line of JSON.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,8 @@ namespace tessera::cli::eval {
 
 class UnitProcess final : public UnitRunner {
  public:
-  // `args` have `tessera` call ServeUnits with this plan, which must outlive the object.
+  // Runs `tessera ARGS...`, which must call ServeUnits with this plan. The plan must outlive the
+  // object.
   static absl::StatusOr<std::unique_ptr<UnitRunner>> Start(const std::vector<std::string>& args,
                                                            const EvaluationPlan& plan);
   absl::StatusOr<FinishedUnit> Run(std::size_t unit,
@@ -27,7 +28,7 @@ class UnitProcess final : public UnitRunner {
   const EvaluationPlan& plan_;
 };
 
-// The program of that process: does what stdin says until it ends.
+// Child side: runs the units named on stdin until its end.
 absl::Status ServeUnits(UnitRunner& runner, std::size_t units);
 
 }  // namespace tessera::cli::eval

@@ -16,8 +16,8 @@ namespace {
 constexpr std::size_t kBlockQueries = 96;
 constexpr float kSmallestNormal = std::numeric_limits<float>::min();
 
-// In place; entries beyond the first `visible` become 0. So do subnormal ones: by such numbers
-// Intel's cores multiply in microcode, a hundred cycles each.
+// In place. Entries after the first `visible` become 0. So do subnormal results, since Intel cores
+// multiply subnormals in microcode, at about a hundred cycles each.
 void Softmax(std::span<float> logits, std::size_t visible) {
   const float most = *std::max_element(logits.begin(), logits.begin() + visible);
   float sum = 0;
@@ -33,14 +33,14 @@ void Softmax(std::span<float> logits, std::size_t visible) {
 void AttendDense(const Config& config, const LayerRows& rows, std::span<float> output) {
   const std::size_t kv_row = config.kv_row(), query_row = config.query_row(), dim = config.head_dim;
   const std::size_t tokens = rows.key.size() / kv_row, queries = rows.query.size() / query_row;
-  TESSERA_CHECK(queries <= tokens && output.size() == rows.query.size(), "rows do not fit");
+  TESSERA_CHECK(queries <= tokens && output.size() == rows.query.size(), "row counts match");
   const std::size_t group = config.query_heads / config.kv_heads;
   const float scale = 1 / std::sqrt(static_cast<float>(dim));
   std::vector<float> scaled(kBlockQueries * dim);
   std::vector<float> logits(kBlockQueries * tokens);
   Panels keys, values;
   for (std::size_t head = 0; head < config.query_heads; ++head) {
-    if (head % group == 0) {  // a group's heads share them
+    if (head % group == 0) {  // shared by the heads of a group
       const std::size_t lane = head / group * dim;
       keys = Panels::OfColumns(&rows.key[lane], kv_row, dim, tokens);
       values = Panels::OfRows(&rows.value[lane], kv_row, tokens, dim);
@@ -51,7 +51,7 @@ void AttendDense(const Config& config, const LayerRows& rows, std::span<float> o
         const std::size_t at = (first + i / dim) * query_row + head * dim + i % dim;
         scaled[i] = kernels::Bf16ToFloat(rows.query[at]) * scale;
       }
-      // What the block's last query sees; the others see less.
+      // Tokens visible to the block's last query; earlier queries see fewer.
       const std::size_t seen = tokens - queries + first + count;
       Multiply(scaled.data(), dim, keys, {count, dim, seen}, logits.data(), seen);
       for (std::size_t i = 0; i < count; ++i) {

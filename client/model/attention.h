@@ -1,5 +1,5 @@
-// Where a model's layers hand their K, V and queries, and get attention back. An engine has one
-// such seam; here the worker's own attention and Tessera's stand behind it.
+// The seam between a model and its attention: a layer hands over Q, K and V and gets attention
+// back. Implemented by local attention and by Tessera.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace tessera::llm {
 
-// One layer of a forward pass: rows of all of its tokens, bf16. Keys and queries are rotated.
+// Rows of all tokens of a forward pass in one layer, bf16. RoPE is applied to keys and queries.
 struct LayerRows {
   std::uint32_t layer = 0;
   std::span<const std::uint16_t> key;    // [tokens][kv_heads][head_dim]
@@ -24,15 +24,15 @@ struct LayerRows {
 class Attention {
  public:
   virtual ~Attention() = default;
-  // Adds the rows to the cache and attends: `output` is [tokens][query_heads][head_dim]. Layers
-  // come in order, each once a pass.
+  // Appends the rows to the cache and writes attention to `output`,
+  // [tokens][query_heads][head_dim]. Called once per layer and pass, in layer order.
   virtual absl::Status Attend(const LayerRows& rows, std::span<float> output) = 0;
 };
 
-// Causal attention over rows that this process holds: the queries are those of the last tokens.
+// Exact causal attention in this process. The queries belong to the last tokens of the keys.
 void AttendDense(const Config& config, const LayerRows& rows, std::span<float> output);
 
-// The model alone: a dense cache of one sequence in this process. For comparison.
+// The model without Tessera: a dense cache of one sequence in this process, for comparison.
 class OwnAttention final : public Attention {
  public:
   explicit OwnAttention(const Config& config)
@@ -45,9 +45,9 @@ class OwnAttention final : public Attention {
   std::vector<std::vector<std::uint16_t>> values_;
 };
 
-// A prompt: this process attends by itself, as engines have their own kernels for that. Layer by
-// layer the sequence is shown what its policy wants to see, and the daemon is handed the rows, of
-// which it can compress one layer while the next is computed. The sequence must be empty.
+// Prefill: attention is computed in this process, as an engine would with its own kernels. Each
+// layer's observations and rows go to the daemon, which can compress one layer while the next is
+// computed. The sequence must be empty.
 class PromptAttention final : public Attention {
  public:
   PromptAttention(const Config& config, client::Sequence& sequence)
@@ -59,7 +59,7 @@ class PromptAttention final : public Attention {
   client::Sequence& sequence_;
 };
 
-// Everything after: Tessera attends over what the daemon holds, and over the rows just written.
+// Decode: Tessera attends over the sequence's cache, including the rows just appended.
 class StepAttention final : public Attention {
  public:
   explicit StepAttention(client::Step& step) : step_(step) {}

@@ -12,22 +12,22 @@ namespace tessera::llm {
 
 namespace {
 
-// By others nothing can be chosen.
+// A token can only be chosen from finite logits.
 absl::Status CheckFinite(std::span<const float> logits, std::size_t vocabulary) {
   const auto is_finite = [](float logit) { return std::isfinite(logit); };
   const auto bad = std::ranges::find_if_not(logits, is_finite);
   if (bad == logits.end()) return absl::OkStatus();
   return absl::DataLossError(Concat("the logit of token ",
                                     static_cast<std::size_t>(bad - logits.begin()) % vocabulary,
-                                    " is ", *bad, ": nothing can be chosen by it"));
+                                    " is ", *bad, "; no token can be chosen"));
 }
 
-// The turns of a batch, one after another.
+// The turns of a batch, concatenated.
 struct Batch {
   std::vector<client::Sequence*> sequences;
-  std::vector<std::uint32_t> counts;  // of each sequence's tokens
+  std::vector<std::uint32_t> counts;  // tokens of each sequence
   std::vector<TokenId> tokens;
-  std::vector<std::uint32_t> last;  // of each sequence
+  std::vector<std::uint32_t> last;  // index of each sequence's last token in `tokens`
 };
 
 absl::StatusOr<std::vector<float>> TryStep(const Model& model, client::Worker& worker,
@@ -35,7 +35,7 @@ absl::StatusOr<std::vector<float>> TryStep(const Model& model, client::Worker& w
   absl::StatusOr<client::Step> step =
       worker.BeginStep(batch.sequences, {.new_tokens_each = batch.counts});
   if (!step.ok()) return step.status();
-  // Only now: a policy that moves positions does it between steps.
+  // Read positions inside the step: a policy may change them between steps.
   std::vector<std::uint32_t> positions;
   for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
     for (std::uint32_t token = 0; token < batch.counts[i]; ++token) {
@@ -48,7 +48,7 @@ absl::StatusOr<std::vector<float>> TryStep(const Model& model, client::Worker& w
   if (!logits.ok()) return logits;
   std::vector<std::uint64_t> before;
   for (const client::Sequence* sequence : batch.sequences) before.push_back(sequence->tokens());
-  // What was computed counts only once the step has ended well.
+  // The step is committed only if End returns OK.
   if (absl::Status status = step->End(); !status.ok()) return status;
   std::span<const TokenId> tokens = batch.tokens;
   for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
@@ -67,7 +67,7 @@ absl::StatusOr<std::vector<float>> Prefill(const Model& model, std::span<const T
   if (prompt.empty()) return absl::InvalidArgumentError("the prompt is empty");
   if (sequence.tokens() != 0) {
     return absl::FailedPreconditionError(
-        Concat("the sequence holds ", sequence.tokens(), " tokens; a prompt needs an empty one"));
+        Concat("the sequence has ", sequence.tokens(), " tokens; Prefill needs an empty one"));
   }
   std::vector<std::uint32_t> positions(prompt.size());
   std::iota(positions.begin(), positions.end(), 0);
@@ -81,7 +81,7 @@ absl::StatusOr<std::vector<float>> Advance(const Model& model, client::Worker& w
                                            std::span<const Turn> turns) {
   Batch batch;
   for (const Turn& turn : turns) {
-    if (turn.tokens.empty()) return absl::InvalidArgumentError("a turn without tokens");
+    if (turn.tokens.empty()) return absl::InvalidArgumentError("a turn needs at least one token");
     batch.sequences.push_back(turn.sequence);
     batch.counts.push_back(static_cast<std::uint32_t>(turn.tokens.size()));
     batch.tokens.insert(batch.tokens.end(), turn.tokens.begin(), turn.tokens.end());
@@ -97,10 +97,10 @@ absl::StatusOr<std::vector<std::vector<TokenId>>> Generate(
     const Model& model, client::Worker& worker, std::span<client::Sequence* const> sequences,
     std::vector<float> logits, const GenerateOptions& options) {
   const std::size_t vocabulary = model.config().vocabulary;
-  TESSERA_CHECK(logits.size() == sequences.size() * vocabulary, "logits of each sequence");
+  TESSERA_CHECK(logits.size() == sequences.size() * vocabulary, "one row of logits per sequence");
   std::vector<std::vector<TokenId>> answers(sequences.size());
   std::vector<Sampler> samplers;
-  std::vector<std::size_t> running(sequences.size());  // which logits are those of
+  std::vector<std::size_t> running(sequences.size());  // the sequence of each row of logits
   std::iota(running.begin(), running.end(), 0);
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     SamplerOptions sampler = options.sampler;

@@ -1,4 +1,4 @@
-// The loop of a worker: prefill a prompt, then decode token by token, the cache being Tessera's.
+// The loop of a worker: prefills a prompt, then decodes batches token by token through Tessera.
 #pragma once
 
 #include <cstdint>
@@ -13,32 +13,32 @@
 
 namespace tessera::llm {
 
-// Computes a prompt in this process and hands its K and V to the sequence, whose policy may
-// compress it then. The sequence must be empty (FAILED_PRECONDITION) and is of no use after an
-// error. Logits of the token that follows.
+// Computes a prompt in this process and appends its K and V to the sequence, whose policy may start
+// to compress it. Returns the logits of the next token. FAILED_PRECONDITION if the sequence is not
+// empty. After any other error the sequence must be freed: its layers may differ in length.
 absl::StatusOr<std::vector<float>> Prefill(const Model& model, std::span<const TokenId> prompt,
                                            client::Sequence& sequence);
 
-// The next tokens of one sequence of a batch: one while decoding, several where more text follows,
-// no more than its tail ring takes.
+// The next tokens of one sequence in a batch: one while decoding, several for a follow-up text, at
+// most what the tail ring holds.
 struct Turn {
   client::Sequence* sequence = nullptr;
   std::span<const TokenId> tokens;
 };
 
-// One step of a batch: appends the tokens and attends through Tessera. Logits of the token that
-// follows each turn, [turns][vocabulary]. A step that the daemon aborts is done again.
+// One step of a batch: appends the tokens and attends through Tessera. Returns the logits of the
+// token after each turn, [turns][vocabulary]. Retries a step that the daemon aborts.
 absl::StatusOr<std::vector<float>> Advance(const Model& model, client::Worker& worker,
                                            std::span<const Turn> turns);
 
 struct GenerateOptions {
   std::uint32_t max_tokens = 16;  // of each sequence
-  std::optional<TokenId> stop;    // a sequence ends with it
-  SamplerOptions sampler;         // sequence i draws from seed + i
+  std::optional<TokenId> stop;    // ends a sequence; included in its answer
+  SamplerOptions sampler;         // sequence i uses seed + i
 };
 
-// Goes on with a batch from `logits`, [sequences][vocabulary], as Prefill and Advance give them.
-// The last token of each answer is not in its sequence yet.
+// Decodes a batch, starting from `logits`, [sequences][vocabulary], as returned by Prefill and
+// Advance. The last token of each answer is not appended to its sequence.
 absl::StatusOr<std::vector<std::vector<TokenId>>> Generate(
     const Model& model, client::Worker& worker, std::span<client::Sequence* const> sequences,
     std::vector<float> logits, const GenerateOptions& options = {});

@@ -10,18 +10,17 @@ namespace tessera::llm {
 
 namespace {
 
-// Vectors of the compiler's own kind: eight floats in one AVX register, or in two of SSE.
+// Compiler vector types: eight floats in one AVX register or two SSE registers.
 typedef float Floats __attribute__((vector_size(32)));
 typedef std::uint32_t Words __attribute__((vector_size(32)));
 typedef std::uint16_t Halves __attribute__((vector_size(16)));
 
-// So many rows against one panel: 12 sums, the panel's two vectors and a factor fill AVX2's 16
-// registers.
+// Rows per panel product: 12 sums, two panel vectors and one factor fit AVX2's 16 registers.
 constexpr std::size_t kBlockRows = 6;
-// Rows that pass through all panels together, so that they stay in the L2 cache.
+// Rows multiplied with all panels before the next rows, so that they stay in the L2 cache.
 constexpr std::size_t kPassRows = 16 * kBlockRows;
 
-// Forced inlining: the code takes the instruction set of the function that it ends up in.
+// Forced inlining: the code is compiled for the instruction set of its caller.
 #define TESSERA_LLM_INLINE inline __attribute__((always_inline))
 
 template <std::size_t kRows>
@@ -117,7 +116,7 @@ Panels Panels::OfRows(const std::uint16_t* rows, std::size_t stride, std::size_t
 
 void Multiply(const float* x, std::size_t x_stride, const Panels& matrix, const Extent& extent,
               float* y, std::size_t y_stride) {
-  TESSERA_CHECK(extent.in <= matrix.in() && extent.out <= matrix.out(), "beyond the matrix");
+  TESSERA_CHECK(extent.in <= matrix.in() && extent.out <= matrix.out(), "within the matrix");
 #if defined(__x86_64__)
   static const bool has_avx2 = HasAvx2();
   if (has_avx2) return MultiplyAvx2(x, x_stride, matrix, extent, y, y_stride);

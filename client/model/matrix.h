@@ -1,4 +1,4 @@
-// Products of fp32 rows with a bf16 matrix: what a forward pass spends its time on.
+// Products of fp32 rows with a bf16 matrix, where a forward pass spends its time.
 #pragma once
 
 #include <cstddef>
@@ -7,17 +7,17 @@
 
 namespace tessera::llm {
 
-// A matrix [in][out] of bf16, cut into panels of 16 columns: a product reads each from front to
-// end, in[0] of 16 outputs first. The last panel is filled up with zeros.
+// A bf16 matrix [in][out], stored as panels of 16 columns, each [in][16], so that a product reads
+// every panel sequentially. The last panel is padded with zeros.
 class Panels {
  public:
   static constexpr std::size_t kColumns = 16;
 
   Panels() = default;
-  // Of a matrix that lies transposed, [out] rows of `in` elements, `stride` apart: weights, keys.
+  // From the transposed matrix: `out` rows of `in` elements, `stride` apart. For weights and keys.
   static Panels OfColumns(const std::uint16_t* columns, std::size_t stride, std::size_t in,
                           std::size_t out);
-  // Of [in] rows of `out` elements, `stride` apart: values.
+  // From `in` rows of `out` elements, `stride` apart. For values.
   static Panels OfRows(const std::uint16_t* rows, std::size_t stride, std::size_t in,
                        std::size_t out);
 
@@ -37,14 +37,15 @@ class Panels {
   std::vector<std::uint16_t> data_;
 };
 
-// Which part of a product: `rows` rows of x with the first `in` rows and `out` columns of a matrix.
+// The part of a product to compute: `rows` rows of x, and the first `in` rows and `out` columns of
+// the matrix.
 struct Extent {
   std::size_t rows = 0;
   std::size_t in = 0;
   std::size_t out = 0;
 };
 
-// y = x · matrix, accumulated in fp32. Rows of x lie `x_stride` apart, rows of y `y_stride`.
+// y = x · matrix, accumulated in fp32. Strides are in elements.
 void Multiply(const float* x, std::size_t x_stride, const Panels& matrix, const Extent& extent,
               float* y, std::size_t y_stride);
 

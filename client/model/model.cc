@@ -31,7 +31,7 @@ std::vector<std::uint16_t> ToBf16(std::span<const float> values) {
 
 }  // namespace
 
-// Channel i of a head turns together with channel i + head_dim / 2.
+// RoPE rotates channels i and i + head_dim / 2 of a head together.
 struct Model::Rotary {
   std::size_t dim;
   std::vector<float> cosine, sine;  // [tokens][head_dim / 2]
@@ -140,20 +140,20 @@ absl::Status Model::LoadWeights() {
 }
 
 absl::Status Model::CheckPass(const Pass& pass) const {
-  TESSERA_CHECK(pass.tokens.size() == pass.positions.size(), "a position for each token");
+  TESSERA_CHECK(pass.tokens.size() == pass.positions.size(), "one position per token");
   for (const std::uint32_t row : pass.logits_of) {
-    TESSERA_CHECK(row < pass.tokens.size(), "logits of a token that is not there");
+    TESSERA_CHECK(row < pass.tokens.size(), "logits_of names tokens of the pass");
   }
   for (const TokenId token : pass.tokens) {
     if (token >= config_.vocabulary) {
       return absl::InvalidArgumentError(
-          Concat("token ", token, " of a vocabulary of ", config_.vocabulary));
+          Concat("token ", token, " is out of range; the vocabulary size is ", config_.vocabulary));
     }
   }
   for (const std::uint32_t position : pass.positions) {
     if (position >= config_.max_positions) {
-      return absl::OutOfRangeError(
-          Concat("position ", position, "; the model has ", config_.max_positions));
+      return absl::OutOfRangeError(Concat(
+          "position ", position, " is out of range; the model's limit is ", config_.max_positions));
     }
   }
   return absl::OkStatus();
@@ -192,7 +192,7 @@ absl::Status Model::AddAttention(std::uint32_t index, const Rotary& rotary, Atte
   std::vector<float> key = Product(rows, layer.key);
   rotary.Turn(query, config_.query_heads);
   rotary.Turn(key, config_.kv_heads);
-  // Whoever attends, it is over rows of the type that the cache holds.
+  // Every implementation of Attention gets rows in the cache's type.
   const std::vector<std::uint16_t> keys = ToBf16(key), queries = ToBf16(query);
   const std::vector<std::uint16_t> values = ToBf16(Product(rows, layer.value));
   std::vector<float> attended(query.size());

@@ -1,4 +1,4 @@
-// A Llama-family model, forward pass only: bf16 weights, fp32 arithmetic, one thread.
+// The forward pass of a Llama-family model: bf16 weights, fp32 arithmetic, one thread.
 #pragma once
 
 #include <cstddef>
@@ -17,23 +17,23 @@
 
 namespace tessera::llm {
 
-// The tokens of a forward pass: of one sequence, or of several one after another.
+// The tokens of a forward pass: one sequence, or several sequences concatenated.
 struct Pass {
   std::span<const TokenId> tokens;
   std::span<const std::uint32_t> positions;  // one per token
-  std::span<const std::uint32_t> logits_of;  // which of them are followed by a token to choose
+  std::span<const std::uint32_t> logits_of;  // indices of tokens whose logits are returned
 };
 
-// Immutable, thread-safe.
+// Immutable after Load; any thread may call it.
 class Model {
  public:
-  // A folder with config.json and model.safetensors, names as Hugging Face gives them.
+  // Reads config.json and model.safetensors in `folder`, with Hugging Face tensor names.
   static absl::StatusOr<std::unique_ptr<Model>> Load(const std::string& folder);
 
   const Config& config() const { return config_; }
 
-  // Logits, [logits_of][vocabulary]. OUT_OF_RANGE for positions that the model does not have;
-  // else what `attention` answers.
+  // Returns logits, [logits_of][vocabulary]. INVALID_ARGUMENT for a token outside the vocabulary,
+  // OUT_OF_RANGE for a position beyond the model's; otherwise the error of `attention`.
   absl::StatusOr<std::vector<float>> Forward(const Pass& pass, Attention& attention) const;
 
  private:
@@ -42,7 +42,7 @@ class Model {
     Panels query, key, value, output;
     Panels gate, up, down;
   };
-  struct Rotary;  // cosines and sines of a pass's positions
+  struct Rotary;  // RoPE cosines and sines of a pass's positions
 
   Model(const Config& config, Safetensors file) : config_(config), file_(std::move(file)) {}
   absl::Status LoadWeights();
@@ -60,7 +60,7 @@ class Model {
 
   const Config config_;
   const Safetensors file_;
-  std::span<const std::uint16_t> embedding_;  // in the file
+  std::span<const std::uint16_t> embedding_;  // points into the mapped file
   std::vector<Layer> layers_;
   std::vector<float> last_norm_;
   Panels output_;

@@ -17,7 +17,7 @@ TokenId Sampler::Choose(std::span<const float> logits) {
                    [&](TokenId a, TokenId b) { return logits[a] > logits[b]; });
   if (options_.top_k != 0 && options_.top_k < tokens.size()) tokens.resize(options_.top_k);
 
-  std::vector<double> mass;  // up to and with each token
+  std::vector<double> mass;  // cumulative
   double sum = 0;
   for (const TokenId token : tokens) {
     sum += std::exp((logits[token] - logits[tokens[0]]) / options_.temperature);

@@ -1,4 +1,4 @@
-// From logits to a token.
+// Chooses a token from logits: greedy, or by temperature and top-k.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 namespace tessera::llm {
 
 struct SamplerOptions {
-  double temperature = 0;   // 0: the likeliest token, the lowest of equals
-  std::uint32_t top_k = 0;  // among so many of the likeliest; 0: all
+  double temperature = 0;   // 0: greedy; of equal logits the lowest token id wins
+  std::uint32_t top_k = 0;  // sample among the k likeliest tokens; 0: among all
   std::uint64_t seed = 0;
 };
 
-// The same choices from the same seed, on every machine whose logits are the same.
+// Deterministic: equal seeds and logits give equal choices on every machine.
 class Sampler {
  public:
   explicit Sampler(const SamplerOptions& options) : options_(options), random_(options.seed) {}

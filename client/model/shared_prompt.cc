@@ -10,7 +10,7 @@ namespace tessera::llm {
 
 namespace {
 
-// Of one step: what every tail ring takes.
+// Tokens per step that fit every tail ring.
 constexpr std::size_t kMostTokens = 32;
 
 absl::StatusOr<client::Sequence> ComputeHead(const Model& model, client::Worker& worker,
@@ -36,7 +36,7 @@ absl::StatusOr<client::Sequence> FindHead(client::Worker& worker, const client::
   computes = match->computation;
   if (match->tokens != prompt.head) return client::Sequence();
   absl::StatusOr<client::Sequence> fork = worker.Fork(*match);
-  // It has gone since.
+  // Evicted since the match.
   if (absl::IsNotFound(fork.status())) return client::Sequence();
   return fork;
 }
@@ -47,9 +47,9 @@ absl::StatusOr<StartedPrompt> PrefillShared(const Model& model, client::Worker& 
                                             const client::Model& registered,
                                             const SharedPrompt& prompt) {
   if (prompt.head == 0 || prompt.head >= prompt.tokens.size()) {
-    return absl::InvalidArgumentError(Concat("a head of ", prompt.head, " of ",
+    return absl::InvalidArgumentError(Concat("cannot share a prefix of ", prompt.head, " of ",
                                              prompt.tokens.size(),
-                                             " tokens; it has at least one, and leaves one"));
+                                             " tokens; share at least one, and not all of them"));
   }
   ComputationId computes;
   absl::StatusOr<client::Sequence> sequence = FindHead(worker, registered, prompt, computes);
@@ -58,7 +58,7 @@ absl::StatusOr<StartedPrompt> PrefillShared(const Model& model, client::Worker& 
   if (!found) {
     sequence = ComputeHead(model, worker, registered, prompt);
     if (!sequence.ok()) {
-      // Others wait for it.
+      // Release the workers that wait for this computation.
       if (computes.valid()) worker.Withdraw(computes).IgnoreError();
       return sequence.status();
     }

@@ -1,5 +1,5 @@
-// A prompt whose head other workers have, or may want: found where one of them has published it,
-// else computed here and published.
+// A prompt that starts with a shared prefix: forks the published prefix, or computes and publishes
+// it.
 #pragma once
 
 #include <chrono>
@@ -16,22 +16,22 @@ namespace tessera::llm {
 
 struct SharedPrompt {
   std::span<const TokenId> tokens;
-  // The first so many are the head, fewer than there are: the last one answers.
+  // Tokens of the prefix: at least one, and fewer than all, since the last token gives the logits.
   std::uint64_t head = 0;
-  std::string policy;  // as CreateSequence takes it
-  // How long to wait where another worker computes the head now.
+  std::string policy;  // as in CreateSequence
+  // How long to wait while another worker computes the prefix.
   std::chrono::milliseconds wait{60000};
   client::PublishOptions publish = {};
 };
 
 struct StartedPrompt {
   client::Sequence sequence;
-  std::vector<float> logits;  // of the token that follows
-  bool found = false;         // the head was there
+  std::vector<float> logits;  // of the next token
+  bool found = false;         // the prefix had been published
 };
 
-// A head is found whole or computed whole. What its policy makes of it is done when the rest
-// follows, which Tessera attends for.
+// Matches the whole prefix or computes the whole prefix. The remaining tokens attend through
+// Tessera, over the prefix as its policy compressed it.
 absl::StatusOr<StartedPrompt> PrefillShared(const Model& model, client::Worker& worker,
                                             const client::Model& registered,
                                             const SharedPrompt& prompt);

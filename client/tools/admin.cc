@@ -14,9 +14,10 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{5};
 
-// A daemon cuts off whoever its unix_peers do not list, and cannot say so.
+// A daemon closes connections from users that its unix_peers do not list, without a message.
 std::string WhoIsAdmitted(const std::string& address) {
-  return address.starts_with("unix:") ? Concat(", and does it admit user ", ::geteuid()) : "";
+  return address.starts_with("unix:") ? Concat(", and do its unix_peers admit user ", ::geteuid())
+                                      : "";
 }
 
 template <typename Response, typename Call>
@@ -30,9 +31,9 @@ absl::StatusOr<Response> Run(const std::string& address, Call call,
   const grpc::Status status = call(&context, &response);
   if (status.ok()) return response;
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-    return absl::UnavailableError(Concat("no daemon answers at ", address, " (",
-                                         status.error_message(), "). Is tesserad running",
-                                         WhoIsAdmitted(address), "? --address names another"));
+    return absl::UnavailableError(Concat(
+        "no daemon answers at ", address, " (", status.error_message(), "). Is tesserad running",
+        WhoIsAdmitted(address), "? Use --address to name another daemon"));
   }
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }

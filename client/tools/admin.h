@@ -1,4 +1,4 @@
-// The operator's calls, with errors a person can act on.
+// Client of the TesseraAdmin service, with errors that tell an operator what to do next.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -13,6 +13,8 @@
 
 namespace tessera::cli {
 
+// One connection to one daemon. Calls block; every call but Compress, Offload and Restore times out
+// after 5 seconds.
 class Admin {
  public:
   static absl::StatusOr<Admin> At(const Door& door);
@@ -23,7 +25,7 @@ class Admin {
   absl::StatusOr<v1::ListPrefixesResponse> Prefixes(std::uint32_t limit);
   absl::StatusOr<v1::ListPoliciesResponse> Policies();
   absl::StatusOr<v1::DescribeResponse> Describe(std::uint64_t sequence);
-  // Waits as long as it takes.
+  // No timeout.
   absl::StatusOr<v1::CompressResponse> Compress(std::uint64_t sequence);
   absl::StatusOr<v1::SetPolicyResponse> SetPolicy(std::uint64_t sequence,
                                                   const std::string& policy);

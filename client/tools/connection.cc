@@ -7,13 +7,14 @@ namespace tessera::cli {
 namespace {
 
 std::vector<Flags::Spec> With(std::vector<Flags::Spec> door, std::vector<Flags::Spec> others) {
-  door.insert(door.end(),
-              {{"tls", "", "over TLS; the other --tls flags imply it", ""},
-               {"tls-ca", "FILE", "who issued the daemon's certificate; none: the system's", ""},
-               {"tls-certificate", "FILE", "one's own, where the daemon asks for it", ""},
-               {"tls-key", "FILE", "the private key of that", ""},
-               {"tls-name", "NAME", "in the daemon's certificate; none: that of the address", ""}});
-  // What a command is about comes first.
+  door.insert(
+      door.end(),
+      {{"tls", "", "Use TLS. The other --tls flags imply it.", ""},
+       {"tls-ca", "FILE", "CA certificates to trust. Unset: the system's.", ""},
+       {"tls-certificate", "FILE", "Client certificate, if the daemon asks for one.", ""},
+       {"tls-key", "FILE", "Private key of the client certificate.", ""},
+       {"tls-name", "NAME", "Name to expect in the daemon's certificate. Unset: the host.", ""}});
+  // A command's own flags come first in --help.
   others.insert(others.end(), std::make_move_iterator(door.begin()),
                 std::make_move_iterator(door.end()));
   return others;
@@ -22,13 +23,16 @@ std::vector<Flags::Spec> With(std::vector<Flags::Spec> door, std::vector<Flags::
 }  // namespace
 
 std::vector<Flags::Spec> WithDoor(std::vector<Flags::Spec> others) {
-  return With(
-      {{"address", "ADDRESS", "the daemon: unix:PATH or HOST:PORT", client::kDefaultAddress}},
-      std::move(others));
+  return With({{"address", "ADDRESS", "Address of the daemon: unix:PATH or HOST:PORT.",
+                client::kDefaultAddress}},
+              std::move(others));
 }
 
 std::vector<Flags::Spec> WithDoorOrOwn(std::vector<Flags::Spec> others) {
-  return With({{"address", "ADDRESS", "the daemon; none: one of its own", ""}}, std::move(others));
+  return With(
+      {{"address", "ADDRESS",
+        "Address of the daemon: unix:PATH or HOST:PORT. Unset: start a temporary one.", ""}},
+      std::move(others));
 }
 
 Door DoorOf(const Flags& flags) {

@@ -1,4 +1,4 @@
-// By which address a subcommand reaches a daemon, and how that is made safe.
+// The connection flags of a subcommand: address and TLS.
 #pragma once
 
 #include <optional>
@@ -15,10 +15,11 @@ struct Door {
   std::optional<client::TlsOptions> tls;
 };
 
-// The flags that say so, and behind them `others`.
+// Appends the connection flags to `others`.
 std::vector<Flags::Spec> WithDoor(std::vector<Flags::Spec> others);
-// The same for a command that starts a daemon of its own where no address is given.
+// The same for a command that starts its own daemon if no address is given.
 std::vector<Flags::Spec> WithDoorOrOwn(std::vector<Flags::Spec> others);
+// Reads the connection flags.
 Door DoorOf(const Flags& flags);
 
 }  // namespace tessera::cli

@@ -42,7 +42,7 @@ absl::Status Flags::Parse(std::span<const std::string_view> args) {
         names.push_back(spec.name);
       }
       return absl::InvalidArgumentError(
-          Concat("no flag --", name, "; there are:", known, DidYouMean(name, names)));
+          Concat("unknown flag --", name, "; this command takes:", known, DidYouMean(name, names)));
     }
     values_[index].given = true;
     if (equals != std::string_view::npos && specs_[index].value.empty()) {
@@ -78,7 +78,7 @@ std::size_t Flags::IndexOf(std::string_view name) const {
   for (std::size_t i = 0; i < specs_.size(); ++i) {
     if (specs_[i].name == name) return i;
   }
-  CheckFailed(__FILE__, __LINE__, "a flag is declared before it is used", name);
+  CheckFailed(__FILE__, __LINE__, "the flag is declared", name);
 }
 
 const std::string& Flags::Get(std::string_view name) const { return values_[IndexOf(name)].text; }

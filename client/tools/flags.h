@@ -1,5 +1,6 @@
-// The command line of one subcommand: --name=value, --name value, --switch; the rest is positional.
-// Every flag is declared with its help, and an undeclared one is an error that lists what there is.
+// The command line of one subcommand: --name=value, --name value or --switch, and positional
+// arguments. Every flag is declared with its help text; an undeclared flag is an error that lists
+// the declared ones.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +14,18 @@
 
 namespace tessera::cli {
 
-// Digits and nothing else; nothing where it does not fit.
+// Parses decimal digits only. nullopt on any other character or on overflow.
 std::optional<std::uint64_t> WholeNumber(std::string_view text);
 
 class Flags {
  public:
   struct Spec {
     std::string name;
-    std::string value;  // what stands for the value in the help; empty: a switch
+    std::string value;  // placeholder of the value in --help; empty: a switch
     std::string help;
-    std::string fallback;
+    std::string fallback;  // default value; empty: none
   };
-  // `usage`: "tessera status [--json]", and what it does.
+  // `usage`: the head of --help: synopsis, description and examples.
   Flags(std::string usage, std::vector<Spec> specs)
       : usage_(std::move(usage)), specs_(std::move(specs)) {}
 
@@ -33,8 +34,8 @@ class Flags {
   std::string Help() const;
 
   const std::string& Get(std::string_view name) const;
-  bool Has(std::string_view name) const;  // a switch was given, or a value is not empty
-  // INVALID_ARGUMENT names flag, value and range.
+  bool Has(std::string_view name) const;  // the switch was given, or the value is not empty
+  // INVALID_ARGUMENT names the flag, its value and the allowed range.
   absl::StatusOr<std::uint64_t> Number(std::string_view name, std::uint64_t min,
                                        std::uint64_t max) const;
   const std::vector<std::string>& positional() const { return positional_; }

@@ -26,14 +26,14 @@ std::string RecallFolder() { return BinaryFolder() + "/../../tests/golden/recall
 
 namespace {
 
-// A process that removes the folder when this one has ended, however that came about: it waits for
-// the other end of a pipe to be closed.
+// Starts a process that waits for the other end of a pipe to close, which happens however this
+// process ends, and then removes the folder.
 LocalDaemon::Keeper StartKeeper(const std::string& folder) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return {};
   const pid_t pid = ::fork();
   if (pid == 0) {
-    ::setsid();  // an interrupt at the terminal is not for this one
+    ::setsid();  // Ctrl-C at the terminal must not reach it
     ::close(ends[1]);
     char nothing;
     while (::read(ends[0], &nothing, 1) < 0 && errno == EINTR) {
@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(
     const std::vector<std::string>& flags, const std::string& config) {
   std::string folder = std::filesystem::temp_directory_path() / "tessera-bench-XXXXXX";
   if (::mkdtemp(folder.data()) == nullptr) {
-    return absl::InternalError(Concat("no temporary folder ", folder));
+    return absl::InternalError(Concat("cannot create the temporary folder ", folder));
   }
   std::vector<std::string> args = {BinaryFolder() + "/tesserad",
                                    Concat("--listen=unix:", folder, "/tesserad.sock"),
@@ -71,13 +71,13 @@ absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid == 0) {
-    // A command that is ended before its time leaves no daemon behind.
+    // The daemon must not outlive a killed command.
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(127);
     ::execv(raw[0], raw.data());
     ::_exit(127);
   }
-  if (pid < 0) return absl::InternalError("no process for the benchmark's daemon");
+  if (pid < 0) return absl::InternalError("cannot start a process for the temporary daemon");
   std::unique_ptr<LocalDaemon> daemon(new LocalDaemon(pid, keeper, folder));
   if (absl::Status status = daemon->WaitUntilItServes(args[0]); !status.ok()) return status;
   return daemon;
@@ -93,13 +93,13 @@ absl::Status LocalDaemon::WaitUntilItServes(const std::string& binary) {
       pid_ = -1;
       const std::string end = WIFEXITED(how) ? Concat("exit status ", WEXITSTATUS(how))
                                              : Concat("signal ", WTERMSIG(how));
-      return absl::UnavailableError(Concat(binary, " ended before it served, with ", end,
+      return absl::UnavailableError(Concat(binary, " exited before it could serve, with ", end,
                                            ::access(binary.c_str(), X_OK) == 0
-                                               ? "; run by hand it says why"
-                                               : ": it is not there, or cannot be run"));
+                                               ? "; run it by hand to see why"
+                                               : ": the file is missing or not executable"));
     }
     if (system_clock::now() > deadline) {
-      return absl::UnavailableError(Concat(binary, " did not serve within 15 s"));
+      return absl::UnavailableError(Concat(binary, " did not accept connections within 15 s"));
     }
   }
   return absl::OkStatus();

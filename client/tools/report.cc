@@ -28,7 +28,7 @@ bool Any(const std::vector<Row>& rows, std::optional<double> Row::*field) {
 
 std::string Cell(const std::optional<double>& value) { return value ? Figure(*value) : "-"; }
 
-// What a row may have beside its value: a column, and a field of the JSON object.
+// An optional figure of a row: a table column and a JSON field.
 struct Extra {
   const char* title;
   const char* json;
@@ -41,24 +41,24 @@ constexpr Extra kExtras[] = {
     {"tokens", "tokens_kept", &Row::tokens},
     {"elements", "elements_kept", &Row::elements},
     {"bytes", "bytes_kept", &Row::bytes},
-    {"show ms/1K", "show_ms_per_1k", &Row::show_ms_per_1k},
-    {"ms/1K", "ms_per_1k", &Row::ms_per_1k},
+    {"observe ms/1K", "show_ms_per_1k", &Row::show_ms_per_1k},
+    {"compress ms/1K", "ms_per_1k", &Row::ms_per_1k},
     {"p50 ms", "p50_ms", &Row::p50_ms},
     {"p99 ms", "p99_ms", &Row::p99_ms},
-    {"daemon %", "daemon_cpu", &Row::daemon_cpu},
+    {"daemon CPU %", "daemon_cpu", &Row::daemon_cpu},
     {"pool MiB", "pool_mib", &Row::pool_mib},
-    {"held B", "held_bytes", &Row::held_bytes},
+    {"stored B", "held_bytes", &Row::held_bytes},
     {"read B", "read_bytes", &Row::read_bytes},
 };
 
-// The table has a column for what at least one row has.
+// Optional columns appear only if at least one row has the figure.
 Table TableOf(const std::vector<Row>& rows) {
   std::vector<Table::Column> columns = {{"row", Align::kLeft}, {"value"}, {"unit", Align::kLeft}};
   for (const Extra& extra : kExtras) {
     if (Any(rows, extra.field)) columns.push_back({extra.title});
   }
   columns.insert(columns.end(),
-                 {{"against", Align::kLeft}, {"ratio"}, {"goal"}, {"holds", Align::kLeft}});
+                 {{"baseline", Align::kLeft}, {"ratio"}, {"goal"}, {"met", Align::kLeft}});
   Table table(columns);
   for (const Row& row : rows) {
     const std::optional<bool> holds = row.Holds();
@@ -94,7 +94,7 @@ std::string JsonOf(const Row& row) {
   return out + "}";
 }
 
-// `, "name": [...]`, or nothing where there is nothing.
+// `, "name": [...]`, or "" for an empty list.
 template <typename Item, typename ToJson>
 std::string JsonList(const char* name, const std::vector<Item>& items, const ToJson& to_json) {
   if (items.empty()) return "";
@@ -125,7 +125,7 @@ std::string Report::Text() const {
     bool first = true;
     for (const Finding& finding : findings) {
       if (finding.goal != goal) continue;
-      Append(out, first ? (goal ? "\ngoals\n" : "\nasked besides\n") : "", "  ", finding.statement,
+      Append(out, first ? (goal ? "\ngoals\n" : "\nalso measured\n") : "", "  ", finding.statement,
              ": ", finding.holds ? "yes" : "NO", " (", finding.figures, ")\n");
       first = false;
     }

@@ -1,4 +1,4 @@
-// What a benchmark says: rows that are ratios within one run, as a table and as JSON.
+// The result of a benchmark: rows, findings and notes, printed as a table or as JSON.
 #pragma once
 
 #include <optional>
@@ -11,52 +11,52 @@ enum class Goal : std::uint8_t { kAtLeast, kAtMost };
 
 struct Row {
   std::string name;
-  double value = 0;  // not a number: there is none, and the unit says why
+  double value = 0;  // NaN: no value, and `unit` says why
   std::string unit;
   std::string baseline;         // the row it is compared with; empty: none
-  std::optional<double> ratio;  // to the baseline, as the goal is worded
+  std::optional<double> ratio;  // to the baseline, in the direction of the goal
   std::optional<double> goal;
   Goal sense = Goal::kAtLeast;
   bool goal_is_on_ratio = true;          // else on the value
-  std::optional<double> held_bytes;      // per token and kv head
-  std::optional<double> read_bytes;      // likewise, by one look at everything
-  std::optional<double> kept_mass;       // share of the true attention that stays where it was
-  std::optional<double> needles;         // share of needles of which every token stayed
-  std::optional<double> anywhere;        // likewise, each in some lane of some layer
-  std::optional<double> tokens;          // shares that stayed: of tokens,
-  std::optional<double> elements;        // of elements,
-  std::optional<double> bytes;           // of bytes
-  std::optional<double> show_ms_per_1k;  // to gather what the policy asks for of 1,024 tokens
-  std::optional<double> ms_per_1k;       // to compress them
-  std::optional<double> p50_ms;          // per token, the median
-  std::optional<double> p99_ms;          // likewise, all but 1 %
-  std::optional<double> daemon_cpu;      // % of a core that the daemon took meanwhile
-  std::optional<double> pool_mib;        // that the sequences take in the daemon's pool
+  std::optional<double> held_bytes;      // stored, per token and kv head
+  std::optional<double> read_bytes;      // read by one attention call, per token and kv head
+  std::optional<double> kept_mass;       // share of the true attention mass that is kept
+  std::optional<double> needles;         // share of needles whose tokens are all kept, per lane
+  std::optional<double> anywhere;        // the same, each token kept in at least one lane
+  std::optional<double> tokens;          // share of tokens kept
+  std::optional<double> elements;        // share of elements kept
+  std::optional<double> bytes;           // share of bytes kept
+  std::optional<double> show_ms_per_1k;  // worker time to gather observations of 1,024 tokens
+  std::optional<double> ms_per_1k;       // time to compress 1,024 tokens
+  std::optional<double> p50_ms;          // median time per step or turn
+  std::optional<double> p99_ms;          // 99th percentile of the same
+  std::optional<double> daemon_cpu;      // CPU time of the daemon, % of one core
+  std::optional<double> pool_mib;        // pool memory of the sequences
 
-  // Nothing where there is no goal.
+  // nullopt without a goal.
   std::optional<bool> Holds() const;
 };
 
-// A statement that the rows support or not.
+// A statement that the rows confirm or refute.
 struct Finding {
   std::string statement;
   bool holds = false;
   std::string figures;
-  bool goal = true;  // else a question that was asked besides
+  bool goal = true;  // false: a further question, not a goal
 };
 
 struct Report {
   std::string name;
   std::vector<Row> rows;
   std::vector<Finding> findings;
-  std::vector<std::string> notes;  // how it was measured; what could not be
+  std::vector<std::string> notes;  // how it was measured, and what could not be measured
 
   void Add(Row row) { rows.push_back(std::move(row)); }
   std::string Text() const;
   std::string Json() const;
 };
 
-// Three significant digits, so that both 0.043 and 17.2 can be read.
+// About three significant digits: "0.043", "17.2".
 std::string Figure(double value);
 
 // "Intel(R) Xeon(R) ..., 2 cores, avx512"

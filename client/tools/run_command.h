@@ -1,4 +1,4 @@
-// What every subcommand does before and after its work: flags, help, errors.
+// The frame of every subcommand: parses flags, prints help and errors, sets the exit status.
 #pragma once
 
 #include <cstdio>
@@ -13,7 +13,8 @@
 
 namespace tessera::cli {
 
-// Parses, answers --help, runs `act(flags)` and prints its error. Exit status 0, 1 or 2 (usage).
+// Parses the arguments, answers --help, or runs `act(flags)` and prints its error. Returns the exit
+// status: 0 success, 1 failure, 2 wrong usage.
 template <typename Act>
 int RunWithArguments(Flags flags, std::span<const std::string_view> args, Act act) {
   if (absl::Status status = flags.Parse(args); !status.ok()) {
@@ -30,13 +31,13 @@ int RunWithArguments(Flags flags, std::span<const std::string_view> args, Act ac
   return absl::IsInvalidArgument(status) ? 2 : 1;
 }
 
-// The same for what takes nothing but flags.
+// The same for a command without positional arguments.
 template <typename Act>
 int RunWithFlags(Flags flags, std::span<const std::string_view> args, Act act) {
   return RunWithArguments(std::move(flags), args, [&act](const Flags& parsed) -> absl::Status {
     if (parsed.positional().empty()) return act(parsed);
-    return absl::InvalidArgumentError(
-        Concat("\"", parsed.positional()[0], "\" is no flag, and it takes nothing else"));
+    return absl::InvalidArgumentError(Concat("unexpected argument \"", parsed.positional()[0],
+                                             "\"; this command takes flags only"));
   });
 }
 

@@ -12,7 +12,7 @@ namespace tessera::cli {
 
 namespace {
 
-// Columns a terminal shows for UTF-8 text without wide characters.
+// Terminal columns of UTF-8 text without wide characters.
 std::size_t Width(const std::string& text) {
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xc0) != 0x80;
@@ -24,7 +24,7 @@ std::string Pad(const std::string& text, std::size_t width, Align align) {
   return align == Align::kLeft ? text + space : space + text;
 }
 
-// At least one line, each at most this wide where words allow it.
+// Wraps `text` at spaces into at least one line.
 std::vector<std::string> Lines(const std::string& text, std::size_t most) {
   if (most == 0 || Width(text) <= most) return {text};
   std::vector<std::string> lines(1);
@@ -45,14 +45,14 @@ std::vector<std::string> Lines(const std::string& text, std::size_t most) {
 }  // namespace
 
 void Table::Add(std::vector<std::string> cells) {
-  TESSERA_CHECK(cells.size() == columns_.size(), "a row has a cell per column");
+  TESSERA_CHECK(cells.size() == columns_.size(), "a row has one cell per column");
   rows_.push_back(std::move(cells));
 }
 
 std::string Table::Render(int indent) const {
   std::vector<std::size_t> widths;
   for (const Column& column : columns_) widths.push_back(Width(column.title));
-  // Of every row, of every column, the lines that its cell takes.
+  // [row][column]: the lines of the wrapped cell.
   std::vector<std::vector<std::vector<std::string>>> cells;
   for (const std::vector<std::string>& row : rows_) {
     cells.emplace_back();

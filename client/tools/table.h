@@ -1,4 +1,4 @@
-// Aligned text tables and the small formats that status, top and the benchmarks share.
+// Aligned text tables, and formats of numbers, durations and JSON strings.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,14 @@ class Table {
   struct Column {
     std::string title;
     Align align = Align::kRight;
-    // Longer cells go on in the next line, broken at spaces; a longer word stays whole. 0: as wide
-    // as its widest cell.
+    // Maximum width. Longer cells are wrapped at spaces; a longer word is not broken. 0: no limit.
     std::size_t most = 0;
   };
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
-  // As many cells as columns.
+  // Needs one cell per column.
   void Add(std::vector<std::string> cells);
-  // Two spaces between columns, titles underlined, every line indented by `indent`.
+  // Two spaces between columns, titles underlined, every line indented by `indent` spaces.
   std::string Render(int indent = 0) const;
   bool empty() const { return rows_.empty(); }
 
@@ -32,13 +31,13 @@ class Table {
 };
 
 std::string Fixed(double value, int decimals);
-// "42", "13.1k", "2.4M": for counts and rates.
+// Counts and rates: "42", "13.1k", "2.4M".
 std::string Short(double value);
 // "12 s", "3 min 20 s", "5 h 2 min".
 std::string Age(double seconds);
-// "[######....]" of `width` characters inside the brackets.
+// "[######....]" with `width` characters inside the brackets.
 std::string Bar(double share, int width);
-// Double quotes and control characters escaped, quotes around.
+// `text` as a JSON string, quotes included.
 std::string JsonString(const std::string& text);
 
 }  // namespace tessera::cli

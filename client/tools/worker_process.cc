@@ -17,18 +17,18 @@
 namespace tessera::cli {
 
 absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(std::vector<std::string> args) {
-  // A socket and not two pipes: who writes to a process that is gone gets an error, not a signal.
+  // A socket pair, not two pipes: writing to a dead process then gives an error, not SIGPIPE.
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) {
     return absl::UnavailableError(
-        Concat("no sockets for a worker process: ", std::strerror(errno)));
+        Concat("cannot create sockets for a worker process: ", std::strerror(errno)));
   }
   args.insert(args.begin(), bench::BinaryFolder() + "/tessera");
   std::vector<char*> raw;
   for (std::string& arg : args) raw.push_back(arg.data());
   raw.push_back(nullptr);
   const pid_t pid = ::fork();
-  if (pid == 0) {  // other threads may hold locks: nothing but system calls
+  if (pid == 0) {  // other threads may have held locks: only system calls are safe here
     ::dup2(ends[1], STDIN_FILENO);
     ::dup2(ends[1], STDOUT_FILENO);
     ::execv(raw[0], raw.data());
@@ -38,7 +38,8 @@ absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(std::vector<
   ::close(ends[1]);
   if (pid < 0) {
     ::close(ends[0]);
-    return absl::UnavailableError(Concat("no worker process: ", std::strerror(failure)));
+    return absl::UnavailableError(
+        Concat("cannot start a worker process: ", std::strerror(failure)));
   }
   return std::unique_ptr<WorkerProcess>(new WorkerProcess(pid, ends[0]));
 }
@@ -81,15 +82,15 @@ absl::StatusOr<std::string> WorkerProcess::Hear() {
 absl::Status WorkerProcess::Ended() {
   int how = 0;
   if (reaped_ || ::waitpid(pid_, &how, 0) != pid_) {
-    return absl::AbortedError(Concat("the worker process ", pid_, " has ended"));
+    return absl::AbortedError(Concat("worker process ", pid_, " has ended"));
   }
   reaped_ = true;
   if (WIFSIGNALED(how)) {
     return absl::AbortedError(
-        Concat("the worker process ", pid_, " was ended by signal ", WTERMSIG(how)));
+        Concat("worker process ", pid_, " was killed by signal ", WTERMSIG(how)));
   }
-  return absl::AbortedError(Concat("the worker process ", pid_, " ended with exit status ",
-                                   WEXITSTATUS(how), "; what it had to say stands above"));
+  return absl::AbortedError(Concat("worker process ", pid_, " exited with status ",
+                                   WEXITSTATUS(how), "; its own message is above"));
 }
 
 void Answer(std::string_view line) {

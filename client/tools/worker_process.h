@@ -1,5 +1,6 @@
-// Another process of this program, for commands whose workers must not share one. It is told what
-// to do by lines on its stdin, answers by lines on its stdout, and ends where its stdin does.
+// A child process that runs this program again, for commands whose workers need separate processes.
+// It reads commands line by line on stdin, answers line by line on stdout, and exits at the end of
+// its stdin.
 #pragma once
 
 #include <sys/types.h>
@@ -15,13 +16,13 @@ namespace tessera::cli {
 
 class WorkerProcess {
  public:
-  // `tessera ARGS...`, of the `tessera` beside this binary. Its stderr is the caller's.
+  // Runs `tessera ARGS...` from this binary's folder. The child inherits stderr.
   static absl::StatusOr<std::unique_ptr<WorkerProcess>> Start(std::vector<std::string> args);
   ~WorkerProcess();
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;
 
-  // Both: ABORTED says how the process ended, where it did.
+  // Send and receive one line. ABORTED: the process has ended; the message says how.
   absl::Status Tell(std::string_view line);
   absl::StatusOr<std::string> Hear();
 
@@ -31,11 +32,11 @@ class WorkerProcess {
 
   const pid_t pid_;
   const int socket_;
-  std::string heard_;  // behind the last line that was given out
+  std::string heard_;  // bytes received after the last line returned
   bool reaped_ = false;
 };
 
-// The process's side: a line for whoever started it.
+// Child side: sends one line to the parent.
 void Answer(std::string_view line);
 
 }  // namespace tessera::cli

@@ -1,11 +1,10 @@
-// tessera bench gpu: the kernels on a GPU, against copying the bytes that they must read, and
-// against dense attention over the same tokens.
+// tessera bench gpu: the GPU kernels, compared with a device copy of the bytes they read and with
+// dense attention over the same tokens.
 //
-// A layer's attention is recorded as a graph and replayed, as an engine does it, so that the host
-// has no part in the figures. In every round all variants are replayed one after another; a row's
-// value is the median over rounds, its ratio the median of the ratio within a round. What is read
-// is far more than the GPU's caches hold: either a batch of many sequences, or one sequence after
-// another of as many.
+// A layer's attention is recorded as a graph and replayed, as an engine does it, which excludes
+// host time. Each round replays all variants one after another. A value is the median over rounds,
+// a ratio the median of the ratios within a round. The data read exceeds the GPU's caches by far: a
+// batch of many sequences, or as many sequences one after another.
 #include "client/bench/gpu/gpu.h"
 
 #include <algorithm>
@@ -27,18 +26,18 @@ using client::GpuStatus;
 
 namespace {
 
-// How far outputs may be from the CPU's, as a share of their root mean square: rotated queries and
-// weights are rounded to bf16.
+// Allowed difference from the CPU's outputs, relative to their root mean square: the GPU rounds
+// rotated queries and weights to bf16.
 constexpr double kMostError = 0.05;
 
 struct Variant {
   const char* name;
   kernels::TileShape tile;
-  double rate = 1;            // below 1: selected blocks
-  bool against_copy = false;  // has a row of its own for the bytes it reads
+  double rate = 1;            // below 1: blocks are selected
+  bool against_copy = false;  // adds a row that compares its bandwidth with a copy's
 };
 
-// The first is the baseline of the others.
+// The first variant is the baseline.
 std::vector<Variant> Variants(std::uint32_t head_dim) {
   using kernels::TileFormat;
   const kernels::TileShape dense = kernels::DenseShape(head_dim, kernels::ElementType::kBf16);
@@ -58,7 +57,7 @@ std::vector<Variant> Variants(std::uint32_t head_dim) {
           {"select125", coarse, 0.125}};
 }
 
-// Of all lanes of a batch, by one look at everything that the variant reads.
+// Bytes that one attention call of the variant reads, over all lanes of a batch.
 double BytesRead(const Variant& variant, const LaneSet& set, std::uint32_t lanes) {
   const kernels::TileLayout layout = kernels::LayoutOf(variant.tile);
   const double tiles = static_cast<double>(set.shape().tokens / kernels::kTileEntries);
@@ -73,13 +72,13 @@ double BytesRead(const Variant& variant, const LaneSet& set, std::uint32_t lanes
   return lanes * (tiles * (rows + summaries) + rotations);
 }
 
-// Work that is replayed, and what one round of it reads.
+// Work that is recorded and replayed, and its times.
 struct Replayed {
   std::string name;
   std::function<cuda::Error()> work;
-  double bytes = 0;                  // read, once
-  std::uint32_t layers = 1;          // layers' attention in it
-  std::vector<double> seconds = {};  // by round, of one layer
+  double bytes = 0;                  // read by one attention call
+  std::uint32_t layers = 1;          // attention calls in `work`
+  std::vector<double> seconds = {};  // per call, by round
 };
 
 class GpuBench {
@@ -97,7 +96,7 @@ class GpuBench {
   double worst_error() const { return worst_error_; }
 
  private:
-  // Replays all of it, round by round.
+  // Replays every item once per round.
   absl::Status Replay(std::vector<Replayed>& all, std::string_view what) {
     for (std::uint32_t round = 0; round < size_.rounds; ++round) {
       Progress(Concat(what, ": round ", round + 1, " of ", size_.rounds));
@@ -138,14 +137,14 @@ class GpuBench {
     const auto of = [&](std::size_t variant) -> const GpuLanes& { return *lanes[set_of[variant]]; };
     absl::Status status = AddCopy(*lanes.front());
     for (const std::uint32_t group : size_.groups) {
-      // All sequences as a batch, then each by itself.
+      // All sequences as one batch, then each sequence alone.
       if (sequences > 1 && status.ok()) {
         status = MeasureBatches(variants, of, context, group, sequences, sequences);
       }
       if (status.ok()) status = MeasureBatches(variants, of, context, group, 1, sequences);
     }
     if (!status.ok() || context != size_.contexts.back()) return status;
-    // variants[1] is packed.
+    // variants[1] is the packed variant.
     return AddTileRows({.runtime = runtime_,
                         .queue = *queue_,
                         .dense = of(0),
@@ -155,7 +154,7 @@ class GpuBench {
                        report_);
   }
 
-  // The bandwidth of a copy within the device, bytes read and written, as the first row.
+  // Adds the first row: bandwidth of a device copy, counting bytes read and written.
   absl::Status AddCopy(const GpuLanes& dense) {
     if (copy_rate_ != 0) return absl::OkStatus();
     cuda::Scratch target(runtime_);
@@ -221,8 +220,8 @@ class GpuBench {
       if (!error.ok()) return error.status();
       worst_error_ = std::max(worst_error_, *error);
       if (*error <= kMostError) continue;
-      return absl::InternalError(Concat(prefix, variants[v].name, ": outputs are ", *error,
-                                        " of their size away from the CPU's"));
+      return absl::InternalError(Concat(prefix, variants[v].name, ": outputs differ by ", *error,
+                                        " of their root mean square from the CPU's"));
     }
     AddRows(prefix, variants, all, batch * size_.kv_heads * context);
     return absl::OkStatus();
@@ -287,15 +286,15 @@ absl::StatusOr<Report> RunGpuOn(cuda::RuntimeSource& gpus, const GpuBenchSize& s
   if (absl::Status status = bench.Run(); !status.ok()) return status;
   report.notes.push_back(Concat(
       "kernels ", runtime->implementation(), "; bf16 K and V, ", size.kv_heads,
-      " kv heads; us: a layer's attention of the batch, replayed as a graph; ratio: dense "
-      "attention's time over the row's, median within rounds, or, of rates, the row's over a "
-      "copy's within the device (read and written), which is measured first; read: bytes per token "
-      "and kv head; ctx: tokens; b: sequences of the batch, b1 one after another of as many as a "
-      "batch has; _choice: scores and the choice of blocks alone; select reads blocks of 16 "
-      "entries"));
-  report.notes.push_back(Concat("outputs are within ", Figure(bench.worst_error()),
-                                " of their root mean square of the CPU's (at most ", kMostError,
-                                " is allowed)"));
+      " kv heads. us: one layer's attention of the batch, replayed as a graph. ratio: time of "
+      "dense "
+      "attention divided by the row's, median within rounds; for GB/s, the row's rate divided by "
+      "that of a device copy (read and written). read: bytes per token and kv head. ctx: tokens. "
+      "b: sequences in the batch; b1: as many sequences one after another. _choice: only scores "
+      "and the selection of blocks. select: blocks of 16 entries"));
+  report.notes.push_back(
+      Concat("largest difference from the CPU's outputs: ", Figure(bench.worst_error()),
+             " of their root mean square (limit ", kMostError, ")"));
   return report;
 }
 

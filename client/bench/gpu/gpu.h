@@ -1,4 +1,4 @@
-// The benchmark of the kernels on a GPU, for any GPU: tests bring one of their own.
+// The GPU kernel benchmark, on any GPU runtime: tests pass an emulated one.
 #pragma once
 
 #include <cstdint>
@@ -15,21 +15,21 @@ struct GpuBenchSize {
   std::uint32_t kv_heads = 8;
   std::vector<std::uint32_t> contexts = {8192, 32768, 131072};
   std::vector<std::uint32_t> groups = {1, 4, 8};
-  // K and V of all sequences of a context: several times the largest GPU's L2.
+  // Minimum K and V of all sequences of a context: several times the L2 of the largest GPU.
   std::uint64_t least_dense_bytes = std::uint64_t{512} << 20;
   std::uint32_t rounds = 9;
-  std::uint32_t replays = 10;  // of a graph, in a round
-  std::uint32_t threads = 1;   // that make rows and tiles
+  std::uint32_t replays = 10;  // of the graph, per round
+  std::uint32_t threads = 1;   // host threads that generate rows and tiles
 };
 
 absl::StatusOr<Report> RunGpuOn(kernels::cuda::RuntimeSource& gpus, const GpuBenchSize& size);
 
-// What the daemon does with tiles, as it calls it: jobs go up, and the host waits.
+// The daemon's tile operations, called as the daemon calls them: the host uploads jobs and waits.
 struct GpuTilesBench {
   kernels::cuda::Runtime& runtime;
   kernels::cuda::Queue& queue;
   const GpuLanes& dense;
-  const GpuLanes& packed;  // of the same rows
+  const GpuLanes& packed;  // the same rows, encoded
   std::uint32_t rounds = 1;
   double copy_rate = 0;  // GB/s
 };

@@ -142,7 +142,7 @@ absl::Status GpuAttention::Write() {
   writer.Widen(limits);
   if (const cuda::StepStatus status = writer.Finish(); status != cuda::StepStatus::kOk) {
     return absl::InternalError(
-        Concat("the benchmark's lanes do not fit a step: code ", static_cast<int>(status)));
+        Concat("the benchmark's lanes do not fit a step; status ", static_cast<int>(status)));
   }
 
   const std::uint64_t rows = std::uint64_t{shape_.count} * shape_.queries * geometry_.query_heads;
@@ -197,7 +197,7 @@ absl::StatusOr<std::vector<float>> GpuAttention::FromCpu() {
   const kernels::AttendResult result = kernels::Attend(
       kernels::BestImplementation(), batch, {static_cast<std::byte*>(start), space}, alone);
   if (result.status == kernels::AttendStatus::kOk) return output;
-  return absl::InternalError("the CPU's attention refused the benchmark's lanes");
+  return absl::InternalError("the CPU's attention rejected the benchmark's lanes");
 }
 
 absl::StatusOr<double> GpuAttention::Error() {
@@ -208,10 +208,10 @@ absl::StatusOr<double> GpuAttention::Error() {
   status.Update(GpuStatus(queue_.Wait()));
   if (!status.ok()) return status;
   if (fault != cuda::kNoFault) {
-    return absl::InternalError("the GPU's attention refused the benchmark's lanes");
+    return absl::InternalError("the GPU's attention rejected the benchmark's lanes");
   }
   if (!std::ranges::all_of(output, [](float value) { return std::isfinite(value); })) {
-    return absl::InternalError("the GPU's attention left something that is no number");
+    return absl::InternalError("the GPU's attention output contains NaN or infinity");
   }
   if (shape_.rate < 1) return 0.0;
   const absl::StatusOr<std::vector<float>> expected = FromCpu();

@@ -1,4 +1,4 @@
-// Lanes of a benchmark on a GPU, laid out as in a daemon's pool, and attention over them.
+// A benchmark's lanes on a GPU, laid out as in a daemon's pool, and attention over them.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 
 namespace tessera::cli::bench {
 
-// Where the bytes of a set lie in device memory: one extent of a pool. Every segment of every lane
-// has a rotation of its own, as in a daemon.
+// A set of lanes in device memory, as one extent of a pool. Every segment of every lane has its own
+// rotation, as in a daemon.
 class GpuLanes {
  public:
-  // `lanes` outlives it, like runtime and queue.
+  // `lanes`, `runtime` and `queue` must outlive the object.
   static absl::StatusOr<std::unique_ptr<GpuLanes>> Upload(kernels::cuda::Runtime& runtime,
                                                           kernels::cuda::Queue& queue,
                                                           const LaneSet& lanes);
@@ -38,20 +38,20 @@ class GpuLanes {
 
   const LaneSet& lanes_;
   kernels::cuda::Scratch pool_;
-  std::uint64_t bytes_ = 0;                                        // taken of it
+  std::uint64_t bytes_ = 0;                                        // used of pool_
   std::vector<std::vector<kernels::cuda::SegmentSpec>> segments_;  // by lane
 };
 
 struct GpuBatchShape {
-  std::uint32_t first = 0;  // sequence of the set
+  std::uint32_t first = 0;  // first sequence of the set
   std::uint32_t count = 1;
-  std::uint32_t kv_heads = 8;  // of a sequence: so many lanes of the set, one after another
+  std::uint32_t kv_heads = 8;  // per sequence: consecutive lanes of the set
   std::uint32_t group = 1;
-  std::uint32_t queries = 1;  // of each sequence, its newest tokens
+  std::uint32_t queries = 1;  // per sequence, for its newest tokens
   double rate = 1;            // below 1: blocks are selected
 };
 
-// A layer's attention of some sequences of a set, ready to be launched.
+// One layer's attention over some sequences of a set, ready to launch.
 class GpuAttention {
  public:
   static absl::StatusOr<std::unique_ptr<GpuAttention>> Prepare(kernels::cuda::Runtime& runtime,
@@ -60,11 +60,11 @@ class GpuAttention {
                                                                const GpuBatchShape& shape);
 
   kernels::cuda::Error Attend() { return queue_.Attend(call_); }
-  // The choice of blocks alone.
+  // Only the selection of blocks.
   kernels::cuda::Error Select() { return queue_.Select(call_); }
-  // Of what was attended to last: the largest difference to what the CPU's kernels make of the
-  // first sequence, as a share of that output's root mean square. Where blocks are selected the two
-  // may choose differently, and 0 says that all is finite.
+  // Checks the last output: the largest difference to the CPU kernels' output for the first
+  // sequence, relative to its root mean square. With selected blocks CPU and GPU may choose
+  // differently; then it checks that all outputs are finite and returns 0.
   absl::StatusOr<double> Error();
 
  private:

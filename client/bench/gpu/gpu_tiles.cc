@@ -54,7 +54,7 @@ class TilesBench {
     return reinterpret_cast<std::uint64_t>(pointer);
   }
 
-  // One row: what `act` does, the first time not counted.
+  // Adds a row for `act`; its first call is not counted.
   template <class Act>
   absl::Status Measure(const char* name, double bytes, const Act& act) {
     std::vector<double> seconds;
@@ -74,7 +74,7 @@ class TilesBench {
     return absl::OkStatus();
   }
 
-  // Dense rows into packed tiles with their summaries; of the dense rows so many bytes a second.
+  // Encodes dense rows into packed tiles with summaries. Rate: bytes of dense rows.
   absl::Status Encode() {
     const kernels::DenseTile from{dim_, kernels::ElementType::kBf16};
     const std::uint64_t summaries_at = count_ * RoundedTile();
@@ -98,14 +98,14 @@ class TilesBench {
       absl::Status done =
           GpuStatus(calls_.Encode({&strategy_, 1}, kernels::ElementType::kBf16, jobs, &unusable));
       if (done.ok() && unusable.has_value()) {
-        return absl::InternalError(Concat("tile ", *unusable, " could not be encoded"));
+        return absl::InternalError(Concat("encoding tile ", *unusable, " failed"));
       }
       return done;
     });
   }
   std::uint64_t RoundedTile() const { return bench_.packed.host().tile_bytes(); }
 
-  // Keys of packed tiles, rotated back; of the rows that come out so many bytes a second.
+  // Decodes the keys of packed tiles. Rate: bytes of decoded rows.
   absl::Status Keys() {
     const std::uint64_t tile_keys = std::uint64_t{row_bytes_} * kernels::kTileEntries;
     if (absl::Status status = GpuStatus(keys_.Grow(count_ * tile_keys)); !status.ok())
@@ -121,8 +121,7 @@ class TilesBench {
     });
   }
 
-  // The last queries of a prompt looking at all keys of each lane; of the keys so many bytes a
-  // second.
+  // Attention mass of a prompt's last queries on all keys of each lane. Rate: bytes of keys.
   absl::Status Observe() {
     const LaneSetShape& shape = bench_.packed.host().shape();
     const std::uint64_t lane_keys = std::uint64_t{row_bytes_} * shape.tokens;
@@ -139,7 +138,7 @@ class TilesBench {
           {.keys = Address(keys_.at(lane * lane_keys)),
            .key_stride = row_bytes_,
            .key_count = shape.tokens,
-           // Newest rows of the lane itself.
+           // The lane's newest keys serve as queries.
            .queries = Address(keys_.at((lane + 1) * lane_keys - kObservers * row_bytes_)),
            .query_stride = row_bytes_,
            .visible_end = Address(sums_.at()),
@@ -155,7 +154,7 @@ class TilesBench {
                    [&] { return GpuStatus(calls_.Observe(form, jobs)); });
   }
 
-  // Second moments of the first rows of each lane, from which strategies are made.
+  // Second moments of each lane's first rows, the input of strategies. Rate: bytes of rows.
   absl::Status Moments() {
     const LaneSetShape& shape = bench_.packed.host().shape();
     const std::uint32_t rows = std::min(kMomentsRows, shape.tokens);

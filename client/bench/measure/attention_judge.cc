@@ -12,9 +12,9 @@ namespace tessera::cli::bench {
 
 namespace {
 
-// Head dimensions are multiples of 64.
+// `size` is a multiple of 16, as every head_dim is.
 float Dot(const float* a, const float* b, std::size_t size) {
-  constexpr std::size_t kSums = 16;  // so that the compiler may use vectors
+  constexpr std::size_t kSums = 16;  // independent sums, so that the compiler can vectorise
   float sums[kSums] = {};
   for (std::size_t i = 0; i < size; i += kSums) {
     for (std::size_t j = 0; j < kSums; ++j) sums[j] += a[i + j] * b[i + j];

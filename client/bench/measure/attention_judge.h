@@ -1,4 +1,4 @@
-// Attention by its definition, and how far another one is from it.
+// Exact attention, and the distance of another attention from it.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace tessera::cli::bench {
 
-// K and V of a lane in fp32, as they are or as some form of storage leaves them.
+// K and V of a lane in fp32: exact, or as decoded from a storage format.
 struct FloatLane {
   std::uint32_t head_dim = 0;
   std::vector<float> keys;  // [tokens][head_dim]
@@ -22,20 +22,20 @@ struct FloatLane {
 FloatLane Widen(const kernels::LaneRows& rows);
 
 struct Attention {
-  std::vector<double> weights;  // per token; 0 of those that are not looked at
+  std::vector<double> weights;  // per token; 0 for tokens not read
   std::vector<double> output;   // head_dim
 };
 
-// Of a bf16 query that sees all tokens; scale 1 / sqrt(head_dim). `taken`: 1 where a token is
-// looked at, at least one; empty: all are.
+// Attention of a bf16 query over all tokens, scale 1 / sqrt(head_dim). `taken`: 1 for each token to
+// read, at least one; empty: all tokens.
 Attention Attend(std::span<const std::uint16_t> query, const FloatLane& lane,
                  std::span<const std::uint8_t> taken = {});
 
-// What an answer is worth against the true one.
+// Quality of an approximate attention.
 struct Fidelity {
   double error = 0;      // |output - truth| / |truth|
-  double kept_mass = 0;  // sum over tokens of min(weight, true weight): 1 where none is displaced.
-                         // Of a selection: the true attention of the tokens that are looked at.
+  double kept_mass = 0;  // sum over tokens of min(weight, true weight); 1: identical weights.
+                         // For a selection: the true attention mass of the tokens read.
 };
 Fidelity Compare(const Attention& answer, const Attention& truth);
 

@@ -6,8 +6,8 @@ namespace tessera::cli::bench {
 
 namespace {
 
-// Four independent sums of 64 bytes each; prefetched as far ahead as the attention kernels do, so
-// that both get the same help from the memory system.
+// Four independent sums. Prefetches as far ahead as the attention kernels do, so that both use the
+// memory system alike.
 constexpr std::size_t kAhead = 4096;
 
 __attribute__((target("avx512f"))) std::uint64_t ReadAvx512(const std::byte* data,

@@ -1,4 +1,4 @@
-// The baseline of memory-bound figures: reading memory and doing next to nothing with it.
+// The baseline of memory-bound figures: a streaming read of memory.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace tessera::cli::bench {
 
-// A checksum of `bytes` bytes at `data` (64-byte multiples), read with the widest loads this
-// machine has.
+// Reads `bytes` bytes at `data` (both multiples of 64) with the machine's widest loads and returns
+// a checksum.
 std::uint64_t StreamRead(const std::byte* data, std::size_t bytes);
 
 }  // namespace tessera::cli::bench

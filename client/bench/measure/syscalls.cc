@@ -18,7 +18,7 @@ namespace tessera::cli::bench {
 
 namespace {
 
-// getpriority(which = these) fails with EINVAL and changes nothing.
+// getpriority with one of these as `which` fails with EINVAL and has no effect.
 constexpr long kBegin = 0x7e55e001;
 constexpr long kEnd = 0x7e55e002;
 constexpr int kSyscallStop = SIGTRAP | 0x80;
@@ -46,7 +46,7 @@ absl::StatusOr<CountedRun> CountSystemCalls(const std::vector<std::string>& comm
   for (std::string& arg : args) raw.push_back(arg.data());
   raw.push_back(nullptr);
   const pid_t pid = ::fork();
-  if (pid < 0) return absl::UnavailableError("no process to trace");
+  if (pid < 0) return absl::UnavailableError("cannot start a process to trace");
   if (pid == 0) {
     if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(126);
     ::execv(raw[0], raw.data());
@@ -54,7 +54,7 @@ absl::StatusOr<CountedRun> CountSystemCalls(const std::vector<std::string>& comm
   }
   int status = 0;
   ::waitpid(pid, &status, 0);
-  if (!WIFSTOPPED(status)) return absl::UnavailableError("tracing is not allowed here");
+  if (!WIFSTOPPED(status)) return absl::UnavailableError("this system does not allow ptrace");
   ::ptrace(PTRACE_SETOPTIONS, pid, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL);
   CountedRun run;
   bool counting = false;
@@ -65,7 +65,7 @@ absl::StatusOr<CountedRun> CountSystemCalls(const std::vector<std::string>& comm
     signal = WSTOPSIG(status) == kSyscallStop ? 0 : WSTOPSIG(status);
     if (WSTOPSIG(status) != kSyscallStop) continue;
     const Call call = Current(pid);
-    if (call.number == ~std::uint64_t{0}) continue;  // leaving a call
+    if (call.number == ~std::uint64_t{0}) continue;  // exit from a system call
     if (call.number == SYS_getpriority && call.argument == kBegin) {
       counting = true;
     } else if (call.number == SYS_getpriority && call.argument == kEnd) {

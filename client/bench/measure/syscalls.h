@@ -1,4 +1,4 @@
-// Counting system calls of one thread, by ptrace: not assumed, counted.
+// Counts the system calls of a thread with ptrace.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace tessera::cli::bench {
 
-// Runs a program and counts the system calls of its main thread between MarkBegin and MarkEnd.
-// UNAVAILABLE where this system does not allow tracing.
 struct CountedRun {
   std::uint64_t calls = 0;
-  std::vector<std::uint64_t> numbers;  // of the calls, in order; at most 64
+  std::vector<std::uint64_t> numbers;  // system call numbers in order, at most 64
 };
+// Runs a program and counts the system calls of its main thread between MarkBegin and MarkEnd.
+// UNAVAILABLE if the system does not allow tracing.
 absl::StatusOr<CountedRun> CountSystemCalls(const std::vector<std::string>& command);
 
-// In the program that is counted: harmless calls that the tracer knows by their argument.
+// Called by the traced program: harmless system calls that the tracer recognises by their argument.
 void MarkBegin();
 void MarkEnd();
 

@@ -26,7 +26,7 @@ namespace {
 // Some tens of microseconds.
 constexpr int kSpins = 2000;
 
-// Until `happened` or patience ends.
+// Spins until `happened` or the limit.
 void SpinUntil(const auto& happened) {
   for (int i = 0; i < kSpins && !happened(); ++i) {
 #if defined(__x86_64__)

@@ -1,4 +1,4 @@
-// Threads for kernels: a fixed team that shares the tasks of one ParallelFor.
+// A fixed team of threads that runs the tasks of a ParallelFor.
 #pragma once
 
 #include <atomic>
@@ -12,11 +12,11 @@
 
 namespace tessera::cli::bench {
 
-// Between calls that follow each other soon, members spin instead of sleeping, as an inference
-// engine's threads do: waking a sleeper costs tens of microseconds.
+// Between calls members spin for some tens of microseconds before they sleep, as the threads of an
+// inference engine do: waking a sleeping thread takes as long.
 //
-// The caller's thread is one of the team. Tasks are taken one by one, so that an uneven split or a
-// busy core costs one task at most.
+// The caller's thread is a member. Tasks are taken one by one, so that an uneven split or a busy
+// core delays the call by at most one task. One thread at a time may call ParallelFor.
 class ThreadTeam final : public kernels::Executor {
  public:
   explicit ThreadTeam(std::uint32_t threads);

@@ -66,7 +66,7 @@ kernels::Loss WorstLoss(const Examination& examination, const std::vector<Strate
   return worst;
 }
 
-// The forms that are compared at the bytes of these strategies.
+// Masks with at most the bytes of these strategies.
 absl::Status MeasureMasks(const Examination& examination, const std::vector<Strategy>& strategies,
                           FormScores& scores) {
   const auto masked = [&](bool rotated) {
@@ -90,7 +90,7 @@ absl::Status MeasureMasks(const Examination& examination, const std::vector<Stra
 }  // namespace
 
 Difference ErrorsBeyond(const Score& a, const Score& b) {
-  TESSERA_CHECK(a.errors.size() == b.errors.size(), "the same queries");
+  TESSERA_CHECK(a.errors.size() == b.errors.size(), "both scores have the same queries");
   const auto count = static_cast<double>(a.errors.size());
   Difference difference;
   double squares = 0;
@@ -222,7 +222,7 @@ absl::StatusOr<RotationScores> MeasureRotations(const Examination& examination) 
   if (!global_score.ok()) return global_score.status();
   scores.own = *own_score;
   scores.global = *global_score;
-  // The one rotation is stored once.
+  // The shared rotation is stored once per head.
   const Strategy& any = global.front();
   const double spare = static_cast<double>(segments.size()) - static_cast<double>(global.size());
   scores.global.bytes -= spare * static_cast<double>(RotationBytes(any.shape, any.rotation_type)) /
@@ -232,7 +232,7 @@ absl::StatusOr<RotationScores> MeasureRotations(const Examination& examination) 
 
 namespace {
 
-// What each segment would lose and take in every form that a threshold chooses from.
+// Loss and bytes of each segment in every format that a threshold can choose.
 class Candidates {
  public:
   Candidates(const Examination& examination, const kernels::StrategyOptions& options)
@@ -251,8 +251,8 @@ class Candidates {
   }
 
   struct Outcome {
-    double lost = 0;   // of K and of V, in the mean over segments
-    double bytes = 0;  // of an entry, likewise
+    double lost = 0;   // K plus V, mean over segments
+    double bytes = 0;  // per entry, mean over segments
   };
   Outcome Under(const kernels::Loss& threshold) const {
     Outcome outcome;
@@ -266,8 +266,8 @@ class Candidates {
     return {.lost = outcome.lost / segments, .bytes = outcome.bytes / segments};
   }
 
-  // Thresholds under which all together take at most so many bytes an entry: of all that have
-  // different outcomes the `most` that lose least. There is always one: that of the cheapest forms.
+  // The `most` thresholds with the smallest loss among those that take at most `bytes` per entry.
+  // Never empty: the threshold of the cheapest formats is included.
   std::vector<kernels::Loss> BestWithin(double bytes, std::size_t most) const {
     std::vector<double> keys;
     std::vector<double> values;
@@ -296,8 +296,8 @@ class Candidates {
   std::vector<std::vector<kernels::Candidate>> of_segment_;
 };
 
-// Of each head the strategy of its first segment, for all of them: as many channels of each row as
-// fit into `bytes` an entry, with the rotations that are stored once.
+// The strategy of each head's first segment for all its segments, with as many channels as fit
+// `bytes` per entry; the rotation is stored once.
 absl::StatusOr<Score> ExamineFirst(const Examination& examination, double bytes) {
   const std::uint64_t tokens = examination.kv().shape().tokens;
   std::vector<Strategy> of_head;
@@ -311,7 +311,7 @@ absl::StatusOr<Score> ExamineFirst(const Examination& examination, double bytes)
       if (kernels::BytesPerEntry(strategy.shape, strategy.rotation_type, tokens) > bytes) break;
       most = std::move(strategy);
     }
-    if (!most) return absl::InternalError("no form has so few bytes");
+    if (!most) return absl::InternalError("no format fits the byte limit");
     of_head.push_back(*std::move(most));
   }
   absl::StatusOr<Score> score = examination.Examine([&](const Segment& segment) {

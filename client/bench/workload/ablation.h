@@ -1,5 +1,5 @@
-// What each part of packing is worth: forms of storage against each other on generated rows, judged
-// by the attention that they give.
+// Ablation of the packed format: compares storage formats on generated rows by the error of their
+// attention.
 #pragma once
 
 #include <cstdint>
@@ -18,24 +18,24 @@ namespace tessera::cli::bench {
 struct Score {
   Fidelity fidelity;
   double bytes = 0;            // per token and kv head, rotations included
-  std::vector<double> errors;  // of each query, in the order of heads
+  std::vector<double> errors;  // per query, in the order of heads
 };
-// How much larger errors of `a` are than those of `b`, query by query.
+// Errors of `a` minus errors of `b`, query by query.
 struct Difference {
   double mean = 0;
   double standard_error = 0;
 };
 Difference ErrorsBeyond(const Score& a, const Score& b);
 
-// Queries at the end of generated rows, and their true attention. The rows outlive it.
+// Queries at the end of generated rows, and their exact attention. The rows must outlive it.
 class Examination {
  public:
-  // Tokens with a query in every head of the group.
+  // A range of query indices; each has one query per head of the group.
   struct Queries {
     std::uint32_t first = 0;
     std::uint32_t count = 0;
   };
-  // Segments are what a rotation is made for.
+  // `segment_tokens`: the length of the segments that strategies are computed for.
   Examination(const GeneratedKv& kv, std::uint32_t segment_tokens, const Queries& queries);
 
   struct Segment {
@@ -43,7 +43,7 @@ class Examination {
     std::uint32_t index = 0;  // within the head
     kernels::LaneRows rows;
   };
-  // One head's segments after another's.
+  // Ordered by head, then by position.
   const std::vector<Segment>& segments() const { return segments_; }
 
   using Keep = std::function<absl::StatusOr<KeptRows>(const Segment& segment)>;
@@ -53,7 +53,7 @@ class Examination {
     GeneratedQuery query;
     Attention truth;
   };
-  // [queries][group] of a head.
+  // [queries][group] of a kv head.
   const std::vector<Question>& questions(std::uint32_t kv_head) const {
     return questions_[kv_head];
   }
@@ -67,18 +67,18 @@ class Examination {
   std::vector<std::vector<Question>> questions_;
 };
 
-// One share of the channels in all forms: what the product packs, and what it might do instead.
+// The same share of channels in the packed format and its alternatives.
 struct FormScores {
-  Score raw_mask;      // the same raw channels in all rows, in at most the bytes of `rotated[0]`
-  Score svd_mask;      // rotated ones
-  Score raw;           // each row its own raw channels; as many channels as `rotated`
-  Score rotated[3];    // each row its own rotated ones, in groups of 1, 2, 4
+  Score raw_mask;      // the same raw channels in all rows, at most the bytes of `rotated[0]`
+  Score svd_mask;      // the same rotated channels in all rows, likewise
+  Score raw;           // raw channels chosen per row, as many as in `rotated`
+  Score rotated[3];    // rotated channels chosen per row, in groups of 1, 2, 4: the packed format
   Score unordered[2];  // groups of 2, 4 without reordering
 };
 absl::StatusOr<FormScores> MeasureForms(const Examination& examination, double share);
 
-// One rotation for all of a head's segments against one for each, at a quarter of the channels.
-// Both are made from every other tile; losses are of the others, fidelity is of all rows.
+// One rotation for all segments of a head compared with one per segment, at 25 % of the channels.
+// Both are computed from the even tiles. Losses are measured on the odd tiles, fidelity on all.
 struct RotationScores {
   kernels::Loss global_loss;
   kernels::Loss own_loss;
@@ -87,16 +87,17 @@ struct RotationScores {
 };
 absl::StatusOr<RotationScores> MeasureRotations(const Examination& examination);
 
-// Every segment a quarter of the channels, against each what thresholds say. Of the thresholds at
-// which all together take no more bytes, and lose about as little as can be, they are those under
-// which other queries, those of `calibration`, err least. And against both, at no more bytes, one
-// strategy from the beginning to the end: the first segment's.
+// Compares three choices of strategy: a fixed 25 % of the channels per segment, thresholds per
+// segment (dynamic), and the first segment's strategy for all. Dynamic and first take no more bytes
+// than fixed and dynamic, respectively. Of the thresholds within that limit, those with the
+// smallest losses are tried on the queries of `calibration`, and the one with the smallest error is
+// used.
 struct ChoiceScores {
   Score first;
   Score fixed;
   Score dynamic;
   kernels::Loss threshold;
-  // What the segment that loses most loses, of keys and of values.
+  // Largest loss of any segment, keys and values separately.
   kernels::Loss fixed_worst;
   kernels::Loss dynamic_worst;
 };

@@ -24,10 +24,10 @@ class SummarisedLane {
   SummarisedLane() = default;
   SummarisedLane(SummarisedLane&&) = default;
 
-  // Each of the head's segments in tiles of one of these strategies' shapes.
+  // Appends a segment, encoded to tiles of this shape.
   absl::Status Add(const kernels::LaneRows& rows, const kernels::TileShape& shape,
                    const kernels::RotationView& rotation);
-  // What attention would read of it.
+  // The tokens that attention would read.
   absl::StatusOr<Taken> Select(std::span<const std::uint16_t> queries, std::uint32_t heads,
                                double rate) const;
 
@@ -71,7 +71,7 @@ absl::Status SummarisedLane::Add(const kernels::LaneRows& rows, const kernels::T
                             .prepared = prepared.empty() ? nullptr : prepared.data(),
                             .tile = tile,
                             .summaries = kernels::SummariesBehind(tile, layout)})) {
-      return absl::InternalError(Concat("the tile of entry ", first, " could not be encoded"));
+      return absl::InternalError(Concat("encoding the tile of entry ", first, " failed"));
     }
   }
   segment.view = {.arena = segment.tiles.data(),
@@ -129,12 +129,12 @@ absl::StatusOr<Taken> SummarisedLane::Select(std::span<const std::uint16_t> quer
   const kernels::AttendResult result =
       kernels::Select(kernels::BestImplementation(), batch, workspace, inline_executor, sink);
   if (result.status != kernels::AttendStatus::kOk) {
-    return absl::InternalError("the selection refused the benchmark's lane");
+    return absl::InternalError("the selection kernel rejected the benchmark's lane");
   }
   return taken;
 }
 
-// The same number of blocks by what the group's heads truly look at.
+// The same number of blocks, chosen by the group's true attention mass.
 Taken Ideal(std::span<const Examination::Question> group, const BlockRule& rule) {
   const std::size_t tokens = group.front().truth.weights.size();
   std::vector<double> masses((tokens + rule.block - 1) / rule.block);
@@ -167,12 +167,12 @@ void Add(std::span<const Examination::Question> group, const FloatLane& lane, co
   }
 }
 
-// One head's lane by each of the summaries.
+// One head's lane with each kind of summary.
 struct HeadLanes {
   SummarisedLane mean;
   SummarisedLane min_max;
   SummarisedLane packed_mean;
-  std::vector<kernels::Strategy> strategies;  // that the last one's segments point into
+  std::vector<kernels::Strategy> strategies;  // referenced by packed_mean's segments
 };
 
 absl::Status Fill(const Examination& examination, std::uint32_t kv_head, const BlockRule& rule,

@@ -1,4 +1,4 @@
-// Which blocks a selection takes, and how much of the true attention they have.
+// Blocks that a selection chooses, and their share of the true attention.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@ namespace tessera::cli::bench {
 
 struct BlockRule {
   std::uint32_t block = 16;  // entries
-  double rate = 0.0625;      // of the entries that are looked at
+  double rate = 0.0625;      // share of entries to read
 };
 
-// Attention over the raw rows of what was taken. One choice for a kv head's whole group.
+// Attention over the raw rows of the selected blocks. One choice per kv head's group.
 struct BlockScores {
-  Fidelity ideal;        // blocks by the true attention that the group's heads give them together
-  Fidelity mean;         // by their mean key
-  Fidelity min_max;      // by the least and greatest element of each channel
-  Fidelity packed_mean;  // by their mean key, rotated, a quarter of its channels kept
+  Fidelity ideal;        // by the group's true attention mass
+  Fidelity mean;         // by mean keys
+  Fidelity min_max;      // by minimum and maximum of each channel
+  Fidelity packed_mean;  // by rotated mean keys with 25 % of the channels
 };
 absl::StatusOr<BlockScores> MeasureBlocks(const Examination& examination, const BlockRule& rule);
 

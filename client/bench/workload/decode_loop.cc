@@ -9,8 +9,8 @@ namespace tessera::cli::bench {
 
 namespace {
 
-// No model takes its next step sooner. Flat out, the loop would outrun a compactor that has to
-// share its processor, and count waits for ring space.
+// Minimum time per step, shorter than any model's. Without it the loop would outrun a compactor
+// that shares its core, and system calls of waits for ring space would be counted.
 constexpr std::chrono::microseconds kStepPeriod{200};
 
 }  // namespace
@@ -79,7 +79,7 @@ absl::Status RunDecodeLoop(const std::string& address, std::uint64_t steps) {
       }
     }
   };
-  run(100);  // the tail is open, the compactor awake, every buffer at its size
+  run(100);  // warm-up: opens the tail, wakes the compactor, grows all buffers
   MarkBegin();
   run(steps);
   MarkEnd();

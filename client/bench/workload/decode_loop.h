@@ -1,4 +1,4 @@
-// The smallest decode there is: one sequence of a model whose attention costs next to nothing.
+// A minimal decode loop: one sequence of a model whose attention is nearly free.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +21,14 @@ class DecodeLoop {
 
   static constexpr std::uint64_t kPrompt = 32;
 
-  // Cut back to the prompt whenever the sequence has `longest` tokens (a few calls, between steps).
+  // The sequence is truncated to its prompt between steps whenever it has `longest` tokens.
   static absl::StatusOr<std::unique_ptr<DecodeLoop>> Open(const std::string& address,
                                                           std::uint64_t longest);
 
   std::uint64_t tokens() const { return sequence_.tokens(); }
-  // One step; `around` is given the append-and-attend of each layer to call.
+  // Runs one step. `around` gets the AppendAndAttend of each layer and must call it once.
   absl::Status Step(absl::FunctionRef<void(absl::FunctionRef<void()>)> around);
-  // Attend by RPC over what the sequence holds.
+  // A request for Attend by RPC over the sequence.
   v1::AttendRequest AttendRequest() const;
 
  private:
@@ -42,7 +42,7 @@ class DecodeLoop {
   std::vector<float> lse_;
 };
 
-// The program that the system calls of are counted: `tessera bench decode-loop`.
+// `tessera bench decode-loop`: the child process whose system calls are counted.
 absl::Status RunDecodeLoop(const std::string& address, std::uint64_t steps);
 
 }  // namespace tessera::cli::bench

@@ -15,7 +15,7 @@ namespace {
 
 using Vector = std::vector<float>;
 
-// Streams of random numbers that do not depend on how many others there are.
+// An independent random stream for each seed, stream and part.
 class Random {
  public:
   Random(std::uint64_t seed, std::uint64_t stream, std::uint64_t part)
@@ -39,7 +39,7 @@ class Random {
   std::normal_distribution<float> normal_;
 };
 
-constexpr std::uint64_t kPlaces = 0;  // streams; heads come behind
+constexpr std::uint64_t kPlaces = 0;  // stream of positions; streams of heads follow
 constexpr std::uint64_t kHeads = 1;
 constexpr std::uint64_t kLayerStride = 7919;  // between the seeds of layers' heads
 
@@ -61,7 +61,7 @@ void Normalise(Vector& vector) {
   for (float& element : vector) element /= length;
 }
 
-// Each row less its part along those before, of length 1.
+// Gram-Schmidt: makes rows orthogonal, of length 1.
 void Orthonormalise(std::vector<Vector>& rows) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     for (int round = 0; round < 2; ++round) {  // twice, against rounding
@@ -81,7 +81,7 @@ std::vector<Vector> NormalRows(Random& random, std::size_t rows, std::size_t siz
   return all;
 }
 
-// RoPE turns elements i and i + head_dim / 2 together, the first planes fast.
+// RoPE rotates elements i and i + head_dim / 2 together; the first planes rotate fastest.
 class Rope {
  public:
   explicit Rope(const GeneratedShape& shape)
@@ -92,7 +92,7 @@ class Rope {
   }
 
   std::uint32_t planes() const { return half_; }
-  // 1 for channels whose plane hardly turns within the context, `turning` for the others.
+  // 1 for channels whose plane hardly rotates within the context, `turning` for the others.
   Vector Emphasis(double turning) const {
     Vector emphasis(std::size_t{half_} * 2);
     for (std::uint32_t i = 0; i < half_; ++i) {
@@ -120,8 +120,8 @@ class Rope {
   std::vector<double> turns_;  // radians per token; 0 without RoPE
 };
 
-// In a few planes that turn within some tokens up to twice the context, equally strong. Zeros where
-// no plane turns.
+// Equal parts in a few planes with wavelengths from 16 tokens to twice the context. Zero if no
+// plane rotates.
 Vector RecencyDirection(Random& random, const Rope& rope, std::uint32_t tokens) {
   constexpr std::size_t kPlanes = 12;
   std::vector<std::uint32_t> turning;
@@ -139,7 +139,7 @@ Vector RecencyDirection(Random& random, const Rope& rope, std::uint32_t tokens) 
   return vector;
 }
 
-// Latent rows of the tokens of all chunk types: a topic, and each token's own.
+// Latent rows of all chunk types: one per topic and one per token.
 class Vocabulary {
  public:
   Vocabulary(Random& random, const GeneratedShape& shape)
@@ -150,7 +150,7 @@ class Vocabulary {
 
   // Unit variance in every element.
   void Draw(Random& random, std::uint32_t type, std::uint32_t token, Vector& latent) const {
-    constexpr double kTopic = 0.3;  // of the variance; the rest is new in each occurrence
+    constexpr double kTopic = 0.3;  // shares of the variance; the rest is drawn per occurrence
     constexpr double kToken = 0.4;
     const Vector& topic = topics_[type];
     const Vector& own = tokens_[std::size_t{type} * chunk_tokens_ + token];
@@ -167,10 +167,10 @@ class Vocabulary {
   std::vector<Vector> tokens_;
 };
 
-// The directions of one side in each region, as long as they are strong, strongest first.
+// The directions of keys or values in each region, scaled by strength, strongest first.
 class Mixing {
  public:
-  // `emphasis`: how readily strong directions use each channel.
+  // `emphasis`: weight of each channel in the strong directions.
   Mixing(Random& random, const GeneratedShape& shape, double exponent, const Vector& emphasis) {
     const std::vector<Vector> common = NormalRows(random, shape.head_dim, shape.head_dim);
     for (std::uint32_t region = 0; region < shape.regions; ++region) {
@@ -216,7 +216,7 @@ class Mixing {
   std::vector<std::vector<Vector>> regions_;
 };
 
-// Large in every key, where RoPE turns little.
+// Channels that are large in every key, in planes that rotate slowly.
 Vector LargeChannels(Random& random, const GeneratedShape& shape) {
   const std::uint32_t planes = shape.head_dim / 2;
   Vector channels(shape.head_dim);
@@ -237,10 +237,10 @@ void AddOutliers(Random& random, const GeneratedShape& shape, Vector& row) {
   }
 }
 
-// Rows of one side of a head, before anything is planted and turned.
+// Keys or values of a head before planting and RoPE.
 class Content {
  public:
-  // `chunks`: the type of each; outlives this.
+  // `chunks`: the type of each chunk; must outlive the object.
   Content(Random& random, const GeneratedShape& shape, const std::vector<std::uint32_t>& chunks,
           double exponent, const Vector& emphasis)
       : shape_(shape),
@@ -304,7 +304,7 @@ GeneratedKv::GeneratedKv(const GeneratedShape& shape, std::uint64_t seed, std::u
       kernels::IsHeadDim(shape.head_dim) && shape.regions > 0 &&
           shape.tokens >= shape.sinks + shape.recent +
                               2 * shape.needle_tokens * (shape.needles + shape.heavy_hitters),
-      "a shape that holds what is planted");
+      "the shape has room for all planted tokens");
   PlaceTokens();
   for (std::uint32_t head = 0; head < shape.kv_heads; ++head) heads_.push_back(MakeHead(head));
 }
@@ -318,7 +318,7 @@ void GeneratedKv::PlaceTokens() {
   for (std::uint32_t t = 0; t < shape_.tokens; t += shape_.chunk_tokens) {
     chunks_.push_back(zipf(random.engine()));
   }
-  // One needle or heavy hitter in each stretch of equal length, so that none meets another.
+  // One needle or heavy hitter per stretch of equal length, so that they do not overlap.
   const std::uint32_t first = shape_.sinks;
   const std::uint32_t last = shape_.tokens - shape_.recent;
   const std::uint32_t planted = shape_.needles + shape_.heavy_hitters;
@@ -341,8 +341,8 @@ GeneratedKv::Head GeneratedKv::MakeHead(std::uint32_t kv_head) const {
   const Rope rope(shape_);
   Content keys(random, shape_, chunks_, shape_.key_exponent, rope.Emphasis(shape_.turning));
   Content values(random, shape_, chunks_, shape_.value_exponent, Vector(shape_.head_dim, 1));
-  // A unit vector such as content has at this token, as far as it stays what it is under RoPE and
-  // is not one of those before.
+  // A unit vector distributed like content at this token, restricted to channels that RoPE hardly
+  // rotates and orthogonal to the previous ones.
   std::vector<Vector> directions;
   const auto direction_at = [&](std::uint32_t token) {
     const std::vector<Vector> latent = NormalRows(random, 1, shape_.head_dim);
@@ -359,7 +359,7 @@ GeneratedKv::Head GeneratedKv::MakeHead(std::uint32_t kv_head) const {
   head.heavy = direction_at(shape_.tokens - 1);
   head.recency = RecencyDirection(random, rope, shape_.tokens);
 
-  // A content row's length is about this.
+  // About the length of a content row.
   const double whole = std::sqrt(static_cast<double>(shape_.head_dim));
   Vector common = LargeChannels(random, shape_);
   AddScaled(common, shape_.recency_size * whole, head.recency);
@@ -392,7 +392,7 @@ GeneratedKv::Head GeneratedKv::MakeHead(std::uint32_t kv_head) const {
 
 kernels::LaneRows GeneratedKv::Rows(std::uint32_t kv_head, std::uint64_t first,
                                     std::uint64_t count) const {
-  TESSERA_CHECK(kv_head < shape_.kv_heads && first + count <= shape_.tokens, "rows that there are");
+  TESSERA_CHECK(kv_head < shape_.kv_heads && first + count <= shape_.tokens, "rows in range");
   const auto span = [&](const std::vector<std::uint16_t>& rows) -> kernels::RowSpan {
     return {.data = reinterpret_cast<const std::byte*>(rows.data() + first * shape_.head_dim),
             .count = count,
@@ -402,8 +402,8 @@ kernels::LaneRows GeneratedKv::Rows(std::uint32_t kv_head, std::uint64_t first,
   return {.keys = span(heads_[kv_head].keys), .values = span(heads_[kv_head].values)};
 }
 
-// What a query head looks for, and the direction that finds it. Where the shape has no such thing:
-// nothing.
+// The tokens a query seeks and the direction that finds them; empty if the shape has none of the
+// kind drawn.
 GeneratedKv::Goal GeneratedKv::DrawGoal(const Head& head, std::uint32_t drawn,
                                         std::uint32_t needle) const {
   if (drawn == 0 && !needles_.empty()) {
@@ -437,7 +437,8 @@ GeneratedQuery GeneratedKv::Query(std::uint32_t kv_head, std::uint32_t head,
   const Rope rope(shape_);
   const std::uint32_t drawn = random.Below(4);
   Goal goal = DrawGoal(from, drawn, random.Below(std::max(shape_.needles, 1u)));
-  // Asks mostly along the directions that keys have, so that its logits vary by about 1.
+  // Mostly along the directions of keys, scaled so that logits have a standard deviation of
+  // about 1.
   Vector row = Mixing::MixWith(from.content, NormalRows(random, 1, shape_.head_dim).front());
   double squares = 0;
   for (const Vector& direction : from.content) {

@@ -1,4 +1,4 @@
-// A prompt as a worker appends it, of generated rows.
+// A prompt of generated rows, in the layout of Append.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace tessera::cli::bench {
 
-// Of every layer, in bf16.
+// Shape of every layer; bf16.
 inline constexpr std::uint32_t kKvHeads = 8;
 inline constexpr std::uint32_t kHeadDim = 128;
 
@@ -22,7 +22,7 @@ struct GeneratedPrompt {
   client::AppendTensors Tensors(std::uint64_t count) const;
 };
 
-// Two heads are made and used four times: each lane is compressed for itself.
+// Generates two kv heads and uses each four times: lanes are compressed independently.
 GeneratedPrompt MakePrompt(std::uint64_t tokens, std::uint64_t seed);
 
 }  // namespace tessera::cli::bench

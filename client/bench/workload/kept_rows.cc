@@ -19,7 +19,7 @@ struct alignas(64) TileRows {
   float elements[kTileEntries * 256];
 };
 
-// One side's matrix of a strategy.
+// The rotation of keys or of values.
 struct Side {
   const std::byte* matrix;
   kernels::ElementType type;
@@ -56,7 +56,7 @@ void Turn(const Side& side, const kernels::RowSpan& rows, TileRows& rotated) {
                             .padded_channels = side.padded});
 }
 
-// 1 for each of the channels with the largest second moments.
+// A mask of the `count` channels with the largest second moments.
 std::vector<std::uint8_t> StrongestChannels(const kernels::RowSpan& rows, const Side& side,
                                             std::uint32_t count) {
   std::vector<double> moments(side.channels);
@@ -145,7 +145,7 @@ absl::StatusOr<KeptRows> ThroughTiles(const kernels::LaneRows& rows,
                             .prepared = prepared.data(),
                             .tile = tile.data(),
                             .summaries = kernels::SummariesBehind(tile.data(), layout)})) {
-      return absl::InternalError(Concat("the tile of entry ", first, " could not be encoded"));
+      return absl::InternalError(Concat("encoding the tile of entry ", first, " failed"));
     }
     operations.decode({.tile = tile.data(),
                        .shape = shape,
@@ -163,7 +163,7 @@ absl::StatusOr<KeptRows> ThroughTiles(const kernels::LaneRows& rows,
 KeptRows ThroughMask(const kernels::LaneRows& rows, std::uint32_t channels,
                      const kernels::RotationView& rotation) {
   const std::uint32_t dim = rows.keys.head_dim;
-  TESSERA_CHECK(channels <= dim, "a mask of channels that there are");
+  TESSERA_CHECK(channels <= dim, "the mask has at most head_dim channels");
   const auto side = [&](const std::byte* matrix) -> Side {
     return {matrix, rotation.type, dim, dim, dim};
   };

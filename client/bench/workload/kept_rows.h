@@ -1,4 +1,4 @@
-// What forms of storage leave of a lane's rows.
+// A lane's rows after encoding and decoding in various storage formats.
 #pragma once
 
 #include <cstdint>
@@ -11,32 +11,33 @@
 
 namespace tessera::cli::bench {
 
-// Of the implementation that attention would use.
+// The operations of the implementation that attention would use.
 const kernels::Operations& BenchOperations();
 
 struct KeptRows {
-  FloatLane lane;    // turned back, channels that were dropped are 0 before it
-  double bytes = 0;  // of all rows, and of the rotations
+  FloatLane lane;    // rotated back, with dropped channels set to 0 first
+  double bytes = 0;  // of all rows and the rotations
 };
 
-// Encoded into tiles and decoded, as a packed segment holds them. INTERNAL where a row cannot be.
+// Encodes rows into tiles of a packed segment and decodes them. INTERNAL if a row cannot be
+// encoded.
 absl::StatusOr<KeptRows> ThroughTiles(const kernels::LaneRows& rows,
                                       const kernels::TileShape& shape,
                                       const kernels::RotationView& rotation);
 
-// No form of the product: the same channels in every row, in bf16, those with the largest second
-// moments. `rotation` has all channels; null: raw ones.
+// For comparison only: keeps the same channels in every row, those with the largest second moments,
+// in bf16. `rotation` has all channels; null: raw channels.
 KeptRows ThroughMask(const kernels::LaneRows& rows, std::uint32_t channels,
                      const kernels::RotationView& rotation);
-// The most channels that such masks can have within so many bytes; at least one.
+// The most channels of such a mask that fit `bytes`; at least one.
 std::uint32_t ChannelsWithin(double bytes, const kernels::LaneRows& rows, bool rotated);
 
-// The strategy of one share and group, whatever it loses; no blocks.
+// Options for one share of channels and one group, at any loss, without block summaries.
 kernels::StrategyOptions FixedOptions(double share, std::uint32_t group);
 kernels::Strategy StrategyFor(const kernels::LaneRows& rows,
                               const kernels::StrategyOptions& options);
 
-// Rows of a lane in memory of their own: all its even tiles, or all its odd ones.
+// A copy of a lane's even tiles, or of its odd ones.
 class EveryOtherTile {
  public:
   EveryOtherTile(const kernels::LaneRows& rows, bool odd);

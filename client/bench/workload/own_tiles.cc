@@ -26,8 +26,8 @@ OwnTiles::OwnTiles(const llm::Config& config, std::uint32_t sequences, std::uint
   const std::size_t lanes = std::size_t{config.layers} * sequences * config.kv_heads;
   const std::size_t whole = (lanes * bytes + kHugePage - 1) / kHugePage * kHugePage;
   memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kHugePage, whole)));
-  TESSERA_CHECK(memory_ != nullptr, Concat("no memory for ", whole, " bytes"));
-  ::madvise(memory_.get(), whole, MADV_HUGEPAGE);  // as a pool has them
+  TESSERA_CHECK(memory_ != nullptr, Concat("cannot allocate ", whole, " bytes"));
+  ::madvise(memory_.get(), whole, MADV_HUGEPAGE);  // as in a pool
   for (std::size_t i = 0; i < lanes; ++i) {
     auto lane = std::make_unique<Lane>();
     lane->ring = {memory_.get() + i * bytes, tiles, tile};
@@ -41,7 +41,7 @@ OwnTiles::OwnTiles(const llm::Config& config, std::uint32_t sequences, std::uint
   }
 }
 
-// Whole tiles are the segment's, the last one is the tail's: as in a pool.
+// As in a pool: whole tiles belong to the segment, the last one to the tail.
 void OwnTiles::Append(Lane& lane, std::uint32_t token, const std::uint16_t* key,
                       const std::uint16_t* value) {
   shm::StoreRow(lane.ring, token, key, value);
@@ -53,10 +53,10 @@ void OwnTiles::Append(Lane& lane, std::uint32_t token, const std::uint16_t* key,
 
 void OwnTiles::Fill(const std::vector<std::vector<std::uint16_t>>& keys,
                     const std::vector<std::vector<std::uint16_t>>& values) {
-  TESSERA_CHECK(tokens_ == 0, "filled once");
+  TESSERA_CHECK(tokens_ == 0, "Fill is called once");
   const std::size_t row = config_.kv_row();
   tokens_ = static_cast<std::uint32_t>(keys.at(0).size() / row);
-  TESSERA_CHECK(tokens_ <= max_tokens_, "a prompt that fits");
+  TESSERA_CHECK(tokens_ <= max_tokens_, "the prompt fits");
   for (std::uint32_t layer = 0; layer < config_.layers; ++layer) {
     for (std::uint32_t sequence = 0; sequence < sequences_; ++sequence) {
       for (std::uint32_t head = 0; head < config_.kv_heads; ++head) {
@@ -71,8 +71,8 @@ void OwnTiles::Fill(const std::vector<std::vector<std::uint16_t>>& keys,
 
 absl::Status OwnTiles::Attend(const llm::LayerRows& rows, std::span<float> output) {
   const std::size_t kv_row = config_.kv_row(), query_row = config_.query_row();
-  TESSERA_CHECK(rows.key.size() == sequences_ * kv_row, "a token of each sequence");
-  TESSERA_CHECK(tokens_ < max_tokens_, "no room for another token");
+  TESSERA_CHECK(rows.key.size() == sequences_ * kv_row, "one token per sequence");
+  TESSERA_CHECK(tokens_ < max_tokens_, "room for another token");
   items_.clear();
   for (std::uint32_t sequence = 0; sequence < sequences_; ++sequence) {
     for (std::uint32_t head = 0; head < config_.kv_heads; ++head) {
@@ -100,7 +100,7 @@ absl::Status OwnTiles::Attend(const llm::LayerRows& rows, std::span<float> outpu
   kernels::InlineExecutor executor;
   const kernels::AttendResult result = kernels::Attend(
       kernels::BestImplementation(), batch, {static_cast<std::byte*>(start), space}, executor);
-  TESSERA_CHECK(result.status == kernels::AttendStatus::kOk, "the baseline really attends");
+  TESSERA_CHECK(result.status == kernels::AttendStatus::kOk, "the baseline attends");
   if (rows.layer + 1 == config_.layers) ++tokens_;
   return absl::OkStatus();
 }

@@ -1,5 +1,5 @@
-// A dense cache in this process's own memory, read by the kernels that read a daemon's pool: what
-// a worker would do without Tessera, and nothing less.
+// A dense cache in this process's memory, read by the same kernels as a daemon's pool: the baseline
+// of a worker without Tessera.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,13 @@
 
 namespace tessera::cli::bench {
 
-// Decodes a batch, a token of each sequence a step.
+// Decodes a batch, one token of each sequence per step.
 class OwnTiles final : public llm::Attention {
  public:
   OwnTiles(const llm::Config& config, std::uint32_t sequences, std::uint32_t max_tokens);
 
-  // Rows of a prompt for every sequence of the batch: of each layer, [tokens][kv_heads][head_dim].
+  // Fills every sequence of the batch with the same prompt: for each layer,
+  // [tokens][kv_heads][head_dim]. Called once.
   void Fill(const std::vector<std::vector<std::uint16_t>>& keys,
             const std::vector<std::vector<std::uint16_t>>& values);
   absl::Status Attend(const llm::LayerRows& rows, std::span<float> output) override;
@@ -32,7 +33,7 @@ class OwnTiles final : public llm::Attention {
     void operator()(std::byte* bytes) const { std::free(bytes); }
   };
   struct Lane {
-    shm::TailRing ring;  // never goes round
+    shm::TailRing ring;  // holds the whole lane; never wraps around
     kernels::SegmentView segment;
     kernels::LaneView view;
   };
@@ -45,9 +46,9 @@ class OwnTiles final : public llm::Attention {
   const llm::Config config_;
   const std::uint32_t sequences_;
   const std::uint32_t max_tokens_;
-  std::unique_ptr<std::byte[], Free> memory_;  // of all lanes
-  std::vector<std::unique_ptr<Lane>> lanes_;   // views point into themselves
-  std::vector<std::uint64_t> offsets_;         // of the tiles of any lane
+  std::unique_ptr<std::byte[], Free> memory_;  // tiles of all lanes
+  std::vector<std::unique_ptr<Lane>> lanes_;   // stable addresses: views point into the lane
+  std::vector<std::uint64_t> offsets_;         // tile offsets, the same in every lane
   std::vector<kernels::AttendItem> items_;
   std::vector<std::byte> workspace_;
   std::uint32_t tokens_ = 0;

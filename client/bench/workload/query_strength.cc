@@ -16,8 +16,8 @@ double ShareOf(const std::vector<std::uint32_t>& tokens, const std::vector<doubl
   return found / all;
 }
 
-// The least strength that gives a part its share beside the logits of all others. Where none does,
-// the one that comes nearest.
+// The smallest strength that gives a part its share, given the logits of all other parts. If none
+// does, the closest one.
 double Strength(const std::vector<double>& others, const QueryPart& part) {
   constexpr double kLimit = 200;
   std::vector<double> logits(others.size());
@@ -63,7 +63,7 @@ bool AllHaveTheirShares(const std::vector<double>& base, const std::vector<Query
 
 }  // namespace
 
-// One after another in turns, as each takes from the others.
+// Adjusts one part after another in several turns, since each part takes mass from the others.
 void FindStrengths(const std::vector<double>& base, std::vector<QueryPart>& parts) {
   constexpr int kTurns = 20;
   for (int turn = 0; turn < kTurns && !AllHaveTheirShares(base, parts); ++turn) {

@@ -1,4 +1,4 @@
-// How strongly a generated query must look at what it seeks.
+// Computes the strengths of a generated query's parts.
 #pragma once
 
 #include <cstdint>
@@ -6,17 +6,17 @@
 
 namespace tessera::cli::bench {
 
-// A part of a query: what a unit of it adds to each token's logit, whose share of the attention it
-// is there for, and how large that is to be.
+// A part of a query that seeks some tokens.
 struct QueryPart {
-  std::vector<double> logits;
-  std::vector<std::uint32_t> sought;
-  double mass = 0;
-  double strength = 0;
+  std::vector<double> logits;         // added to each token's logit, per unit of strength
+  std::vector<std::uint32_t> sought;  // tokens
+  double mass = 0;                    // their wanted share of the attention
+  double strength = 0;                // result
 };
 
-// Sets the strengths so that each part gets its share beside `base`, the logits of what else the
-// query asks. A share that no strength gives is approached as closely as one does.
+// Sets the strengths so that each part's tokens get their share of the attention, given `base`, the
+// logits of the rest of the query. A share that cannot be reached is approximated as closely as
+// possible.
 void FindStrengths(const std::vector<double>& base, std::vector<QueryPart>& parts);
 
 }  // namespace tessera::cli::bench

@@ -66,7 +66,7 @@ absl::StatusOr<FirstToken> Decode(client::Worker& worker, client::Sequence& sequ
   return token;
 }
 
-// ---- the process
+// ---- child side
 
 absl::Status RunSharingWorker(const std::string& address, const SharedHead& head) {
   absl::StatusOr<std::unique_ptr<client::Worker>> worker =
@@ -85,7 +85,7 @@ absl::Status RunSharingWorker(const std::string& address, const SharedHead& head
   if (!match.ok()) return match.status();
   times.match_ms = MsSince(begun);
   if (match->tokens != ids.size()) {
-    return absl::InternalError(Concat(match->tokens, " of ", ids.size(), " tokens were found"));
+    return absl::InternalError(Concat(match->tokens, " of ", ids.size(), " tokens matched"));
   }
   begun = Clock::now();
   absl::StatusOr<client::Sequence> fork = (*worker)->Fork(*match);
@@ -102,7 +102,7 @@ absl::Status RunSharingWorker(const std::string& address, const SharedHead& head
   return absl::OkStatus();
 }
 
-// ---- its parent
+// ---- parent side
 
 absl::StatusOr<std::unique_ptr<SharingWorker>> SharingWorker::Start(const std::string& address,
                                                                     const SharedHead& head) {
@@ -123,7 +123,7 @@ absl::StatusOr<JoinTimes> SharingWorker::Join() {
   if (std::sscanf(line->c_str(), "%lf %lf %lf %lf %lf %lf", &times.match_ms, &times.fork_ms,
                   &times.token.open_ms, &times.token.attend_ms, &times.token.rest_ms,
                   &times.token.lse) != 6) {
-    return absl::InternalError(Concat("a worker of the benchmark said ", *line));
+    return absl::InternalError(Concat("unexpected answer of a benchmark worker: ", *line));
   }
   return times;
 }

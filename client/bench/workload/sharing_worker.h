@@ -1,5 +1,5 @@
-// A worker of `tessera bench sharing`, in a process of its own: it finds a published head, forks
-// it, decodes a token on it and holds it until it is told to end.
+// A worker of `tessera bench sharing` in a child process: matches a published prefix, forks it,
+// decodes one token and holds the fork until its stdin ends.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +20,17 @@ struct SharedHead {
 };
 inline constexpr char kSharedPolicy[] = "mosaickv";
 
-// Every layer has kKvHeads heads of kHeadDim, and as many query heads.
+// Every layer has kKvHeads kv heads of kHeadDim and as many query heads.
 client::ModelGeometry GeometryOf(std::uint32_t layers);
-// What stands for the text of the head number `head`: no two share a block of 32.
+// Token ids of prefix number `head`. No two prefixes share a block of 32.
 std::vector<std::uint32_t> TokenIds(std::uint32_t tokens, std::uint32_t head);
 
-// What one step on the head has come to, and when.
+// Times and result of the first decode step on the prefix.
 struct FirstToken {
-  double open_ms = 0;    // BeginStep: the tail is opened, the pool mapped
-  double attend_ms = 0;  // the first layer's
+  double open_ms = 0;    // BeginStep: opens the tail, maps the pool
+  double attend_ms = 0;  // attention of the first layer
   double rest_ms = 0;    // the other layers, and the end of the step
-  // Of the last layer: the same for whoever reads the same.
+  // Sum over the heads of the last layer. Equal for all workers that read the same rows.
   double lse = 0;
 };
 absl::StatusOr<FirstToken> Decode(client::Worker& worker, client::Sequence& sequence,
@@ -45,10 +45,10 @@ struct JoinTimes {
 
 class SharingWorker {
  public:
-  // Attached when it returns.
+  // Returns once the process is attached.
   static absl::StatusOr<std::unique_ptr<SharingWorker>> Start(const std::string& address,
                                                               const SharedHead& head);
-  // Match, Fork, a step. It goes on holding what it forked.
+  // Match, Fork and one step. The process keeps the fork.
   absl::StatusOr<JoinTimes> Join();
 
  private:
@@ -56,7 +56,7 @@ class SharingWorker {
   const std::unique_ptr<WorkerProcess> process_;
 };
 
-// The program of that process.
+// Child side.
 absl::Status RunSharingWorker(const std::string& address, const SharedHead& head);
 
 }  // namespace tessera::cli::bench

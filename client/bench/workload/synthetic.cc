@@ -17,7 +17,7 @@ std::uint64_t Mix(std::uint64_t x) {  // splitmix64
   return x ^ (x >> 31);
 }
 
-// Roughly normal: the sum of four uniform bytes' worth of bits each, centred, unit variance.
+// Roughly normal: the sum of four uniform 16-bit numbers, centred and scaled to unit variance.
 float Normal(std::uint64_t bits) {
   float sum = 0;
   for (int i = 0; i < 4; ++i) sum += static_cast<float>((bits >> (16 * i)) & 0xffff) / 65535.0f;
@@ -142,7 +142,7 @@ double SyntheticSequence::Error(std::uint32_t layer, std::uint64_t position,
       }
       truth /= sum;
       const double distance = std::fabs(truth - double{output[head * dim + c]});
-      // NaN must count as wrong.
+      // Written so that NaN counts as an error.
       worst = distance <= worst ? worst : distance;
       largest = std::max(largest, std::fabs(truth));
     }

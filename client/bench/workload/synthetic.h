@@ -1,5 +1,5 @@
-// A stand-in for a language model: K, V and Q that any process can make again from a seed, and the
-// attention they must give, computed the long way in double precision from a copy of its own.
+// A synthetic model: K, V and Q that any process can regenerate from a seed, and their exact
+// attention in double precision.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace tessera::cli {
 
-// Every layer alike; bf16.
+// All layers have the same shape; bf16.
 struct SyntheticShape {
   static constexpr std::uint32_t kDelimiter = 1'000'000;  // the token id that ends a chunk of text
 
@@ -27,8 +27,8 @@ struct SyntheticShape {
   client::ModelGeometry Geometry() const;
 };
 
-// One sequence's K and V, and queries on demand. Token t of a seed is the same in every process;
-// a fork goes on with another seed from its first own token.
+// K and V of one sequence, and queries on demand. Token t of a seed is the same in every process. A
+// fork continues with another seed.
 class SyntheticSequence {
  public:
   SyntheticSequence(const SyntheticShape& shape, std::uint64_t seed) : shape_(shape), seed_(seed) {}
@@ -36,7 +36,7 @@ class SyntheticSequence {
   const SyntheticShape& shape() const { return shape_; }
   std::uint64_t tokens() const { return tokens_; }
 
-  // Makes the next `count` tokens.
+  // Generates the next `count` tokens.
   void Grow(std::uint64_t count);
   void Truncate(std::uint64_t tokens);
   SyntheticSequence Fork(std::uint64_t seed) const;
@@ -52,8 +52,8 @@ class SyntheticSequence {
   // [query_heads][head_dim] of the token at `position`.
   std::vector<std::uint16_t> Query(std::uint32_t layer, std::uint64_t position) const;
 
-  // The largest distance of `output` ([query_heads][head_dim], fp32) from causal attention at
-  // `position`, relative to the largest magnitude of the true output.
+  // The largest difference of `output` ([query_heads][head_dim], fp32) from exact causal attention
+  // at `position`, relative to the largest magnitude of the exact output.
   double Error(std::uint32_t layer, std::uint64_t position, std::span<const float> output) const;
 
  private:

@@ -22,7 +22,7 @@ std::uint64_t RoundUp(std::uint64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// The normal distribution's quantiles at equal steps, in bf16: a number by one look-up.
+// A table of normally distributed bf16 numbers: each draw is one look-up.
 std::vector<std::uint16_t> NormalTable() {
   std::mt19937_64 random(1);
   std::normal_distribution<float> normal;
@@ -31,7 +31,7 @@ std::vector<std::uint16_t> NormalTable() {
   return table;
 }
 
-// Orthonormal rows by Gram-Schmidt from random ones.
+// Random orthonormal rows, by Gram-Schmidt.
 std::vector<std::vector<double>> RandomRotation(std::uint32_t dim) {
   std::mt19937_64 random(dim);
   std::normal_distribution<double> normal;
@@ -217,7 +217,7 @@ absl::StatusOr<std::unique_ptr<LaneSet>> LaneSet::Encoded(const LaneSet& dense,
         }
       },
       &context);
-  if (context.failed) return absl::InternalError("a tile of the benchmark could not be encoded");
+  if (context.failed) return absl::InternalError("encoding a benchmark tile failed");
   (*set)->Cut();
   return set;
 }

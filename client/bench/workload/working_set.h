@@ -1,5 +1,5 @@
-// Lanes of tiles for benchmarks of kernels, in a shared mapping like a pool's: far more than the
-// last-level cache holds, tiles of a lane one behind the other, as a prompt leaves them.
+// Lanes of tiles for kernel benchmarks, in a shared mapping like a pool's, much larger than the
+// last-level cache. Tiles of a lane are consecutive, as after a prompt.
 #pragma once
 
 #include <cstdint>
@@ -13,26 +13,25 @@
 
 namespace tessera::cli::bench {
 
-// What a lane is cut into, as prompts are.
+// Length of a segment, as in prompts.
 inline constexpr std::uint32_t kSegmentEntries = 65536;
 
-// A quarter of the channels, and block keys.
+// A packed shape with 25 % of the channels and mean keys per block.
 kernels::TileShape PackedTile(std::uint32_t head_dim, kernels::TileFormat format,
                               std::uint32_t group, std::uint8_t block = 8);
 
 struct LaneSetShape {
   std::uint32_t lanes = 8;
-  std::uint32_t tokens = 0;  // of each lane, a multiple of 32
+  std::uint32_t tokens = 0;  // per lane, a multiple of 32
   kernels::TileShape tile;
 };
 
 class LaneSet {
  public:
-  // Dense bf16 rows of normal numbers, without summaries.
+  // Dense bf16 rows of normally distributed numbers, without block summaries.
   static absl::StatusOr<std::unique_ptr<LaneSet>> Random(const LaneSetShape& shape,
                                                          ThreadTeam& team);
-  // The rows of a dense set, encoded. Packed shapes are rotated, each segment by a rotation of its
-  // own address.
+  // The rows of a dense set, encoded. All segments of a packed set share one rotation.
   static absl::StatusOr<std::unique_ptr<LaneSet>> Encoded(const LaneSet& dense,
                                                           const kernels::TileShape& tile,
                                                           ThreadTeam& team);
@@ -42,10 +41,10 @@ class LaneSet {
   std::uint64_t tile_bytes() const { return tile_bytes_; }
   std::uint64_t bytes() const { return range_.bytes(); }
   const std::byte* data() const { return range_.data(); }
-  // Of tiles with their summaries, per token and lane; and of these and rotations.
+  // Bytes per token and lane: tiles with summaries, and the same plus rotations.
   double TileBytesPerToken() const;
   double BytesPerToken() const;
-  // The tile with this number among all lanes' tiles.
+  // The tile with this number, counted over all lanes.
   const std::byte* Tile(std::uint64_t number) const { return range_.data() + offsets_[number]; }
 
  private:
@@ -55,7 +54,7 @@ class LaneSet {
   void FillRandom(std::uint32_t lane);
 
   LaneSetShape shape_;
-  // In the mapping all tiles come first, whole units of 64 each, then their summaries.
+  // Layout of the mapping: all tiles, each rounded up to 64 bytes, then their summaries.
   std::uint64_t tile_bytes_ = 0;
   std::uint64_t summary_bytes_ = 0;
   Memfd memory_;
@@ -68,15 +67,14 @@ class LaneSet {
   std::vector<kernels::LaneView> lanes_;
 };
 
-// R_k and R_v as a strategy stores them in bf16, one behind the other, each of random orthonormal
-// rows.
+// R_k followed by R_v, as a strategy stores them: random orthonormal rows in bf16.
 std::vector<std::byte> RandomRotations(const kernels::TileShape& tile);
 
-// What it takes to encode tiles of one shape on one thread.
+// Encodes tiles of one shape on one thread.
 class TileEncoder {
  public:
   TileEncoder(const kernels::TileShape& shape, const kernels::RotationView& rotation);
-  // A dense bf16 tile of 32 entries. False where a value is not finite.
+  // Encodes a dense bf16 tile of 32 entries. False if a value is not finite.
   bool Encode(const std::byte* dense, std::byte* tile, std::byte* summaries) const;
 
  private:

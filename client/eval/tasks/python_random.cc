@@ -10,7 +10,7 @@ constexpr std::size_t kMiddle = 397;
 
 }  // namespace
 
-// init_by_array of the published reference, with one word or two as the key.
+// init_by_array of the MT19937 reference code, with a key of one or two words.
 PythonRandom::PythonRandom(std::uint64_t seed) {
   state_[0] = 19650218;
   for (std::uint32_t i = 1; i < kWords; ++i) {

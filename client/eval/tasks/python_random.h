@@ -1,5 +1,5 @@
-// The numbers of Python's random.Random(seed).random(), which Python keeps the same from version to
-// version: MT19937, seeded with the 32-bit words of an integer, two of its words to a double.
+// Reproduces Python's random.Random(seed).random(), which is stable across Python versions:
+// MT19937, seeded with the 32-bit words of an integer, two outputs per double.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ class PythonRandom {
 
   // In [0, 1), a multiple of 2^-53.
   double Next();
-  // int(random() * bound): not quite uniform, as Python code that writes so.
+  // Python's int(random() * bound), including its slight bias.
   std::size_t Below(std::size_t bound) {
     return static_cast<std::size_t>(Next() * static_cast<double>(bound));
   }

@@ -20,7 +20,7 @@ TokenId Pop(Tokens& tokens) {
   return last;
 }
 
-// The item nearest to `wanted`, the lower of two.
+// Index of the item nearest to `wanted`; of two equally near, the upper one.
 std::size_t Nearest(const std::vector<std::int64_t>& ascending, double wanted) {
   std::size_t low = 0, high = ascending.size() - 1;
   while (low < high) {
@@ -115,7 +115,7 @@ void RecallDocument::AskVariables(std::size_t hops, std::size_t chains, double d
   for (std::size_t chain = 0; chain < chains; ++chain) {
     Tokens names;
     for (std::size_t i = 0; i <= hops; ++i) names.push_back(Pop(variables_));
-    // The first chain is asked for; its later parts lie behind the first.
+    // The question is about the first chain. Its later assignments follow the first one.
     std::vector<double> depths;
     if (chain == 0) depths.push_back(depth);
     while (depths.size() <= hops) {
@@ -145,7 +145,7 @@ void RecallDocument::AskSignal(std::size_t most, std::size_t others, std::size_t
   std::vector<std::size_t> counts(kinds);
   for (std::size_t i = 0; i < others; ++i) {
     const std::size_t kind = random_.Below(kinds);
-    if (counts[kind] + 2 >= most) continue;  // the winner leads by two at least
+    if (counts[kind] + 2 >= most) continue;  // the winner leads by at least two
     ++counts[kind];
     signal(keys[1 + kind]);
   }
@@ -175,7 +175,7 @@ Tokens RecallDocument::FillerSentence() {
   return sentence;
 }
 
-// Filler that names both of what is asked about could contradict the needle.
+// Filler with the requested name and object could contradict the needle.
 bool RecallDocument::TellsOfTheAsked(const Tokens& sentence) const {
   return asked_.has_value() && sentence.size() > 3 && sentence[0] == asked_->first &&
          std::find(sentence.begin(), sentence.end(), asked_->second) != sentence.end();
@@ -193,7 +193,7 @@ Tokens RecallDocument::Context(std::int64_t budget) {
     sentences.push_back(std::move(sentence));
     ends.push_back(end);
   }
-  // Each needle goes to the sentence boundary nearest to its depth, in the order of depth.
+  // Each needle is inserted at the sentence boundary nearest to its depth, in order of depth.
   std::stable_sort(needles_.begin(), needles_.end(),
                    [](const Needle& a, const Needle& b) { return a.depth < b.depth; });
   std::vector<Tokens> before(ends.size());

@@ -1,5 +1,5 @@
-// One text in the making: needles, a question about them, and filler around them. The order of the
-// draws is part of what a seed means.
+// Builds one text: needles, a question about them, and filler around them. The order of random
+// draws is part of the definition: changing it changes every sample.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ class RecallDocument {
   // `words` must outlive the document.
   RecallDocument(const RecallWords& words, std::uint64_t seed);
 
-  // Each adds needles, `depth` placing the one that is asked for, and sets question and answer.
+  // Each adds needles, places the requested one at `depth`, and sets question and answer.
   void AskFact(std::size_t others, double depth);
   void AskFacts(std::size_t keys, std::size_t others, double depth);
   void AskAllValues(std::size_t values, std::size_t others, double depth);
@@ -26,7 +26,7 @@ class RecallDocument {
   void AskSignal(std::size_t most, std::size_t others, std::size_t kinds);
   void AskPlace(double depth);
 
-  // Needles among filler, up to `budget` tokens without the opening one.
+  // Needles and filler, up to `budget` tokens after the opening token.
   Tokens Context(std::int64_t budget);
   const Tokens& question() const { return question_; }
   const Tokens& answer() const { return answer_; }
@@ -48,9 +48,9 @@ class RecallDocument {
   const RecallWords& words_;
   PythonRandom random_;
   std::vector<Needle> needles_;
-  Tokens keys_, variables_;  // not used yet, from the back
+  Tokens keys_, variables_;  // unused words, taken from the back
   Tokens question_, answer_;
-  std::optional<std::pair<TokenId, TokenId>> asked_;  // a name and an object
+  std::optional<std::pair<TokenId, TokenId>> asked_;  // name and object of AskPlace
 };
 
 }  // namespace tessera::cli::eval

@@ -12,7 +12,7 @@ namespace tessera::cli::eval {
 
 namespace {
 
-// In this order: a task's place is part of its samples' seeds.
+// The order must not change: a task's index is part of its samples' seeds.
 constexpr const char* kNames[] = {
     "niah_single", "niah_multikey", "niah_multivalue", "niah_multiquery", "vt1",
     "vt2",         "fwe",           "qa_place"};
@@ -48,7 +48,7 @@ void Ask(Task task, std::size_t others, double depth, RecallDocument& document) 
   }
 }
 
-// FNV-1a over 32-bit words, with the basis that the samples were first made with.
+// FNV-1a over 32-bit words, with the training generator's basis.
 std::uint64_t SeedOf(Task task, const RecallQuery& query) {
   std::uint64_t hash = 1469598103934665603;
   const auto thousandths = static_cast<std::uint32_t>(std::nearbyint(query.depth * 1000));
@@ -78,14 +78,14 @@ absl::StatusOr<RecallSample> RecallTasks::Sample(const RecallQuery& query) const
   }
   if (query.length < kMinLength || query.length > kMaxLength) {
     return absl::InvalidArgumentError(
-        Concat("length ", query.length, " is not ", kMinLength, " to ", kMaxLength));
+        Concat("length is ", query.length, "; it must be from ", kMinLength, " to ", kMaxLength));
   }
   if (!(query.depth >= 0 && query.depth <= 1)) {
-    return absl::InvalidArgumentError(Concat("depth ", query.depth, " is not 0 to 1"));
+    return absl::InvalidArgumentError(Concat("depth is ", query.depth, "; it must be from 0 to 1"));
   }
   const Task task = static_cast<Task>(it - std::begin(kNames));
   RecallDocument document(words_, SeedOf(task, query));
-  // The longer the text, the more needles of the same kind that are not asked for.
+  // Longer texts have more distracting needles.
   Ask(task, std::clamp<std::size_t>(query.length / 64, 3, 24), query.depth, document);
   RecallSample sample;
   sample.answer = document.answer();

@@ -1,5 +1,5 @@
-// Questions about needles in a haystack of made-up sentences, for the recall model. The same
-// samples as the generator that it was trained with: tests/golden/recall.
+// Samples for the recall model: questions about needles in generated sentences. Identical to the
+// generator that the model was trained with (tests/golden/recall).
 #pragma once
 
 #include <cstddef>
@@ -14,29 +14,29 @@ namespace tessera::cli::eval {
 
 struct RecallQuery {
   std::string task;
-  std::uint32_t length = 1024;  // tokens; prompt and answer have up to a sentence less
-  double depth = 0.5;           // where the needle asked for lies: 0 the start, 1 the end
+  std::uint32_t length = 1024;  // tokens; prompt and answer may be up to one sentence shorter
+  double depth = 0.5;           // position of the requested needle: 0 start, 1 end
   std::uint32_t seed = 0;
 };
 
 struct RecallSample {
   Tokens prompt;  // ends in "answer :"
-  Tokens answer;  // ends in "."; greedy decoding must give exactly this
-  // The prompt's last tokens, from the line break before the question on. What stands before them
-  // can be compressed by whoever does not know the question yet.
+  Tokens answer;  // ends in "."; greedy decoding must produce exactly this
+  // Length of the question at the prompt's end, with the line break before it. Blind compression
+  // covers the tokens before it.
   std::size_t question_tokens = 0;
 };
 
 class RecallTasks {
  public:
   static constexpr std::uint32_t kMinLength = 128;
-  static constexpr std::uint32_t kMaxLength = 2304;  // the model has no more positions
+  static constexpr std::uint32_t kMaxLength = 2304;  // positions of the model
 
-  // NOT_FOUND where the vocabulary is not the recall model's.
+  // NOT_FOUND if the vocabulary is not the recall model's.
   static absl::StatusOr<RecallTasks> Create(const llm::Vocab& vocab);
   static std::span<const char* const> Names();
 
-  // INVALID_ARGUMENT names what is out of range. Thread-safe.
+  // INVALID_ARGUMENT names the value that is out of range. Any thread may call it.
   absl::StatusOr<RecallSample> Sample(const RecallQuery& query) const;
 
  private:

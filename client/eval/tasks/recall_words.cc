@@ -9,10 +9,10 @@ namespace {
 
 struct Role {
   Tokens RecallWords::*tokens;
-  // The vocabulary holds each role's words one after another.
+  // Words of a role have consecutive token ids, from `first` to `last`.
   const char* first;
   const char* last;
-  const char* slot;  // in templates; null: in none
+  const char* slot;  // its name in templates; null: not used there
 };
 
 constexpr Role kRoles[] = {

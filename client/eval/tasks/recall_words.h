@@ -1,4 +1,4 @@
-// The words of the recall model's texts, by the role they play, and its sentences.
+// The recall model's words by role, and its sentence templates.
 #pragma once
 
 #include <string_view>
@@ -14,7 +14,7 @@ using llm::TokenId;
 using Tokens = std::vector<TokenId>;
 
 struct RecallWords {
-  // NOT_FOUND where the vocabulary is another model's.
+  // NOT_FOUND if the vocabulary is another model's.
   static absl::StatusOr<RecallWords> Of(const llm::Vocab& vocab);
 
   Tokens names, verbs, objects, places, adjectives, times, adverbs, keys, digits;
@@ -22,7 +22,7 @@ struct RecallWords {
   TokenId begin, newline, dot, comma;
   TokenId the, var, equals;
 
-  // What filler sentences are drawn from: a word, or any of a role.
+  // Templates of filler sentences: each slot is a word, or any word of a role.
   using Slot = std::variant<TokenId, const Tokens RecallWords::*>;
   std::vector<std::vector<Slot>> templates;
 

@@ -19,16 +19,16 @@ absl::Status CheckKind(const Json& json) {
   const JsonValue* activation = Find(json, "hidden_act");
   if (activation != nullptr && activation->string_value() != "silu") {
     return absl::UnimplementedError(
-        Concat("hidden_act ", Quoted(activation->string_value()), ": only silu is computed"));
+        Concat("hidden_act ", Quoted(activation->string_value()), ": only silu is supported"));
   }
   const JsonValue* kind = Find(json, "model_type");
   if (kind != nullptr && kind->string_value() != "llama") {
     return absl::UnimplementedError(
-        Concat("model_type ", Quoted(kind->string_value()), ": only llama is computed"));
+        Concat("model_type ", Quoted(kind->string_value()), ": only llama is supported"));
   }
   for (const char* const key : {"attention_bias", "mlp_bias", "rope_scaling", "rope_parameters",
                                 "sliding_window", "quantization_config"}) {
-    if (!Unset(json, key)) return absl::UnimplementedError(Concat(key, " is not computed"));
+    if (!Unset(json, key)) return absl::UnimplementedError(Concat(key, " is not supported"));
   }
   return absl::OkStatus();
 }
@@ -40,7 +40,7 @@ absl::StatusOr<Config> FromJson(const Json& json) {
     const char* key;
     std::uint32_t& field;
     std::uint32_t max;
-    // What follows from those before it, and is left out in older files.
+    // The default of a member that older files omit, from the members before it.
     std::uint32_t (*implied)(const Config&) = nullptr;
   } counts[] = {
       {"vocab_size", config.vocabulary, 1 << 20},
@@ -57,22 +57,24 @@ absl::StatusOr<Config> FromJson(const Json& json) {
     const absl::StatusOr<std::uint64_t> count = left_out ? implied(config) : Count(json, key);
     if (!count.ok()) return count.status();
     if (*count == 0 || *count > max) {
-      return absl::InvalidArgumentError(Concat("\"", key, "\" is ", *count, ", not 1 to ", max));
+      return absl::InvalidArgumentError(
+          Concat("\"", key, "\" is ", *count, "; it must be from 1 to ", max));
     }
     field = static_cast<std::uint32_t>(*count);
   }
   if (config.query_heads % config.kv_heads != 0 || config.head_dim % 2 != 0) {
     return absl::InvalidArgumentError(
-        Concat(config.query_heads, " query heads share ", config.kv_heads, " of ", config.head_dim,
-               " channels: neither may leave a rest, by 2 the latter"));
+        Concat(config.query_heads, " query heads, ", config.kv_heads, " kv heads, head_dim ",
+               config.head_dim,
+               ": query heads must be a multiple of kv heads, and head_dim must be even"));
   }
   const absl::StatusOr<double> theta = Number(json, "rope_theta");
   const absl::StatusOr<double> epsilon = Number(json, "rms_norm_eps");
   if (!theta.ok()) return theta.status();
   if (!epsilon.ok()) return epsilon.status();
   if (!(*theta > 1) || !(*epsilon > 0)) {
-    return absl::InvalidArgumentError(
-        Concat("rope_theta ", *theta, " and rms_norm_eps ", *epsilon, " must exceed 1 and 0"));
+    return absl::InvalidArgumentError(Concat("rope_theta is ", *theta, " and rms_norm_eps ",
+                                             *epsilon, "; they must be above 1 and 0"));
   }
   config.rope_theta = *theta;
   config.norm_epsilon = static_cast<float>(*epsilon);

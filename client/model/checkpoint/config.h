@@ -1,4 +1,4 @@
-// What a checkpoint's config.json says of a Llama model.
+// Reads a checkpoint's config.json: the shape of a Llama model.
 #pragma once
 
 #include <cstdint>
@@ -21,19 +21,19 @@ struct Config {
   std::uint32_t max_positions = 0;
   double rope_theta = 0;
   float norm_epsilon = 0;
-  bool tied_output = false;  // the embedding is the output matrix, too
+  bool tied_output = false;  // the embedding is also the output matrix
 
-  std::uint32_t query_row() const { return query_heads * head_dim; }  // elements of a token
+  std::uint32_t query_row() const { return query_heads * head_dim; }  // elements per token
   std::uint32_t kv_row() const { return kv_heads * head_dim; }
 };
 
-// INVALID_ARGUMENT names the member, its value and the limit; UNIMPLEMENTED what this worker does
-// not compute: other models than Llama, biases, scaled rotary positions, windows, quantised
-// weights, another activation.
+// INVALID_ARGUMENT names the member, its value and the limit. UNIMPLEMENTED names an unsupported
+// feature: a model other than Llama, biases, scaled RoPE, sliding windows, quantised weights, or an
+// activation other than silu.
 absl::StatusOr<Config> ReadConfig(const std::string& path);
 
-// The model as the daemon is told of it. Keys are held after rotation, bf16. `delimiters`: tokens
-// that end sentences.
+// The geometry to register with the daemon: bf16, keys stored after RoPE. `delimiters`: tokens that
+// end sentences.
 client::ModelGeometry GeometryOf(const Config& config, const std::string& name,
                                  const std::vector<std::uint32_t>& delimiters = {});
 

@@ -51,7 +51,7 @@ absl::StatusOr<std::uint64_t> Count(const Json& object, const std::string& key) 
 absl::StatusOr<double> Number(const Json& object, const std::string& key) {
   const JsonValue* value = Find(object, key);
   if (value == nullptr || !value->has_number_value()) {
-    return absl::InvalidArgumentError(Concat("\"", key, "\" is missing, or is no number"));
+    return absl::InvalidArgumentError(Concat("\"", key, "\" is missing or not a number"));
   }
   return value->number_value();
 }

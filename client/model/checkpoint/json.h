@@ -1,4 +1,4 @@
-// JSON files, as google.protobuf.Struct, which protobuf reads strictly.
+// Reads JSON files as google.protobuf.Struct, with protobuf's strict parser.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,14 @@ namespace tessera::llm {
 using Json = google::protobuf::Struct;
 using JsonValue = google::protobuf::Value;
 
-// INVALID_ARGUMENT says what is wrong; the text must be an object.
+// The text must be a JSON object. INVALID_ARGUMENT describes the syntax error.
 absl::StatusOr<Json> ParseJson(std::string_view text);
 absl::StatusOr<Json> ReadJsonFile(const std::string& path);
 
-// Null where `object` has no such member.
+// nullptr if `object` has no such member.
 const JsonValue* Find(const Json& object, const std::string& key);
-// INVALID_ARGUMENT names the member. Counts are whole numbers up to 2^53, which a double holds.
+// INVALID_ARGUMENT names the member. Counts are whole numbers up to 2^53, the exact range of a
+// double.
 absl::StatusOr<std::uint64_t> CountOf(const JsonValue& value, std::string_view name);
 absl::StatusOr<std::uint64_t> Count(const Json& object, const std::string& key);
 absl::StatusOr<double> Number(const Json& object, const std::string& key);

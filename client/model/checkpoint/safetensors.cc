@@ -18,13 +18,13 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the format is little-endian");
 
-constexpr std::uint64_t kMaxHeader = 16 << 20;  // bytes; that of a model of 70 billion has 0.1 MiB
+constexpr std::uint64_t kMaxHeader = 16 << 20;  // bytes; a 70B model's header is about 0.1 MiB
 constexpr std::size_t kMaxDimensions = 8;
 
 absl::StatusOr<std::vector<std::uint64_t>> CountsOf(const Json& tensor, const std::string& key) {
   const JsonValue* list = Find(tensor, key);
   if (list == nullptr || !list->has_list_value()) {
-    return absl::InvalidArgumentError(Concat("\"", key, "\" is missing, or is no list"));
+    return absl::InvalidArgumentError(Concat("\"", key, "\" is missing or not a list"));
   }
   std::vector<std::uint64_t> counts;
   for (const JsonValue& value : list->list_value().values()) {
@@ -45,8 +45,8 @@ std::string ShapeText(const std::vector<std::uint64_t>& shape) {
   return text;
 }
 
-// Whether the shape's elements, two bytes each, are exactly so many bytes. Nothing overflows: no
-// product beyond `bytes` is formed.
+// Whether the shape's elements, two bytes each, take exactly `bytes` bytes. Cannot overflow: no
+// product above `bytes` is computed.
 bool Fills(const std::vector<std::uint64_t>& shape, std::uint64_t bytes) {
   std::uint64_t left = bytes / 2;
   std::uint64_t product = 1;
@@ -68,7 +68,8 @@ absl::StatusOr<Safetensors> Safetensors::Open(const std::string& path) {
     return absl::InvalidArgumentError(Concat("\"", path, "\": ", why...));
   };
   const std::uint64_t size = static_cast<std::uint64_t>(about.st_size);
-  if (!S_ISREG(about.st_mode) || size < 8) return refused("no safetensors file: ", size, " bytes");
+  if (!S_ISREG(about.st_mode) || size < 8)
+    return refused("not a safetensors file: ", size, " bytes");
   absl::StatusOr<AddressRange> mapped = AddressRange::Map(fd.get(), size, Access::kReadOnly);
   if (!mapped.ok()) return mapped.status();
 
@@ -78,7 +79,8 @@ absl::StatusOr<Safetensors> Safetensors::Open(const std::string& path) {
   std::uint64_t header = 0;
   std::memcpy(&header, file.file_.data(), sizeof header);
   if (header > kMaxHeader || header > size - 8) {
-    return refused("a header of ", header, " bytes; the limits are ", kMaxHeader, " and the file");
+    return refused("a header of ", header, " bytes; the limit is ", kMaxHeader,
+                   " bytes or the size of the file");
   }
   const std::span<const std::byte> all(file.file_.data(), size);
   const std::string_view text(reinterpret_cast<const char*>(all.data()) + 8, header);
@@ -97,14 +99,14 @@ absl::Status Safetensors::ReadHeader(std::string_view text, std::span<const std:
       return absl::InvalidArgumentError(Concat("tensor ", Quoted(key), ": ", why...));
     };
     const JsonValue* type = Find(value.struct_value(), "dtype");
-    if (type == nullptr || !type->has_string_value()) return refused("no dtype");
+    if (type == nullptr || !type->has_string_value()) return refused("dtype is missing");
     absl::StatusOr<std::vector<std::uint64_t>> shape = CountsOf(value.struct_value(), "shape");
     if (!shape.ok()) return refused(shape.status().message());
     const absl::StatusOr<std::vector<std::uint64_t>> range =
         CountsOf(value.struct_value(), "data_offsets");
     if (!range.ok()) return refused(range.status().message());
     if (range->size() != 2 || (*range)[0] > (*range)[1] || (*range)[1] > data.size()) {
-      return refused("data_offsets are no range of the file's ", data.size(), " bytes of data");
+      return refused("data_offsets are not a range within the ", data.size(), " bytes of data");
     }
     const auto bytes = data.subspan((*range)[0], (*range)[1] - (*range)[0]);
     tensors_[name] = {.type = type->string_value(), .shape = *std::move(shape), .bytes = bytes};
@@ -123,12 +125,12 @@ absl::StatusOr<std::span<const std::uint16_t>> Safetensors::Bf16(
     return absl::InvalidArgumentError(Concat("\"", path_, "\": tensor \"", name, "\" is ",
                                              Quoted(tensor.type), " of ", ShapeText(tensor.shape),
                                              " in ", tensor.bytes.size(), " bytes; BF16 of ",
-                                             ShapeText(shape), " is needed"));
+                                             ShapeText(shape), " is required"));
   }
   if (reinterpret_cast<std::uintptr_t>(tensor.bytes.data()) % 2 != 0) {
     return absl::InvalidArgumentError(Concat("\"", path_, "\": tensor \"", name,
-                                             "\" begins at an odd byte of the file; BF16 must "
-                                             "begin at an even one"));
+                                             "\" starts at an odd file offset; BF16 needs an even "
+                                             "one"));
   }
   return std::span(reinterpret_cast<const std::uint16_t*>(tensor.bytes.data()),
                    tensor.bytes.size() / 2);

@@ -1,5 +1,5 @@
-// Weights in the safetensors format: a JSON header of names, types, shapes and offsets, then the
-// bytes, which stay where they are in the mapped file.
+// Weights in the safetensors format: a JSON header with names, types, shapes and offsets, followed
+// by the data. The file is mapped; tensors point into the mapping.
 #pragma once
 
 #include <cstddef>
@@ -17,11 +17,11 @@ namespace tessera::llm {
 // The file must not shrink while it is open: its mapping would fault.
 class Safetensors {
  public:
-  // INVALID_ARGUMENT for a header that contradicts itself or the file, whoever wrote it.
+  // The file is untrusted. INVALID_ARGUMENT if the header contradicts itself or the file.
   static absl::StatusOr<Safetensors> Open(const std::string& path);
 
-  // A bf16 tensor of exactly this shape, row after row. NOT_FOUND where there is none of the name,
-  // INVALID_ARGUMENT where it has another type or shape.
+  // The bf16 tensor `name` in row-major order. NOT_FOUND if it does not exist, INVALID_ARGUMENT if
+  // its type or shape differs.
   absl::StatusOr<std::span<const std::uint16_t>> Bf16(
       const std::string& name, const std::vector<std::uint64_t>& shape) const;
 

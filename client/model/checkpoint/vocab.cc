@@ -18,7 +18,7 @@ absl::StatusOr<TokenId> TokenOf(const JsonValue& value, std::string_view word) {
   if (!id.ok()) return id.status();
   if (*id > kMaxToken) {
     return absl::InvalidArgumentError(
-        Concat(Quoted(word), " has the number ", *id, "; the limit is ", kMaxToken));
+        Concat(Quoted(word), " has the token id ", *id, "; the limit is ", kMaxToken));
   }
   return static_cast<TokenId>(*id);
 }
@@ -39,7 +39,7 @@ absl::StatusOr<Vocab> Vocab::Read(const std::string& path) {
     vocab.ids_[word] = *id;
     if (!vocab.words_.emplace(*id, word).second) {
       return absl::InvalidArgumentError(
-          Concat("\"", path, "\": ", Quoted(word), " and another word have the number ", *id));
+          Concat("\"", path, "\": ", Quoted(word), " and another word have the token id ", *id));
     }
   }
   if (const JsonValue* const ends = llm::Find(*json, "delimiters"); ends != nullptr) {

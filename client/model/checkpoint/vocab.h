@@ -1,4 +1,4 @@
-// Words and their numbers: a word-level vocabulary, text being words between spaces.
+// A word-level vocabulary: text is words separated by spaces.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ using TokenId = std::uint32_t;
 
 class Vocab {
  public:
-  // A JSON object with `vocab` (word to number) and `delimiters`, likewise; without them those are
-  // the words that look like it (client::IsDelimiter).
+  // Reads a JSON object with `vocab` (word to token id) and `delimiters` (the same form). Without
+  // `delimiters`, every word that client::IsDelimiter accepts is one.
   static absl::StatusOr<Vocab> Read(const std::string& path);
 
   // NOT_FOUND names the word.
   absl::StatusOr<TokenId> Find(const std::string& word) const;
   absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text) const;
-  // Numbers that are no word's come out as "<17>".
+  // Token ids without a word are written as "<17>".
   std::string Decode(std::span<const TokenId> tokens) const;
 
   const std::vector<TokenId>& delimiters() const { return delimiters_; }

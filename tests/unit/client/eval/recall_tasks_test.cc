@@ -107,7 +107,8 @@ TEST_F(RecallSamples, WhatIsOutOfRangeIsNamed) {
     return std::string(status.message());
   };
   EXPECT_THAT(refusal({.task = "niah"}), HasSubstr("niah_single, niah_multikey"));
-  EXPECT_THAT(refusal({.task = "vt1", .length = 127}), HasSubstr("127 is not 128 to 2304"));
+  EXPECT_THAT(refusal({.task = "vt1", .length = 127}),
+              HasSubstr("127; it must be from 128 to 2304"));
   EXPECT_THAT(refusal({.task = "vt1", .length = 2305}), HasSubstr("2305"));
   EXPECT_THAT(refusal({.task = "vt1", .depth = 1.5}), HasSubstr("1.5"));
 }

@@ -106,7 +106,7 @@ TEST_F(StateFileTest, RefusesOtherFlagsByName) {
 TEST_F(StateFileTest, LeavesAFileThatIsNotItsOwnAlone) {
   for (const std::string text : {"a diary", "a diary\nof two days\n", "{\"a\": 1}\n"}) {
     Write(text);
-    EXPECT_THAT(WhyNot(plan_), testing::HasSubstr("no file of an evaluation"));
+    EXPECT_THAT(WhyNot(plan_), testing::HasSubstr("not a state file of an evaluation"));
     EXPECT_EQ(Bytes(), text);
   }
 }

@@ -56,7 +56,7 @@ TEST(Files, ConfigsThatCannotBeAreRefusedByName) {
   EXPECT_THAT(refusal("\"vocab_size\": 768,", ""), HasSubstr("\"vocab_size\" is missing"));
   EXPECT_THAT(refusal("\"vocab_size\": 768", "\"vocab_size\": -1"), HasSubstr("vocab_size"));
   EXPECT_THAT(refusal("\"head_dim\": 128", "\"head_dim\": 0"),
-              AllOf(HasSubstr("head_dim"), HasSubstr("not 1 to 256")));
+              AllOf(HasSubstr("head_dim"), HasSubstr("from 1 to 256")));
   EXPECT_THAT(refusal("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3"),
               HasSubstr("4 query heads"));
   EXPECT_THAT(refusal("10000.0", "1"), HasSubstr("rope_theta"));
@@ -78,7 +78,8 @@ TEST(Files, WhatFollowsFromTheRestMayBeMissing) {
   EXPECT_EQ(config->head_dim, 64u);
   const absl::Status wide =
       ConfigStatus(Replaced(text, "\"hidden_size\": 256", "\"hidden_size\": 4096"));
-  EXPECT_THAT(std::string(wide.message()), HasSubstr("\"head_dim\" is 1024, not 1 to 256"));
+  EXPECT_THAT(std::string(wide.message()),
+              HasSubstr("\"head_dim\" is 1024; it must be from 1 to 256"));
 }
 
 TEST(Files, WordsAndBack) {
