@@ -61,8 +61,7 @@ absl::StatusOr<HostPort> ParseHostPort(std::string_view text) {
     if (!IsIpv6(address.host)) return BadAddress(text, "the brackets must hold an IPv6 address");
   } else {
     address.host = std::string(host);
-    if (host.empty())
-      return BadAddress(text, "the host is missing (use 0.0.0.0 for every interface)");
+    if (host.empty()) return BadAddress(text, "the host is missing (0.0.0.0: every interface)");
     if (host.find(':') != std::string_view::npos) {
       return BadAddress(text, "write IPv6 addresses in brackets, as in [::1]:9000");
     }

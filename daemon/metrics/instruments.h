@@ -33,7 +33,7 @@ class Counter {
 };
 
 // The label values of an enumeration, in the order of its enumerators:
-//   template <> inline constexpr std::array kLabelValues<Door> = {"rpc", "tail"};
+//   template <> inline constexpr std::array kLabelValues<Transport> = {"rpc", "tail"};
 template <typename Enum>
 inline constexpr std::array<std::string_view, 0> kLabelValues = {};
 

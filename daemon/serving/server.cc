@@ -18,12 +18,13 @@
 namespace tessera::serving {
 
 namespace {
-// On a thread of its own, of which a session has one at most. It ends before its stream does.
+// Runs `work` on its own thread. A session has at most one such thread, which ends before its
+// stream.
 void RunAside(const std::function<void()>& work) {
   try {
     std::thread(work).detach();
   } catch (const std::system_error&) {
-    work();  // there are no more threads: others wait
+    work();  // no more threads: run it here and make other streams wait
   }
 }
 }  // namespace
@@ -59,14 +60,14 @@ absl::Status Server::LockPaths() {
     if (absl::IsAlreadyExists(lock.status())) {
       return absl::AlreadyExistsError(Concat(
           "the socket ", door.path, " is served by a live daemon: ",
-          AsStringView(lock.status().message()), ". Stop it, or listen elsewhere (--listen)"));
+          AsStringView(lock.status().message()), ". Stop it, or use another address (--listen)"));
     }
     if (!lock.ok()) return lock.status();
     for (const std::string& path : {door.path, DescriptorPath(door.path)}) {
       struct stat found {};
       if (::stat(path.c_str(), &found) == 0 && !S_ISSOCK(found.st_mode)) {
-        return absl::AlreadyExistsError(
-            Concat(path, " exists and is not a socket; it is left alone"));
+        return absl::AlreadyExistsError(Concat(
+            path, " exists and is not a socket; remove it or use another address (--listen)"));
       }
     }
     locks_.push_back(*std::move(lock));
@@ -87,7 +88,7 @@ absl::Status Server::StartGrpc() {
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT,
-                             0);  // a port in use is an error, not a share
+                             0);  // a port in use must be an error
   builder.SetMaxReceiveMessageSize(static_cast<int>(services_.max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(services_.max_message_bytes));
   tcp_ports_.assign(options_.tcp_doors.size(), 0);
@@ -97,11 +98,11 @@ absl::Status Server::StartGrpc() {
   for (std::size_t i = 0; i < options_.tcp_doors.size(); ++i) {
     builder.AddListeningPort(options_.tcp_doors[i], *tcp, &tcp_ports_[i]);
   }
-  // Enough pollers that a call finds one waiting, and none is made and unmade per call.
+  // Enough pollers that a call finds one waiting, and none is created per call.
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 2);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 16);
-  // Calls beyond are refused at once (RESOURCE_EXHAUSTED), instead of each taking a thread.
+  // Calls beyond this number of threads are refused with RESOURCE_EXHAUSTED.
   grpc::ResourceQuota quota("tesserad");
   const std::size_t tenants = services_.node->tenants().size();
   quota.SetMaxThreads(static_cast<int>(Calls::ThreadsFor(tenants)));
@@ -111,8 +112,9 @@ absl::Status Server::StartGrpc() {
   grpc_ = builder.BuildAndStart();
   for (std::size_t i = 0; i < options_.tcp_doors.size(); ++i) {
     if (tcp_ports_[i] == 0) {
-      return absl::AlreadyExistsError(Concat("cannot listen on ", options_.tcp_doors[i],
-                                             ": the port is in use, or the address is not here"));
+      return absl::AlreadyExistsError(
+          Concat("cannot listen on ", options_.tcp_doors[i],
+                 ": the port is in use, or this machine does not have the address"));
     }
   }
   if (grpc_ == nullptr) return absl::UnavailableError("gRPC did not start");
@@ -182,7 +184,7 @@ void Server::RetireDevice(const absl::Status& why) {
   if (grpc::HealthCheckServiceInterface* health = grpc_->GetHealthCheckService()) {
     health->SetServingStatus(false);
   }
-  // Not on the failing call's thread: it may hold what the end of a session needs.
+  // Not on the failing call's thread: it may hold locks that ending a session needs.
   services_.scheduler->Submit(
       {.name = "retire-device", .priority = JobPriority::kTails},
       [this, why] { connections_.EndAll(metrics::SessionEnd::kLost, why); });
@@ -193,7 +195,7 @@ void Server::Drain(Clock::Duration limit) {
   if (std::exchange(drained_, true)) return;
   services_.draining.store(true);
   if (grpc_ != nullptr) EndSessions(limit);
-  // After the sessions, whose end it must see; before what its handlers use goes.
+  // After the sessions, because the watcher must handle their end.
   if (watcher_ != nullptr) watcher_->Stop();
 }
 
@@ -208,10 +210,10 @@ void Server::EndSessions(Clock::Duration limit) {
   const Clock::TimePoint deadline = services_.clock->Now() + limit;
   connections_.WaitUntilNone(deadline);
   connections_.EndAll(metrics::SessionEnd::kDrained,
-                      absl::UnavailableError("the daemon has been told to stop"));
-  // Streams are cut above; what is left are calls in flight, whose answers nobody waits for.
+                      absl::UnavailableError("the daemon is stopping; reattach when it is back"));
+  // All streams have ended. The remaining calls give up when they see `stopping`.
   services_.stopping.store(true);
-  acceptors_.clear();  // gRPC takes no more connections
+  acceptors_.clear();  // no more connections for gRPC
   grpc_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
   grpc_->Wait();
 }

@@ -1,4 +1,5 @@
-// The daemon as a whole: its doors, its leases, its threads, from start to drained exit.
+// Server: listens, runs the gRPC services and the watcher, holds the sessions, and drains at the
+// end.
 #pragma once
 
 #include <grpcpp/server.h>
@@ -27,6 +28,7 @@
 
 namespace tessera::serving {
 
+// Owned by RunDaemon, which also owns the Services. Errors of Create and Start end the daemon.
 class Server {
  public:
   struct UnixDoor {
@@ -37,39 +39,40 @@ class Server {
   struct Options {
     std::vector<UnixDoor> unix_doors;
     std::vector<std::string> tcp_doors;  // "host:port"
-    TlsFiles tls;                        // for them
-    std::string metrics_address;         // empty: none
+    TlsFiles tls;                        // for tcp_doors
+    std::string metrics_address;         // empty: no metrics
     Clock::Duration drain_limit{};
   };
 
-  // Listens. ALREADY_EXISTS where a live daemon holds a socket path; names the address that failed.
-  // `services.node` is not yet needed: Attention() may be called before Serve.
+  // Locks the socket paths and creates the watcher. ALREADY_EXISTS, with the path, if a live daemon
+  // serves one of them. `services.node` may still be unset; Start needs it. Attention() may be
+  // called before Start.
   static absl::StatusOr<std::unique_ptr<Server>> Create(Services& services, const Options& options);
   ~Server();
 
-  // Something in the cache wants the event loop's attention. Thread-safe.
+  // Wakes the watcher, because the cache has memory waiting for readers or lost an extent.
+  // Thread-safe.
   void Attention() { watcher_->Attention(); }
 
-  // The device has failed: says so to the health service, and cuts the sessions, whose memory it
-  // was. Thread-safe; the daemon goes on answering.
+  // Called when the device has failed. The health service then reports NOT_SERVING, and all
+  // sessions end, because their memory is lost. The daemon keeps answering calls. Thread-safe.
   void RetireDevice(const absl::Status& why);
 
-  // Opens the doors and starts the threads.
+  // Listens on all addresses and starts the threads. Errors name the address.
   absl::Status Start();
 
-  // Refuses new sessions, tells the workers, and returns when the last one has gone or the limit
-  // has passed; what is left is cut then, and no thread of the server's uses the cache or the
-  // scheduler any more. Idempotent, thread-safe.
+  // Refuses new sessions, notifies the workers, and waits until the last session has ended or the
+  // limit has passed. It then ends the remaining sessions and stops the server's threads: after it
+  // returns, none of them uses the cache or the scheduler. Idempotent, thread-safe.
   void Drain(Clock::Duration limit);
-  // A drain under way, or one to come, ends within this limit, if its own is not shorter.
-  // Thread-safe.
+  // Shortens the limit of a current or later drain to `limit`; never extends it. Thread-safe.
   void Hurry(Clock::Duration limit) { connections_.Hurry(services_.clock->Now() + limit); }
 
-  // Where it listens, ports as they were bound: "unix:PATH", "host:port".
+  // The addresses it listens on, with the bound ports: "unix:PATH", "host:port".
   std::vector<std::string> addresses() const;
   std::uint16_t metrics_port() const { return exposer_ == nullptr ? 0 : exposer_->port(); }
 
-  // Called by the Drain RPC; main waits on its own.
+  // Sets the callback of the Drain RPC. It receives the limit in milliseconds; 0: the default.
   void set_drain_request(std::function<void(std::uint64_t)> request) {
     drain_request_ = std::move(request);
   }
@@ -84,7 +87,7 @@ class Server {
   Services& services_;
   const Options options_;
   std::vector<LockFile> locks_;
-  std::vector<std::string> bound_;  // Unix sockets
+  std::vector<std::string> bound_;  // Unix socket paths to unlink
   Connections connections_;
   std::unique_ptr<Watcher> watcher_;
   std::unique_ptr<NodeCollector> collector_;
@@ -94,14 +97,14 @@ class Server {
   std::unique_ptr<WorkerService> worker_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<grpc::Server> grpc_;
-  // What is accepted there, for gRPC: until it shuts down.
+  // Accept connections for gRPC, until it shuts down.
   std::vector<std::unique_ptr<UnixAcceptor>> acceptors_;
   std::vector<int> tcp_ports_;
   Mutex drain_mutex_;
   bool drained_ TESSERA_GUARDED_BY(drain_mutex_) = false;
 };
 
-// Where the descriptor socket of a gRPC socket stands.
+// Paths of the files next to a gRPC socket.
 inline std::string DescriptorPath(const std::string& unix_path) {
   return Concat(unix_path, config::kDescriptorSuffix);
 }

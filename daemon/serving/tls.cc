@@ -15,7 +15,7 @@ namespace {
 
 constexpr unsigned kLookAgainSeconds = 5;
 
-// What OpenSSL has to say about the last thing that failed.
+// Builds the error, with OpenSSL's reason for the last failure.
 absl::Status Refuse(std::string_view field, const std::string& file, std::string_view what) {
   const char* const reason = ERR_reason_error_string(ERR_peek_last_error());
   ERR_clear_error();
@@ -24,25 +24,25 @@ absl::Status Refuse(std::string_view field, const std::string& file, std::string
              reason == nullptr ? "" : reason, reason == nullptr ? "" : ")"));
 }
 
-// gRPC itself would say nothing before the first handshake fails.
+// Checks the files at start: gRPC would only fail at the first handshake.
 absl::Status Check(const TlsFiles& files) {
   const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_server_method()),
                                                                   &SSL_CTX_free);
-  if (context == nullptr) return absl::InternalError("OpenSSL gives no context");
-  // A key with a passphrase would ask for it on the terminal.
+  if (context == nullptr) return absl::InternalError("OpenSSL cannot create a context");
+  // Without this, OpenSSL would ask for a passphrase on the terminal.
   SSL_CTX_set_default_passwd_cb(context.get(), [](char*, int, int, void*) { return 0; });
   if (SSL_CTX_use_certificate_chain_file(context.get(), files.certificate.c_str()) != 1) {
-    return Refuse("tls_certificate_file", files.certificate, "holds no certificate in PEM");
+    return Refuse("tls_certificate_file", files.certificate, "has no PEM certificate");
   }
   if (SSL_CTX_use_PrivateKey_file(context.get(), files.key.c_str(), SSL_FILETYPE_PEM) != 1 ||
       SSL_CTX_check_private_key(context.get()) != 1) {
     return Refuse("tls_key_file", files.key,
-                  Concat("holds no private key in PEM, without a passphrase, that goes with \"",
+                  Concat("has no PEM private key, without a passphrase, that matches \"",
                          files.certificate, "\""));
   }
   if (!files.client_ca.empty() &&
       SSL_CTX_load_verify_locations(context.get(), files.client_ca.c_str(), nullptr) != 1) {
-    return Refuse("tls_client_ca_file", files.client_ca, "holds no certificate in PEM");
+    return Refuse("tls_client_ca_file", files.client_ca, "has no PEM certificate");
   }
   return absl::OkStatus();
 }

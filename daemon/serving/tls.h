@@ -1,4 +1,4 @@
-// What proves the daemon to whoever comes over TCP, and them to the daemon.
+// TLS credentials for TCP: the daemon's certificate, and optionally required client certificates.
 #pragma once
 
 #include <grpcpp/security/server_credentials.h>
@@ -10,16 +10,16 @@
 
 namespace tessera::serving {
 
-// PEM files.
+// Paths of PEM files.
 struct TlsFiles {
-  std::string certificate;  // the daemon's, and what it was issued by; empty: no TLS
+  std::string certificate;  // the daemon's certificate and its issuers; empty: no TLS
   std::string key;          // its private key, without a passphrase
-  std::string client_ca;    // who may issue certificates to callers; empty: callers need none
+  std::string client_ca;    // issuers of client certificates; empty: clients need none
 };
 
-// Credentials for TCP doors: plain where there is no certificate. Files that are replaced later are
-// taken up within seconds, by new connections. INVALID_ARGUMENT names a file that cannot be read,
-// is not what it should be, or does not go with the other one.
+// Returns the credentials for TCP addresses, without TLS if there is no certificate. New
+// connections use replaced files within seconds. INVALID_ARGUMENT names a file that cannot be read,
+// has the wrong content, or does not match the other one.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TcpCredentials(const TlsFiles& files);
 
 }  // namespace tessera::serving

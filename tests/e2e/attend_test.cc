@@ -1,5 +1,5 @@
-// Attention by RPC that is more than one pin's worth of work: it is computed in pieces, with the
-// same result, and not longer than somebody wants it.
+// Attend calls with more work than one pin may cover: computed in pieces, with the same result, and
+// stopped when the caller cancels.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -50,7 +50,7 @@ class AttendRpc : public testing::Test {
     }
   }
 
-  // Queries [first, first + count) of those at hand, standing at their numbers.
+  // Asks with queries [first, first + count), each at the position of its number.
   v1::AttendRequest Ask(std::uint64_t first, std::uint64_t count) const {
     v1::AttendRequest request;
     *request.mutable_session() = worker_.key();
@@ -89,7 +89,7 @@ TEST_F(AttendRpc, AnAnswerInPiecesHasTheBitsOfManySmallOnes) {
   ASSERT_EQ(whole.outputs_size(), 1);
   const std::string& rows = whole.outputs(0).output().inline_();
   ASSERT_EQ(rows.size(), 3000 * kRowElements * sizeof(float));
-  // 16 queries are a cell of the kernel's: 2 query heads a kv head make 32 rows.
+  // 16 queries fill one cell of the kernel: with 2 query heads per kv head they make 32 rows.
   for (std::uint64_t first = 0; first < 3000; first += 16 * 13) {
     v1::AttendResponse small;
     ASSERT_TRUE(worker_.Attend(Ask(first, 16), &small).ok());

@@ -1,4 +1,4 @@
-// Compression through the C interface: what it makes of a prompt is what the C++ one makes of it.
+// Compression through the C interface gives the same result for a prompt as through the C++ one.
 
 #include <string>
 
@@ -149,7 +149,7 @@ TEST_F(CInterface, SequencesGoOutAndComeBackAndForkUnderOtherPolicies) {
   ASSERT_EQ(tessera_sequence_restore(sequence, &error_), TESSERA_OK) << error_.message;
   ASSERT_EQ(tessera_sequence_describe(sequence, &info, &error_), TESSERA_OK);
   EXPECT_GT(info.tile_bytes, 0u);
-  EXPECT_GE(moved, info.tile_bytes);  // and their tables
+  EXPECT_GE(moved, info.tile_bytes);  // plus their tables
   EXPECT_EQ(info.offloaded_bytes, 0u);
   EXPECT_EQ(info.rotation_bytes, 0u);
 

@@ -1,4 +1,4 @@
-// Where a worker is, in a word that outlives it: a file that the test and its victims map.
+// Publishes the phase a worker is in through a mapped file, which outlives the worker.
 #pragma once
 
 #include <fcntl.h>
@@ -46,7 +46,7 @@ class PhaseWord {
   std::atomic<std::uint32_t>* word_ = nullptr;
 };
 
-// Inside while it lives.
+// Sets the phase for its lifetime.
 class InPhase {
  public:
   InPhase(PhaseWord& word, Phase phase) : word_(word) { word_.Set(phase); }

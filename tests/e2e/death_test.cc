@@ -1,4 +1,4 @@
-// Every promise about death, kept under SIGKILL and SIGSTOP, with real processes.
+// The promises about dead processes, tested with SIGKILL and SIGSTOP on real processes.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -59,11 +59,11 @@ pid_t SpawnVictim(const std::string& address, const std::string& phase_file,
 // What the daemon holds: everything that a dead worker could leak.
 struct Holdings {
   std::uint64_t sessions = 0;
-  std::uint64_t used_bytes = 0;      // of the tenant of the victims
-  std::uint64_t reserved_bytes = 0;  // physical, of the node
+  std::uint64_t used_bytes = 0;      // of the victims' tenant
+  std::uint64_t reserved_bytes = 0;  // physical memory of the node
   std::uint64_t sequences = 0;
   std::uint64_t retired_bytes = 0;
-  std::uint64_t offloaded_bytes = 0;  // the book of the host tier
+  std::uint64_t offloaded_bytes = 0;  // the host tier's accounting
   int fds = 0;
   int mappings = 0;
   friend bool operator==(const Holdings&, const Holdings&) = default;
@@ -103,7 +103,7 @@ class Death : public testing::Test {
             .fds = daemon_->OpenFds(),
             .mappings = daemon_->Mappings()};
   }
-  // Looks until `wanted` holds; how long it took. Each look is a call to the daemon.
+  // Polls until `wanted` holds. Returns the elapsed time. Each poll is a call to the daemon.
   std::chrono::duration<double> Await(const std::function<bool()>& wanted) {
     const auto begun = std::chrono::steady_clock::now();
     while (!wanted() && std::chrono::steady_clock::now() - begun < 2 * kAllowed) {
@@ -145,7 +145,7 @@ struct Bystander {
     ASSERT_TRUE(appended.ok()) << appended.status();
   }
 
-  // The same read every time: nothing is appended, so its bits may never change.
+  // Reads the same rows each time: nothing is appended, so the bits must not change.
   absl::StatusOr<std::vector<float>> Read() {
     client::Sequence* batch[] = {&sequence};
     absl::StatusOr<client::Step> step = worker->BeginStep(batch);
@@ -186,8 +186,8 @@ struct Bystander {
   }
 };
 
-// Waits until the victim is in its phase, then a random moment more, and kills it. Returns where it
-// died.
+// Waits until the victim is in its phase and for a random moment more, then kills it. Returns the
+// phase in which it died.
 Phase KillInside(pid_t pid, const PhaseWord& phase, Phase wanted, std::mt19937_64& random) {
   while (phase.Get() != wanted && ::waitpid(pid, nullptr, WNOHANG) == 0) {
   }
@@ -206,7 +206,8 @@ TEST_F(Death, KilledWorkersLeaveNothing) {
   absl::StatusOr<std::vector<float>> first = reader.Read();
   ASSERT_TRUE(first.ok()) << first.status();
 
-  // One worker decodes all the while, in a tenant of its own so that the books stand still.
+  // One worker decodes all the time, in a separate tenant so that the victims' accounts do not
+  // change.
   Bystander decoder;
   ASSERT_NO_FATAL_FAILURE(decoder.Open(daemon_->address(), "sesame"));
   std::atomic<bool> stop{false};
@@ -223,7 +224,7 @@ TEST_F(Death, KilledWorkersLeaveNothing) {
       }
       wrong += !(error < 0.02);
       ++decoded;
-      // Short enough that nothing but its own tail and first extent is ever touched.
+      // Short enough to need only its own tail and first extent.
       if (decoder.truth.tokens() >= 600) {
         if (!decoder.sequence.Truncate(500).ok()) return;
         decoder.truth.Truncate(500);
@@ -242,17 +243,18 @@ TEST_F(Death, KilledWorkersLeaveNothing) {
         SpawnVictim(daemon_->address(), PhaseFile(), kPhaseNames[static_cast<std::size_t>(kind)]);
     return KillInside(pid, phase, kind, random);
   };
-  // Warm-up: first extents, connections and threads come to stay.
+  // Warm-up: creates the first extents, connections and threads.
   for (Phase kind : kKinds) kill_one(kind);
   Await([&] { return Look().sessions == 2; });
   const auto settled = [&](const Holdings& a, const Holdings& b) {
-    // The decoder's tenant breathes: only what belongs to the victims' tenant must stand still.
+    // The decoder's tenant changes all the time; only the victims' tenant must return to its old
+    // state.
     Holdings x = a;
     Holdings y = b;
     x.reserved_bytes = y.reserved_bytes = 0;
     return x == y;
   };
-  // A connection that is being closed may be seen twice on a busy machine.
+  // On a busy machine a closing connection may be counted twice.
   constexpr int kAlike = 25;
   Holdings baseline = Look();
   int alike = 0;
@@ -343,7 +345,8 @@ TEST_F(Death, AStoppedWorkerDelaysNobodyAndRetries) {
   ASSERT_TRUE(WIFSTOPPED(status)) << "the victim ended: " << status;
   ASSERT_EQ(phase.Get(), Phase::kStep);
 
-  // Others go on: appends, forks, frees; what they free waits for the stopped reader at first.
+  // Other workers continue to append, fork and free. At first their freed memory waits for the
+  // stopped reader.
   Bystander other;
   ASSERT_NO_FATAL_FAILURE(other.Open(daemon_->address()));
   for (int i = 0; i < 40; ++i) {
@@ -352,7 +355,7 @@ TEST_F(Death, AStoppedWorkerDelaysNobodyAndRetries) {
     EXPECT_LT(error, 0.02);
   }
   ASSERT_TRUE(other.sequence.Free().ok());
-  // The pin is taken, the memory comes back, and the session stays.
+  // The pin is revoked, the memory is freed, and the session survives.
   EXPECT_LE(Await([&] { return Stats().tenants(0).pins_revoked() > 0; }).count(),
             std::chrono::duration<double>(2 * kAllowed).count());
   Await([&] { return Look().retired_bytes == 0; });
@@ -390,14 +393,15 @@ TEST_F(Death, AKilledDaemonIsNoticedUnmappedAndReplaced) {
 
   daemon_->Kill(SIGKILL);
   daemon_->WaitForExit(10);
-  // No call is needed for it: the lease thread unmaps.
+  // Needs no call: the lease thread unmaps.
   Await([] { return MappedFromDaemon() == 0; });
   EXPECT_EQ(MappedFromDaemon(), 0);
   const absl::Status lost = worker.Decode(&error);
   EXPECT_TRUE(absl::IsUnavailable(lost)) << lost;
   EXPECT_THAT(std::string(lost.message()), testing::Not(testing::IsEmpty()));
 
-  // A successor with more than half of the machine starts beside the old one's workers.
+  // A new daemon with more than half of the machine's memory can start while the old one's workers
+  // still run.
   std::ifstream meminfo("/proc/meminfo");
   std::string word;
   std::uint64_t total_kib = 0;

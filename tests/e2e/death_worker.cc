@@ -1,9 +1,8 @@
-// A worker that does one thing for ever, until somebody kills it: the victim of death_test.
+// The victim of death_test: a worker that repeats one operation until it is killed.
 //
 //   death_worker ADDRESS PHASE_FILE attach|append|step|fork|compress|offload   until killed
-//   death_worker ADDRESS PHASE_FILE compute  says that it computes a head, and never does
-//   death_worker ADDRESS PHASE_FILE stop     stops itself inside a step, and goes on when it is
-//                                            continued
+//   death_worker ADDRESS PHASE_FILE compute  claims to compute a prefix, and never does
+//   death_worker ADDRESS PHASE_FILE stop     stops itself inside a step until it is continued
 
 #include <signal.h>
 #include <unistd.h>
@@ -54,7 +53,7 @@ void Append(client::Sequence& sequence, const SyntheticSequence& truth, std::uin
   Must(sequence.Append({.key = BytesOf(key), .value = BytesOf(value), .tokens = count}).status());
 }
 
-// One step of one sequence; `between` runs after the second layer.
+// Runs one step of one sequence. `between` runs after the second layer.
 template <typename Between>
 absl::Status OneStep(client::Worker& worker, client::Sequence& sequence,
                      const SyntheticSequence& truth, std::vector<float>& output, Between between) {
@@ -76,7 +75,7 @@ absl::Status OneStep(client::Worker& worker, client::Sequence& sequence,
   return step->End();
 }
 
-// One for each lane, in bf16.
+// One matrix per lane, in bf16.
 std::vector<std::byte> Identities() {
   const std::size_t dim = kShape.head_dim;
   std::vector<std::uint16_t> values(kShape.layers * kShape.kv_heads * dim * dim);
@@ -110,7 +109,7 @@ void WorkForEver(const std::string& what, const std::string& address, PhaseWord&
     } while (absl::IsAborted(status));
     Must(status);
   };
-  for (int i = 0; i < 40; ++i) decode();  // an open tail, some of it absorbed
+  for (int i = 0; i < 40; ++i) decode();  // an open tail, partly absorbed
   const std::vector<std::byte> rotations = Identities();
   for (;;) {
     if (what == "append") {
@@ -134,7 +133,7 @@ void WorkForEver(const std::string& what, const std::string& address, PhaseWord&
                          {.key = rotations, .value = rotations})
                .status());
     } else if (what == "offload") {
-      // Away and back again: killed on either way, or between.
+      // Offloads and restores: a kill may hit either, or fall in between.
       const InPhase inside(phase, Phase::kOffload);
       Must(sequence.Offload().status());
       decode();
@@ -155,7 +154,7 @@ void WorkForEver(const std::string& what, const std::string& address, PhaseWord&
   for (;;) ::pause();
 }
 
-// Exits 0 where the stopped step was ABORTED and the same step, taken again, was right.
+// Exits with 0 if the stopped step was ABORTED and the retried step gave the right result.
 int StopInsideAStep(const std::string& address, PhaseWord& phase) {
   const std::unique_ptr<client::Worker> worker = Attach(address);
   const client::Model model = Must(worker->RegisterModel(kShape.Geometry()));

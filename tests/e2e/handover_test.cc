@@ -1,5 +1,5 @@
-// Sequences that are handed over: whoever takes one goes on under its policy, with all that the
-// worker before has seen of it.
+// Handover: the worker that adopts a sequence continues under its policy, with everything that the
+// previous worker has observed.
 
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ class Handover : public Prefixes, public testing::WithParamInterface<const char*
       DecodeOne(worker, sequence, truth);
     }
   }
-  // Every lane the same entries as its twin's.
+  // Expects the same entries in every lane of both sequences.
   void ExpectHoldsAlike(client::Sequence& sequence, client::Sequence& twin) {
     const v1::DescribeResponse held = Entries(sequence);
     const v1::DescribeResponse alike = Entries(twin);
@@ -58,12 +58,12 @@ TEST_P(Handover, WhoeverTakesItGoesOnUnderItsPolicy) {
   SyntheticSequence twins(shape_, seed);
   Append(sequence, truth, 200);
   Append(twin, twins, 200);
-  // Before anything is decided: what was seen of the prompt is shown.
+  // Before any decision: the observations of the prompt are uploaded.
   HandTo(*remote_, sequence);
   Compress(sequence);
   Compress(twin);
   ExpectHoldsAlike(sequence, twin);
-  // Behind it, in the middle of what goes on while decoding, and again.
+  // After the decision, in the middle of decoding, and again.
   DecodeBy(*remote_, sequence, truth, 41);
   HandTo(*mapped_, sequence);
   DecodeBy(*mapped_, sequence, truth, 45);
@@ -74,7 +74,7 @@ TEST_P(Handover, WhoeverTakesItGoesOnUnderItsPolicy) {
   ExpectAttendsToWhatIsLeft(sequence, truth, 0.02);
 }
 
-// In the middle of a prompt: what it comes to is decided by both halves, as if one had seen them.
+// In the middle of a prompt: the decision uses both halves as if one worker had observed them.
 TEST_P(Handover, WhoeverTakesItGoesOnWithThePrompt) {
   client::Sequence sequence = NewSequence(GetParam());
   client::Sequence twin = NewSequence(GetParam());
@@ -95,7 +95,7 @@ TEST_P(Handover, WhoeverTakesItGoesOnWithThePrompt) {
   ExpectAttendsToWhatIsLeft(sequence, truth, 0.02);
 }
 
-// What was shown and not yet decided by is the fork's, too: who forks has never had it.
+// Observations that no decision has used yet also belong to a fork, whose worker never had them.
 using HandoverOfShownRows = Handover;
 TEST_F(HandoverOfShownRows, AForkGoesOn) {
   for (const char* policy : {"tova:budget=40", "h2o:heavy=20,recent=20"}) {
@@ -116,10 +116,10 @@ TEST_F(HandoverOfShownRows, AForkGoesOn) {
   }
 }
 
-// ---- a prompt that was left alone because it was short, and grows elsewhere
+// ---- A prompt that was too short to compress and grows in another worker
 
-// Its first tokens have by far the strongest queries. Of these nobody who goes on has any but those
-// that were shown: as many as 4,200 tokens ask for.
+// The strongest queries are those of the first tokens. The adopting worker knows them only as far
+// as they were uploaded: as many as 4,200 tokens require.
 class HandoverOfTheStrongest : public Handover {
  protected:
   static constexpr std::uint64_t kStrong = 60, kShort = 3000, kEnoughFor = 4200;
@@ -143,14 +143,15 @@ class HandoverOfTheStrongest : public Handover {
       ASSERT_TRUE(seen.ok()) << seen;
     }
   }
-  // `known`: how long the prompt is, so that no more of it is kept than that asks for.
+  // `known`: the announced length of the prompt, which limits the number of queries that are kept.
   void GrowTo(std::uint64_t tokens, client::Sequence& sequence, SyntheticSequence& truth,
               bool known = false) {
     const std::uint64_t first = truth.tokens();
     Append(sequence, truth, tokens - first, /*observe=*/false);
     See(sequence, truth, first, known ? tokens - first : 0);
   }
-  // As one that was never handed over, or not at all; and so is what a fork decides.
+  // Expects the same decision as for a sequence without a handover, or no decision. The same holds
+  // for a fork.
   void ExpectDecidedAsBySomebodyWhoSawAll(client::Sequence& sequence,
                                           const SyntheticSequence& truth) {
     client::Sequence twin = NewSequence(kPolicy);
@@ -223,7 +224,7 @@ TEST_F(HandoverOfTheStrongest, APublishedPrefixHasThemForWhoeverBeginsWithIt) {
   }
 }
 
-// Who takes it over, and takes back some of what was shown, has the rest.
+// After the adopting worker truncates part of what was observed, the rest is still known.
 TEST_F(HandoverOfTheStrongest, WhatIsTakenBackLeavesTheRestKnown) {
   client::Sequence sequence = NewSequence(kPolicy);
   SyntheticSequence truth(shape_, seed_);
@@ -236,8 +237,8 @@ TEST_F(HandoverOfTheStrongest, WhatIsTakenBackLeavesTheRestKnown) {
   ExpectDecidedAsBySomebodyWhoSawAll(sequence, truth);
 }
 
-// Another policy on the same prompt has what was shown where it asks for the same. Where it asks
-// for more, what it has not got is missed.
+// Another policy on the same prompt uses existing observations as far as they suffice. The error
+// names what is missing.
 TEST_F(HandoverOfTheStrongest, AnotherPolicyTakesThemAlong) {
   client::Sequence sequence = NewSequence(kPolicy);
   SyntheticSequence truth(shape_, seed_);
@@ -265,8 +266,8 @@ TEST_F(HandoverOfTheStrongest, AnotherPolicyTakesThemAlong) {
   Compress(*more);
 }
 
-// Nor is a policy that asks for more decided for by what the child alone has seen, if its parent
-// has shown nothing.
+// If the parent has no observations, a policy that needs more does not decide from the child's
+// alone.
 TEST_F(HandoverOfTheStrongest, WhatAParentHasSeenIsMissed) {
   client::Sequence sequence = NewSequence(kPolicy);
   SyntheticSequence truth(shape_, seed_);
@@ -281,7 +282,7 @@ TEST_F(HandoverOfTheStrongest, WhatAParentHasSeenIsMissed) {
   Compress(*fork);
 }
 
-// A prompt that waits goes on with what is decoded behind it, whoever does.
+// A waiting prompt is decided together with tokens decoded after it, by any worker.
 TEST_F(HandoverOfTheStrongest, WhatIsDecodedBehindItCountsToo) {
   client::Sequence sequence = NewSequence(kPolicy);
   SyntheticSequence truth(shape_, seed_);
@@ -300,7 +301,8 @@ TEST_F(HandoverOfTheStrongest, WhatIsDecodedBehindItCountsToo) {
   ExpectHoldsAlike(sequence, twin);
 }
 
-// A prompt that is taken back leaves the answer before it: whoever gave it has shown that, too.
+// Truncating a prompt leaves the answer before it, whose observations the previous worker has
+// uploaded.
 TEST_F(HandoverOfTheStrongest, APromptIsTakenBackByAnother) {
   for (const std::uint64_t tokens : {580u, 600u}) {
     SCOPED_TRACE(tokens);

@@ -1,5 +1,5 @@
-// Every metric, driven off zero through a real daemon and read back over HTTP. A metric that
-// nothing can move is a metric that lies.
+// Moves every metric off zero through a real daemon and reads it back over HTTP. A metric that
+// nothing can move is useless.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -66,7 +66,7 @@ class Metrics : public testing::Test {
     v1::AppendResponse appended;
     EXPECT_TRUE(worker_->Append(append, &appended).ok());
   }
-  // As its policy says.
+  // Compresses as its policy says.
   void Compress(std::uint64_t sequence) {
     v1::CompressRequest request;
     *request.mutable_session() = worker_->key();
@@ -87,8 +87,8 @@ class Metrics : public testing::Test {
     }
     return sum;
   }
-  // The daemon works in the background: asks again until it is so, a bounded number of times; each
-  // answer costs it a scrape, so this waits without sleeping.
+  // Polls a bounded number of times, because the daemon works in the background. Each poll is a
+  // scrape, so this needs no sleep.
   bool Becomes(const std::string& metric, const std::string& labels,
                const std::function<bool(double)>& good) {
     for (int i = 0; i < 5000; ++i) {
@@ -200,8 +200,8 @@ TEST_F(Metrics, PackingsAndSelections) {
   }
   EXPECT_EQ(Value("tessera_entries_packed_total"), 4 * 70);
   EXPECT_EQ(Value("tessera_packed_bytes_total", "side=\"before\""), 4 * 3 * 8192);
-  // 16 channels of 2 bytes and a bitmap of 8, K and V. A mean key for every 8 entries; those of
-  // each of so few tiles are an object of their own, a multiple of 64 bytes.
+  // 16 channels of 2 bytes and a bitmap of 8, K and V. One mean key per 8 entries; with so few
+  // tiles those of each tile are a separate object, a multiple of 64 bytes.
   const double packed = 4 * 3 * (32 * 2 * (32 + 8) + 192);
   static_assert(4 * (32 + 8) <= 192);
   EXPECT_EQ(Value("tessera_packed_bytes_total", "side=\"after\""), packed);
@@ -223,7 +223,7 @@ TEST_F(Metrics, PackingsAndSelections) {
   EXPECT_EQ(Value("tessera_select_requests_total"), 1);
 }
 
-// A prompt is sealed, tiles are encoded as they fill, and the budget for raw copies is spent.
+// A prompt is sealed, tiles are encoded as they fill, and the budget for raw copies is used up.
 TEST_F(Metrics, BackgroundCompaction) {
   const std::uint64_t sequence =
       NewSequence(64, "mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,segment=64,min_segment=64");
@@ -247,7 +247,7 @@ TEST_F(Metrics, BackgroundCompaction) {
   EXPECT_EQ(Value("tessera_runs_left_plain_total"), 4);
 }
 
-// Entries go by a token policy, which another one has not been shown enough for.
+// One token policy evicts entries; another one misses observations.
 TEST_F(Metrics, TokenPolicies) {
   Compress(NewSequence(100, "streaming:sink=4,recent=40"));
   EXPECT_EQ(Value("tessera_entries_dropped_total"), 4 * 56);
@@ -275,7 +275,7 @@ TEST_F(Metrics, TokenPolicies) {
                       [](double bytes) { return bytes == 0; }));
 }
 
-// More rows wait for a strategy than the budget of 1 MiB has room for.
+// More rows wait for a strategy than fit in the budget of 1 MiB.
 TEST_F(Metrics, RawRowsThatAreNotKept) {
   const std::uint64_t sequence =
       NewSequence(64, "mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,segment=4096,min_segment=4096");
@@ -348,7 +348,7 @@ TEST_F(Metrics, PrefixesAndMatches) {
   EXPECT_EQ(Value("tessera_prefixes_dropped_total", "reason=\"freed\""), 1);
   publish(sequence, 64, 1);
   EXPECT_TRUE(Becomes("tessera_prefixes_dropped_total", "reason=\"expired\"", Positive));
-  // Two at most.
+  // At most two.
   publish(sequence, 32, 0);
   publish(sequence, 33, 0);
   publish(sequence, 34, 0);
@@ -390,7 +390,7 @@ TEST_F(Metrics, FailedSequences) {
 TEST_F(Metrics, RetiredMemoryAndRevokedPins) {
   const std::unique_ptr<RawMapping> mapping = RawMapping::Map(*worker_);
   ASSERT_NE(mapping, nullptr);
-  // A reader that never moves on, pinned at the first epoch.
+  // A reader that never advances, pinned at the first epoch.
   mapping->control().readers[5].word.store(shm::PinWord(1));
   const std::uint64_t sequence = NewSequence(100);
   v1::FreeRequest free;
@@ -407,13 +407,13 @@ TEST_F(Metrics, EndsOfSessionsByReason) {
   worker_->Leave();
   EXPECT_TRUE(Becomes("tessera_session_ends_total", "reason=\"closed\"", Positive));
   EXPECT_TRUE(Becomes("tessera_sessions", "", [](double v) { return v == 0; }));
-  // A worker whose descriptor socket hangs up is gone.
+  // A worker whose descriptor socket closes is gone.
   ASSERT_TRUE(worker_->Attach().ok());
   ASSERT_TRUE(worker_->OpenDescriptors().ok());
   worker_->descriptor_socket().Close();
   EXPECT_TRUE(Becomes("tessera_session_ends_total", "reason=\"lost\"", Positive));
   EXPECT_EQ(worker_->Leave().error_code(), grpc::StatusCode::UNAVAILABLE);
-  // One that breaks the protocol is refused.
+  // A worker that breaks the protocol is refused.
   ASSERT_TRUE(worker_->Attach().ok());
   RawWorker second(daemon_->Connect());
   ASSERT_TRUE(second.Attach().ok());

@@ -1,5 +1,5 @@
-// A pool that is too small for what its workers hold: idle sequences go to host memory and come
-// back, and nothing that anybody reads changes.
+// A pool too small for its workers' sequences: idle ones are offloaded to host memory and restored,
+// without any change in what workers read.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ using fakes::DaemonProcess;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// 2 KiB a token.
+// 2 KiB per token.
 constexpr SyntheticShape kShape = {.layers = 4, .query_heads = 4, .kv_heads = 2, .head_dim = 64};
 constexpr std::uint64_t kTokens = 700;
 
@@ -36,8 +36,9 @@ struct Track {
   client::Worker* worker;
   client::Sequence sequence;
   SyntheticSequence truth;
-  std::vector<std::vector<float>> answers;  // layer by layer, of a query that stays the same
-  bool decoded = false;  // rows of a tail are split otherwise: judged by the truth, not by bits
+  std::vector<std::vector<float>> answers;  // by layer, for a fixed query
+  // Its tail splits the sums differently: compared with the truth instead of bit by bit.
+  bool decoded = false;
 };
 
 class Offload : public testing::Test {
@@ -79,7 +80,7 @@ class Offload : public testing::Test {
     if (!held.ok()) track.truth.Truncate(first);
     return held.status();
   }
-  // What attention gives in every layer, through the mapping (where there is one) or by RPC.
+  // The attention in every layer, through the mapping if there is one, else by RPC.
   static absl::StatusOr<std::vector<std::vector<float>>> Ask(Track& track, bool by_rpc) {
     std::vector<std::vector<float>> answers;
     absl::StatusOr<client::Step> step = absl::UnknownError("none");
@@ -104,7 +105,7 @@ class Offload : public testing::Test {
     }
     return answers;
   }
-  // One token through the tail, checked against the truth.
+  // Decodes one token through the tail and compares it with the truth.
   static absl::Status Decode(Track& track) {
     track.truth.Grow(1);
     const std::uint64_t token = track.truth.tokens() - 1;
@@ -149,7 +150,8 @@ class Offload : public testing::Test {
   std::uint64_t seed_ = 100;
 };
 
-// Twice as much as the pool: two workers, one of which maps it. Everything goes on as if it fitted.
+// Holds twice the pool's size with two workers, one of which maps it. All operations work as if it
+// fitted.
 TEST_F(Offload, ASmallPoolHoldsMoreThanItsSize) {
   ASSERT_NO_FATAL_FAILURE(Start({"--offload-idle-ms=0", "--host-tier-bytes=512MiB"}));
   const std::unique_ptr<client::Worker> workers[] = {Attach(), Attach(/*mapped=*/false)};
@@ -196,7 +198,7 @@ TEST_F(Offload, ASmallPoolHoldsMoreThanItsSize) {
               static_cast<unsigned long long>(stats.pressure_calls_served()));
 }
 
-// Twice as much as the pool is published, and used by nobody.
+// Publishes twice the pool's size in prefixes that no worker uses.
 TEST_F(Offload, UnusedPrefixesGoFirst) {
   ASSERT_NO_FATAL_FAILURE(Start({"--offload-idle-ms=0", "--host-tier-bytes=0"}));
   const std::unique_ptr<client::Worker> worker = Attach();
@@ -219,11 +221,12 @@ TEST_F(Offload, UnusedPrefixesGoFirst) {
   ASSERT_TRUE(Decode(**resting).ok());
 }
 
-// Without a tier: what policies allow to be packed harder is, and then more sequences fit.
+// Without a host tier, rows are re-encoded with fewer channels where their policy allows it, and
+// more sequences fit.
 TEST_F(Offload, PoliciesMayLetRowsKeepLess) {
   std::size_t held[2] = {};
   for (const bool pressed : {false, true}) {
-    // Twenty extents of a pool, each for tiles of one size: new forms want some left.
+    // A pool of twenty extents, each for tiles of one size: new sizes need some free ones.
     ASSERT_NO_FATAL_FAILURE(Start({"--offload-idle-ms=0", "--host-tier-bytes=0",
                                    "--pressure-high-percent=60", "--pressure-low-percent=50"}));
     const std::unique_ptr<client::Worker> worker = Attach();
@@ -244,7 +247,7 @@ TEST_F(Offload, PoliciesMayLetRowsKeepLess) {
                                 ? "(packed rows cannot|packed rows already have as few channels)"
                                 : "no policy allows re-encoding with fewer channels";
     EXPECT_TRUE(std::regex_search(refused.ToString(), std::regex(why))) << refused;
-    // The first one has given the most: it still answers, and is no prefix any more.
+    // The first one has been reduced the most. It still answers, but is no longer a prefix.
     Track& first = *tracks.front();
     tracks.pop_back();
     tracks.pop_back();
@@ -257,7 +260,7 @@ TEST_F(Offload, PoliciesMayLetRowsKeepLess) {
     EXPECT_EQ(published.ok(), !pressed) << published.status();
     const char* const thinned = "rung=\"thin\",outcome=\"enough\"";
     if (pressed) {
-      EXPECT_THAT(published.status().ToString(), HasSubstr("for want of memory"));
+      EXPECT_THAT(published.status().ToString(), HasSubstr("further to save memory"));
       EXPECT_GT(Metric("tessera_pressure_climbs_total", thinned), 0);
     } else {
       EXPECT_EQ(Metric("tessera_pressure_climbs_total", thinned), 0);
@@ -267,8 +270,8 @@ TEST_F(Offload, PoliciesMayLetRowsKeepLess) {
   EXPECT_GT(2 * held[1], 3 * held[0]);
 }
 
-// Unused prefixes, then idle sequences, then rows of those that may keep less: each only when the
-// one before has no more to give.
+// Frees unused prefixes, then offloads idle sequences, then reduces rows whose policy allows it.
+// Each stage starts only when the previous one cannot free more.
 TEST_F(Offload, TheRungsAreClimbedInTheirOrder) {
   constexpr std::uint64_t kTier = 6 << 20;
   ASSERT_NO_FATAL_FAILURE(Start({"--offload-idle-ms=0", "--host-tier-bytes=6MiB",
@@ -313,7 +316,7 @@ TEST_F(Offload, OnlyAFullTierIsRefused) {
     refused = track.status();
     if (track.ok()) tracks.push_back(*std::move(track));
   }
-  // 40 MiB and 16 MiB, of 1.4 MiB each.
+  // 40 MiB and 16 MiB, at 1.4 MiB each.
   EXPECT_GT(tracks.size(), 30u);
   EXPECT_LT(tracks.size(), 42u);
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
@@ -324,7 +327,7 @@ TEST_F(Offload, OnlyAFullTierIsRefused) {
   EXPECT_GT(Stats().pressure_calls_refused(), 0u);
   EXPECT_GT(Metric("tessera_pressure_calls_total", "outcome=\"refused\""), 0);
   EXPECT_GT(Metric("tessera_pressure_climbs_total", "outcome=\"nothing\""), 0);
-  // With room again all that is left answers, as ever.
+  // With free memory again, all remaining sequences answer as before.
   for (std::size_t i = 0; i < tracks.size(); i += 3) tracks[i] = nullptr;
   for (const auto& track : tracks) {
     if (track == nullptr) continue;
@@ -335,7 +338,7 @@ TEST_F(Offload, OnlyAFullTierIsRefused) {
             0);
 }
 
-// Whatever a policy has made of a sequence comes back as it was.
+// A sequence compressed by any policy is restored bit by bit.
 TEST_F(Offload, CompressedSequencesComeBackBitForBit) {
   ASSERT_NO_FATAL_FAILURE(Start({}));
   for (const bool mapped : {true, false}) {
@@ -378,7 +381,7 @@ TEST_F(Offload, CompressedSequencesComeBackBitForBit) {
       for (int i = 0; i < back->lane_size(); ++i) {
         EXPECT_EQ(back->lane(i).SerializeAsString(), entries->lane(i).SerializeAsString());
       }
-      // And it goes on.
+      // It can continue.
       if (std::string(policy) == "dense") {
         ASSERT_TRUE(Decode(track).ok());
       }

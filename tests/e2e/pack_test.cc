@@ -1,5 +1,5 @@
-// Packed lanes, end to end: the daemon encodes, and both doors attend over what is there, with and
-// without a selection. Geometries, packings and rows are fresh every time.
+// Packed lanes end to end: the daemon encodes, and both transports attend over the result, with and
+// without a selection. Geometries, packings and rows are random.
 
 #include <gmock/gmock.h>
 
@@ -39,8 +39,8 @@ TEST_F(PackedLanes, BothDoorsGiveTheSameBits) {
   }
 }
 
-// More work than the daemon does under one pin: without a selection it is cut, with one it must not
-// be, since all queries share a choice.
+// More work than the daemon does under one pin. Without a selection the call is split; with one it
+// must not be, since all queries share a selection.
 TEST_F(PackedLanes, AChunkOfQueriesGivesTheSameBitsThroughBothDoors) {
   constexpr std::uint32_t kTokens = 96;
   shape_ = {.layers = 1, .query_heads = 16, .kv_heads = 2, .head_dim = 64};
@@ -62,7 +62,7 @@ TEST_F(PackedLanes, AChunkOfQueriesGivesTheSameBitsThroughBothDoors) {
   client::Sequence* const batch[] = {&sequence};
   auto step = mapped_->BeginStep(batch, {.new_tokens = kTokens});
   ASSERT_TRUE(step.ok()) << step.status();
-  // No key of the chunk is there yet: what is read are the segments alone.
+  // The chunk's own keys are not appended yet, so only segments are read.
   for (const bool selects : {false, true}) {
     const std::optional<SelectionRule> rule =
         selects ? std::optional(SelectionRule{.rate = 0.2}) : std::nullopt;
@@ -104,8 +104,8 @@ TEST_F(PackedLanes, ARemoteWorkerDecodesTheSame) {
   }
 }
 
-// With every channel kept and none rotated, bf16 rows are what they were. Kernels that multiply
-// bf16 pairs round queries and weights to bf16, though: some 2^-9 of logits and outputs near 1.
+// With all channels kept and no rotation, bf16 rows are unchanged. But kernels that multiply bf16
+// pairs round queries and weights to bf16: about 2^-9 of logits and outputs near 1.
 constexpr double kRounding = 0.01;
 
 TEST_F(PackedLanes, KeepingEveryChannelIsDenseAttentionWithinRounding) {
@@ -157,7 +157,7 @@ TEST_F(PackedLanes, ForkTruncateAppendAndTailAfterPacking) {
                            .block = 4u << random_.Below(3)};
   ASSERT_TRUE(Compress(parent, packing, {}));
   const auto check = [&](client::Sequence& sequence, SyntheticSequence& of) {
-    const SelectionRule all = {.entries = 100000};  // more than there is
+    const SelectionRule all = {.entries = 100000};  // more than it holds
     for (const auto& rule : {std::optional<SelectionRule>(), std::optional(all)}) {
       const std::vector<Output> outputs = Decode(*mapped_, sequence, of, rule);
       for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
@@ -226,7 +226,7 @@ TEST_F(PackedLanes, DescribeShowsTheForm) {
   EXPECT_EQ(packed_bytes, response.tile_bytes_after());
   EXPECT_EQ(rotation_bytes, response.rotation_bytes());
 
-  // And so does `tessera status`, of the lanes together: 70 of 79 entries are packed.
+  // `tessera status` says the same for all lanes together: 70 of 79 entries are packed.
   auto admin = cli::Admin::At({.address = daemon_->address(), .tls = std::nullopt});
   ASSERT_TRUE(admin.ok()) << admin.status();
   const auto look = cli::TakeLook(*admin, 10);
@@ -236,7 +236,8 @@ TEST_F(PackedLanes, DescribeShowsTheForm) {
                                  " g2 mean16 88%, dense bf16 11%"));
 }
 
-// Rotations that no message holds go through the staging arena, and a worker without one is told.
+// Rotations too large for a message travel through the staging arena. A worker without one gets an
+// error.
 TEST_F(PackedLanes, LargeRotationsTravelThroughTheStagingArena) {
   const auto small = DaemonProcess::Start({.flags = {"--max-message-bytes=64KiB"}});
   ASSERT_NE(small, nullptr);

@@ -1,4 +1,4 @@
-// A daemon, a worker at each of its doors, and what tests of packed lanes do with them.
+// Fixture with a daemon and one worker per transport, and helpers for tests of packed lanes.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ struct Rotated {
 class PackedLanes : public testing::Test {
  protected:
   PackedLanes() : PackedLanes(DaemonProcess::Start({}), nullptr) {}
-  // `gpus` are those of this process; null: the machine's own.
+  // `gpus` are those of this process; null: the machine's.
   PackedLanes(std::unique_ptr<DaemonProcess> daemon, const client::GpuPlatform* gpus)
       : daemon_(std::move(daemon)), gpus_(gpus) {}
 
@@ -83,7 +83,7 @@ class PackedLanes : public testing::Test {
     rotated.value = fakes::RandomRotations(random_, lanes, channels, shape_.head_dim, rotated.type);
     return rotated;
   }
-  // Any form; rotated where `rotated` is given something.
+  // A random packing. Rotated if `rotated` is non-null.
   Packing RandomPacking(Rotated* rotated) {
     Packing packing;
     packing.summary = static_cast<Summary>(random_.Below(3));
@@ -126,7 +126,7 @@ class PackedLanes : public testing::Test {
             std::vector<float>(std::size_t{queries} * shape_.query_heads)};
   }
 
-  // By RPC; the query of the token at `position`.
+  // Attends by RPC with the query of the token at `position`.
   Output ByRpc(client::Worker& worker, const client::Sequence& sequence,
                const SyntheticSequence& truth, std::uint32_t layer, std::uint64_t position,
                const std::optional<SelectionRule>& rule) {
@@ -141,7 +141,7 @@ class PackedLanes : public testing::Test {
     EXPECT_TRUE(status.ok()) << status;
     return out;
   }
-  // One more token through a step; an output per layer.
+  // Decodes one token in a step. Returns one output per layer.
   std::vector<Output> Decode(client::Worker& worker, client::Sequence& sequence,
                              SyntheticSequence& truth, const std::optional<SelectionRule>& rule) {
     truth.Grow(1);

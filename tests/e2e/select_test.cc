@@ -1,4 +1,5 @@
-// Which entries a query reads: what Select says, what Attend does, and what the kernels choose.
+// Which entries a query reads: as reported by Select, as read by Attend, and as selected by the
+// kernels.
 
 #include <gmock/gmock.h>
 
@@ -14,7 +15,7 @@
 namespace tessera {
 namespace {
 
-// What Select names is what Attend reads: attention over those entries alone is the same.
+// Attend reads exactly the entries that Select reports: attention over those alone gives the same.
 TEST_F(PackedLanes, SelectSaysWhatAttendReads) {
   client::Sequence sequence = NewSequence(*mapped_);
   SyntheticSequence truth(shape_, random_.Bits());
@@ -51,7 +52,7 @@ TEST_F(PackedLanes, SelectSaysWhatAttendReads) {
         taken += run.entries();
       }
       EXPECT_EQ(head.selected_entries(), taken);
-      // The budget, met by whole blocks.
+      // The budget, rounded up to whole blocks.
       const double budget = rule.entries != 0
                                 ? static_cast<double>(std::min(rule.entries, summed_up))
                                 : rule.rate * static_cast<double>(summed_up);
@@ -62,7 +63,7 @@ TEST_F(PackedLanes, SelectSaysWhatAttendReads) {
       const std::uint32_t first = rule.each_head ? head.query_head() : head.kv_head() * group;
       ASSERT_EQ(first / group, head.kv_head());
       for (std::uint32_t h = first; h < first + (rule.each_head ? 1 : group); ++h) {
-        // Attention over those alone, the long way.
+        // Attention over those entries alone, by definition.
         std::vector<double> logits, weights;
         double most = -1e300;
         const std::size_t row = shape_.kv_row();
@@ -96,7 +97,7 @@ TEST_F(PackedLanes, SelectSaysWhatAttendReads) {
   }
 }
 
-// The kernels' own choice over tiles that are made here, of the rows that the daemon was given.
+// Lets the kernels select over tiles made in the test from the same rows that the daemon received.
 class LocalLane {
  public:
   LocalLane(const SyntheticSequence& truth, std::uint32_t layer, std::uint32_t kv_head,
@@ -232,7 +233,7 @@ TEST_F(PackedLanes, SelectIsTheKernelsChoice) {
   }
 }
 
-// Of all that is held: what waits to be summed up, and what the tail holds, is among the pages.
+// The page budget counts all rows held, including the tail and rows without a summary yet.
 TEST_F(PackedLanes, QuestReadsSoManyPagesInAll) {
   constexpr std::uint64_t kPages = 10;
   for (int round = 0; round < 8; ++round) {
@@ -245,7 +246,7 @@ TEST_F(PackedLanes, QuestReadsSoManyPagesInAll) {
     SyntheticSequence truth(shape_, random_.Bits());
     Append(*sequence, truth, random_.Between(200, 400));
     ASSERT_TRUE(sequence->Compress().ok());
-    // No more than its last tile has room for: a full one is summed up behind our back.
+    // At most what its last tile has room for: the background would summarise a full one.
     const std::uint64_t room = 31 - truth.tokens() % 32;
     for (std::uint64_t i = random_.Between(0, room); i > 0; --i) {
       Decode(*mapped_, *sequence, truth, std::nullopt);

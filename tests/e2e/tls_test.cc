@@ -1,4 +1,4 @@
-// Over TCP by TLS: who is let in, who is not, and what either side says about it.
+// TLS over TCP: who is admitted, who is refused, and what each side reports.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ class Tls : public testing::Test {
     std::filesystem::remove_all(folder_, ignored);
   }
 
-  // Returns the path. In one step, as whoever renews certificates does it.
+  // Replaces the file atomically, as certificate renewal does. Returns the path.
   std::string Write(const std::string& name, const std::string& text) const {
     const std::string path = folder_ + "/" + name;
     std::ofstream(path + ".new") << text;
@@ -102,10 +102,10 @@ TEST_F(Tls, AWorkerThatTrustsTheDaemonDecodes) {
   ASSERT_TRUE(held.ok()) << held.status();
   EXPECT_EQ(*held, 100u);
 
-  // Whoever does not trust it, or speaks in the clear, is not connected.
+  // Clients that do not trust the daemon or use no TLS are not connected.
   EXPECT_TRUE(absl::IsUnavailable(Attach(std::nullopt)));
   EXPECT_TRUE(absl::IsUnavailable(Attach(TlsOptions{.ca_file = other_ca_file_})));
-  EXPECT_TRUE(absl::IsUnavailable(Attach(TlsOptions())));  // what the system trusts
+  EXPECT_TRUE(absl::IsUnavailable(Attach(TlsOptions())));  // the system's roots
 
   // The same through the C interface.
   tessera_attach_options options = TESSERA_ATTACH_OPTIONS_INIT;
@@ -132,7 +132,7 @@ TEST_F(Tls, CallersMustShowACertificateWhereOneIsAskedFor) {
   const TlsOptions known = Caller(ca_.Issue("worker"));
   const absl::Status attached = Attach(known);
   EXPECT_TRUE(attached.ok()) << attached;
-  // An operator's command, too.
+  // The operator's command, too.
   auto admin = cli::Admin::At({.address = address_, .tls = known});
   ASSERT_TRUE(admin.ok()) << admin.status();
   const auto stats = admin->Stats();
@@ -146,7 +146,7 @@ TEST_F(Tls, RenewedCertificatesAreTakenUp) {
   ASSERT_NO_FATAL_FAILURE(Start(ca_.Issue("127.0.0.1")));
   ASSERT_TRUE(Attach(TlsOptions{.ca_file = ca_file_}).ok());
   WriteServer(other_ca_.Issue("127.0.0.1"));
-  // The daemon looks at its files every few seconds; a channel tries until it is let in.
+  // The daemon checks its files every few seconds; the channel retries until it is admitted.
   grpc::ChannelArguments arguments;
   arguments.SetInt("grpc.initial_reconnect_backoff_ms", 300);
   arguments.SetInt("grpc.min_reconnect_backoff_ms", 300);

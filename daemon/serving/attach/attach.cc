@@ -23,18 +23,18 @@ namespace tessera::serving {
 namespace {
 
 constexpr int kMaxTailsPerRequest = 4096;
-// A worker that does not read its answers is not listened to while this many wait.
+// Reading from the stream pauses while this many answers are unread.
 constexpr std::size_t kMaxUnread = 8;
 
 absl::Status CheckHello(const v1::Hello& hello) {
   if (hello.protocol_version() != shm::kProtocolVersion) {
     return absl::FailedPreconditionError(
-        Concat("the client speaks protocol version ", hello.protocol_version(),
-               ", this daemon version ", shm::kProtocolVersion, "; install matching versions"));
+        Concat("the client has protocol version ", hello.protocol_version(),
+               ", this daemon has version ", shm::kProtocolVersion, "; install matching versions"));
   }
   if (hello.layout_fingerprint() != 0 && hello.layout_fingerprint() != shm::kLayoutFingerprint) {
     return absl::FailedPreconditionError(
-        Concat("the client maps layout ", hello.layout_fingerprint(), ", this daemon has layout ",
+        Concat("the client has layout ", hello.layout_fingerprint(), ", this daemon has layout ",
                shm::kLayoutFingerprint, "; rebuild the client, or attach without mapping"));
   }
   constexpr std::size_t kMaxName = 128;
@@ -51,16 +51,16 @@ absl::Status CheckHello(const v1::Hello& hello) {
   }
   if (hello.rank() >= hello.group_size()) {
     return absl::InvalidArgumentError(
-        Concat("rank is ", hello.rank(), " in a group of ", hello.group_size()));
+        Concat("rank is ", hello.rank(), "; the limit is below group_size, ", hello.group_size()));
   }
   if (hello.group().empty()) {
     return absl::InvalidArgumentError(
-        Concat("group_size is ", hello.group_size(), " and group is empty; name the group"));
+        Concat("group_size is ", hello.group_size(), " and group is empty; set group"));
   }
   return absl::OkStatus();
 }
 
-// A worker that looks for prefixes by hashes of its own would miss all of them without a word.
+// A worker with another prefix hash would silently find no prefix.
 absl::Status CheckPrefixHash(const v1::Hello& hello, std::uint64_t seed) {
   if (hello.has_prefix_hash() && hello.prefix_hash() != cache::kPrefixHashName) {
     return absl::FailedPreconditionError(Concat("the client hashes prefixes with ",
@@ -75,8 +75,8 @@ absl::Status CheckPrefixHash(const v1::Hello& hello, std::uint64_t seed) {
   return absl::OkStatus();
 }
 
-// Lives from the call's start to OnDone; the connections hold it through `Link`, which OnDone
-// severs, so a push to a stream that is gone goes nowhere.
+// The reactor of one stream. It lives from the start of the call to OnDone. Connections refer to it
+// through `Link`, which OnDone disconnects, so that a push to a finished stream is dropped.
 class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse> {
  public:
   Reactor(const AttachDoor& door, grpc::CallbackServerContext* context)
@@ -95,7 +95,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     }
     const absl::Status status = Handle();
     if (!status.ok()) return Finished(metrics::SessionEnd::kRefused, status);
-    // OnCancel may have run beside it, when the session was not there yet to be ended.
+    // OnCancel may have run concurrently, before there was a session to end.
     if (!ReadOn()) Finished(metrics::SessionEnd::kLost, absl::OkStatus());
   }
 
@@ -143,12 +143,12 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
   void Write(v1::AttachResponse message) {
     MutexLock lock(mutex_);
     if (finished_) return;
-    // The first message is Welcome: news may come as soon as the session is registered.
+    // Welcome must be the first message, but others may arrive once the session is registered.
     if (!greeted_ && !message.has_welcome()) {
       early_.push_back(std::move(message));
       return;
     }
-    // News that waits to be written already (the first is being written) need not be told twice.
+    // A PoolChanged that is still waiting covers this one. writes_[0] is already being written.
     const auto same = [&message](const v1::AttachResponse& other) {
       return other.message_case() == message.message_case();
     };
@@ -169,12 +169,12 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
       if (std::exchange(finished_, true)) return;
       if (writes_.size() > 1) writes_.erase(writes_.begin() + 1, writes_.end());
       why_ = why;
-      if (working_) return;  // whoever works finishes
+      if (working_) return;  // StopWorking finishes
     }
     Finish(ToGrpc(why));
   }
 
-  // False where the stream is finished.
+  // Returns false if the stream is finished.
   bool ReadOn() {
     MutexLock lock(mutex_);
     if (finished_) return false;
@@ -183,7 +183,8 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     return true;
   }
 
-  // The next message is read when it has done, so that there is one at most.
+  // Handles a tail request on another thread. The next message is read when it is done, so there is
+  // at most one at a time.
   void WorkOnTails() {
     bool gone = false;
     {
@@ -199,7 +200,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     });
   }
 
-  // Nothing of this is touched afterwards: the call may be done.
+  // Must be the last access to this object: the call may be done afterwards.
   void StopWorking() {
     absl::Status why;
     {
@@ -229,16 +230,17 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     if (session_ == nullptr) {
       return absl::FailedPreconditionError("the first message of Attach must be Hello");
     }
-    return absl::InvalidArgumentError("an Attach message of a kind this daemon does not know");
+    return absl::InvalidArgumentError("this daemon does not know this kind of Attach message");
   }
 
   absl::Status Greet(const v1::Hello& hello) {
     if (session_ != nullptr) {
-      return absl::FailedPreconditionError("Hello comes once; this stream is attached already");
+      return absl::FailedPreconditionError(
+          "Hello may be sent only once; this stream is already attached");
     }
     Services& services = *door_.services;
     if (services.draining.load()) {
-      return WithCause(absl::UnavailableError("the daemon drains and takes no new sessions"),
+      return WithCause(absl::UnavailableError("the daemon is draining and accepts no new sessions"),
                        ErrorCause::kDraining);
     }
     if (absl::Status status = CheckHello(hello); !status.ok()) return status;
@@ -262,7 +264,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     session_id_.store(session_->id().value());
     v1::AttachResponse response;
     FillWelcome(hello, *response.mutable_welcome());
-    // Registered before the answer, so that whatever the worker does next finds the session there.
+    // Register before answering, so that the worker's next call finds the session.
     door_.connections->Opened(*tenant_, session_, link_);
     Write(std::move(response));
     return absl::OkStatus();
@@ -275,7 +277,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
     welcome.mutable_session()->set_secret(session_->options().secret);
     welcome.set_instance(services.node->instance());
     welcome.set_nonce(session_->options().nonce);
-    // Memory is mapped by peers on this node; whoever came over TCP works through RPC.
+    // Only peers on this node can map memory; workers on TCP use RPC.
     if (context_->peer().rfind("unix:", 0) == 0) {
       welcome.set_descriptor_socket(door_.descriptor_socket);
     }
@@ -314,7 +316,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
   }
 
   using TailPlaces = absl::StatusOr<std::vector<cache::Tenant::TailPlace>>;
-  // All of them stay in the pool until all tails are open.
+  // Keeps all sequences in the pool until all tails are open.
   absl::Status OpenResident(const std::vector<SequenceId>& ids, TailPlaces& places) {
     std::vector<cache::Residence> held;
     for (const SequenceId id : ids) {
@@ -385,7 +387,7 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
   grpc::CallbackServerContext* const context_;
   const std::shared_ptr<Link> link_ = std::make_shared<Link>(this);
   v1::AttachRequest request_;
-  // Set by Greet, used by the reading callbacks only; everybody else uses the id.
+  // Set by Greet and used by the reading callbacks only; others use session_id_.
   cache::Tenant* tenant_ = nullptr;
   std::shared_ptr<cache::SessionState> session_;
   std::atomic<std::uint64_t> session_id_{0};
@@ -394,9 +396,10 @@ class Reactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Atta
   std::vector<v1::AttachResponse> early_ TESSERA_GUARDED_BY(mutex_);  // until Welcome is written
   bool greeted_ TESSERA_GUARDED_BY(mutex_) = false;
   bool finished_ TESSERA_GUARDED_BY(mutex_) = false;
-  bool reading_ TESSERA_GUARDED_BY(mutex_) = true;  // a read is under way, or what was read is done
+  bool reading_ TESSERA_GUARDED_BY(mutex_) =
+      true;  // a read is in progress, or its message is handled
   bool working_ TESSERA_GUARDED_BY(mutex_) = false;
-  absl::Status why_ TESSERA_GUARDED_BY(mutex_);  // once it is finished
+  absl::Status why_ TESSERA_GUARDED_BY(mutex_);  // set with finished_
 };
 
 }  // namespace

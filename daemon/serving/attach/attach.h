@@ -1,4 +1,4 @@
-// The Attach stream: Hello and Welcome, then tails on request, until it ends and the lease with it.
+// The Attach stream: Hello and Welcome, then tail requests. The lease ends with the stream.
 #pragma once
 
 #include <grpcpp/support/server_callback.h>
@@ -12,17 +12,16 @@
 
 namespace tessera::serving {
 
-// What Welcome tells of one listening address.
+// The environment of an Attach stream.
 struct AttachDoor {
   Services* services;
   Connections* connections;
-  std::string descriptor_socket;  // empty: no Unix socket is served
-  // Does what may wait for memory, elsewhere and soon: the threads of streams are few, and all
-  // tenants'.
+  std::string descriptor_socket;  // path for Welcome; empty: no Unix socket is served
+  // Runs work that may wait for memory on another thread: all tenants' streams share few threads.
   std::function<void(std::function<void()>)> aside;
 };
 
-// A reactor for one stream; owns itself.
+// Creates the reactor of one stream, which deletes itself when the stream is done.
 grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* NewAttachReactor(
     const AttachDoor& door, grpc::CallbackServerContext* context);
 

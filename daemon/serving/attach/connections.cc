@@ -38,7 +38,7 @@ void Connections::End(SessionId id, metrics::SessionEnd reason, const absl::Stat
       LogLevel::kInfo, "session ended",
       {{"session", id.value()},
        {"reason", metrics::kLabelValues<metrics::SessionEnd>[static_cast<std::size_t>(reason)]}});
-  // Off the path of other workers' calls, ahead of seals and pressure.
+  // In the background, so that no other worker's call waits for it; before seals and pressure jobs.
   services_.scheduler->Submit(
       {.name = "end-session",
        .priority = JobPriority::kTails,

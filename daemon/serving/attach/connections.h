@@ -1,6 +1,6 @@
-// The leases: every attached session and the stream that keeps it alive. A session ends when its
-// stream ends, when its descriptor socket hangs up, or when the daemon says so; whichever comes
-// first ends it once, and what it held is given back on a background thread.
+// Connections holds the lease of every attached session. A session ends when its stream ends, when
+// its descriptor socket closes, or when the daemon ends it, whichever is first. It ends once, and a
+// background job frees what it held.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,16 @@
 
 namespace tessera::serving {
 
-// The stream of one session, as others may use it. Thread-safe.
+// The stream of one session. Thread-safe.
 class Lease {
  public:
   virtual ~Lease() = default;
   virtual void Push(v1::AttachResponse message) = 0;
-  // Ends the stream with this status, if it has not ended yet.
+  // Ends the stream with this status, unless it has already ended.
   virtual void Cut(const absl::Status& why) = 0;
 };
 
+// Owned by the Server. Thread-safe.
 class Connections final : public Watcher::Listener {
  public:
   explicit Connections(Services& services) : services_(services) {}
@@ -32,13 +33,13 @@ class Connections final : public Watcher::Listener {
 
   void Opened(cache::Tenant& tenant, std::shared_ptr<cache::SessionState> session,
               std::shared_ptr<Lease> lease);
-  // Idempotent. `cut`: tell the worker why, through its stream.
+  // Ends a session. `cut` is the status that the worker receives on its stream. Idempotent.
   void End(SessionId id, metrics::SessionEnd reason, const absl::Status& cut);
   void EndAll(metrics::SessionEnd reason, const absl::Status& cut);
   void Broadcast(const v1::AttachResponse& message);
   std::size_t size() const;
-  // Returns when no session is left, or at the deadline. Hurry moves the deadline of this wait, or
-  // of one to come, ahead.
+  // Waits until there is no session, or until the deadline. Hurry moves the deadline of a current
+  // or later wait forward, never back.
   void WaitUntilNone(Clock::TimePoint deadline);
   void Hurry(Clock::TimePoint deadline);
 

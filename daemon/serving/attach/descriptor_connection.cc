@@ -13,21 +13,22 @@ using shm::DescriptorCode;
 using shm::DescriptorKind;
 
 namespace {
-// Of one connection, before the others have their turn.
+// Requests of one connection that are served before the others get their turn.
 constexpr int kRequestsPerTurn = 16;
-// Room for a handful of answers, as the kernel counts; a client awaits each before it asks again.
+// Room for a few answers, in the kernel's accounting. A client waits for each before the next
+// request.
 constexpr int kSendBufferBytes = 4096;
 }  // namespace
 
 DescriptorConnection::DescriptorConnection(Fd socket) : socket_(std::move(socket)) {
-  // Without it the connection has more room, and works.
+  // If it fails, the connection just has a larger buffer.
   (void)::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDBUF, &kSendBufferBytes,
                      sizeof kSendBufferBytes);
 }
 
 absl::StatusOr<bool> DescriptorConnection::Fill(std::size_t wanted) {
   while (filled_ < wanted) {
-    // No control buffer: descriptors that a peer sends along are dropped by the kernel.
+    // Without a control buffer, the kernel drops descriptors that the peer sends.
     const ssize_t n =
         ::recv(socket_.get(), buffer_.data() + filled_, wanted - filled_, MSG_DONTWAIT);
     if (n == 0) return absl::UnavailableError("the peer closed its descriptor socket");
@@ -72,9 +73,9 @@ absl::StatusOr<std::shared_ptr<cache::SessionState>> DescriptorConnection::ReadO
       if (!session->TakeNonce(opening.nonce)) break;
       absl::Status sent = Answer(answer, session->control()->wake_event().fd());
       if (!sent.ok()) return sent;
-      // The session stays, by its stream alone.
+      // The session continues without mapped memory.
       if (answer.code != DescriptorCode::kOk) {
-        return absl::ResourceExhaustedError("too many descriptors to send the wake event");
+        return absl::ResourceExhaustedError("too many open descriptors to send the wake event");
       }
       return session;
     }
@@ -87,7 +88,7 @@ absl::StatusOr<std::shared_ptr<cache::SessionState>> DescriptorConnection::ReadO
 absl::StatusOr<DescriptorConnection::Next> DescriptorConnection::ServeRequests(
     cache::Tenant& tenant, cache::SessionState& session) {
   for (int i = 0; i < kRequestsPerTurn; ++i) {
-    // First, so that a request which is read is answered.
+    // Checked first, so that every request that is read can be answered.
     if (!HasRoom(socket_.get())) return Next::kRoom;
     absl::StatusOr<bool> complete = Fill(sizeof(shm::DescriptorRequest));
     if (!complete.ok()) return complete.status();
@@ -151,7 +152,7 @@ absl::Status DescriptorConnection::Serve(const shm::DescriptorRequest& request,
       return refuse(DescriptorCode::kBadRequest);
   }
   if (absl::IsNotFound(share.status())) return refuse(DescriptorCode::kNoSuchIndex);
-  if (!share.ok()) return refuse(DescriptorCode::kExhausted);  // of file descriptors
+  if (!share.ok()) return refuse(DescriptorCode::kExhausted);  // no file descriptors left
   return Hand(answer, *share);
 }
 

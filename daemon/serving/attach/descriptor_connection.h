@@ -1,6 +1,6 @@
-// One peer on the descriptor socket. Everything it sends is hostile until the nonce has proved that
-// it is an attached session; a peer that breaks the protocol is cut. One that does not read its
-// answers is not served until it does: descriptors under way count against the whole daemon.
+// One peer on the descriptor socket. It is untrusted until its nonce proves that it is an attached
+// session. The watcher disconnects a peer that breaks the protocol. A peer that does not read its
+// answers is not served, because descriptors in flight count against the limit of the whole daemon.
 #pragma once
 
 #include <array>
@@ -16,26 +16,28 @@
 
 namespace tessera::serving {
 
+// Owned and used by the watcher's thread. Never blocks.
 class DescriptorConnection {
  public:
   explicit DescriptorConnection(Fd socket);
 
   int fd() const { return socket_.get(); }
 
-  // Reads what there is. After the opening is complete and right, returns the session (once). Null:
-  // not yet. An error: cut the connection.
+  // Reads available bytes. Returns the session once the opening is complete and valid, and null
+  // while it is incomplete. After an error the caller must close the connection.
   absl::StatusOr<std::shared_ptr<cache::SessionState>> ReadOpening(const cache::Node& node);
-  // What the connection is watched for next.
+  // What to wait for next: requests, or room to send.
   enum class Next { kRequests, kRoom };
-  // Reads and answers requests of an opened connection: a few, so that nobody keeps others waiting.
+  // Serves a few requests of an opened connection, so that other peers get their turn.
   absl::StatusOr<Next> ServeRequests(cache::Tenant& tenant, cache::SessionState& session);
-  // Reads and forgets some: the session has ended. An error once the peer has hung up.
+  // Reads and drops input after the session has ended. Returns an error once the peer has closed.
   absl::Status Discard();
 
  private:
-  // True where `bytes_` holds `wanted` bytes now.
+  // Reads until `buffer_` has `wanted` bytes. Returns false if more must arrive first.
   absl::StatusOr<bool> Fill(std::size_t wanted);
-  // Where there are too many descriptors to send one, the answer is changed to say so.
+  // Sends the answer. If no more descriptors can be sent, it sends kExhausted instead and sets it
+  // in `answer`.
   absl::Status Answer(shm::DescriptorAnswer& answer, int fd);
   absl::Status Hand(shm::DescriptorAnswer answer, const device::Export& share);
   absl::Status Serve(const shm::DescriptorRequest& request, cache::Tenant& tenant,

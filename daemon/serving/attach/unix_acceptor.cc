@@ -13,7 +13,7 @@
 namespace tessera::serving {
 
 namespace {
-// Where descriptors have run out: until some have come free.
+// Pause before the next attempt when descriptors have run out.
 constexpr int kAcceptPauseMs = 100;
 }  // namespace
 

@@ -1,7 +1,7 @@
-// Accepts what connects to a Unix socket, asks the kernel who it is, and hands it on.
+// UnixAcceptor accepts connections on a Unix socket, checks each peer's credentials, and passes the
+// socket on. gRPC's own listener does not check credentials.
 //
-// gRPC would accept by itself, and never ask. On a thread of its own: the watcher's waits for locks
-// of tenants now and then.
+// It has its own thread, because the watcher's thread sometimes waits for tenants' locks.
 #pragma once
 
 #include <functional>
@@ -29,10 +29,10 @@ class UnixAcceptor {
     PeerRules peers;
     Logger* logger;
     const Clock* clock;
-    // Of whoever may connect; called on the acceptor's thread. The socket does not block.
+    // Receives each admitted connection (non-blocking), on the acceptor's thread.
     std::function<void(Fd socket)> take;
   };
-  // Binds: whoever connects waits for Start.
+  // Binds and listens. Connections are accepted after Start.
   static absl::StatusOr<std::unique_ptr<UnixAcceptor>> Listen(Options options);
   ~UnixAcceptor();
 
@@ -44,7 +44,7 @@ class UnixAcceptor {
 
   void Run();
   void LogRefused(std::string_view what, const absl::Status& why);
-  // True where it is time to stop.
+  // Waits for a connection or a pause. Returns true if it is time to stop.
   bool Wait(bool for_newcomers) const;
 
   const Options options_;

@@ -13,13 +13,13 @@
 namespace tessera::serving {
 
 namespace {
-// Peers that connected and have not proved who they are yet, and how long they have for it.
+// Limits for peers that have not sent a valid opening: their number, and the time they have.
 constexpr std::size_t kMaxUnopened = 128;
 constexpr std::chrono::seconds kOpeningLimit{2};
 constexpr char kNoOpening[] = "no descriptor opening within 2 s";
-// Taken from one socket before others have their turn.
+// Connections accepted from one socket before others get their turn.
 constexpr int kAcceptsPerTurn = 16;
-// Out of descriptors, an attempt can only fail until something is closed.
+// Pause in accepting when descriptors have run out.
 constexpr std::chrono::milliseconds kAcceptPause{100};
 
 std::optional<absl::Duration> Sooner(std::optional<absl::Duration> a,
@@ -141,7 +141,7 @@ void Watcher::AddSession(std::shared_ptr<cache::SessionState> session) {
       services_.absorber->Wake(it->second.session);
     });
     if (!watched.ok()) {
-      services_.logger->Log(LogLevel::kError, "session cannot be watched",
+      services_.logger->Log(LogLevel::kError, "cannot watch session",
                             {{"session", id.value()}, {"error", AsStringView(watched.message())}});
     }
     sessions_[id].session = std::move(session);
@@ -165,7 +165,8 @@ void Watcher::SeeOff(SessionId id, Watched watched) {
   const int fd = watched.witness->fd();
   departing_[id] = std::move(watched);
   if (!loop_.Watch(fd, [this, id](EventLoop::Ready) { ServeDeparting(id); }).ok()) {
-    services_.logger->Log(LogLevel::kError, "the memory of an ended session stays until exit",
+    services_.logger->Log(LogLevel::kError,
+                          "memory of an ended session cannot be freed before the daemon exits",
                           {{"session", id.value()}});
   }
 }
@@ -192,10 +193,11 @@ void Watcher::Accept(int listening) {
       continue;
     }
     if (unopened_.size() >= kMaxUnopened) {
-      // The newcomer may be a worker; who has said nothing for longest is the least likely to be.
-      GiveUpOn(OldestUnopened(),
-               absl::ResourceExhaustedError(
-                   Concat(unopened_.size(), " connections that have not sent their opening")));
+      // Drop the peer that has been silent the longest: it is the least likely to be a worker.
+      GiveUpOn(
+          OldestUnopened(),
+          absl::ResourceExhaustedError(Concat(
+              unopened_.size(), " connections have not sent their opening; the limit is reached")));
     }
     const int fd = socket.get();
     auto connection = std::make_unique<DescriptorConnection>(std::move(socket));
@@ -249,7 +251,7 @@ void Watcher::LogRefused(const absl::Status& why) {
 }
 
 void Watcher::GiveUpOn(int fd, const absl::Status& why) {
-  Serve(fd);  // its opening may be there by now
+  Serve(fd);  // its opening may have arrived by now
   if (!unopened_.contains(fd)) return;
   LogRefused(why);
   DropUnopened(fd);
@@ -271,10 +273,10 @@ void Watcher::Serve(int fd) {
   }
   if (*session == nullptr) return;
   const SessionId id = (*session)->id();
-  // AddSession was posted before the worker could know its nonce, but may not have run yet.
+  // AddSession was posted before the worker received its nonce, but may not have run yet.
   RunCommands();
   const auto watched = sessions_.find(id);
-  if (watched == sessions_.end()) return DropUnopened(fd);  // the session has ended meanwhile
+  if (watched == sessions_.end()) return DropUnopened(fd);  // the session has ended in the meantime
   loop_.Unwatch(fd);
   watched->second.witness = std::move(it->second.connection);
   unopened_.erase(it);
@@ -289,7 +291,7 @@ void Watcher::ServeWitness(SessionId id, EventLoop::Ready ready) {
   using Next = DescriptorConnection::Next;
   const int fd = watched.witness->fd();
   const absl::StatusOr<Next> next = watched.witness->ServeRequests(*tenant, *watched.session);
-  // A peer that is gone reads nothing any more.
+  // Do not wait for room if the peer has hung up.
   if (next.ok() && !(*next == Next::kRoom && ready.hung_up)) {
     if (*next == Next::kRoom && !ready.writable) loop_.AwaitRoom(fd);
     if (*next == Next::kRequests && ready.writable) loop_.AwaitData(fd);

@@ -1,6 +1,7 @@
-// The daemon's one waiting thread: descriptor sockets, wake events of sessions, and the timers of
-// readers that memory waits for and of prefixes. Idle, it sleeps in one epoll_wait without a
-// timeout. Nobody's requests keep it for long: it serves a few of each peer, and goes round.
+// Watcher is the daemon's event loop on one thread. It serves descriptor sockets and sessions' wake
+// events, frees memory when its readers are done, expires prefixes, and resumes compaction. Idle,
+// it sleeps in epoll_wait without a timeout. It serves a few requests per peer and turn, so that no
+// peer blocks the others.
 #pragma once
 
 #include <atomic>
@@ -25,30 +26,31 @@
 
 namespace tessera::serving {
 
+// Owned by the Server.
 class Watcher {
  public:
   // Called on the watcher's thread.
   struct Listener {
     virtual ~Listener() = default;
-    // The session's descriptor socket hung up: its process is gone, or broke the protocol.
+    // The session's descriptor socket was closed: its process exited, or broke the protocol.
     virtual void WitnessLost(SessionId session) = 0;
-    // Extents of the tenant's pool went: its mapped sessions should unmap them.
+    // Extents of the tenant's pool were removed: its mapped sessions must unmap them.
     virtual void PoolShrunk(cache::Tenant& tenant) = 0;
   };
 
   static absl::StatusOr<std::unique_ptr<Watcher>> Create(Services& services, Listener& listener);
   ~Watcher();
 
-  // Before Start: a descriptor socket to accept on.
+  // Adds a descriptor socket to accept on. Call before Start.
   absl::Status Listen(const std::string& path, unsigned mode, const PeerRules& peers = {});
   void Start();
-  // Returns when the thread has ended: nothing is served after. Idempotent.
+  // Stops the thread and waits for its end. Idempotent.
   void Stop();
 
   // Thread-safe, any time after Start.
   void AddSession(std::shared_ptr<cache::SessionState> session);
   void RemoveSession(SessionId session);
-  // Something waits for readers, or an extent went.
+  // Call when memory waits for readers, or an extent was removed.
   void Attention() { wake_.Signal(); }
 
  private:
@@ -73,13 +75,13 @@ class Watcher {
   int OldestUnopened() const;
   void GiveUpOn(int fd, const absl::Status& why);
   void DropUnopened(int fd);
-  // One line a second at most.
+  // Logs at most one line per second.
   void LogRefused(const absl::Status& why);
   void ServeWitness(SessionId id, EventLoop::Ready ready);
   void SeeOff(SessionId id, Watched watched);
   void ServeDeparting(SessionId id);
   void TellOfShrunkPools();
-  // Each returns how long until the next look.
+  // Each does its due work and returns the time until it must run again; nullopt: no timer needed.
   std::optional<absl::Duration> CollectAll();
   std::optional<absl::Duration> SweepPrefixes();
   std::optional<absl::Duration> DropLateOpenings();
@@ -92,15 +94,15 @@ class Watcher {
   Event wake_;
   std::atomic<bool> stopping_{false};
   std::vector<Fd> listening_;
-  PeerRules peers_;                               // of whoever connects there
-  std::optional<Clock::TimePoint> accept_again_;  // the process was out of descriptors
+  PeerRules peers_;                               // for all descriptor sockets
+  std::optional<Clock::TimePoint> accept_again_;  // set while out of descriptors
   std::unordered_map<int, Unopened> unopened_;
   Seldom refusals_;
   std::unordered_map<SessionId, Watched> sessions_;
-  // Sessions that have ended while their workers map memory that must not be given back before they
-  // have closed it: closing the descriptor socket is how they say so.
+  // Ended sessions whose workers still map memory. That memory must not be freed until the worker
+  // closes its descriptor socket.
   std::unordered_map<SessionId, Watched> departing_;
-  std::unordered_map<const cache::Tenant*, std::uint64_t> told_;  // extents gone, last told of
+  std::unordered_map<const cache::Tenant*, std::uint64_t> told_;  // removed extents last reported
   Mutex mutex_;
   std::vector<Command> commands_ TESSERA_GUARDED_BY(mutex_);
   std::thread thread_;

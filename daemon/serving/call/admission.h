@@ -1,9 +1,10 @@
-// How many long calls run at a time. More wait for a place; where too many wait, the next one is
-// refused, so that no worker can take the threads that everybody's short calls need.
+// Admission limits the number of long calls that run at a time. Further calls wait for a place, and
+// are refused if too many of their tenant already wait. So long calls cannot take the threads that
+// short calls need.
 //
-// Tenants do not wait for each other: one of which nothing runs enters at once, and each has a line
-// of its own to wait in. So as many more may run as there are other tenants. What is left of the
-// places goes to whom the fewest run of.
+// Tenants do not block each other. A tenant without a running call enters at once, even above the
+// limit, and each tenant has its own queue. A free place goes to the tenant with the fewest running
+// calls.
 #pragma once
 
 #include <algorithm>
@@ -23,16 +24,17 @@
 
 namespace tessera::serving {
 
-// Thread-safe. Outlives its places.
+// Thread-safe. Must outlive its places.
 class Admission {
  public:
   struct Options {
-    std::string_view what;  // for people
-    std::uint32_t running;  // of all tenants
-    std::uint32_t waiting;  // of each
+    std::string_view what;  // name of the calls, for messages
+    std::uint32_t running;  // limit for all tenants together
+    std::uint32_t waiting;  // limit per tenant
   };
   explicit Admission(const Options& options) : options_(options) {}
 
+  // A call may run while it holds a Place.
   class Place {
    public:
     Place(Admission* admission, TenantId tenant) : admission_(admission), tenant_(tenant) {}
@@ -48,25 +50,25 @@ class Admission {
     TenantId tenant_;
   };
 
-  // RESOURCE_EXHAUSTED where too many of the tenant wait, CANCELLED where the caller has gone
-  // meanwhile.
+  // Waits for a place. RESOURCE_EXHAUSTED if too many calls of the tenant wait already, CANCELLED
+  // if `gone` becomes true while waiting.
   absl::StatusOr<Place> Enter(TenantId tenant, const std::function<bool()>& gone) {
     MutexLock lock(mutex_);
-    Line& line = lines_[tenant];  // stays where it is
+    Line& line = lines_[tenant];  // the reference remains valid: std::map
     if (!MayRun(line) && line.waiting >= options_.waiting) {
-      return WithCause(absl::ResourceExhaustedError(Concat(
-                           line.running, " ", options_.what, " requests run and ", line.waiting,
-                           " wait, the most there may be; retry when some have been answered")),
+      return WithCause(absl::ResourceExhaustedError(
+                           Concat(line.running, " ", options_.what, " requests run and ",
+                                  line.waiting, " wait, which is the limit; retry later")),
                        ErrorCause::kOverloaded);
     }
     ++line.waiting;
     while (!MayRun(line)) {
-      // Nobody tells of a caller that goes: it is looked for now and then.
+      // There is no notification for a caller that goes away, so poll.
       (void)freed_.WaitUntil(mutex_, SystemClock().Now() + std::chrono::milliseconds(50));
       if (!gone()) continue;
       --line.waiting;
-      freed_.NotifyAll();  // what this one may have been woken for is another's
-      return absl::CancelledError("the caller has gone");
+      freed_.NotifyAll();  // this call may have consumed a wake-up meant for another
+      return absl::CancelledError("the caller has cancelled the call");
     }
     --line.waiting;
     ++line.running;
@@ -75,7 +77,7 @@ class Admission {
   }
 
  private:
-  // Of one tenant.
+  // The calls of one tenant.
   struct Line {
     std::uint32_t running = 0;
     std::uint32_t waiting = 0;
@@ -93,13 +95,13 @@ class Admission {
     MutexLock lock(mutex_);
     --lines_[tenant].running;
     --running_;
-    freed_.NotifyAll();  // whose turn it is they see themselves
+    freed_.NotifyAll();  // each waiter checks whether it is its turn
   }
 
   const Options options_;
   Mutex mutex_;
   CondVar freed_;
-  std::uint32_t running_ TESSERA_GUARDED_BY(mutex_) = 0;  // the sum of the lines'
+  std::uint32_t running_ TESSERA_GUARDED_BY(mutex_) = 0;  // sum over all lines
   std::map<TenantId, Line> lines_ TESSERA_GUARDED_BY(mutex_);
 };
 

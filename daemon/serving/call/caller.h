@@ -1,4 +1,4 @@
-// Who calls: from a request's session key to the tenant and the session behind it.
+// Caller: the tenant and the session of a request, found by its session key.
 #pragma once
 
 #include <grpcpp/server_context.h>
@@ -16,7 +16,7 @@ struct Caller {
   std::shared_ptr<cache::SessionState> session;
   const grpc::ServerContext* context = nullptr;
 
-  // Nobody waits for the answer any more: the deadline has passed, or the caller is gone.
+  // Whether the call was cancelled or its deadline has passed.
   bool cancelled() const { return context != nullptr && context->IsCancelled(); }
 };
 

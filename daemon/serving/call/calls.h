@@ -1,8 +1,8 @@
-// How many calls of workers run at a time. Each has a thread of gRPC's, of which there are so many
-// for all tenants: where half of them are taken, no tenant gets more than its part.
+// Calls limits the number of worker calls that run at a time, because each uses a gRPC thread. Once
+// half of all places are taken, no tenant gets more than its share.
 //
-// Those that may take long wait in lines before that (admission.h); here is whoever waits for a
-// sequence that is moved, or for memory.
+// Admission (admission.h) additionally limits long calls. This class covers all calls, including
+// those that wait for memory or for a sequence that is being moved.
 #pragma once
 
 #include <algorithm>
@@ -18,16 +18,16 @@
 
 namespace tessera::serving {
 
-// Thread-safe. Outlives its places.
+// Thread-safe. Must outlive its places.
 class Calls {
  public:
-  // Far more than Admission lets in; and for each tenant the places and the lines that it keeps:
-  // one of each, twice.
+  // Places for all tenants. 240 is far more than Admission admits; each tenant adds two for running
+  // and two for waiting long calls.
   static constexpr std::uint32_t MostFor(std::size_t tenants) {
     return 240 + 4 * static_cast<std::uint32_t>(tenants);
   }
-  // What gRPC must have: while one tenant has half of the calls, each other may come to its part.
-  // Beside them some wait for calls, and some are an operator's.
+  // Threads that gRPC needs: one tenant may have half of the places while the others reach their
+  // shares. The rest polls for calls and serves the operator.
   static constexpr std::uint32_t ThreadsFor(std::size_t tenants) {
     return MostFor(tenants) + MostFor(tenants) / 2 + 32;
   }
@@ -36,6 +36,7 @@ class Calls {
       : most_(most),
         part_(std::max<std::uint32_t>(1, most / static_cast<std::uint32_t>(tenants))) {}
 
+  // A call may run while it holds a Place.
   class Place {
    public:
     Place(Calls* calls, TenantId tenant) : calls_(calls), tenant_(tenant) {}
@@ -51,16 +52,15 @@ class Calls {
     TenantId tenant_;
   };
 
-  // RESOURCE_EXHAUSTED where the tenant has its part, and half of all are taken.
+  // RESOURCE_EXHAUSTED if half of all places are taken and the tenant has its share.
   absl::StatusOr<Place> Enter(TenantId tenant) {
     MutexLock lock(mutex_);
     std::uint32_t& own = running_[tenant];
     if (own >= part_ && all_ >= most_ / 2) {
-      return WithCause(
-          absl::ResourceExhaustedError(
-              Concat("the tenant has ", own, " calls under way; the limit is ", part_, " while ",
-                     most_ / 2, " of all tenants or more are; retry when some have been answered")),
-          ErrorCause::kOverloaded);
+      return WithCause(absl::ResourceExhaustedError(Concat(
+                           "the tenant has ", own, " calls running; the limit is ", part_,
+                           " while ", most_ / 2, " or more calls of all tenants run; retry later")),
+                       ErrorCause::kOverloaded);
     }
     ++own;
     ++all_;
@@ -77,7 +77,7 @@ class Calls {
   const std::uint32_t most_;
   const std::uint32_t part_;
   Mutex mutex_;
-  std::uint32_t all_ TESSERA_GUARDED_BY(mutex_) = 0;  // the sum of what runs
+  std::uint32_t all_ TESSERA_GUARDED_BY(mutex_) = 0;  // sum over running_
   std::map<TenantId, std::uint32_t> running_ TESSERA_GUARDED_BY(mutex_);
 };
 

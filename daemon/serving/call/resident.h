@@ -1,4 +1,4 @@
-// A sequence whose rows a handler works on: in the pool, and there until the handler has done.
+// Helpers for handlers that need the rows of a sequence, or memory for them, in the pool.
 #pragma once
 
 #include <utility>
@@ -10,16 +10,17 @@
 
 namespace tessera::serving {
 
-// Brings it back where it was offloaded. NOT_FOUND; RESOURCE_EXHAUSTED where the pool has no room.
-// Every handler of a sequence's rows finds it by this.
+// Finds a sequence, restores it if it was offloaded, and keeps it in the pool while the Residence
+// lives. NOT_FOUND, or RESOURCE_EXHAUSTED if the pool is full. Every handler that uses a sequence's
+// rows must find it this way.
 inline absl::StatusOr<cache::Residence> FindResident(cache::Tenant& tenant, SequenceId id) {
   const absl::StatusOr<std::shared_ptr<cache::Sequence>> sequence = tenant.FindSequence(id);
   if (!sequence.ok()) return sequence.status();
   return (*sequence)->Restore();
 }
 
-// Does something that changes nothing where it fails; where the pool has no room it is done again
-// when there is some. Holds nothing in between.
+// Runs `act`, and retries it if the pool was full, after residency has reclaimed memory. `act` must
+// change nothing when it fails. Holds no locks or sequences between the attempts.
 inline absl::Status WithRelief(const Services& services, cache::Tenant& tenant,
                                absl::FunctionRef<bool()> cancelled,
                                absl::FunctionRef<absl::Status()> act) {

@@ -1,4 +1,4 @@
-// What every handler works with. Built by main, outlives the server.
+// Services: the components that handlers use. Owned by RunDaemon; outlives the server.
 #pragma once
 
 #include <atomic>
@@ -32,7 +32,7 @@ struct Services {
   std::uint32_t compactor_threads = 1;
   bool admin_over_tcp = false;
   std::atomic<bool> draining{false};
-  std::atomic<bool> stopping{false};  // the drain limit is over: long handlers return
+  std::atomic<bool> stopping{false};  // the drain limit has passed: long handlers must return
 };
 
 }  // namespace tessera::serving

@@ -32,7 +32,7 @@ absl::Status CheckShape(const v1::Tensor& tensor, const TensorRule& rule) {
     rule.shape[i] == 0 ? Append(wanted, "any") : Append(wanted, rule.shape[i]);
   }
   return absl::InvalidArgumentError(Concat(rule.name, " has shape ", ShapeText(tensor.shape()),
-                                           "; wanted is ", wanted, "], laid out ", rule.layout));
+                                           "; expected ", wanted, "], laid out as ", rule.layout));
 }
 
 }  // namespace
@@ -47,7 +47,7 @@ absl::StatusOr<kernels::ElementType> ToElementType(v1::DType dtype, std::string_
       return kernels::ElementType::kFp32;
     default:
       return absl::InvalidArgumentError(Concat(what, ": dtype ", static_cast<int>(dtype),
-                                               " is not served; served are BF16 (1), FP16 (2) and "
+                                               " is not supported; use BF16 (1), FP16 (2) or "
                                                "FP32 (3)"));
   }
 }
@@ -104,8 +104,9 @@ absl::Status CheckAlike(const cache::Model& model, std::uint32_t first_layer,
   for (std::uint32_t i = 1; i < layers; ++i) {
     const kernels::LayerGeometry other = model.geometry(first_layer + i);
     if (other.kv_heads == geometry.kv_heads && other.head_dim == geometry.head_dim) continue;
-    return absl::InvalidArgumentError(Concat("layers ", first_layer, " and ", first_layer + i,
-                                             " differ in kv heads or head_dim; send them apart"));
+    return absl::InvalidArgumentError(
+        Concat("layers ", first_layer, " and ", first_layer + i,
+               " differ in kv heads or head_dim; send them in separate calls"));
   }
   return absl::OkStatus();
 }
@@ -122,14 +123,14 @@ absl::StatusOr<TensorBytes> Resolve(const v1::Tensor& tensor, const TensorRule& 
   std::uint64_t bytes = kernels::ElementBytes(rule.type);
   for (std::uint64_t dimension : tensor.shape()) {
     if (__builtin_mul_overflow(bytes, dimension, &bytes)) {
-      return absl::InvalidArgumentError(
-          Concat(rule.name, " has shape ", ShapeText(tensor.shape()), ", more bytes than 2^64"));
+      return absl::InvalidArgumentError(Concat(rule.name, " has shape ", ShapeText(tensor.shape()),
+                                               ", which is more than 2^64 bytes"));
     }
   }
   const std::uint64_t given = tensor.data_case() == v1::Tensor::kStaging ? tensor.staging().bytes()
                                                                          : tensor.inline_().size();
   if (given != bytes) {
-    return absl::InvalidArgumentError(Concat(rule.name, " carries ", given, " bytes; its shape ",
+    return absl::InvalidArgumentError(Concat(rule.name, " has ", given, " bytes; its shape ",
                                              ShapeText(tensor.shape()), " needs ", bytes));
   }
   TensorBytes resolved = {

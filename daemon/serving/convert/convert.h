@@ -1,4 +1,4 @@
-// The border between protobuf messages and our own types: what crosses it is checked here, once.
+// Converts between protobuf messages and the daemon's types. Input is validated here, once.
 #pragma once
 
 #include <cstddef>
@@ -22,34 +22,36 @@ namespace tessera::serving {
 
 absl::StatusOr<cache::ModelSpec> ToModelSpec(const v1::ModelGeometry& geometry);
 
-// INVALID_ARGUMENT where it is none of ours; `what` names the field.
+// INVALID_ARGUMENT for an unsupported type; `what` names the field.
 absl::StatusOr<kernels::ElementType> ToElementType(v1::DType dtype, std::string_view what);
 v1::DType ToDType(kernels::ElementType type);
 
-// What a request's selection says; INVALID_ARGUMENT where it says nothing that can be done.
+// INVALID_ARGUMENT names the field and its valid values.
 absl::StatusOr<kernels::SelectionRule> ToSelectionRule(const v1::Selection& selection);
 
-// The form that a packing gives the rows of a layer. INVALID_ARGUMENT names the value and the
-// limit. `rotated`: rotations come with it.
+// The tile shape that a packing gives the rows of a layer. `rotated`: the request has rotations.
+// INVALID_ARGUMENT names the value and the limit.
 absl::StatusOr<kernels::TileShape> ToTileShape(const v1::Packing& packing,
                                                const kernels::LayerGeometry& geometry,
                                                bool rotated);
 
 void Describe(const policies::SelectionPolicy& policy, v1::PolicySelection& shown);
 void Describe(const cache::SegmentRun& run, v1::SegmentRun& shown);
-// Of a request that names a policy in words or as a message, and not as both.
+// Parses the policy of a request: `text`, or `spec` if not null. INVALID_ARGUMENT if both are
+// given.
 absl::StatusOr<policies::Policy> ToPolicy(const std::string& text, const v1::PolicySpec* spec);
 
-// Nothing where a policy chooses no tokens.
+// What the worker must observe for a policy; nullopt if the policy chooses no tokens.
 std::optional<v1::PolicyNeeds> ShownNeeds(const policies::Policy& policy);
 
-// How many layers a request names by `first_layer` and `layers`, 0 being all from there on.
+// The number of layers that a request names; `layers` 0 means all from first_layer on.
 absl::StatusOr<std::uint32_t> CountLayers(const cache::Model& model, std::uint32_t first_layer,
                                           std::uint32_t layers);
-// INVALID_ARGUMENT where they differ in kv heads or head_dim: one tensor cannot hold them then.
+// INVALID_ARGUMENT if the layers differ in kv heads or head_dim, so that one tensor cannot hold
+// them.
 absl::Status CheckAlike(const cache::Model& model, std::uint32_t first_layer, std::uint32_t layers);
 
-// What a request's tensor must look like. A dimension of 0 is free (but at least 1).
+// The required type and shape of a tensor. A dimension of 0 may have any size above 0.
 struct TensorRule {
   std::string_view name;
   kernels::ElementType type;
@@ -57,8 +59,8 @@ struct TensorRule {
   std::string_view layout;  // "[layers][tokens][kv_heads][head_dim]", for the message
 };
 
-// The bytes of a tensor that obeys the rule, and its real shape. Inline bytes belong to the
-// request; staging bytes to the worker, who may be writing there: copy before use.
+// The data and the actual shape of a checked tensor. Inline data belongs to the request. Staging
+// data belongs to the worker, which may write to it at any time: copy it before use.
 struct TensorBytes {
   device::Place place;  // kDevice: `data` is an address of the device
   const std::byte* data;

@@ -1,4 +1,4 @@
-// From the wire's words about forms of tiles to ours, and back.
+// Converts packings, selections and policies. Declared in convert.h.
 
 #include <map>
 #include <string>
@@ -28,7 +28,7 @@ absl::Status SetSummary(const v1::Packing& packing, TileShape& shape) {
   const int summary = packing.summary();
   if (!v1::BlockSummary_IsValid(summary)) {
     return absl::InvalidArgumentError(
-        Concat("packing.summary is ", summary, "; there are NONE (0), MEAN (1) and MIN_MAX (2)"));
+        Concat("packing.summary is ", summary, "; use NONE (0), MEAN (1) or MIN_MAX (2)"));
   }
   shape.summary = static_cast<kernels::Summary>(summary);
   if (shape.summary == kernels::Summary::kNone) {
@@ -38,14 +38,13 @@ absl::Status SetSummary(const v1::Packing& packing, TileShape& shape) {
   }
   const std::uint32_t block = packing.block() == 0 ? kDefaultBlock : packing.block();
   if (!kernels::IsBlock(block)) {
-    return absl::InvalidArgumentError(
-        Concat("packing.block is ", block, "; possible are 4, 8 and 16"));
+    return absl::InvalidArgumentError(Concat("packing.block is ", block, "; use 4, 8 or 16"));
   }
   shape.block = static_cast<std::uint8_t>(block);
   return absl::OkStatus();
 }
 
-// Rows as they are, with summaries.
+// Dense rows with block summaries.
 absl::StatusOr<TileShape> DenseForm(const v1::Packing& packing, TileShape shape, bool rotated) {
   struct Field {
     std::string_view name;
@@ -57,12 +56,12 @@ absl::StatusOr<TileShape> DenseForm(const v1::Packing& packing, TileShape shape,
         Field{"channels", packing.channels()}}) {
     if (field.value == 0) continue;
     return absl::InvalidArgumentError(Concat("packing.", field.name, " is ", field.value,
-                                             " and packing.dense is set; dense rows stay as they "
-                                             "are, so it must be 0"));
+                                             " and packing.dense is set; dense rows are not "
+                                             "packed, so it must be 0"));
   }
   if (rotated) {
     return absl::InvalidArgumentError(
-        "there are rotations and packing.dense is set; dense rows are not rotated");
+        "packing.dense is set and there are rotations; dense rows cannot be rotated");
   }
   if (shape.summary == kernels::Summary::kNone) {
     return absl::InvalidArgumentError(
@@ -89,23 +88,22 @@ absl::StatusOr<TileShape> ToTileShape(const v1::Packing& packing,
       packing.values() == v1::VALUE_TYPE_UNSPECIFIED ? v1::VALUE_TYPE_BF16 : packing.values();
   if (!v1::ValueType_IsValid(values)) {
     return absl::InvalidArgumentError(Concat("packing.values is ", values,
-                                             "; there are BF16 (1), FP16 (2), INT8 (3) and FP8 "
+                                             "; use BF16 (1), FP16 (2), INT8 (3) or FP8 "
                                              "(4)"));
   }
   const std::uint32_t channels = packing.channels() == 0 ? geometry.head_dim : packing.channels();
   const std::uint32_t group = packing.group() == 0 ? 1 : packing.group();
-  // Before they are narrowed.
+  // Checked before the conversion to 16 and 8 bits.
   if (channels > geometry.head_dim) {
     return absl::InvalidArgumentError(
         Concat("packing.channels is ", channels, "; the limit is head_dim, ", geometry.head_dim));
   }
   if (packing.kept_channels() == 0 || packing.kept_channels() > channels) {
     return absl::InvalidArgumentError(Concat("packing.kept_channels is ", packing.kept_channels(),
-                                             "; possible are 1 to ", channels, ", the channels"));
+                                             "; use 1 to ", channels, ", the number of channels"));
   }
   if (!kernels::IsGroup(group)) {
-    return absl::InvalidArgumentError(
-        Concat("packing.group is ", group, "; possible are 1, 2 and 4"));
+    return absl::InvalidArgumentError(Concat("packing.group is ", group, "; use 1, 2 or 4"));
   }
   if (channels != geometry.head_dim && !rotated) {
     return absl::InvalidArgumentError(Concat("packing.channels is ", channels, " of head_dim ",
@@ -129,15 +127,17 @@ absl::StatusOr<kernels::SelectionRule> ToSelectionRule(const v1::Selection& sele
   const int judge = selection.judge();
   if (!v1::Selection::Judge_IsValid(judge)) {
     return absl::InvalidArgumentError(
-        Concat("selection.judge is ", judge, "; there are SHARE (0) and LOGIT (1)"));
+        Concat("selection.judge is ", judge, "; use SHARE (0) or LOGIT (1)"));
   }
   if (selection.entries() != 0 && selection.rate() != 0) {
     return absl::InvalidArgumentError(Concat("selection has entries ", selection.entries(),
-                                             " and rate ", selection.rate(), "; name one of them"));
+                                             " and rate ", selection.rate(),
+                                             "; set only one of them"));
   }
   if (selection.entries() == 0 && !(selection.rate() > 0 && selection.rate() <= 1)) {
-    return absl::InvalidArgumentError(Concat("selection.rate is ", selection.rate(),
-                                             "; it is above 0 and at most 1, or entries is set"));
+    return absl::InvalidArgumentError(
+        Concat("selection.rate is ", selection.rate(),
+               "; it must be above 0 and at most 1, unless entries is set"));
   }
   using Judge = kernels::SelectionRule::Judge;
   return kernels::SelectionRule{
@@ -167,14 +167,14 @@ void Describe(const policies::SelectionPolicy& policy, v1::PolicySelection& show
 
 namespace {
 
-// What parts the words of a policy's text from each other is part of none of them.
+// Refuses the separators of the policy text inside a word of it.
 absl::Status CheckPolicyWord(std::string_view what, const std::string& word) {
   const std::size_t at = word.find_first_of("+:,=");
   if (!word.empty() && at == std::string::npos) return absl::OkStatus();
   if (word.empty()) return absl::InvalidArgumentError(Concat("policy_spec: ", what, " is empty"));
   return absl::InvalidArgumentError(Concat("policy_spec: ", what, " holds ",
                                            Quoted(word.substr(at, 1)), " at character ", at + 1,
-                                           "; terms and options are given one by one"));
+                                           "; give each term and option separately"));
 }
 
 absl::StatusOr<policies::Policy> ParseRequested(const std::string& text,
@@ -182,13 +182,13 @@ absl::StatusOr<policies::Policy> ParseRequested(const std::string& text,
   if (spec == nullptr) return policies::ParsePolicy(text);
   if (!text.empty()) {
     return absl::InvalidArgumentError(
-        Concat("the policy is given in words, ", Quoted(text), ", and as a message; give one"));
+        Concat("both policy ", Quoted(text), " and policy_spec are set; set only one of them"));
   }
   std::string words;
   for (const v1::PolicyTermSpec& term : spec->terms()) {
     absl::Status status = CheckPolicyWord("the name of a term", term.name());
     Append(words, words.empty() ? "" : "+", term.name());
-    // In the order of their names: messages name the same character each time.
+    // Sorted by name, so that error messages are deterministic.
     const std::map<std::string, std::string> options(term.options().begin(), term.options().end());
     char before = ':';
     for (const auto& [key, value] : options) {

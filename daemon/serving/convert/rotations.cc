@@ -21,7 +21,7 @@ float ElementAt(const std::byte* elements, std::size_t index, kernels::ElementTy
   return kernels::Bf16ToFloat(bits);
 }
 
-// Products of floats are exact in double; four sums, so that they need not wait for each other.
+// Products of floats are exact in double. Four independent sums use the CPU's pipelines.
 double Dot(const float* a, const float* b, std::uint32_t count) {
   double sums[4] = {};
   for (std::uint32_t i = 0; i < count; i += 4) {

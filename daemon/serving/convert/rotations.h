@@ -1,4 +1,4 @@
-// Whether a matrix that a request brings is a rotation.
+// Checks that a matrix in a request is a rotation.
 #pragma once
 
 #include <cstddef>
@@ -10,20 +10,21 @@
 
 namespace tessera::serving {
 
-// The most that an entry of R R^T - I may be. An orthonormal R that is rounded to bf16 stays below
-// 2^-8 + 2^-18: each element is off by 2^-9 of itself at most, and rows have norm 1.
+// The largest allowed entry of R R^T - I. An orthonormal R rounded to bf16 is below 2^-8 + 2^-18:
+// each element has a relative error of at most 2^-9, and rows have norm 1.
 constexpr double OrthonormalBound(kernels::ElementType type) {
   return type == kernels::ElementType::kBf16 ? 0x1p-7 : 1e-4;
 }
 
+// Where a matrix is in the request, for messages.
 struct MatrixPlace {
   std::string_view name;  // "rotations.key"
   std::uint32_t layer;
   std::uint32_t kv_head;
 };
 
-// INVALID_ARGUMENT names the place, the row and what is wrong with it. `matrix` is
-// [channels][head_dim] of bf16 or fp32.
+// `matrix` is [channels][head_dim] of bf16 or fp32. INVALID_ARGUMENT names the place, the row and
+// the reason.
 absl::Status CheckRotation(const std::byte* matrix, kernels::ElementType type,
                            std::uint32_t channels, std::uint32_t head_dim,
                            const MatrixPlace& place);

@@ -21,8 +21,8 @@ namespace tessera::serving {
 absl::Status AdminService::Admit(const grpc::ServerContext& context) const {
   if (services_.admin_over_tcp || context.peer().rfind("unix:", 0) == 0) return absl::OkStatus();
   return absl::PermissionDeniedError(
-      Concat("admin calls come over the Unix socket; this one came from ", context.peer(),
-             ". admin_over_tcp in the configuration allows it"));
+      Concat("admin calls are served on Unix sockets only; this one came from ", context.peer(),
+             ". Set admin_over_tcp to allow it"));
 }
 
 template <typename Act>
@@ -156,20 +156,21 @@ grpc::Status AdminService::Compress(grpc::ServerContext* context,
   return Serve("AdminCompress", *context, [&]() -> absl::Status {
     if (request->has_packing() || request->has_rotations()) {
       return absl::InvalidArgumentError(
-          "the administrator compresses by the sequence's policy; leave packing and rotations out");
+          "admin Compress applies the sequence's policy; leave packing and rotations unset");
     }
     const auto go_on = [&]() -> absl::Status {
-      if (context->IsCancelled()) return absl::CancelledError("the caller has gone");
+      if (context->IsCancelled()) return absl::CancelledError("the caller has cancelled the call");
       if (services_.stopping.load())
-        return WithCause(absl::UnavailableError("the daemon stops"), ErrorCause::kDraining);
+        return WithCause(absl::UnavailableError("the daemon is stopping"), ErrorCause::kDraining);
       return absl::OkStatus();
     };
     return WithRows(*context, request->sequence_id(), [&](const cache::Residence& held) {
       const policies::Policy policy = compaction::Compactor::PolicyOf(*held.sequence());
       if (policies::MovesPositions(policy)) {
-        return absl::Status(absl::FailedPreconditionError(Concat(
-            Quoted(policy.text), " moves positions, which the worker of ",
-            held.sequence()->id().ToString(), " counts on: only that may have it compressed")));
+        return absl::Status(absl::FailedPreconditionError(
+            Concat(Quoted(policy.text), " moves positions, and the worker of ",
+                   held.sequence()->id().ToString(),
+                   " must learn them: only the worker can compress it")));
       }
       return CompressByPolicy(services_,
                               {.sequence = held.sequence(), .amid_steps = true, .go_on = go_on},
@@ -224,9 +225,9 @@ grpc::Status AdminService::SetPolicy(grpc::ServerContext* context,
     const policies::Needs shown = NeedsOf(compaction::Compactor::PolicyOf(**sequence));
     if (const policies::Needs asked = NeedsOf(*policy); asked != shown) {
       return absl::FailedPreconditionError(Concat(
-          Quoted(policy->text), " asks for ", policies::NeedsText(asked), ", and the worker of ",
-          (*sequence)->id().ToString(), " shows ", policies::NeedsText(shown),
-          ": it would not know. It can fork the sequence under that policy"));
+          Quoted(policy->text), " needs ", policies::NeedsText(asked), ", but the worker of ",
+          (*sequence)->id().ToString(), " observes ", policies::NeedsText(shown),
+          " and is not notified. Let the worker fork the sequence under that policy"));
     }
     response->set_policy(policy->text);
     return services_.compactor->SetPolicy(**sequence, *std::move(policy));

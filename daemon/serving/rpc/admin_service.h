@@ -1,4 +1,4 @@
-// The operator's contract.
+// AdminService implements the operator's service (proto/tessera/v1/admin.proto).
 #pragma once
 
 #include <functional>
@@ -9,6 +9,7 @@
 
 namespace tessera::serving {
 
+// Owned by the Server. Thread-safe.
 class AdminService final : public v1::TesseraAdmin::Service {
  public:
   // `drain` starts a drain with a limit in milliseconds (0: the configured one).
@@ -42,10 +43,10 @@ class AdminService final : public v1::TesseraAdmin::Service {
                          v1::StatsResponse* response) override;
 
  private:
-  // The Unix socket's mode is the access rule; TCP only where the configuration says so.
+  // PERMISSION_DENIED over TCP unless admin_over_tcp is set. On Unix sockets the file mode decides.
   absl::Status Admit(const grpc::ServerContext& context) const;
   absl::StatusOr<std::shared_ptr<cache::Sequence>> Find(std::uint64_t id) const;
-  // Does `act` with its rows in the pool, again where memory has to be found first.
+  // Runs `act` with the sequence's rows in the pool. Retries after memory was reclaimed.
   absl::Status WithRows(grpc::ServerContext& context, std::uint64_t id,
                         absl::FunctionRef<absl::Status(const cache::Residence&)> act) const;
   template <typename Act>

@@ -16,11 +16,11 @@ namespace {
 
 constexpr int kMaxItems = 4096;
 constexpr std::uint64_t kMaxQueries = 65536;
-// Parts that are computed under one pin: some tenths of a second, and a few megabytes of scratch.
-// In between the call looks whether anybody still wants its answer.
+// Parts computed under one pin: some tenths of a second, and a few megabytes of scratch. Between
+// two pieces the call checks whether it was cancelled.
 constexpr std::uint64_t kPartsAtOnce = 256;
 
-// Some queries of an item.
+// A range of an item's queries.
 struct Slice {
   std::size_t item;
   std::uint32_t first_query;
@@ -87,9 +87,9 @@ class Attention {
     for (const AttendItem& item : items_) {
       if (item.sequence->model().id() == model.id()) continue;
       return absl::InvalidArgumentError(
-          Concat("a batch has one model; ", items_.front().sequence->id().ToString(), " is of ",
-                 model.id().ToString(), ", ", item.sequence->id().ToString(), " of ",
-                 item.sequence->model().id().ToString()));
+          Concat("all items of a batch must have the same model; ",
+                 items_.front().sequence->id().ToString(), " is of ", model.id().ToString(), ", ",
+                 item.sequence->id().ToString(), " of ", item.sequence->model().id().ToString()));
     }
     absl::StatusOr<kernels::LayerGeometry> geometry = FindLayer(model, request_.layer());
     if (!geometry.ok()) return geometry.status();
@@ -105,14 +105,14 @@ class Attention {
     if (!type.ok()) return type.status();
     if (*type != geometry_.type && *type != kernels::ElementType::kFp32) {
       return absl::InvalidArgumentError(Concat("output_dtype is ", kernels::ElementName(*type),
-                                               "; served are fp32 and the model's ",
+                                               "; use fp32 or the model's type, ",
                                                kernels::ElementName(geometry_.type)));
     }
     output_type_ = *type;
     return absl::OkStatus();
   }
 
-  // All sizes are known to be served before the first byte is copied.
+  // Checks all sizes before the first byte is copied.
   absl::Status TakeQueries() {
     std::uint64_t answer_bytes = 0;
     for (std::size_t i = 0; i < items_.size(); ++i) {
@@ -124,15 +124,15 @@ class Attention {
         status = FindQuery(asked.query(), geometry_, most, *caller_.session, item);
       }
       if (!status.ok()) return status;
-      // More queries than share a choice are a prompt, which reads everything.
+      // More queries than a selection supports are a prompt, which reads everything.
       if (!item.rule.has_value() && item.queries <= kMaxSelectingQueries) {
         item.rule = compaction::Compactor::SelectionOf(*item.sequence, request_.layer());
       }
       answer_bytes += item.queries * (OutputRowBytes() + geometry_.query_heads * sizeof(float));
       if (answer_bytes > services_.max_message_bytes) {
         return absl::InvalidArgumentError(
-            Concat("the answer would have more than ", services_.max_message_bytes,
-                   " bytes, the largest message; ask for fewer queries at a time"));
+            Concat("the answer would have more than max_message_bytes, ",
+                   services_.max_message_bytes, " bytes; send fewer queries at a time"));
       }
     }
     for (AttendItem& item : items_) {
@@ -170,9 +170,9 @@ class Attention {
     }
   }
 
-  // Pieces of at most kPartsAtOnce parts, but at least one cell of the kernel's: cut between cells,
-  // so that the cut changes no bit of the result. An item that selects is one piece's: all of its
-  // queries share a choice.
+  // Splits the request into pieces of at most kPartsAtOnce parts, but at least one kernel cell.
+  // Pieces end between cells, so the split does not change any bit of the result. An item with a
+  // selection is never split, because its queries share one choice.
   std::vector<std::vector<Slice>> Cut() const {
     const std::uint32_t group = geometry_.group();
     const std::uint32_t aligned = kernels::kMaxPartRows / std::gcd(kernels::kMaxPartRows, group);
@@ -202,7 +202,7 @@ class Attention {
     return pieces;
   }
 
-  // Of one kv head.
+  // Kernel cells of one kv head.
   std::uint64_t CellsOf(const AttendItem& item, std::uint64_t queries) const {
     const auto of_rows = [](std::uint64_t rows) {
       return (rows + kernels::kMaxPartRows - 1) / kernels::kMaxPartRows;
@@ -211,7 +211,7 @@ class Attention {
     return each_head ? geometry_.group() * of_rows(queries) : of_rows(queries * geometry_.group());
   }
 
-  // Of all kv heads.
+  // Parts of all kv heads.
   static std::uint64_t PartsOf(const AttendItem& item) {
     std::uint64_t parts = 0;
     for (const kernels::LaneView& lane : item.lanes) {
@@ -223,11 +223,11 @@ class Attention {
     return parts;
   }
 
-  // Between two pieces: is the answer still wanted, and the sequence still what it was?
+  // Called between two pieces: fails if the call was cancelled or a sequence has changed.
   absl::Status GoOn(const std::vector<Slice>& piece) {
-    if (caller_.cancelled()) return absl::CancelledError("the caller has gone");
+    if (caller_.cancelled()) return absl::CancelledError("the caller has cancelled the call");
     if (services_.stopping.load())
-      return WithCause(absl::UnavailableError("the daemon stops"), ErrorCause::kDraining);
+      return WithCause(absl::UnavailableError("the daemon is stopping"), ErrorCause::kDraining);
     for (const Slice& slice : piece) {
       absl::Status status = ResolveLanesAgain(*caller_.tenant, request_.layer(),
                                               !request_.non_causal(), items_[slice.item]);

@@ -1,5 +1,4 @@
-// The RPC door of attention: from a request to the kernel's batch and back, on the very LaneViews
-// that a mapped worker would build.
+// Attend over RPC. It builds the same LaneViews as a mapped worker and runs the same kernels.
 #pragma once
 
 #include "absl/status/status.h"

@@ -14,8 +14,8 @@ namespace tessera::serving {
 
 namespace {
 
-// Order matters: the caller has pinned; the tail comes before the lane words, so that whatever is
-// absorbed in between is seen in the segments at least.
+// The caller must hold a pin. The tail is read before the lane words, so that rows absorbed in
+// between are seen at least in the segments.
 absl::Status ReadLanes(cache::Tenant& tenant, std::uint32_t layer, const shm::Word* words,
                        AttendItem& item) {
   const shm::LaneLayout& layout = item.sequence->model().layout();
@@ -41,7 +41,7 @@ absl::Status ReadLanes(cache::Tenant& tenant, std::uint32_t layer, const shm::Wo
     kernels::LaneView view = {.segments = item.segments.data() + first_segment[head],
                               .segment_count = lane.segments};
     item.tokens = std::max(item.tokens, lane.tail_start);
-    // The committed count is the worker's word: believed only within the ring.
+    // The worker writes the committed count, so it is trusted only within the ring.
     if (committed.has_value() && *committed > lane.tail_start &&
         *committed - lane.tail_start <= layout.ring_capacity()) {
       const shm::TailRing ring = layout.ring(item.tail->region().data(), layer, head);
@@ -100,9 +100,9 @@ absl::Status TakeQuery(device::Device& device, AttendItem& item) {
 absl::Status SetPosition(std::optional<std::uint64_t> first_position, AttendItem& item) {
   constexpr std::uint64_t kLastPosition = std::uint64_t{1} << 62;
   if (!first_position.has_value() && item.queries > item.tokens) {
-    return absl::InvalidArgumentError(Concat("query has ", item.queries, " rows, ",
-                                             item.sequence->id().ToString(), " ", item.tokens,
-                                             " tokens; name first_query_position"));
+    return absl::InvalidArgumentError(Concat("query has ", item.queries, " rows, but ",
+                                             item.sequence->id().ToString(), " has ", item.tokens,
+                                             " tokens; set first_query_position"));
   }
   item.first_position = first_position.value_or(item.tokens - item.queries);
   if (item.first_position <= kLastPosition) return absl::OkStatus();
@@ -119,11 +119,12 @@ absl::Status CheckScores(const kernels::LayerGeometry& geometry, const AttendIte
   return absl::InvalidArgumentError(Concat(item.queries, " queries of ", geometry.group(),
                                            " heads over ", blocks, " blocks are ", scores,
                                            " scores; the limit of a selection is ", kMaxScores,
-                                           "; ask for fewer queries at a time"));
+                                           "; send fewer queries at a time"));
 }
 
-// A tail that closes between the two reads, and rows that are appended after it, would make a lane
-// that never was: new segments, then old ring rows. The version tells, and they are read again.
+// If a tail closes between reading tail and lane words, and rows are appended, the result would be
+// a lane that never existed: new segments followed by old ring rows. A changed version detects
+// this.
 absl::Status ResolveLanes(cache::Tenant& tenant, std::uint32_t layer, AttendItem& item) {
   const shm::SequenceBlock* block = nullptr;
   const shm::Word* words =
@@ -137,7 +138,7 @@ absl::Status ResolveLanes(cache::Tenant& tenant, std::uint32_t layer, AttendItem
     }
     const std::uint64_t version = block->version.load();
     if (absl::Status status = ReadLanes(tenant, layer, words, item); !status.ok()) return status;
-    // Behind that: lanes that were being moved while they were read make the version another one.
+    // Read after the lanes: if positions moved while the lanes were read, the version has changed.
     const absl::StatusOr<std::uint64_t> shift = item.sequence->PositionShiftOf(layer);
     if (block->version.load() != version) continue;
     if (!shift.ok()) return shift.status();
@@ -152,17 +153,15 @@ absl::Status ResolveLanesAgain(cache::Tenant& tenant, std::uint32_t layer, bool 
   const std::uint64_t shift_before = item.position_shift;
   if (absl::Status status = ResolveLanes(tenant, layer, item); !status.ok()) return status;
   if (item.position_shift != shift_before) {
-    return absl::AbortedError(Concat("entries of ", item.sequence->id().ToString(),
-                                     " were moved to other positions, by ", shift_before,
-                                     " when its attention began and by ", item.position_shift,
-                                     " before it was done; ask again"));
+    return absl::AbortedError(Concat(
+        "entries of ", item.sequence->id().ToString(), " moved to other positions: the shift was ",
+        shift_before, " when the call began and is ", item.position_shift, " now; retry"));
   }
   const std::uint64_t now = std::exchange(item.tokens, before);
   const bool sees_new = !causal || item.first_position + (item.queries - 1) >= before;
   if (now == before || (now > before && !sees_new)) return absl::OkStatus();
   return absl::AbortedError(Concat(item.sequence->id().ToString(), " held ", before,
-                                   " tokens when its attention began and ", now,
-                                   " before it was done; ask again"));
+                                   " tokens when the call began and holds ", now, " now; retry"));
 }
 
 }  // namespace tessera::serving

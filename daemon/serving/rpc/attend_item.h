@@ -1,4 +1,4 @@
-// One sequence of an Attend request: its query, and its lanes as they are at a pinned moment.
+// One sequence of an Attend or Select request: its query, and its lanes, read while pinned.
 #pragma once
 
 #include <cstddef>
@@ -18,48 +18,48 @@ namespace tessera::serving {
 
 struct AttendItem {
   cache::Residence sequence;
-  TensorBytes asked{};           // where the query is; the worker may be writing there
+  TensorBytes asked{};  // the query in the request or staging arena; may change at any time
   std::vector<std::byte> query;  // a copy of it
   std::uint32_t queries = 0;
   std::uint64_t first_position = 0;
-  std::uint64_t tokens = 0;          // that the lanes hold
-  std::uint64_t position_shift = 0;  // of their positions
+  std::uint64_t tokens = 0;          // held by the lanes
+  std::uint64_t position_shift = 0;  // of the lanes
   std::optional<kernels::SelectionRule> rule;
 
-  std::shared_ptr<const cache::TailHandle> tail;  // what the views point into
+  std::shared_ptr<const cache::TailHandle> tail;  // keeps the memory of the views alive
   std::vector<kernels::SegmentView> segments;
   std::vector<kernels::LaneView> lanes;  // of one layer, by kv head
 };
 
-// All queries of an item that has a rule share one choice, so they are computed at once.
+// Queries of an item with a rule share one choice, so they are computed together.
 inline constexpr std::uint32_t kMaxSelectingQueries = 256;
-// What they may say of blocks, a number each: time and scratch grow with it, and no quota counts
-// them.
+// Limit of queries times blocks for an item with a rule: time and scratch memory grow with it, and
+// no quota covers them.
 inline constexpr std::uint64_t kMaxScores = std::uint64_t{1} << 28;
 
-// With its rows in the pool. FAILED_PRECONDITION where the sequence has failed.
+// Finds a sequence and restores its rows. FAILED_PRECONDITION if the sequence has failed.
 absl::StatusOr<cache::Residence> FindLive(const Caller& caller, std::uint64_t id);
-// The geometry of one of its layers.
+// The geometry of a layer. INVALID_ARGUMENT if the model does not have it.
 absl::StatusOr<kernels::LayerGeometry> FindLayer(const cache::Model& model, std::uint32_t layer);
 
-// Finds the item's query and checks its size; at most `most` rows.
+// Locates the item's query and checks its type and shape; at most `most` rows.
 absl::Status FindQuery(const v1::Tensor& query, const kernels::LayerGeometry& geometry,
                        std::uint64_t most, const cache::SessionState& session, AttendItem& item);
-// Copies it.
+// Copies the query that FindQuery located.
 absl::Status TakeQuery(device::Device& device, AttendItem& item);
-// Where the first query stands; nothing: so that the last one stands on the last token. The lanes
-// have been read.
+// Sets the position of the first query. nullopt: the last query gets the position of the last
+// token. Call after ResolveLanes.
 absl::Status SetPosition(std::optional<std::uint64_t> first_position, AttendItem& item);
 
-// Reads the item's lanes; the caller has pinned. NOT_FOUND where the sequence is gone.
+// Reads the item's lanes. The caller must hold a pin. NOT_FOUND if the sequence was freed.
 absl::Status ResolveLanes(cache::Tenant& tenant, std::uint32_t layer, AttendItem& item);
 
-// INVALID_ARGUMENT where an item with a rule asks for more scores than kMaxScores. The lanes have
-// been read.
+// INVALID_ARGUMENT if an item with a rule needs more scores than kMaxScores. Call after
+// ResolveLanes.
 absl::Status CheckScores(const kernels::LayerGeometry& geometry, const AttendItem& item);
 
-// Reads them again for queries that come later in the same request, under another pin. ABORTED
-// where the sequence has another length than the first queries saw and these would notice.
+// Reads the lanes again under a new pin, for later queries of the same request. ABORTED if the
+// sequence has changed in a way that these queries would see.
 absl::Status ResolveLanesAgain(cache::Tenant& tenant, std::uint32_t layer, bool causal,
                                AttendItem& item);
 

@@ -12,7 +12,7 @@ namespace {
 
 using Child = absl::StatusOr<std::shared_ptr<cache::Sequence>>;
 
-// What is asked of the fork beyond its being there. One that cannot have it goes.
+// Applies `fit` to a new fork, and frees the fork if that fails.
 Child Fitted(const Caller& caller, Child child,
              absl::FunctionRef<absl::Status(cache::Sequence&)> fit) {
   if (!child.ok()) return child;
@@ -37,8 +37,8 @@ Child ForkPrefix(const Services& services, const Caller& caller,
     return absl::InvalidArgumentError(
         Concat("tokens is ", tokens, "; ", prefix.id().ToString(), " of ", prefix.tokens(),
                prefix.options().chain.every_boundary
-                   ? " tokens can be forked at its end and at any multiple of 32 before it"
-                   : " tokens can be forked at its end alone, under its token policy"));
+                   ? " tokens can be forked only at its end and at multiples of 32 before it"
+                   : " tokens can be forked only at its end, because of its token policy"));
   }
   Child child = services.compactor->Fork(
       prefix.sequence(), [&] { return caller.tenant->ForkPrefix(*caller.session, from); });
@@ -47,7 +47,7 @@ Child ForkPrefix(const Services& services, const Caller& caller,
         tokens == prefix.tokens() ? absl::OkStatus() : services.compactor->Truncate(fork, tokens);
     return cut.ok() ? SetOwn(services, std::move(own), fork) : cut;
   });
-  // What Match found stays found where the fork is refused.
+  // If the fork fails, the result of Match is still kept for the session.
   if (child.ok()) caller.tenant->prefixes().Forked(prefix.id(), caller.session->id());
   return child;
 }
@@ -66,8 +66,9 @@ Child ForkParent(const Services& services, const Caller& caller, const v1::ForkR
   }
   if (!parent.ok()) return parent.status();
   if (request.tokens() != 0) {
-    return absl::InvalidArgumentError(Concat("tokens is ", request.tokens(), "; ", id.ToString(),
-                                             " is no prefix: fork it and truncate the fork"));
+    return absl::InvalidArgumentError(
+        Concat("tokens is ", request.tokens(), "; ", id.ToString(),
+               " is not a prefix: fork all of it and truncate the fork"));
   }
   Child child =
       services.compactor->Fork(**parent, [&] { return caller.tenant->Fork(*caller.session, id); });

@@ -1,4 +1,4 @@
-// Fork: of a sequence or of a prefix.
+// Fork of a sequence or a prefix.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace tessera::serving {
 
-// The new sequence, under `own`, or its parent's policy.
+// Creates the fork. `own` is its policy; nullopt: the parent's.
 absl::StatusOr<std::shared_ptr<cache::Sequence>> ForkParent(const Services& services,
                                                             const Caller& caller,
                                                             const v1::ForkRequest& request,

@@ -18,7 +18,7 @@ constexpr std::uint64_t kMostWaitMs = 3'600'000;
 absl::StatusOr<cache::PrefixStore::Question> ToQuestion(const Caller& caller,
                                                         const v1::MatchRequest& request) {
   if (request.token_ids().empty()) {
-    return absl::InvalidArgumentError("there are no token ids to match");
+    return absl::InvalidArgumentError("token_ids is empty; send at least one id");
   }
   const absl::StatusOr<Clock::Duration> wait =
       ToDuration("wait_ms", request.wait_ms(), kMostWaitMs);
@@ -37,7 +37,7 @@ absl::StatusOr<cache::PrefixStore::Question> ToQuestion(const Caller& caller,
       .will_compute = request.will_compute()};
 }
 
-// gRPC binds it once the method has returned: only then can it be cancelled, or be done.
+// gRPC binds the reactor after the method has returned, so OnCancel and OnDone cannot run earlier.
 class MatchReactor final : public grpc::ServerUnaryReactor {
  public:
   MatchReactor(Services& services, v1::MatchResponse& response)

@@ -1,4 +1,4 @@
-// Match: a call that may wait for minutes, and holds no thread while it does.
+// Match. A call may wait for minutes; it holds no thread while it waits.
 #pragma once
 
 #include <grpcpp/support/server_callback.h>
@@ -8,7 +8,7 @@
 
 namespace tessera::serving {
 
-// A reactor for one call; owns itself.
+// Creates the reactor of one call, which deletes itself when the call is done.
 grpc::ServerUnaryReactor* NewMatchReactor(Services& services, const v1::MatchRequest& request,
                                           v1::MatchResponse& response);
 

@@ -24,10 +24,11 @@ class Showing {
     const bool layer = request_.has_last_queries() || request_.has_norm_queries() ||
                        request_.has_first_norm_token() || request_.has_attention_sums();
     if (!layer && request_.token_ids().empty()) {
-      return absl::InvalidArgumentError("the request shows neither queries, sums nor token ids");
+      return absl::InvalidArgumentError(
+          "the request has no queries, attention sums or token ids; set at least one");
     }
     absl::Status status = CheckTokenIds();
-    // First: where they are refused nothing that takes memory is kept.
+    // Token ids first: if they are refused, nothing that needs memory was kept.
     if (status.ok() && !request_.token_ids().empty()) {
       status = services_.compactor->ObserveTokens(
           sequence_, request_.first_token_id(),
@@ -60,8 +61,9 @@ class Showing {
     }
     const auto ids = static_cast<std::uint64_t>(request_.token_ids().size());
     if (ids <= *tokens - request_.first_token_id()) return absl::OkStatus();
-    return absl::OutOfRangeError(Concat(ids, " token ids from ", request_.first_token_id(), " on; ",
-                                        sequence_.id().ToString(), " holds ", *tokens, " tokens"));
+    return absl::OutOfRangeError(Concat(ids, " token ids from token ", request_.first_token_id(),
+                                        " on; ", sequence_.id().ToString(), " holds ", *tokens,
+                                        " tokens"));
   }
 
   absl::Status TakeLayer() {
@@ -114,7 +116,7 @@ class Showing {
     return absl::OkStatus();
   }
 
-  // In memory of the daemon's own, where nobody writes any more.
+  // A copy in the daemon's memory, which the worker cannot change.
   struct Copy {
     std::vector<std::uint64_t> shape = {0, 0, 0};
     std::vector<std::byte> bytes;

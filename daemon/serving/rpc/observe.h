@@ -1,4 +1,4 @@
-// Takes what a worker shows for its sequence's token policy: tensors to rows that can be relied on.
+// Observe: copies and checks what a worker observed, and gives it to the sequence's token policy.
 #pragma once
 
 #include "absl/status/status.h"

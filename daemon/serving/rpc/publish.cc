@@ -16,7 +16,7 @@ namespace tessera::serving {
 namespace {
 
 constexpr std::uint64_t kMostTtlMs = std::uint64_t{10} * 365 * 24 * 3600 * 1000;
-// Of taking over segments of a sequence whose lanes are being compressed just then.
+// Attempts to make a sequence use the prefix's segments while its lanes are being compressed.
 constexpr int kAttempts = 4;
 
 class Publishing {
@@ -33,7 +33,7 @@ class Publishing {
     absl::StatusOr<std::uint64_t> held = Held();
     if (!held.ok()) return held.status();
     if (absl::Status status = MayPublish(*held); !status.ok()) return status;
-    // Committed tokens of the tail are shared like the others, instead of being copied.
+    // Absorb the tail, so that its committed tokens are shared instead of copied.
     if (absl::Status status = sequence_->AbsorbTail(); !status.ok()) return status;
     cache::PrefixStore& store = caller_.tenant->prefixes();
     absl::StatusOr<cache::PrefixChain> chain =
@@ -81,7 +81,7 @@ class Publishing {
   }
 
   absl::Status MayPublish(std::uint64_t held) const {
-    if (ids_.empty()) return absl::InvalidArgumentError("there are no token ids to publish");
+    if (ids_.empty()) return absl::InvalidArgumentError("token_ids is empty; send at least one id");
     if (ids_.size() > held) {
       return absl::OutOfRangeError(Concat(ids_.size(), " token ids; ", sequence_->id().ToString(),
                                           " holds ", held, " tokens"));
@@ -90,14 +90,15 @@ class Publishing {
       return NotItsPolicys();
     }
     if (ids_.size() < held && policy_.drops_entries()) {
-      return absl::FailedPreconditionError(Concat(
-          ids_.size(), " token ids; ", sequence_->id().ToString(), " holds ", held,
-          " tokens under the token policy ", Quoted(policy_.text), ", which has no other end"));
+      return absl::FailedPreconditionError(
+          Concat(ids_.size(), " token ids; ", sequence_->id().ToString(), " holds ", held,
+                 " tokens, and its token policy ", Quoted(policy_.text),
+                 " allows publishing only all of them"));
     }
     return absl::OkStatus();
   }
 
-  // What learns from every query may wait for a worker that shows them.
+  // A policy that needs the query of every token may have undecided tokens.
   bool IsDecided() const {
     if (!policies::Continues(policy_) || !policies::NeedsOf(policy_).decode_queries) return true;
     return std::ranges::all_of(compaction::Compactor::DecidedByLayer(*sequence_),
@@ -106,21 +107,21 @@ class Publishing {
   absl::Status NotDecided() const {
     return absl::FailedPreconditionError(
         Concat(sequence_->id().ToString(), " has tokens that policy ", Quoted(policy_.text),
-               " has not decided about: its worker shows their queries, and compresses, first"));
+               " has not decided about; observe their queries and compress first"));
   }
 
   absl::Status NotItsPolicys() const {
-    return absl::FailedPreconditionError(Concat(
-        "some of what ", sequence_->id().ToString(),
-        " holds was compressed by a call, under an earlier policy, harder for want of memory, "
-        "or as part of more that was cut off; a prefix of policy ",
-        Quoted(policy_.text), " would not be what that says"));
+    return absl::FailedPreconditionError(
+        Concat("some entries of ", sequence_->id().ToString(),
+               " were compressed by a call, under an earlier policy, further to save memory, "
+               "or before a truncation, so it cannot be a prefix of policy ",
+               Quoted(policy_.text), "; append the tokens to a new sequence and publish that"));
   }
 
   absl::Status GoOn() const {
-    if (caller_.cancelled()) return absl::CancelledError("the caller has gone");
+    if (caller_.cancelled()) return absl::CancelledError("the caller has cancelled the call");
     if (services_.stopping.load())
-      return WithCause(absl::UnavailableError("the daemon stops"), ErrorCause::kDraining);
+      return WithCause(absl::UnavailableError("the daemon is stopping"), ErrorCause::kDraining);
     return absl::OkStatus();
   }
 
@@ -132,7 +133,7 @@ class Publishing {
 
   struct Frozen {
     std::shared_ptr<cache::Sequence> sequence;
-    bool of_another;  // a longer prefix has these tokens already
+    bool of_another;  // taken from a longer prefix that has these tokens already
   };
   absl::StatusOr<Frozen> Freeze(const cache::PrefixStore& store,
                                 const cache::PrefixStore::Publication& publication) {
@@ -145,19 +146,20 @@ class Publishing {
     absl::StatusOr<std::shared_ptr<cache::Sequence>> frozen =
         services_.compactor->Fork(from, [&] { return caller_.tenant->ForkForPrefix(from); });
     if (!frozen.ok()) return frozen.status();
-    // Also of a worker that has decoded on meanwhile.
+    // The worker may have decoded more tokens in the meantime.
     absl::Status cut = services_.compactor->Truncate(**frozen, ids_.size());
     if (!cut.ok()) return cut;
-    // Memory may have run short since it was asked.
+    // Memory pressure may have re-encoded entries since the check.
     if ((*frozen)->made_by_hand()) return NotItsPolicys();
     return Frozen{.sequence = *std::move(frozen), .of_another = longer != nullptr};
   }
 
-  // Where something is in the way (memory to part a segment, say) there are two copies.
+  // Makes the sequence use the prefix's segments. If that fails (no memory to split a segment,
+  // say), there are two copies.
   bool TakeOver(const cache::Sequence& prefix) {
     absl::Status status = services_.compactor->TakeHeadOf(*sequence_, prefix);
-    // Its lanes are being compressed, as it was appended, and the end of that is waited for; or its
-    // positions have not moved yet as those of the prefix have.
+    // Retry if the sequence's lanes are still being compressed, or if its positions have not moved
+    // yet as those of the prefix have. CompressAll waits for both.
     const auto worth_it = [&] {
       return absl::IsAborted(status) ||
              (absl::IsFailedPrecondition(status) && policies::MovesPositions(policy_));

@@ -1,4 +1,4 @@
-// Publish: from a sequence to a prefix of which there is one copy.
+// Publish: makes the start of a sequence a prefix, of which there is only one copy.
 #pragma once
 
 #include "absl/status/status.h"
@@ -9,11 +9,11 @@
 
 namespace tessera::serving {
 
-// Under what heads of this policy are found.
+// The scope in which prefixes of this model and policy are found.
 cache::PrefixScope ScopeOf(const cache::Tenant& tenant, const cache::Model& model,
                            const policies::Policy& policy);
 
-// Milliseconds of a request. INVALID_ARGUMENT names the field and the limit.
+// Converts a field of milliseconds. INVALID_ARGUMENT names the field and the limit.
 absl::StatusOr<Clock::Duration> ToDuration(std::string_view field, std::uint64_t ms,
                                            std::uint64_t most_ms);
 

@@ -13,7 +13,7 @@ namespace tessera::serving {
 
 namespace {
 
-// Where the entries of a segment stand, as its tiles say.
+// The positions of a segment's entries, read from its tiles.
 class EntryPositions {
  public:
   static absl::StatusOr<EntryPositions> Read(device::Device& device,
@@ -57,10 +57,10 @@ class EntryPositions {
  private:
   explicit EntryPositions(const kernels::SegmentView& segment) : segment_(&segment) {}
   const kernels::SegmentView* segment_;
-  std::vector<std::uint32_t> words_;  // empty: one after another
+  std::vector<std::uint32_t> words_;  // empty: consecutive positions
 };
 
-// Keeps what is taken, item by item: i is the kv head, or the query head.
+// Records the selected runs per item; its index is the kv head, or the query head.
 class Recorder final : public kernels::SelectionSink {
  public:
   explicit Recorder(std::size_t heads) : runs_(heads) {}
@@ -73,7 +73,7 @@ class Recorder final : public kernels::SelectionSink {
   std::vector<std::vector<kernels::SelectedRun>> runs_;
 };
 
-// Entries one after another at consecutive positions are one run.
+// Adds a run to `head`, split where positions are not consecutive.
 void AddRuns(const EntryPositions& positions, const kernels::SelectedRun& run,
              v1::HeadSelection& head) {
   v1::PositionRun* last = nullptr;
@@ -88,7 +88,7 @@ void AddRuns(const EntryPositions& positions, const kernels::SelectedRun& run,
   head.set_selected_entries(head.selected_entries() + run.entries);
 }
 
-// By segment of the lane.
+// The entry positions of each segment of a lane.
 absl::StatusOr<std::vector<EntryPositions>> PositionsOf(device::Device& device,
                                                         const kernels::LaneView& lane) {
   std::vector<EntryPositions> all;
@@ -100,7 +100,7 @@ absl::StatusOr<std::vector<EntryPositions>> PositionsOf(device::Device& device,
   return all;
 }
 
-// What was taken of a lane, and what the queries see of it.
+// Fills in what was selected of a lane, and what the queries see of it.
 void Tell(const kernels::LaneView& lane, const std::vector<EntryPositions>& positions,
           const kernels::PositionRange& visible, const std::vector<kernels::SelectedRun>& taken,
           v1::HeadSelection& head) {
@@ -120,7 +120,7 @@ void Tell(const kernels::LaneView& lane, const std::vector<EntryPositions>& posi
   head.set_visible_entries(with_summary + without + tail);
 }
 
-// All items have one rule.
+// All items of the batch have the same rule.
 absl::Status ChooseFor(const Services& services, const Caller& caller,
                        const kernels::LayerGeometry& geometry, const kernels::AttendBatch& batch,
                        v1::SelectResponse& response) {
@@ -132,7 +132,7 @@ absl::Status ChooseFor(const Services& services, const Caller& caller,
   absl::StatusOr<std::vector<EntryPositions>> positions;
   for (std::size_t i = 0; i < batch.items.size(); ++i) {
     const kernels::AttendItem& item = batch.items[i];
-    // Query heads of a group follow one another, and read one lane.
+    // Query heads of a group are consecutive and share a lane.
     if (i == 0 || item.lane != batch.items[i - 1].lane) {
       positions = PositionsOf(*services.device, *item.lane);
     }
@@ -197,8 +197,8 @@ absl::Status Select(const Services& services, const Caller& caller,
   caller.tenant->counters().select_requests.fetch_add(1, std::memory_order_relaxed);
   if (response.ByteSizeLong() <= services.max_message_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      Concat("the answer would have ", response.ByteSizeLong(), " bytes; the largest message is ",
-             services.max_message_bytes, "; ask for fewer entries, or pack with larger blocks"));
+      Concat("the answer would have ", response.ByteSizeLong(), " bytes; max_message_bytes is ",
+             services.max_message_bytes, "; select fewer entries, or pack with larger blocks"));
 }
 
 }  // namespace tessera::serving

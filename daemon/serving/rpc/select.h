@@ -1,4 +1,4 @@
-// Select: what Attend would read of a sequence, on the very LaneViews that it would read.
+// Select: the entries that Attend would read of a sequence, chosen on the same LaneViews.
 #pragma once
 
 #include "absl/status/status.h"

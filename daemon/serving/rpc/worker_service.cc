@@ -41,7 +41,7 @@ absl::Status WorkerService::HandleCreateSequence(const Caller& caller,
                                                  const v1::CreateSequenceRequest& request,
                                                  v1::CreateSequenceResponse& response) {
   if (services_.draining.load()) {
-    return WithCause(absl::UnavailableError("the daemon drains and takes no new sequences"),
+    return WithCause(absl::UnavailableError("the daemon is draining and accepts no new sequences"),
                      ErrorCause::kDraining);
   }
   absl::StatusOr<policies::Policy> policy =
@@ -106,7 +106,7 @@ absl::Status WorkerService::HandleFree(const Caller& caller, const v1::FreeReque
                                        v1::FreeResponse& response) {
   std::uint64_t freed = 0;
   for (std::uint64_t id : request.sequence_ids()) {
-    // Ids are unique among all kinds.
+    // An id is unique among sequences, prefixes and computations.
     freed += caller.tenant->FreeSequence(SequenceId(id)).ok() ||
              caller.tenant->prefixes().Free(PrefixId(id)) ||
              caller.tenant->prefixes().Withdraw(ComputationId(id), caller.session->id());
@@ -122,7 +122,7 @@ absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendR
                                          v1::AppendResponse& response) {
   if (request.decoded() && request.end_of_prompt()) {
     return absl::InvalidArgumentError(
-        "decoded and end_of_prompt are both set; tokens that were decoded end no prompt");
+        "decoded and end_of_prompt are both set; set only one of them");
   }
   absl::StatusOr<cache::Residence> sequence =
       FindResident(*caller.tenant, SequenceId(request.sequence_id()));
@@ -149,7 +149,8 @@ absl::Status WorkerService::HandleAppend(const Caller& caller, const v1::AppendR
 
   if (key->place != value->place) {
     return absl::InvalidArgumentError(
-        "one of key and value is inline and the other in the staging arena; send both alike");
+        "one of key and value is inline and the other in the staging arena; send both the same "
+        "way");
   }
   const cache::TensorRows rows(
       key->place, key->data, value->data,
@@ -201,7 +202,7 @@ absl::Status WorkerService::HandleSelect(const Caller& caller, const v1::SelectR
 
 absl::Status WorkerService::HandlePublish(const Caller& caller, const v1::PublishRequest& request,
                                           v1::PublishResponse& response) {
-  // It compresses where the policy does.
+  // Publish compresses first if the policy does.
   absl::StatusOr<Admission::Place> place = Enter(compression_, caller);
   if (!place.ok()) return place.status();
   return serving::Publish(services_, caller, request, response);
@@ -229,7 +230,7 @@ absl::Status WorkerService::HandleRestore(const Caller& caller, const v1::Restor
   return absl::OkStatus();
 }
 
-// ---- looking
+// ---- description and figures
 
 absl::Status WorkerService::HandleDescribe(const Caller& caller, const v1::DescribeRequest& request,
                                            v1::DescribeResponse& response) {

@@ -1,4 +1,5 @@
-// The worker's contract: one thin handler per RPC. Find the caller, convert, act, convert back.
+// WorkerService implements the worker's service (proto/tessera/v1/tessera.proto): one short handler
+// per RPC, which converts the request, acts, and converts the result back.
 #pragma once
 
 #include <algorithm>
@@ -19,11 +20,12 @@
 
 namespace tessera::serving {
 
-// Attach and Match live on callbacks (a stream may stay open for days, and a match may wait for
-// another worker); the rest on gRPC's own threads.
+// Attach and Match use gRPC's callback API, because a stream may be open for days and a match may
+// wait for another worker. The other RPCs each use a gRPC thread.
 using WorkerServiceBase = v1::Tessera::WithCallbackMethod_Match<
     v1::Tessera::WithCallbackMethod_Attach<v1::Tessera::Service>>;
 
+// Owned by the Server. Thread-safe.
 class WorkerService final : public WorkerServiceBase {
  public:
   explicit WorkerService(const AttachDoor& door)
@@ -31,8 +33,8 @@ class WorkerService final : public WorkerServiceBase {
         services_(*door.services),
         attention_(
             {.what = "attention", .running = std::min(96u, 2 * Cores()), .waiting = PerTenant(64)}),
-        // One more than the compactor has threads, lest it idle between two calls. Those that say
-        // themselves what becomes of their rows take a core each.
+        // One more than the compactor's threads, so that it does not idle between two calls. Calls
+        // with a packing use a core each.
         compression_(
             {.what = "compression",
              .running = std::min(64u, std::max(services_.compactor_threads + 1, Cores() / 2)),
@@ -64,7 +66,7 @@ class WorkerService final : public WorkerServiceBase {
 
  private:
   static std::uint32_t Cores() { return std::max(1u, std::thread::hardware_concurrency()); }
-  // Of calls that may wait, each tenant's part; a single one has all.
+  // Each tenant's share of `calls` waiting calls.
   std::uint32_t PerTenant(std::uint32_t calls) const {
     const std::size_t tenants = services_.node->tenants().size();
     return std::max<std::uint32_t>(1, calls / static_cast<std::uint32_t>(tenants));
@@ -98,7 +100,8 @@ class WorkerService final : public WorkerServiceBase {
 #undef TESSERA_RPC
 
  private:
-  // What every call has in common: who calls, how long it took, how it ended.
+  // Common to all calls: finds the caller, takes a place, retries after reclaiming memory,
+  // measures.
   template <typename Request, typename Response>
   grpc::Status Serve(metrics::RpcMethod& method, const grpc::ServerContext& context,
                      const Request& request, Response& response,

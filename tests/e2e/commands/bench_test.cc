@@ -1,5 +1,5 @@
-// Benchmarks as anyone runs them: the command, its JSON, and what its rows must say whatever the
-// machine. How fast it is no test says.
+// `tessera bench` as users run it: the command, its JSON, and properties of its rows that hold on
+// any machine. No test checks speed.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ Output RunBench(const std::string& arguments) {
 
 using Values = std::map<std::string, double>;
 
-// The values of the rows, by name.
+// The values of all rows, by name.
 Values RowsOf(const std::string& arguments) {
   const Output output = RunBench(arguments + " --quick --json");
   EXPECT_EQ(output.status, 0) << output.text;
@@ -91,7 +91,7 @@ TEST(BenchTest, PressureGoesOnWhateverIsHeld) {
   }
 }
 
-// The books do not depend on the machine: eight workers share one copy.
+// Memory accounting does not depend on the machine: eight workers share one copy.
 TEST(BenchTest, SharingHoldsOneCopyForEightWorkers) {
   constexpr double kMib = 1 << 20;
   const Values rows = RowsOf("sharing --tokens=1024 --layers=1");
@@ -102,12 +102,12 @@ TEST(BenchTest, SharingHoldsOneCopyForEightWorkers) {
   const double dense = 8.0 * 1024 * 8 * 512 / kMib;  // copies x tokens x kv heads x bytes
   EXPECT_THAT(rows.at("private_dense_one_layer"), DoubleNear(dense, dense / 100));
   EXPECT_LT(rows.at("shared_by_1"), dense / 8);
-  // A fork adds its block and snapshots, and no tiles.
+  // A fork adds a block and snapshots, but no tiles.
   EXPECT_THAT(rows.at("shared_by_8"), DoubleNear(rows.at("shared_by_1"), 0.1));
   for (const auto& [name, value] : rows) EXPECT_GT(value, 0) << name;
 }
 
-// What packing is worth, in errors of attention: the order of the paper's ablation.
+// Attention errors of the forms of packing are ordered as in the paper's ablation.
 TEST(BenchTest, FidelityPutsTheFormsInTheirOrder) {
   const Values rows = RowsOf("fidelity");
   for (const char* share : {"125", "250", "375"}) {
@@ -145,7 +145,7 @@ TEST(BenchTest, StrategyTimesWhatItSays) {
   for (const auto& [name, value] : rows) EXPECT_GT(value, 0) << name;
 }
 
-// Every policy at every budget; what is kept of attention, through a daemon.
+// Runs every policy at every budget through a daemon, and compares how much attention is preserved.
 TEST(BenchTest, PoliciesLoseLessTheMoreTheyKeep) {
   const Values rows = RowsOf("policies --tokens=1024");
   EXPECT_LT(rows.at("dense"), 1e-5);
@@ -159,21 +159,21 @@ TEST(BenchTest, PoliciesLoseLessTheMoreTheyKeep) {
       before = rows.at(name);
     }
   }
-  // The first layers of a pyramid take more, the larger it is, and leave the last ones little.
+  // The larger a pyramid's beta, the more its first layers keep and the less its last ones.
   for (const char* composed :
        {"pyramidkv_20", "pyramidkv_50", "mosaickv", "chunkkv+mosaickv", "semantickv+mosaickv",
         "semanticache+mosaickv+int8", "chunkkv+semanticache"}) {
     EXPECT_GT(rows.at(composed), 0) << composed;
   }
   EXPECT_LT(rows.at("mosaickv_reads_all"), rows.at("mosaickv"));
-  // 1,024 entries in each of 4 lanes, of 256 bytes each; a tile or two more.
+  // 1,024 entries in each of 4 lanes, 256 bytes each, plus one or two tiles.
   for (const char* endless : {"lacache_endless", "lacache_endless_slot"}) {
     EXPECT_GE(rows.at(endless), 1024) << endless;
     EXPECT_LT(rows.at(endless), 1024 * 1.1) << endless;
   }
 }
 
-// Nobody waits for a daemon that has ended, and what it ended with is said.
+// The benchmark does not wait for a daemon that has exited, and reports its exit status.
 TEST(BenchTest, ADaemonThatDoesNotStartIsTold) {
   const std::filesystem::path folder = testing::TempDir() + Concat("bench_alone_", ::getpid());
   std::filesystem::create_directory(folder);

@@ -1,5 +1,5 @@
-// What operators type: `tessera` against a daemon whose worker holds compressed sequences. Each
-// command's output says what the RPC says, each mistake what to do instead.
+// Operator commands: `tessera` against a daemon whose worker holds compressed sequences. A
+// command's output must match the RPC's answer, and an error must say what to do instead.
 
 #include <gmock/gmock.h>
 #include <sys/wait.h>
@@ -70,7 +70,7 @@ TEST_F(Commands, ALaneIsDescribedStrategyByStrategy) {
   Compress(sequence);
   Append(sequence, truth, 5);
   const v1::DescribeResponse held = Described(sequence);
-  // Two segments of a strategy each, and five rows that wait.
+  // Two segments with a strategy each, and five rows that still wait for one.
   for (const v1::LaneDescription& lane : held.lane()) {
     ASSERT_EQ(lane.segment_run_size(), 3);
     for (int i = 0; i < 2; ++i) {
@@ -101,7 +101,7 @@ TEST_F(Commands, ALaneIsDescribedStrategyByStrategy) {
   EXPECT_EQ(parsed.SerializeAsString(), held.SerializeAsString());
 }
 
-// Rows that have no strategy of their own yet say what that of the rows before loses of them.
+// Rows without their own strategy report their loss under the previous segment's strategy.
 TEST_F(Commands, RowsThatWaitSayWhatTheyLose) {
   client::Sequence sequence =
       NewSequence("mosaickv:keep=0.25,group=1,segment=4096,min_segment=2048,loss_k=1,loss_v=1");

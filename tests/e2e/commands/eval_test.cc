@@ -1,4 +1,4 @@
-// `tessera eval` as anyone runs it: its worker processes, and what becomes of a run that lost one.
+// `tessera eval` as users run it: its worker processes, and recovery from a lost one.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -28,7 +28,7 @@ std::string BytesOf(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// Its threads' children.
+// Children started by any of the process's threads.
 std::vector<pid_t> ChildrenOf(pid_t pid) {
   std::vector<pid_t> children;
   std::error_code gone;
@@ -44,7 +44,7 @@ class EvalCommand : public testing::Test {
   EvalCommand() { fs::create_directory(folder_); }
   ~EvalCommand() override { fs::remove_all(folder_); }
 
-  // With what it prints in two files.
+  // Redirects its output to two files.
   PeerProcess Start(std::vector<std::string> args, const std::string& command = "eval") const {
     args.insert(args.begin(), {TESSERA_BINARY, command});
     return PeerProcess([args = std::move(args), out = (folder_ / "out").string(),
@@ -61,7 +61,7 @@ class EvalCommand : public testing::Test {
   std::string Out() const { return BytesOf(folder_ / "out"); }
   std::string Err() const { return BytesOf(folder_ / "err"); }
 
-  // The JSON, without what a clock said.
+  // The JSON without measured times.
   std::string Cells(const std::vector<std::string>& args) const {
     EXPECT_EQ(Start(args).Wait(), 0) << Err();
     return std::regex_replace(Out(), std::regex("\"step_ms\": [^,}]*"), "");
@@ -86,7 +86,7 @@ TEST_F(EvalCommand, AnyNumberOfProcessesSaysTheSame) {
   EXPECT_EQ(Cells(With({"--workers=3"})), one);
 }
 
-// Or they would be counted as so many samples more.
+// A repeated cell is run once, so that it does not count as more samples.
 TEST_F(EvalCommand, WhatIsSaidTwiceIsAskedOnce) {
   const std::string once = Cells(With({"--question=seen"}));
   EXPECT_EQ(Cells(With({"dense", "--question=seen,seen", "--tasks=niah_single,vt1,niah_single"})),
@@ -109,7 +109,7 @@ TEST_F(EvalCommand, AProcessThatIsKilledIsNamedAndTheSameCommandGoesOn) {
   const std::string state = (folder_ / "state").string();
   {
     PeerProcess eval = Start(With({"--workers=2", "--state=" + state}));
-    // The daemon is a child too; who is asked for units says so.
+    // The daemon is a child too; worker processes are recognised by their --units flag.
     pid_t victim = 0;
     while (victim == 0 && Err().find("tessera: ") == std::string::npos && Out().empty()) {
       for (const pid_t child : ChildrenOf(eval.pid())) {
@@ -126,7 +126,7 @@ TEST_F(EvalCommand, AProcessThatIsKilledIsNamedAndTheSameCommandGoesOn) {
   EXPECT_EQ(Cells(With({"--workers=2", "--state=" + state})), Cells(With({"--workers=2"})));
 }
 
-// Of whatever the policy wants to know, the model's files tell it.
+// The model's files provide everything that a policy wants to observe.
 TEST_F(EvalCommand, ATextIsGoneOnWithUnderAnyPolicy) {
   std::string text;
   for (int i = 0; i < 10; ++i) text += "what is the special number for lobster ? answer : ";

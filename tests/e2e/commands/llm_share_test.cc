@@ -1,6 +1,6 @@
-// One worker computes a text and publishes it, others fork it and answer questions about it: in
-// processes of their own, through either door, whatever the policy makes of the cache. They say
-// what one process says that does all of it.
+// One worker computes a text and publishes it; others fork it and answer questions about it, in
+// separate processes and through either transport, under several policies. Their answers equal
+// those of one process that does everything.
 
 #include <gmock/gmock.h>
 #include <sys/wait.h>
@@ -36,10 +36,9 @@ const std::string kFolder = TESSERA_RECALL_FOLDER;
 struct NamedPolicy {
   const char* name;
   const char* text;
-  bool keeps_all = true;  // and answers nearly every time
-  // What the question's rows fill up is packed in the background: tiles of rows that have stayed
-  // end elsewhere than those of tokens, and which step reads a packed one first is a matter of
-  // time.
+  bool keeps_all = true;  // and so nearly every answer is right
+  // The background packs tiles that the question's rows complete. After eviction, tiles end at
+  // other tokens, so timing decides which step first reads a packed tile.
   bool packs_amid = false;
 };
 constexpr NamedPolicy kPolicies[] = {
@@ -48,7 +47,7 @@ constexpr NamedPolicy kPolicies[] = {
     {"Chunks", "chunkkv:budget=0.5", false},
     {"Both", "chunkkv:budget=0.5+mosaickv", false, true}};
 
-// How far logits are apart, in parts of what they are apart from their mean.
+// The distance between two sets of logits, relative to their spread around the mean.
 double Apart(std::span<const float> a, std::span<const float> b) {
   EXPECT_EQ(a.size(), b.size());
   if (a.size() != b.size()) return HUGE_VAL;
@@ -94,12 +93,12 @@ class SharedText : public testing::TestWithParam<NamedPolicy> {
 
   struct Text {
     RecallSample sample;
-    std::uint64_t head = 0;       // all but the question
-    std::string answer;           // of one process that shares nothing
-    std::vector<float> logits{};  // of its first word
+    std::uint64_t head = 0;       // tokens before the question
+    std::string answer;           // computed by one process without sharing
+    std::vector<float> logits{};  // of the answer's first word
   };
-  // Question and answer fill no tile: it would be packed behind the back of whoever decodes, and
-  // which step is the first that reads it so is a matter of time.
+  // Draws samples whose question and answer fill no tile: the background would pack it, and timing
+  // would decide which step first reads it packed.
   RecallSample DrawSample() {
     while (true) {
       auto sample = tasks_->Sample({.task = "niah_multikey",
@@ -144,7 +143,7 @@ class SharedText : public testing::TestWithParam<NamedPolicy> {
     bool found = false;
     std::vector<float> logits{};  // of the first word
   };
-  // In this process, through gRPC alone.
+  // Asks in this process, through gRPC only.
   Said AskThroughGrpc(const Text& text) {
     Door door = Open(/*mapped=*/false);
     auto started = llm::PrefillShared(
@@ -156,7 +155,7 @@ class SharedText : public testing::TestWithParam<NamedPolicy> {
     said.answer = Generate(door, text, started->sequence, std::move(started->logits));
     return said;
   }
-  // In one of its own, through mapped memory.
+  // Asks in a separate process, through mapped memory.
   Said AskAProcess(const Text& text) {
     const std::span<const llm::TokenId> words = std::span(text.sample.prompt).subspan(1);
     const std::string line =
@@ -205,8 +204,8 @@ TEST_P(SharedText, AProcessPublishesAndOthersFork) {
       EXPECT_TRUE(said.found) << "the process that made it has ended, what it published has not";
     }
     EXPECT_EQ(forked.answer, text.answer);
-    // What came by calls stands in tiles, and not in a tail, and is summed in another order: where
-    // the policy has dropped what is asked for, the last bits may decide what is guessed.
+    // Appended rows are in tiles instead of a tail, and are summed in another order. If the policy
+    // has dropped the queried rows, the last bits may decide the guess.
     if (!GetParam().packs_amid) {
       EXPECT_LT(Apart(called.logits, text.logits), kMostApart);
     }

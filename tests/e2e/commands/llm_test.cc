@@ -1,5 +1,5 @@
-// A language model over a real daemon: what it answers when the cache is Tessera's, through either
-// door, dense and compressed.
+// A language model over a real daemon: its answers with Tessera's cache, through either transport,
+// dense and compressed.
 
 #include <gmock/gmock.h>
 
@@ -80,7 +80,7 @@ class LanguageModel : public testing::Test {
     EXPECT_TRUE(answers.ok()) << answers.status();
     return *std::move(answers);
   }
-  // The model with a cache of its own: what it says, and the logits of each choice.
+  // The model with its own cache: its answer and the logits of each choice.
   struct Alone {
     Tokens answer;
     std::vector<std::vector<float>> logits;
@@ -103,10 +103,10 @@ class LanguageModel : public testing::Test {
       next = {alone.answer.back()};
     }
   }
-  // The same tokens; up to one between two that are as likely, which the order of additions in
-  // attention may decide, and after which the texts are different ones.
+  // Expects the same tokens, until a choice between two nearly equal logits. The order of additions
+  // in attention may decide such a choice, and the texts differ from there on.
   static void ExpectSame(const Tokens& answer, const Alone& alone) {
-    constexpr float kAlike = 0.05f;  // of logits that reach 15
+    constexpr float kAlike = 0.05f;  // for logits of up to 15
     ASSERT_EQ(answer.size(), alone.answer.size());
     for (std::size_t i = 0; i < answer.size(); ++i) {
       if (answer[i] == alone.answer[i]) continue;
@@ -123,7 +123,7 @@ class LanguageModel : public testing::Test {
 };
 
 TEST_F(LanguageModel, SaysThroughEitherDoorWhatItSaysAlone) {
-  constexpr std::uint32_t kTokens = 40;  // beyond the answer, across a tile's border
+  constexpr std::uint32_t kTokens = 40;  // beyond the answer, across a tile boundary
   for (const char* const task : {"niah_multikey", "vt2", "qa_place"}) {
     SCOPED_TRACE(task);
     const RecallSample sample = Draw(task, static_cast<std::uint32_t>(random_.Between(128, 600)));
@@ -138,7 +138,8 @@ TEST_F(LanguageModel, SaysThroughEitherDoorWhatItSaysAlone) {
   }
 }
 
-// A batch of unequal sequences, some of which end early; drawn, so that there is more to get wrong.
+// A batch of sequences of different lengths, some of which end early. Sampled, so that more can go
+// wrong.
 TEST_F(LanguageModel, SaysInABatchWhatItSaysBySelf) {
   Door& door = doors_[0];
   const llm::SamplerOptions sampler = {.temperature = 1.5, .top_k = 20, .seed = random_.Bits()};
@@ -162,8 +163,8 @@ TEST_F(LanguageModel, SaysInABatchWhatItSaysBySelf) {
             alone);
 }
 
-// The question follows when the context has been handed over: the same as one prompt, but that
-// Tessera attends for it.
+// The question follows after the context has been appended. The result equals that of one prompt,
+// although Tessera computes its attention.
 TEST_F(LanguageModel, TextThatFollowsIsReadThroughTheCache) {
   const RecallSample sample = Draw("niah_multikey", 512);
   const Alone alone = AnswerAlone(sample.prompt, sample.answer.size());
@@ -181,8 +182,8 @@ TEST_F(LanguageModel, TextThatFollowsIsReadThroughTheCache) {
   }
 }
 
-// The context is compressed before the question comes. The first policy leaves lanes dense whose
-// rows would lose too much; the second keeps a quarter of every row's channels, come what may.
+// The context is compressed before the question is appended. The first policy leaves lanes dense
+// whose rows would lose too much; the second always keeps a quarter of every row's channels.
 TEST_F(LanguageModel, AnswersFromAQuarterOfTheChannels) {
   constexpr int kSamples = 8;
   for (const char* const policy : {"mosaickv:keep=0.25,group=1,select=0",
@@ -206,7 +207,7 @@ TEST_F(LanguageModel, AnswersFromAQuarterOfTheChannels) {
       right += answers[0] == sample.answer;
     }
     std::printf("%s: %d of %d right\n", policy, right, kSamples);
-    EXPECT_GE(right, 6) << policy;  // measured: all
+    EXPECT_GE(right, 6) << policy;  // measured: 8 of 8
   }
 }
 
@@ -245,10 +246,11 @@ TEST_F(LanguageModel, AnEvaluationCountsAnswers) {
   const cli::eval::Tally dense = results.Of(0, all), cut = results.Of(1, all),
                          chunks = results.Of(2, all);
   EXPECT_EQ(dense.samples, 14u);
-  // Its makers saw 500 of 500. The rare sample that it misses counts twice: both questions miss it.
+  // The model was measured at 500 of 500. A rare miss counts twice here, since both questions miss
+  // it.
   EXPECT_GE(dense.right, 12u);
-  EXPECT_LE(cut.right, 7u);  // two channels of 128 are not enough
-  // Rotations and the ends of tiles weigh much in so short a text.
+  EXPECT_LE(cut.right, 7u);  // two of 128 channels are not enough
+  // Rotations and partial tiles are a large share of such a short text.
   EXPECT_GT(dense.bytes_kept(), 1 - 1e-9);
   EXPECT_LT(dense.bytes_kept(), 1.25);
   EXPECT_LT(cut.bytes_kept(), 0.75);

@@ -1,4 +1,4 @@
-// What an operator does: health probes, reflection, admin calls, draining, SIGTERM.
+// Operations: health probes, reflection, admin calls, draining, SIGTERM.
 
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel.h>
@@ -40,7 +40,7 @@ std::string Text(const grpc::ByteBuffer& buffer) {
   return text;
 }
 
-// One call without generated code, as any tool that speaks gRPC would make it.
+// Makes one call without generated code, as a generic gRPC tool would.
 std::string Call(const DaemonProcess& daemon, const std::string& method,
                  const std::string& request) {
   grpc::GenericStub stub(daemon.Connect());
@@ -129,7 +129,7 @@ TEST(Operate, SigtermDrainsWithinItsLimit) {
   ASSERT_TRUE(worker.Attach().ok());
   const auto begun = std::chrono::steady_clock::now();
   daemon->Kill(SIGTERM);
-  // The session stays for the limit, new ones are refused, and the end says why.
+  // The session lives until the limit, new ones are refused, and its final status gives the reason.
   RawWorker late(daemon->Connect());
   grpc::Status refused;
   do {
@@ -200,7 +200,7 @@ TEST(Operate, ADrainHasTheLongestLimitThereIs) {
   RawWorker worker(daemon->Connect());
   ASSERT_TRUE(worker.Attach().ok());
   ASSERT_TRUE(Drain(*daemon, ~std::uint64_t{0}).ok());
-  // The session is not cut: it hears of the drain, and leaves.
+  // The daemon does not cut the session: the worker is notified of the drain and leaves.
   EXPECT_TRUE(worker.Leave().ok());
   EXPECT_EQ(daemon->WaitForExit(10), 0);
   EXPECT_THAT(daemon->Log(), HasSubstr("limit_ms=3600000"));

@@ -1,5 +1,5 @@
-// A GPU of the test process and the daemons that have theirs on the same machine: emulated, and
-// sharing memory by descriptors, or by CUDA IPC where a GPU exports none.
+// An emulated GPU, shared by the test process and the daemons it starts. Memory is shared by
+// descriptors, or by CUDA IPC for a GPU that exports none.
 #pragma once
 
 #include <memory>
@@ -33,7 +33,7 @@ class EmulatedGpu {
   }
 
   tests::EmulatedGpus gpus;
-  client::GpuPlatform platform;  // what workers of this process find
+  client::GpuPlatform platform;  // the GPUs that workers of this process find
 
  private:
   const bool by_descriptor_;

@@ -1,5 +1,5 @@
-// tesserad on a machine whose GPU is emulated. Two more flags: --gpu-shares-by-ipc, for a GPU that
-// exports no descriptors, and --gpu-fails-after=N, for one that fails after N calls.
+// tesserad on a machine with an emulated GPU. Two additional flags: --gpu-shares-by-ipc, for a GPU
+// that exports no descriptors, and --gpu-fails-after=N, for one that fails after N calls.
 #include <cstdlib>
 #include <memory>
 #include <string_view>

@@ -1,5 +1,5 @@
-// Packed lanes on a GPU, end to end, with a GPU that is emulated: the daemon encodes in its memory,
-// and the worker's kernels attend over what is there.
+// Packed lanes end to end on an emulated GPU: the daemon encodes in its memory, and the worker's
+// kernels attend over the result.
 
 #include <gmock/gmock.h>
 
@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-// Before the workers, so that it outlives them.
+// A base class before the workers, so that the GPU outlives them.
 struct WithGpu {
   explicit WithGpu(bool by_descriptor) : gpu(by_descriptor) {}
   EmulatedGpu gpu;
@@ -29,7 +29,7 @@ class PackedLanesOnGpu : protected WithGpu,
   PackedLanesOnGpu()
       : WithGpu(GetParam()), PackedLanes(gpu.StartDaemon({"--device=cuda:0"}), &gpu.platform) {}
 
-  // One more token of each through one step. outputs[layer][sequence]
+  // Decodes one token of each sequence in one step. Returns outputs[layer][sequence].
   std::vector<std::vector<Output>> DecodeTogether(std::vector<client::Sequence*> sequences,
                                                   std::vector<SyntheticSequence*> truths) {
     const std::size_t count = sequences.size();
@@ -68,7 +68,8 @@ class PackedLanesOnGpu : protected WithGpu,
     return outputs;
   }
 
-  // Signed permutations of channels: rotated rows are exact, and tiles the same bytes everywhere.
+  // Signed permutations of channels: rotated rows are exact, so that every implementation writes
+  // the same bytes.
   Rotated Permutations(const Packing& packing) {
     Rotated rotated;
     const std::uint32_t channels = packing.channels == 0 ? shape_.head_dim : packing.channels;
@@ -116,7 +117,8 @@ TEST_P(PackedLanesOnGpu, BothDoorsGiveTheSameBits) {
   }
 }
 
-// Kernels that multiply bf16 pairs round queries and weights; nothing else differs. Seen: 0.0012.
+// The only difference: kernels that multiply bf16 pairs round queries and weights. Measured:
+// 0.0012.
 constexpr double kRounding = 0.01;
 
 TEST_P(PackedLanesOnGpu, TheCpuMakesTheSameOfTheSameRows) {
@@ -164,8 +166,8 @@ TEST_P(PackedLanesOnGpu, TheCpuMakesTheSameOfTheSameRows) {
   }
 }
 
-// A prompt that is packed, its forks, and one that is not, in one step; then tails that are
-// absorbed behind packed segments.
+// A packed prompt, its forks and a dense sequence in one step; then tails that are absorbed after
+// packed segments.
 TEST_P(PackedLanesOnGpu, PackedAndDenseSequencesDecodeTogether) {
   client::Sequence packed = NewSequence(*mapped_);
   client::Sequence dense = NewSequence(*mapped_);
@@ -183,7 +185,7 @@ TEST_P(PackedLanesOnGpu, PackedAndDenseSequencesDecodeTogether) {
   fork_truth.Truncate(keep);
   Append(*fork, fork_truth, random_.Between(1, 40));
   ASSERT_TRUE(
-      Compress(*fork, packing, RandomRotations(packing)));  // a second strategy in its lanes
+      Compress(*fork, packing, RandomRotations(packing)));  // adds a second strategy to its lanes
   for (int token = 0; token < 40; ++token) {
     const auto outputs =
         DecodeTogether({&packed, &dense, &*fork}, {&packed_truth, &dense_truth, &fork_truth});
@@ -215,12 +217,11 @@ TEST_P(PackedLanesOnGpu, AValueThatDoesNotFitIsNamedAndNothingChanges) {
   const auto described = sequence.Describe(/*lanes=*/true);
   ASSERT_TRUE(described.ok()) << described.status();
   EXPECT_EQ(described->lane(0).segment_run(0).format(), "dense bf16");
-  // bf16 holds it.
+  // Fits in bf16.
   ASSERT_TRUE(Compress(sequence, {.kept_channels = 16}, {}));
 }
 
-// The staging arena is the GPU's memory, too: rotations are copied there and read back to be
-// checked.
+// The staging arena is also in GPU memory: rotations are copied there and read back for checks.
 TEST_P(PackedLanesOnGpu, LargeRotationsTravelThroughTheStagingArena) {
   const auto small = gpu.StartDaemon({"--device=cuda:0", "--max-message-bytes=64KiB"});
   ASSERT_NE(small, nullptr);

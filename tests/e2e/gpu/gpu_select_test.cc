@@ -1,5 +1,5 @@
-// Selections on a GPU, end to end, with a GPU that is emulated: the worker's own kernels and the
-// daemon's choose and read the same.
+// Selections end to end on an emulated GPU: the worker's kernels and the daemon's kernels select
+// and read the same.
 
 #include <gmock/gmock.h>
 
@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// Before the workers, so that it outlives them.
+// A base class before the workers, so that the GPU outlives them.
 struct WithEmulatedGpu {
   EmulatedGpu gpu{true};
 };
@@ -27,8 +27,8 @@ class SelectionsOnGpu : protected WithEmulatedGpu, public PackedLanes {
   SelectionsOnGpu() : PackedLanes(gpu.StartDaemon({"--device=cuda:0"}), &gpu.platform) {}
 };
 
-// Steps with a rule, with another and with none, over packed segments and dense ones: each output
-// is the daemon's, to the bit.
+// Steps with one rule, another rule and none, over packed and dense segments. Each output equals
+// the daemon's bit by bit.
 TEST_F(SelectionsOnGpu, BothDoorsGiveTheSameBits) {
   client::Sequence sequence = NewSequence(*mapped_);
   SyntheticSequence truth(shape_, random_.Bits());
@@ -51,8 +51,8 @@ TEST_F(SelectionsOnGpu, BothDoorsGiveTheSameBits) {
   }
 }
 
-// A rule per layer, of kv heads, of query heads and none: each is honoured, and the sequences of a
-// step are not mixed up.
+// Each layer has another rule (per kv head, per query head, none). Each must be applied, without
+// mixing up the sequences of a step.
 TEST_F(SelectionsOnGpu, LayersOfOneStepMayHaveOtherRules) {
   shape_.layers = 4;
   shape_.query_heads = 3 * shape_.kv_heads;
@@ -100,7 +100,7 @@ TEST_F(SelectionsOnGpu, LayersOfOneStepMayHaveOtherRules) {
         const Output one = ByRpc(*mapped_, sequences[i], truths[i], layer, at, rules[layer]);
         expected.output.insert(expected.output.end(), one.output.begin(), one.output.end());
         expected.lse.insert(expected.lse.end(), one.lse.begin(), one.lse.end());
-        // 8 of 200 entries are not all of them, nor one choice what three heads choose.
+        // 8 of 200 entries must differ from all, and a shared selection from that of three heads.
         const auto other = layer == 1 ? std::optional(SelectionRule{.entries = 12}) : std::nullopt;
         if (layer > 1) continue;
         EXPECT_FALSE(one == ByRpc(*mapped_, sequences[i], truths[i], layer, at, other)) << layer;
@@ -110,8 +110,8 @@ TEST_F(SelectionsOnGpu, LayersOfOneStepMayHaveOtherRules) {
   }
 }
 
-// Sequences of a step by policies of their own, one of them without a selection: each reads what
-// the daemon reads of it. Choices by query head and by kv head do not go together.
+// Sequences of one step have different policies, one without a selection. Each reads the same as
+// the daemon does. Selections per query head and per kv head cannot share a step.
 TEST_F(SelectionsOnGpu, SequencesOfOneStepMayHaveOtherRules) {
   shape_.query_heads = 3 * shape_.kv_heads;
   model_ = *mapped_->RegisterModel(shape_.Geometry());
@@ -156,7 +156,7 @@ TEST_F(SelectionsOnGpu, SequencesOfOneStepMayHaveOtherRules) {
     }
     return status.ok() ? step->End() : status;
   };
-  // Other members, and others in other places.
+  // Changes the members of the step and their order.
   for (const std::vector<std::size_t>& members :
        {std::vector<std::size_t>{0, 1, 2}, {2, 1, 0}, {1, 3}, {3}, {1, 2}}) {
     std::vector<Output> outputs;
@@ -174,7 +174,7 @@ TEST_F(SelectionsOnGpu, SequencesOfOneStepMayHaveOtherRules) {
         EXPECT_TRUE(outputs[layer] == expected) << "layer " << layer;
         continue;
       }
-      // Lanes by query head read a sequence's parts in another order.
+      // Per-query-head lanes read the parts of a sequence in another order.
       for (std::size_t e = 0; e < expected.output.size(); ++e) {
         ASSERT_NEAR(outputs[layer].output[e], expected.output[e], 1e-2) << "layer " << layer;
       }

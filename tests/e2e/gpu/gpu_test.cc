@@ -1,6 +1,6 @@
-// Daemon and worker on a GPU, end to end, with a GPU that is emulated: device memory is shared
-// memory, and the kernels' own source runs on the host. Everything else is the product: export and
-// import, StepViews, rows into tiles, attention through both doors, failure.
+// Daemon and worker end to end on an emulated GPU: device memory is shared memory, and the kernels'
+// own source runs on the host. Everything else is product code: export and import, StepViews, rows
+// into tiles, attention through both transports, failure.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ using cli::BytesOf;
 using fakes::DaemonProcess;
 using testing::HasSubstr;
 
-// By descriptors, or by CUDA IPC where a GPU exports none.
+// Memory is shared by descriptors, or by CUDA IPC for a GPU that exports none.
 class Gpu : public testing::TestWithParam<bool> {
  protected:
   std::unique_ptr<DaemonProcess> StartDaemon(std::vector<std::string> flags) {
@@ -56,7 +56,7 @@ TEST_P(Gpu, EveryOutputOfBothDoorsIsRightAndAllMemoryComesBack) {
   for (const std::string_view door : {"mapped", "rpc", "mapped"}) {
     ASSERT_EQ(RunWorker(*daemon, door), 0) << door;
   }
-  // What a session had is given back when its worker has closed it: soon, not at once.
+  // The daemon releases a session's resources soon after its worker has closed it, but not at once.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
   while ((daemon->Mappings() > mappings || daemon->OpenFds() > fds) &&
          std::chrono::steady_clock::now() < deadline) {
@@ -108,7 +108,7 @@ TEST_P(Gpu, ValuesThatMayNotBeKeptFailTheSequenceByEitherWay) {
   EXPECT_THAT(refused.status().ToString(),
               HasSubstr("K of layer 2, kv head 1, token 33, channel 77"));
 
-  // Straight into the tail.
+  // Directly into the tail.
   auto tensor = (*worker)->NewTensor(2 * shape.query_row());
   auto output = (*worker)->NewTensor(4 * shape.query_row());
   ASSERT_TRUE(tensor.ok() && output.ok());
@@ -222,7 +222,7 @@ TEST_P(Gpu, TheWorkersOwnGpuMayFail) {
   gpu_.gpus.options.fails_after = 300;
   EXPECT_EQ(RunWorker(*daemon, "mapped"), 1);
   gpu_.gpus.options.fails_after = -1;
-  EXPECT_EQ(RunWorker(*daemon, "mapped"), 0);  // nobody else has noticed
+  EXPECT_EQ(RunWorker(*daemon, "mapped"), 0);  // other workers are not affected
 }
 
 INSTANTIATE_TEST_SUITE_P(Sharing, Gpu, testing::Bool(), [](const auto& param) {

@@ -1,5 +1,5 @@
-// Token policies on a GPU, end to end, with a GPU that is emulated: rows are looked at, merged and
-// gathered where the daemon cannot read them directly.
+// Token policies end to end on an emulated GPU: keys are scored, merged and gathered in memory that
+// the daemon cannot read directly.
 
 #include <gmock/gmock.h>
 
@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-// Before the workers, so that it outlives them.
+// A base class before the workers, so that the GPU outlives them.
 struct WithEmulatedGpu {
   EmulatedGpu gpu{true};
 };
@@ -54,7 +54,8 @@ TEST_F(TokensOnGpu, MergedEntriesCarryTheirWeights) {
   Compress(sequence);
   const v1::DescribeResponse held = Entries(sequence);
   EXPECT_LT(held.tokens_kept(), 0.7);
-  // The device's words say what the daemon's lists say: all of the attention is somewhere.
+  // The weights and positions on the device agree with the daemon's lists, so attention sums to
+  // one.
   std::vector<float> output(shape_.query_row());
   std::vector<float> lse(shape_.query_heads);
   const std::vector<std::uint16_t> nothing(shape_.query_row());
@@ -63,12 +64,12 @@ TEST_F(TokensOnGpu, MergedEntriesCarryTheirWeights) {
                                         .output = WritableBytesOf(output),
                                         .lse = lse}};
   ASSERT_TRUE(mapped_->AttendRpc(0, asked, {}).ok());
-  // A query of zeros weighs entries by their weights alone, which sum to the tokens.
+  // For a zero query only the entries' weights count, and they add up to the number of tokens.
   for (const float value : lse) EXPECT_NEAR(value, std::log(96.0), 1e-3);
 }
 
-// A prompt whose keys and queries no rounding takes for others: every query tells the grades of
-// keys apart by some percent, and keys of one direction are alike as those of two are not.
+// A prompt that is robust against rounding: every query separates the grades of keys by some
+// percent, and keys of one direction are far more similar than keys of two.
 class GradedPrompt {
  public:
   GradedPrompt(const SyntheticShape& shape, TestRandom& random) : shape_(shape) {
@@ -112,10 +113,10 @@ class GradedPrompt {
         sequence.Observe({.layer = 0, .query = BytesOf(queries_), .key = BytesOf(keys_)});
     ASSERT_TRUE(seen.ok()) << seen;
     const std::vector<std::uint32_t> ids(kTokens, 7);
-    (void)sequence.ObserveTokens(0, ids);  // not every policy asks for them
+    (void)sequence.ObserveTokens(0, ids);  // not every policy needs them
   }
 
-  // Token by token instead, each attended to; nothing is shown otherwise.
+  // Decodes token by token and attends to each; provides no other observations.
   void Decode(client::Worker& worker, client::Sequence& sequence) const {
     const auto row = [&](const std::vector<std::uint16_t>& rows, std::uint64_t token) {
       const std::size_t size = rows.size() / kTokens;
@@ -203,7 +204,7 @@ TEST_F(ChoicesOnGpu, AreThoseOfTheCpu) {
   }
 }
 
-// By the queries that steps are attended with, on either.
+// Uses the queries of the attended steps, on both devices.
 TEST_F(ChoicesOnGpu, AreThoseOfTheCpuWhileDecoding) {
   for (const std::string policy : {"h2o:heavy=30,recent=10", "tova:budget=40"}) {
     SCOPED_TRACE(policy);

@@ -1,5 +1,5 @@
-// Bad input gets an error that names the value and the limit, and changes nothing: one table of
-// everything a worker can say wrongly over RPC, against a real daemon.
+// Bad input gets an error that names the value and the limit, and changes nothing. One table of all
+// invalid requests that a worker can send by RPC, against a real daemon.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -94,7 +94,7 @@ struct World {
   }
 };
 
-// What one mistake is, and how it must be answered.
+// An invalid request and its expected answer.
 struct Mistake {
   std::string name;
   std::function<grpc::Status(World&)> make;
@@ -174,7 +174,7 @@ std::vector<Mistake> AppendMistakes() {
                 StatusCode::INVALID_ARGUMENT, {"value has shape [2, 4, 2, 64]", "[2, 3, 2, 64]"}),
       BadAppend("bytes cut short",
                 [](auto& r, World&) { r.mutable_key()->mutable_inline_()->pop_back(); },
-                StatusCode::INVALID_ARGUMENT, {"key carries 1535 bytes", "needs 1536"}),
+                StatusCode::INVALID_ARGUMENT, {"key has 1535 bytes", "needs 1536"}),
       BadAppend("decoded tokens that end a prompt",
                 [](auto& r, World&) {
                   r.set_decoded(true);
@@ -380,9 +380,9 @@ std::vector<Mistake> HelloMistakes() {
                  h.set_group_size(2);
                  h.set_rank(2);
                },
-               StatusCode::INVALID_ARGUMENT, {"rank is 2", "group of 2"}),
+               StatusCode::INVALID_ARGUMENT, {"rank is 2", "group_size, 2"}),
       BadHello("a group without a name", [](auto& h) { h.set_group_size(2); },
-               StatusCode::INVALID_ARGUMENT, {"group_size is 2", "name the group"}),
+               StatusCode::INVALID_ARGUMENT, {"group_size is 2", "set group"}),
       BadHello("a group without end", [](auto& h) { h.set_group_size(4000000000u); },
                StatusCode::INVALID_ARGUMENT, {"4000000000", "1024"}),
       BadHello("another hash of prefixes", [](auto& h) { h.set_prefix_hash("sha256/16"); },
@@ -432,7 +432,7 @@ TEST_F(BadInput, Attend) { Check(AttendMistakes()); }
 TEST_F(BadInput, ModelsAndSequences) { Check(ModelAndSequenceMistakes()); }
 TEST_F(BadInput, Hello) { Check(HelloMistakes()); }
 
-// Values that are not usable fail their sequence, by name, and nothing else.
+// Unusable values fail their sequence, with an error that names them, and nothing else.
 TEST_F(BadInput, UnusableValuesFailTheirSequenceAlone) {
   const std::string before = world_.Describe(world_.sequence).SerializeAsString();
   for (const float bad :
@@ -483,7 +483,7 @@ TEST_F(BadInput, DescriptorOpeningsThatMustBeRefused) {
   RawWorker worker(world_.daemon->Connect());
   ASSERT_TRUE(worker.Attach().ok());
   ASSERT_TRUE(worker.OpenDescriptors().ok());
-  // A nonce opens once.
+  // A nonce opens only once.
   RawWorker thief(world_.daemon->Connect());
   ASSERT_TRUE(thief.Attach().ok());
   EXPECT_FALSE(worker.Fetch(shm::DescriptorKind::kPool, 9999)->fd.valid());
@@ -492,7 +492,7 @@ TEST_F(BadInput, DescriptorOpeningsThatMustBeRefused) {
   EXPECT_EQ(worker.Fetch(static_cast<shm::DescriptorKind>(77), 0)->answer.code,
             shm::DescriptorCode::kBadRequest);
   Fd first = std::move(worker.descriptor_socket());
-  ASSERT_TRUE(worker.OpenDescriptors().ok());  // the transport works; the answer refuses
+  ASSERT_TRUE(worker.OpenDescriptors().ok());  // the socket works; the answer is a refusal
   EXPECT_FALSE(worker.Fetch(shm::DescriptorKind::kControl, 0).ok());
 }
 

@@ -1,5 +1,5 @@
-// Everything that can be wrong with a packing, its rotations or a selection: an error that names
-// the value and the limit, and a sequence that is as it was.
+// Every invalid packing, rotation or selection gets an error that names the value and the limit,
+// and leaves the sequence unchanged.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ v1::Tensor Identities() {
   return tensor;
 }
 
-// One element of one matrix: layer 1, kv head 0, row 5.
+// Overwrites one element of one matrix: layer 1, kv head 0, row 5.
 void Spoil(v1::Tensor& tensor, int column, float value) {
   const std::uint16_t bits = kernels::FloatToBf16(value);
   std::memcpy(tensor.mutable_inline_()->data() + ((2 * kHeadDim + 5) * kHeadDim + column) * 2,
@@ -72,7 +72,7 @@ class BadPacking : public testing::Test {
     v1::RegisterModelResponse registered;
     ASSERT_TRUE(worker_.RegisterModel(model, &registered).ok());
     sequence_ = NewSequence(registered.model_id());
-    // Layers that are not alike.
+    // Layers that differ.
     model.mutable_model()->set_name("mixed");
     model.mutable_model()->mutable_layers(1)->set_head_dim(128);
     ASSERT_TRUE(worker_.RegisterModel(model, &registered).ok());
@@ -160,11 +160,11 @@ TEST_F(BadPacking, Shapes) {
       {"a group of 3",
        [](auto& r) { r.mutable_packing()->set_group(3); },
        kInvalid,
-       {"group is 3", "1, 2 and 4"}},
+       {"group is 3", "1, 2 or 4"}},
       {"a group of 257",
        [](auto& r) { r.mutable_packing()->set_group(257); },
        kInvalid,
-       {"group is 257", "1, 2 and 4"}},
+       {"group is 257", "1, 2 or 4"}},
       {"kept and group do not match",
        [](auto& r) {
          r.mutable_packing()->set_kept_channels(18);
@@ -198,14 +198,14 @@ TEST_F(BadPacking, Shapes) {
          r.mutable_packing()->set_block(32);
        },
        kInvalid,
-       {"block is 32", "4, 8 and 16"}},
+       {"block is 32", "4, 8 or 16"}},
       {"a block of 260",
        [](auto& r) {
          r.mutable_packing()->set_summary(v1::BLOCK_SUMMARY_MEAN);
          r.mutable_packing()->set_block(260);
        },
        kInvalid,
-       {"block is 260", "4, 8 and 16"}},
+       {"block is 260", "4, 8 or 16"}},
       {"dense, and channels dropped",
        [](auto& r) {
          r.mutable_packing()->set_dense(true);
@@ -298,7 +298,7 @@ TEST_F(BadPacking, Rotations) {
       {"bytes missing",
        rotated([](auto& key, auto&) { key.mutable_inline_()->pop_back(); }),
        kInvalid,
-       {"carries 32767 bytes", "needs 32768"}},
+       {"has 32767 bytes", "needs 32768"}},
       {"not finite",
        rotated(
            [](auto&, auto& value) { Spoil(value, 7, std::numeric_limits<float>::quiet_NaN()); }),
@@ -408,7 +408,7 @@ TEST_F(BadPacking, Selections) {
         EXPECT_THAT(status.error_message(), HasSubstr(part));
       }
     }
-    // Attend refuses the same, in the same words.
+    // Attend refuses it with the same words.
     v1::AttendRequest attend;
     *attend.mutable_session() = request.session();
     attend.set_layer(request.layer());

@@ -1,4 +1,5 @@
-// A daemon that cannot serve says why, with the value and the limit, and harms nobody.
+// A daemon that cannot start explains why, with the value and the limit, and has no effect on
+// others.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +31,7 @@ TEST(BadStart, SocketOfALiveDaemon) {
   EXPECT_THAT(second.output, HasSubstr(daemon->socket_path()));
   EXPECT_THAT(second.output, HasSubstr("live daemon"));
   EXPECT_THAT(second.output, HasSubstr(std::to_string(daemon->pid())));
-  // The first one is unharmed.
+  // The first daemon is unaffected.
   RawWorker worker(daemon->Connect());
   ASSERT_TRUE(worker.Attach().ok());
   EXPECT_TRUE(worker.OpenDescriptors().ok());

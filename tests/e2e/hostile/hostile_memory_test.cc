@@ -1,5 +1,5 @@
-// A worker that changes memory which it shares with the daemon while the daemon reads it: what is
-// judged is what is used, whatever stands there a moment later.
+// A worker that changes shared memory while the daemon reads it. The daemon must use exactly the
+// bytes that it has checked.
 
 #include <gtest/gtest.h>
 
@@ -32,11 +32,11 @@ constexpr int kLayers = 2;
 constexpr std::size_t kRowBytes = 2 * 64 * 2;                       // of K or V, both kv heads
 constexpr std::uint16_t kGood = 0x3e80;                             // 0.25
 constexpr std::uint16_t kBad[] = {0x7fc0, 0x7f80, 0xff80, 0x7f7f};  // NaN, +inf, -inf, too large
-// How often each answer must have been seen, and in how many attempts at most.
+// How often each outcome must occur, and the maximum number of attempts.
 constexpr int kEnough = 20;
 constexpr int kAttempts = 20000;
 
-// Puts a bad value into words at random, and takes it away again, as fast as it can.
+// Writes a bad value to random words and removes it again, as fast as possible.
 class Flipper {
  public:
   Flipper(std::byte* memory, std::size_t bytes, std::uint64_t seed)
@@ -128,7 +128,7 @@ class HostileMemory : public testing::Test {
     *item.mutable_query() = query;
     return worker_->Attend(request, response);
   }
-  // What the sequence holds is what was judged: all of it attends to such numbers.
+  // The sequence holds only checked rows, so that all attention over it is finite.
   void ExpectFinite(std::uint64_t sequence, float at_most = 1e18f) {
     for (int layer = 0; layer < kLayers; ++layer) {
       v1::AttendResponse response;
@@ -181,7 +181,7 @@ TEST_F(HostileMemory, RowsThatChangeWhileTheyAreAppended) {
   EXPECT_GE(refused, kEnough);
 }
 
-// Rows that are not orthonormal would make numbers of any size of what they turn.
+// Rotations that are not orthonormal could make rows arbitrarily large.
 TEST_F(HostileMemory, RotationsThatChangeWhileTheyAreTaken) {
   MapStaging();
   constexpr std::size_t kSide = 64;

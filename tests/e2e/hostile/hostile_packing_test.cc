@@ -1,5 +1,5 @@
-// A worker that means harm, and has packed lanes to do it with: queries that no model makes, and
-// every call on one sequence at the same time. The daemon lives on, and its books close.
+// A hostile worker with packed lanes: queries that no model computes, and every call on one
+// sequence at the same time. The daemon survives, and its accounts balance.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -63,7 +63,7 @@ class HostilePacking : public testing::Test {
     EXPECT_TRUE(worker_.CreateSequence(create, &created).ok());
     return created.sequence_id();
   }
-  // `count` tokens of the same key in all heads.
+  // Appends `count` tokens with the same key in all heads.
   grpc::Status Append(std::uint64_t sequence, std::uint64_t first, int count, const Row& row) {
     v1::AppendRequest append;
     append.set_sequence_id(sequence);
@@ -85,7 +85,7 @@ class HostilePacking : public testing::Test {
     v1::CompressResponse response;
     return worker_.stub().Compress(&context, request, &response);
   }
-  // Of the tenant, all tags together.
+  // The tenant's used bytes, over all tags.
   std::uint64_t UsedBytes() {
     v1::StatsRequest request;
     *request.mutable_session() = worker_.key();
@@ -110,13 +110,13 @@ class HostilePacking : public testing::Test {
   std::uint64_t model_ = 0;
 };
 
-// Scores that are infinite, or NaN: whatever a daemon makes of them, it takes no more blocks than
-// the budget says, for it has measured its memory by that.
+// Infinite and NaN scores: the daemon never selects more blocks than the budget allows, because it
+// has sized its memory by the budget.
 TEST_F(HostilePacking, StrangeQueriesTakeNoMoreThanTheirBudget) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const float numbers[] = {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN(),
                            3e38f,     0.0f,       1.0f};
-  // Keys that make an infinity of one sign or the other of such a query, NaN, or nothing.
+  // Keys whose product with such a query is infinite of either sign, NaN, or zero.
   Row keys[] = {Row(kHeadDim), Row(kHeadDim), Row(kHeadDim), Row(kHeadDim)};
   keys[1][0] = keys[3][0] = 2;
   keys[2][0] = keys[3][1] = -2;
@@ -170,7 +170,7 @@ TEST_F(HostilePacking, StrangeQueriesTakeNoMoreThanTheirBudget) {
   }
 }
 
-// Scratch memory and time grow with queries times blocks, and nobody is charged for them.
+// Scratch memory and time grow with queries times blocks, and no quota covers them.
 TEST_F(HostilePacking, AChoiceThatIsTooLargeIsRefused) {
   constexpr int kManyHeads = 480;
   v1::RegisterModelRequest model;
@@ -203,7 +203,7 @@ TEST_F(HostilePacking, AChoiceThatIsTooLargeIsRefused) {
     grpc::ClientContext context;
     v1::SelectResponse chosen;
     const grpc::Status status = worker_.stub().Select(&context, request, &chosen);
-    // Attend refuses the same, in the same words.
+    // Attend refuses it with the same words.
     v1::AttendRequest attend;
     v1::AttendItem& item = *attend.add_items();
     item.set_sequence_id(sequence);
@@ -222,9 +222,9 @@ TEST_F(HostilePacking, AChoiceThatIsTooLargeIsRefused) {
   EXPECT_EQ(select(63, message), StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(message,
             "63 queries of 240 heads over 18000 blocks are 272160000 scores; the limit of a "
-            "selection is 268435456; ask for fewer queries at a time");
+            "selection is 268435456; send fewer queries at a time");
 
-  // Few scores, but all of the entries: what each part of them says to each query has to be kept.
+  // Few scores but all entries: the partial results of each part are kept per query.
   v1::AttendRequest attend;
   v1::AttendItem& item = *attend.add_items();
   item.set_sequence_id(sequence);
@@ -239,9 +239,8 @@ TEST_F(HostilePacking, AChoiceThatIsTooLargeIsRefused) {
   EXPECT_THAT(status.error_message(), testing::HasSubstr("the limit is 268435456"));
 }
 
-// Every call on the same few sequences from several threads, while others pack them. What is
-// refused is refused for a reason that a racing worker must expect, and when all is over nothing is
-// left.
+// Every call on the same few sequences from several threads, while other threads pack them.
+// Refusals must have a reason that a racing worker has to expect, and at the end nothing is left.
 TEST_F(HostilePacking, EveryCallAtOnceLeavesNothingBehind) {
   RawWorker other(daemon_->Connect());
   ASSERT_TRUE(other.Attach().ok());
@@ -337,7 +336,7 @@ TEST_F(HostilePacking, EveryCallAtOnceLeavesNothingBehind) {
   v1::FreeResponse freed;
   ASSERT_TRUE(worker_.Free(free, &freed).ok());
   EXPECT_EQ(freed.freed(), 3u);
-  // What was retired goes when the last reader has, a moment later perhaps.
+  // Retired memory is freed with its last reader, possibly a moment later.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (UsedBytes() != 0 && std::chrono::steady_clock::now() < deadline) {
   }

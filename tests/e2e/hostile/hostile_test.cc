@@ -1,4 +1,4 @@
-// Peers that mean harm on the descriptor socket keep nobody else from working.
+// Hostile peers on the descriptor socket do not stop others from working.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ class Hostile : public testing::Test {
     daemon_ = DaemonProcess::Start(options);
     ASSERT_NE(daemon_, nullptr);
   }
-  // Connections to the descriptor socket that say nothing.
+  // Connections to the descriptor socket that send nothing.
   std::vector<Fd> Silent(int count) {
     std::vector<Fd> silent;
     for (int i = 0; i < count; ++i) {
@@ -99,7 +99,7 @@ TEST_F(Hostile, SilentConnectionsKeepNobodyOut) {
   int lines = 0;
   for (std::size_t at = 0; (at = log.find("connection refused", at)) != log.npos; ++at) ++lines;
   EXPECT_GE(lines, 1);
-  EXPECT_LE(lines, 10);  // not one for each
+  EXPECT_LE(lines, 10);  // rate-limited: not one each
 }
 
 TEST_F(Hostile, ASilentConnectionIsClosed) {
@@ -107,7 +107,7 @@ TEST_F(Hostile, ASilentConnectionIsClosed) {
   const std::vector<Fd> silent = Silent(1);
   const std::unique_ptr<RawWorker> worker = Worker();
   EXPECT_TRUE(Closes(silent.front(), {.tv_sec = 20, .tv_usec = 0}));
-  // Who has opened may be silent.
+  // A peer may be silent once it has sent its opening.
   EXPECT_TRUE(worker->Fetch(DescriptorKind::kControl, 0).ok());
 }
 
@@ -160,7 +160,8 @@ TEST_F(Hostile, OutOfDescriptorsItWaitsForSome) {
   Worker();
 }
 
-// Requests that take the daemon's waiting thread long, a wake behind them, and the end meanwhile.
+// Requests that keep the daemon's waiting thread busy, followed by a wake, while the daemon is told
+// to stop.
 TEST_F(Hostile, ItMayBeToldToStopWhileItServes) {
   Start({.flags = {"--drain-limit-ms=0", "--staging-bytes=64MiB"}, .pool_bytes = "4GiB"});
   std::vector<std::unique_ptr<RawWorker>> workers;
@@ -173,11 +174,11 @@ TEST_F(Hostile, ItMayBeToldToStopWhileItServes) {
   NextAnswer(*workers.front(), &staging);
   daemon_->Kill(SIGTERM);
   for (const std::unique_ptr<RawWorker>& worker : workers) worker->AwaitEnd();
-  workers.clear();  // no connection is left for the daemon to wait for
+  workers.clear();  // the daemon has no connection left to wait for
   EXPECT_EQ(daemon_->WaitForExit(30), 0);
 }
 
-// At any moment of its greeting, of which nobody but the daemon knows how far it is.
+// The worker leaves at a random moment of its attachment; only the daemon knows how far it is.
 TEST_F(Hostile, AWorkerThatGoesWhileItIsGreetedLeavesNoSession) {
   Start({.flags = {"--max-sessions=4096"}});
   const std::shared_ptr<grpc::Channel> channel = daemon_->Connect();
@@ -205,7 +206,8 @@ TEST_F(Hostile, AWorkerThatGoesWhileItIsGreetedLeavesNoSession) {
   EXPECT_EQ(sessions.sessions_size(), 0);
 }
 
-// A tenant that attaches without end: refused at the limit, and the other tenant's place is kept.
+// A tenant that attaches without end is refused at its limit, and the other tenant can still
+// attach.
 TEST_F(Hostile, AFloodOfSessionsKeepsNoOtherTenantOut) {
   Start({.flags = {"--max-sessions=40"},
          .config_json = R"({"tenants": [{"name": "a"}, {"name": "b", "token": "sesame"}]})"});
@@ -229,7 +231,7 @@ TEST_F(Hostile, AFloodOfSessionsKeepsNoOtherTenantOut) {
   ASSERT_TRUE(other.Attach(hello).ok());
   NewSequence(other, 40);
   flood.clear();
-  // All of them have gone, and with them all that they held.
+  // All of them are gone, and everything they held is released.
   const auto admin = v1::TesseraAdmin::NewStub(daemon_->Connect());
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   v1::StatsResponse stats;
@@ -243,8 +245,8 @@ TEST_F(Hostile, AFloodOfSessionsKeepsNoOtherTenantOut) {
   EXPECT_TRUE(RawWorker(daemon_->Connect()).Attach().ok());
 }
 
-// As many wait for memory as a tenant of two may have; of threads for streams gRPC has half as many
-// as there are cores.
+// As many calls wait for memory as a tenant of two may have. gRPC has half as many threads for
+// streams as there are cores.
 TEST_F(Hostile, ATenantThatWaitsForMemoryKeepsNobodyElseWaiting) {
   Start({.flags = {"--tail-extent-bytes=16MiB", "--pin-limit-ms=60000"},
          .config_json = R"({"tenants": [{"name": "a", "hard_limit_bytes": 33554432},
@@ -255,7 +257,7 @@ TEST_F(Hostile, ATenantThatWaitsForMemoryKeepsNobodyElseWaiting) {
     workers.push_back(Worker());
     sequences.push_back(NewSequence(*workers.back(), 1500));  // 1.5 MiB
   }
-  // A reader that never moves on, from before what is moved out for them.
+  // A reader that never advances, pinned before the offload that makes room.
   const auto mapping = fakes::RawMapping::Map(*workers.front());
   ASSERT_NE(mapping, nullptr);
   mapping->control().readers[0].word.store(shm::PinWord(1));

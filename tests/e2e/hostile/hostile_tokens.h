@@ -1,4 +1,4 @@
-// A worker that means harm, attached, with a model and a stranger beside it.
+// A hostile worker, attached, with a model, and an honest stranger beside it.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -60,7 +60,7 @@ class HostileTokens : public testing::Test {
     model_ = Register(worker_);
   }
   void TearDown() override {
-    // It still does what it is for.
+    // The daemon still works.
     const std::uint64_t sequence = NewSequence("snapkv:tokens=24,window=8");
     Append(sequence, 0, kTokens);
     for (std::uint32_t layer = 0; layer < kLayers; ++layer) {

@@ -1,13 +1,13 @@
-// A worker that means harm, and has a token policy to do it with: what it shows is wrong in every
-// field, its sequences are cut and freed while they are chosen from. The daemon lives on, and its
-// books close.
+// A hostile worker with a token policy: its observations are wrong in every field, and its
+// sequences are truncated and freed during decisions. The daemon survives, and its accounts
+// balance.
 
 #include "tests/e2e/hostile/hostile_tokens.h"
 
 namespace tessera {
 namespace {
 
-// ---- what is shown
+// ---- Observations
 
 struct WrongShowing {
   const char* name;
@@ -28,7 +28,7 @@ constexpr auto kInvalid = StatusCode::INVALID_ARGUMENT;
 constexpr auto kRange = StatusCode::OUT_OF_RANGE;
 
 const WrongShowing kWrong[] = {
-    {"nothing", kSnapKv, [](auto& r) { r.clear_last_queries(); }, kInvalid, "neither queries"},
+    {"nothing", kSnapKv, [](auto& r) { r.clear_last_queries(); }, kInvalid, "no queries"},
     {"layer", kSnapKv, [](auto& r) { r.set_layer(2); }, kInvalid, "2"},
     {"sequence", kSnapKv, [](auto& r) { r.set_sequence_id(kHuge); }, StatusCode::NOT_FOUND, ""},
     {"session", kSnapKv, [](auto& r) { r.mutable_session()->set_secret(1); },
@@ -76,7 +76,7 @@ const WrongShowing kWrong[] = {
      [](auto& r) {
        *r.mutable_attention_sums() = Numbers(v1::DTYPE_FP32, {2, 100});
      },
-     kInvalid, "sums of attention, and the policy asks for none"},
+     kInvalid, "it has sums of attention; the policy asks for none"},
     {"norms", kSnapKv,
      [](auto& r) {
        *r.mutable_norm_queries() = Numbers(v1::DTYPE_BF16, {4, 1, 64});
@@ -136,7 +136,7 @@ TEST_F(HostileTokens, WhatIsShownWronglyIsRefusedAndKeptNowhere) {
     EXPECT_THAT(status.error_message(), HasSubstr(wrong.says));
     EXPECT_EQ(TenantStats().observation_bytes(), 0u);
   }
-  // Somebody else's, and one that has been freed.
+  // A sequence of another tenant, and a freed one.
   const std::uint64_t mine = NewSequence(kSnapKv);
   ASSERT_TRUE(Append(mine, 0, kTokens).ok());
   v1::ObserveRequest request = GoodObserve(mine);
@@ -153,7 +153,7 @@ TEST_F(HostileTokens, WhatIsShownWronglyIsRefusedAndKeptNowhere) {
   EXPECT_EQ(Observe(GoodObserve(mine)).error_code(), StatusCode::NOT_FOUND);
 }
 
-// A worker of another make, which neither shows nor compresses first, as our client library does.
+// A worker with another client library, which neither observes nor compresses before it publishes.
 TEST_F(HostileTokens, WhatNobodyHasShownIsNotPublished) {
   for (const char* policy : {"tova:budget=80", "h2o:heavy=40,recent=40"}) {
     SCOPED_TRACE(policy);
@@ -230,7 +230,7 @@ TEST_F(HostileTokens, AnyNumbersAreRefusedOrTaken) {
   ASSERT_TRUE(worker_.Free(free, &freed).ok());
 }
 
-// ---- what is asked
+// ---- Requests
 
 TEST_F(HostileTokens, ADescriptionThatFitsIntoNoMessageIsRefused) {
   const std::uint64_t sequence = NewSequence("dense");
@@ -322,7 +322,7 @@ TEST_F(HostileTokens, WordsThatHoldWhatPartsThemAreNoPolicy) {
   EXPECT_TRUE(good.ok()) << good.error_message();
 }
 
-// ---- everything at once
+// ---- Everything at once
 
 TEST_F(HostileTokens, EveryCallAtTheSameTimeOnOneSequence) {
   for (const char* policy :

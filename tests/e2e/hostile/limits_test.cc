@@ -1,4 +1,4 @@
-// What a daemon was told to allow at most: a worker meets each limit, and reads its error.
+// The configured limits of a daemon: a worker exceeds each one and checks the error.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ using fakes::RawWorker;
 using grpc::StatusCode;
 using testing::HasSubstr;
 
-// As many as there may be, and one more of each.
+// Creates the allowed number of each, and one more.
 TEST(Limits, EachNamesTheValueAndTheLimit) {
   const auto daemon = DaemonProcess::Start(
       {.flags = {"--max-sessions=1", "--max-models-per-tenant=1", "--max-sequences-per-tenant=2",
@@ -29,7 +29,7 @@ TEST(Limits, EachNamesTheValueAndTheLimit) {
   const auto refuses = [&with_cause](const grpc::Status& status, const char* a, const char* b) {
     EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
     EXPECT_THAT(status.error_message(), testing::AllOf(HasSubstr(a), HasSubstr(b)));
-    v1::StatusDetails details;  // empty where gRPC itself refuses
+    v1::StatusDetails details;  // empty if gRPC itself refuses
     ASSERT_TRUE(details.ParseFromString(status.error_details()));
     for (const auto& any : details.details()) {
       v1::ErrorInfo info;

@@ -1,5 +1,5 @@
-// Who may connect to the Unix sockets: the kernel says who it is. Other users are needed for that,
-// and only root can be them.
+// Access to the Unix sockets by the peer's user and group, as reported by the kernel. Needs root,
+// to act as other users.
 
 #include <gmock/gmock.h>
 #include <grp.h>
@@ -25,7 +25,7 @@ using testing::Not;
 
 enum Met : int { kGreeted = 0, kCutOff = 1, kNotConnected = 2 };
 
-// In a process of that user, which is in that group, too. gRPC greets whoever it serves.
+// Connects from a process of that user and group. gRPC greets only a peer that it serves.
 Met ConnectAs(uid_t user, gid_t group, const std::string& path) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -54,7 +54,7 @@ TEST(Peers, OnlyThoseWhoAreListedConnectWhateverTheFileModeSays) {
   EXPECT_THAT(daemon->Log(),
               AllOf(HasSubstr("connection refused socket=" + path), HasSubstr("of user 23456"),
                     HasSubstr("admits uid:12345,gid:777"), Not(HasSubstr("of user 12345"))));
-  // Who may not have calls may not have memory.
+  // A peer that may not call may not get memory either.
   EXPECT_EQ(ConnectAs(34567, 5, path + ".fd"), kCutOff);
   EXPECT_THAT(daemon->Log(),
               AllOf(HasSubstr("descriptor connection refused"), HasSubstr("of user 34567")));

@@ -1,4 +1,4 @@
-// Heads that several workers publish: there is one copy, whatever comes behind it.
+// Prefixes that several workers publish are stored once, whatever tokens follow them.
 
 #include <string>
 #include <vector>
@@ -37,7 +37,7 @@ TEST_F(Prefixes, TwoWorkersThatPublishTheSameEndWithOneCopy) {
       EXPECT_EQ(AttendByRpc(*remote_, second, same, layer),
                 AttendByRpc(*mapped_, first, truth, layer));
     }
-    // Neither is spent.
+    // Both sequences can continue.
     Append(second, same, 40);
     EXPECT_EQ(second.tokens(), 296u);
     for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
@@ -52,7 +52,7 @@ TEST_F(Prefixes, TwoWorkersThatPublishTheSameEndWithOneCopy) {
   }
 }
 
-// Each with a question of its own behind it: the usual case.
+// Each prompt ends with its own question, which is the usual case.
 TEST_F(Prefixes, TwoWorkersWhosePromptsGoOnBehindTheHeadHaveItOnce) {
   for (const std::string policy :
        {"dense", "mosaickv:keep=1,group=1,segment=128,min_segment=32,loss_k=1,loss_v=1,select=0",
@@ -89,7 +89,7 @@ TEST_F(Prefixes, TwoWorkersWhosePromptsGoOnBehindTheHeadHaveItOnce) {
       EXPECT_EQ(two.prefix, one.prefix);
       EXPECT_TRUE(two.deduplicated);
       EXPECT_TRUE(two.rebased);
-      // What is its own now: of ten tiles at most four.
+      // Its own share is now at most four of ten tiles.
       EXPECT_TRUE(Becomes([&] { return TileBytes() - published <= alone * 4 / 10; }))
           << TileBytes() - published << " of " << alone;
       for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
@@ -99,7 +99,7 @@ TEST_F(Prefixes, TwoWorkersWhosePromptsGoOnBehindTheHeadHaveItOnce) {
           EXPECT_NEAR(now[i], outputs[layer][i], 0.05);
         }
       }
-      // It goes on.
+      // It can continue.
       for (int i = 0; i < 40; ++i) Decode(second, same);
       EXPECT_EQ(second.tokens(), 340u);
       for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
@@ -112,7 +112,7 @@ TEST_F(Prefixes, TwoWorkersWhosePromptsGoOnBehindTheHeadHaveItOnce) {
   }
 }
 
-// A head of one that is published takes no memory for KV, either.
+// A shorter prefix of a published one takes no KV memory either.
 TEST_F(Prefixes, AHeadOfAPrefixIsMadeOfIt) {
   client::Sequence first = NewSequence("");
   SyntheticSequence truth(shape_, 7);

@@ -1,4 +1,4 @@
-// A daemon, a worker at each of its doors, and what tests of published prefixes do with them.
+// Fixture with a daemon and one worker per transport, and helpers for tests of published prefixes.
 #pragma once
 
 #include <functional>
@@ -57,7 +57,7 @@ class Prefixes : public Tokens {
     EXPECT_TRUE(status.ok()) << status;
     return output;
   }
-  // Decodes the token behind `truth`, which is the same for everybody; an output per layer.
+  // Decodes the token after `truth`, the same for all sequences. Returns one output per layer.
   std::vector<std::vector<float>> DecodeOne(client::Worker& worker, client::Sequence& sequence,
                                             const SyntheticSequence& truth) {
     const std::uint64_t at = truth.tokens() - 1;
@@ -90,7 +90,7 @@ class Prefixes : public Tokens {
     const auto it = stats.used_bytes_by_tag().find("tiles");
     return it == stats.used_bytes_by_tag().end() ? 0 : it->second;
   }
-  // The daemon frees in the background: looks until it is so, a bounded number of times.
+  // Polls a bounded number of times, because the daemon frees in the background.
   bool Becomes(const std::function<bool()>& good) {
     for (int i = 0; i < 20000; ++i) {
       if (good()) return true;

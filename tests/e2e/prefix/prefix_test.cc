@@ -1,5 +1,5 @@
-// Published prefixes, end to end: what was forked attends as what was published, there is one copy,
-// and whoever is another tenant's sees nothing of it.
+// Published prefixes end to end: a fork attends like the published sequence, there is one copy, and
+// other tenants see nothing of it.
 
 #include <gmock/gmock.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::seconds;
 
-// ---- what is forked
+// ---- Forks
 
 struct Kind {
   const char* policy;
@@ -49,14 +49,14 @@ TEST_P(OfPolicies, AForkAttendsAsTheSequenceThatWasPublished) {
       EXPECT_EQ(AttendByRpc(*worker, fork, truth, layer),
                 AttendByRpc(*mapped_, published, truth, layer));
     }
-    // Both go on alike, from the same token.
+    // Both continue alike, from the same token.
     client::Sequence again =
         Fork(*mapped_, match.found() ? Match(*mapped_, longer, GetParam().policy) : match);
     SyntheticSequence ahead = truth;
     ahead.Grow(1);
     EXPECT_EQ(DecodeOne(*worker, fork, ahead), DecodeOne(*mapped_, again, ahead));
   }
-  // At a boundary before its end, where every token is kept.
+  // At a boundary before its end, if every token is kept.
   const PrefixMatch part = Match(*remote_, Count(150), GetParam().policy);
   EXPECT_EQ(part.tokens, GetParam().every_boundary ? 128u : 0u);
   PrefixMatch cut = Match(*mapped_, ids, GetParam().policy);
@@ -86,9 +86,9 @@ INSTANTIATE_TEST_SUITE_P(
       return policy.substr(0, policy.find(':'));
     });
 
-// ---- when it may be published
+// ---- When publishing is allowed
 
-// Under a policy that goes on from what it has decided every query is asked for.
+// A policy that continues from an earlier decision needs every query.
 TEST_F(Prefixes, APromptBehindAPrefixShowsAllOfItsQueries) {
   for (const std::string policy : {"tova:budget=80", "h2o:heavy=40,recent=40"}) {
     SCOPED_TRACE(policy);
@@ -105,7 +105,7 @@ TEST_F(Prefixes, APromptBehindAPrefixShowsAllOfItsQueries) {
   }
 }
 
-// Whoever forks it could not show what its worker has not.
+// A worker that forks it could not provide the missing observations.
 TEST_F(Prefixes, WhatWaitsForItsQueriesIsNotPublished) {
   for (const std::string policy : {"tova:budget=80", "h2o:heavy=40,recent=40"}) {
     SCOPED_TRACE(policy);
@@ -132,7 +132,7 @@ TEST_F(Prefixes, PublishingInTheMiddleOfDecoding) {
   SyntheticSequence truth(shape_, 9);
   Append(sequence, truth, 60);
   for (int i = 0; i < 10; ++i) Decode(sequence, truth);
-  // All of it, the tail included; and a head.
+  // All of it, including the tail; then a shorter prefix.
   EXPECT_EQ(Publish(sequence, Count(70)).tokens, 70u);
   EXPECT_EQ(Publish(sequence, Count(41)).tokens, 41u);
   for (int i = 0; i < 10; ++i) Decode(sequence, truth);
@@ -155,7 +155,7 @@ TEST_F(Prefixes, WhatCannotBePublishedIsRefusedWithTheReason) {
   client::Sequence sequence = NewSequence("");
   SyntheticSequence truth(shape_, 3);
   Append(sequence, truth, 64);
-  EXPECT_THAT(refusal(sequence.Publish({})), HasSubstr("no token ids"));
+  EXPECT_THAT(refusal(sequence.Publish({})), HasSubstr("token_ids is empty"));
   EXPECT_THAT(refusal(sequence.Publish(Count(65))), HasSubstr("65 token ids"));
   EXPECT_THAT(refusal(sequence.Publish(Count(64), {.ttl = std::chrono::hours(24 * 365 * 11)})),
               HasSubstr("ttl_ms is"));
@@ -168,13 +168,13 @@ TEST_F(Prefixes, WhatCannotBePublishedIsRefusedWithTheReason) {
   client::Sequence chosen = NewSequence("streaming:sink=4,recent=40");
   SyntheticSequence other(shape_, 4);
   Append(chosen, other, 128);
-  EXPECT_THAT(refusal(chosen.Publish(Count(64))), HasSubstr("has no other end"));
+  EXPECT_THAT(refusal(chosen.Publish(Count(64))), HasSubstr("allows publishing only all of them"));
   Compress(chosen);
   auto admin = cli::Admin::At({.address = daemon_->address(), .tls = std::nullopt});
   ASSERT_TRUE(admin.ok()) << admin.status();
   ASSERT_TRUE(admin->SetPolicy(chosen.id().value(), "dense").ok());
   EXPECT_THAT(refusal(chosen.Publish(Count(128))), HasSubstr("earlier policy"));
-  // Another session's.
+  // From another session.
   v1::PublishRequest request;
   fakes::RawWorker raw(daemon_->Connect());
   ASSERT_TRUE(raw.Attach().ok());
@@ -187,7 +187,7 @@ TEST_F(Prefixes, WhatCannotBePublishedIsRefusedWithTheReason) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_THAT(status.error_message(), HasSubstr("is owned by"));
   EXPECT_EQ(TenantStats().prefixes(), 0u);
-  // And what cannot be asked for.
+  // Invalid requests.
   EXPECT_TRUE(absl::IsInvalidArgument(mapped_->Match(model_, {}).status()));
   const Ids one = {4294967295u};
   EXPECT_TRUE(absl::IsInvalidArgument(
@@ -200,7 +200,7 @@ TEST_F(Prefixes, WhatCannotBePublishedIsRefusedWithTheReason) {
           .status()));
 }
 
-// ---- who sees what
+// ---- Visibility
 
 class TwoTenants : public Prefixes {
  protected:
@@ -248,7 +248,7 @@ TEST_F(Prefixes, ThePrefixStaysWhenItsWorkerGoes) {
   const PrefixMatch match = Match(*mapped_, ids);
   ASSERT_TRUE(match.found());
   client::Sequence fork = Fork(*mapped_, match);
-  // An operator looks, and frees it; the fork lives on.
+  // An operator lists it and frees it; the fork stays usable.
   auto admin = cli::Admin::At({.address = daemon_->address(), .tls = std::nullopt});
   ASSERT_TRUE(admin.ok()) << admin.status();
   const auto list = admin->Prefixes(10);
@@ -272,7 +272,7 @@ TEST_F(Prefixes, ThePrefixStaysWhenItsWorkerGoes) {
   EXPECT_LT(truth.Error(1, 63, AttendByRpc(*remote_, fork, truth, 1)), 0.02);
 }
 
-// ---- what is agreed at attach
+// ---- Agreements at attachment
 
 class Seeded : public Prefixes {
  protected:
@@ -368,11 +368,11 @@ TEST_F(Few, TheLeastRecentlyUsedMakesRoomAndTimePasses) {
   ASSERT_TRUE(match.found());
   ASSERT_TRUE(mapped_->Free(match.prefix).ok());
   ASSERT_TRUE(publish(4000, {.ttl = std::chrono::milliseconds(20)}).ok());
-  // The daemon wakes for it by itself; each look is a call.
+  // The daemon publishes it in the background; each poll is a call.
   EXPECT_TRUE(Becomes([&] { return TenantStats().prefixes() == 1; }));
 }
 
-// ---- the C interface
+// ---- The C interface
 
 TEST_F(Prefixes, TheCInterfacePublishesMatchesAndForks) {
   tessera_attach_options attach = TESSERA_ATTACH_OPTIONS_INIT;

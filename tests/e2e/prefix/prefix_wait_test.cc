@@ -1,4 +1,4 @@
-// Workers that wait for one another's prefixes, and ranks that have them together or not at all.
+// Workers that wait for each other's prefixes, and ranks that get them together or not at all.
 
 #include <future>
 #include <memory>
@@ -12,7 +12,7 @@ namespace {
 
 using std::chrono::seconds;
 
-// ---- waiting
+// ---- Waiting
 
 TEST_F(Prefixes, AWorkerWaitsForWhatAnotherComputes) {
   const Ids ids = Count(256);
@@ -36,7 +36,7 @@ TEST_F(Prefixes, AWorkerWaitsForWhatAnotherComputes) {
   for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
     EXPECT_LT(truth.Error(layer, 255, AttendByRpc(*remote_, fork, truth, layer)), 0.02);
   }
-  // Its time passes by the daemon's clock, while nothing else happens there.
+  // The wait times out by the daemon's clock while nothing else happens.
   const Ids others = Count(64, 9000);
   ASSERT_TRUE(mapped_->Match(model_, {.tokens = others, .will_compute = true}).ok());
   const auto late = remote_->Match(
@@ -44,7 +44,7 @@ TEST_F(Prefixes, AWorkerWaitsForWhatAnotherComputes) {
   ASSERT_TRUE(late.ok()) << late.status();
   EXPECT_FALSE(late->found());
   EXPECT_EQ(late->computing, 64u);
-  // One that says it will not leaves the other alone with it.
+  // A worker that gives up its computation leaves it to the other one.
   EXPECT_EQ(Match(*mapped_, others).computing, 64u);
   ASSERT_TRUE(remote_->Withdraw(late->computation).ok());
   EXPECT_EQ(Match(*mapped_, others).computing, 0u);
@@ -70,9 +70,9 @@ TEST_F(Prefixes, WhenTheComputingWorkerDiesOneThatWaitsTakesItsPlace) {
   auto one = std::async(std::launch::async, wait, mapped_.get());
   auto two = std::async(std::launch::async, wait, remote_.get());
   ASSERT_TRUE(Becomes([&] { return TenantStats().prefix_waits() == 2; }));
-  victim.descriptor_socket().Close();  // as the kernel does of a killed process
+  victim.descriptor_socket().Close();  // as the kernel does for a killed process
   ASSERT_TRUE(Becomes([&] { return TenantStats().prefix_waits() == 1; }));
-  // Whichever of them it is.
+  // Either of them may be first.
   const bool first = one.wait_for(seconds(0)) == std::future_status::ready ||
                      one.wait_for(std::chrono::milliseconds(500)) == std::future_status::ready;
   const auto taken = first ? one.get() : two.get();
@@ -90,7 +90,7 @@ TEST_F(Prefixes, WhenTheComputingWorkerDiesOneThatWaitsTakesItsPlace) {
   EXPECT_EQ(other->tokens, 128u);
 }
 
-// A call whose caller has gone is not waited for.
+// The daemon drops a waiting call whose caller has gone.
 TEST_F(Prefixes, ACallThatIsCancelledWaitsNoLonger) {
   const Ids ids = Count(128);
   ASSERT_TRUE(mapped_->Match(model_, {.tokens = ids, .will_compute = true}).ok());
@@ -110,7 +110,7 @@ TEST_F(Prefixes, ACallThatIsCancelledWaitsNoLonger) {
   context.TryCancel();
   EXPECT_EQ(waits.get().error_code(), grpc::StatusCode::CANCELLED);
   EXPECT_TRUE(Becomes([&] { return TenantStats().prefix_waits() == 0; }));
-  // Nor does a daemon that is told to stop wait for one.
+  // A daemon that stops does not wait for such a call.
   grpc::ClientContext another;
   auto stopped = std::async(std::launch::async, [&] {
     v1::MatchResponse response;

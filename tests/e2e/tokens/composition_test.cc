@@ -1,5 +1,6 @@
-// Token policies with everything that may come after them, end to end: rows packed, of every type,
-// blocks selected. Attention is judged by its definition over what is said to be left.
+// Token policies combined with everything that may follow them, end to end: rows packed as every
+// value type, blocks selected. Attention is compared with its definition over the entries that the
+// daemon reports.
 
 #include <google/protobuf/util/message_differencer.h>
 
@@ -18,15 +19,15 @@
 namespace tessera {
 namespace {
 
-// Of all channels: what is packed differs by rounding alone.
+// Keeps all channels: packed rows differ only by rounding.
 constexpr const char* kPacked = "+mosaickv:keep=1,group=1,loss_k=1,loss_v=1,min_segment=32,select=";
 
-// Leaves 240 of 600 tokens, or a little more.
+// Keeps 240 of 600 tokens, or slightly more.
 struct TokenTerm {
   const char* name;
   const char* text;
   bool merges = false;
-  bool continues = false;  // goes on while decoding
+  bool continues = false;  // continues while decoding
 };
 
 struct Form {
@@ -39,7 +40,7 @@ struct Form {
 
 class Composition : public Tokens, public testing::WithParamInterface<std::tuple<TokenTerm, Form>> {
  protected:
-  // What a selection leaves of what a lane says that it holds.
+  // Reduces the reported entries of a lane to those that are selected.
   void KeepSelected(client::Sequence& sequence, const SyntheticSequence& truth, std::uint32_t layer,
                     v1::DescribeResponse& held) {
     const client::PolicySelection selection = client::FromProto(held.selection());
@@ -58,7 +59,7 @@ class Composition : public Tokens, public testing::WithParamInterface<std::tuple
       std::ranges::set_intersection(lane.position(), read, std::back_inserter(both));
       EXPECT_EQ(both, read) << "what is selected is held";
       EXPECT_LT(read.size(), static_cast<std::size_t>(lane.position_size()));
-      // What has no summary is read whole: the newest entries.
+      // Entries without a summary are always read: the newest ones.
       const std::uint64_t whole = head.entries_without_summary() + head.tail_entries();
       ASSERT_LE(both.size() + whole, static_cast<std::size_t>(lane.position_size()));
       const Positions newest(lane.position().end() - static_cast<std::ptrdiff_t>(whole),
@@ -68,7 +69,8 @@ class Composition : public Tokens, public testing::WithParamInterface<std::tuple
     }
   }
   void ExpectRight(client::Sequence& sequence, const SyntheticSequence& truth, const Form& form) {
-    // What is still being encoded is selected by other blocks before and after.
+    // Rows that are still being encoded belong to other blocks before and after, so retry until
+    // nothing changes.
     for (bool still = false; !still;) {
       const v1::DescribeResponse described = Entries(sequence);
       const std::vector<Difference> differences = Differences(sequence, truth, form, described);
@@ -86,7 +88,7 @@ class Composition : public Tokens, public testing::WithParamInterface<std::tuple
     std::uint32_t layer = 0;
     double most = 0;
   };
-  // Of each layer's outputs, through both doors, from the definition.
+  // The differences of each layer's outputs from the definition, through both transports.
   std::vector<Difference> Differences(client::Sequence& sequence, const SyntheticSequence& truth,
                                       const Form& form, v1::DescribeResponse held) {
     std::vector<Difference> differences;
@@ -117,7 +119,8 @@ class Composition : public Tokens, public testing::WithParamInterface<std::tuple
     EXPECT_TRUE(status.ok()) << status;
     return output;
   }
-  // Merged rows are means of rows that nobody names: the same policy without a form has the same.
+  // Merged rows are means that the daemon does not report, so compare with the same policy without
+  // packing.
   void ExpectLikePlain(client::Sequence& sequence, client::Sequence& plain,
                        const SyntheticSequence& truth, const Form& form) {
     const kernels::SelectionRule all = {.rate = 1};
@@ -209,8 +212,8 @@ INSTANTIATE_TEST_SUITE_P(Systems, Composition,
 
 class LikeKeys : public Tokens {
  protected:
-  // One layer of two kv heads of 64 channels: in the first all keys are one, in the other none are
-  // alike. Shown, and compressed.
+  // A prompt for one layer with two kv heads of 64 channels. In the first head all keys are equal,
+  // in the second none are similar. Observes and compresses it.
   void PromptOfLikeKeys(client::Sequence& sequence, SyntheticSequence& truth,
                         std::uint64_t tokens) {
     const std::uint64_t first = truth.tokens();
@@ -228,8 +231,8 @@ class LikeKeys : public Tokens {
   }
 };
 
-// Prompts one after another, of which each is decided about. Lanes of the second head keep all that
-// one system leaves, and are done with nonetheless.
+// Several prompts, each with its own decision. Lanes of the second head keep everything that the
+// first policy leaves, and are final nonetheless.
 TEST_F(LikeKeys, PromptAfterPromptIsChosenFromAndMerged) {
   Shape({.layers = 1, .query_heads = 2, .kv_heads = 2, .head_dim = 64});
   for (const char* form : {"", "+quest", "+mosaickv", "+mosaickv+int8", "+think:recent_size=8"}) {
@@ -251,8 +254,8 @@ TEST_F(LikeKeys, PromptAfterPromptIsChosenFromAndMerged) {
   }
 }
 
-// A prompt so short that one head merges and the other keeps all of its tokens, as they are: both
-// are done with, and the next prompt finds them alike.
+// A prompt so short that one head merges and the other keeps all tokens unchanged. Both are final,
+// and the next prompt finds them equally long.
 TEST_F(LikeKeys, ALaneThatKeepsAllIsDoneWithInEveryForm) {
   Shape({.layers = 1, .query_heads = 2, .kv_heads = 2, .head_dim = 64});
   for (const char* form : {"", "+quest", "+mosaickv", "+mosaickv+int8", "+think:recent_size=64"}) {
@@ -264,14 +267,14 @@ TEST_F(LikeKeys, ALaneThatKeepsAllIsDoneWithInEveryForm) {
       ASSERT_NO_FATAL_FAILURE(PromptOfLikeKeys(sequence, truth, tokens));
     }
     const v1::DescribeResponse held = Entries(sequence);
-    // Of the second prompt 150 stay, which are one chunk.
+    // 150 tokens of the second prompt remain, which form one chunk.
     EXPECT_EQ(Lane(held, 0, 0).entries(), 37u + 33u);
     EXPECT_EQ(Lane(held, 0, 1).entries(), 60u + 150u);
   }
 }
 
-// What a short prompt's end has not decided about is decided about with the next one, whatever form
-// rows take then. So is one of which the share is less than the window, which is refused.
+// A prompt too short for a decision is decided together with the next one, for any form of rows.
+// The same applies to a prompt whose share is below the window, which is refused.
 TEST_F(Tokens, AShortPromptWaitsForTheNext) {
   Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
   for (const char* policy : {"snapkv", "snapkv+quest", "chunkkv+quest", "snapkv+mosaickv",
@@ -294,7 +297,7 @@ TEST_F(Tokens, AShortPromptWaitsForTheNext) {
           continue;
         }
         Compress(sequence);
-        // A fork has been shown what its parent has.
+        // A fork inherits its parent's observations.
         auto fork = sequence.Fork();
         ASSERT_TRUE(fork.ok()) << fork.status();
         Compress(*fork);

@@ -1,5 +1,5 @@
-// Sequences under a policy, end to end: the daemon compresses by itself, in the background, and
-// whoever attends meanwhile gets what the lanes hold, through either door.
+// Sequences under a policy end to end: the daemon compresses in the background, and a worker that
+// attends meanwhile reads the lanes' current rows, through either transport.
 
 #include <gmock/gmock.h>
 
@@ -15,8 +15,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// All channels are kept, in rotated space: what is compressed differs from what came in by
-// rounding alone, at every moment.
+// Keeps all channels in rotated space: at any moment compressed rows differ only by rounding.
 constexpr char kLossless[] = "mosaickv:keep=1,group=1,segment=256,min_segment=64,select=0";
 constexpr double kRounding = 0.03;
 
@@ -32,8 +31,8 @@ class Policies : public PackedLanes {
     EXPECT_TRUE(described.ok()) << described.status();
     return *std::move(described);
   }
-  // The daemon works in the background: looks until it is so, a bounded number of times; each look
-  // is a call, so this waits without sleeping.
+  // Polls a bounded number of times, because the daemon works in the background. Each poll is a
+  // call, so this needs no sleep.
   bool Becomes(const client::Sequence& sequence,
                const std::function<bool(const v1::DescribeResponse&)>& good) {
     for (int i = 0; i < 20000; ++i) {
@@ -41,7 +40,7 @@ class Policies : public PackedLanes {
     }
     return false;
   }
-  // Of the first lane, those entries whose form is packed and final.
+  // Entries of the first lane that are packed with their final strategy.
   static std::uint64_t Sealed(const v1::DescribeResponse& sequence) {
     std::uint64_t entries = 0;
     for (const v1::SegmentRun& run : sequence.lane(0).segment_run()) {
@@ -72,10 +71,10 @@ TEST_F(Policies, APromptIsSealedAndDecodingGoesOnFromThere) {
   ASSERT_TRUE(compressed.ok()) << compressed.status();
   v1::DescribeResponse described = Describe(sequence);
   EXPECT_EQ(described.policy(), kLossless);
-  // A segment of 256; the end of 44 would be larger with rotations of its own.
+  // A segment of 256. The remaining 44 would be larger with separate rotations.
   EXPECT_EQ(Sealed(described), 256u);
   ExpectTrue(sequence, truth);
-  // 32 tokens more make a tile, and so on: each step is right whatever the daemon does meanwhile.
+  // Every 32 tokens make a tile. Each step must be right, whatever the daemon does meanwhile.
   for (int i = 0; i < 200; ++i) {
     const std::vector<Output> out = Decode(*mapped_, sequence, truth, std::nullopt);
     for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
@@ -109,7 +108,7 @@ TEST_F(Policies, TheEndOfAPromptIsSaidWithItsLastRows) {
   ExpectTrue(sequence, truth);
 }
 
-// Both doors, a policy's selection and one that is named, forks.
+// Both transports, with a policy's selection and an explicit one, and forks.
 TEST_F(Policies, ThePolicysSelectionIsWhatBothDoorsTake) {
   for (const char* const policy : {"mosaickv:keep=1,group=1,segment=64,min_segment=32,select=0.25",
                                    "quest:tokens=96,page=4,dense_layers=0",
@@ -178,7 +177,7 @@ TEST_F(Policies, WhatCannotBeIsRefusedWithTheReason) {
   const auto refusal = [&](const std::string& policy) {
     return std::string(mapped_->CreateSequence(model_, policy).status().message());
   };
-  if (shape_.head_dim < 256) {  // one of 256 is the least that may be asked for
+  if (shape_.head_dim < 256) {  // 256 channels allow only one page, the minimum
     EXPECT_THAT(refusal("think:ratio=0.004"), HasSubstr("less than one channel"));
   }
   EXPECT_THAT(refusal("think+quest"), HasSubstr("quest"));

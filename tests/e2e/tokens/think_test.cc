@@ -1,5 +1,5 @@
-// ThinK, end to end: a worker shows its newest queries, keys lose channels, and both doors attend
-// to what is left, while decoding too.
+// ThinK end to end: a worker observes its newest queries, keys lose channels, and both transports
+// attend over the result, including while decoding.
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,8 @@ namespace {
 
 class Think : public Tokens {
  protected:
-  // By the definition, from the prompt of so many tokens; of its newest 32 the queries judge.
+  // The channels by definition, for a prompt of this many tokens, judged by the queries of its
+  // newest 32.
   std::vector<std::uint32_t> Channels(const SyntheticSequence& truth, std::uint32_t layer,
                                       std::uint32_t kv_head, std::uint64_t prompt,
                                       std::uint32_t count) {
@@ -44,7 +45,7 @@ class Think : public Tokens {
     return order;
   }
 
-  // Dense attention with the other channels of the keys before `whole_from` set to zero.
+  // Dense attention with the dropped channels of keys before `whole_from` set to zero.
   std::vector<double> WithZeros(const SyntheticSequence& truth, std::uint32_t layer,
                                 std::uint64_t prompt, std::uint32_t count,
                                 std::uint64_t whole_from) {
@@ -97,7 +98,7 @@ class Think : public Tokens {
       }
     }
   }
-  // Of a lane: entries whose keys lost channels.
+  // Entries of a lane whose keys lost channels.
   static std::uint64_t CutEntries(const v1::LaneDescription& lane) {
     std::uint64_t entries = 0;
     for (const v1::SegmentRun& run : lane.segment_run()) {
@@ -118,7 +119,7 @@ TEST_F(Think, KeysLoseChannelsAndDescribeSaysWhatIsLeft) {
   const v1::DescribeResponse held = Entries(sequence);
   EXPECT_EQ(held.tokens(), 352u);
   EXPECT_EQ(held.tokens_kept(), 1);
-  // 320 tokens with 77 of 128 key channels, 32 whole ones.
+  // 320 tokens with 77 of 128 key channels, and 32 whole ones.
   EXPECT_DOUBLE_EQ(held.elements_kept(), (320 * (77 + 128) + 32 * 256) / (352.0 * 256));
   const std::uint64_t rotations = 4 * 77 * 128 * 2;
   EXPECT_EQ(held.rotation_bytes(), rotations);
@@ -147,7 +148,7 @@ TEST_F(Think, WhatIsDecodedLosesTheSameChannels) {
   EXPECT_EQ(CutEntries(Lane(Entries(sequence), 0)), 136u);
   for (int i = 0; i < 150; ++i) Decode(sequence, truth);
   ASSERT_TRUE(sequence.Park().ok());
-  // A prompt's end, without a query: the channels are those of the first one.
+  // The end of another prompt without queries: its keys lose the same channels as the first one's.
   const auto again = sequence.Compress();
   ASSERT_TRUE(again.ok()) << again.status();
   const v1::DescribeResponse held = Entries(sequence);
@@ -181,7 +182,7 @@ TEST_F(Think, AfterATokenPolicyAndWithOtherValues) {
     EXPECT_EQ(lane.segment_run(0).format(), "packed int8");
     EXPECT_EQ(lane.segment_run(0).kept_channels(), 63u);
   }
-  ExpectAttendsToWhatIsLeft(sequence, truth, 0.2);  // one weak channel, and int8
+  ExpectAttendsToWhatIsLeft(sequence, truth, 0.2);  // one weak channel and int8
 }
 
 }  // namespace

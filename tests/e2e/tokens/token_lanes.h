@@ -1,4 +1,4 @@
-// A daemon, a worker at each of its doors, and what tests of token policies do with them.
+// Fixture with a daemon and one worker per transport, and helpers for tests of token policies.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -17,11 +17,11 @@ using testing::ElementsAreArray;
 using testing::HasSubstr;
 using Positions = std::vector<std::uint64_t>;
 
-// Packs rows of any number without dropping a channel: they differ by rounding alone.
+// Packs rows without dropping a channel: they differ only by rounding.
 inline const std::string kAllChannels =
     "+mosaickv:keep=1,group=1,loss_k=1,loss_v=1,select=0,min_segment=32";
 
-// All of [0, tokens) but these.
+// All of [0, tokens) except these.
 inline Positions AllBut(std::uint64_t tokens, const Positions& gone) {
   Positions left;
   for (std::uint64_t i = 0; i < tokens; ++i) {
@@ -29,7 +29,7 @@ inline Positions AllBut(std::uint64_t tokens, const Positions& gone) {
   }
   return left;
 }
-inline Positions Range(std::uint64_t first, std::uint64_t last) {  // both included
+inline Positions Range(std::uint64_t first, std::uint64_t last) {  // inclusive
   Positions range(last - first + 1);
   std::iota(range.begin(), range.end(), first);
   return range;
@@ -38,7 +38,7 @@ inline Positions Range(std::uint64_t first, std::uint64_t last) {  // both inclu
 class Tokens : public testing::Test {
  protected:
   Tokens() : Tokens(DaemonProcess::Start({}), nullptr) {}
-  // `gpus` are those of this process; null: the machine's own.
+  // `gpus` are those of this process; null: the machine's.
   Tokens(std::unique_ptr<DaemonProcess> daemon, const client::GpuPlatform* gpus)
       : daemon_(std::move(daemon)), gpus_(gpus) {}
 
@@ -63,7 +63,7 @@ class Tokens : public testing::Test {
     EXPECT_TRUE(sequence.ok()) << sequence.status();
     return *std::move(sequence);
   }
-  // Appends tokens and has the sequence see their queries.
+  // Appends tokens and lets the sequence observe their queries.
   void Append(client::Sequence& sequence, SyntheticSequence& truth, std::uint64_t count,
               bool observe = true) {
     const std::uint64_t first = truth.tokens();
@@ -75,7 +75,7 @@ class Tokens : public testing::Test {
     ASSERT_TRUE(held.ok()) << held.status();
     if (observe) Observe(sequence, truth, first, count);
   }
-  // What a worker that has computed their attention itself tells of these tokens.
+  // Uploads the observations of a worker that computes attention itself.
   void Observe(client::Sequence& sequence, const SyntheticSequence& truth, std::uint64_t first,
                std::uint64_t count) {
     for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
@@ -92,7 +92,7 @@ class Tokens : public testing::Test {
       ASSERT_TRUE(seen.ok()) << seen;
     }
   }
-  // Decodes one token through the mapping, or as the sequence's own worker does.
+  // Decodes one token through the mapping, or in the sequence's own worker.
   void Decode(client::Sequence& sequence, SyntheticSequence& truth,
               client::Worker* worker = nullptr) {
     const std::uint64_t at = truth.tokens();
@@ -111,7 +111,7 @@ class Tokens : public testing::Test {
       return;
     }
   }
-  // Likewise, and attends, so that the queries are seen.
+  // The same, and attends, so that the queries are observed.
   void DecodeAndAttend(client::Sequence& sequence, SyntheticSequence& truth) {
     const std::uint64_t at = truth.tokens();
     truth.Grow(1);
@@ -148,7 +148,8 @@ class Tokens : public testing::Test {
     return from.lane(static_cast<int>(layer * shape_.kv_heads + head));
   }
 
-  // Attention over what the lanes say that they hold, in double precision, against both doors.
+  // Compares both transports with attention in double precision over the entries that the lanes
+  // report.
   void ExpectAttendsToWhatIsLeft(client::Sequence& sequence, const SyntheticSequence& truth,
                                  double tolerance) {
     const v1::DescribeResponse held = Entries(sequence);
@@ -167,7 +168,7 @@ class Tokens : public testing::Test {
       }
     }
   }
-  // Of entries that each stand for themselves.
+  // Attention over entries of weight 1.
   std::vector<double> ByDefinition(const v1::DescribeResponse& held, const SyntheticSequence& truth,
                                    std::uint32_t layer) {
     const auto query = truth.Query(layer, truth.tokens() - 1);

@@ -1,4 +1,4 @@
-// Token policies that go on while decoding, end to end.
+// Token policies that continue while decoding, end to end.
 
 #include <cmath>
 #include <string>
@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// Where the keys of one layer's new tokens are to stand, those of all stand.
+// The keys of a token must have the same position in all layers.
 TEST_F(Tokens, APromptThatComesLayerByLayerHasOnePlace) {
   shape_ = {.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
   client::ModelGeometry geometry = shape_.Geometry();
@@ -40,7 +40,8 @@ TEST_F(Tokens, APromptThatComesLayerByLayerHasOnePlace) {
   }
 }
 
-// What a worker could not know: where its next key stands, and what it is to show.
+// The keys' next position and the needed observations must not change without the worker's
+// knowledge.
 TEST_F(Tokens, AnOperatorDoesNothingThatAWorkerWouldHaveToKnow) {
   shape_ = {.layers = 1, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
   client::ModelGeometry geometry = shape_.Geometry();
@@ -93,9 +94,9 @@ TEST_F(Tokens, PositionsThatCannotBeMovedAreRefused) {
   EXPECT_THAT(std::string(dynamic.status().message()), HasSubstr("dynamic"));
 }
 
-// ---- between two prompts
+// ---- Between two prompts
 
-// A short prompt, an answer, and a short prompt again: the newest queries are those of all three.
+// A short prompt, an answer, and another short prompt: the newest queries are those of all three.
 TEST_F(Tokens, TheWindowReachesBackOverWhatWasDecoded) {
   Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
   for (const char* policy :
@@ -109,7 +110,7 @@ TEST_F(Tokens, TheWindowReachesBackOverWhatWasDecoded) {
     for (int i = 0; i < 100; ++i) DecodeAndAttend(turns, truth);
     Append(turns, truth, 10);
     Compress(turns);
-    // As if all of it had been one prompt.
+    // As if it had been a single prompt.
     client::Sequence whole = NewSequence(policy);
     SyntheticSequence same(shape_, seed);
     Append(whole, same, 130);
@@ -124,8 +125,8 @@ TEST_F(Tokens, TheWindowReachesBackOverWhatWasDecoded) {
   }
 }
 
-// Some layers were decided about, and the worker, which was told of a failure, goes on with its
-// prompt: what it observes again counts as what came behind the decision.
+// A call failed after some layers were decided. The worker was told and continues its prompt; what
+// it observes again counts as observed after the decision.
 TEST_F(Tokens, APromptGoesOnBehindACompressThatFailedInALayer) {
   Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
   for (const char* policy : {"h2o:heavy=10,recent=10", "tova:budget=20"}) {
@@ -162,10 +163,10 @@ TEST_F(Tokens, APromptGoesOnBehindACompressThatFailedInALayer) {
   }
 }
 
-// ---- while decoding, on packed rows
+// ---- While decoding, on packed rows
 
-// It is decided about with the next one, by the strongest queries of both: more than those that it
-// would have been decided by alone.
+// A short prompt is decided together with the next one, by the strongest queries of both: more than
+// the short one alone would need.
 TEST_F(Tokens, OfAShortPromptTheStrongestQueriesAreKept) {
   Shape({.layers = 2, .query_heads = 8, .kv_heads = 2, .head_dim = 64});
   const std::string policy = "semantickv:keep_total=0.4,sink=64,lambda=0.2,mask=none";
@@ -198,8 +199,8 @@ TEST_F(Tokens, OfAShortPromptTheStrongestQueriesAreKept) {
   }
 }
 
-// However much of an answer has been packed for good before it, a prompt is decided about, by the
-// strongest of its own queries.
+// A prompt is decided by the strongest of its own queries, however much of an answer before it is
+// packed and final.
 TEST_F(Tokens, BehindALongAnswerAPromptDecidesByItsOwnQueries) {
   Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
   client::Sequence sequence = NewSequence(
@@ -219,7 +220,7 @@ TEST_F(Tokens, BehindALongAnswerAPromptDecidesByItsOwnQueries) {
   ExpectAttendsToWhatIsLeft(sequence, truth, 1e-2);
 }
 
-// Drafts that are not accepted have driven nothing out, through either door.
+// Rejected drafts have evicted nothing, through either transport.
 TEST_F(Tokens, DraftsThatAreTakenBackHaveCostNothing) {
   Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
   for (client::Worker* worker : {mapped_.get(), remote_.get()}) {
@@ -231,7 +232,7 @@ TEST_F(Tokens, DraftsThatAreTakenBackHaveCostNothing) {
     truth.Grow(71);
     client::Sequence* const batch[] = {&*sequence};
     for (std::uint64_t at = 0; at < 63; ++at) {
-      // The last one accepts the first of its drafts, of which some are in the next tile.
+      // The last step accepts the first of its drafts, some of which are in the next tile.
       const std::uint32_t drafts = at == 62 ? 8 : 1;
       auto step = worker->BeginStep(batch, {.new_tokens = drafts});
       ASSERT_TRUE(step.ok()) << step.status();
@@ -241,7 +242,7 @@ TEST_F(Tokens, DraftsThatAreTakenBackHaveCostNothing) {
                          std::as_bytes(truth.Value(layer, at, drafts)));
         ASSERT_TRUE(appended.ok()) << appended;
       }
-      // Whoever looks now sees the drafts; an operator waits for whatever is at work.
+      // Describe sees the drafts now; an operator's call waits until the step has ended.
       if (at == 62) {
         v1::CompressRequest request;
         v1::CompressResponse response;
@@ -288,14 +289,15 @@ TEST_F(Tokens, EntriesGoWithoutEncodingTheOthersAnew) {
   }
 }
 
-// What H2O and TOVA keep is what a plain computation over all queries keeps.
+// H2O and TOVA keep the same entries as a direct computation over all queries.
 TEST_F(Tokens, ScoresWhileDecodingAreThoseOfAllQueries) {
   Shape({.layers = 1, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
   client::Sequence sequence = NewSequence("h2o:heavy=20,recent=12");
   SyntheticSequence truth(shape_, random_.Bits());
   for (int i = 0; i < 100; ++i) DecodeAndAttend(sequence, truth);
   Compress(sequence);
-  // By definition: every token pays to what is still there, then the weakest goes.
+  // By definition: every token adds attention to the remaining entries, then the weakest is
+  // evicted.
   std::vector<std::uint64_t> kept;
   std::vector<double> scores;
   for (std::uint64_t t = 0; t < 100; ++t) {
@@ -325,7 +327,7 @@ TEST_F(Tokens, ScoresWhileDecodingAreThoseOfAllQueries) {
   EXPECT_THAT(Lane(Entries(sequence), 0).position(), ElementsAreArray(kept));
 }
 
-// Of a worker that computes attention elsewhere and does not say what it asked.
+// A worker that computes attention elsewhere and does not observe its queries.
 TEST_F(Tokens, TokensWhoseQueriesAreMissingAreNotPassedOver) {
   Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
   const auto admin = v1::TesseraAdmin::NewStub(daemon_->Connect());
@@ -340,7 +342,7 @@ TEST_F(Tokens, TokensWhoseQueriesAreMissingAreNotPassedOver) {
     EXPECT_EQ(missing.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(missing.message()), HasSubstr("layer 0"));
     EXPECT_THAT(std::string(missing.message()), HasSubstr("from 100 to 109"));
-    // An operator cannot know what there is to be shown.
+    // An operator has no observations to provide.
     grpc::ClientContext context;
     v1::CompressRequest request;
     v1::CompressResponse response;
@@ -350,14 +352,14 @@ TEST_F(Tokens, TokensWhoseQueriesAreMissingAreNotPassedOver) {
     Observe(sequence, truth, 100, 10);
     Compress(sequence);
     EXPECT_EQ(Lane(Entries(sequence), 0).entries(), 40u);
-    // Where the client asks by itself, as often as a tail fills, it is said, too.
+    // The client asks whenever a tail fills, and reports the same error.
     for (int i = 0; i < 32; ++i) Decode(sequence, truth);
     client::Sequence* const batch[] = {&sequence};
     EXPECT_EQ(mapped_->BeginStep(batch).status().code(), absl::StatusCode::kFailedPrecondition);
   }
 }
 
-// What was seen of all layers together is more than the tenant may have shown at a time.
+// A tenant whose observation limit is too small for all layers together.
 class InLittleRoom : public Tokens {
  protected:
   InLittleRoom() : Tokens(DaemonProcess::Start({.flags = {"--raw-copy-bytes=1048576"}}), nullptr) {}
@@ -371,7 +373,7 @@ TEST_F(InLittleRoom, LayersAreDecidedAboutInParts) {
     SyntheticSequence truth(shape_, random_.Bits());
     Append(sequence, truth, 40);
     Compress(sequence);
-    // Of a prompt behind that every query is asked for: 400 KiB a layer.
+    // A later prompt needs every query: 400 KiB per layer.
     Append(sequence, truth, 400);
     const absl::StatusOr<v1::CompressResponse> compressed = sequence.Compress();
     ASSERT_TRUE(compressed.ok()) << compressed.status();
@@ -387,7 +389,7 @@ class SmallArena : public Tokens {
   SmallArena() : Tokens(DaemonProcess::Start({.flags = {"--staging-bytes=2MiB"}}), nullptr) {}
 };
 
-// In pieces, of which each goes through the arena when the one before has left it.
+// Uploads observations in pieces; each uses the arena after the previous one.
 TEST_F(SmallArena, MoreIsShownThanFitsIntoIt) {
   Shape({.layers = 1, .query_heads = 8, .kv_heads = 2, .head_dim = 64});
   client::Sequence sequence = NewSequence("tova:budget=80");
@@ -399,7 +401,7 @@ TEST_F(SmallArena, MoreIsShownThanFitsIntoIt) {
   EXPECT_EQ(Lane(Entries(sequence), 0).entries(), 80u);
 }
 
-// The same policy said as a message.
+// The same policy as a message.
 TEST_F(Tokens, APolicyAsAMessage) {
   const auto channel = daemon_->Connect();
   Shape({.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
@@ -427,10 +429,10 @@ TEST_F(Tokens, APolicyAsAMessage) {
   EXPECT_EQ(both.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
-// ---- chunks of text that are being decoded
+// ---- Chunks of text while decoding
 
-// By either door: the chunk that goes on is left alone, those before it are not; and when more of a
-// prompt has come, its last one is clustered, too.
+// Through either transport: the growing chunk is left alone, complete ones are clustered, and after
+// another prompt so is the last one.
 TEST_F(Tokens, AChunkThatIsDecodedIsLeftAloneUntilItEnds) {
   Shape({.layers = 2, .query_heads = 2, .kv_heads = 2, .head_dim = 64});
   for (client::Worker* worker : {mapped_.get(), remote_.get()}) {
@@ -453,7 +455,7 @@ TEST_F(Tokens, AChunkThatIsDecodedIsLeftAloneUntilItEnds) {
     Compress(sequence);
     EXPECT_LT(alone(0, 64), 40u);
     EXPECT_LT(alone(64, 100), 30u) << "a prompt's last chunk is clustered";
-    // What the prompt has left of the chunk, and so many tokens more, are the 64 entries of it.
+    // The tokens left of the prompt's last chunk plus these fill the chunk's 64 entries.
     const v1::DescribeResponse left = Entries(sequence);
     const std::uint64_t end =
         100 + 64 -

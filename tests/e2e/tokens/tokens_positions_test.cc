@@ -1,5 +1,5 @@
-// Policies that move positions (`pos=slot`), end to end: keys stand where the worker is told that
-// they will, and it is told when another one has had them moved.
+// Policies that move positions (`pos=slot`) end to end: keys are at the positions that the worker
+// was told, and it learns of moves by other workers.
 
 #include <algorithm>
 #include <cmath>
@@ -13,8 +13,8 @@
 namespace tessera {
 namespace {
 
-// Keys are written at the position that the worker is told, and turned when others go: whatever is
-// left stands at its place in the lane, as if it had been rotated there.
+// The worker writes keys at the position that it is told, and they are re-rotated when others are
+// evicted: each remaining key is rotated for its place in the lane.
 class ByPlace : public Tokens, public testing::WithParamInterface<const char*> {
  protected:
   static constexpr double kTheta = 10000;
@@ -53,7 +53,7 @@ class ByPlace : public Tokens, public testing::WithParamInterface<const char*> {
     }
   }
 
-  // Attention of a query at the next position over keys that stand at 0, 1, 2, ...
+  // Attention with a query at the next position over keys at positions 0, 1, 2, ...
   void ExpectStandsInPlace(client::Sequence& sequence, const SyntheticSequence& truth) {
     const v1::DescribeResponse held = Entries(sequence);
     const std::uint32_t dim = shape_.head_dim;
@@ -100,7 +100,7 @@ TEST_P(ByPlace, KeysAreTurnedToWhereTheyAre) {
   EXPECT_LT(sequence.next_position(), 120u);
   Compress(sequence);
   ExpectStandsInPlace(sequence, truth);
-  // A fork goes on from there; a cut among tokens that were moved is refused.
+  // A fork continues from there. A cut among moved tokens is refused.
   auto fork = sequence.Fork();
   ASSERT_TRUE(fork.ok()) << fork.status();
   EXPECT_EQ(fork->next_position(), sequence.next_position());
@@ -110,7 +110,8 @@ TEST_P(ByPlace, KeysAreTurnedToWhereTheyAre) {
   ExpectStandsInPlace(sequence, truth);
 }
 
-// What a worker computes stands where its tail was opened, or does not count.
+// A worker's rows are valid for the positions at the time its tail was opened; otherwise they are
+// refused.
 TEST_P(ByPlace, WhatAnotherSessionHasMovedIsNoticed) {
   shape_ = {.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
   client::ModelGeometry geometry = shape_.Geometry();
@@ -148,7 +149,7 @@ TEST_P(ByPlace, WhatAnotherSessionHasMovedIsNoticed) {
   ExpectStandsInPlace(sequence, truth);
 }
 
-// Nor what it computes for calls, however it makes them.
+// The same for rows that it computes for calls.
 TEST_P(ByPlace, WhatAnotherSessionHasMovedIsNoticedByCalls) {
   shape_ = {.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
   client::ModelGeometry geometry = shape_.Geometry();
@@ -189,7 +190,7 @@ TEST_P(ByPlace, WhatAnotherSessionHasMovedIsNoticedByCalls) {
       }
       return status.ok() ? step->End() : status;
     };
-    if (worker == remote_.get()) {  // which has it compressed itself, before its first step
+    if (worker == remote_.get()) {  // compresses it before its first step
       ASSERT_TRUE(more(false).ok());
       ASSERT_TRUE(more(false).ok());
     }

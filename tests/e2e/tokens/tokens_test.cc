@@ -1,5 +1,5 @@
-// Token policies, end to end: a worker appends, the daemon drops and merges entries, and what is
-// left is told by position and attended through either door.
+// Token policies end to end: a worker appends, the daemon evicts and merges entries, and the rest
+// is reported by position and attended through either transport.
 
 #include <numeric>
 #include <string>
@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// ---- LaCache: the published goldens
+// ---- LaCache: the published golden values
 
 TEST_F(Tokens, LaddersOfFourLayers) {
   Shape({.layers = 4, .query_heads = 1, .kv_heads = 1, .head_dim = 64});
@@ -32,7 +32,7 @@ TEST_F(Tokens, LaddersOfFourLayers) {
   }
 }
 
-// The budget is smaller than a tail: tokens come one by one through the ring.
+// The budget is smaller than a tail: tokens leave the ring one by one.
 TEST_F(Tokens, LaddersWhileDecodingInsideATail) {
   Shape({.layers = 8, .query_heads = 1, .kv_heads = 1, .head_dim = 64});
   client::Sequence sequence = NewSequence("lacache:budget=24,span=2,overlap=0,sink=4");
@@ -55,7 +55,7 @@ TEST_F(Tokens, LaddersWhileDecodingInsideATail) {
   ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
 }
 
-// Tokens that were decoded before the first prompt came step by step, whoever looks when.
+// Tokens decoded before the first prompt count as decoded, whenever the daemon looks.
 TEST_F(Tokens, LaddersOfAPromptBehindWhatWasDecoded) {
   Shape({.layers = 2, .query_heads = 1, .kv_heads = 1, .head_dim = 64});
   for (const bool compressed_between : {false, true}) {
@@ -106,7 +106,7 @@ TEST_F(Tokens, StreamingKeepsTheFirstAndTheNewest) {
   ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
 }
 
-// ---- one-shot selections
+// ---- One-shot selections
 
 class OneShot : public Tokens, public testing::WithParamInterface<const char*> {};
 
@@ -129,13 +129,13 @@ TEST_P(OneShot, WhatIsLeftIsAttendedTo) {
     EXPECT_EQ(lane.position(lane.position_size() - 1), 199u);
   }
   ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
-  // It goes on: what is decoded is kept, and attended to.
+  // It continues: decoded tokens are kept and attended.
   for (int i = 0; i < 70; ++i) Decode(sequence, truth);
   ASSERT_TRUE(sequence.Park().ok());
   EXPECT_EQ(Entries(sequence).tokens(), 270u);
   EXPECT_EQ(Lane(Entries(sequence), 1).entries(), Lane(held, 1).entries() + 70);
   ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
-  // What a worker has shown is given back.
+  // The memory of the observations is released.
   const auto stats = mapped_->Stats();
   ASSERT_TRUE(stats.ok());
   EXPECT_EQ(stats->tenants(0).observation_bytes(), 0u);
@@ -150,7 +150,7 @@ INSTANTIATE_TEST_SUITE_P(Systems, OneShot,
                                          "snapkv:budget=0.3,window=16",
                                          "pyramidkv:budget=0.3,window=16"));
 
-// ---- what is shown is larger than a message
+// ---- Observations larger than a message
 
 class SmallMessages : public Tokens {
  protected:
@@ -168,7 +168,7 @@ TEST_F(SmallMessages, QueriesGoThroughTheStagingArena) {
   Compress(sequence);
   EXPECT_EQ(Lane(Entries(sequence), 1).entries(), 150u);
   ExpectAttendsToWhatIsLeft(sequence, truth, 1e-4);
-  // A worker that maps nothing is told what is too large for it.
+  // A worker without a mapping gets an error about the size.
   auto remote = remote_->CreateSequence(*remote_->RegisterModel(shape_.Geometry()), policy);
   ASSERT_TRUE(remote.ok()) << remote.status();
   SyntheticSequence same(shape_, random_.Bits());
@@ -247,12 +247,12 @@ TEST_F(Tokens, SinksAreTheFirstTokensOfTheSequenceAlone) {
   EXPECT_EQ(positions.size(), 160);
 }
 
-// ---- merging
+// ---- Merging
 
 TEST_F(Tokens, MergedEntriesStandForAllTheirTokens) {
   Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
   const std::vector<std::uint32_t> ids(120, 7);
-  // Random keys are not alike: none has another with such a cosine, and each stays for itself.
+  // Random keys are not similar: no pair reaches such a cosine, and no entry merges.
   for (const char* policy : {"semanticache:tau=1", "semanticache:tau=0.9,sink=0,recent=0"}) {
     client::Sequence sequence = NewSequence(policy);
     SyntheticSequence truth(shape_, random_.Bits());
@@ -273,13 +273,13 @@ TEST_F(Tokens, MergedEntriesStandForAllTheirTokens) {
   for (const v1::LaneDescription& lane : held.lane()) {
     EXPECT_EQ(std::accumulate(lane.weight().begin(), lane.weight().end(), 0.0), 120.0);
   }
-  // A token in the middle of what was merged cannot be had back.
+  // A cut inside merged tokens is refused.
   const absl::Status cut = merged.Truncate(60);
   EXPECT_EQ(cut.code(), absl::StatusCode::kFailedPrecondition) << cut;
   EXPECT_THAT(std::string(cut.message()), HasSubstr("merged"));
 }
 
-// Prompt after prompt, and what is decoded in between.
+// Several prompts, with decoded tokens in between.
 TEST_F(Tokens, WeightsAddUpHoweverOftenEntriesAreMerged) {
   Shape({.layers = 2, .query_heads = 2, .kv_heads = 2, .head_dim = 64});
   client::Sequence sequence = NewSequence("semanticache:tau=0.05,sink=1,recent=0,max_chunk=24");
@@ -292,12 +292,12 @@ TEST_F(Tokens, WeightsAddUpHoweverOftenEntriesAreMerged) {
     }
     Append(sequence, truth, random_.Between(1, 90));
     std::vector<std::uint32_t> ids(truth.tokens());
-    for (std::uint32_t& id : ids) id = random_.OneIn(15) ? 1 : 7;  // 1 ends a chunk
+    for (std::uint32_t& id : ids) id = random_.OneIn(15) ? 1 : 7;  // 1 is a delimiter
     ASSERT_TRUE(sequence.ObserveTokens(0, ids).ok());
     Compress(sequence);
     const v1::DescribeResponse held = Entries(sequence);
     for (const v1::LaneDescription& lane : held.lane()) {
-      // Where nothing has merged yet, no entry has a weight: each is one token.
+      // Before the first merge entries have no weights: each is one token.
       EXPECT_EQ(lane.weight().empty()
                     ? static_cast<double>(lane.position_size())
                     : std::accumulate(lane.weight().begin(), lane.weight().end(), 0.0),
@@ -308,7 +308,7 @@ TEST_F(Tokens, WeightsAddUpHoweverOftenEntriesAreMerged) {
   EXPECT_LT(kept, 0.9);
 }
 
-// Where chunks of text end must be known, of the model and of every token.
+// Chunks of text need the model's delimiters and the id of every token.
 TEST_F(Tokens, TextThatNobodyNamesIsNotCut) {
   Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
   client::ModelGeometry geometry = shape_.Geometry();
@@ -336,7 +336,7 @@ TEST_F(Tokens, TextThatNobodyNamesIsNotCut) {
 
   ASSERT_TRUE(sequence.ObserveTokens(50, std::span(ids).last(40)).ok());
   Compress(sequence);
-  // Delimiters stay as they are, and what begins behind one is in no cluster with what was before.
+  // Delimiters are not merged, and no cluster crosses one.
   const v1::DescribeResponse held = Entries(sequence);
   for (const v1::LaneDescription& lane : held.lane()) {
     EXPECT_EQ(std::accumulate(lane.weight().begin(), lane.weight().end(), 0.0), 90.0);
@@ -351,21 +351,21 @@ TEST_F(Tokens, TextThatNobodyNamesIsNotCut) {
   }
 }
 
-// An id is known for good once it was shown, whichever call brought it.
+// Ids remain known once observed, whichever call provided them.
 TEST_F(Tokens, IdsGoOnWithTheSequence) {
   Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
   const std::vector<std::uint32_t> ids(300, 7);
   const auto part = [&](std::size_t count) { return std::span(ids).first(count); };
   client::Sequence sequence = NewSequence("semanticache:tau=0,sink=0,recent=0");
   SyntheticSequence truth(shape_, random_.Bits());
-  ASSERT_TRUE(sequence.ObserveTokens(0, part(128)).ok());  // before the rows of some
+  ASSERT_TRUE(sequence.ObserveTokens(0, part(128)).ok());  // before the rows of some tokens
   Append(sequence, truth, 64);
   Compress(sequence);
   Append(sequence, truth, 64);
   Compress(sequence);
   for (int i = 0; i < 32; ++i) Decode(sequence, truth);
   EXPECT_TRUE(absl::IsFailedPrecondition(sequence.Compress().status()));
-  const auto published = sequence.Publish(part(160));  // brings the ids of what was decoded
+  const auto published = sequence.Publish(part(160));  // provides the ids of decoded tokens
   ASSERT_TRUE(published.ok()) << published.status();
   absl::StatusOr<client::Sequence> child = sequence.Fork("semanticache:tau=0.5,sink=0,recent=0");
   ASSERT_TRUE(child.ok()) << child.status();
@@ -374,7 +374,7 @@ TEST_F(Tokens, IdsGoOnWithTheSequence) {
   Compress(*child);
   EXPECT_EQ(Entries(*child).tokens(), 200u);
 
-  // What was cut off says nothing of what came in its place.
+  // Ids of truncated tokens do not apply to the tokens that replace them.
   client::Sequence cut = NewSequence("semanticache:tau=0,sink=0,recent=0");
   SyntheticSequence other(shape_, random_.Bits());
   Append(cut, other, 90);
@@ -389,7 +389,7 @@ TEST_F(Tokens, IdsGoOnWithTheSequence) {
   Compress(cut);
 }
 
-// Chunks by their length alone: nobody has to say what the tokens are.
+// Chunks of fixed length need no token ids.
 TEST_F(Tokens, FixedChunksAskForNothing) {
   Shape({.layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
   client::Sequence sequence =
@@ -402,14 +402,14 @@ TEST_F(Tokens, FixedChunksAskForNothing) {
   EXPECT_LT(held.tokens_kept(), 0.6);
   for (const v1::LaneDescription& lane : held.lane()) {
     EXPECT_EQ(std::accumulate(lane.weight().begin(), lane.weight().end(), 0.0), 120.0);
-    // The first of each chunk stays, as the seed of a cluster.
+    // The first entry of each chunk is the seed of a cluster.
     for (const std::uint64_t first : {0, 40, 80}) {
       EXPECT_THAT(lane.position(), testing::Contains(first));
     }
   }
 }
 
-// Tokens that are the same are one entry, and attention does not notice.
+// Identical tokens become one entry without a change in attention.
 TEST_F(Tokens, IdenticalTokensMergeWithoutLoss) {
   Shape({.layers = 1, .query_heads = 2, .kv_heads = 1, .head_dim = 64});
   client::Sequence sequence = NewSequence("semanticache:tau=0.9,sink=0,recent=0");

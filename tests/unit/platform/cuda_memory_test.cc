@@ -157,7 +157,7 @@ TEST(ProbedCudaDevice, FallsBackToIpcAndSaysWhy) {
   auto device = ProbeCudaDevice(refuses, 0);
   ASSERT_TRUE(device.ok());
   EXPECT_EQ(device->sharing, CudaSharing::kIpcHandle);
-  EXPECT_EQ(device->why_no_descriptors, "the driver says it cannot export descriptors");
+  EXPECT_EQ(device->why_no_descriptors, "the driver reports that it cannot export descriptors");
 
   FakeCuda coarse;
   coarse.granularity = std::uint64_t{512} << 20;
