@@ -1,4 +1,4 @@
-// Where chunks of a lane's text have ended.
+// Positions at which chunks of a lane's text have ended.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace tessera::policies {
 
-// Positions of the sequence, ascending. Copies share them: the forks of a sequence have one list
-// until they decide something.
+// Immutable ascending list of positions in the sequence. Copies share its memory, so the forks of a
+// sequence have one list until one of them decides anew.
 class ChunkEnds {
  public:
   using value_type = std::uint64_t;
@@ -32,11 +32,11 @@ class ChunkEnds {
   std::size_t size() const { return list().size(); }
   bool empty() const { return list().empty(); }
   std::span<const std::uint64_t> span() const { return list(); }
-  // Whether they lie in one place of memory.
+  // Whether both lists share their memory.
   bool Shares(const ChunkEnds& other) const { return ends_ == other.ends_; }
   bool operator==(const ChunkEnds& other) const { return list() == other.list(); }
 
-  // The sequence was cut to so many tokens. One at the cut still ends a chunk that is there whole.
+  // The sequence was truncated to `tokens`. An end at exactly `tokens` is kept: its chunk is whole.
   void CutTo(std::uint64_t tokens) {
     const auto last = std::ranges::upper_bound(list(), tokens);
     if (last != end()) *this = ChunkEnds(std::vector(begin(), last));
@@ -48,7 +48,7 @@ class ChunkEnds {
     return ends_ == nullptr ? kNone : *ends_;
   }
 
-  std::shared_ptr<const std::vector<std::uint64_t>> ends_;  // null: there are none
+  std::shared_ptr<const std::vector<std::uint64_t>> ends_;  // null: empty
 };
 
 }  // namespace tessera::policies

@@ -10,7 +10,7 @@ namespace {
 std::vector<std::vector<std::uint32_t>> KeptOf(const LayerDecision& decision) {
   std::vector<std::vector<std::uint32_t>> kept;
   for (const LaneDecision& lane : decision) {
-    TESSERA_CHECK(!lane.merges(), "a choice of tokens that merges some");
+    TESSERA_CHECK(!lane.merges(), "the token policy's decision merges entries");
     kept.push_back(lane.kept);
   }
   return kept;
@@ -35,7 +35,7 @@ StayingEntries::StayingEntries(const LayerView& view, const LayerDecision& stay)
   }
   view_.lanes = lanes_;
   view_.scorer = &scorer_;
-  // Of other entries, and of no use to who merges.
+  // These refer to all entries, and merging policies do not use them.
   view_.queries = {};
   view_.sums = {};
 }
@@ -55,7 +55,8 @@ absl::Status StayingEntries::Scorer::Look(std::uint32_t kv_head,
   std::vector<kernels::KeyLook> wider;
   for (std::size_t i = 0; i < looks.size(); ++i) {
     const kernels::KeyLook& look = looks[i];
-    TESSERA_CHECK(look.key.has_value() && look.logits, "a look of queries at what stays");
+    TESSERA_CHECK(look.key.has_value() && look.logits,
+                  "a merging policy scores keys by queries or by shares of attention");
     if (look.sums.empty()) continue;
     const std::uint64_t first = stay[look.first];
     sums[i].resize(stay[look.first + look.sums.size() - 1] + 1 - first);
@@ -87,7 +88,7 @@ absl::Status StayingEntries::Scorer::AddSquaredLengths(std::uint32_t kv_head,
 
 absl::Status StayingEntries::Scorer::AddChannelSquares(std::uint32_t, std::uint64_t,
                                                        std::span<double>) {
-  TESSERA_CHECK(false, "channels are not judged by what stays");
+  TESSERA_CHECK(false, "key channels are scored by all entries, not by the kept ones");
   __builtin_unreachable();
 }
 

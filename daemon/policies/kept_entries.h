@@ -1,5 +1,5 @@
-// What a policy that merges is shown where another one has said which tokens stay: those alone.
-// What it decides is then said of all.
+// Restricts a LayerView to the entries that a token policy keeps, for a merging policy that runs
+// after it, and translates the merging decision back to all entries.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,18 @@ namespace tessera::policies {
 
 class StayingEntries {
  public:
-  // Nothing of `stay` is merged. What the view points into outlives this.
+  // `stay` must not merge entries. The view's data must outlive this object.
   StayingEntries(const LayerView& view, const LayerDecision& stay);
   StayingEntries(const StayingEntries&) = delete;
   StayingEntries& operator=(const StayingEntries&) = delete;
 
   const LayerView& view() const { return view_; }
-  // A decision about view(), of the entries that all of them are.
+  // Translates a decision about view() to indices of all entries.
   LayerDecision InAll(LayerDecision decision) const;
 
  private:
-  // Entries are counted among those that stay. Keys look at keys alone: what a query pays is said
-  // of all that it sees.
+  // Scores keys by their indices among the kept entries. Only products of keys with keys are
+  // supported: a query's attention is a share among all entries that it sees.
   class Scorer final : public KeyScorer {
    public:
     Scorer(KeyScorer& all, std::span<const std::vector<std::uint32_t>> stay)

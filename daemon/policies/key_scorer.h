@@ -1,4 +1,5 @@
-// What queries pay to the keys of a layer, computed where the keys are: policies see sums alone.
+// Interface through which policies have the keys of a layer scored. Scores are computed where the
+// keys are, so policies see sums but never keys.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +10,20 @@
 
 namespace tessera::policies {
 
-// Calls fail where the device fails, or has no memory for what they need; sums hold anything then.
+// A call fails if the device fails or has no memory. The sums are then undefined.
 class KeyScorer {
  public:
   virtual ~KeyScorer() = default;
 
-  // Each look adds to its own sums. Those of one call may run at the same time.
+  // Each look adds attention shares or products to its own sums. The looks of a call may run
+  // concurrently.
   virtual absl::Status Look(std::uint32_t kv_head, std::span<const kernels::KeyLook> looks) = 0;
   // sums[t] += the squared length of the lane's key t.
   virtual absl::Status AddSquaredLengths(std::uint32_t kv_head, std::span<double> sums) = 0;
   // sums[d] += the squares of channel d of the lane's first `count` keys.
   virtual absl::Status AddChannelSquares(std::uint32_t kv_head, std::uint64_t count,
                                          std::span<double> sums) = 0;
-  // So many looks in one call take little longer than one alone.
+  // How many looks one call may have at little more cost than one.
   virtual std::uint32_t looks_at_once() const = 0;
 };
 

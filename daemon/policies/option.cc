@@ -22,11 +22,11 @@ absl::Status Refuse(std::string_view text, std::string_view why) {
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
-// Nothing where the text is no number. Percent is shifted in the text, so that 33.3% and 0.333 are
-// the same double.
+// nullopt: not a number. Percent becomes an exponent in the text, so that 33.3% and 0.333 are the
+// same double.
 std::optional<double> ReadNumber(std::string_view text) {
   if (text.empty()) return std::nullopt;
-  if (text.front() == '-') {  // so that the limit can be named
+  if (text.front() == '-') {  // parsed, so that the error can name the limit
     const std::optional<double> below = ReadNumber(text.substr(1));
     return below.has_value() && *below > 0 ? std::optional<double>(-*below) : std::nullopt;
   }
@@ -43,8 +43,7 @@ std::optional<double> ReadNumber(std::string_view text) {
   return number;
 }
 
-// Nothing where the text is no count. One that does not fit becomes the largest, which is beyond
-// every limit.
+// nullopt: not a count. On overflow the largest number, which exceeds every limit.
 std::optional<std::uint64_t> ReadCount(std::string_view text) {
   constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
   if (text.empty()) return std::nullopt;
@@ -137,11 +136,11 @@ absl::StatusOr<Value> ParseValue(const Option& option, std::string_view text) {
     const absl::StatusOr<double> number = ParseOne(option, Trim(text.substr(0, bar)));
     if (!number.ok()) return number.status();
     if (std::ranges::count(value.numbers, *number) != 0) {
-      return Refuse(Trim(text.substr(0, bar)), "is there twice");
+      return Refuse(Trim(text.substr(0, bar)), "is given twice");
     }
     value.numbers.push_back(*number);
     if (value.numbers.size() > kMaxListed) {
-      return absl::InvalidArgumentError(Concat("there are more than ", kMaxListed, " in the list"));
+      return absl::InvalidArgumentError(Concat("the list has more than ", kMaxListed, " values"));
     }
     if (more) text.remove_prefix(bar + 1);
   }

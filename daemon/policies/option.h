@@ -1,5 +1,5 @@
-// The options of a term: what may be written after its colon. One table row per option says its
-// form, default and limits; parsing, writing, help and documentation follow from it.
+// The options of a policy term. Each option is one table row with its type, default and limits;
+// parsing, rendering and help are derived from it.
 #pragma once
 
 #include <cstddef>
@@ -23,41 +23,42 @@ enum class OptionType : std::uint8_t {
 struct Option {
   std::string_view name;
   OptionType type;
-  bool list = false;          // a|b|c: 1 to kMaxListed, each once, in any order; not of words
-  std::string_view standard;  // the default, as it is written; empty: there is none
-  // Limits of numbers and counts, both included.
+  bool list = false;          // a|b|c: 1 to kMaxListed distinct numbers, in any order
+  std::string_view standard;  // the default, as users write it; empty: none
+  // Limits of numbers and counts, inclusive.
   double least = 0;
   double most = 1;
-  bool above_least = false;       // `least` itself is excluded
+  bool above_least = false;       // excludes `least` itself
   std::uint32_t multiple_of = 1;  // counts only
-  // If not empty, the possible counts, instead of limits; rising.
+  // If not empty: the allowed counts, ascending, instead of limits.
   std::span<const double> possible = {};
   std::span<const std::string_view> words = {};
   std::string_view unit;
-  std::string_view help;  // a sentence without its full stop
+  std::string_view help;  // one sentence for users, without a full stop
 };
 
 inline constexpr std::size_t kMaxListed = 8;
 
 struct Value {
-  // One, of lists in rising order; counts are below 2^53 and so exact. Switches are 0 or 1.
+  // One number; lists have several, ascending. Counts are below 2^53, hence exact. Switches are 0
+  // or 1.
   std::vector<double> numbers;
-  std::string_view word;  // of kWord: one of the option's `words`
+  std::string_view word;  // for kWord: one of the option's `words`
 
   bool operator==(const Value&) const = default;
 };
 
-// INVALID_ARGUMENT says what the text is not, with the limit; the caller adds where it stands.
+// INVALID_ARGUMENT names the text and the limit; the caller adds the position.
 absl::StatusOr<Value> ParseValue(const Option& option, std::string_view text);
 
-// In the one form that equal values share; ParseValue reads it back to the same value.
+// The canonical text of a value. ParseValue reads it back to an equal value.
 std::string ValueText(const Option& option, const Value& value);
 
 std::string TypeText(const Option& option);   // "list of counts"
 std::string RangeText(const Option& option);  // "4, 8 or 16"
 
-// The values of all options of a term: what was given, else the defaults. Asking for an option that
-// is not in the table, or has no value, is a bug.
+// The values of all options of a term: given ones, and defaults for the rest. Reading an option
+// that is not in the table or has no value is a bug and aborts.
 class Values {
  public:
   explicit Values(std::span<const Option> options);

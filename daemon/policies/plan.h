@@ -1,4 +1,4 @@
-// What a policy comes to for a layer.
+// Derives the settings of a layer from a policy.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace tessera::policies {
 
-// What attention reads of `layer`; nothing: everything.
+// The selection rule of a layer; nullopt: attention reads every entry.
 std::optional<kernels::SelectionRule> SelectionOf(const Policy& policy, std::uint32_t layer);
 
-// The form of rows that are not packed: dense, with block summaries where the policy wants them.
-// Layers without a selection need none. The policy has passed CheckFor.
+// The shape of unpacked rows: dense, with block summaries if the policy has them. The policy must
+// have passed CheckFor.
 kernels::TileShape SummaryShape(const Policy& policy, const kernels::LayerGeometry& geometry);
 
-// Of head_dim channels; the policy has key_channels and has passed CheckFor.
+// How many of `head_dim` key channels are kept. The policy must have passed CheckFor.
 std::uint32_t KeptKeyChannels(const KeyChannelPolicy& policy, std::uint32_t head_dim);
-// The form of tokens whose keys have lost the others: these, chosen by R_k, and values as they
-// came, without an R_v. Nothing is kept row by row, so that there are no bitmaps.
+// The shape of rows with dropped key channels: R_k picks the kept channels, values are whole and
+// have no R_v. All rows keep the same channels, so there are no bitmaps.
 kernels::TileShape KeyChannelShape(const KeyChannelPolicy& policy,
                                    const kernels::LayerGeometry& geometry);
 

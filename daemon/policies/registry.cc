@@ -23,9 +23,9 @@ std::string_view DecidesText(Decides decides) {
     case Decides::kNothing:
       return "nothing";
     case Decides::kTokens:
-      return "which tokens stay";
+      return "which tokens are kept";
     case Decides::kMerging:
-      return "which tokens become one";
+      return "which tokens are merged";
     case Decides::kPacking:
       return "how rows are packed";
     case Decides::kSelection:

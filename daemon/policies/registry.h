@@ -1,5 +1,5 @@
-// Every system and modifier that a policy may name: one row each. To add one: a file with its row,
-// a line in registry.cc, its table in README.md.
+// The registry of policy terms: one TermKind per system or modifier that a policy may name.
+// README.md lists the steps to add one.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,11 @@
 
 namespace tessera::policies {
 
-// Terms that decide the same are never in one policy.
+// What a term decides. A policy has at most one term of each kind.
 enum class Decides : std::uint8_t {
-  kNothing,    // stands alone
-  kTokens,     // which tokens stay
-  kMerging,    // which of them become one
+  kNothing,    // cannot be combined with other terms
+  kTokens,     // which tokens are kept
+  kMerging,    // which kept tokens are merged
   kPacking,    // whether and how rows are packed
   kSelection,  // what attention reads
   kValues,     // the type of packed values
@@ -28,40 +28,39 @@ std::string_view DecidesText(Decides decides);  // "what attention reads"
 struct TermKind;
 struct TokenSystem;
 
-// A kind of term with values for its options: "quest:page=8".
+// A term of a policy text: a kind with values for its options, such as "quest:page=8".
 struct Term {
   const TermKind* kind;
-  std::size_t at;  // the character of the text that it begins with, from 1
+  std::size_t at;  // position of its first character in the text, from 1
   Values values;
 };
 
 struct TermKind {
   std::string_view name;
-  std::string_view is;          // one sentence, without its full stop
-  std::string_view sets;        // which parts of Policy
-  std::string_view paper = {};  // where the system is from
+  std::string_view is;          // one sentence for users, without a full stop
+  std::string_view sets;        // which parts of a policy it sets, for users
+  std::string_view paper = {};  // citation
   Decides decides;
-  bool own_summaries = false;  // brings block summaries, whoever packs the rows
+  bool own_summaries = false;  // defines the block summaries, also of packed rows
   std::span<const Option> options = {};
-  // What is wrong with the options beside each other, or beside the policy's other terms; empty:
-  // nothing. Null: nothing can be. Limits of single options are not its matter.
+  // Checks combinations of options and of terms: returns the conflict, or "". Null: there can be
+  // none. Limits of single options are checked by the parser.
   std::string (*check)(const Term& term, std::span<const Term> all) = nullptr;
-  // Only of values that are within their limits, together with terms that have been checked; in the
-  // registry's order.
+  // Writes the term's part of the policy. Called in registry order, after all checks.
   void (*apply)(const Values& values, Policy& policy);
-  // The values that apply to this policy, those given that say something beyond the defaults of the
-  // terms before. Nothing where the policy's text does without the term.
+  // The inverse of `apply`: the values to write in the policy's canonical text, marked as given if
+  // they differ from what earlier terms imply. nullopt: the text does not need the term.
   std::optional<Values> (*read)(const Policy& policy);
-  const TokenSystem* tokens = nullptr;  // of terms that decide which tokens stay: how
+  const TokenSystem* tokens = nullptr;  // set for terms that decide about tokens
 };
 
-// In the order of canonical text.
+// In the order of terms in canonical text.
 std::span<const TermKind* const> TermKinds();
 
-const TermKind* FindTermKind(std::string_view name);  // null: there is none
+const TermKind* FindTermKind(std::string_view name);  // null: unknown name
 
-// Of a term that chooses by what the worker shows: what that is where all options have their
-// defaults. Empty: it chooses nothing.
+// What the worker must observe for the term, with default options. Empty: the term decides nothing
+// from observations.
 std::string NeedsTextOf(const TermKind& kind);
 
 std::string TermNames();  // "dense, mosaickv, ..."

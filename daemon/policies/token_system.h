@@ -1,5 +1,5 @@
-// What a row of the registry adds where its system decides which tokens stay, or become one:
-// functions of token_policy.h for it alone.
+// The functions that a system which keeps or merges tokens adds to its registry row. Each
+// implements the function of token_policy.h with the same purpose for that system.
 #pragma once
 
 #include <cstdint>
@@ -16,21 +16,21 @@ namespace tessera::policies {
 
 struct TokenSystem {
   bool (*is)(const TokenPolicy& tokens);
-  // The others are only called where `is` says so.
+  // All other functions are called only with a policy for which `is` is true.
   Needs (*needs)(const TokenPolicy& tokens);
   absl::StatusOr<LayerDecision> (*decide)(const TokenPolicy& tokens, const LayerView& view,
                                           LayerMemory& memory);
-  // Null: nothing happens while decoding.
+  // Null: the system does nothing while decoding.
   absl::StatusOr<LayerDecision> (*advance)(const TokenPolicy& tokens, const LayerView& view,
                                            std::span<const std::uint64_t> held,
                                            LayerMemory& memory) = nullptr;
-  // Null: each lane is decided about by itself.
+  // Null: each lane has its own decision.
   LanesAlike (*lanes_alike)(const TokenPolicy& tokens) = nullptr;
-  // Null: keys keep their positions.
+  // Null: keys keep their rotary positions.
   bool (*moves_positions)(const TokenPolicy& tokens) = nullptr;
-  // Null: keys are looked at, and merged, as they are stored.
+  // Null: keys are compared and merged as stored.
   bool (*turns_keys_back)(const TokenPolicy& tokens) = nullptr;
-  // Null: any model will do.
+  // Null: every model is supported.
   absl::Status (*check_model)(const TokenPolicy& tokens, const ModelFacts& model) = nullptr;
 };
 
@@ -39,7 +39,7 @@ bool Is(const TokenPolicy& tokens) {
   return std::holds_alternative<System>(tokens);
 }
 
-// Of `read`: null where the policy has none, or another one.
+// For `read`: null if the policy has another system, or none.
 template <typename System>
 const System* TokensOf(const Policy& policy) {
   return policy.tokens.has_value() ? std::get_if<System>(&*policy.tokens) : nullptr;
@@ -49,7 +49,7 @@ const System* MergingOf(const Policy& policy) {
   return policy.merging.has_value() ? std::get_if<System>(&*policy.merging) : nullptr;
 }
 
-// The row that serves them: every alternative has one.
+// The registry row of a token policy. Every alternative of TokenPolicy has one.
 const TermKind& KindOf(const TokenPolicy& tokens);
 
 }  // namespace tessera::policies

@@ -170,7 +170,7 @@ class HandoverOfTheStrongest : public Handover {
         EXPECT_THAT(why, HasSubstr("layer 0: "));
         EXPECT_THAT(why, HasSubstr(std::to_string(truth.tokens()) + " tokens"));
         EXPECT_THAT(why, HasSubstr(std::to_string(kEnoughFor) + " tokens"));
-        EXPECT_THAT(why, HasSubstr("observe the tokens again, from 0 on"));
+        EXPECT_THAT(why, HasSubstr("observe the tokens again from 0 on"));
         EXPECT_EQ(Lane(Entries(*each), 0).position_size(), static_cast<int>(truth.tokens()));
         See(*each, truth, 0);
         Compress(*each);
@@ -261,7 +261,7 @@ TEST_F(HandoverOfTheStrongest, AnotherPolicyTakesThemAlong) {
   See(*more, truth, kShort);
   const absl::Status missed = more->Compress().status();
   EXPECT_TRUE(absl::IsFailedPrecondition(missed)) << missed;
-  EXPECT_THAT(std::string(missed.message()), HasSubstr("observe the tokens again, from 0 on"));
+  EXPECT_THAT(std::string(missed.message()), HasSubstr("observe the tokens again from 0 on"));
   See(*more, truth, 0);
   Compress(*more);
 }
@@ -277,7 +277,7 @@ TEST_F(HandoverOfTheStrongest, WhatAParentHasSeenIsMissed) {
   GrowTo(kEnoughFor, *fork, truth);
   const absl::Status missed = fork->Compress().status();
   EXPECT_TRUE(absl::IsFailedPrecondition(missed)) << missed;
-  EXPECT_THAT(std::string(missed.message()), HasSubstr("tokens from 0 on have not been shown"));
+  EXPECT_THAT(std::string(missed.message()), HasSubstr("tokens from 0 on have not been observed"));
   See(*fork, truth, 0);
   Compress(*fork);
 }

@@ -15,7 +15,7 @@ namespace tessera::compaction {
 
 using internal::TenantOf;
 
-// ---- policies
+// ---- Policies
 
 absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy policy) {
   for (std::uint32_t layer = 0; layer < sequence.model().layers(); ++layer) {
@@ -27,8 +27,8 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
     const std::uint32_t heads = sequence.model().layout().kv_heads(layer);
     const std::uint32_t others = sequence.model().layout().kv_heads(decides);
     if (heads == others) continue;
-    return absl::InvalidArgumentError(Concat("layer ", layer, ", with ", heads,
-                                             " kv heads, cannot take over the choice of layer ",
+    return absl::InvalidArgumentError(Concat("layer ", layer, " has ", heads,
+                                             " kv heads, so it cannot share the decision of layer ",
                                              decides, ", which has ", others));
   }
   const cache::ModelSpec& spec = sequence.model().spec();
@@ -39,14 +39,14 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
   for (;;) {
     const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(sequence);
     if (before == nullptr) return SetPolicyOver(sequence, nullptr, std::move(policy));
-    if (before->policy().text == policy.text) return absl::OkStatus();  // as it is
+    if (before->policy().text == policy.text) return absl::OkStatus();
     absl::Status status;
     {
-      // No job of the policy before is at any lane: what one did after a look at them would be
-      // taken for what the next policy does.
+      // No job of the previous policy may be at work on a lane: its result would be attributed to
+      // the next policy.
       const ManagedSequence::Pause pause(*before);
       const ManagedSequence::LanesHeld held(*before);
-      if (ManagedSequence::Of(sequence) != before) continue;  // another call was first
+      if (ManagedSequence::Of(sequence) != before) continue;  // a concurrent call was first
       status = SetPolicyOver(sequence, before.get(), std::move(policy));
     }
     for (std::uint32_t lane = 0; lane < sequence.model().lanes(); ++lane) {
@@ -59,7 +59,7 @@ absl::Status Compactor::SetPolicy(cache::Sequence& sequence, policies::Policy po
 absl::Status Compactor::SetPolicyOver(cache::Sequence& sequence, ManagedSequence* before,
                                       policies::Policy policy) {
   if (absl::Status fits = CheckFitsRows(policy, sequence); !fits.ok()) return fits;
-  // What has been chosen is carried out in all lanes first, where tokens move by it.
+  // If the previous policy moves positions, all layers must have finished moving.
   if (before != nullptr && policies::MovesPositions(before->policy())) {
     if (absl::Status alike = sequence.StandsAlike(); !alike.ok()) return alike;
   }
@@ -74,15 +74,16 @@ absl::Status Compactor::SetPolicyOver(cache::Sequence& sequence, ManagedSequence
   } else {
     managed->TakeAsPrompt(sequence.Describe(/*lanes=*/false).tokens, sequence.step_begin());
   }
-  // There is nothing to do for one that stays dense.
+  // A dense policy without selection needs no managed state, except for known chunk boundaries.
   if (idle && !managed->KnowsChunks()) managed = nullptr;
   sequence.set_companion(std::move(managed));
-  // Nothing would come back to what waits for a strategy: its form is final then.
+  // Without packing, rows that wait for a strategy will never get one: their form is final.
   if (!packs) sequence.DropRawRows();
   return absl::OkStatus();
 }
 
-// Decoded tokens get strategies of their own from raw copies: of a whole shortest segment at least.
+// Decoded tokens get a strategy of their own only if the raw copies of a shortest segment fit the
+// budget.
 void Compactor::WarnOfSmallBudget(const cache::Sequence& sequence, const policies::Policy& policy) {
   if (!policy.mosaic.has_value() || policy.chooses()) return;
   std::uint64_t wanted = 0;
@@ -96,15 +97,15 @@ void Compactor::WarnOfSmallBudget(const cache::Sequence& sequence, const policie
   if (!small_budgets_.Say(options_.clock->Now()).has_value()) return;
   options_.logger->Log(
       LogLevel::kWarning,
-      "raw copies of one shortest segment do not fit their budget: what is decoded keeps the "
-      "strategy before; raise raw_copy_bytes, or lower the policy's min_segment",
+      "the raw copies of a shortest segment do not fit their budget, so decoded tokens keep the "
+      "previous segment's strategy; raise raw_copy_bytes, or lower the policy's min_segment",
       {{"sequence", sequence.id().value()},
        {"min_segment", policy.mosaic->segments.min_tokens},
        {"bytes", wanted},
        {"budget", budget}});
 }
 
-// Each has rotations of its own, of which a segment without end feels nothing.
+// Each segment stores its own rotations, a cost that only long segments amortize.
 void Compactor::WarnOfShortSegments(const cache::Sequence& sequence,
                                     const policies::Policy& policy) {
   constexpr std::uint64_t kEndless = std::uint64_t{1} << 40;
@@ -127,10 +128,10 @@ void Compactor::WarnOfShortSegments(const cache::Sequence& sequence,
         std::ranges::min_element(endless, {}, &kernels::Candidate::bytes)->bytes < dense;
     options_.logger->Log(
         LogLevel::kWarning,
-        ever ? "segments so short are larger than their rows as they came: rotations take "
-               "more than they save; raise the policy's segment and min_segment"
-             : "packed rows are larger than rows as they came, however long a segment is: lower "
-               "the policy's keep",
+        ever ? "segments so short are larger packed than dense, because rotations take more than "
+               "packing saves; raise the policy's segment and min_segment"
+             : "packed rows are larger than dense rows at any segment length; lower the policy's "
+               "keep",
         {{"sequence", sequence.id().value()},
          {"tokens", shortest},
          {"bytes_per_token", static_cast<std::uint64_t>(least->bytes)},
@@ -145,7 +146,7 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Se
     const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(parent);
     if (managed == nullptr) return fork();
     const ManagedSequence::Pause pause(*managed);
-    if (ManagedSequence::Of(parent) != managed) continue;  // another policy by now
+    if (ManagedSequence::Of(parent) != managed) continue;  // the policy was replaced
     return ForkPaused(*managed, pause, parent.model(), fork);
   }
 }
@@ -153,8 +154,8 @@ absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::Fork(const cache::Se
 absl::StatusOr<std::shared_ptr<cache::Sequence>> Compactor::ForkPaused(
     ManagedSequence& managed, const ManagedSequence::Pause& pause, const cache::Model& model,
     MakeFork fork) {
-  // Before: where one is over by then, the fork has what came of it. And behind it: where one came
-  // with rows that the fork has.
+  // Pending seals are read before the fork, since one may end during it (the fork then has its
+  // result), and after it, since one may have arrived with rows that the fork has.
   std::vector<std::optional<SealWish>> ahead(model.lanes());
   const auto look = [&] {
     for (std::uint32_t lane = 0; lane < ahead.size(); ++lane) {
@@ -184,8 +185,9 @@ absl::Status Compactor::Truncate(cache::Sequence& sequence, std::uint64_t tokens
     const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
     if (managed == nullptr) return TruncateUnmanaged(sequence, tokens);
     const ManagedSequence::Pause pause(*managed);
-    if (ManagedSequence::Of(sequence) != managed) continue;  // another policy by now
-    // With the rows: what comes behind the cut, and is wanted of it, is not cut.
+    if (ManagedSequence::Of(sequence) != managed) continue;  // the policy was replaced
+    // Under the sequence's lock, together with the rows: requests for rows that are appended after
+    // the cut must not be cut.
     return sequence.Truncate(tokens, [&] { managed->CutTo(sequence, tokens, pause); });
   }
 }
@@ -194,7 +196,7 @@ absl::Status Compactor::TruncateUnmanaged(cache::Sequence& sequence, std::uint64
   if (absl::Status status = sequence.Truncate(tokens); !status.ok()) return status;
   const std::shared_ptr<ManagedSequence> now = ManagedSequence::Of(sequence);
   if (now == nullptr) return absl::OkStatus();
-  // A policy was set meanwhile, which may have seen what has gone.
+  // A policy was set meanwhile and may know the removed tokens.
   const ManagedSequence::Pause pause(*now);
   std::uint64_t held = 0;
   for (std::uint32_t layer = 0; layer < sequence.model().layers(); ++layer) {
@@ -231,12 +233,12 @@ std::optional<kernels::SelectionRule> Compactor::SelectionOf(const cache::Sequen
   return policies::SelectionOf(managed->policy(), layer);
 }
 
-// ---- what happens to a sequence
+// ---- Events of a sequence
 
 absl::StatusOr<std::uint64_t> Compactor::Append(const std::shared_ptr<cache::Sequence>& sequence,
                                                 const Rows& rows, const cache::RowSource& source) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
-  std::vector<std::uint32_t> ended;  // lanes that nobody was to seal
+  std::vector<std::uint32_t> ended;  // lanes that had no pending seal
   const absl::StatusOr<std::uint64_t> tokens =
       sequence->Append({.first_layer = rows.first_layer,
                         .layers = rows.layers,
@@ -253,7 +255,7 @@ absl::StatusOr<std::uint64_t> Compactor::Append(const std::shared_ptr<cache::Seq
   for (const std::uint32_t lane : ended) QueueSeal(sequence, {.lane = lane}, Ticket(nullptr));
   if (!tokens.ok()) return tokens;
   const std::shared_ptr<ManagedSequence> now = ManagedSequence::Of(*sequence);
-  if (now != nullptr && now != managed) {  // another policy was set meanwhile
+  if (now != nullptr && now != managed) {  // the policy was replaced meanwhile
     rows.decoded ? now->TakeStep(rows.first_token, rows.until)
                  : now->TakePrompt(rows.first_token, rows.until);
   }
@@ -268,12 +270,12 @@ void Compactor::Appended(const std::shared_ptr<cache::Sequence>& sequence, const
   if (managed != nullptr) AfterAppend(sequence, managed, rows, /*end_wanted=*/false);
 }
 
-// At most one job waits for each lane, however often a worker says that its prompt has ended.
+// At most one seal job is queued per lane, however often a worker reports the end of a prompt.
 void Compactor::AfterAppend(const std::shared_ptr<cache::Sequence>& sequence,
                             const std::shared_ptr<ManagedSequence>& managed, const Rows& rows,
                             bool end_wanted) {
-  // Tokens that were decoded through gRPC are in no tail; tiles of theirs are full all the same.
-  // Whoever chooses among tokens for good waits for those that stay.
+  // Tokens decoded over RPC bypass the tail, but they fill tiles too. Policies that continue while
+  // decoding drop tokens for good, so they wait for tokens that a step can no longer take back.
   const bool last_layer = rows.first_layer + rows.layers == sequence->model().layers();
   const bool full =
       policies::Continues(managed->policy())
@@ -281,8 +283,8 @@ void Compactor::AfterAppend(const std::shared_ptr<cache::Sequence>& sequence,
           : rows.first_token / kernels::kTileEntries != rows.until / kernels::kTileEntries;
   if (rows.decoded && last_layer && full) TailsMoved(sequence);
   if (managed->policy().chooses()) {
-    // What stays is decided when all of the prompt is there; where tokens move by it, only when the
-    // worker asks, as in TailsMoved.
+    // The decision needs the whole prompt. If it moves positions, only Compress may start it (see
+    // TailsMoved).
     if (rows.end_of_prompt && !policies::MovesPositions(managed->policy())) {
       QueueChoices(sequence, managed, rows, JobPriority::kSeals, nullptr);
     }
@@ -294,7 +296,7 @@ void Compactor::AfterAppend(const std::shared_ptr<cache::Sequence>& sequence,
   }
   QueueParked(sequence, *managed);
   if (rows.end_of_prompt) {
-    // Where it is, under the sequence's lock: nobody has cut it since.
+    // Append has already requested the seals, under the sequence's lock, so no cut came between.
     if (end_wanted) return;
     for (const std::uint32_t lane : WantEnd(*managed, sequence->model(), rows)) {
       QueueSeal(sequence, {.lane = lane}, Ticket(nullptr));
@@ -314,7 +316,7 @@ void Compactor::AfterAppend(const std::shared_ptr<cache::Sequence>& sequence,
 void Compactor::TailsMoved(const std::shared_ptr<cache::Sequence>& sequence) {
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr || managed->policy().dense()) return;
-  // A worker must know before its next token where that stands: only when it asks.
+  // The worker must know the position of its next token: positions move only on Compress.
   if (policies::MovesPositions(managed->policy())) return;
   if (policies::Continues(managed->policy())) {
     const Rows all = {.first_layer = 0, .layers = sequence->model().layers()};
@@ -330,13 +332,12 @@ void Compactor::TailsMoved(const std::shared_ptr<cache::Sequence>& sequence) {
 void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const Rows& rows,
                          Done done) {
   const auto batch = std::make_shared<Batch>(std::move(done), rows);
-  // First: a lane that has no room for another segment takes nothing from its tail.
+  // First, because a lane at the segment limit cannot absorb its tail.
   batch->Report(JoinCrowded(sequence));
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr || managed->policy().dense()) return;
   if (managed->policy().chooses()) {
-    // What is chosen among is all that there is, whatever has been decoded too: the newest queries
-    // are those of the newest tokens.
+    // The decision includes decoded tokens, because the newest queries belong to the newest tokens.
     if (policies::MovesPositions(managed->policy())) {
       absl::StatusOr<cache::Sequence::TailShut> shut =
           sequence->BeginMoves(rows.first_layer, rows.layers);
@@ -348,7 +349,7 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
     QueueChoices(sequence, managed, rows, JobPriority::kSeals, batch);
     return;
   }
-  // What has been decoded so far is part of it.
+  // Tokens decoded so far are included.
   batch->Report(sequence->AbsorbTail());
   if (managed->policy().summaries.has_value()) {
     QueueTiles(sequence, {.end = sequence->model().lanes(), .all = true, .told_under = managed},
@@ -356,7 +357,7 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
     return;
   }
   const shm::LaneLayout& layout = sequence->model().layout();
-  // No cut comes between what a layer holds and what is wanted of it.
+  // Paused, so that no cut comes between reading a layer's tokens and requesting their seals.
   const ManagedSequence::Pause pause(*managed);
   if (ManagedSequence::Of(*sequence) != managed) {
     return batch->Report(internal::PolicyChanged(*sequence));
@@ -380,7 +381,7 @@ void Compactor::Compress(const std::shared_ptr<cache::Sequence>& sequence, const
   }
 }
 
-// ---- lanes
+// ---- Lanes
 
 LaneCoder::Options Compactor::CoderOptions(const cache::Sequence& sequence,
                                            ManagedSequence& managed, LaneState& state) {
@@ -404,7 +405,7 @@ Compactor::ThinOutcome Compactor::Thin(cache::Sequence& sequence, std::uint64_t 
         ThinLane(sequence, *managed, i, bytes - outcome.gained.bytes);
     if (!thinned.ok()) {
       outcome.hindrance = thinned.status();
-      // The next lane would find no room either. Others may just be in use.
+      // Without memory the next lane would fail too. Other errors may concern this lane only.
       if (absl::IsResourceExhausted(thinned.status())) break;
       continue;
     }

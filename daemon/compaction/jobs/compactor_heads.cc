@@ -1,4 +1,5 @@
-// Sequences that take over the rows of a published head, and what has been decided about them.
+// Compactor::TakeHeadOf: a sequence adopts the segments of a published prefix, and the decisions
+// that were made about them.
 
 #include <memory>
 
@@ -10,14 +11,14 @@ namespace tessera::compaction {
 
 namespace {
 
-// Of such a sequence no more is known, if anything, than where chunks of its text have ended.
+// A dense sequence has no managed state, or only knows its chunk boundaries.
 bool IsDense(const std::shared_ptr<ManagedSequence>& managed) {
   return managed == nullptr || managed->policy().text == policies::Policy().text;
 }
 
 }  // namespace
 
-// Jobs for it wait meanwhile: a seal that was answered ABORTED would be lost.
+// Jobs of the sequence are held off meanwhile: a seal that failed with ABORTED would be lost.
 absl::Status Compactor::TakeHeadOf(cache::Sequence& sequence, const cache::Sequence& other) {
   for (;;) {
     const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(sequence);
@@ -25,18 +26,18 @@ absl::Status Compactor::TakeHeadOf(cache::Sequence& sequence, const cache::Seque
     if (managed == nullptr && IsDense(theirs)) return sequence.TakeHeadOf(other).status();
     if (absl::Status status = MayTakeHead(sequence, other); !status.ok()) return status;
     if (managed == nullptr || (theirs == nullptr && !IsDense(managed))) {
-      continue;  // another policy by now
+      continue;  // the policy was replaced meanwhile
     }
     absl::StatusOr<cache::Sequence::HeadTaken> taken = absl::UnknownError("not asked");
     {
       const ManagedSequence::Pause pause(*managed);
-      if (ManagedSequence::Of(sequence) != managed) continue;  // another policy by now
+      if (ManagedSequence::Of(sequence) != managed) continue;  // the policy was replaced
       const ManagedSequence::LanesHeld lanes(*managed);
       taken = sequence.TakeHeadOf(other);
-      // Where it holds tokens behind them, every token has stayed, and it knows more of them. What
-      // is learnt of a lane is made anew where its run is another.
+      // A sequence that holds more tokens than the prefix dropped none of them, and its own state
+      // is newer. Lane states are rebuilt when their run has changed.
       if (taken.ok() && *taken == cache::Sequence::HeadTaken::kAll && theirs != nullptr) {
-        // A head takes no head itself, so that nobody waits the other way round.
+        // A prefix never adopts a prefix, so pausing both cannot deadlock.
         const ManagedSequence::Pause their_pause(*theirs);
         if (ManagedSequence::Of(other) == theirs) {
           managed->TakeDecisionsOf(*theirs, pause, their_pause);
@@ -50,21 +51,21 @@ absl::Status Compactor::TakeHeadOf(cache::Sequence& sequence, const cache::Seque
   }
 }
 
-// Where both are under one policy, and what that has decided is done in all lanes.
+// Both must have the same policy, and no decision may be partly carried out.
 absl::Status Compactor::MayTakeHead(const cache::Sequence& sequence, const cache::Sequence& other) {
   const policies::Policy own = PolicyOf(sequence);
   const policies::Policy theirs = PolicyOf(other);
   if (own.text != theirs.text) {
-    return absl::FailedPreconditionError(Concat(sequence.id().ToString(), " is under policy ",
-                                                Quoted(own.text), ", ", other.id().ToString(),
-                                                " under ", Quoted(theirs.text)));
+    return absl::FailedPreconditionError(Concat(sequence.id().ToString(), " has policy ",
+                                                Quoted(own.text), ", but ", other.id().ToString(),
+                                                " has ", Quoted(theirs.text)));
   }
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(other);
   for (std::uint32_t layer = 0; layer < other.model().layers(); ++layer) {
     if (managed == nullptr || !managed->Interrupted(layer)) continue;
-    return absl::FailedPreconditionError(Concat("a choice for layer ", layer, " of ",
-                                                other.id().ToString(),
-                                                " has been carried out in some of its lanes"));
+    return absl::FailedPreconditionError(
+        Concat("a decision about layer ", layer, " of ", other.id().ToString(),
+               " has been carried out in some lanes only; retry when it is complete"));
   }
   return absl::OkStatus();
 }

@@ -1,4 +1,5 @@
-// Lanes in very many pieces, before they are compressed.
+// Joins the short segments of lanes that are close to the segment limit, before they are
+// compressed.
 
 #include <memory>
 #include <optional>
@@ -23,12 +24,12 @@ absl::Status Compactor::JoinCrowded(const std::shared_ptr<cache::Sequence>& sequ
       break;
     }
   }
-  // Without room for copies a lane goes on as it is, while it can take another segment.
+  // If there is no memory for copies, a lane is left as it is while it can take another segment.
   if (!exhausted || sequence->CrowdedLanes(shm::kMaxSegments - 1).empty()) return absl::OkStatus();
   return absl::ResourceExhaustedError(Concat(
-      sequence->id().ToString(), " has lanes of ", shm::kMaxSegments,
-      " segments, and there is no room for the copies that joining them takes; free sequences, "
-      "or raise the tenant's limit"));
+      sequence->id().ToString(), " has lanes with the maximum of ", shm::kMaxSegments,
+      " segments, and there is no memory for the copies needed to join them; free sequences, or "
+      "raise the tenant's limit"));
 }
 
 absl::Status Compactor::JoinSome(const std::shared_ptr<cache::Sequence>& sequence,
@@ -38,7 +39,7 @@ absl::Status Compactor::JoinSome(const std::shared_ptr<cache::Sequence>& sequenc
     joined = swap.ok() && swap->has_value();
     return swap;
   };
-  // Whatever its policy: of each lane one job at a time.
+  // One job per lane at a time, whatever the policy.
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*sequence);
   if (managed == nullptr) return sequence->Recode({.lane = lane, .whole = true}, join);
   const absl::Cleanup free = [&] { LaneFree(sequence, *managed, lane); };

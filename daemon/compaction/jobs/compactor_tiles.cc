@@ -1,4 +1,4 @@
-// New tiles: of what has moved out of tails, in the form before.
+// The "encode-tiles" job: encodes full dense tiles with the previous segment's strategy.
 
 #include <algorithm>
 #include <memory>
@@ -14,10 +14,10 @@ using internal::TenantOf;
 
 namespace {
 
-// Of one job: about a millisecond of work where each lane has one new tile.
+// Lanes per job: about a millisecond of work if each lane has one new tile.
 constexpr std::uint32_t kLanesPerJob = 16;
 
-// Another lane took the room for raw copies that was there when this one looked: it decides anew.
+// Another lane used up the budget for raw copies since this one checked it: retry.
 bool RawRoomWent(const absl::Status& status) {
   const std::optional<pool::Shortage> shortage = pool::ShortageOf(status);
   return shortage.has_value() && shortage->tag == pool::MemoryTag::kRawCopies;
@@ -37,7 +37,7 @@ void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, Til
         const std::shared_ptr<ManagedSequence> managed =
             held == nullptr ? nullptr : ManagedSequence::Of(*held);
         if (managed == nullptr) {
-          // It has been freed; or its policy does nothing any more, and there is nothing to do.
+          // The sequence was freed, or it has no policy any more.
           if (held == nullptr || !held->TokensOfLayer(0).ok()) return;
           if (ticket.waited_for()) ticket.Report(internal::PolicyChanged(*held));
           ticket.Finish();
@@ -54,7 +54,7 @@ void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, Til
             Complain(*held, "tiles not encoded", status);
           }
         }
-        // Last: a lane has its tiles in the form of the policy that it finds.
+        // Checked last: EncodeTiles uses the policy that is set when it runs.
         if (ticket.waited_for() && ManagedSequence::Of(*held) != job.told_under.lock()) {
           ticket.Report(internal::PolicyChanged(*held));
         }
@@ -67,9 +67,8 @@ void Compactor::QueueTiles(const std::shared_ptr<cache::Sequence>& sequence, Til
       });
 }
 
-// A tail's tiles never keep a thread waiting behind a seal of their lane: it has other tails to
-// serve. They are left to whoever is to seal, who may give them, or what stands before them, a
-// strategy of their own: what ends a prompt is no tile of the strategy before.
+// Tiles of a tail never make a thread wait for a seal of their lane: it has other tails to serve.
+// They are left to the job that seals, which may give them a new strategy.
 absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequence,
                                     std::uint32_t index,
                                     bool waits) TESSERA_NO_THREAD_SAFETY_ANALYSIS {
@@ -80,11 +79,11 @@ absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequ
     lane.work->mutex.Lock();
   } else if (!lane.work->mutex.TryLock()) {
     lane.work->tiles_left.store(true);
-    // Whoever had it may have looked before that.
+    // The holder may have checked tiles_left before it was set.
     if (!lane.work->mutex.TryLock()) return absl::OkStatus();
   }
   lane.work->tiles_left.store(false);
-  if (ManagedSequence::Of(*sequence) != managed) {  // another policy by now
+  if (ManagedSequence::Of(*sequence) != managed) {  // the policy was replaced
     lane.work->mutex.Unlock();
     return EncodeTiles(sequence, index, waits);
   }
@@ -93,7 +92,7 @@ absl::Status Compactor::EncodeTiles(const std::shared_ptr<cache::Sequence>& sequ
   lane.work->mutex.Unlock();
   if (outcome.left) {
     lane.work->tiles_left.store(true);
-    // Whoever had a seal in hand may have looked before that.
+    // The seal may have ended, and checked tiles_left, before it was set.
     if (!lane.work->seals.in_hand()) LaneFree(sequence, *managed, index);
     return status;
   }
@@ -121,11 +120,11 @@ absl::Status Compactor::EncodeTilesOf(cache::Sequence& sequence, ManagedSequence
                              [&](const cache::OpenRun& run) -> LaneCoder::Swap {
                                if (managed.Interrupted(run.layer)) return std::nullopt;
                                outcome = {.layer = run.layer};
-                               // Asked for when the rows are known: what ends with them is wanted
-                               // before anybody sees them.
+                               // Checked inside Recode: the seal of a prompt's end is requested
+                               // before its rows become visible.
                                outcome.left = seals_lanes && seals.in_hand();
                                if (outcome.left) return std::nullopt;
-                               state.without_raw = without_raw;  // an attempt may have counted
+                               state.without_raw = without_raw;  // undo a failed attempt
                                options.chosen_before = managed.chosen_before(run.layer);
                                LaneCoder coder(options, run);
                                LaneCoder::Swap swap = coder.EncodeTiles();

@@ -1,7 +1,7 @@
-// Seals that found no memory, and those that came while others waited for some: a line for each
-// tenant. One of a line is tried at a time, after a while that doubles; when it has been carried
-// out, the next one follows at once. So a full pool costs an attempt now and then, and nothing is
-// forgotten.
+// Queues seals that could not be carried out for lack of memory, one queue per tenant.
+//
+// One seal of a queue is retried at a time, with exponential backoff. After a success the next one
+// is retried at once. So a full pool costs one attempt per backoff period, and no seal is lost.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@
 
 namespace tessera::compaction {
 
-// Thread-safe. What ends the segment is kept with the lane (SealWishes).
+// Thread-safe. What the seal has to do is stored with the lane (SealWishes).
 class StalledSeals {
  public:
   struct Item {
@@ -30,25 +30,26 @@ class StalledSeals {
   static constexpr Clock::Duration kFirstPause = std::chrono::milliseconds(100);
   static constexpr Clock::Duration kLongestPause = std::chrono::seconds(5);
 
-  // To the end of its tenant's line. True where there was none: somebody must look at DueIn.
+  // Appends to the tenant's queue. True if it is a new queue: the caller must consult DueIn.
   bool Join(Item item, Clock::TimePoint now);
-  // One that was taken has found no memory again: behind the others. Somebody must look at DueIn.
+  // Puts a taken seal back at the end of its queue: there was no memory again. The caller must
+  // consult DueIn.
   void Return(Item item, Clock::TimePoint now);
-  // One that was taken is done with: the next one, which is answered by either, too. `found`: there
-  // was memory for it.
+  // Ends a taken seal and takes the next one, which must again be ended by Return or Next.
+  // `found`: there was memory for the ended one.
   std::optional<Item> Next(TenantId tenant, bool found);
 
-  // Whether there is a line, or one of it is being tried.
+  // Whether the tenant has queued seals, or one that is being retried.
   bool Any(TenantId tenant) const;
-  // The first of each line whose time has come.
+  // Takes the first seal of each queue that is due.
   std::vector<Item> TakeDue(Clock::TimePoint now);
-  // How long until there is one to be taken; nothing: until one joins or returns.
+  // Time until the next seal is due; nullopt: not before the next Join or Return.
   std::optional<Clock::Duration> DueIn(Clock::TimePoint now) const;
 
  private:
   struct Line {
     std::deque<Item> items;
-    bool tried = false;  // one was taken and has not been answered; else `items` is not empty
+    bool tried = false;  // one is taken; `items` may only be empty then
     Clock::Duration pause = kFirstPause;
     Clock::TimePoint due;
   };

@@ -23,13 +23,14 @@ absl::Status NothingPacked(const cache::Sequence& sequence, const LaneDescriptio
     if (!run.shape.packed()) continue;
     return absl::FailedPreconditionError(Concat(sequence.id().ToString(), " holds ", run.entries,
                                                 " packed entries in layer ", lane.layer,
-                                                ", kv head ", lane.kv_head, "; a policy that ",
-                                                what_it_does, " begins before any is packed"));
+                                                ", kv head ", lane.kv_head, "; set a policy that ",
+                                                what_it_does, " before entries are packed"));
   }
   return absl::OkStatus();
 }
 
-// Rows are turned by how far their place in the lane moves: they must stand at their places.
+// Keys are rotated by how far their entry moves in the lane, so each entry's rotary position must
+// be its index.
 absl::Status MayMovePositions(const cache::Sequence& sequence) {
   if (absl::Status fits = KeyTurner::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
   for (const LaneDescription& lane : sequence.Describe(/*lanes=*/true).lanes) {
@@ -38,14 +39,15 @@ absl::Status MayMovePositions(const cache::Sequence& sequence) {
     }
     if (lane.entries + lane.position_shift == lane.tokens) continue;
     return absl::FailedPreconditionError(
-        Concat(sequence.id().ToString(), " holds ", lane.entries, " entries of ", lane.tokens,
-               " tokens at their own positions; a policy that moves positions begins before any "
-               "entry goes"));
+        Concat(sequence.id().ToString(), " has dropped entries: it holds ", lane.entries, " of ",
+               lane.tokens,
+               " tokens, at their original positions; set a policy that moves "
+               "positions before any entry is dropped"));
   }
   return absl::OkStatus();
 }
 
-// A key is turned back from the position of its token.
+// The rotation of a key is undone from its token's position, so entries may not have moved.
 absl::Status MayTurnKeysBack(const cache::Sequence& sequence) {
   if (absl::Status fits = KeyTurner::WhyNot(sequence.model().spec()); !fits.ok()) return fits;
   return sequence.HasMoved() ? internal::MovedPositions(sequence) : absl::OkStatus();
@@ -59,19 +61,19 @@ absl::Status AreAlike(policies::LanesAlike alike, const cache::Sequence& sequenc
                       const LaneDescription& first, const LaneDescription& lane) {
   if (first.entries != lane.entries) {
     return absl::FailedPreconditionError(
-        Concat(Where(sequence, lane), " holds ", lane.entries, " entries, and kv head ",
-               first.kv_head, " ", first.entries,
-               "; a policy that makes one decision for all lanes of a layer wants equally many"));
+        Concat(Where(sequence, lane), " holds ", lane.entries, " entries, but kv head ",
+               first.kv_head, " holds ", first.entries,
+               "; a policy that makes one decision for all lanes of a layer needs equal counts"));
   }
   if (alike == policies::LanesAlike::kLength || first.positions == lane.positions) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
       Concat(Where(sequence, lane), " holds entries of other tokens than kv head ", first.kv_head,
-             "; a policy that makes one decision for all lanes of a layer wants the same"));
+             "; a policy that makes one decision for all lanes of a layer needs the same tokens"));
 }
 
-// Positions are listed where some token has gone.
+// Lists positions only if some token was dropped.
 cache::Sequence::Description Describe(policies::LanesAlike alike, const cache::Sequence& sequence) {
   cache::Sequence::Description shown = sequence.Describe(cache::Sequence::Detail::kLanes);
   const bool all = std::ranges::all_of(
@@ -80,7 +82,7 @@ cache::Sequence::Description Describe(policies::LanesAlike alike, const cache::S
   return sequence.Describe(cache::Sequence::Detail::kEntries);
 }
 
-// Decisions about all of a lane meet what is there. Those about what waits find it alike.
+// For policies that decide about whole lanes, not only about entries that wait for a strategy.
 absl::Status MayDecideAboutAll(const policies::Policy& policy, const cache::Sequence& sequence) {
   const policies::LanesAlike alike = policies::NeedsLanesAlike(policy);
   if (!policies::Merges(policy) && alike == policies::LanesAlike::kNothing) return absl::OkStatus();
@@ -97,12 +99,14 @@ absl::Status MayDecideAboutAll(const policies::Policy& policy, const cache::Sequ
   return absl::OkStatus();
 }
 
-// What waits is made alike where it is not (LayerChooser::Align), but for policies that cut keys.
+// LayerChooser::Align equalizes waiting entries for other policies, but not for those that drop key
+// channels.
 absl::Status MayCutKeys(const policies::Policy& policy, const cache::Sequence& sequence) {
   if (policies::NeedsLanesAlike(policy) == policies::LanesAlike::kNothing) return absl::OkStatus();
   const shm::LaneLayout& layout = sequence.model().layout();
   for (std::uint32_t layer = 0; layer < layout.layers(); ++layer) {
-    // At one moment: rows come meanwhile. None come to what was moved out.
+    // One snapshot of all lanes, since rows arrive meanwhile. It fails for a sequence that is
+    // offloaded, which receives no rows.
     const absl::StatusOr<std::vector<cache::OpenRun>> runs =
         sequence.LookAt(layer, /*whole=*/false);
     const auto waiting = [&](std::uint32_t head) {
@@ -114,9 +118,10 @@ absl::Status MayCutKeys(const policies::Policy& policy, const cache::Sequence& s
       const std::uint64_t here = waiting(head);
       if (here == waits) continue;
       return absl::FailedPreconditionError(Concat(
-          "in layer ", layer, " of ", sequence.id().ToString(), " ", waits,
-          " entries of kv head 0 wait, and ", here, " of kv head ", head,
-          "; a policy that makes one decision for all lanes, and cuts keys, wants equally many"));
+          "in layer ", layer, " of ", sequence.id().ToString(), ", ", waits,
+          " entries of kv head 0 wait for a strategy, but ", here, " of kv head ", head,
+          "; a policy that makes one decision for all lanes and drops key channels needs equal "
+          "counts"));
     }
   }
   return absl::OkStatus();

@@ -1,4 +1,4 @@
-// Whether a policy can go on with what a sequence holds: what earlier policies have left there.
+// Whether a policy can be applied to what earlier policies have left in a sequence.
 #pragma once
 
 #include "absl/status/status.h"
@@ -7,7 +7,8 @@
 
 namespace tessera::compaction {
 
-// FAILED_PRECONDITION says where it cannot: Compress would be refused once something has to go.
+// FAILED_PRECONDITION names what the policy cannot work with. Without this check Compress would
+// fail later, at the first entry that must go.
 absl::Status CheckFitsRows(const policies::Policy& policy, const cache::Sequence& sequence);
 
 }  // namespace tessera::compaction

@@ -1,5 +1,5 @@
-// Which tokens of a sequence came as prompts, each in one forward step; the others were decoded,
-// one by one. Prompts with nothing between them are one.
+// Records which tokens of a sequence were appended as prompts; the others were decoded. Adjacent
+// prompts count as one.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace tessera::compaction {
 
 class PromptSpans {
  public:
-  // Layers may say so one after another, of as many of the tokens as they hold.
+  // May be called once per layer, with overlapping ranges.
   void Add(std::uint64_t begin, std::uint64_t end) {
     if (begin >= end) return;
     policies::TokenSpan added = {.begin = begin, .end = end};
@@ -30,13 +30,13 @@ class PromptSpans {
     }
     spans_ = std::move(spans);
   }
-  // The sequence was cut to so many tokens.
+  // The sequence was truncated to `tokens`.
   void CutTo(std::uint64_t tokens) {
     while (!spans_.empty() && spans_.back().begin >= tokens) spans_.pop_back();
     if (!spans_.empty()) spans_.back().end = std::min(spans_.back().end, tokens);
   }
 
-  // Rising, and apart.
+  // Ascending and disjoint.
   const std::vector<policies::TokenSpan>& spans() const { return spans_; }
 
  private:

@@ -18,7 +18,7 @@ void TailAbsorber::Wake(const std::shared_ptr<cache::SessionState>& session) {
 
 void TailAbsorber::Queue(const std::shared_ptr<cache::SessionState>& session,
                          Clock::TimePoint idle_since) {
-  // Weak: work for a session that ends while it waits is dropped with it.
+  // Weak: the job is dropped if the session ends while it is queued.
   options_.scheduler->Submit(
       {.name = "absorb-tails",
        .priority = JobPriority::kTails,
@@ -50,7 +50,7 @@ void TailAbsorber::Run(const std::shared_ptr<cache::SessionState>& session,
     queued_.erase(session->id());
   }
   session->control()->AskForWake();
-  // A worker that filled a tile before it could see the wish did not signal: look once more.
+  // A worker that filled a tile before it saw the request did not signal: look once more.
   AbsorbAll(*session);
 }
 
@@ -68,8 +68,8 @@ std::uint64_t TailAbsorber::AbsorbAll(cache::SessionState& session) {
   return tokens;
 }
 
-// A failed sequence tells its worker through its block; a full pool leaves the tail as it is, and
-// the worker that waits for ring space signals again.
+// A failed sequence tells its worker through its control block. If the pool is full, the tail is
+// unchanged, and the worker signals again when it waits for ring space.
 void TailAbsorber::Complain(const cache::Sequence& sequence, SessionId session,
                             const absl::Status& why) {
   const std::optional<std::uint64_t> unsaid = complaints_.Say(options_.clock->Now());

@@ -1,10 +1,10 @@
-// The compactor's first duty: moving full tiles from tails into segments, in the background.
+// Moves full tiles from tail rings into segments, in the background.
 //
-// A worker that filled a tile while the daemon slept signals its session's wake event; the event
-// loop calls Wake, which queues one job per session. A job makes one pass over the session's tails.
-// Where it found something it queues itself again, behind the other sessions: a worker that commits
-// without end keeps nobody else waiting. Where it did not, it asks for the next wake and looks once
-// more: a tile that filled in between is never lost.
+// A worker that fills a tile signals its session's wake event, if the daemon asked for it. The
+// event loop calls Wake, which queues one job per session. A job makes one pass over the session's
+// tails. If it found tiles, it queues itself again after the other sessions' jobs, so that one busy
+// worker cannot delay the others. If it found none, it asks for the next wake and looks once more,
+// so that a tile filled in between is not missed.
 #pragma once
 
 #include <atomic>
@@ -23,27 +23,28 @@
 
 namespace tessera::compaction {
 
+// Owned by the daemon. Failures are logged at a limited rate and retried with the next tile.
 class TailAbsorber {
  public:
   struct Options {
     Scheduler* scheduler;
     Logger* logger;
     const Clock* clock;
-    // How long a job that found nothing keeps looking before it asks for a wake. 0: not at all.
-    // Trades a core for system calls in the worker; for measuring, and for latency at any price.
+    // How long a job polls after it found nothing, before it asks for a wake. 0: no polling.
+    // Polling occupies a core and saves the worker system calls.
     Clock::Duration linger{};
-    // Told of each sequence whose tail has moved into segments; null: nobody.
+    // Notified of each sequence whose tail moved into segments; may be null.
     Compactor* compactor = nullptr;
   };
   explicit TailAbsorber(const Options& options) : options_(options) {}
 
-  // Thread-safe. Cheap where a job for the session already waits.
+  // Thread-safe. Cheap if the session already has a job.
   void Wake(const std::shared_ptr<cache::SessionState>& session);
 
   std::uint64_t jobs_run() const { return jobs_run_.load(std::memory_order_relaxed); }
 
  private:
-  // `idle_since`: since when the passes have found nothing.
+  // `idle_since`: time of the last pass that found tiles.
   void Queue(const std::shared_ptr<cache::SessionState>& session, Clock::TimePoint idle_since);
   void Run(const std::shared_ptr<cache::SessionState>& session, Clock::TimePoint idle_since);
   std::uint64_t AbsorbAll(cache::SessionState& session);
@@ -52,10 +53,10 @@ class TailAbsorber {
   const Options options_;
   std::atomic<std::uint64_t> jobs_run_{0};
   Mutex mutex_;
-  // Sessions that have a job, waiting or running. One that is running leaves before it asks for the
-  // next wake, so that a signal after that queues the next job.
+  // Sessions with a queued or running job. A running job removes its session before it asks for the
+  // next wake, so that a signal after that queues a new job.
   absl::flat_hash_set<SessionId> queued_ TESSERA_GUARDED_BY(mutex_);
-  // A worker decides how often a full pool is met: complaints are kept to one a second.
+  // Workers control how often a full pool is hit, so the log is limited to one line per second.
   Seldom complaints_;
 };
 

@@ -1,4 +1,4 @@
-// Single elements of rows in host memory, where speed does not matter.
+// Reads and writes single elements of rows in host memory, where speed does not matter.
 #pragma once
 
 #include <algorithm>
@@ -22,13 +22,13 @@ inline float ElementAt(const std::byte* row, kernels::ElementType type, std::uin
                                              : kernels::Fp16ToFloat(bits);
 }
 
-// The largest magnitude below that which rows may not hold.
+// The largest magnitude that a row may hold.
 inline float LargestElement(kernels::ElementType type) {
   return type == kernels::ElementType::kFp16 ? 65504.0f : 0x1.fep62f;
 }
 
-// What is computed from rows that were judged may be larger than any of them, a turned key's
-// element by up to the square root of 2: it becomes the largest that a row may hold. Not of NaN.
+// Clamps to the largest magnitude: elements computed from valid rows may exceed it, those of a
+// rotated key by up to sqrt(2). `value` must not be NaN.
 inline void SetElement(std::byte* row, kernels::ElementType type, std::uint32_t index,
                        float value) {
   value = std::clamp(value, -LargestElement(type), LargestElement(type));

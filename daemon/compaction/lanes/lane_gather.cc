@@ -14,7 +14,7 @@ using kernels::kTileEntries;
 
 namespace {
 
-// Of a segment made here: an entry dropped later costs at most so many rows that are copied.
+// Limits new segments, because dropping an entry later copies the rest of its segment.
 constexpr std::size_t kMostEntries = 1024;
 
 std::vector<HeldSegment> AllOf(const cache::OpenRun& run) {
@@ -35,10 +35,10 @@ LaneGather::LaneGather(const cache::TenantMemory& memory, const cache::OpenRun& 
 
 absl::StatusOr<std::optional<cache::LaneSwap>> LaneGather::Keep(
     const policies::LaneDecision& decision, std::uint64_t decided) {
-  TESSERA_CHECK(!decision.merges(), "entries that are merged are encoded anew");
+  TESSERA_CHECK(!decision.merges(), "merged entries must be re-encoded");
   cache::LaneSwap swap = {.whole = true, .drops = true};
-  std::uint64_t first = 0;  // entry of the lane that the segment begins with
-  std::size_t next = 0;     // of decision.kept
+  std::uint64_t first = 0;  // lane index of the segment's first entry
+  std::size_t next = 0;     // index in decision.kept
   for (const HeldSegment& held : sources_) {
     std::vector<std::uint32_t> kept;
     for (std::uint32_t entry = 0; entry < held.entries; ++entry) {
@@ -61,7 +61,7 @@ absl::StatusOr<std::optional<cache::LaneSwap>> LaneGather::Keep(
   }
   TESSERA_CHECK(first >= decided && next == decision.kept.size(), "the decision fits the lane");
   if (absl::Status status = Flush(swap.held); !status.ok()) return status;
-  // New tiles go on growing the segment that they grew: else each would be a segment of its own.
+  // New tiles keep growing the same segment: otherwise each would become a segment of its own.
   const auto last = std::find_if(swap.held.rbegin(), swap.held.rend(),
                                  [](const HeldSegment& held) { return !held.segment->plain(); });
   swap.growing = growing_ != nullptr && last != swap.held.rend() && last->segment.get() == growing_;

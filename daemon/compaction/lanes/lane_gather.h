@@ -1,5 +1,5 @@
-// Drops entries of a lane without encoding the others anew: rows go into new tiles as they are
-// stored, packed or not. Segments that lose nothing stay as they are.
+// Drops entries of a lane without re-encoding the others: kept rows are copied to new tiles as they
+// are stored, packed or dense. Segments that lose no entry are kept.
 //
 // Runs inside Sequence::Recode of the whole lane.
 #pragma once
@@ -19,26 +19,26 @@ class LaneGather {
  public:
   LaneGather(const cache::TenantMemory& memory, const cache::OpenRun& run);
 
-  // What the decision leaves of the first `decided` entries, and all of those behind them.
+  // Keeps what the decision about the first `decided` entries keeps, and all later entries.
   absl::StatusOr<std::optional<cache::LaneSwap>> Keep(const policies::LaneDecision& decision,
                                                       std::uint64_t decided);
 
  private:
-  // An entry on its way: of a segment of the run.
+  // An entry to copy, of a segment of the run.
   struct Row {
     const cache::Segment* from;
     std::uint32_t entry;
   };
 
-  // Rows of segments of one form become segments of that form.
+  // Copies the collected rows, which have one form, into new segments.
   absl::Status Flush(std::vector<cache::HeldSegment>& held);
   absl::StatusOr<std::shared_ptr<cache::Segment>> NewSegment(std::size_t first, std::size_t count);
   absl::Status FillTiles(const cache::Segment& segment, std::size_t first, std::size_t count);
 
   const cache::TenantMemory& memory_;
   const std::vector<cache::HeldSegment> sources_;
-  const cache::Segment* const growing_;   // that new tiles go into; null: none
-  std::shared_ptr<cache::Segment> form_;  // of the rows that wait; null: none do
+  const cache::Segment* const growing_;   // the segment that new tiles go into; may be null
+  std::shared_ptr<cache::Segment> form_;  // has the form of the collected rows; null: no rows
   std::vector<Row> rows_;
 };
 

@@ -49,7 +49,7 @@ absl::Status HeldRows::AddProvisional(const cache::OpenRun& run) {
   for (const cache::HeldSegment& held : run.provisional) {
     const std::size_t at = filled_ * tile_.row_bytes();
     if (!held.segment->raw()->CopyTo(held.entries, keys() + at, values() + at)) {
-      return absl::AbortedError("raw copies of the rows were given up meanwhile");
+      return absl::AbortedError("the raw copies of the rows were dropped meanwhile; retry");
     }
     AddPositions(held);
   }
@@ -60,7 +60,8 @@ absl::Status HeldRows::AddDense(const cache::TenantMemory& memory,
                                 const std::vector<cache::HeldSegment>& segments) {
   for (const cache::HeldSegment& held : segments) {
     if (held.segment->shape().packed()) {
-      return absl::FailedPreconditionError("rows that are packed cannot be chosen from");
+      return absl::FailedPreconditionError(
+          "the lane holds packed rows, from which tokens cannot be chosen");
     }
     const std::size_t at = filled_ * tile_.row_bytes();
     absl::Status status = cache::ReadPlain(memory, held, tile_, keys() + at, values() + at);
@@ -72,7 +73,7 @@ absl::Status HeldRows::AddDense(const cache::TenantMemory& memory,
 
 HeldRows HeldRows::After(const policies::LaneDecision& decision, std::uint64_t decided,
                          const Turning& turning) const {
-  TESSERA_CHECK(decided <= count_, "what was decided about is among the rows");
+  TESSERA_CHECK(decided <= count_, "the decision is about more rows than there are");
   const std::uint64_t kept = decision.kept.size();
   HeldRows after(tile_, kept + count_ - decided);
   after.merged_until_ = merged_until_;

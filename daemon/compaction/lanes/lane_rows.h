@@ -1,4 +1,5 @@
-// Rows of a lane in host memory, for the time that it is decided what becomes of them.
+// A copy of a lane's rows in host memory, while a strategy is made from them or entries are
+// dropped.
 #pragma once
 
 #include <cstddef>
@@ -18,24 +19,23 @@ namespace tessera::compaction {
 
 class HeldRows {
  public:
-  // The rows of an open run, settled ones first, provisional ones from their raw copies. ABORTED
-  // where raw copies were dropped meanwhile: without them the run is another.
-  // FAILED_PRECONDITION where settled rows are packed.
+  // Copies the rows of an open run: settled, then provisional (from raw copies), then dense ones.
+  // ABORTED: raw copies were dropped meanwhile, so the run has changed. FAILED_PRECONDITION:
+  // settled rows are packed.
   static absl::StatusOr<HeldRows> Of(const cache::TenantMemory& memory,
                                      const kernels::DenseTile& tile, const cache::OpenRun& run);
-  // Of its plain part alone.
+  // Copies the dense rows only.
   static absl::StatusOr<HeldRows> OfPlain(const cache::TenantMemory& memory,
                                           const kernels::DenseTile& tile,
                                           const cache::OpenRun& run);
 
   struct Turning {
-    // Rows stand at rotary positions by their places in the lane, and are turned to those that they
-    // get.
+    // Set if rotary positions are indices in the lane: keys are re-rotated to their new indices.
     const KeyTurner* moved = nullptr;
-    // Keys are merged as they were before they were turned; the mean stands where the entry does.
+    // Set if keys are merged in pre-RoPE space: members are rotated to the merged entry's position.
     const KeyTurner* merged = nullptr;
   };
-  // What a decision leaves of the first rows, and all of those behind them.
+  // The rows that a decision about the first `decided` rows keeps, and all later rows.
   HeldRows After(const policies::LaneDecision& decision, std::uint64_t decided,
                  const Turning& turning) const;
 
@@ -43,9 +43,9 @@ class HeldRows {
   kernels::LaneRows lane(std::uint64_t first, std::uint64_t count) const;
   cache::HostRows host(std::uint64_t first, std::uint64_t count) const;
   std::span<const std::uint64_t> positions() const { return positions_; }
-  std::span<const float> weights() const { return weights_; }  // empty: 1
+  std::span<const float> weights() const { return weights_; }  // empty: every weight is 1
 
-  // Of a segment made of these rows; null where they are tokens one after another.
+  // The entry list for a segment of these rows; null if they are consecutive tokens of weight 1.
   std::shared_ptr<const cache::EntryList> EntryListOf(std::uint64_t first,
                                                       std::uint64_t count) const;
 
@@ -55,8 +55,8 @@ class HeldRows {
   absl::Status AddDense(const cache::TenantMemory& memory,
                         const std::vector<cache::HeldSegment>& segments);
   void AddPositions(const cache::HeldSegment& held);
-  // Row `to`, in place, becomes the mean of entries of `from`, each as heavy as the tokens it
-  // stands for. `turner`: of keys as they would be at its position; null: as they are.
+  // Overwrites row `to` with the mean of `members` of `from`, weighted by their tokens. `turner`
+  // rotates each key to the position of `to` first; null: keys are averaged as they are.
   void Merge(const HeldRows& from, std::span<const std::uint32_t> members, std::uint64_t to,
              const KeyTurner* turner);
   std::byte* keys() const { return bytes_.get(); }

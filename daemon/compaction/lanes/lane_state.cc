@@ -11,7 +11,7 @@ void LaneState::Meet(const cache::OpenRun& run) {
   if (run.first_position == first_position_ && run.provisional_entries() == entries_) return;
   Reset();
   first_position_ = run.first_position;
-  // Tiles that it has not seen: moments are made from raw rows when they are needed.
+  // Tiles without statistics: their moments are computed from raw rows when needed.
   entries_ = run.provisional_entries();
 }
 
@@ -55,7 +55,7 @@ const LaneMoments* LaneState::MomentsOf(std::uint64_t entries) const {
 }
 
 std::optional<kernels::Loss> LaneState::WindowLoss(std::uint64_t tokens) const {
-  // Whole tiles: what the window holds when it is full may be up to one less than `tokens`.
+  // In whole tiles: a full window may cover up to one tile less than `tokens`.
   const std::uint64_t most = std::max<std::uint64_t>(tokens / kernels::kTileEntries, 1);
   const std::uint64_t wanted = std::min(most, entries_ / kernels::kTileEntries);
   if (window_.empty() || window_.size() < wanted) return std::nullopt;

@@ -1,8 +1,7 @@
-// What is learnt of a lane's open run while it grows: second moments of its rows, what the strategy
-// before loses of them. Made anew where the run is another one: after a seal, a fork, a cut.
+// Statistics of a lane's open run while it grows: second moments of its rows, and how much the
+// previous segment's strategy loses of them.
 //
-// Used by one thread at a time: inside Sequence::Recode of its lane. Beside that anybody may call
-// ShownLoss.
+// They start over when the run is a different one: after a seal, a fork or a cut.
 #pragma once
 
 #include <atomic>
@@ -30,47 +29,49 @@ struct LaneMoments {
   kernels::Moments value;
 };
 
+// Owned by ManagedSequence. Used by one thread at a time, inside Sequence::Recode of its lane. Only
+// ShownLoss may be called by any thread at any time.
 class LaneState {
  public:
-  // Forgets what is not of this run.
+  // Starts over if the state is of another run.
   void Meet(const cache::OpenRun& run);
   void Reset();
 
-  // Full tiles that were just encoded provisionally, behind those seen before. Moments are kept
-  // only where `budget` has room for them: they can be made again from the raw rows.
+  // Adds full tiles that were just encoded provisionally, after all earlier ones. Moments are
+  // skipped if `budget` has no room: they can be recomputed from the raw rows.
   void Observe(const kernels::LaneRows& rows, const kernels::Operations& operations,
                pool::Account& budget);
   void ObserveLoss(const kernels::Loss& mean_of_tile, std::uint64_t window_tokens);
 
-  // Of the first `entries` of the run; null where they are not all in it.
+  // Moments of the first `entries` of the run; null unless they cover exactly these.
   const LaneMoments* MomentsOf(std::uint64_t entries) const;
-  // The mean over the newest so many tokens, or all of the run where it has fewer; nothing where
-  // not so many have been seen: after a fork, say.
+  // Mean loss over the newest `tokens` tokens, or over the whole run if it is shorter. nullopt if
+  // fewer were measured, as after a fork.
   std::optional<kernels::Loss> WindowLoss(std::uint64_t tokens) const;
-  // That over what has been seen of them, rounded, for whoever looks on; 0: nothing.
+  // The mean loss of the tokens measured so far, rounded, for monitoring; 0: none.
   kernels::Loss ShownLoss() const { return {.key = shown_key_loss_, .value = shown_value_loss_}; }
 
-  // Of a seal that goes on in another job.
+  // A seal that continues in another job.
   struct BegunSeal {
-    cache::SealedRows rows;  // finds `segments` again where the rows are still there
+    cache::SealedRows rows;  // identifies the rows of `segments`
     std::vector<std::shared_ptr<cache::Segment>> segments;
-    std::size_t taken_over;  // the first so many of these (cache::LaneSwap)
+    std::size_t taken_over;  // how many of the first segments were adopted (cache::LaneSwap)
   };
   std::optional<BegunSeal> begun;
 
-  // Entries for which no raw rows are to be kept, because the budget was spent.
+  // How many entries get no raw copies, because the budget was spent.
   std::uint64_t without_raw = 0;
 
  private:
   std::uint64_t first_position_ = 0;
-  std::uint64_t entries_ = 0;  // seen
+  std::uint64_t entries_ = 0;  // added by Observe, or skipped by Meet
   std::optional<LaneMoments> moments_;
   pool::Charge charge_;
-  std::deque<kernels::Loss> window_;  // one for each tile
+  std::deque<kernels::Loss> window_;  // mean loss of each of the newest tiles
   std::atomic<float> shown_key_loss_{0};
   std::atomic<float> shown_value_loss_{0};
 
-  kernels::Loss MeanLoss() const;  // of a window that is not empty
+  kernels::Loss MeanLoss() const;  // the window must not be empty
 };
 
 }  // namespace tessera::compaction

@@ -33,17 +33,17 @@ absl::StatusOr<std::optional<cache::LaneSwap>> LaneThinner::Thin() {
   if (thinned_.segments == 0) return std::nullopt;
   swap.held.insert(swap.held.end(), run_.provisional.begin(), run_.provisional.end());
   swap.held.insert(swap.held.end(), run_.plain.begin(), run_.plain.end());
-  // The segment that new tiles go into grows on where it is still the one.
+  // New tiles still go into the growing segment, unless it was re-encoded.
   swap.growing = run_.grows && std::any_of(swap.held.begin(), swap.held.end(), [&](const auto& h) {
                    return h.segment == run_.previous;
                  });
   return swap;
 }
 
-// Beyond the lane's own hold on it, and what the run says of it.
+// Whether there are references besides those of the lane, the run and the swap.
 bool LaneThinner::IsShared(const HeldSegment& held) const {
   const long own = 2 + (held.segment == run_.previous) + (held.segment == run_.packed);
-  return held.segment.use_count() > own + 1;  // and the swap's
+  return held.segment.use_count() > own + 1;  // + 1: the swap
 }
 
 absl::StatusOr<std::shared_ptr<Segment>> LaneThinner::Thinner(const HeldSegment& held) const {
@@ -55,7 +55,7 @@ absl::StatusOr<std::shared_ptr<Segment>> LaneThinner::Thinner(const HeldSegment&
   thinner->set_entry_list(held.segment->shared_entry_list());
   std::vector<device::WordStore> words;
   absl::Status status = cache::ReserveTiles(*options_.memory, held.entries, *thinner, words);
-  // Tiles take whole units of 64 bytes.
+  // Tile sizes are rounded up to 64 bytes, so fewer channels may not save anything.
   if (status.ok() && thinner->tile_bytes() >= held.segment->tile_bytes()) {
     return std::shared_ptr<Segment>();
   }
@@ -100,7 +100,7 @@ absl::Status LaneThinner::FillTiles(const HeldSegment& held, Segment& thinner) c
     }
     if (!status.ok()) return status;
   }
-  // What was lost of what was left: as far as means of rows say it.
+  // Compose the losses, using the mean over all rows: (1 - old loss) x (kept share).
   const cache::SegmentLoss before = held.segment->loss();
   thinner.set_loss({.key = 1 - (1 - before.key) * stays.key / held.entries,
                     .value = 1 - (1 - before.value) * stays.value / held.entries});

@@ -1,8 +1,7 @@
-// Rows of packed segments keep fewer channels than they have, for want of memory. Segments that
-// somebody else shares stay as they are: two forms would take more than one. So do rows that wait
-// for a strategy.
+// Re-encodes packed segments of a lane with fewer channels, to free memory.
 //
-// Runs inside Sequence::Recode of the whole lane.
+// Skipped are segments that another lane shares, because both forms together would take more
+// memory, and rows that wait for a strategy. Runs inside Sequence::Recode of the whole lane.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +17,7 @@
 
 namespace tessera::compaction {
 
-// What was gained, when readers have moved on.
+// Memory that is freed when the last readers of the old form are done.
 struct Thinned {
   std::uint64_t bytes = 0;
   std::uint64_t segments = 0;
@@ -28,19 +27,19 @@ class LaneThinner {
  public:
   struct Options {
     const cache::TenantMemory* memory;
-    double share;         // of the channels, that rows are left at most
-    std::uint64_t bytes;  // to be gained; the oldest segments come first
+    double share;         // largest share of the channels that a row keeps
+    std::uint64_t bytes;  // how much to free; the oldest segments are re-encoded first
   };
   LaneThinner(const Options& options, const cache::OpenRun& run) : options_(options), run_(run) {}
 
-  // Nothing: there is nothing to gain. RESOURCE_EXHAUSTED where there is no room for any segment's
-  // new form beside the old one; what there is room for is done.
+  // nullopt: no segment can become smaller. RESOURCE_EXHAUSTED: there was no memory for the new
+  // form of any segment; if some fit, those are re-encoded.
   absl::StatusOr<std::optional<cache::LaneSwap>> Thin();
   const Thinned& thinned() const { return thinned_; }
 
  private:
   bool IsShared(const cache::HeldSegment& held) const;
-  // Null: it cannot become smaller.
+  // Null: the segment cannot become smaller.
   absl::StatusOr<std::shared_ptr<cache::Segment>> Thinner(const cache::HeldSegment& held) const;
   absl::Status FillTiles(const cache::HeldSegment& held, cache::Segment& thinner) const;
 

@@ -13,7 +13,7 @@ using kernels::kTileEntries;
 
 namespace {
 
-// What the device is asked to load of a lane, and what that points to.
+// The arguments of Device::LoadKeys for one lane, and the host copies that they point to.
 class KeyRuns {
  public:
   KeyRuns(const cache::OpenRun& run, kernels::DenseTile dense) : dense_(dense), tiles_(run.tiles) {
@@ -36,7 +36,7 @@ class KeyRuns {
                                   .rotation = cache::ViewOf(segment.rotations(), segment.shape())},
                      .rows = RawKeys(segment, held.entries)});
   }
-  // Null where there are none.
+  // Null if the segment has no raw copies.
   const std::byte* RawKeys(const cache::Segment& segment, std::uint32_t entries) {
     if (!segment.shape().packed() || segment.raw() == nullptr) return nullptr;
     std::vector<std::byte> keys(entries * dense_.row_bytes());
@@ -47,7 +47,7 @@ class KeyRuns {
   }
 
   const kernels::DenseTile dense_;
-  std::span<const std::byte* const> tiles_;  // of what is still to be added
+  std::span<const std::byte* const> tiles_;  // of segments that are not added yet
   std::vector<std::vector<std::byte>> raw_;
   std::vector<device::KeyRun> runs_;
 };

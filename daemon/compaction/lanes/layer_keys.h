@@ -1,5 +1,5 @@
-// The keys of a layer's lanes as token policies look at them: loaded where the device computes, as
-// they are stored, or as they were before they were turned to their positions.
+// Loads the keys of a layer's lanes into device memory, where token policies have them scored.
+// Keys are scored as stored, or with their rotary rotation undone.
 #pragma once
 
 #include <cstdint>
@@ -19,26 +19,23 @@
 
 namespace tessera::compaction {
 
+// Owned by the decision about one layer. A lane is loaded when it is first scored, and stays loaded
+// until another lane needs its memory. RESOURCE_EXHAUSTED: not even one lane fits.
 class LayerKeys final : public policies::KeyScorer {
  public:
   struct Options {
-    device::Device* device;  // outlives it
+    device::Device* device;  // outlives this object
     kernels::LayerGeometry geometry;
-    // So many bytes of keys stay loaded, as they are stored, or one lane's. What is loaded is in no
-    // account.
+    // Limit of the loaded keys, in bytes as stored; one lane may exceed it. Loaded keys are not
+    // charged to an account.
     std::uint64_t most_bytes = std::uint64_t{256} << 20;
-    // Keys are turned back by it, each from its entry's position, and kept in fp32: for that they
-    // pass through the host whenever they are loaded. Channels are those of stored keys all the
-    // same.
+    // Undoes the rotary rotation of each key, in fp32. Such keys pass through the host when they
+    // are loaded. AddChannelSquares uses the stored keys all the same.
     std::optional<KeyTurner> turner = std::nullopt;
   };
-  // Of everything in these runs, by kv head: settled segments first, packed rows as what was kept
-  // of them, or as they came where raw copies are still there. The runs are ones that were looked
-  // at (Sequence::LookAt), and are held as long as this is: others may go on appending to their
-  // segments.
-  //
-  // A lane is loaded when it is asked for, and stays until there is no room for another.
-  // RESOURCE_EXHAUSTED where there is no room for one alone.
+  // `runs`: one per kv head, from Sequence::LookAt. Keys of all their entries are scored, settled
+  // segments first. Packed rows are read from their raw copies if those still exist, and decoded
+  // otherwise. The runs are held by this object; appends to their segments may continue.
   LayerKeys(const Options& options, std::vector<cache::OpenRun> runs)
       : options_(options), runs_(std::move(runs)), lanes_(runs_.size()) {}
 
@@ -58,12 +55,12 @@ class LayerKeys final : public policies::KeyScorer {
     return run.settled_entries() + run.provisional_entries() + run.plain_entries();
   }
   std::uint64_t BytesOf(std::size_t lane) const;
-  // The same keys, turned back.
+  // The same keys with their rotation undone, in fp32.
   absl::StatusOr<std::unique_ptr<device::LaneKeys>> TurnedBack(const cache::OpenRun& run,
                                                                device::LaneKeys& keys) const;
   absl::StatusOr<std::unique_ptr<device::LaneKeys>> AsStored(std::size_t lane) const;
   absl::Status Load(std::size_t lane);
-  // Makes sure that it is there.
+  // Loads the lane if it is not loaded, unloading others for lack of memory.
   absl::Status Need(std::size_t lane);
   void UnloadAll();
 

@@ -1,5 +1,4 @@
-// What is kept of a layer beside its lanes: what was shown of it, and what has been decided by
-// that.
+// Per-layer state of a managed sequence: what the worker has observed, and what was decided by it.
 #pragma once
 
 #include <algorithm>
@@ -14,19 +13,19 @@ namespace tessera::compaction {
 
 struct LayerState {
   policies::LayerMemory memory;
-  // Tokens before it have been decided about. Others may look at any time.
+  // The policy has decided about all tokens before this one. Read by any thread.
   std::atomic<std::uint64_t> decided_until{0};
-  // Those before it have been looked at; what was left of them waits for the next prompt's end, if
-  // that comes soon.
+  // The policy has considered all tokens before this one. Those that it did not decide about wait
+  // for the end of the next prompt.
   std::atomic<std::uint64_t> looked_until{0};
-  // Why the last choice has left them all to the next one, where its policy had no budget for them.
+  // Why the last decision left all tokens waiting, if its budget was too small for them.
   absl::Status refused;
-  // What was decided about tokens before it hung on all of these: some have gone, or learned scores
-  // are of queries up to there.
+  // Decisions depend on all tokens before this one: entries were dropped by them, or scores were
+  // learned from queries up to here.
   std::uint64_t chosen_until = 0;
   Observation observation;
 
-  // The sequence was cut to so many tokens.
+  // The sequence was truncated to `tokens`.
   void CutTo(std::uint64_t tokens) {
     observation.ForgetFrom(tokens);
     decided_until = std::min(decided_until.load(), tokens);
@@ -34,7 +33,7 @@ struct LayerState {
     chosen_until = std::min(chosen_until, tokens);
     memory.CutTo(tokens, decided_until);
   }
-  // All but what was shown.
+  // Copies everything but the observation.
   void TakeDecisionsOf(const LayerState& other) {
     memory = other.memory;
     decided_until = other.decided_until.load();

@@ -11,24 +11,24 @@
 namespace tessera::compaction {
 
 absl::Status KeyTurner::WhyNot(const cache::ModelSpec& spec) {
-  // Of others it is not known: dynamic and longrope go by the length.
+  // Other scalings may depend on the length, as dynamic and longrope do.
   constexpr std::string_view kFixed[] = {"", "default", "linear", "llama3", "yarn"};
   if (std::ranges::find(kFixed, spec.rope_scaling) == std::end(kFixed)) {
-    return absl::InvalidArgumentError(Concat(
-        "model ", Quoted(spec.name), " scales its rotary positions by ", Quoted(spec.rope_scaling),
-        ", which is not known to leave frequencies alone as a text grows (linear, llama3 "
-        "and yarn do), so that keys of one length may not be turned into those of another"));
+    return absl::InvalidArgumentError(
+        Concat("model ", Quoted(spec.name), " has RoPE scaling ", Quoted(spec.rope_scaling),
+               ", whose frequencies may depend on the text length, so its keys cannot be moved to "
+               "other positions; supported scalings are linear, llama3 and yarn"));
   }
   if (!spec.rope_frequencies.empty()) return absl::OkStatus();
   if (spec.rope_theta <= 0) {
     return absl::InvalidArgumentError(
-        Concat("model ", Quoted(spec.name), " has no rotary positions that could be moved"));
+        Concat("model ", Quoted(spec.name), " has no rotary positions, so keys cannot be moved"));
   }
   const bool plain = spec.rope_scaling.empty() || spec.rope_scaling == "default";
   if (plain || spec.rope_scaling == "linear") return absl::OkStatus();
-  return absl::InvalidArgumentError(Concat(
-      "model ", Quoted(spec.name), " scales its rotary positions by ", Quoted(spec.rope_scaling),
-      "; to move them, register it with its frequencies (Rope.frequency)"));
+  return absl::InvalidArgumentError(
+      Concat("model ", Quoted(spec.name), " has RoPE scaling ", Quoted(spec.rope_scaling),
+             "; to move its keys, register the model with its frequencies (Rope.frequency)"));
 }
 
 KeyTurner::KeyTurner(const cache::ModelSpec& spec, const kernels::DenseTile& tile)

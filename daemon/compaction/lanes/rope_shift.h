@@ -1,5 +1,5 @@
-// Keys on their way to other rotary positions: a rotation by the difference, which is valid as long
-// as frequencies do not depend on the length.
+// Re-rotates keys to other rotary positions. This is a rotation by the difference of positions,
+// valid only if the model's RoPE frequencies do not depend on the text length.
 #pragma once
 
 #include <cstddef>
@@ -13,22 +13,23 @@
 
 namespace tessera::compaction {
 
+// Immutable, so it may be used by any thread.
 class KeyTurner {
  public:
-  // INVALID_ARGUMENT where the model's positions cannot be moved, with the reason.
+  // INVALID_ARGUMENT with the reason if the model's keys cannot be moved.
   static absl::Status WhyNot(const cache::ModelSpec& spec);
 
   KeyTurner(const cache::ModelSpec& spec, const kernels::DenseTile& tile);
 
-  // The key of a token at position p becomes that of one at p + by.
+  // Turns the key of a token at position p into the key of the same token at p + by.
   void Turn(std::byte* key, std::int64_t by) const;
-  // Likewise, elsewhere: head_dim elements.
+  // The same, but writes the head_dim elements to `row`.
   void TurnInto(const std::byte* key, std::int64_t by, std::span<double> row) const;
 
  private:
   const kernels::DenseTile tile_;
   const bool interleaved_;
-  std::vector<double> frequencies_;  // of each pair, per position
+  std::vector<double> frequencies_;  // radians per position, one for each pair of channels
 };
 
 }  // namespace tessera::compaction

@@ -1,4 +1,4 @@
-// Which seals of a lane wait, run, or could not be carried out.
+// The seals of a lane that are requested, running, or deferred for lack of memory.
 #pragma once
 
 #include <algorithm>
@@ -12,14 +12,13 @@
 
 namespace tessera::compaction {
 
-// What a seal is to do with the rows that wait. Whole segments of the policy's length are sealed in
-// any case; what is left over stays plain.
+// What a seal does with the rows that wait for a strategy. Whole segments of the policy's length
+// are always sealed; the remainder is kept dense unless a field covers it.
 struct SealWish {
-  // Of tokens before this one nothing is left over: a prompt has come to its end there, or somebody
-  // asks.
+  // All tokens before this one are sealed: a prompt ended here, or Compress was called.
   std::uint64_t all_before = 0;
-  // Of those that come behind, full tiles before this one are sealed where they are long enough for
-  // a segment: so much had been decoded.
+  // After all_before, full tiles before this token are sealed if they are long enough for a
+  // segment: tokens had been decoded up to here.
   std::uint64_t decoded_before = 0;
 
   void Join(const SealWish& other) {
@@ -35,30 +34,32 @@ struct SealWish {
   friend bool operator==(const SealWish&, const SealWish&) = default;
 };
 
-// Thread-safe. A wish is in one of its three places until it is carried out, and never in none: a
-// fork asks for all of them. What somebody waits for stands here beside that until he is told.
-// Nobody keeps one elsewhere, so that all are cut where the lane is.
+// The seal requests of one lane. Thread-safe.
+//
+// A request is always in exactly one state (wanted, running, stalled) until it is carried out,
+// because a fork copies all of them. Requests with a waiter are listed separately until the waiter
+// is answered. No request is stored elsewhere, so CutTo reaches all of them.
 class SealWishes {
  public:
-  // Of what somebody waits for; 0: nobody does.
+  // Identifies a request with a waiter; 0: no waiter.
   using Told = std::uint64_t;
 
-  // True where none was wanted before. Wishes that wait become one.
+  // Adds a request. Requests that wait are merged. True if none was waiting before.
   bool Want(const SealWish& wish) {
     MutexLock lock(mutex_);
     const bool first = !wanted_.has_value();
     Add(wish, wanted_);
     return Note(first);
   }
-  // By a job that has begun: what it does goes on in another one. At once, for a cut between asking
-  // for it and wanting it would be missed.
+  // Called by a running job that continues in another one: requests again what is running. One
+  // atomic step, so that a cut in between is not missed.
   void WantRunning() {
     MutexLock lock(mutex_);
     Add(running_.value_or(SealWish()), wanted_);
     Note();
   }
   bool wanted() const { return any_wanted_.load(); }
-  // Wanted, or a job has begun.
+  // Whether a request waits or runs.
   bool in_hand() const {
     MutexLock lock(mutex_);
     return wanted_.has_value() || jobs_ != 0;
@@ -74,8 +75,8 @@ class SealWishes {
     told_.erase(told);
   }
 
-  // By a job, with what it was told itself. False: another one has taken on what was wanted. Else
-  // it ends by End.
+  // Called by a job, with its own waiter's request. False: another job has taken the requests.
+  // Otherwise the job must call End.
   bool Begin(Told told) {
     MutexLock lock(mutex_);
     const auto own = told_.find(told);
@@ -85,18 +86,18 @@ class SealWishes {
     ++jobs_;
     return Note(true);
   }
-  // By a job that has begun: what could not be carried out before is part of it.
+  // Called by a running job: it also carries out the stalled requests.
   void TakeOnStalled() {
     MutexLock lock(mutex_);
     Move(stalled_, running_);
     Note();
   }
-  // What jobs that have begun are to do; asked for when it is done, for it may be cut meanwhile.
+  // What running jobs have to do. Read it again after the work, since it may have been cut.
   SealWish running() const {
     MutexLock lock(mutex_);
     return running_.value_or(SealWish());
   }
-  // By a job that has begun: it could not be carried out.
+  // Called by a running job that could not be carried out.
   void Stall() {
     MutexLock lock(mutex_);
     if (running_.has_value()) Add(*running_, stalled_);
@@ -108,7 +109,7 @@ class SealWishes {
   }
 
   bool stalled() const { return any_stalled_.load(); }
-  // What could not be carried out is wanted again. False: there is nothing of the kind.
+  // Requests the stalled seals again. False if there are none.
   bool WantStalled() {
     if (!stalled()) return false;
     MutexLock lock(mutex_);
@@ -117,7 +118,7 @@ class SealWishes {
     return Note(any);
   }
 
-  // All of them together; for whoever shares the lane's rows.
+  // All requests merged, for a fork that shares the lane's rows.
   std::optional<SealWish> Ahead() const {
     MutexLock lock(mutex_);
     std::optional<SealWish> ahead;
@@ -126,7 +127,7 @@ class SealWishes {
     }
     return ahead;
   }
-  // The lane was.
+  // The lane was truncated to `tokens`.
   void CutTo(std::uint64_t tokens) {
     MutexLock lock(mutex_);
     for (std::optional<SealWish>* wish : {&wanted_, &running_, &stalled_}) {
@@ -156,7 +157,7 @@ class SealWishes {
   std::map<Told, SealWish> told_ TESSERA_GUARDED_BY(mutex_);
   Told last_told_ TESSERA_GUARDED_BY(mutex_) = 0;
   std::uint32_t jobs_ TESSERA_GUARDED_BY(mutex_) = 0;
-  // For who looks at every lane of a sequence, token by token.
+  // Mirrors for callers that poll every lane of a sequence for each token.
   std::atomic<bool> any_wanted_{false};
   std::atomic<bool> any_stalled_{false};
 };

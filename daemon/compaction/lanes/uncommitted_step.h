@@ -1,8 +1,8 @@
-// Tokens that a worker has decoded through gRPC, and may still take back: a step appends all of its
-// drafts, and cuts off those that were not accepted when it ends. That it has ended is known when
-// something comes behind it.
+// Tracks decoded tokens that a worker on the RPC transport may still take back.
 //
-// Through mapped memory nobody sees a token before its step has ended.
+// A speculative step appends all of its drafts and truncates the rejected ones when it ends. The
+// daemon knows that a step has ended when the worker appends the next tokens. On the mapped
+// transport tokens become visible only when their step ends.
 #pragma once
 
 #include <algorithm>
@@ -14,31 +14,32 @@
 
 namespace tessera::compaction {
 
+// Thread-safe.
 class OpenStep {
  public:
   OpenStep() = default;
   OpenStep(const OpenStep&) = delete;
   OpenStep& operator=(const OpenStep&) = delete;
 
-  // A step brings [begin, end), layer by layer: those before it stay.
+  // A step appends [begin, end), one call per layer. All tokens before `begin` are final.
   void Begin(std::uint64_t begin, std::uint64_t end) {
     MutexLock lock(mutex_);
     if (begin != state_.span.begin) state_.ended_before = state_.span.begin;
     state_.span = {.begin = begin, .end = end};
   }
-  // A prompt comes, up to this token: it is taken as it is.
+  // A prompt is appended, up to this token. Its tokens are final.
   void Prompt(std::uint64_t end) {
     MutexLock lock(mutex_);
     state_ = {.span = {.begin = end, .end = end}, .ended_before = end};
   }
-  // The sequence was cut to so many tokens: by the step, or to begin anew from there.
+  // The sequence was truncated to `tokens`, by the step or for another reason.
   void CutTo(std::uint64_t tokens) {
     MutexLock lock(mutex_);
     state_.span.begin = std::min(state_.span.begin, tokens);
     state_.span.end = std::min(state_.span.end, tokens);
     state_.ended_before = std::min(state_.ended_before, tokens);
   }
-  // What is known of another sequence that begins alike.
+  // Copies the state of another sequence with the same tokens.
   void Follow(const OpenStep& other) {
     State theirs;
     {
@@ -49,13 +50,13 @@ class OpenStep {
     state_ = theirs;
   }
 
-  // Of a layer that holds tokens up to `end`: those before this one stay. To be asked when it has
-  // been looked at; what is behind the step says that it has ended.
+  // The first token that may still be taken back, of a layer that holds tokens up to `end`. Call it
+  // after reading the layer: tokens after the step prove that the step has ended.
   std::uint64_t FinalBefore(std::uint64_t end) const {
     MutexLock lock(mutex_);
     return end > state_.span.end ? end : std::min(state_.span.begin, end);
   }
-  // Whether the step before has filled a tile: whoever counts what stays has something to count.
+  // Whether the previous, ended step has filled a tile with final tokens.
   bool FilledTile() const {
     MutexLock lock(mutex_);
     return state_.ended_before / kernels::kTileEntries != state_.span.begin / kernels::kTileEntries;
@@ -63,8 +64,8 @@ class OpenStep {
 
  private:
   struct State {
-    policies::TokenSpan span;        // of the newest step
-    std::uint64_t ended_before = 0;  // the first token of the step before it
+    policies::TokenSpan span;        // tokens of the newest step
+    std::uint64_t ended_before = 0;  // first token of the previous step
   };
   mutable Mutex mutex_;
   State state_ TESSERA_GUARDED_BY(mutex_);

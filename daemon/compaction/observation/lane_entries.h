@@ -1,4 +1,4 @@
-// The entries of a lane as a token policy sees them: their positions and weights.
+// The positions and weights of a lane's entries, for token policies.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace tessera::compaction {
 
 class SeenEntries {
  public:
-  // Of everything in the run, settled segments first.
+  // Lists all entries of the run, settled segments first.
   explicit SeenEntries(const cache::OpenRun& run);
 
   policies::LaneEntries view() const {
@@ -20,13 +20,13 @@ class SeenEntries {
             .weights = weights_,
             .before = before_};
   }
-  std::uint64_t tokens() const { return tokens_; }  // of the lane, until the last of them
+  std::uint64_t tokens() const { return tokens_; }  // tokens of the lane, up to the last entry
 
  private:
   void Add(const cache::HeldSegment& held);
 
   std::vector<std::uint64_t> positions_;
-  std::vector<float> weights_;  // empty: 1
+  std::vector<float> weights_;  // empty: every weight is 1
   std::uint64_t before_;
   std::uint64_t tokens_;
 };

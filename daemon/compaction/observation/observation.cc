@@ -19,7 +19,7 @@ absl::Status Refuse(std::uint32_t layer, const auto&... why) {
   return absl::InvalidArgumentError(Concat("observation of layer ", layer, ": ", why...));
 }
 
-// How many of these ascending positions are smaller.
+// The number of these ascending positions that are smaller than `position`.
 std::size_t CountBefore(const std::vector<std::uint64_t>& positions, std::uint64_t position) {
   return static_cast<std::size_t>(std::ranges::lower_bound(positions, position) -
                                   positions.begin());
@@ -33,11 +33,11 @@ absl::Status CheckCounts(const ShownLayer& shown, const policies::Needs& needs,
                          std::uint64_t most_last) {
   const std::uint32_t decides = shown.layer - shown.layer % needs.layers_alike;
   if (decides != shown.layer) {
-    return Refuse(shown.layer, "it takes over what is decided for layer ", decides,
-                  ", and the policy asks for nothing of it");
+    return Refuse(shown.layer, "the layer shares the decision of layer ", decides,
+                  "; send observations of that layer only");
   }
   if (shown.last.count > 0 && most_last == 0) {
-    return Refuse(shown.layer, "there are last queries, and the policy asks for none");
+    return Refuse(shown.layer, "it has last queries; the policy asks for none");
   }
   if (shown.last.count > most_last) {
     return Refuse(shown.layer, shown.last.count, " last queries; the policy asks for ", most_last);
@@ -47,7 +47,8 @@ absl::Status CheckCounts(const ShownLayer& shown, const policies::Needs& needs,
                   shown.last.first_position + shown.last.count, "; the sequence holds ",
                   shown.tokens, " tokens");
   }
-  // Whoever takes the sequence over will not have those that are asked for later.
+  // A worker may send more than the policy needs now: a worker that continues the sequence does
+  // not have these queries when it needs more of them.
   const std::uint64_t most = std::min(
       shown.tokens,
       kernels::CountUp(needs.norm_share * static_cast<double>(FutureTokens(shown.tokens))));
@@ -56,15 +57,15 @@ absl::Status CheckCounts(const ShownLayer& shown, const policies::Needs& needs,
                   " tokens the policy asks for ", most, " at most");
   }
   if (shown.norm.first_token > EndOfNorms(shown)) {
-    return Refuse(shown.layer, "queries by norm of the tokens from ", shown.norm.first_token,
-                  " to before ", EndOfNorms(shown));
+    return Refuse(shown.layer, "the token range of the queries by norm is reversed: it is from ",
+                  shown.norm.first_token, " to before ", EndOfNorms(shown));
   }
   if (shown.norm.none && needs.norm_share == 0) {
-    return Refuse(shown.layer, "it begins at token ", shown.norm.first_token,
-                  " by norm, and the policy asks for none");
+    return Refuse(shown.layer, "it has queries by norm from token ", shown.norm.first_token,
+                  " on; the policy asks for none");
   }
   if (shown.sums.count > 0 && !needs.attention_sums) {
-    return Refuse(shown.layer, "there are sums of attention, and the policy asks for none");
+    return Refuse(shown.layer, "it has sums of attention; the policy asks for none");
   }
   if (shown.sums.first_position + shown.sums.count > shown.tokens) {
     return Refuse(shown.layer, "sums of attention up to position ",
@@ -90,19 +91,20 @@ absl::Status CheckValues(const ShownLayer& shown, const kernels::LayerGeometry& 
   for (std::uint64_t i = 0; i < shown.sums.count * geometry.kv_heads; ++i) {
     const float sum = shown.sums.values[i];
     if (std::isfinite(sum) && sum >= 0) continue;
-    return Refuse(shown.layer, "element ", i, " of the sums of attention is ", sum);
+    return Refuse(shown.layer, "sums must be finite and at least 0, but element ", i,
+                  " of the sums of attention is ", sum);
   }
   for (std::uint64_t i = 0; i < shown.norm.positions.size(); ++i) {
     const std::uint64_t position = shown.norm.positions[i];
     const bool rises = i % shown.norm.count == 0 || position > shown.norm.positions[i - 1];
     if (position < shown.tokens && rises) continue;
     return Refuse(shown.layer, "position ", i, " of the queries by norm is ", position,
-                  "; positions of a head rise and are below ", shown.tokens);
+                  "; the positions of a head are ascending and below ", shown.tokens);
   }
   for (const std::uint64_t position : shown.norm.positions) {
     if (shown.norm.first_token <= position && position < EndOfNorms(shown)) continue;
-    return Refuse(shown.layer, "a query by norm is of position ", position,
-                  "; they are the strongest of the tokens from ", shown.norm.first_token,
+    return Refuse(shown.layer, "a query by norm has position ", position,
+                  ", which is not among the reported tokens from ", shown.norm.first_token,
                   " to before ", EndOfNorms(shown));
   }
   return absl::OkStatus();
@@ -120,7 +122,7 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
                                const cache::Model& model, const kernels::Operations& operations,
                                pool::Account& budget) {
   const kernels::LayerGeometry geometry = model.geometry(shown.layer);
-  // Where every query counts, those of a prompt after the first one come together.
+  // A policy that needs every query also needs all queries of later prompts, sent together.
   const std::uint64_t most_last =
       std::max({std::uint64_t{needs.last_queries},
                 kernels::CountUp(needs.last_share * static_cast<double>(shown.tokens)),
@@ -130,7 +132,7 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
   if (!status.ok()) return status;
 
   const std::uint64_t row_bytes = geometry.head_dim * kernels::ElementBytes(geometry.type);
-  // What is shown piece by piece grows where it is, and what is shown again does not grow.
+  // Unshared memory grows in place, and only by rows at new positions.
   const bool alone = Alone();
   const std::uint64_t more = BytesMore(shown, geometry);
   absl::StatusOr<pool::Charge> charge =
@@ -178,11 +180,11 @@ absl::Status Observation::Take(const ShownLayer& shown, const policies::Needs& n
   }
   now.budget = &budget;
   now.charge.Add(*std::move(charge));
-  now.charge.ShrinkTo(now.bytes());  // what was shown before is in it once
+  now.charge.ShrinkTo(now.bytes());  // the reservation was an upper bound
   return absl::OkStatus();
 }
 
-// What taking it adds, at most.
+// Upper bound of the bytes that Take adds.
 std::uint64_t Observation::BytesMore(const ShownLayer& shown,
                                      const kernels::LayerGeometry& geometry) const {
   const std::uint64_t row_bytes = geometry.head_dim * kernels::ElementBytes(geometry.type);
@@ -209,10 +211,10 @@ std::uint64_t Observation::BytesMore(const ShownLayer& shown,
          shown.norm.positions.size() * sizeof(std::uint64_t);
 }
 
-// Whoever had it, too, is done with it.
+// Whether no fork shares the memory any more.
 bool Observation::Alone() const {
   if (shown_ == nullptr || shown_.use_count() != 1) return false;
-  // A count alone orders nothing: releasing a copy sees all that earlier holders did.
+  // use_count() is no synchronization: releasing a copy orders us after the previous holders.
   std::shared_ptr<Shown>(shown_).reset();
   return true;
 }
@@ -242,7 +244,7 @@ void Observation::ForgetRows() {
   shown_ = nullptr;
 }
 
-// Of the strongest rows of some tokens those of fewer are the strongest of these.
+// The strongest queries of a range that lie in a sub-range are the strongest of the sub-range.
 Observation::Showing Observation::Part(const Showing& showing, std::uint64_t begin,
                                        std::uint64_t end) const {
   Showing part = {.begin = std::max(begin, showing.begin),
@@ -330,7 +332,7 @@ void Observation::KeepOnly(std::uint64_t begin, std::uint64_t end, bool keeps_su
   shown_ = std::move(rest);
 }
 
-// Each position once; what was added wins.
+// Merges by position; `added` replaces rows at equal positions.
 void Observation::Merge(HeadRows added, std::uint64_t row_bytes, HeadRows& rows) {
   if (added.positions.empty()) return;
   if (rows.positions.empty()) {

@@ -1,9 +1,8 @@
-// What a worker has shown of a sequence for its token policy, until it is compressed: queries and
-// sums of attention. Host memory with a budget; freed by Compress. Of token ids a byte each is kept
-// for as long as the sequence: where text is cut is asked again when more of it has come.
+// What the worker has observed of a layer for its token policy: queries and sums of attention.
+// They are kept in budgeted host memory until Compress decides by them.
 //
-// Everything here came from a worker: Take checks it against the policy's needs and copies it. A
-// fork has the same memory until one of the two changes.
+// The input is untrusted: Take checks it against the policy's needs, then copies it. A fork shares
+// the memory until either side changes (copy-on-write).
 #pragma once
 
 #include <cstddef>
@@ -19,28 +18,28 @@
 
 namespace tessera::compaction {
 
-// One layer, in the worker's words. Rows are of the model's type.
+// The observation of one layer as the worker sent it. Rows have the model's element type.
 struct ShownLayer {
   std::uint32_t layer = 0;
-  std::uint64_t tokens = 0;  // that the sequence has, by the daemon's own count
-  // [count][query_heads][head_dim]: of the tokens from first_position on.
+  std::uint64_t tokens = 0;  // tokens of the sequence, counted by the daemon
+  // Queries of `count` consecutive tokens: [count][query_heads][head_dim].
   struct {
     std::uint64_t first_position = 0;
     std::uint64_t count = 0;
     const std::byte* rows = nullptr;
   } last;
-  // [query_heads][count][head_dim], and the positions of each, ascending.
+  // Each head's queries of largest norm among the tokens [first_token, end):
+  // [query_heads][count][head_dim].
   struct {
     std::uint64_t count = 0;
-    std::span<const std::uint64_t> positions;  // [query_heads][count]
+    std::span<const std::uint64_t> positions;  // [query_heads][count], ascending for each head
     const std::byte* rows = nullptr;
-    // They are the strongest of the tokens [first_token, end).
     std::uint64_t first_token = 0;
-    std::uint64_t end = ~std::uint64_t{0};  // at most those that there are
-    bool none = false;                      // of these it is not known which are
-    bool all = false;                       // of all of these: none that was seen is left out
+    std::uint64_t end = ~std::uint64_t{0};  // clamped to `tokens`
+    bool none = false;  // the worker does not know which queries of these tokens are strongest
+    bool all = false;   // every query that the worker observed of these tokens is included
   } norm;
-  // [kv_heads][count]: what is paid to the tokens from first_position on.
+  // Attention that `count` consecutive tokens have received: [kv_heads][count].
   struct {
     std::uint64_t first_position = 0;
     std::uint64_t count = 0;
@@ -48,47 +47,48 @@ struct ShownLayer {
   } sums;
 };
 
-// Of queries and sums.
+// Bytes of the queries and sums.
 std::uint64_t BytesOf(const ShownLayer& shown, const kernels::LayerGeometry& geometry);
 
-// Of one layer. Used by one thread at a time; a copy by another.
+// The observation of one layer. Not thread-safe; copies may be used by different threads.
 class Observation {
  public:
-  // INVALID_ARGUMENT names what the policy does not ask for, or what cannot be; RESOURCE_EXHAUSTED
-  // where the budget is spent. An error changes nothing. Queries at positions that were shown
-  // before are taken again.
+  // Adds what the worker sent. A query at a known position replaces the old one; sums replace all
+  // earlier sums. INVALID_ARGUMENT names data that the policy does not ask for, or that is not
+  // valid. RESOURCE_EXHAUSTED: the budget is spent. An error changes nothing.
   absl::Status Take(const ShownLayer& shown, const policies::Needs& needs,
                     const cache::Model& model, const kernels::Operations& operations,
                     pool::Account& budget);
-  // What was decided about: queries of tokens before this one, and all sums. What a fork shares is
-  // copied for the rest of it, and forgotten where the budget has no room for that.
+  // Drops the queries of tokens before `position`, which were decided about, and all sums. The rest
+  // is copied if a fork shares it; if the budget has no room for the copy, it is dropped too.
   void ForgetBefore(std::uint64_t position);
-  // Of each head the newest queries, so many. What a fork shares is kept.
+  // Keeps the newest `count` queries of each head. Does nothing while a fork shares them.
   void KeepNewest(std::uint64_t count);
-  // All rows and sums; that somebody has shown some stays known.
+  // Drops all rows and sums, but remembers for which tokens the worker reported norms.
   void ForgetRows();
-  // The sequence was cut: queries from there on, and sums that they paid to. Likewise.
+  // After a cut: drops queries from `position` on, and the sums if they reach beyond it. Copies
+  // like ForgetBefore.
   void ForgetFrom(std::uint64_t position);
 
   std::uint64_t bytes() const;
-  // By query head; valid while this does not change. Empty: none were shown.
+  // By query head; valid until the next change. Empty: no queries were observed.
   std::vector<policies::HeadQueries> queries() const;
-  // The first of the tokens [begin, end) of which nobody has shown which queries are the strongest,
-  // or that they are not known; `end`: there is none.
+  // The first token of [begin, end) for which no worker reported norms; `end` if all are covered.
   std::uint64_t FirstWithoutNorms(std::uint64_t begin, std::uint64_t end) const;
-  // Of the tokens [begin, end) so many queries of each head, the strongest by norm, are among them,
-  // as far as anybody has shown any. All: the largest number.
+  // How many of each head's strongest queries of the tokens [begin, end) are certainly held. The
+  // largest number: all that were observed.
   std::uint64_t NormsKnown(std::uint64_t begin, std::uint64_t end) const;
-  // For the first of the entries at these positions of a kv head, as many as were shown.
+  // Sums for the entries at these positions of a kv head: for the first of them, up to the end of
+  // what was observed.
   std::vector<float> SumsAt(std::uint32_t kv_head, std::span<const std::uint64_t> positions) const;
 
  private:
   struct HeadRows {
     std::vector<std::uint64_t> positions;
     std::vector<std::byte> rows;
-    std::vector<std::uint64_t> strongest;  // those of `positions` that are the last showings'
+    std::vector<std::uint64_t> strongest;  // those of `positions` that were reported by norm
   };
-  // Somebody has shown the strongest queries of the tokens [begin, end), so many of each head.
+  // A worker reported the `known` strongest queries of each head among the tokens [begin, end).
   struct Showing {
     std::uint64_t begin = 0;
     std::uint64_t end = 0;
@@ -102,26 +102,26 @@ class Observation {
     pool::Charge charge;
 
     std::uint64_t bytes() const;
-    // The same rows and sums, on no account as yet.
+    // The same rows and sums, not charged to an account yet.
     std::shared_ptr<Shown> Copy() const;
     std::uint64_t SumsEnd() const { return sums.empty() ? 0 : sums_first + sums.front().size(); }
   };
-  // What is known of those of its tokens that are in [begin, end), while these rows are there.
+  // The part of a report that covers tokens in [begin, end).
   Showing Part(const Showing& showing, std::uint64_t begin, std::uint64_t end) const;
   void KeepShowings(std::uint64_t begin, std::uint64_t end);
   static void Merge(HeadRows added, std::uint64_t row_bytes, HeadRows& rows);
-  // Of each head the queries at positions [begin, end).
+  // Drops the queries outside of positions [begin, end).
   void KeepOnly(std::uint64_t begin, std::uint64_t end, bool keeps_sums);
 
   std::uint64_t BytesMore(const ShownLayer& shown, const kernels::LayerGeometry& geometry) const;
   bool Alone() const;
 
-  std::shared_ptr<Shown> shown_;  // null: nothing; never changes while somebody else has it, too
-  // Of different tokens each, in their order. They outlive rows that there was no room for.
+  std::shared_ptr<Shown> shown_;  // null: empty; immutable while a fork shares it
+  // Disjoint, ascending. They are kept when the budget has no room for their rows.
   std::vector<Showing> showings_;
 };
 
-// `text` is by token; `ids` are of those from `first_token` on.
+// Marks which tokens from `first_token` on are delimiters. `text` has one mark per token.
 void TakeTokenIds(std::uint64_t first_token, std::span<const std::uint32_t> ids,
                   const cache::Model& model, std::vector<policies::TextMark>& text);
 

@@ -1,11 +1,11 @@
-// Dense: the identity.
+// The term `dense`: no compression.
 #include "daemon/policies/registry_rows.h"
 
 namespace tessera::policies {
 
 constexpr TermKind kDense = {
     .name = "dense",
-    .is = "Rows stay as they are and attention reads all of them",
+    .is = "Stores rows uncompressed; attention reads all of them",
     .sets = "nothing",
     .decides = Decides::kNothing,
     .apply = [](const Values&, Policy&) {},

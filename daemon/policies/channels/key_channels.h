@@ -1,4 +1,4 @@
-// Which key channels stay, where a policy has the same ones go from every token (ThinK).
+// Decides which key channels a lane keeps, the same for all of its tokens (ThinK).
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 namespace tessera::policies {
 
-// By kv head: the channels that stay, ascending, KeptKeyChannels of them.
+// By kv head: the kept channels, ascending; KeptKeyChannels of them.
 using ChannelDecision = std::vector<std::vector<std::uint32_t>>;
 
-// At the end of a prompt, from all of its keys and its newest queries. Only of policies that have
-// key_channels. FAILED_PRECONDITION where these queries were not shown.
+// Decides at the end of a prompt, from all of its keys and its newest queries. The policy must have
+// key_channels. FAILED_PRECONDITION: these queries were not observed.
 absl::StatusOr<ChannelDecision> DecideKeyChannels(const Policy& policy, const LayerView& view);
 
 }  // namespace tessera::policies

@@ -1,5 +1,5 @@
-// ThinK: the key channels that the newest queries and all keys make least of go from every token
-// but the newest; each kv head has its own. Values stay whole.
+// ThinK: drops the key channels with the smallest products of query and key energy, from every
+// token but the newest. Each kv head drops its own channels. Values are unchanged.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -18,7 +18,7 @@ namespace tessera::policies {
 namespace {
 
 constexpr std::string_view kName = "think";
-// One channel of the longest rows.
+// One channel of rows with the largest head_dim.
 constexpr double kLeastRatio = 1.0 / 256;
 
 constexpr Option kOptions[] = {
@@ -28,28 +28,29 @@ constexpr Option kOptions[] = {
      .least = kLeastRatio,
      .most = 1 - kLeastRatio,
      .unit = "share",
-     .help = "Of the channels of a key so many go, rounded down; at least one goes and one stays"},
+     .help = "Share of the key channels to drop, rounded down to whole channels"},
     {.name = "recent_size",
      .type = OptionType::kCount,
      .standard = "32",
      .most = 65536,
      .unit = "tokens",
-     .help = "The newest tokens, whose keys stay whole; while decoding, up to a tile more"},
+     .help = "Number of newest tokens that keep all key channels; while decoding, up to a tile "
+             "more"},
     {.name = "window",
      .type = OptionType::kCount,
      .standard = "32",
      .least = 1,
      .most = 4096,
      .unit = "tokens",
-     .help = "The newest tokens of a prompt, whose queries judge the channels"},
+     .help = "Number of newest prompt tokens whose queries score the channels"},
 };
 
-// Other terms decide before channels go, and what they leave must stay as it is then.
+// Token policies decide before channels are dropped, and must not change the entries afterwards.
 std::string Check(const Term&, std::span<const Term> all) {
   for (const Term& other : all) {
     if (other.kind->decides == Decides::kSelection) {
-      return Concat("rows without some of their key channels have no blocks that ",
-                    other.kind->name, " could choose from");
+      return Concat("rows with dropped key channels have no block summaries, which ",
+                    other.kind->name, " needs");
     }
     if (other.kind->decides != Decides::kTokens) continue;
     Policy alone;
@@ -57,12 +58,12 @@ std::string Check(const Term&, std::span<const Term> all) {
     if (Continues(alone)) {
       return Concat(
           other.kind->name,
-          " goes on choosing tokens while decoding; channels go once, from the tokens that "
-          "a prompt leaves");
+          " drops tokens while decoding, but key channels are dropped once, at the end of a "
+          "prompt");
     }
     if (DecidesFor(alone, 1) != 1) {
-      return Concat("layers that share a choice of ", other.kind->name,
-                    " have no keys of their own to judge channels by");
+      return Concat("layers that share a decision of ", other.kind->name,
+                    " have no observed queries of their own to score channels by");
     }
   }
   return "";
@@ -83,8 +84,8 @@ std::optional<Values> Read(const Policy& policy) {
   return values;
 }
 
-// The mean over the window's queries of each channel's square, averaged over the query heads of
-// each kv head; both as sums, since only their order counts.
+// By kv head: the sum of each channel's squares over the window's queries and the query heads. Sums
+// order the channels as means would.
 absl::StatusOr<std::vector<std::vector<double>>> QuerySquares(const Policy& policy,
                                                               const LayerView& view) {
   const kernels::LayerGeometry& geometry = view.geometry;
@@ -123,9 +124,9 @@ absl::StatusOr<ChannelDecision> DecideKeyChannels(const Policy& policy, const La
 constexpr TermKind kThink = {
     .name = kName,
     .is =
-        "Keys lose the channels that the newest queries of a prompt make least of, the same in "
-        "every token but the newest; values stay whole",
-    .sets = "packing (of keys, once at the end of a prompt, each kv head its own channels)",
+        "Drops the key channels that contribute least to the attention of a prompt's newest "
+        "queries; the newest keys and all values are unchanged",
+    .sets = "packing (of keys, once at the end of a prompt, separately for each kv head)",
     .paper = "ThinK (arXiv 2407.21018)",
     .decides = Decides::kPacking,
     .options = kOptions,

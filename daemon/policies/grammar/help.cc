@@ -23,7 +23,7 @@ Row RowOf(const Option& option) {
           Concat(option.help, ".")};
 }
 
-// Columns are as wide as their widest cell; the last one ends the line.
+// Each column is as wide as its widest cell, except for the last one.
 void AppendTable(std::span<const Row> rows, std::string& text) {
   std::array<std::size_t, std::tuple_size_v<Row>> widths = {};
   for (const Row& row : rows) {
@@ -55,14 +55,15 @@ void AppendKind(const TermKind& kind, std::string& text) {
 
 std::string HelpText() {
   std::string text = Concat(
-      "A policy says what is done with a sequence's KV: terms joined by \"+\", at most ",
+      "A policy defines how a sequence's KV is compressed and read. It is a list of terms joined "
+      "by \"+\", of at most ",
       kMaxPolicyText, " characters.\n\n",
-      "  dense                                rows stay, all are read; so does an empty text\n"
-      "  mosaickv                             a name alone has all defaults\n"
-      "  mosaickv:keep=25%,group=2+int8       options, then a second term\n"
-      "  mosaickv:keep=0.125|0.25+quest       a list of candidates\n"
-      "  snapkv:budget=25%+mosaickv           a quarter of the tokens, packed\n\n"
-      "Numbers are written 0.25 or 25%, counts 4096 or 64K. Spaces do not matter.\n");
+      "  dense                                no compression; an empty text means the same\n"
+      "  mosaickv                             one term with default options\n"
+      "  mosaickv:keep=25%,group=2+int8       a term with options, and a second term\n"
+      "  mosaickv:keep=0.125|0.25+quest       an option with a list of values\n"
+      "  snapkv:budget=25%+mosaickv           keep a quarter of the tokens, then pack them\n\n"
+      "Write numbers as 0.25 or 25%, and counts as 4096 or 64K. Spaces are ignored.\n");
   for (const TermKind* kind : TermKinds()) AppendKind(*kind, text);
   return text;
 }

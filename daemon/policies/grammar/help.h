@@ -1,11 +1,11 @@
-// The registry as text for people.
+// Renders the policy grammar and the registry as help text.
 #pragma once
 
 #include <string>
 
 namespace tessera::policies {
 
-// What tesserad --print-policies prints: the grammar, and a table per system and modifier.
+// The output of tesserad --print-policies: the grammar, and one table of options per term.
 std::string HelpText();
 
 }  // namespace tessera::policies

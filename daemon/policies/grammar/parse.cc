@@ -14,12 +14,12 @@
 namespace tessera::policies {
 namespace {
 
-// A part of the text, without blanks around it.
+// A part of the policy text, trimmed.
 struct Piece {
   std::string_view text;
-  std::size_t at = 1;  // its first character, from 1
+  std::size_t at = 1;  // position of its first character in the policy text, from 1
 
-  // The `length` characters from `first` on.
+  // The trimmed sub-range of `length` characters from `first` on.
   Piece Part(std::size_t first, std::size_t length = std::string_view::npos) const {
     const std::string_view part = text.substr(first, length);
     const std::string_view trimmed = Trim(part);
@@ -33,7 +33,7 @@ std::vector<Piece> Split(const Piece& piece, char separator) {
   std::vector<Piece> pieces;
   for (std::size_t first = 0;;) {
     const std::size_t end = piece.text.find(separator, first);
-    pieces.push_back(piece.Part(first, end - first));  // npos - first is beyond the end too
+    pieces.push_back(piece.Part(first, end - first));  // npos - first also means "to the end"
     if (end == std::string_view::npos) return pieces;
     first = end + 1;
   }
@@ -44,7 +44,7 @@ absl::Status Refuse(const Piece& piece, const Parts&... why) {
   return absl::InvalidArgumentError(Concat("policy, character ", piece.at, ": ", why...));
 }
 
-// Blanks inside are spaces, so that a message can quote any part.
+// Only printable ASCII is allowed, so that error messages can quote any part.
 absl::Status CheckCharacters(const Piece& whole) {
   for (std::size_t i = 0; i < whole.text.size(); ++i) {
     const char c = whole.text[i];
@@ -87,7 +87,7 @@ absl::Status ParseOption(const Piece& piece, Term& term) {
   if (equals == std::string_view::npos) {
     return Refuse(key, kind.name, ": ", key.text, " has no value; write ", key.text, "=VALUE");
   }
-  if (term.values.given(key.text)) return Refuse(key, kind.name, ": ", key.text, " is there twice");
+  if (term.values.given(key.text)) return Refuse(key, kind.name, ": ", key.text, " is given twice");
   const Piece text = piece.Part(equals + 1);
   absl::StatusOr<Value> value = ParseValue(**option, text.text);
   if (!value.ok()) return Refuse(text, kind.name, ": ", key.text, ": ", value.status().message());
@@ -123,7 +123,7 @@ void AppendTerm(const TermKind& kind, const Values& values, std::string& text) {
 absl::StatusOr<Policy> ParsePolicy(std::string_view text) {
   if (text.size() > kMaxPolicyText) {
     return absl::InvalidArgumentError(
-        Concat("policy: it has ", text.size(), " characters, the limit is ", kMaxPolicyText));
+        Concat("policy: the text has ", text.size(), " characters; the limit is ", kMaxPolicyText));
   }
   const Piece whole = Piece{text}.Part(0);
   if (absl::Status status = CheckCharacters(whole); !status.ok()) return status;

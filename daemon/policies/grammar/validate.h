@@ -1,4 +1,4 @@
-// What is wrong with a policy: in itself, and for a layer of a model.
+// Checks policies: their terms against each other, their values, and their fit to a model.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,18 @@
 
 namespace tessera::policies {
 
-// Whether the terms go together, before they are applied. INVALID_ARGUMENT names the character, the
-// terms and the reason.
+// Checks the combination of terms, before they are applied. INVALID_ARGUMENT names the position in
+// the text, the terms and the reason.
 absl::Status CheckTogether(std::span<const Term> terms);
 
-// Whether the policy can be carried out for some layer. INVALID_ARGUMENT names options as they are
-// written.
+// Checks the policy independently of a model. INVALID_ARGUMENT names options as users write them.
 absl::Status Validate(const Policy& policy);
 
-// Whether it can for this one. Every candidate must: one that cannot be would be passed over in
-// silence.
+// Checks the policy for a layer. Every candidate value of a list must be possible; otherwise one of
+// them would be skipped without notice.
 absl::Status CheckFor(const Policy& policy, const kernels::LayerGeometry& geometry);
 
-// Whether it can for such a model, all layers together.
+// Checks the policy for a model as a whole.
 absl::Status CheckForModel(const Policy& policy, const ModelFacts& model);
 
 }  // namespace tessera::policies

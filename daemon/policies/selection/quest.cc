@@ -1,6 +1,6 @@
-// Quest: rows stay, every page of 16 tokens is summed up by the least and greatest of each key
-// channel, and attention reads the pages whose bound on the logit is greatest. Beside mosaickv the
-// pages are of packed rows.
+// Quest: summarizes each page of entries by the minimum and maximum of every key channel. Attention
+// reads the pages with the largest upper bound on the logit. Combined with mosaickv, pages consist
+// of packed rows.
 #include <algorithm>
 
 #include "daemon/base/check.h"
@@ -10,7 +10,7 @@
 namespace tessera::policies {
 namespace {
 
-// Quest's evaluation reads never fewer.
+// The paper's evaluation never reads fewer pages.
 constexpr std::uint64_t kLeastPages = 3;
 
 constexpr double kPages[] = {4, 8, 16};
@@ -21,27 +21,26 @@ constexpr Option kOptions[] = {
      .standard = "16",
      .possible = kPages,
      .unit = "entries",
-     .help = "A page: the block that is summed up and read as one"},
+     .help = "Number of entries per page, the block that is summarized and read as a whole"},
     {.name = "tokens",
      .type = OptionType::kCount,
      .standard = "1024",
      .least = 1,
      .most = kMostEntries,
      .unit = "tokens",
-     .help = "The budget, rounded down to whole pages and at least 3 of them; the newest page, and "
-             "what "
-             "waits in the tail, are among them"},
+     .help = "Number of tokens that attention reads, including the newest page and the tail; "
+             "rounded down to whole pages, at least 3"},
     {.name = "heads",
      .type = OptionType::kWord,
      .standard = "group",
      .words = kHeadsWords,
-     .help = "The query heads of a kv head share one choice, or each has its own"},
+     .help = "Whether the query heads of a kv head share one selection, or each has its own"},
     {.name = "dense_layers",
      .type = OptionType::kCount,
      .standard = "2",
      .most = cache::kMaxLayers,
      .unit = "layers",
-     .help = "The first layers, which read everything"},
+     .help = "Number of first layers in which attention reads everything"},
 };
 
 void Apply(const Values& values, Policy& policy) {
@@ -53,9 +52,9 @@ void Apply(const Values& values, Policy& policy) {
   } else {
     policy.summaries = {.summary = kernels::Summary::kMinMax, .block = page};
   }
-  // The greatest bound over the query heads that choose together decides, as it is. Pages are of
-  // all that a lane holds: what waits to be summed up, the tail, and the newest one where there is
-  // neither, are among them.
+  // A page's score is its largest bound over the query heads that share a selection. The budget
+  // counts everything that a lane holds: rows without a summary, the tail, and otherwise the newest
+  // page are always read.
   policy.selection = {.rule = {.entries = pages * page,
                                .judge = kernels::SelectionRule::Judge::kLogit,
                                .first_block = false,
@@ -66,7 +65,7 @@ void Apply(const Values& values, Policy& policy) {
 
 std::optional<Values> Read(const Policy& policy) {
   if (!IsQuest(policy)) return std::nullopt;
-  TESSERA_CHECK(policy.selection.has_value(), "min/max summaries without a selection");
+  TESSERA_CHECK(policy.selection.has_value(), "min/max summaries need a selection");
   Values values(kOptions);
   values.Give("page", policy.summaries.has_value() ? policy.summaries->block
                                                    : policy.mosaic->strategy.blocks.front());
@@ -87,8 +86,8 @@ bool IsQuest(const Policy& policy) {
 constexpr TermKind kQuest = {
     .name = "quest",
     .is =
-        "Pages are summed up by their least and greatest keys, and attention reads those whose "
-        "bound on the logit is greatest",
+        "Summarizes pages by the minimum and maximum of each key channel; attention reads the "
+        "pages with the largest upper bound on the logit",
     .sets = "block summaries (min/max), selection",
     .paper = "Quest (arXiv 2406.10774)",
     .decides = Decides::kSelection,

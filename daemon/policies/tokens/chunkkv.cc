@@ -1,4 +1,4 @@
-// ChunkKV: runs of neighbouring tokens are judged and kept together.
+// ChunkKV: scores and keeps chunks of consecutive tokens as a whole.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -22,12 +22,12 @@ namespace {
 
 constexpr std::string_view kChunkKvName = "chunkkv";
 
-// ---- the decision about a layer
+// ---- The decision about a layer
 
 using Scores = std::vector<double>;
 
-// Entries [begin, end) of a lane, whose positions are of one cell of the grid that starts with the
-// sequence.
+// Entries [begin, end) of a lane whose positions are in the same cell of a grid. In mode paper the
+// grid starts at the sequence's first token.
 struct Chunk {
   std::uint64_t begin;
   std::uint64_t end;
@@ -46,9 +46,9 @@ std::vector<Chunk> ChunksOf(const LaneEntries& lane, std::uint64_t first, std::u
   return chunks;
 }
 
-// Chunk by chunk what stays, best first. Ties go to the older chunk; among chunks wholly inside the
-// window, which all have the same score in mode kvpress, to the younger one, so that the newest
-// tokens are never the ones to go.
+// Scores the chunks and sorts them, best first. Ties go to the older chunk. Among chunks that lie
+// wholly in the window, which have equal scores in mode kvpress, ties go to the newer one, so that
+// the newest tokens are dropped last.
 std::vector<Chunk> Judged(const LaneEntries& lane, const ChunkKvPolicy& chunk, const Scores& scores,
                           std::vector<Chunk> chunks) {
   const std::uint64_t window_begin = lane.count - chunk.window;
@@ -56,7 +56,7 @@ std::vector<Chunk> Judged(const LaneEntries& lane, const ChunkKvPolicy& chunk, c
     const auto first = scores.begin() + static_cast<std::ptrdiff_t>(one.begin);
     const double size = static_cast<double>(one.size());
     if (chunk.kvpress && one.begin >= window_begin) {
-      // The mean of equal numbers, exactly.
+      // All scores are equal: take their mean or sum without rounding errors.
       one.score = chunk.mean ? *first : *first * size;
       continue;
     }
@@ -72,7 +72,8 @@ std::vector<Chunk> Judged(const LaneEntries& lane, const ChunkKvPolicy& chunk, c
   return chunks;
 }
 
-// The window, then chunk after chunk what it has outside the window, until there are so many.
+// Keeps the window, then chunk by chunk the entries outside of the window, until `entries` are
+// kept.
 LaneDecision KeepExactly(const LaneEntries& lane, const std::vector<Chunk>& chunks,
                          std::uint64_t entries, std::uint64_t window) {
   const std::uint64_t window_begin = lane.count - window;
@@ -87,8 +88,8 @@ LaneDecision KeepExactly(const LaneEntries& lane, const std::vector<Chunk>& chun
   return decision;
 }
 
-// kvpress: a share of the chunks, whole ones, with its own truncation. It is told what goes, and
-// takes that from 1: of 20 chunks a share of 0.2 is 3, because 1 - 0.8 is a little less.
+// Keeps a share of the chunks, as kvpress does. kvpress is given the share to drop and subtracts it
+// from 1, which rounds: with 20 chunks, a share of 0.2 keeps 3, because 1 - 0.8 is less than 0.2.
 LaneDecision KeepShare(const std::vector<Chunk>& chunks, double share) {
   const double goes = 1 - share;
   const auto wanted = static_cast<std::size_t>(static_cast<double>(chunks.size()) * (1 - goes));
@@ -103,8 +104,8 @@ LaneDecision KeepShare(const std::vector<Chunk>& chunks, double share) {
   return decision;
 }
 
-// By kv head for each entry; nothing for a lane that is not longer than the window. Heads are
-// averaged over the group, which orders as the sum does.
+// By kv head, one score per entry; empty for a lane that is not longer than the window. Scores are
+// averaged over the query heads of the group, which gives the same order as their sum.
 absl::StatusOr<std::vector<Scores>> PaperScores(const ChunkKvPolicy& chunk, const LayerView& view) {
   std::vector<Scores> scores(view.lanes.size());
   for (std::uint32_t head = 0; head < view.geometry.query_heads; ++head) {
@@ -130,7 +131,7 @@ absl::StatusOr<std::vector<Scores>> PaperScores(const ChunkKvPolicy& chunk, cons
   return scores;
 }
 
-// SnapKV's, and beyond the largest of all heads for the window itself.
+// SnapKV's scores; entries in the window score higher than the maximum over all heads.
 absl::StatusOr<std::vector<Scores>> KvpressScores(const ChunkKvPolicy& chunk,
                                                   const LayerView& view) {
   auto scores = WindowScores(kChunkKvName, view, {.window = chunk.window});
@@ -159,15 +160,15 @@ LaneDecision DecideLane(const ChunkKvPolicy& chunk, const LaneEntries& lane, std
     return KeepExactly(lane, Judged(lane, chunk, scores, ChunksOf(lane, first, chunk.chunk)),
                        entries, chunk.window);
   }
-  // The grid of kvpress begins with what it is given. Where that is not one whole chunk, it judges
-  // single tokens.
+  // The grid of kvpress begins at the first entry. With fewer entries than one chunk, kvpress
+  // scores single tokens.
   const std::uint32_t length = lane.count < chunk.chunk ? 1 : chunk.chunk;
   return KeepShare(Judged(lane, chunk, scores, ChunksOf(lane, 0, length)), chunk.budget.share);
 }
 
 absl::StatusOr<LayerDecision> DecideChunks(const ChunkKvPolicy& chunk, const LayerView& view) {
   if (NothingGoes(view, chunk.window)) return KeepAll(view);
-  std::uint64_t entries = 0;  // of mode paper
+  std::uint64_t entries = 0;  // used in mode paper only
   if (!chunk.kvpress) {
     const auto budget = EntriesOf(kChunkKvName, chunk.budget, view, chunk.window);
     if (!budget.ok()) return budget.status();
@@ -193,13 +194,13 @@ absl::StatusOr<LayerDecision> DecideChunks(const ChunkKvPolicy& chunk, const Lay
   return decision;
 }
 
-// ---- the row of the registry
+// ---- The registry row
 
 constexpr std::string_view kModeWords[] = {"paper", "kvpress"};
 constexpr std::string_view kAggregateWords[] = {"sum", "mean"};
 constexpr std::string_view kScoreWords[] = {"softmax", "logit"};
 
-// What they are where nothing is said.
+// The defaults of a mode.
 ChunkKvPolicy Standard(bool kvpress) {
   ChunkKvPolicy chunk;
   chunk.kvpress = kvpress;
@@ -214,19 +215,21 @@ constexpr Option kOptions[] = {
      .type = OptionType::kWord,
      .standard = "paper",
      .words = kModeWords,
-     .help = "As the paper's Algorithm 1, or as kvpress: smoothed scores, a share of whole chunks"},
+     .help = "Whether to work like the paper's Algorithm 1, or like kvpress, which smooths scores "
+             "and keeps a share of whole chunks"},
     {.name = "chunk",
      .type = OptionType::kCount,
      .least = 1,
      .most = kMostWindow,
      .unit = "tokens",
-     .help = "Tokens that are kept or dropped together; by default 10, in mode kvpress 20"},
+     .help = "Number of consecutive tokens that are kept or dropped together; default 10, in mode "
+             "kvpress 20"},
     {.name = "window",
      .type = OptionType::kCount,
      .least = 1,
      .most = kMostWindow,
      .unit = "tokens",
-     .help = "The newest tokens, whose queries judge the chunks; by default 32, in mode kvpress "
+     .help = "Number of newest tokens whose queries score the chunks; default 32, in mode kvpress "
              "64"},
     kBudgetOption,
     kTokensOption,
@@ -234,23 +237,24 @@ constexpr Option kOptions[] = {
      .type = OptionType::kWord,
      .standard = "layer",
      .words = kScopeWords,
-     .help = "Whether all kv heads of a layer keep the same chunks, or each its own"},
+     .help = "Whether all kv heads of a layer keep the same chunks, or each chooses separately"},
     {.name = "agg",
      .type = OptionType::kWord,
      .words = kAggregateWords,
-     .help = "A chunk's score is its tokens' sum or mean; by default sum, in mode kvpress mean"},
+     .help = "How token scores combine into a chunk's score; default sum, in mode kvpress mean"},
     {.name = "score",
      .type = OptionType::kWord,
      .standard = "softmax",
      .words = kScoreWords,
-     .help = "Tokens are judged by shares of attention or, in mode paper, by raw logits"},
+     .help = "Whether tokens are scored by softmax attention or, only in mode paper, by raw "
+             "logits"},
     {.name = "reuse",
      .type = OptionType::kCount,
      .standard = "1",
      .least = 1,
      .most = cache::kMaxLayers,
      .unit = "layers",
-     .help = "So many layers one after another keep what the first of them keeps; 2 is safe"},
+     .help = "Number of consecutive layers that share the decision of the first one; 2 is safe"},
 };
 
 bool Kvpress(const Values& values) { return values.Word("mode") == kModeWords[1]; }
@@ -266,7 +270,7 @@ std::string Check(const Term& term, std::span<const Term>) {
     return "tokens is given, but mode kvpress keeps a share of the chunks";
   }
   if (values.Word("score") == kScoreWords[1]) {
-    return "score is logit, but mode kvpress judges by shares of attention";
+    return "score is logit, but mode kvpress scores by softmax attention";
   }
   return "";
 }
@@ -321,7 +325,7 @@ constexpr TokenSystem kSystem = {
 
 constexpr TermKind kChunkKv = {
     .name = kChunkKvName,
-    .is = "Of a prompt the newest tokens stay, and the chunks that their queries attend to most",
+    .is = "Keeps the newest tokens of a prompt, and the chunks that their queries attend to most",
     .sets = "tokens, once at the end of a prompt",
     .paper = "ChunkKV (arXiv 2502.00299)",
     .decides = Decides::kTokens,

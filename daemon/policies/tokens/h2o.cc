@@ -1,5 +1,5 @@
-// H2O: the heavy hitters, whom all queries so far have paid most attention, and the newest tokens.
-// Each kv head counts and keeps for itself.
+// H2O: keeps the heavy hitters, which received most attention from all queries so far, and the
+// newest tokens. Each kv head decides separately.
 #include <algorithm>
 
 #include "daemon/base/strings.h"
@@ -21,14 +21,14 @@ constexpr Option kOptions[] = {
      .least = 1,
      .most = kMostEntries,
      .unit = "tokens",
-     .help = "So many stay of those that were paid most attention"},
+     .help = "Number of tokens to keep because they received most attention"},
     {.name = "recent",
      .type = OptionType::kCount,
      .standard = "1024",
      .least = 1,
      .most = kMostEntries,
      .unit = "tokens",
-     .help = "So many of the newest tokens stay"},
+     .help = "Number of newest tokens to keep"},
 };
 
 void Apply(const Values& values, Policy& policy) {
@@ -46,9 +46,9 @@ std::optional<Values> Read(const Policy& policy) {
 
 Needs NeedsFrom(const TokenPolicy&) { return {.attention_sums = true, .decode_queries = true}; }
 
-// Entries of a lane, each with the attention that was paid to it. fp32, as it is remembered: what
-// comes out must not depend on how many tokens were looked at in one go (but for the last bits of
-// what several queries of one step pay, which are added up in fp32, by blocks of all keys).
+// Entries of a lane, each with the attention that it has received. Scores are fp32, like the
+// remembered ones, so that the result does not depend on how many tokens one call advances. (Only
+// the last bits of a step with several queries may differ: the device adds those in fp32.)
 struct Hitters {
   std::vector<std::uint32_t> entries;
   std::vector<float> scores;
@@ -68,22 +68,22 @@ struct Hitters {
   }
 };
 
-// What is remembered of a lane whose first `held` entries have been decided about. A sequence that
-// was cut shorter has lost its newest entries.
+// The remembered scores of a lane whose first `held` entries were decided about. There may be more,
+// if the sequence was truncated since.
 absl::StatusOr<std::vector<float>> Remembered(const LayerMemory& memory, std::size_t lane,
                                               std::uint64_t held) {
   std::vector<float> scores;
   if (lane < memory.scores.size()) scores = memory.scores[lane];
   if (scores.size() < held) {
     return Missing(
-        kName, Concat("sums of attention of kv head ", lane, " before its entry ", held, " have"));
+        kName, Concat("sums of attention of kv head ", lane, " up to its entry ", held, " have"));
   }
   scores.resize(held);
   return scores;
 }
 
-// Entries [first, end) of a lane, which came in one forward step: their queries pay. One that was
-// decoded in double, and whatever was let go before it.
+// Adds the attention of entries [first, end), which came in one forward step. A single decoded
+// token is scored in double, among the entries that are still held.
 absl::Status Pay(const LayerView& view, std::uint32_t lane, std::uint64_t first, std::uint64_t end,
                  Hitters& hitters) {
   const std::size_t before = hitters.entries.size();
@@ -105,7 +105,7 @@ absl::Status Pay(const LayerView& view, std::uint32_t lane, std::uint64_t first,
   return absl::OkStatus();
 }
 
-// The entries of a lane from this one on, in the steps that they came in.
+// Replays the entries of a lane from `from` on, one forward step after another.
 absl::Status GoOn(const H2oPolicy& h2o, const LayerView& view, std::uint32_t lane,
                   std::uint64_t from, Hitters& hitters) {
   const LaneEntries& entries = view.lanes[lane];
@@ -115,7 +115,7 @@ absl::Status GoOn(const H2oPolicy& h2o, const LayerView& view, std::uint32_t lan
     while (end < entries.count && entries.positions[end] < behind) ++end;
     if (absl::Status status = Pay(view, lane, i, end, hitters); !status.ok()) return status;
     i = end;
-    hitters.Evict(h2o);  // what no longer fits after a forward step
+    hitters.Evict(h2o);
   }
   return absl::OkStatus();
 }
@@ -128,7 +128,8 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
   for (std::uint32_t h = 0; h < view.lanes.size(); ++h) {
     const std::uint64_t count = view.lanes[h].count;
     const std::uint64_t shown = h < view.sums.size() ? view.sums[h].size() : 0;
-    // Behind the sums of one worker the queries of the next, which has not seen the keys before.
+    // A worker that continues the sequence has not seen the earlier keys: it sends queries for the
+    // tokens after those that the sums cover.
     if (shown == 0 && count > 0) {
       return Missing(
           kName, Concat("sums of attention of kv head ", h, " for its ", count, " entries have"));
@@ -176,8 +177,8 @@ constexpr TokenSystem kSystem = {
 
 constexpr TermKind kH2o = {
     .name = kName,
-    .is = "The tokens stay that all queries so far have paid most attention, and the newest",
-    .sets = "tokens, also while decoding, each kv head its own",
+    .is = "Keeps the tokens that all queries so far attended to most, and the newest tokens",
+    .sets = "tokens, also while decoding, separately for each kv head",
     .paper = "H2O (arXiv 2306.14048)",
     .decides = Decides::kTokens,
     .options = kOptions,

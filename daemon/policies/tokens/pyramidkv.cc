@@ -16,9 +16,8 @@ constexpr std::string_view kName = "pyramidkv";
 constexpr Option RoundedBudgetOption() {
   Option option = kBudgetOption;
   option.help =
-      "Of the tokens since the last compression so many stay on average over the layers, rounded "
-      "(halves to even); refused where that is less than the window and there are more tokens than "
-      "that; not beside tokens";
+      "Share of the tokens since the last compression to keep, averaged over the layers and "
+      "including the window; not together with tokens";
   return option;
 }
 
@@ -30,9 +29,8 @@ constexpr std::array kOptions = {
            .standard = "20",
            .least = 1,
            .most = 1000,
-           .help =
-               "How steep the pyramid is: the last layer has 1 / beta of the budget, the first as "
-               "much more"},
+           .help = "Steepness of the pyramid: the last layer keeps budget / beta, and the first "
+                   "2 budget - budget / beta"},
     kWindowOption,
     kKernelOption,
     kPoolOption};
@@ -65,14 +63,14 @@ double MeanOf(const PyramidKvPolicy& pyramid, const LayerView& view) {
                                     : pyramid.budget.share * static_cast<double>(view.tokens);
 }
 
-// kvpress's round().
+// Python's round(), which kvpress uses.
 std::uint64_t HalvesToEven(double entries) {
   return static_cast<std::uint64_t>(std::rint(entries));
 }
 
-// kvpress's rule, with its round(): n_l = max - l (max - min) / (layers - 1),
-// the window included, so that the mean over layers is the budget; every layer the budget itself
-// where that would give some layer less than its window or more than there is.
+// The rule of kvpress, including its rounding: n_l = max - l (max - min) / (layers - 1), with the
+// window included, so that the mean over the layers is the budget. Every layer keeps the budget
+// itself if some layer would keep less than the window or more than there is.
 std::uint64_t EntriesOfLayer(const PyramidKvPolicy& pyramid, const LayerView& view) {
   const double tokens = static_cast<double>(view.tokens);
   const double window = pyramid.scoring.window;
@@ -93,8 +91,7 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
   const auto& pyramid = std::get<PyramidKvPolicy>(tokens);
   const std::uint64_t window = pyramid.scoring.window;
   if (NothingGoes(view, window)) return KeepAll(view);
-  // Every layer has its window as soon as the mean has: where the pyramid would give some layer
-  // less, all have the mean.
+  // If the mean covers the window, every layer does: see EntriesOfLayer.
   const auto mean = EntriesOf(kName, pyramid.budget, view, window, HalvesToEven);
   if (!mean.ok()) return mean.status();
   if (*mean >= view.tokens) return KeepAll(view);
@@ -116,8 +113,8 @@ constexpr TokenSystem kSystem = {
 
 constexpr TermKind kPyramidKv = {
     .name = kName,
-    .is = "Like snapkv, with more tokens in the first layers and fewer in the last",
-    .sets = "tokens, once at the end of a prompt, each kv head its own",
+    .is = "Works like snapkv, but keeps more tokens in the first layers and fewer in the last",
+    .sets = "tokens, once at the end of a prompt, separately for each kv head",
     .paper = "PyramidKV (arXiv 2406.02069)",
     .decides = Decides::kTokens,
     .options = kOptions,

@@ -1,4 +1,5 @@
-// SemanticKV: the queries of largest norm say what is worth keeping, each kv head for itself.
+// SemanticKV: keeps the tokens that the queries of largest norm attend to. Each kv head decides
+// separately.
 #include <algorithm>
 #include <string_view>
 #include <vector>
@@ -18,18 +19,18 @@ namespace {
 
 constexpr std::string_view kSemanticKvName = "semantickv";
 
-// ---- the decision about a layer
+// ---- The decision about a layer
 
 using kernels::CountDown;
 using kernels::CountUp;
 using Aggregate = SemanticKvPolicy::Aggregate;
 using Scores = std::vector<double>;
 
-// What the shares come to for this sequence.
+// The policy's shares as numbers of tokens of this view.
 struct Counts {
-  std::uint64_t semantic;  // queries of the largest norm
+  std::uint64_t semantic;  // queries of the largest norm that score
   std::uint64_t recent;
-  std::uint64_t middle;  // entries that stay between
+  std::uint64_t middle;  // entries to keep between the first and the newest
 
   Counts(const SemanticKvPolicy& options, const LayerView& view) {
     const std::uint64_t token_count = view.tokens;
@@ -47,7 +48,7 @@ struct Counts {
   }
 };
 
-// The queries that judge for one head, gathered.
+// The queries of one head that score, copied together.
 struct Observers {
   std::vector<std::uint64_t> positions;
   std::vector<std::byte> rows;
@@ -55,8 +56,8 @@ struct Observers {
   kernels::RowRange span() const { return {.rows = rows.data(), .count = positions.size()}; }
 };
 
-// Weaker queries in the place of some that were seen, and not shown, would decide otherwise, and
-// nobody would know.
+// If some of the strongest queries were not observed, weaker ones would take their place and change
+// the decision without notice. So this is an error.
 absl::Status CheckKnown(const LayerView& view, double lambda, std::uint64_t wanted) {
   if (wanted > 0 && view.norms_shown < view.tokens) {
     return Missing(kSemanticKvName, Concat("the queries of largest norm of the tokens from ",
@@ -64,15 +65,15 @@ absl::Status CheckKnown(const LayerView& view, double lambda, std::uint64_t want
   }
   if (wanted <= view.norms_known) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      Concat(kSemanticKvName, ": of ", view.tokens - view.norms_first, " tokens the ", wanted,
-             " queries of largest norm are not known: of some of these no more were shown than ",
-             kernels::MostForShare(view.norms_known, lambda), " tokens ask for, ", view.norms_known,
-             "; observe the tokens again, from ", view.first + view.norms_first,
-             " on, or compress before it is longer than that"));
+      Concat(kSemanticKvName, ": of ", view.tokens - view.norms_first, " tokens, the ", wanted,
+             " queries of largest norm are needed, but some were observed for a length of ",
+             kernels::MostForShare(view.norms_known, lambda), " tokens, which needs only ",
+             view.norms_known, "; observe the tokens again from ", view.first + view.norms_first,
+             " on, or compress before the sequence is longer than that"));
 }
 
-// Those of the newest tokens, and of the others as many of the largest norm as make up the share:
-// a query that is both counts once. Of what was shown; more may have been.
+// Selects, from the observed queries, those of the newest tokens and the counts.semantic queries of
+// largest norm. A query that is both is used once.
 absl::StatusOr<Observers> ObserversOf(const LayerView& view, std::uint32_t head,
                                       const Counts& counts) {
   const auto newest = NewestQueries(kSemanticKvName, view, head, counts.recent);
@@ -82,7 +83,7 @@ absl::StatusOr<Observers> ObserversOf(const LayerView& view, std::uint32_t head,
     return static_cast<std::uint64_t>(std::ranges::lower_bound(all->positions, position) -
                                       all->positions.begin());
   };
-  // Tokens behind those of the view have none to judge.
+  // Queries of tokens after the view do not score.
   const std::uint64_t there = index_of(view.tokens);
   const std::uint64_t compared = index_of(view.norms_first);
   if (there - compared < counts.semantic) {
@@ -109,7 +110,7 @@ absl::StatusOr<Observers> ObserversOf(const LayerView& view, std::uint32_t head,
   return observers;
 }
 
-// For each entry of the lane what one head's observers pay to it on average.
+// For each entry of the lane, the average attention of one head's observers.
 absl::StatusOr<Scores> HeadScores(const SemanticKvPolicy& semantic, const LayerView& view,
                                   std::uint32_t head, const Counts& counts) {
   const std::uint32_t kv_head = head / view.geometry.group();
@@ -127,7 +128,7 @@ absl::StatusOr<Scores> HeadScores(const SemanticKvPolicy& semantic, const LayerV
   absl::Status status = view.scorer->Look(kv_head, std::span(&look, 1));
   if (!status.ok()) return status;
   for (std::uint64_t i = 0; i < lane.count; ++i) {
-    // Those at or after the entry.
+    // The number of observers at or after the entry.
     const auto after = positions.end() - std::ranges::lower_bound(positions, lane.positions[i]);
     const auto by = semantic.norm_visible ? after : std::ssize(positions);
     if (by != 0) paid[i] /= static_cast<double>(by);
@@ -153,7 +154,7 @@ void Join(Aggregate aggregate, std::uint32_t group, const Scores& of_head, Score
 }
 
 absl::StatusOr<LayerDecision> DecideSemantic(SemanticKvPolicy semantic, const LayerView& view) {
-  // Sinks are the sequence's first tokens, not those of every prompt.
+  // Sinks are the first tokens of the sequence, not of every prompt.
   semantic.sink -= std::min(semantic.sink, view.first);
   const Counts counts(semantic, view);
   const absl::Status known = CheckKnown(view, semantic.lambda, counts.semantic);
@@ -179,7 +180,7 @@ absl::StatusOr<LayerDecision> DecideSemantic(SemanticKvPolicy semantic, const La
   return decision;
 }
 
-// ---- the row of the registry
+// ---- The registry row
 
 constexpr std::string_view kKeepTotal = "keep_total";
 constexpr std::string_view kKeepMiddle = "keep_middle";
@@ -192,51 +193,51 @@ constexpr Option kOptions[] = {
      .type = OptionType::kNumber,
      .standard = "0.01",
      .unit = "share",
-     .help = "Of the queries of each head so many judge, those of the largest norm, beside those "
-             "of the newest tokens"},
+     .help = "Share of each head's queries, those of largest norm, that score the tokens together "
+             "with the newest queries"},
     {.name = "recent_ratio",
      .type = OptionType::kNumber,
      .standard = "0.01",
      .unit = "share",
-     .help = "Of the tokens so many, the newest, stay, and at least one"},
+     .help = "Share of the tokens, the newest, that are always kept; at least one token"},
     {.name = "sink",
      .type = OptionType::kCount,
      .standard = "256",
      .most = kMostPinned,
      .unit = "tokens",
-     .help = "The first tokens, which stay"},
+     .help = "Number of first tokens to keep"},
     {.name = kKeepTotal,
      .type = OptionType::kNumber,
      .standard = "0.2",
      .above_least = true,
      .unit = "share",
-     .help = "Of the tokens so many stay, the first and the newest included; not beside "
+     .help = "Share of the tokens to keep, including the first and the newest; not together with "
              "keep_middle"},
     {.name = kKeepMiddle,
      .type = OptionType::kNumber,
      .unit = "share",
-     .help = "Of the tokens between the first and the newest so many stay; instead of keep_total"},
+     .help = "Share of the tokens between the first and the newest to keep; replaces keep_total"},
     {.name = "mask",
      .type = OptionType::kWord,
      .standard = "causal",
      .words = kMaskWords,
-     .help = "Whether the queries see only what was before them, or all tokens as in NACL"},
+     .help = "Whether queries attend only to earlier tokens, or to all tokens as in NACL"},
     {.name = "norm",
      .type = OptionType::kWord,
      .standard = "fixed",
      .words = kNormWords,
-     .help = "Whether what a token is paid is divided by all judging queries, or by those after "
-             "it"},
+     .help = "Whether a token's attention is divided by the number of all scoring queries, or only "
+             "of those after it"},
     {.name = "agg",
      .type = OptionType::kWord,
      .standard = "mean",
      .words = kAggregateWords,
-     .help = "How the query heads of a kv head count together"},
+     .help = "How the scores of a kv head's query heads are combined"},
 };
 
 std::string Check(const Term& term, std::span<const Term>) {
   if (term.values.given(kKeepTotal) && term.values.given(kKeepMiddle)) {
-    return "keep_total and keep_middle are both given; each is the budget by itself";
+    return "keep_total and keep_middle are both given; give only one of them";
   }
   if (term.values.Word("mask") == kMaskWords[1] && term.values.Word("norm") == kNormWords[1]) {
     return "norm is visible, but with mask none every query sees every token";
@@ -300,9 +301,9 @@ constexpr TokenSystem kSystem = {
 constexpr TermKind kSemanticKv = {
     .name = kSemanticKvName,
     .is =
-        "Of a prompt the first and the newest tokens stay, and those that the queries of largest "
+        "Keeps the first and the newest tokens of a prompt, and those that the queries of largest "
         "norm attend to most",
-    .sets = "tokens, once at the end of a prompt, each kv head its own",
+    .sets = "tokens, once at the end of a prompt, separately for each kv head",
     .paper = "SemanticKV (Huang et al., A Semantics-Driven KV Cache Eviction Framework)",
     .decides = Decides::kTokens,
     .options = kOptions,

@@ -1,4 +1,5 @@
-// SnapKV: what the queries of the newest tokens attend to stays, each kv head for itself.
+// SnapKV: keeps the tokens that the queries of the newest tokens attend to. Each kv head decides
+// separately.
 #include <array>
 
 #include "daemon/policies/registry_rows.h"
@@ -59,8 +60,8 @@ constexpr TokenSystem kSystem = {.is = Is<SnapKvPolicy>, .needs = NeedsFrom, .de
 
 constexpr TermKind kSnapKv = {
     .name = kName,
-    .is = "Of a prompt the newest tokens stay, and those that their queries attend to most",
-    .sets = "tokens, once at the end of a prompt, each kv head its own",
+    .is = "Keeps the newest tokens of a prompt, and those that their queries attend to most",
+    .sets = "tokens, once at the end of a prompt, separately for each kv head",
     .paper = "SnapKV (arXiv 2404.14469)",
     .decides = Decides::kTokens,
     .options = kOptions,

@@ -1,5 +1,4 @@
-// StreamingLLM: the first few tokens, which take up attention that nothing else wants, and the
-// newest.
+// StreamingLLM: keeps the first few tokens, which serve as attention sinks, and the newest tokens.
 #include "daemon/base/strings.h"
 #include "daemon/policies/registry_rows.h"
 #include "daemon/policies/token_system.h"
@@ -18,20 +17,20 @@ constexpr Option kOptions[] = {
      .standard = "4",
      .most = kMostPinned,
      .unit = "tokens",
-     .help = "The first tokens, which stay"},
+     .help = "Number of first tokens to keep"},
     {.name = "recent",
      .type = OptionType::kCount,
      .standard = "512",
      .least = 1,
      .most = kMostEntries,
      .unit = "tokens",
-     .help = "So many of the newest tokens stay; not beside budget"},
+     .help = "Number of newest tokens to keep; not together with budget"},
     {.name = kBudget,
      .type = OptionType::kCount,
      .least = 1,
      .most = kMostEntries,
      .unit = "tokens",
-     .help = "So many tokens stay, the first ones included; instead of recent"},
+     .help = "Number of tokens to keep, including the first ones; replaces recent"},
     kPositionsOption,
 };
 
@@ -39,7 +38,7 @@ std::string Check(const Term& term, std::span<const Term> all) {
   const Values& values = term.values;
   if (std::string why = WhyNotBySlot(values, all); !why.empty()) return why;
   if (!values.given(kBudget)) return "";
-  if (values.given("recent")) return "recent and budget are both given; each says how many stay";
+  if (values.given("recent")) return "recent and budget are both given; give only one of them";
   if (values.Count(kBudget) > values.Count("sink")) return "";
   return Concat("budget ", values.Count(kBudget), " is not more than sink ", values.Count("sink"),
                 ", which counts in it");
@@ -84,7 +83,7 @@ absl::StatusOr<LayerDecision> DecideLayer(const TokenPolicy& tokens, const Layer
   return decision;
 }
 
-// What is between the first and the newest has no say in it, so that one step is as good as many.
+// The decision depends on positions alone, so many steps may be replayed as one.
 absl::StatusOr<LayerDecision> AdvanceLayer(const TokenPolicy& tokens, const LayerView& view,
                                            std::span<const std::uint64_t>, LayerMemory& memory) {
   return DecideLayer(tokens, view, memory);
@@ -104,7 +103,7 @@ constexpr TokenSystem kSystem = {.is = Is<StreamingPolicy>,
 
 constexpr TermKind kStreaming = {
     .name = kName,
-    .is = "The first tokens stay, and a window of the newest",
+    .is = "Keeps the first tokens and a window of the newest",
     .sets = "tokens, also while decoding, the same in every layer",
     .paper = "StreamingLLM (arXiv 2309.17453)",
     .decides = Decides::kTokens,

@@ -1,5 +1,5 @@
-// TOVA: at every step the entry goes to which the newest query pays least, averaged over all heads.
-// One set per layer; the newest token itself may go.
+// TOVA: at every step, drops the entry that the newest query attends to least, averaged over all
+// heads. All lanes of a layer keep the same entries. The newest token itself may be dropped.
 #include <algorithm>
 
 #include "daemon/policies/registry_rows.h"
@@ -21,7 +21,7 @@ constexpr Option kOptions[] = {
      .least = 1,
      .most = kMostEntries,
      .unit = "tokens",
-     .help = "So many tokens stay"},
+     .help = "Number of tokens to keep"},
 };
 
 void Apply(const Values& values, Policy& policy) {
@@ -38,7 +38,7 @@ std::optional<Values> Read(const Policy& policy) {
 
 Needs NeedsFrom(const TokenPolicy&) { return {.last_queries = 1, .decode_queries = true}; }
 
-// After a forward step whose last token is entry `newest`: of `held` the best stay.
+// After a forward step whose last token is entry `newest`: reduces `held` to the budget.
 absl::Status Step(const TovaPolicy& tova, const LayerView& view, std::uint32_t newest,
                   std::uint64_t position, std::vector<std::uint32_t>& held) {
   if (held.size() <= tova.budget) return absl::OkStatus();
@@ -54,7 +54,7 @@ absl::Status Step(const TovaPolicy& tova, const LayerView& view, std::uint32_t n
   return absl::OkStatus();
 }
 
-// The entries from `held` on, in the steps that they came in.
+// Replays the entries from `held` on, one forward step after another.
 absl::StatusOr<LayerDecision> GoOn(const TokenPolicy& tokens, const LayerView& view,
                                    std::uint64_t held) {
   const auto& tova = std::get<TovaPolicy>(tokens);
@@ -95,8 +95,8 @@ constexpr TokenSystem kSystem = {.is = Is<TovaPolicy>,
 
 constexpr TermKind kTova = {
     .name = kName,
-    .is = "At every step the tokens stay to which the newest query pays most attention",
-    .sets = "tokens, also while decoding, all kv heads of a layer the same",
+    .is = "Keeps, at every step, the tokens that the newest query attends to most",
+    .sets = "tokens, also while decoding, the same for all kv heads of a layer",
     .paper = "TOVA (arXiv 2401.06104)",
     .decides = Decides::kTokens,
     .options = kOptions,

@@ -1,5 +1,5 @@
-// What every token policy promises, whatever it keeps: one suite, an instance for each row of the
-// registry and each implementation of the kernels.
+// The contract of all token policies: one instance per row of the registry and per implementation
+// of the kernels.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ Policy Parsed(std::string_view text) {
   return policy.ok() ? *std::move(policy) : Policy{};
 }
 
-// Of the rows that promise something.
+// Subjects whose promise satisfies the predicate.
 std::vector<Subject> SubjectsThat(bool (*promise)(const Promise&)) {
   std::vector<Subject> subjects;
   for (const Promise& one : Promises()) {
@@ -70,7 +70,7 @@ class TokenPolicies : public testing::TestWithParam<Subject> {
     return layer;
   }
   LayerView AllOf(ShownLayer& layer) { return Shown(layer, layer.tokens()); }
-  // Policies that need nothing have no keys to look at.
+  // Policies without needs have no keys to score.
   LayerView Shown(ShownLayer& layer, std::uint64_t first_decoded) {
     LayerView view = layer.Show(NeedsOf(policy_), first_decoded);
     if (NeedsOf(policy_) == Needs()) view.scorer = nullptr;
@@ -115,7 +115,8 @@ class TokenPolicies : public testing::TestWithParam<Subject> {
     EXPECT_EQ(a.boundaries, b.boundaries);
   }
 
-  // Ascending, each once, and within the lane; members are each of one entry, itself the first.
+  // Entries are ascending, unique and within the lane. Members each belong to one entry, which is
+  // the first of its members.
   void ExpectWellFormed(const LayerDecision& decision, ShownLayer& layer) const {
     ASSERT_EQ(decision.size(), layer.lanes().size());
     for (std::size_t lane = 0; lane < decision.size(); ++lane) {
@@ -140,7 +141,7 @@ class TokenPolicies : public testing::TestWithParam<Subject> {
         ASSERT_TRUE(std::ranges::is_sorted(members, std::less_equal<>()));
         for (const std::uint32_t member : members) ++times[member];
       }
-      // Where nothing but merging goes on every entry is in one of them.
+      // Policies that only merge assign every entry to a group.
       EXPECT_EQ(std::ranges::count(times, 1) + std::ranges::count(times, 0), std::ssize(times));
       EXPECT_TRUE(policy_.tokens.has_value() || std::ranges::count(times, 0) == 0);
     }
@@ -152,7 +153,7 @@ class TokenPolicies : public testing::TestWithParam<Subject> {
   LayerMemory memory_;
 };
 
-// Those whose merged entries do not merge again.
+// Policies whose merged entries do not merge again.
 class PoliciesThatAreDone : public TokenPolicies {};
 class PoliciesThatAreShown : public TokenPolicies {};
 class PoliciesThatContinue : public TokenPolicies {};
@@ -166,7 +167,7 @@ TEST_P(TokenPolicies, TheBudgetIsKeptExactlyAtAnyLength) {
       tokens = 100 * random_.Between(2, 6);
       entries = promise_.entries_of(tokens);
     } else if (round > 0) {
-      // The layers of a pyramid that is larger than the prompt are others.
+      // A pyramid larger than the prompt gives its layers other budgets.
       tokens = random_.Between(promise_.row == "pyramidkv" ? 100 : entries, 600);
     }
     SCOPED_TRACE(tokens);
@@ -266,7 +267,7 @@ TEST_P(PoliciesThatAreDone, WhereNothingHasComeNothingGoes) {
   ShownLayer layer = Layer(100);
   layer.Apply(Decided(layer));
   if (NeedsOf(policy_).attention_sums) {
-    // What was paid before is remembered, and nothing was paid since.
+    // Earlier attention is remembered, and no query has come since.
     LayerView view = AllOf(layer);
     std::vector<std::vector<float>> nothing;
     for (const auto& lane : layer.lanes()) nothing.emplace_back(lane.size());
@@ -280,7 +281,7 @@ TEST_P(PoliciesThatAreDone, WhereNothingHasComeNothingGoes) {
   ExpectSame(Decided(layer), KeepEverything(layer));
 }
 
-// What is missing is named with the system and the call, and nothing has changed.
+// The error names the policy and the call of a missing observation, and nothing changes.
 TEST_P(PoliciesThatAreShown, WhatWasNotShownIsMissed) {
   const Needs needs = NeedsOf(policy_);
   ShownLayer layer = Layer(100);
@@ -291,11 +292,11 @@ TEST_P(PoliciesThatAreShown, WhatWasNotShownIsMissed) {
     const absl::Status status = Decide(policy_, view, memory_).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     const std::string message(AsStringView(status.message()));
-    // Of two systems the one that misses it.
+    // With two policies the error names the one that misses the observation.
     const std::string_view misses =
         policy_.tokens.has_value() ? KindOf(*policy_.tokens).name : promise_.row;
     EXPECT_THAT(message, HasSubstr(Concat(misses, ": ")));
-    EXPECT_THAT(message, HasSubstr("not been shown; Observe brings them"));
+    EXPECT_THAT(message, HasSubstr("not been observed; the worker must call Observe first"));
     ExpectSame(memory_, before);
   };
   expect_missed(layer.Show({}, layer.tokens()));
@@ -311,7 +312,7 @@ TEST_P(PoliciesThatAreShown, WhatWasNotShownIsMissed) {
     less.norm_share = 0;
     expect_missed(layer.Show(less, layer.tokens()));
   }
-  // A worker that shows more than it is asked for does no harm.
+  // Extra observations do no harm.
   Needs more = needs;
   more.last_queries += 5;
   const auto asked = Decide(policy_, AllOf(layer), memory_);
@@ -321,7 +322,7 @@ TEST_P(PoliciesThatAreShown, WhatWasNotShownIsMissed) {
   ExpectSame(*shown, *asked);
 }
 
-// A device that fails at any look: its error is told, and nothing is remembered.
+// If the device fails at any call, its error is returned and the policy remembers nothing.
 TEST_P(PoliciesThatAreShown, KeysThatCannotBeLookedAtAreTold) {
   ShownLayer layer = Layer(100);
   const LayerMemory before = memory_;
@@ -364,7 +365,7 @@ TEST_P(PoliciesThatContinue, OneGoIsAsGoodAsTokenByToken) {
     ShownLayer layer = Layer(random_.Between(1, 100));
     memory_ = {};
     layer.Apply(Decided(layer));
-    // Both grow by the same tokens.
+    // Both layers grow by the same tokens.
     ShownLayer at_once = layer;
     ShownLayer singly = layer;
     LayerMemory memory_at_once = memory_;
@@ -403,7 +404,7 @@ TEST_P(PoliciesThatAreShownDecoding, QueriesThatAreMissingWhileDecodingAreMissed
   const LayerMemory before = memory_;
   const std::vector<std::uint64_t> held = Counts(layer);
   layer.Grow(3);
-  // Those of the first of them only.
+  // Only queries of the first of them.
   LayerView view = layer.Show(NeedsOf(policy_), layer.tokens() - 3);
   std::vector<HeadQueries> first(view.queries.begin(), view.queries.end());
   for (HeadQueries& head : first) head.positions = head.positions.first(1);
@@ -414,7 +415,7 @@ TEST_P(PoliciesThatAreShownDecoding, QueriesThatAreMissingWhileDecodingAreMissed
   ExpectSame(memory_, before);
 }
 
-// A sequence that is cut shorter has lost its newest entries, and goes on.
+// A sequence that is truncated loses its newest entries and can continue.
 TEST_P(PoliciesThatContinue, AShorterSequenceGoesOn) {
   ShownLayer layer = Layer(100);
   layer.Apply(Decided(layer));
@@ -428,8 +429,8 @@ TEST_P(PoliciesThatContinue, AShorterSequenceGoesOn) {
   }
   for (int step = 0; step < 3; ++step) {
     const auto decision = Advanced(shorter, 9, memory_);
-    // Lanes may have become ragged where heads keep different tokens; where one decision is for
-    // all, they have not.
+    // Lanes may have become ragged if heads keep different tokens, but not if one decision covers
+    // all.
     ASSERT_TRUE(decision.ok()) << decision.status();
     ExpectWellFormed(*decision, shorter);
     shorter.Apply(*decision);

@@ -1,4 +1,4 @@
-// What each token policy promises under some options: policy_contract_test.cc holds it to that.
+// What each token policy promises under given options; checked by policy_contract_test.cc.
 #pragma once
 
 #include <cstdint>
@@ -8,20 +8,20 @@
 
 namespace tessera::policies {
 
-// What a row promises under these options, at 100 tokens and at any more.
+// The promise of a registry row under these options, for 100 or more tokens.
 struct Promise {
   std::string_view row;
-  std::string_view as;  // names the instance
+  std::string_view as;  // name of the test instance
   std::string text;
-  std::uint64_t entries;  // that stay of 100 tokens; where `at_most`, or fewer
-  // Where budgets are shares: of so many tokens, a multiple of 100.
+  std::uint64_t entries;  // kept of 100 tokens; if `at_most`, an upper bound
+  // For relative budgets: entries kept of `tokens`, a multiple of 100.
   std::uint64_t (*entries_of)(std::uint64_t tokens) = nullptr;
-  std::uint64_t sink = 0;    // the first, which stay
-  std::uint64_t recent = 0;  // the newest
+  std::uint64_t sink = 0;    // first entries that are always kept
+  std::uint64_t recent = 0;  // newest entries that are always kept
   bool at_most = false;
-  bool one_for_all = false;     // all lanes of a layer keep the same, so that they must be alike
-  bool same_again = true;       // where nothing has come since, nothing goes
-  bool wants_likeness = false;  // refuses where no keys are alike enough
+  bool one_for_all = false;     // all lanes of a layer keep the same tokens
+  bool same_again = true;       // a second decision without new tokens drops nothing
+  bool wants_likeness = false;  // refuses if too few keys are similar
 };
 
 inline const std::vector<Promise>& Promises() {
@@ -43,7 +43,7 @@ inline const std::vector<Promise>& Promises() {
        .entries = 30,
        .recent = 7,
        .one_for_all = true},
-      // 6 of 20 chunks; of the window those that lie in it whole.
+      // 6 of 20 chunks. Of the window, those chunks that lie entirely in it.
       {.row = "chunkkv",
        .as = "kvpress",
        .text = "chunkkv:mode=kvpress,chunk=5,window=10,budget=0.3",
@@ -59,7 +59,7 @@ inline const std::vector<Promise>& Promises() {
        .entries_of = [](std::uint64_t tokens) { return tokens * 3 / 10; },
        .sink = 6,
        .recent = 5},
-      // 17.8 of the 89 between.
+      // 17.8 of the 89 in between.
       {.row = "semantickv",
        .as = "middle",
        .text = "semantickv:sink=6,recent_ratio=0.05,keep_middle=0.2,lambda=0.1,mask=none,agg=max",
@@ -104,7 +104,7 @@ inline const std::vector<Promise>& Promises() {
        .recent = 5,
        .at_most = true,
        .same_again = false},
-      // 4 layers, span 2: one of a ladder's two goes.
+      // 4 layers, span 2: one of each two ladder positions is dropped.
       {.row = "lacache",
        .as = "mod",
        .text = "lacache:budget=30,span=2,sink=3",
@@ -149,7 +149,7 @@ inline const std::vector<Promise>& Promises() {
        .text = "snapkv:tokens=30,window=7,pool=max,kernel=7",
        .entries = 30,
        .recent = 7},
-      // Layers have 45, 35, 25 and 15; it is the second.
+      // The layers have 45, 35, 25 and 15; this is the second.
       {.row = "pyramidkv",
        .as = "second",
        .text = "pyramidkv:tokens=30,window=7,beta=2",

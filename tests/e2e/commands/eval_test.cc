@@ -109,7 +109,7 @@ TEST_F(EvalCommand, AProcessThatIsKilledIsNamedAndTheSameCommandGoesOn) {
   const std::string state = (folder_ / "state").string();
   {
     PeerProcess eval = Start(With({"--workers=2", "--state=" + state}));
-    // The daemon is a child too; worker processes are recognised by their --units flag.
+    // The daemon is a child too; worker processes are recognised by their --serve-units flag.
     pid_t victim = 0;
     while (victim == 0 && Err().find("tessera: ") == std::string::npos && Out().empty()) {
       for (const pid_t child : ChildrenOf(eval.pid())) {

@@ -177,7 +177,7 @@ TEST_F(Policies, WhatCannotBeIsRefusedWithTheReason) {
   const auto refusal = [&](const std::string& policy) {
     return std::string(mapped_->CreateSequence(model_, policy).status().message());
   };
-  if (shape_.head_dim < 256) {  // 256 channels allow only one page, the minimum
+  if (shape_.head_dim < 256) {  // of 256 it is one channel, which is allowed
     EXPECT_THAT(refusal("think:ratio=0.004"), HasSubstr("less than one channel"));
   }
   EXPECT_THAT(refusal("think+quest"), HasSubstr("quest"));

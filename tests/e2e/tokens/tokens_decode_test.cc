@@ -342,7 +342,7 @@ TEST_F(Tokens, TokensWhoseQueriesAreMissingAreNotPassedOver) {
     EXPECT_EQ(missing.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(missing.message()), HasSubstr("layer 0"));
     EXPECT_THAT(std::string(missing.message()), HasSubstr("from 100 to 109"));
-    // An operator has no observations to provide.
+    // An operator cannot provide observations, so its call succeeds and changes nothing.
     grpc::ClientContext context;
     v1::CompressRequest request;
     v1::CompressResponse response;

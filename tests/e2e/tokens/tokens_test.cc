@@ -331,7 +331,8 @@ TEST_F(Tokens, TextThatNobodyNamesIsNotCut) {
   EXPECT_EQ(gap.code(), absl::StatusCode::kOutOfRange) << gap;
   const absl::Status missing = sequence.Compress().status();
   EXPECT_EQ(missing.code(), absl::StatusCode::kFailedPrecondition) << missing;
-  EXPECT_THAT(std::string(missing.message()), HasSubstr("the id of token 50 has not been shown"));
+  EXPECT_THAT(std::string(missing.message()),
+              HasSubstr("the id of token 50 has not been observed"));
   EXPECT_EQ(Entries(sequence).tokens_kept(), 1);
 
   ASSERT_TRUE(sequence.ObserveTokens(50, std::span(ids).last(40)).ok());
@@ -384,7 +385,8 @@ TEST_F(Tokens, IdsGoOnWithTheSequence) {
   EXPECT_TRUE(absl::IsOutOfRange(cut.ObserveTokens(70, part(20))));
   Append(cut, other, 50);
   const absl::Status missing = cut.Compress().status();
-  EXPECT_THAT(std::string(missing.message()), HasSubstr("the id of token 40 has not been shown"));
+  EXPECT_THAT(std::string(missing.message()),
+              HasSubstr("the id of token 40 has not been observed"));
   ASSERT_TRUE(cut.ObserveTokens(40, part(50)).ok());
   Compress(cut);
 }

@@ -1,5 +1,5 @@
-// Where chunks of text have ended because they were full stays known with the sequence: after cuts,
-// in forks, under other policies, and in sequences that take over a head.
+// The ends of full chunks of text are remembered with the sequence: after cuts, in forks, under
+// other policies, and in sequences that adopt a prefix.
 
 #include <algorithm>
 #include <memory>
@@ -22,7 +22,7 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::StartsWith;
 
-// Of the first kv head all keys are alike, and of the others none.
+// All keys of the first kv head are similar; those of the others are not.
 class SplitRows final : public cache::MadeRows {
  public:
   SplitRows(const shm::LaneLayout& layout, std::uint64_t first) : MadeRows(layout), from_(first) {}
@@ -50,17 +50,19 @@ class ChunkBoundaries : public CompactorTest {
     EXPECT_TRUE(policy.ok()) << policy.status();
     return *std::move(policy);
   }
-  // A prompt whose keys are all alike, and those of every other prompt, and its compression.
+  // Appends a prompt with keys similar to each other and to those of every other prompt, and
+  // compresses it.
   void Prompt(Track& track, std::uint64_t tokens) {
     AppendStamps(track, Stamps(tokens, kAlike));
     CompressNow(track);
   }
-  // With so many bytes of memory.
+  // Compresses with this many bytes of free memory.
   absl::Status CompressIn(std::uint64_t room, const Track& track) {
     auto& account = const_cast<pool::Account&>(world_.tenant().account());
     const std::uint64_t free = account.limit_bytes() - account.used_bytes();
     auto squeezed = *account.Reserve(pool::MemoryTag::kPoolExtents, free - room);
-    std::optional<cache::Tenant::Reader> reader(world_.tenant());  // what goes is not yet free
+    // Delays the freeing of evicted rows.
+    std::optional<cache::Tenant::Reader> reader(world_.tenant());
     const auto told = Compress(track);
     RunAll();
     reader.reset();
@@ -129,8 +131,8 @@ TEST_F(ChunkBoundaries, AFullChunkIsNeverGoneOnWith) {
   EXPECT_THAT(Known(track), Each(ElementsAre(8, 16, 27, 35)));
 }
 
-// A budget is of tokens, though the last entry stands for some that are behind it; also where
-// others have dropped some.
+// Budgets count tokens. The last entry may also stand for tokens after it, and another policy may
+// have dropped some.
 TEST_F(ChunkBoundaries, ABudgetThatHasBeenMetIsMet) {
   Track track = NewTrack(Policy("budget=0.2,recent=0"));
   Prompt(track, 16);
@@ -149,7 +151,7 @@ TEST_F(ChunkBoundaries, ABudgetThatHasBeenMetIsMet) {
   }
 }
 
-// Tokens that are decoded count, too; their chunk is left alone until it is full.
+// Decoded tokens count, too. Their chunk is left alone until it is full.
 TEST_F(ChunkBoundaries, DecodedTokensFillAChunk) {
   Track track = NewTrack(Policy("tau=0.5,recent=0"));
   Prompt(track, 20);
@@ -167,7 +169,7 @@ TEST_F(ChunkBoundaries, AForkGoesOnFromThem) {
   EXPECT_THAT(Known(track), Each(ElementsAre(8, 16)));
   Prompt(track, 3);
   EXPECT_EQ(Held(track), "0*8 8*8 16*7");
-  // Nothing new has ended: it has what its other forks have.
+  // No chunk has ended since, so it has the same entries as the other forks.
   Track another = Fork(track);
   CompressNow(another);
   for (std::size_t lane = 0; lane < model_->layout().kv_heads(0); ++lane) {
@@ -186,7 +188,7 @@ TEST_F(ChunkBoundaries, ACutForgetsThoseBehindIt) {
   EXPECT_THAT(Known(track), Each(ElementsAre(8)));
   Prompt(track, 20);
   EXPECT_EQ(Held(track), "0*8 8*11 19*7 26*1 27*1 28*1 29*1 30*1 31*1 32*1 33*1");
-  // One at the cut stays: what is before it is there whole.
+  // An end exactly at the cut remains: the chunk before it is complete.
   Truncate(fork, 16);
   EXPECT_THAT(Known(fork), Each(ElementsAre(8, 16)));
   Prompt(fork, 12);
@@ -205,14 +207,14 @@ TEST_F(ChunkBoundaries, AnotherPolicyKeepsToThem) {
     CompressNow(track);
     EXPECT_EQ(Held(track), "0*8 8*8 16*4");
   }
-  // It has not decided about anything yet when it is cut.
+  // It is cut before its first decision.
   ASSERT_TRUE(compactor_.SetPolicy(*track.sequence, Policy("tau=0.3,recent=0")).ok());
   Truncate(track, 20);
   Prompt(track, 20);
   EXPECT_EQ(Held(track), "0*8 8*8 16*11 27*8 35*5");
 }
 
-// They are facts about the lanes, whatever has become of the policy that found them.
+// Ends are facts about the lanes, independent of the policy that found them.
 TEST_F(ChunkBoundaries, APolicyThatChoosesNothingKeepsThemToo) {
   for (const char* between :
        {"dense", "quest:page=4,tokens=64,dense_layers=0", "select", "snapkv:tokens=100"}) {
@@ -232,7 +234,7 @@ TEST_F(ChunkBoundaries, APolicyThatChoosesNothingKeepsThemToo) {
   }
 }
 
-// Both are dense; of one it is known where chunks have ended, though none has been merged.
+// Both sequences are dense. One knows where chunks have ended, although nothing was merged.
 TEST_F(ChunkBoundaries, ADenseSequenceTakesTheHeadOfAnother) {
   Track plain = NewTrack({});
   Track known = NewTrack(Policy("tau=1,recent=0"));
@@ -246,7 +248,8 @@ TEST_F(ChunkBoundaries, ADenseSequenceTakesTheHeadOfAnother) {
   EXPECT_THAT(Known(known), Each(ElementsAre(8, 16)));
 }
 
-// A lane whose entries are settled, beside one where they all wait: what tells them apart stays.
+// One lane has only settled entries, in the other all entries wait. Ends between settled entries
+// are kept.
 TEST_F(ChunkBoundaries, WhatIsOutOfSightKeepsItsEnds) {
   Track track = NewTrack(Policy("tau=0.5,recent=0"));
   SplitPrompt(track, 32);
@@ -261,7 +264,8 @@ TEST_F(ChunkBoundaries, WhatIsOutOfSightKeepsItsEnds) {
   EXPECT_EQ(HeldByLane(track)[0], "0*8 8*8 16*8 24*8 32*8 40*4");
 }
 
-// No more are kept than tell apart what is left, in sight of the next decision or not.
+// Ends are dropped once they no longer separate remaining entries, whether or not the next decision
+// sees those.
 TEST_F(ChunkBoundaries, ThoseOfEntriesThatOthersHaveDroppedGo) {
   for (const char* next : {"", "snapkv:tokens=100,window=1+"}) {
     SCOPED_TRACE(next);
@@ -281,8 +285,8 @@ TEST_F(ChunkBoundaries, ThoseOfEntriesThatOthersHaveDroppedGo) {
   }
 }
 
-// Of a layer's two lanes the first takes the memory that there is: the other has all its entries,
-// and its chunks end where they did.
+// The first of a layer's two lanes uses up the memory. The other one keeps its entries and its
+// ends.
 TEST_F(ChunkBoundaries, ALaneThatAChoiceHasNotComeToKeepsItsOwn) {
   int between = 0;
   for (std::uint64_t room = 1024; room < 400'000; room += 1024) {
@@ -317,7 +321,7 @@ TEST_F(ChunkBoundaries, ALaneThatAChoiceHasNotComeToKeepsItsOwn) {
   EXPECT_GT(between, 0);
 }
 
-// The choice fits no more, and is made anew: what its first lane has been merged by is known.
+// The choice no longer fits and is recomputed. The ends found in the first lane are already known.
 TEST_F(ChunkBoundaries, ALaneThatADroppedChoiceCameToKeepsThem) {
   int between = 0;
   for (std::uint64_t room = 1024; room < 400'000; room += 1024) {

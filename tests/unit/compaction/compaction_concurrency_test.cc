@@ -1,5 +1,5 @@
 // Readers resolve and attend while a worker decodes and the daemon's threads encode, seal and swap.
-// What a reader sees is one of the states that were, byte for byte, and stays so while it attends.
+// A reader sees one of the past states, byte for byte, and keeps seeing it while it attends.
 //
 // All threads use one mapping of each memory, so that ThreadSanitizer sees every access.
 
@@ -25,13 +25,13 @@ namespace {
 constexpr int kReaders = 2;
 constexpr int kSequences = 3;
 
-// Sequences that are sealed whole, or of so many short segments that it is done in pieces; these
-// are also cut and asked for, and get other policies, between two pieces.
+// Sequences that are sealed at once, or in pieces because they have many short segments. The latter
+// are also cut, compressed and given other policies between two pieces.
 struct Scene {
-  std::uint64_t tokens;  // of a sequence
-  std::uint64_t prompt;  // the longest
+  std::uint64_t tokens;  // per sequence
+  std::uint64_t prompt;  // maximum length
   bool pieces;
-  std::uint64_t tokens_per_read;  // at least one read for so many
+  std::uint64_t tokens_per_read;  // at least one read per so many tokens
 };
 constexpr Scene kWhole = {.tokens = 450, .prompt = 40, .pieces = false, .tokens_per_read = 10};
 constexpr Scene kPieces = {.tokens = 2600, .prompt = 1300, .pieces = true, .tokens_per_read = 100};
@@ -47,7 +47,7 @@ policies::Policy PolicyOf(const Scene& scene, int sequence, double kept = 0.25) 
 
 class CompactionConcurrency : public testing::Test {
  protected:
-  // One sequence and all that it will ever hold; `tokens` of them it has held at least.
+  // A sequence and all the tokens that it will ever hold. It has held at least `tokens` of them.
   struct Story {
     std::shared_ptr<cache::Sequence> sequence;
     Stamps stamps;
@@ -71,7 +71,7 @@ class CompactionConcurrency : public testing::Test {
     compactor_->TailsMoved(story.sequence);
   }
 
-  // What a reader does in a step: pins, resolves until lanes and version belong together, attends.
+  // One step of a reader: pins, resolves until lanes and version belong together, attends.
   std::string ReadOnce(TestRandom& random, shm::Word& slot) {
     Story& story = *stories_[random.Below(kSequences)];
     const std::uint64_t least = story.tokens.load();
@@ -105,7 +105,7 @@ class CompactionConcurrency : public testing::Test {
     return Attends(random, view, lane);
   }
 
-  // Twice: nothing that a pinned reader sees changes under it.
+  // Attends twice: the view of a pinned reader must not change.
   std::string Attends(TestRandom& random, const cache::SequenceView& view,
                       const cache::SequenceView::LaneOf& lane) {
     const kernels::LayerGeometry geometry = model_->geometry(lane.layer);
@@ -133,7 +133,7 @@ class CompactionConcurrency : public testing::Test {
     return outputs[0] == outputs[1] ? "" : "attention over the same view differs";
   }
 
-  // Grows all sequences to their end while readers read; forks come and go.
+  // Grows all sequences to their end while readers read and forks come and go.
   void Grow(const Scene& scene);
 
   void TearDown() override { std::fclose(log_); }
@@ -223,13 +223,13 @@ void CompactionConcurrency::Grow(const Scene& scene) {
           forks.erase(forks.begin());
         }
       }
-      // The readers go on at least as fast.
+      // Readers keep pace.
       while (!stop.load() && reads_.load() < story->tokens.load() / scene.tokens_per_read) {
         std::this_thread::yield();
       }
     }
   }
-  // However slow the machine is: in the end everything is sealed, and has been looked at.
+  // On any machine, everything is sealed and read in the end.
   for (const std::unique_ptr<Story>& story : stories_) {
     compactor_->Compress(story->sequence, {0, 1, true}, [&](absl::Status) { told.fetch_add(1); });
     ++asked;
@@ -237,7 +237,7 @@ void CompactionConcurrency::Grow(const Scene& scene) {
   while (!stop.load() && (told.load() < asked || packed_.load() == 0)) std::this_thread::yield();
   stop.store(true);
   for (std::thread& thread : threads) thread.join();
-  scheduler_.reset();  // what waits is dropped
+  scheduler_.reset();  // drops waiting jobs
   for (const std::string& each : wrong) EXPECT_EQ(each, "");
   EXPECT_EQ(told.load(), asked);
   EXPECT_GT(packed_.load(), 0u);
@@ -259,26 +259,26 @@ void CompactionConcurrency::Grow(const Scene& scene) {
 TEST_F(CompactionConcurrency, EveryReadIsAStateThatWas) { Grow(kWhole); }
 TEST_F(CompactionConcurrency, EveryReadIsAStateThatWasWhileSealsGoOn) { Grow(kPieces); }
 
-// One sequence is sealed while readers attend over it all the time: by whoever asks for it, at a
-// prompt's end, while decoding. In every other round it has a sealed segment, tiles that were
-// encoded with its strategy, and plain rows behind them, all of which are swapped at once.
+// A sequence is sealed while readers attend over it all the time: by a Compress call, at a prompt's
+// end, or while decoding. In every other round it has a sealed segment, tiles encoded with its
+// strategy, and dense rows after them, all of which are swapped at once.
 class Swap : public CompactionConcurrency {
  protected:
-  // What has the lanes sealed.
+  // What triggers the seal.
   enum class Cause { kAsked, kAskedBehindASegment, kPromptsEnd, kDecoding };
   static constexpr int kCauses = 4;
-  // What a reader resolved: other segments, another state.
+  // What a reader resolved: different segments mean a different state.
   using State = std::vector<const std::uint64_t*>;
   using Floats = std::vector<float>;
   struct Round {
     std::shared_ptr<cache::Sequence> sequence;
     std::vector<std::uint16_t> query;
-    std::vector<State> before_state;  // of each lane
-    std::vector<Floats> before;       // what its attention gives then
-    // Of each lane, what a reader got, one after another as far as it changed.
+    std::vector<State> before_state;  // per lane
+    std::vector<Floats> before;       // the attention over it
+    // Per lane, the different results of a reader, in order.
     std::array<std::vector<std::vector<Floats>>, kReaders> seen;
   };
-  // Reads by the state of the lane when they began, and when they were over.
+  // Reads by the state of the lane at their start and at their end.
   struct Counts {
     std::atomic<std::uint64_t> before{0};
     std::atomic<std::uint64_t> across{0};
@@ -330,8 +330,8 @@ class Swap : public CompactionConcurrency {
     return seen.size() <= 2 ? "" : "a third state: a mixture";
   }
 
-  // A prompt, and after a sealed one in every other round tokens that its strategy does not fit:
-  // they wait for one of their own, encoded with the one before meanwhile.
+  // Appends a prompt. In every other round, after its seal, appends tokens that its strategy does
+  // not fit: they are encoded with it provisionally until they get their own.
   void Grow(Round& round, TestRandom& random, Cause cause) {
     const bool behind_a_segment =
         cause == Cause::kAskedBehindASegment || cause == Cause::kPromptsEnd;
@@ -386,7 +386,8 @@ class Swap : public CompactionConcurrency {
                                             .until = *round.sequence->TokensOfLayer(0)});
       WaitUntilIdle();
     } else if (cause == Cause::kDecoding) {
-      // As if the last tile had just come: with no strategy before, it stays plain until then.
+      // As if the last tile had just arrived. Without a previous strategy it stays dense until
+      // then.
       compactor_->TailsMoved(round.sequence);
       WaitUntilIdle();
     } else {
@@ -402,7 +403,7 @@ class Swap : public CompactionConcurrency {
     while (!done.load()) std::this_thread::yield();
   }
 
-  // Readers all the while, from before the swap until after it.
+  // Runs readers from before the swap until after it.
   void SwapWhileReading(Round& round, Cause cause, shm::ControlPage& page) {
     std::atomic<bool> stop{false};
     std::atomic<bool> failed{false};
@@ -428,7 +429,8 @@ class Swap : public CompactionConcurrency {
     for (const std::string& each : wrong) EXPECT_EQ(each, "");
   }
 
-  // Everything that was seen is the one state or the other, and nobody saw the old one again.
+  // Every observed state is the old or the new one, and no reader sees the old one again after the
+  // new one.
   void Check(const Round& round) {
     const auto view = cache::ReadSequence(world_.tenant(), *round.sequence);
     ASSERT_TRUE(view.ok());
@@ -482,7 +484,7 @@ TEST_F(Swap, EveryReadFallsBeforeItOrAfterItOrAcross) {
     ASSERT_NO_FATAL_FAILURE(Check(round));
     ASSERT_FALSE(HasFailure());
     ASSERT_TRUE(world_.tenant().FreeSequence(round.sequence->id()).ok());
-    world_.tenant().epochs().Collect();  // and with what was replaced its raw copies
+    world_.tenant().epochs().Collect();  // and the raw copies of what was replaced
   }
   scheduler_.reset();
   std::printf("%d swaps of %u lanes: reads before %llu, across %llu, after %llu\n", rounds,

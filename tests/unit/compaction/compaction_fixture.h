@@ -1,5 +1,5 @@
-// A node whose sequences are compressed in the background, job by job, with kernels that every
-// machine has.
+// A node whose sequences are compressed by background jobs that the test runs one at a time. Uses
+// kernels that run on every machine.
 #pragma once
 
 #include <cstdio>
@@ -20,7 +20,7 @@ namespace tessera::compaction {
 inline const char* const kTiles = "encode-tiles";
 inline const char* const kSeal = "seal";
 
-// Segments of 256 tokens, or 64 where they are cut while decoding.
+// Segments of 256 tokens, or 64 if cut while decoding.
 inline policies::Policy SmallMosaic() {
   policies::Policy policy;
   policy.text = "mosaic of the test";
@@ -35,18 +35,18 @@ inline policies::Policy Quest() {
   policies::Policy policy;
   policy.text = "quest of the test";
   policy.summaries.emplace();
-  policy.selection.emplace();  // without one nobody looks at summaries
+  policy.selection.emplace();  // summaries are useless without a selection
   return policy;
 }
 
-// A sequence and what it holds.
+// A sequence and its expected content.
 struct Track {
   std::shared_ptr<cache::Sequence> sequence;
-  Stamps stamps;  // the committed tail included
+  Stamps stamps;  // including the committed tail
   std::optional<cache::TestWorker::OpenTail> tail;
 };
 
-// The form of a segment as a reader sees it: "16 kept: 256", "plain: 20", "summed up: 32".
+// The form of a segment as readers see it: "16 kept: 256", "plain: 20", "summed up: 32".
 inline std::string FormOf(const kernels::SegmentView& segment) {
   const kernels::TileShape& shape = segment.shape;
   const std::string entries = ": " + std::to_string(segment.entries);
@@ -88,7 +88,7 @@ class CompactionFixture : public testing::Test {
     return {*child, parent.stamps, std::nullopt};
   }
 
-  // As a request brings them.
+  // Appends like a request.
   void AppendStamps(Track& track, const Stamps& stamps, bool end_of_prompt = false) {
     const Compactor::Rows rows = {.layers = model_->layers(),
                                   .end_of_prompt = end_of_prompt,
@@ -104,7 +104,7 @@ class CompactionFixture : public testing::Test {
               bool end_of_prompt = false) {
     AppendStamps(track, DrawTokens(tokens, subspace), end_of_prompt);
   }
-  // As a worker decodes through gRPC: a token of one layer at a time.
+  // Decodes through gRPC calls: one token, layer by layer.
   void DecodeByCalls(Track& track, const Stamps& stamps) {
     for (const std::uint64_t stamp : stamps) {
       for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
@@ -125,14 +125,14 @@ class CompactionFixture : public testing::Test {
     track.tail.reset();
     track.stamps.resize(tokens);
   }
-  // From within a job, which the compactor would wait for.
+  // Cuts from within a job, for which the compactor would wait.
   void CutUnderneath(Track& track, std::uint64_t tokens) {
     ASSERT_TRUE(track.sequence->Truncate(tokens).ok());
     track.tail.reset();
     track.stamps.resize(tokens);
   }
 
-  // As a worker writes them, whole tiles at a time and what is left over.
+  // Decodes through the tail: whole tiles and a remainder.
   void DecodeStamps(Track& track, const Stamps& stamps) {
     if (!track.tail.has_value()) track.tail = *worker_->Open(*track.sequence);
     for (const std::uint64_t stamp : stamps) {
@@ -166,7 +166,7 @@ class CompactionFixture : public testing::Test {
     if (*moved > 0) compactor_.TailsMoved(track.sequence);
   }
 
-  // Runs everything that is queued, and what that queues.
+  // Runs all queued jobs, and those that they queue.
   void RunAll() {
     while (scheduler_.RunNext().has_value()) {
     }
@@ -180,11 +180,11 @@ class CompactionFixture : public testing::Test {
     EXPECT_TRUE(view.ok()) << view.status();
     return *std::move(view);
   }
-  // Empty where every lane shows what the track holds, in the forms that its segments say.
+  // Returns an empty string if every lane shows what the track holds, in the forms of its segments.
   std::string Shown(const Track& track) {
     return Differs(View(track), *model_, track.stamps, thinned_from_);
   }
-  // Of the layer's first lane.
+  // The forms of the layer's first lane.
   Forms FormsOf(const Track& track, std::uint32_t layer = 0) {
     const cache::SequenceView view = View(track);
     const std::uint32_t lane = model_->layout().lane(layer, 0);
@@ -199,7 +199,7 @@ class CompactionFixture : public testing::Test {
   std::uint64_t RawBytes() { return world_.raw_copies().used_bytes(pool::MemoryTag::kRawCopies); }
   std::uint64_t Used(pool::MemoryTag tag) { return world_.tenant().account().used_bytes(tag); }
   static constexpr const char* kShortSegments = "segments so short";
-  // Of the log, but for what is said of the tests' segments, which are.
+  // Log lines, except warnings about short segments, which these tests use.
   int LogLines() { return LinesWith("") - LinesWith(kShortSegments); }
   int LinesWith(const char* text) {
     std::fflush(log_);
@@ -217,7 +217,7 @@ class CompactionFixture : public testing::Test {
     return lines;
   }
 
-  // Channels that rows keep before some are made to keep less; 0: none are.
+  // Channels that rows keep before some are reduced; 0: none are reduced.
   std::uint16_t thinned_from_ = 0;
   TestRandom random_;
   std::FILE* log_ = std::tmpfile();

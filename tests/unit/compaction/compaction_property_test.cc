@@ -1,7 +1,7 @@
-// Random operations on sequences with random policies, and jobs in between, one or all, with and
-// without memory, against an oracle that knows every token: at any moment each lane shows exactly
-// its tokens, in order, and every tile is byte for byte what the encoder makes of their raw rows
-// under the form that its segment shows.
+// Random operations on sequences with random policies, with one job or all jobs in between, with
+// and without memory. An oracle knows every token: at any time each lane shows exactly its tokens,
+// in order, and each tile equals the encoding of their raw rows in its segment's form, byte for
+// byte.
 
 #include <algorithm>
 #include <memory>
@@ -26,7 +26,7 @@ struct Story {
   std::uint64_t longest_prompt;
   std::uint64_t most_segment_tiles;
 };
-// Of many short segments: seals are done in pieces.
+// Many short segments: seals run in pieces.
 constexpr Story Pieces(kernels::ElementType type) { return {type, 100, 1400, 3}; }
 constexpr Story Whole(kernels::ElementType type) { return {type, 300, 400, 10}; }
 
@@ -37,12 +37,12 @@ struct Known {
 
 struct Told {
   int times = 0;
-  bool may_fail = false;  // memory was short, or the sequence was freed, while it waited
+  bool may_fail = false;  // memory was short or the sequence was freed while the call waited
   SequenceId sequence;
   absl::Status status;
 };
 
-// A reader that stays pinned and must go on seeing what it saw.
+// A reader that stays pinned and must always see the same rows.
 struct Pinned {
   std::unique_ptr<cache::Tenant::Reader> reader;
   std::shared_ptr<const cache::Model> model;
@@ -58,7 +58,7 @@ class CompactionProperty : public CompactionFixture, public testing::WithParamIn
                world_.Register(cache::MixedModel("mixed " + type, GetParam().type))};
   }
 
-  // ---- operations; each returns what is wrong, or nothing
+  // ---- Operations. Each returns an error text, or an empty string.
 
   std::string Step() {
     if (Short() && random_.OneIn(10)) {
@@ -116,7 +116,7 @@ class CompactionProperty : public CompactionFixture, public testing::WithParamIn
     mosaic.segments.tokens = 32 * random_.Between(1, GetParam().most_segment_tiles);
     mosaic.segments.min_tokens = 32 * random_.Between(1, mosaic.segments.tokens / 32);
     mosaic.segments.loss_window = random_.Between(1, 256);
-    policy.text = "mosaic " + std::to_string(++policies_drawn_);  // by which two are told apart
+    policy.text = "mosaic " + std::to_string(++policies_drawn_);  // makes policies distinguishable
     const absl::Status status = policies::Validate(policy);
     EXPECT_TRUE(status.ok()) << status;
     return policy;
@@ -253,7 +253,7 @@ class CompactionProperty : public CompactionFixture, public testing::WithParamIn
                : "the policy was refused";
   }
 
-  // By a worker, in a form of its own.
+  // Packs by a worker's call, in another form.
   std::string Pack() {
     Known* known = Any();
     if (known == nullptr || !known->policy.dense()) return Compress();
@@ -261,11 +261,11 @@ class CompactionProperty : public CompactionFixture, public testing::WithParamIn
     cache::TestPacking packing = cache::RandomPacking(random_, model, 0, model.layers());
     Say("pack " + Name(*known));
     const absl::Status status = known->track.sequence->Pack(packing.spec, cache::Proceed).status();
-    // Rows may have no place in it.
+    // The form may not be able to hold the rows.
     return status.ok() || absl::IsInvalidArgument(status) ? "" : Refused(status);
   }
 
-  // For a while.
+  // Squeezes memory for a while.
   std::string Squeeze() {
     if (Short()) return "";
     pool::Account& budget = world_.raw_copies();
@@ -304,7 +304,7 @@ class CompactionProperty : public CompactionFixture, public testing::WithParamIn
     return "";
   }
 
-  // ---- oracle
+  // ---- Oracle
 
   std::string Check(bool everything) {
     for (const Known& known : known_) {
@@ -327,7 +327,7 @@ class CompactionProperty : public CompactionFixture, public testing::WithParamIn
     return "";
   }
 
-  // With room and all jobs done nothing waits that need not.
+  // With memory and all jobs done, nothing waits without need.
   std::string CheckAllCompressed() {
     squeezed_.reset();
     raw_squeezed_.reset();
@@ -358,7 +358,7 @@ class CompactionProperty : public CompactionFixture, public testing::WithParamIn
     return Check(/*everything=*/true);
   }
 
-  // Of all segments that some lane has, each once.
+  // The tile bytes of all segments in all lanes, each counted once.
   std::uint64_t TileBytesHeld() const {
     std::set<const cache::Segment*> seen;
     std::uint64_t bytes = 0;

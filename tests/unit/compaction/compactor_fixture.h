@@ -1,4 +1,4 @@
-// A compactor, who asks it, and a budget and a clock in the test's hands.
+// A compactor with callers, and a budget and clock that the test controls.
 #pragma once
 
 #include <functional>
@@ -9,7 +9,7 @@
 
 namespace tessera::compaction {
 
-// Calls back when it is asked for the time: a choice is timed before and after it is made.
+// Calls back when the time is read, which happens before and after a choice is made.
 class TellingClock final : public Clock {
  public:
   TimePoint Now() const override {
@@ -31,7 +31,7 @@ class CompactorTest : public CompactionFixture {
   CompactorTest() = default;
   using CompactionFixture::CompactionFixture;
 
-  // What Compress tells, and how often.
+  // Results of Compress calls, and their number.
   struct Told {
     int times = 0;
     absl::Status status;
@@ -48,7 +48,7 @@ class CompactorTest : public CompactionFixture {
     EXPECT_EQ(told.times, 1);
     EXPECT_EQ(told.status.code(), code) << told.status;
   }
-  // Leaves room for so many bytes of raw copies.
+  // Leaves room for this many bytes of raw copies.
   pool::Charge SqueezeRaw(std::uint64_t room) {
     pool::Account& budget = world_.raw_copies();
     return *budget.Reserve(pool::MemoryTag::kPoolExtents,

@@ -1,4 +1,4 @@
-// A sequence in every state that compaction can leave it in: forked, cut and freed there.
+// Sequences in every state that compaction can leave them in: forked, cut and freed there.
 
 #include <functional>
 #include <memory>
@@ -9,7 +9,7 @@
 namespace tessera::compaction {
 namespace {
 
-// Every state that a lane can be in; each is forked, cut and freed.
+// Each possible state of a lane; each is forked, cut and freed.
 class InEveryState : public CompactorTest, public testing::WithParamInterface<int> {
  protected:
   Track Reach() {

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint64_t kRawTile = 2 * 32 * 64 * 2;  // K and V of a lane's tile, bf16
 
-// ---- prompts
+// ---- Prompts
 
 TEST_F(CompactorTest, ThePromptsEndIsSealed) {
   Track track = NewTrack(SmallMosaic());
@@ -43,12 +43,12 @@ TEST_F(CompactorTest, ALongPromptIsSealedSegmentBySegmentAsItComes) {
   EXPECT_TRUE(scheduler_.Queued().empty());
   Append(track, 400, 1);
   EXPECT_EQ(scheduler_.Queued(), (Forms{kSeal, kSeal}));
-  Append(track, 100, 2);  // one seal of a lane waits at a time
+  Append(track, 100, 2);  // at most one seal per lane waits
   EXPECT_EQ(scheduler_.Queued(), (Forms{kSeal, kSeal}));
   RunAll();
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 256", "16 kept: 256", "plain: 188"}));
   EXPECT_EQ(Shown(track), "");
-  // What stayed plain is appended to.
+  // Appends to the dense remainder.
   Append(track, 20, 2);
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 256", "16 kept: 256", "plain: 208"}));
   Append(track, 60, 2, /*end_of_prompt=*/true);
@@ -76,7 +76,7 @@ TEST_F(CompactorTest, LayersAreCompressedByThemselves) {
   EXPECT_FALSE(view.segments[2].shape.packed());
 }
 
-// ---- decoding
+// ---- Decoding
 
 TEST_F(CompactorTest, NewTilesTakeTheStrategyBeforeUntilTheyLoseTooMuch) {
   Track track = NewTrack(SmallMosaic());
@@ -91,13 +91,13 @@ TEST_F(CompactorTest, NewTilesTakeTheStrategyBeforeUntilTheyLoseTooMuch) {
   EXPECT_EQ(Used(pool::MemoryTag::kRotations), rotations);  // shared
   EXPECT_GE(RawBytes(), 2 * kRawTile);
   EXPECT_EQ(counters().tiles_encoded, 2u);
-  // The segment grows; the loss is small.
+  // The segment grows, as the loss is small.
   Decode(track, 64, 1);
   RunAll();
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 100", "16 kept: 96"}));
   EXPECT_EQ(counters().segments_sealed, 2u);
   EXPECT_EQ(Shown(track), "");
-  // Rows that the strategy does not fit.
+  // Rows that do not fit the strategy.
   Decode(track, 64, 2);
   while (scheduler_.RunFirst(kTiles)) {
   }
@@ -162,7 +162,8 @@ TEST_F(CompactorTest, WithoutAStrategyBeforeTilesStayPlainUntilTheMinimum) {
   EXPECT_EQ(Shown(track), "");
 }
 
-// A closed tail leaves rows that fill no tile: they stay plain, and go with those that follow.
+// A closed tail leaves rows that do not fill a tile. They stay dense, and are encoded together with
+// later ones.
 TEST_F(CompactorTest, RowsThatFillNoTileWait) {
   Track track = NewTrack(SmallMosaic());
   Append(track, 100, 1, true);
@@ -182,7 +183,7 @@ TEST_F(CompactorTest, RowsThatFillNoTileWait) {
   EXPECT_EQ(Shown(track), "");
 }
 
-// ---- the budget of raw copies
+// ---- Budget of raw copies
 
 class SmallBudget : public CompactorTest {
  protected:
@@ -217,20 +218,20 @@ TEST_F(SmallBudget, AShortRunGivesUpItsRawRowsForAsManyTokensAsASegmentHasAtLeas
     const pool::Charge rest = SqueezeRaw(0);
     Decode(track, 32, 2);
     RunAll();
-    // The run is just long enough.
+    // The run just reaches the minimum length.
     EXPECT_EQ(counters().segments_sealed, 4u);
     const pool::Charge again = SqueezeRaw(0);  // the seal has made room
     Decode(track, 32, 1);
     RunAll();
     EXPECT_EQ(counters().raw_rows_dropped, 2 * 32u);
     EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 100", "16 kept: 64", "16 kept: 32"}));
-    // However long it is, and whatever it loses.
+    // For any length and any loss.
     Decode(track, 64, 3);
     RunAll();
     EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 100", "16 kept: 64", "16 kept: 96"}));
     EXPECT_EQ(counters().segments_sealed, 4u);
     EXPECT_EQ(Shown(track), "");
-    // Then it is the budget's turn again.
+    // Then the budget decides again.
     Decode(track, 96, 3);
     RunAll();
     EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 100", "16 kept: 64", "16 kept: 96", "16 kept: 96"}));
@@ -262,7 +263,7 @@ TEST_F(SmallBudget, RawRowsThatAForkSharesAreGivenUpForBoth) {
   const pool::Charge rest = SqueezeRaw(0);
   Decode(child, 32, 1);
   RunAll();
-  // What the first lane gave up, and does not keep now, is room for the second.
+  // The room released by the first lane is used by the second.
   EXPECT_EQ(counters().raw_rows_dropped, 64 + 32u);
   EXPECT_EQ(Shown(parent), "");
   EXPECT_EQ(Shown(child), "");
@@ -276,7 +277,7 @@ TEST_F(SmallBudget, RawRowsThatAForkSharesAreGivenUpForBoth) {
   EXPECT_EQ(Shown(parent), "");
 }
 
-// Readers that are at work on what was replaced keep its tiles, not its raw copies.
+// Readers of replaced rows keep their tiles alive, but not their raw copies.
 TEST_F(CompactorTest, RawRowsGoWithTheSealWhoeverReads) {
   policies::Policy policy = SmallMosaic();
   policy.mosaic->segments.min_tokens = 128;
@@ -296,7 +297,7 @@ TEST_F(CompactorTest, RawRowsGoWithTheSealWhoeverReads) {
   seal(parent);
   EXPECT_EQ(RawBytes(), 0u);
   EXPECT_TRUE(shm::Unpin(slot, pin));
-  // A fork that waits with the same ones keeps them.
+  // A fork that waits with the same raw copies keeps them.
   Decode(parent, 64, 1);
   RunAll();
   const Track child = Fork(parent);
@@ -310,7 +311,7 @@ TEST_F(CompactorTest, RawRowsGoWithTheSealWhoeverReads) {
   EXPECT_EQ(Shown(child), "");
 }
 
-// ---- block summaries
+// ---- Block summaries
 
 TEST_F(CompactorTest, SummariesGrowTileByTile) {
   Track track = NewTrack(Quest());
@@ -358,12 +359,12 @@ TEST_F(CompactorTest, AnExplicitPackingEndsTheGrowthOfSummaries) {
   EXPECT_EQ(Shown(track), "");
 }
 
-// ---- who asks is told
+// ---- Results for callers
 
 TEST_F(CompactorTest, WhoAsksIsToldOnce) {
   Track dense = {world_.NewSequence(worker_->session(), *model_), {}, std::nullopt};
   Append(dense, 50, 1);
-  ExpectTold(*Compress(dense));  // has no policy: there is nothing to do
+  ExpectTold(*Compress(dense));  // without a policy there is nothing to do
   ASSERT_TRUE(compactor_.SetPolicy(*dense.sequence, policies::Policy()).ok());
   ExpectTold(*Compress(dense));
 
@@ -414,7 +415,7 @@ TEST_F(SmallTenant, WhoAsksIsToldWhatWentWrong) {
   }
 }
 
-// A seal of the same lane that nobody waits for comes first and fails.
+// A seal of the same lane that no caller waits for runs first and fails.
 TEST_F(SmallTenant, WhoAsksIsToldWhatWentWrongWithWorkThatWasQueuedBefore) {
   Track track = NewTrack(SmallMosaic());
   Append(track, 300, 1);
@@ -441,7 +442,7 @@ TEST_F(CompactorTest, WorkOfASchedulerThatEndsIsTold) {
   EXPECT_EQ(told, 1);
 }
 
-// ---- values that a form cannot hold
+// ---- Values that a form cannot hold
 
 TEST_F(CompactorTest, RowsThatFp16CannotHoldStayPlain) {
   policies::Policy policy = SmallMosaic();
@@ -457,7 +458,7 @@ TEST_F(CompactorTest, RowsThatFp16CannotHoldStayPlain) {
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 256", "plain: 32"}));
   EXPECT_EQ(Shown(track), "");
   EXPECT_EQ(LogLines(), 0);
-  // Those behind them are encoded again.
+  // Later rows are encoded again.
   Decode(track, 32, 1);
   RunAll();
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 256", "plain: 32", "16 kept: 32"}));
@@ -473,7 +474,8 @@ TEST_F(CompactorTest, RowsThatFp16CannotHoldStayPlain) {
   EXPECT_EQ(RawBytes(), 0u);
 }
 
-// Nothing comes back to a provisional run behind which rows stay plain for good.
+// A provisional run before rows that stay dense for good is never re-encoded, so its raw copies are
+// dropped.
 TEST_F(CompactorTest, RawRowsThatNothingComesBackToAreNotKept) {
   policies::Policy policy = SmallMosaic();
   policy.mosaic->strategy.values = kernels::ValueType::kFp16;

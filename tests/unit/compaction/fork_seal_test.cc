@@ -1,4 +1,5 @@
-// Sequences that share rows which wait for a strategy: one makes it, the others take it over.
+// Forks that share rows waiting for a strategy: one sequence seals them, the others adopt the
+// result.
 
 #include <utility>
 #include <vector>
@@ -20,7 +21,7 @@ class ForkSeal : public CompactorTest {
     track.stamps.resize(track.sequence->Describe(false).tokens);
     return track;
   }
-  // The tiles of a lane's segments, by their tables.
+  // The tiles of a lane's segments, as in their tables.
   std::vector<std::uint64_t> TablesOf(const Track& track) {
     std::vector<std::uint64_t> tables;
     const auto runs = track.sequence->LookAt(0, /*whole=*/true);
@@ -54,7 +55,7 @@ TEST_F(ForkSeal, ForksOfAPromptThatWaitsShareWhatBecomesOfIt) {
     EXPECT_EQ(track.sequence->OpenEntries(0), 0u);
   }
   EXPECT_EQ(counters().segments_sealed, 3 * lanes) << "of 256, 256 and 88 tokens, once";
-  // What is shared stays while somebody holds it, and no longer.
+  // Shared tiles live until their last sequence is freed.
   while (all.size() > 1) {
     ASSERT_NO_FATAL_FAILURE(Free(all.back()));
     all.pop_back();
@@ -64,7 +65,7 @@ TEST_F(ForkSeal, ForksOfAPromptThatWaitsShareWhatBecomesOfIt) {
   EXPECT_EQ(Used(pool::MemoryTag::kTiles), 0u);
 }
 
-// A fork that has gone on meanwhile takes over the prompt, and keeps its own rows.
+// A fork that has continued adopts the sealed prompt and keeps its own rows.
 TEST_F(ForkSeal, WhatAForkHasDecodedIsItsOwn) {
   Track parent = NewTrack(SmallMosaic());
   Append(parent, 300, 1, /*end_of_prompt=*/true);
@@ -86,7 +87,7 @@ TEST_F(ForkSeal, WhatAForkHasDecodedIsItsOwn) {
   }
 }
 
-// One under a policy that packs nothing wants no raw copies; its parent does.
+// A fork whose policy packs nothing needs no raw copies; its parent does.
 TEST_F(ForkSeal, AForkUnderAnotherPolicyTakesNothingFromItsParent) {
   Track parent = NewTrack(SmallMosaic());
   Append(parent, 128, 1, /*end_of_prompt=*/true);
@@ -107,7 +108,8 @@ TEST_F(ForkSeal, AForkUnderAnotherPolicyTakesNothingFromItsParent) {
   ASSERT_TRUE(compactor_.SetPolicy(*parent.sequence, policies::Policy()).ok());
 }
 
-// Who seals first does so for those of its own policy, and keeps nobody else from it.
+// The first one to seal does so for sequences of the same policy, and does not keep others from
+// sealing.
 TEST_F(ForkSeal, ForksUnderAnotherPolicyShareAmongThemselves) {
   Track parent = NewTrack(SmallMosaic());
   Append(parent, 600, 1, /*end_of_prompt=*/true);
@@ -124,7 +126,7 @@ TEST_F(ForkSeal, ForksUnderAnotherPolicyShareAmongThemselves) {
   EXPECT_EQ(counters().segments_sealed, 2 * 3 * model_->lanes());
 }
 
-// A shorter fork has the segments that lie within it, and its own end.
+// A shorter fork adopts the segments that lie within it, and seals its own end.
 TEST_F(ForkSeal, AForkThatWasCutTakesWhatIsWhollyItsOwn) {
   Track parent = NewTrack(SmallMosaic());
   Append(parent, 600, 1, /*end_of_prompt=*/true);
@@ -153,8 +155,7 @@ TEST_F(ForkSeal, AnotherPolicyTakesNothingOver) {
   EXPECT_NE(FormsOf(parent), FormsOf(fork));
 }
 
-// Rows that were cut off and others written in their place, in the same tiles: what the first ones
-// became is not for these.
+// Rows that were cut and replaced in the same tiles do not adopt what the old rows became.
 TEST_F(ForkSeal, RowsThatWereWrittenAnewAreSealedAnew) {
   Track parent = NewTrack(SmallMosaic());
   Append(parent, 200, 1);
@@ -162,7 +163,7 @@ TEST_F(ForkSeal, RowsThatWereWrittenAnewAreSealedAnew) {
   const auto told = Compress(parent);
   RunAll();
   ExpectTold(*told);
-  // Alone with the rows as they came, the fork may write behind its cut.
+  // Once it alone uses the raw rows, the fork may overwrite those after its cut.
   const std::vector<std::uint64_t> tables = TablesOf(fork);
   Truncate(fork, 40);
   Collect();
@@ -177,7 +178,7 @@ TEST_F(ForkSeal, RowsThatWereWrittenAnewAreSealedAnew) {
   EXPECT_NE(TablesOf(parent)[0], TablesOf(fork)[0]);
 }
 
-// One that was cut makes less of the rows: the next one has what the parent made of all of them.
+// A fork that was cut seals fewer rows. The next fork adopts what the parent made of all of them.
 TEST_F(ForkSeal, WhatWasMadeOfMoreRowsIsWhatStays) {
   Track parent = NewTrack(SmallMosaic());
   Append(parent, 600, 1, /*end_of_prompt=*/true);
@@ -201,7 +202,7 @@ TEST_F(ForkSeal, AValueThatDoesNotFitIsItsOwnHoldersAffair) {
   Track parent = NewTrack(halves);
   Append(parent, 256, 1, /*end_of_prompt=*/true);
   RunAll();
-  Append(parent, 200, 1);  // a part of the next prompt
+  Append(parent, 200, 1);  // the first part of the next prompt
   Track fork = Fork(parent);
   Stamps stamps = DrawTokens(64, 1);
   stamps[3] |= kHuge;

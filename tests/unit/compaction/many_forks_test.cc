@@ -1,5 +1,5 @@
-// Sequences that are forked at every token, or at every tile: they go on, in few segments, whatever
-// their policy makes of rows, and what the forks held comes back with them.
+// Sequences that are forked at every token or tile: they continue with few segments under any
+// policy, and the memory of the forks is freed with them.
 
 #include <algorithm>
 #include <cctype>
@@ -57,7 +57,7 @@ class ManyForks : public CompactorTest {
 
 class OfEveryPolicy : public ManyForks, public testing::WithParamInterface<const char*> {
  protected:
-  // Full tiles of another form are pieces of their own where a fork came between them.
+  // Full tiles of another form are separate segments if a fork came between them.
   static std::uint64_t MostSegments(const Track& track) {
     const bool sums_up = std::string(GetParam()) == "quest:dense_layers=0";
     return 32 + track.stamps.size() / (sums_up ? kTile : 512);
@@ -78,7 +78,7 @@ TEST_P(OfEveryPolicy, AForkPerTokenCostsFewSegments) {
   }
   EXPECT_EQ(Shown(track), "");
   EXPECT_EQ(Shown(*last), "");
-  // What is left of the forks is gone with them: a partial tile for each segment is the most.
+  // After the forks are freed, at most a partial tile per segment remains.
   Free(*last);
   Collect();
   EXPECT_LE(Used(pool::MemoryTag::kTiles),
@@ -89,7 +89,7 @@ TEST_P(OfEveryPolicy, AForkPerTokenCostsFewSegments) {
   ExpectAnotherToken(track);
 }
 
-// One behind the other, as a beam goes: each is its parent's heir.
+// A chain like in beam search: each fork continues from the previous one.
 TEST_P(OfEveryPolicy, AChainOfForksCostsFewSegments) {
   Track track = NewTrack(*policies::ParsePolicy(GetParam()));
   while (track.stamps.size() < shm::kMaxSegments + 500) {
@@ -118,7 +118,7 @@ INSTANTIATE_TEST_SUITE_P(Policies, OfEveryPolicy,
                            return name;
                          });
 
-// All of them live: what they share of one another is in pieces of as many rows.
+// All forks are alive: shared rows are in segments of as many rows.
 TEST_F(ManyForks, ThatLiveHoldNoMoreThanTheirOwnRows) {
   Track track = NewTrack(*policies::ParsePolicy("dense"));
   std::vector<Track> forks;
@@ -127,7 +127,7 @@ TEST_F(ManyForks, ThatLiveHoldNoMoreThanTheirOwnRows) {
     forks.push_back(Fork(track));
   }
   EXPECT_LE(SegmentsOf(track), 16u);
-  // A tile for each fork, as for a row in a segment of its own.
+  // One tile per fork, as for a separate segment with one row.
   EXPECT_LE(Used(pool::MemoryTag::kTiles), (300 + track.stamps.size() / kTile + 16) * TileBytes());
   for (const Track& fork : forks) ASSERT_EQ(Shown(fork), "");
   for (Track& fork : forks) Free(fork);
@@ -136,7 +136,7 @@ TEST_F(ManyForks, ThatLiveHoldNoMoreThanTheirOwnRows) {
   EXPECT_EQ(Shown(track), "");
 }
 
-// A long shared head is nobody's to copy.
+// A long shared prefix is not copied.
 TEST_F(ManyForks, LongSegmentsStayShared) {
   Track track = NewTrack(*policies::ParsePolicy("dense"));
   Append(track, 5000, 1, true);
@@ -155,7 +155,7 @@ TEST_F(ManyForks, LongSegmentsStayShared) {
   for (const Track& fork : forks) EXPECT_EQ(Shown(fork), "");
 }
 
-// Many pieces are put together once, and not by each of those who fork them.
+// Many small segments are merged once, not by every fork.
 TEST_F(ManyForks, ShareWhatWasInManyPieces) {
   for (const std::uint32_t pieces : {15u, 16u, 40u}) {
     Track track = NewTrack(*policies::ParsePolicy("dense"));
@@ -184,7 +184,7 @@ TEST_F(ManyForks, ShareWhatWasInManyPieces) {
   }
 }
 
-// Segments of another form that forks keep from growing are joined when somebody asks.
+// Segments of another form that forks keep from growing are joined by a Compress call.
 TEST_F(ManyForks, CompressMakesRoomWhereALaneIsFull) {
   Track track = NewTrack(Quest());
   std::optional<Track> last;
@@ -211,7 +211,7 @@ TEST_F(ManyForks, CompressMakesRoomWhereALaneIsFull) {
   }
   EXPECT_EQ(Shown(*last), "");
   ExpectAnotherToken(track);
-  // Few segments stay as they are, and shared.
+  // Few segments stay unchanged and shared.
   const std::uint32_t segments = SegmentsOf(track);
   Track fork = Fork(track);
   const std::shared_ptr<Told> again = Compress(track);
@@ -223,7 +223,7 @@ TEST_F(ManyForks, CompressMakesRoomWhereALaneIsFull) {
 class LittleRoom : public ManyForks {
  protected:
   LittleRoom() : ManyForks(64 << 20) {}
-  // So much for who comes now.
+  // Leaves this much memory for later operations.
   pool::Charge LeaveRoom(std::uint64_t bytes) {
     auto& account = const_cast<pool::Account&>(world_.tenant().account());
     absl::StatusOr<pool::Charge> charge = account.Reserve(
@@ -253,16 +253,16 @@ TEST_F(LittleRoom, CompressJoinsByPortions) {
     RunAll();
     ExpectTold(*told);
   }
-  // The rest when what these gave back is free.
+  // Joins the rest once the memory of these is free.
   EXPECT_LE(SegmentsOf(track), cache::kCrowded);
   EXPECT_EQ(Shown(track), "");
 }
 
-// With room for some of the copies an append goes on without them, as it does with room for none.
+// With room for only some of the copies an append continues without them, as it does without any
+// room.
 TEST_F(LittleRoom, MoreIsNeverTooLittle) {
   model_ = world_.Register(cache::SmallModel("four lanes", 2, 2));
-  std::optional<std::uint64_t>
-      bare;  // what it takes behind a full tile, of which nothing is copied
+  std::optional<std::uint64_t> bare;  // its need after a full tile, where nothing is copied
   for (const std::uint32_t rows : {32u, 31u, 5u}) {
     Track track = NewTrack(*policies::ParsePolicy("dense"));
     ASSERT_TRUE(DecodeByCall(track, DrawTokens(rows, 1)).ok());
@@ -287,8 +287,7 @@ TEST_F(LittleRoom, MoreIsNeverTooLittle) {
   }
 }
 
-// Nor does a fork take room for copies of what its parent holds in many pieces that its own tail
-// needs.
+// Nor does a fork spend the room that its tail needs on copying its parent's small segments.
 TEST_F(LittleRoom, AForkNeedsNoMoreForWhatIsInManyPieces) {
   std::optional<std::uint64_t> needed;
   for (const std::uint32_t pieces : {1u, 16u}) {
@@ -305,7 +304,7 @@ TEST_F(LittleRoom, AForkNeedsNoMoreForWhatIsInManyPieces) {
       ASSERT_EQ(SegmentsOf(track), pieces);
       absl::StatusOr<std::shared_ptr<cache::Sequence>> child = absl::UnknownError("");
       {
-        const cache::Tenant::Reader pinned(world_.tenant());  // nothing comes back meanwhile
+        const cache::Tenant::Reader pinned(world_.tenant());  // nothing is freed meanwhile
         const pool::Charge others = LeaveRoom(room);
         child = world_.tenant().Fork(worker_->session(), track.sequence->id());
       }
@@ -325,7 +324,7 @@ TEST_F(LittleRoom, AForkNeedsNoMoreForWhatIsInManyPieces) {
   }
 }
 
-// ---- anything in any order
+// ---- Random operations
 
 class ForksProperty : public ManyForks, public testing::WithParamInterface<const char*> {
  protected:
@@ -346,7 +345,7 @@ class ForksProperty : public ManyForks, public testing::WithParamInterface<const
       Decode(tracks_[at], random_.Between(1, 40), 1);
     } else if (dice < 78) {
       Track child = Fork(tracks_[at]);
-      // Its parent's heir, or its sibling.
+      // The child replaces its parent or another sequence, or is added.
       if (tracks_.size() >= 8 || random_.OneIn(2)) {
         const std::size_t goes = random_.OneIn(2) ? at : random_.Below(tracks_.size());
         Free(tracks_[goes]);
@@ -389,7 +388,8 @@ TEST_P(ForksProperty, EveryLaneShowsItsRowsAndAllMemoryComesBack) {
                                   : std::string(GetParam()) == "quest" ? Quest()
                                                                        : policies::Policy();
   tracks_.push_back(NewTrack(policy));
-  const int steps = policy.mosaic.has_value() ? 400 : 1200;  // what was packed is packed again
+  // Slow, because packed rows are packed again.
+  const int steps = policy.mosaic.has_value() ? 400 : 1200;
   for (int step = 0; step < steps; ++step) {
     ASSERT_NO_FATAL_FAILURE(Step()) << step;
     const Track& any = random_.Pick(tracks_);

@@ -48,7 +48,7 @@ class ObservationTest : public testing::Test {
   absl::Status Take(const ShownLayer& shown, const policies::Needs& needs = kAll) {
     return observation_.Take(shown, needs, *model_, operations_, budget_);
   }
-  // Refused, and nothing has come of it.
+  // Refused, without any effect.
   void ExpectRefused(const ShownLayer& shown, const std::string& named,
                      const policies::Needs& needs = kAll,
                      absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
@@ -60,7 +60,7 @@ class ObservationTest : public testing::Test {
     EXPECT_EQ(observation_.bytes(), bytes);
     EXPECT_EQ(budget_.used_bytes(), charged);
   }
-  // As a worker does that says of which tokens these are the strongest.
+  // Reports the strongest queries and the tokens that they were selected from, like a worker.
   absl::Status TakeStrongest(std::uint64_t first, const std::vector<std::uint64_t>& of_each_head,
                              bool all = false) {
     std::vector<std::uint64_t> positions;
@@ -78,7 +78,7 @@ class ObservationTest : public testing::Test {
     if (queries.empty()) return {};
     return {queries[head].positions.begin(), queries[head].positions.end()};
   }
-  // Of `of`, row `row`, each of kDim elements.
+  // Whether row `index` equals row `row` of `of`, each of kDim elements.
   bool IsRow(std::uint32_t head, std::size_t index, std::size_t row) const {
     return std::memcmp(observation_.queries()[head].rows + index * kDim * 4, &rows_[row * kDim],
                        kDim * 4) == 0;
@@ -102,15 +102,15 @@ TEST_F(ObservationTest, TakesWhatThePolicyAsksForAndNotOneRowMore) {
   ExpectRefused(Last(0, 1), "asks for none", {.attention_sums = true});
   ExpectRefused(Sums(0, 100), "asks for none", {.last_queries = 8});
   ExpectRefused(Sums(1, 100), "up to position 101");
-  // More than a twentieth: another worker may go on.
+  // More than a twentieth is allowed, since another worker may continue, but not more than all.
   ExpectRefused(Norm(101, std::vector<std::uint64_t>(404)),
                 "101 queries by norm; of 100 tokens the policy asks for 100 at most");
-  // Where every query counts, all there are.
+  // If every query counts, all are kept.
   EXPECT_TRUE(Take(Last(60, 40), {.decode_queries = true}).ok());
   ExpectRefused(Last(0, 101), "last queries", {.decode_queries = true});
 }
 
-// Piece by piece there is room for all that there is room for at once.
+// Uploading in pieces needs no more room than uploading at once.
 TEST_F(ObservationTest, WhatComesInPiecesTakesNoMoreRoom) {
   constexpr std::uint64_t kPiece = 16;
   constexpr std::uint64_t kPieces = 64;
@@ -127,7 +127,7 @@ TEST_F(ObservationTest, WhatComesInPiecesTakesNoMoreRoom) {
     ASSERT_TRUE(status.ok()) << status << ", piece " << i;
     EXPECT_EQ(budget.used_bytes(), (i + 1) * (all / kPieces));
   }
-  // Once more: nothing is held twice, and what a copy has stays its own.
+  // A repetition holds nothing twice, and a copy is independent.
   const Observation copy = observation;
   pool::Account more("more", 2 * all);
   ShownLayer again = {.tokens = kPieces * kPiece};
@@ -179,7 +179,7 @@ TEST_F(ObservationTest, ABudgetThatIsSpentIsChargedNothing) {
   EXPECT_EQ(budget_.used_bytes(), 0u);
 }
 
-// A call that failed behind it shows everything again.
+// After a failed call the worker uploads everything again.
 TEST_F(ObservationTest, WhatIsShownAgainNeedsNoRoom) {
   pool::Charge rest = *budget_.Reserve(pool::MemoryTag::kRawCopies,
                                        100'000 - 8 * kHeads * 264 - kLanes * 100 * sizeof(float));
@@ -199,7 +199,7 @@ TEST_F(ObservationTest, LaterRowsTakeThePlaceOfEarlierOnes) {
   EXPECT_TRUE(IsRow(2, 5, 5 * kHeads + 2));
   EXPECT_TRUE(IsRow(2, 6, 20 * kHeads + 2));
   EXPECT_TRUE(IsRow(2, 9, 23 * kHeads + 2));
-  // The same by norm, between those.
+  // The same for rows by norm, between those.
   const std::uint64_t charged = budget_.used_bytes();
   for (int i = 0; i < 50; ++i) ASSERT_TRUE(Take(again).ok());
   EXPECT_LE(budget_.used_bytes(), charged + 4 * kHeads * 264) << "charged again and again";
@@ -208,7 +208,7 @@ TEST_F(ObservationTest, LaterRowsTakeThePlaceOfEarlierOnes) {
 TEST_F(ObservationTest, ForgetsWhatWasDecidedAboutAndWhatWasCutOff) {
   ASSERT_TRUE(Take(Last(80, 10)).ok());
   ASSERT_TRUE(Take(Sums(10, 80)).ok());
-  observation_.ForgetFrom(90);  // nothing is there
+  observation_.ForgetFrom(90);  // there is none
   EXPECT_EQ(observation_.SumsAt(1, std::vector<std::uint64_t>{10, 89}),
             (std::vector<float>{sums_[80], sums_[159]}));
   EXPECT_TRUE(observation_.SumsAt(1, std::vector<std::uint64_t>{9, 10}).empty());
@@ -225,7 +225,7 @@ TEST_F(ObservationTest, ForgetsWhatWasDecidedAboutAndWhatWasCutOff) {
   EXPECT_EQ(budget_.used_bytes(), 0u);
 }
 
-// Until one of the two changes, memory is shared, and charged once.
+// Memory is shared and charged once until one of the two changes.
 TEST_F(ObservationTest, AForkIsShownTheSame) {
   ASSERT_TRUE(Take(Last(80, 10)).ok());
   const std::uint64_t charged = budget_.used_bytes();
@@ -236,12 +236,12 @@ TEST_F(ObservationTest, AForkIsShownTheSame) {
   EXPECT_EQ(budget_.used_bytes(), charged + charged * 3 / 10);
   EXPECT_EQ(PositionsOf(1).size(), 10u);
   EXPECT_TRUE(IsRow(1, 9, 9 * kHeads + 1));
-  // No room for what is left of it: forgotten, in that fork alone.
+  // No room for its remaining rows: they are dropped in that fork only.
   pool::Charge rest = *budget_.Reserve(pool::MemoryTag::kRawCopies, 100'000 - budget_.used_bytes());
   forks[1].ForgetBefore(85);
   EXPECT_EQ(forks[1].bytes(), 0u);
   EXPECT_EQ(forks[2].queries()[1].positions.size(), 10u);
-  // Who has it alone needs no room.
+  // Without sharing no room is needed.
   forks.erase(forks.begin() + 1, forks.end());
   observation_.ForgetBefore(85);
   EXPECT_EQ(PositionsOf(1), (std::vector<std::uint64_t>{85, 86, 87, 88, 89}));
@@ -253,7 +253,7 @@ TEST_F(ObservationTest, AForkIsShownTheSame) {
   EXPECT_EQ(budget_.used_bytes(), 0u);
 }
 
-// ---- how many of the strongest are known
+// ---- How many of the strongest are known
 
 constexpr std::uint64_t kEvery = ~std::uint64_t{0};
 
@@ -264,11 +264,11 @@ TEST_F(ObservationTest, AsManyAreKnownAsWereShownOfAnyTokens) {
   EXPECT_EQ(observation_.FirstWithoutNorms(5, kTokens), kTokens);
   ASSERT_TRUE(Take(Last(90, 10)).ok());
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), 3u) << "the newest need not be strong";
-  // The same worker again, which has seen more.
+  // The same worker again, which has observed more.
   ASSERT_TRUE(TakeStrongest(0, {3, 40, 70, 71, 99}).ok());
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), 5u);
-  // One that goes on behind it: no more of the first tokens are known by that, whatever is of
-  // these.
+  // A worker that continues afterwards: it adds nothing to what is known of the first tokens,
+  // whatever it reports of them.
   ASSERT_TRUE(TakeStrongest(72, {72, 73, 74, 75, 76, 77, 99}).ok());
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), 4u);
   EXPECT_EQ(observation_.NormsKnown(72, kTokens), 7u);
@@ -294,8 +294,7 @@ TEST_F(ObservationTest, OfFewerTokensThoseOfThemAreKnown) {
   EXPECT_EQ(fork.NormsKnown(0, kTokens), 5u);
 }
 
-// A fork that has no room for what is left of them, and is shown others, does not take these for
-// the strongest.
+// A fork without room for its remaining rows does not mistake new ones for the strongest.
 TEST_F(ObservationTest, RowsThatThereIsNoRoomForAreMissed) {
   ASSERT_TRUE(TakeStrongest(0, {3, 40, 70}, /*all=*/true).ok());
   Observation fork = observation_;
@@ -311,8 +310,8 @@ TEST_F(ObservationTest, RowsThatThereIsNoRoomForAreMissed) {
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), 1u);
 }
 
-// A worker that knows none of them says so; and of rows that are forgotten it stays known that some
-// were shown.
+// A worker that knows none of them says so. After rows are dropped it is still known that some were
+// observed.
 TEST_F(ObservationTest, ThatNoneIsKnownIsKnown) {
   ShownLayer shown = Norm(0, {});
   shown.norm.first_token = 10;
@@ -330,7 +329,7 @@ TEST_F(ObservationTest, ThatNoneIsKnownIsKnown) {
   EXPECT_EQ(budget_.used_bytes(), 0u);
 }
 
-// Tokens whose queries nobody has seen are not passed over.
+// Tokens without observed queries are not skipped.
 TEST_F(ObservationTest, WhatNobodyHasShownIsMissed) {
   const std::vector<std::uint64_t> positions = {3, 5, 3, 5, 3, 5, 3, 5};
   ShownLayer shown = Norm(2, positions);
@@ -344,27 +343,28 @@ TEST_F(ObservationTest, WhatNobodyHasShownIsMissed) {
   EXPECT_EQ(observation_.FirstWithoutNorms(30, kTokens), kTokens);
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), 1u);
   shown.norm.first_token = 4;
-  ExpectRefused(shown, "of position 3; they are the strongest of the tokens from 4 to before 20");
+  ExpectRefused(shown,
+                "has position 3, which is not among the reported tokens from 4 to before 20");
   shown.norm.first_token = 21;
-  ExpectRefused(shown, "of the tokens from 21 to before 20");
+  ExpectRefused(shown, "from 21 to before 20");
 }
 
 TEST_F(ObservationTest, TheStrongestAreOfTheTokensThatTheyAreSaidToBeOf) {
   const std::vector<std::uint64_t> positions = {10, 11, 10, 11, 9, 11, 10, 11};
   ShownLayer shown = Norm(2, positions);
   shown.norm.first_token = 10;
-  ExpectRefused(shown, "of position 9; they are the strongest of the tokens from 10 to before 100");
+  ExpectRefused(shown, "position 9, which is not among the reported tokens from 10 to before 100");
   EXPECT_EQ(observation_.NormsKnown(0, kTokens), kEvery);
 }
 
-// Workers one after another, each of which shows some of the strongest of its tokens; some tokens
-// are taken back, or decided about. As many as are known are the strongest of all.
+// Several workers in turn, each reporting some of the strongest of its tokens; some tokens are
+// truncated or decided about. The known ones are always the strongest of all.
 TEST_F(ObservationTest, WhatIsKnownIsTheStrongestOfAll) {
   pool::Account budget("budget", 1 << 20);
   std::uint64_t partly = 0;
   for (int round = 0; round < 300; ++round) {
     Observation observation;
-    std::vector<double> norms;  // by token; alike for each head
+    std::vector<double> norms;  // by token; equal for all heads
     std::uint64_t first = 0, own = 0;
     for (int turn = 0; turn < 8; ++turn) {
       const std::uint64_t grown = std::min(kTokens, norms.size() + random_.Between(1, 30));
@@ -398,7 +398,7 @@ TEST_F(ObservationTest, WhatIsKnownIsTheStrongestOfAll) {
         first = random_.Between(first, norms.size());
         observation.ForgetBefore(first);
       }
-      if (random_.OneIn(3)) own = norms.size();  // another worker goes on
+      if (random_.OneIn(3)) own = norms.size();  // another worker continues
       const std::uint64_t known = observation.NormsKnown(first, norms.size());
       std::vector<std::uint64_t> all;
       for (std::uint64_t token = first; token < norms.size(); ++token) all.push_back(token);

@@ -1,5 +1,5 @@
-// Layers that take over what another one has left (`reuse`): of the same tokens they keep the same,
-// whatever came between the two.
+// Layers that adopt the choice of another one (`reuse`) keep the same tokens, whatever happens in
+// between.
 
 #include <memory>
 #include <optional>
@@ -42,7 +42,7 @@ class Reuse : public CompactorTest {
     return *told;
   }
   absl::Status CompressAll(Track& track) { return CompressLayers(track, 0, model_->layers()); }
-  // Layers 0 and 1, and 2 and 3, head by head.
+  // Compares layers 0 and 1, and 2 and 3, head by head.
   void ExpectPairsAlike(const Track& track, std::uint64_t entries) {
     const auto lanes = track.sequence->Describe(cache::Sequence::Detail::kEntries).lanes;
     for (const std::size_t lane : {0, 1, 4, 5}) {
@@ -61,7 +61,7 @@ TEST_F(Reuse, AForkBetweenTheLayersHasTheChoice) {
   AddPrompt(track, 100);
   ASSERT_TRUE(CompressLayers(track, 0, 1).ok());
   Track child = Fork(track);
-  // What layer 2 was shown is the child's, too.
+  // The child inherits the observations of layer 2.
   for (Track* each : {&track, &child}) {
     const absl::Status status = CompressAll(*each);
     EXPECT_TRUE(status.ok()) << status;
@@ -111,7 +111,7 @@ TEST_F(Reuse, ALayerIsNotCompressedBeforeTheOneThatItFollows) {
   ExpectPairsAlike(track, 40);
 }
 
-// Wherever memory runs out, what follows brings the layers together again.
+// Wherever memory runs out, later work brings the layers into agreement.
 TEST_F(Reuse, MemoryThatRunsOutBetweenTheLayersDelaysTheSecond) {
   int between = 0;
   for (std::uint64_t room = 4096; room < 600'000; room += 4096) {
@@ -121,7 +121,8 @@ TEST_F(Reuse, MemoryThatRunsOutBetweenTheLayersDelaysTheSecond) {
     auto& account = const_cast<pool::Account&>(world_.tenant().account());
     const std::uint64_t free = account.limit_bytes() - account.used_bytes();
     auto squeezed = *account.Reserve(pool::MemoryTag::kPoolExtents, free - room);
-    std::optional<cache::Tenant::Reader> reader(world_.tenant());  // what goes is not yet free
+    // Delays the freeing of evicted rows.
+    std::optional<cache::Tenant::Reader> reader(world_.tenant());
     const absl::Status status = CompressAll(track);
     reader.reset();
     Collect();

@@ -1,4 +1,4 @@
-// A node on one kind of device, whose keys token policies look at.
+// A node on one kind of device, whose keys token policies score.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -18,7 +18,7 @@ namespace tessera::compaction {
 
 enum class DeviceKind { kCpu, kGpu };
 
-// A node on one kind of device, and what is asked of that.
+// A node on one kind of device, and helpers to query it.
 class TestNode {
  public:
   explicit TestNode(DeviceKind kind)

@@ -1,4 +1,4 @@
-// Greedy seed clustering against its definition.
+// Greedy seed clustering, compared with its definition.
 #include "daemon/policies/tokens/shared/cluster.h"
 
 #include <gmock/gmock.h>
@@ -48,7 +48,7 @@ std::vector<std::uint32_t> PlainSeeds(const std::vector<TestRows>& lanes, std::u
   return seeds;
 }
 
-// Rows around a few directions, so that there are clusters; some are zero, some equal.
+// Rows around a few directions, so that clusters exist; some are zero, some equal.
 std::vector<TestRows> ClusteredLanes(std::uint64_t lanes, std::uint64_t count, TestRandom& random) {
   std::vector<TestRows> rows;
   for (std::uint64_t lane = 0; lane < lanes; ++lane) rows.emplace_back(count, random);
@@ -65,7 +65,7 @@ std::vector<TestRows> ClusteredLanes(std::uint64_t lanes, std::uint64_t count, T
   return rows;
 }
 
-// Cosines of all lanes, and what they come from.
+// Cosines over all lanes, and their products.
 class LaneCosines {
  public:
   explicit LaneCosines(const std::vector<TestRows>& lanes, std::uint32_t looks_at_once = 1)
@@ -107,10 +107,10 @@ TEST(Cluster, IsItsDefinition) {
     EXPECT_EQ(seeds, PlainSeeds(lanes, begin, end, tau));
     sizes.insert(std::set<std::uint32_t>(seeds.begin(), seeds.end()).size());
   }
-  EXPECT_GT(sizes.size(), 5u);  // the test tests something
+  EXPECT_GT(sizes.size(), 5u);  // makes sure that clusters exist
 }
 
-// Strictly above: at 1 nothing joins, not even what is equal.
+// The threshold is exclusive: at 1 nothing joins, not even equal keys.
 TEST(Cluster, EqualKeysDoNotJoinAtOne) {
   TestRandom random;
   std::vector<TestRows> lanes(1, TestRows(6, random));
@@ -133,7 +133,7 @@ TEST(Cluster, ZeroKeysAreAlone) {
   EXPECT_THAT(seeds, ElementsAre(0, 1, 2, 3));
 }
 
-// Likeness is to the seed: a is like b, b like c, but c not like a.
+// Similarity is to the seed: a is similar to b and b to c, but c not to a.
 TEST(Cluster, LikenessIsToTheSeed) {
   TestRandom random;
   std::vector<TestRows> lanes(1, TestRows(3, random));
@@ -168,7 +168,7 @@ TEST(Cluster, CountsForEveryTauAreThoseOfClustering) {
   }
 }
 
-// Looked at one by one, or many at once: the same rows, of fewer calls.
+// Rows computed one by one or many at once are the same, but need fewer calls.
 TEST(Cluster, RowsDoNotDependOnHowManyAreLookedAtAtOnce) {
   TestRandom random;
   const std::vector<TestRows> lanes = ClusteredLanes(2, 40, random);
@@ -184,7 +184,7 @@ TEST(Cluster, RowsDoNotDependOnHowManyAreLookedAtAtOnce) {
   EXPECT_EQ(many.scorer().calls(), 2u + 2 * 3);
 }
 
-// Wherever it comes, the error of who looks is told, and no row of a failed look is given.
+// Any error of the scorer is returned, and no rows of a failed call are used.
 TEST(Cluster, ErrorsAreTold) {
   TestRandom random;
   const std::vector<TestRows> lanes = ClusteredLanes(2, 12, random);

@@ -1,4 +1,4 @@
-// Which terms go together, and why others do not.
+// Which terms may be combined, and the reasons for refusals.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,9 +26,9 @@ std::string ErrorOf(std::string_view text) {
   return std::string(AsStringView(policy.status().message()));
 }
 
-// All pairs of terms without options, against the rules in words: dense alone; one term for each
-// thing; values only of packed rows; beside think no selection, and no tokens that go while
-// decoding; nor those beside what merges.
+// All pairs of terms without options, compared with the rules: dense only alone; one term per
+// aspect; value types only for packed rows; with think no selection and no token policy that
+// continues while decoding; no such policy with a merging one.
 TEST(Combination, AllPairs) {
   for (const TermKind* one : TermKinds()) {
     for (const TermKind* other : TermKinds()) {
@@ -120,7 +120,7 @@ TEST(Combination, ValuesWithoutPacking) {
               HasSubstr("int8 and fp8 both decide the type of packed values"));
 }
 
-// Quest's rule, over packed rows whose blocks are Quest's pages.
+// Quest's rule over packed rows whose blocks are Quest's pages.
 TEST(Combination, QuestOnPackedRows) {
   const absl::StatusOr<Policy> policy =
       ParsePolicy("quest:page=8,tokens=100,dense_layers=1+mosaickv:keep=.5+int8");
@@ -143,7 +143,7 @@ TEST(Combination, SelectionByEntriesOverMeans) {
   EXPECT_EQ(policy->selection->rule.entries, 2048u);
   EXPECT_EQ(policy->text, "mosaickv:block=4+select:entries=2048");
   EXPECT_EQ(ParsePolicy("mosaickv+select:rate=.25")->text, "mosaickv:select=0.25");
-  // What mosaickv has no option for stays a term.
+  // An option that mosaickv lacks remains in a separate term.
   EXPECT_EQ(ParsePolicy("mosaickv+select:heads=each")->text, "mosaickv+select:heads=each");
 }
 
@@ -161,7 +161,7 @@ TEST(Combination, SegmentsAndShares) {
   EXPECT_TRUE(ParsePolicy("mosaickv:keep=.0078125,group=1|2").ok());
 }
 
-// What no text can say, but a caller that builds a policy by hand.
+// Policies that no text can express, but that a caller can build directly.
 TEST(Combination, ValidateRefusesPoliciesThatContradictThemselves) {
   const auto refused = [](const auto& change) {
     Policy policy = *ParsePolicy("mosaickv");

@@ -1,4 +1,4 @@
-// Asks a policy about a layer, and states decisions as plain lists.
+// Helpers to run a policy on a layer and to write decisions as lists.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@ namespace tessera::policies {
 
 using Indices32 = std::vector<std::uint32_t>;
 
-// Products in double, so that a plain computation of the same finds the same order.
+// Products in double, so that a direct computation finds the same order.
 inline const kernels::Operations& ExactOperations() {
   return kernels::OperationsOf(*kernels::FindImplementation("reference"));
 }
@@ -27,7 +27,7 @@ inline Policy Parsed(std::string_view text) {
   return policy.ok() ? *std::move(policy) : Policy{};
 }
 
-// `decoded`: so many of the newest tokens are no prompt's.
+// `decoded`: the number of newest tokens that belong to no prompt.
 inline LayerDecision DecisionOf(std::string_view text, ShownLayer& layer, LayerMemory& memory,
                                 std::uint64_t decoded = 0) {
   const Policy policy = Parsed(text);
@@ -47,7 +47,8 @@ inline std::vector<Indices32> KeptOf(const LayerDecision& decision) {
   return kept;
 }
 
-// By definition: the best of the scores one after another, ties to the lower index; ascending.
+// By definition: takes the best scores one by one, ties to the lower index. Returns them in
+// ascending order.
 inline Indices32 PlainTop(const std::vector<double>& scores, std::size_t count) {
   Indices32 best;
   std::vector<bool> taken(scores.size());
@@ -63,7 +64,7 @@ inline Indices32 PlainTop(const std::vector<double>& scores, std::size_t count) 
   return best;
 }
 
-// A layer of random form and length.
+// A layer of random shape and length.
 inline ShownLayerOptions RandomForm(TestRandom& random) {
   const auto group = static_cast<std::uint32_t>(random.Between(1, 3));
   const auto kv_heads = static_cast<std::uint32_t>(random.Between(1, 3));

@@ -1,4 +1,4 @@
-// One policy says which tokens stay, another merges what stays.
+// One policy decides which tokens are kept, another one merges the kept tokens.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ void MakeText(ShownLayer& layer, std::uint64_t tokens, TestRandom& random) {
   }
 }
 
-// As if those that go had never been there.
+// As if evicted tokens had never existed.
 TEST(DecideBoth, WhatStaysIsMerged) {
   TestRandom random;
   int merged = 0;
@@ -63,7 +63,7 @@ TEST(DecideBoth, WhatStaysIsMerged) {
     const Policy both = Parsed(Concat(merger, "+", selector));
     const auto decision = Decide(both, layer.Show(NeedsOf(both), layer.tokens()), memory);
     ASSERT_EQ(decision.status().code(), expected.status().code()) << decision.status();
-    if (!expected.ok()) continue;  // a budget out of reach
+    if (!expected.ok()) continue;  // an unreachable budget
     for (std::size_t lane = 0; lane < stay.size(); ++lane) {
       const auto among_all = [&](Indices32 entries) {
         for (std::uint32_t& entry : entries) entry = stay[lane].kept[entry];
@@ -78,7 +78,7 @@ TEST(DecideBoth, WhatStaysIsMerged) {
   EXPECT_GT(merged, 30);
 }
 
-// Chunks of text end at tokens that do not stay, too.
+// Chunks of text also end at evicted tokens.
 TEST(DecideBoth, EveryTokenMustBeNamed) {
   TestRandom random;
   ShownLayer layer(RandomForm(random), ExactOperations(), random);
@@ -92,12 +92,12 @@ TEST(DecideBoth, EveryTokenMustBeNamed) {
   EXPECT_THAT(std::string(AsStringView(status.message())), testing::HasSubstr("id of token 1"));
 }
 
-// A second prompt may be too short for its share: what the first one has left over is there for it.
+// A second prompt may be too short for its share alone, but may use what the first one has left.
 TEST(DecideBoth, ABudgetIsOfTheWholeSequence) {
   TestRandom random;
   ShownLayer layer({.query_heads = 2, .kv_heads = 2}, ExactOperations(), random);
   layer.Grow(60);
-  for (auto& lane : layer.lanes()) {  // keys of zeros are like no other: nothing can be merged
+  for (auto& lane : layer.lanes()) {  // zero keys are not similar to any, so nothing can merge
     for (ShownLayer::Entry& entry : lane) std::ranges::fill(entry.key, 0.0f);
   }
   const Policy policy = Parsed("semanticache:budget=0.35,delimiters=0");
@@ -107,7 +107,7 @@ TEST(DecideBoth, ABudgetIsOfTheWholeSequence) {
   std::vector<LaneEntries> lanes(view.lanes.begin(), view.lanes.end());
   view.lanes = lanes;
   view.first = 1000;
-  for (const std::uint64_t before : {130, 311, 312, 900}) {  // 371 of 1060 may stay
+  for (const std::uint64_t before : {130, 311, 312, 900}) {  // the budget is 371 of 1060
     for (LaneEntries& lane : lanes) lane.before = before;
     EXPECT_EQ(Decide(policy, view, memory).ok(), before <= 311) << before;
   }

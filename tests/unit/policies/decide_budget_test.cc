@@ -1,4 +1,4 @@
-// Budgets that are shares, beside a window that counts in them.
+// Relative budgets, and windows that count towards them.
 #include <cmath>
 
 #include "daemon/base/strings.h"
@@ -20,7 +20,7 @@ TEST(DecideBudget, BudgetsAreSharesRoundedDown) {
   EXPECT_EQ(DecisionOf("snapkv:budget=1,window=8", layer)[0].kept.size(), 100u);
 }
 
-// All of it is the window, whatever the share.
+// The window covers the whole prompt, whatever the share.
 TEST(DecideBudget, OfAShortPromptAllStays) {
   TestRandom random;
   for (const char* text : {"snapkv", "chunkkv", "pyramidkv", "snapkv:budget=0.001"}) {
@@ -39,7 +39,7 @@ absl::Status Refused(const std::string& text, ShownLayer& layer, LayerMemory& me
   return Decide(policy, layer.Show(NeedsOf(policy), layer.tokens()), memory).status();
 }
 
-// What is said to be enough is, and nothing less.
+// The stated minimum is enough, and one token less is not.
 TEST(DecideBudget, AShareOfLessThanTheWindowIsRefused) {
   TestRandom random;
   for (const std::string system : {"snapkv", "chunkkv", "pyramidkv"}) {
@@ -93,19 +93,19 @@ TEST(DecideBudget, ARefusalSaysWhatWouldDo) {
             "snapkv: budget 0.2 of 100 tokens is 20 entries, less than window 32, which counts in "
             "it; a budget of 0.32 is enough for these tokens, and a budget of 0.2 is enough for "
             "160 tokens or more");
-  // kvpress, whose rule it is, rounds halves to even.
+  // kvpress, which defines this rule, rounds halves to even.
   EXPECT_EQ(said("pyramidkv"),
             "pyramidkv: budget 0.2 of 100 tokens is 20 entries, less than window 32, which counts "
             "in it; a budget of 0.315 is enough for these tokens, and a budget of 0.2 is enough "
             "for 158 tokens or more");
-  // For no number of tokens that there could be.
+  // No number of tokens would be enough.
   EXPECT_EQ(said("chunkkv:budget=0.00000000000000001"),
             "chunkkv: budget 1e-17 of 100 tokens is 0 entries, less than window 32, which counts "
             "in it; a budget of 0.32 is enough for these tokens");
-  // A later prompt may leave over what this one takes.
+  // A later prompt may use what earlier ones have left.
   EXPECT_FALSE(LeavesWhole(
       Refused("semanticache:budget=0.01,delimiters=0,sink=0,recent=0,max_chunk=8", layer, memory)));
-  // Its budget is of chunks.
+  // Its budget counts chunks.
   EXPECT_EQ(said("chunkkv:mode=kvpress,window=64"), "");
 }
 

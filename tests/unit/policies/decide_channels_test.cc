@@ -1,4 +1,4 @@
-// ThinK's choice of key channels against its definition.
+// ThinK's choice of key channels, compared with its definition.
 #include <algorithm>
 #include <numeric>
 

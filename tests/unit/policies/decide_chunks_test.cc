@@ -1,5 +1,5 @@
-// SemantiCache's chunks over the life of a sequence: prompts, tokens that are decoded, cuts and
-// forks, against an oracle that keeps every token by itself.
+// SemantiCache's chunks over the life of a sequence (prompts, decoded tokens, cuts and forks),
+// compared with an oracle that tracks every token.
 #include <map>
 #include <set>
 
@@ -36,13 +36,13 @@ Rules RandomRules(TestRandom& random) {
           .recent = random.Below(6)};
 }
 
-// One lane, or all of a layer: what the rules leave of it, written without any of the policy's
-// code. A token's direction says what it is like; nothing else does.
+// The rules for one lane, or for all lanes of a layer together, written without the policy's code.
+// Only a token's direction decides about similarity.
 class PlainLane {
  public:
   struct Entry {
     std::uint64_t direction = 0;
-    std::vector<std::uint64_t> tokens;  // the first is its place
+    std::vector<std::uint64_t> tokens;  // the first one is its position
 
     bool operator==(const Entry&) const = default;
   };
@@ -51,14 +51,15 @@ class PlainLane {
     entries_.push_back({direction, {tokens_}});
     ++tokens_;
   }
-  // `stays`: what another policy leaves; the others go. `text`: of every token.
+  // `stays`: tokens that another policy keeps; the others are evicted. `text`: marks of every
+  // token.
   void Compress(const Rules& rules, const std::vector<TextMark>& text, bool decoding,
                 const std::set<std::uint64_t>* stays = nullptr) {
     if (stays != nullptr) {
       std::erase_if(entries_, [&](const Entry& entry) { return !stays->contains(Place(entry)); });
     }
     if (entries_.size() <= rules.sink + rules.recent) return;
-    // Chunk by chunk, token by token: what is in the same one, by the entry's place.
+    // The chunk of each entry, by position; computed token by token.
     std::map<std::uint64_t, std::uint64_t> chunk_of;
     std::uint64_t chunk = 0;
     std::uint64_t in_chunk = 0;
@@ -102,7 +103,7 @@ class PlainLane {
     entries_ = std::move(left);
     for (Entry& entry : entries_) std::ranges::sort(entry.tokens);
   }
-  // Tokens that were merged with others are not parted from them.
+  // Merged tokens cannot be separated.
   std::uint64_t MergedUntil() const {
     std::uint64_t until = 0;
     for (const Entry& entry : entries_) {
@@ -127,7 +128,7 @@ class PlainLane {
   std::uint64_t tokens_ = 0;
 };
 
-// A layer whose keys are of a few directions at right angles, and what is remembered of it.
+// A layer with keys in a few orthogonal directions, and the policy's memory of it.
 struct Story {
   ShownLayer layer;
   LayerMemory memory;
@@ -157,7 +158,7 @@ struct Story {
     text.resize(tokens);
     prompt_until = std::min(prompt_until, tokens);
   }
-  // What is held, and remembered, is what the oracle has.
+  // Entries and memory equal those of the oracle.
   void Check() {
     for (std::size_t lane = 0; lane < plain.size(); ++lane) {
       const auto& entries = layer.lanes()[lane];
@@ -166,7 +167,7 @@ struct Story {
         const PlainLane::Entry& expected = plain[lane].entries()[i];
         ASSERT_EQ(entries[i].position, PlainLane::Place(expected)) << lane << ", entry " << i;
         ASSERT_EQ(entries[i].weight, static_cast<float>(expected.tokens.size())) << lane;
-        // Nothing stands for tokens of both sides of an end.
+        // No entry stands for tokens on both sides of an end.
         for (const std::uint64_t end : plain[lane].ends()) {
           EXPECT_EQ(expected.tokens.front() < end, expected.tokens.back() < end);
         }
@@ -238,7 +239,7 @@ TEST(DecideChunks, ASequencesLifeIsItsDefinition) {
   EXPECT_GT(cuts, 20);
 }
 
-// Each kv head keeps other tokens: a chunk is of those that its own lane has.
+// Each kv head keeps other tokens: a chunk consists of those in its own lane.
 TEST(DecideChunks, BesideAChoiceALanesChunksAreOfWhatItKeeps) {
   TestRandom random;
   int merged = 0;
@@ -274,8 +275,8 @@ TEST(DecideChunks, BesideAChoiceALanesChunksAreOfWhatItKeeps) {
   EXPECT_GT(merged, 20);
 }
 
-// What a chunk has become counts as one entry, and goes on with those behind it; what was full does
-// not.
+// A clustered chunk counts as its remaining entries and continues with later ones; a full chunk
+// does not.
 TEST(DecideChunks, AFullChunkEndsForGood) {
   TestRandom random;
   Story story = NewStory(1, random);
@@ -294,7 +295,7 @@ TEST(DecideChunks, AFullChunkEndsForGood) {
   EXPECT_THAT(story.memory.boundaries, ElementsAre(ElementsAre(8, 16, 27, 35)));
 }
 
-// A decision that is refused leaves no boundaries.
+// A refused decision leaves no boundaries.
 TEST(DecideChunks, ARefusedDecisionRemembersNothing) {
   TestRandom random;
   Story story = NewStory(1, random);
@@ -335,8 +336,8 @@ TEST(DecideChunks, OneBoundaryForEachGapIsEnough) {
   EXPECT_THAT(EnoughFor(positions, {}), ElementsAre());
 }
 
-// They are positions of the sequence. Those between entries that are out of sight stay as they are,
-// also where another lane's view begins before them.
+// Boundaries are positions of the sequence. Those between entries that the decision does not see
+// are kept, even if another lane's view begins before them.
 TEST(DecideChunks, BoundariesAreWhereTheSequenceSays) {
   const TextChunks chunks = Chunked({0, 1, 2, 3, 4}, 3, {}, {40, 60, 101}, 100, 7);
   EXPECT_THAT(chunks.ended, ElementsAre(RunOf(0, 1), RunOf(1, 4)));
@@ -345,11 +346,11 @@ TEST(DecideChunks, BoundariesAreWhereTheSequenceSays) {
   EXPECT_THAT(Chunked({8, 9}, 3, {}, {40, 102, 104, 108, 109, 110, 112}, 100, 7).boundaries,
               ElementsAre(40, 102, 104, 108, 109, 110));
   EXPECT_THAT(Chunked({}, 3, {2}, {40, 60}, 100, 7).boundaries, ElementsAre(40, 60));
-  // Where nothing is out of sight, one before all of them is enough.
+  // If every entry is visible, one boundary before all of them is enough.
   EXPECT_THAT(Chunked({8, 9}, 3, {}, {40, 102, 104}, 100).boundaries, ElementsAre(40));
 }
 
-// A delimiter ends its chunk by itself, full or not.
+// A delimiter ends its chunk itself, whether or not the chunk is full.
 TEST(DecideChunks, ADelimiterThatFillsItsChunkLeavesNoBoundary) {
   const TextChunks chunks = Chunked({0, 1, 2, 3, 4}, 2, {1}, {});
   EXPECT_THAT(chunks.ended, ElementsAre(RunOf(0, 2), RunOf(2, 4)));
@@ -360,14 +361,14 @@ TEST(DecideChunks, ACutForgetsWhatIsBehindIt) {
   LayerMemory memory = {.boundaries = {{8, 16, 24}, {9, 20}}};
   memory.CutTo(16, 16);
   EXPECT_THAT(memory.boundaries, ElementsAre(ElementsAre(8, 16), ElementsAre(9)));
-  // Under a policy that has decided about nothing yet.
+  // Under a policy that has made no decision yet.
   memory.cursor = 3;
   memory.CutTo(9, 0);
   EXPECT_THAT(memory.boundaries, ElementsAre(ElementsAre(8), ElementsAre(9)));
   EXPECT_EQ(memory.cursor, 0u);
 }
 
-// Boundaries that kv heads have left one by one, where a later policy decides about all together.
+// Boundaries left by single kv heads, before a later policy decides for all heads together.
 TEST(DecideChunks, WhatOneLaneHasEndedEndsInAllThatAreOne) {
   TestRandom random;
   Story story = NewStory(2, random);

@@ -1,4 +1,4 @@
-// Policies that go on while decoding, against simulations of one token after another.
+// Policies that continue while decoding, compared with simulations of one token after another.
 #include <numeric>
 
 #include "daemon/base/strings.h"
@@ -11,7 +11,7 @@ namespace {
 
 using Positions = std::vector<std::uint64_t>;
 
-// A prompt, then tokens one or several at a time.
+// A prompt, then one or several tokens at a time.
 struct Session {
   ShownLayer layer;
   Policy policy;
@@ -26,7 +26,7 @@ struct Session {
     ASSERT_TRUE(decision.ok()) << decision.status();
     layer.Apply(*decision);
   }
-  // Forward steps of so many tokens each.
+  // Forward steps with these numbers of tokens.
   void Came(const std::vector<std::uint64_t>& steps) {
     std::vector<std::uint64_t> held;
     for (const auto& lane : layer.lanes()) held.push_back(lane.size());
@@ -43,7 +43,7 @@ struct Session {
     layer.Apply(*decision);
   }
   void Decoded(std::uint64_t tokens) { Came(std::vector<std::uint64_t>(tokens, 1)); }
-  // Positions that each lane holds.
+  // The positions in each lane.
   std::vector<Positions> Held() {
     std::vector<Positions> held;
     for (const auto& lane : layer.lanes()) {
@@ -60,7 +60,7 @@ Positions FirstPositions(std::uint64_t count) {
   return positions;
 }
 
-// Mostly of one token, now and then of a prompt.
+// Mostly single tokens, sometimes a prompt.
 std::vector<std::uint64_t> RandomSteps(TestRandom& random) {
   std::vector<std::uint64_t> steps(random.Between(1, 4), 1);
   for (std::uint64_t& tokens : steps) {
@@ -93,7 +93,7 @@ TEST(DecideContinuing, StreamingKeepsTheFirstAndTheNewest) {
   }
 }
 
-// By position what one lane holds, and what has been paid to it.
+// Entries of one lane by position, and the attention paid to them.
 struct PlainHitters {
   Positions held;
   std::vector<double> paid;
@@ -102,13 +102,13 @@ struct PlainHitters {
     while (held.size() > heavy + recent) {
       std::size_t worst = 0;
       for (std::size_t i = 0; i + recent < held.size(); ++i) {
-        if (paid[i] <= paid[worst]) worst = i;  // of equal ones the younger goes
+        if (paid[i] <= paid[worst]) worst = i;  // of equal ones the younger is evicted
       }
       held.erase(held.begin() + static_cast<std::ptrdiff_t>(worst));
       paid.erase(paid.begin() + static_cast<std::ptrdiff_t>(worst));
     }
   }
-  // The queries of token `query`, which comes with them.
+  // Adds the attention of token `query`, which arrives with it.
   void Pay(const ShownLayer& layer, std::size_t lane, std::uint64_t query) {
     held.push_back(query);
     paid.push_back(0);
@@ -154,7 +154,7 @@ TEST(DecideContinuing, H2oIsItsDefinition) {
   }
 }
 
-// What a prompt's keys were paid counts in the next prompt too.
+// Attention paid to a prompt's keys also counts in the next prompt.
 TEST(DecideContinuing, H2oRemembersFromPromptToPrompt) {
   TestRandom random;
   Session run({.query_heads = 1, .kv_heads = 1}, "h2o:heavy=2,recent=2", random);
@@ -198,7 +198,7 @@ TEST(DecideContinuing, TovaIsItsDefinition) {
   }
 }
 
-// What was decoded behind a prompt before anybody decided about it came one by one all the same.
+// Tokens decoded after a prompt, before any decision, are decided one by one all the same.
 TEST(DecideContinuing, TovaDecidesAboutStepsBehindAPromptOneByOne) {
   TestRandom random;
   for (int round = 0; round < 15; ++round) {
@@ -225,7 +225,7 @@ TEST(DecideContinuing, TovaDecidesAboutStepsBehindAPromptOneByOne) {
       view.prompts = prompts;
       return Decide(run.policy, view, run.memory);
     };
-    // By the newest query alone nothing is decided about those before it.
+    // The newest query alone does not decide about the tokens before it.
     EXPECT_TRUE(absl::IsFailedPrecondition(decide(prompt + kDecoded - 1).status()));
     const auto decision = decide(prompt - 1);
     ASSERT_TRUE(decision.ok()) << decision.status();
@@ -234,7 +234,7 @@ TEST(DecideContinuing, TovaDecidesAboutStepsBehindAPromptOneByOne) {
   }
 }
 
-// Of the ladder itself see the tests of kernels/tokens.
+// kernels/tokens tests the ladder itself.
 TEST(DecideContinuing, LaCacheIsTheLadderOfItsLayer) {
   TestRandom random;
   for (int round = 0; round < 15; ++round) {

@@ -1,4 +1,4 @@
-// Which queries judge by their norm: as many as are known, of the tokens that they are asked for.
+// Which queries judge by norm: the known ones among the tokens that the policy considers.
 #include <algorithm>
 
 #include "daemon/base/strings.h"
@@ -9,7 +9,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Of some tokens no more are there than other workers have shown.
+// Of some tokens only the queries from other workers are known.
 TEST(DecideNorms, WeakerQueriesDoNotStandInForStrongOnes) {
   TestRandom random;
   ShownLayer layer({}, ExactOperations(), random);
@@ -22,13 +22,13 @@ TEST(DecideNorms, WeakerQueriesDoNotStandInForStrongOnes) {
     return Decide(policy, view, memory).status().ToString();
   };
   EXPECT_EQ(decided("sink=4", 5), "OK");
-  EXPECT_THAT(decided("sink=4", 3), HasSubstr("of 100 tokens the 5 queries of largest norm are "));
-  EXPECT_THAT(decided("sink=4", 3), HasSubstr("than 60 tokens ask for, 3;"));
-  EXPECT_EQ(decided("sink=90", 3), "OK");  // all stays
+  EXPECT_THAT(decided("sink=4", 3), HasSubstr("of 100 tokens, the 5 queries of largest norm are "));
+  EXPECT_THAT(decided("sink=4", 3), HasSubstr("for a length of 60 tokens, which needs only 3;"));
+  EXPECT_EQ(decided("sink=90", 3), "OK");  // keeps everything
 }
 
-// Of what came before the prompt none judges by its norm, and what is asked of the others is a
-// share of them.
+// Queries before the prompt do not judge by norm, and the required number is a share of the
+// prompt's.
 TEST(DecideNorms, OnlyThoseOfThePromptAreCompared) {
   TestRandom random;
   ShownLayer layer({}, ExactOperations(), random);
@@ -65,13 +65,13 @@ TEST(DecideNorms, OnlyThoseOfThePromptAreCompared) {
   ASSERT_TRUE(alone.ok()) << alone.status();
   EXPECT_EQ(kept(all_there), kept(alone));
   EXPECT_THAT(decided(60, 3, false).status().ToString(),
-              HasSubstr("of 40 tokens the 4 queries of largest norm are not known"));
+              HasSubstr("of 40 tokens, the 4 queries of largest norm are needed"));
   LayerView view = layer.Show(NeedsOf(policy), layer.tokens());
   view.norms_first = 60;
   view.norms_shown = 90;
   LayerMemory memory;
   EXPECT_THAT(Decide(policy, view, memory).status().ToString(),
-              HasSubstr("largest norm of the tokens from 90 on have not been shown"));
+              HasSubstr("largest norm of the tokens from 90 on have not been observed"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// SemanticKV and SemantiCache against their definitions.
+// SemanticKV and SemantiCache, compared with their definitions.
 #include <cmath>
 #include <numeric>
 #include <set>
@@ -27,7 +27,7 @@ struct Semantic {
   std::string agg = "mean";
 };
 
-// The positions of the queries that judge.
+// The positions of the judging queries.
 std::set<std::uint64_t> PlainObservers(ShownLayer& layer, std::uint32_t head,
                                        const Semantic& semantic, std::uint64_t recent) {
   const std::uint64_t tokens = layer.tokens();
@@ -124,7 +124,7 @@ TEST(DecideSemantic, SemanticKvIsItsDefinition) {
   }
 }
 
-// All queries judge: what a token is paid is its column of the full attention.
+// If all queries judge, a token's score is its column sum of the full attention.
 TEST(DecideSemantic, WithAllQueriesTheRankingIsThatOfColumnSums) {
   TestRandom random;
   ShownLayer layer({}, ExactOperations(), random);
@@ -185,8 +185,8 @@ struct Clusters {
   }
 };
 
-// By entry of a lane the chunk that it is in, and behind them that of the next token; 0 is the
-// first. `ends`: where chunks have ended because they were full, and those that do now.
+// Chunk numbers by entry of a lane, followed by that of the next token; the first is 0. `ends`:
+// positions where full chunks have ended, old and new.
 std::vector<std::uint64_t> PlainChunks(ShownLayer& layer, std::size_t lane,
                                        const Clusters& clusters, std::set<std::uint64_t>& ends) {
   std::vector<std::uint64_t> chunks;
@@ -210,7 +210,7 @@ std::vector<std::uint64_t> PlainChunks(ShownLayer& layer, std::size_t lane,
   return chunks;
 }
 
-// By entry, the first of its cluster.
+// By entry, the first entry of its cluster.
 Indices32 PlainSeeds(ShownLayer& layer, std::size_t lane, const Clusters& clusters,
                      std::set<std::uint64_t>& ends) {
   const auto& entries = layer.lanes()[lane];
@@ -259,7 +259,7 @@ Indices32 SeedsOf(const LaneDecision& decision, std::size_t entries) {
   return seeds;
 }
 
-// Keys around a few directions, and delimiters here and there.
+// Keys around a few directions, and some delimiters.
 void MakeText(ShownLayer& layer, std::uint64_t tokens, TestRandom& random) {
   const std::uint64_t first = layer.tokens();
   layer.Grow(tokens);
@@ -306,7 +306,7 @@ TEST(DecideSemantic, SemantiCacheIsItsDefinition) {
     MakeText(layer, random.Between(1, 90), random);
     const Clusters clusters = RandomClusters(random);
     SCOPED_TRACE(TextOf(clusters));
-    // A chunk that is being decoded is open, whatever the option says of a prompt's.
+    // A chunk being decoded is open, whatever the option says about a prompt's last chunk.
     const std::uint64_t decoded = random.OneIn(3) ? random.Between(1, layer.tokens()) : 0;
     LayerMemory memory;
     const LayerDecision decision = DecisionOf(TextOf(clusters), layer, memory, decoded);
@@ -321,7 +321,8 @@ TEST(DecideSemantic, SemantiCacheIsItsDefinition) {
   EXPECT_GT(merged, 20);
 }
 
-// However often: weights add up to the tokens, and nothing is merged across a chunk's end.
+// However often entries merge, weights add up to the number of tokens, and no cluster crosses a
+// chunk's end.
 TEST(DecideSemantic, WeightsAddUpToTheTokens) {
   TestRandom random;
   for (int round = 0; round < 20; ++round) {
@@ -333,7 +334,7 @@ TEST(DecideSemantic, WeightsAddUpToTheTokens) {
     for (int pass = 0; pass < 5; ++pass) {
       if (pass == 0 || random.OneIn(2)) MakeText(layer, random.Between(1, 60), random);
       const auto before = layer.lanes();
-      // Entries have become fewer in some lanes than in others.
+      // Some lanes have lost more entries than others.
       const LayerDecision decision = DecisionOf(TextOf(clusters), layer, memory);
       for (std::size_t lane = 0; lane < decision.size(); ++lane) {
         EXPECT_EQ(SeedsOf(decision[lane], before[lane].size()),
@@ -366,8 +367,8 @@ TEST(DecideSemantic, AtTauOneNothingMerges) {
   }
 }
 
-// The keys of a cluster are equal: attention over what is left, each counted so often, pays what
-// attention over all of them pays.
+// The keys of a cluster are equal, so attention over the weighted clusters equals attention over
+// all entries.
 TEST(DecideSemantic, EqualKeysMergeWithoutLoss) {
   TestRandom random;
   ShownLayer layer({.query_heads = 1, .kv_heads = 1}, ExactOperations(), random);
@@ -421,7 +422,7 @@ TEST(DecideSemantic, ABudgetTakesTheLargestTauThatFits) {
     EXPECT_THAT(std::string(AsStringView(status.message())),
                 HasSubstr(Concat("no tau leaves less than ", least, "; a budget of ")));
 
-    // While tokens are decoded nothing can be done about those of their chunk.
+    // While decoding, tokens of the open chunk are left alone.
     clusters.leave_open = true;
     std::size_t least_decoding = 160;
     for (int step_now = 0; step_now <= 128; ++step_now) {
@@ -454,7 +455,7 @@ TEST(DecideSemantic, ABudgetTakesTheLargestTauThatFits) {
   }
 }
 
-// A worker may have shown those of tokens that the lane does not hold yet.
+// A worker may have observed queries of tokens that the lane does not hold yet.
 TEST(DecideSemantic, QueriesBehindTheLaneDoNotJudge) {
   constexpr std::uint64_t kHeld = 100, kSeen = 120;
   TestRandom random;

@@ -1,4 +1,4 @@
-// SnapKV, PyramidKV and ChunkKV against their definitions.
+// SnapKV, PyramidKV and ChunkKV, compared with their definitions.
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -9,7 +9,7 @@
 namespace tessera::policies {
 namespace {
 
-// What the newest `window` queries of a head pay to each entry.
+// The attention that a head's newest `window` queries pay to each entry.
 std::vector<double> WindowSums(const ShownLayer& layer, std::uint32_t head, std::uint64_t window) {
   const Indices32 all = layer.AllOf(head / layer.group());
   std::vector<double> sums(all.size());
@@ -88,7 +88,7 @@ TEST(DecideWindow, SnapKvIsItsDefinition) {
   }
 }
 
-// Each layer's entries by the rule, and their mean the budget.
+// Each layer's entries follow the rule, and their mean is the budget.
 TEST(DecideWindow, PyramidKvsLayersHaveTheBudgetOnAverage) {
   TestRandom random;
   for (const std::uint32_t layers : {32u, 64u, 128u}) {
@@ -101,7 +101,7 @@ TEST(DecideWindow, PyramidKvsLayersHaveTheBudgetOnAverage) {
         shown.Grow(600);
         const std::string text = Concat("pyramidkv:window=4,budget=", budget);
         const std::size_t kept = DecisionOf(text, shown)[0].kept.size();
-        EXPECT_LE(kept, before);  // never more than the layer before
+        EXPECT_LE(kept, before);  // never more than the previous layer
         before = kept;
         total += static_cast<double>(kept);
       }
@@ -137,7 +137,7 @@ TEST(DecideWindow, PyramidKvIsItsRule) {
       ++sloped;
     }
     const double half = entries - std::floor(entries) - 0.5;
-    if (std::abs(half) < 1e-9) continue;  // which way is another test's matter
+    if (std::abs(half) < 1e-9) continue;  // another test covers the direction of rounding
     const std::string text =
         Concat("pyramidkv:window=", snap.window, ",beta=", beta, ",budget=", percent, "%");
     SCOPED_TRACE(text);
@@ -150,7 +150,7 @@ TEST(DecideWindow, PyramidKvIsItsRule) {
   EXPECT_GT(sloped, 10);
 }
 
-// Python's round(): halves go to even.
+// Like Python's round(): halves go to even.
 TEST(DecideWindow, PyramidKvRoundsHalvesToEven) {
   TestRandom random;
   for (const auto& [tokens, kept] : {std::pair(50, 12), std::pair(54, 14)}) {  // 12.5, 13.5
@@ -169,7 +169,7 @@ struct Chunk {
   bool per_layer = true;
 };
 
-// Scores of a head's entries: of mode paper, or SnapKV's and above all of them for the window.
+// Scores of a head's entries: mode paper's, or SnapKV's with the window above all.
 std::vector<double> PlainTokenScores(const ShownLayer& layer, std::size_t lane, bool kvpress,
                                      const Chunk& chunk) {
   if (kvpress) {
@@ -307,13 +307,13 @@ TEST(DecideWindow, ChunkKvIsKvpresss) {
     if (layer.tokens() < chunk.size) chunk.size = 1;
     for (std::size_t lane = 0; lane < decision.size(); ++lane) {
       std::vector<double> chunks = PlainChunkScores(scores[lane], chunk);
-      // Those wholly inside the window come first, the newest of them before.
+      // Chunks entirely inside the window come first, the newest of them before the others.
       for (std::size_t c = 0; c < chunks.size(); ++c) {
         if (c * chunk.size >= layer.tokens() - chunk.window) {
           chunks[c] = 1e6 + static_cast<double>(c);
         }
       }
-      // compression_ratio says what goes.
+      // compression_ratio is the share that is evicted.
       const double compression_ratio = 1 - static_cast<double>(percent) / 100;
       const auto count = std::max<std::size_t>(
           1,
@@ -330,7 +330,7 @@ TEST(DecideWindow, ChunkKvIsKvpresss) {
   }
 }
 
-// Chunks of one token: the tokens of the largest scores, not smoothed.
+// Chunks of one token: the tokens with the largest scores, unsmoothed.
 TEST(DecideWindow, ChunksOfOneAreTokens) {
   TestRandom random;
   for (int round = 0; round < 20; ++round) {
@@ -351,7 +351,7 @@ TEST(DecideWindow, LayersThatReuseShareADecision) {
   }
 }
 
-// A second prompt behind one that was compacted: chunks are cells of the same grid.
+// A second prompt after a compacted one: chunks are cells of the same grid.
 TEST(DecideWindow, ChunksGoByPositionNotByIndex) {
   TestRandom random;
   ShownLayer layer({}, ExactOperations(), random);
@@ -360,7 +360,7 @@ TEST(DecideWindow, ChunksGoByPositionNotByIndex) {
   layer.Grow(40);
   const LayerDecision decision = DecisionOf("chunkkv:tokens=40,window=5,chunk=7", layer);
   ASSERT_EQ(decision[0].kept.size(), 40u);
-  // All but one of the chunks are kept or dropped whole.
+  // All chunks except one are kept or dropped entirely.
   std::map<std::uint64_t, std::pair<int, int>> cells;  // entries, and kept ones
   const auto& lane = layer.lanes()[0];
   for (std::uint32_t i = 0; i + 5 < lane.size(); ++i) ++cells[lane[i].position / 7].first;
@@ -374,7 +374,7 @@ TEST(DecideWindow, ChunksGoByPositionNotByIndex) {
   EXPECT_LE(parted, 1);
 }
 
-// What came before is out of sight, and the cells are still those of the whole sequence.
+// Earlier tokens are not visible, but the cells are those of the whole sequence.
 TEST(DecideWindow, TheGridOfChunksBeginsWithTheSequence) {
   TestRandom random;
   ShownLayer layer({}, ExactOperations(), random);

@@ -1,4 +1,4 @@
-// Whatever the text: a policy that is sound, or an error that says something.
+// Any text gives a valid policy, or an error with a message.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace tessera::policies {
 namespace {
 
-// How many were accepted.
+// Returns the number of accepted texts.
 int CheckText(const std::string& text) {
   const absl::StatusOr<Policy> policy = ParsePolicy(text);
   if (!policy.ok()) {
@@ -77,7 +77,7 @@ void Mutate(TestRandom& random, std::string& text) {
     case 2:
       if (at < text.size()) text[at] = random.Pick(kCharacters);
       break;
-    case 3:  // a part of it once more, elsewhere
+    case 3:  // repeats a part elsewhere
       text.insert(random.Below(text.size() + 1), text.substr(at, random.Below(20)));
       break;
     default:
@@ -95,7 +95,7 @@ TEST(Fuzz, MutatedWords) {
     for (std::uint64_t i = random.Between(1, 3); i > 0; --i) Mutate(random, text);
     accepted += CheckText(text);
   }
-  EXPECT_GT(accepted, 1000);  // the test tests something
+  EXPECT_GT(accepted, 1000);  // makes sure that enough are accepted
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ TEST(Help, HasEveryTermWithEveryOption) {
   }
 }
 
-// The lines between the first two empty ones: a policy, two blanks, what it shows.
+// The lines between the first two empty ones: a policy, two blanks, its meaning.
 TEST(Help, ItsExamplesAreGood) {
   std::istringstream lines(HelpText());
   int examples = 0;

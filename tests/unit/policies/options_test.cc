@@ -1,5 +1,5 @@
-// Every option's row holds: the ends of its range are accepted, what lies just outside is refused
-// with the option and its limit named, and the default is what is meant where nothing is said.
+// Every option: the ends of its range are accepted, values just outside are refused with the option
+// and its limit, and the default applies if it is not given.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-// What must be said too, for the ends of some options to go with the others' defaults.
+// Other options that are needed so that the ends of this one are compatible.
 std::string Beside(const TermKind& kind, const Option& option) {
   static const std::map<std::string, std::string> kBeside = {
       {"mosaickv keep", ",group=1"},           {"mosaickv truncate", ",keep=0.015625"},
@@ -112,7 +112,7 @@ TEST(Options, EndsOfRanges) {
     const Ends ends = EndsOf(option);
     for (const double number : ends.inside) ExpectAccepted(kind, option, Concat(number));
     for (const double number : ends.outside) {
-      // Whole numbers, in full: counts have no exponents.
+      // Whole numbers are written out: counts have no exponents.
       const bool count = option.type != OptionType::kNumber;
       ExpectRefused(kind, option,
                     count ? Concat(static_cast<std::uint64_t>(number)) : Concat(number));
@@ -157,11 +157,11 @@ TEST(Options, ListsAreShortAndNameEachOnce) {
     return std::string(AsStringView(ParsePolicy(text).status().message()));
   };
   EXPECT_THAT(error("mosaickv:keep=.1|.2|.3|.4|.5|.6|.7|.8|.9"), HasSubstr("more than 8"));
-  EXPECT_THAT(error("mosaickv:keep=.5|50%"), HasSubstr("\"50%\" is there twice"));
+  EXPECT_THAT(error("mosaickv:keep=.5|50%"), HasSubstr("\"50%\" is given twice"));
   EXPECT_THAT(error("mosaickv:keep=.5|"), HasSubstr("\"\" is not a number"));
 }
 
-// Of every option, written out, and of the structs that others build by hand.
+// For every option in texts, and for the structs that callers build.
 TEST(Options, DefaultsAreWhatIsMeantWhereNothingIsSaid) {
   ForEachOption([&](const TermKind& kind, const Option& option) {
     if (option.standard.empty()) return;
@@ -199,7 +199,7 @@ TEST(Options, DefaultsAreWhatIsMeantWhereNothingIsSaid) {
   EXPECT_FALSE(ParsePolicy("semanticache")->dense());
 }
 
-// Each option changes something, and is then part of the text.
+// Each option changes the policy, and then appears in its text.
 TEST(Options, EveryOptionCounts) {
   ForEachOption([&](const TermKind& kind, const Option& option) {
     std::vector<std::string> values;

@@ -1,4 +1,4 @@
-// The grammar, and where errors say they are.
+// The grammar, and the positions in errors.
 #include "daemon/policies/grammar/parse.h"
 
 #include <gmock/gmock.h>
@@ -198,14 +198,14 @@ TEST(Parse, WhatIsMissingIsNamedWithItsPlace) {
 }
 
 TEST(Parse, OptionsAndTermsAreThereOnce) {
-  EXPECT_EQ(ErrorOf("quest:page=8, page=8"), "policy, character 15: quest: page is there twice");
+  EXPECT_EQ(ErrorOf("quest:page=8, page=8"), "policy, character 15: quest: page is given twice");
   EXPECT_EQ(ErrorOf("quest + quest"), "policy, character 9: quest is there twice");
 }
 
 TEST(Parse, LengthAndCharactersAreLimited) {
   EXPECT_EQ(Parsed(std::string(kMaxPolicyText, ' ')).text, "dense");
   EXPECT_EQ(ErrorOf(std::string(kMaxPolicyText + 1, ' ')),
-            "policy: it has 1025 characters, the limit is 1024");
+            "policy: the text has 1025 characters; the limit is 1024");
   EXPECT_EQ(ErrorOf("  quest\t+int8\n"), "policy, character 8: byte 9 is not printable ASCII");
   EXPECT_EQ(ErrorOf("quest\x01"), "policy, character 6: byte 1 is not printable ASCII");
   EXPECT_EQ(ErrorOf("\xc3\xa9"), "policy, character 1: byte 195 is not printable ASCII");

@@ -1,4 +1,4 @@
-// What policies come to for layers.
+// The settings of a policy for each layer.
 #include "daemon/policies/plan.h"
 
 #include <gmock/gmock.h>
@@ -35,7 +35,7 @@ TEST(Plan, DenseLayersReadEverything) {
   EXPECT_FALSE(SelectionOf(*ParsePolicy("dense"), 9).has_value());
 }
 
-// max(3, tokens / page) pages, whatever the numbers.
+// max(3, tokens / page) pages for any numbers.
 TEST(Plan, QuestsBudgetIsWholePagesAndAtLeastThree) {
   TestRandom random;
   for (int round = 0; round < 1000; ++round) {
@@ -59,14 +59,14 @@ TEST(Plan, SummaryShape) {
   expected.block = 8;
   EXPECT_EQ(shape, expected);
   EXPECT_EQ(kernels::WhyNotServed(shape), nullptr);
-  // Quest's metadata of a bf16 layer: 2 rows of keys for every 16 tokens.
+  // Quest's metadata in a bf16 layer: 2 rows of keys per 16 tokens.
   const auto bytes = [](const char* policy) {
     return kernels::WholeBytes(
         kernels::LayoutOf(SummaryShape(*ParsePolicy(policy), Geometry(128))));
   };
   EXPECT_EQ(bytes("quest"), 32u * 544);
   EXPECT_EQ(bytes("dense"), 32u * 512);
-  // Beside mosaickv the summaries are of packed rows.
+  // With mosaickv the summaries cover packed rows.
   EXPECT_EQ(bytes("mosaickv+quest"), 32u * 512);
 }
 
@@ -94,7 +94,7 @@ TEST(Plan, CheckForNamesWhatDoesNotFit) {
   }
 }
 
-// Every candidate of a policy that fits is a shape that kernels serve, rounded as strategies round.
+// Every candidate of an accepted policy is a supported shape, rounded as strategies round.
 TEST(Plan, WhatFitsIsServed) {
   TestRandom random;
   int fitting = 0;
@@ -126,7 +126,7 @@ TEST(Plan, WhatFitsIsServed) {
         << kernels::WhyNotServed(shape) << ": keep " << strategy.kept[0] << ", group " << group
         << ", truncate " << strategy.truncated << ", head_dim " << head_dim;
   }
-  EXPECT_GT(fitting, 2000);  // the test tests something
+  EXPECT_GT(fitting, 2000);  // makes sure that enough are accepted
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Random words for policies, from the registry's tables, and random spellings of the same words.
+// Random policy texts from the registry's tables, and random spellings of the same policy.
 #pragma once
 
 #include <algorithm>
@@ -23,14 +23,14 @@ struct GivenTerm {
 
 class PolicyWords {
  public:
-  // `few`: of the limits and a few numbers between them, so that two policies are often the same.
+  // `few`: uses only the limits and a few numbers in between, so that two policies are often equal.
   PolicyWords(TestRandom& random, bool few) : random_(random), few_(few) {}
 
-  // Each term keeps to its tables; whether all go together is another matter.
+  // Each term follows its table; the combination may be refused.
   std::vector<GivenTerm> Next() {
     std::vector<GivenTerm> terms;
     for (const TermKind* kind : TermKinds()) {
-      // There are many token policies, of which only one may be there.
+      // There are many token policies, and only one may be used.
       if (!random_.OneIn(kind->decides == Decides::kPacking ? 2
                          : kind->tokens != nullptr          ? 16
                                                             : 4)) {
@@ -45,7 +45,7 @@ class PolicyWords {
     return terms;
   }
 
-  // In any order, with blanks anywhere and numbers in any of their forms.
+  // In any order, with blanks anywhere and numbers in any notation.
   std::string Spell(std::vector<GivenTerm> terms) {
     Shuffle(terms);
     std::string text = Blanks();
@@ -85,7 +85,7 @@ class PolicyWords {
       return option.least + static_cast<double>(step * option.multiple_of);
     }
     if (random_.OneIn(8) && !option.above_least) return option.least;
-    // Doubles of every kind: short ones, long ones and tiny ones.
+    // Doubles of every kind: short, long and tiny ones.
     double share = few_ ? 0.25 * static_cast<double>(random_.Between(1, 3))
                         : static_cast<double>(random_.Between(1, 1000)) / 1000;
     if (!few_ && random_.OneIn(3)) share = std::ldexp(static_cast<double>(random_.Bits() | 1), -64);
@@ -109,7 +109,7 @@ class PolicyWords {
     const std::string plain = Concat(number);
     if (plain.find('e') != std::string::npos) return plain;
     if (plain.starts_with("0.") && random_.OneIn(3)) return plain.substr(1);
-    // Percent: the point moves by two places in the text.
+    // Percent: moves the decimal point by two places in the text.
     if (!plain.starts_with("0.") || random_.OneIn(2)) return plain;
     std::string digits = plain.substr(2);
     digits.append(digits.size() < 2 ? 2 - digits.size() : 0, '0');

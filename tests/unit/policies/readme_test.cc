@@ -1,4 +1,4 @@
-// README.md of the layer says what the registry says, and its examples do what it says.
+// README.md of the layer agrees with the registry, and its examples behave as stated.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 using Cells = std::vector<std::string>;
 
-// The cells of a table's line; "\|" is a bar, and code has no backquotes.
+// The cells of a table's line. "\|" is a bar, and code loses its backquotes.
 Cells CellsOf(std::string_view line) {
   Cells cells;
   std::string cell;
@@ -34,9 +34,9 @@ Cells CellsOf(std::string_view line) {
 }
 
 struct Section {
-  std::string heading;  // without its marks
+  std::string heading;  // without markup
   std::string text;
-  std::vector<Cells> rows;  // of its tables, without their heads
+  std::vector<Cells> rows;  // table rows without headers
 };
 
 std::vector<Section> Sections() {

@@ -1,4 +1,5 @@
-// Texts and policies: one text for equal policies, one policy for a text, however it was spelt.
+// Policies and texts: equal policies have one text, and a text means one policy, however it was
+// spelled.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -30,7 +31,7 @@ TEST(RoundTrip, TheTextOfAPolicyParsesToIt) {
     ASSERT_TRUE(Same(*policy, *again)) << text << " became " << policy->text;
     ASSERT_EQ(again->text, policy->text);
   }
-  EXPECT_GT(accepted, 3000);  // the test tests something
+  EXPECT_GT(accepted, 3000);  // makes sure that enough are accepted
 }
 
 TEST(RoundTrip, SpellingDoesNotMatter) {
@@ -53,7 +54,7 @@ TEST(RoundTrip, SpellingDoesNotMatter) {
   }
 }
 
-// Of many policies that are often alike, any two.
+// Compares any two of many policies that are often equal.
 TEST(RoundTrip, TextsAreEqualExactlyWherePoliciesAre) {
   TestRandom random;
   PolicyWords words(random, /*few=*/true);
@@ -74,7 +75,7 @@ TEST(RoundTrip, TextsAreEqualExactlyWherePoliciesAre) {
       alike += same && spelt[i] != spelt[j] ? 1 : 0;
     }
   }
-  EXPECT_GT(alike, 100);  // the test tests something
+  EXPECT_GT(alike, 100);  // makes sure that enough are equal
 }
 
 }  // namespace

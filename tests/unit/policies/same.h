@@ -1,6 +1,6 @@
-// Equality of policies, field by field: their texts are left out, so that tests can say something
-// of them. A field that is added to these structs does not compile here until it is compared; token
-// policies compare themselves.
+// Equality of policies, field by field except for their texts, so that tests can check texts. A
+// field added to these structs does not compile here until it is compared. Token policies compare
+// themselves.
 #pragma once
 
 #include <optional>

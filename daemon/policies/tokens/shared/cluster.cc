@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
-// Where `row_of(i)` gives the cosines of entry i with those behind it, i from 0.
+// Returns the number of clusters. `row_of(i)` gives the cosines of entry i with all later entries.
 template <typename RowOf>
 absl::StatusOr<std::uint64_t> Cluster(std::uint64_t count, double tau, const RowOf& row_of,
                                       std::span<std::uint32_t> seed_of) {

@@ -34,7 +34,7 @@ LayerDecision KeepInEveryLane(const LayerView& view, const std::vector<std::uint
 LaneDecision KeepBetween(const LaneEntries& lane, std::uint64_t sink, std::uint64_t recent,
                          std::uint64_t between, std::span<const double> scores) {
   TESSERA_CHECK(lane.count >= sink + recent && scores.size() == lane.count - sink - recent,
-                "scores of other entries");
+                "the scores do not match the entries");
   LaneDecision decision = {.kept = Indices(0, sink)};
   for (const std::uint32_t i : kernels::TopIndices(scores, between)) {
     decision.kept.push_back(static_cast<std::uint32_t>(sink + i));

@@ -8,8 +8,8 @@
 namespace tessera::policies {
 
 absl::Status Missing(std::string_view system, std::string_view what) {
-  return absl::FailedPreconditionError(
-      Concat(system, ": ", what, " not been shown; ", kShowingCall, " brings them"));
+  return absl::FailedPreconditionError(Concat(
+      system, ": ", what, " not been observed; the worker must call ", kShowingCall, " first"));
 }
 
 absl::StatusOr<ShownQueries> QueriesOf(std::string_view system, const LayerView& view,
@@ -31,7 +31,7 @@ absl::StatusOr<ShownQueries> NewestQueries(std::string_view system, const LayerV
     return static_cast<std::uint64_t>(std::ranges::lower_bound(all->positions, position) -
                                       all->positions.begin());
   };
-  // Each position is there once, so that the count tells. Behind the lane's there may be others.
+  // Positions are unique, so the count shows whether all are present. Later queries may follow.
   const std::uint64_t begin = index_of(first);
   const std::uint64_t shown = index_of(view.tokens) - begin;
   if (shown != count) {
@@ -133,7 +133,7 @@ absl::Status CheckEqualCounts(std::string_view system, const LayerView& view) {
     if (lane.count == view.lanes.front().count) continue;
     return absl::FailedPreconditionError(
         Concat(system, ": lanes hold ", view.lanes.front().count, " and ", lane.count,
-               " entries; one decision for all of them wants equally many"));
+               " entries, but one decision for all lanes needs equal counts"));
   }
   return absl::OkStatus();
 }
@@ -144,8 +144,8 @@ absl::Status CheckEqualLanes(std::string_view system, const LayerView& view) {
     if (std::ranges::equal(lane.positions, view.lanes.front().positions)) continue;
     return absl::FailedPreconditionError(
         Concat(system,
-               ": lanes hold entries of different tokens; one decision for all of them wants the "
-               "same"));
+               ": lanes hold entries of different tokens, but one decision for all lanes needs the "
+               "same tokens"));
   }
   return absl::OkStatus();
 }

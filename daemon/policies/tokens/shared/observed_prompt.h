@@ -1,4 +1,5 @@
-// What the worker has shown, or FAILED_PRECONDITION with what it has not.
+// Access to what the worker has observed of a prompt. Functions return FAILED_PRECONDITION, and
+// name what is missing, if it has not been observed.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@
 
 namespace tessera::policies {
 
-// The call by which the worker shows it; messages name it.
+// The RPC that sends observations, for error messages.
 inline constexpr std::string_view kShowingCall = "Observe";
 
 absl::Status Missing(std::string_view system, std::string_view what);
@@ -28,10 +29,10 @@ struct ShownQueries {
   }
 };
 
-// All of a query head's.
+// All observed queries of a query head.
 absl::StatusOr<ShownQueries> QueriesOf(std::string_view system, const LayerView& view,
                                        std::uint32_t head);
-// Those of the newest `count` tokens; the sequence has so many.
+// The queries of the newest `count` tokens. The view must have that many.
 absl::StatusOr<ShownQueries> NewestQueries(std::string_view system, const LayerView& view,
                                            std::uint32_t head, std::uint64_t count);
 absl::StatusOr<ShownQueries> QueryAt(std::string_view system, const LayerView& view,
@@ -39,27 +40,29 @@ absl::StatusOr<ShownQueries> QueryAt(std::string_view system, const LayerView& v
 
 std::size_t RowBytes(const LayerView& view);
 
-// What these queries pay to each entry that they see, not being younger than they are: added to
-// `sums`, one for each entry of the lane.
+// Adds the attention that these queries pay to the entries of a lane. Attention is causal. `sums`
+// has one value per entry.
 absl::Status AddShares(const LayerView& view, std::uint32_t kv_head, const ShownQueries& queries,
                        std::span<double> sums);
 
-// What the queries at `position`, of all heads that read the lane, pay to `seen` ones among its
-// first entries, up to `newest`, and in reach of the layer's sliding window: times `weight` it is
-// added to `paid`, one for each of `seen`.
+// Adds, times `weight`, the attention that the queries at `position` pay to the entries `seen`,
+// summed over all query heads of the lane. `seen` are indices of entries up to `newest`. Only
+// entries in the layer's sliding window receive attention. `paid` has one value per entry of
+// `seen`.
 absl::Status AddSharesAt(std::string_view system, const LayerView& view, std::uint32_t kv_head,
                          std::uint64_t position, std::uint32_t newest,
                          std::span<const std::uint32_t> seen, double weight,
                          std::span<double> paid);
 
-// The same of entries [first, end), which came in one forward step: what their queries pay to
-// `seen` ones before them and to each other, to which `paid` goes in this order. In fp32, at once.
+// The same for entries [first, end), which came in one forward step: the attention of their queries
+// to the earlier entries `seen` and to each other. `paid` has the values of `seen` first, then
+// those of [first, end). Computed by one look, in fp32.
 absl::Status AddSharesOfStep(std::string_view system, const LayerView& view, std::uint32_t kv_head,
                              std::uint64_t first, std::uint64_t end,
                              std::span<const std::uint32_t> seen, double weight,
                              std::span<double> paid);
 
-// FAILED_PRECONDITION where lanes differ, so that no decision could hold for all of them.
+// FAILED_PRECONDITION if the lanes differ, so that one decision cannot hold for all of them.
 absl::Status CheckEqualCounts(std::string_view system, const LayerView& view);
 absl::Status CheckEqualLanes(std::string_view system, const LayerView& view);  // positions, too
 

@@ -8,8 +8,8 @@ std::string WhyNotBySlot(const Values& values, std::span<const Term> all) {
   if (!BySlot(values)) return "";
   for (const Term& other : all) {
     if (other.kind->decides != Decides::kPacking) continue;
-    return Concat("pos=slot turns keys to other positions, and those that ", other.kind->name,
-                  " has packed cannot be turned");
+    return Concat("pos=slot re-rotates keys, but keys that ", other.kind->name,
+                  " packs cannot be re-rotated");
   }
   return "";
 }

@@ -1,4 +1,4 @@
-// The option `pos`, of systems that may have keys stand at their places in the lane.
+// The option `pos`: whether rotary positions are original token positions or indices in the lane.
 #pragma once
 
 #include <span>
@@ -19,15 +19,15 @@ inline constexpr Option kPositionsOption = {
     .standard = "original",
     .words = kPositionWords,
     .help =
-        "Keys keep their rotary positions, or are turned to their places as others go (slot), "
-        "so that generation has no end"};
+        "Whether keys keep their original rotary positions, or are re-rotated to their index in "
+        "the lane (slot), which allows endless generation"};
 
 inline bool BySlot(const Values& values) { return values.Word(kPositions) == kPositionWords[1]; }
 inline void GivePositions(bool slot, Values& values) {
   values.Give(kPositions, kPositionWords[slot ? 1 : 0]);
 }
 
-// What is wrong with it beside the policy's other terms; empty: nothing.
+// The conflict with the policy's other terms; empty if there is none.
 std::string WhyNotBySlot(const Values& values, std::span<const Term> all);
 
 }  // namespace tessera::policies

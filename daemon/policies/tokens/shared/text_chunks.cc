@@ -4,9 +4,9 @@
 
 namespace tessera::policies {
 
-// Between two entries at most one boundary is kept, and one before the first of them: the first,
-// which outlives most cuts. Those before what is seen of the lane stay as they are: entries that
-// are out of sight are told apart by them, and a later policy may look at those again.
+// At most one boundary is kept between two entries, and before the first one: the lowest, which
+// survives most truncations. Boundaries before the view are kept unchanged, because they separate
+// entries that are out of view and that a later policy may see again.
 TextChunks ChunksOf(const LaneEntries& lane, const ChunkRules& rules,
                     std::span<const std::uint64_t> boundaries) {
   TextChunks chunks;
@@ -14,12 +14,12 @@ TextChunks ChunksOf(const LaneEntries& lane, const ChunkRules& rules,
     chunks.boundaries.assign(boundaries.begin(), boundaries.end());
     return chunks;
   }
-  // The view may begin earlier, with another lane's entries.
+  // The view may begin before the lane's first entry, for the sake of another lane.
   auto boundary = lane.before == 0
                       ? boundaries.begin()
                       : std::ranges::upper_bound(boundaries, rules.first + lane.positions.front());
   chunks.boundaries.assign(boundaries.begin(), boundary);
-  // Whether there is one up to there, or behind the last entry; goes on behind it.
+  // Whether there is a boundary up to this entry, or after the last one. Advances past them.
   const auto bounded = [&](std::uint64_t next_entry) {
     const auto behind = next_entry == lane.count
                             ? boundaries.end()
@@ -36,7 +36,7 @@ TextChunks ChunksOf(const LaneEntries& lane, const ChunkRules& rules,
   for (std::uint64_t i = 0; i < lane.count; ++i) {
     const std::uint64_t position = lane.positions[i];
     const bool at_delimiter = delimiter != rules.delimiters.end() && *delimiter == position;
-    // A mark from this entry on, before the next one.
+    // Is there a delimiter from this entry on, before the next one?
     bool ends = false;
     for (; delimiter != rules.delimiters.end() &&
            (i + 1 == lane.count || *delimiter < lane.positions[i + 1]);
@@ -61,7 +61,7 @@ ChunkEnds EnoughFor(std::span<const std::uint64_t> positions, const ChunkEnds& b
   std::vector<std::uint64_t> enough;
   auto next = positions.begin();
   for (const std::uint64_t boundary : boundaries) {
-    // The first behind the entry before `next`.
+    // Keep the first boundary after the entry before `next`, skip the others.
     if (!enough.empty() && (next == positions.end() || *next >= boundary)) continue;
     while (next != positions.end() && *next < boundary) ++next;
     enough.push_back(boundary);

@@ -1,9 +1,8 @@
-// Chunks of text: runs of a lane's entries that may be merged with each other, and with no others.
+// Splits a lane into chunks of text: ranges of entries that may be merged with each other only.
 //
-// A chunk ends behind a delimiter token, whether or not that token has stayed as an entry; at a
-// boundary that an earlier decision has left; and when it has so many entries, which leaves a new
-// boundary. Merging makes a chunk's entries fewer, so that only a boundary that is remembered keeps
-// its end.
+// A chunk ends after a delimiter token, even if that token was dropped; at a boundary of an earlier
+// decision; and when it reaches the maximum number of entries, which adds a boundary. Boundaries
+// are remembered, because merging changes the number of entries by which the end was found.
 #pragma once
 
 #include <cstdint>
@@ -23,25 +22,25 @@ struct EntryRun {
 };
 
 struct TextChunks {
-  std::vector<EntryRun> ended;  // one after another, none of them empty
-  // The one that the next token would belong to, behind the others; may be empty.
+  std::vector<EntryRun> ended;  // consecutive, none of them empty
+  // The last chunk, to which the next token will belong; may be empty.
   EntryRun open;
-  // All that are to be remembered of the lane: LayerMemory::boundaries, those before it was looked
-  // at included.
+  // All boundaries to remember for the lane (LayerMemory::boundaries), including those before the
+  // view.
   std::vector<std::uint64_t> boundaries;
 };
 
 struct ChunkRules {
-  std::uint64_t most_entries = 0;  // of a chunk; its delimiter, sinks and newest tokens count
-  // Tokens that chunks end behind, as positions of the view, ascending.
+  std::uint64_t most_entries = 0;  // per chunk, including delimiter, sinks and newest tokens
+  // Positions in the view of tokens that end a chunk, ascending.
   std::span<const std::uint64_t> delimiters;
-  std::uint64_t first = 0;  // of the view: boundaries are positions of the sequence
+  std::uint64_t first = 0;  // position in the sequence where the view begins
 };
 
-// `boundaries`: of the lane, ascending.
+// `boundaries`: the lane's known boundaries, positions in the sequence, ascending.
 TextChunks ChunksOf(const LaneEntries& lane, const ChunkRules& rules,
                     std::span<const std::uint64_t> boundaries);
-// Those that are enough to tell these entries apart.
+// Drops boundaries until there is at most one between neighboring entries, and at both ends.
 ChunkEnds EnoughFor(std::span<const std::uint64_t> positions, const ChunkEnds& boundaries);
 
 }  // namespace tessera::policies

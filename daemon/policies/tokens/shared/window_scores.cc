@@ -7,7 +7,7 @@
 namespace tessera::policies {
 namespace {
 
-// Of one query head. Pooling runs over the entries before the window only.
+// Scores of one query head. Smoothing covers only the entries before the window.
 absl::StatusOr<std::vector<double>> HeadScores(std::string_view system, const LayerView& view,
                                                const WindowScoring& scoring, std::uint32_t head) {
   const std::uint32_t kv_head = head / view.geometry.group();

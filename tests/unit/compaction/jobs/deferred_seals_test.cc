@@ -1,4 +1,4 @@
-// What finds no memory waits its turn and comes again; so does what meets a policy that is new.
+// Work that finds no memory waits and is retried, and so does work that meets a new policy.
 
 #include "daemon/compaction/jobs/deferred_seals.h"
 
@@ -89,13 +89,13 @@ TEST(StalledSeals, WhoJoinsWhileOneIsTriedAnswersForNobody) {
   seals.Return(ItemOf(kOne, 1), due);
   EXPECT_EQ(seals.DueIn(due), 2 * StalledSeals::kFirstPause);
   ASSERT_EQ(seals.TakeDue(due + 2 * StalledSeals::kFirstPause).front().lane, 2u);
-  // What needed nothing says nothing of memory.
+  // A job that needed no memory does not start a wait.
   ASSERT_EQ(seals.Next(kOne, false)->lane, 1u);
   seals.Return(ItemOf(kOne, 1), due);
   EXPECT_EQ(seals.DueIn(due), 4 * StalledSeals::kFirstPause);
 }
 
-// ---- through the compactor
+// ---- Through the compactor
 
 class WithoutMemory : public CompactorTest {
  protected:
@@ -105,7 +105,7 @@ class WithoutMemory : public CompactorTest {
     auto& account = const_cast<pool::Account&>(world_.tenant().account());
     return *account.Reserve(pool::MemoryTag::kPoolExtents, kLimit - account.used_bytes() - room);
   }
-  // As the daemon's watcher does, until nothing is due.
+  // Like the daemon's watcher, until nothing is due.
   void ResumeAfter(Clock::Duration time) {
     world_.clock().Advance(time);
     compactor_.Resume();
@@ -127,7 +127,7 @@ TEST_F(WithoutMemory, APromptsEndIsSealedWhenThereIsSome) {
     EXPECT_EQ(FormsOf(track), Forms{"plain: 200"});
     EXPECT_TRUE(scheduler_.Queued().empty());
     EXPECT_FALSE(ManagedSequence::Of(*track.sequence)->Busy()) << "it may be moved out";
-    // Nor does each that comes meanwhile try by itself.
+    // Nor does each new seal try on its own.
     const std::uint64_t tried = counters().strategies_made;
     Track late = NewTrack(SmallMosaic());
     compactor_.Appended(track.sequence,
@@ -146,7 +146,7 @@ TEST_F(WithoutMemory, APromptsEndIsSealedWhenThereIsSome) {
   EXPECT_EQ(counters().segments_sealed, 4u) << "each lane once";
 }
 
-// What comes behind the end while that waits is another prompt, which has not come to its own.
+// Tokens after a waiting prompt end belong to the next prompt, which has not ended yet.
 TEST_F(WithoutMemory, AnEndThatWaitsTakesNothingOfTheNextPrompt) {
   for (const bool asked : {true, false}) {
     SCOPED_TRACE(asked);
@@ -169,7 +169,7 @@ TEST_F(WithoutMemory, AnEndThatWaitsTakesNothingOfTheNextPrompt) {
   }
 }
 
-// Somebody is at the lane all the time: it comes again with the lane's next rows.
+// Another job always holds the lane: the seal is retried with the lane's next rows.
 TEST_F(CompactorTest, ASealThatMeetsSomebodyComesWithTheNextTile) {
   Track track = NewTrack(SmallMosaic());
   Append(track, 200, 1, true);
@@ -189,7 +189,7 @@ TEST_F(CompactorTest, ASealThatMeetsSomebodyComesWithTheNextTile) {
   EXPECT_EQ(Shown(track), "");
 }
 
-// ---- another policy while work waits
+// ---- A policy change while work waits
 
 TEST_F(CompactorTest, APromptsEndThatWaitsIsSealedUnderThePolicyThatComes) {
   Track track = NewTrack(SmallMosaic());
@@ -214,7 +214,7 @@ TEST_F(CompactorTest, APromptsEndThatWaitsStaysAsItIsUnderOneThatSealsNothing) {
   }
 }
 
-// A job of the policy before has the lane; whoever asks under the new one waits for it.
+// A job of the previous policy holds the lane; a caller under the new policy waits for it.
 TEST_F(CompactorTest, LanesAreTheSameUnderEveryPolicy) {
   Track track = NewTrack(SmallMosaic());
   const std::shared_ptr<ManagedSequence> before = ManagedSequence::Of(*track.sequence);

@@ -1,4 +1,4 @@
-// In what order background work is done: layer by layer as rows come, and the same each time.
+// The order of background work: layer by layer as rows arrive, and always the same.
 
 #include <cstring>
 
@@ -7,7 +7,7 @@
 namespace tessera::compaction {
 namespace {
 
-// The first layers' work runs while the next ones' rows are still to come.
+// The first layers' jobs run while later layers' rows are still arriving.
 TEST_F(CompactorTest, OneLayerIsEncodedWhileTheNextIsAppended) {
   constexpr std::uint32_t kLayers = 3;
   model_ = world_.Register(cache::SmallModel("layers", kLayers, 2));
@@ -27,7 +27,7 @@ TEST_F(CompactorTest, OneLayerIsEncodedWhileTheNextIsAppended) {
         track.sequence,
         {.first_layer = layer, .layers = 1, .end_of_prompt = true, .until = stamps.size()});
     EXPECT_EQ(scheduler_.Queued(), (Forms{kSeal, kSeal})) << "this layer's, at once";
-    // One of its lanes is done, the other waits, while the next layer's rows come in.
+    // One of its lanes is done and the other waits while the next layer's rows arrive.
     ASSERT_TRUE(scheduler_.RunFirst(kSeal));
     if (layer + 1 < kLayers) {
       EXPECT_EQ(track.sequence->OpenEntries(model_->layout().lane(layer + 1, 0)), 0u);
@@ -35,7 +35,7 @@ TEST_F(CompactorTest, OneLayerIsEncodedWhileTheNextIsAppended) {
     ASSERT_TRUE(scheduler_.RunFirst(kSeal));
     EXPECT_TRUE(packed(layer)) << layer;
     Collect();
-    // What is held has never been all of it as it came.
+    // The pool never held all rows in dense form at once.
     const std::uint64_t used = Used(pool::MemoryTag::kTiles);
     if (layer == 0) least = used;
     EXPECT_EQ(used, least * (layer + 1)) << "no layer before it is held plain";
@@ -44,8 +44,7 @@ TEST_F(CompactorTest, OneLayerIsEncodedWhileTheNextIsAppended) {
   EXPECT_EQ(Shown(track), "");
 }
 
-// What lanes show, byte for byte; but for tiles that rows as they came fill in part, whose other
-// rows are anything.
+// The bytes that lanes show, except the unused rows of partial dense tiles, which are undefined.
 std::vector<std::byte> BytesOf(const cache::SequenceView& view) {
   std::vector<std::byte> bytes;
   const auto add = [&](const void* data, std::size_t size) {
@@ -108,7 +107,7 @@ TEST_F(CompactorTest, TheSameStoryTwiceIsTheSame) {
   EXPECT_TRUE(first.bytes == second.bytes);
 }
 
-// It is in no tail, whose full tiles somebody would hear of.
+// These tokens are in no tail, so no wake announces full tiles.
 TEST_F(CompactorTest, WhatIsDecodedThroughCallsTakesTheSameForm) {
   for (const policies::Policy& policy : {SmallMosaic(), Quest()}) {
     Track mapped = NewTrack(policy);

@@ -1,5 +1,5 @@
-// A policy is set where another has been at work: what that left is gone on with, or refused at
-// once. And what stays with a sequence that takes over the rows of a published head.
+// Setting a policy after another one has worked: it continues from what that left, or is refused at
+// once. Also which state a sequence keeps when it adopts a published prefix.
 
 #include <memory>
 #include <numeric>
@@ -43,7 +43,7 @@ class PolicyChanges : public CompactorTest {
     }
     return positions;
   }
-  // Sums, and the keys of the newest tokens as their queries.
+  // Observes attention sums, and the keys of the newest tokens as their queries.
   void Show(const Track& track) {
     const policies::Policy policy = Compactor::PolicyOf(*track.sequence);
     const policies::Needs needs = policies::NeedsOf(policy);
@@ -79,7 +79,8 @@ class PolicyChanges : public CompactorTest {
   }
 };
 
-// Nothing waits to be packed: the budget is kept now, and the form comes with the next rows.
+// Nothing waits to be packed. The new budget applies at once, and packing starts with the next
+// rows.
 TEST_F(PolicyChanges, APolicyThatPacksFromNowOnKeepsItsBudgetAtOnce) {
   for (const char* next : {"streaming:sink=2,recent=80", "h2o:heavy=42,recent=40",
                            "lacache:budget=82,span=2,sink=2"}) {
@@ -98,7 +99,7 @@ TEST_F(PolicyChanges, APolicyThatPacksFromNowOnKeepsItsBudgetAtOnce) {
   }
 }
 
-// Queries that it was learned from nobody has any more.
+// The queries behind the earlier decision are no longer available.
 TEST_F(PolicyChanges, AnotherBudgetGoesOnFromWhatWasLearned) {
   for (const auto& [first, next] : {std::pair("h2o:heavy=20,recent=10", "h2o:heavy=12,recent=6"),
                                     std::pair("tova:budget=30", "tova:budget=18")}) {
@@ -111,7 +112,7 @@ TEST_F(PolicyChanges, AnotherBudgetGoesOnFromWhatWasLearned) {
     EXPECT_FALSE(track.sequence->made_by_hand());
     ASSERT_TRUE(Set(track, next).ok());
     EXPECT_TRUE(track.sequence->made_by_hand()) << "by its budget others would have gone";
-    CompressNow(track);  // there is nothing new to say
+    CompressNow(track);  // nothing new to observe
     Append(track, 5, 1, /*end_of_prompt=*/true);
     Show(track);
     CompressNow(track);
@@ -120,7 +121,8 @@ TEST_F(PolicyChanges, AnotherBudgetGoesOnFromWhatWasLearned) {
   }
 }
 
-// What is left was chosen among more than what is left, which a prefix of the policy would not be.
+// The remaining tokens were selected from more than themselves, which the policy would not do for
+// the shorter prompt.
 TEST_F(PolicyChanges, ACutBehindADecisionLeavesWhatItsPolicyWouldNot) {
   for (const char* text :
        {"snapkv:window=8,tokens=16", "h2o:heavy=10,recent=6", "tova:budget=16"}) {
@@ -140,7 +142,7 @@ TEST_F(PolicyChanges, ACutBehindADecisionLeavesWhatItsPolicyWouldNot) {
   }
 }
 
-// Nothing has gone that a shorter prompt would have kept.
+// Nothing was evicted that a shorter prompt would have kept.
 TEST_F(PolicyChanges, ACutOfWhatIsWithinItsBudgetLeavesWhatItsPolicyWould) {
   for (const char* text : {"snapkv:window=8,tokens=16", "tova:budget=16"}) {
     SCOPED_TRACE(text);
@@ -154,7 +156,7 @@ TEST_F(PolicyChanges, ACutOfWhatIsWithinItsBudgetLeavesWhatItsPolicyWould) {
   }
 }
 
-// A fork has what all layers hold, and the first has chosen among more.
+// A fork has the tokens that all layers hold, and the first layer has selected from more.
 TEST_F(PolicyChanges, AForkOfLayersThatAreAheadHoldsWhatItsPolicyWouldNot) {
   Track track = NewTrack(Policy("streaming:sink=2,recent=10"));
   Append(track, 50, 1);
@@ -179,18 +181,19 @@ TEST_F(PolicyChanges, AForkOfLayersThatAreAheadHoldsWhatItsPolicyWouldNot) {
   EXPECT_FALSE(Fork(track).sequence->made_by_hand());
 }
 
-// One of a layer's lanes was sealed under the policy before, and the other waits.
+// One of a layer's lanes was sealed under the previous policy, and the other still waits.
 TEST_F(PolicyChanges, LanesThatWereSealedApartAreDecidedAboutTogether) {
   for (const char* tail : {"", kPacked}) {
     for (const std::string& next :
          {std::string("chunkkv:chunk=4,window=4,budget=0.5"),
           std::string("semanticache:budget=0.8,sink=0,recent=4,max_chunk=16,delimiters=0,"
                       "scope=layer")}) {
-      if (*tail == '\0' && next.starts_with("semanticache")) continue;  // of all, which is packed
+      // Of all tokens, which are packed.
+      if (*tail == '\0' && next.starts_with("semanticache")) continue;
       SCOPED_TRACE(next + tail);
       Track track = NewTrack(SmallMosaic());
       Append(track, 100, 1, /*end_of_prompt=*/true);
-      scheduler_.RunNext();  // of the first lane
+      scheduler_.RunNext();  // seals the first lane
       ASSERT_EQ(track.sequence->OpenEntries(0), 0u);
       ASSERT_EQ(track.sequence->OpenEntries(1), 100u);
       ASSERT_TRUE(Set(track, next + tail).ok());
@@ -202,7 +205,7 @@ TEST_F(PolicyChanges, LanesThatWereSealedApartAreDecidedAboutTogether) {
         const auto positions = PositionsOf(track);
         EXPECT_EQ(positions[0], positions[1]);
         EXPECT_LT(positions[0].size(), track.stamps.size() - 5 * prompt);
-        // All of the first prompt, of which there was no choice in the first lane.
+        // All of the first prompt: the first lane has made no choice among it.
         EXPECT_EQ(positions[0][99], 99u);
       }
       ASSERT_TRUE(world_.tenant().FreeSequence(track.sequence->id()).ok());
@@ -219,13 +222,12 @@ TEST_F(PolicyChanges, WhatEveryCompressWouldRefuseIsRefusedAtOnce) {
   Track packed = NewTrack(SmallMosaic());
   Append(packed, 100, 1, /*end_of_prompt=*/true);
   RunAll();
-  refused(
-      packed, "semanticache:sink=2,recent=4,delimiters=0",
-      "holds 100 packed entries in layer 0, kv head 0; a policy that merges all of a lane begins "
-      "before any is packed");
+  refused(packed, "semanticache:sink=2,recent=4,delimiters=0",
+          "holds 100 packed entries in layer 0, kv head 0; set a policy that merges all of a lane "
+          "before entries are packed");
   EXPECT_TRUE(Set(packed, "lacache:budget=82,span=2,sink=2").ok());
 
-  // Each lane has kept the tokens of its own head.
+  // Each lane keeps the tokens of its own head.
   Track apart = NewTrack(Policy("snapkv:tokens=20,window=4"));
   Append(apart, 100, 1, /*end_of_prompt=*/true);
   Show(apart);
@@ -242,16 +244,16 @@ TEST_F(PolicyChanges, WhatEveryCompressWouldRefuseIsRefusedAtOnce) {
 TEST_F(PolicyChanges, KeysOfLanesThatWereSealedApartAreNotCut) {
   Track track = NewTrack(SmallMosaic());
   Append(track, 100, 1, /*end_of_prompt=*/true);
-  scheduler_.RunNext();  // of the first lane
+  scheduler_.RunNext();  // seals the first lane
   const char* const cuts = "+think:ratio=0.5,window=4,recent_size=8";
   const absl::Status status = Set(track, std::string("chunkkv:chunk=4,window=4,budget=0.5") + cuts);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(AsStringView(status.message())),
-              HasSubstr("0 entries of kv head 0 wait, and 100 of kv head 1"));
+              HasSubstr("0 entries of kv head 0 wait for a strategy, but 100 of kv head 1"));
   EXPECT_TRUE(Set(track, std::string("snapkv:tokens=20,window=4") + cuts).ok());
 }
 
-// The layer that decides was done under the policy before: the others take over what it holds.
+// The layer that decides was done under the previous policy; the others take over its entries.
 TEST_F(PolicyChanges, LayersTakeOverWhatWasDecidedUnderThePolicyBefore) {
   Track track = NewTrack(Policy("streaming:sink=2,recent=40"));
   Append(track, 100, 1, /*end_of_prompt=*/true);
@@ -264,7 +266,7 @@ TEST_F(PolicyChanges, LayersTakeOverWhatWasDecidedUnderThePolicyBefore) {
   for (const auto& lane : PositionsOf(track)) EXPECT_EQ(lane, PositionsOf(track)[0]);
 }
 
-// As one that publishes what has been published, while its next prompt waits for its choice.
+// Adopts a prefix, as after publishing a duplicate, while its next prompt waits for a decision.
 TEST_F(PolicyChanges, WhoTakesOverAHeadKeepsWhatItKnowsOfWhatIsBehind) {
   for (const char* text : {"streaming:sink=2,recent=1000", "h2o:heavy=500,recent=500"}) {
     SCOPED_TRACE(text);
@@ -289,7 +291,7 @@ TEST_F(PolicyChanges, WhoTakesOverAHeadKeepsWhatItKnowsOfWhatIsBehind) {
   }
 }
 
-// What it does not know is what was decided about the rows that it has taken.
+// The adopting sequence lacks the decisions about the adopted rows, so it takes them with the rows.
 TEST_F(PolicyChanges, WhoTakesOverAHeadTakesWhatWasDecidedAboutIt) {
   const Stamps head = DrawTokens(100, 1);
   Track one = NewTrack(Policy("h2o:heavy=20,recent=20")),
@@ -311,7 +313,7 @@ TEST_F(PolicyChanges, WhoTakesOverAHeadTakesWhatWasDecidedAboutIt) {
   EXPECT_EQ(PositionsOf(other)[0].size(), 40u);
 }
 
-// Whichever comes first, the policy that is set in the end knows nothing of what has gone.
+// In any order of the cut and the choice, the final policy has no memory of removed tokens.
 TEST_F(PolicyChanges, ACutThatWaitsForAChoiceMeetsThePolicyThatWasSetMeanwhile) {
   TellingClock clock;
   Compactor compactor({.scheduler = &scheduler_,
@@ -344,7 +346,8 @@ TEST_F(PolicyChanges, ACutThatWaitsForAChoiceMeetsThePolicyThatWasSetMeanwhile) 
   }
 }
 
-// With the rows, so that nothing that comes behind the cut is taken for what was there before.
+// Memory is updated together with the rows, so that tokens after the cut are never mistaken for
+// removed ones.
 TEST_F(PolicyChanges, ACutTellsBeforeAnybodySeesIt) {
   Track track = NewTrack(SmallMosaic());
   Append(track, 150, 1);

@@ -1,4 +1,4 @@
-// A prompt's end that waits for its seal, and what becomes of the lane meanwhile.
+// The end of a prompt that waits for its seal, while the lane changes.
 
 #include <chrono>
 #include <functional>
@@ -15,7 +15,7 @@
 namespace tessera::compaction {
 namespace {
 
-// Kernels that tell when a strategy is being made: in the middle of a seal.
+// Kernels that call back while a strategy is being made, in the middle of a seal.
 struct TellingKernels {
   static inline std::function<void()> told;
   static const char* Moments(const kernels::MomentsJob& job) {
@@ -30,7 +30,7 @@ class PromptEnd : public CompactorTest {
  protected:
   static constexpr std::uint64_t kLimit = 16 << 20;
   PromptEnd() : CompactorTest(0, kLimit) {}
-  // A short end stays plain where the strategy before loses too much of it.
+  // A short end stays dense if the previous strategy loses too much of it.
   static policies::Policy WithLongSegments() {
     policies::Policy policy = SmallMosaic();
     policy.mosaic->segments.min_tokens = 256;
@@ -44,7 +44,7 @@ class PromptEnd : public CompactorTest {
   }
 };
 
-// Positions of entries are numbers of tokens, wherever keys were turned to.
+// Positions of entries are token numbers, even if keys were re-rotated to other positions.
 TEST_F(PromptEnd, IsSealedWherePositionsWereMoved) {
   cache::ModelSpec spec = cache::SmallModel("turned", 1, 2);
   spec.rope_theta = 10000;
@@ -76,10 +76,10 @@ TEST_F(PromptEnd, ThatWasLeftPlainIsKnownToWhoeverHoldsIt) {
     RunAll();
     ASSERT_EQ(FormsOf(*track), (Forms{"16 kept: 160", "plain: 50"}));
   }
-  // As one that publishes what has been published: it holds the other one's rows then.
+  // As after publishing a duplicate: afterwards it holds the other sequence's rows.
   ASSERT_TRUE(compactor_.TakeHeadOf(*other.sequence, *one.sequence).ok());
   Track fork = Fork(one);
-  // The same policy once more changes nothing.
+  // Setting the same policy again changes nothing.
   ASSERT_TRUE(compactor_.SetPolicy(*one.sequence, policy).ok());
   for (Track* track : {&one, &other, &fork}) {
     Decode(*track, 78, 2);
@@ -89,7 +89,7 @@ TEST_F(PromptEnd, ThatWasLeftPlainIsKnownToWhoeverHoldsIt) {
   }
 }
 
-// The seal has begun, meets the cut, and finds no memory: what comes again is the end of now.
+// The seal has begun, meets the cut and finds no memory. It is retried with the new end.
 TEST_F(PromptEnd, ThatIsCutOffUnderItsSealIsWhereTheCutIs) {
   const TellingKernels telling;
   Compactor compactor({.scheduler = &scheduler_,
@@ -131,7 +131,7 @@ TEST_F(PromptEnd, ThatIsCutOffUnderItsSealIsWhereTheCutIs) {
   EXPECT_EQ(Shown(track), "");
 }
 
-// What the seal of a job that waits for its lane is to do changes, too.
+// A seal whose job waits for its lane also uses the new end.
 TEST_F(PromptEnd, ThatIsCutOffWhileItsJobWaitsIsWhereTheCutIs) {
   model_ = world_.Register(cache::SmallModel("one", 1, 1));
   Track track = NewTrack(SmallMosaic());
@@ -163,7 +163,7 @@ TEST_F(PromptEnd, OfThePromptThatFollowsIsNotWhereDecodingWasCut) {
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 64", "plain: 100"}));
 }
 
-// Somebody is at the lane all the time: it comes again with the lane's next rows, whatever they
+// Another job always holds the lane: the seal is retried with the lane's next rows, whatever they
 // are.
 TEST_F(PromptEnd, ThatMetSomebodyComesWithTheNextPrompt) {
   Track track = NewTrack(SmallMosaic());
@@ -199,7 +199,8 @@ TEST_F(PromptEnd, ThatFoundNoMemoryIsKeptUnderAPolicyThatSealsNothing) {
   EXPECT_FALSE(ManagedSequence::Of(*track.sequence)->Busy());
 }
 
-// A seal of many segments is many jobs: tails come between them, and readers see all of it at once.
+// A seal of many segments takes many jobs: tails are absorbed between them, and readers see the
+// result at once.
 TEST_F(PromptEnd, ALongSealIsDoneInPieces) {
   Track track = NewTrack(SmallMosaic());
   Append(track, 20 * 256 + 70, 1, /*end_of_prompt=*/true);
@@ -223,7 +224,7 @@ TEST_F(PromptEnd, ALongSealIsDoneInPieces) {
   EXPECT_FALSE(ManagedSequence::Of(*track.sequence)->Busy());
 }
 
-// What was cut between two pieces is made anew, and no more of it.
+// After a cut between two pieces, only the affected segments are made again.
 TEST_F(PromptEnd, ALongSealThatIsCutGoesOnFromThere) {
   for (const bool forked : {false, true}) {
     SCOPED_TRACE(forked);
@@ -246,7 +247,7 @@ TEST_F(PromptEnd, ALongSealThatIsCutGoesOnFromThere) {
   }
 }
 
-// Told when the policy is set, not when memory is gone.
+// Warned when the policy is set, not when memory has run out.
 TEST_F(PromptEnd, SegmentsThatAreLargerThanTheirRowsAreWarnedOf) {
   policies::Policy policy = SmallMosaic();
   policy.mosaic->segments = {.tokens = 256, .min_tokens = 256, .loss_window = 64};

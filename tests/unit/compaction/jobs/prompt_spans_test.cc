@@ -1,4 +1,4 @@
-// Which tokens came as prompts.
+// Spans of tokens that arrived as prompts.
 #include "daemon/compaction/jobs/prompt_spans.h"
 
 #include <gmock/gmock.h>
@@ -10,7 +10,7 @@
 namespace tessera::compaction {
 namespace {
 
-// As a list of tokens has it.
+// As a list of booleans per token.
 std::vector<policies::TokenSpan> RunsOf(const std::vector<bool>& tokens) {
   std::vector<policies::TokenSpan> runs;
   for (std::uint64_t t = 0; t < tokens.size(); ++t) {

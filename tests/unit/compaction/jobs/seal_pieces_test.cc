@@ -1,5 +1,5 @@
-// Seals of so many segments that they are done in pieces, a job each: what memory they take, what
-// happens where there is none, and what may come between two pieces.
+// Seals of so many segments that they run in pieces, one job each: their memory, lack of memory,
+// and what may happen between two pieces.
 
 #include <algorithm>
 #include <chrono>
@@ -13,7 +13,7 @@
 namespace tessera::compaction {
 namespace {
 
-constexpr std::uint64_t kSegment = 256;  // of SmallMosaic
+constexpr std::uint64_t kSegment = 256;  // from SmallMosaic
 constexpr std::uint64_t kOnePiece = 8;
 constexpr std::uint64_t kManyPieces = 20;
 
@@ -31,7 +31,7 @@ class SealPieces : public CompactorTest {
     return Used(pool::MemoryTag::kTiles) + Used(pool::MemoryTag::kTables) +
            Used(pool::MemoryTag::kRotations);
   }
-  // A prompt of which two jobs have begun the seals.
+  // A prompt whose seals have been started by two jobs.
   Track Begun() {
     Track track = NewTrack(SmallMosaic());
     Append(track, kManyPieces * kSegment + 70, 1, /*end_of_prompt=*/true);
@@ -43,7 +43,7 @@ class SealPieces : public CompactorTest {
     ASSERT_TRUE(world_.tenant().FreeSequence(track.sequence->id()).ok());
     track = {};
   }
-  // Jobs that run until none waits; at most 200, which no end of them would reach.
+  // Runs all jobs, at most 200, which a correct seal never reaches.
   int CountJobs() {
     int jobs = 0;
     while (jobs < 200 && scheduler_.RunNext().has_value()) ++jobs;
@@ -51,7 +51,7 @@ class SealPieces : public CompactorTest {
   }
 };
 
-// ---- memory
+// ---- Memory
 
 TEST_F(SealPieces, OldAndNewFormOfOneLaneIsAllThatIsHeldTwice) {
   model_ = world_.Register(cache::SmallModel("wide", 4, 4));  // 16 lanes
@@ -75,7 +75,7 @@ TEST_F(SealPieces, WhatFitsLaneByLaneIsSealed) {
     SCOPED_TRACE(segments);
     Track track = NewTrack(SmallMosaic());
     Append(track, segments * kSegment, 1, /*end_of_prompt=*/true);
-    const pool::Charge rest = LeaveRoom(1200 << 10);  // for one lane, and half of another
+    const pool::Charge rest = LeaveRoom(1200 << 10);  // for one and a half lanes
     const auto told = Compress(track);
     RunAll();
     EXPECT_TRUE(told->status.ok()) << told->status;
@@ -83,7 +83,7 @@ TEST_F(SealPieces, WhatFitsLaneByLaneIsSealed) {
   }
 }
 
-// Whether there is room for no segment, or for a piece but not for all.
+// With no room for any segment, or for a piece but not for all.
 TEST_F(SealPieces, WithoutMemoryOneIsTriedNowAndThen) {
   for (const std::uint64_t room : {4 << 10, 500 << 10}) {
     SCOPED_TRACE(room);
@@ -130,7 +130,7 @@ TEST_F(SealPieces, ThePauseGrowsThoughAPieceFindsRoom) {
   }
 }
 
-// ---- between two pieces
+// ---- Between two pieces
 
 TEST_F(SealPieces, WhatIsFreedGivesAllBack) {
   Track track = Begun();
@@ -163,7 +163,7 @@ TEST_F(SealPieces, AnotherPolicyGivesBackWhatWasBegun) {
   }
 }
 
-// Also where the policy's work on it is over.
+// Also if the policy's work on it is finished.
 TEST_F(SealPieces, ACutToTheSegmentBeforeGivesBackWhatWasBegun) {
   Track track = NewTrack(SmallMosaic());
   Append(track, kSegment, 1, /*end_of_prompt=*/true);
@@ -195,7 +195,7 @@ TEST_F(SealPieces, ForksTakeOverWhatIsMade) {
   }
 }
 
-// A second turn of a conversation: its answer begins before its question is sealed.
+// The second turn of a conversation: its answer begins before its question is sealed.
 TEST_F(SealPieces, ATileLeavesThePromptToItsSeal) {
   for (const bool begun : {false, true}) {
     SCOPED_TRACE(begun);
@@ -218,14 +218,14 @@ TEST_F(SealPieces, ATileLeavesThePromptToItsSeal) {
   }
 }
 
-// ---- who asks
+// ---- Callers
 
 TEST_F(SealPieces, WhatSomebodyAskedForIsCutWithTheLane) {
   Track track = NewTrack(SmallMosaic());
   Append(track, 200, 1);
   const auto told = Compress(track);
   Truncate(track, 100);
-  Append(track, 100, 2);  // of a prompt that has not come to its end
+  Append(track, 100, 2);  // of a prompt that has not ended
   RunAll();
   ExpectTold(*told);
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 100", "plain: 100"}));
@@ -237,13 +237,13 @@ TEST_F(SealPieces, WhatSomebodyAskedForIsCutBetweenPieces) {
   const auto told = Compress(track);
   ASSERT_TRUE(scheduler_.RunFirst(kSeal));
   Truncate(track, kManyPieces * kSegment);
-  Append(track, 100, 2);  // of a prompt that has not come to its end
+  Append(track, 100, 2);  // of a prompt that has not ended
   RunAll();
   ExpectTold(*told);
   EXPECT_EQ(FormsOf(track).back(), "plain: 100");
 }
 
-// Whether the seals wait, are between two pieces, or some lanes have been sealed.
+// Whether the seals wait, are between two pieces, or some lanes are sealed.
 TEST_F(SealPieces, WhoAsksIsToldThatAnotherPolicyCame) {
   policies::Policy half = SmallMosaic();
   half.text = "half";
@@ -294,7 +294,7 @@ TEST_F(SealPieces, WhoAsksForSummariesIsToldThatAnotherPolicyCame) {
   }
 }
 
-// Also where the policy in between did nothing, and left nothing of what was told.
+// Also if the policy in between did nothing, and no result of it remains.
 TEST_F(SealPieces, WhoAsksUnderTheNextPolicyIsAnsweredByIt) {
   Track track = NewTrack(SmallMosaic());
   Append(track, 300, 1);
@@ -308,7 +308,7 @@ TEST_F(SealPieces, WhoAsksUnderTheNextPolicyIsAnsweredByIt) {
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 256", "16 kept: 44"}));
 }
 
-// Its rows took the form of the policy in between.
+// Its rows have the form of the policy in between.
 TEST_F(SealPieces, WhoAsksIsToldThoughThePolicyCameBack) {
   Track track = NewTrack(SmallMosaic());
   Append(track, 300, 1);
@@ -335,9 +335,9 @@ TEST_F(SealPieces, WhatIsInTheTailIsPartOfWhatSomebodyAsksFor) {
   EXPECT_TRUE(track.sequence->decoding());
 }
 
-// ---- what changes behind it
+// ---- Changes after the sealed rows
 
-// A worker that speculates appends some rows and cuts some of them off again, all the time.
+// A speculating worker appends rows and cuts some of them off all the time.
 TEST_F(SealPieces, RowsThatAreCutBehindWhatIsMadeCostNothing) {
   for (const bool cuts : {false, true}) {
     SCOPED_TRACE(cuts);
@@ -358,7 +358,7 @@ TEST_F(SealPieces, RowsThatAreCutBehindWhatIsMadeCostNothing) {
   }
 }
 
-// Between the look at what waits in the parent, and the fork, which has the rows.
+// Between the check of what waits in the parent, and the fork, which has the rows.
 TEST_F(SealPieces, APromptThatEndsAsItIsForkedIsSealedInBoth) {
   Track parent = NewTrack(SmallMosaic());
   Append(parent, 100, 1);
@@ -374,7 +374,7 @@ TEST_F(SealPieces, APromptThatEndsAsItIsForkedIsSealedInBoth) {
   }
 }
 
-// More memory would not help, and nobody waits behind it.
+// More memory would not help, and no other seal waits for it.
 TEST_F(SealPieces, MoreSegmentsThanALaneMayHaveAreRefusedAtOnce) {
   model_ = world_.Register(cache::SmallModel("one lane", 1, 1));
   policies::Policy shortest = SmallMosaic();
@@ -393,7 +393,7 @@ TEST_F(SealPieces, MoreSegmentsThanALaneMayHaveAreRefusedAtOnce) {
   EXPECT_EQ(FormsOf(other), Forms{"16 kept: 256"});
 }
 
-// ---- a spent budget
+// ---- A spent budget
 
 class SpentBudget : public CompactorTest {
  protected:
@@ -407,10 +407,10 @@ TEST_F(SpentBudget, APromptBehindItGetsItsOwnStrategies) {
     Append(track, 100, 1, /*end_of_prompt=*/true);
     RunAll();
     const pool::Charge rest = SqueezeRaw(0);
-    Decode(track, kernels::kTileEntries, 1);  // keeps no raw copies, as those that follow
+    Decode(track, kernels::kTileEntries, 1);  // keeps no raw copies of these and later rows
     RunAll();
     Append(track, 4 * kSegment, 3, /*end_of_prompt=*/true);
-    if (decodes) Decode(track, kernels::kTileEntries, 3);  // before its seals come to their turn
+    if (decodes) Decode(track, kernels::kTileEntries, 3);  // before its seals run
     RunAll();
     const Forms forms = FormsOf(track);
     EXPECT_EQ(std::count(forms.begin(), forms.end(), "16 kept: 256"), 4);

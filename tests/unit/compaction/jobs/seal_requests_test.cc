@@ -9,7 +9,7 @@
 namespace tessera::compaction {
 namespace {
 
-// Whether whoever carries out `by` has done what `wish` asks for.
+// Whether a job that carries out `by` has done what `wish` asks for.
 bool Covers(const std::optional<SealWish>& by, const SealWish& wish) {
   return by.has_value() && by->all_before >= wish.all_before &&
          by->decoded_before >= wish.decoded_before;
@@ -26,7 +26,8 @@ TEST(SealWishes, ThoseThatWaitAreOneJob) {
   EXPECT_TRUE(wishes.Want({})) << "since it began";
 }
 
-// Who waits for a seal is told of one, even where another job has taken the wish on.
+// A caller that waits for a seal gets its result, even if another job has merged the request into
+// its own.
 TEST(SealWishes, AJobDoesWhatItWasTold) {
   SealWishes wishes;
   wishes.Want({.all_before = 7});
@@ -38,7 +39,7 @@ TEST(SealWishes, AJobDoesWhatItWasTold) {
   EXPECT_EQ(wishes.running(), SealWish());
 }
 
-// As it is by then, cut or not.
+// In its state by then, cut or not.
 TEST(SealWishes, WhatGoesOnIsWantedAgain) {
   SealWishes wishes;
   wishes.Want({.all_before = 7});
@@ -50,7 +51,7 @@ TEST(SealWishes, WhatGoesOnIsWantedAgain) {
   EXPECT_EQ(wishes.running(), SealWish{.all_before = 5});
 }
 
-// Wherever it is.
+// Wherever the request is.
 TEST(SealWishes, OneThatWasCutEndsThere) {
   SealWishes wishes;
   wishes.Want({.all_before = 7, .decoded_before = 9});
@@ -69,13 +70,13 @@ TEST(SealWishes, OneThatWasCutEndsThere) {
   EXPECT_FALSE(wishes.WantStalled());
 }
 
-// Whatever jobs do, a fork is told of all that has not been carried out.
+// Whatever jobs do, a fork inherits all requests that are not carried out.
 TEST(SealWishes, NoneIsLostFromSight) {
   TestRandom random;
   for (int round = 0; round < 200; ++round) {
     SealWishes wishes;
     int jobs = 0;
-    std::vector<SealWish> open;  // all that nobody has carried out
+    std::vector<SealWish> open;  // requests that no job has carried out
     for (int step = 0; step < 40; ++step) {
       switch (random.Below(6)) {
         case 0:

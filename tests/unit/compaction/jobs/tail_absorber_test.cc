@@ -25,7 +25,7 @@ using cache::TestWorker;
 
 const char* const kJob = "absorb-tails";
 
-// A worker with decoding sequences, as its session's mapping shows it.
+// A worker with decoding sequences, seen through its session's mapping.
 class Decoder {
  public:
   Decoder(cache::World& world, const cache::Model& model, int sequences)
@@ -38,7 +38,7 @@ class Decoder {
     }
   }
 
-  // Writes and commits tokens; true where the ring had room for all.
+  // Writes and commits tokens. Returns true if the ring had room for all.
   bool Step(std::size_t i, std::uint64_t tokens) {
     Decoding& it = decoding_[i];
     for (; tokens > 0; --tokens, ++it.tokens) {
@@ -48,7 +48,8 @@ class Decoder {
     worker_.Commit(it.tail, it.tokens);
     return tokens == 0;
   }
-  // As end_step does after a full tile: takes the wish for a wake. True where it must signal.
+  // Takes the wake request, like end_step after a full tile. Returns true if the worker must
+  // signal.
   bool TakeWish() { return worker_.session().control()->page().wake.exchange(0) == 1; }
 
   std::uint64_t InSegments(std::size_t i) const {
@@ -93,12 +94,12 @@ class TailAbsorberTest : public testing::Test {
 
 TEST_F(TailAbsorberTest, AWakeMovesFullTilesAndAsksForTheNext) {
   Decoder decoder(world_, *model_, 2);
-  EXPECT_TRUE(decoder.TakeWish());  // a fresh session sleeps
+  EXPECT_TRUE(decoder.TakeWish());  // a new session sleeps
   decoder.Step(0, 70);
   decoder.Step(1, 20);
   absorber_.Wake(decoder.session());
   absorber_.Wake(decoder.session());
-  EXPECT_EQ(scheduler_.Queued(), std::vector<std::string>{kJob});  // one job a session
+  EXPECT_EQ(scheduler_.Queued(), std::vector<std::string>{kJob});  // one job per session
   scheduler_.RunAll(kJob);
   EXPECT_EQ(decoder.InSegments(0), 64u);
   EXPECT_EQ(decoder.InSegments(1), 0u);
@@ -118,7 +119,7 @@ TEST_F(TailAbsorberTest, AJobIsItsTenantsAndItsSessions) {
     decoder->Step(0, 32);
     absorber_.Wake(decoder->session());
   }
-  for (int round = 0; round < 2; ++round) {  // as first queued, and as queued again
+  for (int round = 0; round < 2; ++round) {  // first queued, then queued again by itself
     const std::vector<JobSpec> specs = scheduler_.QueuedSpecs();
     ASSERT_EQ(specs.size(), 2u);
     for (std::size_t i = 0; i < 2; ++i) {
@@ -138,7 +139,7 @@ TEST_F(TailAbsorberTest, NoWishStandsWhileAJobIsQueuedBehindProgress) {
   ASSERT_TRUE(scheduler_.RunFirst(kJob));
   EXPECT_EQ(decoder.InSegments(0), 32u);
   ASSERT_FALSE(scheduler_.Queued().empty());
-  EXPECT_FALSE(decoder.TakeWish());  // the worker need not call the kernel
+  EXPECT_FALSE(decoder.TakeWish());  // no system call needed
   scheduler_.RunAll(kJob);
   EXPECT_TRUE(decoder.TakeWish());
 }
@@ -161,7 +162,7 @@ TEST_F(TailAbsorberTest, ASessionThatNeverStopsKeepsNobodyWaiting) {
   absorber_.Wake(busy.session());
   quiet.Step(0, 32);
   absorber_.Wake(quiet.session());
-  // Whenever a job of the busy session runs, its worker has committed another tile before.
+  // Before each job of the busy session, its worker has committed another tile.
   int ran = 0;
   while (quiet.InSegments(0) == 0 && ran < 20) {
     busy.Step(static_cast<std::size_t>(ran % 2), 32);
@@ -184,12 +185,12 @@ TEST_F(TailAbsorberTest, LingersForAsLongAsItIsTold) {
     EXPECT_FALSE(decoder.TakeWish());
     world_.clock().Advance(std::chrono::milliseconds(1));
   }
-  decoder.Step(0, 32);  // met without a wake
+  decoder.Step(0, 32);  // found without a wake
   ASSERT_TRUE(scheduler_.RunFirst(kJob));
   EXPECT_EQ(decoder.InSegments(0), 32u);
   world_.clock().Advance(std::chrono::milliseconds(4));
   ASSERT_TRUE(scheduler_.RunFirst(kJob));
-  EXPECT_FALSE(decoder.TakeWish());  // idle for 4 ms since it found something
+  EXPECT_FALSE(decoder.TakeWish());  // 4 ms without finding anything
   world_.clock().Advance(std::chrono::milliseconds(1));
   ASSERT_TRUE(scheduler_.RunFirst(kJob));
   EXPECT_TRUE(decoder.TakeWish());
@@ -227,7 +228,7 @@ TEST_F(TailAbsorberTest, AFullPoolKeepsTheTailAndIsLoggedOnceASecond) {
 TEST_F(TailAbsorberTest, ASequenceThatFailsDoesNotStopItsNeighbours) {
   Decoder decoder(world_, *model_, 3);
   for (std::size_t i = 0; i < 3; ++i) decoder.Step(i, 32);
-  // An impossible count, which only this worker could have written.
+  // An impossible count, which only this worker can have written.
   const std::uint32_t slot = 1;
   decoder.session()->control()->page().commits[slot].store(shm::CommitWord::Pack(1, 1'000'000),
                                                            std::memory_order_release);
@@ -239,11 +240,11 @@ TEST_F(TailAbsorberTest, ASequenceThatFailsDoesNotStopItsNeighbours) {
   EXPECT_EQ(LogLines(), 1);
   absorber_.Wake(decoder.session());
   scheduler_.RunAll(kJob);
-  EXPECT_EQ(LogLines(), 1);  // it is gone from the session's decoding sequences
+  EXPECT_EQ(LogLines(), 1);  // it was removed from the session's decoding sequences
 }
 
-// Lets the worker run in the middle of a job: between its look at the tails and its wish for a wake
-// it asks for the time.
+// Lets the worker run in the middle of a job: the job reads the time between checking the tails and
+// requesting a wake.
 class InterruptingClock final : public Clock {
  public:
   TimePoint Now() const override {
@@ -256,13 +257,13 @@ class InterruptingClock final : public Clock {
   std::function<void()> interrupt_;
 };
 
-// Every way in which the steps of one worker and of the daemon may interleave, by hand: whatever
-// the order, a tile that was full before the end is absorbed, or the worker was told to signal.
+// All interleavings of a worker's and the daemon's steps: in any order, a tile that was full before
+// the end is absorbed, or the worker was asked to signal.
 TEST_F(TailAbsorberTest, NoInterleavingLosesAWake) {
   InterruptingClock clock;
   TailAbsorber absorber({.scheduler = &scheduler_, .logger = &logger_, .clock = &clock});
-  // The worker: fill a tile and commit; take the wish; if it was there, signal. The daemon: run the
-  // jobs that are queued, one at a time, or deliver a signal that has been sent.
+  // The worker fills a tile and commits, takes the wake request, and signals if there was one. The
+  // daemon runs queued jobs one at a time, or receives a pending signal.
   for (int word = 0; word < 1 << 13; ++word) {
     Decoder decoder(world_, *model_, 1);
     int worker_at = 0;
@@ -294,7 +295,7 @@ TEST_F(TailAbsorberTest, NoInterleavingLosesAWake) {
     for (int bit = 0; bit < 9; ++bit) (word >> bit) & 1 ? worker_step() : daemon_step();
     clock.Interrupt(nullptr);
     if (worker_at == 1) worker_step();
-    // Quiet from here on: only what is owed still happens.
+    // No further tiles: only pending work runs.
     for (int i = 0; i < 10; ++i) daemon_step();
     ASSERT_EQ(decoder.InSegments(0), static_cast<std::uint64_t>(tiles) * 32) << "order " << word;
     ASSERT_TRUE(scheduler_.Queued().empty());
@@ -302,15 +303,16 @@ TEST_F(TailAbsorberTest, NoInterleavingLosesAWake) {
   }
 }
 
-// The same with real threads: the daemon's between any two instructions of the worker's.
+// The same with real threads, so that the daemon may run between any two instructions of the
+// worker.
 TEST_F(TailAbsorberTest, NoWakeIsLostBetweenThreads) {
   std::unique_ptr<ThreadScheduler> threads = *ThreadScheduler::Create({.threads = 2});
   TailAbsorber absorber({.scheduler = threads.get(), .logger = &logger_, .clock = &world_.clock()});
   Decoder decoder(world_, *model_, 1);
-  // One mapping for both sides, as ThreadSanitizer wants it, is in the concurrency test of the
-  // cache; here the ring's contents do not matter.
+  // ThreadSanitizer needs one mapping for both sides, which the concurrency test of the cache has.
+  // Here the ring's content does not matter.
   for (int round = 0; round < 3000; ++round) {
-    // The worker waits for ring space and for nothing else: it hangs here where a wake is lost.
+    // The worker waits only for ring space, and hangs here if a wake is lost.
     while (!decoder.Step(0, 32 - decoder.tokens(0) % 32)) {
       if (decoder.TakeWish()) absorber.Wake(decoder.session());
       world_.tenant().epochs().Collect();
@@ -318,7 +320,7 @@ TEST_F(TailAbsorberTest, NoWakeIsLostBetweenThreads) {
     }
     if (decoder.TakeWish()) absorber.Wake(decoder.session());
   }
-  threads.reset();  // joins: no job outlives what it works on
+  threads.reset();  // joins the threads, so that no job outlives its data
   EXPECT_EQ(decoder.tokens(0), 3000u * 32);
 }
 

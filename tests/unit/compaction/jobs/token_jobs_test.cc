@@ -1,4 +1,4 @@
-// What may come between a choice of tokens and what is made of it, and what comes after.
+// What may happen between a choice of tokens and its execution, and afterwards.
 
 #include <algorithm>
 #include <functional>
@@ -46,8 +46,8 @@ class TokenJobs : public CompactorTest {
     track.tail.reset();
     track.stamps.resize(tokens);
   }
-  // Of tokens [first, first + count): the key of the token with this stamp, in the head's own lane,
-  // so many times as long.
+  // Queries of tokens [first, first + count): the key of the token with this stamp in the head's
+  // own lane, scaled.
   struct Query {
     std::uint64_t stamp;
     float times;
@@ -73,8 +73,8 @@ class TokenJobs : public CompactorTest {
       ASSERT_TRUE(status.ok()) << status;
     }
   }
-  // 99 of 100 tokens stay, and the newest is the one that goes: its own query, turned round, pays
-  // it least where no other key is as long in its direction.
+  // 99 of 100 tokens are kept, and the newest is evicted: its own query, reversed, gives it the
+  // least attention, as no other key is as long in its direction.
   Track WithoutItsNewest() {
     for (;;) {
       Track track = NewTrack(Policy("tova:budget=99"));
@@ -198,7 +198,7 @@ TEST_F(TokenJobs, TheNextTokenIsAtItsOwnPositionWhenTheNewestHaveGone) {
   ASSERT_EQ(PositionsOf(track), Range(0, 99));
   Append(track, 10, 1);
   EXPECT_EQ(PositionsOf(track), Join(Range(0, 99), Range(100, 110)));
-  // With nothing new, and then with new tokens, it goes on.
+  // It continues, first without and then with new tokens.
   Append(track, 10, 1);
   ShowQueries(track, 100, 20, {track.stamps[0], 1});
   const auto more = Compress(track);
@@ -222,8 +222,8 @@ TEST_F(TokenJobs, AsManyTimesAsItIsAskedNothingNewChangesNothing) {
   EXPECT_EQ(PositionsOf(track).size(), 99u);
 }
 
-// Its last query decides about all of it, not each about those before it. While some of its queries
-// are missing nothing is decided about any of it, whoever looks.
+// Its last query decides about the whole prompt, instead of each query about the tokens before it.
+// While some of its queries are missing, no decision is made.
 TEST_F(TokenJobs, ASecondPromptIsOneForwardStep) {
   for (int round = 0; round < 8; ++round) {
     Track track = NewTrack(Policy("tova:budget=10"));
@@ -232,7 +232,7 @@ TEST_F(TokenJobs, ASecondPromptIsOneForwardStep) {
     auto told = Compress(track);
     RunAll();
     ExpectTold(*told);
-    // One of them is far longer than the others, so that its own query sees no other.
+    // One key is so much longer than the others that its own query attends only to it.
     Stamps second = DrawTokens(30, 1);
     second[5] |= kHuge;
     AppendStamps(track, second);
@@ -251,7 +251,7 @@ TEST_F(TokenJobs, ASecondPromptIsOneForwardStep) {
   }
 }
 
-// What was decoded before it asks meanwhile: of a prompt that still comes nothing goes.
+// Decoded tokens before it trigger a decision, but an incomplete prompt is left alone.
 TEST_F(TokenJobs, APromptThatStillComesIsLeftAlone) {
   Track track = NewTrack(Policy("lacache:budget=40,span=2,sink=4"));
   Append(track, 60, 1);
@@ -268,7 +268,7 @@ TEST_F(TokenJobs, APromptThatStillComesIsLeftAlone) {
   EXPECT_LE(PositionsOf(track).size(), 41u);
 }
 
-// Whenever somebody asks for it.
+// Whenever a decision is requested.
 TEST_F(TokenJobs, WhatWasDecodedWithoutAPromptIsDecidedTokenByToken) {
   for (const char* text :
        {"lacache:budget=10,span=2,overlap=0,sink=0",
@@ -292,7 +292,7 @@ TEST_F(TokenJobs, WhatWasDecodedWithoutAPromptIsDecidedTokenByToken) {
   }
 }
 
-// What was refused was no prompt.
+// A refused append does not count as a prompt.
 TEST_F(TokenJobs, ARefusedAppendLeavesNoTrace) {
   Track track = NewTrack(Policy("streaming:sink=4,recent=36"));
   Append(track, 60, 1);
@@ -326,7 +326,7 @@ TEST_F(TokenJobs, ASequenceThatWasCutGoesOn) {
     EXPECT_EQ(PositionsOf(track).size(), 20u);
     EXPECT_EQ(PositionsOf(track).back(), tokens + 39);
   }
-  // From the beginning it is a new prompt, which waits for its worker to show it.
+  // After a cut to 0 it is a new prompt, which waits for its worker's observations.
   Cut(track, 0);
   Append(track, 60, 3);
   told = Compress(track);
@@ -348,7 +348,7 @@ TEST_F(TokenJobs, TilesGrowOneSegmentThoughOthersLoseEntries) {
   EXPECT_LT(track.sequence->Describe(true).lanes[0].segments, 8u);
 }
 
-// Of a layer's two lanes the first takes the memory that there is.
+// The first of a layer's two lanes uses up the memory.
 TEST_F(TokenJobs, WhatMemoryInterruptedIsFinishedFirst) {
   for (const char* text : {"lacache:budget=48,span=2,overlap=1,sink=2", "tova:budget=30"}) {
     int interrupted = 0;
@@ -360,7 +360,8 @@ TEST_F(TokenJobs, WhatMemoryInterruptedIsFinishedFirst) {
       const std::uint64_t free = account.limit_bytes() - account.used_bytes();
       if (free <= room) break;
       auto squeezed = *account.Reserve(pool::MemoryTag::kPoolExtents, free - room);
-      std::optional<cache::Tenant::Reader> reader(world_.tenant());  // what goes is not yet free
+      // Delays the freeing of evicted rows.
+      std::optional<cache::Tenant::Reader> reader(world_.tenant());
       const auto told = Compress(track);
       RunAll();
       reader.reset();
@@ -373,7 +374,7 @@ TEST_F(TokenJobs, WhatMemoryInterruptedIsFinishedFirst) {
       }
       const Track fork = Fork(track);
       for (const Track* each : {&std::as_const(track), &fork}) {
-        // What was shown stays with the parent.
+        // The observations remain with the parent.
         if (each == &fork && text[0] == 't') ShowQueries(fork, 199, 1, {track.stamps[3], 1});
         const auto again = Compress(*each);
         RunAll();
@@ -391,8 +392,8 @@ TEST_F(TokenJobs, WhatMemoryInterruptedIsFinishedFirst) {
   }
 }
 
-// Compressed again with nothing new, whether memory interrupted it or not: what was decided stays,
-// and is not asked for once more. What stays may be tokens one after another, or all of a lane.
+// Compressing again without new tokens keeps the decision and needs no observations, whether or not
+// memory interrupted it. The kept tokens may be contiguous, or all of a lane.
 TEST_F(TokenJobs, WhatIsDecidedIsNotDecidedAgain) {
   for (const char* text :
        {"chunkkv:budget=0.7,chunk=4,window=8", "chunkkv:budget=0.7,chunk=4,window=8,reuse=2",
@@ -408,7 +409,8 @@ TEST_F(TokenJobs, WhatIsDecidedIsNotDecidedAgain) {
       const std::uint64_t free = account.limit_bytes() - account.used_bytes();
       if (free <= room) break;
       auto squeezed = *account.Reserve(pool::MemoryTag::kPoolExtents, free - room);
-      std::optional<cache::Tenant::Reader> reader(world_.tenant());  // what goes is not yet free
+      // Delays the freeing of evicted rows.
+      std::optional<cache::Tenant::Reader> reader(world_.tenant());
       const auto told = Compress(track);
       RunAll();
       reader.reset();
@@ -426,7 +428,7 @@ TEST_F(TokenJobs, WhatIsDecidedIsNotDecidedAgain) {
           EXPECT_EQ(PositionsOf(track, lane), kept[lane]) << text << ", room " << room;
         }
       }
-      // A budget of each lane, or of a layer's two together.
+      // One budget per lane, or one for both lanes of a layer.
       for (std::uint32_t lane = 0; lane < 8; lane += 2) {
         EXPECT_LE(kept[lane].size() + kept[lane + 1].size(), 40u) << text << ", room " << room;
         EXPECT_GE(kept[lane].size() + kept[lane + 1].size(), 32u) << text << ", room " << room;
@@ -439,7 +441,7 @@ TEST_F(TokenJobs, WhatIsDecidedIsNotDecidedAgain) {
   }
 }
 
-// A cut between the two leaves the rest of the choice, for those tokens that are left.
+// After a cut in between, the remaining choice applies to the remaining tokens.
 TEST_F(TokenJobs, WhatMemoryInterruptedIsFinishedAfterACut) {
   for (const std::uint64_t cut_to : {199u, 150u, 20u, 0u}) {
     int interrupted = 0;

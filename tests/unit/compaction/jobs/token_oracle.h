@@ -1,4 +1,4 @@
-// What lanes hold under a token policy, entry by entry: the oracle of tokens_property_test.
+// The expected entries of lanes under a token policy: the oracle of tokens_property_test.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ class TokenOracle {
     std::uint64_t tail_start = 0;
   };
   using Layer = std::vector<Lane>;  // by kv head
-  // What may come of each layer.
+  // The possible outcomes per layer.
   using Outcomes = std::vector<std::vector<Layer>>;
 
   explicit TokenOracle(const cache::Model& model) : model_(&model) {
@@ -41,7 +41,7 @@ class TokenOracle {
     }
   }
 
-  // That every layer holds in segments.
+  // Tokens that every layer holds in segments.
   std::uint64_t tokens() const {
     std::uint64_t tokens = layers_.front().front().tail_start;
     for (const Layer& layer : layers_) {
@@ -50,7 +50,7 @@ class TokenOracle {
     return tokens;
   }
 
-  // Tokens that have come into segments.
+  // Adds tokens that have been moved into segments.
   void Sync(const Track& track) {
     for (const cache::Sequence::LaneDescription& shown : track.sequence->Describe(true).lanes) {
       Lane& lane = layers_[shown.layer][shown.kv_head];
@@ -76,7 +76,7 @@ class TokenOracle {
     }
   }
 
-  // Of one job, whichever layers it is about.
+  // The outcomes of one job, whichever layers it covers.
   Outcomes Expected(const Track& track, const policies::Policy& policy) {
     Outcomes outcomes(layers_.size());
     waits_from_.assign(layers_.size(), {});
@@ -91,7 +91,7 @@ class TokenOracle {
     const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*track.sequence);
     for (std::uint32_t layer = 0; layer < layers_.size(); ++layer) {
       const std::uint32_t decides = policies::DecidesFor(policy, layer);
-      // Who asks because of decoded tokens leaves a prompt alone of which more may come.
+      // A job triggered by decoded tokens leaves an incomplete prompt alone.
       for (const bool leaves_open : {false, true}) {
         const auto decided = Decided(track, policy, *managed, decides, leaves_open);
         if (!decided.has_value()) continue;
@@ -103,14 +103,14 @@ class TokenOracle {
     return outcomes;
   }
 
-  // Takes over what came of each layer where it is one of these; of packed rows, whose keys are not
-  // those that came, any that were there.
+  // Takes over each layer's outcome if it is one of the expected ones. For packed rows, whose keys
+  // have changed, accepts any subset.
   void Adopt(const Track& track, const policies::Policy& policy, Outcomes outcomes) {
     const cache::Sequence::Description shown =
         track.sequence->Describe(cache::Sequence::Detail::kEntries);
     for (std::uint32_t layer = 0; layer < layers_.size(); ++layer) {
       if (Matches(shown, layer, layers_[layer])) continue;
-      // Of what the other layer holds behind the same job.
+      // The other layer's entries after the same job.
       const std::uint32_t decides = policies::DecidesFor(policy, layer);
       if (decides != layer) {
         outcomes[layer].push_back(TakenOver(*ManagedSequence::Of(*track.sequence), layer, decides));
@@ -126,7 +126,7 @@ class TokenOracle {
     had_packed_.clear();
   }
 
-  // Of a sequence whose keys were turned: a later policy looks at them as they are now.
+  // For a sequence with re-rotated keys: later policies use the current keys.
   void TakeKeys(const cache::SequenceView& view) {
     for (const cache::SequenceView::LaneOf& lane : view.lanes) {
       std::vector<Entry>& entries = layers_[lane.layer][lane.kv_head].entries;
@@ -146,8 +146,8 @@ class TokenOracle {
     }
   }
 
-  // Empty where every lane shows what is here, and behind it the tail. `turned`: keys are not those
-  // that came.
+  // Returns an empty string if every lane shows these entries and then the tail. `turned`: keys
+  // differ from the appended ones.
   std::string Differs(const cache::SequenceView& view, const Track& track, bool turned) const {
     const cache::Sequence::Description shown =
         track.sequence->Describe(cache::Sequence::Detail::kEntries);
@@ -174,7 +174,7 @@ class TokenOracle {
     return row;
   }
 
-  // ---- what a policy decides about a layer, and how many entries of each lane that is about
+  // ---- A policy's decision about a layer, and the number of entries that it covers per lane
   std::uint64_t FirstOf(const Track& track, const policies::Policy& policy, std::uint32_t layer,
                         std::uint32_t head) const {
     if (ChoosesFromAll(policy)) return 0;
@@ -182,7 +182,7 @@ class TokenOracle {
            track.sequence->OpenEntries(model_->layout().lane(layer, head));
   }
 
-  // Of the tokens that wait, and that the other layer has decided about, those that it holds.
+  // The waiting tokens that the other layer has decided about and kept.
   Layer TakenOver(ManagedSequence& managed, std::uint32_t layer, std::uint32_t decides) const {
     ManagedSequence::ManagedLayer& other = managed.layer(decides);
     MutexLock lock(other.mutex);
@@ -235,7 +235,7 @@ class TokenOracle {
       advances |= begin == 0 && shown_from(0) >= end;
       if (advances) {
         std::uint64_t until = shown_from(state.decided_until);
-        for (const policies::TokenSpan& span : all_prompts) {  // a prompt whole, or nothing
+        for (const policies::TokenSpan& span : all_prompts) {  // a whole prompt, or nothing
           if (span.begin < until && until < std::min(span.end, end)) {
             until = std::max<std::uint64_t>(span.begin, state.decided_until);
           }
@@ -353,7 +353,7 @@ class TokenOracle {
     return after;
   }
 
-  // The key that a policy looks at.
+  // The key that a policy uses.
   std::vector<std::byte> Looked(const policies::Policy& policy, std::uint32_t layer,
                                 const Entry& entry) const {
     if (!policies::TurnsKeysBack(policy)) return entry.key;
@@ -362,7 +362,7 @@ class TokenOracle {
     const auto bytes = std::as_bytes(std::span(narrow));
     return {bytes.begin(), bytes.end()};
   }
-  // As it would be at another position.
+  // The key rotated for another position.
   std::vector<double> TurnedTo(std::uint32_t layer, const Entry& entry,
                                std::uint64_t position) const {
     const kernels::DenseTile tile = model_->layout().tile(layer);
@@ -398,7 +398,7 @@ class TokenOracle {
     into.weight = static_cast<float>(sum);
   }
 
-  // ---- what is shown
+  // ---- Entries that a description reports
   static bool Matches(const cache::Sequence::Description& shown, std::uint32_t layer,
                       const Layer& expected) {
     return std::ranges::all_of(shown.lanes, [&](const auto& lane) {
@@ -489,12 +489,12 @@ class TokenOracle {
   }
 
   const cache::Model* model_;
-  // The device's.
+  // The device's operations.
   const kernels::Operations* operations_ = &kernels::OperationsOf(cache::ReferenceKernels());
   std::vector<Layer> layers_;
-  // By layer and head, before the job that is expected: the first entry that a choice is about.
+  // By layer and head, before the expected job: the first entry that the choice covers.
   std::vector<std::vector<std::uint64_t>> waits_from_;
-  std::vector<bool> had_packed_;  // by layer, likewise; empty: nothing is expected
+  std::vector<bool> had_packed_;  // by layer; empty: nothing is expected
 };
 
 }  // namespace tessera::compaction

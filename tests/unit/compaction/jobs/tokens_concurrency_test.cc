@@ -1,6 +1,6 @@
 // Readers resolve and attend all the time while a worker appends, cuts and forks, and the daemon's
-// threads drop entries and gather what stays. What a reader sees is a state that a policy leaves,
-// every row that of its position, and stays so while it attends.
+// threads drop entries and gather the rest. A reader sees a state that a policy has produced, every
+// row belongs to its position, and the state does not change while it attends.
 //
 // All threads use one mapping of each memory, so that ThreadSanitizer sees every access.
 
@@ -25,7 +25,7 @@ namespace {
 using kernels::kTileEntries;
 
 constexpr int kReaders = 2;
-constexpr std::uint64_t kMost = 1200;  // tokens of a sequence
+constexpr std::uint64_t kMost = 1200;  // tokens per sequence
 constexpr std::uint64_t kSink = 3;
 constexpr std::uint64_t kRecent = 70;
 
@@ -39,7 +39,7 @@ constexpr std::size_t kSequences = std::size(kPolicies);
 
 class TokensConcurrency : public testing::Test {
  protected:
-  // A token has the same rows whenever it comes: after a cut, too.
+  // A token always has the same rows, even after a cut.
   struct Story {
     std::shared_ptr<cache::Sequence> sequence;
     Stamps stamps;
@@ -146,7 +146,7 @@ class TokensConcurrency : public testing::Test {
   void Compress(const std::shared_ptr<cache::Sequence>& sequence) {
     asked_.fetch_add(1);
     compactor_->Compress(sequence, {0, model_->layers(), true}, [this](absl::Status status) {
-      // A fork may be freed before its choice is made, or while it is.
+      // A fork may be freed before or during its choice.
       if (!status.ok() && !absl::IsAborted(status) && !absl::IsCancelled(status) &&
           !absl::IsNotFound(status)) {
         ADD_FAILURE() << status;
@@ -227,7 +227,7 @@ TEST_F(TokensConcurrency, EveryReadIsAStateThatAPolicyLeaves) {
           forks.erase(forks.begin());
         }
       }
-      // The readers go on at least as fast.
+      // Readers keep pace.
       while (!stop.load() && reads_.load() < held[i] / 20) std::this_thread::yield();
     }
   }
@@ -237,7 +237,7 @@ TEST_F(TokensConcurrency, EveryReadIsAStateThatAPolicyLeaves) {
   }
   stop.store(true);
   for (std::thread& thread : threads) thread.join();
-  scheduler_.reset();  // what waits is dropped
+  scheduler_.reset();  // drops waiting jobs
   for (const std::string& each : wrong) EXPECT_EQ(each, "");
   EXPECT_EQ(told_.load(), asked_.load());
   std::printf("%llu reads, %llu of them after a drop; %d compressed\n",

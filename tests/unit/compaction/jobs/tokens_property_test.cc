@@ -1,7 +1,7 @@
-// Random operations on sequences whose policies choose among tokens, with jobs one by one, against
-// an oracle that keeps every entry of every lane by itself. Of each job a layer comes out as it
-// went in, or as the policy's own rules leave what the oracle holds; rows that are neither merged
-// nor packed are, byte for byte, those that were appended at their position.
+// Random operations on sequences under token policies, with jobs one at a time, compared with an
+// oracle that stores every entry of every lane. After a job a layer is either unchanged or equals
+// what the policy's rules leave of the oracle's entries. Rows that are neither merged nor packed
+// equal, byte for byte, the rows appended at their position.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ namespace tessera::compaction {
 namespace {
 
 constexpr int kSteps = 260;
-constexpr std::uint64_t kQuery = std::uint64_t{1} << 57;  // a stamp of a query, not of a key
+constexpr std::uint64_t kQuery = std::uint64_t{1} << 57;  // marks a stamp of a query, not of a key
 
 const char* const kPolicies[] = {
     "streaming:sink=3,recent=60",
@@ -60,7 +60,7 @@ class TokensProperty : public CompactionFixture,
     model_ = world_.Register(spec);
   }
 
-  // ---- operations; each returns what is wrong, or nothing
+  // ---- Operations. Each returns an error text, or an empty string.
 
   std::string Step() {
     const std::uint64_t dice = random_.Below(100);
@@ -110,7 +110,7 @@ class TokensProperty : public CompactionFixture,
   std::string AppendAll(Known& known) {
     return AppendTo(known, 0, model_->layers(), DrawTokens(random_.Between(1, 90), 1));
   }
-  // Likewise, layer after layer, as a prefill does it; some stay behind now and then.
+  // The same layer by layer, like a prefill. Sometimes a layer is left behind.
   std::string AppendByLayer(Known& known) {
     const Stamps more = DrawTokens(random_.Between(1, 60), 2);
     const std::uint32_t layers =
@@ -129,7 +129,7 @@ class TokensProperty : public CompactionFixture,
     for (std::uint32_t layer = first; layer < first + layers; ++layer) {
       if (*known.track.sequence->TokensOfLayer(layer) != held) return Level(known);
     }
-    // What another layer has at these places already, this one gets, too.
+    // If another layer has these tokens already, this one gets the same ones.
     std::size_t added = 0;
     for (std::size_t i = 0; i < more.size(); ++i) {
       if (held + i < known.track.stamps.size()) {
@@ -158,15 +158,14 @@ class TokensProperty : public CompactionFixture,
     known.track.tail.reset();
     return Check(known);
   }
-  // Entries that went before stand at no place of their own; lanes hold other tokens, or packed
-  // rows.
+  // Whether the policy needs the original rows: after evictions or packing it cannot use others.
   static bool NeedsRowsAsTheyCame(const policies::Policy& policy) {
     return policies::MovesPositions(policy) || policies::TurnsKeysBack(policy) ||
            (ChoosesFromAll(policy) &&
             (policies::Merges(policy) ||
              policies::NeedsLanesAlike(policy) != policies::LanesAlike::kNothing));
   }
-  // Some layers have their choice carried out, and others not yet.
+  // Some layers have executed their choice, others not yet.
   static bool IsHalfMoved(const Known& known, const absl::Status& status) {
     return absl::IsFailedPrecondition(status) && policies::MovesPositions(known.policy);
   }
@@ -177,7 +176,7 @@ class TokensProperty : public CompactionFixture,
     return "";
   }
 
-  // Layers that stayed behind catch up.
+  // Appends the missing rows of layers that were left behind.
   std::string Level(Known& known) {
     for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
       const std::uint64_t held = *known.track.sequence->TokensOfLayer(layer);
@@ -194,7 +193,7 @@ class TokensProperty : public CompactionFixture,
     Track& track = known.track;
     if (!track.tail.has_value()) {
       auto tail = worker_->Open(*track.sequence);
-      if (absl::IsAborted(tail.status())) {  // its tokens move, or were to under another policy
+      if (absl::IsAborted(tail.status())) {  // its tokens move, or would have under another policy
         if (std::string wrong = RunAllNow(); !wrong.empty()) return wrong;
         tail = worker_->Open(*track.sequence);
       }
@@ -215,7 +214,7 @@ class TokensProperty : public CompactionFixture,
     return Check(known);
   }
 
-  // What the policy asks for.
+  // Observes what the policy needs.
   void ShowNow(Known& known) {
     const policies::Needs needs = policies::NeedsOf(known.policy);
     const std::uint64_t tokens = known.track.stamps.size();
@@ -297,7 +296,7 @@ class TokensProperty : public CompactionFixture,
     Say("cut " + Name(known) + " to " + std::to_string(tokens));
     known.oracle.Sync(known.track);
     const absl::Status status = compactor_.Truncate(*known.track.sequence, tokens);
-    if (!status.ok()) {  // among tokens that were merged or moved
+    if (!status.ok()) {  // between tokens that were merged or moved
       return absl::IsFailedPrecondition(status) ? Check(known) : status.ToString();
     }
     known.track.tail.reset();
@@ -315,7 +314,8 @@ class TokensProperty : public CompactionFixture,
     return world_.tenant().FreeSequence(id).ok() ? "" : "not freed";
   }
 
-  // The job whose turn it is: its sequence's layers stay, or become what the policy leaves of them.
+  // Runs the next job: its sequence's layers must be unchanged, or equal what the policy leaves of
+  // them.
   std::string RunOne() {
     const std::vector<JobSpec> queued = scheduler_.QueuedSpecs();
     if (queued.empty()) return "";
@@ -372,7 +372,7 @@ TEST_P(TokensProperty, LanesHoldWhatThePolicyLeaves) {
   for (const auto& told : told_) {
     ASSERT_TRUE(told->has_value()) << "somebody was never told";
     ok += (**told).ok();
-    // Not shown, not level, freed, or of a policy that has gone.
+    // Missing observations, missing rows, a freed sequence, or a replaced policy.
     if (!(**told).ok()) {
       EXPECT_TRUE(absl::IsFailedPrecondition(**told) || absl::IsCancelled(**told) ||
                   absl::IsAborted(**told) || absl::IsInvalidArgument(**told))

@@ -1,5 +1,5 @@
-// Steps through gRPC: drafts are there before it is known how many of them stay. Whatever comes of
-// them, and whenever the background looks, the sequence is left what one without drafts is.
+// Steps through gRPC: drafts are appended before the number of accepted ones is known. For any
+// outcome, and whenever background jobs run, the sequence equals one without drafts.
 
 #include "daemon/compaction/lanes/uncommitted_step.h"
 
@@ -32,7 +32,7 @@ class OpenSteps : public CompactorTest, public testing::WithParamInterface<const
     RunAll();
     ExpectTold(*told);
   }
-  // Layer by layer, the background looking now and then; `accepted` of them stay.
+  // Appends layer by layer with background jobs in between; `accepted` drafts are kept.
   void Step(Track& track, const Stamps& drafts, std::uint64_t accepted) {
     const std::uint64_t first = track.stamps.size();
     for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
@@ -82,7 +82,7 @@ TEST_P(OpenSteps, WhatIsTakenBackHasCostNothing) {
       CompressAll(drafting);
       CompressAll(plain);
       ExpectAlike(drafting, plain);
-      // From elsewhere it goes on as from here.
+      // Continues from a truncated state, too.
       if (random_.OneIn(2) && plain.stamps.size() > 10) {
         Truncate(drafting, drafting.stamps.size() - 5);
         Truncate(plain, plain.stamps.size() - 5);
@@ -96,7 +96,7 @@ TEST_P(OpenSteps, WhatIsTakenBackHasCostNothing) {
   }
 }
 
-// What stays counts when the next step begins that finds a tile full.
+// Accepted drafts count when the next step begins after a full tile.
 TEST_P(OpenSteps, WhatStaysIsCountedInTime) {
   Track track = Begin({});
   for (int step = 0; step < 60; ++step) {
@@ -109,7 +109,7 @@ TEST_P(OpenSteps, WhatStaysIsCountedInTime) {
   }
 }
 
-// Also where the policy is set while drafts lie there, on a sequence that had none.
+// Also if the policy is set while drafts are present on a sequence without one.
 TEST_P(OpenSteps, APolicySetAmidAStepCountsNoDrafts) {
   for (const bool first : {false, true}) {
     Track drafting = NewTrack(*policies::ParsePolicy(first ? GetParam() : "dense"));

@@ -1,6 +1,6 @@
-// K and V rows like those of models: of few dimensions, which change now and then. A token carries
-// a stamp, and every row is a function of stamp and place, so that an oracle keeps one number a
-// token.
+// K and V rows like those of models: low-dimensional, with occasional changes of the subspace. Each
+// token has a stamp, and a row is a function of stamp and place, so that an oracle needs one number
+// per token.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace tessera::compaction {
 
 using Stamps = std::vector<std::uint64_t>;
 
-// What a stamp says beside which token it is.
+// Bits of a stamp other than the token's number.
 inline constexpr int kSubspaceShift = 40;
 inline constexpr std::uint64_t kHuge = std::uint64_t{1} << 56;  // a value beyond fp16
 
@@ -32,7 +32,7 @@ inline Stamps DrawTokens(std::uint64_t count, std::uint64_t subspace) {
   return stamps;
 }
 
-// About normal, of deviation 1: the sum of four uniform numbers.
+// Roughly normal with deviation 1: the sum of four uniform numbers.
 inline float Drawn(std::uint64_t seed) {
   std::uint64_t word = (seed + 1) * 0x9e3779b97f4a7c15;
   word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9;
@@ -43,7 +43,7 @@ inline float Drawn(std::uint64_t seed) {
   return (sum / 65536.0f - 2.0f) * 1.7320508f;
 }
 
-// Four directions of the subspace, and a little of everything.
+// Four directions of the subspace, plus a little of everything.
 inline void DrawRow(std::uint64_t stamp, const cache::RowPlace& place, kernels::DenseTile tile,
                     std::byte* out) {
   const std::uint64_t where = (std::uint64_t{place.layer} << 8 | place.kv_head << 1 |
@@ -87,10 +87,10 @@ class DrawnRows final : public cache::MadeRows {
   const Stamps stamps_;
 };
 
-// Empty where every row that `lane` shows is what the encoder makes of the rows with these stamps
-// under the segment's own form, byte for byte, and full tiles are so with their summaries. A tile
-// that is shown in part may have been made of more rows than that. `thinned_from`: rows that keep
-// less than so many channels may have kept so many at first; 0: there are none.
+// Returns an empty string if every row that `lane` shows equals the encoding of the rows with these
+// stamps in the segment's form, byte for byte, and full tiles also have the right summaries. A
+// partially shown tile may contain more rows. `thinned_from`: rows that keep fewer channels may
+// have been reduced from this number; 0: none.
 inline std::string LaneDiffers(const cache::SequenceView& view,
                                const cache::SequenceView::LaneOf& lane, const cache::Model& model,
                                const Stamps& expected, std::uint16_t thinned_from = 0) {
@@ -139,7 +139,7 @@ inline std::string LaneDiffers(const cache::SequenceView& view,
       if (!segment.shape.packed() || segment.shape.key.kept >= thinned_from) {
         return tile_name + " is another's";
       }
-      // Of channels whose stored values are equally large others may have stayed.
+      // Among channels with equal stored values any may have been kept.
       kernels::TileShape wide = segment.shape;
       wide.key.kept = wide.value.kept = thinned_from;
       const std::vector<std::byte> before =

@@ -1,5 +1,5 @@
-// Keys that lose channels: which rows do, how they are stored then, and that nothing changes the
-// channels afterwards.
+// Keys that lose channels: which rows do, how they are stored, and that later operations keep the
+// same channels.
 
 #include <algorithm>
 #include <cmath>
@@ -21,15 +21,15 @@
 namespace tessera::compaction {
 namespace {
 
-// 39 of 64 channels stay, and of the newest 32 tokens all.
+// Keeps 39 of 64 channels, and all channels of the newest 32 tokens.
 constexpr const char* kThink = "think";
 
 class KeyChannels : public CompactorTest {
  protected:
   static policies::Policy Policy(const std::string& text) { return *policies::ParsePolicy(text); }
 
-  // Of the newest tokens, of every layer: drawn anew, so that channels differ from prompt to
-  // prompt.
+  // Queries of the newest tokens of every layer, drawn anew, so that channels differ between
+  // prompts.
   void ShowQueries(const Track& track, std::uint64_t count) {
     const std::uint64_t shown = std::min<std::uint64_t>(count, track.stamps.size());
     for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
@@ -61,7 +61,7 @@ class KeyChannels : public CompactorTest {
     return track;
   }
 
-  // The channels that R_k of a segment chooses; every one of its rows is a row of the identity.
+  // The channels that R_k of a segment selects; each of its rows is a row of the identity.
   static std::vector<std::uint32_t> ChannelsOf(const kernels::SegmentView& segment) {
     std::vector<std::uint32_t> channels;
     for (std::uint32_t c = 0; c < segment.shape.key.channels; ++c) {
@@ -78,7 +78,7 @@ class KeyChannels : public CompactorTest {
     EXPECT_TRUE(std::ranges::is_sorted(channels, std::less_equal<>()));
     return channels;
   }
-  // By the definition, from the rows that the track's stamps stand for.
+  // By definition, from the rows of the track's stamps.
   std::vector<std::uint32_t> BestChannels(const Track& track, std::uint32_t layer,
                                           std::uint32_t kv_head, std::uint32_t count) {
     const kernels::LayerGeometry geometry = model_->geometry(layer);
@@ -107,7 +107,7 @@ class KeyChannels : public CompactorTest {
     std::ranges::sort(order);
     return order;
   }
-  // Of the packed segments of each lane: one set of channels.
+  // Per lane, the single channel set of its packed segments.
   std::vector<std::vector<std::uint32_t>> ChannelsByLane(const Track& track) {
     const cache::SequenceView view = View(track);
     std::vector<std::vector<std::uint32_t>> by_lane;
@@ -123,7 +123,7 @@ class KeyChannels : public CompactorTest {
     return by_lane;
   }
 
-  std::map<std::uint32_t, std::vector<std::byte>> queries_;  // by layer: as they were shown last
+  std::map<std::uint32_t, std::vector<std::byte>> queries_;  // by layer, as last observed
 };
 
 TEST_F(KeyChannels, GoFromAllButTheNewestAndValuesStay) {
@@ -138,7 +138,7 @@ TEST_F(KeyChannels, GoFromAllButTheNewestAndValuesStay) {
     EXPECT_EQ(segment.rotation.value, nullptr);
     const std::vector<std::uint32_t> channels = ChannelsOf(segment);
     EXPECT_EQ(channels, BestChannels(track, lane.layer, lane.kv_head, 39));
-    // What is stored are the rows themselves: 39 elements of each key, all of each value.
+    // The stored rows are the originals: 39 elements of each key, all of each value.
     const kernels::TileLayout at = kernels::LayoutOf(segment.shape);
     const kernels::DenseTile dense = model_->layout().tile(lane.layer);
     std::vector<std::byte> key(dense.row_bytes()), value(dense.row_bytes());
@@ -157,7 +157,7 @@ TEST_F(KeyChannels, GoFromAllButTheNewestAndValuesStay) {
   }
 }
 
-// 39 x 2 + 64 x 2 = 206 bytes a token instead of 256, and 39 rows of 64 for each lane.
+// 39 x 2 + 64 x 2 = 206 bytes per token instead of 256, and 39 rows of 64 per lane.
 TEST_F(KeyChannels, BytesAreThoseOfTheForm) {
   Track track = Compressed(kThink, 32 * 10 + 32);
   for (const auto& lane : track.sequence->Describe(cache::Sequence::Detail::kLanes).lanes) {
@@ -226,7 +226,7 @@ TEST_F(KeyChannels, AShortPromptStaysWholeUnasked) {
   Decode(track, 70, 1);
   RunAll();
   EXPECT_EQ(Shown(track), "");
-  // The next one finds the channels.
+  // The next prompt finds the channels.
   EXPECT_EQ(CompressAll(track).code(), absl::StatusCode::kFailedPrecondition);
   ShowQueries(track, 32);
   EXPECT_TRUE(CompressAll(track).ok());
@@ -262,7 +262,7 @@ TEST_F(KeyChannels, ValuesOfEveryTypeGoWithThem) {
   }
 }
 
-// A value beyond fp16: its rows stay as they are, and what comes later has a form again.
+// A value beyond fp16: its rows stay as they are, and later rows are encoded again.
 TEST_F(KeyChannels, WhatHasNoPlaceInTheFormStaysPlain) {
   Track track = NewTrack(Policy("think+fp16"));
   Stamps stamps = DrawTokens(100, 1);
@@ -279,7 +279,7 @@ TEST_F(KeyChannels, WhatHasNoPlaceInTheFormStaysPlain) {
   EXPECT_EQ(FormsOf(track), (Forms{"plain: 68", "39 kept: 100", "plain: 32"}));
 }
 
-// A token policy before it: what stays of the tokens loses channels, the newest do not.
+// After a token policy: the kept tokens lose channels, except the newest.
 TEST_F(KeyChannels, OfWhatATokenPolicyLeaves) {
   Track track = NewTrack(Policy("snapkv:tokens=90,window=40+think"));
   Append(track, 200, 1);
@@ -300,7 +300,7 @@ TEST_F(KeyChannels, OfWhatATokenPolicyLeaves) {
   EXPECT_EQ(ChannelsByLane(track), channels);
 }
 
-// The newest are then a segment of their own, which has gaps; the channels are those before it.
+// The newest then form a segment with gaps; the channels are those before it.
 TEST_F(KeyChannels, GapsAmongTheNewestDoNotLoseThem) {
   Track track = NewTrack(Policy("snapkv:tokens=90,window=16+think"));
   Append(track, 400, 1);
@@ -325,7 +325,7 @@ TEST_F(KeyChannels, GapsAmongTheNewestDoNotLoseThem) {
   EXPECT_EQ(ChannelsByLane(track), channels);
 }
 
-// The second one decides about both, by what was shown of both.
+// The second prompt decides about both, from the observations of both.
 TEST_F(KeyChannels, ShortPromptsWaitForOneAnother) {
   for (const std::string policy : {"think", "snapkv:tokens=36,window=32"}) {
     Track track = NewTrack(Policy(policy));

@@ -26,7 +26,7 @@ class LaneCoderTest : public CompactionFixture {
             .operations = &kernels::OperationsOf(kernels::BestImplementation()),
             .counters = &counters_};
   }
-  // Nobody else works on the sequence's only lane.
+  // No other job uses the sequence's only lane.
   absl::Status Encode(const Track& track, const policies::Policy& policy, LaneState& state,
                       bool* wants_seal = nullptr) {
     return track.sequence->Recode({.lane = 0}, [&](const cache::OpenRun& run) {
@@ -42,7 +42,7 @@ class LaneCoderTest : public CompactionFixture {
       return LaneCoder(Options(track, policy, state), run).Seal(cut);
     });
   }
-  // With a sequence that has no policy of its own.
+  // A new sequence without a policy.
   Track Empty() { return {world_.NewSequence(worker_->session(), *model_), {}, std::nullopt}; }
   static std::vector<std::byte> RowsOf(const Stamps& stamps, cache::RowKind kind) {
     std::vector<std::byte> rows(stamps.size() * kTile.row_bytes());
@@ -56,7 +56,7 @@ class LaneCoderTest : public CompactionFixture {
   CodingCounters counters_;
 };
 
-// Whether moments were summed up tile by tile, or when they were wanted.
+// Whether moments were summed tile by tile or computed when needed.
 TEST_F(LaneCoderTest, AStrategyIsTheSameHoweverTheRunCame) {
   const policies::Policy policy = SmallMosaic();
   const Stamps prompt = DrawTokens(100, 1);
@@ -94,7 +94,7 @@ TEST_F(LaneCoderTest, AStrategyIsTheSameHoweverTheRunCame) {
   EXPECT_NE(views[0].segments[0].rotation.key, views[1].segments[0].rotation.key);
 }
 
-// The decision, from nothing but the rows and what a reader sees of the strategy.
+// Repeats the decision from the rows and from the strategy that readers see.
 TEST_F(LaneCoderTest, ARunIsCutWhenItsNewestRowsLoseMoreThanTheStrategyMay) {
   const kernels::Operations& operations = kernels::OperationsOf(kernels::BestImplementation());
   int cuts = 0;
@@ -110,7 +110,7 @@ TEST_F(LaneCoderTest, ARunIsCutWhenItsNewestRowsLoseMoreThanTheStrategyMay) {
     const Stamps prompt = track.stamps;
     ASSERT_TRUE(Seal(track, policy, state, SealWish::Everything()).ok());
     const cache::SequenceView sealed = View(track);
-    // What the strategy lost of its own rows, made once more.
+    // Recomputes the strategy's loss on its own rows.
     const std::vector<std::byte> keys = RowsOf(prompt, cache::RowKind::kKey);
     const std::vector<std::byte> values = RowsOf(prompt, cache::RowKind::kValue);
     const kernels::LaneRows rows = {.keys = {keys.data(), 256, 64, kTile.type},

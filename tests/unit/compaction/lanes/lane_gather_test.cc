@@ -1,4 +1,4 @@
-// Lanes as token policies leave them: rows gathered as they are stored, keys turned to other
+// Lanes after token policies: stored rows are gathered unchanged, and keys re-rotated to other
 // positions.
 
 #include "daemon/compaction/lanes/lane_gather.h"
@@ -62,7 +62,7 @@ class LaneGatherTest : public CompactionFixture {
         add(at.value_bits, at.value_row.bits);
         add(at.value_scales, at.value_row.scale);
         add(at.value_data, at.value_row.data);
-        // Field by field: the bytes between them may hold anything.
+        // Compared field by field: the bytes in between are undefined.
         entry.form = Concat(static_cast<int>(form.format), " ", form.key.channels, " ",
                             form.key.kept, " ", form.value.channels, " ", form.value.kept, " ",
                             static_cast<int>(form.group), " ", static_cast<int>(form.summary), " ",
@@ -74,7 +74,7 @@ class LaneGatherTest : public CompactionFixture {
     return stored;
   }
 
-  // Of about one in `in` entries the first of a few is merged with those behind it.
+  // Merges the first of a few entries with those after it, about every `in` entries.
   policies::LaneDecision AnyMerges(std::uint32_t count) {
     policies::LaneDecision decision;
     for (std::uint32_t i = 0; i < count;) {
@@ -89,7 +89,7 @@ class LaneGatherTest : public CompactionFixture {
     return decision;
   }
 
-  // A lane in up to four forms.
+  // A lane with up to four forms.
   Track AnyLane() {
     Track track = Empty();
     LaneState state;
@@ -99,10 +99,10 @@ class LaneGatherTest : public CompactionFixture {
     for (std::uint64_t part = random_.Between(1, 4); part > 0; --part) {
       Append(track, random_.Between(1, 150), part);
       const std::uint64_t form = random_.Below(4);
-      if (form == 0) continue;  // as it came
+      if (form == 0) continue;  // dense
       if (form == 1) {
         const cache::TestPacking packing = cache::RandomPacking(random_, *model_, 0, 1);
-        // Rows may have no place in it.
+        // The form may not be able to hold the rows.
         (void)track.sequence->Pack(packing.spec, cache::Proceed);
         continue;
       }
@@ -159,7 +159,7 @@ TEST_F(LaneGatherTest, RowsStayAsTheyAreStoredWhateverTheirForm) {
     ASSERT_TRUE(Keep(track, decision, decided).ok());
     EXPECT_EQ(StoredOf(track), expected);
     EXPECT_EQ(StoredOf(fork), before) << "the fork's are others";
-    // Once more, of what is left.
+    // Again, on the remaining entries.
     policies::LaneDecision every_third;
     std::vector<Stored> third;
     for (std::uint32_t i = 0; i < expected.size(); i += 3) {
@@ -234,7 +234,7 @@ TEST_F(LaneGatherTest, SegmentsThatLoseNothingStay) {
   const cache::SequenceView before = View(track);
   ASSERT_GE(before.segments.size(), 3u);
   policies::LaneDecision decision;
-  const std::uint32_t gone = before.segments[0].entries + 3;  // of the second
+  const std::uint32_t gone = before.segments[0].entries + 3;  // of the second segment
   for (std::uint32_t i = 0; i < track.stamps.size(); ++i) {
     if (i != gone) decision.kept.push_back(i);
   }
@@ -258,7 +258,7 @@ TEST_F(LaneGatherTest, NothingIsKeptOfALaneAndItGoesOn) {
   EXPECT_EQ(stored.front().position, 70u);
 }
 
-// ---- keys on their way to other positions
+// ---- Keys re-rotated to other positions
 
 class KeyTurnerTest : public testing::Test {
  protected:
@@ -311,7 +311,7 @@ TEST_F(KeyTurnerTest, IsTheRotationOfTheModel) {
     EXPECT_NEAR(halves[i], row[i] * std::cos(angle) - row[i + 32] * std::sin(angle), 1e-4) << i;
     EXPECT_NEAR(halves[i + 32], row[i] * std::sin(angle) + row[i + 32] * std::cos(angle), 1e-4);
   }
-  // Interleaved the same pairs lie next to each other.
+  // The same pairs, interleaved: next to each other.
   Row shuffled;
   for (std::uint32_t i = 0; i < kDim / 2; ++i) {
     shuffled[2 * i] = row[i];
@@ -323,15 +323,15 @@ TEST_F(KeyTurnerTest, IsTheRotationOfTheModel) {
     EXPECT_EQ(next_to[2 * i], halves[i]);
     EXPECT_EQ(next_to[2 * i + 1], halves[i + 32]);
   }
-  // Linear scaling: so many times as far.
+  // Linear scaling divides the angle.
   spec_.rope_interleaved = false;
   spec_.rope_scaling = "linear";
   spec_.rope_scaling_factor = 4;
   ExpectNear(Turned(spec_, row, 4 * by), halves);
 }
 
-// Of a Llama 3 model: low frequencies are divided, those between are blended. Then of one that
-// turns a part of its channels only.
+// Frequencies of a Llama 3 model: low ones are divided and those in between are blended. Then a
+// model that rotates only part of its channels.
 TEST_F(KeyTurnerTest, TurnsByTheModelsOwnFrequencies) {
   const Row row = AnyRow();
   const auto by = static_cast<std::int64_t>(random_.Between(1, 5000));
@@ -367,7 +367,7 @@ TEST_F(KeyTurnerTest, SaysWhatItCannotTurn) {
     spec_.rope_frequencies = {1, 0.5};
     EXPECT_TRUE(KeyTurner::WhyNot(spec_).ok());
   }
-  // Frequencies that go by the length, whatever they are now.
+  // Frequencies that depend on the sequence length.
   for (const char* const scaling : {"dynamic", "Dynamic", "longrope", "ntk"}) {
     spec_.rope_scaling = scaling;
     const absl::Status status = KeyTurner::WhyNot(spec_);

@@ -1,4 +1,4 @@
-// Jobs that meet on one lane: a tail's tiles never wait for whoever is at it.
+// Jobs that meet on one lane: absorbing a tail's tiles never waits for another job.
 
 #include <atomic>
 #include <future>
@@ -12,7 +12,7 @@ namespace {
 
 class LaneInUse : public CompactorTest {};
 
-// Hangs where they wait.
+// Hangs if they wait.
 TEST_F(LaneInUse, TilesAreLeftToWhoeverIsAtTheLane) {
   Track track = NewTrack(SmallMosaic());
   Append(track, 100, 1, true);
@@ -36,7 +36,7 @@ TEST_F(LaneInUse, TilesAreLeftToWhoeverIsAtTheLane) {
   done.set_value();
   seal.join();
 
-  // The next tiles take them along.
+  // The next tiles include them.
   Decode(track, 32, 1);
   RunAll();
   EXPECT_FALSE(managed->lane(0).work->tiles_left);
@@ -44,7 +44,7 @@ TEST_F(LaneInUse, TilesAreLeftToWhoeverIsAtTheLane) {
   EXPECT_EQ(Shown(track), "");
 }
 
-// What a job does after a policy was set would be taken for what that policy does.
+// A job that ends after a policy was set would be mistaken for the new policy's work.
 TEST_F(LaneInUse, APolicyIsSetBetweenTwoJobs) {
   policies::Policy half = SmallMosaic();
   half.text = "half";
@@ -55,7 +55,7 @@ TEST_F(LaneInUse, APolicyIsSetBetweenTwoJobs) {
   std::atomic<bool> set = false;
   std::thread sets;
   {
-    MutexLock lock(work->mutex);  // as if a job were at it
+    MutexLock lock(work->mutex);  // as if a job held the lane
     sets = std::thread([&] {
       EXPECT_TRUE(compactor_.SetPolicy(*track.sequence, half).ok());
       set = true;
@@ -77,7 +77,7 @@ TEST_F(LaneInUse, ASealThatFoundTilesLeftHasThemEncoded) {
   RunAll();
   const std::shared_ptr<ManagedSequence> managed = ManagedSequence::Of(*track.sequence);
   Decode(track, 40, 1);
-  managed->lane(0).work->tiles_left = true;  // as if they had come while the seal is at work
+  managed->lane(0).work->tiles_left = true;  // as if they had arrived during the seal
   EXPECT_FALSE(managed->WantTiles()) << "they are: a job for all lanes is queued";
   const std::shared_ptr<Told> told = Compress(track);
   while (scheduler_.RunFirst(kSeal)) {

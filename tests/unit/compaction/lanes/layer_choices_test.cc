@@ -1,5 +1,5 @@
-// Choices of token policies: the same on every device, and no key on the host of one that has
-// memory of its own.
+// Choices of token policies are the same on every device, and download no keys from a device with
+// its own memory.
 
 #include <gmock/gmock.h>
 
@@ -24,16 +24,16 @@ namespace {
 
 using testing::HasSubstr;
 
-// Keys that no rounding takes for another's. Of each token a grade of its own, in steps that every
-// query tells apart by some percent: key 0 and 1 say it, in units of 16 and of 1. And one of a few
-// directions, which outweighs the grade.
+// Keys that are robust against rounding. Each token has its own grade, in steps that every query
+// separates by some percent: channels 0 and 1 encode it in units of 16 and of 1. Each also has one
+// of a few directions, which outweighs the grade.
 class GradedRows final : public cache::MadeRows {
  public:
-  // `alike`: all lanes have one order, so that what is summed up over lanes has it, too.
+  // `alike`: all lanes have the same order, and so do sums over lanes.
   GradedRows(const shm::LaneLayout& layout, std::uint64_t seed, bool alike)
       : MadeRows(layout), seed_(seed), alike_(alike) {}
 
-  // Of tokens in fours: the chunks are in random order, and what is in one stays together.
+  // For groups of four tokens: groups are in random order, and each stays together.
   std::uint64_t Grade(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t token) const {
     if (alike_) kv_head = 0;
     std::vector<std::uint64_t> order(kTokens / 4);
@@ -56,7 +56,7 @@ class GradedRows final : public cache::MadeRows {
       SetElement(row, tile.type, static_cast<std::uint32_t>(8 + random() % 5), 40);
     }
   }
-  // A query whose product with a key is half its grade, so many times.
+  // A query whose product with a key is half the key's grade, scaled.
   static std::vector<std::byte> Query(const kernels::DenseTile& tile, float times) {
     std::vector<std::byte> row(tile.row_bytes());
     SetElement(row.data(), tile.type, 0, 8 * times);
@@ -84,12 +84,12 @@ class ChoicesTest : public testing::Test {
   }
 
   struct Chosen {
-    std::vector<policies::LayerDecision> decisions;  // the prompt's, and those that followed
+    std::vector<policies::LayerDecision> decisions;  // for the prompt, and for the tokens after it
     std::uint64_t reads = 0;
     std::uint64_t looks = 0;
   };
 
-  // What the worker shows of tokens [first, end).
+  // The worker's observations of tokens [first, end).
   void Show(const cache::Model& model, const policies::Policy& policy, const GradedRows& rows,
             std::uint64_t first, std::uint64_t end, LayerState& state) {
     const policies::Needs needs = policies::NeedsOf(policy);
@@ -162,7 +162,7 @@ class ChoicesTest : public testing::Test {
       return absl::OkStatus();
     };
     append(0, kPrompt);
-    // Some of it in a form of its own that loses nothing.
+    // Part of it in a lossless packed form.
     kernels::TileShape shape = kernels::DenseShape(64, spec_.type);
     shape.format = spec_.type == kernels::ElementType::kFp16 ? kernels::TileFormat::kPackedFp16
                                                              : kernels::TileFormat::kPackedBf16;
@@ -206,7 +206,7 @@ TEST_F(ChoicesTest, AreTheSameOnAGpuAndNoKeyIsReadThere) {
           "snapkv:tokens=60,window=8+semanticache:tau=0.5,sink=2,recent=4,max_chunk=32",
           "h2o:heavy=90,recent=30"}) {
       SCOPED_TRACE(Concat(text, packs ? ", packed" : ", plain"));
-      // What was packed does not wait for a choice any more.
+      // Packed rows no longer wait for a choice.
       const policies::Policy policy = *policies::ParsePolicy(text);
       const bool merges_alone = policies::Merges(policy) && !policy.tokens.has_value();
       if (packs && !policies::Continues(policy) && !merges_alone) continue;
@@ -242,7 +242,7 @@ TEST_F(ChoicesTest, ADeviceThatCannotLookIsTold) {
     node->device().FailLooks(absl::OkStatus());
     node->device().set_most_lanes(0);
     EXPECT_EQ(Choose(*node, text).status().code(), absl::StatusCode::kResourceExhausted);
-    // Who goes by positions asks for no keys.
+    // A policy based on positions needs no keys.
     EXPECT_TRUE(Choose(*node, "streaming:sink=2,recent=20").ok());
     node->device().set_most_lanes(2);
     EXPECT_TRUE(Choose(*node, text).ok());

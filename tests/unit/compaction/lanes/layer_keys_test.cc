@@ -1,4 +1,4 @@
-// Keys as token policies look at them, whatever their form, where the device computes.
+// Keys as token policies use them, in any stored form, on the device that computes.
 
 #include "daemon/compaction/lanes/layer_keys.h"
 
@@ -30,7 +30,7 @@ namespace {
 
 class LayerKeysTest : public testing::TestWithParam<DeviceKind> {
  protected:
-  // By entry, as they were loaded: what a query of one 1 makes of a key is its element.
+  // By entry, as loaded: the product with a unit query is one element of the key.
   std::vector<std::vector<double>> Loaded(LayerKeys& keys, std::uint32_t lane,
                                           std::uint64_t count) {
     const kernels::DenseTile dense = node_.model().layout().tile(0);
@@ -105,7 +105,7 @@ class LayerKeysTest : public testing::TestWithParam<DeviceKind> {
                         .operations = &kernels::OperationsOf(kernels::BestImplementation())}};
 };
 
-// A sealed segment, a provisional one whose rows are still there as they came, and plain rows.
+// A sealed segment, a provisional one with raw rows, and dense rows.
 TEST_P(LayerKeysTest, AreRowsAsTheyCameOrWhatWasKeptOfThem) {
   const kernels::ElementType types[] = {kernels::ElementType::kBf16, kernels::ElementType::kFp16,
                                         kernels::ElementType::kFp32};
@@ -129,7 +129,7 @@ TEST_P(LayerKeysTest, AreRowsAsTheyCameOrWhatWasKeptOfThem) {
   ASSERT_EQ((*runs)[0].settled_entries(), 100u);
   ASSERT_EQ((*runs)[0].provisional_entries(), 64u);
   ASSERT_EQ((*runs)[0].plain_entries(), 6u);
-  // Others may go on appending while it is looked at.
+  // Others may append meanwhile.
   ASSERT_NO_FATAL_FAILURE(Append(*sequence, 600));
   const SeenEntries seen((*runs)[1]);
   ASSERT_EQ(seen.view().count, 170u);
@@ -151,8 +151,8 @@ TEST_P(LayerKeysTest, AreRowsAsTheyCameOrWhatWasKeptOfThem) {
   }
 }
 
-// Where there is room for one lane only, or so few bytes may be loaded, they take turns; where
-// there is none, that is said.
+// With room for only one lane, or a small limit of loaded bytes, lanes are loaded in turn. Without
+// any room there is an error.
 TEST_P(LayerKeysTest, LanesTakeTurnsWhereThereIsNoRoomForAll) {
   const auto sequence = node_.NewSequence(cache::SmallModel("m", 1, 3));
   ASSERT_NO_FATAL_FAILURE(Append(*sequence, 50));
@@ -193,14 +193,14 @@ TEST_P(LayerKeysTest, LanesTakeTurnsWhereThereIsNoRoomForAll) {
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
 }
 
-// Keys of three kinds before they were turned to their positions, far apart and close by.
+// Keys of three kinds before rotation to their positions, far apart and close together.
 class TurnedRows final : public cache::MadeRows {
  public:
   static constexpr std::uint64_t kKinds = 3;
 
   explicit TurnedRows(const cache::Model& model) : MadeRows(model.layout()), spec_(model.spec()) {}
 
-  // Of this kind, as stored at a position.
+  // A key of this kind, as stored at a position.
   std::vector<std::byte> Key(std::uint64_t kind, std::uint64_t position) const {
     const kernels::DenseTile tile = layout_.tile(0);
     std::vector<std::byte> row(tile.row_bytes());
@@ -226,8 +226,8 @@ class TurnedRows final : public cache::MadeRows {
   const cache::ModelSpec& spec_;
 };
 
-// Compared as they are stored hardly any are alike; turned back, all of a kind are one, which
-// stands where the first of them does.
+// As stored, hardly any keys are similar. Rotated back, all keys of a kind are equal and merge at
+// the position of the first.
 TEST_P(LayerKeysTest, KeysThatAreTurnedBackAreAlikeWhereverTheyStand) {
   constexpr std::uint64_t kTokens = 90;
   const kernels::ElementType types[] = {kernels::ElementType::kBf16, kernels::ElementType::kFp16,
@@ -264,7 +264,7 @@ TEST_P(LayerKeysTest, KeysThatAreTurnedBackAreAlikeWhereverTheyStand) {
   }
 }
 
-// Channels go from rows as they are stored, whatever keys are compared as.
+// Channels are weighed on the stored rows, whatever rotation is used to compare keys.
 TEST_P(LayerKeysTest, ChannelsAreWeighedAsTheyAreStored) {
   constexpr std::uint64_t kTokens = 50;
   cache::ModelSpec spec = cache::SmallModel("m", 1, 2, kernels::ElementType::kFp32);

@@ -1,5 +1,5 @@
-// Token policies that also pack: whatever they leave, and whatever is decoded behind it, is packed
-// as soon as there is enough for a segment, and no raw copy waits for a choice that may never come.
+// Token policies that also pack: their remaining rows, and rows decided later, are packed as soon
+// as a segment is full, and no raw copy waits for a choice that may never come.
 
 #include <memory>
 #include <numeric>
@@ -16,7 +16,8 @@ namespace {
 constexpr std::uint64_t kSegment = 64;
 const std::string kPacked =
     "+mosaickv:keep=0.25,group=1,loss_k=1,loss_v=1,min_segment=32,segment=64,select=0";
-// Once, at a prompt's end; `kMerges` leaves fewer entries than tokens, `kLeavesAll` all of them.
+// Decides once, at a prompt's end. `kMerges` leaves fewer entries than tokens, `kLeavesAll` as
+// many.
 const std::string kMerges = "semanticache:delimiters=0,tau=0.3,sink=2,recent=4,max_chunk=16";
 const std::string kLeavesAll = "semanticache:delimiters=0,tau=1,sink=2,recent=4,max_chunk=16";
 
@@ -43,7 +44,7 @@ class PackedChoices : public CompactorTest, public testing::WithParamInterface<s
     }
     return entries / model_->lanes();
   }
-  // Of all lanes: what waits for a segment of its own, with the strategy before; and its moments.
+  // In all lanes at most one segment and one tile wait for a strategy, with their moments.
   void ExpectNothingWaitsForEver(const Track& track) {
     constexpr std::uint64_t kMoments = 2 * 64 * 64 * sizeof(double);
     EXPECT_LE(RawBytes(), model_->lanes() * (256 * (kSegment + kernels::kTileEntries) + kMoments));
@@ -63,7 +64,7 @@ TEST_P(PackedChoices, WhatIsDecodedBehindAChoiceGetsSegmentsOfItsOwn) {
     EXPECT_GE(Entries(track, /*packed=*/true), prompt + 640 - kSegment);
     EXPECT_GT(counters().segments_sealed, sealed);
     ExpectNothingWaitsForEver(track);
-    // The next prompt is chosen from by itself, with what of the other tokens waited then.
+    // The next prompt is decided together with the earlier tokens that waited then.
     Append(track, 200, 1, /*end_of_prompt=*/true);
     const absl::StatusOr<std::uint64_t> from = compactor_.NormsFrom(*track.sequence, 0);
     ASSERT_TRUE(from.ok()) << from.status();
@@ -99,8 +100,8 @@ TEST_P(PackedChoices, AShortBeginningIsPackedWithWhatComesBehind) {
   }
 }
 
-// Of a prompt that has not been looked at nothing is sealed, and without room for raw copies it
-// does not keep what comes behind from being packed either.
+// A prompt that waits for its decision is not sealed. If there is no room for raw copies, it does
+// not stop later rows from being packed.
 TEST_P(PackedChoices, APromptThatWaitsForItsChoiceIsLeftToIt) {
   Track track = NewTrack(*policies::ParsePolicy(kMerges + kPacked));
   Append(track, 200, 1, /*end_of_prompt=*/true);
@@ -118,7 +119,7 @@ TEST_P(PackedChoices, APromptThatWaitsForItsChoiceIsLeftToIt) {
   ExpectNothingWaitsForEver(track);
 }
 
-// Bytes of raw copies: without a limit, and of 48 tokens of all lanes.
+// Bytes of raw copies: unlimited, and for 48 tokens of all lanes.
 INSTANTIATE_TEST_SUITE_P(Budgets, PackedChoices, testing::Values(0, 48 * 4 * 256));
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Policies whose newest tokens stay as they are.
+// Policies that leave the newest tokens unchanged.
 
 #include <algorithm>
 #include <cstdint>
@@ -19,7 +19,7 @@ class RecentTest : public CompactorTest {
     policy.mosaic->segments.recent = recent;
     return policy;
   }
-  // Of the newest entries of every lane, how many are plain.
+  // The number of dense entries at the end of every lane.
   std::uint64_t PlainAtTheEnd(const Track& track) {
     const cache::SequenceView view = View(track);
     std::uint64_t least = ~std::uint64_t{0};
@@ -42,7 +42,7 @@ TEST_F(RecentTest, ThePromptsEndWaits) {
   RunAll();
   EXPECT_THAT(FormsOf(track), ElementsAre("16 kept: 256", "plain: 44"));
   EXPECT_EQ(Shown(track), "");
-  // Asking again changes nothing.
+  // A repeated call changes nothing.
   const auto told = Compress(track);
   RunAll();
   ExpectTold(*told);
@@ -70,12 +70,12 @@ TEST_F(RecentTest, WhileDecodingTilesWaitForTheNext) {
   }
 }
 
-// Whatever happens, the newest tokens are as they came, and what is shown is right.
+// After any operation the newest tokens are unchanged, and readers see the right rows.
 TEST_F(RecentTest, AnyTimeInALife) {
   for (int round = 0; round < 6; ++round) {
     const std::uint64_t recent = random_.Between(1, 100);
     Track track = NewTrack(Keeping(recent));
-    std::uint64_t since_cut = 0;  // tokens that came since the last cut, or since the beginning
+    std::uint64_t since_cut = 0;  // tokens since the last cut, or since the start
     for (int i = 0; i < 20; ++i) {
       const std::uint64_t before = track.stamps.size();
       switch (random_.Below(4)) {
@@ -98,7 +98,7 @@ TEST_F(RecentTest, AnyTimeInALife) {
       if (track.stamps.size() > before) since_cut += track.stamps.size() - before;
       RunAll();
       ASSERT_EQ(Shown(track), "") << "round " << round << ", step " << i;
-      // What is in a tail ring is plain, and no entry of a segment.
+      // Rows in a tail ring are dense and in no segment.
       const std::uint64_t in_tail = track.stamps.size() - View(track).lanes[0].resolved.tail_start;
       ASSERT_GE(PlainAtTheEnd(track) + in_tail, std::min(recent, since_cut))
           << "round " << round << ", step " << i;

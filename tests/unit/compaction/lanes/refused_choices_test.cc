@@ -1,5 +1,5 @@
-// A prompt of which a policy's share is less than its window: whoever asked is told, it stays whole
-// until there is more to decide about, and nothing is held up by it.
+// A prompt whose share is smaller than the policy's window: the caller gets an error, the prompt
+// stays whole until more tokens arrive, and it delays nothing else.
 
 #include <algorithm>
 #include <memory>
@@ -31,7 +31,7 @@ class RefusedChoices : public CompactorTest {
     EXPECT_TRUE(policy.ok()) << policy.status();
     return *std::move(policy);
   }
-  // The keys of the newest tokens, as their queries.
+  // Uses the keys of the newest tokens as their queries.
   void Show(const Track& track) {
     const policies::Policy policy = Compactor::PolicyOf(*track.sequence);
     const std::uint64_t tokens = track.stamps.size();
@@ -101,7 +101,7 @@ class RefusedChoices : public CompactorTest {
   }
 };
 
-// Of 100 tokens a fifth is 20, and the window 32: the two together are enough.
+// A fifth of 100 tokens is 20, and the window is 32: two prompts together are enough.
 TEST_F(RefusedChoices, WhatWaitsIsDecidedAboutWithWhatComes) {
   for (const std::string system :
        {"snapkv", "chunkkv", "chunkkv:reuse=2", "chunkkv:reuse=4", "pyramidkv:beta=1"}) {
@@ -162,7 +162,7 @@ TEST_F(RefusedChoices, IsLoggedWhereNobodyAsked) {
   EXPECT_EQ(LinesWith("tokens not chosen"), before + 1);
 }
 
-// What is asked for is the queries of the newest tokens, of which some may be taken back.
+// The policy needs the queries of the newest tokens, some of which may be truncated.
 TEST_F(RefusedChoices, OldQueriesAreForgotten) {
   for (const std::string policy : {"snapkv:budget=0.001", "chunkkv:budget=0.001",
                                    "pyramidkv:budget=0.001", "snapkv:budget=0.001+think"}) {

@@ -1,4 +1,4 @@
-// A lane that has as many segments as a snapshot lists: it goes on, and at nobody's cost.
+// A lane with as many segments as a snapshot can list continues to work, at no cost to others.
 
 #include "proto/shm/layout.h"
 #include "tests/unit/compaction/compactor_fixture.h"
@@ -7,12 +7,12 @@ namespace tessera::compaction {
 namespace {
 
 constexpr std::uint64_t kCut = 32;
-// As many as seals make, 64 fewer than a snapshot lists, and one that grows behind them.
+// The maximum that seals create, 64 below what a snapshot lists, plus a growing segment.
 constexpr std::uint32_t kMostSegments = shm::kMaxSegments - 63;
 
 class SegmentLimit : public CompactorTest {
  protected:
-  // One lane alone, which has enough to do.
+  // A single lane, which has enough work.
   SegmentLimit() : CompactorTest(4 << 20) {
     model_ = world_.Register(cache::SmallModel("one", 1, 1));
   }
@@ -36,7 +36,7 @@ TEST_F(SegmentLimit, ALaneThatReachedItGrowsOnAndKeepsNoRawCopies) {
   ExpectTold(*told);
   ASSERT_EQ(SegmentsOf(track), kMostSegments - 4);
 
-  // Each kind of row loses much with the strategy of the one before: a cut is always wanted.
+  // Each kind of rows loses much under the previous kind's strategy, so every change is a cut.
   for (int i = 0; i < 12; ++i) {
     Decode(track, kCut, 1 + i % 3);
     RunAll();
@@ -53,7 +53,7 @@ TEST_F(SegmentLimit, ALaneThatReachedItGrowsOnAndKeepsNoRawCopies) {
   EXPECT_EQ(track.sequence->Describe(true).lanes[0].tokens, decoded);
   EXPECT_EQ(Shown(track), "");
 
-  // The budget of raw copies is the neighbour's.
+  // The neighbour uses up the budget of raw copies.
   Track other = NewTrack(SmallMosaic());
   Append(other, 256, 1, true);
   RunAll();

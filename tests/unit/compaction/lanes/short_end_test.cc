@@ -10,8 +10,8 @@ namespace {
 
 TEST_F(CompactorTest, ShortEndsTakeWhatIsSmallest) {
   policies::Policy policy = SmallMosaic();
-  policy.mosaic->segments.min_tokens = 256;  // anything below is short
-  // Nothing before it: a strategy of its own where that pays, else plain.
+  policy.mosaic->segments.min_tokens = 256;  // shorter ends are short
+  // Without a previous segment: its own strategy if that pays off, else dense.
   Track track = NewTrack(policy);
   Append(track, 40, 1, true);
   RunAll();
@@ -21,22 +21,22 @@ TEST_F(CompactorTest, ShortEndsTakeWhatIsSmallest) {
   RunAll();
   EXPECT_EQ(FormsOf(track), Forms{"16 kept: 160"});
   const std::uint64_t of_its_own = Used(pool::MemoryTag::kRotations);
-  // The strategy before, where that loses little.
+  // Uses the previous strategy if its loss is small.
   Append(track, 50, 1, true);
   RunAll();
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 160", "16 kept: 50"}));
   EXPECT_EQ(Used(pool::MemoryTag::kRotations), of_its_own);
-  // Also where one of its own would be smaller than plain rows.
+  // Even if a separate strategy would be smaller than dense rows.
   Append(track, 150, 1, true);
   RunAll();
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 160", "16 kept: 50", "16 kept: 150"}));
   EXPECT_EQ(Used(pool::MemoryTag::kRotations), of_its_own);
   Truncate(track, 210);
-  // It does not, and one of its own does not pay.
+  // Its loss is large, and a separate strategy does not pay off.
   Append(track, 50, 2, true);
   RunAll();
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 160", "16 kept: 50", "plain: 50"}));
-  // With more of them it does.
+  // With more rows it does.
   Append(track, 150, 2, true);
   RunAll();
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 160", "16 kept: 50", "16 kept: 200"}));
@@ -44,8 +44,8 @@ TEST_F(CompactorTest, ShortEndsTakeWhatIsSmallest) {
   EXPECT_EQ(Shown(track), "");
 }
 
-// What was left plain, since the strategy before loses too much of it, is not encoded with that as
-// soon as somebody decodes behind it. A fork knows.
+// An end left dense, because the previous strategy loses too much of it, is not encoded with that
+// strategy once decoding continues. A fork knows this too.
 TEST_F(CompactorTest, AShortEndThatStaysPlainWaitsForAStrategyOfItsOwn) {
   policies::Policy policy = SmallMosaic();
   policy.mosaic->segments.min_tokens = 256;
@@ -65,19 +65,19 @@ TEST_F(CompactorTest, AShortEndThatStaysPlainWaitsForAStrategyOfItsOwn) {
   RunAll();
   EXPECT_EQ(FormsOf(fork), (Forms{"16 kept: 160", "plain: 114", "plain: 46"}));
   EXPECT_EQ(Shown(fork), "");
-  // With the least that a segment has.
+  // Reaches the minimum segment length.
   Decode(track, 160, 2);
   RunAll();
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 160", "16 kept: 256", "plain: 18"}));
   EXPECT_EQ(Shown(track), "");
-  // Behind that it goes on as ever.
+  // Later rows are encoded as usual.
   Decode(track, 32, 2);
   RunAll();
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 160", "16 kept: 256", "16 kept: 32", "plain: 18"}));
 }
 
-// Whoever goes back to the prompt and decodes again finds it as it was; what is written at the
-// place of rows that were left plain is another matter.
+// After a truncation back to the prompt its dense end is still left dense; rows written in place of
+// the end are not.
 TEST_F(CompactorTest, WhatWasLeftPlainIsSoAsLongAsItIsThere) {
   policies::Policy policy = SmallMosaic();
   policy.mosaic->segments.min_tokens = 256;
@@ -107,20 +107,20 @@ TEST_F(CompactorTest, WhatWasLeftPlainIsSoAsLongAsItIsThere) {
   EXPECT_EQ(Shown(track), "");
 }
 
-// The end that waits for its seal is where it was, whatever comes behind it meanwhile.
+// A waiting prompt end keeps its place, whatever is appended meanwhile.
 TEST_F(CompactorTest, ThePromptsEndIsWhereItWas) {
   Track track = NewTrack(SmallMosaic());
   Append(track, 100, 1, true);
   Append(track, 90, 2);  // the first part of the next prompt
   RunAll();
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 100", "plain: 90"}));
-  // Two that wait are one; so are whole segments, and what is left over stays.
+  // Two waiting ends become one; whole segments are sealed, and a remainder stays.
   Append(track, 60, 1, true);
   Append(track, 20, 1, true);
   Append(track, 300, 1);
   RunAll();
   EXPECT_EQ(FormsOf(track), (Forms{"16 kept: 100", "16 kept: 170", "16 kept: 256", "plain: 44"}));
-  // An end that is cut off is where the cut is.
+  // Truncating inside an end moves it to the cut.
   Append(track, 60, 1, true);
   Truncate(track, 540);
   Append(track, 60, 2);
@@ -130,10 +130,10 @@ TEST_F(CompactorTest, ThePromptsEndIsWhereItWas) {
   EXPECT_EQ(Shown(track), "");
 }
 
-// Behind an end that waits, decoded rows have a cut of their own; so has what is left plain
-// together with them.
+// Decoded rows after a waiting end are cut separately, and so are dense leftovers together with
+// them.
 TEST_F(CompactorTest, AnEndThatWaitsTakesNoCutFromWhatIsDecodedBehindIt) {
-  // The tail gives its rows up to the end of a tile: 124 and 120 of 140.
+  // The tail delivers rows up to the end of a tile: 124 and 120 of 140.
   const std::pair<std::uint64_t, Forms> cases[] = {
       {100, {"16 kept: 100", "16 kept: 96", "plain: 28"}}, {40, {"16 kept: 160"}}};
   for (const auto& [prompt, forms] : cases) {

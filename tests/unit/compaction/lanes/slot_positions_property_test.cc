@@ -1,6 +1,6 @@
 // Random operations under policies that move positions (`pos=slot`), by calls and through tails,
-// with jobs one by one and memory that runs out: whatever a lane holds stands at its place in it,
-// as if it had been rotated there, and there is always a way on.
+// with jobs one at a time and memory that runs out: every key is rotated for its place in its lane,
+// and the sequence can always continue.
 
 #include <algorithm>
 #include <cmath>
@@ -25,9 +25,9 @@ const char* const kPolicies[] = {"streaming:sink=2,recent=40,pos=slot",
                                  "streaming:sink=0,recent=70,pos=slot",
                                  "lacache:budget=40,span=2,overlap=1,sink=2,pos=slot"};
 
-// A sequence, and where each of its tokens stood for the worker that computed it.
+// A sequence, and each token's position as its worker knew it.
 struct Placed {
-  Track track;  // stamps: of the layer that holds most
+  Track track;  // stamps of the layer with the most tokens
   std::vector<std::uint64_t> positions;
 };
 
@@ -39,7 +39,7 @@ class SlotPositionsProperty : public CompactorTest {
     model_ = world_.Register(spec);
   }
 
-  // ---- operations; each returns what is wrong, or nothing
+  // ---- Operations. Each returns an error text, or an empty string.
 
   std::string Step() {
     const std::uint64_t dice = random_.Below(100);
@@ -76,7 +76,7 @@ class SlotPositionsProperty : public CompactorTest {
     return May(status, {absl::StatusCode::kFailedPrecondition});
   }
 
-  // Where others hold tokens already, a layer gets the same ones.
+  // If others hold these tokens already, a layer gets the same ones.
   std::string AppendTo(Placed& known, std::uint32_t first, std::uint32_t layers) {
     const std::uint64_t held = Held(known, first);
     for (std::uint32_t layer = first; layer < first + layers; ++layer) {
@@ -87,7 +87,7 @@ class SlotPositionsProperty : public CompactorTest {
         ahead > 0 && !random_.OneIn(4) ? ahead : random_.Between(1, random_.OneIn(4) ? 150 : 20);
     return AppendSome(known, first, layers, count, /*must=*/false);
   }
-  // Layers that stayed behind catch up.
+  // Appends the missing rows of layers that were left behind.
   std::string Level(Placed& known, bool must) {
     for (std::uint32_t layer = 0; layer < model_->layers(); ++layer) {
       const std::uint64_t missing = known.track.stamps.size() - Held(known, layer);
@@ -100,7 +100,7 @@ class SlotPositionsProperty : public CompactorTest {
   std::string AppendSome(Placed& known, std::uint32_t first, std::uint32_t layers,
                          std::uint64_t count, bool must) {
     const std::uint64_t held = Held(known, first);
-    // As its worker does: for the positions that it is told of now.
+    // Uses the positions that the worker is told now.
     const std::uint64_t shift = known.track.sequence->position_shift();
     Stamps rows;
     for (std::uint64_t token = held; token < held + count; ++token) {
@@ -134,7 +134,7 @@ class SlotPositionsProperty : public CompactorTest {
 
   std::string Decode(Placed& known) {
     Track& track = known.track;
-    // What a step of the client looks at.
+    // The checks of a client's step.
     if (track.tail.has_value() && worker_->Block(*track.sequence).tail_generation.load() !=
                                       track.tail->place.tail.generation) {
       track.tail.reset();
@@ -219,7 +219,7 @@ class SlotPositionsProperty : public CompactorTest {
     return world_.tenant().FreeSequence(id).ok() ? "" : "not freed";
   }
 
-  // For a while there is hardly any memory, or enough again.
+  // Leaves hardly any memory for a while, or enough again.
   std::string Squeeze() {
     if (squeezed_.has_value()) {
       squeezed_.reset();
@@ -254,9 +254,9 @@ class SlotPositionsProperty : public CompactorTest {
     return "";
   }
 
-  // ---- what must hold
+  // ---- Invariants
 
-  // Whatever has happened: rows that are missing come, and all is compressed.
+  // After any history, missing rows can be appended and everything compressed.
   std::string GoesOn(Placed& known) {
     Say("whether there is a way on from " + Name(known));
     if (known.track.stamps.empty()) return "";

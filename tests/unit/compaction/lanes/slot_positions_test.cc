@@ -1,5 +1,5 @@
-// Positions by place (`pos=slot`): tokens of all layers stand alike, or nothing is read or written
-// where they do not.
+// Positions by place (`pos=slot`): the tokens of all layers have the same positions; until they do,
+// reads and writes are refused.
 
 #include <memory>
 #include <optional>
@@ -17,7 +17,7 @@ namespace tessera::compaction {
 namespace {
 
 constexpr const char* kStreaming = "streaming:sink=2,recent=40,pos=slot";
-constexpr std::uint64_t kKept = 42;  // by it
+constexpr std::uint64_t kKept = 42;  // tokens that it keeps
 
 class SlotPositions : public CompactorTest {
  protected:
@@ -42,7 +42,7 @@ class SlotPositions : public CompactorTest {
         ->Append({layer, layers, first, tokens}, DrawnRows(model_->layout(), stamps))
         .status();
   }
-  // Of the next query and key.
+  // The position of the next query and key.
   std::uint64_t Next(const Track& track) {
     return worker_->Block(*track.sequence).next_position.load();
   }
@@ -52,7 +52,7 @@ class SlotPositions : public CompactorTest {
     }
     return true;
   }
-  // Some lanes have moved, and others have not.
+  // Some lanes have moved and others have not.
   void ExpectNothingButCompress(Track& track, std::uint64_t tokens) {
     EXPECT_EQ(Next(track), tokens) << "as before";
     EXPECT_EQ(track.sequence->position_shift(), 0u);
@@ -104,7 +104,7 @@ TEST_F(SlotPositions, APromptThatComesLayerByLayerStandsAtOnePlace) {
   }
 }
 
-// Its worker is not told of it: what moves tokens is asked for.
+// The worker would not know, so tokens move only in calls that it makes.
 TEST_F(SlotPositions, APromptsEndMovesNobody) {
   Track track = NewTrack(Policy(kStreaming));
   Append(track, 100, 1, /*end_of_prompt=*/true);
@@ -115,7 +115,8 @@ TEST_F(SlotPositions, APromptsEndMovesNobody) {
   ExpectGoesOn(track, 100);
 }
 
-// What a layer misses would stand elsewhere than what it holds: it is not moved without.
+// The missing rows of a layer would have other positions than its rows, so the layer is not moved
+// without them.
 TEST_F(SlotPositions, LayersThatStayedBehindWaitForTheirRows) {
   Track track = NewTrack(Policy(kStreaming));
   ASSERT_TRUE(AppendTo(track, 0, 1, 0, 100).ok());
@@ -133,7 +134,7 @@ TEST_F(SlotPositions, LayersThatStayedBehindWaitForTheirRows) {
   ExpectGoesOn(track, 100);
 }
 
-// They come when it is known what goes, and before it has gone.
+// Rows that arrive after the choice and before its execution.
 TEST_F(SlotPositions, RowsThatComeInBetweenMoveWithTheOthers) {
   TellingClock clock;
   Compactor compactor({.scheduler = &scheduler_,
@@ -156,9 +157,9 @@ TEST_F(SlotPositions, RowsThatComeInBetweenMoveWithTheOthers) {
   }
 }
 
-// ---- tails
+// ---- Tails
 
-// Its worker writes for the positions that it was told with it.
+// The worker writes for the positions that it was told when the tail was opened.
 TEST_F(SlotPositions, ATailIsClosedBeforeAnythingMoves) {
   Track track = NewTrack(Policy(kStreaming));
   Append(track, 100, 1);
@@ -190,7 +191,7 @@ TEST_F(SlotPositions, NoTailIsOpenedUntilAllHasMoved) {
   Collect();
 }
 
-// Where there is no room to close it nothing moves, and it stays open.
+// If there is no room to close the tail, nothing moves and it stays open.
 TEST_F(SlotPositions, ATailThatCannotBeClosedStays) {
   Track track = NewTrack(Policy(kStreaming));
   Append(track, 100, 1);
@@ -207,7 +208,7 @@ TEST_F(SlotPositions, ATailThatCannotBeClosedStays) {
   ExpectGoesOn(track, 120);
 }
 
-// Wherever memory runs out: tokens stand as they did, or all of them anew.
+// Wherever memory runs out, tokens keep their positions, or all of them move.
 TEST_F(SlotPositions, MemoryThatRunsOutInBetweenMovesNobody) {
   int failed = 0;
   int halfway = 0;
@@ -219,7 +220,8 @@ TEST_F(SlotPositions, MemoryThatRunsOutInBetweenMovesNobody) {
     const std::uint64_t free = account.limit_bytes() - account.used_bytes();
     ASSERT_GT(free, room);
     auto squeezed = *account.Reserve(pool::MemoryTag::kPoolExtents, free - room);
-    std::optional<cache::Tenant::Reader> reader(world_.tenant());  // what goes is not yet free
+    // Delays the freeing of evicted rows.
+    std::optional<cache::Tenant::Reader> reader(world_.tenant());
     const absl::Status status = CompressAll(track);
     reader.reset();
     Collect();
@@ -242,9 +244,9 @@ TEST_F(SlotPositions, MemoryThatRunsOutInBetweenMovesNobody) {
   EXPECT_GT(halfway, 1);
 }
 
-// ---- what cannot be moved
+// ---- Rows that cannot be moved
 
-// Where some layers could be moved, and others never.
+// If some layers could be moved but others never can.
 TEST_F(SlotPositions, NothingMovesWhereAnythingIsPacked) {
   for (const int sealed : {1, 3, 8}) {
     SCOPED_TRACE(sealed);
@@ -286,7 +288,7 @@ TEST_F(SlotPositions, NothingMovesWhereACallHasPackedMeanwhile) {
   EXPECT_TRUE(compactor_.SetPolicy(*track.sequence, policies::Policy()).ok());
 }
 
-// Rows whose every element has this value.
+// Rows in which every element has this value.
 struct AllAlike final : cache::RowSource {
   AllAlike(kernels::ElementType type, float value) : row(64 * kernels::ElementBytes(type)) {
     for (std::uint32_t d = 0; d < 64; ++d) SetElement(row.data(), type, d, value);
@@ -298,7 +300,7 @@ struct AllAlike final : cache::RowSource {
   std::vector<std::byte> row;
 };
 
-// Turned, an element may be larger than any that came.
+// Rotation may make an element larger than any appended one.
 TEST_F(SlotPositions, KeysStayUsableHoweverLargeTheyAre) {
   for (const auto& [type, value] : {std::pair{kernels::ElementType::kFp16, 60000.0f},
                                     std::pair{kernels::ElementType::kBf16, 9e18f},

@@ -1,4 +1,4 @@
-// Sealed segments that keep less, for want of memory.
+// Sealed segments that are re-encoded with fewer channels when memory is short.
 
 #include <memory>
 #include <numeric>
@@ -22,7 +22,7 @@ policies::Policy Pressed() {
 
 class ThinTest : public CompactorTest {
  protected:
-  ThinTest() { thinned_from_ = 16; }  // of 64
+  ThinTest() { thinned_from_ = 16; }  // of 64 channels
   Track Sealed(const policies::Policy& policy, std::uint64_t tokens = 600) {
     Track track = NewTrack(policy);
     Append(track, tokens, 1, /*end_of_prompt=*/true);
@@ -42,10 +42,10 @@ TEST_F(ThinTest, RowsKeepLessAndTheMemoryIsThere) {
   EXPECT_THAT(FormsOf(track), ElementsAre("8 kept: 256", "8 kept: 256", "8 kept: 88"));
   EXPECT_EQ(track.sequence->Describe(false).tile_bytes, before - outcome.gained.bytes);
   EXPECT_EQ(Shown(track), "");
-  EXPECT_TRUE(track.sequence->made_by_hand());  // no prefix is made of it
-  // Once is all there is.
+  EXPECT_TRUE(track.sequence->made_by_hand());  // cannot be published
+  // Reduced only once.
   EXPECT_EQ(compactor_.Thin(*track.sequence, kAll).gained.segments, 0u);
-  // It goes on as ever.
+  // It continues as usual.
   Decode(track, 200, 2);
   RunAll();
   EXPECT_EQ(Shown(track), "");
@@ -94,12 +94,12 @@ TEST_F(ThinTest, RowsThatWaitForAStrategyAreLeftAlone) {
   EXPECT_EQ(compactor_.Thin(*track.sequence, kAll).gained.segments, 1u * model_->lanes());
   EXPECT_THAT(FormsOf(track), ElementsAre("8 kept: 256", "16 kept: 32", "plain: 13"));
   EXPECT_EQ(Shown(track), "");
-  Decode(track, 300, 3);  // sealed from raw rows: a strategy of their own
+  Decode(track, 300, 3);  // sealed from raw rows, with a separate strategy
   RunAll();
   EXPECT_EQ(Shown(track), "");
 }
 
-// Whatever a sequence is in the middle of.
+// At any time in a sequence's life.
 TEST_F(ThinTest, AnyTimeInALife) {
   for (int round = 0; round < 6; ++round) {
     Track track = NewTrack(Pressed());
