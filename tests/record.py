@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Puts what a run has printed into tests/README.md, between the marks of its block.
+"""Writes the output of a run into tests/README.md, between the markers of its block.
 
-A block is  <!-- NAME -->  ...  <!-- end of NAME -->  and becomes the command, the commit it ran at,
-and its output.
+A block is  <!-- NAME -->  ...  <!-- end of NAME -->. Its new content is the command, the commit and
+the output.
 """
 
 import pathlib
@@ -25,7 +25,7 @@ def record(name, command, output, readme=README):
     text = readme.read_text()
     block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
     if len(block.findall(text)) != 1:
-        sys.exit(f"tests/record.py: {readme} has no block, or several, of the name \"{name}\"")
+        sys.exit(f"tests/record.py: {readme} has no block \"{name}\", or several")
     lines = "\n".join(line.rstrip() for line in output.strip("\n").split("\n"))
     body = f"```\n{command}        # at {commit()}\n{lines}\n```\n"
     readme.write_text(block.sub(lambda found: found[1] + body + found[2], text))

@@ -1,6 +1,6 @@
-// Dense attention against the memory it reads: bytes per second as a share of a plain streaming
-// read of the same mapping by the same number of threads. The two are measured alternately in one
-// run, so that a noisy machine disturbs both; `share` is the median of the pairwise ratios.
+// Measures dense attention against the memory it reads: bytes per second as a share of a streaming
+// read of the same mapping by the same number of threads. Both are measured alternately in one run,
+// so that noise affects both; `share` is the median of the pairwise ratios.
 //
 //   attend_bench --benchmark_filter='avx512/D:128/G:4'
 #include <benchmark/benchmark.h>
@@ -29,16 +29,16 @@ namespace {
 constexpr std::uint32_t kLaneEntries = 2048;
 constexpr std::uint32_t kKvHeads = 8;
 
-// CPU time of the whole process: what other processes take from us does not count. All threads of
-// a measurement are busy from its start to its end, so this is `threads` times what a clock on the
-// wall of an idle machine would show.
+// CPU time of the whole process, which excludes time taken by other processes. All threads of a
+// measurement are busy from start to end, so this is `threads` times the elapsed time on an idle
+// machine.
 double CpuSeconds() {
   timespec time;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
-// A shared mapping like a pool's: a memfd, filled, on small or large pages.
+// A shared mapping like a pool's: a filled memfd with small or large pages.
 class Mapping {
  public:
   Mapping(std::size_t bytes, bool large_pages) : bytes_(bytes) {
@@ -59,7 +59,8 @@ class Mapping {
   std::size_t bytes() const { return bytes_; }
 
  private:
-  // bf16 or fp16 numbers near +-1 and, taken in pairs, fp32 ones: any type finds sane values.
+  // bf16 or fp16 numbers near +-1; pairs of them are sane fp32 numbers, so that any type can read
+  // the mapping.
   void Fill() {
     std::uint64_t state = 0x9e3779b97f4a7c15u;
     auto* words = reinterpret_cast<std::uint16_t*>(base_);
@@ -146,7 +147,7 @@ struct Shape {
   bool shuffled;
 };
 
-// Lanes of kLaneEntries entries that fill a mapping, their tiles in order or shuffled.
+// Lanes of kLaneEntries entries that fill a mapping, with their tiles in order or shuffled.
 class Workload {
  public:
   explicit Workload(const Shape& shape) : mapping_(shape.bytes, shape.large_pages) {

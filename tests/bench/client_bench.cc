@@ -1,5 +1,5 @@
-// What the mapped door adds to attention: a whole step of 8 layers, beside the bare kernel on the
-// same sizes, and a step without attention.
+// Measures the overhead of the mapped transport: a step of 8 layers, the bare kernel at the same
+// sizes, and a step without attention.
 
 #include <benchmark/benchmark.h>
 
@@ -61,7 +61,7 @@ struct Setup {
   std::vector<float> output;
 };
 
-// A whole step: append of the new rows and attention over prompt and tail, layer by layer.
+// A whole step: appends the new rows and attends over prompt and tail, layer by layer.
 void BM_Step(benchmark::State& state) {
   Setup setup(static_cast<std::size_t>(state.range(0)), 32);
   const client::StepTensors tensors = setup.tensors();
@@ -76,7 +76,7 @@ void BM_Step(benchmark::State& state) {
 }
 BENCHMARK(BM_Step)->Arg(1)->Arg(16);
 
-// The attention of a step, over as many lanes, without anything around it.
+// Only the attention of a step, over the same number of lanes.
 void BM_BareAttention(benchmark::State& state) {
   const auto sequences = static_cast<std::uint32_t>(state.range(0));
   const std::uint32_t lanes = kLayers * sequences * kKvHeads;

@@ -1,5 +1,5 @@
-// Memory in sealed memfd extents, as a daemon's pool or directory: what is freed is overwritten at
-// once, and a place may be filled by another extent later.
+// Memory in sealed memfd extents, like a daemon's pool or directory. Freed memory is overwritten at
+// once, and a new extent may reuse the place of a dropped one.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ class ExtentArena {
   std::uint32_t size() const { return static_cast<std::uint32_t>(extents_.size()); }
   const Memfd& memory(std::uint32_t index) const { return extents_[index].memory; }
 
-  // First fit; a new extent in the first free place where nothing fits.
+  // First fit. Creates an extent in the first free place if none has room.
   std::uint64_t Allocate(std::uint64_t bytes) {
     bytes = (bytes + shm::kObjectAlignment - 1) / shm::kObjectAlignment * shm::kObjectAlignment;
     TESSERA_CHECK(bytes <= extent_bytes_, "larger than an extent");
@@ -54,11 +54,11 @@ class ExtentArena {
     auto& used = extents_[offset / extent_bytes_].used;
     const auto it = used.find(offset % extent_bytes_);
     TESSERA_CHECK(it != used.end(), "freed twice");
-    std::memset(at(offset), 0xff, it->second);  // NaN, and an offset far out of bounds
+    std::memset(at(offset), 0xff, it->second);  // as a row: NaN; as an offset: out of bounds
     used.erase(it);
   }
 
-  // Gives extents back that hold nothing; returns how many.
+  // Drops empty extents. Returns their number.
   std::uint32_t DropEmpty() {
     std::uint32_t dropped = 0;
     for (std::uint32_t i = 0; i < extents_.size(); ++i) {
@@ -81,7 +81,7 @@ class ExtentArena {
   struct Extent {
     Memfd memory;
     std::uint32_t generation = 0;
-    std::map<std::uint64_t, std::uint64_t> used;  // offset in the extent, bytes
+    std::map<std::uint64_t, std::uint64_t> used;  // size in bytes, by offset in the extent
   };
 
   static std::uint64_t Fit(const Extent& extent, std::uint64_t bytes) {

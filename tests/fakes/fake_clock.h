@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-// A clock that moves only when told to. Thread-safe. Starts at one second, so that "a while ago" is
-// representable and zero stands out as unset.
+// A clock that moves only when the test moves it. Thread-safe. Starts at one second, so that
+// earlier times can be expressed and zero means "unset".
 class FakeClock final : public Clock {
  public:
   TimePoint Now() const override { return TimePoint(Duration(now_.load())); }

@@ -1,4 +1,4 @@
-// Pool memory that fails when the test says so.
+// Pool memory whose allocation fails when the test asks for it.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// Real shared memory, until `allowed` extents have come.
+// Real shared memory for the first `allowed` extents; further ones fail.
 class FaultyExtents final : public device::MemorySource {
  public:
   absl::StatusOr<std::unique_ptr<device::Space>> Reserve(std::uint64_t bytes) override {
@@ -49,7 +49,7 @@ class FaultyExtents final : public device::MemorySource {
   std::uint64_t created_ = 0;
 };
 
-// The CPU, with pools of such memory.
+// The CPU device with pools of FaultyExtents.
 class FaultyDevice final : public device::CpuDevice {
  public:
   FaultyDevice() : CpuDevice(kernels::BestImplementation()) {}

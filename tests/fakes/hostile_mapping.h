@@ -1,7 +1,7 @@
-// Everything that a process could try with a memfd that it was handed, run in that process.
+// Attempts to misuse a received memfd in every way that a process can.
 //
-// Each attempt reports the errno it got, 0 where it succeeded. Attempts that would succeed on
-// memory the worker may write are listed apart by the caller's expectation.
+// Each attempt returns its errno, or 0 if it succeeded. The table lists the expected result for
+// memory that only the daemon may write, and for memory that the worker may write too.
 #pragma once
 
 #include <fcntl.h>
@@ -23,16 +23,16 @@ namespace tessera {
 
 struct MappingAttempt {
   const char* name;
-  int (*run)(int fd, std::uint64_t bytes);  // returns errno, 0 for success
-  int daemon_writes;                        // errno expected on memory that only the daemon writes
-  int worker_writes;                        // errno expected on memory that the worker writes
+  int (*run)(int fd, std::uint64_t bytes);  // returns errno, or 0 on success
+  int daemon_writes;                        // expected errno if only the daemon writes the memory
+  int worker_writes;                        // expected errno if the worker writes the memory
 };
 
 namespace hostile {
 
 inline int Result(bool failed) { return failed ? errno : 0; }
 
-// Maps and unmaps; what is asked is whether the kernel lets it.
+// Maps and unmaps at once: only permission is tested.
 inline int Map(int fd, std::uint64_t bytes, int protection) {
   void* at = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) return errno;
@@ -48,7 +48,7 @@ inline int Protect(int fd, std::uint64_t bytes) {
   return error;
 }
 
-// Through the descriptor's name in /proc, which makes a new open file.
+// Opens the descriptor again through /proc, which creates a new open file description.
 inline int Reopened(int fd, int flags, int (*then)(int fd)) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
@@ -74,8 +74,8 @@ inline int Remove(int fd, std::uint64_t bytes) {
 
 }  // namespace hostile
 
-// Punching holes into memory that it may write is the worker's right as far as seals go: the rows
-// read as zeros then, and nothing faults.
+// Seals do not stop a worker from punching holes into memory that it may write. That is harmless:
+// the rows then read as zeros, and no access faults.
 inline constexpr auto kMappingAttempts = std::to_array<MappingAttempt>({
     {"ftruncate to 0",
      [](int fd, std::uint64_t) { return hostile::Result(::ftruncate(fd, 0) != 0); }, EPERM, EPERM},
@@ -158,7 +158,7 @@ inline constexpr auto kMappingAttempts = std::to_array<MappingAttempt>({
 
 using MappingReport = std::array<int, kMappingAttempts.size()>;
 
-// Runs every attempt, in the process that calls it.
+// Runs every attempt in the calling process.
 inline MappingReport TryEverything(int fd, std::uint64_t bytes) {
   MappingReport report{};
   for (std::size_t i = 0; i < kMappingAttempts.size(); ++i) {

@@ -1,4 +1,4 @@
-// Background work that runs when the test says so, job by job, by name.
+// A scheduler whose background jobs run only when the test asks, one at a time or by name.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-// Thread-safe; jobs run on the thread that asks for them. The order is that of a ThreadScheduler of
-// one thread, unless the test asks for a name whose turn it is not.
+// Thread-safe. Jobs run on the thread that calls a Run function. The order is that of a
+// ThreadScheduler with one thread, unless the test names another job.
 class ManualScheduler final : public Scheduler {
  public:
   void Submit(JobSpec spec, Job job) override {
@@ -31,7 +31,7 @@ class ManualScheduler final : public Scheduler {
     return load;
   }
 
-  // Runs the job whose turn it is and returns its name. Nothing where none is queued.
+  // Runs the next job and returns its name. Returns nullopt if none is queued.
   std::optional<std::string> RunNext() {
     std::optional<FairQueue::Entry> entry;
     {
@@ -42,8 +42,7 @@ class ManualScheduler final : public Scheduler {
     return RunJob(*std::move(entry));
   }
 
-  // Runs the job of that name whose turn comes first; the others keep their order. False where
-  // there is none.
+  // Runs the first job with that name; the others keep their order. Returns false if there is none.
   bool RunFirst(const std::string& name) {
     std::optional<FairQueue::Entry> entry;
     {
@@ -55,15 +54,15 @@ class ManualScheduler final : public Scheduler {
     return true;
   }
 
-  // Runs jobs of that name, those they queue included, until none is left or `limit` ran. Returns
-  // how many ran.
+  // Runs jobs with that name, including those that they queue, until none is left or `limit` ran.
+  // Returns the number of jobs that ran.
   int RunAll(const std::string& name, int limit = 1000) {
     int ran = 0;
     while (ran < limit && RunFirst(name)) ++ran;
     return ran;
   }
 
-  // In the order in which they would run.
+  // The queued jobs in the order in which they would run.
   std::vector<JobSpec> QueuedSpecs() {
     MutexLock lock(mutex_);
     std::vector<JobSpec> specs;
@@ -106,7 +105,7 @@ class ManualScheduler final : public Scheduler {
     return taken;
   }
 
-  // A queue that is filled in the order in which it was drained has the same turns as before.
+  // Refilling a queue in the order of its draining preserves the order of the jobs.
   std::vector<FairQueue::Entry> Drain() TESSERA_REQUIRES(mutex_) {
     std::vector<FairQueue::Entry> entries;
     while (std::optional<FairQueue::Entry> entry = queue_.Pop()) {
@@ -122,7 +121,7 @@ class ManualScheduler final : public Scheduler {
 
   mutable Mutex mutex_;
   FairQueue queue_ TESSERA_GUARDED_BY(mutex_);
-  Load ran_ TESSERA_GUARDED_BY(mutex_);  // without what is queued
+  Load ran_ TESSERA_GUARDED_BY(mutex_);  // excludes queued jobs
 };
 
 }  // namespace tessera

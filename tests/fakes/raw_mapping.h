@@ -1,5 +1,5 @@
-// A decoding sequence as a bare worker sees it: the control page and the tail rings, mapped by
-// hand.
+// A decoding sequence as a worker without the client library sees it: its control page and tail
+// rings, mapped directly.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace tessera::fakes {
 
 class RawMapping {
  public:
-  // The worker has opened its descriptors. Null where a mapping fails.
+  // The worker must have opened its descriptors. Returns null if a mapping fails.
   static std::unique_ptr<RawMapping> Map(RawWorker& worker) {
     std::unique_ptr<RawMapping> mapping(new RawMapping(worker));
     absl::StatusOr<RawWorker::Descriptor> control = worker.Fetch(shm::DescriptorKind::kControl, 0);
@@ -28,7 +28,7 @@ class RawMapping {
 
   shm::ControlPage& control() { return *reinterpret_cast<shm::ControlPage*>(control_.data()); }
 
-  // Gives the sequence a tail and maps it.
+  // Opens a tail for the sequence and maps it.
   bool OpenTail(std::uint64_t sequence) {
     const v1::TailsOpened opened = worker_.OpenTails({sequence});
     if (opened.code() != 0 || opened.tails_size() != 1) return false;

@@ -1,5 +1,5 @@
-// A worker made of bare gRPC stubs and sockets, without the client library: it can say what a
-// well-behaved client never would.
+// A worker made of bare gRPC stubs and sockets, without the client library. It can send messages
+// that a correct client never sends.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -27,19 +27,19 @@ class RawWorker {
       : stub_(v1::Tessera::NewStub(std::move(channel))) {}
   ~RawWorker() { Leave(); }
 
-  // Sends Hello. OK: attached, and `welcome()` is filled in. Else the stream's final status.
+  // Sends Hello. Returns OK and sets `welcome()` once attached, else the stream's final status.
   grpc::Status Attach(const v1::Hello& hello = GoodHello());
   const v1::Welcome& welcome() const { return welcome_; }
   const v1::SessionKey& key() const { return welcome_.session(); }
-  // Ends the stream and returns how it ended.
+  // Closes the stream and returns its final status.
   grpc::Status Leave();
-  // Returns how the stream ended, when the daemon has ended it.
+  // Waits until the daemon ends the stream, and returns the final status.
   grpc::Status AwaitEnd();
 
   v1::TailsOpened OpenTails(const std::vector<std::uint64_t>& sequences);
   v1::TailsClosed CloseTails(const std::vector<std::uint64_t>& sequences);
 
-  // The descriptor socket, opened with the right nonce.
+  // Opens the descriptor socket with the right nonce.
   absl::Status OpenDescriptors();
   struct Descriptor {
     shm::DescriptorAnswer answer;
@@ -47,10 +47,10 @@ class RawWorker {
   };
   absl::StatusOr<Descriptor> Fetch(shm::DescriptorKind kind, std::uint32_t index);
   Fd& descriptor_socket() { return socket_; }
-  // Tells the daemon of tails to absorb, once the descriptor socket is open.
+  // Wakes the daemon to absorb tails. The descriptor socket must be open.
   void SignalWake() const { SignalEvent(wake_event_.get()); }
 
-  // Calls, with the session key filled in where the request has none.
+  // RPCs. The session key is filled in if the request has none.
   grpc::Status RegisterModel(v1::RegisterModelRequest request, v1::RegisterModelResponse* response);
   grpc::Status CreateSequence(v1::CreateSequenceRequest request,
                               v1::CreateSequenceResponse* response);

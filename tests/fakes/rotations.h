@@ -1,4 +1,4 @@
-// Rotations as a policy would make them: orthonormal, and otherwise random.
+// Random orthonormal rotations, rounded as a policy would store them.
 #pragma once
 
 #include <cmath>
@@ -25,7 +25,7 @@ inline std::vector<std::byte> RandomRotations(TestRandom& random, std::size_t co
     std::vector<std::vector<double>> rows(channels, std::vector<double>(head_dim));
     for (std::uint32_t r = 0; r < channels; ++r) {
       for (double& x : rows[r]) x = normal(engine);
-      for (int round = 0; round < 2; ++round) {  // twice, against rounding
+      for (int round = 0; round < 2; ++round) {  // twice, to reduce rounding errors
         for (std::uint32_t s = 0; s < r; ++s) {
           double dot = 0;
           for (std::uint32_t d = 0; d < head_dim; ++d) dot += rows[r][d] * rows[s][d];

@@ -1,5 +1,5 @@
-// Seeds of random tests: fresh on every run, printed, and settable by TESSERA_TEST_SEED so that a
-// failure can be run again. The only place where tests read the environment.
+// Seeds of random tests. Each run prints a new seed; TESSERA_TEST_SEED=N repeats a run. No other
+// test code reads the environment.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// The seed of the running test case. Recorded in its XML result, printed for the log.
+// The seed of the running test case. It is printed and recorded in the XML result.
 inline std::uint64_t TestSeed() {
   const char* given = std::getenv("TESSERA_TEST_SEED");
   std::random_device device;
@@ -24,7 +24,7 @@ inline std::uint64_t TestSeed() {
   return seed;
 }
 
-// Random numbers with the few shapes that tests want.
+// Random numbers in the distributions that tests need.
 class TestRandom {
  public:
   explicit TestRandom(std::uint64_t seed = TestSeed()) : engine_(seed) {}
@@ -40,7 +40,7 @@ class TestRandom {
   auto& Pick(Container& items) {
     return items[Below(std::size(items))];
   }
-  // A number at or near a border: 0, small, a power of two and its neighbours, or the largest.
+  // A boundary value: 0, a small number, a power of two or a neighbour of one, or the maximum.
   std::uint64_t Border() {
     switch (Below(4)) {
       case 0:

@@ -1,5 +1,5 @@
-// A layer of a sequence, its entries and queries, and a worker that shows what it is asked for:
-// what token policies decide from. All numbers can be asked for in double, so that tests can judge.
+// A layer of a sequence with its entries and queries, and a worker that provides the observations
+// that token policies ask for. Attention can also be computed in double, for tests to compare with.
 #pragma once
 
 #include <algorithm>
@@ -52,7 +52,7 @@ class ShownLayer {
     for (float& number : row) number = Stored(normal_(engine_));
     return row;
   }
-  // `count` tokens more, each with a key in every lane and a query of every head.
+  // Adds `count` tokens, each with a key in every lane and a query of every head.
   void Grow(std::uint64_t count) {
     for (std::uint64_t i = 0; i < count; ++i, ++tokens_) {
       for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
@@ -63,7 +63,7 @@ class ShownLayer {
     }
   }
 
-  // The newest tokens go.
+  // Drops the newest tokens and keeps `tokens`.
   void CutTo(std::uint64_t tokens) {
     tokens_ = std::min(tokens_, tokens);
     for (auto& lane : lanes_) {
@@ -74,7 +74,7 @@ class ShownLayer {
     }
   }
 
-  // Entries come to stand for several tokens each.
+  // Gives entries random weights, as if each stood for several tokens.
   void Weigh(TestRandom& random) {
     for (auto& lane : lanes_) {
       for (Entry& entry : lane) entry.weight = static_cast<float>(random.Between(1, 40));
@@ -98,12 +98,12 @@ class ShownLayer {
             .logit_softcap = options_.logit_softcap};
   }
 
-  // q . k of a head's query and an entry of its lane.
+  // The product q . k of a head's query and an entry of its lane.
   double Product(std::uint32_t head, std::uint64_t query, std::uint64_t entry) const {
     return Dot(queries_[head][query], lanes_[head / group()][entry].key);
   }
-  // The share that it pays to each of these entries, 0 to those that it may not see. An entry
-  // counts for as many as it stands for.
+  // The attention shares of a query among these entries; invisible entries get 0. An entry counts
+  // as often as its weight.
   std::vector<double> Shares(std::uint32_t head, std::uint64_t query,
                              const std::vector<std::uint32_t>& among, bool causal = true) const {
     std::vector<Seen> seen;
@@ -113,7 +113,7 @@ class ShownLayer {
     }
     return SharesAmong(queries_[head][query], query, seen, causal);
   }
-  // The same for tokens by position, as they were when they came, whether or not they still are.
+  // The same for tokens by position, with their original keys, even if their entries are evicted.
   std::vector<double> SharesOfTokens(std::uint32_t head, std::uint64_t query,
                                      const std::vector<std::uint64_t>& positions) const {
     std::vector<Seen> seen;
@@ -127,7 +127,8 @@ class ShownLayer {
     for (std::uint32_t i = 0; i < all.size(); ++i) all[i] = i;
     return all;
   }
-  // What the queries from `first` on pay to each entry, averaged over the group.
+  // The attention that queries from `first` on pay to each entry, averaged over the query heads of
+  // the group.
   std::vector<float> Sums(std::size_t lane, std::uint64_t first) const {
     std::vector<double> sums(lanes_[lane].size());
     for (std::uint32_t i = 0; i < group(); ++i) {
@@ -140,7 +141,8 @@ class ShownLayer {
     return {sums.begin(), sums.end()};
   }
 
-  // What the worker shows at the end of a prompt, or of tokens decoded from `first_decoded` on.
+  // The observations of a worker at the end of a prompt, or of the tokens decoded from
+  // `first_decoded` on.
   LayerView Show(const Needs& needs, std::uint64_t first_decoded) {
     const bool decoding = first_decoded != tokens_;
     prompts_.clear();
@@ -172,7 +174,7 @@ class ShownLayer {
     return View();
   }
 
-  // The same with whatever was shown last.
+  // The same with the observations of the last Show.
   LayerView View() {
     keys_.assign(lanes_.size(), {});
     std::vector<kernels::RowRange> ranges;
@@ -208,10 +210,11 @@ class ShownLayer {
             .scorer = scorer_.get()};
   }
 
-  // Of the view that was made last.
+  // The scorer of the last view.
   HostKeyScorer& scorer() { return *scorer_; }
 
-  // As an engine does it: entries go, or become means that are weighted by what they stood for.
+  // Applies a decision as an engine would: evicts entries, or merges them into means weighted by
+  // the tokens that they stand for.
   void Apply(const LayerDecision& decision) {
     for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
       const LaneDecision& of_lane = decision[lane];
@@ -246,7 +249,7 @@ class ShownLayer {
   struct Seen {
     const Row* key;
     std::uint64_t position;
-    float weight;  // tokens it stands for
+    float weight;  // tokens that it stands for
   };
   std::vector<double> SharesAmong(const Row& row, std::uint64_t query,
                                   const std::vector<Seen>& entries, bool causal) const {
@@ -275,7 +278,7 @@ class ShownLayer {
     std::vector<float> weights;
   };
 
-  // As the layer's type stores it.
+  // Rounds to the layer's element type.
   float Stored(double number) const {
     const auto value = static_cast<float>(number);
     if (options_.type == kernels::ElementType::kBf16) {
@@ -321,14 +324,14 @@ class ShownLayer {
   std::vector<std::vector<Row>> queries_;
   std::vector<TextMark> text_;
 
-  // What views point to.
+  // Storage that views point to.
   std::vector<Held> keys_;
   std::vector<Held> shown_;
   std::vector<std::vector<float>> sums_;
   bool shows_text_ = false;
-  std::vector<TokenSpan> prompts_;  // at the last Show
+  std::vector<TokenSpan> prompts_;  // set by the last Show
   std::shared_ptr<HostKeyScorer>
-      scorer_;  // of the last view; a copy of the layer has the same until then
+      scorer_;  // of the last view; shared with copies of the layer until their next view
   std::vector<LaneEntries> lane_views_;
   std::vector<HeadQueries> query_views_;
   std::vector<std::span<const float>> sum_views_;

@@ -1,5 +1,5 @@
-// Memory whose end is the end of what can be read: one byte further faults, whoever reads it, code
-// without a sanitizer's checks too.
+// Memory followed by an unreadable page: an access past the end faults, even in code without
+// sanitizer checks.
 #pragma once
 
 #include <sys/mman.h>
@@ -26,7 +26,7 @@ class Guarded {
   Guarded(const Guarded&) = delete;
   Guarded& operator=(const Guarded&) = delete;
 
-  // The last `bytes` of it, a multiple of `unit` so that they begin aligned.
+  // The last `bytes`, a multiple of `unit` so that they begin aligned.
   std::byte* Last(std::size_t bytes, std::size_t unit = 64) const {
     TESSERA_CHECK(bytes <= bytes_ && bytes % unit == 0, "more than there is, or not whole units");
     return base_ + bytes_ - bytes;

@@ -1,5 +1,5 @@
-// The bytes of an input, read from the front. Behind the end there are zeros, so that every input
-// means something.
+// Reads an input's bytes from the front. Past the end it returns zeros, so that every input is
+// valid.
 #pragma once
 
 #include <algorithm>
@@ -31,13 +31,13 @@ class Input {
     return value;
   }
   std::uint8_t Byte() { return Take<std::uint8_t>(); }
-  // At most that many.
+  // At most `count` bytes.
   std::string_view Bytes(std::size_t count) {
     const std::string_view taken = left_.substr(0, std::min(count, left_.size()));
     left_.remove_prefix(taken.size());
     return taken;
   }
-  // As many as two bytes before them say, or as there are.
+  // A byte string with a two-byte length in front, cut at the end of the input.
   std::string_view Chunk() { return Bytes(Take<std::uint16_t>()); }
   std::string_view Rest() { return Bytes(left_.size()); }
 
@@ -45,7 +45,7 @@ class Input {
   std::string_view left_;
 };
 
-// The other way, for seeds.
+// Writes seeds in the format that Input reads.
 class Output {
  public:
   template <typename T>

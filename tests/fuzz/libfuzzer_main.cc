@@ -1,4 +1,5 @@
-// Beside libFuzzer's own main: `--write-seeds=FOLDER` writes the target's seeds and ends.
+// Linked in addition to libFuzzer's main: `--write-seeds=FOLDER` writes the target's seeds and
+// exits.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>

@@ -1,5 +1,5 @@
-// The driver of a fuzz target where libFuzzer is not: runs every file of the corpus, then random
-// changes of them, as many as it is told to. Everything follows from the seed, which is printed.
+// The driver of a fuzz target without libFuzzer. Runs every corpus file, then a given number of
+// random mutations. Everything follows from the seed, which it prints.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -20,18 +20,18 @@
 namespace tessera::fuzz {
 namespace {
 
-TestRandom* mutations = nullptr;  // LLVMFuzzerMutate has no argument for it
+TestRandom* mutations = nullptr;  // a global, because LLVMFuzzerMutate has no parameter for it
 
 void Usage(std::FILE* to, const char* program) {
   std::fprintf(to,
                "Usage: %s [--mutations=N] [--max-bytes=N] [--work-file=FILE] [FILE|FOLDER...]\n"
                "       %s --write-seeds=FOLDER\n"
-               "Runs the inputs, then N random changes of them (TESSERA_TEST_SEED=N: the same\n"
-               "once more). The input at work is in FILE, for as long as nothing is wrong.\n",
+               "Runs the inputs, then N random mutations of them (TESSERA_TEST_SEED=N repeats a\n"
+               "run). FILE holds the current input; it remains after a crash.\n",
                program, program);
 }
 
-// The input at work, where a crash leaves it.
+// A file that holds the current input, so that it survives a crash.
 class WorkFile {
  public:
   explicit WorkFile(std::string path) : path_(std::move(path)) {
@@ -62,7 +62,7 @@ std::string ReadFile(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// Files, and those of folders, in the order of their names.
+// Reads files, and the files of folders, in order of their names.
 std::vector<std::string> ReadInputs(const std::vector<std::string_view>& paths) {
   std::vector<std::filesystem::path> files;
   for (const std::string_view path : paths) {
@@ -80,7 +80,7 @@ std::vector<std::string> ReadInputs(const std::vector<std::string_view>& paths) 
   return inputs;
 }
 
-// From a heap block of its size, so that a sanitizer sees every byte read beyond it.
+// Runs the input from a heap block of its exact size, so that a sanitizer detects overruns.
 void RunOne(const std::string& bytes, const WorkFile& work) {
   work.Hold(bytes);
   const std::vector<std::uint8_t> exact(bytes.begin(), bytes.end());
@@ -90,7 +90,7 @@ void RunOne(const std::string& bytes, const WorkFile& work) {
 std::string Changed(std::string bytes, const std::vector<std::string>& inputs,
                     std::size_t max_bytes, TestRandom& random) {
   for (std::uint64_t left = random.Between(1, 4); left > 0; --left) {
-    if (!inputs.empty() && random.OneIn(16)) {  // the front of one, the end of another
+    if (!inputs.empty() && random.OneIn(16)) {  // the front of one input, the end of another
       const std::string& other = inputs[random.Below(inputs.size())];
       bytes.resize(random.Below(bytes.size() + 1));
       bytes += other.substr(random.Below(other.size() + 1));
@@ -163,7 +163,7 @@ int Main(int argc, char** argv) {
   for (const std::string& input : inputs) RunOne(input, work);
   std::printf("%s: %zu inputs of the corpus\n", argv[0], inputs.size());
   if (options.mutations == 0) return inputs.empty() ? 1 : 0;
-  // Seeds that the corpus does not have, too: it was minimised.
+  // Includes seeds that are missing in the minimised corpus.
   for (Seed& seed : Seeds()) inputs.push_back(std::move(seed.bytes));
   TestRandom random;
   mutations = &random;
@@ -171,7 +171,7 @@ int Main(int argc, char** argv) {
     const std::string& input = inputs[random.Below(inputs.size())];
     RunOne(Changed(input, inputs, options.max_bytes, random), work);
   }
-  std::printf("%s: %llu changes of them\n", argv[0],
+  std::printf("%s: %llu mutations of them\n", argv[0],
               static_cast<unsigned long long>(options.mutations));
   return 0;
 }
@@ -179,7 +179,7 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace tessera::fuzz
 
-// A byte, a bit or a number changed; some bytes more, fewer, again or elsewhere.
+// Changes a byte, a bit or a number, or inserts, removes, repeats or moves bytes.
 std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, std::size_t max_size) {
   tessera::TestRandom& random = *tessera::fuzz::mutations;
   const std::size_t at = random.Below(size + 1);

@@ -1,4 +1,4 @@
-// Tile shapes and memory from an input.
+// Reads tile shapes from an input and fills memory from it.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace tessera::fuzz {
 
 inline constexpr std::uint32_t kWidths[] = {64, 128, 256};
 
-// Fields as they come, but for the width: most shapes of random bytes would not be served.
+// Reads each field as is, except the width: otherwise most random shapes would be unsupported.
 inline kernels::TileShape TakeShape(Input& input) {
   kernels::TileShape shape;
   shape.format = static_cast<kernels::TileFormat>(input.Byte());
@@ -41,7 +41,7 @@ inline void AddShape(const kernels::TileShape& shape, Output& output) {
   output.Byte(static_cast<std::uint8_t>((shape.weights ? 1 : 0) | (shape.positions ? 2 : 0)));
 }
 
-// `bytes` in front, then noise from the seed.
+// Writes `bytes` in front, then noise from the seed.
 inline void Fill(std::span<std::byte> memory, std::string_view bytes, std::uint32_t seed) {
   std::minstd_rand noise(seed);
   for (std::size_t i = 0; i + 2 <= memory.size(); i += 2) {

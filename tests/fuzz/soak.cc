@@ -1,11 +1,11 @@
-// Workers of two tenants that do everything, while they are killed, stopped and continued and
-// others knock with the wrong words; then nothing may be left of them. At last the daemon drains,
-// with workers at work, and ends.
+// Runs workers of two tenants that do everything, while they are killed, stopped and continued, and
+// while workers of other protocol versions try to attach. Then checks that nothing of them is left.
+// At the end the daemon drains with workers attached, and exits.
 //
 //   soak [--seconds=N] [--workers=N] [--seed=N]        `tests/soak --minutes N` builds and runs it
 //
-// Prints what happened as a table. Exits 1 where a worker saw a promise broken, the daemon died or
-// complained, or something was left behind.
+// Prints the events as a table. Exits with 1 if a worker saw a broken promise, the daemon died or
+// logged an error, or something was left.
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -40,12 +40,12 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 constexpr std::chrono::milliseconds kBetweenEvents{60};
 constexpr std::chrono::seconds kPatience{30};
-constexpr std::uint64_t kDirectoryExtent = 2 << 20;  // directory_extent_bytes, by default
+constexpr std::uint64_t kDirectoryExtent = 2 << 20;  // the default of directory_extent_bytes
 constexpr std::uint64_t kDrainMs = 2000;
-// By how much the heap may grow from one crowd to the next: allocators are not exact. Beyond that
-// something is kept.
+// Allowed heap growth from one crowd to the next, since allocators are not exact. More means a
+// leak.
 constexpr std::uint64_t kMostHeapGrowth = 64 << 20;
-// The second one has little, and is kept to it.
+// The second tenant has a small quota, which is enforced.
 constexpr char kTenants[] = R"({"tenants": [{"name": "default"},
     {"name": "small", "token": "sesame", "soft_limit_bytes": 8388608,
      "hard_limit_bytes": 16777216}]})";
@@ -56,7 +56,7 @@ struct Plan {
   std::uint64_t seed;
 };
 
-// What was done to the workers, and by strangers.
+// Events that the soak caused.
 struct Events {
   std::uint64_t kills = 0;
   std::uint64_t stops = 0;
@@ -64,11 +64,11 @@ struct Events {
   std::uint64_t strangers = 0;
 };
 
-// Everything that a worker could leave behind.
+// Everything that a worker could leave.
 struct Holdings {
   std::uint64_t sessions = 0, sequences = 0, used_bytes = 0, pool_extents = 0;
-  std::uint64_t descriptors = 0;  // less those of the directory, which grows and stays
-  // A connection of `before` may have been on its way out.
+  std::uint64_t descriptors = 0;  // without those of the directory, which never shrinks
+  // `before` may count a connection that was about to close.
   bool NoMoreThan(const Holdings& before) const {
     return sessions <= before.sessions && sequences <= before.sequences &&
            used_bytes <= before.used_bytes && pool_extents <= before.pool_extents &&
@@ -83,7 +83,7 @@ struct Holdings {
 class Soak {
  public:
   explicit Soak(const Plan& plan) : plan_(plan), random_(plan.seed) {
-    sigset_t ends;  // waited for in AwaitAnEnd
+    sigset_t ends;  // AwaitAnEnd waits for it
     sigemptyset(&ends);
     sigaddset(&ends, SIGCHLD);
     ::sigprocmask(SIG_BLOCK, &ends, nullptr);
@@ -102,7 +102,7 @@ class Soak {
     if (!before.ok()) return before.status();
     heap_before_ = daemon_->HeapBytes();
     workers_.resize(plan_.workers);
-    // Two crowds: what the first one leaves in the heap the second one finds again.
+    // Two crowds: the second one can reuse the heap that the first one left.
     absl::Status status = Crowd(*before);
     heap_between_ = daemon_->HeapBytes();
     if (status.ok()) status = Crowd(*before);
@@ -122,7 +122,7 @@ class Soak {
     bool stopped = false;
   };
 
-  // Lives for half of the time, and has gone when it returns.
+  // Runs workers for half of the time, then kills them and waits until nothing of them is left.
   absl::Status Crowd(const Holdings& before) {
     const std::uint64_t done = Operations();
     absl::Status status = Live(std::chrono::milliseconds(plan_.seconds * 500));
@@ -154,7 +154,7 @@ class Soak {
     return absl::OkStatus();
   }
 
-  // Until a worker has ended, or it is time for the next event.
+  // Waits until a worker ends or the next event is due.
   static void AwaitAnEnd() {
     const timespec limit = {.tv_sec = 0, .tv_nsec = kBetweenEvents.count() * 1'000'000};
     sigset_t ends;
@@ -163,12 +163,12 @@ class Soak {
     (void)::sigtimedwait(&ends, nullptr, &limit);
   }
 
-  // Starts it where it does not run; says what it said where it should not have ended.
+  // Starts the worker if it does not run. Returns its output if it failed.
   absl::Status Tend(Worker& worker) {
     int status = 0;
     if (worker.pid != 0 && ::waitpid(worker.pid, &status, WNOHANG) == worker.pid) {
       worker.pid = 0;
-      // By us: told to leave before it could listen, too.
+      // Killed by this process; SIGTERM also ends a worker that has not installed its handler yet.
       const bool killed =
           WIFSIGNALED(status) && (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
       if (!killed && !(WIFEXITED(status) && WEXITSTATUS(status) == 0)) {
@@ -214,9 +214,9 @@ class Soak {
     }
   }
 
-  // Somebody of another version, who is to be told both.
+  // Attaches with another protocol version, which the daemon must refuse.
   absl::Status Knock() {
-    // With patience: all cores may be busy.
+    // With the default timeout: all cores may be busy.
     const auto channel = client::OpenChannel(daemon_->address(), std::nullopt, {});
     if (!channel.ok()) return channel.status();
     fakes::RawWorker stranger(*channel);
@@ -227,7 +227,7 @@ class Soak {
     ++events_.strangers;
     if (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION) return absl::OkStatus();
     return absl::DataLossError(
-        Concat("a worker of ", older ? "an older" : "a newer", " protocol was answered ",
+        Concat("the answer to a worker with ", older ? "an older" : "a newer", " protocol was ",
                static_cast<int>(status.error_code()), " ", status.error_message()));
   }
 
@@ -240,7 +240,7 @@ class Soak {
     }
   }
 
-  // Workers that are at it have until the limit, and those that stand still keep nobody.
+  // Active workers may continue until the limit; stopped ones must not delay the exit.
   absl::Status Drain() {
     if (absl::Status status = Live(std::chrono::seconds(1)); !status.ok()) return status;
     grpc::ClientContext context;
@@ -249,15 +249,16 @@ class Soak {
     request.set_limit_ms(kDrainMs);
     const grpc::Status asked = admin_->Drain(&context, request, &response);
     if (!asked.ok())
-      return absl::DataLossError(Concat("it does not drain: ", asked.error_message()));
+      return absl::DataLossError(Concat("the daemon does not drain: ", asked.error_message()));
     const int status = daemon_->WaitForExit(static_cast<int>(kPatience.count()));
     if (status == 0) return absl::OkStatus();
-    return absl::DataLossError(Concat("drained, the daemon ended with status ", status));
+    return absl::DataLossError(Concat("the drained daemon exited with status ", status));
   }
 
   absl::Status CheckHeap() const {
 #if defined(__SANITIZE_ADDRESS__)
-    return absl::OkStatus();  // which keeps what is freed for a while, and looks for leaks itself
+    // AddressSanitizer keeps freed memory for a while, and finds leaks itself.
+    return absl::OkStatus();
 #endif
     if (heap_after_ <= heap_between_ + kMostHeapGrowth) return absl::OkStatus();
     return absl::DataLossError(Concat("the daemon's heap has grown from ", heap_between_, " to ",
@@ -281,7 +282,7 @@ class Soak {
       sum.sequences += tenant.sequences();
       sum.used_bytes += tenant.used_bytes() + tenant.retired_bytes() + tenant.observation_bytes() +
                         tenant.offloaded_bytes();
-      // One may stay for whoever comes next.
+      // A tenant may keep one empty extent for reuse.
       sum.pool_extents += std::max<std::uint64_t>(tenant.pool_extents(), 1);
       sum.descriptors -= tenant.pool_extents();
       pool += tenant.pool_extents() * tenant.pool_extent_bytes();
@@ -290,7 +291,7 @@ class Soak {
     return sum;
   }
 
-  // What workers have published stays when they go.
+  // Waits until nothing of the workers is left. The caller has freed their prefixes.
   absl::Status AwaitBaseline(const Holdings& before) {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
     absl::StatusOr<Holdings> now = Look();
@@ -302,15 +303,15 @@ class Soak {
     after_ = *now;
     if (now->NoMoreThan(before)) return absl::OkStatus();
     return absl::DataLossError(
-        Concat("left behind: ", now->ToString(), "; before it was: ", before.ToString()));
+        Concat("left: ", now->ToString(), "; at the start: ", before.ToString()));
   }
 
-  // A worker can make the daemon warn, and nothing worse.
+  // Workers can cause warnings, but never errors.
   absl::Status CheckLog() const {
     std::istringstream log(daemon_->Log());
     for (std::string line; std::getline(log, line);) {
       if (line.find(" error ") != std::string::npos || line.find("CHECK") != std::string::npos) {
-        return absl::DataLossError("the daemon said: " + line);
+        return absl::DataLossError("the daemon logged: " + line);
       }
     }
     return absl::OkStatus();
@@ -381,10 +382,11 @@ absl::Status Main(const cli::Flags& flags) {
 int main(int argc, char** argv) {
   const std::vector<std::string_view> args(argv + 1, argv + argc);
   return tessera::cli::RunWithFlags(
-      tessera::cli::Flags("Usage: soak [--seconds=N] [--workers=N] [--seed=N]\n\n"
-                          "Workers do everything, and are killed, stopped and continued meanwhile.",
-                          {{"seconds", "N", "how long", "60"},
-                           {"workers", "N", "at a time", "8"},
-                           {"seed", "N", "of what is done to them; 0: a fresh one", "0"}}),
+      tessera::cli::Flags(
+          "Usage: soak [--seconds=N] [--workers=N] [--seed=N]\n\n"
+          "Runs workers that do everything while they are killed, stopped and continued.",
+          {{"seconds", "N", "how long", "60"},
+           {"workers", "N", "Number of concurrent workers.", "8"},
+           {"seed", "N", "Seed of the events; 0: a new one.", "0"}}),
       args, tessera::fuzz::Main);
 }

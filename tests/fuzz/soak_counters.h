@@ -1,4 +1,4 @@
-// What the processes of a soak count together: words of a file that all of them map.
+// Counters shared by the processes of a soak, in a file that all of them map.
 #pragma once
 
 #include <fcntl.h>
@@ -23,7 +23,7 @@ struct SoakCounters {
   std::atomic<std::uint64_t> leases_lost;
 };
 
-// Lives as long as the process.
+// The mapping lives as long as the process.
 inline SoakCounters& MapCounters(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   TESSERA_CHECK(fd >= 0 && ::ftruncate(fd, sizeof(SoakCounters)) == 0, path);

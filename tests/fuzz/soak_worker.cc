@@ -1,9 +1,9 @@
-// One worker of a soak: lives a Story until it is killed, or told to leave.
+// One worker of a soak: lives a Story until it is killed or told to leave.
 //
 //   soak_worker ADDRESS COUNTERS SEED
 //
-// Exits 0 when it was told to leave or the daemon went away, 1 with the story where a promise was
-// broken.
+// Exits with 0 if it was told to leave or the daemon ended, and with 1 and the story if a promise
+// was broken.
 
 #include <signal.h>
 
@@ -51,7 +51,8 @@ int Live(const std::string& address, SoakCounters& counters, std::uint64_t seed)
   if (worker.ok()) colleague = client::Worker::Attach(options);
   for (const absl::Status& status :
        {worker.status(), worker.ok() ? colleague.status() : absl::OkStatus()}) {
-    // Too many are attached, for those that were killed are not buried yet; or the daemon drains.
+    // Too many workers are attached because the daemon has not buried the killed ones yet, or the
+    // daemon drains.
     if (absl::IsResourceExhausted(status) || absl::IsUnavailable(status)) return 0;
     if (!status.ok()) return Fail(status, "");
   }
@@ -60,7 +61,7 @@ int Live(const std::string& address, SoakCounters& counters, std::uint64_t seed)
   const std::unique_ptr<v1::TesseraAdmin::Stub> admin = v1::TesseraAdmin::NewStub(*channel);
   Tally tally;
   Shelf shelf;
-  // Nobody frees by name what a worker that was killed has pinned.
+  // No pins: a killed worker could not free its pinned prefixes.
   absl::StatusOr<Story> story = Story::Begin({.worker = worker->get(),
                                               .random = &random,
                                               .tally = &tally,

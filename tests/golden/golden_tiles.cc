@@ -14,7 +14,7 @@ namespace {
 
 constexpr char kMagic[8] = {'T', 'E', 'S', 'S', 'T', 'I', 'L', 'E'};
 
-// Numbers that are the same on every machine: multiples of 2^-7 in [-4, 4), never -0.
+// Numbers that are equal on every machine: multiples of 2^-7 in [-4, 4), never -0.
 class Numbers {
  public:
   float Next() {
@@ -56,7 +56,7 @@ GoldenTile FromShape(const TileShape& shape, ElementType type, std::uint32_t row
   return golden;
 }
 
-// Appends values, or takes them off, in the order of the file.
+// Writer appends values, Reader removes them, in the order of the file.
 struct Writer {
   std::vector<std::byte> bytes;
 
@@ -135,7 +135,7 @@ std::vector<NamedGoldenTile> MakeGoldenTiles() {
 
 bool EncodeGolden(const Operations& operations, GoldenTile& golden) {
   const TileShape& shape = golden.shape;
-  // All rows of the identity: a side that is cut uses the first.
+  // All rows of the identity; a side with fewer channels uses the first ones.
   std::vector<std::uint16_t> identity(std::size_t{shape.head_dim} * shape.head_dim + 32);
   void* place = identity.data();
   std::size_t space = identity.size() * 2;

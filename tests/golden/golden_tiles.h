@@ -47,24 +47,24 @@ struct GoldenTile {
 };
 
 struct NamedGoldenTile {
-  std::string name;  // of the file, without ".bin"
+  std::string name;  // file name without ".bin"
   GoldenTile golden;
 };
 
 // The tiles of kTileFormatVersion, from fixed inputs.
 std::vector<NamedGoldenTile> MakeGoldenTiles();
 
-// What an implementation makes of the input; false where it refuses.
+// Encodes the input with an implementation. Returns false if it refuses.
 bool EncodeGolden(const Operations& operations, GoldenTile& golden);
 void DecodeGolden(const Operations& operations, GoldenTile& golden);
 
 std::vector<std::byte> SerialiseGolden(const GoldenTile& golden);
-// Nothing where the bytes are not a golden tile of kTileFormatVersion.
+// Returns nullopt if the bytes are not a golden tile of kTileFormatVersion.
 std::optional<GoldenTile> ParseGolden(const std::vector<std::byte>& bytes);
 std::optional<GoldenTile> ReadGolden(const std::filesystem::path& file);
 
-// Writes all into a new folder. Returns why not; empty where it did. A folder that is there already
-// is left as it is: what a version means does not change.
+// Writes all tiles into a new folder. Returns an error text, empty on success. Refuses an existing
+// folder, because the meaning of a version never changes.
 std::string WriteGoldenTiles(const std::filesystem::path& folder);
 
 }  // namespace tessera::kernels

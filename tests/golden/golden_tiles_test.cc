@@ -1,4 +1,4 @@
-// The committed golden tiles: every implementation reads and writes the bytes of each version.
+// Every implementation reads and writes the bytes of the committed golden tiles of each version.
 #include "tests/golden/golden_tiles.h"
 
 #include <cstdlib>
@@ -55,7 +55,7 @@ INSTANTIATE_TEST_SUITE_P(Cpu, GoldenTiles, testing::ValuesIn(Implementations()),
                            return std::string(ImplementationName(*param.param));
                          });
 
-// Which cases there are is a part of the version, too.
+// The set of cases is part of the version, too.
 TEST(GoldenFolder, HoldsEveryValueTypeAndEveryKindOfArray) {
   std::set<TileFormat> formats;
   bool truncated = false;
@@ -104,7 +104,7 @@ TEST(GoldenFolder, DamagedFilesAreNotRead) {
   for (std::size_t size = 0; size < bytes.size(); size += 17) {
     ASSERT_FALSE(ParseGolden({bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size)}));
   }
-  for (std::size_t at : {0u, 8u}) {  // the magic, the version
+  for (std::size_t at : {0u, 8u}) {  // magic and version
     std::vector<std::byte> other = bytes;
     other[at] ^= std::byte{1};
     ASSERT_FALSE(ParseGolden(other).has_value());

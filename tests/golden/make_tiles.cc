@@ -1,4 +1,4 @@
-// Writes the golden tiles of the present tile format into a folder that is not there yet.
+// Writes the golden tiles of the current tile format into a new folder.
 #include <cstdio>
 #include <string>
 

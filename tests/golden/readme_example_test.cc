@@ -1,4 +1,4 @@
-// The worked example of kernels/format/README.md: its bytes are what the reference writes.
+// The worked example of kernels/format/README.md shows the bytes that the reference writes.
 #include <cctype>
 #include <cstring>
 #include <fstream>
@@ -21,7 +21,7 @@ constexpr TileShape kShape = {.format = TileFormat::kPackedInt8,
                               .summary = Summary::kMean,
                               .block = 16};
 
-// The two entries that the example packs, in fp32.
+// The two entries of the example, in fp32.
 GoldenTile Example() {
   std::vector<float> keys(2 * 64, 0.0f);
   std::vector<float> values(2 * 64, 0.0f);
@@ -46,7 +46,8 @@ GoldenTile Example() {
   return golden;
 }
 
-// Lines "OFFSET  XX XX ..  words" of the block fenced with ```tile; all other bytes are zero.
+// Reads lines "OFFSET  XX XX ..  words" from the block fenced with ```tile. All other bytes are
+// zero.
 std::vector<std::byte> BytesOfTheReadme(std::size_t size) {
   std::vector<std::byte> bytes(size, std::byte{0});
   std::ifstream readme(TESSERA_FORMAT_README);

@@ -13,14 +13,14 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr std::uint32_t kRowsJudged = 48;  // of one item
+constexpr std::uint32_t kRowsJudged = 48;  // rows checked per item
 constexpr std::byte kPoison{0xff};
 
 bool Untouched(const std::byte* bytes, std::size_t size) {
   return std::all_of(bytes, bytes + size, [](std::byte b) { return b == kPoison; });
 }
 
-// The widest of the bounds of the lane's segments and its tail.
+// The largest error bound among the lane's segments and its tail.
 ErrorBound BoundOf(const AttendSubject& subject, const LaneView& lane, ElementType type) {
   ErrorBound bound = subject.bound(type);
   for (std::uint32_t s = 0; s < lane.segment_count; ++s) {
@@ -221,8 +221,8 @@ void TestBatch::JudgeItem(const AttendSubject& subject, std::size_t index, TestR
   SCOPED_TRACE("item " + std::to_string(index));
   const ExactLane lane(*item.lane, shape_.geometry);
   ErrorBound bound = BoundOf(subject, *item.lane, shape_.geometry.type);
-  // An lse is at most the logit mass and the logarithm of the entries, of which there are fewer
-  // than 2^11.
+  // The magnitude of an lse is at most the logit mass plus the logarithm of the number of entries,
+  // which is below 2^11.
   bound.base += merges * 0x1p-24 * 8;
   bound.per_logit_mass += merges * 0x1p-24;
   const std::uint32_t rows = item.queries * shape_.geometry.group();

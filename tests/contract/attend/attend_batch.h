@@ -1,4 +1,5 @@
-// Batches for tests, and the judge: every row against attention by its definition in double.
+// Builds batches for attention tests, and compares each result row with attention computed in
+// double from its definition.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 
 namespace tessera::kernels {
 
-// Geometry and options of a batch, with the sinks owned.
+// Geometry and options of a batch. Owns the sinks.
 struct BatchShape {
   LayerGeometry geometry = {.query_heads = 1, .kv_heads = 1, .head_dim = 128, .scale = 0.09f};
   bool causal = true;
@@ -31,8 +32,8 @@ class TestBatch {
  public:
   TestBatch(const BatchShape& shape, TestRandom& random);
 
-  // One sequence: a lane per kv head (null: this head is not asked for), `queries` new tokens of
-  // which the last stands at the lanes' newest position unless `first_position` says otherwise.
+  // Adds one sequence: a lane per kv head (null: head not requested) and `queries` new tokens. The
+  // last query is at the lanes' newest position unless `first_position` says otherwise.
   void Add(const std::vector<TestLane*>& lanes, std::uint32_t queries);
   void Add(const std::vector<TestLane*>& lanes, std::uint32_t queries,
            std::uint64_t first_position);
@@ -40,30 +41,31 @@ class TestBatch {
   void AddViews(const std::vector<const LaneView*>& lanes, std::uint32_t queries,
                 std::uint64_t first_position);
   void AddItem(const AttendItem& item) { items_.push_back(item); }
-  // Asks the same with an item of its own for every query.
+  // Replaces every item by one item per query.
   void SplitIntoQueries();
 
   const AttendBatch& batch();
   std::vector<AttendItem>& items() { return items_; }
   std::byte* query(std::size_t sequence) { return sequences_[sequence].query->data(); }
 
-  // Poisons what an earlier run wrote.
+  // Overwrites the results of an earlier run with NaN.
   void Clear();
 
   AttendResult Run(AttendSubject& subject, Executor& executor);
   AttendResult Run(AttendSubject& subject);
 
-  // Compares output and lse with the oracle: all rows of small batches, a random choice of large
-  // ones. Rows that no item asked for must be untouched.
+  // Compares outputs and lse with the oracle: all rows of small batches, a random sample of large
+  // ones. Rows that no item requests must be unchanged.
   void Judge(const AttendSubject& subject, TestRandom& random);
-  // `merges`: how many outputs have gone into this one. Each rounds the lse, to fp32.
+  // `merges`: the number of partial outputs merged into this one. Each merge rounds the lse to
+  // fp32.
   void JudgeItem(const AttendSubject& subject, std::size_t item, TestRandom& random,
                  std::uint32_t merges = 0);
 
   std::vector<std::byte> OutputBytes() const;
 
-  // That what asks the same gives the same bits: on other executors; items one by one, the last
-  // first; queries one by one.
+  // Expects the same bits from equivalent runs: on other executors; with one item at a time, last
+  // first; with one query at a time.
   void ExpectSameBitsOnExecutors(AttendSubject& subject, const std::vector<std::byte>& expected);
   void ExpectSameBitsItemByItem(AttendSubject& subject, const std::vector<std::byte>& expected);
   void ExpectSameBitsQueryByQuery(AttendSubject& subject, const std::vector<std::byte>& expected);
@@ -74,7 +76,7 @@ class TestBatch {
     std::unique_ptr<Buffer> query;
     std::unique_ptr<Buffer> output;
     std::unique_ptr<Buffer> lse;
-    std::vector<bool> asked;  // per kv head
+    std::vector<bool> asked;  // by kv head
   };
 
   std::size_t RowBytes(ElementType type) const;
@@ -91,7 +93,7 @@ class TestBatch {
 
 double OutputElement(ElementType type, const std::byte* row, std::size_t index);
 
-// Executors that run the same tasks differently.
+// Executors that run the same tasks in different orders.
 class ReverseExecutor final : public Executor {
  public:
   void ParallelFor(std::uint32_t tasks, Task task, void* context) override {

@@ -2,7 +2,7 @@
 //
 //   INSTANTIATE_TEST_SUITE_P(Cpu, AttendConformance, testing::ValuesIn(Subjects()), SubjectName);
 //
-// so that every implementation answers to the same tests and the same judge.
+// so that all implementations pass the same tests against the same oracle.
 #pragma once
 
 #include <memory>
@@ -24,7 +24,7 @@ class AttendConformance : public testing::TestWithParam<std::shared_ptr<AttendSu
 
   AttendSubject& subject() { return *GetParam(); }
 
-  // Runs a batch that must succeed, and judges it.
+  // Runs a batch, which must succeed, and compares it with the oracle.
   void RunAndJudge(TestBatch& batch) {
     const AttendResult result = batch.Run(subject());
     ASSERT_EQ(result.status, AttendStatus::kOk);
@@ -37,7 +37,7 @@ class AttendConformance : public testing::TestWithParam<std::shared_ptr<AttendSu
 // The same for lanes with packed segments.
 class AttendPackedConformance : public AttendConformance {};
 
-// The same where blocks are selected (attend_selection_test.cc).
+// The same with block selection (attend_selection_test.cc).
 class AttendSelection : public AttendConformance {};
 
 inline std::string SubjectName(const testing::TestParamInfo<std::shared_ptr<AttendSubject>>& info) {

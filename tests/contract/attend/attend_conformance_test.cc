@@ -1,4 +1,4 @@
-// Attention against its definition: shapes, masks, borders and extremes.
+// Attention against its definition: shapes, masks, boundaries and extreme values.
 #include "tests/contract/attend/attend_conformance.h"
 
 #include <cmath>
@@ -22,7 +22,7 @@ BatchShape Shape(std::uint32_t head_dim, ElementType type, std::uint32_t group,
 
 ElementType AnyType(TestRandom& random) { return static_cast<ElementType>(random.Between(1, 3)); }
 
-// Options that every shape should meet in some combination.
+// Draws options, so that over time every shape is tested with every combination.
 void ChooseOptions(BatchShape& shape, TestRandom& random) {
   constexpr std::uint32_t kWindows[] = {0, 0, 1, 17, 32, 64, 1000};
   shape.causal = !random.OneIn(3);
@@ -105,7 +105,7 @@ TEST_P(AttendConformance, PartBorders) {
   }
 }
 
-// The window's old border in every place around a part border and inside a tile.
+// Tries every position of the window's lower end around a part boundary and inside a tile.
 TEST_P(AttendConformance, WindowBorders) {
   BatchShape shape = Shape(64, ElementType::kBf16, 1);
   TestLane lane(shape.Lane({2100}, 30), random_);
@@ -119,8 +119,8 @@ TEST_P(AttendConformance, WindowBorders) {
   }
 }
 
-// Every place where a tail can begin in its ring, including the one where the newest tokens share
-// a tile with the oldest; and a ring longer than one part.
+// Tries every position where a tail can begin in its ring, including those where the newest tokens
+// share a tile with the oldest. Also uses a ring longer than one part.
 TEST_P(AttendConformance, TailWraps) {
   BatchShape shape = Shape(64, AnyType(random_), 1);
   for (std::uint64_t begin = 0; begin < 2 * kTileEntries; ++begin) {
@@ -152,7 +152,7 @@ TEST_P(AttendConformance, NothingVisible) {
     TestLane future(future_shape, random_);
     TestBatch batch(shape, random_);
     batch.Add({&empty, &hollow}, 2, 5);
-    batch.Add({&future, &empty}, 2, 5);     // all of it after the queries
+    batch.Add({&future, &empty}, 2, 5);     // entirely after the queries
     batch.Add({&future, nullptr}, 3, 998);  // only the last query sees one entry
     RunAndJudge(batch);
   }
@@ -194,7 +194,7 @@ TEST_P(AttendConformance, ExtremeLogits) {
   }
 }
 
-// A dot product that overflows fp32 saturates: the largest entry wins, nothing becomes NaN.
+// An overflowing fp32 dot product saturates: the largest entry wins, and no output is NaN.
 TEST_P(AttendConformance, OverflowSaturates) {
   BatchShape shape = Shape(64, ElementType::kFp32, 1);
   shape.geometry.scale = 1;
@@ -218,7 +218,8 @@ TEST_P(AttendConformance, OverflowSaturates) {
   }
 }
 
-// NaN where a query looks gives NaN, never a plausible number; elsewhere it is not noticed.
+// A NaN in a visible row gives a NaN output, never a plausible number. A NaN elsewhere has no
+// effect.
 TEST_P(AttendConformance, NanIsSeenWhereVisibleOnly) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   for (ElementType type : {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32}) {
@@ -248,8 +249,8 @@ TEST_P(AttendConformance, NullLseIsNotWritten) {
   ASSERT_EQ(batch.Run(subject()).status, AttendStatus::kOk);
 }
 
-// AttendResult::implementation comes from the code that ran. A subject that quietly fell back to
-// another one fails here, and in every other test of the suite.
+// AttendResult::implementation is set by the code that ran. A subject that silently falls back to
+// another implementation fails here and in every other test of the suite.
 TEST_P(AttendConformance, ForcedImplementationRuns) {
   BatchShape shape = Shape(64, ElementType::kBf16, 2);
   TestLane lane(shape.Lane({40}, 3), random_);

@@ -27,7 +27,7 @@ class CpuSubject final : public AttendSubject {
   }
   bool rows_are_independent() const override { return true; }
 
-  // In a workspace of exactly the size asked for, so that AddressSanitizer guards its end.
+  // Uses a workspace of exactly the requested size, so that AddressSanitizer detects overruns.
   AttendResult Run(const AttendBatch& batch, Executor& executor) override {
     const Buffer workspace(AttendWorkspaceBytes(batch));
     return Attend(implementation_, batch, {workspace.data(), workspace.size()}, executor);
@@ -37,7 +37,7 @@ class CpuSubject final : public AttendSubject {
     const Buffer workspace(AttendWorkspaceBytes(batch));
     return Select(implementation_, batch, {workspace.data(), workspace.size()}, executor, sink);
   }
-  // Pair dots round the query to bf16.
+  // This implementation rounds the query to bf16.
   double value_tolerance() const override { return name() == "avx512bf16" ? 0.05 : 1e-4; }
 
  private:

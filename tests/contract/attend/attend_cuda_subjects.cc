@@ -1,5 +1,5 @@
-// The CUDA kernels as subjects of the conformance suite: on a GPU where there is one, and their
-// source on the emulated machine everywhere.
+// The CUDA kernels as subjects of the conformance suite: on a real GPU if there is one, and always
+// on the emulated GPU.
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,7 +13,7 @@
 namespace tessera::kernels {
 namespace {
 
-// AttendBatch as the device's adapter takes it.
+// Converts an AttendBatch into the input of the device adapter.
 class HostItems {
  public:
   explicit HostItems(const AttendBatch& batch) : batch_(batch) {
@@ -40,7 +40,7 @@ class HostItems {
   std::vector<cuda::HostItem> items_;
 };
 
-// SelectionSink as the device's adapter knows it.
+// Forwards a SelectionSink to the device adapter.
 class HostSink final : public cuda::HostSelectionSink {
  public:
   explicit HostSink(SelectionSink& sink) : sink_(sink) {}
@@ -110,7 +110,7 @@ class EmulatedSubject final : public AttendSubject {
   ErrorBound bound_of(const TileShape& shape) const override { return CudaBoundOf(shape); }
   bool rows_are_independent() const override { return true; }
 
-  // Every run has another grid and another order of threads.
+  // Every run uses another grid and another order of threads.
   AttendResult Run(const AttendBatch& batch, Executor&) override {
     const HostItems items(batch);
     ++runs_;

@@ -1,5 +1,5 @@
-// What must not change the bits of attention, what may change only its rounding, and what is
-// refused.
+// Which changes keep the bits of attention, which may change only its rounding, and which inputs
+// are refused.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -31,7 +31,7 @@ BatchShape RandomShape(TestRandom& random) {
   return shape;
 }
 
-// A few sequences long enough for several parts.
+// A few sequences, long enough for several parts.
 struct Fleet {
   Fleet(const BatchShape& shape, TestRandom& random) {
     for (std::uint32_t entries : {5u, 2100u, 700u}) {
@@ -78,7 +78,7 @@ TEST_P(AttendConformance, SameBitsInAnyBatch) {
   }
 }
 
-// Queries one by one give the bits of all together.
+// Queries computed one at a time give the same bits as all together.
 TEST_P(AttendConformance, RowsAreIndependent) {
   if (!subject().rows_are_independent()) GTEST_SKIP() << "not promised by " << subject().name();
   for (ElementType type : kTypes) {
@@ -95,7 +95,7 @@ TEST_P(AttendConformance, RowsAreIndependent) {
   }
 }
 
-// The same entries cut into other segments and another tail: the same attention to rounding.
+// The same entries in other segments and another tail give the same attention up to rounding.
 TEST_P(AttendConformance, AnyCutOfTheLane) {
   BatchShape shape = RandomShape(random_);
   shape.geometry.kv_heads = 1;
@@ -118,8 +118,8 @@ TEST_P(AttendConformance, AnyCutOfTheLane) {
   }
 }
 
-// Attention over any partition of the entries, merged in any order, is the attention over all: the
-// merged result is put where the whole one was, and judged as such.
+// Partial attention over any partition of the entries, merged in any order, equals attention over
+// all entries. The merged result replaces the whole one and is checked in its place.
 TEST_P(AttendConformance, MergesAnyPartition) {
   for (int round = 0; round < 12; ++round) {
     BatchShape shape = RandomShape(random_);
@@ -135,7 +135,7 @@ TEST_P(AttendConformance, MergesAnyPartition) {
 
     std::vector<std::uint64_t> cuts = {0, lane.entries()};
     for (std::uint64_t n = random_.Between(0, 4); n > 0; --n) {
-      cuts.push_back(random_.Below(lane.entries() + 1));  // equal cuts make empty sides
+      cuts.push_back(random_.Below(lane.entries() + 1));  // equal cuts give empty parts
     }
     std::sort(cuts.begin(), cuts.end());
 
@@ -153,7 +153,7 @@ TEST_P(AttendConformance, MergesAnyPartition) {
                    {.output = item.output, .lse = item.lse},
                    {.output = side.items()[0].output, .lse = side.items()[0].lse});
     }
-    if (shape.sinks) {  // the sink is one more side: no value, its logit as lse
+    if (shape.sinks) {  // the sink is one more part, with its logit as lse and no value
       const Buffer zeros(rows * shape.geometry.head_dim * sizeof(float));
       std::memset(zeros.data(), 0, zeros.size());
       std::vector<float> lse(rows);
@@ -163,7 +163,7 @@ TEST_P(AttendConformance, MergesAnyPartition) {
                    {.output = item.output, .lse = item.lse},
                    {.output = zeros.data(), .lse = lse.data()});
     }
-    for (std::uint32_t r = 0; r < rows; ++r) {  // nothing visible anywhere
+    for (std::uint32_t r = 0; r < rows; ++r) {  // nothing is visible
       if (item.lse[r] != -std::numeric_limits<float>::infinity()) continue;
       std::memset(static_cast<std::byte*>(item.output) + r * shape.geometry.head_dim * 4, 0,
                   shape.geometry.head_dim * 4);

@@ -26,8 +26,8 @@ std::uint64_t SegmentEntries(const LaneShape& shape) {
   return std::accumulate(shape.segments.begin(), shape.segments.end(), std::uint64_t{0});
 }
 
-// A ring as small as the tail allows: once it has wrapped, its oldest and newest tokens may share
-// a tile.
+// The smallest ring for the tail: once it has wrapped, the oldest and newest tokens may share a
+// tile.
 LaneShape WithRing(LaneShape shape) {
   if (shape.ring_tiles == 0) shape.ring_tiles = TilesFor(shape.tail);
   return shape;
@@ -79,7 +79,7 @@ TestLane::TestLane(const LaneShape& shape, TestRandom& random)
       tile_{shape.head_dim, shape.type},
       arena_((SegmentTiles(shape) + SegmentTiles(shape) / 4 + 1) * tile_.bytes()),
       ring_(shape_.ring_tiles * tile_.bytes()) {
-  // Tiles in random places of the arena, some places unused.
+  // Puts tiles at random places of the arena and leaves some places unused.
   std::vector<std::uint64_t> places(arena_.size() / tile_.bytes());
   for (std::size_t i = 0; i < places.size(); ++i) places[i] = i * tile_.bytes();
   for (std::size_t i = places.size(); i > 1; --i) std::swap(places[i - 1], places[random.Below(i)]);

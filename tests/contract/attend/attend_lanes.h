@@ -1,5 +1,5 @@
-// Lanes for tests: tiles scattered over an arena, a tail ring that has wrapped, and NaN wherever no
-// live row lies, so that whatever reads too far shows it.
+// Lanes for tests: tiles scattered over an arena, a tail ring that has wrapped, and NaN in every
+// byte that is not a live row, so that reading too far changes the result.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace tessera::kernels {
 
-// Exactly `size` bytes at a page border, filled with ones: NaN in every element type. The heap
-// checks of AddressSanitizer begin right behind them.
+// Exactly `size` bytes, page-aligned and filled with ones, which is NaN in every element type.
+// AddressSanitizer's red zone begins directly after them.
 class Buffer {
  public:
   explicit Buffer(std::size_t size);
@@ -29,21 +29,21 @@ class Buffer {
   std::unique_ptr<std::byte[], Free> bytes_;
 };
 
-// What numbers rows hold.
+// Kinds of numbers in rows.
 enum class Values {
   kNormal,  // standard normal
-  kLarge,   // normal times 2^12 in keys: logits in the millions
-  kHuge,    // normal times 2^50 in keys where the type can: far beyond any softmax's range
-  kEqual,   // every key the same
-  kZeros,   // zeros of both signs in keys, normal values
+  kLarge,   // keys times 2^12: logits in the millions
+  kHuge,    // keys times 2^50 where the type allows it: far beyond softmax's range
+  kEqual,   // all keys equal
+  kZeros,   // keys are zeros of both signs, values are normal
 };
 
 struct LaneShape {
   std::uint32_t head_dim = 128;
   ElementType type = ElementType::kBf16;
-  std::vector<std::uint32_t> segments;  // entries of each
+  std::vector<std::uint32_t> segments;  // entries per segment
   std::uint32_t tail = 0;               // live tokens in the ring
-  std::uint32_t ring_tiles = 0;         // 0: just enough
+  std::uint32_t ring_tiles = 0;         // 0: the minimum
   std::uint64_t first_position = 0;
   Values values = Values::kNormal;
 };
@@ -56,10 +56,10 @@ class TestLane {
 
   const LaneView& view() const { return view_; }
   const LaneShape& shape() const { return shape_; }
-  std::uint64_t entries() const;       // segments and tail
+  std::uint64_t entries() const;       // in segments and tail
   std::uint64_t end_position() const;  // one past the newest entry
 
-  // The rows of entry `e`, counted over segments, then tail.
+  // The rows of entry `e`, counted over segments, then the tail.
   std::byte* Key(std::uint64_t e);
   std::byte* Value(std::uint64_t e);
 
@@ -79,11 +79,11 @@ class TestLane {
   LaneView view_;
 };
 
-// A lane with the same entries in the same order, cut into these segments and tail.
+// A lane with the same entries in the same order, in other segments and another tail.
 std::unique_ptr<TestLane> Recut(TestLane& lane, std::vector<std::uint32_t> segments,
                                 std::uint32_t tail, TestRandom& random);
 
-// A lane of entries [begin, end) of another one, at their own positions.
+// A lane of entries [begin, end) of another lane, at their original positions.
 std::unique_ptr<TestLane> Slice(TestLane& lane, std::uint64_t begin, std::uint64_t end,
                                 TestRandom& random);
 

@@ -1,4 +1,4 @@
-// What the tests of attention over packed lanes have in common.
+// Shared helpers of the tests of attention over packed lanes.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace tessera::kernels {
 
-// Options that every shape should meet in some combination; one kv head.
+// A batch of one kv head with random options.
 BatchShape AnyBatch(std::uint32_t head_dim, ElementType type, std::uint32_t group,
                     TestRandom& random);
 BatchShape AnyBatch(TestRandom& random);
@@ -21,12 +21,12 @@ std::string Describe(const BatchShape& shape);
 ElementType AnyElementType(TestRandom& random);
 ElementType AnyRotationType(TestRandom& random);  // bf16 or fp32
 
-// A shape of the batch's head_dim, and of its type where it is dense.
+// A shape with the batch's head_dim, and with its type if dense.
 TileShape AnySegmentShape(const BatchShape& batch, const ShapeWish& wish, TestRandom& random);
-// Rotated, or not where the shape allows it.
+// Rotated; sometimes unrotated if the shape allows it.
 Strategy AnyStrategy(const TileShape& shape, TestRandom& random);
 
-// A lane of segments of several strategies, with what it is made of.
+// A lane with segments of several strategies, and the rows and strategies it is made of.
 struct Mixture {
   Mixture(const BatchShape& batch, const ShapeWish& wish, const std::vector<std::uint32_t>& entries,
           std::uint32_t tail, TestRandom& random);
@@ -37,14 +37,14 @@ struct Mixture {
   std::unique_ptr<PackedLane> lane;
 };
 
-// `queries` of which the last stands at the lane's newest position.
+// Adds `queries`, the last one at the lane's newest position.
 void AddNewest(TestBatch& batch, const PackedLane& lane, std::uint32_t queries);
 
-// How far apart two readings of the same entries are.
+// The distance between two encodings of the same entries.
 struct LaneDistance {
-  double key = 0;         // |k - k'|, the largest
-  double value = 0;       // |v - v'|, likewise
-  double relative = 0;    // the larger of both over |k| or |v|
+  double key = 0;         // max |k - k'|
+  double value = 0;       // max |v - v'|
+  double relative = 0;    // the larger of both, relative to |k| or |v|
   double value_peak = 0;  // max |v_c|
 };
 LaneDistance DistanceOf(const ExactLane& a, const ExactLane& b, std::uint32_t head_dim);

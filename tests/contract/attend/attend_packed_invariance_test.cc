@@ -1,5 +1,5 @@
-// Packed lanes: what must not change the bits, what may change only their rounding, and what is
-// refused.
+// Packed lanes: which changes keep the bits, which may change only the rounding, and which inputs
+// are refused.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -15,7 +15,7 @@
 namespace tessera::kernels {
 namespace {
 
-// The same entries under the same strategy, cut into other segments: the same stored rows.
+// The same entries under the same strategy, cut into other segments, have the same stored rows.
 TEST_P(AttendPackedConformance, AnyCutOfASegment) {
   for (int round = 0; round < 6; ++round) {
     BatchShape shape = AnyBatch(random_);
@@ -31,7 +31,8 @@ TEST_P(AttendPackedConformance, AnyCutOfASegment) {
       for (std::uint32_t left = 300; left > 0; left -= plan.back().entries) {
         plan.push_back({&strategy, static_cast<std::uint32_t>(random_.Between(0, left))});
       }
-      // Gaps before a segment's first entry are not kept, so positions only here.
+      // A cut would lose the gap before a segment's first entry, so a lane with positions is not
+      // cut.
       if (tile.positions) plan = {{&strategy, 0}, {&strategy, 300}};
       const PackedLane lane(rows, 0, plan, 20, 11, random_);
       TestBatch batch(shape, random_);
@@ -45,7 +46,7 @@ TEST_P(AttendPackedConformance, AnyCutOfASegment) {
   }
 }
 
-// Parts of a packed lane attended on their own and merged are the lane.
+// Parts of a packed lane, attended separately and merged, equal the whole lane.
 TEST_P(AttendPackedConformance, MergesAnyPartition) {
   for (int round = 0; round < 10; ++round) {
     BatchShape shape = AnyBatch(random_);
@@ -152,15 +153,15 @@ TEST_P(AttendPackedConformance, RefusesShapesThatCannotBe) {
   }
 }
 
-// Memory that the daemon has reused under a revoked reader may say anything: more channels than a
-// row has values, any scale, any position. The answer is then worthless and is discarded, but
-// nothing behind the arena is touched: the page there cannot be read. In a process of its own,
-// which must live, or on a device, which would refuse all that follows.
+// The daemon may reuse the memory of a revoked reader, whose tiles then hold anything: bitmaps with
+// too many channels, any scale, any position. The output is worthless and discarded, but no read
+// may pass the end of the arena, where the next page is not readable. Runs in a child process,
+// which must survive, or on a device, where a fault would fail all later calls.
 TEST_P(AttendPackedConformance, GarbageTilesStayInTheArena) {
   const auto attend_over_garbage = [this] {
     for (int round = 0; round < 60; ++round) {
       const BatchShape shape = AnyBatch(random_);
-      const bool bare = random_.OneIn(2);  // rows of values end the tile
+      const bool bare = random_.OneIn(2);  // the tile ends with its values
       Mixture mixture(shape, {.cut = true, .dense = !bare, .summary = !bare, .words = !bare},
                       {70, 10}, 0, random_);
       std::byte* arena = mixture.lane->arena();

@@ -108,8 +108,8 @@ PackedLane::PackedLane(const SourceRows& rows, std::uint32_t first,
   FillTail(rows, first, tail, position);
 }
 
-// Tiles and summaries in random order, some gaps between them, one at the very end of the arena. Of
-// some segments the summaries stand right behind their tiles.
+// Places tiles and summaries in random order, with some gaps, and one at the very end of the arena.
+// Some segments have their summaries directly after their tiles.
 void PackedLane::PlaceTiles(const std::vector<SegmentPlan>& segments, TestRandom& random) {
   struct Place {
     std::uint64_t* offset;
@@ -139,7 +139,7 @@ void PackedLane::PlaceTiles(const std::vector<SegmentPlan>& segments, TestRandom
     *place.offset = at;
     at += place.bytes;
   }
-  // What comes last ends where the arena does, as far as its alignment allows.
+  // The last item ends at the end of the arena, as far as its alignment allows.
   const std::size_t end = AlignUp(std::max<std::size_t>(at, 1), kTileAlignment);
   if (!places.empty() && (end - at) % places.back().alignment == 0)
     *places.back().offset += end - at;

@@ -1,6 +1,6 @@
-// Lanes for tests whose segments are packed, or dense with summaries, weights and positions: each
-// segment with a shape and rotations of its own, and a tail. Everything that is not a live row is
-// poisoned, and nothing behind the arena can be read.
+// Lanes with packed segments, or dense ones with summaries, weights and positions. Each segment has
+// its own shape and rotations; a tail follows. All bytes but live rows are poisoned, and the memory
+// after the arena is not readable.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace tessera::kernels {
 
-// Entries as the model computed them, before any strategy.
+// Entries as the model computed them, before encoding.
 struct SourceRows {
   SourceRows(std::uint32_t head_dim, ElementType type, std::uint32_t count, Values values,
              TestRandom& random);
@@ -25,14 +25,14 @@ struct SourceRows {
   ElementType type;
   Buffer keys;
   Buffer values;
-  std::vector<float> weights;       // of each, where its segment has weights
-  std::vector<std::uint32_t> gaps;  // to the entry before, where its segment has positions
+  std::vector<float> weights;       // per entry, if the segment has weights
+  std::vector<std::uint32_t> gaps;  // to the previous entry, if the segment has positions
 };
 
-// A shape with rotations, shared by the segments that use it.
+// A shape and its rotations, shared by segments.
 struct Strategy {
   Strategy(const TileShape& shape, bool rotated, ElementType rotation_type, TestRandom& random);
-  // Keys keep these channels, as many as the shape has.
+  // Keys keep exactly these channels, as many as the shape has.
   Strategy(const TileShape& shape, ElementType rotation_type,
            const std::vector<std::uint32_t>& channels);
   const RotationView& view() const { return rotation_; }
@@ -40,8 +40,8 @@ struct Strategy {
   TileShape shape;
 
  private:
-  std::unique_ptr<Rotations> rotations_;  // null: dense, or the identity
-  RotationView rotation_;                 // of these, maybe of one side alone
+  std::unique_ptr<Rotations> rotations_;  // null: dense or unrotated
+  RotationView rotation_;                 // a view of rotations_, possibly of one side only
 };
 
 struct SegmentPlan {
@@ -49,10 +49,10 @@ struct SegmentPlan {
   std::uint32_t entries;
 };
 
-// Memory whose end is the end of what can be read.
+// Memory followed by an unreadable page.
 class GuardedArena {
  public:
-  explicit GuardedArena(std::size_t bytes);  // a multiple of 64; so is the address
+  explicit GuardedArena(std::size_t bytes);  // `bytes` is a multiple of 64; the address is too
   ~GuardedArena();
   GuardedArena(const GuardedArena&) = delete;
   GuardedArena& operator=(const GuardedArena&) = delete;
@@ -66,7 +66,7 @@ class GuardedArena {
   std::byte* data_;
 };
 
-// Entries [first, ...) of the rows: the segments', then the tail's.
+// Holds the rows from `first` on: first in the segments, then in the tail.
 class PackedLane {
  public:
   PackedLane(const SourceRows& rows, std::uint32_t first, const std::vector<SegmentPlan>& segments,
@@ -76,7 +76,7 @@ class PackedLane {
   std::uint64_t end_position() const { return view_.tail.end; }
   SegmentView& segment(std::size_t s) { return segments_[s]; }
   std::vector<std::uint64_t>& offsets(std::size_t s) { return offsets_[s]; }
-  // Empty: they stand right behind their tiles.
+  // Empty if the summaries directly follow their tiles.
   std::vector<std::uint64_t>& summary_offsets(std::size_t s) { return summary_offsets_[s]; }
   std::byte* arena() { return arena_->data(); }
   std::size_t arena_bytes() const { return arena_->size(); }

@@ -1,5 +1,5 @@
-// Attention over packed segments, and over dense ones with summaries, weights and positions,
-// against its definition.
+// Attention over packed segments, and dense ones with summaries, weights and positions, against its
+// definition.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -48,7 +48,7 @@ TEST_P(AttendPackedConformance, EveryShape) {
   }
 }
 
-// Segments of any shapes, dense ones with summaries, weights and positions among them.
+// Segments of any shape, including dense ones with summaries, weights and positions.
 TEST_P(AttendPackedConformance, Mixtures) {
   for (int round = 0; round < 60; ++round) {
     const BatchShape shape = AnyBatch(random_);
@@ -61,7 +61,7 @@ TEST_P(AttendPackedConformance, Mixtures) {
     SCOPED_TRACE(Describe(shape) + mixture.Describe());
     TestBatch batch(shape, random_);
     AddNewest(batch, *mixture.lane, static_cast<std::uint32_t>(random_.Between(1, 12)));
-    const std::uint64_t anywhere = mixture.lane->end_position();  // among and before the entries
+    const std::uint64_t anywhere = mixture.lane->end_position();  // before or among the entries
     batch.AddViews({&mixture.lane->view()}, 3,
                    anywhere - random_.Below(std::min<std::uint64_t>(anywhere, 300) + 1));
     RunAndJudge(batch);
@@ -86,7 +86,7 @@ TEST_P(AttendPackedConformance, ExtremeKeys) {
     for (ValueType stored : kValueTypes) {
       const ElementType type = AnyElementType(random_);
       const bool large = values == Values::kLarge || values == Values::kHuge;
-      if (large && stored == ValueType::kFp16) continue;  // not in its range
+      if (large && stored == ValueType::kFp16) continue;  // exceeds fp16
       BatchShape shape = AnyBatch(128, type, 2, random_);
       const TileShape tile = {
           .format = PackedFormat(stored), .key = {128, 32}, .value = {128, 32}, .group = 2};
@@ -103,9 +103,10 @@ TEST_P(AttendPackedConformance, ExtremeKeys) {
   }
 }
 
-// Where every channel is kept, a packed lane is the dense one up to the rounding of its values.
+// A packed lane that keeps every channel equals the dense lane up to the rounding of its values.
 TEST_P(AttendPackedConformance, KeepingEveryChannelIsDense) {
-  constexpr double kRounding[] = {0x1p-8, 0x1p-11, 0x1p-5, 0x1p-4};  // of a row's length, at most
+  // Per value type, relative to a row's length.
+  constexpr double kRounding[] = {0x1p-8, 0x1p-11, 0x1p-5, 0x1p-4};
   for (ValueType values : kValueTypes) {
     for (std::uint32_t head_dim : kHeadDims) {
       BatchShape shape = AnyBatch(head_dim, ElementType::kFp32, 2, random_);
@@ -157,7 +158,8 @@ TEST_P(AttendPackedConformance, KeepingEveryChannelIsDense) {
   }
 }
 
-// Keys without the same channels in every token: exactly the dense lane whose keys are zero there.
+// If keys drop the same channels in every token, the result equals that of a dense lane with zeros
+// in those channels.
 TEST_P(AttendPackedConformance, KeysWithoutSomeChannelsAreDenseOnesWithZeros) {
   for (std::uint32_t head_dim : kHeadDims) {
     for (ElementType type : {ElementType::kBf16, ElementType::kFp16}) {
@@ -180,7 +182,7 @@ TEST_P(AttendPackedConformance, KeysWithoutSomeChannelsAreDenseOnesWithZeros) {
       const Strategy cut(tile, AnyRotationType(random_), channels);
       const Strategy dense(DenseShape(head_dim, type), false, type, random_);
       const SourceRows rows(head_dim, type, 150, Values::kNormal, random_);
-      // The newest 45 are whole in both lanes.
+      // The newest 45 tokens keep all channels in both lanes.
       SourceRows zeroed(head_dim, type, 150, Values::kZeros, random_);
       std::memcpy(zeroed.values.data(), rows.values.data(), rows.values.size());
       for (std::uint32_t e = 0; e < 150; ++e) {

@@ -1,4 +1,4 @@
-// Selections over lanes whose tables say that summaries are where none can be.
+// Selections over lanes whose tables point summaries outside the arena.
 #include <cstdint>
 #include <limits>
 #include <vector>

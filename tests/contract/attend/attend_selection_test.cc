@@ -1,4 +1,4 @@
-// Selection: which blocks are read, and that attention reads those and nothing else.
+// Block selection: which blocks are selected, and that attention reads exactly those.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -47,7 +47,7 @@ std::uint64_t PositionOfEntry(const SegmentView& segment, std::uint32_t entry) {
   return segment.first_position + word;
 }
 
-// A lane that holds of each segment with summaries only these runs, at their positions.
+// A lane that keeps only these runs of each segment with summaries, at their original positions.
 class Remainder {
  public:
   Remainder(const LaneView& lane, const std::vector<SelectedRun>& runs) : view_(lane) {
@@ -130,7 +130,7 @@ Mixture AnyLane(const BatchShape& shape, TestRandom& random) {
           random};
 }
 
-// What is visible of a block, counted entry by entry.
+// The visible entries of a block, counted one by one.
 struct Block {
   std::uint32_t segment;
   std::uint32_t first;
@@ -166,7 +166,7 @@ std::vector<Block> BlocksOfLane(const LaneView& lane, std::uint64_t begin, std::
   return blocks;
 }
 
-// The range that the queries of the only item see together.
+// The range of positions visible to any query of the only item.
 std::pair<std::uint64_t, std::uint64_t> VisibleRange(const AttendBatch& batch) {
   const AttendItem& item = batch.items[0];
   const std::uint64_t window = batch.geometry.sliding_window;
@@ -224,14 +224,14 @@ TEST_P(AttendSelection, KeepsTheBudgetAndTheForcedBlocks) {
         EXPECT_TRUE(blocks.back().taken);
         forced += blocks.back().visible;
       }
-      // A first segment without entries has no block to force.
+      // The option forces no block if the first segment has no entries.
       if (rule.first_block && blocks.front().segment == 0 && blocks.front().visible != 0) {
         EXPECT_TRUE(blocks.front().taken);
         if (blocks.size() > 1 || forced == 0) forced += blocks.front().visible;
       }
     }
     EXPECT_GE(static_cast<double>(taken), budget);
-    // Without the last one taken the budget was not met.
+    // The selection exceeds its budget by less than a block.
     EXPECT_LT(static_cast<double>(taken),
               std::max(budget, static_cast<double>(forced)) + std::max(largest, 1u));
     for (std::size_t i = 1; i < runs.size(); ++i) {
@@ -276,7 +276,7 @@ TEST_P(AttendSelection, AllOfItIsTheSameAsNone) {
   }
 }
 
-// Threads, order and neighbours change neither the choice nor a bit of the output.
+// Threads, order and other items of the batch change neither the selection nor the output bits.
 TEST_P(AttendSelection, TheSameOnAnyExecutorAndInAnyBatch) {
   for (int round = 0; round < 10; ++round) {
     const BatchShape shape = AnyBatch(random_);
@@ -298,7 +298,7 @@ TEST_P(AttendSelection, TheSameOnAnyExecutorAndInAnyBatch) {
   }
 }
 
-// The only item's query head `head` alone, as a layer of one head: its choice and its output.
+// Runs query head `head` of the only item alone, as a layer with one head.
 struct OneHead {
   OneHead(AttendSubject& subject, const AttendBatch& all, std::uint32_t head) {
     const AttendItem& item = all.items[0];
@@ -346,7 +346,7 @@ class CollectByItem final : public SelectionSink {
   std::vector<std::vector<SelectedRun>> runs;
 };
 
-// Every query head chooses, and reads, as if it were the only one.
+// With per-head selection, each query head selects and reads as if it were alone.
 TEST_P(AttendSelection, HeadsMayChooseForThemselves) {
   int unlike = 0;
   for (int round = 0; round < 40 || (unlike == 0 && round < 1000); ++round) {
@@ -401,7 +401,7 @@ TEST_P(AttendSelection, HeadsMayChooseForThemselves) {
   EXPECT_GT(unlike, 0) << "no two heads ever chose differently";
 }
 
-// What a block is worth to a query row, by definition: score, in logits.
+// The score in logits of a block for a query row, by definition.
 double ExactScore(const SegmentView& segment, const LayerGeometry& geometry, const Block& block,
                   const std::vector<double>& query) {
   const TileShape& shape = segment.shape;
@@ -429,7 +429,7 @@ double ExactScore(const SegmentView& segment, const LayerGeometry& geometry, con
   return score + std::log(weight);
 }
 
-// The value of every block: over rows the largest of score - log-sum-exp (or of score).
+// The value of every block: the maximum over rows of score - log-sum-exp (or of score).
 std::vector<double> ExactValues(TestBatch& batch, const std::vector<Block>& blocks) {
   const AttendBatch& all = batch.batch();
   const AttendItem& item = all.items[0];

@@ -1,4 +1,4 @@
-// What the newest rows of a lane take of a selection's budget that counts them, row by row.
+// Computes how many of a lane's newest rows count towards a selection budget, row by row.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace tessera::kernels {
 
-// Those of the tail that are seen from [begin, end).
+// Tail rows within the visible range [begin, end).
 inline std::uint64_t RowsOfTail(const LaneView& lane, std::uint64_t begin, std::uint64_t end) {
   std::uint64_t rows = 0;
   for (std::uint64_t position = lane.tail.begin; position < lane.tail.end; ++position) {
@@ -17,7 +17,7 @@ inline std::uint64_t RowsOfTail(const LaneView& lane, std::uint64_t begin, std::
   return rows;
 }
 
-// Likewise, of a last tile that is not full, where its segment has no blocks.
+// Visible rows of the last tile, if it is not full and its segment has no blocks.
 inline std::uint64_t RowsOfLastTile(const SegmentView& last, std::uint64_t begin,
                                     std::uint64_t end) {
   if (last.shape.block != 0 || last.shape.positions) return 0;
@@ -29,8 +29,8 @@ inline std::uint64_t RowsOfLastTile(const SegmentView& last, std::uint64_t begin
   return rows;
 }
 
-// They and `partial` entries of a newest block, which segments hold, fill whole blocks: what of
-// these is not of segments.
+// The part of the budget outside of segments' blocks: `rows` and the `partial` entries of the
+// newest block, rounded up to whole blocks, minus `partial`.
 inline std::uint64_t OutsideOfBlocks(std::uint64_t rows, std::uint64_t partial,
                                      std::uint64_t block) {
   std::uint64_t whole = rows + partial;

@@ -18,7 +18,7 @@ namespace {
 
 using cuda::DeviceStrategy;
 
-// Rows on a device begin at multiples of this and are as far apart.
+// Alignment and stride unit of rows on a device.
 constexpr std::uint64_t kRowAlignment = 16;
 
 TileDevice WithQueue(TileDevice device) {
@@ -28,12 +28,12 @@ TileDevice WithQueue(TileDevice device) {
   return {.runtime = nullptr, .queue = nullptr, .reason = error.text()};
 }
 
-// Behind what a kernel writes: nothing may change it.
+// Guard bytes after each output, which no kernel may change.
 constexpr std::uint64_t kGuardBytes = 64;
 constexpr std::byte kAnything{0xa5};
 
-// Device memory of one call. Nothing behind an array that is only read belongs to it, so that
-// reading on is seen where the device sees it; behind one that is written there is a guard.
+// Device memory of one call. Input arrays are allocated exactly, so that the device can detect
+// overruns. Output arrays are followed by a guard.
 class DeviceMemory {
  public:
   explicit DeviceMemory(const TileDevice& device) : device_(device) {}
@@ -51,7 +51,7 @@ class DeviceMemory {
     Expect(device_.queue->Copy(address, data, bytes));
     return reinterpret_cast<std::uint64_t>(address);
   }
-  // What a kernel adds to; null: holds anything until one writes it.
+  // `data` null: the array starts with arbitrary content.
   std::uint64_t PutGuarded(const void* data, std::uint64_t bytes) {
     if (bytes == 0) return 0;
     std::vector<std::byte> image(bytes + kGuardBytes, kAnything);
@@ -59,7 +59,7 @@ class DeviceMemory {
     return Put(image.data(), image.size());
   }
   std::uint64_t Room(std::uint64_t bytes) { return PutGuarded(nullptr, bytes); }
-  // Rows that stand anywhere on the host, where a device reads rows.
+  // Rows at arbitrary host addresses, copied to where the device expects them.
   struct Rows {
     std::uint64_t at = 0;
     std::uint64_t stride = 0;
@@ -75,7 +75,7 @@ class DeviceMemory {
     }
     return {.at = Put(image.data(), image.size()), .stride = spaced};
   }
-  // Of what has a guard.
+  // Copies back from a guarded array.
   void Get(void* to, std::uint64_t from, std::uint64_t bytes) {
     if (bytes == 0) return;
     std::vector<std::byte> image(bytes + kGuardBytes);
@@ -93,12 +93,12 @@ class DeviceMemory {
   std::vector<void*> addresses_;
 };
 
-// What prepare_encode leaves for encode: where the rotations are.
+// Data passed from prepare_encode to encode: the place of the rotations.
 struct Prepared {
   RotationView rotation;
 };
 
-// `Device` opens the device.
+// `Device` is a type that opens the device.
 template <class Device>
 class Table {
  public:

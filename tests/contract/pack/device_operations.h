@@ -1,5 +1,5 @@
-// The tile operations of a device as a table of operations on host memory: uploads, launches and
-// copies back, one call each.
+// Wraps a device's tile operations as a table of operations on host memory. Each call uploads,
+// launches and copies back.
 #pragma once
 
 #include <memory>
@@ -10,19 +10,19 @@
 
 namespace tessera::kernels {
 
-// A device of this process, opened when it is first asked for.
+// A device of this process, opened on first use.
 struct TileDevice {
-  std::unique_ptr<cuda::Runtime> runtime;  // null: there is none, see `reason`
+  std::unique_ptr<cuda::Runtime> runtime;  // null if there is none; `reason` says why
   std::unique_ptr<cuda::Queue> queue;
   std::string reason;
 };
 
-// The machine's first GPU; and the emulated machine.
+// The first real GPU, and the emulated GPU.
 const TileDevice& RealTileDevice();
 const TileDevice& EmulatedTileDevice();
 
-// encode (with what it needs), decode, gather, moments, observe; the others are null. Each answers
-// what its device says that has run. An error of the device is a failed test.
+// Has encode (with prepare_encode), decode, gather, moments and observe; the others are null. Each
+// returns the implementation name that the device reports. A device error fails the test.
 const Operations& RealTileOperations();
 const Operations& EmulatedTileOperations();
 

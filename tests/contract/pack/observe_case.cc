@@ -19,7 +19,7 @@ std::vector<double> RowOf(ElementType type, const std::byte* row, std::uint32_t 
 
 struct Product {
   double value = 0;
-  double mass = 0;  // of the magnitudes
+  double mass = 0;  // sum of the products' magnitudes
 };
 
 Product ProductOf(const std::vector<double>& a, const std::vector<double>& b) {
@@ -71,7 +71,7 @@ ObserveCase::ObserveCase(const ObserveWish& wish, TestRandom& random)
   if (!log2_weights.empty() && random.OneIn(2)) LeaveSomeOut(random);
 }
 
-// Some keys stand for nothing; of those that a query sees at least one does not.
+// Gives some keys weight 0, but leaves each query a visible key with a weight.
 void ObserveCase::LeaveSomeOut(TestRandom& random) {
   constexpr float kNothing = -std::numeric_limits<float>::infinity();
   const std::uint64_t one_in = random.Between(1, 4);
@@ -88,7 +88,7 @@ void ObserveCase::DrawVisibility(bool all, TestRandom& random) {
   const bool causal = random.OneIn(2);
   for (std::uint32_t r = 0; r < query_count; ++r) {
     std::uint64_t begin = no_begins || all ? 0 : random.Between(0, key_count);
-    std::uint64_t end = all ? key_count : random.Between(0, key_count);  // may see nothing
+    std::uint64_t end = all ? key_count : random.Between(0, key_count);  // 0: no visible key
     if (!all && causal) {
       begin = no_begins ? 0 : std::min<std::uint64_t>(r, key_count);
       end = key_count - std::min<std::uint64_t>(query_count - 1 - r, key_count);

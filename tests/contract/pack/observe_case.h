@@ -1,4 +1,5 @@
-// Keys, queries and what the queries pay to the keys, by the definition in kernels/format/part.h.
+// Keys, queries and the attention that the queries pay to the keys, defined as in
+// kernels/format/part.h.
 #pragma once
 
 #include <cstddef>
@@ -16,15 +17,15 @@ namespace tessera::kernels {
 struct ObserveWish {
   std::uint64_t max_keys = 300;
   std::uint32_t max_queries = 40;
-  std::uint32_t stride_unit = 1;  // elements that strides are a multiple of, beyond the row
+  std::uint32_t stride_unit = 1;  // strides are a multiple of so many elements, apart from the row
   bool all_visible = false;
 };
 
-// What observe may leave, per key. Where it does not say, rows' shares are bounded.
+// Expected sums per key, and what their error bound depends on.
 struct ObserveExpected {
   std::vector<double> sums;
-  // Of every row that sees the key, at the row's largest logit mass M (see error_bound.h): the
-  // share, the share times M, and the mass of the product.
+  // Per key, over all rows that see it, with M the row's largest logit mass (see error_bound.h):
+  // the sum of the shares, the sum of share times M, and the mass of the product.
   std::vector<double> shares;
   std::vector<double> weighted_shares;
   std::vector<double> mass;
@@ -32,14 +33,14 @@ struct ObserveExpected {
   double Tolerance(const ErrorBound& bound, std::uint64_t key) const;
 };
 
-// A random problem. Keys that no query sees, and whatever lies between rows, are NaN.
+// A random problem. Invisible keys and the bytes between rows are NaN.
 class ObserveCase {
  public:
   ObserveCase(const ObserveWish& wish, TestRandom& random);
 
-  // Of all queries, without scratch and sums.
+  // A job with all queries, without scratch and sums.
   ObserveJob Job() const;
-  // sums, behind those of `before`; queries [first, first + count).
+  // Adds queries [first, first + count) to the sums in `before` and returns the result.
   std::vector<double> Observe(const Operations& operations, std::vector<double> before,
                               std::uint32_t first, std::uint32_t count, const char** ran) const;
   std::vector<double> Observe(const Operations& operations, const char** ran) const {
@@ -47,7 +48,7 @@ class ObserveCase {
   }
   ObserveExpected Expected() const;
   std::uint32_t SeeingRows() const;
-  // The same keys in another order: old key order[t] is key t.
+  // Reorders the keys: old key order[t] becomes key t.
   void Permute(const std::vector<std::uint64_t>& order);
   void SetQuery(std::uint32_t row, std::uint32_t channel, float value);
 
@@ -60,12 +61,12 @@ class ObserveCase {
   float scale;
   float logit_softcap;
   bool logits;
-  bool no_begins;  // visible_begin null
+  bool no_begins;  // passes null as visible_begin
   std::vector<std::uint64_t> visible_begin;
   std::vector<std::uint64_t> visible_end;
   std::unique_ptr<Buffer> keys;
   std::unique_ptr<Buffer> queries;
-  std::vector<float> log2_weights;  // empty: every key is one token
+  std::vector<float> log2_weights;  // empty: every key has weight 1
 
  private:
   void DrawVisibility(bool all, TestRandom& random);

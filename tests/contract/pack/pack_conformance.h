@@ -1,6 +1,6 @@
-// The conformance suite of the operations on packed tiles: every implementation answers to the same
-// tests. What must be the same bytes is compared with the reference; what may be rounded is judged
-// in double by the definitions of kernels/format/part.h. A file of subjects instantiates it.
+// The conformance suite of the operations on packed tiles, for all implementations. Exact results
+// are compared with the reference byte by byte; rounded results are checked in double against the
+// definitions in kernels/format/part.h. A file of subjects instantiates the suite.
 #pragma once
 
 #include <algorithm>
@@ -28,20 +28,20 @@ class PackSuite : public testing::TestWithParam<PackSubjectPtr> {
   static const Operations& reference() { return OperationsOf(*FindImplementation("reference")); }
   int Rounds(int rounds) const { return std::max(rounds / subject().rounds_divisor, 2); }
 
-  // What an operation returns must name the implementation: another one must not have run.
+  // An operation must return the name of this implementation, so that no other one ran.
   void ExpectRan(const char* ran) const { ASSERT_EQ(name(), ran) << "something else has run"; }
 
   TestRandom random_;
 };
 
-// encode, decode, gather, moments, observe: of every implementation.
+// encode, decode, gather, moments and observe, for every implementation.
 class PackConformance : public PackSuite {};
 
-// rotate, unrotate, score, select, as calls of their own: of those that attention on the CPU is put
-// together from. On a device they are steps of a launch, and the suite of attention judges them.
+// rotate, unrotate, score and select as separate calls, for the CPU implementations that attention
+// is built from. On a device they are steps of a launch and tested by the attention suite.
 class PartConformance : public PackSuite {};
 
-// First in a test that calls ops().operation.
+// Must come first in a test that calls ops().operation.
 #define TESSERA_NEEDS(operation) \
   ASSERT_NE(ops().operation, nullptr) << name() << " has no " #operation
 

@@ -1,5 +1,5 @@
-// The CUDA kernels as subjects of the suite of packed tiles: on a GPU where there is one, and their
-// source on the emulated machine everywhere.
+// The CUDA kernels as subjects of the suite of packed tiles: on a real GPU if there is one, and
+// always on the emulated GPU.
 #include <memory>
 #include <vector>
 

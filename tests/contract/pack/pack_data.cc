@@ -23,7 +23,7 @@ double Element(ElementType type, const std::byte* row, std::size_t index) {
   return type == ElementType::kBf16 ? Bf16ToFloat(bits) : Fp16ToFloat(bits);
 }
 
-// Layers of plane rotations by random angles between random pairs of rows.
+// Applies layers of plane rotations by random angles to random pairs of rows.
 std::vector<double> RandomOrthogonal(std::uint32_t n, TestRandom& random) {
   std::vector<double> matrix(std::size_t{n} * n, 0.0);
   for (std::uint32_t i = 0; i < n; ++i) matrix[i * n + i] = random.OneIn(2) ? 1 : -1;
@@ -49,7 +49,7 @@ std::vector<double> RandomOrthogonal(std::uint32_t n, TestRandom& random) {
 
 float Sign(TestRandom& random) { return random.OneIn(2) ? 1.0f : -1.0f; }
 
-// Number `c` of a row; `row_number` is one number of the row's own.
+// Channel `c` of a row. `row_number` is a random number drawn once per row.
 float Number(Content content, float row_number, TestRandom& random) {
   constexpr float kFew[] = {0.25f, 1.0f, 1.5f, 3.0f};
   switch (content) {
@@ -90,7 +90,7 @@ void FillRows(const TileShape& shape, ElementType type, std::uint32_t rows, std:
   }
 }
 
-// Of a tile with its summaries right behind.
+// A tile and the summaries directly after it.
 struct ArrayPlace {
   const char* name;
   std::uint32_t begin;
@@ -114,11 +114,11 @@ std::vector<ArrayPlace> ArraysOf(const TileShape& shape) {
           {"positions", l.positions, shape.positions ? kTileEntries : 0, 4}};
 }
 
-// Of rows in such groups: any number kept of all channels, or of some.
+// A random row shape with this group size that keeps all channels or some.
 RowShape RandomRow(TestRandom& random, const ShapeWish& wish, std::uint32_t head_dim,
                    std::uint32_t group) {
   std::uint64_t groups = head_dim / group;
-  if (wish.cut && random.OneIn(2)) {  // three quarters, or anything
+  if (wish.cut && random.OneIn(2)) {  // three quarters of head_dim, or any number
     groups = random.OneIn(2) ? std::max(head_dim * 3 / 4 / group, 1u) : random.Between(1, groups);
   }
   const std::uint64_t kept[] = {1, groups, std::max<std::uint64_t>(groups / 4, 1),
@@ -251,7 +251,7 @@ std::vector<double> TileInput::Row(bool value, std::uint32_t row) const {
 
 void TileInput::Set(bool value, std::uint32_t row, std::uint32_t channel, float element) {
   std::byte* data = (value ? value_ : key_)->data() + row * stride_;
-  if (type_ == ElementType::kFp16) {  // without StoreElement's clamp
+  if (type_ == ElementType::kFp16) {  // without the clamp of StoreElement
     const std::uint16_t bits = FloatToFp16(element);
     std::memcpy(data + channel * 2, &bits, 2);
     return;
@@ -317,7 +317,7 @@ DecodedRows DecodeTile(const Operations& operations, const TileShape& shape,
 
 namespace {
 
-// `from`: what the array's offset counts from.
+// `from`: the base of the array's offset.
 ReadTileRow ReadRowOf(const TileShape& shape, const std::byte* from, Array array,
                       std::uint32_t row) {
   const TileLayout l = LayoutOf(shape);
@@ -350,7 +350,7 @@ ReadTileRow ReadRowOf(const TileShape& shape, const std::byte* from, Array array
   }
   const RowShape& side = RowsOf(shape, array);
   const std::uint32_t groups = side.channels / shape.group;
-  const bool all = side.kept == side.channels;  // then there are no bits
+  const bool all = side.kept == side.channels;  // no bitmap then
   EXPECT_EQ(bytes.bits, all ? 0 : (groups + 7) / 8);
   std::uint32_t stored = 0;
   for (std::uint32_t g = 0; g < (all ? groups : 8 * bytes.bits); ++g) {

@@ -1,4 +1,4 @@
-// encode: which channels it keeps, what it stores of them, and what else the tile holds.
+// encode: which channels it keeps, how it stores them, and the rest of the tile.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -19,13 +19,13 @@ std::string Trace(const TileShape& shape, const TileInput& input, Content conten
          ElementName(input.type()) + " content " + std::to_string(static_cast<int>(content));
 }
 
-// A row as it should be encoded: exact, and how far an implementation may be from it.
+// The exact encoding of a row, and the allowed error.
 struct ExactRow {
   std::vector<double> elements;
   double error;
 };
 
-// A row rotated, of which each channel may be off by `rotation_error` of the row's length.
+// A rotated row, whose channels may each be off by `rotation_error` times the row's length.
 ExactRow Rotated(const TileShape& shape, const TileInput& input, const RotationView& rotation,
                  double rotation_error, bool value, std::uint32_t row) {
   const std::vector<double> elements = input.Row(value, row);
@@ -61,7 +61,7 @@ std::vector<double> GroupLengths(const TileShape& shape, const std::vector<doubl
   return lengths;
 }
 
-// Every kept group is as strong as the weakest of the best ones, found by sorting all.
+// Every kept group must be as strong as the weakest of the strongest groups, found by sorting all.
 void JudgeChoice(const TileShape& shape, std::uint32_t wanted, const ReadTileRow& stored,
                  const ExactRow& exact) {
   ASSERT_TRUE(stored.padding_is_zero);
@@ -121,7 +121,7 @@ void JudgeRow(const TileShape& shape, const std::byte* tile, Array array, std::u
   JudgeValues(shape, stored, exact);
 }
 
-// The least bf16 not below, the greatest not above.
+// The smallest bf16 not below a value, and the greatest not above it.
 void JudgeMinMax(const TileShape& shape, const std::byte* tile, std::uint32_t rows) {
   for (std::uint32_t b = 0; b * shape.block < rows; ++b) {
     const std::vector<double> bounds = ReadByDefinition(shape, tile, Array::kBlocks, b).elements;
@@ -151,7 +151,7 @@ void JudgeMinMax(const TileShape& shape, const std::byte* tile, std::uint32_t ro
   }
 }
 
-// Rows and blocks that hold no entry, and the bytes between arrays, are zero.
+// Rows and blocks without entries, and the padding between arrays, must be zero.
 void JudgeDeadBytes(const TileShape& shape, std::vector<std::byte> tile, std::uint32_t rows) {
   const TileLayout l = LayoutOf(shape);
   const std::uint32_t blocks = shape.block == 0 ? 0 : (rows + shape.block - 1) / shape.block;
@@ -176,8 +176,8 @@ void JudgeDeadBytes(const TileShape& shape, std::vector<std::byte> tile, std::ui
   }
 }
 
-// Without a rotation nothing is computed in rounded arithmetic before the choice, so the bytes are
-// those of the reference: all of them, whatever the rows hold.
+// Without a rotation the choice of channels uses no rounded arithmetic, so the bytes must equal
+// those of the reference for any input.
 TEST_P(PackConformance, EncodeWithoutRotationGivesTheBytesOfTheReference) {
   TESSERA_NEEDS(encode);
   for (int round = 0; round < Rounds(1500); ++round) {
@@ -190,7 +190,7 @@ TEST_P(PackConformance, EncodeWithoutRotationGivesTheBytesOfTheReference) {
     const auto expected = EncodeTile(reference(), shape, input, {});
     const auto tile = EncodeTile(ops(), shape, input, {});
     ASSERT_EQ(tile.has_value(), expected.has_value());
-    if (!expected.has_value()) {  // too large for what is stored
+    if (!expected.has_value()) {  // too large for the value type
       ASSERT_EQ(shape.format, TileFormat::kPackedFp16);
       continue;
     }
@@ -200,7 +200,7 @@ TEST_P(PackConformance, EncodeWithoutRotationGivesTheBytesOfTheReference) {
   }
 }
 
-// Ties go to the lower channel, from the bits alone.
+// A tie selects the lower channel, from the bits alone.
 TEST_P(PackConformance, EncodeTakesTheLowerOfEqualGroups) {
   TESSERA_NEEDS(encode);
   for (int round = 0; round < Rounds(60); ++round) {
@@ -219,7 +219,7 @@ TEST_P(PackConformance, EncodeTakesTheLowerOfEqualGroups) {
   }
 }
 
-// What is kept and stored, judged without the reference.
+// Checks kept and stored channels without the reference.
 TEST_P(PackConformance, EncodeKeepsTheStrongestOfRotatedRows) {
   TESSERA_NEEDS(encode);
   constexpr Content kJudged[] = {Content::kNormal, Content::kSparse, Content::kEqual,
@@ -322,7 +322,7 @@ TEST_P(PackConformance, EncodeRefusesWhatIsNotFinite) {
   }
 }
 
-// The first magnitude that would be stored as infinity is refused, the one before is not.
+// Refuses the smallest magnitude that would be stored as infinity, and accepts the one below.
 TEST_P(PackConformance, EncodeRefusesWhatCannotBeStored) {
   TESSERA_NEEDS(encode);
   constexpr float kBeyondAll = std::numeric_limits<float>::infinity();

@@ -1,4 +1,4 @@
-// observe: what queries pay to keys.
+// observe: the attention that queries pay to keys.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -13,7 +13,7 @@
 namespace tessera::kernels {
 namespace {
 
-// Random keys in another order.
+// A random order of `count` keys.
 std::vector<std::uint64_t> RandomOrder(std::uint64_t count, TestRandom& random) {
   std::vector<std::uint64_t> order(count);
   std::iota(order.begin(), order.end(), std::uint64_t{0});
@@ -21,9 +21,9 @@ std::vector<std::uint64_t> RandomOrder(std::uint64_t count, TestRandom& random) 
   return order;
 }
 
-// How far two orders of adding up the same shares may be apart.
+// The maximum difference between sums of the same shares in different orders.
 constexpr double kReordered = 0x1p-20;
-// A share may be so small that floats have few digits there.
+// Very small shares are denormal floats with few digits.
 double Reordered(double share) {
   return kReordered * std::max<double>(share, std::numeric_limits<float>::min());
 }
@@ -53,7 +53,7 @@ TEST_P(PackConformance, ObserveAddsTheSharesOfRows) {
   }
 }
 
-// Whatever the logits are, those too that saturate.
+// The shares of a row add up to one for any logits, even saturated ones.
 TEST_P(PackConformance, ObservedSharesOfARowAreOneInAll) {
   TESSERA_NEEDS(observe);
   for (int round = 0; round < Rounds(40); ++round) {
@@ -85,7 +85,7 @@ TEST_P(PackConformance, ObservedKeysMayStandInAnyOrder) {
   }
 }
 
-// However the queries are grouped.
+// The sums do not depend on the grouping of the queries.
 TEST_P(PackConformance, ObservingTwiceIsObservingOnce) {
   TESSERA_NEEDS(observe);
   for (int round = 0; round < Rounds(30); ++round) {
@@ -104,7 +104,7 @@ TEST_P(PackConformance, ObservingTwiceIsObservingOnce) {
   }
 }
 
-// Never a plausible number from a query that is none; and none elsewhere than where it looks.
+// A NaN query never gives a plausible number to a key it sees, and has no effect on other keys.
 TEST_P(PackConformance, AnObservingNanShowsWhereItLooks) {
   TESSERA_NEEDS(observe);
   for (int round = 0; round < Rounds(20); ++round) {

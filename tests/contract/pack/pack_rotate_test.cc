@@ -1,4 +1,4 @@
-// rotate and unrotate; and that an implementation has everything.
+// rotate and unrotate; and that an implementation provides every operation.
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -16,7 +16,7 @@ double Length(const std::vector<double>& row) {
   return std::sqrt(std::inner_product(row.begin(), row.end(), row.begin(), 0.0));
 }
 
-// Rows, each in memory of its own with nothing readable behind.
+// Rows in separate memory, each followed by unreadable memory.
 struct ScatteredRows {
   ScatteredRows(const TileShape& shape, ElementType type, std::uint32_t count, TestRandom& random) {
     for (std::uint32_t r = 0; r < count; ++r) {
@@ -47,7 +47,7 @@ std::vector<float> Rotate(const Operations& operations, const TileShape& shape,
   return {floats, floats + std::size_t{count} * padded};
 }
 
-// The list is the contract: an implementation has all of it.
+// An implementation must provide all operations of the table.
 TEST_P(PartConformance, EveryOperationIsThere) {
   TESSERA_NEEDS(attend_part);
   TESSERA_NEEDS(rotate);
@@ -138,7 +138,7 @@ TEST_P(PartConformance, UnrotateIsTheTransposedProduct) {
     const Rotations rotations(shape, type, random_);
     const auto count = static_cast<std::uint32_t>(random_.Between(1, 32));
     const std::uint32_t padded = PaddedChannels(shape);
-    // Whatever stands behind the last channel is not of the row.
+    // Data after the last channel does not belong to the row.
     std::vector<float> rows(std::size_t{count} * padded, 0.0f);
     for (std::uint32_t i = 0; i < count * padded; ++i) {
       if (i % padded < shape.value.channels) rows[i] = NormalNumber(random_);
@@ -167,7 +167,7 @@ TEST_P(PartConformance, UnrotateIsTheTransposedProduct) {
   }
 }
 
-// R^T R x = x where R is whole, to the exactness of the matrix; without one both only copy.
+// R^T R x = x for a square R, up to the matrix's rounding. Without a matrix both operations copy.
 TEST_P(PartConformance, UnrotateUndoesRotate) {
   TESSERA_NEEDS(rotate);
   TESSERA_NEEDS(unrotate);

@@ -1,4 +1,4 @@
-// Scores of blocks, and the choice among them.
+// Scores of blocks, and the selection among them.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -44,7 +44,7 @@ struct ScoreCase {
     }
   }
 
-  // [rows][stride], where stride is larger than need be; what lies between stays as it was.
+  // [rows][stride], with a larger stride than needed; the bytes in between must not change.
   std::vector<float> Score(const Operations& operations, const char** ran) const {
     const Buffer query_rows(queries.size() * sizeof(float));
     std::memcpy(query_rows.data(), queries.data(), query_rows.size());
@@ -67,8 +67,8 @@ struct ScoreCase {
   TileShape shape;
   std::uint32_t rows;
   std::uint64_t total = 0;
-  std::vector<std::vector<std::byte>> tiles;       // with copies of their summaries behind
-  std::vector<std::unique_ptr<Buffer>> summaries;  // that are scored
+  std::vector<std::vector<std::byte>> tiles;       // each followed by a copy of its summaries
+  std::vector<std::unique_ptr<Buffer>> summaries;  // used for scoring
   std::vector<BlockRun> runs;
   std::vector<float> queries;
 };
@@ -80,7 +80,7 @@ TileShape SummaryShape(TestRandom& random) {
   return shape;
 }
 
-// What is live in a block: [begin, end) of the tile's rows.
+// The live rows of a block: [begin, end) within the tile.
 struct BlockRows {
   std::uint32_t begin;
   std::uint32_t end;
@@ -138,7 +138,7 @@ TEST_P(PartConformance, ScoreIsTheSummarysProduct) {
   }
 }
 
-// Quest: no entry of a block has a larger logit than the block's score.
+// Quest: the logit of an entry never exceeds its block's score.
 TEST_P(PartConformance, MinMaxScoresBoundEveryEntry) {
   TESSERA_NEEDS(score_part);
   for (int round = 0; round < 80; ++round) {
@@ -209,7 +209,7 @@ struct SelectCase {
                               .taken = taken.data()});
   }
 
-  // The largest over rows of a candidate's score, less the row's log-sum-exp where by_share.
+  // The maximum over rows of a candidate's score, minus the row's log-sum-exp if by_share.
   std::vector<double> ExactValues(bool by_share) const {
     std::vector<double> exact(count, -kInfinity);
     for (std::uint32_t r = 0; r < rows; ++r) {
@@ -239,7 +239,7 @@ struct SelectCase {
   std::vector<std::uint8_t> taken;
 };
 
-// By scores alone nothing is rounded: an exhaustive choice, one block after another.
+// Selection by score involves no rounding: compared with an exhaustive choice, block by block.
 TEST_P(PartConformance, SelectByScoreTakesTheBest) {
   TESSERA_NEEDS(select);
   for (int round = 0; round < 300; ++round) {
@@ -271,7 +271,7 @@ TEST_P(PartConformance, SelectByScoreTakesTheBest) {
   }
 }
 
-// By shares the log-sum-exp is rounded, so the choice is judged by values.
+// By share the log-sum-exp is rounded, so the choice is checked by its values.
 TEST_P(PartConformance, SelectByShareTakesTheBest) {
   TESSERA_NEEDS(select);
   for (int round = 0; round < 300; ++round) {
@@ -309,8 +309,9 @@ TEST_P(PartConformance, SelectByShareTakesTheBest) {
   }
 }
 
-// Queries of workers may be infinite, or NaN, and so may scores: a selection that takes more than
-// its budget and a block would overrun memory that was measured by it. NaN says nothing of a block.
+// Queries from workers, and so scores, may be infinite or NaN. A selection that exceeds its budget
+// by more than a block would overrun memory sized from the budget. A NaN score has no
+// meaning.
 TEST_P(PartConformance, SelectKeepsItsBudgetWhateverTheScoresAre) {
   TESSERA_NEEDS(select);
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -318,7 +319,7 @@ TEST_P(PartConformance, SelectKeepsItsBudgetWhateverTheScoresAre) {
   constexpr float kScores[] = {kNan, -kNan, kMost, -kMost, 0.0f, -0.0f, 3e38f, -1.5f};
   for (int round = 0; round < 300; ++round) {
     SelectCase test(random_);
-    for (std::size_t i = 0; i < test.scores.size();) {  // in runs: order matters to a search
+    for (std::size_t i = 0; i < test.scores.size();) {  // in runs: the order matters to a search
       const float score = random_.Pick(kScores);
       for (std::uint64_t left = random_.Between(1, random_.OneIn(2) ? 20 : 1500);
            left > 0 && i < test.scores.size(); --left) {

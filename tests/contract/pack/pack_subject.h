@@ -1,6 +1,5 @@
-// An implementation of the operations on packed tiles as the conformance suite sees it: a table of
-// operations on host memory. The CPU ones are what they are; one for another device uploads,
-// launches and copies back.
+// The interface between an implementation of the tile operations and the conformance suite: a table
+// of operations on host memory. For a device, each operation uploads, launches and copies back.
 #pragma once
 
 #include <string>
@@ -11,17 +10,17 @@
 namespace tessera::kernels {
 
 struct PackSubject {
-  std::string name;  // what operations must answer when this one has run
+  std::string name;  // the name that its operations must return
   const Operations* operations = nullptr;
-  // Where this machine or build cannot run it, its tests are skipped with the reason.
+  // Tests of an unsupported subject are skipped with the reason.
   bool supported = true;
   std::string reason;
-  // How far a rotated channel may be from the exact one, as a share of the row's length.
+  // Maximum error of a rotated channel, relative to the row's length.
   double rotation_error = 0;
-  // What observe adds: shares, and products.
+  // Error bound of the shares and products in observe.
   ErrorBound shares;
   ErrorBound products;
-  // 1 / n of the rounds of random inputs: for what is too slow to run as many as the others.
+  // Divides the number of random rounds, for slow implementations.
   int rounds_divisor = 1;
 };
 

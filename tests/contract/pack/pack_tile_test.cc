@@ -1,4 +1,4 @@
-// decode and gather: what comes out of tiles again.
+// decode and gather: rows read back from tiles.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -28,7 +28,7 @@ TEST_P(PackConformance, DecodeReadsWhatTheBytesSay) {
     const TileInput input(shape, RowType(shape, random_), rows, content, random_);
     SCOPED_TRACE(Describe(shape));
     auto tile = EncodeTile(reference(), shape, input, rotation);
-    if (!tile.has_value()) {  // too large for what is stored
+    if (!tile.has_value()) {  // too large for the value type
       ASSERT_EQ(shape.format, TileFormat::kPackedFp16);
       continue;
     }
@@ -48,8 +48,8 @@ TEST_P(PackConformance, DecodeReadsWhatTheBytesSay) {
   }
 }
 
-// Rows that decode, encoded again, are the same bytes: the mask is the row's own wherever each
-// group that was kept has something in it.
+// Decoding and encoding again gives the same bytes: a row selects the same mask as long as each
+// kept group has a nonzero channel.
 TEST_P(PackConformance, PackingWhatWasUnpackedChangesNothing) {
   TESSERA_NEEDS(encode);
   TESSERA_NEEDS(decode);
@@ -58,7 +58,7 @@ TEST_P(PackConformance, PackingWhatWasUnpackedChangesNothing) {
     TileShape shape = RandomShape(random_, {.summary = false, .words = false});
     const Content content = kContents[random_.Below(std::size(kContents))];
     const bool large = content == Content::kHuge || content == Content::kSpread;
-    if (large && ValuesOf(shape.format) == ValueType::kFp16) continue;  // refused
+    if (large && ValuesOf(shape.format) == ValueType::kFp16) continue;  // may be refused
     const TileInput input(shape, RowType(shape, random_), 32, content, random_);
     const auto tile = EncodeTile(ops(), shape, input, {});
     ASSERT_TRUE(tile.has_value());
@@ -71,8 +71,8 @@ TEST_P(PackConformance, PackingWhatWasUnpackedChangesNothing) {
       for (bool value : {false, true}) {
         const Array array = value ? Array::kValues : Array::kKeys;
         const ReadTileRow row = ReadByDefinition(shape, tile->data(), array, r);
-        // Groups are chosen by squares, so that what is this much weaker than the strongest may
-        // round to nothing.
+        // Groups are selected by squared length, so a kept group that is this much weaker than the
+        // strongest may round to zero.
         double peak = 0;
         for (const double e : row.elements) peak = std::max(peak, std::fabs(e));
         const double least = shape.group == 1 ? 0 : peak * 0x1p-60;
@@ -103,8 +103,8 @@ TEST_P(PackConformance, PackingWhatWasUnpackedChangesNothing) {
   ASSERT_GT(compared, 1000u);
 }
 
-// decode(encode(x)) is x where its channel is kept, rounded, and zero elsewhere; all of x where
-// every channel is kept.
+// decode(encode(x)) is the rounded x in kept channels and zero elsewhere. If every channel is kept
+// it is all of x.
 TEST_P(PackConformance, UnpackingWhatWasPackedGivesTheKeptChannels) {
   TESSERA_NEEDS(encode);
   TESSERA_NEEDS(decode);
@@ -170,7 +170,7 @@ std::vector<std::byte> Gather(const Operations& operations, const Source& source
   return both;
 }
 
-// Bytes of row `row` of an array.
+// The bytes of row `row` of an array.
 std::vector<std::byte> RowBytes(const std::vector<std::byte>& tile, std::uint32_t begin,
                                 std::uint32_t row, std::uint32_t bytes) {
   return {tile.begin() + begin + row * bytes, tile.begin() + begin + (row + 1) * bytes};
@@ -220,12 +220,12 @@ TEST_P(PackConformance, GatherCopiesRowsAndSumsThemUp) {
         ASSERT_EQ(std::memcmp(&rows[r].position, tile.data() + b.positions + 4 * r, 4), 0);
       }
     }
-    // The blocks, the dead rows and all else: what the reference makes of the same rows.
+    // Blocks, dead rows and all other bytes equal those of the reference for the same rows.
     ASSERT_EQ(FirstDifference(to, Gather(reference(), source, to, rows, &ran), tile), "");
   }
 }
 
-// The summaries of a gathered tile are those of its rows, read and encoded again.
+// The summaries of a gathered tile equal those of its rows, decoded and encoded again.
 TEST_P(PackConformance, GatherSummariesAreOfTheStoredRows) {
   TESSERA_NEEDS(gather);
   for (int round = 0; round < Rounds(60); ++round) {

@@ -1,4 +1,4 @@
-// Certificates made on the spot: tests keep none that expire.
+// Generates certificates at run time, so that no committed test certificate can expire.
 #pragma once
 
 #include <openssl/evp.h>
@@ -9,7 +9,7 @@
 
 namespace tessera::fakes {
 
-// PEM.
+// Both in PEM.
 struct KeyPair {
   std::string certificate;
   std::string key;
@@ -20,7 +20,7 @@ class CertificateAuthority {
   explicit CertificateAuthority(const std::string& name);
 
   const std::string& certificate() const { return certificate_; }
-  // For a host's name or IP address, or a caller; valid for an hour.
+  // Issues a certificate for a host name, an IP address or a client. Valid for one hour.
   KeyPair Issue(const std::string& name);
 
  private:
@@ -28,7 +28,7 @@ class CertificateAuthority {
   using Certificate = std::unique_ptr<X509, decltype(&X509_free)>;
 
   static Key NewKey();
-  // Signed by `issuer_key`; of itself where `issuer` is null.
+  // Signed with `issuer_key`. Self-signed if `issuer` is null.
   static Certificate Sign(const std::string& name, EVP_PKEY* key, X509* issuer,
                           EVP_PKEY* issuer_key, long serial);
 

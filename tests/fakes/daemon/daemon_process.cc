@@ -59,7 +59,7 @@ std::unique_ptr<DaemonProcess> DaemonProcess::Start(const Options& options) {
                                    "--staging-bytes=4MiB",
                                    "--tail-extent-bytes=2MiB",
                                    "--pool-extent-bytes=16MiB"};
-  if (options.binary.empty()) args.push_back("--device=cpu");  // tests map its memory themselves
+  if (options.binary.empty()) args.push_back("--device=cpu");  // Tests map CPU memory.
   if (!options.config_json.empty()) {
     const std::string path = folder + "/config.json";
     std::ofstream(path) << options.config_json;
@@ -71,7 +71,7 @@ std::unique_ptr<DaemonProcess> DaemonProcess::Start(const Options& options) {
   std::unique_ptr<DaemonProcess> daemon(new DaemonProcess(pid, folder, owns_folder));
   const auto deadline = std::chrono::system_clock::now() + std::chrono::seconds(20);
   const std::shared_ptr<grpc::Channel> channel = daemon->Connect();
-  // Short waits, so that a daemon that exited at once is seen at once.
+  // Polls at short intervals, so that a daemon that exits immediately is noticed immediately.
   while (std::chrono::system_clock::now() < deadline) {
     if (channel->WaitForConnected(std::chrono::system_clock::now() +
                                   std::chrono::milliseconds(200))) {
@@ -111,7 +111,7 @@ void DaemonProcess::Kill(int signal) { ::kill(pid_, signal); }
 
 int DaemonProcess::WaitForExit(int seconds) {
   int status = 0;
-  // A pidfd becomes readable when the process ends: a wait with a limit and without sleeping.
+  // A pidfd becomes readable when the process ends, so the wait needs no sleep and has a timeout.
   const int pidfd = static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0));
   pollfd poll = {pidfd, POLLIN, 0};
   const bool ended = ::poll(&poll, 1, seconds * 1000) == 1;
@@ -138,7 +138,7 @@ int DaemonProcess::OpenFds() const {
 }
 
 int DaemonProcess::Mappings() const {
-  // Shared memory only: heaps and stacks of threads come and go with gRPC's moods.
+  // Counts shared mappings only: gRPC changes the number of heaps and thread stacks.
   std::istringstream maps(ReadAll("/proc/" + std::to_string(pid_) + "/maps"));
   int count = 0;
   for (std::string line; std::getline(maps, line);) {

@@ -1,5 +1,5 @@
-// A real tesserad as a child process, for tests that need the whole thing: in a folder of its own
-// that goes with it, on a Unix socket in there, killed at the latest with the object.
+// Runs a real tesserad as a child process. The daemon gets its own folder, which is removed with
+// the object, and a Unix socket in it. The destructor kills the daemon if it still runs.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -15,13 +15,13 @@ namespace tessera::fakes {
 class DaemonProcess {
  public:
   struct Options {
-    std::vector<std::string> flags;  // beside the socket, and over these defaults:
+    std::vector<std::string> flags;  // beside --listen; they override these defaults:
     std::string pool_bytes = "512MiB";
-    std::string folder;       // empty: a fresh temporary one
+    std::string folder;       // empty: a new temporary folder
     std::string config_json;  // written to a file and passed as --config
     std::string binary;       // empty: tesserad
   };
-  // Null where it does not serve within 20 s; what it printed is in the test's output then.
+  // Returns null if the daemon does not serve within 20 s, and prints its output to the test's.
   static std::unique_ptr<DaemonProcess> Start(const Options& options);
   ~DaemonProcess();
 
@@ -29,20 +29,21 @@ class DaemonProcess {
   const std::string& folder() const { return folder_; }
   std::string socket_path() const { return folder_ + "/tesserad.sock"; }
   std::string address() const { return "unix:" + socket_path(); }
-  // A connection of its own, not shared with any other channel of the process.
+  // A new connection that shares no channel with the rest of the process.
   std::shared_ptr<grpc::Channel> Connect() const;
-  // Everything it has written to stderr so far.
+  // Everything that the daemon has written to stderr so far.
   std::string Log() const;
 
   void Kill(int signal);
-  // Waits for its end; the exit status, or -signal. Kills it after `seconds` and returns -999.
+  // Waits for the daemon to exit. Returns the exit status, or -signal. Kills the daemon after
+  // `seconds` and returns -999.
   int WaitForExit(int seconds);
 
-  // What it holds, from /proc.
+  // Resources of the daemon, from /proc.
   int OpenFds() const;
   int Mappings() const;
   double CpuSeconds() const;
-  // Of its own: neither files nor what it shares.
+  // Private anonymous memory: neither files nor shared mappings.
   std::uint64_t HeapBytes() const;
 
  private:
@@ -54,14 +55,14 @@ class DaemonProcess {
   bool reaped_ = false;
 };
 
-// Runs tesserad with these arguments to its end; for configurations that must be refused.
+// Runs tesserad with these arguments until it exits. For configurations that it must refuse.
 struct FinishedDaemon {
   int exit_code;
   std::string output;  // stdout and stderr
 };
 FinishedDaemon RunDaemonToEnd(const std::vector<std::string>& args);
 
-// A fresh folder under the system's temporary one. The caller removes it.
+// A new folder in the system's temporary folder. The caller removes it.
 std::string MakeTemporaryFolder();
 
 }  // namespace tessera::fakes

@@ -1,4 +1,4 @@
-// One HTTP GET over loopback; the body, or an empty string.
+// Sends one HTTP GET over loopback. Returns the body, or an empty string on failure.
 #pragma once
 
 #include <arpa/inet.h>

@@ -59,7 +59,7 @@ shm::SequenceBlock& MappedDaemon::block(const Sequence& sequence) {
   return *reinterpret_cast<shm::SequenceBlock*>(directory_->at(sequence.block));
 }
 
-// ---- epochs
+// ---- Epochs
 
 void MappedDaemon::Retire(Retired old) {
   old.epoch = header().epoch.fetch_add(1);
@@ -104,7 +104,7 @@ std::uint32_t MappedDaemon::RevokePins() {
   return revoked;
 }
 
-// ---- publications
+// ---- Publications
 
 std::uint64_t MappedDaemon::NewBlock(Sequence& sequence) {
   const std::uint32_t lanes = sequence.model->layout.lanes();
@@ -133,7 +133,7 @@ std::uint64_t MappedDaemon::WriteSegment(const Lane& lane, kernels::DenseTile ti
     blocks.push_back(offset);
     std::memcpy(pool_->at(table) + t * sizeof offset, &offset, sizeof offset);
     std::byte* at = pool_->at(offset);
-    std::memset(at, 0xff, tile.bytes());  // dead rows hold anything
+    std::memset(at, 0xff, tile.bytes());  // dead rows may hold anything
     for (std::uint32_t r = 0; r < kTileEntries && t * kTileEntries + r < count; ++r) {
       const std::size_t from = (first + t * kTileEntries + r) * row;
       std::memcpy(at + tile.key_offset(r), lane.keys.data() + from, row);
@@ -221,7 +221,7 @@ std::uint32_t MappedDaemon::DropEmptyExtents() {
   return dropped;
 }
 
-// ---- tails
+// ---- Tails
 
 std::uint64_t MappedDaemon::TokensLocked(const Sequence& sequence) {
   std::uint64_t tokens = sequence.lanes.front().tokens;
@@ -283,7 +283,7 @@ std::uint64_t MappedDaemon::Absorb() {
 
 void MappedDaemon::CloseTail(Sequence& sequence) {
   if (!sequence.tail.has_value()) return;
-  block(sequence).tail_generation.store(0);  // before the count is read
+  block(sequence).tail_generation.store(0);  // before reading the count
   AbsorbLocked(sequence, CommittedLocked(sequence));
   const OpenTail tail = *std::exchange(sequence.tail, std::nullopt);
   block(sequence).version.fetch_add(1);
@@ -314,7 +314,7 @@ bool MappedDaemon::InStep(const Sequence& sequence) {
   for (const std::shared_ptr<Session>& session : sessions_) {
     if (session->id != sequence.owner) continue;
     const std::uint64_t word = session->control->commits[sequence.tail->commit_slot].load();
-    // In this order, as the daemon looks.
+    // Reads in the same order as the daemon.
     if (shm::CommitWord::Matches(word, sequence.tail->generation) &&
         shm::CommitWord::InStep(word) && PinsOf(*session) > 0) {
       return true;
@@ -353,7 +353,7 @@ void MappedDaemon::TruncateBehind(std::uint64_t id, std::uint64_t tokens) {
   Cut(*sequences_.at(id), tokens);
 }
 
-// ---- sequences
+// ---- Sequences
 
 void MappedDaemon::FailSequence(std::uint64_t id, const std::string& why) {
   std::lock_guard lock(mutex_);
@@ -393,7 +393,7 @@ absl::StatusOr<MappedDaemon::Sequence*> MappedDaemon::FindSequence(std::uint64_t
   return it->second.get();
 }
 
-// ---- looking
+// ---- Inspection
 
 std::uint64_t MappedDaemon::ring_full_waits() {
   std::lock_guard lock(mutex_);

@@ -1,9 +1,9 @@
-// A daemon in the test's hands: the daemon's side of the mapped protocol over real memfds, and a
-// transport that answers from the same process. Nothing happens in the background: tests absorb
-// tails, move memory, revoke pins and end leases when they want to.
+// A fake daemon under the test's control: the daemon side of the mapped protocol over real memfds,
+// and a transport that answers in the same process. Nothing runs in the background: the test
+// decides when tails are absorbed, memory moves, pins are revoked and leases end.
 //
-// It moves everything it can: every publication writes all tiles anew, cut into segments at random,
-// and what no pin protects is overwritten at once.
+// To be as unkind as the protocol allows, every publication rewrites all tiles at new places, cut
+// into random segments, and memory without a pin is overwritten at once.
 #pragma once
 
 #include <atomic>
@@ -37,47 +37,49 @@ class MappedDaemon {
     std::uint64_t max_message_bytes = 64 << 10;
     bool offer_mapping = true;
     bool has_staging = true;
-    bool cut_segments = true;  // at random; else one segment a lane
-    // What every sequence's policy asks for: Compress then does nothing, and says it has.
+    bool cut_segments = true;  // cut at random; false: one segment per lane
+    // The needs of every sequence's policy. If set, Compress does nothing and reports success.
     std::optional<v1::PolicyNeeds> needs;
   };
   explicit MappedDaemon(const Options& options);
   ~MappedDaemon();
 
-  // Connectors outlive neither the daemon nor each other's sessions.
+  // Connectors must not outlive the daemon or each other's sessions.
   std::unique_ptr<client::Connector> NewConnector(bool local = true);
 
-  // ---- what the background would do
+  // ---- Work that a real daemon does in the background
 
-  // Moves whole tiles of committed tokens out of the tail; all sequences. Returns the tokens.
+  // Moves whole tiles of committed tokens out of the tails of all sequences. Returns the number of
+  // tokens.
   std::uint64_t Absorb();
-  // Frees what no pin protects, and lets workers overwrite ring rows.
+  // Frees everything without a pin, and lets workers overwrite ring rows.
   void Collect();
-  // Writes everything anew, elsewhere.
+  // Rewrites everything at new places.
   void Republish();
-  // Gives empty pool extents back and tells the workers.
+  // Frees empty pool extents and informs the workers.
   std::uint32_t DropEmptyExtents();
-  // Takes every pin back. Returns how many there were.
+  // Revokes all pins. Returns their number.
   std::uint32_t RevokePins();
   void FailSequence(std::uint64_t id, const std::string& why);
   void Evict(std::uint64_t id);
-  // As another worker's calls would: the tail is closed under the worker that decodes.
+  // Closes the tail that a worker decodes into, as a call by another worker would.
   void CloseTailOf(std::uint64_t id);
-  // As pressure would: its tail goes, its lane words and its state say that it is in another tier,
-  // and whoever opens its tail next gets it back. False where a step is at it.
+  // Offloads a sequence, as memory pressure would: drops its tail, and marks its lane words and its
+  // state as offloaded. Opening the tail restores it. Returns false if a step uses the sequence.
   bool OffloadBehind(std::uint64_t id);
   void TruncateBehind(std::uint64_t id, std::uint64_t tokens);
   void AnnounceDrain(std::uint64_t limit_ms);
-  // Ends every stream with this status. With `restart` the next attachment finds another daemon.
+  // Ends every stream with this status. If `restart` is set, the next attachment finds another
+  // daemon.
   void EndLeases(const absl::Status& why, bool restart);
-  // Attachments fail with this, until it is OK again.
+  // Attachments fail with this status until it is set to OK.
   void RefuseAttach(const absl::Status& why);
-  // The next Append answers this.
+  // The Append after the next `after` ones fails with this status.
   void FailNextAppend(const absl::Status& why, std::uint32_t after = 0);
-  // The next `times` Truncates answer this.
+  // The next `times` calls of Truncate fail with this status.
   void FailTruncates(const absl::Status& why, std::uint32_t times);
 
-  // ---- what tests look at
+  // ---- State that tests inspect
 
   std::uint64_t wakes() const { return wakes_; }
   std::uint64_t ring_full_waits();
@@ -88,14 +90,15 @@ class MappedDaemon {
   std::uint64_t appends() const { return appends_; }
   std::uint64_t staged_appends() const { return staged_appends_; }
   v1::Hello last_hello();
-  // What was shown since the last call, tensors inline whatever way they came.
+  // Observations received since the last call. Tensors are inline, whichever way they arrived.
   std::vector<v1::ObserveRequest> TakeObserved();
-  // What it answers: ObserveResponse::norms_from.
+  // Sets the answer's ObserveResponse::norms_from.
   void SettleBefore(std::uint64_t token) { settled_before_ = token; }
-  std::uint64_t staged_tensors() const { return staged_tensors_; }  // of those
+  // Tensors of observations that arrived through the staging arena.
+  std::uint64_t staged_tensors() const { return staged_tensors_; }
   std::optional<std::uint64_t> TokensOf(std::uint64_t id);
   std::size_t sequences();
-  // Rows of one lane of a sequence, committed ones in the tail included: keys, then values.
+  // Keys of one lane of a sequence, then its values, including committed rows in the tail.
   std::vector<std::byte> KeysOf(std::uint64_t id, std::uint32_t layer, std::uint32_t kv_head);
 
  private:
@@ -112,7 +115,7 @@ class MappedDaemon {
     shm::LaneLayout layout;
   };
   struct Lane {
-    std::vector<std::byte> keys;  // token after token
+    std::vector<std::byte> keys;  // in token order
     std::vector<std::byte> values;
     std::vector<std::uint64_t> pool_blocks;  // as published
     std::uint64_t snapshot = 0;
@@ -162,7 +165,7 @@ class MappedDaemon {
     std::function<void()> also;
   };
 
-  // All below under mutex_.
+  // Everything below requires mutex_.
   void MakeMemory();
   shm::DirectoryHeader& header();
   shm::SequenceBlock& block(const Sequence& sequence);
@@ -189,7 +192,7 @@ class MappedDaemon {
   absl::Status OpenOne(Session& session, std::uint64_t id, v1::TailPlace& place);
   void Push(Session& session, const v1::AttachResponse& message);
 
-  // mapped_daemon_rpc.cc
+  // Defined in mapped_daemon_rpc.cc.
   absl::Status Append(const v1::AppendRequest& request, v1::AppendResponse& response);
   absl::Status Attend(const v1::AttendRequest& request, v1::AttendResponse& response);
   absl::Status Describe(const v1::DescribeRequest& request, v1::DescribeResponse& response);

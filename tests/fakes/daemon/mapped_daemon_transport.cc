@@ -10,7 +10,7 @@ namespace tessera::fakes {
 
 using shm::DescriptorKind;
 
-// ---- the stream
+// ---- The stream
 
 void MappedDaemon::Pipe::Push(const v1::AttachResponse& message) {
   std::lock_guard lock(mutex);
@@ -58,7 +58,7 @@ bool MappedDaemon::FakeStream::Read(v1::AttachResponse& message) {
   return true;
 }
 
-// The worker says goodbye: its session ends as a lost one does.
+// Ends the session of a worker that leaves, as if its lease were lost.
 void MappedDaemon::FakeStream::FinishWriting() {
   std::lock_guard lock(daemon_.mutex_);
   if (session_ != nullptr) daemon_.EndSession(*session_, absl::OkStatus());
@@ -80,7 +80,7 @@ void MappedDaemon::AnnounceDrain(std::uint64_t limit_ms) {
   for (const std::shared_ptr<Session>& session : sessions_) Push(*session, message);
 }
 
-// ---- sessions
+// ---- Sessions
 
 std::shared_ptr<MappedDaemon::Session> MappedDaemon::NewSession(const v1::Hello& hello,
                                                                 v1::Welcome& welcome) {
@@ -224,7 +224,7 @@ absl::Status MappedDaemon::OpenOne(Session& session, std::uint64_t id, v1::TailP
     region = static_cast<std::size_t>(free - extent.taken.begin());
     break;
   }
-  // The lowest slot that nobody has: given to another as soon as it is free.
+  // Takes the lowest free slot, so that slots are reused as soon as possible.
   if (!session.commit_slots.contains(id)) {
     std::uint32_t lowest = 0;
     while (std::any_of(session.commit_slots.begin(), session.commit_slots.end(),
@@ -250,7 +250,7 @@ absl::Status MappedDaemon::OpenOne(Session& session, std::uint64_t id, v1::TailP
   return absl::OkStatus();
 }
 
-// ---- descriptors
+// ---- Descriptors
 
 absl::StatusOr<client::Descriptor> MappedDaemon::FakeSource::Fetch(DescriptorKind kind,
                                                                    std::uint32_t index) {
@@ -395,7 +395,7 @@ absl::Status MappedDaemon::FakeTransport::Call(const v1::OffloadRequest& request
 
 absl::Status MappedDaemon::FakeTransport::Call(const v1::RestoreRequest&, v1::RestoreResponse&,
                                                Clock::Duration) {
-  return absl::OkStatus();  // whoever opens its tail gets it back
+  return absl::OkStatus();  // restored when its tail is opened
 }
 
 absl::Status MappedDaemon::FakeTransport::Call(const v1::HandoverRequest& request,
@@ -428,7 +428,7 @@ absl::Status MappedDaemon::FakeTransport::Call(const v1::AppendRequest& request,
   return daemon_.Append(request, response);
 }
 
-// This daemon keeps plain rows; end-to-end tests compress and select.
+// Only keeps dense rows: end-to-end tests cover compression and selection.
 absl::Status MappedDaemon::FakeTransport::Call(const v1::CompressRequest&, v1::CompressResponse&,
                                                Clock::Duration) {
   if (daemon_.options_.needs.has_value()) return absl::OkStatus();

@@ -1,4 +1,4 @@
-// The wire of MappedDaemon: function calls.
+// The transport of MappedDaemon: messages are function calls.
 #pragma once
 
 #include <condition_variable>
@@ -12,7 +12,7 @@
 
 namespace tessera::fakes {
 
-// From the daemon to one worker.
+// Messages from the daemon to one worker.
 struct MappedDaemon::Pipe {
   void Push(const v1::AttachResponse& message);
   void End(const absl::Status& why);
@@ -76,7 +76,7 @@ class MappedDaemon::FakeTransport final : public client::Transport {
   absl::Status Call(const v1::ObserveRequest&, v1::ObserveResponse&, Clock::Duration) override;
   absl::Status Call(const v1::SelectRequest&, v1::SelectResponse&, Clock::Duration) override;
   absl::Status Call(const v1::AttendRequest&, v1::AttendResponse&, Clock::Duration) override;
-  // It publishes nothing.
+  // MappedDaemon does not publish prefixes.
   absl::Status Call(const v1::PublishRequest&, v1::PublishResponse&, Clock::Duration) override {
     return absl::UnimplementedError("this daemon has no prefixes");
   }

@@ -1,7 +1,7 @@
-// Another process, played by a forked child: what a worker could do with what it was handed.
+// Plays a hostile or dying worker in a forked child.
 //
-// The child gets one end of a socket pair and runs a function; each line of its report is sent back
-// as text, so that the parent asserts and the child never touches the test framework.
+// The child runs a function with one end of a socket pair, and sends each line of its report back
+// as text. The parent asserts, so the child never touches the test framework.
 #pragma once
 
 #include <signal.h>
@@ -20,8 +20,8 @@ namespace tessera {
 
 class PeerProcess {
  public:
-  // Runs `body(socket)` in a child; what it returns is the child's exit status. Fork while no other
-  // thread of the test runs.
+  // Forks and runs `body(socket)`, whose result is the child's exit status. No other thread of the
+  // test may run at the time of the fork.
   explicit PeerProcess(const std::function<int(int socket)>& body) {
     int ends[2] = {-1, -1};
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return;
@@ -47,7 +47,7 @@ class PeerProcess {
   pid_t pid() const { return pid_; }
   void Kill() { ::kill(pid_, SIGKILL); }
 
-  // The exit status; 128 + signal where a signal ended it.
+  // Returns the exit status, or 128 + signal if a signal ended the child.
   int Wait() {
     int status = 0;
     while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {

@@ -157,7 +157,7 @@ void RunRotate(const AttendParams& params, const EmulatedGrid& grid) {
              [&] { RotateQueries(params); });
 }
 
-// As the launcher would.
+// Same check as in the launcher.
 void RefuseProblem(std::string_view problem) {
   if (problem.empty()) return;
   std::fprintf(stderr, "the launcher would refuse: %.*s\n", static_cast<int>(problem.size()),

@@ -1,4 +1,4 @@
-// The CUDA kernels, launched as kernels/cuda/host/launch.cu does but on the emulated machine.
+// Launches the CUDA kernels on the emulated GPU, as kernels/cuda/host/launch.cu does on a real one.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,22 @@ namespace tessera::tests {
 struct EmulatedGrid {
   std::uint32_t blocks_x = 4;
   std::uint32_t column_tiles =
-      0;  // 0: as the launcher chooses; 1 or 2: forced, of tensor-core kernels
+      0;  // tensor-core kernels: 1 or 2 forces it; 0: as the launcher chooses
   std::uint64_t seed = 1;
 };
 
 void EmulateAttend(const kernels::cuda::AttendCall& call, const EmulatedGrid& grid);
-// The choice of blocks alone.
+// Selects blocks without attending.
 void EmulateSelect(const kernels::cuda::AttendCall& call, const EmulatedGrid& grid);
 void EmulateAppend(const kernels::cuda::AppendParams& params, std::uint64_t seed);
 void EmulateStoreRows(const kernels::cuda::StoreRowsParams& params, std::uint64_t seed);
 void EmulateStoreWords(const kernels::cuda::StoreWordsParams& params, std::uint64_t seed);
 
-// Packs a batch, runs it, scatters the results. Returns the fault word. (emulated_runtime.h)
+// Packs a batch, runs it and scatters the results. Returns the fault word. Defined in
+// emulated_runtime.cc.
 std::uint64_t EmulateHostBatch(const kernels::cuda::HostBatch& batch, const EmulatedGrid& grid);
 
-// The lane that FindLane finds, asked by one warp.
+// Runs FindLane in one warp and returns its result.
 std::uint32_t EmulateFindLane(const std::uint32_t* works, std::uint32_t lanes, std::uint32_t work);
 
 }  // namespace tessera::tests

@@ -16,8 +16,8 @@ namespace {
 
 using namespace kernels::cuda;  // NOLINT: a test file
 
-// Device memory comes from operator new at exactly the size asked for, so that AddressSanitizer
-// sees what lies beyond; it starts as NaN.
+// Device memory comes from operator new with exactly the requested size, so that AddressSanitizer
+// detects overruns. It starts as NaN.
 constexpr std::align_val_t kAlignment{256};
 
 class EmulatedRuntime final : public Runtime {
@@ -61,7 +61,7 @@ class EmulatedRuntime final : public Runtime {
   }
   Error Quiesce() override { return Error(); }
 
-  // Counts a call; fails it where it is one too many.
+  // Counts a call. Fails it if it exceeds the limit.
   Error Enter() {
     if (left_.load() < 0) return Error();
     if (left_.fetch_sub(1) > 0) return Error();

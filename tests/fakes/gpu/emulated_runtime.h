@@ -1,5 +1,5 @@
-// A Runtime whose device is the emulated machine: device memory is host memory, every call is
-// carried out before it returns, and the kernels' own source runs.
+// A Runtime on the emulated GPU: device memory is host memory, calls finish before they return, and
+// the kernels run from their own source.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@ namespace tessera::tests {
 
 struct EmulatedRuntimeOptions {
   EmulatedGrid grid;
-  // Queue calls until one fails, and every later one with it; negative: none does.
+  // The number of successful queue calls before all further ones fail. Negative: none fails.
   int fails_after = -1;
-  std::uint64_t memory_bytes = 0;  // 0: as much as is asked for
+  std::uint64_t memory_bytes = 0;  // 0: unlimited
 };
 
 std::unique_ptr<kernels::cuda::Runtime> NewEmulatedRuntime(const EmulatedRuntimeOptions& options);
 
-// Hands out emulated runtimes for device 0.
+// Creates emulated runtimes for device 0.
 class EmulatedGpus final : public kernels::cuda::RuntimeSource {
  public:
   EmulatedRuntimeOptions options;

@@ -1,5 +1,5 @@
-// The kernels of the tile operations on the emulated GPU, launched as
-// kernels/cuda/encode/tile_ops.cu launches them.
+// Launches the tile operations on the emulated GPU, as kernels/cuda/encode/tile_ops.cu does on a
+// real one.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// A GPU's memory, as far as its owner can tell: keeps books of what was created and not given back,
-// writes down every call, and fails the call it is told to fail.
+// A CUDA driver that only does the bookkeeping of device memory: it tracks every object until it is
+// released, records every call, and fails the chosen call.
 #pragma once
 
 #include <fcntl.h>
@@ -17,22 +17,22 @@ namespace tessera::tests {
 
 class FakeCuda final : public CudaCalls {
  public:
-  // What the device claims.
+  // Capabilities that the device reports.
   bool exports_fds = true;
   std::uint64_t granularity = std::uint64_t{2} << 20;
   int devices = 1;
-  // The call that fails, counted from 0; -1: none. `failure` is what it answers.
+  // The call to fail, counted from 0; -1: none. `failure` is its result.
   int fail_at = -1;
   CudaResult failure = {.code = 999, .name = "CUDA_ERROR_UNKNOWN"};
 
   std::vector<std::string> calls;
 
-  // What was created and not given back yet.
+  // Number of objects that are not released yet.
   std::size_t live() const {
     return handles_.size() + ranges_.size() + mappings_.size() + allocations_.size() +
            imports_.size();
   }
-  // Of the mapping at `address`; none where nothing is accessible there.
+  // Access of the mapping at `address`. Empty if nothing is accessible there.
   std::string AccessAt(DeviceAddress address) const {
     const auto found = mappings_.find(address);
     return found == mappings_.end() ? "unmapped" : found->second;
@@ -57,7 +57,7 @@ class FakeCuda final : public CudaCalls {
   CudaResult ExportFd(std::uint64_t handle, int* fd) override {
     if (CudaResult result = Enter("ExportFd"); !result.ok()) return result;
     if (!Has(handles_, handle)) return Broken("export of what does not exist");
-    *fd = ::open("/dev/null", O_RDWR);  // a driver that forgets O_CLOEXEC
+    *fd = ::open("/dev/null", O_RDWR);  // without O_CLOEXEC, as some drivers do
     return {};
   }
   CudaResult ImportFd(int, int, std::uint64_t* handle) override {
@@ -102,7 +102,7 @@ class FakeCuda final : public CudaCalls {
     return Remove("CloseIpc", imports_, address);
   }
 
-  // What no driver would have forgiven; empty if all was well.
+  // The first misuse that a real driver would reject; empty if there was none.
   std::string broken;
 
  private:

@@ -44,11 +44,11 @@ enum class Operation {
   kMultiplyAdd,
 };
 
-// What a lane brings to a warp operation and what it takes home.
+// A lane's arguments and result of a warp operation.
 struct Operand {
   std::uint64_t integer = 0;
   float real = 0;
-  std::uint32_t lane = 0;  // or mask
+  std::uint32_t lane = 0;  // lane number or mask
   const std::byte* row = nullptr;
   std::uint32_t* fragment = nullptr;
   float* c = nullptr;
@@ -72,11 +72,12 @@ struct Fiber {
   Operand operand;
   std::vector<Copy> open_group;
   std::deque<std::vector<Copy>> groups;
-  std::vector<Copy> landed;  // waited for, but no barrier has shown them to other threads yet
+  std::vector<Copy> landed;  // waited for, but not yet visible to other threads: no barrier since
   std::unique_ptr<std::byte[]> stack;
 };
 
-// AddressSanitizer follows swapcontext but not jumps between stacks; the jumps make no system call.
+// Under AddressSanitizer use swapcontext, which it can follow. Otherwise jump between stacks, which
+// takes no system call.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr bool kJump = false;
 #else
@@ -193,7 +194,8 @@ void Machine::RunBlock() {
   }
 }
 
-// Lets a warp go on for a while, often as far as it can without the others. False where it cannot.
+// Runs a warp for a random time, often as far as it can go without the others. Returns false if it
+// cannot run.
 bool Machine::RunWarp(std::uint32_t first) {
   std::uint32_t order[kWarpLanes];
   for (std::uint32_t i = 0; i < kWarpLanes; ++i) order[i] = first + i;
@@ -223,7 +225,7 @@ void ShowLanded(Fiber& fiber) {
   fiber.landed.clear();
 }
 
-// Lets the block go on where everybody has arrived.
+// Releases the block's barrier once all threads have arrived.
 bool Machine::ReleaseBlock() {
   for (const Fiber& fiber : fibers_) {
     if (fiber.waiting != Operation::kSyncBlock) return false;
@@ -235,7 +237,7 @@ bool Machine::ReleaseBlock() {
   return true;
 }
 
-// Carries out the operation that a whole warp has arrived at.
+// Executes the operation that all lanes of a warp have arrived at.
 bool Machine::ReleaseWarp(std::uint32_t first) {
   const Operation operation = fibers_[first].waiting;
   if (operation == Operation::kNone || operation == Operation::kSyncBlock) return false;
@@ -257,7 +259,7 @@ float ToFloat(ElementType type, std::uint16_t bits) {
   return type == ElementType::kBf16 ? kernels::Bf16ToFloat(bits) : kernels::Fp16ToFloat(bits);
 }
 
-// ldmatrix.x4: matrix m's row r is 16 bytes at the address that lane 8 m + r gave; lane l receives
+// ldmatrix.x4: row r of matrix m is the 16 bytes at the address from lane 8 m + r. Lane l receives
 // elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4, or of column l / 4 if transposed.
 void ExecuteLoadMatrices(Fiber* lanes, bool transposed) {
   for (std::uint32_t l = 0; l < kWarpLanes; ++l) {
@@ -290,10 +292,10 @@ void ExecuteTranspose(Fiber* lanes) {
   }
 }
 
-// mma.m16n8k16, as its fragment figures say; g = lane / 4, t = lane % 4:
-//   A  element i of 8: row g, and g + 8 where i is 2, 3, 6, 7; column 2 t + i % 2, and + 8 from i 4
-//   B  element i of 4: row 2 t + i % 2, and + 8 from i 2; column g
-//   C  element i of 4: row g, and g + 8 from i 2; column 2 t + i % 2
+// mma.m16n8k16, as in the fragment figures of PTX. g = lane / 4, t = lane % 4:
+//   A  element i of 8: row g (g + 8 for i = 2, 3, 6, 7), column 2 t + i % 2 (+ 8 for i >= 4)
+//   B  element i of 4: row 2 t + i % 2 (+ 8 for i >= 2), column g
+//   C  element i of 4: row g (g + 8 for i >= 2), column 2 t + i % 2
 void ExecuteMultiplyAdd(Fiber* lanes) {
   float a[16][16], b[16][8];
   for (std::uint32_t l = 0; l < kWarpLanes; ++l) {

@@ -1,4 +1,4 @@
-// Keys in host memory, and what queries pay to them.
+// A KeyScorer over keys in host memory: the attention that queries pay to them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace tessera::policies {
 
 class HostKeyScorer final : public KeyScorer {
  public:
-  // Lanes by kv head. Operations and rows outlive it.
+  // `lanes` has one range per kv head. The operations and the rows must outlive the scorer.
   HostKeyScorer(const kernels::Operations& operations, const kernels::LayerGeometry& geometry,
                 std::vector<kernels::RowRange> lanes, std::uint32_t looks_at_once = 1)
       : geometry_(geometry),
@@ -24,7 +24,7 @@ class HostKeyScorer final : public KeyScorer {
         sums_(operations, geometry),
         looks_at_once_(looks_at_once) {}
 
-  // From this call on every one fails.
+  // Succeeds for `calls` more calls; all later ones fail.
   void FailAfter(std::uint64_t calls) { left_ = calls; }
   std::uint64_t calls() const { return calls_; }
 

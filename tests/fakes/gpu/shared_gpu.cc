@@ -104,7 +104,7 @@ CudaResult SharedGpu::Map(DeviceAddress address, std::uint64_t bytes, std::uint6
   return mapped != MAP_FAILED ? CudaResult{} : kInvalid;
 }
 
-// What nobody has mapped faults, as device memory does.
+// An unmapped address faults on access, as device memory does.
 CudaResult SharedGpu::Unmap(DeviceAddress address, std::uint64_t bytes) {
   void* const reserved = ::mmap(Pointer(address), bytes, PROT_NONE,
                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
@@ -142,7 +142,7 @@ CudaResult SharedGpu::Allocate(int, std::uint64_t bytes, DeviceAddress* address)
 
 CudaResult SharedGpu::Free(int, DeviceAddress address) { return UnmapWhole(address); }
 
-// Process, descriptor and size: found again through /proc.
+// The handle holds process, descriptor and size; the importer opens it through /proc.
 CudaResult SharedGpu::ExportIpc(int, DeviceAddress address, CudaIpcHandle* handle) {
   MutexLock lock(mutex_);
   const auto it = allocations_.find(address);

@@ -1,6 +1,6 @@
-// A GPU's memory that really is there: memfds of the host, mapped where a driver would map device
-// memory, shared between processes by descriptor or by a handle like CUDA IPC's. Together with the
-// emulated runtime it is a whole GPU for tests, slow and on the host.
+// Emulates a GPU's memory with memfds that are mapped at the device addresses. Processes share it
+// by descriptor or by a handle like CUDA IPC's. Together with EmulatedRuntime it is a complete,
+// slow GPU on the host.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ class SharedGpu final : public CudaCalls {
   explicit SharedGpu(const Options& options) : options_(options) {}
   ~SharedGpu() override;
 
-  // Created or imported, and not given back.
+  // Number of objects created or imported and not yet released.
   std::size_t live() const;
 
   CudaResult DeviceCount(int* count) override;

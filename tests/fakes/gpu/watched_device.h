@@ -1,5 +1,5 @@
-// A device before another one: counts what is read to the host, and has room for so many lanes'
-// keys at a time.
+// Wraps a device: counts the bytes read back to the host, and limits the number of lanes whose keys
+// fit at a time.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ class WatchedDevice final : public device::Device {
   std::uint64_t loads() const { return loads_; }
   std::uint64_t looks() const { return looks_; }
   void set_most_lanes(int lanes) { most_lanes_ = lanes; }
-  // From now on looks answer this.
+  // All later observations return this status.
   void FailLooks(absl::Status status) { look_status_ = std::move(status); }
 
   const Description& description() const override { return device_.description(); }

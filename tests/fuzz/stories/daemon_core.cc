@@ -16,8 +16,8 @@ constexpr char kMyToken[] = "mine";
 constexpr char kForeignToken[] = "others";
 constexpr int kManyJobs = 10000;
 
-// Four bf16 numbers that nothing else consists of: a row of the other tenant is these, again and
-// again, and so is what attention makes of such rows.
+// Four bf16 numbers that occur nowhere else. The rows of the other tenant repeat them, and so does
+// attention over such rows.
 constexpr std::string_view kForeignRow("\x97\x3e\x1d\x3f\xc3\x3e\x68\x3f", 8);
 
 v1::Tensor ForeignTensor(std::uint64_t tokens, bool query) {
@@ -60,7 +60,7 @@ void FakeStream::HangUp() {
   Settle();
   if (!std::exchange(read_ended_, true)) reactor_->OnReadDone(false);
   Settle();
-  TESSERA_CHECK(finished_, "a stream that has hung up ends");
+  TESSERA_CHECK(finished_, "a stream ends when the worker hangs up");
 }
 
 void FakeStream::Settle() {
@@ -73,7 +73,7 @@ void FakeStream::Finish(grpc::Status) {
 }
 
 void FakeStream::Write(const v1::AttachResponse* message, grpc::WriteOptions) {
-  TESSERA_CHECK(!writing_ && !finished_, "one write at a time, and none behind the end");
+  TESSERA_CHECK(!writing_ && !finished_, "one write at a time, and none after the end");
   written_.push_back(*message);
   writing_ = true;
 }
@@ -139,9 +139,7 @@ Neighbour::Neighbour(DaemonCore& core, const std::string& token)
   output_ = Attend();
 }
 
-Neighbour::~Neighbour() {
-  TESSERA_CHECK(Attend() == output_, "a neighbour's rows are what they were");
-}
+Neighbour::~Neighbour() { TESSERA_CHECK(Attend() == output_, "a neighbour's rows are unchanged"); }
 
 std::string Neighbour::Attend() {
   grpc::ServerContext context;
@@ -200,7 +198,7 @@ void DaemonCore::Pass(Clock::Duration time) {
   }
 }
 
-// The workers of the input have gone by now.
+// The workers of the input are gone by now.
 DaemonCore::~DaemonCore() {
   scheduler_.Run(kManyJobs);
   services().draining.store(false);

@@ -1,6 +1,6 @@
-// The serving layer on a small daemon in this process: no socket, no thread but the one that runs
-// what a blocking call waits for, and a clock that stands. Two tenants: what inputs do is done as
-// one of them; the other has a sequence that nothing may touch or show.
+// The serving layer on a small daemon in this process: no sockets, a manual clock, and no thread
+// except the one that runs jobs for a blocking call. There are two tenants. Inputs act as one of
+// them. The other has a sequence that inputs must neither change nor read.
 #pragma once
 
 #include <grpcpp/support/server_callback.h>
@@ -17,19 +17,20 @@
 
 namespace tessera::fuzz {
 
-// An Attach stream without a wire: what the daemon reads is handed to it, what it writes is kept.
+// An Attach stream without a wire: the test supplies what the daemon reads and collects what it
+// writes.
 class FakeStream final
     : public grpc::ServerCallbackReaderWriter<v1::AttachRequest, v1::AttachResponse> {
  public:
   explicit FakeStream(const serving::AttachDoor& door);
   ~FakeStream() override;
 
-  // False where the daemon does not read: the stream has ended, or too much is unread.
+  // Returns false if the daemon does not read: the stream has ended, or too much is unread.
   bool Send(const v1::AttachRequest& message);
-  // The worker hangs up, or its process is gone.
+  // Closes the stream from the worker's side, as if its process ended.
   void HangUp();
   bool ended() const { return finished_; }
-  // What was written since the last call.
+  // Messages written since the last call.
   std::vector<v1::AttachResponse> Take() { return std::exchange(written_, {}); }
 
  private:
@@ -41,7 +42,7 @@ class FakeStream final
                       grpc::Status status) override;
   grpc::internal::ServerReactor* reactor() override { return reactor_; }
   void CallOnDone() override {}
-  // Tells the daemon what has become of its writes; outside of its locks.
+  // Completes the daemon's pending writes. Not called under the daemon's locks.
   void Settle();
 
   grpc::CallbackServerContext context_;
@@ -53,7 +54,7 @@ class FakeStream final
   grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* reactor_ = nullptr;
 };
 
-// A Match call, which may be answered at once, later, or never.
+// A Match call. The daemon may answer it at once, later or never.
 class FakeMatch final : public grpc::ServerCallbackUnary {
  public:
   FakeMatch(serving::WorkerService& service, const v1::MatchRequest& request);
@@ -78,11 +79,11 @@ class FakeMatch final : public grpc::ServerCallbackUnary {
 
 class DaemonCore;
 
-// An honest worker with a sequence, whose rows must stay what they are.
+// An honest worker with a sequence whose rows must not change.
 class Neighbour {
  public:
   Neighbour(DaemonCore& core, const std::string& token);
-  // Aborts where its sequence reads otherwise than in the beginning; hangs up.
+  // Aborts if the sequence reads differently than at the start. Closes the stream.
   ~Neighbour();
   std::uint64_t sequence() const { return sequence_; }
   std::uint64_t session() const { return key_.session_id(); }
@@ -103,10 +104,9 @@ class DaemonCore {
   static constexpr std::uint64_t kDirectoryExtent = 512 << 10;
   static constexpr std::uint64_t kStaging = 64 << 10;
 
-  // `crowded`: an honest worker of my tenant is there, too.
+  // `crowded`: adds an honest worker of the input's tenant.
   explicit DaemonCore(bool crowded = false);
-  // Everything has ended: aborts where something is left, or where rows of neighbours are not what
-  // they were.
+  // Ends everything. Aborts if something is left, or if a neighbour's rows have changed.
   ~DaemonCore();
 
   serving::WorkerService& worker() { return parts_.worker(); }
@@ -116,10 +116,10 @@ class DaemonCore {
   cache::Tenant& mine() { return *node().tenants()[0]; }
   StepScheduler& scheduler() { return scheduler_; }
   std::unique_ptr<FakeStream> Attach() { return std::make_unique<FakeStream>(parts_.door()); }
-  // As the watcher would after a while.
+  // Advances time and runs what the watcher would run.
   void Pass(Clock::Duration time);
 
-  // The other tenant's sequence and session, for whoever wants to reach them.
+  // The other tenant's sequence and session, as targets of attacks.
   std::uint64_t foreign_sequence() const { return foreign_->sequence(); }
   std::uint64_t foreign_session() const { return foreign_->session(); }
   // Whether the bytes hold one of the other tenant's rows.

@@ -101,7 +101,7 @@ void DaemonParts::ExpectNothingLeft() {
 
 void DaemonParts::ExpectNothingLeft(cache::Tenant& tenant) {
   for (const auto& prefix : tenant.prefixes().List()) tenant.prefixes().Free(prefix.prefix->id());
-  TESSERA_CHECK(!tenant.epochs().Collect().has_value(), "no reader is waited for");
+  TESSERA_CHECK(!tenant.epochs().Collect().has_value(), "no memory waits for a reader");
   TESSERA_CHECK(tenant.session_count() == 0 && tenant.sequence_count() == 0, tenant.name());
   for (std::size_t i = 0; i < pool::kMemoryTags; ++i) {
     const auto tag = static_cast<pool::MemoryTag>(i);

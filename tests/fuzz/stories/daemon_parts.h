@@ -1,5 +1,5 @@
-// A daemon but for gRPC's sockets and its own configuration, on a clock and a scheduler of whoever
-// builds it.
+// A daemon without gRPC's sockets and without its configuration, on a clock and a scheduler that
+// the test supplies.
 #pragma once
 
 #include <functional>
@@ -21,14 +21,14 @@ namespace tessera::fuzz {
 class DaemonParts {
  public:
   struct Options {
-    cache::Node::Options node;  // but for the clock, the device and who is told
+    cache::Node::Options node;  // clock, device and listener are filled in
     const Clock* clock;
     Scheduler* scheduler;
-    std::function<void(Clock::Duration)> pause;  // of a call that waits for memory
+    std::function<void(Clock::Duration)> pause;  // waits within a call that waits for memory
     Clock::Duration offload_idle = std::chrono::seconds(1);
     std::uint32_t pressure_high_percent = 90;
     std::uint32_t pressure_low_percent = 80;
-    std::string descriptor_socket = "/x.fd";  // what Welcome tells
+    std::string descriptor_socket = "/x.fd";  // reported in Welcome
   };
   explicit DaemonParts(Options options);
 
@@ -39,9 +39,9 @@ class DaemonParts {
   cache::Node& node() { return *node_; }
   const serving::AttachDoor& door() const { return door_; }
 
-  // The watcher's thread has ended, if it was started, and it forgets the sessions that it knows.
+  // Destroys the watcher, whose thread must have ended. It forgets its sessions.
   void StopWatching() { watcher_.reset(); }
-  // Frees what is published. Every session has ended: aborts where something is left of them.
+  // Frees all prefixes. Every session must have ended. Aborts if something of them is left.
   void ExpectNothingLeft();
 
  private:

@@ -35,8 +35,9 @@ void StoreNumber(v1::DType type, float number, char* at) {
   std::memcpy(at, &half, 2);
 }
 
-// A short tensor becomes one of its shape: numbers between 0.5 and 2, of both signs. The first
-// byte's bits ask for a NaN somewhere (0x80) or, of four dimensions, for unit rows (0x40).
+// Expands a short tensor to its full shape: numbers from 0.5 to 2, of both signs. Bits of the first
+// byte request a NaN somewhere (0x80) or, with four dimensions, unit
+// rows (0x40).
 void Expand(v1::Tensor& tensor) {
   const std::string seed = tensor.inline_();
   if (tensor.data_case() != v1::Tensor::kInline || seed.empty() || seed.size() > 8) return;
@@ -70,7 +71,7 @@ void Expand(v1::Tensor& tensor) {
   tensor.set_inline_(bytes);
 }
 
-// Of what an answer may hold.
+// Whether an answer's field holds an id.
 bool IsThing(const std::string& name) {
   return name == "sequence_id" || name == "prefix_id" || name == "computation_id";
 }
@@ -78,7 +79,7 @@ bool IsThing(const std::string& name) {
 }  // namespace
 
 void DaemonScript::Run(Input input) {
-  google::protobuf::SetLogHandler(nullptr);  // it complains of every text that is no UTF-8
+  google::protobuf::SetLogHandler(nullptr);  // silences its complaints about invalid UTF-8
   given_foreign_ = DaemonCore::HoldsForeign(Input(input).Rest());
   for (int i = 0; i < kMostOps && !input.empty(); ++i) {
     const auto op = static_cast<Op>(input.Byte() % static_cast<std::uint8_t>(Op::kCount));
@@ -132,7 +133,7 @@ void DaemonScript::RunOne(Op op, std::string_view chunk) {
   }
 }
 
-// ---- streams
+// ---- Streams
 
 void DaemonScript::OpenStream(std::string_view chunk) {
   if (attached_.size() == kMostStreams) return;
@@ -187,7 +188,7 @@ std::shared_ptr<cache::SessionState> DaemonScript::StateOf(const Attached& attac
   return found.ok() ? *std::move(found) : nullptr;
 }
 
-// ---- what a worker writes
+// ---- Writes by a worker
 
 void DaemonScript::MapMemory(Attached& attached, cache::SessionState& state) {
   absl::StatusOr<AddressRange> control = AddressRange::Map(
@@ -195,7 +196,7 @@ void DaemonScript::MapMemory(Attached& attached, cache::SessionState& state) {
   TESSERA_CHECK(control.ok(), control.status().ToString());
   attached.control = *std::move(control);
   const auto staging = state.staging();
-  if (!staging.ok()) return;  // no room for one
+  if (!staging.ok()) return;  // no room for an arena
   absl::StatusOr<device::Export> share = (*staging)->memory().Share();
   TESSERA_CHECK(share.ok(), share.status().ToString());
   absl::StatusOr<AddressRange> mapped =
@@ -233,7 +234,7 @@ void DaemonScript::Write(Input input) {
   std::memcpy(&memory[at], bytes.data(), bytes.size());
 }
 
-// A committed count in the place of a tail's, true or not; rows that are numbers, where asked for.
+// Writes a tail's committed count, right or wrong. Writes valid rows first if a flag asks for it.
 void DaemonScript::Commit(Input input) {
   if (tails_.empty()) return;
   const Tail& tail = tails_[input.Byte() % tails_.size()];
@@ -252,7 +253,7 @@ void DaemonScript::Commit(Input input) {
   page.commits[tail.place.commit_slot()].store(word);
 }
 
-// ---- calls
+// ---- Calls
 
 template <typename Request, typename Response, typename Service>
 void DaemonScript::Call(Service& service,
@@ -264,13 +265,13 @@ void DaemonScript::Call(Service& service,
   Fix(request, admin);
   Response response;
   grpc::ServerContext context;
-  // These may wait for jobs.
+  // Calls that may wait for jobs.
   constexpr bool kWaits =
       std::is_same_v<Request, v1::CompressRequest> || std::is_same_v<Request, v1::PublishRequest> ||
       std::is_same_v<Request, v1::TruncateRequest> || std::is_same_v<Request, v1::SetPolicyRequest>;
   const auto call = [&] { return (service.*method)(&context, &request, &response); };
   const grpc::Status status = kWaits ? core_.scheduler().Beside(call) : call();
-  if (admin) return;  // operators see everything
+  if (admin) return;  // operators may see everything
   Judge(status, response);
 }
 
@@ -284,7 +285,7 @@ void DaemonScript::CallMatch(std::string_view chunk) {
   if (match.finished()) Judge(match.status(), match.response());
 }
 
-// A fault of the daemon's own is never the answer to a lie.
+// A lie must never be answered by an internal error.
 void DaemonScript::Judge(const grpc::Status& status, const Message& response) {
   TESSERA_CHECK(status.error_code() != grpc::StatusCode::UNKNOWN &&
                     status.error_code() != grpc::StatusCode::INTERNAL,
@@ -311,7 +312,7 @@ void DaemonScript::Harvest(const Message& response) {
   }
 }
 
-// ---- what stands for something
+// ---- Placeholders
 
 std::uint64_t DaemonScript::IdOf(const std::string& field, std::uint64_t value, bool admin) const {
   const auto pick = [value](const std::vector<std::uint64_t>& ids) {
@@ -324,7 +325,7 @@ std::uint64_t DaemonScript::IdOf(const std::string& field, std::uint64_t value, 
   if (field == "layout_fingerprint") return value == 1 ? shm::kLayoutFingerprint : value;
   if (field == "previous_instance") return value == 1 ? core_.node().instance() : value;
   if (field == "sequence_id" || field == "sequence_ids" || field == "parent_id") {
-    // An operator may do to the other tenant's what it likes.
+    // An operator may act on the other tenant's sequences.
     if (value == kForeignPlace && !admin) return core_.foreign_sequence();
     return admin && value == core_.foreign_sequence() ? 0 : pick(things_);
   }
@@ -356,18 +357,18 @@ void DaemonScript::Fix(Message& message, bool admin) {
     return;
   }
   if (auto* hello = dynamic_cast<v1::Hello*>(&message)) {
-    // Nobody guesses the other tenant's token.
+    // The other tenant's token cannot be guessed.
     hello->set_tenant_token(hello->tenant_token().empty() ? "mine" : "wrong");
     if (hello->protocol_version() == 0) hello->set_protocol_version(shm::kProtocolVersion);
   }
   if (auto* tensor = dynamic_cast<v1::Tensor*>(&message)) return Expand(*tensor);
   const Reflection& reflection = *message.GetReflection();
-  // Every request has a key; leaving it out is what SessionKey{0, 0} says: the first session.
+  // Every request carries a key. A missing key stands for SessionKey{0, 0}: the first session.
   if (const FieldDescriptor* key = message.GetDescriptor()->FindFieldByName("session");
       key != nullptr && key->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
     reflection.MutableMessage(&message, key);
   }
-  // All of them: an id that is not there is the first one.
+  // Visits unset fields too: a missing id stands for the first one.
   for (int f = 0; f < message.GetDescriptor()->field_count(); ++f) {
     const FieldDescriptor* field = message.GetDescriptor()->field(f);
     if (field->is_map()) continue;

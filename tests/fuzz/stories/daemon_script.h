@@ -1,7 +1,6 @@
-// What workers and operators may do to a daemon, as bytes: one operation after another, each a kind
-// and a chunk. Messages travel as they do on the wire; small numbers in the place of ids stand for
-// what came about so far, and a tensor of up to 8 bytes for one that its shape asks for, so that
-// short inputs reach far.
+// Operations of workers and operators as bytes: a sequence of operations, each a kind and a chunk.
+// Messages have their wire format. Small numbers in place of ids stand for objects created so far,
+// and a tensor of up to 8 bytes is expanded to its shape, so that short inputs reach far.
 #pragma once
 
 #include <google/protobuf/message.h>
@@ -28,7 +27,8 @@ namespace tessera::fuzz {
   X(Truncate)                                                                                    \
   X(Handover) X(Free) X(Append) X(Compress) X(Observe) X(Select) X(Attend) X(Publish) X(Offload) \
       X(Restore) X(Describe) X(Stats)
-// SetPolicy and the rest; their requests are named where they differ from the method.
+// SetPolicy and the other admin RPCs. Requests are listed where their names differ from the
+// method's.
 #define TESSERA_FUZZ_ADMIN_RPCS(X) \
   X(ListSessions)                  \
   X(ListSequences)                 \
@@ -37,13 +37,13 @@ namespace tessera::fuzz {
 
 enum class Op : std::uint8_t {
   kAttach,  // AttachRequest, on a new stream
-  kStream,  // byte: which stream; AttachRequest
-  kHangUp,  // byte
-  kJobs,    // byte: how many
+  kStream,  // byte: stream; AttachRequest
+  kHangUp,  // byte: stream
+  kJobs,    // byte: number of jobs
   kPass,    // two bytes: milliseconds
-  kWrite,   // byte: whose memory; byte: which; four bytes: where; the rest: what
-  kCommit,  // byte: which tail; four bytes: tokens; byte: the generation's error; byte: flags
-  kWake,    // byte: which session
+  kWrite,   // byte: memory; byte: index; four bytes: offset; the rest: data
+  kCommit,  // byte: tail; four bytes: tokens; byte: error of the generation; byte: flags
+  kWake,    // byte: session
   kMatch,
 #define TESSERA_FUZZ_OP(Method) k##Method,
   TESSERA_FUZZ_WORKER_RPCS(TESSERA_FUZZ_OP)
@@ -54,7 +54,7 @@ enum class Op : std::uint8_t {
           kCount
 };
 
-// Where ids are small numbers: the other tenant's.
+// The placeholder of the other tenant's objects.
 inline constexpr std::uint64_t kForeignPlace = 31;
 
 class DaemonScript {
@@ -66,7 +66,7 @@ class DaemonScript {
  private:
   struct Attached {
     std::unique_ptr<FakeStream> stream;
-    v1::SessionKey key;                           // of id 0 until Welcome
+    v1::SessionKey key;                           // id 0 until Welcome
     std::map<std::uint32_t, AddressRange> tails;  // by extent
     AddressRange control;
     AddressRange staging;
@@ -92,17 +92,17 @@ class DaemonScript {
             grpc::Status (Service::*method)(grpc::ServerContext*, const Request*, Response*),
             std::string_view chunk, bool admin);
   void CallMatch(std::string_view chunk);
-  // What stands for something becomes it.
+  // Replaces placeholders by the objects that they stand for.
   void Fix(google::protobuf::Message& message, bool admin);
   void FixIds(google::protobuf::Message& message, const google::protobuf::FieldDescriptor& field,
               bool admin);
   std::uint64_t IdOf(const std::string& field, std::uint64_t value, bool admin) const;
-  // Ids that an answer brings; no row of the other tenant.
+  // Collects the ids of an answer, and checks that it has no row of the other tenant.
   void Judge(const grpc::Status& status, const google::protobuf::Message& response);
   void Harvest(const google::protobuf::Message& response);
 
   DaemonCore& core_;
-  bool given_foreign_ = false;  // the input holds the other tenant's bytes by itself
+  bool given_foreign_ = false;  // the input itself contains the other tenant's bytes
   std::vector<Attached> attached_;
   std::vector<Tail> tails_;
   std::vector<std::uint64_t> things_;  // sequences, prefixes and computations
@@ -110,7 +110,7 @@ class DaemonScript {
   std::vector<std::unique_ptr<FakeMatch>> matches_;
 };
 
-// The other way, for seeds.
+// Writes seeds in the format that DaemonScript reads.
 class ScriptWriter {
  public:
   ScriptWriter& Add(Op op, const google::protobuf::Message& message) {

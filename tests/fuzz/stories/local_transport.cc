@@ -18,8 +18,8 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
-// What the daemon's end of an Attach stream is told of it, as gRPC would tell it: never under a
-// lock of ours, reads one after another, writes one after another.
+// The daemon's end of an Attach stream, with the guarantees of gRPC: callbacks never run under a
+// lock of the wire; reads come one at a time, and so do writes.
 class Wire final : public grpc::ServerCallbackReaderWriter<v1::AttachRequest, v1::AttachResponse> {
  public:
   explicit Wire(const serving::AttachDoor& door)
@@ -34,7 +34,7 @@ class Wire final : public grpc::ServerCallbackReaderWriter<v1::AttachRequest, v1
     reactor_->OnDone();
   }
 
-  // False where the stream has ended.
+  // Returns false if the stream has ended.
   bool Send(const v1::AttachRequest& message) {
     {
       MutexLock lock(mutex_);
@@ -46,7 +46,7 @@ class Wire final : public grpc::ServerCallbackReaderWriter<v1::AttachRequest, v1
     TellOfHangUp();
     return true;
   }
-  // False where the stream has ended and all of it has been read.
+  // Returns false if the stream has ended and everything has been read.
   bool Receive(v1::AttachResponse& message) {
     {
       MutexLock lock(mutex_);
@@ -66,7 +66,7 @@ class Wire final : public grpc::ServerCallbackReaderWriter<v1::AttachRequest, v1
     }
     TellOfHangUp();
   }
-  // Once Receive has returned false.
+  // Valid once Receive has returned false.
   grpc::Status status() const {
     MutexLock lock(mutex_);
     return status_;
@@ -100,7 +100,7 @@ class Wire final : public grpc::ServerCallbackReaderWriter<v1::AttachRequest, v1
   grpc::internal::ServerReactor* reactor() override { return reactor_; }
   void CallOnDone() override {}
 
-  // Once, and as the end of a read: where one is being handled it is told when that asks for more.
+  // Reports the end once, as a failed read. If a read is being handled, the next read reports it.
   void TellOfHangUp() {
     {
       MutexLock lock(mutex_);
@@ -129,7 +129,7 @@ class LocalStream final : public client::AttachStream {
   bool Write(const v1::AttachRequest& message) override { return wire_.Send(message); }
   bool Read(v1::AttachResponse& message) override {
     if (!wire_.Receive(message)) return false;
-    // The daemon tells it to whoever comes over a Unix socket.
+    // The daemon tells this only to workers on a Unix socket.
     if (message.has_welcome()) {
       message.mutable_welcome()->set_descriptor_socket(descriptor_socket_);
     }
@@ -144,7 +144,7 @@ class LocalStream final : public client::AttachStream {
   const std::string descriptor_socket_;
 };
 
-// A Match call and its answer, whenever that comes.
+// A Match call. The answer may come at any time.
 class LocalMatch final : public grpc::ServerCallbackUnary {
  public:
   LocalMatch(serving::WorkerService& service, const v1::MatchRequest& request,

@@ -1,5 +1,5 @@
-// A worker's way to a daemon in the same process: calls are function calls, on the caller's thread,
-// and the Attach stream is two queues. Memory is mapped over the real descriptor socket.
+// A worker's transport to a daemon in the same process. Calls are function calls on the caller's
+// thread, and the Attach stream is two queues. Memory is mapped over the real descriptor socket.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace tessera::fuzz {
 
 class LocalConnector final : public client::Connector {
  public:
-  // The service outlives all that is made here.
+  // The service must outlive everything created here.
   LocalConnector(serving::WorkerService& service, const serving::AttachDoor& door)
       : service_(service), door_(door) {}
 

@@ -1,5 +1,5 @@
-// What a story has to do with others: a colleague that takes a sequence for a while, an operator
-// that changes its policy, and questions about what would be read.
+// Acts of a Story that involve others: a colleague that adopts a sequence for a while, an operator
+// that changes its policy, and Select.
 
 #include <algorithm>
 #include <utility>
@@ -11,7 +11,7 @@ namespace tessera::fuzz {
 
 namespace {
 
-// Runs of rising positions below `tokens`, as many entries as are said.
+// Checks that runs have rising positions below `tokens` and the stated number of entries.
 absl::Status CheckChoice(const v1::HeadSelection& head, std::uint64_t tokens) {
   std::uint64_t end = 0;
   std::uint64_t entries = 0;
@@ -19,7 +19,7 @@ absl::Status CheckChoice(const v1::HeadSelection& head, std::uint64_t tokens) {
     if (run.first_position() < end || run.entries() == 0) {
       return absl::DataLossError(Concat("kv head ", head.kv_head(), " reads ", run.entries(),
                                         " entries from ", run.first_position(),
-                                        " behind a run that ends at ", end));
+                                        " after a run that ends at ", end));
     }
     end = run.first_position() + run.entries();
     entries += run.entries();
@@ -35,7 +35,7 @@ absl::Status CheckChoice(const v1::HeadSelection& head, std::uint64_t tokens) {
                                     head.selected_entries()));
 }
 
-// The daemon refuses calls where it has too many; what was handed over waits.
+// Retries when the daemon has too many calls. The handed-over sequence waits.
 absl::StatusOr<client::Sequence> Adopt(client::Worker& worker, const client::Model& model,
                                        SequenceId id) {
   absl::StatusOr<client::Sequence> taken = worker.Adopt(model, id);
@@ -45,7 +45,7 @@ absl::StatusOr<client::Sequence> Adopt(client::Worker& worker, const client::Mod
   return taken;
 }
 
-// What sequences may become, and come from: no rows are dropped, and no queries asked for.
+// Policies that sequences may change to and from: they drop no rows and need no queries.
 bool MayChange(const Kind& kind) {
   return kind.any_head && !std::string_view(kind.policy).starts_with("think");
 }
@@ -81,7 +81,7 @@ absl::Status Story::Select(Known& known) {
   return absl::OkStatus();
 }
 
-// There and back; the colleague attends meanwhile.
+// Hands the sequence over and takes it back. Meanwhile the colleague attends.
 absl::Status Story::Handover(Known& known) {
   client::Worker* const colleague = options_.colleague;
   if (colleague == nullptr) return Describe(known);
@@ -139,7 +139,7 @@ absl::Status Story::SetPolicy(Known& known) {
   request.set_policy(next.policy);
   const absl::Status status = ToAbsl(options_.admin->SetPolicy(&context, request, &response));
   if (!status.ok()) return status;
-  // What the policy before has made of rows stays.
+  // Rows that the previous policy has changed stay changed.
   const std::optional<double> before = known.kind.tolerance;
   known.kind = next;
   if (!before.has_value()) known.kind.tolerance = std::nullopt;

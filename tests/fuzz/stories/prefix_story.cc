@@ -1,4 +1,4 @@
-// What a worker does with published prefixes and with the host tier, as acts of a Story.
+// Acts of a Story with published prefixes and the host tier.
 
 #include <algorithm>
 #include <chrono>
@@ -12,9 +12,9 @@ namespace tessera::fuzz {
 
 namespace {
 
-constexpr std::size_t kMostPublished = 24;  // that are remembered
+constexpr std::size_t kMostPublished = 24;  // that a story remembers
 
-// Made of a token's rows: lists are equal where their rows are.
+// Derives token ids from rows: equal lists have equal rows.
 std::vector<std::uint32_t> IdsOf(const cli::SyntheticSequence& truth, std::uint64_t tokens) {
   std::vector<std::uint32_t> ids;
   for (std::uint64_t t = 0; t < tokens; ++t) {
@@ -31,7 +31,7 @@ absl::Status UnlessSomebodyIsAtIt(const absl::Status& status) {
 
 }  // namespace
 
-// ---- the host tier
+// ---- The host tier
 
 absl::Status Story::Offload(Known& known) {
   const bool by_operator = options_.admin != nullptr && options_.random->OneIn(2);
@@ -55,7 +55,7 @@ absl::Status Story::Restore(Known& known) {
   return ToAbsl(options_.admin->Restore(&context, request, &response));
 }
 
-// ---- prefixes
+// ---- Prefixes
 
 absl::Status Story::Publish(Known& known) {
   const std::uint64_t held = known.truth.tokens();
@@ -97,12 +97,12 @@ absl::Status Story::Publish(Known& known) {
 absl::Status Story::Reuse() {
   if (options_.shelf->entries.empty() || known_.size() >= options_.most_sequences) return Step();
   const Shelf::Entry& entry = options_.random->Pick(options_.shelf->entries);
-  // Somebody else's tokens behind them, or fewer than there are.
+  // Followed by tokens of another sequence, or shorter than the prefix.
   cli::SyntheticSequence wanted = entry.truth.Fork(options_.random->Bits());
   wanted.Grow(options_.random->Below(40));
   if (options_.random->OneIn(4)) wanted.Truncate(options_.random->Between(1, wanted.tokens()));
   const bool will_compute = options_.random->OneIn(3);
-  // Somebody may compute it now, and never say that it is done.
+  // Another worker may be computing it, and may never finish.
   const std::chrono::milliseconds wait(options_.random->OneIn(4) ? options_.random->Below(10) : 0);
   const std::uint64_t number = ++created_;
   Say(Concat("reuse ", wanted.tokens(), " tokens of prefix ", entry.prefix.value(), " as ", number,
@@ -112,7 +112,7 @@ absl::Status Story::Reuse() {
   const absl::StatusOr<client::PrefixMatch> match = options_.worker->Match(
       model_,
       {.policy = entry.kind.policy, .tokens = ids, .wait = wait, .will_compute = will_compute});
-  // A rank of the group has gone, and it may ask again.
+  // A rank of the group has left, and the worker may retry.
   if (absl::IsAborted(match.status())) return absl::OkStatus();
   if (!match.ok()) return match.status();
   if (match->computation.valid() && options_.random->OneIn(2)) {
@@ -145,17 +145,16 @@ absl::Status Story::Reuse() {
   return Attend(known_.back());
 }
 
-// What was found can be forked, if not at once.
+// A match can be forked, possibly after retries.
 absl::StatusOr<client::Sequence> Story::ForkWhatWasFound(const client::PrefixMatch& match,
                                                          std::uint64_t tokens) {
   absl::StatusOr<client::Sequence> child = options_.worker->Fork(match, tokens);
   if (absl::IsResourceExhausted(child.status())) {
-    Say("  refused, and asked again");
+    Say("  refused, retried");
     child = options_.worker->Fork(match, tokens);
   }
   if (!absl::IsNotFound(child.status())) return child;
-  return absl::DataLossError(
-      Concat("what was found has gone: ", AsStringView(child.status().message())));
+  return absl::DataLossError(Concat("the match is gone: ", AsStringView(child.status().message())));
 }
 
 absl::Status Story::Unpublish() {
@@ -169,7 +168,7 @@ absl::Status Story::Unpublish() {
 }
 
 absl::Status FreePrefixes(v1::TesseraAdmin::Stub& admin) {
-  // Long enough for any machine; a daemon that hangs is told apart from a slow one.
+  // Long enough for any machine, so that only a daemon that hangs exceeds it.
   constexpr std::chrono::seconds kPatience{60};
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kPatience);
@@ -183,7 +182,7 @@ absl::Status FreePrefixes(v1::TesseraAdmin::Stub& admin) {
     v1::EvictResponse response;
     request.set_sequence_id(prefix.prefix_id());
     status = admin.Evict(&of_one, request, &response);
-    // One that waited for its last fork to go has gone with it meanwhile.
+    // A prefix whose removal waited for its last fork may be gone meanwhile.
     if (status.error_code() == grpc::StatusCode::NOT_FOUND) status = grpc::Status::OK;
   }
   if (status.ok()) return absl::OkStatus();

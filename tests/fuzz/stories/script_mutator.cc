@@ -1,5 +1,5 @@
-// Changes scripts as scripts: operations come, go and change places, and messages change field by
-// field, so that what comes out still means something. Half of the time bytes change as bytes.
+// Mutates scripts as scripts: inserts, removes and swaps operations, and changes messages field by
+// field, so that the result remains meaningful. Half of the time it mutates plain bytes.
 #include <google/protobuf/message.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ class Mutator {
 
   std::string Change(std::string_view bytes) {
     std::vector<Step> steps = Parse(bytes);
-    if (steps.empty() || OneIn(12)) {  // one of a seed
+    if (steps.empty() || OneIn(12)) {  // an operation of a seed
       static const std::vector<Seed> seeds = Seeds();
       const std::vector<Step> other = Parse(seeds[Below(seeds.size())].bytes);
       if (!other.empty()) Insert(steps, other[Below(other.size())]);
@@ -115,7 +115,7 @@ class Mutator {
     }
   }
 
-  // A field of it, or of a message in it.
+  // Changes a field of the message, or of a message in it.
   void ChangeMessage(Message& message, int depth) {
     const int fields = message.GetDescriptor()->field_count();
     if (fields == 0) return;
@@ -144,7 +144,7 @@ class Mutator {
     ChangeValue(message, field, size);
   }
 
-  // Small, near the old one, or any.
+  // A small number, one near the old one, or any.
   std::uint64_t Number(std::uint64_t old) {
     switch (Below(5)) {
       case 0:
@@ -165,7 +165,7 @@ class Mutator {
     return OneIn(3) ? old * 2 + 0.1 : kReals[Below(std::size(kReals))];
   }
 
-  // One of a repeated field, or one more; or the field itself.
+  // Changes one element of a repeated field or adds one, or changes a singular field.
   void ChangeValue(Message& message, const FieldDescriptor& field, int size) {
     const auto& reflection = *message.GetReflection();
     const bool more = field.is_repeated() && (size == 0 || OneIn(3));

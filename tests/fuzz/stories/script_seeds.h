@@ -1,4 +1,4 @@
-// Messages that work, for the seeds of scripts. Ids are places, as daemon_script.h reads them.
+// Valid messages for the seeds of scripts. Ids are placeholders (daemon_script.h).
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace tessera::fuzz {
 
-// Of shape, its numbers made from a byte or two.
+// A tensor of this shape, whose numbers are made from one or two bytes.
 inline v1::Tensor ShortTensor(std::initializer_list<std::uint64_t> shape, std::string seed = "a") {
   v1::Tensor tensor;
   tensor.set_dtype(v1::DTYPE_BF16);
@@ -46,7 +46,7 @@ inline v1::CreateSequenceRequest SeedSequence(const std::string& policy) {
   return request;
 }
 
-// Begins a script: a worker with a model and a sequence.
+// Starts a script with a worker, a model and a sequence.
 inline ScriptWriter Begun(const std::string& policy) {
   ScriptWriter script;
   script.Add(Op::kAttach, SeedHello());
@@ -69,7 +69,7 @@ inline v1::AttendRequest SeedAttend() {
   return request;
 }
 
-// One after another whatever policies ask for, of each layer.
+// Observes everything that policies may ask for, in one request per layer after another.
 inline void SeedObserve(std::uint64_t tokens, ScriptWriter& script) {
   for (std::uint32_t layer = 0; layer < kSeedLayers; ++layer) {
     v1::ObserveRequest request;

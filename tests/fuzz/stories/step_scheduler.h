@@ -1,4 +1,4 @@
-// Background work job by job, and a thread for it while a call waits for some.
+// Runs background jobs one at a time, on a separate thread while a call waits for them.
 #pragma once
 
 #include <functional>
@@ -21,14 +21,14 @@ class StepScheduler final : public Scheduler {
   }
   Load load() const override { return jobs_.load(); }
 
-  // At most that many; returns how many ran.
+  // Runs at most `most` jobs. Returns their number.
   int Run(int most) {
     int ran = 0;
     while (ran < most && jobs_.RunNext().has_value()) ++ran;
     return ran;
   }
 
-  // Does `call` while another thread runs the jobs.
+  // Runs `call` while another thread runs jobs.
   template <typename Call>
   auto Beside(Call call) {
     std::thread thread([this] { RunUntilOver(); });

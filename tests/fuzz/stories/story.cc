@@ -18,13 +18,13 @@ constexpr std::array<std::string_view, kActs> kNames = {
     "create",  "append",   "step",      "speculate", "abandon",    "attend",   "select",
     "fork",    "truncate", "compress",  "pack",      "park",       "offload",  "restore",
     "publish", "reuse",    "unpublish", "handover",  "set_policy", "describe", "free"};
-// How often each, in the order of Act.
+// The weight of each Act, in order.
 constexpr std::array<std::uint32_t, kActs> kWeights = {6, 12, 30, 6, 3, 12, 4, 6, 6, 6, 3,
                                                        3, 4,  2,  6, 6, 2,  3, 2, 4, 5};
 constexpr std::size_t kLinesKept = 60;
 
-constexpr double kExact = 0.02;   // of sums in fp32 over bf16 rows
-constexpr double kRounded = 0.1;  // of rows that were rotated and rounded once more
+constexpr double kExact = 0.02;   // for fp32 sums over bf16 rows
+constexpr double kRounded = 0.1;  // for rows that were rotated and rounded again
 
 bool IsRefusal(const absl::Status& status) { return absl::IsResourceExhausted(status); }
 
@@ -43,7 +43,7 @@ std::span<const Kind> Kinds() {
        std::nullopt},
       {"quest:page=4,tokens=64,dense_layers=0", std::nullopt},
       {"think:ratio=0.5", std::nullopt},
-      // However few tokens: of more than the window the share is never less than that.
+      // Valid for every length above the window, whose tokens the share always covers.
       {"chunkkv:budget=0.7,chunk=4,window=2", std::nullopt, /*any_head=*/false},
       {"snapkv:budget=0.7,window=2+mosaickv:keep=0.5,group=2,loss_k=1,loss_v=1,min_segment=32,"
        "pressed=0.25+fp8",
@@ -157,7 +157,7 @@ absl::Status Story::Create() {
   return absl::OkStatus();
 }
 
-// ---- rows come in
+// ---- Appending rows
 
 absl::Status Story::Append(Known& known) {
   const std::uint64_t room =
@@ -203,7 +203,7 @@ absl::Status Story::ShowingAgain(std::span<Known* const> all,
                                  const std::function<absl::Status()>& what) {
   absl::Status status = what();
   if (!absl::IsFailedPrecondition(status)) return status;
-  Say(Concat("  shows all again: ", AsStringView(status.message())));
+  Say(Concat("  observes all again: ", AsStringView(status.message())));
   for (Known* known : all) {
     if (known->kind.tolerance.has_value() || known->truth.tokens() == 0) continue;
     absl::Status shown = Observe(*known, 0, known->truth.tokens());
@@ -212,7 +212,7 @@ absl::Status Story::ShowingAgain(std::span<Known* const> all,
   return what();
 }
 
-// ---- steps
+// ---- Steps
 
 absl::Status Story::Step() {
   std::vector<Known*> batch;
@@ -254,7 +254,7 @@ absl::Status Story::Abandon(Known& known) {
   if (!begun.ok()) return begun;
   known.truth.Grow(1);
   const std::uint64_t token = known.truth.tokens() - 1;
-  // One layer of two.
+  // The first of two layers.
   const absl::Status status = step->Append(0, std::as_bytes(known.truth.Key(0, token, 1)),
                                            std::as_bytes(known.truth.Value(0, token, 1)));
   known.truth.Truncate(token);
@@ -298,7 +298,7 @@ absl::Status Story::TryStep(std::span<Known* const> batch, std::uint32_t count,
   if (!step.ok()) return step.status();
   outputs.assign(kStoryShape.layers,
                  std::vector<float>(batch.size() * count * kStoryShape.query_row()));
-  std::vector<std::vector<std::uint16_t>> rows;  // of each layer: key, value, query
+  std::vector<std::vector<std::uint16_t>> rows;  // per layer: key, value, query
   for (std::uint32_t layer = 0; layer < kStoryShape.layers; ++layer) {
     std::vector<std::uint16_t> key, value, query;
     const auto add = [](std::vector<std::uint16_t>& to, const auto& from) {
@@ -321,7 +321,7 @@ absl::Status Story::TryStep(std::span<Known* const> batch, std::uint32_t count,
   return step->End(counts);
 }
 
-// ---- looking
+// ---- Reading
 
 absl::Status Story::Judge(const Known& known, std::uint32_t layer, std::uint64_t position,
                           std::span<const float> output) {
@@ -359,7 +359,7 @@ absl::Status Story::Describe(Known& known) {
                                     "; it should hold ", known.truth.tokens()));
 }
 
-// ---- changes
+// ---- Changes
 
 absl::Status Story::Fork(Known& known) {
   if (known_.size() >= options_.most_sequences) return Attend(known);
@@ -380,12 +380,12 @@ absl::Status Story::Truncate(Known& known) {
   const std::uint64_t tokens = options_.random->Between(0, known.truth.tokens());
   Say(Concat("truncate ", known.number, " to ", tokens));
   const absl::Status status = known.sequence.Truncate(tokens);
-  // Merged and moved entries are not parted.
+  // A cut cannot split merged or moved entries.
   if (!known.kind.tolerance.has_value() && absl::IsFailedPrecondition(status))
     return absl::OkStatus();
   if (!status.ok()) return status;
   known.truth.Truncate(tokens);
-  if (tokens == 0) known.by_hand = false;  // nothing is left of what was packed
+  if (tokens == 0) known.by_hand = false;  // no packed rows are left
   return absl::OkStatus();
 }
 

@@ -1,5 +1,5 @@
-// The life of a worker, made up as it goes: one random operation after another on the sequences it
-// holds, each a line of text, and what comes of it judged by a model of its own.
+// The random life of a worker: one operation after another on its sequences, each logged as a line.
+// A model in the test checks every result.
 #pragma once
 
 #include <array>
@@ -47,25 +47,26 @@ enum class Act : std::uint8_t {
 inline constexpr std::size_t kActs = 21;
 std::string_view NameOf(Act act);
 
-// What came of operations. A refusal is for want of memory, or of a place: it changes nothing.
+// Counts of operations and outcomes. A refusal is for lack of memory or of a slot, and changes
+// nothing.
 struct Tally {
   std::array<std::uint64_t, kActs> done{};
   std::uint64_t refused = 0;
-  std::uint64_t retried = 0;  // steps whose pin was taken back
+  std::uint64_t retried = 0;  // steps whose pin was revoked
   std::uint64_t outputs_judged = 0;
 };
 
-// What a policy does to the rows that are asked about later.
+// A policy and its effect on attention.
 struct Kind {
   const char* policy;
-  // How far attention may be off; nothing: rows are dropped, and any finite number is right.
+  // Allowed error of attention. nullopt: rows are dropped, so any finite number is right.
   std::optional<double> tolerance;
-  bool any_head = true;  // a prefix may end anywhere: every token is kept
+  bool any_head = true;  // keeps every token, so that a prefix may end anywhere
 };
-// All that sequences are made with.
+// The policies that sequences are created with.
 std::span<const Kind> Kinds();
 
-// What the workers of one tenant have published, as far as they know.
+// The prefixes that workers of one tenant have published, as far as they know.
 struct Shelf {
   struct Entry {
     PrefixId prefix;
@@ -82,23 +83,24 @@ class Story {
     client::Worker* worker;
     TestRandom* random;
     Tally* tally;
-    Shelf* shelf;  // of all stories of a tenant, where one of them runs at a time
-    // Another session of the tenant's, which sequences are handed to for a while; null: none.
+    Shelf* shelf;  // shared by stories of a tenant that run one at a time
+    // Another session of the tenant, which adopts sequences for a while; null: none.
     client::Worker* colleague = nullptr;
-    // Moves sequences, too, and changes policies; null: only the worker moves them.
+    // Also moves sequences and changes policies; null: only the worker moves sequences.
     v1::TesseraAdmin::Stub* admin = nullptr;
-    bool pins = true;  // some prefixes stay until they are freed by name
+    bool pins = true;  // some prefixes are pinned until freed by name
     std::size_t most_sequences = 6;
-    std::uint64_t most_tokens = 1200;  // of a sequence
-    // Told of every operation before it runs.
+    std::uint64_t most_tokens = 1200;  // per sequence
+    // Called with every operation before it runs.
     std::function<void(const std::string& line)> on_line;
   };
   static absl::StatusOr<Story> Begin(const Options& options);
   Story(Story&&) = default;
 
-  // One operation. Not OK: the daemon broke a promise, or went away (UNAVAILABLE).
+  // Runs one operation. An error means that the daemon broke a promise, or that it is gone
+  // (UNAVAILABLE).
   absl::Status Next();
-  // The last operations, a line each.
+  // The last operations, one per line.
   std::string Told() const;
 
  private:
@@ -107,8 +109,8 @@ class Story {
     client::Sequence sequence;
     cli::SyntheticSequence truth;
     Kind kind;
-    bool by_hand = false;  // some of it was packed by a call: it is no prefix
-    // It has had another policy: it is no prefix where that has done something.
+    bool by_hand = false;  // partly packed by a call, so it cannot be published
+    // Had another policy before. It cannot be published if that policy changed rows.
     bool repolicied = false;
   };
 
@@ -128,14 +130,14 @@ class Story {
   absl::Status Pack(Known& known);
   absl::Status Describe(Known& known);
 
-  // others_story.cc
+  // Defined in others_story.cc.
   absl::Status Select(Known& known);
   absl::Status Handover(Known& known);
   absl::Status AttendBy(client::Worker& worker, const client::Sequence& sequence,
                         const Known& known);
   absl::Status SetPolicy(Known& known);
 
-  // prefix_story.cc
+  // Defined in prefix_story.cc.
   absl::Status Offload(Known& known);
   absl::Status Restore(Known& known);
   absl::Status Publish(Known& known);
@@ -145,16 +147,16 @@ class Story {
                                                     std::uint64_t tokens);
 
   absl::Status Observe(Known& known, std::uint64_t first, std::uint64_t count);
-  // Where a cut has taken what a policy decides by, all of it is shown once more, and `what` done
-  // again.
+  // Runs `what`. If a cut has removed observations that a policy needs, observes everything again
+  // and retries.
   absl::Status ShowingAgain(std::span<Known* const> all, const std::function<absl::Status()>& what);
-  // The next `count` tokens of each, whose first `accepted` count.
+  // Runs a step of `count` tokens for each sequence, of which the first `accepted` are kept.
   absl::Status RunStep(std::span<Known* const> batch, std::uint32_t count, std::uint32_t accepted);
   absl::Status TryStep(std::span<Known* const> batch, std::uint32_t count, std::uint32_t accepted,
                        std::vector<std::vector<float>>& outputs);
   absl::Status Judge(const Known& known, std::uint32_t layer, std::uint64_t position,
                      std::span<const float> output);
-  // OK where it was refused for want of room.
+  // Returns OK for a refusal for lack of room.
   absl::Status Allow(const absl::Status& status);
   void Say(const std::string& line);
   Known& Any() { return known_[options_.random->Below(known_.size())]; }
@@ -167,13 +169,13 @@ class Story {
   std::uint64_t created_ = 0;
 };
 
-// Of what an operator is told.
+// Converts the status of an admin call.
 absl::Status ToAbsl(const grpc::Status& status);
 
-// What stories have published; sessions that end leave it.
+// Frees the prefixes that stories have published; they outlive their sessions.
 absl::Status FreePrefixes(v1::TesseraAdmin::Stub& admin);
 
-// Of what Stories work with.
+// The shape of a Story's sequences.
 inline constexpr cli::SyntheticShape kStoryShape = {
     .layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64};
 

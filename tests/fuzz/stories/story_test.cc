@@ -1,4 +1,4 @@
-// Workers live random lives on one daemon, and everything they are told comes true.
+// Workers live random lives on one daemon, and every promise of the daemon is checked.
 
 #include "tests/fuzz/stories/story.h"
 
@@ -36,7 +36,6 @@ class Stories : public testing::TestWithParam<Setting> {
     return stats.tenants(0);
   }
 
-  // What they have published stays when they go.
   std::unique_ptr<DaemonProcess> daemon_;
   std::unique_ptr<v1::TesseraAdmin::Stub> admin_;
 };
@@ -80,7 +79,7 @@ TEST_P(Stories, ComeTrueAndLeaveNothingBehind) {
               static_cast<unsigned long long>(tally.outputs_judged));
   EXPECT_GT(tally.outputs_judged, 0u);
   ASSERT_EQ(FreePrefixes(*admin_), absl::OkStatus());
-  // The sessions have gone, and with them all that they held; what is left waits for nobody.
+  // All sessions have ended and released everything; remaining memory has no readers.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   v1::TenantStats tenant = Tenant();
   while (tenant.used_bytes() + tenant.sessions() + tenant.offloaded_bytes() > 0 &&
@@ -99,19 +98,19 @@ TEST_P(Stories, ComeTrueAndLeaveNothingBehind) {
 INSTANTIATE_TEST_SUITE_P(
     Pools, Stories,
     testing::Values(Setting{"Roomy", "512MiB", {}, 400},
-                    // Most of the time something is refused.
+                    // Some operation is refused most of the time.
                     Setting{"Tight",
                             "8MiB",
                             {"--pool-extent-bytes=2MiB", "--staging-bytes=2MiB",
                              "--raw-copy-bytes=1MiB", "--host-tier-bytes=0"},
                             400},
-                    // Sequences come and go behind everybody's back.
+                    // Sequences are offloaded and restored in the background.
                     Setting{
                         "Crowded",
                         "16MiB",
                         {"--pool-extent-bytes=2MiB", "--staging-bytes=2MiB", "--offload-idle-ms=0"},
                         300},
-                    // All three rungs are climbed, most of the time.
+                    // Memory pressure reaches all three stages most of the time.
                     Setting{"Pressed",
                             "32MiB",
                             {"--pool-extent-bytes=2MiB", "--staging-bytes=2MiB",

@@ -1,5 +1,5 @@
 // Workers live random lives at the same time, each on a thread, with the daemon's threads in the
-// same process: what ThreadSanitizer can see of everybody at once.
+// same process, so that ThreadSanitizer sees all of them.
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -55,12 +55,12 @@ class ThreadedStories : public testing::TestWithParam<Setting> {
   void TearDown() override {
     parts_->connections().WaitUntilNone(clock_.Now() + std::chrono::seconds(60));
     EXPECT_EQ(parts_->connections().size(), 0u);
-    // What a session held is given back on a thread of the scheduler's.
+    // Resources of a session are released on a scheduler thread.
     cache::Tenant& tenant = *parts_->node().tenants()[0];
     const Clock::TimePoint deadline = clock_.Now() + std::chrono::seconds(60);
     while (tenant.session_count() > 0 && clock_.Now() < deadline) std::this_thread::yield();
     parts_->watcher().Stop();
-    scheduler_.reset();  // whose last jobs still call for the watcher's attention
+    scheduler_.reset();  // its last jobs may still wake the watcher
     parts_->StopWatching();
     parts_->ExpectNothingLeft();
     parts_.reset();
@@ -100,10 +100,10 @@ class ThreadedStories : public testing::TestWithParam<Setting> {
   std::unique_ptr<DaemonParts> parts_;
 };
 
-// One worker's life, from attaching on.
+// One worker's life, starting with its attachment.
 std::string Live(DaemonParts& parts, bool mapped, std::uint64_t seed, Tally& tally) {
   TestRandom random(seed);
-  Shelf shelf;  // what it publishes, the others find, too
+  Shelf shelf;  // prefixes published by one worker are found by all
   absl::StatusOr<std::unique_ptr<client::Worker>> worker =
       client::Worker::Attach({.worker_name = "story", .map_memory = mapped},
                              std::make_unique<LocalConnector>(parts.worker(), parts.door()));
@@ -155,12 +155,12 @@ TEST_P(ThreadedStories, ComeTrueSideBySide) {
 
 constexpr Setting kSettings[] = {
     {"Roomy", 256 * kMib, 64 * kMib, 90},
-    // Sequences come and go behind everybody's back.
+    // Sequences are offloaded and restored in the background.
     {"Crowded", 14 * kMib, 64 * kMib, 50},
-    // Most of the time something is refused, or thinned.
+    // Most of the time operations are refused, or rows are re-encoded with fewer channels.
     {"Pressed", 12 * kMib, 256 << 10, 10},
-// Pins are taken back in the middle of steps, which read on for a while what is no longer theirs,
-// and know it: not for ThreadSanitizer's eyes.
+// Pins are revoked in the middle of steps. Such a step reads memory that is being reused, and
+// detects it. ThreadSanitizer would report these reads.
 #if !defined(__SANITIZE_THREAD__)
     {"Impatient", 14 * kMib, 64 * kMib, 50, std::chrono::microseconds(100)},
 #endif

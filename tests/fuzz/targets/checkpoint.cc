@@ -1,6 +1,6 @@
-// The files of a model that a worker opens: config.json, vocab.json and model.safetensors, in this
-// order, the first two behind their lengths. Whatever they say: an error, or numbers within their
-// limits and tensors that lie in the file.
+// The model files that a worker opens: config.json, vocab.json and model.safetensors, in this
+// order, the first two with their lengths in front. Any bytes must give an error, or numbers within
+// their limits and tensors inside the file.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -23,7 +23,7 @@
 namespace tessera::fuzz {
 namespace {
 
-// A folder with the three files, whose bytes are in memory.
+// A folder with the three files, in memory.
 class Folder {
  public:
   Folder() : path_((std::filesystem::temp_directory_path() / "tessera-fuzz-XXXXXX").string()) {
@@ -79,7 +79,7 @@ void CheckTensors(const std::string& path, std::string_view bytes) {
     for (const std::uint64_t extent : shape) elements *= extent;
     TESSERA_CHECK(tensor->size() == elements, name);
     TESSERA_CHECK(tensor->size_bytes() <= bytes.size() - 8 - header, name);
-    // Every one of them can be read.
+    // Every tensor can be read.
     volatile std::uint32_t sum = std::accumulate(tensor->begin(), tensor->end(), 0u);
     static_cast<void>(sum);
   }
@@ -105,7 +105,7 @@ void CheckVocab(const std::string& path) {
   }
 }
 
-// A model of one layer that loads.
+// A model with one layer that loads.
 std::string TinyTensors() {
   constexpr std::pair<const char*, const char*> kTensors[] = {
       {"model.embed_tokens.weight", "[4,2]"},
@@ -160,7 +160,7 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   fuzz::CheckConfig(folder.config());
   fuzz::CheckVocab(folder.vocab());
   fuzz::CheckTensors(folder.tensors(), tensors);
-  // All of it together: what loads has been read to its last number.
+  // Loading a model reads every number of it.
   static_cast<void>(llm::Model::Load(folder.path()).ok());
   return 0;
 }

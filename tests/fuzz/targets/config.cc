@@ -1,5 +1,5 @@
-// The daemon's configuration: flags, one a line, then behind a zero byte the text of a file. What
-// is accepted prints as JSON that is the same configuration again. No file is opened.
+// The daemon's configuration: flags, one per line, then after a zero byte the text of a file. An
+// accepted configuration must print as JSON that parses to the same configuration. Opens no files.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,7 +23,7 @@ const config::DeviceMemory kMemory = {.bytes = 64 * kGiB, .source = "the test"};
 
 void CheckError(const absl::Status& status) {
   TESSERA_CHECK(status.code() == absl::StatusCode::kInvalidArgument, status.ToString());
-  TESSERA_CHECK(!status.message().empty(), "an error without words");
+  TESSERA_CHECK(!status.message().empty(), "an error has a message");
 }
 
 void CheckAddresses(const std::string& text) {
@@ -74,8 +74,7 @@ void Run(std::string_view flags_text, std::string_view json) {
   config::MergeFlags(flags->overrides, message);
   absl::StatusOr<Config> config = config::FromMessage(message);
   if (!config.ok()) return CheckError(config.status());
-  // What token files would have said is not known here, and a Config that has read one prints its
-  // name alone.
+  // Token files are not read here. A Config that has read one prints only the file's name.
   for (config::Tenant& tenant : config->tenants) {
     if (!tenant.token_file.empty()) tenant.token.clear();
   }

@@ -1,8 +1,8 @@
-// Whatever peers send to the descriptor socket, in whatever pieces, and descriptors along with it.
-// The daemon's side is DescriptorConnection, as the watcher drives it; a peer is a socket whose
-// bytes the input says. A session's nonce opens once, for that session; each request has its
-// answer, in order; a descriptor comes exactly where the answer says so, of memory that the peer
-// may have.
+// Arbitrary messages from peers on the descriptor socket, in arbitrary pieces and with descriptors
+// attached. The daemon's side is DescriptorConnection, driven as by the watcher; a peer is a socket
+// whose bytes the input supplies. A nonce opens once and only for its session. Each request is
+// answered in order. A descriptor arrives exactly when the answer says so, and only for memory that
+// the peer may have.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -42,17 +42,17 @@ using shm::DescriptorRequest;
 
 constexpr std::size_t kPeers = 4;
 constexpr std::size_t kSessions = 2;
-constexpr std::uint64_t kTokens = 4;  // of a session's sequence
+constexpr std::uint64_t kTokens = 4;  // of each session's sequence
 
 enum class PeerOp : std::uint8_t {
-  kConnect,  // peer: anew
-  kOpening,  // peer, session, what is wrong, by how much, what comes along
+  kConnect,  // peer: reconnects
+  kOpening,  // peer, session, kind of error, its amount, attached descriptor
   kRequest,  // peer, kind, index
-  kBytes,    // peer, chunk, what comes along
-  kServe,    // peer: the daemon's turn
+  kBytes,    // peer, chunk, attached descriptor
+  kServe,    // peer: runs the daemon's side
   kHangUp,   // peer
   kEnd,      // session
-  kTails,    // session: opens one
+  kTails,    // session: opens a tail
 };
 constexpr std::uint8_t kOps = 8;
 
@@ -61,7 +61,7 @@ std::size_t OpenDescriptors() {
   return static_cast<std::size_t>(std::distance(begin(open), end(open)));
 }
 
-// A descriptor that nobody asked for.
+// An unexpected descriptor to attach.
 int SentAlong() {
   static const int fd = ::memfd_create("of a peer", MFD_CLOEXEC);
   return fd;
@@ -71,10 +71,10 @@ struct Session {
   std::unique_ptr<FakeStream> stream;
   v1::Welcome welcome;
   std::uint64_t sequence = 0;
-  bool opened = false;  // its nonce is spent
+  bool opened = false;  // its nonce is used up
 };
 
-// One peer, and the model of what it is owed.
+// One peer, and a model of the answers that it is owed.
 class Peer {
  public:
   Peer(DaemonCore& core, std::vector<Session>& sessions) : core_(core), sessions_(sessions) {
@@ -85,7 +85,7 @@ class Peer {
     there_ = std::make_unique<DescriptorConnection>(Fd(ends[1]));
   }
 
-  // As much of it as the socket takes; with a descriptor that nobody asked for.
+  // Sends as many bytes as the socket takes. `along` attaches an unexpected descriptor.
   void Send(std::string_view bytes, bool along) {
     if (!here_.valid() || bytes.empty()) return;
     iovec io{const_cast<char*>(bytes.data()), bytes.size()};
@@ -107,7 +107,7 @@ class Peer {
     if (sent > 0) unread_.append(bytes.substr(0, static_cast<std::size_t>(sent)));
   }
 
-  // The daemon's turn, as Watcher::Serve has it.
+  // Runs the daemon's side like Watcher::Serve.
   void Serve() {
     if (there_ == nullptr) return;
     if (session_ == nullptr) return ServeOpening();
@@ -124,11 +124,11 @@ class Peer {
     session_ = nullptr;
     state_.reset();
   }
-  // The watcher lets go of a session's socket when that has ended.
+  // The watcher closes a session's socket when the session has ended.
   void Forget(const Session& session) {
     if (session_ == &session) Cut();
   }
-  // Until nothing is left to be said.
+  // Serves until no answer is missing.
   void Finish() {
     while (there_ != nullptr && here_.valid()) {
       const std::size_t before = unread_.size();
@@ -136,12 +136,13 @@ class Peer {
       if (unread_.size() == before) break;
     }
     if (session_ != nullptr && here_.valid()) {
-      TESSERA_CHECK(unread_.size() < sizeof(DescriptorRequest), "whoever reads is served");
+      TESSERA_CHECK(unread_.size() < sizeof(DescriptorRequest),
+                    "a peer that reads gets its answers");
     }
   }
 
  private:
-  // What the opening must come to.
+  // The session that the opening must open; null if none.
   Session* Expected(const DescriptorOpening& opening) const {
     if (opening.magic != shm::kDescriptorMagic ||
         opening.protocol_version != shm::kProtocolVersion ||
@@ -161,7 +162,8 @@ class Peer {
   void ServeOpening() {
     const auto session = there_->ReadOpening(core_.node());
     if (unread_.size() < sizeof(DescriptorOpening)) {
-      TESSERA_CHECK(!session.ok() ? !here_.valid() : *session == nullptr, "half an opening waits");
+      TESSERA_CHECK(!session.ok() ? !here_.valid() : *session == nullptr,
+                    "an incomplete opening waits");
       if (!session.ok()) Cut();
       return;
     }
@@ -170,15 +172,14 @@ class Peer {
     unread_.erase(0, sizeof opening);
     Session* const expected = Expected(opening);
     if (expected == nullptr) {
-      TESSERA_CHECK(!session.ok(), *session == nullptr
-                                       ? "what is complete is judged"
-                                       : "nobody is let in without a nonce of its own");
+      TESSERA_CHECK(!session.ok(), *session == nullptr ? "a complete opening is answered"
+                                                       : "an opening needs the session's nonce");
       if (here_.valid()) {
         const auto [answer, fd] = ReadAnswer().value();
         TESSERA_CHECK(answer.code == DescriptorCode::kBadOpening ||
                           answer.code == DescriptorCode::kUnknownNonce,
-                      "it is told why");
-        TESSERA_CHECK(!fd.valid(), "and given nothing");
+                      "a refusal has a reason");
+        TESSERA_CHECK(!fd.valid(), "a refusal has no descriptor");
       }
       return Cut();
     }
@@ -193,7 +194,8 @@ class Peer {
     state_ = *session;
     if (!here_.valid()) return;
     const auto [answer, fd] = ReadAnswer().value();
-    TESSERA_CHECK(answer.code == DescriptorCode::kOk && fd.valid(), "the wake event comes along");
+    TESSERA_CHECK(answer.code == DescriptorCode::kOk && fd.valid(),
+                  "the answer to an opening has the wake event");
   }
 
   void ReadAnswers() {
@@ -209,20 +211,21 @@ class Peer {
   void Judge(const DescriptorRequest& request, const DescriptorAnswer& answer, const Fd& fd) {
     TESSERA_CHECK(answer.kind == request.kind && answer.index == request.index, "in order");
     TESSERA_CHECK(fd.valid() == (answer.code == DescriptorCode::kOk),
-                  "a descriptor where it says so");
+                  "a descriptor exactly if the answer says so");
     const auto kind = static_cast<std::uint32_t>(request.kind);
     const bool known = kind >= 1 && kind <= 5;
-    TESSERA_CHECK(known == (answer.code != DescriptorCode::kBadRequest), "what it cannot know");
+    TESSERA_CHECK(known == (answer.code != DescriptorCode::kBadRequest),
+                  "only invalid requests are bad requests");
     if (!fd.valid()) return;
     struct stat info = {};
     TESSERA_CHECK(::fstat(fd.get(), &info) == 0, std::strerror(errno));
     TESSERA_CHECK(static_cast<std::uint64_t>(info.st_size) >= answer.bytes && answer.bytes > 0,
-                  "as many bytes as there are");
+                  "the memory holds the bytes that the answer states");
     const bool read_only =
         request.kind == DescriptorKind::kDirectory || request.kind == DescriptorKind::kPool;
     void* const written =
         ::mmap(nullptr, answer.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-    TESSERA_CHECK((written == MAP_FAILED) == read_only, "only its own memory may be written");
+    TESSERA_CHECK((written == MAP_FAILED) == read_only, "only the peer's own memory is writable");
     if (written != MAP_FAILED) ::munmap(written, answer.bytes);
     void* const read = ::mmap(nullptr, answer.bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
     TESSERA_CHECK(read != MAP_FAILED, std::strerror(errno));
@@ -232,7 +235,7 @@ class Peer {
   }
 
   using Received = std::pair<DescriptorAnswer, Fd>;
-  // Nothing: there is none. An answer comes whole.
+  // nullopt if there is no answer. Answers are never split.
   std::optional<Received> ReadAnswer() {
     char byte;
     if (::recv(here_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) != 1) return std::nullopt;
@@ -246,10 +249,10 @@ class Peer {
   DaemonCore& core_;
   std::vector<Session>& sessions_;
   Fd here_;
-  std::unique_ptr<DescriptorConnection> there_;  // null: cut
-  Session* session_ = nullptr;                   // it has opened
+  std::unique_ptr<DescriptorConnection> there_;  // null: disconnected
+  Session* session_ = nullptr;                   // the session that it has opened
   std::shared_ptr<cache::SessionState> state_;
-  std::string unread_;  // sent, and not answered as yet
+  std::string unread_;  // sent, but not answered yet
 };
 
 class Peers {
@@ -317,10 +320,11 @@ class Peers {
  private:
   void Connect(std::size_t index) {
     if (peers_.size() <= index) peers_.resize(index + 1);
-    // A witness that is lost takes its session along; here the session goes on by its stream.
+    // In the daemon, losing the descriptor socket ends the session. Here the session lives on with
+    // its stream.
     peers_[index] = std::make_unique<Peer>(core_, sessions_);
   }
-  // The session's, but for what the input says.
+  // The session's opening, with the changes from the input.
   std::string Opening(Input& input) const {
     const v1::Welcome& welcome = sessions_[input.Byte() % kSessions].welcome;
     DescriptorOpening opening = {.magic = shm::kDescriptorMagic,
@@ -345,7 +349,7 @@ class Peers {
     if (session.stream == nullptr) return;
     session.stream->HangUp();
     session.stream.reset();
-    core_.scheduler().Run(100);  // it is buried
+    core_.scheduler().Run(100);  // the session is buried
     for (const std::unique_ptr<Peer>& peer : peers_) peer->Forget(session);
   }
   void NewSequence(Session& session) {
@@ -383,7 +387,7 @@ class Peers {
   std::vector<std::unique_ptr<Peer>> peers_;
 };
 
-// ---- seeds
+// ---- Seeds
 
 class Script {
  public:
@@ -420,9 +424,9 @@ std::string Everything() {
 std::string Thieves() {
   Script script;
   script.Opening(0, 0);
-  script.Opening(1, 0);      // spent
-  script.Opening(2, 1, 64);  // another session's
-  script.Opening(3, 1, 8);   // for a session of another tenant's
+  script.Opening(1, 0);      // its nonce is used up
+  script.Opening(2, 1, 64);  // with another session's nonce
+  script.Opening(3, 1, 8);   // for a session of another tenant
   script.Request(1, 2, 0).Add(PeerOp::kServe, 1).Request(0, 2, 0).Add(PeerOp::kServe, 0);
   script.Add(PeerOp::kEnd, 0).Add(PeerOp::kConnect, 1).Opening(1, 0);
   return script.bytes();
@@ -444,7 +448,7 @@ std::string Pieces() {
   return script.Add(PeerOp::kHangUp, 1).Add(PeerOp::kServe, 1).bytes();
 }
 
-// More requests than answers fit that nobody reads.
+// More requests than fit answers, while the peer reads none.
 std::string Flood() {
   Script script;
   script.Opening(0, 0);
@@ -472,6 +476,6 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     DaemonCore core;
     Peers(core).Run(Input(data, size));
   }
-  TESSERA_CHECK(OpenDescriptors() == open, "no descriptor stays");
+  TESSERA_CHECK(OpenDescriptors() == open, "no descriptor is left");
   return 0;
 }

@@ -1,6 +1,6 @@
-// A lane whose words, snapshot, tables and tiles are anything, as a reader sees them that was
-// revoked: resolving and attention never follow what lies outside of the mappings, and say so alike
-// on every implementation.
+// A lane with arbitrary words, snapshot, tables and tiles, as a reader with a revoked pin sees it.
+// Resolving and attention must never follow an address outside of the mappings, and all
+// implementations must report it alike.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -24,7 +24,7 @@ using namespace kernels;
 constexpr std::size_t kMostDirectory = 4096;
 constexpr std::size_t kMostPool = 128 << 10;
 constexpr std::size_t kRing = 32 << 10;
-constexpr std::uint64_t kMostEntries = 4096;  // more would only take longer
+constexpr std::uint64_t kMostEntries = 4096;  // keeps inputs fast
 
 struct LaneCase {
   LayerGeometry geometry;
@@ -78,12 +78,14 @@ void Judge(const LaneCase& lane) {
   for (const Implementation* implementation : Implementations()) {
     if (!ImplementationSupported(*implementation)) continue;
     const AttendResult attended = Run(*implementation, lane, false);
-    TESSERA_CHECK(attended.status != AttendStatus::kWorkspaceTooSmall, "a workspace as asked for");
+    TESSERA_CHECK(attended.status != AttendStatus::kWorkspaceTooSmall,
+                  "a workspace of the requested size is enough");
     if (implementation == Implementations().front()) first = attended.status;
     TESSERA_CHECK(attended.status == first, ImplementationName(*implementation));
     if (lane.rule == nullptr) continue;
     const AttendResult selected = Run(*implementation, lane, true);
-    TESSERA_CHECK(selected.status != AttendStatus::kWorkspaceTooSmall, "a workspace as asked for");
+    TESSERA_CHECK(selected.status != AttendStatus::kWorkspaceTooSmall,
+                  "a workspace of the requested size is enough");
   }
 }
 
@@ -129,10 +131,10 @@ void RunInput(Input input, const Memory& memory) {
   shm::ResolvedLane resolved;
   const shm::ResolveStatus status = shm::ResolveLane(word, directory, pool, segments, resolved);
   if (status != shm::ResolveStatus::kOk) {
-    TESSERA_CHECK(segments.empty(), "segments of a lane that does not resolve");
+    TESSERA_CHECK(segments.empty(), "an unresolved lane has no segments");
     return;
   }
-  TESSERA_CHECK(segments.size() == resolved.segments, "as many segments as it says");
+  TESSERA_CHECK(segments.size() == resolved.segments, "the number of segments is as reported");
   std::uint64_t entries = 0;
   for (const SegmentView& segment : segments) entries += segment.entries;
   if (entries > kMostEntries) return;
@@ -148,7 +150,7 @@ void RunInput(Input input, const Memory& memory) {
   Judge(lane);
 }
 
-// One segment whose tables are the pool's first bytes; its tiles follow, then their summaries.
+// One segment with its tables in the pool's first bytes, followed by its tiles and their summaries.
 Seed OneSegment(const char* name, const TileShape& shape, std::uint32_t entries,
                 std::uint8_t width_flags, std::uint8_t rate, bool rotated) {
   shm::SegmentRef ref = {};

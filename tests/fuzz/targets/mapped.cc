@@ -1,7 +1,7 @@
-// What a worker writes into the memory that it shares with the daemon, while the daemon reads it:
-// committed counts, wake words, reader slots, tail rows, the staging arena. Inputs are scripts that
-// go on from a worker with two sequences that decode. A lie fails that worker's own sequences or
-// calls; an honest worker beside it, and the other tenant, notice nothing.
+// Writes to memory that a worker shares with the daemon while the daemon reads it: committed
+// counts, wake words, reader slots, tail rows, the staging arena. Inputs are scripts that start
+// with a worker with two decoding sequences. A lie may fail only that worker's own sequences or
+// calls. An honest worker of the tenant and the other tenant must see no effect.
 #include "proto/shm/layout.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/stories/daemon_script.h"
@@ -39,7 +39,7 @@ std::string Written(std::uint8_t area, std::uint32_t at, std::string_view bytes)
 const std::string kAll(1, '\x20');
 const std::string kFirst(1, '\0');
 
-// Tokens decoded in both, absorbed, read and closed.
+// Decodes tokens in both sequences, which are absorbed, read and closed.
 std::string Decode(std::uint32_t tokens) {
   ScriptWriter script;
   script.Add(Op::kCommit, Commit(0, tokens, 0, 2)).Add(Op::kCommit, Commit(1, tokens, 0, 2));

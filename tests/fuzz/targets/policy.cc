@@ -1,5 +1,5 @@
-// Policies as words: whatever the text, an error that says something, or a policy that is sound and
-// whose own text is the same policy again.
+// Policy texts: any text gives an error with a message, or a valid policy whose printed text parses
+// to the same policy.
 #include <algorithm>
 #include <string>
 #include <string_view>

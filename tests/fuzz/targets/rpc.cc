@@ -1,6 +1,6 @@
-// Requests to the daemon, one after another, from workers that may lie in every field: see
-// daemon_script.h. No answer is a fault of the daemon's own or holds another tenant's rows, and
-// when the workers have gone nothing is left of what they did.
+// Requests to the daemon from workers that may lie in every field (daemon_script.h). No answer may
+// be an internal error or hold another tenant's rows. When the workers are gone, nothing of them
+// may be left.
 #include "daemon/base/strings.h"
 #include "daemon/policies/registry.h"
 #include "tests/fuzz/fuzz_target.h"
@@ -79,7 +79,7 @@ std::string Prefixes() {
   return script.bytes();
 }
 
-// A prompt under a policy, compressed as it says, and read.
+// A prompt under a policy, compressed and read.
 std::string Prompt(const std::string& policy) {
   constexpr std::uint64_t kTokens = 96;
   ScriptWriter script = Begun(policy);
@@ -97,7 +97,7 @@ std::string Prompt(const std::string& policy) {
   return script.bytes();
 }
 
-// Most defaults are for prompts of thousands of tokens and models of many layers.
+// Options that fit short prompts: most defaults are for thousands of tokens and many layers.
 std::string ForShortPrompts(const policies::TermKind& kind) {
   constexpr std::pair<std::string_view, std::string_view> kOptions[] = {
       {"budget", "0.5"}, {"span", "2"}, {"segment", "64"}, {"min_segment", "64"}};

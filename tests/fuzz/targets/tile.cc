@@ -1,5 +1,5 @@
-// A tile of any bytes, as a reader sees one whose memory is another's by now: no operation on tiles
-// reads behind its end, rows are copied as they are, and all implementations follow it.
+// A tile with arbitrary bytes, as seen by a reader whose memory has been reused. No operation may
+// read past the tile's end, rows are copied unchanged, and all implementations agree.
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -35,14 +35,14 @@ class Runner {
 
   void Run(const Operations& operations) {
     Decode(operations);
-    // Only the daemon gathers, from tiles of its own, and what those store is finite. Where a tile
-    // has no blocks to sum up nothing looks at what is stored.
+    // Only the daemon gathers, from its own tiles, whose values are finite. Without block summaries
+    // gather copies bytes without interpreting them, so any bytes will do.
     if (case_.shape.summary == Summary::kNone) Gather(operations);
     if (case_.shape.summary != Summary::kNone) Score(operations);
     Attend(operations);
   }
 
-  // Rows whose bitmaps name other channels than they hold keep less all the same.
+  // Reducing a row's channels must work even if its bitmap disagrees with the stored channels.
   void Thin() {
     const std::optional<TileShape> thinner = ThinnerShape(case_.shape, 0.125);
     if (!thinner.has_value()) return;
@@ -53,9 +53,10 @@ class Runner {
     ThinTile({case_.shape, case_.tile, case_.summaries, case_.rows, *thinner, thinned.data(),
               summaries.data()});
     for (std::size_t i = 0; i < 64; ++i) {
-      TESSERA_CHECK(thinned[layout.bytes + i] == kUntouched, "written behind the thinned tile");
+      TESSERA_CHECK(thinned[layout.bytes + i] == kUntouched,
+                    "nothing is written after the reduced tile");
       TESSERA_CHECK(summaries[layout.summary_bytes + i] == kUntouched,
-                    "written behind the thinned summaries");
+                    "nothing is written after the reduced summaries");
     }
   }
 
@@ -81,7 +82,7 @@ class Runner {
                        .values = values.data()});
   }
 
-  // All rows, the last first: K and V of each come out as they went in, whatever they are.
+  // Gathers all rows, last first. K and V of each row must be unchanged, whatever their bytes.
   void Gather(const Operations& operations) {
     std::vector<std::byte> gathered(WholeUnits(case_.layout.bytes));
     GatherRow rows[kTileEntries];
@@ -204,8 +205,7 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const kernels::TileLayout layout = kernels::LayoutOf(shape);
   const std::uint32_t rows = 1 + input.Byte() % kernels::kTileEntries;
   const auto noise = input.Take<std::uint32_t>();
-  // The last byte of the tile, and of its summaries, is the last that can be read, but for what
-  // alignment needs.
+  // The tile and its summaries end at the end of readable memory, as far as alignment allows.
   const std::size_t bytes = fuzz::WholeUnits(layout.bytes);
   std::byte* tile = memory.Last(bytes);
   fuzz::Fill({tile, bytes}, input.Rest(), noise);

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes golden.json and samples.json beside this file; standard library only.
+"""Writes golden.json and samples.json next to this file. Uses only the standard library.
 
-    make_golden.py FOLDER     the folder the model was made in: golden.npz and generate_tasks.py
+    make_golden.py FOLDER     the training folder, with golden.npz and generate_tasks.py
 
-golden.npz holds what a float32 forward pass gives for three prompts; golden.json keeps the logits
-of the last position and some rows of every layer. samples.json holds a sample of each task and
-hashes of many more.
+golden.npz holds the results of a float32 forward pass for three prompts. golden.json keeps the
+logits of the last position and some rows of every layer. samples.json holds one sample of each task
+and hashes of many more.
 """
 
 import array
@@ -38,7 +38,7 @@ def shortened(numbers):
 
 
 def rows(archive, prompt, name, tokens):
-    """Of [layer][token][head][128]: one token's first head and the other's last, in every layer."""
+    """From [layer][token][head][128]: one token's first head and the other's last, per layer."""
     numbers, (layers, count, heads, dim) = load(archive, f"{prompt}_{name}")
     for layer in range(layers):
         for token, head in zip(tokens, (0, heads - 1)):
@@ -88,7 +88,7 @@ def samples(generator):
 
 
 def write(name, content):
-    """One item of a list a line."""
+    """Prints one list item per line."""
     lists = []
     for key, items in content.items():
         lines = ",\n".join(json.dumps(item, separators=(",", ":")) for item in items)

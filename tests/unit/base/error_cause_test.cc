@@ -25,10 +25,10 @@ TEST(ErrorCause, EveryCauseSurvivesItsText) {
 
 TEST(ErrorCause, MalformedTextIsRefused) {
   for (const char* text :
-       {"", "cause=", "pool_full", "cause=pool_full", "cause=pool_full retry_after_ms=",
-        "cause=pool_full retry_after_ms=1x", "cause=pool_full retry_after_ms=-1",
-        "cause=pool_full retry_after_ms=99999999999", "cause=no_such retry_after_ms=0",
-        " cause=pool_full retry_after_ms=0"}) {
+       {"", "cause=", "pool_full", "cause=pool_full",
+        "cause=pool_full retry_after_ms=", "cause=pool_full retry_after_ms=1x",
+        "cause=pool_full retry_after_ms=-1", "cause=pool_full retry_after_ms=99999999999",
+        "cause=no_such retry_after_ms=0", " cause=pool_full retry_after_ms=0"}) {
     EXPECT_EQ(ParseErrorInfo(text), std::nullopt) << text;
   }
 }

@@ -28,7 +28,7 @@ void Push(FairQueue& queue, JobSpec spec) {
   queue.Push(std::move(spec), [] {});
 }
 
-// The names that are left, in their order.
+// The names of the remaining jobs, in order.
 std::vector<std::string> PopAll(FairQueue& queue) {
   std::vector<std::string> names;
   while (auto entry = queue.Pop()) names.push_back(entry->spec.name);
@@ -114,9 +114,8 @@ TEST(FairQueue, AJobGoesWithItsEntryAndTheRestWithTheQueue) {
   EXPECT_EQ(held.use_count(), 1);
 }
 
-// The rule in words that have no queues: who waits has a time since when it waits for its turn,
-// from the first job that waits or from its last turn on. The longest wait wins, of tenants first,
-// then of the tenant's owners; then the oldest job does.
+// The rule without queues. A party waits since its first job arrived or since its last turn. The
+// longest wait wins, first among tenants, then among the tenant's owners; then the oldest job runs.
 class Oracle {
  public:
   void Push(const JobSpec& spec) {
@@ -148,7 +147,7 @@ class Oracle {
   }
 
  private:
-  // A tenant, or one of its owners, in one priority.
+  // A tenant, or one of its owners, within one priority.
   using Party = std::tuple<JobPriority, TenantId, std::optional<std::uint64_t>>;
   static std::vector<Party> PartiesOf(const JobSpec& spec) {
     return {{spec.priority, spec.tenant, std::nullopt}, {spec.priority, spec.tenant, spec.owner}};
@@ -165,7 +164,7 @@ class Oracle {
     return {spec.priority, since_.at(parties[0]), since_.at(parties[1])};
   }
 
-  std::vector<JobSpec> jobs_;  // the oldest first
+  std::vector<JobSpec> jobs_;  // oldest first
   std::map<Party, std::uint64_t> since_;
   std::uint64_t now_ = 0;
 };
@@ -200,8 +199,8 @@ TEST(FairQueue, IsTheOracleOverRandomOperations) {
   }
 }
 
-// What fairness promises, whatever the rule: between two turns of one that waits, or before its
-// first, every other has at most one.
+// The promise of fairness, independent of the rule: between two turns of a waiting party, and
+// before its first, every other party has at most one turn.
 class TurnWatch {
  public:
   void Pushed(std::uint64_t who) {
@@ -230,7 +229,7 @@ TEST(FairQueue, NobodyHasTwoTurnsWhileAnotherWaits) {
     const std::uint64_t parties = random.Between(2, 8);
     for (int i = 0; i < 1000 && !testing::Test::HasFailure(); ++i) {
       if (random.Below(5) < 3) {
-        // Most of the jobs are of one tenant and one owner.
+        // Most jobs belong to one tenant and one owner.
         const std::uint64_t tenant = random.OneIn(4) ? random.Below(parties) : 0;
         const std::uint64_t owner = random.OneIn(4) ? random.Below(parties) : 0;
         Push(queue, Spec("", tenant, owner));

@@ -25,7 +25,7 @@ using ::testing::StartsWith;
 
 constexpr char kTime[] = "[0-9]+-[0-9]+-[0-9]+T[0-9]+:[0-9]+:[0-9]+\\.[0-9]+Z";
 
-// A logger that writes into memory.
+// A logger that writes to memory.
 class Captured {
  public:
   explicit Captured(LogFormat format, LogLevel level = LogLevel::kDebug)
@@ -117,7 +117,7 @@ TEST(Log, LongStringsAreCutAndSaySo) {
   }
 }
 
-// Whatever a peer sends, an event stays one line of printable, well-formed UTF-8.
+// Whatever a peer sends, an event remains one line of printable, well-formed UTF-8.
 TEST(Log, HostileStringsNeitherForgeNorTearLines) {
   const std::uint64_t seed = TestSeed();
   SCOPED_TRACE(seed);

@@ -65,7 +65,8 @@ TEST(MutexLock, KnowsWhichMutexItHolds) {
   EXPECT_FALSE(lock.Holds(other));
 }
 
-// Items go through a bounded queue in order: a lost wake-up would hang, a broken wait would tear.
+// Passes items through a bounded queue in order. A lost wake-up would hang the test, and a broken
+// wait would corrupt the order.
 TEST(CondVar, HandsOverInOrder) {
   struct {
     Mutex mutex;

@@ -22,7 +22,7 @@ TEST(Secrets, AreNotRepeatedAndNotZero) {
   EXPECT_EQ(short_ones.count(0), 0u);
 }
 
-// Every bit is set about half of the time: 1000 draws of a fair bit leave 350..650 by chance with a
+// Every bit is set about half of the time: 1000 draws of a fair bit are outside 350..650 with a
 // probability below 1e-20.
 TEST(Secrets, EveryBitVaries) {
   int set[128] = {};

@@ -26,7 +26,7 @@ using testing::HasSubstr;
 // Only a bug takes longer.
 constexpr std::chrono::seconds kPatience{30};
 
-// Counts arrivals; whoever waits for them loses patience some time.
+// Counts arrivals. Waiting for them times out.
 class Arrivals {
  public:
   void Arrive() {
@@ -75,7 +75,7 @@ std::vector<std::uint32_t> AllowedCpus() {
   return cpus;
 }
 
-// One thread takes what waits in the order in which the manual scheduler steps.
+// A single thread runs jobs in the order of the manual scheduler.
 TEST(ThreadScheduler, TheOrderIsThatOfTheManualScheduler) {
   TestRandom random;
   ManualScheduler manual;
@@ -94,7 +94,7 @@ TEST(ThreadScheduler, TheOrderIsThatOfTheManualScheduler) {
   for (int i = 0; i < kJobs; ++i) {
     const JobSpec spec = Spec(static_cast<JobPriority>(random.Below(kJobPriorities)),
                               random.Below(4), random.Below(4));
-    // What a job submits while others wait has its place too.
+    // A job that submits others while some wait must keep their order, too.
     const auto job = [i, spec, &done](Scheduler& scheduler, std::vector<int>& ran) {
       return [&ran, &done, &scheduler, spec, i] {
         ran.push_back(i);
@@ -139,7 +139,7 @@ TEST(ManualScheduler, AJobTakenByNameLeavesTheOthersTheirOrder) {
   EXPECT_EQ(Sum(manual.load().running), 0u);
 }
 
-// Long jobs fill all threads that they may; a tail job runs all the same, beside them.
+// Long jobs occupy all threads that they may use; a tail job still runs beside them.
 TEST(ThreadScheduler, OneThreadIsKeptFromLongJobs) {
   TestRandom random;
   for (std::uint32_t count = 2; count <= 5; ++count) {
@@ -169,8 +169,8 @@ TEST(ThreadScheduler, OneThreadIsKeptFromLongJobs) {
   }
 }
 
-// Two of the four long jobs of a round wait for each other, then the other two do, with tail jobs
-// in between: a thread that slept beside work that it may take would hold all up.
+// In each round two of four long jobs wait for each other, then the other two do, with tail jobs in
+// between. A thread that sleeps despite work that it may take would block all.
 TEST(ThreadScheduler, NoThreadSleepsBesideWorkThatItMayTake) {
   constexpr std::uint64_t kRounds = 500;
   Arrivals began;
@@ -200,7 +200,7 @@ TEST(ThreadScheduler, OneThreadRunsLongJobsToo) {
   EXPECT_TRUE(ran.WaitFor(2));
 }
 
-// Each job is queued, running or done, and one that is done holds nothing any more.
+// Each job is queued, running or done. A finished job holds no resources.
 TEST(ThreadScheduler, LoadCountsEveryJobOnce) {
   Arrivals open;
   Arrivals looked;
@@ -275,7 +275,7 @@ TEST(ThreadScheduler, ThreadsStayOnTheirCpus) {
     std::vector<std::vector<std::uint32_t>> masks(kThreads);
     const std::unique_ptr<ThreadScheduler> threads = Threads(kThreads, cpus);
     for (std::uint32_t i = 0; i < kThreads; ++i) {
-      // Both at a time, so that each runs on a thread of its own.
+      // Both run at the same time, so each has its own thread.
       threads->Submit(Spec(JobPriority::kTails), [&masks, &seen, i] {
         masks[i] = AllowedCpus();
         seen.Arrive();
@@ -286,7 +286,7 @@ TEST(ThreadScheduler, ThreadsStayOnTheirCpus) {
     for (const std::vector<std::uint32_t>& mask : masks) {
       EXPECT_EQ(mask, cpus.empty() ? allowed : cpus);
     }
-    EXPECT_EQ(AllowedCpus(), allowed);  // whoever creates the scheduler stays where it was
+    EXPECT_EQ(AllowedCpus(), allowed);  // the creating thread's affinity is unchanged
   }
 }
 
@@ -302,7 +302,8 @@ TEST(ThreadScheduler, ACpuThatDoesNotExistIsRefusedByItsNumber) {
   EXPECT_FALSE(ThreadScheduler::Create({.threads = 0}).ok());
 }
 
-// The running job sees those that wait go before it ends, and what it submits then goes as well.
+// The running job sees the waiting ones dropped before it ends, and jobs that it submits then are
+// dropped as well.
 TEST(ThreadScheduler, TheEndDropsWhatWaitsAndWaitsForWhatRuns) {
   class SaysWhenItGoes {
    public:

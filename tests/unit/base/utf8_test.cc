@@ -36,7 +36,7 @@ TEST(Utf8, EveryRuneAndNoSurrogate) {
     const std::string text = Encode(rune);
     const bool valid = rune < 0x110000 && (rune < 0xd800 || rune > 0xdfff);
     ASSERT_EQ(Utf8SequenceLength(text), valid ? text.size() : 0) << std::hex << rune;
-    // Cut short, a longer sequence is none.
+    // A truncated sequence is invalid.
     if (text.size() > 1) {
       ASSERT_EQ(Utf8SequenceLength(text.substr(0, text.size() - 1)), 0u);
     }

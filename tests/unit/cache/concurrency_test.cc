@@ -1,7 +1,7 @@
 // Readers resolve and read all the time, while a worker decodes, appends, truncates, forks and
-// frees, and the daemon absorbs and collects. Every read is one of the states that the sequence has
-// been in, whatever form its segments are given meanwhile, and no older than what was complete when
-// the reader pinned.
+// frees, and the daemon absorbs and collects. Every read must equal a state that the sequence has
+// had, whatever form its segments have, and be no older than the state that was complete when the
+// reader pinned.
 //
 // All threads use one mapping of each memory, so that ThreadSanitizer sees every access.
 
@@ -30,8 +30,8 @@ constexpr int kOperations = 2500;
 constexpr std::uint64_t kReads = 6000;
 constexpr int kReaders = 2;
 
-// A row says what it is: token, era (how many truncations came before it was written) and lane.
-// Twelve bits of each 16-bit element, so that every element is finite.
+// A row encodes its token, its era (the number of truncations before it was written) and its lane.
+// Twelve bits of each 16-bit element are used, so that every element is finite.
 struct Label {
   std::uint64_t token;
   std::uint64_t era;
@@ -52,7 +52,7 @@ void Fill(std::byte* row, std::size_t bytes, const Label& label) {
   const std::uint64_t word = Encode(label);
   for (std::size_t at = 0; at < bytes; at += 8) std::memcpy(row + at, &word, 8);
 }
-// Nothing where the row is not of one piece.
+// nullopt if the row is torn.
 std::optional<Label> Read(const std::byte* row, std::size_t bytes) {
   std::uint64_t first;
   std::memcpy(&first, row, 8);
@@ -85,14 +85,14 @@ class LabelledRows final : public MadeRows {
   const std::uint64_t era_;
 };
 
-// One sequence and what it has been: era e began with a cut to cuts[e] tokens.
+// A sequence and its past states: era e began with a cut to cuts[e] tokens.
 struct History {
   std::shared_ptr<Sequence> sequence;
   std::array<std::atomic<std::uint64_t>, kMaxEras> cuts{};
-  std::atomic<std::uint64_t> eras{1};      // begun
-  std::atomic<std::uint64_t> complete{0};  // era << 32 | tokens of the last operation that is over
+  std::atomic<std::uint64_t> eras{1};      // started eras
+  std::atomic<std::uint64_t> complete{0};  // era << 32 | tokens after the last completed operation
 
-  // The era that token had in the state which era `last` is the newest of.
+  // The era of a token in the state whose newest era is `last`.
   std::uint64_t EraOf(std::uint64_t token, std::uint64_t last) const {
     std::uint64_t era = last;
     while (token < cuts[era].load(std::memory_order_relaxed)) --era;
@@ -102,9 +102,9 @@ struct History {
 
 class Concurrency : public testing::Test {
  protected:
-  // ---- the worker
+  // ---- The worker
 
-  // Its rings, through the mapping that the daemon reads them by.
+  // The worker's rings, through the daemon's own mapping.
   std::byte* Writable(const Sequence& sequence) {
     const TailRegion& region = sequence.tail()->region();
     std::byte* base = region.data() - region.offset();
@@ -121,7 +121,7 @@ class Concurrency : public testing::Test {
     const auto* block = reinterpret_cast<const shm::SequenceBlock*>(
         world_.tenant().directory().mapped().base + now_->sequence->directory_offset());
     for (; tokens > 0; --tokens) {
-      // Waits for ring space as a worker does; the others give it back.
+      // Waits for ring space like a worker; the other threads free it.
       while (tokens_ >= block->ring_start.load() + model_->layout().ring_capacity()) {
         std::this_thread::yield();
       }
@@ -209,9 +209,9 @@ class Concurrency : public testing::Test {
     Done();
   }
 
-  // ---- readers
+  // ---- Readers
 
-  // Empty where the lane is in one of the states that the sequence has been in.
+  // Returns an empty string if the lane equals one of the sequence's states.
   static std::string Judge(const History& history, const SequenceView& view,
                            const SequenceView::LaneOf& lane, std::uint64_t* tokens) {
     std::vector<Label> labels;
@@ -229,7 +229,7 @@ class Concurrency : public testing::Test {
       for (std::uint32_t e = 0; e < segment.entries; ++e) {
         const std::byte* at = segment.arena + segment.tile_offsets[e / kernels::kTileEntries];
         const std::uint32_t row = e % kernels::kTileEntries;
-        // Packed rows that keep every channel have the same bytes as dense ones, elsewhere.
+        // Packed rows that keep every channel have the same bytes as dense ones, at another place.
         const kernels::TileLayout rows = kernels::LayoutOf(segment.shape);
         if (!take(at + rows.key_data + row * rows.key_row.data,
                   at + rows.value_data + row * rows.value_row.data)) {
@@ -259,7 +259,7 @@ class Concurrency : public testing::Test {
     return "";
   }
 
-  // One step of a reader. The version tells whether tail and lanes belong together.
+  // One read. The version shows whether tail and lanes belong together.
   std::string ReadOnce(shm::Word& slot) {
     std::shared_ptr<History> history;
     {
@@ -301,7 +301,7 @@ class Concurrency : public testing::Test {
     return wrong;
   }
 
-  // Into a form whose rows say the same, with and without a bitmap.
+  // Packs into a form with equal rows, with or without a bitmap.
   void PackOnce(bool dense) {
     std::shared_ptr<History> history;
     {
@@ -351,7 +351,7 @@ TEST_F(Concurrency, EveryReadIsAStateThatWas) {
       }
     });
   }
-  threads.emplace_back([&] {  // absorbs and collects, as the daemon's threads do
+  threads.emplace_back([&] {  // absorbs and collects like the daemon's threads
     while (!stop.load()) {
       for (const std::shared_ptr<Sequence>& sequence : session_->Decoding()) {
         EXPECT_TRUE(sequence->AbsorbFullTiles().ok());
@@ -393,8 +393,8 @@ TEST_F(Concurrency, EveryReadIsAStateThatWas) {
   world_.ExpectBaseline();
 }
 
-// Many workers at once, each on sequences of its own and on forks of the others', sessions coming
-// and going: nobody disturbs anybody, and nothing is left.
+// Many workers at once, each with its own sequences and forks of the others', while sessions come
+// and go. They do not disturb each other, and nothing is left at the end.
 TEST_F(Concurrency, SessionsComeAndGoBesideEachOther) {
   const std::uint64_t seed = TestSeed();
   const auto common = world_.NewSequence(*session_, *model_);

@@ -110,7 +110,7 @@ TEST_F(DirectoryTest, ThePoolsExtentsShowWithTheirGenerations) {
     }
     EXPECT_EQ(header.pool_extent_generation[5].load(), 0u);
     EXPECT_GE(header.mapping_version.load(), version + 4);
-    while (blocks.size() > 1) blocks.pop_back();  // the first stays, its extent with it
+    while (blocks.size() > 1) blocks.pop_back();  // the first block and its extent remain
     blocks.clear();
     EXPECT_EQ((*pool)->extents(), 1u);
     EXPECT_EQ(header.pool_extent_generation[0].load(), 1u);

@@ -1,5 +1,5 @@
-// Everything that a worker is handed, in the hands of another process that tries all it can: the
-// table of mappings, row by row.
+// Another process receives everything that a worker gets, and tries every attack in the table of
+// mappings.
 
 #include <fcntl.h>
 
@@ -23,7 +23,7 @@ struct Exported {
   Fd fd;
   std::uint64_t bytes;
   bool worker_writes;
-  const std::byte* daemons;  // the daemon's own mapping of it
+  const std::byte* daemons;  // the daemon's own mapping
 };
 
 class ExportedMemory : public testing::Test {
@@ -93,7 +93,7 @@ TEST_F(ExportedMemory, AWorkerProcessCanDoNoMoreThanTheTableSays) {
       EXPECT_EQ(report[i], memory.worker_writes ? attempt.worker_writes : attempt.daemon_writes)
           << memory.name << ", " << attempt.name << ": " << std::strerror(report[i]);
     }
-    // Every page of the daemon's mapping is still there.
+    // Every page of the daemon's mapping is still present.
     unsigned sum = 0;
     for (std::uint64_t at = 0; at < memory.bytes; at += 512) {
       sum += static_cast<unsigned>(memory.daemons[at]);
@@ -102,7 +102,7 @@ TEST_F(ExportedMemory, AWorkerProcessCanDoNoMoreThanTheTableSays) {
   }
   EXPECT_EQ(peer.Wait(), 0);
 
-  // The daemon serves on: what it published is untouched, and it publishes more.
+  // The daemon continues: published data is untouched, and it publishes more.
   const SequenceView view = *ReadSequence(world_.tenant(), *sequence_);
   EXPECT_EQ(Differs(view, *model_, {stamps_}), "");
   const auto another = world_.NewSequence(worker_.session(), *model_);
@@ -118,8 +118,8 @@ TEST_F(ExportedMemory, SealsAreTheOnesOfTheTable) {
   }
 }
 
-// A worker that punches holes into its own rings while they are being absorbed harms its own rows:
-// they read as zeros, and the daemon goes on.
+// A worker that punches holes into its own rings during absorption harms only its own rows: they
+// read as zeros, and the daemon continues.
 TEST_F(ExportedMemory, HolesInATailReadAsZerosAndNothingFaults) {
   for (std::uint64_t i = 0; i < 40; ++i) worker_.Write(*sequence_, tail_, 100 + i, 5);
   worker_.Commit(tail_, 140);

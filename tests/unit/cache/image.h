@@ -1,4 +1,4 @@
-// A sequence as its readers see it, byte for byte, wherever it lies.
+// The bytes of a sequence as readers see them, independent of their addresses.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace tessera::cache {
 
-// All that readers see of a sequence, where it lies left out.
+// Everything that readers see of a sequence, except addresses.
 inline std::vector<std::byte> Image(const SequenceView& view) {
   std::vector<std::byte> image;
   const auto add = [&](const void* from, std::uint64_t bytes) {

@@ -171,7 +171,7 @@ TEST(Model, FillsInDefaultsOnce) {
   EXPECT_EQ(model.spec().layers[0].value_head_dim, 64u);
   EXPECT_EQ(model.geometry(0).sinks, nullptr);
   EXPECT_EQ(model.geometry(1).sinks, model.spec().layers[1].sinks.data());
-  // A spec with the defaults spelled out is the same model.
+  // A spec that spells out the defaults gives the same model.
   const Model again = *Model::Create(ModelId(2), model.spec(), 4);
   EXPECT_TRUE(again.spec() == model.spec());
 }

@@ -40,7 +40,7 @@ TEST_F(NodeTest, NoTenantTakesEverySession) {
   const auto node = NewNode({{.name = "a"}, {.name = "b", .token = "x"}}, 3);
   const Tenant& a = *node->TenantByName("a");
   const Tenant& b = *node->TenantByName("b");
-  // Whether or not those before are open by now: attachments come side by side.
+  // Even if earlier sessions are not open yet: attachments run concurrently.
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(node->AdmitSession(a).ok());
   const absl::Status full = node->AdmitSession(a);
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
@@ -69,8 +69,8 @@ TEST_F(NodeTest, NorDoSeveralTogether) {
   EXPECT_FALSE(node->AdmitSession(c).ok());
 }
 
-// Rows in host memory: no tenant takes another's part, and raw copies leave some of their own
-// tenant's for what workers show.
+// Host memory for rows: each tenant has its own part, and raw copies leave room in it for
+// observations.
 TEST_F(NodeTest, EachTenantHasItsPartOfTheRowsThatWait) {
   constexpr std::uint64_t kPart = 4 << 20;
   const auto node = NewNode({{.name = "a"}, {.name = "b", .token = "x"}}, 3, 2 * kPart);

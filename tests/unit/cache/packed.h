@@ -1,4 +1,4 @@
-// Packings, rotations and what lanes show of packed rows.
+// Packings, rotations and checks of packed rows.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ inline kernels::TileShape RandomShape(TestRandom& random, std::uint32_t head_dim
   return shape;
 }
 
-// Of the layers [first, first + layers), which are alike where it is to be rotated.
+// For layers [first, first + layers), which must be alike if rotated.
 inline TestPacking RandomPacking(TestRandom& random, const Model& model, std::uint32_t first,
                                  std::uint32_t layers) {
   TestPacking packing;
@@ -82,7 +82,7 @@ inline TestPacking RandomPacking(TestRandom& random, const Model& model, std::ui
 
 inline absl::Status Proceed() { return absl::OkStatus(); }
 
-// What the kernels make of rows under one strategy.
+// Encodes rows under one strategy with the kernels.
 class TileEncoder {
  public:
   TileEncoder(const kernels::TileShape& shape, const kernels::RotationView& rotation,
@@ -90,7 +90,7 @@ class TileEncoder {
       : shape_(shape), type_(type), prepared_(operations_.prepared_bytes(shape, type)) {
     operations_.prepare_encode(shape, type, rotation, prepared_.data());
   }
-  // Of rows that lie `stride` apart: the tile, and its summaries right behind.
+  // Rows are `stride` bytes apart. Returns the tile directly followed by its summaries.
   std::vector<std::byte> Tile(const std::byte* key, const std::byte* value, std::uint64_t stride,
                               std::uint32_t rows) const {
     const kernels::TileLayout layout = kernels::LayoutOf(shape_);
@@ -117,7 +117,7 @@ class TileEncoder {
   std::vector<std::byte> prepared_;
 };
 
-// Whether the summaries of a tile of the segment are these.
+// Whether a tile of the segment has these summaries.
 inline bool HasSummaries(const kernels::SegmentView& segment, std::uint32_t tile,
                          const std::byte* expected) {
   const std::uint64_t bytes = kernels::LayoutOf(segment.shape).summary_bytes;
@@ -127,8 +127,8 @@ inline bool HasSummaries(const kernels::SegmentView& segment, std::uint32_t tile
          std::memcmp(segment.arena + offset, expected, bytes) == 0;
 }
 
-// Whether row `row` of a tile is what its form makes of the token with this stamp. The bytes of a
-// row depend on no other row.
+// Whether row `row` of a tile encodes the token with this stamp. A row's bytes depend on no other
+// row.
 inline bool IsPackedRow(const std::byte* tile, std::uint32_t row, const kernels::SegmentView& view,
                         const TileEncoder& encoder, kernels::DenseTile dense, std::uint32_t layer,
                         std::uint32_t kv_head, std::uint64_t stamp) {
@@ -145,7 +145,7 @@ inline bool IsPackedRow(const std::byte* tile, std::uint32_t row, const kernels:
          same(at.value_scales, at.value_row.scale) && same(at.value_data, at.value_row.data);
 }
 
-// As Differs, for lanes some of whose segments are packed. Empty where all is well.
+// Like Differs, for lanes with packed segments. Returns an empty string if they agree.
 inline std::string PackedDiffers(const SequenceView& view, const Model& model,
                                  const std::vector<std::vector<std::uint64_t>>& stamps) {
   for (const SequenceView::LaneOf& lane : view.lanes) {

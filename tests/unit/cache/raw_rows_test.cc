@@ -16,7 +16,7 @@ constexpr std::size_t kRow = 64 * 2;
 
 class RawRowsTest : public testing::Test {
  protected:
-  // Rows of K and V of `tiles` tiles, all of them different.
+  // K and V rows of `tiles` tiles, all different.
   struct Rows {
     std::vector<std::byte> keys;
     std::vector<std::byte> values;
@@ -34,7 +34,7 @@ class RawRowsTest : public testing::Test {
   absl::Status Put(RawRows& raw, std::size_t first_tile, const Rows& rows) {
     return raw.Put(first_tile, rows.keys.data(), rows.values.data(), rows.keys.size() / kRow / 32);
   }
-  // Keeps the first `tiles` of the oracle and puts `rows` behind them.
+  // Keeps the first `tiles` of the oracle and appends `rows`.
   void Remember(std::size_t tiles, const Rows& rows) {
     kept_.keys.resize(tiles * 32 * kRow);
     kept_.values.resize(kept_.keys.size());
@@ -42,7 +42,7 @@ class RawRowsTest : public testing::Test {
     kept_.values.insert(kept_.values.end(), rows.values.begin(), rows.values.end());
   }
   std::size_t tiles() const { return kept_.keys.size() / kRow / 32; }
-  // Whether the first `count` rows are as remembered, and nothing behind them is written.
+  // Whether the first `count` rows are as expected, and nothing after them is written.
   bool Holds(const RawRows& raw, std::uint64_t count) {
     const std::size_t bytes = count * kRow;
     std::vector<std::byte> keys(bytes + 1, std::byte{0x5a}), values(keys);
@@ -81,7 +81,7 @@ TEST_F(RawRowsTest, WhatDoesNotFitTheBudgetChangesNothing) {
   ASSERT_TRUE(Put(raw, 0, three).ok());
   Remember(0, three);
   EXPECT_EQ(Put(raw, 3, Make(2)).code(), absl::StatusCode::kResourceExhausted);
-  // Not even where what goes would have made room.
+  // Even if the replaced rows would have made room.
   EXPECT_EQ(Put(raw, 1, Make(2)).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(budget.used_bytes(), 3 * kTileBytes);
   EXPECT_TRUE(Holds(raw, 96));

@@ -1,5 +1,5 @@
-// Made-up K and V rows: a token carries a stamp, and every row is a function of stamp and place, so
-// that an oracle keeps one number per token and any mix-up of rows shows.
+// Synthetic K and V rows. Each token has a stamp, and a row is a function of stamp and place, so
+// that an oracle needs one number per token and detects any mix-up.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ struct RowPlace {
   RowKind kind = RowKind::kKey;
 };
 
-// The top bit of each exponent stays clear: every element is finite and below 2.
+// The top bit of each exponent is clear: every element is finite and below 2.
 inline std::uint64_t FiniteMask(kernels::ElementType type) {
   return type == kernels::ElementType::kFp32 ? 0xbfffffffbfffffff : 0xbfffbfffbfffbfff;
 }
@@ -50,12 +50,12 @@ inline bool IsRow(const std::byte* row, std::uint64_t stamp, const RowPlace& pla
   return std::memcmp(row, expected, tile.row_bytes()) == 0;
 }
 
-// Rows that are made when they are asked for.
+// Rows that are generated on request.
 class MadeRows : public RowSource {
  public:
   explicit MadeRows(const shm::LaneLayout& layout) : layout_(layout) {}
 
-  // Makes K and V rows of consecutive tokens of a lane, one after another.
+  // Generates K and V rows of consecutive tokens of a lane, in order.
   virtual void Make(std::uint32_t layer, std::uint32_t kv_head, std::uint64_t first,
                     std::uint32_t count, std::byte* key, std::byte* value) const = 0;
 
@@ -76,7 +76,7 @@ class MadeRows : public RowSource {
   mutable std::deque<std::vector<std::byte>> made_;
 };
 
-// The rows of tokens with these stamps, as a request would bring them.
+// The rows of tokens with these stamps, as in a request.
 class StampedRows final : public MadeRows {
  public:
   StampedRows(const shm::LaneLayout& layout, std::vector<std::uint64_t> stamps)

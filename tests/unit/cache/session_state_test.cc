@@ -88,7 +88,7 @@ TEST_F(SessionStateTest, StagingThatDoesNotFitTheAccountsIsRefusedAndNothingIsLe
   EXPECT_EQ(second->staging().status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(tenant_.used_bytes(), 0u);
   others->Reset();
-  EXPECT_TRUE(second->staging().ok());  // asked again, it comes
+  EXPECT_TRUE(second->staging().ok());  // a retry succeeds
 }
 
 TEST_F(SessionStateTest, AHostileCountOfWaitsRaisesAFigureAndNoMore) {
@@ -97,11 +97,12 @@ TEST_F(SessionStateTest, AHostileCountOfWaitsRaisesAFigureAndNoMore) {
   EXPECT_EQ(session->TakeRingFullWaits(), 0u);
   waits.store(5);
   EXPECT_EQ(session->TakeRingFullWaits(), 5u);
-  waits.store(2);  // going back counts as nothing
+  waits.store(2);  // a decrease counts as nothing
   EXPECT_EQ(session->TakeRingFullWaits(), 0u);
   waits.store(3);
   EXPECT_EQ(session->TakeRingFullWaits(), 1u);
-  // The word is the worker's: a wild one raises the figure by no more than a worker could wait.
+  // The worker owns the word: an absurd value raises the counter by no more than a worker could
+  // have waited.
   session->control()->page().ring_full_waits.store(~std::uint64_t{0});
   EXPECT_EQ(session->TakeRingFullWaits(), std::uint64_t{1} << 20);
 }

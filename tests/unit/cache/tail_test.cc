@@ -19,7 +19,7 @@ namespace {
 
 using Stamps = std::vector<std::uint64_t>;
 
-// ---- the memory of rings
+// ---- Memory of rings
 
 class TailMemoryTest : public testing::Test {
  protected:
@@ -96,7 +96,7 @@ TEST_F(TailMemoryTest, AnIdleExtentIsCutAnewForRingsOfAnotherSize) {
   TailRegion other = *memory->Allocate(kExtent / 2);
   EXPECT_EQ(memory->extents(), 2u);
   small.Reset();
-  TailRegion third = *memory->Allocate(kExtent);  // where the small ones were
+  TailRegion third = *memory->Allocate(kExtent);  // in the place of the small ones
   EXPECT_EQ(memory->extents(), 2u);
   EXPECT_NE(third.extent(), other.extent());
   EXPECT_EQ(third.offset(), 0u);
@@ -133,12 +133,12 @@ TEST_F(TailMemoryTest, BothAccountsRefuseAndNothingIsLeft) {
   absl::StatusOr<pool::Charge> others = node_.Reserve(pool::MemoryTag::kPoolExtents, 2 * kExtent);
   ASSERT_TRUE(others.ok());
   regions.pop_back();
-  (void)memory->ReleaseIdle();  // the one idle extent stays
+  (void)memory->ReleaseIdle();  // one idle extent is kept
   EXPECT_TRUE(memory->Allocate(kExtent).ok());
   EXPECT_EQ(memory->extents(), 6u);
 }
 
-// ---- committed counts
+// ---- Committed counts
 
 class TailTest : public testing::Test {
  protected:
@@ -147,7 +147,7 @@ class TailTest : public testing::Test {
     worker_.reset();
     world_.ExpectBaseline();
   }
-  // A sequence of `held` tokens with an open tail; `stamps` follows it.
+  // A sequence of `held` tokens with an open tail. `stamps` continues it.
   std::shared_ptr<Sequence> Decoding(std::uint64_t held, Stamps& stamps) {
     const auto sequence = world_.NewSequence(worker_->session(), *model_);
     stamps = NewStamps(held);
@@ -212,7 +212,7 @@ TEST_F(TailTest, CountsAtTheBordersAreTaken) {
   const auto sequence = Decoding(50, stamps);
   worker_->Commit(tail_, 50);  // nothing yet
   EXPECT_EQ(*sequence->AbsorbFullTiles(), 0u);
-  Write(*sequence, stamps, 128);  // all that the ring holds
+  Write(*sequence, stamps, 128);  // fills the ring
   worker_->Commit(tail_, 178);
   EXPECT_EQ(*sequence->AbsorbFullTiles(), 110u);  // to token 160, the end of a tile
   EXPECT_EQ(Shown(*sequence, stamps), "");
@@ -220,7 +220,7 @@ TEST_F(TailTest, CountsAtTheBordersAreTaken) {
   EXPECT_EQ(sequence->AbsorbFullTiles().status().code(), absl::StatusCode::kDataLoss);
 }
 
-// A prompt's last tile is filled first, so that what is left lies in one tile of the ring.
+// A prompt's last tile is filled first, so that the rest lies in one tile of the ring.
 TEST_F(TailTest, TilesAreFilledNotOnlyCounted) {
   Stamps stamps;
   const auto sequence = Decoding(50, stamps);
@@ -256,7 +256,7 @@ TEST_F(TailTest, EveryTailHasAGenerationOfItsOwn) {
   const auto sequence = Decoding(3, stamps);
   std::uint32_t last = tail_.place.tail.generation;
   EXPECT_NE(last & 0xffff, 0u);
-  // Past the wrap of the 16 bits that the commit word holds.
+  // Wraps the 16 bits that the commit word holds.
   for (int i = 0; i < 70000; ++i) {
     tail_ = *worker_->Open(*sequence);
     ASSERT_GT(tail_.place.tail.generation, last);
@@ -268,7 +268,7 @@ TEST_F(TailTest, EveryTailHasAGenerationOfItsOwn) {
   EXPECT_EQ(Shown(*sequence, stamps), "");
 }
 
-// ---- ring space
+// ---- Ring space
 
 TEST_F(TailTest, RingSpaceIsGivenBackWhenReadersHaveMovedOn) {
   Stamps stamps;
@@ -300,21 +300,21 @@ TEST_F(TailTest, ASpaceThatIsGivenBackLateDoesNotMoveTheNextTail) {
   shm::Word& slot = worker_->session().control()->page().readers[0].word;
   const std::uint64_t pin = shm::Pin(slot, world_.tenant().epochs().epoch());
   EXPECT_EQ(*sequence->AbsorbFullTiles(), 96u);
-  ASSERT_TRUE(sequence->Truncate(10).ok());  // closes the tail, with the old space still held
+  ASSERT_TRUE(sequence->Truncate(10).ok());  // closes the tail, whose ring space is still held
   stamps.resize(10);
   tail_ = *worker_->Open(*sequence);
   EXPECT_EQ(tail_.place.tail.tokens, 10u);
   EXPECT_EQ(worker_->Block(*sequence).ring_start.load(), 10u);
   EXPECT_TRUE(shm::Unpin(slot, pin));
   world_.tenant().epochs().Collect();
-  EXPECT_EQ(worker_->Block(*sequence).ring_start.load(), 10u);  // 96 belonged to the old rings
+  EXPECT_EQ(worker_->Block(*sequence).ring_start.load(), 10u);  // 96 belonged to the old ring
   Write(*sequence, stamps, 40);
   worker_->Commit(tail_, 50);
   EXPECT_EQ(Shown(*sequence, stamps), "");
 }
 
-// A reader that holds a tail which has closed goes on seeing its rows and its count, although the
-// same worker decodes something else meanwhile.
+// A reader of a closed tail continues to see its rows and count, even while the same worker decodes
+// something else.
 TEST_F(TailTest, AClosedTailIsNobodyElsesWhileItIsRead) {
   Stamps stamps, others;
   const auto sequence = Decoding(20, stamps);
@@ -332,7 +332,7 @@ TEST_F(TailTest, AClosedTailIsNobodyElsesWhileItIsRead) {
   EXPECT_TRUE(shm::Unpin(slot, pin));
 }
 
-// Tails that end by an append or a truncation, never closed by name, hold no slot.
+// Tails closed by an append or a truncation free their slot.
 TEST_F(TailTest, SlotsOfTailsThatEndedByThemselvesAreUsedAgain) {
   std::vector<std::shared_ptr<Sequence>> sequences;
   std::set<std::uint32_t> slots;
@@ -369,7 +369,7 @@ TEST_F(TailTest, AsManyDecodeAsThereAreSlotsAndNoMore) {
   slots[100] = CommitSlot();
   CommitSlot again = *(*control)->TakeCommitSlot();
   EXPECT_EQ(again.index(), freed);
-  EXPECT_EQ(again.Load(), 0u);  // what the last one left is gone
+  EXPECT_EQ(again.Load(), 0u);  // the old count is cleared
 }
 
 }  // namespace

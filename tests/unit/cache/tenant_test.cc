@@ -17,7 +17,7 @@ namespace {
 using absl::StatusCode;
 using Stamps = std::vector<std::uint64_t>;
 
-// ---- isolation
+// ---- Isolation
 
 TEST(TenantIsolation, AnotherTenantsIdsAreUnknown) {
   World world(World::Options{.tenants = 2});
@@ -45,11 +45,11 @@ TEST(TenantIsolation, AnotherTenantsIdsAreUnknown) {
               StatusCode::kNotFound);
     EXPECT_EQ(blue.FindSession(red_session->id(), red_session->options().secret).status().code(),
               StatusCode::kUnauthenticated);
-    // A sequence is not handed to another tenant's session either.
+    // Nor can a sequence be handed over to another tenant's session.
     EXPECT_EQ(red.Handover(sequence->id(), *red_session, blue_session->id()).code(),
               StatusCode::kNotFound);
 
-    // Nothing of it shows in the other's memory or books.
+    // The other tenant's memory and accounts are unaffected.
     EXPECT_EQ(blue.account().used_bytes(), 0u);
     EXPECT_EQ(blue.sequence_count(), 0u);
     const SequenceView view = *ReadSequence(red, *sequence);
@@ -91,7 +91,7 @@ TEST(TenantIsolation, OneTenantsQuotaLeavesAnothersAlone) {
   EXPECT_TRUE(spared.ok()) << spared.status();
 }
 
-// Objects may be few and their extents many: what a tenant holds is bounded all the same.
+// Even with few objects in many extents, a tenant's memory is limited.
 TEST(TenantIsolation, FragmentsOfOneTenantLeaveRoomForAnother) {
   constexpr std::uint64_t kMiB = 1024 * 1024;
   World world(World::Options{.node_limit = 12 * kMiB, .tenant_limit = 4 * kMiB, .tenants = 2});
@@ -116,7 +116,7 @@ TEST(TenantIsolation, FragmentsOfOneTenantLeaveRoomForAnother) {
   EXPECT_TRUE(spared.ok()) << spared.status();
 }
 
-// ---- models
+// ---- Models
 
 class TenantTest : public testing::Test {
  protected:
@@ -128,7 +128,7 @@ TEST_F(TenantTest, AModelIsRegisteredOncePerName) {
   const auto first = world_.Register(SmallModel("a", 2, 1));
   EXPECT_EQ(world_.Register(SmallModel("a", 2, 1))->id(), first->id());
   ModelSpec spelled = SmallModel("a", 2, 1);
-  for (LayerSpec& layer : spelled.layers) layer.scale = 0.125f;  // the default, spelled out
+  for (LayerSpec& layer : spelled.layers) layer.scale = 0.125f;  // spells out the default
   EXPECT_EQ(world_.Register(spelled)->id(), first->id());
   const absl::Status other = tenant().RegisterModel(SmallModel("a", 3, 1), SessionId(1)).status();
   EXPECT_EQ(other.code(), StatusCode::kAlreadyExists);
@@ -138,7 +138,7 @@ TEST_F(TenantTest, AModelIsRegisteredOncePerName) {
   const absl::Status full = tenant().RegisterModel(SmallModel("d", 2, 1), SessionId(1)).status();
   EXPECT_EQ(full.code(), StatusCode::kResourceExhausted);
   EXPECT_NE(full.ToString().find("3"), std::string::npos) << full;
-  EXPECT_EQ(world_.Register(SmallModel("a", 2, 1))->id(), first->id());  // known: no new place
+  EXPECT_EQ(world_.Register(SmallModel("a", 2, 1))->id(), first->id());  // known, so no new slot
 }
 
 TEST_F(TenantTest, AModelThatNobodyUsesGivesItsPlaceAndItsName) {
@@ -154,13 +154,13 @@ TEST_F(TenantTest, AModelThatNobodyUsesGivesItsPlaceAndItsName) {
   ASSERT_TRUE(held.ok());
   EXPECT_FALSE(register_for(*other, SmallModel("d", 1, 1)).ok());
   tenant().EndSession(worker->id());
-  EXPECT_FALSE(register_for(*other, SmallModel("a", 2, 1)).ok());  // a sequence is of it
+  EXPECT_FALSE(register_for(*other, SmallModel("a", 2, 1)).ok());  // a sequence uses it
   EXPECT_TRUE(register_for(*other, SmallModel("b", 2, 1)).ok());   // the name is free again
   EXPECT_TRUE(tenant().FindModel(kept).ok());
   ASSERT_TRUE(tenant().FreeSequence((*held)->id()).ok());
 }
 
-// ---- sequences and sessions
+// ---- Sequences and sessions
 
 TEST_F(TenantTest, SequencesAreLimitedAndARefusalLeavesNothing) {
   const auto session = world_.OpenSession();
@@ -211,7 +211,7 @@ TEST_F(TenantTest, ASessionThatHasEndedGetsNothingMore) {
   const auto model = world_.Register(SmallModel("m", 1, 1));
   const SequenceId theirs = world_.NewSequence(*other, *model)->id();
   tenant().EndSession(session->id());
-  // A call that was under way when the session ended.
+  // A call that was running when the session ended.
   EXPECT_EQ(tenant().CreateSequence(*session, model->id()).status().code(),
             StatusCode::kUnauthenticated);
   EXPECT_EQ(tenant().Fork(*session, theirs).status().code(), StatusCode::kUnauthenticated);
@@ -221,8 +221,9 @@ TEST_F(TenantTest, ASessionThatHasEndedGetsNothingMore) {
   world_.ExpectBaseline();
 }
 
-// Pinned, decoding, with tokens in the ring, appended to one layer more than another, forked by
-// somebody else, staging in use: all of it goes with the session, but for what is another's.
+// The session is pinned and decoding, with tokens in the ring, layers of different lengths, a fork
+// in another session and staging in use. Everything but the other session's fork is released with
+// it.
 TEST_F(TenantTest, ASessionThatEndsInTheMiddleOfEverythingLeavesNothing) {
   auto survivor = world_.OpenSession();
   const auto model = world_.Register(MixedModel("mixed", kernels::ElementType::kBf16));
@@ -248,10 +249,11 @@ TEST_F(TenantTest, ASessionThatEndsInTheMiddleOfEverythingLeavesNothing) {
     ASSERT_TRUE(tenant().FreeSequence(uneven->id()).ok());
     EXPECT_GT(tenant().epochs().waiting_bytes(), 0u);
     tenant().EndSession(worker.session().id());
-    EXPECT_EQ(tenant().epochs().waiting_bytes(), 0u);  // at once: its pins count no more
+    // At once: pins of an ended session do not count.
+    EXPECT_EQ(tenant().epochs().waiting_bytes(), 0u);
     EXPECT_EQ(tenant().sequence_count(), 1u);
     EXPECT_EQ(tenant().FindSequence(decoding->id()).status().code(), StatusCode::kNotFound);
-    // A call that was under way and still holds the sequence.
+    // A running call that still holds the sequence.
     EXPECT_EQ(AppendAll(*decoding, stamps.size(), NewStamps(1)).status().code(),
               StatusCode::kNotFound);
     EXPECT_EQ(*decoding->AbsorbFullTiles(), 0u);
@@ -267,7 +269,7 @@ TEST_F(TenantTest, ASessionThatEndsInTheMiddleOfEverythingLeavesNothing) {
   world_.ExpectBaseline();
 }
 
-// ---- handover
+// ---- Handover
 
 TEST_F(TenantTest, AHandedOverSequenceIsTheReceiversAlone) {
   TestWorker prefill(tenant(), world_.OpenSession());
@@ -283,7 +285,7 @@ TEST_F(TenantTest, AHandedOverSequenceIsTheReceiversAlone) {
 
   EXPECT_EQ(decode.Open(*sequence).status().code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(tenant().Handover(sequence->id(), decode.session(), decode.session().id()).code(),
-            StatusCode::kFailedPrecondition);  // not one's own to give
+            StatusCode::kFailedPrecondition);  // only the owner may hand over
   EXPECT_EQ(tenant().Handover(sequence->id(), prefill.session(), SessionId(12345)).code(),
             StatusCode::kNotFound);
   EXPECT_EQ(sequence->owner(), prefill.session().id());
@@ -292,7 +294,7 @@ TEST_F(TenantTest, AHandedOverSequenceIsTheReceiversAlone) {
   const absl::Status refused = prefill.Open(*sequence).status();
   EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition);
   EXPECT_NE(refused.ToString().find("hand it over or fork it"), std::string::npos) << refused;
-  tenant().EndSession(prefill.session().id());  // takes nothing along
+  tenant().EndSession(prefill.session().id());  // the sequence does not end with it
   ASSERT_TRUE(decode.Open(*sequence).ok());
   const SequenceView view = *ReadSequence(tenant(), *sequence);
   EXPECT_EQ(Differs(view, *model, {stamps}), "");
@@ -300,8 +302,8 @@ TEST_F(TenantTest, AHandedOverSequenceIsTheReceiversAlone) {
   EXPECT_EQ(tenant().sequence_count(), 0u);
 }
 
-// Whoever gets it in the end: the session that dies while it hands over, or the receiver. Never
-// both, never neither.
+// After a handover that races with the end of the session, exactly one of the two sessions owns the
+// sequence.
 TEST_F(TenantTest, AHandoverDuringTheEndOfASessionLosesNothing) {
   const auto model = world_.Register(SmallModel("m", 1, 1));
   for (int round = 0; round < 300; ++round) {
@@ -319,7 +321,7 @@ TEST_F(TenantTest, AHandoverDuringTheEndOfASessionLosesNothing) {
   }
 }
 
-// ---- batches of tails
+// ---- Batches of tails
 
 TEST_F(TenantTest, TailsOpenAllOrNone) {
   TestWorker worker(tenant(), world_.OpenSession());
@@ -341,7 +343,7 @@ TEST_F(TenantTest, TailsOpenAllOrNone) {
   EXPECT_EQ(open({a->id(), b->id()}), StatusCode::kOk);
   EXPECT_EQ(open({}), StatusCode::kOk);
   EXPECT_EQ(worker.session().Decoding().size(), 2u);
-  // Named twice: the second place is the one that counts.
+  // Named twice: the second place counts.
   const auto places = *tenant().OpenTails(worker.session(), {a->id(), a->id()});
   EXPECT_EQ(places[1].tail.generation, places[0].tail.generation + 1);
   EXPECT_EQ(worker.Block(*a).tail_generation.load(), places[1].tail.generation);
@@ -350,7 +352,7 @@ TEST_F(TenantTest, TailsOpenAllOrNone) {
   EXPECT_TRUE(worker.session().Decoding().empty());
 }
 
-// ---- the daemon's own readers
+// ---- The daemon's own readers
 
 TEST_F(TenantTest, TheDaemonsOwnReadersHoldWhatTheySeeForAsLongAsItTakes) {
   const auto session = world_.OpenSession();

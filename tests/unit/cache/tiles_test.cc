@@ -1,5 +1,4 @@
-// Tiles in a pool, and the summaries that lie apart from them: where they stand, and what they
-// take.
+// Tiles in a pool and their separate summaries: their places, and their memory.
 
 #include "daemon/cache/memory/tiles.h"
 
@@ -15,7 +14,7 @@
 namespace tessera::cache {
 namespace {
 
-constexpr std::uint64_t kStream = 16 * 1024;  // of summaries that stand side by side, at most
+constexpr std::uint64_t kStream = 16 * 1024;  // maximum length of contiguous summaries
 
 kernels::TileShape AnyShape(TestRandom& random) {
   constexpr std::uint32_t kDims[] = {64, 128, 256};
@@ -35,7 +34,7 @@ kernels::TileShape AnyShape(TestRandom& random) {
 class TilesTest : public testing::Test {
  protected:
   pool::Pool& pool() { return world_.tenant().pool(); }
-  // Within [0, 3 streams) of summaries.
+  // From 0 to 3 runs of summaries.
   std::size_t AnyCount(const kernels::TileShape& shape) {
     const std::uint64_t each = kernels::LayoutOf(shape).summary_bytes;
     return random_.Below(each == 0 ? 40 : 3 * kStream / each);
@@ -66,7 +65,7 @@ TEST_F(TilesTest, SummariesStandSideBySideAndTheBooksAreThePools) {
       ASSERT_EQ(pool().base() + tiles->summary_offset(i), tiles->summaries(i));
       if (i > 0 && tiles->summaries(i) != tiles->summaries(i - 1) + layout.summary_bytes) ++breaks;
     }
-    // Whole streams, and a rest that is cut into eights and ones.
+    // Whole runs, and a remainder in groups of eight and single ones.
     if (layout.summary_bytes != 0) {
       std::size_t whole = std::max<std::uint64_t>(1, kStream / layout.summary_bytes);
       if (whole > 8) whole -= whole % 8;
@@ -80,7 +79,8 @@ TEST_F(TilesTest, SummariesStandSideBySideAndTheBooksAreThePools) {
   EXPECT_EQ(pool().used_bytes(), 0u);
 }
 
-// What decoding allocates tile by tile comes back from host memory at once, into no more room.
+// Tiles allocated one by one in decoding are restored from host memory all at once, and take no
+// more room.
 TEST_F(TilesTest, ManyAtOnceTakeNoMoreThanOneByOne) {
   for (int round = 0; round < 2000; ++round) {
     const kernels::TileShape shape = AnyShape(random_);
@@ -92,7 +92,7 @@ TEST_F(TilesTest, ManyAtOnceTakeNoMoreThanOneByOne) {
   }
 }
 
-// Each size of objects takes a slab of its own: sequences of all lengths share few.
+// Each object size takes a separate slab, so sequences of all lengths share few sizes.
 TEST_F(TilesTest, SequencesOfAllLengthsTakeFewSlabs) {
   kernels::TileShape shape = kernels::DenseShape(64, kernels::ElementType::kBf16);
   shape.summary = kernels::Summary::kMinMax;

@@ -1,5 +1,5 @@
-// A node with tenants, small enough to look into every corner of, and the two who use it: a worker
-// that writes tails and commits, and a reader that resolves lanes as the mapped protocol says.
+// A small node with tenants whose state tests can inspect completely, and its two kinds of users: a
+// worker that writes tails and commits, and a reader that resolves lanes by the mapped protocol.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ inline ModelSpec SmallModel(const std::string& name, std::uint32_t layers, std::
   return spec;
 }
 
-// Layers that differ in everything a layer may differ in.
+// Layers that differ in every respect.
 inline ModelSpec MixedModel(const std::string& name, kernels::ElementType type) {
   ModelSpec spec = {.name = name, .type = type};
   spec.layers = {{.query_heads = 2, .kv_heads = 2, .head_dim = 64},
@@ -60,7 +60,7 @@ class World {
     device::Device* device = nullptr;  // null: the CPU
     std::uint64_t pool_extent_bytes = kTestPoolExtent;
     std::uint64_t raw_copy_bytes = 0;                        // of the node; 0: unlimited
-    std::uint64_t host_tier_bytes = std::uint64_t{1} << 30;  // of the node; 0: there is none
+    std::uint64_t host_tier_bytes = std::uint64_t{1} << 30;  // of the node; 0: none
   };
   explicit World(const Options& options)
       : pool_extent_bytes_(options.pool_extent_bytes),
@@ -123,7 +123,7 @@ class World {
     return *sequence;
   }
 
-  // Every book agrees with every other, whatever has happened.
+  // Checks that all accounts agree.
   void Validate() {
     std::uint64_t expected_node = 0;
     std::uint64_t offloaded = 0;
@@ -153,7 +153,7 @@ class World {
     ASSERT_EQ(node_.used_bytes(), expected_node);
   }
 
-  // Nothing is left of all that was: what must hold once every session and sequence has gone.
+  // Checks that nothing is left once every session and sequence is gone.
   void ExpectBaseline() {
     for (const std::unique_ptr<Tenant>& tenant : tenants_) {
       EXPECT_EQ(tenant->epochs().Collect(), std::nullopt);
@@ -185,11 +185,11 @@ class World {
   std::vector<std::unique_ptr<Tenant>> tenants_;
 };
 
-// ---- what a reader sees
+// ---- Readers
 
 struct SequenceView {
   std::shared_ptr<const TailHandle> tail;
-  std::uint64_t committed = 0;  // 0 where nothing is committed through a tail
+  std::uint64_t committed = 0;  // 0 without a committed tail
   std::vector<kernels::SegmentView> segments;
   struct LaneOf {
     std::uint32_t layer;
@@ -200,8 +200,8 @@ struct SequenceView {
   std::vector<LaneOf> lanes;
 };
 
-// Resolves as a reader does that has pinned: tail, committed count, then lane words. Where others
-// change the sequence meanwhile the caller compares the block's version before and after.
+// Resolves like a pinned reader: tail, committed count, then lane words. If other threads change
+// the sequence, the caller compares the block's version before and after.
 inline absl::StatusOr<SequenceView> ReadSequence(
     Tenant& tenant, const Sequence& sequence, const std::function<void()>& in_between = nullptr) {
   SequenceView view;
@@ -229,7 +229,8 @@ inline absl::StatusOr<SequenceView> ReadSequence(
   return view;
 }
 
-// Empty where the view shows exactly `stamps[layer]` in every lane; else what differs first.
+// Returns an empty string if the view shows exactly `stamps[layer]` in every lane, else the first
+// difference.
 inline std::string Differs(const SequenceView& view, const Model& model,
                            const std::vector<std::vector<std::uint64_t>>& stamps) {
   for (const SequenceView::LaneOf& lane : view.lanes) {
@@ -282,7 +283,7 @@ inline std::string Differs(const SequenceView& view, const Model& model,
   return "";
 }
 
-// ---- what a worker does
+// ---- Workers
 
 class TestWorker {
  public:
@@ -305,7 +306,7 @@ class TestWorker {
     return OpenTail{place, Map(place.tail.extent) + place.tail.offset};
   }
 
-  // What the mapped protocol allows: a token is written only where the ring has room for it.
+  // Whether the protocol allows writing this token: only into free ring space.
   bool HasRoom(const Sequence& sequence, std::uint64_t token) const {
     return token < Block(sequence).ring_start.load() + sequence.model().layout().ring_capacity();
   }
@@ -333,7 +334,7 @@ class TestWorker {
                                                         sequence.directory_offset());
   }
 
-  // The daemon has released extents: their mappings go.
+  // Drops the mappings of extents that the daemon has released.
   void Unmap(const std::vector<std::uint32_t>& extents) {
     for (std::uint32_t extent : extents) mappings_.erase(extent);
   }
@@ -365,7 +366,7 @@ inline std::vector<std::uint64_t> NewStamps(std::uint64_t count) {
   return stamps;
 }
 
-// Appends to all layers of a sequence that holds `held` tokens.
+// Appends to all layers of a sequence with `held` tokens.
 inline absl::StatusOr<std::uint64_t> AppendAll(Sequence& sequence, std::uint64_t held,
                                                const std::vector<std::uint64_t>& stamps) {
   return sequence.Append({.first_layer = 0,

@@ -1,5 +1,5 @@
-// A steady decode allocates nothing: counted by replacing the global operator new, so this is a
-// program of its own.
+// Decoding allocates nothing in its steady state. A separate program, because it replaces the
+// global operator new to count allocations.
 
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ void* Count(std::size_t bytes, std::size_t alignment) {
 
 }  // namespace
 
-// Not inline: GCC warns where it sees only one half of a pair.
+// Not inline: GCC warns if it sees only one half of a new/delete pair.
 [[gnu::noinline]] void* operator new(std::size_t bytes) { return Count(bytes, 0); }
 [[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment) {
   return Count(bytes, static_cast<std::size_t>(alignment));

@@ -1,4 +1,4 @@
-// Bulk append: cut into pieces, staged or inline, all of it or nothing.
+// Bulk append: split into pieces, staged or inline, all or nothing.
 
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ struct Case {
   const char* name;
   bool map_memory;
   bool has_staging;
-  bool staged;  // what is expected
+  bool staged;  // the expected transport
 };
 
 class BulkAppend : public testing::TestWithParam<Case> {
@@ -104,7 +104,7 @@ TEST_P(BulkAppend, AFailureInTheMiddleChangesNothing) {
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   EXPECT_EQ(track.sequence.tokens(), 20u);
   EXPECT_EQ(decoder.daemon->TokensOf(track.sequence.id().value()), 20u);
-  // An outcome that is not known is asked for before the next append.
+  // After a call with an unknown outcome, the next append asks for the outcome first.
   decoder.daemon->FailNextAppend(absl::DeadlineExceededError("slow"), 1);
   EXPECT_FALSE(track.sequence.Append({.key = rows, .value = rows, .tokens = 200}).ok());
   const std::uint64_t held = *decoder.daemon->TokensOf(track.sequence.id().value());
@@ -195,7 +195,7 @@ TEST(AttendRpc, AttendsOverCommittedTokensThroughEitherDoor) {
     ModelGeometry geometry;
     geometry.name = "small";
     geometry.layers.assign(2, {.query_heads = 6, .kv_heads = 2, .head_dim = 128});
-    // Small messages: the batch needs several.
+    // Small messages, so that the batch needs several.
     Decoder decoder(random, geometry, {.max_message_bytes = 20 << 10}, map_memory);
     std::vector<Track> tracks;
     std::vector<LayerRows> rows;

@@ -34,7 +34,7 @@ TEST(CApi, NamesWhatIsWrong) {
   EXPECT_EQ(AttachFromC("nowhere", &error), TESSERA_INVALID_ARGUMENT);
   EXPECT_EQ(error.code, TESSERA_INVALID_ARGUMENT);
   EXPECT_NE(std::string(error.message).find("\"nowhere\""), std::string::npos) << error.message;
-  // Longer than the error has room for: cut, and terminated.
+  // Longer than the error buffer: truncated and terminated.
   const std::string endless(4000, 'x');
   EXPECT_EQ(AttachFromC(endless.c_str(), &error), TESSERA_INVALID_ARGUMENT);
   EXPECT_EQ(std::string(error.message).size(), sizeof error.message - 1);

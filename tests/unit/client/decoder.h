@@ -1,4 +1,4 @@
-// A worker under test beside a fake daemon, with the history that each of its sequences must have.
+// A worker under test with a fake daemon, and the expected history of each of its sequences.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace tessera::client {
 
-// Advances the fake clock, and does what the test wants done meanwhile.
+// Advances the fake clock, and runs the test's hook in the meantime.
 class FakeSleeper final : public Sleeper {
  public:
   explicit FakeSleeper(FakeClock& clock) : clock_(clock) {}
@@ -105,7 +105,7 @@ class Decoder {
     return {*std::move(sequence), History(geometry_)};
   }
 
-  // Bulk append of the same number of tokens to every layer, layer by layer.
+  // Appends the same number of tokens to every layer, layer by layer.
   void Prefill(Track& track, std::uint64_t tokens) {
     const BoundModel& bound = track.history.model();
     for (std::uint32_t layer = 0; layer < bound.layers(); ++layer) {
@@ -120,7 +120,7 @@ class Decoder {
     ASSERT_EQ(track.sequence.tokens(), track.history.tokens());
   }
 
-  // One whole step of the batch; the histories follow it. `between` is called before each layer.
+  // Runs one step of the batch and updates the histories. `between` is called before each layer.
   absl::Status RunStep(std::span<Track* const> tracks, StepOptions options = {},
                        std::vector<std::uint32_t> accepted = {},
                        const std::function<void(std::uint32_t)>& between = nullptr) {
@@ -147,7 +147,7 @@ class Decoder {
     }
     if (between) between(bound.layers());
     if (absl::Status status = step->End(accepted); !status.ok()) return status;
-    // What the step computed counts from here on, and not before.
+    // The tokens of the step count from here on.
     for (std::uint32_t layer = 0; layer < bound.layers(); ++layer) {
       LayerRows& computed = layers[layer];
       std::size_t first = 0;

@@ -21,7 +21,7 @@ TEST(Gate, TurnsAwayOnceClosed) {
   EXPECT_FALSE(gate.Enter(Gate::kSharedLane));
 }
 
-// Whoever is inside sees the memory; when the closer has returned, nobody is inside any more.
+// A caller inside sees the memory. When the closer returns, no caller is inside.
 TEST(Gate, ClosingWaitsForEveryoneInside) {
   for (int round = 0; round < 200; ++round) {
     Gate gate;

@@ -1,4 +1,4 @@
-// What a sequence must hold, in plain arrays, and what attention over it must give.
+// The expected content of a sequence in arrays, and the expected attention over it.
 #pragma once
 
 #include <algorithm>
@@ -75,7 +75,7 @@ class History {
     return LaneRows(keys_[layer], layer, kv_head);
   }
 
-  // Checks what attention of `queries` queries, the first at `first_position`, gave in fp32.
+  // Checks the fp32 attention output of `queries` queries, the first at `first_position`.
   void Check(std::uint32_t layer, std::uint64_t first_position, std::uint32_t queries, bool causal,
              const std::byte* query, const float* output, const float* lse) const {
     const kernels::LayerGeometry& geometry = bound_->geometry(layer);

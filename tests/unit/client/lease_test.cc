@@ -1,4 +1,4 @@
-// The lease: lost, drained, taken up again; and memory that goes at once.
+// The lease: loss, drain and reattachment; and memory that is unmapped immediately.
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ ModelGeometry SmallModel() {
   return model;
 }
 
-// Something that another thread does, and that a test waits for.
+// An event on another thread that a test waits for.
 class Signal {
  public:
   void Set() {
@@ -78,7 +78,7 @@ int MappingsOfTheDaemon() {
   char line[512];
   int read_only = 0;
   while (std::fgets(line, sizeof line, maps) != nullptr) {
-    // Only the client maps the fake's pool and directory without the right to write.
+    // Only the client maps the fake daemon's pool and directory read-only.
     if (std::strstr(line, "tessera-fake") != nullptr && std::strstr(line, " r--s ") != nullptr) {
       ++read_only;
     }
@@ -124,7 +124,7 @@ TEST(Lease, LossUnmapsEverythingAtOnceAndNamesTheReason) {
   EXPECT_FALSE(attached.worker->mapped());
 }
 
-// An executor that stops in the middle of an attention call until the test lets it go on.
+// An executor that stops in the middle of an attention call until the test continues it.
 class StoppingExecutor final : public kernels::Executor {
  public:
   void ParallelFor(std::uint32_t tasks, Task task, void* context) override {
@@ -151,13 +151,13 @@ TEST(Lease, ACallInFlightKeepsItsMemoryUntilItReturns) {
   std::thread worker([&] { attended = step->AppendAndAttend(0, rows.tensors()); });
   executor.inside.Wait();
   decoder.daemon->EndLeases(absl::UnavailableError("gone"), true);
-  // The loss is seen, later calls are turned away, and the memory is still there for this one.
+  // The loss is noticed and later calls are refused, but this call's memory is still mapped.
   while (decoder.worker->status().ok()) std::this_thread::yield();
   EXPECT_TRUE(absl::IsUnavailable(decoder.RunStep(track)));
   EXPECT_GT(MappingsOfTheDaemon(), 0);
   executor.go_on.Set();
   worker.join();
-  // What it read was no longer protected: it may have noticed that, and nothing else.
+  // Its memory was no longer protected: the call may succeed, or notice the loss.
   EXPECT_TRUE(attended.ok() || absl::IsUnavailable(attended)) << attended;
   while (MappingsOfTheDaemon() > 0) std::this_thread::yield();
   EXPECT_TRUE(absl::IsUnavailable(step->AppendAndAttend(1, rows.tensors())));
@@ -186,7 +186,7 @@ TEST(Lease, ReattachTellsWhatIsGoneAndRegistersModelsAgain) {
     EXPECT_TRUE(absl::IsNotFound(status)) << status;
     EXPECT_NE(status.ToString().find("gone with the daemon"), std::string::npos) << status;
   }
-  // The model handle from before works as it did.
+  // The old model handle still works.
   Track next = decoder.NewTrack();
   decoder.Prefill(next, 33);
   for (int i = 0; i < 40; ++i) TESSERA_ASSERT_OK(decoder.RunStep(next));
@@ -203,14 +203,14 @@ TEST(Lease, ReattachBacksOffAndGivesUp) {
   EXPECT_NE(report.status().ToString().find("gave up after"), std::string::npos);
   EXPECT_LE(decoder.sleeper.slept, std::chrono::seconds(60));
   EXPECT_GT(decoder.sleeper.slept, std::chrono::seconds(50));
-  // Doubling pauses: 0.1 s to 5 s, so a good dozen attempts in a minute and no storm.
+  // The pause doubles from 0.1 s to 5 s: about a dozen attempts per minute.
   const std::string text = report.status().ToString();
   const std::size_t at = text.find("gave up after ") + std::string("gave up after ").size();
   const int attempts = std::atoi(text.c_str() + at);
   EXPECT_GE(attempts, 14);
   EXPECT_LE(attempts, 32);
 
-  // A refusal that no retry will help is told at once.
+  // A permanent refusal is reported at once.
   decoder.daemon->RefuseAttach(absl::PermissionDeniedError("unknown token"));
   const Clock::Duration before = decoder.sleeper.slept;
   report = decoder.worker->Reattach();
@@ -263,7 +263,7 @@ TEST(Lease, HandlesOutliveTheWorker) {
   EXPECT_TRUE(absl::IsUnavailable(track.sequence.Park()));
 }
 
-// Many threads decode while the daemon moves memory, revokes pins and goes away in the middle.
+// Many threads decode while the daemon moves memory, revokes pins and finally exits.
 TEST(Lease, ThreadsDecodeUntilTheDaemonGoes) {
   TestRandom random;
   for (int round = 0; round < 3; ++round) {

@@ -1,4 +1,4 @@
-// Of which rows a worker says that they are the strongest, where others were let go before.
+// Which rows a worker reports as the strongest queries after it has dropped others.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace tessera::client {
 namespace {
 
-// One layer and one head, and queries of any length.
+// One layer and one head, with queries of any length.
 class OneHead : public testing::Test {
  protected:
   OneHead()
@@ -56,12 +56,12 @@ class OneHead : public testing::Test {
   Track with_;
 };
 
-// The strongest of them may have been let go long ago, and drafts in the place of others since.
+// The strongest may have been dropped long ago, and replaced by drafts since.
 TEST_F(OneHead, WhatWasLetGoIsKnownBehindACutAndASettling) {
-  Come(5, 100);  // as many as are kept
+  Come(5, 100);  // the limit
   Come(1, 50);   // settled later
   Come(194, 1);
-  Come(1, 40);  // token 200, the strongest of those that are not
+  Come(1, 40);  // token 200, the strongest unknown one
   Come(99, 1);
   Draft(90);
   Draft(200);
@@ -76,7 +76,7 @@ TEST_F(OneHead, WhatWasLetGoIsKnownBehindACutAndASettling) {
   for (const std::uint64_t position : shown.back().norm_positions()) EXPECT_EQ(position, 200u);
 }
 
-// Of equal ones the first are the strongest: others do not stand in for those that were let go.
+// Of equal queries the first ones are the strongest: others do not replace the dropped ones.
 TEST_F(OneHead, OfEqualOnesTheFirstCount) {
   Come(5, 1);
   Come(20, 1);

@@ -1,4 +1,4 @@
-// What a worker shows of what its queries paid, where tokens were decoded between those it saw.
+// Attention sums that a worker reports when tokens were decoded between the observed ones.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -62,11 +62,11 @@ class ObservingSums : public testing::Test {
   Track track_;
 };
 
-// Decoded tokens bring no keys: no sum reaches over them, and none is of keys that nobody showed.
+// Decoded tokens provide no keys, so sums restart after them and cover no missing keys.
 TEST_F(ObservingSums, BeginAnewBehindWhatWasDecoded) {
   constexpr std::uint64_t kSteps = 5, kPrompt = 77;
   Step();
-  See(0, 1);  // what was decoded may be shown like a prompt
+  See(0, 1);  // decoded tokens may be observed like a prompt
   for (std::uint64_t i = 0; i < kSteps; ++i) Step();
   decoder_.Prefill(track_, kPrompt);
   See(1 + kSteps, kPrompt);
@@ -81,13 +81,14 @@ TEST_F(ObservingSums, BeginAnewBehindWhatWasDecoded) {
     ASSERT_EQ(bytes.size(), sums.size() * sizeof(float));
     std::memcpy(sums.data(), bytes.data(), bytes.size());
     for (const auto head : {sums.begin(), sums.begin() + kPrompt}) {
-      // Each query pays 1 in all.
+      // Each query pays 1 in total.
       EXPECT_NEAR(std::accumulate(head, head + kPrompt, 0.0), kPrompt, 0.01);
     }
   }
 }
 
-// Behind it nobody could go on: it is refused before its token counts, and another may come.
+// A NaN query would spoil all later sums: its step refuses it before the token counts, and the step
+// can be repeated with another.
 TEST_F(ObservingSums, AQueryThatIsNoneIsRefusedByItsStep) {
   for (int i = 0; i < 3; ++i) Step();
   for (const bool is_bad : {true, false}) {

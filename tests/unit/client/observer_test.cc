@@ -1,4 +1,5 @@
-// What a worker shows of what it has seen: the newest queries and the strongest, by either way.
+// What a worker reports of its observations: the newest queries and the strongest, in a prompt or
+// in steps.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -49,8 +50,8 @@ class Observing : public testing::TestWithParam<Way> {
     return needs;
   }
 
-  // What one layer was shown since it was compressed, with a prompt or in steps: rows from `first`
-  // on.
+  // What one layer has observed since its last compression, in a prompt or in steps: rows from
+  // `first` on.
   struct Seen {
     std::uint64_t first = 0;
     std::vector<std::byte> rows;
@@ -98,7 +99,7 @@ class Observing : public testing::TestWithParam<Way> {
       ASSERT_FALSE(rest.empty());
       ASSERT_EQ(rest.front().layer(), layer);
       CheckLast(rest.front(), seen_[layer]);
-      // A prompt behind decoded tokens by itself; all of them together have all tokens.
+      // A prompt after decoded tokens starts alone; together they have all tokens.
       std::uint64_t next = seen_[layer].first;
       for (; !rest.empty() && rest.front().layer() == layer; rest = rest.subspan(1)) {
         ASSERT_EQ(rest.front().first_norm_token(), next);
@@ -136,7 +137,7 @@ class Observing : public testing::TestWithParam<Way> {
     return seen.rows.data() + (position - seen.first) * token_bytes() + head * row_bytes();
   }
 
-  // As many as are asked for of so many tokens.
+  // The number required for this many tokens.
   void CheckNorms(const v1::ObserveRequest& shown, const Seen& seen, std::uint64_t tokens) const {
     std::vector<std::uint64_t> candidates;
     const std::uint64_t end = seen.first + seen.rows.size() / token_bytes();
@@ -175,7 +176,7 @@ TEST_P(Observing, ShowsTheNewestAndTheStrongest) {
     const std::uint64_t first = random_.Between(1, 120);
     const std::uint64_t second = random_.Between(1, 60);
     const std::uint64_t steps = random_.Between(0, 70);
-    // Of prompts whose length is known fewer rows are kept.
+    // If the length of a prompt is announced, fewer rows are kept.
     ASSERT_NO_FATAL_FAILURE(Prompt(first, random_.OneIn(2) ? first : 0));
     for (std::uint64_t i = 0; i < steps; ++i) ASSERT_NO_FATAL_FAILURE(Step());
     ASSERT_NO_FATAL_FAILURE(Prompt(second, random_.OneIn(2) ? second : 0));
@@ -184,7 +185,7 @@ TEST_P(Observing, ShowsTheNewestAndTheStrongest) {
   EXPECT_EQ(decoder_.daemon->staged_tensors() > 0, GetParam().map_memory && GetParam().has_staging);
 }
 
-// Far more tokens are decoded than rows are kept of.
+// Far more tokens are decoded than rows are kept.
 TEST_P(Observing, AmongManyDecodedTokensTheStrongestAreFound) {
   ASSERT_NO_FATAL_FAILURE(Prompt(20, 20));
   for (int i = 0; i < 1500; ++i) {
@@ -195,7 +196,7 @@ TEST_P(Observing, AmongManyDecodedTokensTheStrongestAreFound) {
   ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
 }
 
-// As drafts are that were not accepted.
+// As with rejected drafts.
 TEST_P(Observing, WhatIsTakenBackLeavesTheNewestWhole) {
   ASSERT_NO_FATAL_FAILURE(Prompt(40, 40));
   ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
@@ -210,8 +211,8 @@ TEST_P(Observing, WhatIsTakenBackLeavesTheNewestWhole) {
   ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
 }
 
-// Drafts that no step took, and steps that were abandoned: what stands in their place later,
-// without being shown, must not be decided about by their queries.
+// Drafts that no step accepted, and abandoned steps: unobserved tokens in their place must not be
+// decided by their queries.
 TEST_P(Observing, QueriesOfWhatDoesNotCountAreOfNoToken) {
   ASSERT_NO_FATAL_FAILURE(Prompt(40, 40));
   const auto drafts = [&](std::uint32_t accepted, bool ends) {
@@ -237,7 +238,7 @@ TEST_P(Observing, QueriesOfWhatDoesNotCountAreOfNoToken) {
   ASSERT_NO_FATAL_FAILURE(drafts(3, true));
   ASSERT_NO_FATAL_FAILURE(drafts(0, false));
   ASSERT_NO_FATAL_FAILURE(drafts(0, true));
-  decoder_.Prefill(track_, 8);  // others in their place, which nobody shows
+  decoder_.Prefill(track_, 8);  // others in their place, not observed
   TESSERA_ASSERT_OK(track_.sequence.Compress().status());
   for (const v1::ObserveRequest& shown : decoder_.daemon->TakeObserved()) {
     if (shown.has_last_queries()) CheckLast(shown, seen_[shown.layer()]);
@@ -246,8 +247,8 @@ TEST_P(Observing, QueriesOfWhatDoesNotCountAreOfNoToken) {
   }
 }
 
-// Rows that were let go for the sake of stronger ones, which are taken back: whether one of them is
-// among the strongest again is not known, and no other is shown in its place.
+// Rows were dropped for stronger ones, which are then truncated. The worker cannot know whether a
+// dropped row is among the strongest again, and reports no other in its place.
 TEST_P(Observing, APromptThatGoesOnOtherwiseIsSeenFromItsBeginning) {
   constexpr std::uint64_t kTokens = 1000, kStays = 400;
   const auto see = [&](std::uint64_t first, std::uint64_t layer, float ending) {
@@ -279,7 +280,7 @@ TEST_P(Observing, APromptThatGoesOnOtherwiseIsSeenFromItsBeginning) {
     EXPECT_TRUE(request.has_first_norm_token());
     EXPECT_EQ(request.first_norm_token(), 0u);
     EXPECT_FALSE(request.all_norms());
-    // Fewer than are asked for, and none but the strongest.
+    // Fewer than required, and only the strongest.
     const int known = request.norm_positions_size() / 4;
     EXPECT_LT(known, kNormShare * kTokens);
     if (known > 0) {
@@ -290,7 +291,7 @@ TEST_P(Observing, APromptThatGoesOnOtherwiseIsSeenFromItsBeginning) {
   ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
 }
 
-// Where nothing is taken back nothing is missed, however short the prompt was said to be.
+// Without a truncation nothing is missing, however short the announced prompt was.
 TEST_P(Observing, WhatGoesOnBehindAPromptIsNoReasonToRefuse) {
   ASSERT_NO_FATAL_FAILURE(Prompt(100, 100));
   ASSERT_NO_FATAL_FAILURE(Step());
@@ -300,8 +301,7 @@ TEST_P(Observing, WhatGoesOnBehindAPromptIsNoReasonToRefuse) {
   TESSERA_ASSERT_OK(track_.sequence.Compress().status());
 }
 
-// Whoever decides by them knows of which tokens they are the strongest, and whether any is left
-// out.
+// The report says from which tokens the strongest were selected, and whether any is missing.
 TEST_P(Observing, SaysWhatTheStrongestAreOf) {
   const auto shown = [&](std::uint64_t first, bool all, int rows) {
     const std::vector<v1::ObserveRequest> requests = decoder_.daemon->TakeObserved();
@@ -319,15 +319,15 @@ TEST_P(Observing, SaysWhatTheStrongestAreOf) {
   ASSERT_NO_FATAL_FAILURE(Prompt(2, 0));
   TESSERA_ASSERT_OK(track_.sequence.Compress().status());
   shown(1, /*all=*/false, 1);
-  // As many as are kept of it, all of which the next worker may want.
+  // As many as are kept: the next worker may need all of them.
   ASSERT_NO_FATAL_FAILURE(Prompt(600, 600));
   ASSERT_EQ(kernels::CountUp(kNormShare * (603 + 4096)), 470u);
   TESSERA_ASSERT_OK(track_.sequence.Handover(decoder_.worker->session_id()));
   shown(3, /*all=*/false, 470);
 }
 
-// What was decoded may have been settled without a word: what is shown again is of the rest alone,
-// among which others are the strongest.
+// Decoded tokens may have been settled silently. The next report covers only the others, among
+// which other queries are the strongest.
 TEST_P(Observing, OfTokensThatWereSettledNoQueryCounts) {
   ASSERT_NO_FATAL_FAILURE(Prompt(50, 50));
   TESSERA_ASSERT_OK(track_.sequence.Compress().status());
@@ -348,8 +348,8 @@ TEST_P(Observing, OfTokensThatWereSettledNoQueryCounts) {
   }
 }
 
-// Nor do those that were decoded before a prompt, however many: so it is the same whether they were
-// settled. They do where it is taken back.
+// Nor do any tokens decoded before a prompt, so it does not matter whether they were settled. They
+// count again if the prompt is truncated.
 TEST_P(Observing, WhatWasDecodedBeforeAPromptCountsWithoutItAlone) {
   ASSERT_NO_FATAL_FAILURE(Prompt(50, 50));
   ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
@@ -382,7 +382,7 @@ TEST_P(Observing, WhatWasDecodedBeforeAPromptCountsWithoutItAlone) {
   }
 }
 
-// Turn after turn nobody decides: what is kept of each stays bounded, and is the strongest.
+// Without a decision over many turns, the rows kept of each stay bounded, and are the strongest.
 TEST_P(Observing, ManyTurnsAreKeptTogether) {
   for (int turn = 0; turn < 9; ++turn) {
     ASSERT_NO_FATAL_FAILURE(Prompt(random_.Between(1, 60), random_.OneIn(2) ? 60 : 0));
@@ -393,7 +393,7 @@ TEST_P(Observing, ManyTurnsAreKeptTogether) {
   ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
 }
 
-// A cut to before all that was seen since it was compressed leaves nothing to show.
+// A cut to before everything observed since the last compression leaves nothing to report.
 TEST_P(Observing, NothingIsShownOfNothing) {
   ASSERT_NO_FATAL_FAILURE(Prompt(100, 0));
   ASSERT_NO_FATAL_FAILURE(CompressAndCheck());
@@ -404,8 +404,8 @@ TEST_P(Observing, NothingIsShownOfNothing) {
   EXPECT_EQ(decoder_.daemon->TakeObserved().size(), 0u);
 }
 
-// Of keys and queries that are rotated by position the same ones are the strongest. (By quarters of
-// a turn, which are exact.)
+// Rotating keys and queries by position does not change which are the strongest. (Uses quarter
+// turns, which are exact.)
 TEST_P(Observing, QueriesAreAsStrongHoweverTheyAreTurned) {
   constexpr std::uint64_t kTokens = 90;
   Track turned = decoder_.NewTrack();

@@ -27,7 +27,7 @@ TEST(StagingRing, PlacesNeverOverlapWhateverTheOrderOfReturn) {
   std::vector<StagingRing::Place> places;
   std::uint64_t took = 0;
   for (int move = 0; move < 20000; ++move) {
-    // Never waits: at most 1/8 each, and whatever is held is given back before it could fill up.
+    // Never waits: each takes at most 1/8, and places are released before the arena could fill.
     if (places.size() >= 4 || (!places.empty() && random.OneIn(3))) {
       const std::size_t at = random.Below(places.size());
       std::swap(places[at], places.back());

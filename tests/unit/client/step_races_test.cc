@@ -1,4 +1,4 @@
-// Steps while another thread takes tails away: what counts is what the step was told.
+// Steps while another thread closes tails: the worker's view must match what the step returned.
 
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ ModelGeometry TinyModel() {
   return model;
 }
 
-// Does the same thing again and again on a thread of its own, once at least.
+// Repeats an operation on its own thread, at least once.
 class Meanwhile {
  public:
   explicit Meanwhile(std::function<void()> what)
@@ -51,7 +51,7 @@ class Meanwhile {
   std::thread thread_;
 };
 
-// Does the same thing once a step, on a thread of its own, at any moment of the step's first part.
+// Runs an operation once per step on its own thread, at any moment of the step's first part.
 class OnceAStep {
  public:
   OnceAStep(TestRandom& random, std::uint64_t longest, std::function<void()> what)
@@ -78,7 +78,7 @@ struct Outcomes {
   int aborted = 0;
 };
 
-// The daemon and the worker agree on the tokens after every step, whichever way it ended.
+// The daemon and the worker agree on the number of tokens after every step, however it ended.
 Outcomes Decode(Decoder& decoder, Track& track, int steps, OnceAStep* meanwhile = nullptr) {
   Outcomes outcomes;
   const std::uint64_t id = track.sequence.id().value();
@@ -108,7 +108,7 @@ TEST(StepRaces, WhoeverMovesSequencesMeanwhileTakesAllTheirTokens) {
   EXPECT_GT(moved, 0u);
 }
 
-// No pin protects a tail from a call that another makes for the sequence.
+// No pin protects a tail from another worker's call on the sequence.
 TEST(StepRaces, ATailClosedMeanwhileTakesAllOrNothing) {
   TestRandom random;
   Decoder decoder(random, SmallModel());
@@ -130,7 +130,7 @@ TEST(StepRaces, APinRevokedMeanwhileTakesAllOrNothing) {
   EXPECT_GT(Decode(decoder, track, 300, &revoker).counted, 0);
 }
 
-// A commit of many sequences takes long enough to be met in its middle.
+// A commit of many sequences takes long enough for an operation to hit its middle.
 class WideBatch {
  public:
   static constexpr std::size_t kSequences = 64;
@@ -157,7 +157,7 @@ class WideBatch {
   std::vector<Track> tracks_;
 };
 
-// The worker is not told to do a step again that was computed for other positions.
+// A step computed for other positions is not reported as one to retry.
 TEST(StepRaces, ASequenceCutMeanwhileIsNotTakenForWhatItWas) {
   TestRandom random;
   Decoder decoder(random, TinyModel());

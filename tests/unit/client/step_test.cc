@@ -1,4 +1,4 @@
-// Decoding through both doors against plain arrays of all tokens.
+// Decoding through both transports, compared with arrays of all tokens.
 
 #include <gtest/gtest.h>
 
@@ -139,7 +139,7 @@ TEST(Step, SeparateAppendAndAttendSeeWhatTheLayerHolds) {
   absl::StatusOr<Step> step = decoder.worker->BeginStep(batch, {.new_tokens = 3});
   TESSERA_ASSERT_OK(step.status());
   LayerRows rows(random, bound, 0, 3);
-  TESSERA_ASSERT_OK(step->Attend(0, rows.tensors()));  // nothing appended: the prompt alone
+  TESSERA_ASSERT_OK(step->Attend(0, rows.tensors()));  // nothing is appended: only the prompt
   track.history.Check(0, 70, 3, true, rows.query.data(), rows.output.data(), rows.lse.data());
   TESSERA_ASSERT_OK(step->Append(0, rows.key, rows.value));
   TESSERA_ASSERT_OK(step->Attend(0, rows.tensors()));
@@ -197,7 +197,7 @@ TEST(Step, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(absl::IsInvalidArgument(decoder.worker->BeginStep({}).status()));
   EXPECT_TRUE(
       absl::IsInvalidArgument(decoder.worker->BeginStep(batch, {.new_tokens = 0}).status()));
-  // A ring of 4 tiles, of which 31 tokens may be waiting for the rest of theirs.
+  // A ring of 4 tiles, 31 tokens of which may wait until their tile is full.
   EXPECT_TRUE(
       absl::IsInvalidArgument(decoder.worker->BeginStep(batch, {.new_tokens = 98}).status()));
   Sequence* twice[] = {&track.sequence, &track.sequence};
@@ -256,7 +256,7 @@ TEST(Step, AFullRingWaitsForTheDaemonAndThenSaysSo) {
   decoder.Prefill(track, 5);
   for (int i = 0; i < 128; ++i) TESSERA_ASSERT_OK(decoder.RunStep(track));
   EXPECT_EQ(decoder.daemon->ring_full_waits(), 0u);
-  // Nobody absorbs.
+  // No absorption.
   const std::uint64_t wakes = decoder.daemon->wakes();
   const absl::Status status = decoder.RunStep(track, {.timeout = std::chrono::milliseconds(40)});
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
@@ -266,7 +266,7 @@ TEST(Step, AFullRingWaitsForTheDaemonAndThenSaysSo) {
   EXPECT_GT(decoder.daemon->wakes(), wakes);
   EXPECT_GE(decoder.sleeper.slept, std::chrono::milliseconds(40));
   EXPECT_LT(decoder.sleeper.slept, std::chrono::milliseconds(60));
-  // The daemon comes while the step waits.
+  // The daemon absorbs while the step waits.
   decoder.sleeper.meanwhile = [&] {
     if (decoder.sleeper.sleeps % 3 == 0) decoder.daemon->Absorb();
   };
@@ -275,7 +275,7 @@ TEST(Step, AFullRingWaitsForTheDaemonAndThenSaysSo) {
   EXPECT_GT(decoder.daemon->ring_full_waits(), 1u);
 }
 
-// A plain lane's tiles fill as tokens count, tiles behind packed ones from where the tail was
+// A dense lane's tiles fill by token number; tiles after packed ones fill from where the tail was
 // opened.
 TEST(Step, WakesTheDaemonWhereATileFillsAndOnlyWhereItSleeps) {
   TestRandom random;
@@ -293,7 +293,7 @@ TEST(Step, WakesTheDaemonWhereATileFillsAndOnlyWhereItSleeps) {
   decoder.daemon->AskForWake();
   EXPECT_EQ(wakes_after(6), 1u);
   EXPECT_EQ(wakes_after(1), 2u);   // 32 rows in the tail
-  EXPECT_EQ(wakes_after(32), 2u);  // awake: nobody needs to call it
+  EXPECT_EQ(wakes_after(32), 2u);  // awake, so no signal is needed
   EXPECT_EQ(decoder.daemon->Absorb(), 64u);
 }
 
@@ -331,8 +331,8 @@ TEST(Step, AFailedSequenceNamesTheDaemonsReason) {
   EXPECT_NE(status.ToString().find("K of layer 1, token 0 is NaN"), std::string::npos) << status;
 }
 
-// Over RPC a step that fails is taken back by a cut, and a pool that refused the one may refuse the
-// other.
+// Over RPC a failed step is undone by a truncation, and a full pool that refused the step may
+// refuse that too.
 TEST(Step, WhatCouldNotBeTakenBackIsCutOffBeforeAnythingElse) {
   const absl::Status full = absl::ResourceExhaustedError("no memory");
   enum class Next { kStep, kAppend, kFork, kTruncate };
@@ -397,7 +397,8 @@ TEST(Step, ATailThatIsLostWhileTheStepRunsCommitsNothing) {
   EXPECT_TRUE(absl::IsNotFound(decoder.RunStep(track)));
 }
 
-// No call fails because memory moves between steps, and none moves under a step that says so.
+// Calls never fail because memory moves between steps, and a step in progress keeps its memory in
+// place.
 TEST(Step, OffloadedSequencesAreOpenedAnewAndStepsAreLeftAlone) {
   TestRandom random;
   Decoder decoder(random, SmallModel());
@@ -412,7 +413,7 @@ TEST(Step, OffloadedSequencesAreOpenedAnewAndStepsAreLeftAlone) {
         track, {}, {}, [&](std::uint32_t) { ASSERT_FALSE(decoder.daemon->OffloadBehind(id)); }));
     ASSERT_EQ(decoder.daemon->TokensOf(id), track.history.tokens());
   }
-  // Steps that end otherwise let it go, too.
+  // Steps that end differently release it, too.
   Sequence* batch[] = {&track.sequence};
   {
     absl::StatusOr<Step> step = decoder.worker->BeginStep(batch);
@@ -439,7 +440,7 @@ TEST(Step, AChangeByAnotherWorkerIsTold) {
     TESSERA_ASSERT_OK(other.status());
     absl::StatusOr<Model> model = (*other)->RegisterModel(decoder.model.geometry());
     TESSERA_ASSERT_OK(model.status());
-    // Not theirs to adopt.
+    // Sequences that another worker may not adopt.
     EXPECT_TRUE(absl::IsFailedPrecondition((*other)->Adopt(*model, track.sequence.id()).status()));
   }
   decoder.daemon->TruncateBehind(track.sequence.id().value(), 10);

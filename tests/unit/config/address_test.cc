@@ -47,7 +47,7 @@ TEST(HostPort, KnowsLoopback) {
 TEST(ListenAddress, TakesUnixAndTcp) {
   EXPECT_EQ(ParseListenAddress("unix:/run/x.sock")->unix_path, "/run/x.sock");
   EXPECT_EQ(ParseListenAddress("unix:///run/x.sock")->ToString(), "unix:/run/x.sock");
-  // However many slashes there are: what it is written as is the same path again.
+  // Any number of slashes: the printed form parses to the same path.
   EXPECT_EQ(ParseListenAddress("unix:////run/x.sock")->ToString(), "unix:/run/x.sock");
   EXPECT_EQ(ParseListenAddress("unix:////////x.sock")->ToString(), "unix:/x.sock");
   EXPECT_EQ(ParseListenAddress("unix:x.sock")->unix_path, "x.sock");

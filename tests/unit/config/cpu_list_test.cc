@@ -52,7 +52,7 @@ TEST(CpuList, RefusalsNameThePart) {
   EXPECT_THAT(ErrorOf("3-2"), HasSubstr("\"3-2\": the end of the range is below its start"));
   EXPECT_THAT(ErrorOf("2-4,3"), HasSubstr("\"3\": CPU 3 is listed twice"));
   EXPECT_THAT(ErrorOf("4096"), HasSubstr("CPU 4096 is not from 0 to 4095"));
-  // Refused before any list of that length is made.
+  // Refused before a list of that length is built.
   EXPECT_THAT(ErrorOf("0-4294967295"),
               AllOf(HasSubstr("\"0-4294967295\""), HasSubstr("CPU 4294967295 is not from 0 to")));
 }

@@ -1,4 +1,4 @@
-// The comments of config.proto name the defaults and limits that the code has.
+// The comments of config.proto state the same defaults and limits as the code.
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
-// The comment block above each field of DaemonConfig, its lines joined.
+// The comment block above each field of DaemonConfig, with its lines joined.
 std::map<std::string, std::string> FieldComments() {
   std::ifstream file(TESSERA_CONFIG_PROTO);
   EXPECT_TRUE(file) << TESSERA_CONFIG_PROTO;
@@ -39,7 +39,7 @@ std::map<std::string, std::string> FieldComments() {
   return comments;
 }
 
-// The value of each field as JSON writes it on one line, 64-bit numbers without their quotes.
+// The default of each field as JSON on one line, with 64-bit numbers unquoted.
 std::string DefaultOf(const google::protobuf::FieldDescriptor* field) {
   const auto message = ToMessage(Config{});
   const auto* reflection = message.GetReflection();
@@ -95,7 +95,7 @@ TEST(Documentation, CommentsNameTheLimits) {
     EXPECT_THAT(comments.at(field), HasSubstr(Concat("from ", range.min, " to ", range.max, ".")))
         << field;
   }
-  const auto whole = [](std::uint64_t bytes) {  // "64.0 MiB" as "64 MiB"
+  const auto whole = [](std::uint64_t bytes) {  // prints "64.0 MiB" as "64 MiB"
     return std::regex_replace(FormatBytes(bytes), std::regex("\\.0 "), " ");
   };
   const std::map<std::string, Range> extents = {

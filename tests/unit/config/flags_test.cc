@@ -82,7 +82,7 @@ TEST(Flags, ErrorsNameTheArgument) {
   EXPECT_THAT(ErrorOf({"--admin-over-tcp=1"}), HasSubstr("\"1\" is not true or false"));
 }
 
-// The JSON of --print-config has no place for other bytes, and would be another configuration.
+// The JSON of --print-config cannot hold other bytes, so it would be another configuration.
 TEST(Flags, ValuesAreUtf8) {
   EXPECT_THAT(ErrorOf({"--listen=unix:/run/\x93.sock"}), HasSubstr("--listen is"));
   EXPECT_THAT(ErrorOf({"--tls-key-file", "\xff"}), HasSubstr("not UTF-8"));
@@ -105,7 +105,7 @@ TEST(Flags, MergeReplacesListsAndKeepsWhatIsNotOverridden) {
   EXPECT_THAT(file.listen(), ElementsAre("unix:/flag"));
 }
 
-// Whoever adds a field to the message adds its flag, and --help shows it with its default.
+// A field added to the message must also get a flag, which --help shows with its default.
 TEST(Flags, EveryFieldButTenantsHasAFlagWithHelp) {
   const std::string help = HelpText();
   const auto* descriptor = DaemonConfig::descriptor();

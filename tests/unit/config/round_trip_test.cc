@@ -1,4 +1,4 @@
-// --print-config prints what LoadConfig reads back to the same Config, whatever the Config.
+// For any Config, LoadConfig reads the output of --print-config back to the same Config.
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>
@@ -97,7 +97,7 @@ class Generator {
     if (i == 0) {
       tenant.token_file = token_file_;
       tenant.token = "from-the-file";
-    } else if (i > 1) {  // one tenant may have none
+    } else if (i > 1) {  // at most one tenant may have none
       tenant.token = Concat("t", i);
       for (std::uint64_t k = In({0, 60}); k > 0; --k) {
         tenant.token += static_cast<char>(In({'!', '~'}));
@@ -142,7 +142,7 @@ TEST_F(RoundTripTest, RandomConfigs) {
   }
 }
 
-// The effective configuration has every field in it, those with default values too.
+// The effective configuration lists every field, including those with default values.
 TEST_F(RoundTripTest, DefaultsArePrintedInFull) {
   const auto loaded = LoadConfig(std::vector<std::string_view>{"--print-config"}, Memory);
   ASSERT_TRUE(loaded.ok()) << loaded.status();

@@ -93,7 +93,7 @@ std::function<void(Config&, std::uint64_t)> Setter(T Config::*member) {
   return [member](Config& config, std::uint64_t value) { config.*member = T(value); };
 }
 
-// Both ends of every range are allowed, and one beyond them is refused with field, value and range.
+// Both ends of every range are allowed. One beyond is refused with field, value and range.
 TEST(Validate, EveryRangeHoldsExactly) {
   const RangeRow rows[] = {
       {"pool_extent_bytes", kPoolExtentBytes, Setter(&Config::pool_extent_bytes)},
@@ -130,7 +130,7 @@ TEST(Validate, EveryRangeHoldsExactly) {
     SCOPED_TRACE(row.field);
     for (const std::uint64_t value : {row.range.min, row.range.max}) {
       Config config;
-      config.pool_bytes = 64 * kGiB;  // a multiple of every extent tried
+      config.pool_bytes = 64 * kGiB;  // a multiple of every extent size tried
       row.set(config, value);
       ASSERT_TRUE(ResolveDefaults(plenty, config).ok());
       EXPECT_TRUE(Validate(config, plenty).ok()) << Validate(config, plenty);

@@ -1,4 +1,4 @@
-// What every device promises, asked of the CPU and of an emulated GPU that shares memory by
+// The contract of all devices, tested on the CPU and on an emulated GPU that shares memory by
 // descriptors or by CUDA IPC.
 
 #include <gmock/gmock.h>
@@ -89,7 +89,7 @@ TEST_P(DeviceTest, RowsArriveAndTheFirstUnusableOneIsNamed) {
               0);
         }
       }
-      // Row 0 of run 7's V, channel 5: V of run 7 alone starts there.
+      // Row 0 of run 7's V, channel 5: only the V of run 7 starts there.
       const float infinity = std::numeric_limits<float>::infinity();
       const std::uint16_t half = type == ElementType::kBf16 ? kernels::FloatToBf16(infinity)
                                                             : kernels::FloatToFp16(infinity);
@@ -106,7 +106,8 @@ TEST_P(DeviceTest, RowsArriveAndTheFirstUnusableOneIsNamed) {
   }
 }
 
-// A worker that writes while its rows are copied changes what is stored, never what is judged.
+// A worker that writes while its rows are copied may change what is stored, but the stored bytes
+// are always the checked ones.
 TEST_P(DeviceTest, WhatIsFoundUsableIsWhatIsStored) {
   const Worker worker = WorkerMemory();
   const Pool tiles = PoolMemory();
@@ -163,7 +164,7 @@ TEST_P(DeviceTest, WhatIsWrittenIsReadBack) {
   std::vector<std::byte> back(bytes.size());
   ASSERT_TRUE(device_->Read(back.data(), pool.data() + 64, back.size()).ok());
   EXPECT_TRUE(back == bytes);
-  // No more than that, and no less.
+  // Exactly these bytes.
   ASSERT_TRUE(device_->Write(pool.data() + 128, bytes.data(), 64).ok());
   ASSERT_TRUE(device_->Read(back.data(), pool.data() + 64, back.size()).ok());
   std::memcpy(bytes.data() + 64, bytes.data(), 64);

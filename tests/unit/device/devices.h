@@ -1,5 +1,5 @@
-// Every kind of device, and the memory that tests of devices work in: the CPU, and an emulated GPU
-// that shares memory by descriptors or by CUDA IPC.
+// Every kind of device and its memory for tests: the CPU, and an emulated GPU that shares memory by
+// descriptors or by CUDA IPC.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ inline constexpr std::uint64_t kPiece = std::uint64_t{2} << 20;
 inline constexpr std::uint32_t kHeadDim = 64;
 
 enum class Kind { kCpu, kGpuByDescriptor, kGpuByIpc };
-// The emulated machine's threads take more stacks than ThreadSanitizer can hold.
+// The emulated GPU's fibers need more stacks than ThreadSanitizer supports.
 #ifdef __SANITIZE_THREAD__
 inline constexpr Kind kKinds[] = {Kind::kCpu};
 #else
@@ -55,7 +55,7 @@ class DeviceTest : public testing::TestWithParam<Kind> {
     device_ = *std::move(gpu);
   }
 
-  // Memory, and the mapping that its worker has of it.
+  // Memory, and a worker's mapping of it.
   struct Worker {
     std::unique_ptr<Memory> memory;
     AddressRange mapping;
@@ -80,7 +80,7 @@ class DeviceTest : public testing::TestWithParam<Kind> {
     return worker;
   }
 
-  // A piece of a pool.
+  // A part of a pool.
   struct Pool {
     std::unique_ptr<Space> space;
     std::unique_ptr<Memory> piece;
@@ -97,7 +97,7 @@ class DeviceTest : public testing::TestWithParam<Kind> {
     return pool;
   }
 
-  // Host code may follow device addresses here: the GPU's memory is the host's.
+  // Device addresses are valid on the host: the emulated GPU uses host memory.
   void Fill(std::byte* rows, std::uint32_t count, ElementType type) {
     std::normal_distribution<float> normal;
     for (std::uint32_t i = 0; i < count * kHeadDim; ++i) {

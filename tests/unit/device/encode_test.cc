@@ -1,5 +1,5 @@
-// Encoding of tiles, asked of every device: the reference's bytes wherever rotated rows are exact,
-// what can be expected of rounded ones elsewhere, and the first tile that cannot be stored.
+// Encoding of tiles on every device: equals the reference's bytes where rotated rows are exact, is
+// within the error bound elsewhere, and reports the first tile that cannot be stored.
 
 #include <gmock/gmock.h>
 
@@ -26,15 +26,14 @@ using testing::HasSubstr;
 
 constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32};
 
-// How far a rotated element may be from the exact one, as a share of sum_d |R_cd x_d|, on any
-// device.
+// Maximum error of a rotated element on any device, relative to sum_d |R_cd x_d|.
 constexpr double kRotationError = 0x1p-16;
 
 enum class Turn { kNone, kPermuted, kReal };
 
 class EncodeTest : public DeviceTest {
  protected:
-  // One tile of a call, and what it is to be made of.
+  // One tile of a call, and its inputs.
   struct Case {
     TileShape shape;
     TileInput input;
@@ -54,7 +53,7 @@ class EncodeTest : public DeviceTest {
     return at;
   }
 
-  // Rows that permute the channels and turn some signs: every product is exact.
+  // Rows that permute the channels and flip some signs: every product is exact.
   std::byte* PutPermutation(const TileShape& shape, const kernels::RowShape& side,
                             ElementType type) {
     const std::uint64_t bytes = kernels::RotationBytes(shape, side, type);
@@ -144,7 +143,7 @@ class EncodeTest : public DeviceTest {
     both.insert(both.end(), place.summaries, place.summaries + layout.summary_bytes);
     return both;
   }
-  // Nothing where the reference says that a value does not fit.
+  // nullopt if the reference refuses a value.
   std::optional<std::vector<std::byte>> Expected(std::size_t i) const {
     return kernels::EncodeTile(kernels::OperationsOf(*kernels::FindImplementation("reference")),
                                cases_[i].shape, cases_[i].input, cases_[i].rotation);
@@ -164,7 +163,7 @@ class EncodeTest : public DeviceTest {
   std::vector<TileEncode> tiles_;
 };
 
-// Forms, head_dims and strategies as they come, in one call.
+// Random forms, head_dims and strategies in one call.
 TEST_P(EncodeTest, TilesAreTheReferencesWhereRotationsAreExact) {
   constexpr Content kOrdinary[] = {Content::kNormal, Content::kTies,   Content::kEqual,
                                    Content::kTiny,   Content::kSparse, Content::kZeros};
@@ -174,7 +173,7 @@ TEST_P(EncodeTest, TilesAreTheReferencesWhereRotationsAreExact) {
       const bool permuted = dice_.OneIn(2);
       const TileShape shape = kernels::RandomShape(dice_, {.cut = permuted, .dense = !permuted});
       if (!shape.packed() && kernels::ElementsOf(shape.format) != type) continue;
-      // A zero that is permuted may change its sign: the first two have none.
+      // Permuting may change the sign of a zero; the first two kinds have no zeros.
       const Content content = kOrdinary[dice_.Below(permuted ? 2 : std::size(kOrdinary))];
       Add(shape, type, content, permuted ? Turn::kPermuted : Turn::kNone);
     }
@@ -188,7 +187,7 @@ TEST_P(EncodeTest, TilesAreTheReferencesWhereRotationsAreExact) {
   }
 }
 
-// A rotated row in double, and how far each of its elements may be from that.
+// A rotated row in double, and the allowed error of each element.
 struct ExactRow {
   std::vector<double> elements;
   std::vector<double> slack;
@@ -200,7 +199,7 @@ ExactRow Rotate(const TileShape& shape, const RotationView& rotation, bool of_va
   const std::uint32_t channels = (of_value ? shape.value : shape.key).channels;
   ExactRow exact = {.elements = kernels::RotateExactly(matrix, rotation.type, channels, row),
                     .slack = std::vector<double>(channels, 0x1p-118)};
-  // |R| |x|, a column at a time.
+  // |R| |x|, one column at a time.
   for (std::uint32_t d = 0; d < shape.head_dim; ++d) {
     std::vector<double> one(shape.head_dim, 0.0);
     one[d] = row[d];
@@ -227,7 +226,8 @@ double Rounding(const TileShape& shape, double scale, double element) {
   return 0;
 }
 
-// Every stored value is near its exact one, and no dropped group was clearly stronger than a kept.
+// Every stored value is close to the exact one, and no dropped group is clearly stronger than a
+// kept one.
 void ExpectKeeps(const TileShape& shape, std::uint32_t wanted, const kernels::ReadTileRow& stored,
                  const ExactRow& exact) {
   double weakest_kept = INFINITY, strongest_dropped = 0;
@@ -278,7 +278,7 @@ TEST_P(EncodeTest, RotatedRowsAreWithinTheirBound) {
   }
 }
 
-// fp16 ends at 65504. Tiles of three head_dims, so that the first one is the caller's first.
+// fp16 ends at 65504. Tiles of three head_dims, to check that the index is the caller's.
 TEST_P(EncodeTest, TheFirstTileWithAValueBeyondFp16IsNamed) {
   TileShape shapes[3];
   for (std::size_t i = 0; i < 3; ++i) {
@@ -340,7 +340,7 @@ TEST_P(EncodeTest, CallsOfManyThreadsDoNotMeet) {
 
 INSTANTIATE_TEST_SUITE_P(Devices, EncodeTest, testing::ValuesIn(kKinds), KindName);
 
-// ---- what only a GPU can do: fail, and be asked for what its kernels cannot
+// ---- Specific to GPUs: failures, and requests that their kernels do not support
 
 class CudaEncodeTest : public EncodeTest {};
 
@@ -364,7 +364,7 @@ TEST_P(CudaEncodeTest, AFailureAtAnyCallRetiresTheDevice) {
     EXPECT_EQ((*gpu)->Encode(strategies_, ElementType::kBf16, tiles_).status(), unfit.status());
     EXPECT_EQ((*gpu)->Encode({}, ElementType::kBf16, {}).status(), unfit.status());
   }
-  EXPECT_GE(good, 3);  // an upload, the launch, a wait at least
+  EXPECT_GE(good, 3);  // at least an upload, the launch and a wait
 }
 
 TEST_P(CudaEncodeTest, ATileThatKernelsWouldMisreadIsABug) {

@@ -1,4 +1,4 @@
-// Gathering of stored rows, asked of every device: the reference's bytes.
+// Gathering of stored rows on every device: equals the reference's bytes.
 
 #include <gmock/gmock.h>
 
@@ -25,7 +25,7 @@ class GatherTest : public DeviceTest {
     EXPECT_LE(used_, kPoolBytes);
     return at;
   }
-  // Full tiles of the shape, of rows that the reference encoded.
+  // Full tiles of the shape with rows encoded by the reference.
   std::vector<const std::byte*> Tiles(const TileShape& shape, ElementType type, std::size_t count) {
     const kernels::Operations& reference =
         kernels::OperationsOf(*kernels::FindImplementation("reference"));
@@ -44,7 +44,7 @@ class GatherTest : public DeviceTest {
     return tiles;
   }
 
-  static constexpr std::uint64_t kGuard = 64;  // bytes behind a tile, not to be touched
+  static constexpr std::uint64_t kGuard = 64;  // bytes after a tile, which must not change
   static constexpr std::uint64_t kPoolBytes = 16 * kPiece;
   TestRandom dice_;
   const Pool pool_ = PoolMemory(kPoolBytes);

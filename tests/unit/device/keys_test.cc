@@ -1,4 +1,4 @@
-// Keys of a lane and what queries pay to them, asked of every device and judged in double.
+// Keys of a lane and the attention that queries pay to them, on every device, compared with double.
 
 #include <gmock/gmock.h>
 
@@ -26,9 +26,9 @@ using kernels::TileShape;
 using testing::HasSubstr;
 
 constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32};
-// How far a key that was rotated back may be from the exact one, as a share of sum_c |R_cd y_c|.
+// Maximum error of a key rotated back, relative to sum_c |R_cd y_c|.
 constexpr double kRotationError = 0x1p-16;
-// How far a share of logits of some tens may be from the exact one, on any device.
+// Maximum error of a share on any device, for logits of some tens.
 constexpr double kShareError = 1e-4;
 
 double ElementAt(const std::byte* row, std::size_t index, ElementType type) {
@@ -46,7 +46,7 @@ using Row = std::vector<double>;
 
 class KeysTest : public DeviceTest {
  protected:
-  // A key as its tile says, and how far from that it may be when it is loaded.
+  // A key as stored in its tile, and its allowed error once loaded.
   struct Expected {
     Row key;
     Row slack;
@@ -83,7 +83,7 @@ class KeysTest : public DeviceTest {
       if (shape.packed() || kernels::ElementsOf(shape.format) == geometry_.type) return shape;
     }
   }
-  // In tiles of some form.
+  // Adds entries in tiles of some form.
   void AddTiles(std::uint64_t entries) {
     const TileShape shape = AnyShape();
     const bool identity =
@@ -143,7 +143,7 @@ class KeysTest : public DeviceTest {
     }
     return exact;
   }
-  // In the daemon's own memory.
+  // Adds entries in the daemon's own memory.
   void AddRows(std::uint64_t entries) {
     std::vector<std::byte>& rows = rows_.emplace_back(RandomRows(entries));
     for (std::uint64_t r = 0; r < entries; ++r) {
@@ -175,12 +175,12 @@ class KeysTest : public DeviceTest {
   std::unique_ptr<LaneKeys> Load() {
     absl::StatusOr<std::unique_ptr<LaneKeys>> keys = device_->LoadKeys(geometry_, runs_);
     EXPECT_TRUE(keys.ok()) << keys.status();
-    // Nothing that it was loaded from is looked at again.
+    // The sources are not read again.
     if (keys.ok()) std::memset(pool_.data(), 0xff, used_);
     for (std::vector<std::byte>& rows : rows_) std::fill(rows.begin(), rows.end(), std::byte{0xff});
     return keys.ok() ? *std::move(keys) : nullptr;
   }
-  // The keys as they were loaded.
+  // The keys as loaded.
   std::vector<Row> Loaded(LaneKeys& keys) {
     std::vector<std::byte> rows(expected_.size() * row_bytes());
     EXPECT_TRUE(keys.Read(rows.data()).ok());
@@ -193,7 +193,7 @@ class KeysTest : public DeviceTest {
     return read;
   }
 
-  // ---- looks
+  // ---- Observations
 
   struct Look {
     std::vector<std::byte> queries;
@@ -269,7 +269,7 @@ class KeysTest : public DeviceTest {
   kernels::LayerGeometry geometry_;
   std::vector<KeyRun> runs_;
   std::vector<Expected> expected_;
-  // What runs point to.
+  // Memory that runs point to.
   std::deque<std::vector<const std::byte*>> tiles_;
   std::deque<std::vector<std::byte>> rows_;
 };
@@ -320,7 +320,7 @@ TEST_P(KeysTest, LooksAddWhatTheirQueriesPay) {
   }
 }
 
-// Also of more keys than one launch takes in one piece.
+// Also with more keys than one launch takes in one piece.
 TEST_P(KeysTest, ChannelsWeighTheSquaresOfTheFirstKeys) {
   for (const std::uint32_t rows : {0u, 1u, 70u, 4200u}) {
     Begin(dice_.OneIn(3) ? 128 : 64, dice_.Pick(kTypes));
@@ -343,7 +343,7 @@ TEST_P(KeysTest, ChannelsWeighTheSquaresOfTheFirstKeys) {
   }
 }
 
-// More scratch than one launch takes (64 MiB), were they all looked up at once.
+// More scratch than one launch takes (64 MiB), if all were processed at once.
 TEST_P(KeysTest, MoreLooksThanOneLaunchHolds) {
   Begin(64, ElementType::kBf16);
   AddRows(3000);
@@ -386,11 +386,11 @@ TEST_P(KeysTest, ALookBeyondTheKeysIsABug) {
   EXPECT_DEATH((void)keys->AddSquaredLengths(sums), "more keys than there are");
 }
 
-// How a GPU shares its memory makes no difference to keys.
+// How a GPU shares its memory makes no difference for keys.
 INSTANTIATE_TEST_SUITE_P(Devices, KeysTest, testing::Values(Kind::kCpu, Kind::kGpuByDescriptor),
                          KindName);
 
-// ---- what only a GPU can do: fail, and have no memory
+// ---- Specific to GPUs: failures and lack of memory
 
 class CudaKeysTest : public KeysTest {
  protected:
@@ -441,7 +441,7 @@ TEST_P(CudaKeysTest, AFailureAtAnyCallRetiresTheDevice) {
   EXPECT_GE(looks, 5);
 }
 
-// It says what it takes, and is as good as before.
+// The error states the needed size, and the device remains usable.
 TEST_P(CudaKeysTest, WithoutMemoryItSaysHowMuchItTakes) {
   Begin(64, ElementType::kFp32);
   AddRows(2000);
@@ -467,7 +467,7 @@ TEST_P(CudaKeysTest, WithoutMemoryItSaysHowMuchItTakes) {
     EXPECT_THAT(status.message(), HasSubstr("of a lane need "));
     EXPECT_TRUE(absl::IsResourceExhausted(gpu->LoadKeys(geometry_, runs_).status()));
   }
-  // What was taken has been given back.
+  // All memory was released.
   EXPECT_TRUE(gpu->LoadKeys(geometry_, runs_).ok());
   EXPECT_TRUE(gpu->health().ok());
   EXPECT_TRUE(failures_.empty());

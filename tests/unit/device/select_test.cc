@@ -1,4 +1,4 @@
-// Selection on every device: the choice, and attention over it, are the reference's.
+// Selection on every device: choice and attention equal the reference's.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,8 +29,8 @@ class Runs final : public kernels::SelectionSink {
   std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>> runs;
 };
 
-// One sequence of two kv heads, each a segment with block means, in a device's pool. Always the
-// same rows: near-ties may fall either way.
+// One sequence with two kv heads, each with a segment with block means, in a device's pool. The
+// rows are fixed, since near-ties may go either way.
 class SelectTest : public DeviceTest {
  protected:
   SelectTest() : query_(kQueries * kHeads * kGroup * kHeadDim), lanes_(kHeads), views_(kHeads) {
@@ -159,7 +159,7 @@ TEST_P(SelectTest, RulesThatDifferByHeadAreHonouredOrRefused) {
   EXPECT_TRUE(device_->health().ok());
 }
 
-// A choice per query head is asked of a layer without groups: whoever asks otherwise hears of it.
+// A selection per query head needs a layer without groups; otherwise the call is refused.
 TEST_P(SelectTest, ChoicesOfHeadsAreNotMadeForGroups) {
   rule_.each_head = true;
   std::vector<float> output;

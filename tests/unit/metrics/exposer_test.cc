@@ -20,7 +20,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// A connection to a local port that has said `text`.
+// A connection to a local port on which `text` was sent.
 int Say(std::uint16_t port, const std::string& text) {
   sockaddr_in address = {};
   address.sin_family = AF_INET;
@@ -32,7 +32,7 @@ int Say(std::uint16_t port, const std::string& text) {
   return fd;
 }
 
-// What an HTTP/1.0 GET of `path` on a local port answers.
+// The answer to an HTTP/1.0 GET of `path` on a local port.
 std::string Get(std::uint16_t port, const std::string& path) {
   const int fd = Say(port, Concat("GET ", path, " HTTP/1.0\r\n\r\n"));
   std::string answer;
@@ -58,7 +58,7 @@ TEST(Exposer, HalfRequestsHoldNobodyUp) {
   Metrics metrics({});
   const auto exposer = Exposer::Start("127.0.0.1:0", metrics);
   ASSERT_TRUE(exposer.ok()) << exposer.status();
-  // As many as there are threads: they are all taken until the server's patience is over.
+  // As many as the server has threads: they are all busy until the timeout.
   std::vector<int> halves;
   for (int i = 0; i < 4; ++i)
     halves.push_back(Say((*exposer)->port(), "GET /metrics HTTP/1.1\r\n"));
@@ -90,7 +90,7 @@ TEST(Exposer, APortInUseIsNamed) {
 
 TEST(Exposer, AnAddressOfAnotherMachineIsNamed) {
   Metrics metrics({});
-  // 192.0.2.0/24 is reserved for documentation: no machine has it.
+  // 192.0.2.0/24 is reserved for documentation, so no machine has it.
   const auto exposer = Exposer::Start("192.0.2.1:9464", metrics);
   ASSERT_FALSE(exposer.ok());
   EXPECT_THAT(std::string(exposer.status().message()),

@@ -47,7 +47,7 @@ TEST(Counter, LosesNothingBetweenThreads) {
   EXPECT_EQ(by_reason.value(SessionEnd::kLost), 60000u);
 }
 
-// Against counting the observations one by one.
+// Compared with counting the observations one by one.
 TEST(DurationHistogram, BucketsAreCumulativeAndInclusive) {
   const std::uint64_t seed = TestSeed();
   SCOPED_TRACE(seed);

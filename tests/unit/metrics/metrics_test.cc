@@ -17,7 +17,7 @@
 namespace tessera::metrics {
 namespace {
 
-// The sum of all series of each metric, and each series by "name{value,value}".
+// The sum of all series of each metric, and each series as "name{value,value}".
 struct Samples final : Visitor {
   explicit Samples(const Metrics& metrics) { metrics.Visit(*this); }
 
@@ -57,7 +57,7 @@ TEST(Metrics, CountersStartAtZeroWithEveryLabel) {
   EXPECT_EQ(samples.series.at("tessera_build_info{1,cpu,avx2}"), 1);
 }
 
-// Drives each metric by the means that the daemon has for it, and checks that it alone moves.
+// Moves each metric by the daemon's own means, and checks that no other metric moves.
 TEST(Metrics, EachMovesByItsOwnMeansAndNoOther) {
   Metrics metrics({.version = "1", .device = "cpu", .isa = "avx2"});
   FakeComponent component;
@@ -215,7 +215,7 @@ TEST(Metrics, ACollectorIsAskedUntilItsRegistrationEnds) {
   EXPECT_EQ(asked, 1);
 }
 
-// Components come and go while others scrape; none is called once it has gone.
+// Components come and go during scrapes; none is called after its end.
 TEST(Metrics, RegistrationsEndSafelyUnderScrapes) {
   Metrics metrics({});
   std::atomic<bool> done{false};

@@ -36,7 +36,7 @@ TEST(Names, FollowThePrometheusRules) {
   }
 }
 
-// AllMetrics is written by hand: it has as many entries as names.h has descriptions.
+// AllMetrics is written by hand; it must have as many entries as names.h has descriptions.
 TEST(Names, TheListIsComplete) {
   std::ifstream file(TESSERA_NAMES_H);
   ASSERT_TRUE(file) << TESSERA_NAMES_H;

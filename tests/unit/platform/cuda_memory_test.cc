@@ -17,15 +17,15 @@ using tests::FakeCuda;
 
 constexpr std::uint64_t kExtent = 32 * kCudaGranularity;
 
-// Runs `work` once for every call that it makes, failing that call; each time nothing may stay
-// behind, and the error must name what CUDA said.
+// Runs `work` once for each of its calls, letting that call fail. Each time nothing may be left,
+// and the error must contain CUDA's message.
 void FailEveryCall(const std::function<absl::Status(FakeCuda&)>& work) {
   FakeCuda well;
   ASSERT_TRUE(work(well).ok());
   ASSERT_EQ(well.broken, "");
   ASSERT_EQ(well.live(), 0u);
   const int descriptors = CountOpenFds();
-  // Calls that only give back do not fail the work; what they leave is the driver's.
+  // A failed release does not fail the work; the driver keeps the object.
   for (int i = 0; i < static_cast<int>(well.calls.size()); ++i) {
     const std::string& name = well.calls[i];
     if (name == "Unmap" || name == "Release" || name == "FreeReservation" || name == "Free" ||
@@ -165,7 +165,7 @@ TEST(ProbedCudaDevice, FallsBackToIpcAndSaysWhy) {
   ASSERT_TRUE(device.ok());
   EXPECT_THAT(device->why_no_descriptors, HasSubstr("536870912"));
 
-  FakeCuda container;  // says it can, and then cannot
+  FakeCuda container;  // reports the capability, but the call fails
   container.fail_at = 3;
   container.failure = {.code = 800, .name = "CUDA_ERROR_NOT_PERMITTED"};
   device = ProbeCudaDevice(container, 0);
@@ -184,8 +184,8 @@ TEST(ProbedCudaDevice, OneThatCanShareNothingIsAnError) {
   EXPECT_EQ(cuda.live(), 0u);
 }
 
-// Holds on every machine: with a GPU the table loads; without one, or without CUDA in the build,
-// the answer is a reason and not a crash.
+// Holds on every machine. With a GPU the table loads; without one, or without CUDA in the build,
+// loading returns a reason and does not crash.
 TEST(CudaCallsTest, LoadingSaysWhatIsMissing) {
   const auto cuda = LoadCuda();
   if (cuda.ok()) {

@@ -113,13 +113,13 @@ TEST(EventLoop, ANumberReusedWithinARoundGetsNoEventOfItsPredecessor) {
   EventLoop loop = MustLoop();
   Event first = MustEvent();
   auto pair = SocketPair();
-  Fd& ours = pair.first;  // a reference: lambdas capture no bindings
+  Fd& ours = pair.first;  // a reference: lambdas cannot capture structured bindings
   Fd& theirs = pair.second;
   Event reused = MustEvent();
   const int number = ours.get();
   int stale = 0, wrong = 0;
-  // Both are ready in one round; whichever handler runs first closes the other's descriptor and
-  // puts another open file at its number.
+  // Both are ready in one round. The first handler to run closes the other's descriptor and opens
+  // another file with the same number.
   bool swapped = false;
   const auto swap = [&] {
     if (std::exchange(swapped, true)) return;
@@ -153,7 +153,7 @@ TEST(EventLoop, AHandlerMayUnwatchItselfAndOthers) {
   std::vector<Event> events;
   for (int i = 0; i < 80; ++i) events.push_back(MustEvent());
   int calls = 0;
-  // The first handler that runs removes all, itself included, while its captures are in use.
+  // The first handler to run removes all, including itself, while its captures are in use.
   for (Event& event : events) {
     ASSERT_TRUE(loop.Watch(event.fd(),
                            [&loop, &events, &calls](EventLoop::Ready) {
@@ -225,17 +225,18 @@ TEST(EventLoop, SignalsFromAnotherThreadAreNeverLost) {
       event.Signal();
     }
   });
-  while (seen < kPosts) loop.RunOnce(std::nullopt);  // hangs where a signal is lost
+  while (seen < kPosts) loop.RunOnce(std::nullopt);  // hangs if a signal is lost
   poster.join();
 }
 
-// The wake event of a session is the same open file in the worker's hands, and its flags with it.
+// The worker has the same open file description of a session's wake event, and so can change its
+// flags.
 TEST(Event, APeerThatMakesItBlockingCannotHangTheDrain) {
   Event event = MustEvent();
   Fd peer;
   ASSERT_TRUE(DuplicateFd(event.fd(), &peer).ok());
   ASSERT_EQ(::fcntl(peer.get(), F_SETFL, 0), 0);
-  event.Drain();  // nothing to read: a blocking read would wait for ever
+  event.Drain();  // nothing to read: a blocking read would wait forever
   event.Signal();
   event.Drain();
   event.Drain();

@@ -24,7 +24,7 @@ class LockFileTest : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  // A process that takes the lock, says so, and holds it until it is killed.
+  // A process that takes the lock, reports it, and holds it until it is killed.
   int Hold(int socket) const {
     const absl::StatusOr<LockFile> lock = LockFile::Acquire(path_);
     const std::byte said{static_cast<unsigned char>(lock.ok() ? 1 : 0)};
@@ -64,7 +64,7 @@ TEST_F(LockFileTest, AKilledProcessHoldsNothing) {
   std::ifstream file(path_);
   std::string pid;
   file >> pid;
-  EXPECT_EQ(pid, std::to_string(::getpid()));  // and not what a longer pid left behind
+  EXPECT_EQ(pid, std::to_string(::getpid()));  // without remains of a longer pid
 }
 
 TEST_F(LockFileTest, TheFileStaysWhenTheLockGoes) {

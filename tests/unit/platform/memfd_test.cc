@@ -41,7 +41,7 @@ bool ReadsZero(const std::byte* at, std::uint64_t bytes) {
   return true;
 }
 
-// What a child got when it tried everything on a descriptor that was passed to it.
+// What a child could do with the descriptor that it received.
 MappingReport TryInPeer(const Memfd& memory) {
   PeerProcess peer([](int socket) {
     std::uint64_t bytes = 0;
@@ -73,7 +73,7 @@ TEST(Memfd, WhatTheDaemonWritesNobodyElseCanChangeInAnyWay) {
         << kMappingAttempts[i].name << ": " << std::strerror(report[i]);
   }
   for (std::uint64_t i = 0; i < kBytes; ++i) ASSERT_EQ(range.data()[i], std::byte{7}) << i;
-  std::memset(range.data(), 8, kBytes);  // the daemon's mapping still takes writes
+  std::memset(range.data(), 8, kBytes);  // the daemon's mapping remains writable
   EXPECT_EQ(range.data()[kBytes - 1], std::byte{8});
 }
 
@@ -88,12 +88,12 @@ TEST(Memfd, WhatTheWorkerWritesKeepsItsSize) {
     EXPECT_EQ(report[i], kMappingAttempts[i].worker_writes)
         << kMappingAttempts[i].name << ": " << std::strerror(report[i]);
   }
-  // Every page is still there to be read: nothing faults.
-  EXPECT_EQ(range->data()[0], std::byte{0x5a});  // what the worker wrote last
+  // Every page is still readable: nothing faults.
+  EXPECT_EQ(range->data()[0], std::byte{0x5a});  // the worker's last write
   EXPECT_TRUE(ReadsZero(range->data() + 1, kBytes - 1));
 }
 
-// Of whatever size: nothing is left behind of the place that a large range was cut out of.
+// For any size. The ends of the larger reservation are unmapped.
 TEST(AddressRange, LargeOnesBeginWhereHugePagesMay) {
   constexpr std::uint64_t kHuge = std::uint64_t{2} << 20;
   for (const std::uint64_t bytes :
@@ -122,7 +122,7 @@ TEST(Memfd, EveryPageOfALargeOneIsThere) {
   EXPECT_TRUE(ReadsZero(range->data(), kLarge));
 }
 
-// Of the mapping that begins at `base`.
+// Huge-page bytes of the mapping that begins at `base`.
 std::uint64_t BytesOnHugePages(const std::byte* base) {
   std::ifstream smaps("/proc/self/smaps");
   char begin[32];
@@ -208,7 +208,7 @@ TEST(AddressRange, CameAndWentLeavesNoMappingBehind) {
     AddressRange moved = std::move(range);
     EXPECT_FALSE(range.valid());
   }
-  EXPECT_LE(CountMappings(), before + 10);  // the heap, or a sanitizer, may have grown
+  EXPECT_LE(CountMappings(), before + 10);  // the heap or a sanitizer may have grown
   EXPECT_EQ(CountOpenFds(), fds);
 }
 
@@ -223,7 +223,7 @@ TEST(AddressRange, AResetPlaceMergesWithItsNeighbours) {
   for (std::uint64_t at = 0; at < kPlaces; at += 2) {
     ASSERT_TRUE(range.Reset(at * kBytes, kBytes).ok());
   }
-  // Or else a pool that grows and shrinks for weeks would run into the limit of mappings.
+  // Otherwise a pool that grows and shrinks for weeks would hit the limit of mappings.
   EXPECT_LE(CountMappings(), before + 2);
 }
 

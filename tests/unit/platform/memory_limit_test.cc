@@ -20,9 +20,9 @@ using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kTotal = 16 * kGiB;
-constexpr char kNoLimitV1[] = "9223372036854771712\n";  // what the kernel writes for none
+constexpr char kNoLimitV1[] = "9223372036854771712\n";  // the kernel's value for "no limit"
 
-// A tree of the files that the kernel would show, with 16 GiB of memory and no cgroup.
+// A tree of files like the kernel's, with 16 GiB of memory and no cgroup.
 class MemoryLimitTest : public ::testing::Test {
  protected:
   MemoryLimitTest() {
@@ -85,7 +85,8 @@ TEST_F(MemoryLimitTest, VersionOne) {
   EXPECT_EQ(Bytes(), 512 * kMiB);
 }
 
-// Without a cgroup namespace the path is the host's, and the mount is the container's own cgroup.
+// Without a cgroup namespace the path is the host's, but the mount shows the container's own
+// cgroup.
 TEST_F(MemoryLimitTest, VersionOneInsideAContainerWithTheHostsPath) {
   Write("proc/self/cgroup", "4:memory:/docker/abc\n0::/\n");
   Write("sys/fs/cgroup/memory/memory.limit_in_bytes", "268435456\n");

@@ -12,7 +12,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr std::uint32_t kDaemon = 42;  // the user that runs it
+constexpr std::uint32_t kDaemon = 42;  // the daemon's user
 
 PeerCredentials Peer(std::uint32_t uid, std::uint32_t gid, std::vector<std::uint32_t> groups = {}) {
   return {.pid = 1, .uid = uid, .gid = gid, .groups = std::move(groups)};

@@ -32,7 +32,7 @@ class UnixSocket : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  // Bypasses SendMessage: `fds` descriptors along with `bytes` of data.
+  // Sends `fds` descriptors with `bytes` of data, without SendMessage.
   void SendRaw(int socket, std::string_view bytes, const std::vector<int>& fds) {
     std::vector<char> control(CMSG_SPACE(sizeof(int) * fds.size()));
     iovec io{const_cast<char*>(bytes.data()), bytes.size()};
@@ -77,7 +77,7 @@ TEST_F(UnixSocket, PassesADescriptorThatIsCloseOnExec) {
 
 TEST_F(UnixSocket, APeerThatSendsTooManyDescriptorsLeaksNone) {
   const int before = CountOpenFds();
-  // More than the room there is for them, in one message and spread over single bytes.
+  // More descriptors than there is room for, in one message or spread over single bytes.
   for (std::size_t count :
        {std::size_t{1}, std::size_t{2}, std::size_t{8}, std::size_t{9}, std::size_t{60}}) {
     SendRaw(left_.get(), "12345678", std::vector<int>(count, left_.get()));
@@ -94,7 +94,7 @@ TEST_F(UnixSocket, APeerThatSendsTooManyDescriptorsLeaksNone) {
     ASSERT_TRUE(ReceiveMessage(right_.get(), got, &passed).ok()) << count;
     passed.Close();
     EXPECT_EQ(CountOpenFds(), before) << count;
-    // And where none is wanted.
+    // The same if none is expected.
     SendRaw(left_.get(), "12345678", std::vector<int>(count, left_.get()));
     ASSERT_TRUE(ReceiveMessage(right_.get(), got).ok());
     EXPECT_EQ(CountOpenFds(), before) << count;
@@ -130,7 +130,7 @@ TEST_F(UnixSocket, APeerThatClosesGivesUnavailable) {
   left_.Close();
   std::array<std::byte, 8> got;
   EXPECT_EQ(ReceiveMessage(right_.get(), got).code(), absl::StatusCode::kUnavailable);
-  // No SIGPIPE either, which would end this process.
+  // Nor SIGPIPE, which would end this process.
   EXPECT_EQ(SendMessage(right_.get(), Bytes("abc")).code(), absl::StatusCode::kUnavailable);
 }
 
@@ -156,7 +156,7 @@ TEST_F(UnixSocket, HasRoomWhileThePeerReads) {
 }
 
 TEST_F(UnixSocket, TooManyDescriptorsUnderWayAreToldApart) {
-  // The system counts them per user, and not those of the superuser.
+  // The kernel limits them per user, except for the superuser.
   PeerProcess sender([this](int) {
     constexpr uid_t kSomebody = 54321;
     if (::geteuid() == 0 && ::setresuid(kSomebody, kSomebody, kSomebody) != 0) return 2;

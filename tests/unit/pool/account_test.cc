@@ -54,7 +54,7 @@ TEST(Account, UsedIsTheSumOfLiveChargesAndOfTags) {
         }
         break;
       default:
-        if (live.size() >= 2) {  // move over a live one: the old claim goes back
+        if (live.size() >= 2) {  // a move over a live charge releases the old one
           Charge& from = random.Pick(live);
           random.Pick(live) = std::move(from);
           std::erase_if(live, [](const Charge& charge) { return charge.bytes() == 0; });
@@ -99,8 +99,8 @@ TEST(Account, WithoutALimitEverythingFits) {
   EXPECT_EQ(account.used_bytes(), 0u);
 }
 
-// What fits is never refused because somebody else asks for what does not: tenants share the node's
-// account, and one that asks for too much must not fail the others.
+// A request that fits is never refused because of another one that does not. Tenants share the
+// node's account, so a request that is too large must not fail the others.
 TEST(Account, ARequestThatCannotFitDisturbsNobody) {
   Account account("node", 1000);
   std::atomic<bool> stop{false};

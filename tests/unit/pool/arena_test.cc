@@ -46,7 +46,7 @@ TEST_F(ArenaTest, ExtentsComeAtTheLowestPlaceWithANewGeneration) {
   EXPECT_EQ(arena.generation(1), 0u);
   EXPECT_EQ(arena.memory(1), nullptr);
   EXPECT_EQ(arena.extents(), 2u);
-  // Readable still: readers of stale offsets never fault.
+  // Still readable: readers of stale offsets never fault.
   for (std::uint64_t at = kExtent; at < 2 * kExtent; ++at) {
     ASSERT_EQ(arena.base()[at], std::byte{0});
   }
@@ -54,7 +54,7 @@ TEST_F(ArenaTest, ExtentsComeAtTheLowestPlaceWithANewGeneration) {
   EXPECT_EQ(arena.base()[2 * kExtent], std::byte{3});
   ASSERT_EQ(*arena.Grow(), 1u);
   EXPECT_EQ(arena.generation(1), 2u);
-  EXPECT_EQ(arena.base()[kExtent], std::byte{0});  // fresh memory, not what was there
+  EXPECT_EQ(arena.base()[kExtent], std::byte{0});  // fresh memory without the old content
 }
 
 TEST_F(ArenaTest, TheLimitAndTheNodeAndTheDeviceEachRefuse) {
@@ -75,7 +75,7 @@ TEST_F(ArenaTest, TheLimitAndTheNodeAndTheDeviceEachRefuse) {
   arena.Shrink(3);
   source_.Allow(0);
   EXPECT_FALSE(arena.Grow().ok());
-  EXPECT_EQ(node_.used_bytes(), 5 * kExtent);  // the charge of the failed one went back
+  EXPECT_EQ(node_.used_bytes(), 5 * kExtent);  // the failed one's charge was released
   EXPECT_EQ(arena.extents(), 3u);
   source_.Allow(1);
   EXPECT_EQ(*arena.Grow(), 3u);

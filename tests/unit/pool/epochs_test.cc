@@ -17,7 +17,7 @@ namespace {
 constexpr std::uint32_t kSlots = 4;
 constexpr Clock::Duration kPinLimit = std::chrono::seconds(5);
 
-// One reader session: its slots, as the worker sees them.
+// One reader session with its slots, as the worker sees them.
 struct Session {
   std::array<shm::ReaderSlot, kSlots> slots{};
   std::shared_ptr<PinSource> source = std::make_shared<PinSource>(PinSource{slots.data(), kSlots});
@@ -26,7 +26,7 @@ struct Session {
 
 class EpochsTest : public testing::Test {
  protected:
-  // Retires a marker; `freed_` holds it once it has been destroyed.
+  // Retires a marker; `freed_` contains it once it has been destroyed.
   void Retire(int marker, std::uint64_t bytes = 100) {
     epochs_.Retire([this, marker] { freed_.push_back(marker); }, bytes);
   }
@@ -99,7 +99,7 @@ TEST_F(EpochsTest, BatchesGoInAnyOrder) {
   EXPECT_TRUE(shm::Unpin(session_.word(1), young));
   epochs_.Collect();
   EXPECT_TRUE(Freed(2));
-  EXPECT_EQ(attention_, 1);  // something waited all the time in between
+  EXPECT_EQ(attention_, 1);  // something was waiting all the time
 }
 
 TEST_F(EpochsTest, AnOverduePinIsRevokedAndBlocksNoLonger) {
@@ -156,7 +156,7 @@ TEST_F(EpochsTest, ASourceThatGoesTakesItsPinsAlong) {
   EXPECT_TRUE(shm::Unpin(other_.word(0), pin));
   epochs_.Collect();
   EXPECT_TRUE(Freed(1));
-  shm::Pin(session_.word(1), epoch_);  // a dead session's slots mean nothing any more
+  shm::Pin(session_.word(1), epoch_);  // the slots of an ended session are ignored
   Retire(2);
   EXPECT_TRUE(Freed(2));
   shm::Pin(other_.word(0), epoch_);
@@ -185,7 +185,7 @@ TEST_F(EpochsTest, GarbageMayRetireMoreGarbage) {
   const std::uint64_t pin = shm::Pin(session_.word(0), epoch_);
   epochs_.Retire([this] { Retire(2); }, 1);
   EXPECT_TRUE(shm::Unpin(session_.word(0), pin));
-  epochs_.Collect();  // deadlocks where garbage runs under the lock
+  epochs_.Collect();  // deadlocks if garbage is destroyed under the lock
   EXPECT_TRUE(Freed(2));
 }
 
@@ -209,8 +209,8 @@ TEST_F(EpochsTest, CountsWhoIsPinned) {
   EXPECT_EQ(Epochs::Pinned(*session_.source), 0u);
 }
 
-// Whatever a worker writes into its slots, at any time: nothing that was retired waits longer than
-// the limit, and another session's reader is never revoked before its own time.
+// Whatever a worker writes into its slots, retired memory never waits longer than the limit, and
+// another session's reader is never revoked early.
 TEST_F(EpochsTest, HostileWordsDelayAtMostThePinLimit) {
   TestRandom random;
   epochs_.AddSource(session_.source);
@@ -222,7 +222,7 @@ TEST_F(EpochsTest, HostileWordsDelayAtMostThePinLimit) {
   for (int step = 0; step < 20000; ++step) {
     switch (random.Below(6)) {
       case 0:
-      case 1: {  // any word: borders, epochs past and to come, words that were there before
+      case 1: {  // any word: limits, past and future epochs, earlier words
         shm::Word& word = session_.word(static_cast<std::uint32_t>(random.Below(kSlots)));
         seen.push_back(word.load());
         if (seen.size() > 64) seen.erase(seen.begin());
@@ -259,8 +259,7 @@ TEST_F(EpochsTest, HostileWordsDelayAtMostThePinLimit) {
         freed_.clear();
     }
   }
-  // An honest reader that is pinned keeps what it may see, hostile neighbours or not: checked by
-  // the pin stress.
+  // The pin stress checks that honest readers keep what they see, even with hostile neighbours.
   clock_.Advance(kPinLimit);
   EXPECT_EQ(epochs_.Collect(), std::nullopt);
   EXPECT_EQ(epochs_.waiting_bytes(), 0u);

@@ -18,7 +18,7 @@ namespace {
 constexpr std::uint64_t kSlab = 16 * 1024;
 constexpr std::uint64_t kExtent = 4 * kSlab;
 
-// Remembers which extents there are, and that each change was told once and in order.
+// Tracks which extents exist, and that each change is reported once and in order.
 class ExtentWatcher final : public Pool::Observer {
  public:
   void ExtentChanged(std::uint32_t index, std::uint32_t generation) override {
@@ -57,7 +57,7 @@ class PoolTest : public testing::Test {
     EXPECT_TRUE(pool.ok()) << pool.status();
     return *std::move(pool);
   }
-  // What must hold between any two calls.
+  // Invariants between any two calls.
   void Check(const Pool& pool, std::uint64_t used) {
     pool.Validate();
     ASSERT_EQ(pool.used_bytes(), used);
@@ -112,7 +112,7 @@ TEST_F(PoolTest, HoldsWhatWasWrittenThroughAnyGrowthAndShrinkage) {
   }
   objects.clear();
   Check(*pool, 0);
-  EXPECT_EQ(pool->extents(), 1u);  // one stays
+  EXPECT_EQ(pool->extents(), 1u);  // one is kept
   EXPECT_GT(watcher_.gone(), 0);
 }
 
@@ -153,7 +153,7 @@ TEST_F(PoolTest, ManyAreAllOrNoneWhereTheDeviceRefuses) {
   EXPECT_FALSE(pool->AllocateMany(13, kSlab, Fit::kExact, MemoryTag::kTiles).ok());
   Check(*pool, 0);
   EXPECT_EQ(pool->extents(), 1u);
-  source_.Allow(2);  // what idles is used first
+  source_.Allow(2);  // idle extents are used first
   EXPECT_TRUE(pool->AllocateMany(12, kSlab, Fit::kExact, MemoryTag::kTiles).ok());
   Check(*pool, 0);
 }
@@ -212,7 +212,8 @@ TEST_F(PoolTest, AnExportedExtentStaysMappedForWhoeverHoldsIt) {
     EXPECT_EQ(mapping->data()[kExtent - 1], std::byte{5});
   }
   EXPECT_EQ(pool->ShareExtent(2, worker, &generation).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(mapping->data()[0], std::byte{5});  // the worker reads what was there, and no more
+  // The worker still reads the old content, and nothing newer.
+  EXPECT_EQ(mapping->data()[0], std::byte{5});
   EXPECT_EQ(pool->ShareExtent(4000000000, worker, &generation).status().code(),
             absl::StatusCode::kNotFound);
 }

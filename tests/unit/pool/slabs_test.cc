@@ -1,4 +1,4 @@
-// Slabs against a plain map of what is live, over random operations that print as a story.
+// Slabs compared with a map of live objects, over random operations that are printed as a story.
 
 #include "daemon/pool/slabs.h"
 
@@ -28,7 +28,7 @@ struct Allocate {
   Fit fit;
 };
 struct Free {
-  std::size_t nth;  // of the live objects, by offset
+  std::size_t nth;  // index among the live objects, by offset
 };
 using Operation = std::variant<AddExtent, RemoveIdleExtent, Allocate, Free>;
 
@@ -50,7 +50,7 @@ std::string Print(const Operation& operation) {
 
 class SlabsState {
  public:
-  // Empty where the operation did what it should.
+  // Returns an empty string if the operation behaved as expected.
   std::string Run(const Operation& operation) {
     std::string wrong = std::visit([this](const auto& op) { return Do(op); }, operation);
     if (!wrong.empty()) return wrong;
@@ -105,7 +105,7 @@ class SlabsState {
     return "";
   }
 
-  // A slab has room for the size where it is empty, or serves that size and is not full.
+  // A slab has room for a size if it is empty, or if it serves that size and is not full.
   bool HasRoom(std::uint64_t bytes) const {
     for (const auto& [index, is] : present_) {
       for (std::uint32_t slab = 0; slab < kSlabsPerExtent; ++slab) {
@@ -140,7 +140,7 @@ class SlabsState {
 
 Operation AnyOperation(TestRandom& random, const SlabsState& state, bool growing) {
   const std::uint64_t dice = random.Below(20);
-  if (dice == 0) return AddExtent{state.FirstAbsent()};  // the lowest free place, as an arena does
+  if (dice == 0) return AddExtent{state.FirstAbsent()};  // the lowest free place, as in an arena
   if (dice == 1) return RemoveIdleExtent{};
   if (dice < (growing ? 14 : 8)) {
     static constexpr std::uint64_t kSizes[] = {1, 64, 65, 128, 192, 256, 300, 1000, 2048, 4000};
@@ -221,7 +221,7 @@ TEST(SlabsDeathTest, CorruptFreesAbort) {
   EXPECT_DEATH(slabs.Free(first + 64, 128), "check failed");
   EXPECT_DEATH(slabs.Free(first, 64), "check failed");
   EXPECT_DEATH(slabs.Free(kExtentBytes, 128), "check failed");
-  EXPECT_DEATH(slabs.Free(second + 128, 128), "check failed");  // never handed out
+  EXPECT_DEATH(slabs.Free(second + 128, 128), "check failed");  // never allocated
   EXPECT_DEATH(slabs.RemoveExtent(0), "check failed");
   slabs.Free(second, 128);
   EXPECT_DEATH(slabs.Free(second, 128), "check failed");

@@ -1,4 +1,4 @@
-// A node under pressure, on a fake clock: what tests of the ladder share.
+// Shared fixture of the memory pressure tests: a node under pressure on a fake clock.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ namespace tessera::residency {
 
 inline constexpr std::uint64_t kNode = 16 * kMiB;
 inline constexpr Clock::Duration kIdle = std::chrono::seconds(3);
-inline constexpr std::uint64_t kTokens = 1000;  // of a sequence: about 1 MiB
+inline constexpr std::uint64_t kTokens = 1000;  // per sequence: about 1 MiB
 
 struct Limits {
   std::uint64_t soft = 0;
@@ -92,7 +92,7 @@ class PressureTest : public testing::Test {
   }
   cache::Tenant& tenant(std::size_t i) { return *node_->tenants()[i]; }
 
-  // One more sequence, which may be refused.
+  // Adds a sequence, which may be refused.
   absl::Status Add(std::size_t i, std::shared_ptr<cache::Sequence>* out = nullptr,
                    std::uint64_t tokens = kTokens) {
     auto sequence = tenant(i).CreateSequence(*sessions_[i], models_[i]->id());
@@ -105,7 +105,7 @@ class PressureTest : public testing::Test {
     }
     return status;
   }
-  // So many, a second apart.
+  // Adds this many sequences, one second apart.
   std::vector<std::shared_ptr<cache::Sequence>> Fill(std::size_t i, int count) {
     std::vector<std::shared_ptr<cache::Sequence>> sequences(count);
     for (auto& sequence : sequences) {
@@ -127,7 +127,7 @@ class PressureTest : public testing::Test {
     return pressure_->counters().rungs[rung].climbs[static_cast<std::size_t>(outcome)].load();
   }
 
-  // Lines of this event so far.
+  // Log lines of this event so far.
   std::vector<std::string> Logged(std::string_view event) const {
     std::vector<std::string> lines;
     std::fflush(log_.get());

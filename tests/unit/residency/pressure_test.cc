@@ -1,4 +1,5 @@
-// The ladder: who is made to pay, in which order, and what a call is told where nobody can.
+// Memory pressure: whose memory is freed, in which order, and the answer to a call if none can be
+// freed.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,7 +28,7 @@ TEST_F(PressureTest, TheLongestIdleGoFirstAndNoMoreThanNeeded) {
   std::shared_ptr<Sequence> last;
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(AddWithRelief(0, &last).ok());
   const std::string gone = Gone(sequences);
-  EXPECT_EQ(gone[0], '-');  // the longest idle
+  EXPECT_EQ(gone[0], '-');  // idle for the longest time
   EXPECT_EQ(gone[1], 'x');
   EXPECT_EQ(gone[4], 'x');
   EXPECT_EQ(gone[5], 'x');
@@ -72,7 +73,7 @@ TEST_F(PressureTest, AFullTierIsWhatTheCallerIsTold) {
   EXPECT_GE(node_->host_tier().used_bytes(), kMiB);
 }
 
-// However many there are: each has an equal part.
+// Each tenant has an equal part, however many tenants there are.
 TEST_F(PressureTest, ATenantLeavesOthersTheirPartOfTheTier) {
   Build({{.hard = 6 * kMiB}, {.hard = 4 * kMiB}, {.hard = 4 * kMiB}}, /*tier=*/9 * kMiB);
   const auto greedy = Fill(0, 4);
@@ -102,7 +103,7 @@ TEST_F(PressureTest, WithoutATierItSaysSo) {
   EXPECT_EQ(pauses_, 0);
 }
 
-// ---- watermarks
+// ---- Watermarks
 
 TEST_F(PressureTest, AboveTheHighMarkAJobGoesBelowTheLowOne) {
   Build({{.hard = 8 * kMiB}});
@@ -121,7 +122,7 @@ TEST_F(PressureTest, AboveTheHighMarkAJobGoesBelowTheLowOne) {
   scheduler_.RunAll("relieve");
   tenant(0).epochs().Collect();
   EXPECT_LE(tenant(0).account().used_bytes(), 8 * kMiB * 80 / 100);
-  EXPECT_GE(tenant(0).account().used_bytes(), 8 * kMiB * 75 / 100);  // and no further
+  EXPECT_GE(tenant(0).account().used_bytes(), 8 * kMiB * 75 / 100);  // and not below
   EXPECT_TRUE(sequences.front()->offloaded());
   EXPECT_FALSE(sequences.back()->offloaded());
 }
@@ -139,7 +140,7 @@ TEST_F(PressureTest, AJobThatFindsNothingIsNotQueuedAgainAtOnce) {
   scheduler_.RunAll("relieve");
 }
 
-// ---- fairness
+// ---- Fairness
 
 TEST_F(PressureTest, WhoIsAboveItsSoftLimitPaysFirst) {
   Build({{.soft = 2 * kMiB}, {.soft = 14 * kMiB}});
@@ -147,13 +148,13 @@ TEST_F(PressureTest, WhoIsAboveItsSoftLimitPaysFirst) {
   const auto modest = Fill(1, 6);
   clock_.Advance(10 * kIdle);
   greedy.back()->Restore()->Reset();
-  clock_.Advance(2 * kIdle);  // of both the greedy one's last is the one used last
+  clock_.Advance(2 * kIdle);  // the greedy tenant's last sequence was used last of all
   for (int i = 0; i < 5; ++i) ASSERT_TRUE(AddWithRelief(1).ok());
   EXPECT_EQ(Gone(modest), "xxxxxx");
   EXPECT_THAT(Gone(greedy), HasSubstr("-"));
 }
 
-// What a rung has, and the order in which rungs are asked.
+// What a stage can free, and the order in which stages are tried.
 class Cheap final : public Measure {
  public:
   Cheap(std::string name, std::uint64_t bytes, std::vector<std::string>* asked)
@@ -188,7 +189,7 @@ TEST_F(PressureTest, NobodyPaysDearlyWhileAnotherCouldCheaply) {
   EXPECT_THAT(order.subspan(2, 2), testing::UnorderedElementsAre("second of t0", "second of t1"));
 }
 
-// All that was done is told, however seldom.
+// All steps are counted and logged, although the log is rate-limited.
 TEST_F(PressureTest, EveryStepIsCountedAndSaidWithItsReason) {
   Build({{.hard = 8 * kMiB}});
   const auto sequences = Fill(0, 6);
@@ -210,7 +211,7 @@ TEST_F(PressureTest, EveryStepIsCountedAndSaidWithItsReason) {
   EXPECT_THAT(Logged("call refused: no memory could be freed"), testing::IsEmpty());
 }
 
-// What is said together is of one reason.
+// A log line covers steps with one reason.
 TEST_F(PressureTest, StepsOfTwoReasonsAreSaidApart) {
   Build({{.hard = 8 * kMiB}});
   while (Add(0, nullptr, 100).ok()) {
@@ -219,7 +220,7 @@ TEST_F(PressureTest, StepsOfTwoReasonsAreSaidApart) {
   const auto little = [&] { return Add(0, nullptr, 150); };
   ASSERT_TRUE(pressure_->WithRelief(tenant(0), little, [] { return false; }).ok());
   EXPECT_EQ(scheduler_.RunAll("relieve"), 1) << "in the same second";
-  pressure_.reset();  // says what is left
+  pressure_.reset();  // logs the rest
   std::map<std::string, std::uint64_t> steps;
   for (const std::string& line : Logged("memory pressure")) {
     for (const std::string reason : {"tenant t0 had no room for", "above its high watermark"}) {
@@ -273,7 +274,7 @@ TEST_F(PressureTest, ATenantsOwnLimitIsItsOwnAffair) {
   EXPECT_THAT(Gone(own), HasSubstr("-"));
 }
 
-// ---- rungs
+// ---- Stages
 
 class FakeRung final : public Measure {
  public:
@@ -317,7 +318,7 @@ TEST_F(PressureTest, ARungThatGivesEnoughIsTheLast) {
   const absl::Status status = pressure_->WithRelief(
       tenant(0),
       [&] {
-        // Room has come from elsewhere when it is tried again.
+        // On the second attempt other memory has become free.
         if (++attempts == 2) (void)tenant(0).FreeSequence(sequences[2]->id());
         tenant(0).epochs().Collect();
         return Add(0);

@@ -1,4 +1,4 @@
-// Calls that wait for room: for whom, for how long, and in which order.
+// Calls that wait for room: for which sequences, for how long, and in which order.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,14 +18,14 @@ using testing::Not;
 TEST_F(PressureTest, ACallWaitsForASequenceToBecomeIdle) {
   Build({{.hard = 4 * kMiB}});
   const auto sequences = Fill(0, 3);
-  // A second each, and the last one now: the first is idle after one second more at the latest.
+  // Used one second apart, the last one now: the first is idle after at most one more second.
   const Clock::TimePoint begun = clock_.Now();
   ASSERT_TRUE(AddWithRelief(0).ok());
   EXPECT_LE(clock_.Now() - begun, seconds(2));
   EXPECT_EQ(Gone(sequences)[0], '-');
 }
 
-// Nobody's turn comes to an end, or ever leaves anything idle: everybody goes on all the same.
+// No sequence is ever idle, yet every call proceeds.
 TEST_F(PressureTest, ACallNeedsNobodyToBeIdleOnlyNotAtWork) {
   at_work_ = milliseconds(20);
   Build({{.hard = 4 * kMiB}});
@@ -43,16 +43,16 @@ TEST_F(PressureTest, ACallNeedsNobodyToBeIdleOnlyNotAtWork) {
   }
   EXPECT_EQ(pressure_->counters().refused.load(), 0u);
   EXPECT_LT(clock_.Now() - begun, 100 * at_work_) << "and waits no longer than for that";
-  // In the background they are let be.
+  // In the background they are left alone.
   const std::string gone = Gone(sequences);
   EXPECT_GT(scheduler_.RunAll("relieve"), 0);
   EXPECT_EQ(Gone(sequences), gone);
 }
 
-// Each is larger than half of what there is, so that what one finds room for the other has lost.
+// Each batch is larger than half of the memory, so that room for one takes it from the other.
 TEST_F(PressureTest, TwoBatchesThatFitOneAtATimeTakeTurns) {
   at_work_ = milliseconds(20);
-  patience_ = std::chrono::hours(1);  // whoever waits moves the clock while the other works
+  patience_ = std::chrono::hours(1);  // the waiting thread moves the clock while the other works
   Build({{.hard = 8 * kMiB}});
   std::vector<std::shared_ptr<Sequence>> sequences(12);
   for (auto& sequence : sequences) ASSERT_TRUE(AddWithRelief(0, &sequence).ok());
@@ -80,7 +80,7 @@ TEST_F(PressureTest, TwoBatchesThatFitOneAtATimeTakeTurns) {
   other.join();
 }
 
-// Batches that never rest: whoever waits for long has its turn all the same.
+// Batches that never rest: a call that has waited for long gets its turn all the same.
 TEST_F(PressureTest, ACallThatIsOverdueFindsNobodyTooBusy) {
   Build({{.hard = 4 * kMiB}});
   const auto sequences = Fill(0, 3);
@@ -138,7 +138,7 @@ TEST_F(PressureTest, NoCallWaitsForAnotherTenantsReaders) {
   (void)shm::Unpin(slot, pin);
 }
 
-// One whose sequences are never idle, and whose calls wait for that all the time.
+// A tenant whose sequences are never idle, and whose calls wait for that all the time.
 TEST_F(PressureTest, NoTenantTakesEveryPlaceToWait) {
   at_work_ = milliseconds(20);
   Build({{.hard = 4 * kMiB}, {.hard = 4 * kMiB}});
@@ -153,7 +153,7 @@ TEST_F(PressureTest, NoTenantTakesEveryPlaceToWait) {
   on_pause_ = [&] {
     use(greedy);
     if (of_modest.has_value()) return;
-    (void)AddWithRelief(0);  // one more that waits, while there are places
+    (void)AddWithRelief(0);  // one more waiting call, while there are places
     if (!of_modest.has_value()) of_modest = AddWithRelief(1);
   };
   (void)AddWithRelief(0);

@@ -26,7 +26,7 @@ TEST(Admission, SoManyRunSoManyWaitAndTheNextIsRefused) {
   std::atomic<bool> waits{false};
   std::atomic<bool> entered{false};
   std::thread third([&] {
-    // Asked while it waits, and at no other time.
+    // Called only while it waits.
     const auto place = admission.Enter(kOne, [&] {
       waits.store(true);
       return false;
@@ -54,7 +54,7 @@ TEST(Admission, WhoHasGoneWaitsNoLonger) {
   EXPECT_TRUE(admission.Enter(kOne, Stays).ok());
 }
 
-// However much one tenant runs and waits for, another enters at once and has a line of its own.
+// However much one tenant runs and waits for, another one enters at once and has a separate queue.
 TEST(Admission, ATenantWaitsForNoOther) {
   Admission admission({.what = "compression", .running = 1, .waiting = 1});
   std::optional<Admission::Place> ones(*admission.Enter(kOne, Stays));
@@ -80,7 +80,7 @@ TEST(Admission, ATenantWaitsForNoOther) {
   std::thread other = wait(kOther, other_entered);
   while (waiting.load() < 2) std::this_thread::yield();
   EXPECT_FALSE(admission.Enter(kOther, Stays).ok());
-  // Each goes on when its own tenant's place is free, the other's being held.
+  // Each continues when its own tenant's place is free, although the other's is held.
   others.reset();
   other.join();
   EXPECT_TRUE(other_entered.load());
@@ -89,13 +89,13 @@ TEST(Admission, ATenantWaitsForNoOther) {
   one.join();
 }
 
-// Places that are free go to whom the fewest run of.
+// Free places go to the tenant that runs the fewest calls.
 TEST(Admission, TenantsShareThePlaces) {
   Admission admission({.what = "attention", .running = 4, .waiting = 8});
   std::vector<Admission::Place> ones;
   for (int i = 0; i < 4; ++i) ones.push_back(*admission.Enter(kOne, Stays));
   std::vector<Admission::Place> others;
-  others.push_back(*admission.Enter(kOther, Stays));  // the fifth: it has none yet
+  others.push_back(*admission.Enter(kOther, Stays));  // the fifth: this tenant runs none yet
   std::atomic<int> waiting{0};
   std::atomic<int> in[2]{};
   std::atomic<bool> over{false};
@@ -113,7 +113,7 @@ TEST(Admission, TenantsShareThePlaces) {
     });
   }
   while (waiting.load() < 3) std::this_thread::yield();
-  ones.pop_back();  // 4 run, as many as may
+  ones.pop_back();  // 4 run, the maximum
   ones.pop_back();  // 3 run: 2 of one, 1 of the other
   while (in[1].load() == 0) std::this_thread::yield();
   EXPECT_EQ(in[0].load(), 0) << "more ran of it";

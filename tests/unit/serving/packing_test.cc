@@ -1,4 +1,4 @@
-// What crosses the border of a Compress or Select request: forms, rotations, rules.
+// Parsing of Compress and Select requests: forms, rotations, rules.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -49,8 +49,8 @@ TEST(Packing, WhatIsLeftOutHasItsDefault) {
   EXPECT_EQ(dense.block, 16);
 }
 
-// Any numbers at all: what is accepted is served by the kernels and says what was asked for, and
-// everything that could be served is accepted.
+// For arbitrary numbers: an accepted form is supported and equals the request, and every supported
+// form is accepted.
 TEST(Packing, ExactlyTheFormsThatAreServedAreAccepted) {
   TestRandom random;
   int accepted = 0;
@@ -140,7 +140,7 @@ TEST(Rotations, TheBoundOfBf16HoldsForEveryRoundedRotation) {
         fakes::RandomRotations(random, 1, 128, 128, ElementType::kBf16);
     EXPECT_TRUE(CheckRotation(matrix.data(), ElementType::kBf16, 128, 128, {"R", 0, 0}).ok());
   }
-  // A row of norm 1 + 2^-7 is off by more than the bound, one of 1 + 2^-9 by less.
+  // A row of norm 1 + 2^-7 exceeds the bound; one of 1 + 2^-9 does not.
   std::vector<std::uint16_t> row(64);
   row[9] = kernels::FloatToBf16(1.0f + 0x1p-7f);
   const auto check = [&] {

@@ -72,8 +72,8 @@ TEST(LaneLayout, RingsAreAlignedAndDoNotOverlap) {
   }
 }
 
-// What a worker stores for token t is what a reader finds for token t, for as long as no token of
-// the same place has been written: the ring against a plain map.
+// A reader finds for token t what the worker stored for it, until a token with the same place is
+// written. Compares the ring with a map.
 TEST(TailRing, HoldsTheNewestTokensThroughAnyNumberOfWraps) {
   TestRandom random;
   for (int i = 0; i < 50; ++i) {
@@ -103,7 +103,7 @@ TEST(TailRing, HoldsTheNewestTokensThroughAnyNumberOfWraps) {
       ASSERT_GE(ring.Key(held), ring.base);
       ASSERT_LE(ring.Value(held) + row, ring.base + ring.bytes());
     }
-    // Its neighbours in the region were not touched.
+    // Its neighbours in the region are unchanged.
     for (std::byte* at = region.data(); at < region.data() + region.size(); ++at) {
       if (at >= ring.base && at < ring.base + ring.bytes()) continue;
       ASSERT_EQ(*at, std::byte{0}) << at - region.data();

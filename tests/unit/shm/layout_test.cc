@@ -10,8 +10,8 @@
 namespace tessera::shm {
 namespace {
 
-// The numbers that separately built daemons and workers agree on. A change here is a change of the
-// protocol: bump kProtocolVersion with it.
+// The numbers that separately built daemons and workers agree on. A change here changes the
+// protocol: increase kProtocolVersion with it.
 TEST(Layout, IsWhatVersionFiveSays) {
   static_assert(kProtocolVersion == 5);
   EXPECT_EQ(sizeof(DirectoryHeader), 65728u);
@@ -41,7 +41,7 @@ TEST(Layout, MagicsReadAsText) {
   EXPECT_EQ(text(kDescriptorMagic), "TESSFDS1");
 }
 
-// Readers that spin on words of one session must not share a cache line with one another.
+// Words of one session that readers spin on must not share a cache line.
 TEST(Layout, HotWordsHaveCacheLinesOfTheirOwn) {
   ControlPage page{};
   std::set<std::uintptr_t> lines;
@@ -62,7 +62,7 @@ TEST(Layout, LaneWordsKeepGenerationAndOffset) {
     ASSERT_EQ(LaneWord::Generation(word), generation);
     ASSERT_EQ(LaneWord::Offset(word), offset);
   }
-  // A generation beyond its bits wraps and leaves the offset alone.
+  // A generation that exceeds its bits wraps and does not change the offset.
   EXPECT_EQ(LaneWord::Offset(LaneWord::Pack(~std::uint64_t{0}, 64)), 64u);
 }
 
@@ -81,7 +81,7 @@ TEST(Layout, CommitWordsKeepGenerationAndTokens) {
     ASSERT_TRUE(CommitWord::Matches(word, generation));
     ASSERT_FALSE(CommitWord::Matches(word, generation + 1));
   }
-  EXPECT_FALSE(CommitWord::Matches(0, 1));  // a fresh slot matches no tail
+  EXPECT_FALSE(CommitWord::Matches(0, 1));  // a new slot matches no tail
 }
 
 TEST(Layout, TheFingerprintDependsOnEveryFact) {

@@ -1,5 +1,5 @@
-// Readers on threads of their own against pool::Epochs, which poisons what it frees. What the
-// protocol promises: a reader whose Unpin succeeded has never seen poison.
+// Readers on separate threads against pool::Epochs, which poisons freed memory. The protocol
+// promises that a reader whose Unpin succeeded has never seen poison.
 
 #include <array>
 #include <atomic>
@@ -25,8 +25,9 @@ constexpr std::uint64_t kObjects = 32;
 constexpr std::uint64_t kPinsOfEachReader = 1000;
 constexpr std::uint64_t kPublications = 5000;
 
-// Objects of plain memory where no reader is ever revoked, so that ThreadSanitizer proves the order
-// of every access; of atomics where revoked readers rightly look at what is being overwritten.
+// Objects of plain memory, without revocation, so that ThreadSanitizer proves the order of every
+// access; and objects of atomics for revoked readers, which may read memory while it is
+// overwritten.
 struct PlainObject {
   std::array<std::uint64_t, kWords> words{};
   std::uint64_t Load(std::uint32_t i) const { return words[i]; }
@@ -40,7 +41,7 @@ struct RacyObject {
   }
 };
 
-// One published object at a time, like a lane word that names a snapshot.
+// Publishes one object at a time, like a lane word that refers to a snapshot.
 template <typename Object>
 class World {
  public:
@@ -82,7 +83,8 @@ class World {
     while (!stop.load(std::memory_order_relaxed)) {
       const std::uint64_t pin = Pin(slots_[reader].word, epoch_);
       const std::uint64_t index = published_.load(std::memory_order_seq_cst) - 1;
-      // Stays until the object has been replaced, mostly: the interesting moment is after that.
+      // Usually stays until the object has been replaced, because the interesting moment comes
+      // afterwards.
       for (int spin = 0; spin < 300 && published_.load(std::memory_order_relaxed) == index + 1;) {
         ++spin;
       }
@@ -95,7 +97,7 @@ class World {
         torn = torn || word != first;
       }
       const bool held = Unpin(slots_[reader].word, pin);
-      std::this_thread::yield();  // where there are fewer cores than threads
+      std::this_thread::yield();  // for machines with fewer cores than threads
       if (!held) {
         ++tally.revoked;
         continue;
@@ -108,7 +110,7 @@ class World {
     return tally;
   }
 
-  // True once every reader has held as many pins as it takes for the stress to mean something.
+  // True once every reader has held enough pins for a meaningful stress test.
   bool satisfied() const { return satisfied_.load(std::memory_order_relaxed) == kReaders; }
   const Object& published() const { return objects_[published_.load() - 1]; }
   FakeClock& clock() { return clock_; }
@@ -122,7 +124,7 @@ class World {
   std::atomic<std::uint64_t> published_{0};
   std::atomic<std::uint32_t> satisfied_{0};
   std::array<Object, kObjects> objects_;
-  std::vector<std::uint64_t> free_;  // the writer's alone: garbage runs on its thread
+  std::vector<std::uint64_t> free_;  // used by the writer only: garbage is destroyed on its thread
   std::shared_ptr<pool::PinSource> source_;
   pool::Epochs epochs_;
 };
@@ -176,13 +178,13 @@ TEST(PinStress, ARevokedReaderIsToldSoWhateverItSaw) {
       [&] { return world.epochs().revoked() >= 50; });
   EXPECT_EQ(sum.poison_under_pin, 0u);
   EXPECT_EQ(sum.torn_under_pin, 0u);
-  // A pin revoked before its reader had finished pinning is simply pinned again.
+  // A reader whose pin is revoked before it has finished pinning pins again.
   EXPECT_LE(sum.revoked, world.epochs().revoked());
   std::printf("%llu pins held, %llu revoked\n", static_cast<unsigned long long>(sum.held),
               static_cast<unsigned long long>(sum.revoked));
 }
 
-// The canary: a reader without a pin does meet poison, so the two tests above can fail.
+// Checks the check: a reader without a pin does see poison, so the two tests above can fail.
 TEST(PinStress, WithoutAPinPoisonIsSeen) {
   World<RacyObject> world(std::chrono::hours(1));
   const RacyObject& seen = world.published();

@@ -22,7 +22,7 @@ TEST(Pin, UnpinFreesTheSlotAndSaysThatItHeld) {
   const std::uint64_t word = Pin(slot, epoch);
   EXPECT_EQ(PinnedEpoch(word), 7u);
   EXPECT_EQ(slot.load(), word);
-  epoch.fetch_add(1);  // retiring does not take a pin away
+  epoch.fetch_add(1);  // retiring does not revoke a pin
   EXPECT_TRUE(Unpin(slot, word));
   EXPECT_EQ(slot.load(), kPinFree);
 }

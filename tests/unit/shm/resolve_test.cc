@@ -15,7 +15,7 @@
 namespace tessera::shm {
 namespace {
 
-// Memory of exactly that size, so that AddressSanitizer sees the first byte beyond it.
+// Memory of exactly this size, so that AddressSanitizer detects an overrun of one byte.
 class Memory {
  public:
   explicit Memory(std::uint64_t bytes)
@@ -36,7 +36,7 @@ class Memory {
       std::memcpy(at(i), &word, 8);
     }
   }
-  // Words that may well be positions.
+  // Words that may be positions.
   void FillSmall(TestRandom& random) {
     for (std::uint64_t i = 0; i < bytes_; i += 4) {
       const auto word = static_cast<std::uint32_t>(random.Below(3000));
@@ -65,7 +65,7 @@ SegmentRef GoodRef() {
   return ref;
 }
 
-// Any shape that is served, of rows of this head_dim.
+// Any supported shape with this head_dim.
 kernels::TileShape RandomShape(TestRandom& random, std::uint16_t head_dim) {
   kernels::TileShape shape = kernels::DenseShape(head_dim, kernels::ElementType::kBf16);
   shape.summary = static_cast<kernels::Summary>(random.Below(3));
@@ -206,7 +206,7 @@ TEST_F(ResolveLaneTest, ASegmentHasSoManyEntriesAtMost) {
   }
 }
 
-// Reads everything that the views claim to be readable, as a kernel would.
+// Reads everything that the views declare readable, as a kernel would.
 std::uint64_t Follow(const std::vector<kernels::SegmentView>& segments) {
   std::uint64_t sum = 0;
   for (const kernels::SegmentView& segment : segments) {
@@ -226,7 +226,7 @@ TEST_F(ResolveLaneTest, RandomBytesNeverLeadOutOfTheMappings) {
       pool_.Randomise(random);
     }
     const std::uint64_t at = random.Below(directory_.bytes() / 64) * 64;
-    // Plausible at first, then a few words are replaced by borders.
+    // Plausible first; then a few words are replaced by boundary values.
     const auto count = static_cast<std::uint32_t>(random.Below(5));
     directory_.Put(std::min(at, directory_.bytes() - sizeof(Snapshot)), GoodSnapshot(count));
     for (std::uint32_t i = 0; i < count; ++i) {
@@ -251,7 +251,7 @@ TEST_F(ResolveLaneTest, RandomBytesNeverLeadOutOfTheMappings) {
   RecordProperty("sum", static_cast<int>(sum));
 }
 
-// What a reader whose pin was revoked may find where a snapshot was: fields of other snapshots,
+// What a reader with a revoked pin may find in place of a snapshot: fields of other snapshots,
 // halves of them, or zeros.
 SegmentRef HostileRef(TestRandom& random, std::uint64_t pool_bytes) {
   SegmentRef ref = GoodRef();
@@ -275,8 +275,7 @@ SegmentRef HostileRef(TestRandom& random, std::uint64_t pool_bytes) {
   return ref;
 }
 
-// The same, on to the kernel: whatever the tile tables hold, attention stays inside or says that
-// the tile is bad.
+// The same including the kernel: for any tile table, attention stays inside or reports a bad tile.
 TEST_F(ResolveLaneTest, AttentionOverHostileTablesStaysInside) {
   TestRandom random;
   Memory pool(128 * 1024);
@@ -335,8 +334,8 @@ TEST_F(ResolveLaneTest, AttentionOverHostileTablesStaysInside) {
   EXPECT_GT(bad, 20);
 }
 
-// Position words rise, unless their tile is something else by now: then any block may be seen in
-// part, and a budget of entries takes more blocks than it would.
+// Position words rise unless their tile's memory was reused. Then any block may be partly visible,
+// and a budget of entries selects more blocks than usual.
 TEST_F(ResolveLaneTest, AttentionOverPositionsThatDoNotRiseStaysInside) {
   constexpr std::uint32_t kBlock = 16, kBlocks = 2000;
   Memory pool(128 * 1024);
@@ -344,7 +343,7 @@ TEST_F(ResolveLaneTest, AttentionOverPositionsThatDoNotRiseStaysInside) {
   shape.summary = kernels::Summary::kMean;
   shape.block = kBlock;
   shape.positions = true;
-  const std::uint64_t tile = 64 * 1024;  // of all entries
+  const std::uint64_t tile = 64 * 1024;  // for all entries
   for (std::uint32_t e = 0; e < kernels::kTileEntries; ++e) {
     pool.Put(tile + kernels::LayoutOf(shape).positions + 4 * e, e % kBlock == 0 ? 0u : 1u << 30);
   }

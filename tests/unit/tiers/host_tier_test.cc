@@ -49,7 +49,7 @@ TEST(HostTier, TurnedOffItRefusesEverything) {
   EXPECT_THAT(tier.Reserve(1).status().ToString(), HasSubstr("host_tier_bytes is 0"));
 }
 
-// Used is what the blobs hold, and never above the limit, whoever asks.
+// The used bytes are the sum of the blobs and never exceed the limit, with many threads.
 TEST(HostTier, TheSumHoldsUnderManyThreads) {
   constexpr std::uint64_t kLimit = 20'000;
   HostTier tier(kLimit);

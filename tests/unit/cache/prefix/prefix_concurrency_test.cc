@@ -1,5 +1,5 @@
-// Publishing, matching, forking, dropping and the ends of sessions, all at once: every fork is what
-// it says, every question is answered once, and in the end nothing is left.
+// Publishes, matches, forks, drops and ends sessions at the same time. Every fork holds the
+// promised rows, every wait is answered once, and nothing is left at the end.
 
 #include <atomic>
 #include <thread>
@@ -14,7 +14,7 @@ class PrefixesAtOnce : public PrefixFixture {
  protected:
   PrefixesAtOnce() : PrefixFixture(World::Options{.max_prefixes = 12}) {}
 
-  // Lists that share heads: a few texts, cut anywhere.
+  // Token lists that share prefixes: a few texts, cut anywhere.
   static Ids NewList(TestRandom& random) {
     Ids ids = Count(32, 1000 * static_cast<std::uint32_t>(random.Below(2)));
     for (std::uint64_t blocks = random.Below(3); blocks > 0; --blocks) {
@@ -33,7 +33,7 @@ class PrefixesAtOnce : public PrefixFixture {
       const Ids ids = NewList(random);
       switch (random.Below(6)) {
         case 0: {
-          Ids all = ids;  // it may hold more than it publishes
+          Ids all = ids;  // the sequence may be longer than the prefix
           for (const std::uint32_t id : Count(random.Below(40), 7000)) all.push_back(id);
           const auto sequence = Compute(*session, all);
           const auto published = Publish(*session, *sequence, ids,
@@ -68,7 +68,7 @@ class PrefixesAtOnce : public PrefixFixture {
           if (ticket != 0) store().Cancel(ticket);
           while (told->load() < 11) std::this_thread::yield();
           if (!answer->has_value() || (*answer)->tokens == 0) break;
-          // What was found can be forked, whatever others do.
+          // A match can be forked, whatever other threads do.
           const auto fork = Fork(*session, (*answer)->prefix, (*answer)->tokens);
           ASSERT_TRUE(fork.ok()) << fork.status();
           Ids head = ids;
@@ -94,8 +94,8 @@ class PrefixesAtOnce : public PrefixFixture {
           break;
         }
         default:
-          // Some 20 seconds in all: what a thread has found is kept for longer, however long it
-          // is kept from forking it.
+          // About 20 seconds in all: less than a match is kept for its finder, however late the
+          // finder forks it.
           world_.clock().Advance(std::chrono::milliseconds(random.Below(150)));
           (void)store().Sweep();
           if (!random.OneIn(8)) break;
@@ -120,7 +120,7 @@ TEST_F(PrefixesAtOnce, EveryForkIsWhatItSays) {
   EXPECT_EQ(answered_.load(), asked_.load());
 }
 
-// Whoever publishes may be appended to by another call at any moment of it.
+// Another call may append to a sequence at any moment of its publication.
 TEST_F(PrefixesAtOnce, WhoTakesAHeadOverIsAppendedToMeanwhile) {
   {
     TestRandom random;

@@ -1,4 +1,4 @@
-// A tenant's prefixes in a small world: what its workers do with them.
+// A tenant's prefixes in a small world, with the operations of its workers.
 #pragma once
 
 #include <chrono>
@@ -43,7 +43,7 @@ class PrefixFixture : public testing::Test {
     return *session;
   }
 
-  // A sequence whose rows follow from its token ids, as a model's would.
+  // A sequence whose rows are a function of its token ids, as a model's would be.
   std::shared_ptr<Sequence> Compute(SessionState& session, const Ids& ids) {
     const std::shared_ptr<Sequence> sequence = world_.NewSequence(session, *model_);
     const absl::StatusOr<std::uint64_t> held = AppendAll(*sequence, 0, StampsOf(ids));
@@ -85,7 +85,7 @@ class PrefixFixture : public testing::Test {
                                                  const Ids& ids) {
     return Publish(session, sequence, ids, Head{});
   }
-  // Computes and publishes; the sequence goes, the prefix stays.
+  // Computes and publishes a prefix, then frees the sequence.
   PrefixId PublishNew(SessionState& session, const Ids& ids, const Head& head) {
     const std::shared_ptr<Sequence> sequence = Compute(session, ids);
     const absl::StatusOr<PrefixStore::Published> published = Publish(session, *sequence, ids, head);
@@ -146,7 +146,7 @@ class PrefixFixture : public testing::Test {
   std::uint64_t IndexBytes() {
     return tenant().account().used_bytes(pool::MemoryTag::kPrefixIndex);
   }
-  // All sessions end and all prefixes are freed: nothing is left of either.
+  // Ends all sessions and frees all prefixes: nothing may be left of either.
   void TearDown() override {
     for (std::size_t i = 0; i < tenants_; ++i) {
       Tenant& tenant = world_.tenant(i);

@@ -16,7 +16,7 @@ namespace {
 using Ids = std::vector<std::uint32_t>;
 using pool::MemoryTag;
 
-// What the index says, by looking at every prefix there is.
+// The expected index, which compares with every prefix.
 class Plain {
  public:
   void Insert(const PrefixChain& chain, const Ids& ids, PrefixId id) {
@@ -62,7 +62,7 @@ class Plain {
   std::map<PrefixId, std::pair<std::string, Ids>> prefixes_;
 };
 
-// Blocks of few kinds, so that lists share heads; now and then one token differs.
+// Blocks of few kinds, so that lists share prefixes; sometimes one token differs.
 Ids NewList(TestRandom& random, const Plain& plain) {
   Ids ids;
   if (plain.size() > 0 && random.OneIn(2)) {
@@ -128,7 +128,7 @@ TEST(PrefixIndexProperty, SaysWhatLookingAtAllOfThemSays) {
   CompareWithPlain(NewPrefixHash(random.Bits()), random, 3000);
 }
 
-// Hashes that tell little apart, or nothing at all, find the same.
+// Results are the same with hashes that collide often or always.
 TEST(PrefixIndexProperty, AHashIsNeverTrusted) {
   TestRandom random;
   CompareWithPlain([](const Hash128&, const void*, std::size_t) { return Hash128(); }, random,
@@ -138,7 +138,7 @@ TEST(PrefixIndexProperty, AHashIsNeverTrusted) {
         return Hash128{.low = hash(before, data, bytes).low % 3, .high = 0};
       },
       random, 1500);
-  // Blocks are told apart and their places are not.
+  // Hashes that depend on blocks but not on their place.
   CompareWithPlain(
       [hash = NewPrefixHash(1)](const Hash128&, const void* data, std::size_t bytes) {
         return hash(Hash128(), data, bytes);
@@ -166,7 +166,7 @@ TEST(PrefixIndex, SharedBlocksAreKeptOnce) {
   EXPECT_EQ(account.used_bytes(MemoryTag::kPrefixIndex), one + PrefixIndex::NodeBytes());
   ASSERT_TRUE(index.Insert(chain, Count(64), PrefixId(3)).ok());
   EXPECT_EQ(index.nodes(), 4u);
-  // What the first had shared the others have: it is found by them when the first has gone.
+  // When the first prefix is gone, its shared blocks are still found through the others.
   index.Erase(PrefixId(1));
   EXPECT_EQ(index.Longest(chain, Count(96), 96).tokens, 64u);
   EXPECT_EQ(index.Longest(chain, Count(96), 96).prefix, PrefixId(3));
@@ -204,14 +204,15 @@ TEST(PrefixIndex, NothingIsLeftOfOneThatFindsNoRoom) {
   }
 }
 
-// Nodes of one installation find each other's prefixes: the chain is part of the contract.
+// Nodes of one installation find each other's prefixes, so the chain of hashes is part of the
+// contract.
 TEST(PrefixHash, ItsValuesAreFixed) {
   const PrefixHash hash = NewPrefixHash(0);
   const Hash128 start = hash(Hash128(), "start", 5);
   const Ids block = Count(32);
   const Hash128 one = hash(start, block.data(), block.size() * 4);
   const Hash128 two = hash(one, block.data(), block.size() * 4);
-  // Of libxxhash 0.8, over low word, high word and bytes.
+  // From libxxhash 0.8, over low word, high word and bytes.
   EXPECT_EQ(start.low, 0x8d71348778f92b5au);
   EXPECT_EQ(start.high, 0xb1819ad3625bb076u);
   EXPECT_EQ(one.low, 0x1ce995400ed0b2eeu);

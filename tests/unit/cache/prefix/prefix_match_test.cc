@@ -1,4 +1,4 @@
-// Who waits for what others compute, and what the ranks of a group are told.
+// Waiting for prefixes that others compute, and agreement among the ranks of a group.
 
 #include <algorithm>
 #include <memory>
@@ -22,12 +22,12 @@ TEST_F(Matches, WhoeverWaitsIsToldWhenItIsPublished) {
   ASSERT_FALSE(computing.waits()) << "nobody else computes it";
   EXPECT_EQ(computing.answer().tokens, 0u);
   EXPECT_TRUE(computing.answer().computation.valid());
-  // Whoever does not wait is told how much there will be.
+  // A caller that does not wait learns how many tokens are being computed.
   const Asked told = Match(*second, Count(70));
   ASSERT_FALSE(told.waits());
   EXPECT_EQ(told.answer().computing, 64u);
   EXPECT_FALSE(told.answer().computation.valid());
-  // It is nobody else's for the session that computes it.
+  // The session that computes it does not wait for itself.
   EXPECT_FALSE(Match(*first, Count(70), {.wait = seconds(10)}).waits());
   const Asked waits = Match(*second, Count(70), {.wait = seconds(10)});
   const Asked whole = Match(*third, Count(120), {.wait = seconds(10), .will_compute = true});
@@ -36,7 +36,7 @@ TEST_F(Matches, WhoeverWaitsIsToldWhenItIsPublished) {
   EXPECT_FALSE(Match(*second, Count(30), {.wait = seconds(10)}).waits()) << "less than a block";
   EXPECT_EQ(store().figures().waiting, 2u);
 
-  // A part of it is not yet what was said.
+  // A shorter part of the announced prefix does not end the wait.
   PublishNew(*first, Count(32));
   EXPECT_TRUE(waits.waits());
   PublishNew(*first, Count(100));
@@ -85,7 +85,7 @@ TEST_F(Matches, WhenTheComputingOneDiesOneOfThoseThatWaitComputes) {
   EXPECT_EQ(one.answer().tokens, 0u);
   EXPECT_TRUE(two.waits()) << "the second computes it";
   EXPECT_TRUE(only_looks.waits());
-  // That one gives it up.
+  // The computing session withdraws.
   EXPECT_FALSE(store().Withdraw(one.answer().computation, third->id())) << "not its own";
   EXPECT_TRUE(store().Withdraw(one.answer().computation, second->id()));
   EXPECT_FALSE(store().Withdraw(one.answer().computation, second->id()));
@@ -109,7 +109,7 @@ TEST_F(Matches, NobodyIsLeftWaiting) {
   tenant().EndSession(second->id());
   ASSERT_FALSE(ended.waits());
   EXPECT_TRUE(absl::IsUnauthenticated(ended.status())) << ended.status();
-  // A call of a session that has ended registers nothing.
+  // A call of an ended session registers nothing.
   const Asked late = Match(*second, Count(96), {.wait = seconds(9), .will_compute = true});
   ASSERT_FALSE(late.waits());
   EXPECT_TRUE(absl::IsUnauthenticated(late.status()));
@@ -128,7 +128,7 @@ TEST_F(Matches, UnderATokenPolicyTheWholeListIsWaitedForOrNothing) {
   EXPECT_TRUE(Match(*second, Count(97), wait).waits());
 }
 
-// Lists that share heads of any length, against a comparison of all of their ids.
+// Lists that share prefixes of any length, compared with a comparison of all ids.
 TEST(ComputationsTest, LongestIsWhatComparingTheIdsSays) {
   TestRandom random;
   const Ids head = [&] {
@@ -210,7 +210,7 @@ TEST_F(LittleRoom, WhatCannotBeRememberedIsAnsweredAtOnce) {
   EXPECT_TRUE(absl::IsResourceExhausted(Match(*rank, list).status()));
 }
 
-// ---- groups
+// ---- Groups
 
 TEST_F(Matches, AGroupIsToldWhatAllOfItsRanksHave) {
   const auto zero = OpenRank(0);
@@ -225,7 +225,7 @@ TEST_F(Matches, AGroupIsToldWhatAllOfItsRanksHave) {
   const Asked second = Match(*zero, Count(200));
   EXPECT_EQ(second.answer().tokens, 64u);
   EXPECT_NE(second.answer().prefix, other) << "each forks its own";
-  // Not those of another size, nor of none.
+  // Not for ranks of a group of another size, or without a group.
   EXPECT_EQ(Match(*OpenRank(0, 3, "h"), Count(200)).answer().tokens, 0u);
   EXPECT_EQ(Match(*world_.OpenSession(), Count(200)).answer().tokens, 0u);
   // A later group of the same size finds them.
@@ -252,7 +252,8 @@ TEST_F(Matches, EveryRankGetsTheSameAnswerWhateverHappensInBetween) {
     PublishNew(*zero, Count(64));
     const PrefixId ones = PublishNew(*one, Count(64));
     EXPECT_EQ(Match(*zero, Count(200)).answer().tokens, 64u);
-    // More comes, and what was told goes.
+    // Longer prefixes are published, and the answer's prefix is freed. Rank 1 still gets the answer
+    // of rank 0.
     PublishNew(*zero, Count(128));
     PublishNew(*one, Count(128));
     while (store().DropLeastRecentlyUsed().has_value()) {
@@ -264,7 +265,7 @@ TEST_F(Matches, EveryRankGetsTheSameAnswerWhateverHappensInBetween) {
     const auto fork = Fork(*one, ones, 64);
     ASSERT_TRUE(fork.ok()) << fork.status();
     EXPECT_EQ(Differs(**fork, Count(64)), "");
-    // Rank 1 alone has gone through the same again; rank 0 is told the same when it does.
+    // Only rank 1 has asked again; rank 0 gets the same answer when it asks.
     EXPECT_EQ(Match(*one, Count(200)).answer().tokens, 0u);
     PublishNew(*one, Count(128));
     PublishNew(*zero, Count(128));
@@ -308,7 +309,7 @@ TEST_F(Matches, AGroupWaitsTogether) {
   ASSERT_FALSE(one.waits());
   EXPECT_EQ(zero.answer().tokens, 64u);
   EXPECT_EQ(one.answer().tokens, 64u);
-  // One rank's patience ends for all of them.
+  // One rank's timeout ends the wait of all.
   Match(*a0, Count(64, 500), ask);
   Match(*a1, Count(64, 500), ask);
   const Asked patient = Match(*b0, Count(64, 500), ask);
@@ -317,7 +318,7 @@ TEST_F(Matches, AGroupWaitsTogether) {
   ASSERT_FALSE(hasty.waits());
   ASSERT_FALSE(patient.waits());
   EXPECT_EQ(patient.answer().tokens, 0u);
-  // A rank that dies takes the others' questions with it.
+  // A rank that dies ends the waits of the others.
   const Asked left = Match(*b0, Count(64, 500), {.wait = seconds(10)});
   ASSERT_TRUE(left.waits());
   tenant().EndSession(b1->id());

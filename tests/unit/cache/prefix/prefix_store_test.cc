@@ -43,7 +43,7 @@ TEST_F(Prefixes, AHeadIsFoundAndForkedAtEveryBoundary) {
       ASSERT_TRUE(fork.ok()) << fork.status();
       EXPECT_EQ(Differs(**fork, Count(tokens)), "");
       EXPECT_EQ(TileBytes(), tiles) << "KV was copied";
-      // It goes on, and the prefix stays what it is.
+      // The sequence continues, and the prefix does not change.
       ASSERT_TRUE(AppendAll(**fork, tokens, StampsOf(Count(9, 777))).ok());
       Ids longer = Count(tokens);
       for (const std::uint32_t more : Count(9, 777)) longer.push_back(more);
@@ -59,7 +59,7 @@ TEST_F(Prefixes, AHeadIsFoundAndForkedAtEveryBoundary) {
     for (const std::uint64_t tokens : {0u, 1u, 33u, 99u, 101u, 128u}) {
       EXPECT_FALSE(from->prefix->MayEndAt(tokens)) << tokens;
     }
-    // Nobody else gets at it: it is no sequence of the tenant's.
+    // Workers cannot access it: it is not one of the tenant's sequences.
     EXPECT_TRUE(absl::IsNotFound(tenant().FindSequence(SequenceId(id.value())).status()));
   }
 }
@@ -72,7 +72,7 @@ TEST_F(Prefixes, ATokenPolicysHeadIsFoundAtItsEndAlone) {
   EXPECT_EQ(Match(*session, Count(95), ask).answer().tokens, 0u);
   EXPECT_EQ(Match(*session, Count(64), ask).answer().tokens, 0u);
   EXPECT_EQ(Match(*session, Count(128), ask).answer().prefix, id);
-  // Another policy's, or another model's, are others.
+  // Another policy or another model has other prefixes.
   EXPECT_EQ(Match(*session, Count(128)).answer().tokens, 0u);
   const auto from = store().TakeForFork(id, session->id());
   ASSERT_TRUE(from.ok());
@@ -101,12 +101,12 @@ TEST_F(Prefixes, TwoThatPublishTheSameEndWithOneCopy) {
     EXPECT_EQ(Differs(*two, ids), "");
     EXPECT_EQ(store().figures().prefixes, 1u);
     EXPECT_EQ(store().figures().deduplicated, 1u);
-    // Both go on as they like.
+    // Both can continue.
     for (const auto& sequence : {one, two}) {
       ASSERT_TRUE(AppendAll(*sequence, 200, StampsOf(Count(50, 200))).ok());
       EXPECT_EQ(Differs(*sequence, Count(250)), "");
     }
-    // What holds fewer tokens takes nothing over.
+    // A sequence with fewer tokens adopts nothing.
     const auto fewer = Compute(*first, Count(199));
     EXPECT_TRUE(absl::IsFailedPrecondition(fewer->TakeHeadOf(again->prefix->sequence()).status()));
     ASSERT_TRUE(store().Free(again->prefix->id()));
@@ -114,7 +114,7 @@ TEST_F(Prefixes, TwoThatPublishTheSameEndWithOneCopy) {
   }
 }
 
-// Wherever the head ends: between tiles, in one, in the only one.
+// For any end of the prefix: between tiles, inside one, inside the only one.
 TEST_F(Prefixes, WhatComesBehindAHeadStaysWithItsSequence) {
   {
     const auto session = world_.OpenSession();
@@ -132,15 +132,16 @@ TEST_F(Prefixes, WhatComesBehindAHeadStaysWithItsSequence) {
       EXPECT_EQ(Differs(*sequence, Count(210)), "") << head;
       EXPECT_EQ(Differs(**fork, Count(200)), "") << head;
       ASSERT_TRUE(tenant().FreeSequence((*fork)->id()).ok());
-      // One copy of the head, and no more of the rest than its rows need.
+      // One copy of the prefix, and as many other tiles as the remaining rows need.
       const std::uint64_t tile = published.Describe(false).tile_bytes / ((head + 31) / 32);
-      const std::uint64_t rest = (200 - head + 31) / 32 + 1;  // one more: where ten were appended
+      // Plus one, where ten rows were appended.
+      const std::uint64_t rest = (200 - head + 31) / 32 + 1;
       EXPECT_LE(TileBytes(), shared + rest * tile) << head;
-      // Again: nothing is left to do, and nothing is copied.
+      // A repetition has nothing to do and copies nothing.
       const std::uint64_t tiles = TileBytes();
       ASSERT_TRUE(sequence->TakeHeadOf(published).ok());
       EXPECT_EQ(TileBytes(), tiles) << head;
-      // It goes on, and can be cut on both sides of the head's end.
+      // It can continue, and be cut on both sides of the prefix's end.
       ASSERT_TRUE(AppendAll(*sequence, 210, StampsOf(Count(50, 210))).ok());
       EXPECT_EQ(Differs(*sequence, Count(260)), "") << head;
       for (const std::uint32_t left : {head + 1, head, head - 1}) {
@@ -175,7 +176,7 @@ TEST_F(Prefixes, ADecodingSequenceTakesOverWhatIsBeforeItsTail) {
   }
 }
 
-// ---- how long they stay
+// ---- Lifetime
 
 TEST_F(Prefixes, ReferencesAreLiveSequencesThatCameFromIt) {
   const auto session = world_.OpenSession();
@@ -205,7 +206,7 @@ TEST_F(Prefixes, TheLeastRecentlyUsedGoesFirst) {
   const PrefixId b = PublishNew(*session, Count(32, 2000));
   const PrefixId c = PublishNew(*session, Count(32, 3000));
   const PrefixId d = PublishNew(*session, Count(32, 4000), {.life = {.pinned = true}});
-  // Used again: a by a match, b by being published once more.
+  // Used again: a by a match, b by another publication.
   EXPECT_EQ(Match(*session, Count(40, 1000)).answer().prefix, a);
   EXPECT_EQ(PublishNew(*session, Count(32, 2000)), b);
   const auto found = [&](std::uint32_t from) {
@@ -214,7 +215,7 @@ TEST_F(Prefixes, TheLeastRecentlyUsedGoesFirst) {
   };
   EXPECT_TRUE(store().DropLeastRecentlyUsed().has_value());
   EXPECT_FALSE(found(3000)) << c;
-  // What was found is kept for its finder for a while.
+  // A match is kept for its finder for a while.
   EXPECT_TRUE(store().DropLeastRecentlyUsed().has_value());
   EXPECT_FALSE(found(2000));
   EXPECT_EQ(store().DropLeastRecentlyUsed(), std::nullopt);
@@ -247,7 +248,7 @@ TEST_F(Prefixes, TimePassesForThoseThatNobodyUses) {
   Pass(seconds(0));
   EXPECT_EQ(store().figures().prefixes, 2u);
   EXPECT_EQ(store().figures().dropped[0], 1u);
-  // A use begins the time anew; the longer life wins.
+  // A use restarts the time; the longer lifetime wins.
   const PrefixId other = PublishNew(*session, Count(64, 77), {.life = {.ttl = seconds(10)}});
   EXPECT_EQ(PublishNew(*session, Count(64, 77), {.life = {.ttl = seconds(5)}}), other);
   Pass(seconds(9));
@@ -262,7 +263,7 @@ TEST_F(Prefixes, TimePassesForThoseThatNobodyUses) {
   EXPECT_EQ(store().figures().prefixes, 3u) << "published again without a limit";
 }
 
-// Against a plain list of what was said of each: whatever is extended, pinned or used again.
+// Compared with a list of lifetimes, for any order of extending, pinning and using.
 TEST_F(Prefixes, EachGoesWhenItsOwnTimeHasPassed) {
   struct Said {
     PrefixId id;
@@ -297,7 +298,7 @@ TEST_F(Prefixes, EachGoesWhenItsOwnTimeHasPassed) {
     std::set<PrefixId> found;
     for (const PrefixStore::Description& of : store().List()) found.insert(of.prefix->id());
     ASSERT_EQ(found, expected) << "round " << round;
-    // Those that nothing ends would be all in the end.
+    // Frees some by hand: otherwise only unlimited ones would be left eventually.
     if (below(3) != 0 || found.empty()) continue;
     const PrefixId gone = store().List().front().prefix->id();
     ASSERT_TRUE(store().Free(gone));
@@ -349,7 +350,7 @@ TEST_F(Prefixes, AForkThatIsRefusedHasNotTakenWhatWasFound) {
   const PrefixId id = PublishNew(*session, Count(64));
   ASSERT_EQ(Match(*session, Count(70)).answer().prefix, id);
   for (int i = 0; i < 3; ++i) {
-    ASSERT_TRUE(store().TakeForFork(id, session->id()).ok());  // and nothing comes of it
+    ASSERT_TRUE(store().TakeForFork(id, session->id()).ok());  // without forking it
     EXPECT_EQ(store().DropLeastRecentlyUsed(), std::nullopt) << "it is kept for the session";
   }
   EXPECT_TRUE(Fork(*session, id, 64).ok());
@@ -371,7 +372,7 @@ TEST_F(Prefixes, NoSessionFindsSoMuchThatNothingMayGo) {
   EXPECT_TRUE(store().DropLeastRecentlyUsed().has_value());
 }
 
-// ---- tenants
+// ---- Tenants
 
 class TwoTenants : public PrefixFixture {
  protected:
@@ -394,10 +395,10 @@ TEST_F(TwoTenants, NeverSeeEachOthers) {
   EXPECT_FALSE(others.Free(id));
   EXPECT_EQ(others.List().size(), 0u);
   EXPECT_EQ(world_.tenant(1).account().used_bytes(pool::MemoryTag::kPrefixIndex), 0u);
-  // A session of one is nobody in the other's.
+  // A session of one tenant is unknown to the other.
   EXPECT_TRUE(absl::IsUnauthenticated(
       others.ChainOf(red->id(), ScopeOf("tenant-2", *blue_model, "dense", true)).status()));
-  // The tenant is in the chain: even one index for both would keep them apart.
+  // The tenant is part of the hash chain: even a shared index would keep tenants apart.
   EXPECT_NE(ScopeOf("tenant-1", *model_, "dense", true).text,
             ScopeOf("tenant-2", *model_, "dense", true).text);
 }

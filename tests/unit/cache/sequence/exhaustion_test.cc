@@ -1,5 +1,5 @@
-// Memory runs out at every allocation that an operation makes, one after another: the operation
-// answers RESOURCE_EXHAUSTED, and nothing has changed.
+// Lets each allocation of an operation fail in turn. The operation must return RESOURCE_EXHAUSTED
+// and change nothing.
 
 #include <functional>
 #include <map>
@@ -22,15 +22,15 @@ constexpr std::uint64_t kLimit = 4 * 1024 * 1024;
 
 class Exhaustion : public testing::Test {
  protected:
-  // Leaves exactly `bytes` of the tenant's quota free, for as long as the result lives. The account
-  // is the tenant's own business, hence the cast; the tag is one that tenants do not use.
+  // Leaves exactly `bytes` of the tenant's quota free while the result lives. Casts away const,
+  // since tests have no access to the account. Uses a tag that tenants do not use.
   pool::Charge Squeeze(std::uint64_t bytes) {
     auto& account = const_cast<pool::Account&>(world_.tenant().account());
     return *account.Reserve(pool::MemoryTag::kPoolExtents, kLimit - account.used_bytes() - bytes);
   }
 
-  // Tries the operation with more and more room until it works. Returns at how many places it was
-  // refused, as the differing answers tell.
+  // Retries the operation with more and more room until it succeeds. Returns the number of
+  // different places at which it was refused, told apart by their messages.
   int Sweep(const std::function<absl::Status()>& operation) {
     std::map<std::string, int> refusals;
     for (std::uint64_t room = 0; room < kLimit; room += 64) {
@@ -85,7 +85,7 @@ class Exhaustion : public testing::Test {
     worker_->Commit(tail, stamps.size());
     EXPECT_EQ(Shown(), "");
   }
-  // After the body, whose sequences are gone then.
+  // Runs after the body, whose sequences are gone then.
   void TearDown() override {
     shown_.clear();
     world_.tenant().EndSession(worker_->session().id());
@@ -117,7 +117,7 @@ TEST_F(Exhaustion, OfAppendToAnEmptySequence) {
   EXPECT_EQ(Shown(), "");
 }
 
-// The last tile has room, then comes more than the table holds.
+// The last tile has room; then the rest exceeds the tile table.
 TEST_F(Exhaustion, OfAppendToAnOpenSegment) {
   const auto sequence = Filled(8 * 32 - 5);
   const Stamps stamps = NewStamps(40);
@@ -141,12 +141,12 @@ TEST_F(Exhaustion, OfForkWithATail) {
   EXPECT_TRUE(parent->decoding());
 }
 
-// A fork that failed has not frozen its parent: the open segment goes on being filled.
+// A failed fork does not freeze its parent: the open segment continues to fill.
 TEST_F(Exhaustion, OfForkLeavesTheParentsOpenSegmentOpen) {
   const auto parent = Filled(50);
   Decoded(parent, 10);
   {
-    // Enough for the child's block and first snapshots, not for the tile that the tail needs.
+    // Enough for the child's block and first snapshots, but not for the tile that the tail needs.
     const pool::Charge rest = Squeeze(1024);
     EXPECT_EQ(world_.tenant().Fork(worker_->session(), parent->id()).status().code(),
               absl::StatusCode::kResourceExhausted);
@@ -217,7 +217,7 @@ TEST_F(Exhaustion, OfHandingOver) {
   world_.tenant().EndSession(other->id());
 }
 
-// All or none of a batch of tails.
+// Opens all tails of a batch or none.
 TEST_F(Exhaustion, OfOpeningManyTails) {
   std::vector<SequenceId> ids;
   std::vector<std::shared_ptr<Sequence>> sequences;
@@ -225,8 +225,8 @@ TEST_F(Exhaustion, OfOpeningManyTails) {
     sequences.push_back(Filled(5));
     ids.push_back(sequences.back()->id());
   }
-  // An extent holds one region: 2 layers x 4 tiles x 8 KiB. One idle extent always stays, so it is
-  // there from the start.
+  // An extent holds one region: 2 layers x 4 tiles x 8 KiB. One idle extent is always kept, so it
+  // exists from the start.
   ASSERT_TRUE(worker_->Open(*sequences[0]).ok());
   ASSERT_TRUE(world_.tenant().CloseTails(worker_->session(), {ids[0]}).ok());
   EXPECT_GE(Sweep([&] {

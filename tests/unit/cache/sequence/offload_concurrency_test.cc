@@ -1,5 +1,5 @@
-// Sequences go to the host tier and come back all the time, while a worker appends, cuts and forks
-// and readers read: every read is what was appended, and nothing is lost.
+// Offloads and restores sequences all the time, while a worker appends, cuts and forks, and readers
+// read. Every read must equal what was appended, and nothing is lost.
 //
 // All threads use one mapping of each memory, so that ThreadSanitizer sees every access.
 
@@ -26,11 +26,11 @@ class OffloadConcurrency : public testing::Test {
   struct Known {
     std::shared_ptr<Sequence> sequence;
     Stamps stamps = NewStamps(kTokens);      // of every token it will ever hold
-    std::atomic<std::uint64_t> complete{0};  // appended for good
+    std::atomic<std::uint64_t> complete{0};  // tokens appended and not cut again
   };
 
-  // Empty where every lane shows a prefix of the stamps, no shorter than `least`. How long is each
-  // lane's own: an append publishes them one after another, and the version after them all.
+  // Returns an empty string if every lane has a prefix of the stamps of at least `least` tokens.
+  // Lanes may differ in length: an append publishes them one after another, and the version last.
   std::string Look(Known& known, std::uint64_t least) {
     const auto stays = known.sequence->Restore();
     if (!stays.ok()) return stays.status().ToString();
@@ -90,7 +90,8 @@ TEST_F(OffloadConcurrency, NothingIsLostOnTheWay) {
       std::this_thread::yield();
     }
   });
-  threads.emplace_back([&, seed = random.Bits()] {  // forks, which share and go again
+  // Forks, which share the tiles and are freed again.
+  threads.emplace_back([&, seed = random.Bits()] {
     TestRandom mine(seed);
     while (!over.load() && wrong[kReaders + 1].empty()) {
       Known& known = known_[mine.Below(kSequences)];

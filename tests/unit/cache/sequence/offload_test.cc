@@ -1,5 +1,5 @@
-// Sequences whose rows leave the pool for the host tier and come back: byte for byte, all or
-// nothing, and never under a reader, a step or another call.
+// Offloading and restoring of sequences: byte for byte, all or nothing, and never during a read, a
+// step or another call.
 
 #include <memory>
 #include <optional>
@@ -54,7 +54,7 @@ TEST_F(Offload, DenseRowsComeBackByteForByte) {
   EXPECT_EQ(told.tokens, 200u);
   EXPECT_EQ(told.tile_bytes, 0u);
   EXPECT_EQ(told.lanes.front().entries, 200u);
-  EXPECT_EQ(Gone(*sequence), 0u);  // there is nothing left to go
+  EXPECT_EQ(Gone(*sequence), 0u);  // nothing is left to offload
 
   {
     const auto stays = sequence->Restore();
@@ -74,7 +74,7 @@ TEST_F(Offload, PackedRowsComeBackWithTheirRotations) {
     const auto sequence = New();
     Stamps stamps = Fill(*sequence, random_.Between(1, 150));
     const TestPacking packing = RandomPacking(random_, *small_, 0, small_->layers());
-    // Several segments of a lane, so that some share rotations; behind them a dense one.
+    // Several packed segments per lane, so that some share rotations, followed by a dense one.
     ASSERT_TRUE(sequence->Pack(packing.spec, Proceed).ok());
     if (random_.OneIn(2)) AppendMore(*sequence, stamps, random_.Between(1, 60));
     const std::vector<std::byte> before = Image(View(*sequence));
@@ -90,13 +90,14 @@ TEST_F(Offload, PackedRowsComeBackWithTheirRotations) {
   }
 }
 
-// A fork cut in two packings shares its first segment's rotations with its second: stored once.
+// A fork cut in two packings shares its first segment's rotations with its second: they are stored
+// once.
 TEST_F(Offload, RotationsThatSegmentsShareAreStoredOnce) {
   const auto sequence = New();
   Stamps stamps = Fill(*sequence, 40);
   const auto child = world_.tenant().Fork(worker_->session(), sequence->id());
   ASSERT_TRUE(child.ok());
-  // Behind the frozen segment: two dense segments, which one packing gives one strategy.
+  // After the frozen segment: two dense segments, to which one packing gives one strategy.
   ASSERT_TRUE(world_.tenant().FreeSequence((*child)->id()).ok());
   AppendMore(*sequence, stamps, 40);
   TestPacking packing;
@@ -133,7 +134,7 @@ TEST_F(Offload, WhatAForkSharesStays) {
   EXPECT_TRUE(parent->offloaded());
   EXPECT_EQ(InPool(), shared);
   EXPECT_EQ(Shown(**child, stamps), "");
-  // The child has gone: what they shared may go, too.
+  // The child is gone, so what they shared may be offloaded, too.
   ASSERT_TRUE(world_.tenant().FreeSequence((*child)->id()).ok());
   EXPECT_EQ(InPool(), shared);
   EXPECT_EQ(Gone(*parent), 0u + shared);
@@ -177,8 +178,8 @@ TEST_F(Offload, AStepKeepsItsSequenceWhileItIsPinned) {
   EXPECT_FALSE(sequence->LookForRest().may_go);
   EXPECT_EQ(worker_->Block(*sequence).tail_generation.load(), tail->place.tail.generation);
   EXPECT_TRUE(sequence->decoding());
-  EXPECT_EQ(sequence->Describe(false).tokens, stamps.size());  // the bit is no token
-  // A worker that is stuck in a step loses its pin, and this with it.
+  EXPECT_EQ(sequence->Describe(false).tokens, stamps.size());  // the flag is not counted as a token
+  // A worker that hangs in a step loses its pin, and then the sequence can be offloaded.
   ASSERT_TRUE(shm::Revoke(page.readers[3].word, pin));
   EXPECT_GT(Gone(*sequence), 0u);
 }
@@ -191,7 +192,7 @@ TEST_F(Offload, WhoHasPinnedGoesOnReadingWhatItSaw) {
   const SequenceView view = View(*sequence);
   const std::uint64_t in_pool = InPool();
   EXPECT_EQ(Gone(*sequence), in_pool);
-  EXPECT_EQ(InPool(), in_pool);  // it waits for the reader
+  EXPECT_EQ(InPool(), in_pool);  // freed only after the reader
   ASSERT_TRUE(sequence->Restore().ok());
   EXPECT_EQ(PackedDiffers(view, *small_, std::vector<Stamps>(2, stamps)), "");
   EXPECT_EQ(InPool(), 2 * in_pool);
@@ -228,7 +229,7 @@ TEST_F(Offload, ProvisionalRowsWaitWithTheirRawCopies) {
   ASSERT_TRUE(sequence->Restore().ok());
   EXPECT_EQ(Forms(*sequence), forms);
   EXPECT_EQ(Shown(*sequence, stamps), "");
-  // What could grow before can grow now.
+  // A segment that was growing continues to grow.
   ASSERT_TRUE(RecodeAll(sequence, Quarter()).ok());
   EXPECT_EQ(Forms(*sequence), "packed 128, plain 8");
   EXPECT_EQ(Shown(*sequence, stamps), "");
@@ -243,7 +244,7 @@ TEST_F(Offload, NobodyTakesWhatAnotherCallUses) {
   EXPECT_FALSE(sequence->LookForRest().may_go);
   used->Reset();
   EXPECT_TRUE(sequence->LookForRest().may_go);
-  // While it is packed, neither.
+  // Nor while it is being packed.
   bool asked = false;
   const auto go_on = [&] {
     asked = true;
@@ -255,7 +256,7 @@ TEST_F(Offload, NobodyTakesWhatAnotherCallUses) {
   EXPECT_GT(Gone(*sequence), 0u);
 }
 
-// Rows of an append, during which another thread looks at the sequence that it holds.
+// Rows of an append, during which another thread uses the same sequence.
 class LookingRows final : public RowSource {
  public:
   LookingRows(Sequence& sequence, std::vector<std::uint64_t> stamps)
@@ -274,7 +275,7 @@ class LookingRows final : public RowSource {
   mutable int looked_ = 0;
 };
 
-// Or a call that looks for memory would wait for another tenant's.
+// A call that looks for memory must not wait for another tenant's call.
 TEST_F(Offload, WhoLooksForRestWaitsForNobody) {
   const auto sequence = New();
   const Stamps stamps = Fill(*sequence, 64);
@@ -305,7 +306,7 @@ TEST_F(Offload, UseIsWhatCountsNotAge) {
   EXPECT_EQ(sequence->LookForRest().last_use, seen);
   world_.clock().Advance(std::chrono::seconds(1));
   EXPECT_EQ(sequence->LookForRest().last_use, seen);
-  // Used since the ladder looked: it stays.
+  // Used since it was chosen, so it is kept.
   EXPECT_TRUE(absl::IsAborted(
       sequence->Offload({.unused_since = seen - std::chrono::seconds(1)}).status()));
   EXPECT_TRUE(sequence->decoding());
@@ -323,7 +324,7 @@ TEST_F(Offload, FreedWhileItIsAwayItLeavesNothing) {
   EXPECT_TRUE(absl::IsNotFound(sequence->Offload({}).status()));
 }
 
-// ---- no room
+// ---- No room
 
 class OffloadWithoutRoom : public testing::Test {
  protected:
@@ -369,7 +370,7 @@ TEST_F(OffloadWithoutRoom, AFullPoolLeavesItAway) {
   ASSERT_TRUE(sequence->Offload({}).ok());
   const std::uint64_t stored = world_.host_tier().used_bytes();
   world_.tenant().epochs().Collect();
-  // Others take all of the pool.
+  // Other sequences take all of the pool.
   std::vector<std::shared_ptr<Sequence>> others;
   for (;;) {
     others.push_back(world_.NewSequence(*session_, *model_));

@@ -1,4 +1,4 @@
-// A node for tests of packing, with kernels that every machine has.
+// A node for tests of packing, with kernels that run on every machine.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// Packing among everything else that happens to a sequence: no token is lost, and no reader sees
-// anything in between.
+// Packing concurrent with all other operations on a sequence: no token is lost, and no reader sees
+// an intermediate state.
 
 #include <functional>
 #include <memory>
@@ -98,7 +98,7 @@ TEST_F(PackMeanwhile, WorkThatNobodyWantsLeavesEverythingAsItWas) {
   EXPECT_EQ(status.code(), absl::StatusCode::kCancelled) << status;
   EXPECT_EQ(world_.tenant().account().used_bytes(), used);
   EXPECT_EQ(Shown(*sequence, stamps), "");
-  // Its lanes may be appended to, and packed, like before.
+  // Its lanes can be appended to and packed as before.
   AppendMore(*sequence, stamps, 3);
   EXPECT_EQ(View(*sequence).lanes[0].resolved.segments, 1u);
   EXPECT_TRUE(sequence->Pack(All(*small_, Quarter()), Proceed).ok());

@@ -1,5 +1,5 @@
-// Sequences in the memory of a GPU, packed there and attended over there: an emulated one, whose
-// memory the judges can read.
+// Sequences in GPU memory, packed and attended there. The GPU is emulated, so that the tests can
+// read its memory.
 
 #include <map>
 #include <memory>
@@ -62,7 +62,7 @@ class DeviceSubject final : public kernels::AttendSubject {
   const device::PoolView pool_;
 };
 
-// Rows as a model computes them: normal, of no particular token.
+// Normally distributed rows, as a model computes them, not tied to tokens.
 class NormalRows final : public MadeRows {
  public:
   NormalRows(const shm::LaneLayout& layout, std::uint64_t seed) : MadeRows(layout), seed_(seed) {}
@@ -118,7 +118,7 @@ class PackOnGpu : public testing::Test {
     return *std::move(view);
   }
 
-  // K and V of every entry, lane by lane, in the model's own space.
+  // K and V of every entry, by lane, in the model's own space.
   std::vector<std::vector<double>> RowsOfLanes(const Sequence& sequence) {
     const SequenceView view = View(sequence);
     std::vector<std::vector<double>> rows;
@@ -137,7 +137,7 @@ class PackOnGpu : public testing::Test {
     return rows;
   }
 
-  // Every layer of what a sequence shows, against attention by its definition.
+  // Compares attention over every layer of a sequence with its definition.
   void JudgeAttention(const Sequence& sequence, std::uint64_t tokens) {
     const SequenceView view = View(sequence);
     DeviceSubject subject(*device_, world_->tenant().pool().View());
@@ -207,7 +207,7 @@ TEST_F(PackOnGpu, WhatIsOffloadedComesBackByteForByte) {
     EXPECT_GT(*moved, 0u);
     world_->tenant().epochs().Collect();
     EXPECT_EQ(world_->tenant().account().used_bytes(pool::MemoryTag::kTiles), 0u);
-    // Others take its place meanwhile.
+    // Other sequences take its place meanwhile.
     const auto other = world_->NewSequence(worker_->session(), *model);
     ASSERT_TRUE(AppendAll(*other, 0, NewStamps(100)).ok());
     ASSERT_TRUE(sequence->Restore().ok());
@@ -249,8 +249,8 @@ TEST_F(PackOnGpu, WhatIsPackedIsAttendedOverAsItIsStored) {
   }
 }
 
-// Every lane with its own rotations, and nothing cut: turned back, rows are what they were but for
-// the rounding of bf16, of some 2^-8 of a row's length.
+// Every lane has its own rotations and keeps all channels. Rotated back, rows equal the originals
+// up to rounding to bf16, about 2^-8 of a row's length.
 TEST_F(PackOnGpu, RotatedRowsTurnBackIntoWhatWasAppended) {
   for (int round = 0; round < 4; ++round) {
     const auto model = world_->Register(SmallModel(std::to_string(round), 2, 2));
@@ -284,9 +284,9 @@ TEST_F(PackOnGpu, RotatedRowsTurnBackIntoWhatWasAppended) {
   }
 }
 
-// The compactor makes strategies on the host, of rows that it has to fetch, and has the device
-// encode rows that it has to bring. All channels are kept: rows stay what they were, but for
-// rounding, in every form.
+// The compactor makes strategies on the host from rows that it downloads, and lets the device
+// encode rows that it uploads. All channels are kept, so rows change only by rounding, in every
+// form.
 TEST_F(PackOnGpu, ACompactorFetchesRowsAndBringsThem) {
   ManualScheduler scheduler;
   Logger logger({.level = LogLevel::kError});
@@ -371,8 +371,8 @@ TEST_F(PackOnGpu, ACompactorFetchesRowsAndBringsThem) {
   ASSERT_TRUE(world_->tenant().FreeSequence(sequence->id()).ok());
 }
 
-// A device that fails while it packs, at any of its calls: nothing of the packing stays, and its
-// readers keep what they had.
+// If the device fails at any call of a packing, the packing is undone and readers keep the old
+// rows.
 TEST_F(PackOnGpu, ADeviceThatFailsMeanwhileLeavesTheSequenceAsItWas) {
   int failures = 0;
   bool packed = false;
@@ -404,7 +404,7 @@ TEST_F(PackOnGpu, ADeviceThatFailsMeanwhileLeavesTheSequenceAsItWas) {
     }
     world.tenant().EndSession(worker.session().id());
   }
-  EXPECT_GE(failures, 6);  // three uploads, a launch, a download and a wait of the encode
+  EXPECT_GE(failures, 6);  // the encode's three uploads, launch, download and wait
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Segments that change their form: what they hold then, and what it costs.
+// Segments that change their form: their rows afterwards, and their memory.
 
 #include "daemon/cache/segment/pack.h"
 
@@ -51,7 +51,7 @@ TEST_F(Pack, EveryTileIsWhatTheKernelsMakeOfItsRows) {
       EXPECT_EQ(segment.rotation.key != nullptr, packing.spec.key_rotations != nullptr);
       const kernels::DenseTile dense = model->layout().tile(lane.layer);
       const TileEncoder encoder(segment.shape, segment.rotation, type);
-      // Whole tiles this time: summaries, and zeros behind the last row.
+      // Whole tiles here: summaries, and zeros after the last row.
       for (std::uint32_t first = 0; first < segment.entries; first += kTileEntries) {
         const std::uint32_t rows = std::min(kTileEntries, segment.entries - first);
         std::vector<std::byte> key(rows * dense.row_bytes()), value(key.size());
@@ -79,7 +79,7 @@ TEST_F(Pack, EveryTileIsWhatTheKernelsMakeOfItsRows) {
   }
 }
 
-// The numbers of the published system: D = 128, a quarter of the channels in bf16, blocks of 8.
+// The figures of the paper: D = 128, a quarter of the channels in bf16, blocks of 8.
 TEST_F(Pack, APromptOfOneSegmentTakes171BytesPerToken) {
   ModelSpec spec = {.name = "published"};
   spec.layers = {{.query_heads = 1, .kv_heads = 1, .head_dim = 128}};
@@ -114,7 +114,7 @@ TEST_F(Pack, SegmentsOfALaneShareTheirRotationsAndLanesDoNot) {
   const auto sequence = world_.NewSequence(worker_->session(), *small_);
   Stamps stamps = Fill(*sequence, 70);
   {
-    const Tenant::Reader pinned(world_.tenant());  // so that the cut segment is not opened again
+    const Tenant::Reader pinned(world_.tenant());  // so that the cut segment is not reopened
     ASSERT_TRUE(sequence->Truncate(40).ok());
     stamps.resize(40);
     AppendMore(*sequence, stamps, 10);
@@ -141,7 +141,7 @@ TEST_F(Pack, SegmentsOfALaneShareTheirRotationsAndLanesDoNot) {
     EXPECT_EQ(std::memcmp(first.key, packing.key.data() + at, matrix), 0);
     EXPECT_EQ(std::memcmp(first.value, packing.value.data() + at, matrix), 0);
   }
-  // With the last segment that uses them they go.
+  // Rotations are freed with the last segment that uses them.
   ASSERT_TRUE(sequence->Truncate(0).ok());
   Collect();
   EXPECT_EQ(Used(pool::MemoryTag::kRotations), 0u);
@@ -158,7 +158,7 @@ TEST_F(Pack, RotationsNeverLieAtTheBeginningOfThePool) {
   const auto sequence = world_.NewSequence(worker_->session(), *model);
   const Stamps stamps = Fill(*sequence, 40);
   ASSERT_TRUE(world_.tenant().FreeSequence(first->id()).ok());
-  Collect();  // its slab is the one that is taken next
+  Collect();  // its slab is used next
   TestPacking packing;
   packing.spec.shapes = {Quarter(128)};
   packing.key = RandomRotations(random_, 1, 128, 128, kernels::ElementType::kBf16);
@@ -194,7 +194,7 @@ TEST_F(Pack, WhatIsPackedIsLeftAndWhatIsAppendedIsDense) {
   EXPECT_EQ(view.segments[0].shape, Quarter());
   EXPECT_EQ(view.segments[1].shape, half);
   EXPECT_EQ(Shown(*sequence, stamps), "");
-  // Nothing left to do: nothing changes, and nobody has to look again.
+  // Nothing is left to do: nothing changes, and readers need not resolve again.
   const absl::StatusOr<PackOutcome> idle = sequence->Pack(All(*small_, half), Proceed);
   ASSERT_TRUE(idle.ok());
   EXPECT_EQ(idle->entries_packed, 0u);
@@ -243,7 +243,7 @@ TEST_F(Pack, AForkPacksForItselfAlone) {
   EXPECT_FALSE(View(*parent).segments[0].shape.packed());
   EXPECT_EQ(Shown(*parent, stamps), "");
   EXPECT_EQ(Shown(*child, stamps), "");
-  // And packed segments are shared by forks like any other.
+  // Forks share packed segments like any other.
   const std::uint64_t tiles = Used(pool::MemoryTag::kTiles);
   const auto grandchild = *world_.tenant().Fork(worker_->session(), child->id());
   EXPECT_EQ(Used(pool::MemoryTag::kTiles), tiles);
@@ -254,7 +254,7 @@ TEST_F(Pack, AForkPacksForItselfAlone) {
   EXPECT_EQ(Shown(*child, cut), "");
 }
 
-// ---- what does not fit
+// ---- Refusals for lack of room
 
 TEST_F(Pack, AValueThatTheFormCannotHoldIsNamedAndTheSequenceServesOn) {
   class LargeRows final : public MadeRows {
@@ -304,7 +304,7 @@ TEST_F(Pack, WithoutRoomForBothFormsNothingChanges) {
   packing.value = packing.key;
   packing.spec.key_rotations = packing.key.data();
   packing.spec.value_rotations = packing.value.data();
-  // A tenant of its own, whose quota is squeezed step by step.
+  // A separate tenant, whose quota is squeezed step by step.
   World small_world(World::Options{.tenant_limit = 4 << 20, .device = &device_});
   TestWorker worker(small_world.tenant(), small_world.OpenSession());
   const auto model = small_world.Register(SmallModel("small", 2, 2));

@@ -1,4 +1,4 @@
-// Recoders that do what compaction does, without a strategy.
+// Recoders that act like compaction, but without computing a strategy.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ class RecodeFixture : public PackFixture {
  protected:
   using Swap = absl::StatusOr<std::optional<LaneSwap>>;
 
-  // Rows of a run in host memory: the plain ones.
+  // Dense rows of a range in host memory.
   struct Rows {
     std::vector<std::byte> keys;
     std::vector<std::byte> values;
@@ -58,8 +58,8 @@ class RecodeFixture : public PackFixture {
     EXPECT_TRUE(sequence.memory().device->StoreWords(words).ok());
     return segment;
   }
-  // The plain part: whole tiles, in segments of at most `longest`, in another form (behind
-  // `previous` where that grows), and the remainder plain.
+  // Encodes the dense part: whole tiles in segments of at most `longest` entries (extending
+  // `previous` if that grows), and a dense remainder.
   Recoder Into(const std::shared_ptr<Sequence>& sequence, const kernels::TileShape& shape,
                std::uint64_t longest = kMaxSegmentEntries,
                std::function<void(const OpenRun&)> meanwhile = nullptr) {
@@ -107,7 +107,7 @@ class RecodeFixture : public PackFixture {
     }
     return absl::OkStatus();
   }
-  // "packed 32, plain 5": the segments of the first lane.
+  // The segments of the first lane, as in "packed 32, plain 5".
   std::string Forms(const Sequence& sequence) {
     const SequenceView view = View(sequence);
     std::string forms;

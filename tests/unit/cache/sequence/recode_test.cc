@@ -1,5 +1,5 @@
-// The newest part of a lane changes its form, whatever happens while it is encoded: no token is
-// lost, no reader sees anything in between, and what fails changes nothing.
+// Recoding of the newest part of a lane, concurrent with other operations: no token is lost, no
+// reader sees an intermediate state, and a failure changes nothing.
 
 #include "daemon/cache/segment/recode.h"
 
@@ -61,7 +61,7 @@ TEST_F(Recode, LanesAreNumberedAsTheModelNumbersThem) {
 TEST_F(Recode, TheSegmentBeforeGrowsByWholeTiles) {
   const auto sequence = world_.NewSequence(worker_->session(), *small_);
   Stamps stamps;
-  // More than the first table holds, several tiles at a time.
+  // More tiles than the first table holds, several at a time.
   for (std::uint64_t expected = 0; expected < 20;) {
     const std::uint64_t tiles = random_.Between(1, 4);
     AppendMore(*sequence, stamps, 32 * tiles);
@@ -82,7 +82,7 @@ TEST_F(Recode, ReadersThatLookedBeforeKeepWhatTheySaw) {
   const Tenant::Reader pinned(world_.tenant());
   const SequenceView before = View(*sequence);
   const Stamps then = stamps;
-  AppendMore(*sequence, stamps, 60);  // the table moves when the segment grows
+  AppendMore(*sequence, stamps, 60);  // the table moves as the segment grows
   ASSERT_TRUE(RecodeAll(sequence, Quarter()).ok());
   Collect();
   EXPECT_EQ(PackedDiffers(before, *small_, std::vector<Stamps>(2, then)), "");
@@ -103,7 +103,7 @@ TEST_F(Recode, NothingComesOfItWhereNothingIsReturned) {
   EXPECT_EQ(asked, 1);
   EXPECT_EQ(world_.tenant().account().used_bytes(), used);
   AppendMore(*sequence, stamps, 3);
-  EXPECT_EQ(Forms(*sequence), "plain 53");  // opened again
+  EXPECT_EQ(Forms(*sequence), "plain 53");  // reopened
   EXPECT_EQ(Shown(*sequence, stamps), "");
   const auto empty = world_.NewSequence(worker_->session(), *small_);
   EXPECT_TRUE(empty->Recode({.lane = 0}, nothing).ok());
@@ -124,7 +124,7 @@ TEST_F(Recode, AnErrorIsAnsweredAndChangesNothing) {
   EXPECT_EQ(Shown(*sequence, stamps), "");
 }
 
-// ---- what happens meanwhile
+// ---- Concurrent operations
 
 TEST_F(Recode, RowsThatComeMeanwhileStayBehind) {
   const auto sequence = world_.NewSequence(worker_->session(), *small_);
@@ -145,7 +145,7 @@ TEST_F(Recode, RowsThatComeMeanwhileStayBehind) {
   EXPECT_EQ(Shown(*sequence, stamps), "");
 }
 
-// Any cut, with and without rows that come behind it, of fresh segments and of one that grows.
+// Any cut, with and without new rows after it, of new segments and of a growing one.
 TEST_F(Recode, WhatIsCutOffMeanwhileStaysOff) {
   for (int round = 0; round < 60; ++round) {
     const auto sequence = world_.NewSequence(worker_->session(), *small_);
@@ -198,7 +198,7 @@ TEST_F(Recode, AForkMeanwhileHasWhatWasThere) {
   EXPECT_EQ(Shown(*child, childs), "");
 }
 
-// Of what its policy does not say: the sequence is told with the swap, and by nothing less.
+// A swap may mark a sequence as packed by a call, outside of its policy. A failed swap does not.
 TEST_F(Recode, OnlyWhatIsSwappedInIsMadeByHand) {
   const auto sequence = world_.NewSequence(worker_->session(), *small_);
   Fill(*sequence, 80);
@@ -217,7 +217,7 @@ TEST_F(Recode, OnlyWhatIsSwappedInIsMadeByHand) {
   EXPECT_FALSE(child->made_by_hand());
 }
 
-// A segment that a fork shows does not grow under it.
+// A segment shared with a fork does not grow.
 TEST_F(Recode, AForkMeanwhileEndsTheGrowth) {
   const auto sequence = world_.NewSequence(worker_->session(), *small_);
   Stamps stamps = Fill(*sequence, 64);
@@ -286,7 +286,7 @@ TEST_F(Recode, LanesAreRecodedBesideEachOtherAndOneLaneByOneCaller) {
           .ok());
   EXPECT_TRUE(View(*sequence).segments[1].shape.packed());
   EXPECT_EQ(Shown(*sequence, stamps), "");
-  // And not while all of them are packed.
+  // Nor while all of them are being packed.
   const auto other = world_.NewSequence(worker_->session(), *small_);
   Fill(*other, 64);
   EXPECT_TRUE(other
@@ -299,7 +299,7 @@ TEST_F(Recode, LanesAreRecodedBesideEachOtherAndOneLaneByOneCaller) {
                   .ok());
 }
 
-// A packing puts another segment in the place of the one that grows, or behind it.
+// A packing replaces the growing segment, or adds one after it.
 TEST_F(Recode, APackingEndsTheGrowth) {
   kernels::TileShape quest = kernels::DenseShape(64, kernels::ElementType::kBf16);
   quest.summary = kernels::Summary::kMinMax;
@@ -335,9 +335,9 @@ TEST_F(Recode, SegmentsThatStayPlainAreNotAppendedToNorTaken) {
   EXPECT_EQ(Shown(*sequence, stamps), "");
 }
 
-// ---- provisional segments
+// ---- Provisional segments
 
-// Provisional segments are those with raw rows, up to the last that has none.
+// The provisional segments are those with raw rows, up to the last one without.
 TEST_F(Recode, ProvisionalSegmentsAreReplacedAsAWhole) {
   const auto sequence = world_.NewSequence(worker_->session(), *small_);
   Stamps stamps = Fill(*sequence, 64);
@@ -364,7 +364,7 @@ TEST_F(Recode, ProvisionalSegmentsAreReplacedAsAWhole) {
   AppendMore(*sequence, stamps, 20);
   EXPECT_EQ(Forms(*sequence), "packed 64, packed 32, plain 20");
   EXPECT_EQ(sequence->OpenEntries(0), 116u);
-  ASSERT_TRUE(sequence->Truncate(70).ok());  // into the second
+  ASSERT_TRUE(sequence->Truncate(70).ok());  // into the second segment
   stamps.resize(70);
   AppendMore(*sequence, stamps, 20);
   EXPECT_EQ(Forms(*sequence), "packed 64, packed 6, plain 20");
@@ -402,7 +402,7 @@ TEST_F(Recode, ProvisionalSegmentsAreReplacedAsAWhole) {
   EXPECT_EQ(sequence->OpenEntries(0), 0u);
   EXPECT_EQ(child->OpenEntries(0), 90u);
   EXPECT_EQ(Shown(*child, stamps), "");
-  // Raw rows that one gives up the other has no more.
+  // Raw rows dropped by one sequence are also gone from the other.
   ASSERT_TRUE(child
                   ->Recode({.lane = 0},
                            [&](const OpenRun& run) -> Swap {
@@ -413,7 +413,7 @@ TEST_F(Recode, ProvisionalSegmentsAreReplacedAsAWhole) {
   EXPECT_EQ(child->OpenEntries(0), 20u);
 }
 
-// ---- short of memory
+// ---- Lack of memory
 
 class RecodeShort : public Recode {
  protected:

@@ -1,4 +1,5 @@
-// Values that may not enter a tile: the sequence that brought them fails, and nothing else changes.
+// Values that must not enter a tile: the sequence that appends them fails, and nothing else
+// changes.
 
 #include <cstring>
 #include <memory>
@@ -38,7 +39,7 @@ const BadValue kBadValues[] = {
 
 struct Place {
   RowPlace row;
-  std::uint64_t token;  // of the rows that are brought
+  std::uint64_t token;  // index among the appended rows
   std::uint32_t channel;
 };
 
@@ -47,7 +48,7 @@ void Spoil(std::byte* row, std::uint32_t channel, const BadValue& bad) {
   std::memcpy(row + channel * bytes, &bad.bits, bytes);
 }
 
-// Good rows but for one element.
+// Valid rows except for one element.
 class SpoiltRows final : public MadeRows {
  public:
   SpoiltRows(const shm::LaneLayout& layout, Stamps stamps, const Place& place, const BadValue& bad)
@@ -108,7 +109,7 @@ class SequenceFailure : public testing::TestWithParam<BadValue> {
     const shm::SequenceBlock& block = worker_->Block(sequence);
     EXPECT_EQ(block.state.load(), shm::kSequenceFailed);
     EXPECT_EQ(block.tail_generation.load(), 0u);
-    // It serves nothing any more, and says why.
+    // A failed sequence refuses every call, with the reason.
     const absl::Status refused = AppendAll(sequence, described.tokens, NewStamps(1)).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_NE(refused.ToString().find(named), std::string::npos) << refused;
@@ -118,7 +119,7 @@ class SequenceFailure : public testing::TestWithParam<BadValue> {
     EXPECT_EQ(worker_->Open(sequence).status().code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(*sequence.AbsorbFullTiles(), 0u);
   }
-  // After the body, whose sequences are gone then.
+  // Runs after the body, whose sequences are gone then.
   void TearDown() override {
     world_.tenant().EndSession(worker_->session().id());
     worker_.reset();
@@ -141,7 +142,7 @@ TEST_P(SequenceFailure, OfAnAppendLeavesEverythingElseAlone) {
     ASSERT_TRUE(AppendAll(*neighbour, 0, other).ok());
     const std::shared_ptr<Sequence> fork =
         *world_.tenant().Fork(worker_->session(), sequence->id());
-    // A few more tokens, so that the open segment is this sequence's alone.
+    // A few more tokens, so that this sequence alone owns its open segment.
     const Stamps more = NewStamps(held);
     ASSERT_TRUE(AppendAll(*sequence, held, more).ok());
     Stamps all = stamps;
@@ -159,8 +160,8 @@ TEST_P(SequenceFailure, OfAnAppendLeavesEverythingElseAlone) {
                          SpoiltRows(model_->layout(), NewStamps(kTokens), place, GetParam()));
     ExpectFailed(*sequence, appended.status(), Named(place, all.size()));
 
-    // What was reserved for it went back, and what was published before stays what it was, for
-    // the reader that is pinned and for one that comes: write over whatever is free to see it.
+    // Its reservation was released, and published data is unchanged for the pinned reader and for
+    // new ones. Overwrites all free memory to check that.
     EXPECT_EQ(world_.tenant().account().used_bytes(), used);
     std::vector<pool::Block> scribbles;
     for (std::uint64_t bytes : {64u, 128u, 256u, 512u}) {
@@ -183,7 +184,7 @@ TEST_P(SequenceFailure, OfAnAppendLeavesEverythingElseAlone) {
   }
 }
 
-// How the daemon meets what a worker wrote into its ring: by absorbing, closing, forking, ...
+// The operation in which the daemon reads what a worker wrote into its ring.
 enum class Meeting { kAbsorb, kClose, kFork, kAppend, kTruncate };
 
 TEST_P(SequenceFailure, OfATailNamesTheTokenHoweverItIsMet) {
@@ -237,11 +238,11 @@ TEST_P(SequenceFailure, OfATailNamesTheTokenHoweverItIsMet) {
   }
 }
 
-// The largest values that are served are served.
+// The largest valid values are accepted.
 TEST_P(SequenceFailure, StartsNoEarlierThanItMust) {
   BadValue fine = GetParam();
   fine.bits = fine.type == ElementType::kFp16   ? 0x7bff  // 65504
-              : fine.type == ElementType::kBf16 ? 0x5eff  // the one below 2^63
+              : fine.type == ElementType::kBf16 ? 0x5eff  // the bf16 below 2^63
                                                 : 0x5effffff;
   const std::shared_ptr<Sequence> sequence = world_.NewSequence(worker_->session(), *model_);
   const Place place = AnyPlace(40);

@@ -1,4 +1,4 @@
-// What the property test of sequences remembers of each, and of readers that stay pinned.
+// What the property test remembers of each sequence and of each pinned reader.
 #pragma once
 
 #include <algorithm>
@@ -15,10 +15,10 @@ using Stamps = std::vector<std::uint64_t>;
 
 struct Known {
   std::shared_ptr<Sequence> sequence;
-  std::vector<Stamps> layers;  // what every lane of the layer holds, the committed tail included
-  std::size_t owner;           // index of the session
+  std::vector<Stamps> layers;  // what every lane of the layer holds, including the committed tail
+  std::size_t owner;           // session index
   std::optional<TestWorker::OpenTail> tail;
-  Stamps written;  // in the ring beyond the committed count
+  Stamps written;  // in the ring after the committed count
 
   std::uint64_t Tokens() const {
     std::uint64_t tokens = layers.front().size();
@@ -31,7 +31,7 @@ struct Known {
   }
 };
 
-// A reader that stays pinned over any number of steps and must go on seeing what it saw.
+// A reader that stays pinned for any number of steps, and must always see the same rows.
 struct Pinned {
   std::shared_ptr<SessionState> session;
   std::uint32_t slot;

@@ -1,6 +1,6 @@
-// Random operations on sequences against an oracle of plain vectors. After every step what a reader
-// sees is what the oracle holds, for every sequence and pinned reader, and the books agree. Packing
-// changes the form of what is held, and offloading where it is, never what.
+// Random operations on sequences, compared with an oracle of vectors. After every step each
+// sequence and each pinned reader must show what the oracle holds, and all accounts must agree.
+// Packing changes the form and offloading the place of rows, but never their values.
 
 #include <map>
 #include <memory>
@@ -26,7 +26,7 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     for (int i = 0; i < 3; ++i) AddWorker();
   }
 
-  // ---- operations; each returns what is wrong, or nothing
+  // ---- Operations. Each returns an error text, or an empty string.
   std::string Step() {
     if (GetParam().packs && random_.OneIn(8)) return Pack();
     if (GetParam().offloads && random_.OneIn(8)) return Offload();
@@ -133,7 +133,7 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     return "";
   }
 
-  // Writes some tokens, commits some of all that is written.
+  // Writes some tokens and commits some of the written ones.
   std::string Decode() {
     Known* known = AnyDecoding();
     if (known == nullptr) return OpenTail();
@@ -157,7 +157,7 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     known->written.erase(known->written.begin(),
                          known->written.begin() + static_cast<std::ptrdiff_t>(commit));
     if (commit > 0) worker.Commit(*known->tail, known->Tokens());
-    // What is written but not committed may be taken back and written anew.
+    // Uncommitted tokens may be discarded and written again.
     if (random_.OneIn(3)) known->written.clear();
     return "";
   }
@@ -221,7 +221,7 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     return known->sequence->decoding() ? "truncating left the tail open" : "";
   }
 
-  // While it is encoded anything may happen, to the same sequence, too.
+  // Any operation may run during the encoding, also on the same sequence.
   std::string Pack() {
     Known* known = Any();
     if (known == nullptr) return Create();
@@ -252,7 +252,7 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     return status.code() == wanted ? "" : "it ended otherwise";
   }
 
-  // Whatever needs its rows next brings it back, unless the pool is full then.
+  // The next use restores the sequence, unless the pool is full.
   std::string Offload() {
     Known* known = Any(/*resident=*/false);
     if (known == nullptr) return Create();
@@ -348,9 +348,9 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
     return "";
   }
 
-  // ---- oracle
+  // ---- Oracle
 
-  // Empty where everything is as it should be.
+  // Returns an empty string if everything is as expected.
   std::string Check(bool everything) {
     for (const auto& [id, known] : known_) {
       if (!everything && !random_.OneIn(4)) continue;
@@ -397,7 +397,7 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
                            const std::vector<Stamps>& stamps) {
     return GetParam().packs ? PackedDiffers(view, model, stamps) : Differs(view, model, stamps);
   }
-  // What a reader sees whose pin was revoked is nobody's concern.
+  // A reader with a revoked pin may see anything.
   static std::string Wrong(const Pinned& reader) {
     const shm::Word& word = reader.session->control()->page().readers[reader.slot].word;
     return word.load() != reader.word ? "" : Wrong(reader.view, *reader.model, reader.stamps);
@@ -405,12 +405,12 @@ class SequenceProperty : public testing::TestWithParam<Setup> {
   static bool Exhausted(const absl::Status& status) {
     return status.code() == absl::StatusCode::kResourceExhausted && GetParam().tenant_limit != 0;
   }
-  // An operation that should have worked may be refused for want of memory alone.
+  // The operation may fail only for lack of memory.
   std::string Refused(const absl::Status& status) {
     ++refusals_;
     return Exhausted(status) ? "" : status.ToString();
   }
-  // A call that ends decoding may have been refused after it did so.
+  // A call that closes the tail may be refused after it has done so.
   void SyncTail(Known& known) {
     if (known.sequence->decoding()) return;
     known.tail.reset();

@@ -43,7 +43,7 @@ class SequenceTest : public testing::Test {
       world_.Register(MixedModel("mixed", kernels::ElementType::kBf16));
 };
 
-// ---- segments
+// ---- Segments
 
 TEST_F(SequenceTest, AChunkLongerThanASegmentIsSplitAndStaysWhole) {
   const auto sequence = world_.NewSequence(worker_->session(), *small_);
@@ -52,7 +52,7 @@ TEST_F(SequenceTest, AChunkLongerThanASegmentIsSplitAndStaysWhole) {
   EXPECT_EQ(sequence->Describe(true).lanes[0].segments, 2u);
   EXPECT_EQ(Shown(*sequence, stamps), "");
 
-  // On over the second segment's border, by appending and by absorbing.
+  // Continues past the second segment's end, by appending and by absorbing.
   const Stamps more = NewStamps(kMaxSegmentEntries - 150);
   ASSERT_TRUE(AppendAll(*sequence, stamps.size(), more).ok());
   stamps.insert(stamps.end(), more.begin(), more.end());
@@ -62,11 +62,11 @@ TEST_F(SequenceTest, AChunkLongerThanASegmentIsSplitAndStaysWhole) {
     stamps.push_back(stamp);
   }
   worker_->Commit(tail, stamps.size());
-  EXPECT_EQ(*sequence->AbsorbFullTiles(), 82u);  // 50 that the segment takes, and a tile
+  EXPECT_EQ(*sequence->AbsorbFullTiles(), 82u);  // 50 that the segment still takes, and one tile
   EXPECT_EQ(sequence->Describe(true).lanes[0].segments, 3u);
   EXPECT_EQ(Shown(*sequence, stamps), "");
 
-  // A cut inside the first segment gives the others back.
+  // A cut inside the first segment frees the others.
   ASSERT_TRUE(sequence->Truncate(kMaxSegmentEntries - 1).ok());
   stamps.resize(kMaxSegmentEntries - 1);
   EXPECT_EQ(Shown(*sequence, stamps), "");
@@ -81,8 +81,8 @@ TEST_F(SequenceTest, ThreeSegmentsInOneChunk) {
   EXPECT_EQ(Shown(*sequence, stamps), "");
 }
 
-// Drafts among the newest tokens, for whoever sets a policy then: neither what comes behind them,
-// nor what comes in their place.
+// `step_begin` marks the newest decoded tokens, which may be drafts, for a policy that is set
+// meanwhile. Tokens appended after them or in their place move it.
 TEST_F(SequenceTest, KnowsWhereTheNewestStepBegins) {
   const auto sequence = world_.NewSequence(worker_->session(), *small_);
   std::uint64_t tokens = 0;
@@ -113,7 +113,7 @@ TEST_F(SequenceTest, KnowsWhereTheNewestStepBegins) {
 TEST_F(SequenceTest, ALaneThatHasTooManySegmentsIsRefusedAndServesOn) {
   const auto sequence = world_.NewSequence(worker_->session(), *small_);
   Stamps stamps;
-  // Rows that are to stay as they are: nothing that is appended takes them over.
+  // Settled rows: appended tokens do not join their segment.
   const Recoder settle = [](const OpenRun& run) -> absl::StatusOr<std::optional<LaneSwap>> {
     run.plain.back().segment->SealPlain();
     return std::nullopt;
@@ -133,7 +133,7 @@ TEST_F(SequenceTest, ALaneThatHasTooManySegmentsIsRefusedAndServesOn) {
   EXPECT_EQ(Shown(*sequence, stamps), "");
   EXPECT_EQ(sequence->CrowdedLanes(kCrowded), std::vector<std::uint32_t>{0});
 
-  // Joined, they are as they were, and as final.
+  // Joined segments keep their rows, and remain settled.
   ASSERT_TRUE(sequence
                   ->Recode({.lane = 0, .whole = true},
                            [&](const OpenRun& run) { return JoinShort(sequence->memory(), run); })
@@ -150,7 +150,7 @@ TEST_F(SequenceTest, ALaneThatHasTooManySegmentsIsRefusedAndServesOn) {
   ASSERT_TRUE(AppendAll(*sequence, 10, NewStamps(1)).ok());
 }
 
-// A cut closes the last segment for as long as somebody reads what has gone.
+// A cut closes the last segment while a reader still uses the removed rows.
 TEST_F(SequenceTest, RowsBehindACutTakeOverWhatStandsBeforeIt) {
   const auto sequence = world_.NewSequence(worker_->session(), *mixed_);
   Stamps stamps;
@@ -198,7 +198,7 @@ TEST_F(SequenceTest, WhatAReaderMaySeeIsNotOverwrittenAfterATruncation) {
     const Stamps more = NewStamps(5);
     ASSERT_TRUE(AppendAll(*sequence, after.size(), more).ok());
     after.insert(after.end(), more.begin(), more.end());
-    // What does not fill a tile goes along.
+    // Rows of the partial tile are copied too.
     EXPECT_EQ(sequence->Describe(/*lanes=*/true).lanes.front().segments, 1u);
   }
   EXPECT_EQ(Shown(*sequence, after), "");
@@ -215,8 +215,8 @@ TEST_F(SequenceTest, AppendingNothingChangesNothing) {
   EXPECT_EQ(Shown(*sequence, stamps), "");
 }
 
-// A source that another process may be writing is handed to the device once, which reads it once: a
-// second look could find something else than what was checked.
+// A source that another process may write is read exactly once, by the device: a second read could
+// differ from the checked bytes.
 TEST_F(SequenceTest, EveryRowOfASourceIsAskedForExactlyOnce) {
   class CountingRows final : public RowSource {
    public:
@@ -244,7 +244,7 @@ TEST_F(SequenceTest, EveryRowOfASourceIsAskedForExactlyOnce) {
   }
 }
 
-// ---- lanes of different length
+// ---- Lanes of different lengths
 
 TEST_F(SequenceTest, ALayerThatIsAheadIsCutByForkAndTruncateAndBarsDecoding) {
   const auto sequence = world_.NewSequence(worker_->session(), *mixed_);
@@ -275,7 +275,7 @@ TEST_F(SequenceTest, ALayerThatIsAheadIsCutByForkAndTruncateAndBarsDecoding) {
   EXPECT_TRUE(worker_->Open(*sequence).ok());
 }
 
-// ---- forks
+// ---- Forks
 
 TEST_F(SequenceTest, AForkSharesTilesAndCostsSegmentsNotTokens) {
   const auto parent = world_.NewSequence(worker_->session(), *mixed_);
@@ -288,7 +288,7 @@ TEST_F(SequenceTest, AForkSharesTilesAndCostsSegmentsNotTokens) {
     const auto child = *world_.tenant().Fork(worker_->session(), parent->id());
     EXPECT_EQ(PoolBytes(), pool_before);
     const std::uint64_t cost = DirectoryBytes() - directory_before;
-    // A block and a snapshot for each lane, whatever the number of tokens.
+    // One block, and one snapshot per lane, for any number of tokens.
     if (directory_bytes != 0) {
       EXPECT_LE(cost, directory_bytes + 64 * mixed_->lanes());
     }
@@ -335,7 +335,7 @@ TEST_F(SequenceTest, WhatComesAfterAForkIsEachOnesOwn) {
     held[i].insert(held[i].end(), own.begin(), own.end());
   }
   for (std::size_t i = 0; i < family.size(); ++i) EXPECT_EQ(Shown(*family[i], held[i]), "");
-  // The tiles live as long as anyone who shares them.
+  // Tiles live until the last sequence that shares them is freed.
   for (std::size_t i = 0; i + 1 < family.size(); ++i) {
     ASSERT_TRUE(world_.tenant().FreeSequence(family[i]->id()).ok());
     for (std::size_t j = i + 1; j < family.size(); ++j) {
@@ -344,7 +344,7 @@ TEST_F(SequenceTest, WhatComesAfterAForkIsEachOnesOwn) {
   }
 }
 
-// ---- what the block tells workers
+// ---- The sequence block that workers read
 
 TEST_F(SequenceTest, TheVersionMovesWithEveryPublication) {
   const auto sequence = world_.NewSequence(worker_->session(), *mixed_);

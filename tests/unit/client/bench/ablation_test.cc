@@ -6,10 +6,10 @@
 namespace tessera::cli::bench {
 namespace {
 
-// Means over a few instances: differences of single ones are about three times their own spread.
+// Averages a few instances: single differences are about three times their spread.
 constexpr int kInstances = 3;
 
-// What each part of packing brings: rotations, a choice of its own for each row, small groups.
+// The gain from each part of packing: rotations, a separate choice per row, small groups.
 TEST(Ablation, EveryPartOfPackingCountsForSomething) {
   TestRandom random;
   GeneratedShape shape;

@@ -16,7 +16,7 @@ GeneratedKv SmallKv(TestRandom& random) {
   GeneratedShape shape;
   shape.kv_heads = 1;
   shape.head_dim = random.OneIn(2) ? 64 : 128;
-  shape.tokens = 2048 + 8;  // the last tile is not full
+  shape.tokens = 2048 + 8;  // partial last tile
   return GeneratedKv(shape, random.Bits());
 }
 
@@ -49,7 +49,7 @@ TEST(AttentionJudge, EverythingKeptIsNoErrorAndAllMass) {
   }
 }
 
-// Two keys that a query tells apart by a logit of ln 3: weights 3/4 and 1/4.
+// Two keys whose logits for a query differ by ln 3: weights 3/4 and 1/4.
 TEST(AttentionJudge, IsAttentionByItsDefinition) {
   FloatLane lane = {
       .head_dim = 64, .keys = std::vector<float>(128), .values = std::vector<float>(128)};
@@ -64,13 +64,14 @@ TEST(AttentionJudge, IsAttentionByItsDefinition) {
   EXPECT_NEAR(truth.output[0], 0.75, 1e-6);
   EXPECT_NEAR(truth.output[1], 0.25, 1e-6);
 
-  // Only the second is looked at: a quarter of the mass, and the output is (0, 1).
+  // Only the second key is read: a quarter of the mass, and the output is (0, 1).
   const std::vector<std::uint8_t> taken = {0, 1};
   const Fidelity second = Compare(Attend(query, lane, taken), truth);
   EXPECT_NEAR(second.kept_mass, 0.25, 1e-6);
   EXPECT_NEAR(second.error, std::sqrt(2 * 0.75 * 0.75) / std::sqrt(0.625), 1e-6);
 
-  // The first key is lost: both weigh the same, a half of the first's three quarters stays.
+  // The first key is lost: both weigh the same, so half of the first one's three quarters is
+  // preserved.
   lane.keys[5] = 0;
   EXPECT_NEAR(Compare(Attend(query, lane), truth).kept_mass, 0.75, 1e-6);
 }

@@ -22,8 +22,8 @@ TEST(BlockChoice, AllBlocksAreAllMass) {
   }
 }
 
-// Nothing finds more than the ideal; every choice finds more than its share of tokens; a larger
-// budget finds more.
+// No selection recalls more than the ideal one, each recalls more than its share of the tokens, and
+// a larger budget recalls more.
 TEST(BlockChoice, NoneBeatsTheIdeal) {
   TestRandom random;
   GeneratedShape shape;

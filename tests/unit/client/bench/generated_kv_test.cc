@@ -57,8 +57,8 @@ TEST(GeneratedKv, HeadsDoNotDependOnHowManyThereAre) {
   EXPECT_EQ(one.Query(0, 2, 5).row, three.Query(0, 2, 5).row);
 }
 
-// The exponent by which the measured second moments fall: a line through their logarithms, without
-// the ends, which a sample bends most.
+// The exponent by which the measured second moments decay: a line through their logarithms, without
+// both ends, where a sample deviates most.
 double MeasuredExponent(const kernels::RowSpan& rows) {
   kernels::Moments moments(rows.head_dim);
   moments.Add(rows, BenchOperations());
@@ -113,7 +113,7 @@ TEST(GeneratedKv, LargeChannelsAreLargeInEveryKey) {
   EXPECT_LT(sizes[sizes.size() - 2], 0.8);
 }
 
-// The share of pairs of chunks that are alike, token by token.
+// The share of pairs of chunks that are equal, token by token.
 double RepeatedPairs(const GeneratedShape& shape, std::uint64_t seed) {
   const GeneratedKv kv(shape, seed);
   const FloatLane lane = Widen(kv.Rows(0));
@@ -142,8 +142,8 @@ double RepeatedPairs(const GeneratedShape& shape, std::uint64_t seed) {
   return alike / pairs;
 }
 
-// Zipf's law over n types makes two chunks the same with a chance of sum 1/i^2 / (sum 1/i)^2: 4.4 %
-// of 256.
+// Zipf's law over n types makes two chunks equal with probability sum 1/i^2 / (sum 1/i)^2: 4.4 %
+// for 256.
 TEST(GeneratedKv, SomeChunksComeAgainAndAgain) {
   TestRandom random;
   GeneratedShape shape;
@@ -164,8 +164,9 @@ double MassOf(const std::vector<std::uint32_t>& tokens, const Attention& attenti
   return mass;
 }
 
-// Exact attention gives what is sought its share, and the sinks theirs; a query for a needle gives
-// no other token more, sinks aside. Of few heads a needle looks too much like something else.
+// Exact attention gives the sought token its share, and the sinks theirs. A query for a needle
+// gives no other token more, except the sinks. With few dimensions a needle resembles other tokens
+// too much.
 TEST(GeneratedKv, QueriesFindWhatTheySeek) {
   TestRandom random;
   int queries[4] = {};
@@ -206,7 +207,7 @@ TEST(GeneratedKv, QueriesFindWhatTheySeek) {
   EXPECT_GT(best_found, 0.6 * queries[static_cast<int>(Seeks::kNeedle)]);
 }
 
-// Loss of one stretch's odd tiles under what was made from the even tiles of another.
+// Loss on a stretch's odd tiles with a strategy made from the even tiles of another stretch.
 kernels::Loss LossBetween(const kernels::LaneRows& made_from, const kernels::LaneRows& judged) {
   const EveryOtherTile even(made_from, false);
   const EveryOtherTile odd(judged, true);
@@ -214,7 +215,8 @@ kernels::Loss LossBetween(const kernels::LaneRows& made_from, const kernels::Lan
   return kernels::LossUnder(odd.rows(), strategy.shape, strategy.view(), BenchOperations());
 }
 
-// By how much a rotation of the first half loses more of the second than the second's own does.
+// By how much a rotation from the first half loses more on the second half than the second half's
+// own rotation.
 kernels::Loss LossRatio(const GeneratedShape& shape, std::uint64_t seed) {
   const GeneratedKv kv(shape, seed);
   const kernels::LaneRows first = kv.Rows(0, 0, shape.tokens / 2);

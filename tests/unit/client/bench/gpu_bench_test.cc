@@ -1,5 +1,5 @@
-// The benchmark of GPU kernels, small, on the emulated machine: its lanes are attended to as the
-// CPU attends to them, and every variant has its row.
+// The GPU kernel benchmark at small sizes on the emulated GPU: attention equals the CPU's, and
+// every variant has its row.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -15,14 +15,14 @@ TEST(PolicyAt, PutsItsBudgetInPlace) {
   EXPECT_EQ(share.Name(), share.For(77));
   const PolicyAt count = {.text = "h2o:heavy={tokens/2},recent={tokens}", .budget = 0.2};
   EXPECT_EQ(count.For(1024), "h2o:heavy=102,recent=204");
-  EXPECT_EQ(count.For(1), "h2o:heavy=1,recent=1");  // no policy keeps nothing
+  EXPECT_EQ(count.For(1), "h2o:heavy=1,recent=1");  // no policy keeps no tokens
   EXPECT_EQ(count.Name(), "h2o:heavy=10%,recent=20%");
   EXPECT_EQ((PolicyAt{.text = "dense"}.For(9)), "dense");
   EXPECT_FALSE(PolicyAt::HasPlace("mosaickv:keep=0.25"));
   EXPECT_TRUE(PolicyAt::HasPlace("streaming:budget={tokens}"));
 }
 
-// A share of a length that is a whole number is that number, whatever doubles make of it.
+// A share that is mathematically a whole number gives that number, despite rounding in double.
 TEST(PolicyAt, CountsWholeTokens) {
   for (std::uint32_t percent = 1; percent <= 100; ++percent) {
     const PolicyAt policy = {.text = "{tokens}", .budget = percent / 100.0};

@@ -1,4 +1,4 @@
-// Numbers that Python printed: random.Random(seed).random().
+// Numbers printed by Python: random.Random(seed).random().
 
 #include "client/eval/tasks/python_random.h"
 

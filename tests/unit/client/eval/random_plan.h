@@ -1,4 +1,4 @@
-// Plans and outcomes that could be, for tests of what is done with them.
+// Plausible plans and outcomes, for tests of their processing.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The recall model alone, its cache exact, answers what it was trained for.
+// The recall model with an exact cache solves the tasks that it was trained for.
 
 #include <gtest/gtest.h>
 
@@ -55,7 +55,7 @@ TEST(RecallModel, AnswersAlone) {
     right += answer == sample->answer;
   }
   std::printf("%d of %d right\n", right, kSamples);
-  EXPECT_GE(right, kSamples * 95 / 100);  // its makers saw 250 of 250
+  EXPECT_GE(right, kSamples * 95 / 100);  // measured: 250 of 250
 }
 
 }  // namespace

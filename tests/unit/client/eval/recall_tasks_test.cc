@@ -1,4 +1,4 @@
-// The samples are exactly those of the Python generator, which tests/golden/recall holds.
+// The samples equal those of the Python generator, stored in tests/golden/recall.
 
 #include "client/eval/tasks/recall_tasks.h"
 

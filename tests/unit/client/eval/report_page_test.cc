@@ -14,8 +14,8 @@
 namespace tessera::cli::eval {
 namespace {
 
-// Empty where every tag is closed in its order, every attribute is quoted, and no sign of markup
-// stands loose in the text.
+// Returns an empty string if all tags are closed in order, all attributes are quoted and the text
+// has no unescaped markup.
 std::string WhyIllFormed(std::string_view page) {
   std::vector<std::string> open;
   for (std::size_t at = 0; at < page.size();) {
@@ -68,7 +68,7 @@ TEST(ReportPage, IsWellFormedAndHoldsEveryPolicy) {
       EXPECT_THAT(page, testing::HasSubstr(cell));
     }
     EXPECT_THAT(page, testing::HasSubstr("chunkkv+mosaickv"));
-    // Nothing from elsewhere.
+    // No external resources.
     for (const char* const foreign : {"<script", "http:", "https:", "src=", "@import", "url("}) {
       EXPECT_THAT(page, testing::Not(testing::HasSubstr(foreign)));
     }
@@ -85,7 +85,7 @@ TEST(ReportPage, TheCheckOfFormFindsFaults) {
   EXPECT_EQ(WhyIllFormed("<p class=\"x\">a<br/>&lt;</p>"), "");
 }
 
-// Points lie inside the picture, higher where more is right.
+// Points are inside the picture, and higher for better scores.
 TEST(Chart, PutsSharesUpwards) {
   const Chart chart = {.title = "t",
                        .x_title = "x",

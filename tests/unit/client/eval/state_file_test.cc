@@ -54,10 +54,10 @@ class StateFileTest : public testing::Test {
   const EvaluationPlan plan_ = RandomPlan(random_);
 };
 
-// Cut anywhere, a file gives back the units whose lines are whole, and goes on behind them.
+// A file truncated at any place returns the units with complete lines, and can be continued.
 TEST_F(StateFileTest, GoesOnWhereverItWasTorn) {
   std::vector<FinishedUnit> units;
-  std::vector<std::size_t> ends;  // of the lines of units
+  std::vector<std::size_t> ends;  // ends of the units' lines
   {
     StateFile state = Open();
     EXPECT_TRUE(state.finished().empty());

@@ -12,8 +12,8 @@ namespace {
 
 constexpr double kZ = 1.959963985;
 
-// The interval's ends are the shares that lie exactly kZ of their own standard deviations away
-// from what was seen: that is its definition, and no use of its formula.
+// By definition, the interval ends at the shares that are exactly kZ of their own standard
+// deviations away from the observed one. Does not use the formula under test.
 TEST(Wilson, EndsWhereWhatWasSeenIsJustLikelyEnough) {
   TestRandom random;
   for (int i = 0; i < 1000; ++i) {
@@ -38,8 +38,8 @@ TEST(Wilson, KnowsNothingOfNoSamples) {
   EXPECT_EQ(WilsonInterval(0, 0).high, 1);
 }
 
-// Samples are drawn that a policy answers as often, more often or less often than another, most of
-// them alike: the interval has the true difference in it about 19 times of 20.
+// Draws samples for two policies with mostly equal answers: the interval contains the true
+// difference about 19 times out of 20.
 TEST(Pairs, AreSureOfADifferenceAsOftenAsTheySay) {
   TestRandom random;
   for (const auto& [gained, lost] :
@@ -67,7 +67,7 @@ TEST(Pairs, AreSureOfADifferenceAsOftenAsTheySay) {
   EXPECT_EQ(DifferenceInterval({}).high, 1);
 }
 
-// Sample by sample, of those that both have answered.
+// Compares sample by sample, where both have an answer.
 TEST(Results, ArePairedSampleBySample) {
   EvaluationPlan plan = {.policies = {{.text = "dense"}, {.text = "chunkkv"}},
                          .tasks = {"niah_single", "vt2"},
@@ -91,7 +91,8 @@ TEST(Results, ArePairedSampleBySample) {
   EXPECT_EQ(some.gained, 2u);
 }
 
-// Sums over any selection of units are those of the outcomes, one by one; means weigh samples.
+// Sums over any selection of units equal the sums over single outcomes; means are weighted by
+// samples.
 TEST(Results, SumUpWhatIsFinished) {
   TestRandom random;
   const EvaluationPlan plan = RandomPlan(random);

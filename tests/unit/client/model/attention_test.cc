@@ -1,4 +1,4 @@
-// The worker's own attention against the definition in double precision.
+// The worker's own attention, compared with the definition in double precision.
 
 #include "client/model/attention.h"
 
@@ -24,7 +24,7 @@ std::vector<std::uint16_t> Rows(TestRandom& random, std::size_t count) {
   return rows;
 }
 
-// What query `row` of `head` gets: over tokens up to its own.
+// The output of query `row` of `head`, over the tokens up to its own.
 std::vector<double> Truth(const Config& config, const LayerRows& rows, std::size_t row,
                           std::size_t head) {
   const std::size_t dim = config.head_dim;
@@ -81,7 +81,7 @@ TEST(Attention, IsCausalSoftmaxOverTheGroupsKeys) {
   }
 }
 
-// A cache that is filled piece by piece gives what one pass over everything gives.
+// A cache filled piece by piece gives the same as one pass over everything.
 TEST(Attention, OwnAttentionRemembers) {
   TestRandom random;
   Config config;

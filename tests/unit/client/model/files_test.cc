@@ -1,4 +1,5 @@
-// config.json and vocab.json: the recall model's, and others that are refused with the reason.
+// config.json and vocab.json: the recall model's files, and invalid ones with the reason for the
+// refusal.
 
 #include <gmock/gmock.h>
 
@@ -95,7 +96,7 @@ TEST(Files, WordsAndBack) {
   EXPECT_THAT(std::string(vocab->Encode("the Special").status().message()), HasSubstr("Special"));
 }
 
-// A vocabulary that does not say where sentences end.
+// A vocabulary without delimiters: words that look like delimiters are used.
 TEST(Files, WithoutDelimitersThoseAreTheWordsThatLookLikeIt) {
   const auto vocab = Vocab::Read(
       TemporaryFile(R"({"vocab": {".": 4, "a": 1, ", and": 2, "?!\n": 9, " ": 3, "": 0, "\t": 5}})")

@@ -1,4 +1,5 @@
-// Products against sums in double precision, at shapes that end inside a block or a panel.
+// Matrix products compared with sums in double precision, for shapes that end inside a block or a
+// panel.
 
 #include "client/model/matrix.h"
 

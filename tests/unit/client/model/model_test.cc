@@ -1,4 +1,4 @@
-// The forward pass against what a float32 implementation of another make gave: tests/golden/recall.
+// The forward pass compared with an independent float32 implementation: tests/golden/recall.
 
 #include "client/model/model.h"
 
@@ -21,7 +21,7 @@ namespace {
 
 const std::string kFolder = TESSERA_RECALL_FOLDER;
 
-// The rows of every layer of the pass before, beside attention over a cache of its own.
+// Records the rows of every layer of the last pass, and attends over its own cache.
 class Watched final : public Attention {
  public:
   explicit Watched(const Config& config) : own_(config) {}
@@ -93,7 +93,7 @@ TEST_F(GoldenModel, LogitsAreThoseOfTheReference) {
       worst = std::max(worst, std::abs(logits[i] - golden[i]));
       most = std::max(most, std::abs(golden[i]));
     }
-    // Q, K and V are rounded to bf16 here, which has 8 bits; the reference's are not.
+    // Here Q, K and V are rounded to bf16 with its 8 bits; those of the reference are not.
     EXPECT_LT(worst, most * 0x1p-8) << most;
     RecordProperty("worst", std::to_string(worst / most));
     std::printf("logits: worst error %.2g of the largest, %.3g\n", worst / most, most);
@@ -122,8 +122,8 @@ TEST_F(GoldenModel, RowsAreThoseOfTheReference) {
         error = std::max(error, std::abs(got - golden[i]));
       }
       worst[what] = std::max(worst[what], error / most);
-      // Layer 0 knows no cache yet: its rows are the reference's, rounded once to 8 bits. Later
-      // ones carry what rounding did to the attention before them.
+      // Layer 0 does not depend on the cache: its rows are the reference's, rounded once to 8 bits.
+      // Later layers inherit the rounding of the attention before them.
       EXPECT_LE(error, most * (layer == 0 ? 0x1.02p-8 : 0x1p-7)) << what << " of layer " << layer;
     }
     for (const auto& [what, error] : worst) std::printf("%s: worst %.2g\n", what.c_str(), error);

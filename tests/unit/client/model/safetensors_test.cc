@@ -1,4 +1,4 @@
-// Files that say what they hold, and files that lie about it.
+// Valid files, and files whose header contradicts their content.
 
 #include "client/model/checkpoint/safetensors.h"
 
@@ -17,8 +17,8 @@ namespace {
 
 using testing::HasSubstr;
 
-// Data begins at a multiple of 8, as writers have it, so that what is refused is not refused for
-// its place.
+// Data begins at a multiple of 8, as writers align it, so that no file is refused for its
+// alignment.
 std::string File(std::string header, const std::string& data) {
   header.resize((header.size() + 7) / 8 * 8, ' ');
   const std::uint64_t length = header.size();
@@ -82,7 +82,8 @@ TEST(Safetensors, TensorsThatAreNotWhatIsWantedAreRefused) {
   EXPECT_THAT(Mismatch(File(Tensor("F32", "[1]", "[0,4]"), "1234"), {1}), HasSubstr("F32"));
   EXPECT_THAT(Mismatch(File(Tensor("BF16", "[2]", "[0,4]"), "1234"), {1, 2}),
               HasSubstr("BF16 of 1 x 2"));
-  // The shape says more than the bytes hold; one product would wrap around to fit.
+  // The shape needs more bytes than there are; in one case its product would overflow to the right
+  // size.
   EXPECT_THAT(Mismatch(File(Tensor("BF16", "[3]", "[0,4]"), "1234"), {3}), HasSubstr("4 bytes"));
   const std::uint64_t half = std::uint64_t{1} << 32;
   EXPECT_THAT(Mismatch(File(Tensor("BF16", "[4294967296,4294967296]", "[0,0]"), ""), {half, half}),
@@ -91,7 +92,7 @@ TEST(Safetensors, TensorsThatAreNotWhatIsWantedAreRefused) {
   EXPECT_THAT(Mismatch(File(Tensor("BF16", "[1]", "[1,3]"), "123"), {1}), HasSubstr("even"));
 }
 
-// Whatever bytes change, the answer is a status or a tensor inside the file.
+// Any damage gives an error, or tensors inside the file.
 TEST(Safetensors, DamageIsNoHarm) {
   TestRandom random;
   const std::string header = R"({"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}} )";
@@ -108,7 +109,7 @@ TEST(Safetensors, DamageIsNoHarm) {
     const auto rows = opened->Bf16("a", {2, 3});
     if (!rows.ok()) continue;
     ASSERT_EQ(rows->size(), 6u);
-    // Its bytes are among those of the file.
+    // Its bytes are inside the file.
     const std::string_view bytes(reinterpret_cast<const char*>(rows->data()), 12);
     EXPECT_NE(damaged.find(bytes), std::string::npos) << damaged;
   }

@@ -24,7 +24,7 @@ TEST(Sampler, TokensComeAsOftenAsSoftmaxSays) {
     std::vector<double> wanted(logits.size());
     double sum = 0;
     for (std::size_t i = 0; i < logits.size(); ++i) {
-      if (top_k == 3 && logits[i] < 0.3f) continue;  // 2.0, 1.0 and 0.3 are the likeliest
+      if (top_k == 3 && logits[i] < 0.3f) continue;  // 2.0, 1.0 and 0.3 are the most likely
       sum += wanted[i] = std::exp(logits[i] / temperature);
     }
     Sampler sampler({.temperature = temperature, .top_k = top_k, .seed = random.Bits()});

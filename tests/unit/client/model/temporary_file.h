@@ -1,4 +1,4 @@
-// A file that goes with its test.
+// A file that is removed at the end of its test.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What is written on a command line: numbers, and what is no number.
+// Command-line numbers, and invalid ones.
 
 #include "client/tools/flags.h"
 
@@ -18,7 +18,7 @@ TEST(WholeNumberTest, IsDigitsAndNothingElse) {
   EXPECT_EQ(WholeNumber("0"), 0u);
   EXPECT_EQ(WholeNumber("281474976710659"), 281474976710659u);
   EXPECT_EQ(WholeNumber("18446744073709551615"), 18446744073709551615u);
-  // None of them is another number, a negative one or the largest that there is least of all.
+  // None of them is parsed as another number.
   for (const std::string_view text : {"", " 5", "5 ", "+5", "-5", "5x", "0x5", "5.0",
                                       "18446744073709551616", "99999999999999999999"}) {
     EXPECT_EQ(WholeNumber(text), std::nullopt) << text;

@@ -39,7 +39,7 @@ TEST(Table, LongCellsGoOnBelow) {
             "c               3\n");
 }
 
-// Every word is there, in its order, and no line is wider than it may be.
+// Every word is present, in order, and no line exceeds the width.
 TEST(Table, WrappingLosesNothing) {
   TestRandom random;
   for (int round = 0; round < 200; ++round) {

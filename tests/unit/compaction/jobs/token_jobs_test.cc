@@ -46,8 +46,7 @@ class TokenJobs : public CompactorTest {
     track.tail.reset();
     track.stamps.resize(tokens);
   }
-  // Queries of tokens [first, first + count): the key of the token with this stamp in the head's
-  // own lane, scaled.
+  // The query of tokens [first, first + count): a scaled copy of this stamp's key in each lane.
   struct Query {
     std::uint64_t stamp;
     float times;
@@ -222,8 +221,7 @@ TEST_F(TokenJobs, AsManyTimesAsItIsAskedNothingNewChangesNothing) {
   EXPECT_EQ(PositionsOf(track).size(), 99u);
 }
 
-// Its last query decides about the whole prompt, instead of each query about the tokens before it.
-// While some of its queries are missing, no decision is made.
+// Its last query decides about the whole prompt. While a query is missing, nothing is decided.
 TEST_F(TokenJobs, ASecondPromptIsOneForwardStep) {
   for (int round = 0; round < 8; ++round) {
     Track track = NewTrack(Policy("tova:budget=10"));

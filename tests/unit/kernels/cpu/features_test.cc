@@ -26,12 +26,12 @@ TEST(CpuFeatures, AllSupportsEverything) {
   EXPECT_EQ(Avx512Support(kAll).reason, "");
 }
 
-// Every single feature is necessary for what needs it, and the reason names it.
+// Every feature of a level is required, and the reason names a missing one.
 TEST(CpuFeatures, EachMissingFeatureIsNamed) {
   enum Level { kAvx2, kAvx512, kVbmi2, kBf16 };
   struct Case {
     bool CpuFeatures::*feature;
-    Level lowest;  // that needs it
+    Level lowest;  // that requires it
     const char* named;
   };
   for (const Case& c :
@@ -71,7 +71,7 @@ TEST(CpuFeatures, CoresAreAskedHowTheyWantTheirLines) {
   const Lookahead zen5 = BestLookahead(features);
   EXPECT_TRUE(zen5.into_l1);
   EXPECT_EQ(zen5.bytes, 8192u);
-  // AMD's without pair dots: nobody has measured them.
+  // AMD without bf16 pair dots: never measured.
   features.zen5 = false;
   features.avx512bf16 = false;
   EXPECT_EQ(BestLookahead(features).bytes, others.bytes);

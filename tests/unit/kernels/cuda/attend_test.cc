@@ -1,4 +1,4 @@
-// The attention kernels' own source on the emulated machine, against attention by its definition.
+// The attention kernels' source on the emulated GPU, compared with attention by definition.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,14 +33,14 @@ std::uint64_t FreshSeed() {
   return seed;
 }
 
-// The result of one item: all query heads' rows, but only its own group's are written.
+// The result of one item: rows of all query heads, of which only its own group's are written.
 struct ItemBuffers {
   std::vector<std::byte> query;
   std::vector<float> output;
   std::vector<float> lse;
 };
 
-// A batch, its lanes, and a place for its results.
+// A batch, its lanes, and buffers for its results.
 class Problem {
  public:
   Problem(const LayerGeometry& geometry, bool causal, std::uint64_t seed)
@@ -93,7 +93,7 @@ class Problem {
     return bits;
   }
 
-  // Every element of an item's queries.
+  // Sets every element of an item's queries.
   void SetQuery(std::size_t item, float value) {
     std::vector<std::byte>& query = buffers_[item].query;
     const std::size_t bytes = kernels::ElementBytes(geometry_.type);
@@ -107,7 +107,7 @@ class Problem {
   std::mt19937_64& random() { return random_; }
 
  private:
-  // Weights are rounded to the element type before they meet V; products accumulate in fp32.
+  // Weights are rounded to the element type before the product with V, which accumulates in fp32.
   double WeightError() const {
     if (geometry_.type == ElementType::kBf16) return 0x1p-8;
     return geometry_.type == ElementType::kFp16 ? 0x1p-11 : 0x1p-20;
@@ -197,7 +197,7 @@ TEST_P(EveryVariant, AgreesWithEveryRuleOfALayer) {
     Problem problem(geometry, causal, seed);
     problem.Add({.segments = {600}, .tail = 40, .ring_tiles = 3}, 7, 0);
     problem.Add({.segments = {10, 20}, .tail = 64, .ring_tiles = 3}, 3, 0);
-    problem.Add({}, 1, 0);  // nothing but the sinks
+    problem.Add({}, 1, 0);  // only the sinks
     ASSERT_EQ(problem.Run({.seed = seed}), kNoFault);
     problem.ExpectRight();
   }
@@ -265,7 +265,7 @@ TEST_P(EveryType, BitsDependOnTheLaneAlone) {
   EXPECT_EQ(problem.Bits(0), bits);
 }
 
-// What a query sees decides its result, not the queries beside it in the call.
+// A query's result depends on the entries that it sees, not on the other queries of the call.
 TEST_P(EveryType, BitsOfAQueryDoNotDependOnTheOtherQueries) {
   const std::uint64_t seed = FreshSeed();
   SCOPED_TRACE(seed);
@@ -305,7 +305,7 @@ TEST_P(EveryType, BadTilesAreReportedAndNotFollowed) {
     EXPECT_EQ(FaultWord::Kind(fault), FaultKind::kBadTile);
     EXPECT_EQ(FaultWord::Lane(fault), 3u);  // sequence 1, kv head 1
     problem.items().pop_back();
-    problem.ExpectRight();  // the neighbour is complete
+    problem.ExpectRight();  // the neighbour's result is complete
   }
 }
 
@@ -340,9 +340,9 @@ TEST_P(EveryType, AQueryBeyondItsWindowSeesNothingOfTheParts) {
   problem.ExpectRight();  // zeros, and an lse of -infinity
 }
 
-// The first entry outweighs each of 512 others by 2^26, beyond what fp16 resolves beside 1;
-// together they still are 8e-6 of the whole, and all of the output. One warp sees the first and a
-// quarter of the others.
+// The first entry outweighs each of 512 others by 2^26, more than fp16 can resolve next to 1.
+// Together the others are 8e-6 of the total, and all of the output. One warp sees the first entry
+// and a quarter of the others.
 TEST_P(EveryType, ManySmallWeightsAddUp) {
   LayerGeometry geometry = Geometry(GetParam(), 64, 1, 1);
   geometry.scale = 18.0f / 64;

@@ -1,6 +1,6 @@
-// Decoding as a worker does it: per step one image, per layer append and attend through launches
-// whose parameters never change, as in a captured graph. Judged by the definition of attention over
-// the rings that the append kernel filled.
+// Decodes like a worker: one image per step; per layer an append and an attend by launches whose
+// parameters never change, as in a captured graph. Results are compared with attention by
+// definition over the rings that the append kernel filled.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,7 +20,7 @@ struct alignas(256) Line {
   std::byte bytes[256];
 };
 
-// Device memory of at least so many bytes.
+// Device memory of at least this size.
 class Memory {
  public:
   explicit Memory(std::uint64_t bytes) : lines_(bytes / sizeof(Line) + 1) {}
@@ -92,7 +92,7 @@ class Decode : public ::testing::Test {
         .batch = kBatch, .layers = 2, .lanes = kBatch * 3, .segments = kBatch * 3, .extents = 2};
   }
 
-  // Both layers' prompts are one pool: layer l's are extent l.
+  // The prompts of both layers form one pool: layer l's is extent l.
   void WriteImage() {
     const std::uint64_t extent_bytes = ExtentBytes();
     StepWriter writer({image_.data(), StepBytes(Shape())}, Shape());
@@ -102,7 +102,7 @@ class Decode : public ::testing::Test {
     for (std::uint32_t l = 0; l < 2; ++l) {
       Layer& layer = layers_[l];
       const std::uint32_t heads = layer.geometry.kv_heads;
-      // Tables hold offsets into their own layer's memory; seen from the pool they begin later.
+      // Tables hold offsets into their layer's own memory, which begins later in the pool.
       for (std::uint32_t lane = 0; lane < kBatch * heads; ++lane) {
         auto* table = reinterpret_cast<std::uint64_t*>(layer.prompts.data() + layer.Table(lane));
         for (std::uint32_t t = 0; t < Layer::kPromptTiles; ++t) {
@@ -226,7 +226,7 @@ TEST_F(Decode, EveryLayerOfEveryStepSeesThePromptAndAllThatWasAppended) {
     for (std::uint32_t b = 0; b < kBatch; ++b) {
       StepSequence& sequence = sequences_[b];
       sequence.committed += sequence.appended;
-      // A full ring gives its oldest tile back, as a compactor would.
+      // A full ring frees its oldest tile, as the compactor would do.
       while (sequence.committed + kLimits.appended - tail_begin_[b] > kRingTiles * kTileEntries) {
         tail_begin_[b] = (tail_begin_[b] / kTileEntries + 1) * kTileEntries;
       }
@@ -239,7 +239,7 @@ TEST_F(Decode, EveryLayerOfEveryStepSeesThePromptAndAllThatWasAppended) {
     WriteImage();
     for (std::uint32_t l = 0; l < 2; ++l) {
       layers_[l].DrawRows(random_);
-      // What a step asks before it has appended is the layer as it was.
+      // An attend before the append sees the layer without the new rows.
       for (const bool appended : {false, true}) {
         if (appended) AppendLayer(l);
         AttendLayer(l, appended);

@@ -1,4 +1,4 @@
-// The arithmetic of the CUDA kernels against obvious loops.
+// The index arithmetic of the CUDA kernels, compared with simple loops.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -47,7 +47,7 @@ TEST_F(Index, VisibleEntriesAreThoseThatTheRuleLetsThrough) {
       for (std::uint32_t q = 0; q < queries; ++q) {
         const bool seen = e >= live.begin && e < live.end && IsVisible(base + e, first + q, rule);
         any |= seen;
-        // The kernel cuts each query's range out of what all see together.
+        // The kernel cuts each query's range out of the union of all ranges.
         ASSERT_EQ(VisibleEntries(base, all, VisibleFrom(first + q, rule)).Contains(e), seen)
             << "seed " << seed_ << " entry " << e << " query " << q;
       }
@@ -115,7 +115,7 @@ TEST_F(Index, AWarpFindsTheLaneOfEveryWorkItem) {
   }
 }
 
-// Writes one lane and lists (position, tile of which table or ring slot, row) of every entry.
+// Writes one lane and lists (position, tile of a table or ring slot, row) for every entry.
 TEST_F(Index, PartsCoverEveryEntryOnce) {
   for (int round = 0; round < 100; ++round) {
     std::vector<SegmentSpec> segments(Pick(0, 6));

@@ -1,5 +1,5 @@
-// Random lanes in host memory, for attention tests: ragged segments whose tiles lie anywhere in an
-// arena, a tail somewhere in its ring, and NaN in every row that is not live.
+// Random lanes in host memory: ragged segments whose tiles are scattered over an arena, a tail
+// anywhere in its ring, and NaN in every row that is not live.
 #pragma once
 
 #include <algorithm>
@@ -51,7 +51,7 @@ inline void FillRow(kernels::DenseTile tile, std::mt19937_64& random, std::byte*
 }
 
 struct LaneShape {
-  std::vector<std::uint32_t> segments;  // entries of each
+  std::vector<std::uint32_t> segments;  // entries per segment
   std::uint32_t tail = 0;               // live tokens in the ring
   std::uint32_t ring_tiles = 0;
 };
@@ -104,7 +104,7 @@ class RandomLane {
   kernels::SegmentView& segment(std::size_t index) { return segments_[index]; }
   std::uint64_t tokens() const { return view_.tail.end; }
 
-  // Every channel of every K row of the segments, and of every V row.
+  // Sets every channel of the segments' K rows and V rows.
   void SetEveryElement(kernels::DenseTile tile, float key, float value) {
     for (std::size_t s = 0; s < segments_.size(); ++s) {
       for (std::uint32_t e = 0; e < segments_[s].entries; ++e) {

@@ -1,5 +1,5 @@
-// What packed segments may get wrong: offsets outside the pool, shapes that no kernel serves, tiles
-// of anything, launches made for less.
+// Invalid packed segments: offsets outside the pool, unsupported shapes, arbitrary tiles, and
+// launches captured with smaller limits.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -20,7 +20,7 @@ using namespace kernels::cuda;  // NOLINT: a test file
 
 constexpr std::uint64_t kExtentBytes = 1 << 20;
 
-// One launch over one lane whose image may be spoilt before.
+// One launch over one lane, whose image may be corrupted first.
 class Launch {
  public:
   Launch(const SegmentShape& shape, TestRandom& random)
@@ -84,7 +84,7 @@ TEST(PackedFault, BadTilesAreReportedAndNotFollowed) {
     ASSERT_NE(fault, kNoFault);
     EXPECT_EQ(FaultWord::Kind(fault), FaultKind::kBadTile);
     EXPECT_EQ(FaultWord::Lane(fault), 3u);  // sequence 1, kv head 1
-    problem.ExpectItemRight(0);             // the neighbour is complete
+    problem.ExpectItemRight(0);             // the neighbour's result is complete
   }
 }
 
@@ -125,7 +125,7 @@ TEST(PackedFault, ALaunchMadeForLessIsReported) {
   }
 }
 
-// What memory under a revoked reader may hold: the answer is anything, no access is wild.
+// Memory after a revoked pin: the result is arbitrary, but no access is out of bounds.
 TEST(PackedFault, TilesOfAnyBytesDoNoHarm) {
   TestRandom random;
   for (const ValueType values :
@@ -171,7 +171,7 @@ TEST_F(PackedWriter, RefusesWhatNoKernelMayFollow) {
   EXPECT_EQ(limits_.strategies, 1u);
   EXPECT_EQ(limits_.kinds, KindBit(PartKind::kDense) | KindBit(PartKind::kPackedInt8));
   EXPECT_EQ(Write({.entries = 40, .shape = whole}, 0), StepStatus::kIncomplete);
-  EXPECT_EQ(Write({.entries = 40, .shape = cut}), StepStatus::kBadSegment);  // nothing rotates
+  EXPECT_EQ(Write({.entries = 40, .shape = cut}), StepStatus::kBadSegment);  // without a rotation
   SegmentSpec rotated = {
       .entries = 40, .shape = cut, .key_rotation = 64, .value_rotation = 128 << 10};
   EXPECT_EQ(Write(rotated), StepStatus::kOk);

@@ -1,5 +1,5 @@
-// The lane arithmetic of packed rows against rows read element by element: every lane of a warp,
-// every channel of every row, exactly once.
+// The lane arithmetic of packed rows, compared with rows read element by element: over all lanes of
+// a warp every channel of every row is visited exactly once.
 #include "kernels/cuda/common/packed_index.h"
 
 #include <gtest/gtest.h>
@@ -17,11 +17,11 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-constexpr std::uint32_t kRows = 16;  // of a warp's slice
+constexpr std::uint32_t kRows = 16;  // per warp
 
 bool Same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
-// The 16 rows from `first` on of the keys or values of a tile, as a warp has them: the arrays in
+// The 16 rows from `first` on of a tile's keys or values, as a warp sees them: arrays in
 // word-aligned memory, followed by other bytes.
 struct WarpRows {
   WarpRows(const TileShape& shape, const std::byte* tile, std::uint32_t first, bool value,
@@ -61,7 +61,7 @@ double Half(ValueType values, std::uint32_t word, std::uint32_t half) {
   return OperandType(values) == ElementType::kBf16 ? Bf16ToFloat(bits) : Fp16ToFloat(bits);
 }
 
-// What one lane's walks yield, and how often each element was yielded.
+// The elements that one lane visits, and how often.
 template <ValueType kValues, std::uint32_t kHeadDim, std::uint32_t kGroup>
 class Warp {
  public:
@@ -88,7 +88,7 @@ class Warp {
       const std::uint32_t slice = ValueSlice(lane);
       for (std::uint32_t pair = 0; pair < 2; ++pair) {
         const std::uint32_t first = ValueEntry(lane, pair * 2);
-        ASSERT_EQ(ValueEntry(lane, pair * 2 + 1), first + 1);  // a register's two k
+        ASSERT_EQ(ValueEntry(lane, pair * 2 + 1), first + 1);  // the two k of a register
         auto one = Walk(first, slice);
         auto two = Walk(first + 1, slice);
         for (std::uint32_t s = 0; s < kHeadDim / 16; ++s) {
@@ -146,7 +146,7 @@ void CheckTile(const TileShape& shape, TestRandom& random) {
   }
 }
 
-// Every number of channels, truncated or not, with random numbers kept; always the borders.
+// Every number of channels, truncated or not, with random numbers kept; always includes the limits.
 template <ValueType kValues, std::uint32_t kHeadDim, std::uint32_t kGroup>
 void CheckEveryWidth(TestRandom& random) {
   for (std::uint32_t channels = kGroup; channels <= kHeadDim; channels += kGroup) {

@@ -1,5 +1,5 @@
-// Packed tiles and lanes that mix strategies, for tests: rows encoded by nobody, so that what reads
-// them shares no code with what wrote them.
+// Packed tiles and lanes with mixed strategies. Rows are written without the encoder, so that
+// reader and writer share no code.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ void Put(std::byte* at, T value) {
   std::memcpy(at, &value, sizeof value);
 }
 
-// A tile whose rows hold random values in random channels; whatever else it has is 0xff.
+// A tile whose rows hold random values in random channels; all other bytes are 0xff.
 class PackedTile {
  public:
   PackedTile(const kernels::TileShape& shape, TestRandom& random, std::uint32_t rows = 32)
@@ -104,15 +104,15 @@ class AlignedBytes {
   std::vector<Line> lines_;
 };
 
-// What a segment of a random lane is like.
+// The shape of a random lane's segment.
 struct SegmentShape {
   kernels::TileShape tile;
   std::uint32_t entries = 0;
-  bool rotated = true;  // packed only; where channels are cut, always
+  bool rotated = true;  // only for packed shapes; always if channels are truncated
   kernels::ElementType rotation_type = kernels::ElementType::kBf16;
 };
 
-// One segment with its tiles and rotations, rows that are not live being 0xff.
+// A segment with tiles and rotations. Rows that are not live are 0xff.
 class RandomSegment {
  public:
   RandomSegment(const SegmentShape& shape, std::uint64_t first_position, TestRandom& random)
@@ -142,7 +142,7 @@ class RandomSegment {
     FillRotation(shape, shape.tile.key, key_.data(), random);
     FillRotation(shape, shape.tile.value, value_.data(), random);
     view_.rotation = {.key = key_.data(), .value = value_.data(), .type = shape.rotation_type};
-    // Of a side that is not cut there may be none.
+    // A side with all channels may have no matrix.
     const std::uint32_t head_dim = shape.tile.head_dim;
     if (shape.tile.key.channels == head_dim && random.OneIn(4)) view_.rotation.key = nullptr;
     if (shape.tile.value.channels == head_dim && random.OneIn(4)) view_.rotation.value = nullptr;
@@ -183,7 +183,7 @@ class RandomSegment {
       next_position_ += static_cast<std::uint32_t>(random.Between(1, 4));
       Put(tile + layout_.positions + r * 4, next_position_ - 1);
     }
-    // Dead rows may stand anywhere, as where others are seen.
+    // Dead rows may have any position, even that of a visible row.
     for (std::uint32_t r = rows; r < 32 && shape.tile.positions; ++r) {
       Put(tile + layout_.positions + r * 4,
           static_cast<std::uint32_t>(random.Below(next_position_)));

@@ -1,5 +1,5 @@
-// Attention over lanes that mix dense and packed segments: a batch of them on the emulated machine,
-// and its judge in double precision.
+// Attention over lanes that mix dense and packed segments: a batch on the emulated GPU, compared
+// with double precision.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ class MixedLane {
   }
   const kernels::LaneView& view() const { return view_; }
   RandomSegment& segment(std::size_t index) { return segments_[index]; }
-  // Turns a bf16 segment that keeps everything into the dense one of the same rows.
+  // Replaces a bf16 segment that keeps all channels by the dense segment of the same rows.
   void MakeDense(std::size_t index) {
     kernels::SegmentView& view = views_[index];
     const kernels::TileLayout& packed = segments_[index].layout();
@@ -70,8 +70,8 @@ class MixedLane {
   kernels::LaneView view_;
 };
 
-// One row of attention in double precision, from the rows as they are stored, and how far off the
-// kernels may be.
+// Computes one attention row in double precision from the stored rows, and the error allowed for
+// the kernels.
 class Judge {
  public:
   Judge(const kernels::LayerGeometry& geometry, bool causal, const std::byte* query,
@@ -199,13 +199,13 @@ class Judge {
   double peak_ = 0;
 };
 
-// A batch of mixed lanes, its queries and its results.
+// A batch of mixed lanes with queries and results.
 class MixedProblem {
  public:
   MixedProblem(const kernels::LayerGeometry& geometry, bool causal, TestRandom& random)
       : geometry_(geometry), causal_(causal), random_(random) {}
 
-  // One lane whose entries are all seen.
+  // Adds a lane whose entries are all visible.
   void AddSeen(const SegmentShape& shape) {
     Add({shape}, 0, 1, 0);
     items_.back().first_query_position = lanes_.back().view().tail.end;
@@ -225,7 +225,7 @@ class MixedProblem {
     }
     buffers.output.resize(rows * geometry_.head_dim);
     buffers.lse.resize(rows);
-    // Mostly behind the lane, sometimes anywhere in it.
+    // Usually after the lane, sometimes anywhere in it.
     const std::uint64_t first = random_.OneIn(4) ? random_.Below(end + 1) : end - end % 2;
     items_.push_back({.lane = &lane.view(),
                       .kv_head = kv_head,
@@ -310,8 +310,8 @@ inline SegmentShape Packed(kernels::ValueType values, std::uint32_t head_dim, st
           .entries = entries};
 }
 
-// Gives values another shape than keys have: whole, or with any number of channels and any of them
-// kept; sometimes keys have no bitmap.
+// Gives values another shape than keys: all channels, or any number of channels and kept channels.
+// Sometimes keys have no bitmap.
 inline void PartSides(SegmentShape& shape, TestRandom& random) {
   kernels::TileShape& tile = shape.tile;
   const std::uint64_t all = tile.head_dim / tile.group;

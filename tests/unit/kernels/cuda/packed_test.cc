@@ -1,5 +1,5 @@
-// Attention over lanes that mix dense and packed segments, by the kernels' own source on the
-// emulated machine, against attention by its definition in double precision.
+// Attention over lanes that mix dense and packed segments: the kernels' source on the emulated GPU,
+// compared with attention by definition in double precision.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -67,7 +67,7 @@ struct Form {
 
 class EveryForm : public ::testing::TestWithParam<Form> {};
 
-// One lane per group: full and cut rows, full parts and partial tiles.
+// One lane per group size: whole and truncated rows, full parts and partial tiles.
 TEST_P(EveryForm, AgreesWithTheDefinition) {
   TestRandom random;
   const std::uint32_t dim = GetParam().head_dim;
@@ -81,7 +81,7 @@ TEST_P(EveryForm, AgreesWithTheDefinition) {
                  Packed(GetParam().values, dim, group, 20, 4, 47)},
                 0, 3, 1);
     problem.Add({Packed(GetParam().values, dim, group, group, group, 1)}, 0, 1, 1);
-    // Fewer channels of keys than of values, and no bitmaps.
+    // Fewer channels in keys than in values, and no bitmaps.
     SegmentShape keys_cut = Packed(GetParam().values, dim, group, cut, cut, 70);
     const auto whole = static_cast<std::uint16_t>(dim);
     keys_cut.tile.value = {whole, whole};
@@ -140,7 +140,7 @@ TEST(PackedAttend, AgreesWithTheDefinitionOnRandomLanes) {
 
 class EveryValueType : public ::testing::TestWithParam<ValueType> {};
 
-// Another grid, another order of threads, another width of column blocks, other queries beside it.
+// Another grid, order of threads, width of column blocks, and other queries in the call.
 TEST_P(EveryValueType, BitsDependOnTheLaneAndTheQueryAlone) {
   TestRandom random;
   MixedProblem problem(Geometry(ElementType::kBf16, 64, 2, 3), true, random);
@@ -154,7 +154,7 @@ TEST_P(EveryValueType, BitsDependOnTheLaneAndTheQueryAlone) {
   EXPECT_TRUE(SameBits(problem.Results(0), together));
   kernels::cuda::HostItem& item = problem.items()[0];
   const kernels::cuda::HostItem all = item;
-  const std::size_t row = 6 * 64;  // floats of one query
+  const std::size_t row = 6 * 64;  // floats per query
   for (std::uint32_t q = 0; q < 4; ++q) {
     item.queries = 1;
     item.first_query_position = all.first_query_position + q;
@@ -172,7 +172,7 @@ std::string ValueName(const ::testing::TestParamInfo<ValueType>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Cuda, EveryValueType, ::testing::ValuesIn(kValueTypes), ValueName);
 
-// Also in the second and third part of a segment, and for queries that see some of each.
+// Also in the second and third part of a segment, and for queries that see only some of each.
 TEST(PackedAttend, PositionWordsCountFromTheFirstPositionOfTheSegment) {
   TestRandom random;
   for (const bool packed : {false, true}) {
@@ -191,7 +191,7 @@ TEST(PackedAttend, PositionWordsCountFromTheFirstPositionOfTheSegment) {
   }
 }
 
-// Keeping every channel of a row without rotating it is the dense row, in another order of sums.
+// Unrotated rows that keep every channel equal dense rows, up to the order of sums.
 TEST(PackedAttend, RowsThatKeepEverythingAreDenseRows) {
   TestRandom random;
   MixedProblem problem(Geometry(ElementType::kBf16, 128, 1, 4), true, random);
@@ -203,10 +203,9 @@ TEST(PackedAttend, RowsThatKeepEverythingAreDenseRows) {
   problem.lane(0).MakeDense(0);
   ASSERT_EQ(problem.Run({.seed = random.Bits()}), kNoFault);
   const std::vector<float> dense = problem.Results(0);
-  // The query of a bf16 layer is exact in bf16, so that nothing is rounded but what dense rows
-  // round.
+  // A bf16 layer's query is exact in bf16, so that both forms round the same things.
   for (std::size_t i = 0; i < packed.size(); ++i) {
-    if (packed[i] == dense[i]) continue;  // also the -inf of a query that sees nothing
+    if (packed[i] == dense[i]) continue;  // includes -inf of a query that sees nothing
     ASSERT_NEAR(packed[i], dense[i], 0x1p-8) << i;
   }
 }

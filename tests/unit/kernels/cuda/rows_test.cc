@@ -1,4 +1,4 @@
-// Rows into tiles, words into tables, and the search for elements that may not be kept.
+// Rows into tiles, words into tables, and the search for unusable elements.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ struct alignas(64) Line {
   std::byte bytes[64];
 };
 
-// Runs of rows out of strided tensors into rows that lie one after another, at random places.
+// Copies runs of rows from strided tensors to contiguous rows at random places.
 class StoreRowsTest : public ::testing::TestWithParam<ElementType> {
  protected:
   static constexpr std::uint32_t kHeadDim = 128, kSourceRows = 80, kTargetRows = 400;
@@ -55,7 +55,7 @@ class StoreRowsTest : public ::testing::TestWithParam<ElementType> {
     return reinterpret_cast<std::uint64_t>(rows.data()->bytes + byte);
   }
 
-  // A run of up to 32 rows whose targets start at row `target` of the pool; returns its rows.
+  // Adds a run of up to 32 rows with targets from pool row `target` on. Returns the number of rows.
   std::uint32_t AddRun(std::uint32_t target) {
     const std::uint64_t stride = 1 + random_() % 3;
     const auto rows = static_cast<std::uint32_t>(1 + random_() % (kSourceRows / 2 / stride));

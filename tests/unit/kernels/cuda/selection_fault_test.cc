@@ -1,5 +1,5 @@
-// Selection: what the writer of the image refuses, what launches report, and that no memory leads
-// the kernels astray.
+// Selection: which images the writer refuses, which faults launches report, and that arbitrary
+// memory never causes an access out of bounds.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ TileShape Summed(TileShape shape, std::uint8_t block) {
 
 class SelectionWriter : public ::testing::Test {
  protected:
-  // One sequence and kv head.
+  // Writes an image for one sequence and one kv head.
   StepStatus Write(const std::vector<SegmentSpec>& segments, const StepRule& rule,
                    std::uint32_t selections, std::uint32_t choices) {
     const StepShape shape = {.batch = 1,
@@ -63,7 +63,7 @@ TEST_F(SelectionWriter, CountsPiecesAndSlotsOfWhatIsSelectedFrom) {
       {.entries = 500, .shape = Summed(Packed(ValueType::kInt8, 64, 2, 64, 16, 1).tile, 8)}};
   ASSERT_EQ(Write(segments, kQuarter, 1, 2), StepStatus::kOk);
   const StepReader step(image_->data());
-  EXPECT_EQ(step.works(0)[1], 2u + 1u);  // the plain segment's, and the tail
+  EXPECT_EQ(step.works(0)[1], 2u + 1u);  // for the dense segment, and for the tail
   EXPECT_EQ(step.layer(0).selections, 1u);
   EXPECT_EQ(step.layer(0).kinds, KindBit(PartKind::kDense));
   EXPECT_EQ(step.layer(0).selected_kinds,
@@ -77,7 +77,7 @@ TEST_F(SelectionWriter, CountsPiecesAndSlotsOfWhatIsSelectedFrom) {
   EXPECT_EQ(step.choices(0)[1].first_block, 65u);
   EXPECT_EQ(step.choices(0)[1].first_piece, 2u);  // 1030 entries, 1024 to a piece
   EXPECT_EQ(step.pieces(0)[1], 2u + 1u);
-  // A quarter of 1530 is 383 entries, 479 with what may exceed it: two parts, and one cut short.
+  // A quarter of 1530 is 383 entries, 479 with the allowed excess: two parts and a truncated one.
   EXPECT_EQ(step.slots(0)[1], 3u);
   EXPECT_EQ(step.lane(0, 0).selection, 0u);
   EXPECT_EQ(step.segments(step.lane(0, 0))[0].choice, kReadWhole);
@@ -97,7 +97,7 @@ TEST_F(SelectionWriter, WithoutARuleEverythingIsReadWhole) {
   EXPECT_EQ(StepReader(image_->data()).works(0)[1], 3u);
   EXPECT_EQ(StepReader(image_->data()).lane(0, 0).selection, kReadWhole);
   EXPECT_EQ(limits_.selections, 0u);
-  // Nor with one, where there is nothing to select from.
+  // Nor with a rule, if there is nothing to select from.
   ASSERT_EQ(Write({{.entries = 600, .shape = DenseShape(64, ElementType::kBf16)}}, kQuarter, 0, 0),
             StepStatus::kOk);
   EXPECT_EQ(StepReader(image_->data()).lane(0, 0).selection, kReadWhole);
@@ -127,7 +127,7 @@ TEST_F(SelectionWriter, WithoutATailTheNewestBlockIsForcedWhereTheTailCounts) {
   ASSERT_EQ(Write({full}, rule, 1, 1), StepStatus::kOk);
   EXPECT_EQ(StepReader(image_->data()).selection(0, 0).last_forced, LastForced::kWithoutTail);
   EXPECT_EQ(StepReader(image_->data()).selection(0, 0).tail_block, 8);
-  // Others are newer: they are read whole.
+  // Newer entries without summaries: they are always read.
   ASSERT_EQ(Write({full, {.entries = 32, .shape = plain}}, rule, 1, 1), StepStatus::kOk);
   EXPECT_EQ(StepReader(image_->data()).selection(0, 0).last_forced, LastForced::kNo);
   const SegmentSpec partial = {.entries = 65, .shape = Summed(plain, 16)};
@@ -147,7 +147,7 @@ TEST_F(SelectionWriter, RefusesWhatDoesNotFit) {
   EXPECT_EQ(Write({vast}, kQuarter, 1, 1), StepStatus::kTooManyBlocks);
 }
 
-// One lane of each form that a segment may be selected from.
+// One lane for each form that supports selection.
 SegmentShape Form(int form) {
   const ElementType type = ElementType::kBf16;
   SegmentShape shape = {.tile = DenseShape(64, type), .entries = 600};
@@ -171,10 +171,10 @@ TEST(SelectionFault, BadTilesAreReportedAndNotFollowed) {
       RandomSegment& segment = problem.lane(1).segment(1);
       const bool of_tile = random.OneIn(2);
       (of_tile ? segment.offsets() : segment.summary_offsets())[random.Below(19)] =
-          of_tile || offset != 8 ? offset : 2;  // summaries stand at multiples of 4
+          of_tile || offset != 8 ? offset : 2;  // summaries are aligned to 4 bytes
       const std::uint64_t fault = problem.Run({.seed = random.Bits()});
       EXPECT_EQ(fault, FaultWord::Pack(FaultKind::kBadTile, 0, 3));
-      problem.ExpectItemRight(0);  // the neighbour is complete
+      problem.ExpectItemRight(0);  // the neighbour's result is complete
       SelectionCall call(geometry, true, problem.items());
       EXPECT_EQ(call.Select(random.Bits()), FaultWord::Pack(FaultKind::kBadTile, 0, 3));
     }
@@ -208,7 +208,7 @@ TEST(SelectionFault, ALaunchMadeForLessIsReported) {
   EXPECT_EQ(run([](StepLimits& limits) { limits.selected_kinds = 0; }), bad);
 }
 
-// What memory under a revoked reader may hold: the answer is anything, no access is wild.
+// Memory after a revoked pin: the result is arbitrary, but no access is out of bounds.
 TEST(SelectionFault, TilesOfAnyBytesDoNoHarm) {
   TestRandom random;
   for (int round = 0; round < 40; ++round) {
@@ -227,7 +227,7 @@ TEST(SelectionFault, TilesOfAnyBytesDoNoHarm) {
       for (std::uint32_t i = 0; i < layout.summary_bytes; ++i) summaries[i] = any();
     }
     const std::uint64_t fault = problem.Run({.seed = random.Bits()});
-    // Words of positions that do not rise may make the choice larger than its slots.
+    // Positions that do not rise may make the selection larger than its slots.
     EXPECT_TRUE(fault == kNoFault || FaultWord::Kind(fault) == FaultKind::kBadTile);
   }
 }

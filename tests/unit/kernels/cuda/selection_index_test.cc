@@ -1,4 +1,4 @@
-// Selection as arithmetic, against plain loops.
+// Index arithmetic of selection, compared with simple loops.
 #include "kernels/cuda/common/selection_index.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ TEST(SelectionIndex, BudgetsAreRatesRoundedUpOrEntries) {
   EXPECT_EQ(BudgetOf(rate(0), {.entries = 1000}), 0u);
   EXPECT_EQ(BudgetOf(rate(0.0625), {.entries = 1600}), 100u);
   EXPECT_EQ(BudgetOf(rate(0.0625), {.entries = 1601}), 101u);
-  EXPECT_EQ(BudgetOf(rate(0.1), {.entries = 30}), 3u);  // 0.1 * 30 is more than 3 in doubles
+  EXPECT_EQ(BudgetOf(rate(0.1), {.entries = 30}), 3u);  // 0.1 * 30 exceeds 3 in double
   EXPECT_EQ(BudgetOf(rate(1), {.entries = 77}), 77u);
   EXPECT_EQ(BudgetOf(rate(7), {.entries = 77}), 77u);
   EXPECT_EQ(BudgetOf(rate(-1), {.entries = 77}), 0u);
@@ -37,13 +37,13 @@ TEST(SelectionIndex, BudgetsOfTheTailTooLeaveTheRest) {
   EXPECT_EQ(BudgetOf(pages, {.entries = 32, .newest = 3, .block = 16}), 32u);
   EXPECT_EQ(BudgetOf({.entries = 64, .selects = 1}, {.entries = 1000, .newest = 90, .block = 16}),
             64u);
-  // A partial block is a page, and what follows it begins in that.
+  // A partial block counts as a page, and the following rows begin in it.
   EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .partial = 1, .block = 16}), 49u);
   EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .newest = 15, .partial = 1, .block = 16}), 49u);
   EXPECT_EQ(BudgetOf(pages, {.entries = 1000, .newest = 16, .partial = 1, .block = 16}), 33u);
   EXPECT_EQ(BudgetOf({.entries = 64, .selects = 1}, {.entries = 1000, .partial = 1, .block = 16}),
             64u);
-  // A rate of all is all, however the tail is rounded.
+  // A rate of 1 selects everything, however the tail is rounded.
   EXPECT_EQ(BudgetOf({.rate = 1, .selects = 1, .counts_tail = 1},
                      {.entries = 1000, .newest = 3, .block = 16}),
             1000u);
@@ -124,7 +124,7 @@ TEST(SelectionIndex, ACellSeesWhatItsQueriesSee) {
   }
 }
 
-// A lane of choices, of which some blocks are taken: every one lies in exactly one part, in order.
+// In a lane of choices with some selected blocks, each of these is in exactly one part, in order.
 TEST(SelectionIndex, PartsCoverWhatWasTaken) {
   TestRandom random;
   for (int round = 0; round < 300; ++round) {
@@ -158,7 +158,7 @@ TEST(SelectionIndex, PartsCoverWhatWasTaken) {
   }
 }
 
-// Ranges of any bytes lead to blocks of the lane's list, or to none.
+// Arbitrary ranges lead to blocks inside the lane's list, or to none.
 TEST(SelectionIndex, AnyRangesStayInTheList) {
   TestRandom random;
   for (int round = 0; round < 2000; ++round) {

@@ -1,4 +1,4 @@
-// The choice of blocks on the emulated machine, with everything that it left in scratch memory.
+// Block selection on the emulated GPU, with access to all results in scratch memory.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 
 namespace tessera::tests {
 
-// Gives a segment the summaries of its rows; they were 0xff.
+// Computes the summaries of a segment's rows, which were 0xff.
 inline void SumUp(MixedLane& lane, std::size_t index) {
   const kernels::SegmentView& view = lane.segment_view(index);
   const kernels::TileLayout& layout = lane.segment(index).layout();
@@ -35,7 +35,7 @@ inline void SumUp(MixedLane& lane, std::size_t index) {
   }
 }
 
-// A shape with summaries: any format, group, block, words.
+// A shape with summaries: any format, group size, block size, weights and positions.
 inline SegmentShape SummedShape(const kernels::LayerGeometry& geometry, std::uint32_t entries,
                                 TestRandom& random) {
   constexpr kernels::ValueType kValues[] = {kernels::ValueType::kBf16, kernels::ValueType::kFp16,
@@ -69,7 +69,7 @@ inline kernels::cuda::StepRule AnyStepRule(TestRandom& random) {
   return rule;
 }
 
-// Items in the memory of the emulated machine, as a call of LaunchAttend or LaunchSelect has them.
+// Items in the emulated GPU's memory, as LaunchAttend and LaunchSelect take them.
 class SelectionCall {
  public:
   SelectionCall(const kernels::LayerGeometry& geometry, bool causal,
@@ -96,7 +96,7 @@ class SelectionCall {
         kernels::cuda::AttendScratchBytes(geometry, image_.limits()));
   }
 
-  // `limits` may be lowered for a launch, not raised.
+  // `limits` may be lowered for a launch, but not raised.
   kernels::cuda::AttendCall Call() {
     return {.geometry = geometry_,
             .causal = causal_,
@@ -124,7 +124,7 @@ class SelectionCall {
   std::uint64_t fault() const { return fault_; }
   std::uint32_t LaneOfItem(std::uint32_t item) const { return image_.LaneOfItem(item); }
 
-  // Blocks of a lane's choices, as the lists say.
+  // The selected blocks of a lane's choices, from the lists in memory.
   std::vector<std::vector<std::uint32_t>> Taken(std::uint32_t selection_index) {
     const kernels::cuda::StepSelection& selection = step().selection(0, selection_index);
     const kernels::cuda::AttendParams all = params();

@@ -1,5 +1,5 @@
-// Scores of blocks and the choice among them, by the kernels' own source on the emulated machine,
-// against the reference operations.
+// Block scores and selection: the kernels' source on the emulated GPU, compared with the reference
+// operations.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ using kernels::SegmentView;
 constexpr double kLn2 = 0.69314718055994530942;
 constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32};
 
-// What the queries of an item see together, as plain numbers.
+// The range that the queries of an item see together.
 struct Range {
   std::uint64_t begin, end;
 };
@@ -34,8 +34,9 @@ Range SeenBy(const LayerGeometry& geometry, bool causal, std::uint64_t first, st
           causal ? last + 1 : ~std::uint64_t{0}};
 }
 
-// Of logits of some tens: fp32 is two halves in bf16, of which the smaller is rounded; a query of
-// fp16 is rounded to bf16, the type of extremes beside packed rows. Other products are exact.
+// For logits of some tens. fp32 is split into two bf16 halves, of which the smaller is rounded. An
+// fp16 query is rounded to bf16, the type of min/max summaries of packed rows. Other products are
+// exact.
 double ToleranceOf(const kernels::TileShape& shape) {
   if (shape.format == kernels::TileFormat::kDenseFp32) return 2e-3;
   const bool rounds = shape.format == kernels::TileFormat::kPackedFp16 &&
@@ -43,7 +44,7 @@ double ToleranceOf(const kernels::TileShape& shape) {
   return rounds ? 0.1 : 1e-4;
 }
 
-// One lane with everything that selection knows of it, in double.
+// One lane and everything that selection computes for it, in double.
 class ScoreProblem {
  public:
   explicit ScoreProblem(TestRandom& random) : geometry_(AnyGeometry(random)) {
@@ -100,7 +101,7 @@ class ScoreProblem {
     return geometry;
   }
 
-  // The query rows as the segment's summaries are asked: those that the kernels rotated.
+  // The query rows that are multiplied with the segment's summaries, as rotated by the kernels.
   std::vector<float> Rows(const SegmentView& segment, std::uint32_t strategy) {
     const std::uint32_t padded = kernels::PaddedChannels(segment.shape);
     const AttendParams params = call_->params();
@@ -157,7 +158,7 @@ class ScoreProblem {
     return all;
   }
 
-  // Whether any of the up to 32 rows that stand together may see a position of the segment.
+  // Whether any of the up to 32 adjacent rows may see a position of the segment.
   bool CellSees(const SegmentView& segment, std::uint32_t column) {
     const std::uint32_t first = column / 32 * 32;
     const std::uint32_t last = std::min(first + 32, columns()) - 1;
@@ -212,7 +213,7 @@ TEST(Score, AgreesWithTheReference) {
   }
 }
 
-// A layer of lanes whose blocks have scores of the test's making.
+// A layer whose blocks have scores set by the test.
 class ChoiceProblem {
  public:
   explicit ChoiceProblem(TestRandom& random) : random_(random), problem_(geometry_, false, random) {
@@ -303,7 +304,7 @@ class ChoiceProblem {
   const StepRule& RuleOf(const StepSelection& selection) {
     return call_->step().sequence(selection.lane / geometry_.kv_heads).rule;
   }
-  // All of it is seen.
+  // Entries in no block; all of them are visible.
   std::uint32_t UnblockedOf(const StepSelection& selection) {
     for (std::uint32_t i = 0; i < problem_.items().size(); ++i) {
       if (call_->LaneOfItem(i) != selection.lane) continue;
@@ -332,8 +333,8 @@ class ChoiceProblem {
     return call_->step().sequence(selection.lane / geometry_.kv_heads).queries * geometry_.group();
   }
 
-  // Few different scores, so that many tie; of each segment a range of entries is visible. Sums of
-  // rows are whole numbers, some of nothing, some NaN.
+  // Few different scores, so that many tie. A range of each segment's entries is visible. Sums of
+  // rows are whole numbers, sometimes zero or NaN.
   void Fill(const AttendParams& params, std::uint32_t index) {
     const StepReader step = call_->step();
     const StepSelection& selection = step.selection(0, index);
@@ -375,7 +376,7 @@ class ChoiceProblem {
     }
   }
 
-  // By definition. The sums are exact: one piece has a power of two, the others nothing.
+  // By definition. The sums are exact: one piece holds a power of two, the others zero.
   std::vector<float> Values(const AttendParams& params, const StepSelection& selection,
                             std::uint32_t index, const StepRule& rule) {
     const std::uint32_t* pieces = call_->step().pieces(0);
@@ -414,8 +415,8 @@ TEST(Select, TakesWhatTheReferenceTakes) {
   }
 }
 
-// More blocks than any rule lets count, as positions of any bytes may make of it: no more parts
-// than there are slots, and the lane is reported.
+// More visible blocks than a rule allows, which corrupt positions can cause: no more parts than
+// slots are written, and the lane is reported.
 TEST(Select, KeepsToItsSlotsWhateverIsVisible) {
   TestRandom random;
   const LayerGeometry geometry = Geometry(ElementType::kBf16, 64, 1, 2);
@@ -438,7 +439,7 @@ TEST(Select, KeepsToItsSlotsWhateverIsVisible) {
   EXPECT_LT(call.step().slots(0)[1], SelectedPartsOf(100, 16));
 }
 
-// Lanes that select and lanes that do not, of several sequences: each as if it were alone.
+// Lanes with and without selection, of several sequences: each result is as if the lane were alone.
 TEST(Selection, BitsDependOnTheLaneAlone) {
   TestRandom random;
   for (int round = 0; round < 8; ++round) {

@@ -1,5 +1,5 @@
-// The step image: what the writer refuses, and that kernels find in an image what was put there,
-// also after the next image has taken its place, as under a captured graph.
+// The step image: what the writer refuses, and that kernels find the written values, also after the
+// next image replaces it under a captured graph.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -126,8 +126,8 @@ TEST_F(StepWriterTest, RefusesSegmentsAndTailsThatNoKernelMayFollow) {
   EXPECT_EQ(status({}, {.ring = 8, .ring_tiles = 1}), StepStatus::kBadTail);
 }
 
-// Two sequences decode, one layer, through images that replace each other at one address. Rows come
-// in through the append kernel only; the expected ring is written by hand.
+// Two sequences decode one layer with images that replace each other at one address. Rows arrive
+// only through the append kernel; the test writes the expected ring.
 TEST(Step, AppendedRowsLandInTheRingsOfEverySequence) {
   const std::uint64_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
@@ -204,7 +204,7 @@ TEST(Step, AppendingToAFullRingIsAFaultAndWritesNothing) {
   const StepShape shape = {.batch = 1, .layers = 1, .lanes = 1};
   std::vector<Line> image(StepBytes(shape) / 64 + 1);
   std::vector<Line> rows(tile.row_bytes() / 64 + 1, Line{{std::byte{1}}});
-  for (const std::uint64_t committed : {32ull, 0ull}) {  // full; older than the ring's begin
+  for (const std::uint64_t committed : {32ull, 0ull}) {  // full; before the ring's begin
     StepWriter writer({BytesOf(image), StepBytes(shape)}, shape);
     writer.SetSequence(0, {.committed = committed, .appended = 1});
     writer.BeginLayer(1, ElementType::kBf16);
@@ -228,7 +228,8 @@ TEST(Step, AppendingToAFullRingIsAFaultAndWritesNothing) {
   }
 }
 
-// A launch that was captured for less than the image holds says so, and writes nothing wild.
+// A launch captured with smaller limits than the image needs reports a fault and writes nothing out
+// of bounds.
 TEST(Step, AnImageBeyondTheCapturedLimitsIsAFault) {
   const StepShape shape = {.batch = 2, .layers = 1, .lanes = 2};
   std::vector<Line> image(StepBytes(shape) / 64 + 1);

@@ -1,4 +1,4 @@
-// The tests' device is the emulated machine; and what only a fake device can do: fail at any call.
+// Runs the tests on the emulated GPU, and tests what only a fake device can do: fail at any call.
 #include "tests/fakes/gpu/emulated_runtime.h"
 #include "tests/unit/kernels/cuda/tile_ops_rig.h"
 

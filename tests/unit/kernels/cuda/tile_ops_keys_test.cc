@@ -1,4 +1,4 @@
-// Keys of tiles on a device: what the reference decodes, rotated back in double.
+// Keys of tiles on a device, compared with the reference's decoded rows rotated back in double.
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -17,10 +17,10 @@ constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kFp16, Elemen
 constexpr RotationKind kRotations[] = {RotationKind::kNone, RotationKind::kSelection,
                                        RotationKind::kReal};
 constexpr std::uint8_t kGroups[] = {1, 2, 4};
-// Beyond it fp16 rounds to infinity.
+// Above it fp16 rounds to infinity.
 constexpr double kLargestFp16 = 65000;
 
-// An element of one row, rotated back, and how far off it may be.
+// An element of a row rotated back, and its allowed error.
 struct ExactElement {
   double value = 0;
   double slack = 0;
@@ -28,7 +28,7 @@ struct ExactElement {
 
 class KeysTest : public TileOpsTest {
  protected:
-  // Dense ones are of the launch's type.
+  // Dense tiles have the launch's type.
   EncodeCase RandomTile(std::uint16_t head_dim, ElementType type) {
     if (random_.OneIn(3)) {
       return Encoded(EncodeCase(random_, RandomDenseShape(random_, type, head_dim), type,
@@ -46,7 +46,7 @@ class KeysTest : public TileOpsTest {
     return made;
   }
 
-  // Rows of the tile as it stores them, [rows][PaddedChannels].
+  // Rows of the tile as stored, [rows][PaddedChannels].
   static std::vector<float> Decoded(const EncodeCase& made) {
     std::vector<float> keys(made.rows * PaddedChannels(made.shape));
     std::vector<float> values(keys.size());
@@ -120,7 +120,7 @@ TEST_F(KeysTest, AreWhatTilesHoldRotatedBack) {
   }
 }
 
-// Of dense tiles the very bits, whatever they are.
+// Dense keys are copied bit by bit, whatever the bits are.
 TEST_F(KeysTest, OfDenseTilesAreTheirBits) {
   for (const ElementType type : kTypes) {
     const TileShape shape = RandomDenseShape(random_, type, 64);
@@ -144,7 +144,7 @@ TEST(KeysProblems, AreNamed) {
       {.shape = packed, .layout = LayoutOf(packed)},
       {.shape = kernels::DenseShape(128, ElementType::kFp16),
        .layout = LayoutOf(kernels::DenseShape(128, ElementType::kFp16))}};
-  const KeysTileJob good = {.tile = 4096, .keys = 8192, .rows = 32};  // nobody looks there
+  const KeysTileJob good = {.tile = 4096, .keys = 8192, .rows = 32};  // not accessed
   const auto problem = [&](const KeysTileJob& job, ElementType type = ElementType::kBf16) {
     return KeysProblem(strategies, type, job);
   };

@@ -1,4 +1,5 @@
-// What queries pay to keys on a device, against its definition; and where it is put.
+// The attention that queries pay to keys on a device, compared with its definition, and where the
+// sums are written.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -19,7 +20,7 @@ using namespace kernels::cuda;  // NOLINT: a test file
 using kernels::ObserveCase;
 using kernels::ObserveExpected;
 
-// Rows on a device are multiples of 16 bytes apart.
+// Strides of rows on a device are multiples of 16 bytes.
 constexpr std::uint32_t kStrideUnit = 8;
 
 Bytes CopyOf(const void* data, std::size_t size) {
@@ -42,7 +43,7 @@ ObserveForm FormOf(const ObserveCase& observed) {
 
 class ObserveTest : public TileOpsTest {
  protected:
-  // On the device, with `before` as sums.
+  // A job on the device, with `before` as initial sums.
   ObserveTileJob PutJob(const ObserveCase& observed, const std::vector<double>& before) {
     return {.keys = Put(CopyOf(observed.keys->data(), observed.keys->size())),
             .key_stride = observed.key_stride,
@@ -83,7 +84,7 @@ void ExpectObserved(const ObserveCase& observed, const std::vector<double>& befo
   }
 }
 
-// Several jobs in a launch, of any size.
+// Several jobs of any size in a launch.
 TEST_F(ObserveTest, AddsTheSharesOfQueries) {
   for (int round = 0; round < 12; ++round) {
     std::vector<ObserveCase> cases;
@@ -92,7 +93,7 @@ TEST_F(ObserveTest, AddsTheSharesOfQueries) {
     while (cases.size() < 3) {
       ObserveCase observed({.max_keys = round % 4 == 0 ? 900u : 280u, .stride_unit = kStrideUnit},
                            random_);
-      if (!cases.empty()) {  // a launch has one form
+      if (!cases.empty()) {  // all jobs of a launch have one form
         const ObserveCase& first = cases.front();
         if (observed.head_dim != first.head_dim || observed.type != first.type) continue;
         observed.logits = first.logits;
@@ -137,7 +138,7 @@ TEST_F(ObserveTest, ANanShowsWhereItLooks) {
   }
 }
 
-// The same bits whatever runs beside it, and in whatever order.
+// The same bits, whatever else is in the launch and in any order.
 TEST_F(ObserveTest, BitsDependOnTheJobAlone) {
   const ObserveCase observed({.max_keys = 700, .stride_unit = kStrideUnit}, random_);
   ObserveCase other({.stride_unit = kStrideUnit}, random_);
@@ -163,7 +164,7 @@ TEST_F(ObserveTest, NothingToSeeIsNoWork) {
 TEST(ObserveProblems, AreNamed) {
   const ObserveForm form = {
       .head_dim = 64, .type = ElementType::kBf16, .scale = 1, .logit_softcap = 0, .logits = false};
-  const ObserveTileJob good = {.keys = 4096,  // nobody looks there
+  const ObserveTileJob good = {.keys = 4096,  // not accessed
                                .key_stride = 128,
                                .key_count = 7,
                                .queries = 8192,

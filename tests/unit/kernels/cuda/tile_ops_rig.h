@@ -1,4 +1,4 @@
-// Random tile shapes, rows and rotations, and a device to encode them on: for the tests of the tile
+// Random tile shapes, rows and rotations, and a device to encode them on, for tests of the tile
 // operations.
 #pragma once
 
@@ -31,7 +31,7 @@ using kernels::TileFormat;
 using kernels::TileLayout;
 using kernels::TileShape;
 
-// Aligned host memory, 0xff until written: what comes from a device or goes there.
+// Aligned host memory, 0xff until written, to copy to and from a device.
 class Bytes {
  public:
   explicit Bytes(std::size_t size = 0) : bytes_(Make(size)), size_(size) {}
@@ -55,15 +55,16 @@ class Bytes {
 };
 
 struct TileGpu {
-  std::unique_ptr<kernels::cuda::Runtime> runtime;  // null: no device, see `reason`
+  std::unique_ptr<kernels::cuda::Runtime> runtime;  // null: no device; `reason` says why
   std::unique_ptr<kernels::cuda::Queue> queue;
   std::string reason;
 };
 
-// The device of this test program: the emulated machine, or a GPU. Each program links one.
+// The device of this test program: the emulated GPU or a real one. Each program links one
+// definition.
 TileGpu OpenTileGpu(std::uint64_t seed);
 
-// Skips where the program's device is missing.
+// Skips the tests if the program's device is missing.
 class TileOpsTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -76,7 +77,7 @@ class TileOpsTest : public ::testing::Test {
     for (void* address : memory_) gpu_.runtime->Free(address);
   }
 
-  // Device memory of exactly this size; lives as long as the test.
+  // Device memory of exactly this size, which lives as long as the test.
   std::uint64_t Put(const Bytes& bytes) {
     void* address = nullptr;
     if (bytes.size() == 0) return 0;
@@ -148,11 +149,11 @@ inline TileShape RandomDenseShape(TestRandom& random, ElementType type, std::uin
 
 // ---- Rows --------------------------------------------------------------------------------------
 
-// All finite, and so that any signed selection of channels by powers of two within 2^-2 .. 2^2 is
-// exact in fp32.
+// All finite, and such that any signed selection of channels scaled by powers of two within 2^-2 ..
+// 2^2 is exact in fp32.
 class RandomRows {
  public:
-  // `calm`: within the range of fp16, whatever the type.
+  // `calm`: within the range of fp16, for any type.
   RandomRows(TestRandom& random, std::uint32_t rows, std::uint32_t head_dim, ElementType type,
              std::uint64_t stride, bool calm)
       : type_(type),
@@ -186,7 +187,7 @@ class RandomRows {
     const float few[] = {0.0f, -0.0f, 1.0f, -1.0f, 0.5f, -3.0f};
     const float wide = calm_ ? 4.0f : 100.0f;
     switch (kind) {
-      case 0:  // ties everywhere
+      case 0:  // many ties
         return sign * 1.5f;
       case 1:
         return random.Pick(few);
@@ -198,13 +199,13 @@ class RandomRows {
         return sign * unit * (calm_ ? 2000.0f : 0x1p61f);
       case 5:
         return sign * std::exp2(wide * (unit - 0.5f));
-      case 6:  // groups of the same elements in another order: only the last bit tells them apart
+      case 6:  // groups of the same elements in other orders, which differ only in the last bit
         return sign * random.Pick(shared_);
       default:
         return sign * unit;
     }
   }
-  // 0 .. 1 in 2^20 steps.
+  // From 0 to 1 in 2^20 steps.
   static float Unit(TestRandom& random) {
     return static_cast<float>(random.Between(0, 1u << 20)) * 0x1p-20f;
   }
@@ -248,7 +249,7 @@ inline Bytes RandomRotation(TestRandom& random, const TileShape& shape,
 
 // ---- One encode --------------------------------------------------------------------------------
 
-// What an encode or a gather writes.
+// Bytes written by an encode or a gather.
 struct StoredBytes {
   explicit StoredBytes(const TileLayout& layout)
       : tile(layout.bytes), summaries(layout.summary_bytes) {}
@@ -257,7 +258,7 @@ struct StoredBytes {
   Bytes tile, summaries;
 };
 
-// Everything that one encode needs, and the reference's opinion of it.
+// All inputs of one encode, and the reference's result.
 struct EncodeCase {
   TileShape shape;
   TileLayout layout = {};
@@ -280,7 +281,7 @@ struct EncodeCase {
     const std::uint32_t counts[] = {1, 31, 32, static_cast<std::uint32_t>(random.Between(1, 32))};
     rows = random.Pick(counts);
     const std::uint64_t stride = shape.head_dim * ElementBytes(type) + 16 * random.Below(3);
-    calm |= shape.format == kernels::TileFormat::kPackedFp16;  // what it cannot hold is refused
+    calm |= shape.format == kernels::TileFormat::kPackedFp16;  // larger values would be refused
     key.emplace(random, rows, shape.head_dim, type, stride, calm);
     value.emplace(random, rows, shape.head_dim, type, stride, calm);
     if (kind != RotationKind::kNone) {
@@ -308,7 +309,7 @@ struct EncodeCase {
     tile = std::move(stored.tile);
     summaries = std::move(stored.summaries);
   }
-  // The reference's tile, or nothing where it refuses.
+  // The reference's tile. nullopt if it refuses.
   std::optional<StoredBytes> Expected() const {
     StoredBytes expected(layout);
     std::vector<std::byte> prepared(kernels::PreparedBytesReference(shape, type));
@@ -337,7 +338,7 @@ struct EncodeCase {
   }
 };
 
-// The first byte that differs, and which array it is in: for messages.
+// The first byte that differs and its array, for messages.
 inline std::string FirstDifference(const TileLayout& layout, const Bytes& a, const Bytes& b) {
   for (std::size_t i = 0; i < a.size(); ++i) {
     if (a.data()[i] == b.data()[i]) continue;

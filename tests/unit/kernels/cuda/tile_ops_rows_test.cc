@@ -1,5 +1,5 @@
-// Decoding, gathering and moments on a device against the scalar reference, bit for
-// bit; and the index arithmetic of the tile operations against plain loops.
+// Decoding, gathering and moments on a device, compared bit by bit with the scalar reference; and
+// the index arithmetic of the tile operations, compared with simple loops.
 #include <bit>
 #include <limits>
 #include <set>
@@ -27,7 +27,7 @@ TileShape RandomShape(TestRandom& random, std::uint16_t head_dim) {
                            true);
 }
 
-// A tile that the reference made.
+// A tile written by the reference.
 EncodeCase RandomTile(TestRandom& random, const TileShape& shape) {
   const ElementType type = shape.packed() ? random.Pick(kTypes) : kernels::ElementsOf(shape.format);
   EncodeCase made(random, shape, type,
@@ -38,7 +38,7 @@ EncodeCase RandomTile(TestRandom& random, const TileShape& shape) {
   return made;
 }
 
-// Bitmaps may say more than a row holds: readers stop at the row's end.
+// Bitmaps may have more bits than a row has channels: readers stop at the row's end.
 void DamageBits(TestRandom& random, EncodeCase& tile) {
   const auto damage = [&](std::uint32_t begin, std::uint32_t row_bits) {
     for (std::uint32_t i = begin; i < begin + kTileEntries * row_bits; ++i) {
@@ -86,7 +86,7 @@ TEST_F(TileOpsTest, DecodeGivesTheReferencesElements) {
   }
 }
 
-// One new tile: where its rows come from, on the host and on the device.
+// A new tile: the sources of its rows on the host and on the device.
 struct GatherCase {
   TileShape from, to;
   std::vector<GatherRow> rows, device_rows;
@@ -152,7 +152,7 @@ TEST_F(TileOpsTest, GatherGivesTheReferencesBytes) {
   }
 }
 
-// A matrix that holds sums already, and below the diagonal what nobody may touch.
+// A matrix with initial sums; elements below the diagonal must not change.
 Bytes RandomSums(TestRandom& random, std::uint32_t head_dim) {
   Bytes sums(std::size_t{head_dim} * head_dim * sizeof(double));
   for (std::uint32_t row = 0; row < head_dim; ++row) {
@@ -208,7 +208,7 @@ TEST(TileOpsProblems, AreNamed) {
   const TileShape shape = {
       .format = TileFormat::kPackedFp8, .head_dim = 64, .key = {64, 16}, .value = {64, 16}};
   const DeviceStrategy strategies[] = {{.shape = shape, .layout = LayoutOf(shape)}};
-  constexpr std::uint64_t kTile = 4096, kOutput = 8192;  // nobody looks there
+  constexpr std::uint64_t kTile = 4096, kOutput = 8192;  // not accessed
   DecodeTileJob decode = {.tile = kTile, .keys = kOutput, .values = kOutput, .rows = 1};
   EXPECT_EQ(DecodeProblem(strategies, decode), "");
   decode.rows = 33;
@@ -259,7 +259,7 @@ TEST(EncodeIndex, RowArraysCoverATileAndItsSummariesOnce) {
         mark(arrays.bits + r * arrays.row.bits, arrays.row.bits);
         mark(arrays.scales + r * arrays.row.scale, arrays.row.scale);
         mark(arrays.data + r * arrays.row.data, arrays.row.data);
-        // What kernels store 16-bit words at.
+        // Kernels store 16-bit words there.
         EXPECT_EQ((arrays.scales + r * arrays.row.scale) % 2, 0u);
         if (arrays.row.scale == 0) {
           EXPECT_EQ((arrays.data + r * arrays.row.data) % 2, 0u);
@@ -339,7 +339,7 @@ TEST(EncodeIndex, FloorIsTheNearestBf16Below) {
     const float floor = FloorToBf16(value);
     EXPECT_LE(floor, value);
     EXPECT_EQ(std::bit_cast<std::uint32_t>(floor) & 0xffffu, 0u);
-    // The next bf16 up is beyond the value.
+    // The next larger bf16 exceeds the value.
     const float next = std::bit_cast<float>(std::bit_cast<std::uint32_t>(floor) +
                                             (std::signbit(floor) ? -0x10000u : 0x10000u));
     EXPECT_GT(next, value);

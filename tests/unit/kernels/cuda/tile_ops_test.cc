@@ -1,5 +1,5 @@
-// Encoding on a device against the scalar reference: the same bytes wherever rotated values are
-// exact, and the properties of a selection where they are not.
+// Encoding on a device, compared with the scalar reference: the same bytes where rotated values are
+// exact, and properties of the selection elsewhere.
 #include <cmath>
 #include <limits>
 #include <string>
@@ -41,7 +41,7 @@ class EncodeTest : public TileOpsTest {
                      .strategy = strategy});
     cases_.push_back(std::move(of));
   }
-  // Encodes all; the first job with an element that is not finite.
+  // Encodes all jobs. Returns the first one with an element that is not finite.
   std::optional<std::uint32_t> Run(ElementType type) {
     std::optional<std::uint32_t> unusable;
     const kernels::cuda::Error error = calls().Encode(strategies_, type, jobs_, &unusable);
@@ -93,8 +93,8 @@ TEST_P(EncodeExact, PackedTilesWithoutRotation) {
   ExpectReferenceBytes();
 }
 
-// Rotations that permute, negate and scale by powers of two: exact on tensor cores, too, so that
-// every index of the product is seen. Truncated ones among them.
+// Rotations that permute, negate and scale by powers of two are exact even on tensor cores, so that
+// every index of the product is tested. Includes truncated ones.
 TEST_P(EncodeExact, PackedTilesThatSelectChannels) {
   for (int format = 4; format <= 7; ++format) {
     for (std::uint8_t group : kGroups) {
@@ -122,7 +122,7 @@ INSTANTIATE_TEST_SUITE_P(Cuda, EncodeExact,
 
 // ---- Real rotations: properties ----------------------------------------------------------------
 
-// A row as it should be, and how far each element may be from that.
+// The exact row, and the allowed error of each element.
 struct ExactRow {
   std::vector<double> values;
   std::vector<double> slack;
@@ -166,7 +166,8 @@ ExactRow MeanOf(const EncodeCase& of, std::uint32_t block) {
   return mean;
 }
 
-// The rounding of a stored value: half a unit in the last place, relative or of the row's scale.
+// The rounding error of a stored value: half a unit in the last place, relative to the value or to
+// the row's scale.
 double RoundingOf(const StoredRow& row, double value) {
   switch (row.values) {
     case ValueType::kBf16:
@@ -178,7 +179,7 @@ double RoundingOf(const StoredRow& row, double value) {
       break;
   }
   const double scale = kernels::ElementAt(row.scale, 0, ElementType::kBf16);
-  // No scale: the whole row was too small for one.
+  // No scale: the row was too small for one.
   if (scale == 0) return kernels::kSmallestScaledPeak;
   if (row.values == ValueType::kInt8) return 0.5001 * scale;
   return std::max(0x1.1p-4 * std::fabs(value), 0x1.1p-10 * scale);
@@ -252,7 +253,7 @@ INSTANTIATE_TEST_SUITE_P(Cuda, EncodeRotated,
                          ::testing::Combine(::testing::ValuesIn(kTypes),
                                             ::testing::ValuesIn(kTypes)));
 
-// ---- What is not finite ------------------------------------------------------------------------
+// ---- Values that are not finite ----------------------------------------------------------------
 
 TEST_F(EncodeTest, NamesTheFirstJobAndLeavesTheOthersAlone) {
   const float bad[] = {std::numeric_limits<float>::infinity(),
@@ -273,7 +274,7 @@ TEST_F(EncodeTest, NamesTheFirstJobAndLeavesTheOthersAlone) {
                     random_.Pick(kTypes));
       usable.push_back(!random_.OneIn(3));
       if (!usable.back()) {
-        // A NaN times 0 is NaN: every channel sees it, also those that select another.
+        // NaN times 0 is NaN, so every channel becomes NaN, including those that select another.
         RandomRows& rows = random_.OneIn(2) ? *of.key : *of.value;
         rows.Set(static_cast<std::uint32_t>(random_.Below(of.rows)),
                  static_cast<std::uint32_t>(random_.Below(64)), random_.Pick(bad));
@@ -292,7 +293,7 @@ TEST_F(EncodeTest, NamesTheFirstJobAndLeavesTheOthersAlone) {
   }
 }
 
-// ---- What is refused ---------------------------------------------------------------------------
+// ---- Refusals ----------------------------------------------------------------------------------
 
 TEST_F(EncodeTest, WrongJobsAreNamedAndNothingRuns) {
   TileShape summed = RandomPackedShape(random_, TileFormat::kPackedInt8, 64, 2, false);

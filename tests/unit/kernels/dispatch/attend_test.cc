@@ -1,4 +1,4 @@
-// What Attend promises beside its numbers; those are the business of tests/contract.
+// The contract of Attend apart from numeric results, which tests/contract covers.
 #include "kernels/dispatch/attend.h"
 
 #include <cmath>
@@ -63,7 +63,7 @@ TEST(Attend, EmptyBatchTouchesNothing) {
   EXPECT_EQ(result.status, AttendStatus::kOk);
 }
 
-// Multiplied by a subnormal weight a row would cost an Intel core a hundred times as much.
+// Multiplying a row by a subnormal weight takes about a hundred times as long on Intel cores.
 TEST(Attend, WeightsBelowTheSmallestNormalOneAreZero) {
   constexpr std::uint16_t kOne = 0x3f80, kMinus87 = 0xc2ae, kMinus90 = 0xc2b4;
   constexpr std::uint16_t kHuge = 0x7f00;  // 2^127
@@ -96,8 +96,8 @@ TEST(Attend, WeightsBelowTheSmallestNormalOneAreZero) {
   }
 }
 
-// Parts that no query sees cost no task, or a long lane under a short window would cost as much
-// as under none.
+// Parts that no query sees must cost no task. Otherwise a long lane with a short window would cost
+// as much as without one.
 TEST(Attend, SkipsWhatNoQuerySees) {
   struct CountingExecutor final : Executor {
     void ParallelFor(std::uint32_t n, Task task, void* context) override {
@@ -109,7 +109,7 @@ TEST(Attend, SkipsWhatNoQuerySees) {
   const DenseTile tile{kDim, ElementType::kBf16};
   const std::vector<std::byte> arena(tile.bytes());
   constexpr std::uint32_t kEntries = 8 * kPartEntries;
-  const std::vector<std::uint64_t> offsets(kEntries / kTileEntries, 0);  // one tile, many times
+  const std::vector<std::uint64_t> offsets(kEntries / kTileEntries, 0);  // the same tile many times
   const SegmentView segment = {.arena = arena.data(),
                                .arena_bytes = arena.size(),
                                .tile_offsets = offsets.data(),

@@ -41,9 +41,9 @@ float Value(ElementType type, std::uint32_t bits) {
   return 0;
 }
 
-// Every 16-bit pattern, and fp32 patterns around the border, each alone among zeros.
+// Every 16-bit pattern, and fp32 patterns around the limit, each alone among zeros.
 TEST_P(FirstUnusableTest, EveryPattern) {
-  constexpr std::size_t kCount = 131;  // whole vectors and a rest
+  constexpr std::size_t kCount = 131;  // whole vectors and a remainder
   for (ElementType type : {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32}) {
     std::vector<std::uint32_t> patterns;
     if (type == ElementType::kFp32) {
@@ -69,7 +69,8 @@ TEST_P(FirstUnusableTest, EveryPattern) {
   }
 }
 
-// Any length at any alignment, with several bad ones: the first counts, nothing behind is read.
+// Any length and alignment, with several unusable values: returns the first and reads nothing after
+// the end.
 TEST_P(FirstUnusableTest, FindsTheFirst) {
   for (int round = 0; round < 3000; ++round) {
     const auto type = static_cast<ElementType>(random_.Between(1, 3));

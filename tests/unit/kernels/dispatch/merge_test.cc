@@ -39,7 +39,7 @@ void Merge(Side& into, const Side& other) {
                {.output = other.output.data(), .lse = other.lse.data()});
 }
 
-// The neutral side may hold anything in its output: it is not looked at.
+// The output of a neutral side is not read, so it may hold anything.
 Side Neutral(std::uint32_t rows) {
   return {.output = std::vector<float>(rows * kDim, std::nanf("")),
           .lse = std::vector<float>(rows, -kInfinity)};

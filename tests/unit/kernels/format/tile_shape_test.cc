@@ -35,7 +35,7 @@ TileShape RandomServedShape(TestRandom& random) {
   return shape;
 }
 
-// The bytes of one row of keys or of values, from the words of the format.
+// The size of a row of keys or values, as specified by the format.
 std::uint32_t BytesOf(const TileShape& shape, const RowShape& row) {
   switch (shape.format) {
     case TileFormat::kDenseBf16:
@@ -87,7 +87,7 @@ TEST(TileLayout, IsTheSumOfItsArrays) {
   }
 }
 
-// Each array begins where the one before ends.
+// Each array begins where the previous one ends.
 TEST(TileLayout, ArraysFollowEachOther) {
   TestRandom random;
   for (int i = 0; i < 20000; ++i) {
@@ -114,7 +114,7 @@ struct TableRow {
   std::uint16_t head_dim;
   std::uint16_t kept;
   std::uint32_t bf16[3];    // g = 1, 2, 4
-  std::uint32_t scaled[3];  // likewise, int8 and fp8
+  std::uint32_t scaled[3];  // the same for int8 and fp8
 };
 
 // The published byte counts of K and V of one entry.
@@ -143,7 +143,7 @@ TEST(TileLayout, MatchesThePublishedTable) {
   }
 }
 
-// 160 bytes for K and V, 10 for the block keys and 1 for the rotations, of 512: 2.99x.
+// 160 bytes for K and V, 10 for the block keys and 1 for the rotations, instead of 512: 2.99x.
 TEST(TileLayout, MatchesThePublishedRatio) {
   TileShape shape = {.format = TileFormat::kPackedBf16,
                      .key = {128, 32},
@@ -157,12 +157,12 @@ TEST(TileLayout, MatchesThePublishedRatio) {
   ASSERT_EQ(dense, 512.0);
   ASSERT_NEAR(dense / (static_cast<double>(WholeBytes(LayoutOf(shape))) / 32 + rotations), 2.994,
               0.0005);
-  // Quest's summaries beside dense tiles cost 6.25 % at 16 entries a block.
+  // Quest's summaries of dense tiles cost 6.25 % at 16 entries per block.
   TileShape quest = DenseShape(128, ElementType::kBf16);
   quest.summary = Summary::kMinMax;
   quest.block = 16;
   ASSERT_EQ(WholeBytes(LayoutOf(quest)), 32 * 544u);
-  // A quarter of the channels cut: 152 bytes, 3.37x.
+  // With a quarter of the channels truncated: 152 bytes, 3.37x.
   shape.summary = Summary::kNone;
   shape.block = 0;
   shape.key.channels = shape.value.channels = 96;
@@ -199,11 +199,11 @@ TEST(TileShapes, FormatsNameTheirValues) {
   }
 }
 
-// One field of a served shape changed, and whether it is served then.
+// A supported shape with one field changed, and whether it is still supported.
 struct Border {
   const char* what;
   void (*change)(TileShape&);
-  const char* reason;  // null: served
+  const char* reason;  // null: supported
 };
 
 constexpr TileShape kPacked = {.format = TileFormat::kPackedInt8,

@@ -14,7 +14,7 @@ namespace {
 constexpr ValueType kScaledTypes[] = {ValueType::kInt8, ValueType::kFp8};
 constexpr std::uint8_t kLargestFp8 = 0x7e;
 
-// e4m3 by its definition; NaN where all bits but the sign are set.
+// e4m3 by definition; NaN if all bits except the sign are set.
 double Fp8ByDefinition(unsigned code) {
   const unsigned exponent = code >> 3 & 15;
   const unsigned mantissa = code & 7;
@@ -93,7 +93,7 @@ TEST(Int8, RoundsToNearestTiesToEven) {
   }
 }
 
-// A number of any magnitude that rows may have, often next to where a scale begins to exist.
+// A number of any magnitude that rows may have, often near the smallest that has a scale.
 float RandomPeak(TestRandom& random) {
   const float mantissa = 1 + static_cast<float>(random.Below(1u << 23)) * 0x1p-23f;
   if (random.OneIn(4)) {
@@ -160,7 +160,7 @@ TEST(Scale, QuantisingWhatWasDequantisedChangesNothing) {
 }
 
 // The error of an element is half a unit of its stored value: 1/254 of the peak in int8, 1/16 of
-// itself in fp8 down to 2^-6 of a unit.
+// itself in fp8, but at least 2^-6 of a unit.
 TEST(Scale, ElementsAreWithinHalfAUnit) {
   TestRandom random;
   for (int i = 0; i < 50000; ++i) {

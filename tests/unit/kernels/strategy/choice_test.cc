@@ -1,4 +1,4 @@
-// Which candidate a strategy takes.
+// Which candidate a strategy selects.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -22,7 +22,7 @@ TEST(Choice, IsThatOfBruteForce) {
   int compared = 0;
   std::vector<int> taken(2);  // outside and within the threshold
   for (int round = 0; round < 12; ++round) {
-    // Folds of more rows than channels: eigenvectors of eigenvalue 0 could be any.
+    // Folds with more rows than channels: eigenvectors of eigenvalue 0 would be arbitrary.
     const std::size_t count = random.Between(200, 700);
     const TestLane lane(PowerLaw(random, count, 64, Uniform(random, 0.5, 1.2)),
                         PowerLaw(random, count, 64, Uniform(random, 0.3, 0.9)), ElementType::kBf16);
@@ -33,7 +33,7 @@ TEST(Choice, IsThatOfBruteForce) {
         .rotation_type = random.OneIn(2) ? ElementType::kBf16 : ElementType::kFp32};
     const plain::Outcome expected = plain::Choose(lane.keys.all(), lane.values.all(), options);
     const Strategy strategy = lane.Make(options);
-    // A row whose last two groups are equally strong to fp32 may change a pairing.
+    // If the last two groups of a row are equally strong in fp32, a pairing may differ.
     if (expected.margin < 3e-3) continue;
     ++compared;
     ++taken[expected.within_threshold ? 1 : 0];
@@ -79,11 +79,11 @@ TEST(Choice, TakesTheFewestBytesAmongTheGoodEnough) {
                              Made(32, 2, 90, 0.1, 0.2), Made(48, 1, 99, 0.01, 0.02)},
                             kThreshold),
             2u);
-  // Equal bytes: the larger group.
+  // Equal bytes: the larger group size.
   EXPECT_EQ(ChooseCandidate({Made(16, 1, 80, 0, 0), Made(20, 4, 80, 0, 0), Made(18, 2, 80, 0, 0)},
                             kThreshold),
             1u);
-  // None: the largest share, the smallest group, whatever the losses.
+  // None fits: the largest share and the smallest group size, whatever the losses.
   EXPECT_EQ(ChooseCandidate({Made(48, 4, 99, 0.2, 0.2), Made(48, 1, 120, 0.3, 0.3),
                              Made(16, 1, 80, 0.2, 0.2), Made(48, 2, 105, 0.2, 0.2)},
                             kThreshold),

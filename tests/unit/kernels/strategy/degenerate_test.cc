@@ -1,4 +1,4 @@
-// Lanes that no model should have.
+// Degenerate lanes that no real model should have.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -17,7 +17,7 @@ Matrix Times(Matrix rows, double factor) {
   return rows;
 }
 
-// A shape that kernels serve, finite orthonormal rotations, losses that are shares.
+// A supported shape, finite orthonormal rotations, and losses between 0 and 1.
 void ExpectSound(const Strategy& strategy) {
   const TileShape& shape = strategy.shape;
   EXPECT_EQ(WhyNotServed(shape), nullptr);
@@ -61,7 +61,7 @@ TEST(Degenerate, AFewRows) {
 TEST(Degenerate, OneRow) {
   TestRandom random;
   const Strategy strategy = MakeSound(Normal(random, 1, 128));
-  EXPECT_TRUE(strategy.within_threshold);  // in sample: one vector holds it all
+  EXPECT_TRUE(strategy.within_threshold);  // on this sample: one vector holds everything
   EXPECT_EQ(strategy.shape.key.kept, 16);
   EXPECT_EQ(strategy.shape.group, 4);
   EXPECT_NEAR(strategy.loss.key, 0, 1e-5);
@@ -84,7 +84,7 @@ TEST(Degenerate, EqualRows) {
   EXPECT_EQ(strategy.shape.block, 16);
 }
 
-// The same rows but for their size, so the same strategy.
+// Rows that differ only by a factor give the same strategy.
 TEST(Degenerate, HugeRows) {
   TestRandom random;
   const Matrix rows = PowerLaw(random, 300, 64, 0.7);
@@ -95,7 +95,7 @@ TEST(Degenerate, HugeRows) {
   EXPECT_NEAR(huge.block_variance, usual.block_variance, 1e-5);
 }
 
-// One channel of the rotation then holds what no fp32 square does.
+// One rotated channel then holds a value whose square overflows fp32.
 TEST(Degenerate, HugeEqualRows) {
   TestRandom random;
   std::vector<double> row(128);
@@ -106,7 +106,7 @@ TEST(Degenerate, HugeEqualRows) {
   EXPECT_EQ(strategy.shape.block, 16);
 }
 
-// Their products are 0 in fp32, so moments say nothing of them; their losses are still right.
+// Their products are 0 in fp32, so moments are zero; losses are still right.
 TEST(Degenerate, TinyRows) {
   TestRandom random;
   const Matrix rows = Times(Normal(random, 300, 64), 1e-30);
@@ -116,7 +116,7 @@ TEST(Degenerate, TinyRows) {
   const Loss loss = LossUnder(lane.rows(), strategy.shape, strategy.view(), BestOperations());
   EXPECT_NEAR(loss.key, strategy.loss.key, 0.02);
   EXPECT_GT(loss.key, 0.1);
-  EXPECT_LT(loss.key, 0.5);  // of white noise, the strongest three eighths
+  EXPECT_LT(loss.key, 0.5);  // the strongest three eighths of white noise
 }
 
 TEST(Degenerate, OneRowAmongZeros) {

@@ -31,7 +31,7 @@ void ExpectOrthonormal(const Eigenbasis& basis) {
   }
 }
 
-// R Sigma R^T has the values on its diagonal, falling, and nothing beside it.
+// R Sigma R^T has the falling eigenvalues on its diagonal and zeros elsewhere.
 void ExpectDiagonal(const Moments& moments, const Eigenbasis& basis) {
   const std::uint32_t n = basis.head_dim;
   const double scale = std::max(basis.values[0], 1e-300);
@@ -48,7 +48,7 @@ void ExpectDiagonal(const Moments& moments, const Eigenbasis& basis) {
       double sum = 0;
       for (std::uint32_t i = 0; i < n; ++i) sum += half[a][i] * basis.vector(b)[i];
       const bool diagonal = a == b;
-      // Sums in fp32 leave eigenvalues a little below 0, which are clamped.
+      // fp32 sums leave some eigenvalues slightly below 0, which are clamped.
       ASSERT_NEAR(sum, diagonal ? basis.values[a] : 0, (diagonal ? 1e-5 : 1e-10) * scale)
           << a << ", " << b;
     }

@@ -14,7 +14,7 @@
 namespace tessera::kernels {
 namespace {
 
-// A matrix of a strategy as it is stored.
+// A matrix of a strategy as stored.
 Matrix StoredMatrix(const Strategy& strategy, bool value) {
   const TileShape& shape = strategy.shape;
   const RotationView view = strategy.view();
@@ -59,7 +59,7 @@ TEST(LossUnder, IsThatOfItsDefinition) {
     const Strategy strategy = made_from.Make(OneCandidate(random));
     const std::size_t count = random.Between(1, 100);
     Matrix keys = PowerLaw(random, count, head_dim, 0.5);
-    keys[random.Below(count)].assign(head_dim, 0.0);  // counts, with loss 0
+    keys[random.Below(count)].assign(head_dim, 0.0);  // counts with loss 0
     const TestLane rows(keys, PowerLaw(random, count, head_dim, 0.3), ElementType::kBf16);
     for (const Operations* operations : {&ReferenceOperations(), &BestOperations()}) {
       const Loss loss = LossUnder(rows.rows(), strategy.shape, strategy.view(), *operations);
@@ -73,7 +73,7 @@ TEST(LossUnder, IsThatOfItsDefinition) {
   }
 }
 
-// The rows as the reference packs them.
+// The rows as packed by the reference.
 std::vector<std::byte> Encode(const LaneRows& rows, const Strategy& strategy) {
   const Operations& reference = ReferenceOperations();
   const TileLayout layout = LayoutOf(strategy.shape);
@@ -93,14 +93,14 @@ std::vector<std::byte> Encode(const LaneRows& rows, const Strategy& strategy) {
   return tile;
 }
 
-// How much rounding the values changes a row's energy, relatively, at most.
+// The maximum relative change of a row's energy by rounding its values.
 double EnergyRounding(ValueType values) {
   switch (values) {
     case ValueType::kBf16:
       return 2.1 * 0x1p-8;
     case ValueType::kFp16:
       return 2.1 * 0x1p-11;
-    case ValueType::kInt8:  // half a step of the peak / 127 in each of up to 77 values
+    case ValueType::kInt8:  // half a step of peak / 127 in each of up to 77 values
       return 2.1 * std::sqrt(77.0) * 0.5 / 127;
     case ValueType::kFp8:
       return 2.1 * 0x1p-4;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32};
 
-// Sums of up to 32 products are fp32 in some implementations.
+// Some implementations sum up to 32 products in fp32.
 void ExpectSums(const Moments& moments, const Matrix& expected) {
   const std::uint32_t n = moments.head_dim();
   for (std::uint32_t i = 0; i < n; ++i) {

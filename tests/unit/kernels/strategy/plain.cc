@@ -11,7 +11,7 @@ double Squares(const std::vector<double>& row) {
   return std::inner_product(row.begin(), row.end(), row.begin(), 0.0);
 }
 
-// One plane rotation that makes a[p][q] zero; `vectors` are turned with it.
+// Applies a plane rotation that zeroes a[p][q], to `vectors` as well.
 void Annihilate(Matrix& a, Matrix& vectors, std::size_t p, std::size_t q) {
   if (a[p][q] == 0) return;
   const double theta = (a[q][q] - a[p][p]) / (2 * a[p][q]);
@@ -37,7 +37,7 @@ void Annihilate(Matrix& a, Matrix& vectors, std::size_t p, std::size_t q) {
   }
 }
 
-// Every other tile; of fewer than two, halves.
+// Alternating tiles; with fewer than two tiles, halves.
 void Split(const Matrix& rows, Matrix& made_from, Matrix& judged_on) {
   const std::size_t length = rows.size() >= 64 ? 32 : (rows.size() + 1) / 2;
   for (std::size_t r = 0; r < rows.size(); ++r) {
@@ -160,7 +160,7 @@ Matrix Reordered(const Matrix& rotation, const Matrix& rows, std::uint32_t kept)
       for (std::size_t b = 0; b < n; ++b) counts[a][b] += a != b && stays[a] && stays[b] ? 1 : 0;
     }
   }
-  // Twice: channels become pairs, and pairs become fours.
+  // Twice: channels become pairs, and pairs become groups of four.
   std::vector<std::vector<std::size_t>> sets;
   for (std::size_t c = 0; c < n; ++c) sets.push_back({c});
   for (int round = 0; round < 2; ++round) {
@@ -201,14 +201,14 @@ Matrix Reordered(const Matrix& rotation, const Matrix& rows, std::uint32_t kept)
 Outcome Choose(const Matrix& keys, const Matrix& values, const StrategyOptions& options) {
   const auto head_dim = static_cast<std::uint32_t>(keys.at(0).size());
   Outcome best;
-  Outcome last;  // the largest share in the smallest group
+  Outcome last;  // the largest share with the smallest group size
   double fewest = 1e300;
   for (const double share : options.kept) {
     for (const std::uint32_t group : options.groups) {
       const std::uint32_t kept = CountOf(share, group, head_dim);
       const Loss loss = {.key = CandidateLoss(keys, share, group, options),
                          .value = CandidateLoss(values, share, group, options)};
-      // K and V of an entry; summaries and rotations are the same for every candidate's choice.
+      // K and V of an entry; summaries and rotations are the same for every candidate.
       const double bytes = 2.0 * (kept * 2 + std::ceil(head_dim / group / 8.0));
       const bool within =
           loss.key <= options.threshold.key && loss.value <= options.threshold.value;

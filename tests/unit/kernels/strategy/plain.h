@@ -1,4 +1,5 @@
-// Strategies once more, in double and without care for speed; shares no code with the real ones.
+// A second implementation of strategies, in double and without optimisations. Shares no code with
+// the product.
 #pragma once
 
 #include <cstddef>
@@ -12,16 +13,16 @@ namespace tessera::kernels::plain {
 
 Matrix SecondMoments(const Matrix& rows);
 
-// Unit eigenvectors by falling eigenvalue (of `values` where wanted), by Jacobi's method.
+// Unit eigenvectors by falling eigenvalue (returned in `values` if not null), by Jacobi's method.
 Matrix Eigenvectors(Matrix symmetric, std::vector<double>* values = nullptr);
 
-// Every element as this type holds it.
+// Every element rounded to this type.
 Matrix Rounded(Matrix rotation, ElementType type);
 
 std::vector<double> Rotate(const Matrix& rotation, const std::vector<double>& row);
 
-// The strongest groups of adjacent channels, by the sum of squares, ties to the lower: which
-// channels stay.
+// The strongest groups of adjacent channels by the sum of squares, ties to the lower one: which
+// channels are kept.
 std::vector<bool> Kept(const std::vector<double>& rotated, std::uint32_t kept, std::uint32_t group);
 
 double RowLoss(const Matrix& rotation, const std::vector<double>& row, std::uint32_t kept,
@@ -29,16 +30,16 @@ double RowLoss(const Matrix& rotation, const std::vector<double>& row, std::uint
 double MeanLoss(const Matrix& rotation, const Matrix& rows, std::uint32_t kept,
                 std::uint32_t group);
 
-// The rotation's rows, reordered so that those that rows keep together are neighbours.
+// The rotation's rows, reordered so that rows that are kept together are adjacent.
 Matrix Reordered(const Matrix& rotation, const Matrix& rows, std::uint32_t kept);
 
-// What must come of a lane of at most 2048 rows, so that each is looked at.
+// The expected strategy of a lane of at most 2048 rows, all of which are sampled.
 struct Outcome {
   std::uint32_t kept = 0;
   std::uint32_t group = 0;
   Loss loss;
   bool within_threshold = false;
-  double margin = 1;  // the least distance of a candidate's loss from its threshold
+  double margin = 1;  // the smallest distance between a candidate's loss and its threshold
 };
 Outcome Choose(const Matrix& keys, const Matrix& values, const StrategyOptions& options);
 

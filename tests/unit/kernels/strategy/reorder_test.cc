@@ -26,7 +26,7 @@ Matrix Identity(std::uint32_t size) {
   return identity;
 }
 
-// The channel that each row of a permuted identity is.
+// The channel of each row of a permuted identity.
 ChannelOrder OrderOf(const Matrix& permuted) {
   ChannelOrder order;
   for (const auto& row : permuted) {
@@ -41,7 +41,7 @@ TEST(Reorder, IsGreedyPairingTwice) {
   for (int round = 0; round < 20; ++round) {
     const auto channels = static_cast<std::uint32_t>(random.Between(1, 16) * 4);
     const auto kept = static_cast<std::uint32_t>(random.Between(1, channels));
-    // Few magnitudes in some rounds, so that ties count too.
+    // Few magnitudes in some rounds, so that ties occur.
     Matrix rows = Normal(random, random.Between(1, 60), channels);
     if (random.OneIn(2)) {
       for (auto& row : rows) {
@@ -60,8 +60,8 @@ TEST(Reorder, IsGreedyPairingTwice) {
   }
 }
 
-// Channels 4i and 4i + 2 are strong in the same rows, and so are 4i + 1 and 4i + 3; deviations fall
-// fast enough for eigenvectors to be the channels.
+// Channels 4i and 4i + 2 are strong in the same rows, and so are 4i + 1 and 4i + 3. Deviations fall
+// fast enough that the eigenvectors are the channels.
 Matrix PlantedPairs(TestRandom& random, std::size_t count, std::uint32_t channels) {
   std::vector<double> deviations;
   for (std::uint32_t c = 0; c < channels; ++c) deviations.push_back(std::pow(1.1, -double(c)));
@@ -90,9 +90,9 @@ TEST(Reorder, FindsPlantedPairs) {
 
 TEST(Reorder, LosesLessWhereChannelsComeInPairs) {
   TestRandom random;
-  Loss with;  // as the strategies say
+  Loss with;  // as the strategies report it
   Loss without;
-  Loss stored_with;  // under the rotations that are stored
+  Loss stored_with;  // with the stored rotations
   Loss stored_without;
   const auto add_to = [](Loss& sum, const Loss& loss) {
     sum.key += loss.key;
@@ -120,7 +120,7 @@ TEST(Reorder, LosesLessWhereChannelsComeInPairs) {
   EXPECT_LT(stored_with.value, 0.95 * stored_without.value);
 }
 
-// Counts are noise where channels are independent.
+// With independent channels the counts are noise.
 TEST(Reorder, NeverLosesMore) {
   TestRandom random;
   for (const std::uint32_t group : {2u, 4u}) {

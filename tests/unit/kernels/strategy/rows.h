@@ -15,13 +15,13 @@ using Matrix = std::vector<std::vector<double>>;
 
 inline const Operations& BestOperations() { return OperationsOf(BestImplementation()); }
 
-// Rows as a lane holds them: rounded to its element type, not aligned to more than that.
+// Rows as a lane stores them: rounded to its element type, without further alignment.
 class StoredRows {
  public:
   StoredRows(const Matrix& rows, ElementType type);
 
   RowSpan span() const;
-  std::vector<double> row(std::uint64_t index) const;  // as rounded
+  std::vector<double> row(std::uint64_t index) const;  // rounded
   Matrix all() const;
 
  private:
@@ -42,11 +42,11 @@ struct TestLane {
 };
 
 Matrix Normal(TestRandom& random, std::size_t rows, std::uint32_t head_dim);
-// Channel c of a row is normal of standard deviation deviations[c].
+// Channel c of a row is normally distributed with standard deviation deviations[c].
 Matrix Scaled(TestRandom& random, std::size_t rows, const std::vector<double>& deviations);
-// Each row reflected by the same random reflections: the spectrum stays, its axes become any.
+// Applies the same random reflections to each row: keeps the spectrum and changes its axes.
 Matrix Mixed(TestRandom& random, Matrix rows);
-// What keys and values look like: standard deviations (c + 1)^-exponent, mixed.
+// Rows like real keys and values: standard deviations (c + 1)^-exponent, mixed.
 Matrix PowerLaw(TestRandom& random, std::size_t rows, std::uint32_t head_dim, double exponent);
 
 }  // namespace tessera::kernels

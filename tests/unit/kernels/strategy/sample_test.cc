@@ -15,7 +15,7 @@ std::uint64_t RowsOf(const std::vector<RowRange>& ranges) {
   return rows;
 }
 
-// Which fold each row is in: 1, 2 or, for both, 3.
+// The fold of each row: 1, 2, or 3 for both.
 std::vector<int> FoldOfRows(std::uint64_t rows, const Folds& folds) {
   std::vector<int> fold(rows);
   for (const RowRange& range : folds.made_from) {
@@ -59,7 +59,7 @@ TEST(Spread, KeepsToItsLimitAndReachesFar) {
     if (limit >= rows + 31) {
       EXPECT_EQ(RowsOf(spread), rows);
     }
-    // No two gaps between neighbours, nor those to the ends, are far from the even one.
+    // All gaps between neighbours, and to the ends, are close to an even spacing.
     const double even = static_cast<double>(tiles.size()) / static_cast<double>(spread.size());
     double expected = (even - 1) / 2;
     for (const RowRange& range : spread) {

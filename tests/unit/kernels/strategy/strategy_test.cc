@@ -68,7 +68,7 @@ TEST(Strategy, KeepsLittleOfRowsOfLowRank) {
   EXPECT_TRUE(strategy.within_threshold);
   EXPECT_EQ(strategy.shape.key.kept, 8);
   EXPECT_EQ(strategy.shape.group, 4);
-  EXPECT_NEAR(strategy.loss.key, 0, 3e-3);  // what rounding R to bf16 may do
+  EXPECT_NEAR(strategy.loss.key, 0, 3e-3);  // error from rounding R to bf16
   EXPECT_NEAR(strategy.loss.value, 0, 3e-3);
 }
 
@@ -79,7 +79,7 @@ TEST(Strategy, IsJudgedOnRowsThatItWasNotMadeFrom) {
   const Loss in_sample = LossUnder(lane.rows(), strategy.shape, strategy.view(), BestOperations());
   EXPECT_GT(strategy.loss.key, in_sample.key + 0.03);
   EXPECT_GT(strategy.loss.value, in_sample.value + 0.03);
-  // What it loses of new rows is what it says. (White noise: as much as any rotation.)
+  // The reported loss also holds for new rows. (On white noise all rotations lose the same.)
   const TestLane fresh(Normal(random, 2000, 128), Normal(random, 2000, 128), ElementType::kBf16);
   const Loss of_fresh = LossUnder(fresh.rows(), strategy.shape, strategy.view(), BestOperations());
   EXPECT_NEAR(strategy.loss.key, of_fresh.key, 0.02);
@@ -88,7 +88,8 @@ TEST(Strategy, IsJudgedOnRowsThatItWasNotMadeFrom) {
 
 TEST(Strategy, LooksAtNoMoreRowsThanItMay) {
   TestRandom random;
-  // The judged tiles are the odd ones. Of these eight, two spread evenly are 5 and 13, one is 9.
+  // The odd tiles are judged. Of these eight tiles, two evenly spaced samples are 5 and 13, and one
+  // is 9.
   Matrix rows = PowerLaw(random, 512, 64, 0.7);
   for (std::size_t r = 0; r < rows.size(); ++r) {
     const std::size_t tile = r / 32;
@@ -115,7 +116,7 @@ TEST(Strategy, CutsTheWeakestChannelsOff) {
     EXPECT_EQ(strategy.shape.key.channels, head_dim / 4 * 3);
     EXPECT_EQ(strategy.shape.key.kept, head_dim / 4 * 3);
     EXPECT_EQ(WhyNotServed(strategy.shape), nullptr);
-    // The share of the energy that the weakest eigenvalues hold is what such rows lose in all.
+    // The total loss equals the share of energy in the weakest eigenvalues.
     if (head_dim != 64) continue;
     std::vector<double> values;
     const Matrix vectors = plain::Eigenvectors(plain::SecondMoments(lane.keys.all()), &values);
@@ -179,12 +180,14 @@ TEST(Block, IsAsLongAsKeysAreAlike) {
   const Strategy alike = block_of(RepeatedKeys(random, 16), options);
   EXPECT_EQ(alike.shape.block, 16);
   EXPECT_NEAR(alike.block_variance, 0, 1e-6);
-  // Runs of 8: blocks of 16 hold two unrelated keys, whose mean is about half the energy of each.
+  // Runs of 8 equal keys: a block of 16 holds two unrelated keys, whose mean has about half the
+  // energy of each.
   const StrategyOptions strict = {.kept = {0.25}, .block_variance = 0.2};
   const Strategy eights = block_of(RepeatedKeys(random, 8), strict);
   EXPECT_EQ(eights.shape.block, 8);
   EXPECT_EQ(block_of(RepeatedKeys(random, 4), strict).shape.block, 4);
-  // Unrelated keys: none is good enough, so the smallest; |mean|^2 is a quarter of |k|^2.
+  // Unrelated keys: no block size is good enough, so the smallest is used; |mean|^2 is a quarter of
+  // |k|^2.
   const Strategy unrelated = block_of(Normal(random, 600, 64), options);
   EXPECT_EQ(unrelated.shape.block, 4);
   EXPECT_NEAR(unrelated.block_variance, 0.75, 0.02);

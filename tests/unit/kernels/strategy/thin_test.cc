@@ -13,7 +13,7 @@
 namespace tessera::kernels {
 namespace {
 
-// A packed tile of random rows, and what it takes to thin it.
+// A packed tile of random rows, and the arguments to reduce its channels.
 struct DrawnTile {
   TileShape shape;
   std::uint32_t rows;
@@ -87,8 +87,8 @@ std::vector<double> Read(const StoredRow& row) {
   return elements;
 }
 
-// What is left of a row of which `kept` channels stay: its strongest groups, of equal ones the
-// first. Groups whose stored values are all zero may stay or not.
+// A row reduced to `kept` channels: its strongest groups, of equal ones the first. Groups whose
+// stored values are all zero may be kept or not.
 std::vector<double> LeftOf(const std::vector<double>& row, std::uint32_t group,
                            std::uint32_t kept) {
   std::vector<std::size_t> groups(row.size() / group);
@@ -121,7 +121,7 @@ double SquaredLength(const std::vector<double>& row) {
   return std::inner_product(row.begin(), row.end(), row.begin(), 0.0);
 }
 
-// A row before and after; the share of its squared length that stays.
+// Compares a row before and after. Returns the share of its squared length that is left.
 double ExpectThinned(const StoredRow& before, const StoredRow& after) {
   const std::vector<double> was = Read(before);
   const std::vector<double> is = Read(after);
@@ -168,7 +168,7 @@ TEST(ThinTile, KeepsTheStrongestOfWhatThereIs) {
     }
     EXPECT_NEAR(stays.key, key / tile.rows, 1e-9);
     EXPECT_NEAR(stays.value, value / tile.rows, 1e-9);
-    // Rows that hold nothing are zero, as in any tile.
+    // Unused rows are zero, as in any tile.
     for (std::uint32_t row = tile.rows; row < kTileEntries; ++row) {
       EXPECT_EQ(SquaredLength(Read(KeyRow(*shape, to, thinned.data(), row))), 0);
     }
@@ -226,8 +226,8 @@ TEST(ThinnerShape, IsNoneWhereNothingBecomesSmaller) {
   EXPECT_FALSE(ThinnerShape(DenseShape(128, ElementType::kBf16), 0.125).has_value());
   const std::optional<TileShape> least = ThinnerShape(quarter, 0.001);
   ASSERT_TRUE(least.has_value());
-  EXPECT_EQ(least->key.kept, 4);  // a group
-  // One side alone, where the other has no more than that.
+  EXPECT_EQ(least->key.kept, 4);  // one group
+  // Reduces only one side, if the other has no more channels than that.
   TileShape uneven = quarter;
   uneven.value.kept = 8;
   const std::optional<TileShape> even = ThinnerShape(uneven, 0.125);

@@ -1,4 +1,4 @@
-// What queries pay: ranges that they see, and shares among some of the keys.
+// Attention observation: visible ranges, and shares among some of the keys.
 #include "kernels/tokens/attention.h"
 
 #include <gmock/gmock.h>
@@ -39,7 +39,7 @@ TEST(Attention, RangesAreWhatIsNotYoungerAndWithinTheWindow) {
   EXPECT_THAT(FullRanges(2, 7).end, ElementsAre(7, 7));
 }
 
-// Among all keys, what the implementation's own sums are; among some, shares of those alone.
+// Among all keys they equal the implementation's sums; among some keys, shares of these alone.
 TEST(Attention, SharesAmongSomeKeys) {
   TestRandom random;
   for (int round = 0; round < 50; ++round) {
@@ -81,7 +81,7 @@ TEST(Attention, SharesAmongSomeKeys) {
   }
 }
 
-// A key that stands for several tokens is paid what they would be paid, were each there.
+// A key with a weight gets the share of that many equal keys.
 TEST(Attention, AKeyCountsForAllThatItStandsFor) {
   TestRandom random;
   for (int round = 0; round < 50; ++round) {
@@ -130,7 +130,7 @@ TEST(Attention, AKeyCountsForAllThatItStandsFor) {
   }
 }
 
-// A part of the lane, and one of its keys as the query.
+// Observes a part of the lane, with one of its keys as the query.
 TEST(Attention, AKeyLooksAtAPartOfItsLane) {
   TestRandom random;
   const TestRows keys(20, random);

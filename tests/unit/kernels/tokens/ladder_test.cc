@@ -1,4 +1,4 @@
-// LaCache's ladders: figures of the official code, and what every ladder promises.
+// LaCache's ladders: figures of the official code, and the promises of every ladder.
 #include "kernels/tokens/ladder.h"
 
 #include <gmock/gmock.h>
@@ -30,7 +30,7 @@ struct Compaction {
   LadderState state;
 };
 
-// One forward step of so many tokens.
+// One forward step of this many tokens.
 Compaction Compact(const LadderOptions& options, std::uint32_t layer, std::uint64_t tokens) {
   EXPECT_EQ(FaultOf(options), LadderFault::kNone);
   Compaction result = {.kept = FirstTokens(tokens), .dropped = {}, .state = {}};
@@ -78,7 +78,7 @@ TEST(Ladder, FiguresOfWiderLadders) {
   EXPECT_EQ(Compact(wide, 0, 259).state.capacity, 258u);
 }
 
-// Nothing goes at the overflow that makes the capacity grow.
+// The overflow that makes the capacity grow evicts nothing.
 TEST(Ladder, TheCapacityGrowsFirst) {
   const LadderOptions options = {.layers = 8, .span = 2, .overlap = 0, .sink = 4, .entries = 24};
   const Compaction result = Compact(options, 0, 25);
@@ -111,7 +111,8 @@ TEST(Ladder, ALongPrompt) {
   EXPECT_THAT(eighths(), ElementsAre(46, 80, 146, 146, 147, 147, 146, 168));
 }
 
-// The layer-0 pattern of the official code where a pass goes over what one has gone over before.
+// The layer-0 pattern of the official code where a pass covers tokens that an earlier pass has
+// covered.
 TEST(Ladder, TheOldestAreLadderedTwice) {
   const LadderOptions options = {
       .layers = 32, .span = 16, .overlap = 0, .sink = 128, .entries = 2048};
@@ -134,7 +135,7 @@ TEST(Ladder, FaultsAreNamed) {
   EXPECT_EQ(fault(4, 2, 2, 0, 99), LadderFault::kOverlap);
   EXPECT_EQ(fault(28, 26, 6, 0, 99), LadderFault::kNothingRemoved);
   EXPECT_EQ(fault(4, 4, 0, 0, 99), LadderFault::kNothingRemoved);
-  // 2 sinks, 4 layers, 1 kept: half of the one that is removed is none.
+  // 2 sinks, 4 layers, 1 kept: half of the single removed token rounds to zero.
   EXPECT_EQ(fault(4, 2, 0, 2, 6), LadderFault::kTooFewEntries);
   EXPECT_EQ(fault(4, 2, 0, 2, 7), LadderFault::kNone);
 }
@@ -159,8 +160,8 @@ std::string Describe(const LadderOptions& options) {
          " entries " + std::to_string(options.entries);
 }
 
-// Prompts of any length, then steps of any length: layers keep equally many, sinks and the newest
-// stay, nothing is there twice, and what is kept is never much less than what fits.
+// Prompts and steps of any length: layers keep equally many tokens, sinks and the newest are kept,
+// no token is duplicated, and the number kept is never far below the capacity.
 TEST(Ladder, WhatEveryLadderPromises) {
   TestRandom random;
   for (int round = 0; round < 300; ++round) {
@@ -195,8 +196,8 @@ TEST(Ladder, WhatEveryLadderPromises) {
   }
 }
 
-// How many layers keep each token of one ladder: those in its middle more than those at its ends,
-// and all tokens together as many as the layers keep.
+// How many layers keep each token of one ladder: more for its middle than for its ends, and in
+// total as many as the layers keep.
 TEST(Ladder, CountsOfLayersThatKeepAToken) {
   const auto counts = [](const LadderOptions& options) {
     const LadderShape shape = ShapeOf(options);
@@ -235,7 +236,7 @@ TEST(Ladder, CountsOfLayersThatKeepAToken) {
   }
 }
 
-// Every token between sinks and newest is kept by some layer, where there are as many layers as
+// Some layer keeps every token between the sinks and the newest, if there are as many layers as
 // offsets.
 TEST(Ladder, TogetherLayersCoverEverything) {
   TestRandom random;
@@ -259,7 +260,7 @@ TEST(Ladder, TogetherLayersCoverEverything) {
   }
 }
 
-// The official rule, written down once more with lists.
+// A second implementation of the official rule, with lists.
 void PlainStep(const LadderOptions& options, std::uint32_t layer, LadderState& state,
                std::vector<std::uint32_t>& held) {
   const auto l = static_cast<std::int64_t>(options.layers);

@@ -1,4 +1,4 @@
-// The best of many scores, smoothed scores, counts from shares.
+// The best of many scores, smoothed scores, and counts from shares.
 #include "kernels/tokens/top.h"
 
 #include <gmock/gmock.h>
