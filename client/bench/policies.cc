@@ -3,8 +3,7 @@
 //
 // A row's value is the relative error of the attention output that the daemon computes, mean over
 // layers, heads and queries that the policy has not observed. Its kept mass is the share of the
-// true attention on tokens that have their own entry. The worker's time to gather observations is
-// reported separately.
+// true attention on tokens that have their own entry.
 
 #include <algorithm>
 #include <chrono>

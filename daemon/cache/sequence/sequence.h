@@ -5,9 +5,8 @@
 // then publish (lane words first, then the block's version). Whatever was published before is
 // retired through the tenant's epoch.
 //
-// Thread-safe. `mutex_` guards all state that changes. `tail_mutex_` guards only the tail handle,
-// so that a reader never waits for an append. Lock order: mutex_, tail_mutex_, then the pool's
-// lock.
+// Thread-safe. `mutex_` guards what changes; `tail_mutex_` guards only the tail handle, so that a
+// reader never waits for an append. Lock order: mutex_, tail_mutex_, the pool's lock.
 #pragma once
 
 #include <atomic>
@@ -34,8 +33,7 @@
 
 namespace tessera::cache {
 
-// The open tail of a decoding sequence: its rings and its committed count, both written by the
-// worker.
+// The open tail of a decoding sequence: its rings and committed count, written by the worker.
 class TailHandle {
  public:
   TailHandle(TailRegion region, CommitSlot commit_slot, std::uint32_t generation,

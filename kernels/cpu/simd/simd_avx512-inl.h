@@ -143,9 +143,8 @@ struct Simd {
   TESSERA_SIMD Words ZeroWords() { return _mm512_setzero_si512(); }
   TESSERA_SIMD void StoreWords(std::byte* to, Words words) { _mm512_storeu_si512(to, words); }
 
-  // Zen 4 makes every expansion wait for the previous contents of its target register, with {z} or
-  // without. A fresh zero that the compiler cannot see through breaks the dependency and doubles
-  // the speed of the whole kernel.
+  // On Zen 4 an expansion waits for the previous contents of its target register, even with {z}. A
+  // fresh zero, hidden from the compiler, breaks the dependency and doubles the kernel's speed.
   TESSERA_SIMD __m512i FreshZero() {
     __m512i zero = _mm512_setzero_si512();
     asm("" : "+v"(zero));
