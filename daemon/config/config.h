@@ -83,6 +83,9 @@ struct Config {
   friend bool operator==(const Config&, const Config&) = default;
 };
 
+// Of pool_bytes, the most that can hold KV: whole extents, beside one directory extent.
+std::uint64_t UsablePoolBytes(const Config& config);
+
 // What is allowed but seldom meant, one sentence each, for the log at start.
 std::vector<std::string> Warnings(const Config& config);
 
