@@ -139,6 +139,11 @@ inline constexpr Description<0> kRunsLeftPlainTotal = {
     "Runs left as they came: no form would be smaller, or could store one of their values.",
     Kind::kCounter,
     {}};
+inline constexpr Description<1> kSegmentsLeftDenseTotal = {
+    "tessera_segments_left_dense_total",
+    "Times that an attempt to compress a lane left rows of it dense, by why.",
+    Kind::kCounter,
+    {"reason"}};
 inline constexpr Description<0> kRawRowsDroppedTotal = {
     "tessera_raw_rows_dropped_total",
     "Entries that keep the strategy before, because the budget for raw copies was spent.",
